@@ -1,0 +1,65 @@
+package api
+
+// Media types that choose how an exec is answered.
+const (
+	TypeJSON    = "application/json"         // wait and answer with one [ExecResult]
+	TypeNDJSON  = "application/x-ndjson"     // one [ExecEvent] a line as it happens
+	TypeProblem = "application/problem+json" // every error
+	TypeTar     = "application/x-tar"        // the archive routes
+	TypeBytes   = "application/octet-stream" // the file routes
+)
+
+// ExecRequest is the body of POST /v1/sandboxes/{id}/exec.
+type ExecRequest struct {
+	Argv  []string `json:"argv"`            // program and arguments, no shell; a name without "/" is looked up in PATH of env
+	Env   []string `json:"env,omitempty"`   // added to the sandbox's; the last of one name wins
+	Cwd   string   `json:"cwd,omitempty"`   // absolute; default: the sandbox's. It must exist
+	User  string   `json:"user,omitempty"`  // as in [CreateSandbox]
+	Stdin []byte   `json:"stdin,omitempty"` // given to the program, then end of file; base64 in JSON
+	TTY   bool     `json:"tty,omitempty"`   // stdin, stdout and stderr are one terminal; output arrives as stdout
+	Rows  uint16   `json:"rows,omitempty"`  // of the terminal, default 24
+	Cols  uint16   `json:"cols,omitempty"`  // of the terminal, default 80
+	// Timeout in seconds; at its end everything that this exec started is killed. 0: none but the sandbox's own deadline.
+	Timeout float64 `json:"timeout,omitempty"`
+	// OutputLimit is how many bytes of each stream a buffered answer keeps (default 1 MiB, at most 16 MiB). What exceeds it is
+	// dropped, the program goes on, and truncated is set. Streaming answers are not limited.
+	OutputLimit int64 `json:"output_limit,omitempty"`
+}
+
+// Exit is how a process ended. Exactly one of a code (no signal) or a signal is meaningful.
+type Exit struct {
+	Code    int    `json:"code"`              // exit code; 128+n after signal n
+	Signal  string `json:"signal,omitempty"`  // "SIGKILL", ...
+	OOM     bool   `json:"oom,omitempty"`     // the kernel's out-of-memory killer struck in the sandbox's cgroup during the exec
+	Timeout bool   `json:"timeout,omitempty"` // killed because its timeout ended
+}
+
+// Usage is what an exec or a sandbox used.
+type Usage struct {
+	WallMS     float64 `json:"wall_ms"`
+	CPUMS      float64 `json:"cpu_ms"`                // user and system, of the process and its waited-for children
+	MemoryPeak int64   `json:"memory_peak,omitempty"` // bytes of the largest process, as getrusage counts
+}
+
+// ExecResult is the buffered answer. A program that exits 3 is a result, not an error.
+type ExecResult struct {
+	Exit   Exit   `json:"exit"`
+	Usage  Usage  `json:"usage"`
+	Stdout string `json:"stdout"` // invalid UTF-8 replaced; then stdout_bytes has the exact bytes
+	Stderr string `json:"stderr"`
+	// StdoutBytes and StderrBytes are set only where the text form loses something.
+	StdoutBytes []byte `json:"stdout_bytes,omitempty"`
+	StderrBytes []byte `json:"stderr_bytes,omitempty"`
+	Truncated   bool   `json:"truncated,omitempty"`
+}
+
+// ExecEvent is one line of a streaming answer. The last line has Exit set, or Error where the exec was lost.
+type ExecEvent struct {
+	Stream string   `json:"stream,omitempty"` // "stdout" or "stderr" for output
+	Text   string   `json:"text,omitempty"`   // output that is valid UTF-8 as it stands
+	Data   []byte   `json:"data,omitempty"`   // output that is not (a character may be split over two events)
+	PID    int      `json:"pid,omitempty"`    // first line: the process has started (pid inside the sandbox)
+	Exit   *Exit    `json:"exit,omitempty"`
+	Usage  *Usage   `json:"usage,omitempty"` // with exit
+	Error  *Problem `json:"error,omitempty"`
+}

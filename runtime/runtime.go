@@ -1,0 +1,77 @@
+// Package runtime is the life of a sandbox: a [Spec] goes in, a [Started] sandbox and its exit come out.
+//
+// The package knows nothing of HTTP, images or the sandbox's inside. What it needs from below is an [Engine]: the one
+// behind the launcher uses libcontainer, the one in runtimetest keeps everything in memory.
+package runtime
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+)
+
+// Errors that every engine uses, so that callers can tell classes apart with errors.Is.
+var (
+	ErrNotFound      = errors.New("no such sandbox")
+	ErrExists        = errors.New("sandbox exists")
+	ErrUnenforceable = errors.New("cannot be enforced on this host") // a limit was asked for that the host cannot apply
+	ErrUnavailable   = errors.New("engine unavailable")              // the launcher is gone or stopping
+)
+
+// Spec is everything an engine needs to start a sandbox. It is complete: defaults have been filled in and names have
+// been resolved, so that it can be printed, compared and kept in a golden file.
+type Spec struct {
+	ID       string        `json:"id"` // lower-case letters and digits, 3 to 32 of them; unique
+	Rootfs   rootfs.Source `json:"rootfs"`
+	Hostname string        `json:"hostname"`
+	Profile  Profile       `json:"profile"`
+	Limits   api.Limits    `json:"limits"`
+	// Explicit are the limits that the user asked for; those of Limits that are not in it are wishes of the defaults,
+	// left out (and reported) where the host cannot enforce them.
+	Explicit api.Limits `json:"explicit"`
+	// Deadline ends the sandbox even if no daemon is running then.
+	Deadline time.Time `json:"deadline"`
+}
+
+// Profile is a named policy, resolved: package ociprofiles holds them as data, package seccomp plans the filter.
+type Profile struct {
+	Name          string              `json:"name"`
+	Capabilities  []string            `json:"capabilities"` // "CAP_CHOWN", ...: bounding set of everything in the sandbox
+	MaskedPaths   []string            `json:"masked_paths"`
+	ReadonlyPaths []string            `json:"readonly_paths"`
+	Seccomp       *specs.LinuxSeccomp `json:"seccomp"` // never nil
+}
+
+// Started is a sandbox that runs.
+type Started struct {
+	ID       string
+	Enforced api.Enforced
+	// Pidfd refers to the sandbox's init. It becomes readable when init, and with it every process of the sandbox, has
+	// ended. The receiver owns it.
+	Pidfd *os.File
+}
+
+// An Engine starts and ends sandboxes. Its methods may be called from several goroutines.
+type Engine interface {
+	// Create starts a sandbox whose init serves the guest protocol on control, a listening SOCK_SEQPACKET socket. When
+	// Create returns, init has been executed under every restriction of spec. Control stays the caller's to close. On
+	// error nothing of the sandbox is left. A second Create with one id fails with ErrExists.
+	Create(ctx context.Context, spec *Spec, control *os.File) (*Started, error)
+	// List returns the running sandboxes, in no order.
+	List(ctx context.Context) ([]*Started, error)
+	// Delete kills every process of the sandbox and returns when they, its cgroup and its directories are gone. A
+	// sandbox that is unknown but has left a directory is removed all the same; one without any trace is ErrNotFound.
+	Delete(ctx context.Context, id string) error
+	// Kill ends every process of a sandbox and waits for it, but leaves its directories to Delete.
+	Kill(ctx context.Context, id string) error
+	// Usage reads what the sandbox's cgroup has counted. Where there is none only the wall time is set.
+	Usage(ctx context.Context, id string) (api.Usage, error)
+	// OOMKills is how many processes of the sandbox the kernel killed for want of memory; 0 without a memory cgroup.
+	OOMKills(ctx context.Context, id string) (int, error)
+}
