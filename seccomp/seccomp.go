@@ -18,6 +18,7 @@ package seccomp
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -180,21 +181,22 @@ func anyOf(arg uint, values ...uint32) [][]Cond {
 	return out
 }
 
-// noneOf are the alternatives that a 32-bit argument has none of the values. A filter has no "not" for part of an
-// argument, so this covers the rest of the 32-bit space: from the top bit down, every prefix that no value shares but
-// whose parent some value does. The alternatives exclude each other.
-func noneOf(arg uint, values ...uint32) [][]Cond {
+// noneOf are the alternatives that the bits of an argument in mask are those of none of the values. A filter has no "not"
+// for part of an argument, so this covers the rest of the space: from the top bit down, every prefix that no value shares
+// but whose parent some value does. The alternatives exclude each other. There are up to as many as mask has bits for each
+// value, and libseccomp takes time for each of them at every start of a sandbox: choose a narrow mask.
+func noneOf(arg uint, mask uint32, values ...uint32) [][]Cond {
 	var out [][]Cond
-	var walk func(prefix uint32, bits int)
-	walk = func(prefix uint32, bits int) {
-		mask := ^uint32(0) << (32 - bits) // 0 for no bits: Go shifts by 32 to 0
-		shared := slices.ContainsFunc(values, func(v uint32) bool { return v&mask == prefix })
+	var walk func(seen, prefix uint32)
+	walk = func(seen, prefix uint32) {
+		shared := slices.ContainsFunc(values, func(v uint32) bool { return v&seen == prefix })
+		next := uint32(1) << 31 >> bits.LeadingZeros32(mask&^seen) // the highest bit not yet decided; 0 at the end
 		switch {
 		case !shared:
-			out = append(out, []Cond{{Arg: arg, Mask: uint64(mask), Value: uint64(prefix)}})
-		case bits < 32:
-			walk(prefix, bits+1)
-			walk(prefix|1<<(31-bits), bits+1)
+			out = append(out, []Cond{{Arg: arg, Mask: uint64(seen), Value: uint64(prefix)}})
+		case next != 0:
+			walk(seen|next, prefix)
+			walk(seen|next, prefix|next)
 		}
 	}
 	walk(0, 0)
@@ -202,10 +204,10 @@ func noneOf(arg uint, values ...uint32) [][]Cond {
 }
 
 // anyBit are the alternatives that at least one of the bits is set.
-func anyBit(arg uint, bits uint64) [][]Cond {
+func anyBit(arg uint, set uint64) [][]Cond {
 	var out [][]Cond
 	for b := uint64(1); b != 0; b <<= 1 {
-		if bits&b != 0 {
+		if set&b != 0 {
 			out = append(out, []Cond{{Arg: arg, Mask: b, Value: b}})
 		}
 	}
