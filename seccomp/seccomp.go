@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
@@ -84,11 +85,6 @@ func Plan(f Filter, arch string, k Abilities) (*specs.LinuxSeccomp, error) {
 	if !ok {
 		return nil, fmt.Errorf("plan filter %q: no filter for architecture %q", f.Name, arch)
 	}
-	for _, need := range []string{"allow", "errno"} {
-		if !slices.Contains(k.Actions, need) {
-			return nil, fmt.Errorf("plan filter %q: %w", f.Name, &UnsupportedError{Action: need})
-		}
-	}
 	if err := f.check(arch); err != nil {
 		return nil, fmt.Errorf("plan filter %q: %w", f.Name, err)
 	}
@@ -120,7 +116,26 @@ func Plan(f Filter, arch string, k Abilities) (*specs.LinuxSeccomp, error) {
 			p.Syscalls = append(p.Syscalls, rule)
 		}
 	}
+	if err := Supported(p, k); err != nil {
+		return nil, fmt.Errorf("plan filter %q: %w", f.Name, err)
+	}
 	return p, nil
+}
+
+// Supported says whether the kernel knows every answer that a plan gives; otherwise the error is an [*UnsupportedError].
+func Supported(p *specs.LinuxSeccomp, k Abilities) error {
+	actions := []specs.LinuxSeccompAction{p.DefaultAction}
+	for _, rule := range p.Syscalls {
+		actions = append(actions, rule.Action)
+	}
+	for _, a := range actions {
+		// SCMP_ACT_ERRNO is the kernel's "errno". SCMP_ACT_KILL and SCMP_ACT_NOTIFY are spelled otherwise there; no
+		// filter of ours has them, so they count as unknown.
+		if word := strings.ToLower(strings.TrimPrefix(string(a), "SCMP_ACT_")); !slices.Contains(k.Actions, word) {
+			return &UnsupportedError{Action: word}
+		}
+	}
+	return nil
 }
 
 // check finds what libseccomp would resolve in a way that nobody reading the filter expects.
