@@ -54,7 +54,8 @@ const (
 	RootfsDir    = "/rootfs"    // every sandbox mounts its root here, each in its own mount namespace
 	StateDir     = "/run/libct" // libcontainer's state
 	InitFile     = "/init"      // a copy of the init's binary
-	cgroupDir    = "/sys/fs/cgroup"
+	// CgroupDir is the delegated subtree, or, without one, the host's cgroup v2 to look at.
+	CgroupDir = "/sys/fs/cgroup"
 )
 
 // Stage1 waits for the id maps, opens what must be opened as the daemon's uid, becomes uid 0 of the launcher's user
@@ -248,7 +249,7 @@ func buildRoot(setup *Setup) error {
 		return err
 	}
 	if setup.Cgroup != "" || setup.Cgroup2 != "" {
-		if err := bind(fdCgroup, "", root, cgroupDir, restricted|unix.MOUNT_ATTR_NOEXEC); err != nil {
+		if err := bind(fdCgroup, "", root, CgroupDir, restricted|unix.MOUNT_ATTR_NOEXEC); err != nil {
 			return err
 		}
 	}

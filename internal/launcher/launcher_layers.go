@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
 // partial is the prefix of a layer directory that is not complete; what an earlier launcher left is removed.
@@ -53,11 +53,11 @@ func OpenLayers(ids []idmap.Range, single bool) (*Layers, error) {
 }
 
 func layerDir(chainID string) (string, error) {
-	hex, ok := strings.CutPrefix(chainID, "sha256:")
-	if !ok || len(hex) != 64 || strings.Trim(hex, "0123456789abcdef") != "" {
-		return "", fmt.Errorf("chain id %q is not sha256:<64 hex digits>", chainID)
+	name, err := rootfs.LayerName(chainID)
+	if err != nil {
+		return "", err
 	}
-	return filepath.Join(LayersDir, hex), nil
+	return filepath.Join(LayersDir, name), nil
 }
 
 // Apply extracts req.Blob into the directory of its chain id, in a confined child. A directory that exists is complete
@@ -353,5 +353,3 @@ func applyFilter() *specs.LinuxSeccomp {
 		},
 	}
 }
-
-var _ io.Writer = (*limited)(nil)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"github.com/opencontainers/cgroups"
 	devices "github.com/opencontainers/cgroups/devices/config"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -104,7 +104,7 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 		}
 	}
 	c := &configs.Config{
-		Rootfs:   rootfsDir,
+		Rootfs:   launcher.RootfsDir,
 		Hostname: spec.Hostname,
 		Namespaces: configs.Namespaces{
 			{Type: configs.NEWUSER}, {Type: configs.NEWNS}, {Type: configs.NEWPID}, {Type: configs.NEWIPC},
@@ -186,7 +186,7 @@ func mounts(host *Host) []*configs.Mount {
 		{Device: "tmpfs", Source: "shm", Destination: "/dev/shm", Flags: restricted, Data: "mode=1777,size=64m"},
 		{Device: "mqueue", Source: "mqueue", Destination: "/dev/mqueue", Flags: restricted},
 		{Device: "sysfs", Source: "sysfs", Destination: "/sys", Flags: restricted | unix.MS_RDONLY},
-		{Device: "bind", Source: initFile, Destination: initPath, Flags: unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV},
+		{Device: "bind", Source: launcher.InitFile, Destination: initPath, Flags: unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV},
 	}
 }
 
@@ -202,13 +202,4 @@ func deviceNodes() []*devices.Device {
 		})
 	}
 	return nodes
-}
-
-// layerName is the directory of a layer below the layers directory: the hex half of its chain id.
-func layerName(chainID string) (string, error) {
-	hex, ok := strings.CutPrefix(chainID, "sha256:")
-	if !ok || len(hex) != 64 || strings.Trim(hex, "0123456789abcdef") != "" {
-		return "", fmt.Errorf("chain id %q is not sha256:<64 hex digits>", chainID)
-	}
-	return hex, nil
 }

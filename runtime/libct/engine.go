@@ -32,19 +32,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
-)
-
-// Where things are in the launcher's own root; internal/launcher builds it.
-const (
-	layersDir    = "/layers"
-	sandboxesDir = "/sandboxes"
-	hostDir      = "/host"
-	rootfsDir    = "/rootfs"
-	stateDir     = "/run/libct"
-	initFile     = "/init"
-	cgroupDir    = "/sys/fs/cgroup"
 )
 
 // killTimeout bounds the wait for a killed sandbox. Processes in an uninterruptible sleep can exceed it.
@@ -92,13 +82,13 @@ func (e *Engine) sweep() error {
 	if !e.host.Cgroup {
 		return nil
 	}
-	entries, err := os.ReadDir(cgroupDir)
+	entries, err := os.ReadDir(launcher.CgroupDir)
 	if err != nil {
 		return fmt.Errorf("read cgroups: %w", err)
 	}
 	for _, entry := range entries {
 		if entry.IsDir() && entry.Name() != "launcher" {
-			if err := cgroups.RemovePath(filepath.Join(cgroupDir, entry.Name())); err != nil {
+			if err := cgroups.RemovePath(filepath.Join(launcher.CgroupDir, entry.Name())); err != nil {
 				return fmt.Errorf("remove cgroup of an earlier launcher: %w", err)
 			}
 		}
@@ -152,7 +142,7 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 		e.mu.Unlock()
 	}()
 
-	dir := filepath.Join(sandboxesDir, spec.ID)
+	dir := filepath.Join(launcher.SandboxesDir, spec.ID)
 	if err := os.Mkdir(dir, 0o711); err != nil { //nolint:gosec // G301: the sandbox's root must reach its upper directory
 		if errors.Is(err, os.ErrExist) {
 			err = runtime.ErrExists
@@ -176,7 +166,7 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 	}
 	defer complaints.Close()
 
-	container, err := libcontainer.Create(stateDir, spec.ID, config)
+	container, err := libcontainer.Create(launcher.StateDir, spec.ID, config)
 	if err != nil {
 		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
 	}
@@ -230,11 +220,11 @@ func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]overlay, 
 	}
 	var lower []string
 	for _, chain := range slices.Backward(source.Layers) { // overlayfs wants the uppermost first
-		name, err := layerName(chain)
+		name, err := rootfs.LayerName(chain)
 		if err != nil {
 			return nil, err
 		}
-		if _, err := os.Lstat(filepath.Join(layersDir, name)); err != nil {
+		if _, err := os.Lstat(filepath.Join(launcher.LayersDir, name)); err != nil {
 			return nil, fmt.Errorf("layer %s: %w", chain, err)
 		}
 		lower = append(lower, name)
@@ -244,14 +234,14 @@ func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]overlay, 
 		if !slices.Contains(rootfs.HostDirs, d) {
 			return nil, fmt.Errorf("host directory %q is not one that an image may show", d)
 		}
-		if _, err := os.Lstat(hostDir + d); err != nil {
+		if _, err := os.Lstat(launcher.HostDir + d); err != nil {
 			return nil, fmt.Errorf("host directory %s: %w", d, err)
 		}
 		o := overlay{Target: d}
 		for _, l := range lower {
 			o.Lower = append(o.Lower, filepath.Join(l, d))
 		}
-		o.Lower = append(o.Lower, hostDir+d)
+		o.Lower = append(o.Lower, launcher.HostDir+d)
 		o.Upper = filepath.Join(dir, "upper-host"+strconv.Itoa(i))
 		o.Work = filepath.Join(dir, "work-host"+strconv.Itoa(i))
 		overlays = append(overlays, o)
@@ -363,7 +353,7 @@ func (e *Engine) Delete(ctx context.Context, id string) error {
 			return fmt.Errorf("delete sandbox %s: %w", id, err)
 		}
 	}
-	dir := filepath.Join(sandboxesDir, id)
+	dir := filepath.Join(launcher.SandboxesDir, id)
 	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) && !known {
 		return fmt.Errorf("sandbox %s: %w", id, runtime.ErrNotFound)
 	}
@@ -423,10 +413,10 @@ func (e *Engine) Usage(_ context.Context, id string) (api.Usage, error) {
 	if !e.host.Cgroup {
 		return u, nil
 	}
-	if n, err := statValue(filepath.Join(cgroupDir, id, "cpu.stat"), "usage_usec"); err == nil {
+	if n, err := statValue(filepath.Join(launcher.CgroupDir, id, "cpu.stat"), "usage_usec"); err == nil {
 		u.CPUMS = float64(n) / 1000
 	}
-	if data, err := os.ReadFile(filepath.Join(cgroupDir, id, "memory.peak")); err == nil { // since Linux 5.19
+	if data, err := os.ReadFile(filepath.Join(launcher.CgroupDir, id, "memory.peak")); err == nil { // since Linux 5.19
 		u.MemoryPeak, _ = strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
 	}
 	return u, nil
@@ -441,7 +431,7 @@ func (e *Engine) OOMKills(_ context.Context, id string) (int, error) {
 	if in.enforced.Memory != "cgroup" {
 		return 0, nil
 	}
-	n, err := statValue(filepath.Join(cgroupDir, id, "memory.events"), "oom_kill")
+	n, err := statValue(filepath.Join(launcher.CgroupDir, id, "memory.events"), "oom_kill")
 	if err != nil {
 		return 0, fmt.Errorf("sandbox %s: read memory events: %w", id, err)
 	}

@@ -15,6 +15,8 @@ import (
 	"github.com/opencontainers/runc/libcontainer/specconv"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/launcher"
 )
 
 // fdPlan is where Init finds its overlays; the sandbox's init inherits the number, not the file.
@@ -47,8 +49,8 @@ func prepareRootfs() error {
 		return err
 	}
 	// Relative lower directories keep the option string below mount(2)'s page for some sixty layers.
-	if err := unix.Chdir(layersDir); err != nil {
-		return fmt.Errorf("enter %s: %w", layersDir, err)
+	if err := unix.Chdir(launcher.LayersDir); err != nil {
+		return fmt.Errorf("enter %s: %w", launcher.LayersDir, err)
 	}
 	for _, o := range overlays {
 		if err := o.mount(); err != nil {
@@ -60,8 +62,8 @@ func prepareRootfs() error {
 			}
 		}
 	}
-	if err := unix.Chdir(rootfsDir); err != nil {
-		return fmt.Errorf("enter %s: %w", rootfsDir, err)
+	if err := unix.Chdir(launcher.RootfsDir); err != nil {
+		return fmt.Errorf("enter %s: %w", launcher.RootfsDir, err)
 	}
 	return closeNamespaces()
 }
@@ -102,7 +104,7 @@ func (o *overlay) mount() error {
 	if len(options) >= os.Getpagesize() {
 		return fmt.Errorf("%d layers are too many for one mount", len(o.Lower))
 	}
-	target := filepath.Join(rootfsDir, o.Target)
+	target := filepath.Join(launcher.RootfsDir, o.Target)
 	if err := unix.Mount("overlay", target, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount overlay at %s: %w", filepath.Join("/", o.Target), err)
 	}
@@ -113,7 +115,7 @@ func (o *overlay) mount() error {
 // runtime out of the root (CVE-2019-19921, CVE-2023-27561, CVE-2026-41579, CVE-2026-47766). libcontainer looks too.
 func checkTargets() error {
 	for _, d := range []string{"proc", "sys", "dev", "usr"} {
-		fi, err := os.Lstat(filepath.Join(rootfsDir, d))
+		fi, err := os.Lstat(filepath.Join(launcher.RootfsDir, d))
 		if errors.Is(err, os.ErrNotExist) {
 			continue // libcontainer makes it
 		}
@@ -128,9 +130,11 @@ func checkTargets() error {
 }
 
 // closeNamespaces makes the kernel refuse further namespaces below this user namespace, whatever a filter lets through:
-// most local privilege escalations of the last years begin with one. UTS namespaces stay: the init marks execs by them.
+// most local privilege escalations of the last years begin with one. UTS namespaces stay: the init marks execs by them. So
+// do mount namespaces, which take CAP_SYS_ADMIN in this namespace: a detached mount counts as one, and libcontainer makes
+// some, to look at procfs where nobody can have put anything over it.
 func closeNamespaces() error {
-	for _, kind := range []string{"user", "mnt", "pid", "net", "ipc", "cgroup", "time"} {
+	for _, kind := range []string{"user", "pid", "net", "ipc", "cgroup", "time"} {
 		path := "/proc/sys/user/max_" + kind + "_namespaces"
 		f, err := os.OpenFile(path, os.O_WRONLY, 0)
 		if errors.Is(err, os.ErrNotExist) {
