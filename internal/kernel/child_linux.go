@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -63,7 +64,13 @@ func Overlay(ctx context.Context, dir string) (err error) {
 	if err != nil {
 		return fmt.Errorf("probe overlay: %w", err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	defer func() {
+		// Overlay makes work/work with mode 0, so that an ordinary user cannot look whether it is empty.
+		if chmod := os.Chmod(filepath.Join(tmp, "work", "work"), 0o700); chmod != nil && !errors.Is(chmod, fs.ErrNotExist) {
+			err = errors.Join(err, chmod)
+		}
+		err = errors.Join(err, os.RemoveAll(tmp))
+	}()
 	for _, d := range []string{"lower", "upper", "work", "merged"} {
 		if err := os.Mkdir(filepath.Join(tmp, d), 0o700); err != nil {
 			return fmt.Errorf("probe overlay: %w", err)
