@@ -18,6 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ErrNotInstalled is in an error of [FindHelpers] where a program is missing, rather than without power.
+var ErrNotInstalled = errors.New("not installed")
+
 // rootEntry is the name in /etc/subuid whose ranges a daemon started as root uses, if it is there.
 const rootEntry = "sandboxd"
 
@@ -85,7 +88,7 @@ func findHelper(name string, capability int) (string, error) {
 		}
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s is not installed", name)
+		return "", fmt.Errorf("%s is %w", name, ErrNotInstalled)
 	}
 	if path, err = filepath.Abs(path); err != nil {
 		return "", fmt.Errorf("find %s: %w", name, err)
@@ -130,6 +133,25 @@ func fileCapable(path string, capability int) bool {
 	}
 	word := uint32(buf[at]) | uint32(buf[at+1])<<8 | uint32(buf[at+2])<<16 | uint32(buf[at+3])<<24
 	return word&(1<<(capability%32)) != 0
+}
+
+// NextFree is the first id above every range in /etc/subuid and /etc/subgid: where a new entry can start.
+func NextFree() (int, error) {
+	const first = 100000 // SUB_UID_MIN of login.defs
+	next := first
+	for _, path := range []string{"/etc/subuid", "/etc/subgid"} {
+		subs, err := mobyuser.ParseSubIDFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return 0, fmt.Errorf("read subordinate ids: %w", err)
+		}
+		for _, s := range subs {
+			next = max(next, int(s.SubID+s.Count))
+		}
+	}
+	return next, nil
 }
 
 func readSub(path string, names []string) ([]Range, error) {

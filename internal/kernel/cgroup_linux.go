@@ -20,6 +20,8 @@ type Cgroup struct {
 	Mount string // where the hierarchy is mounted
 	Path  string // the process's own group, as /proc/self/cgroup names it
 	Dir   string // the directory of that group
+	// Available are the controllers at Mount: those that v1 has taken are not among them.
+	Available []string
 	// Controllers are those that groups below Dir could use; a host with cgroup v1 beside v2 has none or few.
 	Controllers []string
 	// Delegated says that groups may be made below Dir, processes moved and controllers handed down. Why says why not.
@@ -44,17 +46,17 @@ func ProbeCgroup() (Cgroup, error) {
 		return Cgroup{}, &UnsupportedError{Feature: "cgroup v2", Since: "4.5", Err: errors.New("no cgroup2 file system is mounted")}
 	}
 	c := Cgroup{Mount: m.point, Path: own}
+	if c.Available, err = controllers(m.point); err != nil {
+		return c, fmt.Errorf("probe cgroup: %w", err)
+	}
 	if c.Dir, err = m.dir(own); err != nil {
 		c.Why = err.Error()
 		return c, nil
 	}
-	text, err := os.ReadFile(filepath.Join(c.Dir, "cgroup.controllers"))
-	if err != nil {
+	if c.Controllers, err = controllers(c.Dir); err != nil {
 		c.Why = err.Error()
 		return c, nil
 	}
-	c.Controllers = strings.Fields(string(text))
-	slices.Sort(c.Controllers)
 
 	for _, name := range []string{"cgroup.procs", "cgroup.subtree_control"} {
 		if err := unix.Access(filepath.Join(c.Dir, name), unix.W_OK); err != nil {
@@ -74,6 +76,14 @@ func ProbeCgroup() (Cgroup, error) {
 		return c, fmt.Errorf("probe cgroup: %w", err)
 	}
 	return c, nil
+}
+
+func controllers(dir string) ([]string, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
+	if err != nil {
+		return nil, err
+	}
+	return slices.Sorted(slices.Values(strings.Fields(string(text)))), nil
 }
 
 // parseOwnCgroup finds the line of the v2 hierarchy, "0::/path".
