@@ -255,8 +255,7 @@ func join(good string, err error) string {
 	if err == nil {
 		return good
 	}
-	var u *kernel.UnsupportedError
-	if errors.As(err, &u) {
+	if u, ok := errors.AsType[*kernel.UnsupportedError](err); ok {
 		return "refused: " + u.Error()
 	}
 	return err.Error()

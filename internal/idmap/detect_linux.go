@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -37,10 +38,10 @@ func Detect() (Plan, error) {
 func Gather() (Inputs, error) {
 	in := Inputs{UID: os.Geteuid(), GID: os.Getegid()}
 	var err error
-	if in.OwnUID, err = readMap("/proc/self/uid_map"); err != nil {
+	if in.OwnUID, err = readMap("self", "uid_map"); err != nil {
 		return in, fmt.Errorf("read own uid map: %w", err)
 	}
-	if in.OwnGID, err = readMap("/proc/self/gid_map"); err != nil {
+	if in.OwnGID, err = readMap("self", "gid_map"); err != nil {
 		return in, fmt.Errorf("read own gid map: %w", err)
 	}
 	names := []string{rootEntry}
@@ -52,11 +53,11 @@ func Gather() (Inputs, error) {
 		}
 		in.NewUIDMap, in.NewGIDMap, in.HelperErr = FindHelpers()
 	}
-	if in.SubUID, err = readSub("/etc/subuid", names); err != nil {
+	if in.SubUID, err = readSub("subuid", names); err != nil {
 		return in, err
 	}
 	// /etc/subgid names users too, not groups.
-	if in.SubGID, err = readSub("/etc/subgid", names); err != nil {
+	if in.SubGID, err = readSub("subgid", names); err != nil {
 		return in, err
 	}
 	return in, nil
@@ -154,8 +155,8 @@ func NextFree() (int, error) {
 	return next, nil
 }
 
-func readSub(path string, names []string) ([]Range, error) {
-	f, err := os.Open(path)
+func readSub(name string, names []string) ([]Range, error) {
+	f, err := os.DirFS("/etc").Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -165,7 +166,7 @@ func readSub(path string, names []string) ([]Range, error) {
 	defer f.Close()
 	ranges, err := parseSub(f, names)
 	if err != nil {
-		return nil, fmt.Errorf("read subordinate ids of %s: %w", path, err)
+		return nil, fmt.Errorf("read subordinate ids of /etc/%s: %w", name, err)
 	}
 	return ranges, nil
 }
@@ -174,12 +175,7 @@ func readSub(path string, names []string) ([]Range, error) {
 // which [NewPlan] leaves out, as newuidmap does.
 func parseSub(r io.Reader, names []string) ([]Range, error) {
 	subs, err := mobyuser.ParseSubIDFilter(r, func(s mobyuser.SubID) bool {
-		for _, n := range names {
-			if s.Name == n {
-				return true
-			}
-		}
-		return false
+		return slices.Contains(names, s.Name)
 	})
 	if err != nil {
 		return nil, err
@@ -191,8 +187,9 @@ func parseSub(r io.Reader, names []string) ([]Range, error) {
 	return out, nil
 }
 
-func readMap(path string) ([]Range, error) {
-	f, err := os.Open(path)
+// readMap reads a map of a process, a number or "self".
+func readMap(process, name string) ([]Range, error) {
+	f, err := os.DirFS("/proc").Open(process + "/" + name)
 	if err != nil {
 		return nil, err
 	}

@@ -34,11 +34,11 @@ type Cgroup struct {
 // ProbeCgroup finds the calling process's place in cgroup v2 and tries, with a group that it removes again, what may be
 // done there. A host without cgroup v2 is an [*UnsupportedError].
 func ProbeCgroup() (Cgroup, error) {
-	own, err := readFile("/proc/self/cgroup", parseOwnCgroup)
+	own, err := readFile("self/cgroup", parseOwnCgroup)
 	if err != nil {
 		return Cgroup{}, fmt.Errorf("probe cgroup: %w", err)
 	}
-	m, err := readFile("/proc/self/mountinfo", parseCgroupMount)
+	m, err := readFile("self/mountinfo", parseCgroupMount)
 	if err != nil {
 		return Cgroup{}, fmt.Errorf("probe cgroup: %w", err)
 	}
@@ -49,37 +49,38 @@ func ProbeCgroup() (Cgroup, error) {
 	if c.Available, err = controllers(m.point); err != nil {
 		return c, fmt.Errorf("probe cgroup: %w", err)
 	}
-	if c.Dir, err = m.dir(own); err != nil {
-		c.Why = err.Error()
-		return c, nil
-	}
-	if c.Controllers, err = controllers(c.Dir); err != nil {
-		c.Why = err.Error()
-		return c, nil
-	}
-
-	for _, name := range []string{"cgroup.procs", "cgroup.subtree_control"} {
-		if err := unix.Access(filepath.Join(c.Dir, name), unix.W_OK); err != nil {
-			c.Why = fmt.Sprintf("%s in %s is not ours to write: %v", name, c.Dir, err)
-			return c, nil
-		}
-	}
-	child, err := os.MkdirTemp(c.Dir, "sandboxd-probe-")
-	if err != nil {
-		c.Why = err.Error()
-		return c, nil
-	}
-	c.Delegated = true
-	_, err = os.Stat(filepath.Join(child, "cgroup.kill"))
-	c.Kill = err == nil
-	if err := os.Remove(child); err != nil {
-		return c, fmt.Errorf("probe cgroup: %w", err)
+	// That something is refused is what we came to learn, and no error.
+	if refused := c.try(m); refused != nil {
+		c.Why = refused.Error()
 	}
 	return c, nil
 }
 
+// try fills in what may be done in the own group, and says why something may not.
+func (c *Cgroup) try(m cgroupMount) (err error) {
+	if c.Dir, err = m.dir(c.Path); err != nil {
+		return err
+	}
+	if c.Controllers, err = controllers(c.Dir); err != nil {
+		return err
+	}
+	for _, name := range []string{"cgroup.procs", "cgroup.subtree_control"} {
+		if err := unix.Access(filepath.Join(c.Dir, name), unix.W_OK); err != nil {
+			return fmt.Errorf("%s in %s is not ours to write: %w", name, c.Dir, err)
+		}
+	}
+	child, err := os.MkdirTemp(c.Dir, "sandboxd-probe-")
+	if err != nil {
+		return err
+	}
+	c.Delegated = true
+	_, err = os.Stat(filepath.Join(child, "cgroup.kill"))
+	c.Kill = err == nil
+	return os.Remove(child)
+}
+
 func controllers(dir string) ([]string, error) {
-	text, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
+	text, err := fs.ReadFile(os.DirFS(dir), "cgroup.controllers")
 	if err != nil {
 		return nil, err
 	}
@@ -136,9 +137,10 @@ func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
+// readFile parses a file of /proc; one that is not there yields the zero value.
 func readFile[T any](name string, parse func(io.Reader) (T, error)) (T, error) {
 	var zero T
-	f, err := os.Open(name)
+	f, err := os.DirFS("/proc").Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return zero, nil
 	}

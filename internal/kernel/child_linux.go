@@ -66,7 +66,8 @@ func Overlay(ctx context.Context, dir string) (err error) {
 	}
 	defer func() {
 		// Overlay makes work/work with mode 0, so that an ordinary user cannot look whether it is empty.
-		if chmod := os.Chmod(filepath.Join(tmp, "work", "work"), 0o700); chmod != nil && !errors.Is(chmod, fs.ErrNotExist) {
+		chmod := os.Chmod(filepath.Join(tmp, "work", "work"), 0o700) //nolint:gosec // G302: it is a directory
+		if chmod != nil && !errors.Is(chmod, fs.ErrNotExist) {
 			err = errors.Join(err, chmod)
 		}
 		err = errors.Join(err, os.RemoveAll(tmp))
@@ -118,7 +119,7 @@ func runChild(ctx context.Context, name, arg, feature, since string) error {
 	if !hooked.Load() {
 		return fmt.Errorf("probe %s: %w", feature, ErrNotHooked)
 	}
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", childArg, name, arg)
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", childArg, name, arg) //nolint:gosec // G204: our own program
 	cmd.Env = []string{}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		// The mounts that the new namespace copies become slaves, because its user namespace is another: what the child

@@ -22,8 +22,7 @@ func TestMain(m *testing.M) {
 // that lacks something.
 func unsupported(t *testing.T, err error) {
 	t.Helper()
-	var u *UnsupportedError
-	if errors.As(err, &u) {
+	if _, ok := errors.AsType[*UnsupportedError](err); ok {
 		t.Skip(err)
 	}
 	if err != nil {

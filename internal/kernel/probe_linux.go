@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -42,8 +41,7 @@ func UserNamespaces() error {
 	if errors.Is(err, syscall.ENOTDIR) {
 		return nil
 	}
-	var errno syscall.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		err = errno // the path would only mislead
 	}
 	return &UnsupportedError{Feature: "user namespaces", Since: "3.8", Err: err}
@@ -119,7 +117,7 @@ func Calls() error {
 // Sysctl reads a number below /proc/sys, such as "kernel/yama/ptrace_scope". Many exist on some kernels only: found says
 // whether it does.
 func Sysctl(name string) (value int, found bool, err error) {
-	text, err := os.ReadFile(filepath.Join("/proc/sys", name))
+	text, err := fs.ReadFile(os.DirFS("/proc/sys"), name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, false, nil
 	}
@@ -152,13 +150,13 @@ func Filesystem(path string) (string, error) {
 	if err := unix.Statfs(path, &st); err != nil {
 		return "", fmt.Errorf("ask for the file system of %s: %w", path, err)
 	}
-	names := map[uint32]string{
+	names := map[int64]string{
 		unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.TMPFS_MAGIC: "tmpfs",
 		unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.NFS_SUPER_MAGIC: "nfs", unix.FUSE_SUPER_MAGIC: "fuse", 0x2fc12fc1: "zfs",
 		unix.F2FS_SUPER_MAGIC: "f2fs", unix.ECRYPTFS_SUPER_MAGIC: "ecryptfs", 0xca451a4e: "bcachefs", unix.V9FS_MAGIC: "9p",
 	}
-	if n, ok := names[uint32(st.Type)]; ok {
+	if n, ok := names[st.Type]; ok {
 		return n, nil
 	}
-	return fmt.Sprintf("type %#x", uint32(st.Type)), nil
+	return fmt.Sprintf("type %#x", st.Type), nil
 }
