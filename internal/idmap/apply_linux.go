@@ -28,26 +28,23 @@ func Apply(ctx context.Context, pid int, p Plan) error {
 	if err := p.Validate(); err != nil {
 		return fmt.Errorf("apply id maps: %w", err)
 	}
-	proc := filepath.Join("/proc", strconv.Itoa(pid))
-	var err error
+	proc, err := os.OpenRoot(filepath.Join("/proc", strconv.Itoa(pid)))
+	if err != nil {
+		return fmt.Errorf("apply id maps: %w", err)
+	}
+	defer proc.Close()
 	switch p.Method {
 	case Direct:
-		err = errors.Join(
-			write(filepath.Join(proc, "uid_map"), kernelForm(p.UID)),
-			write(filepath.Join(proc, "gid_map"), kernelForm(p.GID)),
-		)
+		err = errors.Join(write(proc, "uid_map", kernelForm(p.UID)), write(proc, "gid_map", kernelForm(p.GID)))
 	case Helpers:
-		err = errors.Join(
-			runHelper(ctx, p.NewUIDMap, pid, p.UID),
-			runHelper(ctx, p.NewGIDMap, pid, p.GID),
-		)
+		err = errors.Join(runHelper(ctx, p.NewUIDMap, pid, p.UID), runHelper(ctx, p.NewGIDMap, pid, p.GID))
 	case Single:
 		// Since Linux 3.19 an unprivileged gid_map can be written only after setgroups has been denied: otherwise a
 		// process could drop a group by which a file denies it access (CVE-2014-8989).
 		err = errors.Join(
-			write(filepath.Join(proc, "setgroups"), "deny"),
-			write(filepath.Join(proc, "uid_map"), kernelForm(p.UID)),
-			write(filepath.Join(proc, "gid_map"), kernelForm(p.GID)),
+			write(proc, "setgroups", "deny"),
+			write(proc, "uid_map", kernelForm(p.UID)),
+			write(proc, "gid_map", kernelForm(p.GID)),
 		)
 	}
 	if err != nil {
@@ -59,7 +56,7 @@ func Apply(ctx context.Context, pid int, p Plan) error {
 // Verify reads the maps of process pid back and compares them with the plan.
 func Verify(pid int, p Plan) error {
 	for name, want := range map[string][]Range{"uid_map": p.UID, "gid_map": p.GID} {
-		got, err := readMap(filepath.Join("/proc", strconv.Itoa(pid), name))
+		got, err := readMap(strconv.Itoa(pid), name)
 		if err != nil {
 			return fmt.Errorf("verify id maps: %w", err)
 		}
@@ -81,8 +78,8 @@ func kernelForm(m []Range) string {
 }
 
 // write writes text in one call, as the kernel demands of these files.
-func write(path, text string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+func write(proc *os.Root, name, text string) error {
+	f, err := proc.OpenFile(name, os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}

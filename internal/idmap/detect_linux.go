@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,6 +18,9 @@ import (
 	mobyuser "github.com/moby/sys/user"
 	"golang.org/x/sys/unix"
 )
+
+// ErrNotInstalled is in an error of [FindHelpers] where a program is missing, rather than without power.
+var ErrNotInstalled = errors.New("not installed")
 
 // rootEntry is the name in /etc/subuid whose ranges a daemon started as root uses, if it is there.
 const rootEntry = "sandboxd"
@@ -34,10 +38,10 @@ func Detect() (Plan, error) {
 func Gather() (Inputs, error) {
 	in := Inputs{UID: os.Geteuid(), GID: os.Getegid()}
 	var err error
-	if in.OwnUID, err = readMap("/proc/self/uid_map"); err != nil {
+	if in.OwnUID, err = readMap("self", "uid_map"); err != nil {
 		return in, fmt.Errorf("read own uid map: %w", err)
 	}
-	if in.OwnGID, err = readMap("/proc/self/gid_map"); err != nil {
+	if in.OwnGID, err = readMap("self", "gid_map"); err != nil {
 		return in, fmt.Errorf("read own gid map: %w", err)
 	}
 	names := []string{rootEntry}
@@ -49,11 +53,11 @@ func Gather() (Inputs, error) {
 		}
 		in.NewUIDMap, in.NewGIDMap, in.HelperErr = FindHelpers()
 	}
-	if in.SubUID, err = readSub("/etc/subuid", names); err != nil {
+	if in.SubUID, err = readSub("subuid", names); err != nil {
 		return in, err
 	}
 	// /etc/subgid names users too, not groups.
-	if in.SubGID, err = readSub("/etc/subgid", names); err != nil {
+	if in.SubGID, err = readSub("subgid", names); err != nil {
 		return in, err
 	}
 	return in, nil
@@ -85,7 +89,7 @@ func findHelper(name string, capability int) (string, error) {
 		}
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s is not installed", name)
+		return "", fmt.Errorf("%s is %w", name, ErrNotInstalled)
 	}
 	if path, err = filepath.Abs(path); err != nil {
 		return "", fmt.Errorf("find %s: %w", name, err)
@@ -132,8 +136,27 @@ func fileCapable(path string, capability int) bool {
 	return word&(1<<(capability%32)) != 0
 }
 
-func readSub(path string, names []string) ([]Range, error) {
-	f, err := os.Open(path)
+// NextFree is the first id above every range in /etc/subuid and /etc/subgid: where a new entry can start.
+func NextFree() (int, error) {
+	const first = 100000 // SUB_UID_MIN of login.defs
+	next := first
+	for _, path := range []string{"/etc/subuid", "/etc/subgid"} {
+		subs, err := mobyuser.ParseSubIDFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return 0, fmt.Errorf("read subordinate ids: %w", err)
+		}
+		for _, s := range subs {
+			next = max(next, int(s.SubID+s.Count))
+		}
+	}
+	return next, nil
+}
+
+func readSub(name string, names []string) ([]Range, error) {
+	f, err := os.DirFS("/etc").Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -143,7 +166,7 @@ func readSub(path string, names []string) ([]Range, error) {
 	defer f.Close()
 	ranges, err := parseSub(f, names)
 	if err != nil {
-		return nil, fmt.Errorf("read subordinate ids of %s: %w", path, err)
+		return nil, fmt.Errorf("read subordinate ids of /etc/%s: %w", name, err)
 	}
 	return ranges, nil
 }
@@ -152,12 +175,7 @@ func readSub(path string, names []string) ([]Range, error) {
 // which [NewPlan] leaves out, as newuidmap does.
 func parseSub(r io.Reader, names []string) ([]Range, error) {
 	subs, err := mobyuser.ParseSubIDFilter(r, func(s mobyuser.SubID) bool {
-		for _, n := range names {
-			if s.Name == n {
-				return true
-			}
-		}
-		return false
+		return slices.Contains(names, s.Name)
 	})
 	if err != nil {
 		return nil, err
@@ -169,8 +187,9 @@ func parseSub(r io.Reader, names []string) ([]Range, error) {
 	return out, nil
 }
 
-func readMap(path string) ([]Range, error) {
-	f, err := os.Open(path)
+// readMap reads a map of a process, a number or "self".
+func readMap(process, name string) ([]Range, error) {
+	f, err := os.DirFS("/proc").Open(process + "/" + name)
 	if err != nil {
 		return nil, err
 	}
