@@ -191,6 +191,17 @@ func (d *Daemon) Kill9(t testing.TB) {
 	d.HTTP.CloseIdleConnections()
 }
 
+// WaitExit waits until the daemon has ended by itself.
+func (d *Daemon) WaitExit(t testing.TB) {
+	t.Helper()
+	select {
+	case <-d.exited:
+	case <-time.After(startTimeout):
+		t.Fatalf("the daemon still runs after %s", startTimeout)
+	}
+	d.HTTP.CloseIdleConnections()
+}
+
 // stop asks the daemon to delete everything and end, and makes sure that it does.
 func (d *Daemon) stop(t testing.TB) {
 	t.Helper()
