@@ -1,8 +1,11 @@
 package harness
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"net/url"
 	"testing"
@@ -96,6 +99,43 @@ func (s *Sandbox) Get(ctx context.Context, path string) (*http.Response, error) 
 		return nil, problem(response)
 	}
 	return response, nil
+}
+
+// PutArchive extracts a tar below a directory of the sandbox.
+func (s *Sandbox) PutArchive(ctx context.Context, path string, archive []byte) error {
+	return s.daemon.Call(ctx, http.MethodPut, s.path("/archive?path="+url.QueryEscape(path)), archive, nil)
+}
+
+// Stream runs a program and calls f for every event as it arrives.
+func (s *Sandbox) Stream(ctx context.Context, request api.ExecRequest, f func(api.ExecEvent)) error {
+	body, err := json.Marshal(request)
+	if err != nil {
+		return err
+	}
+	post, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sandboxd"+s.path("/exec"), bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	post.Header.Set("Content-Type", api.TypeJSON)
+	post.Header.Set("Accept", api.TypeNDJSON)
+	response, err := s.daemon.HTTP.Do(post)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode >= 300 {
+		return problem(response)
+	}
+	dec := json.NewDecoder(response.Body)
+	for {
+		var e api.ExecEvent
+		if err := dec.Decode(&e); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		f(e)
+	}
 }
 
 // Inspect asks for the sandbox as it is now.
