@@ -165,3 +165,11 @@ func (r *Registry) Name(repository string) string { return path.Join(r.Host, rep
 
 // Platform is this machine's, as images spell it.
 func Platform() string { return fmt.Sprintf("linux/%s", runtime.GOARCH) }
+
+// OnlyFor makes an index with one image, for a platform that this machine is not.
+func OnlyFor(t testing.TB, platform *v1.Platform) v1.ImageIndex {
+	t.Helper()
+	image := ImageFor(t, platform, v1.Config{}, Layer(t, "gzip", Tar(t, File{Name: "x", Body: "x"})))
+	return mutate.AppendManifests(mutate.IndexMediaType(empty.Index, types.OCIImageIndex),
+		mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: platform}})
+}
