@@ -108,6 +108,9 @@ func ensureTestUser() (*account, error) {
 	return &account{uid: uint32(uid), gid: uint32(gid), name: u.Username, home: u.HomeDir}, nil
 }
 
+// helpers are programs that tests put into sandboxes: built once, static, and laid beside the binaries.
+var helpers = map[string]string{"attacker": "./tests/security/attacker"}
+
 // A testPackage is one package with tests and its compiled binary.
 type testPackage struct {
 	Path   string // import path
@@ -162,6 +165,13 @@ func compile(ctx context.Context, o options) ([]*testPackage, error) {
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
 		p.output, p.err = cmd.CombinedOutput()
 	})
+	for name, pkg := range helpers {
+		build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-trimpath", "-o", filepath.Join(o.workDir, name), pkg)
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("build %s: %w\n%s", pkg, err, out)
+		}
+	}
 	var errs []error
 	for _, p := range packages {
 		if p.err != nil {
@@ -192,9 +202,21 @@ func runLane(ctx context.Context, o options, l *lane, packages []*testPackage, r
 	if err := copyTree(ctx, tree); err != nil {
 		return err
 	}
+	for name := range helpers {
+		if err := os.Link(filepath.Join(o.workDir, name), filepath.Join(tree, "bin", name)); err != nil {
+			return err
+		}
+	}
 	tmp, runtimeDir := filepath.Join(o.workDir, l.Name+"-tmp"), filepath.Join(o.workDir, l.Name+"-run")
 	for _, dir := range []string{tmp, runtimeDir} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	if l.Name == "root" {
+		// As /var/lib: root's sandboxes run as high ids, which must be able to pass. An ordinary user's home is 0700 on
+		// Debian, and so is its lane's directory.
+		if err := os.Chmod(tmp, 0o755); err != nil { //nolint:gosec // on purpose, see above
 			return err
 		}
 	}
