@@ -144,7 +144,7 @@ func TestRoutes(t *testing.T) {
 		{
 			name: "run",
 			call: func(ctx context.Context, c *client.Client) (any, error) {
-				return c.Run(ctx, api.Run{Sandbox: api.CreateSandbox{Image: "i"}, Exec: api.ExecRequest{Argv: []string{"x"}}})
+				return c.Run(ctx, api.RunRequest{Sandbox: api.CreateSandbox{Image: "i"}, Exec: api.ExecRequest{Argv: []string{"x"}}})
 			},
 			method: "POST", uri: "/v1/run", accept: api.TypeJSON, send: `{"sandbox":{"image":"i"},"exec":{"argv":["x"]}}`, status: 200,
 			answer: `{"exit":{"code":0},"usage":{"wall_ms":0,"cpu_ms":0},"stdout":"","stderr":"e"}`,
@@ -173,7 +173,7 @@ func TestRoutes(t *testing.T) {
 		{
 			name: "run, streamed: the end",
 			call: func(ctx context.Context, c *client.Client) (any, error) {
-				return c.RunStream(ctx, api.Run{}, func(api.ExecEvent) error { return nil })
+				return c.RunStream(ctx, api.RunRequest{}, func(api.ExecEvent) error { return nil })
 			},
 			method: "POST", uri: "/v1/run", accept: api.TypeNDJSON, answerType: api.TypeNDJSON, status: 200,
 			answer: `{"exit":{"code":137,"signal":"SIGKILL","timeout":true}}`, // no newline at the end

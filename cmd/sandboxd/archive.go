@@ -117,18 +117,8 @@ type unpacker struct {
 	entries int
 }
 
-// unpack extracts the archive of what was at source, under the name top, or right into root where that is ".".
-func (u *unpacker) unpack(r io.Reader, source, top string) error {
-	t := tar.NewReader(r)
-	first, err := t.Next()
-	switch {
-	case errors.Is(err, io.EOF):
-		first = nil // an empty directory
-	case err != nil:
-		return err
-	case single(first, source):
-		return u.file(t, first, top)
-	}
+// tree extracts the archive of a directory, under the name top, or right into root where that is ".".
+func (u *unpacker) tree(r io.Reader, top string) error {
 	root := u.root
 	if top != "." {
 		if err := u.root.Mkdir(top, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -142,30 +132,45 @@ func (u *unpacker) unpack(r io.Reader, source, top string) error {
 		defer sub.Close()
 		root = sub
 	}
-	for hdr := first; hdr != nil; {
+	t := tar.NewReader(r)
+	for {
+		hdr, err := t.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
 		if err := u.entry(root, t, hdr); err != nil {
 			return err
 		}
-		if hdr, err = t.Next(); err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
 	}
-	return nil
 }
 
-// file extracts an archive that holds one file.
-func (u *unpacker) file(t *tar.Reader, hdr *tar.Header, top string) error {
+// file extracts an archive that holds one file, under the name top.
+func (u *unpacker) file(r io.Reader, top string) error {
 	if top == "." {
 		return errors.New("it is not a directory")
+	}
+	t := tar.NewReader(r)
+	hdr, err := t.Next()
+	if err != nil {
+		return errors.Join(errors.New("the archive of a file does not hold it"), err)
+	}
+	if hdr.Typeflag != tar.TypeReg {
+		return errors.New("the archive of a file holds something else")
 	}
 	hdr.Name = top
 	if err := u.entry(u.root, t, hdr); err != nil {
 		return err
 	}
-	if _, err := t.Next(); !errors.Is(err, io.EOF) {
-		return errors.Join(errors.New("the archive of a file holds more than that file"), err)
+	switch _, err := t.Next(); {
+	case errors.Is(err, io.EOF):
+		return nil
+	case err != nil:
+		return err
 	}
-	return nil
+	return errors.New("the archive of a file holds more than that file")
 }
 
 // entry extracts one entry below root.
