@@ -56,22 +56,21 @@ func pack(w io.Writer, name string, fi fs.FileInfo, top string, notes io.Writer)
 func packOne(t *tar.Writer, root *os.Root, p string, fi fs.FileInfo, name string, notes io.Writer) error {
 	// Owner and group stay behind: ids of this host mean nothing in the sandbox.
 	hdr := &tar.Header{Name: name, Mode: int64(fi.Mode().Perm()), ModTime: fi.ModTime(), Format: tar.FormatPAX}
-	switch fi.Mode().Type() {
-	case fs.ModeDir:
+	switch {
+	case fi.IsDir():
 		if name == "." {
 			return nil // the target's own directory is not ours to change
 		}
 		hdr.Typeflag, hdr.Name = tar.TypeDir, name+"/"
 		return t.WriteHeader(hdr)
-	case fs.ModeSymlink:
+	case fi.Mode().Type() == fs.ModeSymlink:
 		link, err := root.Readlink(p)
 		if err != nil {
 			return err
 		}
 		hdr.Typeflag, hdr.Linkname = tar.TypeSymlink, link
 		return t.WriteHeader(hdr)
-	case 0:
-	default:
+	case !fi.Mode().IsRegular():
 		fmt.Fprintf(notes, "sandboxd: left out %s: neither a file, a directory nor a symbolic link\n", printable(p))
 		return nil
 	}
@@ -187,7 +186,7 @@ func (u *unpacker) entry(root *os.Root, r io.Reader, hdr *tar.Header) error {
 			return nil
 		}
 		// Ours to enter and to delete, whatever the sandbox would like.
-		return root.MkdirAll(name, fs.FileMode(hdr.Mode).Perm()|0o700)
+		return root.MkdirAll(name, permissions(hdr)|0o700)
 	}
 	if name == "." {
 		return errors.New("an entry would replace the destination itself")
@@ -236,7 +235,7 @@ func (u *unpacker) entry(root *os.Root, r io.Reader, hdr *tar.Header) error {
 
 // regular extracts a file under a name that is free.
 func (u *unpacker) regular(root *os.Root, r io.Reader, name string, hdr *tar.Header) (err error) {
-	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fs.FileMode(hdr.Mode).Perm())
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, permissions(hdr))
 	if err != nil {
 		return err
 	}
@@ -260,6 +259,9 @@ func (u *unpacker) regular(root *os.Root, r io.Reader, name string, hdr *tar.Hea
 	}
 	return nil
 }
+
+// permissions are all that is taken over of a mode: no setuid, no sticky bit.
+func permissions(hdr *tar.Header) fs.FileMode { return fs.FileMode(hdr.Mode & 0o777) }
 
 // localName checks a name that the sandbox wrote.
 func localName(name string) (string, error) {

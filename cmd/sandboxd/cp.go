@@ -147,11 +147,11 @@ func copyIn(ctx context.Context, c *client.Client, from, to place, d deps) error
 	done := make(chan error, 1)
 	go func() {
 		err := pack(w, name, fi, top, d.stderr)
-		w.CloseWithError(err) // nil is io.EOF
+		_ = w.CloseWithError(err) // nil is io.EOF
 		done <- err
 	}()
 	err = c.ArchiveIn(ctx, to.sandbox, below, r)
-	r.CloseWithError(errStopped) // nobody reads any more
+	_ = r.CloseWithError(errStopped) // nobody reads any more
 	if perr := <-done; perr != nil && !errors.Is(perr, errStopped) {
 		return perr
 	}

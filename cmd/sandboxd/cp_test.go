@@ -95,27 +95,35 @@ func TestCopyOut(t *testing.T) {
 		name    string
 		entries []tarEntry
 		file    bool
-		from    string // default sb1:/x
-		to      string // default .
-		setup   func(t *testing.T, dir string)
+		from    string            // default sb1:/x
+		to      string            // default .
+		before  map[string]string // what is there: a path and its content, or "-> target"
 		want    []string
 		err     string
 	}{
 		{name: "file into a directory", file: true, entries: []tarEntry{fileEntry("x", "hi")}, want: []string{"x -rw-r--r-- hi"}},
 		{name: "file, called by its place", file: true, entries: []tarEntry{fileEntry(".", "hi")}, want: []string{"x -rw-r--r-- hi"}},
 		{name: "file under a new name", file: true, entries: []tarEntry{fileEntry("x", "hi")}, to: "y", want: []string{"y -rw-r--r-- hi"}},
-		{name: "file over a file", file: true, entries: []tarEntry{fileEntry("x", "new")}, to: "y", setup: func(t *testing.T, dir string) { write(t, dir+"/y", "old") },
-			want: []string{"y -rw-r--r-- new"}},
+		{
+			name: "file over a file", file: true, entries: []tarEntry{fileEntry("x", "new")}, to: "y", before: map[string]string{"y": "old"},
+			want: []string{"y -rw-r--r-- new"},
+		},
 		{name: "file into a directory that is missing", file: true, entries: []tarEntry{fileEntry("x", "hi")}, to: "d/", err: "d/ does not exist"},
-		{name: "file into a file", file: true, entries: []tarEntry{fileEntry("x", "hi")}, to: "y/", setup: func(t *testing.T, dir string) { write(t, dir+"/y", "old") },
-			err: "not a directory", want: []string{"y -rw-r--r-- old"}},
+		{
+			name: "file into a file", file: true, entries: []tarEntry{fileEntry("x", "hi")}, to: "y/", before: map[string]string{"y": "old"},
+			err: "not a directory", want: []string{"y -rw-r--r-- old"},
+		},
 		{name: "tree into a directory", entries: someTree, want: append([]string{"x/"}, got("x/")...)},
 		{name: "tree under a new name", entries: someTree, to: "y", want: append([]string{"y/"}, got("y/")...)},
 		{name: "contents of a tree", entries: someTree, from: "sb1:/x/.", to: ".", want: got("")},
-		{name: "tree over a file", entries: someTree, to: "y", setup: func(t *testing.T, dir string) { write(t, dir+"/y", "old") },
-			err: "not a directory", want: []string{"y -rw-r--r-- old"}},
-		{name: "tree into a tree", entries: someTree, setup: func(t *testing.T, dir string) { write(t, dir+"/x/f", "old"); write(t, dir+"/x/kept", "mine") },
-			want: []string{"x/", "x/d/", "x/d/g -rw-r--r-- deeper", "x/f -rw-r--r-- file", "x/h -rw-r--r-- file", "x/kept -rw-r--r-- mine", "x/l -> /etc/passwd"}},
+		{
+			name: "tree over a file", entries: someTree, to: "y", before: map[string]string{"y": "old"},
+			err: "not a directory", want: []string{"y -rw-r--r-- old"},
+		},
+		{
+			name: "tree into a tree", entries: someTree, before: map[string]string{"x/f": "old", "x/kept": "mine"},
+			want: []string{"x/", "x/d/", "x/d/g -rw-r--r-- deeper", "x/f -rw-r--r-- file", "x/h -rw-r--r-- file", "x/kept -rw-r--r-- mine", "x/l -> /etc/passwd"},
+		},
 		{name: "empty directory", entries: []tarEntry{}, to: "y", want: []string{"y/"}},
 		{name: "setuid and unreadable directories do not come along", entries: []tarEntry{
 			{Header: tar.Header{Typeflag: tar.TypeDir, Name: "d/", Mode: 0}},
@@ -141,11 +149,15 @@ func TestCopyOut(t *testing.T) {
 		{name: "nothing in the place of a file", file: true, entries: []tarEntry{dirEntry("x/")}, err: "something else"},
 		{name: "a tree that holds one file of its own name", entries: []tarEntry{fileEntry("x", "hi")}, want: []string{"x/", "x/x -rw-r--r-- hi"}},
 		{name: "the contents of a file", file: true, from: "sb1:/x/.", entries: []tarEntry{fileEntry("x", "hi")}, err: "not a directory"},
-		{name: "a copy does not follow a link that an earlier one brought", entries: []tarEntry{fileEntry("evil", "x")}, setup: func(t *testing.T, dir string) { symlink(t, "../outside", dir+"/x") },
-			want: []string{"x -> ../outside"}, err: "escapes"},
+		{
+			name: "a copy does not follow a link that an earlier one brought", entries: []tarEntry{fileEntry("evil", "x")}, before: map[string]string{"x": "-> ../outside"},
+			want: []string{"x -> ../outside"}, err: "escapes",
+		},
 		{name: "a device is left out", entries: []tarEntry{{Header: tar.Header{Typeflag: tar.TypeChar, Name: "null", Devmajor: 1, Devminor: 3}}}, want: []string{"x/"}},
-		{name: "too much", entries: []tarEntry{fileEntry("a", strings.Repeat("x", 600)), fileEntry("b", strings.Repeat("x", 600))},
-			want: []string{"x/", "x/a -rw-r--r-- " + strings.Repeat("x", 600)}, err: "more than 1000 bytes"},
+		{
+			name: "too much", entries: []tarEntry{fileEntry("a", strings.Repeat("x", 600)), fileEntry("b", strings.Repeat("x", 600))},
+			want: []string{"x/", "x/a -rw-r--r-- " + strings.Repeat("x", 600)}, err: "more than 1000 bytes",
+		},
 		{name: "a name without end", entries: []tarEntry{fileEntry(strings.Repeat("a/", 3000)+"x", "x")}, want: []string{"x/"}, err: "a name of 6001 bytes"},
 	}
 	for _, tt := range tests {
@@ -162,8 +174,12 @@ func TestCopyOut(t *testing.T) {
 			if err := os.Mkdir(dir, 0o755); err != nil {
 				t.Fatal(err)
 			}
-			if tt.setup != nil {
-				tt.setup(t, dir)
+			for name, body := range tt.before {
+				if target, ok := strings.CutPrefix(body, "-> "); ok {
+					symlink(t, target, filepath.Join(dir, name))
+				} else {
+					write(t, filepath.Join(dir, name), body)
+				}
 			}
 			from, to := tt.from, tt.to
 			if from == "" {

@@ -264,7 +264,7 @@ func (f *fakeDaemon) converse(w http.ResponseWriter, r *http.Request, _ api.Sand
 	if err != nil {
 		return
 	}
-	defer conn.CloseNow()
+	defer func() { _ = conn.CloseNow() }()
 	ctx := r.Context()
 	_, b, err := conn.Read(ctx)
 	var req api.ExecRequest

@@ -164,4 +164,4 @@ func terminal(files ...*os.File) *os.File {
 	return nil
 }
 
-func clamp(n int) uint16 { return uint16(min(max(n, 0), 0xffff)) } //nolint:gosec // it has just been bounded
+func clamp(n int) uint16 { return uint16(min(max(n, 0), 0xffff)) }

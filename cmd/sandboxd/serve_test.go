@@ -29,8 +29,10 @@ func TestServeOptions(t *testing.T) {
 		{name: "data directory", opts: serveOptions{DataDir: "/d/../e"}, want: serveOptions{DataDir: "/e", RuntimeDir: "/rt", Socket: "/rt/api.sock"}},
 		{name: "no home", find: homeless, err: "no home"},
 		{name: "no home needed", opts: serveOptions{DataDir: "/d"}, find: homeless, want: serveOptions{DataDir: "/d", RuntimeDir: "/d/run", Socket: "/d/run/api.sock"}},
-		{name: "required", opts: serveOptions{Require: []string{"cgroup", " subids "}},
-			want: serveOptions{DataDir: "/data", RuntimeDir: "/rt", Socket: "/rt/api.sock", Require: []string{"cgroup", "subids"}}},
+		{
+			name: "required", opts: serveOptions{Require: []string{"cgroup", " subids "}},
+			want: serveOptions{DataDir: "/data", RuntimeDir: "/rt", Socket: "/rt/api.sock", Require: []string{"cgroup", "subids"}},
+		},
 		{name: "required nothing", opts: serveOptions{Require: []string{""}}, err: "--require"},
 		{name: "no end", opts: serveOptions{DefaultTimeout: -1}, err: "--default-timeout"},
 		{name: "idle backwards", opts: serveOptions{IdleExit: -1}, err: "--idle-exit"},
