@@ -29,12 +29,17 @@ import (
 // listen starts an HTTP server on a Unix socket and returns a client for it.
 func listen(t *testing.T, h http.Handler) *client.Client {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "sbx") // t.TempDir is too long for a socket's address
+	return listenAt(t, filepath.Join(shortDir(t), "api.sock"), h)
+}
+
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sbx") //nolint:usetesting // t.TempDir is too long for a socket's address
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return listenAt(t, filepath.Join(dir, "api.sock"), h)
+	return dir
 }
 
 func listenAt(t *testing.T, socket string, h http.Handler) *client.Client {
@@ -144,7 +149,7 @@ func TestRoutes(t *testing.T) {
 		{
 			name: "run",
 			call: func(ctx context.Context, c *client.Client) (any, error) {
-				return c.Run(ctx, api.Run{Sandbox: api.CreateSandbox{Image: "i"}, Exec: api.ExecRequest{Argv: []string{"x"}}})
+				return c.Run(ctx, api.RunRequest{Sandbox: api.CreateSandbox{Image: "i"}, Exec: api.ExecRequest{Argv: []string{"x"}}})
 			},
 			method: "POST", uri: "/v1/run", accept: api.TypeJSON, send: `{"sandbox":{"image":"i"},"exec":{"argv":["x"]}}`, status: 200,
 			answer: `{"exit":{"code":0},"usage":{"wall_ms":0,"cpu_ms":0},"stdout":"","stderr":"e"}`,
@@ -173,7 +178,7 @@ func TestRoutes(t *testing.T) {
 		{
 			name: "run, streamed: the end",
 			call: func(ctx context.Context, c *client.Client) (any, error) {
-				return c.RunStream(ctx, api.Run{}, func(api.ExecEvent) error { return nil })
+				return c.RunStream(ctx, api.RunRequest{}, func(api.ExecEvent) error { return nil })
 			},
 			method: "POST", uri: "/v1/run", accept: api.TypeNDJSON, answerType: api.TypeNDJSON, status: 200,
 			answer: `{"exit":{"code":137,"signal":"SIGKILL","timeout":true}}`, // no newline at the end
@@ -353,6 +358,9 @@ func TestStrangeAnswers(t *testing.T) {
 	stream := func(ctx context.Context, c *client.Client) error {
 		return ignore(c.ExecStream(ctx, "x", api.ExecRequest{}, nothing))
 	}
+	interact := func(ctx context.Context, c *client.Client) error {
+		return ignore(c.ExecInteractive(ctx, "x", api.ExecRequest{}, client.Streams{}))
+	}
 	pull := func(ctx context.Context, c *client.Client) error {
 		_, err := c.Pull(ctx, api.PullImage{Reference: "r"}, nil)
 		return err
@@ -407,10 +415,7 @@ func TestStrangeAnswers(t *testing.T) {
 		{"pull with an error at the end", func(w http.ResponseWriter, _ *http.Request) {
 			answer(w, api.TypeNDJSON, 200, `{"error":{"code":"registry_error","detail":"no such host"}}`)
 		}, pull, "no such host"},
-		{"no upgrade", func(w http.ResponseWriter, _ *http.Request) { answer(w, "text/plain", 200, "hm") },
-			func(ctx context.Context, c *client.Client) error {
-				return ignore(c.ExecInteractive(ctx, "x", api.ExecRequest{}, client.Streams{}))
-			}, "unexpected answer 200"},
+		{"no upgrade", func(w http.ResponseWriter, _ *http.Request) { answer(w, "text/plain", 200, "hm") }, interact, "unexpected answer 200"},
 		{"no id", nil, func(ctx context.Context, c *client.Client) error { return c.DeleteSandbox(ctx, "") }, `"" is not the id`},
 		{"dots for an id", nil, func(ctx context.Context, c *client.Client) error { return c.DeleteSandbox(ctx, "..") }, `".." is not the id`},
 	}
@@ -481,12 +486,7 @@ func TestLongSocketPath(t *testing.T) {
 // One connection serves any number of requests, streams included.
 func TestConnectionReuse(t *testing.T) {
 	var conns atomic.Int64
-	dir, err := os.MkdirTemp("", "sbx")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	socket := filepath.Join(dir, "s")
+	socket := filepath.Join(shortDir(t), "s")
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
@@ -602,7 +602,7 @@ func interactive(t *testing.T, talk func(ctx context.Context, conn *websocket.Co
 			t.Errorf("accept: %v", err)
 			return
 		}
-		defer conn.CloseNow()
+		defer func() { _ = conn.CloseNow() }()
 		_, b, err := conn.Read(r.Context())
 		var req api.ExecRequest
 		if err = errors.Join(err, json.Unmarshal(b, &req)); err != nil {

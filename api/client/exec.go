@@ -30,7 +30,7 @@ func (c *Client) Exec(ctx context.Context, id string, req api.ExecRequest) (*api
 }
 
 // Run creates a sandbox, executes one program in it and deletes it. When ctx ends first, all of it is undone.
-func (c *Client) Run(ctx context.Context, req api.Run) (*api.ExecResult, error) {
+func (c *Client) Run(ctx context.Context, req api.RunRequest) (*api.ExecResult, error) {
 	out := new(api.ExecResult)
 	r := request{method: http.MethodPost, path: []string{"v1", "run"}, json: req}
 	if err := c.call(ctx, r, outputBound(req.Exec), out); err != nil {
@@ -56,7 +56,7 @@ func (c *Client) ExecStream(ctx context.Context, id string, req api.ExecRequest,
 }
 
 // RunStream is [Client.Run] with the events of [Client.ExecStream].
-func (c *Client) RunStream(ctx context.Context, req api.Run, on func(api.ExecEvent) error) (*End, error) {
+func (c *Client) RunStream(ctx context.Context, req api.RunRequest, on func(api.ExecEvent) error) (*End, error) {
 	return c.stream(ctx, request{method: http.MethodPost, path: []string{"v1", "run"}, json: req}, on)
 }
 

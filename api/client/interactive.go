@@ -94,7 +94,7 @@ func deliver(frame []byte, s Streams) error {
 	}
 	var w io.Writer
 	name := "stdout"
-	switch ch := api.Channel(frame[0]); ch {
+	switch ch := frame[0]; ch {
 	case api.ChannelStdout:
 		w = s.Stdout
 	case api.ChannelStderr:
@@ -117,7 +117,7 @@ func deliver(frame []byte, s Streams) error {
 func stdin(ctx context.Context, conn *websocket.Conn, r io.Reader, cancel context.CancelCauseFunc) {
 	if r != nil {
 		buf := make([]byte, 1+32<<10)
-		buf[0] = byte(api.ChannelStdin)
+		buf[0] = api.ChannelStdin
 		for {
 			n, err := r.Read(buf[1:])
 			if ctx.Err() != nil {

@@ -56,22 +56,21 @@ func pack(w io.Writer, name string, fi fs.FileInfo, top string, notes io.Writer)
 func packOne(t *tar.Writer, root *os.Root, p string, fi fs.FileInfo, name string, notes io.Writer) error {
 	// Owner and group stay behind: ids of this host mean nothing in the sandbox.
 	hdr := &tar.Header{Name: name, Mode: int64(fi.Mode().Perm()), ModTime: fi.ModTime(), Format: tar.FormatPAX}
-	switch fi.Mode().Type() {
-	case fs.ModeDir:
+	switch {
+	case fi.IsDir():
 		if name == "." {
 			return nil // the target's own directory is not ours to change
 		}
 		hdr.Typeflag, hdr.Name = tar.TypeDir, name+"/"
 		return t.WriteHeader(hdr)
-	case fs.ModeSymlink:
+	case fi.Mode().Type() == fs.ModeSymlink:
 		link, err := root.Readlink(p)
 		if err != nil {
 			return err
 		}
 		hdr.Typeflag, hdr.Linkname = tar.TypeSymlink, link
 		return t.WriteHeader(hdr)
-	case 0:
-	default:
+	case !fi.Mode().IsRegular():
 		fmt.Fprintf(notes, "sandboxd: left out %s: neither a file, a directory nor a symbolic link\n", printable(p))
 		return nil
 	}
@@ -117,18 +116,8 @@ type unpacker struct {
 	entries int
 }
 
-// unpack extracts the archive of what was at source, under the name top, or right into root where that is ".".
-func (u *unpacker) unpack(r io.Reader, source, top string) error {
-	t := tar.NewReader(r)
-	first, err := t.Next()
-	switch {
-	case errors.Is(err, io.EOF):
-		first = nil // an empty directory
-	case err != nil:
-		return err
-	case single(first, source):
-		return u.file(t, first, top)
-	}
+// tree extracts the archive of a directory, under the name top, or right into root where that is ".".
+func (u *unpacker) tree(r io.Reader, top string) error {
 	root := u.root
 	if top != "." {
 		if err := u.root.Mkdir(top, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -142,30 +131,45 @@ func (u *unpacker) unpack(r io.Reader, source, top string) error {
 		defer sub.Close()
 		root = sub
 	}
-	for hdr := first; hdr != nil; {
+	t := tar.NewReader(r)
+	for {
+		hdr, err := t.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
 		if err := u.entry(root, t, hdr); err != nil {
 			return err
 		}
-		if hdr, err = t.Next(); err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
 	}
-	return nil
 }
 
-// file extracts an archive that holds one file.
-func (u *unpacker) file(t *tar.Reader, hdr *tar.Header, top string) error {
+// file extracts an archive that holds one file, under the name top.
+func (u *unpacker) file(r io.Reader, top string) error {
 	if top == "." {
 		return errors.New("it is not a directory")
+	}
+	t := tar.NewReader(r)
+	hdr, err := t.Next()
+	if err != nil {
+		return errors.Join(errors.New("the archive of a file does not hold it"), err)
+	}
+	if hdr.Typeflag != tar.TypeReg {
+		return errors.New("the archive of a file holds something else")
 	}
 	hdr.Name = top
 	if err := u.entry(u.root, t, hdr); err != nil {
 		return err
 	}
-	if _, err := t.Next(); !errors.Is(err, io.EOF) {
-		return errors.Join(errors.New("the archive of a file holds more than that file"), err)
+	switch _, err := t.Next(); {
+	case errors.Is(err, io.EOF):
+		return nil
+	case err != nil:
+		return err
 	}
-	return nil
+	return errors.New("the archive of a file holds more than that file")
 }
 
 // entry extracts one entry below root.
@@ -182,7 +186,7 @@ func (u *unpacker) entry(root *os.Root, r io.Reader, hdr *tar.Header) error {
 			return nil
 		}
 		// Ours to enter and to delete, whatever the sandbox would like.
-		return root.MkdirAll(name, fs.FileMode(hdr.Mode).Perm()|0o700)
+		return root.MkdirAll(name, permissions(hdr)|0o700)
 	}
 	if name == "." {
 		return errors.New("an entry would replace the destination itself")
@@ -231,7 +235,7 @@ func (u *unpacker) entry(root *os.Root, r io.Reader, hdr *tar.Header) error {
 
 // regular extracts a file under a name that is free.
 func (u *unpacker) regular(root *os.Root, r io.Reader, name string, hdr *tar.Header) (err error) {
-	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fs.FileMode(hdr.Mode).Perm())
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, permissions(hdr))
 	if err != nil {
 		return err
 	}
@@ -255,6 +259,9 @@ func (u *unpacker) regular(root *os.Root, r io.Reader, name string, hdr *tar.Hea
 	}
 	return nil
 }
+
+// permissions are all that is taken over of a mode: no setuid, no sticky bit.
+func permissions(hdr *tar.Header) fs.FileMode { return fs.FileMode(hdr.Mode & 0o777) }
 
 // localName checks a name that the sandbox wrote.
 func localName(name string) (string, error) {

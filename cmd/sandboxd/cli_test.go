@@ -47,7 +47,7 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 // shortDir is a temporary directory whose sockets have an address.
 func shortDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "sbx")
+	dir, err := os.MkdirTemp("", "sbx") //nolint:usetesting // t.TempDir is too long for a socket's address
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,24 +131,20 @@ func TestCommands(t *testing.T) {
 		stdout func(string) bool
 		stderr func(string) bool
 		code   int
-		check  func(*testing.T, *fakeDaemon)
+		check  func(*fakeDaemon) string // what is wrong
 	}{
-		{name: "run passes output on", args: "run -- echo hi there", stdout: is("hi there\n"), stderr: is("\xff\n"), check: func(t *testing.T, f *fakeDaemon) {
+		{name: "run passes output on", args: "run -- echo hi there", stdout: is("hi there\n"), stderr: is("\xff\n"), check: func(f *fakeDaemon) string {
 			want := []string{"POST /v1/sandboxes", "POST /v1/sandboxes/sb1/exec", "DELETE /v1/sandboxes/sb1"}
-			if diff := cmp.Diff(want, f.log); diff != "" {
-				t.Errorf("requests (-want +got):\n%s", diff)
-			}
+			return cmp.Diff(want, f.log)
 		}},
 		{name: "run passes the exit code on", args: "run -- exit3", stdout: none, stderr: none, code: 3, check: nothingLeft},
 		{name: "flags behind the image are the program's", args: "run host echo --json -t", stdout: is("--json -t\n")},
 		{name: "the first -- behind the image is ours, the second is not", args: "run host -- echo -- x", stdout: is("-- x\n")},
 		{name: "a signal is 128+n, and memory is mentioned", args: "run -- killed", stderr: has("ran out of memory"), code: 137},
-		{name: "timeout is 124", args: "run --timeout 1.5 -- slow", stderr: is("sandboxd: the program was stopped: its timeout of 1.5s had ended\n"), code: 124,
-			check: func(t *testing.T, f *fakeDaemon) {
-				if f.execs[0].Timeout != 1.5 {
-					t.Errorf("timeout %v", f.execs[0].Timeout)
-				}
-			}},
+		{
+			name: "timeout is 124", args: "run --timeout 1.5 -- slow", stderr: is("sandboxd: the program was stopped: its timeout of 1.5s had ended\n"), code: 124,
+			check: func(f *fakeDaemon) string { return cmp.Diff(1.5, f.execs[0].Timeout) },
+		},
 		{name: "no such program", args: "run -- missing", stderr: is("sandboxd: there is no program \"missing\" in the sandbox\nhint: name a program that is in the image\n"), code: 127, check: nothingLeft},
 		{name: "not executable", args: "run -- denied", stderr: has("denied", "hint: chmod"), code: 126, check: nothingLeft},
 		{name: "the sandbox dies", args: "run -- die", stderr: is("sandboxd: the sandbox ended\nhint: see its reason\n"), code: 125, check: nothingLeft},
@@ -157,30 +153,26 @@ func TestCommands(t *testing.T) {
 		{name: "run without anything", args: "run", stderr: has("sandboxd run host -- PROGRAM"), code: 125},
 		{name: "run with an unknown flag", args: "run --nope -- x", stderr: has("unknown flag: --nope", "hint:"), code: 125},
 		{name: "run with an empty program", args: "run -- _", stderr: has("empty name"), code: 125},
-		{name: "run pulls what is not here", args: "run debian:12 -- echo hi", stdout: is("hi\n"), stderr: is("\xff\n"), check: func(t *testing.T, f *fakeDaemon) {
+		{name: "run pulls what is not here", args: "run debian:12 -- echo hi", stdout: is("hi\n"), stderr: is("\xff\n"), check: func(f *fakeDaemon) string {
 			want := []string{"POST /v1/sandboxes", "POST /v1/images/pull", "POST /v1/sandboxes", "POST /v1/sandboxes/sb1/exec", "DELETE /v1/sandboxes/sb1"}
-			if diff := cmp.Diff(want, f.log); diff != "" {
-				t.Errorf("requests (-want +got):\n%s", diff)
-			}
+			return cmp.Diff(want, f.log)
 		}},
-		{name: "run of an image that cannot be had, said without its escape sequences", args: "run missing:1 -- echo", code: 125,
-			stderr: is("sandboxd: pull missing:1: the registry says \\x1b[31mMANIFEST_UNKNOWN\nhint: check the name\n")},
-		{name: "everything that can be asked for", args: "run -e A=1 -e FROM_HERE -e NOT_HERE --cwd /w -u 7:8 --name n -l a=b -l c --memory 512m --swap 0 --cpus 0.5 --pids 9 --nofile 10 --profile p --network none --lifetime 2h --idle-timeout 30 -- echo",
-			check: func(t *testing.T, f *fakeDaemon) {
+		{
+			name: "run of an image that cannot be had, said without its escape sequences", args: "run missing:1 -- echo", code: 125,
+			stderr: is("sandboxd: pull missing:1: the registry says \\x1b[31mMANIFEST_UNKNOWN\nhint: check the name\n"),
+		},
+		{
+			name: "everything that can be asked for", args: "run -e A=1 -e FROM_HERE -e NOT_HERE --cwd /w -u 7:8 --name n -l a=b -l c --memory 512m --swap 0 --cpus 0.5 --pids 9 --nofile 10 --profile p --network none --lifetime 2h --idle-timeout 30 -- echo",
+			check: func(f *fakeDaemon) string {
 				want := api.CreateSandbox{
 					Name: "n", Env: []string{"A=1", "FROM_HERE=here"}, Cwd: "/w", User: "7:8", Labels: map[string]string{"a": "b", "c": ""}, Profile: "p",
 					Limits:  api.Limits{Memory: 512 << 20, Swap: new(int64), CPUs: 0.5, Pids: 9, Nofile: 10},
 					Network: api.Network{Mode: api.NetworkNone}, Timeout: 7200, IdleTimeout: 30,
 				}
-				if diff := cmp.Diff(want, f.creates[0]); diff != "" {
-					t.Errorf("request (-want +got):\n%s", diff)
-				}
-			}},
-		{name: "a long timeout lengthens the sandbox's life", args: "run --timeout 2h -- echo", check: func(t *testing.T, f *fakeDaemon) {
-			if f.creates[0].Timeout != 7260 {
-				t.Errorf("lifetime %v", f.creates[0].Timeout)
-			}
-		}},
+				return cmp.Diff(want, f.creates[0])
+			},
+		},
+		{name: "a long timeout lengthens the sandbox's life", args: "run --timeout 2h -- echo", check: func(f *fakeDaemon) string { return cmp.Diff(7260.0, f.creates[0].Timeout) }},
 		{name: "memory of nothing", args: "run --memory 0 -- x", stderr: has("--memory"), code: 125, check: nothingAsked},
 		{name: "memory of words", args: "run --memory lots -- x", stderr: has(`"lots" is no size such as 512m`), code: 125, check: nothingAsked},
 		{name: "no cores", args: "run --cpus 0 -- x", stderr: has("--cpus 0"), code: 125, check: nothingAsked},
@@ -192,41 +184,27 @@ func TestCommands(t *testing.T) {
 		{name: "a label without a key", args: "run -l =x -- x", stderr: has("has no key"), code: 125, check: nothingAsked},
 		{name: "run --json", args: "run --json -- exit3", stdout: has(`"code": 3`, `"stdout": "out"`), stderr: none, code: 3},
 		{name: "run --json -i", args: "run --json -i -- x", stderr: has("--json waits"), code: 125, check: nothingAsked},
-		{name: "run --keep", args: "run --keep -- echo", stderr: has("the sandbox stays: sb1 (name1)"), check: func(t *testing.T, f *fakeDaemon) {
-			if len(f.sandboxes) != 1 {
-				t.Error("it did not")
-			}
-		}},
+		{name: "run --keep", args: "run --keep -- echo", stderr: has("the sandbox stays: sb1 (name1)"), check: func(f *fakeDaemon) string { return cmp.Diff(1, len(f.sandboxes)) }},
 		{name: "run -d", args: "run -d", stdout: is("sb1\n"), stderr: none},
 		{name: "run -d with a program", args: "run -d host -- x", stderr: has("runs nothing in it", "sandboxd exec"), code: 125, check: nothingAsked},
 		{name: "run -dt", args: "run -dt host", stderr: has("--detach runs no program"), code: 125, check: nothingAsked},
-		{name: "run, and the sandbox cannot be deleted", args: "run -- exit3", code: 3, stderr: has("sandbox sb1 was left behind: busy", "hint: wait"),
-			setup: func(f *fakeDaemon) { f.deleteErr = &api.Problem{Code: api.CodeInternal, Detail: "busy", Hint: "wait"} }},
-		{name: "run -i", args: "run -i -- cat", stdin: "some\nlines\n", stdout: is("some\nlines\n"), check: func(t *testing.T, f *fakeDaemon) {
-			if diff := cmp.Diff([]string{`{"stdin_close":true}`}, f.controls); diff != "" {
-				t.Errorf("control frames (-want +got):\n%s", diff)
-			}
-			nothingLeft(t, f)
+		{
+			name: "run, and the sandbox cannot be deleted", args: "run -- exit3", code: 3, stderr: has("sandbox sb1 was left behind: busy", "hint: wait"),
+			setup: func(f *fakeDaemon) { f.deleteErr = &api.Problem{Code: api.CodeInternal, Detail: "busy", Hint: "wait"} },
+		},
+		{name: "run -i", args: "run -i -- cat", stdin: "some\nlines\n", stdout: is("some\nlines\n"), check: func(f *fakeDaemon) string {
+			return cmp.Diff([]string{`{"stdin_close":true}`}, f.controls) + nothingLeft(f)
 		}},
 		{name: "run -i: the program ends first", args: "run -i -- cat", stdin: "q", stdout: is("q"), code: 7, check: nothingLeft},
-		{name: "run without -i does not pass stdin on", args: "run -- echo x", stdin: "secret", stdout: is("x\n"), check: func(t *testing.T, f *fakeDaemon) {
-			if len(f.execs[0].Stdin) != 0 {
-				t.Errorf("stdin %q", f.execs[0].Stdin)
-			}
-		}},
+		{name: "run without -i does not pass stdin on", args: "run -- echo x", stdin: "secret", stdout: is("x\n"), check: func(f *fakeDaemon) string { return cmp.Diff([]byte(nil), f.execs[0].Stdin) }},
 
 		{name: "create", args: "create --name work debian:12", stdout: is("sb1\n"), stderr: none, setup: func(f *fakeDaemon) { f.images = []string{"debian:12"} }},
 		{name: "create --json", args: "create --json", stdout: has(`"id": "sb1"`, `"state": "running"`)},
 		{name: "create, two images", args: "create a b", stderr: has("at most 1"), code: 2},
 
-		{name: "exec", args: "exec -e K=v -w /d -u me sb1 -- echo a b", setup: oneSandbox, stdout: is("a b\n"), check: func(t *testing.T, f *fakeDaemon) {
+		{name: "exec", args: "exec -e K=v -w /d -u me sb1 -- echo a b", setup: oneSandbox, stdout: is("a b\n"), check: func(f *fakeDaemon) string {
 			want := api.ExecRequest{Argv: []string{"echo", "a", "b"}, Env: []string{"K=v"}, Cwd: "/d", User: "me"}
-			if diff := cmp.Diff(want, f.execs[0]); diff != "" {
-				t.Errorf("request (-want +got):\n%s", diff)
-			}
-			if len(f.sandboxes) != 1 {
-				t.Error("the sandbox is gone")
-			}
+			return cmp.Diff(want, f.execs[0]) + cmp.Diff(1, len(f.sandboxes))
 		}},
 		{name: "exec by name, without --", args: "exec first echo -e", setup: oneSandbox, stdout: is("-e\n")},
 		{name: "exec in nothing", args: "exec nope -- echo", stderr: is("sandboxd: there is no sandbox \"nope\"\nhint: sandboxd ps lists them\n"), code: 125},
@@ -299,7 +277,9 @@ func TestCommands(t *testing.T) {
 			if tt.check != nil {
 				f.mu.Lock()
 				defer f.mu.Unlock()
-				tt.check(t, f)
+				if wrong := tt.check(f); wrong != "" {
+					t.Error(wrong) // of a difference: -want +got
+				}
 			}
 		})
 	}
@@ -309,18 +289,18 @@ func oneSandbox(f *fakeDaemon) {
 	f.sandboxes = []api.Sandbox{{ID: "sb1", Name: "first", Image: "host", State: api.StateRunning, Labels: map[string]string{"k": "v"}}}
 }
 
-func nothingLeft(t *testing.T, f *fakeDaemon) {
-	t.Helper()
-	if len(f.sandboxes) != 0 {
-		t.Errorf("left behind: %v", f.sandboxes)
+func nothingLeft(f *fakeDaemon) string {
+	if len(f.sandboxes) > 0 {
+		return fmt.Sprintf("left behind: %v", f.sandboxes)
 	}
+	return ""
 }
 
-func nothingAsked(t *testing.T, f *fakeDaemon) {
-	t.Helper()
-	if len(f.log) != 0 {
-		t.Errorf("a wrong command line led to requests: %v", f.log)
+func nothingAsked(f *fakeDaemon) string {
+	if len(f.log) > 0 {
+		return fmt.Sprintf("a wrong command line led to requests: %v", f.log)
 	}
+	return ""
 }
 
 // A signal kills the program, deletes the sandbox, and is our exit code.
@@ -359,7 +339,9 @@ func TestRunInterrupted(t *testing.T) {
 			<-f.killed
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			nothingLeft(t, f)
+			if left := nothingLeft(f); left != "" {
+				t.Error(left)
+			}
 		})
 	}
 }
@@ -382,7 +364,9 @@ func TestRunIntoClosedPipe(t *testing.T) {
 	<-f.killed
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	nothingLeft(t, f)
+	if left := nothingLeft(f); left != "" {
+		t.Error(left)
+	}
 }
 
 // Without a daemon: what needs one to look at says so, doctor looks for itself, shutdown has nothing to do.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"archive/tar"
 	"context"
 	"errors"
 	"fmt"
@@ -126,18 +125,18 @@ func copyIn(ctx context.Context, c *client.Client, from, to place, d deps) error
 		return fmt.Errorf("%s is not a directory", from.path)
 	}
 	target := path.Clean(to.path)
-	exists, isDir, err := probe(ctx, c, to.sandbox, target)
+	there, err := probe(ctx, c, to.sandbox, target)
 	if err != nil {
 		return err
 	}
 	// The archive is extracted below a directory, so that one file and a tree look alike.
 	below, top := path.Dir(target), path.Base(target)
 	switch {
-	case exists && !isDir && (fi.IsDir() || to.directory()):
+	case there == file && (fi.IsDir() || to.directory()):
 		return fmt.Errorf("%s:%s exists and is not a directory", to.sandbox, target)
 	case from.contents():
 		below, top = target, "."
-	case isDir || to.directory():
+	case there == other || to.directory():
 		abs, err := filepath.Abs(name) // the name of ".." is not ".."
 		if err != nil {
 			return err
@@ -148,11 +147,11 @@ func copyIn(ctx context.Context, c *client.Client, from, to place, d deps) error
 	done := make(chan error, 1)
 	go func() {
 		err := pack(w, name, fi, top, d.stderr)
-		w.CloseWithError(err) // nil is io.EOF
+		_ = w.CloseWithError(err) // nil is io.EOF
 		done <- err
 	}()
 	err = c.ArchiveIn(ctx, to.sandbox, below, r)
-	r.CloseWithError(errStopped) // nobody reads any more
+	_ = r.CloseWithError(errStopped) // nobody reads any more
 	if perr := <-done; perr != nil && !errors.Is(perr, errStopped) {
 		return perr
 	}
@@ -161,38 +160,29 @@ func copyIn(ctx context.Context, c *client.Client, from, to place, d deps) error
 
 var errStopped = errors.New("the receiver has stopped")
 
-// probe asks what is at a path in the sandbox. It reads no more than the beginning of an archive of it.
-func probe(ctx context.Context, c *client.Client, id, p string) (exists, isDir bool, err error) {
-	r, err := c.ArchiveOut(ctx, id, p)
-	if err != nil {
-		if !errors.Is(err, &api.Problem{Code: api.CodeNotFound}) {
-			return false, false, err
-		}
-		// The path or the sandbox: the difference matters before anything is sent.
-		if _, err := c.GetSandbox(ctx, id); err != nil {
-			return false, false, err
-		}
-		return false, false, nil
-	}
-	defer r.Close()
-	hdr, err := tar.NewReader(r).Next()
-	if errors.Is(err, io.EOF) {
-		return true, true, nil // an empty directory
-	}
-	if err != nil {
-		return false, false, fmt.Errorf("look at %s: %w", p, err)
-	}
-	return true, !single(hdr, p), nil
-}
+// kind is what stands at a path in a sandbox, as far as copying must know.
+type kind int
 
-// single says whether an archive whose first entry this is holds one file and not a tree: a tree begins with its own
-// directory.
-func single(first *tar.Header, p string) bool {
-	if first.Typeflag == tar.TypeDir {
-		return false
+const (
+	missing kind = iota
+	file
+	other // a directory, or what the daemon will refuse with a better reason than we could give
+)
+
+// probe finds out by opening the path as a file: that is refused where it is anything else.
+func probe(ctx context.Context, c *client.Client, id, p string) (kind, error) {
+	r, err := c.ReadFile(ctx, id, p)
+	switch {
+	case err == nil:
+		return file, r.Close()
+	case errors.Is(err, &api.Problem{Code: api.CodeInvalid}):
+		return other, nil
+	case errors.Is(err, &api.Problem{Code: api.CodeNotFound}):
+		// The path or the sandbox: the difference matters before anything is sent.
+		_, gerr := c.GetSandbox(ctx, id)
+		return missing, gerr
 	}
-	name := path.Clean(first.Name)
-	return name == "." || name == path.Base(p)
+	return missing, err
 }
 
 // copyOut receives a file or a tree.
@@ -216,6 +206,10 @@ func copyOut(ctx context.Context, c *client.Client, from, to place, opts cpOptio
 	default: // a new name, or a file that is replaced
 		rootDir, top = filepath.Dir(rootDir), filepath.Base(rootDir)
 	}
+	what, err := probe(ctx, c, from.sandbox, source)
+	if err != nil {
+		return err
+	}
 	r, err := c.ArchiveOut(ctx, from.sandbox, source)
 	if err != nil {
 		return err
@@ -227,7 +221,11 @@ func copyOut(ctx context.Context, c *client.Client, from, to place, opts cpOptio
 	}
 	defer root.Close()
 	u := unpacker{root: root, maxBytes: opts.max.bytes, notes: d.stderr}
-	if err := u.unpack(r, source, top); err != nil {
+	unpack := u.tree
+	if what == file {
+		unpack = u.file
+	}
+	if err := unpack(r, top); err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -34,6 +35,9 @@ func tree(t *testing.T, dir string) []string {
 			out = append(out, rel+"/")
 		default:
 			b, err := os.ReadFile(p)
+			if errors.Is(err, fs.ErrPermission) {
+				b, err = []byte("(unreadable)"), nil
+			}
 			if err != nil {
 				return err
 			}
@@ -77,7 +81,7 @@ func hardlink(name, target string) tarEntry {
 
 func TestCopyOut(t *testing.T) {
 	someTree := []tarEntry{
-		dirEntry("./"), fileEntry("f", "file"), dirEntry("d/"), fileEntry("d/g", "deeper"), link("l", "/etc/passwd"), hardlink("h", "f"),
+		fileEntry("f", "file"), dirEntry("d/"), fileEntry("d/g", "deeper"), link("l", "/etc/passwd"), hardlink("h", "f"),
 		{Header: tar.Header{Typeflag: tar.TypeFifo, Name: "pipe"}},
 	}
 	got := func(prefix string) []string {
@@ -90,63 +94,78 @@ func TestCopyOut(t *testing.T) {
 	tests := []struct {
 		name    string
 		entries []tarEntry
-		from    string // default sb1:/x
-		to      string // default .
-		setup   func(t *testing.T, dir string)
+		file    bool
+		from    string            // default sb1:/x
+		to      string            // default .
+		before  map[string]string // what is there: a path and its content, or "-> target"
 		want    []string
 		err     string
 	}{
-		{name: "file into a directory", entries: []tarEntry{fileEntry("x", "hi")}, want: []string{"x -rw-r--r-- hi"}},
-		{name: "file, called by its place", entries: []tarEntry{fileEntry(".", "hi")}, want: []string{"x -rw-r--r-- hi"}},
-		{name: "file under a new name", entries: []tarEntry{fileEntry("x", "hi")}, to: "y", want: []string{"y -rw-r--r-- hi"}},
-		{name: "file over a file", entries: []tarEntry{fileEntry("x", "new")}, to: "y", setup: func(t *testing.T, dir string) { write(t, dir+"/y", "old") },
-			want: []string{"y -rw-r--r-- new"}},
-		{name: "file into a directory that is missing", entries: []tarEntry{fileEntry("x", "hi")}, to: "d/", err: "d/ does not exist"},
-		{name: "file into a file", entries: []tarEntry{fileEntry("x", "hi")}, to: "y/", setup: func(t *testing.T, dir string) { write(t, dir+"/y", "old") },
-			err: "not a directory", want: []string{"y -rw-r--r-- old"}},
+		{name: "file into a directory", file: true, entries: []tarEntry{fileEntry("x", "hi")}, want: []string{"x -rw-r--r-- hi"}},
+		{name: "file, called by its place", file: true, entries: []tarEntry{fileEntry(".", "hi")}, want: []string{"x -rw-r--r-- hi"}},
+		{name: "file under a new name", file: true, entries: []tarEntry{fileEntry("x", "hi")}, to: "y", want: []string{"y -rw-r--r-- hi"}},
+		{
+			name: "file over a file", file: true, entries: []tarEntry{fileEntry("x", "new")}, to: "y", before: map[string]string{"y": "old"},
+			want: []string{"y -rw-r--r-- new"},
+		},
+		{name: "file into a directory that is missing", file: true, entries: []tarEntry{fileEntry("x", "hi")}, to: "d/", err: "d/ does not exist"},
+		{
+			name: "file into a file", file: true, entries: []tarEntry{fileEntry("x", "hi")}, to: "y/", before: map[string]string{"y": "old"},
+			err: "not a directory", want: []string{"y -rw-r--r-- old"},
+		},
 		{name: "tree into a directory", entries: someTree, want: append([]string{"x/"}, got("x/")...)},
 		{name: "tree under a new name", entries: someTree, to: "y", want: append([]string{"y/"}, got("y/")...)},
 		{name: "contents of a tree", entries: someTree, from: "sb1:/x/.", to: ".", want: got("")},
-		{name: "tree over a file", entries: someTree, to: "y", setup: func(t *testing.T, dir string) { write(t, dir+"/y", "old") },
-			err: "not a directory", want: []string{"y -rw-r--r-- old"}},
-		{name: "tree into a tree", entries: someTree, setup: func(t *testing.T, dir string) { write(t, dir+"/x/f", "old"); write(t, dir+"/x/kept", "mine") },
-			want: []string{"x/", "x/d/", "x/d/g -rw-r--r-- deeper", "x/f -rw-r--r-- file", "x/h -rw-r--r-- file", "x/kept -rw-r--r-- mine", "x/l -> /etc/passwd"}},
-		{name: "empty directory", entries: []tarEntry{dirEntry("./")}, to: "y", want: []string{"y/"}},
+		{
+			name: "tree over a file", entries: someTree, to: "y", before: map[string]string{"y": "old"},
+			err: "not a directory", want: []string{"y -rw-r--r-- old"},
+		},
+		{
+			name: "tree into a tree", entries: someTree, before: map[string]string{"x/f": "old", "x/kept": "mine"},
+			want: []string{"x/", "x/d/", "x/d/g -rw-r--r-- deeper", "x/f -rw-r--r-- file", "x/h -rw-r--r-- file", "x/kept -rw-r--r-- mine", "x/l -> /etc/passwd"},
+		},
+		{name: "empty directory", entries: []tarEntry{}, to: "y", want: []string{"y/"}},
 		{name: "setuid and unreadable directories do not come along", entries: []tarEntry{
-			{Header: tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0}},
 			{Header: tar.Header{Typeflag: tar.TypeDir, Name: "d/", Mode: 0}},
 			{Header: tar.Header{Name: "d/s", Mode: 0o6755}, body: "#!"},
 		}, to: "y", want: []string{"y/", "y/d/", "y/d/s -rwxr-xr-x #!"}},
-		{name: "relative sandbox path", entries: []tarEntry{fileEntry("x", "hi")}, from: "sb1:x", want: []string{"x -rw-r--r-- hi"}},
+		{name: "relative sandbox path", file: true, entries: []tarEntry{fileEntry("x", "hi")}, from: "sb1:x", want: []string{"x -rw-r--r-- hi"}},
 
 		// What a hostile sandbox sends.
-		{name: "parent", entries: []tarEntry{dirEntry("./"), fileEntry("../evil", "x")}, want: []string{"x/"}, err: "does not stay"},
-		{name: "hidden parent", entries: []tarEntry{dirEntry("./"), fileEntry("a/../../evil", "x")}, want: []string{"x/"}, err: "does not stay"},
-		{name: "absolute", entries: []tarEntry{dirEntry("./"), fileEntry("/tmp/evil", "x")}, want: []string{"x/"}, err: "does not stay"},
-		{name: "through a link", entries: []tarEntry{dirEntry("./"), link("a", "../.."), fileEntry("a/evil", "x")}, want: []string{"x/", "x/a -> ../.."}, err: "escapes"},
-		{name: "through an absolute link", entries: []tarEntry{dirEntry("./"), link("a", "/tmp"), fileEntry("a/evil", "x")}, want: []string{"x/", "x/a -> /tmp"}, err: "escapes"},
-		{name: "directory through a link", entries: []tarEntry{dirEntry("./"), link("a", "../outside"), dirEntry("a/evil/")}, want: []string{"x/", "x/a -> ../outside"}, err: "escapes"},
-		{name: "file over a link is the file", entries: []tarEntry{dirEntry("./"), link("a", "../outside"), fileEntry("a", "x")}, want: []string{"x/", "x/a -rw-r--r-- x"}},
-		{name: "link over a link is the link", entries: []tarEntry{dirEntry("./"), link("a", "b"), link("a", "c")}, want: []string{"x/", "x/a -> c"}},
-		{name: "hard link to the outside", entries: []tarEntry{dirEntry("./"), hardlink("h", "../secret")}, want: []string{"x/"}, err: "does not stay"},
-		{name: "hard link through a link", entries: []tarEntry{dirEntry("./"), link("a", ".."), hardlink("h", "a/secret")}, want: []string{"x/", "x/a -> .."}, err: "escapes"},
-		{name: "hard link to itself", entries: []tarEntry{dirEntry("./"), fileEntry("f", "x"), hardlink("f", "f")}, want: []string{"x/", "x/f -rw-r--r-- x"}, err: "itself"},
-		{name: "a file that turns into a tree", entries: []tarEntry{fileEntry("x", "hi"), fileEntry("evil", "x")}, want: []string{"x -rw-r--r-- hi"}, err: "more than that file"},
-		{name: "a file over the destination", entries: []tarEntry{dirEntry("./"), fileEntry(".", "x")}, want: []string{"x/"}, err: "replace the destination"},
-		{name: "a link in the place of a tree", entries: []tarEntry{link("x", "../outside")}, want: []string{"x -> ../outside"}},
-		{name: "and the next copy does not follow it", entries: []tarEntry{dirEntry("./"), fileEntry("evil", "x")}, setup: func(t *testing.T, dir string) { symlink(t, "../outside", dir+"/x") },
-			want: []string{"x -> ../outside"}, err: "escapes"},
-		{name: "a device is left out", entries: []tarEntry{dirEntry("./"), {Header: tar.Header{Typeflag: tar.TypeChar, Name: "null", Devmajor: 1, Devminor: 3}}}, want: []string{"x/"}},
-		{name: "too much", entries: []tarEntry{dirEntry("./"), fileEntry("a", strings.Repeat("x", 600)), fileEntry("b", strings.Repeat("x", 600))},
-			want: []string{"x/", "x/a -rw-r--r-- " + strings.Repeat("x", 600)}, err: "more than 1000 bytes"},
-		{name: "a name without end", entries: []tarEntry{dirEntry("./"), fileEntry(strings.Repeat("a/", 3000)+"x", "x")}, want: []string{"x/"}, err: "a name of 6001 bytes"},
+		{name: "parent", entries: []tarEntry{fileEntry("../evil", "x")}, want: []string{"x/"}, err: "does not stay"},
+		{name: "hidden parent", entries: []tarEntry{fileEntry("a/../../evil", "x")}, want: []string{"x/"}, err: "does not stay"},
+		{name: "absolute", entries: []tarEntry{fileEntry("/tmp/evil", "x")}, want: []string{"x/"}, err: "does not stay"},
+		{name: "through a link", entries: []tarEntry{link("a", "../.."), fileEntry("a/evil", "x")}, want: []string{"x/", "x/a -> ../.."}, err: "escapes"},
+		{name: "through an absolute link", entries: []tarEntry{link("a", "/tmp"), fileEntry("a/evil", "x")}, want: []string{"x/", "x/a -> /tmp"}, err: "escapes"},
+		{name: "directory through a link", entries: []tarEntry{link("a", "../outside"), dirEntry("a/evil/")}, want: []string{"x/", "x/a -> ../outside"}, err: "escapes"},
+		{name: "file over a link is the file", entries: []tarEntry{link("a", "../outside"), fileEntry("a", "x")}, want: []string{"x/", "x/a -rw-r--r-- x"}},
+		{name: "link over a link is the link", entries: []tarEntry{link("a", "b"), link("a", "c")}, want: []string{"x/", "x/a -> c"}},
+		{name: "hard link to the outside", entries: []tarEntry{hardlink("h", "../secret")}, want: []string{"x/"}, err: "does not stay"},
+		{name: "hard link through a link", entries: []tarEntry{link("a", ".."), hardlink("h", "a/secret")}, want: []string{"x/", "x/a -> .."}, err: "escapes"},
+		{name: "hard link to itself", entries: []tarEntry{fileEntry("f", "x"), hardlink("f", "f")}, want: []string{"x/", "x/f -rw-r--r-- x"}, err: "itself"},
+		{name: "a file that turns into a tree", file: true, entries: []tarEntry{fileEntry("x", "hi"), fileEntry("evil", "x")}, want: []string{"x -rw-r--r-- hi"}, err: "more than that file"},
+		{name: "a file over the destination", entries: []tarEntry{fileEntry(".", "x")}, want: []string{"x/"}, err: "replace the destination"},
+		{name: "a link in the place of a file", file: true, entries: []tarEntry{link("x", "../outside")}, err: "something else"},
+		{name: "nothing in the place of a file", file: true, entries: []tarEntry{dirEntry("x/")}, err: "something else"},
+		{name: "a tree that holds one file of its own name", entries: []tarEntry{fileEntry("x", "hi")}, want: []string{"x/", "x/x -rw-r--r-- hi"}},
+		{name: "the contents of a file", file: true, from: "sb1:/x/.", entries: []tarEntry{fileEntry("x", "hi")}, err: "not a directory"},
+		{
+			name: "a copy does not follow a link that an earlier one brought", entries: []tarEntry{fileEntry("evil", "x")}, before: map[string]string{"x": "-> ../outside"},
+			want: []string{"x -> ../outside"}, err: "escapes",
+		},
+		{name: "a device is left out", entries: []tarEntry{{Header: tar.Header{Typeflag: tar.TypeChar, Name: "null", Devmajor: 1, Devminor: 3}}}, want: []string{"x/"}},
+		{
+			name: "too much", entries: []tarEntry{fileEntry("a", strings.Repeat("x", 600)), fileEntry("b", strings.Repeat("x", 600))},
+			want: []string{"x/", "x/a -rw-r--r-- " + strings.Repeat("x", 600)}, err: "more than 1000 bytes",
+		},
+		{name: "a name without end", entries: []tarEntry{fileEntry(strings.Repeat("a/", 3000)+"x", "x")}, want: []string{"x/"}, err: "a name of 6001 bytes"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			f := newFake()
 			oneSandbox(f)
-			f.archives["/x"] = tt.entries
+			f.archives["/x"], f.files["/x"] = tt.entries, tt.file
 			// What must stay as it is, and what is compared: nothing may appear beside the destination.
 			outer := t.TempDir()
 			write(t, outer+"/secret", "mine")
@@ -155,8 +174,12 @@ func TestCopyOut(t *testing.T) {
 			if err := os.Mkdir(dir, 0o755); err != nil {
 				t.Fatal(err)
 			}
-			if tt.setup != nil {
-				tt.setup(t, dir)
+			for name, body := range tt.before {
+				if target, ok := strings.CutPrefix(body, "-> "); ok {
+					symlink(t, target, filepath.Join(dir, name))
+				} else {
+					write(t, filepath.Join(dir, name), body)
+				}
 			}
 			from, to := tt.from, tt.to
 			if from == "" {
@@ -219,8 +242,9 @@ func TestCopyIn(t *testing.T) {
 			t.Parallel()
 			f := newFake()
 			oneSandbox(f)
-			f.archives["/dir"] = []tarEntry{dirEntry("./"), fileEntry("dir", "confusing")}
-			f.archives["/"] = []tarEntry{dirEntry("./"), fileEntry("dir/dir", "")}
+			f.archives["/dir"] = []tarEntry{fileEntry("dir", "confusing")}
+			f.archives["/"] = []tarEntry{fileEntry("dir/dir", "")}
+			f.files["/file"] = true
 			f.archives["/file"] = []tarEntry{fileEntry("file", "old")}
 			dir := t.TempDir()
 			write(t, dir+"/f", "file")

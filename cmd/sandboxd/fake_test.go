@@ -32,6 +32,7 @@ type fakeDaemon struct {
 	execs     []api.ExecRequest     // as they came
 	uploads   map[string]string     // PUT archive: path → list of what was in it
 	archives  map[string][]tarEntry // GET archive: path → what is in it
+	files     map[string]bool       // which of the archives are of one file
 	controls  []string              // text frames of interactive execs after the first
 	killed    chan struct{}         // an exec lost its client
 	started   chan struct{}         // an exec that waits has begun
@@ -46,7 +47,7 @@ type tarEntry struct {
 
 func newFake() *fakeDaemon {
 	return &fakeDaemon{
-		uploads: map[string]string{}, archives: map[string][]tarEntry{},
+		uploads: map[string]string{}, archives: map[string][]tarEntry{}, files: map[string]bool{},
 		killed: make(chan struct{}, 10), started: make(chan struct{}, 10), stop: func() {},
 	}
 }
@@ -103,6 +104,7 @@ func (f *fakeDaemon) handler() http.Handler {
 	}))
 	mux.HandleFunc("POST /v1/sandboxes/{id}/exec", f.with(f.exec))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/exec", f.with(f.converse))
+	mux.HandleFunc("GET /v1/sandboxes/{id}/files", f.with(f.readFile))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/archive", f.with(f.archiveOut))
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/archive", f.with(f.archiveIn))
 	mux.HandleFunc("GET /v1/images", func(w http.ResponseWriter, _ *http.Request) {
@@ -262,7 +264,7 @@ func (f *fakeDaemon) converse(w http.ResponseWriter, r *http.Request, _ api.Sand
 	if err != nil {
 		return
 	}
-	defer conn.CloseNow()
+	defer func() { _ = conn.CloseNow() }()
 	ctx := r.Context()
 	_, b, err := conn.Read(ctx)
 	var req api.ExecRequest
@@ -302,6 +304,21 @@ func (f *fakeDaemon) converse(w http.ResponseWriter, r *http.Request, _ api.Sand
 		if strings.Contains(string(b), "resize") {
 			_ = conn.Write(ctx, websocket.MessageBinary, append([]byte{1}, b...))
 		}
+	}
+}
+
+// readFile knows a file by its archive: one entry, of its own name.
+func (f *fakeDaemon) readFile(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
+	p := r.URL.Query().Get("path")
+	entries, ok := f.archives[p]
+	switch {
+	case !ok:
+		refuse(w, api.CodeNotFound, "", "there is no %q in the sandbox", p)
+	case len(entries) > 0 && f.files[p]:
+		w.Header().Set("Content-Type", api.TypeBytes)
+		_, _ = io.WriteString(w, entries[0].body)
+	default:
+		refuse(w, api.CodeInvalid, "", "%q: not a regular file", p)
 	}
 }
 

@@ -37,11 +37,15 @@ func execute(ctx context.Context, c *client.Client, id string, req api.ExecReque
 		return ending(end.Exit, t, d.stderr)
 	}
 	end, err := c.ExecStream(ctx, id, req, func(e api.ExecEvent) error {
+		out := client.Output(e)
+		if len(out) == 0 {
+			return nil
+		}
 		w := d.stdout
 		if e.Stream == "stderr" {
 			w = d.stderr
 		}
-		_, err := w.Write(client.Output(e))
+		_, err := w.Write(out)
 		return err
 	})
 	if err != nil {
@@ -160,4 +164,4 @@ func terminal(files ...*os.File) *os.File {
 	return nil
 }
 
-func clamp(n int) uint16 { return uint16(min(max(n, 0), 0xffff)) } //nolint:gosec // it has just been bounded
+func clamp(n int) uint16 { return uint16(min(max(n, 0), 0xffff)) }
