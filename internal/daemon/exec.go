@@ -310,7 +310,7 @@ func (h *head) result() (string, []byte) {
 	if h.truncated {
 		// A character that the limit cut in two is dropped whole.
 		for n := 1; n < utf8.UTFMax && n <= len(h.buf); n++ {
-			if cut := h.buf[:len(h.buf)-n]; utf8.RuneStart(h.buf[len(h.buf)-n]) && utf8.Valid(cut) {
+			if cut, tail := h.buf[:len(h.buf)-n], h.buf[len(h.buf)-n:]; utf8.RuneStart(tail[0]) && !utf8.FullRune(tail) && utf8.Valid(cut) {
 				return string(cut), nil
 			}
 		}
