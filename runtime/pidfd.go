@@ -31,8 +31,8 @@ func pollable(f *os.File) (_ *os.File, err error) {
 	return p, nil
 }
 
-// waitReadable returns nil once f is readable or hung up, os.ErrDeadlineExceeded at f's read deadline, and
-// os.ErrClosed when f is closed meanwhile. It reads nothing.
+// waitReadable returns nil once f is readable or hung up, and os.ErrDeadlineExceeded at f's read deadline. It reads
+// nothing.
 func waitReadable(f *os.File) error {
 	conn, err := f.SyscallConn()
 	if err != nil {

@@ -66,7 +66,8 @@ type Supervisor struct {
 // sandbox is one entry of the supervisor. Its fields are guarded by Supervisor.mu, but for the channels.
 type sandbox struct {
 	rec       Record
-	pidfd     *os.File // nil while creating, and where the sandbox was found ended
+	pidfd     *os.File // nil while creating, and where the sandbox was found ended; closed by its watcher
+	dismissed bool     // its watcher shall end
 	active    int      // leases not ended
 	idleSince time.Time
 	killing   string    // why it is being killed; empty while it may live
@@ -554,7 +555,9 @@ func (s *Supervisor) delete(ctx context.Context, sb *sandbox) error {
 		return fmt.Errorf("delete sandbox %s: %w", id, err)
 	}
 	if sb.watched != nil {
-		s.closePidfd(sb)
+		s.mu.Lock()
+		s.dismiss(sb)
+		s.mu.Unlock()
 		<-sb.watched
 	}
 	if err := s.records.remove(id); err != nil {
@@ -612,18 +615,10 @@ func (s *Supervisor) deleteAll(ctx context.Context) []error {
 func (s *Supervisor) stopWatching() {
 	s.mu.Lock()
 	for _, sb := range s.byID {
-		if sb.pidfd != nil {
-			_ = sb.pidfd.Close() // never read or written; the watcher may have closed it
-		}
+		s.dismiss(sb)
 	}
 	s.mu.Unlock()
 	s.watchers.Wait()
-}
-
-func (s *Supervisor) closePidfd(sb *sandbox) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_ = sb.pidfd.Close() // as above
 }
 
 func ignoreNotFound(err error) error {

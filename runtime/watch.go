@@ -16,7 +16,7 @@ import (
 
 // arm sets when the watcher wakes up next. It needs mu.
 func (s *Supervisor) arm(sb *sandbox) {
-	if sb.pidfd == nil || sb.isGone || sb.killing != "" {
+	if sb.pidfd == nil || sb.isGone || sb.killing != "" || sb.dismissed {
 		return
 	}
 	at := sb.rec.Deadline
@@ -27,16 +27,27 @@ func (s *Supervisor) arm(sb *sandbox) {
 	_ = sb.pidfd.SetReadDeadline(at)
 }
 
+// dismiss makes the watcher end, whatever becomes of the sandbox. It needs mu.
+func (s *Supervisor) dismiss(sb *sandbox) {
+	if sb.pidfd == nil {
+		return
+	}
+	sb.dismissed = true
+	// Not Close: the poller's error for it cannot be told from others.
+	_ = sb.pidfd.SetReadDeadline(time.Unix(1, 0)) // fails only where the watcher has ended
+}
+
 func (sb *sandbox) idleAt() time.Time { return sb.idleSince.Add(sb.idleTimeout()) }
 
 func (sb *sandbox) idleTimeout() time.Duration {
 	return time.Duration(sb.rec.IdleTimeout * float64(time.Second))
 }
 
-// watch returns when the sandbox has ended or its pidfd is closed.
+// watch returns when the sandbox has ended or the watcher is dismissed.
 func (s *Supervisor) watch(sb *sandbox) {
 	defer s.watchers.Done()
 	defer close(sb.watched)
+	defer func() { _ = sb.pidfd.Close() }() // never read or written
 	for {
 		err := waitReadable(sb.pidfd)
 		switch {
@@ -44,9 +55,9 @@ func (s *Supervisor) watch(sb *sandbox) {
 			s.ended(sb)
 			return
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			s.expire(sb)
-		case errors.Is(err, os.ErrClosed):
-			return
+			if !s.expire(sb) {
+				return
+			}
 		default:
 			// Cannot happen with a pidfd. The sandbox still has the launcher's own timer.
 			s.log.Error("sandbox is no longer watched", "id", sb.rec.ID, "error", err)
@@ -55,11 +66,15 @@ func (s *Supervisor) watch(sb *sandbox) {
 	}
 }
 
-// expire kills the sandbox if its time has come, and sets the next time to look if not.
-func (s *Supervisor) expire(sb *sandbox) {
+// expire kills the sandbox if its time has come, and sets the next time to look if not. It returns false to a watcher
+// that has been dismissed.
+func (s *Supervisor) expire(sb *sandbox) bool {
 	now := time.Now()
 	s.mu.Lock()
 	switch {
+	case sb.dismissed:
+		s.mu.Unlock()
+		return false
 	case sb.killing != "": // once more
 	case !now.Before(sb.rec.Deadline):
 		sb.killing = "deadline reached"
@@ -68,7 +83,7 @@ func (s *Supervisor) expire(sb *sandbox) {
 	default:
 		s.arm(sb)
 		s.mu.Unlock()
-		return
+		return true
 	}
 	reason := sb.killing
 	_ = sb.pidfd.SetReadDeadline(now.Add(killRetry)) // as in arm
@@ -80,6 +95,7 @@ func (s *Supervisor) expire(sb *sandbox) {
 	if err := ignoreNotFound(s.engine.Kill(ctx, sb.rec.ID)); err != nil {
 		s.log.Error("sandbox could not be killed, trying again", "id", sb.rec.ID, "error", err)
 	}
+	return true
 }
 
 // ended records why the sandbox's processes are gone.

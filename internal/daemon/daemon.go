@@ -25,6 +25,8 @@ const (
 	stepTimeout = 10 * time.Second
 	// drainTimeout is how long requests under way may take when the daemon stops, before they are cancelled.
 	drainTimeout = 2 * time.Second
+	// cutTimeout is how long a cancelled request may take to say so, before its connection is closed.
+	cutTimeout = 2 * time.Second
 	// closeTimeout bounds the end of all sandboxes.
 	closeTimeout = 60 * time.Second
 )
@@ -187,7 +189,7 @@ func (d *Daemon) shutdown(ctx context.Context, server *http.Server, served <-cha
 	if step(drainTimeout, server.Shutdown) != nil {
 		// 2. What does not is told why, and then cut off.
 		cancelRequests(ErrStopping)
-		if step(stepTimeout, server.Shutdown) != nil {
+		if step(cutTimeout, server.Shutdown) != nil {
 			d.log.Warn("requests are cut off")
 		}
 	}

@@ -40,7 +40,7 @@ type class struct {
 	status int // 0: the code's own
 }
 
-// classes is the one table from errors to codes. The first match counts. What matches nothing is internal.
+// classes is the one table from errors to codes. What matches nothing is internal.
 var classes = []class{
 	{err: errPanic, code: api.CodeInternal, hint: "the daemon's log has the stack; please report it"},
 	{err: ErrTooLarge, code: api.CodeTooLarge, hint: "send less, or use the files and archive routes, which are not bounded"},
@@ -99,17 +99,26 @@ func ProblemOf(err error) *api.Problem {
 	if len(detail) > maxDetail {
 		detail = strings.ToValidUTF8(detail[:maxDetail], "") + " ..."
 	}
-	c := class{code: api.CodeInternal, hint: "the daemon's log may say more"}
-	for _, known := range classes {
-		if errors.Is(err, known.err) {
-			c = known
-			break
-		}
-	}
+	c := classOf(err)
 	if c.status == 0 {
 		c.status = c.code.Status()
 	}
 	return &api.Problem{Code: c.code, Title: titles[c.code], Status: c.status, Detail: detail, Hint: c.hint}
+}
+
+// classOf looks for the class that was given last, because who gave it knew what those before were about. Errors without
+// one are found by what they wrap.
+func classOf(err error) class {
+	var given *classified
+	if errors.As(err, &given) {
+		err = given.class
+	}
+	for _, known := range classes {
+		if errors.Is(err, known.err) {
+			return known
+		}
+	}
+	return class{code: api.CodeInternal, hint: "the daemon's log may say more"}
 }
 
 // classified is an error put into a class without the class's words in its text.

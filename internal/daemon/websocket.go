@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/coder/websocket"
 
@@ -72,10 +73,12 @@ func (d *Daemon) interact(ctx context.Context, c *websocket.Conn, ref string) {
 	if err := writeText(ctx, c, api.ExecEvent{PID: x.PID}); err != nil {
 		return
 	}
-	// The reader has no context of its own: to cancel a Read closes the connection, and the exit is still to be sent.
+	// A frame whose context ends takes the connection with it, but the last event is still to be sent.
+	frames, stop := outlive(ctx, stepTimeout)
+	defer stop()
 	var refused error // set before ctx ends
 	reader.Go(func() {
-		if err := d.readFrames(ctx, c, x); errors.Is(err, ErrInvalid) {
+		if err := d.readFrames(frames, c, x); errors.Is(err, ErrInvalid) {
 			refused = err
 		}
 		cancel(errClientGone)
@@ -87,9 +90,9 @@ func (d *Daemon) interact(ctx context.Context, c *websocket.Conn, ref string) {
 			channel = api.ChannelStderr
 		}
 		frame = append(append(frame[:0], channel), p...)
-		wctx, stop := context.WithTimeout(ctx, answerTimeout)
+		ctx, stop := context.WithTimeout(frames, answerTimeout)
 		defer stop()
-		return c.Write(wctx, websocket.MessageBinary, frame)
+		return c.Write(ctx, websocket.MessageBinary, frame)
 	})
 	x.Close() // a reader that writes to a program which does not read goes on
 	switch {
@@ -130,6 +133,16 @@ func finish(ctx context.Context, c *websocket.Conn, last api.ExecEvent) {
 	if writeText(ctx, c, last) == nil {
 		_ = c.Close(websocket.StatusNormalClosure, "") // waits for the client's own; one that does not answer is cut off
 	}
+}
+
+// outlive returns a context that ends some time after ctx does, unless it is cancelled before.
+func outlive(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(by, cancel)
+		context.AfterFunc(late, func() { timer.Stop() })
+	})
+	return late, func() { stop(); cancel() }
 }
 
 var errClientGone = errors.New("the client is gone")
