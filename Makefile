@@ -1,0 +1,118 @@
+# Everything that is done with this tree, on a Debian 12 machine with Go: `make help`.
+#
+# cgo and the seccomp build tag are set here and nowhere else: sandboxd-launcher is the only cgo binary, and built
+# without the tag it refuses to run rather than run unprotected.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+GO      ?= go
+# How many packages are compiled at once. Two fit a machine of two cores and 4 GiB; the linter's own build is the largest.
+P       ?= 2
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+BIN     := bin
+TAGS    := seccomp osusergo netgo
+# -buildvcs=false: a clone that belongs to another uid makes git, and so `go build`, fail; the version is given by hand.
+GOBUILD := $(GO) build -p $(P) -trimpath -buildvcs=false
+LDFLAGS := -X main.version=$(VERSION)
+SUDO    := $(if $(filter 0,$(shell id -u)),,sudo)
+
+# What building needs, and what the tests need besides: a registry and a runtime as peers, a static program for images.
+BUILD_DEPS := gcc libc6-dev libseccomp-dev pkg-config uidmap
+TEST_DEPS  := docker-registry runc busybox-static python3 git sudo
+
+GOLANGCI = $(GO) tool -modfile=tools/go.mod golangci-lint
+
+##@ Start here
+
+.PHONY: help
+help: ## Show what can be made
+	@awk 'BEGIN { FS = ":.*## " } /^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z][a-zA-Z_-]*:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@printf '\nVariables: GO=%s P=%s (packages compiled at once) RUN=regexp and PKG=./path (narrow the tests)\n' '$(GO)' '$(P)'
+
+.PHONY: quickstart
+quickstart: build-deps build ## See it work: a sandboxed program and a whole agent run, then everything stopped again
+	@hack/quickstart.sh
+
+.PHONY: deps
+deps: ## Install the Debian packages that building and testing need, if any is missing
+	@hack/deps.sh $(BUILD_DEPS) $(TEST_DEPS)
+
+.PHONY: build-deps
+build-deps:
+	@hack/deps.sh $(BUILD_DEPS)
+
+##@ Build
+
+.PHONY: build
+build: $(BIN)/sandboxd $(BIN)/sandboxd-launcher $(BIN)/sandboxd-init ## Build the three binaries into bin/
+
+# The go tool knows better than make what is out of date, so each binary is always asked for.
+.PHONY: $(BIN)/sandboxd $(BIN)/sandboxd-launcher $(BIN)/sandboxd-init
+$(BIN)/sandboxd:
+	CGO_ENABLED=0 $(GOBUILD) -ldflags '$(LDFLAGS)' -o $@ ./cmd/sandboxd
+
+# Static, because it runs as the root of a namespace whose root file system is not the host's.
+$(BIN)/sandboxd-launcher:
+	CGO_ENABLED=1 $(GOBUILD) -tags '$(TAGS)' -ldflags '$(LDFLAGS) -linkmode external -extldflags "-static"' -o $@ ./cmd/sandboxd-launcher
+
+# Stripped: every sandbox maps it, and its size is paid at every start.
+$(BIN)/sandboxd-init:
+	CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w $(LDFLAGS)' -o $@ ./cmd/sandboxd-init
+
+.PHONY: clean
+clean: ## Remove what was built
+	rm -rf $(BIN) build
+
+##@ Check
+
+.PHONY: test
+test: deps build check-tree ## Everything there is: format, vet, lint, then every test as root and as an ordinary user
+	$(GO) run -buildvcs=false ./tests/lanes -p $(P) -lane all -run '$(RUN)' -pkg '$(PKG)'
+
+.PHONY: test-root
+test-root: deps build ## Every test as root (through sudo, if you are not)
+	$(GO) run -buildvcs=false ./tests/lanes -p $(P) -lane root -run '$(RUN)' -pkg '$(PKG)'
+
+.PHONY: test-rootless
+test-rootless: deps build ## Every test as an ordinary user (one made for it, if you are root)
+	$(GO) run -buildvcs=false ./tests/lanes -p $(P) -lane rootless -run '$(RUN)' -pkg '$(PKG)'
+
+.PHONY: check
+check: check-tree unit ## What to run before a commit: format, vet, lint, unit tests as you are
+
+.PHONY: check-tree
+check-tree: fmt-check vet lint
+
+.PHONY: unit
+unit: ## The tests beside the code, with the race detector, as you are
+	CGO_ENABLED=1 $(GO) test -p $(P) -buildvcs=false -race -tags '$(TAGS)' $(if $(RUN),-run '$(RUN)') \
+		$(or $(PKG),$$($(GO) list -tags '$(TAGS)' ./... | grep -v /tests/))
+
+.PHONY: vet
+vet: ## go vet, with the tags of the launcher
+	$(GO) vet -p $(P) -buildvcs=false -tags '$(TAGS)' ./...
+
+.PHONY: lint
+lint: ## golangci-lint, built from the version that tools/go.mod pins (the first time takes minutes)
+	GOFLAGS='-buildvcs=false -p=$(P)' $(GOLANGCI) run --concurrency $(P) --timeout 20m ./...
+
+.PHONY: fmt
+fmt: ## Format the tree as the linter wants it
+	GOFLAGS='-buildvcs=false -p=$(P)' $(GOLANGCI) fmt ./...
+
+.PHONY: fmt-check
+fmt-check:
+	@bad=$$(git ls-files -co --exclude-standard '*.go' | xargs -r gofmt -l); \
+		if [ -n "$$bad" ]; then printf 'not formatted, run make fmt:\n%s\n' "$$bad" >&2; exit 1; fi
+
+.PHONY: fuzz-short
+fuzz-short: ## Every fuzz target for FUZZTIME (20s) each
+	@hack/fuzz.sh '$(or $(FUZZTIME),20s)' '$(TAGS)'
+
+.PHONY: bench
+bench: deps build ## The figures of docs/performance.md, on this machine, as you are
+	@hack/bench.sh

@@ -1,0 +1,23 @@
+#!/bin/bash
+# deps.sh PACKAGE...: install the Debian packages that are missing, and say which. Silent when there is nothing to do.
+set -euo pipefail
+
+missing=()
+for package in "$@"; do
+	state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+	[ "$state" = installed ] || missing+=("$package")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+echo "installing Debian packages: ${missing[*]}"
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+	command -v sudo >/dev/null || { echo "not root and no sudo: install these yourself, then run this again" >&2; exit 1; }
+	as_root=(sudo)
+fi
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+{
+	"${as_root[@]}" apt-get update &&
+		"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"
+} >"$log" 2>&1 </dev/null || { cat "$log" >&2; exit 1; }

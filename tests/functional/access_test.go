@@ -1,0 +1,149 @@
+package functional
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+// nobody is a uid without a name, without subordinate ids and without anything else.
+const nobody = 64123
+
+// The socket is its user's alone: a file of mode 0600 in a directory of mode 0700.
+func TestSocketIsPrivate(t *testing.T) {
+	d := start(t)
+	for path, want := range map[string]os.FileMode{d.Socket: 0o600, filepath.Dir(d.Socket): 0o700} {
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := info.Mode().Perm(); got != want {
+			t.Errorf("%s has mode %o, want %o", path, got, want)
+		}
+	}
+}
+
+// Even where the modes were opened by mistake, the peer's uid decides.
+func TestAnotherUserIsRefused(t *testing.T) {
+	testenv.RequireRoot(t)
+	d := start(t)
+	if err := os.Chmod(filepath.Dir(d.Socket), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(d.Socket, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	as := func(uid int) error {
+		client := &http.Client{Transport: &http.Transport{
+			DisableKeepAlives: true,
+			DialContext: func(context.Context, string, string) (net.Conn, error) {
+				return dialAs(uid, d.Socket)
+			},
+		}}
+		other := *d
+		other.HTTP = client
+		return other.Call(t.Context(), http.MethodGet, "/v1/system", nil, nil)
+	}
+	if err := as(0); err != nil {
+		t.Fatalf("control: the daemon's own user: %v", err)
+	}
+	wantProblem(t, as(nobody), api.CodeForbidden, strconv.Itoa(nobody))
+}
+
+// dialAs connects with the credentials of another uid. They belong to a thread, which must not be used again.
+func dialAs(uid int, socket string) (net.Conn, error) {
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	done := make(chan result)
+	go func() {
+		goruntime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		_, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid))
+		if errno != 0 {
+			done <- result{err: errno}
+			return
+		}
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			done <- result{err: err}
+			return
+		}
+		if err := unix.Connect(fd, &unix.SockaddrUnix{Name: socket}); err != nil {
+			done <- result{err: err}
+			return
+		}
+		file := os.NewFile(uintptr(fd), socket)
+		conn, err := net.FileConn(file)
+		_ = file.Close() // FileConn has duplicated it
+		done <- result{conn, err}
+	}()
+	r := <-done
+	return r.conn, r.err
+}
+
+// Without subordinate ids everything still works, with a single-id map, and is said.
+func TestUserWithoutSubordinateIDsGetsASingleIDMap(t *testing.T) {
+	testenv.RequireRoot(t)
+	testenv.RequireUserNS(t)
+	// Neither the binaries nor the temporary directory need lie where that user can go.
+	t.Setenv("TMPDIR", "/tmp")
+	bin := publicDir(t)
+	for _, name := range []string{"sandboxd", "sandboxd-launcher", "sandboxd-init"} {
+		data, err := os.ReadFile(harness.Program(t, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(bin, name), data, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("SANDBOXD_BIN", bin)
+
+	d := harness.Start(t, harness.Options{User: &syscall.Credential{Uid: nobody, Gid: nobody}})
+	s := d.Create(t, api.CreateSandbox{})
+	if s.Enforced.IDs != "single" {
+		t.Errorf("enforced.ids is %q, want single", s.Enforced.IDs)
+	}
+	if missing := strings.Join(s.Enforced.Missing, "\n"); !strings.Contains(missing, "subordinate") && !strings.Contains(missing, "subuid") {
+		t.Errorf("nothing says that subordinate ids are missing: %q", s.Enforced.Missing)
+	}
+	if got := s.Sh(t, "id -u; echo works"); got != "0\nworks\n" {
+		t.Errorf("in the sandbox: %q", got)
+	}
+	if got := d.CLI(t, "doctor"); !strings.Contains(got.Stdout, "subordinate") {
+		t.Errorf("doctor does not name subordinate ids: %+v", got)
+	}
+	// Where it is required, the daemon refuses to start.
+	strict := d.CLI(t, "serve", "--socket", d.RuntimeDir+"2/api.sock", "--require=subids", "--data-dir", d.DataDir+"2", "--runtime-dir", d.RuntimeDir+"2")
+	if strict.Code == 0 || !strings.Contains(strict.Stderr, "subids") && !strings.Contains(strict.Stderr, "subordinate") {
+		t.Errorf("serve --require=subids: %+v", strict)
+	}
+}
+
+// publicDir makes a directory in /tmp that everybody may enter.
+func publicDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "sandboxd-bin-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}

@@ -1,0 +1,376 @@
+package functional
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+// Each bad request gets one clear error: the code, the name of the thing, and nothing left behind.
+func TestBadRequestsAreAnsweredClearly(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Name: "one"})
+	deleted := d.Create(t, api.CreateSandbox{})
+	deleted.Delete(t)
+	s.Sh(t, "echo x >/tmp/not-executable; printf '#!/no/such/interpreter\\n' >/tmp/script; chmod +x /tmp/script")
+	before := d.Snapshot(t)
+
+	sandboxes, exec := "/v1/sandboxes", "/v1/sandboxes/"+s.ID+"/exec"
+	huge := []byte(`{"image":"` + strings.Repeat("a", 33<<20) + `"}`)
+	for _, test := range []struct {
+		name         string
+		method, path string
+		body         any
+		code         api.Code
+		says         string
+	}{
+		{"unknown route", "GET", "/v1/nothing", nil, api.CodeNotFound, ""},
+		{"unknown field", "POST", sandboxes, []byte(`{"image":"host","privileged":true}`), api.CodeInvalid, "privileged"},
+		{"field of the wrong type", "POST", sandboxes, []byte(`{"env":"A=b"}`), api.CodeInvalid, "env"},
+		{"not JSON", "POST", sandboxes, []byte(`image: host`), api.CodeInvalid, ""},
+		{"two documents", "POST", sandboxes, []byte(`{} {}`), api.CodeInvalid, ""},
+		{"no body", "POST", exec, nil, api.CodeInvalid, ""},
+		{"huge body", "POST", sandboxes, huge, api.CodeTooLarge, ""},
+		{"deep body", "POST", sandboxes, []byte(`{"labels":` + strings.Repeat(`{"a":`, 20000) + strings.Repeat("}", 20001)), api.CodeInvalid, ""},
+		{"unknown image", "POST", sandboxes, api.CreateSandbox{Image: "127.0.0.1:1/never:pulled"}, api.CodeNotFound, "never"},
+		{"malformed reference", "POST", sandboxes, api.CreateSandbox{Image: "UPPER/../case"}, api.CodeInvalid, "UPPER"},
+		{"name in use", "POST", sandboxes, api.CreateSandbox{Name: "one"}, api.CodeExists, "one"},
+		{"name as a path", "POST", sandboxes, api.CreateSandbox{Name: "../../etc"}, api.CodeInvalid, "name"},
+		{"unknown profile", "POST", sandboxes, api.CreateSandbox{Profile: "nonesuch"}, api.CodeInvalid, "nonesuch"},
+		{"unknown network mode", "POST", sandboxes, api.CreateSandbox{Network: api.Network{Mode: "host"}}, api.CodeInvalid, "host"},
+		{"negative memory", "POST", sandboxes, api.CreateSandbox{Limits: api.Limits{Memory: -1}}, api.CodeInvalid, "memory"},
+		{"negative pids", "POST", sandboxes, api.CreateSandbox{Limits: api.Limits{Pids: -1}}, api.CodeInvalid, "pids"},
+		{"negative timeout", "POST", sandboxes, api.CreateSandbox{Timeout: -1}, api.CodeInvalid, "timeout"},
+		{"environment without =", "POST", sandboxes, api.CreateSandbox{Env: []string{"NOEQUALS"}}, api.CodeInvalid, "NOEQUALS"},
+		{"environment with NUL", "POST", sandboxes, api.CreateSandbox{Env: []string{"A=b\x00c"}}, api.CodeInvalid, "env"},
+		{"relative directory", "POST", sandboxes, api.CreateSandbox{Cwd: "tmp"}, api.CodeInvalid, "cwd"},
+		{"unknown user", "POST", sandboxes, api.CreateSandbox{User: "nobody-of-this-name"}, api.CodeInvalid, "nobody-of-this-name"},
+		{"missing program", "POST", exec, api.ExecRequest{Argv: []string{"no-such-program"}}, api.CodeProgramMissing, "no-such-program"},
+		{"missing program by path", "POST", exec, api.ExecRequest{Argv: []string{"/no/such/program"}}, api.CodeProgramMissing, "/no/such/program"},
+		{"missing interpreter", "POST", exec, api.ExecRequest{Argv: []string{"/tmp/script"}}, api.CodeProgramMissing, "/tmp/script"},
+		{"not executable", "POST", exec, api.ExecRequest{Argv: []string{"/tmp/not-executable"}}, api.CodeProgramDenied, "/tmp/not-executable"},
+		{"a directory", "POST", exec, api.ExecRequest{Argv: []string{"/tmp"}}, api.CodeProgramDenied, "/tmp"},
+		{"no program", "POST", exec, api.ExecRequest{}, api.CodeInvalid, "argv"},
+		{"empty program", "POST", exec, api.ExecRequest{Argv: []string{""}}, api.CodeInvalid, "argv"},
+		{"argument with NUL", "POST", exec, api.ExecRequest{Argv: []string{"echo", "a\x00b"}}, api.CodeInvalid, "argv"},
+		{"missing directory", "POST", exec, api.ExecRequest{Argv: []string{"true"}, Cwd: "/no/such/dir"}, api.CodeInvalid, "/no/such/dir"},
+		{"path with NUL", "PUT", "/v1/sandboxes/" + s.ID + "/files?path=%2Ftmp%2Fa%00b", []byte("x"), api.CodeInvalid, "path"},
+		{"relative path", "PUT", "/v1/sandboxes/" + s.ID + "/files?path=..%2Fx", []byte("x"), api.CodeInvalid, "path"},
+		{"no path", "GET", "/v1/sandboxes/" + s.ID + "/files", nil, api.CodeInvalid, "path"},
+		{"missing file", "GET", "/v1/sandboxes/" + s.ID + "/files?path=%2Fno%2Fsuch", nil, api.CodeNotFound, "/no/such"},
+		{"sandbox that never was", "GET", "/v1/sandboxes/nonesuch", nil, api.CodeNotFound, "nonesuch"},
+		{"sandbox as a path", "GET", "/v1/sandboxes/..%2F..%2Fetc", nil, api.CodeNotFound, ""},
+		{"sandbox that is gone", "POST", "/v1/sandboxes/" + deleted.ID + "/exec", api.ExecRequest{Argv: []string{"true"}}, api.CodeNotFound, deleted.ID},
+		{"deleted twice", "DELETE", "/v1/sandboxes/" + deleted.ID, nil, api.CodeNotFound, deleted.ID},
+		{"pull of nothing", "POST", "/v1/images/pull", api.PullImage{}, api.CodeInvalid, "reference"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			wantProblem(t, d.Call(ctx, test.method, test.path, test.body, nil), test.code, test.says)
+		})
+	}
+	if list := d.List(t); len(list) != 1 {
+		t.Errorf("%d sandboxes are left of 1", len(list))
+	}
+	d.NothingLeaked(t, before)
+}
+
+// A path with dots that stays absolute is a name inside the sandbox, where there is nothing to climb out to.
+func TestDotsInAPathStayInTheSandbox(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	name := fmt.Sprintf("planted-%d", os.Getpid())
+	if err := s.Put(t.Context(), "/tmp/../../../../../tmp/"+name, []byte("x")); err != nil {
+		wantProblem(t, err, api.CodeInvalid) // refusing it will do as well
+		return
+	}
+	if _, err := os.Stat("/tmp/" + name); err == nil {
+		t.Error("the file is on the host")
+	}
+	if got := s.Sh(t, "cat /tmp/"+name); got != "x" {
+		t.Errorf("in the sandbox it says %q", got)
+	}
+}
+
+// An exec whose sandbox dies under it ends with an answer.
+func TestExecAfterItsSandboxDied(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sleep", "600"}})
+		done <- err
+	}()
+	eventually(t, func() error { return shErr(t, s, "grep -q sleep /proc/[0-9]*/cmdline") })
+	kill9(t, s.PID) // as the kernel's out-of-memory killer might
+	select {
+	case err := <-done:
+		wantProblem(t, err, api.CodeGone, s.ID)
+	case <-time.After(20 * time.Second):
+		t.Error("the exec still waits for a sandbox that has died")
+	}
+	s.WaitState(t, 10*time.Second, api.StateStopped)
+	_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"true"}})
+	wantProblem(t, err, api.CodeConflict, s.ID)
+}
+
+// Exit codes of the command line: the program's own, and 125 to 127 for what is ours.
+func TestCommandLineExitCodes(t *testing.T) {
+	d := start(t)
+	for _, test := range []struct {
+		name string
+		args []string
+		code int
+		says string
+	}{
+		{"the program's own", []string{"run", "host", "--", "sh", "-c", "exit 42"}, 42, ""},
+		{"program missing", []string{"run", "host", "--", "no-such-program"}, 127, "no-such-program"},
+		{"program not executable", []string{"run", "host", "--", "/etc/passwd"}, 126, "/etc/passwd"},
+		{"unknown image", []string{"run", "127.0.0.1:1/no/such:image", "--", "true"}, 125, "127.0.0.1:1"},
+		{"unknown flag", []string{"run", "--privileged", "host"}, 125, "privileged"},
+		{"sandbox gone", []string{"exec", "nonesuch", "--", "true"}, 125, "nonesuch"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := d.CLI(t, test.args...)
+			if got.Code != test.code || !strings.Contains(got.Stderr, test.says) {
+				t.Errorf("%q ended with %+v, want code %d and a word of %q", test.args, got, test.code, test.says)
+			}
+			if test.code >= 125 && strings.Count(strings.TrimSpace(got.Stderr), "\n") > 4 {
+				t.Errorf("the error is not one clear one: %q", got.Stderr)
+			}
+		})
+	}
+	if list := d.List(t); len(list) != 0 {
+		t.Errorf("%d sandboxes are left", len(list))
+	}
+}
+
+// Registries that lie, and layers that attack. Each pull fails with one error, nothing of the image is kept, and
+// nothing is written outside of the layer's directory.
+func TestBadImagesAreRefused(t *testing.T) {
+	testenv.RequireUserNS(t)
+	d := harness.Start(t, harness.Options{})
+	outside := t.TempDir()
+	if err := os.Chmod(outside, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	target := filepath.Join(outside, "target")
+	if err := os.WriteFile(target, []byte("untouched"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	d.Create(t, api.CreateSandbox{}).Delete(t)
+	before := d.Snapshot(t)
+	up := strings.Repeat("../", 20)
+
+	image := func(t *testing.T, files ...harness.File) v1.Image {
+		return harness.Image(t, v1.Config{}, harness.Layer(t, "gzip", harness.Tar(t, append([]harness.File{{Name: "ok", Body: "x"}}, files...)...)))
+	}
+	for _, test := range []struct {
+		name   string
+		files  []harness.File
+		tamper func(http.Handler) http.Handler
+		code   api.Code
+		says   string
+	}{
+		{name: "dot dot", files: []harness.File{{Name: up + strings.TrimPrefix(outside, "/") + "/planted", Body: "x"}}, code: api.CodeImage, says: ".."},
+		{name: "absolute link target, written through", code: api.CodeImage, files: []harness.File{
+			{Name: "link", Type: tar.TypeSymlink, Link: outside}, {Name: "link/planted", Body: "x"}}},
+		{name: "climbing link, written through", code: api.CodeImage, files: []harness.File{
+			{Name: "link", Type: tar.TypeSymlink, Link: up + outside}, {Name: "link/planted", Body: "x"}}},
+		{name: "link to a link", code: api.CodeImage, files: []harness.File{
+			{Name: "a", Type: tar.TypeSymlink, Link: "b"}, {Name: "b", Type: tar.TypeSymlink, Link: outside}, {Name: "a/planted", Body: "x"}}},
+		{name: "hard link to a file outside", code: api.CodeImage, files: []harness.File{
+			{Name: "h", Type: tar.TypeLink, Link: up + target}, {Name: "h", Body: "overwritten"}}},
+		{name: "hard link through a link", code: api.CodeImage, files: []harness.File{
+			{Name: "link", Type: tar.TypeSymlink, Link: outside}, {Name: "h", Type: tar.TypeLink, Link: "link/target"}}},
+		{name: "whiteout that climbs", code: api.CodeImage, files: []harness.File{{Name: up + outside + "/.wh.target"}}},
+		{name: "whiteout of dot dot", code: api.CodeImage, files: []harness.File{{Name: "dir/.wh..."}, {Name: ".wh..."}, {Name: ".wh.."}}},
+		{name: "whiteout without a name", code: api.CodeImage, files: []harness.File{{Name: ".wh."}}},
+		{name: "whiteout through a link", code: api.CodeImage, files: []harness.File{
+			{Name: "link", Type: tar.TypeSymlink, Link: outside}, {Name: "link/.wh.target"}}},
+		{name: "wrong digest", tamper: onBlob(func(b []byte) []byte { b[len(b)/2] ^= 1; return b }), code: api.CodeImage, says: "sha256:"},
+		{name: "truncated layer", tamper: onBlob(func(b []byte) []byte { return b[:len(b)/2] }), code: api.CodeImage, says: "sha256:"},
+		{name: "longer than it says", tamper: onBlob(func(b []byte) []byte { return append(b, make([]byte, 1<<20)...) }), code: api.CodeImage, says: "sha256:"},
+		{name: "server error", tamper: answer(http.StatusInternalServerError, "boom"), code: api.CodeRegistry},
+		{name: "not found", tamper: answer(http.StatusNotFound, "{}"), code: api.CodeRegistry},
+		{name: "unauthorised", tamper: answer(http.StatusUnauthorized, "{}"), code: api.CodeRegistry},
+		{name: "a web page", tamper: answer(http.StatusOK, "<html>welcome</html>"), code: api.CodeRegistry},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			lie := &switched{}
+			registry := harness.LyingRegistry(t, lie.wrap(test.tamper))
+			reference := registry.Push(t, "evil/image:1", image(t, test.files...))
+			lie.on.Store(true)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			pulled, err := d.Pull(ctx, reference, false)
+			if err == nil {
+				t.Fatalf("pulled %+v", pulled)
+			}
+			wantProblem(t, err, test.code, test.says)
+			if data, err := os.ReadFile(target); err != nil || string(data) != "untouched" {
+				t.Errorf("the file outside is now %q (%v)", data, err)
+			}
+			if _, err := os.Lstat(filepath.Join(outside, "planted")); err == nil {
+				t.Error("a file was planted outside")
+			}
+		})
+	}
+	var list api.ImageList
+	if err := d.Call(t.Context(), "GET", "/v1/images", nil, &list); err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range list.Images {
+		if strings.Contains(i.Reference, "evil") {
+			t.Errorf("a refused image is listed: %+v", i)
+		}
+	}
+	d.NothingLeaked(t, before)
+}
+
+// Odd but legal: applied, and harmless.
+func TestOddImagesAreTamed(t *testing.T) {
+	d := start(t)
+	registry := harness.LyingRegistry(t, nil)
+	outside := t.TempDir()
+	for _, test := range []struct {
+		name   string
+		files  []harness.File
+		script string
+		want   string
+	}{
+		{"absolute name", []harness.File{{Name: "/absolute", Body: "x"}}, "cat /absolute", "x"},
+		{"a file twice", []harness.File{{Name: "twice", Body: "first"}, {Name: "twice", Body: "second"}}, "cat /twice", "second"},
+		{"dot prefix", []harness.File{{Name: "./dir/", Type: tar.TypeDir}, {Name: "./dir/./f", Body: "x"}}, "cat /dir/f", "x"},
+		{"symlink out of the root", []harness.File{{Name: "out", Type: tar.TypeSymlink, Link: outside}}, "ls /out 2>/dev/null || echo dangling", "dangling\n"},
+		{"setuid file", []harness.File{{Name: "suid", Body: "x", Mode: 0o4755}}, "grep -q ' / .*nosuid' /proc/self/mountinfo && echo nosuid", "nosuid\n"},
+		{"device node", []harness.File{{Name: "null", Type: tar.TypeChar}}, "cat /null 2>/dev/null && echo opened || echo refused", "refused\n"},
+		{"/dev as a link", []harness.File{{Name: "dev", Type: tar.TypeSymlink, Link: outside}}, "test -c /dev/null && ls -d /dev/sandboxd-init", "/dev/sandboxd-init\n"},
+		{"/proc as a link", []harness.File{{Name: "proc", Type: tar.TypeSymlink, Link: "tmp"}}, "cat /proc/1/comm", "sandboxd-init\n"},
+		{"/sys as a file", []harness.File{{Name: "sys", Body: "x"}}, "echo started", "started\n"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			reference := registry.Push(t, "odd/image:"+strings.Map(func(r rune) rune {
+				if r == ' ' || r == '/' {
+					return '-'
+				}
+				return r
+			}, "t-"+test.name), harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}},
+				harness.Layer(t, "gzip", harness.Tar(t, append(harness.Busybox(t), test.files...)...))))
+			if _, err := d.Pull(t.Context(), reference, false); err != nil {
+				wantProblem(t, err, api.CodeImage) // to refuse it is a choice, to be fooled is not
+				return
+			}
+			s, err := d.TryCreate(t.Context(), api.CreateSandbox{Image: reference})
+			if err != nil {
+				wantProblem(t, err, api.CodeImage)
+				return
+			}
+			if got := s.Sh(t, test.script); got != test.want {
+				t.Errorf("%s says %q, want %q", test.script, got, test.want)
+			}
+			s.Delete(t)
+			if entries, err := os.ReadDir(outside); err != nil || len(entries) > 0 {
+				t.Errorf("outside there are now %v (%v)", entries, err)
+			}
+		})
+	}
+}
+
+// An entry that claims a terabyte is refused by its header, before a byte of it is written.
+func TestLayerThatLiesAboutItsSizeIsRefused(t *testing.T) {
+	d := start(t)
+	registry := harness.LyingRegistry(t, nil)
+	layer := harness.Tar(t, harness.File{Name: "huge", Body: "x"})
+	// The size field in base 256, and the checksum made right again: tar(5).
+	copy(layer[124:136], append([]byte{0x80, 0, 0, 0}, binary.BigEndian.AppendUint64(nil, 1<<40)...))
+	copy(layer[148:156], "        ")
+	sum := 0
+	for _, b := range layer[:512] {
+		sum += int(b)
+	}
+	copy(layer[148:156], fmt.Sprintf("%06o\x00 ", sum))
+	before := d.Snapshot(t)
+	reference := registry.Push(t, "size/lie:1", harness.Image(t, v1.Config{}, harness.Layer(t, "gzip", layer)))
+	_, err := d.Pull(t.Context(), reference, false)
+	wantProblem(t, err, api.CodeImage)
+	d.NothingLeaked(t, before)
+}
+
+func TestUnreachableRegistry(t *testing.T) {
+	d := start(t)
+	_, err := d.Pull(t.Context(), "127.0.0.1:1/some/image:1", false)
+	wantProblem(t, err, api.CodeRegistry, "127.0.0.1:1")
+	if got := d.CLI(t, "pull", "127.0.0.1:1/some/image:1"); got.Code == 0 || !strings.Contains(got.Stderr, "127.0.0.1:1") {
+		t.Errorf("sandboxd pull: %+v", got)
+	}
+}
+
+func TestNoImageForThisPlatform(t *testing.T) {
+	d := start(t)
+	registry := harness.LyingRegistry(t, nil)
+	other := &v1.Platform{OS: "linux", Architecture: "s390x"}
+	reference := registry.Push(t, "other/platform:1", harness.OnlyFor(t, other))
+	_, err := d.Pull(t.Context(), reference, false)
+	wantProblem(t, err, api.CodeImage, "linux/"+runtime.GOARCH)
+}
+
+// onBlob changes the bytes of every layer blob that is downloaded.
+func onBlob(change func([]byte) []byte) func(http.Handler) http.Handler {
+	return func(honest http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/sha256:") {
+				honest.ServeHTTP(w, r)
+				return
+			}
+			rec := &recorder{header: http.Header{}}
+			honest.ServeHTTP(rec, r)
+			body := rec.body.Bytes()
+			if bytes.HasPrefix(body, []byte("\x1f\x8b")) { // a layer, not a config
+				body = change(bytes.Clone(body))
+			}
+			w.Header().Set("Content-Type", rec.header.Get("Content-Type"))
+			w.Header().Set("Content-Length", fmt.Sprint(len(body)))
+			w.WriteHeader(max(rec.status, http.StatusOK))
+			_, _ = w.Write(body) // the client may have gone
+		})
+	}
+}
+
+// answer answers everything with the same.
+func answer(status int, body string) func(http.Handler) http.Handler {
+	return func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(status)
+			_, _ = io.WriteString(w, body) // the client may have gone
+		})
+	}
+}
+
+// recorder keeps an answer so that it can be changed.
+type recorder struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
+
+func (r *recorder) Header() http.Header         { return r.header }
+func (r *recorder) WriteHeader(status int)      { r.status = status }
+func (r *recorder) Write(p []byte) (int, error) { return r.body.Write(p) }

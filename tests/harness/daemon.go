@@ -1,0 +1,394 @@
+// Package harness starts the built binaries on directories of their own and gives tests the peers that a real
+// installation has: a registry, images, a client that speaks the bare wire format.
+//
+// Nothing in it imports the daemon's packages but the wire types: what the tests see is what a user's program sees.
+package harness
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// startTimeout is how long a daemon may take until it answers: generous, because a loaded machine must not make a
+// test fail that is about something else.
+const startTimeout = 60 * time.Second
+
+// Program returns the path of a built binary: in $SANDBOXD_BIN, else in bin/ of the tree that the test lies in.
+func Program(t testing.TB, name string) string {
+	t.Helper()
+	dir := os.Getenv("SANDBOXD_BIN")
+	if dir == "" {
+		dir = filepath.Join(Root(t), "bin")
+	}
+	path := filepath.Join(dir, name)
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("%v: run `make build` first", err)
+	}
+	return path
+}
+
+// Root is the directory of the module.
+func Root(t testing.TB) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ; dir != "/"; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+	}
+	t.Fatal("no go.mod above the working directory")
+	return ""
+}
+
+// Options says how a daemon is started.
+type Options struct {
+	Args []string // further flags of `sandboxd serve`
+	Env  []string // added to the environment
+	// User is whom to become; nil: whoever runs the test. Only root can ask for it.
+	User *syscall.Credential
+}
+
+// A Daemon is one `sandboxd serve` on directories of its own. It is stopped, and must have left nothing behind, when
+// the test ends.
+type Daemon struct {
+	DataDir, RuntimeDir, Socket string
+	// HTTP speaks to the socket; Do and the methods built on it use it.
+	HTTP *http.Client
+
+	options Options
+	program string
+	cmd     *exec.Cmd
+	exited  chan struct{} // closed when cmd has ended
+	log     *logBuffer
+	marks   *Footprint // everything that was ever seen to be ours
+}
+
+// Start starts a daemon and waits until it answers.
+func Start(t testing.TB, options Options) *Daemon {
+	t.Helper()
+	// Not t.TempDir: a socket's path has 108 bytes, and a test's name is long.
+	dir, err := os.MkdirTemp("", "sbx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &Daemon{
+		DataDir: filepath.Join(dir, "data"), RuntimeDir: filepath.Join(dir, "run"),
+		options: options, program: Program(t, "sandboxd"), log: new(logBuffer), marks: newFootprint(),
+	}
+	d.Socket = filepath.Join(d.RuntimeDir, "api.sock")
+	// As in /var/lib: the ids that sandboxes map to must be able to pass through.
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // on purpose, see above
+		t.Fatal(err)
+	}
+	if options.User != nil {
+		if err := os.Chown(dir, int(options.User.Uid), int(options.User.Gid)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.HTTP = &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", d.Socket)
+		},
+	}}
+	t.Cleanup(func() {
+		d.stop(t)
+		d.marks.check(t, "after the daemon was shut down", d.DataDir, d.RuntimeDir)
+		if t.Failed() {
+			t.Logf("the daemon said:\n%s", d.log)
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Errorf("what the daemon left cannot be removed by its own user: %v", err)
+			// Layers of subordinate ids are out of our reach; root's lane need not leave them lying about.
+			_ = exec.Command("rm", "-rf", dir).Run()
+		}
+	})
+	d.Launch(t)
+	return d
+}
+
+// Launch starts the daemon again on the same directories, after [Daemon.Kill9].
+func (d *Daemon) Launch(t testing.TB) {
+	t.Helper()
+	args := append([]string{"serve", "--socket", d.Socket, "--data-dir", d.DataDir, "--runtime-dir", d.RuntimeDir}, d.options.Args...)
+	d.cmd = exec.Command(d.program, args...) //nolint:gosec // the binary under test
+	d.cmd.Env = d.environment()
+	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
+	// The launcher outlives a killed daemon and keeps the log open.
+	d.cmd.WaitDelay = time.Second
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: d.options.User}
+	if err := d.cmd.Start(); err != nil {
+		t.Fatalf("start the daemon: %v", err)
+	}
+	d.exited = make(chan struct{})
+	go func(cmd *exec.Cmd, exited chan struct{}) {
+		defer close(exited)
+		_ = cmd.Wait() // how it ended is in ProcessState
+	}(d.cmd, d.exited)
+
+	Eventually(t, startTimeout, func() error {
+		select {
+		case <-d.exited:
+			t.Fatalf("the daemon ended at its start (%v) and said:\n%s", d.cmd.ProcessState, d.log)
+		default:
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		response, err := d.Do(ctx, http.MethodGet, "/healthz", nil)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			return fmt.Errorf("/healthz answers %s", response.Status)
+		}
+		return nil
+	})
+	d.Mark(t)
+}
+
+// environment is clean: nothing of the tester's own configuration may decide what a test sees.
+func (d *Daemon) environment() []string {
+	env := []string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8",
+		"HOME=" + filepath.Dir(d.DataDir), "TMPDIR=" + os.TempDir(), "XDG_RUNTIME_DIR=" + d.RuntimeDir,
+	}
+	return append(env, d.options.Env...)
+}
+
+// PID is the daemon's process.
+func (d *Daemon) PID() int { return d.cmd.Process.Pid }
+
+// Log is what the daemon has written so far.
+func (d *Daemon) Log() string { return d.log.String() }
+
+// Kill9 ends the daemon as a crash would. What it held goes on.
+func (d *Daemon) Kill9(t testing.TB) {
+	t.Helper()
+	d.Mark(t)
+	if err := d.cmd.Process.Kill(); err != nil {
+		t.Fatalf("kill the daemon: %v", err)
+	}
+	<-d.exited
+	d.HTTP.CloseIdleConnections()
+}
+
+// WaitExit waits until the daemon has ended by itself.
+func (d *Daemon) WaitExit(t testing.TB) {
+	t.Helper()
+	select {
+	case <-d.exited:
+	case <-time.After(startTimeout):
+		t.Fatalf("the daemon still runs after %s", startTimeout)
+	}
+	d.HTTP.CloseIdleConnections()
+}
+
+// stop asks the daemon to delete everything and end, and makes sure that it does.
+func (d *Daemon) stop(t testing.TB) {
+	t.Helper()
+	select {
+	case <-d.exited:
+		// Killed and not started again: the launcher and the sandboxes still run. The next daemon is the way to end them.
+		d.Launch(t)
+	default:
+	}
+	d.Mark(t)
+	d.HTTP.CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	response, err := d.Do(ctx, http.MethodPost, "/v1/system/shutdown", api.Shutdown{})
+	if err != nil {
+		t.Errorf("shut the daemon down: %v", err)
+	} else {
+		if response.StatusCode >= 300 {
+			t.Errorf("shut the daemon down: %v", problem(response))
+		}
+		_ = response.Body.Close()
+	}
+	select {
+	case <-d.exited:
+	case <-ctx.Done():
+		t.Errorf("the daemon still runs %s after it was asked to shut down", startTimeout)
+		_ = d.cmd.Process.Kill()
+		<-d.exited
+	}
+	d.HTTP.CloseIdleConnections()
+}
+
+// Do sends one request. A body that is not nil is sent as JSON, but for []byte and io.Reader, which are sent as they
+// are.
+func (d *Daemon) Do(ctx context.Context, method, path string, body any) (*http.Response, error) {
+	var r io.Reader
+	contentType := api.TypeJSON
+	switch b := body.(type) {
+	case nil:
+		contentType = ""
+	case []byte:
+		r = bytes.NewReader(b)
+	case io.Reader:
+		r = b
+	default:
+		data, err := json.Marshal(b)
+		if err != nil {
+			return nil, err
+		}
+		r = bytes.NewReader(data)
+	}
+	request, err := http.NewRequestWithContext(ctx, method, "http://sandboxd"+path, r)
+	if err != nil {
+		return nil, err
+	}
+	if contentType != "" {
+		request.Header.Set("Content-Type", contentType)
+	}
+	return d.HTTP.Do(request)
+}
+
+// Call sends one request and decodes the answer into out, which may be nil. An answer that is an error is returned as
+// *api.Problem.
+func (d *Daemon) Call(ctx context.Context, method, path string, body, out any) error {
+	response, err := d.Do(ctx, method, path, body)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode >= 300 {
+		return problem(response)
+	}
+	if out == nil {
+		_, err := io.Copy(io.Discard, response.Body)
+		return err
+	}
+	dec := json.NewDecoder(response.Body)
+	if err := dec.Decode(out); err != nil {
+		return fmt.Errorf("decode the answer to %s %s: %w", method, path, err)
+	}
+	return nil
+}
+
+// problem reads an error as the API promises to write it, and complains where it does not keep the promise.
+func problem(response *http.Response) error {
+	data, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
+	if err != nil {
+		return err
+	}
+	if got := response.Header.Get("Content-Type"); !strings.HasPrefix(got, api.TypeProblem) {
+		return fmt.Errorf("%s with content type %q instead of %s: %.200s", response.Status, got, api.TypeProblem, data)
+	}
+	var p api.Problem
+	if err := json.Unmarshal(data, &p); err != nil {
+		return fmt.Errorf("decode problem %.200s: %w", data, err)
+	}
+	if p.Status != response.StatusCode || p.Code.Status() != response.StatusCode {
+		return fmt.Errorf("problem %q of status %d came with %s", p.Code, p.Status, response.Status)
+	}
+	return &p
+}
+
+// System asks for what the daemon says of itself.
+func (d *Daemon) System(t testing.TB) api.SystemInfo {
+	t.Helper()
+	var info api.SystemInfo
+	if err := d.Call(t.Context(), http.MethodGet, "/v1/system", nil, &info); err != nil {
+		t.Fatalf("system info: %v", err)
+	}
+	return info
+}
+
+// logBuffer is a bytes.Buffer that a process may write while a test reads.
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// Eventually calls check until it returns nil, and fails the test with its last error when the time is up.
+func Eventually(t testing.TB, within time.Duration, check func() error) {
+	t.Helper()
+	deadline := time.After(within)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("not within %s: %v", within, err)
+		}
+	}
+}
+
+// Result is how a command ended.
+type Result struct {
+	Code           int
+	Stdout, Stderr string
+}
+
+// CLI runs the built command line against this daemon: args[0] is the subcommand, and the flags that lead to the
+// daemon follow it.
+func (d *Daemon) CLI(t testing.TB, args ...string) Result {
+	t.Helper()
+	full := append([]string{args[0], "--socket", d.Socket}, args[1:]...)
+	return d.run(t, nil, full)
+}
+
+// CLIInput is CLI with something on standard input.
+func (d *Daemon) CLIInput(t testing.TB, stdin io.Reader, args ...string) Result {
+	t.Helper()
+	full := append([]string{args[0], "--socket", d.Socket}, args[1:]...)
+	return d.run(t, stdin, full)
+}
+
+func (d *Daemon) run(t testing.TB, stdin io.Reader, args []string) Result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, d.program, args...) //nolint:gosec // the binary under test
+	cmd.Env = d.environment()
+	cmd.Stdin = stdin
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: d.options.User}
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatalf("sandboxd %q: %v", args, err)
+	}
+	if ctx.Err() != nil {
+		t.Fatalf("sandboxd %q did not end; stderr:\n%s", args, &stderr)
+	}
+	return Result{Code: cmd.ProcessState.ExitCode(), Stdout: stdout.String(), Stderr: stderr.String()}
+}

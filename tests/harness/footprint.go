@@ -1,0 +1,349 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A Footprint is what a daemon, its launcher and its sandboxes were seen to own on the host. It is gathered while they
+// run, by descent from the daemon and the launcher, so that other daemons on the same machine do not disturb it.
+type Footprint struct {
+	processes  map[int]string      // pid -> start time and command, so that a reused pid is not taken for ours
+	namespaces map[string]string   // "net:[4026532008]" -> who was seen in it
+	cgroups    map[string]struct{} // directories
+}
+
+func newFootprint() *Footprint {
+	return &Footprint{processes: map[int]string{}, namespaces: map[string]string{}, cgroups: map[string]struct{}{}}
+}
+
+// Mark remembers everything that is ours just now. What is marked must be gone when the daemon has shut down.
+func (d *Daemon) Mark(t testing.TB) {
+	t.Helper()
+	roots := []int{d.PID()}
+	var info struct {
+		Launcher int `json:"launcher_pid"`
+	}
+	// Not the test's context: that has ended when its clean-up marks for the last time.
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := d.Call(ctx, http.MethodGet, "/v1/system", nil, &info); err == nil && info.Launcher > 0 {
+		roots = append(roots, info.Launcher)
+	}
+	if err := d.marks.mark(roots); err != nil {
+		t.Fatalf("look at our processes: %v", err)
+	}
+}
+
+// Processes are the pids of the sandbox's processes as the host counts, init first.
+func (s *Sandbox) Processes(t testing.TB) []int {
+	t.Helper()
+	if s.PID <= 0 {
+		t.Fatalf("the API shows no pid for sandbox %s", s.ID)
+	}
+	table, err := processTable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return descendants(table, s.PID)
+}
+
+// process is one line of the host's process table.
+type process struct {
+	pid, ppid int
+	mark      string // start time and command
+}
+
+func processTable() ([]process, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var table []process
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		p, err := readProcess(pid)
+		if err != nil {
+			continue // it has ended
+		}
+		table = append(table, p)
+	}
+	return table, nil
+}
+
+func readProcess(pid int) (process, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return process{}, err
+	}
+	// The command stands in parentheses and may hold anything, parentheses too.
+	open, closed := bytes.IndexByte(data, '('), bytes.LastIndexByte(data, ')')
+	if open < 0 || closed < open {
+		return process{}, errors.New("no command in stat")
+	}
+	fields := strings.Fields(string(data[closed+1:]))
+	const ppid, startTime = 1, 19 // proc_pid_stat(5) counts from 1 and from the pid
+	if len(fields) <= startTime {
+		return process{}, errors.New("stat is short")
+	}
+	parent, err := strconv.Atoi(fields[ppid])
+	if err != nil {
+		return process{}, err
+	}
+	return process{pid: pid, ppid: parent, mark: fields[startTime] + " " + string(data[open+1:closed])}, nil
+}
+
+// descendants lists root and everything below it, root first.
+func descendants(table []process, root int) []int {
+	children := map[int][]int{}
+	alive := false
+	for _, p := range table {
+		children[p.ppid] = append(children[p.ppid], p.pid)
+		alive = alive || p.pid == root
+	}
+	if !alive {
+		return nil
+	}
+	all := []int{root}
+	for i := 0; i < len(all); i++ {
+		all = append(all, children[all[i]]...)
+	}
+	return all
+}
+
+func (f *Footprint) mark(roots []int) error {
+	table, err := processTable()
+	if err != nil {
+		return err
+	}
+	marks := map[int]string{}
+	for _, p := range table {
+		marks[p.pid] = p.mark
+	}
+	for _, root := range roots {
+		for _, pid := range descendants(table, root) {
+			f.processes[pid] = marks[pid]
+			for ns, link := range namespacesOf(pid) {
+				if own, err := os.Readlink("/proc/self/ns/" + ns); err == nil && own != link {
+					f.namespaces[link] = fmt.Sprintf("%d (%s)", pid, marks[pid])
+				}
+			}
+			if dir := cgroupOf(pid); dir != "" {
+				f.cgroups[dir] = struct{}{}
+			}
+		}
+	}
+	if dir := cgroupOf(os.Getpid()); dir != "" {
+		delete(f.cgroups, dir)
+	}
+	return nil
+}
+
+// namespacesOf reads the namespaces of a process: kind -> link. Another user's are out of reach, and left out.
+func namespacesOf(pid int) map[string]string {
+	found := map[string]string{}
+	for _, kind := range []string{"net", "mnt", "pid", "user", "ipc", "uts", "cgroup"} {
+		if link, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind)); err == nil {
+			found[kind] = link
+		}
+	}
+	return found
+}
+
+// cgroupOf is the directory of a process in the cgroup v2 hierarchy, empty for its root.
+func cgroupOf(pid int) string {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(data)) {
+		path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::")
+		if !ok || path == "/" {
+			continue
+		}
+		for _, mount := range []string{"/sys/fs/cgroup/unified", "/sys/fs/cgroup"} {
+			if _, err := os.Stat(filepath.Join(mount, "cgroup.procs")); err == nil {
+				return filepath.Join(mount, path)
+			}
+		}
+	}
+	return ""
+}
+
+// left says what of the footprint still exists.
+func (f *Footprint) left(dirs ...string) []string {
+	var left []string
+	for pid, mark := range f.processes {
+		if p, err := readProcess(pid); err == nil && p.mark == mark {
+			left = append(left, fmt.Sprintf("process %d (%s)", pid, mark))
+		}
+	}
+	if table, err := processTable(); err == nil {
+		for _, p := range table {
+			for _, link := range namespacesOf(p.pid) {
+				if who, ours := f.namespaces[link]; ours {
+					left = append(left, fmt.Sprintf("namespace %s of %s, held by process %d (%s)", link, who, p.pid, p.mark))
+				}
+			}
+		}
+	}
+	for dir := range f.cgroups {
+		if _, err := os.Stat(dir); err == nil {
+			left = append(left, "cgroup "+dir)
+		}
+	}
+	if data, err := os.ReadFile("/proc/self/mountinfo"); err == nil {
+		for line := range strings.Lines(string(data)) {
+			for _, dir := range dirs {
+				if strings.Contains(line, dir) {
+					left = append(left, "mount "+strings.TrimSpace(line))
+				}
+			}
+			for link := range f.namespaces {
+				if strings.Contains(line, link) { // a namespace that is kept by a bind mount
+					left = append(left, "mount "+strings.TrimSpace(line))
+				}
+			}
+		}
+	}
+	slices.Sort(left)
+	return left
+}
+
+// check fails the test for everything that is still there a while after it should have gone.
+func (f *Footprint) check(t testing.TB, when string, dirs ...string) {
+	t.Helper()
+	// The kernel takes namespaces down after the last process has gone.
+	deadline := time.After(10 * time.Second)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		left := f.left(dirs...)
+		if len(left) == 0 {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Errorf("left %s:\n  %s", when, strings.Join(left, "\n  "))
+			return
+		}
+	}
+}
+
+// A Snapshot is what a running daemon holds at one moment: what must be the same before a sandbox was made and after
+// it was deleted.
+type Snapshot struct {
+	Processes   int      // daemon, launcher and everything below them
+	Namespaces  int      // those they are in
+	Cgroups     int      // cgroup directories they are in
+	Mounts      int      // of the launcher's own mount namespace
+	Descriptors int      // of the daemon
+	LauncherFDs int      // of the launcher; -1 where it may not be looked at
+	Dirs        []string // below the data and runtime directories
+}
+
+// Snapshot looks at the daemon and its launcher.
+func (d *Daemon) Snapshot(t testing.TB) Snapshot {
+	t.Helper()
+	d.HTTP.CloseIdleConnections()
+	launcher := d.System(t).Launcher
+	d.HTTP.CloseIdleConnections()
+	f := newFootprint()
+	roots := []int{d.PID()}
+	if launcher > 0 {
+		roots = append(roots, launcher)
+	}
+	if err := f.mark(roots); err != nil {
+		t.Fatal(err)
+	}
+	s := Snapshot{
+		Processes: len(f.processes), Namespaces: len(f.namespaces), Cgroups: len(f.cgroups),
+		Descriptors: countDir(fmt.Sprintf("/proc/%d/fd", d.PID())),
+		LauncherFDs: countDir(fmt.Sprintf("/proc/%d/fd", launcher)),
+		Mounts:      -1,
+	}
+	if data, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", launcher)); err == nil {
+		s.Mounts = bytes.Count(data, []byte("\n"))
+	}
+	for _, top := range []string{d.DataDir, d.RuntimeDir} {
+		err := filepath.WalkDir(top, func(path string, e fs.DirEntry, err error) error {
+			if err != nil {
+				if e != nil && e.IsDir() { // owned by a subordinate id
+					return fs.SkipDir
+				}
+				return nil
+			}
+			rel, _ := filepath.Rel(filepath.Dir(top), path)
+			// What is inside a layer or a blob store is content, not state.
+			if e.IsDir() && strings.Count(rel, "/") > 2 {
+				return fs.SkipDir
+			}
+			s.Dirs = append(s.Dirs, rel)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+func countDir(dir string) int {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return -1
+	}
+	return len(entries)
+}
+
+// Diff says in what two snapshots differ, empty where they do not.
+func (s Snapshot) Diff(after Snapshot) []string {
+	var diff []string
+	for _, n := range []struct {
+		name          string
+		before, after int
+	}{
+		{"processes", s.Processes, after.Processes},
+		{"namespaces", s.Namespaces, after.Namespaces},
+		{"cgroups", s.Cgroups, after.Cgroups},
+		{"mounts of the launcher", s.Mounts, after.Mounts},
+		{"descriptors of the daemon", s.Descriptors, after.Descriptors},
+		{"descriptors of the launcher", s.LauncherFDs, after.LauncherFDs},
+	} {
+		if n.after > n.before {
+			diff = append(diff, fmt.Sprintf("%s: %d before, %d after", n.name, n.before, n.after))
+		}
+	}
+	for _, dir := range after.Dirs {
+		if !slices.Contains(s.Dirs, dir) {
+			diff = append(diff, "new: "+dir)
+		}
+	}
+	return diff
+}
+
+// NothingLeaked waits until the daemon holds no more than it held before.
+func (d *Daemon) NothingLeaked(t testing.TB, before Snapshot) {
+	t.Helper()
+	Eventually(t, 15*time.Second, func() error {
+		if diff := before.Diff(d.Snapshot(t)); len(diff) > 0 {
+			return fmt.Errorf("leaked:\n  %s", strings.Join(diff, "\n  "))
+		}
+		return nil
+	})
+}

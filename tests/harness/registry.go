@@ -1,0 +1,223 @@
+package harness
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+)
+
+// A Registry serves images on loopback.
+type Registry struct {
+	Host string // host:port
+	CA   string // file with the certificate that a client must trust, for HTTPS
+
+	transport http.RoundTripper
+}
+
+// DebianRegistry starts Debian's docker-registry, the real thing, with TLS or without.
+func DebianRegistry(t testing.TB, withTLS bool) *Registry {
+	t.Helper()
+	program := testenv.RequireProgram(t, "docker-registry")
+	dir := t.TempDir()
+	r := &Registry{Host: freeAddress(t), transport: http.DefaultTransport}
+	tlsSection := ""
+	scheme := "http"
+	if withTLS {
+		certificate, key := selfSigned(t, dir)
+		tlsSection = fmt.Sprintf("  tls: {certificate: %s, key: %s}\n", certificate, key)
+		scheme, r.CA = "https", certificate
+		r.transport = trusting(t, certificate)
+	}
+	config := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %s}}\nhttp:\n  addr: %s\n%s",
+		filepath.Join(dir, "storage"), r.Host, tlsSection)
+	file := filepath.Join(dir, "config.yml")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var output logBuffer
+	cmd := exec.Command(program, "serve", file) //nolint:gosec // found in PATH on purpose
+	cmd.Stdout, cmd.Stderr = &output, &output
+	// It ends with the test binary, whatever ends that.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("start docker-registry: %v", err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+	})
+	client := &http.Client{Transport: r.transport, Timeout: 5 * time.Second}
+	Eventually(t, 30*time.Second, func() error {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, scheme+"://"+r.Host+"/v2/", nil)
+		if err != nil {
+			return err
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			return fmt.Errorf("docker-registry: %w: %s", err, &output)
+		}
+		return response.Body.Close()
+	})
+	return r
+}
+
+// LyingRegistry serves images from memory and lets tamper change any answer.
+func LyingRegistry(t testing.TB, tamper func(http.Handler) http.Handler) *Registry {
+	t.Helper()
+	handler := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	if tamper != nil {
+		handler = tamper(handler)
+	}
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return &Registry{Host: strings.TrimPrefix(server.URL, "http://"), transport: http.DefaultTransport}
+}
+
+// Push uploads an image or an index and returns its reference for a pull.
+func (r *Registry) Push(t testing.TB, repository string, what any) string {
+	t.Helper()
+	full := r.Name(repository)
+	ref, err := name.ParseReference(full, name.Insecure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := []remote.Option{remote.WithTransport(r.transport), remote.WithContext(t.Context())}
+	switch what := what.(type) {
+	case v1.Image:
+		err = remote.Write(ref, what, options...)
+	case v1.ImageIndex:
+		err = remote.WriteIndex(ref, what, options...)
+	default:
+		t.Fatalf("cannot push a %T", what)
+	}
+	if err != nil {
+		t.Fatalf("push %s: %v", full, err)
+	}
+	return full
+}
+
+// freeAddress finds a port on loopback that nobody listens on just now.
+func freeAddress(t testing.TB) string {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// selfSigned writes a certificate for loopback and its key.
+func selfSigned(t testing.TB, dir string) (certificate, key string) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "registry of a test"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost"},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificate, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	for file, block := range map[string]*pem.Block{
+		certificate: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: keyDER},
+	} {
+		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return certificate, key
+}
+
+func trusting(t testing.TB, certificate string) http.RoundTripper {
+	t.Helper()
+	data, err := os.ReadFile(certificate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(data) {
+		t.Fatal("no certificate in " + certificate)
+	}
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	return transport
+}
+
+// pullBody and Pulled are the wire types, under the names that read well here.
+type (
+	pullBody = api.PullImage
+	// Pulled is an image that was pulled.
+	Pulled = api.Image
+)
+
+// readPull reads progress lines to the last, which has the image or the problem.
+func readPull(r io.Reader) (*Pulled, error) {
+	dec := json.NewDecoder(r)
+	for {
+		var e api.PullEvent
+		if err := dec.Decode(&e); errors.Is(err, io.EOF) {
+			return nil, errors.New("the pull ended without a last line")
+		} else if err != nil {
+			return nil, fmt.Errorf("read pull progress: %w", err)
+		}
+		switch {
+		case e.Error != nil:
+			return nil, e.Error
+		case e.Image != nil:
+			return e.Image, nil
+		}
+	}
+}
+
+// MustPull pulls an image that can be pulled.
+func (d *Daemon) MustPull(t testing.TB, reference string) *Pulled {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	image, err := d.Pull(ctx, reference, false)
+	if err != nil {
+		t.Fatalf("pull %s: %v", reference, err)
+	}
+	return image
+}

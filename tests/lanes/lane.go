@@ -1,0 +1,316 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// testUser is the ordinary user that is made for the rootless lane when the lanes are run by root.
+const testUser = "sandboxd-test"
+
+// testTimeout bounds one package's tests in one lane.
+const testTimeout = 10 * time.Minute
+
+// A lane is who runs the tests.
+type lane struct {
+	Name        string
+	Unavailable string   // why it cannot be run here
+	require     string   // needs that must not be skipped in this lane (SANDBOXD_TEST_REQUIRE)
+	sudo        bool     // reach root through sudo
+	user        *account // become this user; nil: stay as we are
+}
+
+// account is the ordinary user of a lane.
+type account struct {
+	uid, gid uint32
+	name     string
+	home     string
+}
+
+// planLanes says who runs the tests: pure but for looking for sudo and the test user.
+func planLanes(which string, euid int) ([]*lane, error) {
+	root := &lane{Name: "root", require: "userns,root,peer"}
+	rootless := &lane{Name: "rootless", require: "userns,subids,user,peer"}
+	if which == "root" || which == "all" {
+		if euid != 0 {
+			root.sudo = true
+			if err := exec.Command("sudo", "-n", "true").Run(); err != nil {
+				root.Unavailable = "not root, and sudo wants a password"
+			}
+		}
+	}
+	if (which == "rootless" || which == "all") && euid == 0 {
+		u, err := ensureTestUser()
+		if err != nil {
+			return nil, err
+		}
+		rootless.user = u
+	}
+	switch which {
+	case "root":
+		return []*lane{root}, nil
+	case "rootless":
+		return []*lane{rootless}, nil
+	case "all":
+		return []*lane{root, rootless}, nil
+	}
+	return nil, fmt.Errorf("unknown lane %q", which)
+}
+
+// ensureTestUser makes the ordinary user, with a range of subordinate ids, where there is none yet.
+func ensureTestUser() (*account, error) {
+	if _, err := user.Lookup(testUser); err != nil {
+		var unknown user.UnknownUserError
+		if !errors.As(err, &unknown) {
+			return nil, fmt.Errorf("look up user %s: %w", testUser, err)
+		}
+		if out, err := exec.Command("useradd", "--create-home", "--shell", "/bin/sh", testUser).CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("make user %s: %w: %s", testUser, err, out)
+		}
+	}
+	for _, f := range []struct{ file, flag string }{{"/etc/subuid", "--add-subuids"}, {"/etc/subgid", "--add-subgids"}} {
+		data, err := os.ReadFile(f.file)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+		if strings.Contains("\n"+string(data), "\n"+testUser+":") {
+			continue
+		}
+		// useradd gives ranges only where login.defs says so; a fixed range far from the usual ones then.
+		if out, err := exec.Command("usermod", f.flag, "900000000-900065535", testUser).CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("give %s subordinate ids: %w: %s", testUser, err, out)
+		}
+	}
+	u, err := user.Lookup(testUser)
+	if err != nil {
+		return nil, err
+	}
+	uid, err := strconv.ParseUint(u.Uid, 10, 32)
+	if err != nil {
+		return nil, err
+	}
+	gid, err := strconv.ParseUint(u.Gid, 10, 32)
+	if err != nil {
+		return nil, err
+	}
+	return &account{uid: uint32(uid), gid: uint32(gid), name: u.Username, home: u.HomeDir}, nil
+}
+
+// helpers are programs that tests put into sandboxes: built once, static, and laid beside the binaries.
+var helpers = map[string]string{"attacker": "./tests/security/attacker"}
+
+// A testPackage is one package with tests and its compiled binary.
+type testPackage struct {
+	Path   string // import path
+	Dir    string // relative to the module root
+	Binary string
+	serial bool // drives whole daemons: runs alone
+	err    error
+	output []byte
+}
+
+// compile builds one test binary per package: several lanes, and several users, run the same ones.
+func compile(ctx context.Context, o options) ([]*testPackage, error) {
+	list := exec.CommandContext(ctx, "go", "list", "-tags", buildTags, "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", o.packages)
+	list.Stderr = os.Stderr
+	out, err := list.Output()
+	if err != nil {
+		return nil, fmt.Errorf("list packages: %w", err)
+	}
+	root, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	var packages []*testPackage
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p struct {
+			ImportPath, Dir           string
+			TestGoFiles, XTestGoFiles []string
+		}
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, fmt.Errorf("read package list: %w", err)
+		}
+		if len(p.TestGoFiles)+len(p.XTestGoFiles) == 0 {
+			continue
+		}
+		rel, err := filepath.Rel(root, p.Dir)
+		if err != nil {
+			return nil, err
+		}
+		packages = append(packages, &testPackage{
+			Path: p.ImportPath, Dir: rel, serial: strings.HasPrefix(rel, "tests/"),
+			Binary: filepath.Join(o.workDir, strings.ReplaceAll(rel, "/", "-")+".test"),
+		})
+	}
+	each(o.parallel, packages, func(p *testPackage) {
+		args := []string{"test", "-c", "-buildvcs=false", "-p", strconv.Itoa(o.parallel), "-tags", buildTags, "-o", p.Binary}
+		if !p.serial { // those only drive the built binaries; what they measure should not be slowed down
+			args = append(args, "-race")
+		}
+		cmd := exec.CommandContext(ctx, "go", append(args, "./"+p.Dir)...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+		p.output, p.err = cmd.CombinedOutput()
+	})
+	for name, pkg := range helpers {
+		build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-trimpath", "-o", filepath.Join(o.workDir, name), pkg)
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("build %s: %w\n%s", pkg, err, out)
+		}
+	}
+	var errs []error
+	for _, p := range packages {
+		if p.err != nil {
+			errs = append(errs, fmt.Errorf("compile tests of %s: %w\n%s", p.Path, p.err, p.output))
+		}
+	}
+	return packages, errors.Join(errs...)
+}
+
+// each calls f for every package, n at a time, and returns when all have returned.
+func each(n int, packages []*testPackage, f func(*testPackage)) {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, max(n, 1))
+	for _, p := range packages {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			f(p)
+		})
+	}
+	wg.Wait()
+}
+
+// runLane runs every binary in a copy of the tree that belongs to the lane's user: a clone below /root, say, is out of
+// an ordinary user's reach, and a test that writes beside its source must not write into ours.
+func runLane(ctx context.Context, o options, l *lane, packages []*testPackage, results *results) error {
+	tree := filepath.Join(o.workDir, "tree-"+l.Name)
+	if err := copyTree(ctx, tree); err != nil {
+		return err
+	}
+	for name := range helpers {
+		if err := os.Link(filepath.Join(o.workDir, name), filepath.Join(tree, "bin", name)); err != nil {
+			return err
+		}
+	}
+	tmp, runtimeDir := filepath.Join(o.workDir, l.Name+"-tmp"), filepath.Join(o.workDir, l.Name+"-run")
+	for _, dir := range []string{tmp, runtimeDir} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	if l.Name == "root" {
+		// As /var/lib: root's sandboxes run as high ids, which must be able to pass. An ordinary user's home is 0700 on
+		// Debian, and so is its lane's directory.
+		if err := os.Chmod(tmp, 0o755); err != nil { //nolint:gosec // on purpose, see above
+			return err
+		}
+	}
+	home := os.Getenv("HOME")
+	if l.user != nil {
+		home = l.user.home
+		owner := fmt.Sprintf("%d:%d", l.user.uid, l.user.gid)
+		if out, err := exec.CommandContext(ctx, "chown", "-R", owner, tree, tmp, runtimeDir).CombinedOutput(); err != nil {
+			return fmt.Errorf("give the copy to %s: %w: %s", l.user.name, err, out)
+		}
+	}
+	env := []string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + home, "LANG=C.UTF-8",
+		"TMPDIR=" + tmp, "XDG_RUNTIME_DIR=" + runtimeDir,
+		"SANDBOXD_BIN=" + filepath.Join(tree, "bin"), "SANDBOXD_TEST_REQUIRE=" + l.require,
+	}
+	if more := os.Getenv("SANDBOXD_TEST_REQUIRE"); more != "" {
+		env[len(env)-1] += "," + more
+	}
+	var beside, alone []*testPackage
+	for _, p := range packages {
+		if p.serial {
+			alone = append(alone, p)
+		} else {
+			beside = append(beside, p)
+		}
+	}
+	one := func(p *testPackage) { results.add(l, p, runPackage(ctx, o, l, p, tree, env)) }
+	each(o.parallel, beside, one)
+	each(1, alone, one)
+	return ctx.Err()
+}
+
+// runPackage runs one test binary and returns what test2json made of its output.
+func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree string, env []string) packageResult {
+	args := []string{"-test.v=test2json", "-test.timeout=" + testTimeout.String(), "-test.paniconexit0"}
+	if o.run != "" {
+		args = append(args, "-test.run="+o.run)
+	}
+	name := p.Binary
+	if l.sudo {
+		// env(1) because sudo replaces the environment.
+		args = append(append(append([]string{"-n", "env", "-i"}, env...), name), args...)
+		name = "sudo"
+	}
+	ctx, cancel := context.WithTimeout(ctx, testTimeout+time.Minute)
+	defer cancel()
+	test := exec.CommandContext(ctx, name, args...)
+	test.Dir = filepath.Join(tree, p.Dir)
+	test.Env = env
+	test.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if l.user != nil {
+		test.SysProcAttr.Credential = &syscall.Credential{Uid: l.user.uid, Gid: l.user.gid}
+	}
+	// The daemons that a killed test leaves behind may hold its output open.
+	test.WaitDelay = 5 * time.Second
+	began := time.Now()
+	out, runErr := test.CombinedOutput()
+
+	convert := exec.CommandContext(ctx, "go", "tool", "test2json", "-t", "-p", p.Path)
+	convert.Stdin = strings.NewReader(string(out))
+	events, err := convert.Output()
+	if err != nil {
+		return packageResult{err: fmt.Errorf("test2json: %w", err)}
+	}
+	r := parseEvents(events)
+	r.elapsed = time.Since(began)
+	if runErr != nil && r.failed == 0 {
+		r.err = fmt.Errorf("the test binary ended with: %w", runErr)
+	}
+	return r
+}
+
+// copyTree copies what git knows or would know, and the built binaries.
+func copyTree(ctx context.Context, to string) error {
+	if err := os.Mkdir(to, 0o755); err != nil { //nolint:gosec // read by another uid
+		return err
+	}
+	const script = `{ git -c safe.directory='*' ls-files -z -co --exclude-standard --deduplicate; find bin -type f -print0; } |
+		tar --create --null --files-from=- --ignore-failed-read 2>/dev/null | tar --extract --directory="$1" --no-same-owner`
+	if out, err := exec.CommandContext(ctx, "bash", "-c", script, "copy", to).CombinedOutput(); err != nil {
+		return fmt.Errorf("copy the tree: %w: %s", err, out)
+	}
+	return nil
+}
+
+// removeTree removes the work directory, with sudo where root's lane left files in it.
+func removeTree(ctx context.Context, dir string) error {
+	if err := os.RemoveAll(dir); err == nil {
+		return nil
+	}
+	out, err := exec.CommandContext(context.WithoutCancel(ctx), "sudo", "-n", "rm", "-rf", "--one-file-system", "--", dir).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("remove %s: %w: %s", dir, err, out)
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+package security
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+func start(t *testing.T, env ...string) *harness.Daemon {
+	t.Helper()
+	testenv.RequireUserNS(t)
+	return harness.Start(t, harness.Options{Env: env})
+}
+
+// CVE-2019-5736: the runtime's binary, seen from inside, must not be writable.
+func TestInitBinaryCannotBeOverwritten(t *testing.T) {
+	d := start(t)
+	host := harness.Program(t, "sandboxd-init")
+	before := digest(t, host)
+	s := d.Create(t, api.CreateSandbox{})
+	for _, script := range []string{
+		"echo overwritten >/dev/sandboxd-init",
+		"chmod 777 /dev/sandboxd-init",
+		"rm -f /dev/sandboxd-init",
+		"mv /dev/sandboxd-init /dev/moved",
+		"echo x >/tmp/evil && mv /tmp/evil /dev/sandboxd-init",
+		"exec 9>/proc/1/exe",
+		"cp /proc/1/exe /tmp/stolen",
+	} {
+		// Control: the same on a file of the sandbox's own works.
+		own := strings.ReplaceAll(strings.ReplaceAll(script, "/dev/sandboxd-init", "/tmp/own"), "/proc/1/exe", "/tmp/own")
+		own = strings.ReplaceAll(own, "/dev/moved", "/tmp/moved")
+		if got := s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", "echo x >/tmp/own; " + own}}); got.Exit.Code != 0 {
+			t.Errorf("control: %s exits %d: %s", own, got.Exit.Code, got.Stderr)
+		}
+		if got := s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", script}}); got.Exit.Code == 0 {
+			t.Errorf("%s worked", script)
+		}
+	}
+	if after := digest(t, host); after != before {
+		t.Error("the host's sandboxd-init has changed")
+	}
+	if got := d.Create(t, api.CreateSandbox{}).Sh(t, "echo next"); got != "next\n" {
+		t.Errorf("the next sandbox says %q", got)
+	}
+}
+
+func digest(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(data))
+}
+
+// CVE-2024-21626: no descriptor of the launcher, the init or the daemon reaches a program, and none can be the
+// working directory.
+func TestNoDescriptorLeaksIntoAnExec(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	// ls itself opens the directory that it lists.
+	got := strings.Fields(s.Sh(t, "exec ls /proc/self/fd"))
+	if len(got) > 4 {
+		t.Errorf("an exec has the descriptors %q", got)
+	}
+	for fd := range 64 {
+		_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"pwd"}, Cwd: fmt.Sprintf("/proc/self/fd/%d", fd)})
+		if err == nil {
+			t.Errorf("the working directory /proc/self/fd/%d was accepted", fd)
+		}
+	}
+}
+
+// The daemon's environment holds keys of models and registries: no byte of it is inside.
+func TestDaemonsEnvironmentIsNotInside(t *testing.T) {
+	const secret = "sk-planted-0123456789"
+	d := start(t, "OPENAI_API_KEY="+secret)
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", d.PID()))
+	if err != nil || !strings.Contains(string(data), secret) {
+		t.Fatalf("control: the daemon does not have the secret: %v", err)
+	}
+	s := d.Create(t, api.CreateSandbox{})
+	if got := s.Sh(t, "env; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'"); strings.Contains(got, secret) {
+		t.Error("the secret is in the environment of a process in the sandbox")
+	}
+	// Init's own environment and arguments, as the host sees them.
+	for _, file := range []string{"environ", "cmdline"} {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", s.PID, file))
+		if err == nil && strings.Contains(string(data), secret) {
+			t.Errorf("the secret is in the %s of init", file)
+		}
+	}
+}
+
+// What listens on the host is out of reach: TCP on loopback, and abstract Unix sockets, which only a network
+// namespace keeps apart.
+func TestHostsListenersAreUnreachable(t *testing.T) {
+	python := testenv.RequireProgram(t, "python3")
+	for network, address := range map[string]string{"tcp": "127.0.0.1:0", "unix": fmt.Sprintf("@planted-%d", os.Getpid())} {
+		t.Run(network, func(t *testing.T) {
+			listener, err := new(net.ListenConfig).Listen(t.Context(), network, address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer listener.Close()
+			script := fmt.Sprintf("import socket; s=socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect('\\0%s')", strings.TrimPrefix(address, "@"))
+			if network == "tcp" {
+				port := listener.Addr().(*net.TCPAddr).Port
+				script = fmt.Sprintf("import socket; socket.create_connection(('127.0.0.1', %d), 5)", port)
+			}
+			if out, err := exec.CommandContext(t.Context(), python, "-c", script).CombinedOutput(); err != nil { //nolint:gosec // our own script
+				t.Fatalf("control: the host itself cannot connect: %v: %s", err, out)
+			}
+			s := start(t).Create(t, api.CreateSandbox{})
+			got := s.Exec(t, api.ExecRequest{Argv: []string{"python3", "-c", script}, Timeout: 20})
+			if got.Exit.Code == 0 {
+				t.Error("the sandbox reached the host's listener")
+			} else if !strings.Contains(got.Stderr, "Error") {
+				t.Errorf("python ended with %+v: %s", got.Exit, got.Stderr)
+			}
+		})
+	}
+}
+
+// The control socket of the sandbox exists on the host only.
+func TestControlSocketIsNotInside(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	if got := s.Sh(t, "find / -xdev -type s 2>/dev/null; cat /proc/net/unix | sed 1d | grep -v ' 0 *[0-9]*$' | awk '{print $8}' | grep / || true"); strings.TrimSpace(got) != "" {
+		t.Errorf("sockets with a name in the sandbox: %q", got)
+	}
+}
+
+// A fork bomb ends at its own sandbox's limit, and a neighbour does not notice.
+func TestForkBombStaysInItsSandbox(t *testing.T) {
+	testenv.RequireSubIDs(t)
+	d := start(t)
+	bomb := d.Create(t, api.CreateSandbox{Limits: api.Limits{Pids: 64}})
+	neighbour := d.Create(t, api.CreateSandbox{})
+	// Control: without the limit so many can be started.
+	count := func(s *harness.Sandbox) int {
+		s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", "i=0; while [ $i -lt 150 ]; do sleep 60 & i=$((i+1)); done 2>/dev/null"}, Timeout: 20})
+		return len(s.Processes(t))
+	}
+	if n := count(neighbour); n < 150 {
+		t.Fatalf("control: without a limit only %d processes run", n)
+	}
+	if n := count(bomb); n > 64 {
+		t.Errorf("%d processes run under a limit of 64", n)
+	}
+	began := time.Now()
+	if got := neighbour.Sh(t, "echo ok"); got != "ok\n" || time.Since(began) > 5*time.Second {
+		t.Errorf("the neighbour says %q after %s", got, time.Since(began))
+	}
+	bomb.Delete(t)
+	neighbour.Delete(t)
+}
+
+// A file that belongs to the daemon's user and stands open to it is out of reach by every path that leads back to
+// the host: it is planted, and looked for.
+func TestPlantedHostFileIsOutOfReach(t *testing.T) {
+	dir := t.TempDir()
+	planted := filepath.Join(dir, "planted")
+	if err := os.WriteFile(planted, []byte("of the host"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	up := strings.Repeat("../", 30)
+	for _, path := range []string{
+		planted, "/" + up + planted, "/proc/1/root" + planted, "/proc/self/root" + planted, "/proc/1/cwd/" + up + planted,
+		"/proc/self/cwd/" + up + planted, "/dev/fd/../" + up + planted,
+	} {
+		if got := s.Exec(t, api.ExecRequest{Argv: []string{"cat", path}}); got.Exit.Code == 0 {
+			t.Errorf("cat %s says %q", path, got.Stdout)
+		}
+		if response, err := s.Get(t.Context(), path); err == nil {
+			_ = response.Body.Close()
+			t.Errorf("GET of %s worked", path)
+		}
+		_ = s.Put(t.Context(), path, []byte("overwritten")) // may succeed, in the sandbox
+	}
+	if data, err := os.ReadFile(planted); err != nil || string(data) != "of the host" {
+		t.Errorf("the host's file is now %q (%v)", data, err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 1 {
+		t.Errorf("beside it there are now %v (%v)", entries, err)
+	}
+}
