@@ -123,8 +123,8 @@ type Result struct {
 	SkippedMore int64 `json:"skipped_more,omitempty"`
 }
 
-// MaxSkipped bounds [Result.Skipped].
-const MaxSkipped = 100
+// MaxSkipped bounds [Result.Skipped]: with names cut to 200 bytes it fits into one message of the launcher's.
+const MaxSkipped = 50
 
 // ApplyRequest is what the daemon asks of whoever keeps the layers: extract this blob and keep the directory under the
 // chain id. It is here because both sides know this package.
