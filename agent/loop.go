@@ -165,7 +165,7 @@ func (r *run) saveRequest(step int, req llm.Request) error {
 	}
 	name := filepath.Join(r.dir, fmt.Sprintf("request_%03d.json", step))
 	err := writeJSON(name, map[string]any{
-		"call_id": step, "model": req.Model, "api_base": r.Model.Describe(), "messages": req.Messages, "extra_params": extra, "kwargs": kwargs,
+		"call_id": step, "model": req.Model, "api_base": r.BaseURL, "messages": req.Messages, "extra_params": extra, "kwargs": kwargs,
 	})
 	if err != nil {
 		return fmt.Errorf("keep the request: %w", err)

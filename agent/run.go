@@ -38,6 +38,7 @@ type Options struct {
 	Query     string // the problem statement
 	Model     llm.Model
 	ModelName string // sent to the model; may be empty for a replay
+	BaseURL   string // for the record
 	Prompt    PromptConfig
 
 	// Create makes the sandbox; Run deletes it.

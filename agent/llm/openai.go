@@ -79,17 +79,24 @@ func NewOpenAI(opts OpenAIOptions) (*OpenAI, error) {
 // Describe names the server.
 func (o *OpenAI) Describe() string { return "OpenAI-compatible server at " + o.baseURL }
 
+// BaseURL is where the calls go, without a password that may stand in it.
+func (o *OpenAI) BaseURL() string { return o.baseURL }
+
 // Complete sends one chat completion.
 func (o *OpenAI) Complete(ctx context.Context, req Request) (*Response, error) {
 	params, err := chatParams(req)
 	if err != nil {
 		return nil, err
 	}
-	completion, err := o.service.New(ctx, params)
+	// The body is taken as it came. The SDK's decoder loses the fields that OpenAI does not have, gives a nil completion
+	// for "null", and drops the status of an error whose body has another shape than OpenAI's.
+	var body []byte
+	var httpResp *http.Response
+	_, err = o.service.New(ctx, params, option.WithResponseBodyInto(&body), option.WithResponseInto(&httpResp))
 	if err != nil {
-		return nil, o.classify(ctx, err)
+		return nil, o.classify(ctx, err, httpResp)
 	}
-	resp, err := parseCompletion(completion.RawJSON())
+	resp, err := parseCompletion(body)
 	if err != nil {
 		var e *Error
 		if errors.As(err, &e) {
@@ -170,7 +177,7 @@ func WireName(name string) (string, error) {
 	return name, nil
 }
 
-// answer is the part of a chat completion that we read. The SDK's own types lose the fields that OpenAI does not have.
+// answer is the part of a chat completion that we read.
 type answer struct {
 	Choices []struct {
 		FinishReason string          `json:"finish_reason"`
@@ -212,16 +219,16 @@ func badResponse(format string, args ...any) error {
 }
 
 // parseCompletion reads a chat completion. Everything in it comes from outside.
-func parseCompletion(raw string) (*Response, error) {
+func parseCompletion(raw []byte) (*Response, error) {
 	var a answer
-	if err := json.Unmarshal([]byte(raw), &a); err != nil {
-		return nil, badResponse("the answer is not a chat completion: %v: %s", err, clip(raw, 200))
+	if err := json.Unmarshal(raw, &a); err != nil {
+		return nil, badResponse("the answer is not a chat completion: %v: %s", err, clip(string(raw), 200))
 	}
 	if len(a.Choices) == 0 {
 		if len(a.Error) > 0 && string(a.Error) != "null" {
 			return nil, badResponse("the answer holds an error and no choices: %s", clip(string(a.Error), 400))
 		}
-		return nil, badResponse("the answer has no choices: %s", clip(raw, 200))
+		return nil, badResponse("the answer has no choices: %s", clip(string(raw), 200))
 	}
 	var m answerMessage
 	if err := json.Unmarshal(a.Choices[0].Message, &m); err != nil {
@@ -239,7 +246,7 @@ func parseCompletion(raw string) (*Response, error) {
 			CachedTokens:    max(0, a.Usage.PromptTokensDetails.CachedTokens),
 			ReasoningTokens: max(0, a.Usage.CompletionTokensDetails.ReasoningTokens),
 		},
-		Raw: json.RawMessage(raw),
+		Raw: raw,
 	}
 	if m.Content != nil {
 		resp.Content = *m.Content
@@ -338,38 +345,19 @@ func historyMessage(fields map[string]json.RawMessage, calls []ToolCall) (json.R
 }
 
 // classify turns what the SDK returned into an [*Error], or the context's error if that is what ended the call.
-func (o *OpenAI) classify(ctx context.Context, err error) error {
+func (o *OpenAI) classify(ctx context.Context, err error, resp *http.Response) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("model call: %w", context.Cause(ctx))
 	}
 	e := &Error{Kind: KindBadResponse, Endpoint: o.baseURL, Err: err}
-	var apiErr *openai.Error
 	var netErr net.Error
 	switch {
-	case errors.As(err, &apiErr):
-		e.Status = apiErr.StatusCode
-		e.Message = clip(serverMessage(apiErr), 1000)
-		e.RetryAfter = retryAfter(apiErr.Response, o.now())
-		switch {
-		case e.Status == http.StatusTooManyRequests:
-			e.Kind = KindRateLimit
-		case e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden:
-			e.Kind = KindAuth
-		case e.Status >= 500 || e.Status == http.StatusRequestTimeout || e.Status == http.StatusConflict:
-			e.Kind = KindServer
-		default:
-			e.Kind = KindRequest
-		}
-		// llama.cpp and older vLLM say it with 500; there the word must be "context", since quotas have tokens too.
-		if e.Kind == KindRequest || e.Kind == KindServer && strings.Contains(strings.ToLower(e.Message), "context") {
-			if overflow, _, _ := contextOverflow(e.Message); overflow {
-				e.Kind = KindContextLength
-			}
-		}
 	case errors.Is(err, errResponseTooLarge):
 		e.Kind, e.Message = KindRequest, errResponseTooLarge.Error() // repeating it would only cost as much again
 	case errors.Is(err, context.DeadlineExceeded):
 		e.Kind, e.Message = KindNetwork, "no answer within the time limit of one call"
+	case resp != nil && resp.StatusCode >= 400:
+		e.refused(resp, o.now())
 	case errors.As(err, &netErr) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
 		e.Kind, e.Message = KindNetwork, clip(err.Error(), 600)
 	default:
@@ -378,48 +366,68 @@ func (o *OpenAI) classify(ctx context.Context, err error) error {
 	return e
 }
 
+// refused fills e in from an answer with an error status. The SDK has read its body and put it back.
+func (e *Error) refused(resp *http.Response, now time.Time) {
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	e.Message = clip(serverMessage(body), 1000)
+	if err != nil || e.Message == "" {
+		e.Message = http.StatusText(resp.StatusCode)
+	}
+	e.Status = resp.StatusCode
+	e.RetryAfter = retryAfter(resp.Header, now)
+	switch {
+	case e.Status == http.StatusTooManyRequests:
+		e.Kind = KindRateLimit
+	case e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden:
+		e.Kind = KindAuth
+	case e.Status >= 500 || e.Status == http.StatusRequestTimeout || e.Status == http.StatusConflict:
+		e.Kind = KindServer
+	default:
+		e.Kind = KindRequest
+	}
+	// llama.cpp and older vLLM say it with 500; there the word must be "context", since quotas have tokens too.
+	if e.Kind == KindRequest || e.Kind == KindServer && strings.Contains(strings.ToLower(e.Message), "context") {
+		if overflow, _, _ := contextOverflow(e.Message); overflow {
+			e.Kind = KindContextLength
+		}
+	}
+}
+
 // serverMessage finds the readable part of an error body: {"error":{"message":...}}, {"error":"..."}, {"message":...},
-// {"detail":...}, or the text itself.
-func serverMessage(err *openai.Error) string {
-	body := err.RawJSON()
-	if body == "" && err.Response != nil && err.Response.Body != nil {
-		if b, readErr := io.ReadAll(io.LimitReader(err.Response.Body, 64<<10)); readErr == nil {
-			body = string(b)
-		}
-	}
-	if err.Message != "" {
-		if err.Code != "" && !strings.Contains(err.Message, err.Code) {
-			return err.Message + " [" + err.Code + "]"
-		}
-		return err.Message
-	}
+// {"detail":...}, or the text itself. llama.cpp puts its figures beside the message, so an error object is kept
+// whole when it has more than OpenAI's fields.
+func serverMessage(body []byte) string {
 	var shape struct {
 		Error   any `json:"error"`
 		Message any `json:"message"`
 		Detail  any `json:"detail"`
 	}
-	if json.Unmarshal([]byte(body), &shape) == nil {
-		for _, v := range []any{shape.Error, shape.Message, shape.Detail} {
-			if s, ok := v.(string); ok && s != "" {
-				return s
+	if json.Unmarshal(body, &shape) != nil {
+		return string(body)
+	}
+	if object, ok := shape.Error.(map[string]any); ok {
+		text, isText := object["message"].(string)
+		if isText && text != "" && object["n_ctx"] == nil {
+			if code, ok := object["code"].(string); ok && code != "" && !strings.Contains(text, code) {
+				text += " [" + code + "]"
 			}
+			return text
 		}
 	}
-	if strings.TrimSpace(body) == "" {
-		return http.StatusText(err.StatusCode)
+	for _, v := range []any{shape.Error, shape.Message, shape.Detail} {
+		if s, ok := v.(string); ok && s != "" {
+			return s
+		}
 	}
-	return body
+	return string(body)
 }
 
 // retryAfter reads the wait that a server asked for, in any of the three forms in use.
-func retryAfter(resp *http.Response, now time.Time) time.Duration {
-	if resp == nil {
-		return 0
-	}
-	if ms, err := strconv.ParseFloat(resp.Header.Get("Retry-After-Ms"), 64); err == nil && ms > 0 && ms < 1e9 {
+func retryAfter(header http.Header, now time.Time) time.Duration {
+	if ms, err := strconv.ParseFloat(header.Get("Retry-After-Ms"), 64); err == nil && ms > 0 && ms < 1e9 {
 		return time.Duration(ms * float64(time.Millisecond))
 	}
-	value := resp.Header.Get("Retry-After")
+	value := header.Get("Retry-After")
 	if s, err := strconv.ParseFloat(value, 64); err == nil {
 		if s > 0 && s < 1e6 {
 			return time.Duration(s * float64(time.Second))
