@@ -193,7 +193,8 @@ func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, erro
 			c.skip(h.Name, "not a name below the output directory")
 			continue
 		}
-		if h.Typeflag == tar.TypeReg && h.Size > limits.Bytes-c.Bytes {
+		regular := h.Typeflag == tar.TypeReg || h.Typeflag == tar.TypeGNUSparse // a sparse file's size is that of its content
+		if regular && h.Size > limits.Bytes-c.Bytes {
 			return c, fmt.Errorf("the files exceed %d bytes in all; those before %s are kept", limits.Bytes, clipMiddle(visible(name), 300))
 		}
 		made, reason, err := extractEntry(root, tr, h, name)
@@ -204,7 +205,7 @@ func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, erro
 			c.skip(h.Name, reason)
 		case made:
 			c.Entries++
-			if h.Typeflag == tar.TypeReg {
+			if regular {
 				c.Bytes += h.Size
 			}
 			if h.Typeflag == tar.TypeDir {

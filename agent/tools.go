@@ -211,7 +211,7 @@ func (t *toolbox) bash(ctx context.Context, command *string) (string, error) {
 	outcome, err := t.sandbox.Exec(ctx, req, stdout, stderr)
 	if hasCode(err, api.CodeProgramMissing) && t.shell == "bash" {
 		t.shell = "sh" // Alpine and its like
-		req.Argv[0] = t.shell
+		req.Argv = append([]string{t.shell}, argv[1:]...)
 		outcome, err = t.sandbox.Exec(ctx, req, stdout, stderr)
 	}
 	if err != nil {
