@@ -191,7 +191,7 @@ func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return nil, unwrapURL(err)
+		return nil, c.transportError(ctx, err)
 	}
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		defer resp.Body.Close()
@@ -250,12 +250,19 @@ func (c *Client) call(ctx context.Context, r request, limit int64, out any) (err
 	return nil
 }
 
-// unwrapURL drops net/http's `Get "http://sandboxd/v1/..."`, which names a host that does not exist.
-func unwrapURL(err error) error {
-	if e, ok := errors.AsType[*url.Error](err); ok {
-		return e.Err
+// transportError says what went wrong below HTTP. net/http's own `Get "http://sandboxd/v1/...": EOF` names a host that
+// does not exist and not the socket that does.
+func (c *Client) transportError(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
-	return err
+	if e, ok := errors.AsType[*NotRunning](err); ok {
+		return e
+	}
+	if e, ok := errors.AsType[*url.Error](err); ok {
+		err = e.Err
+	}
+	return fmt.Errorf("talk to the daemon at %s: %w", c.socket, err)
 }
 
 func mediaType(resp *http.Response) string {

@@ -38,10 +38,7 @@ func (c *Client) ExecInteractive(ctx context.Context, id string, req api.ExecReq
 		if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols {
 			return nil, problem(resp)
 		}
-		if e, ok := errors.AsType[*NotRunning](err); ok {
-			return nil, e
-		}
-		return nil, fmt.Errorf("start an interactive exec: %w", unwrapURL(err))
+		return nil, c.transportError(ctx, err)
 	}
 	// Whatever was not said by now is not worth waiting for.
 	defer conn.CloseNow() //nolint:errcheck // the exit or the error has been read
