@@ -92,8 +92,8 @@ type run struct {
 }
 
 // Run does one whole run. A run that ends without submit is a [Result] like any other; an error means that it could not be
-// started, or that its record or output could not be kept. There is a result beside the error from the time when the
-// output directory exists.
+// started, or that its record or output could not be kept. There is a result beside the error from the time when
+// there is a sandbox.
 //
 // When ctx ends, the loop stops, and the output is still collected and the sandbox deleted before Run returns.
 func Run(ctx context.Context, opts Options) (*Result, error) {
@@ -115,6 +115,10 @@ func Run(ctx context.Context, opts Options) (*Result, error) {
 		if ctx.Err() != nil {
 			reason, detail = ExitInterrupted, context.Cause(ctx).Error()
 		}
+	}
+	if r.sandbox == nil {
+		// Nothing has happened, so there is nothing to record.
+		return nil, errors.Join(err, os.Remove(filepath.Join(r.dir, "trajectory.json")), os.Remove(r.dir))
 	}
 	res.ExitReason, res.Detail, res.Steps = reason, detail, len(r.trajectory.Steps)
 	meta := &r.trajectory.Metadata

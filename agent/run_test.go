@@ -399,11 +399,11 @@ func TestOurFailures(t *testing.T) {
 			return nil, problem(api.CodeNotFound, "no image of that name")
 		}
 		res, err := Run(t.Context(), opts)
-		if err == nil || !strings.Contains(err.Error(), "create the sandbox: no image of that name") || sandbox.deleted != 0 || res.ExitReason != ExitFailed {
+		if err == nil || !strings.Contains(err.Error(), "create the sandbox: no image of that name") || sandbox.deleted != 0 || res != nil {
 			t.Errorf("%+v, %v", res, err)
 		}
-		if tr := readTrajectory(t, res.Dir); tr.Metadata.ExitReason != ExitFailed {
-			t.Errorf("%+v", tr.Metadata)
+		if left := tree(t, opts.OutputDir); len(left) != 0 {
+			t.Errorf("left behind: %v", left)
 		}
 	})
 	t.Run("hostile output", func(t *testing.T) {

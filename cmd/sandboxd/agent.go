@@ -16,6 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/agent"
 	"github.com/sandboxd/sandboxd/agent/llm"
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 )
 
 const exitAgent = `  0    the model submitted
@@ -141,12 +142,17 @@ func runAgent(ctx context.Context, opts agentRunOptions, changed func(string) bo
 	if err != nil {
 		return err
 	}
-	c, err := d.daemon(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	run.Create = func(ctx context.Context, req api.CreateSandbox) (agent.Sandbox, error) {
+	// The daemon is asked for when everything else has been checked: a wrong command line starts none.
+	var c *client.Client
+	defer func() {
+		if c != nil {
+			c.Close()
+		}
+	}()
+	run.Create = func(ctx context.Context, req api.CreateSandbox) (_ agent.Sandbox, err error) {
+		if c, err = d.daemon(ctx); err != nil {
+			return nil, err
+		}
 		sb, err := create(ctx, c, req, d)
 		if err != nil {
 			return nil, err
