@@ -115,7 +115,7 @@ func (o *agentRunOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.llmName, "llm_name", "", "the model's `name`; a prefix openai/ or hosted_vllm/ is taken off before it is sent")
 	f.StringVar(&o.baseURL, "llm_base_url", "", "`URL` of an OpenAI-compatible server (default http://localhost:8000/v1)")
 	f.StringVar(&o.apiKey, "api_key", "", "the server's `key`; better put into the environment or settings, where ps does not show it")
-	f.StringVar(&o.model, "llm", "", "replay:`FILE` plays the model turns of a recorded trajectory.json")
+	f.StringVar(&o.model, "llm", "", "`replay:FILE` plays the model turns of a recorded trajectory.json")
 	f.StringVar(&o.image, "image", api.HostImage, "`image` of the sandbox (also --docker_image)")
 	f.StringVar(&o.inputDir, "input_dir", "", "copy what is in this `directory` into the sandbox")
 	f.StringVar(&o.outputDir, "output_dir", "./output", "`directory` for the results; each run makes one below it")
@@ -200,7 +200,7 @@ func printAgentResult(res *agent.Result, asJSON bool, stdout, stderr io.Writer) 
 	if asJSON {
 		return printJSON(stdout, res)
 	}
-	if !res.HasAnswer {
+	if res.Answer == "" {
 		return nil
 	}
 	answer := agent.Printable(res.Answer)
