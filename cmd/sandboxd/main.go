@@ -68,6 +68,7 @@ it where none is running.
 	for _, newCommand := range []func(deps) *cobra.Command{
 		newRun, newCreate, newExec, newPs, newRm, newCp,
 		newPull, newImages,
+		newAgent,
 		newServe, newShutdown, newDoctor, newVersion,
 	} {
 		root.AddCommand(newCommand(d))
