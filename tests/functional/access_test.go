@@ -137,7 +137,7 @@ func TestUserWithoutSubordinateIDsGetsASingleIDMap(t *testing.T) {
 // publicDir makes a directory in /tmp that everybody may enter.
 func publicDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "sandboxd-bin-")
+	dir, err := os.MkdirTemp("/tmp", "sandboxd-bin-") //nolint:usetesting // t.TempDir may lie below a directory of mode 0700
 	if err != nil {
 		t.Fatal(err)
 	}
