@@ -201,8 +201,16 @@ func runLane(ctx context.Context, o options, l *lane, packages []*testPackage, r
 	if err := copyTree(ctx, tree); err != nil {
 		return err
 	}
+	bin := filepath.Join(tree, "bin")
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		return err
+	}
 	for name := range helpers {
-		if err := os.Link(filepath.Join(o.workDir, name), filepath.Join(tree, "bin", name)); err != nil {
+		program, err := os.ReadFile(filepath.Join(o.workDir, name))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(bin, name), program, 0o755); err != nil {
 			return err
 		}
 	}
@@ -229,8 +237,8 @@ func runLane(ctx context.Context, o options, l *lane, packages []*testPackage, r
 	}
 	env := []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + home, "LANG=C.UTF-8",
-		"TMPDIR=" + tmp, "XDG_RUNTIME_DIR=" + runtimeDir,
-		"SANDBOXD_BIN=" + filepath.Join(tree, "bin"), "SANDBOXD_TEST_REQUIRE=" + l.require,
+		"TMPDIR=" + tmp, "XDG_RUNTIME_DIR=" + runtimeDir, "GORACE=atexit_sleep_ms=100",
+		"SANDBOXD_BIN=" + bin, "SANDBOXD_TEST_REQUIRE=" + l.require,
 	}
 	if more := os.Getenv("SANDBOXD_TEST_REQUIRE"); more != "" {
 		env[len(env)-1] += "," + more
