@@ -298,7 +298,8 @@ func problem(response *http.Response) error {
 	if err := json.Unmarshal(data, &p); err != nil {
 		return fmt.Errorf("decode problem %.200s: %w", data, err)
 	}
-	if p.Status != response.StatusCode || p.Code.Status() != response.StatusCode {
+	if p.Status != response.StatusCode ||
+		p.Code.Status() != response.StatusCode && response.StatusCode != http.StatusMethodNotAllowed {
 		return fmt.Errorf("problem %q of status %d came with %s", p.Code, p.Status, response.Status)
 	}
 	return &p
