@@ -19,9 +19,11 @@ GOBUILD := $(GO) build -p $(P) -trimpath -buildvcs=false
 LDFLAGS := -X main.version=$(VERSION)
 SUDO    := $(if $(filter 0,$(shell id -u)),,sudo)
 
-# What building needs, and what the tests need besides: a registry and a runtime as peers, a static program for images.
+# What building needs, what the quickstart runs in its sandbox, and what the tests need besides: a registry and a runtime
+# as peers, a static program for images.
 BUILD_DEPS := gcc libc6-dev libseccomp-dev pkg-config uidmap
-TEST_DEPS  := docker-registry runc busybox-static python3 git sudo
+DEMO_DEPS  := python3 procps
+TEST_DEPS  := docker-registry runc busybox-static git sudo
 
 GOLANGCI = $(GO) tool -modfile=tools/go.mod golangci-lint
 
@@ -34,16 +36,16 @@ help: ## Show what can be made
 	@printf '\nVariables: GO=%s P=%s (packages compiled at once) RUN=regexp and PKG=./path (narrow the tests)\n' '$(GO)' '$(P)'
 
 .PHONY: quickstart
-quickstart: build-deps build ## See it work: a sandboxed program and a whole agent run, then everything stopped again
+quickstart: demo-deps build ## See it work: a sandboxed program and a whole agent run, then everything stopped again
 	@hack/quickstart.sh
 
 .PHONY: deps
 deps: ## Install the Debian packages that building and testing need, if any is missing
-	@hack/deps.sh $(BUILD_DEPS) $(TEST_DEPS)
+	@hack/deps.sh $(BUILD_DEPS) $(DEMO_DEPS) $(TEST_DEPS)
 
-.PHONY: build-deps
-build-deps:
-	@hack/deps.sh $(BUILD_DEPS)
+.PHONY: demo-deps
+demo-deps:
+	@hack/deps.sh $(BUILD_DEPS) $(DEMO_DEPS)
 
 ##@ Build
 

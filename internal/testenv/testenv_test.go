@@ -48,7 +48,10 @@ type spy struct {
 	skipped, failed string
 }
 
-func newSpy(t *testing.T) *spy { return &spy{TB: t} }
+func newSpy(t *testing.T) *spy {
+	t.Helper()
+	return &spy{TB: t}
+}
 
 func (s *spy) Helper()                           {}
 func (s *spy) Skipf(format string, args ...any)  { s.skipped = fmt.Sprintf(format, args...) }

@@ -5,12 +5,14 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	goruntime "runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -137,7 +139,7 @@ func TestUserWithoutSubordinateIDsGetsASingleIDMap(t *testing.T) {
 // publicDir makes a directory in /tmp that everybody may enter.
 func publicDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "sandboxd-bin-")
+	dir, err := os.MkdirTemp("/tmp", "sandboxd-bin-") //nolint:usetesting // t.TempDir may lie below a directory of mode 0700
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,4 +148,38 @@ func publicDir(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// run without a daemon starts one and says so; it goes on answering afterwards.
+func TestRunStartsADaemonWhereNoneRuns(t *testing.T) {
+	testenv.RequireOrdinaryUser(t) // root's own directories are not a test's to use
+	testenv.RequireUserNS(t)
+	home := publicDir(t)
+	cli := func(args ...string) (stdout, stderr string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), harness.Program(t, "sandboxd"), args...)
+		cmd.Env = []string{"PATH=/usr/bin:/bin", "HOME=" + home, "XDG_RUNTIME_DIR=" + filepath.Join(home, "run"), "XDG_DATA_HOME=" + filepath.Join(home, "data")}
+		var out, err strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, &err
+		cmd.WaitDelay = 10 * time.Second // a daemon that keeps our pipe open shows as an error
+		if runErr := cmd.Run(); runErr != nil {
+			t.Errorf("sandboxd %q: %v: %s", args, runErr, &err)
+		}
+		return out.String(), err.String()
+	}
+	if err := os.Mkdir(filepath.Join(home, "run"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	stdout, stderr := cli("run", "--", "echo", "hi")
+	if stdout != "hi\n" || !strings.Contains(stderr, "start") {
+		t.Errorf("the first run prints %q and says %q", stdout, stderr)
+	}
+	stdout, stderr = cli("run", "--", "echo", "again")
+	if stdout != "again\n" || strings.Contains(stderr, "start") {
+		t.Errorf("the second run prints %q and says %q", stdout, stderr)
+	}
+	cli("shutdown")
+	if out, err := exec.CommandContext(t.Context(), "pgrep", "-f", home).Output(); err == nil {
+		t.Errorf("after the shutdown there is still %s", out)
+	}
 }

@@ -10,7 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime"
+	goruntime "runtime"
 	"strings"
 	"testing"
 	"time"
@@ -57,7 +57,7 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 		{"negative memory", "POST", sandboxes, api.CreateSandbox{Limits: api.Limits{Memory: -1}}, api.CodeInvalid, "memory"},
 		{"negative pids", "POST", sandboxes, api.CreateSandbox{Limits: api.Limits{Pids: -1}}, api.CodeInvalid, "pids"},
 		{"negative timeout", "POST", sandboxes, api.CreateSandbox{Timeout: -1}, api.CodeInvalid, "timeout"},
-		{"environment without =", "POST", sandboxes, api.CreateSandbox{Env: []string{"NOEQUALS"}}, api.CodeInvalid, "NOEQUALS"},
+		{"environment without =", "POST", sandboxes, api.CreateSandbox{Env: []string{"NOEQUALS"}}, api.CodeInvalid, "env[0]"}, // not its value, which may be a secret,
 		{"environment with NUL", "POST", sandboxes, api.CreateSandbox{Env: []string{"A=b\x00c"}}, api.CodeInvalid, "env"},
 		{"relative directory", "POST", sandboxes, api.CreateSandbox{Cwd: "tmp"}, api.CodeInvalid, "cwd"},
 		{"unknown user", "POST", sandboxes, api.CreateSandbox{User: "nobody-of-this-name"}, api.CodeInvalid, "nobody-of-this-name"},
@@ -180,6 +180,7 @@ func TestBadImagesAreRefused(t *testing.T) {
 	up := strings.Repeat("../", 20)
 
 	image := func(t *testing.T, files ...harness.File) v1.Image {
+		t.Helper()
 		return harness.Image(t, v1.Config{}, harness.Layer(t, "gzip", harness.Tar(t, append([]harness.File{{Name: "ok", Body: "x"}}, files...)...)))
 	}
 	for _, test := range []struct {
@@ -191,20 +192,26 @@ func TestBadImagesAreRefused(t *testing.T) {
 	}{
 		{name: "dot dot", files: []harness.File{{Name: up + strings.TrimPrefix(outside, "/") + "/planted", Body: "x"}}, code: api.CodeImage, says: ".."},
 		{name: "absolute link target, written through", code: api.CodeImage, files: []harness.File{
-			{Name: "link", Type: tar.TypeSymlink, Link: outside}, {Name: "link/planted", Body: "x"}}},
+			{Name: "link", Type: tar.TypeSymlink, Link: outside}, {Name: "link/planted", Body: "x"},
+		}},
 		{name: "climbing link, written through", code: api.CodeImage, files: []harness.File{
-			{Name: "link", Type: tar.TypeSymlink, Link: up + outside}, {Name: "link/planted", Body: "x"}}},
+			{Name: "link", Type: tar.TypeSymlink, Link: up + outside}, {Name: "link/planted", Body: "x"},
+		}},
 		{name: "link to a link", code: api.CodeImage, files: []harness.File{
-			{Name: "a", Type: tar.TypeSymlink, Link: "b"}, {Name: "b", Type: tar.TypeSymlink, Link: outside}, {Name: "a/planted", Body: "x"}}},
+			{Name: "a", Type: tar.TypeSymlink, Link: "b"}, {Name: "b", Type: tar.TypeSymlink, Link: outside}, {Name: "a/planted", Body: "x"},
+		}},
 		{name: "hard link to a file outside", code: api.CodeImage, files: []harness.File{
-			{Name: "h", Type: tar.TypeLink, Link: up + target}, {Name: "h", Body: "overwritten"}}},
+			{Name: "h", Type: tar.TypeLink, Link: up + target}, {Name: "h", Body: "overwritten"},
+		}},
 		{name: "hard link through a link", code: api.CodeImage, files: []harness.File{
-			{Name: "link", Type: tar.TypeSymlink, Link: outside}, {Name: "h", Type: tar.TypeLink, Link: "link/target"}}},
+			{Name: "link", Type: tar.TypeSymlink, Link: outside}, {Name: "h", Type: tar.TypeLink, Link: "link/target"},
+		}},
 		{name: "whiteout that climbs", code: api.CodeImage, files: []harness.File{{Name: up + outside + "/.wh.target"}}},
 		{name: "whiteout of dot dot", code: api.CodeImage, files: []harness.File{{Name: "dir/.wh..."}, {Name: ".wh..."}, {Name: ".wh.."}}},
 		{name: "whiteout without a name", code: api.CodeImage, files: []harness.File{{Name: ".wh."}}},
 		{name: "whiteout through a link", code: api.CodeImage, files: []harness.File{
-			{Name: "link", Type: tar.TypeSymlink, Link: outside}, {Name: "link/.wh.target"}}},
+			{Name: "link", Type: tar.TypeSymlink, Link: outside}, {Name: "link/.wh.target"},
+		}},
 		{name: "wrong digest", tamper: onBlob(func(b []byte) []byte { b[len(b)/2] ^= 1; return b }), code: api.CodeImage, says: "sha256:"},
 		{name: "truncated layer", tamper: onBlob(func(b []byte) []byte { return b[:len(b)/2] }), code: api.CodeImage, says: "sha256:"},
 		{name: "longer than it says", tamper: onBlob(func(b []byte) []byte { return append(b, make([]byte, 1<<20)...) }), code: api.CodeImage, says: "sha256:"},
@@ -329,7 +336,7 @@ func TestNoImageForThisPlatform(t *testing.T) {
 	other := &v1.Platform{OS: "linux", Architecture: "s390x"}
 	reference := registry.Push(t, "other/platform:1", harness.OnlyFor(t, other))
 	_, err := d.Pull(t.Context(), reference, false)
-	wantProblem(t, err, api.CodeImage, "linux/"+runtime.GOARCH)
+	wantProblem(t, err, api.CodeImage, "linux/"+goruntime.GOARCH)
 }
 
 // onBlob changes the bytes of every layer blob that is downloaded.

@@ -18,10 +18,10 @@ import (
 )
 
 // start is what nearly every test begins with.
-func start(t *testing.T, args ...string) *harness.Daemon {
+func start(t *testing.T) *harness.Daemon {
 	t.Helper()
 	testenv.RequireUserNS(t)
-	return harness.Start(t, harness.Options{Args: args})
+	return harness.Start(t, harness.Options{})
 }
 
 // busybox makes the image that most tests of images run: its files in a gzip layer, a mark in a zstd layer.

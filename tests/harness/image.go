@@ -8,7 +8,7 @@ import (
 	"io"
 	"os"
 	"path"
-	"runtime"
+	goruntime "runtime"
 	"strings"
 	"testing"
 
@@ -97,8 +97,11 @@ func Busybox(t testing.TB) []File {
 		t.Fatal(err)
 	}
 	files := []File{
-		{Name: "bin/", Type: tar.TypeDir}, {Name: "etc/", Type: tar.TypeDir}, {Name: "root/", Type: tar.TypeDir, Mode: 0o700},
-		{Name: "tmp/", Type: tar.TypeDir, Mode: 0o1777}, {Name: "home/", Type: tar.TypeDir},
+		{Name: "bin/", Type: tar.TypeDir},
+		{Name: "etc/", Type: tar.TypeDir},
+		{Name: "root/", Type: tar.TypeDir, Mode: 0o700},
+		{Name: "tmp/", Type: tar.TypeDir, Mode: 0o1777},
+		{Name: "home/", Type: tar.TypeDir},
 		{Name: "etc/passwd", Body: "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home:/bin/sh\n"},
 		{Name: "etc/group", Body: "root:x:0:\nuser:x:1000:\n"},
 		{Name: "bin/busybox", Body: string(program), Mode: 0o755},
@@ -112,7 +115,7 @@ func Busybox(t testing.TB) []File {
 // Image puts layers together for this machine's platform.
 func Image(t testing.TB, config v1.Config, layers ...v1.Layer) v1.Image {
 	t.Helper()
-	return ImageFor(t, &v1.Platform{OS: "linux", Architecture: runtime.GOARCH}, config, layers...)
+	return ImageFor(t, &v1.Platform{OS: "linux", Architecture: goruntime.GOARCH}, config, layers...)
 }
 
 // ImageFor puts layers together for a platform.
@@ -144,7 +147,7 @@ func Index(t testing.TB, mine v1.Image) v1.ImageIndex {
 	wrong := ImageFor(t, other, v1.Config{}, Layer(t, "gzip", Tar(t, File{Name: "wrong-platform", Body: "x"})))
 	return mutate.AppendManifests(mutate.IndexMediaType(empty.Index, types.OCIImageIndex),
 		mutate.IndexAddendum{Add: wrong, Descriptor: v1.Descriptor{Platform: other}},
-		mutate.IndexAddendum{Add: mine, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: runtime.GOARCH}}})
+		mutate.IndexAddendum{Add: mine, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: goruntime.GOARCH}}})
 }
 
 // Pull pulls through the API and returns the image, or the problem that ended the progress lines.
@@ -164,7 +167,7 @@ func (d *Daemon) Pull(ctx context.Context, reference string, insecure bool) (*Pu
 func (r *Registry) Name(repository string) string { return path.Join(r.Host, repository) }
 
 // Platform is this machine's, as images spell it.
-func Platform() string { return fmt.Sprintf("linux/%s", runtime.GOARCH) }
+func Platform() string { return fmt.Sprintf("linux/%s", goruntime.GOARCH) }
 
 // OnlyFor makes an index with one image, for a platform that this machine is not.
 func OnlyFor(t testing.TB, platform *v1.Platform) v1.ImageIndex {

@@ -64,7 +64,7 @@ func DebianRegistry(t testing.TB, withTLS bool) *Registry {
 		t.Fatal(err)
 	}
 	var output logBuffer
-	cmd := exec.Command(program, "serve", file) //nolint:gosec // found in PATH on purpose
+	cmd := exec.Command(program, "serve", file)
 	cmd.Stdout, cmd.Stderr = &output, &output
 	// It ends with the test binary, whatever ends that.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

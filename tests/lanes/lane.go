@@ -72,8 +72,7 @@ func planLanes(which string, euid int) ([]*lane, error) {
 // ensureTestUser makes the ordinary user, with a range of subordinate ids, where there is none yet.
 func ensureTestUser() (*account, error) {
 	if _, err := user.Lookup(testUser); err != nil {
-		var unknown user.UnknownUserError
-		if !errors.As(err, &unknown) {
+		if _, ok := errors.AsType[user.UnknownUserError](err); !ok {
 			return nil, fmt.Errorf("look up user %s: %w", testUser, err)
 		}
 		if out, err := exec.Command("useradd", "--create-home", "--shell", "/bin/sh", testUser).CombinedOutput(); err != nil {
@@ -202,8 +201,16 @@ func runLane(ctx context.Context, o options, l *lane, packages []*testPackage, r
 	if err := copyTree(ctx, tree); err != nil {
 		return err
 	}
+	bin := filepath.Join(tree, "bin")
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		return err
+	}
 	for name := range helpers {
-		if err := os.Link(filepath.Join(o.workDir, name), filepath.Join(tree, "bin", name)); err != nil {
+		program, err := os.ReadFile(filepath.Join(o.workDir, name))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(bin, name), program, 0o755); err != nil {
 			return err
 		}
 	}
@@ -216,7 +223,7 @@ func runLane(ctx context.Context, o options, l *lane, packages []*testPackage, r
 	if l.Name == "root" {
 		// As /var/lib: root's sandboxes run as high ids, which must be able to pass. An ordinary user's home is 0700 on
 		// Debian, and so is its lane's directory.
-		if err := os.Chmod(tmp, 0o755); err != nil { //nolint:gosec // on purpose, see above
+		if err := os.Chmod(tmp, 0o755); err != nil {
 			return err
 		}
 	}
@@ -230,8 +237,8 @@ func runLane(ctx context.Context, o options, l *lane, packages []*testPackage, r
 	}
 	env := []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + home, "LANG=C.UTF-8",
-		"TMPDIR=" + tmp, "XDG_RUNTIME_DIR=" + runtimeDir,
-		"SANDBOXD_BIN=" + filepath.Join(tree, "bin"), "SANDBOXD_TEST_REQUIRE=" + l.require,
+		"TMPDIR=" + tmp, "XDG_RUNTIME_DIR=" + runtimeDir, "GORACE=atexit_sleep_ms=100",
+		"SANDBOXD_BIN=" + bin, "SANDBOXD_TEST_REQUIRE=" + l.require,
 	}
 	if more := os.Getenv("SANDBOXD_TEST_REQUIRE"); more != "" {
 		env[len(env)-1] += "," + more
@@ -292,7 +299,7 @@ func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree st
 
 // copyTree copies what git knows or would know, and the built binaries.
 func copyTree(ctx context.Context, to string) error {
-	if err := os.Mkdir(to, 0o755); err != nil { //nolint:gosec // read by another uid
+	if err := os.Mkdir(to, 0o755); err != nil {
 		return err
 	}
 	const script = `{ git -c safe.directory='*' ls-files -z -co --exclude-standard --deduplicate; find bin -type f -print0; } |

@@ -62,7 +62,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	}
 	defer func() { err = joinErr(err, removeTree(ctx, o.workDir)) }()
 	// The ordinary user's lane runs binaries from here.
-	if err := os.Chmod(o.workDir, 0o755); err != nil { //nolint:gosec // readable on purpose, holds nothing secret
+	if err := os.Chmod(o.workDir, 0o755); err != nil {
 		return false, err
 	}
 

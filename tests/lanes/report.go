@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -170,12 +171,8 @@ func (rs *results) skippedEverywhere(w io.Writer) []string {
 	for _, pkg := range sortedKeys(rs.by) {
 		reasons, ran := map[string]string{}, map[string]bool{}
 		for _, r := range rs.by[pkg] {
-			for test, why := range r.skipped {
-				reasons[test] = why
-			}
-			for test := range r.ran {
-				ran[test] = true
-			}
+			maps.Copy(reasons, r.skipped)
+			maps.Copy(ran, r.ran)
 		}
 		for _, test := range sortedKeys(reasons) {
 			if ran[test] {

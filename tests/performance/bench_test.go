@@ -76,7 +76,7 @@ func BenchmarkExecTrue(b *testing.B) {
 		b.Fatal(err)
 	}
 	onHost := filepath.Join(b.TempDir(), "true")
-	if err := os.WriteFile(onHost, program, 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(onHost, program, 0o755); err != nil {
 		b.Fatal(err)
 	}
 	d := harness.Start(b, harness.Options{})
@@ -97,7 +97,7 @@ func BenchmarkExecTrue(b *testing.B) {
 		},
 		func() error {
 			// With pipes for its output, as whoever wants the output would have it.
-			cmd := exec.CommandContext(b.Context(), onHost) //nolint:gosec // busybox by another name
+			cmd := exec.CommandContext(b.Context(), onHost)
 			var out bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &out, &out
 			return cmd.Run()
@@ -120,7 +120,7 @@ func BenchmarkCreateRunDelete(b *testing.B) {
 		func() error { return createRunDelete(b.Context(), d) },
 		func() error {
 			n++
-			cmd := exec.CommandContext(b.Context(), runc, "--root", state, "run", "--bundle", bundle, fmt.Sprintf("bench%d", n)) //nolint:gosec // the peer
+			cmd := exec.CommandContext(b.Context(), runc, "--root", state, "run", "--bundle", bundle, fmt.Sprintf("bench%d", n))
 			out, err := cmd.Output()
 			if err == nil && string(out) != "x\n" {
 				err = fmt.Errorf("it printed %q", out)
@@ -150,7 +150,7 @@ func runcBundle(b *testing.B, runc string) string {
 	b.Helper()
 	bundle := b.TempDir()
 	args := []string{"spec", "--bundle", bundle, "--rootless"}
-	if out, err := exec.CommandContext(b.Context(), runc, args...).CombinedOutput(); err != nil { //nolint:gosec // the peer
+	if out, err := exec.CommandContext(b.Context(), runc, args...).CombinedOutput(); err != nil {
 		b.Fatalf("runc spec: %v: %s", err, out)
 	}
 	file := filepath.Join(bundle, "config.json")
@@ -163,7 +163,7 @@ func runcBundle(b *testing.B, runc string) string {
 		b.Fatal(err)
 	}
 	root := filepath.Join(bundle, "rootfs")
-	if err := os.Mkdir(root, 0o755); err != nil { //nolint:gosec // a root directory
+	if err := os.Mkdir(root, 0o755); err != nil {
 		b.Fatal(err)
 	}
 	for _, dir := range rootfs.HostDirs {

@@ -119,7 +119,7 @@ func TestHostsListenersAreUnreachable(t *testing.T) {
 				port := listener.Addr().(*net.TCPAddr).Port
 				script = fmt.Sprintf("import socket; socket.create_connection(('127.0.0.1', %d), 5)", port)
 			}
-			if out, err := exec.CommandContext(t.Context(), python, "-c", script).CombinedOutput(); err != nil { //nolint:gosec // our own script
+			if out, err := exec.CommandContext(t.Context(), python, "-c", script).CombinedOutput(); err != nil {
 				t.Fatalf("control: the host itself cannot connect: %v: %s", err, out)
 			}
 			s := start(t).Create(t, api.CreateSandbox{})

@@ -52,7 +52,7 @@ func exists(path string) bool {
 func TestAttacksAreRefused(t *testing.T) {
 	testenv.RequireUserNS(t)
 	program := attacker(t)
-	list, err := exec.CommandContext(t.Context(), program, "list").Output() //nolint:gosec // our own helper
+	list, err := exec.CommandContext(t.Context(), program, "list").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func TestAttacksAreRefused(t *testing.T) {
 	s := d.Create(t, api.CreateSandbox{})
 	inside := plant(t, s, program)
 
-	for _, attack := range strings.Fields(string(list)) {
+	for attack := range strings.FieldsSeq(string(list)) {
 		t.Run(attack, func(t *testing.T) {
 			if worked, found := control(t, program, attack); !worked {
 				t.Skipf("the attack does not work on this machine even where nothing holds it: %s", found)
@@ -100,7 +100,7 @@ func control(t *testing.T, program, attack string) (worked bool, found string) {
 	}
 	var said []string
 	for where, attributes := range tries {
-		cmd := exec.CommandContext(t.Context(), program, "control", attack) //nolint:gosec // our own helper
+		cmd := exec.CommandContext(t.Context(), program, "control", attack)
 		cmd.SysProcAttr = attributes
 		out, err := cmd.Output()
 		if err != nil {

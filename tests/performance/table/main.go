@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
+	goruntime "runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -55,7 +55,7 @@ give other figures: run it on yours.
 
 | what | p50 ms | p99 ms |
 |---|---:|---:|
-`, time.Now().UTC().Format(time.DateOnly), who, runtime.NumCPU(), cpu, unix.ByteSliceToString(uts.Release[:]), runtime.Version())
+`, time.Now().UTC().Format(time.DateOnly), who, goruntime.NumCPU(), cpu, unix.ByteSliceToString(uts.Release[:]), goruntime.Version())
 	for _, row := range rows {
 		p50, ok := values[row.bench+" "+row.side+"-p50-ms"]
 		if !ok {

@@ -130,8 +130,7 @@ func report(name string, err error) {
 	a := attempt{Attack: name, Worked: err == nil}
 	if err != nil {
 		a.Detail = err.Error()
-		var errno syscall.Errno
-		if errors.As(err, &errno) {
+		if errno, ok := errors.AsType[syscall.Errno](err); ok {
 			a.Errno = unix.ErrnoName(errno)
 		}
 	}
@@ -144,8 +143,6 @@ func raw(trap, a, b, c uintptr) error {
 	}
 	return nil
 }
-
-func ptr(s string) uintptr { return uintptr(unsafe.Pointer(unsafe.StringData(s))) }
 
 func open(path string, flags int) error {
 	fd, err := unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -186,7 +183,7 @@ func clone(flags uintptr) error {
 		return errno
 	}
 	if pid == 0 {
-		unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0) // nothing else is safe in this child
+		_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0) // nothing else is safe in this child
 	}
 	var status unix.WaitStatus
 	_, err := unix.Wait4(int(pid), &status, 0, nil)
@@ -202,7 +199,7 @@ func clone3() error {
 		return errno
 	}
 	if pid == 0 {
-		unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+		_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
 	}
 	var status unix.WaitStatus
 	_, err := unix.Wait4(int(pid), &status, 0, nil)
@@ -265,8 +262,10 @@ func bpf() error {
 }
 
 func perf() error {
-	attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_SOFTWARE, Size: uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
-		Config: unix.PERF_COUNT_SW_TASK_CLOCK, Bits: unix.PerfBitExcludeKernel | unix.PerfBitExcludeHv}
+	attr := unix.PerfEventAttr{
+		Type: unix.PERF_TYPE_SOFTWARE, Size: uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
+		Config: unix.PERF_COUNT_SW_TASK_CLOCK, Bits: unix.PerfBitExcludeKernel | unix.PerfBitExcludeHv,
+	}
 	fd, err := unix.PerfEventOpen(&attr, 0, -1, -1, unix.PERF_FLAG_FD_CLOEXEC)
 	if err != nil {
 		return err
