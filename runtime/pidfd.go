@@ -56,8 +56,8 @@ func readable(fd int) (bool, error) {
 	}
 }
 
-// pidOf asks the kernel which process a pidfd refers to, as our PID namespace counts; 0 where it cannot say.
-func pidOf(f *os.File) int {
+// PIDOf asks the kernel which process a pidfd refers to, as our PID namespace counts; 0 where it cannot say.
+func PIDOf(f *os.File) int {
 	conn, err := f.SyscallConn()
 	if err != nil {
 		return 0

@@ -250,7 +250,7 @@ func (s *Supervisor) Create(ctx context.Context, req Request) (_ Record, err err
 	if err := intended(); err != nil {
 		return Record{}, errors.Join(err, started.Pidfd.Close())
 	}
-	rec.State, rec.Enforced, rec.PID = api.StateRunning, started.Enforced, pidOf(started.Pidfd)
+	rec.State, rec.Enforced, rec.PID = api.StateRunning, started.Enforced, PIDOf(started.Pidfd)
 	if err := s.records.put(&rec); err != nil {
 		return Record{}, errors.Join(err, started.Pidfd.Close())
 	}
@@ -333,7 +333,7 @@ func (sb *sandbox) markGone() {
 
 // run makes a started sandbox the state running and watches it.
 func (s *Supervisor) run(sb *sandbox, started *Started) error {
-	pid := pidOf(started.Pidfd)
+	pid := PIDOf(started.Pidfd)
 	pidfd, err := pollable(started.Pidfd)
 	if err != nil {
 		return err

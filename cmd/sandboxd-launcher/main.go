@@ -93,7 +93,7 @@ func open(setup *launcher.Setup) (*launcher.Server, error) {
 	return &launcher.Server{
 		Engine: engine,
 		Layers: layers,
-		Info:   launcher.Info{PID: os.Getpid(), Version: setup.Version, Enforced: enforced},
+		Info:   launcher.Info{Version: setup.Version, Enforced: enforced},
 		Log:    slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}, nil
 }

@@ -149,7 +149,7 @@ func TestAgentRun(t *testing.T) {
 					t.Errorf("%q is missing in %q", want, got.stderr)
 				}
 			}
-			nothingLeft(t, f)
+			nothingLeft(f)
 			if records, err := filepath.Glob(filepath.Join(cmd.Dir, "output", "*", "trajectory.json")); err != nil || len(records) != 1 {
 				t.Errorf("trajectories %v, %v", records, err)
 			}

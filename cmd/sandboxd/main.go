@@ -10,13 +10,21 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/doctor"
+	"github.com/sandboxd/sandboxd/internal/kernel"
 )
 
 func main() {
+	// A probe of the kernel is a child of ours in namespaces of its own.
+	if code, ok := kernel.Main(os.Args[1:]); ok {
+		os.Exit(code)
+	}
 	os.Exit(cli(context.Background(), os.Args[1:], deps{
 		stdin:  os.Stdin,
 		stdout: os.Stdout,
 		stderr: os.Stderr,
+		serve:  serve,
+		checks: doctor.Run,
 	}))
 }
 

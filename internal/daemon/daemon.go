@@ -38,7 +38,8 @@ const (
 type Options struct {
 	Version    string
 	DataDir    string // state.db lies here
-	RuntimeDir string // api.sock and the control sockets lie here; made with mode 0700
+	RuntimeDir string // the control sockets lie here; made with mode 0700
+	Socket     string // of the API; default: [SocketName] in RuntimeDir
 	Engine     runtime.Engine
 	Images     Images
 	// Profile finds a profile by name, and the limits that a sandbox of it has by default.
@@ -56,10 +57,13 @@ type Options struct {
 	MaxSandboxes int           // default 1000
 	Timeout      time.Duration // of a sandbox that asks for none; default an hour
 	IdleTimeout  time.Duration // of a sandbox that asks for none; default ten minutes
+	IdleExit     time.Duration // the daemon ends after this time without a sandbox and a request; 0: never
 	Log          *slog.Logger  // default: discarded
 }
 
-func (o *Options) socketPath() string { return filepath.Join(o.RuntimeDir, SocketName) }
+func (o *Options) socketPath() string {
+	return cmp.Or(o.Socket, filepath.Join(o.RuntimeDir, SocketName))
+}
 
 // SocketName is the API socket's file in the runtime directory.
 const SocketName = "api.sock"
@@ -75,6 +79,8 @@ type Daemon struct {
 	requests sync.WaitGroup // handlers, those of hijacked connections among them
 	mu       sync.Mutex
 	drained  bool // requests is waited for: nothing may be added to it
+	active   int  // requests that are counted
+	lastUse  time.Time
 
 	stopOnce sync.Once
 	stop     chan struct{} // closed when a client asks for the end
@@ -98,7 +104,7 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			}
 		}()
 	}
-	if d.socket, err = listen(opts.RuntimeDir); err != nil {
+	if d.socket, err = listen(opts.RuntimeDir, opts.socketPath()); err != nil {
 		return nil, fmt.Errorf("start daemon: %w", err)
 	}
 	defer func() {
@@ -134,14 +140,55 @@ func (d *Daemon) Shutdown(req api.Shutdown) {
 	})
 }
 
-// enter counts a request; requests.Done must follow unless it returns false.
+// enter counts a request; leave must follow unless it returns false.
 func (d *Daemon) enter() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.drained {
-		d.requests.Add(1)
+	if d.drained {
+		return false
 	}
-	return !d.drained
+	d.requests.Add(1)
+	d.active++
+	return true
+}
+
+func (d *Daemon) leave() {
+	d.mu.Lock()
+	d.active--
+	d.lastUse = time.Now()
+	d.mu.Unlock()
+	d.requests.Done()
+}
+
+// idleFor is how long there has been no request; 0 while there is one, or a sandbox.
+func (d *Daemon) idleFor() time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.active > 0 || d.service.supervisor.Count() > 0 {
+		d.lastUse = time.Now()
+		return 0
+	}
+	return time.Since(d.lastUse)
+}
+
+// watchIdle ends a daemon that was started for one session and is not needed any more.
+func (d *Daemon) watchIdle() {
+	timer := time.NewTimer(d.opts.IdleExit)
+	defer timer.Stop()
+	for {
+		select {
+		case <-d.stop:
+			return
+		case <-timer.C:
+		}
+		idle := d.idleFor()
+		if idle >= d.opts.IdleExit {
+			d.log.Info("nobody needs the daemon", "idle", idle)
+			d.Shutdown(api.Shutdown{})
+			return
+		}
+		timer.Reset(d.opts.IdleExit - idle)
+	}
 }
 
 // Serve answers requests until ctx ends or a client asks for the end, and returns when nothing of the daemon runs any
@@ -163,6 +210,12 @@ func (d *Daemon) Serve(ctx context.Context) error {
 	go func() { served <- server.Serve(d.socket) }()
 	d.log.Info("daemon is ready", "socket", d.Socket(), "uid", os.Getuid(), "sandboxes", d.service.supervisor.Count())
 
+	if d.opts.IdleExit > 0 {
+		d.lastUse = time.Now()
+		watched := make(chan struct{})
+		go func() { defer close(watched); d.watchIdle() }()
+		defer func() { <-watched }()
+	}
 	var failure error
 	select {
 	case <-ctx.Done():

@@ -31,7 +31,7 @@ func (d *Daemon) getSystem(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (d *Daemon) getChecks(w http.ResponseWriter, r *http.Request) error {
-	return writeJSON(w, http.StatusOK, d.service.Checks(r.Context()))
+	return writeJSON(w, http.StatusOK, api.CheckList{Checks: d.service.Checks(r.Context())})
 }
 
 func (d *Daemon) postShutdown(w http.ResponseWriter, r *http.Request) error {

@@ -101,7 +101,7 @@ func (d *Daemon) handler() http.Handler {
 			writeProblem(w, ErrStopping)
 			return
 		}
-		defer d.requests.Done()
+		defer d.leave()
 		// What the last request on this connection set does not hold for this one.
 		_ = http.NewResponseController(rw).SetWriteDeadline(time.Time{}) // every connection of ours has deadlines
 		defer d.recover(w, req)

@@ -42,13 +42,16 @@ func AcquireLock(dir string) (io.Closer, error) {
 // socket is the API's listening socket, in a directory that only we may search.
 type socket struct {
 	*net.UnixListener
-	dir  *os.File
+	dir  *os.File // of the socket
+	name string
 	lock io.Closer
 	once sync.Once
 }
 
-// listen replaces a socket that a daemon left when it was killed, and refuses to replace one that is served.
-func listen(runtimeDir string) (_ *socket, err error) {
+// listen replaces a socket that a daemon left when it was killed, and refuses to replace one that is served. A path
+// outside of the runtime directory lies in a directory that exists; who may search that is its owner's business, and
+// the socket's own mode keeps others out.
+func listen(runtimeDir, path string) (_ *socket, err error) {
 	if err := os.MkdirAll(runtimeDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make runtime directory: %w", err)
 	}
@@ -56,7 +59,7 @@ func listen(runtimeDir string) (_ *socket, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open runtime directory: %w", err)
 	}
-	s := &socket{dir: dir}
+	s := &socket{dir: dir, name: filepath.Base(path)}
 	defer func() {
 		if err == nil {
 			return
@@ -82,8 +85,18 @@ func listen(runtimeDir string) (_ *socket, err error) {
 	if s.lock, err = AcquireLock(runtimeDir); err != nil {
 		return nil, err
 	}
-	if err := unix.Unlinkat(int(dir.Fd()), SocketName, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return nil, fmt.Errorf("remove stale socket: %w", err)
+	if filepath.Dir(path) != filepath.Clean(runtimeDir) {
+		other, err := os.OpenFile(filepath.Dir(path), unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, fmt.Errorf("open the socket's directory: %w", err)
+		}
+		err = dir.Close()
+		if s.dir, dir = other, other; err != nil {
+			return nil, fmt.Errorf("close runtime directory: %w", err)
+		}
+	}
+	if err := removeStale(dir, s.name); err != nil {
+		return nil, err
 	}
 	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
 		var cerr error
@@ -92,14 +105,33 @@ func listen(runtimeDir string) (_ *socket, err error) {
 		return errors.Join(err, cerr)
 	}}
 	// By way of the descriptor, because the path may be longer than an address can be.
-	l, err := config.Listen(context.Background(), "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), SocketName))
+	l, err := config.Listen(context.Background(), "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), s.name))
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", filepath.Join(runtimeDir, SocketName), err)
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	s.UnixListener = l.(*net.UnixListener)
 	// http.Server closes the listener when the shutdown begins; the path goes when it ends.
 	s.SetUnlinkOnClose(false)
 	return s, nil
+}
+
+// removeStale removes the socket of a daemon that was killed. What is no socket is somebody's file.
+func removeStale(dir *os.File, name string) error {
+	var st unix.Stat_t
+	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		return fmt.Errorf("remove stale socket: %s exists and is no socket", name)
+	}
+	if err == nil {
+		err = unix.Unlinkat(int(dir.Fd()), name, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("remove stale socket: %w", err)
+	}
+	return nil
 }
 
 // Accept reads who calls before anything else is read.
@@ -125,7 +157,7 @@ func (s *socket) remove() error {
 	var err error
 	s.once.Do(func() {
 		err = s.Close()
-		if uerr := unix.Unlinkat(int(s.dir.Fd()), SocketName, 0); uerr != nil && !errors.Is(uerr, unix.ENOENT) {
+		if uerr := unix.Unlinkat(int(s.dir.Fd()), s.name, 0); uerr != nil && !errors.Is(uerr, unix.ENOENT) {
 			err = errors.Join(err, fmt.Errorf("remove socket: %w", uerr))
 		}
 		err = errors.Join(err, s.dir.Close(), s.lock.Close())

@@ -104,9 +104,13 @@ func exchange(ctx context.Context, conn *net.UnixConn, req *request, files ...*o
 		closeAll(got)
 		return nil, nil, err
 	}
-	if len(got) != len(resp.Started) {
+	want := len(resp.Started)
+	if resp.Info != nil {
+		want++ // the launcher's own pidfd
+	}
+	if len(got) != want {
 		closeAll(got)
-		return nil, nil, fmt.Errorf("launcher %s: %d descriptors for %d sandboxes", req.Op, len(got), len(resp.Started))
+		return nil, nil, fmt.Errorf("launcher %s: %d descriptors, not %d", req.Op, len(got), want)
 	}
 	return &resp, got, nil
 }
@@ -179,13 +183,15 @@ func (c *Client) OOMKills(ctx context.Context, id string) (int, error) {
 
 // Info asks the launcher what it is and what it can enforce.
 func (c *Client) Info(ctx context.Context) (*Info, error) {
-	resp, _, err := c.call(ctx, &request{Op: opInfo})
+	resp, files, err := c.call(ctx, &request{Op: opInfo})
 	if err != nil {
 		return nil, err
 	}
-	if resp.Info == nil {
-		return nil, errors.New("launcher info: empty answer")
+	defer closeAll(files)
+	if resp.Info == nil || len(files) != 1 {
+		return nil, errors.New("launcher info: answer without info or pidfd")
 	}
+	resp.Info.PID = runtime.PIDOf(files[0])
 	return resp.Info, nil
 }
 
@@ -215,6 +221,9 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	}
 	if err := c.Died(ctx); err != nil && !errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("launcher shutdown: %w", err)
+	}
+	if err := os.Remove(c.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return errors.Join(fmt.Errorf("launcher shutdown: %w", err), c.Close())
 	}
 	return c.Close()
 }

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -62,7 +64,6 @@ func (s *Server) Serve(ctx context.Context, listener *os.File) error {
 	s.sessions = make(map[*net.UnixConn]struct{})
 	s.idle = time.AfterFunc(orphanTimeout, s.orphaned)
 
-	// Two slots: unpacking layers takes a core each.
 	errs := make(chan error, 1)
 	go func() { errs <- s.accept(ctx) }()
 	select {
@@ -149,7 +150,12 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	var started []*runtime.Started
 	switch req.Op {
 	case opInfo:
-		resp.Info = &s.Info
+		var fd int
+		if fd, err = unix.PidfdOpen(os.Getpid(), 0); err == nil {
+			resp.Info = &s.Info
+			return resp, []*os.File{os.NewFile(uintptr(fd), "pidfd")}
+		}
+		err = fmt.Errorf("launcher info: open own pidfd: %w", err)
 	case opCreate:
 		var st *runtime.Started
 		if req.Spec == nil {

@@ -66,7 +66,7 @@ type wireStarted struct {
 
 // Info is what the launcher says of itself.
 type Info struct {
-	PID      int          `json:"pid"`      // as the launcher counts: 1
+	PID      int          `json:"-"`        // as the daemon counts: found by the pidfd that comes with the answer
 	Version  string       `json:"version"`  // of the build; a daemon of another version still speaks to it
 	Enforced api.Enforced `json:"enforced"` // what a sandbox with the profile's defaults gets
 }
