@@ -32,7 +32,7 @@ func newApplier(t *testing.T) *directApplier {
 	t.Cleanup(func() {
 		_ = filepath.WalkDir(a.dir, func(path string, d fs.DirEntry, _ error) error {
 			if d != nil && d.IsDir() {
-				_ = os.Chmod(path, 0o700) //nolint:gosec // a directory of the test
+				_ = os.Chmod(path, 0o700)
 			}
 			return nil
 		})
@@ -65,7 +65,7 @@ func (a *directApplier) Apply(_ context.Context, req layer.ApplyRequest) (res la
 		return res, fmt.Errorf("the blob is at %d: %w", at, err)
 	}
 	tmp := final + ".tmp"
-	if err := os.Mkdir(tmp, 0o755); err != nil { //nolint:gosec // as the launcher does
+	if err := os.Mkdir(tmp, 0o755); err != nil {
 		return res, err
 	}
 	root, err := os.OpenRoot(tmp)

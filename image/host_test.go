@@ -23,7 +23,7 @@ func fakeHost(t *testing.T) string {
 	write := func(name, content string, mode os.FileMode) {
 		t.Helper()
 		path := filepath.Join(top, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // as hosts have it
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
@@ -57,10 +57,10 @@ func fakeHost(t *testing.T) string {
 	} {
 		write(secret, "SECRET", 0o644)
 	}
-	if err := os.Chmod(filepath.Join(top, "etc/perl/closed"), 0o750); err != nil { //nolint:gosec // as hosts have it
+	if err := os.Chmod(filepath.Join(top, "etc/perl/closed"), 0o750); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(filepath.Join(top, "etc/alternatives"), 0o755); err != nil { //nolint:gosec // as hosts have it
+	if err := os.Mkdir(filepath.Join(top, "etc/alternatives"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	link("etc/alternatives/vi", "/usr/bin/vim")
@@ -68,7 +68,7 @@ func fakeHost(t *testing.T) string {
 	link("etc/services", "/etc/shadow")
 	link("bin", "usr/bin")
 	link("lib64", "/root")
-	if err := os.Mkdir(filepath.Join(top, "lib"), 0o755); err != nil { //nolint:gosec // as hosts have it
+	if err := os.Mkdir(filepath.Join(top, "lib"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return top
@@ -95,7 +95,7 @@ func TestHostTarShowsWhatProgramsNeedAndNothingElse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer root.Close() //nolint:errcheck // read only
+	defer root.Close()
 	var buf, again bytes.Buffer
 	dirs, err := writeHostTar(&buf, root)
 	if err != nil {
@@ -144,7 +144,7 @@ func TestHostImageIsMadeOnceAndAgainWhenTheHostChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close() //nolint:errcheck // tested elsewhere
+	defer s.Close()
 	s.host.root = fakeHost(t)
 	first, err := s.Get(t.Context(), api.HostImage)
 	if err != nil {
@@ -165,10 +165,10 @@ func TestHostImageIsMadeOnceAndAgainWhenTheHostChanges(t *testing.T) {
 	}
 	// As ldconfig does it.
 	cache := filepath.Join(s.host.root, "etc/ld.so.cache")
-	if err := os.WriteFile(cache+"~", []byte("new"), 0o644); err != nil { //nolint:gosec // as hosts have it
+	if err := os.WriteFile(cache+"~", []byte("new"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(cache+"~", 0o644); err != nil { //nolint:gosec // whatever the umask is
+	if err := os.Chmod(cache+"~", 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Rename(cache+"~", cache); err != nil {
@@ -200,7 +200,7 @@ func TestHostImageOfThisHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close() //nolint:errcheck // tested elsewhere
+	defer s.Close()
 	img, err := s.Get(t.Context(), api.HostImage)
 	if err != nil {
 		t.Fatal(err)

@@ -560,13 +560,13 @@ func (p *pull) explain(ctx context.Context, err error) error {
 	case gaveUp(ctx, err):
 		return fmt.Errorf("pull %s: %w", image, err)
 	case errors.As(err, &answer):
-		switch code := answer.StatusCode; {
-		case code == http.StatusUnauthorized || code == http.StatusForbidden:
+		switch answer.StatusCode {
+		case http.StatusUnauthorized, http.StatusForbidden:
 			return classf(ErrRegistry, "image %s: registry %s refuses access (%w); the repository may not exist, or need a login: docker login %s, or podman login, as the user who runs the daemon",
 				image, registry, err, registry)
-		case code == http.StatusNotFound:
+		case http.StatusNotFound:
 			return classf(ErrRegistry, "image %s: registry %s does not have it (%w); check name and tag", image, registry, err)
-		case code == http.StatusTooManyRequests:
+		case http.StatusTooManyRequests:
 			return classf(ErrRegistry, "image %s: registry %s allows no more pulls for now (%w); wait, or log in", image, registry, err)
 		default:
 			return classf(ErrRegistry, "image %s: registry %s answers with an error (%w); try again later", image, registry, err)

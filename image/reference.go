@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/netip"
 	goruntime "runtime"
+	"strconv"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -35,7 +36,35 @@ func parse(ref string) (name.Reference, error) {
 	if err != nil {
 		return nil, classf(ErrReference, "image reference %q: %w; references look like debian:12 or registry.example:5000/team/app:1.0", ref, err)
 	}
+	if host := parsed.Context().RegistryStr(); !validHost(host) {
+		return nil, classf(ErrReference, "image reference %q: %q is not the address of a registry; references look like debian:12 or registry.example:5000/team/app:1.0", ref, host)
+	}
 	return parsed, nil
+}
+
+// validHost reports whether address is a host name or IP address with an optional port. go-containerregistry takes
+// "../etc/passwd" for the repository etc/passwd of a registry called "..".
+func validHost(address string) bool {
+	host := address
+	if h, port, err := net.SplitHostPort(address); err == nil {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return false
+		}
+		host = h
+	}
+	if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
+		return true
+	}
+	if len(host) > 253 {
+		return false
+	}
+	for label := range strings.SplitSeq(host, ".") {
+		if label == "" || len(label) > 63 || strings.Trim(label, "-") != label ||
+			strings.Trim(label, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") != "" {
+			return false
+		}
+	}
+	return true
 }
 
 // normalised is the name under which an image is stored and shown.

@@ -63,7 +63,7 @@ func dockerRegistry(t *testing.T, https bool) string {
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(bin, "serve", file) //nolint:gosec,noctx // found above; ended below
+	cmd := exec.Command(bin, "serve", file)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
@@ -73,7 +73,9 @@ func dockerRegistry(t *testing.T, https bool) string {
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		<-ended
+		if err := <-ended; err == nil {
+			t.Error("docker-registry had ended before it was killed")
+		}
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -218,7 +220,7 @@ func newFaulty(t *testing.T) *faulty {
 	good := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.mu.Lock()
-		var handler http.Handler = good
+		handler := good
 		if r.Method == http.MethodGet {
 			f.gets[r.URL.Path]++
 			for suffix, h := range f.override {

@@ -204,7 +204,7 @@ func (x *extractor) file(dir, base string, hdr *tar.Header, content io.Reader) (
 	if err != nil {
 		return fmt.Errorf("create: %w", err)
 	}
-	f := os.NewFile(uintptr(fd), base) //nolint:gosec // a descriptor
+	f := os.NewFile(uintptr(fd), base)
 	defer func() {
 		if cerr := f.Close(); err == nil && cerr != nil {
 			err = fmt.Errorf("close: %w", cerr)
@@ -400,11 +400,11 @@ func (x *extractor) finishDir(path string, meta dirMeta) error {
 	dir, base := split(path)
 	h, err := x.tree.directory(dir, false)
 	if err != nil || h.path != dir {
-		return nil //nolint:nilerr // it was replaced by something else later on, and so needs nothing
+		return nil // it was replaced by something else later on, and so needs nothing
 	}
 	fd, err := unix.Openat(h.fd, base, openDir, 0)
 	if err != nil {
-		return nil //nolint:nilerr // as above: a directory of this layer can always be opened
+		return nil // as above: a directory of this layer can always be opened
 	}
 	defer func() { _ = unix.Close(fd) }()
 	if err := unix.Fchmod(fd, meta.mode); err != nil {

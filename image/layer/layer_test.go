@@ -84,7 +84,7 @@ func archive(tb testing.TB, entries ...entry) []byte {
 }
 
 // raw is a header that archive/tar would refuse to write.
-func raw(name, link string, typ byte, set func(block []byte)) []byte {
+func raw(name string, typ byte, set func(block []byte)) []byte {
 	b := make([]byte, 512)
 	copy(b[0:100], name)
 	copy(b[100:], "0000644\x00")
@@ -93,7 +93,6 @@ func raw(name, link string, typ byte, set func(block []byte)) []byte {
 	copy(b[124:], "00000000000\x00")
 	copy(b[136:], "00000000000\x00")
 	b[156] = typ
-	copy(b[157:257], link)
 	copy(b[257:], "ustar\x0000")
 	if set != nil {
 		set(b)
@@ -121,7 +120,7 @@ func plant(tb testing.TB) (h host, root *os.Root) {
 	top := tb.TempDir()
 	h.dir = filepath.Join(top, "host")
 	for _, d := range []string{h.dir, filepath.Join(h.dir, "etc"), filepath.Join(top, "layer")} {
-		if err := os.Mkdir(d, 0o755); err != nil { //nolint:gosec // as hosts have it
+		if err := os.Mkdir(d, 0o755); err != nil {
 			tb.Fatal(err)
 		}
 	}
@@ -139,7 +138,7 @@ func plant(tb testing.TB) (h host, root *os.Root) {
 		// Extracted modes may forbid an ordinary user to clean up.
 		_ = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 			if d != nil && d.IsDir() {
-				_ = os.Chmod(path, 0o700) //nolint:gosec // a directory of the test
+				_ = os.Chmod(path, 0o700)
 			}
 			return nil
 		})
@@ -185,7 +184,7 @@ func list(tb testing.TB, top string, full bool) string {
 		case unix.S_IFDIR:
 			b.WriteString("dir")
 		case unix.S_IFREG:
-			content, err := os.ReadFile(path) //nolint:gosec // a file of the test
+			content, err := os.ReadFile(path)
 			if err != nil {
 				return err
 			}
@@ -263,10 +262,13 @@ func TestApply(t *testing.T) {
 			dir("./"), dir("usr/"), dir("usr/bin"), file("usr/bin/true", "x"), symlink("bin", "usr/bin"), hardlink("usr/bin/yes", "usr/bin/true"),
 		}, want: lines("bin -> usr/bin", "usr dir", "usr/bin dir", `usr/bin/true file "x"`, `usr/bin/yes file "x"`)},
 		{name: "parents that no entry describes", entries: []entry{file("a/b/c", "x")}, want: lines("a dir", "a/b dir", `a/b/c file "x"`)},
-		{name: "an absolute name is the layer's", entries: []entry{file("/etc/passwd", "x"), file("//etc//./group", "y")},
-			want: lines("etc dir", `etc/group file "y"`, `etc/passwd file "x"`)},
+		{
+			name: "an absolute name is the layer's", entries: []entry{file("/etc/passwd", "x"), file("//etc//./group", "y")},
+			want: lines("etc dir", `etc/group file "y"`, `etc/passwd file "x"`),
+		},
 		{name: "GNU and PAX long names", entries: []entry{
-			{typ: tar.TypeReg, name: deep + long, body: "g", format: tar.FormatGNU}, {typ: tar.TypeReg, name: "ü/" + long, body: "p", format: tar.FormatPAX},
+			{typ: tar.TypeReg, name: deep + long, body: "g", format: tar.FormatGNU},
+			{typ: tar.TypeReg, name: "ü/" + long, body: "p", format: tar.FormatPAX},
 			{typ: tar.TypeSymlink, name: "l", link: deep + long, format: tar.FormatGNU},
 		}, want: longTree(deep, long)},
 		{name: "a FIFO", entries: []entry{special(tar.TypeFifo, "f")}, want: lines("f fifo")},
@@ -274,37 +276,49 @@ func TestApply(t *testing.T) {
 		// Whiteouts.
 		{name: "a whiteout", entries: []entry{file("a/.wh.b", "")}, want: lines("a dir", "a/b chr 0")},
 		{name: "a whiteout at the top", entries: []entry{file(".wh.b", "")}, want: lines("b chr 0")},
-		{name: "an opaque directory", entries: []entry{dir("a"), file("a/.wh..wh..opq", ""), file("a/b", "x")},
-			want: lines("a dir user.overlay.opaque=y", `a/b file "x"`)},
+		{
+			name: "an opaque directory", entries: []entry{dir("a"), file("a/.wh..wh..opq", ""), file("a/b", "x")},
+			want: lines("a dir user.overlay.opaque=y", `a/b file "x"`),
+		},
 		{name: "an opaque mark on a directory without entry", entries: []entry{file("a/.wh..wh..opq", "")}, want: lines("a dir user.overlay.opaque=y")},
 		{name: "an opaque root", entries: []entry{file(".wh..wh..opq", "")}, want: ". dir user.overlay.opaque=y\n"},
 		{name: "a whiteout twice", entries: []entry{file(".wh.b", ""), file(".wh.b", "")}, want: lines("b chr 0")},
 		{name: "a whiteout after its file spares it", entries: []entry{file("b", "x"), file(".wh.b", "")}, want: lines(`b file "x"`)},
-		{name: "a whiteout after its directory hides only what is below", entries: []entry{file("b/c", "x"), file(".wh.b", "")},
-			want: lines("b dir user.overlay.opaque=y", `b/c file "x"`)},
+		{
+			name: "a whiteout after its directory hides only what is below", entries: []entry{file("b/c", "x"), file(".wh.b", "")},
+			want: lines("b dir user.overlay.opaque=y", `b/c file "x"`),
+		},
 		{name: "a file after its whiteout", entries: []entry{file(".wh.b", ""), file("b", "x")}, want: lines(`b file "x"`)},
 		{name: "a directory after its whiteout", entries: []entry{file(".wh.b", ""), dir("b")}, want: lines("b dir user.overlay.opaque=y")},
-		{name: "a directory without entry after its whiteout", entries: []entry{file(".wh.b", ""), file("b/c", "x")},
-			want: lines("b dir user.overlay.opaque=y", `b/c file "x"`)},
-		{name: "aufs notes", entries: []entry{dir(".wh..wh.plnk"), file(".wh..wh.plnk/12.34", "x"), file(".wh..wh.aufs", "")},
+		{
+			name: "a directory without entry after its whiteout", entries: []entry{file(".wh.b", ""), file("b/c", "x")},
+			want: lines("b dir user.overlay.opaque=y", `b/c file "x"`),
+		},
+		{
+			name: "aufs notes", entries: []entry{dir(".wh..wh.plnk"), file(".wh..wh.plnk/12.34", "x"), file(".wh..wh.aufs", "")},
 			want: lines(), skipped: []string{
 				".wh..wh.plnk: a note of the aufs driver", ".wh..wh.plnk/12.34: a note of the aufs driver", ".wh..wh.aufs: a note of the aufs driver",
-			}},
+			},
+		},
 		{name: "a whiteout without a name", entries: []entry{file("a/.wh.", "")}, err: "names nothing"},
 		{name: "a whiteout of .", entries: []entry{file("a/.wh..", "")}, err: "names nothing"},
 		{name: "a whiteout of ..", entries: []entry{file("a/.wh...", "")}, err: "names nothing"},
 		{name: "a whiteout as a directory", entries: []entry{file("a/.wh.b/c", "")}, err: "whiteout is used as a directory"},
-		{name: "a whiteout through a link out", entries: []entry{symlink("l", "../host"), file("l/.wh.secret", "")},
-			want: lines("host dir", "host/secret chr 0", "l -> ../host")},
-		{name: "an opaque mark through a link out", entries: []entry{symlink("l", "../../host/etc"), file("l/.wh..wh..opq", "")},
-			want: lines("host dir", "host/etc dir user.overlay.opaque=y", "l -> ../../host/etc")},
+		{
+			name: "a whiteout through a link out", entries: []entry{symlink("l", "../host"), file("l/.wh.secret", "")},
+			want: lines("host dir", "host/secret chr 0", "l -> ../host"),
+		},
+		{
+			name: "an opaque mark through a link out", entries: []entry{symlink("l", "../../host/etc"), file("l/.wh..wh..opq", "")},
+			want: lines("host dir", "host/etc dir user.overlay.opaque=y", "l -> ../../host/etc"),
+		},
 
 		// Names.
 		{name: "..", entries: []entry{file("../host/secret", "x")}, err: `".." in it`},
 		{name: ".. in the middle", entries: []entry{file("a/../../host/secret", "x")}, err: `".." in it`},
 		{name: ".. at the end", entries: []entry{dir("a/..")}, err: `".." in it`},
 		{name: ".. in a whiteout's directory", entries: []entry{file("../host/.wh.secret", "")}, err: `".." in it`},
-		{name: "an empty name", tail: raw("", "", tar.TypeReg, nil), err: "the name is empty"},
+		{name: "an empty name", tail: raw("", tar.TypeReg, nil), err: "the name is empty"},
 		{name: "a NUL in a PAX name", tail: paxNUL(), err: "damaged"},
 		{name: "a component that is too long", entries: []entry{file(strings.Repeat("n", 256), "x")}, err: "256 bytes, 255 are allowed"},
 		{name: "a name that is too long", entries: []entry{file(strings.Repeat("n/", 2100)+"x", "x")}, err: "4095 are allowed"},
@@ -313,43 +327,61 @@ func TestApply(t *testing.T) {
 		{name: "a link as the root", entries: []entry{symlink(".", "/")}, err: "root must be a directory"},
 
 		// Symbolic links: kept as they are, followed by us within the root only.
-		{name: "links that lead out are stored", entries: []entry{symlink("abs", "/etc/shadow"), symlink("rel", "../../../host/secret")},
-			want: lines("abs -> /etc/shadow", "rel -> ../../../host/secret")},
-		{name: "a file below a link that leads out", entries: []entry{symlink("l", "../host"), file("l/secret", "x")},
-			want: lines("host dir", `host/secret file "x"`, "l -> ../host")},
-		{name: "a file below an absolute link", entries: []entry{symlink("l", "/etc"), file("l/passwd", "x")},
-			want: lines("etc dir", `etc/passwd file "x"`, "l -> /etc")},
-		{name: "a file below a chain of links", entries: []entry{dir("d"), symlink("d/a", "../b"), symlink("b", "/c/../../e"), file("d/a/f", "x")},
-			want: lines("b -> /c/../../e", "c dir", "d dir", "d/a -> ../b", "e dir", `e/f file "x"`)},
+		{
+			name: "links that lead out are stored", entries: []entry{symlink("abs", "/etc/shadow"), symlink("rel", "../../../host/secret")},
+			want: lines("abs -> /etc/shadow", "rel -> ../../../host/secret"),
+		},
+		{
+			name: "a file below a link that leads out", entries: []entry{symlink("l", "../host"), file("l/secret", "x")},
+			want: lines("host dir", `host/secret file "x"`, "l -> ../host"),
+		},
+		{
+			name: "a file below an absolute link", entries: []entry{symlink("l", "/etc"), file("l/passwd", "x")},
+			want: lines("etc dir", `etc/passwd file "x"`, "l -> /etc"),
+		},
+		{
+			name: "a file below a chain of links", entries: []entry{dir("d"), symlink("d/a", "../b"), symlink("b", "/c/../../e"), file("d/a/f", "x")},
+			want: lines("b -> /c/../../e", "c dir", "d dir", "d/a -> ../b", "e dir", `e/f file "x"`),
+		},
 		{name: "a file in place of a link", entries: []entry{symlink("l", "../host/secret"), file("l", "x")}, want: lines(`l file "x"`)},
-		{name: "a directory in place of a link", entries: []entry{symlink("l", "../host/etc"), dir("l"), file("l/passwd", "x")},
-			want: lines("l dir user.overlay.opaque=y", `l/passwd file "x"`)},
+		{
+			name: "a directory in place of a link", entries: []entry{symlink("l", "../host/etc"), dir("l"), file("l/passwd", "x")},
+			want: lines("l dir user.overlay.opaque=y", `l/passwd file "x"`),
+		},
 		{name: "a directory entry does not change what a link leads to", entries: []entry{
 			symlink("l", "../host"), {typ: tar.TypeDir, name: "l/", mode: 0o777},
 		}, want: lines("l dir user.overlay.opaque=y")},
 		{name: "links in a circle", entries: []entry{symlink("a", "b"), symlink("b", "a"), file("a/x", "x")}, err: "more than 40 symbolic links"},
 		{name: "a link to itself", entries: []entry{symlink("a", "a"), file("a/x", "x")}, err: "more than 40 symbolic links"},
 		{name: "links that grow", entries: append(growing(8), file("l8/x", "x")), err: "directories"},
-		{name: "a link without a target", tail: raw("l", "", tar.TypeSymlink, nil), err: "no target"},
+		{name: "a link without a target", tail: raw("l", tar.TypeSymlink, nil), err: "no target"},
 		{name: "a link with an endless target", entries: []entry{{typ: tar.TypeSymlink, name: "l", link: strings.Repeat("x", 5000), format: tar.FormatPAX}}, err: "4095 are allowed"},
 		{name: "a file below a file", entries: []entry{file("a", "x"), file("a/b", "y")}, err: `"a" is not a directory`},
 		{name: "a file below a FIFO", entries: []entry{special(tar.TypeFifo, "a"), file("a/b", "y")}, err: `"a" is not a directory`},
 
 		// Hard links.
-		{name: "a hard link to an absolute name", entries: []entry{file("etc/passwd", "x"), hardlink("h", "/etc/passwd")},
-			want: lines("etc dir", `etc/passwd file "x"`, `h file "x"`)},
+		{
+			name: "a hard link to an absolute name", entries: []entry{file("etc/passwd", "x"), hardlink("h", "/etc/passwd")},
+			want: lines("etc dir", `etc/passwd file "x"`, `h file "x"`),
+		},
 		{name: "a hard link out", entries: []entry{hardlink("h", "../host/secret")}, err: `".." in it`},
 		{name: "a hard link out through a link", entries: []entry{symlink("l", "../host"), hardlink("h", "l/secret")}, err: "not in this layer"},
 		{name: "a hard link to what lies below", entries: []entry{hardlink("h", "etc/passwd")}, err: "not in this layer"},
 		{name: "a hard link to a whiteout", entries: []entry{file(".wh.a", ""), hardlink("h", "a")}, err: "not in this layer"},
 		{name: "a hard link to a directory", entries: []entry{dir("a"), hardlink("h", "a")}, err: "is a directory"},
-		{name: "a hard link to a link does not follow it", entries: []entry{symlink("l", "../host/secret"), hardlink("h", "l")},
-			want: lines("h -> ../host/secret", "l -> ../host/secret")},
-		{name: "a file in place of a hard link to a link", entries: []entry{symlink("l", "../host/secret"), hardlink("h", "l"), file("h", "x")},
-			want: lines(`h file "x"`, "l -> ../host/secret")},
+		{
+			name: "a hard link to a link does not follow it", entries: []entry{symlink("l", "../host/secret"), hardlink("h", "l")},
+			want: lines("h -> ../host/secret", "l -> ../host/secret"),
+		},
+		{
+			name: "a file in place of a hard link to a link", entries: []entry{symlink("l", "../host/secret"), hardlink("h", "l"), file("h", "x")},
+			want: lines(`h file "x"`, "l -> ../host/secret"),
+		},
 		{name: "a hard link to itself", entries: []entry{file("a", "x"), hardlink("a", "a")}, want: lines(`a file "x"`)},
-		{name: "a hard link to itself through a link", entries: []entry{file("d/a", "x"), symlink("l", "d"), hardlink("l/a", "d/a")},
-			want: lines("d dir", `d/a file "x"`, "l -> d")},
+		{
+			name: "a hard link to itself through a link", entries: []entry{file("d/a", "x"), symlink("l", "d"), hardlink("l/a", "d/a")},
+			want: lines("d dir", `d/a file "x"`, "l -> d"),
+		},
 		{name: "a hard link in place of its target's directory", entries: []entry{file("d/a", "x"), hardlink("d", "d/a")}, err: "replaces the directory"},
 		{name: "a hard link to the root", entries: []entry{hardlink("a", "/")}, err: "layer's root"},
 
@@ -357,10 +389,14 @@ func TestApply(t *testing.T) {
 		{name: "the last of two files wins", entries: []entry{file("a", "1"), file("a", "2")}, want: lines(`a file "2"`)},
 		{name: "a hard link is not written through", entries: []entry{file("a", "1"), hardlink("b", "a"), file("b", "2")}, want: lines(`a file "1"`, `b file "2"`)},
 		{name: "a file in place of a directory", entries: []entry{file("a/b/c", "1"), file("a", "2")}, want: lines(`a file "2"`)},
-		{name: "a link in place of a directory", entries: []entry{file("a/b/c", "1"), symlink("a", "../host"), file("a/b", "2")},
-			want: lines("a -> ../host", "host dir", `host/b file "2"`)},
-		{name: "a directory in place of a file", entries: []entry{file("a", "1"), dir("a"), file("a/b", "2")},
-			want: lines("a dir user.overlay.opaque=y", `a/b file "2"`)},
+		{
+			name: "a link in place of a directory", entries: []entry{file("a/b/c", "1"), symlink("a", "../host"), file("a/b", "2")},
+			want: lines("a -> ../host", "host dir", `host/b file "2"`),
+		},
+		{
+			name: "a directory in place of a file", entries: []entry{file("a", "1"), dir("a"), file("a/b", "2")},
+			want: lines("a dir user.overlay.opaque=y", `a/b file "2"`),
+		},
 		{name: "a directory again keeps what is in it", entries: []entry{file("a/b", "1"), dir("a")}, want: lines("a dir", `a/b file "1"`)},
 		{name: "a file in place of a FIFO", entries: []entry{special(tar.TypeFifo, "a"), file("a", "2")}, want: lines(`a file "2"`)},
 		{name: "a link that the last name went through, replaced", entries: []entry{
@@ -368,39 +404,57 @@ func TestApply(t *testing.T) {
 		}, err: `"d/l" is not a directory`},
 
 		// What is left out.
-		{name: "devices", entries: []entry{special(tar.TypeChar, "c"), special(tar.TypeBlock, "b"), file("a", "x")},
-			want: lines(`a file "x"`), skipped: []string{"c: a device", "b: a device"}},
-		{name: "xattrs", entries: []entry{{typ: tar.TypeDir, name: "d", xattrs: map[string]string{"user.overlay.opaque": "y"}}},
-			want: lines("d dir"), skipped: []string{"d: xattr user.overlay.opaque"}},
-		{name: "trusted xattrs", entries: []entry{{typ: tar.TypeReg, name: "f", xattrs: map[string]string{"trusted.overlay.redirect": "/etc"}}},
-			want: lines(`f file ""`), skipped: []string{"f: xattr trusted.overlay.redirect"}},
-		{name: "a redirect", entries: []entry{{typ: tar.TypeDir, name: "d", xattrs: map[string]string{"user.overlay.redirect": "/etc"}}},
-			want: lines("d dir"), skipped: []string{"d: xattr user.overlay.redirect"}},
-		{name: "a data-only lower file", entries: []entry{{typ: tar.TypeReg, name: "f", xattrs: map[string]string{"user.overlay.metacopy": ""}}},
-			want: lines(`f file ""`), skipped: []string{"f: xattr user.overlay.metacopy"}},
-		{name: "file capabilities", entries: []entry{{typ: tar.TypeReg, name: "ping", xattrs: map[string]string{"security.capability": "\x01\x00"}}},
-			want: lines(`ping file ""`), skipped: []string{"ping: xattr security.capability"}},
-		{name: "an xattr of a user", entries: []entry{{typ: tar.TypeReg, name: "f", mode: 0o444, xattrs: map[string]string{"user.note": "a"}}},
-			want: lines(`f file "" user.note=a`)},
-		{name: "an xattr on a link", entries: []entry{{typ: tar.TypeSymlink, name: "l", link: "../host/secret", xattrs: map[string]string{"user.note": "a"}}},
-			want: lines("l -> ../host/secret"), skipped: []string{"l: xattr user.note"}},
-		{name: "an unknown type", tail: raw("x", "", 'M', nil), err: "not supported"},
+		{
+			name: "devices", entries: []entry{special(tar.TypeChar, "c"), special(tar.TypeBlock, "b"), file("a", "x")},
+			want: lines(`a file "x"`), skipped: []string{"c: a device", "b: a device"},
+		},
+		{
+			name: "xattrs", entries: []entry{{typ: tar.TypeDir, name: "d", xattrs: map[string]string{"user.overlay.opaque": "y"}}},
+			want: lines("d dir"), skipped: []string{"d: xattr user.overlay.opaque"},
+		},
+		{
+			name: "trusted xattrs", entries: []entry{{typ: tar.TypeReg, name: "f", xattrs: map[string]string{"trusted.overlay.redirect": "/etc"}}},
+			want: lines(`f file ""`), skipped: []string{"f: xattr trusted.overlay.redirect"},
+		},
+		{
+			name: "a redirect", entries: []entry{{typ: tar.TypeDir, name: "d", xattrs: map[string]string{"user.overlay.redirect": "/etc"}}},
+			want: lines("d dir"), skipped: []string{"d: xattr user.overlay.redirect"},
+		},
+		{
+			name: "a data-only lower file", entries: []entry{{typ: tar.TypeReg, name: "f", xattrs: map[string]string{"user.overlay.metacopy": ""}}},
+			want: lines(`f file ""`), skipped: []string{"f: xattr user.overlay.metacopy"},
+		},
+		{
+			name: "file capabilities", entries: []entry{{typ: tar.TypeReg, name: "ping", xattrs: map[string]string{"security.capability": "\x01\x00"}}},
+			want: lines(`ping file ""`), skipped: []string{"ping: xattr security.capability"},
+		},
+		{
+			name: "an xattr of a user", entries: []entry{{typ: tar.TypeReg, name: "f", mode: 0o444, xattrs: map[string]string{"user.note": "a"}}},
+			want: lines(`f file "" user.note=a`),
+		},
+		{
+			name: "an xattr on a link", entries: []entry{{typ: tar.TypeSymlink, name: "l", link: "../host/secret", xattrs: map[string]string{"user.note": "a"}}},
+			want: lines("l -> ../host/secret"), skipped: []string{"l: xattr user.note"},
+		},
+		{name: "an unknown type", tail: raw("x", 'M', nil), err: "not supported"},
 
 		// Numbers.
 		{name: "too many entries", entries: []entry{dir("a"), dir("b"), dir("c")}, limits: layer.Limits{Entries: 2}, err: "more than 2 entries"},
 		{name: "too many bytes in one file", entries: []entry{file("a", strings.Repeat("x", 3000))}, limits: layer.Limits{Bytes: 2999}, err: "2999"},
 		{name: "too many bytes together", entries: []entry{file("a", strings.Repeat("x", 3000)), file("b", "")}, limits: layer.Limits{Bytes: 4000}, err: "more than 4000 bytes"},
-		{name: "a size that is a lie", tail: raw("big", "", tar.TypeReg, func(b []byte) { copy(b[124:], "77777777777\x00") }),
-			limits: layer.Limits{Bytes: 1 << 20}, err: "1048576"},
-		{name: "a negative size", tail: raw("big", "", tar.TypeReg, func(b []byte) { copy(b[124:136], bytes.Repeat([]byte{0xff}, 12)) }), err: "damaged"},
+		{
+			name: "a size that is a lie", tail: raw("big", tar.TypeReg, func(b []byte) { copy(b[124:], "77777777777\x00") }),
+			limits: layer.Limits{Bytes: 1 << 20}, err: "1048576",
+		},
+		{name: "a negative size", tail: raw("big", tar.TypeReg, func(b []byte) { copy(b[124:136], bytes.Repeat([]byte{0xff}, 12)) }), err: "damaged"},
 		{name: "a sparse file out of nothing", tail: gnuSparse(1 << 30), limits: layer.Limits{RatioFloor: 1 << 20, Ratio: 100}, err: "more than 100 times"},
 		{name: "a sparse file larger than any disk", tail: gnuSparse(math.MaxInt64 >> 1), err: "more than"},
 		{name: "an owner that is not mapped", entries: []entry{{typ: tar.TypeReg, name: "a", uid: 65536}}, err: "outside 0..65535"},
 		{name: "a group that is not mapped", entries: []entry{{typ: tar.TypeReg, name: "a", gid: 2_000_000}}, err: "outside 0..65535"},
 
 		// Damage.
-		{name: "cut in a header", tail: raw("x", "", tar.TypeReg, nil)[:300], err: "cut short"},
-		{name: "cut in a file", tail: raw("x", "", tar.TypeReg, func(b []byte) { copy(b[124:], "00000001000\x00") }), err: "cut short"},
+		{name: "cut in a header", tail: raw("x", tar.TypeReg, nil)[:300], err: "cut short"},
+		{name: "cut in a file", tail: raw("x", tar.TypeReg, func(b []byte) { copy(b[124:], "00000001000\x00") }), err: "cut short"},
 		{name: "a wrong checksum", tail: append([]byte("garbage"), make([]byte, 505)...), err: "damaged"},
 		{name: "no entry at all", want: lines()},
 	}
@@ -466,16 +520,16 @@ func growing(n int) []entry {
 func paxNUL() []byte {
 	record := "16 path=a\x00../b\n"
 	record = fmt.Sprintf("%d%s", len(record), record[2:])
-	b := raw("PaxHeaders/x", "", tar.TypeXHeader, func(b []byte) { copy(b[124:], fmt.Sprintf("%011o\x00", len(record))) })
+	b := raw("PaxHeaders/x", tar.TypeXHeader, func(b []byte) { copy(b[124:], fmt.Sprintf("%011o\x00", len(record))) })
 	b = append(b, record...)
 	b = append(b, make([]byte, 512-len(record))...)
-	b = append(b, raw("x", "", tar.TypeReg, nil)...)
+	b = append(b, raw("x", tar.TypeReg, nil)...)
 	return append(b, make([]byte, 1024)...)
 }
 
 // gnuSparse is a file of the given size without any data.
 func gnuSparse(size int64) []byte {
-	b := raw("sparse", "", tar.TypeGNUSparse, func(b []byte) {
+	b := raw("sparse", tar.TypeGNUSparse, func(b []byte) {
 		copy(b[257:], "ustar  \x00")
 		// One map entry: at the end, nothing.
 		num := func(at int, v int64) {
@@ -619,7 +673,7 @@ func TestCompression(t *testing.T) {
 		{name: "gzip in two members", mediaType: oci + "+gzip", stream: append(compress(t, "gzip", plain[:half]), compress(t, "gzip", plain[half:])...)},
 		{name: "no media type", stream: zs},
 		{name: "the promised diff id", stream: gz, diffID: digest(plain)},
-		{name: "a name like gzip's magic number", mediaType: oci, stream: raw("\x1f\x8bname", "", tar.TypeReg, nil)},
+		{name: "a name like gzip's magic number", mediaType: oci, stream: raw("\x1f\x8bname", tar.TypeReg, nil)},
 
 		{name: "gzip that says zstd", mediaType: oci + "+zstd", stream: gz, err: "the layer is gzip"},
 		{name: "plain that says gzip", mediaType: oci + "+gzip", stream: plain, err: "the layer is uncompressed"},
@@ -680,7 +734,7 @@ func TestBombs(t *testing.T) {
 		for name, stream := range map[string][]byte{
 			"in a file":         archive(t, file("zeros", string(zeros))),
 			"behind the end":    append(archive(t, file("a", "")), zeros...),
-			"in a skipped file": append(append(raw("dev", "", tar.TypeChar, nil), zeros...), make([]byte, 1024)...),
+			"in a skipped file": append(append(raw("dev", tar.TypeChar, nil), zeros...), make([]byte, 1024)...),
 		} {
 			t.Run(how+" "+name, func(t *testing.T) {
 				_, root := plant(t)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -187,7 +188,7 @@ func (t *tree) resolve(name string, create bool) (_ handle, err error) {
 		}
 		_ = unix.Close(fd)
 		fd = next
-		done = append(done[:len(done):len(done)], part)
+		done = append(slices.Clip(done), part)
 	}
 	return handle{fd, pathOf(done)}, nil
 }
@@ -339,7 +340,7 @@ func (t *tree) remove(h handle, base string, what kind) error {
 		if err := t.root.RemoveAll(h.join(base)); err != nil {
 			return fmt.Errorf("replace directory %q: %w", short(h.join(base)), err)
 		}
-	default:
+	case whiteout, other:
 		if err := unix.Unlinkat(h.fd, base, 0); err != nil {
 			return fmt.Errorf("replace %q: %w", short(h.join(base)), err)
 		}
