@@ -186,7 +186,7 @@ func TestAgentRunFailures(t *testing.T) {
 			if got.code != tc.code || !strings.Contains(got.stderr, tc.want) || got.stdout != "" {
 				t.Errorf("exit %d, stdout %q, stderr %q; want %d, %q", got.code, got.stdout, got.stderr, tc.code, tc.want)
 			}
-			nothingLeft(t, f)
+			nothingLeft(f)
 			if left, err := filepath.Glob(filepath.Join(cmd.Dir, "output", "*")); err != nil || len(left) != 0 {
 				t.Errorf("left behind: %v, %v", left, err)
 			}
@@ -216,7 +216,7 @@ func TestAgentRunInterrupted(t *testing.T) {
 	if got.code != 1 || got.stdout != "so far\n" || !strings.Contains(got.stderr, "ended: interrupted") {
 		t.Errorf("exit %d, stdout %q, stderr %q", got.code, got.stdout, got.stderr)
 	}
-	nothingLeft(t, f)
+	nothingLeft(f)
 	if !slices.Contains(f.log, "DELETE /v1/sandboxes/sb1") {
 		t.Errorf("requests %v", f.log)
 	}

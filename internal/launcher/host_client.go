@@ -16,11 +16,17 @@ import (
 )
 
 // Client speaks to a launcher. It implements runtime.Engine; its methods may be called from several goroutines.
+//
+// A launcher that has died is replaced by a new one at the next request: what ran in the old one ended with it, but its
+// directories are still to be deleted, and new sandboxes wanted.
 type Client struct {
 	path string
+	opts Options
 
+	start   sync.Mutex // held while a launcher is started
 	mu      sync.Mutex
 	session *net.UnixConn
+	ended   bool // by Shutdown or Close: nobody is to be started any more
 }
 
 var _ runtime.Engine = (*Client)(nil)
@@ -36,6 +42,9 @@ func (c *Client) openSession(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.session != nil {
+		_ = c.session.Close() // of a launcher that has died
+	}
 	c.session = conn
 	return nil
 }
@@ -44,6 +53,7 @@ func (c *Client) openSession(ctx context.Context) error {
 func (c *Client) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.ended = true
 	if c.session == nil {
 		return nil
 	}
@@ -75,6 +85,9 @@ func (c *Client) Died(ctx context.Context) error {
 
 func (c *Client) call(ctx context.Context, req *request, files ...*os.File) (*response, []*os.File, error) {
 	conn, err := dial(ctx, c.path)
+	if err != nil && ctx.Err() == nil {
+		conn, err = c.revive(ctx)
+	}
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, nil, err
@@ -83,6 +96,29 @@ func (c *Client) call(ctx context.Context, req *request, files ...*os.File) (*re
 	}
 	defer conn.Close()
 	return exchange(ctx, conn, req, files...)
+}
+
+// revive starts a new launcher, unless another request has done so meanwhile, and connects to it.
+func (c *Client) revive(ctx context.Context) (*net.UnixConn, error) {
+	c.start.Lock()
+	defer c.start.Unlock()
+	conn, err := dial(ctx, c.path)
+	if err == nil {
+		return conn, nil
+	}
+	c.mu.Lock()
+	ended := c.ended
+	c.mu.Unlock()
+	if ended {
+		return nil, err
+	}
+	if err := start(ctx, c.opts, c.path); err != nil {
+		return nil, fmt.Errorf("start launcher anew: %w", err)
+	}
+	if err := c.openSession(ctx); err != nil {
+		return nil, err
+	}
+	return dial(ctx, c.path)
 }
 
 // exchange sends the request and waits for the answer, until the context ends.
@@ -216,6 +252,7 @@ func (c *Client) RemoveLayer(ctx context.Context, chainID string) error {
 
 // Shutdown ends the launcher and every sandbox with it, and returns when it is gone.
 func (c *Client) Shutdown(ctx context.Context) error {
+	// One that has died is started once more: it removes what the sandboxes of the dead one left in cgroups.
 	if _, _, err := c.call(ctx, &request{Op: opShutdown}); err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ const startTimeout = 30 * time.Second
 // Connect returns a client of the launcher that serves RuntimeDir's socket, or starts one. Started reports which. The
 // context bounds the start only.
 func Connect(ctx context.Context, o Options) (c *Client, started bool, err error) {
-	c = &Client{path: filepath.Join(o.RuntimeDir, "launcher.sock")}
+	c = &Client{path: filepath.Join(o.RuntimeDir, "launcher.sock"), opts: o}
 	if err := c.openSession(ctx); err == nil {
 		return c, false, nil
 	}

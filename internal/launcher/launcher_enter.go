@@ -43,7 +43,6 @@ const (
 	fdRoot
 	fdInit
 	fdCgroup
-	fdEnd
 )
 
 // The launcher's own root, as stage 2 builds it.
@@ -64,6 +63,9 @@ func Stage1() error {
 	sync := os.NewFile(fdSync, "sync")
 	data, err := io.ReadAll(io.LimitReader(sync, 1<<20))
 	if err != nil {
+		return fmt.Errorf("read setup: %w", err)
+	}
+	if err := sync.Close(); err != nil {
 		return fmt.Errorf("read setup: %w", err)
 	}
 	if len(data) == 0 {
@@ -135,6 +137,7 @@ func Stage1() error {
 		return err
 	}
 	err = unix.Exec("/proc/self/fd/"+strconv.Itoa(int(exe.Fd())), []string{"sandboxd-launcher", "stage2", string(data)}, nil)
+	goruntime.KeepAlive(exe)
 	return fmt.Errorf("execute stage 2: %w", err)
 }
 
@@ -175,8 +178,8 @@ func Stage2(setup *Setup) (listener, status *os.File, err error) {
 	if err := buildRoot(setup); err != nil {
 		return nil, status, fmt.Errorf("build the launcher's root: %w", err)
 	}
-	for fd := fdLayers; fd < fdEnd; fd++ {
-		_ = unix.Close(fd) // O_PATH descriptors of directories: nothing to lose
+	for _, fd := range []int{fdLayers, fdSandboxes, fdRoot, fdCgroup} {
+		_ = unix.Close(fd) // O_PATH descriptors of directories: nothing to lose; the last one may not be open
 	}
 	return os.NewFile(fdListener, "listener"), status, nil
 }
@@ -328,6 +331,7 @@ func bind(dirfd int, path string, root int, target string, attr uint64) error {
 // the host is another one.
 func copyInit(root int) error {
 	src := os.NewFile(fdInit, "init")
+	defer src.Close() // not left to its finalizer, which would close whatever has the number by then
 	fd, err := unix.Openat(root, InitFile[1:], unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_CLOEXEC, 0o555)
 	if err != nil {
 		return fmt.Errorf("make %s: %w", InitFile, err)
