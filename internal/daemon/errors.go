@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -22,9 +23,6 @@ var (
 	ErrNoMethod       = errors.New("method not allowed")
 	ErrNoFile         = errors.New("no such file")
 	ErrFileConflict   = errors.New("file cannot be used")
-	ErrNoImage        = errors.New("no such image")
-	ErrRegistry       = errors.New("registry error")
-	ErrImage          = errors.New("image invalid")
 	ErrGone           = errors.New("sandbox is gone")
 	ErrProgramMissing = errors.New("program not found")
 	ErrProgramDenied  = errors.New("program not allowed")
@@ -50,9 +48,10 @@ var classes = []class{
 	{err: ErrNoRoute, code: api.CodeNotFound, hint: "the routes of this daemon begin with /v1/"},
 	{err: ErrNoFile, code: api.CodeNotFound},
 	{err: ErrFileConflict, code: api.CodeConflict},
-	{err: ErrNoImage, code: api.CodeNotFound, hint: "pull it first: sandboxd pull REFERENCE"},
-	{err: ErrRegistry, code: api.CodeRegistry, hint: "check the reference, the registry's address and your credentials"},
-	{err: ErrImage, code: api.CodeImage, hint: "the image is broken or hostile; pull it anew or choose another"},
+	{err: image.ErrReference, code: api.CodeInvalid, hint: "a reference is like registry/repository:tag, a platform like linux/amd64"},
+	{err: image.ErrNotFound, code: api.CodeNotFound, hint: "pull it first: sandboxd pull REFERENCE"},
+	{err: image.ErrRegistry, code: api.CodeRegistry, hint: "check the reference, the registry's address and your credentials"},
+	{err: image.ErrInvalid, code: api.CodeImage, hint: "the image is broken or hostile; pull it anew or choose another"},
 	{err: ErrGone, code: api.CodeGone, hint: "create a new sandbox"},
 	{err: ErrProgramMissing, code: api.CodeProgramMissing, hint: "argv[0] is looked up in the sandbox's PATH; no shell is involved"},
 	{err: ErrProgramDenied, code: api.CodeProgramDenied, hint: "it must be an executable file that the user may execute"},

@@ -246,7 +246,7 @@ func outputEvent(stream string, p []byte) api.ExecEvent {
 
 // Run makes a sandbox, runs one program in it and deletes it, whatever happened in between. With a nil emit the
 // result is returned; otherwise it is told in events.
-func (s *Service) Run(ctx context.Context, req api.RunRequest, emit func(api.ExecEvent) error) (_ *api.ExecResult, err error) {
+func (s *Service) Run(ctx context.Context, req api.Run, emit func(api.ExecEvent) error) (_ *api.ExecResult, err error) {
 	if err := validateExec(&req.Exec); err != nil {
 		return nil, err
 	}

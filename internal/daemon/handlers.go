@@ -31,7 +31,7 @@ func (d *Daemon) getSystem(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (d *Daemon) getChecks(w http.ResponseWriter, r *http.Request) error {
-	return writeJSON(w, http.StatusOK, d.service.Checks(r.Context()))
+	return writeJSON(w, http.StatusOK, api.CheckList{Checks: d.service.Checks(r.Context())})
 }
 
 func (d *Daemon) postShutdown(w http.ResponseWriter, r *http.Request) error {
@@ -119,7 +119,7 @@ func (d *Daemon) postExec(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (d *Daemon) postRun(w http.ResponseWriter, r *http.Request) error {
-	var req api.RunRequest
+	var req api.Run
 	if err := readJSON(w, r, maxExecBody, &req); err != nil {
 		return err
 	}

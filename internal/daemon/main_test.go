@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/runtimetest"
@@ -134,21 +135,22 @@ func realInit(t *testing.T) runtimetest.Init {
 
 // fakeImages is a store of two images.
 type fakeImages struct {
-	pull func(api.PullImage, func(api.PullEvent)) (*Image, error)
+	pull func(image.PullOptions) (*image.Image, error)
 }
 
-func (f *fakeImages) Get(_ context.Context, ref string) (*Image, error) {
-	img := &Image{Image: api.Image{Reference: ref}, Rootfs: rootfs.Source{Layers: []string{"sha256:00"}}}
+func (f *fakeImages) Get(_ context.Context, ref string) (*image.Image, error) {
+	img := &image.Image{Image: api.Image{Reference: ref}, Rootfs: rootfs.Source{Layers: []string{"sha256:00"}}}
 	switch ref {
 	case api.HostImage:
 	case "example.org/app:1":
 		img.Digest = "sha256:11"
-		img.Env = []string{"FROM=image", "LANG=C"}
-		img.Cwd = "/tmp"
+		img.Config = image.Config{Env: []string{"FROM=image", "LANG=C"}, WorkingDir: "/tmp"}
 	case "example.org/hostile:1":
-		img.Cwd = "../../etc"
+		img.Config.WorkingDir = "../../etc"
+	case "example.org/hostile:2":
+		img.Config.User = "-1"
 	default:
-		return nil, classify(ErrNoImage, fmt.Errorf("%s is not here", ref))
+		return nil, classify(image.ErrNotFound, fmt.Errorf("%s is not here", ref))
 	}
 	return img, nil
 }
@@ -157,8 +159,8 @@ func (f *fakeImages) List(context.Context) ([]api.Image, error) {
 	return []api.Image{{Reference: "example.org/app:1"}}, nil
 }
 
-func (f *fakeImages) Pull(_ context.Context, req api.PullImage, progress func(api.PullEvent)) (*Image, error) {
-	return f.pull(req, progress)
+func (f *fakeImages) Pull(_ context.Context, _ string, opts image.PullOptions) (*image.Image, error) {
+	return f.pull(opts)
 }
 
 // bench is a daemon with everything that outlives it.

@@ -89,7 +89,7 @@ func (d *Daemon) interact(ctx context.Context, c *websocket.Conn, ref string) {
 		if stream == "stderr" {
 			channel = api.ChannelStderr
 		}
-		frame = append(append(frame[:0], channel), p...)
+		frame = append(append(frame[:0], byte(channel)), p...)
 		ctx, stop := context.WithTimeout(frames, answerTimeout)
 		defer stop()
 		return c.Write(ctx, websocket.MessageBinary, frame)
@@ -158,7 +158,7 @@ func (d *Daemon) readFrames(ctx context.Context, c *websocket.Conn, x *Execution
 			return err
 		}
 		if kind == websocket.MessageBinary {
-			if len(data) == 0 || data[0] != api.ChannelStdin {
+			if len(data) == 0 || api.Channel(data[0]) != api.ChannelStdin {
 				return invalidf("a binary frame from the client must begin with channel %d", api.ChannelStdin)
 			}
 			// A program that has closed its stdin is no reason to end: it may have more to say.
