@@ -26,6 +26,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -466,9 +467,7 @@ func TestExec(t *testing.T) {
 }
 
 func TestExecAsAUser(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("a single-id namespace has no other users")
-	}
+	testenv.RequireRoot(t) // the single-id namespace of an ordinary user's test has no other users
 	r := newBench(t, realInit(t)).start()
 	sb := r.create(api.CreateSandbox{User: "daemon"})
 	res := r.exec(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "id -u; id -g; echo $HOME"}})

@@ -26,6 +26,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/runtimetest"
 )
@@ -64,15 +65,18 @@ func becomeInit(path string) error {
 	return unix.Exec(path, []string{"sandboxd-init"}, nil)
 }
 
-// initPath builds cmd/sandboxd-init once, without cgo, which it cannot have.
+// initPath builds cmd/sandboxd-init once, without cgo, which it cannot have, unless SANDBOXD_BIN has it.
 var initPath struct {
 	once sync.Once
 	dir  string
 	err  error
 }
 
-func buildInit(t *testing.T) string {
+func buildInit(t testing.TB) string {
 	t.Helper()
+	if bin := os.Getenv("SANDBOXD_BIN"); bin != "" {
+		return filepath.Join(bin, "sandboxd-init")
+	}
 	initPath.once.Do(func() {
 		if initPath.dir, initPath.err = os.MkdirTemp("", "sandboxd-init"); initPath.err != nil {
 			return
@@ -92,8 +96,11 @@ func buildInit(t *testing.T) string {
 }
 
 // realInit runs sandboxd-init for each sandbox.
-func realInit(t *testing.T) runtimetest.Init {
+func realInit(t testing.TB) runtimetest.Init {
 	t.Helper()
+	if os.Getuid() != 0 {
+		testenv.RequireUserNS(t) // for the namespaces of the init
+	}
 	path := buildInit(t)
 	return func(_ *runtime.Spec, control *os.File, stop <-chan struct{}) {
 		cmd := exec.Command("/proc/self/exe")
@@ -165,7 +172,7 @@ func (f *fakeImages) Pull(_ context.Context, _ string, opts image.PullOptions) (
 
 // bench is a daemon with everything that outlives it.
 type bench struct {
-	t       *testing.T
+	t       testing.TB
 	engine  *runtimetest.Engine
 	images  *fakeImages
 	options Options
@@ -190,7 +197,7 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-func newBench(t *testing.T, init runtimetest.Init) *bench {
+func newBench(t testing.TB, init runtimetest.Init) *bench {
 	t.Helper()
 	checkGoroutines(t)
 	b := &bench{t: t, engine: runtimetest.NewEngine(init), images: &fakeImages{}, log: &lockedBuffer{}}
@@ -218,7 +225,7 @@ func newBench(t *testing.T, init runtimetest.Init) *bench {
 	return b
 }
 
-func checkGoroutines(t *testing.T) {
+func checkGoroutines(t testing.TB) {
 	t.Helper()
 	before := goruntime.NumGoroutine()
 	t.Cleanup(func() {
@@ -240,7 +247,7 @@ func checkGoroutines(t *testing.T) {
 // running is a daemon that serves, and a client of it.
 type running struct {
 	*bench
-	t      *testing.T // whose failure it is; a subtest may put its own
+	t      testing.TB // whose failure it is; a subtest may put its own
 	d      *Daemon
 	http   *http.Client
 	cancel context.CancelFunc
@@ -348,7 +355,7 @@ func (r *running) try(method, path string, body any, headers ...string) (reply, 
 	return reply{resp.StatusCode, resp.Header, data}, err
 }
 
-func decode[T any](t *testing.T, rep reply, status int) T {
+func decode[T any](t testing.TB, rep reply, status int) T {
 	t.Helper()
 	var v T
 	if rep.status != status {
@@ -361,7 +368,7 @@ func decode[T any](t *testing.T, rep reply, status int) T {
 }
 
 // problem checks that an answer is a problem with this code.
-func problem(t *testing.T, rep reply, code api.Code) api.Problem {
+func problem(t testing.TB, rep reply, code api.Code) api.Problem {
 	t.Helper()
 	var p api.Problem
 	if err := json.Unmarshal(rep.body, &p); err != nil {
