@@ -98,7 +98,7 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			}
 		}()
 	}
-	if d.socket, err = listen(opts.RuntimeDir); err != nil {
+	if d.socket, err = listen(ctx, opts.RuntimeDir); err != nil {
 		return nil, fmt.Errorf("start daemon: %w", err)
 	}
 	defer func() {

@@ -152,7 +152,7 @@ func TestBadInput(t *testing.T) {
 		"not JSON":             {"POST", "/v1/sandboxes", "hello", api.CodeInvalid, 0, "body"},
 		"array":                {"POST", "/v1/sandboxes", "[]", api.CodeInvalid, 0, ""},
 		"broken JSON":          {"POST", "/v1/sandboxes", `{"name":`, api.CodeInvalid, 0, ""},
-		"unknown field":        {"POST", "/v1/sandboxes", `{"nmae":"x"}`, api.CodeInvalid, 0, "nmae"},
+		"unknown field":        {"POST", "/v1/sandboxes", `{"title":"x"}`, api.CodeInvalid, 0, "title"},
 		"unknown inner field":  {"POST", "/v1/sandboxes", `{"limits":{"disk":1}}`, api.CodeInvalid, 0, "disk"},
 		"something behind":     {"POST", "/v1/sandboxes", `{} {}`, api.CodeInvalid, 0, "follows"},
 		"wrong type":           {"POST", "/v1/sandboxes", `{"name":5}`, api.CodeInvalid, 0, "name"},
@@ -258,7 +258,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 		"unknown":           {owner, nobody, false},
 		"health to another": {anyone, 12345, true},
 	} {
-		err := allowed(tc.access, context.WithValue(t.Context(), peerKey{}, tc.uid))
+		err := allowed(context.WithValue(t.Context(), peerKey{}, tc.uid), tc.access)
 		if (err == nil) != tc.ok {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -266,7 +266,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 			t.Errorf("%s: %+v", name, ProblemOf(err))
 		}
 	}
-	if err := allowed(owner, t.Context()); err == nil {
+	if err := allowed(t.Context(), owner); err == nil {
 		t.Error("a connection without a peer was let in")
 	}
 	for _, route := range routes {
@@ -945,7 +945,7 @@ func TestShippedClient(t *testing.T) {
 
 func shortDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "sb")
+	dir, err := os.MkdirTemp("", "sb") //nolint:usetesting // t.TempDir holds the name of the test, which is too long
 	if err != nil {
 		t.Fatal(err)
 	}

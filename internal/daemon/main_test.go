@@ -72,13 +72,13 @@ var initPath struct {
 	err  error
 }
 
-func buildInit(t testing.TB) string {
-	t.Helper()
+func buildInit(tb testing.TB) string {
+	tb.Helper()
 	if bin := os.Getenv("SANDBOXD_BIN"); bin != "" {
 		return filepath.Join(bin, "sandboxd-init")
 	}
 	initPath.once.Do(func() {
-		if initPath.dir, initPath.err = os.MkdirTemp("", "sandboxd-init"); initPath.err != nil {
+		if initPath.dir, initPath.err = os.MkdirTemp("", "sandboxd-init"); initPath.err != nil { //nolint:usetesting // outlives the test: all share it
 			return
 		}
 		cmd := exec.Command("go", "build", "-o", filepath.Join(initPath.dir, "sandboxd-init"), "github.com/sandboxd/sandboxd/cmd/sandboxd-init")
@@ -90,18 +90,18 @@ func buildInit(t testing.TB) string {
 		initPath.err = errors.Join(initPath.err, os.Chmod(initPath.dir, 0o755))
 	})
 	if initPath.err != nil {
-		t.Fatal(initPath.err)
+		tb.Fatal(initPath.err)
 	}
 	return filepath.Join(initPath.dir, "sandboxd-init")
 }
 
 // realInit runs sandboxd-init for each sandbox.
-func realInit(t testing.TB) runtimetest.Init {
-	t.Helper()
+func realInit(tb testing.TB) runtimetest.Init {
+	tb.Helper()
 	if os.Getuid() != 0 {
-		testenv.RequireUserNS(t) // for the namespaces of the init
+		testenv.RequireUserNS(tb) // for the namespaces of the init
 	}
-	path := buildInit(t)
+	path := buildInit(tb)
 	return func(_ *runtime.Spec, control *os.File, stop <-chan struct{}) {
 		cmd := exec.Command("/proc/self/exe")
 		cmd.Env = []string{envInit + "=" + path}
@@ -122,7 +122,7 @@ func realInit(t testing.TB) runtimetest.Init {
 		err := cmd.Start()
 		_ = control.Close() // init has its own
 		if err != nil {
-			t.Errorf("start init: %v", err)
+			tb.Errorf("start init: %v", err)
 			<-stop
 			return
 		}
@@ -197,15 +197,15 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-func newBench(t testing.TB, init runtimetest.Init) *bench {
-	t.Helper()
-	checkGoroutines(t)
-	b := &bench{t: t, engine: runtimetest.NewEngine(init), images: &fakeImages{}, log: &lockedBuffer{}}
-	t.Cleanup(b.engine.Close)
+func newBench(tb testing.TB, init runtimetest.Init) *bench {
+	tb.Helper()
+	checkGoroutines(tb)
+	b := &bench{t: tb, engine: runtimetest.NewEngine(init), images: &fakeImages{}, log: &lockedBuffer{}}
+	tb.Cleanup(b.engine.Close)
 	b.options = Options{
 		Version:    "test",
-		DataDir:    t.TempDir(),
-		RuntimeDir: filepath.Join(t.TempDir(), "run"),
+		DataDir:    tb.TempDir(),
+		RuntimeDir: filepath.Join(tb.TempDir(), "run"),
 		Engine:     b.engine,
 		Images:     b.images,
 		Profile: func(name string) (runtime.Profile, api.Limits, error) {
@@ -217,18 +217,18 @@ func newBench(t testing.TB, init runtimetest.Init) *bench {
 		Checks: func(context.Context) []api.Check { return []api.Check{{Name: "tests", OK: true}} },
 		Log:    slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("log of the daemon:\n%s", b.log)
+	tb.Cleanup(func() {
+		if tb.Failed() {
+			tb.Logf("log of the daemon:\n%s", b.log)
 		}
 	})
 	return b
 }
 
-func checkGoroutines(t testing.TB) {
-	t.Helper()
+func checkGoroutines(tb testing.TB) {
+	tb.Helper()
 	before := goruntime.NumGoroutine()
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		deadline := time.After(patience)
 		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()
@@ -237,7 +237,7 @@ func checkGoroutines(t testing.TB) {
 			case <-tick.C:
 			case <-deadline:
 				buf := make([]byte, 1<<18)
-				t.Errorf("goroutines are left:\n%s", buf[:goruntime.Stack(buf, true)])
+				tb.Errorf("goroutines are left:\n%s", buf[:goruntime.Stack(buf, true)])
 				return
 			}
 		}
@@ -355,30 +355,30 @@ func (r *running) try(method, path string, body any, headers ...string) (reply, 
 	return reply{resp.StatusCode, resp.Header, data}, err
 }
 
-func decode[T any](t testing.TB, rep reply, status int) T {
-	t.Helper()
+func decode[T any](tb testing.TB, rep reply, status int) T {
+	tb.Helper()
 	var v T
 	if rep.status != status {
-		t.Fatalf("status %d, want %d: %s", rep.status, status, rep.body)
+		tb.Fatalf("status %d, want %d: %s", rep.status, status, rep.body)
 	}
 	if err := json.Unmarshal(rep.body, &v); err != nil {
-		t.Fatalf("%v: %s", err, rep.body)
+		tb.Fatalf("%v: %s", err, rep.body)
 	}
 	return v
 }
 
 // problem checks that an answer is a problem with this code.
-func problem(t testing.TB, rep reply, code api.Code) api.Problem {
-	t.Helper()
+func problem(tb testing.TB, rep reply, code api.Code) api.Problem {
+	tb.Helper()
 	var p api.Problem
 	if err := json.Unmarshal(rep.body, &p); err != nil {
-		t.Fatalf("status %d, not a problem: %q", rep.status, rep.body)
+		tb.Fatalf("status %d, not a problem: %q", rep.status, rep.body)
 	}
 	if got := rep.header.Get("Content-Type"); got != api.TypeProblem {
-		t.Errorf("content type %q", got)
+		tb.Errorf("content type %q", got)
 	}
 	if p.Code != code || p.Status != rep.status || p.Title == "" || p.Detail == "" {
-		t.Errorf("status %d, problem %+v, want %s", rep.status, p, code)
+		tb.Errorf("status %d, problem %+v, want %s", rep.status, p, code)
 	}
 	return p
 }

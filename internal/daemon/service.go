@@ -165,7 +165,7 @@ const silenceGrace = 2 * time.Second
 
 // gone turns an error of the guest protocol into what the caller should hear, when init is lost: either the sandbox has
 // ended, or its init has been taken over and is ended now. Other errors pass.
-func (s *Service) gone(lease *runtime.Lease, err error) error {
+func (s *Service) gone(ctx context.Context, lease *runtime.Lease, err error) error {
 	if !errors.Is(err, guest.ErrLost) {
 		return err
 	}
@@ -175,7 +175,8 @@ func (s *Service) gone(lease *runtime.Lease, err error) error {
 	case <-lease.Gone:
 	case <-wait.C:
 		s.log.Warn("the init of a sandbox does not keep to the protocol, killing the sandbox", "id", lease.Record.ID, "error", err)
-		ctx, cancel := context.WithTimeout(context.Background(), stepTimeout)
+		// Whatever ended the request, the sandbox has to go.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 		defer cancel()
 		if kerr := s.supervisor.Kill(ctx, lease.Record.ID, "its init did not keep to the protocol"); kerr != nil &&
 			!errors.Is(kerr, runtime.ErrNotFound) {

@@ -112,7 +112,7 @@ func (d *Daemon) begin(ctx context.Context, c *websocket.Conn, ref string) (*Exe
 	defer stop()
 	kind, data, err := c.Read(first)
 	if err != nil {
-		return nil, nil //nolint:nilerr // said above
+		return nil, nil
 	}
 	c.SetReadLimit(maxFrame)
 	if kind != websocket.MessageText {
