@@ -3,6 +3,7 @@ package runtime
 import (
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // cleanup undoes what was half built, last step first. A function that builds something defers unwind, adds a step
@@ -24,9 +25,9 @@ func (c *cleanup) release() { c.steps = nil }
 
 // unwind runs the steps that were not released and joins what goes wrong to *err.
 func (c *cleanup) unwind(err *error) {
-	for i := len(c.steps) - 1; i >= 0; i-- {
-		if uerr := c.steps[i].undo(); uerr != nil {
-			*err = errors.Join(*err, fmt.Errorf("undo: %s: %w", c.steps[i].doing, uerr))
+	for _, v := range slices.Backward(c.steps) {
+		if uerr := v.undo(); uerr != nil {
+			*err = errors.Join(*err, fmt.Errorf("undo: %s: %w", v.doing, uerr))
 		}
 	}
 	c.steps = nil

@@ -49,7 +49,7 @@ func waitReadable(f *os.File) error {
 
 func readable(fd int) (bool, error) {
 	for {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) //nolint:gosec // descriptors fit
 		if !errors.Is(err, unix.EINTR) {
 			return n > 0, err
 		}

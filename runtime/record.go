@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/sandboxd/sandboxd/api"
 )
@@ -24,9 +26,7 @@ type Record struct {
 func (r *Record) clone() Record {
 	c := *r
 	c.Labels = make(map[string]string, len(r.Labels))
-	for k, v := range r.Labels {
-		c.Labels[k] = v
-	}
+	maps.Copy(c.Labels, r.Labels)
 	c.Env = append([]string(nil), r.Env...)
 	c.ImageEnv = append([]string(nil), r.ImageEnv...)
 	c.Enforced.Namespaces = append([]string(nil), r.Enforced.Namespaces...)
@@ -45,7 +45,7 @@ func openRecords(dir string) (*records, error) {
 	// bbolt holds a lock on the file for as long as it is open. A second supervisor is told so rather than left waiting.
 	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: time.Second, FreelistType: bolt.FreelistMapType})
 	if err != nil {
-		if errors.Is(err, bolt.ErrTimeout) {
+		if errors.Is(err, bolterrors.ErrTimeout) {
 			return nil, fmt.Errorf("open records %s: another daemon has it open", path)
 		}
 		return nil, fmt.Errorf("open records %s: %w", path, err)

@@ -153,7 +153,7 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 		case st != nil && s.sockets.exists(rec.ID):
 			sb := s.enter(*rec)
 			delete(running, rec.ID)
-			if err := s.run(sb, st); err != nil {
+			if err := s.run(ctx, sb, st); err != nil {
 				return fmt.Errorf("watch sandbox %s: %w", rec.ID, err)
 			}
 			s.log.Info("sandbox adopted", "id", rec.ID, "name", rec.Name)
@@ -254,7 +254,7 @@ func (s *Supervisor) Create(ctx context.Context, req Request) (_ Record, err err
 	if err := s.records.put(&rec); err != nil {
 		return Record{}, errors.Join(err, started.Pidfd.Close())
 	}
-	if err := s.run(sb, started); err != nil {
+	if err := s.run(ctx, sb, started); err != nil {
 		return Record{}, err
 	}
 	undo.release()
@@ -332,7 +332,7 @@ func (sb *sandbox) markGone() {
 }
 
 // run makes a started sandbox the state running and watches it.
-func (s *Supervisor) run(sb *sandbox, started *Started) error {
+func (s *Supervisor) run(ctx context.Context, sb *sandbox, started *Started) error {
 	pid := PIDOf(started.Pidfd)
 	pidfd, err := pollable(started.Pidfd)
 	if err != nil {
@@ -347,7 +347,7 @@ func (s *Supervisor) run(sb *sandbox, started *Started) error {
 	sb.rec.Enforced, sb.rec.PID = started.Enforced, pid
 	s.arm(sb)
 	s.watchers.Add(1)
-	go s.watch(sb)
+	go s.watch(context.WithoutCancel(ctx), sb) // it outlives the request, and ends when it is dismissed
 	return nil
 }
 
@@ -443,13 +443,13 @@ func (s *Supervisor) Begin(ref string) (*Lease, error) {
 	}
 	switch {
 	case sb.deletion != nil:
-		return nil, fmt.Errorf("%w: %s is being deleted", ErrState, sb.rec.Name)
+		return nil, fmt.Errorf("%w: %s is being deleted", ErrState, sb.rec.ID)
 	case sb.rec.State == api.StateRunning && sb.killing != "":
-		return nil, fmt.Errorf("%w: %s is being stopped: %s", ErrState, sb.rec.Name, sb.killing)
+		return nil, fmt.Errorf("%w: %s is being stopped: %s", ErrState, sb.rec.ID, sb.killing)
 	case sb.rec.State != api.StateRunning && sb.rec.Reason != "":
-		return nil, fmt.Errorf("%w: %s is %s: %s", ErrState, sb.rec.Name, sb.rec.State, sb.rec.Reason)
+		return nil, fmt.Errorf("%w: %s is %s: %s", ErrState, sb.rec.ID, sb.rec.State, sb.rec.Reason)
 	case sb.rec.State != api.StateRunning:
-		return nil, fmt.Errorf("%w: %s is %s", ErrState, sb.rec.Name, sb.rec.State)
+		return nil, fmt.Errorf("%w: %s is %s", ErrState, sb.rec.ID, sb.rec.State)
 	}
 	sb.active++
 	return &Lease{Record: sb.rec.clone(), Socket: s.sockets.pathOf(sb.rec.ID), Gone: sb.gone, s: s, sb: sb}, nil

@@ -44,7 +44,7 @@ func (sb *sandbox) idleTimeout() time.Duration {
 }
 
 // watch returns when the sandbox has ended or the watcher is dismissed.
-func (s *Supervisor) watch(sb *sandbox) {
+func (s *Supervisor) watch(ctx context.Context, sb *sandbox) {
 	defer s.watchers.Done()
 	defer close(sb.watched)
 	defer func() { _ = sb.pidfd.Close() }() // never read or written
@@ -52,10 +52,10 @@ func (s *Supervisor) watch(sb *sandbox) {
 		err := waitReadable(sb.pidfd)
 		switch {
 		case err == nil:
-			s.ended(sb)
+			s.ended(ctx, sb)
 			return
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			if !s.expire(sb) {
+			if !s.expire(ctx, sb) {
 				return
 			}
 		default:
@@ -68,7 +68,7 @@ func (s *Supervisor) watch(sb *sandbox) {
 
 // expire kills the sandbox if its time has come, and sets the next time to look if not. It returns false to a watcher
 // that has been dismissed.
-func (s *Supervisor) expire(sb *sandbox) bool {
+func (s *Supervisor) expire(ctx context.Context, sb *sandbox) bool {
 	now := time.Now()
 	s.mu.Lock()
 	switch {
@@ -90,7 +90,7 @@ func (s *Supervisor) expire(sb *sandbox) bool {
 	s.mu.Unlock()
 
 	s.log.Info("sandbox is killed", "id", sb.rec.ID, "reason", reason)
-	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
+	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
 	if err := ignoreNotFound(s.engine.Kill(ctx, sb.rec.ID)); err != nil {
 		s.log.Error("sandbox could not be killed, trying again", "id", sb.rec.ID, "error", err)
@@ -99,8 +99,8 @@ func (s *Supervisor) expire(sb *sandbox) bool {
 }
 
 // ended records why the sandbox's processes are gone.
-func (s *Supervisor) ended(sb *sandbox) {
-	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
+func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
+	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
 	oom, oomErr := s.engine.OOMKills(ctx, sb.rec.ID)
 
@@ -111,7 +111,7 @@ func (s *Supervisor) ended(sb *sandbox) {
 	case reason != "":
 	case !time.Now().Before(sb.rec.Deadline):
 		reason = "deadline reached" // the launcher was first
-	case errors.Is(oomErr, ErrUnavailable):
+	case errors.Is(oomErr, ErrUnavailable), errors.Is(oomErr, ErrNotFound): // gone, or replaced by a new one that knows nothing
 		state, reason = api.StateLost, "the launcher that held it died"
 	case oom > 0:
 		reason = fmt.Sprintf("its init ended (processes killed for want of memory: %d)", oom)

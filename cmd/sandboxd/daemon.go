@@ -128,7 +128,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	}
 	d, err := daemon.New(ctx, daemon.Options{
 		Version: version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket, Lock: lock,
-		Engine: l, Images: daemon.NewImages(images),
+		Engine: l, Images: images,
 		Profile: func(name string) (runtime.Profile, api.Limits, error) {
 			p, ok := profiles[name]
 			if !ok {

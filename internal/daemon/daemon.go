@@ -104,7 +104,7 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			}
 		}()
 	}
-	if d.socket, err = listen(opts.RuntimeDir, opts.socketPath()); err != nil {
+	if d.socket, err = listen(ctx, opts.RuntimeDir, opts.socketPath()); err != nil {
 		return nil, fmt.Errorf("start daemon: %w", err)
 	}
 	defer func() {

@@ -24,6 +24,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -65,7 +68,7 @@ func TestSystemRoutes(t *testing.T) {
 	if info.Version != "test" || info.UID != os.Getuid() || info.Launcher != 42 || info.Sandboxes != 1 || info.Enforced.IDs != "single" {
 		t.Errorf("%+v", info)
 	}
-	if checks := decode[[]api.Check](t, r.do("GET", "/v1/system/checks", nil), 200); len(checks) != 1 {
+	if checks := decode[api.CheckList](t, r.do("GET", "/v1/system/checks", nil), 200); len(checks.Checks) != 1 {
 		t.Errorf("%+v", checks)
 	}
 	if rep := r.do("GET", "/healthz", nil); rep.status != 200 {
@@ -79,31 +82,29 @@ func TestSystemRoutes(t *testing.T) {
 func TestPullTellsProgress(t *testing.T) {
 	b := newBench(t, nil)
 	r := b.start()
-	b.images.pull = func(req api.PullImage, progress func(api.PullEvent)) (*Image, error) {
-		progress(api.PullEvent{Layer: "sha256:aa", Status: "downloading", Bytes: 1, Total: 2})
-		return &Image{Image: api.Image{Reference: req.Reference}}, nil
+	b.images.pull = func(opts image.PullOptions) (*image.Image, error) {
+		opts.Progress(api.PullEvent{Layer: "sha256:aa", Status: "downloading", Bytes: 1, Total: 2})
+		return &image.Image{Image: api.Image{Reference: "x"}}, nil
 	}
 	rep := r.do("POST", "/v1/images/pull", api.PullImage{Reference: "x"})
-	events := events[api.PullEvent](t, rep)
-	if len(events) != 2 || events[0].Bytes != 1 || events[1].Image == nil || events[1].Image.Reference != "x" {
-		t.Errorf("%+v", events)
+	got := events[api.PullEvent](t, rep)
+	if len(got) != 2 || got[0].Bytes != 1 || got[1].Image == nil || got[1].Image.Reference != "x" {
+		t.Errorf("%+v", got)
 	}
 	// Before the first event an error is a problem; after it, an event.
-	b.images.pull = func(api.PullImage, func(api.PullEvent)) (*Image, error) {
-		return nil, classify(ErrRegistry, errors.New("connection refused"))
+	b.images.pull = func(image.PullOptions) (*image.Image, error) {
+		return nil, classify(image.ErrRegistry, errors.New("connection refused"))
 	}
 	problem(t, r.do("POST", "/v1/images/pull", api.PullImage{Reference: "x"}), api.CodeRegistry)
-	b.images.pull = func(_ api.PullImage, progress func(api.PullEvent)) (*Image, error) {
-		progress(api.PullEvent{Status: "downloading"})
-		return nil, classify(ErrImage, errors.New("digest differs"))
+	b.images.pull = func(opts image.PullOptions) (*image.Image, error) {
+		opts.Progress(api.PullEvent{Status: "downloading"})
+		return nil, classify(image.ErrInvalid, errors.New("digest differs"))
 	}
-	got := events2(t, r.do("POST", "/v1/images/pull", api.PullImage{Reference: "x"}))
+	got = events[api.PullEvent](t, r.do("POST", "/v1/images/pull", api.PullImage{Reference: "x"}))
 	if len(got) != 2 || got[1].Error == nil || got[1].Error.Code != api.CodeImage {
 		t.Errorf("%+v", got)
 	}
 }
-
-func events2(t *testing.T, rep reply) []api.PullEvent { return events[api.PullEvent](t, rep) }
 
 // events reads the lines of a streaming answer.
 func events[T any](t *testing.T, rep reply) []T {
@@ -147,29 +148,30 @@ func TestBadInput(t *testing.T) {
 		"id with NUL":               {"DELETE", "/v1/sandboxes/%00", nil, api.CodeNotFound, 0, ""},
 		"long id":                   {"GET", "/v1/sandboxes/" + strings.Repeat("x", 8000), nil, api.CodeNotFound, 0, ""},
 
-		"empty body":          {"POST", "/v1/sandboxes", "", api.CodeInvalid, 0, "empty"},
-		"not JSON":            {"POST", "/v1/sandboxes", "hello", api.CodeInvalid, 0, "body"},
-		"array":               {"POST", "/v1/sandboxes", "[]", api.CodeInvalid, 0, ""},
-		"broken JSON":         {"POST", "/v1/sandboxes", `{"name":`, api.CodeInvalid, 0, ""},
-		"unknown field":       {"POST", "/v1/sandboxes", `{"nmae":"x"}`, api.CodeInvalid, 0, "nmae"},
-		"unknown inner field": {"POST", "/v1/sandboxes", `{"limits":{"disk":1}}`, api.CodeInvalid, 0, "disk"},
-		"something behind":    {"POST", "/v1/sandboxes", `{} {}`, api.CodeInvalid, 0, "follows"},
-		"wrong type":          {"POST", "/v1/sandboxes", `{"name":5}`, api.CodeInvalid, 0, "name"},
-		"number too large":    {"POST", "/v1/sandboxes", `{"timeout":1e999}`, api.CodeInvalid, 0, "timeout"},
-		"huge body":           {"POST", "/v1/sandboxes", `{"name":"` + strings.Repeat("x", maxBody) + `"}`, api.CodeTooLarge, 0, "larger"},
-		"unknown image":       {"POST", "/v1/sandboxes", api.CreateSandbox{Image: "nowhere"}, api.CodeNotFound, 0, "nowhere"},
-		"hostile image":       {"POST", "/v1/sandboxes", api.CreateSandbox{Image: "example.org/hostile:1"}, api.CodeImage, 0, "../../etc"},
-		"unknown profile":     {"POST", "/v1/sandboxes", api.CreateSandbox{Profile: "lax"}, api.CodeInvalid, 0, "lax"},
-		"taken name":          {"POST", "/v1/sandboxes", api.CreateSandbox{Name: "taken"}, api.CodeExists, 0, "taken"},
-		"name that is an id":  {"POST", "/v1/sandboxes", api.CreateSandbox{Name: sb.ID}, api.CodeExists, 0, sb.ID},
-		"bad name":            {"POST", "/v1/sandboxes", api.CreateSandbox{Name: "a b"}, api.CodeInvalid, 0, "a b"},
-		"negative memory":     {"POST", "/v1/sandboxes", api.CreateSandbox{Limits: api.Limits{Memory: -5}}, api.CodeInvalid, 0, "-5"},
-		"unknown state":       {"GET", "/v1/sandboxes?state=happy", nil, api.CodeInvalid, 0, "happy"},
-		"label without =":     {"GET", "/v1/sandboxes?label=x", nil, api.CodeInvalid, 0, "x"},
-		"negative limit":      {"GET", "/v1/sandboxes?limit=-1", nil, api.CodeInvalid, 0, "-1"},
-		"unknown parameter":   {"GET", "/v1/sandboxes?lable=x", nil, api.CodeInvalid, 0, "lable"},
-		"parameter twice":     {"GET", "/v1/sandboxes?limit=1&limit=2", nil, api.CodeInvalid, 0, "limit"},
-		"broken query":        {"GET", "/v1/sandboxes?%zz", nil, api.CodeInvalid, 0, "query"},
+		"empty body":           {"POST", "/v1/sandboxes", "", api.CodeInvalid, 0, "empty"},
+		"not JSON":             {"POST", "/v1/sandboxes", "hello", api.CodeInvalid, 0, "body"},
+		"array":                {"POST", "/v1/sandboxes", "[]", api.CodeInvalid, 0, ""},
+		"broken JSON":          {"POST", "/v1/sandboxes", `{"name":`, api.CodeInvalid, 0, ""},
+		"unknown field":        {"POST", "/v1/sandboxes", `{"title":"x"}`, api.CodeInvalid, 0, "title"},
+		"unknown inner field":  {"POST", "/v1/sandboxes", `{"limits":{"disk":1}}`, api.CodeInvalid, 0, "disk"},
+		"something behind":     {"POST", "/v1/sandboxes", `{} {}`, api.CodeInvalid, 0, "follows"},
+		"wrong type":           {"POST", "/v1/sandboxes", `{"name":5}`, api.CodeInvalid, 0, "name"},
+		"number too large":     {"POST", "/v1/sandboxes", `{"timeout":1e999}`, api.CodeInvalid, 0, "timeout"},
+		"huge body":            {"POST", "/v1/sandboxes", `{"name":"` + strings.Repeat("x", maxBody) + `"}`, api.CodeTooLarge, 0, "larger"},
+		"unknown image":        {"POST", "/v1/sandboxes", api.CreateSandbox{Image: "nowhere"}, api.CodeNotFound, 0, "nowhere"},
+		"hostile image":        {"POST", "/v1/sandboxes", api.CreateSandbox{Image: "example.org/hostile:1"}, api.CodeImage, 0, "../../etc"},
+		"hostile image's user": {"POST", "/v1/sandboxes", api.CreateSandbox{Image: "example.org/hostile:2"}, api.CodeImage, 0, "-1"},
+		"unknown profile":      {"POST", "/v1/sandboxes", api.CreateSandbox{Profile: "lax"}, api.CodeInvalid, 0, "lax"},
+		"taken name":           {"POST", "/v1/sandboxes", api.CreateSandbox{Name: "taken"}, api.CodeExists, 0, "taken"},
+		"name that is an id":   {"POST", "/v1/sandboxes", api.CreateSandbox{Name: sb.ID}, api.CodeExists, 0, sb.ID},
+		"bad name":             {"POST", "/v1/sandboxes", api.CreateSandbox{Name: "a b"}, api.CodeInvalid, 0, "a b"},
+		"negative memory":      {"POST", "/v1/sandboxes", api.CreateSandbox{Limits: api.Limits{Memory: -5}}, api.CodeInvalid, 0, "-5"},
+		"unknown state":        {"GET", "/v1/sandboxes?state=happy", nil, api.CodeInvalid, 0, "happy"},
+		"label without =":      {"GET", "/v1/sandboxes?label=x", nil, api.CodeInvalid, 0, "x"},
+		"negative limit":       {"GET", "/v1/sandboxes?limit=-1", nil, api.CodeInvalid, 0, "-1"},
+		"unknown parameter":    {"GET", "/v1/sandboxes?lable=x", nil, api.CodeInvalid, 0, "lable"},
+		"parameter twice":      {"GET", "/v1/sandboxes?limit=1&limit=2", nil, api.CodeInvalid, 0, "limit"},
+		"broken query":         {"GET", "/v1/sandboxes?%zz", nil, api.CodeInvalid, 0, "query"},
 
 		"exec in no sandbox":    {"POST", "/v1/sandboxes/nope/exec", api.ExecRequest{Argv: []string{"true"}}, api.CodeNotFound, 0, "nope"},
 		"exec of nothing":       {"POST", exec, api.ExecRequest{}, api.CodeInvalid, 0, "argv"},
@@ -232,7 +234,7 @@ func TestUnenforceableLimitIsAnError(t *testing.T) {
 
 func TestPanicIsAProblem(t *testing.T) {
 	b := newBench(t, nil)
-	b.images.pull = func(api.PullImage, func(api.PullEvent)) (*Image, error) { panic("oops") }
+	b.images.pull = func(image.PullOptions) (*image.Image, error) { panic("oops") }
 	r := b.start()
 	p := problem(t, r.do("POST", "/v1/images/pull", api.PullImage{Reference: "x"}), api.CodeInternal)
 	if strings.Contains(p.Detail, "oops") {
@@ -256,7 +258,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 		"unknown":           {owner, nobody, false},
 		"health to another": {anyone, 12345, true},
 	} {
-		err := allowed(tc.access, context.WithValue(t.Context(), peerKey{}, tc.uid))
+		err := allowed(context.WithValue(t.Context(), peerKey{}, tc.uid), tc.access)
 		if (err == nil) != tc.ok {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -264,7 +266,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 			t.Errorf("%s: %+v", name, ProblemOf(err))
 		}
 	}
-	if err := allowed(owner, t.Context()); err == nil {
+	if err := allowed(t.Context(), owner); err == nil {
 		t.Error("a connection without a peer was let in")
 	}
 	for _, route := range routes {
@@ -465,9 +467,7 @@ func TestExec(t *testing.T) {
 }
 
 func TestExecAsAUser(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("a single-id namespace has no other users")
-	}
+	testenv.RequireRoot(t) // the single-id namespace of an ordinary user's test has no other users
 	r := newBench(t, realInit(t)).start()
 	sb := r.create(api.CreateSandbox{User: "daemon"})
 	res := r.exec(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "id -u; id -g; echo $HOME"}})
@@ -890,6 +890,71 @@ func TestInteractiveExec(t *testing.T) {
 		}
 		r.wait()
 	})
+}
+
+// The client that ships with us and this server mean the same.
+func TestShippedClient(t *testing.T) {
+	b := newBench(t, realInit(t))
+	b.options.RuntimeDir = shortDir(t) // the client dials the path as it is
+	r := b.start()
+	c := client.New(r.d.Socket())
+	defer c.Close()
+	sb, err := c.CreateSandbox(t.Context(), api.CreateSandbox{Name: "one"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := c.Exec(t.Context(), "one", api.ExecRequest{Argv: []string{"sh", "-c", "echo hi; exit 3"}})
+	if err != nil || res.Stdout != "hi\n" || res.Exit.Code != 3 {
+		t.Errorf("%+v, %v", res, err)
+	}
+	if _, err := c.Exec(t.Context(), "one", api.ExecRequest{Argv: []string{"nope"}}); !errors.Is(err, &api.Problem{Code: api.CodeProgramMissing}) {
+		t.Errorf("%v", err)
+	}
+	var stdout, stderr bytes.Buffer
+	end, err := c.ExecInteractive(t.Context(), "one", api.ExecRequest{Argv: []string{"sh", "-c", "cat; echo bye >&2; exit 4"}},
+		client.Streams{Stdin: strings.NewReader("typed"), Stdout: &stdout, Stderr: &stderr})
+	if err != nil || end.Exit.Code != 4 || stdout.String() != "typed" || stderr.String() != "bye\n" {
+		t.Errorf("%+v, %v, %q, %q", end, err, &stdout, &stderr)
+	}
+	path := filepath.Join(t.TempDir(), "file")
+	if err := c.WriteFile(t.Context(), sb.ID, path, strings.NewReader("content"), 0o600, ""); err != nil {
+		t.Error(err)
+	}
+	f, err := c.ReadFile(t.Context(), sb.ID, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if data, err := io.ReadAll(f); string(data) != "content" || err != nil {
+		t.Errorf("%q, %v", data, err)
+	}
+	if checks, err := c.Checks(t.Context()); err != nil || len(checks) != 1 {
+		t.Errorf("%v, %v", checks, err)
+	}
+	if err := c.DeleteSandbox(t.Context(), "one"); err != nil {
+		t.Error(err)
+	}
+	if end, err := c.RunStream(t.Context(), api.RunRequest{Exec: api.ExecRequest{Argv: []string{"false"}}}, func(api.ExecEvent) error { return nil }); err != nil || end.Exit.Code != 1 {
+		t.Errorf("%+v, %v", end, err)
+	}
+	if err := c.Shutdown(t.Context(), api.Shutdown{}); err != nil {
+		t.Error(err)
+	}
+	r.wait()
+}
+
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sb") //nolint:usetesting // t.TempDir holds the name of the test, which is too long
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
 }
 
 // hostileInit accepts every connection and answers with what it likes.

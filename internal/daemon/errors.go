@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -22,9 +24,6 @@ var (
 	ErrNoMethod       = errors.New("method not allowed")
 	ErrNoFile         = errors.New("no such file")
 	ErrFileConflict   = errors.New("file cannot be used")
-	ErrNoImage        = errors.New("no such image")
-	ErrRegistry       = errors.New("registry error")
-	ErrImage          = errors.New("image invalid")
 	ErrGone           = errors.New("sandbox is gone")
 	ErrProgramMissing = errors.New("program not found")
 	ErrProgramDenied  = errors.New("program not allowed")
@@ -50,9 +49,10 @@ var classes = []class{
 	{err: ErrNoRoute, code: api.CodeNotFound, hint: "the routes of this daemon begin with /v1/"},
 	{err: ErrNoFile, code: api.CodeNotFound},
 	{err: ErrFileConflict, code: api.CodeConflict},
-	{err: ErrNoImage, code: api.CodeNotFound, hint: "pull it first: sandboxd pull REFERENCE"},
-	{err: ErrRegistry, code: api.CodeRegistry, hint: "check the reference, the registry's address and your credentials"},
-	{err: ErrImage, code: api.CodeImage, hint: "the image is broken or hostile; pull it anew or choose another"},
+	{err: image.ErrReference, code: api.CodeInvalid, hint: "a reference is like registry/repository:tag, a platform like linux/amd64"},
+	{err: image.ErrNotFound, code: api.CodeNotFound, hint: "pull it first: sandboxd pull REFERENCE"},
+	{err: image.ErrRegistry, code: api.CodeRegistry, hint: "check the reference, the registry's address and your credentials"},
+	{err: image.ErrInvalid, code: api.CodeImage, hint: "the image is broken or hostile; pull it anew or choose another"},
 	{err: ErrGone, code: api.CodeGone, hint: "create a new sandbox"},
 	{err: ErrProgramMissing, code: api.CodeProgramMissing, hint: "argv[0] is looked up in the sandbox's PATH; no shell is involved"},
 	{err: ErrProgramDenied, code: api.CodeProgramDenied, hint: "it must be an executable file that the user may execute"},
@@ -91,8 +91,7 @@ const maxDetail = 2048
 
 // ProblemOf turns an error into what the API answers.
 func ProblemOf(err error) *api.Problem {
-	var p *api.Problem
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*api.Problem](err); ok {
 		return p
 	}
 	detail := strings.ToValidUTF8(err.Error(), "\uFFFD")
@@ -109,8 +108,7 @@ func ProblemOf(err error) *api.Problem {
 // classOf looks for the class that was given last, because who gave it knew what those before were about. Errors without
 // one are found by what they wrap.
 func classOf(err error) class {
-	var given *classified
-	if errors.As(err, &given) {
+	if given, ok := errors.AsType[*classified](err); ok {
 		err = given.class
 	}
 	for _, known := range classes {
@@ -139,32 +137,31 @@ func execError(argv0, cwd string, err error) error {
 	if !errors.As(err, &ge) {
 		return err
 	}
-	switch ge.Stage {
-	case guest.StageCwd:
+	switch {
+	case ge.Stage == guest.StageCwd:
 		return invalidf("enter working directory %q: %w", cwd, ge.Errno)
-	case guest.StageLookup, guest.StageStart:
-		switch ge.Errno {
-		case syscall.ENOENT, syscall.ENOTDIR:
-			if ge.Stage == guest.StageStart {
-				return classify(ErrProgramMissing, fmt.Errorf("start %q: the program or its interpreter does not exist: %w", argv0, ge.Errno))
-			}
-			return classify(ErrProgramMissing, fmt.Errorf("find %q: %w", argv0, ge.Errno))
-		case syscall.EACCES, syscall.EPERM, syscall.ENOEXEC, syscall.EISDIR, syscall.ELOOP:
-			return classify(ErrProgramDenied, fmt.Errorf("execute %q: %w", argv0, ge.Errno))
-		case syscall.E2BIG:
-			return classify(ErrTooLarge, fmt.Errorf("start %q: argv and env together: %w", argv0, ge.Errno))
-		case syscall.EINVAL:
-			return invalidf("start %q: %w (are the user's ids mapped in this sandbox?)", argv0, ge.Errno)
-		case syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE:
-			return classify(runtime.ErrState, fmt.Errorf("start %q: a limit of the sandbox is reached: %w", argv0, ge.Errno))
-		}
-	case guest.StageTTY:
+	case ge.Stage == guest.StageTTY:
 		return classify(runtime.ErrState, fmt.Errorf("make terminal: %w", ge.Errno))
-	case guest.StageRequest:
+	case ge.Stage == guest.StageRequest:
 		return invalidf("start %q: %w", argv0, ge.Errno)
+	case ge.Stage != guest.StageLookup && ge.Stage != guest.StageStart:
+	case oneOf(ge.Errno, syscall.ENOENT, syscall.ENOTDIR) && ge.Stage == guest.StageStart:
+		return classify(ErrProgramMissing, fmt.Errorf("start %q: the program or its interpreter does not exist: %w", argv0, ge.Errno))
+	case oneOf(ge.Errno, syscall.ENOENT, syscall.ENOTDIR):
+		return classify(ErrProgramMissing, fmt.Errorf("find %q: %w", argv0, ge.Errno))
+	case oneOf(ge.Errno, syscall.EACCES, syscall.EPERM, syscall.ENOEXEC, syscall.EISDIR, syscall.ELOOP):
+		return classify(ErrProgramDenied, fmt.Errorf("execute %q: %w", argv0, ge.Errno))
+	case ge.Errno == syscall.E2BIG:
+		return classify(ErrTooLarge, fmt.Errorf("start %q: argv and env together: %w", argv0, ge.Errno))
+	case ge.Errno == syscall.EINVAL:
+		return invalidf("start %q: %w (are the user's ids mapped in this sandbox?)", argv0, ge.Errno)
+	case oneOf(ge.Errno, syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE):
+		return classify(runtime.ErrState, fmt.Errorf("start %q: a limit of the sandbox is reached: %w", argv0, ge.Errno))
 	}
 	return fmt.Errorf("start %q: %w", argv0, err)
 }
+
+func oneOf(errno syscall.Errno, these ...syscall.Errno) bool { return slices.Contains(these, errno) }
 
 // fileError classifies what init says about a file.
 func fileError(path string, err error) error {
@@ -178,12 +175,10 @@ func fileError(path string, err error) error {
 		return classify(ErrNoFile, fmt.Errorf("%q: %w", path, ge.Errno))
 	case ge.Stage == guest.StageArchive:
 		return invalidf("archive for %q: entry %q: %w", path, ge.Path, ge.Errno)
-	}
-	switch ge.Errno {
-	case syscall.EISDIR, syscall.ENOTDIR, syscall.ELOOP, syscall.ENAMETOOLONG, syscall.EINVAL, syscall.ENXIO:
+	case oneOf(ge.Errno, syscall.EISDIR, syscall.ENOTDIR, syscall.ELOOP, syscall.ENAMETOOLONG, syscall.EINVAL, syscall.ENXIO):
 		return invalidf("%q: %w", path, ge.Errno)
-	case syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG, syscall.ETXTBSY,
-		syscall.EBUSY, syscall.ENOTEMPTY, syscall.EEXIST:
+	case oneOf(ge.Errno, syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG,
+		syscall.ETXTBSY, syscall.EBUSY, syscall.ENOTEMPTY, syscall.EEXIST):
 		return classify(ErrFileConflict, fmt.Errorf("%s %q: %w", ge.Stage, path, ge.Errno))
 	}
 	return fmt.Errorf("%q: %w", path, err)

@@ -57,7 +57,7 @@ func (s *Service) StartExec(ctx context.Context, ref string, req api.ExecRequest
 	client := guest.NewClient(lease.Socket)
 	id, err := resolveUser(ctx, cmp.Or(req.User, rec.User), client.Open)
 	if err != nil {
-		return nil, s.gone(lease, err)
+		return nil, s.gone(ctx, lease, err)
 	}
 	timeout, err := seconds("timeout", req.Timeout)
 	if err != nil {
@@ -75,7 +75,7 @@ func (s *Service) StartExec(ctx context.Context, ref string, req api.ExecRequest
 	ge, err := client.Exec(ctx, r)
 	if err != nil {
 		oom.wait()
-		return nil, s.gone(lease, execError(req.Argv[0], r.Cwd, err))
+		return nil, s.gone(ctx, lease, execError(req.Argv[0], r.Cwd, err))
 	}
 	oom.wait()
 	return &Execution{PID: ge.PID, s: s, req: req, lease: lease, guest: ge, oom: oom}, nil
@@ -161,9 +161,9 @@ func (x *Execution) Stream(ctx context.Context, sink func(stream string, p []byt
 	case errors.Is(err, errEnded):
 		return api.Exit{}, api.Usage{}, x.s.ended(x.lease)
 	case err != nil:
-		return api.Exit{}, api.Usage{}, x.s.gone(x.lease, err)
+		return api.Exit{}, api.Usage{}, x.s.gone(ctx, x.lease, err)
 	}
-	return exitOf(exit, x.oom.struck()), usageOf(exit), nil
+	return exitOf(exit, x.oom.struck(ctx)), usageOf(exit), nil
 }
 
 func exitOf(e guest.ExecExit, oom bool) api.Exit {
@@ -348,11 +348,11 @@ func (w *oomWatch) wait() {
 }
 
 // struck asks again. Not knowing is not an error of the exec: its exit is known.
-func (w *oomWatch) struck() bool {
+func (w *oomWatch) struck(ctx context.Context) bool {
 	if w.done == nil || w.err != nil {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), stepTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 	defer cancel()
 	after, err := w.s.supervisor.OOMKills(ctx, w.id)
 	if err != nil && !errors.Is(err, runtime.ErrNotFound) {

@@ -25,11 +25,11 @@ func (s *Service) use(ctx context.Context, ref string) (context.Context, *guest.
 }
 
 // fail says what went wrong with a request about the file at path.
-func (s *Service) fail(lease *runtime.Lease, path string, err error) error {
+func (s *Service) fail(ctx context.Context, lease *runtime.Lease, path string, err error) error {
 	if errors.Is(err, errEnded) {
 		return s.ended(lease)
 	}
-	return s.gone(lease, fileError(path, err))
+	return s.gone(ctx, lease, fileError(path, err))
 }
 
 // ReadFile opens a regular file of a sandbox. The descriptor is the caller's; it stays good when the sandbox ends.
@@ -44,7 +44,7 @@ func (s *Service) ReadFile(ctx context.Context, ref, path string) (*os.File, err
 	defer end()
 	f, err := client.Open(ctx, path)
 	if err != nil {
-		return nil, s.fail(lease, path, err)
+		return nil, s.fail(ctx, lease, path, err)
 	}
 	return f, nil
 }
@@ -74,11 +74,11 @@ func (s *Service) WriteFile(ctx context.Context, ref, path string, opts WriteOpt
 	defer end()
 	id, err := resolveUser(ctx, cmp.Or(opts.User, lease.Record.User), client.Open)
 	if err != nil {
-		return s.fail(lease, "/etc/passwd", err)
+		return s.fail(ctx, lease, "/etc/passwd", err)
 	}
 	pending, err := client.Create(ctx, path, cmp.Or(opts.Mode, 0o644), id.uid, id.gid)
 	if err != nil {
-		return s.fail(lease, path, err)
+		return s.fail(ctx, lease, path, err)
 	}
 	defer func() {
 		if err == nil {
@@ -89,8 +89,7 @@ func (s *Service) WriteFile(ctx context.Context, ref, path string, opts WriteOpt
 		}
 	}()
 	if _, err := io.Copy(pending.File, &endsWith{body, ctx}); err != nil {
-		var pe *fs.PathError
-		if errors.As(err, &pe) {
+		if _, ok := errors.AsType[*fs.PathError](err); ok {
 			return fileError(path, &guest.Error{Stage: guest.StageWrite, Errno: errnoOf(err), Path: path})
 		}
 		if errors.Is(err, errEnded) {
@@ -99,7 +98,7 @@ func (s *Service) WriteFile(ctx context.Context, ref, path string, opts WriteOpt
 		return bodyError(err)
 	}
 	if err := pending.Commit(); err != nil {
-		return s.fail(lease, path, err)
+		return s.fail(ctx, lease, path, err)
 	}
 	return nil
 }
@@ -137,7 +136,7 @@ func (s *Service) ArchiveOut(ctx context.Context, ref, path string, w io.Writer)
 		return fmt.Errorf("send archive of %q: %w", path, werr)
 	}
 	if tar != nil {
-		return s.fail(lease, path, tar)
+		return s.fail(ctx, lease, path, tar)
 	}
 	return nil
 }
@@ -157,7 +156,7 @@ func (s *Service) ArchiveIn(ctx context.Context, ref, path string, opts WriteOpt
 	defer end()
 	id, err := resolveUser(ctx, cmp.Or(opts.User, lease.Record.User), client.Open)
 	if err != nil {
-		return s.fail(lease, "/etc/passwd", err)
+		return s.fail(ctx, lease, "/etc/passwd", err)
 	}
 	pr, pw, err := os.Pipe()
 	if err != nil {
@@ -175,8 +174,7 @@ func (s *Service) ArchiveIn(ctx context.Context, ref, path string, opts WriteOpt
 	})
 	_, cerr := io.Copy(pw, &endsWith{body, ctx})
 	if cerr != nil {
-		var pe *fs.PathError
-		if !errors.As(cerr, &pe) {
+		if _, ok := errors.AsType[*fs.PathError](cerr); !ok {
 			// The body broke off. An archive that ended here could be mistaken for a whole one.
 			cancel()
 			wg.Wait()
@@ -190,7 +188,7 @@ func (s *Service) ArchiveIn(ctx context.Context, ref, path string, opts WriteOpt
 	_ = pw.Close() // end of file for init
 	wg.Wait()
 	if tar != nil {
-		return s.fail(lease, path, tar)
+		return s.fail(ctx, lease, path, tar)
 	}
 	return nil
 }

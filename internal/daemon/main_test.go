@@ -24,7 +24,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/runtimetest"
 )
@@ -63,17 +65,20 @@ func becomeInit(path string) error {
 	return unix.Exec(path, []string{"sandboxd-init"}, nil)
 }
 
-// initPath builds cmd/sandboxd-init once, without cgo, which it cannot have.
+// initPath builds cmd/sandboxd-init once, without cgo, which it cannot have, unless SANDBOXD_BIN has it.
 var initPath struct {
 	once sync.Once
 	dir  string
 	err  error
 }
 
-func buildInit(t *testing.T) string {
-	t.Helper()
+func buildInit(tb testing.TB) string {
+	tb.Helper()
+	if bin := os.Getenv("SANDBOXD_BIN"); bin != "" {
+		return filepath.Join(bin, "sandboxd-init")
+	}
 	initPath.once.Do(func() {
-		if initPath.dir, initPath.err = os.MkdirTemp("", "sandboxd-init"); initPath.err != nil {
+		if initPath.dir, initPath.err = os.MkdirTemp("", "sandboxd-init"); initPath.err != nil { //nolint:usetesting // outlives the test: all share it
 			return
 		}
 		cmd := exec.Command("go", "build", "-o", filepath.Join(initPath.dir, "sandboxd-init"), "github.com/sandboxd/sandboxd/cmd/sandboxd-init")
@@ -85,15 +90,18 @@ func buildInit(t *testing.T) string {
 		initPath.err = errors.Join(initPath.err, os.Chmod(initPath.dir, 0o755))
 	})
 	if initPath.err != nil {
-		t.Fatal(initPath.err)
+		tb.Fatal(initPath.err)
 	}
 	return filepath.Join(initPath.dir, "sandboxd-init")
 }
 
 // realInit runs sandboxd-init for each sandbox.
-func realInit(t *testing.T) runtimetest.Init {
-	t.Helper()
-	path := buildInit(t)
+func realInit(tb testing.TB) runtimetest.Init {
+	tb.Helper()
+	if os.Getuid() != 0 {
+		testenv.RequireUserNS(tb) // for the namespaces of the init
+	}
+	path := buildInit(tb)
 	return func(_ *runtime.Spec, control *os.File, stop <-chan struct{}) {
 		cmd := exec.Command("/proc/self/exe")
 		cmd.Env = []string{envInit + "=" + path}
@@ -114,7 +122,7 @@ func realInit(t *testing.T) runtimetest.Init {
 		err := cmd.Start()
 		_ = control.Close() // init has its own
 		if err != nil {
-			t.Errorf("start init: %v", err)
+			tb.Errorf("start init: %v", err)
 			<-stop
 			return
 		}
@@ -134,21 +142,22 @@ func realInit(t *testing.T) runtimetest.Init {
 
 // fakeImages is a store of two images.
 type fakeImages struct {
-	pull func(api.PullImage, func(api.PullEvent)) (*Image, error)
+	pull func(image.PullOptions) (*image.Image, error)
 }
 
-func (f *fakeImages) Get(_ context.Context, ref string) (*Image, error) {
-	img := &Image{Image: api.Image{Reference: ref}, Rootfs: rootfs.Source{Layers: []string{"sha256:00"}}}
+func (f *fakeImages) Get(_ context.Context, ref string) (*image.Image, error) {
+	img := &image.Image{Image: api.Image{Reference: ref}, Rootfs: rootfs.Source{Layers: []string{"sha256:00"}}}
 	switch ref {
 	case api.HostImage:
 	case "example.org/app:1":
 		img.Digest = "sha256:11"
-		img.Env = []string{"FROM=image", "LANG=C"}
-		img.Cwd = "/tmp"
+		img.Config = image.Config{Env: []string{"FROM=image", "LANG=C"}, WorkingDir: "/tmp"}
 	case "example.org/hostile:1":
-		img.Cwd = "../../etc"
+		img.Config.WorkingDir = "../../etc"
+	case "example.org/hostile:2":
+		img.Config.User = "-1"
 	default:
-		return nil, classify(ErrNoImage, fmt.Errorf("%s is not here", ref))
+		return nil, classify(image.ErrNotFound, fmt.Errorf("%s is not here", ref))
 	}
 	return img, nil
 }
@@ -157,13 +166,13 @@ func (f *fakeImages) List(context.Context) ([]api.Image, error) {
 	return []api.Image{{Reference: "example.org/app:1"}}, nil
 }
 
-func (f *fakeImages) Pull(_ context.Context, req api.PullImage, progress func(api.PullEvent)) (*Image, error) {
-	return f.pull(req, progress)
+func (f *fakeImages) Pull(_ context.Context, _ string, opts image.PullOptions) (*image.Image, error) {
+	return f.pull(opts)
 }
 
 // bench is a daemon with everything that outlives it.
 type bench struct {
-	t       *testing.T
+	t       testing.TB
 	engine  *runtimetest.Engine
 	images  *fakeImages
 	options Options
@@ -188,15 +197,15 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-func newBench(t *testing.T, init runtimetest.Init) *bench {
-	t.Helper()
-	checkGoroutines(t)
-	b := &bench{t: t, engine: runtimetest.NewEngine(init), images: &fakeImages{}, log: &lockedBuffer{}}
-	t.Cleanup(b.engine.Close)
+func newBench(tb testing.TB, init runtimetest.Init) *bench {
+	tb.Helper()
+	checkGoroutines(tb)
+	b := &bench{t: tb, engine: runtimetest.NewEngine(init), images: &fakeImages{}, log: &lockedBuffer{}}
+	tb.Cleanup(b.engine.Close)
 	b.options = Options{
 		Version:    "test",
-		DataDir:    t.TempDir(),
-		RuntimeDir: filepath.Join(t.TempDir(), "run"),
+		DataDir:    tb.TempDir(),
+		RuntimeDir: filepath.Join(tb.TempDir(), "run"),
 		Engine:     b.engine,
 		Images:     b.images,
 		Profile: func(name string) (runtime.Profile, api.Limits, error) {
@@ -208,18 +217,18 @@ func newBench(t *testing.T, init runtimetest.Init) *bench {
 		Checks: func(context.Context) []api.Check { return []api.Check{{Name: "tests", OK: true}} },
 		Log:    slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("log of the daemon:\n%s", b.log)
+	tb.Cleanup(func() {
+		if tb.Failed() {
+			tb.Logf("log of the daemon:\n%s", b.log)
 		}
 	})
 	return b
 }
 
-func checkGoroutines(t *testing.T) {
-	t.Helper()
+func checkGoroutines(tb testing.TB) {
+	tb.Helper()
 	before := goruntime.NumGoroutine()
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		deadline := time.After(patience)
 		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()
@@ -228,7 +237,7 @@ func checkGoroutines(t *testing.T) {
 			case <-tick.C:
 			case <-deadline:
 				buf := make([]byte, 1<<18)
-				t.Errorf("goroutines are left:\n%s", buf[:goruntime.Stack(buf, true)])
+				tb.Errorf("goroutines are left:\n%s", buf[:goruntime.Stack(buf, true)])
 				return
 			}
 		}
@@ -238,7 +247,7 @@ func checkGoroutines(t *testing.T) {
 // running is a daemon that serves, and a client of it.
 type running struct {
 	*bench
-	t      *testing.T // whose failure it is; a subtest may put its own
+	t      testing.TB // whose failure it is; a subtest may put its own
 	d      *Daemon
 	http   *http.Client
 	cancel context.CancelFunc
@@ -346,30 +355,30 @@ func (r *running) try(method, path string, body any, headers ...string) (reply, 
 	return reply{resp.StatusCode, resp.Header, data}, err
 }
 
-func decode[T any](t *testing.T, rep reply, status int) T {
-	t.Helper()
+func decode[T any](tb testing.TB, rep reply, status int) T {
+	tb.Helper()
 	var v T
 	if rep.status != status {
-		t.Fatalf("status %d, want %d: %s", rep.status, status, rep.body)
+		tb.Fatalf("status %d, want %d: %s", rep.status, status, rep.body)
 	}
 	if err := json.Unmarshal(rep.body, &v); err != nil {
-		t.Fatalf("%v: %s", err, rep.body)
+		tb.Fatalf("%v: %s", err, rep.body)
 	}
 	return v
 }
 
 // problem checks that an answer is a problem with this code.
-func problem(t *testing.T, rep reply, code api.Code) api.Problem {
-	t.Helper()
+func problem(tb testing.TB, rep reply, code api.Code) api.Problem {
+	tb.Helper()
 	var p api.Problem
 	if err := json.Unmarshal(rep.body, &p); err != nil {
-		t.Fatalf("status %d, not a problem: %q", rep.status, rep.body)
+		tb.Fatalf("status %d, not a problem: %q", rep.status, rep.body)
 	}
 	if got := rep.header.Get("Content-Type"); got != api.TypeProblem {
-		t.Errorf("content type %q", got)
+		tb.Errorf("content type %q", got)
 	}
 	if p.Code != code || p.Status != rep.status || p.Title == "" || p.Detail == "" {
-		t.Errorf("status %d, problem %+v, want %s", rep.status, p, code)
+		tb.Errorf("status %d, problem %+v, want %s", rep.status, p, code)
 	}
 	return p
 }

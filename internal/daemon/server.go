@@ -77,7 +77,7 @@ func (d *Daemon) handler() http.Handler {
 	mux := http.NewServeMux()
 	for _, r := range routes {
 		mux.HandleFunc(r.method+" "+r.pattern, func(w http.ResponseWriter, req *http.Request) {
-			if err := allowed(r.access, req.Context()); err != nil {
+			if err := allowed(req.Context(), r.access); err != nil {
 				writeProblem(w, err)
 				return
 			}
@@ -140,10 +140,10 @@ func noRoute(mux *http.ServeMux, w http.ResponseWriter, req *http.Request) error
 	return classify(ErrNoMethod, fmt.Errorf("%q cannot be asked with %s, only with %s", clip(req.URL.Path), clip(req.Method), allow))
 }
 
-func allowed(a access, ctx context.Context) error { //nolint:revive // the access is what the sentence is about
+func allowed(ctx context.Context, a access) error {
 	uid := peerOf(ctx)
 	switch {
-	case a == anyone, uid == 0, uid == uint32(os.Geteuid()):
+	case a == anyone, uid == 0, int64(uid) == int64(os.Geteuid()):
 		return nil
 	case uid == nobody:
 		return classify(ErrForbidden, errors.New("the kernel does not say who calls"))
@@ -238,8 +238,7 @@ func decodeJSON(data []byte, v any) error {
 		if errors.Is(err, io.EOF) {
 			return invalidf("body: empty, a JSON object is needed")
 		}
-		var te *json.UnmarshalTypeError
-		if errors.As(err, &te) {
+		if te, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 			return invalidf("body: field %q cannot be a %s", te.Field, te.Value)
 		}
 		return invalidf("body: %s", strings.TrimPrefix(err.Error(), "json: "))
@@ -281,8 +280,7 @@ func (b *patientBody) Read(p []byte) (int, error) {
 
 // errnoOf finds the errno of an error of package os.
 func errnoOf(err error) syscall.Errno {
-	var errno syscall.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		return errno
 	}
 	if errors.Is(err, fs.ErrNotExist) {

@@ -10,27 +10,15 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/internal/guest"
-	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Image is what the daemon needs to know of an image to run sandboxes of it.
-type Image struct {
-	api.Image
-	Env    []string // "NAME=value", as the image's configuration has it: hostile until filtered
-	Cwd    string
-	User   string
-	Rootfs rootfs.Source
-}
-
-// Images is the image store: package image behind an adapter, and in tests a map.
+// Images is the image store: *image.Service, and in tests a map.
 type Images interface {
-	// Pull fetches an image and reports progress from one goroutine at a time. Its errors are of the classes ErrInvalid
-	// (the reference), ErrNoImage, ErrRegistry and ErrImage.
-	Pull(ctx context.Context, req api.PullImage, progress func(api.PullEvent)) (*Image, error)
-	// Get returns an image that is stored; it never pulls. The host image is made on first use.
-	Get(ctx context.Context, reference string) (*Image, error)
+	Pull(ctx context.Context, reference string, opts image.PullOptions) (*image.Image, error)
+	Get(ctx context.Context, reference string) (*image.Image, error)
 	List(ctx context.Context) ([]api.Image, error)
 }
 
@@ -61,22 +49,20 @@ func (s *Service) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api
 		Name:        req.Name,
 		Image:       reference,
 		ImageDigest: img.Digest,
-		ImageEnv:    img.Env,
+		ImageEnv:    img.Config.Env,
 		Rootfs:      img.Rootfs,
 		Env:         req.Env,
-		Cwd:         cmp.Or(req.Cwd, img.Cwd, "/"),
-		User:        cmp.Or(req.User, img.User),
+		Cwd:         cmp.Or(req.Cwd, img.Config.WorkingDir, "/"),
+		User:        cmp.Or(req.User, img.Config.User),
 		Labels:      req.Labels,
 		Profile:     profile,
 		Defaults:    defaults,
 		Limits:      req.Limits,
 	}
-	// The image's word is checked like the client's: it is kept, shown and used.
-	if err := validatePath("working directory of the image", r.Cwd); err != nil {
-		return api.Sandbox{}, classify(ErrImage, err)
-	}
-	if err := validateUser(r.User); err != nil {
-		return api.Sandbox{}, err
+	// The image's word is checked like the client's: it is kept, shown and used. The client may overrule it.
+	err = errors.Join(validatePath("working directory of the image", r.Cwd), validateUser(r.User))
+	if err != nil {
+		return api.Sandbox{}, classify(image.ErrInvalid, fmt.Errorf("image %q: %w", reference, err))
 	}
 	if r.Timeout, err = seconds("timeout", req.Timeout); err != nil {
 		return api.Sandbox{}, err
@@ -127,7 +113,7 @@ func (s *Service) Pull(ctx context.Context, req api.PullImage, progress func(api
 	if len(req.Platform) > 64 || hasControl(req.Platform) {
 		return api.Image{}, invalidf("platform %q: must be like linux/amd64", clip(req.Platform))
 	}
-	img, err := s.images.Pull(ctx, req, progress)
+	img, err := s.images.Pull(ctx, req.Reference, image.PullOptions{Platform: req.Platform, Insecure: req.Insecure, Progress: progress})
 	if err != nil {
 		return api.Image{}, fmt.Errorf("pull %q: %w", req.Reference, err)
 	}
@@ -179,7 +165,7 @@ const silenceGrace = 2 * time.Second
 
 // gone turns an error of the guest protocol into what the caller should hear, when init is lost: either the sandbox has
 // ended, or its init has been taken over and is ended now. Other errors pass.
-func (s *Service) gone(lease *runtime.Lease, err error) error {
+func (s *Service) gone(ctx context.Context, lease *runtime.Lease, err error) error {
 	if !errors.Is(err, guest.ErrLost) {
 		return err
 	}
@@ -189,7 +175,8 @@ func (s *Service) gone(lease *runtime.Lease, err error) error {
 	case <-lease.Gone:
 	case <-wait.C:
 		s.log.Warn("the init of a sandbox does not keep to the protocol, killing the sandbox", "id", lease.Record.ID, "error", err)
-		ctx, cancel := context.WithTimeout(context.Background(), stepTimeout)
+		// Whatever ended the request, the sandbox has to go.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 		defer cancel()
 		if kerr := s.supervisor.Kill(ctx, lease.Record.ID, "its init did not keep to the protocol"); kerr != nil &&
 			!errors.Is(kerr, runtime.ErrNotFound) {

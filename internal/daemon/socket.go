@@ -25,7 +25,7 @@ func AcquireLock(dir string) (io.Closer, error) {
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
 	path := filepath.Join(dir, "sandboxd.lock")
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600) //nolint:gosec // the daemon's own directory
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
@@ -51,11 +51,11 @@ type socket struct {
 // listen replaces a socket that a daemon left when it was killed, and refuses to replace one that is served. A path
 // outside of the runtime directory lies in a directory that exists; who may search that is its owner's business, and
 // the socket's own mode keeps others out.
-func listen(runtimeDir, path string) (_ *socket, err error) {
+func listen(ctx context.Context, runtimeDir, path string) (_ *socket, err error) {
 	if err := os.MkdirAll(runtimeDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make runtime directory: %w", err)
 	}
-	dir, err := os.OpenFile(runtimeDir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	dir, err := os.OpenFile(runtimeDir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0) //nolint:gosec // the daemon's own option
 	if err != nil {
 		return nil, fmt.Errorf("open runtime directory: %w", err)
 	}
@@ -105,7 +105,7 @@ func listen(runtimeDir, path string) (_ *socket, err error) {
 		return errors.Join(err, cerr)
 	}}
 	// By way of the descriptor, because the path may be longer than an address can be.
-	l, err := config.Listen(context.Background(), "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), s.name))
+	l, err := config.Listen(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), s.name))
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
@@ -224,14 +224,14 @@ func (c *peerConn) ReadFrom(r io.Reader) (int64, error) {
 type writerOnly struct{ io.Writer }
 
 // sendfile reports handled as false where nothing was sent and the ordinary way should be tried.
-func (c *peerConn) sendfile(f *os.File, n int64) (sent int64, err error, handled bool) { //nolint:revive // err belongs to sent
+func (c *peerConn) sendfile(f *os.File, n int64) (sent int64, err error, handled bool) {
 	src, err := f.SyscallConn()
 	if err != nil {
-		return 0, nil, false
+		return 0, nil, false //nolint:nilerr // the ordinary way meets the same error
 	}
 	dst, err := c.SyscallConn()
 	if err != nil {
-		return 0, nil, false
+		return 0, nil, false //nolint:nilerr // the ordinary way meets the same error
 	}
 	var sendErr, waitErr error
 	err = src.Control(func(in uintptr) {

@@ -89,7 +89,7 @@ func (d *Daemon) interact(ctx context.Context, c *websocket.Conn, ref string) {
 		if stream == "stderr" {
 			channel = api.ChannelStderr
 		}
-		frame = append(append(frame[:0], channel), p...)
+		frame = append(append(frame[:0], byte(channel)), p...)
 		ctx, stop := context.WithTimeout(frames, answerTimeout)
 		defer stop()
 		return c.Write(ctx, websocket.MessageBinary, frame)
@@ -112,7 +112,7 @@ func (d *Daemon) begin(ctx context.Context, c *websocket.Conn, ref string) (*Exe
 	defer stop()
 	kind, data, err := c.Read(first)
 	if err != nil {
-		return nil, nil //nolint:nilerr // said above
+		return nil, nil
 	}
 	c.SetReadLimit(maxFrame)
 	if kind != websocket.MessageText {

@@ -18,6 +18,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,7 +52,8 @@ type Engine struct {
 var _ runtime.Engine = (*Engine)(nil)
 
 type instance struct {
-	container *libcontainer.Container
+	ready     chan struct{}           // closed when its creation has ended, well or not; what follows is valid then
+	container *libcontainer.Container // nil if the creation failed
 	enforced  api.Enforced
 	pidfd     *os.File
 	started   time.Time
@@ -120,8 +122,8 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 		return nil, err
 	}
 
-	// The entry reserves the id; a nil container is one that is being created.
-	in := &instance{enforced: enforced, started: time.Now(), ended: make(chan struct{})}
+	// The entry reserves the id. Kill and Delete wait until the creation has ended.
+	in := &instance{enforced: enforced, started: time.Now(), ready: make(chan struct{}), ended: make(chan struct{})}
 	e.mu.Lock()
 	if _, ok := e.sandboxes[spec.ID]; ok {
 		e.mu.Unlock()
@@ -131,6 +133,7 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 	e.mu.Unlock()
 	var undo []func()
 	defer func() {
+		defer close(in.ready)
 		if err == nil {
 			return
 		}
@@ -291,10 +294,20 @@ func (in *instance) hasEnded() bool {
 	}
 }
 
-func (e *Engine) find(id string) (*instance, error) {
+// find waits for a sandbox that is being created.
+func (e *Engine) find(ctx context.Context, id string) (*instance, error) {
+	e.mu.Lock()
+	in := e.sandboxes[id]
+	e.mu.Unlock()
+	if in != nil {
+		select {
+		case <-in.ready:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("sandbox %s: wait for its creation: %w", id, ctx.Err())
+		}
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	in := e.sandboxes[id]
 	if in == nil || in.container == nil {
 		return nil, fmt.Errorf("sandbox %s: %w", id, runtime.ErrNotFound)
 	}
@@ -303,7 +316,7 @@ func (e *Engine) find(id string) (*instance, error) {
 
 // Kill implements runtime.Engine.
 func (e *Engine) Kill(ctx context.Context, id string) error {
-	in, err := e.find(id)
+	in, err := e.find(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -340,13 +353,16 @@ func (e *Engine) Delete(ctx context.Context, id string) error {
 		in := e.sandboxes[id]
 		delete(e.sandboxes, id)
 		e.mu.Unlock()
-		if in == nil { // another Delete was faster
+		if in == nil || in.container == nil { // another Delete was faster
 			return fmt.Errorf("sandbox %s: %w", id, runtime.ErrNotFound)
 		}
 		if in.deadline != nil {
 			in.deadline.Stop()
 		}
 		if err := in.container.Destroy(); err != nil {
+			e.mu.Lock()
+			e.sandboxes[id] = in // to be tried again
+			e.mu.Unlock()
 			return fmt.Errorf("delete sandbox %s: %w", id, err)
 		}
 		if err := in.pidfd.Close(); err != nil {
@@ -367,25 +383,22 @@ func (e *Engine) Delete(ctx context.Context, id string) error {
 // Close kills every sandbox and waits for them. Their directories stay.
 func (e *Engine) Close(ctx context.Context) error {
 	e.mu.Lock()
-	var ids []string
-	for id, in := range e.sandboxes {
-		if in.container != nil {
-			ids = append(ids, id)
-		}
-	}
+	ids := slices.Collect(maps.Keys(e.sandboxes))
 	e.mu.Unlock()
 	var errs []error
 	for _, id := range ids {
-		if err := e.Kill(ctx, id); err != nil {
-			errs = append(errs, err)
-			continue
+		err := e.Kill(ctx, id)
+		if errors.Is(err, runtime.ErrNotFound) {
+			continue // its creation failed, or it was deleted meanwhile
 		}
 		e.mu.Lock()
 		in := e.sandboxes[id]
+		delete(e.sandboxes, id)
 		e.mu.Unlock()
-		if in != nil {
-			errs = append(errs, in.container.Destroy())
+		if err == nil && in != nil {
+			err = in.container.Destroy()
 		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -404,8 +417,8 @@ func (e *Engine) Count() int {
 }
 
 // Usage implements runtime.Engine.
-func (e *Engine) Usage(_ context.Context, id string) (api.Usage, error) {
-	in, err := e.find(id)
+func (e *Engine) Usage(ctx context.Context, id string) (api.Usage, error) {
+	in, err := e.find(ctx, id)
 	if err != nil {
 		return api.Usage{}, err
 	}
@@ -423,8 +436,8 @@ func (e *Engine) Usage(_ context.Context, id string) (api.Usage, error) {
 }
 
 // OOMKills implements runtime.Engine.
-func (e *Engine) OOMKills(_ context.Context, id string) (int, error) {
-	in, err := e.find(id)
+func (e *Engine) OOMKills(ctx context.Context, id string) (int, error) {
+	in, err := e.find(ctx, id)
 	if err != nil {
 		return 0, err
 	}

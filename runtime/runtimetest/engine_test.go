@@ -12,6 +12,7 @@ import (
 
 func TestEngineInMemoryPassesTheSuite(t *testing.T) {
 	runtimetest.RunEngineSuite(t, func(t *testing.T) runtimetest.Fixture {
+		t.Helper()
 		e := runtimetest.NewEngine(nil)
 		t.Cleanup(e.Close)
 		return runtimetest.Fixture{Engine: e, NewSpec: func(_ *testing.T, id string) *runtime.Spec {

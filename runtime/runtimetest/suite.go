@@ -28,6 +28,7 @@ const patience = 20 * time.Second
 // RunEngineSuite checks that an engine keeps the promises of [runtime.Engine]. NewFixture is called for each test and
 // may register a cleanup.
 func RunEngineSuite(t *testing.T, newFixture func(t *testing.T) Fixture) {
+	t.Helper()
 	tests := map[string]func(*testing.T, *suite){
 		"CreatedSandboxIsListedAndRuns":          testCreatedIsListed,
 		"ControlStaysTheCallers":                 testControlStaysTheCallers,
@@ -132,7 +133,7 @@ func hasEnded(t *testing.T, pidfd *os.File, wait time.Duration) bool {
 	deadline := time.Now().Add(wait)
 	for {
 		left := max(0, time.Until(deadline))
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}, int(left.Milliseconds()))
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}, int(left.Milliseconds())) //nolint:gosec // descriptors fit
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
@@ -144,6 +145,7 @@ func hasEnded(t *testing.T, pidfd *os.File, wait time.Duration) bool {
 }
 
 func testCreatedIsListed(t *testing.T, s *suite) {
+	t.Helper()
 	st := s.create(t, "listed1")
 	if st.ID != "listed1" {
 		t.Errorf("id = %q", st.ID)
@@ -160,6 +162,7 @@ func testCreatedIsListed(t *testing.T, s *suite) {
 }
 
 func testControlStaysTheCallers(t *testing.T, s *suite) {
+	t.Helper()
 	control := s.control(t, "control1")
 	st, err := s.Engine.Create(t.Context(), s.NewSpec(t, "control1"), control)
 	if err != nil {
@@ -181,6 +184,7 @@ func testControlStaysTheCallers(t *testing.T, s *suite) {
 }
 
 func testCreateTwice(t *testing.T, s *suite) {
+	t.Helper()
 	s.create(t, "twice1")
 	control := s.control(t, "twice1b")
 	_, err := s.Engine.Create(t.Context(), s.NewSpec(t, "twice1"), control)
@@ -193,6 +197,7 @@ func testCreateTwice(t *testing.T, s *suite) {
 }
 
 func testCreateCancelled(t *testing.T, s *suite) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := s.Engine.Create(ctx, s.NewSpec(t, "cancel1"), s.control(t, "cancel1")); err == nil {
@@ -207,6 +212,7 @@ func testCreateCancelled(t *testing.T, s *suite) {
 }
 
 func testBadID(t *testing.T, s *suite) {
+	t.Helper()
 	for i, id := range []string{"", "a", "UPPER", "../../etc", "a/b/c", "with space", "nul\x00nul", "abcdefghijklmnopqrstuvwxyz0123456"} {
 		if _, err := s.Engine.Create(t.Context(), s.NewSpec(t, id), s.control(t, fmt.Sprint("bad", i))); err == nil {
 			t.Errorf("id %q was accepted", id)
@@ -215,6 +221,7 @@ func testBadID(t *testing.T, s *suite) {
 }
 
 func testDelete(t *testing.T, s *suite) {
+	t.Helper()
 	st := s.create(t, "delete1")
 	if err := s.Engine.Delete(t.Context(), "delete1"); err != nil {
 		t.Fatalf("delete: %v", err)
@@ -231,12 +238,14 @@ func testDelete(t *testing.T, s *suite) {
 }
 
 func testDeleteUnknown(t *testing.T, s *suite) {
+	t.Helper()
 	if err := s.Engine.Delete(t.Context(), "unknown1"); !errors.Is(err, runtime.ErrNotFound) {
 		t.Errorf("delete: %v, want ErrNotFound", err)
 	}
 }
 
 func testDeleteConcurrent(t *testing.T, s *suite) {
+	t.Helper()
 	st := s.create(t, "race1")
 	var wg sync.WaitGroup
 	errs := make([]error, 8)
@@ -255,6 +264,7 @@ func testDeleteConcurrent(t *testing.T, s *suite) {
 }
 
 func testKill(t *testing.T, s *suite) {
+	t.Helper()
 	st := s.create(t, "kill1")
 	if err := s.Engine.Kill(t.Context(), "kill1"); err != nil {
 		t.Fatalf("kill: %v", err)
@@ -274,6 +284,7 @@ func testKill(t *testing.T, s *suite) {
 }
 
 func testUsage(t *testing.T, s *suite) {
+	t.Helper()
 	s.create(t, "usage1")
 	u, err := s.Engine.Usage(t.Context(), "usage1")
 	if err != nil {
@@ -288,6 +299,7 @@ func testUsage(t *testing.T, s *suite) {
 }
 
 func testUnknown(t *testing.T, s *suite) {
+	t.Helper()
 	if _, err := s.Engine.Usage(t.Context(), "unknown2"); !errors.Is(err, runtime.ErrNotFound) {
 		t.Errorf("usage: %v, want ErrNotFound", err)
 	}
@@ -300,6 +312,7 @@ func testUnknown(t *testing.T, s *suite) {
 }
 
 func testReuse(t *testing.T, s *suite) {
+	t.Helper()
 	for range 3 {
 		s.create(t, "reuse1")
 		if err := s.Engine.Delete(t.Context(), "reuse1"); err != nil {
@@ -312,6 +325,7 @@ func testReuse(t *testing.T, s *suite) {
 }
 
 func testMany(t *testing.T, s *suite) {
+	t.Helper()
 	const n = 8
 	var wg sync.WaitGroup
 	errs := make([]error, n)
