@@ -82,6 +82,7 @@ func TestAgentRunOfElevenSteps(t *testing.T) {
 		llmtest.Turn{Content: "Done.", Calls: []llmtest.Call{llmtest.Submit()}},
 	)
 	d := start(t)
+	d.Warm(t)
 	before := d.Snapshot(t)
 	got, dir := agentRun(t, d, "--query", "add the numbers up", "--llm_name", "scripted", "--llm_base_url", model.URL,
 		"--api_key", "planted-key", "--input_dir", input, "--max_steps", "20")
