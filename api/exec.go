@@ -63,3 +63,31 @@ type ExecEvent struct {
 	Usage  *Usage   `json:"usage,omitempty"` // with exit
 	Error  *Problem `json:"error,omitempty"`
 }
+
+// RunRequest is the body of POST /v1/run: a sandbox is created, runs one program and is deleted. The answer is that of an
+// exec, buffered or streaming.
+type RunRequest struct {
+	Sandbox CreateSandbox `json:"sandbox,omitzero"`
+	Exec    ExecRequest   `json:"exec"`
+}
+
+// ExecControl is a text frame that a client sends on the WebSocket of an interactive exec, after the first one, which is
+// the [ExecRequest]. One field of it is set. Bytes travel in binary frames whose first byte is a Channel.
+type ExecControl struct {
+	Resize     *TerminalSize `json:"resize,omitempty"`
+	Signal     string        `json:"signal,omitempty"` // "SIGINT", ...: to the program's process group
+	StdinClose bool          `json:"stdin_close,omitempty"`
+}
+
+// TerminalSize is the size of a terminal in characters.
+type TerminalSize struct {
+	Rows uint16 `json:"rows"`
+	Cols uint16 `json:"cols"`
+}
+
+// Channels: the first byte of a binary frame on the WebSocket of an exec.
+const (
+	ChannelStdin  byte = 0 // client to program
+	ChannelStdout byte = 1 // program to client; with a terminal all output
+	ChannelStderr byte = 2
+)

@@ -1,7 +1,5 @@
 package api
 
-import "net/http"
-
 // Code is the machine-readable kind of an error: a closed list.
 type Code string
 
@@ -23,31 +21,32 @@ const (
 	CodeInternal       Code = "internal"            // a defect of ours
 )
 
-// Status is the HTTP status that carries the code.
+// Status is the HTTP status that carries the code. The numbers stand here as such because net/http would come along into
+// the launcher, which is executed anew at every start of a sandbox.
 func (c Code) Status() int {
 	switch c {
 	case CodeInvalid:
-		return http.StatusBadRequest
+		return 400
 	case CodeTooLarge:
-		return http.StatusRequestEntityTooLarge
+		return 413
 	case CodeForbidden:
-		return http.StatusForbidden
+		return 403
 	case CodeNotFound:
-		return http.StatusNotFound
+		return 404
 	case CodeExists, CodeConflict:
-		return http.StatusConflict
+		return 409
 	case CodeGone:
-		return http.StatusGone
+		return 410
 	case CodeProgramMissing, CodeProgramDenied, CodeUnenforceable, CodeImage:
-		return http.StatusUnprocessableEntity
+		return 422
 	case CodeRegistry:
-		return http.StatusBadGateway
+		return 502
 	case CodeUnavailable:
-		return http.StatusServiceUnavailable
+		return 503
 	case CodeInternal:
-		return http.StatusInternalServerError
+		return 500
 	}
-	return http.StatusInternalServerError
+	return 500
 }
 
 // Problem is an error as RFC 9457 writes it. It is a Go error: the client returns the one that it received, so that

@@ -27,3 +27,8 @@ type Shutdown struct {
 	// KeepSandboxes leaves the launcher and what runs in it alone; the next daemon adopts them. Otherwise every sandbox is deleted.
 	KeepSandboxes bool `json:"keep_sandboxes,omitempty"`
 }
+
+// CheckList is the answer to GET /v1/system/checks.
+type CheckList struct {
+	Checks []Check `json:"checks"`
+}

@@ -1,4 +1,37 @@
 // Package launcher is the protocol between the daemon and the launcher, both sides of it.
 //
 // host_*.go runs in the daemon, launcher_*.go in the launcher, protocol.go is what both agree on.
+//
+// # Theory of operation
+//
+// The launcher is root of a user namespace of its own and PID 1 of a PID namespace of its own, so the kernel itself ends
+// every sandbox when it dies. It outlives the daemon: a new daemon connects to the same socket and adopts what runs.
+//
+// Starting it takes three steps, because maps of subordinate ids can only be written from outside:
+//
+//	daemon                                     launcher
+//	  clone(NEWUSER|NEWNS|NEWPID|NEWNET|…) ──▶  stage 1: has no id yet, waits
+//	  newuidmap, newgidmap, cgroup.procs
+//	  ── one byte on the sync pipe ──────────▶  opens its directories, becomes uid 0, copies itself into a sealed memfd
+//	                                            and executes that: stage 2, with all capabilities in its namespace
+//	                                            builds a root of its own (tmpfs; layers, sandboxes, /host, /proc, /sys,
+//	                                            /dev) and pivots into it: nothing else of the host is reachable
+//	  ◀───────── "ready" on the status pipe ──  serves its socket
+//
+// Silence means death: an end of file on the sync pipe ends stage 1, one on the status pipe is a failed start.
+//
+// Then every request of the daemon is a connection of its own (SOCK_SEQPACKET, one JSON message one packet, descriptors
+// by SCM_RIGHTS): connect, one request, one answer, close. The connection of a session request stays open as long as
+// the daemon lives; a launcher without session and without sandboxes ends itself after a minute.
+//
+//	── create {spec} + control socket ─────▶
+//	◀── {started} + pidfd of the init ──────
+//	── list ───────────────────────────────▶
+//	◀── {started…} + one pidfd each ────────
+//	── apply {chain id, …} + blob ─────────▶  unpacks in a confined child (stage "apply")
+//	◀── {diff id, bytes, entries} ──────────
+//	── delete | kill | usage | remove-layer | info | shutdown ──▶
+//	◀── {} ─────────────────────────────────
+//
+// An error travels as {stage, class, message}: the class names one of the sentinel errors of package runtime.
 package launcher

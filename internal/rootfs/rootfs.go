@@ -1,6 +1,11 @@
 // Package rootfs is the one value that image and runtime share: what a sandbox's root file system is made of.
 package rootfs
 
+import (
+	"fmt"
+	"strings"
+)
+
 // Source names the read-only parts of a rootfs. It holds no path of the data directory: the launcher alone knows where
 // layers lie, and finds them by chain id.
 type Source struct {
@@ -13,3 +18,13 @@ type Source struct {
 
 // HostDirs is the closed list of host directories that the host image may show.
 var HostDirs = []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"}
+
+// LayerName is the name of a layer's directory: the hex half of its chain id. Anything but "sha256:<64 hex digits>" is an
+// error, so the name cannot be a path.
+func LayerName(chainID string) (string, error) {
+	hex, ok := strings.CutPrefix(chainID, "sha256:")
+	if !ok || len(hex) != 64 || strings.Trim(hex, "0123456789abcdef") != "" {
+		return "", fmt.Errorf("chain id %q is not sha256:<64 hex digits>", chainID)
+	}
+	return hex, nil
+}

@@ -1,0 +1,24 @@
+// Package agent runs a language model's tool calls in a sandbox until the model submits.
+//
+// [Run] is the whole life of one run: make the output directory, create a sandbox, copy the input into it, take turns,
+// collect the output, delete the sandbox. The package is a client of the daemon's socket like every other: it sees a
+// [Sandbox] through the API and never the host's side of it.
+//
+// # A turn
+//
+// The model gets the conversation so far and answers with text and any number of tool calls. All of them are run in the
+// order in which they stand, and each is answered under its id: an unknown tool, arguments that are not JSON,
+// arguments missing or too many are answered with the error, because the model can mend what it is told. A turn without a
+// tool call is answered with a reminder; after [MaxIdleTurns] such turns in a row the run ends. Every turn counts as
+// a step and is on disk before the next begins.
+//
+// # How a run ends
+//
+// See [ExitReason]. Whatever the reason, the output is collected and the sandbox deleted, after an interrupt as well.
+//
+// # What is not trusted
+//
+// The model's arguments: they reach programs as argv and files through the files API, never through a shell line that
+// we build (execute_bash hands the model's own line to the sandbox's shell: that is its purpose). The sandbox's
+// answers: bounded, and its archive is extracted with [os.Root], links kept as links and never followed.
+package agent

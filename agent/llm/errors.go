@@ -1,0 +1,110 @@
+package llm
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Kind is the class of an [Error]: it decides whether trying again can help.
+type Kind string
+
+// The kinds of errors.
+const (
+	KindRateLimit     Kind = "rate limit"       // 429: wait and try again
+	KindServer        Kind = "server error"     // 5xx, 408, 409: may go away
+	KindNetwork       Kind = "network"          // no answer at all: refused, reset, timed out
+	KindBadResponse   Kind = "bad response"     // an answer that is not a chat completion
+	KindContextLength Kind = "context length"   // the request does not fit into the model's context
+	KindAuth          Kind = "not authorised"   // 401, 403
+	KindRequest       Kind = "request refused"  // any other 4xx: repeating it cannot help
+	KindReplayEnd     Kind = "recording's end"  // a replay has no turn left
+	KindUnsupported   Kind = "unsupported name" // no adapter for this model name
+)
+
+// Error is a model call that failed on the model's side.
+type Error struct {
+	Kind       Kind
+	Endpoint   string        // where the call went
+	Status     int           // HTTP status, 0 if there was none
+	Message    string        // what the server said, or what was wrong with its answer; bounded
+	RetryAfter time.Duration // what the server asked for; 0: nothing
+	Err        error         // cause, if there was one below HTTP
+}
+
+// Error says where the call went, what happened and, where there is one, the way out.
+func (e *Error) Error() string {
+	var b strings.Builder
+	if e.Endpoint != "" {
+		fmt.Fprintf(&b, "model at %s: ", e.Endpoint)
+	}
+	if e.Status != 0 {
+		fmt.Fprintf(&b, "HTTP %d: ", e.Status)
+	}
+	b.WriteString(e.Message)
+	switch e.Kind {
+	case KindAuth:
+		b.WriteString(" (give the key with --api_key or OPENAI_API_KEY)")
+	case KindNetwork:
+		b.WriteString(" (is the server running? --llm_base_url says where)")
+	case KindRateLimit, KindServer, KindBadResponse, KindContextLength, KindRequest, KindReplayEnd, KindUnsupported:
+	}
+	return b.String()
+}
+
+// Unwrap gives the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Temporary reports whether the same request may succeed later.
+func (e *Error) Temporary() bool {
+	switch e.Kind {
+	case KindRateLimit, KindServer, KindNetwork, KindBadResponse:
+		return true
+	case KindContextLength, KindAuth, KindRequest, KindReplayEnd, KindUnsupported:
+	}
+	return false
+}
+
+// The wordings of OpenAI, vLLM, SGLang and llama.cpp for a request that does not fit. They are compiled on first use: the
+// command line carries this package and most of its commands never need them.
+var contextPatterns = sync.OnceValue(func() (p struct{ context, input, overflow *regexp.Regexp }) {
+	p.context = regexp.MustCompile(`(?i)(?:context (?:length|size|window)|maximum)[^0-9]{0,40}([0-9]{1,12}) ?tokens?|n_ctx\W{1,4}([0-9]{1,12})`)
+	p.input = regexp.MustCompile(`(?i)([0-9]{1,12}) (?:input tokens?|tokens? (?:from|in) (?:the |your )?(?:input|prompt|messages?))|n_prompt_tokens\W{1,4}([0-9]{1,12})`)
+	p.overflow = regexp.MustCompile(`(?i)context_length_exceeded|exceed_context_size|(?:context|token).{0,200}(?:exceed|limit|maximum|too (?:large|long)|longer than)|(?:exceed|limit|maximum|too (?:large|long)|longer than).{0,200}(?:context|token)`)
+	return p
+})
+
+// contextOverflow reports whether the text of a refused request says that it does not fit into the model's context,
+// and the two figures that such texts usually hold; 0 where they do not.
+func contextOverflow(text string) (overflow bool, context, input int) {
+	p := contextPatterns()
+	if !p.overflow.MatchString(text) {
+		return false, 0, 0
+	}
+	return true, firstNumber(p.context, text), firstNumber(p.input, text)
+}
+
+func firstNumber(re *regexp.Regexp, text string) int {
+	m := re.FindStringSubmatch(text)
+	if m == nil {
+		return 0
+	}
+	for _, s := range m[1:] {
+		if n, err := strconv.Atoi(s); err == nil {
+			return n
+		}
+	}
+	return 0
+}
+
+// clip bounds what a stranger's server can put into an error message.
+func clip(s string, limit int) string {
+	s = strings.TrimSpace(strings.ToValidUTF8(s, "\uFFFD"))
+	if len(s) <= limit {
+		return s
+	}
+	return strings.ToValidUTF8(s[:limit], "") + "..."
+}

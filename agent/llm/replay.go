@@ -1,0 +1,131 @@
+package llm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"sync"
+)
+
+// maxRecording bounds the size of a trajectory that is read.
+const maxRecording = 256 << 20
+
+// Recording is the model's side of a trajectory.json: what a replay needs of it.
+type Recording struct {
+	ProblemStatement string
+	Turns            []Response
+}
+
+// trajectory is trajectory.json as far as the model's turns go. Recordings of other tools hold one action a step; ours
+// also hold every tool call.
+type trajectory struct {
+	ProblemStatement string `json:"problem_statement"`
+	Steps            *[]struct {
+		Thought          string `json:"thought"`
+		ReasoningContent string `json:"reasoning_content"`
+		Action           struct {
+			Function   string          `json:"function"`
+			Parameters json.RawMessage `json:"parameters"`
+		} `json:"action"`
+		ToolCalls *[]struct {
+			ID        string `json:"id"`
+			Function  string `json:"function"`
+			Arguments string `json:"arguments"`
+		} `json:"tool_calls"`
+	} `json:"steps"`
+}
+
+// ReadRecording reads a trajectory.json. Unknown keys are passed over: a trajectory is meant to be extended.
+func ReadRecording(r io.Reader) (*Recording, error) {
+	data, err := io.ReadAll(io.LimitReader(r, maxRecording+1))
+	if err != nil {
+		return nil, fmt.Errorf("read recording: %w", err)
+	}
+	if len(data) > maxRecording {
+		return nil, fmt.Errorf("recording exceeds %d MiB", maxRecording>>20)
+	}
+	var t trajectory
+	if err := json.Unmarshal(data, &t); err != nil {
+		return nil, fmt.Errorf("parse recording: %w", err)
+	}
+	if t.Steps == nil {
+		return nil, errors.New(`parse recording: it has no "steps"; want a trajectory.json`)
+	}
+	rec := &Recording{ProblemStatement: t.ProblemStatement}
+	for i, s := range *t.Steps {
+		turn := Response{Content: s.Thought, Reasoning: s.ReasoningContent, FinishReason: "stop"}
+		switch {
+		case s.ToolCalls != nil:
+			for _, c := range *s.ToolCalls {
+				turn.ToolCalls = append(turn.ToolCalls, ToolCall{ID: c.ID, Name: c.Function, Arguments: c.Arguments})
+			}
+		case s.Action.Function != "":
+			args := "{}"
+			if len(s.Action.Parameters) > 0 && string(s.Action.Parameters) != "null" {
+				args = string(s.Action.Parameters)
+			}
+			turn.ToolCalls = []ToolCall{{ID: "call_" + strconv.Itoa(i+1), Name: s.Action.Function, Arguments: args}}
+		}
+		MakeUnique(turn.ToolCalls)
+		if len(turn.ToolCalls) > 0 {
+			turn.FinishReason = "tool_calls"
+		}
+		turn.Message = Message{Role: RoleAssistant, Content: turn.Content, ToolCalls: turn.ToolCalls}
+		rec.Turns = append(rec.Turns, turn)
+	}
+	return rec, nil
+}
+
+// Replay gives the turns of a recording, one for each call, whatever it is asked. No model is involved: what the tools
+// answer this time has no influence on the next turn. The tools themselves really run.
+type Replay struct {
+	name string
+	rec  *Recording
+
+	mu   sync.Mutex
+	next int
+}
+
+// OpenReplay reads the recording in the file at path.
+func OpenReplay(path string) (*Replay, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open recording: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // opened for reading
+	rec, err := ReadRecording(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if len(rec.Turns) == 0 {
+		return nil, fmt.Errorf("%s: the recording holds no turn", path)
+	}
+	return &Replay{name: path, rec: rec}, nil
+}
+
+// Recording is what is replayed.
+func (r *Replay) Recording() *Recording { return r.rec }
+
+// Describe says that this is a replay.
+func (r *Replay) Describe() string {
+	return fmt.Sprintf("REPLAY of %s: the %d model turns are recorded, every command is really executed", r.name, len(r.rec.Turns))
+}
+
+// Complete gives the next recorded turn, or an error of [KindReplayEnd] after the last.
+func (r *Replay) Complete(ctx context.Context, _ Request) (*Response, error) {
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("replay: %w", context.Cause(ctx))
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.next >= len(r.rec.Turns) {
+		return nil, &Error{Kind: KindReplayEnd, Message: fmt.Sprintf("replay of %s: the recording ends after %d turns, and none of them submitted", r.name, len(r.rec.Turns))}
+	}
+	turn := r.rec.Turns[r.next]
+	r.next++
+	return &turn, nil
+}

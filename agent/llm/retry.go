@@ -1,0 +1,135 @@
+package llm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// How often and how long [Retry] waits when nothing else is said.
+const (
+	DefaultRetries = 5
+	// MinMaxTokens is the smallest answer ceiling that a request is shrunk to: below it a turn is cut in the middle
+	// of its thoughts more often than it is of use.
+	MinMaxTokens = 8192
+	// maxWait bounds what a server can ask for with Retry-After.
+	maxWait = 10 * time.Minute
+)
+
+// Retry repeats calls that failed for a reason that may go away, and shrinks those that do not fit the context.
+type Retry struct {
+	Model   Model
+	Retries int // further attempts after the first
+	// Backoff is the wait before retry number n (from 1) when the server did not ask for one. nil: [Backoff].
+	Backoff func(n int, kind Kind) time.Duration
+	// Wait sleeps, or returns early with the context's error. nil: the real clock.
+	Wait func(ctx context.Context, d time.Duration) error
+	// Notice, if set, is told of each retry in one line.
+	Notice func(text string)
+}
+
+// Describe is the wrapped model's.
+func (r *Retry) Describe() string { return r.Model.Describe() }
+
+// Backoff doubles from half a second to half a minute, with up to a quarter of jitter so that many runs do not
+// return at once; a rate limit starts at four seconds and ends at a minute.
+func Backoff(n int, kind Kind) time.Duration {
+	base, top := 500*time.Millisecond, 30*time.Second
+	if kind == KindRateLimit {
+		base, top = 4*time.Second, time.Minute
+	}
+	d := top
+	if n < 10 {
+		d = min(top, base<<(n-1))
+	}
+	return d - time.Duration(rand.Int64N(int64(d)/4+1)) //nolint:gosec // jitter needs no secrecy
+}
+
+// Complete calls the wrapped model until it answers, the error is one that repeating cannot cure, or the retries are used up.
+func (r *Retry) Complete(ctx context.Context, req Request) (*Response, error) {
+	backoff, wait := r.Backoff, r.Wait
+	if backoff == nil {
+		backoff = Backoff
+	}
+	if wait == nil {
+		wait = waitReal
+	}
+	for n := 0; ; {
+		resp, err := r.Model.Complete(ctx, req)
+		if err == nil {
+			return resp, nil
+		}
+		var e *Error
+		if !errors.As(err, &e) {
+			return nil, err
+		}
+		if e.Kind == KindContextLength {
+			smaller, ok := shrink(req.MaxTokens, e.Message)
+			if !ok {
+				return nil, err
+			}
+			// Each shrinking makes MaxTokens strictly smaller and it has a floor, so this ends.
+			r.notice("the request does not fit the model's context: max_tokens %d -> %d", req.MaxTokens, smaller)
+			req.MaxTokens = smaller
+			continue
+		}
+		if !e.Temporary() {
+			return nil, err
+		}
+		if n >= r.Retries {
+			if n == 0 {
+				return nil, err
+			}
+			return nil, fmt.Errorf("gave up after %d attempts: %w", n+1, err)
+		}
+		n++
+		d := e.RetryAfter
+		if d == 0 {
+			d = backoff(n, e.Kind)
+		}
+		d = min(d, maxWait)
+		r.notice("%v; retry %d of %d in %v", e, n, r.Retries, d.Round(time.Millisecond))
+		if err := wait(ctx, d); err != nil {
+			return nil, fmt.Errorf("wait to retry the model: %w", err)
+		}
+	}
+}
+
+func (r *Retry) notice(format string, args ...any) {
+	if r.Notice != nil {
+		r.Notice(fmt.Sprintf(format, args...))
+	}
+}
+
+// shrink gives the next answer ceiling to try after a server said message. With both figures known, it is what the
+// context leaves beside the input, less 100 for what the two sides count differently; else half. It never goes below
+// MinMaxTokens, and a request that is there already does not fit.
+func shrink(current int, message string) (int, bool) {
+	if current <= MinMaxTokens {
+		return 0, false
+	}
+	if _, context, input := contextOverflow(message); context > 0 && input > 0 {
+		left := context - input - 100
+		if left < MinMaxTokens {
+			return 0, false
+		}
+		if left < current {
+			return left, true
+		}
+		// The figures say that it should have fitted: believe the refusal, not the figures.
+	}
+	return max(current/2, MinMaxTokens), true
+}
+
+func waitReal(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-t.C:
+		return nil
+	}
+}

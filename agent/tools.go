@@ -1,0 +1,304 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/agent/llm"
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// The names of the tools, as the model calls them.
+const (
+	ToolEditor = "str_replace_editor"
+	ToolBash   = "execute_bash"
+	ToolSubmit = "submit"
+)
+
+// finished is the observation of submit.
+const finished = "<<< Finished >>>"
+
+// Tools is what the model is told, in this order.
+func Tools() []llm.Tool {
+	return []llm.Tool{
+		{
+			Name: ToolEditor,
+			Description: `View, create and edit files in the sandbox. What you write is written exactly: no newline is added, no tab changed.
+* view: a text file with line numbers (all of it, or the lines of view_range), or a directory two levels deep without hidden entries. Long output is shortened in the middle; use view_range to see the rest.
+* create: write file_text to path, with the directories above it; a file that is there already is replaced.
+* str_replace: replace old_str, which must stand exactly once in the file (include lines around it until it does), by new_str; without new_str it is deleted.
+* insert: put new_str after line insert_line (0: before the first line).`,
+			Parameters: json.RawMessage(`{
+  "type": "object",
+  "properties": {
+    "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert"], "description": "What to do."},
+    "path": {"type": "string", "description": "Absolute path of the file or directory; a relative one starts at the working directory."},
+    "file_text": {"type": "string", "description": "For create: the content of the file."},
+    "old_str": {"type": "string", "description": "For str_replace: the text to replace."},
+    "new_str": {"type": "string", "description": "For str_replace: the text in its place. For insert: the text to insert."},
+    "insert_line": {"type": "integer", "description": "For insert: the line after which the text goes, 0 for the start of the file."},
+    "view_range": {"type": "array", "items": {"type": "integer"}, "description": "For view of a file: [first, last] line, counted from 1; -1 as last means the end."}
+  },
+  "required": ["command", "path"],
+  "additionalProperties": false
+}`),
+		},
+		{
+			Name: ToolBash,
+			Description: `Run a bash command in the sandbox and get its exit code and output.
+* Every call is a new shell in the working directory: variables and cd do not last, files do.
+* Standard input is empty, so do not start programs that ask. After 120 seconds the command and everything it started is ended; you get what it wrote until then.
+* Very long output is shortened in the middle: write it to a file and look at parts of it.`,
+			Parameters: json.RawMessage(`{
+  "type": "object",
+  "properties": {"command": {"type": "string", "description": "The command, which may have several lines."}},
+  "required": ["command"],
+  "additionalProperties": false
+}`),
+		},
+		{
+			Name:        ToolSubmit,
+			Description: "End the task when the work is done and the results are in the output directory.",
+			Parameters:  json.RawMessage(`{"type": "object", "properties": {}, "required": [], "additionalProperties": false}`),
+		},
+	}
+}
+
+// toolbox runs tool calls in one sandbox.
+type toolbox struct {
+	sandbox     Sandbox
+	workingDir  string
+	timeout     time.Duration
+	outputLimit int    // bytes of each stream that the model sees
+	shell       string // "bash", or "sh" once the image turned out not to have it
+	scripts     int    // long commands that went through a file
+}
+
+// observation is the answer to one tool call.
+type observation struct {
+	text   string
+	failed bool // the call itself was at fault or could not be run; a command that exits 1 is not that
+	submit bool
+}
+
+// toolError is a mistake in a call: it is told to the model and the run goes on.
+type toolError struct{ text string }
+
+func (e *toolError) Error() string { return e.text }
+
+func mistake(format string, args ...any) error {
+	return &toolError{fmt.Sprintf(format, args...)}
+}
+
+// run answers one call. Its error means that the run cannot go on: the context ended or the sandbox is lost.
+func (t *toolbox) run(ctx context.Context, call llm.ToolCall) (observation, error) {
+	var obs observation
+	var err error
+	switch call.Name {
+	case ToolBash:
+		var args struct {
+			Command *string `json:"command"`
+		}
+		if err = decodeArguments(call.Arguments, &args); err == nil {
+			obs.text, err = t.bash(ctx, args.Command)
+		}
+	case ToolEditor:
+		var args editorArgs
+		if err = decodeArguments(call.Arguments, &args); err == nil {
+			obs.text, err = t.edit(ctx, args)
+			if err == nil {
+				obs.text = "Execution output of [" + ToolEditor + "]:\n" + obs.text
+			}
+		}
+	case ToolSubmit:
+		if err = decodeArguments(call.Arguments, &struct{}{}); err == nil {
+			obs.text, obs.submit = finished, true
+		}
+	default:
+		err = mistake("Unknown action: %s. The tools are %s, %s and %s.", clipMiddle(call.Name, 200), ToolEditor, ToolBash, ToolSubmit)
+	}
+	if err == nil {
+		return obs, nil
+	}
+	if ctx.Err() != nil {
+		return observation{}, context.Cause(ctx)
+	}
+	var m *toolError
+	if !errors.As(err, &m) {
+		return observation{}, err
+	}
+	text := m.text
+	if !strings.HasPrefix(text, "Unknown action") {
+		text = "Execution output of [" + call.Name + "]:\n" + text
+	}
+	return observation{text: text, failed: true}, nil
+}
+
+// decodeArguments reads a call's arguments into dst, strictly: what we would pass over in silence the model would
+// believe done. No text at all counts as no arguments, null as an argument not given; models send both.
+func decodeArguments(raw string, dst any) error {
+	const want = "The arguments must be one JSON object."
+	trimmed := strings.TrimSpace(raw)
+	if trimmed == "" || trimmed == "null" {
+		trimmed = "{}"
+	}
+	if !strings.HasPrefix(trimmed, "{") {
+		return mistake("Error: cannot read the arguments %s. %s", quoteBrief(raw), want)
+	}
+	dec := json.NewDecoder(strings.NewReader(trimmed))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(dst)
+	var typeErr *json.UnmarshalTypeError
+	switch {
+	case err == nil:
+	case errors.As(err, &typeErr) && typeErr.Field != "":
+		return mistake("Error: argument `%s` has the wrong type: got %s.", typeErr.Field, typeErr.Value)
+	case strings.HasPrefix(err.Error(), "json: unknown field "):
+		return mistake("Error: unknown argument %s.", clipMiddle(strings.TrimPrefix(err.Error(), "json: unknown field "), 200))
+	default:
+		return mistake("Error: cannot read the arguments %s: %v. %s", quoteBrief(raw), err, want)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return mistake("Error: there is more text after the arguments %s. %s", quoteBrief(raw), want)
+	}
+	return nil
+}
+
+func quoteBrief(s string) string { return "`" + clipMiddle(s, 300) + "`" }
+
+// integer accepts 5 and 5.0: JSON knows one kind of number, and some models write every one with a fraction.
+type integer int
+
+func (i *integer) UnmarshalJSON(b []byte) error {
+	var f float64
+	if err := json.Unmarshal(b, &f); err != nil || f != math.Trunc(f) || math.Abs(f) > 1<<53 {
+		return &json.UnmarshalTypeError{Value: clipMiddle(string(b), 60) + ", want an integer", Field: "insert_line or view_range"}
+	}
+	*i = integer(f)
+	return nil
+}
+
+// commandArgMax is the longest command that goes through argv: Linux allows 128 KiB for one argument.
+const commandArgMax = 120 << 10
+
+// bash runs the model's command line in a fresh shell.
+func (t *toolbox) bash(ctx context.Context, command *string) (string, error) {
+	if command == nil || strings.TrimSpace(*command) == "" {
+		return "", mistake("Error: No command provided.")
+	}
+	if strings.ContainsRune(*command, 0) {
+		return "", mistake("Error: the command holds a NUL character, which no program can be given.")
+	}
+	argv := []string{t.shell, "-c", *command}
+	if len(*command) > commandArgMax {
+		t.scripts++
+		script := fmt.Sprintf("/tmp/.command-%d.sh", t.scripts)
+		if err := t.sandbox.WriteFile(ctx, script, strings.NewReader(*command), 0o700, ""); err != nil {
+			return "", t.refused("store the command in "+script, err)
+		}
+		argv = []string{t.shell, script}
+	}
+	stdout, stderr := newEnds(captureBytes), newEnds(captureBytes)
+	req := api.ExecRequest{Argv: argv, Cwd: t.workingDir, Timeout: t.timeout.Seconds()}
+	outcome, err := t.sandbox.Exec(ctx, req, stdout, stderr)
+	if hasCode(err, api.CodeProgramMissing) && t.shell == "bash" {
+		t.shell = "sh" // Alpine and its like
+		req.Argv = append([]string{t.shell}, argv[1:]...)
+		outcome, err = t.sandbox.Exec(ctx, req, stdout, stderr)
+	}
+	if err != nil {
+		return "", t.refused("run the command", err)
+	}
+
+	var b strings.Builder
+	switch exit := outcome.Exit; {
+	case exit.Timeout:
+		b.WriteString("Exit code: -1\n")
+	case exit.Code == 0:
+		b.WriteString("Exit code: 0\n")
+	default:
+		fmt.Fprintf(&b, "Exit code: Error: Exit code %d", exit.Code)
+		if exit.Signal != "" {
+			fmt.Fprintf(&b, " (killed by %s)", exit.Signal)
+		}
+		if exit.OOM {
+			b.WriteString(" (the memory limit was reached)")
+		}
+		b.WriteByte('\n')
+	}
+	fmt.Fprintf(&b, "Execution output of [%s]:\n[STDOUT]\n%s", ToolBash, stdout.text(t.outputLimit))
+	if text := stderr.text(t.outputLimit); strings.TrimSpace(text) != "" {
+		endLine(&b)
+		b.WriteString("[STDERR]\n" + text)
+	}
+	if outcome.Exit.Timeout {
+		endLine(&b)
+		fmt.Fprintf(&b, "The command took too long to execute (>%gs) and was ended, with everything it had started. What it wrote until then stands above.", t.timeout.Seconds())
+	}
+	return b.String(), nil
+}
+
+func endLine(b *strings.Builder) {
+	if s := b.String(); !strings.HasSuffix(s, "\n") {
+		b.WriteByte('\n')
+	}
+}
+
+// refused turns the error of a call to the sandbox into one for the model, unless the sandbox is gone.
+func (t *toolbox) refused(doing string, err error) error {
+	if lost(err) {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	return mistake("Error: cannot %s: %v", doing, err)
+}
+
+// small runs one of the tools that every image has, without a shell, and gives its output. ok is false when it is not there or
+// exited with an error.
+func (t *toolbox) small(ctx context.Context, argv ...string) (out []byte, ok bool, err error) {
+	stdout := newEnds(captureBytes)
+	outcome, err := t.sandbox.Exec(ctx, api.ExecRequest{Argv: argv, Cwd: "/", Timeout: 30}, stdout, io.Discard)
+	switch {
+	case err != nil && lost(err):
+		return nil, false, fmt.Errorf("run %s: %w", argv[0], err)
+	case err != nil:
+		return nil, false, nil //nolint:nilerr // an image without this program is no reason to end the run
+	case outcome.Exit.Timeout || outcome.Exit.Code != 0:
+		return nil, false, nil
+	}
+	return stdout.bytes(), true, nil
+}
+
+// resolvePath makes the path of a tool call absolute. Where it leads is decided inside the sandbox.
+func (t *toolbox) resolvePath(p *string) (string, error) {
+	switch {
+	case p == nil || *p == "":
+		return "", mistake("Error: argument `path` is required.")
+	case strings.ContainsRune(*p, 0):
+		return "", mistake("Error: the path holds a NUL character.")
+	case len(*p) > 4095:
+		return "", mistake("Error: the path is longer than 4095 bytes.")
+	case path.IsAbs(*p):
+		return *p, nil
+	}
+	return path.Join(t.workingDir, *p), nil
+}
+
+// lines splits text after its newlines; a last line without one counts.
+func lines(text []byte) [][]byte {
+	if len(text) == 0 {
+		return nil
+	}
+	l := bytes.SplitAfter(text, []byte("\n"))
+	if len(l[len(l)-1]) == 0 {
+		l = l[:len(l)-1]
+	}
+	return l
+}

@@ -1,0 +1,176 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+
+	"github.com/coder/websocket"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// Streams are what an interactive exec is connected to. Nil members are absent.
+type Streams struct {
+	// Stdin is copied to the program, then its stdin is closed. A Read that is under way when the program ends is left
+	// to the caller, who alone knows how to interrupt it; its bytes are dropped.
+	Stdin io.Reader
+	// Stdout and Stderr take the output. An error of theirs ends the exec.
+	Stdout, Stderr io.Writer
+	// Resize and Signals carry what the user does to a local terminal. They need not be closed.
+	Resize  <-chan api.TerminalSize
+	Signals <-chan string // "SIGINT", ...
+}
+
+// ExecInteractive executes a program whose streams are connected to s while it runs. When ctx ends, the program and
+// everything it started is killed.
+func (c *Client) ExecInteractive(ctx context.Context, id string, req api.ExecRequest, s Streams) (*End, error) {
+	u, err := request{path: []string{"v1", "sandboxes", id, "exec"}}.url()
+	if err != nil {
+		return nil, err
+	}
+	conn, resp, err := websocket.Dial(ctx, u, &websocket.DialOptions{HTTPClient: c.http})
+	if err != nil {
+		if resp != nil && resp.StatusCode != http.StatusSwitchingProtocols {
+			return nil, problem(resp)
+		}
+		return nil, c.transportError(ctx, err)
+	}
+	// Whatever was not said by now is not worth waiting for.
+	defer conn.CloseNow() //nolint:errcheck // the exit or the error has been read
+	conn.SetReadLimit(maxLine)
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	if err := writeText(ctx, conn, req); err != nil {
+		cancel(nil)
+		return nil, fmt.Errorf("send the exec request: %w", err)
+	}
+
+	var wg sync.WaitGroup
+	defer wg.Wait()   // the control goroutine ends with ctx
+	defer cancel(nil) // runs first
+	wg.Go(func() { control(ctx, conn, s) })
+	go stdin(ctx, conn, s.Stdin, cancel) // may be inside Stdin.Read for longer than we live: see Streams.Stdin
+
+	for {
+		typ, data, err := conn.Read(ctx)
+		if err != nil {
+			if cause := context.Cause(ctx); cause != nil {
+				return nil, cause
+			}
+			return nil, fmt.Errorf("%w: %w", errLost, err)
+		}
+		switch typ {
+		case websocket.MessageBinary:
+			if err := deliver(data, s); err != nil {
+				return nil, err
+			}
+		case websocket.MessageText:
+			var e api.ExecEvent
+			if err := json.Unmarshal(data, &e); err != nil {
+				return nil, fmt.Errorf("decode an exec event: %w", err)
+			}
+			end, err := ending(e)
+			if err != nil {
+				return nil, err
+			}
+			if end != nil {
+				// The daemon waits for our half of the closing handshake.
+				_ = conn.Close(websocket.StatusNormalClosure, "") // the exit is known; nothing depends on a tidy goodbye
+				return end, nil
+			}
+		}
+	}
+}
+
+// deliver writes one binary frame to the stream that it belongs to.
+func deliver(frame []byte, s Streams) error {
+	if len(frame) == 0 {
+		return errors.New("the daemon sent a frame without a channel")
+	}
+	var w io.Writer
+	name := "stdout"
+	switch ch := frame[0]; ch {
+	case api.ChannelStdout:
+		w = s.Stdout
+	case api.ChannelStderr:
+		w, name = s.Stderr, "stderr"
+	case api.ChannelStdin:
+		return errors.New("the daemon sent a frame for stdin")
+	default:
+		return fmt.Errorf("the daemon sent a frame for unknown channel %d", ch)
+	}
+	if w == nil {
+		return nil
+	}
+	if _, err := w.Write(frame[1:]); err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return nil
+}
+
+// stdin copies the caller's stdin into frames until its end.
+func stdin(ctx context.Context, conn *websocket.Conn, r io.Reader, cancel context.CancelCauseFunc) {
+	if r != nil {
+		buf := make([]byte, 1+32<<10)
+		buf[0] = api.ChannelStdin
+		for {
+			n, err := r.Read(buf[1:])
+			if ctx.Err() != nil {
+				return
+			}
+			if n > 0 {
+				if werr := conn.Write(ctx, websocket.MessageBinary, buf[:1+n]); werr != nil {
+					return // the reading side sees the same end, and knows more about it
+				}
+			}
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				cancel(fmt.Errorf("read stdin: %w", err))
+				return
+			}
+		}
+	}
+	_ = writeText(ctx, conn, api.ExecControl{StdinClose: true}) // as above
+}
+
+// control passes on resizes and signals until ctx ends.
+func control(ctx context.Context, conn *websocket.Conn, s Streams) {
+	resize, signals := s.Resize, s.Signals
+	for resize != nil || signals != nil {
+		var msg api.ExecControl
+		select {
+		case <-ctx.Done():
+			return
+		case size, ok := <-resize:
+			if !ok {
+				resize = nil
+				continue
+			}
+			msg.Resize = &size
+		case sig, ok := <-signals:
+			if !ok {
+				signals = nil
+				continue
+			}
+			msg.Signal = sig
+		}
+		if err := writeText(ctx, conn, msg); err != nil {
+			return // the reading side sees the same end
+		}
+	}
+}
+
+func writeText(ctx context.Context, conn *websocket.Conn, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return conn.Write(ctx, websocket.MessageText, b)
+}

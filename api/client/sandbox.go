@@ -1,0 +1,48 @@
+package client
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// CreateSandbox starts a sandbox. When it returns, execs are accepted.
+func (c *Client) CreateSandbox(ctx context.Context, req api.CreateSandbox) (*api.Sandbox, error) {
+	out := new(api.Sandbox)
+	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes"}, json: req}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// GetSandbox returns one sandbox.
+func (c *Client) GetSandbox(ctx context.Context, id string) (*api.Sandbox, error) {
+	out := new(api.Sandbox)
+	if err := c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id}}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ListOptions narrows a list of sandboxes down.
+type ListOptions struct {
+	Labels []string // "key=value", all of which a sandbox must have
+}
+
+// ListSandboxes returns the caller's sandboxes, oldest first.
+func (c *Client) ListSandboxes(ctx context.Context, opts ListOptions) ([]api.Sandbox, error) {
+	q := url.Values{}
+	for _, l := range opts.Labels {
+		q.Add("label", l)
+	}
+	var out api.SandboxList
+	err := c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "sandboxes"}, query: q}, maxAnswer, &out)
+	return out.Sandboxes, err
+}
+
+// DeleteSandbox ends everything in the sandbox and removes what it left. When it returns, nothing of it is there.
+func (c *Client) DeleteSandbox(ctx context.Context, id string) error {
+	return c.call(ctx, request{method: http.MethodDelete, path: []string{"v1", "sandboxes", id}}, maxAnswer, nil)
+}

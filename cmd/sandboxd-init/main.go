@@ -1,0 +1,16 @@
+// Sandboxd-init is process 1 of every sandbox. It serves the daemon's requests on the socket that it inherits as descriptor 3; see
+// package guest. It takes no arguments and is of no use by itself.
+package main
+
+import (
+	"os"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
+)
+
+func main() {
+	if err := guest.RunInit(3); err != nil {
+		_, _ = os.Stderr.WriteString("sandboxd-init: " + err.Error() + "\n")
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,99 @@
+// Command sandboxd-launcher holds the power over the kernel that sandboxes need, inside a user namespace of its own. The
+// daemon starts it; it is of no use by hand.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/runtime/libct"
+)
+
+func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprintln(os.Stderr, "sandboxd-launcher: started by sandboxd, never by hand")
+		os.Exit(2)
+	}
+	var err error
+	switch os.Args[1] {
+	case "init": // by libcontainer, once for each sandbox
+		libct.Init()
+	case "apply":
+		err = launcher.ApplyMain(arg(2), libct.LoadFilter)
+	case "stage1":
+		err = launcher.Stage1()
+	case "stage2":
+		err = serve(arg(2))
+	default:
+		err = fmt.Errorf("unknown argument %q", os.Args[1])
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sandboxd-launcher:", err)
+		os.Exit(1)
+	}
+}
+
+func arg(i int) string {
+	if i < len(os.Args) {
+		return os.Args[i]
+	}
+	return ""
+}
+
+func serve(arg string) error {
+	var setup launcher.Setup
+	if err := json.Unmarshal([]byte(arg), &setup); err != nil {
+		return fmt.Errorf("decode setup: %w", err)
+	}
+	listener, status, err := launcher.Stage2(&setup)
+	if err != nil {
+		// The daemon waits for this line.
+		_, werr := fmt.Fprintln(status, err)
+		return errors.Join(err, werr)
+	}
+	server, err := open(&setup)
+	if err != nil {
+		_, werr := fmt.Fprintln(status, err)
+		return errors.Join(err, werr)
+	}
+	if _, err := fmt.Fprintln(status, "ready"); err != nil {
+		return fmt.Errorf("tell the daemon: %w", err)
+	}
+	if err := status.Close(); err != nil {
+		return fmt.Errorf("tell the daemon: %w", err)
+	}
+	return server.Serve(context.Background(), listener)
+}
+
+func open(setup *launcher.Setup) (*launcher.Server, error) {
+	engine, err := libct.Open(libct.Host{
+		IDs: setup.IDs, Single: setup.Single, Cgroup: setup.Cgroup != "", Controllers: setup.Controllers, Missing: setup.Missing,
+	})
+	if err != nil {
+		return nil, err
+	}
+	layers, err := launcher.OpenLayers(setup.IDs, setup.Single)
+	if err != nil {
+		return nil, err
+	}
+	// What a sandbox of the default profile gets; its limits count as wished for, not asked for.
+	var typical runtime.Spec
+	typical.Profile.Name = "default"
+	typical.Limits.Memory, typical.Limits.CPUs, typical.Limits.Pids = 1, 1, 1
+	enforced, err := libct.Enforce(&typical, engine.Host())
+	if err != nil {
+		return nil, err
+	}
+	return &launcher.Server{
+		Engine: engine,
+		Layers: layers,
+		Info:   launcher.Info{Version: setup.Version, Enforced: enforced},
+		Log:    slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	}, nil
+}

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/internal/daemon"
+	"github.com/sandboxd/sandboxd/internal/doctor"
+	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/kernel"
+	"github.com/sandboxd/sandboxd/internal/launcher"
+	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
+	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/runtime/cgroup"
+	"github.com/sandboxd/sandboxd/seccomp"
+)
+
+// version is set by the linker (see Makefile).
+var version = "unknown"
+
+// requirable are the names that --require knows, with what says that they are met.
+var requirable = map[string]func(e api.Enforced) bool{
+	"subids": func(e api.Enforced) bool { return e.IDs == "subordinate" },
+	"cgroup": func(e api.Enforced) bool { return e.Memory == "cgroup" && e.CPU == "cgroup" && e.Pids == "cgroup" },
+}
+
+// serve is the daemon, wired by hand: it finds out what the host gives, connects to the launcher or starts one, and
+// answers on the socket until it is told to stop.
+func serve(ctx context.Context, o serveOptions) (err error) {
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: o.LogLevel}))
+	for _, name := range o.Require {
+		if requirable[name] == nil {
+			return usagef("--require %q: want some of cgroup, subids", name)
+		}
+	}
+	launcherPath, initPath, err := siblings()
+	if err != nil {
+		return err
+	}
+	for _, dir := range []string{o.DataDir, o.RuntimeDir} {
+		if err := privateDir(dir); err != nil {
+			return err
+		}
+	}
+	lock, err := daemon.AcquireLock(o.DataDir)
+	if err != nil {
+		return err
+	}
+	owned := false // by the daemon, which closes it last
+	defer func() {
+		if !owned {
+			err = errors.Join(err, lock.Close())
+		}
+	}()
+
+	ids, err := idmap.Detect()
+	if err != nil {
+		return fmt.Errorf("find subordinate ids: %w", err)
+	}
+	// One daemon per data directory, and its name tells the cgroups of several apart.
+	sum := sha256.Sum256([]byte(o.DataDir))
+	subtree, err := cgroup.Prepare(hex.EncodeToString(sum[:4]))
+	if err != nil {
+		return err
+	}
+	l, started, err := launcher.Connect(ctx, launcher.Options{
+		DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Launcher: launcherPath, Init: initPath,
+		IDs: ids, Cgroup: subtree, Version: version,
+	})
+	if err != nil {
+		return fmt.Errorf("%w; sandboxd doctor looks for the reason", err)
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	info, err := l.Info(ctx)
+	if err != nil {
+		return err
+	}
+	log.Info("launcher is ready", "started", started, "version", info.Version)
+	for _, m := range info.Enforced.Missing {
+		log.Warn("not held on this host", "what", m)
+	}
+	end := func(ctx context.Context) error { return errors.Join(l.Shutdown(ctx), subtree.Leave(ctx)) }
+	for _, name := range o.Require {
+		if !requirable[name](info.Enforced) {
+			err := fmt.Errorf("--require %s: this host does not give it: %s", name, strings.Join(info.Enforced.Missing, "; "))
+			if started {
+				err = errors.Join(err, end(ctx))
+			}
+			return err
+		}
+	}
+
+	images, err := image.Open(o.DataDir, l)
+	if err != nil {
+		return fmt.Errorf("open images: %w", err)
+	}
+	defer func() { err = errors.Join(err, images.Close()) }()
+	actions, err := kernel.SeccompActions()
+	if err != nil {
+		return fmt.Errorf("ask the kernel for its seccomp: %w", err)
+	}
+	// Read once: a filter is some 28 KB of JSON. One that this kernel cannot hold is a reason not to start.
+	type loaded struct {
+		runtime.Profile
+		defaults api.Limits
+	}
+	profiles := make(map[string]loaded)
+	for _, name := range ociprofiles.Names() {
+		p, err := ociprofiles.Load(name, seccomp.Abilities{Actions: actions})
+		if err != nil {
+			return err
+		}
+		limits, err := ociprofiles.Limits(name)
+		if err != nil {
+			return err
+		}
+		profiles[name] = loaded{p, limits}
+	}
+	d, err := daemon.New(ctx, daemon.Options{
+		Version: version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket, Lock: lock,
+		Engine: l, Images: daemon.NewImages(images),
+		Profile: func(name string) (runtime.Profile, api.Limits, error) {
+			p, ok := profiles[name]
+			if !ok {
+				return runtime.Profile{}, api.Limits{}, fmt.Errorf("%w; there are %s", ociprofiles.ErrUnknown, strings.Join(ociprofiles.Names(), ", "))
+			}
+			return p.Profile, p.defaults, nil
+		},
+		LauncherInfo: func(ctx context.Context) (int, api.Enforced, error) {
+			info, err := l.Info(ctx)
+			if err != nil {
+				return 0, api.Enforced{}, err
+			}
+			return info.PID, info.Enforced, nil
+		},
+		Checks:    func(ctx context.Context) []api.Check { return doctor.Run(ctx, o.DataDir) },
+		EndEngine: end,
+		Timeout:   o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit,
+		Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	owned = true
+	return d.Serve(ctx)
+}
+
+// siblings finds the two other binaries beside this one.
+func siblings() (launcherPath, initPath string, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", "", fmt.Errorf("find own executable: %w", err)
+	}
+	if self, err = filepath.EvalSymlinks(self); err != nil {
+		return "", "", fmt.Errorf("find own executable: %w", err)
+	}
+	paths := make([]string, 0, 2)
+	for _, name := range []string{"sandboxd-launcher", "sandboxd-init"} {
+		path := filepath.Join(filepath.Dir(self), name)
+		if _, err := os.Stat(path); err != nil {
+			return "", "", fmt.Errorf("find %s: %w; it belongs beside %s (make build puts all three into bin/)", name, err, self)
+		}
+		paths = append(paths, path)
+	}
+	return paths[0], paths[1], nil
+}
+
+// privateDir makes dir, or checks that nobody but us can write there.
+func privateDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make directory: %w", err)
+	}
+	fi, err := os.Lstat(dir)
+	if err != nil {
+		return fmt.Errorf("check directory: %w", err)
+	}
+	if !fi.IsDir() {
+		return fmt.Errorf("check directory: %s is not one", dir)
+	}
+	if fi.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("check directory: %s is writable by others: chmod go-w %s", dir, dir)
+	}
+	return nil
+}
+
+// knownRequirements are the names for --require, sorted.
+func knownRequirements() []string {
+	var names []string
+	for name := range requirable {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}

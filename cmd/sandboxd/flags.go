@@ -1,0 +1,199 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/pflag"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// seconds is a flag for a time span: "90s", "1h30m", or a bare number of seconds.
+type seconds float64
+
+func (s *seconds) String() string {
+	if *s == 0 {
+		return "" // pflag then shows no default
+	}
+	return time.Duration(float64(*s) * float64(time.Second)).String()
+}
+
+func (s *seconds) Type() string { return "duration" }
+
+func (s *seconds) Set(text string) error {
+	v, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		d, derr := time.ParseDuration(text)
+		if derr != nil {
+			return fmt.Errorf("%q is no time span such as 90s or 1h30m", text)
+		}
+		v = d.Seconds()
+	}
+	// A tenth of the largest time.Duration is thirty years.
+	if !(v > 0) || v > math.MaxInt64/1e10 {
+		return fmt.Errorf("%q is not a time span greater than zero", text)
+	}
+	*s = seconds(v)
+	return nil
+}
+
+// size is a flag for bytes: "512m", "2GiB", or a bare number.
+type size struct {
+	set   bool
+	bytes int64
+	least int64
+}
+
+func (s *size) String() string {
+	if !s.set {
+		return ""
+	}
+	return units.BytesSize(float64(s.bytes))
+}
+
+func (s *size) Type() string { return "size" }
+
+func (s *size) Set(text string) error {
+	n, err := units.RAMInBytes(text)
+	if err != nil {
+		return fmt.Errorf("%q is no size such as 512m or 2g", text)
+	}
+	if n < s.least {
+		return fmt.Errorf("%q is less than %d bytes", text, s.least)
+	}
+	s.set, s.bytes = true, n
+	return nil
+}
+
+// processFlags are what a program is started with.
+type processFlags struct {
+	env  []string
+	cwd  string
+	user string
+}
+
+func (p *processFlags) addFlags(f *pflag.FlagSet) {
+	f.StringArrayVarP(&p.env, "env", "e", nil, "set a `variable`: KEY=value, or KEY to pass on its value here")
+	f.StringVarP(&p.cwd, "cwd", "w", "", "working `directory` (default: the image's)")
+	f.StringVarP(&p.user, "user", "u", "", "`user` in the sandbox: name, uid or uid:gid (default: the image's)")
+}
+
+// resolve turns KEY into KEY=value.
+func (p *processFlags) resolve(getenv func(string) (string, bool)) ([]string, error) {
+	var out []string
+	for _, e := range p.env {
+		key, _, ok := strings.Cut(e, "=")
+		if key == "" {
+			return nil, usagef("--env %q has no name", e)
+		}
+		if !ok {
+			value, set := getenv(key)
+			if !set {
+				continue // as unset here as it will be there
+			}
+			e = key + "=" + value
+		}
+		out = append(out, e)
+	}
+	return out, nil
+}
+
+// sandboxFlags are what a sandbox is created with.
+type sandboxFlags struct {
+	processFlags
+
+	name     string
+	labels   []string
+	profile  string
+	network  string
+	memory   size
+	swap     size
+	cpus     float64
+	pids     int64
+	nofile   uint64
+	lifetime seconds
+	idle     seconds
+}
+
+func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
+	s.processFlags.addFlags(f)
+	s.memory.least = 1
+	f.StringVar(&s.name, "name", "", "`name` of the sandbox (default: made up)")
+	f.StringArrayVarP(&s.labels, "label", "l", nil, "`label` to find it by: key=value")
+	f.StringVar(&s.profile, "profile", "", "security `profile` (default \"default\")")
+	f.StringVar(&s.network, "network", string(api.NetworkNone), "`network` that it sees: none")
+	f.VarP(&s.memory, "memory", "m", "most memory, such as 512m")
+	f.Var(&s.swap, "swap", "most swap, such as 1g (default 0)")
+	f.Float64Var(&s.cpus, "cpus", 0, "most processor time, in `cores` such as 0.5")
+	f.Int64Var(&s.pids, "pids", 0, "most processes and threads, a `number`")
+	f.Uint64Var(&s.nofile, "nofile", 0, "most open files of one process, a `number`")
+	f.Var(&s.lifetime, "lifetime", "stop the sandbox after this time, whatever it does (default: the daemon's)")
+	f.Var(&s.idle, "idle-timeout", "stop it after this time without a request (default: the daemon's)")
+}
+
+// request is the sandbox asked for. changed tells an explicit zero, which is refused, from a flag that was not given.
+func (s *sandboxFlags) request(image string, changed func(string) bool) (api.CreateSandbox, error) {
+	req := api.CreateSandbox{
+		Image: image, Name: s.name, Cwd: s.cwd, User: s.user, Profile: s.profile,
+		Limits:  api.Limits{Memory: s.memory.bytes, CPUs: s.cpus, Pids: s.pids, Nofile: s.nofile},
+		Timeout: float64(s.lifetime), IdleTimeout: float64(s.idle),
+	}
+	if s.swap.set {
+		req.Limits.Swap = &s.swap.bytes
+	}
+	if s.network != string(api.NetworkNone) {
+		return req, usagef("--network %q: so far there is only none", s.network)
+	}
+	req.Network.Mode = api.NetworkNone
+	switch {
+	case changed("cpus") && !(s.cpus > 0 && s.cpus <= 1e6): // NaN too
+		return req, usagef("--cpus %v is not a number of cores greater than 0", s.cpus)
+	case changed("pids") && s.pids < 1:
+		return req, usagef("--pids %d is less than 1", s.pids)
+	case changed("nofile") && s.nofile < 1:
+		return req, usagef("--nofile %d is less than 1", s.nofile)
+	}
+	var err error
+	if req.Env, err = s.resolve(os.LookupEnv); err != nil {
+		return req, err
+	}
+	for _, l := range s.labels {
+		key, value, _ := strings.Cut(l, "=")
+		if key == "" {
+			return req, usagef("--label %q has no key", l)
+		}
+		if req.Labels == nil {
+			req.Labels = map[string]string{}
+		}
+		req.Labels[key] = value
+	}
+	return req, nil
+}
+
+// terminalFlags are how a program is connected to the caller.
+type terminalFlags struct {
+	tty         bool
+	interactive bool
+	timeout     seconds
+	json        bool
+}
+
+func (t *terminalFlags) addFlags(f *pflag.FlagSet) {
+	f.BoolVarP(&t.tty, "tty", "t", false, "give the program a terminal")
+	f.BoolVarP(&t.interactive, "interactive", "i", false, "pass stdin on to the program (otherwise it is empty)")
+	f.Var(&t.timeout, "timeout", "stop the program, and all that it started, after this time")
+	f.BoolVar(&t.json, "json", false, "print the result with its output, exit and usage as JSON")
+}
+
+func (t *terminalFlags) check() error {
+	if t.json && (t.tty || t.interactive) {
+		return usagef("--json waits for the program's end and cannot be combined with --tty or --interactive")
+	}
+	return nil
+}

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/docker/go-units"
+	"golang.org/x/term"
+)
+
+// printJSON writes v for machines: indented, one document.
+func printJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+// table writes rows in columns; the first row is the head.
+func table(w io.Writer, rows [][]string) error {
+	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+	for _, row := range rows {
+		for i := range row {
+			row[i] = printable(row[i])
+		}
+		if _, err := fmt.Fprintln(t, strings.Join(row, "\t")); err != nil {
+			return err
+		}
+	}
+	return t.Flush()
+}
+
+// since says how long ago t was, in words.
+func since(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return units.HumanDuration(time.Since(t)) + " ago"
+}
+
+// until says how long it is to t, in words.
+func until(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	d := time.Until(t)
+	if d < 0 {
+		return "over"
+	}
+	return "in " + units.HumanDuration(d)
+}
+
+func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/term"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
+)
+
+// execute runs a program in a sandbox, connected to our own streams, and returns how it ended as an exitError, or nil.
+func execute(ctx context.Context, c *client.Client, id string, req api.ExecRequest, t terminalFlags, d deps) error {
+	req.Timeout = float64(t.timeout)
+	switch {
+	case t.json:
+		res, err := c.Exec(ctx, id, req)
+		if err != nil {
+			return err
+		}
+		if err := printJSON(d.stdout, res); err != nil {
+			return err
+		}
+		return ending(res.Exit, t, d.stderr)
+	case t.tty || t.interactive:
+		end, err := converse(ctx, c, id, req, t, d)
+		if err != nil {
+			return err
+		}
+		return ending(end.Exit, t, d.stderr)
+	}
+	end, err := c.ExecStream(ctx, id, req, func(e api.ExecEvent) error {
+		out := client.Output(e)
+		if len(out) == 0 {
+			return nil
+		}
+		w := d.stdout
+		if e.Stream == "stderr" {
+			w = d.stderr
+		}
+		_, err := w.Write(out)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return ending(end.Exit, t, d.stderr)
+}
+
+// ending makes our exit code of the program's end, and says what the code alone would not.
+func ending(e api.Exit, t terminalFlags, stderr io.Writer) error {
+	if e.Timeout {
+		fmt.Fprintf(stderr, "sandboxd: the program was stopped: its timeout of %v had ended\n", t.timeout.String())
+		return &exitError{code: codeTimeout}
+	}
+	if e.OOM {
+		fmt.Fprintln(stderr, "sandboxd: the sandbox ran out of memory, and the kernel killed a process in it (see --memory)")
+	}
+	if e.Code == 0 {
+		return nil
+	}
+	if e.Code < 0 || e.Code > 255 {
+		return &exitError{codeOurs, fmt.Errorf("the daemon says that the program's exit code was %d, which cannot be", e.Code)}
+	}
+	return &exitError{code: e.Code}
+}
+
+// converse connects the program to our stdin, and to our terminal where one was asked for.
+func converse(ctx context.Context, c *client.Client, id string, req api.ExecRequest, t terminalFlags, d deps) (_ *client.End, err error) {
+	s := client.Streams{Stdout: d.stdout, Stderr: d.stderr}
+	if t.interactive {
+		in, err := newInterruptible(d.stdin)
+		if err != nil {
+			return nil, err
+		}
+		// The terminal's next line belongs to the shell again, not to a Read of ours that was left behind.
+		defer in.interrupt()
+		s.Stdin = in
+	}
+	if t.tty {
+		req.TTY = true
+		if v := os.Getenv("TERM"); v != "" && !slices.ContainsFunc(req.Env, func(e string) bool { return strings.HasPrefix(e, "TERM=") }) {
+			req.Env = append(req.Env, "TERM="+v)
+		}
+		if f := terminal(d.stdout, d.stdin); f != nil {
+			size := func() (api.TerminalSize, bool) {
+				w, h, err := term.GetSize(int(f.Fd()))
+				return api.TerminalSize{Rows: clamp(h), Cols: clamp(w)}, err == nil && w > 0 && h > 0
+			}
+			if now, ok := size(); ok {
+				req.Rows, req.Cols = now.Rows, now.Cols
+			}
+			resize, stop := watchSize(size)
+			defer stop()
+			s.Resize = resize
+		}
+		if t.interactive && isTerminal(d.stdin) {
+			restore, err := raw(d.stdin)
+			if err != nil {
+				return nil, err
+			}
+			defer restore()
+		}
+	}
+	return c.ExecInteractive(ctx, id, req, s)
+}
+
+// raw puts the terminal into raw mode: every key, Ctrl-C included, goes to the program.
+func raw(f *os.File) (restore func(), err error) {
+	fd := int(f.Fd())
+	old, err := term.MakeRaw(fd)
+	if err != nil {
+		return nil, fmt.Errorf("put the terminal into raw mode: %w", err)
+	}
+	return func() { _ = term.Restore(fd, old) }, nil // fails where the terminal is gone, and then nobody minds
+}
+
+// watchSize sends the terminal's size whenever it changes, until stop is called.
+func watchSize(size func() (api.TerminalSize, bool)) (<-chan api.TerminalSize, func()) {
+	out := make(chan api.TerminalSize)
+	sig := make(chan os.Signal, 1)
+	signal.Notify(sig, syscall.SIGWINCH)
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		defer signal.Stop(sig)
+		for {
+			select {
+			case <-sig:
+				now, ok := size()
+				if !ok {
+					continue
+				}
+				select {
+				case out <- now:
+				case <-quit:
+					return
+				}
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return out, func() {
+		close(quit)
+		<-done
+	}
+}
+
+// terminal is the first of the files that is one.
+func terminal(files ...*os.File) *os.File {
+	for _, f := range files {
+		if isTerminal(f) {
+			return f
+		}
+	}
+	return nil
+}
+
+func clamp(n int) uint16 { return uint16(min(max(n, 0), 0xffff)) }

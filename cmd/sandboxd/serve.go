@@ -1,0 +1,128 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sandboxd/sandboxd/internal/dirs"
+)
+
+// serveOptions are the daemon's. There are few on purpose: what differs from sandbox to sandbox belongs in the request
+// or in a profile. To add one: a field with its default in newServe, a line in addFlags, a line in the golden help. To
+// retire one: MarkDeprecated for two minor versions, then delete both.
+type serveOptions struct {
+	DataDir    string // absolute
+	RuntimeDir string // absolute
+	Socket     string // absolute
+	LogLevel   slog.Level
+	// Require names what the host must be able to enforce ("cgroup", "subids"). The daemon refuses to start where one is
+	// missing, and where it does not know a name.
+	Require []string
+	// DefaultTimeout and DefaultIdleTimeout are for sandboxes that ask for none.
+	DefaultTimeout     time.Duration
+	DefaultIdleTimeout time.Duration
+	// IdleExit ends the daemon when there has been no sandbox and no request for that long; 0 means never.
+	IdleExit time.Duration
+}
+
+func newServe(d deps) *cobra.Command {
+	opts := serveOptions{
+		DefaultTimeout:     time.Hour,
+		DefaultIdleTimeout: 10 * time.Minute,
+	}
+	var level string
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the daemon in the foreground",
+		Long: `Run the daemon in the foreground: it answers on the socket until SIGTERM, SIGINT or
+"sandboxd shutdown" ends it. Sandboxes outlive a daemon that is killed; the next
+one on the same data directory adopts them. The log goes to stderr.`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := opts.LogLevel.UnmarshalText([]byte(level)); err != nil {
+				return usagef("--log-level %q: want debug, info, warn or error", level)
+			}
+			opts.Socket = *d.socket
+			return runServe(cmd.Context(), opts, d)
+		},
+	}
+	opts.addFlags(cmd.Flags())
+	cmd.Flags().StringVar(&level, "log-level", "info", "least `level` that is logged: debug, info, warn or error")
+	exitStatus(cmd, exitPlain)
+	return cmd
+}
+
+func (o *serveOptions) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&o.DataDir, "data-dir", "", "`directory` for images, sandboxes and state (default: $XDG_DATA_HOME/sandboxd; for root /var/lib/sandboxd)")
+	f.StringVar(&o.RuntimeDir, "runtime-dir", "", "`directory` for sockets (default: $XDG_RUNTIME_DIR/sandboxd; for root /run/sandboxd)")
+	f.StringSliceVar(&o.Require, "require", nil, "refuse to start where the host lacks one of these `layers`: cgroup,subids")
+	f.DurationVar(&o.DefaultTimeout, "default-timeout", o.DefaultTimeout, "lifetime of a sandbox that asks for none")
+	f.DurationVar(&o.DefaultIdleTimeout, "default-idle-timeout", o.DefaultIdleTimeout, "idle timeout of a sandbox that asks for none")
+	f.DurationVar(&o.IdleExit, "idle-exit", 0, "end after this time without a sandbox and a request (default: never)")
+}
+
+func runServe(ctx context.Context, opts serveOptions, d deps) error {
+	opts, err := opts.complete(os.Getenv("SANDBOXD_SOCKET"), dirs.Default)
+	if err != nil {
+		return err
+	}
+	if d.serve == nil {
+		return errors.New("this build of sandboxd has no daemon in it")
+	}
+	err = d.serve(ctx, opts)
+	if _, ok := errors.AsType[signalled](context.Cause(ctx)); ok && (err == nil || errors.Is(err, context.Cause(ctx)) || errors.Is(err, context.Canceled)) {
+		return nil // asked to stop, and did
+	}
+	return err
+}
+
+// complete checks the options and fills in what was not given. socket is what the environment says; a flag beats it.
+func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (serveOptions, error) {
+	if o.Socket == "" && o.RuntimeDir == "" {
+		o.Socket = socket
+	}
+	if o.DataDir == "" || o.RuntimeDir == "" {
+		found, err := find()
+		switch {
+		case err == nil:
+		case o.DataDir == "":
+			return o, err
+		default: // no home, but a data directory was named: it has a place for sockets
+			found.Runtime = filepath.Join(o.DataDir, "run")
+		}
+		o.DataDir = cmp.Or(o.DataDir, found.Data)
+		o.RuntimeDir = cmp.Or(o.RuntimeDir, found.Runtime)
+	}
+	o.Socket = cmp.Or(o.Socket, filepath.Join(o.RuntimeDir, dirs.SocketName))
+	for _, p := range []*string{&o.DataDir, &o.RuntimeDir, &o.Socket} {
+		abs, err := filepath.Abs(*p)
+		if err != nil {
+			return o, fmt.Errorf("make %s absolute: %w", *p, err)
+		}
+		*p = abs
+	}
+	for i, name := range o.Require {
+		if o.Require[i] = strings.TrimSpace(name); o.Require[i] == "" {
+			return o, usagef("--require has an empty name")
+		}
+	}
+	switch {
+	case o.DefaultTimeout <= 0:
+		return o, usagef("--default-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultTimeout)
+	case o.DefaultIdleTimeout <= 0:
+		return o, usagef("--default-idle-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultIdleTimeout)
+	case o.IdleExit < 0:
+		return o, usagef("--idle-exit %v is negative", o.IdleExit)
+	}
+	return o, nil
+}

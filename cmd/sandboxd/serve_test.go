@@ -1,0 +1,67 @@
+package main
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sandboxd/sandboxd/internal/dirs"
+)
+
+func TestServeOptions(t *testing.T) {
+	usual := func() (dirs.Dirs, error) { return dirs.Dirs{Data: "/data", Runtime: "/rt"}, nil }
+	homeless := func() (dirs.Dirs, error) { return dirs.Dirs{}, errors.New("no home") }
+	tests := []struct {
+		name string
+		opts serveOptions
+		env  string
+		find func() (dirs.Dirs, error)
+		want serveOptions
+		err  string
+	}{
+		{name: "nothing", want: serveOptions{DataDir: "/data", RuntimeDir: "/rt", Socket: "/rt/api.sock"}},
+		{name: "the environment's socket", env: "/e.sock", want: serveOptions{DataDir: "/data", RuntimeDir: "/rt", Socket: "/e.sock"}},
+		{name: "the flag beats it", opts: serveOptions{Socket: "/f.sock"}, env: "/e.sock", want: serveOptions{DataDir: "/data", RuntimeDir: "/rt", Socket: "/f.sock"}},
+		{name: "so does another runtime directory", opts: serveOptions{RuntimeDir: "/other"}, env: "/e.sock", want: serveOptions{DataDir: "/data", RuntimeDir: "/other", Socket: "/other/api.sock"}},
+		{name: "data directory", opts: serveOptions{DataDir: "/d/../e"}, want: serveOptions{DataDir: "/e", RuntimeDir: "/rt", Socket: "/rt/api.sock"}},
+		{name: "no home", find: homeless, err: "no home"},
+		{name: "no home needed", opts: serveOptions{DataDir: "/d"}, find: homeless, want: serveOptions{DataDir: "/d", RuntimeDir: "/d/run", Socket: "/d/run/api.sock"}},
+		{
+			name: "required", opts: serveOptions{Require: []string{"cgroup", " subids "}},
+			want: serveOptions{DataDir: "/data", RuntimeDir: "/rt", Socket: "/rt/api.sock", Require: []string{"cgroup", "subids"}},
+		},
+		{name: "required nothing", opts: serveOptions{Require: []string{""}}, err: "--require"},
+		{name: "no end", opts: serveOptions{DefaultTimeout: -1}, err: "--default-timeout"},
+		{name: "idle backwards", opts: serveOptions{IdleExit: -1}, err: "--idle-exit"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, o := range []*serveOptions{&tt.opts, &tt.want} {
+				if o.DefaultTimeout == 0 {
+					o.DefaultTimeout = time.Hour
+				}
+				o.DefaultIdleTimeout = time.Minute
+			}
+			find := tt.find
+			if find == nil {
+				find = usual
+			}
+			got, err := tt.opts.complete(tt.env, find)
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Fatalf("error %v, want one that mentions %q", err, tt.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("options (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,140 @@
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	goruntime "runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/store"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+)
+
+// hostImage is the host image as it was last made.
+type hostImage struct {
+	root string // "/" but in tests
+
+	mu    sync.Mutex
+	image *Image
+	stamp string // of the host when it was made
+}
+
+// hostPlatform is the only one that the host's own programs are for.
+func hostPlatform() string { return "linux/" + goruntime.GOARCH }
+
+func (h *hostImage) summary() api.Image {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.image == nil {
+		return api.Image{Reference: api.HostImage, Platform: hostPlatform(), Layers: 1}
+	}
+	return h.image.Image
+}
+
+// current returns the image if nothing that it was made of has changed since.
+func (h *hostImage) current() *Image {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.image == nil || h.stamp != h.look() {
+		return nil
+	}
+	img := *h.image
+	img.Rootfs.Layers = slices.Clone(img.Rootfs.Layers)
+	img.Rootfs.HostDirs = slices.Clone(img.Rootfs.HostDirs)
+	img.Config.Env = slices.Clone(img.Config.Env)
+	return &img
+}
+
+// look sums up, in some microseconds, what changes when programs are installed or removed. Files are replaced by
+// renaming, which changes their directory.
+func (h *hostImage) look() string {
+	var b strings.Builder
+	for _, name := range []string{
+		"etc", "etc/ld.so.cache", "etc/alternatives", "etc/ssl/certs", "usr", "usr/bin", "usr/lib", "usr/local", "usr/local/bin", "usr/local/lib",
+	} {
+		var st unix.Stat_t
+		if err := unix.Stat(h.root+"/"+name, &st); err == nil {
+			fmt.Fprintf(&b, "%s %d %d.%d;", name, st.Ino, st.Ctim.Sec, st.Ctim.Nsec)
+		}
+	}
+	return b.String()
+}
+
+// getHost returns the host image and makes it if there is none or the host has changed.
+func (s *Service) getHost(ctx context.Context) (*Image, error) {
+	if img := s.host.current(); img != nil {
+		return img, nil
+	}
+	if err := s.flights.do(ctx, "host image", s.makeHost); err != nil {
+		return nil, fmt.Errorf("make the host image: %w", err)
+	}
+	s.host.mu.Lock()
+	defer s.host.mu.Unlock()
+	img := *s.host.image
+	return &img, nil
+}
+
+func (s *Service) makeHost(ctx context.Context) (err error) {
+	stamp := s.host.look()
+	f, err := s.store.TempFile()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	root, err := os.OpenRoot(s.host.root)
+	if err != nil {
+		return fmt.Errorf("open the host's root: %w", err)
+	}
+	defer func() { _ = root.Close() }()
+	hash := sha256.New()
+	hostDirs, err := writeHostTar(io.MultiWriter(f, hash), root)
+	if err != nil {
+		return err
+	}
+	size, err := f.Seek(0, io.SeekCurrent)
+	if err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return fmt.Errorf("rewind: %w", err)
+	}
+	id := "sha256:" + hex.EncodeToString(hash.Sum(nil))
+	if err := s.store.BeginLayer(id); err != nil {
+		return err
+	}
+	l := store.Layer{Blob: store.Blob{MediaType: "application/vnd.oci.image.layer.v1.tar", Digest: id, Size: size}, DiffID: id, ChainID: id}
+	res, err := s.applier.Apply(ctx, layer.ApplyRequest{ChainID: id, MediaType: l.Blob.MediaType, DiffID: id, Blob: f})
+	if err != nil {
+		return fmt.Errorf("extract: %w", err)
+	}
+	if res.DiffID != "" && res.DiffID != id {
+		return fmt.Errorf("extract: the layer's content is %s, not %s", res.DiffID, id)
+	}
+	if err := s.store.MarkLayer(id); err != nil {
+		return err
+	}
+	img := &Image{
+		Image: api.Image{Reference: api.HostImage, Platform: hostPlatform(), Size: size, Layers: 1, PulledAt: time.Now().UTC()},
+		Config: Config{
+			// C.UTF-8 is built into the C library; without it python takes every file name for ASCII.
+			Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"},
+			Cmd: []string{"/bin/sh"}, WorkingDir: "/",
+		},
+		Rootfs: rootfs.Source{Layers: []string{id}, HostDirs: hostDirs},
+	}
+	s.host.mu.Lock()
+	defer s.host.mu.Unlock()
+	s.host.image, s.host.stamp = img, stamp
+	return nil
+}

@@ -1,0 +1,333 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+)
+
+// hostEtc is what programs in /usr read in /etc to work as installed. It holds no secret and nothing about the host's
+// people or network on a host that is set up as usual; in case it is not, files that not everybody may read, files that
+// look like keys, and directories called "private" are left out. Whatever may have credentials in it on some hosts
+// (pip.conf, npmrc, profile.d, environment, wgetrc, maven/settings.xml, ...) is not listed.
+var hostEtc = []string{
+	// where libraries, commands and data are found
+	"alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "os-release", "debian_version", "lsb-release", "magic", "magic.mime", "mime.types",
+	"protocols", "rpc", "services", "ethertypes", "terminfo", "xml", "sgml", "fonts", "papersize", "paperspecs", "inputrc", "mailcap",
+	// certificates, never keys
+	"ca-certificates", "ca-certificates.conf", "ssl/certs", "ssl/cert.pem", "ssl/openssl.cnf", "pki/tls/certs", "pki/tls/cert.pem", "pki/tls/openssl.cnf",
+	"pki/ca-trust/extracted", "crypto-policies",
+	// language and time
+	"localtime", "timezone", "locale.alias", "locale.conf", "default/locale", "default/nss",
+	// languages
+	"perl", "texmf", "R", "octave.conf", "maven/m2.conf", "maven/logging", "vulkan", "OpenCL", "glvnd", "ImageMagick-6", "ImageMagick-7",
+	// what packages' scripts want when they run in a sandbox
+	"adduser.conf", "deluser.conf", "login.defs",
+}
+
+// hostEtcGlobs are names with a version in them.
+var hostEtcGlobs = []string{"python3*", "java-*-openjdk"}
+
+// hostMade is what a host has of its own and a sandbox gets in general words instead.
+var hostMade = map[string]string{
+	"etc/hostname":      "sandbox\n",
+	"etc/hosts":         "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+	"etc/resolv.conf":   "",
+	"etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\nprotocols: files\nservices: files\nrpc: files\n",
+	"etc/host.conf":     "multi on\n",
+	"etc/group":         "root:x:0:\ndaemon:x:1:\nbin:x:2:\nsys:x:3:\nadm:x:4:\ntty:x:5:\nman:x:12:\nmail:x:8:\nwww-data:x:33:\nutmp:x:43:\nstaff:x:50:\ngames:x:60:\nusers:x:100:\nsandbox:x:1000:\nnogroup:x:65534:\n",
+	// Not the host's: people put tokens there for every login.
+	"etc/profile":     "# The sandbox's own; the host's is not shown.\nif [ -z \"$PATH\" ]; then\n\tPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n\texport PATH\nfi\n",
+	"etc/bash.bashrc": "# The sandbox's own; the host's is not shown.\n[ -z \"$PS1\" ] || PS1='\\u@\\h:\\w\\$ '\n",
+}
+
+// hostSkeleton are the directories of the root with their modes.
+var hostSkeleton = map[string]int64{
+	"boot": 0o755, "dev": 0o755, "etc": 0o755, "home": 0o755, "media": 0o755, "mnt": 0o755, "opt": 0o755, "proc": 0o555, "root": 0o700,
+	"run": 0o755, "run/lock": 0o1777, "srv": 0o755, "sys": 0o555, "tmp": 0o1777, "usr": 0o755,
+	"var": 0o755, "var/cache": 0o755, "var/lib": 0o755, "var/log": 0o755, "var/spool": 0o755, "var/tmp": 0o1777,
+}
+
+const (
+	maxHostFile  = 8 << 20
+	maxHostTotal = 64 << 20
+	maxHostCount = 20_000
+)
+
+// writeHostTar writes the layer of the host image as an uncompressed tar, the same bytes for the same host, and returns
+// which of [rootfs.HostDirs] lie below it.
+//
+// The launcher mounts <layer>/usr over the host's /usr. A directory that both have takes owner and mode from the layer,
+// so those listed here belong to the sandbox's root and can be written to (in the sandbox's own upper layer), while all
+// others belong to nobody.
+func writeHostTar(w io.Writer, host *os.Root) (hostDirs []string, err error) {
+	t := &hostTar{host: host, entries: make(map[string]hostEntry)}
+	for name, mode := range hostSkeleton {
+		t.dir(name, mode, time.Time{})
+	}
+	t.put("home/sandbox", hostEntry{hdr: tar.Header{Typeflag: tar.TypeDir, Mode: 0o755, Uid: 1000, Gid: 1000}})
+	t.link("var/run", "/run")
+	t.link("var/lock", "/run/lock")
+	t.link("etc/mtab", "/proc/self/mounts")
+	hostDirs = t.system()
+	for _, name := range hostEtc {
+		if err := t.copy("etc/" + name); err != nil {
+			return nil, err
+		}
+	}
+	for _, pattern := range hostEtcGlobs {
+		names, err := fs.Glob(host.FS(), "etc/"+pattern)
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", pattern, err)
+		}
+		for _, name := range names {
+			if err := t.copy(name); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for name, content := range hostMade {
+		t.file(name, []byte(content))
+	}
+	t.accounts()
+	return hostDirs, t.write(w)
+}
+
+type hostEntry struct {
+	hdr  tar.Header // without its name
+	body []byte
+}
+
+// hostTar collects entries by name, so that they can be written sorted.
+type hostTar struct {
+	host    *os.Root
+	entries map[string]hostEntry
+	total   int64
+}
+
+// longAgo is when everything was made that the host has not.
+var longAgo = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func (t *hostTar) put(name string, e hostEntry) {
+	if e.hdr.ModTime.IsZero() {
+		e.hdr.ModTime = longAgo
+	}
+	t.entries[name] = e
+	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+		if _, ok := t.entries[dir]; ok {
+			break
+		}
+		t.entries[dir] = hostEntry{hdr: tar.Header{Typeflag: tar.TypeDir, Mode: 0o755, ModTime: longAgo}}
+	}
+}
+
+func (t *hostTar) dir(name string, mode int64, mtime time.Time) {
+	t.put(name, hostEntry{hdr: tar.Header{Typeflag: tar.TypeDir, Mode: mode, ModTime: mtime}})
+}
+
+func (t *hostTar) file(name string, content []byte) {
+	t.put(name, hostEntry{hdr: tar.Header{Typeflag: tar.TypeReg, Mode: 0o644}, body: content})
+}
+
+func (t *hostTar) link(name, target string) {
+	t.put(name, hostEntry{hdr: tar.Header{Typeflag: tar.TypeSymlink, Mode: 0o777, Linkname: target}})
+}
+
+// accounts are the few that programs look for, and one for programs that refuse to be root.
+func (t *hostTar) accounts() {
+	shell := "/bin/sh"
+	shells := "/bin/sh\n"
+	if fi, err := t.host.Stat("usr/bin/bash"); err == nil && fi.Mode().IsRegular() {
+		shell = "/bin/bash"
+		shells += "/bin/bash\n"
+	}
+	t.file("etc/shells", []byte(shells))
+	t.file("etc/passwd", fmt.Appendf(nil, `root:x:0:0:root:/root:%[1]s
+daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin
+bin:x:2:2:bin:/bin:/usr/sbin/nologin
+sys:x:3:3:sys:/dev:/usr/sbin/nologin
+games:x:5:60:games:/usr/games:/usr/sbin/nologin
+man:x:6:12:man:/var/cache/man:/usr/sbin/nologin
+mail:x:8:8:mail:/var/mail:/usr/sbin/nologin
+www-data:x:33:33:www-data:/var/www:/usr/sbin/nologin
+sandbox:x:1000:1000:sandbox:/home/sandbox:%[1]s
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+`, shell))
+}
+
+// system adds the directories where programs are: links as the host has them, and of real directories those that
+// installing something writes to.
+func (t *hostTar) system() (hostDirs []string) {
+	for _, d := range rootfs.HostDirs {
+		name := strings.TrimPrefix(d, "/")
+		fi, err := t.host.Lstat(name)
+		switch {
+		case err != nil:
+			continue // hosts have some of them
+		case fi.Mode()&fs.ModeSymlink != 0:
+			target, err := t.host.Readlink(name)
+			if err == nil && strings.HasPrefix(path.Clean("/"+target), "/usr/") {
+				t.link(name, target)
+			}
+		case fi.IsDir() && everybody(fi):
+			hostDirs = append(hostDirs, d)
+			t.dirs(name, 1)
+		}
+	}
+	t.dirs("usr/local", 3)
+	for _, pattern := range []string{"usr/lib/python3*/*-packages", "usr/lib64/python3*/*-packages", "usr/lib/node_modules", "usr/share/node_modules"} {
+		names, err := fs.Glob(t.host.FS(), pattern)
+		if err != nil {
+			continue // a pattern of ours is well-formed
+		}
+		for _, name := range names {
+			t.dirs(name, 0)
+		}
+	}
+	return hostDirs
+}
+
+// dirs adds the directory of the host, and the directories below it to some depth.
+func (t *hostTar) dirs(name string, depth int) {
+	fi, err := t.host.Lstat(name)
+	if err != nil || !fi.IsDir() || !everybody(fi) || len(t.entries) > maxHostCount {
+		return
+	}
+	// Not the group's bits or set-id: the host's staff group is not the sandbox's.
+	t.dir(name, 0o755, fi.ModTime())
+	if depth == 0 {
+		return
+	}
+	for _, child := range t.list(name) {
+		t.dirs(name+"/"+child, depth-1)
+	}
+}
+
+func (t *hostTar) list(name string) []string {
+	d, err := t.host.Open(name)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = d.Close() }()
+	names, err := d.Readdirnames(-1)
+	if err != nil {
+		return nil
+	}
+	slices.Sort(names)
+	return names
+}
+
+// everybody reports whether every user of the host may read the file, or read and enter the directory.
+func everybody(fi fs.FileInfo) bool {
+	if fi.IsDir() {
+		return fi.Mode().Perm()&0o005 == 0o005
+	}
+	return fi.Mode().Perm()&0o004 != 0
+}
+
+// copy adds a file, link or directory of the host with everything below that everybody may read. What is not there or
+// may not be read is left out; only too much is an error.
+func (t *hostTar) copy(name string) error {
+	// Every directory on the way counts: a readable file in a closed directory is not for everybody.
+	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+		if fi, err := t.host.Lstat(dir); err != nil || !fi.IsDir() || !everybody(fi) {
+			return nil //nolint:nilerr // as above
+		}
+	}
+	return t.tree(name)
+}
+
+func (t *hostTar) tree(name string) error {
+	if len(t.entries) > maxHostCount || t.total > maxHostTotal {
+		return fmt.Errorf("the host's /etc has more than %d files or %d bytes that programs need", maxHostCount, maxHostTotal)
+	}
+	base := path.Base(name)
+	if base == "private" || strings.HasSuffix(base, ".key") {
+		return nil
+	}
+	fi, err := t.host.Lstat(name)
+	if err != nil {
+		return nil //nolint:nilerr // hosts have some of them
+	}
+	switch {
+	case fi.Mode()&fs.ModeSymlink != 0:
+		target, err := t.host.Readlink(name)
+		if err != nil {
+			return nil //nolint:nilerr // gone meanwhile
+		}
+		// It means something in the sandbox only, where nothing but what is copied can be at its end.
+		t.put(name, hostEntry{hdr: tar.Header{Typeflag: tar.TypeSymlink, Mode: 0o777, Linkname: target, ModTime: fi.ModTime()}})
+	case !everybody(fi):
+	case fi.IsDir():
+		t.dir(name, 0o755, fi.ModTime())
+		for _, child := range t.list(name) {
+			if err := t.tree(name + "/" + child); err != nil {
+				return err
+			}
+		}
+	case fi.Mode().IsRegular():
+		content, ok := t.read(name, fi)
+		if !ok || bytes.Contains(content, []byte("PRIVATE KEY-----")) {
+			return nil
+		}
+		t.total += int64(len(content))
+		t.put(name, hostEntry{hdr: tar.Header{Typeflag: tar.TypeReg, Mode: 0o644 | int64(fi.Mode().Perm()&0o111), ModTime: fi.ModTime()}, body: content})
+	}
+	return nil
+}
+
+// read reads a file of the host that is still the one which was looked at.
+func (t *hostTar) read(name string, want fs.FileInfo) ([]byte, bool) {
+	if want.Size() > maxHostFile {
+		return nil, false
+	}
+	f, err := t.host.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, false
+	}
+	defer func() { _ = f.Close() }()
+	fi, err := f.Stat()
+	if err != nil || !os.SameFile(fi, want) || !everybody(fi) {
+		return nil, false
+	}
+	content, err := io.ReadAll(io.LimitReader(f, maxHostFile+1))
+	if err != nil || len(content) > maxHostFile {
+		return nil, false
+	}
+	return content, true
+}
+
+func (t *hostTar) write(w io.Writer) error {
+	tw := tar.NewWriter(w)
+	for _, name := range slices.Sorted(maps.Keys(t.entries)) {
+		e := t.entries[name]
+		e.hdr.Name = name
+		e.hdr.Size = int64(len(e.body))
+		// Whole seconds in the oldest format that can hold the entry: the same bytes on every run.
+		e.hdr.ModTime = e.hdr.ModTime.Truncate(time.Second)
+		if e.hdr.Typeflag == tar.TypeDir {
+			e.hdr.Name += "/"
+		}
+		if err := tw.WriteHeader(&e.hdr); err != nil {
+			return fmt.Errorf("write %s: %w", name, err)
+		}
+		if _, err := tw.Write(e.body); err != nil {
+			return fmt.Errorf("write %s: %w", name, err)
+		}
+	}
+	if err := tw.Close(); err != nil {
+		return fmt.Errorf("end the archive: %w", err)
+	}
+	return nil
+}

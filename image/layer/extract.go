@@ -1,0 +1,414 @@
+package layer
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// extractor puts one entry after the other into the tree.
+type extractor struct {
+	tree   tree
+	opts   Options
+	stream *stream
+	buf    []byte
+	result Result
+}
+
+func newExtractor(root *os.Root, opts Options) (*extractor, error) {
+	dir, err := root.Open(".")
+	if err != nil {
+		return nil, fmt.Errorf("open the layer's directory: %w", err)
+	}
+	if names, err := dir.Readdirnames(1); err == nil {
+		_ = dir.Close()
+		return nil, fmt.Errorf("the layer's directory is not empty: it has %q", names[0])
+	} else if !errors.Is(err, io.EOF) {
+		_ = dir.Close()
+		return nil, fmt.Errorf("list the layer's directory: %w", err)
+	}
+	x := &extractor{
+		tree: tree{
+			root: root, dir: dir, lower: opts.Lower, singleID: opts.SingleID, maxDepth: opts.Limits.Depth,
+			metas: make(map[string]dirMeta),
+		},
+		opts: opts,
+		buf:  make([]byte, 256<<10),
+	}
+	// Most layers do not describe their root.
+	meta, uid, gid := x.tree.inherited(".")
+	if err := x.tree.describe(handle{int(dir.Fd()), "."}, ".", meta, uid, gid); err != nil {
+		x.close()
+		return nil, err
+	}
+	return x, nil
+}
+
+func (x *extractor) close() {
+	x.tree.forget()
+	_ = x.tree.dir.Close()
+}
+
+// skip notes something that is left out.
+func (x *extractor) skip(name, what string) {
+	if len(x.result.Skipped) == MaxSkipped {
+		x.result.SkippedMore++
+		return
+	}
+	x.result.Skipped = append(x.result.Skipped, short(name)+": "+short(what))
+}
+
+// entry extracts one entry. content is its data.
+func (x *extractor) entry(hdr *tar.Header, content io.Reader) error {
+	// Defaults for entries that follow, with nothing that we use.
+	if hdr.Typeflag == tar.TypeXGlobalHeader {
+		return nil
+	}
+	name, err := clean(hdr.Name, x.opts.Limits)
+	if err != nil {
+		return err
+	}
+	dir, base := split(name)
+	if name == "." {
+		dir, base = ".", "."
+	}
+	if hasComponent(dir, whiteoutMeta) || strings.HasPrefix(base, whiteoutMeta) && base != whiteoutOpaque {
+		x.skip(name, "a note of the aufs driver")
+		return nil
+	}
+	if hasComponent(dir, whiteoutPrefix) {
+		return invalidf("a whiteout is used as a directory")
+	}
+	if strings.HasPrefix(base, whiteoutPrefix) {
+		return x.whiteout(dir, base)
+	}
+
+	if !x.opts.SingleID && (hdr.Uid < 0 || hdr.Uid > maxID || hdr.Gid < 0 || hdr.Gid > maxID) {
+		return invalidf("owner %d:%d is outside 0..%d, which is what a sandbox maps", hdr.Uid, hdr.Gid, maxID)
+	}
+	switch hdr.Typeflag {
+	case tar.TypeDir:
+		return x.directory(dir, base, hdr)
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
+		return x.file(dir, base, hdr, content)
+	case tar.TypeSymlink:
+		return x.symlink(dir, base, hdr)
+	case tar.TypeLink:
+		return x.link(dir, base, hdr)
+	case tar.TypeFifo:
+		return x.fifo(dir, base, hdr)
+	case tar.TypeChar, tar.TypeBlock:
+		// Sandboxes get a /dev of their own, and a device 0:0 would be a whiteout that the layer did not declare.
+		x.skip(name, "a device")
+		return nil
+	}
+	return invalidf("entries of type %q are not supported", hdr.Typeflag)
+}
+
+// whiteout deletes something of the layers below. It does not touch what this layer has: the order of the two in one
+// layer means nothing.
+func (x *extractor) whiteout(dir, base string) error {
+	hidden := strings.TrimPrefix(base, whiteoutPrefix)
+	if base != whiteoutOpaque && (hidden == "" || hidden == "." || hidden == "..") {
+		return invalidf("whiteout of %q names nothing that could be deleted", hidden)
+	}
+	h, err := x.tree.directory(dir, true)
+	if err != nil {
+		return err
+	}
+	if base == whiteoutOpaque {
+		return x.tree.setOpaque(h, ".")
+	}
+	what, err := x.tree.kind(h, hidden)
+	if err != nil {
+		return err
+	}
+	switch what {
+	case absent:
+		if err := unix.Mknodat(h.fd, hidden, unix.S_IFCHR, 0); err != nil {
+			return fmt.Errorf("make whiteout %q: %w", short(h.join(hidden)), err)
+		}
+		return x.tree.chown(h, hidden, 0, 0)
+	case directory:
+		return x.tree.setOpaque(h, hidden)
+	case whiteout, other: // already hides what is below
+	}
+	return nil
+}
+
+// place opens the directory for a new file and clears the way for it.
+func (x *extractor) place(dir, base string) (handle, error) {
+	if base == "." {
+		return handle{}, invalidf("the layer's root must be a directory")
+	}
+	h, err := x.tree.directory(dir, true)
+	if err != nil {
+		return handle{}, err
+	}
+	what, err := x.tree.kind(h, base)
+	if err != nil {
+		return handle{}, err
+	}
+	return h, x.tree.remove(h, base, what)
+}
+
+func (x *extractor) directory(dir, base string, hdr *tar.Header) error {
+	h, err := x.tree.directory(dir, true)
+	if err != nil {
+		return err
+	}
+	what := directory
+	if base != "." {
+		if what, err = x.tree.kind(h, base); err != nil {
+			return err
+		}
+	}
+	meta := dirMeta{mode: uint32(hdr.Mode) & 0o7777, mtime: hdr.ModTime} //nolint:gosec // masked
+	if what == directory {
+		err = x.tree.describe(h, base, meta, hdr.Uid, hdr.Gid)
+	} else {
+		if err := x.tree.remove(h, base, what); err != nil {
+			return err
+		}
+		err = x.tree.mkdir(h, base, meta, hdr.Uid, hdr.Gid)
+	}
+	if err != nil {
+		return err
+	}
+	// What stood there before hid a directory of the layers below; its content must not come back.
+	if what == whiteout || what == other {
+		if err := x.tree.setOpaque(h, base); err != nil {
+			return err
+		}
+	}
+	return x.xattrs(h, base, hdr)
+}
+
+func (x *extractor) file(dir, base string, hdr *tar.Header, content io.Reader) (err error) {
+	// Before a byte is written: the size of a sparse file costs its author nothing.
+	if hdr.Size > x.opts.Limits.Bytes-x.result.Size {
+		return invalidf("with its %d bytes the layer has more than %d", hdr.Size, x.opts.Limits.Bytes)
+	}
+	h, err := x.place(dir, base)
+	if err != nil {
+		return err
+	}
+	fd, err := unix.Openat(h.fd, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return fmt.Errorf("create: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), base)
+	defer func() {
+		if cerr := f.Close(); err == nil && cerr != nil {
+			err = fmt.Errorf("close: %w", cerr)
+		}
+	}()
+	if err := x.copy(f, content); err != nil {
+		return err
+	}
+	// The owner's bits, which the umask may have taken, are needed to set xattrs. The final mode comes after the
+	// owner, because a change of owner clears the set-id bits.
+	if err := unix.Fchmod(fd, 0o600); err != nil {
+		return fmt.Errorf("change mode: %w", err)
+	}
+	if err := x.xattrs(h, base, hdr); err != nil {
+		return err
+	}
+	if err := x.tree.chown(h, base, hdr.Uid, hdr.Gid); err != nil {
+		return err
+	}
+	if err := unix.Fchmod(fd, uint32(hdr.Mode)&0o7777); err != nil { //nolint:gosec // masked
+		return fmt.Errorf("change mode: %w", err)
+	}
+	return x.tree.chtimes(h, base, hdr.ModTime)
+}
+
+// copy writes a file's content, with an eye on the limits after every buffer.
+func (x *extractor) copy(w io.Writer, content io.Reader) error {
+	for {
+		n, rerr := content.Read(x.buf)
+		x.result.Size += int64(n)
+		if err := x.stream.check(x.result.Size); err != nil {
+			return err
+		}
+		if _, err := w.Write(x.buf[:n]); err != nil {
+			return fmt.Errorf("write: %w", err)
+		}
+		if errors.Is(rerr, io.EOF) {
+			return nil
+		}
+		if rerr != nil {
+			return fmt.Errorf("read content: %w", x.stream.blame(rerr))
+		}
+	}
+}
+
+func (x *extractor) symlink(dir, base string, hdr *tar.Header) error {
+	switch {
+	case hdr.Linkname == "":
+		return invalidf("the symbolic link has no target")
+	case len(hdr.Linkname) > maxPath:
+		return invalidf("the target of the symbolic link has %d bytes, %d are allowed", len(hdr.Linkname), maxPath)
+	case strings.IndexByte(hdr.Linkname, 0) >= 0:
+		return invalidf("the target of the symbolic link has a NUL in it")
+	}
+	h, err := x.place(dir, base)
+	if err != nil {
+		return err
+	}
+	// Stored as it is, wherever it leads: it means something in the sandbox only.
+	if err := unix.Symlinkat(hdr.Linkname, h.fd, base); err != nil {
+		return fmt.Errorf("make symbolic link: %w", err)
+	}
+	if err := x.tree.chown(h, base, hdr.Uid, hdr.Gid); err != nil {
+		return err
+	}
+	x.skipXattrs(hdr)
+	return x.tree.chtimes(h, base, hdr.ModTime)
+}
+
+func (x *extractor) link(dir, base string, hdr *tar.Header) error {
+	target, err := clean(hdr.Linkname, x.opts.Limits)
+	if err != nil {
+		return fmt.Errorf("target %q of the hard link: %w", short(hdr.Linkname), err)
+	}
+	if base == "." || target == "." {
+		return invalidf("a hard link to or in place of the layer's root")
+	}
+	gone := invalidf("hard link to %q, which is not in this layer", short(hdr.Linkname))
+	targetDir, targetBase := split(target)
+	// Of its own, as the next call of directory takes back the one before.
+	from, err := x.tree.resolve(targetDir, false)
+	if errors.Is(err, errAbsent) {
+		return gone
+	} else if err != nil {
+		return fmt.Errorf("target %q of the hard link: %w", short(hdr.Linkname), err)
+	}
+	defer func() { _ = unix.Close(from.fd) }()
+	what, err := x.tree.kind(from, targetBase)
+	if err != nil {
+		return err
+	}
+	switch what {
+	case absent, whiteout:
+		return gone
+	case directory:
+		return invalidf("hard link to %q, which is a directory", short(hdr.Linkname))
+	case other:
+	}
+
+	to, err := x.tree.directory(dir, true)
+	if err != nil {
+		return err
+	}
+	// To itself, under this name or through a link in the path: replacing would delete the only one.
+	if to.join(base) == from.join(targetBase) {
+		return nil
+	}
+	// What is replaced may be a directory with the target in it.
+	if strings.HasPrefix(from.join(targetBase), to.join(base)+"/") {
+		return invalidf("hard link replaces the directory that has its target %q", short(hdr.Linkname))
+	}
+	if to, err = x.place(dir, base); err != nil {
+		return err
+	}
+	// Without AT_SYMLINK_FOLLOW: a link to a symbolic link is one more name for that link.
+	if err := unix.Linkat(from.fd, targetBase, to.fd, base, 0); err != nil {
+		return fmt.Errorf("make hard link to %q: %w", short(hdr.Linkname), err)
+	}
+	return nil
+}
+
+func (x *extractor) fifo(dir, base string, hdr *tar.Header) error {
+	h, err := x.place(dir, base)
+	if err != nil {
+		return err
+	}
+	if err := unix.Mknodat(h.fd, base, unix.S_IFIFO|0o600, 0); err != nil {
+		return fmt.Errorf("make FIFO: %w", err)
+	}
+	if err := x.tree.chown(h, base, hdr.Uid, hdr.Gid); err != nil {
+		return err
+	}
+	// It was made a moment ago and nobody else works here, so base is no link that this could follow.
+	if err := unix.Fchmodat(h.fd, base, uint32(hdr.Mode)&0o7777, 0); err != nil { //nolint:gosec // masked
+		return fmt.Errorf("change mode: %w", err)
+	}
+	x.skipXattrs(hdr)
+	return x.tree.chtimes(h, base, hdr.ModTime)
+}
+
+// xattrRecord is how PAX records name xattrs; LIBARCHIVE.xattr. repeats the same ones in another encoding.
+const xattrRecord = "SCHILY.xattr."
+
+// xattrs sets those that are allowed on a file or directory.
+func (x *extractor) xattrs(h handle, base string, hdr *tar.Header) error {
+	for record, value := range hdr.PAXRecords {
+		name, ok := strings.CutPrefix(record, xattrRecord)
+		if !ok {
+			continue
+		}
+		if !strings.HasPrefix(name, "user.") || strings.HasPrefix(name, "user.overlay") || strings.IndexByte(name, 0) >= 0 {
+			x.skip(hdr.Name, "xattr "+name)
+			continue
+		}
+		err := x.tree.setxattr(h, base, name, []byte(value))
+		if errors.Is(err, unix.ENOTSUP) {
+			x.skip(hdr.Name, "xattr "+name+" (the file system has none)")
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// skipXattrs notes the xattrs of what can have none of user.*: links and FIFOs.
+func (x *extractor) skipXattrs(hdr *tar.Header) {
+	for record := range hdr.PAXRecords {
+		if name, ok := strings.CutPrefix(record, xattrRecord); ok {
+			x.skip(hdr.Name, "xattr "+name)
+		}
+	}
+}
+
+// finish gives the directories their modes and times, children first: a mode may forbid the way to them.
+func (x *extractor) finish() error {
+	x.tree.forget()
+	paths := slices.Sorted(maps.Keys(x.tree.metas))
+	slices.Reverse(paths)
+	for _, path := range paths {
+		if path == "." {
+			continue
+		}
+		if err := x.finishDir(path, x.tree.metas[path]); err != nil {
+			return fmt.Errorf("directory %q: %w", short(path), err)
+		}
+	}
+	return x.finishDir(".", x.tree.metas["."])
+}
+
+func (x *extractor) finishDir(path string, meta dirMeta) error {
+	dir, base := split(path)
+	h, err := x.tree.directory(dir, false)
+	if err != nil || h.path != dir {
+		return nil // it was replaced by something else later on, and so needs nothing
+	}
+	fd, err := unix.Openat(h.fd, base, openDir, 0)
+	if err != nil {
+		return nil // as above: a directory of this layer can always be opened
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.Fchmod(fd, meta.mode); err != nil {
+		return fmt.Errorf("change mode: %w", err)
+	}
+	return x.tree.chtimes(handle{fd, path}, ".", meta.mtime)
+}

@@ -1,0 +1,259 @@
+// Package layer turns one layer of an image, a compressed tar stream, into a directory that overlayfs can stack.
+//
+// # Theory of operation
+//
+// A layer is the most hostile input that we read: its author chooses every name, link, mode and length in it. Four
+// rules keep it where it belongs.
+//
+//   - Everything happens below one descriptor. No system call gets a name with a slash in it: names are cut into
+//     components, each is opened relative to the directory before it and never through a symbolic link. There is no
+//     path to confuse and nothing to race for.
+//   - Symbolic links are stored as they are. Where an entry lies below one that the same layer made, the link is
+//     followed by us, component by component, as if the layer's root were "/": absolute targets start there, ".."
+//     stops there. umoci and containerd do the same.
+//   - What would make the kernel, or another program, do something that the layer's author chose is left out: device
+//     nodes, file capabilities, ACLs and every other xattr outside user.*, and user.overlay.* because those are
+//     overlayfs' own orders. What was left out is listed in the [Result].
+//   - Numbers are bounded: entries, bytes, how much the stream may grow, lengths and depth.
+//
+// Whiteouts become what overlayfs reads: character devices 0:0, which need no privilege since Linux 5.8, and the xattr
+// user.overlay.opaque on directories, which the mount option userxattr makes it look at.
+//
+// The package has few dependencies, because the launcher links it and is executed anew at every start of a sandbox.
+// It does not sync: whoever moves the finished directory into place does, once, for the whole file system.
+package layer
+
+import (
+	"archive/tar"
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strings"
+)
+
+// ErrInvalid is the class of errors that the layer itself is to blame for: it is damaged, not what it should be, or asks
+// for something that it must not have. Trying again cannot help. Errors of any other class are this host's: disk
+// full, permission, a read error.
+var ErrInvalid = errors.New("layer is invalid")
+
+// invalid is an error of the class [ErrInvalid] without the class's words in its message.
+type invalid struct{ err error }
+
+func (e *invalid) Error() string   { return e.err.Error() }
+func (e *invalid) Unwrap() []error { return []error{ErrInvalid, e.err} }
+
+func invalidf(format string, args ...any) error {
+	return &invalid{fmt.Errorf(format, args...)}
+}
+
+// Limits bound what one layer may ask for. A zero field means the one of [DefaultLimits].
+type Limits struct {
+	Entries int64 `json:"entries,omitempty"` // headers in the stream
+	Bytes   int64 `json:"bytes,omitempty"`   // of the uncompressed stream, and of all file contents (sparse files count in full)
+	// Ratio is how many bytes may come out for each compressed byte that went in. It counts once RatioFloor bytes
+	// have come out, as small layers may be mostly padding.
+	Ratio      int64 `json:"ratio,omitempty"`
+	RatioFloor int64 `json:"ratio_floor,omitempty"`
+	Depth      int   `json:"depth,omitempty"` // components of a path, after following links
+	Name       int   `json:"name,omitempty"`  // bytes of one component
+}
+
+// DefaultLimits are far above what images in use have: the largest layers are models and toolchains of some ten GB
+// with some hundred thousand files.
+func DefaultLimits() Limits {
+	return Limits{
+		Entries:    2_000_000,
+		Bytes:      64 << 30,
+		Ratio:      200,
+		RatioFloor: 256 << 20,
+		Depth:      128,
+		Name:       255, // NAME_MAX
+	}
+}
+
+func (l Limits) withDefaults() Limits {
+	d := DefaultLimits()
+	if l.Entries <= 0 {
+		l.Entries = d.Entries
+	}
+	if l.Bytes <= 0 {
+		l.Bytes = d.Bytes
+	}
+	if l.Ratio <= 0 {
+		l.Ratio = d.Ratio
+	}
+	if l.RatioFloor <= 0 {
+		l.RatioFloor = d.RatioFloor
+	}
+	if l.Depth <= 0 {
+		l.Depth = d.Depth
+	}
+	if l.Name <= 0 || l.Name > d.Name {
+		l.Name = d.Name
+	}
+	return l
+}
+
+// Options are what [Apply] needs to know besides the stream.
+type Options struct {
+	// MediaType is what the manifest says the stream is. A stream that is compressed otherwise is refused. Empty: what
+	// the first bytes say is believed.
+	MediaType string
+	// DiffID is what the digest of the uncompressed stream must be ("sha256:<hex>"); empty: not checked.
+	DiffID string
+	Limits Limits
+	// SingleID leaves every file with the caller's own ids, for hosts that map only one.
+	SingleID bool
+	// Lower are the layers below, highest first. Directories that the layer needs but does not describe take owner,
+	// mode and times from there, where a layer without an entry for "tmp" would otherwise take away its sticky bit.
+	Lower []*os.Root
+}
+
+// Result is what [Apply] found.
+type Result struct {
+	DiffID  string `json:"diff_id"` // digest of the uncompressed stream to its very end
+	Size    int64  `json:"size"`    // bytes of file contents
+	Entries int64  `json:"entries"` // headers in the stream
+	// Skipped says what was left out and why, a line each, at most [MaxSkipped] of them.
+	Skipped []string `json:"skipped,omitempty"`
+	// SkippedMore is how many more there were.
+	SkippedMore int64 `json:"skipped_more,omitempty"`
+}
+
+// MaxSkipped bounds [Result.Skipped]: with names cut to 200 bytes it fits into one message of the launcher's.
+const MaxSkipped = 50
+
+// ApplyRequest is what the daemon asks of whoever keeps the layers: extract this blob and keep the directory under the
+// chain id. It is here because both sides know this package.
+type ApplyRequest struct {
+	ChainID string `json:"chain_id"` // "sha256:<hex>": the name under which the extracted layer is kept
+	// Parents are the chain ids of the layers below, lowest first; they exist already. They serve [Options.Lower].
+	Parents   []string `json:"parents,omitempty"`
+	MediaType string   `json:"media_type"`
+	DiffID    string   `json:"diff_id"` // what the stream's digest must be: nothing is kept under ChainID otherwise
+	Limits    Limits   `json:"limits,omitzero"`
+	Blob      *os.File `json:"-"` // the verified blob, at offset 0; it stays the caller's to close
+}
+
+// Apply extracts the layer in r below root, which must be an empty directory, in the form overlayfs wants. On error the
+// directory's content is of no use and the caller removes it. It reads r to its end.
+//
+// Modes do not depend on the process's umask. Owners are set as the layer says, between 0 and 65535, which needs the
+// privilege to do so (be it in a user namespace); see [Options.SingleID].
+func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
+	opts.Limits = opts.Limits.withDefaults()
+	s, err := newStream(r, opts.MediaType, opts.Limits)
+	if err != nil {
+		return Result{}, err
+	}
+	defer s.close()
+	x, err := newExtractor(root, opts)
+	if err != nil {
+		return Result{}, err
+	}
+	defer x.close()
+
+	x.stream = s
+	// The reader asks for headers of 512 bytes. What it has not asked for is hashed all the same.
+	tr := tar.NewReader(bufio.NewReaderSize(s, 256<<10))
+	for {
+		hdr, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		// ErrInsecurePath comes, on request by GODEBUG, with a good header; the names are judged below in any case.
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
+			return Result{}, fmt.Errorf("read entry %d: %w", x.result.Entries+1, s.blame(err))
+		}
+		if x.result.Entries++; x.result.Entries > opts.Limits.Entries {
+			return Result{}, invalidf("more than %d entries", opts.Limits.Entries)
+		}
+		if err := x.entry(hdr, tr); err != nil {
+			return Result{}, fmt.Errorf("entry %q: %w", short(hdr.Name), err)
+		}
+	}
+	// The diff id covers what follows the end of the archive too.
+	if err := s.drain(); err != nil {
+		return Result{}, fmt.Errorf("read to the end: %w", s.blame(err))
+	}
+	x.result.DiffID = s.digest()
+	if opts.DiffID != "" && x.result.DiffID != opts.DiffID {
+		return Result{}, invalidf("content is %s, the image's configuration promises %s", x.result.DiffID, opts.DiffID)
+	}
+	if err := x.finish(); err != nil {
+		return Result{}, err
+	}
+	return x.result, nil
+}
+
+// short keeps a name of a layer fit for a message.
+func short(name string) string {
+	const most = 200
+	if len(name) <= most {
+		return name
+	}
+	return name[:most] + "..."
+}
+
+// clean returns name as a path without empty, "." and ".." components, "." for the root itself. Leading slashes are
+// dropped: in a layer, "/etc" is the layer's etc.
+func clean(name string, limits Limits) (string, error) {
+	if name == "" {
+		return "", invalidf("the name is empty")
+	}
+	if strings.IndexByte(name, 0) >= 0 {
+		return "", invalidf("the name has a NUL in it")
+	}
+	// A path of PATH_MAX could not be opened by anyone in the sandbox.
+	if len(name) > maxPath {
+		return "", invalidf("the name has %d bytes, %d are allowed", len(name), maxPath)
+	}
+	parts := make([]string, 0, 16)
+	for part := range strings.SplitSeq(name, "/") {
+		switch {
+		case part == "" || part == ".":
+			continue
+		case part == "..":
+			return "", invalidf(`the name has ".." in it`)
+		case len(part) > limits.Name:
+			return "", invalidf("a component of the name has %d bytes, %d are allowed", len(part), limits.Name)
+		}
+		parts = append(parts, part)
+	}
+	if len(parts) > limits.Depth {
+		return "", invalidf("the name is %d directories deep, %d are allowed", len(parts), limits.Depth)
+	}
+	if len(parts) == 0 {
+		return ".", nil
+	}
+	return strings.Join(parts, "/"), nil
+}
+
+const (
+	maxPath = 4095           // PATH_MAX without its NUL
+	maxID   = math.MaxUint16 // sandboxes map 0..65535
+)
+
+// split cuts a clean path into its directory and last component.
+func split(name string) (dir, base string) {
+	if i := strings.LastIndexByte(name, '/'); i >= 0 {
+		return name[:i], name[i+1:]
+	}
+	return ".", name
+}
+
+// Whiteouts as the OCI image specification names them. Docker's aufs driver wrote further names with the opaque
+// prefix; they mean nothing to anyone else.
+const (
+	whiteoutPrefix = ".wh."
+	whiteoutMeta   = ".wh..wh."
+	whiteoutOpaque = ".wh..wh..opq"
+)
+
+// hasComponent reports whether a component of the clean path dir starts with prefix.
+func hasComponent(dir, prefix string) bool {
+	return strings.HasPrefix(dir, prefix) || strings.Contains(dir, "/"+prefix)
+}

@@ -1,0 +1,361 @@
+package layer
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// Directories are made and opened like this. A final symbolic link is an error, and a FIFO or device does not block.
+	openDir = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	// While the layer is being extracted every directory has this mode; its own comes at the end.
+	workMode = 0o700
+
+	maxLinks = 40   // as the kernel's MAXSYMLINKS
+	maxSteps = 4096 // components looked at to resolve one name
+)
+
+// dirMeta is what a directory gets at the end, when nothing is written into it any more: a mode that may forbid writing,
+// times that writing would change. Owners are set at once.
+type dirMeta struct {
+	mode  uint32
+	mtime time.Time
+}
+
+// tree is the directory below which everything happens.
+type tree struct {
+	root     *os.Root
+	dir      *os.File // root opened
+	lower    []*os.Root
+	singleID bool
+	maxDepth int
+	// metas is keyed by resolved path: one without symbolic links.
+	metas map[string]dirMeta
+	// The last directory asked for and under which name, as entries mostly come sorted. An empty name: its descriptor is
+	// still to be closed, but the name may mean another directory by now.
+	cached     *handle
+	cachedName string
+}
+
+// handle is an open directory of the tree and its resolved path.
+type handle struct {
+	fd   int
+	path string
+}
+
+// join is the resolved path of base in the directory.
+func (h handle) join(base string) string {
+	if h.path == "." {
+		return base
+	}
+	return h.path + "/" + base
+}
+
+var errAbsent = errors.New("not in this layer")
+
+// directory opens the directory at the clean path name. Symbolic links of this layer on the way are followed as in a
+// chroot. With create, what is missing is made; without, it is errAbsent. The handle is good until the next call of
+// directory or forget.
+func (t *tree) directory(name string, create bool) (handle, error) {
+	if t.cached != nil && t.cachedName == name {
+		return *t.cached, nil
+	}
+	t.forget()
+	h, err := t.resolve(name, create)
+	if err != nil {
+		return handle{}, err
+	}
+	t.cached, t.cachedName = &h, name
+	return h, nil
+}
+
+// forget closes the cached directory.
+func (t *tree) forget() {
+	if t.cached != nil {
+		_ = unix.Close(t.cached.fd)
+	}
+	t.cached, t.cachedName = nil, ""
+}
+
+// resolve is directory without the cache; the caller closes the handle. No system call here follows a link: a component
+// that is one is read and put in front of what is left to do.
+func (t *tree) resolve(name string, create bool) (_ handle, err error) {
+	todo := strings.Split(name, "/")
+	var done []string
+	fd, err := t.openRoot()
+	if err != nil {
+		return handle{}, err
+	}
+	defer func() {
+		if err != nil {
+			_ = unix.Close(fd)
+		}
+	}()
+	restart := func() error {
+		top, err := t.openRoot()
+		if err != nil {
+			return err
+		}
+		_ = unix.Close(fd)
+		fd, done = top, nil
+		return nil
+	}
+	links := 0
+	for steps := 0; len(todo) > 0; steps++ {
+		if steps > maxSteps {
+			return handle{}, invalidf("symbolic links make the name too long to resolve")
+		}
+		part := todo[0]
+		todo = todo[1:]
+		switch part {
+		case "", ".":
+			continue
+		case "..":
+			// From a link's target only; done has no links in it, so the parent is the one before. The root's is the root.
+			up := done[:max(len(done)-1, 0)]
+			todo = append(append([]string(nil), up...), todo...)
+			if err := restart(); err != nil {
+				return handle{}, err
+			}
+			continue
+		}
+		here := handle{fd, pathOf(done)}
+		if len(done) >= t.maxDepth {
+			return handle{}, invalidf("the name resolves to more than %d directories", t.maxDepth)
+		}
+		next, err := unix.Openat(fd, part, openDir, 0)
+		switch {
+		case err == nil:
+		case errors.Is(err, unix.ENOENT):
+			if !create {
+				return handle{}, errAbsent
+			}
+			if err := t.mkdirImplicit(here, part); err != nil {
+				return handle{}, err
+			}
+		case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
+			var st unix.Stat_t
+			if err := unix.Fstatat(fd, part, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+				return handle{}, fmt.Errorf("stat %q: %w", here.join(part), err)
+			}
+			switch {
+			case st.Mode&unix.S_IFMT == unix.S_IFLNK:
+				if links++; links > maxLinks {
+					return handle{}, invalidf("more than %d symbolic links on the way", maxLinks)
+				}
+				target, err := readlinkat(fd, part)
+				if err != nil {
+					return handle{}, fmt.Errorf("read link %q: %w", here.join(part), err)
+				}
+				todo = append(strings.Split(target, "/"), todo...)
+				if strings.HasPrefix(target, "/") {
+					if err := restart(); err != nil {
+						return handle{}, err
+					}
+				}
+				continue
+			case isWhiteout(&st) && !create:
+				return handle{}, errAbsent
+			case isWhiteout(&st):
+				// The layer deleted it and now puts a directory there: nothing of the one below may show through.
+				if err := unix.Unlinkat(fd, part, 0); err != nil {
+					return handle{}, fmt.Errorf("remove whiteout %q: %w", here.join(part), err)
+				}
+				if err := t.mkdirImplicit(here, part); err != nil {
+					return handle{}, err
+				}
+				if err := t.setOpaque(here, part); err != nil {
+					return handle{}, err
+				}
+			default:
+				return handle{}, invalidf("%q is not a directory in this layer", short(here.join(part)))
+			}
+		default:
+			return handle{}, fmt.Errorf("open directory %q: %w", short(here.join(part)), err)
+		}
+		if next < 0 {
+			if next, err = unix.Openat(fd, part, openDir, 0); err != nil {
+				return handle{}, fmt.Errorf("open new directory %q: %w", short(here.join(part)), err)
+			}
+		}
+		_ = unix.Close(fd)
+		fd = next
+		done = append(slices.Clip(done), part)
+	}
+	return handle{fd, pathOf(done)}, nil
+}
+
+func pathOf(parts []string) string {
+	if len(parts) == 0 {
+		return "."
+	}
+	return strings.Join(parts, "/")
+}
+
+func (t *tree) openRoot() (int, error) {
+	fd, err := unix.Openat(int(t.dir.Fd()), ".", openDir, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open the layer's root: %w", err)
+	}
+	return fd, nil
+}
+
+func readlinkat(fd int, base string) (string, error) {
+	buf := make([]byte, maxPath+1)
+	n, err := unix.Readlinkat(fd, base, buf)
+	if err != nil {
+		return "", err
+	}
+	return string(buf[:n]), nil
+}
+
+// isWhiteout reports whether st is one of ours: no other device is ever made.
+func isWhiteout(st *unix.Stat_t) bool {
+	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0
+}
+
+// mkdir makes a directory that can be worked in; its mode and times wait for finish.
+func (t *tree) mkdir(h handle, base string, meta dirMeta, uid, gid int) error {
+	path := h.join(base)
+	if err := unix.Mkdirat(h.fd, base, workMode); err != nil {
+		return fmt.Errorf("make directory %q: %w", short(path), err)
+	}
+	return t.describe(h, base, meta, uid, gid)
+}
+
+// describe gives an existing directory its owner and notes the rest for finish.
+func (t *tree) describe(h handle, base string, meta dirMeta, uid, gid int) error {
+	path := h.join(base)
+	// Once more, as the umask may have taken bits away.
+	if err := unix.Fchmodat(h.fd, base, workMode, 0); err != nil {
+		return fmt.Errorf("change mode of %q: %w", short(path), err)
+	}
+	if err := t.chown(h, base, uid, gid); err != nil {
+		return err
+	}
+	if base == "." {
+		path = "."
+	}
+	t.metas[path] = meta
+	return nil
+}
+
+func (t *tree) chown(h handle, base string, uid, gid int) error {
+	if t.singleID {
+		return nil
+	}
+	if err := unix.Fchownat(h.fd, base, uid, gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return fmt.Errorf("change owner of %q to %d:%d: %w", short(h.join(base)), uid, gid, err)
+	}
+	return nil
+}
+
+// mkdirImplicit makes a directory that no entry has described yet, like the one in the next layer below that has it.
+func (t *tree) mkdirImplicit(h handle, base string) error {
+	meta, uid, gid := t.inherited(h.join(base))
+	return t.mkdir(h, base, meta, uid, gid)
+}
+
+// inherited describes the directory at path in the layers below, or what a directory is by default.
+func (t *tree) inherited(path string) (meta dirMeta, uid, gid int) {
+	for _, root := range t.lower {
+		fi, err := root.Lstat(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		// A file, link or whiteout hides what is further below; an error here costs a default, not safety.
+		if err != nil || !fi.IsDir() {
+			break
+		}
+		if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+			return dirMeta{mode: st.Mode & 0o7777, mtime: fi.ModTime()}, int(st.Uid), int(st.Gid)
+		}
+	}
+	return dirMeta{mode: 0o755, mtime: time.Unix(0, 0)}, 0, 0
+}
+
+// setOpaque hides what the layers below have in the directory.
+func (t *tree) setOpaque(h handle, base string) error {
+	return t.setxattr(h, base, "user.overlay.opaque", []byte("y"))
+}
+
+// setxattr sets an xattr on a regular file or directory that this layer made.
+func (t *tree) setxattr(h handle, base, name string, value []byte) error {
+	fd, err := unix.Openat(h.fd, base, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return fmt.Errorf("open %q for an xattr: %w", short(h.join(base)), err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.Fsetxattr(fd, name, value, 0); err != nil {
+		return fmt.Errorf("set xattr %s of %q: %w", short(name), short(h.join(base)), err)
+	}
+	return nil
+}
+
+// kind is what stands at a place of the layer.
+type kind int
+
+const (
+	absent kind = iota
+	directory
+	whiteout
+	other // file, link, FIFO
+)
+
+func (t *tree) kind(h handle, base string) (kind, error) {
+	var st unix.Stat_t
+	err := unix.Fstatat(h.fd, base, &st, unix.AT_SYMLINK_NOFOLLOW)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return absent, nil
+	case err != nil:
+		return absent, fmt.Errorf("stat %q: %w", short(h.join(base)), err)
+	case st.Mode&unix.S_IFMT == unix.S_IFDIR:
+		return directory, nil
+	case isWhiteout(&st):
+		return whiteout, nil
+	}
+	return other, nil
+}
+
+// remove takes away what this layer put at base, with everything below it. The handle stays good.
+func (t *tree) remove(h handle, base string, what kind) error {
+	// A link that the cached name went through may be what is removed.
+	if what != absent {
+		t.cachedName = ""
+	}
+	switch what {
+	case absent:
+		return nil
+	case directory:
+		// The path has no links in it, and os.Root would stop one that leads out.
+		if err := t.root.RemoveAll(h.join(base)); err != nil {
+			return fmt.Errorf("replace directory %q: %w", short(h.join(base)), err)
+		}
+	case whiteout, other:
+		if err := unix.Unlinkat(h.fd, base, 0); err != nil {
+			return fmt.Errorf("replace %q: %w", short(h.join(base)), err)
+		}
+	}
+	return nil
+}
+
+// chtimes sets both times of what is at base, not following a link.
+func (t *tree) chtimes(h handle, base string, mtime time.Time) error {
+	ts, err := unix.TimeToTimespec(mtime)
+	if err != nil {
+		return invalidf("modification time %s cannot be stored", mtime)
+	}
+	if err := unix.UtimesNanoAt(h.fd, base, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return fmt.Errorf("set times of %q: %w", short(h.join(base)), err)
+	}
+	return nil
+}

@@ -1,0 +1,582 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	remotetransport "github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/store"
+)
+
+const (
+	parallelDownloads = 3
+	maxLayers         = 250 // overlayfs stacks 500; Docker allows 127
+	maxNesting        = 3   // indexes in indexes
+)
+
+// PullOptions say how an image is fetched.
+type PullOptions struct {
+	Platform string // "linux/amd64"; empty: this host's
+	// Insecure allows plain HTTP, and HTTPS with any certificate. Digests are checked all the same, but a tag is then
+	// whatever the network says it is, and credentials can be read on the way.
+	Insecure bool
+	// Progress is told what happens, by one goroutine at a time and not after Pull has returned. It should be quick.
+	Progress func(api.PullEvent)
+}
+
+// Pull asks the registry for the image, fetches what is not stored yet, and has its layers extracted. It returns when
+// everything is durable. A pull that fails removes what it brought.
+func (s *Service) Pull(ctx context.Context, ref string, opts PullOptions) (*Image, error) {
+	if ref == api.HostImage {
+		return s.getHost(ctx)
+	}
+	want, err := platform(opts.Platform)
+	if err != nil {
+		return nil, err
+	}
+	parsed, err := parse(ref)
+	if err != nil {
+		return nil, err
+	}
+	if d, ok := parsed.(name.Digest); ok && !strings.HasPrefix(d.DigestStr(), "sha256:") {
+		return nil, classf(ErrReference, "image reference %q: only sha256 digests are supported", ref)
+	}
+	if opts.Insecure || loopback(parsed.Context().RegistryStr()) {
+		// Allows plain HTTP where HTTPS does not answer. The transport holds everything else to HTTPS.
+		if parsed, err = name.ParseReference(ref, name.Insecure); err != nil {
+			return nil, classf(ErrReference, "image reference %q: %w", ref, err)
+		}
+	}
+	tr := newTransport(opts.Insecure)
+	defer tr.close()
+	auth, err := authn.Resolve(ctx, s.keychain, parsed.Context())
+	if err != nil {
+		return nil, classf(ErrRegistry, "credentials for registry %s: %w; mend or remove them in ~/.docker/config.json or containers/auth.json",
+			registryName(parsed), err)
+	}
+	puller, err := remote.NewPuller(remote.WithTransport(tr), remote.WithAuth(auth), remote.WithUserAgent("sandboxd"),
+		remote.WithRetryBackoff(s.backoff), remote.WithJobs(parallelDownloads))
+	if err != nil {
+		return nil, fmt.Errorf("prepare to pull %s: %w", ref, err)
+	}
+	p := &pull{service: s, ref: parsed, want: want, explicit: opts.Platform != "", puller: puller}
+	p.progress.tell = opts.Progress
+	defer p.progress.end()
+	r, err := p.run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.image(r)
+}
+
+// pull is one image on its way.
+type pull struct {
+	service  *Service
+	ref      name.Reference
+	want     v1.Platform
+	explicit bool // the platform was asked for, not ours by default
+	puller   *remote.Puller
+	progress progress
+}
+
+// progress passes on events until the pull is over: work that it began may go on for another pull.
+type progress struct {
+	mu   sync.Mutex
+	tell func(api.PullEvent)
+}
+
+func (p *progress) event(e api.PullEvent) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.tell != nil {
+		p.tell(e)
+	}
+}
+
+func (p *progress) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.tell = nil
+}
+
+func (p *pull) run(ctx context.Context) (_ *store.Record, err error) {
+	s := p.service
+	manifest, raw, err := p.manifest(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := &store.Record{Name: normalised(p.ref), Manifest: raw.blob, PulledAt: time.Now().UTC()}
+	if r.Config, err = p.descriptor("configuration", manifest.Config); err != nil {
+		return nil, err
+	}
+	if r.Config.Size > maxDocument {
+		return nil, p.invalidf("its configuration has %d bytes, %d are allowed", r.Config.Size, maxDocument)
+	}
+	for _, d := range manifest.Layers {
+		b, err := p.descriptor("layer", d)
+		if err != nil {
+			return nil, err
+		}
+		r.Layers = append(r.Layers, store.Layer{Blob: b})
+	}
+
+	// From here on things are stored. They are pinned first.
+	var blobs, chains []string
+	for _, b := range r.Blobs() {
+		blobs = append(blobs, b.Digest)
+	}
+	s.pin(blobs)
+	defer func() {
+		if rerr := s.release(ctx, blobs, chains, err != nil); rerr != nil {
+			err = errors.Join(err, rerr)
+		}
+	}()
+	if err := s.store.WriteBlob(ctx, raw.blob, bytes.NewReader(raw.data)); err != nil {
+		return nil, err
+	}
+	if err := p.fetch(ctx, r.Config, false); err != nil {
+		return nil, err
+	}
+	if err := p.config(r); err != nil {
+		return nil, err
+	}
+	for _, l := range r.Layers {
+		chains = append(chains, l.ChainID)
+	}
+	s.pin(chains)
+	if err := p.layers(ctx, r.Layers); err != nil {
+		return nil, err
+	}
+	return r, s.store.Put(r)
+}
+
+func (p *pull) invalidf(format string, args ...any) error {
+	return classf(ErrInvalid, "image %s: %w", normalised(p.ref), fmt.Errorf(format, args...))
+}
+
+// document is a manifest as it came.
+type document struct {
+	blob store.Blob
+	data []byte
+}
+
+// manifest fetches the manifest for the wanted platform, through an index where there is one.
+func (p *pull) manifest(ctx context.Context) (*v1.Manifest, document, error) {
+	ref, expect := p.ref, (*v1.Descriptor)(nil)
+	for range maxNesting {
+		doc, err := p.document(ctx, ref, expect)
+		if err != nil {
+			return nil, document{}, err
+		}
+		// What it is says its content. The registry's header may say something else, and a document that could be
+		// read both ways has two meanings (CVE-2021-41190).
+		var shape struct {
+			SchemaVersion int             `json:"schemaVersion"`
+			MediaType     types.MediaType `json:"mediaType"`
+			Manifests     json.RawMessage `json:"manifests"`
+			Config        json.RawMessage `json:"config"`
+			Layers        json.RawMessage `json:"layers"`
+			FSLayers      json.RawMessage `json:"fsLayers"`
+		}
+		if err := json.Unmarshal(doc.data, &shape); err != nil {
+			return nil, document{}, p.invalidf("its manifest is not JSON: %w", err)
+		}
+		isIndex, isImage := shape.Manifests != nil, shape.Config != nil || shape.Layers != nil
+		switch {
+		case shape.SchemaVersion == 1 || shape.FSLayers != nil:
+			return nil, document{}, p.invalidf("its manifest has the old schema 1, which has no digests of what is in the layers; have it pushed anew by a current tool")
+		case shape.SchemaVersion != 2:
+			return nil, document{}, p.invalidf("its manifest has schema version %d, 2 is supported", shape.SchemaVersion)
+		case isIndex == isImage:
+			return nil, document{}, p.invalidf("its manifest is neither an image's nor an index")
+		case isIndex && shape.MediaType != "" && !shape.MediaType.IsIndex(), isImage && shape.MediaType != "" && !shape.MediaType.IsImage():
+			return nil, document{}, p.invalidf("its manifest has the media type %.80q, which is not what is in it", shape.MediaType)
+		}
+		if isImage {
+			m, err := v1.ParseManifest(bytes.NewReader(doc.data))
+			if err != nil {
+				return nil, document{}, p.invalidf("its manifest cannot be read: %w", err)
+			}
+			doc.blob.MediaType = string(shape.MediaType)
+			if doc.blob.MediaType == "" {
+				doc.blob.MediaType = string(types.OCIManifestSchema1) // optional there
+			}
+			return m, doc, p.checkManifest(m)
+		}
+		ix, err := v1.ParseIndexManifest(bytes.NewReader(doc.data))
+		if err != nil {
+			return nil, document{}, p.invalidf("its index cannot be read: %w", err)
+		}
+		if expect, err = p.choose(ix); err != nil {
+			return nil, document{}, err
+		}
+		ref = p.ref.Context().Digest(expect.Digest.String())
+	}
+	return nil, document{}, p.invalidf("its indexes are nested more than %d deep", maxNesting)
+}
+
+// document fetches one manifest or index and checks its digest and size against what an index or the reference says.
+func (p *pull) document(ctx context.Context, ref name.Reference, expect *v1.Descriptor) (document, error) {
+	if expect != nil && expect.Size > maxDocument {
+		return document{}, p.invalidf("manifest %s has %d bytes, %d are allowed", expect.Digest, expect.Size, maxDocument)
+	}
+	got, err := p.puller.Get(ctx, ref)
+	if err != nil {
+		return document{}, p.explain(ctx, err)
+	}
+	if len(got.Manifest) > maxDocument {
+		return document{}, p.invalidf("its manifest has %d bytes, %d are allowed", len(got.Manifest), maxDocument)
+	}
+	sum := sha256.Sum256(got.Manifest)
+	doc := document{data: got.Manifest, blob: store.Blob{Digest: "sha256:" + hex.EncodeToString(sum[:]), Size: int64(len(got.Manifest))}}
+	if d, ok := ref.(name.Digest); ok && d.DigestStr() != doc.blob.Digest {
+		return document{}, p.invalidf("the registry sent a manifest with the digest %s for %s", doc.blob.Digest, d.DigestStr())
+	}
+	if expect != nil && expect.Size != doc.blob.Size {
+		return document{}, p.invalidf("manifest %s has %d bytes, its index says %d", expect.Digest, doc.blob.Size, expect.Size)
+	}
+	return doc, nil
+}
+
+// choose picks the manifest for the wanted platform.
+func (p *pull) choose(ix *v1.IndexManifest) (*v1.Descriptor, error) {
+	var best *v1.Descriptor
+	var have []string
+	for i := range ix.Manifests {
+		d := &ix.Manifests[i]
+		if d.Platform == nil {
+			// Allowed, but only of use where there is no choice.
+			if len(ix.Manifests) == 1 {
+				best = d
+			}
+			continue
+		}
+		if d.Platform.OS != "unknown" { // that is how attestations are marked
+			have = append(have, d.Platform.String())
+		}
+		if !suits(*d.Platform, p.want) {
+			continue
+		}
+		// The very variant, or else one for every variant, or else the first.
+		if best == nil || best.Platform.Variant != p.want.Variant && (d.Platform.Variant == p.want.Variant || d.Platform.Variant == "") {
+			best = d
+		}
+	}
+	if best == nil {
+		slices.Sort(have)
+		return nil, p.invalidf("it has nothing for %s, only for: %s", p.want, strings.Join(slices.Compact(have), ", "))
+	}
+	if best.MediaType != "" && !best.MediaType.IsImage() && !best.MediaType.IsIndex() {
+		return nil, p.invalidf("its index leads to a %.80q, which is not an image", best.MediaType)
+	}
+	return best, nil
+}
+
+func (p *pull) checkManifest(m *v1.Manifest) error {
+	if !m.Config.MediaType.IsConfig() {
+		return p.invalidf("it is not a container image: its configuration is a %.80q", m.Config.MediaType)
+	}
+	if len(m.Layers) == 0 {
+		return p.invalidf("it has no layers, so there is nothing to run")
+	}
+	if len(m.Layers) > maxLayers {
+		return p.invalidf("it has %d layers, %d are allowed", len(m.Layers), maxLayers)
+	}
+	return nil
+}
+
+// descriptor checks what a manifest says about a blob.
+func (p *pull) descriptor(what string, d v1.Descriptor) (store.Blob, error) {
+	b := store.Blob{MediaType: string(d.MediaType), Digest: d.Digest.String(), Size: d.Size}
+	if d.Digest.Algorithm != "sha256" {
+		return b, p.invalidf("its %s has the digest %.80q; only sha256 is supported", what, b.Digest)
+	}
+	if limit := layer.DefaultLimits().Bytes; b.Size < 0 || b.Size > limit {
+		return b, p.invalidf("its %s %s has %d bytes, %d are allowed", what, b.Digest, b.Size, limit)
+	}
+	return b, nil
+}
+
+// config reads the stored configuration and fills in what it says about platform and layers.
+func (p *pull) config(r *store.Record) error {
+	data, err := p.service.store.ReadBlob(r.Config.Digest, maxDocument)
+	if err != nil {
+		return err
+	}
+	c, err := v1.ParseConfigFile(bytes.NewReader(data))
+	if err != nil {
+		return p.invalidf("its configuration cannot be read: %w", err)
+	}
+	made := v1.Platform{OS: c.OS, Architecture: c.Architecture, Variant: c.Variant}
+	if made.OS != "" && made.Architecture != "" && !suits(made, p.want) {
+		hint := "; ask for that platform if this host can run it"
+		if p.explicit {
+			hint = ""
+		}
+		return p.invalidf("it is made for %s, not for %s%s", made, p.want, hint)
+	}
+	r.Platform = p.want.String()
+	if made.OS != "" && made.Architecture != "" {
+		r.Platform = made.String()
+	}
+	if len(c.RootFS.DiffIDs) != len(r.Layers) {
+		return p.invalidf("its configuration lists %d layers, its manifest %d", len(c.RootFS.DiffIDs), len(r.Layers))
+	}
+	parent := ""
+	for i, d := range c.RootFS.DiffIDs {
+		if d.Algorithm != "sha256" {
+			return p.invalidf("its configuration has the diff id %.80q; only sha256 is supported", d)
+		}
+		r.Layers[i].DiffID = d.String()
+		r.Layers[i].ChainID = chainID(parent, d.String())
+		parent = r.Layers[i].ChainID
+	}
+	return nil
+}
+
+// chainID is the digest of a stack of layers, as the OCI image specification defines it.
+func chainID(parent, diffID string) string {
+	if parent == "" {
+		return diffID
+	}
+	sum := sha256.Sum256([]byte(parent + " " + diffID))
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// layers downloads some at a time and has them extracted in their order, each as soon as it is there.
+func (p *pull) layers(ctx context.Context, layers []store.Layer) error {
+	g, ctx := errgroup.WithContext(ctx)
+	ready := make([]chan struct{}, len(layers))
+	for i := range ready {
+		ready[i] = make(chan struct{})
+	}
+	var next atomic.Int64
+	for range min(parallelDownloads, len(layers)) {
+		g.Go(func() error {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= len(layers) {
+					return nil
+				}
+				if err := p.fetch(ctx, layers[i].Blob, true); err != nil {
+					return err
+				}
+				close(ready[i])
+			}
+		})
+	}
+	g.Go(func() error {
+		for i := range layers {
+			select {
+			case <-ready[i]:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			if err := p.apply(ctx, layers, i); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return g.Wait()
+}
+
+// fetch stores a blob, unless it is stored already or another pull is about to store it.
+func (p *pull) fetch(ctx context.Context, b store.Blob, tell bool) error {
+	s := p.service
+	event := func(status string, n int64) {
+		if tell {
+			p.progress.event(api.PullEvent{Layer: b.Digest, Status: status, Bytes: n, Total: b.Size})
+		}
+	}
+	if s.store.Has(b) {
+		event("exists", b.Size)
+		return nil
+	}
+	event("downloading", 0)
+	// By size too: descriptors that lie about it are refused each for itself.
+	err := s.flights.do(ctx, fmt.Sprintf("blob %s %d", b.Digest, b.Size), func(ctx context.Context) error {
+		return p.download(ctx, b, func(n int64) { event("downloading", n) })
+	})
+	if err == nil {
+		event("downloading", b.Size)
+	}
+	return err
+}
+
+// download gets a blob from the registry, again where the network failed.
+func (p *pull) download(ctx context.Context, b store.Blob, progress func(int64)) error {
+	wait := p.service.backoff.Duration
+	for attempt := 1; ; attempt++ {
+		retry, err := p.try(ctx, b, progress)
+		if err == nil || !retry || attempt >= p.service.backoff.Steps || ctx.Err() != nil {
+			return err
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return err
+		}
+		wait = time.Duration(float64(wait) * p.service.backoff.Factor)
+	}
+}
+
+func (p *pull) try(ctx context.Context, b store.Blob, progress func(int64)) (retry bool, err error) {
+	l, err := p.puller.Layer(ctx, p.ref.Context().Digest(b.Digest))
+	if err != nil {
+		return false, p.explain(ctx, err)
+	}
+	rc, err := l.Compressed()
+	if err != nil {
+		return false, p.explain(ctx, err) // go-containerregistry has tried again already
+	}
+	src := &source{r: rc, progress: progress}
+	err = p.service.store.WriteBlob(ctx, b, src)
+	_ = rc.Close() // everything that matters has been read and checked
+	var network *networkError
+	switch {
+	case err == nil:
+		return false, nil
+	case gaveUp(ctx, err):
+		return false, err
+	case errors.Is(err, store.ErrMismatch):
+		return false, p.invalidf("%w; the registry sends something else than the image was made of", err)
+	case src.err == nil:
+		return false, err // ours: the disk
+	case errors.As(src.err, &network):
+		return true, classf(ErrRegistry, "image %s: registry %s broke off blob %s after %d of %d bytes: %w; try again",
+			normalised(p.ref), registryName(p.ref), b.Digest, src.n, b.Size, network)
+	}
+	// go-containerregistry checks digest and length too, and may be the first to notice.
+	return false, p.invalidf("blob %s: %w; the registry sends something else than the image was made of", b.Digest, src.err)
+}
+
+// source counts what comes from the registry and remembers the error that ended it.
+type source struct {
+	r        io.Reader
+	progress func(int64)
+	n, told  int64
+	err      error
+}
+
+const progressStep = 1 << 20
+
+func (s *source) Read(b []byte) (int, error) {
+	n, err := s.r.Read(b)
+	s.n += int64(n)
+	if s.n-s.told >= progressStep {
+		s.told = s.n
+		s.progress(s.n)
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.err = err
+	}
+	return n, err
+}
+
+// apply has a layer extracted whose blob is stored.
+func (p *pull) apply(ctx context.Context, layers []store.Layer, i int) error {
+	s, l := p.service, layers[i]
+	p.progress.event(api.PullEvent{Layer: l.Blob.Digest, Status: "applying", Bytes: l.Blob.Size, Total: l.Blob.Size})
+	var parents []string
+	for _, below := range layers[:i] {
+		parents = append(parents, below.ChainID)
+	}
+	err := s.flights.do(ctx, "layer "+l.ChainID, func(ctx context.Context) error {
+		return s.extract(ctx, l, parents)
+	})
+	switch {
+	case errors.Is(err, layer.ErrInvalid):
+		return p.invalidf("layer %s: %w", l.Blob.Digest, err)
+	case err != nil:
+		return fmt.Errorf("image %s: extract layer %s: %w", normalised(p.ref), l.Blob.Digest, err)
+	}
+	p.progress.event(api.PullEvent{Layer: l.Blob.Digest, Status: "done", Bytes: l.Blob.Size, Total: l.Blob.Size})
+	return nil
+}
+
+func (s *Service) extract(ctx context.Context, l store.Layer, parents []string) error {
+	if err := s.store.BeginLayer(l.ChainID); err != nil {
+		return err
+	}
+	f, err := s.store.OpenBlob(l.Blob.Digest)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	res, err := s.applier.Apply(ctx, layer.ApplyRequest{
+		ChainID: l.ChainID, Parents: parents, MediaType: l.Blob.MediaType, DiffID: l.DiffID, Blob: f,
+	})
+	if err != nil {
+		return err
+	}
+	// Empty: it was there, and what is there was checked when it was made.
+	if res.DiffID != "" && res.DiffID != l.DiffID {
+		err := classf(layer.ErrInvalid, "content is %s, the image's configuration promises %s", res.DiffID, l.DiffID)
+		return errors.Join(err, s.applier.RemoveLayer(ctx, l.ChainID))
+	}
+	return nil
+}
+
+// explain says what a registry's answer, or the lack of one, means and what can be done.
+func (p *pull) explain(ctx context.Context, err error) error {
+	image, registry := normalised(p.ref), registryName(p.ref)
+	var (
+		answer    *remotetransport.Error
+		network   *networkError
+		request   *url.Error
+		untrusted *tls.CertificateVerificationError
+		unknownCA x509.UnknownAuthorityError
+	)
+	switch {
+	case errors.Is(err, ErrInvalid):
+		return p.invalidf("%w", err)
+	case gaveUp(ctx, err):
+		return fmt.Errorf("pull %s: %w", image, err)
+	case errors.As(err, &answer):
+		switch answer.StatusCode {
+		case http.StatusUnauthorized, http.StatusForbidden:
+			return classf(ErrRegistry, "image %s: registry %s refuses access (%w); the repository may not exist, or need a login: docker login %s, or podman login, as the user who runs the daemon",
+				image, registry, err, registry)
+		case http.StatusNotFound:
+			return classf(ErrRegistry, "image %s: registry %s does not have it (%w); check name and tag", image, registry, err)
+		case http.StatusTooManyRequests:
+			return classf(ErrRegistry, "image %s: registry %s allows no more pulls for now (%w); wait, or log in", image, registry, err)
+		default:
+			return classf(ErrRegistry, "image %s: registry %s answers with an error (%w); try again later", image, registry, err)
+		}
+	case errors.As(err, &untrusted), errors.As(err, &unknownCA):
+		return classf(ErrRegistry, "image %s: the certificate of registry %s is not trusted: %w; install its CA on this host, or allow insecure", image, registry, err)
+	case errors.Is(err, http.ErrSchemeMismatch), errors.Is(err, errPlainHTTP):
+		return classf(ErrRegistry, "image %s: registry %s speaks plain HTTP: %w; allow insecure if the network to it is trusted", image, registry, err)
+	case errors.As(err, &request), errors.As(err, &network):
+		return classf(ErrRegistry, "image %s: registry %s cannot be reached: %w; check the name and that the registry runs", image, registry, err)
+	}
+	return p.invalidf("the registry's answer cannot be used: %w", err)
+}

@@ -1,0 +1,587 @@
+// Package store keeps pulled images on disk: their blobs as an OCI image layout, their names and the state of their
+// extracted layers in a small database.
+//
+//	DIR/blobs/oci-layout, index.json, blobs/sha256/<hex>    an OCI image layout that any tool can read
+//	DIR/images.db                                           bbolt: names, layers; the truth that index.json repeats
+//	DIR/incoming/                                           blobs being written; emptied by Open
+//
+// The order of writes makes a crash harmless: a blob is written beside, checked, synced and renamed; only then does a
+// record name it. What no record names at [Open] is left from an interrupted pull and is removed.
+//
+// The extracted layers themselves are not here: whoever extracts them keeps them under their chain ids. The store
+// remembers which of them are wanted.
+package store
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+)
+
+// The classes of errors that are not this host's fault.
+var (
+	ErrNotFound = errors.New("not in the image store")
+	ErrMismatch = errors.New("content is not what its descriptor says") // digest or size of a blob
+)
+
+// Blob describes stored bytes, as descriptors of the OCI specification do.
+type Blob struct {
+	MediaType string `json:"media_type"`
+	Digest    string `json:"digest"` // "sha256:<hex>"
+	Size      int64  `json:"size"`
+}
+
+// Layer is one layer of an image, extracted.
+type Layer struct {
+	Blob    Blob   `json:"blob"`
+	DiffID  string `json:"diff_id"`
+	ChainID string `json:"chain_id"`
+}
+
+// Record is an image under its name.
+type Record struct {
+	Name     string    `json:"name"` // normalised reference
+	Platform string    `json:"platform"`
+	Manifest Blob      `json:"manifest"`
+	Config   Blob      `json:"config"`
+	Layers   []Layer   `json:"layers"` // lowest first
+	PulledAt time.Time `json:"pulled_at"`
+}
+
+// Blobs are all blobs that the record needs, each once.
+func (r *Record) Blobs() []Blob {
+	all := []Blob{r.Manifest, r.Config}
+	for _, l := range r.Layers {
+		all = append(all, l.Blob)
+	}
+	seen := make(map[string]bool, len(all))
+	return slices.DeleteFunc(all, func(b Blob) bool {
+		was := seen[b.Digest]
+		seen[b.Digest] = true
+		return was
+	})
+}
+
+var (
+	bucketImages = []byte("images") // name -> Record
+	bucketLayers = []byte("layers") // chain id -> layerPending or layerReady
+)
+
+const (
+	layerPending = "pending" // being extracted for a pull that has not succeeded yet
+	layerReady   = "ready"   // of an image that was pulled; sandboxes may use it
+)
+
+// Store is open until Close. Its methods may be called from several goroutines.
+type Store struct {
+	layout   *os.Root // DIR/blobs
+	incoming *os.Root // DIR/incoming
+	db       *bolt.DB
+}
+
+// Open opens the store in dir, which is made where it does not exist, and removes what interrupted pulls left. One
+// process can have it open at a time.
+func Open(dir string) (_ *Store, err error) {
+	for _, d := range []string{"blobs/blobs/sha256", "incoming"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
+			return nil, fmt.Errorf("make image store: %w", err)
+		}
+	}
+	s := &Store{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	s.db, err = bolt.Open(filepath.Join(dir, "images.db"), 0o600, &bolt.Options{Timeout: 2 * time.Second})
+	if errors.Is(err, bolterrors.ErrTimeout) {
+		return nil, fmt.Errorf("open image store %s: another process has it open; is a sandboxd running with this data directory?", dir)
+	} else if err != nil {
+		return nil, fmt.Errorf("open image store %s: %w", dir, err)
+	}
+	err = s.db.Update(func(tx *bolt.Tx) error {
+		_, err1 := tx.CreateBucketIfNotExists(bucketImages)
+		_, err2 := tx.CreateBucketIfNotExists(bucketLayers)
+		return errors.Join(err1, err2)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open image store %s: %w", dir, err)
+	}
+	if s.layout, err = os.OpenRoot(filepath.Join(dir, "blobs")); err != nil {
+		return nil, fmt.Errorf("open image store: %w", err)
+	}
+	if s.incoming, err = os.OpenRoot(filepath.Join(dir, "incoming")); err != nil {
+		return nil, fmt.Errorf("open image store: %w", err)
+	}
+	if err := s.clean(); err != nil {
+		return nil, fmt.Errorf("clean image store: %w", err)
+	}
+	if err := s.writeIndex(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close closes the store.
+func (s *Store) Close() error {
+	var errs []error
+	for _, r := range []*os.Root{s.layout, s.incoming} {
+		if r != nil {
+			errs = append(errs, r.Close())
+		}
+	}
+	if s.db != nil {
+		errs = append(errs, s.db.Close())
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("close image store: %w", err)
+	}
+	return nil
+}
+
+// clean removes what is being written, which nobody writes any more, and blobs that no record names.
+func (s *Store) clean() error {
+	names, err := readDir(s.incoming, ".")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := s.incoming.RemoveAll(name); err != nil {
+			return err
+		}
+	}
+	records, err := s.List()
+	if err != nil {
+		return err
+	}
+	used := make(map[string]bool)
+	for _, r := range records {
+		for _, b := range r.Blobs() {
+			used[b.Digest] = true
+		}
+	}
+	names, err = readDir(s.layout, blobDir)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if !used["sha256:"+name] {
+			if err := s.layout.RemoveAll(blobDir + "/" + name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func readDir(root *os.Root, dir string) ([]string, error) {
+	d, err := root.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	names, err := d.Readdirnames(-1)
+	return names, errors.Join(err, d.Close())
+}
+
+const blobDir = "blobs/sha256"
+
+// blobPath is where a blob lies in the layout. Digests come from manifests, so nothing but hexadecimal digits gets
+// through; only SHA-256 is in use.
+func blobPath(digest string) (string, error) {
+	hexa, ok := strings.CutPrefix(digest, "sha256:")
+	if !ok || len(hexa) != 2*sha256.Size || strings.Trim(hexa, "0123456789abcdef") != "" {
+		return "", fmt.Errorf("%w: digest %.80q is not sha256 and 64 digits", ErrMismatch, digest)
+	}
+	return blobDir + "/" + hexa, nil
+}
+
+// Has reports whether the blob is stored. What is stored was verified when it was written.
+func (s *Store) Has(b Blob) bool {
+	path, err := blobPath(b.Digest)
+	if err != nil {
+		return false
+	}
+	fi, err := s.layout.Stat(path)
+	return err == nil && fi.Mode().IsRegular() && fi.Size() == b.Size
+}
+
+// OpenBlob opens a stored blob for reading. One that is not there is [ErrNotFound].
+func (s *Store) OpenBlob(digest string) (*os.File, error) {
+	path, err := blobPath(digest)
+	if err != nil {
+		return nil, err
+	}
+	f, err := s.layout.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("blob %s: %w", digest, ErrNotFound)
+	} else if err != nil {
+		return nil, fmt.Errorf("open blob %s: %w", digest, err)
+	}
+	return f, nil
+}
+
+// ReadBlob returns a small blob's content: a manifest or configuration of at most limit bytes.
+func (s *Store) ReadBlob(digest string, limit int64) ([]byte, error) {
+	f, err := s.OpenBlob(digest)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, fmt.Errorf("read blob %s: %w", digest, err)
+	}
+	if int64(len(data)) > limit {
+		return nil, fmt.Errorf("blob %s: %w: more than %d bytes", digest, ErrMismatch, limit)
+	}
+	return data, nil
+}
+
+// WriteBlob stores what r has. It must be exactly b.Size bytes with the digest b.Digest; otherwise nothing is stored and
+// the error is of the class [ErrMismatch]. A blob that exists already is left alone and r is not read.
+func (s *Store) WriteBlob(ctx context.Context, b Blob, r io.Reader) (err error) {
+	path, err := blobPath(b.Digest)
+	if err != nil {
+		return err
+	}
+	if s.Has(b) {
+		return nil
+	}
+	tmp, name, err := s.create()
+	if err != nil {
+		return fmt.Errorf("write blob %s: %w", b.Digest, err)
+	}
+	defer func() {
+		if tmp != nil {
+			err = errors.Join(err, tmp.Close())
+		}
+		if err != nil {
+			err = errors.Join(err, s.incoming.Remove(name))
+		}
+	}()
+	hash := sha256.New()
+	// One byte more than promised shows that there is more, without reading it all.
+	n, err := io.Copy(io.MultiWriter(tmp, hash), io.LimitReader(&ctxReader{ctx, r}, b.Size+1))
+	switch got := "sha256:" + hex.EncodeToString(hash.Sum(nil)); {
+	case err != nil:
+		return fmt.Errorf("write blob %s: %w", b.Digest, err)
+	case n > b.Size:
+		return fmt.Errorf("blob %s: %w: it has more than the %d bytes of its descriptor", b.Digest, ErrMismatch, b.Size)
+	case n < b.Size:
+		return fmt.Errorf("blob %s: %w: it has %d bytes, its descriptor says %d", b.Digest, ErrMismatch, n, b.Size)
+	case got != b.Digest:
+		return fmt.Errorf("blob %s: %w: its digest is %s", b.Digest, ErrMismatch, got)
+	}
+	if err := tmp.Sync(); err != nil {
+		return fmt.Errorf("sync blob %s: %w", b.Digest, err)
+	}
+	closeErr := tmp.Close()
+	tmp = nil
+	if closeErr != nil {
+		return fmt.Errorf("write blob %s: %w", b.Digest, closeErr)
+	}
+	// Both directories are in one file system and below descriptors of ours; os.Root cannot rename between two.
+	if err := os.Rename(filepath.Join(s.incoming.Name(), name), filepath.Join(s.layout.Name(), filepath.FromSlash(path))); err != nil {
+		return fmt.Errorf("store blob %s: %w", b.Digest, err)
+	}
+	if err := syncDir(s.layout, blobDir); err != nil {
+		// It may be there or not after a crash, so it does not count as stored.
+		return errors.Join(fmt.Errorf("store blob %s: %w", b.Digest, err), s.layout.Remove(path))
+	}
+	return nil
+}
+
+// create makes a new file in incoming.
+func (s *Store) create() (*os.File, string, error) {
+	f, err := os.CreateTemp(s.incoming.Name(), "blob-*")
+	if err != nil {
+		return nil, "", err
+	}
+	return f, filepath.Base(f.Name()), nil
+}
+
+// TempFile makes a file that has no name any more, for something too large for memory.
+func (s *Store) TempFile() (*os.File, error) {
+	f, name, err := s.create()
+	if err != nil {
+		return nil, fmt.Errorf("make temporary file: %w", err)
+	}
+	if err := s.incoming.Remove(name); err != nil {
+		return nil, errors.Join(fmt.Errorf("make temporary file: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+type ctxReader struct {
+	ctx context.Context //nolint:containedctx // an io.Reader has no other way to be interrupted
+	r   io.Reader
+}
+
+func (c *ctxReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.r.Read(p)
+}
+
+// syncDir makes what was renamed into a directory last.
+func syncDir(root *os.Root, dir string) error {
+	d, err := root.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// RemoveUnused removes those of the blobs that no record names.
+func (s *Store) RemoveUnused(digests []string) error {
+	records, err := s.List()
+	if err != nil {
+		return err
+	}
+	used := make(map[string]bool)
+	for _, r := range records {
+		for _, b := range r.Blobs() {
+			used[b.Digest] = true
+		}
+	}
+	var errs []error
+	for _, digest := range digests {
+		path, err := blobPath(digest)
+		if err != nil || used[digest] {
+			continue
+		}
+		if err := s.layout.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove blob %s: %w", digest, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Put records an image under its name, instead of the one that had it, and its layers as ready. Its blobs must be stored.
+func (s *Store) Put(r *Record) error {
+	for _, b := range r.Blobs() {
+		if !s.Has(b) {
+			return fmt.Errorf("record image %s: blob %s: %w", r.Name, b.Digest, ErrNotFound)
+		}
+	}
+	value, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("record image %s: %w", r.Name, err)
+	}
+	err = s.db.Update(func(tx *bolt.Tx) error {
+		for _, l := range r.Layers {
+			if err := tx.Bucket(bucketLayers).Put([]byte(l.ChainID), []byte(layerReady)); err != nil {
+				return err
+			}
+		}
+		return tx.Bucket(bucketImages).Put([]byte(r.Name), value)
+	})
+	if err != nil {
+		return fmt.Errorf("record image %s: %w", r.Name, err)
+	}
+	return s.writeIndex()
+}
+
+// Get returns the image of that name, or [ErrNotFound].
+func (s *Store) Get(name string) (*Record, error) {
+	var r *Record
+	err := s.db.View(func(tx *bolt.Tx) error {
+		value := tx.Bucket(bucketImages).Get([]byte(name))
+		if value == nil {
+			return ErrNotFound
+		}
+		return json.Unmarshal(value, &r)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("image %s: %w", name, err)
+	}
+	return r, nil
+}
+
+// List returns all images, sorted by name.
+func (s *Store) List() ([]*Record, error) {
+	var records []*Record
+	err := s.db.View(func(tx *bolt.Tx) error {
+		return tx.Bucket(bucketImages).ForEach(func(name, value []byte) error {
+			var r *Record
+			if err := json.Unmarshal(value, &r); err != nil {
+				return fmt.Errorf("record of %s: %w", name, err)
+			}
+			records = append(records, r)
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
+	}
+	return records, nil
+}
+
+// LayerUsers returns, for each chain id that an image needs, the names of those images.
+func (s *Store) LayerUsers() (map[string][]string, error) {
+	records, err := s.List()
+	if err != nil {
+		return nil, err
+	}
+	users := make(map[string][]string)
+	for _, r := range records {
+		for _, l := range r.Layers {
+			users[l.ChainID] = append(users[l.ChainID], r.Name)
+		}
+	}
+	return users, nil
+}
+
+// BeginLayer notes that a layer is about to be extracted, so that a crash does not make it be forgotten. A layer that is
+// ready stays so.
+func (s *Store) BeginLayer(chainID string) error {
+	err := s.db.Update(func(tx *bolt.Tx) error {
+		b := tx.Bucket(bucketLayers)
+		if b.Get([]byte(chainID)) != nil {
+			return nil
+		}
+		return b.Put([]byte(chainID), []byte(layerPending))
+	})
+	if err != nil {
+		return fmt.Errorf("note layer %s: %w", chainID, err)
+	}
+	return nil
+}
+
+// MarkLayer notes that a layer is extracted and in use although no image has it: the host image's.
+func (s *Store) MarkLayer(chainID string) error {
+	err := s.db.Update(func(tx *bolt.Tx) error {
+		return tx.Bucket(bucketLayers).Put([]byte(chainID), []byte(layerReady))
+	})
+	if err != nil {
+		return fmt.Errorf("note layer %s: %w", chainID, err)
+	}
+	return nil
+}
+
+// ForgetLayer drops the note of a layer whose extraction has failed and that was removed. Ready layers stay.
+func (s *Store) ForgetLayer(chainID string) error {
+	err := s.db.Update(func(tx *bolt.Tx) error {
+		b := tx.Bucket(bucketLayers)
+		if string(b.Get([]byte(chainID))) != layerPending {
+			return nil
+		}
+		return b.Delete([]byte(chainID))
+	})
+	if err != nil {
+		return fmt.Errorf("forget layer %s: %w", chainID, err)
+	}
+	return nil
+}
+
+// PendingLayers are the chain ids of layers that were begun for pulls that have not succeeded (yet).
+func (s *Store) PendingLayers() ([]string, error) {
+	var out []string
+	err := s.db.View(func(tx *bolt.Tx) error {
+		return tx.Bucket(bucketLayers).ForEach(func(chainID, state []byte) error {
+			if string(state) == layerPending {
+				out = append(out, string(chainID))
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list layers: %w", err)
+	}
+	return out, nil
+}
+
+// The OCI image layout, as far as we write it.
+type (
+	index struct {
+		SchemaVersion int          `json:"schemaVersion"`
+		MediaType     string       `json:"mediaType"`
+		Manifests     []descriptor `json:"manifests"`
+	}
+	descriptor struct {
+		MediaType   string            `json:"mediaType"`
+		Digest      string            `json:"digest"`
+		Size        int64             `json:"size"`
+		Platform    *platform         `json:"platform,omitempty"`
+		Annotations map[string]string `json:"annotations"`
+	}
+	platform struct {
+		OS           string `json:"os"`
+		Architecture string `json:"architecture"`
+		Variant      string `json:"variant,omitempty"`
+	}
+)
+
+// writeIndex repeats the records in index.json for other tools. It is written only when something changed, and by Open
+// in case that the one before crashed between the database and here.
+func (s *Store) writeIndex() error {
+	// The transaction keeps two writers from overtaking each other.
+	err := s.db.Update(func(tx *bolt.Tx) error {
+		ix := index{SchemaVersion: 2, MediaType: "application/vnd.oci.image.index.v1+json", Manifests: []descriptor{}}
+		err := tx.Bucket(bucketImages).ForEach(func(_, value []byte) error {
+			var r Record
+			if err := json.Unmarshal(value, &r); err != nil {
+				return err
+			}
+			d := descriptor{
+				MediaType: r.Manifest.MediaType, Digest: r.Manifest.Digest, Size: r.Manifest.Size,
+				Annotations: map[string]string{"org.opencontainers.image.ref.name": r.Name},
+			}
+			if parts := strings.SplitN(r.Platform, "/", 3); len(parts) >= 2 {
+				d.Platform = &platform{OS: parts[0], Architecture: parts[1]}
+				if len(parts) == 3 {
+					d.Platform.Variant = parts[2]
+				}
+			}
+			ix.Manifests = append(ix.Manifests, d)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		data, err := json.MarshalIndent(ix, "", "  ")
+		if err != nil {
+			return err
+		}
+		return cmp.Or(s.replaceFile("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)), s.replaceFile("index.json", append(data, '\n')))
+	})
+	if err != nil {
+		return fmt.Errorf("write index of the image store: %w", err)
+	}
+	return nil
+}
+
+// replaceFile writes a file of the layout beside, syncs and renames it. One that has the content already stays.
+func (s *Store) replaceFile(name string, data []byte) (err error) {
+	if old, err := s.layout.ReadFile(name); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	f, err := s.layout.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := s.layout.Rename(name+".new", name); err != nil {
+		return err
+	}
+	return syncDir(s.layout, ".")
+}

@@ -1,0 +1,272 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+const (
+	defaultProfile = "default"
+
+	// stepTimeout bounds each step that must be tried although nobody waits for it any more.
+	stepTimeout = 10 * time.Second
+	// drainTimeout is how long requests under way may take when the daemon stops, before they are cancelled.
+	drainTimeout = 2 * time.Second
+	// cutTimeout is how long a cancelled request may take to say so, before its connection is closed.
+	cutTimeout = 2 * time.Second
+	// closeTimeout bounds the end of all sandboxes.
+	closeTimeout = 60 * time.Second
+)
+
+// Options are what a daemon is made of. Those without a stated default are needed.
+//
+// To add one: give it a default that is right for nearly everyone, say it here, and add a flag only if people set it
+// differently on one host. To retire one: keep the field, ignore it and say since when, for one release.
+type Options struct {
+	Version    string
+	DataDir    string // state.db lies here
+	RuntimeDir string // the control sockets lie here; made with mode 0700
+	Socket     string // of the API; default: [SocketName] in RuntimeDir
+	Engine     runtime.Engine
+	Images     Images
+	// Profile finds a profile by name, and the limits that a sandbox of it has by default.
+	Profile func(name string) (runtime.Profile, api.Limits, error)
+
+	// LauncherInfo asks the launcher for its pid and for what a sandbox with the defaults would get. Default: unknown.
+	LauncherInfo func(ctx context.Context) (int, api.Enforced, error)
+	// Checks probes the host. Default: no checks.
+	Checks func(ctx context.Context) []api.Check
+	// EndEngine is called at the end of a shutdown that keeps no sandboxes, to end the launcher. Default: nothing.
+	EndEngine func(ctx context.Context) error
+	// Lock is what [AcquireLock] returned for DataDir. Default: New acquires it.
+	Lock io.Closer
+
+	MaxSandboxes int           // default 1000
+	Timeout      time.Duration // of a sandbox that asks for none; default an hour
+	IdleTimeout  time.Duration // of a sandbox that asks for none; default ten minutes
+	IdleExit     time.Duration // the daemon ends after this time without a sandbox and a request; 0: never
+	Log          *slog.Logger  // default: discarded
+}
+
+func (o *Options) socketPath() string {
+	return cmp.Or(o.Socket, filepath.Join(o.RuntimeDir, SocketName))
+}
+
+// SocketName is the API socket's file in the runtime directory.
+const SocketName = "api.sock"
+
+// Daemon is the running whole: sandboxes, services and the server in front of them.
+type Daemon struct {
+	opts    Options
+	log     *slog.Logger
+	service *Service
+	lock    io.Closer
+	socket  *socket
+
+	requests sync.WaitGroup // handlers, those of hijacked connections among them
+	mu       sync.Mutex
+	drained  bool // requests is waited for: nothing may be added to it
+	active   int  // requests that are counted
+	lastUse  time.Time
+
+	stopOnce sync.Once
+	stop     chan struct{} // closed when a client asks for the end
+	keep     bool          // written before stop is closed
+}
+
+// New locks the data directory, adopts the sandboxes that the engine runs, and listens on the API socket. [Daemon.Serve]
+// must be called next: it undoes all this in the end.
+func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
+	if opts.Engine == nil || opts.Images == nil || opts.Profile == nil || opts.DataDir == "" || opts.RuntimeDir == "" {
+		return nil, errors.New("start daemon: Engine, Images, Profile, DataDir and RuntimeDir are needed")
+	}
+	d := &Daemon{opts: opts, log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)), lock: opts.Lock, stop: make(chan struct{})}
+	if d.lock == nil {
+		if d.lock, err = AcquireLock(opts.DataDir); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, d.lock.Close())
+			}
+		}()
+	}
+	if d.socket, err = listen(opts.RuntimeDir, opts.socketPath()); err != nil {
+		return nil, fmt.Errorf("start daemon: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.socket.remove())
+		}
+	}()
+	supervisor, err := runtime.Open(ctx, opts.DataDir, opts.Engine, runtime.Options{
+		RuntimeDir:   opts.RuntimeDir,
+		MaxSandboxes: opts.MaxSandboxes,
+		Timeout:      opts.Timeout,
+		IdleTimeout:  opts.IdleTimeout,
+		Log:          d.log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start daemon: %w", err)
+	}
+	d.service = &Service{opts: opts, supervisor: supervisor, images: opts.Images, log: d.log}
+	return d, nil
+}
+
+// Service is what the API can do, for faces other than HTTP.
+func (d *Daemon) Service() *Service { return d.service }
+
+// Socket is the path of the API socket.
+func (d *Daemon) Socket() string { return d.opts.socketPath() }
+
+// Shutdown makes Serve return, as POST /v1/system/shutdown does. Only the first call counts.
+func (d *Daemon) Shutdown(req api.Shutdown) {
+	d.stopOnce.Do(func() {
+		d.keep = req.KeepSandboxes
+		close(d.stop)
+	})
+}
+
+// enter counts a request; leave must follow unless it returns false.
+func (d *Daemon) enter() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.drained {
+		return false
+	}
+	d.requests.Add(1)
+	d.active++
+	return true
+}
+
+func (d *Daemon) leave() {
+	d.mu.Lock()
+	d.active--
+	d.lastUse = time.Now()
+	d.mu.Unlock()
+	d.requests.Done()
+}
+
+// idleFor is how long there has been no request; 0 while there is one, or a sandbox.
+func (d *Daemon) idleFor() time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.active > 0 || d.service.supervisor.Count() > 0 {
+		d.lastUse = time.Now()
+		return 0
+	}
+	return time.Since(d.lastUse)
+}
+
+// watchIdle ends a daemon that was started for one session and is not needed any more.
+func (d *Daemon) watchIdle() {
+	timer := time.NewTimer(d.opts.IdleExit)
+	defer timer.Stop()
+	for {
+		select {
+		case <-d.stop:
+			return
+		case <-timer.C:
+		}
+		idle := d.idleFor()
+		if idle >= d.opts.IdleExit {
+			d.log.Info("nobody needs the daemon", "idle", idle)
+			d.Shutdown(api.Shutdown{})
+			return
+		}
+		timer.Reset(d.opts.IdleExit - idle)
+	}
+}
+
+// Serve answers requests until ctx ends or a client asks for the end, and returns when nothing of the daemon runs any
+// more. Where ctx ended, the sandboxes go on for the next daemon to adopt; a client says what shall become of them.
+func (d *Daemon) Serve(ctx context.Context) error {
+	requestCtx, cancelRequests := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancelRequests(nil)
+	server := &http.Server{
+		Handler: d.handler(),
+		// A request must announce itself soon; what follows is bounded where it is read.
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		BaseContext:       func(net.Listener) context.Context { return requestCtx },
+		ConnContext:       peerContext,
+		ErrorLog:          slog.NewLogLogger(d.log.Handler(), slog.LevelDebug),
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(d.socket) }()
+	d.log.Info("daemon is ready", "socket", d.Socket(), "uid", os.Getuid(), "sandboxes", d.service.supervisor.Count())
+
+	if d.opts.IdleExit > 0 {
+		d.lastUse = time.Now()
+		watched := make(chan struct{})
+		go func() { defer close(watched); d.watchIdle() }()
+		defer func() { <-watched }()
+	}
+	var failure error
+	select {
+	case <-ctx.Done():
+		d.Shutdown(api.Shutdown{KeepSandboxes: true})
+	case <-d.stop:
+	case failure = <-served:
+		served <- http.ErrServerClosed
+		d.Shutdown(api.Shutdown{KeepSandboxes: true})
+	}
+	<-d.stop // orders our reading of keep
+	return errors.Join(failure, d.shutdown(context.WithoutCancel(ctx), server, served, cancelRequests))
+}
+
+// shutdown reads top to bottom. Each step has its own deadline, and a step that fails does not keep the next from being
+// tried.
+func (d *Daemon) shutdown(ctx context.Context, server *http.Server, served <-chan error, cancelRequests context.CancelCauseFunc) error {
+	d.log.Info("daemon is stopping", "keep_sandboxes", d.keep)
+	step := func(timeout time.Duration, f func(context.Context) error) error {
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		return f(ctx)
+	}
+	// 1. Nobody new comes in, and what is under way may come to its end.
+	if step(drainTimeout, server.Shutdown) != nil {
+		// 2. What does not is told why, and then cut off.
+		cancelRequests(ErrStopping)
+		if step(cutTimeout, server.Shutdown) != nil {
+			d.log.Warn("requests are cut off")
+		}
+	}
+	cancelRequests(ErrStopping)
+	_ = server.Close() // the connections that are left; their requests are waited for next
+	var errs []error
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		errs = append(errs, fmt.Errorf("serve: %w", err))
+	}
+	// 3. Connections that became WebSockets are not the server's any more.
+	d.mu.Lock()
+	d.drained = true
+	d.mu.Unlock()
+	d.requests.Wait()
+	// 4. The sandboxes end, or are left alone.
+	errs = append(errs, step(closeTimeout, func(ctx context.Context) error { return d.service.supervisor.Close(ctx, d.keep) }))
+	if !d.keep && d.opts.EndEngine != nil {
+		errs = append(errs, step(stepTimeout, d.opts.EndEngine))
+	}
+	// 5. The socket and the lock go last: until here a new daemon must not start.
+	errs = append(errs, d.socket.remove(), d.lock.Close())
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("stop daemon: %w", err)
+	}
+	d.log.Info("daemon has stopped")
+	return nil
+}

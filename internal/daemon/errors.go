@@ -1,0 +1,190 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"syscall"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// The classes of errors that arise here. Those of the packages below stand beside them in the table.
+var (
+	ErrInvalid        = errors.New("invalid argument")
+	ErrTooLarge       = errors.New("too large")
+	ErrForbidden      = errors.New("forbidden")
+	ErrNoRoute        = errors.New("no such route")
+	ErrNoMethod       = errors.New("method not allowed")
+	ErrNoFile         = errors.New("no such file")
+	ErrFileConflict   = errors.New("file cannot be used")
+	ErrNoImage        = errors.New("no such image")
+	ErrRegistry       = errors.New("registry error")
+	ErrImage          = errors.New("image invalid")
+	ErrGone           = errors.New("sandbox is gone")
+	ErrProgramMissing = errors.New("program not found")
+	ErrProgramDenied  = errors.New("program not allowed")
+	ErrStopping       = errors.New("the daemon is stopping")
+	errPanic          = errors.New("a defect of the daemon")
+)
+
+// class says what the API makes of an error that wraps err.
+type class struct {
+	err    error
+	code   api.Code
+	hint   string
+	status int // 0: the code's own
+}
+
+// classes is the one table from errors to codes. What matches nothing is internal.
+var classes = []class{
+	{err: errPanic, code: api.CodeInternal, hint: "the daemon's log has the stack; please report it"},
+	{err: ErrTooLarge, code: api.CodeTooLarge, hint: "send less, or use the files and archive routes, which are not bounded"},
+	{err: ErrInvalid, code: api.CodeInvalid},
+	{err: ErrNoMethod, code: api.CodeInvalid, hint: "the Allow header lists the methods of this path", status: 405},
+	{err: ErrForbidden, code: api.CodeForbidden, hint: "call as the user who runs the daemon"},
+	{err: ErrNoRoute, code: api.CodeNotFound, hint: "the routes of this daemon begin with /v1/"},
+	{err: ErrNoFile, code: api.CodeNotFound},
+	{err: ErrFileConflict, code: api.CodeConflict},
+	{err: ErrNoImage, code: api.CodeNotFound, hint: "pull it first: sandboxd pull REFERENCE"},
+	{err: ErrRegistry, code: api.CodeRegistry, hint: "check the reference, the registry's address and your credentials"},
+	{err: ErrImage, code: api.CodeImage, hint: "the image is broken or hostile; pull it anew or choose another"},
+	{err: ErrGone, code: api.CodeGone, hint: "create a new sandbox"},
+	{err: ErrProgramMissing, code: api.CodeProgramMissing, hint: "argv[0] is looked up in the sandbox's PATH; no shell is involved"},
+	{err: ErrProgramDenied, code: api.CodeProgramDenied, hint: "it must be an executable file that the user may execute"},
+	{err: ErrStopping, code: api.CodeUnavailable, hint: "start it again: sandboxd serve"},
+	{err: runtime.ErrNotFound, code: api.CodeNotFound, hint: "sandboxd ps lists what there is"},
+	{err: runtime.ErrExists, code: api.CodeExists, hint: "choose another name, or delete the sandbox that has it"},
+	{err: runtime.ErrState, code: api.CodeConflict, hint: "a sandbox that has ended can only be deleted"},
+	{err: runtime.ErrTooMany, code: api.CodeConflict, hint: "delete sandboxes that are not needed any more: sandboxd ps, sandboxd rm"},
+	{err: runtime.ErrUnenforceable, code: api.CodeUnenforceable, hint: "sandboxd doctor says what this host lacks; leave the limit out to run without it"},
+	{err: runtime.ErrClosed, code: api.CodeUnavailable, hint: "start it again: sandboxd serve"},
+	{err: runtime.ErrUnavailable, code: api.CodeUnavailable, hint: "the launcher is gone or busy; restart the daemon"},
+	{err: context.DeadlineExceeded, code: api.CodeUnavailable, hint: "the host is overloaded; try again"},
+	{err: context.Canceled, code: api.CodeUnavailable},
+}
+
+// titles are the codes in words.
+var titles = map[api.Code]string{
+	api.CodeInvalid:        "Invalid argument",
+	api.CodeTooLarge:       "Too large",
+	api.CodeForbidden:      "Forbidden",
+	api.CodeNotFound:       "Not found",
+	api.CodeExists:         "Already exists",
+	api.CodeConflict:       "Not possible in this state",
+	api.CodeGone:           "Gone",
+	api.CodeProgramMissing: "Program not found",
+	api.CodeProgramDenied:  "Program not allowed",
+	api.CodeUnenforceable:  "Cannot be enforced",
+	api.CodeRegistry:       "Registry error",
+	api.CodeImage:          "Image invalid",
+	api.CodeUnavailable:    "Unavailable",
+	api.CodeInternal:       "Internal error",
+}
+
+// maxDetail bounds the detail of a problem: parts of it may come from a sandbox or a registry.
+const maxDetail = 2048
+
+// ProblemOf turns an error into what the API answers.
+func ProblemOf(err error) *api.Problem {
+	var p *api.Problem
+	if errors.As(err, &p) {
+		return p
+	}
+	detail := strings.ToValidUTF8(err.Error(), "\uFFFD")
+	if len(detail) > maxDetail {
+		detail = strings.ToValidUTF8(detail[:maxDetail], "") + " ..."
+	}
+	c := classOf(err)
+	if c.status == 0 {
+		c.status = c.code.Status()
+	}
+	return &api.Problem{Code: c.code, Title: titles[c.code], Status: c.status, Detail: detail, Hint: c.hint}
+}
+
+// classOf looks for the class that was given last, because who gave it knew what those before were about. Errors without
+// one are found by what they wrap.
+func classOf(err error) class {
+	var given *classified
+	if errors.As(err, &given) {
+		err = given.class
+	}
+	for _, known := range classes {
+		if errors.Is(err, known.err) {
+			return known
+		}
+	}
+	return class{code: api.CodeInternal, hint: "the daemon's log may say more"}
+}
+
+// classified is an error put into a class without the class's words in its text.
+type classified struct{ class, err error }
+
+func (c *classified) Error() string   { return c.err.Error() }
+func (c *classified) Unwrap() []error { return []error{c.class, c.err} }
+
+func classify(class error, err error) error { return &classified{class, err} }
+
+func invalidf(format string, args ...any) error {
+	return classify(ErrInvalid, fmt.Errorf(format, args...))
+}
+
+// execError classifies what init says about starting a program.
+func execError(argv0, cwd string, err error) error {
+	var ge *guest.Error
+	if !errors.As(err, &ge) {
+		return err
+	}
+	switch ge.Stage {
+	case guest.StageCwd:
+		return invalidf("enter working directory %q: %w", cwd, ge.Errno)
+	case guest.StageLookup, guest.StageStart:
+		switch ge.Errno {
+		case syscall.ENOENT, syscall.ENOTDIR:
+			if ge.Stage == guest.StageStart {
+				return classify(ErrProgramMissing, fmt.Errorf("start %q: the program or its interpreter does not exist: %w", argv0, ge.Errno))
+			}
+			return classify(ErrProgramMissing, fmt.Errorf("find %q: %w", argv0, ge.Errno))
+		case syscall.EACCES, syscall.EPERM, syscall.ENOEXEC, syscall.EISDIR, syscall.ELOOP:
+			return classify(ErrProgramDenied, fmt.Errorf("execute %q: %w", argv0, ge.Errno))
+		case syscall.E2BIG:
+			return classify(ErrTooLarge, fmt.Errorf("start %q: argv and env together: %w", argv0, ge.Errno))
+		case syscall.EINVAL:
+			return invalidf("start %q: %w (are the user's ids mapped in this sandbox?)", argv0, ge.Errno)
+		case syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE:
+			return classify(runtime.ErrState, fmt.Errorf("start %q: a limit of the sandbox is reached: %w", argv0, ge.Errno))
+		}
+	case guest.StageTTY:
+		return classify(runtime.ErrState, fmt.Errorf("make terminal: %w", ge.Errno))
+	case guest.StageRequest:
+		return invalidf("start %q: %w", argv0, ge.Errno)
+	}
+	return fmt.Errorf("start %q: %w", argv0, err)
+}
+
+// fileError classifies what init says about a file.
+func fileError(path string, err error) error {
+	var ge *guest.Error
+	switch {
+	case errors.Is(err, guest.ErrNotRegular):
+		return invalidf("%q: %w", path, guest.ErrNotRegular)
+	case !errors.As(err, &ge):
+		return err
+	case errors.Is(ge.Errno, fs.ErrNotExist):
+		return classify(ErrNoFile, fmt.Errorf("%q: %w", path, ge.Errno))
+	case ge.Stage == guest.StageArchive:
+		return invalidf("archive for %q: entry %q: %w", path, ge.Path, ge.Errno)
+	}
+	switch ge.Errno {
+	case syscall.EISDIR, syscall.ENOTDIR, syscall.ELOOP, syscall.ENAMETOOLONG, syscall.EINVAL, syscall.ENXIO:
+		return invalidf("%q: %w", path, ge.Errno)
+	case syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG, syscall.ETXTBSY,
+		syscall.EBUSY, syscall.ENOTEMPTY, syscall.EEXIST:
+		return classify(ErrFileConflict, fmt.Errorf("%s %q: %w", ge.Stage, path, ge.Errno))
+	}
+	return fmt.Errorf("%q: %w", path, err)
+}

@@ -1,0 +1,110 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// allCodes is the closed list, as api declares it.
+var allCodes = []api.Code{
+	api.CodeInvalid, api.CodeTooLarge, api.CodeForbidden, api.CodeNotFound, api.CodeExists, api.CodeConflict, api.CodeGone,
+	api.CodeProgramMissing, api.CodeProgramDenied, api.CodeUnenforceable, api.CodeRegistry, api.CodeImage,
+	api.CodeUnavailable, api.CodeInternal,
+}
+
+func TestEveryClassHasACodeAndEveryCodeAClass(t *testing.T) {
+	seen := make(map[api.Code]bool)
+	for _, c := range classes {
+		seen[c.code] = true
+		// However deep it is wrapped, and beside whatever else it is joined.
+		p := ProblemOf(errors.Join(errors.New("beside"), fmt.Errorf("doing: %w", classify(c.err, errors.New("what went wrong")))))
+		if p.Code != c.code || p.Hint != c.hint || p.Title == "" {
+			t.Errorf("%v: %+v", c.err, p)
+		}
+		if c.status == 0 && p.Status != c.code.Status() || c.status != 0 && p.Status != c.status {
+			t.Errorf("%v: status %d", c.err, p.Status)
+		}
+		if strings.Contains(p.Detail, c.err.Error()) {
+			t.Errorf("%v: the class's words are in the detail %q", c.err, p.Detail)
+		}
+		if !errors.Is(p, &api.Problem{Code: c.code}) {
+			t.Errorf("%v: the problem is not found by its code", c.err)
+		}
+	}
+	for _, code := range allCodes {
+		if titles[code] == "" {
+			t.Errorf("%s has no title", code)
+		}
+		if !seen[code] {
+			t.Errorf("no error leads to %s", code)
+		}
+	}
+	if len(titles) != len(allCodes) {
+		t.Errorf("%d titles for %d codes", len(titles), len(allCodes))
+	}
+}
+
+func TestUnknownErrorIsInternal(t *testing.T) {
+	p := ProblemOf(errors.New("boom"))
+	if p.Code != api.CodeInternal || p.Status != http.StatusInternalServerError || p.Detail != "boom" {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestDetailIsBoundedAndText(t *testing.T) {
+	p := ProblemOf(errors.New("\xff" + strings.Repeat("ä", maxDetail)))
+	if len(p.Detail) > maxDetail+8 || !strings.HasPrefix(p.Detail, "\uFFFDä") {
+		t.Errorf("%d bytes: %.20q", len(p.Detail), p.Detail)
+	}
+}
+
+func TestWhatInitSaysOfAProgram(t *testing.T) {
+	for name, tc := range map[string]struct {
+		err  error
+		want api.Code
+	}{
+		"missing":             {&guest.Error{Stage: guest.StageLookup, Errno: syscall.ENOENT}, api.CodeProgramMissing},
+		"interpreter missing": {&guest.Error{Stage: guest.StageStart, Errno: syscall.ENOENT}, api.CodeProgramMissing},
+		"not executable":      {&guest.Error{Stage: guest.StageLookup, Errno: syscall.EACCES}, api.CodeProgramDenied},
+		"not a program":       {&guest.Error{Stage: guest.StageStart, Errno: syscall.ENOEXEC}, api.CodeProgramDenied},
+		"no directory":        {&guest.Error{Stage: guest.StageCwd, Errno: syscall.ENOENT}, api.CodeInvalid},
+		"too many arguments":  {&guest.Error{Stage: guest.StageStart, Errno: syscall.E2BIG}, api.CodeTooLarge},
+		"too many processes":  {&guest.Error{Stage: guest.StageStart, Errno: syscall.EAGAIN}, api.CodeConflict},
+		"unmapped user":       {&guest.Error{Stage: guest.StageStart, Errno: syscall.EINVAL}, api.CodeInvalid},
+		"no terminal":         {&guest.Error{Stage: guest.StageTTY, Errno: syscall.ENOSPC}, api.CodeConflict},
+		"something else":      {&guest.Error{Stage: guest.StageStart, Errno: syscall.EIO}, api.CodeInternal},
+		"cancelled":           {context.Canceled, api.CodeUnavailable},
+	} {
+		if got := ProblemOf(execError("prog", "/cwd", fmt.Errorf("exec: %w", tc.err))); got.Code != tc.want {
+			t.Errorf("%s: %s, want %s", name, got.Code, tc.want)
+		}
+	}
+}
+
+func TestWhatInitSaysOfAFile(t *testing.T) {
+	for name, tc := range map[string]struct {
+		err  error
+		want api.Code
+	}{
+		"missing":      {&guest.Error{Stage: guest.StageOpen, Errno: syscall.ENOENT}, api.CodeNotFound},
+		"fifo":         {&guest.Error{Stage: guest.StageType, Errno: syscall.EINVAL}, api.CodeInvalid},
+		"directory":    {&guest.Error{Stage: guest.StageOpen, Errno: syscall.EISDIR}, api.CodeInvalid},
+		"no space":     {&guest.Error{Stage: guest.StageWrite, Errno: syscall.ENOSPC}, api.CodeConflict},
+		"read-only":    {&guest.Error{Stage: guest.StageOpen, Errno: syscall.EROFS}, api.CodeConflict},
+		"hostile tar":  {&guest.Error{Stage: guest.StageArchive, Errno: syscall.EINVAL, Path: "../x"}, api.CodeInvalid},
+		"sandbox gone": {runtime.ErrState, api.CodeConflict},
+	} {
+		if got := ProblemOf(fileError("/f", tc.err)); got.Code != tc.want {
+			t.Errorf("%s: %s, want %s", name, got.Code, tc.want)
+		}
+	}
+}

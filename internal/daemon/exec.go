@@ -1,0 +1,362 @@
+package daemon
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// Execution is a program that has started. Stream, ExecBuffered and the like end it; otherwise Close does.
+type Execution struct {
+	PID int // inside the sandbox
+
+	s     *Service
+	req   api.ExecRequest
+	lease *runtime.Lease
+	guest *guest.Exec
+	oom   *oomWatch
+	stdin sync.WaitGroup
+	close sync.Once
+}
+
+// StartExec starts a program in the sandbox with this id or name. Ctx bounds the start; what happens after it is
+// bounded by the context given to Stream. The caller must Close the execution.
+func (s *Service) StartExec(ctx context.Context, ref string, req api.ExecRequest) (_ *Execution, err error) {
+	if err := validateExec(&req); err != nil {
+		return nil, err
+	}
+	lease, err := s.supervisor.Begin(ref)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			lease.End()
+		}
+	}()
+	ctx, cancel := withGone(ctx, lease)
+	defer cancel()
+	defer func() {
+		if err != nil && errors.Is(err, errEnded) {
+			err = s.ended(lease)
+		}
+	}()
+	rec := &lease.Record
+	client := guest.NewClient(lease.Socket)
+	id, err := resolveUser(ctx, cmp.Or(req.User, rec.User), client.Open)
+	if err != nil {
+		return nil, s.gone(lease, err)
+	}
+	timeout, err := seconds("timeout", req.Timeout)
+	if err != nil {
+		return nil, err
+	}
+	r := guest.ExecRequest{
+		Argv: req.Argv,
+		Env:  execEnv(rec.ImageEnv, rec.Env, req.Env, id.home, req.TTY),
+		Cwd:  cmp.Or(req.Cwd, rec.Cwd),
+		UID:  id.uid, GID: id.gid, Groups: id.groups,
+		TTY: req.TTY, Rows: cmp.Or(req.Rows, 24), Cols: cmp.Or(req.Cols, 80),
+		Timeout: timeout,
+	}
+	oom := s.watchOOM(ctx, rec)
+	ge, err := client.Exec(ctx, r)
+	if err != nil {
+		oom.wait()
+		return nil, s.gone(lease, execError(req.Argv[0], r.Cwd, err))
+	}
+	oom.wait()
+	return &Execution{PID: ge.PID, s: s, req: req, lease: lease, guest: ge, oom: oom}, nil
+}
+
+// Close ends what still runs of the execution's program and returns when nothing of ours works for it any more.
+func (x *Execution) Close() {
+	x.close.Do(func() {
+		_ = x.guest.Close() // always nil
+		x.stdin.Wait()
+		x.lease.End()
+	})
+}
+
+// Signal sends a signal, by its name with or without SIG, to the program's process group.
+func (x *Execution) Signal(name string) error {
+	full := strings.ToUpper(name)
+	if !strings.HasPrefix(full, "SIG") {
+		full = "SIG" + full
+	}
+	sig := unix.SignalNum(full)
+	if sig == 0 {
+		return invalidf("signal %q: no such signal", clip(name))
+	}
+	return x.guest.Signal(sig)
+}
+
+// Resize tells the program's terminal its size.
+func (x *Execution) Resize(rows, cols uint16) error {
+	if !x.req.TTY {
+		return invalidf("resize: the program has no terminal")
+	}
+	return x.guest.Resize(rows, cols)
+}
+
+// Write gives the program bytes on its stdin. It blocks while the program does not read.
+func (x *Execution) Write(p []byte) (int, error) { return x.guest.Stdin.Write(p) }
+
+// CloseStdin gives the program end of file. A terminal has no such thing: there the end is what a person would type.
+func (x *Execution) CloseStdin() error {
+	if x.req.TTY {
+		_, err := x.guest.Stdin.Write([]byte{eot})
+		return err
+	}
+	return x.guest.Stdin.Close()
+}
+
+// eot is Ctrl-D, the VEOF of a new terminal. At the beginning of a line it means end of file.
+const eot = 4
+
+// feed writes the request's stdin, then end of file. A program that does not read it is no error.
+func (x *Execution) feed() {
+	if _, err := x.guest.Stdin.Write(x.req.Stdin); err != nil {
+		return // the program has closed its stdin or ended
+	}
+	if n := len(x.req.Stdin); x.req.TTY && n > 0 && x.req.Stdin[n-1] != '\n' {
+		_, _ = x.guest.Stdin.Write([]byte{eot}) // in the middle of a line the first one only ends that
+	}
+	_ = x.CloseStdin() // as above
+}
+
+// Feed starts to give the program the request's stdin. With keep it is not followed by end of file: the caller goes on
+// with Write, which must not be called before.
+func (x *Execution) Feed(keep bool) error {
+	if keep {
+		if len(x.req.Stdin) == 0 {
+			return nil
+		}
+		_, err := x.Write(x.req.Stdin)
+		return err
+	}
+	x.stdin.Go(x.feed)
+	return nil
+}
+
+// Stream hands what the program writes to sink and returns how it ended. Where ctx ends or sink fails, everything that
+// the execution started is killed.
+func (x *Execution) Stream(ctx context.Context, sink func(stream string, p []byte) error) (api.Exit, api.Usage, error) {
+	ctx, cancel := withGone(ctx, x.lease)
+	defer cancel()
+	exit, err := x.guest.Stream(ctx, sink)
+	switch {
+	case errors.Is(err, errEnded):
+		return api.Exit{}, api.Usage{}, x.s.ended(x.lease)
+	case err != nil:
+		return api.Exit{}, api.Usage{}, x.s.gone(x.lease, err)
+	}
+	return exitOf(exit, x.oom.struck()), usageOf(exit), nil
+}
+
+func exitOf(e guest.ExecExit, oom bool) api.Exit {
+	exit := api.Exit{Code: e.Code, OOM: oom, Timeout: e.Timeout}
+	if e.Signal != 0 {
+		exit.Code = 128 + int(e.Signal)
+		exit.Signal = cmp.Or(unix.SignalName(e.Signal), fmt.Sprintf("SIG%d", int(e.Signal)))
+	}
+	return exit
+}
+
+func usageOf(e guest.ExecExit) api.Usage {
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	return api.Usage{WallMS: ms(e.Wall), CPUMS: ms(e.CPU), MemoryPeak: e.MaxRSS}
+}
+
+// ExecBuffered runs a program to its end and keeps the beginning of what it writes.
+func (s *Service) ExecBuffered(ctx context.Context, ref string, req api.ExecRequest) (*api.ExecResult, error) {
+	x, err := s.StartExec(ctx, ref, req)
+	if err != nil {
+		return nil, err
+	}
+	defer x.Close()
+	if err := x.Feed(false); err != nil {
+		return nil, err
+	}
+	limit := int(cmp.Or(req.OutputLimit, defaultOutputLimit))
+	stdout, stderr := head{limit: limit}, head{limit: limit}
+	exit, usage, err := x.Stream(ctx, func(stream string, p []byte) error {
+		if stream == "stderr" {
+			stderr.write(p)
+		} else {
+			stdout.write(p)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	res := &api.ExecResult{Exit: exit, Usage: usage, Truncated: stdout.truncated || stderr.truncated}
+	res.Stdout, res.StdoutBytes = stdout.result()
+	res.Stderr, res.StderrBytes = stderr.result()
+	return res, nil
+}
+
+// ExecStream runs a program and emits events as they happen: first the pid, then output, last the exit. An error before
+// the first event is returned; a later one is the last event. Emit is called from one goroutine at a time, and a failing
+// emit kills the program.
+func (s *Service) ExecStream(ctx context.Context, ref string, req api.ExecRequest, emit func(api.ExecEvent) error) error {
+	x, err := s.StartExec(ctx, ref, req)
+	if err != nil {
+		return err
+	}
+	defer x.Close()
+	if err := x.Feed(false); err != nil {
+		return err
+	}
+	return emit(x.streamEvents(ctx, emit))
+}
+
+// streamEvents emits all events but the last, which it returns.
+func (x *Execution) streamEvents(ctx context.Context, emit func(api.ExecEvent) error) api.ExecEvent {
+	if err := emit(api.ExecEvent{PID: x.PID}); err != nil {
+		return api.ExecEvent{Error: ProblemOf(err)}
+	}
+	exit, usage, err := x.Stream(ctx, func(stream string, p []byte) error { return emit(outputEvent(stream, p)) })
+	if err != nil {
+		return api.ExecEvent{Error: ProblemOf(err)}
+	}
+	return api.ExecEvent{Exit: &exit, Usage: &usage}
+}
+
+// outputEvent says bytes as text where they are text.
+func outputEvent(stream string, p []byte) api.ExecEvent {
+	if utf8.Valid(p) {
+		return api.ExecEvent{Stream: stream, Text: string(p)}
+	}
+	return api.ExecEvent{Stream: stream, Data: bytes.Clone(p)}
+}
+
+// Run makes a sandbox, runs one program in it and deletes it, whatever happened in between. With a nil emit the
+// result is returned; otherwise it is told in events.
+func (s *Service) Run(ctx context.Context, req api.RunRequest, emit func(api.ExecEvent) error) (_ *api.ExecResult, err error) {
+	if err := validateExec(&req.Exec); err != nil {
+		return nil, err
+	}
+	sb, err := s.CreateSandbox(ctx, req.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	deleted := false
+	remove := func() error {
+		if deleted {
+			return nil
+		}
+		deleted = true
+		err := s.DeleteSandbox(context.WithoutCancel(ctx), sb.ID)
+		if errors.Is(err, runtime.ErrNotFound) {
+			return nil // someone else has
+		}
+		return err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	if emit == nil {
+		return s.ExecBuffered(ctx, sb.ID, req.Exec)
+	}
+	x, err := s.StartExec(ctx, sb.ID, req.Exec)
+	if err != nil {
+		return nil, err
+	}
+	defer x.Close()
+	if err := x.Feed(false); err != nil {
+		return nil, err
+	}
+	last := x.streamEvents(ctx, emit)
+	x.Close()
+	// The last event says that all is over, so all is.
+	if err := remove(); err != nil && last.Error == nil {
+		last = api.ExecEvent{Error: ProblemOf(err)}
+	}
+	return nil, emit(last)
+}
+
+// head keeps the first bytes of a stream.
+type head struct {
+	limit     int
+	buf       []byte
+	truncated bool
+}
+
+func (h *head) write(p []byte) {
+	if room := h.limit - len(h.buf); len(p) > room {
+		p = p[:room]
+		h.truncated = true
+	}
+	h.buf = append(h.buf, p...)
+}
+
+// result is the text, and the exact bytes where the text is not the same.
+func (h *head) result() (string, []byte) {
+	if utf8.Valid(h.buf) {
+		return string(h.buf), nil
+	}
+	if h.truncated {
+		// A character that the limit cut in two is dropped whole.
+		for n := 1; n < utf8.UTFMax && n <= len(h.buf); n++ {
+			if cut, tail := h.buf[:len(h.buf)-n], h.buf[len(h.buf)-n:]; utf8.RuneStart(tail[0]) && !utf8.FullRune(tail) && utf8.Valid(cut) {
+				return string(cut), nil
+			}
+		}
+	}
+	return strings.ToValidUTF8(string(h.buf), "\uFFFD"), h.buf
+}
+
+// oomWatch compares how often the kernel killed for want of memory before and after an exec.
+type oomWatch struct {
+	s      *Service
+	id     string
+	before int
+	err    error
+	done   chan struct{} // nil where there is no memory cgroup to ask
+}
+
+// watchOOM asks for the number before. It does so beside the start of the program, which takes as long as the answer.
+func (s *Service) watchOOM(ctx context.Context, rec *runtime.Record) *oomWatch {
+	w := &oomWatch{s: s, id: rec.ID}
+	if rec.Enforced.Memory != "cgroup" {
+		return w
+	}
+	w.done = make(chan struct{})
+	go func() {
+		defer close(w.done)
+		w.before, w.err = s.supervisor.OOMKills(ctx, w.id)
+	}()
+	return w
+}
+
+func (w *oomWatch) wait() {
+	if w.done != nil {
+		<-w.done
+	}
+}
+
+// struck asks again. Not knowing is not an error of the exec: its exit is known.
+func (w *oomWatch) struck() bool {
+	if w.done == nil || w.err != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stepTimeout)
+	defer cancel()
+	after, err := w.s.supervisor.OOMKills(ctx, w.id)
+	if err != nil && !errors.Is(err, runtime.ErrNotFound) {
+		w.s.log.Warn("out-of-memory kills of a sandbox are unknown", "id", w.id, "error", err)
+	}
+	return err == nil && after > w.before
+}

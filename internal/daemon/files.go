@@ -1,0 +1,209 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"sync"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// use takes a lease and a client for one request about files.
+func (s *Service) use(ctx context.Context, ref string) (context.Context, *guest.Client, *runtime.Lease, func(), error) {
+	lease, err := s.supervisor.Begin(ref)
+	if err != nil {
+		return nil, nil, nil, nil, err
+	}
+	ctx, cancel := withGone(ctx, lease)
+	return ctx, guest.NewClient(lease.Socket), lease, func() { cancel(); lease.End() }, nil
+}
+
+// fail says what went wrong with a request about the file at path.
+func (s *Service) fail(lease *runtime.Lease, path string, err error) error {
+	if errors.Is(err, errEnded) {
+		return s.ended(lease)
+	}
+	return s.gone(lease, fileError(path, err))
+}
+
+// ReadFile opens a regular file of a sandbox. The descriptor is the caller's; it stays good when the sandbox ends.
+func (s *Service) ReadFile(ctx context.Context, ref, path string) (*os.File, error) {
+	if err := validatePath("path", path); err != nil {
+		return nil, err
+	}
+	ctx, client, lease, end, err := s.use(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	f, err := client.Open(ctx, path)
+	if err != nil {
+		return nil, s.fail(lease, path, err)
+	}
+	return f, nil
+}
+
+// WriteOptions say how a file is written.
+type WriteOptions struct {
+	Mode fs.FileMode // permissions; 0 means 0644
+	User string      // owner; default: the sandbox's user
+}
+
+// WriteFile makes the file at path of what body holds. The sandbox sees it whole or not at all: an error of body, io.EOF
+// apart, leaves what was there before.
+func (s *Service) WriteFile(ctx context.Context, ref, path string, opts WriteOptions, body io.Reader) (err error) {
+	if err := validatePath("path", path); err != nil {
+		return err
+	}
+	if opts.Mode&^0o777 != 0 {
+		return invalidf("mode %#o: permissions only, at most 0777", opts.Mode)
+	}
+	if err := validateUser(opts.User); err != nil {
+		return err
+	}
+	ctx, client, lease, end, err := s.use(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer end()
+	id, err := resolveUser(ctx, cmp.Or(opts.User, lease.Record.User), client.Open)
+	if err != nil {
+		return s.fail(lease, "/etc/passwd", err)
+	}
+	pending, err := client.Create(ctx, path, cmp.Or(opts.Mode, 0o644), id.uid, id.gid)
+	if err != nil {
+		return s.fail(lease, path, err)
+	}
+	defer func() {
+		if err == nil {
+			return
+		}
+		if aerr := pending.Abort(); aerr != nil && !errors.Is(aerr, guest.ErrLost) {
+			s.log.Warn("a half-written file may be left in a sandbox", "id", lease.Record.ID, "error", aerr)
+		}
+	}()
+	if _, err := io.Copy(pending.File, &endsWith{body, ctx}); err != nil {
+		var pe *fs.PathError
+		if errors.As(err, &pe) {
+			return fileError(path, &guest.Error{Stage: guest.StageWrite, Errno: errnoOf(err), Path: path})
+		}
+		if errors.Is(err, errEnded) {
+			return s.ended(lease)
+		}
+		return bodyError(err)
+	}
+	if err := pending.Commit(); err != nil {
+		return s.fail(lease, path, err)
+	}
+	return nil
+}
+
+// ArchiveOut writes the tree at path as a tar stream to w. Where it fails before the first byte, nothing is written.
+func (s *Service) ArchiveOut(ctx context.Context, ref, path string, w io.Writer) error {
+	if err := validatePath("path", path); err != nil {
+		return err
+	}
+	ctx, client, lease, end, err := s.use(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer end()
+	pr, pw, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make pipe: %w", err)
+	}
+	defer pr.Close() // only read
+	tctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var tar error
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tar = client.TarOut(tctx, path, pw)
+		_ = pw.Close() // nothing is buffered; init had its own
+	})
+	_, werr := io.Copy(w, pr)
+	if werr != nil {
+		cancel() // init gives up when its connection closes
+		_ = pr.Close()
+	}
+	wg.Wait()
+	if werr != nil {
+		return fmt.Errorf("send archive of %q: %w", path, werr)
+	}
+	if tar != nil {
+		return s.fail(lease, path, tar)
+	}
+	return nil
+}
+
+// ArchiveIn extracts the tar stream in body below the directory path, as the user of opts.
+func (s *Service) ArchiveIn(ctx context.Context, ref, path string, opts WriteOptions, body io.Reader) error {
+	if err := validatePath("path", path); err != nil {
+		return err
+	}
+	if err := validateUser(opts.User); err != nil {
+		return err
+	}
+	ctx, client, lease, end, err := s.use(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer end()
+	id, err := resolveUser(ctx, cmp.Or(opts.User, lease.Record.User), client.Open)
+	if err != nil {
+		return s.fail(lease, "/etc/passwd", err)
+	}
+	pr, pw, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make pipe: %w", err)
+	}
+	defer pw.Close() // what it carried has been acknowledged by then
+	tctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var tar error
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tar = client.TarIn(tctx, path, pr, id.uid, id.gid)
+		_ = pr.Close()                    // the writer then sees EPIPE
+		_ = pw.SetWriteDeadline(longPast) // or this, while init keeps its own reading end
+	})
+	_, cerr := io.Copy(pw, &endsWith{body, ctx})
+	if cerr != nil {
+		var pe *fs.PathError
+		if !errors.As(cerr, &pe) {
+			// The body broke off. An archive that ended here could be mistaken for a whole one.
+			cancel()
+			wg.Wait()
+			if errors.Is(cerr, errEnded) {
+				return s.ended(lease)
+			}
+			return bodyError(cerr)
+		}
+		// The pipe broke because init stopped reading: it says why.
+	}
+	_ = pw.Close() // end of file for init
+	wg.Wait()
+	if tar != nil {
+		return s.fail(lease, path, tar)
+	}
+	return nil
+}
+
+// endsWith is a reader that ends with its context, between two reads.
+type endsWith struct {
+	r   io.Reader
+	ctx context.Context //nolint:containedctx // lives as long as one copy
+}
+
+func (e *endsWith) Read(p []byte) (int, error) {
+	if e.ctx.Err() != nil {
+		return 0, context.Cause(e.ctx)
+	}
+	return e.r.Read(p)
+}

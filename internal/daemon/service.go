@@ -1,0 +1,229 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// Image is what the daemon needs to know of an image to run sandboxes of it.
+type Image struct {
+	api.Image
+	Env    []string // "NAME=value", as the image's configuration has it: hostile until filtered
+	Cwd    string
+	User   string
+	Rootfs rootfs.Source
+}
+
+// Images is the image store: package image behind an adapter, and in tests a map.
+type Images interface {
+	// Pull fetches an image and reports progress from one goroutine at a time. Its errors are of the classes ErrInvalid
+	// (the reference), ErrNoImage, ErrRegistry and ErrImage.
+	Pull(ctx context.Context, req api.PullImage, progress func(api.PullEvent)) (*Image, error)
+	// Get returns an image that is stored; it never pulls. The host image is made on first use.
+	Get(ctx context.Context, reference string) (*Image, error)
+	List(ctx context.Context) ([]api.Image, error)
+}
+
+// Service is everything that the API can do, free of HTTP. Its errors are of the classes in errors.go.
+type Service struct {
+	opts       Options
+	supervisor *runtime.Supervisor
+	images     Images
+	log        *slog.Logger
+}
+
+// CreateSandbox makes a sandbox of an image that is stored.
+func (s *Service) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api.Sandbox, error) {
+	if err := validateCreate(&req); err != nil {
+		return api.Sandbox{}, err
+	}
+	profileName := cmp.Or(req.Profile, defaultProfile)
+	profile, defaults, err := s.opts.Profile(profileName)
+	if err != nil {
+		return api.Sandbox{}, invalidf("profile %q: %w", profileName, err)
+	}
+	reference := cmp.Or(req.Image, api.HostImage)
+	img, err := s.images.Get(ctx, reference)
+	if err != nil {
+		return api.Sandbox{}, fmt.Errorf("image %q: %w", reference, err)
+	}
+	r := runtime.Request{
+		Name:        req.Name,
+		Image:       reference,
+		ImageDigest: img.Digest,
+		ImageEnv:    img.Env,
+		Rootfs:      img.Rootfs,
+		Env:         req.Env,
+		Cwd:         cmp.Or(req.Cwd, img.Cwd, "/"),
+		User:        cmp.Or(req.User, img.User),
+		Labels:      req.Labels,
+		Profile:     profile,
+		Defaults:    defaults,
+		Limits:      req.Limits,
+	}
+	// The image's word is checked like the client's: it is kept, shown and used.
+	if err := validatePath("working directory of the image", r.Cwd); err != nil {
+		return api.Sandbox{}, classify(ErrImage, err)
+	}
+	if err := validateUser(r.User); err != nil {
+		return api.Sandbox{}, err
+	}
+	if r.Timeout, err = seconds("timeout", req.Timeout); err != nil {
+		return api.Sandbox{}, err
+	}
+	if r.IdleTimeout, err = seconds("idle_timeout", req.IdleTimeout); err != nil {
+		return api.Sandbox{}, err
+	}
+	rec, err := s.supervisor.Create(ctx, r)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	return rec.Sandbox, nil
+}
+
+// GetSandbox returns the sandbox with this id or name.
+func (s *Service) GetSandbox(ref string) (api.Sandbox, error) {
+	rec, err := s.supervisor.Get(ref)
+	return rec.Sandbox, err
+}
+
+// ListSandboxes returns the sandboxes that the filter chooses, oldest first.
+func (s *Service) ListSandboxes(filter runtime.Filter) (api.SandboxList, error) {
+	switch filter.State {
+	case "", api.StateCreating, api.StateRunning, api.StateStopped, api.StateLost:
+	default:
+		return api.SandboxList{}, invalidf("state %q: must be creating, running, stopped or lost", clip(string(filter.State)))
+	}
+	if filter.Limit < 0 {
+		return api.SandboxList{}, invalidf("limit %d: must not be negative", filter.Limit)
+	}
+	list := api.SandboxList{Sandboxes: []api.Sandbox{}}
+	for _, rec := range s.supervisor.List(filter) {
+		list.Sandboxes = append(list.Sandboxes, rec.Sandbox)
+	}
+	return list, nil
+}
+
+// DeleteSandbox ends the sandbox with this id or name and removes everything of it.
+func (s *Service) DeleteSandbox(ctx context.Context, ref string) error {
+	return s.supervisor.Delete(ctx, ref)
+}
+
+// Pull fetches an image.
+func (s *Service) Pull(ctx context.Context, req api.PullImage, progress func(api.PullEvent)) (api.Image, error) {
+	if req.Reference == "" || len(req.Reference) > 1024 || hasControl(req.Reference) {
+		return api.Image{}, invalidf("reference %q: not a reference", clip(req.Reference))
+	}
+	if len(req.Platform) > 64 || hasControl(req.Platform) {
+		return api.Image{}, invalidf("platform %q: must be like linux/amd64", clip(req.Platform))
+	}
+	img, err := s.images.Pull(ctx, req, progress)
+	if err != nil {
+		return api.Image{}, fmt.Errorf("pull %q: %w", req.Reference, err)
+	}
+	return img.Image, nil
+}
+
+// Images lists what is stored.
+func (s *Service) Images(ctx context.Context) (api.ImageList, error) {
+	list, err := s.images.List(ctx)
+	if err != nil {
+		return api.ImageList{}, fmt.Errorf("list images: %w", err)
+	}
+	if list == nil {
+		list = []api.Image{}
+	}
+	return api.ImageList{Images: list}, nil
+}
+
+// System says what this daemon is.
+func (s *Service) System(ctx context.Context) (api.SystemInfo, error) {
+	info := api.SystemInfo{
+		Version:   s.opts.Version,
+		UID:       os.Getuid(),
+		Rootless:  os.Getuid() != 0,
+		DataDir:   s.opts.DataDir,
+		Socket:    s.opts.socketPath(),
+		Sandboxes: s.supervisor.Count(),
+	}
+	if s.opts.LauncherInfo != nil {
+		pid, enforced, err := s.opts.LauncherInfo(ctx)
+		if err != nil {
+			return api.SystemInfo{}, fmt.Errorf("ask the launcher: %w", err)
+		}
+		info.Launcher, info.Enforced = pid, enforced
+	}
+	return info, nil
+}
+
+// Checks says what this host can give and what it lacks.
+func (s *Service) Checks(ctx context.Context) []api.Check {
+	if s.opts.Checks == nil {
+		return []api.Check{}
+	}
+	return s.opts.Checks(ctx)
+}
+
+// silenceGrace is how long a sandbox whose init broke off may take to be seen as ended before it is killed for it.
+const silenceGrace = 2 * time.Second
+
+// gone turns an error of the guest protocol into what the caller should hear, when init is lost: either the sandbox has
+// ended, or its init has been taken over and is ended now. Other errors pass.
+func (s *Service) gone(lease *runtime.Lease, err error) error {
+	if !errors.Is(err, guest.ErrLost) {
+		return err
+	}
+	wait := time.NewTimer(silenceGrace)
+	defer wait.Stop()
+	select {
+	case <-lease.Gone:
+	case <-wait.C:
+		s.log.Warn("the init of a sandbox does not keep to the protocol, killing the sandbox", "id", lease.Record.ID, "error", err)
+		ctx, cancel := context.WithTimeout(context.Background(), stepTimeout)
+		defer cancel()
+		if kerr := s.supervisor.Kill(ctx, lease.Record.ID, "its init did not keep to the protocol"); kerr != nil &&
+			!errors.Is(kerr, runtime.ErrNotFound) {
+			s.log.Error("sandbox could not be killed", "id", lease.Record.ID, "error", kerr)
+		}
+	}
+	return s.ended(lease)
+}
+
+// ended says why the sandbox of a lease does not run any more.
+func (s *Service) ended(lease *runtime.Lease) error {
+	reason := "it was deleted"
+	if rec, err := s.supervisor.Get(lease.Record.ID); err == nil && rec.Reason != "" {
+		reason = rec.Reason
+	}
+	return classify(ErrGone, fmt.Errorf("sandbox %s ended during the request: %s", lease.Record.Name, reason))
+}
+
+// withGone is a context that ends also when the sandbox does. Its cause is then errEnded.
+func withGone(ctx context.Context, lease *runtime.Lease) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-lease.Gone:
+			cancel(errEnded)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		cancel(context.Canceled)
+		<-done
+	}
+}
+
+var errEnded = errors.New("the sandbox has ended")

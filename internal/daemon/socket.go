@@ -1,0 +1,259 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// longPast is a deadline that wakes whoever waits.
+var longPast = time.Unix(1, 0)
+
+// AcquireLock makes sure that no other daemon works in dir until the lock is closed or the process ends. The lock
+// belongs to the open file: it cannot be left behind.
+func AcquireLock(dir string) (io.Closer, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	path := filepath.Join(dir, "sandboxd.lock")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close() // nothing was written
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("another sandboxd works in %s: stop it first (sandboxd shutdown), or choose another directory", dir)
+		}
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	return f, nil
+}
+
+// socket is the API's listening socket, in a directory that only we may search.
+type socket struct {
+	*net.UnixListener
+	dir  *os.File // of the socket
+	name string
+	lock io.Closer
+	once sync.Once
+}
+
+// listen replaces a socket that a daemon left when it was killed, and refuses to replace one that is served. A path
+// outside of the runtime directory lies in a directory that exists; who may search that is its owner's business, and
+// the socket's own mode keeps others out.
+func listen(runtimeDir, path string) (_ *socket, err error) {
+	if err := os.MkdirAll(runtimeDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make runtime directory: %w", err)
+	}
+	dir, err := os.OpenFile(runtimeDir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open runtime directory: %w", err)
+	}
+	s := &socket{dir: dir, name: filepath.Base(path)}
+	defer func() {
+		if err == nil {
+			return
+		}
+		err = errors.Join(err, dir.Close())
+		if s.lock != nil {
+			err = errors.Join(err, s.lock.Close())
+		}
+	}()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return nil, fmt.Errorf("examine runtime directory: %w", err)
+	}
+	if int(st.Uid) != os.Geteuid() {
+		return nil, fmt.Errorf("runtime directory %s belongs to uid %d, not to us", runtimeDir, st.Uid)
+	}
+	if st.Mode&0o077 != 0 {
+		if err := dir.Chmod(0o700); err != nil {
+			return nil, fmt.Errorf("close runtime directory to others: %w", err)
+		}
+	}
+	// Two daemons with different data directories would still fight for one socket.
+	if s.lock, err = AcquireLock(runtimeDir); err != nil {
+		return nil, err
+	}
+	if filepath.Dir(path) != filepath.Clean(runtimeDir) {
+		other, err := os.OpenFile(filepath.Dir(path), unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, fmt.Errorf("open the socket's directory: %w", err)
+		}
+		err = dir.Close()
+		if s.dir, dir = other, other; err != nil {
+			return nil, fmt.Errorf("close runtime directory: %w", err)
+		}
+	}
+	if err := removeStale(dir, s.name); err != nil {
+		return nil, err
+	}
+	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
+		var cerr error
+		// The mode of the unbound socket is that of the file which bind makes: it never is wider.
+		err := conn.Control(func(fd uintptr) { cerr = unix.Fchmod(int(fd), 0o600) })
+		return errors.Join(err, cerr)
+	}}
+	// By way of the descriptor, because the path may be longer than an address can be.
+	l, err := config.Listen(context.Background(), "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), s.name))
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	s.UnixListener = l.(*net.UnixListener)
+	// http.Server closes the listener when the shutdown begins; the path goes when it ends.
+	s.SetUnlinkOnClose(false)
+	return s, nil
+}
+
+// removeStale removes the socket of a daemon that was killed. What is no socket is somebody's file.
+func removeStale(dir *os.File, name string) error {
+	var st unix.Stat_t
+	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		return fmt.Errorf("remove stale socket: %s exists and is no socket", name)
+	}
+	if err == nil {
+		err = unix.Unlinkat(int(dir.Fd()), name, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("remove stale socket: %w", err)
+	}
+	return nil
+}
+
+// Accept reads who calls before anything else is read.
+func (s *socket) Accept() (net.Conn, error) {
+	c, err := s.AcceptUnix()
+	if err != nil {
+		return nil, err
+	}
+	return &peerConn{UnixConn: c, uid: peerUID(c)}, nil
+}
+
+// Close stops accepting, which is all that http.Server means by it. A second call does nothing.
+func (s *socket) Close() error {
+	err := s.UnixListener.Close()
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// remove closes the socket and takes it away.
+func (s *socket) remove() error {
+	var err error
+	s.once.Do(func() {
+		err = s.Close()
+		if uerr := unix.Unlinkat(int(s.dir.Fd()), s.name, 0); uerr != nil && !errors.Is(uerr, unix.ENOENT) {
+			err = errors.Join(err, fmt.Errorf("remove socket: %w", uerr))
+		}
+		err = errors.Join(err, s.dir.Close(), s.lock.Close())
+	})
+	return err
+}
+
+// peerConn is a connection that knows who called, and that sends files without copying them.
+type peerConn struct {
+	*net.UnixConn
+	uid uint32
+}
+
+// nobody is the uid of a peer whom the kernel does not name. It is nobody's: 2^32-1 means "no id" everywhere.
+const nobody = ^uint32(0)
+
+func peerUID(c *net.UnixConn) uint32 {
+	conn, err := c.SyscallConn()
+	if err != nil {
+		return nobody
+	}
+	uid := nobody
+	if err := conn.Control(func(fd uintptr) {
+		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			uid = cred.Uid
+		}
+	}); err != nil {
+		return nobody
+	}
+	return uid
+}
+
+type peerKey struct{}
+
+func peerContext(ctx context.Context, c net.Conn) context.Context {
+	if p, ok := c.(*peerConn); ok {
+		return context.WithValue(ctx, peerKey{}, p.uid)
+	}
+	return ctx
+}
+
+func peerOf(ctx context.Context) uint32 {
+	if uid, ok := ctx.Value(peerKey{}).(uint32); ok {
+		return uid
+	}
+	return nobody
+}
+
+// ReadFrom sends a regular file with sendfile(2), which net has for TCP only. net/http calls it for a body of known
+// length, with a *io.LimitedReader around the file.
+func (c *peerConn) ReadFrom(r io.Reader) (int64, error) {
+	if l, ok := r.(*io.LimitedReader); ok {
+		if f, ok := l.R.(*os.File); ok {
+			n, err, handled := c.sendfile(f, l.N)
+			l.N -= n
+			if handled {
+				return n, err
+			}
+		}
+	}
+	return io.Copy(writerOnly{c.UnixConn}, r)
+}
+
+type writerOnly struct{ io.Writer }
+
+// sendfile reports handled as false where nothing was sent and the ordinary way should be tried.
+func (c *peerConn) sendfile(f *os.File, n int64) (sent int64, err error, handled bool) { //nolint:revive // err belongs to sent
+	src, err := f.SyscallConn()
+	if err != nil {
+		return 0, nil, false
+	}
+	dst, err := c.SyscallConn()
+	if err != nil {
+		return 0, nil, false
+	}
+	var sendErr, waitErr error
+	err = src.Control(func(in uintptr) {
+		for sent < n && sendErr == nil && waitErr == nil {
+			_ = c.SetWriteDeadline(time.Now().Add(answerTimeout)) // every connection of ours has deadlines
+			waitErr = dst.Write(func(out uintptr) bool {
+				// In parts of a size that a reader who is alive takes in time.
+				m, err := unix.Sendfile(int(out), int(in), nil, int(min(n-sent, 1<<20)))
+				switch {
+				case errors.Is(err, unix.EAGAIN):
+					return false
+				case errors.Is(err, unix.EINTR):
+				case err != nil:
+					sendErr = err
+				case m == 0: // the file became shorter
+					sendErr = io.ErrUnexpectedEOF
+				default:
+					sent += int64(m)
+				}
+				return true
+			})
+		}
+	})
+	return sent, errors.Join(err, waitErr, sendErr), true
+}

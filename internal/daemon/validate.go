@@ -1,0 +1,231 @@
+package daemon
+
+import (
+	"math"
+	"path"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// Bounds of what a request may ask for.
+const (
+	maxName       = 63
+	maxLabels     = 64
+	maxLabelKey   = 128
+	maxLabelValue = 1024
+	maxEnv        = 4096
+	maxEnvBytes   = 1 << 20
+	maxArgs       = 65536
+	maxArgBytes   = 1 << 20
+	maxOneString  = 128<<10 - 1 // the kernel's MAX_ARG_STRLEN with its NUL
+	maxPath       = 4095        // the kernel's PATH_MAX with its NUL
+	maxTimeout    = 30 * 24 * time.Hour
+
+	defaultOutputLimit = 1 << 20
+	maxOutputLimit     = 16 << 20
+
+	minMemory = 4 << 20 // below it not even the init starts, and the error would not say why
+	maxMemory = 1 << 50
+	maxCPUs   = 4096
+	maxPids   = 1 << 22 // the kernel's PID_MAX_LIMIT
+	maxNofile = 1 << 20
+)
+
+func validateCreate(req *api.CreateSandbox) error {
+	if err := validateName(req.Name); err != nil {
+		return err
+	}
+	if len(req.Image) > 1024 || hasControl(req.Image) {
+		return invalidf("image %q: not a reference", clip(req.Image))
+	}
+	if err := validateEnv(req.Env); err != nil {
+		return err
+	}
+	if req.Cwd != "" {
+		if err := validatePath("cwd", req.Cwd); err != nil {
+			return err
+		}
+	}
+	if err := validateUser(req.User); err != nil {
+		return err
+	}
+	if err := validateLabels(req.Labels); err != nil {
+		return err
+	}
+	if req.Profile != "" && validateName(req.Profile) != nil {
+		return invalidf("profile %q: not a name", clip(req.Profile))
+	}
+	if err := validateLimits(&req.Limits); err != nil {
+		return err
+	}
+	switch req.Network.Mode {
+	case "", api.NetworkNone:
+	default:
+		return invalidf("network mode %q: only %q exists so far", clip(string(req.Network.Mode)), api.NetworkNone)
+	}
+	if _, err := seconds("timeout", req.Timeout); err != nil {
+		return err
+	}
+	_, err := seconds("idle_timeout", req.IdleTimeout)
+	return err
+}
+
+func validateExec(req *api.ExecRequest) error {
+	if len(req.Argv) == 0 {
+		return invalidf("argv is empty: name a program")
+	}
+	if req.Argv[0] == "" {
+		return invalidf("argv[0] is empty: name a program")
+	}
+	if len(req.Argv) > maxArgs {
+		return invalidf("argv has %d elements, at most %d are possible", len(req.Argv), maxArgs)
+	}
+	total := 0
+	for i, a := range req.Argv {
+		if strings.IndexByte(a, 0) >= 0 {
+			return invalidf("argv[%d] has a NUL byte", i)
+		}
+		if len(a) > maxOneString {
+			return invalidf("argv[%d] has %d bytes, at most %d are possible", i, len(a), maxOneString)
+		}
+		total += len(a) + 1
+	}
+	if total > maxArgBytes {
+		return invalidf("argv has %d bytes, at most %d are possible", total, maxArgBytes)
+	}
+	if err := validateEnv(req.Env); err != nil {
+		return err
+	}
+	if req.Cwd != "" {
+		if err := validatePath("cwd", req.Cwd); err != nil {
+			return err
+		}
+	}
+	if err := validateUser(req.User); err != nil {
+		return err
+	}
+	if _, err := seconds("timeout", req.Timeout); err != nil {
+		return err
+	}
+	if req.OutputLimit < 0 || req.OutputLimit > maxOutputLimit {
+		return invalidf("output_limit %d: must be between 0 and %d", req.OutputLimit, maxOutputLimit)
+	}
+	return nil
+}
+
+// validateName accepts the empty name, which means "make one up".
+func validateName(name string) error {
+	if name == "" {
+		return nil
+	}
+	if len(name) > maxName {
+		return invalidf("name %q: longer than %d characters", clip(name), maxName)
+	}
+	for i, r := range name {
+		alnum := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
+		if !alnum && (i == 0 || !strings.ContainsRune("_.-", r)) {
+			return invalidf("name %q: letters, digits and \"_.-\" only, a letter or digit first", name)
+		}
+	}
+	return nil
+}
+
+func validateEnv(env []string) error {
+	if len(env) > maxEnv {
+		return invalidf("env has %d entries, at most %d are possible", len(env), maxEnv)
+	}
+	total := 0
+	for i, kv := range env {
+		k, _, ok := strings.Cut(kv, "=")
+		// The value is not shown: it may be a secret.
+		switch {
+		case !ok || k == "":
+			return invalidf("env[%d]: must be KEY=value", i)
+		case strings.IndexByte(kv, 0) >= 0:
+			return invalidf("env[%d]: has a NUL byte", i)
+		case len(kv) > maxOneString:
+			return invalidf("env[%d]: %d bytes, at most %d are possible", i, len(kv), maxOneString)
+		}
+		total += len(kv) + 1
+	}
+	if total > maxEnvBytes {
+		return invalidf("env has %d bytes, at most %d are possible", total, maxEnvBytes)
+	}
+	return nil
+}
+
+// validatePath is for paths that the sandbox resolves. "..", which could lead nowhere but to a place that has a plainer
+// name, is refused: whoever sends it has computed something wrong.
+func validatePath(what, p string) error {
+	switch {
+	case p == "":
+		return invalidf("%s is missing", what)
+	case strings.IndexByte(p, 0) >= 0:
+		return invalidf("%s %q: has a NUL byte", what, clip(p))
+	case !path.IsAbs(p):
+		return invalidf("%s %q: must be absolute", what, clip(p))
+	case len(p) > maxPath:
+		return invalidf("%s %q: longer than %d bytes", what, clip(p), maxPath)
+	case slices.Contains(strings.Split(p, "/"), ".."):
+		return invalidf("%s %q: \"..\" is not allowed", what, clip(p))
+	}
+	return nil
+}
+
+func validateLabels(labels map[string]string) error {
+	if len(labels) > maxLabels {
+		return invalidf("labels: %d keys, at most %d are possible", len(labels), maxLabels)
+	}
+	for k, v := range labels {
+		switch {
+		case k == "" || len(k) > maxLabelKey || strings.Contains(k, "=") || hasControl(k):
+			return invalidf("label %q: a key has 1 to %d characters, none of them \"=\" or a control character", clip(k), maxLabelKey)
+		case len(v) > maxLabelValue || hasControl(v):
+			return invalidf("label %q: a value has at most %d bytes and no control character", k, maxLabelValue)
+		}
+	}
+	return nil
+}
+
+func validateLimits(l *api.Limits) error {
+	switch {
+	case l.Memory < 0 || l.Memory > maxMemory || l.Memory > 0 && l.Memory < minMemory:
+		return invalidf("limits.memory %d: must be 0 (the default) or between %d and %d bytes", l.Memory, int64(minMemory), int64(maxMemory))
+	case l.Swap != nil && (*l.Swap < 0 || *l.Swap > maxMemory):
+		return invalidf("limits.swap %d: must be between 0 and %d bytes", *l.Swap, int64(maxMemory))
+	case math.IsNaN(l.CPUs) || l.CPUs < 0 || l.CPUs > maxCPUs || l.CPUs > 0 && l.CPUs < 0.01:
+		return invalidf("limits.cpus %v: must be 0 (the default) or between 0.01 and %d", l.CPUs, maxCPUs)
+	case l.Pids < 0 || l.Pids > maxPids:
+		return invalidf("limits.pids %d: must be between 0 (the default) and %d", l.Pids, maxPids)
+	case l.Nofile > maxNofile:
+		return invalidf("limits.nofile %d: must be between 0 (the default) and %d", l.Nofile, maxNofile)
+	}
+	return nil
+}
+
+// seconds turns a number of a request into a duration.
+func seconds(what string, s float64) (time.Duration, error) {
+	if math.IsNaN(s) || s < 0 || s > maxTimeout.Seconds() {
+		return 0, invalidf("%s %v: must be between 0 (the default) and %v seconds", what, s, maxTimeout.Seconds())
+	}
+	if s > 0 && s < 0.001 {
+		return 0, invalidf("%s %v: shorter than a millisecond", what, s)
+	}
+	return time.Duration(s * float64(time.Second)), nil
+}
+
+func hasControl(s string) bool {
+	return !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f })
+}
+
+// clip shortens what an error repeats of a request.
+func clip(s string) string {
+	if len(s) > 200 {
+		return s[:200] + "..."
+	}
+	return s
+}

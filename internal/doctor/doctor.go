@@ -1,0 +1,150 @@
+// Package doctor examines a host: what will hold a sandbox there, what will not, what that costs, and what to do.
+//
+// [Run] collects facts with the probes of internal/kernel and internal/idmap, which leave nothing behind. What the facts
+// mean is decided by a pure function. A program that calls Run calls kernel.Main first.
+package doctor
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"os/user"
+	"path/filepath"
+	goruntime "runtime"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/kernel"
+	"github.com/sandboxd/sandboxd/seccomp"
+)
+
+// Run examines the host for the calling user and a daemon that keeps its data in dataDir, which need not exist yet.
+func Run(ctx context.Context, dataDir string) []api.Check { return judge(gather(ctx, dataDir)) }
+
+// Ready reports whether a sandbox can start: every check that is fatal is OK.
+func Ready(checks []api.Check) bool {
+	for _, c := range checks {
+		if c.Fatal && !c.OK {
+			return false
+		}
+	}
+	return true
+}
+
+// sysctl is a number below /proc/sys that not every kernel has.
+type sysctl struct {
+	value int
+	found bool
+}
+
+// set reports whether the switch is there and has the value.
+func (s sysctl) set(value int) bool { return s.found && s.value == value }
+
+// facts is everything that was seen.
+type facts struct {
+	release, arch string
+	calls         error
+	uid           int
+	user          string // a name, or the uid where there is none
+
+	userNamespaces          error
+	maxUserNamespaces       sysctl
+	unprivilegedUserNSClone sysctl // Debian's and Arch's patch
+	apparmorRestrictsUserNS sysctl // Ubuntu's
+
+	ids      idmap.Inputs
+	idsErr   error
+	freeSubs int // where a new entry of /etc/subuid could start; 0: unknown
+
+	dataDir    string
+	nearest    string // dataDir or the first directory above that exists
+	dataErr    error
+	filesystem string
+	xattrs     error
+	overlay    error
+	proc       error
+
+	seccompActions []string
+	seccomp        error
+
+	cgroup    kernel.Cgroup
+	cgroupErr error
+
+	landlock    int
+	landlockErr error
+	ptraceScope sysctl
+}
+
+func gather(ctx context.Context, dataDir string) facts {
+	f := facts{arch: goruntime.GOARCH, uid: os.Geteuid(), dataDir: dataDir}
+	var err error
+	if f.release, err = kernel.Release(); err != nil {
+		f.release = err.Error()
+	}
+	f.calls = kernel.Calls()
+	f.user = strconv.Itoa(f.uid)
+	if u, err := user.LookupId(f.user); err == nil {
+		f.user = u.Username
+	}
+
+	f.userNamespaces = kernel.UserNamespaces()
+	f.maxUserNamespaces = readSysctl("user/max_user_namespaces")
+	f.unprivilegedUserNSClone = readSysctl("kernel/unprivileged_userns_clone")
+	f.apparmorRestrictsUserNS = readSysctl("kernel/apparmor_restrict_unprivileged_userns")
+
+	f.ids, f.idsErr = idmap.Gather()
+	if f.freeSubs, err = idmap.NextFree(); err != nil {
+		f.freeSubs = 0
+	}
+
+	f.nearest, f.dataErr = nearest(dataDir)
+	if f.dataErr == nil {
+		if f.filesystem, err = kernel.Filesystem(f.nearest); err != nil {
+			f.filesystem = err.Error()
+		}
+		f.xattrs = kernel.UserXattrs(f.nearest)
+		f.overlay = kernel.Overlay(ctx, f.nearest)
+	}
+	f.proc = kernel.Proc(ctx)
+
+	if f.seccompActions, f.seccomp = kernel.SeccompActions(); f.seccomp == nil {
+		_, f.seccomp = seccomp.Plan(seccomp.Default(), f.arch, seccomp.Abilities{Actions: f.seccompActions})
+	}
+	f.cgroup, f.cgroupErr = kernel.ProbeCgroup()
+	f.landlock, f.landlockErr = kernel.LandlockABI()
+	f.ptraceScope = readSysctl("kernel/yama/ptrace_scope")
+	return f
+}
+
+// readSysctl takes a switch that cannot be read for one that is not there: the probes decide, switches only explain.
+func readSysctl(name string) sysctl {
+	v, found, err := kernel.Sysctl(name)
+	return sysctl{value: v, found: found && err == nil}
+}
+
+// nearest is dir or the first directory above it that exists, and an error where it cannot be written.
+func nearest(dir string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	for {
+		info, err := os.Stat(dir)
+		switch {
+		case err == nil && !info.IsDir():
+			return dir, &fs.PathError{Op: "use", Path: dir, Err: unix.ENOTDIR}
+		case err == nil:
+			if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+				return dir, &fs.PathError{Op: "write to", Path: dir, Err: err}
+			}
+			return dir, nil
+		case !errors.Is(err, fs.ErrNotExist) || dir == "/":
+			return dir, err
+		}
+		dir = filepath.Dir(dir)
+	}
+}

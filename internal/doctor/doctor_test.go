@@ -1,0 +1,210 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/kernel"
+)
+
+func TestMain(m *testing.M) {
+	if code, handled := kernel.Main(os.Args[1:]); handled {
+		os.Exit(code)
+	}
+	os.Exit(m.Run())
+}
+
+// healthy is an ordinary user's host that lacks nothing.
+func healthy() facts {
+	all := []idmap.Range{{Inside: 0, Outside: 0, Size: 4294967295}}
+	subs := []idmap.Range{{Outside: 100000, Size: 65536}}
+	return facts{
+		release: "6.12.1", arch: "amd64", uid: 1000, user: "ann",
+		maxUserNamespaces: sysctl{60000, true},
+		ids: idmap.Inputs{
+			UID: 1000, GID: 1000, SubUID: subs, SubGID: subs, OwnUID: all, OwnGID: all,
+			NewUIDMap: "/usr/bin/newuidmap", NewGIDMap: "/usr/bin/newgidmap",
+		},
+		freeSubs: 165536,
+		dataDir:  "/home/ann/.local/share/sandboxd", nearest: "/home/ann", filesystem: "ext4",
+		seccompActions: []string{"errno", "allow"},
+		cgroup: kernel.Cgroup{
+			Mount: "/sys/fs/cgroup", Dir: "/sys/fs/cgroup/user.slice", Available: wanted, Controllers: wanted, Delegated: true, Kill: true,
+		},
+		landlock: 6, ptraceScope: sysctl{1, true},
+	}
+}
+
+func TestJudgeHealthy(t *testing.T) {
+	root := healthy()
+	root.uid, root.user, root.ids.UID, root.ids.GID = 0, "root", 0, 0
+	root.ids.SubUID, root.ids.SubGID = nil, nil // the daemon then takes a high range
+	for name, f := range map[string]facts{"ordinary user": healthy(), "root": root} {
+		for _, c := range judge(f) {
+			if !c.OK || c.Means != "" || c.Remedy != "" || c.Found == "" {
+				t.Errorf("%s: %+v", name, c)
+			}
+		}
+	}
+}
+
+func TestJudge(t *testing.T) {
+	refused := func(what string) error {
+		return &kernel.UnsupportedError{Feature: what, Since: "5.11", Err: syscall.EPERM}
+	}
+	for name, tc := range map[string]struct {
+		spoil  func(*facts)
+		check  string
+		fatal  bool
+		found  string // a part of it
+		remedy string // a part of it
+	}{
+		"old kernel": {func(f *facts) { f.calls = refused("openat2") }, "kernel", true, "openat2", "Linux 5.11"},
+		"no namespaces left": {
+			func(f *facts) { f.userNamespaces = refused("user namespaces"); f.maxUserNamespaces = sysctl{0, true} },
+			"user namespaces", true, "operation not permitted", "sudo sysctl -w user.max_user_namespaces=",
+		},
+		"Debian's switch": {
+			func(f *facts) {
+				f.userNamespaces, f.unprivilegedUserNSClone = refused("user namespaces"), sysctl{0, true}
+			},
+			"user namespaces", true, "refused", "sudo sysctl -w kernel.unprivileged_userns_clone=1",
+		},
+		"Ubuntu's AppArmor": {
+			func(f *facts) {
+				f.userNamespaces, f.apparmorRestrictsUserNS = refused("user namespaces"), sysctl{1, true}
+			},
+			"user namespaces", true, "refused", "apparmor_restrict_unprivileged_userns=0",
+		},
+		"a container's filter": {
+			func(f *facts) { f.userNamespaces = refused("user namespaces") }, "user namespaces", true, "refused", "container",
+		},
+		"no helpers": {
+			func(f *facts) { f.ids.HelperErr = fmt.Errorf("newuidmap is %w", idmap.ErrNotInstalled) },
+			"subordinate ids", false, "newuidmap is not installed", "sudo apt-get install uidmap (",
+		},
+		"no helpers and no entry": {
+			func(f *facts) {
+				f.ids.HelperErr = fmt.Errorf("newuidmap is %w", idmap.ErrNotInstalled)
+				f.ids.SubUID = nil
+			},
+			"subordinate ids", false, "not installed", "; sudo usermod --add-subuids",
+		},
+		"helpers without power": {
+			func(f *facts) { f.ids.HelperErr = errors.New("/usr/bin/newuidmap is neither setuid root nor …") },
+			"subordinate ids", false, "neither setuid", "--reinstall uidmap",
+		},
+		"no entry": {
+			func(f *facts) { f.ids.SubUID, f.ids.SubGID = nil, nil },
+			"subordinate ids", false, "neither /etc/subuid", "sudo usermod --add-subuids 165536-231071 --add-subgids 165536-231071 ann,",
+		},
+		"a short entry": {
+			func(f *facts) { f.ids.SubGID = []idmap.Range{{Outside: 100000, Size: 100}} },
+			"subordinate ids", false, "100 ids; root of a sandbox is uid 100000", "usermod",
+		},
+		"unreadable entries": {func(f *facts) { f.idsErr = syscall.EACCES }, "subordinate ids", false, "permission denied", "readable"},
+		"no place":           {func(f *facts) { f.dataErr = syscall.EROFS }, "data directory", true, "read-only", "--data-dir"},
+		"no place, so no overlay": {
+			func(f *facts) { f.dataErr = syscall.EROFS }, "overlay", true, "not tried", "--data-dir",
+		},
+		"no attributes":  {func(f *facts) { f.xattrs = refused("user.* attributes") }, "user attributes", true, "refused", "ext4"},
+		"no overlay":     {func(f *facts) { f.overlay = refused("overlay") }, "overlay", true, "refused", "Linux 5.11"},
+		"covered /proc":  {func(f *facts) { f.proc = refused("a fresh /proc") }, "fresh /proc", true, "refused", "unmask"},
+		"no filters":     {func(f *facts) { f.seccomp = refused("system call filters") }, "system call filter", true, "refused", "CONFIG_SECCOMP"},
+		"no cgroup v2":   {func(f *facts) { f.cgroupErr = refused("cgroup v2") }, "cgroup limits", false, "cgroup v2", "unified_cgroup_hierarchy"},
+		"controllers v1": {func(f *facts) { f.cgroup.Controllers, f.cgroup.Available = nil, nil }, "cgroup limits", false, "none", "cgroup_no_v1"},
+		"not delegated": {
+			func(f *facts) { f.cgroup.Delegated, f.cgroup.Why = false, "cgroup.procs is not ours" },
+			"cgroup limits", false, "not ours", "systemd-run --user --scope",
+		},
+		"cpu is missing": {
+			func(f *facts) { f.cgroup.Controllers = []string{"memory", "pids"} },
+			"cgroup limits", false, "memory, pids", "systemctl edit user@.service",
+		},
+		"no cgroup.kill":   {func(f *facts) { f.cgroup.Kill = false }, "cgroup.kill", false, "no cgroup.kill", "5.14"},
+		"no Landlock":      {func(f *facts) { f.landlockErr = refused("Landlock") }, "Landlock", false, "Landlock", "lsm="},
+		"no ptrace":        {func(f *facts) { f.ptraceScope.value = 2 }, "ptrace", false, "2", "ptrace_scope=1"},
+		"no ptrace at all": {func(f *facts) { f.ptraceScope.value = 3 }, "ptrace", false, "3", "boot again"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := healthy()
+			tc.spoil(&f)
+			checks := judge(f)
+			if Ready(checks) == tc.fatal {
+				t.Errorf("ready is %v", !tc.fatal)
+			}
+			for _, c := range checks {
+				if c.Name != tc.check {
+					continue
+				}
+				if c.OK || c.Fatal != tc.fatal || c.Means == "" || !strings.Contains(c.Found, tc.found) || !strings.Contains(c.Remedy, tc.remedy) {
+					t.Errorf("%+v", c)
+				}
+				return
+			}
+			t.Errorf("no check is called %q", tc.check)
+		})
+	}
+}
+
+func TestText(t *testing.T) {
+	checks := []api.Check{
+		{Name: "kernel", OK: true, Found: "Linux 6.12", Fatal: true},
+		{Name: "cgroup limits", Found: "not\x1b[2J delegated\n", Means: "no ceiling", Remedy: "systemd-run"},
+	}
+	const want = "ok    kernel         Linux 6.12\n" +
+		"miss  cgroup limits  not [2J delegated \n" +
+		"                     means: no ceiling\n" +
+		"                     to do: systemd-run\n" +
+		"\nSandboxes can start here; 1 protection or service is missing.\n"
+	if diff := cmp.Diff(want, Text(checks)); diff != "" {
+		t.Error(diff)
+	}
+	checks[0].OK = false
+	if text := Text(checks); !strings.Contains(text, "FAIL  kernel") || !strings.HasSuffix(text, "No sandbox can start here: 1 need is not met.\n") {
+		t.Error(text)
+	}
+	if text := Text(nil); !strings.Contains(text, "everything") {
+		t.Error(text)
+	}
+}
+
+// TestRun examines this host. What it finds is this host's matter; that it answers everything and leaves nothing is ours.
+func TestRun(t *testing.T) {
+	dir := t.TempDir()
+	checks := Run(t.Context(), filepath.Join(dir, "not", "yet"))
+	t.Log("\n" + Text(checks))
+	for _, c := range checks {
+		if c.Name == "" || c.Found == "" || !c.OK && (c.Means == "" || c.Remedy == "") {
+			t.Errorf("%+v", c)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left %v, %v", left, err)
+	}
+}
+
+func TestNearest(t *testing.T) {
+	dir := t.TempDir()
+	if got, err := nearest(filepath.Join(dir, "a", "b")); err != nil || got != dir {
+		t.Error(got, err)
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{file, filepath.Join(file, "below"), "/proc/sys/x"} {
+		if _, err := nearest(path); err == nil && (path != "/proc/sys/x" || os.Geteuid() != 0) {
+			t.Errorf("%s can be used", path)
+		}
+	}
+}

@@ -1,0 +1,279 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/kernel"
+)
+
+// judge says what the facts mean, in the order in which somebody would put them right.
+func judge(f facts) []api.Check {
+	checks := []api.Check{
+		f.judgeKernel(),
+		f.judgeUserNamespaces(),
+		f.judgeIDs(),
+		f.judgeDataDir(),
+		f.judgeXattrs(),
+		f.judgeOverlay(),
+		f.judgeProc(),
+		f.judgeSeccomp(),
+		f.judgeCgroup(),
+		f.judgeCgroupKill(),
+		f.judgeLandlock(),
+		f.judgePtrace(),
+	}
+	for i := range checks {
+		if checks[i].OK {
+			checks[i].Means, checks[i].Remedy = "", ""
+		}
+	}
+	return checks
+}
+
+// sudo writes a command as this user would have to type it.
+func (f facts) sudo(command string) string {
+	if f.uid == 0 {
+		return command
+	}
+	return "sudo " + command
+}
+
+func (f facts) judgeKernel() api.Check {
+	return api.Check{
+		Name: "kernel", Fatal: true, OK: f.calls == nil,
+		Found:  join(fmt.Sprintf("Linux %s, %s", f.release, f.arch), f.calls),
+		Means:  "the daemon cannot follow processes and paths safely, and does not start",
+		Remedy: "run Linux 5.11 or newer; in a container, let its seccomp filter pass the call named above",
+	}
+}
+
+func (f facts) judgeUserNamespaces() api.Check {
+	c := api.Check{
+		Name: "user namespaces", Fatal: true, OK: f.userNamespaces == nil,
+		Found: join("a user namespace with mount, network, PID, IPC and UTS namespaces below it", f.userNamespaces),
+		Means: "no sandbox can start: everything that holds it begins with a user namespace",
+	}
+	switch {
+	case f.maxUserNamespaces.set(0):
+		c.Remedy = f.sudo("sysctl -w user.max_user_namespaces=15000")
+	case f.unprivilegedUserNSClone.set(0) && f.uid != 0:
+		c.Remedy = f.sudo("sysctl -w kernel.unprivileged_userns_clone=1")
+	case f.apparmorRestrictsUserNS.set(1) && f.uid != 0:
+		c.Remedy = f.sudo("sysctl -w kernel.apparmor_restrict_unprivileged_userns=0") +
+			", or an AppArmor profile with \"userns,\" for sandboxd and sandboxd-launcher"
+	default:
+		c.Remedy = "if this is a container, start it with a seccomp profile that allows unshare, mount and clone with CLONE_NEWUSER"
+	}
+	return c
+}
+
+func (f facts) judgeIDs() api.Check {
+	c := api.Check{Name: "subordinate ids", Means: "processes of a sandbox run under your own uid: if one breaks out, your files are its files. " +
+		"Images whose files have several owners cannot be unpacked faithfully"}
+	if f.idsErr != nil {
+		c.Found, c.Remedy = f.idsErr.Error(), "make the file readable, or remove it"
+		return c
+	}
+	p := idmap.NewPlan(f.ids)
+	c.OK = p.Subordinate() && p.Size() == idmap.SandboxIDs
+	if p.Subordinate() {
+		c.Found = fmt.Sprintf("%d ids; root of a sandbox is uid %d of the host", p.Size(), p.HostID(0))
+		c.Means = "files of images that belong to higher ids cannot be unpacked"
+	} else {
+		c.Found = p.Reason
+	}
+	start := f.freeSubs
+	if start == 0 {
+		start = 100000
+	}
+	// Its whole width even where some ids are there already: entries may have holes between them.
+	ids := fmt.Sprintf("%d-%d", start, start+idmap.SandboxIDs-1)
+	add := f.sudo(fmt.Sprintf("usermod --add-subuids %s --add-subgids %s %s", ids, ids, f.user)) + ", then restart the daemon"
+	switch {
+	case f.uid == 0 && !p.Subordinate():
+		c.Remedy = "start the container that this is with a range of ids"
+	case f.uid == 0:
+		c.Remedy = "give \"sandboxd\" 65537 ids or more in /etc/subuid and /etc/subgid, or remove its entries"
+	case f.ids.HelperErr == nil:
+		c.Remedy = add
+	case errors.Is(f.ids.HelperErr, idmap.ErrNotInstalled):
+		c.Remedy = f.sudo("apt-get install uidmap") + " (other distributions: shadow-utils, shadow-uidmap)"
+		if len(f.ids.SubUID) == 0 || len(f.ids.SubGID) == 0 {
+			c.Remedy += "; " + add
+		}
+	default:
+		c.Remedy = "give newuidmap and newgidmap their power back (" + f.sudo("apt-get install --reinstall uidmap") +
+			"), and start the daemon without no_new_privs (systemd: NoNewPrivileges=no)"
+	}
+	return c
+}
+
+func (f facts) judgeDataDir() api.Check {
+	c := api.Check{
+		Name: "data directory", Fatal: true, OK: f.dataErr == nil,
+		Means:  "images and sandboxes have no place",
+		Remedy: "choose another with --data-dir, or make this one yours",
+	}
+	switch {
+	case f.dataErr != nil:
+		c.Found = f.dataErr.Error()
+	case f.nearest == filepath.Clean(f.dataDir):
+		c.Found = fmt.Sprintf("%s, on %s", f.dataDir, f.filesystem)
+	default:
+		c.Found = fmt.Sprintf("%s will be made in %s, on %s", f.dataDir, f.nearest, f.filesystem)
+	}
+	return c
+}
+
+func (f facts) judgeXattrs() api.Check {
+	c := api.Check{
+		Name: "user attributes", Fatal: true, OK: f.dataErr == nil && f.xattrs == nil,
+		Found:  join("files in the data directory carry user.* attributes", f.xattrs),
+		Means:  "an overlay cannot keep its marks: no sandbox has a root file system",
+		Remedy: "choose a data directory on ext4, xfs or btrfs with --data-dir",
+	}
+	if f.dataErr != nil {
+		c.Found = "not tried: the data directory cannot be used"
+	}
+	return c
+}
+
+func (f facts) judgeOverlay() api.Check {
+	c := api.Check{
+		Name: "overlay", Fatal: true, OK: f.dataErr == nil && f.overlay == nil,
+		Found:  join("an overlay with userxattr works in a user namespace", f.overlay),
+		Means:  "no sandbox has a root file system",
+		Remedy: "run Linux 5.11 or newer (" + f.sudo("modprobe overlay") + " where it is a module), and choose a data directory on ext4, xfs or btrfs with --data-dir",
+	}
+	if f.dataErr != nil {
+		c.Found = "not tried: the data directory cannot be used"
+	}
+	return c
+}
+
+func (f facts) judgeProc() api.Check {
+	return api.Check{
+		Name: "fresh /proc", Fatal: true, OK: f.proc == nil,
+		Found:  join("a new procfs can be mounted in a user namespace", f.proc),
+		Means:  "a sandbox cannot have a /proc of its own, so none starts",
+		Remedy: "if this is a container, start it with its /proc unmasked (podman: --security-opt unmask=ALL; Docker: --security-opt systempaths=unconfined)",
+	}
+}
+
+func (f facts) judgeSeccomp() api.Check {
+	return api.Check{
+		Name: "system call filter", Fatal: true, OK: f.seccomp == nil,
+		Found:  join("seccomp with "+strings.Join(f.seccompActions, ", "), f.seccomp),
+		Means:  "the whole kernel would be open to every sandbox, so none starts",
+		Remedy: "run a kernel built with CONFIG_SECCOMP_FILTER, on amd64 or arm64",
+	}
+}
+
+// wanted are the controllers behind limits.memory, cpus and pids.
+var wanted = []string{"cpu", "memory", "pids"}
+
+func (f facts) judgeCgroup() api.Check {
+	c := api.Check{
+		Name:  "cgroup limits",
+		Means: "no ceiling on memory and CPU time: one sandbox can take the whole machine. A creation that asks for such a limit is refused; processes are limited by rlimit",
+	}
+	if f.cgroupErr != nil {
+		c.Found = f.cgroupErr.Error()
+	} else {
+		missing := lacking(f.cgroup.Controllers)
+		c.OK = f.cgroup.Delegated && len(missing) == 0
+		c.Found = fmt.Sprintf("%s with the controllers: %s", f.cgroup.Dir, orNone(f.cgroup.Controllers))
+		if !f.cgroup.Delegated {
+			c.Found = "not delegated: " + f.cgroup.Why
+		}
+	}
+	scope := "systemd-run --scope -p Delegate=yes sandboxd serve"
+	if f.uid != 0 {
+		scope = "systemd-run --user --scope -p Delegate=yes sandboxd serve"
+	}
+	switch {
+	case f.cgroupErr != nil || len(lacking(f.cgroup.Available)) > 0:
+		c.Remedy = "boot with systemd.unified_cgroup_hierarchy=1 (or cgroup_no_v1=all) on the kernel's command line, so that cgroup v2 has the controllers"
+	case !f.cgroup.Delegated || f.uid == 0:
+		c.Remedy = "start the daemon in a group of its own: " + scope
+	default:
+		c.Remedy = "let systemd hand the controllers to users: " + f.sudo("systemctl edit user@.service") +
+			", with the lines \"[Service]\" and \"Delegate=cpu cpuset io memory pids\"; log in again"
+	}
+	return c
+}
+
+func (f facts) judgeCgroupKill() api.Check {
+	c := api.Check{
+		Name: "cgroup.kill", OK: f.cgroupErr == nil && f.cgroup.Kill,
+		Found:  "a group's processes can be ended at once",
+		Means:  "the launcher ends a sandbox by its PID namespace alone, and usage is not counted by group",
+		Remedy: "see \"cgroup limits\"; cgroup.kill needs Linux 5.14",
+	}
+	if !c.OK {
+		c.Found = "no group of our own to end"
+		if f.cgroup.Delegated {
+			c.Found = "groups have no cgroup.kill"
+		}
+	}
+	return c
+}
+
+func (f facts) judgeLandlock() api.Check {
+	return api.Check{
+		Name: "Landlock", OK: f.landlockErr == nil,
+		Found:  join(fmt.Sprintf("ABI %d", f.landlock), f.landlockErr),
+		Means:  "programs that would restrict their own file access (inside a sandbox or out) cannot",
+		Remedy: "run Linux 5.13 or newer with landlock in the \"lsm=\" list of the kernel's command line",
+	}
+}
+
+func (f facts) judgePtrace() api.Check {
+	c := api.Check{
+		Name: "ptrace", OK: !f.ptraceScope.found || f.ptraceScope.value < 2,
+		Found:  "no restriction by Yama",
+		Means:  "debuggers and strace do not work inside sandboxes",
+		Remedy: f.sudo("sysctl -w kernel.yama.ptrace_scope=1"),
+	}
+	if f.ptraceScope.found {
+		c.Found = fmt.Sprintf("Yama's ptrace_scope is %d", f.ptraceScope.value)
+	}
+	if f.ptraceScope.set(3) {
+		c.Remedy = "set kernel.yama.ptrace_scope below 2 in /etc/sysctl.d and boot again: 3 cannot be taken back"
+	}
+	return c
+}
+
+// join is good where there is no error, and what the kernel said otherwise.
+func join(good string, err error) string {
+	if err == nil {
+		return good
+	}
+	if u, ok := errors.AsType[*kernel.UnsupportedError](err); ok {
+		return "refused: " + u.Error()
+	}
+	return err.Error()
+}
+
+func lacking(have []string) []string {
+	var out []string
+	for _, w := range wanted {
+		if !slices.Contains(have, w) {
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
+func orNone(words []string) string {
+	if len(words) == 0 {
+		return "none"
+	}
+	return strings.Join(words, ", ")
+}

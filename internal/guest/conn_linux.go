@@ -1,0 +1,161 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A conn is one end of a SOCK_SEQPACKET connection: whole packets with descriptors. Sending and receiving may happen at
+// the same time; each of them by one goroutine.
+type conn struct {
+	f  *os.File
+	rc syscall.RawConn
+}
+
+// newConn takes over fd, which must be non-blocking so that the runtime's poller waits for it.
+func newConn(fd int) (*conn, error) {
+	f := os.NewFile(uintptr(fd), "guest")
+	rc, err := f.SyscallConn()
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("use the connection: %w", err)
+	}
+	return &conn{f: f, rc: rc}, nil
+}
+
+func (c *conn) close() error { return c.f.Close() }
+
+// buffers are reused because a packet is rare and its buffer is not small. They are taken when a packet has arrived, not
+// while waiting for one: a thousand idle connections cost no buffer.
+var buffers = sync.Pool{New: func() any { return new([maxPacket]byte) }}
+
+// send sends one packet. An error means that nothing was sent.
+func (c *conn) send(p []byte, fds ...int) error {
+	if len(p) > maxPacket {
+		return unix.EMSGSIZE
+	}
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	var sent error
+	err := c.rc.Write(func(fd uintptr) bool {
+		for {
+			sent = unix.Sendmsg(int(fd), p, oob, nil, unix.MSG_NOSIGNAL)
+			if !errors.Is(sent, unix.EINTR) {
+				return !errors.Is(sent, unix.EAGAIN)
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return sent
+}
+
+// sendNow is send for a caller that must not wait: a peer that does not read loses the packet. The few packets of a
+// request always fit into the socket's buffer.
+func (c *conn) sendNow(p []byte) error {
+	var sent error
+	err := c.rc.Control(func(fd uintptr) {
+		sent = unix.Sendmsg(int(fd), p, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+	})
+	if err != nil {
+		return err
+	}
+	return sent
+}
+
+// recv receives one packet and its descriptors, which are close-on-exec and the caller's to close. A closed connection
+// is io.EOF. On error no descriptor is left open.
+func (c *conn) recv() (packet, []int, error) {
+	var (
+		pkt packet
+		fds []int
+		got error
+	)
+	err := c.rc.Read(func(fd uintptr) bool {
+		buf := buffers.Get().(*[maxPacket]byte)
+		defer buffers.Put(buf)
+		var oob [64]byte // unix.CmsgSpace(4*maxFDs) is 32; the kernel drops (and marks as truncated) what exceeds it
+		var n, oobn, flags int
+		for {
+			n, oobn, flags, _, got = unix.Recvmsg(int(fd), buf[:], oob[:unix.CmsgSpace(4*maxFDs)], unix.MSG_CMSG_CLOEXEC)
+			if !errors.Is(got, unix.EINTR) {
+				break
+			}
+		}
+		if errors.Is(got, unix.EAGAIN) {
+			return false
+		}
+		if got != nil {
+			return true
+		}
+		fds, got = rights(oob[:oobn])
+		switch {
+		case got != nil:
+		case flags&unix.MSG_CTRUNC != 0 && len(fds) < maxFDs:
+			got = unix.EMFILE // there was room for more of them here, so it is our own table that is full
+		case flags&unix.MSG_CTRUNC != 0:
+			got = errors.New("packet with too many descriptors")
+		case flags&unix.MSG_TRUNC != 0:
+			got = errors.New("packet too long")
+		case n == 0:
+			// A packet without a byte cannot be told from the end. Neither side sends one.
+			got = io.EOF
+		default:
+			pkt, got = decode(buf[:n])
+		}
+		return true
+	})
+	if err == nil {
+		err = got
+	}
+	if err != nil {
+		closeAll(fds)
+		return packet{}, nil, err
+	}
+	return pkt, fds, nil
+}
+
+// rights takes the descriptors out of a control message. On error it has closed them.
+func rights(oob []byte) ([]int, error) {
+	if len(oob) == 0 {
+		return nil, nil
+	}
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, fmt.Errorf("read control message: %w", err)
+	}
+	var fds []int
+	var odd bool
+	for i := range msgs {
+		got, err := unix.ParseUnixRights(&msgs[i])
+		if err != nil {
+			odd = true // credentials or the like, which nobody asked for
+			continue
+		}
+		fds = append(fds, got...)
+	}
+	if odd {
+		closeAll(fds)
+		return nil, errors.New("packet with an odd control message")
+	}
+	return fds, nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+}
+
+// past is a deadline that ends every wait at once.
+var past = time.Unix(1, 0)

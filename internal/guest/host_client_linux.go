@@ -1,0 +1,228 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// How long the host waits where the caller's context sets no deadline of its own.
+const (
+	replyTimeout = 10 * time.Second // for init's first answer
+	exitGrace    = 2 * time.Second  // for exited, after an exec's timeout or a Kill
+	tarTimeout   = 10 * time.Minute // for a whole tree
+)
+
+// ErrLost means that init is gone, silent, or speaks nonsense. The sandbox cannot be used any more: end it.
+var ErrLost = errors.New("the sandbox's init is lost")
+
+// A Client asks the init of one sandbox. It holds no connection: every request makes its own, so that any number of
+// goroutines may use one Client, and a Client needs no Close.
+type Client struct {
+	path string
+}
+
+// NewClient returns the client of the init that accepts on the socket at path. It does not connect; use [Client.Ping].
+func NewClient(path string) *Client { return &Client{path: path} }
+
+// Listen makes the socket that a sandbox's init is to inherit, with mode 0600. The path may be longer than the 107 bytes
+// that fit into a socket address. An existing file is an error.
+func Listen(path string) (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("make guest socket: %w", err)
+	}
+	err = withAddr(path, func(sa *unix.SockaddrUnix) error { return listenAt(fd, sa) })
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("listen on %q: %w", path, err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+func listenAt(fd int, sa *unix.SockaddrUnix) error {
+	// The mode of the socket's inode, less the umask, is that of the file: no moment at which others could connect.
+	if err := unix.Fchmod(fd, 0o600); err != nil {
+		return err
+	}
+	if err := unix.Bind(fd, sa); err != nil {
+		return err
+	}
+	return unix.Listen(fd, maxConns)
+}
+
+// withAddr calls f with an address of path. A path that is too long for one is reached through its directory's
+// descriptor.
+func withAddr(path string, f func(*unix.SockaddrUnix) error) error {
+	if len(path) < 108 {
+		return f(&unix.SockaddrUnix{Name: path})
+	}
+	dir, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open the socket's directory: %w", err)
+	}
+	defer func() { _ = unix.Close(dir) }()
+	return f(&unix.SockaddrUnix{Name: "/proc/self/fd/" + strconv.Itoa(dir) + "/" + filepath.Base(path)})
+}
+
+// lost wraps an error of the connection, or of what came over it, into ErrLost, unless the fault is the host's own.
+func lost(doing string, err error) error {
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("%s: %w: no answer in time", doing, ErrLost)
+	case errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE):
+		return fmt.Errorf("%s: %w: it closed the connection", doing, ErrLost)
+	case errors.Is(err, os.ErrClosed),
+		// A daemon that is out of something must not take its sandboxes for dead.
+		errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS),
+		errors.Is(err, unix.ETOOMANYREFS), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	return fmt.Errorf("%s: %w: %w", doing, ErrLost, err)
+}
+
+// lostUnless is lost for a wait that ctx may have ended.
+func lostUnless(ctx context.Context, doing string, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s: %w", doing, context.Cause(ctx))
+	}
+	// The connection's deadline is the context's, and may come a moment before the context notices.
+	if _, ok := ctx.Deadline(); ok && errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("%s: %w", doing, context.DeadlineExceeded)
+	}
+	return lost(doing, err)
+}
+
+// dial connects to init. A full backlog is waited for until the deadline.
+func (c *Client) dial(ctx context.Context, deadline time.Time) (*conn, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("make socket: %w", err)
+	}
+	err = withAddr(c.path, func(sa *unix.SockaddrUnix) error {
+		for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+			err := unix.Connect(fd, sa)
+			if errors.Is(err, unix.EINTR) {
+				continue
+			}
+			if !errors.Is(err, unix.EAGAIN) {
+				return err
+			}
+			// The backlog is full: init is flooded or does not accept. The kernel offers no event for a free place, so
+			// this is the one wait that has to ask again.
+			if time.Until(deadline) < wait {
+				return os.ErrDeadlineExceeded
+			}
+			t := time.NewTimer(wait)
+			select {
+			case <-t.C:
+			case <-ctx.Done():
+				t.Stop()
+				return context.Cause(ctx)
+			}
+		}
+	})
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, err
+	}
+	return newConn(fd)
+}
+
+// request sends one request and receives the first answer, which must be of kind want or an error. On success the
+// connection is the caller's, without a deadline and no longer bound to ctx, and so are the descriptors, exactly nfds of them.
+func (c *Client) request(ctx context.Context, timeout time.Duration, req []byte, send []int, want kind, nfds int) (_ *conn, _ packet, _ []int, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, packet{}, nil, context.Cause(ctx)
+	}
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(timeout)
+	}
+	conn, err := c.dial(ctx, deadline)
+	if err != nil {
+		return nil, packet{}, nil, lostUnless(ctx, "connect to init", err)
+	}
+	var fds []int
+	defer func() {
+		if err != nil {
+			closeAll(fds)
+			_ = conn.close()
+		}
+	}()
+	if err := conn.f.SetDeadline(deadline); err != nil {
+		return nil, packet{}, nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.f.SetDeadline(past) })
+	defer stop()
+
+	if err := conn.send(req, send...); err != nil {
+		return nil, packet{}, nil, lostUnless(ctx, "ask init", err)
+	}
+	pkt, fds, err := conn.answer()
+	if err != nil {
+		return nil, packet{}, nil, lostUnless(ctx, "await init's answer", err)
+	}
+	switch {
+	case pkt.kind == kindError && len(fds) == 0:
+		return nil, packet{}, nil, refusal(pkt)
+	case pkt.kind != want:
+		return nil, packet{}, nil, fmt.Errorf("await init's answer: %w: %s instead of %s", ErrLost, strconv.Quote(string(pkt.kind)), want)
+	case len(fds) != nfds:
+		return nil, packet{}, nil, fmt.Errorf("await init's answer: %w: %d descriptors instead of %d", ErrLost, len(fds), nfds)
+	}
+	if !stop() {
+		// The context ended this very moment, and its function may set the deadline after we clear it.
+		return nil, packet{}, nil, fmt.Errorf("await init's answer: %w", context.Cause(ctx))
+	}
+	if err := conn.f.SetDeadline(time.Time{}); err != nil {
+		return nil, packet{}, nil, err
+	}
+	return conn, pkt, fds, nil
+}
+
+// answer is recv for the host. A peer that closes with something unread makes the kernel report ECONNRESET once before
+// it hands out what the peer had sent.
+func (c *conn) answer() (packet, []int, error) {
+	pkt, fds, err := c.recv()
+	if errors.Is(err, unix.ECONNRESET) {
+		return c.recv()
+	}
+	return pkt, fds, err
+}
+
+// refusal reads an error answer. What is not a proper one counts as nonsense.
+func refusal(pkt packet) error {
+	var a errorAnswer
+	if err := pkt.into(&a, 1); err != nil {
+		return fmt.Errorf("await init's answer: %w: %w", ErrLost, err)
+	}
+	if !validStage(a.Stage) || a.Errno < 1 || a.Errno > 4095 || len(pkt.strs[0]) > maxPath {
+		return fmt.Errorf("await init's answer: %w: an error that is none", ErrLost)
+	}
+	return &Error{Stage: a.Stage, Errno: unix.Errno(a.Errno), Path: pkt.strs[0]}
+}
+
+// Ping returns when init has answered.
+func (c *Client) Ping(ctx context.Context) error {
+	req, err := encode(kindPing, none{})
+	if err != nil {
+		return err
+	}
+	conn, pkt, _, err := c.request(ctx, replyTimeout, req, nil, kindPong, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.close() }()
+	if err := pkt.into(&none{}, 0); err != nil {
+		return fmt.Errorf("await init's answer: %w: %w", ErrLost, err)
+	}
+	return nil
+}

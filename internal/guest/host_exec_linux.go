@@ -1,0 +1,521 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// An ExecRequest is a process to be started. It is complete: init adds nothing to it.
+type ExecRequest struct {
+	Argv []string // the program, looked up in the PATH of Env if it has no "/", and its arguments
+	Env  []string // the whole environment, "NAME=value"
+	Cwd  string   // absolute; "/" if empty
+
+	UID, GID uint32 // ids of the sandbox
+	Groups   []uint32
+
+	TTY        bool   // stdin, stdout and stderr are one terminal
+	Rows, Cols uint16 // of the terminal
+
+	// Timeout after which everything that this exec started is killed; 0 is none.
+	Timeout time.Duration
+}
+
+// ExecExit is how a process ended and what it used. Init says so, the host has only checked that it can be true.
+type ExecExit struct {
+	Code    int            // exit code, 128+n after signal n
+	Signal  syscall.Signal // 0 if the process exited by itself
+	Timeout bool           // the request's timeout ended; everything that the exec started has been killed
+	Wall    time.Duration
+	CPU     time.Duration // user and system time, with waited-for children
+	MaxRSS  int64         // bytes of the largest process
+}
+
+// An Exec is a process that has started. Close it in the end.
+//
+// Stdin may be closed at any time to give the process end of file. Its pipe is not read by init: a Write blocks while
+// the process does not read, until Close.
+type Exec struct {
+	PID int // inside the sandbox
+
+	// The host's ends. With a terminal Stdin and Stdout are the same file and Stderr is nil.
+	Stdin, Stdout, Stderr *os.File
+
+	conn    *conn
+	tty     bool
+	begun   time.Time
+	timeout time.Duration
+
+	wait sync.Once
+	exit ExecExit
+	err  error
+
+	mu     sync.Mutex // serialises the sending of Signal and Kill
+	closed sync.Once
+}
+
+// check refuses what init could not be asked, so that a mistake of the caller is never taken for one of init.
+func (r *ExecRequest) check() error {
+	refuse := func(errno syscall.Errno, what string) error {
+		return &Error{Stage: StageRequest, Errno: errno, Path: what}
+	}
+	if len(r.Argv) == 0 || r.Argv[0] == "" {
+		return refuse(unix.EINVAL, "argv")
+	}
+	total := 0
+	for _, list := range [][]string{r.Argv, r.Env} {
+		for _, s := range list {
+			if strings.IndexByte(s, 0) >= 0 {
+				return refuse(unix.EINVAL, s)
+			}
+			if len(s) >= maxArg {
+				return refuse(unix.E2BIG, s[:min(len(s), 32)]+"…")
+			}
+			total += len(s) + 1
+		}
+	}
+	if total > maxArgs {
+		return refuse(unix.E2BIG, "argv and env of "+strconv.Itoa(total)+" bytes")
+	}
+	switch {
+	case r.Cwd != "" && r.Cwd[0] != '/', strings.IndexByte(r.Cwd, 0) >= 0:
+		return &Error{Stage: StageCwd, Errno: unix.EINVAL, Path: r.Cwd}
+	case len(r.Cwd) >= maxPath:
+		return &Error{Stage: StageCwd, Errno: unix.ENAMETOOLONG, Path: r.Cwd[:32] + "…"}
+	case len(r.Groups) > maxGroups:
+		return refuse(unix.EINVAL, strconv.Itoa(len(r.Groups))+" groups")
+	case r.Timeout < 0:
+		return refuse(unix.EINVAL, "timeout "+r.Timeout.String())
+	// The kernel keeps the highest id for "no change".
+	case r.UID == math.MaxUint32, r.GID == math.MaxUint32:
+		return refuse(unix.EINVAL, "id 4294967295")
+	}
+	return nil
+}
+
+// Exec starts a process and returns when init says that it runs. A process that cannot be started is an *[Error] with
+// the stage that failed; everything else that goes wrong is [ErrLost] or the context's error. The context bounds the
+// start only, not the process.
+func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	cwd := r.Cwd
+	if cwd == "" {
+		cwd = "/"
+	}
+	strs := make([]string, 0, 1+len(r.Argv)+len(r.Env))
+	strs = append(append(append(strs, cwd), r.Argv...), r.Env...)
+	msg := execRequest{
+		Args: len(r.Argv), UID: r.UID, GID: r.GID, Groups: r.Groups, TTY: r.TTY, Rows: r.Rows, Cols: r.Cols,
+		Timeout: int64(r.Timeout),
+	}
+	req, err := encode(kindExec, msg, strs...)
+	if err != nil {
+		return nil, err
+	}
+
+	e := &Exec{tty: r.TTY, timeout: r.Timeout}
+	var give []int // the process's ends, ours until init has them
+	defer func() {
+		closeAll(give)
+		if err != nil {
+			e.closeFiles()
+		}
+	}()
+	want := 1
+	if !r.TTY {
+		want = 0
+		var in, out, errs int
+		if e.Stdin, in, err = pipeTo("stdin"); err != nil {
+			return nil, err
+		}
+		give = append(give, in)
+		if e.Stdout, out, err = pipeFrom("stdout"); err != nil {
+			return nil, err
+		}
+		give = append(give, out)
+		if e.Stderr, errs, err = pipeFrom("stderr"); err != nil {
+			return nil, err
+		}
+		give = append(give, errs)
+	}
+	if len(req) > maxPacket {
+		msg.Memfd = true
+		if req, err = encode(kindExec, msg); err != nil {
+			return nil, err
+		}
+		fd, err := memfd(joinStrings(strs))
+		if err != nil {
+			return nil, err
+		}
+		give = append(give, fd)
+	}
+
+	e.begun = time.Now()
+	conn, pkt, fds, err := c.request(ctx, replyTimeout, req, give, kindStarted, want)
+	if err != nil {
+		return nil, fmt.Errorf("exec: %w", err)
+	}
+	e.conn = conn
+	defer func() {
+		if err != nil {
+			_ = conn.close()
+		}
+	}()
+	if r.TTY {
+		if e.Stdin, err = terminal(fds[0]); err != nil {
+			return nil, fmt.Errorf("exec: %w: %w", ErrLost, err)
+		}
+		e.Stdout = e.Stdin
+	}
+	var a startedAnswer
+	if err := pkt.into(&a, 0); err != nil {
+		return nil, fmt.Errorf("exec: %w: %w", ErrLost, err)
+	}
+	if a.PID < 2 || a.PID > 1<<22 {
+		return nil, fmt.Errorf("exec: %w: pid %d", ErrLost, a.PID)
+	}
+	e.PID = a.PID
+	if r.Timeout > 0 {
+		if err := conn.f.SetReadDeadline(e.begun.Add(r.Timeout + exitGrace)); err != nil {
+			return nil, err
+		}
+	}
+	return e, nil
+}
+
+// pipeTo makes a pipe of which the host writes one end. The other one is blocking, as programs expect.
+func pipeTo(name string) (host *os.File, child int, err error) {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return nil, -1, fmt.Errorf("make pipe for %s: %w", name, err)
+	}
+	return hostEnd(p[1], p[0], name)
+}
+
+// pipeFrom makes a pipe of which the host reads one end.
+func pipeFrom(name string) (host *os.File, child int, err error) {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return nil, -1, fmt.Errorf("make pipe for %s: %w", name, err)
+	}
+	return hostEnd(p[0], p[1], name)
+}
+
+// hostEnd makes ours a file of the runtime's poller. Each end of a pipe has its own flags, so the process cannot make
+// ours blocking again.
+func hostEnd(ours, theirs int, name string) (*os.File, int, error) {
+	if err := unix.SetNonblock(ours, true); err != nil {
+		closeAll([]int{ours, theirs})
+		return nil, -1, fmt.Errorf("make pipe for %s: %w", name, err)
+	}
+	return os.NewFile(uintptr(ours), name), theirs, nil
+}
+
+// memfd holds what does not fit into a packet.
+func memfd(b []byte) (int, error) {
+	fd, err := unix.MemfdCreate("exec", unix.MFD_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("make memfd for the arguments: %w", err)
+	}
+	for off := 0; off < len(b); {
+		n, err := unix.Pwrite(fd, b[off:], int64(off))
+		if err != nil {
+			_ = unix.Close(fd)
+			return -1, fmt.Errorf("write memfd for the arguments: %w", err)
+		}
+		off += n
+	}
+	return fd, nil
+}
+
+// terminal checks that what init sent is the master of a pseudoterminal, and takes it over. On error it has closed fd.
+//
+// The file is shared with init, which may make it blocking again. A Read then holds a thread of the daemon until the
+// terminal's other end goes away, at the latest with the sandbox.
+func terminal(fd int) (*os.File, error) {
+	var st unix.Stat_t
+	err := unix.Fstat(fd, &st)
+	switch {
+	case err != nil:
+	case st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(5, 2):
+		err = errors.New("init's descriptor is not a terminal's master")
+	default:
+		// Only a master has a number, and only on a devpts.
+		if _, err = unix.IoctlGetInt(fd, unix.TIOCGPTN); err == nil {
+			err = unix.SetNonblock(fd, true)
+		}
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("check terminal: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "tty"), nil
+}
+
+// Wait returns when the process has exited, or with [ErrLost] when init has not said so 2 s after it must have: after
+// the request's timeout or a Kill. It may be called more than once, also from several goroutines.
+func (e *Exec) Wait() (ExecExit, error) {
+	e.wait.Do(func() {
+		e.exit, e.err = e.await()
+		// Init has nothing more to say, and need not keep the connection while the caller drains the pipes.
+		_ = e.conn.close()
+	})
+	return e.exit, e.err
+}
+
+func (e *Exec) await() (ExecExit, error) {
+	pkt, fds, err := e.conn.answer()
+	if err != nil {
+		return ExecExit{}, lost("await the process's exit", err)
+	}
+	closeAll(fds)
+	if pkt.kind != kindExited || len(fds) != 0 {
+		return ExecExit{}, fmt.Errorf("await the process's exit: %w: %s with %d descriptors", ErrLost, strconv.Quote(string(pkt.kind)), len(fds))
+	}
+	var a exitedAnswer
+	if err := pkt.into(&a, 0); err != nil {
+		return ExecExit{}, fmt.Errorf("await the process's exit: %w: %w", ErrLost, err)
+	}
+	x, ok := a.exit(e.timeout, time.Since(e.begun))
+	if !ok {
+		return ExecExit{}, fmt.Errorf("await the process's exit: %w: an exit that cannot be", ErrLost)
+	}
+	return x, nil
+}
+
+// exit checks what init says about the end of an exec with this timeout that began elapsed ago.
+func (a *exitedAnswer) exit(timeout, elapsed time.Duration) (ExecExit, bool) {
+	switch {
+	case a.Code < 0 || a.Code > 255,
+		a.Signal < 0 || a.Signal > 64,
+		a.Signal != 0 && a.Code != 0,
+		a.Timeout && timeout == 0,
+		a.Wall < 0 || a.Wall > int64(elapsed),
+		a.CPU < 0,
+		a.MaxRSS < 0 || a.MaxRSS > 1<<50:
+		return ExecExit{}, false
+	}
+	x := ExecExit{
+		Code: a.Code, Signal: syscall.Signal(a.Signal), Timeout: a.Timeout,
+		Wall: time.Duration(a.Wall), CPU: time.Duration(a.CPU), MaxRSS: a.MaxRSS,
+	}
+	if a.Signal != 0 {
+		x.Code = 128 + a.Signal
+	}
+	return x, true
+}
+
+// Signal sends sig to the process's group. A process that has exited is no error.
+func (e *Exec) Signal(sig syscall.Signal) error {
+	if sig < 1 || sig > 64 {
+		return fmt.Errorf("signal %d: %w", int(sig), unix.EINVAL)
+	}
+	return e.tell("signal", kindSignal, signalRequest{Signal: int(sig)})
+}
+
+// Kill ends everything that the exec has started, however far it has gone from its parent. Wait then tells the exit; if
+// init has not got it done within 2 s, Wait returns [ErrLost].
+func (e *Exec) Kill() error {
+	if err := e.tell("kill", kindKill, none{}); err != nil {
+		return err
+	}
+	if err := e.conn.f.SetReadDeadline(time.Now().Add(exitGrace)); err != nil && !errors.Is(err, os.ErrClosed) {
+		return fmt.Errorf("kill: %w", err)
+	}
+	return nil
+}
+
+func (e *Exec) tell(doing string, k kind, msg any) error {
+	p, err := encode(k, msg)
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	// Init reads at once. One that does not must not hold up the caller for long.
+	_ = e.conn.f.SetWriteDeadline(time.Now().Add(exitGrace))
+	err = e.conn.send(p)
+	if errors.Is(err, os.ErrClosed) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+		return nil // it has exited; or init is lost, which is for Wait to tell
+	}
+	if err != nil {
+		return lost(doing, err)
+	}
+	return nil
+}
+
+// Resize tells the process's terminal its new size.
+func (e *Exec) Resize(rows, cols uint16) error {
+	if !e.tty {
+		return fmt.Errorf("resize: %w", unix.ENOTTY)
+	}
+	rc, err := e.Stdout.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("resize: %w", err)
+	}
+	var set error
+	if err := rc.Control(func(fd uintptr) {
+		set = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: cols})
+	}); err != nil {
+		set = err
+	}
+	if set != nil {
+		return fmt.Errorf("resize: %w", set)
+	}
+	return nil
+}
+
+// Close closes the connection and the files. A process that still runs is killed, with everything that the exec has
+// started; Wait and Stream return.
+func (e *Exec) Close() error {
+	e.closed.Do(func() {
+		_ = e.conn.close()
+		e.closeFiles()
+	})
+	return nil
+}
+
+func (e *Exec) closeFiles() {
+	for _, f := range []*os.File{e.Stdin, e.Stdout, e.Stderr} {
+		if f != nil {
+			_ = f.Close() // a second Close of one file is a harmless error
+		}
+	}
+}
+
+// Stream copies what the process writes to onOut and returns how it ended. Stream is "stdout" or "stderr", and "stdout"
+// for everything from a terminal. onOut is never called twice at a time; p is its own until it returns.
+//
+// Everything that the process wrote is delivered, and nothing is waited for after its exit: processes that it left
+// behind may hold the pipes open for ever. If ctx ends or onOut fails, the exec is killed and that error returned. Do not
+// read Stdout or Stderr elsewhere.
+func (e *Exec) Stream(ctx context.Context, onOut func(stream string, p []byte) error) (ExecExit, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var mu sync.Mutex // over onOut
+	deliver := func(stream string, p []byte) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return onOut(stream, p)
+	}
+	var copies sync.WaitGroup
+	start := func(stream string, f *os.File) {
+		copies.Go(func() {
+			if err := e.copyOut(f, func(p []byte) error { return deliver(stream, p) }); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	start("stdout", e.Stdout)
+	if e.Stderr != nil {
+		start("stderr", e.Stderr)
+	}
+	// A failed copy or a cancelled context ends the wait: closing the connection makes init kill the exec.
+	stop := context.AfterFunc(ctx, func() {
+		_ = e.conn.close()
+		e.stopReading()
+	})
+	defer stop()
+	exit, err := e.Wait()
+	if err == nil {
+		e.stopReading()
+	} else {
+		cancel(err)
+	}
+	copies.Wait()
+	if ctx.Err() != nil {
+		return ExecExit{}, context.Cause(ctx)
+	}
+	return exit, err
+}
+
+// stopReading wakes the readers; they take what lies in the pipes and end.
+func (e *Exec) stopReading() {
+	for _, f := range []*os.File{e.Stdout, e.Stderr} {
+		if f != nil {
+			_ = f.SetReadDeadline(past)
+		}
+	}
+}
+
+// streamBuffer is as much as a pipe holds by default.
+const streamBuffer = 64 << 10
+
+// copyOut copies f until its end or, once stopReading was called, until what f held at that moment has been copied.
+func (e *Exec) copyOut(f *os.File, deliver func([]byte) error) error {
+	buf := make([]byte, streamBuffer)
+	for {
+		n, err := f.Read(buf)
+		if n > 0 {
+			if err := deliver(buf[:n]); err != nil {
+				return err
+			}
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, io.EOF), e.tty && errors.Is(err, unix.EIO): // EIO: nobody has the terminal open any more
+			return nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return e.drain(f, buf, deliver)
+		default:
+			return fmt.Errorf("read %s: %w", f.Name(), err)
+		}
+	}
+}
+
+// drain copies what f holds. It is bounded by what f can hold at a moment, because a process left behind may write
+// faster than we read; what the exited process wrote comes first.
+func (e *Exec) drain(f *os.File, buf []byte, deliver func([]byte) error) error {
+	rc, err := f.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("drain %s: %w", f.Name(), err)
+	}
+	var left int
+	if err := rc.Control(func(fd uintptr) { left, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }); err != nil {
+		return fmt.Errorf("drain %s: %w", f.Name(), err)
+	}
+	if err != nil {
+		return fmt.Errorf("drain %s: %w", f.Name(), err)
+	}
+	if e.tty {
+		// A terminal's count leaves out what is on its way through the line discipline, which holds up to 64 KiB. A read
+		// pushes that through, so that EAGAIN does mean empty.
+		left = 128 << 10
+	}
+	for left > 0 {
+		var n int
+		// Not f.Read, whose deadline has passed; the file is non-blocking.
+		if cerr := rc.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf[:min(left, len(buf))]) }); cerr != nil {
+			return fmt.Errorf("drain %s: %w", f.Name(), cerr)
+		}
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EAGAIN), e.tty && errors.Is(err, unix.EIO), err == nil && n == 0:
+			return nil
+		case err != nil:
+			return fmt.Errorf("drain %s: %w", f.Name(), err)
+		}
+		left -= n
+		if err := deliver(buf[:n]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,326 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A FileInfo is what a path of the sandbox names; a link is not followed.
+type FileInfo struct {
+	Name     string // the path's last element
+	Size     int64
+	Mode     fs.FileMode // type and permissions
+	ModTime  time.Time
+	IsDir    bool
+	Link     string // what a symbolic link says
+	UID, GID uint32 // ids of the sandbox
+}
+
+// checkPath refuses what init could not be asked. Dots and links are init's to resolve, inside the sandbox.
+func checkPath(p string) error {
+	switch {
+	case p == "" || p[0] != '/', strings.IndexByte(p, 0) >= 0:
+		return &Error{Stage: StageRequest, Errno: unix.EINVAL, Path: p}
+	case len(p) >= maxPath:
+		return &Error{Stage: StageRequest, Errno: unix.ENAMETOOLONG, Path: p[:32] + "…"}
+	}
+	return nil
+}
+
+// file is a request for one path that is answered with one packet and nfds descriptors.
+func (c *Client) file(ctx context.Context, k kind, msg any, p string, want kind, nfds int) (*conn, packet, []int, error) {
+	if err := checkPath(p); err != nil {
+		return nil, packet{}, nil, err
+	}
+	req, err := encode(k, msg, p)
+	if err != nil {
+		return nil, packet{}, nil, err
+	}
+	return c.request(ctx, replyTimeout, req, nil, want, nfds)
+}
+
+// Open opens a regular file of the sandbox for reading, as the sandbox's root. A FIFO, device, socket or a file of /proc
+// is refused ([ErrNotRegular]) without being opened.
+func (c *Client) Open(ctx context.Context, path string) (*os.File, error) {
+	conn, pkt, fds, err := c.file(ctx, kindOpen, none{}, path, kindOpened, 1)
+	if err != nil {
+		return nil, err
+	}
+	_ = conn.close()
+	f, _, err := regular(fds[0], path, unix.O_RDONLY)
+	if err == nil {
+		if err = pkt.into(&none{}, 0); err != nil {
+			_ = f.Close()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open %q: %w: %w", path, ErrLost, err)
+	}
+	return f, nil
+}
+
+// regular takes over a descriptor that init says is a regular file open for access. On error it has closed it.
+func regular(fd int, name string, access int) (*os.File, *unix.Stat_t, error) {
+	st := new(unix.Stat_t)
+	var fsys unix.Statfs_t
+	err := unix.Fstat(fd, st)
+	if err == nil {
+		err = unix.Fstatfs(fd, &fsys)
+	}
+	var flags int
+	if err == nil {
+		flags, err = unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	}
+	switch {
+	case err != nil:
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		err = ErrNotRegular
+	// What is read from or written to these depends on who does it, and init must not do it through the daemon.
+	case pseudo(int64(fsys.Type)):
+		err = errors.New("the file lies in a file system of the kernel's")
+	case flags&unix.O_PATH != 0 || flags&unix.O_ACCMODE != access:
+		err = errors.New("the file is not open as asked")
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, nil, fmt.Errorf("check descriptor: %w", err)
+	}
+	return os.NewFile(uintptr(fd), name), st, nil
+}
+
+// pseudo tells the file systems whose files are the kernel's voice.
+func pseudo(magic int64) bool {
+	switch magic {
+	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.DEBUGFS_MAGIC,
+		unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC, unix.BPF_FS_MAGIC, unix.NSFS_MAGIC, unix.BINFMTFS_MAGIC:
+		return true
+	}
+	return false
+}
+
+// A PendingFile is a file that is being written. The sandbox sees it under its name once Commit has succeeded, and
+// never half written. Without Commit or Abort the sandbox's init removes it when the daemon is gone.
+type PendingFile struct {
+	File *os.File // write here; closed by Commit and Abort
+
+	conn *conn
+	once sync.Once
+	err  error
+}
+
+// Create makes a file beside path that Commit renames to it, with this mode and owner. Missing parents are made with
+// the same owner and mode 0755, and stay. If path names a link, what it points to is replaced; a directory, FIFO, device
+// or socket is refused.
+func (c *Client) Create(ctx context.Context, path string, mode fs.FileMode, uid, gid uint32) (*PendingFile, error) {
+	msg := createRequest{Mode: uint32(mode.Perm()), UID: uid, GID: gid}
+	conn, pkt, fds, err := c.file(ctx, kindCreate, msg, path, kindCreated, 1)
+	if err != nil {
+		return nil, err
+	}
+	f, st, err := regular(fds[0], path, unix.O_WRONLY)
+	if err == nil {
+		if err = pkt.into(&none{}, 0); err == nil && (st.Size != 0 || st.Nlink != 1) {
+			err = errors.New("the file is not new")
+		}
+		if err != nil {
+			_ = f.Close()
+		}
+	}
+	if err != nil {
+		_ = conn.close()
+		return nil, fmt.Errorf("create %q: %w: %w", path, ErrLost, err)
+	}
+	return &PendingFile{File: f, conn: conn}, nil
+}
+
+// Commit puts the file in its place. After an error the file is gone.
+func (p *PendingFile) Commit() error {
+	err := fs.ErrClosed
+	p.once.Do(func() {
+		if err = p.File.Close(); err != nil {
+			p.end(kindAbort)
+			return
+		}
+		err = p.end(kindCommit)
+	})
+	if err != nil {
+		return fmt.Errorf("commit %q: %w", p.File.Name(), err)
+	}
+	return nil
+}
+
+// Abort removes the file. After Commit it does nothing, so that it can be deferred.
+func (p *PendingFile) Abort() error {
+	var err error
+	p.once.Do(func() {
+		err = errors.Join(p.File.Close(), p.end(kindAbort))
+	})
+	if err != nil {
+		return fmt.Errorf("abort %q: %w", p.File.Name(), err)
+	}
+	return nil
+}
+
+// end asks for the last step, takes the answer and closes the connection.
+func (p *PendingFile) end(k kind) error {
+	defer func() { _ = p.conn.close() }()
+	req, err := encode(k, none{})
+	if err != nil {
+		return err
+	}
+	if err := p.conn.f.SetDeadline(time.Now().Add(replyTimeout)); err != nil {
+		return err
+	}
+	if err := p.conn.send(req); err != nil {
+		return lost("ask init", err)
+	}
+	pkt, fds, err := p.conn.answer()
+	if err != nil {
+		return lost("await init's answer", err)
+	}
+	closeAll(fds)
+	switch {
+	case len(fds) != 0:
+		return fmt.Errorf("await init's answer: %w: %d descriptors instead of none", ErrLost, len(fds))
+	case pkt.kind == kindError:
+		return refusal(pkt)
+	case pkt.kind != kindDone:
+		return fmt.Errorf("await init's answer: %w: %q instead of %s", ErrLost, pkt.kind, kindDone)
+	}
+	return nil
+}
+
+// Stat tells what path names.
+func (c *Client) Stat(ctx context.Context, name string) (FileInfo, error) {
+	conn, pkt, _, err := c.file(ctx, kindStat, none{}, name, kindInfo, 0)
+	if err != nil {
+		return FileInfo{}, err
+	}
+	_ = conn.close()
+	var a infoAnswer
+	if err := pkt.into(&a, 1); err != nil {
+		return FileInfo{}, fmt.Errorf("stat %q: %w: %w", name, ErrLost, err)
+	}
+	fi, ok := a.info(path.Base(name), pkt.strs[0])
+	if !ok {
+		return FileInfo{}, fmt.Errorf("stat %q: %w: attributes that cannot be", name, ErrLost)
+	}
+	return fi, nil
+}
+
+// info checks what init says about a file.
+func (a *infoAnswer) info(name, link string) (FileInfo, bool) {
+	fi := FileInfo{
+		Name: name, Size: a.Size, Mode: fs.FileMode(a.Mode & 0o777), ModTime: time.Unix(a.MTime, a.NSec),
+		Link: link, UID: a.UID, GID: a.GID,
+	}
+	switch a.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+	case unix.S_IFDIR:
+		fi.Mode |= fs.ModeDir
+		fi.IsDir = true
+	case unix.S_IFLNK:
+		fi.Mode |= fs.ModeSymlink
+	case unix.S_IFIFO:
+		fi.Mode |= fs.ModeNamedPipe
+	case unix.S_IFSOCK:
+		fi.Mode |= fs.ModeSocket
+	case unix.S_IFCHR:
+		fi.Mode |= fs.ModeDevice | fs.ModeCharDevice
+	case unix.S_IFBLK:
+		fi.Mode |= fs.ModeDevice
+	default:
+		return FileInfo{}, false
+	}
+	for _, b := range []struct {
+		bit  uint32
+		mode fs.FileMode
+	}{{unix.S_ISUID, fs.ModeSetuid}, {unix.S_ISGID, fs.ModeSetgid}, {unix.S_ISVTX, fs.ModeSticky}} {
+		if a.Mode&b.bit != 0 {
+			fi.Mode |= b.mode
+		}
+	}
+	switch {
+	case a.Mode>>16 != 0, a.Size < 0, a.NSec < 0 || a.NSec >= 1e9,
+		(fi.Mode&fs.ModeSymlink != 0) != (link != ""), len(link) >= maxPath:
+		return FileInfo{}, false
+	// A time that cannot be written as RFC 3339 would break whoever prints it, encoding/json first.
+	case fi.ModTime.UTC().Year() < 0 || fi.ModTime.UTC().Year() > 9999:
+		fi.ModTime = time.Unix(0, 0)
+	}
+	return fi, true
+}
+
+// TarOut writes the tree at path as a tar stream into w, which must be a pipe: it is given to init, so what it refers to
+// is in the sandbox's hands. Names are relative to path; if path is a file it is the stream's only entry. Regular files,
+// directories, links and hard links are written, everything else and what lies in the kernel's file systems is left
+// out.
+//
+// TarOut returns when init has written all; somebody must read the pipe meanwhile. The caller keeps w and closes it to
+// give the reader its end of file, in any case after TarOut has returned.
+func (c *Client) TarOut(ctx context.Context, path string, w *os.File) error {
+	return c.tar(ctx, kindTarOut, none{}, path, w)
+}
+
+// TarIn extracts the tar stream that init reads from r, which must be a pipe, below path. The directory and its parents
+// are made if they are missing. Everything belongs to uid and gid afterwards, whatever the stream says. Existing files
+// are replaced, existing directories kept; an entry that would leave path, also through a link, is an error, and so are
+// devices, FIFOs and sockets. After an error what had been extracted stays.
+//
+// The caller keeps r. After an error nobody reads the rest: close r so that the writer notices.
+func (c *Client) TarIn(ctx context.Context, path string, r *os.File, uid, gid uint32) error {
+	return c.tar(ctx, kindTarIn, tarInRequest{UID: uid, GID: gid}, path, r)
+}
+
+func (c *Client) tar(ctx context.Context, k kind, msg any, path string, pipe *os.File) error {
+	if err := checkPath(path); err != nil {
+		return err
+	}
+	req, err := encode(k, msg, path)
+	if err != nil {
+		return err
+	}
+	rc, err := pipe.SyscallConn() // not Fd, which would make it blocking
+	if err != nil {
+		return fmt.Errorf("%s: use the pipe: %w", k, err)
+	}
+	give := -1
+	var dup error
+	if err := rc.Control(func(fd uintptr) {
+		var st unix.Stat_t
+		if dup = unix.Fstat(int(fd), &st); dup != nil {
+			return
+		}
+		if st.Mode&unix.S_IFMT != unix.S_IFIFO {
+			dup = errors.New("it is not a pipe")
+			return
+		}
+		give, dup = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+	}); err != nil {
+		dup = err
+	}
+	if dup != nil {
+		return fmt.Errorf("%s: use the pipe: %w", k, dup)
+	}
+	// The duplicate is held until the answer, although init has its own by then: the pipe must stay whole even if the
+	// caller closes its end early.
+	defer func() { _ = unix.Close(give) }()
+	conn, pkt, _, err := c.request(ctx, tarTimeout, req, []int{give}, kindDone, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.close() }()
+	if err := pkt.into(&none{}, 0); err != nil {
+		return fmt.Errorf("%s: %w: %w", k, ErrLost, err)
+	}
+	return nil
+}

@@ -1,0 +1,351 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// A server is the init of a sandbox: process 1, which serves the daemon and reaps everybody.
+type server struct {
+	listener syscall.RawConn
+	proc     int  // /proc, opened before anything else ran here
+	lonely   bool // setgroups(2) is denied: the sandbox has one id
+
+	conns chan struct{} // a place for each connection
+	freed chan struct{} // told, without waiting, that a connection has ended
+
+	// mu is held over fork and the entry into procs, and over wait4 and the removal. So an exit always finds its entry, and a
+	// pid of procs is never another process's: it cannot be reused before wait4.
+	mu     sync.Mutex
+	procs  map[int]*process // the execs' main processes that have not been waited for
+	forked *sync.Cond       // a child exists
+	begun  int              // counts forks
+}
+
+// requestTimeout is for the first packet of a connection.
+const requestTimeout = 10 * time.Second
+
+// RunInit is the whole of sandboxd-init. It serves the guest protocol on the listening socket that is inherited as
+// descriptor fd, and returns only if it cannot start.
+//
+// The order matters: nothing of the sandbox runs before the first request, and everything that could leak into a process or
+// let one reach init is closed before that.
+func RunInit(fd int) error {
+	// Nobody in the sandbox may start a second init on a descriptor of his own making and be taken for us: a started
+	// init is harmless (it has the rights of whoever starts it), but it should say what it is.
+	if err := checkListener(fd); err != nil {
+		return fmt.Errorf("use descriptor %d: %w", fd, err)
+	}
+	// Before any other step: no ptrace, no /proc/1/{mem,environ,exe,fd} for a process with our uid and less capabilities.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("become undumpable: %w", err)
+	}
+	if err := dropInheritable(); err != nil {
+		return fmt.Errorf("drop inheritable capabilities: %w", err)
+	}
+	return serve(fd)
+}
+
+func checkListener(fd int) error {
+	for _, want := range []struct{ opt, value int }{
+		{unix.SO_DOMAIN, unix.AF_UNIX}, {unix.SO_TYPE, unix.SOCK_SEQPACKET}, {unix.SO_ACCEPTCONN, 1},
+	} {
+		got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, want.opt)
+		if err != nil {
+			return err
+		}
+		if got != want.value {
+			return errors.New("it is not a listening SOCK_SEQPACKET socket: sandboxd-init is started by sandboxd only")
+		}
+	}
+	return nil
+}
+
+// dropInheritable empties the inheritable and the ambient set of every thread. What root executes gets the inheritable
+// and the bounding set; the bounding set is the profile's, and lacks what init keeps for itself.
+func dropInheritable() error {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return err
+	}
+	data[0].Inheritable, data[1].Inheritable = 0, 0
+	// One thread's capabilities are its own, and any thread may fork. This needs a binary without cgo.
+	//nolint:gosec // the addresses are those of the two structures of capset(2); AllThreadsSyscall keeps them alive
+	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&hdr)), uintptr(unsafe.Pointer(&data[0])), 0)
+	if errno != 0 {
+		return errno
+	}
+	_, _, errno = syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// serve is RunInit without what a test binary cannot do to itself.
+func serve(fd int) error {
+	// Init is small and shall stay so; the sandbox's memory and threads are its user's.
+	runtime.GOMAXPROCS(min(runtime.NumCPU(), 2))
+	debug.SetGCPercent(50)
+	catchSignals()
+	unix.Umask(0o022)
+	if err := unix.Chdir("/"); err != nil {
+		return fmt.Errorf("enter the root: %w", err)
+	}
+	proc, err := openProc()
+	if err != nil {
+		return err
+	}
+	if err := closeOthers(proc, fd); err != nil {
+		return fmt.Errorf("close inherited descriptors: %w", err)
+	}
+	s := &server{
+		proc:   proc,
+		lonely: setgroupsDenied(proc),
+		conns:  make(chan struct{}, maxConns),
+		freed:  make(chan struct{}, 1),
+		procs:  make(map[int]*process),
+	}
+	s.forked = sync.NewCond(&s.mu)
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return fmt.Errorf("use the listening socket: %w", err)
+	}
+	listener := os.NewFile(uintptr(fd), "listener")
+	if s.listener, err = listener.SyscallConn(); err != nil {
+		return fmt.Errorf("use the listening socket: %w", err)
+	}
+	go s.reap()
+	return s.accept()
+}
+
+// catchSignals makes sure that no signal ends init. The kernel keeps from process 1 only what is unhandled, but the Go
+// runtime handles everything, and dies of some. Ignoring them would be inherited by every program; a caught signal is not.
+func catchSignals() {
+	var sigs []os.Signal
+	for n := 1; n <= 64; n++ {
+		sig := syscall.Signal(n)
+		switch {
+		case sig == unix.SIGKILL, sig == unix.SIGSTOP: // not deliverable to process 1 from inside
+		case sig == unix.SIGCHLD, sig == unix.SIGURG, sig == unix.SIGPROF: // the runtime's own, frequent, and harmless
+		case n >= 32 && n <= 34: // the runtime's own, for system calls on all threads
+		default:
+			sigs = append(sigs, sig)
+		}
+	}
+	// Nobody receives: os/signal drops what does not fit.
+	signal.Notify(make(chan os.Signal, 1), sigs...)
+}
+
+// openProc opens /proc for good. Later it could not be told from what a process with CAP_SYS_ADMIN mounted there.
+func openProc() (int, error) {
+	fd, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open /proc: %w", err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(fd, &st); err != nil {
+		return -1, fmt.Errorf("look at /proc: %w", err)
+	}
+	if st.Type != unix.PROC_SUPER_MAGIC {
+		return -1, errors.New("look at /proc: it is not a proc file system")
+	}
+	// Of our own PID namespace? Another one's would show other processes under our pids.
+	var buf [16]byte
+	n, err := unix.Readlinkat(fd, "self", buf[:])
+	if err != nil || string(buf[:n]) != strconv.Itoa(os.Getpid()) {
+		return -1, errors.New("look at /proc: it shows another PID namespace")
+	}
+	return fd, nil
+}
+
+// closeOthers closes what the launcher left open besides the standard streams and our socket (CVE-2024-21626), and makes the
+// rest close-on-exec. Descriptors of anonymous inodes stay: among them is the Go runtime's poller.
+func closeOthers(proc, listener int) error {
+	if err := unix.CloseRange(3, ^uint(0)>>1&0x7fffffff, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return err
+	}
+	dir, err := unix.Openat(proc, "self/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(dir), "fd")
+	defer func() { _ = f.Close() }()
+	names, err := f.Readdirnames(-1)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		n, err := strconv.Atoi(name)
+		if err != nil || n < 3 || n == proc || n == listener || n == dir {
+			continue
+		}
+		var buf [32]byte
+		l, err := unix.Readlinkat(dir, name, buf[:])
+		if err != nil || strings.HasPrefix(string(buf[:l]), "anon_inode:") {
+			continue
+		}
+		_ = unix.Close(n)
+	}
+	return nil
+}
+
+// setgroupsDenied tells whether the user namespace was made by an ordinary user with a single id.
+func setgroupsDenied(proc int) bool {
+	fd, err := unix.Openat(proc, "self/setgroups", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var buf [8]byte
+	n, _ := unix.Read(fd, buf[:])
+	return n >= 4 && string(buf[:4]) == "deny"
+}
+
+// accept gives every connection a goroutine. It returns only if the socket is unusable.
+func (s *server) accept() error {
+	for {
+		s.conns <- struct{}{}
+		var fd int
+		var got error
+		err := s.listener.Read(func(l uintptr) bool {
+			fd, _, got = unix.Accept4(int(l), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+			return !errors.Is(got, unix.EAGAIN)
+		})
+		if err != nil {
+			return fmt.Errorf("accept: %w", err)
+		}
+		if got != nil {
+			<-s.conns
+			switch {
+			case errors.Is(got, unix.EINTR), errors.Is(got, unix.ECONNABORTED):
+			case errors.Is(got, unix.EMFILE), errors.Is(got, unix.ENFILE), errors.Is(got, unix.ENOMEM), errors.Is(got, unix.ENOBUFS):
+				// The daemon's connections wait in the backlog until one of ours ends, or the sandbox has memory again.
+				t := time.NewTimer(100 * time.Millisecond)
+				select {
+				case <-s.freed:
+				case <-t.C:
+				}
+				t.Stop()
+			default:
+				return fmt.Errorf("accept: %w", got)
+			}
+			continue
+		}
+		go func() {
+			s.handle(fd)
+			<-s.conns
+			select {
+			case s.freed <- struct{}{}:
+			default:
+			}
+		}()
+	}
+}
+
+// handle serves one connection: one request.
+func (s *server) handle(fd int) {
+	c, err := newConn(fd)
+	if err != nil {
+		return
+	}
+	defer func() { _ = c.close() }()
+	_ = c.f.SetReadDeadline(time.Now().Add(requestTimeout))
+	pkt, fds, err := c.recv()
+	if err != nil {
+		return
+	}
+	_ = c.f.SetReadDeadline(time.Time{})
+	// A handler that uses descriptors owns and closes them.
+	defer func() { closeAll(fds) }()
+
+	switch pkt.kind {
+	case kindPing:
+		err = s.ping(c, pkt, fds)
+	case kindExec:
+		own := fds
+		fds = nil
+		err = s.exec(c, pkt, own)
+	case kindOpen:
+		err = s.open(c, pkt, fds)
+	case kindCreate:
+		err = s.create(c, pkt, fds)
+	case kindStat:
+		err = s.stat(c, pkt, fds)
+	case kindTarOut, kindTarIn:
+		// The pipe is closed before the answer is sent, so that a reader has its end of file by then.
+		own := fds
+		fds = nil
+		if err = s.tar(c, pkt, own); err == nil {
+			err = c.reply(kindDone, none{})
+		}
+	default:
+		err = fail(StageRequest, unix.ENOSYS, string(pkt.kind))
+	}
+	if err != nil {
+		c.refuse(err)
+	}
+}
+
+// expect reads a request's message and checks what came with it.
+func expect(pkt packet, msg any, nstrs int, fds []int, nfds int) error {
+	if err := pkt.into(msg, nstrs); err != nil {
+		return fail(StageRequest, unix.EINVAL, string(pkt.kind))
+	}
+	if len(fds) != nfds {
+		return fail(StageRequest, unix.EBADF, string(pkt.kind))
+	}
+	return nil
+}
+
+// fail is the refusal of a request. Any error will do as cause: what has no errno is EIO.
+func fail(stage Stage, cause error, path string) *Error {
+	var errno syscall.Errno
+	if !errors.As(cause, &errno) {
+		errno = unix.EIO
+	}
+	return &Error{Stage: stage, Errno: errno, Path: path}
+}
+
+// refuse sends an error as the last packet.
+func (c *conn) refuse(err error) {
+	var e *Error
+	if !errors.As(err, &e) {
+		e = fail(StageRequest, err, "")
+	}
+	path := e.Path
+	if len(path) >= maxPath {
+		path = path[:maxPath-1]
+	}
+	if p, err := encode(kindError, errorAnswer{Stage: e.Stage, Errno: int(e.Errno)}, path); err == nil {
+		_ = c.send(p)
+	}
+}
+
+// reply sends a packet without strings.
+func (c *conn) reply(k kind, msg any, fds ...int) error {
+	p, err := encode(k, msg)
+	if err != nil {
+		return err
+	}
+	return c.send(p, fds...)
+}
+
+func (s *server) ping(c *conn, pkt packet, fds []int) error {
+	if err := expect(pkt, &none{}, 0, fds, 0); err != nil {
+		return err
+	}
+	return c.reply(kindPong, none{})
+}

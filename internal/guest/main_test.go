@@ -1,0 +1,214 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A test's init is this binary again, process 1 of its own user, PID and mount namespace: what init does to its children cannot be
+// undone in a process.
+const (
+	envInit   = "SANDBOXD_GUEST_TEST_INIT"
+	envHelper = "SANDBOXD_GUEST_TEST_HELPER"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(envInit) != "" {
+		fmt.Fprintln(os.Stderr, "test init:", testInit())
+		os.Exit(1)
+	}
+	if name := os.Getenv(envHelper); name != "" {
+		helpers[name]()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// testInit becomes the init of a sandbox that shares the host's files.
+func testInit() error {
+	os.Clearenv()
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount proc: %w", err)
+	}
+	if err := unix.Mount("devpts", "/dev/pts", "devpts", 0, "newinstance,ptmxmode=0666"); err != nil {
+		return fmt.Errorf("mount devpts: %w", err)
+	}
+	if err := unix.Mount("/dev/pts/ptmx", "/dev/ptmx", "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind ptmx: %w", err)
+	}
+	// Not RunInit: AllThreadsSyscall is not to be had in a test binary with cgo, which the race detector needs. The test of
+	// cmd/sandboxd-init goes through all of it.
+	if err := checkListener(3); err != nil {
+		return err
+	}
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return err
+	}
+	return serve(3)
+}
+
+// A sandbox is a running init.
+type sandbox struct {
+	*Client
+	cmd *exec.Cmd
+}
+
+func startInit(tb testing.TB) *sandbox {
+	tb.Helper()
+	path := filepath.Join(tb.TempDir(), "guest.sock")
+	l, err := Listen(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{envInit + "=1"}
+	cmd.Stderr = os.Stderr
+	cmd.ExtraFiles = []*os.File{l}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:                 unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWUTS,
+		UidMappings:                []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: ids()}},
+		GidMappings:                []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: ids()}},
+		GidMappingsEnableSetgroups: ids() > 1,
+	}
+	if err := cmd.Start(); err != nil {
+		if strings.Contains(os.Getenv("SANDBOXD_TEST_REQUIRE"), "userns") {
+			tb.Fatalf("user namespaces are required: %v", err)
+		}
+		tb.Skipf("user namespaces: %v", err)
+	}
+	tb.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	s := &sandbox{Client: NewClient(path), cmd: cmd}
+	if err := s.Ping(tb.Context()); err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+// ids is how many ids the test's sandboxes have: an ordinary user can map but his own.
+func ids() int {
+	if os.Getuid() == 0 {
+		return 65536
+	}
+	return 1
+}
+
+var testEnv = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"}
+
+// run runs a command to its end.
+func (s *sandbox) run(tb testing.TB, r ExecRequest) (stdout, stderr string, exit ExecExit, err error) {
+	tb.Helper()
+	if r.Env == nil {
+		r.Env = testEnv
+	}
+	e, err := s.Exec(tb.Context(), r)
+	if err != nil {
+		return "", "", ExecExit{}, err
+	}
+	defer func() { _ = e.Close() }()
+	var out, errs strings.Builder
+	exit, err = e.Stream(tb.Context(), func(stream string, p []byte) error {
+		if stream == "stdout" {
+			out.Write(p)
+		} else {
+			errs.Write(p)
+		}
+		return nil
+	})
+	return out.String(), errs.String(), exit, err
+}
+
+// sh runs a shell script that must succeed.
+func (s *sandbox) sh(tb testing.TB, script string) string {
+	tb.Helper()
+	out, errs, exit, err := s.run(tb, ExecRequest{Argv: []string{"sh", "-c", script}})
+	if err != nil || exit.Code != 0 {
+		tb.Fatalf("sh -c %q: %+v, %v\n%s%s", script, exit, err, out, errs)
+	}
+	return out
+}
+
+// helper is a request that runs one of helpers in the sandbox.
+func helper(tb testing.TB, name string) ExecRequest {
+	tb.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return ExecRequest{Argv: []string{self}, Env: append([]string{envHelper + "=" + name}, testEnv...)}
+}
+
+// helpers run in the sandbox, each in a process of its own.
+var helpers = map[string]func(){
+	// The first thread ends and the others go on.
+	"headless": func() {
+		goruntime.LockOSThread()
+		for tid := range tasks() {
+			if tid != os.Getpid() {
+				continue
+			}
+		}
+		headless()
+	},
+}
+
+func tasks() map[int]bool { return nil }
+
+func headless() {}
+
+// leaks fails the test if it leaves descriptors or goroutines.
+func leaks(tb testing.TB) {
+	tb.Helper()
+	count := func() (int, int) {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			tb.Fatal(err)
+		}
+		return len(fds), goruntime.NumGoroutine()
+	}
+	fds, gos := count()
+	tb.Cleanup(func() {
+		deadline := time.Now().Add(5 * time.Second)
+		for {
+			f, g := count()
+			if f <= fds && g <= gos {
+				return
+			}
+			if time.Now().After(deadline) {
+				buf := make([]byte, 1<<16)
+				buf = buf[:goruntime.Stack(buf, true)]
+				tb.Errorf("%d descriptors (were %d), %d goroutines (were %d)\n%s", f, fds, g, gos, buf)
+				return
+			}
+			goruntime.Gosched()
+		}
+	})
+}
+
+func asError(tb testing.TB, err error) *Error {
+	tb.Helper()
+	var e *Error
+	if !errors.As(err, &e) {
+		tb.Fatalf("error %v (%T), want *Error", err, err)
+	}
+	return e
+}
+
+var _ = io.EOF

@@ -1,0 +1,248 @@
+package guest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// The bounds of the protocol. Both sides hold them, and the host holds init to them.
+const (
+	// maxPacket is the largest packet either side sends or accepts. It stays well below the default send buffer of a
+	// socket (net.core.wmem_default, 208 KiB), above which a packet could not be sent at all.
+	maxPacket = 64 << 10
+	// maxArgs is how many bytes argv and env may have together, each string with its NUL: what the kernel's execve takes
+	// with the usual stack limit (ARG_MAX). What does not fit into a packet travels in a memfd.
+	maxArgs = 2 << 20
+	// maxArg is the longest single string that execve takes (MAX_ARG_STRLEN).
+	maxArg = 128 << 10
+	// maxPath is PATH_MAX with its NUL.
+	maxPath = 4096
+	// maxGroups bounds the supplementary groups. The kernel takes 65536, which would not fit into a packet.
+	maxGroups = 1024
+	// maxFDs is how many descriptors one packet carries at most: the three of an exec and its memfd.
+	maxFDs = 4
+	// maxConns is how many connections init serves at a time. Later ones wait in the socket's backlog.
+	maxConns = 1024
+)
+
+// A kind is the first word of a packet and says which struct follows.
+type kind string
+
+// The daemon's kinds; the first seven open a request, the others come on a running one.
+const (
+	kindPing   kind = "ping"
+	kindExec   kind = "exec"    // execRequest + cwd, argv…, env… + stdin, stdout, stderr (none with TTY) [+ memfd]
+	kindOpen   kind = "open"    // + path
+	kindCreate kind = "create"  // createRequest + path
+	kindStat   kind = "stat"    // + path
+	kindTarOut kind = "tar-out" // + path + pipe to write
+	kindTarIn  kind = "tar-in"  // tarInRequest + path + pipe to read
+
+	kindSignal kind = "signal" // signalRequest; exec only
+	kindKill   kind = "kill"   // exec only
+	kindCommit kind = "commit" // create only
+	kindAbort  kind = "abort"  // create only
+)
+
+// Init's kinds.
+const (
+	kindError   kind = "error"   // errorAnswer + path; always the last packet
+	kindPong    kind = "pong"    // answers ping
+	kindStarted kind = "started" // startedAnswer [+ terminal]; answers exec
+	kindExited  kind = "exited"  // exitedAnswer; the last packet of an exec
+	kindOpened  kind = "opened"  // + file; answers open
+	kindCreated kind = "created" // + file; answers create
+	kindInfo    kind = "info"    // infoAnswer + link target; answers stat
+	kindDone    kind = "done"    // answers commit, abort, tar-out and tar-in
+)
+
+// none is the struct of the kinds that have nothing to say.
+type none struct{}
+
+type execRequest struct {
+	Args   int      `json:"args"` // how many of the strings after cwd are argv; the others are env
+	UID    uint32   `json:"uid"`
+	GID    uint32   `json:"gid"`
+	Groups []uint32 `json:"groups,omitempty"`
+	TTY    bool     `json:"tty,omitempty"`
+	Rows   uint16   `json:"rows,omitempty"`
+	Cols   uint16   `json:"cols,omitempty"`
+	// Timeout in nanoseconds from the start of the process; 0 is none.
+	Timeout int64 `json:"timeout,omitempty"`
+	// Memfd says that the strings do not follow: the last descriptor holds them.
+	Memfd bool `json:"memfd,omitempty"`
+}
+
+type createRequest struct {
+	Mode uint32 `json:"mode"` // permission bits only
+	UID  uint32 `json:"uid"`
+	GID  uint32 `json:"gid"`
+}
+
+type tarInRequest struct {
+	UID uint32 `json:"uid"`
+	GID uint32 `json:"gid"`
+}
+
+type signalRequest struct {
+	Signal int `json:"signal"`
+}
+
+type errorAnswer struct {
+	Stage Stage `json:"stage"`
+	Errno int   `json:"errno"`
+}
+
+type startedAnswer struct {
+	PID int `json:"pid"`
+}
+
+type exitedAnswer struct {
+	Code    int   `json:"code,omitempty"`
+	Signal  int   `json:"signal,omitempty"`
+	Timeout bool  `json:"timeout,omitempty"`
+	Wall    int64 `json:"wall"`   // nanoseconds
+	CPU     int64 `json:"cpu"`    // nanoseconds, with waited-for children
+	MaxRSS  int64 `json:"maxrss"` // bytes
+}
+
+type infoAnswer struct {
+	Size  int64  `json:"size"`
+	Mode  uint32 `json:"mode"` // st_mode as it is
+	MTime int64  `json:"mtime"`
+	NSec  int64  `json:"nsec"`
+	UID   uint32 `json:"uid"`
+	GID   uint32 `json:"gid"`
+}
+
+// A Stage is the step of a request that went wrong inside the sandbox.
+type Stage string
+
+// The stages of an [Error].
+const (
+	StageRequest Stage = "request" // the request itself cannot be served as it stands
+	StageLookup  Stage = "lookup"  // finding the program
+	StageCwd     Stage = "cwd"     // entering the working directory
+	StageTTY     Stage = "tty"     // making the terminal
+	StageStart   Stage = "start"   // becoming the user, executing the program
+	StageOpen    Stage = "open"    // finding, opening or making a file
+	StageType    Stage = "type"    // the file is a FIFO, device or socket, or lies in /proc
+	StageStat    Stage = "stat"    // asking for a file's attributes
+	StageRead    Stage = "read"    // reading a file or a directory
+	StageWrite   Stage = "write"   // writing a file or making its parents
+	StageCommit  Stage = "commit"  // putting a written file in its place
+	StageArchive Stage = "archive" // the tar stream is malformed, or names what must not be
+)
+
+// An Error is init's refusal of a request: the request was understood, and the sandbox is well.
+type Error struct {
+	Stage Stage
+	Errno syscall.Errno
+	Path  string // what the stage was about, as the sandbox names it; may hold any byte
+}
+
+// ErrNotRegular is what errors.Is finds in the refusal of a FIFO, a device, a socket or a file of /proc.
+var ErrNotRegular = errors.New("not a regular file")
+
+func (e *Error) Error() string {
+	what := e.Errno.Error()
+	if e.Stage == StageType {
+		what = ErrNotRegular.Error()
+	}
+	if e.Path == "" {
+		return string(e.Stage) + ": " + what
+	}
+	return string(e.Stage) + " " + strconv.Quote(e.Path) + ": " + what
+}
+
+// Unwrap gives the errno, so that errors.Is(err, fs.ErrNotExist) and the like work.
+func (e *Error) Unwrap() error { return e.Errno }
+
+// Is makes errors.Is(err, ErrNotRegular) work.
+func (e *Error) Is(target error) bool { return target == ErrNotRegular && e.Stage == StageType }
+
+func validStage(s Stage) bool {
+	switch s {
+	case StageRequest, StageLookup, StageCwd, StageTTY, StageStart, StageOpen, StageType, StageStat, StageRead,
+		StageWrite, StageCommit, StageArchive:
+		return true
+	}
+	return false
+}
+
+var errNUL = errors.New("string with a NUL byte")
+
+// encode makes a packet: the kind, a space, the message as JSON and then, each between a NUL and the next, the strings.
+// They travel beside the JSON because paths, arguments and environments are bytes, and JSON would replace those that
+// are not UTF-8. encoding/json never writes a NUL.
+func encode(k kind, msg any, strs ...string) ([]byte, error) {
+	body, err := json.Marshal(msg)
+	if err != nil {
+		return nil, err
+	}
+	size := len(k) + 1 + len(body)
+	for _, s := range strs {
+		size += 1 + len(s)
+	}
+	p := make([]byte, 0, size)
+	p = append(p, k...)
+	p = append(p, ' ')
+	p = append(p, body...)
+	for _, s := range strs {
+		if strings.IndexByte(s, 0) >= 0 {
+			return nil, errNUL
+		}
+		p = append(p, 0)
+		p = append(p, s...)
+	}
+	return p, nil
+}
+
+// A packet is a received message whose JSON has not been read yet. It does not refer to the receive buffer.
+type packet struct {
+	kind kind
+	body []byte
+	strs []string
+}
+
+// decode splits a packet. Nothing of p is kept.
+func decode(p []byte) (packet, error) {
+	head, tail, more := bytes.Cut(p, []byte{0})
+	k, body, ok := bytes.Cut(head, []byte{' '})
+	if !ok || len(k) == 0 || len(k) > 16 {
+		return packet{}, errors.New("packet without a kind")
+	}
+	pkt := packet{kind: kind(k), body: bytes.Clone(body)}
+	if more {
+		pkt.strs = strings.Split(string(tail), "\x00")
+	}
+	return pkt, nil
+}
+
+// into reads the packet's JSON, strictly, and checks that exactly n strings came with it (any number if n < 0).
+func (p packet) into(msg any, n int) error {
+	dec := json.NewDecoder(bytes.NewReader(p.body))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(msg); err != nil {
+		return fmt.Errorf("read %s: %w", strconv.Quote(string(p.kind)), err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read %s: something follows the message", strconv.Quote(string(p.kind)))
+	}
+	if n >= 0 && len(p.strs) != n {
+		return fmt.Errorf("read %s: %d strings, want %d", strconv.Quote(string(p.kind)), len(p.strs), n)
+	}
+	return nil
+}
+
+// splitStrings reads what joinStrings wrote.
+func splitStrings(b []byte) []string { return strings.Split(string(b), "\x00") }
+
+// joinStrings is the form of an exec's strings in a memfd: as in a packet, without the leading NUL.
+func joinStrings(strs []string) []byte { return []byte(strings.Join(strs, "\x00")) }

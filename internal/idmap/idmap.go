@@ -1,0 +1,294 @@
+// Package idmap decides which host ids the launcher and its sandboxes run under, then writes the maps of a new user
+// namespace.
+//
+// There are two maps, one inside the other:
+//
+//	sandbox id        launcher id             host id
+//	                  0                 ──▶   the daemon's own uid (ordinary user); nothing of value (root)
+//	0 … 65535   ──▶   1 … 65536         ──▶   subordinate ids
+//
+// so that root of a sandbox is never the uid that runs the daemon: who breaks out owns nothing of the user's. [NewPlan]
+// is a pure function from what the host offers; [Detect] asks the host; [Apply] writes the outer map. The inner one,
+// [Plan.SandboxMap], is written by the launcher when it starts a sandbox.
+package idmap
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+const (
+	// SandboxIDs is how many ids a sandbox has where the host offers enough: what images and /etc/passwd files assume.
+	SandboxIDs = 65536
+
+	// rootBase is the first host id of the launcher started as root: 0x70000000, far above what useradd, systemd
+	// (DynamicUser 61184.., containers 524288..1879048191) and /etc/subuid hand out. See systemd's UIDS-GIDS.md.
+	rootBase = 1879048192
+	// rootTenants is how many disjoint ranges of SandboxIDs the launcher of root holds.
+	rootTenants = 16
+
+	// maxExtents is below the kernel's 340 lines of one map (5 before Linux 4.15, which is too old for us anyway).
+	maxExtents = 300
+	// maxID is the last id of Linux; 2^32-1 means "no id".
+	maxID = 1<<32 - 2
+)
+
+// Range maps Size ids: Inside, Inside+1, … of the new user namespace are Outside, Outside+1, … of its parent.
+type Range struct {
+	Inside  int `json:"inside"`
+	Outside int `json:"outside"`
+	Size    int `json:"size"`
+}
+
+// Method is how the maps of the launcher are written.
+type Method string
+
+const (
+	// Direct writes /proc/<pid>/uid_map: the daemon is root.
+	Direct Method = "direct"
+	// Helpers runs newuidmap and newgidmap, which read /etc/subuid and /etc/subgid: the daemon is an ordinary user.
+	Helpers Method = "helpers"
+	// Single maps id 0 only, to the daemon's own id: all that an ordinary user may do without help.
+	Single Method = "single"
+)
+
+// Plan says which ids the launcher gets. It is a value: it can be printed, compared and sent as JSON. The zero value is
+// not a plan.
+type Plan struct {
+	Method Method `json:"method"`
+	// UID and GID are the launcher's maps. Both have the same Inside ids, from 0 to Size().
+	UID []Range `json:"uid"`
+	GID []Range `json:"gid"`
+	// NewUIDMap and NewGIDMap are the helper programs, absolute; empty unless Method is Helpers.
+	NewUIDMap string `json:"newuidmap,omitempty"`
+	NewGIDMap string `json:"newgidmap,omitempty"`
+	// Reason says why there is no, or less than, a full range of subordinate ids; empty when all is well.
+	Reason string `json:"reason,omitempty"`
+}
+
+// Inputs is everything that a plan depends on.
+type Inputs struct {
+	UID, GID int // effective ids of the daemon
+	// SubUID and SubGID are the host ranges given to this user (to "sandboxd" when UID is 0), in the order of the files.
+	// Their Inside is ignored.
+	SubUID, SubGID []Range
+	// OwnUID and OwnGID are /proc/self/uid_map and gid_map: in a container, root does not have every id.
+	OwnUID, OwnGID []Range
+	// NewUIDMap and NewGIDMap are the helper programs; HelperErr says why they cannot be used.
+	NewUIDMap, NewGIDMap string
+	HelperErr            error
+}
+
+// NewPlan chooses the launcher's ids. It always finds some: the worst is a single-id map, with the reason.
+func NewPlan(in Inputs) Plan {
+	if in.UID == 0 {
+		return rootPlan(in)
+	}
+	if in.HelperErr != nil {
+		return singlePlan(in, in.HelperErr.Error())
+	}
+	uids := usable(in.SubUID, in.UID)
+	gids := usable(in.SubGID, in.GID)
+	size := min(total(uids), total(gids), SandboxIDs)
+	if size == 0 {
+		return singlePlan(in, missing(uids, gids))
+	}
+	p := Plan{
+		Method:    Helpers,
+		UID:       launcherMap(in.UID, uids, size),
+		GID:       launcherMap(in.GID, gids, size),
+		NewUIDMap: in.NewUIDMap,
+		NewGIDMap: in.NewGIDMap,
+	}
+	p.Reason = short(size)
+	return p
+}
+
+// rootPlan maps a high range, or what /etc/subuid gives to "sandboxd". The host's root is not in the map at all: 0 of
+// the launcher is the range's first id.
+func rootPlan(in Inputs) Plan {
+	uids, gids := usable(in.SubUID, 0), usable(in.SubGID, 0)
+	if total(uids) < 2 || total(gids) < 2 { // one for the launcher, one for the sandbox
+		high := []Range{{Outside: rootBase, Size: rootTenants*SandboxIDs + 1}}
+		uids, gids = high, high
+	}
+	if !within(uids, in.OwnUID) || !within(gids, in.OwnGID) {
+		// We are root of a container. Take what this namespace has beside its own root.
+		uids, gids = outsides(in.OwnUID), outsides(in.OwnGID)
+	}
+	size := min(total(uids), total(gids), rootTenants*SandboxIDs+1)
+	if size < 2 {
+		return singlePlan(in, "this user namespace has no id but root's to give away")
+	}
+	return Plan{Method: Direct, UID: pack(0, uids, size), GID: pack(0, gids, size), Reason: short(size - 1)}
+}
+
+func singlePlan(in Inputs, reason string) Plan {
+	return Plan{
+		Method: Single,
+		UID:    []Range{{Inside: 0, Outside: in.UID, Size: 1}},
+		GID:    []Range{{Inside: 0, Outside: in.GID, Size: 1}},
+		Reason: reason,
+	}
+}
+
+// Subordinate reports whether sandboxes get ids of their own. Otherwise their processes run under the daemon's uid.
+func (p Plan) Subordinate() bool { return p.Method == Direct || p.Method == Helpers }
+
+// Size is how many ids a sandbox has: SandboxIDs, fewer where the host gives fewer, or 1.
+func (p Plan) Size() int {
+	if !p.Subordinate() {
+		return 1
+	}
+	return min(total(p.UID)-1, total(p.GID)-1, SandboxIDs)
+}
+
+// SandboxMap is the map of a sandbox's own user namespace, for uids and gids alike. Its Outside ids are the launcher's.
+func (p Plan) SandboxMap() []Range {
+	if !p.Subordinate() {
+		return []Range{{Inside: 0, Outside: 0, Size: 1}}
+	}
+	return []Range{{Inside: 0, Outside: 1, Size: p.Size()}}
+}
+
+// HostID is the uid on the host of a sandbox's uid, or -1 where the sandbox has no such uid.
+func (p Plan) HostID(sandboxID int) int { return p.host(sandboxID, p.UID) }
+
+// HostGID is the same for group ids.
+func (p Plan) HostGID(sandboxID int) int { return p.host(sandboxID, p.GID) }
+
+func (p Plan) host(id int, launcher []Range) int {
+	return lookup(lookup(id, p.SandboxMap()), launcher)
+}
+
+// Validate says whether the plan can be applied: a plan may have crossed a process boundary.
+func (p Plan) Validate() error {
+	for _, m := range [][]Range{p.UID, p.GID} {
+		next := 0
+		for _, r := range m {
+			if r.Inside != next || r.Size < 1 || r.Outside < 0 || r.Outside > maxID-r.Size+1 {
+				return fmt.Errorf("id map %v is not gapless from 0 or leaves the range of ids", m)
+			}
+			next += r.Size
+		}
+		if next == 0 || len(m) > maxExtents {
+			return fmt.Errorf("id map with %d lines", len(m))
+		}
+	}
+	switch p.Method {
+	case Single:
+		if total(p.UID) != 1 || total(p.GID) != 1 {
+			return errors.New("single id map with more than one id")
+		}
+	case Helpers:
+		if p.NewUIDMap == "" || p.NewGIDMap == "" {
+			return errors.New("id map without the programs that write it")
+		}
+	case Direct:
+	default:
+		return fmt.Errorf("unknown way %q to write id maps", p.Method)
+	}
+	if p.Subordinate() && p.Size() < 1 {
+		return errors.New("id map without an id for sandboxes")
+	}
+	return nil
+}
+
+// launcherMap is 0 → own, then size subordinate ids from 1.
+func launcherMap(own int, sub []Range, size int) []Range {
+	return append([]Range{{Inside: 0, Outside: own, Size: 1}}, pack(1, sub, size)...)
+}
+
+// pack lays the host ids of ranges side by side from inside on, until there are size of them.
+func pack(inside int, ranges []Range, size int) []Range {
+	var out []Range
+	for _, r := range ranges {
+		if size == 0 {
+			break
+		}
+		n := min(r.Size, size)
+		out = append(out, Range{Inside: inside, Outside: r.Outside, Size: n})
+		inside, size = inside+n, size-n
+	}
+	return out
+}
+
+// usable leaves out what must not be given to a sandbox (the host's root, the daemon's own id), what is no range of ids,
+// and what an earlier range has already: the kernel refuses maps that overlap.
+func usable(ranges []Range, own int) []Range {
+	var out []Range
+	for _, r := range ranges {
+		overlaps := func(o Range) bool { return r.Outside < o.Outside+o.Size && o.Outside < r.Outside+r.Size }
+		switch {
+		case r.Size < 1, r.Outside < 0, r.Outside > maxID-r.Size+1:
+		case overlaps(Range{Outside: 0, Size: 1}), overlaps(Range{Outside: own, Size: 1}):
+		case slices.ContainsFunc(out, overlaps):
+		case len(out) == maxExtents-1:
+		default:
+			out = append(out, Range{Outside: r.Outside, Size: r.Size})
+		}
+	}
+	return out
+}
+
+// outsides are the ids of this namespace that its children can be given: all but its root.
+func outsides(own []Range) []Range {
+	var out []Range
+	for _, r := range own {
+		if r.Inside == 0 {
+			r.Inside, r.Size = 1, r.Size-1
+		}
+		if r.Size > 0 && len(out) < maxExtents-1 {
+			out = append(out, Range{Outside: r.Inside, Size: r.Size})
+		}
+	}
+	return out
+}
+
+// within reports whether every Outside id of ranges exists in this namespace.
+func within(ranges, own []Range) bool {
+	for _, r := range ranges {
+		if !slices.ContainsFunc(own, func(o Range) bool {
+			return r.Outside >= o.Inside && r.Outside+r.Size <= o.Inside+o.Size
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+func lookup(id int, m []Range) int {
+	for _, r := range m {
+		if id >= r.Inside && id < r.Inside+r.Size {
+			return r.Outside + id - r.Inside
+		}
+	}
+	return -1
+}
+
+func total(m []Range) int {
+	n := 0
+	for _, r := range m {
+		n += r.Size
+	}
+	return n
+}
+
+func missing(uids, gids []Range) string {
+	switch {
+	case len(uids) > 0:
+		return "/etc/subgid names no range for this user"
+	case len(gids) > 0:
+		return "/etc/subuid names no range for this user"
+	default:
+		return "neither /etc/subuid nor /etc/subgid names a range for this user"
+	}
+}
+
+func short(size int) string {
+	if size >= SandboxIDs {
+		return ""
+	}
+	return fmt.Sprintf("only %d subordinate ids where sandboxes expect %d: files of higher owners in images cannot be unpacked", size, SandboxIDs)
+}

@@ -1,0 +1,229 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// Client speaks to a launcher. It implements runtime.Engine; its methods may be called from several goroutines.
+type Client struct {
+	path string
+
+	mu      sync.Mutex
+	session *net.UnixConn
+}
+
+var _ runtime.Engine = (*Client)(nil)
+
+// openSession tells the launcher that a daemon is there for as long as the connection stands.
+func (c *Client) openSession(ctx context.Context) error {
+	conn, err := dial(ctx, c.path)
+	if err != nil {
+		return err
+	}
+	if _, _, err := exchange(ctx, conn, &request{Op: opSession}); err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.session = conn
+	return nil
+}
+
+// Close ends the session. The launcher and its sandboxes stay.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.session == nil {
+		return nil
+	}
+	err := c.session.Close()
+	c.session = nil
+	return err
+}
+
+// Died returns when the launcher has ended, or with the context's error. Only one goroutine may wait.
+func (c *Client) Died(ctx context.Context) error {
+	c.mu.Lock()
+	conn := c.session
+	c.mu.Unlock()
+	if conn == nil {
+		return net.ErrClosed
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	var buf [1]byte
+	_, err := conn.Read(buf[:]) // nothing is ever sent: it returns when the other side is gone
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+func (c *Client) call(ctx context.Context, req *request, files ...*os.File) (*response, []*os.File, error) {
+	conn, err := dial(ctx, c.path)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, nil, err
+		}
+		return nil, nil, fmt.Errorf("%w: %w", runtime.ErrUnavailable, err)
+	}
+	defer conn.Close()
+	return exchange(ctx, conn, req, files...)
+}
+
+// exchange sends the request and waits for the answer, until the context ends.
+func exchange(ctx context.Context, conn *net.UnixConn, req *request, files ...*os.File) (*response, []*os.File, error) {
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := send(conn, req, files...); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("launcher %s: %w", req.Op, err), ctx.Err())
+	}
+	var resp response
+	got, err := receive(conn, &resp)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, nil, fmt.Errorf("launcher %s: %w", req.Op, ctx.Err())
+		}
+		return nil, nil, fmt.Errorf("launcher %s: %w: %w", req.Op, runtime.ErrUnavailable, err)
+	}
+	if err := resp.Error.toError(); err != nil {
+		closeAll(got)
+		return nil, nil, err
+	}
+	want := len(resp.Started)
+	if resp.Info != nil {
+		want++ // the launcher's own pidfd
+	}
+	if len(got) != want {
+		closeAll(got)
+		return nil, nil, fmt.Errorf("launcher %s: %d descriptors, not %d", req.Op, len(got), want)
+	}
+	return &resp, got, nil
+}
+
+// Create implements runtime.Engine.
+func (c *Client) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	resp, files, err := c.call(ctx, &request{Op: opCreate, Spec: spec}, control)
+	if err != nil {
+		return nil, err
+	}
+	if len(resp.Started) != 1 || resp.Started[0].ID != spec.ID {
+		closeAll(files)
+		return nil, fmt.Errorf("launcher create: answer is not about sandbox %s", spec.ID)
+	}
+	return &runtime.Started{ID: spec.ID, Enforced: resp.Started[0].Enforced, Pidfd: files[0]}, nil
+}
+
+// List implements runtime.Engine.
+func (c *Client) List(ctx context.Context) ([]*runtime.Started, error) {
+	var all []*runtime.Started
+	for {
+		resp, files, err := c.call(ctx, &request{Op: opList, Skip: len(all)})
+		if err != nil {
+			for _, s := range all {
+				_ = s.Pidfd.Close()
+			}
+			return nil, err
+		}
+		for i, s := range resp.Started {
+			all = append(all, &runtime.Started{ID: s.ID, Enforced: s.Enforced, Pidfd: files[i]})
+		}
+		if !resp.More || len(resp.Started) == 0 {
+			return slices.Clip(all), nil
+		}
+	}
+}
+
+// Delete implements runtime.Engine.
+func (c *Client) Delete(ctx context.Context, id string) error {
+	_, _, err := c.call(ctx, &request{Op: opDelete, ID: id})
+	return err
+}
+
+// Kill implements runtime.Engine.
+func (c *Client) Kill(ctx context.Context, id string) error {
+	_, _, err := c.call(ctx, &request{Op: opKill, ID: id})
+	return err
+}
+
+// Usage implements runtime.Engine.
+func (c *Client) Usage(ctx context.Context, id string) (api.Usage, error) {
+	resp, _, err := c.call(ctx, &request{Op: opUsage, ID: id})
+	if err != nil {
+		return api.Usage{}, err
+	}
+	if resp.Usage == nil {
+		return api.Usage{}, errors.New("launcher usage: empty answer")
+	}
+	return *resp.Usage, nil
+}
+
+// OOMKills implements runtime.Engine.
+func (c *Client) OOMKills(ctx context.Context, id string) (int, error) {
+	resp, _, err := c.call(ctx, &request{Op: opOOMKills, ID: id})
+	if err != nil {
+		return 0, err
+	}
+	return resp.Count, nil
+}
+
+// Info asks the launcher what it is and what it can enforce.
+func (c *Client) Info(ctx context.Context) (*Info, error) {
+	resp, files, err := c.call(ctx, &request{Op: opInfo})
+	if err != nil {
+		return nil, err
+	}
+	defer closeAll(files)
+	if resp.Info == nil || len(files) != 1 {
+		return nil, errors.New("launcher info: answer without info or pidfd")
+	}
+	resp.Info.PID = runtime.PIDOf(files[0])
+	return resp.Info, nil
+}
+
+// Apply unpacks a blob whose digest the caller has verified. It runs in a confined child of the launcher and returns when
+// the layer is complete and synced; a layer that is there already is left alone, with a zero result.
+func (c *Client) Apply(ctx context.Context, req layer.ApplyRequest) (layer.Result, error) {
+	resp, _, err := c.call(ctx, &request{Op: opApply, Apply: &req}, req.Blob)
+	if err != nil {
+		return layer.Result{}, err
+	}
+	if resp.Layer == nil {
+		return layer.Result{}, errors.New("launcher apply: empty answer")
+	}
+	return *resp.Layer, nil
+}
+
+// RemoveLayer deletes an unpacked layer. One that is not there is no error.
+func (c *Client) RemoveLayer(ctx context.Context, chainID string) error {
+	_, _, err := c.call(ctx, &request{Op: opRemoveLayer, Layer: chainID})
+	return err
+}
+
+// Shutdown ends the launcher and every sandbox with it, and returns when it is gone.
+func (c *Client) Shutdown(ctx context.Context) error {
+	if _, _, err := c.call(ctx, &request{Op: opShutdown}); err != nil {
+		return err
+	}
+	if err := c.Died(ctx); err != nil && !errors.Is(err, net.ErrClosed) {
+		return fmt.Errorf("launcher shutdown: %w", err)
+	}
+	if err := os.Remove(c.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return errors.Join(fmt.Errorf("launcher shutdown: %w", err), c.Close())
+	}
+	return c.Close()
+}

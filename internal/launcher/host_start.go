@@ -1,0 +1,248 @@
+package launcher
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/runtime/cgroup"
+)
+
+// Options say how to find or start the launcher of one data directory.
+type Options struct {
+	DataDir    string // absolute; must exist
+	RuntimeDir string // absolute; holds launcher.sock and launcher.log; must exist, be ours and mode 0700
+	Launcher   string // path of the binary sandboxd-launcher
+	Init       string // path of the binary sandboxd-init
+	IDs        idmap.Plan
+	Cgroup     cgroup.Subtree // what the host delegates; its zero value is none
+	Version    string
+}
+
+// startTimeout bounds a launcher's way from clone to "ready".
+const startTimeout = 30 * time.Second
+
+// Connect returns a client of the launcher that serves RuntimeDir's socket, or starts one. Started reports which. The
+// context bounds the start only.
+func Connect(ctx context.Context, o Options) (c *Client, started bool, err error) {
+	c = &Client{path: filepath.Join(o.RuntimeDir, "launcher.sock")}
+	if err := c.openSession(ctx); err == nil {
+		return c, false, nil
+	}
+	if err := start(ctx, o, c.path); err != nil {
+		return nil, false, fmt.Errorf("start launcher: %w", err)
+	}
+	if err := c.openSession(ctx); err != nil {
+		return nil, true, fmt.Errorf("connect to the launcher just started: %w", err)
+	}
+	return c, true, nil
+}
+
+// prepareDirs makes the directories that the launcher works in and gives them to its root, which is another uid than the
+// daemon's when that is root.
+func prepareDirs(o Options) error {
+	uid, gid := o.IDs.UID[0].Outside, o.IDs.GID[0].Outside
+	for _, name := range []string{"layers", "sandboxes", "root"} {
+		dir := filepath.Join(o.DataDir, name)
+		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+			return fmt.Errorf("prepare data directory: %w", err)
+		}
+		if os.Geteuid() == 0 {
+			if err := os.Lchown(dir, uid, gid); err != nil {
+				return fmt.Errorf("give %s to the launcher: %w", dir, err)
+			}
+		}
+		// Sandboxes reach what is theirs below through the launcher's own root; on the host nobody but us enters.
+		mode := os.FileMode(0o711)
+		if err := os.Chmod(dir, mode); err != nil { //nolint:gosec // G302: see above; DataDir itself is 0700
+			return fmt.Errorf("prepare data directory: %w", err)
+		}
+	}
+	return nil
+}
+
+func start(ctx context.Context, o Options, socket string) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := o.IDs.Validate(); err != nil {
+		return err
+	}
+	if err := prepareDirs(o); err != nil {
+		return err
+	}
+	listener, err := listen(socket)
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	logFile, err := os.OpenFile(filepath.Join(o.RuntimeDir, "launcher.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return fmt.Errorf("open log: %w", err)
+	}
+	defer logFile.Close()
+	syncR, syncW, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make sync pipe: %w", err)
+	}
+	defer syncR.Close()
+	defer syncW.Close()
+	statusR, statusW, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make status pipe: %w", err)
+	}
+	defer statusR.Close()
+	defer statusW.Close()
+
+	cmd := exec.Command(o.Launcher, "stage1") //nolint:noctx // it outlives every context of the daemon
+	cmd.Env = []string{}
+	cmd.Dir = "/"
+	cmd.Stderr = logFile
+	cmd.ExtraFiles = []*os.File{listener, syncR, statusW} // fdListener, fdSync, fdStatus
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Setsid: true, // it survives the daemon and its terminal
+		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
+			unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+		// Stage 1 is executed before it has an id, which would cost it all capabilities; these two let it become uid 0 of
+		// its namespace, and the last one is for a host root's launcher to leave the host's root behind.
+		AmbientCaps: []uintptr{unix.CAP_SETUID, unix.CAP_SETGID},
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("clone %s into new namespaces: %w", o.Launcher, err)
+	}
+	pid := cmd.Process.Pid
+	// It outlives us, but not a failed start; either way somebody has to reap it.
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	defer func() {
+		if err != nil {
+			_ = cmd.Process.Kill()
+			<-exited
+		}
+	}()
+	_ = syncR.Close()
+	_ = statusW.Close()
+
+	if err := idmap.Apply(ctx, pid, o.IDs); err != nil {
+		return err
+	}
+	if o.Cgroup.Path != "" {
+		// Its own leaf: the common ancestor of the launcher's and a sandbox's cgroup must be one that the launcher may
+		// write to, or it could not move a process.
+		if err := o.Cgroup.EnterLauncher(pid, o.IDs.UID[0].Outside, o.IDs.GID[0].Outside); err != nil {
+			return err
+		}
+	}
+	setup, err := json.Marshal(Setup{
+		DataDir: o.DataDir, InitPath: o.Init, Cgroup: o.Cgroup.Path, Cgroup2: o.Cgroup.Mount, IDs: o.IDs.SandboxMap(),
+		Single: !o.IDs.Subordinate(), Controllers: o.Cgroup.Controllers, Missing: missing(o), Version: o.Version,
+	})
+	if err != nil {
+		return fmt.Errorf("encode setup: %w", err)
+	}
+	if _, err := syncW.Write(setup); err != nil {
+		return fmt.Errorf("send setup: %w", err)
+	}
+	_ = syncW.Close()
+
+	// "ready", or why not. An end of file without a word means that it died: then the log knows more.
+	done := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(io.LimitReader(statusR, 64<<10)).ReadString('\n')
+		done <- strings.TrimSpace(line)
+	}()
+	select {
+	case line := <-done:
+		if line == "ready" {
+			return nil
+		}
+		if line == "" {
+			return fmt.Errorf("it ended before it was ready; see %s", logFile.Name())
+		}
+		return errors.New(line)
+	case <-ctx.Done():
+		_ = cmd.Process.Kill() // ends the reader above: the pipe's last writer is gone
+		<-done
+		return fmt.Errorf("it is not ready: %w", ctx.Err())
+	}
+}
+
+// missing lists what the defaults would like and this host does not give, with the remedy.
+func missing(o Options) []string {
+	var out []string
+	if !o.IDs.Subordinate() {
+		out = append(out, "subordinate ids: "+o.IDs.Reason+"; sandboxes run under the daemon's own uid. "+
+			"Install uidmap and run: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 "+strconv.Itoa(os.Getuid()))
+	} else if o.IDs.Reason != "" {
+		out = append(out, "subordinate ids: "+o.IDs.Reason)
+	}
+	if o.Cgroup.Reason != "" {
+		out = append(out, "cgroup: "+o.Cgroup.Reason)
+	}
+	return out
+}
+
+// listen binds a SOCK_SEQPACKET socket at path, whose stale predecessor is removed: the caller has found that nobody
+// answers there, and holds the data directory's lock.
+func listen(path string) (*os.File, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("remove stale socket: %w", err)
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("make socket: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), path)
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open socket's directory: %w", err), f.Close())
+	}
+	defer dir.Close()
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: shortName(dir, filepath.Base(path))}); err != nil {
+		return nil, errors.Join(fmt.Errorf("bind %s: %w", path, err), f.Close())
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("bind %s: %w", path, err), f.Close())
+	}
+	if err := unix.Listen(fd, 128); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen on %s: %w", path, err), f.Close())
+	}
+	return f, nil
+}
+
+// shortName names a file of an open directory in a way that fits sockaddr_un's 108 bytes.
+func shortName(dir *os.File, name string) string {
+	return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + name
+}
+
+// dial connects to a SOCK_SEQPACKET socket, whatever the length of its path.
+func dial(ctx context.Context, path string) (*net.UnixConn, error) {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, fmt.Errorf("open socket's directory: %w", err)
+	}
+	defer dir.Close()
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unixpacket", shortName(dir, filepath.Base(path)))
+	if err != nil {
+		var sys *os.SyscallError
+		if errors.As(err, &sys) {
+			err = sys // the name with the descriptor's number tells nobody anything
+		}
+		return nil, fmt.Errorf("connect to %s: %w", path, err)
+	}
+	return conn.(*net.UnixConn), nil
+}

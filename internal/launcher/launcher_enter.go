@@ -1,0 +1,343 @@
+package launcher
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+)
+
+// Setup is what the daemon tells a launcher that it starts. Its paths are the host's; after stage 2 none of them exists
+// for the launcher any more.
+type Setup struct {
+	DataDir  string        `json:"data_dir"`         // holds layers/, sandboxes/ and root/, an empty directory to mount on
+	InitPath string        `json:"init_path"`        // the init's binary
+	Cgroup   string        `json:"cgroup,omitempty"` // the delegated directory for sandboxes; empty where there is none
+	Cgroup2  string        `json:"cgroup2"`          // where cgroup v2 is mounted; empty where it is not
+	IDs      []idmap.Range `json:"ids"`              // the map of every sandbox, in the launcher's ids
+	Single   bool          `json:"single,omitempty"` // no subordinate ids
+	// Controllers are those that the children of Cgroup have; Missing is what the defaults would like and the host does not
+	// give, with the remedies.
+	Controllers []string `json:"controllers,omitempty"`
+	Missing     []string `json:"missing,omitempty"`
+	Version     string   `json:"version"`
+}
+
+// Descriptors that the daemon passes to stage 1, and stage 1 to stage 2.
+const (
+	fdListener = 3 + iota
+	fdSync     // stage 1 only: the daemon writes the Setup once the id maps are in place
+	fdStatus   // "ready", or what went wrong
+	fdLayers   // from here on: opened by stage 1 as the daemon's uid, in the launcher's own mount namespace
+	fdSandboxes
+	fdRoot
+	fdInit
+	fdCgroup
+	fdEnd
+)
+
+// The launcher's own root, as stage 2 builds it.
+const (
+	LayersDir    = "/layers"    // one directory per chain id (hex), each an overlay layer
+	SandboxesDir = "/sandboxes" // one directory per sandbox: upper and work directories of its overlays
+	HostDir      = "/host"      // the host's /usr and the like, read-only
+	RootfsDir    = "/rootfs"    // every sandbox mounts its root here, each in its own mount namespace
+	StateDir     = "/run/libct" // libcontainer's state
+	InitFile     = "/init"      // a copy of the init's binary
+	// CgroupDir is the delegated subtree, or, without one, the host's cgroup v2 to look at.
+	CgroupDir = "/sys/fs/cgroup"
+)
+
+// Stage1 waits for the id maps, opens what must be opened as the daemon's uid, becomes uid 0 of the launcher's user
+// namespace and executes stage 2. It returns only on error, or with nil if the daemon vanished first.
+func Stage1() error {
+	sync := os.NewFile(fdSync, "sync")
+	data, err := io.ReadAll(io.LimitReader(sync, 1<<20))
+	if err != nil {
+		return fmt.Errorf("read setup: %w", err)
+	}
+	if len(data) == 0 {
+		return nil // the daemon died or gave up before the maps were written
+	}
+	var setup Setup
+	if err := json.Unmarshal(data, &setup); err != nil {
+		return fmt.Errorf("decode setup: %w", err)
+	}
+
+	// Still the daemon's uid: its directories may lie below ones that nobody else may enter.
+	open := func(path string, flags, want int) error {
+		fd, err := unix.Open(path, flags, 0)
+		if err != nil {
+			return fmt.Errorf("open %s: %w", path, err)
+		}
+		if fd != want {
+			if err := unix.Dup3(fd, want, 0); err != nil {
+				return fmt.Errorf("dup %s: %w", path, err)
+			}
+			return unix.Close(fd)
+		}
+		return nil
+	}
+	dir := unix.O_PATH | unix.O_DIRECTORY
+	if err := errors.Join(
+		open(filepath.Join(setup.DataDir, "layers"), dir, fdLayers),
+		open(filepath.Join(setup.DataDir, "sandboxes"), dir, fdSandboxes),
+		open(filepath.Join(setup.DataDir, "root"), dir, fdRoot),
+		open(setup.InitPath, unix.O_RDONLY, fdInit),
+	); err != nil {
+		return err
+	}
+	cgroup := setup.Cgroup
+	if cgroup == "" {
+		cgroup = setup.Cgroup2
+	}
+	if cgroup != "" {
+		if err := open(cgroup, dir, fdCgroup); err != nil {
+			return err
+		}
+	}
+
+	// Supplementary groups are the daemon's: nothing below may hold them. With a single-id map the kernel refuses
+	// (setgroups is denied there), which doctor says.
+	if !setup.Single {
+		if err := unix.Setgroups(nil); err != nil {
+			return fmt.Errorf("drop supplementary groups: %w", err)
+		}
+	}
+	if err := unix.Setresgid(0, 0, 0); err != nil {
+		return fmt.Errorf("become gid 0 of the launcher's namespace: %w", err)
+	}
+	if err := unix.Setresuid(0, 0, 0); err != nil {
+		return fmt.Errorf("become uid 0 of the launcher's namespace: %w", err)
+	}
+
+	// An empty session keyring for the launcher and all sandboxes: the daemon's is its user's. A keyring belongs to a
+	// thread's credentials; the thread that executes stage 2 hands them on.
+	goruntime.LockOSThread()
+	if _, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0); err != nil && !errors.Is(err, unix.ENOSYS) {
+		return fmt.Errorf("leave the user's session keyring: %w", err)
+	}
+
+	// CVE-2019-5736: what a sandbox's first moments execute must not be a file that anybody can overwrite. libcontainer
+	// makes such a copy for every start unless the running executable is one already; here it is made once.
+	exe, err := sealedSelf()
+	if err != nil {
+		return err
+	}
+	err = unix.Exec("/proc/self/fd/"+strconv.Itoa(int(exe.Fd())), []string{"sandboxd-launcher", "stage2", string(data)}, nil)
+	return fmt.Errorf("execute stage 2: %w", err)
+}
+
+func sealedSelf() (*os.File, error) {
+	self, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return nil, fmt.Errorf("open own executable: %w", err)
+	}
+	defer self.Close()
+	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	fd, err := unix.MemfdCreate("sandboxd-launcher", flags|unix.MFD_EXEC)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3 every memfd is executable
+		fd, err = unix.MemfdCreate("sandboxd-launcher", flags)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("create memfd: %w", err)
+	}
+	exe := os.NewFile(uintptr(fd), "sandboxd-launcher")
+	if _, err := io.Copy(exe, self); err != nil {
+		return nil, fmt.Errorf("copy own executable: %w", err)
+	}
+	if err := unix.Fchmod(fd, 0o555); err != nil {
+		return nil, fmt.Errorf("chmod memfd: %w", err)
+	}
+	seals := unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
+	if _, err := unix.FcntlInt(exe.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+		return nil, fmt.Errorf("seal memfd: %w", err)
+	}
+	return exe, nil
+}
+
+// Stage2 builds the launcher's root and pivots into it. It returns the listening socket and the pipe on which to say
+// "ready" to the daemon that waits.
+func Stage2(setup *Setup) (listener, status *os.File, err error) {
+	status = os.NewFile(fdStatus, "status")
+	unix.CloseOnExec(fdStatus)
+	unix.CloseOnExec(fdListener)
+	if err := buildRoot(setup); err != nil {
+		return nil, status, fmt.Errorf("build the launcher's root: %w", err)
+	}
+	for fd := fdLayers; fd < fdEnd; fd++ {
+		_ = unix.Close(fd) // O_PATH descriptors of directories: nothing to lose
+	}
+	return os.NewFile(fdListener, "listener"), status, nil
+}
+
+// buildRoot works with descriptors and the mount API of Linux 5.2, so that no path of the host is resolved again.
+func buildRoot(setup *Setup) error {
+	// Nothing mounted here may propagate to the host, and nothing of the host's later mounts may appear here.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	root, err := newMount("tmpfs", unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOSUID, "mode", "0755", "size", "256m")
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	if err := unix.MoveMount(root, "", fdRoot, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+		return fmt.Errorf("attach tmpfs: %w", err)
+	}
+	for _, d := range []string{LayersDir, SandboxesDir, HostDir, RootfsDir, "/proc", "/sys", "/dev", "/tmp", "/run", StateDir} {
+		if err := unix.Mkdirat(root, d[1:], 0o755); err != nil {
+			return fmt.Errorf("make %s: %w", d, err)
+		}
+	}
+
+	const restricted = unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID
+	if err := bind(fdLayers, "", root, LayersDir, restricted); err != nil {
+		return err
+	}
+	if err := bind(fdSandboxes, "", root, SandboxesDir, restricted); err != nil {
+		return err
+	}
+	for _, d := range rootfs.HostDirs {
+		fi, err := os.Lstat(d)
+		if err != nil || !fi.IsDir() { // absent, or a symlink into /usr: the host image has that link too
+			continue
+		}
+		if err := unix.Mkdirat(root, filepath.Join(HostDir, d)[1:], 0o755); err != nil {
+			return fmt.Errorf("make %s%s: %w", HostDir, d, err)
+		}
+		if err := bind(unix.AT_FDCWD, d, root, filepath.Join(HostDir, d), restricted|unix.MOUNT_ATTR_RDONLY); err != nil {
+			return err
+		}
+	}
+
+	// proc and sysfs of the launcher's own PID and network namespace. A sandbox may mount its own only where its parent
+	// sees one whole: a host that masks parts of them (as some container platforms do) ends here.
+	for _, fs := range []string{"proc", "sysfs"} {
+		m, err := newMount(fs, unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC)
+		if err != nil {
+			return err
+		}
+		err = unix.MoveMount(m, "", root, strings.TrimSuffix(fs, "fs"), unix.MOVE_MOUNT_F_EMPTY_PATH)
+		_ = unix.Close(m)
+		if err != nil {
+			return fmt.Errorf("attach %s: %w", fs, err)
+		}
+	}
+	// Devices cannot be made in a user namespace, so the host's harmless ones are bound.
+	for _, name := range []string{"null", "zero", "full", "random", "urandom", "tty"} {
+		fd, err := unix.Openat(root, "dev/"+name, unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600)
+		if err != nil {
+			return fmt.Errorf("make /dev/%s: %w", name, err)
+		}
+		_ = unix.Close(fd)
+		if err := bind(unix.AT_FDCWD, "/dev/"+name, root, "/dev/"+name, 0); err != nil {
+			return err
+		}
+	}
+	if err := copyInit(root); err != nil {
+		return err
+	}
+	if setup.Cgroup != "" || setup.Cgroup2 != "" {
+		if err := bind(fdCgroup, "", root, CgroupDir, restricted|unix.MOUNT_ATTR_NOEXEC); err != nil {
+			return err
+		}
+	}
+
+	// pivot_root(2), "pivot_root(".", ".")": the old root ends up mounted over the new one and is detached at once.
+	if err := unix.Fchdir(root); err != nil {
+		return fmt.Errorf("enter new root: %w", err)
+	}
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return fmt.Errorf("pivot root: %w", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("detach old root: %w", err)
+	}
+	if err := unix.Chdir("/"); err != nil {
+		return fmt.Errorf("enter new root: %w", err)
+	}
+	// Verify: the old root must be gone.
+	if _, err := os.Lstat(setup.DataDir); err == nil {
+		return fmt.Errorf("%s is still reachable after pivot_root", setup.DataDir)
+	}
+	return nil
+}
+
+// newMount makes a detached mount of a file system; options are pairs.
+func newMount(fs string, attr int, options ...string) (int, error) {
+	ctx, err := unix.Fsopen(fs, unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("open file system %s: %w", fs, err)
+	}
+	defer unix.Close(ctx)
+	for i := 0; i < len(options); i += 2 {
+		if err := unix.FsconfigSetString(ctx, options[i], options[i+1]); err != nil {
+			return -1, fmt.Errorf("configure %s: %s=%s: %w", fs, options[i], options[i+1], err)
+		}
+	}
+	if err := unix.FsconfigCreate(ctx); err != nil {
+		return -1, fmt.Errorf("create %s: %w", fs, err)
+	}
+	m, err := unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, attr)
+	if err != nil {
+		return -1, fmt.Errorf("mount %s: %w", fs, err)
+	}
+	return m, nil
+}
+
+// bind attaches a copy of the mount at (dirfd, path) to target below root, with attr set on it. The copy is recursive:
+// in a user namespace the kernel refuses a copy that would uncover what another mount hides.
+func bind(dirfd int, path string, root int, target string, attr uint64) error {
+	name := path
+	if name == "" {
+		name = "descriptor for " + target
+	}
+	flags := unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC | unix.AT_RECURSIVE
+	if path == "" {
+		flags |= unix.AT_EMPTY_PATH
+	}
+	tree, err := unix.OpenTree(dirfd, path, uint(flags))
+	if err != nil {
+		return fmt.Errorf("copy mount of %s: %w", name, err)
+	}
+	defer unix.Close(tree)
+	if attr != 0 {
+		err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: attr})
+		if err != nil {
+			return fmt.Errorf("restrict mount of %s: %w", name, err)
+		}
+	}
+	if err := unix.MoveMount(tree, "", root, target[1:], unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("attach %s at %s: %w", name, target, err)
+	}
+	return nil
+}
+
+// copyInit puts the init's binary into the launcher's tmpfs: whatever a sandbox does to what it sees there, the file on
+// the host is another one.
+func copyInit(root int) error {
+	src := os.NewFile(fdInit, "init")
+	fd, err := unix.Openat(root, InitFile[1:], unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_CLOEXEC, 0o555)
+	if err != nil {
+		return fmt.Errorf("make %s: %w", InitFile, err)
+	}
+	dst := os.NewFile(uintptr(fd), InitFile)
+	if _, err := io.Copy(dst, src); err != nil {
+		return errors.Join(fmt.Errorf("copy init: %w", err), dst.Close())
+	}
+	if err := dst.Close(); err != nil {
+		return fmt.Errorf("copy init: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,355 @@
+package launcher
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+)
+
+// partial is the prefix of a layer directory that is not complete; what an earlier launcher left is removed.
+const partial = ".partial-"
+
+// Layers keeps the extracted layers, in the launcher.
+type Layers struct {
+	ids    []idmap.Range
+	single bool
+	slots  chan struct{}
+
+	mu      sync.Mutex
+	serial  int
+	working map[string]chan struct{} // chain ids being extracted; closed when done
+}
+
+// OpenLayers removes what an interrupted extraction left.
+func OpenLayers(ids []idmap.Range, single bool) (*Layers, error) {
+	entries, err := os.ReadDir(LayersDir)
+	if err != nil {
+		return nil, fmt.Errorf("read layers: %w", err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), partial) {
+			if err := os.RemoveAll(filepath.Join(LayersDir, e.Name())); err != nil {
+				return nil, fmt.Errorf("remove interrupted layer: %w", err)
+			}
+		}
+	}
+	return &Layers{ids: ids, single: single, slots: make(chan struct{}, 2), working: make(map[string]chan struct{})}, nil
+}
+
+func layerDir(chainID string) (string, error) {
+	name, err := rootfs.LayerName(chainID)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(LayersDir, name), nil
+}
+
+// Apply extracts req.Blob into the directory of its chain id, in a confined child. A directory that exists is complete
+// and left alone.
+func (l *Layers) Apply(ctx context.Context, req *layer.ApplyRequest) (_ layer.Result, err error) {
+	final, err := layerDir(req.ChainID)
+	if err != nil {
+		return layer.Result{}, err
+	}
+	// One at a time for each chain id; the second finds the first one's directory.
+	for {
+		l.mu.Lock()
+		other := l.working[req.ChainID]
+		if other == nil {
+			break
+		}
+		l.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return layer.Result{}, ctx.Err()
+		}
+	}
+	done := make(chan struct{})
+	l.working[req.ChainID] = done
+	l.serial++
+	tmp := filepath.Join(LayersDir, partial+strconv.Itoa(l.serial))
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		delete(l.working, req.ChainID)
+		l.mu.Unlock()
+		close(done)
+	}()
+	if _, err := os.Lstat(final); err == nil {
+		return layer.Result{}, nil
+	}
+
+	select {
+	case l.slots <- struct{}{}:
+		defer func() { <-l.slots }()
+	case <-ctx.Done():
+		return layer.Result{}, ctx.Err()
+	}
+	root := l.ids[0].Outside
+	if err := os.Mkdir(tmp, 0o755); err != nil { //nolint:gosec // G301: it becomes the "/" of sandboxes
+		return layer.Result{}, fmt.Errorf("make layer directory: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(tmp))
+		}
+	}()
+	if err := os.Lchown(tmp, root, root); err != nil {
+		return layer.Result{}, fmt.Errorf("make layer directory: %w", err)
+	}
+	result, err := l.applyIn(ctx, tmp, req)
+	if err != nil {
+		return layer.Result{}, err
+	}
+	// The child has synced the file system. The rename makes the layer visible, the sync of the directory makes that last.
+	if err := os.Rename(tmp, final); err != nil {
+		return layer.Result{}, fmt.Errorf("complete layer: %w", err)
+	}
+	dir, err := os.Open(LayersDir)
+	if err != nil {
+		return layer.Result{}, fmt.Errorf("sync layers: %w", err)
+	}
+	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
+		return layer.Result{}, fmt.Errorf("sync layers: %w", err)
+	}
+	return result, nil
+}
+
+// Remove deletes an extracted layer; one that is not there is no error.
+func (l *Layers) Remove(chainID string) error {
+	dir, err := layerDir(chainID)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.serial++
+	tmp := filepath.Join(LayersDir, partial+strconv.Itoa(l.serial))
+	l.mu.Unlock()
+	// Renamed first, so that a half-removed layer is never taken for a whole one.
+	if err := os.Rename(dir, tmp); errors.Is(err, os.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("remove layer %s: %w", chainID, err)
+	}
+	if err := os.RemoveAll(tmp); err != nil {
+		return fmt.Errorf("remove layer %s: %w", chainID, err)
+	}
+	return nil
+}
+
+// applyJob is what the child needs to know; applyReport is what it answers on its standard output.
+type applyJob struct {
+	Dir       string       `json:"dir"`
+	Parents   []string     `json:"parents"`
+	MediaType string       `json:"media_type"`
+	DiffID    string       `json:"diff_id"`
+	Limits    layer.Limits `json:"limits"`
+	Single    bool         `json:"single"`
+}
+
+type applyReport struct {
+	Error  *wireError   `json:"error,omitempty"`
+	Result layer.Result `json:"result"`
+}
+
+func (l *Layers) applyIn(ctx context.Context, dir string, req *layer.ApplyRequest) (layer.Result, error) {
+	job := applyJob{Dir: dir, MediaType: req.MediaType, DiffID: req.DiffID, Limits: req.Limits, Single: l.single}
+	for _, p := range req.Parents {
+		d, err := layerDir(p)
+		if err != nil {
+			return layer.Result{}, err
+		}
+		job.Parents = append(job.Parents, d)
+	}
+	arg, err := json.Marshal(job)
+	if err != nil {
+		return layer.Result{}, fmt.Errorf("encode job: %w", err)
+	}
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", "apply", string(arg)) //nolint:gosec // G204: our own sealed binary
+	cmd.Env = []string{}
+	cmd.Dir = "/"
+	cmd.Stdin = req.Blob
+	var out, complaints limited
+	cmd.Stdout, cmd.Stderr = &out, &complaints
+	// The sandbox's own map: "chown 0" in the child is the sandbox's root on the host, and nothing above can be named.
+	var maps []syscall.SysProcIDMap
+	for _, r := range l.ids {
+		maps = append(maps, syscall.SysProcIDMap{ContainerID: r.Inside, HostID: r.Outside, Size: r.Size})
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC |
+			unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
+		UidMappings: maps, GidMappings: maps, GidMappingsEnableSetgroups: !l.single,
+		Credential: &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: l.single},
+		Pdeathsig:  unix.SIGKILL,
+	}
+	runErr := cmd.Run()
+	var report applyReport
+	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
+		// It was killed or has panicked before it could report. What it said is the best there is.
+		if ctx.Err() != nil {
+			return layer.Result{}, ctx.Err()
+		}
+		return layer.Result{}, fmt.Errorf("unpack layer: %w: %s", errors.Join(runErr, err), bytes.TrimSpace(complaints.Bytes()))
+	}
+	if err := report.Error.toError(); err != nil {
+		return layer.Result{}, err
+	}
+	if runErr != nil {
+		return layer.Result{}, fmt.Errorf("unpack layer: %w", runErr)
+	}
+	return report.Result, nil
+}
+
+// limited is a buffer that takes 64 KiB and drops the rest: the child reads hostile input, so its words are bounded.
+type limited struct{ bytes.Buffer }
+
+func (b *limited) Write(p []byte) (int, error) {
+	if room := 64<<10 - b.Len(); room > 0 {
+		b.Buffer.Write(p[:min(room, len(p))])
+	}
+	return len(p), nil
+}
+
+// ApplyMain is the child: it confines itself, extracts its standard input below the directory it was given, and reports
+// on its standard output. LoadFilter loads a seccomp filter for all threads (libct.LoadFilter).
+func ApplyMain(arg string, loadFilter func(*specs.LinuxSeccomp) error) error {
+	var report applyReport
+	result, err := apply(arg, loadFilter)
+	report.Error, report.Result = toWire(err), result
+	if err := json.NewEncoder(os.Stdout).Encode(report); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	return nil
+}
+
+func apply(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result, error) {
+	var job applyJob
+	if err := json.Unmarshal([]byte(arg), &job); err != nil {
+		return layer.Result{}, fmt.Errorf("decode job: %w", err)
+	}
+	// The layers below, read-only, each as a mount of its own that is attached nowhere: ".." ends at its root.
+	opts := layer.Options{MediaType: job.MediaType, DiffID: job.DiffID, Limits: job.Limits, SingleID: job.Single}
+	for i := len(job.Parents) - 1; i >= 0; i-- {
+		r, err := detachedRoot(job.Parents[i], unix.MOUNT_ATTR_RDONLY)
+		if err != nil {
+			return layer.Result{}, err
+		}
+		opts.Lower = append(opts.Lower, r)
+	}
+	if err := confine(job.Dir); err != nil {
+		return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
+	}
+	root, err := os.OpenRoot("/")
+	if err != nil {
+		return layer.Result{}, fmt.Errorf("open layer directory: %w", err)
+	}
+	if err := loadFilter(applyFilter()); err != nil {
+		return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
+	}
+	// Verify: one thing that must not work any more.
+	if fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0); err == nil {
+		return layer.Result{}, errors.Join(errors.New("confine layer child: a socket could be made"), unix.Close(fd))
+	}
+	result, err := layer.Apply(root, os.Stdin, opts)
+	if err != nil {
+		return layer.Result{}, err
+	}
+	dir, err := root.Open(".")
+	if err != nil {
+		return layer.Result{}, fmt.Errorf("sync layer: %w", err)
+	}
+	if err := unix.Syncfs(int(dir.Fd())); err != nil {
+		return layer.Result{}, fmt.Errorf("sync layer: %w", err)
+	}
+	return result, nil
+}
+
+func detachedRoot(dir string, attr uint64) (*os.Root, error) {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("open layer %s: %w", filepath.Base(dir), err)
+	}
+	defer unix.Close(tree)
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: attr}); err != nil {
+		return nil, fmt.Errorf("open layer %s: %w", filepath.Base(dir), err)
+	}
+	r, err := os.OpenRoot("/proc/self/fd/" + strconv.Itoa(tree))
+	if err != nil {
+		return nil, fmt.Errorf("open layer %s: %w", filepath.Base(dir), err)
+	}
+	return r, nil
+}
+
+// confine makes dir the whole world of the process, and gives up every capability but those that owning files takes.
+func confine(dir string) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("copy mount: %w", err)
+	}
+	defer unix.Close(tree)
+	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, RootfsDir, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("attach: %w", err)
+	}
+	if err := unix.Fchdir(tree); err != nil {
+		return fmt.Errorf("enter: %w", err)
+	}
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return fmt.Errorf("pivot root: %w", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("detach old root: %w", err)
+	}
+	if err := unix.Chdir("/"); err != nil {
+		return fmt.Errorf("enter root: %w", err)
+	}
+	unix.Umask(0)
+	return nil
+}
+
+// applyFilter is what unpacking takes: files below what is open, memory, threads of the Go runtime. No network, no
+// execution, no mounts, no namespaces, no tracing. The default is an error rather than death so that a missing name
+// shows as one clear message.
+func applyFilter() *specs.LinuxSeccomp {
+	eperm := uint(unix.EPERM)
+	enosys := uint(unix.ENOSYS)
+	return &specs.LinuxSeccomp{
+		DefaultAction:   specs.ActErrno,
+		DefaultErrnoRet: &eperm,
+		Syscalls: []specs.LinuxSyscall{
+			{Action: specs.ActAllow, Names: strings.Fields(`
+				read write pread64 pwrite64 readv writev lseek close fcntl fstat newfstatat statx dup dup3
+				openat openat2 mkdirat mknodat symlinkat linkat unlinkat renameat renameat2 readlinkat
+				fchown fchownat fchmod fchmodat fchmodat2 utimensat ftruncate fallocate getdents64 faccessat faccessat2
+				fsetxattr fgetxattr flistxattr fremovexattr setxattr lsetxattr getxattr lgetxattr setxattrat getxattrat
+				fsync fdatasync syncfs fadvise64 copy_file_range
+				mmap munmap mprotect madvise mremap brk mincore
+				clone futex sched_yield sched_getaffinity set_robust_list rseq exit exit_group restart_syscall
+				rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack tgkill getpid gettid getuid geteuid getgid getegid
+				nanosleep clock_nanosleep clock_gettime gettimeofday timer_create timer_settime timer_delete setitimer
+				epoll_create1 epoll_ctl epoll_pwait eventfd2 pipe2 getrandom prlimit64 uname umask prctl
+			`)},
+			{Action: specs.ActErrno, ErrnoRet: &enosys, Names: []string{"clone3"}}, // the C library then uses clone
+		},
+	}
+}

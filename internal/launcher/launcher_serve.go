@@ -1,0 +1,264 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// orphanTimeout is how long a launcher without daemon and without sandboxes stays.
+const orphanTimeout = time.Minute
+
+// perList is how many sandboxes one answer of list holds: a pidfd each, and a packet has room for some 250.
+const perList = 100
+
+// engine is what the server needs of libct.Engine, which this package must not import: only the launcher's binary may.
+type engine interface {
+	runtime.Engine
+	Count() int
+	Close(ctx context.Context) error
+}
+
+// Server answers the daemon.
+type Server struct {
+	Engine engine
+	Layers *Layers
+	Info   Info
+	Log    *slog.Logger
+
+	listener *net.UnixListener
+	stop     chan struct{} // closed by shutdown
+	stopOnce sync.Once
+	requests sync.WaitGroup
+
+	mu       sync.Mutex
+	sessions map[*net.UnixConn]struct{}
+	idle     *time.Timer
+}
+
+// Serve answers on the socket until a shutdown is asked for or nobody needs the launcher any more. Then it ends every
+// sandbox and returns when all requests have been answered.
+func (s *Server) Serve(ctx context.Context, listener *os.File) error {
+	l, err := net.FileListener(listener)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	_ = listener.Close()
+	ul, ok := l.(*net.UnixListener)
+	if !ok {
+		return fmt.Errorf("listen: %T is no Unix socket", l)
+	}
+	ul.SetUnlinkOnClose(false) // its path is the daemon's, out of our reach
+	s.listener, s.stop = ul, make(chan struct{})
+	s.sessions = make(map[*net.UnixConn]struct{})
+	s.idle = time.AfterFunc(orphanTimeout, s.orphaned)
+
+	errs := make(chan error, 1)
+	go func() { errs <- s.accept(ctx) }()
+	select {
+	case err = <-errs:
+	case <-s.stop:
+		_ = ul.Close()
+		<-errs
+	}
+	s.idle.Stop()
+
+	// Fresh context: the caller's may be what ended us.
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
+	defer cancel()
+	err = errors.Join(err, s.Engine.Close(end))
+	s.requests.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.sessions {
+		_ = c.Close() // this is how the daemon sees that we are done
+	}
+	return err
+}
+
+func (s *Server) accept(ctx context.Context) error {
+	for {
+		c, err := s.listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("accept: %w", err)
+		}
+		s.requests.Add(1)
+		go func() {
+			defer s.requests.Done()
+			s.serve(ctx, c)
+		}()
+	}
+}
+
+func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
+	keep := false
+	defer func() {
+		if !keep {
+			_ = c.Close()
+		}
+	}()
+	if err := c.SetReadDeadline(time.Now().Add(requestTimeout)); err != nil {
+		return
+	}
+	var req request
+	files, err := receive(c, &req)
+	if err != nil {
+		_ = send(c, &response{Error: toWire(err)})
+		return
+	}
+	defer closeAll(files)
+	if req.Op == opSession {
+		keep = true
+		s.attach(c)
+		return
+	}
+	resp, out := s.handle(ctx, &req, files)
+	defer closeAll(out)
+	if err := send(c, resp, out...); err != nil {
+		s.Log.Warn("answer not delivered", "op", req.Op, "err", err)
+	}
+	if req.Op == opShutdown {
+		s.stopOnce.Do(func() { close(s.stop) })
+	}
+}
+
+// handle does what was asked. The files that it returns are the response's and closed after it was sent.
+func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*response, []*os.File) {
+	want := 0
+	if req.Op == opCreate || req.Op == opApply {
+		want = 1
+	}
+	if len(files) != want {
+		return &response{Error: &wireError{Message: fmt.Sprintf("launcher %s: %d descriptors, not %d", req.Op, len(files), want)}}, nil
+	}
+	resp := &response{}
+	var err error
+	var started []*runtime.Started
+	switch req.Op {
+	case opInfo:
+		var fd int
+		if fd, err = unix.PidfdOpen(os.Getpid(), 0); err == nil {
+			resp.Info = &s.Info
+			return resp, []*os.File{os.NewFile(uintptr(fd), "pidfd")}
+		}
+		err = fmt.Errorf("launcher info: open own pidfd: %w", err)
+	case opCreate:
+		var st *runtime.Started
+		if req.Spec == nil {
+			err = errors.New("launcher create: no spec")
+		} else if st, err = s.Engine.Create(ctx, req.Spec, files[0]); err == nil {
+			started = append(started, st)
+		}
+	case opList:
+		var all []*runtime.Started
+		if all, err = s.Engine.List(ctx); err == nil {
+			for i, st := range all {
+				if i < req.Skip || len(started) == perList {
+					resp.More = resp.More || i >= req.Skip
+					_ = st.Pidfd.Close()
+					continue
+				}
+				started = append(started, st)
+			}
+		}
+	case opKill:
+		err = s.Engine.Kill(ctx, req.ID)
+	case opDelete:
+		err = s.Engine.Delete(ctx, req.ID)
+	case opUsage:
+		var u api.Usage
+		if u, err = s.Engine.Usage(ctx, req.ID); err == nil {
+			resp.Usage = &u
+		}
+	case opOOMKills:
+		resp.Count, err = s.Engine.OOMKills(ctx, req.ID)
+	case opApply:
+		var r layer.Result
+		if req.Apply == nil {
+			err = errors.New("launcher apply: no layer")
+		} else if req.Apply.Blob = files[0]; true {
+			if r, err = s.Layers.Apply(ctx, req.Apply); err == nil {
+				resp.Layer = &r
+			}
+		}
+	case opRemoveLayer:
+		err = s.Layers.Remove(req.Layer)
+	case opShutdown:
+	case opSession:
+		err = errors.New("launcher session: not a request to handle")
+	default:
+		err = fmt.Errorf("launcher: unknown request %q", req.Op)
+	}
+	if err != nil {
+		return &response{Error: toWire(err)}, nil
+	}
+	var out []*os.File
+	for _, st := range started {
+		resp.Started = append(resp.Started, wireStarted{ID: st.ID, Enforced: st.Enforced})
+		out = append(out, st.Pidfd)
+	}
+	return resp, out
+}
+
+// attach keeps a session until its daemon is gone.
+func (s *Server) attach(c *net.UnixConn) {
+	s.mu.Lock()
+	s.sessions[c] = struct{}{}
+	s.mu.Unlock()
+	_ = c.SetReadDeadline(time.Time{})
+	s.requests.Add(1)
+	go func() {
+		defer s.requests.Done()
+		if send(c, &response{}) == nil {
+			var buf [1]byte
+			done := make(chan struct{})
+			go func() {
+				select {
+				case <-s.stop:
+					_ = c.SetReadDeadline(time.Unix(1, 0))
+				case <-done:
+				}
+			}()
+			_, _ = c.Read(buf[:]) // nothing is ever sent on it
+			close(done)
+		}
+		select {
+		case <-s.stop: // Serve closes it when everything has ended
+			return
+		default:
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.sessions, c)
+		_ = c.Close()
+		s.idle.Reset(orphanTimeout)
+	}()
+}
+
+// orphaned ends a launcher that nobody needs. Sandboxes without a daemon go on until their deadlines.
+func (s *Server) orphaned() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.sessions) > 0 {
+		return // the last one to leave sets the timer again
+	}
+	if s.Engine.Count() > 0 {
+		s.idle.Reset(orphanTimeout)
+		return
+	}
+	s.stopOnce.Do(func() { close(s.stop) })
+}

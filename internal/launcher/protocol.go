@@ -1,0 +1,221 @@
+package launcher
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// maxPacket bounds a message; it stays below the kernel's default socket buffer (net.core.wmem_default, 208 KiB).
+const maxPacket = 160 << 10
+
+// maxFiles bounds the descriptors of one message; SCM_MAX_FD is 253.
+const maxFiles = 200
+
+type op string
+
+const (
+	opSession     op = "session"
+	opInfo        op = "info"
+	opCreate      op = "create"
+	opList        op = "list"
+	opKill        op = "kill"
+	opDelete      op = "delete"
+	opUsage       op = "usage"
+	opOOMKills    op = "oom-kills"
+	opApply       op = "apply"
+	opRemoveLayer op = "remove-layer"
+	opShutdown    op = "shutdown"
+)
+
+// request is the one message of a connection from the daemon.
+type request struct {
+	Op    op                  `json:"op"`
+	ID    string              `json:"id,omitempty"`    // kill, delete, usage, oom-kills
+	Skip  int                 `json:"skip,omitempty"`  // list: how many of the sorted ids to pass over
+	Spec  *runtime.Spec       `json:"spec,omitempty"`  // create; with the control socket
+	Apply *layer.ApplyRequest `json:"apply,omitempty"` // with the blob
+	Layer string              `json:"layer,omitempty"` // remove-layer: a chain id
+}
+
+// response is the one message of a connection from the launcher.
+type response struct {
+	Error   *wireError    `json:"error,omitempty"`
+	Started []wireStarted `json:"started,omitempty"` // create, list; one pidfd each, in this order
+	More    bool          `json:"more,omitempty"`    // list: ask again with skip
+	Info    *Info         `json:"info,omitempty"`
+	Usage   *api.Usage    `json:"usage,omitempty"`
+	Count   int           `json:"count,omitempty"`
+	Layer   *layer.Result `json:"layer,omitempty"`
+}
+
+type wireStarted struct {
+	ID       string       `json:"id"`
+	Enforced api.Enforced `json:"enforced"`
+}
+
+// Info is what the launcher says of itself.
+type Info struct {
+	PID      int          `json:"-"`        // as the daemon counts: found by the pidfd that comes with the answer
+	Version  string       `json:"version"`  // of the build; a daemon of another version still speaks to it
+	Enforced api.Enforced `json:"enforced"` // what a sandbox with the profile's defaults gets
+}
+
+// classes are the errors that keep their identity across the socket. A test walks the table both ways.
+var classes = []struct {
+	name string
+	err  error
+}{
+	{"not-found", runtime.ErrNotFound},
+	{"exists", runtime.ErrExists},
+	{"unenforceable", runtime.ErrUnenforceable},
+	{"unavailable", runtime.ErrUnavailable},
+	{"layer-invalid", layer.ErrInvalid},
+}
+
+// wireError is an error of the launcher as it travels.
+type wireError struct {
+	Class   string `json:"class,omitempty"`
+	Message string `json:"message"`
+}
+
+func toWire(err error) *wireError {
+	if err == nil {
+		return nil
+	}
+	w := &wireError{Message: err.Error()}
+	for _, c := range classes {
+		if errors.Is(err, c.err) {
+			w.Class = c.name
+		}
+	}
+	return w
+}
+
+// remoteError is a wireError in the daemon: its message is the launcher's, its class is found by errors.Is.
+type remoteError struct {
+	message string
+	class   error
+}
+
+func (e *remoteError) Error() string { return e.message }
+func (e *remoteError) Unwrap() error { return e.class }
+
+func (w *wireError) toError() error {
+	if w == nil {
+		return nil
+	}
+	e := &remoteError{message: w.Message}
+	for _, c := range classes {
+		if c.name == w.Class {
+			e.class = c.err
+		}
+	}
+	return e
+}
+
+// send writes one message with its descriptors, which stay the caller's.
+func send(c *net.UnixConn, msg any, files ...*os.File) error {
+	data, err := json.Marshal(msg)
+	if err != nil {
+		return fmt.Errorf("encode message: %w", err)
+	}
+	if len(data) > maxPacket {
+		return fmt.Errorf("message of %d bytes exceeds the launcher protocol's %d", len(data), maxPacket)
+	}
+	var oob []byte
+	if len(files) > 0 {
+		fds := make([]int, len(files))
+		for i, f := range files {
+			fds[i] = int(f.Fd())
+		}
+		oob = unix.UnixRights(fds...)
+	}
+	if _, _, err := c.WriteMsgUnix(data, oob, nil); err != nil {
+		return fmt.Errorf("send message: %w", err)
+	}
+	return nil
+}
+
+// receive reads one message strictly. Its descriptors are close-on-exec and become the caller's, on error there are none.
+func receive(c *net.UnixConn, msg any) (files []*os.File, err error) {
+	data := make([]byte, maxPacket+1)
+	oob := make([]byte, unix.CmsgSpace(maxFiles*4))
+	n, oobn, flags, _, err := c.ReadMsgUnix(data, oob)
+	if err != nil {
+		return nil, fmt.Errorf("receive message: %w", err)
+	}
+	files, err = parseRights(oob[:oobn])
+	if err == nil && flags&unix.MSG_CTRUNC != 0 {
+		err = errors.New("receive message: too many descriptors")
+	}
+	if err == nil && (flags&unix.MSG_TRUNC != 0 || n > maxPacket) {
+		err = fmt.Errorf("receive message: longer than %d bytes", maxPacket)
+	}
+	if err == nil && n == 0 {
+		err = errors.New("receive message: the other side closed the connection")
+	}
+	if err == nil {
+		err = decode(data[:n], msg)
+	}
+	if err != nil {
+		closeAll(files)
+		return nil, err
+	}
+	return files, nil
+}
+
+// decode is strict: a field that one side does not know may be a restriction that it would fail to apply.
+func decode(data []byte, msg any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(msg); err != nil {
+		return fmt.Errorf("decode message: %w", err)
+	}
+	if d.More() {
+		return errors.New("decode message: data after the message")
+	}
+	return nil
+}
+
+func parseRights(oob []byte) ([]*os.File, error) {
+	if len(oob) == 0 {
+		return nil, nil
+	}
+	cmsgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, fmt.Errorf("parse control message: %w", err)
+	}
+	var files []*os.File
+	for _, m := range cmsgs {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			continue // credentials and the like: nothing we asked for
+		}
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			files = append(files, os.NewFile(uintptr(fd), "received"))
+		}
+	}
+	return files, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}
+
+// requestTimeout is how long either side waits for the other's message once a connection stands. Creating a sandbox
+// takes milliseconds; the bound is for a machine under heavy load.
+const requestTimeout = 60 * time.Second

@@ -1,0 +1,156 @@
+package launcher
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func pair(t testing.TB) (a, b *net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var conns [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "socket")
+		c, err := net.FileConn(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = f.Close()
+		conns[i] = c.(*net.UnixConn)
+		t.Cleanup(func() { _ = c.Close() })
+	}
+	return conns[0], conns[1]
+}
+
+func descriptors(t testing.TB) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+func TestErrorClassesSurviveTheSocket(t *testing.T) {
+	for _, c := range classes {
+		in := fmt.Errorf("do something: %w", c.err)
+		out := toWire(in).toError()
+		if !errors.Is(out, c.err) {
+			t.Errorf("%s: errors.Is does not find the class in %v", c.name, out)
+		}
+		if out.Error() != in.Error() {
+			t.Errorf("%s: message %q became %q", c.name, in, out)
+		}
+		for _, other := range classes {
+			if other.name != c.name && errors.Is(out, other.err) {
+				t.Errorf("%s was taken for %s too", c.name, other.name)
+			}
+		}
+	}
+	if err := toWire(nil).toError(); err != nil {
+		t.Errorf("no error became %v", err)
+	}
+	if err := toWire(errors.New("x")).toError(); err == nil || err.Error() != "x" {
+		t.Errorf("an error without class became %v", err)
+	}
+}
+
+func TestMessageWithDescriptors(t *testing.T) {
+	a, b := pair(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := send(a, &request{Op: opCreate}, w); err != nil {
+		t.Fatal(err)
+	}
+	_ = w.Close()
+	var req request
+	files, err := receive(b, &req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if req.Op != opCreate || len(files) != 1 {
+		t.Fatalf("got %+v with %d descriptors", req, len(files))
+	}
+	flags, err := unix.FcntlInt(files[0].Fd(), unix.F_GETFD, 0)
+	if err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("a received descriptor is not close-on-exec (%v)", err)
+	}
+	if _, err := files[0].WriteString("x"); err != nil {
+		t.Error(err)
+	}
+	closeAll(files)
+	buf := make([]byte, 2)
+	if n, err := r.Read(buf); n != 1 || err != nil {
+		t.Errorf("read %d, %v from the other end", n, err)
+	}
+}
+
+func TestBadMessagesAreRefusedAndLeaveNothing(t *testing.T) {
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	for name, data := range map[string]string{
+		"unknown field":   `{"op":"info","nonsense":1}`,
+		"not JSON":        "\x00\x01",
+		"wrong type":      `{"op":7}`,
+		"two messages":    `{"op":"info"}{"op":"info"}`,
+		"nothing":         "",
+		"half a message":  `{"op":"in`,
+		"beyond the size": `{"op":"` + strings.Repeat("x", maxPacket) + `"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := pair(t)
+			before := descriptors(t)
+			if _, _, err := a.WriteMsgUnix([]byte(data), unix.UnixRights(int(null.Fd()), int(null.Fd())), nil); err != nil {
+				t.Fatal(err)
+			}
+			var req request
+			if files, err := receive(b, &req); err == nil || files != nil {
+				t.Errorf("accepted: %+v, %v", req, files)
+			}
+			if after := descriptors(t); after != before {
+				t.Errorf("%d descriptors leaked", after-before)
+			}
+		})
+	}
+}
+
+func TestTooLongMessageIsNotSent(t *testing.T) {
+	a, _ := pair(t)
+	if err := send(a, &request{ID: strings.Repeat("x", maxPacket)}); err == nil {
+		t.Error("sent")
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, v := range []any{&request{Op: opList}, &response{More: true}, &response{Error: &wireError{Class: "exists"}}} {
+		data, err := json.Marshal(v)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(_ *testing.T, data []byte) {
+		var req request
+		_ = decode(data, &req)
+		var resp response
+		if decode(data, &resp) == nil {
+			_ = resp.Error.toError()
+		}
+	})
+}

@@ -1,0 +1,33 @@
+package runtime
+
+import (
+	"errors"
+	"fmt"
+)
+
+// cleanup undoes what was half built, last step first. A function that builds something defers unwind, adds a step
+// after each thing it made, and calls release when everything stands.
+type cleanup struct {
+	steps []cleanupStep
+}
+
+type cleanupStep struct {
+	doing string // "delete sandbox of the engine": begins the error, should undoing fail
+	undo  func() error
+}
+
+func (c *cleanup) add(doing string, undo func() error) {
+	c.steps = append(c.steps, cleanupStep{doing, undo})
+}
+
+func (c *cleanup) release() { c.steps = nil }
+
+// unwind runs the steps that were not released and joins what goes wrong to *err.
+func (c *cleanup) unwind(err *error) {
+	for i := len(c.steps) - 1; i >= 0; i-- {
+		if uerr := c.steps[i].undo(); uerr != nil {
+			*err = errors.Join(*err, fmt.Errorf("undo: %s: %w", c.steps[i].doing, uerr))
+		}
+	}
+	c.steps = nil
+}

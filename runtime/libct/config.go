@@ -1,0 +1,205 @@
+package libct
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/opencontainers/cgroups"
+	devices "github.com/opencontainers/cgroups/devices/config"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runc/libcontainer/specconv"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// Host is what the launcher knows of the host when it plans a sandbox.
+type Host struct {
+	IDs         []idmap.Range // the map of every sandbox, in the launcher's ids
+	Single      bool          // no subordinate ids
+	Cgroup      bool          // a delegated subtree is bound at /sys/fs/cgroup
+	Controllers []string      // those that its children have
+	Nofile      uint64        // the launcher's hard RLIMIT_NOFILE: it cannot be exceeded
+	Missing     []string      // what the defaults would like and the host does not give
+}
+
+// initCapabilities are what the init has beyond the profile's bounding set, in the sandbox's own user namespace: to give
+// every exec a UTS namespace by which it can be found and killed whole, to become the exec's user, and to reach the
+// files of every user of the sandbox. The init passes none of them on: it clears its inheritable set first thing.
+var initCapabilities = []string{
+	"CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_KILL", "CAP_SETUID", "CAP_SETGID", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER",
+}
+
+// initPath is where the sandbox finds its init: on the fresh /dev, so that no image can be in the way of it and no
+// snapshot contains it.
+const initPath = "/dev/sandboxd-init"
+
+// Enforce plans which limits hold a sandbox on this host. An explicit limit that cannot be held is ErrUnenforceable.
+func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
+	e := api.Enforced{
+		Namespaces: []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "net"},
+		IDs:        "subordinate",
+		Seccomp:    spec.Profile.Name,
+		NoNewPrivs: true,
+		Caps:       len(spec.Profile.Capabilities),
+		Memory:     "none",
+		CPU:        "none",
+		Pids:       "rlimit",
+		Network:    string(api.NetworkNone),
+		Missing:    host.Missing,
+	}
+	if host.Single {
+		e.IDs = "single"
+	}
+	has := func(c string) bool { return host.Cgroup && slices.Contains(host.Controllers, c) }
+	refuse := func(what, controller string) error {
+		return fmt.Errorf("%s limit: no cgroup v2 %s controller is delegated to the daemon: %w", what, controller, runtime.ErrUnenforceable)
+	}
+	if spec.Limits.Memory > 0 && has("memory") {
+		e.Memory = "cgroup"
+	}
+	if spec.Explicit.Memory > 0 && e.Memory == "none" {
+		return e, refuse("memory", "memory")
+	}
+	if spec.Explicit.Swap != nil && !has("memory") {
+		return e, refuse("swap", "memory")
+	}
+	if spec.Limits.CPUs > 0 && has("cpu") {
+		e.CPU = "cgroup"
+	}
+	if spec.Explicit.CPUs > 0 && e.CPU == "none" {
+		return e, refuse("cpu", "cpu")
+	}
+	if has("pids") {
+		e.Pids = "cgroup"
+	}
+	if spec.Explicit.Nofile > host.Nofile {
+		return e, fmt.Errorf("nofile limit: %d exceeds the daemon's own hard limit of %d: %w", spec.Explicit.Nofile, host.Nofile, runtime.ErrUnenforceable)
+	}
+	return e, nil
+}
+
+// Plan turns a spec into libcontainer's configuration. It is pure: its value for a known spec stands in a golden file.
+func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Config, error) {
+	if spec.Profile.Seccomp == nil {
+		return nil, fmt.Errorf("profile %q has no seccomp filter", spec.Profile.Name)
+	}
+	filter, err := specconv.SetupSeccomp(spec.Profile.Seccomp)
+	if err != nil {
+		return nil, fmt.Errorf("convert seccomp filter: %w", err)
+	}
+	if filter == nil {
+		return nil, fmt.Errorf("profile %q has an empty seccomp filter", spec.Profile.Name)
+	}
+	filter.Flags = nil // SetupSeccomp's default would switch off speculation barriers for untrusted code
+
+	initCaps := slices.Clone(spec.Profile.Capabilities)
+	for _, c := range initCapabilities {
+		if !slices.Contains(initCaps, c) {
+			initCaps = append(initCaps, c)
+		}
+	}
+	c := &configs.Config{
+		Rootfs:   launcher.RootfsDir,
+		Hostname: spec.Hostname,
+		Namespaces: configs.Namespaces{
+			{Type: configs.NEWUSER}, {Type: configs.NEWNS}, {Type: configs.NEWPID}, {Type: configs.NEWIPC},
+			{Type: configs.NEWUTS}, {Type: configs.NEWNET}, {Type: configs.NEWCGROUP},
+		},
+		Capabilities: &configs.Capabilities{
+			Bounding: spec.Profile.Capabilities, Permitted: initCaps, Effective: initCaps, Inheritable: initCaps,
+		},
+		Networks:        []*configs.Network{{Type: "loopback"}},
+		Mounts:          mounts(host),
+		Devices:         deviceNodes(),
+		MaskPaths:       spec.Profile.MaskedPaths,
+		ReadonlyPaths:   spec.Profile.ReadonlyPaths,
+		Seccomp:         filter,
+		NoNewPrivileges: true,
+		// Each keyring counts against a quota of 200 of its owner. The launcher has one of its own, empty; keyctl(2) is
+		// refused by every profile.
+		NoNewKeyring: true,
+		Cgroups:      cgroupConfig(spec, host, enforced),
+		Version:      "1.3.0",
+	}
+	for _, r := range host.IDs {
+		m := configs.IDMap{ContainerID: int64(r.Inside), HostID: int64(r.Outside), Size: int64(r.Size)}
+		c.UIDMappings = append(c.UIDMappings, m)
+		c.GIDMappings = append(c.GIDMappings, m)
+	}
+	nofile := min(spec.Limits.Nofile, host.Nofile)
+	if nofile == 0 {
+		nofile = min(1024, host.Nofile)
+	}
+	c.Rlimits = []configs.Rlimit{
+		{Type: unix.RLIMIT_CORE, Hard: 0, Soft: 0},
+		{Type: unix.RLIMIT_NOFILE, Hard: nofile, Soft: nofile},
+	}
+	if spec.Limits.Pids > 0 && enforced.Pids == "rlimit" {
+		// Counted per uid of the sandbox's own user namespace, so it is a weaker fence than pids.max.
+		n := uint64(spec.Limits.Pids)
+		c.Rlimits = append(c.Rlimits, configs.Rlimit{Type: unix.RLIMIT_NPROC, Hard: n, Soft: n})
+	}
+	return c, nil
+}
+
+func cgroupConfig(spec *runtime.Spec, host *Host, e *api.Enforced) *cgroups.Cgroup {
+	// No device rules: they need CAP_BPF on the host, and would protect nothing, for no device node can be made in a user
+	// namespace and every file system of a sandbox is mounted nodev. (Linux 6.17-7.1 also corrupts memory there.) The
+	// code for them, opencontainers/cgroups/devices, is not even linked.
+	r := &cgroups.Resources{}
+	if !host.Cgroup {
+		return &cgroups.Cgroup{Name: spec.ID, Rootless: true, Resources: r}
+	}
+	if e.Memory == "cgroup" {
+		r.Memory = spec.Limits.Memory
+		r.MemorySwap = spec.Limits.Memory // libcontainer's is the sum of both
+		if spec.Limits.Swap != nil {
+			r.MemorySwap += *spec.Limits.Swap
+		}
+	}
+	if e.CPU == "cgroup" {
+		const period = 100000 // µs, the kernel's default
+		r.CpuPeriod = period
+		r.CpuQuota = max(1000, int64(math.Round(spec.Limits.CPUs*period))) // 1 ms is the kernel's minimum
+	}
+	if e.Pids == "cgroup" && spec.Limits.Pids > 0 {
+		r.PidsLimit = &spec.Limits.Pids
+	}
+	return &cgroups.Cgroup{Path: "/" + spec.ID, Resources: r}
+}
+
+func mounts(host *Host) []*configs.Mount {
+	const restricted = unix.MS_NOSUID | unix.MS_NOEXEC | unix.MS_NODEV
+	pts := "newinstance,ptmxmode=0666,mode=0620"
+	if !host.Single {
+		pts += ",gid=5" // tty, as every distribution has it; a single-id map has no such group
+	}
+	return []*configs.Mount{
+		{Device: "proc", Source: "proc", Destination: "/proc", Flags: restricted},
+		{Device: "tmpfs", Source: "tmpfs", Destination: "/dev", Flags: unix.MS_NOSUID | unix.MS_STRICTATIME, Data: "mode=0755,size=64k"},
+		{Device: "devpts", Source: "devpts", Destination: "/dev/pts", Flags: unix.MS_NOSUID | unix.MS_NOEXEC, Data: pts},
+		{Device: "tmpfs", Source: "shm", Destination: "/dev/shm", Flags: restricted, Data: "mode=1777,size=64m"},
+		{Device: "mqueue", Source: "mqueue", Destination: "/dev/mqueue", Flags: restricted},
+		{Device: "sysfs", Source: "sysfs", Destination: "/sys", Flags: restricted | unix.MS_RDONLY},
+		{Device: "bind", Source: launcher.InitFile, Destination: initPath, Flags: unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV},
+	}
+}
+
+func deviceNodes() []*devices.Device {
+	var nodes []*devices.Device
+	for _, d := range []struct {
+		name         string
+		major, minor int64
+	}{{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}, {"tty", 5, 0}} {
+		nodes = append(nodes, &devices.Device{
+			Path: "/dev/" + d.name, FileMode: 0o666,
+			Rule: devices.Rule{Type: devices.CharDevice, Major: d.major, Minor: d.minor, Permissions: "rwm", Allow: true},
+		})
+	}
+	return nodes
+}

@@ -1,0 +1,126 @@
+package libct
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func testSpec() *runtime.Spec {
+	eperm := uint(1)
+	return &runtime.Spec{
+		ID: "abc123", Hostname: "box", Rootfs: rootfs.Source{Layers: []string{"sha256:" + strings.Repeat("0", 64)}},
+		Profile: runtime.Profile{
+			Name: "default", Capabilities: []string{"CAP_CHOWN", "CAP_SETUID"},
+			MaskedPaths: []string{"/proc/kcore"}, ReadonlyPaths: []string{"/proc/sys"},
+			Seccomp: &specs.LinuxSeccomp{
+				DefaultAction: specs.ActErrno, DefaultErrnoRet: &eperm, Architectures: []specs.Arch{specs.ArchX86_64},
+				Syscalls: []specs.LinuxSyscall{{Action: specs.ActAllow, Names: []string{"read", "write"}}},
+			},
+		},
+		Limits: api.Limits{Memory: 1 << 30, CPUs: 0.5, Pids: 100, Nofile: 4096},
+	}
+}
+
+func testHost() *Host {
+	return &Host{
+		IDs:    []idmap.Range{{Inside: 0, Outside: 1, Size: 65536}},
+		Cgroup: true, Controllers: []string{"cpu", "memory", "pids"}, Nofile: 1 << 20,
+	}
+}
+
+// What libcontainer is told is the whole of what holds a sandbox: a change of it is to be seen in review.
+func TestPlanIsTheGoldenOne(t *testing.T) {
+	for name, change := range map[string]func(*Host){
+		"delegated": func(*Host) {},
+		"bare":      func(h *Host) { h.Cgroup, h.Controllers = false, nil },
+		"single": func(h *Host) {
+			h.Single, h.IDs = true, []idmap.Range{{Size: 1}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			host := testHost()
+			change(host)
+			spec := testSpec()
+			enforced, err := Enforce(spec, host)
+			if err != nil {
+				t.Fatal(err)
+			}
+			config, err := Plan(spec, host, &enforced)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := json.MarshalIndent(struct {
+				Enforced api.Enforced
+				Config   any
+			}{enforced, config}, "", "  ")
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden := filepath.Join("testdata", "plan-"+name+".json")
+			if *update {
+				if err := os.WriteFile(golden, append(got, '\n'), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(string(want), string(got)+"\n"); d != "" {
+				t.Errorf("plan differs from %s (-want +got):\n%s", golden, d)
+			}
+		})
+	}
+}
+
+func TestExplicitLimitThatCannotBeHeldIsRefused(t *testing.T) {
+	swap := int64(0)
+	for name, tc := range map[string]struct {
+		explicit    api.Limits
+		controllers []string
+		refused     bool
+	}{
+		"memory without controller":   {explicit: api.Limits{Memory: 1 << 20}, controllers: []string{"cpu"}, refused: true},
+		"memory with controller":      {explicit: api.Limits{Memory: 1 << 20}, controllers: []string{"memory"}},
+		"swap without controller":     {explicit: api.Limits{Swap: &swap}, refused: true},
+		"cpus without controller":     {explicit: api.Limits{CPUs: 1}, controllers: []string{"memory"}, refused: true},
+		"pids fall back to an rlimit": {explicit: api.Limits{Pids: 10}},
+		"nofile above the hard limit": {explicit: api.Limits{Nofile: 1<<20 + 1}, refused: true},
+		"nofile below the hard limit": {explicit: api.Limits{Nofile: 100}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec, host := testSpec(), testHost()
+			host.Controllers = tc.controllers
+			spec.Limits, spec.Explicit = tc.explicit, tc.explicit
+			_, err := Enforce(spec, host)
+			if got := errors.Is(err, runtime.ErrUnenforceable); got != tc.refused {
+				t.Errorf("refused: %v (%v), want %v", got, err, tc.refused)
+			}
+		})
+	}
+}
+
+func TestNoFilterNoSandbox(t *testing.T) {
+	for name, filter := range map[string]*specs.LinuxSeccomp{"nil": nil, "empty": {}} {
+		spec, host := testSpec(), testHost()
+		spec.Profile.Seccomp = filter
+		if _, err := Plan(spec, host, &api.Enforced{}); err == nil {
+			t.Errorf("%s: a sandbox without a seccomp filter was planned", name)
+		}
+	}
+}

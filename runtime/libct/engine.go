@@ -1,0 +1,506 @@
+// Package libct starts sandboxes through libcontainer. It is the only importer of github.com/opencontainers/runc, which
+// guarantees its binary and not its Go API.
+//
+// The package runs in the launcher only: importing it registers libcontainer's C constructor, which looks at the
+// environment at every start of the binary, and [Engine] expects the root that the launcher has built for itself.
+//
+// # Theory of operation
+//
+// libcontainer executes the launcher's own binary anew as "sandboxd-launcher init". Its C part makes the namespaces; then
+// [Init] runs, already root of the sandbox's user namespace, and mounts the sandbox's overlay in the sandbox's own mount
+// namespace, so that the launcher's mount table does not grow with the number of sandboxes. After that libcontainer
+// builds /dev, /proc and /sys, pivots, drops capabilities, loads the seccomp filter and executes the sandbox's init.
+package libct
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/seccomp"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// killTimeout bounds the wait for a killed sandbox. Processes in an uninterruptible sleep can exceed it.
+const killTimeout = 30 * time.Second
+
+// Engine implements runtime.Engine in the launcher.
+type Engine struct {
+	host Host
+
+	mu        sync.Mutex
+	sandboxes map[string]*instance
+}
+
+var _ runtime.Engine = (*Engine)(nil)
+
+type instance struct {
+	container *libcontainer.Container
+	enforced  api.Enforced
+	pidfd     *os.File
+	started   time.Time
+	deadline  *time.Timer
+	ended     chan struct{} // closed when the init has been reaped, and with it everything in its PID namespace
+}
+
+// Open returns the engine, or an error where it could not hold what it promises.
+func Open(host Host) (*Engine, error) {
+	if !seccomp.Enabled {
+		return nil, errors.New("this launcher was built without seccomp (build tag seccomp): it must not run anything")
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return nil, fmt.Errorf("read own descriptor limit: %w", err)
+	}
+	host.Nofile = limit.Max
+	e := &Engine{host: host, sandboxes: make(map[string]*instance)}
+	if err := e.sweep(); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// sweep removes the cgroups that sandboxes of an earlier launcher left: their processes ended with it. Their directories
+// stay until the daemon deletes them, because it knows which ones hold something that is still wanted.
+func (e *Engine) sweep() error {
+	if !e.host.Cgroup {
+		return nil
+	}
+	entries, err := os.ReadDir(launcher.CgroupDir)
+	if err != nil {
+		return fmt.Errorf("read cgroups: %w", err)
+	}
+	for _, entry := range entries {
+		if entry.IsDir() && entry.Name() != "launcher" {
+			if err := cgroups.RemovePath(filepath.Join(launcher.CgroupDir, entry.Name())); err != nil {
+				return fmt.Errorf("remove cgroup of an earlier launcher: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// Host is what the engine found of the host.
+func (e *Engine) Host() *Host { return &e.host }
+
+func validID(id string) error {
+	if len(id) < 3 || len(id) > 32 || strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789") != "" {
+		return fmt.Errorf("sandbox id %q is not 3 to 32 lower-case letters and digits", id)
+	}
+	return nil
+}
+
+// Create implements runtime.Engine.
+func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (_ *runtime.Started, err error) {
+	if err := validID(spec.ID); err != nil {
+		return nil, err
+	}
+	enforced, err := Enforce(spec, &e.host)
+	if err != nil {
+		return nil, err
+	}
+	config, err := Plan(spec, &e.host, &enforced)
+	if err != nil {
+		return nil, err
+	}
+
+	// The entry reserves the id; a nil container is one that is being created.
+	in := &instance{enforced: enforced, started: time.Now(), ended: make(chan struct{})}
+	e.mu.Lock()
+	if _, ok := e.sandboxes[spec.ID]; ok {
+		e.mu.Unlock()
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, runtime.ErrExists)
+	}
+	e.sandboxes[spec.ID] = in
+	e.mu.Unlock()
+	var undo []func()
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, f := range slices.Backward(undo) {
+			f()
+		}
+		e.mu.Lock()
+		delete(e.sandboxes, spec.ID)
+		e.mu.Unlock()
+	}()
+
+	dir := filepath.Join(launcher.SandboxesDir, spec.ID)
+	if err := os.Mkdir(dir, 0o711); err != nil { //nolint:gosec // G301: the sandbox's root must reach its upper directory
+		if errors.Is(err, os.ErrExist) {
+			err = runtime.ErrExists
+		}
+		return nil, fmt.Errorf("create sandbox %s: make its directory: %w", spec.ID, err)
+	}
+	undo = append(undo, func() { _ = os.RemoveAll(dir) })
+	overlays, err := e.prepareOverlays(dir, &spec.Rootfs)
+	if err != nil {
+		return nil, fmt.Errorf("create sandbox %s: prepare rootfs: %w", spec.ID, err)
+	}
+	plan, err := memfile("rootfs", overlays)
+	if err != nil {
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+	}
+	defer plan.Close()
+	// What goes wrong before the sandbox's init runs is written here; a hostile init can fill it and no more.
+	complaints, err := boundedFile("complaints", 4096)
+	if err != nil {
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+	}
+	defer complaints.Close()
+
+	container, err := libcontainer.Create(launcher.StateDir, spec.ID, config)
+	if err != nil {
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+	}
+	undo = append(undo, func() { _ = container.Destroy() })
+	process := &libcontainer.Process{
+		Args:       []string{initPath},
+		Env:        []string{"PATH=/"}, // libcontainer insists on one; the init ignores it
+		Cwd:        "/",
+		Init:       true,
+		Stderr:     complaints,
+		ExtraFiles: []*os.File{control, plan}, // descriptors 3 and 4
+	}
+	if err := container.Run(process); err != nil {
+		return nil, fmt.Errorf("create sandbox %s: %w%s", spec.ID, err, said(complaints))
+	}
+	pid, err := process.Pid()
+	if err != nil {
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+	}
+	go func() {
+		_, _ = process.Wait() // how the init ended says nothing: it runs until it is killed
+		close(in.ended)
+	}()
+	undo = append(undo, func() { _ = unix.Kill(pid, unix.SIGKILL); <-in.ended })
+	// The child cannot be reaped before the kill above or its own end, and Wait has it: the pid is not reused under us as
+	// long as the pidfd is opened before anything else is awaited.
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("create sandbox %s: open its pidfd: %w%s", spec.ID, err, said(complaints))
+	}
+	pidfd := os.NewFile(uintptr(fd), "pidfd")
+	undo = append(undo, func() { _ = pidfd.Close() })
+	out, err := dup(pidfd)
+	if err != nil {
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+	}
+
+	e.mu.Lock()
+	in.container, in.pidfd = container, pidfd
+	if !spec.Deadline.IsZero() {
+		in.deadline = time.AfterFunc(time.Until(spec.Deadline), func() { _ = unix.PidfdSendSignal(int(pidfd.Fd()), unix.SIGKILL, nil, 0) })
+	}
+	e.mu.Unlock()
+	return &runtime.Started{ID: spec.ID, Enforced: enforced, Pidfd: out}, nil
+}
+
+// prepareOverlays makes the writable directories of a sandbox, owned by its root, and says what is to be mounted.
+func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]overlay, error) {
+	if len(source.Layers) == 0 {
+		return nil, errors.New("no layers")
+	}
+	var lower []string
+	for _, chain := range slices.Backward(source.Layers) { // overlayfs wants the uppermost first
+		name, err := rootfs.LayerName(chain)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := os.Lstat(filepath.Join(launcher.LayersDir, name)); err != nil {
+			return nil, fmt.Errorf("layer %s: %w", chain, err)
+		}
+		lower = append(lower, name)
+	}
+	overlays := []overlay{{Target: "", Lower: lower, Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work")}}
+	for i, d := range source.HostDirs {
+		if !slices.Contains(rootfs.HostDirs, d) {
+			return nil, fmt.Errorf("host directory %q is not one that an image may show", d)
+		}
+		if _, err := os.Lstat(launcher.HostDir + d); err != nil {
+			return nil, fmt.Errorf("host directory %s: %w", d, err)
+		}
+		o := overlay{Target: d}
+		for _, l := range lower {
+			o.Lower = append(o.Lower, filepath.Join(l, d))
+		}
+		o.Lower = append(o.Lower, launcher.HostDir+d)
+		o.Upper = filepath.Join(dir, "upper-host"+strconv.Itoa(i))
+		o.Work = filepath.Join(dir, "work-host"+strconv.Itoa(i))
+		overlays = append(overlays, o)
+	}
+	root := e.host.IDs[0].Outside
+	for _, o := range overlays {
+		for _, d := range []string{o.Upper, o.Work} {
+			if err := os.Mkdir(d, 0o755); err != nil { //nolint:gosec // G301: it becomes the sandbox's "/"
+				return nil, err
+			}
+			if err := os.Lchown(d, root, root); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return overlays, nil
+}
+
+// List implements runtime.Engine.
+func (e *Engine) List(context.Context) ([]*runtime.Started, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var all []*runtime.Started
+	for id, in := range e.sandboxes {
+		if in.container == nil || in.hasEnded() {
+			continue
+		}
+		pidfd, err := dup(in.pidfd)
+		if err != nil {
+			for _, s := range all {
+				_ = s.Pidfd.Close()
+			}
+			return nil, err
+		}
+		all = append(all, &runtime.Started{ID: id, Enforced: in.enforced, Pidfd: pidfd})
+	}
+	slices.SortFunc(all, func(a, b *runtime.Started) int { return strings.Compare(a.ID, b.ID) })
+	return all, nil
+}
+
+func (in *instance) hasEnded() bool {
+	select {
+	case <-in.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func (e *Engine) find(id string) (*instance, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	in := e.sandboxes[id]
+	if in == nil || in.container == nil {
+		return nil, fmt.Errorf("sandbox %s: %w", id, runtime.ErrNotFound)
+	}
+	return in, nil
+}
+
+// Kill implements runtime.Engine.
+func (e *Engine) Kill(ctx context.Context, id string) error {
+	in, err := e.find(id)
+	if err != nil {
+		return err
+	}
+	if in.hasEnded() {
+		return nil
+	}
+	// The kernel ends everything in a PID namespace with its init.
+	if err := unix.PidfdSendSignal(int(in.pidfd.Fd()), unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("kill sandbox %s: %w", id, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, killTimeout)
+	defer cancel()
+	select {
+	case <-in.ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("kill sandbox %s: its processes have not ended: %w", id, ctx.Err())
+	}
+}
+
+// Delete implements runtime.Engine.
+func (e *Engine) Delete(ctx context.Context, id string) error {
+	if err := validID(id); err != nil {
+		return err
+	}
+	known := true
+	if err := e.Kill(ctx, id); errors.Is(err, runtime.ErrNotFound) {
+		known = false
+	} else if err != nil {
+		return err
+	}
+	if known {
+		e.mu.Lock()
+		in := e.sandboxes[id]
+		delete(e.sandboxes, id)
+		e.mu.Unlock()
+		if in == nil { // another Delete was faster
+			return fmt.Errorf("sandbox %s: %w", id, runtime.ErrNotFound)
+		}
+		if in.deadline != nil {
+			in.deadline.Stop()
+		}
+		if err := in.container.Destroy(); err != nil {
+			return fmt.Errorf("delete sandbox %s: %w", id, err)
+		}
+		if err := in.pidfd.Close(); err != nil {
+			return fmt.Errorf("delete sandbox %s: %w", id, err)
+		}
+	}
+	dir := filepath.Join(launcher.SandboxesDir, id)
+	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) && !known {
+		return fmt.Errorf("sandbox %s: %w", id, runtime.ErrNotFound)
+	}
+	// RemoveAll works with descriptors and never follows a link; we have CAP_DAC_OVERRIDE over the sandbox's ids only.
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("delete sandbox %s: remove its directory: %w", id, err)
+	}
+	return nil
+}
+
+// Close kills every sandbox and waits for them. Their directories stay.
+func (e *Engine) Close(ctx context.Context) error {
+	e.mu.Lock()
+	var ids []string
+	for id, in := range e.sandboxes {
+		if in.container != nil {
+			ids = append(ids, id)
+		}
+	}
+	e.mu.Unlock()
+	var errs []error
+	for _, id := range ids {
+		if err := e.Kill(ctx, id); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		e.mu.Lock()
+		in := e.sandboxes[id]
+		e.mu.Unlock()
+		if in != nil {
+			errs = append(errs, in.container.Destroy())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Count is how many sandboxes run or are being created.
+func (e *Engine) Count() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	n := 0
+	for _, in := range e.sandboxes {
+		if !in.hasEnded() {
+			n++
+		}
+	}
+	return n
+}
+
+// Usage implements runtime.Engine.
+func (e *Engine) Usage(_ context.Context, id string) (api.Usage, error) {
+	in, err := e.find(id)
+	if err != nil {
+		return api.Usage{}, err
+	}
+	u := api.Usage{WallMS: float64(time.Since(in.started)) / float64(time.Millisecond)}
+	if !e.host.Cgroup {
+		return u, nil
+	}
+	if n, err := statValue(filepath.Join(launcher.CgroupDir, id, "cpu.stat"), "usage_usec"); err == nil {
+		u.CPUMS = float64(n) / 1000
+	}
+	if data, err := os.ReadFile(filepath.Join(launcher.CgroupDir, id, "memory.peak")); err == nil { // since Linux 5.19
+		u.MemoryPeak, _ = strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+	}
+	return u, nil
+}
+
+// OOMKills implements runtime.Engine.
+func (e *Engine) OOMKills(_ context.Context, id string) (int, error) {
+	in, err := e.find(id)
+	if err != nil {
+		return 0, err
+	}
+	if in.enforced.Memory != "cgroup" {
+		return 0, nil
+	}
+	n, err := statValue(filepath.Join(launcher.CgroupDir, id, "memory.events"), "oom_kill")
+	if err != nil {
+		return 0, fmt.Errorf("sandbox %s: read memory events: %w", id, err)
+	}
+	return int(n), nil
+}
+
+// statValue reads one number of a "key value" file.
+func statValue(path, key string) (int64, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	for line := range bytes.Lines(data) {
+		if f := bytes.Fields(line); len(f) == 2 && string(f[0]) == key {
+			return strconv.ParseInt(string(f[1]), 10, 64)
+		}
+	}
+	return 0, fmt.Errorf("%s has no %s", path, key)
+}
+
+// memfile is an anonymous file with v in it as JSON, read from its start by whoever inherits it.
+func memfile(name string, v any) (*os.File, error) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", name, err)
+	}
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make memfd for %s: %w", name, err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if _, err := f.WriteAt(data, 0); err != nil {
+		return nil, errors.Join(fmt.Errorf("write %s: %w", name, err), f.Close())
+	}
+	return f, nil
+}
+
+// boundedFile is an anonymous file that cannot grow beyond size.
+func boundedFile(name string, size int64) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("make memfd for %s: %w", name, err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	err = f.Truncate(size)
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("bound memfd for %s: %w", name, err), f.Close())
+	}
+	return f, nil
+}
+
+// said is what stands in a bounded file, as the end of an error message.
+func said(f *os.File) string {
+	buf := make([]byte, 4096)
+	n, _ := f.ReadAt(buf, 0)
+	text := strings.TrimSpace(strings.TrimRight(string(buf[:n]), "\x00"))
+	if text == "" {
+		return ""
+	}
+	return ": " + text
+}
+
+func dup(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, fmt.Errorf("dup %s: %w", f.Name(), err)
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}

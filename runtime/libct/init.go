@@ -1,0 +1,194 @@
+package libct
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
+
+	"github.com/opencontainers/runc/libcontainer"
+	_ "github.com/opencontainers/runc/libcontainer/nsenter" // the C constructor that makes the namespaces before Go runs
+	"github.com/opencontainers/runc/libcontainer/seccomp"
+	"github.com/opencontainers/runc/libcontainer/specconv"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/launcher"
+)
+
+// fdPlan is where Init finds its overlays; the sandbox's init inherits the number, not the file.
+const fdPlan = 4
+
+// overlay is one overlay mount of a sandbox. Lower directories are relative to the layers directory unless absolute,
+// uppermost first.
+type overlay struct {
+	Target string   `json:"target"` // below the rootfs; "" is the rootfs itself
+	Lower  []string `json:"lower"`
+	Upper  string   `json:"upper"`
+	Work   string   `json:"work"`
+}
+
+// Init is the second life of the launcher's binary, as "sandboxd-launcher init": it runs in the new namespaces of a
+// sandbox, mounts its rootfs, and hands over to libcontainer, which executes the sandbox's init. It does not return.
+func Init() {
+	goruntime.LockOSThread() // capabilities belong to a thread; libcontainer goes on in this one
+	if err := errors.Join(prepareRootfs(), keepInheritable()); err != nil {
+		// Standard error is the file whose content Create adds to its own error.
+		_, _ = fmt.Fprintf(os.Stderr, "prepare rootfs: %v\n", err)
+		os.Exit(1) //nolint:forbidigo // this is a main function
+	}
+	libcontainer.Init()
+}
+
+func prepareRootfs() error {
+	overlays, err := takePlan()
+	if err != nil {
+		return err
+	}
+	// Relative lower directories keep the option string below mount(2)'s page for some sixty layers.
+	if err := unix.Chdir(launcher.LayersDir); err != nil {
+		return fmt.Errorf("enter %s: %w", launcher.LayersDir, err)
+	}
+	for _, o := range overlays {
+		if err := o.mount(); err != nil {
+			return err
+		}
+		if o.Target == "" {
+			if err := checkTargets(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := unix.Chdir(launcher.RootfsDir); err != nil {
+		return fmt.Errorf("enter %s: %w", launcher.RootfsDir, err)
+	}
+	return closeNamespaces()
+}
+
+// takePlan reads the plan and leaves /dev/null in its place: libcontainer passes the number on to the sandbox's init, and
+// what is open there must tell nothing of the host (CVE-2024-21626). No os.File: its finalizer would close the number
+// behind our back, for something else to take.
+func takePlan() ([]overlay, error) {
+	var data []byte
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := unix.Pread(fdPlan, buf, int64(len(data)))
+		if err != nil {
+			return nil, fmt.Errorf("read plan: %w", err)
+		}
+		if n == 0 {
+			break
+		}
+		data = append(data, buf[:n]...)
+	}
+	var overlays []overlay
+	if err := json.Unmarshal(data, &overlays); err != nil {
+		return nil, fmt.Errorf("decode plan: %w", err)
+	}
+	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open /dev/null: %w", err)
+	}
+	if err := unix.Dup3(null, fdPlan, 0); err != nil {
+		return nil, fmt.Errorf("replace descriptor: %w", err)
+	}
+	return overlays, unix.Close(null)
+}
+
+func (o *overlay) mount() error {
+	// userxattr: in a user namespace overlayfs keeps its marks in user.overlay.*; the applier lets no image set those.
+	options := "userxattr,lowerdir=" + strings.Join(o.Lower, ":") + ",upperdir=" + o.Upper + ",workdir=" + o.Work
+	if len(options) >= os.Getpagesize() {
+		return fmt.Errorf("%d layers are too many for one mount", len(o.Lower))
+	}
+	target := filepath.Join(launcher.RootfsDir, o.Target)
+	if err := unix.Mount("overlay", target, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return fmt.Errorf("mount overlay at %s: %w", filepath.Join("/", o.Target), err)
+	}
+	return nil
+}
+
+// checkTargets refuses an image in which a place that we mount on is not a plain directory: a link there has led many a
+// runtime out of the root (CVE-2019-19921, CVE-2023-27561, CVE-2026-41579, CVE-2026-47766). libcontainer looks too.
+func checkTargets() error {
+	for _, d := range []string{"proc", "sys", "dev", "usr"} {
+		fi, err := os.Lstat(filepath.Join(launcher.RootfsDir, d))
+		if errors.Is(err, os.ErrNotExist) {
+			continue // libcontainer makes it
+		}
+		if err != nil {
+			return fmt.Errorf("check /%s: %w", d, err)
+		}
+		if !fi.IsDir() {
+			return fmt.Errorf("/%s of the image is not a directory", d)
+		}
+	}
+	return nil
+}
+
+// closeNamespaces makes the kernel refuse further namespaces below this user namespace, whatever a filter lets through:
+// most local privilege escalations of the last years begin with one. UTS namespaces stay: the init marks execs by them. So
+// do mount namespaces, which take CAP_SYS_ADMIN in this namespace: a detached mount counts as one, and libcontainer makes
+// some, to look at procfs where nobody can have put anything over it.
+func closeNamespaces() error {
+	for _, kind := range []string{"user", "pid", "net", "ipc", "cgroup", "time"} {
+		path := "/proc/sys/user/max_" + kind + "_namespaces"
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // max_time_namespaces came with Linux 5.6; what cannot be counted cannot be made
+		}
+		if err != nil {
+			return fmt.Errorf("close namespaces: %w", err)
+		}
+		// A write to what only looks like procfs would be a lie (CVE-2025-52881).
+		var st unix.Statfs_t
+		if err := unix.Fstatfs(int(f.Fd()), &st); err != nil || st.Type != unix.PROC_SUPER_MAGIC {
+			return errors.Join(fmt.Errorf("close namespaces: %s is not on procfs", path), err, f.Close())
+		}
+		_, err = f.WriteString("0")
+		if err := errors.Join(err, f.Close()); err != nil {
+			return fmt.Errorf("close namespaces: %s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// keepInheritable makes every capability inheritable while the bounding set still holds them all. The kernel refuses to
+// raise the inheritable set above the bounding set later, but lets what is in it stay: that is how the init gets the
+// few capabilities that nothing else in the sandbox can get (see [initCapabilities]).
+func keepInheritable() error {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	for i := range data {
+		data[i].Inheritable = data[i].Permitted
+	}
+	if err := unix.Capset(&hdr, &data[0]); err != nil {
+		return fmt.Errorf("make capabilities inheritable: %w", err)
+	}
+	return nil
+}
+
+// LoadFilter sets no_new_privs and loads a filter on every thread of the calling process, for good.
+func LoadFilter(filter *specs.LinuxSeccomp) error {
+	if !seccomp.Enabled {
+		return errors.New("this launcher was built without seccomp")
+	}
+	c, err := specconv.SetupSeccomp(filter)
+	if err != nil {
+		return fmt.Errorf("convert seccomp filter: %w", err)
+	}
+	c.Flags = nil
+	if _, err := unix.PrctlRetInt(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("set no_new_privs: %w", err)
+	}
+	if _, err := seccomp.InitSeccomp(c); err != nil {
+		return fmt.Errorf("load seccomp filter: %w", err)
+	}
+	return nil
+}

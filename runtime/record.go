@@ -1,0 +1,105 @@
+package runtime
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// Record is what is known of one sandbox: what the API shows, and what the daemon needs again after a restart.
+type Record struct {
+	api.Sandbox
+	// ImageEnv is the environment that the image asked for when the sandbox was created. It is kept because the image may
+	// be pulled anew, or removed, while the sandbox runs.
+	ImageEnv []string `json:"image_env,omitempty"`
+}
+
+// clone returns a copy whose maps and slices may be kept by a caller.
+func (r *Record) clone() Record {
+	c := *r
+	c.Labels = make(map[string]string, len(r.Labels))
+	for k, v := range r.Labels {
+		c.Labels[k] = v
+	}
+	c.Env = append([]string(nil), r.Env...)
+	c.ImageEnv = append([]string(nil), r.ImageEnv...)
+	c.Enforced.Namespaces = append([]string(nil), r.Enforced.Namespaces...)
+	c.Enforced.Missing = append([]string(nil), r.Enforced.Missing...)
+	return c
+}
+
+var bucketSandboxes = []byte("sandboxes")
+
+// records are the durable part of the supervisor: one JSON value a sandbox, in a bbolt file. Each put and remove returns
+// when the kernel says that the data is on disk.
+type records struct{ db *bolt.DB }
+
+func openRecords(dir string) (*records, error) {
+	path := filepath.Join(dir, "state.db")
+	// bbolt holds a lock on the file for as long as it is open. A second supervisor is told so rather than left waiting.
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: time.Second, FreelistType: bolt.FreelistMapType})
+	if err != nil {
+		if errors.Is(err, bolt.ErrTimeout) {
+			return nil, fmt.Errorf("open records %s: another daemon has it open", path)
+		}
+		return nil, fmt.Errorf("open records %s: %w", path, err)
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		_, err := tx.CreateBucketIfNotExists(bucketSandboxes)
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open records %s: %w", path, err), db.Close())
+	}
+	return &records{db}, nil
+}
+
+func (r *records) put(rec *Record) error {
+	data, err := json.Marshal(rec)
+	if err != nil {
+		return fmt.Errorf("encode record %s: %w", rec.ID, err)
+	}
+	err = r.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(bucketSandboxes).Put([]byte(rec.ID), data) })
+	if err != nil {
+		return fmt.Errorf("write record %s: %w", rec.ID, err)
+	}
+	return nil
+}
+
+// remove forgets id; an unknown id is no error.
+func (r *records) remove(id string) error {
+	err := r.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(bucketSandboxes).Delete([]byte(id)) })
+	if err != nil {
+		return fmt.Errorf("remove record %s: %w", id, err)
+	}
+	return nil
+}
+
+func (r *records) all() ([]*Record, error) {
+	var all []*Record
+	err := r.db.View(func(tx *bolt.Tx) error {
+		return tx.Bucket(bucketSandboxes).ForEach(func(k, v []byte) error {
+			rec := new(Record)
+			if err := json.Unmarshal(v, rec); err != nil {
+				return fmt.Errorf("record %q: %w", k, err)
+			}
+			if rec.ID != string(k) {
+				return fmt.Errorf("record %q: its id says %q", k, rec.ID)
+			}
+			all = append(all, rec)
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read records: %w", err)
+	}
+	return all, nil
+}
+
+func (r *records) close() error { return r.db.Close() }

@@ -1,0 +1,86 @@
+package runtime
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+)
+
+// Request is what [Supervisor.Create] makes a sandbox of. References and names in it have been resolved and values have
+// been validated; only limits, times and a missing name are filled in here.
+type Request struct {
+	Name        string // unique; made up when empty
+	Image       string // as asked for
+	ImageDigest string
+	ImageEnv    []string
+	Rootfs      rootfs.Source
+	Env         []string
+	Cwd         string
+	User        string
+	Labels      map[string]string
+	Profile     Profile
+	Defaults    api.Limits // of the profile: wishes, left out where the host cannot enforce them
+	Limits      api.Limits // asked for: enforced or an error
+	Timeout     time.Duration
+	IdleTimeout time.Duration
+}
+
+// mergeLimits fills what was not asked for from the profile's defaults.
+func mergeLimits(asked, defaults api.Limits) api.Limits {
+	m := asked
+	if m.Memory == 0 {
+		m.Memory = defaults.Memory
+	}
+	if m.Swap == nil {
+		m.Swap = defaults.Swap
+	}
+	if m.CPUs == 0 {
+		m.CPUs = defaults.CPUs
+	}
+	if m.Pids == 0 {
+		m.Pids = defaults.Pids
+	}
+	if m.Nofile == 0 {
+		m.Nofile = defaults.Nofile
+	}
+	return m
+}
+
+// spec is the pure part of Create: everything the engine is told.
+func (r *Request) spec(id, name string, deadline time.Time) *Spec {
+	return &Spec{
+		ID:       id,
+		Rootfs:   r.Rootfs,
+		Hostname: name,
+		Profile:  r.Profile,
+		Limits:   mergeLimits(r.Limits, r.Defaults),
+		Explicit: r.Limits,
+		Deadline: deadline,
+	}
+}
+
+// idAlphabet leaves out what people mistake for one another; 32 letters make five bits each.
+const idAlphabet = "abcdefghjkmnpqrstuvwxyz023456789"
+
+// newID returns twelve random characters, 60 bits: a collision is looked for all the same.
+func newID() string {
+	var b [12]byte
+	_, _ = rand.Read(b[:]) // since Go 1.24 it never fails
+	for i := range b {
+		b[i] = idAlphabet[b[i]%32]
+	}
+	return string(b[:])
+}
+
+// newName makes up a name that a person can say.
+func newName() string {
+	first := [...]string{"amber", "brave", "brisk", "calm", "clear", "crisp", "early", "fair", "fleet", "fresh", "glad", "keen", "light", "lucid", "mild", "neat"}
+	second := [...]string{"ash", "bay", "brook", "cliff", "cove", "dune", "elm", "fern", "finch", "heron", "linden", "marsh", "otter", "reed", "tern", "wren"}
+	var b [4]byte
+	_, _ = rand.Read(b[:]) // as above
+	return fmt.Sprintf("%s-%s-%03d", first[b[0]%16], second[b[1]%16], binary.LittleEndian.Uint16(b[2:])%1000)
+}

@@ -1,0 +1,304 @@
+// Package runtimetest holds what tests of sandboxes need: an engine that keeps everything in memory, and the suite that
+// every engine passes.
+package runtimetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// Init plays the init of a sandbox on control until stop is closed, and returns when it has ended. It owns control.
+type Init func(spec *runtime.Spec, control *os.File, stop <-chan struct{})
+
+// Engine is a [runtime.Engine] in memory. An eventfd stands in for the pidfd. It survives the supervisor that uses it,
+// as the launcher survives the daemon.
+type Engine struct {
+	// Init serves the control socket of each sandbox; nil means a socket on which nobody answers. The sandbox ends when
+	// Init returns.
+	Init Init
+	// CreateError, where set, is asked before each creation and may refuse it.
+	CreateError func(*runtime.Spec) error
+
+	inits sync.WaitGroup
+
+	mu          sync.Mutex
+	boxes       map[string]*box
+	unavailable bool
+}
+
+var _ runtime.Engine = (*Engine)(nil)
+
+type box struct {
+	spec    runtime.Spec
+	control *os.File
+	event   *os.File // written once, when the sandbox has ended
+	started time.Time
+	stop    chan struct{}
+	stopped sync.Once
+	ended   chan struct{}
+	oom     int
+}
+
+// NewEngine returns an empty engine whose sandboxes are served by init, which may be nil.
+func NewEngine(init Init) *Engine {
+	return &Engine{Init: init, boxes: make(map[string]*box)}
+}
+
+// Enforced is what every sandbox of the engine says of itself.
+func Enforced(profile string) api.Enforced {
+	return api.Enforced{
+		Namespaces: []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "network"},
+		IDs:        "subordinate", Seccomp: profile, NoNewPrivs: true,
+		Memory: "cgroup", CPU: "cgroup", Pids: "cgroup", Network: "none",
+	}
+}
+
+// Create keeps the sandbox and starts its init.
+func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+	}
+	if err := validID(spec.ID); err != nil {
+		return nil, err
+	}
+	if e.CreateError != nil {
+		if err := e.CreateError(spec); err != nil {
+			return nil, err
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.unavailable {
+		return nil, runtime.ErrUnavailable
+	}
+	if e.boxes[spec.ID] != nil {
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, runtime.ErrExists)
+	}
+	mine, err := dup(control)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make eventfd: %w", err), mine.Close())
+	}
+	b := &box{
+		spec: *spec, control: mine, event: os.NewFile(uintptr(fd), "eventfd"), started: time.Now(),
+		stop: make(chan struct{}), ended: make(chan struct{}),
+	}
+	st, err := b.describe()
+	if err != nil {
+		return nil, errors.Join(err, mine.Close(), b.event.Close())
+	}
+	e.boxes[spec.ID] = b
+	e.inits.Go(func() { b.live(e.Init) })
+	return st, nil
+}
+
+// live is the sandbox.
+func (b *box) live(init Init) {
+	defer close(b.ended)
+	if init != nil {
+		init(&b.spec, b.control, b.stop)
+	} else {
+		<-b.stop
+		_ = b.control.Close() // a socket without data
+	}
+	_, _ = b.event.Write([]byte{1, 0, 0, 0, 0, 0, 0, 0}) // a counter of 0 cannot overflow
+}
+
+func (b *box) end() {
+	b.stopped.Do(func() { close(b.stop) })
+	<-b.ended
+}
+
+func (b *box) describe() (*runtime.Started, error) {
+	pidfd, err := dup(b.event)
+	if err != nil {
+		return nil, err
+	}
+	return &runtime.Started{ID: b.spec.ID, Enforced: Enforced(b.spec.Profile.Name), Pidfd: pidfd}, nil
+}
+
+func (b *box) running() bool {
+	select {
+	case <-b.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// List returns the sandboxes whose init has not ended.
+func (e *Engine) List(ctx context.Context) ([]*runtime.Started, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.unavailable {
+		return nil, runtime.ErrUnavailable
+	}
+	var list []*runtime.Started
+	for _, b := range e.boxes {
+		if !b.running() {
+			continue
+		}
+		st, err := b.describe()
+		if err != nil {
+			for _, st := range list {
+				err = errors.Join(err, st.Pidfd.Close())
+			}
+			return nil, err
+		}
+		list = append(list, st)
+	}
+	return list, ctx.Err()
+}
+
+// Delete ends and forgets the sandbox.
+func (e *Engine) Delete(_ context.Context, id string) error {
+	b, err := e.box(id)
+	if err != nil {
+		return err
+	}
+	b.end()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.boxes[id] != b {
+		return nil // another caller was first, and has seen the same end
+	}
+	delete(e.boxes, id)
+	return b.event.Close()
+}
+
+// Kill ends the sandbox.
+func (e *Engine) Kill(_ context.Context, id string) error {
+	b, err := e.box(id)
+	if err != nil {
+		return err
+	}
+	b.end()
+	return nil
+}
+
+// Usage counts the wall time.
+func (e *Engine) Usage(_ context.Context, id string) (api.Usage, error) {
+	b, err := e.box(id)
+	if err != nil {
+		return api.Usage{}, err
+	}
+	return api.Usage{WallMS: float64(time.Since(b.started).Microseconds()) / 1000}, nil
+}
+
+// OOMKills returns what [Engine.OOM] counted.
+func (e *Engine) OOMKills(_ context.Context, id string) (int, error) {
+	b, err := e.box(id)
+	if err != nil {
+		return 0, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return b.oom, nil
+}
+
+func (e *Engine) box(id string) (*box, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.unavailable {
+		return nil, runtime.ErrUnavailable
+	}
+	b := e.boxes[id]
+	if b == nil {
+		return nil, fmt.Errorf("%w: %s", runtime.ErrNotFound, id)
+	}
+	return b, nil
+}
+
+// OOM counts one process of the sandbox as killed for want of memory.
+func (e *Engine) OOM(id string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if b := e.boxes[id]; b != nil {
+		b.oom++
+	}
+}
+
+// Crash ends every sandbox and makes the engine unavailable, as when the launcher is killed. [Engine.Restart] brings
+// back an empty one.
+func (e *Engine) Crash() {
+	e.mu.Lock()
+	e.unavailable = true
+	boxes := e.boxes
+	e.boxes = make(map[string]*box)
+	e.mu.Unlock()
+	for _, b := range boxes {
+		b.end()
+		_ = b.event.Close() // written; nothing is buffered
+	}
+}
+
+// Restart makes a crashed engine available again.
+func (e *Engine) Restart() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.unavailable = false
+}
+
+// IDs names the sandboxes that have not been deleted, ended or not.
+func (e *Engine) IDs() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var ids []string
+	for id := range e.boxes {
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+// Spec returns what the sandbox was started with, or nil.
+func (e *Engine) Spec(id string) *runtime.Spec {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if b := e.boxes[id]; b != nil {
+		spec := b.spec
+		return &spec
+	}
+	return nil
+}
+
+// Close ends and forgets everything, and returns when no init runs any more.
+func (e *Engine) Close() {
+	e.Crash()
+	e.inits.Wait()
+}
+
+func dup(f *os.File) (*os.File, error) {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("duplicate %s: %w", f.Name(), err)
+	}
+	fd := -1
+	var derr error
+	if err := conn.Control(func(old uintptr) { fd, derr = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 3) }); err != nil {
+		return nil, fmt.Errorf("duplicate %s: %w", f.Name(), err)
+	}
+	if derr != nil {
+		return nil, fmt.Errorf("duplicate %s: %w", f.Name(), derr)
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+func validID(id string) error {
+	if len(id) < 3 || len(id) > 32 || strings.Trim(id, "abcdefghijklmnopqrstuvwxyz0123456789") != "" {
+		return fmt.Errorf("sandbox id %q: not 3 to 32 lower-case letters and digits", id)
+	}
+	return nil
+}

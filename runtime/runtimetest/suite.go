@@ -1,0 +1,337 @@
+package runtimetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// Fixture is an engine under test, and how to ask it for a sandbox.
+type Fixture struct {
+	Engine runtime.Engine
+	// NewSpec returns a complete spec that the engine can start.
+	NewSpec func(t *testing.T, id string) *runtime.Spec
+}
+
+const patience = 20 * time.Second
+
+// RunEngineSuite checks that an engine keeps the promises of [runtime.Engine]. NewFixture is called for each test and
+// may register a cleanup.
+func RunEngineSuite(t *testing.T, newFixture func(t *testing.T) Fixture) {
+	tests := map[string]func(*testing.T, *suite){
+		"CreatedSandboxIsListedAndRuns":          testCreatedIsListed,
+		"ControlStaysTheCallers":                 testControlStaysTheCallers,
+		"SecondCreateWithOneIDFails":             testCreateTwice,
+		"CancelledCreateLeavesNothing":           testCreateCancelled,
+		"BadIDIsRefused":                         testBadID,
+		"DeleteEndsEverything":                   testDelete,
+		"DeleteOfUnknownIsNotFound":              testDeleteUnknown,
+		"ConcurrentDeletesAgree":                 testDeleteConcurrent,
+		"KillLeavesTheRestToDelete":              testKill,
+		"UsageAndOOMKills":                       testUsage,
+		"IDMayBeUsedAgainAfterDelete":            testReuse,
+		"ManySandboxesAtOnce":                    testMany,
+		"QuestionsAboutUnknownSandboxesNotFound": testUnknown,
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			test(t, &suite{Fixture: newFixture(t), dir: t.TempDir()})
+		})
+	}
+}
+
+type suite struct {
+	Fixture
+	dir string
+}
+
+// control makes a listening socket as the supervisor does.
+func (s *suite) control(t *testing.T, id string) *os.File {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), id)
+	t.Cleanup(func() { _ = f.Close() }) // closed by most tests
+	dir, err := os.Open(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), id)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Listen(fd, 16); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// connect says whether anybody listens on the socket of id.
+func (s *suite) connect(t *testing.T, id string) error {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }() // nothing was sent
+	dir, err := os.Open(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	return unix.Connect(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), id)})
+}
+
+func (s *suite) create(t *testing.T, id string) *runtime.Started {
+	t.Helper()
+	control := s.control(t, id)
+	st, err := s.Engine.Create(t.Context(), s.NewSpec(t, id), control)
+	if err != nil {
+		t.Fatalf("create %s: %v", id, err)
+	}
+	_ = control.Close() // the engine has its own by now
+	t.Cleanup(func() {
+		_ = st.Pidfd.Close()                                        // read by nobody
+		_ = s.Engine.Delete(context.WithoutCancel(t.Context()), id) // most tests have done it
+	})
+	return st
+}
+
+func (s *suite) list(t *testing.T) []string {
+	t.Helper()
+	list, err := s.Engine.List(t.Context())
+	if err != nil {
+		t.Fatalf("list: %v", err)
+	}
+	var ids []string
+	for _, st := range list {
+		ids = append(ids, st.ID)
+		if hasEnded(t, st.Pidfd, 0) {
+			t.Errorf("%s is listed, but its pidfd says that it has ended", st.ID)
+		}
+		_ = st.Pidfd.Close() // read by nobody
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func hasEnded(t *testing.T, pidfd *os.File, wait time.Duration) bool {
+	t.Helper()
+	deadline := time.Now().Add(wait)
+	for {
+		left := max(0, time.Until(deadline))
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}, int(left.Milliseconds()))
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			t.Fatalf("poll pidfd: %v", err)
+		}
+		return n > 0
+	}
+}
+
+func testCreatedIsListed(t *testing.T, s *suite) {
+	st := s.create(t, "listed1")
+	if st.ID != "listed1" {
+		t.Errorf("id = %q", st.ID)
+	}
+	if !st.Enforced.NoNewPrivs || st.Enforced.Seccomp == "" || st.Enforced.IDs == "" || st.Enforced.Memory == "" || st.Enforced.Pids == "" {
+		t.Errorf("enforced leaves something unsaid: %+v", st.Enforced)
+	}
+	if hasEnded(t, st.Pidfd, 0) {
+		t.Error("ended at once")
+	}
+	if got := s.list(t); !slices.Contains(got, "listed1") {
+		t.Errorf("list = %v", got)
+	}
+}
+
+func testControlStaysTheCallers(t *testing.T, s *suite) {
+	control := s.control(t, "control1")
+	st, err := s.Engine.Create(t.Context(), s.NewSpec(t, "control1"), control)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Pidfd.Close()
+	if err := control.Close(); err != nil {
+		t.Errorf("control was closed by the engine: %v", err)
+	}
+	if err := s.connect(t, "control1"); err != nil {
+		t.Errorf("nobody listens after the caller closed its copy: %v", err)
+	}
+	if err := s.Engine.Delete(t.Context(), "control1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.connect(t, "control1"); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("connect after delete: %v, want ECONNREFUSED", err)
+	}
+}
+
+func testCreateTwice(t *testing.T, s *suite) {
+	s.create(t, "twice1")
+	control := s.control(t, "twice1b")
+	_, err := s.Engine.Create(t.Context(), s.NewSpec(t, "twice1"), control)
+	if !errors.Is(err, runtime.ErrExists) {
+		t.Fatalf("second create: %v, want ErrExists", err)
+	}
+	if got := s.list(t); !slices.Contains(got, "twice1") {
+		t.Errorf("the first is gone: list = %v", got)
+	}
+}
+
+func testCreateCancelled(t *testing.T, s *suite) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.Engine.Create(ctx, s.NewSpec(t, "cancel1"), s.control(t, "cancel1")); err == nil {
+		t.Fatal("created although cancelled")
+	}
+	if got := s.list(t); slices.Contains(got, "cancel1") {
+		t.Errorf("list = %v", got)
+	}
+	if err := s.Engine.Delete(t.Context(), "cancel1"); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("delete: %v, want ErrNotFound", err)
+	}
+}
+
+func testBadID(t *testing.T, s *suite) {
+	for i, id := range []string{"", "a", "UPPER", "../../etc", "a/b/c", "with space", "nul\x00nul", "abcdefghijklmnopqrstuvwxyz0123456"} {
+		if _, err := s.Engine.Create(t.Context(), s.NewSpec(t, id), s.control(t, fmt.Sprint("bad", i))); err == nil {
+			t.Errorf("id %q was accepted", id)
+		}
+	}
+}
+
+func testDelete(t *testing.T, s *suite) {
+	st := s.create(t, "delete1")
+	if err := s.Engine.Delete(t.Context(), "delete1"); err != nil {
+		t.Fatalf("delete: %v", err)
+	}
+	if !hasEnded(t, st.Pidfd, 0) {
+		t.Error("delete returned before the sandbox had ended")
+	}
+	if got := s.list(t); slices.Contains(got, "delete1") {
+		t.Errorf("list = %v", got)
+	}
+	if err := s.Engine.Delete(t.Context(), "delete1"); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("second delete: %v, want ErrNotFound", err)
+	}
+}
+
+func testDeleteUnknown(t *testing.T, s *suite) {
+	if err := s.Engine.Delete(t.Context(), "unknown1"); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("delete: %v, want ErrNotFound", err)
+	}
+}
+
+func testDeleteConcurrent(t *testing.T, s *suite) {
+	st := s.create(t, "race1")
+	var wg sync.WaitGroup
+	errs := make([]error, 8)
+	for i := range errs {
+		wg.Go(func() { errs[i] = s.Engine.Delete(t.Context(), "race1") })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, runtime.ErrNotFound) {
+			t.Errorf("delete: %v", err)
+		}
+	}
+	if !hasEnded(t, st.Pidfd, 0) {
+		t.Error("not ended")
+	}
+}
+
+func testKill(t *testing.T, s *suite) {
+	st := s.create(t, "kill1")
+	if err := s.Engine.Kill(t.Context(), "kill1"); err != nil {
+		t.Fatalf("kill: %v", err)
+	}
+	if !hasEnded(t, st.Pidfd, patience) {
+		t.Fatal("not ended after kill")
+	}
+	if got := s.list(t); slices.Contains(got, "kill1") {
+		t.Errorf("a killed sandbox is listed as running: %v", got)
+	}
+	if err := s.Engine.Kill(t.Context(), "kill1"); err != nil && !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("second kill: %v", err)
+	}
+	if err := s.Engine.Delete(t.Context(), "kill1"); err != nil {
+		t.Errorf("delete after kill: %v", err)
+	}
+}
+
+func testUsage(t *testing.T, s *suite) {
+	s.create(t, "usage1")
+	u, err := s.Engine.Usage(t.Context(), "usage1")
+	if err != nil {
+		t.Fatalf("usage: %v", err)
+	}
+	if u.WallMS <= 0 || u.CPUMS < 0 || u.MemoryPeak < 0 {
+		t.Errorf("usage = %+v", u)
+	}
+	if n, err := s.Engine.OOMKills(t.Context(), "usage1"); err != nil || n != 0 {
+		t.Errorf("oom kills = %d, %v", n, err)
+	}
+}
+
+func testUnknown(t *testing.T, s *suite) {
+	if _, err := s.Engine.Usage(t.Context(), "unknown2"); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("usage: %v, want ErrNotFound", err)
+	}
+	if _, err := s.Engine.OOMKills(t.Context(), "unknown2"); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("oom kills: %v, want ErrNotFound", err)
+	}
+	if err := s.Engine.Kill(t.Context(), "unknown2"); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("kill: %v, want ErrNotFound", err)
+	}
+}
+
+func testReuse(t *testing.T, s *suite) {
+	for range 3 {
+		s.create(t, "reuse1")
+		if err := s.Engine.Delete(t.Context(), "reuse1"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(filepath.Join(s.dir, "reuse1")); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func testMany(t *testing.T, s *suite) {
+	const n = 8
+	var wg sync.WaitGroup
+	errs := make([]error, n)
+	for i := range n {
+		id := fmt.Sprintf("many%d", i)
+		spec, control := s.NewSpec(t, id), s.control(t, id)
+		wg.Go(func() {
+			st, err := s.Engine.Create(t.Context(), spec, control)
+			if err != nil {
+				errs[i] = err
+				return
+			}
+			errs[i] = errors.Join(st.Pidfd.Close(), control.Close(), s.Engine.Delete(t.Context(), id))
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.list(t); len(got) != 0 {
+		t.Errorf("left: %v", got)
+	}
+}

@@ -1,0 +1,629 @@
+package runtime
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// Errors of the supervisor, beside those of the engine.
+var (
+	ErrState   = errors.New("sandbox is not running")      // it is being created, or has ended
+	ErrTooMany = errors.New("too many sandboxes")          // [Options.MaxSandboxes] exist
+	ErrClosed  = errors.New("the supervisor is shut down") // or about to be
+)
+
+const (
+	defaultMaxSandboxes = 1000
+	defaultTimeout      = time.Hour
+	defaultIdleTimeout  = 10 * time.Minute
+
+	// undoTimeout bounds what must go on although the request that started it was cancelled.
+	undoTimeout = 30 * time.Second
+	// killRetry is when a sandbox that should have ended is killed again.
+	killRetry = 2 * time.Second
+)
+
+// Options configure a [Supervisor]. RuntimeDir is needed; everything else has a default.
+type Options struct {
+	RuntimeDir   string        // control sockets lie in its directory "s"
+	MaxSandboxes int           // of all states; default 1000
+	Timeout      time.Duration // of a sandbox that asks for none; default an hour
+	IdleTimeout  time.Duration // of a sandbox that asks for none; default ten minutes
+	Log          *slog.Logger  // default: discarded
+}
+
+// Supervisor holds all sandboxes of one daemon from their creation to their deletion: it keeps their records, watches
+// their processes, and ends them at their deadline. Its methods may be called from several goroutines.
+//
+// A sandbox is creating, then running, then stopped (its processes have ended) or lost (the launcher that held it is
+// gone). Deleting takes it out of any state but creating.
+type Supervisor struct {
+	engine  Engine
+	records *records
+	sockets *sockets
+	opts    Options
+	log     *slog.Logger
+
+	ops      sync.WaitGroup // creations and deletions under way
+	watchers sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	byID   map[string]*sandbox
+	names  map[string]*sandbox
+}
+
+// sandbox is one entry of the supervisor. Its fields are guarded by Supervisor.mu, but for the channels.
+type sandbox struct {
+	rec       Record
+	pidfd     *os.File // nil while creating, and where the sandbox was found ended; closed by its watcher
+	dismissed bool     // its watcher shall end
+	active    int      // leases not ended
+	idleSince time.Time
+	killing   string    // why it is being killed; empty while it may live
+	deletion  *deletion // nil unless someone deletes it now
+	isGone    bool
+	gone      chan struct{} // closed when it ceases to run
+	watched   chan struct{} // closed when nobody watches pidfd any more; nil where nobody ever did
+}
+
+type deletion struct {
+	done chan struct{}
+	err  error
+}
+
+// Open reads the records in dir, adopts what the engine still runs, and puts right what a crash left half done. No other
+// supervisor may have dir open.
+func Open(ctx context.Context, dir string, engine Engine, opts Options) (_ *Supervisor, err error) {
+	opts.MaxSandboxes = cmp.Or(opts.MaxSandboxes, defaultMaxSandboxes)
+	opts.Timeout = cmp.Or(opts.Timeout, defaultTimeout)
+	opts.IdleTimeout = cmp.Or(opts.IdleTimeout, defaultIdleTimeout)
+	s := &Supervisor{
+		engine: engine,
+		opts:   opts,
+		log:    cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
+		byID:   make(map[string]*sandbox),
+		names:  make(map[string]*sandbox),
+	}
+	var undo cleanup
+	defer undo.unwind(&err)
+	if s.records, err = openRecords(dir); err != nil {
+		return nil, err
+	}
+	undo.add("close records", s.records.close)
+	if s.sockets, err = openSockets(opts.RuntimeDir); err != nil {
+		return nil, err
+	}
+	undo.add("close socket directory", s.sockets.close)
+	undo.add("stop watching", func() error { s.stopWatching(); return nil })
+	if err := s.adopt(ctx); err != nil {
+		return nil, fmt.Errorf("adopt sandboxes: %w", err)
+	}
+	undo.release()
+	return s, nil
+}
+
+// adopt compares the records with what the engine runs. It is called before anyone else can reach s.
+func (s *Supervisor) adopt(ctx context.Context) error {
+	recs, err := s.records.all()
+	if err != nil {
+		return err
+	}
+	list, err := s.engine.List(ctx)
+	if err != nil {
+		return fmt.Errorf("list what runs: %w", err)
+	}
+	running := make(map[string]*Started, len(list))
+	for _, st := range list {
+		running[st.ID] = st
+	}
+	// What no record claims is closed at the end, whichever way this ends.
+	defer func() {
+		for _, st := range running {
+			_ = st.Pidfd.Close() // never read or written
+		}
+	}()
+	for _, rec := range recs {
+		st := running[rec.ID]
+		switch {
+		case rec.State == api.StateCreating:
+			// Its creation was never answered: nobody knows of it, and nobody will.
+			if err := s.engine.Delete(ctx, rec.ID); err != nil && !errors.Is(err, ErrNotFound) {
+				return fmt.Errorf("delete half-made sandbox %s: %w", rec.ID, err)
+			}
+			if err := s.records.remove(rec.ID); err != nil {
+				return err
+			}
+			if st != nil {
+				_ = st.Pidfd.Close() // never read or written
+				delete(running, rec.ID)
+			}
+			s.log.Info("half-made sandbox removed", "id", rec.ID)
+			continue
+		case st != nil && s.sockets.exists(rec.ID):
+			sb := s.enter(*rec)
+			delete(running, rec.ID)
+			if err := s.run(sb, st); err != nil {
+				return fmt.Errorf("watch sandbox %s: %w", rec.ID, err)
+			}
+			s.log.Info("sandbox adopted", "id", rec.ID, "name", rec.Name)
+			continue
+		case st != nil:
+			// It runs, but nothing can be asked of it: a cleaner of temporary files took its socket.
+			if err := s.engine.Kill(ctx, rec.ID); err != nil && !errors.Is(err, ErrNotFound) {
+				return fmt.Errorf("kill unreachable sandbox %s: %w", rec.ID, err)
+			}
+			rec.State, rec.Reason = api.StateLost, "its control socket was removed while no daemon was running"
+			_ = st.Pidfd.Close() // never read or written
+			delete(running, rec.ID)
+		case rec.State != api.StateRunning:
+			// Stopped or lost before: as it was.
+		case time.Now().After(rec.Deadline):
+			rec.State, rec.Reason = api.StateStopped, "deadline reached while no daemon was running"
+		default:
+			rec.State, rec.Reason = api.StateLost, "its processes ended while no daemon was running"
+		}
+		rec.PID = 0
+		sb := s.enter(*rec)
+		sb.isGone = true
+		close(sb.gone)
+		if err := s.records.put(&sb.rec); err != nil {
+			return err
+		}
+	}
+	for id := range running {
+		if err := s.engine.Delete(ctx, id); err != nil && !errors.Is(err, ErrNotFound) {
+			return fmt.Errorf("delete unknown sandbox %s: %w", id, err)
+		}
+		s.log.Warn("sandbox without a record deleted", "id", id)
+	}
+	return s.sockets.removeStale(func(id string) bool {
+		sb := s.byID[id]
+		return sb != nil && sb.rec.State == api.StateRunning
+	})
+}
+
+// enter puts a record into the maps.
+func (s *Supervisor) enter(rec Record) *sandbox {
+	sb := &sandbox{rec: rec, gone: make(chan struct{})}
+	s.byID[rec.ID], s.names[rec.Name] = sb, sb
+	return sb
+}
+
+// Create makes a sandbox and returns when it runs and its record is on disk. On error nothing of it is left.
+func (s *Supervisor) Create(ctx context.Context, req Request) (_ Record, err error) {
+	sb, err := s.reserve(req)
+	if err != nil {
+		return Record{}, err
+	}
+	defer s.ops.Done()
+	rec := sb.rec // ours alone to change while the state is creating; what others see is sb.rec
+	id := rec.ID
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("create sandbox %s: %w", rec.Name, err)
+		}
+	}()
+	var undo cleanup
+	defer undo.unwind(&err)
+	undo.add("release name", func() error { s.forget(sb); return nil })
+
+	// The intent goes to disk while the engine works: a daemon that starts after a crash then knows what to take back.
+	intent := make(chan error, 1)
+	go func(rec Record) { intent <- s.records.put(&rec) }(rec)
+	intended := sync.OnceValue(func() error { return <-intent })
+	undo.add("remove record", func() error {
+		_ = intended() // reported where it is waited for below
+		return s.records.remove(id)
+	})
+
+	control, err := s.sockets.listen(id)
+	if err != nil {
+		return Record{}, err
+	}
+	undo.add("remove control socket", func() error { return s.sockets.remove(id) })
+
+	started, err := s.engine.Create(ctx, req.spec(id, rec.Name, rec.Deadline), control)
+	// From here init has the socket, or nobody has: a copy kept here would let connections hang after init died.
+	cerr := control.Close()
+	if err != nil {
+		return Record{}, err
+	}
+	undo.add("delete sandbox", func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+		defer cancel()
+		return ignoreNotFound(s.engine.Delete(ctx, id))
+	})
+	if cerr != nil {
+		return Record{}, errors.Join(fmt.Errorf("close control socket: %w", cerr), started.Pidfd.Close())
+	}
+	if err := intended(); err != nil {
+		return Record{}, errors.Join(err, started.Pidfd.Close())
+	}
+	rec.State, rec.Enforced, rec.PID = api.StateRunning, started.Enforced, PIDOf(started.Pidfd)
+	if err := s.records.put(&rec); err != nil {
+		return Record{}, errors.Join(err, started.Pidfd.Close())
+	}
+	if err := s.run(sb, started); err != nil {
+		return Record{}, err
+	}
+	undo.release()
+	s.log.Info("sandbox created", "id", id, "name", rec.Name, "image", rec.Image, "profile", rec.Profile)
+	return rec.clone(), nil
+}
+
+// reserve claims an id and a name, and counts an operation that the caller ends with ops.Done.
+func (s *Supervisor) reserve(req Request) (*sandbox, error) {
+	now := time.Now().UTC()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, ErrClosed
+	}
+	if len(s.byID) >= s.opts.MaxSandboxes {
+		return nil, fmt.Errorf("%w: %d exist, which is the most this daemon holds", ErrTooMany, len(s.byID))
+	}
+	id := newID()
+	for s.taken(id) {
+		id = newID()
+	}
+	name := req.Name
+	switch {
+	case name == "":
+		for name = newName(); s.taken(name); {
+			name += "-" + newID()[:3]
+		}
+	case s.taken(name):
+		return nil, fmt.Errorf("%w: the name %q is taken", ErrExists, name)
+	}
+	sb := s.enter(Record{
+		Sandbox: api.Sandbox{
+			ID:          id,
+			Name:        name,
+			Image:       req.Image,
+			ImageDigest: req.ImageDigest,
+			State:       api.StateCreating,
+			Profile:     req.Profile.Name,
+			Labels:      maps.Clone(req.Labels),
+			Limits:      mergeLimits(req.Limits, req.Defaults),
+			Env:         slices.Clone(req.Env),
+			Cwd:         req.Cwd,
+			User:        req.User,
+			CreatedAt:   now,
+			Deadline:    now.Add(cmp.Or(req.Timeout, s.opts.Timeout)),
+			IdleTimeout: cmp.Or(req.IdleTimeout, s.opts.IdleTimeout).Seconds(),
+		},
+		ImageEnv: slices.Clone(req.ImageEnv),
+	})
+	s.ops.Add(1)
+	return sb, nil
+}
+
+// taken reports whether a word already says which sandbox is meant. Ids and names share one space, so that neither can
+// be used to hide the other.
+func (s *Supervisor) taken(word string) bool {
+	return s.byID[word] != nil || s.names[word] != nil
+}
+
+func (s *Supervisor) forget(sb *sandbox) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.byID, sb.rec.ID)
+	delete(s.names, sb.rec.Name)
+	sb.markGone()
+}
+
+// markGone needs Supervisor.mu.
+func (sb *sandbox) markGone() {
+	if !sb.isGone {
+		sb.isGone = true
+		close(sb.gone)
+	}
+}
+
+// run makes a started sandbox the state running and watches it.
+func (s *Supervisor) run(sb *sandbox, started *Started) error {
+	pid := PIDOf(started.Pidfd)
+	pidfd, err := pollable(started.Pidfd)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sb.pidfd = pidfd
+	sb.idleSince = time.Now()
+	sb.watched = make(chan struct{})
+	sb.rec.State, sb.rec.Reason = api.StateRunning, ""
+	sb.rec.Enforced, sb.rec.PID = started.Enforced, pid
+	s.arm(sb)
+	s.watchers.Add(1)
+	go s.watch(sb)
+	return nil
+}
+
+// Get returns the sandbox with this id or name.
+func (s *Supervisor) Get(ref string) (Record, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sb, err := s.find(ref)
+	if err != nil {
+		return Record{}, err
+	}
+	return sb.rec.clone(), nil
+}
+
+func (s *Supervisor) find(ref string) (*sandbox, error) {
+	sb := s.byID[ref]
+	if sb == nil {
+		sb = s.names[ref]
+	}
+	if sb == nil {
+		return nil, fmt.Errorf("%w: %q", ErrNotFound, ref)
+	}
+	return sb, nil
+}
+
+// Filter chooses sandboxes; the zero value chooses all.
+type Filter struct {
+	Labels map[string]string // all of them must be there with these values
+	State  api.SandboxState
+	Limit  int
+}
+
+// List returns the sandboxes that filter chooses, oldest first.
+func (s *Supervisor) List(filter Filter) []Record {
+	s.mu.Lock()
+	var list []Record
+	for _, sb := range s.byID {
+		if filter.match(&sb.rec) {
+			list = append(list, sb.rec.clone())
+		}
+	}
+	s.mu.Unlock()
+	slices.SortFunc(list, func(a, b Record) int {
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
+	})
+	if filter.Limit > 0 && len(list) > filter.Limit {
+		list = list[:filter.Limit]
+	}
+	return list
+}
+
+func (f *Filter) match(rec *Record) bool {
+	if f.State != "" && rec.State != f.State {
+		return false
+	}
+	for k, v := range f.Labels {
+		if got, ok := rec.Labels[k]; !ok || got != v {
+			return false
+		}
+	}
+	return true
+}
+
+// Count is how many sandboxes of any state there are.
+func (s *Supervisor) Count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.byID)
+}
+
+// Lease is one use of a running sandbox: while it lasts, the sandbox is not idle.
+type Lease struct {
+	Record Record
+	Socket string          // path of the control socket, on which the guest protocol is spoken
+	Gone   <-chan struct{} // closed when the sandbox ceases to run
+
+	s    *Supervisor
+	sb   *sandbox
+	once sync.Once
+}
+
+// Begin takes a lease on the sandbox with this id or name. It fails with ErrState unless the sandbox runs. The caller
+// must end the lease.
+func (s *Supervisor) Begin(ref string) (*Lease, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, ErrClosed
+	}
+	sb, err := s.find(ref)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case sb.deletion != nil:
+		return nil, fmt.Errorf("%w: %s is being deleted", ErrState, sb.rec.Name)
+	case sb.rec.State == api.StateRunning && sb.killing != "":
+		return nil, fmt.Errorf("%w: %s is being stopped: %s", ErrState, sb.rec.Name, sb.killing)
+	case sb.rec.State != api.StateRunning && sb.rec.Reason != "":
+		return nil, fmt.Errorf("%w: %s is %s: %s", ErrState, sb.rec.Name, sb.rec.State, sb.rec.Reason)
+	case sb.rec.State != api.StateRunning:
+		return nil, fmt.Errorf("%w: %s is %s", ErrState, sb.rec.Name, sb.rec.State)
+	}
+	sb.active++
+	return &Lease{Record: sb.rec.clone(), Socket: s.sockets.pathOf(sb.rec.ID), Gone: sb.gone, s: s, sb: sb}, nil
+}
+
+// End gives the lease back; the idle time counts from the last End. A second call does nothing.
+func (l *Lease) End() {
+	l.once.Do(func() {
+		l.s.mu.Lock()
+		defer l.s.mu.Unlock()
+		l.sb.active--
+		l.sb.idleSince = time.Now()
+		l.s.arm(l.sb)
+	})
+}
+
+// Kill ends every process of a sandbox for a reason that the record will show, and returns when it is stopped. The
+// sandbox remains to be looked at until it is deleted.
+func (s *Supervisor) Kill(ctx context.Context, id, reason string) error {
+	s.mu.Lock()
+	sb, err := s.find(id)
+	if err == nil && sb.rec.State == api.StateRunning && sb.killing == "" {
+		sb.killing = reason
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := ignoreNotFound(s.engine.Kill(ctx, sb.rec.ID)); err != nil {
+		return fmt.Errorf("kill sandbox %s: %w", sb.rec.ID, err)
+	}
+	select {
+	case <-sb.gone:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the end of sandbox %s: %w", sb.rec.ID, context.Cause(ctx))
+	}
+}
+
+// Usage is what the engine has counted for the sandbox with this id.
+func (s *Supervisor) Usage(ctx context.Context, id string) (api.Usage, error) {
+	return s.engine.Usage(ctx, id)
+}
+
+// OOMKills is how many processes of the sandbox the kernel has killed for want of memory.
+func (s *Supervisor) OOMKills(ctx context.Context, id string) (int, error) {
+	return s.engine.OOMKills(ctx, id)
+}
+
+// Delete ends the sandbox with this id or name, and removes everything of it. Where several callers delete one sandbox,
+// all wait for the same deletion and get its outcome. A deletion that began goes on although ctx ends; one that failed
+// may be repeated.
+func (s *Supervisor) Delete(ctx context.Context, ref string) error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return ErrClosed
+	}
+	sb, err := s.find(ref)
+	if err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	if d := sb.deletion; d != nil {
+		s.mu.Unlock()
+		select {
+		case <-d.done:
+			return d.err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	if sb.rec.State == api.StateCreating {
+		s.mu.Unlock()
+		return fmt.Errorf("%w: %s is still being created", ErrState, sb.rec.Name)
+	}
+	d := &deletion{done: make(chan struct{})}
+	sb.deletion = d
+	s.ops.Add(1)
+	s.mu.Unlock()
+	defer s.ops.Done()
+
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	d.err = s.delete(ctx, sb)
+	if d.err != nil {
+		s.mu.Lock()
+		sb.deletion = nil
+		s.mu.Unlock()
+	}
+	close(d.done)
+	return d.err
+}
+
+// delete does the work of Delete; sb.deletion keeps others away.
+func (s *Supervisor) delete(ctx context.Context, sb *sandbox) error {
+	id := sb.rec.ID
+	// The record goes last: a crash before that leaves a sandbox that is listed, as lost, and can be deleted again.
+	if err := ignoreNotFound(s.engine.Delete(ctx, id)); err != nil {
+		return fmt.Errorf("delete sandbox %s: %w", id, err)
+	}
+	if err := s.sockets.remove(id); err != nil {
+		return fmt.Errorf("delete sandbox %s: %w", id, err)
+	}
+	if sb.watched != nil {
+		s.mu.Lock()
+		s.dismiss(sb)
+		s.mu.Unlock()
+		<-sb.watched
+	}
+	if err := s.records.remove(id); err != nil {
+		return fmt.Errorf("delete sandbox %s: %w", id, err)
+	}
+	s.forget(sb)
+	s.log.Info("sandbox deleted", "id", id, "name", sb.rec.Name)
+	return nil
+}
+
+// Close refuses new work, waits for what is under way, deletes every sandbox unless keep is set, and returns when no
+// goroutine of the supervisor runs any more. With keep the engine's sandboxes go on, for the next Open to adopt.
+func (s *Supervisor) Close(ctx context.Context, keep bool) error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return ErrClosed
+	}
+	s.closed = true
+	s.mu.Unlock()
+
+	// Creations and deletions are bounded by their own contexts and by undoTimeout.
+	s.ops.Wait()
+	var errs []error
+	if !keep {
+		errs = s.deleteAll(ctx)
+	}
+	s.stopWatching()
+	errs = append(errs, s.sockets.close(), s.records.close())
+	return errors.Join(errs...)
+}
+
+// deleteAll deletes a few sandboxes at a time: the launcher works in parallel, but a thousand at once help nobody.
+func (s *Supervisor) deleteAll(ctx context.Context) []error {
+	s.mu.Lock()
+	all := slices.Collect(maps.Values(s.byID))
+	for _, sb := range all {
+		sb.deletion = &deletion{done: make(chan struct{})}
+	}
+	s.mu.Unlock()
+	errs := make([]error, len(all))
+	slots := make(chan struct{}, 8)
+	var wg sync.WaitGroup
+	for i, sb := range all {
+		slots <- struct{}{}
+		wg.Go(func() {
+			errs[i] = s.delete(ctx, sb)
+			<-slots
+		})
+	}
+	wg.Wait()
+	return errs
+}
+
+func (s *Supervisor) stopWatching() {
+	s.mu.Lock()
+	for _, sb := range s.byID {
+		s.dismiss(sb)
+	}
+	s.mu.Unlock()
+	s.watchers.Wait()
+}
+
+func ignoreNotFound(err error) error {
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return err
+}

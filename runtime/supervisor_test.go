@@ -1,0 +1,563 @@
+package runtime_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/runtime/runtimetest"
+)
+
+const patience = 20 * time.Second
+
+// bench is one daemon's worth of state, which survives its supervisor.
+type bench struct {
+	engine  *runtimetest.Engine
+	dir     string
+	options runtime.Options
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	checkGoroutines(t)
+	e := runtimetest.NewEngine(nil)
+	t.Cleanup(e.Close)
+	return &bench{engine: e, dir: t.TempDir(), options: runtime.Options{RuntimeDir: t.TempDir(), MaxSandboxes: 100}}
+}
+
+// checkGoroutines fails the test if more goroutines run at its end than at its start.
+func checkGoroutines(t *testing.T) {
+	t.Helper()
+	before := goruntime.NumGoroutine()
+	t.Cleanup(func() {
+		deadline := time.After(patience)
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for goruntime.NumGoroutine() > before {
+			select {
+			case <-tick.C:
+			case <-deadline:
+				buf := make([]byte, 1<<16)
+				t.Errorf("goroutines are left:\n%s", buf[:goruntime.Stack(buf, true)])
+				return
+			}
+		}
+	})
+}
+
+func (b *bench) open(t *testing.T) *runtime.Supervisor {
+	t.Helper()
+	s, err := runtime.Open(t.Context(), b.dir, b.engine, b.options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(context.WithoutCancel(t.Context()), false); err != nil && !errors.Is(err, runtime.ErrClosed) {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func request(name string) runtime.Request {
+	return runtime.Request{
+		Name:    name,
+		Image:   "host",
+		Rootfs:  rootfs.Source{Layers: []string{"sha256:00"}},
+		Cwd:     "/",
+		Profile: runtime.Profile{Name: "default", Seccomp: &specs.LinuxSeccomp{}},
+	}
+}
+
+func create(t *testing.T, s *runtime.Supervisor, req runtime.Request) runtime.Record {
+	t.Helper()
+	rec, err := s.Create(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rec
+}
+
+// waitEnded waits until the sandbox does not run any more.
+func waitEnded(t *testing.T, s *runtime.Supervisor, id string) runtime.Record {
+	t.Helper()
+	lease, err := s.Begin(id)
+	if err == nil {
+		lease.End() // or it would never be idle
+		select {
+		case <-lease.Gone:
+		case <-time.After(patience):
+			t.Fatal("the sandbox does not end")
+		}
+	} else {
+		// It ended, or is being killed, already.
+		deadline := time.Now().Add(patience)
+		for {
+			rec, err := s.Get(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if rec.State != api.StateRunning {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("the sandbox does not end")
+			}
+			goruntime.Gosched()
+		}
+	}
+	rec, err := s.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rec
+}
+
+func sockets(t *testing.T, b *bench) []string {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(b.options.RuntimeDir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func TestCreateGetListDelete(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	one := create(t, s, request("one"))
+	two := create(t, s, request(""))
+	if one.State != api.StateRunning || one.Name != "one" || two.Name == "" {
+		t.Errorf("records: %+v, %+v", one, two)
+	}
+	if one.IdleTimeout != 600 || one.Deadline.Sub(one.CreatedAt) != time.Hour {
+		t.Errorf("defaults: idle %v, deadline after %v", one.IdleTimeout, one.Deadline.Sub(one.CreatedAt))
+	}
+	for _, ref := range []string{one.ID, "one"} {
+		got, err := s.Get(ref)
+		if err != nil || got.ID != one.ID {
+			t.Errorf("get %q: %v, %v", ref, got.ID, err)
+		}
+	}
+	var ids []string
+	for _, rec := range s.List(runtime.Filter{}) {
+		ids = append(ids, rec.ID)
+	}
+	if !slices.Equal(ids, []string{one.ID, two.ID}) {
+		t.Errorf("list = %v, want oldest first: %v", ids, []string{one.ID, two.ID})
+	}
+	if err := s.Delete(t.Context(), "one"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Get("one"); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("get after delete: %v", err)
+	}
+	if err := s.Delete(t.Context(), "one"); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("second delete: %v", err)
+	}
+	if got := sockets(t, b); len(got) != 1 || got[0] != two.ID+".sock" {
+		t.Errorf("sockets = %v", got)
+	}
+	if got := b.engine.IDs(); len(got) != 1 {
+		t.Errorf("engine has %v", got)
+	}
+}
+
+func TestListFilters(t *testing.T) {
+	s := newBench(t).open(t)
+	for i := range 4 {
+		req := request(fmt.Sprint("n", i))
+		req.Labels = map[string]string{"parity": fmt.Sprint(i % 2), "all": ""}
+		create(t, s, req)
+	}
+	for name, tc := range map[string]struct {
+		filter runtime.Filter
+		want   int
+	}{
+		"all":            {runtime.Filter{}, 4},
+		"label":          {runtime.Filter{Labels: map[string]string{"parity": "1"}}, 2},
+		"empty value":    {runtime.Filter{Labels: map[string]string{"all": ""}}, 4},
+		"absent key":     {runtime.Filter{Labels: map[string]string{"none": ""}}, 0},
+		"two labels":     {runtime.Filter{Labels: map[string]string{"parity": "0", "all": ""}}, 2},
+		"state":          {runtime.Filter{State: api.StateRunning}, 4},
+		"other state":    {runtime.Filter{State: api.StateLost}, 0},
+		"limit":          {runtime.Filter{Limit: 3}, 3},
+		"limit too high": {runtime.Filter{Limit: 30}, 4},
+	} {
+		if got := len(s.List(tc.filter)); got != tc.want {
+			t.Errorf("%s: %d, want %d", name, got, tc.want)
+		}
+	}
+}
+
+func TestNamesAndIdsShareOneSpace(t *testing.T) {
+	s := newBench(t).open(t)
+	one := create(t, s, request("one"))
+	for _, name := range []string{"one", one.ID} {
+		if _, err := s.Create(t.Context(), request(name)); !errors.Is(err, runtime.ErrExists) {
+			t.Errorf("create %q: %v, want ErrExists", name, err)
+		}
+	}
+	if err := s.Delete(t.Context(), "one"); err != nil {
+		t.Fatal(err)
+	}
+	create(t, s, request("one"))
+}
+
+func TestNumberOfSandboxesIsBounded(t *testing.T) {
+	b := newBench(t)
+	b.options.MaxSandboxes = 2
+	s := b.open(t)
+	create(t, s, request("a"))
+	create(t, s, request("b"))
+	_, err := s.Create(t.Context(), request("c"))
+	if !errors.Is(err, runtime.ErrTooMany) {
+		t.Fatalf("third create: %v", err)
+	}
+	if err := s.Delete(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	create(t, s, request("c"))
+}
+
+func TestLimitsAreMergedAndExplicitOnesKept(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	swap := int64(0)
+	req := request("limits")
+	req.Limits = api.Limits{Memory: 1 << 20}
+	req.Defaults = api.Limits{Memory: 1 << 30, Pids: 10, CPUs: 2, Nofile: 99, Swap: &swap}
+	rec := create(t, s, req)
+	spec := b.engine.Spec(rec.ID)
+	if spec.Limits.Memory != 1<<20 || spec.Limits.Pids != 10 || spec.Limits.CPUs != 2 || spec.Limits.Nofile != 99 || spec.Limits.Swap == nil {
+		t.Errorf("limits = %+v", spec.Limits)
+	}
+	if spec.Explicit != (api.Limits{Memory: 1 << 20}) {
+		t.Errorf("explicit = %+v", spec.Explicit)
+	}
+	if !spec.Deadline.Equal(rec.Deadline) || spec.Hostname != "limits" {
+		t.Errorf("spec = %+v", spec)
+	}
+}
+
+// A socket path beyond the 108 bytes of sockaddr_un is ordinary in a test's temporary directory, and in a deep home.
+func TestControlSocketWithALongPath(t *testing.T) {
+	b := newBench(t)
+	b.options.RuntimeDir = filepath.Join(t.TempDir(), strings.Repeat("long/", 30))
+	if err := os.MkdirAll(b.options.RuntimeDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := b.open(t)
+	rec := create(t, s, request(""))
+	lease, err := s.Begin(rec.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.End()
+	st, err := os.Stat(lease.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st.Mode() != os.ModeSocket|0o600 {
+		t.Errorf("mode = %v", st.Mode())
+	}
+	dir, err := os.Open(filepath.Dir(lease.Socket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	conn, err := net.Dial("unixpacket", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(lease.Socket)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.Close() // nothing was sent
+}
+
+func TestFailedCreateLeavesNothing(t *testing.T) {
+	b := newBench(t)
+	refuse := fmt.Errorf("memory: %w", runtime.ErrUnenforceable)
+	b.engine.CreateError = func(*runtime.Spec) error { return refuse }
+	s := b.open(t)
+	_, err := s.Create(t.Context(), request("x"))
+	if !errors.Is(err, runtime.ErrUnenforceable) {
+		t.Fatalf("create: %v", err)
+	}
+	if s.Count() != 0 || len(sockets(t, b)) != 0 || len(b.engine.IDs()) != 0 {
+		t.Errorf("left: %d sandboxes, sockets %v, engine %v", s.Count(), sockets(t, b), b.engine.IDs())
+	}
+	if err := s.Close(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	b.engine.CreateError = nil
+	s = b.open(t)
+	if s.Count() != 0 {
+		t.Error("the record is left")
+	}
+	create(t, s, request("x"))
+}
+
+func TestDeadlineStopsTheSandbox(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	req := request("")
+	req.Timeout = 30 * time.Millisecond
+	rec := waitEnded(t, s, create(t, s, req).ID)
+	if rec.State != api.StateStopped || rec.Reason != "deadline reached" {
+		t.Errorf("%s: %s", rec.State, rec.Reason)
+	}
+	if _, err := s.Begin(rec.ID); !errors.Is(err, runtime.ErrState) || !strings.Contains(err.Error(), "deadline reached") {
+		t.Errorf("begin: %v", err)
+	}
+	if err := s.Delete(t.Context(), rec.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestIdleTimeoutWaitsForTheLastLease(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	req := request("")
+	req.IdleTimeout = 40 * time.Millisecond
+	rec := create(t, s, req)
+	lease, err := s.Begin(rec.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-lease.Gone:
+		t.Fatal("ended while it was used")
+	case <-time.After(4 * req.IdleTimeout):
+	}
+	lease.End()
+	lease.End() // counts once
+	select {
+	case <-lease.Gone:
+	case <-time.After(patience):
+		t.Fatal("the idle sandbox does not end")
+	}
+	got, err := s.Get(rec.ID)
+	if err != nil || got.State != api.StateStopped || got.Reason != "idle for 40ms" {
+		t.Errorf("%s: %s (%v)", got.State, got.Reason, err)
+	}
+}
+
+func TestEndOfInitStopsTheSandbox(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	rec := create(t, s, request(""))
+	b.engine.OOM(rec.ID)
+	if err := b.engine.Kill(t.Context(), rec.ID); err != nil {
+		t.Fatal(err)
+	}
+	rec = waitEnded(t, s, rec.ID)
+	if rec.State != api.StateStopped || !strings.Contains(rec.Reason, "want of memory") || rec.PID != 0 {
+		t.Errorf("%s: %s", rec.State, rec.Reason)
+	}
+}
+
+func TestDeathOfTheEngineLosesSandboxes(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	rec := create(t, s, request(""))
+	b.engine.Crash()
+	rec = waitEnded(t, s, rec.ID)
+	if rec.State != api.StateLost || rec.Reason == "" {
+		t.Errorf("%s: %q", rec.State, rec.Reason)
+	}
+	if err := s.Delete(t.Context(), rec.ID); !errors.Is(err, runtime.ErrUnavailable) {
+		t.Errorf("delete without an engine: %v", err)
+	}
+	b.engine.Restart()
+	if err := s.Delete(t.Context(), rec.ID); err != nil {
+		t.Errorf("delete: %v", err)
+	}
+}
+
+func TestKillKeepsTheRecord(t *testing.T) {
+	s := newBench(t).open(t)
+	rec := create(t, s, request(""))
+	if err := s.Kill(t.Context(), rec.ID, "its init does not answer"); err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.Get(rec.ID)
+	if err != nil || got.State != api.StateStopped || got.Reason != "its init does not answer" {
+		t.Errorf("%s: %s (%v)", got.State, got.Reason, err)
+	}
+}
+
+func TestConcurrentDeletesAgree(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	for range 20 {
+		rec := create(t, s, request("raced"))
+		errs := make([]error, 6)
+		var wg sync.WaitGroup
+		for i := range errs {
+			wg.Go(func() {
+				if i%2 == 0 {
+					if lease, err := s.Begin(rec.ID); err == nil {
+						lease.End()
+					}
+				}
+				errs[i] = s.Delete(t.Context(), rec.ID)
+			})
+		}
+		wg.Wait()
+		for _, err := range errs {
+			if err != nil && !errors.Is(err, runtime.ErrNotFound) {
+				t.Fatal(err)
+			}
+		}
+		if len(b.engine.IDs()) != 0 || len(sockets(t, b)) != 0 {
+			t.Fatalf("left: %v, %v", b.engine.IDs(), sockets(t, b))
+		}
+	}
+}
+
+func TestRestartAdoptsWhatRuns(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	req := request("kept")
+	req.IdleTimeout = 50 * time.Millisecond
+	req.ImageEnv = []string{"FROM=image"}
+	kept := create(t, s, req)
+	dead := create(t, s, request("dead"))
+	if err := s.Close(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.engine.IDs(); len(got) != 2 {
+		t.Fatalf("close with keep ended sandboxes: %v", got)
+	}
+	if err := b.engine.Kill(t.Context(), dead.ID); err != nil {
+		t.Fatal(err)
+	}
+
+	s = b.open(t)
+	rec, err := s.Get("dead")
+	if err != nil || rec.State != api.StateLost || rec.Reason == "" {
+		t.Errorf("dead: %s %q %v", rec.State, rec.Reason, err)
+	}
+	rec, err = s.Get(kept.ID)
+	if err != nil || rec.State != api.StateRunning || !slices.Equal(rec.ImageEnv, req.ImageEnv) || rec.Enforced.IDs == "" {
+		t.Errorf("kept: %+v %v", rec, err)
+	}
+	if got := sockets(t, b); len(got) != 1 {
+		t.Errorf("sockets = %v", got)
+	}
+	// The timers are armed again.
+	rec = waitEnded(t, s, kept.ID)
+	if rec.State != api.StateStopped {
+		t.Errorf("kept: %s", rec.State)
+	}
+	for _, ref := range []string{"dead", "kept"} {
+		if err := s.Delete(t.Context(), ref); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := b.engine.IDs(); len(got) != 0 {
+		t.Errorf("engine has %v", got)
+	}
+}
+
+func TestRestartRemovesWhatNobodyKnows(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	create(t, s, request("known"))
+	if err := s.Close(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	// An orphan of the engine, a stale socket, and a file that is not ours.
+	orphan, err := b.engine.Create(t.Context(), &runtime.Spec{ID: "orphan1"}, openNull(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer orphan.Pidfd.Close()
+	dir := filepath.Join(b.options.RuntimeDir, "s")
+	for _, name := range []string{"stale.sock", "notes.txt"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = b.open(t)
+	if got := b.engine.IDs(); len(got) != 1 || got[0] == "orphan1" {
+		t.Errorf("engine has %v", got)
+	}
+	if got := sockets(t, b); slices.Contains(got, "stale.sock") || !slices.Contains(got, "notes.txt") {
+		t.Errorf("sockets = %v", got)
+	}
+	if rec, err := s.Get("known"); err != nil || rec.State != api.StateRunning {
+		t.Errorf("known: %v %v", rec.State, err)
+	}
+}
+
+func TestRestartWithoutTheSocketLosesTheSandbox(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	rec := create(t, s, request(""))
+	if err := s.Close(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(b.options.RuntimeDir, "s", rec.ID+".sock")); err != nil {
+		t.Fatal(err)
+	}
+	s = b.open(t)
+	got, err := s.Get(rec.ID)
+	if err != nil || got.State != api.StateLost || !strings.Contains(got.Reason, "socket") {
+		t.Errorf("%s %q %v", got.State, got.Reason, err)
+	}
+}
+
+func TestSecondSupervisorIsRefused(t *testing.T) {
+	b := newBench(t)
+	b.open(t)
+	if _, err := runtime.Open(t.Context(), b.dir, b.engine, b.options); err == nil || !strings.Contains(err.Error(), "another daemon") {
+		t.Errorf("open: %v", err)
+	}
+}
+
+func TestClosedSupervisorRefuses(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	rec := create(t, s, request(""))
+	if err := s.Close(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.engine.IDs(); len(got) != 0 {
+		t.Errorf("engine has %v", got)
+	}
+	_, cerr := s.Create(t.Context(), request(""))
+	_, berr := s.Begin(rec.ID)
+	for what, err := range map[string]error{"create": cerr, "begin": berr, "delete": s.Delete(t.Context(), rec.ID), "close": s.Close(t.Context(), false)} {
+		if !errors.Is(err, runtime.ErrClosed) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+func openNull(t *testing.T) *os.File {
+	t.Helper()
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() }) // nothing was written
+	return f
+}

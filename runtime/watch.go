@@ -1,0 +1,136 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// The life of a running sandbox is watched by one goroutine each, which waits for one descriptor: the pidfd of its init.
+// The read deadline of that descriptor is the timer for both the deadline and the idle timeout, so there is one wait and
+// no second goroutine to stop.
+
+// arm sets when the watcher wakes up next. It needs mu.
+func (s *Supervisor) arm(sb *sandbox) {
+	if sb.pidfd == nil || sb.isGone || sb.killing != "" || sb.dismissed {
+		return
+	}
+	at := sb.rec.Deadline
+	if idle := sb.idleAt(); sb.active == 0 && idle.Before(at) {
+		at = idle
+	}
+	// Only a closed pidfd refuses a deadline, and then nobody waits.
+	_ = sb.pidfd.SetReadDeadline(at)
+}
+
+// dismiss makes the watcher end, whatever becomes of the sandbox. It needs mu.
+func (s *Supervisor) dismiss(sb *sandbox) {
+	if sb.pidfd == nil {
+		return
+	}
+	sb.dismissed = true
+	// Not Close: the poller's error for it cannot be told from others.
+	_ = sb.pidfd.SetReadDeadline(time.Unix(1, 0)) // fails only where the watcher has ended
+}
+
+func (sb *sandbox) idleAt() time.Time { return sb.idleSince.Add(sb.idleTimeout()) }
+
+func (sb *sandbox) idleTimeout() time.Duration {
+	return time.Duration(sb.rec.IdleTimeout * float64(time.Second))
+}
+
+// watch returns when the sandbox has ended or the watcher is dismissed.
+func (s *Supervisor) watch(sb *sandbox) {
+	defer s.watchers.Done()
+	defer close(sb.watched)
+	defer func() { _ = sb.pidfd.Close() }() // never read or written
+	for {
+		err := waitReadable(sb.pidfd)
+		switch {
+		case err == nil:
+			s.ended(sb)
+			return
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			if !s.expire(sb) {
+				return
+			}
+		default:
+			// Cannot happen with a pidfd. The sandbox still has the launcher's own timer.
+			s.log.Error("sandbox is no longer watched", "id", sb.rec.ID, "error", err)
+			return
+		}
+	}
+}
+
+// expire kills the sandbox if its time has come, and sets the next time to look if not. It returns false to a watcher
+// that has been dismissed.
+func (s *Supervisor) expire(sb *sandbox) bool {
+	now := time.Now()
+	s.mu.Lock()
+	switch {
+	case sb.dismissed:
+		s.mu.Unlock()
+		return false
+	case sb.killing != "": // once more
+	case !now.Before(sb.rec.Deadline):
+		sb.killing = "deadline reached"
+	case sb.active == 0 && !now.Before(sb.idleAt()):
+		sb.killing = fmt.Sprintf("idle for %s", sb.idleTimeout())
+	default:
+		s.arm(sb)
+		s.mu.Unlock()
+		return true
+	}
+	reason := sb.killing
+	_ = sb.pidfd.SetReadDeadline(now.Add(killRetry)) // as in arm
+	s.mu.Unlock()
+
+	s.log.Info("sandbox is killed", "id", sb.rec.ID, "reason", reason)
+	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
+	defer cancel()
+	if err := ignoreNotFound(s.engine.Kill(ctx, sb.rec.ID)); err != nil {
+		s.log.Error("sandbox could not be killed, trying again", "id", sb.rec.ID, "error", err)
+	}
+	return true
+}
+
+// ended records why the sandbox's processes are gone.
+func (s *Supervisor) ended(sb *sandbox) {
+	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
+	defer cancel()
+	oom, oomErr := s.engine.OOMKills(ctx, sb.rec.ID)
+
+	s.mu.Lock()
+	deleting := sb.deletion != nil
+	state, reason := api.StateStopped, sb.killing
+	switch {
+	case reason != "":
+	case !time.Now().Before(sb.rec.Deadline):
+		reason = "deadline reached" // the launcher was first
+	case errors.Is(oomErr, ErrUnavailable):
+		state, reason = api.StateLost, "the launcher that held it died"
+	case oom > 0:
+		reason = fmt.Sprintf("its init ended (processes killed for want of memory: %d)", oom)
+	default:
+		reason = "its init ended"
+	}
+	sb.rec.State, sb.rec.Reason, sb.rec.PID = state, reason, 0
+	sb.markGone()
+	rec := sb.rec.clone()
+	s.mu.Unlock()
+
+	if deleting {
+		return // the record is about to be removed
+	}
+	s.log.Info("sandbox ended", "id", rec.ID, "state", state, "reason", reason)
+	if err := s.sockets.remove(rec.ID); err != nil {
+		s.log.Error("control socket is left", "id", rec.ID, "error", err)
+	}
+	if err := s.records.put(&rec); err != nil {
+		s.log.Error("end of sandbox is not on disk", "id", rec.ID, "error", err)
+	}
+}

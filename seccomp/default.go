@@ -1,0 +1,260 @@
+package seccomp
+
+import "slices"
+
+// Numbers of errors and arguments that filters use, spelled out because a plan for arm64 may be made on amd64. They are
+// the same on both.
+const (
+	errnoEPERM           = 1
+	errnoENOSYS          = 38
+	errnoEPROTONOSUPPORT = 93
+	errnoEAFNOSUPPORT    = 97
+
+	cloneNewNS     = 0x00020000
+	cloneNewCgroup = 0x02000000
+	cloneNewIPC    = 0x08000000
+	cloneNewUser   = 0x10000000
+	cloneNewPID    = 0x20000000
+	cloneNewNet    = 0x40000000
+
+	afUnix, afInet, afInet6, afNetlink = 1, 2, 10, 16
+	afMask                             = 0x3f // Linux has families up to 45
+
+	solIP, solSocket, solTCP, solUDP, solIPv6, solNetlink = 0, 1, 6, 17, 41, 270
+
+	ipprotoTCP, ipprotoUDP = 6, 17
+	ipprotoMask            = 0x1ff // up to 262, MPTCP
+	tcpULP                 = 31
+	tcpMask                = 0x3f // options up to 45
+	netlinkRoute           = 0
+	netlinkMask            = 0x1f // up to 22
+
+	tiocSTI, tiocLINUX, tiocSETD = 0x5412, 0x541c, 0x5423
+)
+
+// Default is the filter of profile "default": an allow-list on which package managers, compilers, debuggers, shells and
+// the run-times of Go, Python, Node, Java and Rust run as they do on a plain host, without the parts of the kernel where
+// most of its published holes were.
+func Default() Filter {
+	f := Filter{Name: "default"}
+	f.Groups = slices.Concat(allowed(), conditional(), refused())
+	return f
+}
+
+func allowed() []Group {
+	return []Group{
+		{Reason: "files and directories", Calls: []string{
+			"cachestat", "chdir", "close", "close_range", "copy_file_range", "dup", "dup3", "faccessat", "faccessat2",
+			"fadvise64", "fallocate", "fchdir", "fchmod", "fchmodat", "fchmodat2", "fchown", "fchownat", "fcntl", "fdatasync",
+			"fgetxattr", "flistxattr", "flock", "fremovexattr", "fsetxattr", "fstat", "fstatfs", "fsync", "ftruncate",
+			"getcwd", "getdents64", "getxattr", "getxattrat", "lgetxattr", "linkat", "listxattr", "listxattrat", "llistxattr",
+			"lremovexattr", "lseek", "lsetxattr", "mkdirat", "newfstatat", "openat", "openat2", "pipe2", "pread64", "preadv",
+			"preadv2", "pwrite64", "pwritev", "pwritev2", "read", "readahead", "readlinkat", "readv", "removexattr",
+			"removexattrat", "renameat", "renameat2", "sendfile", "setxattr", "setxattrat", "splice", "statfs", "statx",
+			"symlinkat", "sync", "sync_file_range", "syncfs", "tee", "truncate", "umask", "unlinkat", "utimensat", "vmsplice",
+			"write", "writev",
+			// FIFOs and sockets are ordinary files; device nodes the kernel refuses to a user namespace by itself.
+			"mknodat",
+		}},
+		{Reason: "memory", Calls: []string{
+			"brk", "madvise", "map_shadow_stack", "membarrier", "memfd_create", "memfd_secret", "mincore", "mlock", "mlock2",
+			"mlockall", "mmap", "mprotect", "mremap", "mseal", "msync", "munlock", "munlockall", "munmap", "pkey_alloc",
+			"pkey_free", "pkey_mprotect", "process_mrelease",
+		}},
+		{Reason: "processes and threads; what they may do to each other is decided by credentials within the sandbox", Calls: []string{
+			"execve", "execveat", "exit", "exit_group", "getcpu", "getegid", "geteuid", "getgid", "getgroups", "getpgid",
+			"getpid", "getppid", "getpriority", "getresgid", "getresuid", "getrlimit", "getrusage", "getsid", "gettid", "getuid",
+			"get_robust_list", "ioprio_get", "ioprio_set", "kill", "pidfd_open", "pidfd_send_signal", "prctl", "prlimit64",
+			"ptrace", "restart_syscall", "rseq", "sched_getaffinity", "sched_getattr", "sched_getparam",
+			"sched_get_priority_max", "sched_get_priority_min", "sched_getscheduler", "sched_rr_get_interval",
+			"sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler", "sched_yield", "set_robust_list",
+			"set_tid_address", "setpgid", "setpriority", "setrlimit", "setsid", "tgkill", "times", "tkill", "wait4", "waitid",
+		}},
+		{Reason: "credentials: package managers and init change user; no_new_privs and the bounding set hold", Calls: []string{
+			"capget", "capset", "setfsgid", "setfsuid", "setgid", "setgroups", "setregid", "setresgid", "setresuid", "setreuid",
+			"setuid",
+		}},
+		{Reason: "programs that restrict themselves further", Calls: []string{
+			"landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self", "seccomp",
+		}},
+		{Reason: "signals", Calls: []string{
+			"rt_sigaction", "rt_sigpending", "rt_sigprocmask", "rt_sigqueueinfo", "rt_sigreturn", "rt_sigsuspend",
+			"rt_sigtimedwait", "rt_tgsigqueueinfo", "sigaltstack", "signalfd4",
+		}},
+		{Reason: "time, read and waited for", Calls: []string{
+			"clock_getres", "clock_gettime", "clock_nanosleep", "getitimer", "gettimeofday", "nanosleep", "setitimer",
+			"timer_create", "timer_delete", "timer_getoverrun", "timer_gettime", "timer_settime", "timerfd_create",
+			"timerfd_gettime", "timerfd_settime",
+		}},
+		{Reason: "waiting for events and each other", Calls: []string{
+			"epoll_create1", "epoll_ctl", "epoll_pwait", "epoll_pwait2", "eventfd2", "futex", "futex_requeue", "futex_wait",
+			"futex_waitv", "futex_wake", "inotify_add_watch", "inotify_init1", "inotify_rm_watch", "ppoll", "pselect6",
+		}},
+		{Reason: "sockets, once made", Calls: []string{
+			"accept", "accept4", "bind", "connect", "getpeername", "getsockname", "getsockopt", "listen", "recvfrom", "recvmmsg",
+			"recvmsg", "sendmmsg", "sendmsg", "sendto", "shutdown",
+		}},
+		{Reason: "System V and POSIX IPC, in an IPC namespace of its own (databases use it)", Calls: []string{
+			"mq_getsetattr", "mq_notify", "mq_open", "mq_timedreceive", "mq_timedsend", "mq_unlink", "msgctl", "msgget", "msgrcv",
+			"msgsnd", "semctl", "semget", "semop", "semtimedop", "shmat", "shmctl", "shmdt", "shmget",
+		}},
+		{Reason: "the old asynchronous I/O (databases use it; io_uring stays closed)", Calls: []string{
+			"io_cancel", "io_destroy", "io_getevents", "io_pgetevents", "io_setup", "io_submit",
+		}},
+		{Reason: "facts about the system", Calls: []string{"getrandom", "sysinfo", "uname"}},
+		{Reason: "what newer calls have replaced, on x86-64", Only: AMD64, Calls: []string{
+			"access", "alarm", "arch_prctl", "chmod", "chown", "creat", "dup2", "epoll_create", "epoll_wait", "eventfd", "fork",
+			"futimesat", "getdents", "getpgrp", "inotify_init", "lchown", "link", "lstat", "mkdir", "mknod", "open", "pause",
+			"pipe", "poll", "readlink", "rename", "rmdir", "select", "signalfd", "stat", "symlink", "time", "unlink", "utime",
+			"utimes", "vfork",
+		}},
+	}
+}
+
+// conditional are the calls whose arguments decide. Values that no program uses are left over and answer ENOSYS: rules
+// for them would only cost time, at every start of a sandbox.
+func conditional() []Group {
+	// CLONE_NEWUTS is not among them: the init marks every exec with a UTS namespace of its own and finds by it what to
+	// kill. It needs CAP_SYS_ADMIN, which in a sandbox the init alone has. CLONE_NEWTIME is no flag of clone(2).
+	const namespaces = cloneNewNS | cloneNewCgroup | cloneNewIPC | cloneNewUser | cloneNewPID | cloneNewNet
+
+	// AF_INET is 2 and AF_INET6 10: one bit apart, so one condition.
+	inet := [][]Cond{{{Arg: 0, Mask: low32 &^ 8, Value: afInet}}}
+	return []Group{
+		{
+			Reason: "processes and threads in the sandbox's namespaces",
+			Calls:  []string{"clone"},
+			When:   [][]Cond{{{Arg: 0, Mask: namespaces, Value: 0}}},
+		},
+		{
+			Reason: "no new namespaces: with a user namespace come capabilities over mounts, networks and net filters (CVE-2022-0185, -2023-32233, …)",
+			Calls:  []string{"clone"},
+			Errno:  errnoEPERM,
+			When:   anyBit(0, namespaces),
+		},
+		{
+			Reason: "local sockets",
+			Calls:  []string{"socket", "socketpair"},
+			When:   anyOf(0, afUnix),
+		},
+		{
+			Reason: "TCP and UDP",
+			Calls:  []string{"socket"},
+			When:   and(inet, anyOf(2, 0, ipprotoTCP, ipprotoUDP)),
+		},
+		{
+			Reason: "asking for interfaces and addresses, as getifaddrs does",
+			Calls:  []string{"socket"},
+			When:   [][]Cond{{is(0, afNetlink), is(2, netlinkRoute)}},
+		},
+		{
+			// Go listens with MPTCP by default and useradd speaks to the audit system: both go on after this answer,
+			// and stop after EPERM.
+			Reason: "no other protocol (MPTCP, SCTP, DCCP, SMC, netfilter, audit, …)",
+			Calls:  []string{"socket"},
+			Errno:  errnoEPROTONOSUPPORT,
+			When: slices.Concat(
+				and(inet, noneOf(2, ipprotoMask, 0, ipprotoTCP, ipprotoUDP)),
+				and(anyOf(0, afNetlink), noneOf(2, netlinkMask, netlinkRoute)),
+			),
+		},
+		{
+			Reason: "no other family (ALG, VSOCK, PACKET, XDP, TIPC, CAN, Bluetooth, …): rarely used, often broken",
+			Calls:  []string{"socket"},
+			Errno:  errnoEAFNOSUPPORT,
+			When:   noneOf(0, afMask, afUnix, afInet, afInet6, afNetlink),
+		},
+		{
+			Reason: "pairs are local sockets only",
+			Calls:  []string{"socketpair"},
+			Errno:  errnoEAFNOSUPPORT,
+			When:   noneOf(0, afMask, afUnix),
+		},
+		{
+			// Options 0 to 63 of TCP but one; the levels of kernel TLS, RDS, ALG, MPTCP and the like are not named.
+			Reason: "options of the sockets that can be made",
+			Calls:  []string{"setsockopt"},
+			When: slices.Concat(
+				anyOf(1, solIP, solSocket, solUDP, solIPv6, solNetlink),
+				and(anyOf(1, solTCP), within(low32&^tcpMask, noneOf(2, tcpMask, tcpULP))),
+			),
+		},
+		{
+			Reason: "no TLS or other protocol in the kernel on top of TCP (CVE-2023-0461, -2024-26583, -2025-39682, …)",
+			Calls:  []string{"setsockopt"},
+			Errno:  errnoEPERM,
+			When:   [][]Cond{{is(1, solTCP), is(2, tcpULP)}},
+		},
+		{
+			// The upper half of a request is direction and size. Looking at the lower only closes 65,535 requests more than
+			// it must, none of which a sandbox has a device for.
+			Reason: "controlling terminals, files and sockets",
+			Calls:  []string{"ioctl"},
+			When:   noneOf(1, 0xffff, tiocSTI, tiocLINUX, tiocSETD),
+		},
+		{
+			Reason: "no typing into a terminal (CVE-2016-2568, -2017-5226), no pasting on a console, no line disciplines (CVE-2017-2636)",
+			Calls:  []string{"ioctl"},
+			Errno:  errnoEPERM,
+			When:   [][]Cond{{low16(1, tiocSTI)}, {low16(1, tiocLINUX)}, {low16(1, tiocSETD)}},
+		},
+		{
+			// Any of PER_LINUX, PER_LINUX32 (8) and UNAME26 (0x20000), and asking. The rest takes away address randomisation
+			// or makes data executable.
+			Reason: "personalities that do not weaken a process",
+			Calls:  []string{"personality"},
+			When:   [][]Cond{{{Arg: 0, Mask: low32 &^ 0x20008, Value: 0}}, {is(0, low32)}},
+		},
+	}
+}
+
+func low16(arg uint, value uint32) Cond { return Cond{Arg: arg, Mask: 0xffff, Value: uint64(value)} }
+
+// within narrows alternatives of one condition each to values that have none of the bits.
+func within(none uint64, alternatives [][]Cond) [][]Cond {
+	for i := range alternatives {
+		alternatives[i][0].Mask |= none
+	}
+	return alternatives
+}
+
+// refused are the calls that are known and closed. To leave one out here would close it as well; being listed, it has a
+// reason and answers EPERM.
+func refused() []Group {
+	groups := []Group{
+		{Reason: "namespaces are made and entered by the launcher alone", Calls: []string{"setns", "unshare"}},
+		{Reason: "the sandbox's mounts stay as they were built", Calls: []string{
+			"chroot", "fsconfig", "fsmount", "fsopen", "fspick", "mount", "mount_setattr", "move_mount", "open_tree",
+			"open_tree_attr", "pivot_root", "umount2",
+		}},
+		{Reason: "io_uring: a second system call interface, past this filter (CVE-2022-29582, -2023-2598, -2024-0582, …)", Calls: []string{
+			"io_uring_enter", "io_uring_register", "io_uring_setup",
+		}},
+		{Reason: "programs in the kernel and its counters (CVE-2021-3490, -2013-2094, …)", Calls: []string{"bpf", "perf_event_open"}},
+		{Reason: "userfaultfd stops the kernel in the middle of a copy, which most exploits of races want", Calls: []string{"userfaultfd"}},
+		{Reason: "key rings are not divided by namespaces (CVE-2016-0728)", Calls: []string{"add_key", "keyctl", "request_key"}},
+		{Reason: "files by handle, past the mount namespace (the \"shocker\" escape)", Calls: []string{"name_to_handle_at", "open_by_handle_at"}},
+		{Reason: "descriptors and faults taken from another process; fanotify and quota see whole file systems", Calls: []string{
+			"fanotify_init", "fanotify_mark", "pidfd_getfd", "quotactl", "quotactl_fd",
+		}},
+		{Reason: "the host's kernel, its modules, its power, its log, its swap, its clock, its name", Calls: []string{
+			"acct", "adjtimex", "clock_adjtime", "clock_settime", "delete_module", "finit_module", "init_module", "kexec_file_load",
+			"kexec_load", "reboot", "sethostname", "setdomainname", "settimeofday", "swapoff", "swapon", "syslog", "vhangup",
+		}},
+		{Reason: "ports and descriptor tables of the processor (CVE-2015-3290)", Only: AMD64, Calls: []string{"ioperm", "iopl", "modify_ldt"}},
+	}
+	for i := range groups {
+		groups[i].Errno = errnoEPERM
+	}
+	return append(groups, Group{
+		// Its flags lie in memory, where a filter cannot look. glibc, musl and Go fall back to clone(2) on ENOSYS only.
+		Reason: "clone3 hides its flags from filters",
+		Calls:  []string{"clone3"},
+		Errno:  errnoENOSYS,
+	}, Group{
+		// strace and debuggers fall back to ptrace's own way after ENOSYS, and give up after EPERM.
+		Reason: "another process's memory; ptrace does it too, more slowly and with fewer holes",
+		Calls:  []string{"process_vm_readv", "process_vm_writev"},
+		Errno:  errnoENOSYS,
+	})
+}

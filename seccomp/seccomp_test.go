@@ -1,0 +1,256 @@
+package seccomp
+
+import (
+	"errors"
+	"flag"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+var able = Abilities{Actions: []string{"kill_process", "kill_thread", "trap", "errno", "user_notif", "trace", "log", "allow"}}
+
+func plan(t *testing.T, arch string) *specs.LinuxSeccomp {
+	t.Helper()
+	p, err := Plan(Default(), arch, able)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s (-want +got; -update writes it):\n%s", path, diff)
+	}
+}
+
+// TestGolden compares the readable form. The JSON form is golden in oci-profiles, where it is used.
+func TestGolden(t *testing.T) {
+	for _, arch := range []string{AMD64, ARM64} {
+		golden(t, "default_"+arch+".txt", []byte(Text(plan(t, arch))))
+	}
+}
+
+func TestDefaultAnswers(t *testing.T) {
+	const (
+		allow = 0
+		high  = 1 << 32 // a bit that the kernel does not look at in an int
+	)
+	for _, tc := range []struct {
+		call string
+		args []uint64
+		want uint
+	}{
+		// What programs live on.
+		{"execve", nil, allow},
+		{"futex_waitv", nil, allow},
+		{"rseq", nil, allow},
+		{"landlock_restrict_self", nil, allow},
+		{"ptrace", []uint64{16}, allow},
+		{"clone", []uint64{17}, allow},       // fork
+		{"clone", []uint64{0x3d0f00}, allow}, // a thread of glibc
+		{"clone", []uint64{0x4111}, allow},   // vfork by Go
+		{"clone", []uint64{0x04000011}, allow},
+		{"socket", []uint64{afUnix, 1, 0}, allow},
+		{"socket", []uint64{afInet, 1 | 0x80800, 0}, allow},
+		{"socket", []uint64{afInet6, 2, ipprotoUDP}, allow},
+		{"socket", []uint64{afNetlink, 3, netlinkRoute}, allow},
+		{"socketpair", []uint64{afUnix, 1, 0}, allow},
+		{"setsockopt", []uint64{3, 1, 2}, allow},          // SO_REUSEADDR
+		{"setsockopt", []uint64{3, ipprotoTCP, 1}, allow}, // TCP_NODELAY
+		{"setsockopt", []uint64{3, 0, 31}, allow},
+		{"ioctl", []uint64{0, 0x5401}, allow},             // TCGETS
+		{"ioctl", []uint64{0, 0x540e}, allow},             // TIOCSCTTY
+		{"ioctl", []uint64{0, 0xffffffff80045430}, allow}, // TIOCGPTN as musl passes it
+		{"personality", []uint64{0xffffffff}, allow},
+		{"personality", []uint64{0xffffffffffffffff}, allow},
+
+		// What attackers live on.
+		{"unshare", []uint64{cloneNewUser}, errnoEPERM},
+		{"setns", nil, errnoEPERM},
+		{"clone", []uint64{cloneNewUser | 17}, errnoEPERM},
+		{"clone", []uint64{cloneNewNS}, errnoEPERM},
+		{"clone", []uint64{cloneNewPID | 0x04000000}, errnoEPERM},
+		{"clone", []uint64{cloneNewNet}, errnoEPERM},
+		{"clone", []uint64{cloneNewIPC}, errnoEPERM},
+		{"clone", []uint64{cloneNewCgroup}, errnoEPERM},
+		{"clone", []uint64{high | cloneNewUser}, errnoEPERM},
+		{"clone3", nil, errnoENOSYS},
+		{"mount", nil, errnoEPERM},
+		{"umount2", nil, errnoEPERM},
+		{"pivot_root", nil, errnoEPERM},
+		{"chroot", nil, errnoEPERM},
+		{"move_mount", nil, errnoEPERM},
+		{"open_tree", nil, errnoEPERM},
+		{"fsopen", nil, errnoEPERM},
+		{"mount_setattr", nil, errnoEPERM},
+		{"io_uring_setup", nil, errnoEPERM},
+		{"bpf", nil, errnoEPERM},
+		{"perf_event_open", nil, errnoEPERM},
+		{"userfaultfd", nil, errnoEPERM},
+		{"keyctl", nil, errnoEPERM},
+		{"open_by_handle_at", nil, errnoEPERM},
+		{"pidfd_getfd", nil, errnoEPERM},
+		{"kexec_load", nil, errnoEPERM},
+		{"finit_module", nil, errnoEPERM},
+		{"process_vm_writev", nil, errnoENOSYS},
+		{"socket", []uint64{17, 3, 0x300}, errnoEAFNOSUPPORT},        // AF_PACKET
+		{"socket", []uint64{38, 5, 0}, errnoEAFNOSUPPORT},            // AF_ALG
+		{"socket", []uint64{40, 1, 0}, errnoEAFNOSUPPORT},            // AF_VSOCK
+		{"socket", []uint64{44, 3, 0}, errnoEAFNOSUPPORT},            // AF_XDP
+		{"socket", []uint64{high | 38, 5, 0}, errnoEAFNOSUPPORT},     // AF_ALG
+		{"socket", []uint64{0xffffffff, 5, 0}, errnoEAFNOSUPPORT},    //
+		{"socket", []uint64{afInet, 1, 262}, errnoEPROTONOSUPPORT},   // MPTCP
+		{"socket", []uint64{afInet6, 1, 132}, errnoEPROTONOSUPPORT},  // SCTP
+		{"socket", []uint64{afInet, 3, 255}, errnoEPROTONOSUPPORT},   // raw
+		{"socket", []uint64{afNetlink, 3, 12}, errnoEPROTONOSUPPORT}, // netfilter
+		{"socket", []uint64{afNetlink, 3, 9}, errnoEPROTONOSUPPORT},  // audit
+		{"socket", []uint64{afNetlink, 3, high | 12}, errnoEPROTONOSUPPORT},
+		{"socketpair", []uint64{30, 1, 0}, errnoEAFNOSUPPORT}, // TIPC
+		{"setsockopt", []uint64{3, ipprotoTCP, tcpULP}, errnoEPERM},
+		{"setsockopt", []uint64{3, high | ipprotoTCP, tcpULP}, errnoEPERM},
+		{"setsockopt", []uint64{3, ipprotoTCP, high | tcpULP}, errnoEPERM},
+		{"ioctl", []uint64{0, tiocSTI}, errnoEPERM},
+		{"ioctl", []uint64{0, high | tiocSTI}, errnoEPERM}, // CVE-2019-10063
+		{"ioctl", []uint64{0, 0xffffffff00000000 | tiocLINUX}, errnoEPERM},
+		{"ioctl", []uint64{0, tiocSETD}, errnoEPERM},
+		{"personality", []uint64{0x0040000}, errnoENOSYS}, // ADDR_NO_RANDOMIZE
+		{"personality", []uint64{high | 0x0400000}, errnoENOSYS},
+		{"setsockopt", []uint64{3, 282, 1}, errnoENOSYS}, // kernel TLS
+		{"setsockopt", []uint64{3, 284, 1}, errnoENOSYS}, // MPTCP
+
+		// What nobody has looked at.
+		{"a_call_of_next_year", nil, errnoENOSYS},
+		{"nfsservctl", nil, errnoENOSYS},
+		{"lookup_dcookie", nil, errnoENOSYS},
+	} {
+		for _, arch := range []string{AMD64, ARM64} {
+			if v := Lookup(plan(t, arch), tc.call, tc.args...); v.Errno != tc.want || v.Allowed() != (tc.want == 0) {
+				t.Errorf("%s: %s%#x answers %s, want errno %d", arch, tc.call, tc.args, v, tc.want)
+			}
+		}
+	}
+}
+
+func TestLegacyCallsAreOnlyThereWhereTheyExist(t *testing.T) {
+	for _, call := range []string{"open", "fork", "modify_ldt"} {
+		listed := func(arch string) bool {
+			return slices.ContainsFunc(plan(t, arch).Syscalls, func(s specs.LinuxSyscall) bool { return slices.Contains(s.Names, call) })
+		}
+		if !listed(AMD64) || listed(ARM64) {
+			t.Errorf("%s: amd64 %v, arm64 %v", call, listed(AMD64), listed(ARM64))
+		}
+	}
+}
+
+// TestOneAnswer checks on the plan itself that no call with given arguments gets two answers, so that the order in which
+// libseccomp arranges rules cannot matter.
+func TestOneAnswer(t *testing.T) {
+	p := plan(t, AMD64)
+	interesting := []uint64{0, 1, 2, 6, 8, 9, 10, 16, 17, 31, 38, tiocSTI, tiocLINUX, tiocSETD, 0x20000, 0x20008, 1 << 31, low32}
+	r := rand.New(rand.NewPCG(1, 2))
+	value := func() uint64 {
+		v := interesting[r.IntN(len(interesting))]
+		switch r.IntN(4) {
+		case 0:
+			v ^= 1 << r.IntN(64)
+		case 1:
+			v |= r.Uint64() << 32
+		}
+		return v
+	}
+	for _, call := range []string{"clone", "socket", "socketpair", "setsockopt", "ioctl", "personality"} {
+		for range 20000 {
+			args := []uint64{value(), value(), value()}
+			var got []Verdict
+			for _, rule := range p.Syscalls {
+				if v := verdict(rule.Action, rule.ErrnoRet); slices.Contains(rule.Names, call) && holds(rule.Args, args) && !slices.Contains(got, v) {
+					got = append(got, v)
+				}
+			}
+			if len(got) > 1 {
+				t.Fatalf("%s%#x gets the answers %v", call, args, got)
+			}
+		}
+	}
+}
+
+func TestNoneOf(t *testing.T) {
+	for _, tc := range []struct {
+		mask   uint32
+		values []uint32
+	}{
+		{low32, []uint32{0}},
+		{low32, []uint32{low32}},
+		{low32, []uint32{tiocSTI, tiocLINUX, tiocSETD}},
+		{0xffff, []uint32{tiocSTI, tiocLINUX, tiocSETD}},
+		{afMask, []uint32{afUnix, afInet, afInet6, afNetlink}},
+		{0x81, []uint32{0x80}},
+	} {
+		alternatives := noneOf(1, tc.mask, tc.values...)
+		for v := range uint64(1 << 16) {
+			for _, probe := range []uint64{v, v << 16, low32 - v, 1<<32 | v} {
+				met := 0
+				for _, a := range alternatives {
+					if probe&a[0].Mask == a[0].Value {
+						met++
+					}
+				}
+				want := 1
+				if slices.Contains(tc.values, uint32(probe)&tc.mask) {
+					want = 0
+				}
+				if met != want {
+					t.Fatalf("mask %#x, not %#x: %#x met by %d alternatives, want %d", tc.mask, tc.values, probe, met, want)
+				}
+			}
+		}
+	}
+}
+
+func TestPlanRefuses(t *testing.T) {
+	read := Group{Reason: "read", Calls: []string{"read"}}
+	for name, groups := range map[string][]Group{
+		"nothing":                        {},
+		"an empty group":                 {read, {Reason: "empty"}},
+		"a call decided twice":           {read, {Reason: "again", Calls: []string{"read"}, Errno: 1}},
+		"a condition beside none":        {read, {Reason: "again", Calls: []string{"read"}, When: anyOf(0, 1)}},
+		"none beside a condition":        {{Reason: "again", Calls: []string{"read"}, When: anyOf(0, 1)}, read},
+		"two conditions on one argument": {read, {Reason: "range", Calls: []string{"write"}, When: [][]Cond{{is(0, 1), is(0, 2)}}}},
+		"a seventh argument":             {read, {Reason: "seventh", Calls: []string{"write"}, When: anyOf(6, 1)}},
+		"a value outside its mask":       {read, {Reason: "never", Calls: []string{"write"}, When: [][]Cond{{{Arg: 0, Mask: 1, Value: 2}}}}},
+		"an alternative without any":     {read, {Reason: "always", Calls: []string{"write"}, When: [][]Cond{{}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := Plan(Filter{Name: "x", Groups: groups}, AMD64, able); err == nil {
+				t.Error("planned")
+			}
+		})
+	}
+	if _, err := Plan(Default(), "mips", able); err == nil {
+		t.Error("planned for an architecture that it does not know")
+	}
+	var unsupported *UnsupportedError
+	if _, err := Plan(Default(), AMD64, Abilities{}); !errors.As(err, &unsupported) {
+		t.Errorf("a kernel without seccomp: %v", err)
+	}
+}
