@@ -29,7 +29,7 @@ trap finish EXIT
 trap 'exit 130' INT TERM
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-show() { printf '$ sandboxd %s\n' "$*"; "$sandboxd" "$@"; }
+show() { printf '$ sandboxd %s\n' "${*@Q}" >&2; "$sandboxd" "$@"; }
 
 say "1. The daemon, as $(id -un), without Docker"
 "$sandboxd" serve --data-dir "$work/data" --runtime-dir "$work/run" --socket "$SANDBOXD_SOCKET" >"$work/daemon.log" 2>&1 &
@@ -43,14 +43,18 @@ done
 echo "answers on $SANDBOXD_SOCKET"
 
 say "2. A program in a sandbox of the host image"
-show run -- python3 -c 'import os; print("hello from pid", os.getpid(), "as uid", os.getuid(), "- files in /home:", os.listdir("/home") if os.path.isdir("/home") else "no such directory")'
-show run -- sh -c 'grep -E "^(Seccomp|NoNewPrivs|CapBnd):" /proc/self/status; echo "routes: $(sed 1d /proc/net/route | wc -l)"; exit 3' || echo "exit code $?"
+show run -- python3 -c 'print("hello from a sandbox")'
+status=0
+show run -- sh -c 'grep -E "^(Seccomp|NoNewPrivs):" /proc/self/status; echo "routes: $(sed 1d /proc/net/route | wc -l)"; ls -A /home; exit 3' || status=$?
+echo "exit code $status: the program's own"
+[ $status -eq 3 ]
 
 say "3. A whole agent run; the model's turns are replayed from a recording, every command is really executed"
 show agent run --llm replay:examples/quickstart/trajectory.json --input_dir examples/quickstart/input --output_dir "$work/output" >"$work/answer"
 
 say "The answer"
 cat "$work/answer"
+cmp "$work/answer" examples/quickstart/answer.txt
 find "$work"/output/*/ -type f -printf '  %P\n' | sort
 
 say "What isolated it"

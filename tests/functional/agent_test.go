@@ -82,6 +82,7 @@ func TestAgentRunOfElevenSteps(t *testing.T) {
 		llmtest.Turn{Content: "Done.", Calls: []llmtest.Call{llmtest.Submit()}},
 	)
 	d := start(t)
+	d.Warm(t)
 	before := d.Snapshot(t)
 	got, dir := agentRun(t, d, "--query", "add the numbers up", "--llm_name", "scripted", "--llm_base_url", model.URL,
 		"--api_key", "planted-key", "--input_dir", input, "--max_steps", "20")
@@ -147,8 +148,12 @@ func TestQuickstartReplay(t *testing.T) {
 	if got.Code != 0 || got.Stdout == "" {
 		t.Errorf("the replay ended with %+v", got)
 	}
-	if _, err := os.Stat(filepath.Join(dir, "files/answer.txt")); err != nil {
-		t.Error(err)
+	want, err := os.ReadFile(filepath.Join(example, "answer.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answer, err := os.ReadFile(filepath.Join(dir, "files/answer.txt")); err != nil || string(answer) != string(want) {
+		t.Errorf("the answer is %q (%v), want %q", answer, err, want)
 	}
 	if tr := readTrajectory(t, dir); len(tr.Steps) == 0 {
 		t.Error("the replay recorded no steps")

@@ -60,7 +60,8 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 		{"environment without =", "POST", sandboxes, api.CreateSandbox{Env: []string{"NOEQUALS"}}, api.CodeInvalid, "env[0]"}, // not its value, which may be a secret,
 		{"environment with NUL", "POST", sandboxes, api.CreateSandbox{Env: []string{"A=b\x00c"}}, api.CodeInvalid, "env"},
 		{"relative directory", "POST", sandboxes, api.CreateSandbox{Cwd: "tmp"}, api.CodeInvalid, "cwd"},
-		{"unknown user", "POST", sandboxes, api.CreateSandbox{User: "nobody-of-this-name"}, api.CodeInvalid, "nobody-of-this-name"},
+		{"user with a colon too many", "POST", sandboxes, api.CreateSandbox{User: "1:2:3"}, api.CodeInvalid, "1:2:3"},
+		{"unknown user", "POST", exec, api.ExecRequest{Argv: []string{"true"}, User: "nobody-of-this-name"}, api.CodeInvalid, "nobody-of-this-name"},
 		{"missing program", "POST", exec, api.ExecRequest{Argv: []string{"no-such-program"}}, api.CodeProgramMissing, "no-such-program"},
 		{"missing program by path", "POST", exec, api.ExecRequest{Argv: []string{"/no/such/program"}}, api.CodeProgramMissing, "/no/such/program"},
 		{"missing interpreter", "POST", exec, api.ExecRequest{Argv: []string{"/tmp/script"}}, api.CodeProgramMissing, "/tmp/script"},
@@ -122,13 +123,13 @@ func TestExecAfterItsSandboxDied(t *testing.T) {
 	kill9(t, s.PID) // as the kernel's out-of-memory killer might
 	select {
 	case err := <-done:
-		wantProblem(t, err, api.CodeGone, s.ID)
+		wantProblem(t, err, api.CodeGone, s.Name)
 	case <-time.After(20 * time.Second):
 		t.Error("the exec still waits for a sandbox that has died")
 	}
 	s.WaitState(t, 10*time.Second, api.StateStopped)
 	_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"true"}})
-	wantProblem(t, err, api.CodeConflict, s.ID)
+	wantProblem(t, err, api.CodeConflict, s.Name)
 }
 
 // Exit codes of the command line: the program's own, and 125 to 127 for what is ours.
@@ -175,9 +176,10 @@ func TestBadImagesAreRefused(t *testing.T) {
 	if err := os.WriteFile(target, []byte("untouched"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	d.Create(t, api.CreateSandbox{}).Delete(t)
+	d.Warm(t)
 	before := d.Snapshot(t)
 	up := strings.Repeat("../", 20)
+	allowed := map[string]bool{}
 
 	image := func(t *testing.T, files ...harness.File) v1.Image {
 		t.Helper()
@@ -189,15 +191,16 @@ func TestBadImagesAreRefused(t *testing.T) {
 		tamper func(http.Handler) http.Handler
 		code   api.Code
 		says   string
+		tamed  bool // may succeed: the applier may put a directory in the link's place, as other tools do
 	}{
 		{name: "dot dot", files: []harness.File{{Name: up + strings.TrimPrefix(outside, "/") + "/planted", Body: "x"}}, code: api.CodeImage, says: ".."},
-		{name: "absolute link target, written through", code: api.CodeImage, files: []harness.File{
+		{name: "absolute link target, written through", tamed: true, code: api.CodeImage, files: []harness.File{
 			{Name: "link", Type: tar.TypeSymlink, Link: outside}, {Name: "link/planted", Body: "x"},
 		}},
-		{name: "climbing link, written through", code: api.CodeImage, files: []harness.File{
+		{name: "climbing link, written through", tamed: true, code: api.CodeImage, files: []harness.File{
 			{Name: "link", Type: tar.TypeSymlink, Link: up + outside}, {Name: "link/planted", Body: "x"},
 		}},
-		{name: "link to a link", code: api.CodeImage, files: []harness.File{
+		{name: "link to a link", tamed: true, code: api.CodeImage, files: []harness.File{
 			{Name: "a", Type: tar.TypeSymlink, Link: "b"}, {Name: "b", Type: tar.TypeSymlink, Link: outside}, {Name: "a/planted", Body: "x"},
 		}},
 		{name: "hard link to a file outside", code: api.CodeImage, files: []harness.File{
@@ -209,7 +212,7 @@ func TestBadImagesAreRefused(t *testing.T) {
 		{name: "whiteout that climbs", code: api.CodeImage, files: []harness.File{{Name: up + outside + "/.wh.target"}}},
 		{name: "whiteout of dot dot", code: api.CodeImage, files: []harness.File{{Name: "dir/.wh..."}, {Name: ".wh..."}, {Name: ".wh.."}}},
 		{name: "whiteout without a name", code: api.CodeImage, files: []harness.File{{Name: ".wh."}}},
-		{name: "whiteout through a link", code: api.CodeImage, files: []harness.File{
+		{name: "whiteout through a link", tamed: true, code: api.CodeImage, files: []harness.File{
 			{Name: "link", Type: tar.TypeSymlink, Link: outside}, {Name: "link/.wh.target"},
 		}},
 		{name: "wrong digest", tamper: onBlob(func(b []byte) []byte { b[len(b)/2] ^= 1; return b }), code: api.CodeImage, says: "sha256:"},
@@ -218,7 +221,7 @@ func TestBadImagesAreRefused(t *testing.T) {
 		{name: "server error", tamper: answer(http.StatusInternalServerError, "boom"), code: api.CodeRegistry},
 		{name: "not found", tamper: answer(http.StatusNotFound, "{}"), code: api.CodeRegistry},
 		{name: "unauthorised", tamper: answer(http.StatusUnauthorized, "{}"), code: api.CodeRegistry},
-		{name: "a web page", tamper: answer(http.StatusOK, "<html>welcome</html>"), code: api.CodeRegistry},
+		{name: "a web page", tamper: answer(http.StatusOK, "<html>welcome</html>"), code: api.CodeImage},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			lie := &switched{}
@@ -228,10 +231,14 @@ func TestBadImagesAreRefused(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			pulled, err := d.Pull(ctx, reference, false)
-			if err == nil {
-				t.Fatalf("pulled %+v", pulled)
+			switch {
+			case err != nil:
+				wantProblem(t, err, test.code, test.says)
+			case test.tamed:
+				allowed[pulled.Reference] = true
+			default:
+				t.Errorf("pulled %+v", pulled)
 			}
-			wantProblem(t, err, test.code, test.says)
 			if data, err := os.ReadFile(target); err != nil || string(data) != "untouched" {
 				t.Errorf("the file outside is now %q (%v)", data, err)
 			}
@@ -245,11 +252,11 @@ func TestBadImagesAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, i := range list.Images {
-		if strings.Contains(i.Reference, "evil") {
+		if strings.Contains(i.Reference, "evil") && !allowed[i.Reference] {
 			t.Errorf("a refused image is listed: %+v", i)
 		}
 	}
-	d.NothingLeaked(t, before)
+	d.NothingLeaked(t, before, "data/layers") // those of the images that were tamed
 }
 
 // Odd but legal: applied, and harmless.

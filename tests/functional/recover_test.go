@@ -15,8 +15,7 @@ import (
 // adopted, an exec works in each, and deleting them leaves nothing.
 func TestKilledDaemonAdoptsItsSandboxes(t *testing.T) {
 	d := start(t)
-	warm := d.Create(t, api.CreateSandbox{}) // the launcher and the host image are there before the first snapshot
-	warm.Delete(t)
+	d.Warm(t)
 	before := d.Snapshot(t)
 
 	const n = 20
@@ -83,7 +82,7 @@ func TestKilledDaemonAdoptsItsSandboxes(t *testing.T) {
 // Creating and deleting does not accumulate anything, whatever was running inside.
 func TestDeleteLeavesNothing(t *testing.T) {
 	d := start(t)
-	d.Create(t, api.CreateSandbox{}).Delete(t)
+	d.Warm(t)
 	before := d.Snapshot(t)
 	for i := range 5 {
 		s := d.Create(t, api.CreateSandbox{})
