@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -235,8 +236,8 @@ func (t *toolbox) numbered(l [][]byte, first int) string {
 	if to > from {
 		fmt.Fprintf(&b, "%s<Lines %d to %d left out for saving context; see them with view_range>%s\n", dashes, first+from, first+to-1, dashes)
 	}
-	for i := len(tail) - 1; i >= 0; i-- {
-		b.WriteString(tail[i])
+	for _, s := range slices.Backward(tail) {
+		b.WriteString(s)
 	}
 	return b.String()
 }

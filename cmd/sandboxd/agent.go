@@ -103,8 +103,7 @@ stdout.`,
 
 func (o *agentRunOptions) addFlags(f *pflag.FlagSet) {
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		switch name = strings.ReplaceAll(name, "-", "_"); name {
-		case "docker_image":
+		if name = strings.ReplaceAll(name, "-", "_"); name == "docker_image" {
 			name = "image"
 		}
 		return pflag.NormalizedName(name)
@@ -164,7 +163,7 @@ func runAgent(ctx context.Context, opts agentRunOptions, changed func(string) bo
 	}
 	run.OnStep = func(s agent.Step) {
 		// Who closes our stderr still gets the record.
-		_ = agent.PrintStep(d.stderr, s) //nolint:errcheck // see above
+		_ = agent.PrintStep(d.stderr, s)
 	}
 	run.OnNote = func(text string) { fmt.Fprintf(d.stderr, "sandboxd: %s\n", printable(text)) }
 
