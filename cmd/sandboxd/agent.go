@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 	"time"
@@ -256,6 +257,13 @@ func (o *agentRunOptions) resolve(changed func(string) bool, getenv func(string)
 		run.Model = replay
 		run.ModelName = first(o.llmName, "replay")
 		run.Query = first(run.Query, replay.Recording().ProblemStatement)
+		// The recorded run stayed within its limits. Defaults must not end its replay, which costs nothing, before it did.
+		if !changed("max_token_limit") {
+			run.MaxTokenLimit = math.MaxInt
+		}
+		if !changed("max_steps") {
+			run.MaxSteps = max(run.MaxSteps, len(replay.Recording().Turns))
+		}
 	} else if o.model != "" {
 		return run, usagef("--llm %q: want replay:FILE; a live model is named with --llm_name", o.model)
 	}
