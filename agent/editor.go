@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -159,7 +160,7 @@ func (t *toolbox) view(ctx context.Context, p string, viewRange *[]integer) (str
 		if viewRange != nil && len(*viewRange) > 0 {
 			return "", mistake("Error: `view_range` is for files, and %s is not a regular file.", p)
 		}
-		return t.list(ctx, p, err)
+		return t.list(ctx, p)
 	}
 	if err != nil {
 		return "", err
@@ -235,14 +236,14 @@ func (t *toolbox) numbered(l [][]byte, first int) string {
 	if to > from {
 		fmt.Fprintf(&b, "%s<Lines %d to %d left out for saving context; see them with view_range>%s\n", dashes, first+from, first+to-1, dashes)
 	}
-	for i := len(tail) - 1; i >= 0; i-- {
-		b.WriteString(tail[i])
+	for _, s := range slices.Backward(tail) {
+		b.WriteString(s)
 	}
 	return b.String()
 }
 
-// list shows a directory two levels deep. cause is why reading it as a file was refused.
-func (t *toolbox) list(ctx context.Context, p string, cause error) (string, error) {
+// list shows a directory two levels deep.
+func (t *toolbox) list(ctx context.Context, p string) (string, error) {
 	// The slash makes find follow a link to a directory and refuse everything else; -print0 keeps names with newlines whole.
 	out, ok, err := t.small(ctx, "find", strings.TrimRight(p, "/")+"/", "-mindepth", "1", "-maxdepth", "2",
 		"(", "-name", ".*", "-prune", ")", "-o", "-print0")
@@ -250,7 +251,7 @@ func (t *toolbox) list(ctx context.Context, p string, cause error) (string, erro
 		return "", err
 	}
 	if !ok {
-		return "", mistake("Error: cannot view %s: %v", p, cause)
+		return "", mistake("Error: cannot view %s: it is neither a regular file nor a directory that can be listed.", p)
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "Here's the files and directories up to 2 levels deep in %s, excluding hidden:\n%s\n", p, p)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,17 +53,17 @@ func sendDir(ctx context.Context, sandbox Sandbox, dir, target string) (skipped 
 	if err != nil {
 		return nil, fmt.Errorf("open the input directory: %w", err)
 	}
-	defer root.Close() //nolint:errcheck // only read from
+	defer root.Close()
 	pr, pw := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
 		var err error
 		skipped, err = packDir(root, pw)
-		pw.CloseWithError(err)
+		_ = pw.CloseWithError(err) // always nil
 		packed <- err
 	}()
 	sendErr := sandbox.ArchiveIn(ctx, target, pr)
-	pr.CloseWithError(errors.New("the sandbox stopped reading"))
+	_ = pr.CloseWithError(errors.New("the sandbox stopped reading")) // always nil
 	packErr := <-packed
 	if sendErr != nil && !errors.Is(sendErr, packErr) {
 		return nil, fmt.Errorf("copy %s into the sandbox: %w", dir, sendErr)
@@ -214,9 +215,9 @@ func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, erro
 			}
 		}
 	}
-	for i := len(dirs) - 1; i >= 0; i-- {
-		if err := finish(root, dirs[i].Name, dirs[i], 0o700); err != nil {
-			c.skip(dirs[i].Name, err.Error())
+	for _, h := range slices.Backward(dirs) {
+		if err := finish(root, h.Name, h, 0o700); err != nil {
+			c.skip(h.Name, err.Error())
 		}
 	}
 	return c, nil
@@ -250,8 +251,12 @@ func extractEntry(root *os.Root, r io.Reader, h *tar.Header, name string) (made 
 		if reason := throughLink(root, path.Dir(target)); reason != "" {
 			return false, "hard link " + reason, nil
 		}
-		if fi, err := root.Lstat(target); err != nil || !fi.Mode().IsRegular() {
-			return false, "hard link to what is not a file of this archive", nil
+		fi, err := root.Lstat(target)
+		if err != nil {
+			return false, "hard link to what is not in this archive: " + brief(err), nil
+		}
+		if !fi.Mode().IsRegular() {
+			return false, "hard link to what is not a file", nil
 		}
 		if err := root.Link(target, name); err != nil {
 			return false, brief(err), nil
@@ -313,13 +318,11 @@ func throughLink(root *os.Root, dir string) (reason string) {
 
 // brief is an error without the path, which stands beside it already.
 func brief(err error) string {
-	var pathErr *fs.PathError
-	if errors.As(err, &pathErr) {
-		return pathErr.Err.Error()
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e.Err.Error()
 	}
-	var linkErr *os.LinkError
-	if errors.As(err, &linkErr) {
-		return linkErr.Err.Error()
+	if e, ok := errors.AsType[*os.LinkError](err); ok {
+		return e.Err.Error()
 	}
 	return err.Error()
 }
@@ -330,7 +333,7 @@ func readAnswer(filesDir string, limit int64) (text string, found bool, err erro
 	if err != nil {
 		return "", false, err
 	}
-	defer root.Close() //nolint:errcheck // only read from
+	defer root.Close()
 	fi, err := root.Lstat("answer.txt")
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !fi.Mode().IsRegular() {
 		return "", false, nil
@@ -342,7 +345,7 @@ func readAnswer(filesDir string, limit int64) (text string, found bool, err erro
 	if err != nil {
 		return "", false, err
 	}
-	defer f.Close() //nolint:errcheck // only read from
+	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, limit))
 	return string(b), err == nil, err
 }

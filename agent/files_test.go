@@ -96,10 +96,18 @@ func TestHostileArchive(t *testing.T) {
 		want    map[string]string
 		skipped []string
 	}{
-		{"ordinary", []entry{{name: "./", typ: tar.TypeDir}, {name: "./a", content: "1"}, {name: "d/e/f", content: "2"}, {name: "d/", typ: tar.TypeDir, mode: 0o500}, {name: "l", typ: tar.TypeSymlink, link: "d/e/f"}, {name: "h", typ: tar.TypeLink, link: "a"}},
-			m{"a": "1", "d": "/", "d/e": "/", "d/e/f": "2", "l": "-> d/e/f", "h": "1"}, nil},
-		{"links stay links", []entry{{name: "abs", typ: tar.TypeSymlink, link: "/etc/passwd"}, {name: "up", typ: tar.TypeSymlink, link: "../secret"}, {name: "gone", typ: tar.TypeSymlink, link: "nowhere"}},
-			m{"abs": "-> /etc/passwd", "up": "-> ../secret", "gone": "-> nowhere"}, nil},
+		{
+			"ordinary",
+			[]entry{{name: "./", typ: tar.TypeDir}, {name: "./a", content: "1"}, {name: "d/e/f", content: "2"}, {name: "d/", typ: tar.TypeDir, mode: 0o500}, {name: "l", typ: tar.TypeSymlink, link: "d/e/f"}, {name: "h", typ: tar.TypeLink, link: "a"}},
+			m{"a": "1", "d": "/", "d/e": "/", "d/e/f": "2", "l": "-> d/e/f", "h": "1"},
+			nil,
+		},
+		{
+			"links stay links",
+			[]entry{{name: "abs", typ: tar.TypeSymlink, link: "/etc/passwd"}, {name: "up", typ: tar.TypeSymlink, link: "../secret"}, {name: "gone", typ: tar.TypeSymlink, link: "nowhere"}},
+			m{"abs": "-> /etc/passwd", "up": "-> ../secret", "gone": "-> nowhere"},
+			nil,
+		},
 		{"dot dot", []entry{{name: "../secret", content: "x"}, {name: "a/../../secret", content: "x"}, {name: "a/../b", content: "y"}}, m{"b": "y"}, []string{"../secret", "a/../../secret"}},
 		{"absolute", []entry{{name: "/tmp/agent-test-absolute", content: "x"}}, m{}, []string{"/tmp/agent-test-absolute"}},
 		{"write through a link", []entry{{name: "l", typ: tar.TypeSymlink, link: "../secret"}, {name: "l", content: "x"}}, m{"l": "-> ../secret"}, []string{"l"}},

@@ -111,9 +111,9 @@ func (r *run) loop(ctx context.Context, system, user string) (ExitReason, string
 		r.OnStep(rec)
 		switch {
 		case callErr != nil && ctx.Err() != nil:
-			return interrupted(ctx), context.Cause(ctx).Error(), nil
+			return interrupted(ctx), context.Cause(ctx).Error(), nil //nolint:nilerr // how a run ends is a result
 		case callErr != nil:
-			return ExitSandboxLost, callErr.Error(), nil
+			return ExitSandboxLost, callErr.Error(), nil //nolint:nilerr // how a run ends is a result
 		case submitted:
 			return ExitSubmitted, "", nil
 		case idle >= MaxIdleTurns:

@@ -40,13 +40,7 @@ func summary(c ToolRecord) string {
 	if json.Unmarshal([]byte(c.Arguments), &args) != nil {
 		return clipMiddle(c.Function, printWidth) + " " + clipMiddle(c.Arguments, printWidth)
 	}
-	text := clipMiddle(c.Function, printWidth)
-	for _, part := range []string{args.Command, args.Path} {
-		if part != "" {
-			text += " " + part
-		}
-	}
-	return text
+	return strings.TrimRight(clipMiddle(c.Function, printWidth)+" "+args.Command+" "+args.Path, " ")
 }
 
 func indent(text, prefix string) string {

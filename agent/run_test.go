@@ -66,7 +66,7 @@ func readTrajectory(t *testing.T, dir string) Trajectory {
 }
 
 // run runs and checks what must hold for every run: the sandbox is deleted once, the record is whole and says the reason.
-func mustRun(t *testing.T, ctx context.Context, opts Options, sandbox *fakeSandbox, reason ExitReason) (*Result, Trajectory) { //nolint:revive // t first, as in all helpers
+func mustRun(t *testing.T, ctx context.Context, opts Options, sandbox *fakeSandbox, reason ExitReason) (*Result, Trajectory) {
 	t.Helper()
 	res, err := Run(ctx, opts)
 	if err != nil {
@@ -89,15 +89,14 @@ func mustRun(t *testing.T, ctx context.Context, opts Options, sandbox *fakeSandb
 }
 
 func TestElevenSteps(t *testing.T) {
-	lines := func(args map[string]any) llmtest.Call { return llmtest.Edit(args) }
 	opts, sandbox, srv := newRun(t,
 		llmtest.Turn{Content: "Let me look.", Reasoning: "I should look first.", PromptTokens: 100, Calls: []llmtest.Call{llmtest.Bash("ls in; cat in/numbers.txt")}},
-		turn(lines(map[string]any{"command": "view", "path": "in/numbers.txt"})),
-		turn(lines(map[string]any{"command": "create", "path": "sum.awk", "file_text": "\t{ s += $1 }\nEND { print s }\n"})),
+		turn(llmtest.Edit(map[string]any{"command": "view", "path": "in/numbers.txt"})),
+		turn(llmtest.Edit(map[string]any{"command": "create", "path": "sum.awk", "file_text": "\t{ s += $1 }\nEND { print s }\n"})),
 		turn(llmtest.Bash("awk -f sum.awk in/numbers.txt")),
-		turn(lines(map[string]any{"command": "str_replace", "path": "sum.awk", "old_str": "print s", "new_str": "print \"sum\", s"})),
-		turn(lines(map[string]any{"command": "insert", "path": "sum.awk", "insert_line": 0, "new_str": "# sums the first column"})),
-		turn(lines(map[string]any{"command": "view", "path": "sum.awk", "view_range": []int{2, -1}})),
+		turn(llmtest.Edit(map[string]any{"command": "str_replace", "path": "sum.awk", "old_str": "print s", "new_str": "print \"sum\", s"})),
+		turn(llmtest.Edit(map[string]any{"command": "insert", "path": "sum.awk", "insert_line": 0, "new_str": "# sums the first column"})),
+		turn(llmtest.Edit(map[string]any{"command": "view", "path": "sum.awk", "view_range": []int{2, -1}})),
 		turn(llmtest.Bash("mkdir -p out/sub && awk -f sum.awk in/numbers.txt > out/answer.txt && cp sum.awk out/sub/ && ln -s sub/sum.awk out/link")),
 		turn(llmtest.Bash("cat out/missing")),
 		turn(llmtest.Bash("cat out/answer.txt")),

@@ -456,8 +456,10 @@ func TestPrintableNeutralisesTerminals(t *testing.T) {
 }
 
 func FuzzToolCall(f *testing.F) {
-	for _, seed := range []string{`{}`, ``, `null`, `{"command":"view","path":"f"}`, `{"command":"create","path":"f","file_text":"x"}`,
-		`{"command":"insert","path":"f","insert_line":1,"new_str":"x","view_range":[1,-1]}`, `{"command":"str_replace","path":"f","old_str":"a","new_str":"b"}`, `{"command":1e999}`, `{"insert_line":1e400}`} {
+	for _, seed := range []string{
+		`{}`, ``, `null`, `{"command":"view","path":"f"}`, `{"command":"create","path":"f","file_text":"x"}`,
+		`{"command":"insert","path":"f","insert_line":1,"new_str":"x","view_range":[1,-1]}`, `{"command":"str_replace","path":"f","old_str":"a","new_str":"b"}`, `{"command":1e999}`, `{"insert_line":1e400}`,
+	} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, arguments string) {

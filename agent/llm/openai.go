@@ -98,8 +98,7 @@ func (o *OpenAI) Complete(ctx context.Context, req Request) (*Response, error) {
 	}
 	resp, err := parseCompletion(body)
 	if err != nil {
-		var e *Error
-		if errors.As(err, &e) {
+		if e, ok := errors.AsType[*Error](err); ok {
 			e.Endpoint = o.baseURL
 		}
 		return nil, err
@@ -109,7 +108,7 @@ func (o *OpenAI) Complete(ctx context.Context, req Request) (*Response, error) {
 
 // chatParams is the pure part: from our request to the SDK's.
 func chatParams(req Request) (openai.ChatCompletionNewParams, error) {
-	params := openai.ChatCompletionNewParams{Model: shared.ChatModel(req.Model)}
+	params := openai.ChatCompletionNewParams{Model: req.Model}
 	for i, m := range req.Messages {
 		raw, err := json.Marshal(m)
 		if err != nil {

@@ -96,7 +96,7 @@ func OpenReplay(path string) (*Replay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open recording: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // opened for reading
+	defer f.Close()
 	rec, err := ReadRecording(f)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 	"time"
@@ -103,8 +104,7 @@ stdout.`,
 
 func (o *agentRunOptions) addFlags(f *pflag.FlagSet) {
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		switch name = strings.ReplaceAll(name, "-", "_"); name {
-		case "docker_image":
+		if name = strings.ReplaceAll(name, "-", "_"); name == "docker_image" {
 			name = "image"
 		}
 		return pflag.NormalizedName(name)
@@ -164,7 +164,7 @@ func runAgent(ctx context.Context, opts agentRunOptions, changed func(string) bo
 	}
 	run.OnStep = func(s agent.Step) {
 		// Who closes our stderr still gets the record.
-		_ = agent.PrintStep(d.stderr, s) //nolint:errcheck // see above
+		_ = agent.PrintStep(d.stderr, s)
 	}
 	run.OnNote = func(text string) { fmt.Fprintf(d.stderr, "sandboxd: %s\n", printable(text)) }
 
@@ -257,6 +257,13 @@ func (o *agentRunOptions) resolve(changed func(string) bool, getenv func(string)
 		run.Model = replay
 		run.ModelName = first(o.llmName, "replay")
 		run.Query = first(run.Query, replay.Recording().ProblemStatement)
+		// The recorded run stayed within its limits. Defaults must not end its replay, which costs nothing, before it did.
+		if !changed("max_token_limit") {
+			run.MaxTokenLimit = math.MaxInt
+		}
+		if !changed("max_steps") {
+			run.MaxSteps = max(run.MaxSteps, len(replay.Recording().Turns))
+		}
 	} else if o.model != "" {
 		return run, usagef("--llm %q: want replay:FILE; a live model is named with --llm_name", o.model)
 	}

@@ -2,8 +2,11 @@ package main
 
 import (
 	"archive/tar"
+	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -200,21 +203,18 @@ func TestAgentRunInterrupted(t *testing.T) {
 	asked := make(chan struct{})
 	srv := llmtest.Start(t, llmtest.Turn{Hang: true, Check: func(llmtest.Request) error { close(asked); return nil }})
 	cmd := command(t, f.start(t), "agent", "run", "--query", "q", "--llm_name", "m", "--llm_base_url", srv.URL)
-	signalled := make(chan error, 1)
-	go func() {
-		select {
-		case <-asked:
-			signalled <- cmd.Process.Signal(syscall.SIGTERM)
-		case <-t.Context().Done():
-			signalled <- t.Context().Err()
-		}
-	}()
-	got := finish(t, cmd)
-	if err := <-signalled; err != nil {
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if got.code != 1 || got.stdout != "so far\n" || !strings.Contains(got.stderr, "ended: interrupted") {
-		t.Errorf("exit %d, stdout %q, stderr %q", got.code, got.stdout, got.stderr)
+	<-asked // or the test's own deadline
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 || stdout.String() != "so far\n" || !strings.Contains(stderr.String(), "ended: interrupted") {
+		t.Errorf("%v, stdout %q, stderr %q", err, stdout.String(), stderr.String())
 	}
 	nothingLeft(f)
 	if !slices.Contains(f.log, "DELETE /v1/sandboxes/sb1") {

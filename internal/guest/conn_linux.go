@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -15,8 +16,9 @@ import (
 // A conn is one end of a SOCK_SEQPACKET connection: whole packets with descriptors. Sending and receiving may happen at
 // the same time; each of them by one goroutine.
 type conn struct {
-	f  *os.File
-	rc syscall.RawConn
+	f      *os.File
+	rc     syscall.RawConn
+	closed atomic.Bool
 }
 
 // newConn takes over fd, which must be non-blocking so that the runtime's poller waits for it.
@@ -30,7 +32,19 @@ func newConn(fd int) (*conn, error) {
 	return &conn{f: f, rc: rc}, nil
 }
 
-func (c *conn) close() error { return c.f.Close() }
+func (c *conn) close() error {
+	c.closed.Store(true)
+	return c.f.Close()
+}
+
+// closedErr gives the error of an operation on a closed connection the name that others can test for; package os has
+// none for raw operations.
+func (c *conn) closedErr(err error) error {
+	if err != nil && c.closed.Load() {
+		return os.ErrClosed
+	}
+	return err
+}
 
 // buffers are reused because a packet is rare and its buffer is not small. They are taken when a packet has arrived, not
 // while waiting for one: a thousand idle connections cost no buffer.
@@ -55,7 +69,7 @@ func (c *conn) send(p []byte, fds ...int) error {
 		}
 	})
 	if err != nil {
-		return err
+		return c.closedErr(err)
 	}
 	return sent
 }
@@ -117,6 +131,8 @@ func (c *conn) recv() (packet, []int, error) {
 	})
 	if err == nil {
 		err = got
+	} else {
+		err = c.closedErr(err)
 	}
 	if err != nil {
 		closeAll(fds)

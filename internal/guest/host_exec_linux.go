@@ -332,7 +332,8 @@ func (e *Exec) Kill() error {
 	if err := e.tell("kill", kindKill, none{}); err != nil {
 		return err
 	}
-	if err := e.conn.f.SetReadDeadline(time.Now().Add(exitGrace)); err != nil && !errors.Is(err, os.ErrClosed) {
+	err := e.conn.closedErr(e.conn.f.SetReadDeadline(time.Now().Add(exitGrace)))
+	if err != nil && !errors.Is(err, os.ErrClosed) { // closed: it has exited
 		return fmt.Errorf("kill: %w", err)
 	}
 	return nil

@@ -3,7 +3,6 @@ package guest
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -159,19 +158,58 @@ func helper(tb testing.TB, name string) ExecRequest {
 var helpers = map[string]func(){
 	// The first thread ends and the others go on.
 	"headless": func() {
-		goruntime.LockOSThread()
-		for tid := range tasks() {
-			if tid != os.Getpid() {
-				continue
+		fmt.Println("up")
+		var try func()
+		try = func() {
+			goruntime.LockOSThread()
+			if unix.Gettid() == unix.Getpid() {
+				_, _, _ = unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
 			}
+			go try()
+			select {}
 		}
-		headless()
+		go try()
+		select {}
+	},
+	// Tells what it finds itself with.
+	"self": func() {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		for _, fd := range fds {
+			name, err := os.Readlink("/proc/self/fd/" + fd.Name())
+			if err != nil || strings.HasPrefix(name, "anon_inode:") {
+				continue // the directory that is being read, and the Go runtime's own
+			}
+			if strings.HasPrefix(name, "/sys/fs/cgroup/") {
+				continue // the Go runtime's own as well
+			}
+			fmt.Println("fd", fd.Name())
+		}
+		fmt.Println("sid", must(unix.Getsid(0)) == unix.Getpid())
+		fmt.Println("umask", unix.Umask(0))
+		fmt.Println("ignored", ignored())
 	},
 }
 
-func tasks() map[int]bool { return nil }
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
 
-func headless() {}
+// ignored is the mask of ignored signals, without what the Go runtime of this very process may have done.
+func ignored() string {
+	for line := range strings.Lines(string(must(os.ReadFile("/proc/self/status")))) {
+		if v, ok := strings.CutPrefix(line, "SigIgn:"); ok {
+			return strings.TrimSpace(v)
+		}
+	}
+	return "unknown"
+}
 
 // leaks fails the test if it leaves descriptors or goroutines.
 func leaks(tb testing.TB) {
@@ -210,5 +248,3 @@ func asError(tb testing.TB, err error) *Error {
 	}
 	return e
 }
-
-var _ = io.EOF

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -210,14 +211,12 @@ func (s *Server) complete(w http.ResponseWriter, r *http.Request) {
 		case <-s.stop:
 		}
 	case turn.Status != 0:
-		for k, v := range turn.Header {
-			w.Header()[k] = v
-		}
+		maps.Copy(w.Header(), turn.Header)
 		if w.Header().Get("Content-Type") == "" {
 			w.Header().Set("Content-Type", "application/json")
 		}
 		w.WriteHeader(turn.Status)
-		_, _ = io.WriteString(w, turn.Body) //nolint:errcheck // the client may have gone
+		_, _ = io.WriteString(w, turn.Body)
 	default:
 		writeJSON(w, http.StatusOK, completion(n, req.Model, turn))
 	}
@@ -245,9 +244,7 @@ func completion(n int, model string, t Turn) map[string]any {
 	if t.Reasoning != "" {
 		message["reasoning_content"] = t.Reasoning
 	}
-	for k, v := range t.Extra {
-		message[k] = v
-	}
+	maps.Copy(message, t.Extra)
 	finish := t.FinishReason
 	if finish == "" {
 		finish = "stop"
@@ -268,7 +265,7 @@ func completion(n int, model string, t Turn) map[string]any {
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) //nolint:errcheck // the client may have gone
+	_ = json.NewEncoder(w).Encode(v)
 }
 
 // Parse reads and checks a request body as a strict provider does.
