@@ -1,0 +1,137 @@
+// Package engine runs the contract suite of runtime.Engine on the real one: the launcher's binary, libcontainer, and the
+// sandbox's init, on this host's kernel.
+package engine
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/kernel"
+	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
+	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/runtime/cgroup"
+	"github.com/sandboxd/sandboxd/runtime/runtimetest"
+	"github.com/sandboxd/sandboxd/seccomp"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+func TestMain(m *testing.M) {
+	if code, ok := kernel.Main(os.Args[1:]); ok {
+		os.Exit(code)
+	}
+	os.Exit(m.Run())
+}
+
+func TestEngineKeepsItsContract(t *testing.T) {
+	testenv.RequireUserNS(t)
+	runtimetest.RunEngineSuite(t, newFixture)
+}
+
+func newFixture(t *testing.T) runtimetest.Fixture {
+	t.Helper()
+	// Not t.TempDir: the launcher, which is not root of the host, must be able to enter it.
+	dir, err := os.MkdirTemp("", "engine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Errorf("left behind: %v", err)
+		}
+	})
+	run := filepath.Join(dir, "run")
+	if err := os.Mkdir(run, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ids, err := idmap.Detect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, _, err := launcher.Connect(t.Context(), launcher.Options{
+		DataDir: dir, RuntimeDir: run, Launcher: harness.Program(t, "sandboxd-launcher"), Init: harness.Program(t, "sandboxd-init"),
+		IDs: ids, Cgroup: cgroup.Subtree{Mount: cgroupMount(t)}, Version: "test",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		// What a layer or a sandbox holds belongs to ids that only the launcher may remove.
+		if err := client.RemoveLayer(ctx, chain); err != nil {
+			t.Error(err)
+		}
+		if err := client.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	applyLayer(t, client)
+	actions, err := kernel.SeccompActions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	profile, err := ociprofiles.Load(ociprofiles.Default, seccomp.Abilities{Actions: actions})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return runtimetest.Fixture{Engine: client, NewSpec: func(_ *testing.T, id string) *runtime.Spec {
+		return &runtime.Spec{
+			ID: id, Rootfs: rootfs.Source{Layers: []string{chain}}, Hostname: id, Profile: profile,
+			Limits: api.Limits{Pids: 64, Nofile: 1024}, Deadline: time.Now().Add(time.Hour),
+		}
+	}}
+}
+
+// cgroupMount is where cgroup v2 is mounted; the suite runs without a subtree of its own.
+func cgroupMount(t *testing.T) string {
+	t.Helper()
+	c, err := kernel.ProbeCgroup()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.Mount
+}
+
+// layerTar is a layer with nothing but an empty directory: the sandbox's init comes from the launcher.
+var layerTar, chain = func() ([]byte, string) {
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: "tmp/", Mode: 0o1777}); err != nil {
+		panic(err)
+	}
+	if err := w.Close(); err != nil {
+		panic(err)
+	}
+	sum := sha256.Sum256(buf.Bytes())
+	return buf.Bytes(), "sha256:" + hex.EncodeToString(sum[:])
+}()
+
+func applyLayer(t *testing.T, client *launcher.Client) {
+	t.Helper()
+	blob, err := os.CreateTemp(t.TempDir(), "layer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer blob.Close()
+	if _, err := blob.WriteAt(layerTar, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Apply(t.Context(), layer.ApplyRequest{
+		ChainID: chain, DiffID: chain, MediaType: "application/vnd.oci.image.layer.v1.tar", Blob: blob,
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
