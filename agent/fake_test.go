@@ -168,5 +168,5 @@ func newToolbox(t *testing.T) (*toolbox, *fakeSandbox, string) {
 	t.Helper()
 	dir := t.TempDir()
 	s := &fakeSandbox{dir: dir}
-	return &toolbox{sandbox: s, workingDir: dir, timeout: 20 * time.Second, outputLimit: defaultOutputLimit, shell: "bash"}, s, dir
+	return &toolbox{sandbox: s, workingDir: dir, timeout: 20 * time.Second, outputLimit: defaultOutputLimit, shell: "bash", scriptDir: dir}, s, dir
 }

@@ -74,7 +74,7 @@ func (r *run) loop(ctx context.Context, system, user string) (ExitReason, string
 		talk.add(llm.Message{Role: llm.RoleSystem, Content: system})
 	}
 	talk.add(llm.Message{Role: llm.RoleUser, Content: user})
-	tools := &toolbox{sandbox: r.sandbox, workingDir: r.Prompt.WorkingDir, timeout: r.ToolTimeout, outputLimit: defaultOutputLimit, shell: "bash"}
+	tools := &toolbox{sandbox: r.sandbox, workingDir: r.Prompt.WorkingDir, timeout: r.ToolTimeout, outputLimit: defaultOutputLimit, shell: "bash", scriptDir: "/tmp"}
 
 	idle := 0
 	for step := 1; step <= r.MaxSteps; step++ {

@@ -79,6 +79,7 @@ type toolbox struct {
 	timeout     time.Duration
 	outputLimit int    // bytes of each stream that the model sees
 	shell       string // "bash", or "sh" once the image turned out not to have it
+	scriptDir   string // where commands go that are too long for argv
 	scripts     int    // long commands that went through a file
 }
 
@@ -200,7 +201,7 @@ func (t *toolbox) bash(ctx context.Context, command *string) (string, error) {
 	argv := []string{t.shell, "-c", *command}
 	if len(*command) > commandArgMax {
 		t.scripts++
-		script := fmt.Sprintf("/tmp/.command-%d.sh", t.scripts)
+		script := fmt.Sprintf("%s/.command-%d.sh", t.scriptDir, t.scripts)
 		if err := t.sandbox.WriteFile(ctx, script, strings.NewReader(*command), 0o700, ""); err != nil {
 			return "", t.refused("store the command in "+script, err)
 		}

@@ -443,13 +443,13 @@ func (s *Supervisor) Begin(ref string) (*Lease, error) {
 	}
 	switch {
 	case sb.deletion != nil:
-		return nil, fmt.Errorf("%w: %s is being deleted", ErrState, sb.rec.ID)
+		return nil, fmt.Errorf("%w: %s (%s) is being deleted", ErrState, sb.rec.Name, sb.rec.ID)
 	case sb.rec.State == api.StateRunning && sb.killing != "":
-		return nil, fmt.Errorf("%w: %s is being stopped: %s", ErrState, sb.rec.ID, sb.killing)
+		return nil, fmt.Errorf("%w: %s (%s) is being stopped: %s", ErrState, sb.rec.Name, sb.rec.ID, sb.killing)
 	case sb.rec.State != api.StateRunning && sb.rec.Reason != "":
-		return nil, fmt.Errorf("%w: %s is %s: %s", ErrState, sb.rec.ID, sb.rec.State, sb.rec.Reason)
+		return nil, fmt.Errorf("%w: %s (%s) is %s: %s", ErrState, sb.rec.Name, sb.rec.ID, sb.rec.State, sb.rec.Reason)
 	case sb.rec.State != api.StateRunning:
-		return nil, fmt.Errorf("%w: %s is %s", ErrState, sb.rec.ID, sb.rec.State)
+		return nil, fmt.Errorf("%w: %s (%s) is %s", ErrState, sb.rec.Name, sb.rec.ID, sb.rec.State)
 	}
 	sb.active++
 	return &Lease{Record: sb.rec.clone(), Socket: s.sockets.pathOf(sb.rec.ID), Gone: sb.gone, s: s, sb: sb}, nil

@@ -41,7 +41,7 @@ const initPath = "/dev/sandboxd-init"
 // Enforce plans which limits hold a sandbox on this host. An explicit limit that cannot be held is ErrUnenforceable.
 func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 	e := api.Enforced{
-		Namespaces: []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "network"},
+		Namespaces: []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "net"},
 		IDs:        "subordinate",
 		Seccomp:    spec.Profile.Name,
 		NoNewPrivs: true,
