@@ -272,7 +272,7 @@ func TestEnforcedIsHonest(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
 	e := s.Enforced
-	for _, ns := range []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "network"} {
+	for _, ns := range []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "net"} {
 		if !slices.Contains(e.Namespaces, ns) {
 			t.Errorf("namespaces %q lack %s", e.Namespaces, ns)
 		}
