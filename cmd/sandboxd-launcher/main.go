@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -29,7 +28,7 @@ func main() {
 	case "stage1":
 		err = launcher.Stage1()
 	case "stage2":
-		err = serve(arg(2))
+		err = serve()
 	default:
 		err = fmt.Errorf("unknown argument %q", os.Args[1])
 	}
@@ -46,18 +45,14 @@ func arg(i int) string {
 	return ""
 }
 
-func serve(arg string) error {
-	var setup launcher.Setup
-	if err := json.Unmarshal([]byte(arg), &setup); err != nil {
-		return fmt.Errorf("decode setup: %w", err)
-	}
-	listener, status, err := launcher.Stage2(&setup)
+func serve() error {
+	setup, listener, status, err := launcher.Stage2()
 	if err != nil {
 		// The daemon waits for this line.
 		_, werr := fmt.Fprintln(status, err)
 		return errors.Join(err, werr)
 	}
-	server, err := open(&setup)
+	server, err := open(setup)
 	if err != nil {
 		_, werr := fmt.Fprintln(status, err)
 		return errors.Join(err, werr)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"syscall"
 	"time"
 
@@ -58,8 +59,8 @@ func runShutdown(ctx context.Context, opts shutdownOptions, d deps) error {
 	tick := time.NewTicker(startPoll)
 	defer tick.Stop()
 	for {
-		c.Close() // an idle connection would tell of the daemon's life, not of its socket
-		if _, ok := errors.AsType[*client.NotRunning](c.Health(ctx)); ok {
+		// It refuses connections as soon as it begins to stop; the socket's path is among the last things to go.
+		if _, err := os.Lstat(c.Socket()); errors.Is(err, os.ErrNotExist) {
 			return nil
 		}
 		select {

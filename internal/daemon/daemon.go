@@ -262,8 +262,9 @@ func (d *Daemon) shutdown(ctx context.Context, server *http.Server, served <-cha
 	if !d.keep && d.opts.EndEngine != nil {
 		errs = append(errs, step(stepTimeout, d.opts.EndEngine))
 	}
-	// 5. The socket and the lock go last: until here a new daemon must not start.
-	errs = append(errs, d.socket.remove(), d.lock.Close())
+	// 5. The locks and the socket go last: until here a new daemon must not start. Whoever sees that the socket is gone finds
+	// the data directory free.
+	errs = append(errs, d.lock.Close(), d.socket.remove())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("stop daemon: %w", err)
 	}

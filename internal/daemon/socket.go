@@ -18,6 +18,9 @@ import (
 // longPast is a deadline that wakes whoever waits.
 var longPast = time.Unix(1, 0)
 
+// lockPatience is how long AcquireLock waits for a daemon that is about to end.
+const lockPatience = 500 * time.Millisecond
+
 // AcquireLock makes sure that no other daemon works in dir until the lock is closed or the process ends. The lock
 // belongs to the open file: it cannot be left behind.
 func AcquireLock(dir string) (io.Closer, error) {
@@ -29,7 +32,15 @@ func AcquireLock(dir string) (io.Closer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	// A daemon that is about to end may hold it for another moment.
+	retry := time.NewTicker(10 * time.Millisecond)
+	defer retry.Stop()
+	for began := time.Now(); errors.Is(err, unix.EWOULDBLOCK) && time.Since(began) < lockPatience; {
+		<-retry.C
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
 		_ = f.Close() // nothing was written
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, fmt.Errorf("another sandboxd works in %s: stop it first (sandboxd shutdown), or choose another directory", dir)

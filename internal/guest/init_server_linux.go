@@ -98,7 +98,7 @@ func dropInheritable() error {
 // serve is RunInit without what a test binary cannot do to itself.
 func serve(fd int) error {
 	// Init is small and shall stay so; the sandbox's memory and threads are its user's.
-	runtime.GOMAXPROCS(min(runtime.NumCPU(), 2))
+	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(50)
 	catchSignals()
 	unix.Umask(0o022)

@@ -42,6 +42,7 @@ const (
 	fdSandboxes
 	fdRoot
 	fdInit
+	fdSetup // the Setup once more, for stage 2: a command line can be read by everybody
 	fdCgroup
 )
 
@@ -109,6 +110,20 @@ func Stage1() error {
 		}
 	}
 
+	setupFile, err := unix.MemfdCreate("setup", 0)
+	if err != nil {
+		return fmt.Errorf("hand on setup: %w", err)
+	}
+	if _, err := unix.Pwrite(setupFile, data, 0); err != nil {
+		return fmt.Errorf("hand on setup: %w", err)
+	}
+	if setupFile != fdSetup {
+		if err := unix.Dup3(setupFile, fdSetup, 0); err != nil {
+			return fmt.Errorf("hand on setup: %w", err)
+		}
+		_ = unix.Close(setupFile)
+	}
+
 	// Supplementary groups are the daemon's: nothing below may hold them. With a single-id map the kernel refuses
 	// (setgroups is denied there), which doctor says.
 	if !setup.Single {
@@ -136,7 +151,7 @@ func Stage1() error {
 	if err != nil {
 		return err
 	}
-	err = unix.Exec("/proc/self/fd/"+strconv.Itoa(int(exe.Fd())), []string{"sandboxd-launcher", "stage2", string(data)}, nil)
+	err = unix.Exec("/proc/self/fd/"+strconv.Itoa(int(exe.Fd())), []string{"sandboxd-launcher", "stage2"}, nil)
 	goruntime.KeepAlive(exe)
 	return fmt.Errorf("execute stage 2: %w", err)
 }
@@ -171,17 +186,22 @@ func sealedSelf() (*os.File, error) {
 
 // Stage2 builds the launcher's root and pivots into it. It returns the listening socket and the pipe on which to say
 // "ready" to the daemon that waits.
-func Stage2(setup *Setup) (listener, status *os.File, err error) {
+func Stage2() (setup *Setup, listener, status *os.File, err error) {
 	status = os.NewFile(fdStatus, "status")
 	unix.CloseOnExec(fdStatus)
 	unix.CloseOnExec(fdListener)
+	setupFile := os.NewFile(fdSetup, "setup")
+	defer setupFile.Close()
+	if err := json.NewDecoder(setupFile).Decode(&setup); err != nil {
+		return nil, nil, status, fmt.Errorf("decode setup: %w", err)
+	}
 	if err := buildRoot(setup); err != nil {
-		return nil, status, fmt.Errorf("build the launcher's root: %w", err)
+		return nil, nil, status, fmt.Errorf("build the launcher's root: %w", err)
 	}
 	for _, fd := range []int{fdLayers, fdSandboxes, fdRoot, fdCgroup} {
 		_ = unix.Close(fd) // O_PATH descriptors of directories: nothing to lose; the last one may not be open
 	}
-	return os.NewFile(fdListener, "listener"), status, nil
+	return setup, os.NewFile(fdListener, "listener"), status, nil
 }
 
 // buildRoot works with descriptors and the mount API of Linux 5.2, so that no path of the host is resolved again.

@@ -1,0 +1,100 @@
+package guest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// FuzzHostDecode feeds the host what an init could send, and checks that what it accepts is within bounds.
+func FuzzHostDecode(f *testing.F) {
+	for _, s := range []string{
+		`started {"pid":7}`, `exited {"code":3,"wall":1,"cpu":1,"maxrss":1}`, `exited {"signal":9,"timeout":true,"wall":1,"cpu":1,"maxrss":1}`,
+		"error {\"stage\":\"open\",\"errno\":2}\x00/x", "info {\"size\":1,\"mode\":33188,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0}\x00", "pong {}", "done {}", " {}", "x",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		pkt, err := decode(b)
+		if err != nil {
+			return
+		}
+		switch pkt.kind {
+		case kindError:
+			if e, ok := refusal(pkt).(*Error); ok && (!validStage(e.Stage) || e.Errno < 1 || e.Errno > 4095 || len(e.Path) > maxPath || e.Error() == "") {
+				t.Errorf("%+v", e)
+			}
+		case kindExited:
+			var a exitedAnswer
+			if pkt.into(&a, 0) != nil {
+				return
+			}
+			x, ok := a.exit(time.Second, time.Minute)
+			if ok && (x.Code < 0 || x.Code > 255 || x.Signal < 0 || x.Signal > 64 || x.Wall < 0 || x.Wall > time.Minute || x.CPU < 0 || x.MaxRSS < 0) {
+				t.Errorf("%+v", x)
+			}
+		case kindInfo:
+			var a infoAnswer
+			if pkt.into(&a, 1) != nil {
+				return
+			}
+			if fi, ok := a.info("x", pkt.strs[0]); ok {
+				if _, err := fi.ModTime.MarshalJSON(); err != nil || fi.Size < 0 {
+					t.Errorf("%+v, %v", fi, err)
+				}
+			}
+		case kindStarted:
+			_ = pkt.into(&startedAnswer{}, 0)
+		default:
+			_ = pkt.into(&none{}, 0)
+		}
+	})
+}
+
+// FuzzInitDecode feeds init what a faulty daemon could send, and checks that an accepted packet survives the way back.
+func FuzzInitDecode(f *testing.F) {
+	for _, s := range []string{
+		"ping {}", "exec {\"args\":1,\"uid\":0,\"gid\":0}\x00/\x00true\x00A=b", "open {}\x00/x", "create {\"mode\":420,\"uid\":0,\"gid\":0}\x00/x",
+		"tar-in {\"uid\":0,\"gid\":0}\x00/x", `signal {"signal":9}`, "kill {}", "exec {}\x00\x00\x00",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		pkt, err := decode(b)
+		if err != nil {
+			return
+		}
+		var msg any
+		switch pkt.kind {
+		case kindExec:
+			msg = &execRequest{}
+		case kindCreate:
+			msg = &createRequest{}
+		case kindTarIn:
+			msg = &tarInRequest{}
+		case kindSignal:
+			msg = &signalRequest{}
+		default:
+			msg = &none{}
+		}
+		if pkt.into(msg, -1) != nil {
+			return
+		}
+		again, err := encode(pkt.kind, msg, pkt.strs...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pkt2, err := decode(again)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pkt2.kind != pkt.kind || !cmp.Equal(pkt.strs, pkt2.strs) {
+			t.Errorf("%q became %q", b, again)
+		}
+		for _, s := range pkt.strs {
+			_, _ = local(s)
+			_, _ = splitPath(s)
+		}
+	})
+}

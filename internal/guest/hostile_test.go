@@ -1,0 +1,522 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// fakeInit serves every connection with f, after its first request has been read. It has ended when the test has.
+func fakeInit(t *testing.T, f func(c *conn, req packet, fds []int)) *Client {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "guest.sock")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rc, err := l.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			var fd int
+			var got error
+			err := rc.Read(func(s uintptr) bool {
+				fd, _, got = unix.Accept4(int(s), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+				return !errors.Is(got, unix.EAGAIN)
+			})
+			if err != nil || got != nil {
+				return
+			}
+			wg.Go(func() {
+				c, err := newConn(fd)
+				if err != nil {
+					return
+				}
+				defer func() { _ = c.close() }()
+				pkt, fds, err := c.recv()
+				if err != nil {
+					return
+				}
+				defer closeAll(fds)
+				f(c, pkt, fds)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		wg.Wait()
+	})
+	return NewClient(path)
+}
+
+// await is what a hostile init does to let the host act: it reads until the host closes.
+func (c *conn) await() {
+	for {
+		_, fds, err := c.recv()
+		if err != nil {
+			return
+		}
+		closeAll(fds)
+	}
+}
+
+// A hostile init is bounded, validated, timed out, and hurts its own sandbox only (attacks.md).
+func TestHostileInit(t *testing.T) {
+	raw := func(p string, fds ...int) func(*conn, packet, []int) {
+		return func(c *conn, _ packet, _ []int) {
+			_ = c.send([]byte(p), fds...)
+			c.await()
+		}
+	}
+	file, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = file.Close() })
+	regularFD := int(file.Fd())
+	pr, pw, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = pr.Close(), pw.Close() })
+	pipeFD := int(pr.Fd())
+	proc, err := os.Open("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = proc.Close() })
+	handle, err := unix.Open(file.Name(), unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(handle) })
+	readonly, err := os.Open(file.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = readonly.Close() })
+	full, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = full.Close() })
+	if _, err := full.WriteString("x"); err != nil {
+		t.Fatal(err)
+	}
+	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = null.Close() })
+
+	exec := func(ctx context.Context, c *Client) error {
+		e, err := c.Exec(ctx, ExecRequest{Argv: []string{"x"}})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = e.Close() }()
+		_, err = e.Stream(ctx, func(string, []byte) error { return nil })
+		return err
+	}
+	timed := func(ctx context.Context, c *Client) error {
+		e, err := c.Exec(ctx, ExecRequest{Argv: []string{"x"}, Timeout: time.Millisecond})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = e.Close() }()
+		_, err = e.Wait()
+		return err
+	}
+	killed := func(ctx context.Context, c *Client) error {
+		e, err := c.Exec(ctx, ExecRequest{Argv: []string{"x"}})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = e.Close() }()
+		if err := e.Kill(); err != nil {
+			return err
+		}
+		_, err = e.Wait()
+		return err
+	}
+	tty := func(ctx context.Context, c *Client) error {
+		e, err := c.Exec(ctx, ExecRequest{Argv: []string{"x"}, TTY: true})
+		if err == nil {
+			_ = e.Close()
+		}
+		return err
+	}
+	open := func(ctx context.Context, c *Client) error {
+		f, err := c.Open(ctx, "/x")
+		if err == nil {
+			_ = f.Close()
+		}
+		return err
+	}
+	create := func(ctx context.Context, c *Client) error {
+		p, err := c.Create(ctx, "/x", 0o600, 0, 0)
+		if err == nil {
+			return p.Commit()
+		}
+		return err
+	}
+	stat := func(ctx context.Context, c *Client) error {
+		_, err := c.Stat(ctx, "/x")
+		return err
+	}
+	ping := func(ctx context.Context, c *Client) error { return c.Ping(ctx) }
+	tarOut := func(ctx context.Context, c *Client) error {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		defer func() { _, _ = r.Close(), w.Close() }()
+		return c.TarOut(ctx, "/x", w)
+	}
+
+	started := `started {"pid":2}`
+	exited := func(x string) func(*conn, packet, []int) {
+		return func(c *conn, _ packet, _ []int) {
+			_ = c.send([]byte(started))
+			_ = c.send([]byte(x))
+			c.await()
+		}
+	}
+	for _, tc := range []struct {
+		name string
+		init func(*conn, packet, []int)
+		ask  func(context.Context, *Client) error
+		want error
+	}{
+		{"closes at once", func(*conn, packet, []int) {}, ping, ErrLost},
+		{"hangs", func(c *conn, _ packet, _ []int) { c.await() }, ping, context.DeadlineExceeded},
+		{"empty packet", raw(""), ping, ErrLost},
+		{"no kind", raw("{}"), ping, ErrLost},
+		{"noise", raw("\x00\xff\x00 \x01"), ping, ErrLost},
+		{"unknown kind", raw("hello {}"), ping, ErrLost},
+		{"long kind", raw(strings.Repeat("x", 60000) + " {}"), ping, ErrLost},
+		{"wrong kind", raw("started {}"), ping, ErrLost},
+		{"no JSON", raw("pong "), ping, ErrLost},
+		{"unknown field", raw(`pong {"x":1}`), ping, ErrLost},
+		{"something after the JSON", raw(`pong {}{}`), ping, ErrLost},
+		{"strings that nobody asked for", raw("pong {}\x00x"), ping, ErrLost},
+		{"deep JSON", raw("pong " + strings.Repeat("[", 60000)), ping, ErrLost},
+		{"descriptor that nobody asked for", raw("pong {}", regularFD), ping, ErrLost},
+		{"too many descriptors", raw("pong {}", fdsOf(regularFD, 200)...), ping, ErrLost},
+		{"too long a packet", func(c *conn, _ packet, _ []int) {
+			_ = c.rc.Control(func(fd uintptr) {
+				_ = unix.Sendmsg(int(fd), bytes.Repeat([]byte("x"), 2*maxPacket), nil, nil, 0)
+			})
+			c.await()
+		}, ping, ErrLost},
+		{"flood", func(c *conn, _ packet, _ []int) {
+			_ = c.send([]byte(started))
+			for c.send([]byte("noise {}")) == nil {
+			}
+		}, exec, ErrLost},
+		{"flood with descriptors", func(c *conn, _ packet, _ []int) {
+			for c.send([]byte("noise {}"), regularFD, regularFD) == nil {
+			}
+		}, exec, ErrLost},
+
+		{"error without stage", raw("error {\"errno\":2}\x00"), open, ErrLost},
+		{"error with unknown stage", raw("error {\"stage\":\"x\",\"errno\":2}\x00"), open, ErrLost},
+		{"error 0", raw("error {\"stage\":\"open\"}\x00"), open, ErrLost},
+		{"negative error", raw("error {\"stage\":\"open\",\"errno\":-2}\x00"), open, ErrLost},
+		{"high error", raw("error {\"stage\":\"open\",\"errno\":4096}\x00"), open, ErrLost},
+		{"error with a long path", raw("error {\"stage\":\"open\",\"errno\":2}\x00" + strings.Repeat("x", maxPath+1)), open, ErrLost},
+		{"error with descriptor", raw("error {\"stage\":\"open\",\"errno\":2}\x00", regularFD), open, ErrLost},
+		{"proper error", raw("error {\"stage\":\"open\",\"errno\":2}\x00/x"), open, unix.ENOENT},
+
+		{"pid 0", raw(`started {"pid":0}`), exec, ErrLost},
+		{"pid 1", raw(`started {"pid":1}`), exec, ErrLost},
+		{"negative pid", raw(`started {"pid":-1}`), exec, ErrLost},
+		{"huge pid", raw(`started {"pid":4194305}`), exec, ErrLost},
+		{"no integer", raw(`started {"pid":1e99}`), exec, ErrLost},
+		{"descriptor with started", raw(started, pipeFD), exec, ErrLost},
+		{"dies after started", func(c *conn, _ packet, _ []int) { _ = c.send([]byte(started)) }, exec, ErrLost},
+		{"error after started", exited("error {\"stage\":\"open\",\"errno\":2}\x00"), exec, ErrLost},
+		{"started twice", exited(started), exec, ErrLost},
+		{"code 256", exited(`exited {"code":256,"wall":1,"cpu":1,"maxrss":1}`), exec, ErrLost},
+		{"code -1", exited(`exited {"code":-1,"wall":1,"cpu":1,"maxrss":1}`), exec, ErrLost},
+		{"signal 65", exited(`exited {"signal":65,"wall":1,"cpu":1,"maxrss":1}`), exec, ErrLost},
+		{"signal -1", exited(`exited {"signal":-1,"wall":1,"cpu":1,"maxrss":1}`), exec, ErrLost},
+		{"signal and code", exited(`exited {"signal":9,"code":1,"wall":1,"cpu":1,"maxrss":1}`), exec, ErrLost},
+		{"timeout without one", exited(`exited {"timeout":true,"wall":1,"cpu":1,"maxrss":1}`), exec, ErrLost},
+		{"negative wall", exited(`exited {"wall":-1,"cpu":1,"maxrss":1}`), exec, ErrLost},
+		{"years of wall", exited(`exited {"wall":99999999999999999,"cpu":1,"maxrss":1}`), exec, ErrLost},
+		{"negative cpu", exited(`exited {"wall":1,"cpu":-1,"maxrss":1}`), exec, ErrLost},
+		{"huge memory", exited(`exited {"wall":1,"cpu":1,"maxrss":9223372036854775807}`), exec, ErrLost},
+		{"proper exit", exited(`exited {"wall":1,"cpu":1,"maxrss":1}`), exec, nil},
+		{"no exit after the timeout", func(c *conn, _ packet, _ []int) { _ = c.send([]byte(started)); c.await() }, timed, ErrLost},
+		{"no exit after a kill", func(c *conn, _ packet, _ []int) { _ = c.send([]byte(started)); c.await() }, killed, ErrLost},
+		{"holds the pipes", func(c *conn, _ packet, _ []int) {
+			_ = c.send([]byte(started))
+			_ = c.send([]byte(`exited {"wall":1,"cpu":1,"maxrss":1}`))
+			c.await()
+		}, exec, nil},
+
+		{"no terminal", raw(started), tty, ErrLost},
+		{"file as terminal", raw(started, regularFD), tty, ErrLost},
+		{"pipe as terminal", raw(started, pipeFD), tty, ErrLost},
+		{"device as terminal", raw(started, int(null.Fd())), tty, ErrLost},
+
+		{"no file", raw("opened {}"), open, ErrLost},
+		{"two files", raw("opened {}", regularFD, regularFD), open, ErrLost},
+		{"pipe as file", raw("opened {}", pipeFD), open, ErrLost},
+		{"device as file", raw("opened {}", int(null.Fd())), open, ErrLost},
+		{"proc as file", raw("opened {}", int(proc.Fd())), open, ErrLost},
+		{"handle as file", raw("opened {}", handle), open, ErrLost},
+		{"writable file", raw("opened {}", regularFD), open, ErrLost},
+		{"proper file", raw("opened {}", int(readonly.Fd())), open, nil},
+		{"unwritable file", raw("created {}", int(readonly.Fd())), create, ErrLost},
+		{"file that is not new", raw("created {}", int(full.Fd())), create, ErrLost},
+
+		{"no type", raw("info {\"size\":0,\"mode\":0,\"mtime\":0,\"nsec\":0,\"uid\":0,\"gid\":0}\x00"), stat, ErrLost},
+		{"negative size", raw("info {\"size\":-1,\"mode\":33188,\"mtime\":0,\"nsec\":0,\"uid\":0,\"gid\":0}\x00"), stat, ErrLost},
+		{"link without target", raw("info {\"size\":1,\"mode\":41471,\"mtime\":0,\"nsec\":0,\"uid\":0,\"gid\":0}\x00"), stat, ErrLost},
+		{"target without link", raw("info {\"size\":1,\"mode\":33188,\"mtime\":0,\"nsec\":0,\"uid\":0,\"gid\":0}\x00x"), stat, ErrLost},
+		{"far future", raw("info {\"size\":1,\"mode\":33188,\"mtime\":9223372036854775807,\"nsec\":0,\"uid\":0,\"gid\":0}\x00"), stat, nil},
+
+		{"dies during tar", func(*conn, packet, []int) {}, tarOut, ErrLost},
+		{"hangs during tar", func(c *conn, _ packet, _ []int) { c.await() }, tarOut, context.DeadlineExceeded},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			c := fakeInit(t, tc.init)
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			if strings.HasPrefix(tc.name, "hangs") {
+				ctx, cancel = context.WithTimeout(ctx, 50*time.Millisecond)
+				defer cancel()
+			}
+			err := tc.ask(ctx, c)
+			if !errors.Is(err, tc.want) || (tc.want != ErrLost && errors.Is(err, ErrLost)) {
+				t.Errorf("got %v, want %v", err, tc.want)
+			}
+		})
+	}
+}
+
+// The same, one after the other, without a leak.
+func TestHostileInitLeaksNothing(t *testing.T) {
+	leaks(t)
+	answers := []string{"", "noise", "started {}", `started {"pid":7}`, "opened {}", "error {}", "created {}", `created {"x":1}`}
+	for _, a := range answers {
+		for n := range maxFDs + 3 {
+			t.Run("", func(t *testing.T) {
+				c := fakeInit(t, func(c *conn, _ packet, fds []int) {
+					r, w, err := os.Pipe()
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					give := make([]int, n)
+					for i := range give {
+						give[i] = int(r.Fd())
+					}
+					_ = c.send([]byte(a), give...)
+					_, _ = r.Close(), w.Close()
+				})
+				if e, err := c.Exec(t.Context(), ExecRequest{Argv: []string{"x"}}); err == nil {
+					_, _ = e.Stream(t.Context(), func(string, []byte) error { return nil })
+					_ = e.Close()
+				}
+				if e, err := c.Exec(t.Context(), ExecRequest{Argv: []string{"x"}, TTY: true}); err == nil {
+					_ = e.Close()
+				}
+				if f, err := c.Open(t.Context(), "/x"); err == nil {
+					_ = f.Close()
+				}
+				if p, err := c.Create(t.Context(), "/x", 0, 0, 0); err == nil {
+					_ = p.Abort()
+				}
+				_, _ = c.Stat(t.Context(), "/x")
+				_ = c.Ping(t.Context())
+			})
+		}
+	}
+}
+
+func fdsOf(fd, n int) []int {
+	r := make([]int, n)
+	for i := range r {
+		r[i] = fd
+	}
+	return r
+}
+
+func TestNobodyThere(t *testing.T) {
+	leaks(t)
+	path := filepath.Join(t.TempDir(), "guest.sock")
+	if err := NewClient(path).Ping(t.Context()); !errors.Is(err, ErrLost) {
+		t.Errorf("no socket: %v", err)
+	}
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Listening, but nobody accepts: a backlog that fills up must not hold anybody longer than his context.
+	c := NewClient(path)
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+		if err := c.Ping(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("nobody accepts: %v", err)
+		}
+		cancel()
+	}
+	_ = l.Close()
+	if err := c.Ping(t.Context()); !errors.Is(err, ErrLost) {
+		t.Errorf("closed: %v", err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(io.ErrNoProgress)
+	if err := c.Ping(ctx); !errors.Is(err, io.ErrNoProgress) {
+		t.Errorf("cancelled before: %v", err)
+	}
+}
+
+func TestFullBacklogIsWaitedFor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "guest.sock")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	if err := unix.Listen(int(l.Fd()), 0); err != nil {
+		t.Fatal(err)
+	}
+	c := NewClient(path)
+	first, err := c.dial(t.Context(), time.Now().Add(time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = first.close() }()
+	if _, err := c.dial(t.Context(), time.Now().Add(20*time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("the backlog is not full: %v", err)
+	}
+	done := make(chan error)
+	go func() {
+		second, err := c.dial(t.Context(), time.Now().Add(10*time.Second))
+		if err == nil {
+			_ = second.close()
+		}
+		done <- err
+	}()
+	fd, _, err := unix.Accept4(int(l.Fd()), unix.SOCK_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Close(fd)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// The killing of init while an exec runs.
+func TestInitDies(t *testing.T) {
+	s := startInit(t)
+	e, err := s.Exec(t.Context(), ExecRequest{Argv: []string{"sleep", "100"}, Env: testEnv})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = e.Close() }()
+	if err := s.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Stream(t.Context(), func(string, []byte) error { return nil }); !errors.Is(err, ErrLost) {
+		t.Errorf("got %v", err)
+	}
+	if err := s.Ping(t.Context()); !errors.Is(err, ErrLost) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Requests that only a faulty daemon makes get an answer and do not harm init.
+func TestInitRefusesNonsense(t *testing.T) {
+	s := startInit(t)
+	ask := func(p string, fds ...int) error {
+		conn, _, got, err := s.request(t.Context(), time.Second, []byte(p), fds, "nothing", 0)
+		if err == nil {
+			closeAll(got)
+			_ = conn.close()
+		}
+		return err
+	}
+	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = null.Close() }()
+	fd := int(null.Fd())
+	exec := `exec {"args":1,"uid":0,"gid":0}`
+	for _, tc := range []struct {
+		packet string
+		fds    []int
+		want   error
+	}{
+		{"hello {}", nil, unix.ENOSYS},
+		{"ping {", nil, unix.EINVAL},
+		{`ping {"x":1}`, nil, unix.EINVAL},
+		{"ping {}", []int{fd}, unix.EBADF},
+		{exec + "\x00/\x00true", nil, unix.EBADF},
+		{exec + "\x00/\x00true", []int{fd, fd}, unix.EBADF},
+		{exec + "\x00/\x00true", []int{fd, fd, fd, fd}, unix.EBADF},
+		{exec + "\x00/", []int{fd, fd, fd}, unix.EINVAL},
+		{exec + "\x00\x00true", []int{fd, fd, fd}, unix.EINVAL},
+		{exec + "\x00tmp\x00true", []int{fd, fd, fd}, unix.EINVAL},
+		{exec, []int{fd, fd, fd}, unix.EINVAL},
+		{`exec {"args":2,"uid":0,"gid":0}` + "\x00/\x00true", []int{fd, fd, fd}, unix.EINVAL},
+		{`exec {"args":-1,"uid":0,"gid":0}` + "\x00/\x00true", []int{fd, fd, fd}, unix.EINVAL},
+		{`exec {"args":1,"uid":-1,"gid":0}` + "\x00/\x00true", []int{fd, fd, fd}, unix.EINVAL},
+		{`exec {"args":1,"uid":0,"gid":0,"tty":true}` + "\x00/\x00true", []int{fd}, unix.EBADF},
+		{`exec {"args":1,"uid":0,"gid":0,"memfd":true}`, []int{fd, fd, fd}, unix.EBADF},
+		{`exec {"args":1,"uid":0,"gid":0,"memfd":true}`, []int{fd, fd, fd, fd}, unix.EINVAL},
+		{"tar-out {}\x00/", nil, unix.EBADF},
+		{"tar-in {\"uid\":0,\"gid\":0}\x00/", []int{fd, fd}, unix.EBADF},
+		{"open {}", nil, unix.EINVAL},
+	} {
+		if err := ask(tc.packet, tc.fds...); !errors.Is(err, tc.want) {
+			t.Errorf("%q with %d descriptors: %v, want %v", tc.packet, len(tc.fds), err, tc.want)
+		}
+	}
+	if err := ask("", fd); !errors.Is(err, ErrLost) {
+		t.Error("an empty packet was answered")
+	}
+	if err := s.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if out := s.sh(t, "ls /proc/1/fd 2>/dev/null | wc -l"); out == "" {
+		t.Error("no shell")
+	}
+}
+
+func TestManyConnections(t *testing.T) {
+	s := startInit(t)
+	var idle []*conn
+	for range 100 {
+		c, err := s.dial(t.Context(), time.Now().Add(time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		idle = append(idle, c)
+	}
+	if err := s.Ping(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, c := range idle {
+		_ = c.close()
+	}
+}
