@@ -123,13 +123,13 @@ func TestExecAfterItsSandboxDied(t *testing.T) {
 	kill9(t, s.PID) // as the kernel's out-of-memory killer might
 	select {
 	case err := <-done:
-		wantProblem(t, err, api.CodeGone, s.Name)
+		wantProblem(t, err, api.CodeGone, s.ID+"|"+s.Name)
 	case <-time.After(20 * time.Second):
 		t.Error("the exec still waits for a sandbox that has died")
 	}
 	s.WaitState(t, 10*time.Second, api.StateStopped)
 	_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"true"}})
-	wantProblem(t, err, api.CodeConflict, s.Name)
+	wantProblem(t, err, api.CodeConflict, s.ID+"|"+s.Name)
 }
 
 // Exit codes of the command line: the program's own, and 125 to 127 for what is ours.

@@ -84,7 +84,7 @@ func TestDeadlineStopsTheSandbox(t *testing.T) {
 		eventually(t, func() error { return gone(pid) })
 	}
 	_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"true"}})
-	wantProblem(t, err, api.CodeConflict, s.Name)
+	wantProblem(t, err, api.CodeConflict, s.ID+"|"+s.Name)
 	s.Delete(t)
 }
 

@@ -115,14 +115,27 @@ func Start(t testing.TB, options Options) *Daemon {
 		if t.Failed() {
 			t.Logf("the daemon said:\n%s", d.log)
 		}
-		if err := os.RemoveAll(dir); err != nil {
-			t.Errorf("what the daemon left cannot be removed by its own user: %v", err)
-			// Layers of subordinate ids are out of our reach; root's lane need not leave them lying about.
-			_ = exec.Command("rm", "-rf", dir).Run()
+		if err := RemoveAll(dir); err != nil {
+			t.Errorf("remove the daemon's directories: %v", err)
 		}
 	})
 	d.Launch(t)
 	return d
+}
+
+// RemoveAll removes a daemon's directories. Layers belong to subordinate ids, which their owner can only touch as root of
+// a user namespace that maps them: unshare of util-linux makes one through newuidmap.
+func RemoveAll(dir string) error {
+	if err := os.RemoveAll(dir); err == nil {
+		return nil
+	}
+	args := []string{"--user", "--map-root-user", "rm", "-rf", "--one-file-system", "--", dir}
+	for _, ids := range [][]string{{"--map-auto"}, nil} { // without subordinate ids there is nothing else to map
+		if err := exec.Command("unshare", append(ids, args...)...).Run(); err == nil {
+			break
+		}
+	}
+	return os.RemoveAll(dir)
 }
 
 // Launch starts the daemon again on the same directories, after [Daemon.Kill9].

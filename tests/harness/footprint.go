@@ -253,9 +253,9 @@ type Snapshot struct {
 	Processes   int      // daemon, launcher and everything below them
 	Namespaces  int      // those they are in
 	Cgroups     int      // cgroup directories they are in
-	Mounts      int      // of the launcher's own mount namespace
 	Descriptors int      // of the daemon
 	LauncherFDs int      // of the launcher; -1 where it may not be looked at
+	Mounts      []string // of the launcher's own mount namespace: "where type"
 	Dirs        []string // below the data and runtime directories
 }
 
@@ -284,10 +284,14 @@ func (d *Daemon) Snapshot(t testing.TB) Snapshot {
 		Processes: len(f.processes), Namespaces: len(f.namespaces), Cgroups: len(f.cgroups),
 		Descriptors: countDir(fmt.Sprintf("/proc/%d/fd", d.PID())),
 		LauncherFDs: countDir(fmt.Sprintf("/proc/%d/fd", launcher)),
-		Mounts:      -1,
 	}
 	if data, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", launcher)); err == nil {
-		s.Mounts = bytes.Count(data, []byte("\n"))
+		for line := range strings.Lines(string(data)) {
+			before, after, _ := strings.Cut(line, " - ") // proc_pid_mountinfo(5): optional fields end with a dash
+			if f, g := strings.Fields(before), strings.Fields(after); len(f) > 4 && len(g) > 0 {
+				s.Mounts = append(s.Mounts, f[4]+" "+g[0])
+			}
+		}
 	}
 	for _, top := range []string{d.DataDir, d.RuntimeDir} {
 		err := filepath.WalkDir(top, func(path string, e fs.DirEntry, err error) error {
@@ -330,12 +334,16 @@ func (s Snapshot) Diff(after Snapshot) []string {
 		{"processes", s.Processes, after.Processes},
 		{"namespaces", s.Namespaces, after.Namespaces},
 		{"cgroups", s.Cgroups, after.Cgroups},
-		{"mounts of the launcher", s.Mounts, after.Mounts},
 		{"descriptors of the daemon", s.Descriptors, after.Descriptors},
 		{"descriptors of the launcher", s.LauncherFDs, after.LauncherFDs},
 	} {
 		if n.after > n.before {
 			diff = append(diff, fmt.Sprintf("%s: %d before, %d after", n.name, n.before, n.after))
+		}
+	}
+	for _, m := range after.Mounts {
+		if !slices.Contains(s.Mounts, m) {
+			diff = append(diff, "new mount of the launcher: "+m)
 		}
 	}
 	for _, dir := range after.Dirs {

@@ -64,8 +64,8 @@ func digest(t *testing.T, path string) string {
 	return fmt.Sprintf("%x", sha256.Sum256(data))
 }
 
-// CVE-2024-21626: no descriptor of the launcher, the init or the daemon reaches a program, and none can be the
-// working directory.
+// CVE-2024-21626: no descriptor of the launcher, the init or the daemon reaches a program, and none that is its working
+// directory leads out of the sandbox.
 func TestNoDescriptorLeaksIntoAnExec(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
@@ -74,10 +74,13 @@ func TestNoDescriptorLeaksIntoAnExec(t *testing.T) {
 	if len(got) > 4 {
 		t.Errorf("an exec has the descriptors %q", got)
 	}
+	s.Sh(t, "echo of this sandbox >/mark")
 	for fd := range 64 {
-		_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"pwd"}, Cwd: fmt.Sprintf("/proc/self/fd/%d", fd)})
-		if err == nil {
-			t.Errorf("the working directory /proc/self/fd/%d was accepted", fd)
+		cwd := fmt.Sprintf("/proc/self/fd/%d", fd)
+		// From wherever it is, enough dots lead to the sandbox's own root, which has its mark.
+		result, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"/bin/sh", "-c", "/bin/pwd -P; cat ../../../../../../../../mark"}, Cwd: cwd})
+		if err == nil && (!strings.HasPrefix(result.Stdout, "/") || !strings.HasSuffix(result.Stdout, "of this sandbox\n")) {
+			t.Errorf("the working directory %s is %q %q", cwd, result.Stdout, result.Stderr)
 		}
 	}
 }
@@ -178,10 +181,11 @@ func TestPlantedHostFileIsOutOfReach(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
 	up := strings.Repeat("../", 30)
-	for _, path := range []string{
+	paths := []string{
 		planted, "/" + up + planted, "/proc/1/root" + planted, "/proc/self/root" + planted, "/proc/1/cwd/" + up + planted,
 		"/proc/self/cwd/" + up + planted, "/dev/fd/../" + up + planted,
-	} {
+	}
+	for _, path := range paths {
 		if got := s.Exec(t, api.ExecRequest{Argv: []string{"cat", path}}); got.Exit.Code == 0 {
 			t.Errorf("cat %s says %q", path, got.Stdout)
 		}
@@ -189,7 +193,10 @@ func TestPlantedHostFileIsOutOfReach(t *testing.T) {
 			_ = response.Body.Close()
 			t.Errorf("GET of %s worked", path)
 		}
+	}
+	for _, path := range paths {
 		_ = s.Put(t.Context(), path, []byte("overwritten")) // may succeed, in the sandbox
+		_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", "mkdir -p \"$(dirname \"$0\")\"; echo overwritten >\"$0\"", path}})
 	}
 	if data, err := os.ReadFile(planted); err != nil || string(data) != "of the host" {
 		t.Errorf("the host's file is now %q (%v)", data, err)

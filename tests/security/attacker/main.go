@@ -49,7 +49,7 @@ var attacks = []struct {
 	{"read-init-memory", func() error { return open("/proc/1/mem", unix.O_RDWR) }},
 	{"read-init-exe", func() error { return open("/proc/1/exe", unix.O_RDONLY) }},
 	{"enter-init-root", func() error { return unix.Chdir("/proc/1/root/") }},
-	{"list-init-fds", func() error { _, err := os.ReadDir("/proc/1/fd"); return err }},
+	{"open-init-fds", openInitFDs},
 	{"process-vm-readv-init", readInit},
 	{"pidfd-getfd-init", pidfdGetfd},
 	{"keyctl", keyctl},
@@ -243,6 +243,21 @@ func pidfdGetfd() error {
 		return err
 	}
 	return unix.Close(got)
+}
+
+// openInitFDs follows every descriptor of init that it finds; to see their numbers alone is of no use.
+func openInitFDs() error {
+	entries, err := os.ReadDir("/proc/1/fd")
+	if err != nil {
+		return err
+	}
+	err = errors.New("init has no descriptors")
+	for _, e := range entries {
+		if err = open("/proc/1/fd/"+e.Name(), unix.O_PATH); err == nil {
+			return nil
+		}
+	}
+	return err
 }
 
 func keyctl() error {
