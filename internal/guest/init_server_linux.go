@@ -18,6 +18,9 @@ import (
 )
 
 // A server is the init of a sandbox: process 1, which serves the daemon and reaps everybody.
+//
+// Known limit: a process of the sandbox that stops everything it sees (kill(-1, SIGSTOP) in a loop) may hit a child of init between fork and
+// exec, for which init then waits. It harms its own sandbox: the daemon gets no answer in time, and ends it.
 type server struct {
 	listener syscall.RawConn
 	proc     int  // /proc, opened before anything else ran here
@@ -97,7 +100,9 @@ func dropInheritable() error {
 
 // serve is RunInit without what a test binary cannot do to itself.
 func serve(fd int) error {
-	// Init is small and shall stay so; the sandbox's memory and threads are its user's.
+	// Init is small and shall stay so; the sandbox's memory and threads are its user's. One thread at a time is also the fastest:
+	// forks follow each other anyway, and waking a second thread for every packet costs an exec a fifth (BenchmarkExec).
+	// Setting it ends the runtime's own watching of the cgroup, whose descriptors closeOthers closes.
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(50)
 	catchSignals()
