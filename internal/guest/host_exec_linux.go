@@ -289,7 +289,7 @@ func (e *Exec) await() (ExecExit, error) {
 	}
 	closeAll(fds)
 	if pkt.kind != kindExited || len(fds) != 0 {
-		return ExecExit{}, fmt.Errorf("await the process's exit: %w: %s with %d descriptors", ErrLost, strconv.Quote(string(pkt.kind)), len(fds))
+		return ExecExit{}, fmt.Errorf("await the process's exit: %w: %s with %d descriptors", ErrLost, strconv.Quote(pkt.kind), len(fds))
 	}
 	var a exitedAnswer
 	if err := pkt.into(&a, 0); err != nil {

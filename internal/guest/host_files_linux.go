@@ -86,7 +86,7 @@ func regular(fd int, name string, access int) (*os.File, *unix.Stat_t, error) {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		err = ErrNotRegular
 	// What is read from or written to these depends on who does it, and init must not do it through the daemon.
-	case pseudo(int64(fsys.Type)):
+	case pseudo(fsys.Type):
 		err = errors.New("the file lies in a file system of the kernel's")
 	case flags&unix.O_PATH != 0 || flags&unix.O_ACCMODE != access:
 		err = errors.New("the file is not open as asked")
@@ -115,7 +115,6 @@ type PendingFile struct {
 
 	conn *conn
 	once sync.Once
-	err  error
 }
 
 // Create makes a file beside path that Commit renames to it, with this mode and owner. Missing parents are made with
@@ -151,7 +150,7 @@ func (p *PendingFile) Commit() error {
 	err := fs.ErrClosed
 	p.once.Do(func() {
 		if err = p.File.Close(); err != nil {
-			p.end(kindAbort)
+			err = errors.Join(err, p.end(kindAbort))
 			return
 		}
 		err = p.end(kindCommit)

@@ -3,9 +3,10 @@ package guest
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
-	"runtime"
+	goruntime "runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -103,7 +104,7 @@ func serve(fd int) error {
 	// Init is small and shall stay so; the sandbox's memory and threads are its user's. One thread at a time is also the fastest:
 	// forks follow each other anyway, and waking a second thread for every packet costs an exec a fifth (BenchmarkExec).
 	// Setting it ends the runtime's own watching of the cgroup, whose descriptors closeOthers closes.
-	runtime.GOMAXPROCS(1)
+	goruntime.GOMAXPROCS(1)
 	debug.SetGCPercent(50)
 	catchSignals()
 	unix.Umask(0o022)
@@ -270,6 +271,10 @@ func (s *server) handle(fd int) {
 	_ = c.f.SetReadDeadline(time.Now().Add(requestTimeout))
 	pkt, fds, err := c.recv()
 	if err != nil {
+		if !errors.Is(err, io.EOF) {
+			// Above all EMFILE: the daemon must not think that we are gone.
+			c.refuse(fail(StageRequest, err, "packet"))
+		}
 		return
 	}
 	_ = c.f.SetReadDeadline(time.Time{})
@@ -297,7 +302,7 @@ func (s *server) handle(fd int) {
 			err = c.reply(kindDone, none{})
 		}
 	default:
-		err = fail(StageRequest, unix.ENOSYS, string(pkt.kind))
+		err = fail(StageRequest, unix.ENOSYS, pkt.kind)
 	}
 	if err != nil {
 		c.refuse(err)
@@ -307,10 +312,10 @@ func (s *server) handle(fd int) {
 // expect reads a request's message and checks what came with it.
 func expect(pkt packet, msg any, nstrs int, fds []int, nfds int) error {
 	if err := pkt.into(msg, nstrs); err != nil {
-		return fail(StageRequest, unix.EINVAL, string(pkt.kind))
+		return fail(StageRequest, unix.EINVAL, pkt.kind)
 	}
 	if len(fds) != nfds {
-		return fail(StageRequest, unix.EBADF, string(pkt.kind))
+		return fail(StageRequest, unix.EBADF, pkt.kind)
 	}
 	return nil
 }
