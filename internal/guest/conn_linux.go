@@ -55,23 +55,29 @@ func (c *conn) send(p []byte, fds ...int) error {
 	if len(p) > maxPacket {
 		return unix.EMSGSIZE
 	}
-	var oob []byte
-	if len(fds) > 0 {
-		oob = unix.UnixRights(fds...)
-	}
 	var sent error
 	err := c.rc.Write(func(fd uintptr) bool {
-		for {
-			sent = unix.Sendmsg(int(fd), p, oob, nil, unix.MSG_NOSIGNAL)
-			if !errors.Is(sent, unix.EINTR) {
-				return !errors.Is(sent, unix.EAGAIN)
-			}
-		}
+		sent = sendTo(int(fd), p, fds)
+		return !errors.Is(sent, unix.EAGAIN)
 	})
 	if err != nil {
 		return c.closedErr(err)
 	}
 	return sent
+}
+
+// sendTo sends one packet on a non-blocking socket: EAGAIN means that it has to wait.
+func sendTo(fd int, p []byte, fds []int) error {
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	for {
+		err := unix.Sendmsg(fd, p, oob, nil, unix.MSG_NOSIGNAL)
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }
 
 // sendNow is send for a caller that must not wait: a peer that does not read loses the packet. The few packets of a
@@ -96,53 +102,51 @@ func (c *conn) recv() (packet, []int, error) {
 		got error
 	)
 	err := c.rc.Read(func(fd uintptr) bool {
-		buf := buffers.Get().(*[maxPacket]byte)
-		defer buffers.Put(buf)
-		var oob [64]byte // unix.CmsgSpace(4*maxFDs) is 32; the kernel drops (and marks as truncated) what exceeds it
-		var n, oobn, flags int
-		for ended := false; ; {
-			n, oobn, flags, _, got = unix.Recvmsg(int(fd), buf[:], oob[:unix.CmsgSpace(4*maxFDs)], unix.MSG_CMSG_CLOEXEC)
-			if errors.Is(got, unix.EINTR) {
-				continue
-			}
-			if got == nil && n == 0 && oobn == 0 && !ended {
-				// Perhaps not the end: the kernel finds the queue empty, the peer sends its last packet and closes, and the
-				// kernel, which now sees the end, reports that (__unix_dgram_recvmsg; seen once in 30,000 times on 6.18). Asked
-				// again it gives the packet, or the end for good.
-				ended = true
-				continue
-			}
-			if ended && errors.Is(got, unix.EAGAIN) {
-				got = errors.New("packet without a byte")
-			}
-			break
-		}
-		if errors.Is(got, unix.EAGAIN) {
-			return false
-		}
-		if got != nil {
-			return true
-		}
-		fds, got = rights(oob[:oobn])
-		switch {
-		case got != nil:
-		case flags&unix.MSG_CTRUNC != 0 && len(fds) < maxFDs:
-			got = unix.EMFILE // there was room for more of them here, so it is our own table that is full
-		case flags&unix.MSG_CTRUNC != 0:
-			got = errors.New("packet with too many descriptors")
-		case flags&unix.MSG_TRUNC != 0:
-			got = errors.New("packet too long")
-		case n == 0:
-			got = io.EOF // with descriptors it would be an empty packet, which neither side sends
-		default:
-			pkt, got = decode(buf[:n])
-		}
-		return true
+		pkt, fds, got = recvFrom(int(fd))
+		return !errors.Is(got, unix.EAGAIN)
 	})
 	if err == nil {
 		err = got
 	} else {
 		err = c.closedErr(err)
+	}
+	if err != nil {
+		closeAll(fds)
+		return packet{}, nil, err
+	}
+	return pkt, fds, nil
+}
+
+// recvFrom is recv on a non-blocking socket: EAGAIN means that nothing has arrived.
+func recvFrom(fd int) (pkt packet, fds []int, err error) {
+	buf := buffers.Get().(*[maxPacket]byte)
+	defer buffers.Put(buf)
+	var oob [64]byte // unix.CmsgSpace(4*maxFDs) is 32; the kernel drops (and marks as truncated) what exceeds it
+	var n, oobn, flags int
+	for {
+		n, oobn, flags, _, err = unix.Recvmsg(fd, buf[:], oob[:unix.CmsgSpace(4*maxFDs)], unix.MSG_CMSG_CLOEXEC)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		return packet{}, nil, err
+	}
+	if fds, err = rights(oob[:oobn]); err != nil {
+		return packet{}, nil, err
+	}
+	switch {
+	case flags&unix.MSG_CTRUNC != 0 && len(fds) < maxFDs:
+		err = unix.EMFILE // there was room for more of them here, so it is our own table that is full
+	case flags&unix.MSG_CTRUNC != 0:
+		err = errors.New("packet with too many descriptors")
+	case flags&unix.MSG_TRUNC != 0:
+		err = errors.New("packet too long")
+	case n == 0:
+		// A packet without a byte cannot be told from the end. Neither side sends one.
+		err = io.EOF
+	default:
+		pkt, err = decode(buf[:n])
 	}
 	if err != nil {
 		closeAll(fds)

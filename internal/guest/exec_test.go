@@ -688,7 +688,7 @@ func TestPathLongerThanASocketAddress(t *testing.T) {
 	if err != nil || fi.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", fi, err)
 	}
-	c, err := NewClient(path).dial(t.Context(), time.Now().Add(time.Second))
+	c, err := dial(t, NewClient(path), time.Now().Add(time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -100,11 +100,11 @@ func lostUnless(ctx context.Context, doing string, err error) error {
 	return lost(doing, err)
 }
 
-// dial connects to init. A full backlog is waited for until the deadline.
-func (c *Client) dial(ctx context.Context, deadline time.Time) (*conn, error) {
+// connect connects to init. A full backlog is waited for until the deadline.
+func (c *Client) connect(ctx context.Context, deadline time.Time) (int, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return nil, fmt.Errorf("make socket: %w", err)
+		return -1, fmt.Errorf("make socket: %w", err)
 	}
 	err = withAddr(c.path, func(sa *unix.SockaddrUnix) error {
 		for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
@@ -131,9 +131,9 @@ func (c *Client) dial(ctx context.Context, deadline time.Time) (*conn, error) {
 	})
 	if err != nil {
 		_ = unix.Close(fd)
-		return nil, err
+		return -1, err
 	}
-	return newConn(fd)
+	return fd, nil
 }
 
 // request sends one request and receives the first answer, which must be of kind want or an error. On success the
@@ -146,9 +146,19 @@ func (c *Client) request(ctx context.Context, timeout time.Duration, req []byte,
 	if !ok {
 		deadline = time.Now().Add(timeout)
 	}
-	conn, err := c.dial(ctx, deadline)
+	fd, err := c.connect(ctx, deadline)
 	if err != nil {
 		return nil, packet{}, nil, lostUnless(ctx, "connect to init", err)
+	}
+	// Sent before the runtime's poller hears of the socket: init can begin meanwhile, and the poller would wake a thread
+	// only to learn that an empty socket can be written to. The buffer of a new connection takes any packet.
+	if err := sendTo(fd, req, send); err != nil {
+		_ = unix.Close(fd)
+		return nil, packet{}, nil, lostUnless(ctx, "ask init", err)
+	}
+	conn, err := newConn(fd)
+	if err != nil {
+		return nil, packet{}, nil, err
 	}
 	var fds []int
 	defer func() {
@@ -163,9 +173,6 @@ func (c *Client) request(ctx context.Context, timeout time.Duration, req []byte,
 	stop := context.AfterFunc(ctx, func() { _ = conn.f.SetDeadline(past) })
 	defer stop()
 
-	if err := conn.send(req, send...); err != nil {
-		return nil, packet{}, nil, lostUnless(ctx, "ask init", err)
-	}
 	pkt, fds, err := conn.answer()
 	if err != nil {
 		return nil, packet{}, nil, lostUnless(ctx, "await init's answer", err)

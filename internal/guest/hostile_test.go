@@ -399,17 +399,17 @@ func TestFullBacklogIsWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := NewClient(path)
-	first, err := c.dial(t.Context(), time.Now().Add(time.Second))
+	first, err := dial(t, c, time.Now().Add(time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = first.close() }()
-	if _, err := c.dial(t.Context(), time.Now().Add(20*time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if _, err := dial(t, c, time.Now().Add(20*time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("the backlog is not full: %v", err)
 	}
 	done := make(chan error)
 	go func() {
-		second, err := c.dial(t.Context(), time.Now().Add(10*time.Second))
+		second, err := dial(t, c, time.Now().Add(10*time.Second))
 		if err == nil {
 			_ = second.close()
 		}
@@ -507,7 +507,7 @@ func TestManyConnections(t *testing.T) {
 	s := startInit(t)
 	var idle []*conn
 	for range 100 {
-		c, err := s.dial(t.Context(), time.Now().Add(time.Second))
+		c, err := dial(t, s.Client, time.Now().Add(time.Second))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -519,4 +519,14 @@ func TestManyConnections(t *testing.T) {
 	for _, c := range idle {
 		_ = c.close()
 	}
+}
+
+// dial connects as request does, and says nothing yet.
+func dial(t *testing.T, c *Client, deadline time.Time) (*conn, error) {
+	t.Helper()
+	fd, err := c.connect(t.Context(), deadline)
+	if err != nil {
+		return nil, err
+	}
+	return newConn(fd)
 }
