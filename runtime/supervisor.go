@@ -73,8 +73,9 @@ type sandbox struct {
 	killing   string    // why it is being killed; empty while it may live
 	deletion  *deletion // nil unless someone deletes it now
 	isGone    bool
-	gone      chan struct{} // closed when it ceases to run
-	watched   chan struct{} // closed when nobody watches pidfd any more; nil where nobody ever did
+	gone      chan struct{}        // closed when it ceases to run
+	afterGone map[*func()]struct{} // to be called then
+	watched   chan struct{}        // closed when nobody watches pidfd any more; nil where nobody ever did
 }
 
 type deletion struct {
@@ -175,8 +176,7 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 		}
 		rec.PID = 0
 		sb := s.enter(*rec)
-		sb.isGone = true
-		close(sb.gone)
+		sb.markGone()
 		if err := s.records.put(&sb.rec); err != nil {
 			return err
 		}
@@ -328,6 +328,30 @@ func (sb *sandbox) markGone() {
 	if !sb.isGone {
 		sb.isGone = true
 		close(sb.gone)
+		for f := range sb.afterGone {
+			(*f)()
+		}
+		sb.afterGone = nil
+	}
+}
+
+// AfterGone arranges for f to be called when the sandbox ceases to run, at once if it has, unless stop is called before.
+// F must neither block nor call the supervisor. It costs no goroutine, which waiting for Gone does.
+func (l *Lease) AfterGone(f func()) (stop func()) {
+	l.s.mu.Lock()
+	defer l.s.mu.Unlock()
+	if l.sb.isGone {
+		f()
+		return func() {}
+	}
+	if l.sb.afterGone == nil {
+		l.sb.afterGone = make(map[*func()]struct{})
+	}
+	l.sb.afterGone[&f] = struct{}{}
+	return func() {
+		l.s.mu.Lock()
+		defer l.s.mu.Unlock()
+		delete(l.sb.afterGone, &f)
 	}
 }
 

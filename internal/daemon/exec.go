@@ -31,9 +31,23 @@ type Execution struct {
 	close sync.Once
 }
 
-// StartExec starts a program in the sandbox with this id or name. Ctx bounds the start; what happens after it is
-// bounded by the context given to Stream. The caller must Close the execution.
-func (s *Service) StartExec(ctx context.Context, ref string, req api.ExecRequest) (_ *Execution, err error) {
+// StartExec starts a program in the sandbox with this id or name and gives it the request's stdin, then end of file. Ctx
+// bounds the start; what happens after it is bounded by the context given to Stream. The caller must Close the execution.
+func (s *Service) StartExec(ctx context.Context, ref string, req api.ExecRequest) (*Execution, error) {
+	none := len(req.Stdin) == 0 && !req.TTY // then there is nothing to feed, and no pipe needed
+	x, err := s.start(ctx, ref, req, none)
+	if err == nil && !none {
+		x.stdin.Go(x.feed)
+	}
+	return x, err
+}
+
+// StartInteractive is StartExec for a caller who goes on after the request's stdin with Write.
+func (s *Service) StartInteractive(ctx context.Context, ref string, req api.ExecRequest) (*Execution, error) {
+	return s.start(ctx, ref, req, false)
+}
+
+func (s *Service) start(ctx context.Context, ref string, req api.ExecRequest, noStdin bool) (_ *Execution, err error) {
 	if err := validateExec(&req); err != nil {
 		return nil, err
 	}
@@ -68,7 +82,8 @@ func (s *Service) StartExec(ctx context.Context, ref string, req api.ExecRequest
 		Env:  execEnv(rec.ImageEnv, rec.Env, req.Env, id.home, req.TTY),
 		Cwd:  cmp.Or(req.Cwd, rec.Cwd),
 		UID:  id.uid, GID: id.gid, Groups: id.groups,
-		TTY: req.TTY, Rows: cmp.Or(req.Rows, 24), Cols: cmp.Or(req.Cols, 80),
+		NoStdin: noStdin,
+		TTY:     req.TTY, Rows: cmp.Or(req.Rows, 24), Cols: cmp.Or(req.Cols, 80),
 		Timeout: timeout,
 	}
 	oom := s.watchOOM(ctx, rec)
@@ -137,20 +152,6 @@ func (x *Execution) feed() {
 	_ = x.CloseStdin() // as above
 }
 
-// Feed starts to give the program the request's stdin. With keep it is not followed by end of file: the caller goes on
-// with Write, which must not be called before.
-func (x *Execution) Feed(keep bool) error {
-	if keep {
-		if len(x.req.Stdin) == 0 {
-			return nil
-		}
-		_, err := x.Write(x.req.Stdin)
-		return err
-	}
-	x.stdin.Go(x.feed)
-	return nil
-}
-
 // Stream hands what the program writes to sink and returns how it ended. Where ctx ends or sink fails, everything that
 // the execution started is killed.
 func (x *Execution) Stream(ctx context.Context, sink func(stream string, p []byte) error) (api.Exit, api.Usage, error) {
@@ -187,9 +188,6 @@ func (s *Service) ExecBuffered(ctx context.Context, ref string, req api.ExecRequ
 		return nil, err
 	}
 	defer x.Close()
-	if err := x.Feed(false); err != nil {
-		return nil, err
-	}
 	limit := int(cmp.Or(req.OutputLimit, defaultOutputLimit))
 	stdout, stderr := head{limit: limit}, head{limit: limit}
 	exit, usage, err := x.Stream(ctx, func(stream string, p []byte) error {
@@ -218,9 +216,6 @@ func (s *Service) ExecStream(ctx context.Context, ref string, req api.ExecReques
 		return err
 	}
 	defer x.Close()
-	if err := x.Feed(false); err != nil {
-		return err
-	}
 	return emit(x.streamEvents(ctx, emit))
 }
 
@@ -275,9 +270,6 @@ func (s *Service) Run(ctx context.Context, req api.RunRequest, emit func(api.Exe
 		return nil, err
 	}
 	defer x.Close()
-	if err := x.Feed(false); err != nil {
-		return nil, err
-	}
 	last := x.streamEvents(ctx, emit)
 	x.Close()
 	// The last event says that all is over, so all is.

@@ -198,18 +198,10 @@ func (s *Service) ended(lease *runtime.Lease) error {
 // withGone is a context that ends also when the sandbox does. Its cause is then errEnded.
 func withGone(ctx context.Context, lease *runtime.Lease) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		select {
-		case <-lease.Gone:
-			cancel(errEnded)
-		case <-ctx.Done():
-		}
-	}()
+	stop := lease.AfterGone(func() { cancel(errEnded) })
 	return ctx, func() {
+		stop()
 		cancel(context.Canceled)
-		<-done
 	}
 }
 

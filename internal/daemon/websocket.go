@@ -122,7 +122,7 @@ func (d *Daemon) begin(ctx context.Context, c *websocket.Conn, ref string) (*Exe
 	if err := decodeJSON(data, &req); err != nil {
 		return nil, err
 	}
-	return d.service.StartExec(ctx, ref, req)
+	return d.service.StartInteractive(ctx, ref, req)
 }
 
 // finish sends the last event and closes the connection in order. The request's context may be the reason for the end:
@@ -149,8 +149,10 @@ var errClientGone = errors.New("the client is gone")
 
 // readFrames does what the client says until the connection ends or it says something wrong.
 func (d *Daemon) readFrames(ctx context.Context, c *websocket.Conn, x *Execution) error {
-	if err := x.Feed(true); err != nil {
-		d.log.Debug("stdin of an exec is not read", "error", err)
+	if stdin := x.req.Stdin; len(stdin) > 0 {
+		if _, err := x.Write(stdin); err != nil {
+			d.log.Debug("stdin of an exec is not read", "error", err)
+		}
 	}
 	for {
 		kind, data, err := c.Read(ctx)

@@ -1,23 +1,72 @@
 // Package guest is the protocol between the daemon and the init of a sandbox, both sides of it.
 //
-// host_*.go runs in the daemon, init_*.go in the sandbox (cmd/sandboxd-init), protocol.go is what both agree on.
+// host_*.go runs in the daemon, init_*.go in the sandbox (cmd/sandboxd-init), protocol.go and conn_linux.go are what both agree on.
 //
 // # Theory of operation
 //
 // The launcher gives init one inherited descriptor: a listening SOCK_SEQPACKET socket whose path exists on the host
-// only. Every request of the daemon is a connection of its own: connect, one request packet (JSON, with descriptors by
-// SCM_RIGHTS), one or more answer packets, close. A connection that is closed by the daemon ends what it asked for.
+// only. Every request of the daemon is a connection of its own: connect, one request packet, one or more answer packets,
+// close. A connection that is closed by the daemon ends what it asked for.
 //
-//	daemon                                   init
-//	  ── exec {argv…} + stdin,stdout,stderr ──▶   starts the process
-//	  ◀───────────── started {pid} ───────────    (or: error {stage, errno})
-//	  ── signal {n} | resize | kill ──────────▶   while it runs
-//	  ◀──────── exited {code, signal, usage} ──    the last packet
+// A packet is a word, a space, a JSON object and, each after a NUL, strings that are bytes rather than text (paths,
+// arguments, environments, link targets); descriptors come along by SCM_RIGHTS. Each word has one struct in protocol.go.
+// Any request may be answered with
 //
-//	  ── open {path} ─────────────────────────▶   resolves the path in the sandbox
-//	  ◀──────────── opened {} + descriptor ────    a regular file; anything else is refused
+//	◀── error {stage, errno} path ──    the request was refused; the last packet
 //
-// Descriptors travel, bytes do not: init never reads what a process writes, and never copies a file.
+// Descriptors travel, bytes do not: init never reads what a process writes, and never copies a file (only a tree, as a tar
+// stream into or out of a pipe).
 //
-// What init says is untrusted: the daemon bounds, validates and times out every answer, and checks every descriptor.
+// # Exec
+//
+//	daemon                                        init
+//	  ── exec {args, uid, gid, groups, timeout}
+//	     cwd argv… env… + stdin stdout stderr ──▶   looks the program up, forks, executes
+//	  ◀────────────── started {pid} ────────────   init has closed its copies of the three
+//	  ── signal {signal} ──────────────────────▶   to the main process's group; any number of times
+//	  ── kill {} ──────────────────────────────▶   everything that the exec has started
+//	  ◀── exited {code | signal, timeout,
+//	             wall, cpu, maxrss} ─────────────   the last packet
+//
+// With tty no descriptors are sent; init makes a terminal of the sandbox's own devpts and sends its master with started.
+// Its size is the host's to change (TIOCSWINSZ on the master). Strings that do not fit into a packet are in a memfd, the
+// last descriptor; the request says memfd.
+//
+// When the main process ends by itself, exited is sent at once and what it left behind goes on, in background, until the
+// sandbox ends. When the timeout ends, or the daemon says kill, everything that the exec has started is killed first, and
+// exited says that nothing is left. When the daemon closes the connection of a running exec, the same happens without a
+// last word. Init gives up on what does not die in 10 s, and stays silent.
+//
+// Silence means: no started in 10 s (or the caller's deadline), no exited 2 s after the timeout or a kill: init is lost,
+// and the daemon ends the sandbox.
+//
+// # Files
+//
+//	── open {} path ─────────────────────────▶   resolves the path in the sandbox
+//	◀────────────── opened {} + file ─────────   a regular file, read only; anything else is refused unopened
+//
+//	── create {mode, uid, gid} path ─────────▶   makes parents, and a file beside the target
+//	◀────────────── created {} + file ────────   write only, new
+//	── commit {} | abort {} ─────────────────▶   renames it to the target | removes it; so does closing
+//	◀────────────── done {} ──────────────────
+//
+//	── stat {} path ─────────────────────────▶   follows links but for the last
+//	◀── info {size, mode, mtime, uid, gid} link
+//
+//	── tar-out {} path + pipe ───────────────▶   writes the tree into the pipe, and closes it
+//	◀────────────── done {} ──────────────────
+//
+//	── tar-in {uid, gid} path + pipe ────────▶   extracts below path until the pipe's end
+//	◀────────────── done {} ──────────────────
+//
+//	── ping {} ──────────────────────────────▶
+//	◀────────────── pong {} ──────────────────
+//
+// # Trust
+//
+// What init says is untrusted: an attacker may own it. Every answer must be the one packet that is due, of bounded size, strict
+// JSON, values within their ranges, exactly the descriptors that are due, and those of the right kind (checked with
+// fstat, fstatfs and F_GETFL). Everything else is [ErrLost]. An [*Error] is a proper refusal.
+//
+// What the daemon says is trusted, but checked: nothing it sends may crash init, which would end the sandbox.
 package guest

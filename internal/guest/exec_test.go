@@ -644,6 +644,23 @@ func TestInitReapsOrphansAndNoExitIsLost(t *testing.T) {
 	}
 }
 
+// Many at a time, more than the machine has of anything.
+func TestManyExecsAtATime(t *testing.T) {
+	s := startInit(t)
+	leaks(t)
+	bin := staticTrue(t)
+	var wg sync.WaitGroup
+	for range 300 {
+		wg.Go(func() {
+			_, _, exit, err := s.run(t, ExecRequest{Argv: []string{bin}, Timeout: time.Minute})
+			if err != nil || exit.Code != 0 || exit.Timeout {
+				t.Errorf("%+v, %v", exit, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
 // Whoever is root in the sandbox may send init any signal.
 func TestInitIsDeafToSignals(t *testing.T) {
 	s := startInit(t)

@@ -506,8 +506,7 @@ func TestTarInStaysBelowItsDestination(t *testing.T) {
 		{"directory over file", []*tar.Header{{Typeflag: tar.TypeReg, Name: "d"}, {Typeflag: tar.TypeDir, Name: "d/", Mode: 0o755}}, unix.ENOTDIR, nil},
 		{"setuid", []*tar.Header{{Typeflag: tar.TypeReg, Name: "f", Mode: 0o4755}}, nil, []string{"-rwxr-xr-x f = f"}},
 		{"dot", []*tar.Header{{Typeflag: tar.TypeDir, Name: "./", Mode: 0o700}, {Typeflag: tar.TypeReg, Name: "./f"}}, nil, []string{"-rw-r--r-- f = ./f"}},
-		{"through an inner link", []*tar.Header{{Typeflag: tar.TypeDir, Name: "d", Mode: 0o755}, {Typeflag: tar.TypeSymlink, Name: "l", Linkname: "d"}, {Typeflag: tar.TypeReg, Name: "l/x"}}, nil,
-			[]string{"drwxr-xr-x d", "-rw-r--r-- d/x = l/x", "Lrwxrwxrwx l -> d"}},
+		{"through an inner link", []*tar.Header{{Typeflag: tar.TypeDir, Name: "d", Mode: 0o755}, {Typeflag: tar.TypeSymlink, Name: "l", Linkname: "d"}, {Typeflag: tar.TypeReg, Name: "l/x"}}, nil, []string{"drwxr-xr-x d", "-rw-r--r-- d/x = l/x", "Lrwxrwxrwx l -> d"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			leaks(t)

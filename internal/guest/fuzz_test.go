@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -22,7 +23,7 @@ func FuzzHostDecode(f *testing.F) {
 		}
 		switch pkt.kind {
 		case kindError:
-			if e, ok := refusal(pkt).(*Error); ok && (!validStage(e.Stage) || e.Errno < 1 || e.Errno > 4095 || len(e.Path) > maxPath || e.Error() == "") {
+			if e, ok := errors.AsType[*Error](refusal(pkt)); ok && (!validStage(e.Stage) || e.Errno < 1 || e.Errno > 4095 || len(e.Path) > maxPath || e.Error() == "") {
 				t.Errorf("%+v", e)
 			}
 		case kindExited:

@@ -174,7 +174,7 @@ func (c *Client) request(ctx context.Context, timeout time.Duration, req []byte,
 	case pkt.kind == kindError && len(fds) == 0:
 		return nil, packet{}, nil, refusal(pkt)
 	case pkt.kind != want:
-		return nil, packet{}, nil, fmt.Errorf("await init's answer: %w: %s instead of %s", ErrLost, strconv.Quote(string(pkt.kind)), want)
+		return nil, packet{}, nil, fmt.Errorf("await init's answer: %w: %s instead of %s", ErrLost, strconv.Quote(pkt.kind), want)
 	case len(fds) != nfds:
 		return nil, packet{}, nil, fmt.Errorf("await init's answer: %w: %d descriptors instead of %d", ErrLost, len(fds), nfds)
 	}

@@ -25,6 +25,7 @@ type ExecRequest struct {
 	UID, GID uint32 // ids of the sandbox
 	Groups   []uint32
 
+	NoStdin    bool   // stdin is /dev/null, which is cheaper than a pipe that is closed at once; not with TTY
 	TTY        bool   // stdin, stdout and stderr are one terminal
 	Rows, Cols uint16 // of the terminal
 
@@ -44,7 +45,7 @@ type ExecExit struct {
 
 // An Exec is a process that has started. Close it in the end.
 //
-// Stdin may be closed at any time to give the process end of file. Its pipe is not read by init: a Write blocks while
+// Stdin is nil where the request said so. It may be closed at any time to give the process end of file. Its pipe is not read by init: a Write blocks while
 // the process does not read, until Close.
 type Exec struct {
 	PID int // inside the sandbox
@@ -138,8 +139,13 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 	if !r.TTY {
 		want = 0
 		var in, out, errs int
-		if e.Stdin, in, err = pipeTo("stdin"); err != nil {
-			return nil, err
+		if r.NoStdin {
+			in, err = unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		} else {
+			e.Stdin, in, err = pipeTo("stdin")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("make stdin: %w", err)
 		}
 		give = append(give, in)
 		if e.Stdout, out, err = pipeFrom("stdout"); err != nil {
@@ -283,7 +289,7 @@ func (e *Exec) await() (ExecExit, error) {
 	}
 	closeAll(fds)
 	if pkt.kind != kindExited || len(fds) != 0 {
-		return ExecExit{}, fmt.Errorf("await the process's exit: %w: %s with %d descriptors", ErrLost, strconv.Quote(string(pkt.kind)), len(fds))
+		return ExecExit{}, fmt.Errorf("await the process's exit: %w: %s with %d descriptors", ErrLost, strconv.Quote(pkt.kind), len(fds))
 	}
 	var a exitedAnswer
 	if err := pkt.into(&a, 0); err != nil {
@@ -455,12 +461,14 @@ func (e *Exec) stopReading() {
 	}
 }
 
-// streamBuffer is as much as a pipe holds by default.
-const streamBuffer = 64 << 10
+// streamBuffers are as large as what a pipe holds by default.
+var streamBuffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
 // copyOut copies f until its end or, once stopReading was called, until what f held at that moment has been copied.
 func (e *Exec) copyOut(f *os.File, deliver func([]byte) error) error {
-	buf := make([]byte, streamBuffer)
+	pooled := streamBuffers.Get().(*[64 << 10]byte)
+	defer streamBuffers.Put(pooled)
+	buf := pooled[:]
 	for {
 		n, err := f.Read(buf)
 		if n > 0 {

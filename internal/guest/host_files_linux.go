@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"strings"
@@ -85,7 +86,7 @@ func regular(fd int, name string, access int) (*os.File, *unix.Stat_t, error) {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		err = ErrNotRegular
 	// What is read from or written to these depends on who does it, and init must not do it through the daemon.
-	case pseudo(int64(fsys.Type)):
+	case pseudo(fsys.Type):
 		err = errors.New("the file lies in a file system of the kernel's")
 	case flags&unix.O_PATH != 0 || flags&unix.O_ACCMODE != access:
 		err = errors.New("the file is not open as asked")
@@ -114,13 +115,15 @@ type PendingFile struct {
 
 	conn *conn
 	once sync.Once
-	err  error
 }
 
 // Create makes a file beside path that Commit renames to it, with this mode and owner. Missing parents are made with
 // the same owner and mode 0755, and stay. If path names a link, what it points to is replaced; a directory, FIFO, device
 // or socket is refused.
 func (c *Client) Create(ctx context.Context, path string, mode fs.FileMode, uid, gid uint32) (*PendingFile, error) {
+	if uid == math.MaxUint32 || gid == math.MaxUint32 { // "no change" to the kernel
+		return nil, &Error{Stage: StageRequest, Errno: unix.EINVAL, Path: path}
+	}
 	msg := createRequest{Mode: uint32(mode.Perm()), UID: uid, GID: gid}
 	conn, pkt, fds, err := c.file(ctx, kindCreate, msg, path, kindCreated, 1)
 	if err != nil {
@@ -147,7 +150,7 @@ func (p *PendingFile) Commit() error {
 	err := fs.ErrClosed
 	p.once.Do(func() {
 		if err = p.File.Close(); err != nil {
-			p.end(kindAbort)
+			err = errors.Join(err, p.end(kindAbort))
 			return
 		}
 		err = p.end(kindCommit)
@@ -265,7 +268,8 @@ func (a *infoAnswer) info(name, link string) (FileInfo, bool) {
 // directories, links and hard links are written, everything else and what lies in the kernel's file systems is left
 // out.
 //
-// TarOut returns when init has written all; somebody must read the pipe meanwhile. The caller keeps w and closes it to
+// TarOut returns when init has written all, after 10 minutes at the latest if ctx has no deadline; somebody must read the pipe
+// meanwhile. The caller keeps w and closes it to
 // give the reader its end of file, in any case after TarOut has returned.
 func (c *Client) TarOut(ctx context.Context, path string, w *os.File) error {
 	return c.tar(ctx, kindTarOut, none{}, path, w)
@@ -278,6 +282,9 @@ func (c *Client) TarOut(ctx context.Context, path string, w *os.File) error {
 //
 // The caller keeps r. After an error nobody reads the rest: close r so that the writer notices.
 func (c *Client) TarIn(ctx context.Context, path string, r *os.File, uid, gid uint32) error {
+	if uid == math.MaxUint32 || gid == math.MaxUint32 {
+		return &Error{Stage: StageRequest, Errno: unix.EINVAL, Path: path}
+	}
 	return c.tar(ctx, kindTarIn, tarInRequest{UID: uid, GID: gid}, path, r)
 }
 
@@ -311,8 +318,7 @@ func (c *Client) tar(ctx context.Context, k kind, msg any, path string, pipe *os
 	if dup != nil {
 		return fmt.Errorf("%s: use the pipe: %w", k, dup)
 	}
-	// The duplicate is held until the answer, although init has its own by then: the pipe must stay whole even if the
-	// caller closes its end early.
+	// A duplicate, so that the caller may close its own at any time.
 	defer func() { _ = unix.Close(give) }()
 	conn, pkt, _, err := c.request(ctx, tarTimeout, req, []int{give}, kindDone, 0)
 	if err != nil {

@@ -40,11 +40,10 @@ func (s *server) exec(c *conn, pkt packet, fds []int) error {
 		return err
 	}
 	p.begin(s, timeout)
-	if told != nil {
-		s.end(p, false)
-		return nil
+	if told == nil {
+		s.control(p)
 	}
-	s.control(p)
+	s.end(p, false) // the daemon has closed the connection
 	return nil
 }
 
@@ -54,7 +53,7 @@ func (s *server) launch(c *conn, pkt packet, fds []int) (_ *process, timeout tim
 	defer func() { closeAll(fds) }()
 	var r execRequest
 	if err := pkt.into(&r, -1); err != nil {
-		return nil, 0, nil, fail(StageRequest, unix.EINVAL, string(pkt.kind))
+		return nil, 0, nil, fail(StageRequest, unix.EINVAL, pkt.kind)
 	}
 	want := 3
 	if r.TTY {
@@ -64,16 +63,16 @@ func (s *server) launch(c *conn, pkt packet, fds []int) (_ *process, timeout tim
 		want++
 	}
 	if len(fds) != want {
-		return nil, 0, nil, fail(StageRequest, unix.EBADF, string(pkt.kind))
+		return nil, 0, nil, fail(StageRequest, unix.EBADF, pkt.kind)
 	}
 	strs := pkt.strs
 	if r.Memfd {
 		if strs, err = readStrings(fds[want-1]); err != nil {
-			return nil, 0, nil, fail(StageRequest, err, string(pkt.kind))
+			return nil, 0, nil, fail(StageRequest, err, pkt.kind)
 		}
 	}
 	if r.Args < 1 || len(strs) < 2 || r.Args > len(strs)-1 || strs[0] == "" || strs[0][0] != '/' || strs[1] == "" || r.Timeout < 0 {
-		return nil, 0, nil, fail(StageRequest, unix.EINVAL, string(pkt.kind))
+		return nil, 0, nil, fail(StageRequest, unix.EINVAL, pkt.kind)
 	}
 	files := fds
 	var master []int
@@ -93,13 +92,11 @@ func (s *server) launch(c *conn, pkt packet, fds []int) (_ *process, timeout tim
 	return p, time.Duration(r.Timeout), c.reply(kindStarted, startedAnswer{PID: p.pid}, master...), nil
 }
 
-// control reads what the daemon says while the process runs. It returns when the daemon has closed the connection, which kills the
-// exec if it is still running.
+// control reads what the daemon says while the process runs, until it closes the connection.
 func (s *server) control(p *process) {
 	for {
 		pkt, fds, err := p.conn.recv()
 		if err != nil {
-			s.end(p, false)
 			return
 		}
 		closeAll(fds)
@@ -334,6 +331,7 @@ func (s *server) diagnose(attr *syscall.ProcAttr, cwd string, r *execRequest) er
 		a.Dir = dir
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		//nolint:gosec // there is no such program
 		_, err := syscall.ForkExec("/"+strings.Repeat("x", maxPath), []string{"probe"}, &a)
 		return err
 	}
@@ -411,7 +409,7 @@ func (s *server) fork(c *conn, path string, argv []string, attr *syscall.ProcAtt
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		p.begun = time.Now()
-		pid, err := syscall.ForkExec(path, argv, attr)
+		pid, err := syscall.ForkExec(path, argv, attr) //nolint:gosec // to run what the daemon asks for is the purpose
 		if err != nil {
 			return err
 		}

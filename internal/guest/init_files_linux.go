@@ -42,7 +42,7 @@ func notRegular(fd int, path string) error {
 	if err := unix.Fstatfs(fd, &fsys); err != nil {
 		return fail(StageOpen, err, path)
 	}
-	if pseudo(int64(fsys.Type)) {
+	if pseudo(fsys.Type) {
 		return fail(StageType, unix.EINVAL, path)
 	}
 	return nil
@@ -215,7 +215,7 @@ func (s *server) create(c *conn, pkt packet, fds []int) error {
 	if err := unix.Fstatfs(dir, &fsys); err != nil {
 		return fail(StageOpen, err, path)
 	}
-	if pseudo(int64(fsys.Type)) {
+	if pseudo(fsys.Type) {
 		return fail(StageType, unix.EINVAL, path)
 	}
 	tmp, err := tempName()
@@ -262,7 +262,7 @@ func (s *server) create(c *conn, pkt packet, fds []int) error {
 			return fail(StageWrite, err, path)
 		}
 	default:
-		return fail(StageRequest, unix.ENOSYS, string(pkt.kind))
+		return fail(StageRequest, unix.ENOSYS, pkt.kind)
 	}
 	return c.reply(kindDone, none{})
 }

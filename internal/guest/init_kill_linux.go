@@ -136,6 +136,7 @@ func (s *server) killMarked(p *process) (found map[int]bool, vanished bool) {
 		if left <= 0 {
 			break
 		}
+		//nolint:gosec // descriptors are small
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(dying[0]), Events: unix.POLLIN}}, int(left/time.Millisecond)+1)
 		if n > 0 || (err != nil && !errors.Is(err, unix.EINTR)) {
 			_ = unix.Close(dying[0])

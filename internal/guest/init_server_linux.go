@@ -3,9 +3,10 @@ package guest
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
-	"runtime"
+	goruntime "runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -18,6 +19,9 @@ import (
 )
 
 // A server is the init of a sandbox: process 1, which serves the daemon and reaps everybody.
+//
+// Known limit: a process of the sandbox that stops everything it sees (kill(-1, SIGSTOP) in a loop) may hit a child of init between fork and
+// exec, for which init then waits. It harms its own sandbox: the daemon gets no answer in time, and ends it.
 type server struct {
 	listener syscall.RawConn
 	proc     int  // /proc, opened before anything else ran here
@@ -97,8 +101,10 @@ func dropInheritable() error {
 
 // serve is RunInit without what a test binary cannot do to itself.
 func serve(fd int) error {
-	// Init is small and shall stay so; the sandbox's memory and threads are its user's.
-	runtime.GOMAXPROCS(1)
+	// Init is small and shall stay so; the sandbox's memory and threads are its user's. One thread at a time is also the fastest:
+	// forks follow each other anyway, and waking a second thread for every packet costs an exec a fifth (BenchmarkExec).
+	// Setting it ends the runtime's own watching of the cgroup, whose descriptors closeOthers closes.
+	goruntime.GOMAXPROCS(1)
 	debug.SetGCPercent(50)
 	catchSignals()
 	unix.Umask(0o022)
@@ -265,6 +271,10 @@ func (s *server) handle(fd int) {
 	_ = c.f.SetReadDeadline(time.Now().Add(requestTimeout))
 	pkt, fds, err := c.recv()
 	if err != nil {
+		if !errors.Is(err, io.EOF) {
+			// Above all EMFILE: the daemon must not think that we are gone.
+			c.refuse(fail(StageRequest, err, "packet"))
+		}
 		return
 	}
 	_ = c.f.SetReadDeadline(time.Time{})
@@ -292,7 +302,7 @@ func (s *server) handle(fd int) {
 			err = c.reply(kindDone, none{})
 		}
 	default:
-		err = fail(StageRequest, unix.ENOSYS, string(pkt.kind))
+		err = fail(StageRequest, unix.ENOSYS, pkt.kind)
 	}
 	if err != nil {
 		c.refuse(err)
@@ -302,10 +312,10 @@ func (s *server) handle(fd int) {
 // expect reads a request's message and checks what came with it.
 func expect(pkt packet, msg any, nstrs int, fds []int, nfds int) error {
 	if err := pkt.into(msg, nstrs); err != nil {
-		return fail(StageRequest, unix.EINVAL, string(pkt.kind))
+		return fail(StageRequest, unix.EINVAL, pkt.kind)
 	}
 	if len(fds) != nfds {
-		return fail(StageRequest, unix.EBADF, string(pkt.kind))
+		return fail(StageRequest, unix.EBADF, pkt.kind)
 	}
 	return nil
 }

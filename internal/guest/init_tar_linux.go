@@ -127,7 +127,7 @@ func (w *tarWriter) dir(at int, name, prefix string, depth int) error {
 	if err := unix.Fstatfs(fd, &fsys); err != nil {
 		return fail(StageRead, err, prefix)
 	}
-	if pseudo(int64(fsys.Type)) {
+	if pseudo(fsys.Type) {
 		return nil
 	}
 	if depth >= maxDepth {
@@ -262,7 +262,7 @@ func (s *server) tarIn(dest string, pipe *os.File, uid, gid uint32) error {
 	if err := unix.Fstatfs(handle, &fsys); err != nil {
 		return fail(StageOpen, err, dest)
 	}
-	if pseudo(int64(fsys.Type)) {
+	if pseudo(fsys.Type) {
 		return fail(StageType, unix.EINVAL, dest)
 	}
 	root, err := os.OpenRoot("/proc/self/fd/" + strconv.Itoa(handle))
@@ -298,8 +298,7 @@ func (s *server) tarIn(dest string, pipe *os.File, uid, gid uint32) error {
 
 // malformed gives an errno to an error of archive/tar.
 func malformed(err error) error {
-	var errno unix.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
 		return errno
 	}
 	return unix.EBADMSG
@@ -339,7 +338,7 @@ func (x *tarReader) entry(h *tar.Header, r io.Reader) error {
 	var err error
 	switch h.Typeflag {
 	case tar.TypeDir:
-		err = x.mkdir(name, fs.FileMode(h.Mode&0o777)) //nolint:gosec // masked
+		err = x.mkdir(name, fs.FileMode(h.Mode&0o777))
 	case tar.TypeReg, tar.TypeGNUSparse, tar.TypeCont:
 		err = x.file(name, h, r)
 	case tar.TypeSymlink:
@@ -371,12 +370,10 @@ func (x *tarReader) entry(h *tar.Header, r io.Reader) error {
 
 // fail tells an error of the sandbox's files from one of the stream, and from what os.Root refuses.
 func (x *tarReader) fail(stage Stage, err error, name string) error {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e
 	}
-	var errno unix.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
 		return fail(stage, errno, name)
 	}
 	// os.Root does not export its error, but has no other without an errno.
@@ -457,7 +454,7 @@ func (x *tarReader) file(name string, h *tar.Header, r io.Reader) (err error) {
 	if err := f.Chown(x.uid, x.gid); err != nil {
 		return err
 	}
-	if err := f.Chmod(fs.FileMode(h.Mode & 0o777)); err != nil { //nolint:gosec // masked
+	if err := f.Chmod(fs.FileMode(h.Mode & 0o777)); err != nil {
 		return err
 	}
 	return x.root.Chtimes(name, h.ModTime, h.ModTime)

@@ -32,7 +32,7 @@ const (
 )
 
 // A kind is the first word of a packet and says which struct follows.
-type kind string
+type kind = string
 
 // The daemon's kinds; the first seven open a request, the others come on a running one.
 const (
@@ -218,7 +218,7 @@ func decode(p []byte) (packet, error) {
 	if !ok || len(k) == 0 || len(k) > 16 {
 		return packet{}, errors.New("packet without a kind")
 	}
-	pkt := packet{kind: kind(k), body: bytes.Clone(body)}
+	pkt := packet{kind: string(k), body: bytes.Clone(body)}
 	if more {
 		pkt.strs = strings.Split(string(tail), "\x00")
 	}
@@ -230,13 +230,13 @@ func (p packet) into(msg any, n int) error {
 	dec := json.NewDecoder(bytes.NewReader(p.body))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(msg); err != nil {
-		return fmt.Errorf("read %s: %w", strconv.Quote(string(p.kind)), err)
+		return fmt.Errorf("read %s: %w", strconv.Quote(p.kind), err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("read %s: something follows the message", strconv.Quote(string(p.kind)))
+		return fmt.Errorf("read %s: something follows the message", strconv.Quote(p.kind))
 	}
 	if n >= 0 && len(p.strs) != n {
-		return fmt.Errorf("read %s: %d strings, want %d", strconv.Quote(string(p.kind)), len(p.strs), n)
+		return fmt.Errorf("read %s: %d strings, want %d", strconv.Quote(p.kind), len(p.strs), n)
 	}
 	return nil
 }
