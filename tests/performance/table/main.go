@@ -27,6 +27,9 @@ var rows = []struct{ bench, side, title string }{
 	{"BenchmarkExecTrue", "sandbox", "exec of a static `true` in a running sandbox, over the socket"},
 	{"BenchmarkExecTrue", "host", "the same: fork and exec on the host"},
 	{"BenchmarkCreateRunDelete", "sandboxd", "create a sandbox of the host image → first byte of its program → delete"},
+	{"BenchmarkCreateRunDelete", "create", "– of this, the creation"},
+	{"BenchmarkCreateRunDelete", "exec", "– the program"},
+	{"BenchmarkCreateRunDelete", "delete", "– the deletion"},
 	{"BenchmarkCreateRunDelete", "runc", "the same: `runc run` of an equal bundle, rootless"},
 	{"BenchmarkHealth", "request", "one HTTP request over the socket that does nothing"},
 }
@@ -105,5 +108,5 @@ func read(r io.Reader) (values map[string][]float64, cpu string, err error) {
 
 func median(v []float64) float64 {
 	v = slices.Sorted(slices.Values(v))
-	return v[len(v)/2]
+	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
