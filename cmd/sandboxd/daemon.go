@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -100,7 +99,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 		}
 	}
 
-	images, err := image.Open(o.DataDir, l)
+	images, err := image.Open(o.DataDir, l) //nolint:contextcheck // cleaning up after an interrupted pull is not the request's
 	if err != nil {
 		return fmt.Errorf("open images: %w", err)
 	}
@@ -191,14 +190,4 @@ func privateDir(dir string) error {
 		return fmt.Errorf("check directory: %s is writable by others: chmod go-w %s", dir, dir)
 	}
 	return nil
-}
-
-// knownRequirements are the names for --require, sorted.
-func knownRequirements() []string {
-	var names []string
-	for name := range requirable {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }

@@ -28,7 +28,7 @@ func AcquireLock(dir string) (io.Closer, error) {
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
 	path := filepath.Join(dir, "sandboxd.lock")
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600) //nolint:gosec // the daemon's own directory
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
@@ -66,7 +66,7 @@ func listen(ctx context.Context, runtimeDir, path string) (_ *socket, err error)
 	if err := os.MkdirAll(runtimeDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make runtime directory: %w", err)
 	}
-	dir, err := os.OpenFile(runtimeDir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0) //nolint:gosec // the daemon's own option
+	dir, err := os.OpenFile(runtimeDir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open runtime directory: %w", err)
 	}

@@ -89,7 +89,7 @@ func (d *Daemon) interact(ctx context.Context, c *websocket.Conn, ref string) {
 		if stream == "stderr" {
 			channel = api.ChannelStderr
 		}
-		frame = append(append(frame[:0], byte(channel)), p...)
+		frame = append(append(frame[:0], channel), p...)
 		ctx, stop := context.WithTimeout(frames, answerTimeout)
 		defer stop()
 		return c.Write(ctx, websocket.MessageBinary, frame)

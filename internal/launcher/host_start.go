@@ -68,7 +68,7 @@ func prepareDirs(o Options) error {
 		}
 		// Sandboxes reach what is theirs below through the launcher's own root; on the host nobody but us enters.
 		mode := os.FileMode(0o711)
-		if err := os.Chmod(dir, mode); err != nil { //nolint:gosec // G302: see above; DataDir itself is 0700
+		if err := os.Chmod(dir, mode); err != nil {
 			return fmt.Errorf("prepare data directory: %w", err)
 		}
 	}
@@ -107,7 +107,7 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 	defer statusR.Close()
 	defer statusW.Close()
 
-	cmd := exec.Command(o.Launcher, "stage1") //nolint:noctx // it outlives every context of the daemon
+	cmd := exec.Command(o.Launcher, "stage1") //nolint:noctx,gosec // it outlives every context of the daemon; our own binary
 	cmd.Env = []string{}
 	cmd.Dir = "/"
 	cmd.Stderr = logFile
@@ -125,8 +125,11 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 	}
 	pid := cmd.Process.Pid
 	// It outlives us, but not a failed start; either way somebody has to reap it.
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
+	exited := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // how it ended, the status pipe tells
+		close(exited)
+	}()
 	defer func() {
 		if err != nil {
 			_ = cmd.Process.Kill()
@@ -238,8 +241,7 @@ func dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unixpacket", shortName(dir, filepath.Base(path)))
 	if err != nil {
-		var sys *os.SyscallError
-		if errors.As(err, &sys) {
+		if sys, ok := errors.AsType[*os.SyscallError](err); ok {
 			err = sys // the name with the descriptor's number tells nobody anything
 		}
 		return nil, fmt.Errorf("connect to %s: %w", path, err)

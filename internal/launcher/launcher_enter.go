@@ -210,7 +210,7 @@ func buildRoot(setup *Setup) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	root, err := newMount("tmpfs", unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOSUID, "mode", "0755", "size", "256m")
+	root, err := newMount("tmpfs", unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOSUID, [2]string{"mode", "0755"}, [2]string{"size", "256m"})
 	if err != nil {
 		return err
 	}
@@ -297,16 +297,16 @@ func buildRoot(setup *Setup) error {
 	return nil
 }
 
-// newMount makes a detached mount of a file system; options are pairs.
-func newMount(fs string, attr int, options ...string) (int, error) {
+// newMount makes a detached mount of a file system.
+func newMount(fs string, attr int, options ...[2]string) (int, error) {
 	ctx, err := unix.Fsopen(fs, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return -1, fmt.Errorf("open file system %s: %w", fs, err)
 	}
 	defer unix.Close(ctx)
-	for i := 0; i < len(options); i += 2 {
-		if err := unix.FsconfigSetString(ctx, options[i], options[i+1]); err != nil {
-			return -1, fmt.Errorf("configure %s: %s=%s: %w", fs, options[i], options[i+1], err)
+	for _, o := range options {
+		if err := unix.FsconfigSetString(ctx, o[0], o[1]); err != nil {
+			return -1, fmt.Errorf("configure %s: %s=%s: %w", fs, o[0], o[1], err)
 		}
 	}
 	if err := unix.FsconfigCreate(ctx); err != nil {

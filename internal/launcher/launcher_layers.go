@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -247,8 +248,8 @@ func apply(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result
 	}
 	// The layers below, read-only, each as a mount of its own that is attached nowhere: ".." ends at its root.
 	opts := layer.Options{MediaType: job.MediaType, DiffID: job.DiffID, Limits: job.Limits, SingleID: job.Single}
-	for i := len(job.Parents) - 1; i >= 0; i-- {
-		r, err := detachedRoot(job.Parents[i], unix.MOUNT_ATTR_RDONLY)
+	for _, parent := range slices.Backward(job.Parents) {
+		r, err := detachedRoot(parent, unix.MOUNT_ATTR_RDONLY)
 		if err != nil {
 			return layer.Result{}, err
 		}

@@ -69,8 +69,7 @@ func (s *Server) Serve(ctx context.Context, listener *os.File) error {
 	select {
 	case err = <-errs:
 	case <-s.stop:
-		_ = ul.Close()
-		<-errs
+		err = errors.Join(ul.Close(), <-errs)
 	}
 	s.idle.Stop()
 
@@ -96,11 +95,7 @@ func (s *Server) accept(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("accept: %w", err)
 		}
-		s.requests.Add(1)
-		go func() {
-			defer s.requests.Done()
-			s.serve(ctx, c)
-		}()
+		s.requests.Go(func() { s.serve(ctx, c) })
 	}
 }
 
@@ -220,9 +215,7 @@ func (s *Server) attach(c *net.UnixConn) {
 	s.sessions[c] = struct{}{}
 	s.mu.Unlock()
 	_ = c.SetReadDeadline(time.Time{})
-	s.requests.Add(1)
-	go func() {
-		defer s.requests.Done()
+	s.requests.Go(func() {
 		if send(c, &response{}) == nil {
 			var buf [1]byte
 			done := make(chan struct{})
@@ -246,7 +239,7 @@ func (s *Server) attach(c *net.UnixConn) {
 		delete(s.sessions, c)
 		_ = c.Close()
 		s.idle.Reset(orphanTimeout)
-	}()
+	})
 }
 
 // orphaned ends a launcher that nobody needs. Sandboxes without a daemon go on until their deadlines.

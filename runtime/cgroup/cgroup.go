@@ -80,7 +80,7 @@ func Prepare(name string) (Subtree, error) {
 			own = filepath.Dir(own)
 		}
 		for _, f := range []string{"", "cgroup.procs", "cgroup.subtree_control"} {
-			if unix.Access(filepath.Join(own, f), unix.W_OK) != nil {
+			if !writable(filepath.Join(own, f)) {
 				s.Reason = "cgroup " + own + " is not delegated to this user; " + remedy
 				return s, nil
 			}
@@ -136,6 +136,8 @@ func locate(mountinfo, self string) (mount, own string) {
 	}
 	return mount, ""
 }
+
+func writable(path string) bool { return unix.Access(path, unix.W_OK) == nil }
 
 // vacate moves every process of own into its leaf "supervisor": they are the daemon and what its unit started beside it.
 func vacate(own string) error {
@@ -240,7 +242,7 @@ func waitEmpty(ctx context.Context, dir string) error {
 			return nil
 		}
 		// The poll is short so that the end of the context is noticed.
-		_, err = unix.Poll([]unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLPRI}}, 100)
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLPRI}}, 100) //nolint:gosec // G115: a descriptor
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return err
 		}

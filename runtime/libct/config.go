@@ -107,8 +107,13 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 		Rootfs:   launcher.RootfsDir,
 		Hostname: spec.Hostname,
 		Namespaces: configs.Namespaces{
-			{Type: configs.NEWUSER}, {Type: configs.NEWNS}, {Type: configs.NEWPID}, {Type: configs.NEWIPC},
-			{Type: configs.NEWUTS}, {Type: configs.NEWNET}, {Type: configs.NEWCGROUP},
+			{Type: configs.NEWUSER},
+			{Type: configs.NEWNS},
+			{Type: configs.NEWPID},
+			{Type: configs.NEWIPC},
+			{Type: configs.NEWUTS},
+			{Type: configs.NEWNET},
+			{Type: configs.NEWCGROUP},
 		},
 		Capabilities: &configs.Capabilities{
 			Bounding: spec.Profile.Capabilities, Permitted: initCaps, Effective: initCaps, Inheritable: initCaps,

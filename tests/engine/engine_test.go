@@ -43,7 +43,7 @@ func TestEngineKeepsItsContract(t *testing.T) {
 func newFixture(t *testing.T) runtimetest.Fixture {
 	t.Helper()
 	// Not t.TempDir: the launcher, which is not root of the host, must be able to enter it.
-	dir, err := os.MkdirTemp("", "engine")
+	dir, err := os.MkdirTemp("", "engine") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
 	}
