@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"time"
@@ -152,6 +153,11 @@ func receive(c *net.UnixConn, msg any) (files []*os.File, err error) {
 	data := make([]byte, maxPacket+1)
 	oob := make([]byte, unix.CmsgSpace(maxFiles*4))
 	n, oobn, flags, _, err := c.ReadMsgUnix(data, oob)
+	if errors.Is(err, io.EOF) {
+		// Perhaps not the end: a non-blocking recvmsg that finds the queue empty just before the other side sends its last
+		// packet and closes sees the close first. Asked again the kernel gives the packet, or the end for good.
+		n, oobn, flags, _, err = c.ReadMsgUnix(data, oob)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("receive message: %w", err)
 	}
@@ -161,9 +167,6 @@ func receive(c *net.UnixConn, msg any) (files []*os.File, err error) {
 	}
 	if err == nil && (flags&unix.MSG_TRUNC != 0 || n > maxPacket) {
 		err = fmt.Errorf("receive message: longer than %d bytes", maxPacket)
-	}
-	if err == nil && n == 0 {
-		err = errors.New("receive message: the other side closed the connection")
 	}
 	if err == nil {
 		err = decode(data[:n], msg)
