@@ -70,8 +70,10 @@ func TestAgentRunOfElevenSteps(t *testing.T) {
 	model := llmtest.Start(t,
 		llmtest.Turn{Content: "Looking.", Reasoning: "first look around", Calls: []llmtest.Call{llmtest.Bash("find /testbed/input -type f | sort")}},
 		llmtest.Turn{Content: "Two at once.", Calls: []llmtest.Call{llmtest.Bash("cat /testbed/input/numbers.txt"), llmtest.Bash("cat /testbed/input/sub/more.txt")}},
-		llmtest.Turn{Content: "A script.", Calls: []llmtest.Call{llmtest.Edit(map[string]any{"command": "create", "path": "/testbed/sum.py",
-			"file_text": "import sys\nprint(sum(int(l) for f in sys.argv[1:] for l in open(f)) + 1)\n"})}},
+		llmtest.Turn{Content: "A script.", Calls: []llmtest.Call{llmtest.Edit(map[string]any{
+			"command": "create", "path": "/testbed/sum.py",
+			"file_text": "import sys\nprint(sum(int(l) for f in sys.argv[1:] for l in open(f)) + 1)\n",
+		})}},
 		llmtest.Turn{Calls: []llmtest.Call{llmtest.Edit(map[string]any{"command": "view", "path": "/testbed/sum.py"})}},
 		llmtest.Turn{Calls: []llmtest.Call{llmtest.Edit(map[string]any{"command": "str_replace", "path": "/testbed/sum.py", "old_str": " + 1)", "new_str": ")"})}},
 		llmtest.Turn{Calls: []llmtest.Call{llmtest.Edit(map[string]any{"command": "insert", "path": "/testbed/sum.py", "insert_line": 0, "new_str": "# adds up"})}},
@@ -121,8 +123,10 @@ func TestAgentRunOfElevenSteps(t *testing.T) {
 		}
 		functions = append(functions, *s.Action.Function)
 	}
-	want := []string{"execute_bash", "execute_bash", "str_replace_editor", "str_replace_editor", "str_replace_editor", "str_replace_editor",
-		"", "execute_bash", "execute_bash", "execute_bash", "submit"}
+	want := []string{
+		"execute_bash", "execute_bash", "str_replace_editor", "str_replace_editor", "str_replace_editor", "str_replace_editor",
+		"", "execute_bash", "execute_bash", "execute_bash", "submit",
+	}
 	if !slices.Equal(functions, want) {
 		t.Errorf("actions are %q, want %q", functions, want)
 	}
