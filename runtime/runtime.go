@@ -21,6 +21,7 @@ var (
 	ErrNotFound      = errors.New("no such sandbox")
 	ErrExists        = errors.New("sandbox exists")
 	ErrUnenforceable = errors.New("cannot be enforced on this host") // a limit was asked for that the host cannot apply
+	ErrRootfs        = errors.New("rootfs is not usable")            // the image is to blame: what must be a directory is none
 	ErrUnavailable   = errors.New("engine unavailable")              // the launcher is gone or stopping
 )
 

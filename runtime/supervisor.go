@@ -73,6 +73,7 @@ type sandbox struct {
 	killing   string    // why it is being killed; empty while it may live
 	deletion  *deletion // nil unless someone deletes it now
 	isGone    bool
+	saved     chan struct{}        // closed when the record of its start is on disk
 	gone      chan struct{}        // closed when it ceases to run
 	afterGone map[*func()]struct{} // to be called then
 	watched   chan struct{}        // closed when nobody watches pidfd any more; nil where nobody ever did
@@ -137,7 +138,7 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 	for _, rec := range recs {
 		st := running[rec.ID]
 		switch {
-		case rec.State == api.StateCreating:
+		case rec.State == api.StateCreating && (st == nil || !s.sockets.exists(rec.ID)):
 			// Its creation was never answered: nobody knows of it, and nobody will.
 			if err := s.engine.Delete(ctx, rec.ID); err != nil && !errors.Is(err, ErrNotFound) {
 				return fmt.Errorf("delete half-made sandbox %s: %w", rec.ID, err)
@@ -152,6 +153,12 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 			s.log.Info("half-made sandbox removed", "id", rec.ID)
 			continue
 		case st != nil && s.sockets.exists(rec.ID):
+			if rec.State == api.StateCreating { // it was answered, or about to be
+				rec.State = api.StateRunning
+				if err := s.records.put(rec); err != nil {
+					return err
+				}
+			}
 			sb := s.enter(*rec)
 			delete(running, rec.ID)
 			if err := s.run(ctx, sb, st); err != nil {
@@ -195,7 +202,10 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 
 // enter puts a record into the maps.
 func (s *Supervisor) enter(rec Record) *sandbox {
-	sb := &sandbox{rec: rec, gone: make(chan struct{})}
+	sb := &sandbox{rec: rec, gone: make(chan struct{}), saved: make(chan struct{})}
+	if rec.State != api.StateCreating {
+		close(sb.saved)
+	}
 	s.byID[rec.ID], s.names[rec.Name] = sb, sb
 	return sb
 }
@@ -251,13 +261,18 @@ func (s *Supervisor) Create(ctx context.Context, req Request) (_ Record, err err
 		return Record{}, errors.Join(err, started.Pidfd.Close())
 	}
 	rec.State, rec.Enforced, rec.PID = api.StateRunning, started.Enforced, PIDOf(started.Pidfd)
-	if err := s.records.put(&rec); err != nil {
-		return Record{}, errors.Join(err, started.Pidfd.Close())
-	}
 	if err := s.run(ctx, sb, started); err != nil {
 		return Record{}, err
 	}
 	undo.release()
+	// The answer does not wait for a second write: a record that says "creating" of a sandbox that runs is taken for what
+	// it is by the next daemon. What writes later waits for this.
+	s.ops.Go(func() {
+		defer close(sb.saved)
+		if err := s.records.put(&rec); err != nil {
+			s.log.Error("start of sandbox is not on disk", "id", id, "error", err)
+		}
+	})
 	s.log.Info("sandbox created", "id", id, "name", rec.Name, "image", rec.Image, "profile", rec.Profile)
 	return rec.clone(), nil
 }
@@ -571,6 +586,7 @@ func (s *Supervisor) Delete(ctx context.Context, ref string) error {
 // delete does the work of Delete; sb.deletion keeps others away.
 func (s *Supervisor) delete(ctx context.Context, sb *sandbox) error {
 	id := sb.rec.ID
+	<-sb.saved
 	// The record goes last: a crash before that leaves a sandbox that is listed, as lost, and can be deleted again.
 	if err := ignoreNotFound(s.engine.Delete(ctx, id)); err != nil {
 		return fmt.Errorf("delete sandbox %s: %w", id, err)

@@ -126,6 +126,7 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 	if deleting {
 		return // the record is about to be removed
 	}
+	<-sb.saved
 	s.log.Info("sandbox ended", "id", rec.ID, "state", state, "reason", reason)
 	if err := s.sockets.remove(rec.ID); err != nil {
 		s.log.Error("control socket is left", "id", rec.ID, "error", err)

@@ -77,8 +77,12 @@ func shim(path string) error {
 	return unix.Exec(path, []string{"sandboxd-init"}, nil)
 }
 
+// build returns the init that was built for all tests, or builds one.
 func build(t *testing.T) string {
 	t.Helper()
+	if dir := os.Getenv("SANDBOXD_BIN"); dir != "" {
+		return filepath.Join(dir, "sandboxd-init")
+	}
 	path := filepath.Join(t.TempDir(), "sandboxd-init")
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	goruntime "runtime"
 
 	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -46,6 +47,10 @@ func arg(i int) string {
 }
 
 func serve() error {
+	// libcontainer joins the mount namespaces of sandboxes in threads that it locks and abandons. The main thread cannot
+	// end: Go would park it there for good, and the namespace with everything mounted in it would live on. Locked, it is
+	// never given to another goroutine.
+	goruntime.LockOSThread()
 	setup, listener, status, err := launcher.Stage2()
 	if err != nil {
 		// The daemon waits for this line.

@@ -63,6 +63,7 @@ var classes = []class{
 	{err: runtime.ErrTooMany, code: api.CodeConflict, hint: "delete sandboxes that are not needed any more: sandboxd ps, sandboxd rm"},
 	{err: runtime.ErrUnenforceable, code: api.CodeUnenforceable, hint: "sandboxd doctor says what this host lacks; leave the limit out to run without it"},
 	{err: runtime.ErrClosed, code: api.CodeUnavailable, hint: "start it again: sandboxd serve"},
+	{err: runtime.ErrRootfs, code: api.CodeImage, hint: "the image is broken or hostile; choose another"},
 	{err: runtime.ErrUnavailable, code: api.CodeUnavailable, hint: "the launcher is gone or busy; restart the daemon"},
 	{err: context.DeadlineExceeded, code: api.CodeUnavailable, hint: "the host is overloaded; try again"},
 	{err: context.Canceled, code: api.CodeUnavailable},

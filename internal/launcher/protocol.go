@@ -81,6 +81,7 @@ var classes = []struct {
 	{"exists", runtime.ErrExists},
 	{"unenforceable", runtime.ErrUnenforceable},
 	{"unavailable", runtime.ErrUnavailable},
+	{"rootfs", runtime.ErrRootfs},
 	{"layer-invalid", layer.ErrInvalid},
 }
 

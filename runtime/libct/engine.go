@@ -183,7 +183,11 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 		ExtraFiles: []*os.File{control, plan}, // descriptors 3 and 4
 	}
 	if err := container.Run(process); err != nil {
-		return nil, fmt.Errorf("create sandbox %s: %w%s", spec.ID, err, said(complaints))
+		complaint := said(complaints)
+		if text, ok := strings.CutPrefix(complaint, ": "+blamesImage); ok {
+			return nil, &imageError{fmt.Sprintf("create sandbox %s: %s", spec.ID, text)}
+		}
+		return nil, fmt.Errorf("create sandbox %s: %w%s", spec.ID, err, complaint)
 	}
 	pid, err := process.Pid()
 	if err != nil {
@@ -215,6 +219,12 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 	e.mu.Unlock()
 	return &runtime.Started{ID: spec.ID, Enforced: enforced, Pidfd: out}, nil
 }
+
+// imageError is what Init said of an image, of the class runtime.ErrRootfs.
+type imageError struct{ message string }
+
+func (e *imageError) Error() string { return e.message }
+func (e *imageError) Unwrap() error { return runtime.ErrRootfs }
 
 // prepareOverlays makes the writable directories of a sandbox, owned by its root, and says what is to be mounted.
 func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]overlay, error) {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	goruntime "runtime"
+	"runtime/debug"
 	"strings"
 
 	"github.com/opencontainers/runc/libcontainer"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/runtime"
 )
 
 // fdPlan is where Init finds its overlays; the sandbox's init inherits the number, not the file.
@@ -34,14 +36,23 @@ type overlay struct {
 // Init is the second life of the launcher's binary, as "sandboxd-launcher init": it runs in the new namespaces of a
 // sandbox, mounts its rootfs, and hands over to libcontainer, which executes the sandbox's init. It does not return.
 func Init() {
+	// It lives for some milliseconds, in which a collection would cost more than the memory it frees. What it executes has
+	// a runtime of its own.
+	debug.SetGCPercent(-1)
 	goruntime.LockOSThread() // capabilities belong to a thread; libcontainer goes on in this one
 	if err := errors.Join(prepareRootfs(), keepInheritable()); err != nil {
 		// Standard error is the file whose content Create adds to its own error.
+		if errors.Is(err, runtime.ErrRootfs) {
+			_, _ = fmt.Fprint(os.Stderr, blamesImage)
+		}
 		_, _ = fmt.Fprintf(os.Stderr, "prepare rootfs: %v\n", err)
 		os.Exit(1) //nolint:forbidigo // this is a main function
 	}
 	libcontainer.Init()
 }
+
+// blamesImage stands before the complaint of Init where the image is to blame for it.
+const blamesImage = "image: "
 
 func prepareRootfs() error {
 	overlays, err := takePlan()
@@ -123,7 +134,7 @@ func checkTargets() error {
 			return fmt.Errorf("check /%s: %w", d, err)
 		}
 		if !fi.IsDir() {
-			return fmt.Errorf("/%s of the image is not a directory", d)
+			return fmt.Errorf("/%s of the image is not a directory: %w", d, runtime.ErrRootfs)
 		}
 	}
 	return nil
