@@ -243,17 +243,18 @@ func (s *Supervisor) Create(ctx context.Context, req Request) (_ Record, err err
 	}
 	undo.add("remove control socket", func() error { return s.sockets.remove(id) })
 
+	// Also after a failure: where ctx ended or the connection broke, nobody knows how far the engine came.
+	undo.add("delete sandbox", func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+		defer cancel()
+		return ignoreNotFound(s.engine.Delete(ctx, id))
+	})
 	started, err := s.engine.Create(ctx, req.spec(id, rec.Name, rec.Deadline), control)
 	// From here init has the socket, or nobody has: a copy kept here would let connections hang after init died.
 	cerr := control.Close()
 	if err != nil {
 		return Record{}, err
 	}
-	undo.add("delete sandbox", func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-		defer cancel()
-		return ignoreNotFound(s.engine.Delete(ctx, id))
-	})
 	if cerr != nil {
 		return Record{}, errors.Join(fmt.Errorf("close control socket: %w", cerr), started.Pidfd.Close())
 	}

@@ -561,3 +561,32 @@ func openNull(t *testing.T) *os.File {
 	t.Cleanup(func() { _ = f.Close() }) // nothing was written
 	return f
 }
+
+// vanishing is an engine whose answer is lost: the launcher has made the sandbox, and the client is gone.
+type vanishing struct{ *runtimetest.Engine }
+
+func (e vanishing) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	st, err := e.Engine.Create(ctx, spec, control)
+	if err != nil {
+		return nil, err
+	}
+	return nil, errors.Join(context.Canceled, st.Pidfd.Close())
+}
+
+// A client that asks for a sandbox and hangs up must not get one that nobody counts and nobody can delete.
+func TestCreateWhoseAnswerIsLostLeavesNothing(t *testing.T) {
+	b := newBench(t)
+	s, err := runtime.Open(t.Context(), b.dir, vanishing{b.engine}, b.options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Create(t.Context(), request("lost")); !errors.Is(err, context.Canceled) {
+		t.Errorf("Create = %v, want canceled", err)
+	}
+	if list, err := b.engine.List(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("the engine still runs %d sandboxes, %v", len(list), err)
+	}
+	if err := s.Close(t.Context(), false); err != nil {
+		t.Error(err)
+	}
+}

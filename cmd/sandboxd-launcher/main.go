@@ -15,6 +15,15 @@ import (
 	"github.com/sandboxd/sandboxd/runtime/libct"
 )
 
+// The process's first thread is kept for main. At every start of a sandbox libcontainer moves a thread into the sandbox's
+// mount namespace and leaves it locked, for Go to end it. The first thread Go cannot end: it would stay there for good, hold
+// the mounts of a deleted sandbox, and let /proc/<launcher>/{root,mountinfo,ns} show them instead of ours.
+func init() {
+	if len(os.Args) > 1 && os.Args[1] == "stage2" {
+		goruntime.LockOSThread()
+	}
+}
+
 func main() {
 	if len(os.Args) < 2 {
 		fmt.Fprintln(os.Stderr, "sandboxd-launcher: started by sandboxd, never by hand")

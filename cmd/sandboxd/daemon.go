@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
@@ -174,7 +175,9 @@ func siblings() (launcherPath, initPath string, err error) {
 	return paths[0], paths[1], nil
 }
 
-// privateDir makes dir, or checks that nobody but us can write there.
+// privateDir makes dir, or checks that it is ours and that nobody else can enter. Sandboxes keep set-user-id files of their
+// root below it, which another user of the host must not reach. It never changes the mode of a directory that it finds:
+// somebody may have named /run or /var/lib by mistake.
 func privateDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make directory: %w", err)
@@ -186,8 +189,11 @@ func privateDir(dir string) error {
 	if !fi.IsDir() {
 		return fmt.Errorf("check directory: %s is not one", dir)
 	}
-	if fi.Mode().Perm()&0o022 != 0 {
-		return fmt.Errorf("check directory: %s is writable by others: chmod go-w %s", dir, dir)
+	if st, ok := fi.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("check directory: %s does not belong to uid %d: choose another", dir, os.Geteuid())
+	}
+	if fi.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("check directory: %s is open to others: choose another, or, if it is for sandboxd alone, chmod 700 %s", dir, dir)
 	}
 	return nil
 }

@@ -85,7 +85,7 @@ func (c *Client) Died(ctx context.Context) error {
 
 func (c *Client) call(ctx context.Context, req *request, files ...*os.File) (*response, []*os.File, error) {
 	conn, err := dial(ctx, c.path)
-	if err != nil && ctx.Err() == nil {
+	if nobodyListens(err) && ctx.Err() == nil {
 		conn, err = c.revive(ctx)
 	}
 	if err != nil {
@@ -103,8 +103,8 @@ func (c *Client) revive(ctx context.Context) (*net.UnixConn, error) {
 	c.start.Lock()
 	defer c.start.Unlock()
 	conn, err := dial(ctx, c.path)
-	if err == nil {
-		return conn, nil
+	if !nobodyListens(err) {
+		return conn, err
 	}
 	c.mu.Lock()
 	ended := c.ended

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
 
@@ -40,8 +41,15 @@ const startTimeout = 30 * time.Second
 // context bounds the start only.
 func Connect(ctx context.Context, o Options) (c *Client, started bool, err error) {
 	c = &Client{path: filepath.Join(o.RuntimeDir, "launcher.sock"), opts: o}
-	if err := c.openSession(ctx); err == nil {
+	err = c.openSession(ctx)
+	if errors.Is(err, runtime.ErrUnavailable) {
+		err = c.openSession(ctx) // it was about to end: by now nobody listens, or somebody answers
+	}
+	if err == nil {
 		return c, false, nil
+	}
+	if !nobodyListens(err) {
+		return nil, false, fmt.Errorf("connect to the launcher that runs: %w", err)
 	}
 	if err := start(ctx, o, c.path); err != nil {
 		return nil, false, fmt.Errorf("start launcher: %w", err)
@@ -229,6 +237,13 @@ func listen(path string) (*os.File, error) {
 // shortName names a file of an open directory in a way that fits sockaddr_un's 108 bytes.
 func shortName(dir *os.File, name string) string {
 	return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + name
+}
+
+// nobodyListens tells whether a dial failed because there is no launcher. Anything else (no descriptor left, a full backlog,
+// an ended context) says nothing about that: a second launcher beside a living one would work in the same directories, and
+// take away the socket by which the first one's sandboxes can be reached.
+func nobodyListens(err error) bool {
+	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT)
 }
 
 // dial connects to a SOCK_SEQPACKET socket, whatever the length of its path.

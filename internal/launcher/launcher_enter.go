@@ -61,6 +61,9 @@ const (
 // Stage1 waits for the id maps, opens what must be opened as the daemon's uid, becomes uid 0 of the launcher's user
 // namespace and executes stage 2. It returns only on error, or with nil if the daemon vanished first.
 func Stage1() error {
+	// Groups, ids and keyrings belong to a thread's credentials (unix.Setgroups is about one thread, whatever Setresuid
+	// does), and the thread that executes stage 2 hands them on: it must be the one that dropped them.
+	goruntime.LockOSThread()
 	sync := os.NewFile(fdSync, "sync")
 	data, err := io.ReadAll(io.LimitReader(sync, 1<<20))
 	if err != nil {
@@ -138,9 +141,7 @@ func Stage1() error {
 		return fmt.Errorf("become uid 0 of the launcher's namespace: %w", err)
 	}
 
-	// An empty session keyring for the launcher and all sandboxes: the daemon's is its user's. A keyring belongs to a
-	// thread's credentials; the thread that executes stage 2 hands them on.
-	goruntime.LockOSThread()
+	// An empty session keyring for the launcher and all sandboxes: the daemon's is its user's.
 	if _, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0); err != nil && !errors.Is(err, unix.ENOSYS) {
 		return fmt.Errorf("leave the user's session keyring: %w", err)
 	}

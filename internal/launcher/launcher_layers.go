@@ -329,7 +329,7 @@ func confine(dir string) error {
 }
 
 // applyFilter is what unpacking takes: files below what is open, memory, threads of the Go runtime. No network, no
-// execution, no mounts, no namespaces, no tracing. The default is an error rather than death so that a missing name
+// execution, no mounts, no namespaces, no tracing; seccomp(2) is for LoadFilter's last step. The default is an error rather than death so that a missing name
 // shows as one clear message.
 func applyFilter() *specs.LinuxSeccomp {
 	eperm := uint(unix.EPERM)
@@ -348,7 +348,7 @@ func applyFilter() *specs.LinuxSeccomp {
 				clone futex sched_yield sched_getaffinity set_robust_list rseq exit exit_group restart_syscall
 				rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack tgkill getpid gettid getuid geteuid getgid getegid
 				nanosleep clock_nanosleep clock_gettime gettimeofday timer_create timer_settime timer_delete setitimer
-				epoll_create1 epoll_ctl epoll_pwait eventfd2 pipe2 getrandom prlimit64 uname umask prctl
+				epoll_create1 epoll_ctl epoll_pwait eventfd2 pipe2 getrandom prlimit64 uname umask prctl seccomp
 			`)},
 			{Action: specs.ActErrno, ErrnoRet: &enosys, Names: []string{"clone3"}}, // the C library then uses clone
 		},

@@ -20,6 +20,9 @@ import (
 // orphanTimeout is how long a launcher without daemon and without sandboxes stays.
 const orphanTimeout = time.Minute
 
+// acceptRetry is how long to wait where a connection could not be accepted for want of something.
+const acceptRetry = 50 * time.Millisecond
+
 // perList is how many sandboxes one answer of list holds: a pidfd each, and a packet has room for some 250.
 const perList = 100
 
@@ -68,6 +71,7 @@ func (s *Server) Serve(ctx context.Context, listener *os.File) error {
 	go func() { errs <- s.accept(ctx) }()
 	select {
 	case err = <-errs:
+		s.stopOnce.Do(func() { close(s.stop) }) // or the sessions would be waited for
 	case <-s.stop:
 		err = errors.Join(ul.Close(), <-errs)
 	}
@@ -92,11 +96,29 @@ func (s *Server) accept(ctx context.Context) error {
 		if errors.Is(err, net.ErrClosed) {
 			return nil
 		}
+		if temporary(err) {
+			// A want of descriptors or memory passes. To give up would end every sandbox.
+			s.Log.Warn("accept", "err", err)
+			select {
+			case <-time.After(acceptRetry):
+			case <-s.stop:
+			}
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("accept: %w", err)
 		}
 		s.requests.Go(func() { s.serve(ctx, c) })
 	}
+}
+
+func temporary(err error) bool {
+	for _, errno := range []error{unix.ECONNABORTED, unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
@@ -125,6 +147,12 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 	defer closeAll(out)
 	if err := send(c, resp, out...); err != nil {
 		s.Log.Warn("answer not delivered", "op", req.Op, "err", err)
+		if req.Op == opCreate && resp.Error == nil {
+			// Nobody knows of it. A daemon that wants it gone may have asked before it was there.
+			if err := s.Engine.Delete(ctx, req.Spec.ID); err != nil && !errors.Is(err, runtime.ErrNotFound) {
+				s.Log.Warn("sandbox is left", "id", req.Spec.ID, "err", err)
+			}
+		}
 	}
 	if req.Op == opShutdown {
 		s.stopOnce.Do(func() { close(s.stop) })

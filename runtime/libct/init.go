@@ -9,6 +9,7 @@ import (
 	goruntime "runtime"
 	"runtime/debug"
 	"strings"
+	"unsafe"
 
 	"github.com/opencontainers/runc/libcontainer"
 	_ "github.com/opencontainers/runc/libcontainer/nsenter" // the C constructor that makes the namespaces before Go runs
@@ -185,7 +186,8 @@ func keepInheritable() error {
 	return nil
 }
 
-// LoadFilter sets no_new_privs and loads a filter on every thread of the calling process, for good.
+// LoadFilter sets no_new_privs and loads a filter on every thread of the calling process, for good. The filter must allow
+// seccomp(2), with which a process can only restrict itself further.
 func LoadFilter(filter *specs.LinuxSeccomp) error {
 	if !seccomp.Enabled {
 		return errors.New("this launcher was built without seccomp")
@@ -195,11 +197,32 @@ func LoadFilter(filter *specs.LinuxSeccomp) error {
 		return fmt.Errorf("convert seccomp filter: %w", err)
 	}
 	c.Flags = nil
+	// Both calls are about the calling thread alone.
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
 	if _, err := unix.PrctlRetInt(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("set no_new_privs: %w", err)
 	}
 	if _, err := seccomp.InitSeccomp(c); err != nil {
 		return fmt.Errorf("load seccomp filter: %w", err)
+	}
+	return syncFilters()
+}
+
+// syncFilters gives every thread what the calling one has: no_new_privs and its filters. libcontainer loads without
+// SECCOMP_FILTER_FLAG_TSYNC, because what it starts is about to execute something. A filter that allows everything carries
+// the flag here; the kernel then synchronises the whole chain (seccomp(2)), and says which thread it could not.
+func syncFilters() error {
+	allow := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}
+	prog := unix.SockFprog{Len: 1, Filter: &allow}
+	//nolint:gosec // the address is that of the structure which seccomp(2) reads
+	tid, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&prog)))
+	goruntime.KeepAlive(&prog)
+	switch {
+	case errno != 0:
+		return fmt.Errorf("load seccomp filter on every thread: %w", errno)
+	case tid != 0:
+		return fmt.Errorf("load seccomp filter on every thread: thread %d has another", tid)
 	}
 	return nil
 }

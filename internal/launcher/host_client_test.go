@@ -1,0 +1,50 @@
+package launcher
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// A launcher that is only busy must not be replaced: the second one would take away the socket of the first, whose
+// sandboxes nobody could then reach.
+func TestBusyLauncherIsNotReplaced(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "launcher.sock")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.Lstat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for full := false; !full; {
+		c, err := net.Dial("unixpacket", path)
+		if full = errors.Is(err, unix.EAGAIN); err == nil {
+			defer c.Close()
+		} else if !full {
+			t.Fatal(err)
+		}
+	}
+
+	c := &Client{path: path} // without options: to start a launcher would fail, but first remove the socket
+	if err := c.Kill(t.Context(), "abc"); !errors.Is(err, runtime.ErrUnavailable) || !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("a request to a busy launcher: %v, want EAGAIN and unavailable", err)
+	}
+	if _, _, err := Connect(t.Context(), Options{RuntimeDir: filepath.Dir(path)}); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("Connect to a busy launcher: %v, want EAGAIN", err)
+	}
+	if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
+		t.Errorf("the socket was replaced: %v", err)
+	}
+}
