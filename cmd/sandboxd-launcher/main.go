@@ -34,6 +34,8 @@ func main() {
 	case "init": // by libcontainer, once for each sandbox
 		libct.Init()
 	case "apply":
+		err = launcher.ApplyConfine(arg(2))
+	case "apply-confined":
 		err = launcher.ApplyMain(arg(2), libct.LoadFilter)
 	case "stage1":
 		err = launcher.Stage1()
@@ -56,10 +58,6 @@ func arg(i int) string {
 }
 
 func serve() error {
-	// libcontainer joins the mount namespaces of sandboxes in threads that it locks and abandons. The main thread cannot
-	// end: Go would park it there for good, and the namespace with everything mounted in it would live on. Locked, it is
-	// never given to another goroutine.
-	goruntime.LockOSThread()
 	setup, listener, status, err := launcher.Stage2()
 	if err != nil {
 		// The daemon waits for this line.

@@ -43,6 +43,7 @@ func median(b *testing.B, f func()) {
 // BenchmarkExec is a whole exec through a running init. Of libc's program it is to cost at most twice BenchmarkForkExec.
 func BenchmarkExec(b *testing.B) {
 	programs(b, func(b *testing.B, bin string) {
+		b.Helper()
 		s := startInit(b)
 		median(b, func() {
 			e, err := s.Exec(b.Context(), ExecRequest{Argv: []string{bin}, Env: testEnv})
@@ -60,6 +61,7 @@ func BenchmarkExec(b *testing.B) {
 // BenchmarkForkExec starts the same program on the host and reads its output through pipes.
 func BenchmarkForkExec(b *testing.B) {
 	programs(b, func(b *testing.B, bin string) {
+		b.Helper()
 		median(b, func() {
 			cmd := exec.Command(bin)
 			cmd.Env = testEnv
@@ -73,6 +75,7 @@ func BenchmarkForkExec(b *testing.B) {
 // BenchmarkForkOnly is the bare fork, exec and wait, without pipes.
 func BenchmarkForkOnly(b *testing.B) {
 	programs(b, func(b *testing.B, bin string) {
+		b.Helper()
 		median(b, func() {
 			if err := exec.Command(bin).Run(); err != nil {
 				b.Fatal(err)

@@ -9,11 +9,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -163,6 +165,7 @@ type applyJob struct {
 	DiffID    string       `json:"diff_id"`
 	Limits    layer.Limits `json:"limits"`
 	Single    bool         `json:"single"`
+	Lower     []int        `json:"lower,omitempty"` // second stage: descriptors of the layers below, highest first
 }
 
 type applyReport struct {
@@ -229,14 +232,101 @@ func (b *limited) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ApplyMain is the child: it confines itself, extracts its standard input below the directory it was given, and reports
-// on its standard output. LoadFilter loads a seccomp filter for all threads (libct.LoadFilter).
+// The child's two stages. The first makes the layer's directory its whole world, which takes capabilities, and executes
+// the second with what is left of them: dropping them in place would need every thread of the Go runtime to do it.
+//
+// Both report on standard output, the first only if it fails.
+
+// ApplyConfine is the first stage. It returns only on error, which it has reported.
+func ApplyConfine(arg string) error { return report(layer.Result{}, confineAndExec(arg)) }
+
+// ApplyMain is the second stage: it extracts its standard input below "/". LoadFilter loads a seccomp filter for all
+// threads (libct.LoadFilter).
 func ApplyMain(arg string, loadFilter func(*specs.LinuxSeccomp) error) error {
-	var report applyReport
-	result, err := apply(arg, loadFilter)
-	report.Error, report.Result = toWire(err), result
-	if err := json.NewEncoder(os.Stdout).Encode(report); err != nil {
+	return report(apply(arg, loadFilter))
+}
+
+func report(result layer.Result, err error) error {
+	if err := json.NewEncoder(os.Stdout).Encode(applyReport{Error: toWire(err), Result: result}); err != nil {
 		return fmt.Errorf("report: %w", err)
+	}
+	return nil
+}
+
+func confineAndExec(arg string) error {
+	// Capabilities belong to a thread, and the one that executes hands on its own.
+	goruntime.LockOSThread()
+	var job applyJob
+	if err := json.Unmarshal([]byte(arg), &job); err != nil {
+		return fmt.Errorf("decode job: %w", err)
+	}
+	exe, err := unix.Open("/proc/self/exe", unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open own executable: %w", err)
+	}
+	// The layers below, read-only, each as a mount of its own that is attached nowhere: ".." ends at its root.
+	for _, parent := range slices.Backward(job.Parents) {
+		fd, err := detached(parent, unix.MOUNT_ATTR_RDONLY, 0)
+		if err != nil {
+			return err
+		}
+		job.Lower = append(job.Lower, fd)
+	}
+	if err := confine(job.Dir); err != nil {
+		return fmt.Errorf("confine layer child: %w", err)
+	}
+	if err := dropCapabilities(); err != nil {
+		return fmt.Errorf("confine layer child: %w", err)
+	}
+	next, err := json.Marshal(job)
+	if err != nil {
+		return fmt.Errorf("encode job: %w", err)
+	}
+	// There is no /proc to name the executable by any more.
+	argv, err := syscall.SlicePtrFromStrings([]string{"sandboxd-launcher", "apply-confined", string(next)})
+	if err != nil {
+		return fmt.Errorf("execute second stage: %w", err)
+	}
+	envp := []*byte{nil}
+	//nolint:gosec // the addresses are those of the arrays which execveat(2) reads
+	_, _, errno := unix.Syscall6(unix.SYS_EXECVEAT, uintptr(exe), uintptr(unsafe.Pointer(&[]byte{0}[0])),
+		uintptr(unsafe.Pointer(&argv[0])), uintptr(unsafe.Pointer(&envp[0])), unix.AT_EMPTY_PATH, 0)
+	return fmt.Errorf("execute second stage: %w", errno)
+}
+
+// applyCapabilities are what owning files takes, in the sandbox's ids only.
+var applyCapabilities = []uintptr{unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_FSETID}
+
+// dropCapabilities takes all others out of the calling thread's bounding set: what it executes as uid 0 gets no more.
+func dropCapabilities() error {
+	for c := uintptr(0); c < 64; c++ {
+		if slices.Contains(applyCapabilities, c) {
+			continue
+		}
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
+		if errors.Is(err, unix.EINVAL) {
+			return nil // there are no more
+		}
+		if err != nil {
+			return fmt.Errorf("drop capability %d: %w", c, err)
+		}
+	}
+	return nil
+}
+
+// checkCapabilities verifies that this process has no others.
+func checkCapabilities() error {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	var allowed uint32
+	for _, c := range applyCapabilities {
+		allowed |= 1 << c
+	}
+	if data[0].Permitted&^allowed != 0 || data[1].Permitted != 0 {
+		return fmt.Errorf("capabilities %08x%08x are left", data[1].Permitted, data[0].Permitted)
 	}
 	return nil
 }
@@ -246,17 +336,19 @@ func apply(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result
 	if err := json.Unmarshal([]byte(arg), &job); err != nil {
 		return layer.Result{}, fmt.Errorf("decode job: %w", err)
 	}
-	// The layers below, read-only, each as a mount of its own that is attached nowhere: ".." ends at its root.
+	if err := checkCapabilities(); err != nil {
+		return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
+	}
 	opts := layer.Options{MediaType: job.MediaType, DiffID: job.DiffID, Limits: job.Limits, SingleID: job.Single}
-	for _, parent := range slices.Backward(job.Parents) {
-		r, err := detachedRoot(parent, unix.MOUNT_ATTR_RDONLY)
+	for _, fd := range job.Lower {
+		r, err := rootOf(fd)
 		if err != nil {
-			return layer.Result{}, err
+			return layer.Result{}, fmt.Errorf("open layer below: %w", err)
 		}
 		opts.Lower = append(opts.Lower, r)
 	}
-	if err := confine(job.Dir); err != nil {
-		return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
+	if err := unix.Chdir("/"); err != nil {
+		return layer.Result{}, fmt.Errorf("enter layer directory: %w", err)
 	}
 	root, err := os.OpenRoot("/")
 	if err != nil {
@@ -283,30 +375,37 @@ func apply(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result
 	return result, nil
 }
 
-func detachedRoot(dir string, attr uint64) (*os.Root, error) {
-	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+// detached returns a copy of the mount at dir that is attached nowhere.
+func detached(dir string, attr uint64, flags uint) (int, error) {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|flags)
 	if err != nil {
-		return nil, fmt.Errorf("open layer %s: %w", filepath.Base(dir), err)
+		return -1, fmt.Errorf("copy mount of %s: %w", filepath.Base(dir), err)
 	}
-	defer unix.Close(tree)
-	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: attr}); err != nil {
-		return nil, fmt.Errorf("open layer %s: %w", filepath.Base(dir), err)
+	if attr != 0 {
+		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: attr}); err != nil {
+			return -1, errors.Join(fmt.Errorf("restrict mount of %s: %w", filepath.Base(dir), err), unix.Close(tree))
+		}
 	}
-	r, err := os.OpenRoot("/proc/self/fd/" + strconv.Itoa(tree))
-	if err != nil {
-		return nil, fmt.Errorf("open layer %s: %w", filepath.Base(dir), err)
-	}
-	return r, nil
+	return tree, nil
 }
 
-// confine makes dir the whole world of the process, and gives up every capability but those that owning files takes.
+// rootOf turns a directory's descriptor, which it closes, into an os.Root. There is no /proc to name it by.
+func rootOf(fd int) (*os.Root, error) {
+	err := unix.Fchdir(fd)
+	if err := errors.Join(err, unix.Close(fd)); err != nil {
+		return nil, err
+	}
+	return os.OpenRoot(".")
+}
+
+// confine makes dir the whole world of the process.
 func confine(dir string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	tree, err := detached(dir, 0, unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
-		return fmt.Errorf("copy mount: %w", err)
+		return err
 	}
 	defer unix.Close(tree)
 	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, RootfsDir, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
