@@ -66,6 +66,9 @@ type Engine interface {
 	Create(ctx context.Context, spec *Spec, control *os.File) (*Started, error)
 	// List returns the running sandboxes, in no order.
 	List(ctx context.Context) ([]*Started, error)
+	// Leftovers returns the ids of sandboxes that do not run but have left something: ended ones that were not deleted,
+	// and those of an engine that died.
+	Leftovers(ctx context.Context) ([]string, error)
 	// Delete kills every process of the sandbox and returns when they, its cgroup and its directories are gone. A
 	// sandbox that is unknown but has left a directory is removed all the same; one without any trace is ErrNotFound.
 	Delete(ctx context.Context, id string) error

@@ -194,6 +194,20 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 		}
 		s.log.Warn("sandbox without a record deleted", "id", id)
 	}
+	// A crash of daemon and launcher together can leave a directory of a creation whose record was not yet written.
+	leftovers, err := s.engine.Leftovers(ctx)
+	if err != nil {
+		return fmt.Errorf("list what is left of sandboxes: %w", err)
+	}
+	for _, id := range leftovers {
+		if s.byID[id] != nil {
+			continue // ended, and not yet deleted by its user
+		}
+		if err := ignoreNotFound(s.engine.Delete(ctx, id)); err != nil {
+			return fmt.Errorf("delete what is left of sandbox %s: %w", id, err)
+		}
+		s.log.Info("what was left of a sandbox without a record is deleted", "id", id)
+	}
 	return s.sockets.removeStale(func(id string) bool {
 		sb := s.byID[id]
 		return sb != nil && sb.rec.State == api.StateRunning

@@ -22,7 +22,7 @@ func TestPrivateDirRefusesWhatOthersCanEnter(t *testing.T) {
 		if err := os.Mkdir(open, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chmod(open, mode); err != nil { //nolint:gosec // that is what is tested
+		if err := os.Chmod(open, mode); err != nil {
 			t.Fatal(err)
 		}
 		if err := privateDir(open); err == nil || !strings.Contains(err.Error(), "chmod 700") {

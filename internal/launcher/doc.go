@@ -30,7 +30,7 @@
 //	◀── {started…} + one pidfd each ────────
 //	── apply {chain id, …} + blob ─────────▶  unpacks in a confined child (stage "apply")
 //	◀── {diff id, bytes, entries} ──────────
-//	── delete | kill | usage | remove-layer | info | shutdown ──▶
+//	── leftovers | delete | kill | usage | remove-layer | info | shutdown ──▶
 //	◀── {} ─────────────────────────────────
 //
 // An error travels as {stage, class, message}: the class names one of the sentinel errors of package runtime.

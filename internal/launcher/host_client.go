@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -126,7 +127,13 @@ func exchange(ctx context.Context, conn *net.UnixConn, req *request, files ...*o
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if err := send(conn, req, files...); err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("launcher %s: %w", req.Op, err), ctx.Err())
+		if ctx.Err() != nil {
+			return nil, nil, fmt.Errorf("launcher %s: %w", req.Op, ctx.Err())
+		}
+		if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+			err = fmt.Errorf("%w: %w", runtime.ErrUnavailable, err)
+		}
+		return nil, nil, fmt.Errorf("launcher %s: %w", req.Op, err)
 	}
 	var resp response
 	got, err := receive(conn, &resp)
@@ -167,8 +174,9 @@ func (c *Client) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 // List implements runtime.Engine.
 func (c *Client) List(ctx context.Context) ([]*runtime.Started, error) {
 	var all []*runtime.Started
+	req := &request{Op: opList}
 	for {
-		resp, files, err := c.call(ctx, &request{Op: opList, Skip: len(all)})
+		resp, files, err := c.call(ctx, req)
 		if err != nil {
 			for _, s := range all {
 				_ = s.Pidfd.Close()
@@ -177,11 +185,21 @@ func (c *Client) List(ctx context.Context) ([]*runtime.Started, error) {
 		}
 		for i, s := range resp.Started {
 			all = append(all, &runtime.Started{ID: s.ID, Enforced: s.Enforced, Pidfd: files[i]})
+			req.After = s.ID
 		}
 		if !resp.More || len(resp.Started) == 0 {
 			return slices.Clip(all), nil
 		}
 	}
+}
+
+// Leftovers implements runtime.Engine.
+func (c *Client) Leftovers(ctx context.Context) ([]string, error) {
+	resp, _, err := c.call(ctx, &request{Op: opLeftovers})
+	if err != nil {
+		return nil, err
+	}
+	return resp.IDs, nil
 }
 
 // Delete implements runtime.Engine.

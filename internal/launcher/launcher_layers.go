@@ -299,7 +299,7 @@ var applyCapabilities = []uintptr{unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CA
 
 // dropCapabilities takes all others out of the calling thread's bounding set: what it executes as uid 0 gets no more.
 func dropCapabilities() error {
-	for c := uintptr(0); c < 64; c++ {
+	for c := range uintptr(64) {
 		if slices.Contains(applyCapabilities, c) {
 			continue
 		}

@@ -189,15 +189,20 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	case opList:
 		var all []*runtime.Started
 		if all, err = s.Engine.List(ctx); err == nil {
-			for i, st := range all {
-				if i < req.Skip || len(started) == perList {
-					resp.More = resp.More || i >= req.Skip
-					_ = st.Pidfd.Close()
+			for _, st := range all {
+				switch {
+				case st.ID <= req.After: // told before; the list is sorted
+				case len(started) == perList:
+					resp.More = true
+				default:
+					started = append(started, st)
 					continue
 				}
-				started = append(started, st)
+				_ = st.Pidfd.Close()
 			}
 		}
+	case opLeftovers:
+		resp.IDs, err = s.Engine.Leftovers(ctx)
 	case opKill:
 		err = s.Engine.Kill(ctx, req.ID)
 	case opDelete:
@@ -213,10 +218,11 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		var r layer.Result
 		if req.Apply == nil {
 			err = errors.New("launcher apply: no layer")
-		} else if req.Apply.Blob = files[0]; true {
-			if r, err = s.Layers.Apply(ctx, req.Apply); err == nil {
-				resp.Layer = &r
-			}
+			break
+		}
+		req.Apply.Blob = files[0]
+		if r, err = s.Layers.Apply(ctx, req.Apply); err == nil {
+			resp.Layer = &r
 		}
 	case opRemoveLayer:
 		err = s.Layers.Remove(req.Layer)

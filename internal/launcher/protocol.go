@@ -30,6 +30,7 @@ const (
 	opInfo        op = "info"
 	opCreate      op = "create"
 	opList        op = "list"
+	opLeftovers   op = "leftovers"
 	opKill        op = "kill"
 	opDelete      op = "delete"
 	opUsage       op = "usage"
@@ -43,7 +44,7 @@ const (
 type request struct {
 	Op    op                  `json:"op"`
 	ID    string              `json:"id,omitempty"`    // kill, delete, usage, oom-kills
-	Skip  int                 `json:"skip,omitempty"`  // list: how many of the sorted ids to pass over
+	After string              `json:"after,omitempty"` // list: the last id of the answer before
 	Spec  *runtime.Spec       `json:"spec,omitempty"`  // create; with the control socket
 	Apply *layer.ApplyRequest `json:"apply,omitempty"` // with the blob
 	Layer string              `json:"layer,omitempty"` // remove-layer: a chain id
@@ -53,7 +54,8 @@ type request struct {
 type response struct {
 	Error   *wireError    `json:"error,omitempty"`
 	Started []wireStarted `json:"started,omitempty"` // create, list; one pidfd each, in this order
-	More    bool          `json:"more,omitempty"`    // list: ask again with skip
+	More    bool          `json:"more,omitempty"`    // list: ask again with after
+	IDs     []string      `json:"ids,omitempty"`     // leftovers
 	Info    *Info         `json:"info,omitempty"`
 	Usage   *api.Usage    `json:"usage,omitempty"`
 	Count   int           `json:"count,omitempty"`

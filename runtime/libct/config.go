@@ -34,6 +34,10 @@ var initCapabilities = []string{
 	"CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_KILL", "CAP_SETUID", "CAP_SETGID", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER",
 }
 
+// maxFile is the size of the largest file that a sandbox can write: far above what programs need, so that one runaway
+// write does not fill the disk. It is no quota.
+const maxFile = 16 << 30
+
 // initPath is where the sandbox finds its init: on the fresh /dev, so that no image can be in the way of it and no
 // snapshot contains it.
 const initPath = "/dev/sandboxd-init"
@@ -143,6 +147,7 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 	c.Rlimits = []configs.Rlimit{
 		{Type: unix.RLIMIT_CORE, Hard: 0, Soft: 0},
 		{Type: unix.RLIMIT_NOFILE, Hard: nofile, Soft: nofile},
+		{Type: unix.RLIMIT_FSIZE, Hard: maxFile, Soft: maxFile},
 	}
 	if spec.Limits.Pids > 0 && enforced.Pids == "rlimit" {
 		// Counted per uid of the sandbox's own user namespace, so it is a weaker fence than pids.max.

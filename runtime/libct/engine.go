@@ -46,6 +46,7 @@ type Engine struct {
 	host Host
 
 	mu        sync.Mutex
+	closed    bool
 	sandboxes map[string]*instance
 }
 
@@ -125,6 +126,10 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 	// The entry reserves the id. Kill and Delete wait until the creation has ended.
 	in := &instance{enforced: enforced, started: time.Now(), ready: make(chan struct{}), ended: make(chan struct{})}
 	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil, fmt.Errorf("create sandbox %s: the launcher is ending: %w", spec.ID, runtime.ErrUnavailable)
+	}
 	if _, ok := e.sandboxes[spec.ID]; ok {
 		e.mu.Unlock()
 		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, runtime.ErrExists)
@@ -214,7 +219,7 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 	e.mu.Lock()
 	in.container, in.pidfd = container, pidfd
 	if !spec.Deadline.IsZero() {
-		in.deadline = time.AfterFunc(time.Until(spec.Deadline), func() { _ = unix.PidfdSendSignal(int(pidfd.Fd()), unix.SIGKILL, nil, 0) })
+		in.deadline = time.AfterFunc(time.Until(spec.Deadline), func() { _ = kill(pidfd) })
 	}
 	e.mu.Unlock()
 	return &runtime.Started{ID: spec.ID, Enforced: enforced, Pidfd: out}, nil
@@ -295,6 +300,24 @@ func (e *Engine) List(context.Context) ([]*runtime.Started, error) {
 	return all, nil
 }
 
+// Leftovers implements runtime.Engine.
+func (e *Engine) Leftovers(context.Context) ([]string, error) {
+	entries, err := os.ReadDir(launcher.SandboxesDir)
+	if err != nil {
+		return nil, fmt.Errorf("read the sandboxes' directories: %w", err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var ids []string
+	for _, entry := range entries {
+		id := entry.Name()
+		if in := e.sandboxes[id]; validID(id) == nil && (in == nil || in.hasEnded()) {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
 func (in *instance) hasEnded() bool {
 	select {
 	case <-in.ended:
@@ -334,7 +357,7 @@ func (e *Engine) Kill(ctx context.Context, id string) error {
 		return nil
 	}
 	// The kernel ends everything in a PID namespace with its init.
-	if err := unix.PidfdSendSignal(int(in.pidfd.Fd()), unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+	if err := kill(in.pidfd); err != nil {
 		return fmt.Errorf("kill sandbox %s: %w", id, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
@@ -345,6 +368,23 @@ func (e *Engine) Kill(ctx context.Context, id string) error {
 	case <-ctx.Done():
 		return fmt.Errorf("kill sandbox %s: its processes have not ended: %w", id, ctx.Err())
 	}
+}
+
+// kill ends the process of a pidfd. One that has ended, or whose sandbox another call has deleted meanwhile, is no error:
+// the descriptor's number is used only while the file is open, because it may be another sandbox's afterwards.
+func kill(pidfd *os.File) error {
+	conn, err := pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var killErr error
+	if err := conn.Control(func(fd uintptr) { killErr = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) }); err != nil {
+		return nil //nolint:nilerr // closed: the sandbox is deleted
+	}
+	if errors.Is(killErr, unix.ESRCH) {
+		return nil
+	}
+	return killErr
 }
 
 // Delete implements runtime.Engine.
@@ -390,9 +430,10 @@ func (e *Engine) Delete(ctx context.Context, id string) error {
 	return nil
 }
 
-// Close kills every sandbox and waits for them. Their directories stay.
+// Close kills every sandbox and waits for them, and refuses new ones. Their directories stay.
 func (e *Engine) Close(ctx context.Context) error {
 	e.mu.Lock()
+	e.closed = true
 	ids := slices.Collect(maps.Keys(e.sandboxes))
 	e.mu.Unlock()
 	var errs []error

@@ -139,6 +139,22 @@ func (b *box) running() bool {
 	}
 }
 
+// Leftovers returns the ids of sandboxes that have ended and were not deleted.
+func (e *Engine) Leftovers(context.Context) ([]string, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.unavailable {
+		return nil, runtime.ErrUnavailable
+	}
+	var ids []string
+	for id, b := range e.boxes {
+		if !b.running() {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
 // List returns the sandboxes whose init has not ended.
 func (e *Engine) List(ctx context.Context) ([]*runtime.Started, error) {
 	e.mu.Lock()

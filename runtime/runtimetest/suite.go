@@ -278,8 +278,14 @@ func testKill(t *testing.T, s *suite) {
 	if err := s.Engine.Kill(t.Context(), "kill1"); err != nil && !errors.Is(err, runtime.ErrNotFound) {
 		t.Errorf("second kill: %v", err)
 	}
+	if left, err := s.Engine.Leftovers(t.Context()); err != nil || !slices.Equal(left, []string{"kill1"}) {
+		t.Errorf("left after kill: %v, %v", left, err)
+	}
 	if err := s.Engine.Delete(t.Context(), "kill1"); err != nil {
 		t.Errorf("delete after kill: %v", err)
+	}
+	if left, err := s.Engine.Leftovers(t.Context()); err != nil || len(left) > 0 {
+		t.Errorf("left after delete: %v, %v", left, err)
 	}
 }
 
