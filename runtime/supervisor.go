@@ -125,6 +125,13 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list what runs: %w", err)
 	}
+	leftovers, err := s.engine.Leftovers(ctx)
+	if err != nil {
+		for _, st := range list {
+			_ = st.Pidfd.Close() // never read or written
+		}
+		return fmt.Errorf("list what is left of sandboxes: %w", err)
+	}
 	running := make(map[string]*Started, len(list))
 	for _, st := range list {
 		running[st.ID] = st
@@ -138,17 +145,14 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 	for _, rec := range recs {
 		st := running[rec.ID]
 		switch {
-		case rec.State == api.StateCreating && (st == nil || !s.sockets.exists(rec.ID)):
-			// Its creation was never answered: nobody knows of it, and nobody will.
+		case rec.State == api.StateCreating && st == nil && !slices.Contains(leftovers, rec.ID):
+			// Its creation came to nothing and was never answered: nobody knows of it, and nobody will. One that has left
+			// something may have been answered, and is told of like any other that has ended.
 			if err := s.engine.Delete(ctx, rec.ID); err != nil && !errors.Is(err, ErrNotFound) {
 				return fmt.Errorf("delete half-made sandbox %s: %w", rec.ID, err)
 			}
 			if err := s.records.remove(rec.ID); err != nil {
 				return err
-			}
-			if st != nil {
-				_ = st.Pidfd.Close() // never read or written
-				delete(running, rec.ID)
 			}
 			s.log.Info("half-made sandbox removed", "id", rec.ID)
 			continue
@@ -195,10 +199,6 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 		s.log.Warn("sandbox without a record deleted", "id", id)
 	}
 	// A crash of daemon and launcher together can leave a directory of a creation whose record was not yet written.
-	leftovers, err := s.engine.Leftovers(ctx)
-	if err != nil {
-		return fmt.Errorf("list what is left of sandboxes: %w", err)
-	}
 	for _, id := range leftovers {
 		if s.byID[id] != nil {
 			continue // ended, and not yet deleted by its user

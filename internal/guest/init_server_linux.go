@@ -156,14 +156,17 @@ func catchSignals() error {
 			continue
 		case sig == unix.SIGURG, sig == unix.SIGPROF: // preemption; profiling, which is off
 			continue
-		case n >= 32 && n <= 34: // system calls on all threads
+		case n == 33, n == 34: // system calls on all threads
 			continue
 		case sig == unix.SIGKILL, sig == unix.SIGSTOP: // never delivered to process 1 from inside
 			continue
 		}
 		// The runtime lets go of a signal that is to be ignored. Every program would inherit that, so at once back to the
-		// default, behind the runtime's back.
-		signal.Ignore(sig)
+		// default, behind the runtime's back. Signal 32 is none of the runtime's, but may have been ignored by whoever
+		// started the daemon.
+		if n != 32 {
+			signal.Ignore(sig)
+		}
 		var dfl [4]uint64 // struct sigaction of the kernel: SIG_DFL is 0
 		//nolint:gosec // the address is that of the structure
 		_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(n), uintptr(unsafe.Pointer(&dfl)), 0, 8, 0, 0)
