@@ -127,9 +127,11 @@ func TestPidsLimitStopsAForkBomb(t *testing.T) {
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Pids: limit}})
 	neighbour := d.Create(t, api.CreateSandbox{})
 	dir := cgroupOf(t, s.PID)
+	// One that does not give up when it cannot fork, as a shell would.
+	const bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
 	done := make(chan *api.ExecResult, 1)
 	go func() {
-		result, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", `b() { b | b & b | b; }; while :; do b; done`}, Timeout: 6})
+		result, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"python3", "-c", bomb}, Timeout: 8})
 		if err != nil {
 			t.Errorf("the bomb: %v", err)
 		}
@@ -265,15 +267,17 @@ func TestDeletedSandboxesLeaveNoCgroup(t *testing.T) {
 func TestRestartedDaemonAdoptsCgroups(t *testing.T) {
 	for _, name := range []string{"same cgroup", "another cgroup"} {
 		t.Run(name, func(t *testing.T) {
+			// Made first, so that it is looked at last: a clean-up of the daemon's own comes before.
+			elsewhere := group(t)
 			d := start(t)
 			s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
 			dir := cgroupOf(t, s.PID)
+			where := cgroupOf(t, d.PID()) // its leaf: no process can be put where controllers are handed on
 			d.Kill9(t)
 			if name == "another cgroup" {
-				d.LaunchIn(t, group(t))
-			} else {
-				d.Launch(t)
+				where = elsewhere
 			}
+			d.LaunchIn(t, where)
 			if got := cgroupOf(t, s.PID); got != dir {
 				t.Errorf("the sandbox has moved from %s to %s", dir, got)
 			}
