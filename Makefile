@@ -94,6 +94,24 @@ unit: ## The tests beside the code, with the race detector, as you are
 	CGO_ENABLED=1 $(GO) test -p $(P) -buildvcs=false -race -tags '$(TAGS)' $(if $(RUN),-run '$(RUN)') \
 		$(or $(PKG),$$($(GO) list -tags '$(TAGS)' ./... | grep -v /tests/))
 
+# Its exit status: 0, the tests' own, or 125 where a machine died and nothing is known.
+TESTBED := build/testbed-cmd
+.PHONY: testbed
+testbed: build-deps build $(TESTBED) ## The limits on a real cgroup v2 host, in a machine of its own: KERNEL=6.1|6.12|all FLAVOUR=tiny|systemd|all WHO=dev|root|all
+	$(TESTBED) -kernel $(or $(KERNEL),6.12) -flavour $(or $(FLAVOUR),tiny) -as $(or $(WHO),all) $(if $(RUN),-run '$(RUN)') $(if $(PKG),-pkg '$(PKG)')
+
+.PHONY: testbed-shell
+testbed-shell: build-deps build $(TESTBED) ## A root shell in that machine, with our binaries in /payload/bin; testbed-as dev bash makes you a user
+	$(TESTBED) -kernel $(or $(KERNEL),6.12) -flavour $(or $(FLAVOUR),tiny) -shell
+
+.PHONY: $(TESTBED)
+$(TESTBED):
+	@CGO_ENABLED=0 $(GOBUILD) -o $@ ./tests/testbed
+
+.PHONY: build-deps
+build-deps:
+	@hack/deps.sh $(BUILD_DEPS)
+
 .PHONY: vet
 vet: ## go vet, with the tags of the launcher
 	$(GO) vet -p $(P) -buildvcs=false -tags '$(TAGS)' ./...

@@ -69,7 +69,8 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	}
 	// One daemon per data directory, and its name tells the cgroups of several apart.
 	sum := sha256.Sum256([]byte(o.DataDir))
-	subtree, err := cgroup.Prepare(hex.EncodeToString(sum[:4]))
+	name := hex.EncodeToString(sum[:4])
+	subtree, err := cgroup.Prepare(name)
 	if err != nil {
 		return err
 	}
@@ -89,7 +90,14 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	for _, m := range info.Enforced.Missing {
 		log.Warn("not held on this host", "what", m)
 	}
-	end := func(ctx context.Context) error { return errors.Join(l.Shutdown(ctx), subtree.Leave(ctx)) }
+	// A launcher that was adopted may run in another cgroup, where the daemon before us was started.
+	launchers, err := cgroup.Of(info.PID, name)
+	if err != nil {
+		return err
+	}
+	end := func(ctx context.Context) error {
+		return errors.Join(l.Shutdown(ctx), launchers.Leave(ctx), subtree.Leave(ctx))
+	}
 	for _, name := range o.Require {
 		if !requirable[name](info.Enforced) {
 			err := fmt.Errorf("--require %s: this host does not give it: %s", name, strings.Join(info.Enforced.Missing, "; "))

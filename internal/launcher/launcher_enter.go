@@ -273,7 +273,12 @@ func buildRoot(setup *Setup) error {
 		return err
 	}
 	if setup.Cgroup != "" || setup.Cgroup2 != "" {
-		if err := bind(fdCgroup, "", root, CgroupDir, restricted|unix.MOUNT_ATTR_NOEXEC); err != nil {
+		attr := uint64(restricted | unix.MOUNT_ATTR_NOEXEC)
+		if setup.Cgroup == "" {
+			// Only to look at: libcontainer would make a cgroup beside ours wherever it can, and hand controllers on to it.
+			attr |= unix.MOUNT_ATTR_RDONLY
+		}
+		if err := bind(fdCgroup, "", root, CgroupDir, attr); err != nil {
 			return err
 		}
 	}

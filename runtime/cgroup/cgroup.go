@@ -3,16 +3,17 @@
 // The subtree looks like this, where own is the cgroup that the daemon was started in:
 //
 //	own/                      controllers enabled for its children; no process of its own (cgroups.rst, "no internal process")
-//	├── supervisor/           the daemon
-//	└── sandboxes/            [Subtree.Path]; given to the launcher's root, bound at the launcher's /sys/fs/cgroup
-//	    ├── launcher/         the launcher: in here so that sandboxes/ is the common ancestor it must be able to write to
+//	├── supervisor/           the daemon, and whoever was started in own beside it
+//	└── sandboxd-<name>/      [Subtree.Path]; given to the launcher's root, bound at the launcher's /sys/fs/cgroup
+//	    ├── launcher/         the launcher: in here so that its parent is the common ancestor that it must be able to write to
 //	    └── <sandbox id>/     one per sandbox, with its limits
 //
-// A daemon in the root cgroup (root, without systemd) has a directory of its own below the root in the place of own.
+// A daemon of root to whom nothing is delegated (a login shell, a system without systemd) stays where it is, and makes
+// sandboxd-<name>/ at the top of the hierarchy. Several daemons can share one own; each takes and leaves its place in it
+// under a lock on the directory.
 package cgroup
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -42,8 +43,17 @@ func (s Subtree) Has(controller string) bool { return slices.Contains(s.Controll
 
 const remedy = `start the daemon where a subtree is delegated: systemd-run --user --scope -p "Delegate=cpu memory pids io" sandboxd serve`
 
+const (
+	prefix      = "sandboxd-"  // of the directories for sandboxes
+	leafName    = "supervisor" // the daemon's own
+	launcherDir = "launcher"
+	// leafMark is an attribute of a leaf that we have made, as opposed to one that the host made and keeps (systemd's
+	// DelegateSubgroup=): cgroup directories have user attributes since Linux 5.7.
+	leafMark = "user.sandboxd.leaf"
+)
+
 // Prepare finds the delegated subtree, moves the daemon into its own leaf and enables what controllers there are. Name
-// keeps the directories of several daemons of root apart. What the host does not give is told in Reason, it is no error.
+// keeps the directories of several daemons apart. What the host does not give is told in Reason, it is no error.
 func Prepare(name string) (Subtree, error) {
 	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -63,38 +73,45 @@ func Prepare(name string) (Subtree, error) {
 		s.Reason = "the daemon's own cgroup lies outside of what is mounted at " + mount + "; " + remedy
 		return s, nil
 	}
-	if own == mount {
+	// A daemon that was started where an earlier one ran finds itself in its leaf.
+	if filepath.Base(own) == leafName {
+		own = filepath.Dir(own)
+	}
+	if os.Geteuid() == 0 && isTop(mount) && !delegated(mount, own) {
+		own = mount // nothing else is ours to rearrange
+	}
+	if own == mount && isTop(mount) {
 		if os.Geteuid() != 0 {
 			s.Reason = "no cgroup is delegated to this user; " + remedy
 			return s, nil
 		}
-		own = filepath.Join(mount, "sandboxd-"+name)
-		if err := os.Mkdir(own, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // G301: cgroups are readable by all
-			s.Reason = fmt.Sprintf("a cgroup cannot be made: %v", err)
-			return s, nil
-		}
-		enable(mount)
 	} else {
-		// A daemon that was killed and started again by the same supervisor may find itself in its old leaf.
-		if filepath.Base(own) == "supervisor" {
-			own = filepath.Dir(own)
-		}
 		for _, f := range []string{"", "cgroup.procs", "cgroup.subtree_control"} {
 			if !writable(filepath.Join(own, f)) {
 				s.Reason = "cgroup " + own + " is not delegated to this user; " + remedy
 				return s, nil
 			}
 		}
+	}
+	lock, err := lockDir(own)
+	if err != nil {
+		return Subtree{}, err
+	}
+	defer lock.Close()
+	// Before anything is moved, so that whoever leaves at this moment waits for us and then sees that own is in use.
+	path := filepath.Join(own, prefix+name)
+	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // G301: cgroups are readable by all
+		s.Reason = fmt.Sprintf("a cgroup cannot be made: %v; %s", err, remedy)
+		return s, nil
+	}
+	if !isTop(own) {
 		if err := vacate(own); err != nil {
 			s.Reason = fmt.Sprintf("the daemon cannot move into a leaf of its own: %v; %s", err, remedy)
-			return s, nil
+			return s, errors.Join(unix.Rmdir(path), release(own))
 		}
 	}
 	enable(own)
-	s.Path = filepath.Join(own, "sandboxes")
-	if err := os.Mkdir(s.Path, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // G301: as above
-		return Subtree{}, fmt.Errorf("make cgroup: %w", err)
-	}
+	s.Path = path
 	s.Controllers = enable(s.Path)
 	var lacking []string
 	for _, c := range []string{"memory", "cpu", "pids"} {
@@ -106,6 +123,63 @@ func Prepare(name string) (Subtree, error) {
 		s.Reason = fmt.Sprintf("controllers %s are not available in %s; %s", strings.Join(lacking, ", "), own, remedy)
 	}
 	return s, nil
+}
+
+// Of returns the subtree that a launcher of the same name runs in, for [Subtree.Leave]: a daemon may be started again in
+// another cgroup than the one whose launcher it adopts. The zero value is none.
+func Of(launcher int, name string) (Subtree, error) {
+	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return Subtree{}, fmt.Errorf("find cgroup v2: %w", err)
+	}
+	cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", launcher))
+	if err != nil {
+		return Subtree{}, fmt.Errorf("find the launcher's cgroup: %w", err)
+	}
+	mount, dir := locate(string(mountinfo), string(cgroup))
+	if path := filepath.Dir(dir); filepath.Base(dir) == launcherDir && filepath.Base(path) == prefix+name {
+		return Subtree{Mount: mount, Path: path}, nil
+	}
+	return Subtree{Mount: mount}, nil
+}
+
+// isTop says that dir is the root of the whole hierarchy, which alone may hold processes beside cgroups and alone has no
+// cgroup.events. The root of a container's cgroup namespace is not.
+func isTop(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, "cgroup.events"))
+	return errors.Is(err, os.ErrNotExist)
+}
+
+// delegated says that systemd has given dir, or one above it, away (Delegate=). It tells so in an attribute, and for an
+// ordinary user permissions tell as much.
+func delegated(mount, dir string) bool {
+	for ; len(dir) > len(mount); dir = filepath.Dir(dir) {
+		for _, name := range []string{"trusted.delegate", "user.delegate"} {
+			value := make([]byte, 8)
+			if n, err := unix.Getxattr(dir, name, value); err == nil && string(value[:n]) == "1" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// lockDir keeps the daemons that share dir from rearranging it at the same time. Closing the file unlocks.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("lock cgroup: %w", err)
+	}
+	for {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX) // held for a few writes
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock cgroup %s: %w", dir, err), f.Close())
+	}
+	return f, nil
 }
 
 // locate is pure: where cgroup v2 is mounted and which directory is the process's own, given the two files' contents.
@@ -139,25 +213,68 @@ func locate(mountinfo, self string) (mount, own string) {
 
 func writable(path string) bool { return unix.Access(path, unix.W_OK) == nil }
 
-// vacate moves every process of own into its leaf "supervisor": they are the daemon and what its unit started beside it.
+// vacate moves every process of own into its leaf: they are the daemon and what was started beside it.
 func vacate(own string) error {
-	leaf := filepath.Join(own, "supervisor")
-	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // G301: as above
+	leaf := filepath.Join(own, leafName)
+	switch err := os.Mkdir(leaf, 0o755); { //nolint:gosec // G301: as above
+	case err == nil:
+		// Without the mark the leaf stays when the daemon leaves, and that is all.
+		_ = unix.Setxattr(leaf, leafMark, []byte("1"), 0)
+	case !errors.Is(err, os.ErrExist):
 		return err
 	}
-	f, err := os.Open(filepath.Join(own, "cgroup.procs"))
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	pids := []string{strconv.Itoa(os.Getpid())} // may be in the leaf already
-	for s := bufio.NewScanner(f); s.Scan(); {
-		pids = append(pids, s.Text())
-	}
-	for _, pid := range pids {
-		if err := os.WriteFile(filepath.Join(leaf, "cgroup.procs"), []byte(pid), 0); err != nil && !errors.Is(err, unix.ESRCH) {
+	return move(own, leaf)
+}
+
+// move moves every process from one cgroup to another. Those that are born meanwhile are found in the next round.
+func move(from, to string) error {
+	for range 100 {
+		data, err := os.ReadFile(filepath.Join(from, "cgroup.procs"))
+		if err != nil {
 			return err
 		}
+		pids := strings.Fields(string(data))
+		if len(pids) == 0 {
+			return nil
+		}
+		for _, pid := range pids {
+			if err := os.WriteFile(filepath.Join(to, "cgroup.procs"), []byte(pid), 0); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("move process %s: %w", pid, err)
+			}
+		}
+	}
+	return fmt.Errorf("processes keep appearing in %s", from)
+}
+
+// release undoes what vacate and enable did to own, if the leaf is one that we made and nobody else is there.
+func release(own string) error {
+	leaf := filepath.Join(own, leafName)
+	if _, err := unix.Getxattr(leaf, leafMark, nil); err != nil {
+		return nil //nolint:nilerr // no leaf, or not ours
+	}
+	entries, err := os.ReadDir(own)
+	if err != nil {
+		return fmt.Errorf("leave cgroup: %w", err)
+	}
+	for _, e := range entries {
+		if e.IsDir() && e.Name() != leafName {
+			return nil // another daemon's, or somebody's
+		}
+	}
+	data, err := os.ReadFile(filepath.Join(own, "cgroup.subtree_control"))
+	if err != nil {
+		return fmt.Errorf("leave cgroup: %w", err)
+	}
+	for _, c := range strings.Fields(string(data)) {
+		if err := os.WriteFile(filepath.Join(own, "cgroup.subtree_control"), []byte("-"+c), 0); err != nil {
+			return fmt.Errorf("leave cgroup: disable %s in %s: %w", c, own, err)
+		}
+	}
+	if err := move(leaf, own); err != nil {
+		return fmt.Errorf("leave cgroup: %w", err)
+	}
+	if err := unix.Rmdir(leaf); err != nil {
+		return fmt.Errorf("remove cgroup %s: %w", leaf, err)
 	}
 	return nil
 }
@@ -179,7 +296,7 @@ func enable(dir string) []string {
 
 // EnterLauncher puts the launcher into its leaf and gives the subtree to its root: uid and gid of the host.
 func (s Subtree) EnterLauncher(pid, uid, gid int) error {
-	leaf := filepath.Join(s.Path, "launcher")
+	leaf := filepath.Join(s.Path, launcherDir)
 	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // G301: as above
 		return fmt.Errorf("make the launcher's cgroup: %w", err)
 	}
@@ -199,8 +316,8 @@ func (s Subtree) EnterLauncher(pid, uid, gid int) error {
 	return nil
 }
 
-// Leave removes what Prepare made, as far as it is empty: the leaf that the daemon itself is in stays to whoever made
-// the cgroup above it. The launcher must have been told to end; Leave waits until its last process has, or the context.
+// Leave removes what Prepare made and puts the daemon back where it was started, so that the cgroups are as they were. The
+// launcher must have been told to end; Leave waits until its last process has, or the context.
 func (s Subtree) Leave(ctx context.Context) error {
 	if s.Path == "" {
 		return nil
@@ -208,18 +325,56 @@ func (s Subtree) Leave(ctx context.Context) error {
 	if err := waitEmpty(ctx, s.Path); err != nil {
 		return fmt.Errorf("leave cgroup: %w", err)
 	}
-	var errs []error
-	for _, dir := range []string{filepath.Join(s.Path, "launcher"), s.Path} {
-		if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
-			errs = append(errs, fmt.Errorf("remove cgroup %s: %w", dir, err))
+	own := filepath.Dir(s.Path)
+	lock, err := lockDir(own)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // whoever made it has removed it
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := removeAll(s.Path); err != nil {
+		return err
+	}
+	if isTop(own) {
+		return nil
+	}
+	return release(own)
+}
+
+// Remove ends every process in dir and below, waits until they are gone, or the context, and removes the cgroups.
+func Remove(ctx context.Context, dir string) error {
+	err := os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) // since Linux 5.14
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("end the processes of cgroup %s: %w", dir, err)
+	}
+	if err := waitEmpty(ctx, dir); err != nil {
+		return fmt.Errorf("remove cgroup: %w", err)
+	}
+	return removeAll(dir)
+}
+
+// removeAll removes empty cgroups, those below first.
+func removeAll(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove cgroup: %w", err)
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeAll(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
 		}
 	}
-	if own := filepath.Dir(s.Path); strings.HasPrefix(filepath.Base(own), "sandboxd-") {
-		if err := unix.Rmdir(own); err != nil && !errors.Is(err, unix.ENOENT) {
-			errs = append(errs, fmt.Errorf("remove cgroup %s: %w", own, err))
-		}
+	if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove cgroup %s: %w", dir, err)
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // waitEmpty waits until no process is left in dir or below. The kernel tells of changes of cgroup.events by POLLPRI.

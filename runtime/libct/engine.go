@@ -27,7 +27,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/seccomp"
 	"golang.org/x/sys/unix"
@@ -36,6 +35,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
 
 // killTimeout bounds the wait for a killed sandbox. Processes in an uninterruptible sleep can exceed it.
@@ -85,14 +85,17 @@ func (e *Engine) sweep() error {
 	if !e.host.Cgroup {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), killTimeout)
+	defer cancel()
 	entries, err := os.ReadDir(launcher.CgroupDir)
 	if err != nil {
 		return fmt.Errorf("read cgroups: %w", err)
 	}
 	for _, entry := range entries {
 		if entry.IsDir() && entry.Name() != "launcher" {
-			if err := cgroups.RemovePath(filepath.Join(launcher.CgroupDir, entry.Name())); err != nil {
-				return fmt.Errorf("remove cgroup of an earlier launcher: %w", err)
+			// The kernel kills what was in the dead launcher's PID namespace, but nobody waits for that until here.
+			if err := cgroup.Remove(ctx, filepath.Join(launcher.CgroupDir, entry.Name())); err != nil {
+				return fmt.Errorf("clean up after an earlier launcher: %w", err)
 			}
 		}
 	}

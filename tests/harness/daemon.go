@@ -65,6 +65,8 @@ type Options struct {
 	Env  []string // added to the environment
 	// User is whom to become; nil: whoever runs the test. Only root can ask for it.
 	User *syscall.Credential
+	// Cgroup is the directory of the cgroup to start in; "": where the test is.
+	Cgroup string
 }
 
 // A Daemon is one `sandboxd serve` on directories of its own. It is stopped, and must have left nothing behind, when
@@ -148,6 +150,15 @@ func (d *Daemon) Launch(t testing.TB) {
 	// The launcher outlives a killed daemon and keeps the log open.
 	d.cmd.WaitDelay = time.Second
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: d.options.User}
+	if d.options.Cgroup != "" {
+		group, err := os.Open(d.options.Cgroup)
+		if err != nil {
+			t.Fatalf("start the daemon in a cgroup: %v", err)
+		}
+		defer group.Close()
+		d.marks.given[d.options.Cgroup] = struct{}{}
+		d.cmd.SysProcAttr.UseCgroupFD, d.cmd.SysProcAttr.CgroupFD = true, int(group.Fd())
+	}
 	if err := d.cmd.Start(); err != nil {
 		t.Fatalf("start the daemon: %v", err)
 	}
@@ -176,6 +187,13 @@ func (d *Daemon) Launch(t testing.TB) {
 		return nil
 	})
 	d.Mark(t)
+}
+
+// LaunchIn is Launch with the cgroup that the next daemon finds itself in.
+func (d *Daemon) LaunchIn(t testing.TB, cgroup string) {
+	t.Helper()
+	d.options.Cgroup = cgroup
+	d.Launch(t)
 }
 
 // environment is clean: nothing of the tester's own configuration may decide what a test sees.

@@ -24,10 +24,11 @@ type Footprint struct {
 	processes  map[int]string      // pid -> start time and command, so that a reused pid is not taken for ours
 	namespaces map[string]string   // "net:[4026532008]" -> who was seen in it
 	cgroups    map[string]struct{} // directories
+	given      map[string]struct{} // directories that the test made for the daemon: not the daemon's to remove
 }
 
 func newFootprint() *Footprint {
-	return &Footprint{processes: map[int]string{}, namespaces: map[string]string{}, cgroups: map[string]struct{}{}}
+	return &Footprint{processes: map[int]string{}, namespaces: map[string]string{}, cgroups: map[string]struct{}{}, given: map[string]struct{}{}}
 }
 
 // Mark remembers everything that is ours just now. What is marked must be gone when the daemon has shut down.
@@ -150,6 +151,9 @@ func (f *Footprint) mark(roots []int) error {
 		}
 	}
 	if dir := cgroupOf(os.Getpid()); dir != "" {
+		delete(f.cgroups, dir)
+	}
+	for dir := range f.given {
 		delete(f.cgroups, dir)
 	}
 	return nil

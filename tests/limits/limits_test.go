@@ -1,0 +1,332 @@
+package limits
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+const mib = 1 << 20
+
+// What was asked for stands in the kernel's files, and the sandbox says who holds it.
+func TestLimitsAreInTheKernel(t *testing.T) {
+	d := start(t)
+	swap := int64(16 * mib)
+	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, Swap: &swap, CPUs: 1.5, Pids: 40}})
+	if e := s.Enforced; e.Memory != "cgroup" || e.CPU != "cgroup" || e.Pids != "cgroup" {
+		t.Errorf("enforced: %+v, want cgroup for memory, cpu and pids", e)
+	}
+	dir := cgroupOf(t, s.PID)
+	for file, want := range map[string]string{
+		"memory.max": "67108864", "memory.swap.max": "16777216", "cpu.max": "150000 100000", "pids.max": "40",
+	} {
+		if got := read(t, dir, file); got != want {
+			t.Errorf("%s is %q, want %q", file, got, want)
+		}
+	}
+	// Everything of the sandbox is in there, and nothing of the host.
+	s.Sh(t, "sleep 600 >/dev/null 2>&1 &")
+	for _, pid := range s.Processes(t) {
+		if got := cgroupOf(t, pid); got != dir {
+			t.Errorf("process %d of the sandbox is in %s, not in %s", pid, got, dir)
+		}
+	}
+	for _, pid := range strings.Fields(read(t, dir, "cgroup.procs")) {
+		if !slices.Contains(s.Processes(t), int(number(t, "/proc/"+pid, "status", "Pid:"))) {
+			t.Errorf("process %s is in the sandbox's cgroup and not in the sandbox", pid)
+		}
+	}
+	// The sandbox neither sees the names nor can it change anything.
+	if got := s.Sh(t, "cat /proc/self/cgroup"); got != "0::/\n" {
+		t.Errorf("the sandbox sees its cgroup as %q", got)
+	}
+	if got := s.Exec(t, sh("ls /sys/fs/cgroup; mount -t cgroup2 none /mnt && echo 1 >/mnt/pids.max")); got.Stdout != "" || got.Exit.Code == 0 {
+		t.Errorf("the sandbox reaches its cgroup: %+v", got)
+	}
+}
+
+func TestDoctorFindsTheDelegatedCgroup(t *testing.T) {
+	d := start(t)
+	got := d.CLI(t, "doctor")
+	if !strings.Contains(got.Stdout, "ok    cgroup limits:") || !strings.Contains(got.Stdout, "ok    cgroup.kill:") {
+		t.Errorf("doctor says:\n%s", got.Stdout)
+	}
+	if missing := d.System(t).Enforced.Missing; slices.ContainsFunc(missing, func(m string) bool { return strings.HasPrefix(m, "cgroup") }) {
+		t.Errorf("missing: %q", missing)
+	}
+}
+
+func TestRequireCgroupIsMet(t *testing.T) {
+	d := harness.Start(t, harness.Options{Cgroup: group(t), Args: []string{"--require=cgroup"}})
+	d.Create(t, api.CreateSandbox{})
+}
+
+// A hog is killed at its limit, its exec says so and what it wrote before is not lost; another exec of the same sandbox
+// and a neighbour go on.
+func TestMemoryLimitKillsTheHogAlone(t *testing.T) {
+	d := start(t)
+	victim := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
+	neighbour := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
+	dir := cgroupOf(t, victim.PID)
+	const patient = `touch /tmp/running; while ! test -e /tmp/over; do sleep 0.1; done; echo alive`
+	beside, apart := background(t, victim, patient), background(t, neighbour, patient)
+	for _, s := range []*harness.Sandbox{victim, neighbour} {
+		s.Sh(t, "while ! test -e /tmp/running; do sleep 0.1; done")
+	}
+
+	result := victim.Exec(t, sh("echo partial; exec tail /dev/zero"))
+	if !result.Exit.OOM || result.Exit.Signal != "SIGKILL" || result.Stdout != "partial\n" {
+		t.Errorf("the hog ended with %+v and stdout %q, want an OOM kill and its output", result.Exit, result.Stdout)
+	}
+	if n := number(t, dir, "memory.events", "oom_kill"); n != 1 {
+		t.Errorf("the kernel counts %d kills in the sandbox's cgroup, want 1", n)
+	}
+	for name, s := range map[string]*harness.Sandbox{"same": victim, "neighbour": neighbour} {
+		s.Sh(t, "touch /tmp/over")
+		wait := map[string]func() *api.ExecResult{"same": beside, "neighbour": apart}[name]
+		// That the kernel struck during an exec is told to every exec of that sandbox: it is the sandbox's limit.
+		if got := wait(); got.Stdout != "alive\n" || got.Exit.Code != 0 || name == "neighbour" && got.Exit.OOM {
+			t.Errorf("%s sandbox: the exec beside ended with %+v, stdout %q", name, got.Exit, got.Stdout)
+		}
+	}
+	if again := victim.Exec(t, sh("echo fine")); again.Exit.OOM || again.Stdout != "fine\n" {
+		t.Errorf("the exec after the kill ended with %+v", again)
+	}
+}
+
+// Many small hogs: the kernel has no reason to choose the sandbox's init, and must not.
+func TestMemoryLimitSparesTheInit(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 48 * mib}})
+	result := s.Exec(t, api.ExecRequest{
+		Argv: []string{"sh", "-c", "i=0; while [ $i -lt 300 ]; do sleep 60 & i=$((i+1)); done; echo survived; wait"}, Timeout: 20,
+	})
+	if !result.Exit.OOM {
+		t.Errorf("300 processes in 48 MiB ended with %+v and stdout %q, want an OOM kill", result.Exit, result.Stdout)
+	}
+	if got := s.Exec(t, sh("echo fine")); got.Stdout != "fine\n" {
+		t.Errorf("the exec after it: %+v", got)
+	}
+}
+
+// A fork bomb stops at pids.max. The sandbox survives it, its neighbour and the daemon do not notice.
+func TestPidsLimitStopsAForkBomb(t *testing.T) {
+	const limit = 60
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Pids: limit}})
+	neighbour := d.Create(t, api.CreateSandbox{})
+	dir := cgroupOf(t, s.PID)
+	// One that does not give up when it cannot fork, as a shell would.
+	const bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
+	done := make(chan *api.ExecResult, 1)
+	go func() {
+		result, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"python3", "-c", bomb}, Timeout: 8})
+		if err != nil {
+			t.Errorf("the bomb: %v", err)
+		}
+		done <- result
+	}()
+	harness.Eventually(t, 20*time.Second, func() error {
+		if n := number(t, dir, "pids.events", "max"); n == 0 {
+			return fmt.Errorf("the limit was not hit; there are %s processes", read(t, dir, "pids.current"))
+		}
+		return nil
+	})
+	for range 5 {
+		began := time.Now()
+		if got := neighbour.Sh(t, "echo fine"); got != "fine\n" {
+			t.Errorf("the neighbour says %q", got)
+		}
+		if err := d.Call(t.Context(), http.MethodGet, "/healthz", nil, nil); err != nil {
+			t.Errorf("the daemon: %v", err)
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("daemon and neighbour took %s beside the bomb", took)
+		}
+		if n := number(t, dir, "pids.current", ""); n > limit {
+			t.Errorf("%d processes beyond a limit of %d", n, limit)
+		}
+	}
+	if result := <-done; result != nil && !result.Exit.Timeout {
+		t.Errorf("the bomb ended with %+v, want its timeout", result.Exit)
+	}
+	if got := s.Sh(t, "echo fine"); got != "fine\n" {
+		t.Errorf("the exec after the bomb: %q", got)
+	}
+}
+
+func TestCPULimitGivesItsShare(t *testing.T) {
+	const share, during = 0.5, 5 * time.Second
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{CPUs: share}})
+	dir := cgroupOf(t, s.PID)
+	// Two hogs, so that the limit and not the scheduler decides.
+	wait := background(t, s, "touch /tmp/running; for i in 1 2; do timeout 20 sh -c 'while :; do :; done' & done; wait")
+	s.Sh(t, "while ! test -e /tmp/running; do sleep 0.1; done")
+	used := func() (time.Duration, time.Time) {
+		return time.Duration(number(t, dir, "cpu.stat", "usage_usec")) * time.Microsecond, time.Now()
+	}
+	from, began := used()
+	<-time.After(during)
+	to, ended := used()
+	got := float64(to-from) / float64(ended.Sub(began))
+	t.Logf("%.3f of a core over %s", got, ended.Sub(began))
+	if got < share-0.05 || got > share+0.05 {
+		t.Errorf("two hogs got %.3f of a core, want %.2f ± 0.05", got, share)
+	}
+	if n := number(t, dir, "cpu.stat", "nr_throttled"); n == 0 {
+		t.Error("the sandbox was never throttled")
+	}
+	s.Delete(t)
+	_ = wait
+}
+
+// What an exec has used is measured, not guessed.
+func TestUsageIsMeasured(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 256 * mib, CPUs: 1}})
+	result := s.Exec(t, sh("head -c 64M /dev/zero | tail >/dev/null; timeout 1 sh -c 'while :; do :; done'; true"))
+	if result.Usage.CPUMS < 500 {
+		t.Errorf("usage after a second of work: %+v", result.Usage)
+	}
+}
+
+// Without a delegated cgroup an explicit limit is refused, and what the defaults lack is said.
+func TestExplicitLimitsAreRefusedWithoutDelegation(t *testing.T) {
+	testenv.RequireOrdinaryUser(t) // nothing is closed to root
+	dir := group(t)
+	for _, f := range []string{"cgroup.subtree_control", ""} {
+		if err := os.Chmod(filepath.Join(dir, f), 0o555); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { _ = os.Chmod(dir, 0o755) })
+	d := harness.Start(t, harness.Options{Cgroup: dir})
+	for name, limits := range map[string]api.Limits{"memory": {Memory: 64 * mib}, "cpu": {CPUs: 1}, "swap": {Swap: new(int64)}} {
+		_, err := d.TryCreate(t.Context(), api.CreateSandbox{Limits: limits})
+		var p *api.Problem
+		if !errors.As(err, &p) || p.Code != api.CodeUnenforceable || !strings.Contains(p.Detail, name) {
+			t.Errorf("%s limit: %v", name, err)
+		}
+	}
+	s := d.Create(t, api.CreateSandbox{})
+	if e := s.Enforced; e.Memory != "none" || e.Pids != "rlimit" || len(e.Missing) == 0 {
+		t.Errorf("enforced: %+v", e)
+	}
+}
+
+// However many sandboxes come and go, the cgroups are as they were: [group] compares when the daemon has shut down, and
+// here it is compared while it runs.
+func TestDeletedSandboxesLeaveNoCgroup(t *testing.T) {
+	d := start(t)
+	d.Warm(t)
+	d.Create(t, api.CreateSandbox{}) // stays until the shutdown
+	base := vacate(t)
+	before, leaks := tree(t, base), d.Snapshot(t)
+	const n, at = 40, 4
+	var wg sync.WaitGroup
+	for worker := range at {
+		wg.Go(func() {
+			for i := range n / at {
+				s, err := d.TryCreate(t.Context(), api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, Pids: 50}})
+				if err != nil {
+					t.Errorf("create: %v", err)
+					return
+				}
+				if (worker+i)%2 == 0 {
+					if _, err := s.TryExec(t.Context(), sh("nohup setsid sleep 600 >/dev/null 2>&1 &")); err != nil {
+						t.Errorf("exec: %v", err)
+					}
+				}
+				if err := s.TryDelete(t.Context()); err != nil {
+					t.Errorf("delete: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if after := tree(t, base); !slices.Equal(before, after) {
+		t.Errorf("cgroups before:\n  %s\nafter:\n  %s", strings.Join(before, "\n  "), strings.Join(after, "\n  "))
+	}
+	d.NothingLeaked(t, leaks)
+}
+
+// kill -9, and the next daemon starts where its supervisor puts it: in the same cgroup, or in another one. What runs is
+// adopted, its limits hold, and the shutdown cleans up both places.
+func TestRestartedDaemonAdoptsCgroups(t *testing.T) {
+	for _, name := range []string{"same cgroup", "another cgroup"} {
+		t.Run(name, func(t *testing.T) {
+			// Made first, so that it is looked at last: a clean-up of the daemon's own comes before.
+			elsewhere := group(t)
+			d := start(t)
+			s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
+			dir := cgroupOf(t, s.PID)
+			where := cgroupOf(t, d.PID()) // its leaf: no process can be put where controllers are handed on
+			d.Kill9(t)
+			if name == "another cgroup" {
+				where = elsewhere
+			}
+			d.LaunchIn(t, where)
+			if got := cgroupOf(t, s.PID); got != dir {
+				t.Errorf("the sandbox has moved from %s to %s", dir, got)
+			}
+			if got := s.Exec(t, sh("echo partial; exec tail /dev/zero")); !got.Exit.OOM || got.Stdout != "partial\n" {
+				t.Errorf("after the restart a hog ended with %+v, stdout %q", got.Exit, got.Stdout)
+			}
+			more := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
+			if e := more.Enforced; e.Memory != "cgroup" {
+				t.Errorf("a sandbox of the second daemon: %+v", e)
+			}
+			more.Delete(t)
+		})
+	}
+}
+
+// The launcher's death ends its sandboxes; the next launcher finds their cgroups, and removes them.
+func TestCgroupsOfADeadLauncherAreRemoved(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	dir := cgroupOf(t, s.PID)
+	launcher, err := os.FindProcess(d.System(t).Launcher)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Mark(t)
+	if err := launcher.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	s.WaitState(t, 20*time.Second, api.StateLost)
+	d.Create(t, api.CreateSandbox{})
+	if _, err := os.Stat(dir); err == nil {
+		t.Errorf("cgroup %s of the lost sandbox is still there", dir)
+	}
+}
+
+// Two daemons of one user in one cgroup: neither touches what is the other's.
+func TestDaemonsShareACgroup(t *testing.T) {
+	dir := group(t)
+	a := harness.Start(t, harness.Options{Cgroup: dir})
+	sa := a.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
+	b := harness.Start(t, harness.Options{Cgroup: cgroupOf(t, a.PID())})
+	sb := b.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
+	for _, s := range []*harness.Sandbox{sa, sb} {
+		if got := s.Sh(t, "echo fine"); got != "fine\n" {
+			t.Errorf("sandbox %s: %q", s.ID, got)
+		}
+	}
+	sb.Delete(t)
+	if got := sa.Sh(t, "echo fine"); got != "fine\n" {
+		t.Errorf("sandbox of the first daemon: %q", got)
+	}
+}

@@ -1,0 +1,179 @@
+// Package limits tests that limits bite: on a cgroup v2 host with its controllers, the built binaries, as an ordinary
+// user with a delegated subtree and as root. Natively most machines of ours have no such thing, and the tests skip:
+// `make testbed` runs them in a machine that has it.
+package limits
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+const mount = "/sys/fs/cgroup"
+
+// controllers are those that our limits need.
+var controllers = []string{"cpu", "memory", "pids"}
+
+// group makes a cgroup for one test, delegated as far as this user can delegate, with all controllers. When the test ends
+// it must be as it was made: nothing below it, nothing enabled for what was below.
+func group(t *testing.T) string {
+	t.Helper()
+	testenv.RequireUserNS(t)
+	testenv.RequireCgroup(t, controllers...)
+	base := vacate(t)
+	dir, err := os.MkdirTemp(base, "test-") //nolint:usetesting // a cgroup, not a directory for files
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := tree(t, base)
+	t.Cleanup(func() {
+		// Whoever was moved here must be gone first; the daemon's end is waited for by its own clean-up, which runs earlier.
+		if after := tree(t, base); !slices.Equal(before, after) {
+			t.Errorf("cgroups before:\n  %s\nafter:\n  %s", strings.Join(before, "\n  "), strings.Join(after, "\n  "))
+			_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
+		}
+		if err := unix.Rmdir(dir); err != nil {
+			t.Errorf("remove cgroup %s: %v", dir, err)
+		}
+	})
+	return dir
+}
+
+// vacate moves the test, and whoever else is in its cgroup, into a leaf, and enables the controllers beside that leaf: what
+// a supervisor that delegates to several does. It returns the cgroup above the leaf.
+func vacate(t *testing.T) string {
+	t.Helper()
+	own := cgroupOf(t, os.Getpid())
+	if filepath.Base(own) == "tests" {
+		return filepath.Dir(own)
+	}
+	leaf := filepath.Join(own, "tests")
+	if err := os.Mkdir(leaf, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range strings.Fields(read(t, own, "cgroup.procs")) {
+		write(t, leaf, "cgroup.procs", pid)
+	}
+	for _, c := range controllers {
+		write(t, own, "cgroup.subtree_control", "+"+c)
+	}
+	return own
+}
+
+// tree lists the cgroups below base with the controllers that each hands on, and what daemons of root make at the top.
+func tree(t *testing.T, base string) []string {
+	t.Helper()
+	var found []string
+	tops, err := filepath.Glob(filepath.Join(mount, "sandboxd-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, top := range append(tops, base) {
+		err := filepath.WalkDir(top, func(path string, e fs.DirEntry, err error) error {
+			if err != nil || !e.IsDir() {
+				return err
+			}
+			found = append(found, path+": "+strings.TrimSpace(read(t, path, "cgroup.subtree_control")))
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return found
+}
+
+// start starts a daemon in a cgroup of its own.
+func start(t *testing.T) *harness.Daemon {
+	t.Helper()
+	return harness.Start(t, harness.Options{Cgroup: group(t)})
+}
+
+func cgroupOf(t *testing.T, pid int) string {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
+			return filepath.Join(mount, path)
+		}
+	}
+	t.Fatalf("process %d is in no cgroup v2: %s", pid, data)
+	return ""
+}
+
+func read(t *testing.T, dir, file string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(data))
+}
+
+func write(t *testing.T, dir, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// number reads one value of a file: the whole of it, or that of a key.
+func number(t *testing.T, dir, file, key string) int64 {
+	t.Helper()
+	for line := range strings.Lines(read(t, dir, file)) {
+		f := strings.Fields(line)
+		if key == "" && len(f) == 1 || len(f) == 2 && f[0] == key {
+			n, err := strconv.ParseInt(f[len(f)-1], 10, 64)
+			if err != nil {
+				t.Fatalf("%s/%s: %v", dir, file, err)
+			}
+			return n
+		}
+	}
+	t.Fatalf("%s/%s has no %q", dir, file, key)
+	return 0
+}
+
+// background runs a shell command in a sandbox, and returns what waits for its result.
+func background(t *testing.T, s *harness.Sandbox, script string) (wait func() *api.ExecResult) {
+	t.Helper()
+	type answer struct {
+		result *api.ExecResult
+		err    error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		result, err := s.TryExec(t.Context(), sh(script))
+		done <- answer{result, err}
+	}()
+	return func() *api.ExecResult {
+		t.Helper()
+		select {
+		case a := <-done:
+			if a.err != nil {
+				t.Fatalf("%s: %v", script, a.err)
+			}
+			return a.result
+		case <-time.After(time.Minute):
+			t.Fatalf("%s: no answer after a minute", script)
+			return nil
+		}
+	}
+}
+
+func sh(script string) api.ExecRequest { return api.ExecRequest{Argv: []string{"sh", "-c", script}} }

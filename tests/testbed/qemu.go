@@ -1,0 +1,157 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// bootLimit is for a machine of two busy cores; a quiet one takes four seconds, eight with systemd.
+	bootLimit = 4 * time.Minute
+	// pollEvery is how often the file behind the port vm.status is looked at.
+	pollEvery = 100 * time.Millisecond
+)
+
+// machine is one start of QEMU.
+type machine struct {
+	image           string // directory
+	kernel, flavour string
+	payload         string
+	shell           bool
+	out             string        // directory: console.log, kernel.log, results/
+	limit           time.Duration // for everything
+}
+
+type outcome struct {
+	code       int
+	boot, wall time.Duration
+}
+
+// run starts the machine and waits for its end. An error means that the machine died, or never lived: whatever the job
+// may have done does not count.
+func (m machine) run(ctx context.Context) (outcome, error) {
+	if err := os.RemoveAll(m.out); err != nil {
+		return outcome{}, err
+	}
+	if err := os.MkdirAll(m.out, 0o755); err != nil {
+		return outcome{}, err
+	}
+	console, err := os.OpenFile(filepath.Join(m.out, "console.log"), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return outcome{}, err
+	}
+	defer console.Close()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if !m.shell {
+		limit := time.AfterFunc(m.limit, func() { cancel(fmt.Errorf("it had not ended after %s", m.limit)) })
+		defer limit.Stop()
+	}
+	began := time.Now()
+	// Others work on this machine too; and no accelerator is looked for, so that every machine tests the same.
+	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", "10", "qemu-system-x86_64"}, m.arguments()...)...)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(os.Stdout, console), &said
+	if m.shell {
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr // QEMU makes the terminal raw
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: !m.shell}
+	cmd.WaitDelay = 5 * time.Second
+	if err := cmd.Start(); err != nil {
+		return outcome{}, fmt.Errorf("start QEMU: %w", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	o, err := m.watch(began, ended, cancel)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	if err != nil {
+		return outcome{}, fmt.Errorf("the machine died: %w\n%s%s", err, &said, m.lastWords())
+	}
+	if err := unpack(filepath.Join(m.out, "result.tar"), filepath.Join(m.out, "results")); err != nil {
+		return outcome{}, fmt.Errorf("results: %w", err)
+	}
+	return o, os.Remove(filepath.Join(m.out, "result.tar"))
+}
+
+// watch follows the lines that the agent writes to vm.status, until QEMU has ended.
+func (m machine) watch(began time.Time, ended <-chan error, cancel context.CancelCauseFunc) (o outcome, err error) {
+	boot := time.AfterFunc(bootLimit, func() { cancel(fmt.Errorf("its agent had not answered after %s", bootLimit)) })
+	defer boot.Stop()
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for over := false; !over; {
+		select {
+		case <-tick.C:
+		case err = <-ended:
+			over = true
+		}
+		data, readErr := os.ReadFile(filepath.Join(m.out, "status"))
+		if o.boot == 0 && readErr == nil && bytes.HasPrefix(data, []byte("up ")) {
+			o.boot = time.Since(began)
+			boot.Stop()
+		}
+		if !over {
+			continue
+		}
+		o.wall = time.Since(began)
+		for line := range strings.Lines(string(data)) {
+			if _, scanErr := fmt.Sscanf(line, "exit %d", &o.code); scanErr == nil {
+				return o, err
+			}
+		}
+	}
+	return o, errors.Join(err, errors.New("it ended without an exit code of the job"))
+}
+
+// lastWords is the end of the kernel's log.
+func (m machine) lastWords() string {
+	data, err := os.ReadFile(filepath.Join(m.out, "kernel.log"))
+	if err != nil {
+		return ""
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	return "kernel.log ends with:\n  " + strings.Join(lines[max(0, len(lines)-20):], "\n  ")
+}
+
+// arguments are those of QEMU.
+func (m machine) arguments() []string {
+	file := func(name string) string { return strings.ReplaceAll(filepath.Join(m.out, name), ",", ",,") }
+	root := strings.ReplaceAll(filepath.Join(m.image, "root.img"), ",", ",,")
+	start := "init=/usr/sbin/testbed-init"
+	if m.flavour == "systemd" {
+		start = "systemd.unit=multi-user.target systemd.show_status=0 systemd.log_level=warning"
+	}
+	if m.shell {
+		start += " testbed.shell"
+	}
+	return []string{
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-m", "2G", "-smp", "2",
+		// Without CMPXCHG16B, which software emulation gets wrong under load.
+		"-accel", "tcg,thread=multi", "-cpu", "Nehalem,-cx16",
+		"-kernel", filepath.Join(m.image, "vmlinuz-"+m.kernel),
+		// panic=-1 and -no-reboot: a panic ends QEMU.
+		"-append", "root=/dev/nvme0n1 rootfstype=ext4 rw console=ttyS0 quiet panic=-1 oops=panic mitigations=off no5lvl " +
+			"rcupdate.rcu_expedited=1 audit=0 nowatchdog " + start,
+		// The root is the only NVMe device, because their numbers are random; it needs no initrd. All runs share the file.
+		"-drive", "file=" + root + ",format=raw,if=none,id=root,snapshot=on,cache=unsafe", "-device", "nvme,drive=root,serial=root",
+		"-drive", "file=" + strings.ReplaceAll(m.payload, ",", ",,") + ",format=raw,if=none,id=payload,readonly=on",
+		"-device", "virtio-blk-pci,drive=payload,serial=payload",
+		"-serial", "file:" + file("kernel.log"),
+		"-device", "virtio-serial-pci",
+		"-chardev", "stdio,id=console,signal=off", "-device", "virtconsole,chardev=console",
+		"-chardev", "file,id=status,path=" + file("status"), "-device", "virtserialport,chardev=status,name=vm.status",
+		"-chardev", "file,id=result,path=" + file("result.tar"), "-device", "virtserialport,chardev=result,name=vm.result",
+		"-object", "rng-random,id=rng,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=rng",
+	}
+}
