@@ -179,7 +179,7 @@ func (rs *results) skippedEverywhere(w io.Writer) []string {
 				continue
 			}
 			name := shortName(pkg) + "." + test
-			if reason, ok := expectedSkip(test); ok {
+			if reason, ok := expectedSkip(name); ok {
 				expected = append(expected, name+": "+reason)
 			} else {
 				bad = append(bad, name+": "+reasons[test])

@@ -42,7 +42,7 @@ func TestLimitsAreInTheKernel(t *testing.T) {
 			t.Errorf("process %d of the sandbox is in %s, not in %s", pid, got, dir)
 		}
 	}
-	for _, pid := range strings.Fields(read(t, dir, "cgroup.procs")) {
+	for pid := range strings.FieldsSeq(read(t, dir, "cgroup.procs")) {
 		if !slices.Contains(s.Processes(t), int(number(t, "/proc/"+pid, "status", "Pid:"))) {
 			t.Errorf("process %s is in the sandbox's cgroup and not in the sandbox", pid)
 		}

@@ -63,7 +63,7 @@ func vacate(t *testing.T) string {
 	if err := os.Mkdir(leaf, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for _, pid := range strings.Fields(read(t, own, "cgroup.procs")) {
+	for pid := range strings.FieldsSeq(read(t, own, "cgroup.procs")) {
 		write(t, leaf, "cgroup.procs", pid)
 	}
 	for _, c := range controllers {
