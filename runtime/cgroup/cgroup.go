@@ -251,7 +251,7 @@ func move(from, to string) error {
 func release(own string) error {
 	leaf := filepath.Join(own, leafName)
 	if _, err := unix.Getxattr(leaf, leafMark, nil); err != nil {
-		return nil //nolint:nilerr // no leaf, or not ours
+		return nil // no leaf, or not ours
 	}
 	entries, err := os.ReadDir(own)
 	if err != nil {
@@ -267,7 +267,7 @@ func release(own string) error {
 		return fmt.Errorf("leave cgroup: %w", err)
 	}
 	for c := range strings.FieldsSeq(string(data)) {
-		err := os.WriteFile(filepath.Join(own, "cgroup.subtree_control"), []byte("-"+c), 0) //nolint:gosec // G703: as above
+		err := os.WriteFile(filepath.Join(own, "cgroup.subtree_control"), []byte("-"+c), 0)
 		if err != nil {
 			return fmt.Errorf("leave cgroup: disable %s in %s: %w", c, own, err)
 		}
