@@ -218,6 +218,18 @@ func readMark(dir int, path string) (string, error) {
 	return string(buf[:n]), nil
 }
 
+// offer makes a process that was just started, and what it starts, the kernel's choice before init when the sandbox has no
+// memory left: with init the whole sandbox ends (TestMemoryLimitSparesTheInit). Raising the value is everybody's right,
+// and a process that takes it back endangers its own sandbox alone.
+func (s *server) offer(proc int) {
+	fd, err := unix.Openat(proc, "oom_score_adj", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return // it has ended
+	}
+	_, _ = unix.Write(fd, []byte("1000"))
+	_ = unix.Close(fd)
+}
+
 // utsOf opens the UTS namespace of a child that cannot be waited for meanwhile, and gives its mark; -1 and "" if the child has
 // ended.
 func (s *server) utsOf(pid int) (fd int, mark string, err error) {
@@ -226,6 +238,7 @@ func (s *server) utsOf(pid int) (fd int, mark string, err error) {
 		return -1, "", err
 	}
 	defer func() { _ = unix.Close(dir) }()
+	s.offer(dir)
 	open := func(path string) error {
 		fd, err = unix.Openat(dir, path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		return err

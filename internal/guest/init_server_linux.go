@@ -99,6 +99,26 @@ func dropInheritable() error {
 	return nil
 }
 
+// spareThreads makes threads in advance, which the runtime keeps for when it needs one. It ends a program that cannot have
+// one, and where a fork bomb has filled the sandbox (pids.max, RLIMIT_NPROC) none can be had: init would end, and with it
+// the sandbox (TestPidsLimitStopsAForkBomb). One thread runs Go code; the others are for blocking system calls.
+func spareThreads() {
+	const spare = 8 // with those that the runtime has anyway, within what the launcher adds to pids.max for init
+	var made sync.WaitGroup
+	made.Add(spare)
+	release := make(chan struct{})
+	for range spare {
+		go func() {
+			goruntime.LockOSThread() // so that the next one needs another thread
+			made.Done()
+			<-release
+			goruntime.UnlockOSThread()
+		}()
+	}
+	made.Wait()
+	close(release)
+}
+
 // serve is RunInit without what a test binary cannot do to itself.
 func serve(fd int) error {
 	// Init is small and shall stay so; the sandbox's memory and threads are its user's. One thread at a time is also the fastest:
@@ -128,6 +148,7 @@ func serve(fd int) error {
 		procs:  make(map[int]*process),
 	}
 	s.forked = sync.NewCond(&s.mu)
+	spareThreads()
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return fmt.Errorf("use the listening socket: %w", err)
 	}

@@ -42,6 +42,10 @@ const maxFile = 16 << 30
 // snapshot contains it.
 const initPath = "/dev/sandboxd-init"
 
+// initThreads is how many threads the init may have beside what the limit leaves to programs: it makes them at its start,
+// for a program that has used up the limit must not be able to starve it (guest: spareThreads).
+const initThreads = 16
+
 // Enforce plans which limits hold a sandbox on this host. An explicit limit that cannot be held is ErrUnenforceable.
 func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 	e := api.Enforced{
@@ -178,7 +182,8 @@ func cgroupConfig(spec *runtime.Spec, host *Host, e *api.Enforced) *cgroups.Cgro
 		r.CpuQuota = max(1000, int64(math.Round(spec.Limits.CPUs*period))) // 1 ms is the kernel's minimum
 	}
 	if e.Pids == "cgroup" && spec.Limits.Pids > 0 {
-		r.PidsLimit = &spec.Limits.Pids
+		n := spec.Limits.Pids + initThreads
+		r.PidsLimit = &n
 	}
 	return &cgroups.Cgroup{Path: "/" + spec.ID, Resources: r}
 }
