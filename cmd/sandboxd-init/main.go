@@ -4,9 +4,13 @@ package main
 
 import (
 	"os"
+	"runtime"
 
 	"github.com/sandboxd/sandboxd/internal/guest"
 )
+
+// The first thread must be main's: see guest.RunInit.
+func init() { runtime.LockOSThread() }
 
 func main() {
 	if err := guest.RunInit(3); err != nil {

@@ -44,6 +44,8 @@ const requestTimeout = 10 * time.Second
 // RunInit is the whole of sandboxd-init. It serves the guest protocol on the listening socket that is inherited as
 // descriptor fd, and returns only if it cannot start.
 //
+// It must be called on the first thread, with that locked to the caller (runtime.LockOSThread in an init function).
+//
 // The order matters: nothing of the sandbox runs before the first request, and everything that could leak into a process or
 // let one reach init is closed before that.
 func RunInit(fd int) error {
@@ -156,8 +158,34 @@ func serve(fd int) error {
 	if s.listener, err = listener.SyscallConn(); err != nil {
 		return fmt.Errorf("use the listening socket: %w", err)
 	}
-	go s.reap()
-	return s.accept()
+	go func() {
+		err := s.accept()
+		_, _ = os.Stderr.WriteString("sandboxd-init: " + err.Error() + "\n")
+		unix.Exit(1) // the socket is unusable: nobody can ask for anything any more
+	}()
+	// On the first thread, which forks nothing and runs no handler.
+	if err := keepHandlersOff(); err != nil {
+		return fmt.Errorf("block handled signals: %w", err)
+	}
+	s.reap()
+	return nil
+}
+
+// keepHandlersOff blocks, on the calling first thread, the signals that still have a handler: they go to other threads. The
+// kernel drops a signal without a handler for process 1 only where the first thread does not block it (sig_ignored);
+// otherwise another thread gets it, and it ends init. Go's handlers block every signal while they run, so a flood of
+// handled signals mixed with others would do that. No system call on all threads can be made any more.
+func keepHandlersOff() error {
+	var mask uint64
+	for _, sig := range []uint{uint(unix.SIGBUS), uint(unix.SIGFPE), uint(unix.SIGSEGV), uint(unix.SIGURG), uint(unix.SIGPROF), 33} {
+		mask |= 1 << (sig - 1)
+	}
+	//nolint:gosec // the address is that of the mask
+	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_BLOCK, uintptr(unsafe.Pointer(&mask)), 0, 8, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 // catchSignals makes sure that no signal ends init. The kernel drops what is sent to process 1 from inside and is not

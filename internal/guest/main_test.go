@@ -22,6 +22,12 @@ const (
 	envHelper = "SANDBOXD_GUEST_TEST_HELPER"
 )
 
+func init() {
+	if os.Getenv(envInit) != "" {
+		goruntime.LockOSThread() // as cmd/sandboxd-init
+	}
+}
+
 func TestMain(m *testing.M) {
 	if os.Getenv(envInit) != "" {
 		fmt.Fprintln(os.Stderr, "test init:", testInit())
