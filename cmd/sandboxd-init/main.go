@@ -4,13 +4,13 @@ package main
 
 import (
 	"os"
-	"runtime"
+	goruntime "runtime"
 
 	"github.com/sandboxd/sandboxd/internal/guest"
 )
 
 // The first thread must be main's: see guest.RunInit.
-func init() { runtime.LockOSThread() }
+func init() { goruntime.LockOSThread() }
 
 func main() {
 	if err := guest.RunInit(3); err != nil {
