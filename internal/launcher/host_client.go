@@ -113,7 +113,7 @@ func (c *Client) revive(ctx context.Context) (*net.UnixConn, error) {
 	if ended {
 		return nil, err
 	}
-	if err := start(ctx, c.opts, c.path); err != nil {
+	if err := startTwice(ctx, c.opts, c.path); err != nil {
 		return nil, fmt.Errorf("start launcher anew: %w", err)
 	}
 	if err := c.openSession(ctx); err != nil {

@@ -51,13 +51,39 @@ func Connect(ctx context.Context, o Options) (c *Client, started bool, err error
 	if !nobodyListens(err) {
 		return nil, false, fmt.Errorf("connect to the launcher that runs: %w", err)
 	}
-	if err := start(ctx, o, c.path); err != nil {
+	if err := startTwice(ctx, o, c.path); err != nil {
 		return nil, false, fmt.Errorf("start launcher: %w", err)
 	}
 	if err := c.openSession(ctx); err != nil {
 		return nil, true, fmt.Errorf("connect to the launcher just started: %w", err)
 	}
 	return c, true, nil
+}
+
+// errEnded says that the launcher died without a word.
+var errEnded = errors.New("it ended before it was ready")
+
+// startTwice gives a launcher that died without a word a second chance: starting has no effect that lasts, and on loaded
+// machines one in some hundreds has been seen to die so.
+func startTwice(ctx context.Context, o Options, socket string) error {
+	first := start(ctx, o, socket)
+	if !errors.Is(first, errEnded) {
+		return first
+	}
+	if err := start(ctx, o, socket); err != nil {
+		return errors.Join(first, err)
+	}
+	return nil
+}
+
+// tail is the end of a log, on one line.
+func tail(path string) string {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	text := strings.TrimSpace(string(data[max(0, len(data)-1000):]))
+	return strings.ReplaceAll(text, "\n", "; ")
 }
 
 // prepareDirs makes the directories that the launcher works in and gives them to its root, which is another uid than the
@@ -181,7 +207,7 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 			return nil
 		}
 		if line == "" {
-			return fmt.Errorf("it ended before it was ready; see %s", logFile.Name())
+			return fmt.Errorf("%w; the end of %s: %s", errEnded, logFile.Name(), tail(logFile.Name()))
 		}
 		return errors.New(line)
 	case <-ctx.Done():
