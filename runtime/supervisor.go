@@ -178,8 +178,8 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 			rec.State, rec.Reason = api.StateLost, "its control socket was removed while no daemon was running"
 			_ = st.Pidfd.Close() // never read or written
 			delete(running, rec.ID)
-		case rec.State != api.StateRunning:
-			// Stopped or lost before: as it was.
+		case rec.State == api.StateStopped || rec.State == api.StateLost:
+			// As it was.
 		case time.Now().After(rec.Deadline):
 			rec.State, rec.Reason = api.StateStopped, "deadline reached while no daemon was running"
 		default:

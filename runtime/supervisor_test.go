@@ -508,6 +508,35 @@ func TestRestartRemovesWhatNobodyKnows(t *testing.T) {
 	}
 }
 
+// The daemon died while it created, and the launcher, whose answer nobody took, is still removing the sandbox or died too.
+// No later daemon may take it for one that is being created: nobody could ever delete that.
+func TestRestartEndsACreationThatLeftSomething(t *testing.T) {
+	b := newBench(t)
+	rec := runtime.Record{Sandbox: api.Sandbox{ID: "halfmade1", Name: "half", State: api.StateCreating, Deadline: time.Now().Add(time.Hour)}}
+	if err := runtime.PutRecord(b.dir, &rec); err != nil {
+		t.Fatal(err)
+	}
+	started, err := b.engine.Create(t.Context(), &runtime.Spec{ID: rec.ID}, openNull(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer started.Pidfd.Close()
+	if err := b.engine.Kill(t.Context(), rec.ID); err != nil {
+		t.Fatal(err)
+	}
+	s := b.open(t)
+	got, err := s.Get("half")
+	if err != nil || got.State != api.StateLost || got.Reason == "" {
+		t.Errorf("%s %q %v", got.State, got.Reason, err)
+	}
+	if err := s.Delete(t.Context(), rec.ID); err != nil {
+		t.Error(err)
+	}
+	if left, err := b.engine.Leftovers(t.Context()); err != nil || len(left) > 0 {
+		t.Errorf("left: %v %v", left, err)
+	}
+}
+
 func TestRestartWithoutTheSocketLosesTheSandbox(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
