@@ -76,7 +76,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	}
 	l, started, err := launcher.Connect(ctx, launcher.Options{
 		DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Launcher: launcherPath, Init: initPath,
-		IDs: ids, Cgroup: subtree, Version: version,
+		IDs: ids, Cgroup: subtree, Version: version, Log: log,
 	})
 	if err != nil {
 		return fmt.Errorf("%w; sandboxd doctor looks for the reason", err)

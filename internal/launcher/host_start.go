@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -32,6 +33,7 @@ type Options struct {
 	IDs        idmap.Plan
 	Cgroup     cgroup.Subtree // what the host delegates; its zero value is none
 	Version    string
+	Log        *slog.Logger // told of a start that had to be repeated
 }
 
 // startTimeout bounds a launcher's way from clone to "ready".
@@ -70,6 +72,7 @@ func startTwice(ctx context.Context, o Options, socket string) error {
 	if !errors.Is(first, errEnded) {
 		return first
 	}
+	o.Log.Warn("launcher is started once more", "error", first)
 	if err := start(ctx, o, socket); err != nil {
 		return errors.Join(first, err)
 	}
@@ -161,7 +164,7 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 	// It outlives us, but not a failed start; either way somebody has to reap it.
 	exited := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // how it ended, the status pipe tells
+		_ = cmd.Wait() // why it ended, the status pipe tells
 		close(exited)
 	}()
 	defer func() {
@@ -207,7 +210,8 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 			return nil
 		}
 		if line == "" {
-			return fmt.Errorf("%w; the end of %s: %s", errEnded, logFile.Name(), tail(logFile.Name()))
+			<-exited // the pipe's last writer is gone
+			return fmt.Errorf("%w: %s; the end of %s: %q", errEnded, cmd.ProcessState, logFile.Name(), tail(logFile.Name()))
 		}
 		return errors.New(line)
 	case <-ctx.Done():

@@ -59,8 +59,18 @@ const (
 )
 
 // Stage1 waits for the id maps, opens what must be opened as the daemon's uid, becomes uid 0 of the launcher's user
-// namespace and executes stage 2. It returns only on error, or with nil if the daemon vanished first.
+// namespace and executes stage 2. It returns only on error, which the daemon has been told then, or with nil if the daemon
+// vanished first.
 func Stage1() error {
+	err := stage1()
+	if err != nil {
+		_, werr := unix.Write(fdStatus, []byte(strings.ReplaceAll(err.Error(), "\n", "; ")+"\n"))
+		err = errors.Join(err, werr)
+	}
+	return err
+}
+
+func stage1() error {
 	// Groups, ids and keyrings belong to a thread's credentials (unix.Setgroups is about one thread, whatever Setresuid
 	// does), and the thread that executes stage 2 hands them on: it must be the one that dropped them.
 	goruntime.LockOSThread()
@@ -199,8 +209,12 @@ func Stage2() (setup *Setup, listener, status *os.File, err error) {
 	if err := buildRoot(setup); err != nil {
 		return nil, nil, status, fmt.Errorf("build the launcher's root: %w", err)
 	}
-	for _, fd := range []int{fdLayers, fdSandboxes, fdRoot, fdCgroup} {
-		_ = unix.Close(fd) // O_PATH descriptors of directories: nothing to lose; the last one may not be open
+	passed := []int{fdLayers, fdSandboxes, fdRoot}
+	if setup.Cgroup != "" || setup.Cgroup2 != "" {
+		passed = append(passed, fdCgroup) // where there is none, the number may be that of a file of Go's runtime
+	}
+	for _, fd := range passed {
+		_ = unix.Close(fd) // O_PATH descriptors of directories: nothing to lose
 	}
 	return setup, os.NewFile(fdListener, "listener"), status, nil
 }

@@ -8,8 +8,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -40,7 +42,18 @@ func TestEngineKeepsItsContract(t *testing.T) {
 	runtimetest.RunEngineSuite(t, newFixture)
 }
 
-func newFixture(t *testing.T) runtimetest.Fixture {
+// What stops the launcher before it has a voice of its own is told all the same.
+func TestLauncherSaysWhyItCannotStart(t *testing.T) {
+	testenv.RequireUserNS(t)
+	o := options(t)
+	o.Init = filepath.Join(o.DataDir, "no-init")
+	_, _, err := launcher.Connect(t.Context(), o)
+	if err == nil || !strings.Contains(err.Error(), o.Init+": no such file") {
+		t.Errorf("start without an init: %v", err)
+	}
+}
+
+func options(t *testing.T) launcher.Options {
 	t.Helper()
 	// Not t.TempDir: the launcher, which is not root of the host, must be able to enter it.
 	dir, err := os.MkdirTemp("", "engine") //nolint:usetesting // see above
@@ -60,10 +73,15 @@ func newFixture(t *testing.T) runtimetest.Fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, _, err := launcher.Connect(t.Context(), launcher.Options{
+	return launcher.Options{
 		DataDir: dir, RuntimeDir: run, Launcher: harness.Program(t, "sandboxd-launcher"), Init: harness.Program(t, "sandboxd-init"),
-		IDs: ids, Cgroup: cgroup.Subtree{Mount: cgroupMount(t)}, Version: "test",
-	})
+		IDs: ids, Cgroup: cgroup.Subtree{Mount: cgroupMount(t)}, Version: "test", Log: slog.New(slog.DiscardHandler),
+	}
+}
+
+func newFixture(t *testing.T) runtimetest.Fixture {
+	t.Helper()
+	client, _, err := launcher.Connect(t.Context(), options(t))
 	if err != nil {
 		t.Fatal(err)
 	}
