@@ -27,7 +27,7 @@ import (
 const exitDead = 125
 
 var (
-	kernels  = []string{"6.1", "6.12"}
+	kernels  = []string{"6.1", "6.12", newest}
 	flavours = []string{"tiny", "systemd"}
 	users    = []string{"dev", "root"}
 )
@@ -76,7 +76,7 @@ func (c choice) Set(s string) error {
 
 func main() {
 	o := options{kernels: []string{"6.12"}, flavours: []string{"tiny"}, users: users}
-	flag.Var(choice{kernels, &o.kernels}, "kernel", "kernels to run on: 6.1, 6.12 or all")
+	flag.Var(choice{kernels, &o.kernels}, "kernel", "kernels to run on: 6.1, 6.12, newest (that Debian offers today) or all")
 	flag.Var(choice{flavours, &o.flavours}, "flavour", "how the machine is started: tiny (an init of ours), systemd or all")
 	flag.Var(choice{users, &o.users}, "as", "who runs the job: dev (an ordinary user with a delegated cgroup), root or all")
 	flag.StringVar(&o.packages, "pkg", "./tests/limits", "test `packages` to compile and run")
@@ -108,7 +108,7 @@ func run(ctx context.Context, o options) (code int, err error) {
 	if (o.payload == "") != (len(o.argv) == 0) {
 		return exitDead, errors.New("-payload and a command belong together")
 	}
-	img, err := prepare(ctx)
+	made, err := prepare(ctx, o.kernels)
 	if err != nil || o.prepare {
 		return codeOf(err), err
 	}
@@ -122,8 +122,9 @@ func run(ctx context.Context, o options) (code int, err error) {
 		for _, flavour := range o.flavours {
 			name := kernel + "-" + flavour
 			fmt.Printf("== %s\n", name)
+			root, vmlinuz := made.of(kernel)
 			m := machine{
-				image: img, kernel: kernel, flavour: flavour, payload: payload, shell: o.shell,
+				root: root, vmlinuz: vmlinuz, flavour: flavour, payload: payload, shell: o.shell,
 				out: filepath.Join(o.out, name),
 				// The job's own limits end it first, with its results.
 				limit: time.Duration(len(o.users))*(o.timeout+15*time.Second) + bootLimit,

@@ -23,12 +23,12 @@ const (
 
 // machine is one start of QEMU.
 type machine struct {
-	image           string // directory
-	kernel, flavour string
-	payload         string
-	shell           bool
-	out             string        // directory: console.log, kernel.log, results/
-	limit           time.Duration // for everything
+	root, vmlinuz string // files
+	flavour       string
+	payload       string
+	shell         bool
+	out           string        // directory: console.log, kernel.log, results/
+	limit         time.Duration // for everything
 }
 
 type outcome struct {
@@ -127,7 +127,7 @@ func (m machine) lastWords() string {
 // arguments are those of QEMU.
 func (m machine) arguments() []string {
 	file := func(name string) string { return strings.ReplaceAll(filepath.Join(m.out, name), ",", ",,") }
-	root := strings.ReplaceAll(filepath.Join(m.image, "root.img"), ",", ",,")
+	root := strings.ReplaceAll(m.root, ",", ",,")
 	start := "init=/usr/sbin/testbed-init"
 	if m.flavour == "systemd" {
 		start = "systemd.unit=multi-user.target systemd.show_status=0 systemd.log_level=warning"
@@ -139,7 +139,7 @@ func (m machine) arguments() []string {
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-m", "2G", "-smp", "2",
 		// Without CMPXCHG16B, which software emulation gets wrong under load.
 		"-accel", "tcg,thread=multi", "-cpu", "Nehalem,-cx16",
-		"-kernel", filepath.Join(m.image, "vmlinuz-"+m.kernel),
+		"-kernel", m.vmlinuz,
 		// panic=-1 and -no-reboot: a panic ends QEMU.
 		"-append", "root=/dev/nvme0n1 rootfstype=ext4 rw console=ttyS0 quiet panic=-1 oops=panic mitigations=off no5lvl " +
 			"rcupdate.rcu_expedited=1 audit=0 nowatchdog " + start,
