@@ -131,7 +131,7 @@ func TestWhiteoutsHideLowerLayers(t *testing.T) {
 }
 
 func TestHostImageRunsPython(t *testing.T) {
-	testenv.RequireProgram(t, "python3")
+	testenv.RequirePeer(t, "python3")
 	d := start(t)
 	got := d.CLI(t, "run", "host", "--", "python3", "-c", "print(1)")
 	if got.Code != 0 || got.Stdout != "1\n" {

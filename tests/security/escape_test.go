@@ -109,7 +109,7 @@ func TestDaemonsEnvironmentIsNotInside(t *testing.T) {
 // What listens on the host is out of reach: TCP on loopback, and abstract Unix sockets, which only a network
 // namespace keeps apart.
 func TestHostsListenersAreUnreachable(t *testing.T) {
-	python := testenv.RequireProgram(t, "python3")
+	python := testenv.RequirePeer(t, "python3")
 	for network, address := range map[string]string{"tcp": "127.0.0.1:0", "unix": fmt.Sprintf("@planted-%d", os.Getpid())} {
 		t.Run(network, func(t *testing.T) {
 			listener, err := new(net.ListenConfig).Listen(t.Context(), network, address)

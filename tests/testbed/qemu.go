@@ -25,8 +25,10 @@ const (
 type machine struct {
 	root, vmlinuz string // files
 	flavour       string
+	users         []string // who runs the job, one after the other
 	payload       string
 	shell         bool
+	quiet         bool          // the console is kept, not shown
 	out           string        // directory: console.log, kernel.log, results/
 	limit         time.Duration // for everything
 }
@@ -61,6 +63,9 @@ func (m machine) run(ctx context.Context) (outcome, error) {
 	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", "10", "qemu-system-x86_64"}, m.arguments()...)...)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = io.MultiWriter(os.Stdout, console), &said
+	if m.quiet {
+		cmd.Stdout = console
+	}
 	if m.shell {
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr // QEMU makes the terminal raw
 	}
@@ -135,6 +140,7 @@ func (m machine) arguments() []string {
 	if m.shell {
 		start += " testbed.shell"
 	}
+	start += " testbed.users=" + strings.Join(m.users, ",")
 	return []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-m", "2G", "-smp", "2",
 		// Without CMPXCHG16B, which software emulation gets wrong under load.
