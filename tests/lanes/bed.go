@@ -29,13 +29,14 @@ type testBed struct {
 	lanes    []*lane
 	program  string
 	machines string // as testbed -machines takes them
-	prepared chan error
 	cancel   context.CancelFunc
+	prepared chan struct{} // closed when the image is made, or err says why not
+	err      error
 }
 
 // startBed begins to make the image, beside the native lanes: what it waits for is the network.
 func startBed(ctx context.Context, o options) (*testBed, error) {
-	b := &testBed{program: filepath.Join(o.workDir, "testbed"), machines: o.bed, prepared: make(chan error, 1)}
+	b := &testBed{program: filepath.Join(o.workDir, "testbed"), machines: o.bed, prepared: make(chan struct{})}
 	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", b.program, "./tests/testbed")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -53,7 +54,10 @@ func startBed(ctx context.Context, o options) (*testBed, error) {
 	}
 	ctx, b.cancel = context.WithCancel(ctx)
 	prepare := b.command(ctx, "-prepare")
-	go func() { b.prepared <- prepare.Run() }()
+	go func() {
+		defer close(b.prepared)
+		b.err = prepare.Run()
+	}()
 	return b, nil
 }
 
@@ -74,10 +78,9 @@ func (b *testBed) command(ctx context.Context, args ...string) *exec.Cmd {
 // run runs tests/limits and whatever the native lanes have skipped in each machine, and adds what came of it. Tests that
 // fail, and machines that die, are results and no errors.
 func (b *testBed) run(ctx context.Context, o options, results *results) error {
-	err := <-b.prepared
-	b.prepared <- nil // for stop
-	if err != nil {
-		return fmt.Errorf("its image could not be made, see above (BED=no leaves the bed out, and then nothing says that limits bite): %w", err)
+	<-b.prepared
+	if b.err != nil {
+		return fmt.Errorf("its image could not be made, see above (BED=no leaves the bed out, and then nothing says that limits bite): %w", b.err)
 	}
 	plan, paths := bedPlan(results)
 	file := filepath.Join(o.workDir, "bed-plan")
@@ -90,7 +93,7 @@ func (b *testBed) run(ctx context.Context, o options, results *results) error {
 	}
 	fmt.Printf("\n== bed: %s\n", b.machines)
 	test := b.command(ctx, "-plan", file, "-again", "-parallel", fmt.Sprint(machinesAtOnce))
-	err = test.Run()
+	err := test.Run()
 	if _, ended := errors.AsType[*exec.ExitError](err); err != nil && !ended {
 		return err
 	}

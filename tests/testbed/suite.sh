@@ -23,7 +23,7 @@ while IFS=$'\t' read -r name dir run; do
 	cd "$top/tree/$dir"
 	began=$EPOCHREALTIME
 	# ^V marks the lines that are the testing package's own: for test2json, not for people.
-	"$top/tests/$name.test" "$@" ${run:+"-test.run=$run"} 2>&1 </dev/null | tee "$results/$name.out" | tr -d '\026'
+	"$top/tests/$name.test" "$@" ${run:+"-test.run=$run"} 2>&1 </dev/null | tee "$results/$name.out" | sed -u 's/\x16//; /^=== NAME/d'
 	code=${PIPESTATUS[0]}
 	echo "$code $(awk "BEGIN { print $EPOCHREALTIME - $began }")" >"$results/$name.end"
 	[ "$code" -eq 0 ] || worst=1
