@@ -82,14 +82,20 @@ func (b *testBed) run(ctx context.Context, o options, results *results) error {
 	if b.err != nil {
 		return fmt.Errorf("its image could not be made, see above (BED=no leaves the bed out, and then nothing says that limits bite): %w", b.err)
 	}
-	plan, paths := bedPlan(results)
+	plan, paths := bedPlan(results, o.run)
+	if plan == "" {
+		return nil
+	}
 	file := filepath.Join(o.workDir, "bed-plan")
 	if err := os.WriteFile(file, []byte(plan), 0o600); err != nil {
 		return err
 	}
 	// What an earlier run has left is not what this one did.
-	if err := os.RemoveAll(bedOut); err != nil {
-		return err
+	for _, l := range b.lanes {
+		machine, _ := l.machine()
+		if err := os.RemoveAll(filepath.Join(bedOut, machine)); err != nil {
+			return err
+		}
 	}
 	fmt.Printf("\n== bed: %s\n", b.machines)
 	test := b.command(ctx, "-plan", file, "-again", "-parallel", fmt.Sprint(machinesAtOnce))
@@ -98,7 +104,7 @@ func (b *testBed) run(ctx context.Context, o options, results *results) error {
 		return err
 	}
 	for _, l := range b.lanes {
-		machine, user := filepath.Split(strings.TrimPrefix(l.Name, "bed/"))
+		machine, user := l.machine()
 		for _, r := range testresult.ReadDir(ctx, filepath.Join(bedOut, machine, "results", user), paths) {
 			results.add(l, r)
 		}
@@ -106,12 +112,18 @@ func (b *testBed) run(ctx context.Context, o options, results *results) error {
 	return ctx.Err()
 }
 
-// bedPlan writes what the bed has to run as testbed -plan takes it.
-func bedPlan(results *results) (plan string, paths []string) {
+// machine is which machine a lane of the bed runs in, and as whom.
+func (l *lane) machine() (name, user string) {
+	name, user, _ = strings.Cut(strings.TrimPrefix(l.Name, "bed/"), "/")
+	return name, user
+}
+
+// bedPlan writes what the bed has to run as testbed -plan takes it; narrow is what -run narrows to.
+func bedPlan(results *results, narrow string) (plan string, paths []string) {
 	var lines strings.Builder
 	for _, pkg := range sortedKeys(results.by) {
 		left := sortedKeys(results.leftOver(pkg))
-		run := ""
+		run := narrow
 		if pkg != limitsPackage {
 			if run = selection(left); run == "" {
 				continue

@@ -24,7 +24,7 @@ func TestBedPlan(t *testing.T) {
 	}})
 	rs.add(root, testresult.Package{Path: module + "api", Tests: []testresult.Test{test("TestAPI", testresult.Pass)}})
 	rs.add(root, testresult.Package{Path: limitsPackage, Tests: []testresult.Test{test("TestMemory", testresult.Skip)}})
-	plan, paths := bedPlan(rs)
+	plan, paths := bedPlan(rs, "")
 	want := module + "runtime/cgroup\t^TestBoth$|^TestSub$/^a\\.b$\n" + limitsPackage + "\t\n"
 	if plan != want || len(paths) != 2 {
 		t.Errorf("plan\n%s\nwant\n%s", plan, want)

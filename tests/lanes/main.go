@@ -27,7 +27,7 @@ type options struct {
 	run      string // regexp of tests, empty for all
 	packages string // pattern of packages
 	parallel int    // packages compiled or tested at once
-	bed      string // machines of the test bed, "no" for none
+	bed      string // machines of the test bed; "no" for none, empty for the default
 	workDir  string
 }
 
@@ -47,11 +47,17 @@ func main() {
 	flag.StringVar(&o.lane, "lane", "all", "`root`, rootless or all")
 	flag.StringVar(&o.run, "run", "", "run only tests that match the `regexp`; missing lanes and skips are then not judged")
 	flag.StringVar(&o.packages, "pkg", "", "test only the packages that match the `pattern`; the same applies")
-	flag.StringVar(&o.bed, "bed", defaultBed, "`machines` of the test bed, as testbed -machines takes them, or no; not started where -lane, -run or -pkg narrow")
+	flag.StringVar(&o.bed, "bed", "", "`machines` of the test bed, as testbed -machines takes them, or no;\n"+
+		"the default is "+defaultBed+", and no where -lane, -run or -pkg narrow")
 	flag.IntVar(&o.parallel, "p", 2, "how many packages to compile and to test at once")
 	flag.Parse()
 	if o.packages == "" {
 		o.packages = everything
+	}
+	if o.bed == "" {
+		if o.bed = defaultBed; o.narrowed() {
+			o.bed = "no"
+		}
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	ok, err := run(ctx, o)
@@ -81,7 +87,7 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	}
 
 	var bed *testBed
-	if !o.narrowed() {
+	if o.bed != "no" {
 		if bed, err = startBed(ctx, o); err != nil {
 			return false, err
 		}
@@ -113,11 +119,18 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		}
 	}
 	if bed != nil {
-		if err := bed.run(ctx, o, results); err != nil {
-			return false, fmt.Errorf("test bed: %w", err)
+		if err = bed.run(ctx, o, results); err != nil {
+			err = fmt.Errorf("test bed: %w", err) // what the native lanes did is told all the same
 		}
 	}
-	return results.report(os.Stdout, o.narrowed()), nil
+	ok = results.report(os.Stdout, o.narrowed())
+	if o.narrowed() {
+		fmt.Println("this run was narrowed: that a test was skipped everywhere was not judged")
+	}
+	if o.bed == "no" {
+		fmt.Println("the test bed was left out: nothing here says that limits bite")
+	}
+	return ok && err == nil, err
 }
 
 // expectedSkips are the tests that no lane can run, neither on this machine nor in the bed, each with the reason. Anything

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"unicode/utf8"
 )
@@ -52,8 +53,11 @@ type Lane struct {
 	Packages []Package
 }
 
-// WriteJUnitFile writes the lanes to a file, which is replaced.
+// WriteJUnitFile writes the lanes to a file, which is replaced, and makes its directory.
 func WriteJUnitFile(path string, lanes ...Lane) (err error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
