@@ -22,7 +22,7 @@ trap '"${in_userns[@]}" rm -rf --one-file-system -- "$work"' EXIT
 # shellcheck source=debian.sh
 . "$(dirname "$0")/debian.sh"
 use_suites $suite $backports
-our_apt apt-get -qq update
+our_apt apt-get -qq -o APT::Update::Error-Mode=any update || die "$mirror does not answer for $suite and $backports: is there a network?"
 
 # --- tools of the host
 
@@ -48,8 +48,7 @@ offered() { our_apt apt-cache show "linux-image-cloud-$arch/$1" | sed -n 's/^Ver
 mkdir "$work/out"
 say "fetching kernels"
 for s in $suite $backports; do
-	version=$(offered $s)
-	[ -n "$version" ] || die "no cloud kernel in $s"
+	version=$(offered $s) && [ -n "$version" ] || die "no cloud kernel in $s"
 	release=$(fetch_kernel "$version" "$work/out")
 	mv "$work/out/vmlinuz-$release" "$work/out/vmlinuz-$(cut -d. -f1,2 <<<"$release")"
 done
