@@ -33,7 +33,8 @@ GOLANGCI = $(GO) tool -modfile=tools/go.mod golangci-lint
 help: ## Show what can be made
 	@awk 'BEGIN { FS = ":.*## " } /^##@ / { printf "\n%s\n", substr($$0, 5) } \
 		/^[a-z][a-zA-Z_-]*:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '\nVariables: GO=%s P=%s (packages compiled at once) RUN=regexp and PKG=./path (narrow the tests)\n' '$(GO)' '$(P)'
+	@printf '\nVariables: GO=%s P=%s (packages compiled at once) RUN=regexp and PKG=./path (narrow the tests) BED=no (test without the bed)\n' \
+		'$(GO)' '$(P)'
 
 .PHONY: quickstart
 quickstart: demo-deps build ## See it work: a sandboxed program and a whole agent run, then everything stopped again
@@ -72,8 +73,8 @@ clean: ## Remove what was built
 ##@ Check
 
 .PHONY: test
-test: deps build check-tree ## Everything there is: format, vet, lint, then every test as root and as an ordinary user
-	$(GO) run -buildvcs=false ./tests/lanes -p $(P) -lane all -run '$(RUN)' -pkg '$(PKG)'
+test: deps build check-tree ## Everything there is: format, vet, lint, every test as root and as an ordinary user, the rest in the test bed
+	$(GO) run -buildvcs=false ./tests/lanes -p $(P) -lane all -run '$(RUN)' -pkg '$(PKG)' $(if $(BED),-bed '$(BED)')
 
 .PHONY: test-root
 test-root: deps build ## Every test as root (through sudo, if you are not)
@@ -97,8 +98,8 @@ unit: ## The tests beside the code, with the race detector, as you are
 # Its exit status: 0, the tests' own, or 125 where a machine died and nothing is known.
 TESTBED := build/testbed-cmd
 .PHONY: testbed
-testbed: build-deps build $(TESTBED) ## The limits on a real cgroup v2 host, in a machine of its own: KERNEL=6.1|6.12|all FLAVOUR=tiny|systemd|all WHO=dev|root|all
-	$(TESTBED) -kernel $(or $(KERNEL),6.12) -flavour $(or $(FLAVOUR),tiny) -as $(or $(WHO),all) $(if $(RUN),-run '$(RUN)') $(if $(PKG),-pkg '$(PKG)')
+testbed: build-deps build $(TESTBED) ## The limits on a real cgroup v2 host, in a machine of its own: KERNEL=6.1|6.12|newest|all FLAVOUR=tiny|systemd|all WHO=dev|root|all
+	$(TESTBED) -kernel $(or $(KERNEL),6.12) -flavour $(or $(FLAVOUR),tiny) -as $(or $(WHO),all) $(if $(TIMEOUT),-timeout $(TIMEOUT)) $(if $(RUN),-run '$(RUN)') $(if $(PKG),-pkg '$(PKG)')
 
 .PHONY: testbed-shell
 testbed-shell: build-deps build $(TESTBED) ## A root shell in that machine, with our binaries in /payload/bin; testbed-as dev bash makes you a user

@@ -35,15 +35,14 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // dockerRegistry starts Debian's docker-registry and returns its address.
 func dockerRegistry(t *testing.T, https bool) string {
 	t.Helper()
-	bin, err := exec.LookPath("docker-registry")
-	if err != nil {
-		t.Skipf("no docker-registry here (Debian: apt-get install docker-registry): %v", err)
-	}
+	bin := testenv.RequirePeer(t, "docker-registry")
 	dir := t.TempDir()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -10,17 +10,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // What Apply makes must mean to overlayfs what the layer meant. The mount is made in a user namespace, as in the product.
 func TestOverlayfsReadsTheLayers(t *testing.T) {
-	unshare, err := exec.LookPath("unshare")
-	if err != nil {
-		t.Skipf("no unshare (Debian: util-linux): %v", err)
-	}
-	if out, err := exec.CommandContext(t.Context(), unshare, "-rm", "true").CombinedOutput(); err != nil {
-		t.Skipf("no user and mount namespaces here: %v: %s", err, out)
-	}
+	testenv.RequireUserNS(t)
+	unshare := testenv.RequirePeer(t, "unshare")
 	top := t.TempDir()
 	layers := [][]entry{
 		{file("kept", "1"), file("deleted", "1"), file("replaced", "1"), file("dir/old", "1"), file("opaque/old", "1"), file("again/old", "1"), file("swapped/old", "1"), file("tree/x/y", "1")},

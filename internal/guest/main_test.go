@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // A test's init is this binary again, process 1 of its own user, PID and mount namespace: what init does to its children cannot be
@@ -80,6 +82,7 @@ func startInit(tb testing.TB) *sandbox {
 		tb.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
+	testenv.RequireUserNS(tb)
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{envInit + "=1"}
 	cmd.Stderr = os.Stderr
@@ -91,10 +94,7 @@ func startInit(tb testing.TB) *sandbox {
 		GidMappingsEnableSetgroups: ids() > 1,
 	}
 	if err := cmd.Start(); err != nil {
-		if strings.Contains(os.Getenv("SANDBOXD_TEST_REQUIRE"), "userns") {
-			tb.Fatalf("user namespaces are required: %v", err)
-		}
-		tb.Skipf("user namespaces: %v", err)
+		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
 		_ = cmd.Process.Kill()

@@ -1,35 +1,41 @@
 // Package testenv is what a test may ask of the machine that it runs on.
 //
 // Every Require function probes; where the need is not met the test is skipped with what was found. A need that is
-// listed in SANDBOXD_TEST_REQUIRE (comma-separated: userns, subids, cgroup, root, user, peer, or all) fails the test
-// instead, so that the places that should have everything cannot skip in silence.
+// listed in SANDBOXD_TEST_REQUIRE (comma-separated: userns, subids, cgroup, landlock, systemd, root, user, peer, or all) fails
+// the test instead, so that the places that should have everything cannot skip in silence.
+//
+// The probes are those of the product, internal/kernel and internal/idmap: a test runs exactly where the product would work.
 package testenv
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
-	"os/user"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
+	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/kernel"
 )
 
 // need names a need as SANDBOXD_TEST_REQUIRE spells it.
 type need string
 
 const (
-	needUserNS need = "userns"
-	needSubIDs need = "subids"
-	needCgroup need = "cgroup"
-	needRoot   need = "root"
-	needUser   need = "user"
-	needPeer   need = "peer"
+	needUserNS   need = "userns"
+	needSubIDs   need = "subids"
+	needCgroup   need = "cgroup"
+	needLandlock need = "landlock"
+	needSystemd  need = "systemd"
+	needRoot     need = "root"
+	needUser     need = "user"
+	needPeer     need = "peer"
 )
 
 // unmet skips the test, or fails it where the need is required on this machine.
@@ -51,11 +57,11 @@ func required(list string, n need) bool {
 	return false
 }
 
-// RequireRoot asks for effective uid 0 in the initial user namespace.
+// RequireRoot asks for effective uid 0.
 func RequireRoot(t testing.TB) {
 	t.Helper()
 	if uid := os.Geteuid(); uid != 0 {
-		unmet(t, needRoot, fmt.Sprintf("effective uid is %d", uid))
+		unmet(t, needRoot, fmt.Sprintf("effective uid is %d; `make test-root` runs it", uid))
 	}
 }
 
@@ -63,12 +69,13 @@ func RequireRoot(t testing.TB) {
 func RequireOrdinaryUser(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() == 0 {
-		unmet(t, needUser, "effective uid is 0")
+		unmet(t, needUser, "effective uid is 0; `make test-rootless` runs it")
 	}
 }
 
-// RequireProgram asks for a program in PATH and returns where it is.
-func RequireProgram(t testing.TB, name string) string {
+// RequirePeer asks for a program that a test runs beside the product, to talk to it or to compare with it, and returns where
+// it is.
+func RequirePeer(t testing.TB, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -77,104 +84,90 @@ func RequireProgram(t testing.TB, name string) string {
 	return path
 }
 
-// probeUserNS makes a user namespace, once for the process.
-var probeUserNS = sync.OnceValue(func() error {
-	cmd := exec.Command("/proc/self/exe", "-test.run=^$")
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
-	}
-	return cmd.Run()
-})
-
 // RequireUserNS asks for user, mount, PID and network namespaces that this user may make.
 func RequireUserNS(t testing.TB) {
 	t.Helper()
-	if err := probeUserNS(); err != nil {
-		unmet(t, needUserNS, "making a user namespace: "+err.Error())
+	if err := userNamespaces(); err != nil {
+		unmet(t, needUserNS, err.Error()+"; `sandboxd doctor` says what to change")
 	}
 }
 
-// RequireSubIDs asks for 65536 subordinate user and group ids, and for newuidmap and newgidmap that can map them. Root
-// needs neither: it maps what it likes.
+// userNamespaces tries once for all tests of a process.
+var userNamespaces = sync.OnceValue(kernel.UserNamespaces)
+
+// RequireSubIDs asks for as many subordinate user and group ids as a sandbox wants, and for what maps them. Root needs
+// neither files nor programs: it maps what it likes.
 func RequireSubIDs(t testing.TB) {
 	t.Helper()
-	if os.Geteuid() == 0 {
-		return
-	}
-	for _, name := range []string{"newuidmap", "newgidmap"} {
-		if _, err := exec.LookPath(name); err != nil {
-			unmet(t, needSubIDs, "no "+name+" in PATH (Debian package uidmap)")
-		}
-	}
-	for _, file := range []string{"/etc/subuid", "/etc/subgid"} {
-		if n := subordinate(file); n < 65536 {
-			unmet(t, needSubIDs, fmt.Sprintf("%s gives this user %d ids, 65536 are needed", file, n))
-		}
+	plan, err := idmap.Detect()
+	switch {
+	case err != nil:
+		unmet(t, needSubIDs, err.Error())
+	case plan.Size() < idmap.SandboxIDs:
+		unmet(t, needSubIDs, fmt.Sprintf("%s; sandboxes have %d ids of %d; `sandboxd doctor` says how to get more", plan.Reason, plan.Size(), idmap.SandboxIDs))
 	}
 }
 
-// subordinate counts the ids of the largest range that file gives the current user.
-func subordinate(file string) int {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return 0
-	}
-	names := []string{fmt.Sprint(os.Getuid())}
-	if u, err := user.Current(); err == nil {
-		names = append(names, u.Username)
-	}
-	largest := 0
-	for line := range strings.Lines(string(data)) {
-		name, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
-		var start, count int
-		if _, err := fmt.Sscanf(rest, "%d:%d", &start, &count); err == nil && slices.Contains(names, name) {
-			largest = max(largest, count)
-		}
-	}
-	return largest
-}
-
-// RequireCgroup asks for a cgroup v2 directory that this user may write and whose children get the given controllers.
-// Without a controller it asks only for a writable cgroup v2 directory.
+// RequireCgroup asks for a cgroup v2 directory that is delegated to this user, and for the controllers in it. Natively most
+// machines lack them; `make testbed` runs a test in one that has them.
 func RequireCgroup(t testing.TB, controllers ...string) {
 	t.Helper()
-	dir, err := ownCgroup()
-	if err != nil {
-		unmet(t, needCgroup, err.Error())
+	c, err := kernel.ProbeCgroup()
+	switch {
+	case err != nil:
+		unmet(t, needCgroup, err.Error()+"; `make testbed` has it")
+		return
+	case !c.Delegated:
+		unmet(t, needCgroup, fmt.Sprintf("%s is not delegated to this user: %s; `make testbed` has one that is", c.Path, c.Why))
+		return
 	}
-	data, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
-	if err != nil {
-		unmet(t, needCgroup, err.Error())
-	}
-	have := strings.Fields(string(data))
-	for _, c := range controllers {
-		if !slices.Contains(have, c) {
-			unmet(t, needCgroup, fmt.Sprintf("cgroup v2 at %s has the controllers %q, not %s", dir, have, c))
+	for _, name := range controllers {
+		if !slices.Contains(c.Controllers, name) {
+			unmet(t, needCgroup, fmt.Sprintf("cgroup v2 at %s has the controllers %q, not %s; `make testbed` has it", c.Dir, c.Controllers, name))
+			return
 		}
-	}
-	if err := unix.Access(dir, unix.W_OK); err != nil {
-		unmet(t, needCgroup, fmt.Sprintf("%s is not delegated to this user: %v", dir, err))
 	}
 }
 
-// ownCgroup is the directory of this process in the cgroup v2 hierarchy, which a hybrid host mounts at unified/.
-func ownCgroup() (string, error) {
-	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
-		var fs unix.Statfs_t
-		if err := unix.Statfs(mount, &fs); err != nil || fs.Type != unix.CGROUP2_SUPER_MAGIC {
-			continue
-		}
-		data, err := os.ReadFile("/proc/self/cgroup")
-		if err != nil {
-			return "", err
-		}
-		for line := range strings.Lines(string(data)) {
-			if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
-				return filepath.Join(mount, path), nil
-			}
-		}
+// RequireLandlock asks for a version of Landlock, or a later one.
+func RequireLandlock(t testing.TB, abi int) {
+	t.Helper()
+	have, err := kernel.LandlockABI()
+	switch {
+	case err != nil:
+		unmet(t, needLandlock, err.Error())
+	case have < abi:
+		unmet(t, needLandlock, fmt.Sprintf("the kernel has version %d of Landlock, not %d; `make testbed KERNEL=newest` has the latest", have, abi))
 	}
-	return "", fmt.Errorf("no cgroup v2 hierarchy is mounted")
+}
+
+// RequireSystemdUser asks for a service manager of this user's own that can be spoken to over D-Bus, and returns the
+// address of its bus.
+func RequireSystemdUser(t testing.TB) (bus string) {
+	t.Helper()
+	socket := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "bus")
+	const get = "; `make testbed FLAVOUR=systemd WHO=dev` has one"
+	// What sd_booted(3) looks at.
+	if _, err := os.Stat("/run/systemd/system"); err != nil {
+		unmet(t, needSystemd, "this machine was not started by systemd"+get)
+		return ""
+	}
+	conn, err := new(net.Dialer).DialContext(t.Context(), "unix", socket)
+	if err != nil {
+		unmet(t, needSystemd, "the user's bus: "+err.Error()+get)
+		return ""
+	}
+	if err := conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return "unix:path=" + socket
+}
+
+// Patience stretches a limit of time that is there to end a test that hangs, where everything takes longer: SANDBOXD_TEST_SLOW
+// is how many times longer. It is not for limits that a test is about.
+func Patience(d time.Duration) time.Duration {
+	if n, err := strconv.Atoi(os.Getenv("SANDBOXD_TEST_SLOW")); err == nil && n > 1 {
+		return time.Duration(n) * d
+	}
+	return d
 }

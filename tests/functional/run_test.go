@@ -131,7 +131,7 @@ func TestWhiteoutsHideLowerLayers(t *testing.T) {
 }
 
 func TestHostImageRunsPython(t *testing.T) {
-	testenv.RequireProgram(t, "python3")
+	testenv.RequirePeer(t, "python3")
 	d := start(t)
 	got := d.CLI(t, "run", "host", "--", "python3", "-c", "print(1)")
 	if got.Code != 0 || got.Stdout != "1\n" {
@@ -280,11 +280,16 @@ func TestEnforcedIsHonest(t *testing.T) {
 	if !e.NoNewPrivs || e.Seccomp == "" || e.Network != "none" {
 		t.Errorf("enforced: %+v", e)
 	}
-	if e.Memory != "cgroup" || e.CPU != "cgroup" {
+	// The defaults limit memory and not cpu: what they ask for and the host lacks is missing, and no more.
+	limited, err := d.TryCreate(t.Context(), api.CreateSandbox{Limits: api.Limits{Memory: 64 << 20, CPUs: 1}})
+	if e.Memory != "cgroup" {
 		if len(e.Missing) == 0 {
 			t.Errorf("memory is held by %q and cpu by %q, and nothing is reported missing", e.Memory, e.CPU)
 		}
-		_, err := d.TryCreate(t.Context(), api.CreateSandbox{Limits: api.Limits{Memory: 64 << 20}})
 		wantProblem(t, err, api.CodeUnenforceable, "memory")
+		return
+	}
+	if err != nil || limited.Enforced.Memory != "cgroup" || limited.Enforced.CPU != "cgroup" {
+		t.Errorf("with both limits: %+v, %v", limited, err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // orphans start, by every trick of the book, processes that leave the exec's process group, session and parent.
@@ -73,7 +74,7 @@ func TestExecOfAClientThatLeavesIsKilled(t *testing.T) {
 
 func TestDeadlineStopsTheSandbox(t *testing.T) {
 	d := start(t)
-	s := d.Create(t, api.CreateSandbox{Timeout: 3})
+	s := d.Create(t, api.CreateSandbox{Timeout: testenv.Patience(3 * time.Second).Seconds()})
 	s.Sh(t, "nohup setsid sleep 600 >/dev/null 2>&1 &")
 	pids := s.Processes(t)
 	now := s.WaitState(t, 20*time.Second, api.StateStopped)
@@ -91,7 +92,7 @@ func TestDeadlineStopsTheSandbox(t *testing.T) {
 // The deadline holds without a daemon too: nothing is orphaned because its keeper died.
 func TestDeadlineHoldsWhileNoDaemonRuns(t *testing.T) {
 	d := start(t)
-	s := d.Create(t, api.CreateSandbox{Timeout: 4})
+	s := d.Create(t, api.CreateSandbox{Timeout: testenv.Patience(4 * time.Second).Seconds()})
 	pids := s.Processes(t)
 	d.Kill9(t)
 	for _, pid := range pids {

@@ -23,11 +23,12 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // startTimeout is how long a daemon may take until it answers: generous, because a loaded machine must not make a
 // test fail that is about something else.
-const startTimeout = 60 * time.Second
+var startTimeout = testenv.Patience(60 * time.Second)
 
 // Program returns the path of a built binary: in $SANDBOXD_BIN, else in bin/ of the tree that the test lies in.
 func Program(t testing.TB, name string) string {
@@ -117,12 +118,29 @@ func Start(t testing.TB, options Options) *Daemon {
 		if t.Failed() {
 			t.Logf("the daemon said:\n%s", d.log)
 		}
+		if err := d.keepLog(t.Name()); err != nil {
+			t.Errorf("keep the daemon's log: %v", err)
+		}
 		if err := RemoveAll(dir); err != nil {
 			t.Errorf("remove the daemon's directories: %v", err)
 		}
 	})
 	d.Launch(t)
 	return d
+}
+
+// keepLog writes what the daemon and its launcher said to a file of the directory that SANDBOXD_TEST_LOGS names.
+func (d *Daemon) keepLog(test string) error {
+	dir := os.Getenv("SANDBOXD_TEST_LOGS")
+	if dir == "" {
+		return nil
+	}
+	f, err := os.CreateTemp(dir, strings.ReplaceAll(test, "/", "-")+".*.log")
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(f, d.Log())
+	return errors.Join(err, f.Close())
 }
 
 // RemoveAll removes a daemon's directories. Layers belong to subordinate ids, which their owner can only touch as root of
@@ -168,7 +186,7 @@ func (d *Daemon) Launch(t testing.TB) {
 		_ = cmd.Wait() // how it ended is in ProcessState
 	}(d.cmd, d.exited)
 
-	Eventually(t, startTimeout, func() error {
+	Eventually(t, 60*time.Second, func() error {
 		select {
 		case <-d.exited:
 			t.Fatalf("the daemon ended at its start (%v) and said:\n%s", d.cmd.ProcessState, d.log)
@@ -364,9 +382,11 @@ func (b *logBuffer) String() string {
 	return b.buf.String()
 }
 
-// Eventually calls check until it returns nil, and fails the test with its last error when the time is up.
+// Eventually calls check until it returns nil, and fails the test with its last error when the time is up, which
+// [testenv.Patience] stretches.
 func Eventually(t testing.TB, within time.Duration, check func() error) {
 	t.Helper()
+	within = testenv.Patience(within)
 	deadline := time.After(within)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -406,7 +426,7 @@ func (d *Daemon) CLIInput(t testing.TB, stdin io.Reader, args ...string) Result 
 
 func (d *Daemon) run(t testing.TB, stdin io.Reader, args []string) Result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(2*time.Minute))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, d.program, args...)
 	cmd.Env = d.environment()

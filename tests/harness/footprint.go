@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // A Footprint is what a daemon, its launcher and its sandboxes were seen to own on the host. It is gathered while they
@@ -234,7 +235,7 @@ func (f *Footprint) left(dirs ...string) []string {
 func (f *Footprint) check(t testing.TB, when string, dirs ...string) {
 	t.Helper()
 	// The kernel takes namespaces down after the last process has gone.
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(testenv.Patience(10 * time.Second))
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {

@@ -92,7 +92,7 @@ var busyboxCommands = strings.Fields("sh ash cat ls echo true false id ps sleep 
 // Busybox returns the files of a root file system that has Debian's busybox-static and little more.
 func Busybox(t testing.TB) []File {
 	t.Helper()
-	program, err := os.ReadFile(testenv.RequireProgram(t, "busybox"))
+	program, err := os.ReadFile(testenv.RequirePeer(t, "busybox"))
 	if err != nil {
 		t.Fatal(err)
 	}

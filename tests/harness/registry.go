@@ -46,7 +46,7 @@ type Registry struct {
 // DebianRegistry starts Debian's docker-registry, the real thing, with TLS or without.
 func DebianRegistry(t testing.TB, withTLS bool) *Registry {
 	t.Helper()
-	program := testenv.RequireProgram(t, "docker-registry")
+	program := testenv.RequirePeer(t, "docker-registry")
 	dir := t.TempDir()
 	r := &Registry{Host: freeAddress(t), transport: http.DefaultTransport}
 	tlsSection := ""
@@ -213,7 +213,7 @@ func readPull(r io.Reader) (*Pulled, error) {
 // MustPull pulls an image that can be pulled.
 func (d *Daemon) MustPull(t testing.TB, reference string) *Pulled {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(2*time.Minute))
 	defer cancel()
 	image, err := d.Pull(ctx, reference, false)
 	if err != nil {

@@ -15,6 +15,9 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/sandboxd/sandboxd/tests/testresult"
+	"github.com/sandboxd/sandboxd/tests/testtree"
 )
 
 // testUser is the ordinary user that is made for the rootless lane when the lanes are run by root.
@@ -23,13 +26,14 @@ const testUser = "sandboxd-test"
 // testTimeout bounds one package's tests in one lane.
 const testTimeout = 10 * time.Minute
 
-// A lane is who runs the tests.
+// A lane is who runs the tests, and where: here, or in a machine of the test bed.
 type lane struct {
 	Name        string
 	Unavailable string   // why it cannot be run here
 	require     string   // needs that must not be skipped in this lane (SANDBOXD_TEST_REQUIRE)
 	sudo        bool     // reach root through sudo
 	user        *account // become this user; nil: stay as we are
+	inBed       bool     // run by the test bed: the fields above are not for it
 }
 
 // account is the ordinary user of a lane.
@@ -107,9 +111,6 @@ func ensureTestUser() (*account, error) {
 	return &account{uid: uint32(uid), gid: uint32(gid), name: u.Username, home: u.HomeDir}, nil
 }
 
-// helpers are programs that tests put into sandboxes: built once, static, and laid beside the binaries.
-var helpers = map[string]string{"attacker": "./tests/security/attacker"}
-
 // A testPackage is one package with tests and its compiled binary.
 type testPackage struct {
 	Path   string // import path
@@ -122,7 +123,7 @@ type testPackage struct {
 
 // compile builds one test binary per package: several lanes, and several users, run the same ones.
 func compile(ctx context.Context, o options) ([]*testPackage, error) {
-	list := exec.CommandContext(ctx, "go", "list", "-tags", buildTags, "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", o.packages)
+	list := exec.CommandContext(ctx, "go", "list", "-tags", testtree.Tags, "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", o.packages)
 	list.Stderr = os.Stderr
 	out, err := list.Output()
 	if err != nil {
@@ -152,11 +153,11 @@ func compile(ctx context.Context, o options) ([]*testPackage, error) {
 		}
 		packages = append(packages, &testPackage{
 			Path: p.ImportPath, Dir: rel, serial: strings.HasPrefix(rel, "tests/"),
-			Binary: filepath.Join(o.workDir, strings.ReplaceAll(rel, "/", "-")+".test"),
+			Binary: filepath.Join(o.workDir, testresult.FileName(p.ImportPath)+".test"),
 		})
 	}
 	each(o.parallel, packages, func(p *testPackage) {
-		args := []string{"test", "-c", "-buildvcs=false", "-p", strconv.Itoa(o.parallel), "-tags", buildTags, "-o", p.Binary}
+		args := []string{"test", "-c", "-buildvcs=false", "-p", strconv.Itoa(o.parallel), "-tags", testtree.Tags, "-o", p.Binary}
 		if !p.serial { // those only drive the built binaries; what they measure should not be slowed down
 			args = append(args, "-race")
 		}
@@ -164,13 +165,6 @@ func compile(ctx context.Context, o options) ([]*testPackage, error) {
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
 		p.output, p.err = cmd.CombinedOutput()
 	})
-	for name, pkg := range helpers {
-		build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-trimpath", "-o", filepath.Join(o.workDir, name), pkg)
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := build.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("build %s: %w\n%s", pkg, err, out)
-		}
-	}
 	var errs []error
 	for _, p := range packages {
 		if p.err != nil {
@@ -198,21 +192,15 @@ func each(n int, packages []*testPackage, f func(*testPackage)) {
 // an ordinary user's reach, and a test that writes beside its source must not write into ours.
 func runLane(ctx context.Context, o options, l *lane, packages []*testPackage, results *results) error {
 	tree := filepath.Join(o.workDir, "tree-"+l.Name)
-	if err := copyTree(ctx, tree); err != nil {
+	if err := testtree.Copy(ctx, tree); err != nil {
 		return err
 	}
 	bin := filepath.Join(tree, "bin")
-	if err := os.MkdirAll(bin, 0o755); err != nil {
+	if err := testtree.CopyBinaries("bin", bin); err != nil {
 		return err
 	}
-	for name := range helpers {
-		program, err := os.ReadFile(filepath.Join(o.workDir, name))
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(bin, name), program, 0o755); err != nil {
-			return err
-		}
+	if err := testtree.BuildHelpers(ctx, bin); err != nil {
+		return err
 	}
 	tmp, runtimeDir := filepath.Join(o.workDir, l.Name+"-tmp"), filepath.Join(o.workDir, l.Name+"-run")
 	for _, dir := range []string{tmp, runtimeDir} {
@@ -251,27 +239,24 @@ func runLane(ctx context.Context, o options, l *lane, packages []*testPackage, r
 			beside = append(beside, p)
 		}
 	}
-	one := func(p *testPackage) { results.add(l, p, runPackage(ctx, o, l, p, tree, env)) }
+	one := func(p *testPackage) { results.add(l, runPackage(ctx, o, l, p, tree, env)) }
 	each(o.parallel, beside, one)
 	each(1, alone, one)
 	return ctx.Err()
 }
 
-// runPackage runs one test binary and returns what test2json made of its output.
-func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree string, env []string) packageResult {
-	args := []string{"-test.v=test2json", "-test.timeout=" + testTimeout.String(), "-test.paniconexit0"}
-	if o.run != "" {
-		args = append(args, "-test.run="+o.run)
-	}
+// runPackage runs one test binary and returns what its tests did.
+func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree string, env []string) testresult.Package {
+	args := testresult.Flags(testTimeout, o.run)
 	name := p.Binary
 	if l.sudo {
 		// env(1) because sudo replaces the environment.
 		args = append(append(append([]string{"-n", "env", "-i"}, env...), name), args...)
 		name = "sudo"
 	}
-	ctx, cancel := context.WithTimeout(ctx, testTimeout+time.Minute)
+	limited, cancel := context.WithTimeout(ctx, testTimeout+time.Minute)
 	defer cancel()
-	test := exec.CommandContext(ctx, name, args...)
+	test := exec.CommandContext(limited, name, args...)
 	test.Dir = filepath.Join(tree, p.Dir)
 	test.Env = env
 	test.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -281,33 +266,10 @@ func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree st
 	// The daemons that a killed test leaves behind may hold its output open.
 	test.WaitDelay = 5 * time.Second
 	began := time.Now()
-	out, runErr := test.CombinedOutput()
-
-	convert := exec.CommandContext(ctx, "go", "tool", "test2json", "-t", "-p", p.Path)
-	convert.Stdin = strings.NewReader(string(out))
-	events, err := convert.Output()
-	if err != nil {
-		return packageResult{err: fmt.Errorf("test2json: %w", err)}
-	}
-	r := parseEvents(events)
-	r.elapsed = time.Since(began)
-	if runErr != nil && r.failed == 0 {
-		r.err = fmt.Errorf("the test binary ended with: %w", runErr)
-	}
+	out, err := test.CombinedOutput()
+	r := testresult.Read(ctx, p.Path, out, err)
+	r.Elapsed = time.Since(began)
 	return r
-}
-
-// copyTree copies what git knows or would know, and the built binaries.
-func copyTree(ctx context.Context, to string) error {
-	if err := os.Mkdir(to, 0o755); err != nil {
-		return err
-	}
-	const script = `{ git -c safe.directory='*' ls-files -z -co --exclude-standard --deduplicate; find bin -type f -print0; } |
-		tar --create --null --files-from=- --ignore-failed-read 2>/dev/null | tar --extract --directory="$1" --no-same-owner`
-	if out, err := exec.CommandContext(ctx, "bash", "-c", script, "copy", to).CombinedOutput(); err != nil {
-		return fmt.Errorf("copy the tree: %w: %s", err, out)
-	}
-	return nil
 }
 
 // removeTree removes the work directory, with sudo where root's lane left files in it.

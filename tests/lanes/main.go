@@ -1,5 +1,6 @@
 // Command lanes compiles every test of the tree once and runs it in each lane: as root, and as an ordinary user with
-// subordinate ids and a clean environment.
+// subordinate ids and a clean environment. What neither of them could run, it then runs in the machines of the test bed, which
+// are lanes too (docs/testbed.md); tests/limits runs in all of them.
 //
 // It ends with one table of packages by lanes, and fails when a test failed, or when a test was skipped in every lane
 // and is not on the list of expected skips: a promise that no lane checks is no promise.
@@ -11,22 +12,34 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
-)
 
-// buildTags are those of the launcher, see the Makefile.
-const buildTags = "seccomp osusergo netgo"
+	"github.com/sandboxd/sandboxd/tests/testresult"
+)
 
 type options struct {
 	lane     string // "root", "rootless" or "all"
 	run      string // regexp of tests, empty for all
 	packages string // pattern of packages
 	parallel int    // packages compiled or tested at once
+	bed      string // machines of the test bed; "no" for none, empty for the default
 	workDir  string
+}
+
+// defaultBed is each kernel, each flavour and each user, at least once, in the time that `make test` has for it.
+const defaultBed = "6.1-tiny/dev,6.12-systemd/dev,newest-tiny/root"
+
+// everything is the pattern of all packages.
+const everything = "./..."
+
+// narrowed says that the run was asked to leave something out, and so cannot be judged by what it left out.
+func (o options) narrowed() bool {
+	return o.run != "" || o.packages != everything || o.lane != "all" || o.bed == "no"
 }
 
 func main() {
@@ -34,10 +47,17 @@ func main() {
 	flag.StringVar(&o.lane, "lane", "all", "`root`, rootless or all")
 	flag.StringVar(&o.run, "run", "", "run only tests that match the `regexp`; missing lanes and skips are then not judged")
 	flag.StringVar(&o.packages, "pkg", "", "test only the packages that match the `pattern`; the same applies")
+	flag.StringVar(&o.bed, "bed", "", "`machines` of the test bed, as testbed -machines takes them, or no;\n"+
+		"the default is "+defaultBed+", and no where -lane, -run or -pkg narrow")
 	flag.IntVar(&o.parallel, "p", 2, "how many packages to compile and to test at once")
 	flag.Parse()
 	if o.packages == "" {
-		o.packages = "./..."
+		o.packages = everything
+	}
+	if o.bed == "" {
+		if o.bed = defaultBed; o.narrowed() {
+			o.bed = "no"
+		}
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	ok, err := run(ctx, o)
@@ -66,6 +86,14 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		return false, err
 	}
 
+	var bed *testBed
+	if o.bed != "no" {
+		if bed, err = startBed(ctx, o); err != nil {
+			return false, err
+		}
+		defer bed.stop()
+		lanes = append(lanes, bed.lanes...)
+	}
 	began := time.Now()
 	packages, err := compile(ctx, o)
 	if err != nil {
@@ -75,26 +103,41 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 
 	results := newResults(lanes)
 	for _, lane := range lanes {
-		if lane.Unavailable != "" {
+		switch {
+		case lane.Unavailable != "":
 			fmt.Printf("\n== lane %s: not run: %s\n", lane.Name, lane.Unavailable)
+			continue
+		case lane.inBed:
 			continue
 		}
 		fmt.Printf("\n== lane %s\n", lane.Name)
 		if err := runLane(ctx, o, lane, packages, results); err != nil {
 			return false, fmt.Errorf("lane %s: %w", lane.Name, err)
 		}
+		if err := testresult.WriteJUnitFile(filepath.Join("build", "junit-"+lane.Name+".xml"), results.of(lane)); err != nil {
+			return false, err
+		}
 	}
-	narrowed := o.run != "" || o.packages != "./..." || o.lane != "all"
-	return results.report(os.Stdout, narrowed), nil
+	if bed != nil {
+		if err = bed.run(ctx, o, results); err != nil {
+			err = fmt.Errorf("test bed: %w", err) // what the native lanes did is told all the same
+		}
+	}
+	ok = results.report(os.Stdout, o.narrowed())
+	if o.narrowed() {
+		fmt.Println("this run was narrowed: that a test was skipped everywhere was not judged")
+	}
+	if o.bed == "no" {
+		fmt.Println("the test bed was left out: nothing here says that limits bite")
+	}
+	return ok && err == nil, err
 }
 
-// expectedSkips are the tests that no lane of this machine can run, each with the reason. Anything else that is
-// skipped everywhere is a failure.
+// expectedSkips are the tests that no lane can run, neither on this machine nor in the bed, each with the reason. Anything
+// else that is skipped everywhere is a failure.
 // The test's name is that of its package below the module, a dot and its own.
 var expectedSkips = []struct{ test, reason string }{
-	{`^tests/security\.TestAttacksAreRefused/(socket-alg|tcp-ulp|x32-abi)$`, "the kernel at hand has not what is attacked"},
-	{`^tests/functional\.Test(MemoryLimit|PidsLimit)`, "needs delegated cgroup v2 controllers; tests/limits tries the same in the test bed"},
-	{`^tests/limits\.`, "needs delegated cgroup v2 controllers; make testbed runs it"},
+	{`^tests/security\.TestAttacksAreRefused/x32-abi$`, "no cloud kernel of Debian is built with CONFIG_X86_X32_ABI"},
 }
 
 func expectedSkip(test string) (reason string, ok bool) {

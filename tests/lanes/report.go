@@ -1,115 +1,63 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"text/tabwriter"
-	"time"
+
+	"github.com/sandboxd/sandboxd/tests/testresult"
 )
-
-// packageResult is what one package's tests did in one lane.
-type packageResult struct {
-	passed, failed int               // tests and subtests
-	skipped        map[string]string // test -> the reason it gave
-	ran            map[string]bool   // tests that passed or failed
-	failures       []string          // output of those that failed
-	elapsed        time.Duration
-	err            error // the binary did not end as a test binary should
-}
-
-// parseEvents reads the output of test2json.
-func parseEvents(events []byte) packageResult {
-	r := packageResult{skipped: map[string]string{}, ran: map[string]bool{}}
-	output := map[string]*strings.Builder{}
-	scan := bufio.NewScanner(bytes.NewReader(events))
-	scan.Buffer(nil, 16<<20)
-	for scan.Scan() {
-		var e struct{ Action, Test, Output string }
-		if err := json.Unmarshal(scan.Bytes(), &e); err != nil {
-			r.err = fmt.Errorf("read test2json: %w", err)
-			return r
-		}
-		text := output[e.Test]
-		if text == nil {
-			text = new(strings.Builder)
-			output[e.Test] = text
-		}
-		switch e.Action {
-		case "output":
-			text.WriteString(e.Output)
-		case "pass":
-			if e.Test != "" {
-				r.passed++
-				r.ran[e.Test] = true
-			}
-		case "skip":
-			if e.Test != "" {
-				r.skipped[e.Test] = lastRemark(text.String())
-			}
-		case "fail":
-			if e.Test != "" {
-				r.failed++
-				r.ran[e.Test] = true
-				r.failures = append(r.failures, text.String())
-			} else if r.failed == 0 {
-				r.failures = append(r.failures, text.String())
-			}
-		}
-	}
-	return r
-}
-
-// lastRemark is the last line that the test itself logged: the reason given to Skip.
-func lastRemark(output string) string {
-	remark := "no reason given"
-	for line := range strings.Lines(output) {
-		line = strings.TrimSpace(line)
-		if line != "" && !strings.HasPrefix(line, "--- ") && !strings.HasPrefix(line, "=== ") {
-			remark = line
-		}
-	}
-	return remark
-}
 
 // results gathers every package's result in every lane. Its methods may be called from several goroutines.
 type results struct {
 	lanes []*lane
 
 	mu sync.Mutex
-	by map[string]map[string]packageResult // package -> lane -> result
+	by map[string]map[string]testresult.Package // package -> lane -> result
 }
 
 func newResults(lanes []*lane) *results {
-	return &results{lanes: lanes, by: map[string]map[string]packageResult{}}
+	return &results{lanes: lanes, by: map[string]map[string]testresult.Package{}}
 }
 
-func (rs *results) add(l *lane, p *testPackage, r packageResult) {
+func (rs *results) add(l *lane, r testresult.Package) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	if rs.by[p.Path] == nil {
-		rs.by[p.Path] = map[string]packageResult{}
+	if rs.by[r.Path] == nil {
+		rs.by[r.Path] = map[string]testresult.Package{}
 	}
-	rs.by[p.Path][l.Name] = r
+	rs.by[r.Path][l.Name] = r
 	// As `go test` writes it, because that is what people and machines look for.
 	verdict := "ok  "
-	if r.failed > 0 || r.err != nil {
+	if !r.OK() {
 		verdict = "FAIL"
 	}
-	fmt.Printf("%s\t%s\t%.3fs\t(%s: %d passed, %d failed, %d skipped)\n",
-		verdict, p.Path, r.elapsed.Seconds(), l.Name, r.passed, r.failed, len(r.skipped))
-	for _, text := range r.failures {
-		fmt.Println(indent(text))
+	fmt.Printf("%s\t%s\t%.3fs\t(%s: %d passed, %d failed, %d skipped)\n", verdict, r.Path, r.Elapsed.Seconds(), l.Name,
+		r.Count(testresult.Pass), r.Count(testresult.Fail), r.Count(testresult.Skip))
+	for _, t := range r.Tests {
+		if t.Outcome == testresult.Fail {
+			fmt.Println(indent(t.Output))
+		}
 	}
-	if r.err != nil {
-		fmt.Println(indent(r.err.Error()))
+	if r.Err != nil {
+		fmt.Println(indent(r.Output + r.Err.Error()))
 	}
+}
+
+// of are the results of one lane, sorted by package.
+func (rs *results) of(l *lane) testresult.Lane {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	its := testresult.Lane{Name: l.Name}
+	for _, pkg := range sortedKeys(rs.by) {
+		if r, did := rs.by[pkg][l.Name]; did {
+			its.Packages = append(its.Packages, r)
+		}
+	}
+	return its
 }
 
 func indent(s string) string {
@@ -132,16 +80,17 @@ func (rs *results) report(w io.Writer, narrowed bool) bool {
 		fmt.Fprint(table, shortName(pkg))
 		for _, l := range rs.lanes {
 			r, did := rs.by[pkg][l.Name]
+			p, f, s := r.Count(testresult.Pass), r.Count(testresult.Fail), r.Count(testresult.Skip)
 			switch {
 			case !did:
 				fmt.Fprint(table, "\t-")
-			case r.err != nil:
+			case r.Err != nil:
 				fmt.Fprint(table, "\tbroken")
 				failed++
 			default:
-				fmt.Fprintf(table, "\t%d / %d / %d", r.passed, r.failed, len(r.skipped))
+				fmt.Fprintf(table, "\t%d / %d / %d", p, f, s)
 			}
-			passed, failed, skipped = passed+r.passed, failed+r.failed, skipped+len(r.skipped)
+			passed, failed, skipped = passed+p, failed+f, skipped+s
 		}
 		fmt.Fprintln(table)
 	}
@@ -164,20 +113,33 @@ func (rs *results) report(w io.Writer, narrowed bool) bool {
 	return ok && failed == 0 && passed > 0
 }
 
+// leftOver are the tests of a package that every lane so far has skipped, each with the reason that it gave.
+func (rs *results) leftOver(pkg string) map[string]string {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	reasons, ran := map[string]string{}, map[string]bool{}
+	for _, r := range rs.by[pkg] {
+		for _, t := range r.Tests {
+			if t.Outcome == testresult.Skip {
+				reasons[t.Name] = t.Reason()
+			} else {
+				ran[t.Name] = true
+			}
+		}
+	}
+	for test := range ran {
+		delete(reasons, test)
+	}
+	return reasons
+}
+
 // skippedEverywhere lists the tests that no lane ran and that are not expected to be skipped; the expected ones are
 // written with their reasons.
 func (rs *results) skippedEverywhere(w io.Writer) []string {
 	var bad, expected []string
 	for _, pkg := range sortedKeys(rs.by) {
-		reasons, ran := map[string]string{}, map[string]bool{}
-		for _, r := range rs.by[pkg] {
-			maps.Copy(reasons, r.skipped)
-			maps.Copy(ran, r.ran)
-		}
+		reasons := rs.leftOver(pkg)
 		for _, test := range sortedKeys(reasons) {
-			if ran[test] {
-				continue
-			}
 			name := shortName(pkg) + "." + test
 			if reason, ok := expectedSkip(name); ok {
 				expected = append(expected, name+": "+reason)

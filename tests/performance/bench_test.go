@@ -80,7 +80,7 @@ func compare(b *testing.B, nameA, nameB string, a, other func() error) {
 // exec of the same program on the host.
 func BenchmarkExecTrue(b *testing.B) {
 	testenv.RequireUserNS(b)
-	busybox := testenv.RequireProgram(b, "busybox")
+	busybox := testenv.RequirePeer(b, "busybox")
 	program, err := os.ReadFile(busybox)
 	if err != nil {
 		b.Fatal(err)
@@ -120,7 +120,7 @@ func BenchmarkCreateRunDelete(b *testing.B) {
 	testenv.RequireUserNS(b)
 	// As root runc would put its cgroups into the controllers' v1 hierarchies, and sandboxd has none there.
 	testenv.RequireOrdinaryUser(b)
-	runc := testenv.RequireProgram(b, "runc")
+	runc := testenv.RequirePeer(b, "runc")
 	bundle := runcBundle(b, runc)
 	state := filepath.Join(b.TempDir(), "runc")
 	d := harness.Start(b, harness.Options{})

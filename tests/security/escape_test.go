@@ -109,7 +109,7 @@ func TestDaemonsEnvironmentIsNotInside(t *testing.T) {
 // What listens on the host is out of reach: TCP on loopback, and abstract Unix sockets, which only a network
 // namespace keeps apart.
 func TestHostsListenersAreUnreachable(t *testing.T) {
-	python := testenv.RequireProgram(t, "python3")
+	python := testenv.RequirePeer(t, "python3")
 	for network, address := range map[string]string{"tcp": "127.0.0.1:0", "unix": fmt.Sprintf("@planted-%d", os.Getpid())} {
 		t.Run(network, func(t *testing.T) {
 			listener, err := new(net.ListenConfig).Listen(t.Context(), network, address)
@@ -159,11 +159,12 @@ func TestForkBombStaysInItsSandbox(t *testing.T) {
 	if n := count(neighbour); n < 150 {
 		t.Fatalf("control: without a limit only %d processes run", n)
 	}
-	if n := count(bomb); n > 64 {
-		t.Errorf("%d processes run under a limit of 64", n)
+	const initThreads = 16 // are the init's own and on top; those that it does not need, programs may use
+	if n := count(bomb); n > 64+initThreads {
+		t.Errorf("%d processes run under a limit of 64 and the init's %d", n, initThreads)
 	}
 	began := time.Now()
-	if got := neighbour.Sh(t, "echo ok"); got != "ok\n" || time.Since(began) > 5*time.Second {
+	if got := neighbour.Sh(t, "echo ok"); got != "ok\n" || time.Since(began) > testenv.Patience(5*time.Second) {
 		t.Errorf("the neighbour says %q after %s", got, time.Since(began))
 	}
 	bomb.Delete(t)

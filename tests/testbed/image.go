@@ -11,13 +11,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
 
 // recipe is everything that the image is made from, but for the packages.
 //
-//go:embed image.sh guest
+//go:embed debian.sh image.sh newest.sh guest
 var recipe embed.FS
 
 const (
@@ -25,49 +27,97 @@ const (
 	prepareLimit = 20 * time.Minute
 	// keepFor is how long an image is kept that no run has used.
 	keepFor = 14 * 24 * time.Hour
+	// newestFor is how long the newest kernel counts as the newest, before Debian is asked again.
+	newestFor = 12 * time.Hour
 )
 
-// prepare returns the directory with root.img and the kernels, made first where it is missing. It lies in the user's cache
-// directory, which may vanish at any time.
-func prepare(ctx context.Context) (dir string, err error) {
+// newest is the word for the newest kernel that Debian offers.
+const newest = "newest"
+
+// images is a directory with the image, the kernels that its recipe names, and the newest.
+type images struct {
+	dir    string
+	newest string // directory below dir, "newest-7.3.4-1~bpo13+1"; empty where it was not asked for
+}
+
+// of says which root file system and which kernel a machine is started with.
+func (i images) of(kernel string) (root, vmlinuz string) {
+	if kernel == newest {
+		return filepath.Join(i.dir, i.newest, "root.img"), filepath.Join(i.dir, i.newest, "vmlinuz")
+	}
+	return filepath.Join(i.dir, "root.img"), filepath.Join(i.dir, "vmlinuz-"+kernel)
+}
+
+// prepare makes what the kernels need, where it is missing. It lies in the user's cache directory, which may vanish at any
+// time.
+func prepare(ctx context.Context, kernels []string) (made images, err error) {
 	ctx, cancel := context.WithTimeout(ctx, prepareLimit)
 	defer cancel()
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("find the cache: %w", err)
+		return made, fmt.Errorf("find the cache: %w", err)
 	}
 	cache = filepath.Join(cache, "sandboxd-tests")
 	if err := os.MkdirAll(cache, 0o755); err != nil {
-		return "", err
+		return made, err
 	}
 	hash, err := recipeHash()
 	if err != nil {
-		return "", err
+		return made, err
 	}
-	dir = filepath.Join(cache, "testbed-"+hash)
+	made.dir = filepath.Join(cache, "testbed-"+hash)
 
 	// One at a time; the second finds what the first has made.
 	lock, err := os.OpenFile(filepath.Join(cache, "testbed.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return "", err
+		return made, err
 	}
 	defer lock.Close()
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		return "", fmt.Errorf("lock the cache: %w", err)
+		return made, fmt.Errorf("lock the cache: %w", err)
 	}
-	_, err = os.Stat(filepath.Join(dir, "root.img"))
+	_, err = os.Stat(filepath.Join(made.dir, "root.img"))
 	_, tool := exec.LookPath("qemu-system-x86_64")
 	if err != nil || tool != nil {
-		if err := build(ctx, dir); err != nil {
-			return "", fmt.Errorf("make the image: %w", err)
+		if err := script(ctx, "image.sh", made.dir, "guest"); err != nil {
+			return made, fmt.Errorf("make the image: %w", err)
+		}
+	}
+	if slices.Contains(kernels, newest) {
+		if made.newest, err = findNewest(ctx, made.dir); err != nil {
+			return made, err
 		}
 	}
 	now := time.Now()
-	return dir, errors.Join(os.Chtimes(dir, now, now), removeOld(cache, dir))
+	return made, errors.Join(os.Chtimes(made.dir, now, now), removeOld(cache, made.dir))
 }
 
-// build writes the recipe out and runs it.
-func build(ctx context.Context, dir string) (err error) {
+// findNewest returns the directory of the newest kernel, made first where it is missing. Debian is asked now and then; where
+// it does not answer, the newest that it once named is used, with a word.
+func findNewest(ctx context.Context, dir string) (string, error) {
+	file := filepath.Join(dir, newest)
+	fi, err := os.Stat(file)
+	known, readErr := os.ReadFile(file)
+	name := strings.TrimSpace(string(known))
+	if readErr == nil {
+		_, readErr = os.Stat(filepath.Join(dir, name, "root.img"))
+	}
+	if err == nil && readErr == nil && time.Since(fi.ModTime()) < newestFor {
+		return name, nil
+	}
+	if err := script(ctx, "newest.sh", dir); err != nil {
+		if readErr != nil {
+			return "", fmt.Errorf("find the newest kernel: %w", err)
+		}
+		fmt.Fprintf(os.Stderr, "testbed: find the newest kernel: %v; using %s, the newest of %s\n", err, name, fi.ModTime().Format(time.DateOnly))
+		return name, nil
+	}
+	known, err = os.ReadFile(file)
+	return strings.TrimSpace(string(known)), err
+}
+
+// script writes the recipe out and runs one of its scripts, with dir and with other files of the recipe.
+func script(ctx context.Context, name, dir string, files ...string) (err error) {
 	work, err := os.MkdirTemp("", "testbed-recipe-")
 	if err != nil {
 		return err
@@ -79,7 +129,11 @@ func build(ctx context.Context, dir string) (err error) {
 	if err := os.Chmod(work, 0o755); err != nil { // it is read as a subordinate id
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "bash", filepath.Join(work, "image.sh"), dir, filepath.Join(work, "guest"))
+	args := []string{filepath.Join(work, name), dir}
+	for _, f := range files {
+		args = append(args, filepath.Join(work, f))
+	}
+	cmd := exec.CommandContext(ctx, "bash", args...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it cleans up
 	cmd.WaitDelay = 30 * time.Second

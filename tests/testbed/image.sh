@@ -1,19 +1,13 @@
 #!/bin/bash
 # image.sh DIR GUESTDIR: make DIR/{root.img,vmlinuz-6.1,vmlinuz-6.12,versions} from Debian packages, and install the host's
-# tools where they are missing. Called by the testbed program, which knows DIR by the hash of this file and of GUESTDIR.
+# tools where they are missing. Called by the testbed program, which knows DIR by the hash of the recipe: the scripts and GUESTDIR.
 #
 # Root is needed for nothing but installing the tools (through sudo, if you are not root): QEMU 10, mmdebstrap, e2fsprogs,
 # uidmap. The image itself is made in a user namespace.
 set -euo pipefail
 
 dir=$1 guest=$2
-arch=amd64 suite=bookworm backports=bookworm-backports
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-
-say() { printf 'testbed: %s\n' "$*" >&2; }
-die() { say "$*"; exit 1; }
-
-[ "$(dpkg --print-architecture)" = $arch ] || die "the test bed is made on Debian $arch only"
+suite=bookworm backports=bookworm-backports
 
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/testbed.XXXXXX")
 chmod 755 "$work"
@@ -25,27 +19,10 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 trap '"${in_userns[@]}" rm -rf --one-file-system -- "$work"' EXIT
 
-# --- an apt of our own: the mirror is the one that this machine is configured for, the suites are ours
-
-mirror=$(apt-get indextargets --format '$(LABEL)|$(COMPONENT)|$(REPO_URI)' 'Created-By: Packages' | sed -n 's/^Debian|main|//p' | head -n 1)
-[ -n "$mirror" ] || die "apt knows no mirror of Debian (no source with the label Debian): add one to /etc/apt, then apt-get update"
-[ -f $keyring ] || die "no $keyring: install debian-archive-keyring"
-
-mkdir -p "$work"/apt/{lists/partial,cache/archives/partial,empty}
-for s in $suite $backports; do echo "deb [arch=$arch signed-by=$keyring] $mirror $s main"; done >"$work/apt/sources.list"
-cat >"$work/apt/apt.conf" <<END
-Dir::Etc::sourcelist "$work/apt/sources.list";
-Dir::Etc::sourceparts "$work/apt/empty";
-Dir::Etc::preferencesparts "$work/apt/empty";
-Dir::State::Lists "$work/apt/lists";
-Dir::Cache "$work/apt/cache";
-Acquire::Languages "none";
-Acquire::Retries "3";
-Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
-APT::Sandbox::User "root";
-END
-our_apt() { APT_CONFIG="$work/apt/apt.conf" "$@"; }
-our_apt apt-get -qq update
+# shellcheck source=debian.sh
+. "$(dirname "$0")/debian.sh"
+use_suites $suite $backports
+our_apt apt-get -qq -o APT::Update::Error-Mode=any update || die "$mirror does not answer for $suite and $backports: is there a network?"
 
 # --- tools of the host
 
@@ -66,34 +43,21 @@ fi
 
 # --- kernels
 
-# newest SUITE: the package that linux-image-cloud-amd64 stands for there.
-newest() { our_apt apt-cache show "linux-image-cloud-$arch/$1" | sed -n 's/^Depends: \(linux-image-[^ ]*\).*/\1/p' | head -n 1; }
-mkdir "$work/kernels" "$work/out"
+# offered SUITE: the version of linux-image-cloud-amd64 there.
+offered() { our_apt apt-cache show "linux-image-cloud-$arch/$1" | sed -n 's/^Version: //p' | head -n 1; }
+mkdir "$work/out"
 say "fetching kernels"
 for s in $suite $backports; do
-	package=$(newest $s)
-	[ -n "$package" ] || die "no cloud kernel in $s"
-	(cd "$work/kernels" && our_apt apt-get -qq download "$package/$s")
-done
-for deb in "$work"/kernels/*.deb; do
-	dpkg-deb -x "$deb" "$work/kernels/x"
-	echo "$(basename "$deb")"
-done >"$work/out/versions"
-for image in "$work"/kernels/x/boot/vmlinuz-*; do
-	release=${image##*/vmlinuz-}
-	cp "$image" "$work/out/vmlinuz-$(cut -d. -f1,2 <<<"$release")"
+	version=$(offered $s) && [ -n "$version" ] || die "no cloud kernel in $s"
+	release=$(fetch_kernel "$version" "$work/out")
+	mv "$work/out/vmlinuz-$release" "$work/out/vmlinuz-$(cut -d. -f1,2 <<<"$release")"
 done
 for v in 6.1 6.12; do [ -f "$work/out/vmlinuz-$v" ] || die "Debian's $suite and $backports no longer have a kernel $v"; done
-# Only the modules that a test can ask for: the rest is 100 MB of drivers.
-wanted='/(overlayfs|fuse|erofs|squashfs|net/(netfilter|bridge|ipv4|ipv6|802|llc|core|sched|tls|packet)|drivers/net/(tun|veth|dummy|macvlan|virtio_net|net_failover)|drivers/block/(loop|virtio_blk)|drivers/(virtio|char)|crypto|lib|fs/(autofs|nls|netfs))'
-for m in "$work"/kernels/x/lib/modules/*; do
-	(cd "$m" && find kernel -name '*.ko*' | grep -Ev "$wanted" | xargs -r rm -f)
-done
 
 # --- the root file system
 
 say "making the root file system"
-packages=systemd-sysv,dbus-user-session,libpam-systemd,uidmap,iproute2,procps,kmod,python3-minimal,busybox-static
+packages=systemd-sysv,dbus-user-session,libpam-systemd,uidmap,iproute2,procps,kmod,python3,busybox-static,docker-registry,runc
 mode=unshare
 [ "$(id -u)" -ne 0 ] || mode=root
 mmdebstrap --quiet --variant=minbase --mode=$mode --architectures=$arch --keyring=$keyring --include=$packages \
@@ -110,7 +74,8 @@ root=$work/root
 mkdir "$root"
 tar -C "$root" --numeric-owner --exclude='./dev/*' -xf "$work/root.tar"
 mkdir -p "$root/usr/lib/modules"
-cp -a --no-preserve=ownership "$work"/kernels/x/lib/modules/* "$root/usr/lib/modules/"
+cp -a --no-preserve=ownership "$work"/out/modules/* "$root/usr/lib/modules/"
+rm -r "$work/out/modules"
 for m in "$root"/usr/lib/modules/*; do depmod --basedir "$root/usr" --moduledir lib/modules "${m##*/}" 2>/dev/null || depmod --basedir "$root" "${m##*/}"; done
 install -m 755 "$guest"/testbed-{init,agent,as} "$root/usr/sbin/"
 cat "$root/var/lib/testbed-packages" >>"$work/out/versions"

@@ -19,22 +19,28 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
+
+	"github.com/sandboxd/sandboxd/tests/testresult"
 )
 
 // exitDead is the exit status where a machine died, hung or could not be made: nothing is known of the tests.
 const exitDead = 125
 
 var (
-	kernels  = []string{"6.1", "6.12"}
+	kernels  = []string{"6.1", "6.12", newest}
 	flavours = []string{"tiny", "systemd"}
 	users    = []string{"dev", "root"}
 )
 
 type options struct {
 	kernels, flavours, users []string
+	machines                 []spec // instead of all combinations of these
+	parallel                 int    // machines that run at once
 
+	plan     string        // file with packages and the tests of each
 	packages string        // patterns of test packages, separated by spaces
 	run      string        // regexp of tests
 	payload  string        // directory to take along instead of the suite
@@ -44,6 +50,7 @@ type options struct {
 	timeout  time.Duration // of the job
 	out      string        // directory for logs and results
 	bin      string        // directory of the built binaries
+	again    bool          // start a machine that died once more
 }
 
 // choice is a flag that takes some of a few words, separated by commas, or "all".
@@ -74,13 +81,51 @@ func (c choice) Set(s string) error {
 	return nil
 }
 
+// spec is a machine, and who runs the job in it.
+type spec struct {
+	kernel, flavour string
+	users           []string
+}
+
+func (s spec) String() string { return s.kernel + "-" + s.flavour }
+
+// specs is a flag of machines: 6.1-tiny,6.12-systemd/root. Without a user it is all of them.
+type specs struct{ to *[]spec }
+
+func (specs) String() string { return "" }
+
+func (l specs) Set(s string) error {
+	for word := range strings.SplitSeq(s, ",") {
+		machine, user, one := strings.Cut(word, "/")
+		kernel, flavour, _ := strings.Cut(machine, "-")
+		m := spec{kernel: kernel, flavour: flavour, users: users}
+		if one {
+			m.users = []string{user}
+		}
+		if !slices.Contains(kernels, kernel) || !slices.Contains(flavours, flavour) || one && !slices.Contains(users, user) {
+			return fmt.Errorf("%q is not a kernel, a flavour and perhaps a user: 6.12-tiny/dev", word)
+		}
+		same := slices.IndexFunc(*l.to, func(other spec) bool { return other.String() == m.String() })
+		if same < 0 {
+			*l.to = append(*l.to, m)
+		} else {
+			(*l.to)[same].users = slices.Compact(slices.Sorted(slices.Values(append((*l.to)[same].users, m.users...))))
+		}
+	}
+	return nil
+}
+
 func main() {
 	o := options{kernels: []string{"6.12"}, flavours: []string{"tiny"}, users: users}
-	flag.Var(choice{kernels, &o.kernels}, "kernel", "kernels to run on: 6.1, 6.12 or all")
+	flag.Var(choice{kernels, &o.kernels}, "kernel", "kernels to run on: 6.1, 6.12, newest (that Debian offers today) or all")
 	flag.Var(choice{flavours, &o.flavours}, "flavour", "how the machine is started: tiny (an init of ours), systemd or all")
 	flag.Var(choice{users, &o.users}, "as", "who runs the job: dev (an ordinary user with a delegated cgroup), root or all")
+	flag.Var(specs{&o.machines}, "machines", "`list` of machines instead, each with all users or one: 6.1-tiny,6.12-systemd/root")
+	flag.IntVar(&o.parallel, "parallel", 1, "how many machines run at once; their consoles are shown for 1 only")
+	flag.BoolVar(&o.again, "again", false, "start a machine that died once more")
 	flag.StringVar(&o.packages, "pkg", "./tests/limits", "test `packages` to compile and run")
 	flag.StringVar(&o.run, "run", "", "run only tests that match the `regexp`")
+	flag.StringVar(&o.plan, "plan", "", "`file` that says instead what to run: lines of a package, and after a tab a regexp of its tests")
 	flag.StringVar(&o.payload, "payload", "", "take this `directory` along instead, and run the command given as arguments in it")
 	flag.BoolVar(&o.shell, "shell", false, "open a shell of root in the machine; testbed-as dev bash is one of dev")
 	flag.BoolVar(&o.prepare, "prepare", false, "make the image where it is missing, and end")
@@ -89,6 +134,13 @@ func main() {
 	flag.StringVar(&o.bin, "bin", "bin", "`directory` of the built binaries")
 	flag.Parse()
 	o.argv = flag.Args()
+	if len(o.machines) == 0 {
+		for _, kernel := range o.kernels {
+			for _, flavour := range o.flavours {
+				o.machines = append(o.machines, spec{kernel, flavour, o.users})
+			}
+		}
+	}
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	if o.shell {
@@ -108,40 +160,84 @@ func run(ctx context.Context, o options) (code int, err error) {
 	if (o.payload == "") != (len(o.argv) == 0) {
 		return exitDead, errors.New("-payload and a command belong together")
 	}
-	img, err := prepare(ctx)
+	var wanted []string
+	for _, s := range o.machines {
+		wanted = append(wanted, s.kernel)
+	}
+	made, err := prepare(ctx, wanted)
 	if err != nil || o.prepare {
 		return codeOf(err), err
 	}
-	payload, remove, err := assemble(ctx, o)
+	p, err := makePlan(ctx, o)
+	if err != nil {
+		return exitDead, err
+	}
+	payload, remove, err := assemble(ctx, o, p)
 	if err != nil {
 		return exitDead, err
 	}
 	defer remove()
-	var errs []error
-	for _, kernel := range o.kernels {
-		for _, flavour := range o.flavours {
-			name := kernel + "-" + flavour
-			fmt.Printf("== %s\n", name)
-			m := machine{
-				image: img, kernel: kernel, flavour: flavour, payload: payload, shell: o.shell,
-				out: filepath.Join(o.out, name),
-				// The job's own limits end it first, with its results.
-				limit: time.Duration(len(o.users))*(o.timeout+15*time.Second) + bootLimit,
-			}
-			outcome, err := m.run(ctx)
+	var (
+		wg    sync.WaitGroup
+		mu    sync.Mutex // guards code and errs
+		errs  []error
+		slots = make(chan struct{}, max(o.parallel, 1))
+	)
+	for _, s := range o.machines {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			its, err := o.runMachine(ctx, s, made, payload, p)
+			mu.Lock()
+			defer mu.Unlock()
 			if err != nil {
-				code = exitDead
-				errs = append(errs, fmt.Errorf("%s: %w", name, err))
-				continue
+				errs = append(errs, fmt.Errorf("%s: %w", s, err))
 			}
-			fmt.Printf("== %s: exit %d; agent up after %s, whole run %s; logs and results in %s\n",
-				name, outcome.code, outcome.boot.Round(100*time.Millisecond), outcome.wall.Round(100*time.Millisecond), m.out)
-			if code == 0 {
-				code = outcome.code
+			if err != nil || code == 0 {
+				code = its
 			}
-		}
+		})
 	}
+	wg.Wait()
 	return code, errors.Join(errs...)
+}
+
+// runMachine runs the job in one machine and writes its results; an error comes with the code [exitDead].
+func (o options) runMachine(ctx context.Context, s spec, made images, payload string, p plan) (code int, err error) {
+	root, vmlinuz := made.of(s.kernel)
+	m := machine{
+		root: root, vmlinuz: vmlinuz, flavour: s.flavour, users: s.users, payload: payload, shell: o.shell, quiet: o.parallel > 1,
+		out: filepath.Join(o.out, s.String()),
+		// The job's own limits end it first, with its results.
+		limit: time.Duration(len(s.users))*(o.timeout+15*time.Second) + bootLimit,
+	}
+	what := s.String()
+	if s.kernel == newest {
+		what += " (" + made.newest + ")"
+	}
+	fmt.Printf("== %s\n", what)
+	outcome, err := m.run(ctx)
+	if err != nil && o.again && ctx.Err() == nil {
+		fmt.Printf("== %s: %v\n== %s: once more\n", s, err, what)
+		outcome, err = m.run(ctx)
+	}
+	if err != nil {
+		return exitDead, err
+	}
+	fmt.Printf("== %s: exit %d; agent up after %s, whole run %s; logs and results in %s\n",
+		what, outcome.code, outcome.boot.Round(100*time.Millisecond), outcome.wall.Round(100*time.Millisecond), m.out)
+	if len(p) == 0 {
+		return outcome.code, nil
+	}
+	var lanes []testresult.Lane
+	for _, user := range s.users {
+		results := testresult.ReadDir(ctx, filepath.Join(m.out, "results", user), p.paths())
+		lanes = append(lanes, testresult.Lane{Name: "bed/" + s.String() + "/" + user, Packages: results})
+	}
+	if err := testresult.WriteJUnitFile(filepath.Join(m.out, "junit.xml"), lanes...); err != nil {
+		return exitDead, err
+	}
+	return outcome.code, nil
 }
 
 func codeOf(err error) int {

@@ -11,7 +11,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	goruntime "runtime"
+	"strconv"
 	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/tests/testresult"
+	"github.com/sandboxd/sandboxd/tests/testtree"
 )
 
 // suite runs every test binary of the payload as the user that it is run as.
@@ -19,15 +25,14 @@ import (
 //go:embed suite.sh
 var suite []byte
 
-// assemble writes the payload, a tar that the machine sees as a disk:
+// assemble writes the payload, a tar that every machine sees as a disk:
 //
 //	job/argv      the command, each word ended by a NUL
-//	job/users     who runs it, one after the other
-//	job/timeout   seconds for each of them
+//	job/timeout   seconds for each user
 //	...           the directory that the command is run in
 //
-// For the suite that directory holds bin/, suite.sh and tests/<name>.test.
-func assemble(ctx context.Context, o options) (path string, remove func(), err error) {
+// For the suite that directory holds bin/, suite.sh and its plan, tests/<name>.test, and a copy of the tree.
+func assemble(ctx context.Context, o options, p plan) (path string, remove func(), err error) {
 	work, err := os.MkdirTemp("", "testbed-payload-")
 	if err != nil {
 		return "", nil, err
@@ -45,7 +50,7 @@ func assemble(ctx context.Context, o options) (path string, remove func(), err e
 	dir, argv := o.payload, o.argv
 	if dir == "" {
 		dir = filepath.Join(work, "suite")
-		if argv, err = compile(ctx, o, dir); err != nil {
+		if argv, err = compile(ctx, o, p, dir); err != nil {
 			return "", nil, err
 		}
 	}
@@ -57,7 +62,6 @@ func assemble(ctx context.Context, o options) (path string, remove func(), err e
 	w := tar.NewWriter(f)
 	for _, file := range []struct{ name, data string }{
 		{"job/argv", strings.Join(argv, "\x00") + "\x00"},
-		{"job/users", strings.Join(o.users, "\n") + "\n"},
 		{"job/timeout", fmt.Sprintln(int(o.timeout.Seconds()))},
 	} {
 		err = errors.Join(err, w.WriteHeader(&tar.Header{Name: file.name, Mode: 0o644, Size: int64(len(file.data))}))
@@ -70,47 +74,111 @@ func assemble(ctx context.Context, o options) (path string, remove func(), err e
 	return path, remove, nil
 }
 
-// compile fills dir with the built binaries and the tests, all of them static: the machine has another libc.
-func compile(ctx context.Context, o options, dir string) (argv []string, err error) {
-	if err := os.MkdirAll(filepath.Join(dir, "bin"), 0o755); err != nil {
-		return nil, err
+// A plan is what the suite runs: test binaries, and of each all tests or some.
+type plan []planned
+
+type planned struct {
+	path string // import path
+	dir  string // below the module
+	run  string // for -test.run; empty for all
+}
+
+func (p plan) paths() []string {
+	var paths []string
+	for _, b := range p {
+		paths = append(paths, b.path)
 	}
-	for _, name := range []string{"sandboxd", "sandboxd-launcher", "sandboxd-init"} {
-		data, err := os.ReadFile(filepath.Join(o.bin, name))
+	return paths
+}
+
+// makePlan reads the file of that name, or lists what the options narrow to.
+func makePlan(ctx context.Context, o options) (plan, error) {
+	switch {
+	case o.payload != "" || o.shell || o.prepare:
+		return nil, nil
+	case o.plan == "":
+		return list(ctx, strings.Fields(o.packages), o.run)
+	}
+	data, err := os.ReadFile(o.plan)
+	if err != nil {
+		return nil, fmt.Errorf("read the plan: %w", err)
+	}
+	var p plan
+	for line := range strings.Lines(string(data)) {
+		pkg, run, _ := strings.Cut(strings.TrimRight(line, "\n"), "\t")
+		more, err := list(ctx, []string{pkg}, run)
 		if err != nil {
-			return nil, fmt.Errorf("%w: run `make build` first", err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "bin", name), data, 0o755); err != nil {
 			return nil, err
 		}
+		p = append(p, more...)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "suite.sh"), suite, 0o755); err != nil {
+	return p, nil
+}
+
+// list resolves patterns of packages.
+func list(ctx context.Context, patterns []string, run string) (plan, error) {
+	const format = "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}\t{{.Module.Dir}}\t{{.Dir}}{{end}}"
+	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-tags", testtree.Tags, "-f", format}, patterns...)...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("list %q: %w", patterns, err)
+	}
+	var p plan
+	for line := range strings.Lines(string(out)) {
+		f := strings.Split(strings.TrimSpace(line), "\t")
+		if len(f) != 3 {
+			return nil, fmt.Errorf("go list says %q", line)
+		}
+		dir, err := filepath.Rel(f[1], f[2])
+		if err != nil {
+			return nil, err
+		}
+		p = append(p, planned{path: f[0], dir: dir, run: run})
+	}
+	if len(p) == 0 {
+		return nil, fmt.Errorf("%q: no package with tests", patterns)
+	}
+	return p, nil
+}
+
+// compile fills dir with the built binaries and the tests, all of them static: the machine has another libc.
+func compile(ctx context.Context, o options, p plan, dir string) (argv []string, err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	if err := testtree.CopyBinaries(o.bin, filepath.Join(dir, "bin")); err != nil {
 		return nil, err
 	}
 	if o.shell {
 		return []string{"true"}, nil // for whoever opens a shell the binaries are enough
 	}
-	list := exec.CommandContext(ctx, "go", append([]string{"list"}, strings.Fields(o.packages)...)...)
-	list.Stderr = os.Stderr
-	out, err := list.Output()
-	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", o.packages, err)
+	if err := testtree.BuildHelpers(ctx, filepath.Join(dir, "bin")); err != nil {
+		return nil, err
 	}
-	for pkg := range strings.FieldsSeq(string(out)) {
-		_, name, _ := strings.Cut(pkg, "/sandboxd/sandboxd/")
-		binary := filepath.Join(dir, "tests", strings.ReplaceAll(name, "/", "-")+".test")
-		cmd := exec.CommandContext(ctx, "go", "test", "-c", "-buildvcs=false", "-trimpath", "-o", binary, pkg)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if err := testtree.Copy(ctx, filepath.Join(dir, "tree")); err != nil {
+		return nil, err
+	}
+	var lines strings.Builder
+	for _, b := range p {
+		name := testresult.FileName(b.path)
+		fmt.Fprintf(&lines, "%s\t%s\t%s\n", name, b.dir, b.run)
+		cmd := exec.CommandContext(ctx, "go", "test", "-c", "-buildvcs=false", "-p", strconv.Itoa(goruntime.NumCPU()), "-tags", testtree.Tags,
+			"-ldflags", `-linkmode external -extldflags "-static"`, "-o", filepath.Join(dir, "tests", name+".test"), b.path)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 		if err := cmd.Run(); err != nil {
-			return nil, fmt.Errorf("compile the tests of %s: %w", pkg, err)
+			return nil, fmt.Errorf("compile the tests of %s: %w", b.path, err)
 		}
 	}
-	argv = []string{"bash", "suite.sh", "-test.v", "-test.timeout=" + o.timeout.String()}
-	if o.run != "" {
-		argv = append(argv, "-test.run="+o.run)
+	if err := os.WriteFile(filepath.Join(dir, "plan"), []byte(lines.String()), 0o644); err != nil {
+		return nil, err
 	}
-	return argv, nil
+	if err := os.WriteFile(filepath.Join(dir, "suite.sh"), suite, 0o755); err != nil {
+		return nil, err
+	}
+	// A binary that takes too long says where it stands, before the job as a whole is ended.
+	return append([]string{"bash", "suite.sh"}, testresult.Flags(o.timeout-15*time.Second, "")...), nil
 }
 
 // resultLimit bounds what a machine may give back.

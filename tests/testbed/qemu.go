@@ -23,12 +23,14 @@ const (
 
 // machine is one start of QEMU.
 type machine struct {
-	image           string // directory
-	kernel, flavour string
-	payload         string
-	shell           bool
-	out             string        // directory: console.log, kernel.log, results/
-	limit           time.Duration // for everything
+	root, vmlinuz string // files
+	flavour       string
+	users         []string // who runs the job, one after the other
+	payload       string
+	shell         bool
+	quiet         bool          // the console is kept, not shown
+	out           string        // directory: console.log, kernel.log, results/
+	limit         time.Duration // for everything
 }
 
 type outcome struct {
@@ -61,6 +63,9 @@ func (m machine) run(ctx context.Context) (outcome, error) {
 	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", "10", "qemu-system-x86_64"}, m.arguments()...)...)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = io.MultiWriter(os.Stdout, console), &said
+	if m.quiet {
+		cmd.Stdout = console
+	}
 	if m.shell {
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr // QEMU makes the terminal raw
 	}
@@ -127,7 +132,7 @@ func (m machine) lastWords() string {
 // arguments are those of QEMU.
 func (m machine) arguments() []string {
 	file := func(name string) string { return strings.ReplaceAll(filepath.Join(m.out, name), ",", ",,") }
-	root := strings.ReplaceAll(filepath.Join(m.image, "root.img"), ",", ",,")
+	root := strings.ReplaceAll(m.root, ",", ",,")
 	start := "init=/usr/sbin/testbed-init"
 	if m.flavour == "systemd" {
 		start = "systemd.unit=multi-user.target systemd.show_status=0 systemd.log_level=warning"
@@ -135,11 +140,12 @@ func (m machine) arguments() []string {
 	if m.shell {
 		start += " testbed.shell"
 	}
+	start += " testbed.users=" + strings.Join(m.users, ",")
 	return []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-m", "2G", "-smp", "2",
 		// Without CMPXCHG16B, which software emulation gets wrong under load.
 		"-accel", "tcg,thread=multi", "-cpu", "Nehalem,-cx16",
-		"-kernel", filepath.Join(m.image, "vmlinuz-"+m.kernel),
+		"-kernel", m.vmlinuz,
 		// panic=-1 and -no-reboot: a panic ends QEMU.
 		"-append", "root=/dev/nvme0n1 rootfstype=ext4 rw console=ttyS0 quiet panic=-1 oops=panic mitigations=off no5lvl " +
 			"rcupdate.rcu_expedited=1 audit=0 nowatchdog " + start,

@@ -1,14 +1,31 @@
 #!/bin/bash
-# suite.sh ARGUMENTS...: runs tests/*.test with the arguments, as whoever it is run as, and keeps each one's output.
+# suite.sh FLAGS...: runs the test binaries that the file plan names, as whoever it is run as, in their places in the tree, and
+# keeps what each one says and how it ends; testresult.ReadDir reads that. A line of plan is a binary's name, its directory and
+# what -test.run selects, separated by tabs.
 set -uo pipefail
-export SANDBOXD_BIN=$PWD/bin SANDBOXD_TEST_REQUIRE=userns,subids,cgroup
-if [ "$USER" = root ]; then SANDBOXD_TEST_REQUIRE+=,root; else SANDBOXD_TEST_REQUIRE+=,user; fi
+top=$PWD
 results=/results/$USER
-mkdir -p "$results"
-code=0
-for test in tests/*.test; do
-	name=$(basename "$test" .test)
+mkdir -p "$results/logs"
+export SANDBOXD_BIN=$top/bin SANDBOXD_TEST_LOGS=$results/logs
+# Everything is emulated in software: what takes a second elsewhere may take ten.
+export SANDBOXD_TEST_SLOW=10
+# Nothing that a machine of ours has is skipped in silence.
+export SANDBOXD_TEST_REQUIRE=userns,subids,cgroup,landlock,peer
+if [ "$USER" = root ]; then
+	SANDBOXD_TEST_REQUIRE+=,root
+else
+	SANDBOXD_TEST_REQUIRE+=,user
+	[ ! -d /run/systemd/system ] || SANDBOXD_TEST_REQUIRE+=,systemd
+fi
+worst=0
+while IFS=$'\t' read -r name dir run; do
 	echo "-- $name as $USER"
-	"$test" "$@" 2>&1 | tee "$results/$name.log" || code=1
-done
-exit $code
+	cd "$top/tree/$dir"
+	began=$EPOCHREALTIME
+	# ^V marks the lines that are the testing package's own: for test2json, not for people.
+	"$top/tests/$name.test" "$@" ${run:+"-test.run=$run"} 2>&1 </dev/null | tee "$results/$name.out" | sed -u 's/\x16//; /^=== NAME/d'
+	code=${PIPESTATUS[0]}
+	echo "$code $(awk "BEGIN { print $EPOCHREALTIME - $began }")" >"$results/$name.end"
+	[ "$code" -eq 0 ] || worst=1
+done <"$top/plan"
+exit $worst

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sandboxd/sandboxd/tests/testresult"
+)
+
+const (
+	// limitsPackage runs whole in every machine: what it tests differs between kernels and between ways to delegate.
+	limitsPackage = "github.com/sandboxd/sandboxd/tests/limits"
+	// machinesAtOnce is how many machines of the bed run beside each other.
+	machinesAtOnce = 2
+	// bedOut is where the testbed program puts logs and results.
+	bedOut = "build/testbed"
+)
+
+// testBed is the machines of tests/testbed as lanes.
+type testBed struct {
+	lanes    []*lane
+	program  string
+	machines string // as testbed -machines takes them
+	cancel   context.CancelFunc
+	prepared chan struct{} // closed when the image is made, or err says why not
+	err      error
+}
+
+// startBed begins to make the image, beside the native lanes: what it waits for is the network.
+func startBed(ctx context.Context, o options) (*testBed, error) {
+	b := &testBed{program: filepath.Join(o.workDir, "testbed"), machines: o.bed, prepared: make(chan struct{})}
+	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", b.program, "./tests/testbed")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("build the test bed: %w\n%s", err, out)
+	}
+	for word := range strings.SplitSeq(o.bed, ",") {
+		machine, user, one := strings.Cut(word, "/")
+		users := []string{user}
+		if !one {
+			users = []string{"dev", "root"} // as testbed -machines has it
+		}
+		for _, user := range users {
+			b.lanes = append(b.lanes, &lane{Name: "bed/" + machine + "/" + user, inBed: true})
+		}
+	}
+	ctx, b.cancel = context.WithCancel(ctx)
+	prepare := b.command(ctx, "-prepare")
+	go func() {
+		defer close(b.prepared)
+		b.err = prepare.Run()
+	}()
+	return b, nil
+}
+
+// stop ends what startBed began, where the lanes have come to an end before the bed's turn.
+func (b *testBed) stop() {
+	b.cancel()
+	<-b.prepared
+}
+
+func (b *testBed) command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, b.program, append([]string{"-machines", b.machines, "-out", bedOut}, args...)...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it ends its machines
+	cmd.WaitDelay = time.Minute
+	return cmd
+}
+
+// run runs tests/limits and whatever the native lanes have skipped in each machine, and adds what came of it. Tests that
+// fail, and machines that die, are results and no errors.
+func (b *testBed) run(ctx context.Context, o options, results *results) error {
+	<-b.prepared
+	if b.err != nil {
+		return fmt.Errorf("its image could not be made, see above (BED=no leaves the bed out, and then nothing says that limits bite): %w", b.err)
+	}
+	plan, paths := bedPlan(results, o.run)
+	if plan == "" {
+		return nil
+	}
+	file := filepath.Join(o.workDir, "bed-plan")
+	if err := os.WriteFile(file, []byte(plan), 0o600); err != nil {
+		return err
+	}
+	// What an earlier run has left is not what this one did.
+	for _, l := range b.lanes {
+		machine, _ := l.machine()
+		if err := os.RemoveAll(filepath.Join(bedOut, machine)); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("\n== bed: %s\n", b.machines)
+	test := b.command(ctx, "-plan", file, "-again", "-parallel", fmt.Sprint(machinesAtOnce))
+	err := test.Run()
+	if _, ended := errors.AsType[*exec.ExitError](err); err != nil && !ended {
+		return err
+	}
+	for _, l := range b.lanes {
+		machine, user := l.machine()
+		for _, r := range testresult.ReadDir(ctx, filepath.Join(bedOut, machine, "results", user), paths) {
+			results.add(l, r)
+		}
+	}
+	return ctx.Err()
+}
+
+// machine is which machine a lane of the bed runs in, and as whom.
+func (l *lane) machine() (name, user string) {
+	name, user, _ = strings.Cut(strings.TrimPrefix(l.Name, "bed/"), "/")
+	return name, user
+}
+
+// bedPlan writes what the bed has to run as testbed -plan takes it; narrow is what -run narrows to.
+func bedPlan(results *results, narrow string) (plan string, paths []string) {
+	var lines strings.Builder
+	for _, pkg := range sortedKeys(results.by) {
+		left := sortedKeys(results.leftOver(pkg))
+		run := narrow
+		if pkg != limitsPackage {
+			if run = selection(left); run == "" {
+				continue
+			}
+		}
+		fmt.Fprintf(&lines, "%s\t%s\n", pkg, run)
+		paths = append(paths, pkg)
+	}
+	return lines.String(), paths
+}
+
+// selection is the -test.run for exactly these tests and subtests.
+func selection(tests []string) string {
+	var patterns []string
+	for _, test := range tests {
+		var levels []string
+		for level := range strings.SplitSeq(test, "/") {
+			levels = append(levels, "^"+regexp.QuoteMeta(level)+"$")
+		}
+		patterns = append(patterns, strings.Join(levels, "/"))
+	}
+	return strings.Join(patterns, "|")
+}
