@@ -38,11 +38,13 @@ func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Reco
 	if err != nil {
 		return Record{}, err
 	}
-	next := was.clone()
-	explicit, err := edit(&next)
+	edited := was.clone()
+	explicit, err := edit(&edited)
 	if err != nil {
 		return Record{}, err
 	}
+	next := was // nothing but the four
+	next.Limits, next.Labels, next.Deadline, next.IdleTimeout = edited.Limits, edited.Labels, edited.Deadline, edited.IdleTimeout
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	if next.Enforced, err = s.apply(ctx, &was, &next, explicit); err != nil {

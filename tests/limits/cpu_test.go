@@ -1,6 +1,7 @@
 package limits
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,12 +17,25 @@ func TestCPUWeightsShareACore(t *testing.T) {
 	lightDir, heavyDir := cgroupOf(t, light.PID), cgroupOf(t, heavy.PID)
 	hog(t, light, 1)
 	hog(t, heavy, 2) // the number of processes gives no more
-	before := number(t, lightDir, "cpu.stat", "usage_usec")
-	h := cores(t, heavyDir, 5*time.Second)
-	l := float64(number(t, lightDir, "cpu.stat", "usage_usec")-before) / 5e6
-	t.Logf("%.3f and %.3f of a core, 1:%.2f", l, h, h/l)
-	if !near(h/l, 3, 0.15) {
-		t.Errorf("weights 1:3 share a core 1:%.2f", h/l)
+	used := func() (l, h int64) {
+		return number(t, lightDir, "cpu.stat", "usage_usec"), number(t, heavyDir, "cpu.stat", "usage_usec")
+	}
+	// Where the machine is emulated on a busy host, time that it does not get is counted for whoever happened to run: the
+	// median of three.
+	var ratios []float64
+	for range 3 {
+		l, h := used()
+		select {
+		case <-time.After(5 * time.Second):
+		case <-t.Context().Done():
+		}
+		l2, h2 := used()
+		ratios = append(ratios, float64(h2-h)/float64(l2-l))
+	}
+	t.Logf("1:%.2f", ratios)
+	slices.Sort(ratios)
+	if !near(ratios[1], 3, 0.15) {
+		t.Errorf("weights 1:3 share a core 1:%.2f", ratios)
 	}
 }
 

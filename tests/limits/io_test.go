@@ -109,10 +109,8 @@ func TestIOLimitHoldsOperations(t *testing.T) {
 func TestIOLimitsThatNothingHoldsAreRefused(t *testing.T) {
 	d := start(t)
 	_, err := d.TryCreate(t.Context(), api.CreateSandbox{Limits: api.Limits{IO: api.IOLimits{Weight: 50}}})
-	scheduler, rerr := os.ReadFile("/sys/dev/block/" + device(t, d) + "/queue/scheduler")
-	if rerr != nil {
-		t.Fatal(rerr)
-	}
+	// A device that hands its requests on to others (multipath) has no scheduler, nor a file that names it.
+	scheduler, _ := os.ReadFile("/sys/dev/block/" + device(t, d) + "/queue/scheduler")
 	if strings.Contains(string(scheduler), "[bfq]") {
 		if err != nil {
 			t.Errorf("with bfq: %v", err)
