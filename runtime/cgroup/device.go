@@ -41,13 +41,20 @@ func DeviceOf(dir, mount string) (Device, error) {
 	fs, source := mountOf(string(mountinfo), st.Mnt_id, number)
 	if st.Dev_major == 0 {
 		// The number is the file system's own: btrfs has one for each subvolume.
-		var dev unix.Stat_t
-		if !strings.HasPrefix(source, "/") || unix.Stat(source, &dev) != nil || dev.Mode&unix.S_IFMT != unix.S_IFBLK {
+		if number = blockDevice(source); number == "" {
 			return Device{Reason: fmt.Sprintf("%s is on %s, which is on no block device that could be found", dir, fs)}, nil
 		}
-		number = fmt.Sprintf("%d:%d", unix.Major(dev.Rdev), unix.Minor(dev.Rdev))
 	}
 	return describe("/sys", mount, number, fs), nil
+}
+
+// blockDevice is the number of the device at path, empty where there is none.
+func blockDevice(path string) string {
+	var st unix.Stat_t
+	if !filepath.IsAbs(path) || unix.Stat(path, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return ""
+	}
+	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
 }
 
 // mountOf is pure: type and source of the mount with the id, or, where the kernel tells no ids (before Linux 5.8), of one

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Setting is what one file of a cgroup shall hold.
@@ -57,7 +59,7 @@ func Apply(dir string, changes []Change) error {
 		err = fmt.Errorf("set %s to %q: %w", c.File, c.To, err)
 		// The failed one too: the kernel may have taken it, for less than it says.
 		for _, done := range slices.Backward(changes[:i+1]) {
-			if uerr := write(dir, done.File, done.From); uerr != nil {
+			if _, uerr := set(dir, done.File, done.From); uerr != nil {
 				err = errors.Join(err, fmt.Errorf("set %s back to %q: %w", done.File, done.From, uerr))
 			}
 		}
@@ -72,20 +74,36 @@ func apply(dir string, c Change) error {
 			return err
 		}
 	}
-	if err := write(dir, c.File, c.To); err != nil {
+	value, err := set(dir, c.File, c.To)
+	if err != nil {
 		return err
 	}
 	got, err := os.ReadFile(filepath.Join(dir, c.File))
 	if err != nil {
 		return err
 	}
-	if !holds(c.File, string(got), c.To) {
+	if !holds(c.File, string(got), value) {
 		return fmt.Errorf("the kernel holds %q", strings.TrimSpace(string(got)))
 	}
 	if c.File == fileCPUs {
-		return onlineCPUs(dir, c.To)
+		return onlineCPUs(dir, value)
 	}
 	return nil
+}
+
+// set writes a value and returns the one that was written. A cgroup with processes cannot lose its cores, as the kernel puts it: to have
+// no list of its own again it is given the list of what there is.
+func set(dir, file, value string) (string, error) {
+	err := write(dir, file, value)
+	if file != fileCPUs || value != "" || !errors.Is(err, unix.ENOSPC) {
+		return value, err
+	}
+	all, err := os.ReadFile(filepath.Join(filepath.Dir(dir), "cpuset.cpus.effective"))
+	if err != nil {
+		return "", err
+	}
+	value = strings.TrimSpace(string(all))
+	return value, write(dir, file, value)
 }
 
 // makeRoom takes back what can be taken of the memory beyond a limit that is to be set. To write a memory.max below the

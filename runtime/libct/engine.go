@@ -308,7 +308,7 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 				if in.hasEnded() { // and its cgroup is going
 					err = fmt.Errorf("it has ended: %w", runtime.ErrNotFound)
 				}
-				return api.Enforced{}, fmt.Errorf("update sandbox %s: %w", id, err)
+				return api.Enforced{}, err
 			}
 		}
 	}
