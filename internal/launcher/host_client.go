@@ -204,7 +204,15 @@ func (c *Client) Leftovers(ctx context.Context) ([]string, error) {
 
 // Delete implements runtime.Engine.
 func (c *Client) Delete(ctx context.Context, id string) error {
-	_, _, err := c.call(ctx, &request{Op: opDelete, ID: id})
+	var err error
+	// A launcher that is being killed still lets one connect, and then there is no answer. To ask its successor does no harm,
+	// and not to would leave a directory that no record tells of, until the next start of the daemon.
+	for range 3 {
+		_, _, err = c.call(ctx, &request{Op: opDelete, ID: id})
+		if !errors.Is(err, runtime.ErrUnavailable) || ctx.Err() != nil {
+			break
+		}
+	}
 	return err
 }
 
