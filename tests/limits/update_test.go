@@ -20,11 +20,12 @@ func TestChangedLimitsBite(t *testing.T) {
 		dir := cgroupOf(t, s.PID)
 		hog(t, s, 2)
 		mustPatch(t, d, s, api.LimitsUpdate{CPUs: new(0.2)})
-		if got := cores(t, dir, 3*time.Second); got > 0.25 {
+		// How exact the share is, TestCPULimitGivesItsShare shows; here the two must not be taken for one another.
+		if got := cores(t, dir, 4*time.Second); got > 0.4 {
 			t.Errorf("%.3f of a core before the change, want 0.2", got)
 		}
 		mustPatch(t, d, s, api.LimitsUpdate{CPUs: new(0.8)})
-		if got := cores(t, dir, 4*time.Second); got < 0.7 || got > 0.9 {
+		if got := cores(t, dir, 4*time.Second); got < 0.5 || got > 1 {
 			t.Errorf("%.3f of a core after the change, want 0.8", got)
 		}
 		mustPatch(t, d, s, api.LimitsUpdate{CPUs: new(0.0)}) // the default: no ceiling
