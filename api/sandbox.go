@@ -16,11 +16,34 @@ const (
 // Limits are the ceilings asked for a sandbox. A zero value means "the profile's default"; an explicit value that the
 // host cannot enforce makes the creation fail with [CodeUnenforceable].
 type Limits struct {
-	Memory int64   `json:"memory,omitempty"` // bytes of memory (cgroup memory.max)
-	Swap   *int64  `json:"swap,omitempty"`   // bytes of swap (cgroup memory.swap.max); nil means none
-	CPUs   float64 `json:"cpus,omitempty"`   // cores' worth of time, e.g. 0.5 (cgroup cpu.max)
-	Pids   int64   `json:"pids,omitempty"`   // processes and threads (cgroup pids.max, else RLIMIT_NPROC)
-	Nofile uint64  `json:"nofile,omitempty"` // open descriptors of one process (RLIMIT_NOFILE)
+	Memory int64 `json:"memory,omitempty"` // bytes of memory (cgroup memory.max): beyond it the kernel kills
+	// MemoryHigh is where the kernel begins to slow the sandbox down and to take its page cache back, in bytes
+	// (cgroup memory.high). Nothing is killed for it.
+	MemoryHigh int64  `json:"memory_high,omitempty"`
+	Swap       *int64 `json:"swap,omitempty"` // bytes of swap (cgroup memory.swap.max); nil means none
+	// OOMGroup makes an out-of-memory kill end every process, and so the sandbox (cgroup memory.oom.group). Otherwise
+	// the one process dies that the kernel chose, and other execs go on.
+	OOMGroup  bool     `json:"oom_group,omitempty"`
+	CPUs      float64  `json:"cpus,omitempty"`       // cores' worth of time, e.g. 0.5 (cgroup cpu.max)
+	CPUWeight int64    `json:"cpu_weight,omitempty"` // share against other sandboxes where cores are short, 1 to 10000, else 100 (cgroup cpu.weight)
+	CPUSet    string   `json:"cpuset,omitempty"`     // the cores it may use, e.g. "0-1,3" (cgroup cpuset.cpus)
+	Pids      int64    `json:"pids,omitempty"`       // processes and threads (cgroup pids.max, else RLIMIT_NPROC)
+	Nofile    uint64   `json:"nofile,omitempty"`     // open descriptors of one process (RLIMIT_NOFILE)
+	IO        IOLimits `json:"io,omitzero"`
+}
+
+// IOLimits are about the block device that holds the sandbox's writable layer, and the image's layers. A zero value means
+// "no ceiling"; reads of the host image may come from another device, and are not held.
+//
+// What a program writes goes through the page cache: it is held when the kernel writes it out, on file systems that know
+// which cgroup a page is from (ext4, xfs, btrfs, ext2, f2fs). On others only direct I/O is held; [Enforced] then says
+// "direct".
+type IOLimits struct {
+	Weight    int64 `json:"weight,omitempty"`     // share against other sandboxes where the device is busy, 1 to 10000, else 100 (io.weight)
+	ReadBPS   int64 `json:"read_bps,omitempty"`   // bytes a second (io.max)
+	WriteBPS  int64 `json:"write_bps,omitempty"`  // bytes a second
+	ReadIOPS  int64 `json:"read_iops,omitempty"`  // operations a second
+	WriteIOPS int64 `json:"write_iops,omitempty"` // operations a second
 }
 
 // NetworkMode says which network a sandbox sees.
@@ -63,8 +86,10 @@ type Enforced struct {
 	NoNewPrivs bool   `json:"no_new_privs"` // always true
 	Caps       int    `json:"capabilities"` // how many capabilities the bounding set holds, inside the sandbox's own user namespace
 	Memory     string `json:"memory"`       // "cgroup" or "none"
-	CPU        string `json:"cpu"`          // "cgroup" or "none"
+	CPU        string `json:"cpu"`          // "cgroup" or "none": the ceiling on time
+	CPUSet     string `json:"cpuset"`       // "cgroup" or "none"
 	Pids       string `json:"pids"`         // "cgroup" or "rlimit"
+	IO         string `json:"io"`           // "cgroup", "direct" (not what goes through the page cache) or "none"
 	Network    string `json:"network"`      // "none"
 	// Missing names what the defaults would like and this host cannot give, each with its remedy.
 	Missing []string `json:"missing,omitempty"`
@@ -94,4 +119,72 @@ type Sandbox struct {
 // SandboxList is the answer to GET /v1/sandboxes, oldest first.
 type SandboxList struct {
 	Sandboxes []Sandbox `json:"sandboxes"`
+}
+
+// UpdateSandbox is the body of PATCH /v1/sandboxes/{id}: what is changed of a running sandbox. What is left out stays as it
+// is. Either all of it is applied or, with an error, nothing.
+type UpdateSandbox struct {
+	Limits LimitsUpdate `json:"limits,omitzero"`
+	// Labels are set one by one; null takes one away.
+	Labels map[string]*string `json:"labels,omitempty"`
+	// Timeout is the time in seconds, from now on, after which the sandbox is stopped; 0 leaves its deadline as it is.
+	Timeout float64 `json:"timeout,omitempty"`
+	// IdleTimeout as in [CreateSandbox]; 0 leaves it as it is.
+	IdleTimeout float64 `json:"idle_timeout,omitempty"`
+}
+
+// LimitsUpdate changes [Limits]. An absent field stays as it is; a zero value means the profile's default again.
+type LimitsUpdate struct {
+	// Memory cannot fall below what is in use and cannot be taken back: that is [CodeConflict], and nothing is killed.
+	Memory     *int64    `json:"memory,omitempty"`
+	MemoryHigh *int64    `json:"memory_high,omitempty"`
+	Swap       *int64    `json:"swap,omitempty"` // 0 means none
+	OOMGroup   *bool     `json:"oom_group,omitempty"`
+	CPUs       *float64  `json:"cpus,omitempty"`
+	CPUWeight  *int64    `json:"cpu_weight,omitempty"`
+	CPUSet     *string   `json:"cpuset,omitempty"`
+	Pids       *int64    `json:"pids,omitempty"`   // may fall below what there is: then nothing more can be started
+	Nofile     *uint64   `json:"nofile,omitempty"` // always refused: each process has its own since its start
+	IO         *IOLimits `json:"io,omitempty"`     // as a whole
+}
+
+// Apply returns limits with the changes, and those of them that were asked for in so many words. Defaults are what a zero
+// value means.
+func (u *LimitsUpdate) Apply(limits, defaults Limits) (changed, explicit Limits) {
+	if u.Memory != nil {
+		limits.Memory, explicit.Memory = orDefault(*u.Memory, defaults.Memory), *u.Memory
+	}
+	if u.MemoryHigh != nil {
+		limits.MemoryHigh, explicit.MemoryHigh = orDefault(*u.MemoryHigh, defaults.MemoryHigh), *u.MemoryHigh
+	}
+	if u.Swap != nil {
+		limits.Swap, explicit.Swap = u.Swap, u.Swap
+	}
+	if u.OOMGroup != nil {
+		limits.OOMGroup, explicit.OOMGroup = *u.OOMGroup || defaults.OOMGroup, *u.OOMGroup
+	}
+	if u.CPUs != nil {
+		limits.CPUs, explicit.CPUs = orDefault(*u.CPUs, defaults.CPUs), *u.CPUs
+	}
+	if u.CPUWeight != nil {
+		limits.CPUWeight, explicit.CPUWeight = orDefault(*u.CPUWeight, defaults.CPUWeight), *u.CPUWeight
+	}
+	if u.CPUSet != nil {
+		limits.CPUSet, explicit.CPUSet = orDefault(*u.CPUSet, defaults.CPUSet), *u.CPUSet
+	}
+	if u.Pids != nil {
+		limits.Pids, explicit.Pids = orDefault(*u.Pids, defaults.Pids), *u.Pids
+	}
+	if u.IO != nil {
+		limits.IO, explicit.IO = orDefault(*u.IO, defaults.IO), *u.IO
+	}
+	return limits, explicit
+}
+
+func orDefault[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
 }

@@ -35,6 +35,21 @@ func mergeLimits(asked, defaults api.Limits) api.Limits {
 	if m.Memory == 0 {
 		m.Memory = defaults.Memory
 	}
+	if m.MemoryHigh == 0 {
+		m.MemoryHigh = defaults.MemoryHigh
+	}
+	if !m.OOMGroup {
+		m.OOMGroup = defaults.OOMGroup
+	}
+	if m.CPUWeight == 0 {
+		m.CPUWeight = defaults.CPUWeight
+	}
+	if m.CPUSet == "" {
+		m.CPUSet = defaults.CPUSet
+	}
+	if m.IO == (api.IOLimits{}) {
+		m.IO = defaults.IO
+	}
 	if m.Swap == nil {
 		m.Swap = defaults.Swap
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
 
 // Errors that every engine uses, so that callers can tell classes apart with errors.Is.
@@ -23,6 +24,7 @@ var (
 	ErrUnenforceable = errors.New("cannot be enforced on this host") // a limit was asked for that the host cannot apply
 	ErrRootfs        = errors.New("rootfs is not usable")            // the image is to blame: what must be a directory is none
 	ErrUnavailable   = errors.New("engine unavailable")              // the launcher is gone or stopping
+	ErrInUse         = errors.New("more than the new limit is in use")
 )
 
 // Spec is everything an engine needs to start a sandbox. It is complete: defaults have been filled in and names have
@@ -36,6 +38,8 @@ type Spec struct {
 	// Explicit are the limits that the user asked for; those of Limits that are not in it are wishes of the defaults,
 	// left out (and reported) where the host cannot enforce them.
 	Explicit api.Limits `json:"explicit"`
+	// IODevice holds the sandboxes' writable layers. The daemon finds it: the launcher sees nothing of the host's devices.
+	IODevice cgroup.Device `json:"io_device"`
 	// Deadline ends the sandbox even if no daemon is running then.
 	Deadline time.Time `json:"deadline"`
 }
@@ -53,9 +57,20 @@ type Profile struct {
 type Started struct {
 	ID       string
 	Enforced api.Enforced
+	// Limits and Deadline are those that it has now: an update that a crash of the daemon cut off may have reached the engine
+	// and no record.
+	Limits   api.Limits
+	Deadline time.Time
 	// Pidfd refers to the sandbox's init. It becomes readable when init, and with it every process of the sandbox, has
 	// ended. The receiver owns it.
 	Pidfd *os.File
+}
+
+// Change is what is changed of a running sandbox. The zero value changes nothing.
+type Change struct {
+	Limits   *api.Limits `json:"limits,omitempty"`  // all that shall hold from now on; nil: as they are
+	Explicit api.Limits  `json:"explicit,omitzero"` // those of them that the user asks for with this change
+	Deadline time.Time   `json:"deadline,omitzero"` // zero: as it is
 }
 
 // An Engine starts and ends sandboxes. Its methods may be called from several goroutines.
@@ -74,6 +89,11 @@ type Engine interface {
 	Delete(ctx context.Context, id string) error
 	// Kill ends every process of a sandbox and waits for it, but leaves its directories to Delete.
 	Kill(ctx context.Context, id string) error
+	// Update changes a running sandbox as a whole, or fails and changes nothing: with ErrUnenforceable where the host cannot
+	// hold an explicit limit, with ErrInUse where more memory is in use than it would leave.
+	Update(ctx context.Context, id string, change *Change) (api.Enforced, error)
+	// Stats reads all that the kernel counts of the sandbox. Of an engine without cgroups only the wall time is set.
+	Stats(ctx context.Context, id string) (api.Stats, error)
 	// Usage reads what the sandbox's cgroup has counted. Where there is none only the wall time is set.
 	Usage(ctx context.Context, id string) (api.Usage, error)
 	// OOMKills is how many processes of the sandbox the kernel killed for want of memory; 0 without a memory cgroup.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
 
 // Errors of the supervisor, beside those of the engine.
@@ -39,6 +40,7 @@ type Options struct {
 	MaxSandboxes int           // of all states; default 1000
 	Timeout      time.Duration // of a sandbox that asks for none; default an hour
 	IdleTimeout  time.Duration // of a sandbox that asks for none; default ten minutes
+	IODevice     cgroup.Device // see [Spec]; the default is none
 	Log          *slog.Logger  // default: discarded
 }
 
@@ -74,6 +76,7 @@ type sandbox struct {
 	deletion  *deletion // nil unless someone deletes it now
 	isGone    bool
 	saved     chan struct{}        // closed when the record of its start is on disk
+	write     sync.Mutex           // taken before Supervisor.mu by who writes the record after that
 	gone      chan struct{}        // closed when it ceases to run
 	afterGone map[*func()]struct{} // to be called then
 	watched   chan struct{}        // closed when nobody watches pidfd any more; nil where nobody ever did
@@ -162,6 +165,11 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 				if err := s.records.put(rec); err != nil {
 					return err
 				}
+			}
+			// An update that the crash cut off was applied, perhaps, and not recorded: what holds counts. The next write of
+			// the record has it.
+			if !st.Deadline.IsZero() {
+				rec.Limits, rec.Deadline = st.Limits, st.Deadline
 			}
 			sb := s.enter(*rec)
 			delete(running, rec.ID)
@@ -263,7 +271,9 @@ func (s *Supervisor) Create(ctx context.Context, req Request) (_ Record, err err
 		defer cancel()
 		return ignoreNotFound(s.engine.Delete(ctx, id))
 	})
-	started, err := s.engine.Create(ctx, req.spec(id, rec.Name, rec.Deadline), control)
+	spec := req.spec(id, rec.Name, rec.Deadline)
+	spec.IODevice = s.opts.IODevice
+	started, err := s.engine.Create(ctx, spec, control)
 	// From here init has the socket, or nobody has: a copy kept here would let connections hang after init died.
 	cerr := control.Close()
 	if err != nil {
@@ -491,6 +501,16 @@ func (s *Supervisor) Begin(ref string) (*Lease, error) {
 	if s.closed {
 		return nil, ErrClosed
 	}
+	sb, err := s.usable(ref)
+	if err != nil {
+		return nil, err
+	}
+	sb.active++
+	return &Lease{Record: sb.rec.clone(), Socket: s.sockets.pathOf(sb.rec.ID), Gone: sb.gone, s: s, sb: sb}, nil
+}
+
+// usable finds a sandbox that runs and shall go on running; others are ErrState. It needs mu.
+func (s *Supervisor) usable(ref string) (*sandbox, error) {
 	sb, err := s.find(ref)
 	if err != nil {
 		return nil, err
@@ -505,8 +525,7 @@ func (s *Supervisor) Begin(ref string) (*Lease, error) {
 	case sb.rec.State != api.StateRunning:
 		return nil, fmt.Errorf("%w: %s (%s) is %s", ErrState, sb.rec.Name, sb.rec.ID, sb.rec.State)
 	}
-	sb.active++
-	return &Lease{Record: sb.rec.clone(), Socket: s.sockets.pathOf(sb.rec.ID), Gone: sb.gone, s: s, sb: sb}, nil
+	return sb, nil
 }
 
 // End gives the lease back; the idle time counts from the last End. A second call does nothing.
@@ -541,6 +560,21 @@ func (s *Supervisor) Kill(ctx context.Context, id, reason string) error {
 	case <-ctx.Done():
 		return fmt.Errorf("wait for the end of sandbox %s: %w", sb.rec.ID, context.Cause(ctx))
 	}
+}
+
+// Stats is what the kernel counts of the sandbox with this id or name. It does not count as a use of it.
+func (s *Supervisor) Stats(ctx context.Context, ref string) (api.Stats, error) {
+	s.mu.Lock()
+	sb, err := s.usable(ref)
+	s.mu.Unlock()
+	if err != nil {
+		return api.Stats{}, err
+	}
+	st, err := s.engine.Stats(ctx, sb.rec.ID)
+	if err != nil {
+		return api.Stats{}, fmt.Errorf("stats of sandbox %s: %w", sb.rec.ID, err)
+	}
+	return st, nil
 }
 
 // Usage is what the engine has counted for the sandbox with this id.
@@ -615,7 +649,10 @@ func (s *Supervisor) delete(ctx context.Context, sb *sandbox) error {
 		s.mu.Unlock()
 		<-sb.watched
 	}
-	if err := s.records.remove(id); err != nil {
+	sb.write.Lock() // an update that is under way writes before, and no other one begins
+	err := s.records.remove(id)
+	sb.write.Unlock()
+	if err != nil {
 		return fmt.Errorf("delete sandbox %s: %w", id, err)
 	}
 	s.forget(sb)

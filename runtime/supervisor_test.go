@@ -436,7 +436,7 @@ func TestRestartAdoptsWhatRuns(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
 	req := request("kept")
-	req.IdleTimeout = 50 * time.Millisecond
+	req.IdleTimeout = time.Second // more than a restart takes on a busy machine
 	req.ImageEnv = []string{"FROM=image"}
 	kept := create(t, s, req)
 	dead := create(t, s, request("dead"))

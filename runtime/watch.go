@@ -113,6 +113,8 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 		reason = "deadline reached" // the launcher was first
 	case errors.Is(oomErr, ErrUnavailable), errors.Is(oomErr, ErrNotFound): // gone, or replaced by a new one that knows nothing
 		state, reason = api.StateLost, "the launcher that held it died"
+	case oom > 0 && sb.rec.Limits.OOMGroup:
+		reason = "out of memory: the kernel ended all its processes"
 	case oom > 0:
 		reason = fmt.Sprintf("its init ended (processes killed for want of memory: %d)", oom)
 	default:
@@ -120,13 +122,17 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 	}
 	sb.rec.State, sb.rec.Reason, sb.rec.PID = state, reason, 0
 	sb.markGone()
-	rec := sb.rec.clone()
 	s.mu.Unlock()
 
 	if deleting {
 		return // the record is about to be removed
 	}
 	<-sb.saved
+	sb.write.Lock()
+	defer sb.write.Unlock()
+	s.mu.Lock()
+	rec := sb.rec.clone() // with what an update has changed meanwhile
+	s.mu.Unlock()
 	s.log.Info("sandbox ended", "id", rec.ID, "state", state, "reason", reason)
 	if err := s.sockets.remove(rec.ID); err != nil {
 		s.log.Error("control socket is left", "id", rec.ID, "error", err)

@@ -42,6 +42,24 @@ func (c *Client) ListSandboxes(ctx context.Context, opts ListOptions) ([]api.San
 	return out.Sandboxes, err
 }
 
+// UpdateSandbox changes a running sandbox: all that is asked for, or with an error nothing.
+func (c *Client) UpdateSandbox(ctx context.Context, id string, req api.UpdateSandbox) (*api.Sandbox, error) {
+	out := new(api.Sandbox)
+	if err := c.call(ctx, request{method: http.MethodPatch, path: []string{"v1", "sandboxes", id}, json: req}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Stats returns what the kernel counts of a running sandbox.
+func (c *Client) Stats(ctx context.Context, id string) (*api.Stats, error) {
+	out := new(api.Stats)
+	if err := c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, "stats"}}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // DeleteSandbox ends everything in the sandbox and removes what it left. When it returns, nothing of it is there.
 func (c *Client) DeleteSandbox(ctx context.Context, id string) error {
 	return c.call(ctx, request{method: http.MethodDelete, path: []string{"v1", "sandboxes", id}}, maxAnswer, nil)

@@ -216,6 +216,27 @@ func TestCommands(t *testing.T) {
 			return strings.Join(strings.Fields(s), " ") == "ID NAME IMAGE STATE CREATED ENDS sb1 first host running - -"
 		}},
 		{name: "ps -q", args: "ps -q", setup: oneSandbox, stdout: is("sb1\n")},
+		{
+			name: "update", args: "update sb1 --memory 512m --cpus 0 --cpuset _ --oom-group=false --io-write-bps 1m --lifetime 2h --label a=b --label c-", setup: oneSandbox,
+			stdout: is("sb1\n"), stderr: none, check: func(f *fakeDaemon) string {
+				return cmp.Diff([]string{`{"limits":{"memory":536870912,"oom_group":false,"cpus":0,"cpuset":"","io":{"write_bps":1048576}},` +
+					`"labels":{"a":"b","c":null},"timeout":7200}`}, f.updates)
+			},
+		},
+		{name: "update of nothing", args: "update sb1", setup: oneSandbox, stderr: has("nothing is to be changed"), code: 2},
+		{name: "update with half a label", args: "update sb1 --label a", setup: oneSandbox, stderr: has("neither key=value nor key-"), code: 2},
+		{name: "update of NaN cores", args: "update sb1 --cpus nan", setup: oneSandbox, stderr: has("--cpus"), code: 2},
+		{name: "update of an unknown one", args: "update sb2 --pids 5", setup: oneSandbox, stderr: has("sb2"), code: 1},
+		{name: "stats", args: "stats sb1", setup: oneSandbox, stderr: none, stdout: func(s string) bool {
+			return has("running for", "1m1.5s", "64MiB", "1.5s", "disk 259:0 written", "1MiB in 16", "12.3 % of 10 s")(s) && !strings.Contains(s, "swap") && !strings.Contains(s, "killed")
+		}},
+		{name: "stats --json", args: "stats sb1 --json", setup: oneSandbox, stdout: func(s string) bool {
+			return has(`"current": 67108864`)(s) && !strings.Contains(s, "swap")
+		}},
+		{name: "create with limits", args: "create --memory-high 1g --oom-group --cpu-weight 50 --cpuset 0-1 --io-read-iops 7", check: func(f *fakeDaemon) string {
+			return cmp.Diff(api.Limits{MemoryHigh: 1 << 30, OOMGroup: true, CPUWeight: 50, CPUSet: "0-1", IO: api.IOLimits{ReadIOPS: 7}}, f.creates[0].Limits)
+		}},
+		{name: "create with a weight of nothing", args: "create --cpu-weight 0", stderr: has("--cpu-weight"), code: 2},
 		{name: "ps of nothing", args: "ps -q", stdout: none, stderr: none},
 		{name: "ps --label", args: "ps -q --label k=other", setup: oneSandbox, stdout: none},
 		{name: "ps with half a label", args: "ps --label k", stderr: has("is not key=value"), code: 2},
@@ -591,7 +612,7 @@ func TestHelpGolden(t *testing.T) {
 
 // Output that is JSON is exactly one document.
 func TestJSONIsOneDocument(t *testing.T) {
-	for _, args := range []string{"ps --json", "images --json", "doctor --json", "version --json", "run --json -- echo", "run -d --json", "create --json", "rm --all --json", "pull --json x"} {
+	for _, args := range []string{"ps --json", "stats --json sb1", "update --json --pids 5 sb1", "images --json", "doctor --json", "version --json", "run --json -- echo", "run -d --json", "create --json", "rm --all --json", "pull --json x"} {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()
 			f := newFake()

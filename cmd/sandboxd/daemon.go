@@ -74,6 +74,10 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	if err != nil {
 		return err
 	}
+	device, err := cgroup.DeviceOf(o.DataDir, subtree.Mount)
+	if err != nil {
+		return err
+	}
 	l, started, err := launcher.Connect(ctx, launcher.Options{
 		DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Launcher: launcherPath, Init: initPath,
 		IDs: ids, Cgroup: subtree, Version: version, Log: log,
@@ -152,8 +156,8 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 			return info.PID, info.Enforced, nil
 		},
 		Checks:    func(ctx context.Context) []api.Check { return doctor.Run(ctx, o.DataDir) },
-		EndEngine: end,
-		Timeout:   o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit,
+		EndEngine: end, IODevice: device,
+		Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit,
 		Log: log,
 	})
 	if err != nil {

@@ -30,6 +30,7 @@ type fakeDaemon struct {
 	log       []string              // "METHOD path" of every request
 	creates   []api.CreateSandbox   // as they came
 	execs     []api.ExecRequest     // as they came
+	updates   []string              // as they came
 	uploads   map[string]string     // PUT archive: path → list of what was in it
 	archives  map[string][]tarEntry // GET archive: path → what is in it
 	files     map[string]bool       // which of the archives are of one file
@@ -94,6 +95,19 @@ func (f *fakeDaemon) handler() http.Handler {
 		answerJSON(w, 200, api.SandboxList{Sandboxes: list})
 	})
 	mux.HandleFunc("GET /v1/sandboxes/{id}", f.with(func(w http.ResponseWriter, _ *http.Request, s api.Sandbox) { answerJSON(w, 200, s) }))
+	mux.HandleFunc("PATCH /v1/sandboxes/{id}", f.with(func(w http.ResponseWriter, r *http.Request, s api.Sandbox) {
+		var body bytes.Buffer
+		_, _ = body.ReadFrom(r.Body)
+		f.updates = append(f.updates, strings.TrimSpace(body.String()))
+		answerJSON(w, 200, s)
+	}))
+	mux.HandleFunc("GET /v1/sandboxes/{id}/stats", f.with(func(w http.ResponseWriter, _ *http.Request, _ api.Sandbox) {
+		answerJSON(w, 200, api.Stats{
+			WallMS: 61_500, Memory: &api.MemoryStats{Current: new(int64(64 << 20))}, CPU: &api.CPUStats{UsageMS: new(1500.0)},
+			IO:       []api.IOStats{{Device: "259:0", WriteBytes: 1 << 20, WriteOps: 16}},
+			Pressure: map[string]api.Pressure{"cpu": {Some: &api.PressureLine{Avg10: 12.34}}},
+		})
+	}))
 	mux.HandleFunc("DELETE /v1/sandboxes/{id}", f.with(func(w http.ResponseWriter, _ *http.Request, s api.Sandbox) {
 		if f.deleteErr != nil {
 			refuse(w, f.deleteErr.Code, f.deleteErr.Hint, "%s", f.deleteErr.Detail)

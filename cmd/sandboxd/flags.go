@@ -104,18 +104,57 @@ func (p *processFlags) resolve(getenv func(string) (string, bool)) ([]string, er
 	return out, nil
 }
 
+// limitFlags are those limits of a sandbox that can be changed while it runs.
+type limitFlags struct {
+	memory     size
+	memoryHigh size
+	swap       size
+	oomGroup   bool
+	cpus       float64
+	cpuWeight  int64
+	cpuset     string
+	pids       int64
+	ioWeight   int64
+	readBPS    size
+	writeBPS   size
+	readIOPS   int64
+	writeIOPS  int64
+}
+
+// ioFlags are the names of those that make up one limit.
+var ioFlags = []string{"io-weight", "io-read-bps", "io-write-bps", "io-read-iops", "io-write-iops"}
+
+func (l *limitFlags) addFlags(f *pflag.FlagSet) {
+	f.VarP(&l.memory, "memory", "m", "most memory, such as 512m")
+	f.Var(&l.memoryHigh, "memory-high", "memory from which on it is slowed down, such as 400m")
+	f.Var(&l.swap, "swap", "most swap, such as 1g (default 0)")
+	f.BoolVar(&l.oomGroup, "oom-group", false, "out of memory ends the sandbox, not one process of it")
+	f.Float64Var(&l.cpus, "cpus", 0, "most processor time, in `cores` such as 0.5")
+	f.Int64Var(&l.cpuWeight, "cpu-weight", 0, "share where cores are short, a `number` from 1 to 10000 (default 100)")
+	f.StringVar(&l.cpuset, "cpuset", "", "the `cores` it may use, such as 0-1,3")
+	f.Int64Var(&l.pids, "pids", 0, "most processes and threads, a `number`")
+	f.Int64Var(&l.ioWeight, "io-weight", 0, "share where the disk is busy, a `number` from 1 to 10000 (default 100)")
+	f.Var(&l.readBPS, "io-read-bps", "most bytes read from disk in a second, such as 10m")
+	f.Var(&l.writeBPS, "io-write-bps", "most bytes written to disk in a second, such as 10m")
+	f.Int64Var(&l.readIOPS, "io-read-iops", 0, "most reads from disk in a second, a `number`")
+	f.Int64Var(&l.writeIOPS, "io-write-iops", 0, "most writes to disk in a second, a `number`")
+}
+
+func (l *limitFlags) io() api.IOLimits {
+	return api.IOLimits{
+		Weight: l.ioWeight, ReadBPS: l.readBPS.bytes, WriteBPS: l.writeBPS.bytes, ReadIOPS: l.readIOPS, WriteIOPS: l.writeIOPS,
+	}
+}
+
 // sandboxFlags are what a sandbox is created with.
 type sandboxFlags struct {
 	processFlags
+	limitFlags
 
 	name     string
 	labels   []string
 	profile  string
 	network  string
-	memory   size
-	swap     size
-	cpus     float64
-	pids     int64
 	nofile   uint64
 	lifetime seconds
 	idle     seconds
@@ -123,15 +162,12 @@ type sandboxFlags struct {
 
 func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 	s.processFlags.addFlags(f)
+	s.limitFlags.addFlags(f)
 	s.memory.least = 1
 	f.StringVar(&s.name, "name", "", "`name` of the sandbox (default: made up)")
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "`label` to find it by: key=value")
 	f.StringVar(&s.profile, "profile", "", "security `profile` (default \"default\")")
 	f.StringVar(&s.network, "network", string(api.NetworkNone), "`network` that it sees: none")
-	f.VarP(&s.memory, "memory", "m", "most memory, such as 512m")
-	f.Var(&s.swap, "swap", "most swap, such as 1g (default 0)")
-	f.Float64Var(&s.cpus, "cpus", 0, "most processor time, in `cores` such as 0.5")
-	f.Int64Var(&s.pids, "pids", 0, "most processes and threads, a `number`")
 	f.Uint64Var(&s.nofile, "nofile", 0, "most open files of one process, a `number`")
 	f.Var(&s.lifetime, "lifetime", "stop the sandbox after this time, whatever it does (default: the daemon's)")
 	f.Var(&s.idle, "idle-timeout", "stop it after this time without a request (default: the daemon's)")
@@ -141,7 +177,10 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 func (s *sandboxFlags) request(image string, changed func(string) bool) (api.CreateSandbox, error) {
 	req := api.CreateSandbox{
 		Image: image, Name: s.name, Cwd: s.cwd, User: s.user, Profile: s.profile,
-		Limits:  api.Limits{Memory: s.memory.bytes, CPUs: s.cpus, Pids: s.pids, Nofile: s.nofile},
+		Limits: api.Limits{
+			Memory: s.memory.bytes, MemoryHigh: s.memoryHigh.bytes, OOMGroup: s.oomGroup, CPUs: s.cpus, CPUWeight: s.cpuWeight, CPUSet: s.cpuset,
+			Pids: s.pids, Nofile: s.nofile, IO: s.io(),
+		},
 		Timeout: float64(s.lifetime), IdleTimeout: float64(s.idle),
 	}
 	if s.swap.set {
@@ -156,6 +195,12 @@ func (s *sandboxFlags) request(image string, changed func(string) bool) (api.Cre
 		return req, usagef("--cpus %v is not a number of cores greater than 0", s.cpus)
 	case changed("pids") && s.pids < 1:
 		return req, usagef("--pids %d is less than 1", s.pids)
+	case changed("cpu-weight") && s.cpuWeight < 1:
+		return req, usagef("--cpu-weight %d is less than 1", s.cpuWeight)
+	case changed("cpuset") && s.cpuset == "":
+		return req, usagef("--cpuset names no core")
+	case changed("io-weight") && s.ioWeight < 1:
+		return req, usagef("--io-weight %d is less than 1", s.ioWeight)
 	case changed("nofile") && s.nofile < 1:
 		return req, usagef("--nofile %d is less than 1", s.nofile)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
 
 const (
@@ -54,6 +55,7 @@ type Options struct {
 	// Lock is what [AcquireLock] returned for DataDir. Default: New acquires it.
 	Lock io.Closer
 
+	IODevice     cgroup.Device // that DataDir lies on; the default is none, and io limits are refused
 	MaxSandboxes int           // default 1000
 	Timeout      time.Duration // of a sandbox that asks for none; default an hour
 	IdleTimeout  time.Duration // of a sandbox that asks for none; default ten minutes
@@ -117,6 +119,7 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 		MaxSandboxes: opts.MaxSandboxes,
 		Timeout:      opts.Timeout,
 		IdleTimeout:  opts.IdleTimeout,
+		IODevice:     opts.IODevice,
 		Log:          d.log,
 	})
 	if err != nil {

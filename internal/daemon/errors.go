@@ -60,6 +60,7 @@ var classes = []class{
 	{err: runtime.ErrNotFound, code: api.CodeNotFound, hint: "sandboxd ps lists what there is"},
 	{err: runtime.ErrExists, code: api.CodeExists, hint: "choose another name, or delete the sandbox that has it"},
 	{err: runtime.ErrState, code: api.CodeConflict, hint: "a sandbox that has ended can only be deleted"},
+	{err: runtime.ErrInUse, code: api.CodeConflict, hint: "end what uses it, or ask for more; nothing was changed"},
 	{err: runtime.ErrTooMany, code: api.CodeConflict, hint: "delete sandboxes that are not needed any more: sandboxd ps, sandboxd rm"},
 	{err: runtime.ErrUnenforceable, code: api.CodeUnenforceable, hint: "sandboxd doctor says what this host lacks; leave the limit out to run without it"},
 	{err: runtime.ErrClosed, code: api.CodeUnavailable, hint: "start it again: sandboxd serve"},

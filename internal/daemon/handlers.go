@@ -95,6 +95,26 @@ func (d *Daemon) getSandbox(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, sb)
 }
 
+func (d *Daemon) patchSandbox(w http.ResponseWriter, r *http.Request) error {
+	var req api.UpdateSandbox
+	if err := readJSON(w, r, maxBody, &req); err != nil {
+		return err
+	}
+	sb, err := d.service.UpdateSandbox(r.Context(), r.PathValue("id"), req)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, sb)
+}
+
+func (d *Daemon) getStats(w http.ResponseWriter, r *http.Request) error {
+	st, err := d.service.Stats(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, st)
+}
+
 func (d *Daemon) deleteSandbox(w http.ResponseWriter, r *http.Request) error {
 	if err := d.service.DeleteSandbox(r.Context(), r.PathValue("id")); err != nil {
 		return err

@@ -46,7 +46,9 @@ var routes = []route{
 	{"POST", "/v1/sandboxes", owner, (*Daemon).postSandbox},
 	{"GET", "/v1/sandboxes", owner, (*Daemon).getSandboxes},
 	{"GET", "/v1/sandboxes/{id}", owner, (*Daemon).getSandbox},
+	{"PATCH", "/v1/sandboxes/{id}", owner, (*Daemon).patchSandbox},
 	{"DELETE", "/v1/sandboxes/{id}", owner, (*Daemon).deleteSandbox},
+	{"GET", "/v1/sandboxes/{id}/stats", owner, (*Daemon).getStats},
 
 	{"POST", "/v1/sandboxes/{id}/exec", owner, (*Daemon).postExec},
 	{"GET", "/v1/sandboxes/{id}/exec", owner, (*Daemon).getExec}, // WebSocket: its handshake is a GET

@@ -100,6 +100,43 @@ func (s *Service) ListSandboxes(filter runtime.Filter) (api.SandboxList, error) 
 	return list, nil
 }
 
+// UpdateSandbox changes a running sandbox as a whole, or not at all.
+func (s *Service) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandbox) (api.Sandbox, error) {
+	if err := validateUpdate(&req); err != nil {
+		return api.Sandbox{}, err
+	}
+	rec, err := s.supervisor.Update(ctx, ref, func(rec *runtime.Record) (explicit api.Limits, err error) {
+		_, defaults, err := s.opts.Profile(rec.Profile)
+		if err != nil {
+			return explicit, fmt.Errorf("profile %q: %w", rec.Profile, err)
+		}
+		rec.Limits, explicit = req.Limits.Apply(rec.Limits, defaults)
+		for k, v := range req.Labels {
+			if v == nil {
+				delete(rec.Labels, k)
+			} else {
+				rec.Labels[k] = *v
+			}
+		}
+		if req.Timeout > 0 {
+			rec.Deadline = time.Now().UTC().Add(time.Duration(req.Timeout * float64(time.Second)))
+		}
+		if req.IdleTimeout > 0 {
+			rec.IdleTimeout = req.IdleTimeout
+		}
+		return explicit, validateLabels(rec.Labels) // their number
+	})
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	return rec.Sandbox, nil
+}
+
+// Stats is what the kernel counts of the sandbox with this id or name.
+func (s *Service) Stats(ctx context.Context, ref string) (api.Stats, error) {
+	return s.supervisor.Stats(ctx, ref)
+}
+
 // DeleteSandbox ends the sandbox with this id or name and removes everything of it.
 func (s *Service) DeleteSandbox(ctx context.Context, ref string) error {
 	return s.supervisor.Delete(ctx, ref)

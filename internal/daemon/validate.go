@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
 
 // Bounds of what a request may ask for.
@@ -28,6 +29,10 @@ const (
 	defaultOutputLimit = 1 << 20
 	maxOutputLimit     = 16 << 20
 
+	maxWeight = 10000   // the kernel's CGROUP_WEIGHT_MAX
+	maxCPUSet = 1024    // bytes of a list
+	minBPS    = 4 << 10 // below a page a second nothing ends any more
+	maxIOPS   = 1 << 31 // the kernel counts them in 32 bits
 	minMemory = 4 << 20 // below it not even the init starts, and the error would not say why
 	maxMemory = 1 << 50
 	maxCPUs   = 4096
@@ -203,8 +208,57 @@ func validateLimits(l *api.Limits) error {
 		return invalidf("limits.pids %d: must be between 0 (the default) and %d", l.Pids, maxPids)
 	case l.Nofile > maxNofile:
 		return invalidf("limits.nofile %d: must be between 0 (the default) and %d", l.Nofile, maxNofile)
+	case l.MemoryHigh < 0 || l.MemoryHigh > maxMemory || l.MemoryHigh > 0 && l.MemoryHigh < minMemory:
+		return invalidf("limits.memory_high %d: must be 0 (the default) or between %d and %d bytes", l.MemoryHigh, int64(minMemory), int64(maxMemory))
+	case l.CPUWeight < 0 || l.CPUWeight > maxWeight:
+		return invalidf("limits.cpu_weight %d: must be 0 (the default) or between 1 and %d", l.CPUWeight, maxWeight)
+	case len(l.CPUSet) > maxCPUSet:
+		return invalidf("limits.cpuset: longer than %d bytes", maxCPUSet)
+	}
+	if _, err := cgroup.ParseCPUs(l.CPUSet); err != nil {
+		return invalidf("limits.cpuset: must be like \"0-1,3\": %w", err)
+	}
+	if l.IO.Weight < 0 || l.IO.Weight > maxWeight {
+		return invalidf("limits.io.weight %d: must be 0 (the default) or between 1 and %d", l.IO.Weight, maxWeight)
+	}
+	for _, b := range []struct {
+		name           string
+		n, least, most int64
+	}{
+		{"read_bps", l.IO.ReadBPS, minBPS, maxMemory},
+		{"write_bps", l.IO.WriteBPS, minBPS, maxMemory},
+		{"read_iops", l.IO.ReadIOPS, 1, maxIOPS},
+		{"write_iops", l.IO.WriteIOPS, 1, maxIOPS},
+	} {
+		if b.n < 0 || b.n > b.most || b.n > 0 && b.n < b.least {
+			return invalidf("limits.io.%s %d: must be 0 (no ceiling) or between %d and %d", b.name, b.n, b.least, b.most)
+		}
 	}
 	return nil
+}
+
+func validateUpdate(req *api.UpdateSandbox) error {
+	if req.Limits.Nofile != nil {
+		return invalidf("limits.nofile: each process has its own since its start, so it cannot be changed; create another sandbox")
+	}
+	_, asked := req.Limits.Apply(api.Limits{}, api.Limits{})
+	if err := validateLimits(&asked); err != nil {
+		return err
+	}
+	labels := make(map[string]string, len(req.Labels))
+	for k, v := range req.Labels {
+		if labels[k] = ""; v != nil {
+			labels[k] = *v
+		}
+	}
+	if err := validateLabels(labels); err != nil {
+		return err
+	}
+	if _, err := seconds("timeout", req.Timeout); err != nil {
+		return err
+	}
+	_, err := seconds("idle_timeout", req.IdleTimeout)
+	return err
 }
 
 // seconds turns a number of a request into a duration.

@@ -30,7 +30,9 @@
 //	◀── {started…} + one pidfd each ────────
 //	── apply {chain id, …} + blob ─────────▶  unpacks in a confined child (stage "apply")
 //	◀── {diff id, bytes, entries} ──────────
-//	── leftovers | delete | kill | usage | remove-layer | info | shutdown ──▶
+//	── update {id, change} ────────────────▶  all of it or nothing
+//	◀── {enforced} ─────────────────────────
+//	── leftovers | delete | kill | stats | usage | remove-layer | info | shutdown ──▶
 //	◀── {} ─────────────────────────────────
 //
 // An error travels as {stage, class, message}: the class names one of the sentinel errors of package runtime.

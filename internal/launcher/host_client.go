@@ -168,7 +168,7 @@ func (c *Client) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 		closeAll(files)
 		return nil, fmt.Errorf("launcher create: answer is not about sandbox %s", spec.ID)
 	}
-	return &runtime.Started{ID: spec.ID, Enforced: resp.Started[0].Enforced, Pidfd: files[0]}, nil
+	return resp.Started[0].started(files[0]), nil
 }
 
 // List implements runtime.Engine.
@@ -184,7 +184,7 @@ func (c *Client) List(ctx context.Context) ([]*runtime.Started, error) {
 			return nil, err
 		}
 		for i, s := range resp.Started {
-			all = append(all, &runtime.Started{ID: s.ID, Enforced: s.Enforced, Pidfd: files[i]})
+			all = append(all, s.started(files[i]))
 			req.After = s.ID
 		}
 		if !resp.More || len(resp.Started) == 0 {
@@ -204,7 +204,15 @@ func (c *Client) Leftovers(ctx context.Context) ([]string, error) {
 
 // Delete implements runtime.Engine.
 func (c *Client) Delete(ctx context.Context, id string) error {
-	_, _, err := c.call(ctx, &request{Op: opDelete, ID: id})
+	var err error
+	// A launcher that is being killed still lets one connect, and then there is no answer. To ask its successor does no harm,
+	// and not to would leave a directory that no record tells of, until the next start of the daemon.
+	for range 3 {
+		_, _, err = c.call(ctx, &request{Op: opDelete, ID: id})
+		if !errors.Is(err, runtime.ErrUnavailable) || ctx.Err() != nil {
+			break
+		}
+	}
 	return err
 }
 
@@ -212,6 +220,30 @@ func (c *Client) Delete(ctx context.Context, id string) error {
 func (c *Client) Kill(ctx context.Context, id string) error {
 	_, _, err := c.call(ctx, &request{Op: opKill, ID: id})
 	return err
+}
+
+// Update implements runtime.Engine.
+func (c *Client) Update(ctx context.Context, id string, change *runtime.Change) (api.Enforced, error) {
+	resp, _, err := c.call(ctx, &request{Op: opUpdate, ID: id, Change: change})
+	if err != nil {
+		return api.Enforced{}, err
+	}
+	if resp.Enforced == nil {
+		return api.Enforced{}, errors.New("launcher update: empty answer")
+	}
+	return *resp.Enforced, nil
+}
+
+// Stats implements runtime.Engine.
+func (c *Client) Stats(ctx context.Context, id string) (api.Stats, error) {
+	resp, _, err := c.call(ctx, &request{Op: opStats, ID: id})
+	if err != nil {
+		return api.Stats{}, err
+	}
+	if resp.Stats == nil {
+		return api.Stats{}, errors.New("launcher stats: empty answer")
+	}
+	return *resp.Stats, nil
 }
 
 // Usage implements runtime.Engine.

@@ -48,3 +48,39 @@ func TestBusyLauncherIsNotReplaced(t *testing.T) {
 		t.Errorf("the socket was replaced: %v", err)
 	}
 }
+
+// A launcher that is being killed lets one connect and answers no more. A deletion is then its successor's: nobody else
+// knows of what there is to delete.
+func TestDeletionSurvivesADyingLauncher(t *testing.T) {
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "launcher.sock"), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := make(chan string, 10)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := 0; ; i++ {
+			c, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			var req request
+			_, err = receive(c, &req)
+			if err == nil && i > 0 {
+				asked <- string(req.Op) + " " + req.ID
+				_ = send(c, &response{}) // the client's outcome tells
+			}
+			_ = c.Close() // the first one without a word
+		}
+	}()
+	c := &Client{path: l.Addr().String()}
+	if err := c.Delete(t.Context(), "abc"); err != nil {
+		t.Errorf("delete: %v", err)
+	}
+	_ = l.Close()
+	<-done
+	if len(asked) != 1 || <-asked != "delete abc" {
+		t.Errorf("the second launcher was asked %d times", len(asked))
+	}
+}

@@ -23,8 +23,8 @@ const orphanTimeout = time.Minute
 // acceptRetry is how long to wait where a connection could not be accepted for want of something.
 const acceptRetry = 50 * time.Millisecond
 
-// perList is how many sandboxes one answer of list holds: a pidfd each, and a packet has room for some 250.
-const perList = 100
+// perList is how many sandboxes one answer of list holds: a pidfd each, and a packet has room for some 100.
+const perList = 64
 
 // engine is what the server needs of libct.Engine, which this package must not import: only the launcher's binary may.
 type engine interface {
@@ -207,6 +207,18 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		err = s.Engine.Kill(ctx, req.ID)
 	case opDelete:
 		err = s.Engine.Delete(ctx, req.ID)
+	case opUpdate:
+		var e api.Enforced
+		if req.Change == nil {
+			err = errors.New("launcher update: no change")
+		} else if e, err = s.Engine.Update(ctx, req.ID, req.Change); err == nil {
+			resp.Enforced = &e
+		}
+	case opStats:
+		var st api.Stats
+		if st, err = s.Engine.Stats(ctx, req.ID); err == nil {
+			resp.Stats = &st
+		}
 	case opUsage:
 		var u api.Usage
 		if u, err = s.Engine.Usage(ctx, req.ID); err == nil {
@@ -237,7 +249,7 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	}
 	var out []*os.File
 	for _, st := range started {
-		resp.Started = append(resp.Started, wireStarted{ID: st.ID, Enforced: st.Enforced})
+		resp.Started = append(resp.Started, wireStarted{ID: st.ID, Enforced: st.Enforced, Limits: st.Limits, Deadline: st.Deadline})
 		out = append(out, st.Pidfd)
 	}
 	return resp, out

@@ -33,6 +33,8 @@ const (
 	opLeftovers   op = "leftovers"
 	opKill        op = "kill"
 	opDelete      op = "delete"
+	opUpdate      op = "update"
+	opStats       op = "stats"
 	opUsage       op = "usage"
 	opOOMKills    op = "oom-kills"
 	opApply       op = "apply"
@@ -42,29 +44,38 @@ const (
 
 // request is the one message of a connection from the daemon.
 type request struct {
-	Op    op                  `json:"op"`
-	ID    string              `json:"id,omitempty"`    // kill, delete, usage, oom-kills
-	After string              `json:"after,omitempty"` // list: the last id of the answer before
-	Spec  *runtime.Spec       `json:"spec,omitempty"`  // create; with the control socket
-	Apply *layer.ApplyRequest `json:"apply,omitempty"` // with the blob
-	Layer string              `json:"layer,omitempty"` // remove-layer: a chain id
+	Op     op                  `json:"op"`
+	ID     string              `json:"id,omitempty"`     // kill, delete, update, stats, usage, oom-kills
+	After  string              `json:"after,omitempty"`  // list: the last id of the answer before
+	Spec   *runtime.Spec       `json:"spec,omitempty"`   // create; with the control socket
+	Change *runtime.Change     `json:"change,omitempty"` // update
+	Apply  *layer.ApplyRequest `json:"apply,omitempty"`  // with the blob
+	Layer  string              `json:"layer,omitempty"`  // remove-layer: a chain id
 }
 
 // response is the one message of a connection from the launcher.
 type response struct {
-	Error   *wireError    `json:"error,omitempty"`
-	Started []wireStarted `json:"started,omitempty"` // create, list; one pidfd each, in this order
-	More    bool          `json:"more,omitempty"`    // list: ask again with after
-	IDs     []string      `json:"ids,omitempty"`     // leftovers
-	Info    *Info         `json:"info,omitempty"`
-	Usage   *api.Usage    `json:"usage,omitempty"`
-	Count   int           `json:"count,omitempty"`
-	Layer   *layer.Result `json:"layer,omitempty"`
+	Error    *wireError    `json:"error,omitempty"`
+	Started  []wireStarted `json:"started,omitempty"` // create, list; one pidfd each, in this order
+	More     bool          `json:"more,omitempty"`    // list: ask again with after
+	IDs      []string      `json:"ids,omitempty"`     // leftovers
+	Info     *Info         `json:"info,omitempty"`
+	Enforced *api.Enforced `json:"enforced,omitempty"` // update
+	Stats    *api.Stats    `json:"stats,omitempty"`
+	Usage    *api.Usage    `json:"usage,omitempty"`
+	Count    int           `json:"count,omitempty"`
+	Layer    *layer.Result `json:"layer,omitempty"`
 }
 
 type wireStarted struct {
 	ID       string       `json:"id"`
 	Enforced api.Enforced `json:"enforced"`
+	Limits   api.Limits   `json:"limits"`
+	Deadline time.Time    `json:"deadline"`
+}
+
+func (w *wireStarted) started(pidfd *os.File) *runtime.Started {
+	return &runtime.Started{ID: w.ID, Enforced: w.Enforced, Limits: w.Limits, Deadline: w.Deadline, Pidfd: pidfd}
 }
 
 // Info is what the launcher says of itself.
@@ -84,6 +95,7 @@ var classes = []struct {
 	{"unenforceable", runtime.ErrUnenforceable},
 	{"unavailable", runtime.ErrUnavailable},
 	{"rootfs", runtime.ErrRootfs},
+	{"in-use", runtime.ErrInUse},
 	{"layer-invalid", layer.ErrInvalid},
 }
 

@@ -28,7 +28,7 @@ import (
 )
 
 // wanted are the controllers that limits need.
-var wanted = []string{"cpu", "memory", "pids", "io"}
+var wanted = []string{"cpu", "cpuset", "io", "memory", "pids"}
 
 // Subtree is what the host delegates. The zero value delegates nothing.
 type Subtree struct {

@@ -2,7 +2,6 @@ package libct
 
 import (
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/opencontainers/cgroups"
@@ -23,6 +22,7 @@ type Host struct {
 	Single      bool          // no subordinate ids
 	Cgroup      bool          // a delegated subtree is bound at /sys/fs/cgroup
 	Controllers []string      // those that its children have
+	Files       []string      // those that its children's cgroups have: not every kernel has all of a controller's
 	Nofile      uint64        // the launcher's hard RLIMIT_NOFILE: it cannot be exceeded
 	Missing     []string      // what the defaults would like and the host does not give
 }
@@ -45,51 +45,6 @@ const initPath = "/dev/sandboxd-init"
 // initThreads is how many threads the init may have beside what the limit leaves to programs: it makes them at its start,
 // for a program that has used up the limit must not be able to starve it (guest: spareThreads).
 const initThreads = 16
-
-// Enforce plans which limits hold a sandbox on this host. An explicit limit that cannot be held is ErrUnenforceable.
-func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
-	e := api.Enforced{
-		Namespaces: []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "net"},
-		IDs:        "subordinate",
-		Seccomp:    spec.Profile.Name,
-		NoNewPrivs: true,
-		Caps:       len(spec.Profile.Capabilities),
-		Memory:     "none",
-		CPU:        "none",
-		Pids:       "rlimit",
-		Network:    string(api.NetworkNone),
-		Missing:    host.Missing,
-	}
-	if host.Single {
-		e.IDs = "single"
-	}
-	has := func(c string) bool { return host.Cgroup && slices.Contains(host.Controllers, c) }
-	refuse := func(what, controller string) error {
-		return fmt.Errorf("%s limit: no cgroup v2 %s controller is delegated to the daemon: %w", what, controller, runtime.ErrUnenforceable)
-	}
-	if spec.Limits.Memory > 0 && has("memory") {
-		e.Memory = "cgroup"
-	}
-	if spec.Explicit.Memory > 0 && e.Memory == "none" {
-		return e, refuse("memory", "memory")
-	}
-	if spec.Explicit.Swap != nil && !has("memory") {
-		return e, refuse("swap", "memory")
-	}
-	if spec.Limits.CPUs > 0 && has("cpu") {
-		e.CPU = "cgroup"
-	}
-	if spec.Explicit.CPUs > 0 && e.CPU == "none" {
-		return e, refuse("cpu", "cpu")
-	}
-	if has("pids") {
-		e.Pids = "cgroup"
-	}
-	if spec.Explicit.Nofile > host.Nofile {
-		return e, fmt.Errorf("nofile limit: %d exceeds the daemon's own hard limit of %d: %w", spec.Explicit.Nofile, host.Nofile, runtime.ErrUnenforceable)
-	}
-	return e, nil
-}
 
 // Plan turns a spec into libcontainer's configuration. It is pure: its value for a known spec stands in a golden file.
 func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Config, error) {
@@ -136,7 +91,7 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 		// Each keyring counts against a quota of 200 of its owner. The launcher has one of its own, empty; keyctl(2) is
 		// refused by every profile.
 		NoNewKeyring: true,
-		Cgroups:      cgroupConfig(spec, host, enforced),
+		Cgroups:      cgroupConfig(spec, host),
 		Version:      "1.3.0",
 	}
 	for _, r := range host.IDs {
@@ -161,29 +116,14 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 	return c, nil
 }
 
-func cgroupConfig(spec *runtime.Spec, host *Host, e *api.Enforced) *cgroups.Cgroup {
+// cgroupConfig names the cgroup, which is there with its limits before libcontainer puts the first process into it.
+func cgroupConfig(spec *runtime.Spec, host *Host) *cgroups.Cgroup {
 	// No device rules: they need CAP_BPF on the host, and would protect nothing, for no device node can be made in a user
 	// namespace and every file system of a sandbox is mounted nodev. (Linux 6.17-7.1 also corrupts memory there.) The
 	// code for them, opencontainers/cgroups/devices, is not even linked.
 	r := &cgroups.Resources{}
 	if !host.Cgroup {
 		return &cgroups.Cgroup{Name: spec.ID, Rootless: true, Resources: r}
-	}
-	if e.Memory == "cgroup" {
-		r.Memory = spec.Limits.Memory
-		r.MemorySwap = spec.Limits.Memory // libcontainer's is the sum of both
-		if spec.Limits.Swap != nil {
-			r.MemorySwap += *spec.Limits.Swap
-		}
-	}
-	if e.CPU == "cgroup" {
-		const period = 100000 // µs, the kernel's default
-		r.CpuPeriod = period
-		r.CpuQuota = max(1000, int64(math.Round(spec.Limits.CPUs*period))) // 1 ms is the kernel's minimum
-	}
-	if e.Pids == "cgroup" && spec.Limits.Pids > 0 {
-		n := spec.Limits.Pids + initThreads
-		r.PidsLimit = &n
 	}
 	return &cgroups.Cgroup{Path: "/" + spec.ID, Resources: r}
 }

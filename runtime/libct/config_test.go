@@ -16,6 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -32,14 +33,18 @@ func testSpec() *runtime.Spec {
 				Syscalls: []specs.LinuxSyscall{{Action: specs.ActAllow, Names: []string{"read", "write"}}},
 			},
 		},
-		Limits: api.Limits{Memory: 1 << 30, CPUs: 0.5, Pids: 100, Nofile: 4096},
+		Limits:   api.Limits{Memory: 1 << 30, CPUs: 0.5, Pids: 100, Nofile: 4096, IO: api.IOLimits{WriteBPS: 1 << 20}},
+		IODevice: cgroup.Device{Number: "259:0", Name: "nvme0n1", Writeback: true},
 	}
 }
 
 func testHost() *Host {
 	return &Host{
 		IDs:    []idmap.Range{{Inside: 0, Outside: 1, Size: 65536}},
-		Cgroup: true, Controllers: []string{"cpu", "memory", "pids"}, Nofile: 1 << 20,
+		Cgroup: true, Controllers: []string{"cpu", "cpuset", "io", "memory", "pids"}, Nofile: 1 << 20,
+		Files: []string{
+			"cpu.max", "cpu.weight", "cpuset.cpus", "io.max", "memory.high", "memory.max", "memory.oom.group", "memory.swap.max", "pids.max",
+		},
 	}
 }
 
@@ -47,7 +52,7 @@ func testHost() *Host {
 func TestPlanIsTheGoldenOne(t *testing.T) {
 	for name, change := range map[string]func(*Host){
 		"delegated": func(*Host) {},
-		"bare":      func(h *Host) { h.Cgroup, h.Controllers = false, nil },
+		"bare":      func(h *Host) { h.Cgroup, h.Controllers, h.Files = false, nil, nil },
 		"single": func(h *Host) {
 			h.Single, h.IDs = true, []idmap.Range{{Size: 1}}
 		},
@@ -66,8 +71,9 @@ func TestPlanIsTheGoldenOne(t *testing.T) {
 			}
 			got, err := json.MarshalIndent(struct {
 				Enforced api.Enforced
+				Cgroup   []cgroup.Setting
 				Config   any
-			}{enforced, config}, "", "  ")
+			}{enforced, settings(&spec.Limits, &spec.IODevice, host), config}, "", "  ")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -93,19 +99,38 @@ func TestExplicitLimitThatCannotBeHeldIsRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		explicit    api.Limits
 		controllers []string
+		device      *cgroup.Device
 		refused     bool
 	}{
-		"memory without controller":   {explicit: api.Limits{Memory: 1 << 20}, controllers: []string{"cpu"}, refused: true},
-		"memory with controller":      {explicit: api.Limits{Memory: 1 << 20}, controllers: []string{"memory"}},
-		"swap without controller":     {explicit: api.Limits{Swap: &swap}, refused: true},
-		"cpus without controller":     {explicit: api.Limits{CPUs: 1}, controllers: []string{"memory"}, refused: true},
-		"pids fall back to an rlimit": {explicit: api.Limits{Pids: 10}},
+		"memory without controller":    {explicit: api.Limits{Memory: 1 << 20}, controllers: []string{"cpu"}, refused: true},
+		"memory with controller":       {explicit: api.Limits{Memory: 1 << 20}, controllers: []string{"memory"}},
+		"swap without controller":      {explicit: api.Limits{Swap: &swap}, refused: true},
+		"cpus without controller":      {explicit: api.Limits{CPUs: 1}, controllers: []string{"memory"}, refused: true},
+		"pids fall back to an rlimit":  {explicit: api.Limits{Pids: 10}},
+		"oom_group without controller": {explicit: api.Limits{OOMGroup: true}, controllers: []string{"cpu"}, refused: true},
+		"memory_high with controller":  {explicit: api.Limits{MemoryHigh: 1 << 20}, controllers: []string{"memory"}},
+		"cpu_weight without":           {explicit: api.Limits{CPUWeight: 10}, controllers: []string{"cpuset"}, refused: true},
+		"cpuset without":               {explicit: api.Limits{CPUSet: "0"}, controllers: []string{"cpu"}, refused: true},
+		"cpuset with controller":       {explicit: api.Limits{CPUSet: "0"}, controllers: []string{"cpuset"}},
+		"io without controller":        {explicit: api.Limits{IO: api.IOLimits{ReadBPS: 1 << 20}}, refused: true},
+		"io with controller":           {explicit: api.Limits{IO: api.IOLimits{ReadBPS: 1 << 20}}, controllers: []string{"io"}},
+		"io without a device": {
+			explicit: api.Limits{IO: api.IOLimits{ReadBPS: 1 << 20}}, controllers: []string{"io"}, device: &cgroup.Device{Reason: "tmpfs"}, refused: true,
+		},
+		"io weight that nobody weighs": {explicit: api.Limits{IO: api.IOLimits{Weight: 10}}, controllers: []string{"io"}, refused: true},
+		"io weight with bfq": {
+			explicit: api.Limits{IO: api.IOLimits{Weight: 10}}, controllers: []string{"io"}, device: &cgroup.Device{Weight: "io.bfq.weight"},
+		},
 		"nofile above the hard limit": {explicit: api.Limits{Nofile: 1<<20 + 1}, refused: true},
 		"nofile below the hard limit": {explicit: api.Limits{Nofile: 100}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec, host := testSpec(), testHost()
 			host.Controllers = tc.controllers
+			host.Files = append(host.Files, "io.bfq.weight")
+			if tc.device != nil {
+				spec.IODevice = *tc.device
+			}
 			spec.Limits, spec.Explicit = tc.explicit, tc.explicit
 			_, err := Enforce(spec, host)
 			if got := errors.Is(err, runtime.ErrUnenforceable); got != tc.refused {
@@ -122,5 +147,35 @@ func TestNoFilterNoSandbox(t *testing.T) {
 		if _, err := Plan(spec, host, &api.Enforced{}); err == nil {
 			t.Errorf("%s: a sandbox without a seccomp filter was planned", name)
 		}
+	}
+}
+
+// The settings of no limits are what the kernel gives a new cgroup, so that only what differs is written.
+func TestSettingsOfNoLimitsAreTheKernels(t *testing.T) {
+	host := testHost()
+	host.Files = append(host.Files, "io.bfq.weight")
+	device := cgroup.Device{Number: "8:0", Weight: "io.bfq.weight"}
+	fresh := settings(&api.Limits{}, &device, host)
+	want := []cgroup.Setting{
+		{File: "cpuset.cpus", Value: ""},
+		{File: "cpu.max", Value: "max 100000"},
+		{File: "cpu.weight", Value: "100"},
+		{File: "pids.max", Value: "max"},
+		{File: "io.max", Value: "8:0 rbps=max wbps=max riops=max wiops=max"},
+		{File: "io.bfq.weight", Value: "100"},
+		{File: "memory.oom.group", Value: "0"},
+		{File: "memory.swap.max", Value: "max"},
+		{File: "memory.high", Value: "max"},
+		{File: "memory.max", Value: "max"},
+	}
+	if d := cmp.Diff(want, fresh); d != "" {
+		t.Errorf("-want +got:\n%s", d)
+	}
+	// A limit on memory is one on swap too, or it would be none.
+	got := cgroup.Changes(fresh, settings(&api.Limits{Memory: 1 << 20, IO: api.IOLimits{Weight: 10000}}, &device, host))
+	if d := cmp.Diff([]cgroup.Change{
+		{File: "io.bfq.weight", From: "100", To: "1000"}, {File: "memory.swap.max", From: "max", To: "0"}, {File: "memory.max", From: "max", To: "1048576"},
+	}, got); d != "" {
+		t.Errorf("-want +got:\n%s", d)
 	}
 }

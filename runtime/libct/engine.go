@@ -13,7 +13,6 @@
 package libct
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -55,9 +54,11 @@ var _ runtime.Engine = (*Engine)(nil)
 type instance struct {
 	ready     chan struct{}           // closed when its creation has ended, well or not; what follows is valid then
 	container *libcontainer.Container // nil if the creation failed
-	enforced  api.Enforced
 	pidfd     *os.File
 	started   time.Time
+	update    sync.Mutex // held by the one that changes what follows, which Engine.mu guards besides
+	spec      runtime.Spec
+	enforced  api.Enforced
 	deadline  *time.Timer
 	ended     chan struct{} // closed when the init has been reaped, and with it everything in its PID namespace
 }
@@ -73,6 +74,16 @@ func Open(host Host) (*Engine, error) {
 	}
 	host.Nofile = limit.Max
 	e := &Engine{host: host, sandboxes: make(map[string]*instance)}
+	if host.Cgroup {
+		// Our own is a child like the sandboxes' will be.
+		files, err := os.ReadDir(filepath.Join(launcher.CgroupDir, "launcher"))
+		if err != nil {
+			return nil, fmt.Errorf("read own cgroup: %w", err)
+		}
+		for _, f := range files {
+			e.host.Files = append(e.host.Files, f.Name())
+		}
+	}
 	if err := e.sweep(); err != nil {
 		return nil, err
 	}
@@ -127,7 +138,8 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 	}
 
 	// The entry reserves the id. Kill and Delete wait until the creation has ended.
-	in := &instance{enforced: enforced, started: time.Now(), ready: make(chan struct{}), ended: make(chan struct{})}
+	in := &instance{spec: *spec, enforced: enforced, started: time.Now(), ready: make(chan struct{}), ended: make(chan struct{})}
+	in.spec.Rootfs, in.spec.Profile.Seccomp = rootfs.Source{}, nil // a filter is large, and nothing asks for it again
 	e.mu.Lock()
 	if e.closed {
 		e.mu.Unlock()
@@ -177,6 +189,20 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 	}
 	defer complaints.Close()
 
+	if e.host.Cgroup {
+		path := filepath.Join(launcher.CgroupDir, spec.ID)
+		undo = append(undo, func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
+			defer cancel()
+			_ = cgroup.Remove(ctx, path) // what cannot be removed now is swept by the next launcher
+		})
+		if err := os.Mkdir(path, 0o755); err != nil { //nolint:gosec // G301: cgroups are readable by all
+			return nil, fmt.Errorf("create sandbox %s: make its cgroup: %w", spec.ID, err)
+		}
+		if err := e.limit(path, &api.Limits{}, spec); err != nil {
+			return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+		}
+	}
 	container, err := libcontainer.Create(launcher.StateDir, spec.ID, config)
 	if err != nil {
 		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
@@ -221,11 +247,81 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 
 	e.mu.Lock()
 	in.container, in.pidfd = container, pidfd
-	if !spec.Deadline.IsZero() {
-		in.deadline = time.AfterFunc(time.Until(spec.Deadline), func() { _ = kill(pidfd) })
-	}
+	in.schedule(spec.Deadline)
 	e.mu.Unlock()
-	return &runtime.Started{ID: spec.ID, Enforced: enforced, Pidfd: out}, nil
+	return &runtime.Started{ID: spec.ID, Enforced: enforced, Limits: spec.Limits, Deadline: spec.Deadline, Pidfd: out}, nil
+}
+
+// limit makes a sandbox's cgroup hold what to says; it has held from. A new one is limited before a process is in it.
+func (e *Engine) limit(path string, from *api.Limits, to *runtime.Spec) error {
+	changes := cgroup.Changes(settings(from, &to.IODevice, &e.host), settings(&to.Limits, &to.IODevice, &e.host))
+	switch err := cgroup.Apply(path, changes); {
+	case errors.Is(err, cgroup.ErrInUse):
+		return fmt.Errorf("apply limits: %w: %w", runtime.ErrInUse, err)
+	case err != nil:
+		return fmt.Errorf("apply limits: %w: %w", runtime.ErrUnenforceable, err)
+	}
+	return nil
+}
+
+// schedule sets the timer that ends the sandbox at its deadline. It needs Engine.mu.
+func (in *instance) schedule(deadline time.Time) {
+	if in.deadline != nil {
+		in.deadline.Stop()
+	}
+	if deadline.IsZero() {
+		return
+	}
+	pidfd := in.pidfd
+	in.deadline = time.AfterFunc(time.Until(deadline), func() { _ = kill(pidfd) })
+}
+
+// Update implements runtime.Engine.
+func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) (api.Enforced, error) {
+	in, err := e.find(ctx, id)
+	if err != nil {
+		return api.Enforced{}, err
+	}
+	in.update.Lock()
+	defer in.update.Unlock()
+	e.mu.Lock()
+	next, enforced := in.spec, in.enforced
+	e.mu.Unlock()
+	if in.hasEnded() {
+		return api.Enforced{}, fmt.Errorf("sandbox %s: it has ended: %w", id, runtime.ErrNotFound)
+	}
+	was := next.Limits
+	if change.Limits != nil {
+		next.Limits, next.Explicit = *change.Limits, change.Explicit
+		if next.Limits.Nofile != was.Nofile {
+			return api.Enforced{}, fmt.Errorf("nofile limit: each process has its own since its start: %w", runtime.ErrUnenforceable)
+		}
+		if enforced, err = Enforce(&next, &e.host); err != nil {
+			return api.Enforced{}, err
+		}
+		if next.Limits.Pids != was.Pids && enforced.Pids == "rlimit" {
+			return api.Enforced{}, fmt.Errorf("pids limit: without a cgroup v2 pids controller each process has its own since its start: %w",
+				runtime.ErrUnenforceable)
+		}
+		if e.host.Cgroup {
+			if err := e.limit(filepath.Join(launcher.CgroupDir, id), &was, &next); err != nil {
+				if in.hasEnded() { // and its cgroup is going
+					err = fmt.Errorf("it has ended: %w", runtime.ErrNotFound)
+				}
+				return api.Enforced{}, err
+			}
+		}
+	}
+	if !change.Deadline.IsZero() {
+		next.Deadline = change.Deadline
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	in.spec, in.enforced = next, enforced
+	if e.sandboxes[id] == in { // Delete stops the timer
+		in.schedule(next.Deadline)
+	}
+	return enforced, nil
 }
 
 // imageError is what Init said of an image, of the class runtime.ErrRootfs.
@@ -297,7 +393,7 @@ func (e *Engine) List(context.Context) ([]*runtime.Started, error) {
 			}
 			return nil, err
 		}
-		all = append(all, &runtime.Started{ID: id, Enforced: in.enforced, Pidfd: pidfd})
+		all = append(all, &runtime.Started{ID: id, Enforced: in.enforced, Limits: in.spec.Limits, Deadline: in.spec.Deadline, Pidfd: pidfd})
 	}
 	slices.SortFunc(all, func(a, b *runtime.Started) int { return strings.Compare(a.ID, b.ID) })
 	return all, nil
@@ -405,12 +501,12 @@ func (e *Engine) Delete(ctx context.Context, id string) error {
 		e.mu.Lock()
 		in := e.sandboxes[id]
 		delete(e.sandboxes, id)
+		if in != nil && in.deadline != nil {
+			in.deadline.Stop()
+		}
 		e.mu.Unlock()
 		if in == nil || in.container == nil { // another Delete was faster
 			return fmt.Errorf("sandbox %s: %w", id, runtime.ErrNotFound)
-		}
-		if in.deadline != nil {
-			in.deadline.Stop()
 		}
 		if err := in.container.Destroy(); err != nil {
 			e.mu.Lock()
@@ -468,55 +564,6 @@ func (e *Engine) Count() int {
 		}
 	}
 	return n
-}
-
-// Usage implements runtime.Engine.
-func (e *Engine) Usage(ctx context.Context, id string) (api.Usage, error) {
-	in, err := e.find(ctx, id)
-	if err != nil {
-		return api.Usage{}, err
-	}
-	u := api.Usage{WallMS: float64(time.Since(in.started)) / float64(time.Millisecond)}
-	if !e.host.Cgroup {
-		return u, nil
-	}
-	if n, err := statValue(filepath.Join(launcher.CgroupDir, id, "cpu.stat"), "usage_usec"); err == nil {
-		u.CPUMS = float64(n) / 1000
-	}
-	if data, err := os.ReadFile(filepath.Join(launcher.CgroupDir, id, "memory.peak")); err == nil { // since Linux 5.19
-		u.MemoryPeak, _ = strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
-	}
-	return u, nil
-}
-
-// OOMKills implements runtime.Engine.
-func (e *Engine) OOMKills(ctx context.Context, id string) (int, error) {
-	in, err := e.find(ctx, id)
-	if err != nil {
-		return 0, err
-	}
-	if in.enforced.Memory != "cgroup" {
-		return 0, nil
-	}
-	n, err := statValue(filepath.Join(launcher.CgroupDir, id, "memory.events"), "oom_kill")
-	if err != nil {
-		return 0, fmt.Errorf("sandbox %s: read memory events: %w", id, err)
-	}
-	return int(n), nil
-}
-
-// statValue reads one number of a "key value" file.
-func statValue(path, key string) (int64, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return 0, err
-	}
-	for line := range bytes.Lines(data) {
-		if f := bytes.Fields(line); len(f) == 2 && string(f[0]) == key {
-			return strconv.ParseInt(string(f[1]), 10, 64)
-		}
-	}
-	return 0, fmt.Errorf("%s has no %s", path, key)
 }
 
 // memfile is an anonymous file with v in it as JSON, read from its start by whoever inherits it.

@@ -28,6 +28,8 @@ type Engine struct {
 	Init Init
 	// CreateError, where set, is asked before each creation and may refuse it.
 	CreateError func(*runtime.Spec) error
+	// UpdateError, where set, is asked before each update and may refuse it.
+	UpdateError func(*runtime.Change) error
 
 	inits sync.WaitGroup
 
@@ -59,7 +61,7 @@ func Enforced(profile string) api.Enforced {
 	return api.Enforced{
 		Namespaces: []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "network"},
 		IDs:        "subordinate", Seccomp: profile, NoNewPrivs: true,
-		Memory: "cgroup", CPU: "cgroup", Pids: "cgroup", Network: "none",
+		Memory: "cgroup", CPU: "cgroup", CPUSet: "none", Pids: "cgroup", IO: "none", Network: "none",
 	}
 }
 
@@ -127,7 +129,9 @@ func (b *box) describe() (*runtime.Started, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &runtime.Started{ID: b.spec.ID, Enforced: Enforced(b.spec.Profile.Name), Pidfd: pidfd}, nil
+	return &runtime.Started{
+		ID: b.spec.ID, Enforced: Enforced(b.spec.Profile.Name), Limits: b.spec.Limits, Deadline: b.spec.Deadline, Pidfd: pidfd,
+	}, nil
 }
 
 func (b *box) running() bool {
@@ -205,13 +209,47 @@ func (e *Engine) Kill(_ context.Context, id string) error {
 	return nil
 }
 
-// Usage counts the wall time.
-func (e *Engine) Usage(_ context.Context, id string) (api.Usage, error) {
+// Update keeps what is asked for; [Engine.UpdateError] may refuse it. The deadline is only kept: nothing ends at it.
+func (e *Engine) Update(_ context.Context, id string, change *runtime.Change) (api.Enforced, error) {
 	b, err := e.box(id)
 	if err != nil {
-		return api.Usage{}, err
+		return api.Enforced{}, err
 	}
-	return api.Usage{WallMS: float64(time.Since(b.started).Microseconds()) / 1000}, nil
+	if !b.running() {
+		return api.Enforced{}, fmt.Errorf("%w: %s has ended", runtime.ErrNotFound, id)
+	}
+	if e.UpdateError != nil {
+		if err := e.UpdateError(change); err != nil {
+			return api.Enforced{}, err
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if change.Limits != nil {
+		if change.Limits.Nofile != b.spec.Limits.Nofile {
+			return api.Enforced{}, fmt.Errorf("nofile limit: %w", runtime.ErrUnenforceable)
+		}
+		b.spec.Limits = *change.Limits
+	}
+	if !change.Deadline.IsZero() {
+		b.spec.Deadline = change.Deadline
+	}
+	return Enforced(b.spec.Profile.Name), nil
+}
+
+// Stats counts the wall time.
+func (e *Engine) Stats(_ context.Context, id string) (api.Stats, error) {
+	b, err := e.box(id)
+	if err != nil {
+		return api.Stats{}, err
+	}
+	return api.Stats{At: time.Now().UTC(), WallMS: float64(time.Since(b.started).Microseconds()) / 1000}, nil
+}
+
+// Usage counts the wall time.
+func (e *Engine) Usage(ctx context.Context, id string) (api.Usage, error) {
+	st, err := e.Stats(ctx, id)
+	return api.Usage{WallMS: st.WallMS}, err
 }
 
 // OOMKills returns what [Engine.OOM] counted.

@@ -40,6 +40,9 @@ func RunEngineSuite(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		"ConcurrentDeletesAgree":                 testDeleteConcurrent,
 		"KillLeavesTheRestToDelete":              testKill,
 		"UsageAndOOMKills":                       testUsage,
+		"UpdateChangesWhatIsListed":              testUpdate,
+		"RefusedUpdateChangesNothing":            testUpdateRefused,
+		"UpdatesAndDeleteAtOnce":                 testUpdateConcurrent,
 		"IDMayBeUsedAgainAfterDelete":            testReuse,
 		"ManySandboxesAtOnce":                    testMany,
 		"QuestionsAboutUnknownSandboxesNotFound": testUnknown,
@@ -302,12 +305,115 @@ func testUsage(t *testing.T, s *suite) {
 	if n, err := s.Engine.OOMKills(t.Context(), "usage1"); err != nil || n != 0 {
 		t.Errorf("oom kills = %d, %v", n, err)
 	}
+	before := time.Now()
+	st, err := s.Engine.Stats(t.Context(), "usage1")
+	if err != nil || st.WallMS < u.WallMS || st.At.Before(before.Add(-time.Second)) {
+		t.Errorf("stats = %+v, %v", st, err)
+	}
+}
+
+// find returns what the engine lists of one sandbox.
+func (s *suite) find(t *testing.T, id string) *runtime.Started {
+	t.Helper()
+	list, err := s.Engine.List(t.Context())
+	if err != nil {
+		t.Fatalf("list: %v", err)
+	}
+	var found *runtime.Started
+	for _, st := range list {
+		_ = st.Pidfd.Close() // read by nobody
+		if st.ID == id {
+			found = st
+		}
+	}
+	if found == nil {
+		t.Fatalf("%s is not listed", id)
+	}
+	return found
+}
+
+// What is listed is what holds: a daemon that was killed half way through an update learns it from there. That a deadline
+// which has come ends the sandbox, the tests of the real engine show.
+func testUpdate(t *testing.T, s *suite) {
+	t.Helper()
+	st := s.create(t, "update1")
+	spec := s.NewSpec(t, "update1")
+	if got := s.find(t, "update1"); got.Limits != st.Limits || st.Limits.Pids != spec.Limits.Pids || got.Deadline.IsZero() {
+		t.Errorf("listed: %+v, created: %+v", got, st)
+	}
+	deadline := time.Now().Add(2 * time.Hour).UTC()
+	if _, err := s.Engine.Update(t.Context(), "update1", &runtime.Change{Deadline: deadline}); err != nil {
+		t.Fatalf("change the deadline: %v", err)
+	}
+	if got := s.find(t, "update1"); !got.Deadline.Equal(deadline) || got.Limits != st.Limits {
+		t.Errorf("after a change of the deadline: %+v", got)
+	}
+	// These are wishes: an engine that cannot hold them says so in enforced.
+	limits := st.Limits
+	limits.Memory, limits.CPUs = 64<<20, 0.5
+	enforced, err := s.Engine.Update(t.Context(), "update1", &runtime.Change{Limits: &limits})
+	if err != nil {
+		t.Fatalf("change limits: %v", err)
+	}
+	if enforced.Memory == "" || enforced.CPU == "" || enforced.IO == "" || enforced.CPUSet == "" || !enforced.NoNewPrivs {
+		t.Errorf("enforced leaves something unsaid: %+v", enforced)
+	}
+	if got := s.find(t, "update1"); got.Limits != limits || !got.Deadline.Equal(deadline) {
+		t.Errorf("after a change of limits: %+v", got)
+	}
+}
+
+func testUpdateRefused(t *testing.T, s *suite) {
+	t.Helper()
+	st := s.create(t, "update2")
+	limits := st.Limits
+	limits.Memory, limits.Nofile = 64<<20, st.Limits.Nofile+1
+	change := &runtime.Change{Limits: &limits, Explicit: limits, Deadline: time.Now().Add(3 * time.Hour)}
+	if _, err := s.Engine.Update(t.Context(), "update2", change); !errors.Is(err, runtime.ErrUnenforceable) {
+		t.Errorf("update: %v, want ErrUnenforceable", err)
+	}
+	if got := s.find(t, "update2"); got.Limits != st.Limits || !got.Deadline.Equal(st.Deadline) {
+		t.Errorf("after a refused update: %+v, before: %+v", got, st)
+	}
+	if _, err := s.Engine.Update(t.Context(), "nobody", &runtime.Change{}); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("update of an unknown one: %v, want ErrNotFound", err)
+	}
+}
+
+func testUpdateConcurrent(t *testing.T, s *suite) {
+	t.Helper()
+	st := s.create(t, "update3")
+	var wg sync.WaitGroup
+	errs := make([]error, 8)
+	for i := range errs {
+		wg.Go(func() {
+			if i == 4 {
+				errs[i] = s.Engine.Delete(t.Context(), "update3")
+				return
+			}
+			limits := st.Limits
+			limits.CPUs = float64(i + 1)
+			_, errs[i] = s.Engine.Update(t.Context(), "update3", &runtime.Change{Limits: &limits, Deadline: time.Now().Add(time.Hour)})
+		})
+	}
+	wg.Wait()
+	for i, err := range errs {
+		if err != nil && (i == 4 || !errors.Is(err, runtime.ErrNotFound)) {
+			t.Errorf("call %d: %v", i, err)
+		}
+	}
+	if got := s.list(t); len(got) != 0 {
+		t.Errorf("left: %v", got)
+	}
 }
 
 func testUnknown(t *testing.T, s *suite) {
 	t.Helper()
 	if _, err := s.Engine.Usage(t.Context(), "unknown2"); !errors.Is(err, runtime.ErrNotFound) {
 		t.Errorf("usage: %v, want ErrNotFound", err)
+	}
+	if _, err := s.Engine.Stats(t.Context(), "unknown2"); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("stats: %v, want ErrNotFound", err)
 	}
 	if _, err := s.Engine.OOMKills(t.Context(), "unknown2"); !errors.Is(err, runtime.ErrNotFound) {
 		t.Errorf("oom kills: %v, want ErrNotFound", err)

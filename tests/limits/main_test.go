@@ -4,8 +4,10 @@
 package limits
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,7 +26,7 @@ import (
 const mount = "/sys/fs/cgroup"
 
 // controllers are those that our limits need.
-var controllers = []string{"cpu", "memory", "pids"}
+var controllers = []string{"cpu", "cpuset", "io", "memory", "pids"}
 
 // group makes a cgroup for one test, delegated as far as this user can delegate, with all controllers. When the test ends
 // it must be as it was made: nothing below it, nothing enabled for what was below.
@@ -147,6 +149,57 @@ func number(t *testing.T, dir, file, key string) int64 {
 	}
 	t.Fatalf("%s/%s has no %q", dir, file, key)
 	return 0
+}
+
+// rate is how much a counter of the kernel grows in a second. It is looked at twice, and what lies between is timed.
+func rate(t *testing.T, during time.Duration, counter func() int64) float64 {
+	t.Helper()
+	from, began := counter(), time.Now()
+	select {
+	case <-time.After(during):
+	case <-t.Context().Done():
+	}
+	to, ended := counter(), time.Now()
+	return float64(to-from) / ended.Sub(began).Seconds()
+}
+
+// cores is how many cores' time the sandbox takes.
+func cores(t *testing.T, dir string, during time.Duration) float64 {
+	t.Helper()
+	return rate(t, during, func() int64 { return number(t, dir, "cpu.stat", "usage_usec") }) / 1e6
+}
+
+// near says whether got differs from want by no more than the share.
+func near(got, want, share float64) bool { return got >= want*(1-share) && got <= want*(1+share) }
+
+// patch changes a sandbox.
+func patch(t *testing.T, d *harness.Daemon, s *harness.Sandbox, change api.UpdateSandbox) (*api.Sandbox, error) {
+	t.Helper()
+	var now api.Sandbox
+	err := d.Call(t.Context(), http.MethodPatch, "/v1/sandboxes/"+s.ID, change, &now)
+	return &now, err
+}
+
+// mustPatch changes limits that can be changed.
+func mustPatch(t *testing.T, d *harness.Daemon, s *harness.Sandbox, limits api.LimitsUpdate) {
+	t.Helper()
+	if _, err := patch(t, d, s, api.UpdateSandbox{Limits: limits}); err != nil {
+		t.Fatalf("change %+v: %v", limits, err)
+	}
+}
+
+// code is that of the problem that an error is.
+func code(err error) api.Code {
+	if p, ok := errors.AsType[*api.Problem](err); ok {
+		return p.Code
+	}
+	return ""
+}
+
+// hog takes all the time that it gets, with so many processes, until the sandbox ends.
+func hog(t *testing.T, s *harness.Sandbox, processes int) {
+	t.Helper()
+	s.Sh(t, fmt.Sprintf("for i in $(seq %d); do nohup sh -c 'while :; do :; done' >/dev/null 2>&1 & done", processes))
 }
 
 // background runs a shell command in a sandbox, and returns what waits for its result.

@@ -1,0 +1,183 @@
+package libct
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/runtime/cgroup"
+)
+
+// Enforce plans which limits hold a sandbox on this host. An explicit limit that cannot be held is ErrUnenforceable.
+func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
+	e := api.Enforced{
+		Namespaces: []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "net"},
+		IDs:        "subordinate",
+		Seccomp:    spec.Profile.Name,
+		NoNewPrivs: true,
+		Caps:       len(spec.Profile.Capabilities),
+		Memory:     "none",
+		CPU:        "none",
+		CPUSet:     "none",
+		Pids:       "rlimit",
+		IO:         "none",
+		Network:    string(api.NetworkNone),
+		Missing:    slices.Clone(host.Missing),
+	}
+	if host.Single {
+		e.IDs = "single"
+	}
+	has := func(c string) bool { return host.Cgroup && slices.Contains(host.Controllers, c) }
+	if spec.Limits.Memory > 0 && has("memory") {
+		e.Memory = "cgroup"
+	}
+	if e.Memory == "cgroup" && !host.hasFile("memory.swap.max") {
+		e.Missing = append(e.Missing, "swap limit: this kernel does not count swap by cgroup: boot with swapaccount=1, or without swap")
+	}
+	if spec.Limits.CPUs > 0 && has("cpu") {
+		e.CPU = "cgroup"
+	}
+	if spec.Limits.CPUSet != "" && has("cpuset") {
+		e.CPUSet = "cgroup"
+	}
+	if has("pids") {
+		e.Pids = "cgroup"
+	}
+	if throttles(spec.Limits.IO) && has("io") && spec.IODevice.Number != "" {
+		e.IO = "cgroup"
+		if !spec.IODevice.Writeback {
+			e.IO = "direct"
+			e.Missing = append(e.Missing, "io limit: "+spec.IODevice.Reason)
+		}
+	}
+	return e, refuse(spec, host, has)
+}
+
+// refuse names the first explicit limit that this host cannot hold.
+func refuse(spec *runtime.Spec, host *Host, has func(controller string) bool) error {
+	x := &spec.Explicit
+	for _, l := range []struct {
+		asked            bool
+		what, controller string
+		file             string // that not every kernel has
+	}{
+		{x.Memory > 0, "memory", "memory", ""},
+		{x.MemoryHigh > 0, "memory_high", "memory", ""},
+		{x.Swap != nil, "swap", "memory", "memory.swap.max"},
+		{x.OOMGroup, "oom_group", "memory", "memory.oom.group"},
+		{x.CPUs > 0, "cpu", "cpu", ""},
+		{x.CPUWeight > 0, "cpu_weight", "cpu", ""},
+		{x.CPUSet != "", "cpuset", "cpuset", ""},
+		{throttles(x.IO) || x.IO.Weight > 0, "io", "io", ""},
+	} {
+		switch {
+		case !l.asked:
+		case !has(l.controller):
+			return fmt.Errorf("%s limit: no cgroup v2 %s controller is delegated to the daemon: %w", l.what, l.controller, runtime.ErrUnenforceable)
+		case l.file != "" && !host.hasFile(l.file):
+			return fmt.Errorf("%s limit: this kernel's cgroups have no %s: %w", l.what, l.file, runtime.ErrUnenforceable)
+		}
+	}
+	device := &spec.IODevice
+	switch {
+	case throttles(x.IO) && device.Number == "":
+		return fmt.Errorf("io limit: %s: %w", device.Reason, runtime.ErrUnenforceable)
+	case throttles(x.IO) && !host.hasFile("io.max"):
+		return fmt.Errorf("io limit: this kernel's cgroups have no io.max (CONFIG_BLK_DEV_THROTTLING): %w", runtime.ErrUnenforceable)
+	case x.IO.Weight > 0 && (device.Weight == "" || !host.hasFile(device.Weight)):
+		return fmt.Errorf("io.weight: nothing weighs the requests of %s: neither is bfq its scheduler nor iocost switched on: %w",
+			orNone(device.Name), runtime.ErrUnenforceable)
+	case x.Nofile > host.Nofile:
+		return fmt.Errorf("nofile limit: %d exceeds the daemon's own hard limit of %d: %w", x.Nofile, host.Nofile, runtime.ErrUnenforceable)
+	}
+	return nil
+}
+
+func orNone(device string) string {
+	if device == "" {
+		return "no device"
+	}
+	return device
+}
+
+// throttles says that a ceiling is asked for, which is more than a weight.
+func throttles(io api.IOLimits) bool {
+	io.Weight = 0
+	return io != api.IOLimits{}
+}
+
+// hasFile says that the cgroups of sandboxes have the file.
+func (h *Host) hasFile(name string) bool { return slices.Contains(h.Files, name) }
+
+// settings plans the files of a sandbox's cgroup, each with the value that holds the limit, or with the kernel's own where
+// there is none. It is pure, and has every file that limits are about and this host's cgroups have: those of no limits
+// at all are what a new cgroup begins with. The memory comes last: it alone can be refused by the sandbox's own state.
+func settings(l *api.Limits, device *cgroup.Device, host *Host) []cgroup.Setting {
+	var all []cgroup.Setting
+	set := func(file, value string) {
+		if host.Cgroup && host.hasFile(file) {
+			all = append(all, cgroup.Setting{File: file, Value: value})
+		}
+	}
+	orMax := func(n int64) string {
+		if n == 0 {
+			return "max"
+		}
+		return strconv.FormatInt(n, 10)
+	}
+	set("cpuset.cpus", l.CPUSet)
+	quota := "max"
+	const period = 100000 // µs, the kernel's default
+	if l.CPUs > 0 {
+		quota = strconv.FormatInt(max(1000, int64(math.Round(l.CPUs*period))), 10) // 1 ms is the kernel's minimum
+	}
+	set("cpu.max", quota+" "+strconv.Itoa(period))
+	set("cpu.weight", strconv.FormatInt(weight(l.CPUWeight), 10))
+	pids := "max"
+	if l.Pids > 0 {
+		pids = strconv.FormatInt(l.Pids+initThreads, 10)
+	}
+	set("pids.max", pids)
+	if device.Number != "" {
+		set("io.max", strings.Join([]string{
+			device.Number, "rbps=" + orMax(l.IO.ReadBPS), "wbps=" + orMax(l.IO.WriteBPS), "riops=" + orMax(l.IO.ReadIOPS), "wiops=" + orMax(l.IO.WriteIOPS),
+		}, " "))
+	}
+	switch w := weight(l.IO.Weight); device.Weight {
+	case "io.weight":
+		set("io.weight", strconv.FormatInt(w, 10))
+	case "io.bfq.weight":
+		if w > 100 {
+			w = 100 + (w-100)/11 // bfq's own go to 1000; systemd maps them so too
+		}
+		set("io.bfq.weight", strconv.FormatInt(w, 10))
+	}
+	group := "0"
+	if l.OOMGroup {
+		group = "1"
+	}
+	set("memory.oom.group", group)
+	swap := "max"
+	switch {
+	case l.Swap != nil:
+		swap = strconv.FormatInt(*l.Swap, 10)
+	case l.Memory > 0:
+		swap = "0" // or the limit on memory would be none
+	}
+	set("memory.swap.max", swap)
+	set("memory.high", orMax(l.MemoryHigh))
+	set("memory.max", orMax(l.Memory))
+	return all
+}
+
+// weight is the kernel's default where none is asked for.
+func weight(asked int64) int64 {
+	if asked == 0 {
+		return 100
+	}
+	return asked
+}

@@ -1,0 +1,141 @@
+package limits
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+// device is the number of the disk that the daemon's data lies on: here always a whole one, of the machine's root.
+func device(t *testing.T, d *harness.Daemon) string {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(d.DataDir, &st); err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
+}
+
+// moved is what the kernel counts for the disk: "wbytes", "rios" and the like.
+func moved(t *testing.T, dir, disk, what string) int64 {
+	t.Helper()
+	for line := range strings.Lines(read(t, dir, "io.stat")) {
+		f := strings.Fields(line)
+		if len(f) == 0 || f[0] != disk {
+			continue
+		}
+		for _, pair := range f[1:] {
+			var n int64
+			if k, v, _ := strings.Cut(pair, "="); k == what {
+				if _, err := fmt.Sscan(v, &n); err != nil {
+					t.Fatalf("io.stat: %q: %v", line, err)
+				}
+				return n
+			}
+		}
+	}
+	return 0
+}
+
+const (
+	writeDirect = "while :; do dd if=/dev/zero of=/tmp/direct bs=64k count=64 oflag=direct conv=notrunc; done"
+	// Through the page cache, and synced so that it is written out by whoever dirtied it.
+	writeCached = "while :; do dd if=/dev/zero of=/tmp/cached bs=64k count=64 conv=notrunc,fdatasync; done"
+)
+
+func loop(t *testing.T, s *harness.Sandbox, script string) {
+	t.Helper()
+	s.Sh(t, "nohup sh -c '"+script+"' >/dev/null 2>&1 &")
+}
+
+// await waits until the disk has seen some of a loop: what comes first is not held back.
+func await(t *testing.T, dir, disk, what string, n int64) {
+	t.Helper()
+	harness.Eventually(t, 30*time.Second, func() error {
+		if got := moved(t, dir, disk, what); got < n {
+			return fmt.Errorf("%s is %d", what, got)
+		}
+		return nil
+	})
+}
+
+func TestIOLimitHoldsWrites(t *testing.T) {
+	const bps = 1 * mib
+	for name, script := range map[string]string{"direct": writeDirect, "through the page cache": writeCached} {
+		t.Run(name, func(t *testing.T) {
+			d := start(t)
+			s := d.Create(t, api.CreateSandbox{Limits: api.Limits{IO: api.IOLimits{WriteBPS: bps}}})
+			dir, disk := cgroupOf(t, s.PID), device(t, d)
+			loop(t, s, script)
+			await(t, dir, disk, "wbytes", bps/2)
+			got := rate(t, 6*time.Second, func() int64 { return moved(t, dir, disk, "wbytes") })
+			t.Logf("%.0f bytes a second", got)
+			// A loop that syncs every few MiB waits also for the journal, and so may stay below.
+			if !near(got, bps, 0.2) && (script == writeDirect || got > bps || got < bps/8) {
+				t.Errorf("writes at %.0f bytes a second, want %d ± 20 %%", got, bps)
+			}
+			// A ceiling and not the disk's speed: without it there is more.
+			mustPatch(t, d, s, api.LimitsUpdate{IO: &api.IOLimits{}})
+			if got := read(t, dir, "io.max"); got != "" {
+				t.Errorf("io.max is %q after the limit was taken away", got)
+			}
+			if got := rate(t, 3*time.Second, func() int64 { return moved(t, dir, disk, "wbytes") }); got < 2*bps {
+				t.Errorf("without a limit writes are at %.0f bytes a second", got)
+			}
+		})
+	}
+}
+
+func TestIOLimitHoldsOperations(t *testing.T) {
+	const iops = 40
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{IO: api.IOLimits{WriteIOPS: iops}}})
+	dir, disk := cgroupOf(t, s.PID), device(t, d)
+	loop(t, s, strings.ReplaceAll(writeDirect, "bs=64k", "bs=4k"))
+	await(t, dir, disk, "wios", iops)
+	if got := rate(t, 6*time.Second, func() int64 { return moved(t, dir, disk, "wios") }); !near(got, iops, 0.2) {
+		t.Errorf("%.1f writes a second, want %d ± 20 %%", got, iops)
+	}
+}
+
+// What this host cannot hold is refused with its reason.
+func TestIOLimitsThatNothingHoldsAreRefused(t *testing.T) {
+	d := start(t)
+	_, err := d.TryCreate(t.Context(), api.CreateSandbox{Limits: api.Limits{IO: api.IOLimits{Weight: 50}}})
+	// A device that hands its requests on to others (multipath) has no scheduler, nor a file that names it.
+	scheduler, _ := os.ReadFile("/sys/dev/block/" + device(t, d) + "/queue/scheduler")
+	if strings.Contains(string(scheduler), "[bfq]") {
+		if err != nil {
+			t.Errorf("with bfq: %v", err)
+		}
+	} else if code(err) != api.CodeUnenforceable || !strings.Contains(err.Error(), "bfq") {
+		t.Errorf("a weight without bfq: %v", err)
+	}
+	// On tmpfs there is no device. It must be one with user attributes, or no sandbox starts: Linux 6.6.
+	dir := filepath.Join("/dev/shm", "limits-"+filepath.Base(d.DataDir))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = harness.RemoveAll(dir) })
+	if err := unix.Setxattr(dir, "user.test", []byte("1"), 0); err != nil {
+		t.Logf("no sandbox on tmpfs here: %v", err)
+		return
+	}
+	t.Setenv("TMPDIR", dir)
+	onTmpfs := harness.Start(t, harness.Options{Cgroup: group(t)})
+	_, err = onTmpfs.TryCreate(t.Context(), api.CreateSandbox{Limits: api.Limits{IO: api.IOLimits{WriteBPS: mib}}})
+	if code(err) != api.CodeUnenforceable || !strings.Contains(err.Error(), "tmpfs") {
+		t.Errorf("a limit on tmpfs: %v", err)
+	}
+	if e := onTmpfs.Create(t, api.CreateSandbox{}).Enforced; e.IO != "none" {
+		t.Errorf("enforced: %+v", e)
+	}
+}

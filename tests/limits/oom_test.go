@@ -1,0 +1,45 @@
+package limits
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// With oom_group the kernel ends the sandbox as a whole, and it says why.
+func TestOOMGroupEndsTheSandbox(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, OOMGroup: true}})
+	neighbour := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, OOMGroup: true}})
+	s.Sh(t, "nohup sleep 600 >/dev/null 2>&1 &")
+	_, err := s.TryExec(t.Context(), sh("exec tail /dev/zero"))
+	if code(err) != api.CodeGone || !strings.Contains(err.Error(), "out of memory") {
+		t.Errorf("the hog's exec: %v", err)
+	}
+	now := s.WaitState(t, 20*time.Second, api.StateStopped)
+	if !strings.Contains(now.Reason, "out of memory") {
+		t.Errorf("the reason is %q", now.Reason)
+	}
+	if got := neighbour.Sh(t, "echo fine"); got != "fine\n" {
+		t.Errorf("the neighbour: %q", got)
+	}
+	if left := s.Processes(t); len(left) > 0 {
+		t.Errorf("processes %v are left", left)
+	}
+}
+
+// memory_high slows down and reclaims, and kills nobody.
+func TestMemoryHighKillsNobody(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 200 * mib, MemoryHigh: 32 * mib}})
+	dir := cgroupOf(t, s.PID)
+	s.Sh(t, "head -c 100M /dev/zero >/tmp/big; sync /tmp/big")
+	if n := number(t, dir, "memory.current", ""); n > 40*mib {
+		t.Errorf("%d bytes are in use, most of it page cache, with memory_high at 32 MiB", n)
+	}
+	if number(t, dir, "memory.events", "high") == 0 || number(t, dir, "memory.events", "oom_kill") != 0 {
+		t.Errorf("memory.events: %s", read(t, dir, "memory.events"))
+	}
+}
