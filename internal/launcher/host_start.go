@@ -229,6 +229,9 @@ func missing(o Options) []string {
 	if o.Cgroup.Reason != "" {
 		out = append(out, "cgroup: "+o.Cgroup.Reason)
 	}
+	if o.Cgroup.Rest != "" {
+		out = append(out, "limits of io and cpuset: "+o.Cgroup.Rest)
+	}
 	return out
 }
 
