@@ -210,6 +210,16 @@ func TestRemedyFitsTheHost(t *testing.T) {
 			func(h *Host) { h.Container, h.Systemd, h.Top = true, false, []string{"pids"} }, []string{"cpu", "memory"},
 			[]string{"let the container's cgroup have cpu, memory"}, "docker run",
 		},
+		"a container on a hybrid host": {
+			func(h *Host) { h.Container, h.Systemd, h.Top, h.V1 = true, false, []string{}, all },
+			nil,
+			[]string{"boot the container's host", "cgroup_no_v1=all"}, "docker run",
+		},
+		"systemd in a container with little": {
+			func(h *Host) { h.Container, h.Top, h.Manager = true, []string{"pids"}, []string{"pids"} },
+			[]string{"cpu"},
+			[]string{"let the container's cgroup have cpu"}, "kernel",
+		},
 		"a user in a container": {
 			func(h *Host) { h.Container, h.Systemd = true, false }, nil,
 			[]string{"cd /sys/fs/cgroup && chown ann . cgroup.procs"}, "docker run",

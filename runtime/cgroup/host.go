@@ -18,7 +18,7 @@ type Host struct {
 	Systemd bool   // it manages the host
 	// Asks says that a daemon which starts where the calling process is asks systemd for a scope.
 	Asks bool
-	// Container says that this is one of Docker's, Podman's or their like.
+	// Container says that this is one of Docker's, Podman's or their like, or a cgroup namespace of its own.
 	Container bool
 	// ReadOnly says that cgroup v2 is mounted read-only.
 	ReadOnly bool
@@ -45,11 +45,14 @@ func survey(at place) Host {
 	if u, err := user.LookupId(h.User); err == nil {
 		h.User = u.Username
 	}
-	h.Systemd = exists("/run/systemd/system") // sd_booted(3)
-	h.Asks = h.Systemd && at.wantsScope()
+	part := at.mount != "" && !isTop(at.mount)
+	h.Container = part
 	for _, mark := range []string{"/.dockerenv", "/run/.containerenv", "/run/systemd/container"} {
 		h.Container = h.Container || exists(mark)
 	}
+	// sd_booted(3). Who is at the root of a namespace is above what a systemd could manage here.
+	h.Systemd = exists("/run/systemd/system") && (!part || at.own != at.mount)
+	h.Asks = h.Systemd && at.wantsScope()
 	if at.mount != "" {
 		h.Top = append([]string{}, words(at.mount, "cgroup.controllers")...)
 		manager := fmt.Sprintf("user.slice/user-%d.slice/user@%d.service", h.UID, h.UID)
@@ -113,15 +116,16 @@ func (h Host) Remedy(lacking []string) string {
 	if len(lacking) == 0 {
 		lacking = wanted
 	}
-	if h.Container && !h.Systemd {
-		return h.inContainer(lacking)
-	}
 	// What the whole hierarchy does not have, nobody can be given.
-	steps := h.boot(without(lacking, h.Top))
+	absent := without(lacking, h.Top)
+	if h.Container && (!h.Systemd || len(absent) > 0) {
+		return h.inContainer(absent)
+	}
+	steps := h.boot(absent)
 	if h.ReadOnly {
 		steps = append(steps, h.sudo("mount -o remount,rw /sys/fs/cgroup"))
 	}
-	if lacking = without(lacking, without(lacking, h.Top)); len(lacking) > 0 {
+	if lacking = without(lacking, absent); len(lacking) > 0 {
 		steps = append(steps, h.delegation(lacking))
 	}
 	return strings.Join(steps, "; ")
@@ -134,12 +138,15 @@ func (h Host) sudo(command string) string {
 	return "sudo " + command
 }
 
-func (h Host) inContainer(lacking []string) string {
-	switch absent := without(lacking, h.Top); {
-	case h.Top == nil || h.ReadOnly:
+func (h Host) inContainer(absent []string) string {
+	switch {
+	case (h.Top == nil || h.ReadOnly) && len(h.V1) == 0:
 		return "start the container with a cgroup namespace of its own that is writable: " +
 			"docker run --cgroupns=private --security-opt writable-cgroups=true (Docker 28 or newer; older: --privileged), " +
 			"podman run --cgroupns=private --security-opt unmask=/sys/fs/cgroup"
+	case slices.ContainsFunc(absent, func(c string) bool { return slices.Contains(h.V1, c) }):
+		return "boot the container's host with systemd.unified_cgroup_hierarchy=1 (without systemd: cgroup_no_v1=all) on the kernel's command line, " +
+			"so that cgroup v2 has the controllers"
 	case len(absent) > 0:
 		return "let the container's cgroup have " + strings.Join(absent, ", ") +
 			": on its host they must be enabled in cgroup.subtree_control of the cgroup above"
