@@ -1,5 +1,5 @@
-// Package units holds the example units for the test that runs them (tests/limits), on a machine that has no source tree.
-package units
+// Package systemd holds the example units for the test that runs them (tests/limits), on a machine that has no source tree.
+package systemd
 
 import _ "embed"
 
