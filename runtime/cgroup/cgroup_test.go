@@ -210,6 +210,11 @@ func TestRemedyFitsTheHost(t *testing.T) {
 			[]string{"let root give ann a cgroup: mkdir /sys/fs/cgroup/ann", "+cpu +cpuset +io +memory +pids", "chown ann"},
 			"systemd",
 		},
+		"too little without systemd": {
+			func(h *Host) { h.Systemd = false },
+			[]string{"io"},
+			[]string{`as root, write "+io" to cgroup.subtree_control of each cgroup above`}, "mkdir",
+		},
 		"root without systemd": {
 			func(h *Host) { h.UID, h.Systemd = 0, false },
 			[]string{"io"},

@@ -113,7 +113,8 @@ const (
 // Remedy is the way to what is missing, for this very host, in the order in which it is to be gone. Lacking are the
 // controllers that are missed; none means the cgroup itself.
 func (h Host) Remedy(lacking []string) string {
-	if len(lacking) == 0 {
+	inOne := len(lacking) > 0 // in a cgroup that is delegated, with less than is wanted
+	if !inOne {
 		lacking = wanted
 	}
 	// What the whole hierarchy does not have, nobody can be given.
@@ -126,7 +127,7 @@ func (h Host) Remedy(lacking []string) string {
 		steps = append(steps, h.sudo("mount -o remount,rw /sys/fs/cgroup"))
 	}
 	if lacking = without(lacking, absent); len(lacking) > 0 {
-		steps = append(steps, h.delegation(lacking))
+		steps = append(steps, h.delegation(lacking, inOne))
 	}
 	return strings.Join(steps, "; ")
 }
@@ -189,8 +190,8 @@ func (h Host) boot(absent []string) (steps []string) {
 	return steps
 }
 
-// delegation says how to get a cgroup with controllers that the host has.
-func (h Host) delegation(lacking []string) string {
+// delegation says how to get a cgroup with controllers that the host has, or them into the one that there is.
+func (h Host) delegation(lacking []string, inOne bool) string {
 	const delegate = `-p "Delegate=cpu cpuset io memory pids" sandboxd serve`
 	switch {
 	case h.Systemd && h.UID == 0:
@@ -202,8 +203,8 @@ func (h Host) delegation(lacking []string) string {
 			strings.Join(without(lacking, h.Manager), ", "), filepath.Dir(dropIn), dropInText, dropIn)
 	case h.Systemd:
 		return "start the daemon in a scope of its own: systemd-run --user --scope " + delegate
-	case h.UID == 0:
-		return fmt.Sprintf("enable them for the daemon's cgroup: write \"+%s\" to cgroup.subtree_control of each cgroup above it, from the top down",
+	case h.UID == 0 || inOne:
+		return fmt.Sprintf("enable them for the daemon's cgroup: as root, write \"+%s\" to cgroup.subtree_control of each cgroup above it, from the top down",
 			strings.Join(lacking, " +"))
 	}
 	dir := "/sys/fs/cgroup/" + h.User
