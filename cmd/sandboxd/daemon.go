@@ -22,6 +22,7 @@ import (
 	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
+	"github.com/sandboxd/sandboxd/runtime/cgroup/systemd"
 	"github.com/sandboxd/sandboxd/seccomp"
 )
 
@@ -70,7 +71,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	// One daemon per data directory, and its name tells the cgroups of several apart.
 	sum := sha256.Sum256([]byte(o.DataDir))
 	name := hex.EncodeToString(sum[:4])
-	subtree, err := cgroup.Prepare(name)
+	subtree, err := cgroup.Prepare(ctx, name, func(ctx context.Context) error { return systemd.Enter(ctx, name) })
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,8 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
+	"github.com/sandboxd/sandboxd/runtime/cgroup"
+	"github.com/sandboxd/sandboxd/runtime/cgroup/systemd"
 	"github.com/sandboxd/sandboxd/seccomp"
 )
 
@@ -73,6 +75,9 @@ type facts struct {
 
 	cgroup    kernel.Cgroup
 	cgroupErr error
+	host      cgroup.Host
+	scope     systemd.Scope // what systemd gives, where the daemon would ask for it
+	scopeErr  error
 
 	landlock    int
 	landlockErr error
@@ -115,6 +120,12 @@ func gather(ctx context.Context, dataDir string) facts {
 		_, f.seccomp = seccomp.Plan(seccomp.Default(), f.arch, seccomp.Abilities{Actions: f.seccompActions})
 	}
 	f.cgroup, f.cgroupErr = kernel.ProbeCgroup()
+	if f.host, err = cgroup.Survey(); err != nil {
+		f.cgroupErr = errors.Join(f.cgroupErr, err)
+	}
+	if f.host.Asks {
+		f.scope, f.scopeErr = systemd.Probe(ctx)
+	}
 	f.landlock, f.landlockErr = kernel.LandlockABI()
 	f.ptraceScope = readSysctl("kernel/yama/ptrace_scope")
 	return f

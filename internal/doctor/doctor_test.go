@@ -14,6 +14,8 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
+	"github.com/sandboxd/sandboxd/runtime/cgroup"
+	"github.com/sandboxd/sandboxd/runtime/cgroup/systemd"
 )
 
 func TestMain(m *testing.M) {
@@ -25,6 +27,7 @@ func TestMain(m *testing.M) {
 
 // healthy is an ordinary user's host that lacks nothing.
 func healthy() facts {
+	controllers := cgroup.Wanted()
 	all := []idmap.Range{{Inside: 0, Outside: 0, Size: 4294967295}}
 	subs := []idmap.Range{{Outside: 100000, Size: 65536}}
 	return facts{
@@ -38,8 +41,9 @@ func healthy() facts {
 		dataDir:  "/home/ann/.local/share/sandboxd", nearest: "/home/ann", filesystem: "ext4",
 		seccompActions: []string{"errno", "allow"},
 		cgroup: kernel.Cgroup{
-			Mount: "/sys/fs/cgroup", Dir: "/sys/fs/cgroup/user.slice", Available: wanted, Controllers: wanted, Delegated: true, Kill: true,
+			Mount: "/sys/fs/cgroup", Dir: "/sys/fs/cgroup/user.slice", Available: controllers, Controllers: controllers, Delegated: true, Kill: true,
 		},
+		host:     cgroup.Host{UID: 1000, User: "ann", Systemd: true, Top: controllers, Manager: controllers},
 		landlock: 6, ptraceScope: sysctl{1, true},
 	}
 }
@@ -116,19 +120,51 @@ func TestJudge(t *testing.T) {
 		"no place, so no overlay": {
 			func(f *facts) { f.dataErr = syscall.EROFS }, "overlay", true, "not tried", "--data-dir",
 		},
-		"no attributes":  {func(f *facts) { f.xattrs = refused("user.* attributes") }, "user attributes", true, "refused", "ext4"},
-		"no overlay":     {func(f *facts) { f.overlay = refused("overlay") }, "overlay", true, "refused", "Linux 5.11"},
-		"covered /proc":  {func(f *facts) { f.proc = refused("a fresh /proc") }, "fresh /proc", true, "refused", "unmask"},
-		"no filters":     {func(f *facts) { f.seccomp = refused("system call filters") }, "system call filter", true, "refused", "CONFIG_SECCOMP"},
-		"no cgroup v2":   {func(f *facts) { f.cgroupErr = refused("cgroup v2") }, "cgroup limits", false, "cgroup v2", "unified_cgroup_hierarchy"},
-		"controllers v1": {func(f *facts) { f.cgroup.Controllers, f.cgroup.Available = nil, nil }, "cgroup limits", false, "none", "cgroup_no_v1"},
+		"no attributes": {func(f *facts) { f.xattrs = refused("user.* attributes") }, "user attributes", true, "refused", "ext4"},
+		"no overlay":    {func(f *facts) { f.overlay = refused("overlay") }, "overlay", true, "refused", "Linux 5.11"},
+		"covered /proc": {func(f *facts) { f.proc = refused("a fresh /proc") }, "fresh /proc", true, "refused", "unmask"},
+		"no filters":    {func(f *facts) { f.seccomp = refused("system call filters") }, "system call filter", true, "refused", "CONFIG_SECCOMP"},
+		"no cgroup v2": {
+			func(f *facts) { f.cgroupErr, f.host.Top = refused("cgroup v2"), nil },
+			"cgroup limits", false, "cgroup v2", "unified_cgroup_hierarchy",
+		},
+		"controllers v1": {
+			func(f *facts) {
+				f.cgroup.Controllers, f.host.Top, f.host.V1, f.host.Systemd = nil, []string{}, cgroup.Wanted(), false
+			},
+			"cgroup limits", false, "none", "cgroup_no_v1",
+		},
 		"not delegated": {
 			func(f *facts) { f.cgroup.Delegated, f.cgroup.Why = false, "cgroup.procs is not ours" },
 			"cgroup limits", false, "not ours", "systemd-run --user --scope",
 		},
+		"systemd refuses": {
+			func(f *facts) {
+				f.cgroup.Delegated, f.cgroup.Why = false, "cgroup.procs is not ours"
+				f.host.Asks, f.host.Manager, f.scopeErr = true, nil, errors.New("no such socket")
+			},
+			"cgroup limits", false, "not ours; systemd was asked for a scope: no such socket", "loginctl enable-linger ann",
+		},
 		"cpu is missing": {
-			func(f *facts) { f.cgroup.Controllers = []string{"memory", "pids"} },
-			"cgroup limits", false, "memory, pids", "systemctl edit user@.service",
+			func(f *facts) {
+				f.cgroup.Controllers = []string{"memory", "pids"}
+				f.host.Manager = f.cgroup.Controllers
+			},
+			"cgroup limits", false, "memory, pids", "hand cpu to users: sudo mkdir -p /etc/systemd/system/user@.service.d",
+		},
+		"a scope without cpu": {
+			func(f *facts) {
+				f.cgroup.Delegated, f.host.Asks, f.scope.Controllers = false, true, []string{"memory", "pids"}
+				f.host.Manager = f.scope.Controllers
+			},
+			"cgroup limits", false, "a scope with the controllers: memory, pids", "delegate.conf",
+		},
+		"io is missing": {
+			func(f *facts) {
+				f.cgroup.Controllers = []string{"cpu", "cpuset", "memory", "pids"}
+				f.host.Manager = f.cgroup.Controllers
+			},
+			"io and cpuset limits", false, "cpu, cpuset, memory, pids", "hand io to users",
 		},
 		"no cgroup.kill":   {func(f *facts) { f.cgroup.Kill = false }, "cgroup.kill", false, "no cgroup.kill", "5.14"},
 		"no Landlock":      {func(f *facts) { f.landlockErr = refused("Landlock") }, "Landlock", false, "Landlock", "lsm="},
@@ -175,6 +211,18 @@ func TestText(t *testing.T) {
 	}
 	if text := Text(nil); !strings.Contains(text, "everything") {
 		t.Error(text)
+	}
+}
+
+// In a login session nothing is delegated, and nothing is missing where systemd gives a scope.
+func TestJudgeTakesAScopeForACgroup(t *testing.T) {
+	f := healthy()
+	f.cgroup.Delegated, f.cgroup.Kill, f.cgroup.Why = false, false, "cgroup.procs is not ours"
+	f.host.Asks, f.scope = true, systemd.Scope{Controllers: cgroup.Wanted(), Kill: true}
+	for _, c := range judge(f) {
+		if !c.OK {
+			t.Errorf("%+v", c)
+		}
 	}
 }
 

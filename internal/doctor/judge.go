@@ -24,6 +24,7 @@ func judge(f facts) []api.Check {
 		f.judgeProc(),
 		f.judgeSeccomp(),
 		f.judgeCgroup(),
+		f.judgeCgroupRest(),
 		f.judgeCgroupKill(),
 		f.judgeLandlock(),
 		f.judgePtrace(),
@@ -175,50 +176,77 @@ func (f facts) judgeSeccomp() api.Check {
 	}
 }
 
-// wanted are the controllers behind limits.memory, cpus and pids.
-var wanted = []string{"cpu", "memory", "pids"}
+// usual are the controllers behind the limits that every sandbox has by default, rest those behind the others.
+var (
+	usual = []string{"cpu", "memory", "pids"}
+	rest  = []string{"cpuset", "io"}
+)
+
+// given is what a daemon would have of cgroups: which controllers, and in words.
+func (f facts) given() (controllers []string, found string) {
+	switch {
+	case f.cgroupErr != nil:
+		return nil, f.cgroupErr.Error()
+	case f.host.Asks && f.scopeErr == nil:
+		return f.scope.Controllers, "systemd gives the daemon a scope with the controllers: " + orNone(f.scope.Controllers)
+	case f.cgroup.Delegated:
+		return f.cgroup.Controllers, fmt.Sprintf("%s with the controllers: %s", f.cgroup.Dir, orNone(f.cgroup.Controllers))
+	case f.host.Asks:
+		return nil, fmt.Sprintf("not delegated: %s; systemd was asked for a scope: %v", f.cgroup.Why, f.scopeErr)
+	default:
+		return nil, "not delegated: " + f.cgroup.Why
+	}
+}
 
 func (f facts) judgeCgroup() api.Check {
+	have, found := f.given()
+	missing := lacking(usual, have)
 	c := api.Check{
-		Name:  "cgroup limits",
-		Means: "no ceiling on memory and CPU time: one sandbox can take the whole machine. A creation that asks for such a limit is refused; processes are limited by rlimit",
+		Name: "cgroup limits", OK: len(missing) == 0, Found: found,
+		Means: "no ceiling on " + ceilings(missing) + ": one sandbox can take the whole machine. " +
+			"A creation that asks for such a limit is refused; processes are limited by rlimit",
 	}
-	if f.cgroupErr != nil {
-		c.Found = f.cgroupErr.Error()
-	} else {
-		missing := lacking(f.cgroup.Controllers)
-		c.OK = f.cgroup.Delegated && len(missing) == 0
-		c.Found = fmt.Sprintf("%s with the controllers: %s", f.cgroup.Dir, orNone(f.cgroup.Controllers))
-		if !f.cgroup.Delegated {
-			c.Found = "not delegated: " + f.cgroup.Why
-		}
+	if len(have) == 0 {
+		missing = nil // the cgroup itself
 	}
-	scope := "systemd-run --scope -p Delegate=yes sandboxd serve"
-	if f.uid != 0 {
-		scope = "systemd-run --user --scope -p Delegate=yes sandboxd serve"
+	c.Remedy = f.host.Remedy(missing)
+	return c
+}
+
+func (f facts) judgeCgroupRest() api.Check {
+	have, found := f.given()
+	missing := lacking(rest, have)
+	c := api.Check{
+		Name: "io and cpuset limits", OK: len(missing) == 0, Found: found,
+		Means:  "a creation that asks for a limit of " + strings.Join(missing, " or ") + " is refused",
+		Remedy: "see \"cgroup limits\"",
 	}
-	switch {
-	case f.cgroupErr != nil || len(lacking(f.cgroup.Available)) > 0:
-		c.Remedy = "boot with systemd.unified_cgroup_hierarchy=1 (or cgroup_no_v1=all) on the kernel's command line, so that cgroup v2 has the controllers"
-	case !f.cgroup.Delegated || f.uid == 0:
-		c.Remedy = "start the daemon in a group of its own: " + scope
-	default:
-		c.Remedy = "let systemd hand the controllers to users: " + f.sudo("systemctl edit user@.service") +
-			", with the lines \"[Service]\" and \"Delegate=cpu cpuset io memory pids\"; log in again"
+	if len(lacking(usual, have)) == 0 {
+		c.Remedy = f.host.Remedy(missing)
 	}
 	return c
 }
 
+// ceilings says what controllers would have limited.
+func ceilings(controllers []string) string {
+	words := map[string]string{"cpu": "CPU time", "memory": "memory", "pids": "processes"}
+	var out []string
+	for _, c := range controllers {
+		out = append(out, words[c])
+	}
+	return strings.Join(out, " and ")
+}
+
 func (f facts) judgeCgroupKill() api.Check {
 	c := api.Check{
-		Name: "cgroup.kill", OK: f.cgroupErr == nil && f.cgroup.Kill,
+		Name: "cgroup.kill", OK: f.cgroupErr == nil && (f.cgroup.Kill || f.scope.Kill),
 		Found:  "a group's processes can be ended at once",
 		Means:  "the launcher ends a sandbox by its PID namespace alone, and usage is not counted by group",
 		Remedy: "see \"cgroup limits\"; cgroup.kill needs Linux 5.14",
 	}
 	if !c.OK {
 		c.Found = "no group of our own to end"
-		if f.cgroup.Delegated {
+		if f.cgroup.Delegated || f.host.Asks && f.scopeErr == nil {
 			c.Found = "groups have no cgroup.kill"
 		}
 	}
@@ -261,9 +289,9 @@ func join(good string, err error) string {
 	return err.Error()
 }
 
-func lacking(have []string) []string {
+func lacking(of, have []string) []string {
 	var out []string
-	for _, w := range wanted {
+	for _, w := range of {
 		if !slices.Contains(have, w) {
 			out = append(out, w)
 		}

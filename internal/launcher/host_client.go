@@ -23,6 +23,7 @@ import (
 type Client struct {
 	path string
 	opts Options
+	lock *os.File // of the runtime directory
 
 	start   sync.Mutex // held while a launcher is started
 	mu      sync.Mutex
@@ -55,11 +56,15 @@ func (c *Client) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = true
-	if c.session == nil {
-		return nil
+	var err error
+	if c.session != nil {
+		err = c.session.Close()
+		c.session = nil
 	}
-	err := c.session.Close()
-	c.session = nil
+	if c.lock != nil {
+		err = errors.Join(err, c.lock.Close())
+		c.lock = nil
+	}
 	return err
 }
 

@@ -40,14 +40,26 @@ type Options struct {
 const startTimeout = 30 * time.Second
 
 // Connect returns a client of the launcher that serves RuntimeDir's socket, or starts one. Started reports which. The
-// context bounds the start only.
-func Connect(ctx context.Context, o Options) (c *Client, started bool, err error) {
-	c = &Client{path: filepath.Join(o.RuntimeDir, "launcher.sock"), opts: o}
+// context bounds the start only. Until the client is closed nobody else connects in RuntimeDir.
+func Connect(ctx context.Context, o Options) (_ *Client, started bool, err error) {
+	lock, err := lockDir(o.RuntimeDir)
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, lock.Close())
+		}
+	}()
+	c := &Client{path: filepath.Join(o.RuntimeDir, "launcher.sock"), opts: o, lock: lock}
 	err = c.openSession(ctx)
 	if errors.Is(err, runtime.ErrUnavailable) {
 		err = c.openSession(ctx) // it was about to end: by now nobody listens, or somebody answers
 	}
 	if err == nil {
+		if err := checkOwner(o); err != nil {
+			return nil, false, errors.Join(err, c.session.Close())
+		}
 		return c, false, nil
 	}
 	if !nobodyListens(err) {
@@ -60,6 +72,69 @@ func Connect(ctx context.Context, o Options) (c *Client, started bool, err error
 		return nil, true, fmt.Errorf("connect to the launcher just started: %w", err)
 	}
 	return c, true, nil
+}
+
+// lockPatience is how long lockDir waits for a daemon that is about to end.
+const lockPatience = 500 * time.Millisecond
+
+// lockDir keeps two daemons, each with a data directory of its own, from sharing a runtime directory: they would share a
+// launcher too, which works for one of them.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "launcher.lock"), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	retry := time.NewTicker(10 * time.Millisecond)
+	defer retry.Stop()
+	for began := time.Now(); ; <-retry.C {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Since(began) > lockPatience {
+			break
+		}
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = errors.New("another sandboxd works there: stop it first, or choose another --runtime-dir")
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
+	}
+	return f, nil
+}
+
+// ownerFile, in the runtime directory, names the data directory of the launcher that serves the socket beside it.
+const ownerFile = "launcher.data-dir"
+
+// checkOwner refuses a launcher that works on another data directory: a daemon that was killed may have left it here.
+func checkOwner(o Options) error {
+	data, err := os.ReadFile(filepath.Join(o.RuntimeDir, ownerFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // somebody tidied the directory up: no reason to give the sandboxes up
+	}
+	if err != nil {
+		return fmt.Errorf("find out whose launcher runs: %w", err)
+	}
+	if owner := string(data); owner != o.DataDir {
+		return fmt.Errorf("the launcher that runs in %s works on %s: choose another --runtime-dir, or end it by starting a daemon with --data-dir %s and shutting that down",
+			o.RuntimeDir, owner, owner)
+	}
+	return nil
+}
+
+// logLimit is the size beyond which a launcher begins a new log; one old one is kept.
+const logLimit = 1 << 20
+
+// openLog opens the log that launchers append to.
+func openLog(path string) (*os.File, error) {
+	if fi, err := os.Lstat(path); err == nil && fi.Size() > logLimit {
+		if err := os.Rename(path, path+".1"); err != nil {
+			return nil, fmt.Errorf("put the old log aside: %w", err)
+		}
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open log: %w", err)
+	}
+	return f, nil
 }
 
 // errEnded says that the launcher died without a word.
@@ -126,11 +201,15 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 		return err
 	}
 	defer listener.Close()
-	logFile, err := os.OpenFile(filepath.Join(o.RuntimeDir, "launcher.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND|syscall.O_NOFOLLOW, 0o600)
+	logFile, err := openLog(filepath.Join(o.RuntimeDir, "launcher.log"))
 	if err != nil {
-		return fmt.Errorf("open log: %w", err)
+		return err
 	}
 	defer logFile.Close()
+	// Not synced: after a crash of the host there is no launcher either.
+	if err := os.WriteFile(filepath.Join(o.RuntimeDir, ownerFile), []byte(o.DataDir), 0o600); err != nil {
+		return fmt.Errorf("note whose launcher it is: %w", err)
+	}
 	syncR, syncW, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("make sync pipe: %w", err)
@@ -232,6 +311,9 @@ func missing(o Options) []string {
 	}
 	if o.Cgroup.Reason != "" {
 		out = append(out, "cgroup: "+o.Cgroup.Reason)
+	}
+	if o.Cgroup.Rest != "" {
+		out = append(out, "limits of io and cpuset: "+o.Cgroup.Rest)
 	}
 	return out
 }

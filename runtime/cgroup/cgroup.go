@@ -8,9 +8,14 @@
 //	    ├── launcher/         the launcher: in here so that its parent is the common ancestor that it must be able to write to
 //	    └── <sandbox id>/     one per sandbox, with its limits
 //
-// A daemon of root to whom nothing is delegated (a login shell, a system without systemd) stays where it is, and makes
-// sandboxd-<name>/ at the top of the hierarchy. Several daemons can share one own; each takes and leaves its place in it
-// under a lock on the directory.
+// Where nothing is delegated and systemd manages the host (a login shell, a user unit without Delegate=), it is asked for a
+// scope to be own: package systemd does the asking. So it is in a service, delegated or not: systemd starts a service again
+// in the unit's cgroup itself, which could hold no process any more once controllers are enabled in it. A service with
+// DelegateSubgroup=supervisor (systemd 254) needs no scope: there the daemon finds itself in its leaf.
+//
+// A daemon of root without systemd stays where it is, and makes sandboxd-<name>/ at the top of the hierarchy. In a container
+// own is the root of its cgroup namespace. Several daemons can share one own; each takes and leaves its place in it under a
+// lock on the directory.
 package cgroup
 
 import (
@@ -30,22 +35,30 @@ import (
 // wanted are the controllers that limits need.
 var wanted = []string{"cpu", "cpuset", "io", "memory", "pids"}
 
+// usual are those that the defaults ask for. Limits by the others are set for who asks, and refused where they are missing.
+var usual = []string{"cpu", "memory", "pids"}
+
+// Wanted are the controllers that limits need.
+func Wanted() []string { return slices.Clone(wanted) }
+
 // Subtree is what the host delegates. The zero value delegates nothing.
 type Subtree struct {
 	Mount       string   // where cgroup v2 is mounted, "" if it is not
 	Path        string   // directory for sandboxes, "" if nothing is delegated
 	Controllers []string // those enabled for the children of Path, sorted
-	Reason      string   // what is missing and the way out; "" if nothing is
+	Reason      string   // what the defaults ask for and miss, and the way out; "" if nothing is missing
+	// Rest is the same for controllers that only explicit limits need (io, cpuset), where Reason is empty.
+	Rest string
 }
 
 // Has reports whether a limit of the controller can be enforced.
 func (s Subtree) Has(controller string) bool { return slices.Contains(s.Controllers, controller) }
 
-const remedy = `start the daemon where a subtree is delegated: systemd-run --user --scope -p "Delegate=cpu memory pids io" sandboxd serve`
+// Leaf is the name of the daemon's own cgroup.
+const Leaf = "supervisor"
 
 const (
-	prefix      = "sandboxd-"  // of the directories for sandboxes
-	leafName    = "supervisor" // the daemon's own
+	prefix      = "sandboxd-" // of the directories for sandboxes
 	launcherDir = "launcher"
 	// leafMark is an attribute of a leaf that we have made, as opposed to one that the host made and keeps (systemd's
 	// DelegateSubgroup=): cgroup directories have user attributes since Linux 5.7.
@@ -53,45 +66,43 @@ const (
 )
 
 // Prepare finds the delegated subtree, moves the daemon into its own leaf and enables what controllers there are. Name
-// keeps the directories of several daemons apart. What the host does not give is told in Reason, it is no error.
-func Prepare(name string) (Subtree, error) {
-	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
+// keeps the directories of several daemons apart. Enter moves the process into a scope of systemd's; nil where nobody is to
+// be asked. What the host does not give is told in Reason, it is no error.
+func Prepare(ctx context.Context, name string, enter func(ctx context.Context) error) (Subtree, error) {
+	at, err := find("self")
 	if err != nil {
-		return Subtree{}, fmt.Errorf("find cgroup v2: %w", err)
+		return Subtree{}, err
 	}
-	self, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return Subtree{}, fmt.Errorf("find own cgroup: %w", err)
-	}
-	mount, own := locate(string(mountinfo), string(self))
-	s := Subtree{Mount: mount}
-	if mount == "" {
-		s.Reason = "cgroup v2 is not mounted: boot with systemd.unified_cgroup_hierarchy=1"
-		return s, nil
-	}
-	if own == "" {
-		s.Reason = "the daemon's own cgroup lies outside of what is mounted at " + mount + "; " + remedy
-		return s, nil
-	}
-	// A daemon that was started where an earlier one ran finds itself in its leaf.
-	if filepath.Base(own) == leafName {
-		own = filepath.Dir(own)
-	}
-	if os.Geteuid() == 0 && isTop(mount) && !delegated(mount, own) {
-		own = mount // nothing else is ours to rearrange
-	}
-	if own == mount && isTop(mount) {
-		if os.Geteuid() != 0 {
-			s.Reason = "no cgroup is delegated to this user; " + remedy
-			return s, nil
-		}
-	} else {
-		for _, f := range []string{"", "cgroup.procs", "cgroup.subtree_control"} {
-			if !writable(filepath.Join(own, f)) {
-				s.Reason = "cgroup " + own + " is not delegated to this user; " + remedy
-				return s, nil
+	host := survey(at)
+	var denied error
+	entered := false
+	if host.Asks && enter != nil {
+		if denied = enter(ctx); denied == nil {
+			moved, err := find("self")
+			if err != nil {
+				return Subtree{}, err
+			}
+			if entered = moved.own != at.own; entered {
+				at = moved
+			} else {
+				denied = errors.New("it agreed, and the daemon is where it was")
 			}
 		}
+	}
+	s := Subtree{Mount: at.mount}
+	lacks := func(why string, controllers []string) Subtree {
+		if denied != nil {
+			why += "; systemd was asked for a scope: " + denied.Error()
+		}
+		s.Reason = why + "; " + host.Remedy(controllers)
+		return s
+	}
+	own := at.own
+	if os.Geteuid() == 0 && own != "" && !entered && !host.Container && isTop(at.mount) && !at.delegated() {
+		own = at.mount // nothing else is ours to rearrange
+	}
+	if why := at.refused(own); why != "" {
+		return lacks(why, nil), nil
 	}
 	lock, err := lockDir(own)
 	if err != nil {
@@ -101,46 +112,53 @@ func Prepare(name string) (Subtree, error) {
 	// Before anything is moved, so that whoever leaves at this moment waits for us and then sees that own is in use.
 	path := filepath.Join(own, prefix+name)
 	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // G301: cgroups are readable by all
-		s.Reason = fmt.Sprintf("a cgroup cannot be made: %v; %s", err, remedy)
-		return s, nil
+		return lacks(fmt.Sprintf("a cgroup cannot be made: %v", err), nil), nil
 	}
 	if !isTop(own) {
 		if err := vacate(own); err != nil {
-			s.Reason = fmt.Sprintf("the daemon cannot move into a leaf of its own: %v; %s", err, remedy)
-			return s, errors.Join(unix.Rmdir(path), release(own))
+			return lacks(fmt.Sprintf("the daemon cannot move into a leaf of its own: %v", err), nil), errors.Join(unix.Rmdir(path), release(own))
 		}
 	}
 	enable(own)
 	s.Path = path
 	s.Controllers = enable(s.Path)
-	var lacking []string
-	for _, c := range []string{"memory", "cpu", "pids"} {
-		if !s.Has(c) {
-			lacking = append(lacking, c)
+	if lacking := without(wanted, s.Controllers); len(lacking) > 0 {
+		s = lacks(fmt.Sprintf("controllers %s are not available in %s", strings.Join(lacking, ", "), own), lacking)
+		if len(without(usual, s.Controllers)) == 0 {
+			s.Rest, s.Reason = s.Reason, ""
 		}
 	}
-	if len(lacking) > 0 {
-		s.Reason = fmt.Sprintf("controllers %s are not available in %s; %s", strings.Join(lacking, ", "), own, remedy)
-	}
 	return s, nil
+}
+
+// without returns those of all that are not in have.
+func without(all, have []string) []string {
+	return slices.DeleteFunc(slices.Clone(all), func(c string) bool { return slices.Contains(have, c) })
+}
+
+// Look returns the cgroup that a process is in, and the controllers that groups below it can have.
+func Look(pid int) (dir string, controllers []string, err error) {
+	at, err := find(strconv.Itoa(pid))
+	if err != nil {
+		return "", nil, err
+	}
+	if at.own == "" {
+		return "", nil, fmt.Errorf("process %d is in no cgroup that can be seen here", pid)
+	}
+	return at.own, words(at.own, "cgroup.controllers"), nil
 }
 
 // Of returns the subtree that a launcher of the same name runs in, for [Subtree.Leave]: a daemon may be started again in
 // another cgroup than the one whose launcher it adopts. The zero value is none.
 func Of(launcher int, name string) (Subtree, error) {
-	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
+	at, err := find(strconv.Itoa(launcher))
 	if err != nil {
-		return Subtree{}, fmt.Errorf("find cgroup v2: %w", err)
+		return Subtree{}, err
 	}
-	cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", launcher))
-	if err != nil {
-		return Subtree{}, fmt.Errorf("find the launcher's cgroup: %w", err)
+	if path := filepath.Dir(at.own); filepath.Base(at.own) == launcherDir && filepath.Base(path) == prefix+name {
+		return Subtree{Mount: at.mount, Path: path}, nil
 	}
-	mount, dir := locate(string(mountinfo), string(cgroup))
-	if path := filepath.Dir(dir); filepath.Base(dir) == launcherDir && filepath.Base(path) == prefix+name {
-		return Subtree{Mount: mount, Path: path}, nil
-	}
-	return Subtree{Mount: mount}, nil
+	return Subtree{Mount: at.mount}, nil
 }
 
 // isTop says that dir is the root of the whole hierarchy, which alone may hold processes beside cgroups and alone has no
@@ -148,20 +166,6 @@ func Of(launcher int, name string) (Subtree, error) {
 func isTop(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, "cgroup.events"))
 	return errors.Is(err, os.ErrNotExist)
-}
-
-// delegated says that systemd has given dir, or one above it, away (Delegate=). It tells so in an attribute, and for an
-// ordinary user permissions tell as much.
-func delegated(mount, dir string) bool {
-	for ; len(dir) > len(mount); dir = filepath.Dir(dir) {
-		for _, name := range []string{"trusted.delegate", "user.delegate"} {
-			value := make([]byte, 8)
-			if n, err := unix.Getxattr(dir, name, value); err == nil && string(value[:n]) == "1" {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // lockDir keeps the daemons that share dir from rearranging it at the same time. Closing the file unlocks.
@@ -182,40 +186,9 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// locate is pure: where cgroup v2 is mounted and which directory is the process's own, given the two files' contents.
-func locate(mountinfo, self string) (mount, own string) {
-	var root string
-	for line := range strings.Lines(mountinfo) {
-		left, right, ok := strings.Cut(line, " - ")
-		if f := strings.Fields(left); ok && len(f) >= 5 && strings.HasPrefix(right, "cgroup2 ") {
-			root, mount = f[3], f[4]
-			break
-		}
-	}
-	if mount == "" {
-		return "", ""
-	}
-	for line := range strings.Lines(self) {
-		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
-			// In a container the mount may show a part of the hierarchy only.
-			rel, err := filepath.Rel(root, path)
-			if strings.HasPrefix(path, "/..") { // above our cgroup namespace: there is no name for it here
-				return mount, ""
-			}
-			if err != nil || rel == ".." || strings.HasPrefix(rel, "../") {
-				return mount, ""
-			}
-			return mount, filepath.Join(mount, rel)
-		}
-	}
-	return mount, ""
-}
-
-func writable(path string) bool { return unix.Access(path, unix.W_OK) == nil }
-
 // vacate moves every process of own into its leaf: they are the daemon and what was started beside it.
 func vacate(own string) error {
-	leaf := filepath.Join(own, leafName)
+	leaf := filepath.Join(own, Leaf)
 	switch err := os.Mkdir(leaf, 0o755); { //nolint:gosec // G301: as above
 	case err == nil:
 		// Without the mark the leaf stays when the daemon leaves, and that is all.
@@ -238,6 +211,9 @@ func move(from, to string) error {
 			return nil
 		}
 		for _, pid := range pids {
+			if pid == "0" { // written, it would name ourselves
+				return fmt.Errorf("processes of another PID namespace are in %s", from)
+			}
 			err := os.WriteFile(filepath.Join(to, "cgroup.procs"), []byte(pid), 0) //nolint:gosec // G703: a cgroup that Prepare chose
 			if err != nil && !errors.Is(err, unix.ESRCH) {
 				return fmt.Errorf("move process %s: %w", pid, err)
@@ -247,35 +223,45 @@ func move(from, to string) error {
 	return fmt.Errorf("processes keep appearing in %s", from)
 }
 
+// gone says that a cgroup has been removed, before it was opened or since: systemd removes a scope with its last process,
+// and the daemon that leaves it may be in another.
+func gone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }
+
 // release undoes what vacate and enable did to own, if the leaf is one that we made and nobody else is there.
 func release(own string) error {
-	leaf := filepath.Join(own, leafName)
+	leaf := filepath.Join(own, Leaf)
 	if _, err := unix.Getxattr(leaf, leafMark, nil); err != nil {
 		return nil // no leaf, or not ours
 	}
 	entries, err := os.ReadDir(own)
+	if gone(err) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("leave cgroup: %w", err)
 	}
 	for _, e := range entries {
-		if e.IsDir() && e.Name() != leafName {
+		if e.IsDir() && e.Name() != Leaf {
 			return nil // another daemon's, or somebody's
 		}
 	}
 	data, err := os.ReadFile(filepath.Join(own, "cgroup.subtree_control"))
+	if gone(err) {
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("leave cgroup: %w", err)
 	}
 	for c := range strings.FieldsSeq(string(data)) {
 		err := os.WriteFile(filepath.Join(own, "cgroup.subtree_control"), []byte("-"+c), 0)
-		if err != nil {
+		if err != nil && !gone(err) {
 			return fmt.Errorf("leave cgroup: disable %s in %s: %w", c, own, err)
 		}
 	}
-	if err := move(leaf, own); err != nil {
+	if err := move(leaf, own); err != nil && !gone(err) {
 		return fmt.Errorf("leave cgroup: %w", err)
 	}
-	if err := unix.Rmdir(leaf); err != nil {
+	if err := unix.Rmdir(leaf); err != nil && !gone(err) {
 		return fmt.Errorf("remove cgroup %s: %w", leaf, err)
 	}
 	return nil
@@ -287,13 +273,16 @@ func enable(dir string) []string {
 		// One at a time: a controller that cannot be enabled must not keep the others off.
 		_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+c), 0)
 	}
-	data, err := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
+	return words(dir, "cgroup.subtree_control")
+}
+
+// words reads a list, sorted; it is empty where the file cannot be read.
+func words(dir, file string) []string {
+	data, err := os.ReadFile(filepath.Join(dir, file))
 	if err != nil {
 		return nil
 	}
-	on := strings.Fields(string(data))
-	slices.Sort(on)
-	return on
+	return slices.Sorted(strings.FieldsSeq(string(data)))
 }
 
 // EnterLauncher puts the launcher into its leaf and gives the subtree to its root: uid and gid of the host.
@@ -360,7 +349,7 @@ func Remove(ctx context.Context, dir string) error {
 // removeAll removes empty cgroups, those below first.
 func removeAll(dir string) error {
 	entries, err := os.ReadDir(dir)
-	if errors.Is(err, os.ErrNotExist) {
+	if gone(err) {
 		return nil
 	}
 	if err != nil {
@@ -392,6 +381,9 @@ func waitEmpty(ctx context.Context, dir string) error {
 	buf := make([]byte, 256)
 	for {
 		n, err := f.ReadAt(buf, 0)
+		if gone(err) {
+			return nil
+		}
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}

@@ -1,0 +1,57 @@
+package launcher
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestLogIsBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "launcher.log")
+	old := strings.Repeat("x", logLimit+1)
+	for _, content := range []string{"short\n", old} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f, err := openLog(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteString("new\n"); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]string{path: "new\n", path + ".1": old} {
+		if got, err := os.ReadFile(name); err != nil || string(got) != want {
+			t.Errorf("%s has %d bytes (%v), want %d", name, len(got), err, len(want))
+		}
+	}
+	// Somebody's link is not followed.
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(path+".1", path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openLog(path); err == nil {
+		t.Error("the log is a link, and was opened")
+	}
+}
+
+func TestLauncherOfAnotherDataDirIsRefused(t *testing.T) {
+	o := Options{DataDir: "/data/a", RuntimeDir: t.TempDir()}
+	if err := os.WriteFile(filepath.Join(o.RuntimeDir, ownerFile), []byte(o.DataDir), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkOwner(o); err != nil {
+		t.Error(err)
+	}
+	o.DataDir = "/data/b"
+	if err := checkOwner(o); err == nil || !strings.Contains(err.Error(), "--data-dir /data/a") {
+		t.Errorf("a launcher of /data/a is taken for one of /data/b: %v", err)
+	}
+}
