@@ -84,7 +84,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 		IDs: ids, Cgroup: subtree, Version: version, Log: log,
 	})
 	if err != nil {
-		return fmt.Errorf("%w; sandboxd doctor looks for the reason", err)
+		return errors.Join(fmt.Errorf("%w; sandboxd doctor looks for the reason", err), subtree.Abandon())
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
 	info, err := l.Info(ctx)

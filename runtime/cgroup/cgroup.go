@@ -334,6 +334,30 @@ func (s Subtree) Leave(ctx context.Context) error {
 	return release(own)
 }
 
+// Abandon is Leave for a daemon that has no launcher: it waits for nobody, and where one is after all, it removes nothing.
+func (s Subtree) Abandon() error {
+	if s.Path == "" {
+		return nil
+	}
+	own := filepath.Dir(s.Path)
+	lock, err := lockDir(own)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	err = unix.Rmdir(s.Path)
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTEMPTY) {
+		return nil
+	}
+	if err != nil && !gone(err) {
+		return fmt.Errorf("remove cgroup %s: %w", s.Path, err)
+	}
+	if isTop(own) {
+		return nil
+	}
+	return release(own)
+}
+
 // Remove ends every process in dir and below, waits until they are gone, or the context, and removes the cgroups.
 func Remove(ctx context.Context, dir string) error {
 	err := os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) // since Linux 5.14

@@ -213,7 +213,8 @@ func TestRemedyFitsTheHost(t *testing.T) {
 		"too little without systemd": {
 			func(h *Host) { h.Systemd = false },
 			[]string{"io"},
-			[]string{`as root, write "+io" to cgroup.subtree_control of each cgroup above`}, "mkdir",
+			[]string{`as root, write "+io" to cgroup.subtree_control of each cgroup above`},
+			"mkdir",
 		},
 		"root without systemd": {
 			func(h *Host) { h.UID, h.Systemd = 0, false },
