@@ -15,7 +15,7 @@ import (
 
 // How long the host waits where the caller's context sets no deadline of its own.
 const (
-	replyTimeout = 10 * time.Second // for init's first answer
+	replyTimeout = 30 * time.Second // for init's first answer; it may share a small part of a core with what makes it slow
 	exitGrace    = 10 * time.Second // for exited, after an exec's timeout or a Kill; a fork bomb or a busy host slows init down
 	tarTimeout   = 10 * time.Minute // for a whole tree
 )

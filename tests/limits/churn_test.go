@@ -17,19 +17,8 @@ import (
 
 // However many sandboxes come and go, the cgroups are as they were: [group] compares when the daemon has shut down, and
 // here it is compared while it runs.
-func TestDeletedSandboxesLeaveNoCgroup(t *testing.T) { churn(t, 40) }
-
-// The same at length.
-func TestHundredsOfSandboxesLeaveNoCgroup(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it takes minutes where everything is emulated")
-	}
-	churn(t, 300)
-}
-
-func churn(t *testing.T, n int) {
-	t.Helper()
-	const workers = 4
+func TestDeletedSandboxesLeaveNoCgroup(t *testing.T) {
+	const n, workers = 300, 4
 	d := start(t)
 	d.Warm(t)
 	d.Create(t, api.CreateSandbox{}) // stays until the shutdown

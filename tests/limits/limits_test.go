@@ -118,7 +118,8 @@ func TestMemoryLimitSparesTheInit(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 48 * mib}})
 	result := s.Exec(t, api.ExecRequest{
-		Argv: []string{"sh", "-c", "i=0; while [ $i -lt 300 ]; do sleep 60 & i=$((i+1)); done; echo survived; wait"}, Timeout: 8,
+		Argv:    []string{"sh", "-c", "i=0; while [ $i -lt 300 ]; do sleep 60 & i=$((i+1)); done; echo survived; sleep 3"},
+		Timeout: testenv.Patience(8 * time.Second).Seconds(),
 	})
 	if !result.Exit.OOM {
 		t.Errorf("300 processes in 48 MiB ended with %+v and stdout %q, want an OOM kill", result.Exit, result.Stdout)
