@@ -223,8 +223,12 @@ func runLane(ctx context.Context, o options, l *lane, packages []*testPackage, r
 			return fmt.Errorf("give the copy to %s: %w: %s", l.user.name, err, out)
 		}
 	}
+	path := "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	if tool, err := exec.LookPath("go"); err == nil {
+		path += ":" + filepath.Dir(tool) // last, for the tests that read what test binaries print
+	}
 	env := []string{
-		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + home, "LANG=C.UTF-8",
+		"PATH=" + path, "HOME=" + home, "LANG=C.UTF-8",
 		"TMPDIR=" + tmp, "XDG_RUNTIME_DIR=" + runtimeDir, "GORACE=atexit_sleep_ms=100",
 		"SANDBOXD_BIN=" + bin, "SANDBOXD_TEST_REQUIRE=" + l.require,
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // printed is what a test binary prints with the flags of [Flags]; \x16 marks the lines that are the testing package's.
@@ -20,6 +22,7 @@ const printed = "\x16=== RUN   TestGood\n\x16--- PASS: TestGood (0.25s)\n" +
 	"\x16--- FAIL: TestParent (1.00s)\n\x16    --- FAIL: TestParent/bad (1.00s)\n"
 
 func TestRead(t *testing.T) {
+	testenv.RequirePeer(t, "go")
 	p := Read(t.Context(), "example/x", []byte(printed+"\x16FAIL\n"), errors.New("exit status 1"))
 	if p.Err != nil || p.OK() {
 		t.Errorf("error %v, ok %v", p.Err, p.OK())
@@ -41,6 +44,7 @@ func TestRead(t *testing.T) {
 }
 
 func TestABinaryThatDiesHasFailed(t *testing.T) {
+	testenv.RequirePeer(t, "go")
 	died := errors.New("signal: killed")
 	if p := Read(t.Context(), "example/x", nil, died); !errors.Is(p.Err, died) {
 		t.Errorf("without a word: %v", p.Err)
@@ -56,6 +60,7 @@ func TestABinaryThatDiesHasFailed(t *testing.T) {
 }
 
 func TestJUnitCanBeReadBack(t *testing.T) {
+	testenv.RequirePeer(t, "go")
 	p := Read(t.Context(), "example/x", []byte(printed), errors.New("exit status 1"))
 	broken := Package{Path: "example/y", Err: errors.New("it crashed"), Output: "panic: " + strings.Repeat("ä", outputLimit)}
 	var out bytes.Buffer
@@ -82,6 +87,7 @@ func TestJUnitCanBeReadBack(t *testing.T) {
 }
 
 func TestReadDirTellsCutOffFromEnded(t *testing.T) {
+	testenv.RequirePeer(t, "go")
 	dir := t.TempDir()
 	const module = "github.com/sandboxd/sandboxd/"
 	for name, text := range map[string]string{
