@@ -39,7 +39,7 @@ func service(t *testing.T) (*Service, *directApplier, string) {
 
 func reopen(t *testing.T, dir string, a Applier) *Service {
 	t.Helper()
-	s, err := Open(dir, a)
+	s, err := Open(dir, a, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ func TestPlainHTTPStaysOnThisMachine(t *testing.T) {
 			t.Errorf("%q: %v", address, got)
 		}
 	}
-	tr := newTransport(false)
+	tr := newTransport(false, nil)
 	defer tr.close()
 	for _, url := range []string{"http://10.0.0.1/v2/", "http://registry.local/v2/", "http://registry.example/token"} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -60,7 +60,7 @@ func TestBodiesThatAreNoBlobsAreBounded(t *testing.T) {
 		}
 	}))
 	defer srv.Close()
-	tr := newTransport(false)
+	tr := newTransport(false, nil)
 	defer tr.close()
 	for path, ok := range map[string]bool{"/token": false, "/v2/a/manifests/b": false, "/v2/a/blobs/b": true, "/exact": true, "/to/blobs/x": true, "/to/manifests/x": false} {
 		err := get(t, tr, srv.URL+path)
@@ -77,7 +77,7 @@ func TestStalledBodiesEnd(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	defer srv.Close()
-	tr := newTransport(false)
+	tr := newTransport(false, nil)
 	defer tr.close()
 	tr.stall = 50 * time.Millisecond
 	err := get(t, tr, srv.URL+"/v2/a/blobs/b")
