@@ -6,7 +6,6 @@
 package image
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +15,6 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -58,6 +56,7 @@ type Service struct {
 	applier  Applier
 	keychain authn.Keychain
 	backoff  remote.Backoff // between attempts after errors that may pass
+	patience time.Duration  // with registries that answer 429
 	flights  flights
 	host     hostImage
 	opts     Options
@@ -96,7 +95,7 @@ func Open(dir string, applier Applier, opts Options) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{
-		store: st, applier: applier, keychain: authn.DefaultKeychain, opts: opts,
+		store: st, applier: applier, keychain: authn.DefaultKeychain, opts: opts, patience: maxPatience,
 		pins: make(map[string]int), going: make(map[string]chan struct{}), used: make(map[string]time.Time), sizes: make(map[string]int64),
 		backoff: remote.Backoff{Duration: 500 * time.Millisecond, Factor: 3, Jitter: 0.1, Steps: 3},
 	}
@@ -169,6 +168,9 @@ func (s *Service) List(context.Context) ([]api.Image, error) {
 	return images, nil
 }
 
+// LayerUsers returns, for each chain id that a stored image needs, the references of those images.
+func (s *Service) LayerUsers() (map[string][]string, error) { return s.store.LayerUsers() }
+
 func summary(r *store.Record) api.Image {
 	img := api.Image{Reference: r.Name, Digest: r.Manifest.Digest, Platform: r.Platform, Layers: len(r.Layers), PulledAt: r.PulledAt}
 	for _, b := range r.Blobs() {
@@ -178,13 +180,9 @@ func summary(r *store.Record) api.Image {
 }
 
 func (s *Service) image(r *store.Record) (*Image, error) {
-	data, err := s.store.ReadBlob(r.Config.Digest, maxDocument)
+	c, err := s.configFile(r)
 	if err != nil {
-		return nil, classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
-	}
-	c, err := v1.ParseConfigFile(bytes.NewReader(data))
-	if err != nil {
-		return nil, classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
+		return nil, err
 	}
 	img := &Image{Image: summary(r), Config: Config{
 		Env: c.Config.Env, Entrypoint: c.Config.Entrypoint, Cmd: c.Config.Cmd, WorkingDir: c.Config.WorkingDir, User: c.Config.User,

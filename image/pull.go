@@ -98,6 +98,7 @@ func (s *Service) pullFrom(ctx context.Context, ref, source name.Reference, want
 	}
 	tr := newTransport(insecure, s.opts.Registries.CAs)
 	tr.backoff = s.backoff
+	tr.patience.Store(int64(s.patience))
 	defer tr.close()
 	auth, err := authn.Resolve(ctx, s.keychain, source.Context())
 	if err != nil {

@@ -44,6 +44,7 @@ func reopen(t *testing.T, dir string, a Applier) *Service {
 		t.Fatal(err)
 	}
 	s.backoff.Duration = time.Millisecond
+	s.patience = 0
 	// What the person who runs the tests may be logged in to is not their business.
 	s.keychain = authn.NewMultiKeychain()
 	t.Cleanup(func() { _ = s.Close() })

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/remote"
@@ -40,6 +41,7 @@ type transport struct {
 	insecure bool
 	stall    time.Duration
 	backoff  remote.Backoff // between attempts to go on with a blob; no steps: none
+	patience atomic.Int64   // nanoseconds that all requests together may still wait for a registry that wants it
 }
 
 var errPlainHTTP = errors.New("plain HTTP is allowed to registries on this machine only, unless insecure is asked for")
@@ -72,9 +74,9 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, fmt.Errorf("%s://%s: %w", req.URL.Scheme, req.URL.Host, errPlainHTTP)
 	}
 	resp, b, err := t.send(req)
-	for patience := maxPatience; err == nil && resp.StatusCode == http.StatusTooManyRequests && req.Body == nil; {
+	for err == nil && resp.StatusCode == http.StatusTooManyRequests && req.Body == nil {
 		wait := retryAfter(resp.Header.Get("Retry-After"), time.Now())
-		if patience -= wait; patience < 0 {
+		if t.patience.Add(-int64(wait)) < 0 {
 			break // the caller is told
 		}
 		_ = b.Close() // what it says about it does not matter
@@ -134,7 +136,7 @@ func (t *transport) resume(req *http.Request, resp *http.Response, at int64) (*b
 var errNoRange = errors.New("the registry does not send the rest of a blob")
 
 const (
-	// maxPatience is how long a pull waits, request by request, for a registry that wants it to.
+	// maxPatience is how long a pull waits, all its requests together, for a registry that wants it to.
 	maxPatience     = 2 * time.Minute
 	defaultPatience = 5 * time.Second // where the registry does not say how long
 )

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -240,5 +239,5 @@ func (s *Store) Verify(ctx context.Context, b Blob) (err error) {
 	return nil
 }
 
-// IsDamage reports whether err says that something stored is not what it was: as opposed to a caller that gave up.
-func IsDamage(err error) bool { return errors.Is(err, ErrMismatch) || errors.Is(err, ErrNotFound) }
+// WithContext makes reading from r end with the context.
+func WithContext(ctx context.Context, r io.Reader) io.Reader { return &ctxReader{ctx, r} }

@@ -277,15 +277,14 @@ func (s *Store) WriteBlob(ctx context.Context, b Blob, r io.Reader) error {
 
 // AddBlob stores what r has, at most limit bytes, under the digest that it turns out to have. Claim is told the digest
 // before the blob has its place, so that it can be kept from collection.
-func (s *Store) AddBlob(ctx context.Context, r io.Reader, limit int64, claim func(digest string)) (Blob, error) {
+func (s *Store) AddBlob(ctx context.Context, r io.Reader, limit int64, claim func(digest string) error) (Blob, error) {
 	var b Blob
 	err := s.write(ctx, r, limit, func(got Blob) error {
 		if got.Size > limit {
 			return fmt.Errorf("%w: more than %d bytes", ErrMismatch, limit)
 		}
 		b = got
-		claim(got.Digest)
-		return nil
+		return claim(got.Digest)
 	})
 	return b, err
 }
