@@ -353,7 +353,7 @@ func (a *archive) dockerSave(ctx context.Context) ([]root, error) {
 		for _, tag := range item.RepoTags {
 			ref, err := importName(tag)
 			if err != nil {
-				return nil, archiveInvalid("an image is called %w", err)
+				return nil, archiveInvalid("the name of an image in %s: %v", manifestFile, err) // not the class of names that the caller gave
 			}
 			r.names = append(r.names, ref)
 		}

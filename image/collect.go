@@ -85,11 +85,13 @@ func (s *Service) heldLocked() (map[string][]string, error) {
 
 // sweep removes the images that choose names, and what no image needs after that. Loosen are those that lose their
 // name but stay, because a sandbox holds them.
-func (s *Service) sweep(ctx context.Context, choose func(records []*store.Record, held map[string][]string) (drop, loosen []string, err error)) (api.ImagesRemoved, error) {
+//
+// With strays, what belongs to no image even before goes too: layers of host images that the host has outgrown.
+func (s *Service) sweep(ctx context.Context, strays bool, choose func(records []*store.Record, held map[string][]string) (drop, loosen []string, err error)) (api.ImagesRemoved, error) {
 	if err := s.flushUsed(); err != nil {
 		return api.ImagesRemoved{}, err
 	}
-	g, out, settle, err := s.plan(choose)
+	g, out, settle, err := s.plan(strays, choose)
 	if err != nil {
 		return api.ImagesRemoved{}, err
 	}
@@ -107,7 +109,7 @@ func (s *Service) sweep(ctx context.Context, choose func(records []*store.Record
 const sweepTimeout = 10 * time.Minute
 
 // plan is the part of a sweep during which nobody may acquire an image: some milliseconds.
-func (s *Service) plan(choose func([]*store.Record, map[string][]string) (drop, loosen []string, err error)) (store.Garbage, api.ImagesRemoved, func(), error) {
+func (s *Service) plan(strays bool, choose func([]*store.Record, map[string][]string) (drop, loosen []string, err error)) (store.Garbage, api.ImagesRemoved, func(), error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	fail := func(err error) (store.Garbage, api.ImagesRemoved, func(), error) {
@@ -125,7 +127,7 @@ func (s *Service) plan(choose func([]*store.Record, map[string][]string) (drop, 
 	if err != nil {
 		return fail(err)
 	}
-	keep, err := s.keepLocked(records, held)
+	keep, err := s.keepLocked(records, held, strays)
 	if err != nil {
 		return fail(err)
 	}
@@ -142,12 +144,12 @@ func (s *Service) plan(choose func([]*store.Record, map[string][]string) (drop, 
 
 // keepLocked says what is needed although no image has it: what pulls under way bring, the host image's layer and the
 // older ones that sandboxes still run on.
-func (s *Service) keepLocked(records []*store.Record, held map[string][]string) (func(string) bool, error) {
+func (s *Service) keepLocked(records []*store.Record, held map[string][]string, strays bool) (func(string) bool, error) {
 	host := s.host.digest()
 	stray := make(map[string]bool)
-	if _, unknown := held[""]; unknown {
-		// A sandbox that was made by a daemon which did not note the digest of the host image: any layer without an image
-		// may be its.
+	// "" is what a sandbox has that was made by a daemon which did not note the digest of the host image: any layer
+	// without an image may be its.
+	if _, unknown := held[""]; unknown || !strays {
 		all, err := s.store.Layers()
 		if err != nil {
 			return nil, err
@@ -188,7 +190,7 @@ func (s *Service) Remove(ctx context.Context, ref string, force bool) (api.Image
 	} else if err != nil {
 		return api.ImagesRemoved{}, err
 	}
-	return s.sweep(ctx, func(records []*store.Record, held map[string][]string) (drop, loosen []string, err error) {
+	return s.sweep(ctx, false, func(records []*store.Record, held map[string][]string) (drop, loosen []string, err error) {
 		i := slices.IndexFunc(records, func(o *store.Record) bool { return o.Name == r.Name })
 		if i < 0 {
 			return nil, nil, classf(ErrNotFound, "image %s is not stored here any more", r.Name)
@@ -214,7 +216,7 @@ func (s *Service) Remove(ctx context.Context, ref string, force bool) (api.Image
 // Prune removes images that no sandbox holds: those whose tag has moved on, or with all every one; and layers and blobs
 // that no image needs.
 func (s *Service) Prune(ctx context.Context, all bool) (api.ImagesRemoved, error) {
-	return s.sweep(ctx, func(records []*store.Record, held map[string][]string) (drop, _ []string, _ error) {
+	return s.sweep(ctx, true, func(records []*store.Record, held map[string][]string) (drop, _ []string, _ error) {
 		for _, r := range records {
 			if (all || r.Untagged) && len(held[r.Manifest.Digest]) == 0 {
 				drop = append(drop, r.Name)
@@ -268,8 +270,9 @@ func (s *Service) Enforce(ctx context.Context, keep ...string) error {
 		return err
 	}
 	var left int64
-	removed, err := s.sweep(ctx, func(records []*store.Record, held map[string][]string) (drop, _ []string, _ error) {
+	removed, err := s.sweep(ctx, true, func(records []*store.Record, held map[string][]string) (drop, _ []string, _ error) {
 		left = shareOf(records, sizes).total
+		records = slices.Clone(records) // sorted and shortened below
 		slices.SortStableFunc(records, func(a, b *store.Record) int { return lastUse(a).Compare(lastUse(b)) })
 		for i := 0; left > s.opts.Limit && i < len(records); {
 			r := records[i]

@@ -651,6 +651,9 @@ func (p *registryOrigin) explain(ctx context.Context, err error) error {
 		return p.invalidf("%w", err)
 	case gaveUp(ctx, err):
 		return fmt.Errorf("pull %s: %w", image, err)
+	// Before the answer: on this machine plain HTTP is tried next, and what a TLS server says to that helps nobody.
+	case errors.As(err, &untrusted), errors.As(err, &unknownCA):
+		return classf(ErrRegistry, "image %s: the certificate of registry %s is not trusted: %w; install its CA on this host, name it with serve --registry-ca, or allow insecure", image, registry, err)
 	case errors.As(err, &answer):
 		switch answer.StatusCode {
 		case http.StatusUnauthorized, http.StatusForbidden:
@@ -663,8 +666,6 @@ func (p *registryOrigin) explain(ctx context.Context, err error) error {
 		default:
 			return classf(ErrRegistry, "image %s: registry %s answers with an error (%w); try again later", image, registry, err)
 		}
-	case errors.As(err, &untrusted), errors.As(err, &unknownCA):
-		return classf(ErrRegistry, "image %s: the certificate of registry %s is not trusted: %w; install its CA on this host, name it with serve --registry-ca, or allow insecure", image, registry, err)
 	case errors.Is(err, http.ErrSchemeMismatch), errors.Is(err, errPlainHTTP):
 		return classf(ErrRegistry, "image %s: registry %s speaks plain HTTP: %w; allow insecure if the network to it is trusted", image, registry, err)
 	case errors.As(err, &request), errors.As(err, &network):
