@@ -516,11 +516,11 @@ func (p *pull) fetch(ctx context.Context, b store.Blob, tell bool) error {
 }
 
 // download gets a blob from the registry, again where the network failed.
-func (p *registryOrigin) download(ctx context.Context, b store.Blob, progress func(int64)) error {
-	wait := p.service.backoff.Duration
+func (o *registryOrigin) download(ctx context.Context, b store.Blob, progress func(int64)) error {
+	wait := o.service.backoff.Duration
 	for attempt := 1; ; attempt++ {
-		retry, err := p.try(ctx, b, progress)
-		if err == nil || !retry || attempt >= p.service.backoff.Steps || ctx.Err() != nil {
+		retry, err := o.try(ctx, b, progress)
+		if err == nil || !retry || attempt >= o.service.backoff.Steps || ctx.Err() != nil {
 			return err
 		}
 		timer := time.NewTimer(wait)
@@ -530,21 +530,21 @@ func (p *registryOrigin) download(ctx context.Context, b store.Blob, progress fu
 			timer.Stop()
 			return err
 		}
-		wait = time.Duration(float64(wait) * p.service.backoff.Factor)
+		wait = time.Duration(float64(wait) * o.service.backoff.Factor)
 	}
 }
 
-func (p *registryOrigin) try(ctx context.Context, b store.Blob, progress func(int64)) (retry bool, err error) {
-	l, err := p.puller.Layer(ctx, p.ref.Context().Digest(b.Digest))
+func (o *registryOrigin) try(ctx context.Context, b store.Blob, progress func(int64)) (retry bool, err error) {
+	l, err := o.puller.Layer(ctx, o.ref.Context().Digest(b.Digest))
 	if err != nil {
-		return false, p.explain(ctx, err)
+		return false, o.explain(ctx, err)
 	}
 	rc, err := l.Compressed()
 	if err != nil {
-		return false, p.explain(ctx, err) // go-containerregistry has tried again already
+		return false, o.explain(ctx, err) // go-containerregistry has tried again already
 	}
 	src := &source{r: rc, progress: progress}
-	err = p.service.store.WriteBlob(ctx, b, src)
+	err = o.service.store.WriteBlob(ctx, b, src)
 	_ = rc.Close() // everything that matters has been read and checked
 	var network *networkError
 	switch {
@@ -553,15 +553,15 @@ func (p *registryOrigin) try(ctx context.Context, b store.Blob, progress func(in
 	case gaveUp(ctx, err):
 		return false, err
 	case errors.Is(err, store.ErrMismatch):
-		return false, p.invalidf("%w; the registry sends something else than the image was made of", err)
+		return false, o.invalidf("%w; the registry sends something else than the image was made of", err)
 	case src.err == nil:
 		return false, err // ours: the disk
 	case errors.As(src.err, &network):
 		return true, classf(ErrRegistry, "image %s: registry %s broke off blob %s after %d of %d bytes: %w; try again",
-			normalised(p.pull.ref), registryName(p.ref), b.Digest, src.n, b.Size, network)
+			normalised(o.pull.ref), registryName(o.ref), b.Digest, src.n, b.Size, network)
 	}
 	// go-containerregistry checks digest and length too, and may be the first to notice.
-	return false, p.invalidf("blob %s: %w; the registry sends something else than the image was made of", b.Digest, src.err)
+	return false, o.invalidf("blob %s: %w; the registry sends something else than the image was made of", b.Digest, src.err)
 }
 
 // source counts what comes from the registry and remembers the error that ended it.
@@ -637,8 +637,8 @@ func (s *Service) extract(ctx context.Context, l store.Layer, parents []string) 
 }
 
 // explain says what a registry's answer, or the lack of one, means and what can be done.
-func (p *registryOrigin) explain(ctx context.Context, err error) error {
-	image, registry := normalised(p.pull.ref), registryName(p.ref)
+func (o *registryOrigin) explain(ctx context.Context, err error) error {
+	image, registry := normalised(o.pull.ref), registryName(o.ref)
 	var (
 		answer    *remotetransport.Error
 		network   *networkError
@@ -648,7 +648,7 @@ func (p *registryOrigin) explain(ctx context.Context, err error) error {
 	)
 	switch {
 	case errors.Is(err, ErrInvalid):
-		return p.invalidf("%w", err)
+		return o.invalidf("%w", err)
 	case gaveUp(ctx, err):
 		return fmt.Errorf("pull %s: %w", image, err)
 	// Before the answer: on this machine plain HTTP is tried next, and what a TLS server says to that helps nobody.
@@ -671,5 +671,5 @@ func (p *registryOrigin) explain(ctx context.Context, err error) error {
 	case errors.As(err, &request), errors.As(err, &network):
 		return classf(ErrRegistry, "image %s: registry %s cannot be reached: %w; check the name and that the registry runs", image, registry, err)
 	}
-	return p.invalidf("the registry's answer cannot be used: %w", err)
+	return o.invalidf("the registry's answer cannot be used: %w", err)
 }

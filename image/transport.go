@@ -144,7 +144,7 @@ const (
 // retryAfter reads the header of that name: seconds, or a date.
 func retryAfter(header string, now time.Time) time.Duration {
 	if n, err := strconv.ParseUint(header, 10, 31); err == nil {
-		return time.Duration(max(n, 1)) * time.Second //nolint:gosec // 31 bits
+		return time.Duration(max(n, 1)) * time.Second
 	}
 	if at, err := http.ParseTime(header); err == nil {
 		return max(at.Sub(now), time.Second)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -67,8 +68,7 @@ func runImageHistory(ctx context.Context, reference string, json bool, d deps) e
 		return printJSON(d.stdout, detail.History)
 	}
 	rows := [][]string{{"CREATED", "SIZE", "CREATED BY"}}
-	for i := len(detail.History) - 1; i >= 0; i-- {
-		h := detail.History[i]
+	for _, h := range slices.Backward(detail.History) {
 		by := strings.Join(strings.Fields(h.CreatedBy+" "+h.Comment), " ")
 		if len(by) > 100 {
 			by = strings.ToValidUTF8(by[:100], "") + "..."

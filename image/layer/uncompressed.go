@@ -1,6 +1,7 @@
 package layer
 
 import (
+	"errors"
 	"fmt"
 	"io"
 )
@@ -21,7 +22,7 @@ func Uncompress(r io.Reader, mediaType string, limits Limits) (*Uncompressed, er
 // Read implements [io.Reader]. Errors that the stream is to blame for are of the class [ErrInvalid].
 func (u *Uncompressed) Read(p []byte) (int, error) {
 	n, err := u.s.Read(p)
-	if err != nil && err != io.EOF { //nolint:errorlint // io.Reader's own
+	if err != nil && !errors.Is(err, io.EOF) {
 		err = u.s.blame(err)
 	}
 	return n, err
@@ -47,8 +48,8 @@ func MediaType(begin []byte) (string, error) {
 	case zstandard:
 		return tar + "+zstd", nil
 	case none:
-		return tar, nil
-	default:
+	case bzipped, xzed:
 		return "", invalidf("layers compressed with %s are not supported; gzip, zstd and none are", how)
 	}
+	return tar, nil
 }

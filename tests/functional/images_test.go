@@ -630,6 +630,7 @@ func TestRegistryWithCAAndPassword(t *testing.T) {
 	registry := harness.GuardedRegistry(t)
 	reference := registry.Push(t, "private/app:1", twoLayers(t, "guarded"))
 	login := func(t *testing.T, password string) string {
+		t.Helper()
 		file := filepath.Join(t.TempDir(), "auth.json")
 		if err := os.WriteFile(file, []byte(registry.AuthFile(harness.RegistryUser, password)), 0o644); err != nil {
 			t.Fatal(err)
