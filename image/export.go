@@ -119,6 +119,12 @@ func (e *export) layout(ctx context.Context, r *store.Record) error {
 		e.json(layoutFile, map[string]string{"imageLayoutVersion": "1.0.0"}),
 		e.json(indexFile, v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: []v1.Descriptor{d}}),
 	)
+	// Directories too: what makes those that are missing may want to give them to root, as skopeo does.
+	for _, dir := range []string{"blobs/", "blobs/sha256/"} {
+		if err == nil {
+			err = e.tar.WriteHeader(&tar.Header{Name: dir, Typeflag: tar.TypeDir, Mode: 0o755, Format: tar.FormatUSTAR})
+		}
+	}
 	if err != nil {
 		return err
 	}

@@ -55,9 +55,7 @@ func (f *fakeDaemon) imageRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /v1/images/import", func(w http.ResponseWriter, r *http.Request) {
 		data, _ := io.ReadAll(r.Body)
 		q := r.URL.Query()
-		f.mu.Lock()
 		f.log = append(f.log, "import "+q.Get("config")+" "+string(data[:min(len(data), 5)]))
-		f.mu.Unlock()
 		answerJSON(w, 200, api.ImagesImported{Images: []api.Image{{Reference: q.Get("reference"), Digest: "sha256:0123"}}})
 	})
 	mux.HandleFunc("GET /v1/images/export", func(w http.ResponseWriter, r *http.Request) {
