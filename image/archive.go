@@ -49,7 +49,8 @@ const (
 // read once and never kept in memory; every file in it becomes a blob under the digest of its bytes, and nothing is ever
 // written under a name that the archive has. What turns out to belong to no image is removed.
 //
-// Errors of reading r are returned as they are.
+// Of an archive with several images those that came before a bad one are kept. Errors of reading r are returned as they
+// are.
 func (s *Service) Import(ctx context.Context, r io.Reader, opts ImportOptions) (_ []*Image, err error) {
 	want, err := platform(opts.Platform)
 	if err != nil {

