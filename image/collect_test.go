@@ -1,7 +1,6 @@
 package image
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -80,22 +79,4 @@ func TestNothingIsCollectedBeforeTheHoldersAreKnown(t *testing.T) {
 	if _, err := s.Prune(t.Context(), true); err == nil {
 		t.Error("images were pruned")
 	}
-}
-
-func FuzzImport(f *testing.F) {
-	f.Add([]byte("not an archive"))
-	f.Add(append(make([]byte, 1024), 1))
-	a := &nullApplier{}
-	s, err := Open(f.TempDir(), a, Options{})
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Cleanup(func() { _ = s.Close() })
-	f.Fuzz(func(t *testing.T, data []byte) {
-		// It may be an image or not; it must not panic, and what is refused must be so as the archive's fault.
-		_, err := s.Import(t.Context(), bytes.NewReader(data), ImportOptions{Reference: "fuzz/image:1"})
-		if err != nil && !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrReference) {
-			t.Errorf("error of no class: %v", err)
-		}
-	})
 }
