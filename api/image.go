@@ -32,7 +32,7 @@ type Image struct {
 	Layers    int       `json:"layers"`
 	PulledAt  time.Time `json:"pulled_at"` // or imported
 	// What it takes on disk, blobs and unpacked trees: SharedSize is needed by other images too, UniqueSize would be freed
-	// by its removal. Only lists and inspections have them.
+	// by its removal, under all its names. Only lists and inspections have them.
 	SharedSize int64 `json:"shared_size,omitempty"`
 	UniqueSize int64 `json:"unique_size,omitempty"`
 }

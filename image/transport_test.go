@@ -86,3 +86,15 @@ func TestStalledBodiesEnd(t *testing.T) {
 		t.Errorf("error %v, want one about stalling", err)
 	}
 }
+
+func TestRetryAfter(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for header, want := range map[string]time.Duration{
+		"7": 7 * time.Second, "0": time.Second, "": defaultPatience, "-5": defaultPatience, "soon": defaultPatience, "99999999999999999999": defaultPatience,
+		"Fri, 02 Jan 2026 03:04:35 GMT": 30 * time.Second, "Fri, 02 Jan 2026 03:04:00 GMT": time.Second,
+	} {
+		if got := retryAfter(header, now); got != want {
+			t.Errorf("Retry-After %q: %v, want %v", header, got, want)
+		}
+	}
+}
