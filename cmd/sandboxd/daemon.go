@@ -113,7 +113,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	}
 
 	images, err := image.Open(o.DataDir, l, image.Options{ //nolint:contextcheck // cleaning up after an interrupted pull is not the request's
-		Limit: o.ImageLimit.bytes, LayersDir: filepath.Join(o.DataDir, "layers"), Registries: registries, Log: log,
+		Limit: o.ImageLimit, LayersDir: filepath.Join(o.DataDir, "layers"), Registries: registries, Log: log,
 	})
 	if err != nil {
 		return fmt.Errorf("open images: %w", err)

@@ -34,7 +34,7 @@ type serveOptions struct {
 	// IdleExit ends the daemon when there has been no sandbox and no request for that long; 0 means never.
 	IdleExit time.Duration
 	// ImageLimit is how many bytes all images may have on disk before the least recently used are removed; 0: any number.
-	ImageLimit size
+	ImageLimit int64
 	// How registries are spoken to that need something special.
 	Mirrors            []string // REGISTRY=MIRROR
 	InsecureRegistries []string
@@ -47,6 +47,7 @@ func newServe(d deps) *cobra.Command {
 		DefaultIdleTimeout: 10 * time.Minute,
 	}
 	var level string
+	var limit size
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon in the foreground",
@@ -58,12 +59,13 @@ one on the same data directory adopts them. The log goes to stderr.`,
 			if err := opts.LogLevel.UnmarshalText([]byte(level)); err != nil {
 				return usagef("--log-level %q: want debug, info, warn or error", level)
 			}
-			opts.Socket = *d.socket
+			opts.Socket, opts.ImageLimit = *d.socket, limit.bytes
 			return runServe(cmd.Context(), opts, d)
 		},
 	}
 	opts.addFlags(cmd.Flags())
 	cmd.Flags().StringVar(&level, "log-level", "info", "least `level` that is logged: debug, info, warn or error")
+	cmd.Flags().Var(&limit, "image-limit", "most that all images may have on disk, such as 20g, before the least recently used ones that no sandbox has are removed (default: any amount)")
 	exitStatus(cmd, exitPlain)
 	return cmd
 }
@@ -74,7 +76,6 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.Require, "require", nil, "refuse to start where the host lacks one of these `layers`: cgroup,subids")
 	f.DurationVar(&o.DefaultTimeout, "default-timeout", o.DefaultTimeout, "lifetime of a sandbox that asks for none")
 	f.DurationVar(&o.DefaultIdleTimeout, "default-idle-timeout", o.DefaultIdleTimeout, "idle timeout of a sandbox that asks for none")
-	f.Var(&o.ImageLimit, "image-limit", "most that all images may have on disk, such as 20g, before the least recently used ones that no sandbox has are removed (default: any amount)")
 	f.StringArrayVar(&o.Mirrors, "registry-mirror", nil, "ask a mirror first: `REGISTRY=MIRROR`, such as docker.io=mirror.example:5000; repeatable")
 	f.StringArrayVar(&o.InsecureRegistries, "insecure-registry", nil, "allow plain HTTP and unverified certificates to this `registry`; repeatable")
 	f.StringArrayVar(&o.RegistryCAs, "registry-ca", nil, "trust the certificates in this PEM `file` for registries, beside the host's own; repeatable")
