@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/compression"
+
+	"github.com/sandboxd/sandboxd/image/store"
 )
 
 // Pulls, removals and collections of images that share a layer, all at once: whoever acquires an image finds its layers,
@@ -78,5 +80,34 @@ func TestNothingIsCollectedBeforeTheHoldersAreKnown(t *testing.T) {
 	}
 	if _, err := s.Prune(t.Context(), true); err == nil {
 		t.Error("images were pruned")
+	}
+}
+
+// The names are gone and nothing else is: what a crash at that moment leaves, the next start removes.
+func TestOpenFinishesAnInterruptedRemoval(t *testing.T) {
+	f := newFaulty(t)
+	s, a, dir := service(t)
+	s.SetHolders(func() map[string][]string { return map[string][]string{} })
+	ref := f.host + "/team/app:1"
+	push(t, ref, testImage(t, "amd64", asLayer(t, layerTar(t, "x", "x"), compression.GZip)))
+	img, err := s.Pull(t.Context(), ref, PullOptions{Platform: "linux/amd64"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, _, _, err := s.plan(false, func([]*store.Record, map[string][]string) (drop, loosen []string, err error) {
+		return []string{img.Reference}, nil, nil
+	})
+	if err != nil || len(g.Layers) != 1 || len(g.Blobs) != 3 {
+		t.Fatalf("garbage %+v, %v", g, err)
+	}
+	if left := leftovers(t, dir, a); len(left) != 4 {
+		t.Fatalf("before the restart: %v", left)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	reopen(t, dir, a)
+	if left := leftovers(t, dir, a); len(left) != 0 {
+		t.Errorf("after the restart: %v", left)
 	}
 }

@@ -258,6 +258,7 @@ func TestKilledRemovalIsFinished(t *testing.T) {
 	gone := 0
 	for i := range 8 {
 		d.MustPull(t, reference)
+		d.Mark(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
@@ -266,10 +267,11 @@ func TestKilledRemovalIsFinished(t *testing.T) {
 		}()
 		// No event tells how far it is; the moments are spread over the time that it takes.
 		select {
-		case <-time.After(time.Duration(i) * 3 * time.Millisecond):
+		case <-time.After(time.Duration(i) * 2 * time.Millisecond):
 		case <-done:
 		}
-		d.Kill9(t)
+		kill9(t, d.PID()) // at once, where d.Kill9 looks around first
+		d.WaitExit(t)
 		cancel()
 		<-done
 		d.Launch(t)
