@@ -19,11 +19,11 @@ GOBUILD := $(GO) build -p $(P) -trimpath -buildvcs=false
 LDFLAGS := -X main.version=$(VERSION)
 SUDO    := $(if $(filter 0,$(shell id -u)),,sudo)
 
-# What building needs, what the quickstart runs in its sandbox, and what the tests need besides: a registry and a runtime
-# as peers, a static program for images.
+# What building needs, what the quickstart runs in its sandbox, and what the tests need besides: a registry, a runtime
+# and image tools as peers, a static program for images.
 BUILD_DEPS := gcc libc6-dev libseccomp-dev pkg-config uidmap
 DEMO_DEPS  := python3 procps
-TEST_DEPS  := docker-registry runc busybox-static git sudo
+TEST_DEPS  := docker-registry runc busybox-static git sudo skopeo umoci
 
 GOLANGCI = $(GO) tool -modfile=tools/go.mod golangci-lint
 

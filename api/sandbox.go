@@ -100,7 +100,7 @@ type Sandbox struct {
 	ID          string            `json:"id"`
 	Name        string            `json:"name"`
 	Image       string            `json:"image"`            // the reference asked for
-	ImageDigest string            `json:"image_digest"`     // of the manifest; empty for the host image
+	ImageDigest string            `json:"image_digest"`     // of the manifest; of the host image's layer
 	State       SandboxState      `json:"state"`            //
 	Reason      string            `json:"reason,omitempty"` // why it is stopped or lost
 	PID         int               `json:"pid,omitempty"`    // of its init, as the host counts

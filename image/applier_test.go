@@ -104,3 +104,12 @@ func (a *directApplier) layers(t *testing.T) []string {
 	}
 	return out
 }
+
+// nullApplier believes every layer.
+type nullApplier struct{}
+
+func (nullApplier) Apply(_ context.Context, req layer.ApplyRequest) (layer.Result, error) {
+	return layer.Result{DiffID: req.DiffID}, nil
+}
+
+func (nullApplier) RemoveLayer(context.Context, string) error { return nil }

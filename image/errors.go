@@ -12,6 +12,7 @@ var (
 	ErrReference = errors.New("bad image reference") // the name or platform cannot be one; another must be given
 	ErrNotFound  = errors.New("no such image")       // not stored here; pull it
 	ErrRegistry  = errors.New("registry error")      // unreachable, unauthorized, or has no such image
+	ErrInUse     = errors.New("image is in use")     // a sandbox holds it; delete that first
 	ErrInvalid   = errors.New("image is invalid")    // digest, size, manifest, configuration or a layer is not what it must be
 )
 

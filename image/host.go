@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -110,6 +111,10 @@ func (s *Service) makeHost(ctx context.Context) (err error) {
 		return fmt.Errorf("rewind: %w", err)
 	}
 	id := "sha256:" + hex.EncodeToString(hash.Sum(nil))
+	if err := s.pin(ctx, []string{id}); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.release(ctx, nil, []string{id}, err != nil)) }()
 	if err := s.store.BeginLayer(id); err != nil {
 		return err
 	}
@@ -121,11 +126,11 @@ func (s *Service) makeHost(ctx context.Context) (err error) {
 	if res.DiffID != "" && res.DiffID != id {
 		return fmt.Errorf("extract: the layer's content is %s, not %s", res.DiffID, id)
 	}
-	if err := s.store.MarkLayer(id); err != nil {
+	if err := s.store.MarkLayer(id, size); err != nil {
 		return err
 	}
 	img := &Image{
-		Image: api.Image{Reference: api.HostImage, Platform: hostPlatform(), Size: size, Layers: 1, PulledAt: time.Now().UTC()},
+		Image: api.Image{Reference: api.HostImage, Digest: id, Platform: hostPlatform(), Size: size, Layers: 1, PulledAt: time.Now().UTC()},
 		Config: Config{
 			// C.UTF-8 is built into the C library; without it python takes every file name for ASCII.
 			Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"},

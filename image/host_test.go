@@ -140,7 +140,7 @@ func TestHostTarShowsWhatProgramsNeedAndNothingElse(t *testing.T) {
 
 func TestHostImageIsMadeOnceAndAgainWhenTheHostChanges(t *testing.T) {
 	a := newApplier(t)
-	s, err := Open(t.TempDir(), a)
+	s, err := Open(t.TempDir(), a, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +150,7 @@ func TestHostImageIsMadeOnceAndAgainWhenTheHostChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if first.Reference != "host" || first.Digest != "" || len(first.Rootfs.Layers) != 1 || !slices.Contains(first.Rootfs.HostDirs, "/usr") {
+	if first.Reference != "host" || first.Digest != first.Rootfs.Layers[0] || len(first.Rootfs.Layers) != 1 || !slices.Contains(first.Rootfs.HostDirs, "/usr") {
 		t.Errorf("host image %+v", first)
 	}
 	if _, err := os.Stat(filepath.Join(a.path(first.Rootfs.Layers[0]), "etc/ld.so.cache")); err != nil {
@@ -196,7 +196,7 @@ func TestHostImageIsMadeOnceAndAgainWhenTheHostChanges(t *testing.T) {
 
 func TestHostImageOfThisHost(t *testing.T) {
 	a := newApplier(t)
-	s, err := Open(t.TempDir(), a)
+	s, err := Open(t.TempDir(), a, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,15 +6,15 @@
 package image
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -56,27 +56,51 @@ type Service struct {
 	applier  Applier
 	keychain authn.Keychain
 	backoff  remote.Backoff // between attempts after errors that may pass
+	patience time.Duration  // with registries that answer 429
 	flights  flights
 	host     hostImage
+	opts     Options
 
 	mu sync.Mutex
-	// pins counts the running pulls that need a blob or layer, by digest or chain id, so that one pull's failure does
-	// not take away what another has found.
+	// pins counts who needs a blob, layer or image just now, by digest or chain id: running pulls, so that one pull's
+	// failure does not take away what another has found, and sandboxes that are being created.
 	pins map[string]int
+	// going are the blobs and layers that are being removed; the channel is closed when that is over. Who wants to pin
+	// one of them waits.
+	going   map[string]chan struct{}
+	holders func() map[string][]string // see SetHolders; nil: unknown, nothing may be collected
+	used    map[string]time.Time       // of images by name, where it is later than what is stored
+	sizes   map[string]int64           // of the trees that were extracted here, by chain id
+}
+
+// Options configure a [Service]. The zero value is what tests want.
+type Options struct {
+	// Limit is how many bytes blobs and trees of all images may have before the least recently used ones are removed;
+	// 0: any number.
+	Limit int64
+	// LayersDir is where the applier keeps extracted layers. Verify alone looks there; empty: it compares no trees.
+	LayersDir string
+	// Registries say how certain registries are spoken to.
+	Registries Registries
+	Log        *slog.Logger // default: discarded
 }
 
 // removeTimeout bounds the clean-up after a failed pull, which goes on after the caller has given up.
 const removeTimeout = 30 * time.Second
 
-// Open opens the images in dir and cleans up what interrupted pulls left there and with the applier.
-func Open(dir string, applier Applier) (*Service, error) {
+// Open opens the images in dir and cleans up what interrupted pulls and removals left there and with the applier.
+func Open(dir string, applier Applier, opts Options) (*Service, error) {
 	st, err := store.Open(dir)
 	if err != nil {
 		return nil, err
 	}
 	s := &Service{
-		store: st, applier: applier, keychain: authn.DefaultKeychain, pins: make(map[string]int),
+		store: st, applier: applier, keychain: authn.DefaultKeychain, opts: opts, patience: maxPatience,
+		pins: make(map[string]int), going: make(map[string]chan struct{}), used: make(map[string]time.Time), sizes: make(map[string]int64),
 		backoff: remote.Backoff{Duration: 500 * time.Millisecond, Factor: 3, Jitter: 0.1, Steps: 3},
+	}
+	if s.opts.Log == nil {
+		s.opts.Log = slog.New(slog.DiscardHandler)
 	}
 	s.host.root = "/"
 	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
@@ -86,7 +110,7 @@ func Open(dir string, applier Applier) (*Service, error) {
 		err = s.removeLayers(ctx, pending)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("clean up after interrupted pulls: %w", err), st.Close())
+		return nil, errors.Join(fmt.Errorf("clean up after interrupted pulls and removals: %w", err), st.Close())
 	}
 	return s, nil
 }
@@ -94,7 +118,7 @@ func Open(dir string, applier Applier) (*Service, error) {
 // Close waits for work under way, whose callers should have been cancelled, and closes the store.
 func (s *Service) Close() error {
 	s.flights.wait()
-	return s.store.Close()
+	return errors.Join(s.flushUsed(), s.store.Close())
 }
 
 // Get returns an image that is stored, without asking any registry. "host" is made on first use, and anew after the
@@ -103,6 +127,15 @@ func (s *Service) Get(ctx context.Context, ref string) (*Image, error) {
 	if ref == api.HostImage {
 		return s.getHost(ctx)
 	}
+	r, err := s.record(ref)
+	if err != nil {
+		return nil, err
+	}
+	return s.image(r)
+}
+
+// record finds a stored image by a reference as people write it.
+func (s *Service) record(ref string) (*store.Record, error) {
 	parsed, err := parse(ref)
 	if err != nil {
 		return nil, err
@@ -111,10 +144,8 @@ func (s *Service) Get(ctx context.Context, ref string) (*Image, error) {
 	r, err := s.store.Get(name)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, classf(ErrNotFound, "image %s is not stored here; pull it first: sandboxd pull %s", name, ref)
-	} else if err != nil {
-		return nil, err
 	}
-	return s.image(r)
+	return r, err
 }
 
 // List returns the stored images sorted by reference, the host image first.
@@ -123,9 +154,16 @@ func (s *Service) List(context.Context) ([]api.Image, error) {
 	if err != nil {
 		return nil, err
 	}
+	sizes, err := s.store.LayerSizes()
+	if err != nil {
+		return nil, err
+	}
 	images := []api.Image{s.host.summary()}
+	shares := shareOf(records, sizes)
 	for _, r := range records {
-		images = append(images, summary(r))
+		img := summary(r)
+		img.SharedSize, img.UniqueSize = shares.of(r)
+		images = append(images, img)
 	}
 	return images, nil
 }
@@ -142,13 +180,9 @@ func summary(r *store.Record) api.Image {
 }
 
 func (s *Service) image(r *store.Record) (*Image, error) {
-	data, err := s.store.ReadBlob(r.Config.Digest, maxDocument)
+	c, err := s.configFile(r)
 	if err != nil {
-		return nil, classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
-	}
-	c, err := v1.ParseConfigFile(bytes.NewReader(data))
-	if err != nil {
-		return nil, classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
+		return nil, err
 	}
 	img := &Image{Image: summary(r), Config: Config{
 		Env: c.Config.Env, Entrypoint: c.Config.Entrypoint, Cmd: c.Config.Cmd, WorkingDir: c.Config.WorkingDir, User: c.Config.User,
@@ -159,56 +193,87 @@ func (s *Service) image(r *store.Record) (*Image, error) {
 	return img, nil
 }
 
-// pin keeps blobs and layers from being cleaned up until release.
-func (s *Service) pin(keys []string) {
+// pin keeps blobs and layers from being cleaned up until release. What is just being removed it lets go first.
+func (s *Service) pin(ctx context.Context, keys []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for {
+		var busy chan struct{}
+		for _, k := range keys {
+			if busy == nil {
+				busy = s.going[k]
+			}
+		}
+		if busy == nil {
+			break
+		}
+		s.mu.Unlock()
+		select {
+		case <-busy:
+		case <-ctx.Done():
+		}
+		s.mu.Lock()
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
 	for _, k := range keys {
 		s.pins[k]++
 	}
+	return nil
+}
+
+// unpin gives back pins and returns the keys that nobody pins any more. It needs s.mu.
+func (s *Service) unpin(keys []string) (free []string) {
+	for _, k := range keys {
+		if s.pins[k]--; s.pins[k] == 0 {
+			delete(s.pins, k)
+			free = append(free, k)
+		}
+	}
+	return free
 }
 
 // release gives back pins. With discard, what nobody else pins and no stored image needs is removed.
 func (s *Service) release(ctx context.Context, blobs, chains []string, discard bool) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	var errs []error
-	free := func(keys []string) (out []string) {
-		for _, k := range keys {
-			if s.pins[k]--; s.pins[k] == 0 {
-				delete(s.pins, k)
-				out = append(out, k)
-			}
-		}
-		return out
-	}
-	blobs, chains = free(blobs), free(chains)
+	blobs, chains = s.unpin(blobs), s.unpin(chains)
 	if !discard {
+		s.mu.Unlock()
 		return nil
 	}
-	// With the lock held: a pull that begins now waits, and then does not find what is going away.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
-	defer cancel()
-	errs = append(errs, s.store.RemoveUnused(blobs))
 	pending, err := s.store.PendingLayers()
 	if err != nil {
-		return errors.Join(append(errs, err)...)
+		s.mu.Unlock()
+		return err
 	}
-	isPending := make(map[string]bool, len(pending))
-	for _, c := range pending {
-		isPending[c] = true
-	}
-	var gone []string
-	for _, c := range chains {
-		// Layers that are not pending were there before this pull, and sandboxes may run on them.
-		if isPending[c] {
-			gone = append(gone, c)
-		}
-	}
-	return errors.Join(append(errs, s.removeLayers(ctx, gone))...)
+	// Layers that are not pending were there before this pull, and sandboxes may run on them.
+	gone := slices.DeleteFunc(chains, func(c string) bool { return !slices.Contains(pending, c) })
+	settle := s.depart(append(slices.Clone(blobs), gone...))
+	s.mu.Unlock()
+	defer settle()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+	defer cancel()
+	return errors.Join(s.removeLayers(ctx, gone), s.store.RemoveUnused(blobs))
 }
 
-// removeLayers removes layers whose pull has failed. What cannot be removed stays pending for the next Open.
+// depart makes whoever wants to pin one of the keys wait until settle is called. It needs s.mu, settle takes it.
+func (s *Service) depart(keys []string) (settle func()) {
+	done := make(chan struct{})
+	for _, k := range keys {
+		s.going[k] = done
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, k := range keys {
+			delete(s.going, k)
+		}
+		close(done)
+	}
+}
+
+// removeLayers removes layers that are pending. What cannot be removed stays so for the next Open.
 func (s *Service) removeLayers(ctx context.Context, chains []string) error {
 	var errs []error
 	for _, c := range chains {

@@ -65,32 +65,92 @@ func (s *Service) Pull(ctx context.Context, ref string, opts PullOptions) (*Imag
 	if d, ok := parsed.(name.Digest); ok && !strings.HasPrefix(d.DigestStr(), "sha256:") {
 		return nil, classf(ErrReference, "image reference %q: only sha256 digests are supported", ref)
 	}
-	if opts.Insecure || loopback(parsed.Context().RegistryStr()) {
+	sources := s.opts.Registries.sources(parsed)
+	var r *store.Record
+	for i, source := range sources {
+		r, err = s.pullFrom(ctx, parsed, source, want, opts)
+		// A mirror is a convenience: where it fails, for whatever reason of its own, the registry itself is asked.
+		if err == nil || i == len(sources)-1 || !errors.Is(err, ErrRegistry) {
+			break
+		}
+		s.opts.Log.Warn("a mirror does not serve an image", "image", normalised(parsed), "mirror", source.Context().RegistryStr(), "error", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	// The image is there; that another one could not be removed is no reason to say it is not.
+	if err := s.Enforce(ctx, r.Name); err != nil {
+		s.opts.Log.Warn("the limit of images could not be kept to", "error", err)
+	}
+	return s.image(r)
+}
+
+// pullFrom gets an image from one of the places where it may be.
+func (s *Service) pullFrom(ctx context.Context, ref, source name.Reference, want v1.Platform, opts PullOptions) (*store.Record, error) {
+	registry := source.Context().RegistryStr()
+	insecure := opts.Insecure || s.opts.Registries.insecure(registryName(source))
+	if insecure || loopback(registry) {
 		// Allows plain HTTP where HTTPS does not answer. The transport holds everything else to HTTPS.
-		if parsed, err = name.ParseReference(ref, name.Insecure); err != nil {
-			return nil, classf(ErrReference, "image reference %q: %w", ref, err)
+		var err error
+		if source, err = name.ParseReference(source.Name(), name.Insecure); err != nil {
+			return nil, classf(ErrReference, "image reference %q: %w", source, err)
 		}
 	}
-	tr := newTransport(opts.Insecure)
+	tr := newTransport(insecure, s.opts.Registries.CAs)
+	tr.backoff = s.backoff
+	tr.patience.Store(int64(s.patience))
 	defer tr.close()
-	auth, err := authn.Resolve(ctx, s.keychain, parsed.Context())
+	auth, err := authn.Resolve(ctx, s.keychain, source.Context())
 	if err != nil {
 		return nil, classf(ErrRegistry, "credentials for registry %s: %w; mend or remove them in ~/.docker/config.json or containers/auth.json",
-			registryName(parsed), err)
+			registryName(source), err)
 	}
 	puller, err := remote.NewPuller(remote.WithTransport(tr), remote.WithAuth(auth), remote.WithUserAgent("sandboxd"),
 		remote.WithRetryBackoff(s.backoff), remote.WithJobs(parallelDownloads))
 	if err != nil {
-		return nil, fmt.Errorf("prepare to pull %s: %w", ref, err)
+		return nil, fmt.Errorf("prepare to pull %s: %w", normalised(ref), err)
 	}
-	p := &pull{service: s, ref: parsed, want: want, explicit: opts.Platform != "", puller: puller}
+	p := &pull{service: s, ref: ref, want: want, explicit: opts.Platform != ""}
+	p.origin = &registryOrigin{pull: p, ref: source, puller: puller}
 	p.progress.tell = opts.Progress
 	defer p.progress.end()
-	r, err := p.run(ctx)
-	if err != nil {
-		return nil, err
+	return p.run(ctx)
+}
+
+// origin is where the parts of an image come from: a registry, or an archive that has been read already.
+type origin interface {
+	// document returns a manifest or index: the one that was asked for, or where digest is not empty that one.
+	document(ctx context.Context, digest string) ([]byte, error)
+	// blob sees to it that a blob is stored.
+	blob(ctx context.Context, b store.Blob, progress func(int64)) error
+	// sender names who is to blame for what is wrong: "the registry".
+	sender() string
+}
+
+// registryOrigin is a repository of a registry.
+type registryOrigin struct {
+	*pull
+
+	ref    name.Reference // what is asked for: of the registry itself, or of a mirror
+	puller *remote.Puller
+}
+
+func (o *registryOrigin) sender() string { return "the registry" }
+
+func (o *registryOrigin) document(ctx context.Context, digest string) ([]byte, error) {
+	ref := o.ref
+	if digest != "" {
+		ref = o.ref.Context().Digest(digest)
 	}
-	return s.image(r)
+	got, err := o.puller.Get(ctx, ref)
+	if err != nil {
+		return nil, o.explain(ctx, err)
+	}
+	return got.Manifest, nil
+}
+
+func (o *registryOrigin) blob(ctx context.Context, b store.Blob, progress func(int64)) error {
+	return o.download(ctx, b, progress)
 }
 
 // pull is one image on its way.
@@ -99,7 +159,7 @@ type pull struct {
 	ref      name.Reference
 	want     v1.Platform
 	explicit bool // the platform was asked for, not ours by default
-	puller   *remote.Puller
+	origin   origin
 	progress progress
 }
 
@@ -149,7 +209,9 @@ func (p *pull) run(ctx context.Context) (_ *store.Record, err error) {
 	for _, b := range r.Blobs() {
 		blobs = append(blobs, b.Digest)
 	}
-	s.pin(blobs)
+	if err := s.pin(ctx, blobs); err != nil {
+		return nil, err
+	}
 	defer func() {
 		if rerr := s.release(ctx, blobs, chains, err != nil); rerr != nil {
 			err = errors.Join(err, rerr)
@@ -164,14 +226,31 @@ func (p *pull) run(ctx context.Context) (_ *store.Record, err error) {
 	if err := p.config(r); err != nil {
 		return nil, err
 	}
+	var ids []string
 	for _, l := range r.Layers {
-		chains = append(chains, l.ChainID)
+		ids = append(ids, l.ChainID)
 	}
-	s.pin(chains)
+	if err := s.pin(ctx, ids); err != nil {
+		return nil, err
+	}
+	chains = ids
 	if err := p.layers(ctx, r.Layers); err != nil {
 		return nil, err
 	}
-	return r, s.store.Put(r)
+	return r, s.store.Put(r, s.treeSizes(r))
+}
+
+// treeSizes are the sizes of those of an image's trees that were extracted since the daemon started.
+func (s *Service) treeSizes(r *store.Record) map[string]int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sizes := make(map[string]int64)
+	for _, l := range r.Layers {
+		if n, ok := s.sizes[l.ChainID]; ok {
+			sizes[l.ChainID] = n
+		}
+	}
+	return sizes
 }
 
 func (p *pull) invalidf(format string, args ...any) error {
@@ -186,9 +265,9 @@ type document struct {
 
 // manifest fetches the manifest for the wanted platform, through an index where there is one.
 func (p *pull) manifest(ctx context.Context) (*v1.Manifest, document, error) {
-	ref, expect := p.ref, (*v1.Descriptor)(nil)
+	var expect *v1.Descriptor
 	for range maxNesting {
-		doc, err := p.document(ctx, ref, expect)
+		doc, err := p.document(ctx, expect)
 		if err != nil {
 			return nil, document{}, err
 		}
@@ -234,27 +313,35 @@ func (p *pull) manifest(ctx context.Context) (*v1.Manifest, document, error) {
 		if expect, err = p.choose(ix); err != nil {
 			return nil, document{}, err
 		}
-		ref = p.ref.Context().Digest(expect.Digest.String())
 	}
 	return nil, document{}, p.invalidf("its indexes are nested more than %d deep", maxNesting)
 }
 
 // document fetches one manifest or index and checks its digest and size against what an index or the reference says.
-func (p *pull) document(ctx context.Context, ref name.Reference, expect *v1.Descriptor) (document, error) {
-	if expect != nil && expect.Size > maxDocument {
-		return document{}, p.invalidf("manifest %s has %d bytes, %d are allowed", expect.Digest, expect.Size, maxDocument)
+func (p *pull) document(ctx context.Context, expect *v1.Descriptor) (document, error) {
+	want := ""
+	if d, ok := p.ref.(name.Digest); ok {
+		want = d.DigestStr()
 	}
-	got, err := p.puller.Get(ctx, ref)
+	asked := ""
+	if expect != nil {
+		if expect.Size > maxDocument {
+			return document{}, p.invalidf("manifest %s has %d bytes, %d are allowed", expect.Digest, expect.Size, maxDocument)
+		}
+		asked = expect.Digest.String()
+		want = asked
+	}
+	data, err := p.origin.document(ctx, asked)
 	if err != nil {
-		return document{}, p.explain(ctx, err)
+		return document{}, err
 	}
-	if len(got.Manifest) > maxDocument {
-		return document{}, p.invalidf("its manifest has %d bytes, %d are allowed", len(got.Manifest), maxDocument)
+	if len(data) > maxDocument {
+		return document{}, p.invalidf("its manifest has %d bytes, %d are allowed", len(data), maxDocument)
 	}
-	sum := sha256.Sum256(got.Manifest)
-	doc := document{data: got.Manifest, blob: store.Blob{Digest: "sha256:" + hex.EncodeToString(sum[:]), Size: int64(len(got.Manifest))}}
-	if d, ok := ref.(name.Digest); ok && d.DigestStr() != doc.blob.Digest {
-		return document{}, p.invalidf("the registry sent a manifest with the digest %s for %s", doc.blob.Digest, d.DigestStr())
+	sum := sha256.Sum256(data)
+	doc := document{data: data, blob: store.Blob{Digest: "sha256:" + hex.EncodeToString(sum[:]), Size: int64(len(data))}}
+	if want != "" && want != doc.blob.Digest {
+		return document{}, p.invalidf("%s sent a manifest with the digest %s for %s", p.origin.sender(), doc.blob.Digest, want)
 	}
 	if expect != nil && expect.Size != doc.blob.Size {
 		return document{}, p.invalidf("manifest %s has %d bytes, its index says %d", expect.Digest, doc.blob.Size, expect.Size)
@@ -420,7 +507,7 @@ func (p *pull) fetch(ctx context.Context, b store.Blob, tell bool) error {
 	event("downloading", 0)
 	// By size too: descriptors that lie about it are refused each for itself.
 	err := s.flights.do(ctx, fmt.Sprintf("blob %s %d", b.Digest, b.Size), func(ctx context.Context) error {
-		return p.download(ctx, b, func(n int64) { event("downloading", n) })
+		return p.origin.blob(ctx, b, func(n int64) { event("downloading", n) })
 	})
 	if err == nil {
 		event("downloading", b.Size)
@@ -429,11 +516,11 @@ func (p *pull) fetch(ctx context.Context, b store.Blob, tell bool) error {
 }
 
 // download gets a blob from the registry, again where the network failed.
-func (p *pull) download(ctx context.Context, b store.Blob, progress func(int64)) error {
-	wait := p.service.backoff.Duration
+func (o *registryOrigin) download(ctx context.Context, b store.Blob, progress func(int64)) error {
+	wait := o.service.backoff.Duration
 	for attempt := 1; ; attempt++ {
-		retry, err := p.try(ctx, b, progress)
-		if err == nil || !retry || attempt >= p.service.backoff.Steps || ctx.Err() != nil {
+		retry, err := o.try(ctx, b, progress)
+		if err == nil || !retry || attempt >= o.service.backoff.Steps || ctx.Err() != nil {
 			return err
 		}
 		timer := time.NewTimer(wait)
@@ -443,21 +530,21 @@ func (p *pull) download(ctx context.Context, b store.Blob, progress func(int64))
 			timer.Stop()
 			return err
 		}
-		wait = time.Duration(float64(wait) * p.service.backoff.Factor)
+		wait = time.Duration(float64(wait) * o.service.backoff.Factor)
 	}
 }
 
-func (p *pull) try(ctx context.Context, b store.Blob, progress func(int64)) (retry bool, err error) {
-	l, err := p.puller.Layer(ctx, p.ref.Context().Digest(b.Digest))
+func (o *registryOrigin) try(ctx context.Context, b store.Blob, progress func(int64)) (retry bool, err error) {
+	l, err := o.puller.Layer(ctx, o.ref.Context().Digest(b.Digest))
 	if err != nil {
-		return false, p.explain(ctx, err)
+		return false, o.explain(ctx, err)
 	}
 	rc, err := l.Compressed()
 	if err != nil {
-		return false, p.explain(ctx, err) // go-containerregistry has tried again already
+		return false, o.explain(ctx, err) // go-containerregistry has tried again already
 	}
 	src := &source{r: rc, progress: progress}
-	err = p.service.store.WriteBlob(ctx, b, src)
+	err = o.service.store.WriteBlob(ctx, b, src)
 	_ = rc.Close() // everything that matters has been read and checked
 	var network *networkError
 	switch {
@@ -466,15 +553,15 @@ func (p *pull) try(ctx context.Context, b store.Blob, progress func(int64)) (ret
 	case gaveUp(ctx, err):
 		return false, err
 	case errors.Is(err, store.ErrMismatch):
-		return false, p.invalidf("%w; the registry sends something else than the image was made of", err)
+		return false, o.invalidf("%w; the registry sends something else than the image was made of", err)
 	case src.err == nil:
 		return false, err // ours: the disk
 	case errors.As(src.err, &network):
 		return true, classf(ErrRegistry, "image %s: registry %s broke off blob %s after %d of %d bytes: %w; try again",
-			normalised(p.ref), registryName(p.ref), b.Digest, src.n, b.Size, network)
+			normalised(o.pull.ref), registryName(o.ref), b.Digest, src.n, b.Size, network)
 	}
 	// go-containerregistry checks digest and length too, and may be the first to notice.
-	return false, p.invalidf("blob %s: %w; the registry sends something else than the image was made of", b.Digest, src.err)
+	return false, o.invalidf("blob %s: %w; the registry sends something else than the image was made of", b.Digest, src.err)
 }
 
 // source counts what comes from the registry and remembers the error that ended it.
@@ -536,6 +623,11 @@ func (s *Service) extract(ctx context.Context, l store.Layer, parents []string) 
 	if err != nil {
 		return err
 	}
+	if res.DiffID != "" {
+		s.mu.Lock()
+		s.sizes[l.ChainID] = res.Size
+		s.mu.Unlock()
+	}
 	// Empty: it was there, and what is there was checked when it was made.
 	if res.DiffID != "" && res.DiffID != l.DiffID {
 		err := classf(layer.ErrInvalid, "content is %s, the image's configuration promises %s", res.DiffID, l.DiffID)
@@ -545,8 +637,8 @@ func (s *Service) extract(ctx context.Context, l store.Layer, parents []string) 
 }
 
 // explain says what a registry's answer, or the lack of one, means and what can be done.
-func (p *pull) explain(ctx context.Context, err error) error {
-	image, registry := normalised(p.ref), registryName(p.ref)
+func (o *registryOrigin) explain(ctx context.Context, err error) error {
+	image, registry := normalised(o.pull.ref), registryName(o.ref)
 	var (
 		answer    *remotetransport.Error
 		network   *networkError
@@ -556,9 +648,12 @@ func (p *pull) explain(ctx context.Context, err error) error {
 	)
 	switch {
 	case errors.Is(err, ErrInvalid):
-		return p.invalidf("%w", err)
+		return o.invalidf("%w", err)
 	case gaveUp(ctx, err):
 		return fmt.Errorf("pull %s: %w", image, err)
+	// Before the answer: on this machine plain HTTP is tried next, and what a TLS server says to that helps nobody.
+	case errors.As(err, &untrusted), errors.As(err, &unknownCA):
+		return classf(ErrRegistry, "image %s: the certificate of registry %s is not trusted: %w; install its CA on this host, name it with serve --registry-ca, or allow insecure", image, registry, err)
 	case errors.As(err, &answer):
 		switch answer.StatusCode {
 		case http.StatusUnauthorized, http.StatusForbidden:
@@ -571,12 +666,10 @@ func (p *pull) explain(ctx context.Context, err error) error {
 		default:
 			return classf(ErrRegistry, "image %s: registry %s answers with an error (%w); try again later", image, registry, err)
 		}
-	case errors.As(err, &untrusted), errors.As(err, &unknownCA):
-		return classf(ErrRegistry, "image %s: the certificate of registry %s is not trusted: %w; install its CA on this host, or allow insecure", image, registry, err)
 	case errors.Is(err, http.ErrSchemeMismatch), errors.Is(err, errPlainHTTP):
 		return classf(ErrRegistry, "image %s: registry %s speaks plain HTTP: %w; allow insecure if the network to it is trusted", image, registry, err)
 	case errors.As(err, &request), errors.As(err, &network):
 		return classf(ErrRegistry, "image %s: registry %s cannot be reached: %w; check the name and that the registry runs", image, registry, err)
 	}
-	return p.invalidf("the registry's answer cannot be used: %w", err)
+	return o.invalidf("the registry's answer cannot be used: %w", err)
 }

@@ -39,11 +39,12 @@ func service(t *testing.T) (*Service, *directApplier, string) {
 
 func reopen(t *testing.T, dir string, a Applier) *Service {
 	t.Helper()
-	s, err := Open(dir, a)
+	s, err := Open(dir, a, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.backoff.Duration = time.Millisecond
+	s.patience = 0
 	// What the person who runs the tests may be logged in to is not their business.
 	s.keychain = authn.NewMultiKeychain()
 	t.Cleanup(func() { _ = s.Close() })

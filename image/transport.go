@@ -3,14 +3,19 @@ package image
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
 const (
@@ -29,15 +34,19 @@ const (
 //     addresses and to .local, which are as easy to listen on as any other.
 //   - Bodies that are not a layer are bounded.
 //   - A body that stalls ends.
+//   - A blob that breaks off is asked for again from where it ended, where the registry offers ranges; a registry that
+//     asks for patience (429) gets some. Both are bounded.
 type transport struct {
 	base     http.RoundTripper
 	insecure bool
 	stall    time.Duration
+	backoff  remote.Backoff // between attempts to go on with a blob; no steps: none
+	patience atomic.Int64   // nanoseconds that all requests together may still wait for a registry that wants it
 }
 
 var errPlainHTTP = errors.New("plain HTTP is allowed to registries on this machine only, unless insecure is asked for")
 
-func newTransport(insecure bool) *transport {
+func newTransport(insecure bool, cas *x509.CertPool) *transport {
 	return &transport{insecure: insecure, stall: stallTimeout, base: &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
 		DialContext:           (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext,
@@ -49,7 +58,7 @@ func newTransport(insecure bool) *transport {
 		MaxIdleConnsPerHost:   parallelDownloads,
 		// Blobs are stored as they are; a layer that arrives decompressed would have another digest.
 		DisableCompression: true,
-		TLSClientConfig:    &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: insecure}, //nolint:gosec // as asked for
+		TLSClientConfig:    &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: cas, InsecureSkipVerify: insecure}, //nolint:gosec // as asked for
 	}}
 }
 
@@ -64,13 +73,21 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme != "https" && !t.insecure && !loopback(req.URL.Host) {
 		return nil, fmt.Errorf("%s://%s: %w", req.URL.Scheme, req.URL.Host, errPlainHTTP)
 	}
-	ctx, cancel := context.WithCancelCause(req.Context())
-	resp, err := t.base.RoundTrip(req.WithContext(ctx))
+	resp, b, err := t.send(req)
+	for err == nil && resp.StatusCode == http.StatusTooManyRequests && req.Body == nil {
+		wait := retryAfter(resp.Header.Get("Retry-After"), time.Now())
+		if t.patience.Add(-int64(wait)) < 0 {
+			break // the caller is told
+		}
+		_ = b.Close() // what it says about it does not matter
+		if err := pause(req.Context(), wait); err != nil {
+			return nil, err
+		}
+		resp, b, err = t.send(req)
+	}
 	if err != nil {
-		cancel(nil)
 		return nil, err
 	}
-	b := &body{ReadCloser: resp.Body, ctx: ctx, cancel: cancel, stall: t.stall, left: -1}
 	// Redirects lead to storage with paths of its own; what was asked for first counts.
 	first := req
 	for first.Response != nil && first.Response.Request != nil {
@@ -78,10 +95,73 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	if !strings.Contains(first.URL.Path, "/blobs/") { // those are bounded by their descriptors
 		b.left = maxDocument
+	} else if req.Method == http.MethodGet && resp.StatusCode == http.StatusOK && resp.Header.Get("Accept-Ranges") != "none" {
+		b.resume = func(at int64) (*body, error) { return t.resume(req, resp, at) }
+		b.attempts, b.wait, b.factor = t.backoff.Steps, t.backoff.Duration, t.backoff.Factor
 	}
-	b.timer = time.AfterFunc(t.stall, func() { cancel(errStalled) })
 	resp.Body = b
 	return resp, nil
+}
+
+// send makes one request. The body that it returns is the response's, and is to be closed like it.
+func (t *transport) send(req *http.Request) (*http.Response, *body, error) {
+	ctx, cancel := context.WithCancelCause(req.Context())
+	resp, err := t.base.RoundTrip(req.WithContext(ctx))
+	if err != nil {
+		cancel(nil)
+		return nil, nil, err
+	}
+	b := &body{ReadCloser: resp.Body, parent: req.Context(), ctx: ctx, cancel: cancel, stall: t.stall, left: -1}
+	b.timer = time.AfterFunc(t.stall, func() { cancel(errStalled) })
+	return resp, b, nil
+}
+
+// resume asks for the rest of what resp began. A registry that then sends anything else is not gone along with.
+func (t *transport) resume(req *http.Request, resp *http.Response, at int64) (*body, error) {
+	again := req.Clone(req.Context())
+	again.Header.Set("Range", fmt.Sprintf("bytes=%d-", at))
+	if tag := resp.Header.Get("ETag"); tag != "" && !strings.HasPrefix(tag, "W/") {
+		again.Header.Set("If-Range", tag)
+	}
+	rest, b, err := t.send(again)
+	if err != nil {
+		return nil, err
+	}
+	if want := fmt.Sprintf("bytes %d-", at); rest.StatusCode != http.StatusPartialContent || !strings.HasPrefix(rest.Header.Get("Content-Range"), want) {
+		return nil, errors.Join(errNoRange, b.Close())
+	}
+	return b, nil
+}
+
+var errNoRange = errors.New("the registry does not send the rest of a blob")
+
+const (
+	// maxPatience is how long a pull waits, all its requests together, for a registry that wants it to.
+	maxPatience     = 2 * time.Minute
+	defaultPatience = 5 * time.Second // where the registry does not say how long
+)
+
+// retryAfter reads the header of that name: seconds, or a date.
+func retryAfter(header string, now time.Time) time.Duration {
+	if n, err := strconv.ParseUint(header, 10, 31); err == nil {
+		return time.Duration(max(n, 1)) * time.Second
+	}
+	if at, err := http.ParseTime(header); err == nil {
+		return max(at.Sub(now), time.Second)
+	}
+	return defaultPatience
+}
+
+// pause waits, or says why the caller does not want to any more.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 var (
@@ -92,12 +172,20 @@ var (
 // body ends when it stalls or exceeds its bound.
 type body struct {
 	io.ReadCloser
-	ctx    context.Context //nolint:containedctx // of the request that this is the answer to
+	parent context.Context //nolint:containedctx // of the request that this is the answer to
+	ctx    context.Context //nolint:containedctx // the same, ended when it stalls
 	cancel context.CancelCauseFunc
 	stall  time.Duration
 	timer  *time.Timer
 	left   int64 // -1: unbounded
 	once   sync.Once
+
+	// Of blobs: how to go on after n bytes, how often that may be tried, and how long to wait before.
+	resume   func(at int64) (*body, error)
+	n        int64
+	attempts int
+	wait     time.Duration
+	factor   float64
 }
 
 func (b *body) Read(p []byte) (int, error) {
@@ -112,6 +200,7 @@ func (b *body) Read(p []byte) (int, error) {
 		p = p[:b.left]
 	}
 	n, err := b.ReadCloser.Read(p)
+	b.n += int64(n)
 	if b.left > 0 {
 		b.left -= int64(n)
 	}
@@ -122,9 +211,45 @@ func (b *body) Read(p []byte) (int, error) {
 	case err == nil || errors.Is(err, io.EOF):
 		return n, err
 	case errors.Is(context.Cause(b.ctx), errStalled):
-		return n, &networkError{fmt.Errorf("%w for %v", errStalled, b.stall)}
+		err = fmt.Errorf("%w for %v", errStalled, b.stall)
+	}
+	if b.goOn() {
+		return n, nil
 	}
 	return n, &networkError{err}
+}
+
+// goOn replaces a body that broke off by its rest.
+func (b *body) goOn() bool {
+	if b.resume == nil {
+		return false
+	}
+	for ; b.attempts > 0; b.attempts-- {
+		// The request's own context: the body's may be the one that ended because of the stall.
+		if pause(b.parent, b.wait) != nil {
+			return false
+		}
+		b.wait = time.Duration(float64(b.wait) * b.factor)
+		rest, err := b.resume(b.n)
+		if errors.Is(err, errNoRange) || b.parent.Err() != nil {
+			return false
+		}
+		if err != nil {
+			continue
+		}
+		b.end()
+		_ = b.ReadCloser.Close() // it has failed already
+		b.ReadCloser, b.ctx, b.cancel, b.timer = rest.ReadCloser, rest.ctx, rest.cancel, rest.timer
+		b.attempts--
+		return true
+	}
+	return false
+}
+
+// end lets the request go.
+func (b *body) end() {
+	b.timer.Stop()
+	b.cancel(nil)
 }
 
 // networkError is an error of reading a body, as opposed to one about what was read.
@@ -135,9 +260,6 @@ func (e *networkError) Unwrap() error { return e.err }
 
 func (b *body) Close() error {
 	err := b.ReadCloser.Close()
-	b.once.Do(func() {
-		b.timer.Stop()
-		b.cancel(nil)
-	})
+	b.once.Do(b.end)
 	return err
 }

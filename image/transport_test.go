@@ -19,7 +19,7 @@ func TestPlainHTTPStaysOnThisMachine(t *testing.T) {
 			t.Errorf("%q: %v", address, got)
 		}
 	}
-	tr := newTransport(false)
+	tr := newTransport(false, nil)
 	defer tr.close()
 	for _, url := range []string{"http://10.0.0.1/v2/", "http://registry.local/v2/", "http://registry.example/token"} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -60,7 +60,7 @@ func TestBodiesThatAreNoBlobsAreBounded(t *testing.T) {
 		}
 	}))
 	defer srv.Close()
-	tr := newTransport(false)
+	tr := newTransport(false, nil)
 	defer tr.close()
 	for path, ok := range map[string]bool{"/token": false, "/v2/a/manifests/b": false, "/v2/a/blobs/b": true, "/exact": true, "/to/blobs/x": true, "/to/manifests/x": false} {
 		err := get(t, tr, srv.URL+path)
@@ -77,12 +77,24 @@ func TestStalledBodiesEnd(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	defer srv.Close()
-	tr := newTransport(false)
+	tr := newTransport(false, nil)
 	defer tr.close()
 	tr.stall = 50 * time.Millisecond
 	err := get(t, tr, srv.URL+"/v2/a/blobs/b")
 	var network *networkError
 	if !errors.Is(err, errStalled) || !errors.As(err, &network) {
 		t.Errorf("error %v, want one about stalling", err)
+	}
+}
+
+func TestRetryAfter(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for header, want := range map[string]time.Duration{
+		"7": 7 * time.Second, "0": time.Second, "": defaultPatience, "-5": defaultPatience, "soon": defaultPatience, "99999999999999999999": defaultPatience,
+		"Fri, 02 Jan 2026 03:04:35 GMT": 30 * time.Second, "Fri, 02 Jan 2026 03:04:00 GMT": time.Second,
+	} {
+		if got := retryAfter(header, now); got != want {
+			t.Errorf("Retry-After %q: %v, want %v", header, got, want)
+		}
 	}
 }

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"net/url"
 
 	"github.com/sandboxd/sandboxd/api"
 )
@@ -45,4 +47,111 @@ func (c *Client) Pull(ctx context.Context, req api.PullImage, progress func(api.
 		return nil, errors.New("the daemon ended the pull without saying how")
 	}
 	return image, nil
+}
+
+// Image returns everything that is known of a stored image.
+func (c *Client) Image(ctx context.Context, reference string) (*api.ImageDetail, error) {
+	out := new(api.ImageDetail)
+	err := c.call(ctx, request{
+		method: http.MethodGet, path: []string{"v1", "images", "inspect"}, query: url.Values{"reference": {reference}},
+	}, maxAnswer, out)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// RemoveImage takes away a name of an image, and the image where that was the last one. An image that a sandbox has is
+// refused ([api.CodeConflict]); with force it loses the name and stays until the sandbox has gone and it is pruned.
+func (c *Client) RemoveImage(ctx context.Context, reference string, force bool) (*api.ImagesRemoved, error) {
+	q := url.Values{"reference": {reference}}
+	if force {
+		q.Set("force", "true")
+	}
+	out := new(api.ImagesRemoved)
+	if err := c.call(ctx, request{method: http.MethodDelete, path: []string{"v1", "images"}, query: q}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// PruneImages removes images that no sandbox has.
+func (c *Client) PruneImages(ctx context.Context, req api.PruneImages) (*api.ImagesRemoved, error) {
+	out := new(api.ImagesRemoved)
+	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "images", "prune"}, json: req}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// TagImage gives a stored image one more name.
+func (c *Client) TagImage(ctx context.Context, source, target string) (*api.Image, error) {
+	out := new(api.Image)
+	req := api.TagImage{Source: source, Target: target}
+	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "images", "tag"}, json: req}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// VerifyImages has everything read that is stored, which takes its time, and returns what is damaged.
+func (c *Client) VerifyImages(ctx context.Context) (*api.ImagesVerified, error) {
+	out := new(api.ImagesVerified)
+	if err := c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "images", "verify"}}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ImportOptions say what an archive becomes. Reference is needed where the archive has no name of its own; Config is
+// for root file systems.
+type ImportOptions struct {
+	Reference string
+	Platform  string
+	Rootfs    bool
+	Config    api.ImageConfig
+}
+
+// ImportImages sends an archive, be it compressed with gzip, with zstd or not at all: an OCI layout, what docker save
+// writes, or a root file system. The daemon does not keep it, but what it has.
+func (c *Client) ImportImages(ctx context.Context, r io.Reader, opts ImportOptions) ([]api.Image, error) {
+	q := url.Values{}
+	for name, value := range map[string]string{"reference": opts.Reference, "platform": opts.Platform} {
+		if value != "" {
+			q.Set(name, value)
+		}
+	}
+	if opts.Rootfs {
+		config, err := json.Marshal(opts.Config)
+		if err != nil {
+			return nil, fmt.Errorf("encode the configuration: %w", err)
+		}
+		q.Set("rootfs", "true")
+		q.Set("config", string(config))
+	}
+	var out api.ImagesImported
+	// Only Read is passed on: http.NewRequest would look into the reader for a length, and close it.
+	body := struct{ io.Reader }{r}
+	err := c.call(ctx, request{
+		method: http.MethodPost, path: []string{"v1", "images", "import"}, query: q, body: body, typ: api.TypeTar,
+	}, maxAnswer, &out)
+	return out.Images, err
+}
+
+// ExportImage returns a stored image as an archive: "oci" is a tar of an OCI layout, "docker" what docker load reads.
+// The caller closes it; reading fails with io.ErrUnexpectedEOF where the daemon could not send all of it.
+func (c *Client) ExportImage(ctx context.Context, reference, format string) (io.ReadCloser, error) {
+	q := url.Values{"reference": {reference}}
+	if format != "" {
+		q.Set("format", format)
+	}
+	resp, err := c.do(ctx, request{method: http.MethodGet, path: []string{"v1", "images", "export"}, query: q, accept: api.TypeTar})
+	if err != nil {
+		return nil, err
+	}
+	if t := mediaType(resp); t != api.TypeTar {
+		defer resp.Body.Close()
+		return nil, notOurs(resp, read(resp.Body, 200))
+	}
+	return resp.Body, nil
 }

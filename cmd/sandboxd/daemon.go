@@ -44,6 +44,10 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 			return usagef("--require %q: want some of cgroup, subids", name)
 		}
 	}
+	registries, err := o.registries()
+	if err != nil {
+		return err
+	}
 	launcherPath, initPath, err := siblings()
 	if err != nil {
 		return err
@@ -113,7 +117,9 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 		}
 	}
 
-	images, err := image.Open(o.DataDir, l) //nolint:contextcheck // cleaning up after an interrupted pull is not the request's
+	images, err := image.Open(o.DataDir, l, image.Options{ //nolint:contextcheck // cleaning up after an interrupted pull is not the request's
+		Limit: o.ImageLimit, LayersDir: filepath.Join(o.DataDir, "layers"), Registries: registries, Log: log,
+	})
 	if err != nil {
 		return fmt.Errorf("open images: %w", err)
 	}
@@ -166,6 +172,31 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	}
 	owned = true
 	return d.Serve(ctx)
+}
+
+// registries turns the flags into what images are pulled with.
+func (o *serveOptions) registries() (image.Registries, error) {
+	r := image.Registries{Mirrors: make(map[string][]string), Insecure: o.InsecureRegistries}
+	for _, m := range o.Mirrors {
+		registry, mirror, err := image.ParseMirror(m)
+		if err != nil {
+			return r, usagef("--registry-mirror: %w", err)
+		}
+		r.Mirrors[registry] = append(r.Mirrors[registry], mirror)
+	}
+	for _, name := range o.InsecureRegistries {
+		if err := image.CheckRegistry(name); err != nil {
+			return r, usagef("--insecure-registry: %w", err)
+		}
+	}
+	if len(o.RegistryCAs) > 0 {
+		pool, err := image.ReadCAs(o.RegistryCAs)
+		if err != nil {
+			return r, fmt.Errorf("--registry-ca: %w", err)
+		}
+		r.CAs = pool
+	}
+	return r, nil
 }
 
 // siblings finds the two other binaries beside this one.

@@ -129,6 +129,7 @@ func (f *fakeDaemon) handler() http.Handler {
 		answerJSON(w, 200, list)
 	})
 	mux.HandleFunc("POST /v1/images/pull", f.pull)
+	f.imageRoutes(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.mu.Lock()
 		if r.URL.Path != "/healthz" {

@@ -33,6 +33,12 @@ type serveOptions struct {
 	DefaultIdleTimeout time.Duration
 	// IdleExit ends the daemon when there has been no sandbox and no request for that long; 0 means never.
 	IdleExit time.Duration
+	// ImageLimit is how many bytes all images may have on disk before the least recently used are removed; 0: any number.
+	ImageLimit int64
+	// How registries are spoken to that need something special.
+	Mirrors            []string // REGISTRY=MIRROR
+	InsecureRegistries []string
+	RegistryCAs        []string // files
 }
 
 func newServe(d deps) *cobra.Command {
@@ -41,6 +47,7 @@ func newServe(d deps) *cobra.Command {
 		DefaultIdleTimeout: 10 * time.Minute,
 	}
 	var level string
+	var limit size
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon in the foreground",
@@ -52,12 +59,13 @@ one on the same data directory adopts them. The log goes to stderr.`,
 			if err := opts.LogLevel.UnmarshalText([]byte(level)); err != nil {
 				return usagef("--log-level %q: want debug, info, warn or error", level)
 			}
-			opts.Socket = *d.socket
+			opts.Socket, opts.ImageLimit = *d.socket, limit.bytes
 			return runServe(cmd.Context(), opts, d)
 		},
 	}
 	opts.addFlags(cmd.Flags())
 	cmd.Flags().StringVar(&level, "log-level", "info", "least `level` that is logged: debug, info, warn or error")
+	cmd.Flags().Var(&limit, "image-limit", "most that all images may have on disk, such as 20g, before the least recently used ones that no sandbox has are removed (default: any amount)")
 	exitStatus(cmd, exitPlain)
 	return cmd
 }
@@ -68,6 +76,9 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.Require, "require", nil, "refuse to start where the host lacks one of these `layers`: cgroup,subids")
 	f.DurationVar(&o.DefaultTimeout, "default-timeout", o.DefaultTimeout, "lifetime of a sandbox that asks for none")
 	f.DurationVar(&o.DefaultIdleTimeout, "default-idle-timeout", o.DefaultIdleTimeout, "idle timeout of a sandbox that asks for none")
+	f.StringArrayVar(&o.Mirrors, "registry-mirror", nil, "ask a mirror first: `REGISTRY=MIRROR`, such as docker.io=mirror.example:5000; repeatable")
+	f.StringArrayVar(&o.InsecureRegistries, "insecure-registry", nil, "allow plain HTTP and unverified certificates to this `registry`; repeatable")
+	f.StringArrayVar(&o.RegistryCAs, "registry-ca", nil, "trust the certificates in this PEM `file` for registries, beside the host's own; repeatable")
 	f.DurationVar(&o.IdleExit, "idle-exit", 0, "end after this time without a sandbox and a request (default: never)")
 }
 
@@ -110,6 +121,13 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (s
 			return o, fmt.Errorf("make %s absolute: %w", *p, err)
 		}
 		*p = abs
+	}
+	for i, file := range o.RegistryCAs {
+		abs, err := filepath.Abs(file)
+		if err != nil {
+			return o, fmt.Errorf("make %s absolute: %w", file, err)
+		}
+		o.RegistryCAs[i] = abs
 	}
 	for i, name := range o.Require {
 		if o.Require[i] = strings.TrimSpace(name); o.Require[i] == "" {

@@ -33,6 +33,10 @@ func TestServeOptions(t *testing.T) {
 			name: "required", opts: serveOptions{Require: []string{"cgroup", " subids "}},
 			want: serveOptions{DataDir: "/data", RuntimeDir: "/rt", Socket: "/rt/api.sock", Require: []string{"cgroup", "subids"}},
 		},
+		{
+			name: "a file of certificates", opts: serveOptions{RegistryCAs: []string{"/a/../ca.pem"}},
+			want: serveOptions{DataDir: "/data", RuntimeDir: "/rt", Socket: "/rt/api.sock", RegistryCAs: []string{"/ca.pem"}},
+		},
 		{name: "required nothing", opts: serveOptions{Require: []string{""}}, err: "--require"},
 		{name: "no end", opts: serveOptions{DefaultTimeout: -1}, err: "--default-timeout"},
 		{name: "idle backwards", opts: serveOptions{IdleExit: -1}, err: "--idle-exit"},
@@ -63,5 +67,28 @@ func TestServeOptions(t *testing.T) {
 				t.Errorf("options (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// What a flag says of a registry is judged before anything is started.
+func TestRegistryFlags(t *testing.T) {
+	good, err := (&serveOptions{Mirrors: []string{"docker.io=m.example:5000", "docker.io=localhost:1"}, InsecureRegistries: []string{"127.0.0.1:5000"}}).registries()
+	if err != nil || cmp.Diff(map[string][]string{"docker.io": {"m.example:5000", "localhost:1"}}, good.Mirrors) != "" {
+		t.Errorf("%+v, %v", good, err)
+	}
+	for _, tt := range []struct {
+		opts serveOptions
+		says string
+	}{
+		{serveOptions{Mirrors: []string{"docker.io"}}, "REGISTRY=MIRROR"},
+		{serveOptions{Mirrors: []string{"docker.io=https://m.example"}}, "https://m.example"},
+		{serveOptions{Mirrors: []string{"docker.io=m.example/path"}}, "m.example/path"},
+		{serveOptions{InsecureRegistries: []string{"http://x"}}, "http://x"},
+		{serveOptions{RegistryCAs: []string{"/no/such/ca.pem"}}, "/no/such/ca.pem"},
+		{serveOptions{RegistryCAs: []string{"/dev/null"}}, "no certificate"},
+	} {
+		if _, err := tt.opts.registries(); err == nil || !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%+v: error %v, want one that mentions %q", tt.opts, err, tt.says)
+		}
 	}
 }

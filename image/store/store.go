@@ -26,6 +26,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -61,6 +62,9 @@ type Record struct {
 	Config   Blob      `json:"config"`
 	Layers   []Layer   `json:"layers"` // lowest first
 	PulledAt time.Time `json:"pulled_at"`
+	UsedAt   time.Time `json:"used_at,omitzero"` // when a sandbox was last made of it, as far as that is on disk
+	// Untagged says that its tag has moved on to another image: it then is called repository@digest.
+	Untagged bool `json:"untagged,omitempty"`
 }
 
 // Blobs are all blobs that the record needs, each once.
@@ -80,10 +84,11 @@ func (r *Record) Blobs() []Blob {
 var (
 	bucketImages = []byte("images") // name -> Record
 	bucketLayers = []byte("layers") // chain id -> layerPending or layerReady
+	bucketSizes  = []byte("sizes")  // chain id -> decimal bytes of the files in its tree
 )
 
 const (
-	layerPending = "pending" // being extracted for a pull that has not succeeded yet
+	layerPending = "pending" // being extracted for a pull that has not succeeded yet, or being removed
 	layerReady   = "ready"   // of an image that was pulled; sandboxes may use it
 )
 
@@ -117,7 +122,8 @@ func Open(dir string) (_ *Store, err error) {
 	err = s.db.Update(func(tx *bolt.Tx) error {
 		_, err1 := tx.CreateBucketIfNotExists(bucketImages)
 		_, err2 := tx.CreateBucketIfNotExists(bucketLayers)
-		return errors.Join(err1, err2)
+		_, err3 := tx.CreateBucketIfNotExists(bucketSizes)
+		return errors.Join(err1, err2, err3)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open image store %s: %w", dir, err)
@@ -169,12 +175,7 @@ func (s *Store) clean() error {
 	if err != nil {
 		return err
 	}
-	used := make(map[string]bool)
-	for _, r := range records {
-		for _, b := range r.Blobs() {
-			used[b.Digest] = true
-		}
-	}
+	used := usedBlobs(records)
 	names, err = readDir(s.layout, blobDir)
 	if err != nil {
 		return err
@@ -254,17 +255,46 @@ func (s *Store) ReadBlob(digest string, limit int64) ([]byte, error) {
 
 // WriteBlob stores what r has. It must be exactly b.Size bytes with the digest b.Digest; otherwise nothing is stored and
 // the error is of the class [ErrMismatch]. A blob that exists already is left alone and r is not read.
-func (s *Store) WriteBlob(ctx context.Context, b Blob, r io.Reader) (err error) {
-	path, err := blobPath(b.Digest)
-	if err != nil {
+func (s *Store) WriteBlob(ctx context.Context, b Blob, r io.Reader) error {
+	if _, err := blobPath(b.Digest); err != nil {
 		return err
 	}
 	if s.Has(b) {
 		return nil
 	}
+	return s.write(ctx, r, b.Size, func(got Blob) error {
+		switch {
+		case got.Size > b.Size:
+			return fmt.Errorf("blob %s: %w: it has more than the %d bytes of its descriptor", b.Digest, ErrMismatch, b.Size)
+		case got.Size < b.Size:
+			return fmt.Errorf("blob %s: %w: it has %d bytes, its descriptor says %d", b.Digest, ErrMismatch, got.Size, b.Size)
+		case got.Digest != b.Digest:
+			return fmt.Errorf("blob %s: %w: its digest is %s", b.Digest, ErrMismatch, got.Digest)
+		}
+		return nil
+	})
+}
+
+// AddBlob stores what r has, at most limit bytes, under the digest that it turns out to have. Claim is told the digest
+// before the blob has its place, so that it can be kept from collection.
+func (s *Store) AddBlob(ctx context.Context, r io.Reader, limit int64, claim func(digest string) error) (Blob, error) {
+	var b Blob
+	err := s.write(ctx, r, limit, func(got Blob) error {
+		if got.Size > limit {
+			return fmt.Errorf("%w: more than %d bytes", ErrMismatch, limit)
+		}
+		b = got
+		return claim(got.Digest)
+	})
+	return b, err
+}
+
+// write stores what r has if judge agrees. It reads at most one byte more than most: that shows that there is more,
+// without reading it all.
+func (s *Store) write(ctx context.Context, r io.Reader, most int64, judge func(Blob) error) (err error) {
 	tmp, name, err := s.create()
 	if err != nil {
-		return fmt.Errorf("write blob %s: %w", b.Digest, err)
+		return fmt.Errorf("write blob: %w", err)
 	}
 	defer func() {
 		if tmp != nil {
@@ -275,33 +305,33 @@ func (s *Store) WriteBlob(ctx context.Context, b Blob, r io.Reader) (err error) 
 		}
 	}()
 	hash := sha256.New()
-	// One byte more than promised shows that there is more, without reading it all.
-	n, err := io.Copy(io.MultiWriter(tmp, hash), io.LimitReader(&ctxReader{ctx, r}, b.Size+1))
-	switch got := "sha256:" + hex.EncodeToString(hash.Sum(nil)); {
-	case err != nil:
-		return fmt.Errorf("write blob %s: %w", b.Digest, err)
-	case n > b.Size:
-		return fmt.Errorf("blob %s: %w: it has more than the %d bytes of its descriptor", b.Digest, ErrMismatch, b.Size)
-	case n < b.Size:
-		return fmt.Errorf("blob %s: %w: it has %d bytes, its descriptor says %d", b.Digest, ErrMismatch, n, b.Size)
-	case got != b.Digest:
-		return fmt.Errorf("blob %s: %w: its digest is %s", b.Digest, ErrMismatch, got)
+	n, err := io.Copy(io.MultiWriter(tmp, hash), io.LimitReader(&ctxReader{ctx, r}, most+1))
+	if err != nil {
+		return fmt.Errorf("write blob: %w", err)
+	}
+	digest := "sha256:" + hex.EncodeToString(hash.Sum(nil))
+	if err := judge(Blob{Digest: digest, Size: n}); err != nil {
+		return err
+	}
+	path, err := blobPath(digest)
+	if err != nil {
+		return err
 	}
 	if err := tmp.Sync(); err != nil {
-		return fmt.Errorf("sync blob %s: %w", b.Digest, err)
+		return fmt.Errorf("sync blob %s: %w", digest, err)
 	}
 	closeErr := tmp.Close()
 	tmp = nil
 	if closeErr != nil {
-		return fmt.Errorf("write blob %s: %w", b.Digest, closeErr)
+		return fmt.Errorf("write blob %s: %w", digest, closeErr)
 	}
 	// Both directories are in one file system and below descriptors of ours; os.Root cannot rename between two.
 	if err := os.Rename(filepath.Join(s.incoming.Name(), name), filepath.Join(s.layout.Name(), filepath.FromSlash(path))); err != nil {
-		return fmt.Errorf("store blob %s: %w", b.Digest, err)
+		return fmt.Errorf("store blob %s: %w", digest, err)
 	}
 	if err := syncDir(s.layout, blobDir); err != nil {
 		// It may be there or not after a crash, so it does not count as stored.
-		return errors.Join(fmt.Errorf("store blob %s: %w", b.Digest, err), s.layout.Remove(path))
+		return errors.Join(fmt.Errorf("store blob %s: %w", digest, err), s.layout.Remove(path))
 	}
 	return nil
 }
@@ -354,12 +384,7 @@ func (s *Store) RemoveUnused(digests []string) error {
 	if err != nil {
 		return err
 	}
-	used := make(map[string]bool)
-	for _, r := range records {
-		for _, b := range r.Blobs() {
-			used[b.Digest] = true
-		}
-	}
+	used := usedBlobs(records)
 	var errs []error
 	for _, digest := range digests {
 		path, err := blobPath(digest)
@@ -373,8 +398,10 @@ func (s *Store) RemoveUnused(digests []string) error {
 	return errors.Join(errs...)
 }
 
-// Put records an image under its name, instead of the one that had it, and its layers as ready. Its blobs must be stored.
-func (s *Store) Put(r *Record) error {
+// Put records an image under its name and its layers as ready. Its blobs must be stored. An image that had the name and
+// has no other one stays, untagged, as repository@digest: sandboxes may run on its layers. Sizes are the bytes of those
+// of its layers that were extracted for it, by chain id.
+func (s *Store) Put(r *Record, sizes map[string]int64) error {
 	for _, b := range r.Blobs() {
 		if !s.Has(b) {
 			return fmt.Errorf("record image %s: blob %s: %w", r.Name, b.Digest, ErrNotFound)
@@ -390,7 +417,24 @@ func (s *Store) Put(r *Record) error {
 				return err
 			}
 		}
-		return tx.Bucket(bucketImages).Put([]byte(r.Name), value)
+		for chainID, size := range sizes {
+			if err := tx.Bucket(bucketSizes).Put([]byte(chainID), strconv.AppendInt(nil, size, 10)); err != nil {
+				return err
+			}
+		}
+		images := tx.Bucket(bucketImages)
+		if old := images.Get([]byte(r.Name)); old != nil {
+			var before Record
+			if err := json.Unmarshal(old, &before); err != nil {
+				return err
+			}
+			if before.Manifest.Digest != r.Manifest.Digest {
+				if err := untag(images, &before); err != nil {
+					return err
+				}
+			}
+		}
+		return images.Put([]byte(r.Name), value)
 	})
 	if err != nil {
 		return fmt.Errorf("record image %s: %w", r.Name, err)
@@ -465,8 +509,11 @@ func (s *Store) BeginLayer(chainID string) error {
 }
 
 // MarkLayer notes that a layer is extracted and in use although no image has it: the host image's.
-func (s *Store) MarkLayer(chainID string) error {
+func (s *Store) MarkLayer(chainID string, size int64) error {
 	err := s.db.Update(func(tx *bolt.Tx) error {
+		if err := tx.Bucket(bucketSizes).Put([]byte(chainID), strconv.AppendInt(nil, size, 10)); err != nil {
+			return err
+		}
 		return tx.Bucket(bucketLayers).Put([]byte(chainID), []byte(layerReady))
 	})
 	if err != nil {
@@ -482,7 +529,7 @@ func (s *Store) ForgetLayer(chainID string) error {
 		if string(b.Get([]byte(chainID))) != layerPending {
 			return nil
 		}
-		return b.Delete([]byte(chainID))
+		return errors.Join(b.Delete([]byte(chainID)), tx.Bucket(bucketSizes).Delete([]byte(chainID)))
 	})
 	if err != nil {
 		return fmt.Errorf("forget layer %s: %w", chainID, err)

@@ -126,6 +126,11 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 		return nil, fmt.Errorf("start daemon: %w", err)
 	}
 	d.service = &Service{opts: opts, supervisor: supervisor, images: opts.Images, log: d.log}
+	// From here on images may be removed: what runs has been adopted, so it is known what they are needed for.
+	opts.Images.SetHolders(d.service.holders)
+	if err := opts.Images.Enforce(ctx); err != nil {
+		d.log.Warn("the limit of images could not be kept to", "error", err)
+	}
 	return d, nil
 }
 

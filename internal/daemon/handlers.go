@@ -154,36 +154,6 @@ func (d *Daemon) postRun(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, res)
 }
 
-func (d *Daemon) getImages(w http.ResponseWriter, r *http.Request) error {
-	list, err := d.service.Images(r.Context())
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusOK, list)
-}
-
-func (d *Daemon) postPull(w http.ResponseWriter, r *http.Request) error {
-	var req api.PullImage
-	if err := readJSON(w, r, maxBody, &req); err != nil {
-		return err
-	}
-	emit := lines[api.PullEvent](w)
-	began := false
-	img, err := d.service.Pull(r.Context(), req, func(e api.PullEvent) {
-		began = true
-		_ = emit(e) // a client that goes away ends the request's context, and with it the pull
-	})
-	switch {
-	case err != nil && !began:
-		return err
-	case err != nil:
-		_ = emit(api.PullEvent{Error: ProblemOf(err)}) // as above
-	default:
-		_ = emit(api.PullEvent{Status: "done", Image: &img}) // as above
-	}
-	return nil
-}
-
 // getFile answers with the file's bytes, which the kernel moves from the sandbox's file to the client's socket.
 func (d *Daemon) getFile(w http.ResponseWriter, r *http.Request) error {
 	q, err := query(r, "path")

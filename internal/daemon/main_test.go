@@ -142,10 +142,21 @@ func realInit(tb testing.TB) runtimetest.Init {
 
 // fakeImages is a store of two images.
 type fakeImages struct {
+	Images // what is not overridden here, no test may call
+
 	pull func(image.PullOptions) (*image.Image, error)
 }
 
-func (f *fakeImages) Get(_ context.Context, ref string) (*image.Image, error) {
+func (f *fakeImages) SetHolders(func() map[string][]string) {}
+
+func (f *fakeImages) Enforce(context.Context, ...string) error { return nil }
+
+func (f *fakeImages) Acquire(_ context.Context, ref string) (*image.Image, func(), error) {
+	img, err := f.get(ref)
+	return img, func() {}, err
+}
+
+func (f *fakeImages) get(ref string) (*image.Image, error) {
 	img := &image.Image{Image: api.Image{Reference: ref}, Rootfs: rootfs.Source{Layers: []string{"sha256:00"}}}
 	switch ref {
 	case api.HostImage:

@@ -61,7 +61,14 @@ var routes = []route{
 	{"POST", "/v1/run", owner, (*Daemon).postRun},
 
 	{"GET", "/v1/images", owner, (*Daemon).getImages},
+	{"DELETE", "/v1/images", owner, (*Daemon).deleteImage},
 	{"POST", "/v1/images/pull", owner, (*Daemon).postPull},
+	{"POST", "/v1/images/import", owner, (*Daemon).postImport},
+	{"GET", "/v1/images/export", owner, (*Daemon).getExport},
+	{"GET", "/v1/images/inspect", owner, (*Daemon).getImage},
+	{"GET", "/v1/images/verify", owner, (*Daemon).getVerify},
+	{"POST", "/v1/images/tag", owner, (*Daemon).postTag},
+	{"POST", "/v1/images/prune", owner, (*Daemon).postPrune},
 }
 
 const (

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"time"
@@ -18,8 +19,21 @@ import (
 // Images is the image store: *image.Service, and in tests a map.
 type Images interface {
 	Pull(ctx context.Context, reference string, opts image.PullOptions) (*image.Image, error)
-	Get(ctx context.Context, reference string) (*image.Image, error)
+	Import(ctx context.Context, r io.Reader, opts image.ImportOptions) ([]*image.Image, error)
+	Export(ctx context.Context, reference, format string, w io.Writer) error
 	List(ctx context.Context) ([]api.Image, error)
+	Inspect(ctx context.Context, reference string) (api.ImageDetail, error)
+	Verify(ctx context.Context) (api.ImagesVerified, error)
+	Tag(ctx context.Context, source, target string) (*image.Image, error)
+	Remove(ctx context.Context, reference string, force bool) (api.ImagesRemoved, error)
+	Prune(ctx context.Context, all bool) (api.ImagesRemoved, error)
+	// Enforce keeps to the limit of all images' bytes, if there is one.
+	Enforce(ctx context.Context, keep ...string) error
+
+	// Acquire keeps an image from being removed until release is called. SetHolders says how to find out which images
+	// sandboxes have from then on.
+	Acquire(ctx context.Context, reference string) (img *image.Image, release func(), err error)
+	SetHolders(f func() map[string][]string)
 }
 
 // Service is everything that the API can do, free of HTTP. Its errors are of the classes in errors.go.
@@ -41,10 +55,12 @@ func (s *Service) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api
 		return api.Sandbox{}, invalidf("profile %q: %w", profileName, err)
 	}
 	reference := cmp.Or(req.Image, api.HostImage)
-	img, err := s.images.Get(ctx, reference)
+	img, release, err := s.images.Acquire(ctx, reference)
 	if err != nil {
 		return api.Sandbox{}, fmt.Errorf("image %q: %w", reference, err)
 	}
+	// When Create returns, the supervisor has the sandbox, or there is none.
+	defer release()
 	r := runtime.Request{
 		Name:        req.Name,
 		Image:       reference,
@@ -140,33 +156,6 @@ func (s *Service) Stats(ctx context.Context, ref string) (api.Stats, error) {
 // DeleteSandbox ends the sandbox with this id or name and removes everything of it.
 func (s *Service) DeleteSandbox(ctx context.Context, ref string) error {
 	return s.supervisor.Delete(ctx, ref)
-}
-
-// Pull fetches an image.
-func (s *Service) Pull(ctx context.Context, req api.PullImage, progress func(api.PullEvent)) (api.Image, error) {
-	if req.Reference == "" || len(req.Reference) > 1024 || hasControl(req.Reference) {
-		return api.Image{}, invalidf("reference %q: not a reference", clip(req.Reference))
-	}
-	if len(req.Platform) > 64 || hasControl(req.Platform) {
-		return api.Image{}, invalidf("platform %q: must be like linux/amd64", clip(req.Platform))
-	}
-	img, err := s.images.Pull(ctx, req.Reference, image.PullOptions{Platform: req.Platform, Insecure: req.Insecure, Progress: progress})
-	if err != nil {
-		return api.Image{}, fmt.Errorf("pull %q: %w", req.Reference, err)
-	}
-	return img.Image, nil
-}
-
-// Images lists what is stored.
-func (s *Service) Images(ctx context.Context) (api.ImageList, error) {
-	list, err := s.images.List(ctx)
-	if err != nil {
-		return api.ImageList{}, fmt.Errorf("list images: %w", err)
-	}
-	if list == nil {
-		list = []api.Image{}
-	}
-	return api.ImageList{Images: list}, nil
 }
 
 // System says what this daemon is.

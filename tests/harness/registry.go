@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -26,6 +27,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -41,14 +43,45 @@ type Registry struct {
 	CA   string // file with the certificate that a client must trust, for HTTPS
 
 	transport http.RoundTripper
+	auth      authn.Authenticator
 }
 
 // DebianRegistry starts Debian's docker-registry, the real thing, with TLS or without.
 func DebianRegistry(t testing.TB, withTLS bool) *Registry {
 	t.Helper()
+	return debianRegistry(t, withTLS, "")
+}
+
+// The password of a [GuardedRegistry], and as docker-registry wants to have it: bcrypt.
+const (
+	RegistryUser     = "tester"
+	RegistryPassword = "s3cret word"
+
+	registryHash = "$2b$04$ZZVrME2j3.jxA5Dta.FK1OAokL3SWvca5vjmPXMz0.y7hOKSX5mC6"
+)
+
+// GuardedRegistry is DebianRegistry with TLS and a password.
+func GuardedRegistry(t testing.TB) *Registry {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "htpasswd")
+	if err := os.WriteFile(file, fmt.Appendf(nil, "%s:%s\n", RegistryUser, registryHash), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := debianRegistry(t, true, fmt.Sprintf("auth: {htpasswd: {realm: tests, path: %s}}\n", file))
+	r.auth = &authn.Basic{Username: RegistryUser, Password: RegistryPassword}
+	return r
+}
+
+// AuthFile is what podman login, or docker login, would write for this registry.
+func (r *Registry) AuthFile(user, password string) string {
+	return fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, r.Host, base64.StdEncoding.EncodeToString([]byte(user+":"+password)))
+}
+
+func debianRegistry(t testing.TB, withTLS bool, more string) *Registry {
+	t.Helper()
 	program := testenv.RequirePeer(t, "docker-registry")
 	dir := t.TempDir()
-	r := &Registry{Host: freeAddress(t), transport: http.DefaultTransport}
+	r := &Registry{Host: freeAddress(t), transport: http.DefaultTransport, auth: authn.Anonymous}
 	tlsSection := ""
 	scheme := "http"
 	if withTLS {
@@ -57,8 +90,8 @@ func DebianRegistry(t testing.TB, withTLS bool) *Registry {
 		scheme, r.CA = "https", certificate
 		r.transport = trusting(t, certificate)
 	}
-	config := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %s}}\nhttp:\n  addr: %s\n%s",
-		filepath.Join(dir, "storage"), r.Host, tlsSection)
+	config := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %s}}\nhttp:\n  addr: %s\n%s%s",
+		filepath.Join(dir, "storage"), r.Host, tlsSection, more)
 	file := filepath.Join(dir, "config.yml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
@@ -99,7 +132,7 @@ func LyingRegistry(t testing.TB, tamper func(http.Handler) http.Handler) *Regist
 	}
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
-	return &Registry{Host: strings.TrimPrefix(server.URL, "http://"), transport: http.DefaultTransport}
+	return &Registry{Host: strings.TrimPrefix(server.URL, "http://"), transport: http.DefaultTransport, auth: authn.Anonymous}
 }
 
 // Push uploads an image or an index and returns its reference for a pull.
@@ -110,7 +143,7 @@ func (r *Registry) Push(t testing.TB, repository string, what any) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := []remote.Option{remote.WithTransport(r.transport), remote.WithContext(t.Context())}
+	options := []remote.Option{remote.WithTransport(r.transport), remote.WithContext(t.Context()), remote.WithAuth(r.auth)}
 	switch what := what.(type) {
 	case v1.Image:
 		err = remote.Write(ref, what, options...)

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+type exportOptions struct {
+	output string
+	format string
+}
+
+func newExport(d deps) *cobra.Command {
+	opts := exportOptions{format: "oci"}
+	cmd := &cobra.Command{
+		Use:   "export [flags] REFERENCE",
+		Short: "Write an image to an archive",
+		Long: `Write a stored image to an archive: a tar of an OCI layout, which has the very
+blobs that were pulled, or what docker load reads. The same image is always the
+same archive. The file appears whole or not at all.`,
+		Example: `  sandboxd export -o debian.tar debian:12
+  skopeo inspect oci-archive:debian.tar`,
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error { return runExport(cmd.Context(), args[0], opts, d) },
+	}
+	opts.addFlags(cmd.Flags())
+	exitStatus(cmd, exitPlain)
+	return cmd
+}
+
+func (o *exportOptions) addFlags(f *pflag.FlagSet) {
+	f.StringVarP(&o.output, "output", "o", "", "`file` to write (default: stdout, unless that is a terminal)")
+	f.StringVar(&o.format, "format", o.format, "`format`: oci or docker")
+}
+
+func runExport(ctx context.Context, reference string, opts exportOptions, d deps) (err error) {
+	if opts.format != "oci" && opts.format != "docker" {
+		return usagef("--format %q: want oci or docker", opts.format)
+	}
+	toStdout := opts.output == "" || opts.output == "-"
+	if toStdout && isTerminal(d.stdout) {
+		return usagef("an archive does not belong on a terminal; name a file with -o")
+	}
+	c := d.client()
+	defer c.Close()
+	r, err := c.ExportImage(ctx, reference, opts.format)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }() // read to its end, or given up
+	if toStdout {
+		_, err := io.Copy(d.stdout, r)
+		return brokeOff(ctx, reference, err)
+	}
+	// Beside, so that what stands under the name is an archive, whole.
+	f, err := os.CreateTemp(filepath.Dir(opts.output), ".sandboxd-export-*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", opts.output, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	if _, err := io.Copy(f, r); err != nil {
+		return errors.Join(brokeOff(ctx, reference, err), f.Close())
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", opts.output, err)
+	}
+	return os.Rename(f.Name(), opts.output)
+}
+
+// brokeOff explains an archive that ends too early: the daemon cannot say why once it has begun to send.
+func brokeOff(ctx context.Context, reference string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("export %s: the daemon broke off; its log says why, and sandboxd images --verify whether the image is damaged", reference)
+	}
+	return err
+}

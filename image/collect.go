@@ -1,0 +1,354 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/store"
+)
+
+// SetHolders says how to find out which sandboxes hold which images: their names by the digest of the image. The
+// sandboxes' own records are the truth, so nothing can be held by a sandbox that is gone, or be free although one is
+// there, whatever crashed in between. Before it is called nothing is collected. F must not call the service.
+func (s *Service) SetHolders(f func() map[string][]string) {
+	s.mu.Lock()
+	s.holders = f
+	s.mu.Unlock()
+}
+
+// Acquire is [Service.Get] for an image that a sandbox is about to be made of: it is not removed before release is
+// called, which happens when the holders know of the sandbox, or there is none.
+func (s *Service) Acquire(ctx context.Context, ref string) (_ *Image, release func(), err error) {
+	for {
+		img, err := s.Get(ctx, ref)
+		if err != nil {
+			return nil, nil, err
+		}
+		s.mu.Lock()
+		// It may have been removed, or replaced, before we had the lock.
+		if s.currentLocked(img) {
+			s.pins[img.Digest]++
+			s.used[img.Reference] = time.Now().UTC()
+			s.mu.Unlock()
+			return img, func() {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.unpin([]string{img.Digest})
+			}, nil
+		}
+		s.mu.Unlock()
+		if err := ctx.Err(); err != nil {
+			return nil, nil, err
+		}
+	}
+}
+
+func (s *Service) currentLocked(img *Image) bool {
+	if img.Reference == api.HostImage {
+		return s.host.digest() == img.Digest && s.going[img.Digest] == nil
+	}
+	r, err := s.store.Get(img.Reference)
+	return err == nil && r.Manifest.Digest == img.Digest
+}
+
+func (h *hostImage) digest() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.image == nil {
+		return ""
+	}
+	return h.image.Digest
+}
+
+// busy is who holds an image where no sandbox does yet.
+const busy = "a request under way"
+
+// heldLocked are the images that may not go, by digest: who has them.
+func (s *Service) heldLocked() (map[string][]string, error) {
+	if s.holders == nil {
+		return nil, errors.New("it is not known yet what the sandboxes hold")
+	}
+	held := s.holders()
+	for key, n := range s.pins {
+		if n > 0 && held[key] == nil {
+			held[key] = []string{busy}
+		}
+	}
+	return held, nil
+}
+
+// sweep removes the images that choose names, and what no image needs after that. Loosen are those that lose their
+// name but stay, because a sandbox holds them.
+//
+// With strays, what belongs to no image even before goes too: layers of host images that the host has outgrown.
+func (s *Service) sweep(ctx context.Context, strays bool, choose func(records []*store.Record, held map[string][]string) (drop, loosen []string, err error)) (api.ImagesRemoved, error) {
+	if err := s.flushUsed(); err != nil {
+		return api.ImagesRemoved{}, err
+	}
+	g, out, settle, err := s.plan(strays, choose)
+	if err != nil {
+		return api.ImagesRemoved{}, err
+	}
+	defer settle()
+	// The names are gone and the layers are noted as pending, so from here on a crash is mended by Open.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTimeout)
+	defer cancel()
+	if err := errors.Join(s.removeLayers(ctx, g.Layers), s.store.RemoveUnused(g.Blobs)); err != nil {
+		return out, fmt.Errorf("remove what no image needs: %w; the next start of the daemon tries again", err)
+	}
+	return out, nil
+}
+
+// sweepTimeout bounds the removal of trees, which goes on after the caller has given up: half of it helps nobody.
+const sweepTimeout = 10 * time.Minute
+
+// plan is the part of a sweep during which nobody may acquire an image: some milliseconds.
+func (s *Service) plan(strays bool, choose func([]*store.Record, map[string][]string) (drop, loosen []string, err error)) (store.Garbage, api.ImagesRemoved, func(), error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fail := func(err error) (store.Garbage, api.ImagesRemoved, func(), error) {
+		return store.Garbage{}, api.ImagesRemoved{}, nil, err
+	}
+	held, err := s.heldLocked()
+	if err != nil {
+		return fail(err)
+	}
+	records, err := s.store.List()
+	if err != nil {
+		return fail(err)
+	}
+	drop, loosen, err := choose(records, held)
+	if err != nil {
+		return fail(err)
+	}
+	keep, err := s.keepLocked(records, held, strays)
+	if err != nil {
+		return fail(err)
+	}
+	g, err := s.store.Collect(drop, loosen, keep)
+	if err != nil {
+		return fail(err)
+	}
+	for _, c := range g.Layers {
+		delete(s.sizes, c)
+	}
+	out := api.ImagesRemoved{Removed: append([]string{}, drop...), Untagged: append([]string{}, loosen...), Bytes: g.Bytes}
+	return g, out, s.depart(append(slices.Clone(g.Layers), g.Blobs...)), nil
+}
+
+// keepLocked says what is needed although no image has it: what pulls under way bring, the host image's layer and the
+// older ones that sandboxes still run on.
+func (s *Service) keepLocked(records []*store.Record, held map[string][]string, strays bool) (func(string) bool, error) {
+	host := s.host.digest()
+	stray := make(map[string]bool)
+	// "" is what a sandbox has that was made by a daemon which did not note the digest of the host image: any layer
+	// without an image may be its.
+	if _, unknown := held[""]; unknown || !strays {
+		all, err := s.store.Layers()
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range all {
+			stray[c] = true
+		}
+		for _, r := range records {
+			for _, l := range r.Layers {
+				delete(stray, l.ChainID)
+			}
+		}
+	}
+	return func(key string) bool {
+		return s.pins[key] > 0 || s.going[key] != nil || held[key] != nil || key == host || stray[key]
+	}, nil
+}
+
+// flushUsed writes down what was used since it was called last. Until then a crash loses it: it only decides what is
+// removed first.
+func (s *Service) flushUsed() error {
+	s.mu.Lock()
+	used := maps.Clone(s.used)
+	s.mu.Unlock()
+	delete(used, api.HostImage)
+	return s.store.SetUsed(used)
+}
+
+// Remove takes away the name of an image, and the image itself where it has no other. One that a sandbox holds is
+// refused; with force it loses the name and goes, by a later Prune, when the sandbox has.
+func (s *Service) Remove(ctx context.Context, ref string, force bool) (api.ImagesRemoved, error) {
+	if ref == api.HostImage {
+		return api.ImagesRemoved{}, classf(ErrReference, "the image %q is made of this host's own programs and takes no room to speak of; it cannot be removed", ref)
+	}
+	r, err := s.record(ref)
+	if errors.Is(err, ErrNotFound) {
+		return api.ImagesRemoved{}, classf(ErrNotFound, "image %s is not stored here; sandboxd images lists what is", ref)
+	} else if err != nil {
+		return api.ImagesRemoved{}, err
+	}
+	return s.sweep(ctx, false, func(records []*store.Record, held map[string][]string) (drop, loosen []string, err error) {
+		i := slices.IndexFunc(records, func(o *store.Record) bool { return o.Name == r.Name })
+		if i < 0 {
+			return nil, nil, classf(ErrNotFound, "image %s is not stored here any more", r.Name)
+		}
+		r := records[i]
+		who := held[r.Manifest.Digest]
+		others := slices.ContainsFunc(records, func(o *store.Record) bool { return o.Name != r.Name && o.Manifest.Digest == r.Manifest.Digest })
+		switch {
+		case len(who) == 0 || others:
+			return []string{r.Name}, nil, nil
+		case force && !r.Untagged && !strings.Contains(r.Name, "@"):
+			return nil, []string{r.Name}, nil
+		}
+		who = slices.DeleteFunc(slices.Clone(who), func(w string) bool { return w == busy })
+		if len(who) == 0 {
+			return nil, nil, classf(ErrInUse, "image %s is needed by %s; try again when that is over", r.Name, busy)
+		}
+		slices.Sort(who)
+		return nil, nil, classf(ErrInUse, "image %s is held by %s; delete what holds it first: sandboxd rm %s", r.Name, strings.Join(who, ", "), strings.Join(who, " "))
+	})
+}
+
+// Prune removes images that no sandbox holds: those whose tag has moved on, or with all every one; and layers and blobs
+// that no image needs.
+func (s *Service) Prune(ctx context.Context, all bool) (api.ImagesRemoved, error) {
+	return s.sweep(ctx, true, func(records []*store.Record, held map[string][]string) (drop, _ []string, _ error) {
+		for _, r := range records {
+			if (all || r.Untagged) && len(held[r.Manifest.Digest]) == 0 {
+				drop = append(drop, r.Name)
+			}
+		}
+		return drop, nil, nil
+	})
+}
+
+// Tag gives a stored image one more name. An image that has the name loses it.
+func (s *Service) Tag(ctx context.Context, source, target string) (*Image, error) {
+	if source == api.HostImage || target == api.HostImage {
+		return nil, classf(ErrReference, "%q is this host's own image; it has one name, and no other image has it", api.HostImage)
+	}
+	parsed, err := parse(target)
+	if err != nil {
+		return nil, err
+	}
+	name := normalised(parsed)
+	if strings.Contains(name, "@") {
+		return nil, classf(ErrReference, "%q is a digest; give a tag like %s:1.0", target, store.Repository(name))
+	}
+	img, release, err := s.Acquire(ctx, source)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	r, err := s.store.Get(img.Reference)
+	if err != nil {
+		return nil, err
+	}
+	if r.Name == name {
+		return img, nil
+	}
+	tagged := *r
+	tagged.Name, tagged.Untagged = name, false
+	if err := s.store.Put(&tagged, nil); err != nil {
+		return nil, err
+	}
+	return s.image(&tagged)
+}
+
+// Enforce removes the least recently used images until all of them together have no more bytes than the limit. It leaves
+// those that a sandbox holds, and what is kept by name.
+func (s *Service) Enforce(ctx context.Context, keep ...string) error {
+	if s.opts.Limit <= 0 {
+		return nil
+	}
+	sizes, err := s.store.LayerSizes()
+	if err != nil {
+		return err
+	}
+	var left int64
+	removed, err := s.sweep(ctx, true, func(records []*store.Record, held map[string][]string) (drop, _ []string, _ error) {
+		left = shareOf(records, sizes).total
+		records = slices.Clone(records) // sorted and shortened below
+		slices.SortStableFunc(records, func(a, b *store.Record) int { return lastUse(a).Compare(lastUse(b)) })
+		for i := 0; left > s.opts.Limit && i < len(records); {
+			r := records[i]
+			if len(held[r.Manifest.Digest]) > 0 || slices.Contains(keep, r.Name) {
+				i++
+				continue
+			}
+			drop = append(drop, r.Name)
+			records = slices.Delete(records, i, i+1)
+			left = shareOf(records, sizes).total
+		}
+		return drop, nil, nil
+	})
+	if err != nil {
+		return err
+	}
+	if len(removed.Removed) > 0 {
+		s.opts.Log.Info("images were removed to keep to the limit", "limit", s.opts.Limit, "images", removed.Removed, "bytes", removed.Bytes)
+	}
+	if left > s.opts.Limit {
+		s.opts.Log.Warn("images have more bytes than the limit, and nothing more may be removed", "limit", s.opts.Limit, "bytes", left)
+	}
+	return nil
+}
+
+func lastUse(r *store.Record) time.Time {
+	if r.UsedAt.After(r.PulledAt) {
+		return r.UsedAt
+	}
+	return r.PulledAt
+}
+
+// shares knows how many images need a thing, each image counted once whatever its names.
+type shares struct {
+	users map[string]int
+	trees map[string]int64
+	total int64 // bytes of all blobs and trees, each counted once
+}
+
+func shareOf(records []*store.Record, trees map[string]int64) *shares {
+	s := &shares{users: make(map[string]int), trees: trees}
+	seen := make(map[string]bool)
+	for _, r := range records {
+		if seen[r.Manifest.Digest] {
+			continue
+		}
+		seen[r.Manifest.Digest] = true
+		for key, size := range s.parts(r) {
+			if s.users[key]++; s.users[key] == 1 {
+				s.total += size
+			}
+		}
+	}
+	return s
+}
+
+// parts are the blobs and trees of an image, by digest and by chain id.
+func (s *shares) parts(r *store.Record) map[string]int64 {
+	parts := make(map[string]int64)
+	for _, b := range r.Blobs() {
+		parts["blob "+b.Digest] = b.Size
+	}
+	for _, l := range r.Layers {
+		parts["tree "+l.ChainID] = s.trees[l.ChainID]
+	}
+	return parts
+}
+
+// of returns how much of an image other images need too, and how much it alone needs.
+func (s *shares) of(r *store.Record) (shared, unique int64) {
+	for key, size := range s.parts(r) {
+		if s.users[key] > 1 {
+			shared += size
+		} else {
+			unique += size
+		}
+	}
+	return shared, unique
+}

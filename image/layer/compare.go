@@ -1,0 +1,200 @@
+package layer
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// Comparison is what [Compare] found.
+type Comparison struct {
+	DiffID  string
+	Entries int64 // of the layer that were looked at in the tree
+	Unseen  int64 // that the caller may not look at: they belong to a sandbox's ids
+	// Differences says what is not as in the layer, a line each, at most [MaxSkipped] of them.
+	Differences []string
+}
+
+// Compare holds an extracted layer against the stream that it was made of. For every file, directory, link and FIFO of
+// the layer it looks whether the tree has it with the same type, permissions, size and target and, where the caller may
+// read the file, the same bytes. It does not look at owners, times, xattrs and whiteouts, nor for what the tree has
+// besides.
+//
+// The tree is only read, and below root.
+func Compare(root *os.Root, r io.Reader, opts Options) (Comparison, error) {
+	opts.Limits = opts.Limits.withDefaults()
+	s, err := newStream(r, opts.MediaType, opts.Limits)
+	if err != nil {
+		return Comparison{}, err
+	}
+	defer s.close()
+	c := comparer{root: root, buf: make([]byte, 128<<10), differ: make(map[string]string)}
+	tr := tar.NewReader(bufio.NewReaderSize(s, 256<<10))
+	for entries := int64(1); ; entries++ {
+		hdr, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
+			return Comparison{}, fmt.Errorf("read entry %d: %w", entries, s.blame(err))
+		}
+		if entries > opts.Limits.Entries {
+			return Comparison{}, invalidf("more than %d entries", opts.Limits.Entries)
+		}
+		if err := c.entry(hdr, tr, opts.Limits); err != nil {
+			return Comparison{}, fmt.Errorf("entry %q: %w", short(hdr.Name), s.blame(err))
+		}
+	}
+	if err := s.drain(); err != nil {
+		return Comparison{}, fmt.Errorf("read to the end: %w", s.blame(err))
+	}
+	c.result.DiffID = s.digest()
+	for _, name := range slices.Sorted(maps.Keys(c.differ)) {
+		if c.replaced(name) {
+			continue
+		}
+		if len(c.result.Differences) == MaxSkipped {
+			break
+		}
+		c.result.Differences = append(c.result.Differences, short(name)+": "+c.differ[name])
+	}
+	return c.result, nil
+}
+
+type comparer struct {
+	root   *os.Root
+	buf    []byte
+	differ map[string]string // by name: a later entry of that name may put it right
+	result Comparison
+}
+
+// maxDiffer bounds the memory for differences. A tree with more of them is not a layer's any more.
+const maxDiffer = 10_000
+
+func (c *comparer) entry(hdr *tar.Header, content io.Reader, limits Limits) error {
+	name, err := clean(hdr.Name, limits)
+	if err != nil {
+		return err
+	}
+	dir, base := split(name)
+	switch hdr.Typeflag {
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse, tar.TypeDir, tar.TypeSymlink, tar.TypeLink, tar.TypeFifo:
+	default:
+		return nil // not extracted
+	}
+	if strings.HasPrefix(base, whiteoutPrefix) || hasComponent(dir, whiteoutPrefix) {
+		return nil
+	}
+	what, err := c.compare(name, hdr, content)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		c.result.Unseen++
+		return nil
+	case err != nil:
+		return err
+	}
+	c.result.Entries++
+	if what == "" {
+		delete(c.differ, name)
+	} else if len(c.differ) < maxDiffer {
+		c.differ[name] = what
+	}
+	return nil
+}
+
+// compare says in what the tree differs, empty for in nothing. An error is fs.ErrPermission, or of reading the layer.
+func (c *comparer) compare(name string, hdr *tar.Header, content io.Reader) (string, error) {
+	fi, err := c.root.Lstat(name)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return "", err
+	case errors.Is(err, fs.ErrNotExist):
+		return "it is missing", nil
+	case err != nil:
+		// A link in the path that leads through the layer's root as "/": os.Root does not follow those.
+		return "", fs.ErrPermission
+	}
+	want := map[byte]fs.FileMode{tar.TypeDir: fs.ModeDir, tar.TypeSymlink: fs.ModeSymlink, tar.TypeFifo: fs.ModeNamedPipe}[hdr.Typeflag]
+	if hdr.Typeflag == tar.TypeLink {
+		target, err := clean(hdr.Linkname, DefaultLimits())
+		if err != nil {
+			return "", err
+		}
+		other, err := c.root.Lstat(target)
+		if err != nil {
+			return "", fs.ErrPermission // the target may have been replaced since, or is out of sight
+		}
+		if !os.SameFile(fi, other) {
+			return "it is not the same file as " + short(hdr.Linkname), nil
+		}
+		return "", nil
+	}
+	if got := fi.Mode().Type(); got != want {
+		return fmt.Sprintf("it is of type %s, not %s", got, want), nil
+	}
+	if hdr.Typeflag == tar.TypeSymlink {
+		got, err := c.root.Readlink(name)
+		if err != nil {
+			return "", fs.ErrPermission
+		}
+		if got != hdr.Linkname {
+			return fmt.Sprintf("it leads to %q, not %q", short(got), short(hdr.Linkname)), nil
+		}
+		return "", nil
+	}
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok && name != "." && int64(st.Mode)&0o7777 != hdr.Mode&0o7777 {
+		return fmt.Sprintf("its permissions are %04o, not %04o", st.Mode&0o7777, hdr.Mode&0o7777), nil
+	}
+	if hdr.Typeflag == tar.TypeDir || hdr.Typeflag == tar.TypeFifo {
+		return "", nil
+	}
+	if fi.Size() != hdr.Size {
+		return fmt.Sprintf("it has %d bytes, not %d", fi.Size(), hdr.Size), nil
+	}
+	f, err := c.root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return "", fs.ErrPermission
+	}
+	defer func() { _ = f.Close() }() // only read
+	return c.bytes(f, content)
+}
+
+func (c *comparer) bytes(f io.Reader, content io.Reader) (string, error) {
+	half := len(c.buf) / 2
+	for at := int64(0); ; {
+		n, err := io.ReadFull(content, c.buf[:half])
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return "", err
+		}
+		m, ferr := io.ReadFull(f, c.buf[half:half+n])
+		if ferr != nil && n > 0 {
+			return fmt.Sprintf("it cannot be read after %d bytes: %v", at+int64(m), ferr), nil
+		}
+		if !bytes.Equal(c.buf[:n], c.buf[half:half+n]) {
+			return fmt.Sprintf("its bytes differ after %d", at), nil
+		}
+		if at += int64(n); n < half {
+			return "", nil
+		}
+	}
+}
+
+// replaced reports whether a name is missing because a later entry put something else in the place of a directory above.
+func (c *comparer) replaced(name string) bool {
+	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+		if fi, err := c.root.Lstat(dir); err == nil && !fi.IsDir() {
+			return true
+		}
+	}
+	return false
+}

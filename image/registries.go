@@ -1,0 +1,76 @@
+package image
+
+import (
+	"crypto/x509"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+)
+
+// Registries say how the registries are spoken to that need something special. The zero value needs nothing.
+type Registries struct {
+	// Mirrors are asked before the registry of that address ("docker.io") itself, in this order. What they send under a
+	// tag is believed; a digest is a digest.
+	Mirrors map[string][]string
+	// Insecure are addresses that may speak plain HTTP, or HTTPS with any certificate.
+	Insecure []string
+	// CAs are trusted for every registry; nil: the host's own.
+	CAs *x509.CertPool
+}
+
+// ParseMirror reads "REGISTRY=MIRROR", each the address of a registry.
+func ParseMirror(s string) (registry, mirror string, err error) {
+	registry, mirror, ok := strings.Cut(s, "=")
+	if !ok || !validHost(registry) || !validHost(mirror) {
+		return "", "", fmt.Errorf("mirror %q: want REGISTRY=MIRROR, both addresses like docker.io or mirror.example:5000, without a scheme or path", s)
+	}
+	return registry, mirror, nil
+}
+
+// CheckRegistry says whether s is the address of a registry.
+func CheckRegistry(s string) error {
+	if !validHost(s) {
+		return fmt.Errorf("registry %q: want an address like registry.example:5000, without a scheme or path", s)
+	}
+	return nil
+}
+
+// ReadCAs returns the host's trusted certificates and those in the PEM files.
+func ReadCAs(files []string) (*x509.CertPool, error) {
+	pool, err := x509.SystemCertPool()
+	if err != nil {
+		return nil, fmt.Errorf("read the host's certificates: %w", err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("read certificates: %w", err)
+		}
+		if !pool.AppendCertsFromPEM(data) {
+			return nil, fmt.Errorf("read certificates: %s has no certificate in PEM form", file)
+		}
+	}
+	return pool, nil
+}
+
+func (r *Registries) insecure(registry string) bool { return slices.Contains(r.Insecure, registry) }
+
+// sources are where an image may be, in the order in which they are asked; the last is the registry of its name.
+func (r *Registries) sources(ref name.Reference) []name.Reference {
+	var out []name.Reference
+	for _, mirror := range r.Mirrors[registryName(ref)] {
+		repository := mirror + "/" + ref.Context().RepositoryStr()
+		text := repository + ":" + ref.Identifier()
+		if _, ok := ref.(name.Digest); ok {
+			text = repository + "@" + ref.Identifier()
+		}
+		// "localhost" alone would be taken for the first part of a repository on Docker Hub.
+		if m, err := name.ParseReference(text); err == nil && m.Context().RegistryStr() == mirror {
+			out = append(out, m)
+		}
+	}
+	return append(out, ref)
+}

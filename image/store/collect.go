@@ -1,0 +1,243 @@
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+func usedBlobs(records []*Record) map[string]bool {
+	used := make(map[string]bool)
+	for _, r := range records {
+		for _, b := range r.Blobs() {
+			used[b.Digest] = true
+		}
+	}
+	return used
+}
+
+// Repository is a normalised reference without its tag or digest.
+func Repository(name string) string {
+	name, _, _ = strings.Cut(name, "@")
+	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
+		name = name[:i]
+	}
+	return name
+}
+
+// untag records r under repository@digest, unless another name has its manifest.
+func untag(images *bolt.Bucket, r *Record) error {
+	tagged := false
+	err := images.ForEach(func(key, value []byte) error {
+		var other Record
+		if err := json.Unmarshal(value, &other); err != nil {
+			return fmt.Errorf("record of %s: %w", key, err)
+		}
+		tagged = tagged || other.Manifest.Digest == r.Manifest.Digest && other.Name != r.Name
+		return nil
+	})
+	if err != nil || tagged {
+		return err
+	}
+	moved := *r
+	moved.Name, moved.Untagged = Repository(r.Name)+"@"+r.Manifest.Digest, true
+	value, err := json.Marshal(&moved)
+	if err != nil {
+		return err
+	}
+	return images.Put([]byte(moved.Name), value)
+}
+
+// Garbage is what no image needs any more.
+type Garbage struct {
+	Layers []string // chain ids; they count as pending, so a crash before they are removed is mended by the next Open
+	Blobs  []string // digests; Open removes those that are left
+	Bytes  int64    // of all of it
+}
+
+// Collect takes away the names in drop, makes those in loosen untagged, and returns what is then needed by no image and
+// not kept: layers by their chain ids, blobs by their digests. The names are gone durably when it returns; the trees
+// and the blobs are the caller's to remove, in this order: [Store.ForgetLayer] and [Store.RemoveUnused].
+func (s *Store) Collect(drop, loosen []string, keep func(key string) bool) (Garbage, error) {
+	var g Garbage
+	err := s.db.Update(func(tx *bolt.Tx) error {
+		g = Garbage{} // bbolt may call this again
+		images, layers := tx.Bucket(bucketImages), tx.Bucket(bucketLayers)
+		for _, name := range loosen {
+			value := images.Get([]byte(name))
+			if value == nil {
+				continue
+			}
+			var r Record
+			if err := json.Unmarshal(value, &r); err != nil {
+				return fmt.Errorf("record of %s: %w", name, err)
+			}
+			if err := images.Delete([]byte(name)); err != nil {
+				return err
+			}
+			if err := untag(images, &r); err != nil {
+				return err
+			}
+		}
+		for _, name := range drop {
+			if err := images.Delete([]byte(name)); err != nil {
+				return err
+			}
+		}
+		var left []*Record
+		needed := make(map[string]bool)
+		err := images.ForEach(func(name, value []byte) error {
+			var r Record
+			if err := json.Unmarshal(value, &r); err != nil {
+				return fmt.Errorf("record of %s: %w", name, err)
+			}
+			left = append(left, &r)
+			for _, l := range r.Layers {
+				needed[l.ChainID] = true
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		err = layers.ForEach(func(chainID, _ []byte) error {
+			if id := string(chainID); !needed[id] && !keep(id) {
+				g.Layers = append(g.Layers, id)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		// Not within ForEach, which must not see the bucket change.
+		for _, id := range g.Layers {
+			size, _ := strconv.ParseInt(string(tx.Bucket(bucketSizes).Get([]byte(id))), 10, 64) // unknown: 0
+			g.Bytes += size
+			if err := layers.Put([]byte(id), []byte(layerPending)); err != nil {
+				return err
+			}
+		}
+		used := usedBlobs(left)
+		names, err := readDir(s.layout, blobDir)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			digest := "sha256:" + name
+			if used[digest] || keep(digest) {
+				continue
+			}
+			if fi, err := s.layout.Lstat(blobDir + "/" + name); err == nil {
+				g.Bytes += fi.Size()
+			}
+			g.Blobs = append(g.Blobs, digest)
+		}
+		return nil
+	})
+	if err != nil {
+		return Garbage{}, fmt.Errorf("collect images: %w", err)
+	}
+	return g, s.writeIndex()
+}
+
+// LayerSizes are the sizes that are known, by chain id.
+func (s *Store) LayerSizes() (map[string]int64, error) {
+	sizes := make(map[string]int64)
+	err := s.db.View(func(tx *bolt.Tx) error {
+		return tx.Bucket(bucketSizes).ForEach(func(chainID, value []byte) error {
+			n, err := strconv.ParseInt(string(value), 10, 64)
+			if err != nil {
+				return fmt.Errorf("size of layer %s: %w", chainID, err)
+			}
+			sizes[string(chainID)] = n
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list sizes of layers: %w", err)
+	}
+	return sizes, nil
+}
+
+// Layers are the chain ids of all layers that are noted, whether an image needs them or not.
+func (s *Store) Layers() ([]string, error) {
+	var out []string
+	err := s.db.View(func(tx *bolt.Tx) error {
+		return tx.Bucket(bucketLayers).ForEach(func(chainID, _ []byte) error {
+			out = append(out, string(chainID))
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list layers: %w", err)
+	}
+	return out, nil
+}
+
+// SetUsed notes when images were last used, by name. Names that are gone are left out.
+func (s *Store) SetUsed(used map[string]time.Time) error {
+	if len(used) == 0 {
+		return nil
+	}
+	err := s.db.Update(func(tx *bolt.Tx) error {
+		images := tx.Bucket(bucketImages)
+		for name, at := range used {
+			value := images.Get([]byte(name))
+			if value == nil {
+				continue
+			}
+			var r Record
+			if err := json.Unmarshal(value, &r); err != nil {
+				return fmt.Errorf("record of %s: %w", name, err)
+			}
+			if !at.After(r.UsedAt) {
+				continue
+			}
+			r.UsedAt = at
+			value, err := json.Marshal(&r)
+			if err != nil {
+				return err
+			}
+			if err := images.Put([]byte(name), value); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("note the use of images: %w", err)
+	}
+	return nil
+}
+
+// Verify reads a stored blob and compares size and digest with the descriptor. What does not fit is [ErrMismatch], what
+// is not there [ErrNotFound].
+func (s *Store) Verify(ctx context.Context, b Blob) (err error) {
+	f, err := s.OpenBlob(b.Digest)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // only read
+	hash := sha256.New()
+	n, err := io.Copy(hash, &ctxReader{ctx, f})
+	switch got := "sha256:" + hex.EncodeToString(hash.Sum(nil)); {
+	case err != nil:
+		return fmt.Errorf("read blob %s: %w", b.Digest, err)
+	case n != b.Size:
+		return fmt.Errorf("blob %s: %w: it has %d bytes, its descriptor says %d", b.Digest, ErrMismatch, n, b.Size)
+	case got != b.Digest:
+		return fmt.Errorf("blob %s: %w: its digest is %s", b.Digest, ErrMismatch, got)
+	}
+	return nil
+}
+
+// WithContext makes reading from r end with the context.
+func WithContext(ctx context.Context, r io.Reader) io.Reader { return &ctxReader{ctx, r} }

@@ -1,0 +1,100 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/store"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+)
+
+// Verify reads everything that is stored. It proves of every blob that its bytes have the digest and size under which
+// images know it; of every layer that its blob unpacks to the diff id which the image's configuration promises; and of
+// every tree that it has what [layer.Compare] looks for. Trees of images that are being removed or replaced meanwhile
+// may be reported as damaged.
+func (s *Service) Verify(ctx context.Context) (api.ImagesVerified, error) {
+	out := api.ImagesVerified{Problems: []api.ImageProblem{}}
+	records, err := s.store.List()
+	if err != nil {
+		return out, err
+	}
+	users := make(map[string][]string)
+	for _, r := range records {
+		for _, b := range r.Blobs() {
+			users[b.Digest] = append(users[b.Digest], r.Name)
+		}
+		for _, l := range r.Layers {
+			users["tree "+l.ChainID] = append(users["tree "+l.ChainID], r.Name)
+		}
+	}
+	problem := func(key, id string, err error) {
+		out.Problems = append(out.Problems, api.ImageProblem{Images: users[key], Digest: id, Detail: err.Error()})
+	}
+	checked := make(map[string]bool)
+	for _, r := range records {
+		for _, b := range r.Blobs() {
+			if checked[b.Digest] {
+				continue
+			}
+			checked[b.Digest] = true
+			out.Blobs++
+			out.Bytes += b.Size
+			if err := s.store.Verify(ctx, b); err != nil {
+				if ctx.Err() != nil {
+					return out, ctx.Err()
+				}
+				problem(b.Digest, b.Digest, err)
+			}
+		}
+		if s.opts.LayersDir == "" {
+			continue
+		}
+		for _, l := range r.Layers {
+			key := "tree " + l.ChainID
+			if checked[key] {
+				continue
+			}
+			checked[key] = true
+			c, err := s.compare(ctx, l)
+			if ctx.Err() != nil {
+				return out, ctx.Err()
+			}
+			out.Layers++
+			out.Entries += c.Entries
+			out.Unseen += c.Unseen
+			switch {
+			case err != nil:
+				problem(key, l.ChainID, err)
+			case c.DiffID != l.DiffID:
+				problem(key, l.ChainID, fmt.Errorf("blob %s unpacks to %s, the image's configuration promises %s", l.Blob.Digest, c.DiffID, l.DiffID))
+			case len(c.Differences) > 0:
+				problem(key, l.ChainID, fmt.Errorf("the unpacked tree is not what layer %s has in it: %s", l.Blob.Digest, strings.Join(c.Differences, "; ")))
+			}
+		}
+	}
+	return out, nil
+}
+
+func (s *Service) compare(ctx context.Context, l store.Layer) (c layer.Comparison, err error) {
+	name, err := rootfs.LayerName(l.ChainID)
+	if err != nil {
+		return c, err
+	}
+	f, err := s.store.OpenBlob(l.Blob.Digest)
+	if err != nil {
+		return c, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	root, err := os.OpenRoot(filepath.Join(s.opts.LayersDir, name))
+	if err != nil {
+		return c, fmt.Errorf("the unpacked tree cannot be opened: %w", err)
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+	return layer.Compare(root, store.WithContext(ctx, f), layer.Options{MediaType: l.Blob.MediaType})
+}

@@ -1,0 +1,298 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// holders are the sandboxes of any state by the digest of the image that each was made of.
+func (s *Service) holders() map[string][]string {
+	held := make(map[string][]string)
+	for _, rec := range s.supervisor.List(runtime.Filter{}) {
+		held[rec.ImageDigest] = append(held[rec.ImageDigest], rec.Name)
+	}
+	return held
+}
+
+// Pull fetches an image.
+func (s *Service) Pull(ctx context.Context, req api.PullImage, progress func(api.PullEvent)) (api.Image, error) {
+	if req.Reference == "" || len(req.Reference) > 1024 || hasControl(req.Reference) {
+		return api.Image{}, invalidf("reference %q: not a reference", clip(req.Reference))
+	}
+	if len(req.Platform) > 64 || hasControl(req.Platform) {
+		return api.Image{}, invalidf("platform %q: must be like linux/amd64", clip(req.Platform))
+	}
+	img, err := s.images.Pull(ctx, req.Reference, image.PullOptions{Platform: req.Platform, Insecure: req.Insecure, Progress: progress})
+	if err != nil {
+		return api.Image{}, fmt.Errorf("pull %q: %w", req.Reference, err)
+	}
+	return img.Image, nil
+}
+
+// Images lists what is stored.
+func (s *Service) Images(ctx context.Context) (api.ImageList, error) {
+	list, err := s.images.List(ctx)
+	if err != nil {
+		return api.ImageList{}, fmt.Errorf("list images: %w", err)
+	}
+	if list == nil {
+		list = []api.Image{}
+	}
+	return api.ImageList{Images: list}, nil
+}
+
+// validReference checks what is going to be shown and logged, before anyone parses it.
+func validReference(what, ref string) error {
+	if ref == "" || len(ref) > 1024 || hasControl(ref) {
+		return invalidf("%s %q: not a reference", what, clip(ref))
+	}
+	return nil
+}
+
+// InspectImage returns everything that is known of a stored image.
+func (s *Service) InspectImage(ctx context.Context, ref string) (api.ImageDetail, error) {
+	if err := validReference("reference", ref); err != nil {
+		return api.ImageDetail{}, err
+	}
+	return s.images.Inspect(ctx, ref)
+}
+
+// RemoveImage takes away a name, and the image where it has no other and no sandbox holds it.
+func (s *Service) RemoveImage(ctx context.Context, ref string, force bool) (api.ImagesRemoved, error) {
+	if err := validReference("reference", ref); err != nil {
+		return api.ImagesRemoved{}, err
+	}
+	return s.images.Remove(ctx, ref, force)
+}
+
+// PruneImages removes images that no sandbox holds.
+func (s *Service) PruneImages(ctx context.Context, req api.PruneImages) (api.ImagesRemoved, error) {
+	return s.images.Prune(ctx, req.All)
+}
+
+// TagImage gives a stored image one more name.
+func (s *Service) TagImage(ctx context.Context, req api.TagImage) (api.Image, error) {
+	if err := validReference("source", req.Source); err != nil {
+		return api.Image{}, err
+	}
+	if err := validReference("target", req.Target); err != nil {
+		return api.Image{}, err
+	}
+	img, err := s.images.Tag(ctx, req.Source, req.Target)
+	if err != nil {
+		return api.Image{}, err
+	}
+	return img.Image, nil
+}
+
+// VerifyImages reads everything that is stored and says what is damaged.
+func (s *Service) VerifyImages(ctx context.Context) (api.ImagesVerified, error) {
+	return s.images.Verify(ctx)
+}
+
+// ImportImages stores the images of an archive.
+func (s *Service) ImportImages(ctx context.Context, r io.Reader, opts image.ImportOptions) (api.ImagesImported, error) {
+	if opts.Reference != "" {
+		if err := validReference("reference", opts.Reference); err != nil {
+			return api.ImagesImported{}, err
+		}
+	}
+	c := opts.Config
+	if !opts.Rootfs && (len(c.Entrypoint) > 0 || len(c.Cmd) > 0 || len(c.Env) > 0 || len(c.Labels) > 0 || c.WorkingDir != "" || c.User != "") {
+		return api.ImagesImported{}, invalidf("config: an image brings its own; it is for root file systems (rootfs=true)")
+	}
+	if err := validateEnv(c.Env); err != nil {
+		return api.ImagesImported{}, err
+	}
+	if c.WorkingDir != "" {
+		if err := validatePath("working_dir", c.WorkingDir); err != nil {
+			return api.ImagesImported{}, err
+		}
+	}
+	if err := validateUser(c.User); err != nil {
+		return api.ImagesImported{}, err
+	}
+	images, err := s.images.Import(ctx, r, opts)
+	if err != nil {
+		return api.ImagesImported{}, fmt.Errorf("import: %w", err)
+	}
+	out := api.ImagesImported{Images: []api.Image{}}
+	for _, img := range images {
+		out.Images = append(out.Images, img.Image)
+	}
+	return out, nil
+}
+
+// ExportImage writes a stored image as an archive.
+func (s *Service) ExportImage(ctx context.Context, ref, format string, w io.Writer) error {
+	if err := validReference("reference", ref); err != nil {
+		return err
+	}
+	return s.images.Export(ctx, ref, format, w)
+}
+
+func (d *Daemon) getImages(w http.ResponseWriter, r *http.Request) error {
+	list, err := d.service.Images(r.Context())
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, list)
+}
+
+func (d *Daemon) postPull(w http.ResponseWriter, r *http.Request) error {
+	var req api.PullImage
+	if err := readJSON(w, r, maxBody, &req); err != nil {
+		return err
+	}
+	emit := lines[api.PullEvent](w)
+	began := false
+	img, err := d.service.Pull(r.Context(), req, func(e api.PullEvent) {
+		began = true
+		_ = emit(e) // a client that goes away ends the request's context, and with it the pull
+	})
+	switch {
+	case err != nil && !began:
+		return err
+	case err != nil:
+		_ = emit(api.PullEvent{Error: ProblemOf(err)}) // as above
+	default:
+		_ = emit(api.PullEvent{Status: "done", Image: &img}) // as above
+	}
+	return nil
+}
+
+// flag reads a parameter that is true or false.
+func flag(name, value string) (bool, error) {
+	switch value {
+	case "", "false":
+		return false, nil
+	case "true":
+		return true, nil
+	}
+	return false, invalidf("%s %q: must be true or false", name, clip(value))
+}
+
+func (d *Daemon) deleteImage(w http.ResponseWriter, r *http.Request) error {
+	q, err := query(r, "reference", "force")
+	if err != nil {
+		return err
+	}
+	force, err := flag("force", q.Get("force"))
+	if err != nil {
+		return err
+	}
+	out, err := d.service.RemoveImage(r.Context(), q.Get("reference"), force)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, out)
+}
+
+func (d *Daemon) postPrune(w http.ResponseWriter, r *http.Request) error {
+	var req api.PruneImages
+	if r.ContentLength != 0 {
+		if err := readJSON(w, r, maxBody, &req); err != nil {
+			return err
+		}
+	}
+	out, err := d.service.PruneImages(r.Context(), req)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, out)
+}
+
+func (d *Daemon) postTag(w http.ResponseWriter, r *http.Request) error {
+	var req api.TagImage
+	if err := readJSON(w, r, maxBody, &req); err != nil {
+		return err
+	}
+	img, err := d.service.TagImage(r.Context(), req)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, img)
+}
+
+func (d *Daemon) getImage(w http.ResponseWriter, r *http.Request) error {
+	q, err := query(r, "reference")
+	if err != nil {
+		return err
+	}
+	detail, err := d.service.InspectImage(r.Context(), q.Get("reference"))
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, detail)
+}
+
+func (d *Daemon) getVerify(w http.ResponseWriter, r *http.Request) error {
+	if _, err := query(r); err != nil {
+		return err
+	}
+	out, err := d.service.VerifyImages(r.Context())
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, out)
+}
+
+func (d *Daemon) postImport(w http.ResponseWriter, r *http.Request) error {
+	q, err := query(r, "reference", "platform", "rootfs", "config")
+	if err != nil {
+		return err
+	}
+	opts := image.ImportOptions{Reference: q.Get("reference"), Platform: q.Get("platform")}
+	if opts.Rootfs, err = flag("rootfs", q.Get("rootfs")); err != nil {
+		return err
+	}
+	if c := q.Get("config"); c != "" {
+		if err := decodeJSON([]byte(c), &opts.Config); err != nil {
+			return invalidf("config: %s", strings.TrimPrefix(err.Error(), "body: "))
+		}
+	}
+	body := &watchedBody{r: requestBody(w, r)}
+	out, err := d.service.ImportImages(r.Context(), body, opts)
+	if body.err != nil {
+		return bodyError(body.err)
+	}
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, out)
+}
+
+// watchedBody remembers what ended it.
+type watchedBody struct {
+	r   io.Reader
+	err error // but io.EOF
+}
+
+func (b *watchedBody) Read(p []byte) (int, error) {
+	n, err := b.r.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		b.err = err
+	}
+	return n, err
+}
+
+func (d *Daemon) getExport(w http.ResponseWriter, r *http.Request) error {
+	q, err := query(r, "reference", "format")
+	if err != nil {
+		return err
+	}
+	format := q.Get("format")
+	if format == "" {
+		format = image.FormatOCI
+	}
+	out := &stream{w: w, rc: http.NewResponseController(w), contentType: api.TypeTar}
+	return d.service.ExportImage(r.Context(), q.Get("reference"), format, out)
+}
