@@ -98,8 +98,8 @@ unit: ## The tests beside the code, with the race detector, as you are
 # Its exit status: 0, the tests' own, or 125 where a machine died and nothing is known.
 TESTBED := build/testbed-cmd
 .PHONY: testbed
-testbed: build-deps build $(TESTBED) ## The limits on a real cgroup v2 host, in a machine of its own: KERNEL=6.1|6.12|newest|all FLAVOUR=tiny|systemd|all WHO=dev|root|all
-	$(TESTBED) -kernel $(or $(KERNEL),6.12) -flavour $(or $(FLAVOUR),tiny) -as $(or $(WHO),all) $(if $(TIMEOUT),-timeout $(TIMEOUT)) $(if $(RUN),-run '$(RUN)') $(if $(PKG),-pkg '$(PKG)')
+testbed: build-deps build $(TESTBED) ## The limits on a real cgroup v2 host, in a machine of its own: KERNEL=6.1|6.12|newest|all FLAVOUR=tiny|systemd|all WHO=dev|root|all SHORT=yes
+	$(TESTBED) -kernel $(or $(KERNEL),6.12) -flavour $(or $(FLAVOUR),tiny) -as $(or $(WHO),all) $(if $(TIMEOUT),-timeout $(TIMEOUT)) $(if $(SHORT),-short all) $(if $(RUN),-run '$(RUN)') $(if $(PKG),-pkg '$(PKG)')
 
 .PHONY: testbed-shell
 testbed-shell: build-deps build $(TESTBED) ## A root shell in that machine, with our binaries in /payload/bin; testbed-as dev bash makes you a user

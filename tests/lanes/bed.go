@@ -68,7 +68,7 @@ func (b *testBed) stop() {
 }
 
 func (b *testBed) command(ctx context.Context, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, b.program, append([]string{"-machines", b.machines, "-out", bedOut}, args...)...)
+	cmd := exec.CommandContext(ctx, b.program, append([]string{"-machines", b.machines, "-short", briefly, "-out", bedOut}, args...)...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it ends its machines
 	cmd.WaitDelay = time.Minute

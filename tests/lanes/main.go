@@ -32,7 +32,10 @@ type options struct {
 }
 
 // defaultBed is each kernel, each flavour and each user, at least once, in the time that `make test` has for it.
-const defaultBed = "6.1-tiny/dev,6.12-systemd/dev,newest-tiny/root"
+const defaultBed = "6.12-systemd/dev,6.1-tiny/dev,newest-systemd/root"
+
+// briefly are those machines in which long tests are brief: one that goes on at length is enough for the time there is.
+const briefly = "6.1-tiny,newest-systemd"
 
 // everything is the pattern of all packages.
 const everything = "./..."

@@ -18,7 +18,11 @@ import (
 // However many sandboxes come and go, the cgroups are as they were: [group] compares when the daemon has shut down, and
 // here it is compared while it runs.
 func TestDeletedSandboxesLeaveNoCgroup(t *testing.T) {
-	const n, workers = 300, 4
+	const workers = 4
+	n := 300
+	if testing.Short() {
+		n = 40
+	}
 	d := start(t)
 	d.Warm(t)
 	d.Create(t, api.CreateSandbox{}) // stays until the shutdown
@@ -56,7 +60,10 @@ func TestDeletedSandboxesLeaveNoCgroup(t *testing.T) {
 // kill -9 of the daemon or of the launcher, whenever it may be: the next one puts everything right. What is listed can be
 // deleted, and then nothing is left; the shutdown at the end looks for everything that was ever seen.
 func TestKilledAtRandomNothingIsLeft(t *testing.T) {
-	const rounds = 16
+	rounds := 16
+	if testing.Short() {
+		rounds = 6
+	}
 	d := start(t)
 	d.Warm(t)
 	base := vacate(t)

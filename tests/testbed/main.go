@@ -39,6 +39,7 @@ type options struct {
 	kernels, flavours, users []string
 	machines                 []spec // instead of all combinations of these
 	parallel                 int    // machines that run at once
+	short                    string // machines in which long tests are to be brief, or "all"
 
 	plan     string        // file with packages and the tests of each
 	packages string        // patterns of test packages, separated by spaces
@@ -122,6 +123,7 @@ func main() {
 	flag.Var(choice{users, &o.users}, "as", "who runs the job: dev (an ordinary user with a delegated cgroup), root or all")
 	flag.Var(specs{&o.machines}, "machines", "`list` of machines instead, each with all users or one: 6.1-tiny,6.12-systemd/root")
 	flag.IntVar(&o.parallel, "parallel", 1, "how many machines run at once; their consoles are shown for 1 only")
+	flag.StringVar(&o.short, "short", "", "`list` of machines in which long tests are to be brief (-test.short): 6.1-tiny,newest-tiny, or all")
 	flag.BoolVar(&o.again, "again", false, "start a machine that died once more")
 	flag.StringVar(&o.packages, "pkg", "./tests/limits", "test `packages` to compile and run")
 	flag.StringVar(&o.run, "run", "", "run only tests that match the `regexp`")
@@ -207,7 +209,8 @@ func (o options) runMachine(ctx context.Context, s spec, made images, payload st
 	root, vmlinuz := made.of(s.kernel)
 	m := machine{
 		root: root, vmlinuz: vmlinuz, flavour: s.flavour, users: s.users, payload: payload, shell: o.shell, quiet: o.parallel > 1,
-		out: filepath.Join(o.out, s.String()),
+		short: o.short == "all" || slices.Contains(strings.Split(o.short, ","), s.String()),
+		out:   filepath.Join(o.out, s.String()),
 		// The job's own limits end it first, with its results.
 		limit: time.Duration(len(s.users))*(o.timeout+15*time.Second) + bootLimit,
 	}

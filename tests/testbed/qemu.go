@@ -29,6 +29,7 @@ type machine struct {
 	payload       string
 	shell         bool
 	quiet         bool          // the console is kept, not shown
+	short         bool          // long tests are to be brief
 	out           string        // directory: console.log, kernel.log, results/
 	limit         time.Duration // for everything
 }
@@ -139,6 +140,9 @@ func (m machine) arguments() []string {
 	}
 	if m.shell {
 		start += " testbed.shell"
+	}
+	if m.short {
+		start += " testbed.short"
 	}
 	start += " testbed.users=" + strings.Join(m.users, ",")
 	return []string{
