@@ -141,13 +141,18 @@ func write(dir, file, value string) error {
 	if value == "" {
 		value = "\n" // a write of nothing would not reach the kernel
 	}
-	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
+	path := filepath.Join(dir, file)
+	// Not os.OpenFile: cgroup files can be polled, so Go makes them non-blocking, and Linux 6.16 and later then take a
+	// memory.high or memory.max without reclaiming anything.
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return err
+		return &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	// One write: the kernel takes each for a whole value.
-	_, err = f.WriteString(value)
-	return errors.Join(err, f.Close())
+	if _, err = unix.Write(fd, []byte(value)); err != nil {
+		err = &os.PathError{Op: "write", Path: path, Err: err}
+	}
+	return errors.Join(err, unix.Close(fd))
 }
 
 // holds compares what the kernel shows with what was written, knowing how it rounds and formats. It is pure.

@@ -87,7 +87,8 @@ func TestMemoryLimitKillsTheHogAlone(t *testing.T) {
 	victim := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
 	neighbour := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
 	dir := cgroupOf(t, victim.PID)
-	const patient = `touch /tmp/running; while ! test -e /tmp/over; do sleep 0.1; done; echo alive`
+	// It waits without asking for memory: while the kernel is still freeing what the hog had, it kills whoever does.
+	const patient = `mkfifo /tmp/over; touch /tmp/running; read x </tmp/over; echo alive`
 	beside, apart := background(t, victim, patient), background(t, neighbour, patient)
 	for _, s := range []*harness.Sandbox{victim, neighbour} {
 		s.Sh(t, "while ! test -e /tmp/running; do sleep 0.1; done")
@@ -101,7 +102,7 @@ func TestMemoryLimitKillsTheHogAlone(t *testing.T) {
 		t.Errorf("the kernel counts %d kills in the sandbox's cgroup, want 1", n)
 	}
 	for name, s := range map[string]*harness.Sandbox{"same": victim, "neighbour": neighbour} {
-		s.Sh(t, "touch /tmp/over")
+		s.Sh(t, "echo >/tmp/over")
 		wait := map[string]func() *api.ExecResult{"same": beside, "neighbour": apart}[name]
 		// That the kernel struck during an exec is told to every exec of that sandbox: it is the sandbox's limit.
 		if got := wait(); got.Stdout != "alive\n" || got.Exit.Code != 0 || name == "neighbour" && got.Exit.OOM {
