@@ -83,7 +83,7 @@ func TestIOLimitHoldsWrites(t *testing.T) {
 				t.Errorf("writes at %.0f bytes a second, want %d ± 20 %%", got, bps)
 			}
 			// A ceiling and not the disk's speed: without it there is more.
-			mustPatch(t, d, s, api.LimitsUpdate{IO: &api.IOLimits{}})
+			mustPatch(t, d, s, api.LimitsUpdate{IO: api.IOUpdate{WriteBPS: new(int64(0))}})
 			if got := read(t, dir, "io.max"); got != "" {
 				t.Errorf("io.max is %q after the limit was taken away", got)
 			}
