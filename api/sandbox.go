@@ -36,8 +36,8 @@ type Limits struct {
 // "no ceiling"; reads of the host image may come from another device, and are not held.
 //
 // What a program writes goes through the page cache: it is held when the kernel writes it out, on file systems that know
-// which cgroup a page is from (ext4, xfs, btrfs, ext2, f2fs). On others only direct I/O is held; [Enforced] then says
-// "direct".
+// which cgroup a page is from (ext4, xfs, btrfs, ext2, f2fs) and with the memory controller. Elsewhere only reads and direct
+// writes are held: a ceiling on writes is refused there, and [Enforced] says "direct" of one on reads.
 type IOLimits struct {
 	Weight    int64 `json:"weight,omitempty"`     // share against other sandboxes where the device is busy, 1 to 10000, else 100 (io.weight)
 	ReadBPS   int64 `json:"read_bps,omitempty"`   // bytes a second (io.max)
