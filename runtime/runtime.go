@@ -90,7 +90,8 @@ type Engine interface {
 	// Kill ends every process of a sandbox and waits for it, but leaves its directories to Delete.
 	Kill(ctx context.Context, id string) error
 	// Update changes a running sandbox as a whole, or fails and changes nothing: with ErrUnenforceable where the host cannot
-	// hold an explicit limit, with ErrInUse where more memory is in use than it would leave.
+	// hold an explicit limit, with ErrInUse where more memory is in use than it would leave. Updates of one sandbox follow one
+	// another, so that an empty one returns when those before it have been made or given up.
 	Update(ctx context.Context, id string, change *Change) (api.Enforced, error)
 	// Stats reads all that the kernel counts of the sandbox. Of an engine without cgroups only the wall time is set.
 	Stats(ctx context.Context, id string) (api.Stats, error)
