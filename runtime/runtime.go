@@ -39,7 +39,7 @@ type Spec struct {
 	// left out (and reported) where the host cannot enforce them.
 	Explicit api.Limits `json:"explicit"`
 	// IODevice holds the sandboxes' writable layers. The daemon finds it: the launcher sees nothing of the host's devices.
-	IODevice cgroup.Device `json:"io_device"`
+	IODevice cgroup.Device `json:"io_device,omitzero"`
 	// Deadline ends the sandbox even if no daemon is running then.
 	Deadline time.Time `json:"deadline"`
 }
