@@ -12,6 +12,9 @@ import (
 // deadline and idle timeout is applied as a whole or not at all; when Update returns, it holds and is on disk. Edit returns
 // those limits that were asked for in so many words, and may refuse. It must not call the supervisor.
 //
+// A crash in the middle is the exception: the next daemon takes limits and deadline from the engine, all old or all new, and
+// labels and idle timeout from the record, which may be the old ones then.
+//
 // Updates of one sandbox follow one another. One that began goes on although ctx ends.
 func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Record) (explicit api.Limits, err error)) (Record, error) {
 	s.mu.Lock()

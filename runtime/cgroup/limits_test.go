@@ -127,7 +127,7 @@ func TestApplyDoesNothingAfterItsContext(t *testing.T) {
 
 // endsAfter has ended when it was asked n times.
 type endsAfter struct {
-	context.Context
+	context.Context //nolint:containedctx // it is one
 
 	n int
 }
