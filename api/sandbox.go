@@ -36,8 +36,8 @@ type Limits struct {
 // "no ceiling"; reads of the host image may come from another device, and are not held.
 //
 // What a program writes goes through the page cache: it is held when the kernel writes it out, on file systems that know
-// which cgroup a page is from (ext4, xfs, btrfs, ext2, f2fs). On others only direct I/O is held; [Enforced] then says
-// "direct".
+// which cgroup a page is from (ext4, xfs, btrfs, ext2, f2fs) and with the memory controller. Elsewhere only reads and direct
+// writes are held: a ceiling on writes is refused there, and [Enforced] says "direct" of one on reads.
 type IOLimits struct {
 	Weight    int64 `json:"weight,omitempty"`     // share against other sandboxes where the device is busy, 1 to 10000, else 100 (io.weight)
 	ReadBPS   int64 `json:"read_bps,omitempty"`   // bytes a second (io.max)
@@ -136,16 +136,25 @@ type UpdateSandbox struct {
 // LimitsUpdate changes [Limits]. An absent field stays as it is; a zero value means the profile's default again.
 type LimitsUpdate struct {
 	// Memory cannot fall below what is in use and cannot be taken back: that is [CodeConflict], and nothing is killed.
-	Memory     *int64    `json:"memory,omitempty"`
-	MemoryHigh *int64    `json:"memory_high,omitempty"`
-	Swap       *int64    `json:"swap,omitempty"` // 0 means none
-	OOMGroup   *bool     `json:"oom_group,omitempty"`
-	CPUs       *float64  `json:"cpus,omitempty"`
-	CPUWeight  *int64    `json:"cpu_weight,omitempty"`
-	CPUSet     *string   `json:"cpuset,omitempty"`
-	Pids       *int64    `json:"pids,omitempty"`   // may fall below what there is: then nothing more can be started
-	Nofile     *uint64   `json:"nofile,omitempty"` // always refused: each process has its own since its start
-	IO         *IOLimits `json:"io,omitempty"`     // as a whole
+	Memory     *int64   `json:"memory,omitempty"`
+	MemoryHigh *int64   `json:"memory_high,omitempty"`
+	Swap       *int64   `json:"swap,omitempty"` // 0 means none
+	OOMGroup   *bool    `json:"oom_group,omitempty"`
+	CPUs       *float64 `json:"cpus,omitempty"`
+	CPUWeight  *int64   `json:"cpu_weight,omitempty"`
+	CPUSet     *string  `json:"cpuset,omitempty"`
+	Pids       *int64   `json:"pids,omitempty"`   // may fall below what there is: then nothing more can be started
+	Nofile     *uint64  `json:"nofile,omitempty"` // always refused: each process has its own since its start
+	IO         IOUpdate `json:"io,omitzero"`
+}
+
+// IOUpdate changes [IOLimits], one by one. An absent field stays as it is; 0 is no ceiling, or the default weight, again.
+type IOUpdate struct {
+	Weight    *int64 `json:"weight,omitempty"`
+	ReadBPS   *int64 `json:"read_bps,omitempty"`
+	WriteBPS  *int64 `json:"write_bps,omitempty"`
+	ReadIOPS  *int64 `json:"read_iops,omitempty"`
+	WriteIOPS *int64 `json:"write_iops,omitempty"`
 }
 
 // Apply returns limits with the changes, and those of them that were asked for in so many words. Defaults are what a zero
@@ -175,8 +184,20 @@ func (u *LimitsUpdate) Apply(limits, defaults Limits) (changed, explicit Limits)
 	if u.Pids != nil {
 		limits.Pids, explicit.Pids = orDefault(*u.Pids, defaults.Pids), *u.Pids
 	}
-	if u.IO != nil {
-		limits.IO, explicit.IO = orDefault(*u.IO, defaults.IO), *u.IO
+	for _, f := range []struct {
+		to           *int64
+		limit, asked *int64
+		def          int64
+	}{
+		{u.IO.Weight, &limits.IO.Weight, &explicit.IO.Weight, defaults.IO.Weight},
+		{u.IO.ReadBPS, &limits.IO.ReadBPS, &explicit.IO.ReadBPS, defaults.IO.ReadBPS},
+		{u.IO.WriteBPS, &limits.IO.WriteBPS, &explicit.IO.WriteBPS, defaults.IO.WriteBPS},
+		{u.IO.ReadIOPS, &limits.IO.ReadIOPS, &explicit.IO.ReadIOPS, defaults.IO.ReadIOPS},
+		{u.IO.WriteIOPS, &limits.IO.WriteIOPS, &explicit.IO.WriteIOPS, defaults.IO.WriteIOPS},
+	} {
+		if f.to != nil {
+			*f.limit, *f.asked = orDefault(*f.to, f.def), *f.to
+		}
 	}
 	return limits, explicit
 }

@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
@@ -47,9 +48,11 @@ func mergeLimits(asked, defaults api.Limits) api.Limits {
 	if m.CPUSet == "" {
 		m.CPUSet = defaults.CPUSet
 	}
-	if m.IO == (api.IOLimits{}) {
-		m.IO = defaults.IO
-	}
+	m.IO.Weight = cmp.Or(m.IO.Weight, defaults.IO.Weight)
+	m.IO.ReadBPS = cmp.Or(m.IO.ReadBPS, defaults.IO.ReadBPS)
+	m.IO.WriteBPS = cmp.Or(m.IO.WriteBPS, defaults.IO.WriteBPS)
+	m.IO.ReadIOPS = cmp.Or(m.IO.ReadIOPS, defaults.IO.ReadIOPS)
+	m.IO.WriteIOPS = cmp.Or(m.IO.WriteIOPS, defaults.IO.WriteIOPS)
 	if m.Swap == nil {
 		m.Swap = defaults.Swap
 	}

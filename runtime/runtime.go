@@ -39,7 +39,7 @@ type Spec struct {
 	// left out (and reported) where the host cannot enforce them.
 	Explicit api.Limits `json:"explicit"`
 	// IODevice holds the sandboxes' writable layers. The daemon finds it: the launcher sees nothing of the host's devices.
-	IODevice cgroup.Device `json:"io_device"`
+	IODevice cgroup.Device `json:"io_device,omitzero"`
 	// Deadline ends the sandbox even if no daemon is running then.
 	Deadline time.Time `json:"deadline"`
 }
@@ -90,7 +90,8 @@ type Engine interface {
 	// Kill ends every process of a sandbox and waits for it, but leaves its directories to Delete.
 	Kill(ctx context.Context, id string) error
 	// Update changes a running sandbox as a whole, or fails and changes nothing: with ErrUnenforceable where the host cannot
-	// hold an explicit limit, with ErrInUse where more memory is in use than it would leave.
+	// hold an explicit limit, with ErrInUse where more memory is in use than it would leave. Updates of one sandbox follow one
+	// another, so that an empty one returns when those before it have been made or given up.
 	Update(ctx context.Context, id string, change *Change) (api.Enforced, error)
 	// Stats reads all that the kernel counts of the sandbox. Of an engine without cgroups only the wall time is set.
 	Stats(ctx context.Context, id string) (api.Stats, error)

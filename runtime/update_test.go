@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -129,6 +130,96 @@ func TestUpdatedDeadlineCounts(t *testing.T) {
 	}
 	if rec, err := s.Get("brought-forward"); err != nil || rec.Reason != "deadline reached" {
 		t.Errorf("%+v, %v", rec, err)
+	}
+}
+
+// An answer that is lost or late says nothing about what was done: the supervisor asks, and shows and keeps what holds.
+func TestLostAnswerIsAskedFor(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	swap := int64(5)
+	was := create(t, s, request("one"))
+	deadline := time.Now().Add(3 * time.Hour).UTC()
+	lost := fmt.Errorf("no answer: %w", runtime.ErrUnavailable)
+	edit := func(pids int64) func(rec *runtime.Record) (api.Limits, error) {
+		return func(rec *runtime.Record) (api.Limits, error) {
+			own := swap
+			rec.Limits.Pids, rec.Limits.Swap, rec.Deadline, rec.Labels = pids, &own, deadline, map[string]string{"new": "label"}
+			return api.Limits{Pids: pids}, nil
+		}
+	}
+	once := func(err error) func(change *runtime.Change) error {
+		return func(change *runtime.Change) error {
+			if change.Limits == nil {
+				return nil // the question
+			}
+			return err
+		}
+	}
+	// It never arrived.
+	b.engine.UpdateError = once(lost)
+	if _, err := s.Update(t.Context(), "one", edit(7)); !errors.Is(err, runtime.ErrUnavailable) {
+		t.Errorf("an update that did not arrive: %v", err)
+	}
+	if rec, err := s.Get("one"); err != nil || rec.Limits != was.Limits || !rec.Deadline.Equal(was.Deadline) || len(rec.Labels) != len(was.Labels) {
+		t.Errorf("an update that did not arrive makes %+v, %v", rec, err)
+	}
+	// It arrived, and the answer was lost.
+	b.engine.UpdateError, b.engine.LoseAnswer = nil, once(context.DeadlineExceeded)
+	check := func(when string, rec runtime.Record, err error) {
+		t.Helper()
+		if err != nil || rec.Limits.Pids != 8 || !rec.Deadline.Equal(deadline) || rec.Labels["new"] != "label" {
+			t.Errorf("%s: %+v, %v", when, rec, err)
+		}
+	}
+	rec, err := s.Update(t.Context(), "one", edit(8))
+	check("an update that was made", rec, err)
+	// Nor can be asked: it is an error that says so, and the next update starts from what was known.
+	b.engine.LoseAnswer = func(*runtime.Change) error { return lost }
+	if _, err := s.Update(t.Context(), "one", edit(9)); !errors.Is(err, runtime.ErrUnavailable) || !strings.Contains(err.Error(), "not known") {
+		t.Errorf("an engine that cannot be asked: %v", err)
+	}
+	b.engine.LoseAnswer = nil
+	rec, err = s.Update(t.Context(), "one", edit(8))
+	check("the update after it", rec, err)
+	if err := s.Close(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	rec, err = b.open(t).Get("one")
+	check("after a restart", rec, err)
+}
+
+// A deadline that is put off does not strike at the old time.
+func TestDeadlinePutOffDoesNotStrike(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	req := request("one")
+	req.Timeout = 300 * time.Millisecond
+	rec := create(t, s, req)
+	create(t, s, request("clock"))
+	set := func(name string, deadline time.Time) {
+		t.Helper()
+		if _, err := s.Update(t.Context(), name, func(rec *runtime.Record) (api.Limits, error) {
+			rec.Deadline = deadline
+			return api.Limits{}, nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("one", rec.Deadline.Add(time.Hour))
+	lease, err := s.Begin("clock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.End()
+	set("clock", rec.Deadline.Add(100*time.Millisecond)) // another's comes after it, and does strike
+	select {
+	case <-lease.Gone:
+	case <-time.After(patience):
+		t.Fatal("the other still runs")
+	}
+	if now, err := s.Get("one"); err != nil || now.State != api.StateRunning {
+		t.Errorf("after its old deadline: %+v, %v", now, err)
 	}
 }
 

@@ -223,6 +223,9 @@ func TestCommands(t *testing.T) {
 					`"labels":{"a":"b","c":null},"timeout":7200}`}, f.updates)
 			},
 		},
+		{name: "update of one of io", args: "update sb1 --io-read-iops 0 --io-weight 5", setup: oneSandbox, check: func(f *fakeDaemon) string {
+			return cmp.Diff([]string{`{"limits":{"io":{"weight":5,"read_iops":0}}}`}, f.updates)
+		}},
 		{name: "update of nothing", args: "update sb1", setup: oneSandbox, stderr: has("nothing is to be changed"), code: 2},
 		{name: "update with half a label", args: "update sb1 --label a", setup: oneSandbox, stderr: has("neither key=value nor key-"), code: 2},
 		{name: "update of NaN cores", args: "update sb1 --cpus nan", setup: oneSandbox, stderr: has("--cpus"), code: 2},
@@ -236,6 +239,8 @@ func TestCommands(t *testing.T) {
 		{name: "create with limits", args: "create --memory-high 1g --oom-group --cpu-weight 50 --cpuset 0-1 --io-read-iops 7", check: func(f *fakeDaemon) string {
 			return cmp.Diff(api.Limits{MemoryHigh: 1 << 30, OOMGroup: true, CPUWeight: 50, CPUSet: "0-1", IO: api.IOLimits{ReadIOPS: 7}}, f.creates[0].Limits)
 		}},
+		{name: "create with a memory-high of nothing", args: "create --memory-high 0", stderr: has("--memory-high"), code: 2},
+		{name: "create with no writes", args: "create --io-write-iops 0", stderr: has("--io-write-iops"), code: 2},
 		{name: "create with a weight of nothing", args: "create --cpu-weight 0", stderr: has("--cpu-weight"), code: 2},
 		{name: "ps of nothing", args: "ps -q", stdout: none, stderr: none},
 		{name: "ps --label", args: "ps -q --label k=other", setup: oneSandbox, stdout: none},

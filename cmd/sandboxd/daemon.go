@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
@@ -34,6 +35,9 @@ var requirable = map[string]func(e api.Enforced) bool{
 	"subids": func(e api.Enforced) bool { return e.IDs == "subordinate" },
 	"cgroup": func(e api.Enforced) bool { return e.Memory == "cgroup" && e.CPU == "cgroup" && e.Pids == "cgroup" },
 }
+
+// undoTimeout bounds the end of a launcher that a daemon started which then could not start itself.
+const undoTimeout = 30 * time.Second
 
 // serve is the daemon, wired by hand: it finds out what the host gives, connects to the launcher or starts one, and
 // answers on the socket until it is told to stop.
@@ -61,7 +65,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	owned := false // by the daemon, which closes it last
+	owned := false // by the daemon: it closes the lock last and ends what was started
 	defer func() {
 		if !owned {
 			err = errors.Join(err, lock.Close())
@@ -79,18 +83,37 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	if err != nil {
 		return err
 	}
+	var l *launcher.Client
+	undo := func(context.Context) error { return subtree.Abandon() }
+	defer func() {
+		if err != nil && !owned {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+			defer cancel()
+			err = errors.Join(err, undo(ctx))
+		}
+		if l != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}()
 	device, err := cgroup.DeviceOf(o.DataDir, subtree.Mount)
 	if err != nil {
 		return err
 	}
-	l, started, err := launcher.Connect(ctx, launcher.Options{
+	client, started, err := launcher.Connect(ctx, launcher.Options{
 		DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Launcher: launcherPath, Init: initPath,
 		IDs: ids, Cgroup: subtree, Version: version, Log: log,
 	})
 	if err != nil {
-		return errors.Join(fmt.Errorf("%w; sandboxd doctor looks for the reason", err), subtree.Abandon())
+		return fmt.Errorf("%w; sandboxd doctor looks for the reason", err)
 	}
-	defer func() { err = errors.Join(err, l.Close()) }()
+	l = client
+	var launchers cgroup.Subtree // an adopted launcher may run in another cgroup, where the daemon before us was started
+	end := func(ctx context.Context) error {
+		return errors.Join(l.Shutdown(ctx), launchers.Leave(ctx), subtree.Leave(ctx))
+	}
+	if started {
+		undo = end // nobody else knows of it
+	}
 	info, err := l.Info(ctx)
 	if err != nil {
 		return err
@@ -99,21 +122,12 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	for _, m := range info.Enforced.Missing {
 		log.Warn("not held on this host", "what", m)
 	}
-	// A launcher that was adopted may run in another cgroup, where the daemon before us was started.
-	launchers, err := cgroup.Of(info.PID, name)
-	if err != nil {
+	if launchers, err = cgroup.Of(info.PID, name); err != nil {
 		return err
-	}
-	end := func(ctx context.Context) error {
-		return errors.Join(l.Shutdown(ctx), launchers.Leave(ctx), subtree.Leave(ctx))
 	}
 	for _, name := range o.Require {
 		if !requirable[name](info.Enforced) {
-			err := fmt.Errorf("--require %s: this host does not give it: %s", name, strings.Join(info.Enforced.Missing, "; "))
-			if started {
-				err = errors.Join(err, end(ctx))
-			}
-			return err
+			return fmt.Errorf("--require %s: this host does not give it: %s", name, strings.Join(info.Enforced.Missing, "; "))
 		}
 	}
 

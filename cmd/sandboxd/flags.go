@@ -121,9 +121,6 @@ type limitFlags struct {
 	writeIOPS  int64
 }
 
-// ioFlags are the names of those that make up one limit.
-var ioFlags = []string{"io-weight", "io-read-bps", "io-write-bps", "io-read-iops", "io-write-iops"}
-
 func (l *limitFlags) addFlags(f *pflag.FlagSet) {
 	f.VarP(&l.memory, "memory", "m", "most memory, such as 512m")
 	f.Var(&l.memoryHigh, "memory-high", "memory from which on it is slowed down, such as 400m")
@@ -163,7 +160,7 @@ type sandboxFlags struct {
 func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 	s.processFlags.addFlags(f)
 	s.limitFlags.addFlags(f)
-	s.memory.least = 1
+	s.memory.least, s.memoryHigh.least, s.readBPS.least, s.writeBPS.least = 1, 1, 1, 1
 	f.StringVar(&s.name, "name", "", "`name` of the sandbox (default: made up)")
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "`label` to find it by: key=value")
 	f.StringVar(&s.profile, "profile", "", "security `profile` (default \"default\")")
@@ -201,6 +198,10 @@ func (s *sandboxFlags) request(image string, changed func(string) bool) (api.Cre
 		return req, usagef("--cpuset names no core")
 	case changed("io-weight") && s.ioWeight < 1:
 		return req, usagef("--io-weight %d is less than 1", s.ioWeight)
+	case changed("io-read-iops") && s.readIOPS < 1:
+		return req, usagef("--io-read-iops %d is less than 1", s.readIOPS)
+	case changed("io-write-iops") && s.writeIOPS < 1:
+		return req, usagef("--io-write-iops %d is less than 1", s.writeIOPS)
 	case changed("nofile") && s.nofile < 1:
 		return req, usagef("--nofile %d is less than 1", s.nofile)
 	}

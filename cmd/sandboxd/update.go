@@ -26,7 +26,8 @@ func newUpdate(d deps) *cobra.Command {
 		Use:   "update [flags] SANDBOX",
 		Short: "Change limits, lifetime and labels of a running sandbox",
 		Long: `Change a running sandbox: all that is asked for or, with an error, nothing. What is
-not named stays as it is; a limit of 0, or "", is the profile's default again.
+not named stays as it is; a limit of 0, or "", is the profile's default again. Only
+--swap 0 says what it is: no swap.
 
 Memory in use that cannot be taken back is no ground for killing anything: a
 --memory below it is refused.`,
@@ -86,11 +87,20 @@ func (o *updateOptions) request(changed func(string) bool) (api.UpdateSandbox, e
 	if changed("pids") {
 		l.Pids = &o.pids
 	}
-	for _, name := range ioFlags {
-		if changed(name) {
-			io := o.io()
-			l.IO = &io
-		}
+	if changed("io-weight") {
+		l.IO.Weight = &o.ioWeight
+	}
+	if changed("io-read-bps") {
+		l.IO.ReadBPS = &o.readBPS.bytes
+	}
+	if changed("io-write-bps") {
+		l.IO.WriteBPS = &o.writeBPS.bytes
+	}
+	if changed("io-read-iops") {
+		l.IO.ReadIOPS = &o.readIOPS
+	}
+	if changed("io-write-iops") {
+		l.IO.WriteIOPS = &o.writeIOPS
 	}
 	for _, label := range o.labels {
 		key, value, set := strings.Cut(label, "=")

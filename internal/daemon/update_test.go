@@ -38,6 +38,26 @@ func TestUpdateOverTheSocket(t *testing.T) {
 	}
 }
 
+// One of the io limits is changed and the others stay.
+func TestUpdateOfOneIOLimitKeepsTheOthers(t *testing.T) {
+	r := newBench(t, nil).start()
+	r.create(api.CreateSandbox{Name: "one", Limits: api.Limits{IO: api.IOLimits{Weight: 7, ReadBPS: 1 << 20, WriteBPS: 2 << 20, WriteIOPS: 9}}})
+	for _, test := range []struct {
+		change string
+		want   api.IOLimits
+	}{
+		{`{"read_iops":5}`, api.IOLimits{Weight: 7, ReadBPS: 1 << 20, WriteBPS: 2 << 20, ReadIOPS: 5, WriteIOPS: 9}},
+		{`{"write_bps":0,"weight":8}`, api.IOLimits{Weight: 8, ReadBPS: 1 << 20, ReadIOPS: 5, WriteIOPS: 9}},
+		{`{}`, api.IOLimits{Weight: 8, ReadBPS: 1 << 20, ReadIOPS: 5, WriteIOPS: 9}},
+		{`{"weight":0,"read_bps":0,"read_iops":0,"write_iops":0}`, api.IOLimits{}},
+	} {
+		got := decode[api.Sandbox](t, r.do("PATCH", "/v1/sandboxes/one", json.RawMessage(`{"limits":{"io":`+test.change+`}}`)), 200)
+		if got.Limits.IO != test.want {
+			t.Errorf("%s makes %+v, want %+v", test.change, got.Limits.IO, test.want)
+		}
+	}
+}
+
 func TestBadUpdatesAreRefused(t *testing.T) {
 	r := newBench(t, nil).start()
 	r.create(api.CreateSandbox{Name: "one", Labels: map[string]string{"there": "1"}})

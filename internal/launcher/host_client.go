@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -28,7 +29,8 @@ type Client struct {
 	start   sync.Mutex // held while a launcher is started
 	mu      sync.Mutex
 	session *net.UnixConn
-	ended   bool // by Shutdown or Close: nobody is to be started any more
+	ended   bool   // by Shutdown or Close: nobody is to be started any more
+	version string // of the launcher, as Info told; empty for one that this daemon has started
 }
 
 var _ runtime.Engine = (*Client)(nil)
@@ -101,7 +103,22 @@ func (c *Client) call(ctx context.Context, req *request, files ...*os.File) (*re
 		return nil, nil, fmt.Errorf("%w: %w", runtime.ErrUnavailable, err)
 	}
 	defer conn.Close()
-	return exchange(ctx, conn, req, files...)
+	resp, got, err := exchange(ctx, conn, req, files...)
+	return resp, got, c.explain(err)
+}
+
+// explain says of a misunderstanding that the launcher is of another version, where it is. Both sides are strict, so that a
+// restriction which one of them does not know is not left out.
+func (c *Client) explain(err error) error {
+	c.mu.Lock()
+	version := c.version
+	c.mu.Unlock()
+	if err == nil || version == "" || version == c.opts.Version ||
+		!strings.Contains(err.Error(), saysUndecoded) && !strings.Contains(err.Error(), saysUnknown) {
+		return err
+	}
+	return fmt.Errorf("%w: the launcher that runs is of version %s and the daemon of %s: end it, and its sandboxes, with sandboxd shutdown, and start the daemon anew",
+		err, version, c.opts.Version)
 }
 
 // revive starts a new launcher, unless another request has done so meanwhile, and connects to it.
@@ -121,6 +138,9 @@ func (c *Client) revive(ctx context.Context) (*net.UnixConn, error) {
 	if err := startTwice(ctx, c.opts, c.path); err != nil {
 		return nil, fmt.Errorf("start launcher anew: %w", err)
 	}
+	c.mu.Lock()
+	c.version = ""
+	c.mu.Unlock()
 	if err := c.openSession(ctx); err != nil {
 		return nil, err
 	}
@@ -283,6 +303,9 @@ func (c *Client) Info(ctx context.Context) (*Info, error) {
 		return nil, errors.New("launcher info: answer without info or pidfd")
 	}
 	resp.Info.PID = runtime.PIDOf(files[0])
+	c.mu.Lock()
+	c.version = resp.Info.Version
+	c.mu.Unlock()
 	return resp.Info, nil
 }
 

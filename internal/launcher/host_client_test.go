@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -83,4 +84,48 @@ func TestDeletionSurvivesADyingLauncher(t *testing.T) {
 	if len(asked) != 1 || <-asked != "delete abc" {
 		t.Errorf("the second launcher was asked %d times", len(asked))
 	}
+}
+
+// A request that an older launcher does not know is refused with its version and the way out.
+func TestMisunderstandingNamesTheVersion(t *testing.T) {
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "launcher.sock"), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			var req request
+			switch _, err := receive(conn, &req); {
+			case err != nil:
+			case req.Op == opInfo:
+				_ = send(conn, &response{Info: &Info{Version: "v1"}}, os.Stdin) // any descriptor; the client's outcome tells
+			case req.Op == opKill:
+				_ = send(conn, &response{Error: &wireError{Message: "it does not die"}})
+			default:
+				_ = send(conn, &response{Error: toWire(decode([]byte(`{"op":"x","novelty":1}`), &req))})
+			}
+			_ = conn.Close()
+		}
+	}()
+	for version, want := range map[string]bool{"v2": true, "v1": false} {
+		c := &Client{path: l.Addr().String(), opts: Options{Version: version}}
+		if _, err := c.Info(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		_, err := c.Usage(t.Context(), "abc")
+		if err == nil || strings.Contains(err.Error(), "of version v1 and the daemon of v2: end it") != want {
+			t.Errorf("the daemon is %s: %v", version, err)
+		}
+		if err := c.Kill(t.Context(), "abc"); err == nil || strings.Contains(err.Error(), "version") {
+			t.Errorf("another error: %v", err)
+		}
+	}
+	_ = l.Close()
+	<-done
 }

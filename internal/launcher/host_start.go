@@ -114,8 +114,8 @@ func checkOwner(o Options) error {
 		return fmt.Errorf("find out whose launcher runs: %w", err)
 	}
 	if owner := string(data); owner != o.DataDir {
-		return fmt.Errorf("the launcher that runs in %s works on %s: choose another --runtime-dir, or end it by starting a daemon with --data-dir %s and shutting that down",
-			o.RuntimeDir, owner, owner)
+		return fmt.Errorf("the launcher that runs in %s works on %s: choose another --runtime-dir, or end it: start its daemon with sandboxd serve --data-dir %s --runtime-dir %s, and shut that down",
+			o.RuntimeDir, owner, owner, o.RuntimeDir)
 	}
 	return nil
 }

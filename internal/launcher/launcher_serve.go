@@ -242,7 +242,7 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	case opSession:
 		err = errors.New("launcher session: not a request to handle")
 	default:
-		err = fmt.Errorf("launcher: unknown request %q", req.Op)
+		err = fmt.Errorf("launcher: %s %q", saysUnknown, req.Op)
 	}
 	if err != nil {
 		return &response{Error: toWire(err)}, nil

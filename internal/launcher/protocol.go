@@ -140,6 +140,12 @@ func (w *wireError) toError() error {
 	return e
 }
 
+// What a side says that does not know what the other one does. Launchers of other versions say it too: these are not to be changed.
+const (
+	saysUndecoded = "decode message"
+	saysUnknown   = "unknown request"
+)
+
 // send writes one message with its descriptors, which stay the caller's.
 func send(c *net.UnixConn, msg any, files ...*os.File) error {
 	data, err := json.Marshal(msg)
@@ -198,10 +204,10 @@ func decode(data []byte, msg any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
 	if err := d.Decode(msg); err != nil {
-		return fmt.Errorf("decode message: %w", err)
+		return fmt.Errorf(saysUndecoded+": %w", err)
 	}
 	if d.More() {
-		return errors.New("decode message: data after the message")
+		return errors.New(saysUndecoded + ": data after the message")
 	}
 	return nil
 }

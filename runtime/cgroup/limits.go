@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -49,10 +50,11 @@ const (
 )
 
 // Apply makes the changes in their order and looks at what the kernel then holds: a value that it took for another one is
-// an error. On error everything is as it was before.
-func Apply(dir string, changes []Change) error {
+// an error. On error everything is as it was before. The context is looked at before each change: nothing begins after its
+// end, and what was done before is taken back.
+func Apply(ctx context.Context, dir string, changes []Change) error {
 	for i, c := range changes {
-		err := apply(dir, c)
+		err := apply(ctx, dir, c)
 		if err == nil {
 			continue
 		}
@@ -68,9 +70,12 @@ func Apply(dir string, changes []Change) error {
 	return nil
 }
 
-func apply(dir string, c Change) error {
+func apply(ctx context.Context, dir string, c Change) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	if c.File == fileMemoryMax && c.To != "max" {
-		if err := makeRoom(dir, c.To); err != nil {
+		if err := makeRoom(ctx, dir, c.To); err != nil {
 			return err
 		}
 	}
@@ -109,7 +114,7 @@ func set(dir, file, value string) (string, error) {
 // makeRoom takes back what can be taken of the memory beyond a limit that is to be set. To write a memory.max below the
 // usage makes the kernel kill until it fits; to memory.high it only reclaims, and slows down who goes on allocating, so
 // that nothing grows meanwhile.
-func makeRoom(dir, limit string) error {
+func makeRoom(ctx context.Context, dir, limit string) error {
 	most, err := strconv.ParseInt(limit, 10, 64)
 	if err != nil {
 		return err
@@ -129,6 +134,9 @@ func makeRoom(dir, limit string) error {
 	for range 3 { // the kernel gives up early when little comes back, and when a signal arrives
 		if err := write(dir, fileMemoryHigh, limit); err != nil {
 			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return err // reclaim to a slow disk takes its time
 		}
 		if used, ok = Value(dir, "memory.current"); !ok || used <= most {
 			return write(dir, fileMemoryMax, limit) // before memory.high lets it grow again

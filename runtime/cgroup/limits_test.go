@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -76,10 +77,10 @@ func fake(t *testing.T, files map[string]string) string {
 func TestApplyIsWholeOrNothing(t *testing.T) {
 	dir := fake(t, map[string]string{"pids.max": "00", "cpu.weight": "000"})
 	changes := []Change{{"pids.max", "10", "20"}, {"cpu.weight", "100", "300"}}
-	if err := Apply(dir, changes); err != nil {
+	if err := Apply(t.Context(), dir, changes); err != nil {
 		t.Fatal(err)
 	}
-	err := Apply(dir, append([]Change{{"pids.max", "20", "40"}, {"cpu.weight", "300", "100"}}, Change{"memory.high", "max", "5"}))
+	err := Apply(t.Context(), dir, append([]Change{{"pids.max", "20", "40"}, {"cpu.weight", "300", "100"}}, Change{"memory.high", "max", "5"}))
 	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), `set memory.high to "5"`) {
 		t.Errorf("a file that is not there: %v", err)
 	}
@@ -95,15 +96,53 @@ func TestApplyIsWholeOrNothing(t *testing.T) {
 	if err := os.Symlink("/dev/null", filepath.Join(dir, "cpu.weight")); err != nil {
 		t.Fatal(err)
 	}
-	if err := Apply(dir, []Change{{"cpu.weight", "300", "100"}}); err == nil || !strings.Contains(err.Error(), "the kernel holds") {
+	if err := Apply(t.Context(), dir, []Change{{"cpu.weight", "300", "100"}}); err == nil || !strings.Contains(err.Error(), "the kernel holds") {
 		t.Errorf("a value that is not held: %v", err)
 	}
+}
+
+// Who asked has gone by then, and was told that nothing is changed.
+func TestApplyDoesNothingAfterItsContext(t *testing.T) {
+	dir := fake(t, map[string]string{"pids.max": "10"})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Apply(ctx, dir, []Change{{"pids.max", "10", "20"}}); !errors.Is(err, context.Canceled) {
+		t.Errorf("after its end: %v", err)
+	}
+	if got, _ := os.ReadFile(filepath.Join(dir, "pids.max")); string(got) != "10" {
+		t.Errorf("pids.max is %q", got)
+	}
+	// While memory is taken back: what was changed before is as it was.
+	dir = fake(t, map[string]string{"pids.max": "10", "memory.max": "200", "memory.high": "max", "memory.current": "150"})
+	err := Apply(&endsAfter{Context: t.Context(), n: 2}, dir, []Change{{"pids.max", "10", "20"}, {"memory.max", "200", "100"}})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("it ends half way: %v", err)
+	}
+	for file, want := range map[string]string{"pids.max": "10", "memory.max": "200", "memory.high": "max"} {
+		if got, _ := os.ReadFile(filepath.Join(dir, file)); string(got) != want {
+			t.Errorf("%s is %q, want %q", file, got, want)
+		}
+	}
+}
+
+// endsAfter has ended when it was asked n times.
+type endsAfter struct {
+	context.Context //nolint:containedctx // it is one
+
+	n int
+}
+
+func (c *endsAfter) Err() error {
+	if c.n--; c.n < 0 {
+		return context.DeadlineExceeded
+	}
+	return nil
 }
 
 func TestMemoryInUseIsNotLimitedAway(t *testing.T) {
 	files := map[string]string{"memory.max": "134217728", "memory.high": "max", "memory.current": "67108864"}
 	dir := fake(t, files)
-	err := Apply(dir, []Change{{"memory.max", "134217728", "33554432"}})
+	err := Apply(t.Context(), dir, []Change{{"memory.max", "134217728", "33554432"}})
 	if !errors.Is(err, ErrInUse) {
 		t.Errorf("half of what is in use: %v", err)
 	}
@@ -113,7 +152,7 @@ func TestMemoryInUseIsNotLimitedAway(t *testing.T) {
 			t.Errorf("%s is %q afterwards", file, got)
 		}
 	}
-	if err := Apply(dir, []Change{{"memory.max", "134217728", "100663296"}}); err != nil && !strings.Contains(err.Error(), "holds") {
+	if err := Apply(t.Context(), dir, []Change{{"memory.max", "134217728", "100663296"}}); err != nil && !strings.Contains(err.Error(), "holds") {
 		t.Errorf("more than is in use: %v", err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -121,6 +122,15 @@ func TestExplicitLimitThatCannotBeHeldIsRefused(t *testing.T) {
 		"io weight with bfq": {
 			explicit: api.Limits{IO: api.IOLimits{Weight: 10}}, controllers: []string{"io"}, device: &cgroup.Device{Weight: "io.bfq.weight"},
 		},
+		"io writes through the page cache": {explicit: api.Limits{IO: api.IOLimits{WriteBPS: 1 << 20}}, controllers: []string{"io", "memory"}},
+		"io writes without memory":         {explicit: api.Limits{IO: api.IOLimits{WriteBPS: 1 << 20}}, controllers: []string{"io"}, refused: true},
+		"io writes that are held direct only": {
+			explicit: api.Limits{IO: api.IOLimits{WriteIOPS: 5}}, controllers: []string{"io", "memory"},
+			device: &cgroup.Device{Number: "8:0", Reason: "ext3"}, refused: true,
+		},
+		"io reads that are held": {
+			explicit: api.Limits{IO: api.IOLimits{ReadIOPS: 5}}, controllers: []string{"io", "memory"}, device: &cgroup.Device{Number: "8:0", Reason: "ext3"},
+		},
 		"nofile above the hard limit": {explicit: api.Limits{Nofile: 1<<20 + 1}, refused: true},
 		"nofile below the hard limit": {explicit: api.Limits{Nofile: 100}},
 	} {
@@ -137,6 +147,47 @@ func TestExplicitLimitThatCannotBeHeldIsRefused(t *testing.T) {
 				t.Errorf("refused: %v (%v), want %v", got, err, tc.refused)
 			}
 		})
+	}
+}
+
+// An explicit limit is refused or written to a file: without the file that holds it, it must not be accepted.
+func TestExplicitLimitHasItsFile(t *testing.T) {
+	swap := int64(4096)
+	for file, explicit := range map[string]api.Limits{
+		"memory.max": {Memory: 1 << 20}, "memory.high": {MemoryHigh: 1 << 20}, "memory.swap.max": {Swap: &swap}, "memory.oom.group": {OOMGroup: true},
+		"cpu.max": {CPUs: 1}, "cpu.weight": {CPUWeight: 10}, "cpuset.cpus": {CPUSet: "0"},
+		"io.max": {IO: api.IOLimits{ReadBPS: 1 << 20}}, "io.bfq.weight": {IO: api.IOLimits{Weight: 10}},
+	} {
+		spec, host := testSpec(), testHost()
+		host.Files = append(host.Files, "io.bfq.weight")
+		spec.IODevice.Weight = "io.bfq.weight"
+		spec.Limits, spec.Explicit = explicit, explicit
+		written := func() bool {
+			return slices.ContainsFunc(cgroup.Changes(settings(&api.Limits{}, &spec.IODevice, host), settings(&explicit, &spec.IODevice, host)),
+				func(c cgroup.Change) bool { return c.File == file })
+		}
+		if _, err := Enforce(spec, host); err != nil || !written() {
+			t.Errorf("%s: %v, and it is written: %v", file, err, written())
+		}
+		host.Files = slices.DeleteFunc(host.Files, func(f string) bool { return f == file })
+		if _, err := Enforce(spec, host); !errors.Is(err, runtime.ErrUnenforceable) || written() {
+			t.Errorf("without %s: %v", file, err)
+		}
+	}
+}
+
+// What is said to hold is written to a file, and what the defaults wish in vain is said to be missing.
+func TestEnforcedIsWhatHolds(t *testing.T) {
+	spec, host := testSpec(), testHost()
+	if e, err := Enforce(spec, host); err != nil || e.CPU != "cgroup" || e.IO != "cgroup" || len(e.Missing) > 0 {
+		t.Fatalf("%+v, %v", e, err)
+	}
+	host.Files = slices.DeleteFunc(host.Files, func(f string) bool { return f == "cpu.max" })
+	host.Controllers = slices.DeleteFunc(host.Controllers, func(c string) bool { return c == "memory" })
+	e, err := Enforce(spec, host)
+	if missing := strings.Join(e.Missing, "; "); err != nil || e.CPU != "none" || e.IO != "direct" ||
+		!strings.Contains(missing, "CONFIG_CFS_BANDWIDTH") || !strings.Contains(missing, "whose pages") {
+		t.Errorf("without cpu.max and memory: %+v, %v", e, err)
 	}
 }
 

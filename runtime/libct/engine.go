@@ -40,6 +40,10 @@ import (
 // killTimeout bounds the wait for a killed sandbox. Processes in an uninterruptible sleep can exceed it.
 const killTimeout = 30 * time.Second
 
+// updateTimeout bounds an update: when the daemon stops waiting (after 30 s) it has been made or taken back. To take memory back
+// from a sandbox that writes to a slow disk can take that long.
+const updateTimeout = 15 * time.Second
+
 // Engine implements runtime.Engine in the launcher.
 type Engine struct {
 	host Host
@@ -199,7 +203,7 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 		if err := os.Mkdir(path, 0o755); err != nil { //nolint:gosec // G301: cgroups are readable by all
 			return nil, fmt.Errorf("create sandbox %s: make its cgroup: %w", spec.ID, err)
 		}
-		if err := e.limit(path, &api.Limits{}, spec); err != nil {
+		if err := e.limit(ctx, path, &api.Limits{}, spec); err != nil {
 			return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
 		}
 	}
@@ -253,11 +257,13 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 }
 
 // limit makes a sandbox's cgroup hold what to says; it has held from. A new one is limited before a process is in it.
-func (e *Engine) limit(path string, from *api.Limits, to *runtime.Spec) error {
+func (e *Engine) limit(ctx context.Context, path string, from *api.Limits, to *runtime.Spec) error {
 	changes := cgroup.Changes(settings(from, &to.IODevice, &e.host), settings(&to.Limits, &to.IODevice, &e.host))
-	switch err := cgroup.Apply(path, changes); {
+	switch err := cgroup.Apply(ctx, path, changes); {
 	case errors.Is(err, cgroup.ErrInUse):
 		return fmt.Errorf("apply limits: %w: %w", runtime.ErrInUse, err)
+	case ctx.Err() != nil: // an outcome of its own: the host could
+		return fmt.Errorf("apply limits: %w", err)
 	case err != nil:
 		return fmt.Errorf("apply limits: %w: %w", runtime.ErrUnenforceable, err)
 	}
@@ -282,8 +288,13 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 	if err != nil {
 		return api.Enforced{}, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, updateTimeout)
+	defer cancel()
 	in.update.Lock()
 	defer in.update.Unlock()
+	if err := ctx.Err(); err != nil {
+		return api.Enforced{}, fmt.Errorf("sandbox %s: wait for an earlier update: %w", id, err)
+	}
 	e.mu.Lock()
 	next, enforced := in.spec, in.enforced
 	e.mu.Unlock()
@@ -304,7 +315,7 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 				runtime.ErrUnenforceable)
 		}
 		if e.host.Cgroup {
-			if err := e.limit(filepath.Join(launcher.CgroupDir, id), &was, &next); err != nil {
+			if err := e.limit(ctx, filepath.Join(launcher.CgroupDir, id), &was, &next); err != nil {
 				if in.hasEnded() { // and its cgroup is going
 					err = fmt.Errorf("it has ended: %w", runtime.ErrNotFound)
 				}

@@ -32,26 +32,30 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 		e.IDs = "single"
 	}
 	has := func(c string) bool { return host.Cgroup && slices.Contains(host.Controllers, c) }
-	if spec.Limits.Memory > 0 && has("memory") {
+	holds := func(controller, file string) bool { return has(controller) && host.hasFile(file) }
+	if spec.Limits.Memory > 0 && holds("memory", "memory.max") {
 		e.Memory = "cgroup"
 	}
 	if e.Memory == "cgroup" && !host.hasFile("memory.swap.max") {
 		e.Missing = append(e.Missing, "swap limit: this kernel does not count swap by cgroup: boot with swapaccount=1, or without swap")
 	}
-	if spec.Limits.CPUs > 0 && has("cpu") {
+	switch {
+	case spec.Limits.CPUs > 0 && holds("cpu", "cpu.max"):
 		e.CPU = "cgroup"
+	case spec.Limits.CPUs > 0 && has("cpu"): // the controller is there for its weights
+		e.Missing = append(e.Missing, "cpu limit: this kernel's cgroups have no cpu.max: run one that is built with CONFIG_CFS_BANDWIDTH")
 	}
-	if spec.Limits.CPUSet != "" && has("cpuset") {
+	if spec.Limits.CPUSet != "" && holds("cpuset", "cpuset.cpus") {
 		e.CPUSet = "cgroup"
 	}
-	if has("pids") {
+	if holds("pids", "pids.max") {
 		e.Pids = "cgroup"
 	}
-	if throttles(spec.Limits.IO) && has("io") && spec.IODevice.Number != "" {
+	if throttles(spec.Limits.IO) && holds("io", "io.max") && spec.IODevice.Number != "" {
 		e.IO = "cgroup"
-		if !spec.IODevice.Writeback {
+		if reason := onlyDirect(&spec.IODevice, has); reason != "" {
 			e.IO = "direct"
-			e.Missing = append(e.Missing, "io limit: "+spec.IODevice.Reason)
+			e.Missing = append(e.Missing, "io limit: "+reason)
 		}
 	}
 	return e, refuse(spec, host, has)
@@ -63,31 +67,32 @@ func refuse(spec *runtime.Spec, host *Host, has func(controller string) bool) er
 	for _, l := range []struct {
 		asked            bool
 		what, controller string
-		file             string // that not every kernel has
+		file             string // that settings writes it to; not every kernel has every one
 	}{
-		{x.Memory > 0, "memory", "memory", ""},
-		{x.MemoryHigh > 0, "memory_high", "memory", ""},
+		{x.Memory > 0, "memory", "memory", "memory.max"},
+		{x.MemoryHigh > 0, "memory_high", "memory", "memory.high"},
 		{x.Swap != nil, "swap", "memory", "memory.swap.max"},
 		{x.OOMGroup, "oom_group", "memory", "memory.oom.group"},
-		{x.CPUs > 0, "cpu", "cpu", ""},
-		{x.CPUWeight > 0, "cpu_weight", "cpu", ""},
-		{x.CPUSet != "", "cpuset", "cpuset", ""},
-		{throttles(x.IO) || x.IO.Weight > 0, "io", "io", ""},
+		{x.CPUs > 0, "cpu", "cpu", "cpu.max"},
+		{x.CPUWeight > 0, "cpu_weight", "cpu", "cpu.weight"},
+		{x.CPUSet != "", "cpuset", "cpuset", "cpuset.cpus"},
+		{throttles(x.IO), "io", "io", "io.max"},
+		{x.IO.Weight > 0, "io.weight", "io", ""}, // its file depends on the device
 	} {
 		switch {
 		case !l.asked:
 		case !has(l.controller):
 			return fmt.Errorf("%s limit: no cgroup v2 %s controller is delegated to the daemon: %w", l.what, l.controller, runtime.ErrUnenforceable)
 		case l.file != "" && !host.hasFile(l.file):
-			return fmt.Errorf("%s limit: this kernel's cgroups have no %s: %w", l.what, l.file, runtime.ErrUnenforceable)
+			return fmt.Errorf("%s limit: this kernel's cgroups have no %s%s: %w", l.what, l.file, builtWith[l.file], runtime.ErrUnenforceable)
 		}
 	}
 	device := &spec.IODevice
 	switch {
 	case throttles(x.IO) && device.Number == "":
 		return fmt.Errorf("io limit: %s: %w", device.Reason, runtime.ErrUnenforceable)
-	case throttles(x.IO) && !host.hasFile("io.max"):
-		return fmt.Errorf("io limit: this kernel's cgroups have no io.max (CONFIG_BLK_DEV_THROTTLING): %w", runtime.ErrUnenforceable)
+	case (x.IO.WriteBPS > 0 || x.IO.WriteIOPS > 0) && onlyDirect(device, has) != "":
+		return fmt.Errorf("io limit on writes: %s: %w", onlyDirect(device, has), runtime.ErrUnenforceable) // docs/decisions/0008
 	case x.IO.Weight > 0 && (device.Weight == "" || !host.hasFile(device.Weight)):
 		return fmt.Errorf("io.weight: nothing weighs the requests of %s: neither is bfq its scheduler nor iocost switched on: %w",
 			orNone(device.Name), runtime.ErrUnenforceable)
@@ -95,6 +100,21 @@ func refuse(spec *runtime.Spec, host *Host, has func(controller string) bool) er
 		return fmt.Errorf("nofile limit: %d exceeds the daemon's own hard limit of %d: %w", x.Nofile, host.Nofile, runtime.ErrUnenforceable)
 	}
 	return nil
+}
+
+// builtWith names the kernel's build option where a file can be missing though its controller is there.
+var builtWith = map[string]string{"cpu.max": " (CONFIG_CFS_BANDWIDTH)", "cpu.weight": " (CONFIG_FAIR_GROUP_SCHED)", "io.max": " (CONFIG_BLK_DEV_THROTTLING)"}
+
+// onlyDirect says why a ceiling on the device does not hold what goes out through the page cache; empty where it does. The file
+// system must tell whose page it writes out, and the kernel keeps that with the page's memory (cgroup-v2.rst, "Writeback").
+func onlyDirect(device *cgroup.Device, has func(controller string) bool) string {
+	switch {
+	case !device.Writeback:
+		return device.Reason
+	case !has("memory"):
+		return "without the memory controller the kernel does not know whose pages it writes out, so only direct I/O is held"
+	}
+	return ""
 }
 
 func orNone(device string) string {

@@ -31,6 +31,9 @@ type Engine struct {
 	// UpdateError, where set, is asked before each update and may refuse it.
 	UpdateError func(*runtime.Change) error
 
+	// LoseAnswer, where set, is asked after each update that was made, and its error takes the place of the answer.
+	LoseAnswer func(*runtime.Change) error
+
 	inits sync.WaitGroup
 
 	mu          sync.Mutex
@@ -223,18 +226,30 @@ func (e *Engine) Update(_ context.Context, id string, change *runtime.Change) (a
 			return api.Enforced{}, err
 		}
 	}
+	if err := b.update(e, change); err != nil {
+		return api.Enforced{}, err
+	}
+	if e.LoseAnswer != nil {
+		if err := e.LoseAnswer(change); err != nil {
+			return api.Enforced{}, err
+		}
+	}
+	return Enforced(b.spec.Profile.Name), nil
+}
+
+func (b *box) update(e *Engine, change *runtime.Change) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if change.Limits != nil {
 		if change.Limits.Nofile != b.spec.Limits.Nofile {
-			return api.Enforced{}, fmt.Errorf("nofile limit: %w", runtime.ErrUnenforceable)
+			return fmt.Errorf("nofile limit: %w", runtime.ErrUnenforceable)
 		}
 		b.spec.Limits = *change.Limits
 	}
 	if !change.Deadline.IsZero() {
 		b.spec.Deadline = change.Deadline
 	}
-	return Enforced(b.spec.Profile.Name), nil
+	return nil
 }
 
 // Stats counts the wall time.

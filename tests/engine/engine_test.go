@@ -8,9 +8,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +54,63 @@ func TestLauncherSaysWhyItCannotStart(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), o.Init+": no such file") {
 		t.Errorf("start without an init: %v", err)
 	}
+}
+
+// A deadline that is put off does not strike at the old time, and one that is brought forward strikes, without any daemon.
+func TestDeadlinesOfTheLauncher(t *testing.T) {
+	testenv.RequireUserNS(t)
+	f := newFixture(t)
+	began, soon := time.Now(), testenv.Patience(3*time.Second)
+	for id, first := range map[string]time.Duration{"putoff": soon, "forward": time.Hour} {
+		spec := f.NewSpec(t, id)
+		spec.Deadline = began.Add(first)
+		control := filepath.Join(t.TempDir(), "s")
+		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: control, Net: "unixpacket"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		file, err := l.File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := f.Engine.Create(t.Context(), spec, file)
+		_, _ = l.Close(), file.Close() // the sandbox has its own
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = st.Pidfd.Close()
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			if err := f.Engine.Delete(ctx, id); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for id, deadline := range map[string]time.Time{"putoff": began.Add(time.Hour), "forward": began.Add(soon + 500*time.Millisecond)} {
+		if _, err := f.Engine.Update(t.Context(), id, &runtime.Change{Deadline: deadline}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if late := time.Since(began); late > soon {
+		t.Fatalf("the host took %s for two sandboxes", late)
+	}
+	// The one that is brought forward ends after the old deadline of the other.
+	harness.Eventually(t, testenv.Patience(20*time.Second), func() error {
+		list, err := f.Engine.List(t.Context())
+		if err != nil {
+			return err
+		}
+		var ids []string
+		for _, st := range list {
+			ids = append(ids, st.ID)
+			_ = st.Pidfd.Close()
+		}
+		if !slices.Equal(ids, []string{"putoff"}) {
+			return fmt.Errorf("%v run", ids)
+		}
+		return nil
+	})
 }
 
 func options(t *testing.T) launcher.Options {

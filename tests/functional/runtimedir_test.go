@@ -1,6 +1,11 @@
 package functional
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"io/fs"
+	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -8,6 +13,36 @@ import (
 
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
+
+// A daemon that cannot start takes back what it had started: no launcher waits for the next one, and its cgroup is gone.
+func TestDaemonThatCannotStartLeavesNothing(t *testing.T) {
+	dir, err := os.MkdirTemp("", "sbx") //nolint:usetesting // a socket's path has 108 bytes, and the launcher must be able to enter
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = harness.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	data, run := filepath.Join(dir, "data"), filepath.Join(dir, "run")
+	// On a socket that cannot be made it fails last: the launcher is ready by then.
+	out, err := exec.Command(harness.Program(t, "sandboxd"), "serve", "--data-dir", data, "--runtime-dir", run, "--socket", filepath.Join(dir, "none", "s")).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "launcher is ready") {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	if conn, err := net.Dial("unixpacket", filepath.Join(run, "launcher.sock")); err == nil {
+		_ = conn.Close()
+		t.Errorf("its launcher still runs:\n%s", out)
+	}
+	sum := sha256.Sum256([]byte(data))
+	name := "sandboxd-" + hex.EncodeToString(sum[:4])
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, e fs.DirEntry, err error) error { // others come and go meanwhile
+		if err == nil && e.IsDir() && e.Name() == name {
+			t.Errorf("%s is left", path)
+		}
+		return nil
+	})
+}
 
 // Two daemons with data directories of their own and one runtime directory would share a launcher, which works in one of
 // them. The second is refused, also where the first is dead and only its launcher is left.

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // An exec's timeout ends all that it started, however it hides, within 200 ms: a tree of processes that have forked twice,
@@ -17,6 +18,7 @@ func TestTimeoutEndsATreeInTime(t *testing.T) {
 		rounds  = 3
 		timeout = 10 * time.Second // python takes seconds to start where it is emulated on a busy host
 		within  = 200 * time.Millisecond
+		most    = 2 * time.Second
 		tree    = `
 import os, signal, time
 for n in set(range(1, 65)) - {signal.SIGCHLD}: # which ignored leaves nothing to wait for
@@ -106,5 +108,9 @@ while True: time.sleep(1)
 	t.Logf("the last process ended so long after the timeout: %v", late)
 	if median := late[rounds/2]; median > within {
 		t.Errorf("the median is %s, more than %s", median, within)
+	}
+	// None of them may be a way to run on; a machine that is emulated stops for a while now and then.
+	if worst := late[rounds-1]; worst > testenv.Patience(most) {
+		t.Errorf("the longest is %s, more than %s", worst, testenv.Patience(most))
 	}
 }

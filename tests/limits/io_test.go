@@ -49,6 +49,8 @@ const (
 	writeDirect = "while :; do dd if=/dev/zero of=/tmp/direct bs=64k count=64 oflag=direct conv=notrunc; done"
 	// Through the page cache, and synced so that it is written out by whoever dirtied it.
 	writeCached = "while :; do dd if=/dev/zero of=/tmp/cached bs=64k count=64 conv=notrunc,fdatasync; done"
+	// Several that do not wait for one another, nor for the disk: they are held when the kernel writes their pages out.
+	writeUnsynced = "for i in 1 2 3 4; do while :; do dd if=/dev/zero of=/tmp/unsynced$i bs=64k count=128 conv=notrunc; done & done; wait"
 )
 
 func loop(t *testing.T, s *harness.Sandbox, script string) {
@@ -69,21 +71,26 @@ func await(t *testing.T, dir, disk, what string, n int64) {
 
 func TestIOLimitHoldsWrites(t *testing.T) {
 	const bps = 1 * mib
-	for name, script := range map[string]string{"direct": writeDirect, "through the page cache": writeCached} {
+	for name, script := range map[string]string{"direct": writeDirect, "through the page cache": writeCached, "through it and unsynced": writeUnsynced} {
 		t.Run(name, func(t *testing.T) {
 			d := start(t)
-			s := d.Create(t, api.CreateSandbox{Limits: api.Limits{IO: api.IOLimits{WriteBPS: bps}}})
+			s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, IO: api.IOLimits{WriteBPS: bps}}}) // or the page cache takes all
 			dir, disk := cgroupOf(t, s.PID), device(t, d)
 			loop(t, s, script)
 			await(t, dir, disk, "wbytes", bps/2)
 			got := rate(t, 6*time.Second, func() int64 { return moved(t, dir, disk, "wbytes") })
 			t.Logf("%.0f bytes a second", got)
-			// A loop that syncs every few MiB waits also for the journal, and so may stay below.
-			if !near(got, bps, 0.2) && (script == writeDirect || got > bps || got < bps/8) {
-				t.Errorf("writes at %.0f bytes a second, want %d ± 20 %%", got, bps)
+			// Who goes through the page cache waits for the journal too, and for a writeback that starts when it likes: the ceiling
+			// holds as closely, and the floor only says that something was written.
+			least, most := 0.8*bps, 1.2*bps
+			if script != writeDirect {
+				least = bps / 8.0
+			}
+			if got < least || got > most {
+				t.Errorf("writes at %.0f bytes a second, want %.0f to %.0f", got, least, most)
 			}
 			// A ceiling and not the disk's speed: without it there is more.
-			mustPatch(t, d, s, api.LimitsUpdate{IO: &api.IOLimits{}})
+			mustPatch(t, d, s, api.LimitsUpdate{IO: api.IOUpdate{WriteBPS: new(int64(0))}})
 			if got := read(t, dir, "io.max"); got != "" {
 				t.Errorf("io.max is %q after the limit was taken away", got)
 			}

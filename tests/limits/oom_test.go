@@ -1,9 +1,12 @@
 package limits
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
 )
@@ -14,6 +17,22 @@ func TestOOMGroupEndsTheSandbox(t *testing.T) {
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, OOMGroup: true}})
 	neighbour := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, OOMGroup: true}})
 	s.Sh(t, "nohup sleep 600 >/dev/null 2>&1 &")
+	var pidfds []int // of who is there before the kill: a pid may be another's afterwards, and the cgroup is gone
+	for pid := range strings.FieldsSeq(read(t, cgroupOf(t, s.PID), "cgroup.procs")) {
+		n, err := strconv.Atoi(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, err := unix.PidfdOpen(n, 0)
+		if err != nil {
+			t.Fatalf("process %d: %v", n, err)
+		}
+		defer func() { _ = unix.Close(fd) }()
+		pidfds = append(pidfds, fd)
+	}
+	if len(pidfds) < 2 {
+		t.Fatalf("%d processes are up, want the init and the sleeper", len(pidfds))
+	}
 	_, err := s.TryExec(t.Context(), sh("exec tail /dev/zero"))
 	if code(err) != api.CodeGone || !strings.Contains(err.Error(), "out of memory") {
 		t.Errorf("the hog's exec: %v", err)
@@ -25,8 +44,10 @@ func TestOOMGroupEndsTheSandbox(t *testing.T) {
 	if got := neighbour.Sh(t, "echo fine"); got != "fine\n" {
 		t.Errorf("the neighbour: %q", got)
 	}
-	if left := s.Processes(t); len(left) > 0 {
-		t.Errorf("processes %v are left", left)
+	for _, fd := range pidfds {
+		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0); n != 1 || err != nil {
+			t.Errorf("a process of the sandbox still runs: %d, %v", n, err)
+		}
 	}
 }
 

@@ -113,7 +113,7 @@ print(len(a))'`)
 	}{
 		"memory in use":            {api.LimitsUpdate{Memory: new(int64(32 * mib))}, api.CodeConflict, "in use"},
 		"a core that is not there": {api.LimitsUpdate{CPUSet: new("0,63")}, api.CodeUnenforceable, "63"},
-		"weight of io":             {api.LimitsUpdate{IO: &api.IOLimits{Weight: 10}}, api.CodeUnenforceable, "weigh"},
+		"weight of io":             {api.LimitsUpdate{IO: api.IOUpdate{Weight: new(int64(10))}}, api.CodeUnenforceable, "weigh"},
 		"nofile":                   {api.LimitsUpdate{Nofile: new(uint64(10))}, api.CodeInvalid, "nofile"},
 		"too little memory":        {api.LimitsUpdate{Memory: new(int64(1))}, api.CodeInvalid, "memory"},
 	} {
@@ -121,9 +121,7 @@ print(len(a))'`)
 		// With others that could be applied, before it and after it in whatever order.
 		l.CPUs, l.Pids, l.Swap, l.OOMGroup, l.CPUWeight = new(0.9), new(int64(99)), &swap, new(true), new(int64(7))
 		l.MemoryHigh = new(int64(120 * mib))
-		if l.IO == nil {
-			l.IO = &api.IOLimits{ReadIOPS: 77}
-		}
+		l.IO.ReadIOPS = new(int64(77))
 		_, err := patch(t, d, s, api.UpdateSandbox{Limits: l, Timeout: 7200, Labels: map[string]*string{"k": nil}})
 		if code(err) != test.code || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s: %v, want %s with %q", name, err, test.code, test.says)
