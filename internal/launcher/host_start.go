@@ -147,7 +147,7 @@ func lockDataDir(ctx context.Context, o Options) (*os.File, error) {
 	return f, nil
 }
 
-// logLimit is the size beyond which a launcher begins a new log; one old one is kept.
+// logLimit is the size beyond which a launcher begins a new log at its start; one old one is kept. While it runs nothing bounds it.
 const logLimit = 1 << 20
 
 // openLog opens the log that launchers append to.

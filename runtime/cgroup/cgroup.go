@@ -101,7 +101,7 @@ func Prepare(ctx context.Context, name string, enter func(ctx context.Context) e
 		return s
 	}
 	own := at.own
-	if os.Geteuid() == 0 && own != "" && !entered && !host.Container && isTop(at.mount) && !at.delegated() {
+	if host.AtTop && !entered {
 		own = at.mount // nothing else is ours to rearrange
 	}
 	if why := at.refused(own); why != "" {
