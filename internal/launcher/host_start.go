@@ -34,7 +34,7 @@ type Options struct {
 	IDs        idmap.Plan
 	Cgroup     cgroup.Subtree // what the host delegates; its zero value is none
 	Version    string
-	Log        *slog.Logger // told of a start that had to be repeated
+	Log        *slog.Logger // told of a start that had to be repeated; nil for nobody
 }
 
 // startTimeout bounds a launcher's way from clone to "ready".
@@ -43,6 +43,9 @@ const startTimeout = 30 * time.Second
 // Connect returns a client of the launcher that serves RuntimeDir's socket, or starts one. Started reports which. The
 // context bounds the start only. Until the client is closed nobody else connects in RuntimeDir.
 func Connect(ctx context.Context, o Options) (_ *Client, started bool, err error) {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
 	lock, err := lockDir(ctx, o.RuntimeDir)
 	if err != nil {
 		return nil, false, err
