@@ -2,7 +2,6 @@
 package flock
 
 import (
-	"context"
 	"errors"
 	"os"
 	"time"
@@ -13,10 +12,12 @@ import (
 // pause is how long a lock that was taken is left alone.
 const pause = 10 * time.Millisecond
 
-// Exclusive takes the lock of flock(2), and is refused with EWOULDBLOCK and the context's error when somebody else has it
-// until the context ends. flock(2) itself would wait for ever, for a holder who was stopped. Closing every copy of the file
-// unlocks.
-func Exclusive(ctx context.Context, f *os.File) error {
+// Exclusive takes the lock of flock(2), and is refused with EWOULDBLOCK when somebody else has it all the time until patience
+// ends, or stop (a context's Done; nil for none). flock(2) itself would wait for ever, for a holder who was stopped. Closing
+// every copy of the file unlocks.
+func Exclusive(stop <-chan struct{}, patience time.Duration, f *os.File) error {
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
 	retry := time.NewTicker(pause)
 	defer retry.Stop()
 	for {
@@ -26,8 +27,10 @@ func Exclusive(ctx context.Context, f *os.File) error {
 		}
 		select {
 		case <-retry.C:
-		case <-ctx.Done():
-			return errors.Join(err, ctx.Err())
+		case <-limit.C:
+			return err
+		case <-stop:
+			return err
 		}
 	}
 }

@@ -88,9 +88,7 @@ func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, lockPatience)
-	defer cancel()
-	err = flock.Exclusive(ctx, f)
+	err = flock.Exclusive(ctx.Done(), lockPatience, f)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		err = errors.New("another sandboxd works there: stop it first, or choose another --runtime-dir")
 	}
@@ -135,9 +133,7 @@ func lockDataDir(ctx context.Context, o Options) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock the data directory for a launcher: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, endPatience)
-	defer cancel()
-	if err := flock.Exclusive(ctx, f); err != nil {
+	if err := flock.Exclusive(ctx.Done(), endPatience, f); err != nil {
 		if data, readErr := os.ReadFile(path); readErr == nil && len(data) > 0 && errors.Is(err, unix.EWOULDBLOCK) {
 			err = fmt.Errorf("a launcher works there that was started with --runtime-dir %s: start the daemon with that; shutting it down ends both", data)
 		}

@@ -107,7 +107,7 @@ func Prepare(ctx context.Context, name string, enter func(ctx context.Context) e
 	if why := at.refused(own); why != "" {
 		return lacks(why, nil), nil
 	}
-	lock, err := lockDir(ctx, own)
+	lock, err := lockDir(ctx.Done(), own)
 	if err != nil {
 		return Subtree{}, err
 	}
@@ -175,14 +175,12 @@ func isTop(dir string) bool {
 const lockPatience = 10 * time.Second
 
 // lockDir keeps the daemons that share dir from rearranging it at the same time. Closing the file unlocks.
-func lockDir(ctx context.Context, dir string) (*os.File, error) {
+func lockDir(stop <-chan struct{}, dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, fmt.Errorf("lock cgroup: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, lockPatience)
-	defer cancel()
-	if err := flock.Exclusive(ctx, f); err != nil {
+	if err := flock.Exclusive(stop, lockPatience, f); err != nil {
 		return nil, errors.Join(fmt.Errorf("lock cgroup %s: %w", dir, err), f.Close())
 	}
 	return f, nil
@@ -319,7 +317,7 @@ func (s Subtree) Leave(ctx context.Context) error {
 		return fmt.Errorf("leave cgroup: %w", err)
 	}
 	own := filepath.Dir(s.Path)
-	lock, err := lockDir(ctx, own)
+	lock, err := lockDir(ctx.Done(), own)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // whoever made it has removed it
 	}
@@ -343,7 +341,7 @@ func (s Subtree) Abandon() error {
 		return nil
 	}
 	own := filepath.Dir(s.Path)
-	lock, err := lockDir(context.Background(), own)
+	lock, err := lockDir(nil, own)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // whoever made it has removed it
 	}

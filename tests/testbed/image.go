@@ -75,7 +75,7 @@ func prepare(ctx context.Context, kernels []string) (made images, err error) {
 		return made, err
 	}
 	defer lock.Close()
-	if err := flock.Exclusive(ctx, lock); err != nil {
+	if err := flock.Exclusive(ctx.Done(), prepareLimit, lock); err != nil {
 		return made, fmt.Errorf("lock the cache: %w", err)
 	}
 	// The cache may have come from another machine, and tools go with an upgrade.
