@@ -95,6 +95,9 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 			err = errors.Join(err, l.Close())
 		}
 	}()
+	if err := warnOfLogout(log); err != nil {
+		return err
+	}
 	device, err := cgroup.DeviceOf(o.DataDir, subtree.Mount)
 	if err != nil {
 		return err
@@ -186,6 +189,18 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	}
 	owned = true
 	return d.Serve(ctx)
+}
+
+// warnOfLogout says so where systemd will end the daemon, and what it starts, with its user's last session.
+func warnOfLogout(log *slog.Logger) error {
+	host, err := cgroup.Survey()
+	if err != nil {
+		return err
+	}
+	if host.InManager && !host.Lingers {
+		log.Warn("sandboxes end with their user's last session", "user", host.User, "remedy", host.Linger())
+	}
+	return nil
 }
 
 // registries turns the flags into what images are pulled with.

@@ -43,7 +43,7 @@ func healthy() facts {
 		cgroup: kernel.Cgroup{
 			Mount: "/sys/fs/cgroup", Dir: "/sys/fs/cgroup/user.slice", Available: controllers, Controllers: controllers, Delegated: true, Kill: true,
 		},
-		host:     cgroup.Host{UID: 1000, User: "ann", Systemd: true, Top: controllers, Manager: controllers},
+		host:     cgroup.Host{UID: 1000, User: "ann", Systemd: true, Top: controllers, Manager: controllers, Lingers: true},
 		landlock: 6, ptraceScope: sysctl{1, true},
 	}
 }
@@ -165,6 +165,18 @@ func TestJudge(t *testing.T) {
 				f.host.Manager = f.cgroup.Controllers
 			},
 			"io and cpuset limits", false, "cpu, cpuset, memory, pids", "hand io to users",
+		},
+		"root in a cgroup of its own, and a host with little": {
+			func(f *facts) { f.uid, f.host.AtTop, f.host.Top = 0, true, []string{"cpu", "pids"} },
+			"cgroup limits", false, "at the top of the hierarchy, with the controllers: cpu, pids", "CONFIG_MEMCG",
+		},
+		"a session": {
+			func(f *facts) { f.host.Asks, f.host.Lingers, f.scope.Controllers = true, false, cgroup.Wanted() },
+			"logout", false, "ann does not linger", "sudo loginctl enable-linger ann",
+		},
+		"a service of a user": {
+			func(f *facts) { f.host.InManager, f.host.Lingers = true, false },
+			"logout", false, "ann does not linger", "sudo loginctl enable-linger ann",
 		},
 		"no cgroup.kill":   {func(f *facts) { f.cgroup.Kill = false }, "cgroup.kill", false, "no cgroup.kill", "5.14"},
 		"no Landlock":      {func(f *facts) { f.landlockErr = refused("Landlock") }, "Landlock", false, "Landlock", "lsm="},

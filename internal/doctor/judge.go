@@ -26,6 +26,7 @@ func judge(f facts) []api.Check {
 		f.judgeCgroup(),
 		f.judgeCgroupRest(),
 		f.judgeCgroupKill(),
+		f.judgeLogout(),
 		f.judgeLandlock(),
 		f.judgePtrace(),
 	}
@@ -189,6 +190,8 @@ func (f facts) given() (controllers []string, found string) {
 		return nil, f.cgroupErr.Error()
 	case f.host.Asks && f.scopeErr == nil:
 		return f.scope.Controllers, "systemd gives the daemon a scope with the controllers: " + orNone(f.scope.Controllers)
+	case f.host.AtTop && !f.host.ReadOnly:
+		return f.host.Top, "a place at the top of the hierarchy, with the controllers: " + orNone(f.host.Top)
 	case f.cgroup.Delegated:
 		return f.cgroup.Controllers, fmt.Sprintf("%s with the controllers: %s", f.cgroup.Dir, orNone(f.cgroup.Controllers))
 	case f.host.Asks:
@@ -249,6 +252,22 @@ func (f facts) judgeCgroupKill() api.Check {
 		if f.cgroup.Delegated || f.host.Asks && f.scopeErr == nil {
 			c.Found = "groups have no cgroup.kill"
 		}
+	}
+	return c
+}
+
+func (f facts) judgeLogout() api.Check {
+	below := f.host.InManager || f.host.Asks && f.scopeErr == nil && f.uid != 0
+	c := api.Check{
+		Name: "logout", OK: !below || f.host.Lingers, Found: "nothing ends with its user's sessions",
+		Means:  "systemd ends the daemon and all sandboxes when " + f.user + "'s last session ends",
+		Remedy: f.host.Linger(),
+	}
+	if below && f.host.Lingers {
+		c.Found = f.user + " lingers: systemd runs for them without a session too"
+	}
+	if !c.OK {
+		c.Found = "the daemon runs below " + f.user + "'s systemd, and " + f.user + " does not linger"
 	}
 	return c
 }

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/flock"
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
@@ -33,7 +34,7 @@ type Options struct {
 	IDs        idmap.Plan
 	Cgroup     cgroup.Subtree // what the host delegates; its zero value is none
 	Version    string
-	Log        *slog.Logger // told of a start that had to be repeated
+	Log        *slog.Logger // told of a start that had to be repeated; nil for nobody
 }
 
 // startTimeout bounds a launcher's way from clone to "ready".
@@ -42,7 +43,10 @@ const startTimeout = 30 * time.Second
 // Connect returns a client of the launcher that serves RuntimeDir's socket, or starts one. Started reports which. The
 // context bounds the start only. Until the client is closed nobody else connects in RuntimeDir.
 func Connect(ctx context.Context, o Options) (_ *Client, started bool, err error) {
-	lock, err := lockDir(o.RuntimeDir)
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	lock, err := lockDir(ctx, o.RuntimeDir)
 	if err != nil {
 		return nil, false, err
 	}
@@ -79,19 +83,12 @@ const lockPatience = 500 * time.Millisecond
 
 // lockDir keeps two daemons, each with a data directory of its own, from sharing a runtime directory: they would share a
 // launcher too, which works for one of them.
-func lockDir(dir string) (*os.File, error) {
+func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "launcher.lock"), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
-	retry := time.NewTicker(10 * time.Millisecond)
-	defer retry.Stop()
-	for began := time.Now(); ; <-retry.C {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Since(began) > lockPatience {
-			break
-		}
-	}
+	err = flock.Exclusive(ctx.Done(), lockPatience, f)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		err = errors.New("another sandboxd works there: stop it first, or choose another --runtime-dir")
 	}
@@ -120,7 +117,36 @@ func checkOwner(o Options) error {
 	return nil
 }
 
-// logLimit is the size beyond which a launcher begins a new log; one old one is kept.
+// runtimeFile, in the data directory, names the runtime directory of the launcher that works there. The launcher holds a
+// lock on it for its life.
+const runtimeFile = "launcher.runtime-dir"
+
+// endPatience is how long a start waits for the launcher before it to be gone. It stops listening when it begins to end.
+const endPatience = 5 * time.Second
+
+// lockDataDir keeps a second launcher off the data directory: it would take the sandboxes of the first for leftovers and
+// end them. One that runs answers in its own runtime directory and nowhere else. The lock belongs to the open file, so the
+// launcher that inherits the file has it when the daemon has closed its own.
+func lockDataDir(ctx context.Context, o Options) (*os.File, error) {
+	path := filepath.Join(o.DataDir, runtimeFile)
+	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the data directory for a launcher: %w", err)
+	}
+	if err := flock.Exclusive(ctx.Done(), endPatience, f); err != nil {
+		if data, readErr := os.ReadFile(path); readErr == nil && len(data) > 0 && errors.Is(err, unix.EWOULDBLOCK) {
+			err = fmt.Errorf("a launcher works there that was started with --runtime-dir %s: start the daemon with that; shutting it down ends both", data)
+		}
+		return nil, errors.Join(fmt.Errorf("lock %s for a launcher: %w", o.DataDir, err), f.Close())
+	}
+	// Not synced: after a crash of the host there is no launcher either.
+	if err := os.WriteFile(path, []byte(o.RuntimeDir), 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("note where the launcher answers: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+// logLimit is the size beyond which a launcher begins a new log at its start; one old one is kept. While it runs nothing bounds it.
 const logLimit = 1 << 20
 
 // openLog opens the log that launchers append to.
@@ -193,6 +219,11 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 	if err := o.IDs.Validate(); err != nil {
 		return err
 	}
+	lock, err := lockDataDir(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer lock.Close() // the launcher has it too
 	if err := prepareDirs(o); err != nil {
 		return err
 	}
@@ -227,7 +258,7 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 	cmd.Env = []string{}
 	cmd.Dir = "/"
 	cmd.Stderr = logFile
-	cmd.ExtraFiles = []*os.File{listener, syncR, statusW} // fdListener, fdSync, fdStatus
+	cmd.ExtraFiles = []*os.File{listener, syncR, statusW, lock} // fdListener, fdSync, fdStatus, fdLock
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true, // it survives the daemon and its terminal
 		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
@@ -289,7 +320,11 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 			return nil
 		}
 		if line == "" {
-			<-exited // the pipe's last writer is gone
+			select {
+			case <-exited: // it will: the pipe's last writer is gone
+			case <-ctx.Done():
+				return fmt.Errorf("it is not ready, and closed its pipe: %w", ctx.Err())
+			}
 			return fmt.Errorf("%w: %s; the end of %s: %q", errEnded, cmd.ProcessState, logFile.Name(), tail(logFile.Name()))
 		}
 		return errors.New(line)

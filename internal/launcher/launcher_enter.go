@@ -38,6 +38,7 @@ const (
 	fdListener = 3 + iota
 	fdSync     // stage 1 only: the daemon writes the Setup once the id maps are in place
 	fdStatus   // "ready", or what went wrong
+	fdLock     // locked: whoever has it is the data directory's only launcher, for as long as it runs
 	fdLayers   // from here on: opened by stage 1 as the daemon's uid, in the launcher's own mount namespace
 	fdSandboxes
 	fdRoot
@@ -201,6 +202,7 @@ func Stage2() (setup *Setup, listener, status *os.File, err error) {
 	status = os.NewFile(fdStatus, "status")
 	unix.CloseOnExec(fdStatus)
 	unix.CloseOnExec(fdListener)
+	unix.CloseOnExec(fdLock) // ours to the end, and no sandbox's
 	setupFile := os.NewFile(fdSetup, "setup")
 	defer setupFile.Close()
 	if err := json.NewDecoder(setupFile).Decode(&setup); err != nil {

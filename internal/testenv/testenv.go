@@ -5,6 +5,8 @@
 // the test instead, so that the places that should have everything cannot skip in silence.
 //
 // The probes are those of the product, internal/kernel and internal/idmap: a test runs exactly where the product would work.
+// But for cgroups: a test asks for one that is delegated where it runs, and a daemon may be given one elsewhere, by systemd or
+// at the top of the hierarchy.
 package testenv
 
 import (
@@ -141,15 +143,24 @@ func RequireLandlock(t testing.TB, abi int) {
 	}
 }
 
+// RequireSystemd asks for a host that systemd manages, and reports whether it does.
+func RequireSystemd(t testing.TB) bool {
+	t.Helper()
+	// What sd_booted(3) looks at.
+	if _, err := os.Stat("/run/systemd/system"); err != nil {
+		unmet(t, needSystemd, "this machine was not started by systemd; `make testbed FLAVOUR=systemd` has one that was")
+		return false
+	}
+	return true
+}
+
 // RequireSystemdUser asks for a service manager of this user's own that can be spoken to over D-Bus, and returns the
 // address of its bus.
 func RequireSystemdUser(t testing.TB) (bus string) {
 	t.Helper()
 	socket := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "bus")
 	const get = "; `make testbed FLAVOUR=systemd WHO=dev` has one"
-	// What sd_booted(3) looks at.
-	if _, err := os.Stat("/run/systemd/system"); err != nil {
-		unmet(t, needSystemd, "this machine was not started by systemd"+get)
+	if !RequireSystemd(t) {
 		return ""
 	}
 	conn, err := new(net.Dialer).DialContext(t.Context(), "unix", socket)

@@ -28,8 +28,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/flock"
 )
 
 // wanted are the controllers that limits need.
@@ -98,13 +101,13 @@ func Prepare(ctx context.Context, name string, enter func(ctx context.Context) e
 		return s
 	}
 	own := at.own
-	if os.Geteuid() == 0 && own != "" && !entered && !host.Container && isTop(at.mount) && !at.delegated() {
+	if host.AtTop && !entered {
 		own = at.mount // nothing else is ours to rearrange
 	}
 	if why := at.refused(own); why != "" {
 		return lacks(why, nil), nil
 	}
-	lock, err := lockDir(own)
+	lock, err := lockDir(ctx.Done(), own)
 	if err != nil {
 		return Subtree{}, err
 	}
@@ -168,19 +171,16 @@ func isTop(dir string) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
+// lockPatience is how long lockDir waits. The lock is held for a few writes, but whoever may open the directory can hold it.
+const lockPatience = 10 * time.Second
+
 // lockDir keeps the daemons that share dir from rearranging it at the same time. Closing the file unlocks.
-func lockDir(dir string) (*os.File, error) {
+func lockDir(stop <-chan struct{}, dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, fmt.Errorf("lock cgroup: %w", err)
 	}
-	for {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX) // held for a few writes
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	if err != nil {
+	if err := flock.Exclusive(stop, lockPatience, f); err != nil {
 		return nil, errors.Join(fmt.Errorf("lock cgroup %s: %w", dir, err), f.Close())
 	}
 	return f, nil
@@ -317,7 +317,7 @@ func (s Subtree) Leave(ctx context.Context) error {
 		return fmt.Errorf("leave cgroup: %w", err)
 	}
 	own := filepath.Dir(s.Path)
-	lock, err := lockDir(own)
+	lock, err := lockDir(ctx.Done(), own)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // whoever made it has removed it
 	}
@@ -334,23 +334,33 @@ func (s Subtree) Leave(ctx context.Context) error {
 	return release(own)
 }
 
-// Abandon is Leave for a daemon that has no launcher: it waits for nobody, and where one is after all, it removes nothing.
+// Abandon is Leave for a daemon that has no launcher, be it that one was started and did not get far: it waits for nobody,
+// and where one is after all, it removes nothing.
 func (s Subtree) Abandon() error {
 	if s.Path == "" {
 		return nil
 	}
 	own := filepath.Dir(s.Path)
-	lock, err := lockDir(own)
+	lock, err := lockDir(nil, own)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // whoever made it has removed it
+	}
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	err = unix.Rmdir(s.Path)
-	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTEMPTY) {
-		return nil
+	// First of all its leaf: it cannot be removed while a launcher runs there.
+	leaf := filepath.Join(s.Path, launcherDir)
+	if err = unix.Rmdir(leaf); err != nil && !gone(err) {
+		if errors.Is(err, unix.EBUSY) {
+			return nil
+		}
+		return fmt.Errorf("remove cgroup %s: %w", leaf, err)
 	}
-	if err != nil && !gone(err) {
-		return fmt.Errorf("remove cgroup %s: %w", s.Path, err)
+	if err := removeAll(s.Path); errors.Is(err, unix.EBUSY) {
+		return nil // processes of a sandbox, which are no concern of a daemon that gives up
+	} else if err != nil {
+		return err
 	}
 	if isTop(own) {
 		return nil

@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 func TestLocate(t *testing.T) {
@@ -287,5 +291,62 @@ func TestPrepareSaysWhatSystemdSaid(t *testing.T) {
 	}
 	if asked := survey(at).Asks; asked != strings.Contains(s.Reason, "no room") {
 		t.Errorf("systemd is asked: %v; the reason: %s", asked, s.Reason)
+	}
+}
+
+// A daemon that gives up removes what a launcher that did not live has left, and nothing of one that runs.
+func TestAbandonLooksForALauncher(t *testing.T) {
+	testenv.RequireRoot(t)
+	at, err := find("self")
+	if err != nil || at.mount == "" || at.readOnly {
+		t.Skipf("needs cgroup v2 that can be written: %+v, %v", at, err)
+	}
+	own, err := os.MkdirTemp(at.mount, "test-abandon-") //nolint:usetesting // a cgroup
+	if err != nil {
+		t.Skipf("needs cgroup v2 that can be written: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := Remove(context.Background(), own); err != nil {
+			t.Error(err)
+		}
+	})
+	s := Subtree{Mount: at.mount, Path: filepath.Join(own, prefix+"test")}
+	leaf := filepath.Join(s.Path, launcherDir)
+	for _, dir := range []string{s.Path, leaf, filepath.Join(s.Path, "box")} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	in, err := os.Open(leaf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	launcher := exec.Command("sleep", "1000")
+	launcher.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(in.Fd()), Pdeathsig: syscall.SIGKILL}
+	if err := launcher.Start(); err != nil {
+		t.Fatal(err)
+	}
+	err = s.Abandon()
+	kept, readErr := os.ReadDir(s.Path)
+	_ = launcher.Process.Kill()
+	_ = launcher.Wait() // by our signal
+	var dirs []string
+	for _, e := range kept {
+		if e.IsDir() {
+			dirs = append(dirs, e.Name())
+		}
+	}
+	if got := strings.Join(dirs, " "); err != nil || readErr != nil || got != "box launcher" {
+		t.Errorf("beside a launcher: %v, %v; left are %q", err, readErr, got)
+	}
+	if err := waitEmpty(t.Context(), s.Path); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Abandon(); err != nil || exists(s.Path) {
+		t.Errorf("after the launcher's end: %v; it is still there: %v", err, exists(s.Path))
+	}
+	if err := s.Abandon(); err != nil {
+		t.Errorf("once more: %v", err)
 	}
 }

@@ -18,6 +18,12 @@ type Host struct {
 	Systemd bool   // it manages the host
 	// Asks says that a daemon which starts where the calling process is asks systemd for a scope.
 	Asks bool
+	// AtTop says that a daemon which is given no scope makes its place at the top of the hierarchy: root's, where nothing
+	// that it is in was given to it.
+	AtTop bool
+	// InManager says that the calling process runs below the user's own systemd, and Lingers that the user does. That systemd
+	// and all below it end with the last session of a user who does not.
+	InManager, Lingers bool
 	// Container says that this is one of Docker's, Podman's or their like, or a cgroup namespace of its own.
 	Container bool
 	// ReadOnly says that cgroup v2 is mounted read-only.
@@ -53,6 +59,8 @@ func survey(at place) Host {
 	// sd_booted(3). Who is at the root of a namespace is above what a systemd could manage here.
 	h.Systemd = exists("/run/systemd/system") && (!part || at.own != at.mount)
 	h.Asks = h.Systemd && at.wantsScope()
+	h.AtTop = h.UID == 0 && at.own != "" && !h.Container && isTop(at.mount) && !at.delegated()
+	h.InManager, h.Lingers = at.manager() != "", exists(filepath.Join("/var/lib/systemd/linger", h.User))
 	if at.mount != "" {
 		h.Top = append([]string{}, words(at.mount, "cgroup.controllers")...)
 		manager := fmt.Sprintf("user.slice/user-%d.slice/user@%d.service", h.UID, h.UID)
@@ -132,6 +140,9 @@ func (h Host) Remedy(lacking []string) string {
 	return strings.Join(steps, "; ")
 }
 
+// Linger is the command by which sandboxes outlive their user's last session.
+func (h Host) Linger() string { return h.sudo("loginctl enable-linger " + h.User) }
+
 func (h Host) sudo(command string) string {
 	if h.UID == 0 {
 		return command
@@ -197,7 +208,7 @@ func (h Host) delegation(lacking []string, inOne bool) string {
 	case h.Systemd && h.UID == 0:
 		return "start the daemon in a scope of its own: systemd-run --scope " + delegate
 	case h.Systemd && h.Manager == nil:
-		return fmt.Sprintf("let systemd run for %s, who then gets a cgroup from it: sudo loginctl enable-linger %s", h.User, h.User)
+		return fmt.Sprintf("let systemd run for %s, who then gets a cgroup from it: %s", h.User, h.Linger())
 	case h.Systemd && len(without(lacking, h.Manager)) > 0:
 		return fmt.Sprintf("let systemd hand %s to users: sudo mkdir -p %s && printf '%s' | sudo tee %s && sudo systemctl daemon-reload; then log out of all sessions and in again (or boot)",
 			strings.Join(without(lacking, h.Manager), ", "), filepath.Dir(dropIn), dropInText, dropIn)

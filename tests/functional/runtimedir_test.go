@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -66,4 +67,22 @@ func TestRuntimeDirectoryIsNotShared(t *testing.T) {
 		t.Errorf("after the first was killed: %s", said)
 	}
 	d.Launch(t)
+}
+
+// A daemon that comes back with another runtime directory does not find the launcher, whose sandboxes it would sweep away
+// with one of its own: it is refused and told where to look.
+func TestLauncherIsAloneOnItsData(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	d.Kill9(t)
+	other := filepath.Join(t.TempDir(), "run")
+	out, err := exec.Command(harness.Program(t, "sandboxd"), "serve", "--runtime-dir", other,
+		"--data-dir", d.DataDir, "--socket", filepath.Join(other, "s")).CombinedOutput()
+	if want := "was started with --runtime-dir " + d.RuntimeDir + ":"; err == nil || !strings.Contains(string(out), want) {
+		t.Errorf("beside the first one's launcher: %v\n%s", err, out)
+	}
+	d.Launch(t)
+	if got := s.Sh(t, "echo alive"); got != "alive\n" {
+		t.Errorf("the sandbox, adopted, says %q", got)
+	}
 }

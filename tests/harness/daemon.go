@@ -116,7 +116,7 @@ func Start(t testing.TB, options Options) *Daemon {
 		d.stop(t)
 		d.marks.check(t, "after the daemon was shut down", d.DataDir, d.RuntimeDir)
 		if t.Failed() {
-			t.Logf("the daemon said:\n%s", d.log)
+			t.Logf("the daemon said:\n%s", d.said())
 		}
 		if err := d.keepLog(t.Name()); err != nil {
 			t.Errorf("keep the daemon's log: %v", err)
@@ -139,8 +139,25 @@ func (d *Daemon) keepLog(test string) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(f, d.Log())
+	_, err = io.WriteString(f, d.said())
 	return errors.Join(err, f.Close())
+}
+
+// said is what the daemon has written so far, and after it what its launchers have.
+func (d *Daemon) said() string {
+	said := new(strings.Builder)
+	said.WriteString(d.Log())
+	for _, name := range []string{"launcher.log.1", "launcher.log"} {
+		data, err := os.ReadFile(filepath.Join(d.RuntimeDir, name))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		fmt.Fprintf(said, "-- %s:\n%s", name, data)
+		if err != nil {
+			fmt.Fprintf(said, "-- %v\n", err)
+		}
+	}
+	return said.String()
 }
 
 // RemoveAll removes a daemon's directories. Layers belong to subordinate ids, which their owner can only touch as root of
@@ -189,7 +206,7 @@ func (d *Daemon) Launch(t testing.TB) {
 	Eventually(t, 60*time.Second, func() error {
 		select {
 		case <-d.exited:
-			t.Fatalf("the daemon ended at its start (%v) and said:\n%s", d.cmd.ProcessState, d.log)
+			t.Fatalf("the daemon ended at its start (%v) and said:\n%s", d.cmd.ProcessState, d.said())
 		default:
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

@@ -42,6 +42,10 @@ func startBed(ctx context.Context, o options) (*testBed, error) {
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build the test bed: %w\n%s", err, out)
 	}
+	// Here, and not when everything else has run.
+	if out, err := b.command(ctx, "-check").CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("the machines %s of the test bed: %w\n%s", o.bed, err, out)
+	}
 	for word := range strings.SplitSeq(o.bed, ",") {
 		machine, user, one := strings.Cut(word, "/")
 		users := []string{user}
@@ -54,6 +58,7 @@ func startBed(ctx context.Context, o options) (*testBed, error) {
 	}
 	ctx, b.cancel = context.WithCancel(ctx)
 	prepare := b.command(ctx, "-prepare")
+	prepare.Stdout, prepare.Stderr = os.Stdout, os.Stderr
 	go func() {
 		defer close(b.prepared)
 		b.err = prepare.Run()
@@ -69,7 +74,6 @@ func (b *testBed) stop() {
 
 func (b *testBed) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, b.program, append([]string{"-machines", b.machines, "-short", briefly, "-out", bedOut}, args...)...)
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it ends its machines
 	cmd.WaitDelay = time.Minute
 	return cmd
@@ -99,6 +103,7 @@ func (b *testBed) run(ctx context.Context, o options, results *results) error {
 	}
 	fmt.Printf("\n== bed: %s\n", b.machines)
 	test := b.command(ctx, "-plan", file, "-again", "-parallel", fmt.Sprint(machinesAtOnce))
+	test.Stdout, test.Stderr = os.Stdout, os.Stderr
 	err := test.Run()
 	if _, ended := errors.AsType[*exec.ExitError](err); err != nil && !ended {
 		return err

@@ -49,3 +49,12 @@ func TestSkippedEverywhereFails(t *testing.T) {
 		t.Errorf("skipped in the bed too:\n%s", out)
 	}
 }
+
+// Only the whole of the default bed judges what was skipped everywhere.
+func TestAnotherBedIsNarrowed(t *testing.T) {
+	for bed, want := range map[string]bool{"": false, defaultBed: false, "no": true, "6.12-systemd/dev": true} {
+		if got := (options{packages: everything, lane: "all", bed: bed}).narrowed(); got != want {
+			t.Errorf("with the bed %q a run is narrowed: %v", bed, got)
+		}
+	}
+}

@@ -30,9 +30,7 @@ import (
 func requireSystemd(t *testing.T) {
 	t.Helper()
 	testenv.RequireCgroup(t)
-	if _, err := os.Stat("/run/systemd/system"); err != nil {
-		t.Skipf("needs systemd: %v", err)
-	}
+	testenv.RequireSystemd(t)
 }
 
 // command runs a program of the host that must succeed, and returns what it said.

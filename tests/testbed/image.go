@@ -15,11 +15,13 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/flock"
 )
 
 // recipe is everything that the image is made from, but for the packages.
 //
-//go:embed debian.sh image.sh newest.sh guest
+//go:embed debian.sh tools.sh image.sh newest.sh guest
 var recipe embed.FS
 
 const (
@@ -73,12 +75,14 @@ func prepare(ctx context.Context, kernels []string) (made images, err error) {
 		return made, err
 	}
 	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+	if err := flock.Exclusive(ctx.Done(), prepareLimit, lock); err != nil {
 		return made, fmt.Errorf("lock the cache: %w", err)
 	}
-	_, err = os.Stat(filepath.Join(made.dir, "root.img"))
-	_, tool := exec.LookPath("qemu-system-x86_64")
-	if err != nil || tool != nil {
+	// The cache may have come from another machine, and tools go with an upgrade.
+	if err := script(ctx, "tools.sh", made.dir); err != nil {
+		return made, fmt.Errorf("look for the tools: %w", err)
+	}
+	if _, err := os.Stat(filepath.Join(made.dir, "root.img")); err != nil {
 		if err := script(ctx, "image.sh", made.dir, "guest"); err != nil {
 			return made, fmt.Errorf("make the image: %w", err)
 		}
@@ -88,8 +92,7 @@ func prepare(ctx context.Context, kernels []string) (made images, err error) {
 			return made, err
 		}
 	}
-	now := time.Now()
-	return made, errors.Join(os.Chtimes(made.dir, now, now), removeOld(cache, made.dir))
+	return made, errors.Join(used(cache, "testbed-*", made.dir), used(made.dir, newest+"-*", filepath.Join(made.dir, made.newest)))
 }
 
 // findNewest returns the directory of the newest kernel, made first where it is missing. Debian is asked now and then; where
@@ -140,17 +143,19 @@ func script(ctx context.Context, name, dir string, files ...string) (err error) 
 	return cmd.Run()
 }
 
-// removeOld forgets images of other recipes that nobody has used for a while.
-func removeOld(cache, except string) error {
-	old, err := filepath.Glob(filepath.Join(cache, "testbed-*"))
+// used notes that dir is in use now, and forgets its siblings (of other recipes, of kernels that were the newest) that nobody
+// has used for a while: a run of somebody else may have them just now.
+func used(parent, siblings, dir string) error {
+	now := time.Now()
+	errs := []error{os.Chtimes(dir, now, now)}
+	old, err := filepath.Glob(filepath.Join(parent, siblings))
 	if err != nil {
 		return err
 	}
-	var errs []error
-	for _, dir := range old {
-		fi, err := os.Stat(dir)
-		if err == nil && dir != except && time.Since(fi.ModTime()) > keepFor {
-			errs = append(errs, os.RemoveAll(dir))
+	for _, other := range old {
+		fi, err := os.Stat(other)
+		if err == nil && other != dir && time.Since(fi.ModTime()) > keepFor {
+			errs = append(errs, os.RemoveAll(other))
 		}
 	}
 	return errors.Join(errs...)

@@ -1,9 +1,8 @@
 #!/bin/bash
-# image.sh DIR GUESTDIR: make DIR/{root.img,vmlinuz-6.1,vmlinuz-6.12,versions} from Debian packages, and install the host's
-# tools where they are missing. Called by the testbed program, which knows DIR by the hash of the recipe: the scripts and GUESTDIR.
+# image.sh DIR GUESTDIR: make DIR/{root.img,vmlinuz-6.1,vmlinuz-6.12,versions} from Debian packages. Called by the testbed
+# program, which knows DIR by the hash of the recipe: the scripts and GUESTDIR.
 #
-# Root is needed for nothing but installing the tools (through sudo, if you are not root): QEMU 10, mmdebstrap, e2fsprogs,
-# uidmap. The image itself is made in a user namespace.
+# Needs no root: the image is made in a user namespace. The tools are tools.sh's part.
 set -euo pipefail
 
 dir=$1 guest=$2
@@ -11,9 +10,8 @@ suite=bookworm backports=bookworm-backports
 
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/testbed.XXXXXX")
 chmod 755 "$work"
-as_root=() in_userns=()
+in_userns=()
 if [ "$(id -u)" -ne 0 ]; then
-	as_root=(sudo)
 	# The image's files belong to many users: all of them are subordinate ids of ours.
 	in_userns=(unshare --user --map-root-user --map-auto --)
 fi
@@ -23,23 +21,6 @@ trap '"${in_userns[@]}" rm -rf --one-file-system -- "$work"' EXIT
 . "$(dirname "$0")/debian.sh"
 use_suites $suite $backports
 our_apt apt-get -qq -o APT::Update::Error-Mode=any update || die "$mirror does not answer for $suite and $backports: is there a network?"
-
-# --- tools of the host
-
-installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null || true)" = installed ]; }
-missing=()
-for p in mmdebstrap e2fsprogs uidmap kmod; do installed $p || missing+=("$p"); done
-# bookworm's QEMU 7.2 crashes guests under load (CMPXCHG16B in software emulation).
-if ! qemu-system-x86_64 --version 2>/dev/null | grep -Eq 'version [1-9][0-9]+\.'; then
-	missing+=({qemu-system-x86,qemu-system-common,qemu-system-data,seabios}/$backports)
-fi
-if [ ${#missing[@]} -gt 0 ]; then
-	say "installing Debian packages: ${missing[*]}"
-	[ ${#as_root[@]} -eq 0 ] || command -v sudo >/dev/null || die "not root and no sudo: install these yourself, then run this again"
-	"${as_root[@]}" env APT_CONFIG="$work/apt/apt.conf" DEBIAN_FRONTEND=noninteractive \
-		apt-get -qq install -y --no-install-recommends "${missing[@]}" >"$work/install.log" 2>&1 </dev/null ||
-		{ cat "$work/install.log" >&2; die "installing packages: see above"; }
-fi
 
 # --- kernels
 

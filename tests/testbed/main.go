@@ -48,6 +48,7 @@ type options struct {
 	argv     []string      // command to run in it
 	shell    bool          // a shell instead of the job
 	prepare  bool          // make the image and end
+	check    bool          // read the flags and end
 	timeout  time.Duration // of the job
 	out      string        // directory for logs and results
 	bin      string        // directory of the built binaries
@@ -131,7 +132,8 @@ func main() {
 	flag.StringVar(&o.payload, "payload", "", "take this `directory` along instead, and run the command given as arguments in it")
 	flag.BoolVar(&o.shell, "shell", false, "open a shell of root in the machine; testbed-as dev bash is one of dev")
 	flag.BoolVar(&o.prepare, "prepare", false, "make the image where it is missing, and end")
-	flag.DurationVar(&o.timeout, "timeout", 15*time.Minute, "how long the job may take for each user")
+	flag.BoolVar(&o.check, "check", false, "end once the flags have been read")
+	flag.DurationVar(&o.timeout, "timeout", 15*time.Minute, "how long the job may take for each user, a minute at least")
 	flag.StringVar(&o.out, "out", "build/testbed", "`directory` for logs and results")
 	flag.StringVar(&o.bin, "bin", "bin", "`directory` of the built binaries")
 	flag.Parse()
@@ -161,6 +163,12 @@ func main() {
 func run(ctx context.Context, o options) (code int, err error) {
 	if (o.payload == "") != (len(o.argv) == 0) {
 		return exitDead, errors.New("-payload and a command belong together")
+	}
+	if o.timeout < time.Minute {
+		return exitDead, fmt.Errorf("-timeout %s: a minute is the least that a job can be given", o.timeout)
+	}
+	if o.check {
+		return 0, nil
 	}
 	var wanted []string
 	for _, s := range o.machines {
@@ -219,9 +227,16 @@ func (o options) runMachine(ctx context.Context, s spec, made images, payload st
 		what += " (" + made.newest + ")"
 	}
 	fmt.Printf("== %s\n", what)
+	died := m.out + ".died"
+	if err := os.RemoveAll(died); err != nil { // an earlier run's
+		return exitDead, err
+	}
 	outcome, err := m.run(ctx)
 	if err != nil && o.again && ctx.Err() == nil {
-		fmt.Printf("== %s: %v\n== %s: once more\n", s, err, what)
+		if keepErr := os.Rename(m.out, died); keepErr != nil {
+			return exitDead, errors.Join(err, fmt.Errorf("keep what it left: %w", keepErr))
+		}
+		fmt.Printf("== %s: %v\n== %s: what it left is in %s; once more\n", s, err, what, died)
 		outcome, err = m.run(ctx)
 	}
 	if err != nil {

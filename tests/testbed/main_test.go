@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -49,7 +50,7 @@ func TestKernelsHaveTheirImages(t *testing.T) {
 func TestTheMachineIsToldWhoRunsTheJob(t *testing.T) {
 	m := machine{root: "/a,b/root.img", flavour: "tiny", users: []string{"dev", "root"}, out: "/out"}
 	got := strings.Join(m.arguments(), " ")
-	for _, want := range []string{"testbed.users=dev,root", "file=/a,,b/root.img,", "init=/usr/sbin/testbed-init"} {
+	for _, want := range []string{"testbed.users=dev,root", "testbed.flavour=tiny ", "file=/a,,b/root.img,", "init=/usr/sbin/testbed-init"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%s is not in %s", want, got)
 		}
@@ -81,5 +82,31 @@ func TestResultsStayInTheirDirectory(t *testing.T) {
 	}
 	if _, err := os.Lstat(filepath.Join(dir, "evil")); err == nil {
 		t.Error("a file was written outside")
+	}
+}
+
+// Images that somebody may be running are not taken away, and what nobody has used for long is.
+func TestOldImagesAreForgotten(t *testing.T) {
+	cache := t.TempDir()
+	for name, age := range map[string]time.Duration{"newest-1": 2 * keepFor, "newest-2": keepFor / 2, "newest-3": 2 * keepFor, "other": 2 * keepFor} {
+		dir := filepath.Join(cache, name)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		then := time.Now().Add(-age)
+		if err := os.Chtimes(dir, then, then); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := used(cache, "newest-*", filepath.Join(cache, "newest-3")); err != nil {
+		t.Fatal(err)
+	}
+	left, err := filepath.Glob(filepath.Join(cache, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{filepath.Join(cache, "newest-2"), filepath.Join(cache, "newest-3"), filepath.Join(cache, "other")}
+	if diff := cmp.Diff(want, left); diff != "" {
+		t.Error(diff)
 	}
 }

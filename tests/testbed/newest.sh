@@ -49,9 +49,6 @@ if [ ! -d "$dir/$name" ]; then
 		tail -n 20 "$work/fsck.log" >&2 || true
 		die "writing the modules of $release into the image: see above"
 	fi
-	for old in "$dir"/newest-*; do
-		[ ! -d "$old" ] || rm -rf "$old"
-	done
 	cp -r --sparse=always "$work/out" "$dir/$name.partial.$$"
 	mv "$dir/$name.partial.$$" "$dir/$name"
 	say "made $dir/$name ($(du -sm "$dir/$name" | cut -f1) MB)"

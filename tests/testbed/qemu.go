@@ -144,7 +144,7 @@ func (m machine) arguments() []string {
 	if m.short {
 		start += " testbed.short"
 	}
-	start += " testbed.users=" + strings.Join(m.users, ",")
+	start += " testbed.flavour=" + m.flavour + " testbed.users=" + strings.Join(m.users, ",")
 	return []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-m", "2G", "-smp", "2",
 		// Without CMPXCHG16B, which software emulation gets wrong under load.
