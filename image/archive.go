@@ -35,6 +35,7 @@ type ImportOptions struct {
 const (
 	maxArchiveEntries = 100_000
 	maxArchiveImages  = 1000
+	maxArchiveName    = 1024 // bytes of a file's name, or of what a link leads to
 
 	layoutFile   = "oci-layout"
 	indexFile    = "index.json"
@@ -63,7 +64,7 @@ func (s *Service) Import(ctx context.Context, r io.Reader, opts ImportOptions) (
 		}
 	}
 	src := &source{r: r, progress: func(int64) {}}
-	a := &archive{service: s, blobs: make(map[string]store.Blob), links: make(map[string]string), documents: make(map[string][]byte)}
+	a := &archive{service: s, left: layer.DefaultLimits().Bytes, blobs: make(map[string]store.Blob), links: make(map[string]string), documents: make(map[string][]byte)}
 	defer func() {
 		if rerr := s.release(ctx, a.pinned, nil, true); rerr != nil {
 			err = errors.Join(err, rerr)
@@ -164,6 +165,7 @@ func (o *archiveOrigin) blob(_ context.Context, b store.Blob, _ func(int64)) err
 type archive struct {
 	service   *Service
 	pinned    []string
+	left      int64                 // how many bytes its files may still have
 	blobs     map[string]store.Blob // by the name in the archive, which is never more than a key
 	links     map[string]string     // symbolic and hard links among those names
 	documents map[string][]byte     // the few files that say what the others are
@@ -219,12 +221,20 @@ func (a *archive) read(ctx context.Context, r io.Reader) ([]root, error) {
 
 func (a *archive) entry(ctx context.Context, hdr *tar.Header, r io.Reader) error {
 	key := path.Clean("/" + hdr.Name)[1:]
-	if len(key) > 1024 || slices.Contains(strings.Split(hdr.Name, "/"), "..") {
+	if len(key) > maxArchiveName || slices.Contains(strings.Split(hdr.Name, "/"), "..") {
 		return archiveInvalid("an entry is called %.100q", hdr.Name)
 	}
 	_, twice := a.blobs[key]
 	if twice = twice || a.documents[key] != nil || a.links[key] != ""; twice {
 		return archiveInvalid("it has %.100q twice", key)
+	}
+	if len(hdr.Linkname) > maxArchiveName {
+		return archiveInvalid("%.100q leads to a name of %d bytes, %d are allowed", key, len(hdr.Linkname), maxArchiveName)
+	}
+	// The holes of a sparse file are not in the stream, which is what the limits of decompression count. Who writes images
+	// has no use for them.
+	if sparse(hdr) {
+		return archiveInvalid("%.100q is a sparse file", key)
 	}
 	switch hdr.Typeflag {
 	case tar.TypeReg:
@@ -249,7 +259,11 @@ func (a *archive) entry(ctx context.Context, hdr *tar.Header, r io.Reader) error
 		a.documents[key] = data
 		return nil
 	}
-	b, err := a.add(ctx, r, layer.DefaultLimits().Bytes)
+	if hdr.Size > a.left {
+		return archiveInvalid("its files have more than %d bytes", layer.DefaultLimits().Bytes)
+	}
+	a.left -= hdr.Size
+	b, err := a.add(ctx, r, hdr.Size)
 	if err != nil {
 		if errors.Is(err, layer.ErrInvalid) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, store.ErrMismatch) {
 			return archiveInvalid("%.100q: %w", key, err)
@@ -261,6 +275,16 @@ func (a *archive) entry(ctx context.Context, hdr *tar.Header, r io.Reader) error
 	}
 	a.blobs[key] = b
 	return nil
+}
+
+// sparse reports whether an entry is a file with holes, in any of the ways that GNU tar writes them.
+func sparse(hdr *tar.Header) bool {
+	for key := range hdr.PAXRecords {
+		if strings.HasPrefix(key, "GNU.sparse.") {
+			return true
+		}
+	}
+	return hdr.Typeflag == tar.TypeGNUSparse
 }
 
 // layout finds the images of an OCI layout.
@@ -434,11 +458,17 @@ func asDescriptor(b store.Blob) (v1.Descriptor, error) {
 
 // rootfs makes an image of one layer. The same archive and configuration make the same image, whenever and wherever.
 func (a *archive) rootfs(ctx context.Context, r io.Reader, want v1.Platform, c api.ImageConfig) ([]root, error) {
-	b, err := a.add(ctx, r, layer.DefaultLimits().Bytes)
+	b, err := a.add(ctx, r, a.left)
+	if errors.Is(err, store.ErrMismatch) {
+		return nil, archiveInvalid("the root file system: %w", err)
+	}
 	if err != nil {
 		return nil, err
 	}
 	if b.MediaType, err = a.layerType(b); err != nil {
+		return nil, err
+	}
+	if err := a.checkTar(ctx, b); err != nil {
 		return nil, err
 	}
 	diffID, err := a.diffID(ctx, b)
@@ -466,6 +496,30 @@ func (a *archive) rootfs(ctx context.Context, r io.Reader, want v1.Platform, c a
 	config.MediaType = string(types.OCIConfigJSON)
 	manifest, err := a.manifest(ctx, config, []store.Blob{b})
 	return []root{{digest: manifest}}, err
+}
+
+// checkTar looks whether a stored layer begins like a tar with anything in it. Zeros, or nothing at all, are an empty
+// one; nobody means that by a root file system.
+func (a *archive) checkTar(ctx context.Context, b store.Blob) error {
+	f, err := a.service.store.OpenBlob(b.Digest)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // only read
+	plain, err := layer.Uncompress(store.WithContext(ctx, f), b.MediaType, layer.Limits{})
+	if err != nil {
+		return archiveInvalid("%w", err)
+	}
+	defer plain.Close()
+	switch _, err := tar.NewReader(plain).Next(); {
+	case errors.Is(err, io.EOF):
+		return archiveInvalid("the root file system has nothing in it")
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil && !errors.Is(err, tar.ErrInsecurePath):
+		return archiveInvalid("the root file system is not a tar: %w", err)
+	}
+	return nil
 }
 
 // diffID is the digest of a stored layer without its compression.

@@ -88,8 +88,9 @@ func (s *Service) heldLocked() (map[string][]string, error) {
 //
 // With strays, what belongs to no image even before goes too: layers of host images that the host has outgrown.
 func (s *Service) sweep(ctx context.Context, strays bool, choose func(records []*store.Record, held map[string][]string) (drop, loosen []string, err error)) (api.ImagesRemoved, error) {
+	// On a disk that is full neither this nor the index can be written, and that is when things must go.
 	if err := s.flushUsed(); err != nil {
-		return api.ImagesRemoved{}, err
+		s.opts.Log.Warn("the last use of images could not be noted", "error", err)
 	}
 	g, out, settle, err := s.plan(strays, choose)
 	if err != nil {
@@ -99,7 +100,11 @@ func (s *Service) sweep(ctx context.Context, strays bool, choose func(records []
 	// The names are gone and the layers are noted as pending, so from here on a crash is mended by Open.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTimeout)
 	defer cancel()
-	if err := errors.Join(s.removeLayers(ctx, g.Layers), s.store.RemoveUnused(g.Blobs)); err != nil {
+	err = errors.Join(s.removeLayers(ctx, g.Layers), s.store.RemoveUnused(g.Blobs))
+	if ierr := s.store.WriteIndex(); ierr != nil {
+		s.opts.Log.Warn("the index of the image store is out of date until the next change", "error", ierr)
+	}
+	if err != nil {
 		return out, fmt.Errorf("remove what no image needs: %w; the next start of the daemon tries again", err)
 	}
 	return out, nil

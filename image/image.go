@@ -58,8 +58,10 @@ type Service struct {
 	backoff  remote.Backoff // between attempts after errors that may pass
 	patience time.Duration  // with registries that answer 429
 	flights  flights
-	host     hostImage
-	opts     Options
+
+	helperTimeout time.Duration // of credential helpers
+	host          hostImage
+	opts          Options
 
 	mu sync.Mutex
 	// pins counts who needs a blob, layer or image just now, by digest or chain id: running pulls, so that one pull's
@@ -95,7 +97,7 @@ func Open(dir string, applier Applier, opts Options) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{
-		store: st, applier: applier, keychain: authn.DefaultKeychain, opts: opts, patience: maxPatience,
+		store: st, applier: applier, keychain: authn.DefaultKeychain, opts: opts, patience: maxPatience, helperTimeout: credentialsTimeout,
 		pins: make(map[string]int), going: make(map[string]chan struct{}), used: make(map[string]time.Time), sizes: make(map[string]int64),
 		backoff: remote.Backoff{Duration: 500 * time.Millisecond, Factor: 3, Jitter: 0.1, Steps: 3},
 	}

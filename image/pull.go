@@ -70,7 +70,7 @@ func (s *Service) Pull(ctx context.Context, ref string, opts PullOptions) (*Imag
 	for i, source := range sources {
 		r, err = s.pullFrom(ctx, parsed, source, want, opts)
 		// A mirror is a convenience: where it fails, for whatever reason of its own, the registry itself is asked.
-		if err == nil || i == len(sources)-1 || !errors.Is(err, ErrRegistry) {
+		if err == nil || i == len(sources)-1 || !errors.Is(err, ErrRegistry) && !errors.Is(err, ErrInvalid) {
 			break
 		}
 		s.opts.Log.Warn("a mirror does not serve an image", "image", normalised(parsed), "mirror", source.Context().RegistryStr(), "error", err)
@@ -100,13 +100,16 @@ func (s *Service) pullFrom(ctx context.Context, ref, source name.Reference, want
 	tr.backoff = s.backoff
 	tr.patience.Store(int64(s.patience))
 	defer tr.close()
-	auth, err := authn.Resolve(ctx, s.keychain, source.Context())
+	auth, err := s.credentials(ctx, source)
+	if gaveUp(ctx, err) {
+		return nil, fmt.Errorf("pull %s: %w", normalised(ref), err)
+	}
 	if err != nil {
 		return nil, classf(ErrRegistry, "credentials for registry %s: %w; mend or remove them in ~/.docker/config.json or containers/auth.json",
 			registryName(source), err)
 	}
 	puller, err := remote.NewPuller(remote.WithTransport(tr), remote.WithAuth(auth), remote.WithUserAgent("sandboxd"),
-		remote.WithRetryBackoff(s.backoff), remote.WithJobs(parallelDownloads))
+		remote.WithRetryBackoff(s.backoff), remote.WithRetryStatusCodes(retryStatusCodes()...), remote.WithJobs(parallelDownloads))
 	if err != nil {
 		return nil, fmt.Errorf("prepare to pull %s: %w", normalised(ref), err)
 	}
@@ -115,6 +118,43 @@ func (s *Service) pullFrom(ctx context.Context, ref, source name.Reference, want
 	p.progress.tell = opts.Progress
 	defer p.progress.end()
 	return p.run(ctx)
+}
+
+// retryStatusCodes are the answers after which go-containerregistry tries again: those that it has by itself but 429, for
+// which our transport waits as long as the registry says, and no longer.
+func retryStatusCodes() []int {
+	return []int{
+		http.StatusRequestTimeout, http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout,
+		499, // nginx: the client closed the request
+		522, // Cloudflare: its own connection timed out
+	}
+}
+
+// credentialsTimeout bounds how long a credential helper may think.
+const credentialsTimeout = 30 * time.Second
+
+// credentials asks the keychain, which may run a helper. Helpers cannot be told to stop, so one that hangs is left
+// behind: it must not keep a pull from being given up, nor the daemon from ending.
+func (s *Service) credentials(ctx context.Context, source name.Reference) (authn.Authenticator, error) {
+	type answer struct {
+		auth authn.Authenticator
+		err  error
+	}
+	got := make(chan answer, 1) // nobody may be there any more to take it
+	go func() {
+		auth, err := authn.Resolve(ctx, s.keychain, source.Context())
+		got <- answer{auth, err}
+	}()
+	timer := time.NewTimer(s.helperTimeout)
+	defer timer.Stop()
+	select {
+	case a := <-got:
+		return a.auth, a.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-timer.C:
+		return nil, fmt.Errorf("the credential helper does not answer within %v", s.helperTimeout)
+	}
 }
 
 // origin is where the parts of an image come from: a registry, or an archive that has been read already.

@@ -76,7 +76,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, b, err := t.send(req)
 	for err == nil && resp.StatusCode == http.StatusTooManyRequests && req.Body == nil {
 		wait := retryAfter(resp.Header.Get("Retry-After"), time.Now())
-		if t.patience.Add(-int64(wait)) < 0 {
+		if !t.takePatience(wait) {
 			break // the caller is told
 		}
 		_ = b.Close() // what it says about it does not matter
@@ -101,6 +101,19 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	resp.Body = b
 	return resp, nil
+}
+
+// takePatience takes a wait from what all requests together may wait, if there is as much.
+func (t *transport) takePatience(wait time.Duration) bool {
+	for {
+		left := t.patience.Load()
+		if int64(wait) > left {
+			return false
+		}
+		if t.patience.CompareAndSwap(left, left-int64(wait)) {
+			return true
+		}
+	}
 }
 
 // send makes one request. The body that it returns is the response's, and is to be closed like it.
