@@ -35,6 +35,7 @@ type ImportOptions struct {
 const (
 	maxArchiveEntries = 100_000
 	maxArchiveImages  = 1000
+	maxArchiveNames   = 1000 // of all its images
 	maxArchiveName    = 1024 // bytes of a file's name, or of what a link leads to
 
 	layoutFile   = "oci-layout"
@@ -50,8 +51,7 @@ const (
 // read once and never kept in memory; every file in it becomes a blob under the digest of its bytes, and nothing is ever
 // written under a name that the archive has. What turns out to belong to no image is removed.
 //
-// Of an archive with several images those that came before a bad one are kept. Errors of reading r are returned as they
-// are.
+// An archive is imported whole or not at all. Errors of reading r are returned as they are.
 func (s *Service) Import(ctx context.Context, r io.Reader, opts ImportOptions) (_ []*Image, err error) {
 	want, err := platform(opts.Platform)
 	if err != nil {
@@ -87,8 +87,13 @@ func (s *Service) Import(ctx context.Context, r io.Reader, opts ImportOptions) (
 	case target != nil && len(roots) > 1:
 		return nil, classf(ErrReference, "the archive has %d images, which cannot all be called %s; leave the name out to use theirs", len(roots), normalised(target))
 	}
-	var out []*Image
-	var names []string
+	var ready []*prepared
+	defer func() {
+		for _, p := range ready { // none once they are finished
+			err = errors.Join(err, s.release(ctx, p.blobs, p.chains, true))
+		}
+	}()
+	names := 0
 	for _, root := range roots {
 		refs := root.names
 		if target != nil {
@@ -97,23 +102,22 @@ func (s *Service) Import(ctx context.Context, r io.Reader, opts ImportOptions) (
 		if len(refs) == 0 {
 			return nil, classf(ErrReference, "the archive does not say what its image %s is called; give a name, like tools/base:1.0", root.digest)
 		}
-		for _, ref := range refs {
-			p := &pull{service: s, ref: ref, want: want, explicit: opts.Platform != "", origin: &archiveOrigin{service: s, root: root.digest}}
-			r, err := p.run(ctx)
-			if err != nil {
-				return nil, err
-			}
-			img, err := s.image(r)
-			if err != nil {
-				return nil, err
-			}
-			out, names = append(out, img), append(names, r.Name)
+		if names += len(refs); names > maxArchiveNames {
+			return nil, archiveInvalid("its images have more than %d names", maxArchiveNames)
 		}
+		p := &pull{service: s, ref: refs[0], want: want, explicit: opts.Platform != "", origin: &archiveOrigin{service: s, root: root.digest}}
+		r, err := p.run(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, ref := range refs[1:] {
+			r.names = append(r.names, normalised(ref))
+		}
+		ready = append(ready, r)
 	}
-	if err := s.Enforce(ctx, names...); err != nil {
-		s.opts.Log.Warn("the limit of images could not be kept to", "error", err)
-	}
-	return out, nil
+	finishing := ready
+	ready = nil
+	return s.finish(ctx, finishing)
 }
 
 // importName is a name that an image can be given: a tag, not a digest.
@@ -178,7 +182,7 @@ func archiveInvalid(format string, args ...any) error {
 // add stores a file's bytes as a blob that stays until the end of the import.
 func (a *archive) add(ctx context.Context, r io.Reader, limit int64) (store.Blob, error) {
 	return a.service.store.AddBlob(ctx, r, limit, func(digest string) error {
-		if err := a.service.pin(ctx, []string{digest}); err != nil {
+		if err := a.service.pin(ctx, blobKeys([]string{digest})); err != nil {
 			return err
 		}
 		a.pinned = append(a.pinned, digest)

@@ -66,9 +66,9 @@ func (s *Service) Pull(ctx context.Context, ref string, opts PullOptions) (*Imag
 		return nil, classf(ErrReference, "image reference %q: only sha256 digests are supported", ref)
 	}
 	sources := s.opts.Registries.sources(parsed)
-	var r *store.Record
+	var ready *prepared
 	for i, source := range sources {
-		r, err = s.pullFrom(ctx, parsed, source, want, opts)
+		ready, err = s.pullFrom(ctx, parsed, source, want, opts)
 		// A mirror is a convenience: where it fails, for whatever reason of its own, the registry itself is asked.
 		if err == nil || i == len(sources)-1 || !errors.Is(err, ErrRegistry) && !errors.Is(err, ErrInvalid) {
 			break
@@ -78,15 +78,58 @@ func (s *Service) Pull(ctx context.Context, ref string, opts PullOptions) (*Imag
 	if err != nil {
 		return nil, err
 	}
-	// The image is there; that another one could not be removed is no reason to say it is not.
-	if err := s.Enforce(ctx, r.Name); err != nil {
+	images, err := s.finish(ctx, []*prepared{ready})
+	if err != nil {
+		return nil, err
+	}
+	return images[0], nil
+}
+
+// prepared is an image whose parts are stored and pinned until it is finished or given up.
+type prepared struct {
+	*store.Record
+
+	names         []string // further ones
+	blobs, chains []string // pinned
+}
+
+// finish gives prepared images their names, all or none of them, keeps to the limit and lets go of what was pinned: only
+// now, so that an image is there when its caller is told of it.
+func (s *Service) finish(ctx context.Context, ready []*prepared) (_ []*Image, err error) {
+	defer func() {
+		for _, p := range ready {
+			err = errors.Join(err, s.release(ctx, p.blobs, p.chains, err != nil))
+		}
+	}()
+	var records []*store.Record
+	for _, p := range ready {
+		records = append(records, p.Record)
+		for _, n := range p.names {
+			r := *p.Record
+			r.Name = n
+			records = append(records, &r)
+		}
+	}
+	if err := s.store.Put(s.treeSizes(records), records...); err != nil {
+		return nil, err
+	}
+	// The images are there; that another one could not be removed is no reason to say they are not.
+	if err := s.Enforce(context.WithoutCancel(ctx)); err != nil {
 		s.opts.Log.Warn("the limit of images could not be kept to", "error", err)
 	}
-	return s.image(r)
+	var out []*Image
+	for _, r := range records {
+		img, err := s.image(r)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, img)
+	}
+	return out, nil
 }
 
 // pullFrom gets an image from one of the places where it may be.
-func (s *Service) pullFrom(ctx context.Context, ref, source name.Reference, want v1.Platform, opts PullOptions) (*store.Record, error) {
+func (s *Service) pullFrom(ctx context.Context, ref, source name.Reference, want v1.Platform, opts PullOptions) (*prepared, error) {
 	registry := source.Context().RegistryStr()
 	insecure := opts.Insecure || s.opts.Registries.insecure(registryName(source))
 	if insecure || loopback(registry) {
@@ -223,7 +266,8 @@ func (p *progress) end() {
 	p.tell = nil
 }
 
-func (p *pull) run(ctx context.Context) (_ *store.Record, err error) {
+// run has everything stored that the image needs.
+func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 	s := p.service
 	manifest, raw, err := p.manifest(ctx)
 	if err != nil {
@@ -249,12 +293,12 @@ func (p *pull) run(ctx context.Context) (_ *store.Record, err error) {
 	for _, b := range r.Blobs() {
 		blobs = append(blobs, b.Digest)
 	}
-	if err := s.pin(ctx, blobs); err != nil {
+	if err := s.pin(ctx, blobKeys(blobs)); err != nil {
 		return nil, err
 	}
 	defer func() {
-		if rerr := s.release(ctx, blobs, chains, err != nil); rerr != nil {
-			err = errors.Join(err, rerr)
+		if err != nil {
+			err = errors.Join(err, s.release(ctx, blobs, chains, true))
 		}
 	}()
 	if err := s.store.WriteBlob(ctx, raw.blob, bytes.NewReader(raw.data)); err != nil {
@@ -270,24 +314,26 @@ func (p *pull) run(ctx context.Context) (_ *store.Record, err error) {
 	for _, l := range r.Layers {
 		ids = append(ids, l.ChainID)
 	}
-	if err := s.pin(ctx, ids); err != nil {
+	if err := s.pin(ctx, treeKeys(ids)); err != nil {
 		return nil, err
 	}
 	chains = ids
 	if err := p.layers(ctx, r.Layers); err != nil {
 		return nil, err
 	}
-	return r, s.store.Put(r, s.treeSizes(r))
+	return &prepared{Record: r, blobs: blobs, chains: chains}, nil
 }
 
-// treeSizes are the sizes of those of an image's trees that were extracted since the daemon started.
-func (s *Service) treeSizes(r *store.Record) map[string]int64 {
+// treeSizes are the sizes of those of the images' trees that were extracted since the daemon started.
+func (s *Service) treeSizes(records []*store.Record) map[string]int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sizes := make(map[string]int64)
-	for _, l := range r.Layers {
-		if n, ok := s.sizes[l.ChainID]; ok {
-			sizes[l.ChainID] = n
+	for _, r := range records {
+		for _, l := range r.Layers {
+			if n, ok := s.sizes[l.ChainID]; ok {
+				sizes[l.ChainID] = n
+			}
 		}
 	}
 	return sizes

@@ -409,23 +409,21 @@ func (s *Store) RemoveUnused(digests []string) error {
 	return errors.Join(errs...)
 }
 
-// Put records an image under its name and its layers as ready. Its blobs must be stored. An image that had the name and
-// has no other one stays, untagged, as repository@digest: sandboxes may run on its layers. Sizes are the bytes of those
-// of its layers that were extracted for it, by chain id.
-func (s *Store) Put(r *Record, sizes map[string]int64) error {
-	for _, b := range r.Blobs() {
-		if !s.Has(b) {
-			return fmt.Errorf("record image %s: blob %s: %w", r.Name, b.Digest, ErrNotFound)
+// Put records images under their names and their layers as ready, all or none. Their blobs must be stored. An image that
+// had a name and has no other one stays, untagged, as repository@digest: sandboxes may run on its layers. Sizes are the
+// bytes of those of their layers that were extracted for them, by chain id.
+func (s *Store) Put(sizes map[string]int64, records ...*Record) error {
+	for _, r := range records {
+		for _, b := range r.Blobs() {
+			if !s.Has(b) {
+				return fmt.Errorf("record image %s: blob %s: %w", r.Name, b.Digest, ErrNotFound)
+			}
 		}
 	}
-	value, err := json.Marshal(r)
-	if err != nil {
-		return fmt.Errorf("record image %s: %w", r.Name, err)
-	}
-	err = s.db.Update(func(tx *bolt.Tx) error {
-		for _, l := range r.Layers {
-			if err := tx.Bucket(bucketLayers).Put([]byte(l.ChainID), []byte(layerReady)); err != nil {
-				return err
+	err := s.db.Update(func(tx *bolt.Tx) error {
+		for _, r := range records {
+			if err := put(tx, r); err != nil {
+				return fmt.Errorf("record image %s: %w", r.Name, err)
 			}
 		}
 		for chainID, size := range sizes {
@@ -433,24 +431,37 @@ func (s *Store) Put(r *Record, sizes map[string]int64) error {
 				return err
 			}
 		}
-		images := tx.Bucket(bucketImages)
-		if old := images.Get([]byte(r.Name)); old != nil {
-			var before Record
-			if err := json.Unmarshal(old, &before); err != nil {
-				return err
-			}
-			if before.Manifest.Digest != r.Manifest.Digest {
-				if err := untag(images, &before); err != nil {
-					return err
-				}
-			}
-		}
-		return images.Put([]byte(r.Name), value)
+		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("record image %s: %w", r.Name, err)
+		return fmt.Errorf("record images: %w", err)
 	}
 	return s.WriteIndex()
+}
+
+func put(tx *bolt.Tx, r *Record) error {
+	for _, l := range r.Layers {
+		if err := tx.Bucket(bucketLayers).Put([]byte(l.ChainID), []byte(layerReady)); err != nil {
+			return err
+		}
+	}
+	images := tx.Bucket(bucketImages)
+	if old := images.Get([]byte(r.Name)); old != nil {
+		var before Record
+		if err := json.Unmarshal(old, &before); err != nil {
+			return err
+		}
+		if before.Manifest.Digest != r.Manifest.Digest {
+			if err := untag(images, &before); err != nil {
+				return err
+			}
+		}
+	}
+	value, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return images.Put([]byte(r.Name), value)
 }
 
 // Get returns the image of that name, or [ErrNotFound].
