@@ -11,6 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
 )
 
@@ -161,5 +164,14 @@ func TestImportOfManyNames(t *testing.T) {
 	}
 	if len(s.pins) != 0 {
 		t.Errorf("pins are left: %v", s.pins)
+	}
+}
+
+func TestRootFileSystemThatIsTooLarge(t *testing.T) {
+	s, _, _ := service(t)
+	a := &archive{service: s, left: 1000}
+	_, err := a.rootfs(t.Context(), bytes.NewReader(make([]byte, 1001)), v1.Platform{}, api.ImageConfig{})
+	if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "more than 1000 bytes") {
+		t.Errorf("error %v", err)
 	}
 }

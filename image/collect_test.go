@@ -12,8 +12,10 @@ import (
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/compression"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/image/store"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // Pulls, removals and collections of images that share a layer, all at once: whoever acquires an image finds its layers,
@@ -301,5 +303,43 @@ func TestPinsOfBlobsAndTreesAreApart(t *testing.T) {
 	}
 	if s.pins[treeKey(id)] != 1 {
 		t.Errorf("pins: %v", s.pins)
+	}
+}
+
+// On a disk without a free byte images can be removed, which is when it matters.
+func TestRemovalOnAFullDisk(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	f, a := newFaulty(t), newApplier(t)
+	s := reopen(t, dir, a)
+	s.SetHolders(func() map[string][]string { return map[string][]string{} })
+	ref := f.host + "/team/app:1"
+	push(t, ref, testImage(t, "amd64", asLayer(t, layerTar(t, "x", "x"), compression.GZip)))
+	if _, err := s.Pull(t.Context(), ref, PullOptions{Platform: "linux/amd64"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Tag(t.Context(), ref, "other"); err != nil { // else index.json is smaller than before and may fit
+		t.Fatal(err)
+	}
+	fill := filepath.Join(dir, "fill")
+	if err := os.WriteFile(fill, make([]byte, 2<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("filled the disk: %v", err)
+	}
+	if _, err := s.Prune(t.Context(), true); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(fill); err != nil {
+		t.Fatal(err)
+	}
+	if left := leftovers(t, dir, a); len(left) != 0 {
+		t.Errorf("left over: %v", left)
 	}
 }

@@ -41,7 +41,8 @@ const (
 // PullOptions say how an image is fetched.
 type PullOptions struct {
 	Platform string // "linux/amd64"; empty: this host's
-	// Insecure allows plain HTTP, and HTTPS with any certificate. Digests are checked all the same, but a tag is then
+	// Insecure allows plain HTTP, and HTTPS with any certificate, to the registry of the image's name and its mirrors,
+	// but not to where these send us for tokens or blobs. Digests are checked all the same, but a tag is then
 	// whatever the network says it is, and credentials can be read on the way.
 	Insecure bool
 	// Progress is told what happens, by one goroutine at a time and not after Pull has returned. It should be quick.
@@ -131,8 +132,10 @@ func (s *Service) finish(ctx context.Context, ready []*prepared) (_ []*Image, er
 // pullFrom gets an image from one of the places where it may be.
 func (s *Service) pullFrom(ctx context.Context, ref, source name.Reference, want v1.Platform, opts PullOptions) (*prepared, error) {
 	registry := source.Context().RegistryStr()
-	insecure := opts.Insecure || s.opts.Registries.insecure(registryName(source))
-	if insecure || loopback(registry) {
+	insecure := func(address string) bool {
+		return s.opts.Registries.insecure(address) || opts.Insecure && address == registry
+	}
+	if insecure(registry) || loopback(registry) {
 		// Allows plain HTTP where HTTPS does not answer. The transport holds everything else to HTTPS.
 		var err error
 		if source, err = name.ParseReference(source.Name(), name.Insecure); err != nil {

@@ -224,3 +224,31 @@ func TestReadBlobIsBounded(t *testing.T) {
 		t.Errorf("%q, %v", b, err)
 	}
 }
+
+// A blob that is there already is not written over.
+func TestAddBlobLeavesWhatIsThere(t *testing.T) {
+	dir := t.TempDir()
+	s, err := store.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var found []os.FileInfo
+	for range 2 {
+		b, err := s.AddBlob(t.Context(), strings.NewReader("content"), 7, func(string) error { return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		fi, err := os.Stat(filepath.Join(dir, "blobs/blobs/sha256", strings.TrimPrefix(b.Digest, "sha256:")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, fi)
+	}
+	if !os.SameFile(found[0], found[1]) {
+		t.Error("the blob is another file")
+	}
+	if left, err := os.ReadDir(filepath.Join(dir, "incoming")); err != nil || len(left) != 0 {
+		t.Errorf("left over: %v (%v)", left, err)
+	}
+}
