@@ -122,8 +122,7 @@ func unseen(err error) (string, error) {
 	if errors.Is(err, fs.ErrPermission) || strings.HasSuffix(err.Error(), "path escapes from parent") {
 		return "", errUnseen
 	}
-	var at *fs.PathError
-	if errors.As(err, &at) {
+	if at, ok := errors.AsType[*fs.PathError](err); ok {
 		err = at.Err
 	}
 	return fmt.Sprintf("it cannot be looked at: %v", err), nil
