@@ -35,6 +35,8 @@ type ImportOptions struct {
 const (
 	maxArchiveEntries = 100_000
 	maxArchiveImages  = 1000
+	maxArchiveNames   = 1000 // of all its images
+	maxArchiveName    = 1024 // bytes of a file's name, or of what a link leads to
 
 	layoutFile   = "oci-layout"
 	indexFile    = "index.json"
@@ -49,8 +51,7 @@ const (
 // read once and never kept in memory; every file in it becomes a blob under the digest of its bytes, and nothing is ever
 // written under a name that the archive has. What turns out to belong to no image is removed.
 //
-// Of an archive with several images those that came before a bad one are kept. Errors of reading r are returned as they
-// are.
+// An archive is imported whole or not at all. Errors of reading r are returned as they are.
 func (s *Service) Import(ctx context.Context, r io.Reader, opts ImportOptions) (_ []*Image, err error) {
 	want, err := platform(opts.Platform)
 	if err != nil {
@@ -63,7 +64,7 @@ func (s *Service) Import(ctx context.Context, r io.Reader, opts ImportOptions) (
 		}
 	}
 	src := &source{r: r, progress: func(int64) {}}
-	a := &archive{service: s, blobs: make(map[string]store.Blob), links: make(map[string]string), documents: make(map[string][]byte)}
+	a := &archive{service: s, left: layer.DefaultLimits().Bytes, blobs: make(map[string]store.Blob), links: make(map[string]string), documents: make(map[string][]byte)}
 	defer func() {
 		if rerr := s.release(ctx, a.pinned, nil, true); rerr != nil {
 			err = errors.Join(err, rerr)
@@ -86,8 +87,13 @@ func (s *Service) Import(ctx context.Context, r io.Reader, opts ImportOptions) (
 	case target != nil && len(roots) > 1:
 		return nil, classf(ErrReference, "the archive has %d images, which cannot all be called %s; leave the name out to use theirs", len(roots), normalised(target))
 	}
-	var out []*Image
-	var names []string
+	var ready []*prepared
+	defer func() {
+		for _, p := range ready { // none once they are finished
+			err = errors.Join(err, s.release(ctx, p.blobs, p.chains, true))
+		}
+	}()
+	names := 0
 	for _, root := range roots {
 		refs := root.names
 		if target != nil {
@@ -96,23 +102,22 @@ func (s *Service) Import(ctx context.Context, r io.Reader, opts ImportOptions) (
 		if len(refs) == 0 {
 			return nil, classf(ErrReference, "the archive does not say what its image %s is called; give a name, like tools/base:1.0", root.digest)
 		}
-		for _, ref := range refs {
-			p := &pull{service: s, ref: ref, want: want, explicit: opts.Platform != "", origin: &archiveOrigin{service: s, root: root.digest}}
-			r, err := p.run(ctx)
-			if err != nil {
-				return nil, err
-			}
-			img, err := s.image(r)
-			if err != nil {
-				return nil, err
-			}
-			out, names = append(out, img), append(names, r.Name)
+		if names += len(refs); names > maxArchiveNames {
+			return nil, archiveInvalid("its images have more than %d names", maxArchiveNames)
 		}
+		p := &pull{service: s, ref: refs[0], want: want, explicit: opts.Platform != "", origin: &archiveOrigin{service: s, root: root.digest}}
+		r, err := p.run(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, ref := range refs[1:] {
+			r.names = append(r.names, normalised(ref))
+		}
+		ready = append(ready, r)
 	}
-	if err := s.Enforce(ctx, names...); err != nil {
-		s.opts.Log.Warn("the limit of images could not be kept to", "error", err)
-	}
-	return out, nil
+	finishing := ready
+	ready = nil
+	return s.finish(ctx, finishing)
 }
 
 // importName is a name that an image can be given: a tag, not a digest.
@@ -164,6 +169,7 @@ func (o *archiveOrigin) blob(_ context.Context, b store.Blob, _ func(int64)) err
 type archive struct {
 	service   *Service
 	pinned    []string
+	left      int64                 // how many bytes its files may still have
 	blobs     map[string]store.Blob // by the name in the archive, which is never more than a key
 	links     map[string]string     // symbolic and hard links among those names
 	documents map[string][]byte     // the few files that say what the others are
@@ -176,7 +182,7 @@ func archiveInvalid(format string, args ...any) error {
 // add stores a file's bytes as a blob that stays until the end of the import.
 func (a *archive) add(ctx context.Context, r io.Reader, limit int64) (store.Blob, error) {
 	return a.service.store.AddBlob(ctx, r, limit, func(digest string) error {
-		if err := a.service.pin(ctx, []string{digest}); err != nil {
+		if err := a.service.pin(ctx, blobKeys([]string{digest})); err != nil {
 			return err
 		}
 		a.pinned = append(a.pinned, digest)
@@ -219,12 +225,20 @@ func (a *archive) read(ctx context.Context, r io.Reader) ([]root, error) {
 
 func (a *archive) entry(ctx context.Context, hdr *tar.Header, r io.Reader) error {
 	key := path.Clean("/" + hdr.Name)[1:]
-	if len(key) > 1024 || slices.Contains(strings.Split(hdr.Name, "/"), "..") {
+	if len(key) > maxArchiveName || slices.Contains(strings.Split(hdr.Name, "/"), "..") {
 		return archiveInvalid("an entry is called %.100q", hdr.Name)
 	}
 	_, twice := a.blobs[key]
 	if twice = twice || a.documents[key] != nil || a.links[key] != ""; twice {
 		return archiveInvalid("it has %.100q twice", key)
+	}
+	if len(hdr.Linkname) > maxArchiveName {
+		return archiveInvalid("%.100q leads to a name of %d bytes, %d are allowed", key, len(hdr.Linkname), maxArchiveName)
+	}
+	// The holes of a sparse file are not in the stream, which is what the limits of decompression count. Who writes images
+	// has no use for them.
+	if sparse(hdr) {
+		return archiveInvalid("%.100q is a sparse file", key)
 	}
 	switch hdr.Typeflag {
 	case tar.TypeReg:
@@ -249,7 +263,11 @@ func (a *archive) entry(ctx context.Context, hdr *tar.Header, r io.Reader) error
 		a.documents[key] = data
 		return nil
 	}
-	b, err := a.add(ctx, r, layer.DefaultLimits().Bytes)
+	if hdr.Size > a.left {
+		return archiveInvalid("its files have more than %d bytes", layer.DefaultLimits().Bytes)
+	}
+	a.left -= hdr.Size
+	b, err := a.add(ctx, r, hdr.Size)
 	if err != nil {
 		if errors.Is(err, layer.ErrInvalid) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, store.ErrMismatch) {
 			return archiveInvalid("%.100q: %w", key, err)
@@ -261,6 +279,16 @@ func (a *archive) entry(ctx context.Context, hdr *tar.Header, r io.Reader) error
 	}
 	a.blobs[key] = b
 	return nil
+}
+
+// sparse reports whether an entry is a file with holes, in any of the ways that GNU tar writes them.
+func sparse(hdr *tar.Header) bool {
+	for key := range hdr.PAXRecords {
+		if strings.HasPrefix(key, "GNU.sparse.") {
+			return true
+		}
+	}
+	return hdr.Typeflag == tar.TypeGNUSparse
 }
 
 // layout finds the images of an OCI layout.
@@ -434,11 +462,17 @@ func asDescriptor(b store.Blob) (v1.Descriptor, error) {
 
 // rootfs makes an image of one layer. The same archive and configuration make the same image, whenever and wherever.
 func (a *archive) rootfs(ctx context.Context, r io.Reader, want v1.Platform, c api.ImageConfig) ([]root, error) {
-	b, err := a.add(ctx, r, layer.DefaultLimits().Bytes)
+	b, err := a.add(ctx, r, a.left)
+	if errors.Is(err, store.ErrMismatch) {
+		return nil, archiveInvalid("the root file system: %w", err)
+	}
 	if err != nil {
 		return nil, err
 	}
 	if b.MediaType, err = a.layerType(b); err != nil {
+		return nil, err
+	}
+	if err := a.checkTar(ctx, b); err != nil {
 		return nil, err
 	}
 	diffID, err := a.diffID(ctx, b)
@@ -466,6 +500,30 @@ func (a *archive) rootfs(ctx context.Context, r io.Reader, want v1.Platform, c a
 	config.MediaType = string(types.OCIConfigJSON)
 	manifest, err := a.manifest(ctx, config, []store.Blob{b})
 	return []root{{digest: manifest}}, err
+}
+
+// checkTar looks whether a stored layer begins like a tar with anything in it. Zeros, or nothing at all, are an empty
+// one; nobody means that by a root file system.
+func (a *archive) checkTar(ctx context.Context, b store.Blob) error {
+	f, err := a.service.store.OpenBlob(b.Digest)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // only read
+	plain, err := layer.Uncompress(store.WithContext(ctx, f), b.MediaType, layer.Limits{})
+	if err != nil {
+		return archiveInvalid("%w", err)
+	}
+	defer plain.Close()
+	switch _, err := tar.NewReader(plain).Next(); {
+	case errors.Is(err, io.EOF):
+		return archiveInvalid("the root file system has nothing in it")
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil && !errors.Is(err, tar.ErrInsecurePath):
+		return archiveInvalid("the root file system is not a tar: %w", err)
+	}
+	return nil
 }
 
 // diffID is the digest of a stored layer without its compression.

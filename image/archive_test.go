@@ -3,9 +3,18 @@ package image
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/sha256"
 	"errors"
+	"fmt"
+	goruntime "runtime"
+	"slices"
 	"strings"
 	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/layer"
 )
 
 // tarOf is an archive of files, each a name and its content.
@@ -47,4 +56,122 @@ func FuzzImport(f *testing.F) {
 			t.Errorf("error of no class: %v", err)
 		}
 	})
+}
+
+// rawEntry is an entry of a tar as archive/tar does not write it.
+func rawEntry(name string, kind byte, content string) []byte {
+	b := make([]byte, 512, 1024+len(content))
+	copy(b, name)
+	copy(b[100:], "0000644\x00")
+	copy(b[108:], "0000000\x00")
+	copy(b[116:], "0000000\x00")
+	copy(b[124:], fmt.Sprintf("%011o\x00", len(content)))
+	copy(b[136:], "00000000000\x00")
+	copy(b[148:], "        ")
+	b[156] = kind
+	copy(b[257:], "ustar\x0000")
+	sum := 0
+	for _, c := range b {
+		sum += int(c)
+	}
+	copy(b[148:], fmt.Sprintf("%06o\x00 ", sum))
+	b = append(b, content...)
+	return append(b, make([]byte, -len(content)&511)...)
+}
+
+// paxRecord is "LENGTH KEY=VALUE\n", where the length counts itself.
+func paxRecord(key, value string) string {
+	rest := " " + key + "=" + value + "\n"
+	n := len(rest) + 2
+	return fmt.Sprint(n) + rest
+}
+
+func TestImportRefusesWhatTakesMoreThanItHas(t *testing.T) {
+	sparseFile := append(rawEntry("PaxHeaders/x", tar.TypeXHeader,
+		paxRecord("GNU.sparse.major", "1")+paxRecord("GNU.sparse.minor", "0")+paxRecord("GNU.sparse.name", "hole")+
+			paxRecord("GNU.sparse.realsize", "1073741824")), rawEntry("hole", tar.TypeReg, "0\n"+strings.Repeat("\x00", 510))...)
+	var links bytes.Buffer
+	w := tar.NewWriter(&links)
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: "link", Linkname: strings.Repeat("a", maxArchiveName+1)}); err != nil {
+		t.Fatal(err)
+	}
+	// It claims more than may be written, and has none of it.
+	var huge bytes.Buffer
+	if err := tar.NewWriter(&huge).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "huge", Size: layer.DefaultLimits().Bytes + 1}); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		data []byte
+		want string
+	}{
+		"sparse": {sparseFile, "sparse"}, "link": {links.Bytes(), "leads to a name of 1025 bytes"}, "huge": {huge.Bytes(), "its files have more than"},
+	} {
+		s, a, dir := service(t)
+		_, err := s.Import(t.Context(), bytes.NewReader(tt.data), ImportOptions{Reference: "team/app:1"})
+		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want an error with %q", name, err, tt.want)
+		}
+		if left := leftovers(t, dir, a); len(left) != 0 {
+			t.Errorf("%s: left over: %v", name, left)
+		}
+	}
+}
+
+func TestImportOfNoRootFileSystem(t *testing.T) {
+	for name, tt := range map[string]struct{ data, want string }{
+		"nothing": {"", "nothing in it"}, "zeros": {strings.Repeat("\x00", 10240), "nothing in it"}, "text": {strings.Repeat("text", 500), "not a tar"},
+	} {
+		s, a, dir := service(t)
+		_, err := s.Import(t.Context(), strings.NewReader(tt.data), ImportOptions{Reference: "team/app:1", Rootfs: true})
+		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want an error with %q", name, err, tt.want)
+		}
+		if left := leftovers(t, dir, a); len(left) != 0 {
+			t.Errorf("%s: left over: %v", name, left)
+		}
+	}
+}
+
+// saved is what docker save writes of an image with these names.
+func saved(names ...string) []byte {
+	layer := string(rawEntry("x", tar.TypeReg, "x")) + strings.Repeat("\x00", 1024)
+	sum := sha256.Sum256([]byte(layer))
+	config := fmt.Sprintf(`{"os":"linux","architecture":%q,"rootfs":{"type":"layers","diff_ids":["sha256:%x"]}}`, goruntime.GOARCH, sum)
+	list := fmt.Sprintf(`[{"Config":"config.json","RepoTags":["%s"],"Layers":["layer.tar"]}]`, strings.Join(names, `","`))
+	return slices.Concat(rawEntry("layer.tar", tar.TypeReg, layer), rawEntry("config.json", tar.TypeReg, config),
+		rawEntry("manifest.json", tar.TypeReg, list), make([]byte, 1024))
+}
+
+func TestImportOfManyNames(t *testing.T) {
+	s, a, dir := service(t)
+	var want []string
+	for i := range maxArchiveNames + 1 {
+		want = append(want, fmt.Sprintf("registry.example/team/app:%04d", i))
+	}
+	if _, err := s.Import(t.Context(), bytes.NewReader(saved(want...)), ImportOptions{}); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "names") {
+		t.Errorf("error %v, want one about too many names", err)
+	}
+	if left := leftovers(t, dir, a); len(left) != 0 {
+		t.Errorf("left over: %v", left)
+	}
+	want = want[:maxArchiveNames]
+	images, err := s.Import(t.Context(), bytes.NewReader(saved(want...)), ImportOptions{})
+	if err != nil || len(images) != len(want) {
+		t.Fatalf("%d images (%v)", len(images), err)
+	}
+	if got := names(t, s); !slices.Equal(got, want) {
+		t.Errorf("%d names, from %s", len(got), got[0])
+	}
+	if len(s.pins) != 0 {
+		t.Errorf("pins are left: %v", s.pins)
+	}
+}
+
+func TestRootFileSystemThatIsTooLarge(t *testing.T) {
+	s, _, _ := service(t)
+	a := &archive{service: s, left: 1000}
+	_, err := a.rootfs(t.Context(), bytes.NewReader(make([]byte, 1001)), v1.Platform{}, api.ImageConfig{})
+	if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "more than 1000 bytes") {
+		t.Errorf("error %v", err)
+	}
 }

@@ -33,13 +33,13 @@ func (s *Service) Acquire(ctx context.Context, ref string) (_ *Image, release fu
 		s.mu.Lock()
 		// It may have been removed, or replaced, before we had the lock.
 		if s.currentLocked(img) {
-			s.pins[img.Digest]++
+			s.pins[blobKey(img.Digest)]++
 			s.used[img.Reference] = time.Now().UTC()
 			s.mu.Unlock()
 			return img, func() {
 				s.mu.Lock()
 				defer s.mu.Unlock()
-				s.unpin([]string{img.Digest})
+				s.unpin([]string{img.Digest}, blobKey)
 			}, nil
 		}
 		s.mu.Unlock()
@@ -51,7 +51,7 @@ func (s *Service) Acquire(ctx context.Context, ref string) (_ *Image, release fu
 
 func (s *Service) currentLocked(img *Image) bool {
 	if img.Reference == api.HostImage {
-		return s.host.digest() == img.Digest && s.going[img.Digest] == nil
+		return s.host.digest() == img.Digest && s.going[treeKey(img.Digest)] == nil
 	}
 	r, err := s.store.Get(img.Reference)
 	return err == nil && r.Manifest.Digest == img.Digest
@@ -76,8 +76,8 @@ func (s *Service) heldLocked() (map[string][]string, error) {
 	}
 	held := s.holders()
 	for key, n := range s.pins {
-		if n > 0 && held[key] == nil {
-			held[key] = []string{busy}
+		if digest, ok := strings.CutPrefix(key, blobKey("")); ok && n > 0 && held[digest] == nil {
+			held[digest] = []string{busy}
 		}
 	}
 	return held, nil
@@ -86,10 +86,13 @@ func (s *Service) heldLocked() (map[string][]string, error) {
 // sweep removes the images that choose names, and what no image needs after that. Loosen are those that lose their
 // name but stay, because a sandbox holds them.
 //
+// When ctx ends, the removal stops after the tree that it is at.
+//
 // With strays, what belongs to no image even before goes too: layers of host images that the host has outgrown.
 func (s *Service) sweep(ctx context.Context, strays bool, choose func(records []*store.Record, held map[string][]string) (drop, loosen []string, err error)) (api.ImagesRemoved, error) {
+	// On a disk that is full neither this nor the index can be written, and that is when things must go.
 	if err := s.flushUsed(); err != nil {
-		return api.ImagesRemoved{}, err
+		s.opts.Log.Warn("the last use of images could not be noted", "error", err)
 	}
 	g, out, settle, err := s.plan(strays, choose)
 	if err != nil {
@@ -97,15 +100,27 @@ func (s *Service) sweep(ctx context.Context, strays bool, choose func(records []
 	}
 	defer settle()
 	// The names are gone and the layers are noted as pending, so from here on a crash is mended by Open.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTimeout)
+	removal, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTimeout)
 	defer cancel()
-	if err := errors.Join(s.removeLayers(ctx, g.Layers), s.store.RemoveUnused(g.Blobs)); err != nil {
+	var errs []error
+	for _, c := range g.Layers {
+		if ctx.Err() != nil {
+			errs = append(errs, context.Cause(ctx))
+			break
+		}
+		errs = append(errs, s.removeLayers(removal, []string{c}))
+	}
+	err = errors.Join(append(errs, s.store.RemoveUnused(g.Blobs))...)
+	if ierr := s.store.WriteIndex(); ierr != nil {
+		s.opts.Log.Warn("the index of the image store is out of date until the next change", "error", ierr)
+	}
+	if err != nil {
 		return out, fmt.Errorf("remove what no image needs: %w; the next start of the daemon tries again", err)
 	}
 	return out, nil
 }
 
-// sweepTimeout bounds the removal of trees, which goes on after the caller has given up: half of it helps nobody.
+// sweepTimeout bounds the removal of trees. Of one tree it goes on after the caller has given up: half of it helps nobody.
 const sweepTimeout = 10 * time.Minute
 
 // plan is the part of a sweep during which nobody may acquire an image: some milliseconds.
@@ -127,11 +142,14 @@ func (s *Service) plan(strays bool, choose func([]*store.Record, map[string][]st
 	if err != nil {
 		return fail(err)
 	}
-	keep, err := s.keepLocked(records, held, strays)
+	keepLayer, err := s.keepLocked(records, held, strays)
 	if err != nil {
 		return fail(err)
 	}
-	g, err := s.store.Collect(drop, loosen, keep)
+	keepBlob := func(digest string) bool {
+		return s.pins[blobKey(digest)] > 0 || s.going[blobKey(digest)] != nil || held[digest] != nil
+	}
+	g, err := s.store.Collect(drop, loosen, keepLayer, keepBlob)
 	if err != nil {
 		return fail(err)
 	}
@@ -139,10 +157,10 @@ func (s *Service) plan(strays bool, choose func([]*store.Record, map[string][]st
 		delete(s.sizes, c)
 	}
 	out := api.ImagesRemoved{Removed: append([]string{}, drop...), Untagged: append([]string{}, loosen...), Bytes: g.Bytes}
-	return g, out, s.depart(append(slices.Clone(g.Layers), g.Blobs...)), nil
+	return g, out, s.depart(append(treeKeys(g.Layers), blobKeys(g.Blobs)...)), nil
 }
 
-// keepLocked says what is needed although no image has it: what pulls under way bring, the host image's layer and the
+// keepLocked says which layers are needed although no image has them: what pulls under way bring, the host image's layer and the
 // older ones that sandboxes still run on.
 func (s *Service) keepLocked(records []*store.Record, held map[string][]string, strays bool) (func(string) bool, error) {
 	host := s.host.digest()
@@ -163,8 +181,8 @@ func (s *Service) keepLocked(records []*store.Record, held map[string][]string, 
 			}
 		}
 	}
-	return func(key string) bool {
-		return s.pins[key] > 0 || s.going[key] != nil || held[key] != nil || key == host || stray[key]
+	return func(id string) bool {
+		return s.pins[treeKey(id)] > 0 || s.going[treeKey(id)] != nil || held[id] != nil || id == host || stray[id]
 	}, nil
 }
 
@@ -190,7 +208,8 @@ func (s *Service) Remove(ctx context.Context, ref string, force bool) (api.Image
 	} else if err != nil {
 		return api.ImagesRemoved{}, err
 	}
-	return s.sweep(ctx, false, func(records []*store.Record, held map[string][]string) (drop, loosen []string, err error) {
+	// It goes on after the caller has given up.
+	return s.sweep(context.WithoutCancel(ctx), false, func(records []*store.Record, held map[string][]string) (drop, loosen []string, err error) {
 		i := slices.IndexFunc(records, func(o *store.Record) bool { return o.Name == r.Name })
 		if i < 0 {
 			return nil, nil, classf(ErrNotFound, "image %s is not stored here any more", r.Name)
@@ -216,7 +235,7 @@ func (s *Service) Remove(ctx context.Context, ref string, force bool) (api.Image
 // Prune removes images that no sandbox holds: those whose tag has moved on, or with all every one; and layers and blobs
 // that no image needs.
 func (s *Service) Prune(ctx context.Context, all bool) (api.ImagesRemoved, error) {
-	return s.sweep(ctx, true, func(records []*store.Record, held map[string][]string) (drop, _ []string, _ error) {
+	return s.sweep(context.WithoutCancel(ctx), true, func(records []*store.Record, held map[string][]string) (drop, _ []string, _ error) {
 		for _, r := range records {
 			if (all || r.Untagged) && len(held[r.Manifest.Digest]) == 0 {
 				drop = append(drop, r.Name)
@@ -253,15 +272,16 @@ func (s *Service) Tag(ctx context.Context, source, target string) (*Image, error
 	}
 	tagged := *r
 	tagged.Name, tagged.Untagged = name, false
-	if err := s.store.Put(&tagged, nil); err != nil {
+	if err := s.store.Put(nil, &tagged); err != nil {
 		return nil, err
 	}
 	return s.image(&tagged)
 }
 
-// Enforce removes the least recently used images until all of them together have no more bytes than the limit. It leaves
-// those that a sandbox holds, and what is kept by name.
-func (s *Service) Enforce(ctx context.Context, keep ...string) error {
+// Enforce removes the least recently used images, with all their names, until all of them together have no more bytes
+// than the limit. It leaves those that a sandbox holds or a request under way needs. An image was used when one of its
+// names was. When ctx ends, trees that are left are removed by the next Open.
+func (s *Service) Enforce(ctx context.Context) error {
 	if s.opts.Limit <= 0 {
 		return nil
 	}
@@ -272,17 +292,22 @@ func (s *Service) Enforce(ctx context.Context, keep ...string) error {
 	var left int64
 	removed, err := s.sweep(ctx, true, func(records []*store.Record, held map[string][]string) (drop, _ []string, _ error) {
 		left = shareOf(records, sizes).total
-		records = slices.Clone(records) // sorted and shortened below
-		slices.SortStableFunc(records, func(a, b *store.Record) int { return lastUse(a).Compare(lastUse(b)) })
-		for i := 0; left > s.opts.Limit && i < len(records); {
-			r := records[i]
-			if len(held[r.Manifest.Digest]) > 0 || slices.Contains(keep, r.Name) {
-				i++
+		for _, digest := range oldestFirst(records) {
+			if left <= s.opts.Limit {
+				break
+			}
+			if len(held[digest]) > 0 {
 				continue
 			}
-			drop = append(drop, r.Name)
-			records = slices.Delete(records, i, i+1)
-			left = shareOf(records, sizes).total
+			var stay []*store.Record
+			for _, r := range records {
+				if r.Manifest.Digest == digest {
+					drop = append(drop, r.Name)
+				} else {
+					stay = append(stay, r)
+				}
+			}
+			records, left = stay, shareOf(stay, sizes).total
 		}
 		return drop, nil, nil
 	})
@@ -296,6 +321,23 @@ func (s *Service) Enforce(ctx context.Context, keep ...string) error {
 		s.opts.Log.Warn("images have more bytes than the limit, and nothing more may be removed", "limit", s.opts.Limit, "bytes", left)
 	}
 	return nil
+}
+
+// oldestFirst are the digests of the images, the least recently used first.
+func oldestFirst(records []*store.Record) []string {
+	last := make(map[string]time.Time)
+	var digests []string
+	for _, r := range records {
+		at, seen := last[r.Manifest.Digest]
+		if !seen {
+			digests = append(digests, r.Manifest.Digest)
+		}
+		if use := lastUse(r); !seen || use.After(at) {
+			last[r.Manifest.Digest] = use
+		}
+	}
+	slices.SortStableFunc(digests, func(a, b string) int { return last[a].Compare(last[b]) })
+	return digests
 }
 
 func lastUse(r *store.Record) time.Time {

@@ -1,15 +1,21 @@
 package image
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/compression"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/image/store"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // Pulls, removals and collections of images that share a layer, all at once: whoever acquires an image finds its layers,
@@ -109,5 +115,231 @@ func TestOpenFinishesAnInterruptedRemoval(t *testing.T) {
 	reopen(t, dir, a)
 	if left := leftovers(t, dir, a); len(left) != 0 {
 		t.Errorf("after the restart: %v", left)
+	}
+}
+
+// What cannot write its index, as on a disk that is full, can still remove what fills it.
+func TestRemovalNeedsNoIndex(t *testing.T) {
+	f := newFaulty(t)
+	s, a, dir := service(t)
+	s.SetHolders(func() map[string][]string { return map[string][]string{} })
+	ref := f.host + "/team/app:1"
+	push(t, ref, testImage(t, "amd64", asLayer(t, layerTar(t, "x", "x"), compression.GZip)))
+	if _, err := s.Pull(t.Context(), ref, PullOptions{Platform: "linux/amd64"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "blobs/index.json.new"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Remove(t.Context(), ref, false); err != nil {
+		t.Error(err)
+	}
+	if left := leftovers(t, dir, a); len(left) != 0 {
+		t.Errorf("left over: %v", left)
+	}
+}
+
+// The daemon starts although what a crash left cannot be removed, and ends although that hangs.
+func TestOpenDoesNotWaitForTheCleanUp(t *testing.T) {
+	dir := t.TempDir()
+	st, err := store.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	chain := "sha256:" + strings.Repeat("1", 64)
+	if err := errors.Join(st.BeginLayer(chain), st.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // it stays pending
+		stuck := &stuckApplier{begun: make(chan string, 1)}
+		s, err := Open(dir, stuck, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := <-stuck.begun; got != chain {
+			t.Errorf("removing %s", got)
+		}
+		// A pull of the same layer must not find a tree that is half gone.
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := s.pin(ctx, treeKeys([]string{chain})); !errors.Is(err, context.Canceled) {
+			t.Errorf("pinned: %v", err)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// stuckApplier never gets done with removing a layer.
+type stuckApplier struct {
+	nullApplier
+
+	begun chan string
+}
+
+func (a *stuckApplier) RemoveLayer(ctx context.Context, chainID string) error {
+	a.begun <- chainID
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// limited is a service with images of one layer each, used one after the other, and a limit that all but one exceed.
+func limited(t *testing.T) (s *Service, a *directApplier, refs []string) {
+	t.Helper()
+	f := newFaulty(t)
+	s, a, _ = service(t)
+	s.SetHolders(func() map[string][]string { return map[string][]string{} })
+	for i := range 3 {
+		refs = append(refs, fmt.Sprintf("%s/team/app:%d", f.host, i))
+		push(t, refs[i], testImage(t, "amd64", asLayer(t, layerTar(t, "own", fmt.Sprint(i)), compression.GZip)))
+		if _, err := s.Pull(t.Context(), refs[i], PullOptions{Platform: "linux/amd64"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.opts.Limit = 1
+	return s, a, refs
+}
+
+func names(t *testing.T, s *Service) (out []string) {
+	t.Helper()
+	records, err := s.store.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range records {
+		out = append(out, r.Name)
+	}
+	return out
+}
+
+func TestEnforceTakesTheLeastRecentlyUsed(t *testing.T) {
+	s, _, refs := limited(t)
+	// The first was used last, by a name that it got later, and its old name must not count against it.
+	other := store.Repository(refs[0]) + ":other"
+	if _, err := s.Tag(t.Context(), refs[0], other); err != nil {
+		t.Fatal(err)
+	}
+	_, release, err := s.Acquire(t.Context(), other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	sizes, err := s.store.LayerSizes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	records, err := s.store.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.opts.Limit = shareOf(records, sizes).total - 1 // one image is too many
+	if err := s.Enforce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := names(t, s), []string{refs[0], refs[2], other}; !slices.Equal(got, want) {
+		t.Errorf("left are %v, want %v", got, want)
+	}
+	s.opts.Limit = 1
+	if err := s.Enforce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(t, s); len(got) != 0 {
+		t.Errorf("left are %v", got)
+	}
+}
+
+func TestEnforceSparesWhatIsNeeded(t *testing.T) {
+	s, a, refs := limited(t)
+	held, err := s.Get(t.Context(), refs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.SetHolders(func() map[string][]string { return map[string][]string{held.Digest: {"work"}} })
+	wanted, release, err := s.Acquire(t.Context(), refs[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if err := s.Enforce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(t, s); !slices.Equal(got, refs[:2]) {
+		t.Errorf("left are %v, want %v", got, refs[:2])
+	}
+	for _, l := range []string{held.Rootfs.Layers[0], wanted.Rootfs.Layers[0]} {
+		if !slices.Contains(a.layers(t), l) {
+			t.Errorf("layer %s is gone", l)
+		}
+	}
+}
+
+// A daemon that is told to stop does not finish removing everything first.
+func TestEnforceEndsBetweenLayers(t *testing.T) {
+	s, a, _ := limited(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Enforce(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+	if got := names(t, s); len(got) != 0 {
+		t.Errorf("names are left: %v", got)
+	}
+	pending, err := s.store.PendingLayers()
+	if err != nil || len(pending) != 3 || len(a.layers(t)) != 3 {
+		t.Errorf("pending %v (%v), trees %v", pending, err, a.layers(t))
+	}
+}
+
+// What a layer is called as a blob says nothing about its tree, also where both have one digest.
+func TestPinsOfBlobsAndTreesAreApart(t *testing.T) {
+	s, _, _ := service(t)
+	id := "sha256:" + strings.Repeat("2", 64)
+	if err := s.pin(t.Context(), append(blobKeys([]string{id}), treeKeys([]string{id})...)); err != nil {
+		t.Fatal(err)
+	}
+	if free := s.unpin([]string{id}, blobKey); !slices.Equal(free, []string{id}) {
+		t.Errorf("free blobs: %v", free)
+	}
+	if s.pins[treeKey(id)] != 1 {
+		t.Errorf("pins: %v", s.pins)
+	}
+}
+
+// On a disk without a free byte images can be removed, which is when it matters.
+func TestRemovalOnAFullDisk(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	f, a := newFaulty(t), newApplier(t)
+	s := reopen(t, dir, a)
+	s.SetHolders(func() map[string][]string { return map[string][]string{} })
+	ref := f.host + "/team/app:1"
+	push(t, ref, testImage(t, "amd64", asLayer(t, layerTar(t, "x", "x"), compression.GZip)))
+	if _, err := s.Pull(t.Context(), ref, PullOptions{Platform: "linux/amd64"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Tag(t.Context(), ref, "other"); err != nil { // else index.json is smaller than before and may fit
+		t.Fatal(err)
+	}
+	fill := filepath.Join(dir, "fill")
+	if err := os.WriteFile(fill, make([]byte, 2<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("filled the disk: %v", err)
+	}
+	if _, err := s.Prune(t.Context(), true); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(fill); err != nil {
+		t.Fatal(err)
+	}
+	if left := leftovers(t, dir, a); len(left) != 0 {
+		t.Errorf("left over: %v", left)
 	}
 }

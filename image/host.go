@@ -111,7 +111,7 @@ func (s *Service) makeHost(ctx context.Context) (err error) {
 		return fmt.Errorf("rewind: %w", err)
 	}
 	id := "sha256:" + hex.EncodeToString(hash.Sum(nil))
-	if err := s.pin(ctx, []string{id}); err != nil {
+	if err := s.pin(ctx, treeKeys([]string{id})); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.release(ctx, nil, []string{id}, err != nil)) }()

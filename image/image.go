@@ -58,12 +58,18 @@ type Service struct {
 	backoff  remote.Backoff // between attempts after errors that may pass
 	patience time.Duration  // with registries that answer 429
 	flights  flights
-	host     hostImage
-	opts     Options
+
+	helperTimeout time.Duration // of credential helpers
+
+	background sync.WaitGroup     // the clean-up that Open begins
+	stop       context.CancelFunc // ends it
+	host       hostImage
+	opts       Options
 
 	mu sync.Mutex
-	// pins counts who needs a blob, layer or image just now, by digest or chain id: running pulls, so that one pull's
-	// failure does not take away what another has found, and sandboxes that are being created.
+	// pins counts who needs a blob or layer just now, by blobKey or treeKey, or an image, by its manifest's: running
+	// pulls, so that one pull's failure does not take away what another has found, and sandboxes that are being created.
+	// A layer that is not compressed can have one digest as a blob and as a tree.
 	pins map[string]int
 	// going are the blobs and layers that are being removed; the channel is closed when that is over. Who wants to pin
 	// one of them waits.
@@ -88,14 +94,15 @@ type Options struct {
 // removeTimeout bounds the clean-up after a failed pull, which goes on after the caller has given up.
 const removeTimeout = 30 * time.Second
 
-// Open opens the images in dir and cleans up what interrupted pulls and removals left there and with the applier.
+// Open opens the images in dir and cleans up what interrupted pulls and removals left there. What they left with the
+// applier is removed in the background.
 func Open(dir string, applier Applier, opts Options) (*Service, error) {
 	st, err := store.Open(dir)
 	if err != nil {
 		return nil, err
 	}
 	s := &Service{
-		store: st, applier: applier, keychain: authn.DefaultKeychain, opts: opts, patience: maxPatience,
+		store: st, applier: applier, keychain: authn.DefaultKeychain, opts: opts, patience: maxPatience, helperTimeout: credentialsTimeout,
 		pins: make(map[string]int), going: make(map[string]chan struct{}), used: make(map[string]time.Time), sizes: make(map[string]int64),
 		backoff: remote.Backoff{Duration: 500 * time.Millisecond, Factor: 3, Jitter: 0.1, Steps: 3},
 	}
@@ -103,20 +110,47 @@ func Open(dir string, applier Applier, opts Options) (*Service, error) {
 		s.opts.Log = slog.New(slog.DiscardHandler)
 	}
 	s.host.root = "/"
-	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
-	defer cancel()
 	pending, err := st.PendingLayers()
-	if err == nil {
-		err = s.removeLayers(ctx, pending)
-	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("clean up after interrupted pulls and removals: %w", err), st.Close())
 	}
+	s.cleanUp(pending)
 	return s, nil
+}
+
+// cleanUp removes layers in the background: a large tree, or one that cannot be removed, must not keep the daemon from
+// starting. Whoever wants to pin one of them waits for it; what is left stays pending for the next Open.
+func (s *Service) cleanUp(pending []string) {
+	var ctx context.Context
+	ctx, s.stop = context.WithCancel(context.Background())
+	s.mu.Lock()
+	settle := make([]func(), 0, len(pending))
+	for _, c := range pending {
+		settle = append(settle, s.depart(treeKeys([]string{c})))
+	}
+	s.mu.Unlock()
+	s.background.Go(func() {
+		for i, c := range pending {
+			if ctx.Err() == nil {
+				s.cleanUpLayer(ctx, c)
+			}
+			settle[i]()
+		}
+	})
+}
+
+func (s *Service) cleanUpLayer(ctx context.Context, chainID string) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
+	if err := s.removeLayers(ctx, []string{chainID}); err != nil {
+		s.opts.Log.Warn("what an interrupted pull or removal left could not be cleaned up; the next start tries again", "error", err)
+	}
 }
 
 // Close waits for work under way, whose callers should have been cancelled, and closes the store.
 func (s *Service) Close() error {
+	s.stop()
+	s.background.Wait()
 	s.flights.wait()
 	return errors.Join(s.flushUsed(), s.store.Close())
 }
@@ -193,6 +227,25 @@ func (s *Service) image(r *store.Record) (*Image, error) {
 	return img, nil
 }
 
+func blobKey(digest string) string  { return "blob " + digest }
+func treeKey(chainID string) string { return "tree " + chainID }
+
+func blobKeys(digests []string) []string {
+	var keys []string
+	for _, d := range digests {
+		keys = append(keys, blobKey(d))
+	}
+	return keys
+}
+
+func treeKeys(chainIDs []string) []string {
+	var keys []string
+	for _, c := range chainIDs {
+		keys = append(keys, treeKey(c))
+	}
+	return keys
+}
+
 // pin keeps blobs and layers from being cleaned up until release. What is just being removed it lets go first.
 func (s *Service) pin(ctx context.Context, keys []string) error {
 	s.mu.Lock()
@@ -223,12 +276,13 @@ func (s *Service) pin(ctx context.Context, keys []string) error {
 	return nil
 }
 
-// unpin gives back pins and returns the keys that nobody pins any more. It needs s.mu.
-func (s *Service) unpin(keys []string) (free []string) {
-	for _, k := range keys {
+// unpin gives back the pins that key makes of ids and returns those of the ids that nobody pins any more. It needs s.mu.
+func (s *Service) unpin(ids []string, key func(string) string) (free []string) {
+	for _, id := range ids {
+		k := key(id)
 		if s.pins[k]--; s.pins[k] == 0 {
 			delete(s.pins, k)
-			free = append(free, k)
+			free = append(free, id)
 		}
 	}
 	return free
@@ -237,7 +291,7 @@ func (s *Service) unpin(keys []string) (free []string) {
 // release gives back pins. With discard, what nobody else pins and no stored image needs is removed.
 func (s *Service) release(ctx context.Context, blobs, chains []string, discard bool) error {
 	s.mu.Lock()
-	blobs, chains = s.unpin(blobs), s.unpin(chains)
+	blobs, chains = s.unpin(blobs, blobKey), s.unpin(chains, treeKey)
 	if !discard {
 		s.mu.Unlock()
 		return nil
@@ -249,7 +303,7 @@ func (s *Service) release(ctx context.Context, blobs, chains []string, discard b
 	}
 	// Layers that are not pending were there before this pull, and sandboxes may run on them.
 	gone := slices.DeleteFunc(chains, func(c string) bool { return !slices.Contains(pending, c) })
-	settle := s.depart(append(slices.Clone(blobs), gone...))
+	settle := s.depart(append(blobKeys(blobs), treeKeys(gone)...))
 	s.mu.Unlock()
 	defer settle()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"slices"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
@@ -46,7 +47,7 @@ func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, err
 		return api.ImageDetail{}, err
 	}
 	d := api.ImageDetail{
-		Image: summary(r), UsedBy: s.usedBy(r.Manifest.Digest), Author: c.Author, Created: c.Created.UTC(),
+		Image: summary(r), UsedBy: s.usedBy(r.Manifest.Digest), Author: c.Author, Created: moment(c.Created.Time),
 		Config: api.ImageConfig{
 			Entrypoint: c.Config.Entrypoint, Cmd: c.Config.Cmd, Env: c.Config.Env, WorkingDir: c.Config.WorkingDir, User: c.Config.User,
 			Labels: c.Config.Labels,
@@ -80,7 +81,7 @@ func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, err
 	}
 	next := 0
 	for _, h := range c.History {
-		step := api.ImageHistory{Created: h.Created.UTC(), CreatedBy: h.CreatedBy, Comment: h.Comment, EmptyLayer: h.EmptyLayer}
+		step := api.ImageHistory{Created: moment(h.Created.Time), CreatedBy: h.CreatedBy, Comment: h.Comment, EmptyLayer: h.EmptyLayer}
 		// The history is the maker's tale; where it has more steps with a layer than there are layers, it is told all the same.
 		if !h.EmptyLayer && next < len(r.Layers) {
 			step.Size = r.Layers[next].Blob.Size
@@ -89,6 +90,16 @@ func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, err
 		d.History = append(d.History, step)
 	}
 	return d, nil
+}
+
+// moment is a time that an image's maker wrote, in UTC. One that is outside the years 0 to 9999 there, as its own zone
+// can make it, could not be sent on, and is none.
+func moment(t time.Time) time.Time {
+	t = t.UTC()
+	if y := t.Year(); y < 0 || y > 9999 {
+		return time.Time{}
+	}
+	return t
 }
 
 func (s *Service) inspectHost(ctx context.Context) (api.ImageDetail, error) {

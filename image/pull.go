@@ -41,7 +41,8 @@ const (
 // PullOptions say how an image is fetched.
 type PullOptions struct {
 	Platform string // "linux/amd64"; empty: this host's
-	// Insecure allows plain HTTP, and HTTPS with any certificate. Digests are checked all the same, but a tag is then
+	// Insecure allows plain HTTP, and HTTPS with any certificate, to the registry of the image's name and its mirrors,
+	// but not to where these send us for tokens or blobs. Digests are checked all the same, but a tag is then
 	// whatever the network says it is, and credentials can be read on the way.
 	Insecure bool
 	// Progress is told what happens, by one goroutine at a time and not after Pull has returned. It should be quick.
@@ -66,11 +67,11 @@ func (s *Service) Pull(ctx context.Context, ref string, opts PullOptions) (*Imag
 		return nil, classf(ErrReference, "image reference %q: only sha256 digests are supported", ref)
 	}
 	sources := s.opts.Registries.sources(parsed)
-	var r *store.Record
+	var ready *prepared
 	for i, source := range sources {
-		r, err = s.pullFrom(ctx, parsed, source, want, opts)
+		ready, err = s.pullFrom(ctx, parsed, source, want, opts)
 		// A mirror is a convenience: where it fails, for whatever reason of its own, the registry itself is asked.
-		if err == nil || i == len(sources)-1 || !errors.Is(err, ErrRegistry) {
+		if err == nil || i == len(sources)-1 || !errors.Is(err, ErrRegistry) && !errors.Is(err, ErrInvalid) {
 			break
 		}
 		s.opts.Log.Warn("a mirror does not serve an image", "image", normalised(parsed), "mirror", source.Context().RegistryStr(), "error", err)
@@ -78,18 +79,63 @@ func (s *Service) Pull(ctx context.Context, ref string, opts PullOptions) (*Imag
 	if err != nil {
 		return nil, err
 	}
-	// The image is there; that another one could not be removed is no reason to say it is not.
-	if err := s.Enforce(ctx, r.Name); err != nil {
+	images, err := s.finish(ctx, []*prepared{ready})
+	if err != nil {
+		return nil, err
+	}
+	return images[0], nil
+}
+
+// prepared is an image whose parts are stored and pinned until it is finished or given up.
+type prepared struct {
+	*store.Record
+
+	names         []string // further ones
+	blobs, chains []string // pinned
+}
+
+// finish gives prepared images their names, all or none of them, keeps to the limit and lets go of what was pinned: only
+// now, so that an image is there when its caller is told of it.
+func (s *Service) finish(ctx context.Context, ready []*prepared) (_ []*Image, err error) {
+	defer func() {
+		for _, p := range ready {
+			err = errors.Join(err, s.release(ctx, p.blobs, p.chains, err != nil))
+		}
+	}()
+	var records []*store.Record
+	for _, p := range ready {
+		records = append(records, p.Record)
+		for _, n := range p.names {
+			r := *p.Record
+			r.Name = n
+			records = append(records, &r)
+		}
+	}
+	if err := s.store.Put(s.treeSizes(records), records...); err != nil {
+		return nil, err
+	}
+	// The images are there; that another one could not be removed is no reason to say they are not.
+	if err := s.Enforce(context.WithoutCancel(ctx)); err != nil {
 		s.opts.Log.Warn("the limit of images could not be kept to", "error", err)
 	}
-	return s.image(r)
+	var out []*Image
+	for _, r := range records {
+		img, err := s.image(r)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, img)
+	}
+	return out, nil
 }
 
 // pullFrom gets an image from one of the places where it may be.
-func (s *Service) pullFrom(ctx context.Context, ref, source name.Reference, want v1.Platform, opts PullOptions) (*store.Record, error) {
+func (s *Service) pullFrom(ctx context.Context, ref, source name.Reference, want v1.Platform, opts PullOptions) (*prepared, error) {
 	registry := source.Context().RegistryStr()
-	insecure := opts.Insecure || s.opts.Registries.insecure(registryName(source))
-	if insecure || loopback(registry) {
+	insecure := func(address string) bool {
+		return s.opts.Registries.insecure(address) || opts.Insecure && address == registry
+	}
+	if insecure(registry) || loopback(registry) {
 		// Allows plain HTTP where HTTPS does not answer. The transport holds everything else to HTTPS.
 		var err error
 		if source, err = name.ParseReference(source.Name(), name.Insecure); err != nil {
@@ -100,13 +146,16 @@ func (s *Service) pullFrom(ctx context.Context, ref, source name.Reference, want
 	tr.backoff = s.backoff
 	tr.patience.Store(int64(s.patience))
 	defer tr.close()
-	auth, err := authn.Resolve(ctx, s.keychain, source.Context())
+	auth, err := s.credentials(ctx, source)
+	if gaveUp(ctx, err) {
+		return nil, fmt.Errorf("pull %s: %w", normalised(ref), err)
+	}
 	if err != nil {
 		return nil, classf(ErrRegistry, "credentials for registry %s: %w; mend or remove them in ~/.docker/config.json or containers/auth.json",
 			registryName(source), err)
 	}
 	puller, err := remote.NewPuller(remote.WithTransport(tr), remote.WithAuth(auth), remote.WithUserAgent("sandboxd"),
-		remote.WithRetryBackoff(s.backoff), remote.WithJobs(parallelDownloads))
+		remote.WithRetryBackoff(s.backoff), remote.WithRetryStatusCodes(retryStatusCodes()...), remote.WithJobs(parallelDownloads))
 	if err != nil {
 		return nil, fmt.Errorf("prepare to pull %s: %w", normalised(ref), err)
 	}
@@ -115,6 +164,43 @@ func (s *Service) pullFrom(ctx context.Context, ref, source name.Reference, want
 	p.progress.tell = opts.Progress
 	defer p.progress.end()
 	return p.run(ctx)
+}
+
+// retryStatusCodes are the answers after which go-containerregistry tries again: those that it has by itself but 429, for
+// which our transport waits as long as the registry says, and no longer.
+func retryStatusCodes() []int {
+	return []int{
+		http.StatusRequestTimeout, http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout,
+		499, // nginx: the client closed the request
+		522, // Cloudflare: its own connection timed out
+	}
+}
+
+// credentialsTimeout bounds how long a credential helper may think.
+const credentialsTimeout = 30 * time.Second
+
+// credentials asks the keychain, which may run a helper. Helpers cannot be told to stop, so one that hangs is left
+// behind: it must not keep a pull from being given up, nor the daemon from ending.
+func (s *Service) credentials(ctx context.Context, source name.Reference) (authn.Authenticator, error) {
+	type answer struct {
+		auth authn.Authenticator
+		err  error
+	}
+	got := make(chan answer, 1) // nobody may be there any more to take it
+	go func() {
+		auth, err := authn.Resolve(ctx, s.keychain, source.Context())
+		got <- answer{auth, err}
+	}()
+	timer := time.NewTimer(s.helperTimeout)
+	defer timer.Stop()
+	select {
+	case a := <-got:
+		return a.auth, a.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-timer.C:
+		return nil, fmt.Errorf("the credential helper does not answer within %v", s.helperTimeout)
+	}
 }
 
 // origin is where the parts of an image come from: a registry, or an archive that has been read already.
@@ -183,7 +269,8 @@ func (p *progress) end() {
 	p.tell = nil
 }
 
-func (p *pull) run(ctx context.Context) (_ *store.Record, err error) {
+// run has everything stored that the image needs.
+func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 	s := p.service
 	manifest, raw, err := p.manifest(ctx)
 	if err != nil {
@@ -209,12 +296,12 @@ func (p *pull) run(ctx context.Context) (_ *store.Record, err error) {
 	for _, b := range r.Blobs() {
 		blobs = append(blobs, b.Digest)
 	}
-	if err := s.pin(ctx, blobs); err != nil {
+	if err := s.pin(ctx, blobKeys(blobs)); err != nil {
 		return nil, err
 	}
 	defer func() {
-		if rerr := s.release(ctx, blobs, chains, err != nil); rerr != nil {
-			err = errors.Join(err, rerr)
+		if err != nil {
+			err = errors.Join(err, s.release(ctx, blobs, chains, true))
 		}
 	}()
 	if err := s.store.WriteBlob(ctx, raw.blob, bytes.NewReader(raw.data)); err != nil {
@@ -230,24 +317,26 @@ func (p *pull) run(ctx context.Context) (_ *store.Record, err error) {
 	for _, l := range r.Layers {
 		ids = append(ids, l.ChainID)
 	}
-	if err := s.pin(ctx, ids); err != nil {
+	if err := s.pin(ctx, treeKeys(ids)); err != nil {
 		return nil, err
 	}
 	chains = ids
 	if err := p.layers(ctx, r.Layers); err != nil {
 		return nil, err
 	}
-	return r, s.store.Put(r, s.treeSizes(r))
+	return &prepared{Record: r, blobs: blobs, chains: chains}, nil
 }
 
-// treeSizes are the sizes of those of an image's trees that were extracted since the daemon started.
-func (s *Service) treeSizes(r *store.Record) map[string]int64 {
+// treeSizes are the sizes of those of the images' trees that were extracted since the daemon started.
+func (s *Service) treeSizes(records []*store.Record) map[string]int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sizes := make(map[string]int64)
-	for _, l := range r.Layers {
-		if n, ok := s.sizes[l.ChainID]; ok {
-			sizes[l.ChainID] = n
+	for _, r := range records {
+		for _, l := range r.Layers {
+			if n, ok := s.sizes[l.ChainID]; ok {
+				sizes[l.ChainID] = n
+			}
 		}
 	}
 	return sizes

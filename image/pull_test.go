@@ -43,6 +43,7 @@ func reopen(t *testing.T, dir string, a Applier) *Service {
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.background.Wait()
 	s.backoff.Duration = time.Millisecond
 	s.patience = 0
 	// What the person who runs the tests may be logged in to is not their business.

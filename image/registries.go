@@ -12,8 +12,8 @@ import (
 
 // Registries say how the registries are spoken to that need something special. The zero value needs nothing.
 type Registries struct {
-	// Mirrors are asked before the registry of that address ("docker.io") itself, in this order. What they send under a
-	// tag is believed; a digest is a digest.
+	// Mirrors are asked before the registry of that address ("docker.io") itself, in this order; both addresses as
+	// [ParseMirror] returns them. What they send under a tag is believed; a digest is a digest.
 	Mirrors map[string][]string
 	// Insecure are addresses that may speak plain HTTP, or HTTPS with any certificate.
 	Insecure []string
@@ -27,7 +27,25 @@ func ParseMirror(s string) (registry, mirror string, err error) {
 	if !ok || !validHost(registry) || !validHost(mirror) {
 		return "", "", fmt.Errorf("mirror %q: want REGISTRY=MIRROR, both addresses like docker.io or mirror.example:5000, without a scheme or path", s)
 	}
+	registry, mirror = registryKey(registry), registryKey(mirror)
+	for _, address := range []string{registry, mirror} {
+		// "localhost" alone would be taken for the first part of a repository on Docker Hub.
+		if ref, err := name.ParseReference(address + "/a/b:1"); err != nil || registryName(ref) != address {
+			return "", "", fmt.Errorf("mirror %q: %q cannot be the registry in the name of an image; give it a port or a domain, like %s:443", s, address, address)
+		}
+	}
+	if registry == mirror {
+		return "", "", fmt.Errorf("mirror %q: the registry is not a mirror of itself", s)
+	}
 	return registry, mirror, nil
+}
+
+// registryKey is a registry's address as it is compared: in lower case, and Docker Hub's as people know it.
+func registryKey(address string) string {
+	if address = strings.ToLower(address); address == name.DefaultRegistry {
+		return dockerHub
+	}
+	return address
 }
 
 // CheckRegistry says whether s is the address of a registry.
@@ -56,19 +74,21 @@ func ReadCAs(files []string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-func (r *Registries) insecure(registry string) bool { return slices.Contains(r.Insecure, registry) }
+func (r *Registries) insecure(registry string) bool {
+	return slices.ContainsFunc(r.Insecure, func(address string) bool { return registryKey(address) == registryKey(registry) })
+}
 
 // sources are where an image may be, in the order in which they are asked; the last is the registry of its name.
 func (r *Registries) sources(ref name.Reference) []name.Reference {
 	var out []name.Reference
-	for _, mirror := range r.Mirrors[registryName(ref)] {
+	for _, mirror := range r.Mirrors[registryKey(registryName(ref))] {
 		repository := mirror + "/" + ref.Context().RepositoryStr()
 		text := repository + ":" + ref.Identifier()
 		if _, ok := ref.(name.Digest); ok {
 			text = repository + "@" + ref.Identifier()
 		}
-		// "localhost" alone would be taken for the first part of a repository on Docker Hub.
-		if m, err := name.ParseReference(text); err == nil && m.Context().RegistryStr() == mirror {
+		// ParseMirror has seen to it that they can be parsed.
+		if m, err := name.ParseReference(text); err == nil && registryName(m) == mirror {
 			out = append(out, m)
 		}
 	}

@@ -30,15 +30,17 @@ const (
 // transport is how we speak to registries. It is the place for rules that hold for every request, be it made by us, by
 // go-containerregistry for a token, or after a redirect:
 //
-//   - Plain HTTP only to this machine, unless insecure was asked for. go-containerregistry also allows it to private
+//   - Plain HTTP only to this machine, unless insecure was asked for, and then to that address only: where a registry
+//     sends us for a token or to its storage, the rules hold again. go-containerregistry also allows it to private
 //     addresses and to .local, which are as easy to listen on as any other.
 //   - Bodies that are not a layer are bounded.
 //   - A body that stalls ends.
 //   - A blob that breaks off is asked for again from where it ended, where the registry offers ranges; a registry that
 //     asks for patience (429) gets some. Both are bounded.
 type transport struct {
-	base     http.RoundTripper
-	insecure bool
+	base     *http.Transport
+	lax      *http.Transport // to insecure addresses: believes every certificate
+	insecure func(address string) bool
 	stall    time.Duration
 	backoff  remote.Backoff // between attempts to go on with a blob; no steps: none
 	patience atomic.Int64   // nanoseconds that all requests together may still wait for a registry that wants it
@@ -46,8 +48,8 @@ type transport struct {
 
 var errPlainHTTP = errors.New("plain HTTP is allowed to registries on this machine only, unless insecure is asked for")
 
-func newTransport(insecure bool, cas *x509.CertPool) *transport {
-	return &transport{insecure: insecure, stall: stallTimeout, base: &http.Transport{
+func newTransport(insecure func(address string) bool, cas *x509.CertPool) *transport {
+	t := &transport{insecure: insecure, stall: stallTimeout, base: &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
 		DialContext:           (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext,
 		ForceAttemptHTTP2:     true,
@@ -58,25 +60,27 @@ func newTransport(insecure bool, cas *x509.CertPool) *transport {
 		MaxIdleConnsPerHost:   parallelDownloads,
 		// Blobs are stored as they are; a layer that arrives decompressed would have another digest.
 		DisableCompression: true,
-		TLSClientConfig:    &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: cas, InsecureSkipVerify: insecure}, //nolint:gosec // as asked for
+		TLSClientConfig:    &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: cas},
 	}}
+	t.lax = t.base.Clone()
+	t.lax.TLSClientConfig.InsecureSkipVerify = true // as asked for
+	return t
 }
 
 func (t *transport) close() {
-	if c, ok := t.base.(*http.Transport); ok {
-		c.CloseIdleConnections()
-	}
+	t.base.CloseIdleConnections()
+	t.lax.CloseIdleConnections()
 }
 
 // RoundTrip implements [http.RoundTripper].
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	if req.URL.Scheme != "https" && !t.insecure && !loopback(req.URL.Host) {
+	if req.URL.Scheme != "https" && !t.insecure(req.URL.Host) && !loopback(req.URL.Host) {
 		return nil, fmt.Errorf("%s://%s: %w", req.URL.Scheme, req.URL.Host, errPlainHTTP)
 	}
 	resp, b, err := t.send(req)
 	for err == nil && resp.StatusCode == http.StatusTooManyRequests && req.Body == nil {
 		wait := retryAfter(resp.Header.Get("Retry-After"), time.Now())
-		if t.patience.Add(-int64(wait)) < 0 {
+		if !t.takePatience(wait) {
 			break // the caller is told
 		}
 		_ = b.Close() // what it says about it does not matter
@@ -103,10 +107,27 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
+// takePatience takes a wait from what all requests together may wait, if there is as much.
+func (t *transport) takePatience(wait time.Duration) bool {
+	for {
+		left := t.patience.Load()
+		if int64(wait) > left {
+			return false
+		}
+		if t.patience.CompareAndSwap(left, left-int64(wait)) {
+			return true
+		}
+	}
+}
+
 // send makes one request. The body that it returns is the response's, and is to be closed like it.
 func (t *transport) send(req *http.Request) (*http.Response, *body, error) {
 	ctx, cancel := context.WithCancelCause(req.Context())
-	resp, err := t.base.RoundTrip(req.WithContext(ctx))
+	base := t.base
+	if t.insecure(req.URL.Host) {
+		base = t.lax
+	}
+	resp, err := base.RoundTrip(req.WithContext(ctx))
 	if err != nil {
 		cancel(nil)
 		return nil, nil, err

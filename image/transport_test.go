@@ -1,14 +1,28 @@
 package image
 
 import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/compression"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
+
+// nowhere is insecure.
+func nowhere(string) bool { return false }
 
 func TestPlainHTTPStaysOnThisMachine(t *testing.T) {
 	for address, want := range map[string]bool{
@@ -19,7 +33,7 @@ func TestPlainHTTPStaysOnThisMachine(t *testing.T) {
 			t.Errorf("%q: %v", address, got)
 		}
 	}
-	tr := newTransport(false, nil)
+	tr := newTransport(nowhere, nil)
 	defer tr.close()
 	for _, url := range []string{"http://10.0.0.1/v2/", "http://registry.local/v2/", "http://registry.example/token"} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -60,7 +74,7 @@ func TestBodiesThatAreNoBlobsAreBounded(t *testing.T) {
 		}
 	}))
 	defer srv.Close()
-	tr := newTransport(false, nil)
+	tr := newTransport(nowhere, nil)
 	defer tr.close()
 	for path, ok := range map[string]bool{"/token": false, "/v2/a/manifests/b": false, "/v2/a/blobs/b": true, "/exact": true, "/to/blobs/x": true, "/to/manifests/x": false} {
 		err := get(t, tr, srv.URL+path)
@@ -77,7 +91,7 @@ func TestStalledBodiesEnd(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	defer srv.Close()
-	tr := newTransport(false, nil)
+	tr := newTransport(nowhere, nil)
 	defer tr.close()
 	tr.stall = 50 * time.Millisecond
 	err := get(t, tr, srv.URL+"/v2/a/blobs/b")
@@ -95,6 +109,214 @@ func TestRetryAfter(t *testing.T) {
 	} {
 		if got := retryAfter(header, now); got != want {
 			t.Errorf("Retry-After %q: %v, want %v", header, got, want)
+		}
+	}
+}
+
+func TestPatienceIsBounded(t *testing.T) {
+	tr := newTransport(nowhere, nil)
+	defer tr.close()
+	tr.patience.Store(int64(maxPatience))
+	for range 2 { // the second one overflowed once
+		if far := retryAfter("Fri, 31 Dec 9999 23:59:59 GMT", time.Now()); tr.takePatience(far) {
+			t.Errorf("a wait of %v was allowed", far)
+		}
+	}
+	if !tr.takePatience(maxPatience) || tr.takePatience(1) {
+		t.Error("the patience that was there could not be taken, or more of it")
+	}
+}
+
+func TestPullWaitsAsLongAsTheRegistrySays(t *testing.T) {
+	f := newFaulty(t)
+	ref := f.host + "/team/app:1"
+	push(t, ref, testImage(t, "amd64", asLayer(t, layerTar(t, "x", "x"), compression.GZip)))
+	s, _, _ := service(t)
+	s.patience = maxPatience
+	var first, second time.Time
+	f.replace("/manifests/1", func(w http.ResponseWriter, _ *http.Request) {
+		first = time.Now()
+		f.replace("/manifests/1", func(w http.ResponseWriter, _ *http.Request) {
+			second = time.Now()
+			w.WriteHeader(http.StatusForbidden)
+		})
+		w.Header().Set("Retry-After", "1")
+		w.WriteHeader(http.StatusTooManyRequests)
+	})
+	if _, err := s.Pull(t.Context(), ref, PullOptions{Platform: "linux/amd64"}); !errors.Is(err, ErrRegistry) {
+		t.Fatal(err)
+	}
+	if waited := second.Sub(first); waited < time.Second {
+		t.Errorf("asked again after %v, the registry wanted a second", waited)
+	}
+
+	// One that wants too much is not asked again, by nobody.
+	asked := 0
+	f.replace("/manifests/1", func(w http.ResponseWriter, _ *http.Request) {
+		asked++
+		w.Header().Set("Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT")
+		w.WriteHeader(http.StatusTooManyRequests)
+	})
+	if _, err := s.Pull(t.Context(), ref, PullOptions{Platform: "linux/amd64"}); !errors.Is(err, ErrRegistry) || !strings.Contains(err.Error(), "no more pulls") {
+		t.Fatal(err)
+	}
+	if asked != 1 {
+		t.Errorf("asked %d times", asked)
+	}
+}
+
+// keychain answers in its own way.
+type keychain func(authn.Resource) (authn.Authenticator, error)
+
+func (k keychain) Resolve(r authn.Resource) (authn.Authenticator, error) { return k(r) }
+
+func TestCredentialHelperThatHangs(t *testing.T) {
+	f := newFaulty(t)
+	s, _, _ := service(t)
+	end := make(chan struct{})
+	defer close(end)
+	asked := make(chan struct{}, 2)
+	s.keychain = keychain(func(authn.Resource) (authn.Authenticator, error) {
+		asked <- struct{}{}
+		<-end
+		return authn.Anonymous, nil
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-asked; cancel() }()
+	if _, err := s.Pull(ctx, f.host+"/team/app:1", PullOptions{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("given up: %v", err)
+	}
+	s.helperTimeout = time.Millisecond
+	if _, err := s.Pull(t.Context(), f.host+"/team/app:1", PullOptions{}); !errors.Is(err, ErrRegistry) || !strings.Contains(err.Error(), "credential helper") {
+		t.Errorf("too slow: %v", err)
+	}
+}
+
+// Credentials are for the registry that they were given for: neither a mirror nor the storage that a redirect leads to
+// sees them.
+func TestCredentialsGoNowhereElse(t *testing.T) {
+	good := newFaulty(t)
+	push(t, good.host+"/team/app:1", testImage(t, "amd64", asLayer(t, layerTar(t, "x", "x"), compression.GZip)))
+	target, err := url.Parse("http://" + good.host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(target)
+	var mu sync.Mutex
+	seen := make(map[string][]string) // Authorization, by who saw it
+	note := func(who string, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		seen[who] = append(seen[who], r.Header.Get("Authorization"))
+	}
+	storage := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { note("storage", r); proxy.ServeHTTP(w, r) }))
+	defer storage.Close()
+	mirror := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		note("mirror", r)
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	defer mirror.Close()
+	registry := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		note("registry", r)
+		switch _, _, ok := r.BasicAuth(); {
+		case !ok:
+			w.Header().Set("Www-Authenticate", `Basic realm="test"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		case strings.Contains(r.URL.Path, "/blobs/"):
+			http.Redirect(w, r, storage.URL+r.URL.Path, http.StatusTemporaryRedirect)
+		default:
+			proxy.ServeHTTP(w, r)
+		}
+	}))
+	defer registry.Close()
+	host := strings.TrimPrefix(registry.URL, "http://")
+	s, _, _ := service(t)
+	s.opts.Registries.Mirrors = map[string][]string{host: {strings.TrimPrefix(mirror.URL, "http://")}}
+	s.keychain = keychain(func(r authn.Resource) (authn.Authenticator, error) {
+		if r.RegistryStr() == host {
+			return &authn.Basic{Username: "somebody", Password: "secret"}, nil
+		}
+		return authn.Anonymous, nil
+	})
+	if _, err := s.Pull(t.Context(), host+"/team/app:1", PullOptions{Platform: "linux/amd64"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, who := range []string{"storage", "mirror"} {
+		if len(seen[who]) == 0 || strings.Join(seen[who], "") != "" {
+			t.Errorf("the %s saw %q", who, seen[who])
+		}
+	}
+	if !strings.HasPrefix(strings.Join(seen["registry"], ""), "Basic ") {
+		t.Errorf("the registry saw %q", seen["registry"])
+	}
+}
+
+// Insecure is one address, not where it sends us: a token's or storage's certificate counts.
+func TestInsecureIsOneAddress(t *testing.T) {
+	storage := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer storage.Close()
+	storage.Config.ErrorLog = log.New(io.Discard, "", 0)
+	registry := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/" {
+			http.Redirect(w, r, storage.URL, http.StatusTemporaryRedirect)
+		}
+	}))
+	defer registry.Close()
+	tr := newTransport(func(address string) bool { return "https://"+address == registry.URL }, nil)
+	defer tr.close()
+	if err := get(t, tr, registry.URL+"/"); err != nil {
+		t.Errorf("the registry itself: %v", err)
+	}
+	var untrusted *tls.CertificateVerificationError
+	if err := get(t, tr, registry.URL+"/v2/a/blobs/b"); !errors.As(err, &untrusted) {
+		t.Errorf("storage: %v, want an error about its certificate", err)
+	}
+}
+
+func TestMirrorAddresses(t *testing.T) {
+	for text, want := range map[string]string{
+		"docker.io=m.example:5000": "docker.io m.example:5000", "index.docker.io=m.example": "docker.io m.example", "Docker.IO=M.Example": "docker.io m.example",
+		"r.example=index.docker.io": "r.example docker.io", "docker.io=localhost:1": "docker.io localhost:1",
+		"docker.io=mirror": "", "registry=m.example": "", "docker.io=index.docker.io": "", "docker.io": "", "docker.io=https://m.example": "",
+	} {
+		registry, mirror, err := ParseMirror(text)
+		if want == "" && err == nil || want != "" && registry+" "+mirror != want {
+			t.Errorf("%s: %q, %q, %v", text, registry, mirror, err)
+		}
+	}
+	r := Registries{Mirrors: map[string][]string{"docker.io": {"m.example"}, "r.example": {"docker.io"}}, Insecure: []string{"R.example"}}
+	for ref, want := range map[string]string{"debian": "m.example/library/debian:latest", "R.Example/a": "index.docker.io/library/a:latest"} {
+		parsed, err := parse(ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := r.sources(parsed); len(got) != 2 || got[0].Name() != want {
+			t.Errorf("%s: %v", ref, got)
+		}
+	}
+	if !r.insecure("r.example") || r.insecure("r.example:1") {
+		t.Error("insecure addresses")
+	}
+}
+
+// A mirror whose image is damaged is no better than one that does not answer.
+func TestMirrorWithADamagedImage(t *testing.T) {
+	f, m := newFaulty(t), newFaulty(t)
+	ref := f.host + "/team/app:1"
+	push(t, ref, testImage(t, "amd64", asLayer(t, layerTar(t, "x", "x"), compression.GZip)))
+	m.replace("/manifests/1", answer(string(types.OCIManifestSchema1), []byte("{}")))
+	s, _, _ := service(t)
+	s.opts.Registries.Mirrors = map[string][]string{f.host: {m.host}}
+	if _, err := s.Pull(t.Context(), ref, PullOptions{Platform: "linux/amd64"}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMomentsCanBeSent(t *testing.T) {
+	zone := time.FixedZone("", 3600)
+	for _, at := range []time.Time{time.Date(0, 1, 1, 0, 0, 0, 0, zone), time.Date(9999, 12, 31, 23, 59, 0, 0, time.FixedZone("", -3600)), time.Date(2026, 1, 1, 0, 0, 0, 0, zone)} {
+		if _, err := json.Marshal(moment(at)); err != nil || moment(at).IsZero() != (at.Year() != 2026) {
+			t.Errorf("%v: %v, %v", at, moment(at), err)
 		}
 	}
 }

@@ -24,7 +24,8 @@ func newExport(d deps) *cobra.Command {
 		Short: "Write an image to an archive",
 		Long: `Write a stored image to an archive: a tar of an OCI layout, which has the very
 blobs that were pulled, or what docker load reads. The same image is always the
-same archive. The file appears whole or not at all.`,
+same archive. The file appears whole or not at all; a device or a pipe is written
+into.`,
 		Example: `  sandboxd export -o debian.tar debian:12
   skopeo inspect oci-archive:debian.tar`,
 		Args: usageArgs(cobra.ExactArgs(1)),
@@ -59,8 +60,21 @@ func runExport(ctx context.Context, reference string, opts exportOptions, d deps
 		_, err := io.Copy(d.stdout, r)
 		return brokeOff(ctx, reference, err)
 	}
+	// A device, a pipe or a socket's file is written into: it is what the name stands for, not to be replaced.
+	target := opts.output
+	if fi, err := os.Stat(target); err == nil {
+		if !fi.Mode().IsRegular() {
+			return exportInto(ctx, reference, target, r)
+		}
+		// A link stays one.
+		if target, err = filepath.EvalSymlinks(target); err != nil {
+			return fmt.Errorf("write %s: %w", opts.output, err)
+		}
+	} else if _, lerr := os.Lstat(target); lerr == nil {
+		return fmt.Errorf("write %s: the link leads nowhere: %w", target, err)
+	}
 	// Beside, so that what stands under the name is an archive, whole.
-	f, err := os.CreateTemp(filepath.Dir(opts.output), ".sandboxd-export-*")
+	f, err := os.CreateTemp(filepath.Dir(target), ".sandboxd-export-*")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", opts.output, err)
 	}
@@ -75,7 +89,18 @@ func runExport(ctx context.Context, reference string, opts exportOptions, d deps
 	if err := errors.Join(f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("write %s: %w", opts.output, err)
 	}
-	return os.Rename(f.Name(), opts.output)
+	return os.Rename(f.Name(), target)
+}
+
+// exportInto writes an archive to what is no regular file and stays what it is.
+func exportInto(ctx context.Context, reference, target string, r io.Reader) (err error) {
+	f, err := os.OpenFile(target, os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	_, err = io.Copy(f, r)
+	return brokeOff(ctx, reference, err)
 }
 
 // brokeOff explains an archive that ends too early: the daemon cannot say why once it has begun to send.

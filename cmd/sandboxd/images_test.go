@@ -2,11 +2,13 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -137,5 +139,40 @@ func TestImportSendsTheConfiguration(t *testing.T) {
 	defer f.mu.Unlock()
 	if log := strings.Join(f.log, "\n"); got.code != 0 || !strings.Contains(log, want) {
 		t.Errorf("exit %d, %s; the daemon got\n%s", got.code, got.stderr, log)
+	}
+}
+
+// What is no regular file stays what it is, and so does a link.
+func TestExportKeepsWhatTheNameStandsFor(t *testing.T) {
+	d := newFake().start(t)
+	dir := t.TempDir()
+	fifo, link, file := filepath.Join(dir, "fifo"), filepath.Join(dir, "link"), filepath.Join(dir, "file")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(file, link); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan string, 1)
+	go func() {
+		data, err := os.ReadFile(fifo)
+		read <- fmt.Sprint(string(data), err)
+	}()
+	for _, target := range []string{fifo, link} {
+		if got := finish(t, command(t, d, "export", "-o", target, "a:1")); got.code != 0 {
+			t.Errorf("%s: exit code %d: %s", target, got.code, got.stderr)
+		}
+	}
+	if got := <-read; !strings.HasPrefix(got, "archive in oci") {
+		t.Errorf("the FIFO had %q", got)
+	}
+	if fi, err := os.Lstat(link); err != nil || fi.Mode().Type() != os.ModeSymlink {
+		t.Errorf("the link is %v (%v)", fi, err)
+	}
+	if data, err := os.ReadFile(file); err != nil || !strings.HasPrefix(string(data), "archive in oci") {
+		t.Errorf("behind the link: %q (%v)", data, err)
 	}
 }

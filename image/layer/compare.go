@@ -97,7 +97,7 @@ func (c *comparer) entry(hdr *tar.Header, content io.Reader, limits Limits) erro
 	}
 	what, err := c.compare(name, hdr, content)
 	switch {
-	case errors.Is(err, fs.ErrPermission):
+	case errors.Is(err, errUnseen):
 		c.result.Unseen++
 		return nil
 	case err != nil:
@@ -112,17 +112,30 @@ func (c *comparer) entry(hdr *tar.Header, content io.Reader, limits Limits) erro
 	return nil
 }
 
-// compare says in what the tree differs, empty for in nothing. An error is fs.ErrPermission, or of reading the layer.
+// errUnseen is about what the caller may not look at.
+var errUnseen = errors.New("out of sight")
+
+// unseen tells what an error of looking into the tree means: it is out of sight, or damaged in the way that is returned.
+func unseen(err error) (string, error) {
+	// os.Root does not follow a link in the path that leads through the layer's root as "/", and its error for that has
+	// no name.
+	if errors.Is(err, fs.ErrPermission) || strings.HasSuffix(err.Error(), "path escapes from parent") {
+		return "", errUnseen
+	}
+	if at, ok := errors.AsType[*fs.PathError](err); ok {
+		err = at.Err
+	}
+	return fmt.Sprintf("it cannot be looked at: %v", err), nil
+}
+
+// compare says in what the tree differs, empty for in nothing. An error is errUnseen, or of reading the layer.
 func (c *comparer) compare(name string, hdr *tar.Header, content io.Reader) (string, error) {
 	fi, err := c.root.Lstat(name)
 	switch {
-	case errors.Is(err, fs.ErrPermission):
-		return "", err
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 		return "it is missing", nil
 	case err != nil:
-		// A link in the path that leads through the layer's root as "/": os.Root does not follow those.
-		return "", fs.ErrPermission
+		return unseen(err)
 	}
 	want := map[byte]fs.FileMode{tar.TypeDir: fs.ModeDir, tar.TypeSymlink: fs.ModeSymlink, tar.TypeFifo: fs.ModeNamedPipe}[hdr.Typeflag]
 	if hdr.Typeflag == tar.TypeLink {
@@ -131,8 +144,11 @@ func (c *comparer) compare(name string, hdr *tar.Header, content io.Reader) (str
 			return "", err
 		}
 		other, err := c.root.Lstat(target)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+			return short(hdr.Linkname) + ", which it is the same file as, is missing", nil
+		}
 		if err != nil {
-			return "", fs.ErrPermission // the target may have been replaced since, or is out of sight
+			return unseen(err)
 		}
 		if !os.SameFile(fi, other) {
 			return "it is not the same file as " + short(hdr.Linkname), nil
@@ -145,7 +161,7 @@ func (c *comparer) compare(name string, hdr *tar.Header, content io.Reader) (str
 	if hdr.Typeflag == tar.TypeSymlink {
 		got, err := c.root.Readlink(name)
 		if err != nil {
-			return "", fs.ErrPermission
+			return unseen(err)
 		}
 		if got != hdr.Linkname {
 			return fmt.Sprintf("it leads to %q, not %q", short(got), short(hdr.Linkname)), nil
@@ -163,7 +179,7 @@ func (c *comparer) compare(name string, hdr *tar.Header, content io.Reader) (str
 	}
 	f, err := c.root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return "", fs.ErrPermission
+		return unseen(err)
 	}
 	defer func() { _ = f.Close() }() // only read
 	return c.bytes(f, content)

@@ -59,6 +59,18 @@ func TestCompare(t *testing.T) {
 			}
 			return os.Mkdir(d+"/again", 0o755)
 		}, "again: it is of type"},
+		{"a directory that is a file", func(d string) error {
+			if err := os.RemoveAll(d + "/dir"); err != nil {
+				return err
+			}
+			return os.WriteFile(d+"/dir", nil, 0o755)
+		}, "dir/file, which it is the same file as"},
+		{"a directory that is a link to itself", func(d string) error {
+			if err := os.RemoveAll(d + "/dir"); err != nil {
+				return err
+			}
+			return os.Symlink("dir", d+"/dir")
+		}, "hard: it cannot be looked at: too many levels"},
 		{"a copy instead of a link", func(d string) error {
 			if err := os.Remove(d + "/hard"); err != nil {
 				return err

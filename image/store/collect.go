@@ -65,8 +65,9 @@ type Garbage struct {
 
 // Collect takes away the names in drop, makes those in loosen untagged, and returns what is then needed by no image and
 // not kept: layers by their chain ids, blobs by their digests. The names are gone durably when it returns; the trees
-// and the blobs are the caller's to remove, in this order: [Store.ForgetLayer] and [Store.RemoveUnused].
-func (s *Store) Collect(drop, loosen []string, keep func(key string) bool) (Garbage, error) {
+// and the blobs are the caller's to remove, in this order: [Store.ForgetLayer] and [Store.RemoveUnused]. Only then comes
+// [Store.WriteIndex], which needs room on the disk that there may not be before.
+func (s *Store) Collect(drop, loosen []string, keepLayer, keepBlob func(id string) bool) (Garbage, error) {
 	var g Garbage
 	err := s.db.Update(func(tx *bolt.Tx) error {
 		g = Garbage{} // bbolt may call this again
@@ -109,7 +110,7 @@ func (s *Store) Collect(drop, loosen []string, keep func(key string) bool) (Garb
 			return err
 		}
 		err = layers.ForEach(func(chainID, _ []byte) error {
-			if id := string(chainID); !needed[id] && !keep(id) {
+			if id := string(chainID); !needed[id] && !keepLayer(id) {
 				g.Layers = append(g.Layers, id)
 			}
 			return nil
@@ -132,7 +133,7 @@ func (s *Store) Collect(drop, loosen []string, keep func(key string) bool) (Garb
 		}
 		for _, name := range names {
 			digest := "sha256:" + name
-			if used[digest] || keep(digest) {
+			if used[digest] || keepBlob(digest) {
 				continue
 			}
 			if fi, err := s.layout.Lstat(blobDir + "/" + name); err == nil {
@@ -145,7 +146,7 @@ func (s *Store) Collect(drop, loosen []string, keep func(key string) bool) (Garb
 	if err != nil {
 		return Garbage{}, fmt.Errorf("collect images: %w", err)
 	}
-	return g, s.writeIndex()
+	return g, nil
 }
 
 // LayerSizes are the sizes that are known, by chain id.

@@ -137,7 +137,7 @@ func Open(dir string) (_ *Store, err error) {
 	if err := s.clean(); err != nil {
 		return nil, fmt.Errorf("clean image store: %w", err)
 	}
-	if err := s.writeIndex(); err != nil {
+	if err := s.WriteIndex(); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -325,6 +325,10 @@ func (s *Store) write(ctx context.Context, r io.Reader, most int64, judge func(B
 	if closeErr != nil {
 		return fmt.Errorf("write blob %s: %w", digest, closeErr)
 	}
+	// One that is there stays: somebody may be reading it, and it has been synced.
+	if s.Has(Blob{Digest: digest, Size: n}) {
+		return s.discard(name)
+	}
 	// Both directories are in one file system and below descriptors of ours; os.Root cannot rename between two.
 	if err := os.Rename(filepath.Join(s.incoming.Name(), name), filepath.Join(s.layout.Name(), filepath.FromSlash(path))); err != nil {
 		return fmt.Errorf("store blob %s: %w", digest, err)
@@ -332,6 +336,13 @@ func (s *Store) write(ctx context.Context, r io.Reader, most int64, judge func(B
 	if err := syncDir(s.layout, blobDir); err != nil {
 		// It may be there or not after a crash, so it does not count as stored.
 		return errors.Join(fmt.Errorf("store blob %s: %w", digest, err), s.layout.Remove(path))
+	}
+	return nil
+}
+
+func (s *Store) discard(name string) error {
+	if err := s.incoming.Remove(name); err != nil {
+		return fmt.Errorf("write blob: %w", err)
 	}
 	return nil
 }
@@ -398,23 +409,21 @@ func (s *Store) RemoveUnused(digests []string) error {
 	return errors.Join(errs...)
 }
 
-// Put records an image under its name and its layers as ready. Its blobs must be stored. An image that had the name and
-// has no other one stays, untagged, as repository@digest: sandboxes may run on its layers. Sizes are the bytes of those
-// of its layers that were extracted for it, by chain id.
-func (s *Store) Put(r *Record, sizes map[string]int64) error {
-	for _, b := range r.Blobs() {
-		if !s.Has(b) {
-			return fmt.Errorf("record image %s: blob %s: %w", r.Name, b.Digest, ErrNotFound)
+// Put records images under their names and their layers as ready, all or none. Their blobs must be stored. An image that
+// had a name and has no other one stays, untagged, as repository@digest: sandboxes may run on its layers. Sizes are the
+// bytes of those of their layers that were extracted for them, by chain id.
+func (s *Store) Put(sizes map[string]int64, records ...*Record) error {
+	for _, r := range records {
+		for _, b := range r.Blobs() {
+			if !s.Has(b) {
+				return fmt.Errorf("record image %s: blob %s: %w", r.Name, b.Digest, ErrNotFound)
+			}
 		}
 	}
-	value, err := json.Marshal(r)
-	if err != nil {
-		return fmt.Errorf("record image %s: %w", r.Name, err)
-	}
-	err = s.db.Update(func(tx *bolt.Tx) error {
-		for _, l := range r.Layers {
-			if err := tx.Bucket(bucketLayers).Put([]byte(l.ChainID), []byte(layerReady)); err != nil {
-				return err
+	err := s.db.Update(func(tx *bolt.Tx) error {
+		for _, r := range records {
+			if err := put(tx, r); err != nil {
+				return fmt.Errorf("record image %s: %w", r.Name, err)
 			}
 		}
 		for chainID, size := range sizes {
@@ -422,24 +431,37 @@ func (s *Store) Put(r *Record, sizes map[string]int64) error {
 				return err
 			}
 		}
-		images := tx.Bucket(bucketImages)
-		if old := images.Get([]byte(r.Name)); old != nil {
-			var before Record
-			if err := json.Unmarshal(old, &before); err != nil {
-				return err
-			}
-			if before.Manifest.Digest != r.Manifest.Digest {
-				if err := untag(images, &before); err != nil {
-					return err
-				}
-			}
-		}
-		return images.Put([]byte(r.Name), value)
+		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("record image %s: %w", r.Name, err)
+		return fmt.Errorf("record images: %w", err)
 	}
-	return s.writeIndex()
+	return s.WriteIndex()
+}
+
+func put(tx *bolt.Tx, r *Record) error {
+	for _, l := range r.Layers {
+		if err := tx.Bucket(bucketLayers).Put([]byte(l.ChainID), []byte(layerReady)); err != nil {
+			return err
+		}
+	}
+	images := tx.Bucket(bucketImages)
+	if old := images.Get([]byte(r.Name)); old != nil {
+		var before Record
+		if err := json.Unmarshal(old, &before); err != nil {
+			return err
+		}
+		if before.Manifest.Digest != r.Manifest.Digest {
+			if err := untag(images, &before); err != nil {
+				return err
+			}
+		}
+	}
+	value, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return images.Put([]byte(r.Name), value)
 }
 
 // Get returns the image of that name, or [ErrNotFound].
@@ -575,9 +597,9 @@ type (
 	}
 )
 
-// writeIndex repeats the records in index.json for other tools. It is written only when something changed, and by Open
+// WriteIndex repeats the records in index.json for other tools. It is written only when something changed, and by Open
 // in case that the one before crashed between the database and here.
-func (s *Store) writeIndex() error {
+func (s *Store) WriteIndex() error {
 	// The transaction keeps two writers from overtaking each other.
 	err := s.db.Update(func(tx *bolt.Tx) error {
 		ix := index{SchemaVersion: 2, MediaType: "application/vnd.oci.image.index.v1+json", Manifests: []descriptor{}}

@@ -126,7 +126,7 @@ func TestImagesOutliveTheProcess(t *testing.T) {
 	fill(t, s, "m", "c", "l1", "l2", "m2", "stray")
 	one, two := record("a/one:1", "m", "l1", "l2"), record("a/two:1", "m2", "l1")
 	for _, r := range []*store.Record{two, one} {
-		if err := s.Put(r, nil); err != nil {
+		if err := s.Put(nil, r); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -179,7 +179,7 @@ func TestImagesOutliveTheProcess(t *testing.T) {
 func TestImageWithoutItsBlobsIsNotRecorded(t *testing.T) {
 	s := open(t, t.TempDir())
 	fill(t, s, "m", "c")
-	if err := s.Put(record("a:1", "m", "missing"), nil); !errors.Is(err, store.ErrNotFound) {
+	if err := s.Put(nil, record("a:1", "m", "missing")); !errors.Is(err, store.ErrNotFound) {
 		t.Fatalf("error %v", err)
 	}
 	if _, err := s.Get("a:1"); !errors.Is(err, store.ErrNotFound) {
@@ -202,7 +202,7 @@ func TestConcurrentRecordsAreAllInTheIndex(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 10 {
 		wg.Go(func() {
-			if err := s.Put(record(fmt.Sprintf("a:%d", i), "m", "l"), nil); err != nil {
+			if err := s.Put(nil, record(fmt.Sprintf("a:%d", i), "m", "l")); err != nil {
 				t.Error(err)
 			}
 		})
@@ -222,5 +222,33 @@ func TestReadBlobIsBounded(t *testing.T) {
 	}
 	if b, err := s.ReadBlob(blob("content").Digest, 7); err != nil || string(b) != "content" {
 		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// A blob that is there already is not written over.
+func TestAddBlobLeavesWhatIsThere(t *testing.T) {
+	dir := t.TempDir()
+	s, err := store.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var found []os.FileInfo
+	for range 2 {
+		b, err := s.AddBlob(t.Context(), strings.NewReader("content"), 7, func(string) error { return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		fi, err := os.Stat(filepath.Join(dir, "blobs/blobs/sha256", strings.TrimPrefix(b.Digest, "sha256:")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, fi)
+	}
+	if !os.SameFile(found[0], found[1]) {
+		t.Error("the blob is another file")
+	}
+	if left, err := os.ReadDir(filepath.Join(dir, "incoming")); err != nil || len(left) != 0 {
+		t.Errorf("left over: %v (%v)", left, err)
 	}
 }

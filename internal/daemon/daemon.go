@@ -78,7 +78,7 @@ type Daemon struct {
 	lock    io.Closer
 	socket  *socket
 
-	requests sync.WaitGroup // handlers, those of hijacked connections among them
+	requests sync.WaitGroup // handlers, those of hijacked connections among them, and enforce
 	mu       sync.Mutex
 	drained  bool // requests is waited for: nothing may be added to it
 	active   int  // requests that are counted
@@ -128,9 +128,6 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 	d.service = &Service{opts: opts, supervisor: supervisor, images: opts.Images, log: d.log}
 	// From here on images may be removed: what runs has been adopted, so it is known what they are needed for.
 	opts.Images.SetHolders(d.service.holders)
-	if err := opts.Images.Enforce(ctx); err != nil {
-		d.log.Warn("the limit of images could not be kept to", "error", err)
-	}
 	return d, nil
 }
 
@@ -218,6 +215,11 @@ func (d *Daemon) Serve(ctx context.Context) error {
 	go func() { served <- server.Serve(d.socket) }()
 	d.log.Info("daemon is ready", "socket", d.Socket(), "uid", os.Getuid(), "sandboxes", d.service.supervisor.Count())
 
+	// Images may have grown beyond a limit that is new. Removing them takes its time, and nobody need wait for it.
+	enforceCtx, cancelEnforce := context.WithCancelCause(requestCtx)
+	defer cancelEnforce(nil)
+	d.requests.Go(func() { d.enforce(enforceCtx) })
+
 	if d.opts.IdleExit > 0 {
 		d.lastUse = time.Now()
 		watched := make(chan struct{})
@@ -234,7 +236,19 @@ func (d *Daemon) Serve(ctx context.Context) error {
 		d.Shutdown(api.Shutdown{KeepSandboxes: true})
 	}
 	<-d.stop // orders our reading of keep
+	cancelEnforce(ErrStopping)
 	return errors.Join(failure, d.shutdown(context.WithoutCancel(ctx), server, served, cancelRequests))
+}
+
+// enforce keeps to the limit of images once.
+func (d *Daemon) enforce(ctx context.Context) {
+	switch err := d.opts.Images.Enforce(ctx); {
+	case err == nil:
+	case ctx.Err() != nil:
+		d.log.Info("images that are too many are removed by the next start", "error", err)
+	default:
+		d.log.Warn("the limit of images could not be kept to", "error", err)
+	}
 }
 
 // shutdown reads top to bottom. Each step has its own deadline, and a step that fails does not keep the next from being

@@ -149,7 +149,7 @@ type fakeImages struct {
 
 func (f *fakeImages) SetHolders(func() map[string][]string) {}
 
-func (f *fakeImages) Enforce(context.Context, ...string) error { return nil }
+func (f *fakeImages) Enforce(context.Context) error { return nil }
 
 func (f *fakeImages) Acquire(_ context.Context, ref string) (*image.Image, func(), error) {
 	img, err := f.get(ref)

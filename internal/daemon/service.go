@@ -28,7 +28,7 @@ type Images interface {
 	Remove(ctx context.Context, reference string, force bool) (api.ImagesRemoved, error)
 	Prune(ctx context.Context, all bool) (api.ImagesRemoved, error)
 	// Enforce keeps to the limit of all images' bytes, if there is one.
-	Enforce(ctx context.Context, keep ...string) error
+	Enforce(ctx context.Context) error
 
 	// Acquire keeps an image from being removed until release is called. SetHolders says how to find out which images
 	// sandboxes have from then on.
