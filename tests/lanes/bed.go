@@ -20,6 +20,8 @@ const (
 	limitsPackage = "github.com/sandboxd/sandboxd/tests/limits"
 	// machinesAtOnce is how many machines of the bed run beside each other.
 	machinesAtOnce = 2
+	// jobLimit is how long one user's tests may take: two and a half times what they took on two cores with two machines.
+	jobLimit = "25m"
 	// bedOut is where the testbed program puts logs and results.
 	bedOut = "build/testbed"
 )
@@ -102,7 +104,7 @@ func (b *testBed) run(ctx context.Context, o options, results *results) error {
 		}
 	}
 	fmt.Printf("\n== bed: %s\n", b.machines)
-	test := b.command(ctx, "-plan", file, "-again", "-parallel", fmt.Sprint(machinesAtOnce))
+	test := b.command(ctx, "-plan", file, "-timeout", jobLimit, "-again", "-parallel", fmt.Sprint(machinesAtOnce))
 	test.Stdout, test.Stderr = os.Stdout, os.Stderr
 	err := test.Run()
 	if _, ended := errors.AsType[*exec.ExitError](err); err != nil && !ended {
