@@ -94,8 +94,15 @@ func TestIOLimitHoldsWrites(t *testing.T) {
 			if got := read(t, dir, "io.max"); got != "" {
 				t.Errorf("io.max is %q after the limit was taken away", got)
 			}
-			if got := rate(t, 3*time.Second, func() int64 { return moved(t, dir, disk, "wbytes") }); got < 2*bps {
-				t.Errorf("without a limit writes are at %.0f bytes a second", got)
+			// What nobody waits for comes in bursts, when the kernel finds that pages have been dirty for long.
+			var freed float64
+			for range 20 {
+				if freed = max(freed, rate(t, 3*time.Second, func() int64 { return moved(t, dir, disk, "wbytes") })); freed >= 2*bps {
+					break
+				}
+			}
+			if freed < 2*bps {
+				t.Errorf("without a limit writes are at %.0f bytes a second at most", freed)
 			}
 		})
 	}
