@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -45,7 +46,7 @@ func startBed(ctx context.Context, o options) (*testBed, error) {
 		return nil, fmt.Errorf("build the test bed: %w\n%s", err, out)
 	}
 	// Here, and not when everything else has run.
-	if out, err := b.command(ctx, "-check").CombinedOutput(); err != nil {
+	if out, err := b.command(ctx, b.machines, bedOut, "-check").CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("the machines %s of the test bed: %w\n%s", o.bed, err, out)
 	}
 	for word := range strings.SplitSeq(o.bed, ",") {
@@ -59,7 +60,7 @@ func startBed(ctx context.Context, o options) (*testBed, error) {
 		}
 	}
 	ctx, b.cancel = context.WithCancel(ctx)
-	prepare := b.command(ctx, "-prepare")
+	prepare := b.command(ctx, b.machines, bedOut, "-prepare")
 	prepare.Stdout, prepare.Stderr = os.Stdout, os.Stderr
 	go func() {
 		defer close(b.prepared)
@@ -74,8 +75,8 @@ func (b *testBed) stop() {
 	<-b.prepared
 }
 
-func (b *testBed) command(ctx context.Context, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, b.program, append([]string{"-machines", b.machines, "-short", briefly, "-out", bedOut}, args...)...)
+func (b *testBed) command(ctx context.Context, machines, out string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, b.program, append([]string{"-machines", machines, "-short", briefly, "-out", out}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it ends its machines
 	cmd.WaitDelay = time.Minute
 	return cmd
@@ -104,7 +105,7 @@ func (b *testBed) run(ctx context.Context, o options, results *results) error {
 		}
 	}
 	fmt.Printf("\n== bed: %s\n", b.machines)
-	test := b.command(ctx, "-plan", file, "-timeout", jobLimit, "-again", "-parallel", fmt.Sprint(machinesAtOnce))
+	test := b.command(ctx, b.machines, bedOut, "-plan", file, "-timeout", jobLimit, "-again", "-parallel", fmt.Sprint(machinesAtOnce))
 	test.Stdout, test.Stderr = os.Stdout, os.Stderr
 	err := test.Run()
 	if _, ended := errors.AsType[*exec.ExitError](err); err != nil && !ended {
@@ -112,11 +113,98 @@ func (b *testBed) run(ctx context.Context, o options, results *results) error {
 	}
 	for _, l := range b.lanes {
 		machine, user := l.machine()
-		for _, r := range testresult.ReadDir(ctx, filepath.Join(bedOut, machine, "results", user), paths) {
+		its := testresult.ReadDir(ctx, filepath.Join(bedOut, machine, "results", user), paths)
+		if err := b.secondTry(ctx, o, l, its); err != nil {
+			return err
+		}
+		for _, r := range its {
 			results.add(l, r)
 		}
 	}
 	return ctx.Err()
+}
+
+// secondTry runs the tests that failed once more, in a machine that does nothing else: they measure time where two cores
+// emulate several. What passes then counts as passed, and the report names it. Where much failed, or a binary did not end
+// as it should, nothing is tried again.
+func (b *testBed) secondTry(ctx context.Context, o options, l *lane, its []testresult.Package) error {
+	plan, paths := failedPlan(its)
+	if plan == "" {
+		return nil
+	}
+	file := filepath.Join(o.workDir, "bed-plan-again")
+	if err := os.WriteFile(file, []byte(plan), 0o600); err != nil {
+		return err
+	}
+	machine, user := l.machine()
+	fmt.Printf("\n== bed: %s: what failed, once more\n", l.Name)
+	out := bedOut + "-again"
+	test := b.command(ctx, machine+"/"+user, out, "-plan", file, "-timeout", jobLimit)
+	test.Stdout, test.Stderr = os.Stdout, os.Stderr
+	err := test.Run()
+	if _, ended := errors.AsType[*exec.ExitError](err); err != nil && !ended {
+		return err
+	}
+	for _, second := range testresult.ReadDir(ctx, filepath.Join(out, machine, "results", user), paths) {
+		for i := range its {
+			if its[i].Path == second.Path {
+				l.again = append(l.again, passedAgain(&its[i], second)...)
+			}
+		}
+	}
+	return nil
+}
+
+// fewFailures is how many tests of a lane may fail for a second try to make sense.
+const fewFailures = 3
+
+// failedPlan writes the plan of the second try; it is empty where there is none.
+func failedPlan(its []testresult.Package) (plan string, paths []string) {
+	var lines strings.Builder
+	n := 0
+	for _, r := range its {
+		failed := failedTests(r)
+		if n += len(failed); r.Err != nil || n > fewFailures {
+			return "", nil
+		}
+		if len(failed) > 0 {
+			fmt.Fprintf(&lines, "%s\t%s\n", r.Path, selection(failed))
+			paths = append(paths, r.Path)
+		}
+	}
+	return lines.String(), paths
+}
+
+// failedTests are the tests, without their subtests, that failed.
+func failedTests(r testresult.Package) []string {
+	var failed []string
+	for _, t := range r.Tests {
+		if t.Outcome == testresult.Fail && !strings.Contains(t.Name, "/") {
+			failed = append(failed, t.Name)
+		}
+	}
+	return failed
+}
+
+// passedAgain puts the second outcome of tests in the place of their first, if all of a package's failures passed, and
+// returns their names.
+func passedAgain(first *testresult.Package, second testresult.Package) []string {
+	failed := failedTests(*first)
+	passed := func(name string) bool {
+		return slices.ContainsFunc(second.Tests, func(t testresult.Test) bool { return t.Name == name && t.Outcome == testresult.Pass })
+	}
+	if !second.OK() || slices.ContainsFunc(failed, func(name string) bool { return !passed(name) }) {
+		return nil
+	}
+	first.Tests = append(slices.DeleteFunc(slices.Clone(first.Tests), func(t testresult.Test) bool {
+		top, _, _ := strings.Cut(t.Name, "/")
+		return slices.Contains(failed, top)
+	}), second.Tests...)
+	var names []string
+	for _, f := range failed {
+		names = append(names, shortName(first.Path)+"."+f)
+	}
+	return names
 }
 
 // machine is which machine a lane of the bed runs in, and as whom.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -28,6 +29,38 @@ func TestBedPlan(t *testing.T) {
 	want := module + "runtime/cgroup\t^TestBoth$|^TestSub$/^a\\.b$\n" + limitsPackage + "\t\n"
 	if plan != want || len(paths) != 2 {
 		t.Errorf("plan\n%s\nwant\n%s", plan, want)
+	}
+}
+
+// What failed in the bed is tried once more, unless it is too much; only what then passed changes its outcome.
+func TestSecondTry(t *testing.T) {
+	const pkg = "github.com/sandboxd/sandboxd/tests/limits"
+	first := testresult.Package{Path: pkg, Tests: []testresult.Test{
+		test("TestGood", testresult.Pass), test("TestBad", testresult.Fail), test("TestBad/one", testresult.Fail), test("TestBad/two", testresult.Pass),
+	}}
+	plan, paths := failedPlan([]testresult.Package{{Path: "x", Tests: []testresult.Test{test("TestX", testresult.Pass)}}, first})
+	if want := pkg + "\t^TestBad$\n"; plan != want || len(paths) != 1 {
+		t.Errorf("plan %q, want %q", plan, want)
+	}
+	if plan, _ := failedPlan([]testresult.Package{first, {Path: "y", Err: errors.New("panic")}}); plan != "" {
+		t.Errorf("a binary that broke is tried again: %q", plan)
+	}
+	many := testresult.Package{Path: pkg}
+	for _, name := range []string{"TestA", "TestB", "TestC", "TestD"} {
+		many.Tests = append(many.Tests, test(name, testresult.Fail))
+	}
+	if plan, _ := failedPlan([]testresult.Package{many}); plan != "" {
+		t.Errorf("many are tried again: %q", plan)
+	}
+	for _, o := range []testresult.Outcome{testresult.Fail, testresult.Skip} {
+		got := first
+		if again := passedAgain(&got, testresult.Package{Path: pkg, Tests: []testresult.Test{test("TestBad", o)}}); again != nil || got.OK() {
+			t.Errorf("second outcome %v counts as passed", o)
+		}
+	}
+	again := passedAgain(&first, testresult.Package{Path: pkg, Tests: []testresult.Test{test("TestBad", testresult.Pass), test("TestBad/one", testresult.Pass)}})
+	if !first.OK() || first.Count(testresult.Pass) != 3 || len(again) != 1 || again[0] != "tests/limits.TestBad" {
+		t.Errorf("after the second try: %+v, %q", first, again)
 	}
 }
 

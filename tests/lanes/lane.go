@@ -34,6 +34,7 @@ type lane struct {
 	sudo        bool     // reach root through sudo
 	user        *account // become this user; nil: stay as we are
 	inBed       bool     // run by the test bed: the fields above are not for it
+	again       []string // tests of the bed that passed only when they were run a second time
 }
 
 // account is the ordinary user of a lane.

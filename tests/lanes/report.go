@@ -104,6 +104,12 @@ func (rs *results) report(w io.Writer, narrowed bool) bool {
 			narrowed = true // its own tests were skipped for a good reason
 		}
 	}
+	for _, l := range rs.lanes {
+		if len(l.again) > 0 {
+			fmt.Fprintf(w, "\nlane %s: failed, and passed when run once more alone (see %s/ for the first time):\n  %s\n",
+				l.Name, bedOut, strings.Join(l.again, "\n  "))
+		}
+	}
 	if bad := rs.skippedEverywhere(w); len(bad) > 0 && !narrowed {
 		fmt.Fprintf(w, "\nskipped in every lane that ran, and not on the list of expected skips:\n  %s\n", strings.Join(bad, "\n  "))
 		failed += len(bad)
