@@ -143,7 +143,7 @@ func publicDir(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	t.Cleanup(func() { _ = harness.RemoveAll(dir) }) // what sandboxes wrote there is not ours to remove otherwise
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
