@@ -502,19 +502,31 @@ func (a *archive) rootfs(ctx context.Context, r io.Reader, want v1.Platform, c a
 	return []root{{digest: manifest}}, err
 }
 
+// plain is a stored layer without its compression, until done is called.
+func (a *archive) plain(ctx context.Context, b store.Blob) (_ *layer.Uncompressed, done func(), err error) {
+	f, err := a.service.store.OpenBlob(b.Digest)
+	if err != nil {
+		return nil, nil, err
+	}
+	plain, err := layer.Uncompress(store.WithContext(ctx, f), b.MediaType, layer.Limits{})
+	if err != nil {
+		_ = f.Close() // only read, as below
+		return nil, nil, archiveInvalid("%w", err)
+	}
+	return plain, func() {
+		plain.Close()
+		_ = f.Close()
+	}, nil
+}
+
 // checkTar looks whether a stored layer begins like a tar with anything in it. Zeros, or nothing at all, are an empty
 // one; nobody means that by a root file system.
 func (a *archive) checkTar(ctx context.Context, b store.Blob) error {
-	f, err := a.service.store.OpenBlob(b.Digest)
+	plain, done, err := a.plain(ctx, b)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }() // only read
-	plain, err := layer.Uncompress(store.WithContext(ctx, f), b.MediaType, layer.Limits{})
-	if err != nil {
-		return archiveInvalid("%w", err)
-	}
-	defer plain.Close()
+	defer done()
 	switch _, err := tar.NewReader(plain).Next(); {
 	case errors.Is(err, io.EOF):
 		return archiveInvalid("the root file system has nothing in it")
@@ -528,16 +540,11 @@ func (a *archive) checkTar(ctx context.Context, b store.Blob) error {
 
 // diffID is the digest of a stored layer without its compression.
 func (a *archive) diffID(ctx context.Context, b store.Blob) (string, error) {
-	f, err := a.service.store.OpenBlob(b.Digest)
+	plain, done, err := a.plain(ctx, b)
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = f.Close() }() // only read
-	plain, err := layer.Uncompress(store.WithContext(ctx, f), b.MediaType, layer.Limits{})
-	if err != nil {
-		return "", archiveInvalid("%w", err)
-	}
-	defer plain.Close()
+	defer done()
 	id, err := plain.DiffID()
 	if errors.Is(err, layer.ErrInvalid) {
 		return "", archiveInvalid("%w", err)

@@ -108,7 +108,7 @@ func (s *Service) sweep(ctx context.Context, strays bool, choose func(records []
 			errs = append(errs, context.Cause(ctx))
 			break
 		}
-		errs = append(errs, s.removeLayers(removal, []string{c}))
+		errs = append(errs, s.removeLayer(removal, c))
 	}
 	err = errors.Join(append(errs, s.store.RemoveUnused(g.Blobs))...)
 	if ierr := s.store.WriteIndex(); ierr != nil {
@@ -375,10 +375,10 @@ func shareOf(records []*store.Record, trees map[string]int64) *shares {
 func (s *shares) parts(r *store.Record) map[string]int64 {
 	parts := make(map[string]int64)
 	for _, b := range r.Blobs() {
-		parts["blob "+b.Digest] = b.Size
+		parts[blobKey(b.Digest)] = b.Size
 	}
 	for _, l := range r.Layers {
-		parts["tree "+l.ChainID] = s.trees[l.ChainID]
+		parts[treeKey(l.ChainID)] = s.trees[l.ChainID]
 	}
 	return parts
 }

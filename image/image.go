@@ -142,7 +142,7 @@ func (s *Service) cleanUp(pending []string) {
 func (s *Service) cleanUpLayer(ctx context.Context, chainID string) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	if err := s.removeLayers(ctx, []string{chainID}); err != nil {
+	if err := s.removeLayer(ctx, chainID); err != nil {
 		s.opts.Log.Warn("what an interrupted pull or removal left could not be cleaned up; the next start tries again", "error", err)
 	}
 }
@@ -308,7 +308,11 @@ func (s *Service) release(ctx context.Context, blobs, chains []string, discard b
 	defer settle()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
-	return errors.Join(s.removeLayers(ctx, gone), s.store.RemoveUnused(blobs))
+	var errs []error
+	for _, c := range gone {
+		errs = append(errs, s.removeLayer(ctx, c))
+	}
+	return errors.Join(append(errs, s.store.RemoveUnused(blobs))...)
 }
 
 // depart makes whoever wants to pin one of the keys wait until settle is called. It needs s.mu, settle takes it.
@@ -327,17 +331,14 @@ func (s *Service) depart(keys []string) (settle func()) {
 	}
 }
 
-// removeLayers removes layers that are pending. What cannot be removed stays so for the next Open.
-func (s *Service) removeLayers(ctx context.Context, chains []string) error {
-	var errs []error
-	for _, c := range chains {
-		err := s.applier.RemoveLayer(ctx, c)
-		if err == nil {
-			err = s.store.ForgetLayer(c)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("remove layer %s: %w", c, err))
-		}
+// removeLayer removes a layer that is pending. One that cannot be removed stays so for the next Open.
+func (s *Service) removeLayer(ctx context.Context, chainID string) error {
+	err := s.applier.RemoveLayer(ctx, chainID)
+	if err == nil {
+		err = s.store.ForgetLayer(chainID)
 	}
-	return errors.Join(errs...)
+	if err != nil {
+		return fmt.Errorf("remove layer %s: %w", chainID, err)
+	}
+	return nil
 }

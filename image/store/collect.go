@@ -73,18 +73,17 @@ func (s *Store) Collect(drop, loosen []string, keepLayer, keepBlob func(id strin
 		g = Garbage{} // bbolt may call this again
 		images, layers := tx.Bucket(bucketImages), tx.Bucket(bucketLayers)
 		for _, name := range loosen {
-			value := images.Get([]byte(name))
-			if value == nil {
-				continue
+			r, err := recordOf(images, name)
+			if err != nil {
+				return err
 			}
-			var r Record
-			if err := json.Unmarshal(value, &r); err != nil {
-				return fmt.Errorf("record of %s: %w", name, err)
+			if r == nil {
+				continue
 			}
 			if err := images.Delete([]byte(name)); err != nil {
 				return err
 			}
-			if err := untag(images, &r); err != nil {
+			if err := untag(images, r); err != nil {
 				return err
 			}
 		}
@@ -183,6 +182,19 @@ func (s *Store) Layers() ([]string, error) {
 	return out, nil
 }
 
+// recordOf reads the record of a name, nil where there is none.
+func recordOf(images *bolt.Bucket, name string) (*Record, error) {
+	value := images.Get([]byte(name))
+	if value == nil {
+		return nil, nil //nolint:nilnil // as a bucket has it
+	}
+	r := new(Record)
+	if err := json.Unmarshal(value, r); err != nil {
+		return nil, fmt.Errorf("record of %s: %w", name, err)
+	}
+	return r, nil
+}
+
 // SetUsed notes when images were last used, by name. Names that are gone are left out.
 func (s *Store) SetUsed(used map[string]time.Time) error {
 	if len(used) == 0 {
@@ -191,19 +203,18 @@ func (s *Store) SetUsed(used map[string]time.Time) error {
 	err := s.db.Update(func(tx *bolt.Tx) error {
 		images := tx.Bucket(bucketImages)
 		for name, at := range used {
-			value := images.Get([]byte(name))
-			if value == nil {
-				continue
+			r, err := recordOf(images, name)
+			if err != nil {
+				return err
 			}
-			var r Record
-			if err := json.Unmarshal(value, &r); err != nil {
-				return fmt.Errorf("record of %s: %w", name, err)
+			if r == nil {
+				continue
 			}
 			if !at.After(r.UsedAt) {
 				continue
 			}
 			r.UsedAt = at
-			value, err := json.Marshal(&r)
+			value, err := json.Marshal(r)
 			if err != nil {
 				return err
 			}

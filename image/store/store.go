@@ -446,15 +446,13 @@ func put(tx *bolt.Tx, r *Record) error {
 		}
 	}
 	images := tx.Bucket(bucketImages)
-	if old := images.Get([]byte(r.Name)); old != nil {
-		var before Record
-		if err := json.Unmarshal(old, &before); err != nil {
+	before, err := recordOf(images, r.Name)
+	if err != nil {
+		return err
+	}
+	if before != nil && before.Manifest.Digest != r.Manifest.Digest {
+		if err := untag(images, before); err != nil {
 			return err
-		}
-		if before.Manifest.Digest != r.Manifest.Digest {
-			if err := untag(images, &before); err != nil {
-				return err
-			}
 		}
 	}
 	value, err := json.Marshal(r)
