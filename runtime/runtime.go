@@ -95,8 +95,6 @@ type Engine interface {
 	Update(ctx context.Context, id string, change *Change) (api.Enforced, error)
 	// Stats reads all that the kernel counts of the sandbox. Of an engine without cgroups only the wall time is set.
 	Stats(ctx context.Context, id string) (api.Stats, error)
-	// Usage reads what the sandbox's cgroup has counted. Where there is none only the wall time is set.
-	Usage(ctx context.Context, id string) (api.Usage, error)
 	// OOMKills is how many processes of the sandbox the kernel killed for want of memory; 0 without a memory cgroup.
 	OOMKills(ctx context.Context, id string) (int, error)
 }

@@ -577,11 +577,6 @@ func (s *Supervisor) Stats(ctx context.Context, ref string) (api.Stats, error) {
 	return st, nil
 }
 
-// Usage is what the engine has counted for the sandbox with this id.
-func (s *Supervisor) Usage(ctx context.Context, id string) (api.Usage, error) {
-	return s.engine.Usage(ctx, id)
-}
-
 // OOMKills is how many processes of the sandbox the kernel has killed for want of memory.
 func (s *Supervisor) OOMKills(ctx context.Context, id string) (int, error) {
 	return s.engine.OOMKills(ctx, id)

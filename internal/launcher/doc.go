@@ -32,7 +32,7 @@
 //	◀── {diff id, bytes, entries} ──────────
 //	── update {id, change} ────────────────▶  all of it or nothing
 //	◀── {enforced} ─────────────────────────
-//	── leftovers | delete | kill | stats | usage | remove-layer | info | shutdown ──▶
+//	── leftovers | delete | kill | stats | remove-layer | info | shutdown ──▶
 //	◀── {} ─────────────────────────────────
 //
 // An error travels as {stage, class, message}: the class names one of the sentinel errors of package runtime.

@@ -271,18 +271,6 @@ func (c *Client) Stats(ctx context.Context, id string) (api.Stats, error) {
 	return *resp.Stats, nil
 }
 
-// Usage implements runtime.Engine.
-func (c *Client) Usage(ctx context.Context, id string) (api.Usage, error) {
-	resp, _, err := c.call(ctx, &request{Op: opUsage, ID: id})
-	if err != nil {
-		return api.Usage{}, err
-	}
-	if resp.Usage == nil {
-		return api.Usage{}, errors.New("launcher usage: empty answer")
-	}
-	return *resp.Usage, nil
-}
-
 // OOMKills implements runtime.Engine.
 func (c *Client) OOMKills(ctx context.Context, id string) (int, error) {
 	resp, _, err := c.call(ctx, &request{Op: opOOMKills, ID: id})

@@ -118,7 +118,7 @@ func TestMisunderstandingNamesTheVersion(t *testing.T) {
 		if _, err := c.Info(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		_, err := c.Usage(t.Context(), "abc")
+		_, err := c.Stats(t.Context(), "abc")
 		if err == nil || strings.Contains(err.Error(), "of version v1 and the daemon of v2: end it") != want {
 			t.Errorf("the daemon is %s: %v", version, err)
 		}

@@ -166,8 +166,8 @@ func openLog(path string) (*os.File, error) {
 // errEnded says that the launcher died without a word.
 var errEnded = errors.New("it ended before it was ready")
 
-// startTwice gives a launcher that died without a word a second chance: starting has no effect that lasts, and on loaded
-// machines one in some hundreds has been seen to die so.
+// startTwice gives a launcher that died without a word a second chance: starting has no effect that lasts. One has been seen
+// to die so, on a loaded machine; its cause is not known, and a thousand starts since have not shown it again.
 func startTwice(ctx context.Context, o Options, socket string) error {
 	first := start(ctx, o, socket)
 	if !errors.Is(first, errEnded) {

@@ -219,11 +219,6 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		if st, err = s.Engine.Stats(ctx, req.ID); err == nil {
 			resp.Stats = &st
 		}
-	case opUsage:
-		var u api.Usage
-		if u, err = s.Engine.Usage(ctx, req.ID); err == nil {
-			resp.Usage = &u
-		}
 	case opOOMKills:
 		resp.Count, err = s.Engine.OOMKills(ctx, req.ID)
 	case opApply:

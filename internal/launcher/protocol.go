@@ -35,7 +35,6 @@ const (
 	opDelete      op = "delete"
 	opUpdate      op = "update"
 	opStats       op = "stats"
-	opUsage       op = "usage"
 	opOOMKills    op = "oom-kills"
 	opApply       op = "apply"
 	opRemoveLayer op = "remove-layer"
@@ -45,7 +44,7 @@ const (
 // request is the one message of a connection from the daemon.
 type request struct {
 	Op     op                  `json:"op"`
-	ID     string              `json:"id,omitempty"`     // kill, delete, update, stats, usage, oom-kills
+	ID     string              `json:"id,omitempty"`     // kill, delete, update, stats, oom-kills
 	After  string              `json:"after,omitempty"`  // list: the last id of the answer before
 	Spec   *runtime.Spec       `json:"spec,omitempty"`   // create; with the control socket
 	Change *runtime.Change     `json:"change,omitempty"` // update
@@ -62,7 +61,6 @@ type response struct {
 	Info     *Info         `json:"info,omitempty"`
 	Enforced *api.Enforced `json:"enforced,omitempty"` // update
 	Stats    *api.Stats    `json:"stats,omitempty"`
-	Usage    *api.Usage    `json:"usage,omitempty"`
 	Count    int           `json:"count,omitempty"`
 	Layer    *layer.Result `json:"layer,omitempty"`
 }

@@ -27,22 +27,6 @@ func (e *Engine) Stats(ctx context.Context, id string) (api.Stats, error) {
 	return st, nil
 }
 
-// Usage implements runtime.Engine.
-func (e *Engine) Usage(ctx context.Context, id string) (api.Usage, error) {
-	st, err := e.Stats(ctx, id)
-	if err != nil {
-		return api.Usage{}, err
-	}
-	u := api.Usage{WallMS: st.WallMS}
-	if st.CPU != nil && st.CPU.UsageMS != nil {
-		u.CPUMS = *st.CPU.UsageMS
-	}
-	if st.Memory != nil && st.Memory.Peak != nil {
-		u.MemoryPeak = *st.Memory.Peak
-	}
-	return u, nil
-}
-
 // OOMKills implements runtime.Engine.
 func (e *Engine) OOMKills(ctx context.Context, id string) (int, error) {
 	in, err := e.find(ctx, id)

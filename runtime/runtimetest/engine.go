@@ -261,12 +261,6 @@ func (e *Engine) Stats(_ context.Context, id string) (api.Stats, error) {
 	return api.Stats{At: time.Now().UTC(), WallMS: float64(time.Since(b.started).Microseconds()) / 1000}, nil
 }
 
-// Usage counts the wall time.
-func (e *Engine) Usage(ctx context.Context, id string) (api.Usage, error) {
-	st, err := e.Stats(ctx, id)
-	return api.Usage{WallMS: st.WallMS}, err
-}
-
 // OOMKills returns what [Engine.OOM] counted.
 func (e *Engine) OOMKills(_ context.Context, id string) (int, error) {
 	b, err := e.box(id)

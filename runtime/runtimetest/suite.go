@@ -39,7 +39,7 @@ func RunEngineSuite(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		"DeleteOfUnknownIsNotFound":              testDeleteUnknown,
 		"ConcurrentDeletesAgree":                 testDeleteConcurrent,
 		"KillLeavesTheRestToDelete":              testKill,
-		"UsageAndOOMKills":                       testUsage,
+		"StatsAndOOMKills":                       testStats,
 		"UpdateChangesWhatIsListed":              testUpdate,
 		"RefusedUpdateChangesNothing":            testUpdateRefused,
 		"UpdatesAndDeleteAtOnce":                 testUpdateConcurrent,
@@ -292,22 +292,23 @@ func testKill(t *testing.T, s *suite) {
 	}
 }
 
-func testUsage(t *testing.T, s *suite) {
+func testStats(t *testing.T, s *suite) {
 	t.Helper()
-	s.create(t, "usage1")
-	u, err := s.Engine.Usage(t.Context(), "usage1")
+	s.create(t, "stats1")
+	first, err := s.Engine.Stats(t.Context(), "stats1")
 	if err != nil {
-		t.Fatalf("usage: %v", err)
+		t.Fatalf("stats: %v", err)
 	}
-	if u.WallMS <= 0 || u.CPUMS < 0 || u.MemoryPeak < 0 {
-		t.Errorf("usage = %+v", u)
+	if first.WallMS <= 0 || first.CPU != nil && first.CPU.UsageMS != nil && *first.CPU.UsageMS < 0 ||
+		first.Memory != nil && first.Memory.Peak != nil && *first.Memory.Peak < 0 {
+		t.Errorf("stats = %+v", first)
 	}
-	if n, err := s.Engine.OOMKills(t.Context(), "usage1"); err != nil || n != 0 {
+	if n, err := s.Engine.OOMKills(t.Context(), "stats1"); err != nil || n != 0 {
 		t.Errorf("oom kills = %d, %v", n, err)
 	}
 	before := time.Now()
-	st, err := s.Engine.Stats(t.Context(), "usage1")
-	if err != nil || st.WallMS < u.WallMS || st.At.Before(before.Add(-time.Second)) {
+	st, err := s.Engine.Stats(t.Context(), "stats1")
+	if err != nil || st.WallMS < first.WallMS || st.At.Before(before.Add(-time.Second)) {
 		t.Errorf("stats = %+v, %v", st, err)
 	}
 }
@@ -409,9 +410,6 @@ func testUpdateConcurrent(t *testing.T, s *suite) {
 
 func testUnknown(t *testing.T, s *suite) {
 	t.Helper()
-	if _, err := s.Engine.Usage(t.Context(), "unknown2"); !errors.Is(err, runtime.ErrNotFound) {
-		t.Errorf("usage: %v, want ErrNotFound", err)
-	}
 	if _, err := s.Engine.Stats(t.Context(), "unknown2"); !errors.Is(err, runtime.ErrNotFound) {
 		t.Errorf("stats: %v, want ErrNotFound", err)
 	}
