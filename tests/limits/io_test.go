@@ -61,7 +61,7 @@ func loop(t *testing.T, s *harness.Sandbox, script string) {
 // await waits until the disk has seen some of a loop: what comes first is not held back.
 func await(t *testing.T, dir, disk, what string, n int64) {
 	t.Helper()
-	harness.Eventually(t, 30*time.Second, func() error {
+	harness.Eventually(t, 2*time.Minute, func() error {
 		if got := moved(t, dir, disk, what); got < n {
 			return fmt.Errorf("%s is %d", what, got)
 		}
@@ -78,16 +78,19 @@ func TestIOLimitHoldsWrites(t *testing.T) {
 			dir, disk := cgroupOf(t, s.PID), device(t, d)
 			loop(t, s, script)
 			await(t, dir, disk, "wbytes", bps/2)
-			got := rate(t, 6*time.Second, func() int64 { return moved(t, dir, disk, "wbytes") })
-			t.Logf("%.0f bytes a second", got)
-			// Who goes through the page cache waits for the journal too, and for a writeback that starts when it likes: the ceiling
-			// holds as closely, and the floor only says that something was written.
-			least, most := 0.8*bps, 1.2*bps
-			if script != writeDirect {
-				least = bps / 8.0
-			}
-			if got < least || got > most {
-				t.Errorf("writes at %.0f bytes a second, want %.0f to %.0f", got, least, most)
+			written := func() int64 { return moved(t, dir, disk, "wbytes") }
+			if script == writeDirect {
+				if got := rate(t, 6*time.Second, written); !near(got, bps, 0.2) {
+					t.Errorf("%.0f bytes a second, want %d ± 20 %%", got, bps)
+				}
+			} else {
+				// Who goes through the page cache waits for the journal too, and for a writeback that starts when it likes and may
+				// pause for many seconds: how long that takes is not ours, that it is never faster is.
+				from, began := written(), time.Now()
+				await(t, dir, disk, "wbytes", from+6*bps)
+				if got := float64(written()-from) / time.Since(began).Seconds(); got > 1.2*bps {
+					t.Errorf("%.0f bytes a second, want %d at most", got, bps)
+				}
 			}
 			// A ceiling and not the disk's speed: without it there is more.
 			mustPatch(t, d, s, api.LimitsUpdate{IO: api.IOUpdate{WriteBPS: new(int64(0))}})
@@ -97,7 +100,7 @@ func TestIOLimitHoldsWrites(t *testing.T) {
 			// What nobody waits for comes in bursts, when the kernel finds that pages have been dirty for long.
 			var freed float64
 			for range 20 {
-				if freed = max(freed, rate(t, 3*time.Second, func() int64 { return moved(t, dir, disk, "wbytes") })); freed >= 2*bps {
+				if freed = max(freed, rate(t, 3*time.Second, written)); freed >= 2*bps {
 					break
 				}
 			}
