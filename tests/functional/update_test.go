@@ -48,9 +48,13 @@ func TestRunningSandboxIsChanged(t *testing.T) {
 	d.Kill9(t)
 	eventually(t, func() error { return gone(pid) })
 	d.Launch(t)
-	if now, err := s.Inspect(t.Context()); err != nil || now.State != api.StateStopped || now.Labels["new"] != "2" {
-		t.Errorf("after the deadline: %+v, %v", now, err)
-	}
+	// Its launcher may still be taking down what has ended.
+	eventually(t, func() error {
+		if now, err := s.Inspect(t.Context()); err != nil || now.State != api.StateStopped || now.Labels["new"] != "2" {
+			return fmt.Errorf("after the deadline: %+v, %w", now, err)
+		}
+		return nil
+	})
 	if got := d.CLI(t, "update", "work", "--lifetime", "1h"); got.Code != 1 {
 		t.Errorf("a sandbox that has ended was changed: %+v", fmt.Sprint(got))
 	}

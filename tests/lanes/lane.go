@@ -157,7 +157,7 @@ func compile(ctx context.Context, o options) ([]*testPackage, error) {
 			Binary: filepath.Join(o.workDir, testresult.FileName(p.ImportPath)+".test"),
 		})
 	}
-	each(o.parallel, packages, func(p *testPackage) {
+	each(newSlots(o.parallel), packages, func(p *testPackage) {
 		args := []string{"test", "-c", "-buildvcs=false", "-p", strconv.Itoa(o.parallel), "-tags", testtree.Tags, "-o", p.Binary}
 		if !p.serial { // those only drive the built binaries; what they measure should not be slowed down
 			args = append(args, "-race")
@@ -175,23 +175,31 @@ func compile(ctx context.Context, o options) ([]*testPackage, error) {
 	return packages, errors.Join(errs...)
 }
 
-// each calls f for every package, n at a time, and returns when all have returned.
-func each(n int, packages []*testPackage, f func(*testPackage)) {
+// slots bounds how many things run at once; two lanes share one.
+type slots chan struct{}
+
+func newSlots(n int) slots { return make(slots, max(n, 1)) }
+
+// with calls f as soon as a slot is free.
+func (s slots) with(f func()) {
+	s <- struct{}{}
+	defer func() { <-s }()
+	f()
+}
+
+// each calls f for every package, as many at a time as there are slots, and returns when all have returned.
+func each(s slots, packages []*testPackage, f func(*testPackage)) {
 	var wg sync.WaitGroup
-	slots := make(chan struct{}, max(n, 1))
 	for _, p := range packages {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			f(p)
-		})
+		wg.Go(func() { s.with(func() { f(p) }) })
 	}
 	wg.Wait()
 }
 
 // runLane runs every binary in a copy of the tree that belongs to the lane's user: a clone below /root, say, is out of
-// an ordinary user's reach, and a test that writes beside its source must not write into ours.
-func runLane(ctx context.Context, o options, l *lane, packages []*testPackage, results *results) error {
+// an ordinary user's reach, and a test that writes beside its source must not write into ours. What drives whole daemons runs
+// one after another, yet beside those of another lane: they mostly wait.
+func runLane(ctx context.Context, o options, l *lane, free slots, packages []*testPackage, results *results) error {
 	tree := filepath.Join(o.workDir, "tree-"+l.Name)
 	if err := testtree.Copy(ctx, tree); err != nil {
 		return err
@@ -245,8 +253,10 @@ func runLane(ctx context.Context, o options, l *lane, packages []*testPackage, r
 		}
 	}
 	one := func(p *testPackage) { results.add(l, runPackage(ctx, o, l, p, tree, env)) }
-	each(o.parallel, beside, one)
-	each(1, alone, one)
+	each(free, beside, one)
+	for _, p := range alone {
+		free.with(func() { one(p) })
+	}
 	return ctx.Err()
 }
 

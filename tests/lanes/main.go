@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/sandboxd/sandboxd/tests/testresult"
 )
 
@@ -106,21 +108,8 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	fmt.Printf("compiled %d test binaries in %s\n", len(packages), time.Since(began).Round(time.Second))
 
 	results := newResults(lanes)
-	for _, lane := range lanes {
-		switch {
-		case lane.Unavailable != "":
-			fmt.Printf("\n== lane %s: not run: %s\n", lane.Name, lane.Unavailable)
-			continue
-		case lane.inBed:
-			continue
-		}
-		fmt.Printf("\n== lane %s\n", lane.Name)
-		if err := runLane(ctx, o, lane, packages, results); err != nil {
-			return false, fmt.Errorf("lane %s: %w", lane.Name, err)
-		}
-		if err := testresult.WriteJUnitFile(filepath.Join("build", "junit-"+lane.Name+".xml"), results.of(lane)); err != nil {
-			return false, err
-		}
+	if err := runNative(ctx, o, lanes, packages, results); err != nil {
+		return false, err
 	}
 	if bed != nil {
 		if err = bed.run(ctx, o, results); err != nil {
@@ -135,6 +124,33 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		fmt.Println("the test bed was left out: nothing here says that limits bite")
 	}
 	return ok && err == nil, err
+}
+
+// runNative runs the lanes of this machine beside each other and writes what came of each.
+func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPackage, results *results) error {
+	free := newSlots(o.parallel)
+	group, ctx := errgroup.WithContext(ctx)
+	for _, lane := range lanes {
+		switch {
+		case lane.Unavailable != "":
+			fmt.Printf("\n== lane %s: not run: %s\n", lane.Name, lane.Unavailable)
+			continue
+		case lane.inBed:
+			continue
+		}
+		fmt.Printf("\n== lane %s\n", lane.Name)
+		group.Go(func() error {
+			err := runLane(ctx, o, lane, free, packages, results)
+			if err == nil {
+				err = testresult.WriteJUnitFile(filepath.Join("build", "junit-"+lane.Name+".xml"), results.of(lane))
+			}
+			if err != nil {
+				return fmt.Errorf("lane %s: %w", lane.Name, err)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
 }
 
 // expectedSkips are the tests that no lane can run, neither on this machine nor in the bed, each with the reason. Anything
