@@ -71,11 +71,13 @@ func await(t *testing.T, dir, disk, what string, n int64) {
 
 func TestIOLimitHoldsWrites(t *testing.T) {
 	const bps = 1 * mib
+	d := start(t)
+	disk := device(t, d)
 	for name, script := range map[string]string{"direct": writeDirect, "through the page cache": writeCached, "through it and unsynced": writeUnsynced} {
 		t.Run(name, func(t *testing.T) {
-			d := start(t)
+			t.Parallel() // they wait, for the limit or for the kernel
 			s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, IO: api.IOLimits{WriteBPS: bps}}}) // or the page cache takes all
-			dir, disk := cgroupOf(t, s.PID), device(t, d)
+			dir := cgroupOf(t, s.PID)
 			loop(t, s, script)
 			await(t, dir, disk, "wbytes", bps/2)
 			written := func() int64 { return moved(t, dir, disk, "wbytes") }
