@@ -18,7 +18,7 @@ import (
 
 const (
 	// limitsPackage runs whole in every machine: what it tests differs between kernels and between ways to delegate.
-	limitsPackage = "github.com/sandboxd/sandboxd/tests/limits"
+	limitsPackage = module + "/tests/limits"
 	// machinesAtOnce is how many machines of the bed run beside each other.
 	machinesAtOnce = 2
 	// jobLimit is how long one user's tests may take: two and a half times what they took on two cores with two machines.

@@ -16,7 +16,7 @@ func test(name string, o testresult.Outcome) testresult.Test {
 func TestBedPlan(t *testing.T) {
 	root, rootless := &lane{Name: "root"}, &lane{Name: "rootless"}
 	rs := newResults([]*lane{root, rootless})
-	const module = "github.com/sandboxd/sandboxd/"
+	const module = module + "/"
 	rs.add(root, testresult.Package{Path: module + "runtime/cgroup", Tests: []testresult.Test{
 		test("TestRoot", testresult.Pass), test("TestBoth", testresult.Skip), test("TestSub", testresult.Pass), test("TestSub/a.b", testresult.Skip),
 	}})

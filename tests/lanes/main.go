@@ -1,6 +1,7 @@
 // Command lanes compiles every test of the tree once and runs it in each lane: as root, and as an ordinary user with
 // subordinate ids and a clean environment. What neither of them could run, it then runs in the machines of the test bed, which
-// are lanes too (docs/testbed.md); tests/limits runs in all of them.
+// are lanes too (docs/testbed.md); tests/limits runs in all of them. Meanwhile the targets that read what strangers send are
+// fuzzed.
 //
 // It ends with one table of packages by lanes, and fails when a test failed, or when a test was skipped in every lane
 // and is not on the list of expected skips: a promise that no lane checks is no promise.
@@ -38,6 +39,9 @@ const defaultBed = "6.12-systemd/dev,6.1-tiny/dev,newest-systemd/root"
 
 // briefly are those machines in which long tests are brief: one that goes on at length is enough for the time there is.
 const briefly = "6.1-tiny,newest-systemd"
+
+// module is the import path that all our packages' begin with.
+const module = "github.com/sandboxd/sandboxd"
 
 // everything is the pattern of all packages.
 const everything = "./..."
@@ -100,6 +104,9 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		defer bed.stop()
 		lanes = append(lanes, bed.lanes...)
 	}
+	if !o.narrowed() {
+		lanes = append(lanes, &lane{Name: fuzzLane})
+	}
 	began := time.Now()
 	packages, err := compile(ctx, o)
 	if err != nil {
@@ -140,7 +147,12 @@ func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPa
 		}
 		fmt.Printf("\n== lane %s\n", lane.Name)
 		group.Go(func() error {
-			err := runLane(ctx, o, lane, free, packages, results)
+			var err error
+			if lane.Name == fuzzLane {
+				err = runFuzz(ctx, lane, results)
+			} else {
+				err = runLane(ctx, o, lane, free, packages, results)
+			}
 			if err == nil {
 				err = testresult.WriteJUnitFile(filepath.Join("build", "junit-"+lane.Name+".xml"), results.of(lane))
 			}
@@ -178,7 +190,7 @@ func joinErr(a, b error) error {
 
 // shortName turns an import path into what the table shows.
 func shortName(pkg string) string {
-	_, rest, _ := strings.Cut(pkg, "/sandboxd/sandboxd")
+	rest := strings.TrimPrefix(pkg, module)
 	if rest == "" {
 		return "."
 	}
