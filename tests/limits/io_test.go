@@ -75,7 +75,7 @@ func TestIOLimitHoldsWrites(t *testing.T) {
 	disk := device(t, d)
 	for name, script := range map[string]string{"direct": writeDirect, "through the page cache": writeCached, "through it and unsynced": writeUnsynced} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // they wait, for the limit or for the kernel
+			t.Parallel()                                                                                               // they wait, for the limit or for the kernel
 			s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, IO: api.IOLimits{WriteBPS: bps}}}) // or the page cache takes all
 			dir := cgroupOf(t, s.PID)
 			loop(t, s, script)
