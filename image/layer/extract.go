@@ -364,6 +364,10 @@ func (x *extractor) xattrs(h handle, base string, hdr *tar.Header) error {
 			x.skip(hdr.Name, "xattr "+name+" (the file system has none)")
 			continue
 		}
+		// The kernel has no such name or no room for such a value, on whatever file system.
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ERANGE) || errors.Is(err, unix.E2BIG) {
+			return &invalid{err}
+		}
 		if err != nil {
 			return err
 		}
@@ -407,8 +411,12 @@ func (x *extractor) finishDir(path string, meta dirMeta) error {
 		return nil // as above: a directory of this layer can always be opened
 	}
 	defer func() { _ = unix.Close(fd) }()
+	// Before the mode, which may forbid to look up even ".".
+	if err := x.tree.chtimes(handle{fd, path}, ".", meta.mtime); err != nil {
+		return err
+	}
 	if err := unix.Fchmod(fd, meta.mode); err != nil {
 		return fmt.Errorf("change mode: %w", err)
 	}
-	return x.tree.chtimes(handle{fd, path}, ".", meta.mtime)
+	return nil
 }

@@ -128,7 +128,8 @@ func (t *tree) resolve(name string, create bool) (_ handle, err error) {
 			continue
 		}
 		here := handle{fd, pathOf(done)}
-		if len(done) >= t.maxDepth {
+		// One more comes below the directory.
+		if len(done)+1 >= t.maxDepth {
 			return handle{}, invalidf("the name resolves to more than %d directories", t.maxDepth)
 		}
 		next, err := unix.Openat(fd, part, openDir, 0)
