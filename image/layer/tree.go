@@ -267,15 +267,8 @@ func (t *tree) mkdirImplicit(h handle, base string) error {
 
 // inherited describes the directory at path in the layers below, or what a directory is by default.
 func (t *tree) inherited(path string) (meta dirMeta, uid, gid int) {
-	for _, root := range t.lower {
-		fi, err := root.Lstat(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		// A file, link or whiteout hides what is further below; an error here costs a default, not safety.
-		if err != nil || !fi.IsDir() {
-			break
-		}
+	fi, _ := t.below(path)
+	if fi != nil && fi.IsDir() {
 		if st, ok := fi.Sys().(*syscall.Stat_t); ok {
 			return dirMeta{mode: st.Mode & 0o7777, mtime: fi.ModTime()}, int(st.Uid), int(st.Gid)
 		}
@@ -283,9 +276,77 @@ func (t *tree) inherited(path string) (meta dirMeta, uid, gid int) {
 	return dirMeta{mode: 0o755, mtime: time.Unix(0, 0)}, 0, 0
 }
 
+// below finds what the layers below show at the resolved path, as overlayfs would. Where it cannot tell, something is there
+// and fi is nil: an error costs a default or keeps a whiteout, not safety.
+func (t *tree) below(path string) (fi fs.FileInfo, there bool) {
+	for _, root := range t.lower {
+		fi, there, last := look(root, path)
+		if last {
+			return fi, there
+		}
+	}
+	return nil, false
+}
+
+// look is below for one layer. Last says that no layer further down matters.
+func look(root *os.Root, path string) (fi fs.FileInfo, there, last bool) {
+	opaque := false
+	for end := 0; end < len(path); end++ {
+		// A component at a time: os.Root would follow links, which overlayfs does not.
+		if i := strings.IndexByte(path[end:], '/'); i >= 0 {
+			end += i
+		} else {
+			end = len(path)
+		}
+		fi, err := root.Lstat(path[:end])
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, false, opaque
+		}
+		if err != nil {
+			return nil, true, true
+		}
+		if st, ok := fi.Sys().(*syscall.Stat_t); ok && st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 {
+			return nil, false, true
+		}
+		if end == len(path) {
+			return fi, true, true
+		}
+		if !fi.IsDir() {
+			return nil, false, true
+		}
+		opaque = opaque || isOpaque(root, path[:end])
+	}
+	return nil, false, true
+}
+
+func isOpaque(root *os.Root, path string) bool {
+	dir, err := root.Open(path)
+	if err != nil {
+		return false
+	}
+	defer dir.Close()
+	return fdIsOpaque(int(dir.Fd()))
+}
+
+func fdIsOpaque(fd int) bool {
+	var value [2]byte
+	n, err := unix.Fgetxattr(fd, opaqueXattr, value[:])
+	return err == nil && n == 1 && value[0] == 'y'
+}
+
+const opaqueXattr = "user.overlay.opaque"
+
+// whiteout hides what the layers below have at base, where this one has nothing.
+func (t *tree) whiteout(h handle, base string) error {
+	if err := unix.Mknodat(h.fd, base, unix.S_IFCHR, 0); err != nil {
+		return fmt.Errorf("make whiteout %q: %w", short(h.join(base)), err)
+	}
+	return t.chown(h, base, 0, 0)
+}
+
 // setOpaque hides what the layers below have in the directory.
 func (t *tree) setOpaque(h handle, base string) error {
-	return t.setxattr(h, base, "user.overlay.opaque", []byte("y"))
+	return t.setxattr(h, base, opaqueXattr, []byte("y"))
 }
 
 // setxattr sets an xattr on a regular file or directory that this layer made.
