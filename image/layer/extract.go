@@ -141,7 +141,19 @@ func (x *extractor) whiteout(dir, base string) error {
 		x.whiteouts[h.join(hidden)] = struct{}{}
 		return x.tree.whiteout(h, hidden)
 	case directory:
-		return x.tree.setOpaque(h, hidden)
+		nothing, err := x.tree.holdsNothing(h.join(hidden))
+		if err != nil {
+			return err
+		}
+		if !nothing {
+			return x.tree.setOpaque(h, hidden)
+		}
+		// It is there for whiteouts, which this one makes needless.
+		if err := x.tree.remove(h, hidden, what); err != nil {
+			return err
+		}
+		x.whiteouts[h.join(hidden)] = struct{}{}
+		return x.tree.whiteout(h, hidden)
 	case whiteout, other: // already hides what is below
 	}
 	return nil

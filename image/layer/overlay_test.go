@@ -125,6 +125,11 @@ func TestOverlayfsReadsTheLayers(t *testing.T) {
 			want:   "a/y:2 b/y:2",
 		},
 		{
+			name:   "a whiteout of a directory after whiteouts in it",
+			layers: [][]entry{{file("a/b/c/d", "1"), file("e/f", "1")}, {file("a/b/c/.wh.d", ""), file("a/b/.wh.c", ""), file(".wh.a", ""), file("e/g/.wh.x", ""), file("e/g/h", "2"), file(".wh.e", "")}},
+			want:   "e/g/h:2",
+		},
+		{
 			name:   "a directory without an entry over a file",
 			layers: [][]entry{{file("a", "1")}, {file("a/b/c", "2")}},
 			want:   "a/b/c:2",

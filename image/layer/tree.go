@@ -3,6 +3,7 @@ package layer
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -26,8 +27,9 @@ const (
 // dirMeta is what a directory gets at the end, when nothing is written into it any more: a mode that may forbid writing,
 // times that writing would change. Owners are set at once.
 type dirMeta struct {
-	mode  uint32
-	mtime time.Time
+	mode     uint32
+	mtime    time.Time
+	implicit bool // no entry describes it
 }
 
 // tree is the directory below which everything happens.
@@ -262,6 +264,7 @@ func (t *tree) chown(h handle, base string, uid, gid int) error {
 // mkdirImplicit makes a directory that no entry has described yet, like the one in the next layer below that has it.
 func (t *tree) mkdirImplicit(h handle, base string) error {
 	meta, uid, gid := t.inherited(h.join(base))
+	meta.implicit = true
 	return t.mkdir(h, base, meta, uid, gid)
 }
 
@@ -342,6 +345,48 @@ func (t *tree) whiteout(h handle, base string) error {
 		return fmt.Errorf("make whiteout %q: %w", short(h.join(base)), err)
 	}
 	return t.chown(h, base, 0, 0)
+}
+
+// holdsNothing reports whether the directory at the resolved path has nothing in it but whiteouts and directories for them:
+// no entry describes it.
+func (t *tree) holdsNothing(path string) (bool, error) {
+	if !t.metas[path].implicit {
+		return false, nil
+	}
+	// By no descriptor of ours: the cached one would have to be read from its beginning.
+	dir, err := t.root.Open(path)
+	if err != nil {
+		return false, fmt.Errorf("list %q: %w", short(path), err)
+	}
+	defer dir.Close()
+	if fdIsOpaque(int(dir.Fd())) {
+		return false, nil // asked for, or found out here before: to look again and again would take long
+	}
+	for {
+		names, err := dir.Readdirnames(1000)
+		if errors.Is(err, io.EOF) {
+			return true, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("list %q: %w", short(path), err)
+		}
+		h := handle{int(dir.Fd()), path}
+		for _, name := range names {
+			what, err := t.kind(h, name)
+			if err != nil {
+				return false, err
+			}
+			nothing := what == whiteout
+			if what == directory {
+				if nothing, err = t.holdsNothing(h.join(name)); err != nil {
+					return false, err
+				}
+			}
+			if !nothing {
+				return false, nil
+			}
+		}
+	}
 }
 
 // setOpaque hides what the layers below have in the directory.

@@ -23,6 +23,7 @@ type helper struct {
 var helpers = []helper{
 	{name: "attacker", dir: ".", pkg: "./tests/security/attacker"},
 	{name: "applier", dir: ".", pkg: "./tests/security/applier", cgo: true},
+	{name: "containerd-apply", dir: "tests/layers/containerd", pkg: "."},
 }
 
 // BuildHelpers compiles the programs that tests need beside the built binaries into a directory. It is called at the root of
