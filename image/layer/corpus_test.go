@@ -16,25 +16,37 @@ import (
 	"github.com/sandboxd/sandboxd/image/layer"
 )
 
+// An oddity is a layer of the corpus, and what it must give.
+type oddity struct {
+	name    string
+	entries []entry
+	tail    []byte // after the entries instead of an end marker
+	limits  layer.Limits
+	want    string   // the tree afterwards
+	skipped []string // what was left out
+	err     string   // part of the message; then the class is ErrInvalid
+	// wantFiles are looked for instead of comparing the whole tree.
+	wantFiles []string
+	stat      map[string]string // modes and times of some files
+	root      bool              // an ordinary user could not look at the result
+}
+
+func (o *oddity) stream(tb testing.TB) []byte {
+	tb.Helper()
+	stream := archive(tb, o.entries...)
+	if o.tail != nil {
+		stream = append(stream[:len(stream)-1024], o.tail...)
+	}
+	return stream
+}
+
 // The corpus: layers that are hostile or odd, each with the tree or the error that it must give. Beside every one lies a host
 // directory that must not change. Those that take several layers are in overlay_test.go, those about compression in
-// stream_test.go, and what was found by chance in testdata/fuzz.
-func TestApply(t *testing.T) {
+// stream_test.go, and archives that other programs wrote in testdata/fuzz.
+func corpus() []oddity {
 	long := strings.Repeat("n", 255)
 	deep := strings.Repeat("d/", 100)
-	tests := []struct {
-		name    string
-		entries []entry
-		tail    []byte // after the entries instead of an end marker
-		limits  layer.Limits
-		want    string   // the tree afterwards
-		skipped []string // what was left out
-		err     string   // part of the message; then the class is ErrInvalid
-		// wantFiles are looked for instead of comparing the whole tree.
-		wantFiles []string
-		stat      map[string]string // modes and times of some files
-		root      bool              // an ordinary user could not look at the result
-	}{
+	return []oddity{
 		{name: "files, directories and links", entries: []entry{
 			dir("./"), dir("usr/"), dir("usr/bin"), file("usr/bin/true", "x"), symlink("bin", "usr/bin"), hardlink("usr/bin/yes", "usr/bin/true"),
 		}, want: lines("bin -> usr/bin", "usr dir", "usr/bin dir", `usr/bin/true file "x"`, `usr/bin/yes file "x"`)},
@@ -454,18 +466,18 @@ func TestApply(t *testing.T) {
 		{name: "forty links are allowed", entries: append(chain(40), file("l0/x", "1")), wantFiles: []string{"end/x"}},
 		{name: "forty-one links are not", entries: append(chain(41), file("l0/x", "1")), err: "more than 40 symbolic links"},
 	}
+}
+
+func TestApply(t *testing.T) {
 	names := make(map[string]bool)
-	for _, tt := range tests {
+	for _, tt := range corpus() {
 		if names[tt.name] {
 			t.Errorf("two cases are called %q", tt.name)
 		}
 		names[tt.name] = true
 		t.Run(tt.name, func(t *testing.T) {
 			h, root := plant(t)
-			stream := archive(t, tt.entries...)
-			if tt.tail != nil {
-				stream = append(stream[:len(stream)-1024], tt.tail...)
-			}
+			stream := tt.stream(t)
 			if tt.root && single() {
 				t.Skip("an ordinary user cannot read what the layer makes")
 			}
