@@ -37,9 +37,13 @@ func newExtractor(root *os.Root, opts Options) (*extractor, error) {
 		_ = dir.Close()
 		return nil, fmt.Errorf("list the layer's directory: %w", err)
 	}
+	lower, err := openLower(opts.Lower)
+	if err != nil {
+		return nil, errors.Join(err, dir.Close())
+	}
 	x := &extractor{
 		tree: tree{
-			root: root, dir: dir, lower: opts.Lower, singleID: opts.SingleID, maxDepth: opts.Limits.Depth,
+			root: root, dir: dir, lower: lower, singleID: opts.SingleID, maxDepth: opts.Limits.Depth,
 			metas: make(map[string]dirMeta),
 		},
 		opts: opts,
@@ -48,8 +52,11 @@ func newExtractor(root *os.Root, opts Options) (*extractor, error) {
 		whiteouts: make(map[string]struct{}),
 	}
 	// Most layers do not describe their root.
-	meta, uid, gid := x.tree.inherited(".")
-	if err := x.tree.describe(handle{int(dir.Fd()), "."}, ".", meta, uid, gid); err != nil {
+	meta, uid, gid, err := x.tree.inherited(".")
+	if err == nil {
+		err = x.tree.describe(handle{int(dir.Fd()), "."}, ".", meta, uid, gid)
+	}
+	if err != nil {
 		x.close()
 		return nil, err
 	}
@@ -58,6 +65,7 @@ func newExtractor(root *os.Root, opts Options) (*extractor, error) {
 
 func (x *extractor) close() {
 	x.tree.forget()
+	_ = x.tree.lower.close() // only read
 	_ = x.tree.dir.Close()
 }
 
@@ -413,9 +421,13 @@ func (x *extractor) settle() error {
 	// Overlayfs shows the name of a whiteout in a directory that it does not merge with one of another layer. Those of this
 	// layer that hide nothing are taken away again.
 	dirs := make(map[string]bool)
-	for path := range x.whiteouts {
+	for _, path := range slices.Sorted(maps.Keys(x.whiteouts)) {
 		dir, base := split(path)
-		if _, there := x.tree.below(path); there && x.merged(dir, dirs) {
+		found, err := x.tree.lower.look(path)
+		if err != nil {
+			return err
+		}
+		if found.there && x.merged(dir, dirs) {
 			continue
 		}
 		h, err := x.tree.directory(dir, false)
@@ -445,7 +457,7 @@ func (x *extractor) merged(dir string, known map[string]bool) bool {
 	if !ok {
 		up, _ := split(dir)
 		h, err := x.tree.directory(dir, false)
-		is = err == nil && h.path == dir && !fdIsOpaque(h.fd) && x.merged(up, known)
+		is = err == nil && h.path == dir && !isOpaque(h.fd) && x.merged(up, known)
 		known[dir] = is
 	}
 	return is
@@ -474,10 +486,10 @@ func (x *extractor) hideAll() error {
 			}
 			switch what {
 			case absent:
-				if _, there := x.tree.below(name); !there {
-					continue
+				var found below
+				if found, err = x.tree.lower.look(name); err == nil && found.there {
+					err = x.tree.whiteout(h, name)
 				}
-				err = x.tree.whiteout(h, name)
 			case directory:
 				err = x.tree.setOpaque(h, name)
 			case whiteout, other:

@@ -366,7 +366,7 @@ func TestNoDescriptorIsLeftOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	bad := archive(t, file("a/b", "x"), file("a/b/c", "y"))
-	if _, err := layer.Apply(other, bytes.NewReader(bad), layer.Options{SingleID: single()}); err == nil {
+	if _, err := layer.Apply(other, bytes.NewReader(bad), layer.Options{SingleID: single(), Lower: []*os.Root{root}}); err == nil {
 		t.Fatal("a file below a file was accepted")
 	}
 	if after := count(); after != before {
@@ -396,6 +396,12 @@ func FuzzApply(f *testing.F) {
 			t.Errorf("the host is blamed: %v", err)
 		}
 		if err == nil {
+			// On top of itself it is accepted as well: everything that the layers below are asked about is there.
+			above, top := plant(t)
+			if _, err := layer.Apply(top, bytes.NewReader(stream), layer.Options{SingleID: single(), Limits: limits, Lower: []*os.Root{root}}); err != nil {
+				t.Errorf("a second time, above itself: %v", err)
+			}
+			above.unharmed(t)
 			// What was accepted has no device but whiteouts and no xattr that overlayfs would obey but the opaque mark.
 			for line := range strings.SplitSeq(list(t, root.Name(), false), "\n") {
 				if strings.Contains(line, " chr ") && !strings.HasSuffix(line, " chr 0") {

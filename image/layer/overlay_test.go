@@ -130,6 +130,15 @@ func TestOverlayfsReadsTheLayers(t *testing.T) {
 			want:   "e/g/h:2",
 		},
 		{
+			name: "whiteouts in directories whose names begin alike, in no order",
+			layers: [][]entry{
+				{file("a/b/c/x", "1"), file("a/bc/x", "1"), file("a/b/x", "1"), file("ab/x", "1"), file("a/x", "1"), file("x", "1")},
+				{file("a/b/.wh..wh..opq", ""), file("a/b/d/x", "2"), file("ab/y", "2")},
+				{file("a/b/c/.wh.x", ""), file("a/bc/.wh.x", ""), file(".wh.x", ""), file("a/b/d/.wh.x", ""), file("ab/.wh.z", ""), file("a/.wh.x", ""), file("ab/.wh.y", ""), file("a/b/.wh.x", "")},
+			},
+			want: "a/b/c/ a/b/d/ a/bc/ ab/x:1",
+		},
+		{
 			name:   "a directory without an entry over a file",
 			layers: [][]entry{{file("a", "1")}, {file("a/b/c", "2")}},
 			want:   "a/b/c:2",

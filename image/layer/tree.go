@@ -4,11 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -36,7 +34,7 @@ type dirMeta struct {
 type tree struct {
 	root     *os.Root
 	dir      *os.File // root opened
-	lower    []*os.Root
+	lower    *lower
 	singleID bool
 	maxDepth int
 	// metas is keyed by resolved path: one without symbolic links.
@@ -263,81 +261,25 @@ func (t *tree) chown(h handle, base string, uid, gid int) error {
 
 // mkdirImplicit makes a directory that no entry has described yet, like the one in the next layer below that has it.
 func (t *tree) mkdirImplicit(h handle, base string) error {
-	meta, uid, gid := t.inherited(h.join(base))
+	meta, uid, gid, err := t.inherited(h.join(base))
+	if err != nil {
+		return err
+	}
 	meta.implicit = true
 	return t.mkdir(h, base, meta, uid, gid)
 }
 
 // inherited describes the directory at path in the layers below, or what a directory is by default.
-func (t *tree) inherited(path string) (meta dirMeta, uid, gid int) {
-	fi, _ := t.below(path)
-	if fi != nil && fi.IsDir() {
-		if st, ok := fi.Sys().(*syscall.Stat_t); ok {
-			return dirMeta{mode: st.Mode & 0o7777, mtime: fi.ModTime()}, int(st.Uid), int(st.Gid)
-		}
-	}
-	return dirMeta{mode: 0o755, mtime: time.Unix(0, 0)}, 0, 0
-}
-
-// below finds what the layers below show at the resolved path, as overlayfs would. Where it cannot tell, something is there
-// and fi is nil: an error costs a default or keeps a whiteout, not safety.
-func (t *tree) below(path string) (fi fs.FileInfo, there bool) {
-	for _, root := range t.lower {
-		fi, there, last := look(root, path)
-		if last {
-			return fi, there
-		}
-	}
-	return nil, false
-}
-
-// look is below for one layer. Last says that no layer further down matters.
-func look(root *os.Root, path string) (fi fs.FileInfo, there, last bool) {
-	opaque := false
-	for end := 0; end < len(path); end++ {
-		// A component at a time: os.Root would follow links, which overlayfs does not.
-		if i := strings.IndexByte(path[end:], '/'); i >= 0 {
-			end += i
-		} else {
-			end = len(path)
-		}
-		fi, err := root.Lstat(path[:end])
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, false, opaque
-		}
-		if err != nil {
-			return nil, true, true
-		}
-		if st, ok := fi.Sys().(*syscall.Stat_t); ok && st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 {
-			return nil, false, true
-		}
-		if end == len(path) {
-			return fi, true, true
-		}
-		if !fi.IsDir() {
-			return nil, false, true
-		}
-		opaque = opaque || isOpaque(root, path[:end])
-	}
-	return nil, false, true
-}
-
-func isOpaque(root *os.Root, path string) bool {
-	dir, err := root.Open(path)
+func (t *tree) inherited(path string) (meta dirMeta, uid, gid int, err error) {
+	found, err := t.lower.look(path)
 	if err != nil {
-		return false
+		return dirMeta{}, 0, 0, err
 	}
-	defer dir.Close()
-	return fdIsOpaque(int(dir.Fd()))
+	if st := found.stat; st != nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return dirMeta{mode: st.Mode & 0o7777, mtime: time.Unix(st.Mtim.Unix())}, int(st.Uid), int(st.Gid), nil
+	}
+	return dirMeta{mode: 0o755, mtime: time.Unix(0, 0)}, 0, 0, nil
 }
-
-func fdIsOpaque(fd int) bool {
-	var value [2]byte
-	n, err := unix.Fgetxattr(fd, opaqueXattr, value[:])
-	return err == nil && n == 1 && value[0] == 'y'
-}
-
-const opaqueXattr = "user.overlay.opaque"
 
 // whiteout hides what the layers below have at base, where this one has nothing.
 func (t *tree) whiteout(h handle, base string) error {
@@ -359,7 +301,7 @@ func (t *tree) holdsNothing(path string) (bool, error) {
 		return false, fmt.Errorf("list %q: %w", short(path), err)
 	}
 	defer dir.Close()
-	if fdIsOpaque(int(dir.Fd())) {
+	if isOpaque(int(dir.Fd())) {
 		return false, nil // asked for, or found out here before: to look again and again would take long
 	}
 	for {

@@ -124,6 +124,7 @@ func deb(t *testing.T, name string) string {
 }
 
 func compareAll(t *testing.T, top string) {
+	t.Helper()
 	// Nothing that is mounted here is seen elsewhere.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		t.Fatal(err)
