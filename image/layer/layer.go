@@ -7,7 +7,8 @@
 //
 //   - Everything happens below one descriptor. No system call gets a name with a slash in it: names are cut into
 //     components, each is opened relative to the directory before it and never through a symbolic link. There is no
-//     path to confuse and nothing to race for.
+//     path to confuse and nothing to race for. The layers below are only looked at; they are complete and do not change,
+//     and their directories are opened by path, beneath their root and through no link (openat2).
 //   - Symbolic links are stored as they are. Where an entry lies below one that the same layer made, the link is
 //     followed by us, component by component, as if the layer's root were "/": absolute targets start there, ".."
 //     stops there. umoci and containerd do the same.

@@ -85,7 +85,7 @@ func (l *lower) look(path string) (below, error) {
 		case errors.Is(err, unix.ENOENT):
 			continue
 		case err != nil:
-			return below{there: true}, nil
+			return below{there: true}, nil //nolint:nilerr // what cannot be looked at may be anything
 		case isWhiteout(&st):
 			return below{}, nil
 		}
