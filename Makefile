@@ -131,9 +131,14 @@ fmt-check:
 	@bad=$$(git ls-files -co --exclude-standard '*.go' | xargs -r gofmt -l); \
 		if [ -n "$$bad" ]; then printf 'not formatted, run make fmt:\n%s\n' "$$bad" >&2; exit 1; fi
 
+FUZZTIME ?= 60s
+.PHONY: fuzz
+fuzz: ## Every fuzz target of the tree, one after the other, for FUZZTIME (60s) each
+	@hack/fuzz.sh '$(FUZZTIME)' '$(TAGS)'
+
 .PHONY: fuzz-short
-fuzz-short: ## Every fuzz target for FUZZTIME (20s) each
-	@hack/fuzz.sh '$(or $(FUZZTIME),20s)' '$(TAGS)'
+fuzz-short: ## The same for 20 seconds each
+	@hack/fuzz.sh 20s '$(TAGS)'
 
 .PHONY: bench
 bench: deps build ## The figures of docs/performance.md, on this machine, as you are

@@ -20,6 +20,9 @@ type extractor struct {
 	stream *stream
 	buf    []byte
 	result Result
+	// Whiteouts that were made, by resolved path; some may have been replaced since.
+	whiteouts  map[string]struct{}
+	opaqueRoot bool
 }
 
 func newExtractor(root *os.Root, opts Options) (*extractor, error) {
@@ -34,17 +37,26 @@ func newExtractor(root *os.Root, opts Options) (*extractor, error) {
 		_ = dir.Close()
 		return nil, fmt.Errorf("list the layer's directory: %w", err)
 	}
+	lower, err := openLower(opts.Lower)
+	if err != nil {
+		return nil, errors.Join(err, dir.Close())
+	}
 	x := &extractor{
 		tree: tree{
-			root: root, dir: dir, lower: opts.Lower, singleID: opts.SingleID, maxDepth: opts.Limits.Depth,
+			root: root, dir: dir, lower: lower, singleID: opts.SingleID, maxDepth: opts.Limits.Depth,
 			metas: make(map[string]dirMeta),
 		},
 		opts: opts,
 		buf:  make([]byte, 256<<10),
+
+		whiteouts: make(map[string]struct{}),
 	}
 	// Most layers do not describe their root.
-	meta, uid, gid := x.tree.inherited(".")
-	if err := x.tree.describe(handle{int(dir.Fd()), "."}, ".", meta, uid, gid); err != nil {
+	meta, uid, gid, err := x.tree.inherited(".")
+	if err == nil {
+		err = x.tree.describe(handle{int(dir.Fd()), "."}, ".", meta, uid, gid)
+	}
+	if err != nil {
 		x.close()
 		return nil, err
 	}
@@ -53,6 +65,7 @@ func newExtractor(root *os.Root, opts Options) (*extractor, error) {
 
 func (x *extractor) close() {
 	x.tree.forget()
+	_ = x.tree.lower.close() // only read
 	_ = x.tree.dir.Close()
 }
 
@@ -124,6 +137,7 @@ func (x *extractor) whiteout(dir, base string) error {
 		return err
 	}
 	if base == whiteoutOpaque {
+		x.opaqueRoot = x.opaqueRoot || h.path == "."
 		return x.tree.setOpaque(h, ".")
 	}
 	what, err := x.tree.kind(h, hidden)
@@ -132,12 +146,22 @@ func (x *extractor) whiteout(dir, base string) error {
 	}
 	switch what {
 	case absent:
-		if err := unix.Mknodat(h.fd, hidden, unix.S_IFCHR, 0); err != nil {
-			return fmt.Errorf("make whiteout %q: %w", short(h.join(hidden)), err)
-		}
-		return x.tree.chown(h, hidden, 0, 0)
+		x.whiteouts[h.join(hidden)] = struct{}{}
+		return x.tree.whiteout(h, hidden)
 	case directory:
-		return x.tree.setOpaque(h, hidden)
+		nothing, err := x.tree.holdsNothing(h.join(hidden))
+		if err != nil {
+			return err
+		}
+		if !nothing {
+			return x.tree.setOpaque(h, hidden)
+		}
+		// It is there for whiteouts, which this one makes needless.
+		if err := x.tree.remove(h, hidden, what); err != nil {
+			return err
+		}
+		x.whiteouts[h.join(hidden)] = struct{}{}
+		return x.tree.whiteout(h, hidden)
 	case whiteout, other: // already hides what is below
 	}
 	return nil
@@ -364,6 +388,10 @@ func (x *extractor) xattrs(h handle, base string, hdr *tar.Header) error {
 			x.skip(hdr.Name, "xattr "+name+" (the file system has none)")
 			continue
 		}
+		// The kernel has no such name or no room for such a value, on whatever file system.
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ERANGE) || errors.Is(err, unix.E2BIG) {
+			return &invalid{err}
+		}
 		if err != nil {
 			return err
 		}
@@ -380,8 +408,105 @@ func (x *extractor) skipXattrs(hdr *tar.Header) {
 	}
 }
 
+// settle does what depends on the layers below, where they are known.
+func (x *extractor) settle() error {
+	if x.opts.Lower == nil {
+		return nil
+	}
+	if x.opaqueRoot {
+		if err := x.hideAll(); err != nil {
+			return fmt.Errorf("hide what is below the root: %w", err)
+		}
+	}
+	// Overlayfs shows the name of a whiteout in a directory that it does not merge with one of another layer. Those of this
+	// layer that hide nothing are taken away again.
+	dirs := make(map[string]bool)
+	for _, path := range slices.Sorted(maps.Keys(x.whiteouts)) {
+		dir, base := split(path)
+		found, err := x.tree.lower.look(path)
+		if err != nil {
+			return err
+		}
+		if found.there && x.merged(dir, dirs) {
+			continue
+		}
+		h, err := x.tree.directory(dir, false)
+		if err != nil || h.path != dir {
+			continue // it was replaced
+		}
+		what, err := x.tree.kind(h, base)
+		if err != nil {
+			return err
+		}
+		if what == whiteout {
+			if err := x.tree.remove(h, base, what); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// merged reports whether overlayfs merges the directory with one below: neither it nor one above it is opaque. It keeps
+// answers in known.
+func (x *extractor) merged(dir string, known map[string]bool) bool {
+	if dir == "." {
+		return true // whatever its xattr says, see hideAll
+	}
+	is, ok := known[dir]
+	if !ok {
+		up, _ := split(dir)
+		h, err := x.tree.directory(dir, false)
+		is = err == nil && h.path == dir && !isOpaque(h.fd) && x.merged(up, known)
+		known[dir] = is
+	}
+	return is
+}
+
+// hideAll is what an opaque mark on the root means: overlayfs does not look for one there. All that the layers below have at
+// the top gets a whiteout or, where this layer has a directory, is hidden by that.
+func (x *extractor) hideAll() error {
+	for _, lower := range x.opts.Lower {
+		dir, err := lower.Open(".")
+		if err != nil {
+			return err
+		}
+		names, err := dir.Readdirnames(-1)
+		if err := errors.Join(err, dir.Close()); err != nil {
+			return err
+		}
+		for _, name := range names {
+			h, err := x.tree.directory(".", false)
+			if err != nil {
+				return err
+			}
+			what, err := x.tree.kind(h, name)
+			if err != nil {
+				return err
+			}
+			switch what {
+			case absent:
+				var found below
+				if found, err = x.tree.lower.look(name); err == nil && found.there {
+					err = x.tree.whiteout(h, name)
+				}
+			case directory:
+				err = x.tree.setOpaque(h, name)
+			case whiteout, other:
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // finish gives the directories their modes and times, children first: a mode may forbid the way to them.
 func (x *extractor) finish() error {
+	if err := x.settle(); err != nil {
+		return err
+	}
 	x.tree.forget()
 	paths := slices.Sorted(maps.Keys(x.tree.metas))
 	slices.Reverse(paths)
@@ -407,8 +532,12 @@ func (x *extractor) finishDir(path string, meta dirMeta) error {
 		return nil // as above: a directory of this layer can always be opened
 	}
 	defer func() { _ = unix.Close(fd) }()
+	// Before the mode, which may forbid to look up even ".".
+	if err := x.tree.chtimes(handle{fd, path}, ".", meta.mtime); err != nil {
+		return err
+	}
 	if err := unix.Fchmod(fd, meta.mode); err != nil {
 		return fmt.Errorf("change mode: %w", err)
 	}
-	return x.tree.chtimes(handle{fd, path}, ".", meta.mtime)
+	return nil
 }

@@ -7,7 +7,8 @@
 //
 //   - Everything happens below one descriptor. No system call gets a name with a slash in it: names are cut into
 //     components, each is opened relative to the directory before it and never through a symbolic link. There is no
-//     path to confuse and nothing to race for.
+//     path to confuse and nothing to race for. The layers below are only looked at; they are complete and do not change,
+//     and their directories are opened by path, beneath their root and through no link (openat2).
 //   - Symbolic links are stored as they are. Where an entry lies below one that the same layer made, the link is
 //     followed by us, component by component, as if the layer's root were "/": absolute targets start there, ".."
 //     stops there. umoci and containerd do the same.
@@ -17,7 +18,8 @@
 //   - Numbers are bounded: entries, bytes, how much the stream may grow, lengths and depth.
 //
 // Whiteouts become what overlayfs reads: character devices 0:0, which need no privilege since Linux 5.8, and the xattr
-// user.overlay.opaque on directories, which the mount option userxattr makes it look at.
+// user.overlay.opaque on directories, which the mount option userxattr makes it look at. Both mean something in
+// directories that are merged, so the layers below are looked at.
 //
 // The package has few dependencies, because the launcher links it and is executed anew at every start of a sandbox.
 // It does not sync: whoever moves the finished directory into place does, once, for the whole file system.
@@ -107,8 +109,10 @@ type Options struct {
 	Limits Limits
 	// SingleID leaves every file with the caller's own ids, for hosts that map only one.
 	SingleID bool
-	// Lower are the layers below, highest first. Directories that the layer needs but does not describe take owner,
-	// mode and times from there, where a layer without an entry for "tmp" would otherwise take away its sticky bit.
+	// Lower are the layers below, highest first; nil where they are not known, which is not the same as none. Directories
+	// that the layer needs but does not describe take owner, mode and times from there, where a layer without an entry
+	// for "tmp" would otherwise take away its sticky bit. Whiteouts that hide nothing there are not kept, and an opaque
+	// mark on the root, which means nothing to overlayfs, becomes a whiteout of all that is there.
 	Lower []*os.Root
 }
 

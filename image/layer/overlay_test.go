@@ -1,10 +1,13 @@
 package layer_test
 
 import (
+	"archive/tar"
 	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -13,46 +16,172 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// What Apply makes must mean to overlayfs what the layer meant. The mount is made in a user namespace, as in the product.
+// What Apply makes must mean to overlayfs what the layers meant. The mount is made in a user namespace, as in the product.
 func TestOverlayfsReadsTheLayers(t *testing.T) {
 	testenv.RequireUserNS(t)
 	unshare := testenv.RequirePeer(t, "unshare")
-	top := t.TempDir()
-	layers := [][]entry{
-		{file("kept", "1"), file("deleted", "1"), file("replaced", "1"), file("dir/old", "1"), file("opaque/old", "1"), file("again/old", "1"), file("swapped/old", "1"), file("tree/x/y", "1")},
+	tests := []struct {
+		name   string
+		layers [][]entry
+		want   string // what is seen: a line for each file, link and FIFO, and for each directory that is empty
+	}{
 		{
-			file(".wh.deleted", ""), file("replaced", "2"), file("dir/new", "2"), file("opaque/.wh..wh..opq", ""), file("opaque/new", "2"),
-			file(".wh.again", ""), file("again/new", "2"), file("swapped", "2"), file("tree/.wh.x", ""),
-			// A layer cannot give overlayfs orders of its own.
-			{typ: '5', name: "dir", xattrs: map[string]string{"user.overlay.opaque": "y", "user.overlay.redirect": "/opaque"}},
+			name: "files, whiteouts and opaque directories",
+			layers: [][]entry{
+				{file("kept", "1"), file("deleted", "1"), file("replaced", "1"), file("dir/old", "1"), file("opaque/old", "1"), file("again/old", "1"), file("swapped/old", "1"), file("tree/x/y", "1")},
+				{
+					file(".wh.deleted", ""), file("replaced", "2"), file("dir/new", "2"), file("opaque/.wh..wh..opq", ""), file("opaque/new", "2"),
+					file(".wh.again", ""), file("again/new", "2"), file("swapped", "2"), file("tree/.wh.x", ""),
+				},
+			},
+			want: "again/new:2 dir/new:2 dir/old:1 kept:1 opaque/new:2 replaced:2 swapped:2 tree/",
+		},
+		{
+			name: "a layer cannot give overlayfs orders of its own",
+			layers: [][]entry{
+				{file("dir/old", "1"), file("other/file", "1")},
+				{{typ: tar.TypeDir, name: "dir", xattrs: map[string]string{"user.overlay.opaque": "y", "user.overlay.redirect": "/other"}}},
+			},
+			want: "dir/old:1 other/file:1",
+		},
+		{
+			name: "directory, file, link, directory",
+			layers: [][]entry{
+				{file("p/one", "1"), file("q/two", "1")},
+				{file("p", "2")},
+				{symlink("p", "q")},
+				{dir("p"), file("p/three", "4")},
+			},
+			want: "p/three:4 q/two:1",
+		},
+		{
+			name: "file, directory, FIFO, file",
+			layers: [][]entry{
+				{file("p", "1")},
+				{file("p/x", "2")},
+				{special(tar.TypeFifo, "p")},
+				{file("p", "4")},
+			},
+			want: "p:4",
+		},
+		{
+			name:   "a directory in place of a link does not show what the link led to",
+			layers: [][]entry{{file("d/old", "1"), symlink("l", "d")}, {dir("l"), file("l/new", "2")}},
+			want:   "d/old:1 l/new:2",
+		},
+		{
+			name:   "a link in place of a directory",
+			layers: [][]entry{{file("d/old", "1"), file("l/gone", "1")}, {symlink("l", "d")}},
+			want:   "d/old:1 l->d",
+		},
+		{
+			name:   "opaque in the middle",
+			layers: [][]entry{{file("d/a", "1")}, {file("d/.wh..wh..opq", ""), file("d/b", "2")}, {file("d/c", "3")}},
+			want:   "d/b:2 d/c:3",
+		},
+		{
+			name:   "opaque at the bottom",
+			layers: [][]entry{{file("d/.wh..wh..opq", ""), file("d/a", "1")}, {file("d/b", "2")}},
+			want:   "d/a:1 d/b:2",
+		},
+		{
+			name:   "an opaque root",
+			layers: [][]entry{{file("a", "1"), file("d/b", "1"), symlink("l", "d"), file("e/f", "1")}, {file("x", "2"), file("d/y", "2")}, {file(".wh..wh..opq", ""), file("d/c", "3"), file("n", "3")}, {file("e/g", "4")}},
+			want:   "d/c:3 e/g:4 n:3",
+		},
+		{
+			name:   "an opaque root and nothing else",
+			layers: [][]entry{{file("a", "1"), file("d/b", "1")}, {file(".wh..wh..opq", "")}},
+			want:   "",
+		},
+		{
+			name:   "deleted, and there again",
+			layers: [][]entry{{file("d/a", "1"), file("f", "1")}, {file(".wh.d", ""), file(".wh.f", "")}, {file("d/b", "3"), file("f", "3")}},
+			want:   "d/b:3 f:3",
+		},
+		{
+			name:   "whiteouts of what is not there",
+			layers: [][]entry{{file("a", "1")}, {file(".wh.b", ""), file("c/.wh.d", ""), file("e/f/.wh..wh..opq", "")}},
+			want:   "a:1 c/ e/f/",
+		},
+		{
+			name:   "a whiteout of one name of a file with two",
+			layers: [][]entry{{file("a", "1"), hardlink("b", "a")}, {file(".wh.a", "")}},
+			want:   "b:1",
+		},
+		{
+			name:   "a file in place of one name of a file with two",
+			layers: [][]entry{{file("a", "1"), hardlink("b", "a")}, {file("a", "2")}},
+			want:   "a:2 b:1",
+		},
+		{
+			name:   "a whiteout of a link takes the link",
+			layers: [][]entry{{file("d/a", "1"), symlink("l", "d")}, {file(".wh.l", "")}},
+			want:   "d/a:1",
+		},
+		{
+			name:   "a whiteout and a file of one name, in both orders",
+			layers: [][]entry{{file("a/x", "1"), file("b/x", "1")}, {file(".wh.a", ""), file("a/y", "2"), file("b/y", "2"), file(".wh.b", "")}},
+			want:   "a/y:2 b/y:2",
+		},
+		{
+			name:   "a whiteout of a directory after whiteouts in it",
+			layers: [][]entry{{file("a/b/c/d", "1"), file("e/f", "1")}, {file("a/b/c/.wh.d", ""), file("a/b/.wh.c", ""), file(".wh.a", ""), file("e/g/.wh.x", ""), file("e/g/h", "2"), file(".wh.e", "")}},
+			want:   "e/g/h:2",
+		},
+		{
+			name: "whiteouts in directories whose names begin alike, in no order",
+			layers: [][]entry{
+				{file("a/b/c/x", "1"), file("a/bc/x", "1"), file("a/b/x", "1"), file("ab/x", "1"), file("a/x", "1"), file("x", "1")},
+				{file("a/b/.wh..wh..opq", ""), file("a/b/d/x", "2"), file("ab/y", "2")},
+				{file("a/b/c/.wh.x", ""), file("a/bc/.wh.x", ""), file(".wh.x", ""), file("a/b/d/.wh.x", ""), file("ab/.wh.z", ""), file("a/.wh.x", ""), file("ab/.wh.y", ""), file("a/b/.wh.x", "")},
+			},
+			want: "a/b/c/ a/b/d/ a/bc/ ab/x:1",
+		},
+		{
+			name:   "a directory without an entry over a file",
+			layers: [][]entry{{file("a", "1")}, {file("a/b/c", "2")}},
+			want:   "a/b/c:2",
 		},
 	}
-	for i, entries := range layers {
-		path := filepath.Join(top, string(rune('0'+i)))
-		if err := os.Mkdir(path, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		root, err := os.OpenRoot(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := layer.Apply(root, bytes.NewReader(archive(t, entries...)), layer.Options{SingleID: single()}); err != nil {
-			t.Fatal(err)
-		}
-		if err := root.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Mkdir(filepath.Join(top, "merged"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	const script = `cd "$1" && mount -t overlay overlay -o userxattr,lowerdir=1:0 merged && cd merged && find . -type f | sort | xargs grep -H . && find . ! -type f ! -type d`
-	out, err := exec.CommandContext(t.Context(), unshare, "-rm", "sh", "-c", script, "sh", top).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	const want = "./again/new:2\n./dir/new:2\n./dir/old:1\n./kept:1\n./opaque/new:2\n./replaced:2\n./swapped:2\n"
-	if diff := cmp.Diff(want, string(out)); diff != "" {
-		t.Errorf("merged (-want +got):\n%s", diff)
+	const script = `cd "$1" && mount -t overlay overlay -o "userxattr,lowerdir=$2" merged && cd merged &&
+		find . -mindepth 1 \( -type d -empty -printf '%P/\n' -o -type l -printf '%P->%l\n' -o -type p -printf '%P|\n' -o -type f -printf '%P:' -exec cat {} \; -printf '\n' -o -type c -printf '%P device\n' \)`
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			top := t.TempDir()
+			lower := []*os.Root{}
+			var names []string
+			for i, entries := range tt.layers {
+				name := string(rune('a' + i))
+				if err := os.Mkdir(filepath.Join(top, name), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				root, err := os.OpenRoot(filepath.Join(top, name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer root.Close()
+				if _, err := layer.Apply(root, bytes.NewReader(archive(t, entries...)), layer.Options{SingleID: single(), Lower: lower}); err != nil {
+					t.Fatal(err)
+				}
+				lower, names = slices.Insert(lower, 0, root), slices.Insert(names, 0, name)
+			}
+			// Overlayfs wants two lower directories where there is no upper one.
+			for _, d := range []string{"empty", "merged"} {
+				if err := os.Mkdir(filepath.Join(top, d), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			lowerdir := strings.Join(append(names, "empty"), ":")
+			out, err := exec.CommandContext(t.Context(), unshare, "-rm", "sh", "-c", script, "sh", top, lowerdir).CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			got := strings.Split(strings.TrimSpace(string(out)), "\n")
+			slices.Sort(got)
+			if diff := cmp.Diff(tt.want, strings.Join(got, " ")); diff != "" {
+				t.Errorf("merged (-want +got):\n%s", diff)
+			}
+		})
 	}
 }

@@ -3,11 +3,10 @@ package layer
 import (
 	"errors"
 	"fmt"
-	"io/fs"
+	"io"
 	"os"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,15 +25,16 @@ const (
 // dirMeta is what a directory gets at the end, when nothing is written into it any more: a mode that may forbid writing,
 // times that writing would change. Owners are set at once.
 type dirMeta struct {
-	mode  uint32
-	mtime time.Time
+	mode     uint32
+	mtime    time.Time
+	implicit bool // no entry describes it
 }
 
 // tree is the directory below which everything happens.
 type tree struct {
 	root     *os.Root
 	dir      *os.File // root opened
-	lower    []*os.Root
+	lower    *lower
 	singleID bool
 	maxDepth int
 	// metas is keyed by resolved path: one without symbolic links.
@@ -128,7 +128,8 @@ func (t *tree) resolve(name string, create bool) (_ handle, err error) {
 			continue
 		}
 		here := handle{fd, pathOf(done)}
-		if len(done) >= t.maxDepth {
+		// One more comes below the directory.
+		if len(done)+1 >= t.maxDepth {
 			return handle{}, invalidf("the name resolves to more than %d directories", t.maxDepth)
 		}
 		next, err := unix.Openat(fd, part, openDir, 0)
@@ -260,31 +261,79 @@ func (t *tree) chown(h handle, base string, uid, gid int) error {
 
 // mkdirImplicit makes a directory that no entry has described yet, like the one in the next layer below that has it.
 func (t *tree) mkdirImplicit(h handle, base string) error {
-	meta, uid, gid := t.inherited(h.join(base))
+	meta, uid, gid, err := t.inherited(h.join(base))
+	if err != nil {
+		return err
+	}
+	meta.implicit = true
 	return t.mkdir(h, base, meta, uid, gid)
 }
 
 // inherited describes the directory at path in the layers below, or what a directory is by default.
-func (t *tree) inherited(path string) (meta dirMeta, uid, gid int) {
-	for _, root := range t.lower {
-		fi, err := root.Lstat(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+func (t *tree) inherited(path string) (meta dirMeta, uid, gid int, err error) {
+	found, err := t.lower.look(path)
+	if err != nil {
+		return dirMeta{}, 0, 0, err
+	}
+	if st := found.stat; st != nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return dirMeta{mode: st.Mode & 0o7777, mtime: time.Unix(st.Mtim.Unix())}, int(st.Uid), int(st.Gid), nil
+	}
+	return dirMeta{mode: 0o755, mtime: time.Unix(0, 0)}, 0, 0, nil
+}
+
+// whiteout hides what the layers below have at base, where this one has nothing.
+func (t *tree) whiteout(h handle, base string) error {
+	if err := unix.Mknodat(h.fd, base, unix.S_IFCHR, 0); err != nil {
+		return fmt.Errorf("make whiteout %q: %w", short(h.join(base)), err)
+	}
+	return t.chown(h, base, 0, 0)
+}
+
+// holdsNothing reports whether the directory at the resolved path has nothing in it but whiteouts and directories for them:
+// no entry describes it.
+func (t *tree) holdsNothing(path string) (bool, error) {
+	if !t.metas[path].implicit {
+		return false, nil
+	}
+	// By no descriptor of ours: the cached one would have to be read from its beginning.
+	dir, err := t.root.Open(path)
+	if err != nil {
+		return false, fmt.Errorf("list %q: %w", short(path), err)
+	}
+	defer dir.Close()
+	if isOpaque(int(dir.Fd())) {
+		return false, nil // asked for, or found out here before: to look again and again would take long
+	}
+	for {
+		names, err := dir.Readdirnames(1000)
+		if errors.Is(err, io.EOF) {
+			return true, nil
 		}
-		// A file, link or whiteout hides what is further below; an error here costs a default, not safety.
-		if err != nil || !fi.IsDir() {
-			break
+		if err != nil {
+			return false, fmt.Errorf("list %q: %w", short(path), err)
 		}
-		if st, ok := fi.Sys().(*syscall.Stat_t); ok {
-			return dirMeta{mode: st.Mode & 0o7777, mtime: fi.ModTime()}, int(st.Uid), int(st.Gid)
+		h := handle{int(dir.Fd()), path}
+		for _, name := range names {
+			what, err := t.kind(h, name)
+			if err != nil {
+				return false, err
+			}
+			nothing := what == whiteout
+			if what == directory {
+				if nothing, err = t.holdsNothing(h.join(name)); err != nil {
+					return false, err
+				}
+			}
+			if !nothing {
+				return false, nil
+			}
 		}
 	}
-	return dirMeta{mode: 0o755, mtime: time.Unix(0, 0)}, 0, 0
 }
 
 // setOpaque hides what the layers below have in the directory.
 func (t *tree) setOpaque(h handle, base string) error {
-	return t.setxattr(h, base, "user.overlay.opaque", []byte("y"))
+	return t.setxattr(h, base, opaqueXattr, []byte("y"))
 }
 
 // setxattr sets an xattr on a regular file or directory that this layer made.

@@ -179,6 +179,7 @@ func TestJudge(t *testing.T) {
 			"logout", false, "ann does not linger", "sudo loginctl enable-linger ann",
 		},
 		"no cgroup.kill":   {func(f *facts) { f.cgroup.Kill = false }, "cgroup.kill", false, "no cgroup.kill", "5.14"},
+		"old Landlock":     {func(f *facts) { f.landlock = 1 }, "Landlock", false, "ABI 1", "5.19"},
 		"no Landlock":      {func(f *facts) { f.landlockErr = refused("Landlock") }, "Landlock", false, "Landlock", "lsm="},
 		"no ptrace":        {func(f *facts) { f.ptraceScope.value = 2 }, "ptrace", false, "2", "ptrace_scope=1"},
 		"no ptrace at all": {func(f *facts) { f.ptraceScope.value = 3 }, "ptrace", false, "3", "boot again"},

@@ -273,12 +273,18 @@ func (f facts) judgeLogout() api.Check {
 }
 
 func (f facts) judgeLandlock() api.Check {
-	return api.Check{
-		Name: "Landlock", OK: f.landlockErr == nil,
-		Found:  join(fmt.Sprintf("ABI %d", f.landlock), f.landlockErr),
-		Means:  "programs that would restrict their own file access (inside a sandbox or out) cannot",
-		Remedy: "run Linux 5.13 or newer with landlock in the \"lsm=\" list of the kernel's command line",
+	c := api.Check{
+		Name: "Landlock", OK: f.landlockErr == nil && f.landlock >= kernel.LandlockRefer,
+		Found: join(fmt.Sprintf("ABI %d", f.landlock), f.landlockErr),
+		Means: "what unpacks layers is held by its root, its capabilities and its system call filter alone; " +
+			"programs that would restrict their own file access (inside a sandbox or out) cannot",
+		Remedy: "run Linux 5.19 or newer with landlock in the \"lsm=\" list of the kernel's command line",
 	}
+	if f.landlockErr == nil && !c.OK {
+		c.Means = "this version forbids links between directories, so it is not used for what unpacks layers, which is held by " +
+			"its root, its capabilities and its system call filter alone"
+	}
+	return c
 }
 
 func (f facts) judgePtrace() api.Check {

@@ -80,6 +80,10 @@ func SeccompActions() ([]string, error) {
 	return words, nil
 }
 
+// LandlockRefer is the first version of Landlock (Linux 5.19) that lets a file have links in two directories. Under version
+// 1 none may, so that layers cannot be unpacked there.
+const LandlockRefer = 2
+
 // LandlockABI is the version of Landlock, 1 or more.
 func LandlockABI() (int, error) {
 	v, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)

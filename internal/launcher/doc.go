@@ -35,5 +35,23 @@
 //	── leftovers | delete | kill | stats | remove-layer | info | shutdown ──▶
 //	◀── {} ─────────────────────────────────
 //
+// # The child that unpacks layers
+//
+// It reads the most hostile input there is, and is held by fences that do not rest on each other:
+//
+//	launcher ── clone(NEWUSER|NEWNS|NEWPID|NEWNET|NEWIPC|NEWUTS|NEWCGROUP): the sandbox's ids, nothing else ──▶
+//	  first stage ("apply")            marks every descriptor but the stream and the report's pipes to be closed
+//	                                   copies the mounts of the layers below, read-only, attached nowhere
+//	                                   pivots into the layer's directory: the old root is gone
+//	                                   drops all capabilities but those that owning files takes; no_new_privs
+//	                                   Landlock, where the kernel has it: files below that directory, nothing to execute,
+//	                                   and only the names of the layers below
+//	    execveat ──▶ second stage ("apply-confined")
+//	                                   checks its capabilities, loads its seccomp filter on every thread, tries what must
+//	                                   not work any more, and only then reads the stream
+//
+// A kernel without Landlock unpacks without that fence, and the doctor says so. Everything else is there or nothing is
+// unpacked.
+//
 // An error travels as {stage, class, message}: the class names one of the sentinel errors of package runtime.
 package launcher

@@ -24,6 +24,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/testtree"
 )
 
 // startTimeout is how long a daemon may take until it answers: generous, because a loaded machine must not make a
@@ -40,6 +41,23 @@ func Program(t testing.TB, name string) string {
 	path := filepath.Join(dir, name)
 	if _, err := os.Stat(path); err != nil {
 		t.Fatalf("%v: run `make build` first", err)
+	}
+	return path
+}
+
+// Helper is the path of a program that tests need beside the product's (package testtree). The lanes run where no compiler
+// need be, and have it built; for a plain `go test` it is built here.
+func Helper(t testing.TB, name string) string {
+	t.Helper()
+	if dir := os.Getenv("SANDBOXD_BIN"); dir != "" {
+		path := filepath.Join(dir, name)
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	path, err := testtree.Helper(t.Context(), Root(t), name, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
 	}
 	return path
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,34 +23,11 @@ type attempt struct {
 	Detail string `json:"detail"`
 }
 
-// attacker returns the helper program. The lanes run where no compiler need be, so it is built beside the binaries;
-// a plain `go test` builds it.
-func attacker(t *testing.T) string {
-	t.Helper()
-	if dir := os.Getenv("SANDBOXD_BIN"); dir != "" {
-		if path := filepath.Join(dir, "attacker"); exists(path) {
-			return path
-		}
-	}
-	path := filepath.Join(t.TempDir(), "attacker")
-	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", path, "./attacker")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the attacker: %v\n%s", err, out)
-	}
-	return path
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}
-
 // TestAttacksAreRefused runs every attack in a sandbox of the host image: kernel surface at large, nested namespaces,
 // mounts, /proc and /sys, init and its descriptors, cgroups, odd socket families.
 func TestAttacksAreRefused(t *testing.T) {
 	testenv.RequireUserNS(t)
-	program := attacker(t)
+	program := harness.Helper(t, "attacker")
 	list, err := exec.CommandContext(t.Context(), program, "list").Output()
 	if err != nil {
 		t.Fatal(err)

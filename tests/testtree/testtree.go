@@ -13,17 +13,57 @@ import (
 // Tags are the build tags of the launcher, and so of every test; see the Makefile.
 const Tags = "seccomp osusergo netgo"
 
-// helpers are programs that tests put into sandboxes: static, and laid beside the built binaries.
-var helpers = map[string]string{"attacker": "./tests/security/attacker"}
+// A helper is a program that tests need beside the built binaries. All are static: they run in sandboxes and in other machines.
+type helper struct {
+	name, dir string
+	pkg       string // relative to dir, which is the root of its module
+	cgo       bool   // needs libseccomp, as the launcher does
+}
 
-// BuildHelpers compiles them into a directory.
-func BuildHelpers(ctx context.Context, dir string) error {
-	for name, pkg := range helpers {
-		build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-trimpath", "-o", filepath.Join(dir, name), pkg)
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := build.CombinedOutput(); err != nil {
-			return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
+var helpers = []helper{
+	{name: "attacker", dir: ".", pkg: "./tests/security/attacker"},
+	{name: "applier", dir: ".", pkg: "./tests/security/applier", cgo: true},
+	{name: "containerd-apply", dir: "tests/layers/containerd", pkg: "."},
+}
+
+// BuildHelpers compiles the programs that tests need beside the built binaries into a directory. It is called at the root of
+// the tree.
+func BuildHelpers(ctx context.Context, to string) error {
+	for _, h := range helpers {
+		if err := h.build(ctx, ".", to); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// Helper compiles one of them into a directory and returns its path; root is the root of the tree. It is for tests that are
+// run by a plain `go test`: the lanes build all of them before.
+func Helper(ctx context.Context, root, name, to string) (string, error) {
+	for _, h := range helpers {
+		if h.name == name {
+			return filepath.Join(to, name), h.build(ctx, root, to)
+		}
+	}
+	return "", fmt.Errorf("no helper is called %q", name)
+}
+
+func (h helper) build(ctx context.Context, root, to string) error {
+	out, err := filepath.Abs(filepath.Join(to, h.name))
+	if err != nil {
+		return err
+	}
+	args := []string{"build", "-buildvcs=false", "-trimpath", "-o", out}
+	cgo := "CGO_ENABLED=0"
+	if h.cgo {
+		args = append(args, "-tags", Tags, "-ldflags", "-linkmode external -extldflags -static")
+		cgo = "CGO_ENABLED=1"
+	}
+	build := exec.CommandContext(ctx, "go", append(args, h.pkg)...)
+	build.Dir = filepath.Join(root, h.dir)
+	build.Env = append(os.Environ(), cgo)
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", h.pkg, err, out)
 	}
 	return nil
 }

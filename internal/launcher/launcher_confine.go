@@ -1,0 +1,288 @@
+package launcher
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/kernel"
+)
+
+// The child's two stages. The first makes the layer's directory its whole world, which takes capabilities, and executes
+// the second with what is left of them: dropping them in place would need every thread of the Go runtime to do it.
+//
+// Both report on standard output, the first only if it fails.
+
+// ApplyConfine is the first stage. It returns only on error, which it has reported.
+func ApplyConfine(arg string) error { return report(layer.Result{}, confineAndExec(arg)) }
+
+// ApplyMain is the second stage: it extracts its standard input below "/". LoadFilter loads a seccomp filter for all
+// threads (libct.LoadFilter).
+func ApplyMain(arg string, loadFilter func(*specs.LinuxSeccomp) error) error {
+	return report(apply(arg, loadFilter))
+}
+
+func report(result layer.Result, err error) error {
+	if err := json.NewEncoder(os.Stdout).Encode(applyReport{Error: toWire(err), Result: result}); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	return nil
+}
+
+func confineAndExec(arg string) error {
+	// Capabilities belong to a thread, and the one that executes hands on its own.
+	goruntime.LockOSThread()
+	var job applyJob
+	if err := json.Unmarshal([]byte(arg), &job); err != nil {
+		return fmt.Errorf("decode job: %w", err)
+	}
+	// Whatever else the launcher may have let slip ends here: the second stage gets the stream, the two pipes of its report
+	// and what is opened below.
+	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("close descriptors: %w", err)
+	}
+	exe, err := unix.Open("/proc/self/exe", unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open own executable: %w", err)
+	}
+	// The layers below, read-only, each as a mount of its own that is attached nowhere: ".." ends at its root.
+	for _, parent := range slices.Backward(job.Parents) {
+		fd, err := detached(parent, unix.MOUNT_ATTR_RDONLY, 0)
+		if err != nil {
+			return err
+		}
+		job.Lower = append(job.Lower, fd)
+	}
+	if err := confine(job.Dir); err != nil {
+		return fmt.Errorf("confine layer child: %w", err)
+	}
+	if err := dropCapabilities(); err != nil {
+		return fmt.Errorf("confine layer child: %w", err)
+	}
+	// What this thread may not do, no thread of what it executes may. Landlock wants no_new_privs of those who lack
+	// CAP_SYS_ADMIN, which has just left the bounding set.
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("confine layer child: set no_new_privs: %w", err)
+	}
+	// A kernel without it is told of by the doctor; with it there is no way around it.
+	if abi, err := kernel.LandlockABI(); err == nil && abi >= kernel.LandlockRefer {
+		if err := planLandlock(abi).apply(exe, job.Lower); err != nil {
+			return fmt.Errorf("confine layer child: %w", err)
+		}
+		job.Landlock = true
+	}
+	next, err := json.Marshal(job)
+	if err != nil {
+		return fmt.Errorf("encode job: %w", err)
+	}
+	// There is no /proc to name the executable by any more.
+	argv, err := syscall.SlicePtrFromStrings([]string{"sandboxd-launcher", "apply-confined", string(next)})
+	if err != nil {
+		return fmt.Errorf("execute second stage: %w", err)
+	}
+	envp := []*byte{nil}
+	//nolint:gosec // the addresses are those of the arrays which execveat(2) reads
+	_, _, errno := unix.Syscall6(unix.SYS_EXECVEAT, uintptr(exe), uintptr(unsafe.Pointer(&[]byte{0}[0])),
+		uintptr(unsafe.Pointer(&argv[0])), uintptr(unsafe.Pointer(&envp[0])), unix.AT_EMPTY_PATH, 0)
+	return fmt.Errorf("execute second stage: %w", errno)
+}
+
+// applyCapabilities are what owning files takes, in the sandbox's ids only.
+var applyCapabilities = []uintptr{unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_FSETID}
+
+// dropCapabilities takes all others out of the calling thread's bounding set: what it executes as uid 0 gets no more.
+func dropCapabilities() error {
+	for c := range uintptr(64) {
+		if slices.Contains(applyCapabilities, c) {
+			continue
+		}
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
+		if errors.Is(err, unix.EINVAL) {
+			return nil // there are no more
+		}
+		if err != nil {
+			return fmt.Errorf("drop capability %d: %w", c, err)
+		}
+	}
+	return nil
+}
+
+// checkCapabilities verifies that this process has no others.
+func checkCapabilities() error {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	var allowed uint32
+	for _, c := range applyCapabilities {
+		allowed |= 1 << c
+	}
+	if data[0].Permitted&^allowed != 0 || data[1].Permitted != 0 {
+		return fmt.Errorf("capabilities %08x%08x are left", data[1].Permitted, data[0].Permitted)
+	}
+	return nil
+}
+
+func apply(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result, error) {
+	var job applyJob
+	if err := json.Unmarshal([]byte(arg), &job); err != nil {
+		return layer.Result{}, fmt.Errorf("decode job: %w", err)
+	}
+	if err := checkCapabilities(); err != nil {
+		return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
+	}
+	opts := layer.Options{MediaType: job.MediaType, DiffID: job.DiffID, Limits: job.Limits, SingleID: job.Single, Lower: []*os.Root{}}
+	for _, fd := range job.Lower {
+		r, err := rootOf(fd)
+		if err != nil {
+			return layer.Result{}, fmt.Errorf("open layer below: %w", err)
+		}
+		opts.Lower = append(opts.Lower, r)
+	}
+	if err := unix.Chdir("/"); err != nil {
+		return layer.Result{}, fmt.Errorf("enter layer directory: %w", err)
+	}
+	root, err := os.OpenRoot("/")
+	if err != nil {
+		return layer.Result{}, fmt.Errorf("open layer directory: %w", err)
+	}
+	if err := loadFilter(applyFilter()); err != nil {
+		return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
+	}
+	if err := verifyConfinement(job.Landlock); err != nil {
+		return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
+	}
+	result, err := layer.Apply(root, os.Stdin, opts)
+	if err != nil {
+		return layer.Result{}, err
+	}
+	dir, err := root.Open(".")
+	if err != nil {
+		return layer.Result{}, fmt.Errorf("sync layer: %w", err)
+	}
+	if err := unix.Syncfs(int(dir.Fd())); err != nil {
+		return layer.Result{}, fmt.Errorf("sync layer: %w", err)
+	}
+	return result, nil
+}
+
+// verifyConfinement tries one thing that the filter must refuse, and one that only Landlock does.
+func verifyConfinement(landlock bool) error {
+	if fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0); err == nil {
+		return errors.Join(errors.New("a socket could be made"), unix.Close(fd))
+	}
+	if !landlock {
+		return nil
+	}
+	const name = "sandboxd-socket"
+	err := unix.Mknodat(unix.AT_FDCWD, name, unix.S_IFSOCK|0o600, 0)
+	if err == nil {
+		return errors.Join(errors.New("a socket could be made in the layer, against Landlock"), unix.Unlink(name))
+	}
+	if !errors.Is(err, unix.EACCES) {
+		return fmt.Errorf("try Landlock: %w", err)
+	}
+	return nil
+}
+
+// detached returns a copy of the mount at dir that is attached nowhere.
+func detached(dir string, attr uint64, flags uint) (int, error) {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|flags)
+	if err != nil {
+		return -1, fmt.Errorf("copy mount of %s: %w", filepath.Base(dir), err)
+	}
+	if attr != 0 {
+		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: attr}); err != nil {
+			return -1, errors.Join(fmt.Errorf("restrict mount of %s: %w", filepath.Base(dir), err), unix.Close(tree))
+		}
+	}
+	return tree, nil
+}
+
+// rootOf turns a directory's descriptor, which it closes, into an os.Root. There is no /proc to name it by.
+func rootOf(fd int) (*os.Root, error) {
+	err := unix.Fchdir(fd)
+	if err := errors.Join(err, unix.Close(fd)); err != nil {
+		return nil, err
+	}
+	return os.OpenRoot(".")
+}
+
+// confine makes dir the whole world of the process.
+func confine(dir string) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	tree, err := detached(dir, 0, unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(tree)
+	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, RootfsDir, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("attach: %w", err)
+	}
+	if err := unix.Fchdir(tree); err != nil {
+		return fmt.Errorf("enter: %w", err)
+	}
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return fmt.Errorf("pivot root: %w", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("detach old root: %w", err)
+	}
+	if err := unix.Chdir("/"); err != nil {
+		return fmt.Errorf("enter root: %w", err)
+	}
+	unix.Umask(0)
+	return nil
+}
+
+// applyFilter is what unpacking takes: files below what is open, memory, threads of the Go runtime. No network, no
+// execution, no process, no mounts, no namespaces, no tracing, no limits or signals of others, no device; seccomp(2) is for
+// LoadFilter's last step. The default is an error rather than death so that a missing name shows as one clear message.
+func applyFilter() *specs.LinuxSeccomp {
+	eperm := uint(unix.EPERM)
+	enosys := uint(unix.ENOSYS)
+	allow := func(name string, arg specs.LinuxSeccompArg) specs.LinuxSyscall {
+		return specs.LinuxSyscall{Action: specs.ActAllow, Names: []string{name}, Args: []specs.LinuxSeccompArg{arg}}
+	}
+	const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
+	return &specs.LinuxSeccomp{
+		DefaultAction:   specs.ActErrno,
+		DefaultErrnoRet: &eperm,
+		Syscalls: []specs.LinuxSyscall{
+			{Action: specs.ActAllow, Names: strings.Fields(`
+				read write pread64 pwrite64 readv writev lseek close fcntl fstat newfstatat statx dup dup3
+				openat openat2 mkdirat symlinkat linkat unlinkat renameat renameat2 readlinkat
+				fchown fchownat fchmod fchmodat fchmodat2 utimensat ftruncate fallocate getdents64 faccessat faccessat2
+				fsetxattr fgetxattr flistxattr fremovexattr setxattr lsetxattr getxattr lgetxattr setxattrat getxattrat
+				fsync fdatasync syncfs fadvise64 copy_file_range
+				mmap munmap mprotect madvise mremap brk mincore
+				futex sched_yield sched_getaffinity set_robust_list rseq exit exit_group restart_syscall
+				rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack tgkill getpid gettid getuid geteuid getgid getegid
+				nanosleep clock_nanosleep clock_gettime gettimeofday timer_create timer_settime timer_delete setitimer
+				epoll_create1 epoll_ctl epoll_pwait eventfd2 pipe2 getrandom uname umask seccomp
+			`)},
+			// Threads of this process, in the namespaces that it has.
+			allow("clone", specs.LinuxSeccompArg{Index: 0, Value: namespaces | unix.CLONE_THREAD, ValueTwo: unix.CLONE_THREAD, Op: specs.OpMaskedEqual}),
+			{Action: specs.ActErrno, ErrnoRet: &enosys, Names: []string{"clone3"}}, // the C library then uses clone
+			// FIFOs and whiteouts: no device but 0:0, for whatever privilege.
+			allow("mknodat", specs.LinuxSeccompArg{Index: 3, Value: 0, Op: specs.OpEqualTo}),
+			// The Go runtime names its memory, and asks for its own limits.
+			allow("prctl", specs.LinuxSeccompArg{Index: 0, Value: unix.PR_SET_VMA, Op: specs.OpEqualTo}),
+			allow("prlimit64", specs.LinuxSeccompArg{Index: 0, Value: 0, Op: specs.OpEqualTo}),
+		},
+	}
+}

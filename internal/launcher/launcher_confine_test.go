@@ -1,0 +1,71 @@
+package launcher
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// What it means on a real kernel is security.TestUnpackerIsConfined's matter.
+func TestLandlockPlan(t *testing.T) {
+	tests := []struct {
+		abi        int
+		fs         uint64 // handled
+		net, scope uint64
+	}{
+		{abi: 2, fs: 1<<14 - 1},
+		{abi: 3, fs: 1<<15 - 1},
+		{abi: 4, fs: 1<<15 - 1, net: 3},
+		{abi: 5, fs: 1<<16 - 1, net: 3},
+		{abi: 6, fs: 1<<16 - 1, net: 3, scope: 3},
+		{abi: 7, fs: 1<<16 - 1, net: 3, scope: 3},
+		{abi: 99, fs: 1<<16 - 1, net: 3, scope: 3}, // what we do not know we do not ask for
+	}
+	for _, tt := range tests {
+		l := planLandlock(tt.abi)
+		want := unix.LandlockRulesetAttr{Handled_access_fs: tt.fs, Handled_access_net: tt.net, Scoped: tt.scope}
+		if l.Handled != want {
+			t.Errorf("version %d takes %+v, want %+v", tt.abi, l.Handled, want)
+		}
+		// The kernel refuses rules about what is not handled.
+		if more := (l.Target | l.Lower | l.Self) &^ l.Handled.Handled_access_fs; more != 0 {
+			t.Errorf("version %d allows %#x, which it does not know", tt.abi, more)
+		}
+		const never = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_MAKE_SOCK | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+		if l.Target&never != 0 || l.Lower != unix.LANDLOCK_ACCESS_FS_READ_DIR {
+			t.Errorf("version %d allows %#x in the layer and %#x below", tt.abi, l.Target, l.Lower)
+		}
+	}
+}
+
+func TestApplyFilterPlan(t *testing.T) {
+	f := applyFilter()
+	if f.DefaultAction != specs.ActErrno {
+		t.Errorf("what is not named is answered with %s", f.DefaultAction)
+	}
+	// Those that are allowed for some arguments only; a second rule without would undo the first.
+	narrow := map[string]int{"clone": 0, "mknodat": 0, "prctl": 0, "prlimit64": 0}
+	for _, rule := range f.Syscalls {
+		for _, name := range rule.Names {
+			if n, ok := narrow[name]; ok {
+				narrow[name] = n + 1
+				if len(rule.Args) != 1 {
+					t.Errorf("%s is allowed with whatever arguments", name)
+				}
+			}
+			if rule.Action == specs.ActAllow && slices.Contains([]string{
+				"execve", "execveat", "socket", "connect", "ptrace", "unshare", "setns", "mount", "open_tree", "fork", "vfork",
+				"clone3", "kill", "ioctl", "open_by_handle_at", "chroot", "pivot_root", "setuid", "capset", "bpf", "keyctl", "io_uring_setup",
+			}, name) {
+				t.Errorf("%s is allowed", name)
+			}
+		}
+	}
+	for name, n := range narrow {
+		if n != 1 {
+			t.Errorf("%d rules for %s, want one", n, name)
+		}
+	}
+}

@@ -1,0 +1,127 @@
+// Command applier is sandboxd-launcher with one difference: what unpacks layers attacks its confinement instead, and reports
+// as its error what worked. Package security has it unpack "layers" whose media type says what to leave out:
+//
+//	attack/confined      attack from where the product would begin to read the layer
+//	attack/control       attack from before the confinement: everything should work
+//	attack/no-filter     as confined, but without the seccomp filter
+//	attack/no-landlock   as confined, on a kernel that says it has no Landlock
+//	.../no-landlock.tar  unpack as the product does, on such a kernel
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/runtime/libct"
+)
+
+// leaked is a descriptor that the first stage has and must not hand on.
+const leaked = 100
+
+func main() {
+	var err error
+	switch os.Args[1] {
+	case "apply":
+		err = first(os.Args[2])
+	case "apply-confined":
+		err = second(os.Args[2])
+	case "stage1":
+		err = launcher.Stage1()
+	case "stage2":
+		err = serve()
+	default:
+		err = fmt.Errorf("unknown argument %q", os.Args[1])
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "applier:", err)
+		os.Exit(1)
+	}
+}
+
+func serve() error {
+	setup, listener, status, err := launcher.Stage2()
+	if err != nil {
+		_, werr := fmt.Fprintln(status, err)
+		return errors.Join(err, werr)
+	}
+	engine, err := libct.Open(libct.Host{IDs: setup.IDs, Single: setup.Single, Missing: setup.Missing})
+	if err != nil {
+		return err
+	}
+	layers, err := launcher.OpenLayers(setup.IDs, setup.Single)
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintln(status, "ready"); err != nil {
+		return err
+	}
+	if err := status.Close(); err != nil {
+		return err
+	}
+	s := &launcher.Server{Engine: engine, Layers: layers, Info: launcher.Info{Version: setup.Version}, Log: slog.New(slog.DiscardHandler)}
+	return s.Serve(context.Background(), listener)
+}
+
+// mediaType is the order in the job that both stages get.
+func mediaType(arg string) (string, error) {
+	var job struct {
+		MediaType string `json:"media_type"`
+	}
+	err := json.Unmarshal([]byte(arg), &job)
+	return job.MediaType, err
+}
+
+func first(arg string) error {
+	order, err := mediaType(arg)
+	if err != nil {
+		return err
+	}
+	root, err := unix.Open("/", unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	if err := unix.Dup3(root, leaked, 0); err != nil {
+		return err
+	}
+	if order == "attack/control" {
+		// In the form of the child's report.
+		return json.NewEncoder(os.Stdout).Encode(map[string]any{"error": map[string]string{"message": attack()}})
+	}
+	if strings.Contains(order, "no-landlock") {
+		enosys := uint(unix.ENOSYS)
+		if err := libct.LoadFilter(&specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{
+			Action: specs.ActErrno, ErrnoRet: &enosys,
+			Names: []string{"landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"},
+		}}}); err != nil {
+			return err
+		}
+	}
+	return launcher.ApplyConfine(arg)
+}
+
+func second(arg string) error {
+	order, err := mediaType(arg)
+	if err != nil {
+		return err
+	}
+	return launcher.ApplyMain(arg, func(filter *specs.LinuxSeccomp) error {
+		if order != "attack/no-filter" {
+			if err := libct.LoadFilter(filter); err != nil {
+				return err
+			}
+		}
+		if strings.HasPrefix(order, "attack/") {
+			return errors.New(attack())
+		}
+		return nil
+	})
+}

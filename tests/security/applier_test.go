@@ -1,0 +1,224 @@
+package security
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/kernel"
+	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+// What unpacks a layer reads the most hostile input there is. Here it is taken over: the program that the launcher starts for
+// it (command applier) attacks from the place where the product begins to read, and says what worked. Before the confinement
+// everything works; without the filter, and without Landlock, what the other one holds is still held.
+func TestUnpackerIsConfined(t *testing.T) {
+	testenv.RequireUserNS(t)
+	a := newApplier(t)
+	control := a.attack(t, "control")
+	for name, result := range control {
+		if name != "read-layer-below" && name != "write-layer-below" && result != "worked" { // not open there yet
+			t.Errorf("control: %s does not work where nothing holds it: %s", name, result)
+		}
+	}
+	if len(control) < 40 {
+		t.Errorf("control: only %d attacks", len(control))
+	}
+
+	noLandlock := worked(a.attack(t, "no-landlock"))
+	// The control for Landlock: what only it holds. All of it takes a descriptor that should not be there, but the last two.
+	if diff := cmp.Diff([]string{
+		"create-outside-descriptor", "make-socket-file", "read-layer-below", "read-outside-descriptor", "remove-outside-descriptor",
+		"write-outside-descriptor",
+	}, noLandlock); diff != "" {
+		t.Errorf("worked without Landlock (-want +got):\n%s", diff)
+	}
+
+	abi, err := kernel.LandlockABI()
+	landlock := err == nil && abi >= kernel.LandlockRefer
+	for name, result := range a.attack(t, "confined") {
+		if result == "worked" && (landlock || !slices.Contains(noLandlock, name)) {
+			t.Errorf("%s worked", name)
+		}
+	}
+
+	testenv.RequireLandlock(t, kernel.LandlockRefer)
+	noFilter := a.attack(t, "no-filter")
+	for _, name := range append(noLandlock, "execve", "open-outside-path", "open-outside-dotdot", "mount", "chroot") {
+		if noFilter[name] == "worked" {
+			t.Errorf("%s worked without the filter", name)
+		}
+	}
+	// The control for the filter.
+	for _, name := range []string{"socket-inet", "socket-unix", "fork", "clone-user", "ptrace", "process-vm-readv", "memfd", "dumpable"} {
+		if noFilter[name] != "worked" {
+			t.Errorf("control: %s without the filter: %s", name, noFilter[name])
+		}
+	}
+}
+
+func worked(results map[string]string) []string {
+	maps.DeleteFunc(results, func(_, result string) bool { return result != "worked" })
+	return slices.Sorted(maps.Keys(results))
+}
+
+// A kernel without Landlock unpacks all the same, with one fence less; the doctor says so.
+func TestLayersAreUnpackedWithoutLandlock(t *testing.T) {
+	testenv.RequireUserNS(t)
+	a := newApplier(t)
+	stream := harness.Tar(t, harness.File{Name: "a/file", Body: "x"}, harness.File{Name: "b/link", Type: tar.TypeLink, Link: "a/file"})
+	for _, mediaType := range []string{"plain/tar", "plain/no-landlock.tar"} {
+		result, err := a.apply(t, mediaType, stream, a.parent)
+		if err != nil || result.Entries != 2 {
+			t.Errorf("%s: %+v, %v", mediaType, result, err)
+		}
+	}
+}
+
+type applier struct {
+	client  *launcher.Client
+	outside string // a directory of the host that everybody may write to
+	parent  string // chain id of a layer
+	applied []string
+}
+
+func newApplier(t *testing.T) *applier {
+	t.Helper()
+	// Not t.TempDir: the launcher, which is not root of the host, must be able to enter it.
+	dir, err := os.MkdirTemp("", "applier") //nolint:usetesting // see above
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Errorf("left behind: %v", err)
+		}
+	})
+	a := &applier{outside: filepath.Join(dir, "outside")}
+	for _, d := range []string{dir, a.outside, filepath.Join(dir, "run")} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(a.outside, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	ids, err := idmap.Detect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.client, _, err = launcher.Connect(t.Context(), launcher.Options{
+		DataDir: dir, RuntimeDir: filepath.Join(dir, "run"), Launcher: harness.Helper(t, "applier"), Init: harness.Program(t, "sandboxd-init"),
+		IDs: ids, Version: "test",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		for _, chain := range a.applied {
+			if err := a.client.RemoveLayer(ctx, chain); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := a.client.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := a.apply(t, "plain/tar", harness.Tar(t, harness.File{Name: "below/file", Body: "x"})); err != nil {
+		t.Fatal(err)
+	}
+	a.parent = a.applied[0]
+	return a
+}
+
+func (a *applier) apply(t *testing.T, mediaType string, stream []byte, parents ...string) (layer.Result, error) {
+	t.Helper()
+	blob, err := os.CreateTemp(t.TempDir(), "layer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer blob.Close()
+	if _, err := blob.WriteAt(stream, 0); err != nil {
+		t.Fatal(err)
+	}
+	return a.send(t, mediaType, blob, parents)
+}
+
+func (a *applier) send(t *testing.T, mediaType string, blob *os.File, parents []string) (layer.Result, error) {
+	t.Helper()
+	chain := fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(mediaType+strings.Join(parents, ""))))
+	result, err := a.client.Apply(t.Context(), layer.ApplyRequest{ChainID: chain, Parents: parents, MediaType: mediaType, Blob: blob})
+	if err == nil {
+		a.applied = append(a.applied, chain)
+	}
+	return result, err
+}
+
+// attack has the unpacker attack, with a directory of the host in the place of the layer's stream, and looks at that
+// afterwards: what is said to have been refused must not have happened.
+func (a *applier) attack(t *testing.T, order string) map[string]string {
+	t.Helper()
+	for name, body := range map[string]string{"planted": "the host's", "removed": "not yet"} {
+		path := filepath.Join(a.outside, name)
+		if err := os.WriteFile(path, []byte(body), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, 0o666); err != nil { // the umask
+			t.Fatal(err)
+		}
+	}
+	dir, err := os.Open(a.outside)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	_, err = a.send(t, "attack/"+order, dir, []string{a.parent})
+	if err == nil {
+		t.Fatalf("%s: a directory was unpacked", order)
+	}
+	_, list, ok := strings.Cut(err.Error(), "ATTACKS:")
+	results := make(map[string]string)
+	if err := json.Unmarshal([]byte(list), &results); err != nil || !ok {
+		t.Fatalf("%s: no results in %q: %v", order, list, err)
+	}
+	for name, refused := range results {
+		t.Logf("%s: %s: %s", order, name, refused)
+	}
+
+	body, err := os.ReadFile(filepath.Join(a.outside, "planted"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if changed := !bytes.Equal(body, []byte("the host's")); changed != (results["write-outside-descriptor"] == "worked") {
+		t.Errorf("%s: the planted file was changed: %v, the attack says %s", order, changed, results["write-outside-descriptor"])
+	}
+	for file, attack := range map[string]string{"created": "create-outside-descriptor", "socket": "make-socket-file"} {
+		err := os.Remove(filepath.Join(a.outside, file))
+		if made := err == nil; made != (results[attack] == "worked") {
+			t.Errorf("%s: %s was made: %v, the attack says %s", order, file, made, results[attack])
+		}
+	}
+	_ = os.Remove(filepath.Join(a.outside, "program"))
+	return results
+}
