@@ -389,6 +389,7 @@ func (s *stack) diff(t *testing.T, upper string, opts layer.DiffOptions) ([]byte
 func TestDiffOfRandomTrees(t *testing.T) {
 	for seed := range uint64(16) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+			t.Parallel() // most of the time goes by in unmounting
 			s := newStack(t)
 			s.push(t, archive(t))
 			for round := range uint64(4) {

@@ -63,6 +63,7 @@ var routes = []route{
 	{"GET", "/v1/images", owner, (*Daemon).getImages},
 	{"DELETE", "/v1/images", owner, (*Daemon).deleteImage},
 	{"POST", "/v1/images/pull", owner, (*Daemon).postPull},
+	{"POST", "/v1/images/push", owner, (*Daemon).postPush},
 	{"POST", "/v1/images/import", owner, (*Daemon).postImport},
 	{"GET", "/v1/images/export", owner, (*Daemon).getExport},
 	{"GET", "/v1/images/inspect", owner, (*Daemon).getImage},

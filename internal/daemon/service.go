@@ -19,6 +19,7 @@ import (
 // Images is the image store: *image.Service, and in tests a map.
 type Images interface {
 	Pull(ctx context.Context, reference string, opts image.PullOptions) (*image.Image, error)
+	Push(ctx context.Context, reference string, opts image.PushOptions) (*image.Image, error)
 	Import(ctx context.Context, r io.Reader, opts image.ImportOptions) ([]*image.Image, error)
 	Export(ctx context.Context, reference, format string, w io.Writer) error
 	List(ctx context.Context) ([]api.Image, error)
