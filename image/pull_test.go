@@ -259,7 +259,7 @@ func TestPullRefusesWhatIsWrong(t *testing.T) {
 		{name: "a redirect to a file of localhost", class: ErrRegistry, err: `unsupported protocol scheme "file"`, falsify: func(f *faulty, p *parts) {
 			blob(f, p.manifest.Layers[0].Digest.String(), sendOn("file://localhost/etc/passwd"))
 		}},
-		{name: "a redirect to the cloud's secrets", class: ErrInvalid, err: "169.254.169.254", falsify: func(f *faulty, p *parts) {
+		{name: "a redirect to the cloud's secrets", class: ErrRegistry, err: "169.254.169.254", falsify: func(f *faulty, p *parts) {
 			blob(f, p.manifest.Layers[0].Digest.String(), sendOn("http://169.254.169.254/latest/meta-data"))
 		}},
 		{name: "a layer that is said to be elsewhere", class: ErrRegistry, err: "does not have it", falsify: func(f *faulty, p *parts) {
