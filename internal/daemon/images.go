@@ -121,15 +121,7 @@ func (s *Service) ImportImages(ctx context.Context, r io.Reader, opts image.Impo
 	if !opts.Rootfs && (len(c.Entrypoint) > 0 || len(c.Cmd) > 0 || len(c.Env) > 0 || len(c.Labels) > 0 || c.WorkingDir != "" || c.User != "") {
 		return api.ImagesImported{}, invalidf("config: an image brings its own; it is for root file systems (rootfs=true)")
 	}
-	if err := validateEnv(c.Env); err != nil {
-		return api.ImagesImported{}, err
-	}
-	if c.WorkingDir != "" {
-		if err := validatePath("working_dir", c.WorkingDir); err != nil {
-			return api.ImagesImported{}, err
-		}
-	}
-	if err := validateUser(c.User); err != nil {
+	if err := validateImageConfig(&c); err != nil {
 		return api.ImagesImported{}, err
 	}
 	images, err := s.images.Import(ctx, r, opts)
@@ -141,6 +133,18 @@ func (s *Service) ImportImages(ctx context.Context, r io.Reader, opts image.Impo
 		out.Images = append(out.Images, img.Image)
 	}
 	return out, nil
+}
+
+func validateImageConfig(c *api.ImageConfig) error {
+	if err := validateEnv(c.Env); err != nil {
+		return err
+	}
+	if c.WorkingDir != "" {
+		if err := validatePath("working_dir", c.WorkingDir); err != nil {
+			return err
+		}
+	}
+	return validateUser(c.User)
 }
 
 // ExportImage writes a stored image as an archive.

@@ -49,6 +49,8 @@ var routes = []route{
 	{"PATCH", "/v1/sandboxes/{id}", owner, (*Daemon).patchSandbox},
 	{"DELETE", "/v1/sandboxes/{id}", owner, (*Daemon).deleteSandbox},
 	{"GET", "/v1/sandboxes/{id}/stats", owner, (*Daemon).getStats},
+	{"GET", "/v1/sandboxes/{id}/diff", owner, (*Daemon).getDiff},
+	{"POST", "/v1/sandboxes/{id}/commit", owner, (*Daemon).postCommit},
 
 	{"POST", "/v1/sandboxes/{id}/exec", owner, (*Daemon).postExec},
 	{"GET", "/v1/sandboxes/{id}/exec", owner, (*Daemon).getExec}, // WebSocket: its handshake is a GET
