@@ -141,12 +141,8 @@ func (p *delivery) mounts() (map[string]name.Reference, error) {
 		if err != nil || other.Context().RegistryStr() != p.target.Context().RegistryStr() || other.Context().RepositoryStr() == p.target.Context().RepositoryStr() {
 			continue
 		}
-		// With the target's scheme.
-		repository := name.Repository{Registry: p.target.Context().Registry}
-		if repository, err = name.NewRepository(other.Context().Name()); err != nil {
-			continue
-		}
-		repository.Registry = p.target.Context().Registry
+		repository := other.Context()
+		repository.Registry = p.target.Context().Registry // with the scheme in which that is spoken to
 		for _, b := range r.Blobs() {
 			if from[b.Digest] == nil {
 				from[b.Digest] = repository.Digest(b.Digest)
