@@ -1,8 +1,12 @@
 package functional
 
 import (
+	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -128,5 +132,54 @@ func TestCommitOfWhatCannotBe(t *testing.T) {
 	wantProblem(t, commit(s.ID, api.CommitSandbox{Reference: "a/b:1"}), api.CodeConflict, "128")
 	if after := len(imagesOf(t, d)); after != images {
 		t.Errorf("%d images, before %d", after, images)
+	}
+}
+
+// What a sandbox plants for whoever reads its directory is not followed, be it there before or put there meanwhile: nothing
+// of the host is in the layer.
+func TestCommitFollowsNothing(t *testing.T) {
+	d := start(t)
+	registry := harness.LyingRegistry(t, nil)
+	base := registry.Push(t, "team/base:1", twoLayers(t, "base"))
+	d.MustPull(t, base)
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte("planted on the host"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := d.Create(t, api.CreateSandbox{Image: base})
+	s.Sh(t, "ln -s "+secret+" /file; ln -s / /whole; ln -s "+filepath.Dir(secret)+" /dir; mkdir /race; mkfifo /fifo")
+	ctx, stop := context.WithCancel(t.Context())
+	swapped := make(chan error, 1)
+	go func() {
+		_, err := s.TryExec(ctx, api.ExecRequest{Argv: []string{"sh", "-c", `while :; do
+			mkdir /race/d; echo mine > /race/d/secret; rm -r /race/d; ln -s ` + filepath.Dir(secret) + ` /race/d; rm /race/d; mkfifo /race/d; rm /race/d; done`}})
+		swapped <- err
+	}()
+	archive := filepath.Join(t.TempDir(), "made.tar")
+	for i := range 10 {
+		var made api.SandboxCommitted
+		err := d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/"+s.ID+"/commit", api.CommitSandbox{Reference: "team/made:1"}, &made)
+		var p *api.Problem
+		if errors.As(err, &p) && p.Code == api.CodeConflict {
+			continue // it changed meanwhile; nobody could freeze it
+		}
+		if err != nil {
+			t.Fatalf("commit %d: %v", i, err)
+		}
+		if got := d.CLI(t, "export", "--format", "docker", "-o", archive, "team/made:1"); got.Code != 0 {
+			t.Fatalf("export: %+v", got)
+		}
+		data, err := os.ReadFile(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(data, []byte("planted on the host")) {
+			t.Fatal("THE HOST'S FILE IS IN THE IMAGE")
+		}
+	}
+	stop()
+	<-swapped
+	if got := diffOf(t, d, s.ID); !slices.Contains(got, "added symlink /file 0") || !slices.Contains(got, "added symlink /whole 0") {
+		t.Errorf("changes: %q", got)
 	}
 }
