@@ -13,10 +13,16 @@ type PullImage struct {
 	Insecure bool `json:"insecure,omitempty"`
 }
 
-// PullEvent is one line of progress. The last line has Image or Error.
+// PushImage is the body of POST /v1/images/push. The answer is one [PullEvent] a line.
+type PushImage struct {
+	Reference string `json:"reference"`          // of a stored image; also where it goes
+	Insecure  bool   `json:"insecure,omitempty"` // as in [PullImage]
+}
+
+// PullEvent is one line of progress of a pull or push. The last line has Image or Error.
 type PullEvent struct {
 	Layer  string   `json:"layer,omitempty"`  // digest of the layer this is about
-	Status string   `json:"status,omitempty"` // "downloading", "applying", "exists", "done"
+	Status string   `json:"status,omitempty"` // "downloading", "applying", "uploading", "exists", "done"
 	Bytes  int64    `json:"bytes,omitempty"`  // so far
 	Total  int64    `json:"total,omitempty"`  // of the compressed layer
 	Image  *Image   `json:"image,omitempty"`

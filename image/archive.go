@@ -216,7 +216,7 @@ func (a *archive) read(ctx context.Context, r io.Reader) ([]root, error) {
 	}
 	switch {
 	case a.documents[indexFile] != nil:
-		return a.layout()
+		return a.layout(ctx)
 	case a.documents[manifestFile] != nil:
 		return a.dockerSave(ctx)
 	}
@@ -292,7 +292,7 @@ func sparse(hdr *tar.Header) bool {
 }
 
 // layout finds the images of an OCI layout.
-func (a *archive) layout() ([]root, error) {
+func (a *archive) layout(ctx context.Context) ([]root, error) {
 	var marker struct {
 		Version string `json:"imageLayoutVersion"`
 	}
@@ -304,7 +304,11 @@ func (a *archive) layout() ([]root, error) {
 		return nil, archiveInvalid("%s: %w", indexFile, err)
 	}
 	var roots []root
-	for _, d := range ix.Manifests {
+	manifests, err := a.platforms(ctx, ix.Manifests)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range manifests {
 		if !d.MediaType.IsImage() && !d.MediaType.IsIndex() {
 			continue // artefacts, signatures: nothing to run
 		}
@@ -322,6 +326,48 @@ func (a *archive) layout() ([]root, error) {
 		return nil, archiveInvalid("%s lists %d images, 1 to %d are allowed", indexFile, len(roots), maxArchiveImages)
 	}
 	return roots, nil
+}
+
+// platforms puts an index in the place of manifests that have one name, or none, and say what platform each is for: some
+// tools write the platforms of an image straight into the layout. The one that is wanted is chosen from it as from any
+// index.
+func (a *archive) platforms(ctx context.Context, all []v1.Descriptor) ([]v1.Descriptor, error) {
+	called := func(d v1.Descriptor) string {
+		if n := layoutName(d.Annotations); n != nil {
+			return normalised(n)
+		}
+		return ""
+	}
+	same := make(map[string][]v1.Descriptor)
+	for _, d := range all {
+		if d.MediaType.IsImage() && d.Platform != nil {
+			same[called(d)] = append(same[called(d)], d)
+		}
+	}
+	var out []v1.Descriptor
+	done := make(map[string]bool)
+	for _, d := range all {
+		name := called(d)
+		of := same[name]
+		if !d.MediaType.IsImage() || d.Platform == nil || len(of) < 2 {
+			out = append(out, d)
+			continue
+		}
+		if done[name] {
+			continue
+		}
+		done[name] = true
+		digest, err := a.addJSON(ctx, v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: of})
+		if err != nil {
+			return nil, err
+		}
+		hash, err := v1.NewHash(digest)
+		if err != nil {
+			return nil, fmt.Errorf("index of the platforms: %w", err)
+		}
+		out = append(out, v1.Descriptor{MediaType: types.OCIImageIndex, Digest: hash, Annotations: d.Annotations})
+	}
+	return out, nil
 }
 
 // layoutName is what annotations call an image, nil where they do not. A bare tag is no name: "latest" would be

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -164,6 +166,49 @@ func TestImportOfManyNames(t *testing.T) {
 	}
 	if len(s.pins) != 0 {
 		t.Errorf("pins are left: %v", s.pins)
+	}
+}
+
+// The platforms of one image, written straight into the layout: the one that is wanted is imported, under the one name.
+func TestImportOfPlatformsWithoutAnIndex(t *testing.T) {
+	for _, named := range []string{"registry.example/team/app:1", ""} {
+		var files []string
+		var manifests []string
+		for _, arch := range []string{"arm64", "amd64"} {
+			content := layerTar(t, "arch", arch)
+			config := fmt.Sprintf(`{"os":"linux","architecture":%q,"rootfs":{"type":"layers","diff_ids":[%q]}}`, arch, sha(content))
+			manifest := fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":%q,"digest":%q,"size":%d},"layers":[{"mediaType":%q,"digest":%q,"size":%d}]}`,
+				types.OCIManifestSchema1, types.OCIConfigJSON, sha([]byte(config)), len(config), types.OCIUncompressedLayer, sha(content), len(content))
+			for _, blob := range []string{string(content), config, manifest} {
+				files = append(files, "blobs/sha256/"+strings.TrimPrefix(sha([]byte(blob)), "sha256:"), blob)
+			}
+			annotations := ""
+			if named != "" {
+				annotations = fmt.Sprintf(`,"annotations":{%q:%q}`, annotationName, named)
+			}
+			manifests = append(manifests, fmt.Sprintf(`{"mediaType":%q,"digest":%q,"size":%d,"platform":{"os":"linux","architecture":%q}%s}`,
+				types.OCIManifestSchema1, sha([]byte(manifest)), len(manifest), arch, annotations))
+		}
+		files = append(files, "oci-layout", `{"imageLayoutVersion":"1.0.0"}`, "index.json", `{"schemaVersion":2,"manifests":[`+strings.Join(manifests, ",")+`]}`)
+		for _, arch := range []string{"arm64", "amd64"} {
+			s, a, dir := service(t)
+			opts := ImportOptions{Platform: "linux/" + arch}
+			if named == "" {
+				opts.Reference = "registry.example/team/app:1"
+			}
+			images, err := s.Import(t.Context(), bytes.NewReader(layerTar(t, files...)), opts)
+			if err != nil || len(images) != 1 || images[0].Platform != "linux/"+arch || images[0].Reference != "registry.example/team/app:1" {
+				t.Fatalf("%q, %s: %+v, %v", named, arch, images, err)
+			}
+			// Manifest, configuration, layer and its tree; nothing of the other platform, and not the index.
+			if left := leftovers(t, dir, a); len(left) != 4 {
+				t.Errorf("%q, %s: stored %v", named, arch, left)
+			}
+			if _, err := s.Import(t.Context(), bytes.NewReader(layerTar(t, files...)), ImportOptions{Platform: "linux/s390x", Reference: "a/b:1"}); !errors.Is(err, ErrInvalid) ||
+				!strings.Contains(err.Error(), "nothing for linux/s390x") {
+				t.Errorf("%q: %v", named, err)
+			}
+		}
 	}
 }
 

@@ -4,15 +4,12 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -23,7 +20,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
-	remotetransport "github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sync/errgroup"
 
@@ -131,36 +127,17 @@ func (s *Service) finish(ctx context.Context, ready []*prepared) (_ []*Image, er
 
 // pullFrom gets an image from one of the places where it may be.
 func (s *Service) pullFrom(ctx context.Context, ref, source name.Reference, want v1.Platform, opts PullOptions) (*prepared, error) {
-	registry := source.Context().RegistryStr()
-	insecure := func(address string) bool {
-		return s.opts.Registries.insecure(address) || opts.Insecure && address == registry
-	}
-	if insecure(registry) || loopback(registry) {
-		// Allows plain HTTP where HTTPS does not answer. The transport holds everything else to HTTPS.
-		var err error
-		if source, err = name.ParseReference(source.Name(), name.Insecure); err != nil {
-			return nil, classf(ErrReference, "image reference %q: %w", source, err)
-		}
-	}
-	tr := newTransport(insecure, s.opts.Registries.CAs)
-	tr.backoff = s.backoff
-	tr.patience.Store(int64(s.patience))
-	defer tr.close()
-	auth, err := s.credentials(ctx, source)
-	if gaveUp(ctx, err) {
-		return nil, fmt.Errorf("pull %s: %w", normalised(ref), err)
-	}
+	c, err := s.connect(ctx, "pull", ref, source, opts.Insecure)
 	if err != nil {
-		return nil, classf(ErrRegistry, "credentials for registry %s: %w; mend or remove them in ~/.docker/config.json or containers/auth.json",
-			registryName(source), err)
+		return nil, err
 	}
-	puller, err := remote.NewPuller(remote.WithTransport(tr), remote.WithAuth(auth), remote.WithUserAgent("sandboxd"),
-		remote.WithRetryBackoff(s.backoff), remote.WithRetryStatusCodes(retryStatusCodes()...), remote.WithJobs(parallelDownloads))
+	defer c.tr.close()
+	puller, err := remote.NewPuller(append(c.options, remote.WithJobs(parallelDownloads))...)
 	if err != nil {
 		return nil, fmt.Errorf("prepare to pull %s: %w", normalised(ref), err)
 	}
 	p := &pull{service: s, ref: ref, want: want, explicit: opts.Platform != ""}
-	p.origin = &registryOrigin{pull: p, ref: source, puller: puller}
+	p.origin = &registryOrigin{pull: p, connection: c, puller: puller}
 	p.progress.tell = opts.Progress
 	defer p.progress.end()
 	return p.run(ctx)
@@ -216,17 +193,17 @@ type origin interface {
 // registryOrigin is a repository of a registry.
 type registryOrigin struct {
 	*pull
+	*connection
 
-	ref    name.Reference // what is asked for: of the registry itself, or of a mirror
 	puller *remote.Puller
 }
 
 func (o *registryOrigin) sender() string { return "the registry" }
 
 func (o *registryOrigin) document(ctx context.Context, digest string) ([]byte, error) {
-	ref := o.ref
+	ref := o.at
 	if digest != "" {
-		ref = o.ref.Context().Digest(digest)
+		ref = o.at.Context().Digest(digest)
 	}
 	got, err := o.puller.Get(ctx, ref)
 	if err != nil {
@@ -624,7 +601,7 @@ func (o *registryOrigin) download(ctx context.Context, b store.Blob, progress fu
 }
 
 func (o *registryOrigin) try(ctx context.Context, b store.Blob, progress func(int64)) (retry bool, err error) {
-	l, err := o.puller.Layer(ctx, o.ref.Context().Digest(b.Digest))
+	l, err := o.puller.Layer(ctx, o.at.Context().Digest(b.Digest))
 	if err != nil {
 		return false, o.explain(ctx, err)
 	}
@@ -647,7 +624,7 @@ func (o *registryOrigin) try(ctx context.Context, b store.Blob, progress func(in
 		return false, err // ours: the disk
 	case errors.As(src.err, &network):
 		return true, classf(ErrRegistry, "image %s: registry %s broke off blob %s after %d of %d bytes: %w; try again",
-			normalised(o.pull.ref), registryName(o.ref), b.Digest, src.n, b.Size, network)
+			normalised(o.image), registryName(o.at), b.Digest, src.n, b.Size, network)
 	}
 	// go-containerregistry checks digest and length too, and may be the first to notice.
 	return false, o.invalidf("blob %s: %w; the registry sends something else than the image was made of", b.Digest, src.err)
@@ -723,42 +700,4 @@ func (s *Service) extract(ctx context.Context, l store.Layer, parents []string) 
 		return errors.Join(err, s.applier.RemoveLayer(ctx, l.ChainID))
 	}
 	return nil
-}
-
-// explain says what a registry's answer, or the lack of one, means and what can be done.
-func (o *registryOrigin) explain(ctx context.Context, err error) error {
-	image, registry := normalised(o.pull.ref), registryName(o.ref)
-	var (
-		answer    *remotetransport.Error
-		network   *networkError
-		request   *url.Error
-		untrusted *tls.CertificateVerificationError
-		unknownCA x509.UnknownAuthorityError
-	)
-	switch {
-	case errors.Is(err, ErrInvalid):
-		return o.invalidf("%w", err)
-	case gaveUp(ctx, err):
-		return fmt.Errorf("pull %s: %w", image, err)
-	// Before the answer: on this machine plain HTTP is tried next, and what a TLS server says to that helps nobody.
-	case errors.As(err, &untrusted), errors.As(err, &unknownCA):
-		return classf(ErrRegistry, "image %s: the certificate of registry %s is not trusted: %w; install its CA on this host, name it with serve --registry-ca, or allow insecure", image, registry, err)
-	case errors.As(err, &answer):
-		switch answer.StatusCode {
-		case http.StatusUnauthorized, http.StatusForbidden:
-			return classf(ErrRegistry, "image %s: registry %s refuses access (%w); the repository may not exist, or need a login: docker login %s, or podman login, as the user who runs the daemon",
-				image, registry, err, registry)
-		case http.StatusNotFound:
-			return classf(ErrRegistry, "image %s: registry %s does not have it (%w); check name and tag", image, registry, err)
-		case http.StatusTooManyRequests:
-			return classf(ErrRegistry, "image %s: registry %s allows no more pulls for now (%w); wait, or log in", image, registry, err)
-		default:
-			return classf(ErrRegistry, "image %s: registry %s answers with an error (%w); try again later", image, registry, err)
-		}
-	case errors.Is(err, http.ErrSchemeMismatch), errors.Is(err, errPlainHTTP):
-		return classf(ErrRegistry, "image %s: registry %s speaks plain HTTP: %w; allow insecure if the network to it is trusted", image, registry, err)
-	case errors.As(err, &request), errors.As(err, &network):
-		return classf(ErrRegistry, "image %s: registry %s cannot be reached: %w; check the name and that the registry runs", image, registry, err)
-	}
-	return o.invalidf("the registry's answer cannot be used: %w", err)
 }

@@ -205,13 +205,7 @@ func TestPullRefusesWhatIsWrong(t *testing.T) {
 			blob(f, p.manifest.Layers[0].Digest.String(), answer("application/octet-stream", append(bytes.Clone(p.layer), "more"...)))
 		}},
 		{name: "a layer without end", class: ErrInvalid, err: "more than", falsify: func(f *faulty, p *parts) {
-			blob(f, p.manifest.Layers[0].Digest.String(), func(w http.ResponseWriter, r *http.Request) {
-				for r.Context().Err() == nil {
-					if _, err := w.Write(make([]byte, 1<<16)); err != nil {
-						return
-					}
-				}
-			})
+			blob(f, p.manifest.Layers[0].Digest.String(), endless)
 		}},
 		{name: "a size in the manifest that is a lie", class: ErrInvalid, err: "more than", falsify: func(_ *faulty, p *parts) { p.manifest.Layers[0].Size-- }},
 		{name: "a size in the manifest that is another lie", class: ErrInvalid, err: "bytes", falsify: func(_ *faulty, p *parts) { p.manifest.Layers[0].Size++ }},
@@ -228,10 +222,51 @@ func TestPullRefusesWhatIsWrong(t *testing.T) {
 		}},
 		{name: "500 for the manifest", class: ErrRegistry, err: "try again later", falsify: func(f *faulty, _ *parts) { f.replace("/manifests/1", status(500)) }},
 		{name: "401", class: ErrRegistry, err: "login", falsify: func(f *faulty, _ *parts) { f.replace("/manifests/1", status(401)) }},
-		{name: "429", class: ErrRegistry, err: "no more pulls", falsify: func(f *faulty, _ *parts) { f.replace("/manifests/1", status(429)) }},
+		{name: "429", class: ErrRegistry, err: "no more requests", falsify: func(f *faulty, _ *parts) { f.replace("/manifests/1", status(429)) }},
 		{name: "a registry that is none", class: ErrRegistry, err: "does not have it", falsify: func(f *faulty, _ *parts) { f.replace("/v2/", status(404)) }},
 		{name: "a manifest without end", class: ErrInvalid, err: "more than 4194304 bytes", falsify: func(f *faulty, _ *parts) {
 			f.replace("/manifests/1", answer(manifestType, bytes.Repeat([]byte(" "), 5<<20)))
+		}},
+		{name: "a manifest that never ends", class: ErrInvalid, err: "more than 4194304 bytes", falsify: func(f *faulty, _ *parts) { f.replace("/manifests/1", endless) }},
+		{name: "a million layers", class: ErrInvalid, err: "more than 4194304 bytes", falsify: func(_ *faulty, p *parts) {
+			one := fmt.Sprintf(`{"mediaType":%q,"digest":%q,"size":1}`, types.OCILayer, sha(nil))
+			p.raw = []byte(`{"schemaVersion":2,"config":{},"layers":[` + one + strings.Repeat(","+one, 999_999) + `]}`)
+		}},
+		{name: "as many layers as a manifest holds", class: ErrInvalid, err: "layers, 250 are allowed", falsify: func(_ *faulty, p *parts) {
+			p.manifest.Layers = slices.Repeat(p.manifest.Layers[:1], 20_000)
+		}},
+		{name: "an index of as much as it holds", class: ErrInvalid, err: "nothing for linux/amd64", falsify: func(_ *faulty, p *parts) {
+			one := fmt.Sprintf(`{"mediaType":%q,"digest":%q,"size":1,"platform":{"os":"linux","architecture":"s390x"}}`, manifestType, sha(nil))
+			p.raw = []byte(`{"schemaVersion":2,"manifests":[` + one + strings.Repeat(","+one, 15_000) + `]}`)
+		}},
+		{name: "indexes in indexes", class: ErrInvalid, err: "nested more than 3 deep", falsify: func(f *faulty, p *parts) {
+			p.raw, _ = json.Marshal(p.manifest) //nolint:errchkjson // of the test
+			for range 4 {
+				f.replace("/manifests/"+sha(p.raw), answer(manifestType, p.raw))
+				p.raw = fmt.Appendf(nil, `{"schemaVersion":2,"manifests":[{"mediaType":%q,"digest":%q,"size":%d}]}`, types.OCIImageIndex, sha(p.raw), len(p.raw))
+			}
+		}},
+		{name: "a configuration that never ends", class: ErrInvalid, err: "more than", falsify: func(f *faulty, p *parts) {
+			blob(f, p.manifest.Config.Digest.String(), endless)
+		}},
+		{name: "redirects without end, of the manifest", class: ErrRegistry, err: "more than 10 times", falsify: func(f *faulty, _ *parts) { f.replace("/manifests/1", sendOn("")) }},
+		{name: "redirects without end, of a layer", class: ErrRegistry, err: "more than 10 times", falsify: func(f *faulty, p *parts) {
+			blob(f, p.manifest.Layers[0].Digest.String(), sendOn(""))
+		}},
+		{name: "a redirect to a file", class: ErrRegistry, err: "file", falsify: func(f *faulty, p *parts) {
+			blob(f, p.manifest.Layers[0].Digest.String(), sendOn("file:///etc/passwd"))
+		}},
+		{name: "a redirect to a file of localhost", class: ErrRegistry, err: `unsupported protocol scheme "file"`, falsify: func(f *faulty, p *parts) {
+			blob(f, p.manifest.Layers[0].Digest.String(), sendOn("file://localhost/etc/passwd"))
+		}},
+		{name: "a redirect to the cloud's secrets", class: ErrRegistry, err: "169.254.169.254", falsify: func(f *faulty, p *parts) {
+			blob(f, p.manifest.Layers[0].Digest.String(), sendOn("http://169.254.169.254/latest/meta-data"))
+		}},
+		{name: "a layer that is said to be elsewhere", class: ErrRegistry, err: "does not have it", falsify: func(f *faulty, p *parts) {
+			p.manifest.Layers[0].MediaType = types.OCIRestrictedLayer
+			p.manifest.Layers[0].URLs = []string{"http://" + f.host + "/elsewhere"}
+			blob(f, p.manifest.Layers[0].Digest.String(), status(404))
+			f.replace("/elsewhere", func(http.ResponseWriter, *http.Request) { t.Error("the layer was asked for at its foreign address") })
 		}},
 		{name: "a manifest that is HTML", class: ErrInvalid, err: "not JSON", falsify: func(_ *faulty, p *parts) { p.raw = []byte("<html>") }},
 		{name: "an empty manifest", class: ErrInvalid, err: "not JSON", falsify: func(_ *faulty, p *parts) { p.raw = []byte{} }},
@@ -336,6 +371,48 @@ func TestPullRefusesWhatIsWrong(t *testing.T) {
 				t.Errorf("the image is stored: %v", err)
 			}
 		})
+	}
+}
+
+// endless never stops sending.
+func endless(w http.ResponseWriter, r *http.Request) {
+	for r.Context().Err() == nil {
+		if _, err := w.Write(bytes.Repeat([]byte(" "), 1<<16)); err != nil {
+			return
+		}
+	}
+}
+
+// sendOn redirects to an address, empty for the very one that was asked for.
+func sendOn(to string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		target := to
+		if target == "" {
+			target = r.URL.Path
+		}
+		http.Redirect(w, r, target, http.StatusTemporaryRedirect)
+	}
+}
+
+// A layer that stands in an image twice is fetched once and lies there twice.
+func TestPullOfALayerTwice(t *testing.T) {
+	f := newFaulty(t)
+	l := asLayer(t, layerTar(t, "file", "x"), compression.GZip)
+	ref := f.host + "/twice:1"
+	push(t, ref, testImage(t, "amd64", l, l))
+	s, a, _ := service(t)
+	img, err := s.Pull(t.Context(), ref, PullOptions{Platform: "linux/amd64"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest, err := l.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if got := f.gets["/v2/twice/blobs/"+digest.String()]; got != 1 || len(a.layers(t)) != 2 || len(img.Rootfs.Layers) != 2 {
+		t.Errorf("%d requests, trees %v, rootfs %v", got, a.layers(t), img.Rootfs.Layers)
 	}
 }
 

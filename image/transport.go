@@ -25,6 +25,7 @@ const (
 	dialTimeout   = 15 * time.Second
 	headerTimeout = 60 * time.Second // registries in front of slow storage take their time
 	stallTimeout  = 60 * time.Second // without a byte of a body
+	maxRedirects  = 10               // as net/http allows by itself
 )
 
 // transport is how we speak to registries. It is the place for rules that hold for every request, be it made by us, by
@@ -34,7 +35,8 @@ const (
 //     sends us for a token or to its storage, the rules hold again. go-containerregistry also allows it to private
 //     addresses and to .local, which are as easy to listen on as any other.
 //   - Bodies that are not a layer are bounded.
-//   - A body that stalls ends.
+//   - Redirects are counted, in all.
+//   - A body that stalls ends, in either direction.
 //   - A blob that breaks off is asked for again from where it ended, where the registry offers ranges; a registry that
 //     asks for patience (429) gets some. Both are bounded.
 type transport struct {
@@ -77,8 +79,18 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme != "https" && !t.insecure(req.URL.Host) && !loopback(req.URL.Host) {
 		return nil, fmt.Errorf("%s://%s: %w", req.URL.Scheme, req.URL.Host, errPlainHTTP)
 	}
+	// Redirects lead to storage with paths of its own; what was asked for first counts. go-containerregistry's client, which
+	// has a rule of its own for them, follows them without end.
+	first, hops := req, 0
+	for first.Response != nil && first.Response.Request != nil {
+		first = first.Response.Request
+		hops++
+	}
+	if hops > maxRedirects {
+		return nil, errRedirects
+	}
 	resp, b, err := t.send(req)
-	for err == nil && resp.StatusCode == http.StatusTooManyRequests && req.Body == nil {
+	for err == nil && resp.StatusCode == http.StatusTooManyRequests && (req.Body == nil || req.GetBody != nil) {
 		wait := retryAfter(resp.Header.Get("Retry-After"), time.Now())
 		if !t.takePatience(wait) {
 			break // the caller is told
@@ -87,17 +99,19 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		if err := pause(req.Context(), wait); err != nil {
 			return nil, err
 		}
-		resp, b, err = t.send(req)
+		again := req
+		if req.GetBody != nil {
+			again = req.Clone(req.Context())
+			if again.Body, err = req.GetBody(); err != nil {
+				return nil, err
+			}
+		}
+		resp, b, err = t.send(again)
 	}
 	if err != nil {
 		return nil, err
 	}
-	// Redirects lead to storage with paths of its own; what was asked for first counts.
-	first := req
-	for first.Response != nil && first.Response.Request != nil {
-		first = first.Response.Request
-	}
-	if !strings.Contains(first.URL.Path, "/blobs/") { // those are bounded by their descriptors
+	if !strings.Contains(first.URL.Path, "/blobs/") || strings.Contains(first.URL.Path, "/blobs/uploads/") { // blobs are bounded by their descriptors
 		b.left = maxDocument
 	} else if req.Method == http.MethodGet && resp.StatusCode == http.StatusOK && resp.Header.Get("Accept-Ranges") != "none" {
 		b.resume = func(at int64) (*body, error) { return t.resume(req, resp, at) }
@@ -127,8 +141,18 @@ func (t *transport) send(req *http.Request) (*http.Response, *body, error) {
 	if t.insecure(req.URL.Host) {
 		base = t.lax
 	}
-	resp, err := base.RoundTrip(req.WithContext(ctx))
+	out := req.WithContext(ctx)
+	if req.Body != nil && req.Body != http.NoBody {
+		// A registry that takes no more: what comes after the last byte, headerTimeout bounds.
+		up := &upload{ReadCloser: req.Body, stall: t.stall, timer: time.AfterFunc(t.stall, func() { cancel(errStalled) })}
+		defer up.timer.Stop()
+		out.Body = up
+	}
+	resp, err := base.RoundTrip(out)
 	if err != nil {
+		if errors.Is(context.Cause(ctx), errStalled) && req.Context().Err() == nil {
+			err = &networkError{fmt.Errorf("%w for %v", errNotTaking, t.stall)}
+		}
 		cancel(nil)
 		return nil, nil, err
 	}
@@ -185,9 +209,33 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// upload is the body of a request. It puts the end of the request off with every part that is taken.
+type upload struct {
+	io.ReadCloser
+	stall time.Duration
+	timer *time.Timer
+}
+
+func (u *upload) Read(p []byte) (int, error) {
+	n, err := u.ReadCloser.Read(p)
+	if err != nil {
+		u.timer.Stop()
+	} else {
+		u.timer.Reset(u.stall)
+	}
+	return n, err
+}
+
+func (u *upload) Close() error {
+	u.timer.Stop()
+	return u.ReadCloser.Close()
+}
+
 var (
-	errStalled  = errors.New("the registry stopped sending")
-	errTooLarge = fmt.Errorf("the answer has more than %d bytes", maxDocument)
+	errNotTaking = errors.New("the registry stopped taking what is sent")
+	errRedirects = fmt.Errorf("it sends us on more than %d times", maxRedirects)
+	errStalled   = errors.New("the registry stopped sending")
+	errTooLarge  = fmt.Errorf("the answer has more than %d bytes", maxDocument)
 )
 
 // body ends when it stalls or exceeds its bound.

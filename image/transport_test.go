@@ -157,7 +157,7 @@ func TestPullWaitsAsLongAsTheRegistrySays(t *testing.T) {
 		w.Header().Set("Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT")
 		w.WriteHeader(http.StatusTooManyRequests)
 	})
-	if _, err := s.Pull(t.Context(), ref, PullOptions{Platform: "linux/amd64"}); !errors.Is(err, ErrRegistry) || !strings.Contains(err.Error(), "no more pulls") {
+	if _, err := s.Pull(t.Context(), ref, PullOptions{Platform: "linux/amd64"}); !errors.Is(err, ErrRegistry) || !strings.Contains(err.Error(), "no more requests") {
 		t.Fatal(err)
 	}
 	if asked != 1 {

@@ -12,6 +12,7 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
 // Record is what is known of one sandbox: what the API shows, and what the daemon needs again after a restart.
@@ -20,6 +21,8 @@ type Record struct {
 	// ImageEnv is the environment that the image asked for when the sandbox was created. It is kept because the image may
 	// be pulled anew, or removed, while the sandbox runs.
 	ImageEnv []string `json:"image_env,omitempty"`
+	// Rootfs is what its root is made of below what it has written itself.
+	Rootfs rootfs.Source `json:"rootfs,omitzero"`
 }
 
 // clone returns a copy whose maps and slices may be kept by a caller.
@@ -29,6 +32,8 @@ func (r *Record) clone() Record {
 	maps.Copy(c.Labels, r.Labels)
 	c.Env = append([]string(nil), r.Env...)
 	c.ImageEnv = append([]string(nil), r.ImageEnv...)
+	c.Rootfs.Layers = append([]string(nil), r.Rootfs.Layers...)
+	c.Rootfs.HostDirs = append([]string(nil), r.Rootfs.HostDirs...)
 	c.Enforced.Namespaces = append([]string(nil), r.Enforced.Namespaces...)
 	c.Enforced.Missing = append([]string(nil), r.Enforced.Missing...)
 	return c

@@ -344,6 +344,7 @@ func (s *Supervisor) reserve(req Request) (*sandbox, error) {
 			IdleTimeout: cmp.Or(req.IdleTimeout, s.opts.IdleTimeout).Seconds(),
 		},
 		ImageEnv: slices.Clone(req.ImageEnv),
+		Rootfs:   req.Rootfs,
 	})
 	s.ops.Add(1)
 	return sb, nil

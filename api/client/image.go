@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -22,11 +21,21 @@ func (c *Client) Images(ctx context.Context) ([]api.Image, error) {
 // Pull fetches an image and calls progress, which may be nil, for every event on the way. A pull whose context ends is
 // stopped; the layers that were complete by then are kept.
 func (c *Client) Pull(ctx context.Context, req api.PullImage, progress func(api.PullEvent)) (*api.Image, error) {
+	return c.watch(ctx, "pull", req, progress)
+}
+
+// Push sends a stored image to the registry of its name; progress is as for [Client.Pull].
+func (c *Client) Push(ctx context.Context, req api.PushImage, progress func(api.PullEvent)) (*api.Image, error) {
+	return c.watch(ctx, "push", req, progress)
+}
+
+// watch reads events until the one with the image.
+func (c *Client) watch(ctx context.Context, verb string, req any, progress func(api.PullEvent)) (*api.Image, error) {
 	var image *api.Image
-	err := c.lines(ctx, request{method: http.MethodPost, path: []string{"v1", "images", "pull"}, json: req}, func(line []byte) error {
+	err := c.lines(ctx, request{method: http.MethodPost, path: []string{"v1", "images", verb}, json: req}, func(line []byte) error {
 		var e api.PullEvent
 		if err := json.Unmarshal(line, &e); err != nil {
-			return fmt.Errorf("decode a pull event: %w", err)
+			return fmt.Errorf("decode a %s event: %w", verb, err)
 		}
 		if progress != nil {
 			progress(e)
@@ -44,7 +53,7 @@ func (c *Client) Pull(ctx context.Context, req api.PullImage, progress func(api.
 		return nil, err
 	}
 	if image == nil {
-		return nil, errors.New("the daemon ended the pull without saying how")
+		return nil, fmt.Errorf("the daemon ended the %s without saying how", verb)
 	}
 	return image, nil
 }

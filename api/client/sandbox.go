@@ -60,6 +60,24 @@ func (c *Client) Stats(ctx context.Context, id string) (*api.Stats, error) {
 	return out, nil
 }
 
+// Diff returns what a sandbox has changed of its image.
+func (c *Client) Diff(ctx context.Context, id string) (*api.SandboxDiff, error) {
+	out := new(api.SandboxDiff)
+	if err := c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, "diff"}}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Commit makes an image of a sandbox.
+func (c *Client) Commit(ctx context.Context, id string, req api.CommitSandbox) (*api.SandboxCommitted, error) {
+	out := new(api.SandboxCommitted)
+	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "commit"}, json: req}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // DeleteSandbox ends everything in the sandbox and removes what it left. When it returns, nothing of it is there.
 func (c *Client) DeleteSandbox(ctx context.Context, id string) error {
 	return c.call(ctx, request{method: http.MethodDelete, path: []string{"v1", "sandboxes", id}}, maxAnswer, nil)

@@ -74,8 +74,8 @@ it where none is running.
 	root.SetUsageTemplate(root.UsageTemplate() + exitStatusTemplate)
 	exitStatus(root, exitPlain)
 	for _, newCommand := range []func(deps) *cobra.Command{
-		newRun, newCreate, newExec, newPs, newUpdate, newStats, newRm, newCp,
-		newPull, newImages, newImage, newRmi, newTag, newImport, newExport,
+		newRun, newCreate, newExec, newPs, newUpdate, newStats, newDiff, newCommit, newRm, newCp,
+		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport,
 		newAgent,
 		newServe, newShutdown, newDoctor, newVersion,
 	} {

@@ -1,4 +1,5 @@
-// Package layer turns one layer of an image, a compressed tar stream, into a directory that overlayfs can stack.
+// Package layer turns one layer of an image, a compressed tar stream, into a directory that overlayfs can stack, and what
+// an overlay has changed into a layer.
 //
 // # Theory of operation
 //

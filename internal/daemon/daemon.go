@@ -43,6 +43,7 @@ type Options struct {
 	Socket     string // of the API; default: [SocketName] in RuntimeDir
 	Engine     runtime.Engine
 	Images     Images
+	Differ     Differ // default: none, and what sandboxes have changed cannot be asked for
 	// Profile finds a profile by name, and the limits that a sandbox of it has by default.
 	Profile func(name string) (runtime.Profile, api.Limits, error)
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -58,6 +59,8 @@ var classes = []class{
 	{err: ErrProgramMissing, code: api.CodeProgramMissing, hint: "argv[0] is looked up in the sandbox's PATH; no shell is involved"},
 	{err: ErrProgramDenied, code: api.CodeProgramDenied, hint: "it must be an executable file that the user may execute"},
 	{err: ErrStopping, code: api.CodeUnavailable, hint: "start it again: sandboxd serve"},
+	{err: layer.ErrChanged, code: api.CodeConflict, hint: "end or pause what writes in the sandbox, or try again"},
+	{err: layer.ErrInvalid, code: api.CodeConflict, hint: "the sandbox has files that no layer can have; remove them there"},
 	{err: runtime.ErrNotFound, code: api.CodeNotFound, hint: "sandboxd ps lists what there is"},
 	{err: runtime.ErrExists, code: api.CodeExists, hint: "choose another name, or delete the sandbox that has it"},
 	{err: runtime.ErrState, code: api.CodeConflict, hint: "a sandbox that has ended can only be deleted"},

@@ -37,6 +37,18 @@ func (s *Service) Pull(ctx context.Context, req api.PullImage, progress func(api
 	return img.Image, nil
 }
 
+// Push sends an image to the registry of its name.
+func (s *Service) Push(ctx context.Context, req api.PushImage, progress func(api.PullEvent)) (api.Image, error) {
+	if err := validReference("reference", req.Reference); err != nil {
+		return api.Image{}, err
+	}
+	img, err := s.images.Push(ctx, req.Reference, image.PushOptions{Insecure: req.Insecure, Progress: progress})
+	if err != nil {
+		return api.Image{}, fmt.Errorf("push %q: %w", req.Reference, err)
+	}
+	return img.Image, nil
+}
+
 // Images lists what is stored.
 func (s *Service) Images(ctx context.Context) (api.ImageList, error) {
 	list, err := s.images.List(ctx)
@@ -109,15 +121,7 @@ func (s *Service) ImportImages(ctx context.Context, r io.Reader, opts image.Impo
 	if !opts.Rootfs && (len(c.Entrypoint) > 0 || len(c.Cmd) > 0 || len(c.Env) > 0 || len(c.Labels) > 0 || c.WorkingDir != "" || c.User != "") {
 		return api.ImagesImported{}, invalidf("config: an image brings its own; it is for root file systems (rootfs=true)")
 	}
-	if err := validateEnv(c.Env); err != nil {
-		return api.ImagesImported{}, err
-	}
-	if c.WorkingDir != "" {
-		if err := validatePath("working_dir", c.WorkingDir); err != nil {
-			return api.ImagesImported{}, err
-		}
-	}
-	if err := validateUser(c.User); err != nil {
+	if err := validateImageConfig(&c); err != nil {
 		return api.ImagesImported{}, err
 	}
 	images, err := s.images.Import(ctx, r, opts)
@@ -129,6 +133,18 @@ func (s *Service) ImportImages(ctx context.Context, r io.Reader, opts image.Impo
 		out.Images = append(out.Images, img.Image)
 	}
 	return out, nil
+}
+
+func validateImageConfig(c *api.ImageConfig) error {
+	if err := validateEnv(c.Env); err != nil {
+		return err
+	}
+	if c.WorkingDir != "" {
+		if err := validatePath("working_dir", c.WorkingDir); err != nil {
+			return err
+		}
+	}
+	return validateUser(c.User)
 }
 
 // ExportImage writes a stored image as an archive.
@@ -152,11 +168,28 @@ func (d *Daemon) postPull(w http.ResponseWriter, r *http.Request) error {
 	if err := readJSON(w, r, maxBody, &req); err != nil {
 		return err
 	}
+	return tell(w, func(progress func(api.PullEvent)) (api.Image, error) {
+		return d.service.Pull(r.Context(), req, progress)
+	})
+}
+
+func (d *Daemon) postPush(w http.ResponseWriter, r *http.Request) error {
+	var req api.PushImage
+	if err := readJSON(w, r, maxBody, &req); err != nil {
+		return err
+	}
+	return tell(w, func(progress func(api.PullEvent)) (api.Image, error) {
+		return d.service.Push(r.Context(), req, progress)
+	})
+}
+
+// tell answers with the progress of work, a line for each event, the last one with its image or error.
+func tell(w http.ResponseWriter, work func(progress func(api.PullEvent)) (api.Image, error)) error {
 	emit := lines[api.PullEvent](w)
 	began := false
-	img, err := d.service.Pull(r.Context(), req, func(e api.PullEvent) {
+	img, err := work(func(e api.PullEvent) {
 		began = true
-		_ = emit(e) // a client that goes away ends the request's context, and with it the pull
+		_ = emit(e) // a client that goes away ends the request's context, and with it the work
 	})
 	switch {
 	case err != nil && !began:

@@ -49,6 +49,8 @@ var routes = []route{
 	{"PATCH", "/v1/sandboxes/{id}", owner, (*Daemon).patchSandbox},
 	{"DELETE", "/v1/sandboxes/{id}", owner, (*Daemon).deleteSandbox},
 	{"GET", "/v1/sandboxes/{id}/stats", owner, (*Daemon).getStats},
+	{"GET", "/v1/sandboxes/{id}/diff", owner, (*Daemon).getDiff},
+	{"POST", "/v1/sandboxes/{id}/commit", owner, (*Daemon).postCommit},
 
 	{"POST", "/v1/sandboxes/{id}/exec", owner, (*Daemon).postExec},
 	{"GET", "/v1/sandboxes/{id}/exec", owner, (*Daemon).getExec}, // WebSocket: its handshake is a GET
@@ -63,6 +65,7 @@ var routes = []route{
 	{"GET", "/v1/images", owner, (*Daemon).getImages},
 	{"DELETE", "/v1/images", owner, (*Daemon).deleteImage},
 	{"POST", "/v1/images/pull", owner, (*Daemon).postPull},
+	{"POST", "/v1/images/push", owner, (*Daemon).postPush},
 	{"POST", "/v1/images/import", owner, (*Daemon).postImport},
 	{"GET", "/v1/images/export", owner, (*Daemon).getExport},
 	{"GET", "/v1/images/inspect", owner, (*Daemon).getImage},

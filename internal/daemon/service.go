@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -19,6 +20,8 @@ import (
 // Images is the image store: *image.Service, and in tests a map.
 type Images interface {
 	Pull(ctx context.Context, reference string, opts image.PullOptions) (*image.Image, error)
+	Push(ctx context.Context, reference string, opts image.PushOptions) (*image.Image, error)
+	Commit(ctx context.Context, opts image.CommitOptions) (*image.Image, layer.Result, error)
 	Import(ctx context.Context, r io.Reader, opts image.ImportOptions) ([]*image.Image, error)
 	Export(ctx context.Context, reference, format string, w io.Writer) error
 	List(ctx context.Context) ([]api.Image, error)

@@ -19,7 +19,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/kernel"
 )
 
-// The child's two stages. The first makes the layer's directory its whole world, which takes capabilities, and executes
+// A child's two stages. The first makes the directory that it is about its whole world, which takes capabilities, and executes
 // the second with what is left of them: dropping them in place would need every thread of the Go runtime to do it.
 //
 // Both report on standard output, the first only if it fails.
@@ -34,7 +34,7 @@ func ApplyMain(arg string, loadFilter func(*specs.LinuxSeccomp) error) error {
 }
 
 func report(result layer.Result, err error) error {
-	if err := json.NewEncoder(os.Stdout).Encode(applyReport{Error: toWire(err), Result: result}); err != nil {
+	if err := json.NewEncoder(os.Stdout).Encode(childReport{Error: toWire(err), Result: result}); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
 	return nil
@@ -47,14 +47,9 @@ func confineAndExec(arg string) error {
 	if err := json.Unmarshal([]byte(arg), &job); err != nil {
 		return fmt.Errorf("decode job: %w", err)
 	}
-	// Whatever else the launcher may have let slip ends here: the second stage gets the stream, the two pipes of its report
-	// and what is opened below.
-	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		return fmt.Errorf("close descriptors: %w", err)
-	}
-	exe, err := unix.Open("/proc/self/exe", unix.O_PATH|unix.O_CLOEXEC, 0)
+	exe, err := begin(3)
 	if err != nil {
-		return fmt.Errorf("open own executable: %w", err)
+		return err
 	}
 	// The layers below, read-only, each as a mount of its own that is attached nowhere: ".." ends at its root.
 	for _, parent := range slices.Backward(job.Parents) {
@@ -64,30 +59,55 @@ func confineAndExec(arg string) error {
 		}
 		job.Lower = append(job.Lower, fd)
 	}
-	if err := confine(job.Dir); err != nil {
+	if err := confine(job.Dir, 0); err != nil {
 		return fmt.Errorf("confine layer child: %w", err)
 	}
-	if err := dropCapabilities(); err != nil {
+	if job.Landlock, err = restrict(applyCapabilities, landlockTarget, exe, nil, job.Lower); err != nil {
 		return fmt.Errorf("confine layer child: %w", err)
 	}
-	// What this thread may not do, no thread of what it executes may. Landlock wants no_new_privs of those who lack
-	// CAP_SYS_ADMIN, which has just left the bounding set.
+	return execute(exe, "apply-confined", &job)
+}
+
+// begin opens the executable of the second stage. Of the descriptors from first on that stage gets none but those opened from
+// now on: whatever the launcher may have let slip ends here.
+func begin(first uint) (exe int, err error) {
+	if err := unix.CloseRange(first, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return -1, fmt.Errorf("close descriptors: %w", err)
+	}
+	exe, err = unix.Open("/proc/self/exe", unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open own executable: %w", err)
+	}
+	return exe, nil
+}
+
+// restrict takes from the calling thread, and so from all threads of what it executes, all capabilities but those to keep and,
+// where the kernel has Landlock, all access to files but this one: target below "/" and the directories also, a look at the
+// directories lower, exe to be executed.
+func restrict(keep []uintptr, target uint64, exe int, also, lower []int) (held bool, err error) {
+	if err := dropCapabilities(keep); err != nil {
+		return false, err
+	}
+	// Landlock wants it of those who lack CAP_SYS_ADMIN, which has just left the bounding set.
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("confine layer child: set no_new_privs: %w", err)
+		return false, fmt.Errorf("set no_new_privs: %w", err)
 	}
 	// A kernel without it is told of by the doctor; with it there is no way around it.
-	if abi, err := kernel.LandlockABI(); err == nil && abi >= kernel.LandlockRefer {
-		if err := planLandlock(abi).apply(exe, job.Lower); err != nil {
-			return fmt.Errorf("confine layer child: %w", err)
-		}
-		job.Landlock = true
+	abi, err := kernel.LandlockABI()
+	if err != nil || abi < kernel.LandlockRefer {
+		return false, nil //nolint:nilerr // as said
 	}
+	return true, planLandlock(abi, target).apply(exe, also, lower)
+}
+
+// execute executes a child's second stage.
+func execute(exe int, stage string, job any) error {
 	next, err := json.Marshal(job)
 	if err != nil {
 		return fmt.Errorf("encode job: %w", err)
 	}
 	// There is no /proc to name the executable by any more.
-	argv, err := syscall.SlicePtrFromStrings([]string{"sandboxd-launcher", "apply-confined", string(next)})
+	argv, err := syscall.SlicePtrFromStrings([]string{"sandboxd-launcher", stage, string(next)})
 	if err != nil {
 		return fmt.Errorf("execute second stage: %w", err)
 	}
@@ -102,9 +122,9 @@ func confineAndExec(arg string) error {
 var applyCapabilities = []uintptr{unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_FSETID}
 
 // dropCapabilities takes all others out of the calling thread's bounding set: what it executes as uid 0 gets no more.
-func dropCapabilities() error {
+func dropCapabilities(keep []uintptr) error {
 	for c := range uintptr(64) {
-		if slices.Contains(applyCapabilities, c) {
+		if slices.Contains(keep, c) {
 			continue
 		}
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
@@ -118,15 +138,15 @@ func dropCapabilities() error {
 	return nil
 }
 
-// checkCapabilities verifies that this process has no others.
-func checkCapabilities() error {
+// checkCapabilities verifies that this process has no others than those that were to be kept.
+func checkCapabilities(keep []uintptr) error {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&hdr, &data[0]); err != nil {
 		return fmt.Errorf("read capabilities: %w", err)
 	}
 	var allowed uint32
-	for _, c := range applyCapabilities {
+	for _, c := range keep {
 		allowed |= 1 << c
 	}
 	if data[0].Permitted&^allowed != 0 || data[1].Permitted != 0 {
@@ -140,7 +160,7 @@ func apply(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result
 	if err := json.Unmarshal([]byte(arg), &job); err != nil {
 		return layer.Result{}, fmt.Errorf("decode job: %w", err)
 	}
-	if err := checkCapabilities(); err != nil {
+	if err := checkCapabilities(applyCapabilities); err != nil {
 		return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
 	}
 	opts := layer.Options{MediaType: job.MediaType, DiffID: job.DiffID, Limits: job.Limits, SingleID: job.Single, Lower: []*os.Root{}}
@@ -158,11 +178,13 @@ func apply(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result
 	if err != nil {
 		return layer.Result{}, fmt.Errorf("open layer directory: %w", err)
 	}
-	if err := loadFilter(applyFilter()); err != nil {
+	if err := lock(loadFilter, applyFilter()); err != nil {
 		return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
 	}
-	if err := verifyConfinement(job.Landlock); err != nil {
-		return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
+	if job.Landlock {
+		if err := verifyLandlock(); err != nil {
+			return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
+		}
 	}
 	result, err := layer.Apply(root, os.Stdin, opts)
 	if err != nil {
@@ -178,18 +200,24 @@ func apply(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result
 	return result, nil
 }
 
-// verifyConfinement tries one thing that the filter must refuse, and one that only Landlock does.
-func verifyConfinement(landlock bool) error {
+// lock loads the filter, the last step of a child's confinement, and tries one thing that must not work any more.
+func lock(loadFilter func(*specs.LinuxSeccomp) error, filter *specs.LinuxSeccomp) error {
+	if err := loadFilter(filter); err != nil {
+		return err
+	}
 	if fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0); err == nil {
 		return errors.Join(errors.New("a socket could be made"), unix.Close(fd))
 	}
-	if !landlock {
-		return nil
-	}
+	return nil
+}
+
+// verifyLandlock tries one thing in the layer's directory that nothing but Landlock refuses. A child that only reads has
+// nothing of the kind: its mounts refuse all that changes anything.
+func verifyLandlock() error {
 	const name = "sandboxd-socket"
 	err := unix.Mknodat(unix.AT_FDCWD, name, unix.S_IFSOCK|0o600, 0)
 	if err == nil {
-		return errors.Join(errors.New("a socket could be made in the layer, against Landlock"), unix.Unlink(name))
+		return errors.Join(errors.New("Landlock let a socket be made in the layer"), unix.Unlink(name))
 	}
 	if !errors.Is(err, unix.EACCES) {
 		return fmt.Errorf("try Landlock: %w", err)
@@ -204,7 +232,7 @@ func detached(dir string, attr uint64, flags uint) (int, error) {
 		return -1, fmt.Errorf("copy mount of %s: %w", filepath.Base(dir), err)
 	}
 	if attr != 0 {
-		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: attr}); err != nil {
+		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|flags&unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: attr}); err != nil {
 			return -1, errors.Join(fmt.Errorf("restrict mount of %s: %w", filepath.Base(dir), err), unix.Close(tree))
 		}
 	}
@@ -220,12 +248,12 @@ func rootOf(fd int) (*os.Root, error) {
 	return os.OpenRoot(".")
 }
 
-// confine makes dir the whole world of the process.
-func confine(dir string) error {
+// confine makes dir, with attr set on its mount, the whole world of the process.
+func confine(dir string, attr uint64) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	tree, err := detached(dir, 0, unix.OPEN_TREE_CLOEXEC)
+	tree, err := detached(dir, attr, unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return err
 	}
@@ -250,39 +278,49 @@ func confine(dir string) error {
 }
 
 // applyFilter is what unpacking takes: files below what is open, memory, threads of the Go runtime. No network, no
-// execution, no process, no mounts, no namespaces, no tracing, no limits or signals of others, no device; seccomp(2) is for
-// LoadFilter's last step. The default is an error rather than death so that a missing name shows as one clear message.
+// execution, no process, no mounts, no namespaces, no tracing, no limits or signals of others, no device.
 func applyFilter() *specs.LinuxSeccomp {
+	f := filter(reading + `
+		mkdirat symlinkat linkat unlinkat renameat renameat2
+		fchown fchownat fchmod fchmodat fchmodat2 utimensat ftruncate fallocate
+		fsetxattr fremovexattr setxattr lsetxattr setxattrat getxattr lgetxattr getxattrat
+		fsync fdatasync syncfs copy_file_range umask`)
+	// FIFOs and whiteouts: no device but 0:0, for whatever privilege.
+	f.Syscalls = append(f.Syscalls, allow("mknodat", specs.LinuxSeccompArg{Index: 3, Value: 0, Op: specs.OpEqualTo}))
+	return f
+}
+
+// reading are the system calls that reading files and writing to what is open takes; seccomp(2) is for LoadFilter's last step.
+const reading = `
+	read write pread64 pwrite64 readv writev lseek close fcntl fstat newfstatat statx dup dup3
+	openat openat2 readlinkat getdents64 faccessat faccessat2 fgetxattr flistxattr fadvise64
+	mmap munmap mprotect madvise mremap brk mincore
+	futex sched_yield sched_getaffinity set_robust_list rseq exit exit_group restart_syscall
+	rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack tgkill getpid gettid getuid geteuid getgid getegid
+	nanosleep clock_nanosleep clock_gettime gettimeofday timer_create timer_settime timer_delete setitimer
+	epoll_create1 epoll_ctl epoll_pwait eventfd2 pipe2 getrandom uname seccomp`
+
+// filter allows these system calls, and the few that threads of the Go runtime take besides. The default is an error rather
+// than death so that a missing name shows as one clear message.
+func filter(names string) *specs.LinuxSeccomp {
 	eperm := uint(unix.EPERM)
 	enosys := uint(unix.ENOSYS)
-	allow := func(name string, arg specs.LinuxSeccompArg) specs.LinuxSyscall {
-		return specs.LinuxSyscall{Action: specs.ActAllow, Names: []string{name}, Args: []specs.LinuxSeccompArg{arg}}
-	}
 	const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 	return &specs.LinuxSeccomp{
 		DefaultAction:   specs.ActErrno,
 		DefaultErrnoRet: &eperm,
 		Syscalls: []specs.LinuxSyscall{
-			{Action: specs.ActAllow, Names: strings.Fields(`
-				read write pread64 pwrite64 readv writev lseek close fcntl fstat newfstatat statx dup dup3
-				openat openat2 mkdirat symlinkat linkat unlinkat renameat renameat2 readlinkat
-				fchown fchownat fchmod fchmodat fchmodat2 utimensat ftruncate fallocate getdents64 faccessat faccessat2
-				fsetxattr fgetxattr flistxattr fremovexattr setxattr lsetxattr getxattr lgetxattr setxattrat getxattrat
-				fsync fdatasync syncfs fadvise64 copy_file_range
-				mmap munmap mprotect madvise mremap brk mincore
-				futex sched_yield sched_getaffinity set_robust_list rseq exit exit_group restart_syscall
-				rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack tgkill getpid gettid getuid geteuid getgid getegid
-				nanosleep clock_nanosleep clock_gettime gettimeofday timer_create timer_settime timer_delete setitimer
-				epoll_create1 epoll_ctl epoll_pwait eventfd2 pipe2 getrandom uname umask seccomp
-			`)},
+			{Action: specs.ActAllow, Names: strings.Fields(names)},
 			// Threads of this process, in the namespaces that it has.
 			allow("clone", specs.LinuxSeccompArg{Index: 0, Value: namespaces | unix.CLONE_THREAD, ValueTwo: unix.CLONE_THREAD, Op: specs.OpMaskedEqual}),
 			{Action: specs.ActErrno, ErrnoRet: &enosys, Names: []string{"clone3"}}, // the C library then uses clone
-			// FIFOs and whiteouts: no device but 0:0, for whatever privilege.
-			allow("mknodat", specs.LinuxSeccompArg{Index: 3, Value: 0, Op: specs.OpEqualTo}),
 			// The Go runtime names its memory, and asks for its own limits.
 			allow("prctl", specs.LinuxSeccompArg{Index: 0, Value: unix.PR_SET_VMA, Op: specs.OpEqualTo}),
 			allow("prlimit64", specs.LinuxSeccompArg{Index: 0, Value: 0, Op: specs.OpEqualTo}),
 		},
 	}
+}
+
+func allow(name string, arg specs.LinuxSeccompArg) specs.LinuxSyscall {
+	return specs.LinuxSyscall{Action: specs.ActAllow, Names: []string{name}, Args: []specs.LinuxSeccompArg{arg}}
 }

@@ -24,7 +24,7 @@ func TestLandlockPlan(t *testing.T) {
 		{abi: 99, fs: 1<<16 - 1, net: 3, scope: 3}, // what we do not know we do not ask for
 	}
 	for _, tt := range tests {
-		l := planLandlock(tt.abi)
+		l := planLandlock(tt.abi, landlockTarget)
 		want := unix.LandlockRulesetAttr{Handled_access_fs: tt.fs, Handled_access_net: tt.net, Scoped: tt.scope}
 		if l.Handled != want {
 			t.Errorf("version %d takes %+v, want %+v", tt.abi, l.Handled, want)
@@ -36,6 +36,9 @@ func TestLandlockPlan(t *testing.T) {
 		const never = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_MAKE_SOCK | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
 		if l.Target&never != 0 || l.Lower != unix.LANDLOCK_ACCESS_FS_READ_DIR {
 			t.Errorf("version %d allows %#x in the layer and %#x below", tt.abi, l.Target, l.Lower)
+		}
+		if read := planLandlock(tt.abi, landlockUpper); read.Handled != want || read.Target != landlockUpper {
+			t.Errorf("version %d takes %+v and allows %#x in what is only read", tt.abi, read.Handled, read.Target)
 		}
 	}
 }

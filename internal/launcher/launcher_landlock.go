@@ -13,7 +13,7 @@ import (
 // allows is refused.
 type landlock struct {
 	Handled unix.LandlockRulesetAttr
-	Target  uint64 // the layer's directory
+	Target  uint64 // the directory that it is about: the layer's, or the sandbox's upper one
 	Lower   uint64 // the layers below
 	Self    uint64 // the launcher's own binary, once, to execute the second stage
 }
@@ -25,21 +25,26 @@ const (
 		unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE | unix.LANDLOCK_ACCESS_FS_MAKE_CHAR |
 		unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG | unix.LANDLOCK_ACCESS_FS_MAKE_FIFO |
 		unix.LANDLOCK_ACCESS_FS_MAKE_SYM | unix.LANDLOCK_ACCESS_FS_REFER
+	// Reading what a sandbox has changed.
+	landlockUpper    = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
 	landlockVersion1 = landlockTarget&^unix.LANDLOCK_ACCESS_FS_REFER | unix.LANDLOCK_ACCESS_FS_EXECUTE |
 		unix.LANDLOCK_ACCESS_FS_MAKE_SOCK | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK
 )
 
-// planLandlock takes all that a version of Landlock, which must be [kernel.LandlockRefer] or later, can take away.
-func planLandlock(abi int) landlock {
+// planLandlock takes all that a version of Landlock, which must be [kernel.LandlockRefer] or later, can take away, and gives
+// back target.
+func planLandlock(abi int, target uint64) landlock {
 	l := landlock{
 		Handled: unix.LandlockRulesetAttr{Handled_access_fs: landlockVersion1 | unix.LANDLOCK_ACCESS_FS_REFER},
-		Target:  landlockTarget,
+		Target:  target,
 		Lower:   unix.LANDLOCK_ACCESS_FS_READ_DIR, // directories are opened on the way to what is looked at
 		Self:    unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE,
 	}
 	if abi >= 3 {
 		l.Handled.Handled_access_fs |= unix.LANDLOCK_ACCESS_FS_TRUNCATE
-		l.Target |= unix.LANDLOCK_ACCESS_FS_TRUNCATE
+		if target&unix.LANDLOCK_ACCESS_FS_WRITE_FILE != 0 {
+			l.Target |= unix.LANDLOCK_ACCESS_FS_TRUNCATE
+		}
 	}
 	if abi >= 4 {
 		l.Handled.Handled_access_net = unix.LANDLOCK_ACCESS_NET_BIND_TCP | unix.LANDLOCK_ACCESS_NET_CONNECT_TCP
@@ -53,9 +58,9 @@ func planLandlock(abi int) landlock {
 	return l
 }
 
-// apply restricts the calling thread, and what it executes, for good. The thread's root is the layer's directory; self and
-// lower are descriptors.
-func (l landlock) apply(self int, lower []int) (err error) {
+// apply restricts the calling thread, and what it executes, for good. The thread's root is the target, and so are the
+// directories also; these, self and lower are descriptors.
+func (l landlock) apply(self int, also, lower []int) (err error) {
 	//nolint:gosec // the address is that of the structure which the call reads
 	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&l.Handled)), unsafe.Sizeof(l.Handled), 0)
 	if errno != 0 {
@@ -68,8 +73,10 @@ func (l landlock) apply(self int, lower []int) (err error) {
 		return fmt.Errorf("open layer directory: %w", err)
 	}
 	defer func() { err = errors.Join(err, unix.Close(target)) }()
-	if err := allowBeneath(rules, target, l.Target); err != nil {
-		return fmt.Errorf("allow the layer's directory in Landlock: %w", err)
+	for _, dir := range append([]int{target}, also...) {
+		if err := allowBeneath(rules, dir, l.Target); err != nil {
+			return fmt.Errorf("allow the directory in Landlock: %w", err)
+		}
 	}
 	for _, dir := range lower {
 		if err := allowBeneath(rules, dir, l.Lower); err != nil {

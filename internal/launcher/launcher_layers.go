@@ -28,7 +28,10 @@ const partial = ".partial-"
 type Layers struct {
 	ids    []idmap.Range
 	single bool
-	slots  chan struct{}
+	slots  chan struct{} // for extracting
+	diffs  chan struct{} // for reading what sandboxes have changed
+
+	freezer freezer
 
 	mu      sync.Mutex
 	serial  int
@@ -48,7 +51,10 @@ func OpenLayers(ids []idmap.Range, single bool) (*Layers, error) {
 			}
 		}
 	}
-	return &Layers{ids: ids, single: single, slots: make(chan struct{}, 2), working: make(map[string]chan struct{})}, nil
+	return &Layers{
+		ids: ids, single: single, slots: make(chan struct{}, 2), diffs: make(chan struct{}, 4), working: make(map[string]chan struct{}),
+		freezer: freezer{frozen: make(map[string]int)},
+	}, nil
 }
 
 func layerDir(chainID string) (string, error) {
@@ -153,7 +159,7 @@ func (l *Layers) Remove(chainID string) error {
 	return nil
 }
 
-// applyJob is what the child needs to know; applyReport is what it answers on its standard output.
+// applyJob is what the child needs to know; childReport is what it answers on its standard output.
 type applyJob struct {
 	Dir       string       `json:"dir"`
 	Parents   []string     `json:"parents"`
@@ -166,7 +172,7 @@ type applyJob struct {
 	Landlock bool  `json:"landlock,omitempty"` // holds it
 }
 
-type applyReport struct {
+type childReport struct {
 	Error  *wireError   `json:"error,omitempty"`
 	Result layer.Result `json:"result"`
 }
@@ -180,14 +186,22 @@ func (l *Layers) applyIn(ctx context.Context, dir string, req *layer.ApplyReques
 		}
 		job.Parents = append(job.Parents, d)
 	}
+	return l.child(ctx, "unpack layer", "apply", &job, req.Blob)
+}
+
+// child runs the two stages of a confined child. Its standard input is in; what it has to say comes on its standard output.
+func (l *Layers) child(ctx context.Context, doing, stage string, job any, in *os.File, extra ...*os.File) (layer.Result, error) {
 	arg, err := json.Marshal(job)
 	if err != nil {
 		return layer.Result{}, fmt.Errorf("encode job: %w", err)
 	}
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", "apply", string(arg)) //nolint:gosec // G204: our own sealed binary
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", stage, string(arg)) //nolint:gosec // G204: our own sealed binary
 	cmd.Env = []string{}
 	cmd.Dir = "/"
-	cmd.Stdin = req.Blob
+	if in != nil {
+		cmd.Stdin = in // a nil of a type would not be none
+	}
+	cmd.ExtraFiles = extra // from descriptor 3 on
 	var out, complaints limited
 	cmd.Stdout, cmd.Stderr = &out, &complaints
 	// The sandbox's own map: "chown 0" in the child is the sandbox's root on the host, and nothing above can be named.
@@ -203,19 +217,19 @@ func (l *Layers) applyIn(ctx context.Context, dir string, req *layer.ApplyReques
 		Pdeathsig:  unix.SIGKILL,
 	}
 	runErr := cmd.Run()
-	var report applyReport
+	var report childReport
 	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
 		// It was killed or has panicked before it could report. What it said is the best there is.
 		if ctx.Err() != nil {
 			return layer.Result{}, ctx.Err()
 		}
-		return layer.Result{}, fmt.Errorf("unpack layer: %w: %s", errors.Join(runErr, err), bytes.TrimSpace(complaints.Bytes()))
+		return layer.Result{}, fmt.Errorf("%s: %w: %s", doing, errors.Join(runErr, err), bytes.TrimSpace(complaints.Bytes()))
 	}
 	if err := report.Error.toError(); err != nil {
 		return layer.Result{}, err
 	}
 	if runErr != nil {
-		return layer.Result{}, fmt.Errorf("unpack layer: %w", runErr)
+		return layer.Result{}, fmt.Errorf("%s: %w", doing, runErr)
 	}
 	return report.Result, nil
 }

@@ -667,6 +667,59 @@ func TestRegistryWithCAAndPassword(t *testing.T) {
 	}
 }
 
+// What is pushed to a real registry, with TLS and a password, is the image that was imported: skopeo finds the same digests.
+func TestPush(t *testing.T) {
+	testenv.RequireUserNS(t)
+	skopeo := testenv.RequirePeer(t, "skopeo")
+	registry, source := harness.GuardedRegistry(t), harness.LyingRegistry(t, nil)
+	auth := filepath.Join(t.TempDir(), "auth.json")
+	if err := os.WriteFile(auth, []byte(registry.AuthFile(harness.RegistryUser, harness.RegistryPassword)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d := harness.Start(t, harness.Options{Args: []string{"--registry-ca", registry.CA}, Env: []string{"REGISTRY_AUTH_FILE=" + auth}})
+	pulled := d.MustPull(t, source.Push(t, "team/app:1", twoLayers(t, "pushed")))
+	target := registry.Name("back/app:1")
+	if got := d.CLI(t, "tag", pulled.Reference, target); got.Code != 0 {
+		t.Fatalf("tag: %+v", got)
+	}
+	got := d.CLI(t, "push", target)
+	if want := target + " " + pulled.Digest + "\n"; got.Code != 0 || got.Stdout != want {
+		t.Fatalf("push: %+v, want %q", got, want)
+	}
+	certs := t.TempDir()
+	data, err := os.ReadFile(registry.CA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(certs, "ca.crt"), data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	layout := filepath.Join(t.TempDir(), "layout")
+	run(t, skopeo, "copy", "--insecure-policy", "--src-cert-dir", certs, "--src-creds", harness.RegistryUser+":"+harness.RegistryPassword,
+		"--preserve-digests", "docker://"+target, "oci:"+layout+":1")
+	var index struct{ Manifests []struct{ Digest string } }
+	if data, err = os.ReadFile(filepath.Join(layout, "index.json")); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &index); err != nil || len(index.Manifests) != 1 || index.Manifests[0].Digest != pulled.Digest {
+		t.Errorf("skopeo has %s, want %s (%v)", data, pulled.Digest, err)
+	}
+
+	// Without the password it says so, and what to do; the password is told nowhere.
+	if err := os.WriteFile(auth, []byte(registry.AuthFile(harness.RegistryUser, "guessed")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	got = d.CLI(t, "push", target)
+	if got.Code != 1 || !strings.Contains(got.Stderr, "login") || !strings.Contains(got.Stderr, registry.Host) {
+		t.Errorf("with a wrong password: %+v", got)
+	}
+	if said := got.Stderr + d.Log(); strings.Contains(said, "s3cret") || strings.Contains(said, "guessed") {
+		t.Error("a password is told")
+	}
+	wantProblem(t, d.Call(t.Context(), http.MethodPost, "/v1/images/push", api.PushImage{Reference: "host"}, nil), api.CodeInvalid, "not pushed")
+	wantProblem(t, d.Call(t.Context(), http.MethodPost, "/v1/images/push", api.PushImage{Reference: "not/here:1"}, nil), api.CodeNotFound, "not stored")
+}
+
 // A mirror is asked first, and the registry itself where the mirror has nothing.
 func TestMirror(t *testing.T) {
 	testenv.RequireUserNS(t)

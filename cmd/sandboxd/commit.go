@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+type commitOptions struct {
+	request api.CommitSandbox
+	labels  []string
+	json    bool
+}
+
+func newCommit(d deps) *cobra.Command {
+	var opts commitOptions
+	cmd := &cobra.Command{
+		Use:   "commit [flags] SANDBOX REFERENCE",
+		Short: "Make an image of a sandbox",
+		Long: `Make an image of a sandbox, be it running or not, and print its reference and
+digest: the image that the sandbox was made of, and one layer with what it has
+changed. A running sandbox stands still meanwhile where it is in a cgroup. The
+flags change how the new image is run. Sandboxes of the host image cannot be
+committed.`,
+		Example: `  sandboxd commit build team/tool:1.0
+  sandboxd commit --entrypoint python3 --entrypoint /app/main.py -w /app build team/app:1.0`,
+		Args: usageArgs(cobra.ExactArgs(2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runCommit(cmd.Context(), args[0], args[1], opts, d)
+		},
+	}
+	opts.addFlags(cmd.Flags())
+	exitStatus(cmd, exitPlain)
+	return cmd
+}
+
+func (o *commitOptions) addFlags(f *pflag.FlagSet) {
+	c := &o.request.Config
+	f.StringArrayVar(&c.Entrypoint, "entrypoint", nil, "`word` of the command that is always run; once for each word")
+	f.StringArrayVar(&c.Cmd, "cmd", nil, "`word` of the command, or of its arguments, that can be replaced; once for each word")
+	f.StringArrayVarP(&c.Env, "env", "e", nil, "`NAME=value` to add to the environment")
+	f.StringVarP(&c.WorkingDir, "workdir", "w", "", "`directory` in which programs start")
+	f.StringVarP(&c.User, "user", "u", "", "`user` as whom programs run")
+	f.StringArrayVarP(&o.labels, "label", "l", nil, "`key=value` to add to the labels")
+	f.StringVarP(&o.request.Comment, "message", "m", "", "`text` for the image's history")
+	f.BoolVar(&o.json, "json", false, "print the image as JSON")
+}
+
+func runCommit(ctx context.Context, id, reference string, opts commitOptions, d deps) error {
+	req := opts.request
+	req.Reference = reference
+	for _, l := range opts.labels {
+		key, value, ok := strings.Cut(l, "=")
+		if !ok || key == "" {
+			return usagef("--label %q: want key=value", l)
+		}
+		if req.Config.Labels == nil {
+			req.Config.Labels = make(map[string]string)
+		}
+		req.Config.Labels[key] = value
+	}
+	c := d.client()
+	defer c.Close()
+	done, err := c.Commit(ctx, id, req)
+	if err != nil {
+		return err
+	}
+	if opts.json {
+		return printJSON(d.stdout, done)
+	}
+	if _, err := fmt.Fprintf(d.stdout, "%s %s\n", printable(done.Image.Reference), printable(done.Image.Digest)); err != nil {
+		return err
+	}
+	leftOut(d, done.Skipped, done.SkippedMore)
+	return nil
+}

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+type pushOptions struct {
+	insecure bool
+	json     bool
+}
+
+func newPush(d deps) *cobra.Command {
+	var opts pushOptions
+	cmd := &cobra.Command{
+		Use:   "push [flags] REFERENCE",
+		Short: "Push an image to a registry",
+		Long: `Push a stored image to the registry of its name and print its reference and
+digest. To push it under another name, tag it first. What the registry has already
+is not sent again. Of an image for several platforms, the one that is stored is
+pushed. Logins are those of docker login or podman login. Progress is shown on a
+terminal.`,
+		Example: `  sandboxd tag debian:12 registry.example:5000/team/base:1.0
+  sandboxd push registry.example:5000/team/base:1.0`,
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error { return runPush(cmd.Context(), args[0], opts, d) },
+	}
+	opts.addFlags(cmd.Flags())
+	exitStatus(cmd, exitPlain)
+	return cmd
+}
+
+func (o *pushOptions) addFlags(f *pflag.FlagSet) {
+	f.BoolVar(&o.insecure, "insecure", false, "allow plain HTTP and unverified certificates (loopback may always use HTTP)")
+	f.BoolVar(&o.json, "json", false, "print the image as JSON")
+}
+
+func runPush(ctx context.Context, reference string, opts pushOptions, d deps) error {
+	c, err := d.daemon(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	p := newProgress(d.stderr)
+	image, err := c.Push(ctx, api.PushImage{Reference: reference, Insecure: opts.insecure}, p.event)
+	p.end()
+	if err != nil {
+		return err
+	}
+	if opts.json {
+		return printJSON(d.stdout, image)
+	}
+	_, err = fmt.Fprintf(d.stdout, "%s %s\n", printable(image.Reference), printable(image.Digest))
+	return err
+}
