@@ -178,7 +178,9 @@ func TestCommitFollowsNothing(t *testing.T) {
 		}
 	}
 	stop()
-	<-swapped
+	if err := <-swapped; err != nil && !errors.Is(err, context.Canceled) {
+		t.Errorf("what swaps ended by itself: %v", err)
+	}
 	if got := diffOf(t, d, s.ID); !slices.Contains(got, "added symlink /file 0") || !slices.Contains(got, "added symlink /whole 0") {
 		t.Errorf("changes: %q", got)
 	}
