@@ -20,6 +20,8 @@ type Record struct {
 	// ImageEnv is the environment that the image asked for when the sandbox was created. It is kept because the image may
 	// be pulled anew, or removed, while the sandbox runs.
 	ImageEnv []string `json:"image_env,omitempty"`
+	// Ephemeral is [Request.Ephemeral].
+	Ephemeral bool `json:"ephemeral,omitempty"`
 }
 
 // clone returns a copy whose maps and slices may be kept by a caller.

@@ -47,48 +47,59 @@ func (t *Tree) changer(ctx context.Context, spool *Spool, stamp Stamp) *changer 
 	}
 }
 
-// Copy puts a selection into t, the root of a stage, and writes what that changes as the tar stream of a layer. The stream
-// depends on the files and their times alone. It reports whether there is anything in it.
-func (t *Tree) Copy(ctx context.Context, s *Selection, w io.Writer, spool *Spool, stamp Stamp) (bool, error) {
+// Change is what a step has changed in a tree, to be written as a layer before the tree is changed again.
+type Change struct{ c *changer }
+
+// Write writes it as the tar stream of a layer, which depends on the files and their times alone.
+func (c *Change) Write(w io.Writer) error { return c.c.write(w) }
+
+func (c *changer) change() *Change {
+	if len(c.changed) == 0 {
+		return nil
+	}
+	return &Change{c}
+}
+
+// Copy puts a selection into t, the root of a stage. Where that changes nothing there is no change.
+func (t *Tree) Copy(ctx context.Context, s *Selection, spool *Spool, stamp Stamp) (*Change, error) {
 	c := t.changer(ctx, spool, stamp)
 	cp := s.copy
 	var err error
 	if cp.Chown != "" {
 		if c.owner, err = t.account(ctx, cp.Chown, spool); err != nil {
-			return false, invalidf("--chown=%s: %w", clip(cp.Chown), err)
+			return nil, invalidf("--chown=%s: %w", clip(cp.Chown), err)
 		}
 	}
 	if c.mode, err = parseMode(cp.Chmod); err != nil {
-		return false, err
+		return nil, err
 	}
 	for _, it := range s.items {
 		if err := c.item(cp, it); err != nil {
-			return false, err
+			return nil, err
 		}
 	}
-	return len(c.changed) > 0, c.write(w)
+	return c.change(), nil
 }
 
-// MakeDir makes a directory of the stage and those above it, and writes the layer of it. It reports whether there was
-// anything to do.
-func (t *Tree) MakeDir(ctx context.Context, d *Dir, w io.Writer, spool *Spool, stamp Stamp) (bool, error) {
+// MakeDir makes a directory of the stage and those above it. Where it is there already there is no change.
+func (t *Tree) MakeDir(ctx context.Context, d *Dir, spool *Spool, stamp Stamp) (*Change, error) {
 	c := t.changer(ctx, spool, stamp)
 	full, err := t.resolve(d.Path, true, true)
 	if err != nil {
-		return false, invalidf("directory %q: %w", clip(d.Path), err)
+		return nil, invalidf("directory %q: %w", clip(d.Path), err)
 	}
 	if n := t.lookup(full); n != nil && n.kind == tar.TypeDir {
-		return false, nil
+		return nil, nil //nolint:nilnil // no change
 	}
 	if d.User != "" {
 		if c.owner, err = t.account(ctx, d.User, spool); err != nil {
-			return false, err
+			return nil, err
 		}
 	}
 	if _, err := c.mkdirs(full); err != nil {
-		return false, invalidf("directory %q: %w", clip(d.Path), err)
+		return nil, invalidf("directory %q: %w", clip(d.Path), err)
 	}
-	return true, c.write(w)
+	return c.change(), nil
 }
 
 func (c *changer) item(cp *Copy, it item) error {

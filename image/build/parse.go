@@ -192,6 +192,17 @@ type Stage struct {
 	uses map[string]source // what --from says
 }
 
+// Fault blames a line of the Dockerfile.
+func (s *Stage) Fault(line int, err error) error {
+	if _, ok := errors.AsType[*Error](err); ok {
+		return err
+	}
+	return &Error{File: s.plan.file.name, Line: line, Err: err}
+}
+
+// Steps is how many Evaluate will return.
+func (s *Stage) Steps() int { return len(s.in.Commands) }
+
 // source is where a COPY --from takes its files: a stage or an image.
 type source struct {
 	stage *Stage
