@@ -37,6 +37,10 @@ func main() {
 		err = launcher.ApplyConfine(arg(2))
 	case "apply-confined":
 		err = launcher.ApplyMain(arg(2), libct.LoadFilter)
+	case "diff":
+		err = launcher.DiffConfine(arg(2))
+	case "diff-confined":
+		err = launcher.DiffMain(arg(2), libct.LoadFilter)
 	case "stage1":
 		err = launcher.Stage1()
 	case "stage2":

@@ -30,6 +30,9 @@
 //	◀── {started…} + one pidfd each ────────
 //	── apply {chain id, …} + blob ─────────▶  unpacks in a confined child (stage "apply")
 //	◀── {diff id, bytes, entries} ──────────
+//	── diff {id, rootfs, …} + pipe ────────▶  reads the upper directories in a confined child (stage "diff"), which
+//	                                          writes the layer, or the list of changes, to the pipe
+//	◀── {bytes, entries} ───────────────────  all has been written
 //	── update {id, change} ────────────────▶  all of it or nothing
 //	◀── {enforced} ─────────────────────────
 //	── leftovers | delete | kill | stats | remove-layer | info | shutdown ──▶

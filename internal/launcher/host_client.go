@@ -2,8 +2,12 @@ package launcher
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"slices"
@@ -314,6 +318,71 @@ func (c *Client) Apply(ctx context.Context, req layer.ApplyRequest) (layer.Resul
 func (c *Client) RemoveLayer(ctx context.Context, chainID string) error {
 	_, _, err := c.call(ctx, &request{Op: opRemoveLayer, Layer: chainID})
 	return err
+}
+
+// Diff writes what a sandbox has changed to w as an uncompressed layer. The result's DiffID is that of what was written. On
+// error w has got a part that is of no use.
+func (c *Client) Diff(ctx context.Context, req DiffRequest, w io.Writer) (layer.Result, error) {
+	req.List = false
+	hash := sha256.New()
+	result, err := c.diff(ctx, &req, func(r io.Reader) error {
+		_, err := io.Copy(io.MultiWriter(hash, w), r)
+		return err
+	})
+	if err != nil {
+		return layer.Result{}, err
+	}
+	result.DiffID = "sha256:" + hex.EncodeToString(hash.Sum(nil))
+	return result, nil
+}
+
+// Changes calls found for everything that a sandbox has changed, sorted as in the layer. An error of found ends it.
+func (c *Client) Changes(ctx context.Context, req DiffRequest, found func(api.Change) error) (layer.Result, error) {
+	req.List = true
+	return c.diff(ctx, &req, func(r io.Reader) error {
+		lines := json.NewDecoder(r)
+		for {
+			var change api.Change
+			if err := lines.Decode(&change); errors.Is(err, io.EOF) {
+				return nil
+			} else if err != nil {
+				return fmt.Errorf("read changes: %w", err)
+			}
+			if err := found(change); err != nil {
+				return err
+			}
+		}
+	})
+}
+
+// diff asks, and has receive take what comes, which is all there is only where no error is returned.
+func (c *Client) diff(ctx context.Context, req *DiffRequest, receive func(io.Reader) error) (layer.Result, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return layer.Result{}, fmt.Errorf("launcher diff: %w", err)
+	}
+	received := make(chan error, 1)
+	go func() {
+		// Closed at once when no more is wanted: the writer then ends with an error.
+		err := receive(r)
+		received <- errors.Join(err, r.Close())
+	}()
+	resp, _, err := c.call(ctx, &request{Op: opDiff, Diff: req}, w)
+	_ = w.Close() // the launcher has its own, and closes it
+	if err != nil {
+		_ = r.SetReadDeadline(time.Unix(1, 0)) // given up, the child may write on for a while
+	}
+	switch rerr := <-received; {
+	case err == nil && rerr != nil:
+		return layer.Result{}, rerr
+	case err != nil && rerr != nil && !errors.Is(rerr, os.ErrDeadlineExceeded) && !errors.Is(rerr, io.ErrUnexpectedEOF):
+		return layer.Result{}, rerr // the launcher's is about a broken pipe
+	case err != nil:
+		return layer.Result{}, err
+	case resp.Layer == nil:
+		return layer.Result{}, errors.New("launcher diff: empty answer")
+	}
+	return *resp.Layer, nil
 }
 
 // Shutdown ends the launcher and every sandbox with it, and returns when it is gone.

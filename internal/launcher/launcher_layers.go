@@ -32,7 +32,10 @@ const partial = ".partial-"
 type Layers struct {
 	ids    []idmap.Range
 	single bool
-	slots  chan struct{}
+	slots  chan struct{} // for extracting
+	diffs  chan struct{} // for reading what sandboxes have changed
+
+	freezer freezer
 
 	mu      sync.Mutex
 	serial  int
@@ -52,7 +55,8 @@ func OpenLayers(ids []idmap.Range, single bool) (*Layers, error) {
 			}
 		}
 	}
-	return &Layers{ids: ids, single: single, slots: make(chan struct{}, 2), working: make(map[string]chan struct{})}, nil
+	return &Layers{ids: ids, single: single, slots: make(chan struct{}, 2), diffs: make(chan struct{}, 4), working: make(map[string]chan struct{}),
+		freezer: freezer{frozen: make(map[string]int)}}, nil
 }
 
 func layerDir(chainID string) (string, error) {
@@ -157,7 +161,7 @@ func (l *Layers) Remove(chainID string) error {
 	return nil
 }
 
-// applyJob is what the child needs to know; applyReport is what it answers on its standard output.
+// applyJob is what the child needs to know; childReport is what it answers on its standard output.
 type applyJob struct {
 	Dir       string       `json:"dir"`
 	Parents   []string     `json:"parents"`
@@ -168,7 +172,7 @@ type applyJob struct {
 	Lower     []int        `json:"lower,omitempty"` // second stage: descriptors of the layers below, highest first
 }
 
-type applyReport struct {
+type childReport struct {
 	Error  *wireError   `json:"error,omitempty"`
 	Result layer.Result `json:"result"`
 }
@@ -182,14 +186,22 @@ func (l *Layers) applyIn(ctx context.Context, dir string, req *layer.ApplyReques
 		}
 		job.Parents = append(job.Parents, d)
 	}
+	return l.child(ctx, "unpack layer", "apply", &job, req.Blob)
+}
+
+// child runs the two stages of a confined child. Its standard input is in; what it has to say comes on its standard output.
+func (l *Layers) child(ctx context.Context, doing, stage string, job any, in *os.File, extra ...*os.File) (layer.Result, error) {
 	arg, err := json.Marshal(job)
 	if err != nil {
 		return layer.Result{}, fmt.Errorf("encode job: %w", err)
 	}
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", "apply", string(arg)) //nolint:gosec // G204: our own sealed binary
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", stage, string(arg)) //nolint:gosec // G204: our own sealed binary
 	cmd.Env = []string{}
 	cmd.Dir = "/"
-	cmd.Stdin = req.Blob
+	if in != nil {
+		cmd.Stdin = in // a nil of a type would not be none
+	}
+	cmd.ExtraFiles = extra // from descriptor 3 on
 	var out, complaints limited
 	cmd.Stdout, cmd.Stderr = &out, &complaints
 	// The sandbox's own map: "chown 0" in the child is the sandbox's root on the host, and nothing above can be named.
@@ -205,19 +217,19 @@ func (l *Layers) applyIn(ctx context.Context, dir string, req *layer.ApplyReques
 		Pdeathsig:  unix.SIGKILL,
 	}
 	runErr := cmd.Run()
-	var report applyReport
+	var report childReport
 	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
 		// It was killed or has panicked before it could report. What it said is the best there is.
 		if ctx.Err() != nil {
 			return layer.Result{}, ctx.Err()
 		}
-		return layer.Result{}, fmt.Errorf("unpack layer: %w: %s", errors.Join(runErr, err), bytes.TrimSpace(complaints.Bytes()))
+		return layer.Result{}, fmt.Errorf("%s: %w: %s", doing, errors.Join(runErr, err), bytes.TrimSpace(complaints.Bytes()))
 	}
 	if err := report.Error.toError(); err != nil {
 		return layer.Result{}, err
 	}
 	if runErr != nil {
-		return layer.Result{}, fmt.Errorf("unpack layer: %w", runErr)
+		return layer.Result{}, fmt.Errorf("%s: %w", doing, runErr)
 	}
 	return report.Result, nil
 }
@@ -247,7 +259,7 @@ func ApplyMain(arg string, loadFilter func(*specs.LinuxSeccomp) error) error {
 }
 
 func report(result layer.Result, err error) error {
-	if err := json.NewEncoder(os.Stdout).Encode(applyReport{Error: toWire(err), Result: result}); err != nil {
+	if err := json.NewEncoder(os.Stdout).Encode(childReport{Error: toWire(err), Result: result}); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
 	return nil
@@ -272,10 +284,15 @@ func confineAndExec(arg string) error {
 		}
 		job.Lower = append(job.Lower, fd)
 	}
-	if err := confine(job.Dir); err != nil {
+	if err := confine(job.Dir, 0); err != nil {
 		return fmt.Errorf("confine layer child: %w", err)
 	}
-	if err := dropCapabilities(); err != nil {
+	return execConfined(exe, "apply-confined", &job, applyCapabilities)
+}
+
+// execConfined executes the second stage of a child with no capabilities but those to keep.
+func execConfined(exe int, stage string, job any, keep []uintptr) error {
+	if err := dropCapabilities(keep); err != nil {
 		return fmt.Errorf("confine layer child: %w", err)
 	}
 	next, err := json.Marshal(job)
@@ -283,7 +300,7 @@ func confineAndExec(arg string) error {
 		return fmt.Errorf("encode job: %w", err)
 	}
 	// There is no /proc to name the executable by any more.
-	argv, err := syscall.SlicePtrFromStrings([]string{"sandboxd-launcher", "apply-confined", string(next)})
+	argv, err := syscall.SlicePtrFromStrings([]string{"sandboxd-launcher", stage, string(next)})
 	if err != nil {
 		return fmt.Errorf("execute second stage: %w", err)
 	}
@@ -298,9 +315,9 @@ func confineAndExec(arg string) error {
 var applyCapabilities = []uintptr{unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_FSETID}
 
 // dropCapabilities takes all others out of the calling thread's bounding set: what it executes as uid 0 gets no more.
-func dropCapabilities() error {
+func dropCapabilities(keep []uintptr) error {
 	for c := range uintptr(64) {
-		if slices.Contains(applyCapabilities, c) {
+		if slices.Contains(keep, c) {
 			continue
 		}
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
@@ -314,15 +331,15 @@ func dropCapabilities() error {
 	return nil
 }
 
-// checkCapabilities verifies that this process has no others.
-func checkCapabilities() error {
+// checkCapabilities verifies that this process has no others than those that were to be kept.
+func checkCapabilities(keep []uintptr) error {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&hdr, &data[0]); err != nil {
 		return fmt.Errorf("read capabilities: %w", err)
 	}
 	var allowed uint32
-	for _, c := range applyCapabilities {
+	for _, c := range keep {
 		allowed |= 1 << c
 	}
 	if data[0].Permitted&^allowed != 0 || data[1].Permitted != 0 {
@@ -336,7 +353,7 @@ func apply(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result
 	if err := json.Unmarshal([]byte(arg), &job); err != nil {
 		return layer.Result{}, fmt.Errorf("decode job: %w", err)
 	}
-	if err := checkCapabilities(); err != nil {
+	if err := checkCapabilities(applyCapabilities); err != nil {
 		return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
 	}
 	opts := layer.Options{MediaType: job.MediaType, DiffID: job.DiffID, Limits: job.Limits, SingleID: job.Single}
@@ -354,12 +371,8 @@ func apply(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result
 	if err != nil {
 		return layer.Result{}, fmt.Errorf("open layer directory: %w", err)
 	}
-	if err := loadFilter(applyFilter()); err != nil {
-		return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
-	}
-	// Verify: one thing that must not work any more.
-	if fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0); err == nil {
-		return layer.Result{}, errors.Join(errors.New("confine layer child: a socket could be made"), unix.Close(fd))
+	if err := lock(loadFilter, applyFilter()); err != nil {
+		return layer.Result{}, err
 	}
 	result, err := layer.Apply(root, os.Stdin, opts)
 	if err != nil {
@@ -375,6 +388,17 @@ func apply(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result
 	return result, nil
 }
 
+// lock loads the filter, the last step of a child's confinement, and tries one thing that must not work any more.
+func lock(loadFilter func(*specs.LinuxSeccomp) error, filter *specs.LinuxSeccomp) error {
+	if err := loadFilter(filter); err != nil {
+		return fmt.Errorf("confine layer child: %w", err)
+	}
+	if fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0); err == nil {
+		return errors.Join(errors.New("confine layer child: a socket could be made"), unix.Close(fd))
+	}
+	return nil
+}
+
 // detached returns a copy of the mount at dir that is attached nowhere.
 func detached(dir string, attr uint64, flags uint) (int, error) {
 	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|flags)
@@ -382,7 +406,7 @@ func detached(dir string, attr uint64, flags uint) (int, error) {
 		return -1, fmt.Errorf("copy mount of %s: %w", filepath.Base(dir), err)
 	}
 	if attr != 0 {
-		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: attr}); err != nil {
+		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|flags&unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: attr}); err != nil {
 			return -1, errors.Join(fmt.Errorf("restrict mount of %s: %w", filepath.Base(dir), err), unix.Close(tree))
 		}
 	}
@@ -398,12 +422,12 @@ func rootOf(fd int) (*os.Root, error) {
 	return os.OpenRoot(".")
 }
 
-// confine makes dir the whole world of the process.
-func confine(dir string) error {
+// confine makes dir, with attr set on its mount, the whole world of the process.
+func confine(dir string, attr uint64) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	tree, err := detached(dir, 0, unix.OPEN_TREE_CLOEXEC)
+	tree, err := detached(dir, attr, unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return err
 	}
@@ -428,27 +452,35 @@ func confine(dir string) error {
 }
 
 // applyFilter is what unpacking takes: files below what is open, memory, threads of the Go runtime. No network, no
-// execution, no mounts, no namespaces, no tracing; seccomp(2) is for LoadFilter's last step. The default is an error rather than death so that a missing name
-// shows as one clear message.
+// execution, no mounts, no namespaces, no tracing; seccomp(2) is for LoadFilter's last step.
 func applyFilter() *specs.LinuxSeccomp {
+	return filter(reading + `
+		mkdirat mknodat symlinkat linkat unlinkat renameat renameat2
+		fchown fchownat fchmod fchmodat fchmodat2 utimensat ftruncate fallocate
+		fsetxattr fremovexattr setxattr lsetxattr setxattrat getxattr lgetxattr getxattrat
+		fsync fdatasync syncfs copy_file_range umask`)
+}
+
+// reading are the system calls that reading files and writing to what is open takes.
+const reading = `
+	read write pread64 pwrite64 readv writev lseek close fcntl fstat newfstatat statx dup dup3
+	openat openat2 readlinkat getdents64 faccessat faccessat2 fgetxattr flistxattr fadvise64
+	mmap munmap mprotect madvise mremap brk mincore
+	clone futex sched_yield sched_getaffinity set_robust_list rseq exit exit_group restart_syscall
+	rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack tgkill getpid gettid getuid geteuid getgid getegid
+	nanosleep clock_nanosleep clock_gettime gettimeofday timer_create timer_settime timer_delete setitimer
+	epoll_create1 epoll_ctl epoll_pwait eventfd2 pipe2 getrandom prlimit64 uname prctl seccomp`
+
+// filter allows these system calls. The default is an error rather than death so that a missing name shows as one clear
+// message.
+func filter(names string) *specs.LinuxSeccomp {
 	eperm := uint(unix.EPERM)
 	enosys := uint(unix.ENOSYS)
 	return &specs.LinuxSeccomp{
 		DefaultAction:   specs.ActErrno,
 		DefaultErrnoRet: &eperm,
 		Syscalls: []specs.LinuxSyscall{
-			{Action: specs.ActAllow, Names: strings.Fields(`
-				read write pread64 pwrite64 readv writev lseek close fcntl fstat newfstatat statx dup dup3
-				openat openat2 mkdirat mknodat symlinkat linkat unlinkat renameat renameat2 readlinkat
-				fchown fchownat fchmod fchmodat fchmodat2 utimensat ftruncate fallocate getdents64 faccessat faccessat2
-				fsetxattr fgetxattr flistxattr fremovexattr setxattr lsetxattr getxattr lgetxattr setxattrat getxattrat
-				fsync fdatasync syncfs fadvise64 copy_file_range
-				mmap munmap mprotect madvise mremap brk mincore
-				clone futex sched_yield sched_getaffinity set_robust_list rseq exit exit_group restart_syscall
-				rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack tgkill getpid gettid getuid geteuid getgid getegid
-				nanosleep clock_nanosleep clock_gettime gettimeofday timer_create timer_settime timer_delete setitimer
-				epoll_create1 epoll_ctl epoll_pwait eventfd2 pipe2 getrandom prlimit64 uname umask prctl seccomp
-			`)},
+			{Action: specs.ActAllow, Names: strings.Fields(names)},
 			{Action: specs.ActErrno, ErrnoRet: &enosys, Names: []string{"clone3"}}, // the C library then uses clone
 		},
 	}

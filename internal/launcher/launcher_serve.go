@@ -162,7 +162,7 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 // handle does what was asked. The files that it returns are the response's and closed after it was sent.
 func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*response, []*os.File) {
 	want := 0
-	if req.Op == opCreate || req.Op == opApply {
+	if req.Op == opCreate || req.Op == opApply || req.Op == opDiff {
 		want = 1
 	}
 	if len(files) != want {
@@ -229,6 +229,13 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		}
 		req.Apply.Blob = files[0]
 		if r, err = s.Layers.Apply(ctx, req.Apply); err == nil {
+			resp.Layer = &r
+		}
+	case opDiff:
+		var r layer.Result
+		if req.Diff == nil {
+			err = errors.New("launcher diff: no sandbox")
+		} else if r, err = s.Layers.Diff(ctx, req.Diff, files[0]); err == nil {
 			resp.Layer = &r
 		}
 	case opRemoveLayer:

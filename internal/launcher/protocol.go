@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -37,6 +38,7 @@ const (
 	opStats       op = "stats"
 	opOOMKills    op = "oom-kills"
 	opApply       op = "apply"
+	opDiff        op = "diff"
 	opRemoveLayer op = "remove-layer"
 	opShutdown    op = "shutdown"
 )
@@ -49,6 +51,7 @@ type request struct {
 	Spec   *runtime.Spec       `json:"spec,omitempty"`   // create; with the control socket
 	Change *runtime.Change     `json:"change,omitempty"` // update
 	Apply  *layer.ApplyRequest `json:"apply,omitempty"`  // with the blob
+	Diff   *DiffRequest        `json:"diff,omitempty"`   // with the pipe to write to
 	Layer  string              `json:"layer,omitempty"`  // remove-layer: a chain id
 }
 
@@ -76,6 +79,18 @@ func (w *wireStarted) started(pidfd *os.File) *runtime.Started {
 	return &runtime.Started{ID: w.ID, Enforced: w.Enforced, Limits: w.Limits, Deadline: w.Deadline, Pidfd: pidfd}
 }
 
+// DiffRequest asks for what a sandbox, be it running or not, has changed of its rootfs.
+type DiffRequest struct {
+	ID     string        `json:"id"`
+	Rootfs rootfs.Source `json:"rootfs"` // what it was created with
+	// Freeze stops the sandbox while it is read, where it runs in a cgroup.
+	Freeze bool `json:"freeze,omitempty"`
+	// List asks for the list of changes rather than the layer.
+	List   bool         `json:"list,omitempty"`
+	Latest time.Time    `json:"latest,omitzero"` // see layer.DiffOptions
+	Limits layer.Limits `json:"limits,omitzero"`
+}
+
 // Info is what the launcher says of itself.
 type Info struct {
 	PID      int          `json:"-"`        // as the daemon counts: found by the pidfd that comes with the answer
@@ -95,6 +110,7 @@ var classes = []struct {
 	{"rootfs", runtime.ErrRootfs},
 	{"in-use", runtime.ErrInUse},
 	{"layer-invalid", layer.ErrInvalid},
+	{"layer-changed", layer.ErrChanged},
 }
 
 // wireError is an error of the launcher as it travels.

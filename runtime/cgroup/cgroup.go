@@ -402,8 +402,16 @@ func removeAll(dir string) error {
 	return nil
 }
 
-// waitEmpty waits until no process is left in dir or below. The kernel tells of changes of cgroup.events by POLLPRI.
+// waitEmpty waits until no process is left in dir or below.
 func waitEmpty(ctx context.Context, dir string) error {
+	if err := waitEvent(ctx, dir, "populated 0"); err != nil {
+		return fmt.Errorf("processes are left in %s: %w", dir, err)
+	}
+	return nil
+}
+
+// waitEvent waits until cgroup.events says so, or dir is gone. The kernel tells of changes of it by POLLPRI.
+func waitEvent(ctx context.Context, dir, event string) error {
 	f, err := os.Open(filepath.Join(dir, "cgroup.events"))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -421,7 +429,7 @@ func waitEmpty(ctx context.Context, dir string) error {
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
-		if strings.Contains(string(buf[:n]), "populated 0") {
+		if strings.Contains(string(buf[:n]), event) {
 			return nil
 		}
 		// The poll is short so that the end of the context is noticed.
@@ -430,7 +438,29 @@ func waitEmpty(ctx context.Context, dir string) error {
 			return err
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("processes are left in %s: %w", dir, ctx.Err())
+			return ctx.Err()
 		}
 	}
+}
+
+const fileFreeze = "cgroup.freeze"
+
+// Freeze stops every process in dir and below until [Thaw], and waits until they have stopped. They can be killed, and are
+// when their deadline comes. After an error some may have. A cgroup that is not there is one of the class [os.ErrNotExist].
+func Freeze(ctx context.Context, dir string) error {
+	if err := write(dir, fileFreeze, "1"); err != nil {
+		return fmt.Errorf("freeze: %w", err)
+	}
+	if err := waitEvent(ctx, dir, "frozen 1"); err != nil {
+		return fmt.Errorf("freeze: wait for the processes in %s to stop: %w", dir, err)
+	}
+	return nil
+}
+
+// Thaw lets the processes of a frozen cgroup go on. One that is gone meanwhile is no error.
+func Thaw(dir string) error {
+	if err := write(dir, fileFreeze, "0"); err != nil && !gone(err) {
+		return fmt.Errorf("thaw: %w", err)
+	}
+	return nil
 }

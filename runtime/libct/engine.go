@@ -21,7 +21,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -342,37 +341,20 @@ func (e *imageError) Error() string { return e.message }
 func (e *imageError) Unwrap() error { return runtime.ErrRootfs }
 
 // prepareOverlays makes the writable directories of a sandbox, owned by its root, and says what is to be mounted.
-func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]overlay, error) {
-	if len(source.Layers) == 0 {
-		return nil, errors.New("no layers")
+func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]launcher.Overlay, error) {
+	overlays, err := launcher.Overlays(dir, source)
+	if err != nil {
+		return nil, err
 	}
-	var lower []string
-	for _, chain := range slices.Backward(source.Layers) { // overlayfs wants the uppermost first
-		name, err := rootfs.LayerName(chain)
-		if err != nil {
-			return nil, err
+	for _, l := range overlays[0].Lower {
+		if _, err := os.Lstat(filepath.Join(launcher.LayersDir, l)); err != nil {
+			return nil, fmt.Errorf("layer %s: %w", l, err)
 		}
-		if _, err := os.Lstat(filepath.Join(launcher.LayersDir, name)); err != nil {
-			return nil, fmt.Errorf("layer %s: %w", chain, err)
-		}
-		lower = append(lower, name)
 	}
-	overlays := []overlay{{Target: "", Lower: lower, Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work")}}
-	for i, d := range source.HostDirs {
-		if !slices.Contains(rootfs.HostDirs, d) {
-			return nil, fmt.Errorf("host directory %q is not one that an image may show", d)
-		}
+	for _, d := range source.HostDirs {
 		if _, err := os.Lstat(launcher.HostDir + d); err != nil {
 			return nil, fmt.Errorf("host directory %s: %w", d, err)
 		}
-		o := overlay{Target: d}
-		for _, l := range lower {
-			o.Lower = append(o.Lower, filepath.Join(l, d))
-		}
-		o.Lower = append(o.Lower, launcher.HostDir+d)
-		o.Upper = filepath.Join(dir, "upper-host"+strconv.Itoa(i))
-		o.Work = filepath.Join(dir, "work-host"+strconv.Itoa(i))
-		overlays = append(overlays, o)
 	}
 	root := e.host.IDs[0].Outside
 	for _, o := range overlays {

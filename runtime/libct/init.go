@@ -25,15 +25,6 @@ import (
 // fdPlan is where Init finds its overlays; the sandbox's init inherits the number, not the file.
 const fdPlan = 4
 
-// overlay is one overlay mount of a sandbox. Lower directories are relative to the layers directory unless absolute,
-// uppermost first.
-type overlay struct {
-	Target string   `json:"target"` // below the rootfs; "" is the rootfs itself
-	Lower  []string `json:"lower"`
-	Upper  string   `json:"upper"`
-	Work   string   `json:"work"`
-}
-
 // Init is the second life of the launcher's binary, as "sandboxd-launcher init": it runs in the new namespaces of a
 // sandbox, mounts its rootfs, and hands over to libcontainer, which executes the sandbox's init. It does not return.
 func Init() {
@@ -64,11 +55,11 @@ func prepareRootfs() error {
 	if err := unix.Chdir(launcher.LayersDir); err != nil {
 		return fmt.Errorf("enter %s: %w", launcher.LayersDir, err)
 	}
-	for _, o := range overlays {
-		if err := o.mount(); err != nil {
+	for i := range overlays {
+		if err := mount(&overlays[i]); err != nil {
 			return err
 		}
-		if o.Target == "" {
+		if overlays[i].Target == "" {
 			if err := checkTargets(); err != nil {
 				return err
 			}
@@ -83,7 +74,7 @@ func prepareRootfs() error {
 // takePlan reads the plan and leaves /dev/null in its place: libcontainer passes the number on to the sandbox's init, and
 // what is open there must tell nothing of the host (CVE-2024-21626). No os.File: its finalizer would close the number
 // behind our back, for something else to take.
-func takePlan() ([]overlay, error) {
+func takePlan() ([]launcher.Overlay, error) {
 	var data []byte
 	buf := make([]byte, 32<<10)
 	for {
@@ -96,7 +87,7 @@ func takePlan() ([]overlay, error) {
 		}
 		data = append(data, buf[:n]...)
 	}
-	var overlays []overlay
+	var overlays []launcher.Overlay
 	if err := json.Unmarshal(data, &overlays); err != nil {
 		return nil, fmt.Errorf("decode plan: %w", err)
 	}
@@ -110,7 +101,7 @@ func takePlan() ([]overlay, error) {
 	return overlays, unix.Close(null)
 }
 
-func (o *overlay) mount() error {
+func mount(o *launcher.Overlay) error {
 	// userxattr: in a user namespace overlayfs keeps its marks in user.overlay.*; the applier lets no image set those.
 	options := "userxattr,lowerdir=" + strings.Join(o.Lower, ":") + ",upperdir=" + o.Upper + ",workdir=" + o.Work
 	if len(options) >= os.Getpagesize() {

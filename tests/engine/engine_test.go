@@ -8,7 +8,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -110,6 +112,110 @@ func TestDeadlinesOfTheLauncher(t *testing.T) {
 			return fmt.Errorf("%v run", ids)
 		}
 		return nil
+	})
+}
+
+// What a sandbox has changed is read whether it runs or not, and the layer is one that can be applied.
+func TestDiff(t *testing.T) {
+	testenv.RequireUserNS(t)
+	f := newFixture(t)
+	client := f.Engine.(*launcher.Client)
+	create(t, f, "diff1")
+	ask := launcher.DiffRequest{ID: "diff1", Rootfs: f.NewSpec(t, "diff1").Rootfs, Freeze: true}
+	var stream bytes.Buffer
+	first, err := client.Diff(t.Context(), ask, &stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The layer of the tests has no places for these, so they were made.
+	var changes []string
+	if _, err := client.Changes(t.Context(), ask, func(c api.Change) error {
+		changes = append(changes, fmt.Sprintf("%s %s %s", c.Kind, c.Type, c.Path))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"added directory /dev", "added directory /proc", "added directory /sys"}
+	if !slices.Equal(changes, want) {
+		t.Errorf("changes are %q, want %q", changes, want)
+	}
+	var names []string
+	for r := tar.NewReader(bytes.NewReader(stream.Bytes())); ; {
+		hdr, err := r.Next()
+		if err != nil {
+			break
+		}
+		if hdr.Uid != 0 || hdr.Gid != 0 {
+			t.Errorf("%s belongs to %d:%d: not the sandbox's own ids", hdr.Name, hdr.Uid, hdr.Gid)
+		}
+		names = append(names, hdr.Name)
+	}
+	if want := []string{"dev/", "proc/", "sys/"}; !slices.Equal(names, want) {
+		t.Errorf("the layer has %q, want %q", names, want)
+	}
+
+	if err := client.Kill(t.Context(), "diff1"); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := client.Diff(t.Context(), ask, io.Discard); err != nil || again.DiffID != first.DiffID {
+		t.Errorf("after its end: %+v, %v; before: %+v", again, err, first)
+	}
+	full := errors.New("no room")
+	if _, err := client.Diff(t.Context(), ask, failing{full}); !errors.Is(err, full) {
+		t.Errorf("a writer that fails: %v", err)
+	}
+	blob, err := os.CreateTemp(t.TempDir(), "layer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer blob.Close()
+	if _, err := blob.WriteAt(stream.Bytes(), 0); err != nil {
+		t.Fatal(err)
+	}
+	applied, err := client.Apply(t.Context(), layer.ApplyRequest{
+		ChainID: first.DiffID, Parents: []string{chain}, DiffID: first.DiffID, MediaType: "application/vnd.oci.image.layer.v1.tar", Blob: blob,
+	})
+	if err != nil || applied.Entries != first.Entries {
+		t.Errorf("applied: %+v, %v; made: %+v", applied, err, first)
+	}
+	if err := client.RemoveLayer(t.Context(), first.DiffID); err != nil {
+		t.Error(err)
+	}
+	for id, wantErr := range map[string]error{"unknown1": runtime.ErrNotFound, "../layers": nil, "": nil} {
+		ask.ID = id
+		if _, err := client.Diff(t.Context(), ask, io.Discard); err == nil || wantErr != nil && !errors.Is(err, wantErr) {
+			t.Errorf("sandbox %q: %v", id, err)
+		}
+	}
+}
+
+type failing struct{ err error }
+
+func (f failing) Write([]byte) (int, error) { return 0, f.err }
+
+// create starts a sandbox that ends with the test.
+func create(t *testing.T, f runtimetest.Fixture, id string) {
+	t.Helper()
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := l.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := f.Engine.Create(t.Context(), f.NewSpec(t, id), file)
+	_, _ = l.Close(), file.Close() // the sandbox has its own
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = st.Pidfd.Close()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := f.Engine.Delete(ctx, id); err != nil {
+			t.Error(err)
+		}
 	})
 }
 
