@@ -111,7 +111,10 @@ func (s *Stage) Evaluate(base *Image) ([]Step, *Image, error) {
 	img.OS, img.Architecture, img.Variant = p.OS, p.Architecture, p.Variant
 	img.RootFS, img.History, img.Created = ocispec.RootFS{Type: "layers"}, nil, nil
 	if base == nil {
-		img.Config.Env, img.Config.WorkingDir = []string{"PATH=" + defaultPath}, "/"
+		img.Config.WorkingDir = "/"
+	}
+	if !slices.ContainsFunc(img.Config.Env, func(kv string) bool { return strings.HasPrefix(kv, "PATH=") }) {
+		img.Config.Env = append(img.Config.Env, "PATH="+defaultPath)
 	}
 	e := &evaluation{stage: s, image: img, args: make(map[string]string)}
 	for _, c := range s.in.Commands {
@@ -125,7 +128,7 @@ func (s *Stage) Evaluate(base *Image) ([]Step, *Image, error) {
 	return e.steps, img, nil
 }
 
-// defaultPath is what Docker gives images that are made from nothing.
+// defaultPath is what Docker gives images that have none.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // env is what variables are filled in from: those of the image, and below them the arguments.

@@ -131,6 +131,7 @@ type built struct {
 	image   *build.Image
 	layers  []image.Layer
 	history []ocispec.History
+	from    *built      // what the stage began with
 	tree    *build.Tree // of the first applied layers; nil as long as nobody needs it
 	applied int
 }
@@ -283,11 +284,7 @@ func (b *builder) base(ctx context.Context, stage *build.Stage) (*built, error) 
 	if err != nil {
 		return nil, err
 	}
-	st := &built{image: from.image, layers: slices.Clone(from.layers), history: slices.Clone(from.history)}
-	if from.tree != nil {
-		st.tree, st.applied = from.tree.Clone(), from.applied
-	}
-	return st, nil
+	return &built{image: from.image, layers: slices.Clone(from.layers), history: slices.Clone(from.history), from: from}, nil
 }
 
 // image is one that is stored or is pulled now.
@@ -324,9 +321,17 @@ func (b *builder) image(ctx context.Context, stage *build.Stage, ref string) (*b
 	return st, nil
 }
 
-// tree is the root file system of a stage as far as it has come.
+// tree is the root file system of a stage as far as it has come. What several stages begin with is read once.
 func (b *builder) tree(ctx context.Context, st *built) (*build.Tree, error) {
-	if st.tree == nil {
+	switch {
+	case st.tree != nil:
+	case st.from != nil:
+		below, err := b.tree(ctx, st.from)
+		if err != nil {
+			return nil, err
+		}
+		st.tree, st.applied = below.Clone(), st.from.applied
+	default:
 		st.tree = build.NewTree(build.Limits{})
 	}
 	for ; st.applied < len(st.layers); st.applied++ {
