@@ -71,7 +71,7 @@ func (o *buildOptions) addFlags(f *pflag.FlagSet) {
 	o.limitFlags.addFlags(f)
 	o.memory.least, o.memoryHigh.least, o.readBPS.least, o.writeBPS.least = 1, 1, 1, 1
 	f.StringArrayVarP(&o.tags, "tag", "t", nil, "`name` of the image; may be given more than once")
-	f.StringVarP(&o.file, "file", "f", "", "the Dockerfile, in PATH or elsewhere, or - for stdin (default PATH/Dockerfile)")
+	f.StringVarP(&o.file, "file", "f", "", "the Dockerfile, a `file` in PATH or elsewhere, or - for stdin (default PATH/Dockerfile)")
 	f.StringArrayVar(&o.args, "build-arg", nil, "value of an ARG: `NAME=value`, or NAME to pass on its value here")
 	f.StringArrayVarP(&o.labels, "label", "l", nil, "`label` of the image: key=value")
 	f.StringVar(&o.target, "target", "", "`stage` to build (default: the last)")

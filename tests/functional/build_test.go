@@ -191,13 +191,26 @@ CMD ["main.py"]
 	if err := json.Unmarshal(run(umoci, "stat", "--json", "--image", layout+":1"), &stat); err != nil || len(stat.History) != len(seen.History) {
 		t.Errorf("umoci reads a history of %d, skopeo one of %d (%v)", len(stat.History), len(seen.History), err)
 	}
-	bundle := filepath.Join(t.TempDir(), "bundle")
-	run(umoci, "unpack", "--rootless", "--image", layout+":1", bundle)
-	if text, err := os.ReadFile(filepath.Join(bundle, "rootfs/opt/app/main.py")); err != nil || !strings.Contains(string(text), `greet("/opt/app")`) {
-		t.Errorf("umoci unpacks %q (%v)", text, err)
-	}
 	if text, err := os.ReadFile(archive); err != nil || bytes.Contains(text, []byte("PLANTED")) {
 		t.Errorf("what .dockerignore leaves out is in the image (%v)", err)
+	}
+	// One of few files, to be unpacked by another tool.
+	if err := os.WriteFile(filepath.Join(dir, "Dockerfile.small"), []byte("FROM local/app:1 AS app\nFROM scratch\nCOPY --from=app --chmod=0750 /opt/app /srv/\nCOPY main.c /srv/\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.CLI(t, "build", "-q", "-f", filepath.Join(dir, "Dockerfile.small"), "-t", "local/small:1", dir); got.Code != 0 {
+		t.Fatalf("%+v", got)
+	}
+	if got := d.CLI(t, "export", "-o", archive, "local/small:1"); got.Code != 0 {
+		t.Fatalf("export: %+v", got)
+	}
+	run(skopeo, "copy", "--insecure-policy", "oci-archive:"+archive, "oci:"+layout+":small")
+	bundle := filepath.Join(t.TempDir(), "bundle")
+	run(umoci, "unpack", "--rootless", "--image", layout+":small", bundle)
+	text, err := os.ReadFile(filepath.Join(bundle, "rootfs/srv/main.py"))
+	if fi, serr := os.Stat(filepath.Join(bundle, "rootfs/srv/main.py")); err != nil || serr != nil || fi.Mode().Perm() != 0o750 ||
+		!strings.Contains(string(text), `greet("/opt/app")`) {
+		t.Errorf("umoci unpacks %q (%v, %v)", text, err, serr)
 	}
 	if v := verified(t, d); len(v.Problems) > 0 {
 		t.Errorf("%+v", v.Problems)
