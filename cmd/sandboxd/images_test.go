@@ -60,6 +60,7 @@ func (f *fakeDaemon) imageRoutes(mux *http.ServeMux) {
 		f.log = append(f.log, "import "+q.Get("config")+" "+string(data[:min(len(data), 5)]))
 		answerJSON(w, 200, api.ImagesImported{Images: []api.Image{{Reference: q.Get("reference"), Digest: "sha256:0123"}}})
 	})
+	mux.HandleFunc("POST /v1/builds", f.build)
 	mux.HandleFunc("GET /v1/images/export", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", api.TypeTar)
 		if r.URL.Query().Get("reference") == "damaged" {
