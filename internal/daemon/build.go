@@ -452,7 +452,7 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 	const margin = time.Minute // so that the program's own time ends first
 	rec, err := b.s.supervisor.Create(ctx, runtime.Request{
 		Image: "build", ImageDigest: st.chain(), Rootfs: root, Cwd: "/", Profile: b.profile, Defaults: b.limits, Limits: b.opts.Limits,
-		Labels: map[string]string{"build": clip(step.Text)}, Hostname: buildHost, Ephemeral: true,
+		Labels: map[string]string{"build": fmt.Sprintf("line %d", step.Line)}, Hostname: buildHost, Ephemeral: true,
 		Timeout: b.perRun + margin, IdleTimeout: b.perRun + margin,
 	})
 	if err != nil {
