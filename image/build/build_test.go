@@ -28,9 +28,9 @@ func base() *Image {
 }
 
 // evaluate does what the daemon does with a Dockerfile, but for doing it.
-func evaluate(t testing.TB, name string, data []byte, opts Options) (*Plan, map[*Stage][]Step, map[*Stage]*Image, error) {
+func evaluate(t testing.TB, data []byte, opts Options) (*Plan, map[*Stage][]Step, map[*Stage]*Image, error) {
 	t.Helper()
-	f, err := Parse(name, data)
+	f, err := Parse("Dockerfile", data)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -71,7 +71,7 @@ func TestDockerfilesMeanWhatTheyMeanToBuildKit(t *testing.T) {
 				Platform: here, Epoch: "1700000000",
 				Args: map[string]string{"GIVEN": "given", "UNDECLARED": "x", "HTTP_PROXY": "http://proxy", "SOURCE_DATE_EPOCH": "1700000000"},
 			}
-			p, steps, images, err := evaluate(t, "Dockerfile", data, opts)
+			p, steps, images, err := evaluate(t, data, opts)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -204,7 +204,7 @@ func TestWhatIsNotSupportedIsRefusedByNameAndLine(t *testing.T) {
 		{strings.Repeat("#", maxDockerfile+1), "Dockerfile: it has 1048577 bytes"},
 	} {
 		want := c.want
-		_, _, _, err := evaluate(t, "Dockerfile", []byte(c.dockerfile), Options{Platform: here})
+		_, _, _, err := evaluate(t, []byte(c.dockerfile), Options{Platform: here})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.100q: %v, want %q", c.dockerfile, err, want)
 		} else if !errors.Is(err, ErrInvalid) {
@@ -216,7 +216,7 @@ func TestWhatIsNotSupportedIsRefusedByNameAndLine(t *testing.T) {
 func TestTargetAndStages(t *testing.T) {
 	data := []byte("FROM a AS one\nRUN x\nFROM b AS two\nRUN y\nFROM one AS three\nCOPY --from=two /a /b\nFROM c AS four\n")
 	for target, want := range map[string]string{"": "four", "one": "one", "TWO": "two", "three": "one two three", "0": "one", "2": "one two three"} {
-		p, _, _, err := evaluate(t, "Dockerfile", data, Options{Platform: here, Target: target})
+		p, _, _, err := evaluate(t, data, Options{Platform: here, Target: target})
 		if err != nil {
 			t.Errorf("%q: %v", target, err)
 			continue
@@ -230,7 +230,7 @@ func TestTargetAndStages(t *testing.T) {
 		}
 	}
 	for _, target := range []string{"five", "4", "-1"} {
-		if _, _, _, err := evaluate(t, "Dockerfile", data, Options{Platform: here, Target: target}); !errors.Is(err, ErrInvalid) {
+		if _, _, _, err := evaluate(t, data, Options{Platform: here, Target: target}); !errors.Is(err, ErrInvalid) {
 			t.Errorf("target %q: %v", target, err)
 		}
 	}
@@ -301,7 +301,7 @@ func FuzzDockerfile(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		_, steps, images, err := evaluate(t, "Dockerfile", data, Options{Platform: here, Args: map[string]string{"A": "1"}})
+		_, steps, images, err := evaluate(t, data, Options{Platform: here, Args: map[string]string{"A": "1"}})
 		if err != nil {
 			if !errors.Is(err, ErrInvalid) {
 				t.Errorf("%v is of no class", err)

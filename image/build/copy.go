@@ -290,7 +290,7 @@ func (c *changer) unpack(it item) (*Tree, error) {
 		if n, _ := io.ReadFull(r, magic); strings.HasPrefix(string(magic[:n]), "BZh") || string(magic[:n]) == "\xfd7zXZ\x00" { // short: neither
 			return nil, errors.New("archives compressed with bzip2 or xz are not unpacked; gzip, zstd and none are, and COPY takes it as it is")
 		}
-		return nil, nil //nolint:nilerr,nilnil // damaged: a file like any other
+		return nil, nil //nolint:nilnil // damaged: a file like any other
 	}
 	_, err = tar.NewReader(first).Next()
 	if cerr := first.Close(); cerr != nil {

@@ -212,7 +212,7 @@ func TestCopy(t *testing.T) {
 // doCopy does the last instruction of a stage whose working directory is /wd, after the ones before it.
 func doCopy(t testing.TB, instructions string, files, rootfs []string) ([]string, error) {
 	t.Helper()
-	_, steps, _, err := evaluate(t, "Dockerfile", []byte("FROM base\nWORKDIR /wd\n"+instructions+"\n"), Options{Platform: here})
+	_, steps, _, err := evaluate(t, []byte("FROM base\nWORKDIR /wd\n"+instructions+"\n"), Options{Platform: here})
 	if err != nil {
 		return nil, err
 	}
@@ -296,7 +296,7 @@ func TestAddUnpacks(t *testing.T) {
 		t.Fatal(err)
 	}
 	files := []string{
-		"Dockerfile=FROM x\n", "a.tar=" + string(inner), "a.tgz=" + string(zipped.Bytes()), "text.gz=" + text.String(), "a.txt", "x.xz=\xfd7zXZ\x00rest",
+		"Dockerfile=FROM x\n", "a.tar=" + string(inner), "a.tgz=" + zipped.String(), "text.gz=" + text.String(), "a.txt", "x.xz=\xfd7zXZ\x00rest",
 		"evil.tar=" + string(archive(t, "../up", "ok")), "dotdot.tar=" + string(archive(t, "l>..", "l/x")), "b.bz2=BZh91AY&SY rest",
 	}
 	unpacked := []string{"d/", "d/bin/", "d/bin/new=bin/new", "d/l>x", "d/lib/", "0640 3:4 d/lib/so=lib/so", "d/top=x/y", "d/x/", "d/x/y~d/top"}
@@ -449,7 +449,7 @@ func TestBadContextsAreRefused(t *testing.T) {
 func TestCopyKeyIsAboutContent(t *testing.T) {
 	key := func(instruction string, context ...string) string {
 		t.Helper()
-		_, steps, _, err := evaluate(t, "Dockerfile", []byte("FROM base\n"+instruction+"\n"), Options{Platform: here})
+		_, steps, _, err := evaluate(t, []byte("FROM base\n"+instruction+"\n"), Options{Platform: here})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -532,7 +532,7 @@ func FuzzContext(f *testing.F) {
 		if err := src.Load(atHand(data)); err != nil {
 			return
 		}
-		_, steps, _, err := evaluate(t, "Dockerfile", []byte("FROM base\n"+instruction+"\n"), Options{Platform: here})
+		_, steps, _, err := evaluate(t, []byte("FROM base\n"+instruction+"\n"), Options{Platform: here})
 		if err != nil {
 			return
 		}

@@ -148,16 +148,16 @@ func (e *evaluation) setEnv(key, value string) error {
 	if len(value) > maxValue || strings.IndexByte(value, 0) >= 0 {
 		return invalidf("the value of %s has %d bytes, %d are allowed, and no NUL", clip(key), len(value), maxValue)
 	}
-	list := e.image.Config.Env
-	i := slices.IndexFunc(list, func(kv string) bool { return strings.HasPrefix(kv, key+"=") })
+	config := &e.image.Config
+	i := slices.IndexFunc(config.Env, func(kv string) bool { return strings.HasPrefix(kv, key+"=") })
 	if i >= 0 {
-		list[i] = key + "=" + value
+		config.Env[i] = key + "=" + value
 		return nil
 	}
-	if len(list) >= maxVariables {
+	if len(config.Env) >= maxVariables {
 		return invalidf("more than %d variables", maxVariables)
 	}
-	e.image.Config.Env = append(list, key+"="+value)
+	config.Env = append(config.Env, key+"="+value)
 	return nil
 }
 
@@ -548,7 +548,7 @@ func addPorts(ports map[string]struct{}, spec string) error {
 	if err1 != nil || err2 != nil || from > to || proto != "tcp" && proto != "udp" && proto != "sctp" {
 		return invalidf("EXPOSE %s: want a port like 80, 53/udp or 8000-8010", clip(spec))
 	}
-	if len(ports)+int(to-from) > 10_000 { //nolint:gosec // 16 bits
+	if len(ports)+int(to-from) > 10_000 {
 		return invalidf("EXPOSE %s: more than 10000 ports", clip(spec))
 	}
 	for n := from; n <= to; n++ {

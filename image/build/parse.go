@@ -29,8 +29,8 @@ func Parse(name string, data []byte) (_ *File, err error) {
 	if len(data) > maxDockerfile {
 		return nil, &Error{File: name, Err: invalidf("it has %d bytes, %d are allowed", len(data), maxDockerfile)}
 	}
-	if i := bytes.IndexByte(data, 0); i >= 0 {
-		return nil, &Error{File: name, Line: 1 + bytes.Count(data[:i], []byte("\n")), Err: invalidf("a NUL byte")}
+	if before, _, found := bytes.Cut(data, []byte{0}); found {
+		return nil, &Error{File: name, Line: 1 + bytes.Count(before, []byte("\n")), Err: invalidf("a NUL byte")}
 	}
 	// The parser is not ours, and what it reads comes from strangers: a defect in it is an error of one build.
 	defer func() {

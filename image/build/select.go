@@ -93,7 +93,7 @@ func (t *Tree) match(source string) (found []item, wild bool, err error) {
 			}
 			full, err := t.resolve(dir, true, false)
 			if err != nil {
-				continue //nolint:nilerr // it does not match then
+				continue // it does not match then
 			}
 			d := t.lookup(full)
 			for _, name := range d.sorted() {
@@ -115,7 +115,7 @@ func (t *Tree) match(source string) (found []item, wild bool, err error) {
 	for _, name := range names {
 		full, err := t.resolve(name, true, false)
 		if err != nil {
-			continue //nolint:nilerr // a link to nowhere
+			continue // a link to nowhere
 		}
 		found = append(found, item{path.Base(name), t.lookup(full)})
 	}
@@ -196,7 +196,7 @@ func (t *Tree) account(ctx context.Context, spec string, spool *Spool) (*owner, 
 	id, err := strconv.ParseUint(name, 10, 31)
 	switch {
 	case err == nil:
-		o.uid, o.gid = int(id), int(id) //nolint:gosec // 31 bits
+		o.uid, o.gid = int(id), int(id)
 	case name == "" || name == "root" && !grouped:
 	default:
 		fields, err := t.database(ctx, "/etc/passwd", name, 4, spool)
@@ -210,7 +210,7 @@ func (t *Tree) account(ctx context.Context, spec string, spool *Spool) (*owner, 
 	if grouped {
 		id, err := strconv.ParseUint(group, 10, 31)
 		if err == nil {
-			o.gid = int(id) //nolint:gosec // 31 bits
+			o.gid = int(id)
 		} else {
 			fields, err := t.database(ctx, "/etc/group", group, 3, spool)
 			if err != nil {
@@ -242,7 +242,7 @@ func idsOf(uid, gid string) (int, int, error) {
 	if err != nil {
 		return 0, 0, fmt.Errorf("the id %q is not a number", clip(gid))
 	}
-	return int(u), int(g), nil //nolint:gosec // 31 bits
+	return int(u), int(g), nil
 }
 
 // database finds the line of an account.

@@ -90,7 +90,7 @@ func (s *Spool) pull(ctx context.Context, a *Archive, wanted map[int][]*node) (e
 			return invalidf("the files that are copied have more than %d bytes", s.limit)
 		}
 		hash := sha256.New()
-		got, err := io.Copy(io.MultiWriter(io.NewOffsetWriter(s.file, s.n), hash), tr)
+		got, err := io.CopyN(io.MultiWriter(io.NewOffsetWriter(s.file, s.n), hash), tr, hdr.Size)
 		if err != nil {
 			return fmt.Errorf("copy %q: %w", clip(hdr.Name), err)
 		}

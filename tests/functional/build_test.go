@@ -348,11 +348,15 @@ func TestFailedBuildsSayWhereAndLeaveNothing(t *testing.T) {
 		{name: "name", text: "FROM local/base:1\nCOPY Dockerfile /\n", opts: api.Build{Tags: []string{"UPPER"}}, code: api.CodeInvalid, says: []string{"UPPER"}},
 		{name: "epoch", text: "FROM local/base:1\n", opts: api.Build{Args: map[string]string{"SOURCE_DATE_EPOCH": "soon"}}, code: api.CodeInvalid, says: []string{"SOURCE_DATE_EPOCH"}},
 		{name: "other Dockerfile", text: "FROM local/base:1\n", opts: api.Build{Dockerfile: "nope/Dockerfile"}, code: api.CodeInvalid, says: []string{"nope/Dockerfile"}},
-		{name: "link to the host", text: "FROM local/base:1\nCOPY link /\n", code: api.CodeInvalid, says: []string{"Dockerfile:2", "link"},
-			files: []harness.File{{Name: "link", Type: '2', Link: planted}}},
+		{
+			name: "link to the host", text: "FROM local/base:1\nCOPY link /\n", code: api.CodeInvalid, says: []string{"Dockerfile:2", "link"},
+			files: []harness.File{{Name: "link", Type: '2', Link: planted}},
+		},
 		{name: "climbing name", text: "FROM local/base:1\n", code: api.CodeInvalid, says: []string{".."}, files: []harness.File{{Name: "../up", Body: "x"}}},
-		{name: "hard link to the host", text: "FROM local/base:1\n", code: api.CodeInvalid, says: []string{"hard link"},
-			files: []harness.File{{Name: "link", Type: '1', Link: planted}}},
+		{
+			name: "hard link to the host", text: "FROM local/base:1\n", code: api.CodeInvalid, says: []string{"hard link"},
+			files: []harness.File{{Name: "link", Type: '1', Link: planted}},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			image, events, err := d.Build(t.Context(), dockerfile(t, c.text, c.files...), c.opts, nil)
