@@ -119,7 +119,7 @@ func list(t testing.TB, data []byte) []string {
 var rootfs = []string{
 	"bin>usr/bin", "lib>usr/lib", "etc/", "etc/passwd=root:x:0:0::/:\nbob:x:1000:1001::/:\nevil:x:x0:0::/:\n", "etc/group=staff:x:50:\nbad:x:-1:\n",
 	"usr/", "usr/bin/", "usr/bin/sh", "usr/lib/", "01777 0:0 tmp/", "0700 5:6 home/", "out>../../../../etc", "abs>/etc/..", "loop>loop2", "loop2>loop",
-	"dangling>/new/place", "file", "0755 7:8 owned/", "deep/", "deep/link>../tmp",
+	"dangling>/new/place", "file", "0755 7:8 owned/", "deep/", "deep/link>../tmp", "deep/abs>/etc",
 }
 
 var sources = []string{
@@ -144,6 +144,7 @@ func TestCopy(t *testing.T) {
 		{"dots cannot lead out", "COPY a.txt /../../../x", []string{"x=a.txt"}},
 		{"link to the root", "COPY a.txt /abs/", []string{"a.txt=a.txt"}},
 		{"link in the middle", "COPY a.txt /deep/link/x", []string{"1777 0:0 tmp/", "tmp/x=a.txt"}},
+		{"absolute link in the middle", "COPY a.txt /deep/abs/x", []string{"etc/", "etc/x=a.txt"}},
 		{"link to nowhere is made to lead somewhere", "COPY a.txt /dangling/", []string{"new/", "new/place/", "new/place/a.txt=a.txt"}},
 		{"loop", "COPY a.txt /loop/x", []string{`error "/loop/x": more than 255 symbolic links`}},
 		{"content of a directory", "COPY dir /d", []string{
@@ -478,7 +479,7 @@ func TestCopyKeyIsAboutContent(t *testing.T) {
 		}
 	}
 	for name, other := range map[string]string{
-		"content":     key("COPY d /x", "d/", "d/a=other", "d/b"),
+		"content":     key("COPY d /x", "d/", "d/a=d/x", "d/b"),
 		"name":        key("COPY d /x", "d/", "d/a", "d/c=d/b"),
 		"mode":        key("COPY d /x", "d/", "0755 0:0 d/a", "d/b"),
 		"kind":        key("COPY d /x", "d/", "d/a>d/a", "d/b"),
