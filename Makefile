@@ -23,7 +23,7 @@ SUDO    := $(if $(filter 0,$(shell id -u)),,sudo)
 # and image tools as peers, a static program for images.
 BUILD_DEPS := gcc libc6-dev libseccomp-dev pkg-config uidmap
 DEMO_DEPS  := python3 procps
-TEST_DEPS  := docker-registry runc busybox-static git sudo skopeo umoci
+TEST_DEPS  := docker-registry runc busybox-static git sudo skopeo umoci python3-pip
 
 GOLANGCI = $(GO) tool -modfile=tools/go.mod golangci-lint
 

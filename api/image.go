@@ -52,6 +52,7 @@ type ImageList struct {
 type ImagesRemoved struct {
 	Removed  []string `json:"removed"`            // references that are gone
 	Untagged []string `json:"untagged,omitempty"` // references that are gone while their image stays, because a sandbox has it
+	Steps    int      `json:"steps,omitempty"`    // of builds, that were kept to be quicker the next time
 	Bytes    int64    `json:"bytes"`              // that are free again: blobs and unpacked trees
 }
 

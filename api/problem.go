@@ -17,6 +17,7 @@ const (
 	CodeUnenforceable  Code = "unenforceable"       // a limit or layer was asked for that this host cannot apply
 	CodeRegistry       Code = "registry_error"      // the registry refused, is unreachable or sent something wrong
 	CodeImage          Code = "image_invalid"       // digest, size, manifest or layer is not what it must be
+	CodeBuild          Code = "build_failed"        // a program that a Dockerfile runs has failed
 	CodeUnavailable    Code = "unavailable"         // the daemon is stopping, or the launcher cannot be reached
 	CodeInternal       Code = "internal"            // a defect of ours
 )
@@ -37,7 +38,7 @@ func (c Code) Status() int {
 		return 409
 	case CodeGone:
 		return 410
-	case CodeProgramMissing, CodeProgramDenied, CodeUnenforceable, CodeImage:
+	case CodeProgramMissing, CodeProgramDenied, CodeUnenforceable, CodeImage, CodeBuild:
 		return 422
 	case CodeRegistry:
 		return 502

@@ -83,13 +83,22 @@ func (s *Service) heldLocked() (map[string][]string, error) {
 	return held, nil
 }
 
-// sweep removes the images that choose names, and what no image needs after that. Loosen are those that lose their
-// name but stay, because a sandbox holds them.
+// choice is what is to be removed.
+type choice struct {
+	drop   []string // names
+	loosen []string // names that are lost while their image stays, because a sandbox holds it
+	forget []string // keys of steps of builds
+}
+
+// chooser makes the choice. Held are the images that sandboxes have, as SetHolders says.
+type chooser func(records []*store.Record, steps []*store.Step, held map[string][]string) (choice, error)
+
+// sweep removes what choose names, and what no image and no step of a build needs after that.
 //
 // When ctx ends, the removal stops after the tree that it is at.
 //
 // With strays, what belongs to no image even before goes too: layers of host images that the host has outgrown.
-func (s *Service) sweep(ctx context.Context, strays bool, choose func(records []*store.Record, held map[string][]string) (drop, loosen []string, err error)) (api.ImagesRemoved, error) {
+func (s *Service) sweep(ctx context.Context, strays bool, choose chooser) (api.ImagesRemoved, error) {
 	// On a disk that is full neither this nor the index can be written, and that is when things must go.
 	if err := s.flushUsed(); err != nil {
 		s.opts.Log.Warn("the last use of images could not be noted", "error", err)
@@ -124,7 +133,7 @@ func (s *Service) sweep(ctx context.Context, strays bool, choose func(records []
 const sweepTimeout = 10 * time.Minute
 
 // plan is the part of a sweep during which nobody may acquire an image: some milliseconds.
-func (s *Service) plan(strays bool, choose func([]*store.Record, map[string][]string) (drop, loosen []string, err error)) (store.Garbage, api.ImagesRemoved, func(), error) {
+func (s *Service) plan(strays bool, choose chooser) (store.Garbage, api.ImagesRemoved, func(), error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	fail := func(err error) (store.Garbage, api.ImagesRemoved, func(), error) {
@@ -138,7 +147,11 @@ func (s *Service) plan(strays bool, choose func([]*store.Record, map[string][]st
 	if err != nil {
 		return fail(err)
 	}
-	drop, loosen, err := choose(records, held)
+	steps, err := s.store.Steps()
+	if err != nil {
+		return fail(err)
+	}
+	chosen, err := choose(records, steps, held)
 	if err != nil {
 		return fail(err)
 	}
@@ -149,14 +162,16 @@ func (s *Service) plan(strays bool, choose func([]*store.Record, map[string][]st
 	keepBlob := func(digest string) bool {
 		return s.pins[blobKey(digest)] > 0 || s.going[blobKey(digest)] != nil || held[digest] != nil
 	}
-	g, err := s.store.Collect(drop, loosen, keepLayer, keepBlob)
+	g, err := s.store.Collect(chosen.drop, chosen.loosen, chosen.forget, keepLayer, keepBlob)
 	if err != nil {
 		return fail(err)
 	}
 	for _, c := range g.Layers {
 		delete(s.sizes, c)
 	}
-	out := api.ImagesRemoved{Removed: append([]string{}, drop...), Untagged: append([]string{}, loosen...), Bytes: g.Bytes}
+	out := api.ImagesRemoved{
+		Removed: append([]string{}, chosen.drop...), Untagged: append([]string{}, chosen.loosen...), Steps: len(chosen.forget), Bytes: g.Bytes,
+	}
 	return g, out, s.depart(append(treeKeys(g.Layers), blobKeys(g.Blobs)...)), nil
 }
 
@@ -209,39 +224,42 @@ func (s *Service) Remove(ctx context.Context, ref string, force bool) (api.Image
 		return api.ImagesRemoved{}, err
 	}
 	// It goes on after the caller has given up.
-	return s.sweep(context.WithoutCancel(ctx), false, func(records []*store.Record, held map[string][]string) (drop, loosen []string, err error) {
+	return s.sweep(context.WithoutCancel(ctx), false, func(records []*store.Record, _ []*store.Step, held map[string][]string) (choice, error) {
 		i := slices.IndexFunc(records, func(o *store.Record) bool { return o.Name == r.Name })
 		if i < 0 {
-			return nil, nil, classf(ErrNotFound, "image %s is not stored here any more", r.Name)
+			return choice{}, classf(ErrNotFound, "image %s is not stored here any more", r.Name)
 		}
 		r := records[i]
 		who := held[r.Manifest.Digest]
 		others := slices.ContainsFunc(records, func(o *store.Record) bool { return o.Name != r.Name && o.Manifest.Digest == r.Manifest.Digest })
 		switch {
 		case len(who) == 0 || others:
-			return []string{r.Name}, nil, nil
+			return choice{drop: []string{r.Name}}, nil
 		case force && !r.Untagged && !strings.Contains(r.Name, "@"):
-			return nil, []string{r.Name}, nil
+			return choice{loosen: []string{r.Name}}, nil
 		}
 		who = slices.DeleteFunc(slices.Clone(who), func(w string) bool { return w == busy })
 		if len(who) == 0 {
-			return nil, nil, classf(ErrInUse, "image %s is needed by %s; try again when that is over", r.Name, busy)
+			return choice{}, classf(ErrInUse, "image %s is needed by %s; try again when that is over", r.Name, busy)
 		}
 		slices.Sort(who)
-		return nil, nil, classf(ErrInUse, "image %s is held by %s; delete what holds it first: sandboxd rm %s", r.Name, strings.Join(who, ", "), strings.Join(who, " "))
+		return choice{}, classf(ErrInUse, "image %s is held by %s; delete what holds it first: sandboxd rm %s", r.Name, strings.Join(who, ", "), strings.Join(who, " "))
 	})
 }
 
-// Prune removes images that no sandbox holds: those whose tag has moved on, or with all every one; and layers and blobs
-// that no image needs.
+// Prune removes images that no sandbox holds: those whose tag has moved on, or with all every one; what builds have kept
+// to be quicker the next time; and layers and blobs that no image needs.
 func (s *Service) Prune(ctx context.Context, all bool) (api.ImagesRemoved, error) {
-	return s.sweep(context.WithoutCancel(ctx), true, func(records []*store.Record, held map[string][]string) (drop, _ []string, _ error) {
+	return s.sweep(context.WithoutCancel(ctx), true, func(records []*store.Record, steps []*store.Step, held map[string][]string) (c choice, _ error) {
 		for _, r := range records {
 			if (all || r.Untagged) && len(held[r.Manifest.Digest]) == 0 {
-				drop = append(drop, r.Name)
+				c.drop = append(c.drop, r.Name)
 			}
 		}
-		return drop, nil, nil
+		for _, step := range steps {
+			c.forget = append(c.forget, step.Key)
+		}
+		return c, nil
 	})
 }
 
@@ -278,8 +296,8 @@ func (s *Service) Tag(ctx context.Context, source, target string) (*Image, error
 	return s.image(&tagged)
 }
 
-// Enforce removes the least recently used images, with all their names, until all of them together have no more bytes
-// than the limit. It leaves those that a sandbox holds or a request under way needs. An image was used when one of its
+// Enforce removes what builds have kept, and then the least recently used images with all their names, the oldest first,
+// until all of it together has no more bytes than the limit. It leaves those that a sandbox holds or a request under way needs. An image was used when one of its
 // names was. When ctx ends, trees that are left are removed by the next Open.
 func (s *Service) Enforce(ctx context.Context) error {
 	if s.opts.Limit <= 0 {
@@ -290,8 +308,10 @@ func (s *Service) Enforce(ctx context.Context) error {
 		return err
 	}
 	var left int64
-	removed, err := s.sweep(ctx, true, func(records []*store.Record, held map[string][]string) (drop, _ []string, _ error) {
-		left = shareOf(records, sizes).total
+	removed, err := s.sweep(ctx, true, func(records []*store.Record, steps []*store.Step, held map[string][]string) (c choice, _ error) {
+		images := shareOf(records, sizes)
+		left = images.total
+		c.forget, left = tooMuch(steps, images, s.opts.Limit-left, left)
 		for _, digest := range oldestFirst(records) {
 			if left <= s.opts.Limit {
 				break
@@ -302,25 +322,51 @@ func (s *Service) Enforce(ctx context.Context) error {
 			var stay []*store.Record
 			for _, r := range records {
 				if r.Manifest.Digest == digest {
-					drop = append(drop, r.Name)
+					c.drop = append(c.drop, r.Name)
 				} else {
 					stay = append(stay, r)
 				}
 			}
 			records, left = stay, shareOf(stay, sizes).total
 		}
-		return drop, nil, nil
+		return c, nil
 	})
 	if err != nil {
 		return err
 	}
-	if len(removed.Removed) > 0 {
-		s.opts.Log.Info("images were removed to keep to the limit", "limit", s.opts.Limit, "images", removed.Removed, "bytes", removed.Bytes)
+	if len(removed.Removed) > 0 || removed.Steps > 0 {
+		s.opts.Log.Info("images were removed to keep to the limit", "limit", s.opts.Limit, "images", removed.Removed, "steps", removed.Steps, "bytes", removed.Bytes)
 	}
 	if left > s.opts.Limit {
 		s.opts.Log.Warn("images have more bytes than the limit, and nothing more may be removed", "limit", s.opts.Limit, "bytes", left)
 	}
 	return nil
+}
+
+// tooMuch are the steps beyond the room that there is for what they alone need, the least recently used first; and how
+// many bytes there are with those that stay.
+func tooMuch(steps []*store.Step, images *shares, room, total int64) ([]string, int64) {
+	newest := slices.SortedFunc(slices.Values(steps), func(a, b *store.Step) int { return b.UsedAt.Compare(a.UsedAt) })
+	counted := make(map[string]bool)
+	var forget []string
+	for _, step := range newest {
+		var size int64
+		if l := step.Layer; l != nil && !counted[l.ChainID] {
+			counted[l.ChainID] = true
+			if images.users[blobKey(l.Blob.Digest)] == 0 {
+				size += l.Blob.Size
+			}
+			if images.users[treeKey(l.ChainID)] == 0 {
+				size += images.trees[l.ChainID]
+			}
+		}
+		if room -= size; room < 0 {
+			forget = append(forget, step.Key)
+			continue
+		}
+		total += size
+	}
+	return forget, total
 }
 
 // oldestFirst are the digests of the images, the least recently used first.

@@ -100,8 +100,8 @@ func TestOpenFinishesAnInterruptedRemoval(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, _, _, err := s.plan(false, func([]*store.Record, map[string][]string) (drop, loosen []string, err error) {
-		return []string{img.Reference}, nil, nil
+	g, _, _, err := s.plan(false, func([]*store.Record, []*store.Step, map[string][]string) (choice, error) {
+		return choice{drop: []string{img.Reference}}, nil
 	})
 	if err != nil || len(g.Layers) != 1 || len(g.Blobs) != 3 {
 		t.Fatalf("garbage %+v, %v", g, err)

@@ -23,6 +23,8 @@ type Record struct {
 	ImageEnv []string `json:"image_env,omitempty"`
 	// Rootfs is what its root is made of below what it has written itself.
 	Rootfs rootfs.Source `json:"rootfs,omitzero"`
+	// Ephemeral is [Request.Ephemeral].
+	Ephemeral bool `json:"ephemeral,omitempty"`
 }
 
 // clone returns a copy whose maps and slices may be kept by a caller.

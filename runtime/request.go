@@ -28,6 +28,10 @@ type Request struct {
 	Limits      api.Limits // asked for: enforced or an error
 	Timeout     time.Duration
 	IdleTimeout time.Duration
+	// Hostname is what the sandbox calls itself where that must not be its name, which nobody else has.
+	Hostname string
+	// Ephemeral says that the sandbox serves one request: a daemon that comes after a crash deletes it.
+	Ephemeral bool
 }
 
 // mergeLimits fills what was not asked for from the profile's defaults.
@@ -73,7 +77,7 @@ func (r *Request) spec(id, name string, deadline time.Time) *Spec {
 	return &Spec{
 		ID:       id,
 		Rootfs:   r.Rootfs,
-		Hostname: name,
+		Hostname: cmp.Or(r.Hostname, name),
 		Profile:  r.Profile,
 		Limits:   mergeLimits(r.Limits, r.Defaults),
 		Explicit: r.Limits,

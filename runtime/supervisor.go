@@ -148,6 +148,21 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 	for _, rec := range recs {
 		st := running[rec.ID]
 		switch {
+		case rec.Ephemeral:
+			// The request that it served went with the daemon that answered it.
+			if err := s.engine.Delete(ctx, rec.ID); err != nil && !errors.Is(err, ErrNotFound) {
+				return fmt.Errorf("delete sandbox %s of a request that was cut off: %w", rec.ID, err)
+			}
+			if err := s.records.remove(rec.ID); err != nil {
+				return err
+			}
+			if st != nil {
+				_ = st.Pidfd.Close() // never read or written
+				delete(running, rec.ID)
+			}
+			leftovers = slices.DeleteFunc(leftovers, func(id string) bool { return id == rec.ID })
+			s.log.Info("sandbox of a request that was cut off removed", "id", rec.ID)
+			continue
 		case rec.State == api.StateCreating && st == nil && !slices.Contains(leftovers, rec.ID):
 			// Its creation came to nothing and was never answered: nobody knows of it, and nobody will. One that has left
 			// something may have been answered, and is told of like any other that has ended.
@@ -343,8 +358,9 @@ func (s *Supervisor) reserve(req Request) (*sandbox, error) {
 			Deadline:    now.Add(cmp.Or(req.Timeout, s.opts.Timeout)),
 			IdleTimeout: cmp.Or(req.IdleTimeout, s.opts.IdleTimeout).Seconds(),
 		},
-		ImageEnv: slices.Clone(req.ImageEnv),
-		Rootfs:   req.Rootfs,
+		ImageEnv:  slices.Clone(req.ImageEnv),
+		Rootfs:    req.Rootfs,
+		Ephemeral: req.Ephemeral,
 	})
 	s.ops.Add(1)
 	return sb, nil

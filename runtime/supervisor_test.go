@@ -432,6 +432,40 @@ func TestConcurrentDeletesAgree(t *testing.T) {
 	}
 }
 
+// A sandbox that served one request goes with the daemon that was to answer it, in whatever state it is found.
+func TestRestartDeletesWhatServedOneRequest(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	for _, name := range []string{"running", "ended"} {
+		req := request(name)
+		req.Ephemeral = true
+		rec := create(t, s, req)
+		if name == "ended" {
+			if err := s.Kill(t.Context(), rec.ID, "test"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	create(t, s, request("kept"))
+	if err := s.Close(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	s = b.open(t)
+	list := s.List(runtime.Filter{})
+	if len(list) != 1 || list[0].Name != "kept" {
+		t.Errorf("left are %+v", list)
+	}
+	if got := b.engine.IDs(); len(got) != 1 {
+		t.Errorf("the engine has %v", got)
+	}
+	if got := sockets(t, b); len(got) != 1 {
+		t.Errorf("sockets = %v", got)
+	}
+	if err := s.Delete(t.Context(), "kept"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRestartAdoptsWhatRuns(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)

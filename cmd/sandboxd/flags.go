@@ -143,6 +143,34 @@ func (l *limitFlags) io() api.IOLimits {
 	}
 }
 
+// limits are those asked for. changed tells an explicit zero, which is refused, from a flag that was not given.
+func (l *limitFlags) limits(changed func(string) bool) (api.Limits, error) {
+	limits := api.Limits{
+		Memory: l.memory.bytes, MemoryHigh: l.memoryHigh.bytes, OOMGroup: l.oomGroup, CPUs: l.cpus, CPUWeight: l.cpuWeight, CPUSet: l.cpuset,
+		Pids: l.pids, IO: l.io(),
+	}
+	if l.swap.set {
+		limits.Swap = &l.swap.bytes
+	}
+	switch {
+	case changed("cpus") && !(l.cpus > 0 && l.cpus <= 1e6): // NaN too
+		return limits, usagef("--cpus %v is not a number of cores greater than 0", l.cpus)
+	case changed("pids") && l.pids < 1:
+		return limits, usagef("--pids %d is less than 1", l.pids)
+	case changed("cpu-weight") && l.cpuWeight < 1:
+		return limits, usagef("--cpu-weight %d is less than 1", l.cpuWeight)
+	case changed("cpuset") && l.cpuset == "":
+		return limits, usagef("--cpuset names no core")
+	case changed("io-weight") && l.ioWeight < 1:
+		return limits, usagef("--io-weight %d is less than 1", l.ioWeight)
+	case changed("io-read-iops") && l.readIOPS < 1:
+		return limits, usagef("--io-read-iops %d is less than 1", l.readIOPS)
+	case changed("io-write-iops") && l.writeIOPS < 1:
+		return limits, usagef("--io-write-iops %d is less than 1", l.writeIOPS)
+	}
+	return limits, nil
+}
+
 // sandboxFlags are what a sandbox is created with.
 type sandboxFlags struct {
 	processFlags
@@ -174,52 +202,40 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 func (s *sandboxFlags) request(image string, changed func(string) bool) (api.CreateSandbox, error) {
 	req := api.CreateSandbox{
 		Image: image, Name: s.name, Cwd: s.cwd, User: s.user, Profile: s.profile,
-		Limits: api.Limits{
-			Memory: s.memory.bytes, MemoryHigh: s.memoryHigh.bytes, OOMGroup: s.oomGroup, CPUs: s.cpus, CPUWeight: s.cpuWeight, CPUSet: s.cpuset,
-			Pids: s.pids, Nofile: s.nofile, IO: s.io(),
-		},
 		Timeout: float64(s.lifetime), IdleTimeout: float64(s.idle),
 	}
-	if s.swap.set {
-		req.Limits.Swap = &s.swap.bytes
+	var err error
+	if req.Limits, err = s.limits(changed); err != nil {
+		return req, err
 	}
 	if s.network != string(api.NetworkNone) {
 		return req, usagef("--network %q: so far there is only none", s.network)
 	}
 	req.Network.Mode = api.NetworkNone
-	switch {
-	case changed("cpus") && !(s.cpus > 0 && s.cpus <= 1e6): // NaN too
-		return req, usagef("--cpus %v is not a number of cores greater than 0", s.cpus)
-	case changed("pids") && s.pids < 1:
-		return req, usagef("--pids %d is less than 1", s.pids)
-	case changed("cpu-weight") && s.cpuWeight < 1:
-		return req, usagef("--cpu-weight %d is less than 1", s.cpuWeight)
-	case changed("cpuset") && s.cpuset == "":
-		return req, usagef("--cpuset names no core")
-	case changed("io-weight") && s.ioWeight < 1:
-		return req, usagef("--io-weight %d is less than 1", s.ioWeight)
-	case changed("io-read-iops") && s.readIOPS < 1:
-		return req, usagef("--io-read-iops %d is less than 1", s.readIOPS)
-	case changed("io-write-iops") && s.writeIOPS < 1:
-		return req, usagef("--io-write-iops %d is less than 1", s.writeIOPS)
-	case changed("nofile") && s.nofile < 1:
+	if changed("nofile") && s.nofile < 1 {
 		return req, usagef("--nofile %d is less than 1", s.nofile)
 	}
-	var err error
+	req.Limits.Nofile = s.nofile
 	if req.Env, err = s.resolve(os.LookupEnv); err != nil {
 		return req, err
 	}
-	for _, l := range s.labels {
+	req.Labels, err = labelsOf(s.labels)
+	return req, err
+}
+
+func labelsOf(list []string) (map[string]string, error) {
+	var labels map[string]string
+	for _, l := range list {
 		key, value, _ := strings.Cut(l, "=")
 		if key == "" {
-			return req, usagef("--label %q has no key", l)
+			return nil, usagef("--label %q has no key", l)
 		}
-		if req.Labels == nil {
-			req.Labels = map[string]string{}
+		if labels == nil {
+			labels = map[string]string{}
 		}
-		req.Labels[key] = value
+		labels[key] = value
 	}
-	return req, nil
+	return labels, nil
 }
 
 // terminalFlags are how a program is connected to the caller.

@@ -109,9 +109,10 @@ func newPrune(d deps) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prune",
 		Short: "Remove images that nothing needs",
-		Long: `Remove images whose tag has moved on to another one, with --all every image, and
-what is stored without belonging to any. What a sandbox has stays, whatever its
-state. Prints what is gone and how many bytes that freed.`,
+		Long: `Remove images whose tag has moved on to another one, with --all every image, the
+steps that builds have kept to be quicker the next time, and what is stored
+without belonging to any. What a sandbox has stays, whatever its state. Prints
+what is gone and how many bytes that freed.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runPrune(cmd.Context(), opts, d) },
 	}
@@ -137,6 +138,6 @@ func runPrune(ctx context.Context, opts pruneOptions, d deps) error {
 			return err
 		}
 	}
-	_, err = fmt.Fprintf(d.stdout, "%d images, %s\n", len(out.Removed), sizeOf(out.Bytes))
+	_, err = fmt.Fprintf(d.stdout, "%d images, %d steps of builds, %s\n", len(out.Removed), out.Steps, sizeOf(out.Bytes))
 	return err
 }

@@ -60,6 +60,7 @@ func (f *fakeDaemon) imageRoutes(mux *http.ServeMux) {
 		f.log = append(f.log, "import "+q.Get("config")+" "+string(data[:min(len(data), 5)]))
 		answerJSON(w, 200, api.ImagesImported{Images: []api.Image{{Reference: q.Get("reference"), Digest: "sha256:0123"}}})
 	})
+	mux.HandleFunc("POST /v1/builds", f.build)
 	mux.HandleFunc("GET /v1/images/export", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", api.TypeTar)
 		if r.URL.Query().Get("reference") == "damaged" {
@@ -90,7 +91,7 @@ func TestImageCommands(t *testing.T) {
 		{name: "rmi --force", args: []string{"rmi", "--force", "used:1"}, stdout: "used:1\n"},
 		{name: "rmi --json", args: []string{"rmi", "--json", "a:1", "b:1"}, stdout: `"bytes": 20`},
 		{name: "rmi of nothing", args: []string{"rmi"}, code: 2, stderr: "at least 1"},
-		{name: "prune", args: []string{"images", "prune"}, stdout: "old:1\n1 images, 1.5MB\n"},
+		{name: "prune", args: []string{"images", "prune"}, stdout: "old:1\n1 images, 0 steps of builds, 1.5MB\n"},
 		{name: "prune --all", args: []string{"images", "prune", "--all"}, stdout: "unused:1\n2 images"},
 		{name: "tag", args: []string{"tag", "a:1", "b:1"}, stdout: "b:1 sha256:0123\n"},
 		{name: "inspect", args: []string{"image", "inspect", "a:1"}, stdout: `"reference": "a:1"`},

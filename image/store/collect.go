@@ -14,14 +14,32 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-func usedBlobs(records []*Record) map[string]bool {
+// usedBlobs are the digests of the blobs that images and steps need.
+func usedBlobs(records []*Record, steps []*Step) map[string]bool {
 	used := make(map[string]bool)
 	for _, r := range records {
 		for _, b := range r.Blobs() {
 			used[b.Digest] = true
 		}
 	}
+	for _, step := range steps {
+		if step.Layer != nil {
+			used[step.Layer.Blob.Digest] = true
+		}
+	}
 	return used
+}
+
+func (s *Store) usedBlobs() (map[string]bool, error) {
+	records, err := s.List()
+	if err != nil {
+		return nil, err
+	}
+	steps, err := s.Steps()
+	if err != nil {
+		return nil, err
+	}
+	return usedBlobs(records, steps), nil
 }
 
 // Repository is a normalised reference without its tag or digest.
@@ -63,11 +81,11 @@ type Garbage struct {
 	Bytes  int64    // of all of it
 }
 
-// Collect takes away the names in drop, makes those in loosen untagged, and returns what is then needed by no image and
-// not kept: layers by their chain ids, blobs by their digests. The names are gone durably when it returns; the trees
-// and the blobs are the caller's to remove, in this order: [Store.ForgetLayer] and [Store.RemoveUnused]. Only then comes
-// [Store.WriteIndex], which needs room on the disk that there may not be before.
-func (s *Store) Collect(drop, loosen []string, keepLayer, keepBlob func(id string) bool) (Garbage, error) {
+// Collect takes away the names in drop and the steps in forget, makes the names in loosen untagged, and returns what is
+// then needed by no image and no step and not kept: layers by their chain ids, blobs by their digests. Names and steps
+// are gone durably when it returns; the trees and the blobs are the caller's to remove, in this order: [Store.ForgetLayer]
+// and [Store.RemoveUnused]. Only then comes [Store.WriteIndex], which needs room on the disk that there may not be before.
+func (s *Store) Collect(drop, loosen, forget []string, keepLayer, keepBlob func(id string) bool) (Garbage, error) {
 	var g Garbage
 	err := s.db.Update(func(tx *bolt.Tx) error {
 		g = Garbage{} // bbolt may call this again
@@ -92,9 +110,23 @@ func (s *Store) Collect(drop, loosen []string, keepLayer, keepBlob func(id strin
 				return err
 			}
 		}
+		for _, key := range forget {
+			if err := tx.Bucket(bucketSteps).Delete([]byte(key)); err != nil {
+				return err
+			}
+		}
 		var left []*Record
 		needed := make(map[string]bool)
-		err := images.ForEach(func(name, value []byte) error {
+		steps, err := stepsOf(tx)
+		if err != nil {
+			return err
+		}
+		for _, step := range steps {
+			if step.Layer != nil {
+				needed[step.Layer.ChainID] = true
+			}
+		}
+		err = images.ForEach(func(name, value []byte) error {
 			var r Record
 			if err := json.Unmarshal(value, &r); err != nil {
 				return fmt.Errorf("record of %s: %w", name, err)
@@ -125,7 +157,7 @@ func (s *Store) Collect(drop, loosen []string, keepLayer, keepBlob func(id strin
 				return err
 			}
 		}
-		used := usedBlobs(left)
+		used := usedBlobs(left, steps)
 		names, err := readDir(s.layout, blobDir)
 		if err != nil {
 			return err

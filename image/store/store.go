@@ -85,6 +85,7 @@ var (
 	bucketImages = []byte("images") // name -> Record
 	bucketLayers = []byte("layers") // chain id -> layerPending or layerReady
 	bucketSizes  = []byte("sizes")  // chain id -> decimal bytes of the files in its tree
+	bucketSteps  = []byte("steps")  // key of a build's step -> Step
 )
 
 const (
@@ -123,7 +124,8 @@ func Open(dir string) (_ *Store, err error) {
 		_, err1 := tx.CreateBucketIfNotExists(bucketImages)
 		_, err2 := tx.CreateBucketIfNotExists(bucketLayers)
 		_, err3 := tx.CreateBucketIfNotExists(bucketSizes)
-		return errors.Join(err1, err2, err3)
+		_, err4 := tx.CreateBucketIfNotExists(bucketSteps)
+		return errors.Join(err1, err2, err3, err4)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open image store %s: %w", dir, err)
@@ -171,11 +173,10 @@ func (s *Store) clean() error {
 			return err
 		}
 	}
-	records, err := s.List()
+	used, err := s.usedBlobs()
 	if err != nil {
 		return err
 	}
-	used := usedBlobs(records)
 	names, err = readDir(s.layout, blobDir)
 	if err != nil {
 		return err
@@ -391,11 +392,10 @@ func syncDir(root *os.Root, dir string) error {
 
 // RemoveUnused removes those of the blobs that no record names.
 func (s *Store) RemoveUnused(digests []string) error {
-	records, err := s.List()
+	used, err := s.usedBlobs()
 	if err != nil {
 		return err
 	}
-	used := usedBlobs(records)
 	var errs []error
 	for _, digest := range digests {
 		path, err := blobPath(digest)

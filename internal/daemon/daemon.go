@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
@@ -51,6 +52,9 @@ type Options struct {
 	LauncherInfo func(ctx context.Context) (int, api.Enforced, error)
 	// Checks probes the host. Default: no checks.
 	Checks func(ctx context.Context) []api.Check
+	// Diff writes what a sandbox has changed as the tar stream of a layer, with no time after latest unless that is zero.
+	// Default: nothing is built that runs a program.
+	Diff func(ctx context.Context, id string, root rootfs.Source, latest time.Time, w io.Writer) error
 	// EndEngine is called at the end of a shutdown that keeps no sandboxes, to end the launcher. Default: nothing.
 	EndEngine func(ctx context.Context) error
 	// Lock is what [AcquireLock] returned for DataDir. Default: New acquires it.

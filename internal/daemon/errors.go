@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/image/build"
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -29,6 +30,7 @@ var (
 	ErrProgramMissing = errors.New("program not found")
 	ErrProgramDenied  = errors.New("program not allowed")
 	ErrStopping       = errors.New("the daemon is stopping")
+	ErrBuild          = errors.New("build failed")
 	errPanic          = errors.New("a defect of the daemon")
 )
 
@@ -55,6 +57,8 @@ var classes = []class{
 	{err: image.ErrInUse, code: api.CodeConflict, hint: "sandboxd ps lists the sandboxes; rmi --force takes the name away and leaves the image to prune"},
 	{err: image.ErrRegistry, code: api.CodeRegistry, hint: "check the reference, the registry's address and your credentials"},
 	{err: image.ErrInvalid, code: api.CodeImage, hint: "the image is broken or hostile; pull it anew or choose another"},
+	{err: ErrBuild, code: api.CodeBuild, hint: "the output of the program, before this, says why"},
+	{err: build.ErrInvalid, code: api.CodeInvalid},
 	{err: ErrGone, code: api.CodeGone, hint: "create a new sandbox"},
 	{err: ErrProgramMissing, code: api.CodeProgramMissing, hint: "argv[0] is looked up in the sandbox's PATH; no shell is involved"},
 	{err: ErrProgramDenied, code: api.CodeProgramDenied, hint: "it must be an executable file that the user may execute"},
@@ -88,6 +92,7 @@ var titles = map[api.Code]string{
 	api.CodeUnenforceable:  "Cannot be enforced",
 	api.CodeRegistry:       "Registry error",
 	api.CodeImage:          "Image invalid",
+	api.CodeBuild:          "Build failed",
 	api.CodeUnavailable:    "Unavailable",
 	api.CodeInternal:       "Internal error",
 }

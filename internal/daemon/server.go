@@ -72,6 +72,8 @@ var routes = []route{
 	{"GET", "/v1/images/verify", owner, (*Daemon).getVerify},
 	{"POST", "/v1/images/tag", owner, (*Daemon).postTag},
 	{"POST", "/v1/images/prune", owner, (*Daemon).postPrune},
+
+	{"POST", "/v1/builds", owner, (*Daemon).postBuild},
 }
 
 const (

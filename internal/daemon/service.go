@@ -33,6 +33,9 @@ type Images interface {
 	// Enforce keeps to the limit of all images' bytes, if there is one.
 	Enforce(ctx context.Context) error
 
+	// Draft begins to make an image.
+	Draft(platform string) (*image.Draft, error)
+
 	// Acquire keeps an image from being removed until release is called. SetHolders says how to find out which images
 	// sandboxes have from then on.
 	Acquire(ctx context.Context, reference string) (img *image.Image, release func(), err error)

@@ -1,0 +1,51 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// Build has an image made of a context, a tar stream that may be compressed with gzip or zstd, and calls progress, which
+// may be nil, for every event but the last. A build whose context ends is stopped; the steps that were complete by then
+// are kept for the next one.
+func (c *Client) Build(ctx context.Context, buildContext io.Reader, opts api.Build, progress func(api.BuildEvent)) (*api.Image, error) {
+	options, err := json.Marshal(opts)
+	if err != nil {
+		return nil, fmt.Errorf("encode the options: %w", err)
+	}
+	var image *api.Image
+	err = c.lines(ctx, request{
+		method: http.MethodPost, path: []string{"v1", "builds"}, query: url.Values{"options": {string(options)}},
+		// Only Read is passed on, as in ImportImages.
+		body: struct{ io.Reader }{buildContext}, typ: api.TypeTar,
+	}, func(line []byte) error {
+		var e api.BuildEvent
+		if err := json.Unmarshal(line, &e); err != nil {
+			return fmt.Errorf("decode a build event: %w", err)
+		}
+		switch {
+		case e.Error != nil:
+			return e.Error
+		case e.Image != nil:
+			image = e.Image
+			return errEnd
+		case progress != nil:
+			progress(e)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if image == nil {
+		return nil, errors.New("the daemon ended the build without saying how")
+	}
+	return image, nil
+}

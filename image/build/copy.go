@@ -1,0 +1,447 @@
+package build
+
+import (
+	"archive/tar"
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/image/layer"
+)
+
+// Stamp says what times a layer that is made here has.
+type Stamp struct {
+	Now    time.Time // of directories that nobody described
+	Latest time.Time // later times are set back to it; zero: none is
+}
+
+func (s Stamp) of(t time.Time) time.Time {
+	if !s.Latest.IsZero() && t.After(s.Latest) {
+		return s.Latest
+	}
+	return t
+}
+
+// changer makes one change to a tree and remembers what it touched.
+type changer struct {
+	tree    *Tree
+	ctx     context.Context //nolint:containedctx // lives as long as one step
+	spool   *Spool
+	stamp   Stamp
+	owner   *owner // nil: as the source says
+	mode    int64  // -1: as the source says
+	changed map[string]*node
+	links   map[*node]*node // source to copy, so that names of one file stay that
+}
+
+func (t *Tree) changer(ctx context.Context, spool *Spool, stamp Stamp) *changer {
+	return &changer{
+		tree: t, ctx: ctx, spool: spool, stamp: stamp, mode: -1, changed: make(map[string]*node), links: make(map[*node]*node),
+	}
+}
+
+// Change is what a step has changed in a tree, to be written as a layer before the tree is changed again.
+type Change struct{ c *changer }
+
+// Write writes it as the tar stream of a layer, which depends on the files and their times alone.
+func (c *Change) Write(w io.Writer) error { return c.c.write(w) }
+
+func (c *changer) change() *Change {
+	if len(c.changed) == 0 {
+		return nil
+	}
+	return &Change{c}
+}
+
+// Copy puts a selection into t, the root of a stage. Where that changes nothing there is no change.
+func (t *Tree) Copy(ctx context.Context, s *Selection, spool *Spool, stamp Stamp) (*Change, error) {
+	c := t.changer(ctx, spool, stamp)
+	cp := s.copy
+	var err error
+	if cp.Chown != "" {
+		if c.owner, err = t.account(ctx, cp.Chown, spool); err != nil {
+			return nil, invalidf("--chown=%s: %w", clip(cp.Chown), err)
+		}
+	}
+	if c.mode, err = parseMode(cp.Chmod); err != nil {
+		return nil, err
+	}
+	for _, it := range s.items {
+		if err := c.item(cp, it); err != nil {
+			return nil, err
+		}
+	}
+	return c.change(), nil
+}
+
+// MakeDir makes a directory of the stage and those above it. Where it is there already there is no change.
+func (t *Tree) MakeDir(ctx context.Context, d *Dir, spool *Spool, stamp Stamp) (*Change, error) {
+	c := t.changer(ctx, spool, stamp)
+	full, err := t.resolve(d.Path, true, true)
+	if err != nil {
+		return nil, invalidf("directory %q: %w", clip(d.Path), err)
+	}
+	if n := t.lookup(full); n != nil && n.kind == tar.TypeDir {
+		return nil, nil //nolint:nilnil // no change
+	}
+	if d.User != "" {
+		if c.owner, err = t.account(ctx, d.User, spool); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := c.mkdirs(full); err != nil {
+		return nil, invalidf("directory %q: %w", clip(d.Path), err)
+	}
+	return c.change(), nil
+}
+
+func (c *changer) item(cp *Copy, it item) error {
+	if cp.Add && cp.Unpack && it.node.kind == tar.TypeReg {
+		a, err := c.unpack(it)
+		if err != nil {
+			return invalidf("ADD %s: %w", clip(it.name), err)
+		}
+		if a != nil {
+			it.node = a.root
+			if err := c.unpacked(cp, a); err != nil {
+				return invalidf("ADD %s: %w", clip(it.name), err)
+			}
+			return nil
+		}
+	}
+	dest, err := c.tree.resolve(cp.Dest, true, true)
+	if err != nil {
+		return invalidf("destination %q: %w", clip(cp.Dest), err)
+	}
+	there := c.tree.lookup(dest)
+	if it.node.kind == tar.TypeDir {
+		return c.content(cp, dest, there, it.node)
+	}
+	if strings.HasSuffix(cp.Dest, "/") || there != nil && there.kind == tar.TypeDir {
+		if _, err := c.mkdirs(dest); err != nil {
+			return invalidf("destination %q: %w", clip(cp.Dest), err)
+		}
+		dest = path.Join(dest, it.name)
+	}
+	if dest == "/" {
+		return invalidf("destination %q is the root directory", clip(cp.Dest))
+	}
+	if err := c.put(dest, it.node, true); err != nil {
+		return invalidf("destination %q: %w", clip(cp.Dest), err)
+	}
+	return nil
+}
+
+// content copies what is in a directory. Where the destination does not exist, it becomes like the source.
+func (c *changer) content(cp *Copy, dest string, there, dir *node) error {
+	if there == nil {
+		if err := c.put(dest, dir, false); err != nil {
+			return invalidf("destination %q: %w", clip(cp.Dest), err)
+		}
+		return nil
+	}
+	if there.kind != tar.TypeDir {
+		return invalidf("destination %q is not a directory", clip(cp.Dest))
+	}
+	for _, name := range dir.sorted() {
+		if err := c.put(path.Join(dest, name), dir.children[name], true); err != nil {
+			return invalidf("destination %q: %w", clip(cp.Dest), err)
+		}
+	}
+	return nil
+}
+
+// mkdirs makes the directories of a resolved path that are missing.
+func (c *changer) mkdirs(full string) (*node, error) {
+	d, at := c.tree.root, ""
+	for part := range strings.SplitSeq(full, "/") {
+		if part == "" {
+			continue
+		}
+		at += "/" + part
+		next := d.children[part]
+		if next == nil {
+			next = c.tree.directory()
+			next.mtime = c.stamp.Now
+			if c.owner != nil {
+				next.uid, next.gid = c.owner.uid, c.owner.gid
+			}
+			d.children[part] = next
+			c.changed[at] = next
+		}
+		if next.kind != tar.TypeDir {
+			return nil, fmt.Errorf("%q is not a directory", clip(at))
+		}
+		d = next
+	}
+	return d, nil
+}
+
+// put copies a file or a whole directory to a resolved path. With describe, a directory that is there becomes like the one
+// that is copied.
+func (c *changer) put(full string, src *node, describe bool) error {
+	if err := c.ctx.Err(); err != nil {
+		return err
+	}
+	if strings.Count(full, "/") > maxDepth || len(full) > maxName {
+		return fmt.Errorf("%q is too deep a path", clip(full))
+	}
+	if strings.HasPrefix(path.Base(full), whiteout) {
+		return fmt.Errorf("%q cannot be in an image: layers say by such names what they delete", clip(full))
+	}
+	parent, err := c.mkdirs(path.Dir(full))
+	if err != nil {
+		return err
+	}
+	base := path.Base(full)
+	old := parent.children[base]
+	if full == "/" {
+		old = c.tree.root
+	}
+	if src.kind != tar.TypeDir {
+		if old != nil && old.kind == tar.TypeDir {
+			return fmt.Errorf("%q is a directory, which a file cannot replace", clip(full))
+		}
+		n := c.links[src]
+		if n == nil {
+			if n, err = c.like(src); err != nil {
+				return err
+			}
+			c.links[src] = n
+		}
+		parent.children[base] = n
+		c.changed[full] = n
+		return nil
+	}
+	switch {
+	case old == nil:
+		if old, err = c.like(src); err != nil {
+			return err
+		}
+		old.children = make(map[string]*node)
+		parent.children[base] = old
+		c.changed[full] = old
+	case old.kind != tar.TypeDir:
+		what := "a file"
+		if old.kind == tar.TypeSymlink {
+			what = "a symbolic link"
+		}
+		return fmt.Errorf("%q is %s, which a directory cannot replace", clip(full), what)
+	case describe:
+		n, err := c.like(src)
+		if err != nil {
+			return err
+		}
+		old.mode, old.uid, old.gid, old.mtime, old.xattrs = n.mode, n.uid, n.gid, n.mtime, n.xattrs
+		c.changed[full] = old
+	}
+	for _, name := range src.sorted() {
+		if err := c.put(path.Join(full, name), src.children[name], true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// like is a copy of a node as it arrives.
+func (c *changer) like(src *node) (*node, error) {
+	if c.tree.count++; c.tree.count > c.tree.limits.Entries {
+		return nil, fmt.Errorf("more than %d entries", c.tree.limits.Entries)
+	}
+	n := *src
+	n.children = nil
+	if c.owner != nil {
+		n.uid, n.gid = c.owner.uid, c.owner.gid
+	}
+	if c.mode >= 0 && n.kind != tar.TypeSymlink {
+		n.mode = c.mode
+	}
+	return &n, nil
+}
+
+// unpack reads a file that may be an archive; nil where it is none.
+func (c *changer) unpack(it item) (*Tree, error) {
+	open := func() (io.ReadCloser, error) {
+		r, err := it.node.open()
+		if err != nil {
+			return nil, err
+		}
+		u, err := layer.Uncompress(&ctxReader{c.ctx, r}, "", layer.Limits{Bytes: c.tree.limits.Bytes})
+		if err != nil {
+			return nil, err
+		}
+		return &uncompressed{u, bufio.NewReaderSize(u, 64<<10)}, nil
+	}
+	// A file that merely begins like something compressed is copied as it is, as is one that is not a tar.
+	first, err := open()
+	if err != nil {
+		r, oerr := it.node.open()
+		if oerr != nil {
+			return nil, oerr
+		}
+		magic := make([]byte, 6)
+		if n, _ := io.ReadFull(r, magic); strings.HasPrefix(string(magic[:n]), "BZh") || string(magic[:n]) == "\xfd7zXZ\x00" { // short: neither
+			return nil, errors.New("archives compressed with bzip2 or xz are not unpacked; gzip, zstd and none are, and COPY takes it as it is")
+		}
+		return nil, nil //nolint:nilnil // damaged: a file like any other
+	}
+	_, err = tar.NewReader(first).Next()
+	if cerr := first.Close(); cerr != nil {
+		return nil, cerr
+	}
+	if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
+		return nil, c.ctx.Err() // nil: it is no archive
+	}
+	t := NewTree(c.tree.limits)
+	t.count = c.tree.count
+	if err := t.Load(&Archive{Open: open}); err != nil {
+		return nil, err
+	}
+	c.tree.count = t.count
+	var files []*node
+	err = walk("", t.root, func(_ string, n *node) error {
+		files = append(files, n)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return t, c.spool.fetch(c.ctx, files)
+}
+
+type uncompressed struct {
+	u *layer.Uncompressed
+	*bufio.Reader
+}
+
+func (u *uncompressed) Close() error { u.u.Close(); return nil }
+
+// unpacked puts an archive's content into the destination, which becomes a directory. Unlike a COPY, an archive's
+// directories may lie behind links of the image, as they do for tar.
+func (c *changer) unpacked(cp *Copy, a *Tree) error {
+	dest, err := c.tree.resolve(cp.Dest, true, true)
+	if err != nil {
+		return err
+	}
+	if _, err := c.mkdirs(dest); err != nil {
+		return err
+	}
+	return c.merge(dest, a.root, make(map[string]bool))
+}
+
+func (c *changer) merge(dir string, src *node, into map[string]bool) error {
+	for _, name := range src.sorted() {
+		child, full := src.children[name], path.Join(dir, name)
+		if child.kind == tar.TypeDir {
+			if there := c.tree.lookup(full); there != nil && there.kind == tar.TypeSymlink {
+				target, err := c.tree.resolve(full, true, true)
+				if err != nil {
+					return err
+				}
+				if into[target] {
+					return fmt.Errorf("%q leads to a directory that the archive has, too", clip(full))
+				}
+				if _, err := c.mkdirs(target); err != nil {
+					return err
+				}
+				into[target] = true
+				if err := c.merge(target, child, into); err != nil {
+					return err
+				}
+				continue
+			}
+			shallow := *child
+			shallow.children = nil
+			if err := c.put(full, &shallow, child.described); err != nil {
+				return err
+			}
+			if err := c.merge(full, child, into); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := c.put(full, child, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write writes what was changed, with the directories above it as they are: who applies a layer need not know them.
+func (c *changer) write(w io.Writer) error {
+	all := maps.Clone(c.changed)
+	for full := range c.changed {
+		for dir := path.Dir(full); dir != "/"; dir = path.Dir(dir) {
+			if all[dir] != nil {
+				break
+			}
+			all[dir] = c.tree.lookup(dir)
+		}
+	}
+	out := bufio.NewWriterSize(w, 256<<10)
+	tw := tar.NewWriter(out)
+	names := make(map[*node]string)
+	for _, full := range slices.Sorted(maps.Keys(all)) {
+		if err := c.ctx.Err(); err != nil {
+			return err
+		}
+		if full == "/" {
+			continue
+		}
+		n := all[full]
+		if c.tree.lookup(full) != n {
+			continue // replaced by another source of the same COPY
+		}
+		if err := c.entry(tw, full[1:], n, names); err != nil {
+			return fmt.Errorf("write %q: %w", clip(full), err)
+		}
+	}
+	if err := tw.Close(); err != nil {
+		return fmt.Errorf("write the layer: %w", err)
+	}
+	if err := out.Flush(); err != nil {
+		return fmt.Errorf("write the layer: %w", err)
+	}
+	return nil
+}
+
+func (c *changer) entry(tw *tar.Writer, name string, n *node, names map[*node]string) error {
+	// Whole seconds: the parts of them are of no use, and not every reader has them.
+	hdr := &tar.Header{
+		Typeflag: n.kind, Name: name, Mode: n.mode, Uid: n.uid, Gid: n.gid, Linkname: n.link,
+		ModTime: c.stamp.of(n.mtime).Truncate(time.Second), PAXRecords: n.xattrs, Format: tar.FormatPAX,
+	}
+	switch n.kind {
+	case tar.TypeDir:
+		hdr.Name += "/"
+	case tar.TypeReg:
+		if first, ok := names[n]; ok {
+			hdr.Typeflag, hdr.Linkname, hdr.PAXRecords = tar.TypeLink, first, nil
+			return tw.WriteHeader(hdr)
+		}
+		names[n] = name
+		hdr.Size = n.size
+	}
+	if err := tw.WriteHeader(hdr); err != nil {
+		return err
+	}
+	if n.kind != tar.TypeReg {
+		return nil
+	}
+	r, err := n.open()
+	if err != nil {
+		return err
+	}
+	got, err := io.Copy(tw, r)
+	if err == nil && got != n.size {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}

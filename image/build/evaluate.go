@@ -1,0 +1,600 @@
+package build
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/moby/buildkit/frontend/dockerfile/instructions"
+	"github.com/moby/buildkit/frontend/dockerfile/parser"
+	"github.com/moby/buildkit/frontend/dockerfile/shell"
+	dockerspec "github.com/moby/docker-image-spec/specs-go/v1"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+)
+
+// Image is an image's configuration with the fields that Docker added to the specification's.
+type Image = dockerspec.DockerOCIImage
+
+// ParseImage reads the configuration of a base image.
+func ParseImage(data []byte) (*Image, error) {
+	img := new(Image)
+	if err := json.Unmarshal(data, img); err != nil {
+		return nil, invalidf("read the configuration of the base: %w", err)
+	}
+	return img, nil
+}
+
+// Step is one instruction with everything filled in. Exactly one of Run, Copy and Dir is set where files change; none
+// where the configuration alone does.
+type Step struct {
+	Line int
+	Text string // the instruction as it is shown, on one line
+	Run  *Run
+	Copy *Copy
+	Dir  *Dir
+	// History is the entry for the image's history; its EmptyLayer holds for what changes no files.
+	History ocispec.History
+}
+
+// Run is a program to be run.
+type Run struct {
+	Argv    []string
+	Env     []string // complete; the arguments among them
+	Proxy   []string // variables of proxies: the program has them, the result does not depend on them
+	Cwd     string
+	User    string
+	Network string // always "none"
+	// Script is a here-document that is a program of its own, for it begins with "#!"; the last word of Argv is where it
+	// is expected.
+	Script string
+}
+
+// Copy is files to be copied.
+type Copy struct {
+	Add     bool // archives are unpacked
+	Unpack  bool // false with ADD --unpack=false
+	From    string
+	Stage   *Stage // where From says so
+	Image   string // or From is an image; both empty: the context
+	Sources []string
+	Inline  []Inline
+	Dest    string // absolute; a slash at its end says that it is a directory
+	Chown   string
+	Chmod   string
+}
+
+// Inline is a file whose content stands in the Dockerfile.
+type Inline struct{ Name, Data string }
+
+// Dir is a directory that must be there.
+type Dir struct {
+	Path string
+	User string // owner, where it has to be made
+}
+
+// evaluation is a stage half-way through.
+type evaluation struct {
+	stage   *Stage
+	image   *Image
+	args    map[string]string // declared so far
+	argKeys []string          // in their order
+	cmdSet  bool              // CMD was given in this stage
+	steps   []Step
+}
+
+// Evaluate fills in the variables of a stage whose base has the configuration base, nil for nothing at all. The image
+// returned has everything but layers, times and history.
+func (s *Stage) Evaluate(base *Image) ([]Step, *Image, error) {
+	img := &Image{}
+	if base != nil {
+		data, err := json.Marshal(base)
+		if err == nil {
+			err = json.Unmarshal(data, img)
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("copy the configuration of the base: %w", err)
+		}
+	}
+	f := s.plan.file
+	if len(img.Config.OnBuild) > 0 {
+		return nil, nil, &Error{File: f.name, Line: s.Line, Err: invalidf("FROM %s: the image has ONBUILD instructions, which are not supported: %s",
+			clip(s.From), clip(img.Config.OnBuild[0]))}
+	}
+	p := s.plan.opts.Platform
+	img.OS, img.Architecture, img.Variant = p.OS, p.Architecture, p.Variant
+	img.RootFS, img.History, img.Created = ocispec.RootFS{Type: "layers"}, nil, nil
+	if base == nil {
+		img.Config.WorkingDir = "/"
+	}
+	if !slices.ContainsFunc(img.Config.Env, func(kv string) bool { return strings.HasPrefix(kv, "PATH=") }) {
+		img.Config.Env = append(img.Config.Env, "PATH="+defaultPath)
+	}
+	e := &evaluation{stage: s, image: img, args: make(map[string]string)}
+	for _, c := range s.in.Commands {
+		if err := e.command(c); err != nil {
+			return nil, nil, f.fault(c, err)
+		}
+		if data, err := json.Marshal(img.Config); err != nil || len(data) > maxConfig {
+			return nil, nil, f.fault(c, invalidf("the configuration has more than %d bytes", maxConfig))
+		}
+	}
+	return e.steps, img, nil
+}
+
+// defaultPath is what Docker gives images that have none.
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// env is what variables are filled in from: those of the image, and below them the arguments.
+func (e *evaluation) env() map[string]string {
+	env := maps.Clone(e.args)
+	for _, kv := range e.image.Config.Env {
+		k, v, _ := strings.Cut(kv, "=")
+		env[k] = v
+	}
+	return env
+}
+
+func (e *evaluation) setEnv(key, value string) error {
+	if err := validVariable(key); err != nil {
+		return err
+	}
+	if len(value) > maxValue || strings.IndexByte(value, 0) >= 0 {
+		return invalidf("the value of %s has %d bytes, %d are allowed, and no NUL", clip(key), len(value), maxValue)
+	}
+	config := &e.image.Config
+	i := slices.IndexFunc(config.Env, func(kv string) bool { return strings.HasPrefix(kv, key+"=") })
+	if i >= 0 {
+		config.Env[i] = key + "=" + value
+		return nil
+	}
+	if len(config.Env) >= maxVariables {
+		return invalidf("more than %d variables", maxVariables)
+	}
+	config.Env = append(config.Env, key+"="+value)
+	return nil
+}
+
+func (e *evaluation) expander() instructions.SingleWordExpander {
+	env := e.env()
+	return func(word string) (string, error) { return e.stage.plan.expand(word, env) }
+}
+
+// add notes a step. What is shown is the instruction, on one line.
+func (e *evaluation) add(c instructions.Command, s Step) {
+	s.Line = lineOf(c.Location())
+	text := c.Name()
+	if full, ok := c.(fmt.Stringer); ok {
+		text = full.String()
+	}
+	s.Text = clip(strings.Join(strings.Fields(text), " "))
+	if s.History.CreatedBy == "" {
+		s.History.CreatedBy = s.Text
+	}
+	s.History.EmptyLayer = s.Run == nil && s.Copy == nil && s.Dir == nil
+	e.steps = append(e.steps, s)
+}
+
+//nolint:gocyclo // one case for each instruction, and the order is that of the manual
+func (e *evaluation) command(c instructions.Command) error {
+	if arg, ok := c.(*instructions.ArgCommand); ok {
+		return e.arg(arg)
+	}
+	c = duplicate(c)
+	if x, ok := c.(instructions.SupportsSingleWordExpansion); ok {
+		if err := x.Expand(e.expander()); err != nil {
+			return err
+		}
+	}
+	if x, ok := c.(instructions.SupportsSingleWordExpansionRaw); ok {
+		env := e.env()
+		err := x.ExpandRaw(func(word string) (string, error) {
+			lex := shell.NewLex('\\')
+			lex.SkipProcessQuotes = true
+			return expandWith(lex, word, env)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	config := &e.image.Config
+	switch c := c.(type) {
+	case *instructions.EnvCommand:
+		for _, kv := range c.Env {
+			if err := e.setEnv(kv.Key, kv.Value); err != nil {
+				return err
+			}
+		}
+	case *instructions.LabelCommand:
+		if config.Labels == nil {
+			config.Labels = make(map[string]string)
+		}
+		for _, kv := range c.Labels {
+			config.Labels[kv.Key] = kv.Value
+		}
+	case *instructions.MaintainerCommand:
+		e.image.Author = c.Maintainer
+	case *instructions.RunCommand:
+		return e.run(c)
+	case *instructions.CopyCommand:
+		return e.copy(c, Copy{From: c.From, Chown: c.Chown, Chmod: c.Chmod}, c.SourcesAndDest)
+	case *instructions.AddCommand:
+		for _, s := range c.SourcePaths {
+			if remote(s) {
+				return invalidf("ADD %s: nothing is fetched, there is no network in a build; COPY a file of the context", clip(s))
+			}
+		}
+		return e.copy(c, Copy{Add: true, Unpack: c.Unpack == nil || *c.Unpack, Chown: c.Chown, Chmod: c.Chmod}, c.SourcesAndDest)
+	case *instructions.WorkdirCommand:
+		dir, err := e.absolute(c.Path)
+		if err != nil {
+			return err
+		}
+		config.WorkingDir = path.Clean(dir)
+		e.add(c, Step{Dir: &Dir{Path: config.WorkingDir, User: config.User}, History: ocispec.History{CreatedBy: "WORKDIR " + config.WorkingDir}})
+		return nil
+	case *instructions.UserCommand:
+		config.User = c.User
+	case *instructions.CmdCommand:
+		config.Cmd = e.words(c.ShellDependantCmdLine)
+		e.cmdSet = true
+	case *instructions.EntrypointCommand:
+		config.Entrypoint = e.words(c.ShellDependantCmdLine)
+		if !e.cmdSet {
+			config.Cmd = nil // the base's was meant for the base's entry point
+		}
+	case *instructions.ExposeCommand:
+		return e.expose(c)
+	case *instructions.VolumeCommand:
+		if config.Volumes == nil {
+			config.Volumes = make(map[string]struct{})
+		}
+		for _, v := range c.Volumes {
+			if v == "" {
+				return invalidf("VOLUME: an empty path")
+			}
+			config.Volumes[v] = struct{}{}
+		}
+	case *instructions.ShellCommand:
+		config.Shell = c.Shell
+	case *instructions.StopSignalCommand:
+		if err := validSignal(c.Signal); err != nil {
+			return err
+		}
+		config.StopSignal = c.Signal
+	case *instructions.HealthCheckCommand:
+		config.Healthcheck = c.Health
+	default:
+		return invalidf("%s is not supported", strings.ToUpper(c.Name()))
+	}
+	e.add(c, Step{})
+	return nil
+}
+
+// duplicate copies what Expand changes: one stage may be evaluated more than once.
+func duplicate(c instructions.Command) instructions.Command {
+	switch c := c.(type) {
+	case *instructions.EnvCommand:
+		d := *c
+		d.Env = slices.Clone(c.Env)
+		return &d
+	case *instructions.LabelCommand:
+		d := *c
+		d.Labels = slices.Clone(c.Labels)
+		return &d
+	case *instructions.CopyCommand:
+		d := *c
+		d.SourcePaths, d.SourceContents = slices.Clone(c.SourcePaths), slices.Clone(c.SourceContents)
+		return &d
+	case *instructions.AddCommand:
+		d := *c
+		d.SourcePaths, d.SourceContents = slices.Clone(c.SourcePaths), slices.Clone(c.SourceContents)
+		return &d
+	case *instructions.WorkdirCommand:
+		d := *c
+		return &d
+	case *instructions.UserCommand:
+		d := *c
+		return &d
+	case *instructions.VolumeCommand:
+		d := *c
+		d.Volumes = slices.Clone(c.Volumes)
+		return &d
+	case *instructions.StopSignalCommand:
+		d := *c
+		return &d
+	case *instructions.ExposeCommand:
+		d := *c
+		d.Ports = slices.Clone(c.Ports)
+		return &d
+	}
+	return c
+}
+
+func (e *evaluation) arg(c *instructions.ArgCommand) error {
+	for _, a := range c.Args {
+		key, err := e.stage.plan.expand(a.Key, e.env())
+		if err != nil {
+			return err
+		}
+		a.Key = key
+		v, err := e.stage.plan.argument(a, e.env(), e.stage.plan.global)
+		if err != nil {
+			return err
+		}
+		if v == nil {
+			continue
+		}
+		if len(*v) > maxValue || len(e.args) >= maxVariables {
+			return invalidf("ARG %s: at most %d arguments of %d bytes", clip(key), maxVariables, maxValue)
+		}
+		if _, ok := e.args[key]; !ok {
+			e.argKeys = append(e.argKeys, key)
+		}
+		e.args[key] = *v
+	}
+	e.add(c, Step{})
+	return nil
+}
+
+// words is a command line, with the shell in front where it is written for one.
+func (e *evaluation) words(c instructions.ShellDependantCmdLine) []string {
+	if !c.PrependShell {
+		return c.CmdLine
+	}
+	shell := e.image.Config.Shell
+	if len(shell) == 0 {
+		shell = []string{"/bin/sh", "-c"}
+	}
+	return append(slices.Clone(shell), strings.Join(c.CmdLine, " "))
+}
+
+// proxies are the arguments that need no declaration. What a build makes must not depend on them.
+var proxies = []string{
+	"HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "FTP_PROXY", "ftp_proxy", "NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy",
+}
+
+// scriptDir is where BuildKit, too, puts a here-document that is a program. It is below a file system that every sandbox
+// has anew, so nothing of it stays.
+const scriptDir = "/dev/pipes/"
+
+func (e *evaluation) run(c *instructions.RunCommand) error {
+	config := &e.image.Config
+	r := &Run{Cwd: config.WorkingDir, User: config.User, Network: "none"}
+	if r.Cwd == "" {
+		r.Cwd = "/"
+	}
+	line := c.ShellDependantCmdLine
+	if len(line.CmdLine) == 0 || !line.PrependShell && line.CmdLine[0] == "" {
+		return invalidf("RUN: no program is named")
+	}
+	shown := e.words(line)
+	if len(line.Files) > 0 {
+		if len(line.CmdLine) != 1 || !line.PrependShell {
+			return invalidf("RUN: a here-document needs the shell form")
+		}
+		if err := e.heredoc(r, &line); err != nil {
+			return err
+		}
+	}
+	if r.Argv == nil {
+		r.Argv = e.words(line)
+	}
+	env := e.env()
+	used := make(map[string]bool)
+	set := func(k, v string) {
+		if !used[k] {
+			used[k] = true
+			r.Env = append(r.Env, k+"="+v)
+		}
+	}
+	var given []string
+	for _, kv := range config.Env {
+		k, v, _ := strings.Cut(kv, "=")
+		set(k, v)
+	}
+	for _, k := range e.argKeys {
+		if !slices.Contains(proxies, k) && !used[k] {
+			given = append(given, k+"="+e.args[k])
+			set(k, e.args[k])
+		}
+	}
+	if e.stage.plan.opts.Epoch != "" {
+		set("SOURCE_DATE_EPOCH", e.stage.plan.opts.Epoch)
+	}
+	for _, k := range proxies {
+		if v, ok := e.stage.plan.opts.Args[k]; ok && !used[k] {
+			r.Proxy = append(r.Proxy, k+"="+v)
+		} else if v, ok := env[k]; ok && !used[k] {
+			r.Proxy = append(r.Proxy, k+"="+v)
+		}
+	}
+	created := "RUN "
+	if len(given) > 0 {
+		created += fmt.Sprintf("|%d %s ", len(given), strings.Join(given, " "))
+	}
+	e.add(c, Step{Run: r, History: ocispec.History{CreatedBy: created + strings.Join(shown, " ")}})
+	return nil
+}
+
+// heredoc does what BuildKit does: a document that is a program is run as one; one that is all there is, is the script;
+// anything else is put together again for the shell to read.
+func (e *evaluation) heredoc(r *Run, line *instructions.ShellDependantCmdLine) error {
+	text := line.CmdLine[0]
+	only, err := parser.ParseHeredoc(text)
+	if err != nil {
+		return invalidf("RUN: %w", err)
+	}
+	if only == nil {
+		for _, f := range line.Files {
+			text += "\n" + f.Data + f.Name
+		}
+		line.CmdLine = []string{text}
+		return nil
+	}
+	f := line.Files[0]
+	data := f.Data
+	if f.Chomp {
+		data = parser.ChompHeredocContent(data)
+	}
+	if !strings.HasPrefix(f.Data, "#!") {
+		line.CmdLine = []string{data}
+		return nil
+	}
+	if len(data) > maxScript || strings.ContainsAny(f.Name, "/\x00") || f.Name == "." || f.Name == ".." || len(f.Name) > 200 {
+		return invalidf("RUN <<%s: a program in a here-document has a plain name and at most %d bytes", clip(f.Name), maxScript)
+	}
+	r.Script, r.Argv = data, []string{scriptDir + f.Name}
+	return nil
+}
+
+const maxScript = 32 << 10 // the file system that it is put into is small
+
+func (e *evaluation) copy(c instructions.Command, cp Copy, what instructions.SourcesAndDest) error {
+	dest, err := e.absolute(what.DestPath)
+	if err != nil {
+		return err
+	}
+	cp.Dest, cp.Sources = dest, what.SourcePaths
+	for _, s := range cp.Sources {
+		if s == "" || len(s) > maxName || strings.IndexByte(s, 0) >= 0 {
+			return invalidf("%s: %q is not the name of a file", strings.ToUpper(c.Name()), clip(s))
+		}
+	}
+	for _, content := range what.SourceContents {
+		if content.Path == "" || strings.ContainsAny(content.Path, "/\x00") || content.Path == "." || content.Path == ".." || len(content.Path) > 255 {
+			return invalidf("%s <<%s: not the name of a file", strings.ToUpper(c.Name()), clip(content.Path))
+		}
+		cp.Inline = append(cp.Inline, Inline{content.Path, content.Data})
+	}
+	if _, err := parseMode(cp.Chmod); err != nil {
+		return err
+	}
+	if n := len(cp.Sources) + len(cp.Inline); n > 1 && !strings.HasSuffix(dest, "/") {
+		return invalidf("%s of %d sources: the destination %q must be a directory, with a slash at its end", strings.ToUpper(c.Name()), n, clip(dest))
+	}
+	if cp.From != "" {
+		src, ok := e.stage.uses[cp.From]
+		if !ok {
+			return invalidf("COPY --from=%s: no such stage", clip(cp.From))
+		}
+		cp.Stage, cp.Image = src.stage, src.image
+	}
+	e.add(c, Step{Copy: &cp})
+	return nil
+}
+
+// absolute is a path of the stage. A slash at its end stays.
+func (e *evaluation) absolute(name string) (string, error) {
+	if name == "" || strings.IndexByte(name, 0) >= 0 || len(name) > maxName {
+		return "", invalidf("%q is not a path", clip(name))
+	}
+	full := name
+	if !path.IsAbs(full) {
+		full = path.Join("/", e.image.Config.WorkingDir) + "/" + full
+	}
+	dir := strings.HasSuffix(full, "/") || strings.HasSuffix(full, "/.") || full == "."
+	if full = path.Clean(full); dir && full != "/" {
+		full += "/"
+	}
+	if len(full) > maxName {
+		return "", invalidf("%q is too long a path", clip(full))
+	}
+	return full, nil
+}
+
+func (e *evaluation) expose(c *instructions.ExposeCommand) error {
+	config := &e.image.Config
+	env := e.env()
+	if config.ExposedPorts == nil {
+		config.ExposedPorts = make(map[string]struct{})
+	}
+	for _, p := range c.Ports {
+		if growth(p, env) > maxGrowth {
+			return invalidf("EXPOSE %s: too long", clip(p))
+		}
+		words, err := shell.NewLex(e.stage.plan.file.escape).ProcessWords(p, variables(env))
+		if err != nil {
+			return &invalid{errors.New(clip(err.Error()))}
+		}
+		for _, w := range words {
+			if err := addPorts(config.ExposedPorts, w); err != nil {
+				return err
+			}
+		}
+	}
+	e.add(c, Step{})
+	return nil
+}
+
+// addPorts adds what EXPOSE names: a port, or a range of them, of tcp unless another protocol is named.
+func addPorts(ports map[string]struct{}, spec string) error {
+	numbers, proto, named := strings.Cut(spec, "/")
+	if proto = strings.ToLower(proto); !named {
+		proto = "tcp"
+	}
+	first, last, ranged := strings.Cut(numbers, "-")
+	if !ranged {
+		last = first
+	}
+	from, err1 := strconv.ParseUint(first, 10, 16)
+	to, err2 := strconv.ParseUint(last, 10, 16)
+	if err1 != nil || err2 != nil || from > to || proto != "tcp" && proto != "udp" && proto != "sctp" {
+		return invalidf("EXPOSE %s: want a port like 80, 53/udp or 8000-8010", clip(spec))
+	}
+	if len(ports)+int(to-from) > 10_000 {
+		return invalidf("EXPOSE %s: more than 10000 ports", clip(spec))
+	}
+	for n := from; n <= to; n++ {
+		ports[fmt.Sprintf("%d/%s", n, proto)] = struct{}{}
+	}
+	return nil
+}
+
+func validSignal(s string) error {
+	if n, err := strconv.Atoi(s); err == nil && n >= 1 && n <= 64 {
+		return nil
+	}
+	name := strings.TrimPrefix(strings.ToUpper(s), "SIG")
+	if unix.SignalNum("SIG"+name) != 0 || strings.HasPrefix(name, "RTMIN") || strings.HasPrefix(name, "RTMAX") {
+		return nil
+	}
+	return invalidf("STOPSIGNAL %s: no such signal", clip(s))
+}
+
+// remote reports whether the source of an ADD is not a file of the context.
+func remote(source string) bool {
+	for _, prefix := range []string{"http://", "https://", "git://", "ssh://", "git@", "github.com/"} {
+		if strings.HasPrefix(strings.ToLower(source), prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// parseMode reads the octal number of --chmod; -1 where there is none.
+func parseMode(s string) (int64, error) {
+	if s == "" {
+		return -1, nil
+	}
+	n, err := strconv.ParseUint(s, 8, 32)
+	if err != nil || n > 0o7777 {
+		return -1, invalidf("--chmod=%s: only octal numbers up to 7777 are supported", clip(s))
+	}
+	return int64(n), nil
+}
+
+// Epoch is the time that SOURCE_DATE_EPOCH names.
+func Epoch(s string) (time.Time, error) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < 0 || n > 253402300799 { // the end of the year 9999
+		return time.Time{}, invalidf("SOURCE_DATE_EPOCH %q: want seconds since 1970", clip(s))
+	}
+	return time.Unix(n, 0).UTC(), nil
+}

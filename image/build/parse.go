@@ -1,0 +1,415 @@
+package build
+
+import (
+	"bytes"
+	"errors"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/buildkit/frontend/dockerfile/instructions"
+	"github.com/moby/buildkit/frontend/dockerfile/parser"
+	"github.com/moby/buildkit/frontend/dockerfile/shell"
+)
+
+// File is a Dockerfile that has been read.
+type File struct {
+	name   string
+	escape rune
+	global []instructions.ArgCommand
+	stages []instructions.Stage
+}
+
+// syntaxes are the frontends that this parser is: the directive then changes nothing.
+var syntaxes = regexp.MustCompile(`^(docker\.io/)?docker/dockerfile(:(1(\.\d+){0,2}|latest))?$`)
+
+// Parse reads a Dockerfile and refuses what is not supported in it. Name is what errors call it.
+func Parse(name string, data []byte) (_ *File, err error) {
+	if len(data) > maxDockerfile {
+		return nil, &Error{File: name, Err: invalidf("it has %d bytes, %d are allowed", len(data), maxDockerfile)}
+	}
+	if before, _, found := bytes.Cut(data, []byte{0}); found {
+		return nil, &Error{File: name, Line: 1 + bytes.Count(before, []byte("\n")), Err: invalidf("a NUL byte")}
+	}
+	// The parser is not ours, and what it reads comes from strangers: a defect in it is an error of one build.
+	defer func() {
+		if p := recover(); p != nil {
+			err = &Error{File: name, Err: invalidf("the parser cannot read it (%v)", p)}
+		}
+	}()
+	if syntax, _, where, ok := parser.DetectSyntax(data); ok && !syntaxes.MatchString(syntax) {
+		return nil, &Error{File: name, Line: lineOf(where), Err: invalidf("syntax=%s: other frontends than docker/dockerfile:1 are not supported", clip(syntax))}
+	}
+	result, err := parser.Parse(bytes.NewReader(data))
+	if err != nil {
+		return nil, located(name, err)
+	}
+	f := &File{name: name, escape: result.EscapeToken}
+	if f.stages, f.global, err = instructions.Parse(result.AST, nil); err != nil {
+		return nil, located(name, err)
+	}
+	if len(f.stages) == 0 {
+		return nil, &Error{File: name, Err: invalidf("it has no FROM")}
+	}
+	if len(f.stages) > maxStages {
+		return nil, &Error{File: name, Line: lineOf(f.stages[maxStages].Location), Err: invalidf("more than %d stages", maxStages)}
+	}
+	commands := 0
+	for i, s := range f.stages {
+		if _, same := instructions.HasStage(f.stages[:i], s.Name); same && s.Name != "" {
+			return nil, &Error{File: name, Line: lineOf(s.Location), Err: invalidf("FROM … AS %s: a stage before has that name", s.Name)}
+		}
+		for _, c := range s.Commands {
+			if commands++; commands > maxCommands {
+				return nil, f.fault(c, invalidf("more than %d instructions", maxCommands))
+			}
+			if err := supported(c); err != nil {
+				return nil, f.fault(c, err)
+			}
+		}
+	}
+	return f, nil
+}
+
+func lineOf(where []parser.Range) int {
+	if len(where) == 0 {
+		return 0
+	}
+	return where[0].Start.Line
+}
+
+// fault blames an instruction.
+func (f *File) fault(c instructions.Command, err error) error {
+	return &Error{File: f.name, Line: lineOf(c.Location()), Err: err}
+}
+
+// located is an error of the parser's, with the line first as in all of ours.
+func located(name string, err error) error {
+	e := &Error{File: name, Err: &invalid{errors.New(clip(strings.ToValidUTF8(innermost(err), "\uFFFD")))}}
+	if at, ok := errors.AsType[*parser.LocationError](err); ok && len(at.Locations) > 0 {
+		e.Line = lineOf(at.Locations[0])
+	}
+	return e
+}
+
+var parsePrefix = regexp.MustCompile(`^dockerfile parse error on line \d+: `)
+
+func innermost(err error) string { return parsePrefix.ReplaceAllString(err.Error(), "") }
+
+// supported refuses what this package does not do. BuildKit's own parser has refused what it does not know.
+func supported(c instructions.Command) error {
+	switch c := c.(type) {
+	case *instructions.OnbuildCommand:
+		return invalidf("ONBUILD is not supported: images with instructions for later builds are not made")
+	case *instructions.RunCommand:
+		return supportedRun(c)
+	case *instructions.CopyCommand:
+		switch {
+		case c.Link:
+			return invalidf("COPY --link is not supported; leave it out, the image is the same")
+		case c.Parents:
+			return invalidf("COPY --parents is not supported")
+		case len(c.ExcludePatterns) > 0:
+			return invalidf("COPY --exclude is not supported; .dockerignore is")
+		}
+	case *instructions.AddCommand:
+		switch {
+		case c.Link:
+			return invalidf("ADD --link is not supported; leave it out, the image is the same")
+		case len(c.ExcludePatterns) > 0:
+			return invalidf("ADD --exclude is not supported; .dockerignore is")
+		case c.KeepGitDir != nil:
+			return invalidf("ADD --keep-git-dir is not supported: repositories are not fetched")
+		case c.Checksum != "":
+			return invalidf("ADD --checksum is not supported: nothing is fetched")
+		}
+	}
+	return nil
+}
+
+func supportedRun(c *instructions.RunCommand) error {
+	// Mounts are parsed when variables are filled in; as they are refused, their text will do.
+	if slices.Contains(c.FlagsUsed, "mount") {
+		kind := "bind"
+		if err := c.Expand(func(word string) (string, error) { return word, nil }); err == nil {
+			if mounts := instructions.GetMounts(c); len(mounts) > 0 {
+				kind = string(mounts[0].Type)
+			}
+		}
+		return invalidf("RUN --mount=type=%s is not supported; COPY what the program needs", kind)
+	}
+	if len(instructions.GetDevices(c)) > 0 {
+		return invalidf("RUN --device is not supported")
+	}
+	if instructions.GetSecurity(c) != instructions.SecuritySandbox {
+		return invalidf("RUN --security=%s is not supported: programs run in a sandbox", instructions.GetSecurity(c))
+	}
+	if n := instructions.GetNetwork(c); n != instructions.NetworkDefault && n != instructions.NetworkNone {
+		return invalidf("RUN --network=%s is not supported: the only network is none", n)
+	}
+	return nil
+}
+
+// Options say what is built of a Dockerfile.
+type Options struct {
+	Args     map[string]string // --build-arg
+	Target   string            // name or number of a stage; empty: the last
+	Platform Platform
+	Epoch    string // seconds, as SOURCE_DATE_EPOCH; empty: none
+}
+
+// Platform is what an image is built for and on.
+type Platform struct{ OS, Architecture, Variant string }
+
+func (p Platform) String() string {
+	s := p.OS + "/" + p.Architecture
+	if p.Variant != "" {
+		s += "/" + p.Variant
+	}
+	return s
+}
+
+// Plan is the stages that are needed, each after those that it needs.
+type Plan struct {
+	Stages []*Stage
+	file   *File
+	opts   Options
+	global map[string]string // arguments before the first FROM
+}
+
+// Stage is one that is needed.
+type Stage struct {
+	Index int
+	Name  string
+	Line  int
+	From  string // as it is written, with variables filled in
+	Base  *Stage // another stage, or
+	Image string // an image; both empty: nothing at all (scratch)
+
+	plan *Plan
+	in   *instructions.Stage
+	uses map[string]source // what --from says
+}
+
+// Fault blames a line of the Dockerfile.
+func (s *Stage) Fault(line int, err error) error {
+	if _, ok := errors.AsType[*Error](err); ok {
+		return err
+	}
+	return &Error{File: s.plan.file.name, Line: line, Err: err}
+}
+
+// Steps is how many Evaluate will return.
+func (s *Stage) Steps() int { return len(s.in.Commands) }
+
+// source is where a COPY --from takes its files: a stage or an image.
+type source struct {
+	stage *Stage
+	image string
+}
+
+// platformArgs are the arguments that exist without being declared before the first FROM, and in a stage that declares them.
+func (o *Options) platformArgs() map[string]string {
+	p := o.Platform
+	return map[string]string{
+		"TARGETPLATFORM": p.String(), "TARGETOS": p.OS, "TARGETARCH": p.Architecture, "TARGETVARIANT": p.Variant,
+		"BUILDPLATFORM": p.String(), "BUILDOS": p.OS, "BUILDARCH": p.Architecture, "BUILDVARIANT": p.Variant,
+	}
+}
+
+// Plan chooses the stages that the target needs.
+func (f *File) Plan(opts Options) (*Plan, error) {
+	for k, v := range opts.Args {
+		if k == "" || strings.ContainsAny(k, "=\x00") || len(k) > 255 || len(v) > maxValue || strings.IndexByte(v, 0) >= 0 {
+			return nil, invalidf("build argument %q: a name has no \"=\", and a value at most %d bytes", clip(k), maxValue)
+		}
+	}
+	p := &Plan{file: f, opts: opts, global: opts.platformArgs()}
+	for i := range f.global {
+		c := &f.global[i]
+		for _, a := range c.Args {
+			v, err := p.argument(a, p.global, p.global)
+			if err != nil {
+				return nil, f.fault(c, err)
+			}
+			if v != nil {
+				p.global[a.Key] = *v
+			}
+		}
+	}
+	target := len(f.stages) - 1
+	if opts.Target != "" {
+		i, ok := f.stage(opts.Target, len(f.stages))
+		if !ok {
+			return nil, &Error{File: f.name, Err: invalidf("no stage is called %q", clip(opts.Target))}
+		}
+		target = i
+	}
+	done := make(map[int]*Stage)
+	_, err := p.add(target, done)
+	if err != nil {
+		return nil, err
+	}
+	if len(p.Stages) > 0 {
+		p.global["TARGETSTAGE"] = p.Stages[len(p.Stages)-1].Name
+	}
+	return p, nil
+}
+
+// Target is the stage whose image is wanted.
+func (p *Plan) Target() *Stage { return p.Stages[len(p.Stages)-1] }
+
+// stage finds one of the first n stages by name or number.
+func (f *File) stage(name string, n int) (int, bool) {
+	if i, ok := instructions.HasStage(f.stages[:n], name); ok {
+		return i, true
+	}
+	if i, err := strconv.Atoi(name); err == nil && i >= 0 && i < n {
+		return i, true
+	}
+	return 0, false
+}
+
+// add adds a stage after all that it needs. Only stages before it can be named, so this ends.
+func (p *Plan) add(i int, done map[int]*Stage) (*Stage, error) {
+	if s := done[i]; s != nil {
+		return s, nil
+	}
+	f := p.file
+	in := &f.stages[i]
+	s := &Stage{Index: i, Name: in.Name, Line: lineOf(in.Location), plan: p, in: in, uses: make(map[string]source)}
+	fault := func(err error) error { return &Error{File: f.name, Line: s.Line, Err: err} }
+	from, err := p.expand(in.BaseName, p.global)
+	if err != nil {
+		return nil, fault(err)
+	}
+	platform, err := p.expand(in.Platform, p.global)
+	if err != nil {
+		return nil, fault(err)
+	}
+	if platform != "" && platform != p.opts.Platform.String() && platform != p.opts.Platform.OS+"/"+p.opts.Platform.Architecture {
+		return nil, fault(invalidf("FROM --platform=%s: programs of this build run on %s only", clip(platform), p.opts.Platform))
+	}
+	s.From = from
+	if from == "" {
+		return nil, fault(invalidf("FROM %s: the name of the image is empty", clip(in.BaseName)))
+	}
+	if j, ok := instructions.HasStage(f.stages[:i], from); ok {
+		if s.Base, err = p.add(j, done); err != nil {
+			return nil, err
+		}
+	} else if from != scratch {
+		s.Image = from
+	}
+	for _, c := range in.Commands {
+		copying, ok := c.(*instructions.CopyCommand)
+		if !ok || copying.From == "" {
+			continue
+		}
+		if j, ok := f.stage(copying.From, i); ok {
+			other, err := p.add(j, done)
+			if err != nil {
+				return nil, err
+			}
+			s.uses[copying.From] = source{stage: other}
+			continue
+		}
+		switch _, number := strconv.Atoi(copying.From); {
+		case strings.Contains(copying.From, "$"):
+			return nil, f.fault(c, invalidf("COPY --from=%s: variables are not filled in here", clip(copying.From)))
+		case number == nil || strings.EqualFold(copying.From, in.Name):
+			return nil, f.fault(c, invalidf("COPY --from=%s: no stage before this one", clip(copying.From)))
+		case copying.From == scratch:
+			return nil, f.fault(c, invalidf("COPY --from=%s: there is nothing in it", scratch))
+		}
+		s.uses[copying.From] = source{image: copying.From}
+	}
+	done[i] = s
+	p.Stages = append(p.Stages, s)
+	return s, nil
+}
+
+const scratch = "scratch"
+
+// argument is the value of an ARG: what the caller gives, else the default, else what stands before the first FROM; nil
+// where there is none.
+func (p *Plan) argument(a instructions.KeyValuePairOptional, env, inherited map[string]string) (*string, error) {
+	if err := validVariable(a.Key); err != nil {
+		return nil, err
+	}
+	if v, ok := p.opts.Args[a.Key]; ok {
+		return &v, nil
+	}
+	if a.Value != nil {
+		v, err := p.expand(*a.Value, env)
+		return &v, err
+	}
+	if v, ok := inherited[a.Key]; ok {
+		return &v, nil
+	}
+	return nil, nil //nolint:nilnil // unset is not empty
+}
+
+func validVariable(key string) error {
+	if key == "" || strings.ContainsAny(key, "=\x00") || len(key) > 255 {
+		return invalidf("%q is not the name of a variable", clip(key))
+	}
+	return nil
+}
+
+// expand fills variables into a word. What it may grow to is bounded before it does: a few lines that double each other
+// would be gigabytes.
+func (p *Plan) expand(word string, env map[string]string) (string, error) {
+	return expandWith(shell.NewLex(p.file.escape), word, env)
+}
+
+func expandWith(lex *shell.Lex, word string, env map[string]string) (string, error) {
+	if growth(word, env) > maxGrowth {
+		return "", invalidf("%q could grow without measure when its variables are filled in", clip(word))
+	}
+	out, _, err := lex.ProcessWord(word, variables(env))
+	switch {
+	case err != nil:
+		return "", &invalid{errors.New(clip(err.Error()))}
+	case len(out) > maxWord:
+		return "", invalidf("%q has %d bytes with its variables filled in, %d are allowed", clip(word), len(out), maxWord)
+	}
+	return out, nil
+}
+
+// maxGrowth is what filling in may take for a moment.
+const maxGrowth = 64 << 20
+
+// growth is a bound of what a word becomes: every "$" puts in one of the variables that it names, and each
+// ${name//pattern/replacement} may put its replacement, which may be the outcome of another, in place of every byte.
+func growth(word string, env map[string]string) int {
+	longest := 0
+	for k, v := range env {
+		if strings.Contains(word, k) {
+			longest = max(longest, len(v))
+		}
+	}
+	most := len(word) + strings.Count(word, "$")*longest
+	if strings.Contains(word, "${") {
+		for range strings.Count(word, "//") {
+			if most *= longest + 1; most > maxGrowth {
+				break
+			}
+		}
+	}
+	return most
+}
+
+// variables is an environment as the shell package wants it.
+type variables map[string]string
+
+func (v variables) Get(key string) (string, bool) { s, ok := v[key]; return s, ok }
+
+func (v variables) Keys() []string {
+	keys := make([]string, 0, len(v))
+	for k := range v {
+		keys = append(keys, k)
+	}
+	return keys
+}

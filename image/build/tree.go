@@ -1,0 +1,445 @@
+package build
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Tree is a root file system in memory: names, modes, owners and links; of a file's content only where it is to be found.
+type Tree struct {
+	root   *node
+	limits Limits
+	count  int // nodes that were ever made
+	text   int // bytes of their names, links and xattrs
+}
+
+// maxText bounds what names, links and extended attributes of one tree take: an entry may have a MiB of them.
+const maxText = 256 << 20
+
+// node is a file, directory, link or FIFO. A file with several names is one node.
+type node struct {
+	kind      byte // tar.TypeReg, TypeDir, TypeSymlink or TypeFifo
+	mode      int64
+	uid, gid  int
+	mtime     time.Time
+	size      int64
+	link      string // target of a symbolic link
+	content   content
+	digest    string // of the content, once it is known
+	xattrs    map[string]string
+	children  map[string]*node // of a directory
+	described bool             // by an entry of its own
+}
+
+// Archive is a tar stream whose entries trees refer to. It is either at hand as an uncompressed file, or can be read from
+// its beginning as often as it takes.
+type Archive struct {
+	At   io.ReaderAt
+	Open func() (io.ReadCloser, error)
+}
+
+// content is where the bytes of a file are.
+type content struct {
+	in     *Archive
+	entry  int    // number of its header
+	offset int64  // of its data in the uncompressed stream
+	inline string // where in is nil
+}
+
+// NewTree is a tree with an empty root.
+func NewTree(limits Limits) *Tree {
+	t := &Tree{limits: limits.withDefaults()}
+	t.root = t.directory()
+	return t
+}
+
+func (t *Tree) directory() *node {
+	t.count++
+	return &node{kind: tar.TypeDir, mode: 0o755, mtime: time.Unix(0, 0), children: make(map[string]*node)}
+}
+
+// Clone is a copy that can be changed without changing t.
+func (t *Tree) Clone() *Tree {
+	c := &Tree{limits: t.limits, count: t.count, text: t.text}
+	links := make(map[*node]*node) // names of one file stay that
+	var clone func(n *node) *node
+	clone = func(n *node) *node {
+		if n.children == nil {
+			if same := links[n]; same != nil {
+				return same
+			}
+		}
+		d := *n
+		if n.children == nil {
+			links[n] = &d
+			return &d
+		}
+		d.children = make(map[string]*node, len(n.children))
+		for name, child := range n.children {
+			d.children[name] = clone(child)
+		}
+		return &d
+	}
+	c.root = clone(t.root)
+	return c
+}
+
+// A layer's whiteouts, as the OCI image specification names them.
+const (
+	whiteout = ".wh."
+	opaque   = ".wh..wh..opq"
+)
+
+// Apply changes the tree as the layer in a does. What image/layer leaves out (devices, notes of aufs) is left out.
+func (t *Tree) Apply(a *Archive) error {
+	r, err := a.Open()
+	if err != nil {
+		return err
+	}
+	err = t.read(r, a, true)
+	return errors.Join(err, r.Close())
+}
+
+// Load adds the entries of an archive that is no layer: the context of a build, or what ADD unpacks.
+func (t *Tree) Load(a *Archive) error {
+	r, err := a.Open()
+	if err != nil {
+		return err
+	}
+	err = t.read(r, a, false)
+	return errors.Join(err, r.Close())
+}
+
+// position counts what was read, so that data can be found again.
+type position struct {
+	r io.Reader
+	n int64
+}
+
+func (p *position) Read(b []byte) (int, error) {
+	n, err := p.r.Read(b)
+	p.n += int64(n)
+	return n, err
+}
+
+func (t *Tree) read(r io.Reader, a *Archive, layer bool) error {
+	in := &position{r: r}
+	tr := tar.NewReader(in)
+	var bytes int64
+	made := make(map[*node]bool) // by this layer: an opaque whiteout leaves them
+	for n := 0; ; n++ {
+		hdr, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
+			return invalidf("read entry %d of the archive: %w", n+1, err)
+		}
+		if t.count++; t.count > t.limits.Entries {
+			return invalidf("more than %d entries", t.limits.Entries)
+		}
+		if bytes += hdr.Size; bytes > t.limits.Bytes || hdr.Size < 0 {
+			return invalidf("its files have more than %d bytes", t.limits.Bytes)
+		}
+		if err := t.entry(hdr, content{in: a, entry: n, offset: in.n}, layer, made); err != nil {
+			return invalidf("entry %q: %w", clip(hdr.Name), err)
+		}
+	}
+}
+
+// components cuts a name into its parts. ".." is nobody's who means well.
+func components(name string) ([]string, error) {
+	if len(name) > maxName || strings.IndexByte(name, 0) >= 0 {
+		return nil, errors.New("not the name of a file")
+	}
+	var parts []string
+	for part := range strings.SplitSeq(name, "/") {
+		switch part {
+		case "", ".":
+			continue
+		case "..":
+			return nil, errors.New(`".." in a name`)
+		}
+		if len(part) > 255 {
+			return nil, errors.New("a component of more than 255 bytes")
+		}
+		parts = append(parts, part)
+	}
+	if len(parts) > maxDepth {
+		return nil, fmt.Errorf("more than %d directories deep", maxDepth)
+	}
+	return parts, nil
+}
+
+func (t *Tree) entry(hdr *tar.Header, at content, layer bool, made map[*node]bool) error {
+	parts, err := components(hdr.Name)
+	if err != nil {
+		return err
+	}
+	if len(parts) == 0 {
+		if hdr.Typeflag == tar.TypeDir && layer {
+			t.root.describe(hdr)
+		}
+		return nil
+	}
+	base := parts[len(parts)-1]
+	if layer && strings.HasPrefix(base, whiteout) {
+		return t.white(parts[:len(parts)-1], base, made)
+	}
+	n := &node{mode: hdr.Mode & 0o7777, uid: hdr.Uid, gid: hdr.Gid, mtime: hdr.ModTime, size: hdr.Size, content: at, described: true}
+	for record, value := range hdr.PAXRecords {
+		if strings.HasPrefix(record, xattrs) {
+			if n.xattrs == nil {
+				n.xattrs = make(map[string]string)
+			}
+			n.xattrs[record] = value
+			t.text += len(record) + len(value)
+		}
+	}
+	// The header's name is one string for the whole path, which would be kept for the sake of its end.
+	base = strings.Clone(base)
+	if t.text += len(base) + len(hdr.Linkname); t.text > maxText {
+		return fmt.Errorf("names, links and extended attributes have more than %d bytes", maxText)
+	}
+	switch hdr.Typeflag {
+	case tar.TypeReg, tar.TypeCont:
+		if sparse(hdr) {
+			return errors.New("sparse files cannot be built from")
+		}
+		n.kind = tar.TypeReg
+	case tar.TypeDir:
+		n.kind, n.size, n.children = tar.TypeDir, 0, make(map[string]*node)
+	case tar.TypeSymlink:
+		if hdr.Linkname == "" || len(hdr.Linkname) > maxName || strings.IndexByte(hdr.Linkname, 0) >= 0 {
+			return errors.New("a symbolic link to nowhere")
+		}
+		n.kind, n.size, n.link = tar.TypeSymlink, 0, hdr.Linkname
+	case tar.TypeFifo:
+		n.kind, n.size = tar.TypeFifo, 0
+	case tar.TypeLink:
+		target, err := components(hdr.Linkname)
+		if err != nil {
+			return fmt.Errorf("hard link: %w", err)
+		}
+		if n, err = t.at(target); err != nil || n.kind == tar.TypeDir {
+			return fmt.Errorf("hard link to %q, which is no file in the archive", clip(hdr.Linkname))
+		}
+	case tar.TypeGNUSparse:
+		return errors.New("sparse files cannot be built from")
+	default:
+		return nil // devices; headers for others
+	}
+	if layer {
+		t.uncover(parts[:len(parts)-1], made)
+	}
+	dir, err := t.mkdirs(parts[:len(parts)-1], made)
+	if err != nil {
+		return err
+	}
+	old := dir.children[base]
+	if n.kind == tar.TypeDir && old != nil && old.kind == tar.TypeDir {
+		old.describe(hdr)
+		old.xattrs, old.described = n.xattrs, true
+		made[old] = true
+		return nil
+	}
+	made[n] = true
+	dir.children[base] = n
+	return nil
+}
+
+// xattrs is how PAX records name extended attributes.
+const xattrs = "SCHILY.xattr."
+
+func sparse(hdr *tar.Header) bool {
+	for key := range hdr.PAXRecords {
+		if strings.HasPrefix(key, "GNU.sparse.") {
+			return true
+		}
+	}
+	return false
+}
+
+func (n *node) describe(hdr *tar.Header) {
+	n.mode, n.uid, n.gid, n.mtime = hdr.Mode&0o7777, hdr.Uid, hdr.Gid, hdr.ModTime
+}
+
+func (t *Tree) white(dir []string, base string, made map[*node]bool) error {
+	d, err := t.at(dir)
+	if err != nil || d.kind != tar.TypeDir {
+		return nil //nolint:nilerr // nothing there to be hidden
+	}
+	if base == opaque {
+		for name, child := range d.children {
+			if !made[child] {
+				delete(d.children, name)
+			}
+		}
+		return nil
+	}
+	if strings.HasPrefix(base, whiteout+whiteout) {
+		return nil
+	}
+	hidden := strings.TrimPrefix(base, whiteout)
+	if child := d.children[hidden]; child != nil && !made[child] {
+		delete(d.children, hidden)
+	}
+	return nil
+}
+
+// uncover replaces what a layer below has in the way of a directory: overlayfs shows this layer's directory then. Links
+// that this layer made are followed instead.
+func (t *Tree) uncover(dir []string, made map[*node]bool) {
+	d := t.root
+	for _, part := range dir {
+		next := d.children[part]
+		switch {
+		case next == nil:
+			return
+		case next.kind == tar.TypeDir:
+			d = next
+		case made[next]:
+			return
+		default:
+			delete(d.children, part)
+			return
+		}
+	}
+}
+
+// at is the node of a name whose directories are followed through links, as in a chroot, and whose end is not.
+func (t *Tree) at(parts []string) (*node, error) {
+	full, err := t.resolve("/"+strings.Join(parts, "/"), false, false)
+	if err != nil {
+		return nil, err
+	}
+	n := t.lookup(full)
+	if n == nil {
+		return nil, errAbsent
+	}
+	return n, nil
+}
+
+// mkdirs makes the directories that an entry takes for granted.
+func (t *Tree) mkdirs(parts []string, made map[*node]bool) (*node, error) {
+	full, err := t.resolve("/"+strings.Join(parts, "/"), true, true)
+	if err != nil {
+		return nil, err
+	}
+	d := t.root
+	for part := range strings.SplitSeq(full, "/") {
+		if part == "" {
+			continue
+		}
+		next := d.children[part]
+		if next == nil {
+			if t.count > t.limits.Entries {
+				return nil, fmt.Errorf("more than %d entries", t.limits.Entries)
+			}
+			next = t.directory()
+			made[next] = true
+			d.children[part] = next
+		}
+		if next.kind != tar.TypeDir {
+			return nil, fmt.Errorf("%q is not a directory", clip(full))
+		}
+		d = next
+	}
+	return d, nil
+}
+
+var errAbsent = errors.New("no such file or directory")
+
+// lookup is the node of a resolved path, nil where there is none.
+func (t *Tree) lookup(full string) *node {
+	n := t.root
+	for part := range strings.SplitSeq(full, "/") {
+		if part == "" {
+			continue
+		}
+		if n = n.children[part]; n == nil {
+			return nil
+		}
+	}
+	return n
+}
+
+// resolve turns an absolute path into one without links, "." and "..": what a process would find there whose root is
+// the tree's. With last, a link at the end is followed too; with missing, what is not there may be part of the outcome,
+// as it is when something is to be made there.
+func (t *Tree) resolve(name string, last, missing bool) (string, error) {
+	todo := strings.Split(name, "/")
+	var done []string
+	trail := []*node{t.root}
+	links, steps := 0, 0
+	for len(todo) > 0 {
+		if steps++; steps > maxName {
+			return "", errors.New("too many links on the way")
+		}
+		part := todo[0]
+		todo = todo[1:]
+		switch part {
+		case "", ".":
+			continue
+		case "..":
+			if len(done) > 0 {
+				done, trail = done[:len(done)-1], trail[:len(trail)-1]
+			}
+			continue
+		}
+		here := trail[len(trail)-1]
+		var next *node
+		if here != nil {
+			if here.kind != tar.TypeDir {
+				return "", fmt.Errorf("%q is not a directory", clip("/"+strings.Join(done, "/")))
+			}
+			next = here.children[part]
+		}
+		end := !slices.ContainsFunc(todo, func(s string) bool { return s != "" && s != "." })
+		switch {
+		case next == nil && !missing:
+			return "", errAbsent
+		case next != nil && next.kind == tar.TypeSymlink && (last || !end):
+			if links++; links > maxLinks {
+				return "", fmt.Errorf("more than %d symbolic links on the way", maxLinks)
+			}
+			if strings.HasPrefix(next.link, "/") {
+				done, trail = nil, trail[:1]
+			}
+			todo = slices.Concat(strings.Split(next.link, "/"), todo)
+			continue
+		}
+		if done, trail = append(done, part), append(trail, next); len(done) > maxDepth {
+			return "", fmt.Errorf("more than %d directories deep", maxDepth)
+		}
+	}
+	return "/" + strings.Join(done, "/"), nil
+}
+
+// walk calls f for a node and all below it, in the order of their names.
+func walk(name string, n *node, f func(name string, n *node) error) error {
+	if err := f(name, n); err != nil {
+		return err
+	}
+	for _, child := range n.sorted() {
+		if err := walk(path.Join(name, child), n.children[child], f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *node) sorted() []string {
+	names := make([]string, 0, len(n.children))
+	for name := range n.children {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}

@@ -1,0 +1,298 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/klauspost/compress/gzip"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/store"
+)
+
+// Draft is an image that is being made, layer by layer. What it has come to have stays until Close, whatever is pruned
+// meanwhile; after that only what an image or the cache of steps needs. A draft is for one goroutine.
+type Draft struct {
+	service  *Service
+	platform v1.Platform
+	archive  *archive // of blobs that are pinned
+	chains   []string // pinned
+	sizes    map[string]int64
+}
+
+// Layer is one layer of a draft.
+type Layer = store.Layer
+
+// Base is an image that a draft can begin with.
+type Base struct {
+	Digest string // of its manifest
+	Config []byte
+	Layers []Layer
+}
+
+// Draft begins to make an image for a platform, empty for this host's. Programs of others cannot be run here, so it must
+// be one that suits.
+func (s *Service) Draft(want string) (*Draft, error) {
+	p, err := platform(want)
+	if err != nil {
+		return nil, err
+	}
+	if mine, _ := platform(""); !suits(p, mine) {
+		return nil, classf(ErrReference, "platform %s: programs of a build run on this host, which is %s", p, mine)
+	}
+	return &Draft{
+		service: s, platform: p, sizes: make(map[string]int64),
+		archive: &archive{service: s, left: layer.DefaultLimits().Bytes},
+	}, nil
+}
+
+// Platform is whom the image is for.
+func (d *Draft) Platform() v1.Platform { return d.platform }
+
+// Close lets go of what the draft has. What no image and no step needs is removed.
+func (d *Draft) Close(ctx context.Context) error {
+	return d.service.release(ctx, d.archive.pinned, d.chains, true)
+}
+
+// pin keeps a layer that is stored, and sees to it that its tree is there.
+func (d *Draft) pin(ctx context.Context, layers []Layer) error {
+	for _, l := range layers {
+		if err := d.service.pin(ctx, []string{blobKey(l.Blob.Digest), treeKey(l.ChainID)}); err != nil {
+			return err
+		}
+		d.archive.pinned, d.chains = append(d.archive.pinned, l.Blob.Digest), append(d.chains, l.ChainID)
+	}
+	return nil
+}
+
+// Base finds a stored image, or pulls it where it is not stored.
+func (d *Draft) Base(ctx context.Context, ref string, progress func(api.PullEvent)) (*Base, error) {
+	s := d.service
+	if ref == api.HostImage {
+		return nil, classf(ErrReference, "the image %q shows this host's own /usr, which cannot become part of an image; use another", ref)
+	}
+	img, release, err := s.Acquire(ctx, ref)
+	if errors.Is(err, ErrNotFound) {
+		if _, err := s.Pull(ctx, ref, PullOptions{Platform: d.platform.String(), Progress: progress}); err != nil {
+			return nil, err
+		}
+		img, release, err = s.Acquire(ctx, ref)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	r, err := s.store.Get(img.Reference)
+	if err != nil {
+		return nil, err
+	}
+	if have, err := v1.ParsePlatform(r.Platform); err == nil && !suits(*have, d.platform) {
+		return nil, classf(ErrInvalid, "image %s is for %s, not for %s", r.Name, r.Platform, d.platform)
+	}
+	config, err := s.store.ReadBlob(r.Config.Digest, maxDocument)
+	if err != nil {
+		return nil, classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
+	}
+	return &Base{Digest: r.Manifest.Digest, Config: config, Layers: r.Layers}, d.pin(ctx, r.Layers)
+}
+
+// TempFile makes a file that has no name any more.
+func (d *Draft) TempFile() (*os.File, error) { return d.service.store.TempFile() }
+
+// Open reads a layer without its compression.
+func (d *Draft) Open(ctx context.Context, l Layer) (io.ReadCloser, error) {
+	f, err := d.service.store.OpenBlob(l.Blob.Digest)
+	if err != nil {
+		return nil, err
+	}
+	u, err := layer.Uncompress(store.WithContext(ctx, f), l.Blob.MediaType, layer.Limits{})
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &plainLayer{u, f}, nil
+}
+
+type plainLayer struct {
+	*layer.Uncompressed
+	f *os.File
+}
+
+func (p *plainLayer) Close() error {
+	p.Uncompressed.Close()
+	return p.f.Close()
+}
+
+// Step returns the layer that a step with that key has made before, nil where it changed nothing, and whether it is known.
+func (d *Draft) Step(ctx context.Context, key string) (*Layer, bool, error) {
+	s := d.service
+	step, err := s.store.Step(key)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	if l := step.Layer; l != nil {
+		if err := d.pin(ctx, []Layer{*l}); err != nil {
+			return nil, false, err
+		}
+	}
+	// It may have been forgotten before we had it pinned, and its layer removed.
+	if step, err = s.store.Step(key); errors.Is(err, store.ErrNotFound) || err == nil && step.Layer != nil && !s.store.Has(step.Layer.Blob) {
+		return nil, false, nil
+	} else if err != nil {
+		return nil, false, err
+	}
+	step.UsedAt = time.Now().UTC()
+	return step.Layer, true, s.store.PutStep(step, -1)
+}
+
+// Remember keeps what a step has made for those who come with the same key.
+func (d *Draft) Remember(key string, l *Layer) error {
+	size := int64(-1)
+	if l != nil {
+		if n, ok := d.sizes[l.ChainID]; ok {
+			size = n
+		}
+	}
+	return d.service.store.PutStep(&store.Step{Key: key, Layer: l, UsedAt: time.Now().UTC()}, size)
+}
+
+// AddLayer stores the tar stream that write writes as a layer on top of the others and has it extracted, with the checks
+// that pulled layers get: it may come from a sandbox. Write should stop when its writer fails.
+func (d *Draft) AddLayer(ctx context.Context, below []Layer, write func(io.Writer) error) (*Layer, error) {
+	if len(below) >= maxLayers {
+		return nil, classf(ErrInvalid, "the image has more than %d layers", maxLayers)
+	}
+	pr, pw := io.Pipe()
+	written := make(chan error, 1)
+	go func() {
+		// Neither time nor name: the same stream is always the same blob.
+		zw := gzip.NewWriter(pw)
+		err := write(&atMost{zw, d.archive.left})
+		if err == nil {
+			err = zw.Close()
+		}
+		_ = pw.CloseWithError(err) // always nil
+		written <- err
+	}()
+	b, err := d.archive.add(ctx, pr, d.archive.left)
+	_ = pr.Close() // always nil
+	if werr := <-written; werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
+		return nil, werr
+	}
+	if err != nil {
+		return nil, err
+	}
+	b.MediaType = string(types.OCILayer)
+	l := Layer{Blob: b}
+	if l.DiffID, err = d.archive.diffID(ctx, b); err != nil {
+		return nil, err
+	}
+	parent := ""
+	var parents []string
+	for _, p := range below {
+		parents = append(parents, p.ChainID)
+		parent = p.ChainID
+	}
+	l.ChainID = chainID(parent, l.DiffID)
+	if err := d.pin(ctx, []Layer{l}); err != nil {
+		return nil, err
+	}
+	return &l, d.extract(ctx, l, parents)
+}
+
+// atMost is a writer that takes no more than so many bytes.
+type atMost struct {
+	w    io.Writer
+	left int64
+}
+
+func (a *atMost) Write(p []byte) (int, error) {
+	if int64(len(p)) > a.left {
+		return 0, classf(ErrInvalid, "the layer has more than %d bytes", layer.DefaultLimits().Bytes)
+	}
+	a.left -= int64(len(p))
+	return a.w.Write(p)
+}
+
+func (d *Draft) extract(ctx context.Context, l Layer, parents []string) error {
+	s := d.service
+	err := s.flights.do(ctx, "layer "+l.ChainID, func(ctx context.Context) error { return s.extract(ctx, l, parents) })
+	if errors.Is(err, layer.ErrInvalid) {
+		return classf(ErrInvalid, "layer: %w", err)
+	} else if err != nil {
+		return fmt.Errorf("extract layer: %w", err)
+	}
+	s.mu.Lock()
+	if n, ok := s.sizes[l.ChainID]; ok {
+		d.sizes[l.ChainID] = n
+	}
+	s.mu.Unlock()
+	return nil
+}
+
+// Commit stores the image that has these layers and this configuration, whose root file system is filled in, under the
+// names, or without any as one that has lost its name.
+func (d *Draft) Commit(ctx context.Context, config any, layers []Layer, names []string) (*Image, error) {
+	s := d.service
+	var refs []name.Reference
+	for _, n := range names {
+		ref, err := importName(n)
+		if err != nil {
+			return nil, err
+		}
+		refs = append(refs, ref)
+	}
+	data, err := json.Marshal(config)
+	if err != nil {
+		return nil, fmt.Errorf("encode configuration: %w", err)
+	}
+	b, err := d.archive.add(ctx, bytes.NewReader(data), maxDocument)
+	if err != nil {
+		return nil, err
+	}
+	b.MediaType = string(types.OCIConfigJSON)
+	var blobs []store.Blob
+	for _, l := range layers {
+		blobs = append(blobs, l.Blob)
+	}
+	digest, err := d.archive.manifest(ctx, b, blobs)
+	if err != nil {
+		return nil, err
+	}
+	if len(refs) == 0 {
+		ref, err := parse(unnamed + "@" + digest)
+		if err != nil {
+			return nil, err
+		}
+		refs = append(refs, ref)
+	}
+	p := &pull{service: s, ref: refs[0], want: d.platform, origin: &archiveOrigin{service: s, root: digest}}
+	ready, err := p.run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ready.Untagged = len(names) == 0
+	for _, ref := range refs[1:] {
+		ready.names = append(ready.names, normalised(ref))
+	}
+	images, err := s.finish(ctx, []*prepared{ready})
+	if err != nil {
+		return nil, err
+	}
+	return images[0], nil
+}
+
+// unnamed is the repository of images that were built without a name.
+const unnamed = "localhost/build"

@@ -1,0 +1,92 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// Step is what a step of a build has made, kept under the digest of all that its result follows from. Its layer is kept
+// as an image's is.
+type Step struct {
+	Key    string    `json:"key"`
+	Layer  *Layer    `json:"layer,omitempty"` // nil: the step changed nothing
+	UsedAt time.Time `json:"used_at"`
+}
+
+// PutStep keeps what a step has made, and its layer as ready. Size is the bytes of the layer's tree; below 0 it is not
+// known.
+func (s *Store) PutStep(step *Step, size int64) error {
+	if step.Layer != nil && !s.Has(step.Layer.Blob) {
+		return fmt.Errorf("keep step %s: blob %s: %w", step.Key, step.Layer.Blob.Digest, ErrNotFound)
+	}
+	err := s.db.Update(func(tx *bolt.Tx) error {
+		if l := step.Layer; l != nil {
+			if err := tx.Bucket(bucketLayers).Put([]byte(l.ChainID), []byte(layerReady)); err != nil {
+				return err
+			}
+			if size >= 0 {
+				if err := tx.Bucket(bucketSizes).Put([]byte(l.ChainID), strconv.AppendInt(nil, size, 10)); err != nil {
+					return err
+				}
+			}
+		}
+		value, err := json.Marshal(step)
+		if err != nil {
+			return err
+		}
+		return tx.Bucket(bucketSteps).Put([]byte(step.Key), value)
+	})
+	if err != nil {
+		return fmt.Errorf("keep step %s: %w", step.Key, err)
+	}
+	return nil
+}
+
+// Step returns what the step with that key has made, or [ErrNotFound].
+func (s *Store) Step(key string) (*Step, error) {
+	var step *Step
+	err := s.db.View(func(tx *bolt.Tx) error {
+		value := tx.Bucket(bucketSteps).Get([]byte(key))
+		if value == nil {
+			return ErrNotFound
+		}
+		return json.Unmarshal(value, &step)
+	})
+	if errors.Is(err, ErrNotFound) {
+		return nil, err
+	} else if err != nil {
+		return nil, fmt.Errorf("step %s: %w", key, err)
+	}
+	return step, nil
+}
+
+// Steps returns all of them, sorted by key.
+func (s *Store) Steps() ([]*Step, error) {
+	var steps []*Step
+	err := s.db.View(func(tx *bolt.Tx) (err error) {
+		steps, err = stepsOf(tx)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list steps: %w", err)
+	}
+	return steps, nil
+}
+
+func stepsOf(tx *bolt.Tx) ([]*Step, error) {
+	var steps []*Step
+	err := tx.Bucket(bucketSteps).ForEach(func(key, value []byte) error {
+		var step *Step
+		if err := json.Unmarshal(value, &step); err != nil {
+			return fmt.Errorf("step %s: %w", key, err)
+		}
+		steps = append(steps, step)
+		return nil
+	})
+	return steps, err
+}

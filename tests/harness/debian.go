@@ -1,0 +1,220 @@
+package harness
+
+import (
+	"archive/tar"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
+)
+
+// DebianRoot writes a root file system that has the named Debian packages and all that they depend on, as they are
+// installed on this machine: no mirror is asked, and it takes seconds.
+func DebianRoot(t testing.TB, w io.Writer, packages ...string) {
+	t.Helper()
+	files := debianFiles(t, packages)
+	tw := tar.NewWriter(w)
+	write := func(h *tar.Header, r io.Reader) {
+		t.Helper()
+		if err := tw.WriteHeader(h); err != nil {
+			t.Fatalf("write %q: %v", h.Name, err)
+		}
+		if r != nil {
+			if _, err := io.Copy(tw, r); err != nil {
+				t.Fatalf("write %q: %v", h.Name, err)
+			}
+		}
+	}
+	made := make(map[string]bool)
+	for _, dir := range []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"} {
+		if target, err := os.Readlink("/" + dir); err == nil {
+			write(&tar.Header{Typeflag: tar.TypeSymlink, Name: dir, Linkname: target, Mode: 0o777}, nil)
+			made[dir] = true
+		}
+	}
+	for _, name := range files {
+		if made[name] {
+			continue
+		}
+		made[name] = true
+		fi, err := os.Lstat("/" + name)
+		if err != nil {
+			continue // a package's file that this machine's owner has removed
+		}
+		h := &tar.Header{Name: name, Mode: int64(fi.Mode().Perm()), ModTime: fi.ModTime()}
+		switch {
+		case fi.IsDir():
+			h.Typeflag, h.Name = tar.TypeDir, name+"/"
+			write(h, nil)
+		case fi.Mode().Type() == fs.ModeSymlink:
+			h.Typeflag = tar.TypeSymlink
+			if h.Linkname, err = os.Readlink("/" + name); err != nil {
+				t.Fatal(err)
+			}
+			write(h, nil)
+		case fi.Mode().IsRegular():
+			f, err := os.Open("/" + name)
+			if errors.Is(err, fs.ErrPermission) {
+				continue // root's alone
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			h.Typeflag, h.Size = tar.TypeReg, fi.Size()
+			write(h, f)
+			_ = f.Close() // only read
+		}
+	}
+	// What packages make when they are installed.
+	for _, f := range []File{
+		{Name: "usr/bin/sh", Type: tar.TypeSymlink, Link: "dash"},
+		{Name: "etc/passwd", Body: "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n"},
+		{Name: "etc/group", Body: "root:x:0:\nuser:x:1000:\nstaff:x:50:\n"},
+		{Name: "root/", Type: tar.TypeDir, Mode: 0o700},
+		{Name: "usr/local/", Type: tar.TypeDir},
+		{Name: "usr/local/bin/", Type: tar.TypeDir},
+		{Name: "tmp/", Type: tar.TypeDir, Mode: 0o1777},
+	} {
+		if made[strings.TrimSuffix(f.Name, "/")] {
+			continue
+		}
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: f.Name, Linkname: f.Link, Mode: 0o755, Size: int64(len(f.Body))}
+		if f.Type != 0 {
+			h.Typeflag = f.Type
+		}
+		if f.Mode != 0 {
+			h.Mode = f.Mode
+		}
+		write(h, strings.NewReader(f.Body))
+	}
+	if err := tw.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// needless is what is left out of images, for they are made and read in every run of a test: documents, sanitizers,
+// link-time optimisation.
+func needless(name string) bool {
+	for _, p := range []string{"usr/share/doc/", "usr/share/man/", "usr/share/locale/", "usr/share/info/", "usr/share/lintian/", "usr/share/perl/"} {
+		if strings.HasPrefix(name, p) {
+			return true
+		}
+	}
+	base := path.Base(name)
+	return strings.HasPrefix(base, "lto") || strings.HasPrefix(base, "x86_64-linux-gnu-lto") || strings.Contains(base, "san.")
+}
+
+// debianFiles are the names of the files of packages, sorted, without leading slash and without links in their directories.
+func debianFiles(t testing.TB, packages []string) []string {
+	t.Helper()
+	args := append([]string{"-L"}, debianClosure(t, packages)...)
+	out, err := exec.CommandContext(t.Context(), "dpkg-query", args...).Output()
+	if err != nil {
+		t.Fatalf("dpkg-query -L: %v", err)
+	}
+	dirs := make(map[string]string)
+	var files []string
+	for line := range strings.Lines(string(out)) {
+		name := strings.TrimSuffix(line, "\n")
+		if !filepath.IsAbs(name) || name == "/." {
+			continue
+		}
+		dir, ok := dirs[filepath.Dir(name)]
+		if !ok {
+			if dir, err = filepath.EvalSymlinks(filepath.Dir(name)); err != nil {
+				continue
+			}
+			dirs[filepath.Dir(name)] = dir
+		}
+		name = strings.TrimPrefix(filepath.Join(dir, filepath.Base(name)), "/")
+		if !needless(name) {
+			files = append(files, name)
+		}
+	}
+	slices.Sort(files)
+	return slices.Compact(files)
+}
+
+// debianClosure are the installed packages that the named ones need, themselves included.
+func debianClosure(t testing.TB, packages []string) []string {
+	t.Helper()
+	testenv.RequirePeer(t, "dpkg-query")
+	format := "${binary:Package}\t${db:Status-Status}\t${Pre-Depends}, ${Depends}\t${Provides}\n"
+	out, err := exec.CommandContext(t.Context(), "dpkg-query", "-W", "-f", format).Output()
+	if err != nil {
+		t.Fatalf("dpkg-query -W: %v", err)
+	}
+	full, needs := make(map[string]string), make(map[string]string) // by name; name with architecture
+	for line := range strings.Lines(string(out)) {
+		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+		if len(f) != 4 || f[1] != "installed" {
+			continue
+		}
+		name, _, _ := strings.Cut(f[0], ":")
+		full[name], needs[name] = f[0], f[2]
+		for p := range strings.SplitSeq(f[3], ",") {
+			if p = debianName(p); p != "" && full[p] == "" {
+				full[p], needs[p] = f[0], f[2]
+			}
+		}
+	}
+	for _, p := range packages {
+		if full[p] == "" {
+			testenv.RequirePeer(t, "the Debian package "+p) // which is no program's name, so this says that it is missing
+		}
+	}
+	seen := make(map[string]bool)
+	var closure []string
+	for todo := slices.Clone(packages); len(todo) > 0; {
+		p := todo[0]
+		todo = todo[1:]
+		if seen[full[p]] || full[p] == "" {
+			continue
+		}
+		seen[full[p]] = true
+		closure = append(closure, full[p])
+		for need := range strings.SplitSeq(needs[p], ",") {
+			for choice := range strings.SplitSeq(need, "|") {
+				if name := debianName(choice); full[name] != "" {
+					todo = append(todo, name)
+					break
+				}
+			}
+		}
+	}
+	slices.Sort(closure)
+	return closure
+}
+
+// debianName is a dependency without version and architecture.
+func debianName(s string) string {
+	s, _, _ = strings.Cut(s, "(")
+	s, _, _ = strings.Cut(strings.TrimSpace(s), ":")
+	return s
+}
+
+// ImportDebian makes an image of [DebianRoot].
+func (d *Daemon) ImportDebian(t testing.TB, reference string, packages ...string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "root.tar")
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(file) // before the test ends: it is large
+	DebianRoot(t, f, packages...)
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.CLI(t, "import", "--rootfs", file, reference); got.Code != 0 {
+		t.Fatalf("import %s: %+v", reference, got)
+	}
+}
