@@ -25,7 +25,6 @@ package layer
 
 import (
 	"archive/tar"
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -149,16 +148,16 @@ func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	defer s.close()
+	ahead := s.readAhead()
+	defer ahead.close()
 	x, err := newExtractor(root, opts)
 	if err != nil {
 		return Result{}, err
 	}
 	defer x.close()
 
-	x.stream = s
-	// The reader asks for headers of 512 bytes. What it has not asked for is hashed all the same.
-	tr := tar.NewReader(bufio.NewReaderSize(s, 256<<10))
+	x.stream = ahead
+	tr := tar.NewReader(ahead)
 	for {
 		hdr, err := tr.Next()
 		if errors.Is(err, io.EOF) {
@@ -166,7 +165,7 @@ func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 		}
 		// ErrInsecurePath comes, on request by GODEBUG, with a good header; the names are judged below in any case.
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
-			return Result{}, fmt.Errorf("read entry %d: %w", x.result.Entries+1, s.blame(err))
+			return Result{}, fmt.Errorf("read entry %d: %w", x.result.Entries+1, ahead.blame(err))
 		}
 		if x.result.Entries++; x.result.Entries > opts.Limits.Entries {
 			return Result{}, invalidf("more than %d entries", opts.Limits.Entries)
@@ -176,10 +175,9 @@ func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 		}
 	}
 	// The diff id covers what follows the end of the archive too.
-	if err := s.drain(); err != nil {
-		return Result{}, fmt.Errorf("read to the end: %w", s.blame(err))
+	if x.result.DiffID, err = ahead.finish(); err != nil {
+		return Result{}, err
 	}
-	x.result.DiffID = s.digest()
 	if opts.DiffID != "" && x.result.DiffID != opts.DiffID {
 		return Result{}, invalidf("content is %s, the image's configuration promises %s", x.result.DiffID, opts.DiffID)
 	}

@@ -34,7 +34,6 @@ import (
 var (
 	rounds = flag.Int("rounds", 7, "rounds that count, after one that does not")
 	runs   = flag.Int("runs", 100, "first runs of each image that count")
-	out    = flag.String("out", "", "file to which a line of JSON is added for every measurement")
 )
 
 // Measurement is one line of the output: one side, once.
@@ -47,6 +46,7 @@ type Measurement struct {
 	Peak  float64 `json:"peak_mb,omitempty"`
 }
 
+// record writes a line of JSON, which the table is made of.
 func record(b *testing.B, m Measurement) {
 	b.Helper()
 	line, err := json.Marshal(m)
@@ -54,17 +54,6 @@ func record(b *testing.B, m Measurement) {
 		b.Fatal(err)
 	}
 	fmt.Println(string(line))
-	if *out == "" {
-		return
-	}
-	f, err := os.OpenFile(*out, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-	if err != nil {
-		b.Fatal(err)
-	}
-	_, err = f.Write(append(line, '\n'))
-	if err := errors.Join(err, f.Close()); err != nil {
-		b.Fatal(err)
-	}
 }
 
 // usage is what a pull took: the processor time and memory of all its processes.
@@ -358,7 +347,6 @@ func measure(b *testing.B, what string, all []side, base, ref string) {
 			if err := s.clean(refs...); err != nil {
 				b.Fatalf("%s: clean up: %v", s.name, err)
 			}
-			b.Logf("%s %s: %.1f s, processor %.1f s, %d MB", what, s.name, wall.Seconds(), used.cpu.Seconds(), used.peak>>20)
 			if round == 0 {
 				continue // warms the page cache, and for podman makes its database
 			}
