@@ -5,9 +5,10 @@
 // A layer is the most hostile input that we read: its author chooses every name, link, mode and length in it. Four
 // rules keep it where it belongs.
 //
-//   - Everything happens below one descriptor. No system call gets a name with a slash in it: names are cut into
-//     components, each is opened relative to the directory before it and never through a symbolic link. There is no
-//     path to confuse and nothing to race for.
+//   - Everything happens below one descriptor. Names are cut into components, each is opened relative to the directory
+//     before it and never through a symbolic link; or a directory is opened in one call that the kernel refuses where a
+//     link, a ".." or a mount is on the way. No other system call gets a name with a slash in it. There is no path to
+//     confuse and nothing to race for.
 //   - Symbolic links are stored as they are. Where an entry lies below one that the same layer made, the link is
 //     followed by us, component by component, as if the layer's root were "/": absolute targets start there, ".."
 //     stops there. umoci and containerd do the same.

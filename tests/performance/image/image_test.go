@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -32,7 +33,7 @@ import (
 )
 
 var (
-	rounds = flag.Int("rounds", 7, "rounds that count, after one that does not")
+	rounds = flag.Int("rounds", 7, "rounds of pulls")
 	runs   = flag.Int("runs", 100, "first runs of each image that count")
 )
 
@@ -44,11 +45,19 @@ type Measurement struct {
 	Wall  float64 `json:"wall_s"`
 	CPU   float64 `json:"cpu_s,omitempty"`
 	Peak  float64 `json:"peak_mb,omitempty"`
+	Load  float64 `json:"load"` // of the machine, the minute before
 }
 
 // record writes a line of JSON, which the table is made of.
 func record(b *testing.B, m Measurement) {
 	b.Helper()
+	load, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		b.Fatal(err)
+	}
+	if _, err := fmt.Sscan(string(load), &m.Load); err != nil {
+		b.Fatal(err)
+	}
 	line, err := json.Marshal(m)
 	if err != nil {
 		b.Fatal(err)
@@ -65,9 +74,11 @@ type usage struct {
 // side is one way to get an image ready to run.
 type side struct {
 	name string
-	// base, if the benchmark has one, is there before pull and stays.
-	pull  func(ref string) (usage, error)
-	clean func(refs ...string) error
+	pull func(ref string) (usage, error)
+	// remove takes an image away with all that no other one needs.
+	remove func(ref string) error
+	// once is for a peer that is not near the others: it takes part in the first round only.
+	once bool
 }
 
 // served are the images in a registry.
@@ -126,22 +137,20 @@ func ours(b *testing.B, d *harness.Daemon) side {
 			}
 			return usage{cpu: all.cpu + cli.cpu, peak: all.peak + cli.peak}, nil
 		},
-		clean: func(refs ...string) error {
-			for _, ref := range refs {
-				path := "/v1/images?" + url.Values{"reference": {ref}}.Encode()
-				if err := d.Call(b.Context(), http.MethodDelete, path, nil, nil); err != nil {
-					return err
-				}
+		remove: func(ref string) error {
+			path := "/v1/images?" + url.Values{"reference": {ref}}.Encode()
+			if err := d.Call(b.Context(), http.MethodDelete, path, nil, nil); err != nil {
+				return err
 			}
 			var list api.ImageList
 			if err := d.Call(b.Context(), http.MethodGet, "/v1/images", nil, &list); err != nil {
 				return err
 			}
 			blobs, err := os.ReadDir(filepath.Join(d.DataDir, "blobs", "blobs", "sha256"))
-			if err != nil || len(list.Images) == 0 && len(blobs) > 0 {
-				return errors.Join(err, fmt.Errorf("%d blobs are left", len(blobs)))
+			if err == nil && len(list.Images) == 0 && len(blobs) > 0 {
+				err = fmt.Errorf("%d blobs are left", len(blobs))
 			}
-			return nil
+			return err
 		},
 	}
 }
@@ -153,6 +162,7 @@ func umoci(b *testing.B) side {
 	dir := filepath.Join(b.TempDir(), "oci")
 	return side{
 		name: "skopeo+umoci",
+		once: true,
 		pull: func(ref string) (usage, error) {
 			tag := ref[strings.LastIndexByte(ref, ':')+1:]
 			a, err := command(b.Context(), nil, skopeo, "copy", "--quiet", "--insecure-policy", "--src-tls-verify=false", "docker://"+ref, "oci:"+dir+":"+tag)
@@ -162,12 +172,13 @@ func umoci(b *testing.B) side {
 			c, err := command(b.Context(), nil, umoci, "unpack", "--rootless", "--image", dir+":"+tag, dir+"-"+tag)
 			return usage{cpu: a.cpu + c.cpu, peak: max(a.peak, c.peak)}, err
 		},
-		clean: func(refs ...string) error {
-			err := harness.RemoveAll(dir)
-			for _, ref := range refs {
-				err = errors.Join(err, harness.RemoveAll(dir+"-"+ref[strings.LastIndexByte(ref, ':')+1:]))
+		remove: func(ref string) error {
+			tag := ref[strings.LastIndexByte(ref, ':')+1:]
+			_, err := command(b.Context(), nil, umoci, "remove", "--image", dir+":"+tag)
+			if err == nil {
+				_, err = command(b.Context(), nil, umoci, "gc", "--layout", dir)
 			}
-			return err
+			return errors.Join(err, harness.RemoveAll(dir+"-"+tag))
 		},
 	}
 }
@@ -187,7 +198,8 @@ func podman(b *testing.B) side {
 	args := []string{"--root", root, "--runroot", filepath.Join(run, "storage"), "--storage-driver", "overlay"}
 	b.Cleanup(func() {
 		defer func() {
-			if err := harness.RemoveAll(run); err != nil {
+			// Of subordinate ids, so that TempDir cannot do it.
+			if err := errors.Join(harness.RemoveAll(root), harness.RemoveAll(run)); err != nil {
 				b.Error(err)
 			}
 		}()
@@ -205,7 +217,10 @@ func podman(b *testing.B) side {
 		pull: func(ref string) (usage, error) {
 			return command(b.Context(), env, program, append(args, "pull", "--quiet", "--tls-verify=false", ref)...)
 		},
-		clean: func(...string) error { return harness.RemoveAll(root) },
+		remove: func(ref string) error {
+			_, err := command(b.Context(), env, program, append(args, "rmi", ref)...)
+			return err
+		},
 	}
 }
 
@@ -323,18 +338,14 @@ func (w *watch) end() (usage, error) {
 	return usage{cpu: now - w.began, peak: peak}, err
 }
 
-// measure pulls ref with every side, round after round. Base is there before, where it is not empty.
-func measure(b *testing.B, what string, all []side, base, ref string) {
+// measure pulls ref with every side, round after round.
+func measure(b *testing.B, what string, all []side, ref string) {
 	b.Helper()
-	for round := range *rounds + 1 {
+	for round := range *rounds {
 		for i := range all {
 			s := &all[(round+i)%len(all)]
-			refs := []string{ref}
-			if base != "" {
-				refs = append(refs, base)
-				if _, err := s.pull(base); err != nil {
-					b.Fatalf("%s: %v", s.name, err)
-				}
+			if s.once && round > 0 {
+				continue
 			}
 			// What somebody else has left to be written is not this one's to wait for.
 			unix.Sync()
@@ -344,30 +355,43 @@ func measure(b *testing.B, what string, all []side, base, ref string) {
 			if err != nil {
 				b.Fatalf("%s: %v", s.name, err)
 			}
-			if err := s.clean(refs...); err != nil {
+			record(b, Measurement{
+				What: what, Side: s.name, Round: round + 1, Wall: wall.Seconds(), CPU: used.cpu.Seconds(), Peak: float64(used.peak) / (1 << 20),
+			})
+			if err := s.remove(ref); err != nil {
 				b.Fatalf("%s: clean up: %v", s.name, err)
 			}
-			if round == 0 {
-				continue // warms the page cache, and for podman makes its database
-			}
-			record(b, Measurement{What: what, Side: s.name, Round: round, Wall: wall.Seconds(), CPU: used.cpu.Seconds(), Peak: float64(used.peak) / (1 << 20)})
 		}
 	}
 }
 
-// BenchmarkPull is an image that is pulled into an empty store until it can be run.
+// BenchmarkPull is an image that is pulled into an empty store until it can be run, and then one nine tenths of whose
+// layers another image has brought already.
 func BenchmarkPull(b *testing.B) {
 	refs := served(b)
 	all := sides(b)
-	for _, what := range []string{"big", "forty"} {
-		b.Run(what, func(b *testing.B) { measure(b, what, all, "", refs[what]) })
+	// The first of all makes databases and starts helpers.
+	for _, s := range all {
+		if _, err := s.pull(refs["tiny"]); err != nil {
+			b.Fatalf("%s: %v", s.name, err)
+		}
+		if err := s.remove(refs["tiny"]); err != nil {
+			b.Fatalf("%s: %v", s.name, err)
+		}
 	}
-}
-
-// BenchmarkSecond is an image nine tenths of whose layers another image has brought already.
-func BenchmarkSecond(b *testing.B) {
-	refs := served(b)
-	measure(b, "second", sides(b), refs["forty"], refs["forty-next"])
+	for _, what := range []string{"big", "forty"} {
+		b.Run(what, func(b *testing.B) { measure(b, what, all, refs[what]) })
+	}
+	b.Run("second", func(b *testing.B) {
+		// umoci shares blobs, but no trees: it unpacks everything again.
+		all := slices.DeleteFunc(slices.Clone(all), func(s side) bool { return s.once })
+		for _, s := range all {
+			if _, err := s.pull(refs["forty"]); err != nil {
+				b.Fatalf("%s: %v", s.name, err)
+			}
+		}
+		measure(b, "second", all, refs["forty-next"])
+	})
 }
 
 // BenchmarkRun is the first program in a sandbox of an image that is there, of a large one and of a tiny one: nothing of
