@@ -146,7 +146,8 @@ what unpacks, and the command line together; for the peers, their largest proces
 |---|---|---:|---:|---:|---:|
 `, time.Now().UTC().Format(time.DateOnly), goruntime.NumCPU(), processor, unix.ByteSliceToString(uts.Release[:]), goruntime.Version(), loads[0], loads[len(loads)-1])
 	titles := []struct{ what, title string }{
-		{"big", "python3, numpy, nodejs, npm: two layers"}, {"forty", "the same files in forty layers"},
+		{"big", "python3, numpy, nodejs, npm: two layers"},
+		{"forty", "the same files in forty layers"},
 		{"second", "the same with the four highest layers changed, the first being there"},
 	}
 	for _, t := range titles {
