@@ -24,6 +24,8 @@ SUDO    := $(if $(filter 0,$(shell id -u)),,sudo)
 BUILD_DEPS := gcc libc6-dev libseccomp-dev pkg-config uidmap
 DEMO_DEPS  := python3 procps
 TEST_DEPS  := docker-registry runc busybox-static git sudo skopeo umoci python3-pip
+# What only the benchmark of images needs: one more peer, and a maker of root file systems.
+IMAGE_BENCH_DEPS := podman mmdebstrap e2fsprogs
 
 GOLANGCI = $(GO) tool -modfile=tools/go.mod golangci-lint
 
@@ -143,3 +145,8 @@ fuzz-short: ## The same for 20 seconds each
 .PHONY: bench
 bench: deps build ## The figures of docs/performance.md, on this machine, as you are
 	@hack/bench.sh
+
+.PHONY: bench-image
+bench-image: deps build ## The figures of pulls there, against skopeo with umoci, and podman: ROUNDS=7 RUNS=100 RUN=regexp
+	@hack/deps.sh $(IMAGE_BENCH_DEPS)
+	@hack/bench-image.sh

@@ -171,6 +171,10 @@ func corpus() []oddity {
 			name: "a hard link to itself through a link", entries: []entry{file("d/a", "x"), symlink("l", "d"), hardlink("l/a", "d/a")},
 			want: lines("d dir", `d/a file "x"`, "l -> d"),
 		},
+		{
+			name: "a hard link to itself through a link further up", entries: []entry{file("d/e/a", "x"), symlink("l", "d"), hardlink("l/e/a", "d/e/a")},
+			want: lines("d dir", "d/e dir", `d/e/a file "x"`, "l -> d"),
+		},
 		{name: "a hard link in place of its target's directory", entries: []entry{file("d/a", "x"), hardlink("d", "d/a")}, err: "replaces the directory"},
 		{name: "a hard link to the root", entries: []entry{hardlink("a", "/")}, err: "layer's root"},
 

@@ -17,7 +17,7 @@ import (
 type extractor struct {
 	tree   tree
 	opts   Options
-	stream *stream
+	stream *readAhead
 	buf    []byte
 	result Result
 	// Whiteouts that were made, by resolved path; some may have been replaced since.
@@ -220,27 +220,24 @@ func (x *extractor) file(dir, base string, hdr *tar.Header, content io.Reader) (
 	if hdr.Size > x.opts.Limits.Bytes-x.result.Size {
 		return invalidf("with its %d bytes the layer has more than %d", hdr.Size, x.opts.Limits.Bytes)
 	}
-	h, err := x.place(dir, base)
+	h, fd, err := x.create(dir, base)
 	if err != nil {
 		return err
 	}
-	fd, err := unix.Openat(h.fd, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return fmt.Errorf("create: %w", err)
-	}
-	f := os.NewFile(uintptr(fd), base)
 	defer func() {
-		if cerr := f.Close(); err == nil && cerr != nil {
+		if cerr := unix.Close(fd); err == nil && cerr != nil {
 			err = fmt.Errorf("close: %w", cerr)
 		}
 	}()
-	if err := x.copy(f, content); err != nil {
+	if err := x.copy(fd, content); err != nil {
 		return err
 	}
 	// The owner's bits, which the umask may have taken, are needed to set xattrs. The final mode comes after the
 	// owner, because a change of owner clears the set-id bits.
-	if err := unix.Fchmod(fd, 0o600); err != nil {
-		return fmt.Errorf("change mode: %w", err)
+	if len(hdr.PAXRecords) > 0 {
+		if err := unix.Fchmod(fd, 0o600); err != nil {
+			return fmt.Errorf("change mode: %w", err)
+		}
 	}
 	if err := x.xattrs(h, base, hdr); err != nil {
 		return err
@@ -254,16 +251,47 @@ func (x *extractor) file(dir, base string, hdr *tar.Header, content io.Reader) (
 	return x.tree.chtimes(h, base, hdr.ModTime)
 }
 
+// create makes an empty file. Mostly nothing is in its place, so that is looked at only when the kernel says so.
+func (x *extractor) create(dir, base string) (handle, int, error) {
+	if base != "." {
+		h, err := x.tree.directory(dir, true)
+		if err != nil {
+			return handle{}, -1, err
+		}
+		if fd, err := unix.Openat(h.fd, base, newFile, 0o600); err == nil {
+			return h, fd, nil
+		}
+	}
+	h, err := x.place(dir, base)
+	if err != nil {
+		return handle{}, -1, err
+	}
+	fd, err := unix.Openat(h.fd, base, newFile, 0o600)
+	if err != nil {
+		return handle{}, -1, fmt.Errorf("create: %w", err)
+	}
+	return h, fd, nil
+}
+
+const newFile = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
+
 // copy writes a file's content, with an eye on the limits after every buffer.
-func (x *extractor) copy(w io.Writer, content io.Reader) error {
+func (x *extractor) copy(fd int, content io.Reader) error {
 	for {
 		n, rerr := content.Read(x.buf)
 		x.result.Size += int64(n)
 		if err := x.stream.check(x.result.Size); err != nil {
 			return err
 		}
-		if _, err := w.Write(x.buf[:n]); err != nil {
-			return fmt.Errorf("write: %w", err)
+		for todo := x.buf[:n]; len(todo) > 0; {
+			m, err := unix.Write(fd, todo)
+			if errors.Is(err, unix.EINTR) {
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("write: %w", err)
+			}
+			todo = todo[m:]
 		}
 		if errors.Is(rerr, io.EOF) {
 			return nil

@@ -6,10 +6,10 @@
 // A layer is the most hostile input that we read: its author chooses every name, link, mode and length in it. Four
 // rules keep it where it belongs.
 //
-//   - Everything happens below one descriptor. No system call gets a name with a slash in it: names are cut into
-//     components, each is opened relative to the directory before it and never through a symbolic link. There is no
-//     path to confuse and nothing to race for. The layers below are only looked at; they are complete and do not change,
-//     and their directories are opened by path, beneath their root and through no link (openat2).
+//   - Everything happens below one descriptor. Names are cut into components, each is opened relative to the directory
+//     before it and never through a symbolic link; or a directory is opened in one call that the kernel refuses where a
+//     link, a ".." or a mount is on the way. No other system call gets a name with a slash in it. There is no path to
+//     confuse and nothing to race for. The layers below are only looked at; they are complete and do not change.
 //   - Symbolic links are stored as they are. Where an entry lies below one that the same layer made, the link is
 //     followed by us, component by component, as if the layer's root were "/": absolute targets start there, ".."
 //     stops there. umoci and containerd do the same.
@@ -28,7 +28,6 @@ package layer
 
 import (
 	"archive/tar"
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -154,16 +153,16 @@ func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	defer s.close()
+	ahead := s.readAhead()
+	defer ahead.close()
 	x, err := newExtractor(root, opts)
 	if err != nil {
 		return Result{}, err
 	}
 	defer x.close()
 
-	x.stream = s
-	// The reader asks for headers of 512 bytes. What it has not asked for is hashed all the same.
-	tr := tar.NewReader(bufio.NewReaderSize(s, 256<<10))
+	x.stream = ahead
+	tr := tar.NewReader(ahead)
 	for {
 		hdr, err := tr.Next()
 		if errors.Is(err, io.EOF) {
@@ -171,7 +170,7 @@ func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 		}
 		// ErrInsecurePath comes, on request by GODEBUG, with a good header; the names are judged below in any case.
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
-			return Result{}, fmt.Errorf("read entry %d: %w", x.result.Entries+1, s.blame(err))
+			return Result{}, fmt.Errorf("read entry %d: %w", x.result.Entries+1, ahead.blame(err))
 		}
 		if x.result.Entries++; x.result.Entries > opts.Limits.Entries {
 			return Result{}, invalidf("more than %d entries", opts.Limits.Entries)
@@ -181,10 +180,9 @@ func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 		}
 	}
 	// The diff id covers what follows the end of the archive too.
-	if err := s.drain(); err != nil {
-		return Result{}, fmt.Errorf("read to the end: %w", s.blame(err))
+	if x.result.DiffID, err = ahead.finish(); err != nil {
+		return Result{}, err
 	}
-	x.result.DiffID = s.digest()
 	if opts.DiffID != "" && x.result.DiffID != opts.DiffID {
 		return Result{}, invalidf("content is %s, the image's configuration promises %s", x.result.DiffID, opts.DiffID)
 	}

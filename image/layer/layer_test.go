@@ -10,7 +10,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -421,4 +423,38 @@ func FuzzApply(f *testing.F) {
 			}
 		}
 	})
+}
+
+// untilDone complains about reads that come when nobody should read any more.
+type untilDone struct {
+	t    *testing.T
+	r    io.Reader
+	done atomic.Bool
+}
+
+func (u *untilDone) Read(p []byte) (int, error) {
+	if u.done.Load() {
+		u.t.Error("the stream is read after Apply has returned")
+	}
+	return u.r.Read(p)
+}
+
+// What reads ahead ends with Apply, wherever that gives up: the descriptor below may be closed, or mean something else.
+func TestNothingIsReadAfterAnError(t *testing.T) {
+	var long []entry
+	long = append(long, file("../out", "x"))
+	for i := range 64 {
+		long = append(long, file(fmt.Sprint(i), strings.Repeat("x", 256<<10)))
+	}
+	_, root := plant(t)
+	stream := &untilDone{t: t, r: bytes.NewReader(archive(t, long...))}
+	_, err := layer.Apply(root, stream, layer.Options{SingleID: single()})
+	stream.done.Store(true)
+	if !errors.Is(err, layer.ErrInvalid) {
+		t.Fatalf("error %v, want one that blames the layer", err)
+	}
+	stacks := make([]byte, 1<<20)
+	if n := goruntime.Stack(stacks, true); bytes.Contains(stacks[:n], []byte("readAhead).run")) {
+		t.Errorf("a goroutine still reads ahead:\n%s", stacks[:n])
+	}
 }

@@ -3,7 +3,6 @@ package layer
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -12,6 +11,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 )
 
@@ -132,20 +132,20 @@ func (s *stream) Read(p []byte) (int, error) {
 	n, err := s.dec.Read(p)
 	s.hash.Write(p[:n])
 	s.out += int64(n)
-	if over := s.check(s.out); over != nil {
+	if over := s.limits.check(s.src.n, s.out); over != nil {
 		return n, over
 	}
 	return n, err
 }
 
-// check holds out bytes, of the stream or of the files in it, against the limits.
-func (s *stream) check(out int64) error {
-	if out > s.limits.Bytes {
-		return invalidf("more than %d bytes uncompressed", s.limits.Bytes)
+// check holds out bytes, of the stream or of the files in it, against the limits; in is how many went in for them.
+func (l Limits) check(in, out int64) error {
+	if out > l.Bytes {
+		return invalidf("more than %d bytes uncompressed", l.Bytes)
 	}
 	// A sparse file's holes are not in the stream, so an uncompressed layer can explode as well.
-	if out > s.limits.RatioFloor && out/s.limits.Ratio > s.src.n {
-		return invalidf("%d bytes grew to more than %d times as many", s.src.n, s.limits.Ratio)
+	if out > l.RatioFloor && out/l.Ratio > in {
+		return invalidf("%d bytes grew to more than %d times as many", in, l.Ratio)
 	}
 	return nil
 }
@@ -158,9 +158,11 @@ func (s *stream) drain() error {
 
 func (s *stream) digest() string { return "sha256:" + hex.EncodeToString(s.hash.Sum(nil)) }
 
+func (s *stream) blame(err error) error { return blame(err, s.src.err) }
+
 // blame says whose fault an error of reading is: where the source below had none, the layer is damaged.
-func (s *stream) blame(err error) error {
-	if s.src.err != nil || errors.Is(err, ErrInvalid) {
+func blame(err, src error) error {
+	if src != nil || errors.Is(err, ErrInvalid) {
 		return err
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
