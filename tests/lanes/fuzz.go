@@ -19,13 +19,15 @@ const fuzzLane = "fuzz"
 // fuzzTime is how long each target looks.
 const fuzzTime = time.Minute
 
-// fuzzed are the targets that read what comes from strangers, by package: references, archives and layers.
+// fuzzed are the targets that read what comes from strangers, by package: references, archives, layers and
+// Dockerfiles.
 var fuzzed = []struct {
 	dir     string
 	targets []string
 }{
 	{"image", []string{"FuzzParse", "FuzzImport"}},
 	{"image/layer", []string{"FuzzApply"}},
+	{"image/build", []string{"FuzzDockerfile"}},
 }
 
 // runFuzz runs the fuzz targets one after another, at the lowest priority: beside the lanes of this machine, which mostly
@@ -53,7 +55,7 @@ var timeUp = regexp.MustCompile(`(?m)^--- FAIL: \w+ \([0-9.]+s\)\n    context de
 
 func fuzzOne(ctx context.Context, dir, target string) testresult.Package {
 	test := exec.CommandContext(ctx, "nice", "-n", "19", "go", "test", "-v", "-buildvcs=false", "-tags", testtree.Tags, "-run", "^$",
-		"-fuzz", "^"+target+"$", "-fuzztime", fuzzTime.String(), "-parallel", "1", "./"+dir)
+		"-fuzz", "^"+target+"$", "-fuzztime", fuzzTime.String(), "-fuzzminimizetime", "2s", "-parallel", "1", "./"+dir)
 	began := time.Now()
 	out, err := test.CombinedOutput()
 	path := module + "/" + dir
