@@ -34,13 +34,13 @@ func main() {
 	case "init": // by libcontainer, once for each sandbox
 		libct.Init()
 	case "apply":
-		err = launcher.ApplyConfine(arg(2))
+		err = launcher.ApplyConfine(arg())
 	case "apply-confined":
-		err = launcher.ApplyMain(arg(2), libct.LoadFilter)
+		err = launcher.ApplyMain(arg(), libct.LoadFilter)
 	case "diff":
-		err = launcher.DiffConfine(arg(2))
+		err = launcher.DiffConfine(arg())
 	case "diff-confined":
-		err = launcher.DiffMain(arg(2), libct.LoadFilter)
+		err = launcher.DiffMain(arg(), libct.LoadFilter)
 	case "stage1":
 		err = launcher.Stage1()
 	case "stage2":
@@ -54,9 +54,10 @@ func main() {
 	}
 }
 
-func arg(i int) string {
-	if i < len(os.Args) {
-		return os.Args[i]
+// arg is the job of a confined child.
+func arg() string {
+	if len(os.Args) > 2 {
+		return os.Args[2]
 	}
 	return ""
 }

@@ -55,8 +55,10 @@ func OpenLayers(ids []idmap.Range, single bool) (*Layers, error) {
 			}
 		}
 	}
-	return &Layers{ids: ids, single: single, slots: make(chan struct{}, 2), diffs: make(chan struct{}, 4), working: make(map[string]chan struct{}),
-		freezer: freezer{frozen: make(map[string]int)}}, nil
+	return &Layers{
+		ids: ids, single: single, slots: make(chan struct{}, 2), diffs: make(chan struct{}, 4), working: make(map[string]chan struct{}),
+		freezer: freezer{frozen: make(map[string]int)},
+	}, nil
 }
 
 func layerDir(chainID string) (string, error) {
