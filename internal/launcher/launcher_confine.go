@@ -217,7 +217,7 @@ func verifyLandlock() error {
 	const name = "sandboxd-socket"
 	err := unix.Mknodat(unix.AT_FDCWD, name, unix.S_IFSOCK|0o600, 0)
 	if err == nil {
-		return errors.Join(errors.New("Landlock let a socket be made in the layer"), unix.Unlink(name))
+		return errors.Join(errors.New("a socket could be made in the layer in spite of Landlock"), unix.Unlink(name))
 	}
 	if !errors.Is(err, unix.EACCES) {
 		return fmt.Errorf("try Landlock: %w", err)
