@@ -200,6 +200,9 @@ func TestWhatIsNotSupportedIsRefusedByNameAndLine(t *testing.T) {
 		{"FROM a\nENV A=" + strings.Repeat("x", 40000) + "\n", "Dockerfile:2: the value of A has 40000 bytes"},
 		{"FROM a\nENV A=" + strings.Repeat("x", 30000) + "\nENV B=${A//x/${A//x/${A//x/$A}}}\n", "Dockerfile:3: \"${A//x/${A//x/${A//x/$A}}}\" could grow without measure"},
 		{"FROM a\n" + strings.Repeat("ENV A=1\n", 1001), "Dockerfile:1002: more than 1000 instructions"},
+		{"FROM a\nLABEL" + strings.Repeat(" a=$A", 1001) + "\n", "Dockerfile:2: LABEL of 1001 words, 1000 are allowed"},
+		{"FROM a\nCOPY" + strings.Repeat(" a", 1001) + " /b/\n", "Dockerfile:2: COPY of 1001 words"},
+		{strings.Repeat("ARG A\n", 1001) + "FROM a\n", "Dockerfile:1001: more than 1000 arguments before the first FROM"},
 		{strings.Repeat("FROM a\n", 101), "Dockerfile:101: more than 100 stages"},
 		{strings.Repeat("#", maxDockerfile+1), "Dockerfile: it has 1048577 bytes"},
 	} {

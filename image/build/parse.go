@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
@@ -55,6 +57,14 @@ func Parse(name string, data []byte) (_ *File, err error) {
 	if len(f.stages) > maxStages {
 		return nil, &Error{File: name, Line: lineOf(f.stages[maxStages].Location), Err: invalidf("more than %d stages", maxStages)}
 	}
+	if len(f.global) > maxVariables {
+		return nil, f.fault(&f.global[maxVariables], invalidf("more than %d arguments before the first FROM", maxVariables))
+	}
+	for i := range f.global {
+		if err := supported(&f.global[i]); err != nil {
+			return nil, f.fault(&f.global[i], err)
+		}
+	}
 	commands := 0
 	for i, s := range f.stages {
 		if _, same := instructions.HasStage(f.stages[:i], s.Name); same && s.Name != "" {
@@ -99,6 +109,9 @@ func innermost(err error) string { return parsePrefix.ReplaceAllString(err.Error
 
 // supported refuses what this package does not do. BuildKit's own parser has refused what it does not know.
 func supported(c instructions.Command) error {
+	if n := words(c); n > maxVariables {
+		return invalidf("%s of %d words, %d are allowed", strings.ToUpper(c.Name()), n, maxVariables)
+	}
 	switch c := c.(type) {
 	case *instructions.OnbuildCommand:
 		return invalidf("ONBUILD is not supported: images with instructions for later builds are not made")
@@ -126,6 +139,27 @@ func supported(c instructions.Command) error {
 		}
 	}
 	return nil
+}
+
+// words is how many of them have variables to be filled in.
+func words(c instructions.Command) int {
+	switch c := c.(type) {
+	case *instructions.EnvCommand:
+		return len(c.Env)
+	case *instructions.LabelCommand:
+		return len(c.Labels)
+	case *instructions.ArgCommand:
+		return len(c.Args)
+	case *instructions.ExposeCommand:
+		return len(c.Ports)
+	case *instructions.VolumeCommand:
+		return len(c.Volumes)
+	case *instructions.CopyCommand:
+		return len(c.SourcePaths) + len(c.SourceContents)
+	case *instructions.AddCommand:
+		return len(c.SourcePaths) + len(c.SourceContents)
+	}
+	return 1
 }
 
 func supportedRun(c *instructions.RunCommand) error {
@@ -384,13 +418,16 @@ const maxGrowth = 64 << 20
 // growth is a bound of what a word becomes: every "$" puts in one of the variables that it names, and each
 // ${name//pattern/replacement} may put its replacement, which may be the outcome of another, in place of every byte.
 func growth(word string, env map[string]string) int {
-	longest := 0
-	for k, v := range env {
-		if strings.Contains(word, k) {
-			longest = max(longest, len(v))
+	longest, n := 0, 0
+	for rest := word; ; n++ {
+		_, after, found := strings.Cut(rest, "$")
+		if !found {
+			break
 		}
+		rest = after
+		longest = max(longest, len(env[named(strings.TrimPrefix(rest, "{"))]))
 	}
-	most := len(word) + strings.Count(word, "$")*longest
+	most := len(word) + n*longest
 	if strings.Contains(word, "${") {
 		for range strings.Count(word, "//") {
 			if most *= longest + 1; most > maxGrowth {
@@ -399,6 +436,21 @@ func growth(word string, env map[string]string) int {
 		}
 	}
 	return most
+}
+
+// named is the variable's name at the beginning of s, as the shell package reads it: digits, or one special character, or
+// letters with digits.
+func named(s string) string {
+	for i, r := range s {
+		switch {
+		case i == 0 && strings.ContainsRune("@*#?-$!", r):
+			return s[:utf8.RuneLen(r)]
+		case unicode.IsDigit(r), i > 0 && !unicode.IsDigit(rune(s[0])) && (unicode.IsLetter(r) || r == '_'), i == 0 && (unicode.IsLetter(r) || r == '_'):
+			continue
+		}
+		return s[:i]
+	}
+	return s
 }
 
 // variables is an environment as the shell package wants it.

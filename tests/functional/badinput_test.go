@@ -87,6 +87,12 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 		{"sandbox as a path", "GET", "/v1/sandboxes/..%2F..%2Fetc", nil, api.CodeNotFound, ""},
 		{"sandbox that is gone", "POST", "/v1/sandboxes/" + deleted.ID + "/exec", api.ExecRequest{Argv: []string{"true"}}, api.CodeNotFound, deleted.ID},
 		{"deleted twice", "DELETE", "/v1/sandboxes/" + deleted.ID, nil, api.CodeNotFound, deleted.ID},
+		{"build of nothing", "POST", "/v1/builds", nil, api.CodeInvalid, "Dockerfile"},
+		{"build of what is no tar", "POST", "/v1/builds", bytes.Repeat([]byte("x"), 5000), api.CodeInvalid, "context"},
+		{"build with an unknown option", "POST", "/v1/builds?options=%7B%22privileged%22%3Atrue%7D", []byte(""), api.CodeInvalid, "privileged"},
+		{"build with options that are none", "POST", "/v1/builds?options=x", []byte(""), api.CodeInvalid, "options"},
+		{"build with an unknown parameter", "POST", "/v1/builds?t=x", []byte(""), api.CodeInvalid, "unknown parameter"},
+		{"build with limits out of range", "POST", "/v1/builds?options=%7B%22limits%22%3A%7B%22pids%22%3A-1%7D%7D", []byte(""), api.CodeInvalid, "pids"},
 		{"pull of nothing", "POST", "/v1/images/pull", api.PullImage{}, api.CodeInvalid, "reference"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
