@@ -194,7 +194,7 @@ func TestDeadlinePutOffDoesNotStrike(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
 	req := request("one")
-	req.Timeout = 300 * time.Millisecond
+	req.Timeout = 2 * time.Second
 	rec := create(t, s, req)
 	create(t, s, request("clock"))
 	set := func(name string, deadline time.Time) {
