@@ -25,6 +25,7 @@ import (
 type Draft struct {
 	service  *Service
 	platform v1.Platform
+	names    []name.Reference
 	archive  *archive // of blobs that are pinned
 	chains   []string // pinned
 	sizes    map[string]int64
@@ -40,9 +41,9 @@ type Base struct {
 	Layers []Layer
 }
 
-// Draft begins to make an image for a platform, empty for this host's. Programs of others cannot be run here, so it must
-// be one that suits.
-func (s *Service) Draft(want string) (*Draft, error) {
+// Draft begins to make an image for a platform, empty for this host's, with these names, or without any as one that has
+// lost its name. Programs of other platforms cannot be run here, so it must be one that suits.
+func (s *Service) Draft(want string, names []string) (*Draft, error) {
 	p, err := platform(want)
 	if err != nil {
 		return nil, err
@@ -50,8 +51,16 @@ func (s *Service) Draft(want string) (*Draft, error) {
 	if mine, _ := platform(""); !suits(p, mine) {
 		return nil, classf(ErrReference, "platform %s: programs of a build run on this host, which is %s", p, mine)
 	}
+	var refs []name.Reference
+	for _, n := range names {
+		ref, err := importName(n)
+		if err != nil {
+			return nil, err
+		}
+		refs = append(refs, ref)
+	}
 	return &Draft{
-		service: s, platform: p, sizes: make(map[string]int64),
+		service: s, platform: p, names: refs, sizes: make(map[string]int64),
 		archive: &archive{service: s, left: layer.DefaultLimits().Bytes},
 	}, nil
 }
@@ -242,18 +251,9 @@ func (d *Draft) extract(ctx context.Context, l Layer, parents []string) error {
 	return nil
 }
 
-// Commit stores the image that has these layers and this configuration, whose root file system is filled in, under the
-// names, or without any as one that has lost its name.
-func (d *Draft) Commit(ctx context.Context, config any, layers []Layer, names []string) (*Image, error) {
-	s := d.service
-	var refs []name.Reference
-	for _, n := range names {
-		ref, err := importName(n)
-		if err != nil {
-			return nil, err
-		}
-		refs = append(refs, ref)
-	}
+// Commit stores the image that has these layers and this configuration, whose root file system is filled in.
+func (d *Draft) Commit(ctx context.Context, config any, layers []Layer) (*Image, error) {
+	s, refs := d.service, d.names
 	data, err := json.Marshal(config)
 	if err != nil {
 		return nil, fmt.Errorf("encode configuration: %w", err)
@@ -276,14 +276,14 @@ func (d *Draft) Commit(ctx context.Context, config any, layers []Layer, names []
 		if err != nil {
 			return nil, err
 		}
-		refs = append(refs, ref)
+		refs = []name.Reference{ref}
 	}
 	p := &pull{service: s, ref: refs[0], want: d.platform, origin: &archiveOrigin{service: s, root: digest}}
 	ready, err := p.run(ctx)
 	if err != nil {
 		return nil, err
 	}
-	ready.Untagged = len(names) == 0
+	ready.Untagged = len(d.names) == 0
 	for _, ref := range refs[1:] {
 		ready.names = append(ready.names, normalised(ref))
 	}

@@ -15,9 +15,9 @@ import (
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
-func draft(t *testing.T, s *Service) *Draft {
+func draft(t *testing.T, s *Service, names ...string) *Draft {
 	t.Helper()
-	d, err := s.Draft("")
+	d, err := s.Draft("", names)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,10 +65,10 @@ func hostArch() string { p, _ := platform(""); return p.Architecture }
 func TestDraftBecomesAnImage(t *testing.T) {
 	s, a, dir := service(t)
 	s.SetHolders(func() map[string][]string { return map[string][]string{} })
-	d := draft(t, s)
+	d := draft(t, s, "app:1", "app:2")
 	one := addLayer(t, d, nil, "a", "1")
 	two := addLayer(t, d, []Layer{one}, "b", "2")
-	img, err := d.Commit(t.Context(), config(one, two), []Layer{one, two}, []string{"app:1", "app:2"})
+	img, err := d.Commit(t.Context(), config(one, two), []Layer{one, two})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestDraftBecomesAnImage(t *testing.T) {
 	if same := addLayer(t, d, nil, "a", "1"); same != one {
 		t.Errorf("%+v, was %+v", same, one)
 	}
-	img, err = d.Commit(t.Context(), config(one), []Layer{one}, nil)
+	img, err = d.Commit(t.Context(), config(one), []Layer{one})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestDraftLeavesNothing(t *testing.T) {
 	if left := leftovers(t, dir, a); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
-	if _, err := s.Draft("linux/s390x"); !errors.Is(err, ErrReference) && hostArch() != "s390x" {
+	if _, err := s.Draft("linux/s390x", nil); !errors.Is(err, ErrReference) && hostArch() != "s390x" {
 		t.Errorf("%v", err)
 	}
 }
@@ -159,7 +159,7 @@ func TestStepsAreKeptUntilTheyAreTooMuch(t *testing.T) {
 	}
 	s = reopen(t, dir, a)
 	s.SetHolders(func() map[string][]string { return map[string][]string{} })
-	d = draft(t, s)
+	d = draft(t, s, "app:1")
 	if l, known, err := d.Step(t.Context(), "1"); err != nil || !known || *l != two {
 		t.Errorf("%+v %v %v", l, known, err)
 	}
@@ -193,7 +193,7 @@ func TestStepsAreKeptUntilTheyAreTooMuch(t *testing.T) {
 	if got := a.layers(t); len(got) != 1 {
 		t.Errorf("a draft lost its layer: %v", got)
 	}
-	img, err := d.Commit(t.Context(), config(two), []Layer{{Blob: two.Blob, DiffID: two.DiffID, ChainID: two.DiffID}}, []string{"app:1"})
+	img, err := d.Commit(t.Context(), config(two), []Layer{{Blob: two.Blob, DiffID: two.DiffID, ChainID: two.DiffID}})
 	if err != nil || len(img.Rootfs.Layers) != 1 {
 		t.Errorf("%+v %v", img, err)
 	}

@@ -48,7 +48,7 @@ func (s *Service) Build(ctx context.Context, body io.Reader, opts api.Build, emi
 			err = cause
 		}
 	}()
-	if b.draft, err = s.images.Draft(opts.Platform); err != nil {
+	if b.draft, err = s.images.Draft(opts.Platform, opts.Tags); err != nil {
 		return api.Image{}, err
 	}
 	defer func() { err = errors.Join(err, b.draft.Close(context.WithoutCancel(ctx))) }()
@@ -536,7 +536,7 @@ func (b *builder) commit(ctx context.Context, target *build.Stage) (api.Image, e
 	for _, l := range st.layers {
 		img.RootFS.DiffIDs = append(img.RootFS.DiffIDs, digest.Digest(l.DiffID))
 	}
-	out, err := b.draft.Commit(ctx, img, st.layers, b.opts.Tags)
+	out, err := b.draft.Commit(ctx, img, st.layers)
 	if err != nil {
 		return api.Image{}, err
 	}

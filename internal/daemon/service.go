@@ -34,7 +34,7 @@ type Images interface {
 	Enforce(ctx context.Context) error
 
 	// Draft begins to make an image.
-	Draft(platform string) (*image.Draft, error)
+	Draft(platform string, names []string) (*image.Draft, error)
 
 	// Acquire keeps an image from being removed until release is called. SetHolders says how to find out which images
 	// sandboxes have from then on.

@@ -367,6 +367,9 @@ func TestFailedBuildsSayWhereAndLeaveNothing(t *testing.T) {
 			if c.name == "exit code" && !slices.ContainsFunc(events, func(e api.BuildEvent) bool { return e.Output == "out\n" && e.Stream == "stdout" && e.Step == 2 }) {
 				t.Errorf("what the program wrote is missing: %+v", events)
 			}
+			if c.name == "name" && len(events) > 0 {
+				t.Errorf("something was done for a name that cannot be: %+v", events)
+			}
 			if list := d.List(t); len(list) > 0 {
 				t.Errorf("sandboxes are left: %+v", list)
 			}
