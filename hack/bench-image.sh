@@ -7,7 +7,8 @@
 # journal does not decide the figures: such a one looks at every inode that was deleted in the last minutes before it
 # makes a new one, and that is most of what is measured there.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+self=$(realpath "$0")
+cd "$(dirname "$self")/.."
 mkdir -p build
 
 if [ $# -eq 0 ]; then
@@ -26,7 +27,7 @@ if [ $# -eq 0 ]; then
 		mkfs.ext4 -q -F "$work/disk"
 		alone=(unshare --mount --propagation private)
 	fi
-	"${alone[@]}" "$0" "$work" | tee build/bench-image.txt
+	"${alone[@]}" "$self" "$work" | tee build/bench-image.txt
 	"$work/table" docs/performance.md <build/bench-image.txt >build/performance.md
 	cp build/performance.md docs/performance.md
 	exit

@@ -26,6 +26,7 @@ type Footprint struct {
 	namespaces map[string]string   // "net:[4026532008]" -> who was seen in it
 	cgroups    map[string]struct{} // directories
 	given      map[string]struct{} // directories that the test made for the daemon: not the daemon's to remove
+	latest     uint64              // when it was last looked, in ticks since boot
 }
 
 func newFootprint() *Footprint {
@@ -66,6 +67,7 @@ func (s *Sandbox) Processes(t testing.TB) []int {
 // process is one line of the host's process table.
 type process struct {
 	pid, ppid int
+	start     uint64 // ticks since boot
 	mark      string // start time and command
 }
 
@@ -108,7 +110,11 @@ func readProcess(pid int) (process, error) {
 	if err != nil {
 		return process{}, err
 	}
-	return process{pid: pid, ppid: parent, mark: fields[startTime] + " " + string(data[open+1:closed])}, nil
+	start, err := strconv.ParseUint(fields[startTime], 10, 64)
+	if err != nil {
+		return process{}, err
+	}
+	return process{pid: pid, ppid: parent, start: start, mark: fields[startTime] + " " + string(data[open+1:closed])}, nil
 }
 
 // descendants lists root and everything below it, root first.
@@ -137,6 +143,7 @@ func (f *Footprint) mark(roots []int) error {
 	marks := map[int]string{}
 	for _, p := range table {
 		marks[p.pid] = p.mark
+		f.latest = max(f.latest, p.start)
 	}
 	for _, root := range roots {
 		for _, pid := range descendants(table, root) {
@@ -201,6 +208,11 @@ func (f *Footprint) left(dirs ...string) []string {
 	}
 	if table, err := processTable(); err == nil {
 		for _, p := range table {
+			// The kernel gives a namespace's number again. Who is younger than all that there was when we last looked, and none
+			// of ours, holds one of its own.
+			if _, ours := f.processes[p.ppid]; p.start > f.latest && !ours {
+				continue
+			}
 			for _, link := range namespacesOf(p.pid) {
 				if who, ours := f.namespaces[link]; ours {
 					left = append(left, fmt.Sprintf("namespace %s of %s, held by process %d (%s)", link, who, p.pid, p.mark))

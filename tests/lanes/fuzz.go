@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/sandboxd/sandboxd/tests/testresult"
@@ -19,8 +22,8 @@ const fuzzLane = "fuzz"
 // fuzzTime is how long each target looks.
 const fuzzTime = time.Minute
 
-// fuzzed are the targets that read what comes from strangers, by package: references, archives, layers and
-// Dockerfiles.
+// fuzzed are the targets that read what comes from strangers, by package: references, archives, layers and Dockerfiles. `make
+// fuzz` runs all there are.
 var fuzzed = []struct {
 	dir     string
 	targets []string
@@ -30,16 +33,33 @@ var fuzzed = []struct {
 	{"image/build", []string{"FuzzDockerfile"}},
 }
 
-// runFuzz runs the fuzz targets one after another, at the lowest priority: beside the lanes of this machine, which mostly
-// wait. An input that fails is left in the package's testdata, as `go test -fuzz` does, and printed.
-func runFuzz(ctx context.Context, l *lane, results *results) error {
+// runFuzz runs the fuzz targets one after another, at the lowest priority beside the lanes of this machine, which mostly wait,
+// and as the ordinary user where there is one: what they find may write where it should not.
+func runFuzz(ctx context.Context, o options, l *lane, free slots, results *results) error {
+	tree := filepath.Join(o.workDir, "tree-"+l.Name)
+	tmp := filepath.Join(o.workDir, l.Name+"-tmp")
+	if err := testtree.Copy(ctx, tree); err != nil {
+		return err
+	}
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		return err
+	}
+	if err := l.own(ctx, tree, tmp); err != nil {
+		return err
+	}
 	for _, f := range fuzzed {
 		r := testresult.Package{Path: module + "/" + f.dir}
-		for _, target := range f.targets {
-			one := fuzzOne(ctx, f.dir, target)
-			r.Tests, r.Elapsed = append(r.Tests, one.Tests...), r.Elapsed+one.Elapsed
-			if one.Err != nil {
-				r.Err, r.Output = fmt.Errorf("%s: %w", target, one.Err), one.Output
+		binary := filepath.Join(o.workDir, testresult.FileName(r.Path)+".fuzz")
+		var out []byte
+		free.with(func() {
+			compile := exec.CommandContext(ctx, "go", "test", "-c", "-buildvcs=false", "-p", strconv.Itoa(o.parallel), "-tags", testtree.Tags, "-fuzz", ".", "-o", binary, "./"+f.dir)
+			out, r.Err = compile.CombinedOutput()
+		})
+		if r.Output = string(out); r.Err == nil {
+			for _, target := range f.targets {
+				one := fuzz(ctx, l, r.Path, binary, filepath.Join(tree, f.dir), tmp, target)
+				r.Tests, r.Elapsed = append(r.Tests, one.Tests...), r.Elapsed+one.Elapsed
+				r.Err, r.Output = errors.Join(r.Err, one.Err), r.Output+one.Output
 			}
 		}
 		results.add(l, r)
@@ -47,18 +67,25 @@ func runFuzz(ctx context.Context, l *lane, results *results) error {
 	return ctx.Err()
 }
 
-// failingInput is how the go tool says where it has put one.
+// failingInput is how the testing package says where it has put one.
 var failingInput = regexp.MustCompile(`Failing input written to (\S+)`)
 
 // timeUp is all that is said of a target that was busy when its time was up: a fault of Go before 1.27, golang.org/issue/75804.
 var timeUp = regexp.MustCompile(`(?m)^--- FAIL: \w+ \([0-9.]+s\)\n    context deadline exceeded$`)
 
-func fuzzOne(ctx context.Context, dir, target string) testresult.Package {
-	test := exec.CommandContext(ctx, "nice", "-n", "19", "go", "test", "-v", "-buildvcs=false", "-tags", testtree.Tags, "-run", "^$",
-		"-fuzz", "^"+target+"$", "-fuzztime", fuzzTime.String(), "-fuzzminimizetime", "2s", "-parallel", "1", "./"+dir)
+// fuzz runs one target. An input that fails is printed: it belongs into the package's testdata/fuzz.
+func fuzz(ctx context.Context, l *lane, path, binary, dir, tmp, target string) testresult.Package {
+	// Minimizing takes a minute by default, for every input that is new, in which nothing is tried.
+	test := exec.CommandContext(ctx, "nice", "-n", "19", binary, "-test.v", "-test.run", "^$", "-test.paniconexit0", "-test.fuzz", "^"+target+"$",
+		"-test.fuzztime", fuzzTime.String(), "-test.fuzzminimizetime", "2s", "-test.parallel", "1", "-test.fuzzcachedir", filepath.Join(tmp, target))
+	test.Dir = dir
+	test.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + tmp, "TMPDIR=" + tmp, "LANG=C.UTF-8"}
+	test.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: l.credential()}
+	// Its workers too.
+	test.Cancel = func() error { return syscall.Kill(-test.Process.Pid, syscall.SIGINT) }
+	test.WaitDelay = 10 * time.Second
 	began := time.Now()
 	out, err := test.CombinedOutput()
-	path := module + "/" + dir
 	m := failingInput.FindSubmatch(out)
 	switch {
 	case m != nil:

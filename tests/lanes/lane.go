@@ -24,7 +24,7 @@ import (
 const testUser = "sandboxd-test"
 
 // testTimeout bounds one package's tests in one lane.
-const testTimeout = 10 * time.Minute
+const testTimeout = 20 * time.Minute
 
 // A lane is who runs the tests, and where: here, or in a machine of the test bed.
 type lane struct {
@@ -117,7 +117,7 @@ type testPackage struct {
 	Path   string // import path
 	Dir    string // relative to the module root
 	Binary string
-	serial bool // drives whole daemons: runs alone
+	serial bool // drives whole daemons: one after another in each lane
 	err    error
 	output []byte
 }
@@ -208,7 +208,7 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 	if err := testtree.CopyBinaries("bin", bin); err != nil {
 		return err
 	}
-	if err := testtree.BuildHelpers(ctx, bin); err != nil {
+	if err := testtree.CopyHelpers(o.helpers(), bin); err != nil {
 		return err
 	}
 	tmp, runtimeDir := filepath.Join(o.workDir, l.Name+"-tmp"), filepath.Join(o.workDir, l.Name+"-run")
@@ -225,12 +225,14 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 		}
 	}
 	home := os.Getenv("HOME")
-	if l.user != nil {
+	switch {
+	case l.sudo:
+		home = "/root" // or root would leave files of its own in the user's
+	case l.user != nil:
 		home = l.user.home
-		owner := fmt.Sprintf("%d:%d", l.user.uid, l.user.gid)
-		if out, err := exec.CommandContext(ctx, "chown", "-R", owner, tree, tmp, runtimeDir).CombinedOutput(); err != nil {
-			return fmt.Errorf("give the copy to %s: %w: %s", l.user.name, err, out)
-		}
+	}
+	if err := l.own(ctx, tree, tmp, runtimeDir); err != nil {
+		return err
 	}
 	path := "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	if tool, err := exec.LookPath("go"); err == nil {
@@ -239,7 +241,7 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 	env := []string{
 		"PATH=" + path, "HOME=" + home, "LANG=C.UTF-8",
 		"TMPDIR=" + tmp, "XDG_RUNTIME_DIR=" + runtimeDir, "GORACE=atexit_sleep_ms=100",
-		"SANDBOXD_BIN=" + bin, "SANDBOXD_TEST_REQUIRE=" + l.require,
+		"SANDBOXD_BIN=" + bin, "SANDBOXD_TEST_DEBS=" + o.debs(), "SANDBOXD_TEST_REQUIRE=" + l.require,
 	}
 	if more := os.Getenv("SANDBOXD_TEST_REQUIRE"); more != "" {
 		env[len(env)-1] += "," + more
@@ -260,6 +262,26 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 	return ctx.Err()
 }
 
+// own gives files to the lane's user, if that is not who runs us.
+func (l *lane) own(ctx context.Context, dirs ...string) error {
+	if l.user == nil {
+		return nil
+	}
+	args := append([]string{"-R", fmt.Sprintf("%d:%d", l.user.uid, l.user.gid)}, dirs...)
+	if out, err := exec.CommandContext(ctx, "chown", args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("give the copy to %s: %w: %s", l.user.name, err, out)
+	}
+	return nil
+}
+
+// credential makes a process the lane's user; nil: it stays as we are.
+func (l *lane) credential() *syscall.Credential {
+	if l.user == nil {
+		return nil
+	}
+	return &syscall.Credential{Uid: l.user.uid, Gid: l.user.gid}
+}
+
 // runPackage runs one test binary and returns what its tests did.
 func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree string, env []string) testresult.Package {
 	args := testresult.Flags(testTimeout, o.run)
@@ -274,10 +296,7 @@ func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree st
 	test := exec.CommandContext(limited, name, args...)
 	test.Dir = filepath.Join(tree, p.Dir)
 	test.Env = env
-	test.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if l.user != nil {
-		test.SysProcAttr.Credential = &syscall.Credential{Uid: l.user.uid, Gid: l.user.gid}
-	}
+	test.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: l.credential()}
 	// The daemons that a killed test leaves behind may hold its output open.
 	test.WaitDelay = 5 * time.Second
 	began := time.Now()

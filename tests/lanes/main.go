@@ -12,6 +12,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"regexp"
@@ -23,6 +24,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandboxd/sandboxd/tests/testresult"
+	"github.com/sandboxd/sandboxd/tests/testtree"
 )
 
 type options struct {
@@ -96,6 +98,9 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		return false, err
 	}
 
+	if !o.narrowed() { // then there is a lane of the ordinary user, the second
+		lanes = append(lanes, &lane{Name: fuzzLane, user: lanes[1].user})
+	}
 	var bed *testBed
 	if o.bed != "no" {
 		if bed, err = startBed(ctx, o); err != nil {
@@ -104,21 +109,18 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		defer bed.stop()
 		lanes = append(lanes, bed.lanes...)
 	}
-	if !o.narrowed() {
-		lanes = append(lanes, &lane{Name: fuzzLane})
-	}
 	began := time.Now()
 	packages, err := compile(ctx, o)
 	if err != nil {
 		return false, err
 	}
+	if err := o.provide(ctx); err != nil {
+		return false, err
+	}
 	fmt.Printf("compiled %d test binaries in %s\n", len(packages), time.Since(began).Round(time.Second))
 
 	results := newResults(lanes)
-	if err := runNative(ctx, o, lanes, packages, results); err != nil {
-		return false, err
-	}
-	if bed != nil {
+	if err = runNative(ctx, o, lanes, packages, results); err == nil && bed != nil {
 		if err = bed.run(ctx, o, results); err != nil {
 			err = fmt.Errorf("test bed: %w", err) // what the native lanes did is told all the same
 		}
@@ -131,6 +133,36 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		fmt.Println("the test bed was left out: nothing here says that limits bite")
 	}
 	return ok && err == nil, err
+}
+
+// helpers is where the programs lie that tests need beside the built binaries.
+func (o options) helpers() string { return filepath.Join(o.workDir, "helpers") }
+
+// debs is where the packages lie that tests make images of.
+func (o options) debs() string { return filepath.Join(o.workDir, "debs") }
+
+// provide makes what all lanes need, once. What it takes from the network it keeps, in a cache that other users may not read.
+func (o options) provide(ctx context.Context) error {
+	for _, dir := range []string{o.helpers(), o.debs()} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := testtree.BuildHelpers(ctx, o.helpers()); err != nil {
+		return err
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return err
+	}
+	kept := filepath.Join(cache, "sandboxd-tests", "debs")
+	if out, err := exec.CommandContext(ctx, "hack/debs.sh", kept).CombinedOutput(); err != nil {
+		return fmt.Errorf("fetch packages: %w\n%s", err, out)
+	}
+	if out, err := exec.CommandContext(ctx, "sh", "-c", `install -m 644 "$1"/*.deb "$2"`, "sh", kept, o.debs()).CombinedOutput(); err != nil {
+		return fmt.Errorf("copy packages: %w\n%s", err, out)
+	}
+	return nil
 }
 
 // runNative runs the lanes of this machine beside each other and writes what came of each.
@@ -149,7 +181,7 @@ func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPa
 		group.Go(func() error {
 			var err error
 			if lane.Name == fuzzLane {
-				err = runFuzz(ctx, lane, results)
+				err = runFuzz(ctx, o, lane, free, results)
 			} else {
 				err = runLane(ctx, o, lane, free, packages, results)
 			}

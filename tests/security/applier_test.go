@@ -42,7 +42,8 @@ func TestUnpackerIsConfined(t *testing.T) {
 	}
 
 	noLandlock := worked(a.attack(t, "no-landlock"))
-	// The control for Landlock: what only it holds. All of it takes a descriptor that should not be there, but the last two.
+	// The control for Landlock: what only it holds. All of it takes a descriptor that should not be there, but a
+	// socket among the layer's files and reading what lies below.
 	if diff := cmp.Diff([]string{
 		"create-outside-descriptor", "make-socket-file", "read-layer-below", "read-outside-descriptor", "remove-outside-descriptor",
 		"write-outside-descriptor",

@@ -86,10 +86,27 @@ func CopyBinaries(built, to string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
-	for _, name := range []string{"sandboxd", "sandboxd-launcher", "sandboxd-init"} {
-		data, err := os.ReadFile(filepath.Join(built, name))
+	if err := copyPrograms(built, to, "sandboxd", "sandboxd-launcher", "sandboxd-init"); err != nil {
+		return fmt.Errorf("%w: run `make build` first", err)
+	}
+	return nil
+}
+
+// CopyHelpers copies what [BuildHelpers] has compiled.
+func CopyHelpers(built, to string) error {
+	for _, h := range helpers {
+		if err := copyPrograms(built, to, h.name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func copyPrograms(from, to string, names ...string) error {
+	for _, name := range names {
+		data, err := os.ReadFile(filepath.Join(from, name))
 		if err != nil {
-			return fmt.Errorf("%w: run `make build` first", err)
+			return err
 		}
 		if err := os.WriteFile(filepath.Join(to, name), data, 0o755); err != nil {
 			return err

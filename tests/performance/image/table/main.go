@@ -76,7 +76,7 @@ func quantile(sorted []float64, percent int) float64 {
 	if percent == 50 {
 		return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
 	}
-	return sorted[min(len(sorted)*percent/100, len(sorted)-1)]
+	return sorted[max((len(sorted)*percent+99)/100, 1)-1]
 }
 
 func run(page string, r io.Reader, w io.Writer) error {
@@ -92,7 +92,7 @@ func run(page string, r io.Reader, w io.Writer) error {
 		return err
 	}
 	before, section, _ := bytes.Cut(old, []byte(heading))
-	fmt.Fprintf(w, "%s\n%s\n", bytes.TrimRight(before, "\n"), heading)
+	fmt.Fprintf(w, "%s\n\n%s\n", bytes.TrimRight(before, "\n"), heading)
 	if err := figures(w, all, processor); err != nil {
 		return err
 	}

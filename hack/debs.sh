@@ -1,0 +1,18 @@
+#!/bin/bash
+# debs.sh DIR: fetch the Debian packages that tests/layers makes images of into DIR, where they are not there yet.
+set -euo pipefail
+list=$(dirname "$0")/../tests/layers/packages.txt
+mkdir -p "$1"
+dir=$(realpath "$1")
+missing=()
+while read -r package; do
+	[[ -z $package ]] || compgen -G "$dir/${package}_*.deb" >/dev/null || missing+=("$package")
+done <"$list"
+((${#missing[@]})) || exit 0
+# Beside it, so that a download that is cut off is never taken for a package.
+new=$(mktemp -d "$dir/.new-XXXXXX")
+trap 'rm -rf "$new"' EXIT
+get() { (cd "$new" && apt-get -q download "${missing[@]}"); }
+# The lists may be missing, or older than what the mirror has.
+get || { if ((EUID)); then sudo -n apt-get -q update; else apt-get -q update; fi && get; }
+mv "$new"/*.deb "$dir"
