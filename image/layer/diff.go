@@ -51,7 +51,7 @@ type DiffOptions struct {
 // The result has no DiffID: who receives the stream hashes what has arrived.
 func Diff(w io.Writer, overlays []Overlay, opts DiffOptions) (Result, error) {
 	d := newDiffer(opts.Limits)
-	out := &archiver{differ: d, w: tar.NewWriter(w), latest: opts.Latest, links: make(map[inode]string), buf: make([]byte, 256<<10)}
+	out := &archiver{differ: d, w: tar.NewWriter(w), latest: opts.Latest.UTC(), links: make(map[inode]string), buf: make([]byte, 256<<10)}
 	d.visit = out.entry
 	if err := d.run(overlays); err != nil {
 		return Result{}, err
@@ -647,6 +647,10 @@ func getxattr(fd int, name string) (string, error) {
 	}
 }
 
+// epoch is the time of whiteouts. Times are in UTC, all of them: archive/tar formats those that it finds hard to express, and
+// to format one in local time opens /etc/localtime, which in the child that does this is the sandbox's, be it a FIFO.
+var epoch = time.Unix(0, 0).UTC()
+
 // inode tells files with several names.
 type inode struct{ dev, ino uint64 }
 
@@ -672,7 +676,7 @@ func (a *archiver) entry(i *item) error {
 func (a *archiver) write(i *item) error {
 	if i.kind == api.Deleted {
 		dir, base := split(i.name)
-		return a.header(&tar.Header{Typeflag: tar.TypeReg, Name: pathIn(dir, whiteoutPrefix+base), ModTime: time.Unix(0, 0)})
+		return a.header(&tar.Header{Typeflag: tar.TypeReg, Name: pathIn(dir, whiteoutPrefix+base), ModTime: epoch})
 	}
 	switch i.st.Mode & unix.S_IFMT {
 	case unix.S_IFDIR:
@@ -743,7 +747,7 @@ func (a *archiver) directory(i *item) error {
 		return nil
 	}
 	// First of all in the directory, for tools that would delete what came before it.
-	return a.header(&tar.Header{Typeflag: tar.TypeReg, Name: pathIn(i.name, whiteoutOpaque), ModTime: time.Unix(0, 0)})
+	return a.header(&tar.Header{Typeflag: tar.TypeReg, Name: pathIn(i.name, whiteoutOpaque), ModTime: epoch})
 }
 
 func (a *archiver) file(i *item) error {
@@ -790,7 +794,7 @@ func (a *archiver) describe(i *item, typ byte) (*tar.Header, error) {
 	}
 	hdr := &tar.Header{
 		Typeflag: typ, Name: i.name, Mode: int64(i.st.Mode & 0o7777), Uid: int(i.st.Uid), Gid: int(i.st.Gid),
-		ModTime: time.Unix(i.st.Mtim.Unix()),
+		ModTime: time.Unix(i.st.Mtim.Unix()).UTC(),
 	}
 	if !a.latest.IsZero() && hdr.ModTime.After(a.latest) {
 		hdr.ModTime = a.latest

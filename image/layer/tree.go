@@ -284,9 +284,9 @@ func (t *tree) inherited(path string) (meta dirMeta, uid, gid int, err error) {
 		return dirMeta{}, 0, 0, err
 	}
 	if st := found.stat; st != nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return dirMeta{mode: st.Mode & 0o7777, mtime: time.Unix(st.Mtim.Unix())}, int(st.Uid), int(st.Gid), nil
+		return dirMeta{mode: st.Mode & 0o7777, mtime: time.Unix(st.Mtim.Unix()).UTC()}, int(st.Uid), int(st.Gid), nil
 	}
-	return dirMeta{mode: 0o755, mtime: time.Unix(0, 0)}, 0, 0, nil
+	return dirMeta{mode: 0o755, mtime: epoch}, 0, 0, nil
 }
 
 // whiteout hides what the layers below have at base, where this one has nothing.
@@ -409,7 +409,7 @@ func (t *tree) remove(h handle, base string, what kind) error {
 func (t *tree) chtimes(h handle, base string, mtime time.Time) error {
 	ts, err := unix.TimeToTimespec(mtime)
 	if err != nil {
-		return invalidf("modification time %s cannot be stored", mtime)
+		return invalidf("modification time %s cannot be stored", mtime.UTC()) // see epoch
 	}
 	if err := unix.UtimesNanoAt(h.fd, base, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return fmt.Errorf("set times of %q: %w", short(h.join(base)), err)

@@ -196,7 +196,7 @@ func (l *Layers) child(ctx context.Context, doing, stage string, job any, in *os
 		return layer.Result{}, fmt.Errorf("encode job: %w", err)
 	}
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", stage, string(arg)) //nolint:gosec // G204: our own sealed binary
-	cmd.Env = []string{}
+	cmd.Env = childEnv
 	cmd.Dir = "/"
 	if in != nil {
 		cmd.Stdin = in // a nil of a type would not be none

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -183,5 +184,23 @@ func TestCommitFollowsNothing(t *testing.T) {
 	}
 	if got := diffOf(t, d, s.ID); !slices.Contains(got, "added symlink /file 0") || !slices.Contains(got, "added symlink /whole 0") {
 		t.Errorf("changes: %q", got)
+	}
+}
+
+// A FIFO in the place of the file that says what local time is holds nobody up: the layer is made where it would be opened.
+func TestCommitWaitsForNoZone(t *testing.T) {
+	d := start(t)
+	registry := harness.LyingRegistry(t, nil)
+	base := registry.Push(t, "team/base:1", twoLayers(t, "base"))
+	d.MustPull(t, base)
+	s := d.Create(t, api.CreateSandbox{Image: base})
+	s.Sh(t, "mkdir -p /etc; touch -d @-1 /x; rm -rf /etc/localtime; mkfifo /etc/localtime")
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := d.Call(ctx, http.MethodPost, "/v1/sandboxes/"+s.ID+"/commit", api.CommitSandbox{Reference: "a/b:1"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Sh(t, "echo thawed"); got != "thawed\n" {
+		t.Errorf("after the commit: %q", got)
 	}
 }
