@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	goruntime "runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -83,7 +84,7 @@ func (l *Layers) Apply(ctx context.Context, req *layer.ApplyRequest) (_ layer.Re
 		select {
 		case <-other:
 		case <-ctx.Done():
-			return layer.Result{}, ctx.Err()
+			return layer.Result{}, context.Cause(ctx)
 		}
 	}
 	done := make(chan struct{})
@@ -105,7 +106,10 @@ func (l *Layers) Apply(ctx context.Context, req *layer.ApplyRequest) (_ layer.Re
 	case l.slots <- struct{}{}:
 		defer func() { <-l.slots }()
 	case <-ctx.Done():
-		return layer.Result{}, ctx.Err()
+		return layer.Result{}, context.Cause(ctx)
+	}
+	if ctx.Err() != nil { // the slot and the end came together
+		return layer.Result{}, context.Cause(ctx)
 	}
 	root := l.ids[0].Outside
 	if err := os.Mkdir(tmp, 0o755); err != nil { //nolint:gosec // G301: it becomes the "/" of sandboxes
@@ -216,12 +220,16 @@ func (l *Layers) child(ctx context.Context, doing, stage string, job any, in *os
 		Credential: &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: l.single},
 		Pdeathsig:  unix.SIGKILL,
 	}
+	// The signal comes when the thread ends that has started the child, be the launcher alive or not: libcontainer has threads
+	// ended, and the one that we are on may be the next.
+	goruntime.LockOSThread()
 	runErr := cmd.Run()
+	goruntime.UnlockOSThread()
 	var report childReport
 	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
 		// It was killed or has panicked before it could report. What it said is the best there is.
 		if ctx.Err() != nil {
-			return layer.Result{}, ctx.Err()
+			return layer.Result{}, fmt.Errorf("%s: %w", doing, context.Cause(ctx))
 		}
 		return layer.Result{}, fmt.Errorf("%s: %w: %s", doing, errors.Join(runErr, err), bytes.TrimSpace(complaints.Bytes()))
 	}
