@@ -43,7 +43,7 @@ func newExtractor(root *os.Root, opts Options) (*extractor, error) {
 	}
 	x := &extractor{
 		tree: tree{
-			root: root, dir: dir, lower: lower, singleID: opts.SingleID, maxDepth: opts.Limits.Depth,
+			root: root, dir: dir, lower: lower, singleID: opts.SingleID, maxDepth: opts.Limits.Depth, maxEntries: opts.Limits.Entries,
 			metas: make(map[string]dirMeta),
 		},
 		opts: opts,
@@ -146,8 +146,7 @@ func (x *extractor) whiteout(dir, base string) error {
 	}
 	switch what {
 	case absent:
-		x.whiteouts[h.join(hidden)] = struct{}{}
-		return x.tree.whiteout(h, hidden)
+		return x.hide(h, hidden)
 	case directory:
 		nothing, err := x.tree.holdsNothing(h.join(hidden))
 		if err != nil {
@@ -160,11 +159,20 @@ func (x *extractor) whiteout(dir, base string) error {
 		if err := x.tree.remove(h, hidden, what); err != nil {
 			return err
 		}
-		x.whiteouts[h.join(hidden)] = struct{}{}
-		return x.tree.whiteout(h, hidden)
+		return x.hide(h, hidden)
 	case whiteout, other: // already hides what is below
 	}
 	return nil
+}
+
+// hide makes a whiteout, and notes it for settle.
+func (x *extractor) hide(h handle, base string) error {
+	path := h.join(base)
+	if err := x.tree.hold(path); err != nil {
+		return err
+	}
+	x.whiteouts[path] = struct{}{}
+	return x.tree.whiteout(h, base)
 }
 
 // place opens the directory for a new file and clears the way for it.

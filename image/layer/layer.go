@@ -53,7 +53,7 @@ func invalidf(format string, args ...any) error {
 
 // Limits bound what one layer may ask for. A zero field means the one of [DefaultLimits].
 type Limits struct {
-	Entries int64 `json:"entries,omitempty"` // headers in the stream
+	Entries int64 `json:"entries,omitempty"` // headers in the stream, and directories that none of them describes
 	Bytes   int64 `json:"bytes,omitempty"`   // of the uncompressed stream, and of all file contents (sparse files count in full)
 	// Ratio is how many bytes may come out for each compressed byte that went in. It counts once RatioFloor bytes
 	// have come out, as small layers may be mostly padding.
@@ -172,8 +172,9 @@ func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
 			return Result{}, fmt.Errorf("read entry %d: %w", x.result.Entries+1, ahead.blame(err))
 		}
-		if x.result.Entries++; x.result.Entries > opts.Limits.Entries {
-			return Result{}, invalidf("more than %d entries", opts.Limits.Entries)
+		x.result.Entries++
+		if err := x.tree.count(); err != nil {
+			return Result{}, err
 		}
 		if err := x.entry(hdr, tr); err != nil {
 			return Result{}, fmt.Errorf("entry %q: %w", short(hdr.Name), err)
