@@ -116,6 +116,7 @@ type differ struct {
 	lower  []*os.File
 	limits Limits
 	held   int64 // bytes of names in memory
+	seen   int64 // names in the upper directories
 	dirent []byte
 	result Result
 }
@@ -218,9 +219,13 @@ func (d *differ) found(i *item) error {
 
 // subdir is a directory whose turn comes after the files beside it.
 type subdir struct {
-	base  string
-	below lowerEntry
+	base   string
+	exists bool  // below
+	dirs   []int // as in lowerEntry, which is larger
 }
+
+// size is what it takes in memory.
+func (s *subdir) size() int64 { return int64(len(s.base)) + 8*int64(cap(s.dirs)) + perName }
 
 // directory visits what is in the directory fd of the upper tree, at rel in it. live are the lower directories that have
 // a directory there too, of which nothing shows if it is hidden.
@@ -238,10 +243,16 @@ func (d *differ) directory(fd int, rel string, live []int, hidden bool, depth in
 		err = d.deleted(rel, names, lowers)
 	}
 	closeAll(lowers)
-	for _, n := range names {
-		d.held -= int64(len(n)) + perName
-	}
+	d.held -= sizeOf(names)
 	if err != nil {
+		return err
+	}
+	// They stay until the last has been visited, and so do those of the directories above.
+	var held int64
+	for _, s := range dirs {
+		held += s.size()
+	}
+	if err := d.hold(held); err != nil {
 		return err
 	}
 	for _, s := range dirs {
@@ -249,16 +260,28 @@ func (d *differ) directory(fd int, rel string, live []int, hidden bool, depth in
 			return err
 		}
 	}
+	d.held -= held
 	return nil
 }
 
 // perName is what a name costs in memory beside its bytes.
 const perName = 64
 
+func sizeOf(names []string) (n int64) {
+	for _, name := range names {
+		n += int64(len(name)) + perName
+	}
+	return n
+}
+
 // files visits what is in a directory but its subdirectories, which it returns.
 func (d *differ) files(fd int, rel string, names []string, lowers []lowerDir, hidden bool, depth int) ([]subdir, error) {
 	var dirs []subdir
 	for _, base := range names {
+		// All that there is, not only what becomes an entry: it takes as long.
+		if d.seen++; d.seen > d.limits.Entries {
+			return nil, invalidf("more than %d entries", d.limits.Entries)
+		}
 		i := item{name: d.name(pathIn(rel, base)), base: base, dir: fd}
 		if strings.HasPrefix(base, whiteoutPrefix) {
 			d.skip(i.name, "a layer would take it for a whiteout")
@@ -298,7 +321,7 @@ func (d *differ) files(fd int, rel string, names []string, lowers []lowerDir, hi
 			i.kind, i.st, i.dir = api.Deleted, was.st, -1
 			err = d.found(&i)
 		case typ == unix.S_IFDIR:
-			dirs = append(dirs, subdir{base, was})
+			dirs = append(dirs, subdir{base, was.exists, slices.Clip(was.dirs)})
 		case typ == unix.S_IFREG, typ == unix.S_IFLNK, typ == unix.S_IFIFO:
 			err = d.found(&i)
 		case typ == unix.S_IFSOCK:
@@ -316,7 +339,7 @@ func (d *differ) files(fd int, rel string, names []string, lowers []lowerDir, hi
 func (d *differ) subdirectory(dir int, rel string, s subdir, hidden bool, depth int) error {
 	rel = pathIn(rel, s.base)
 	i := item{name: d.name(rel), kind: api.Added, base: s.base, dir: dir}
-	if s.below.exists {
+	if s.exists {
 		i.kind = api.Changed
 	}
 	fd, err := unix.Openat(dir, s.base, openDir, 0)
@@ -338,11 +361,11 @@ func (d *differ) subdirectory(dir int, rel string, s subdir, hidden bool, depth 
 	}
 	i.attrs = attrs.kept
 	// A new directory is opaque as a rule, to spare overlayfs from looking below.
-	i.opaque = attrs.opaque && s.below.isDir() && !hidden
+	i.opaque = attrs.opaque && len(s.dirs) > 0 && !hidden
 	if err := d.found(&i); err != nil {
 		return err
 	}
-	return d.directory(fd, rel, s.below.dirs, hidden || attrs.opaque, depth)
+	return d.directory(fd, rel, s.dirs, hidden || attrs.opaque, depth)
 }
 
 // deleted visits what the lower directories have at rel and the upper one, which hides it, has not.
@@ -354,12 +377,14 @@ func (d *differ) deleted(rel string, names []string, lowers []lowerDir) error {
 			return fmt.Errorf("list what %q hides: %w", short(d.name(rel)), err)
 		}
 		for _, base := range below {
-			d.held -= int64(len(base)) + perName
-			if _, ok := slices.BinarySearch(names, base); !ok {
+			if _, ok := slices.BinarySearch(names, base); ok {
+				d.held -= int64(len(base)) + perName
+			} else {
 				gone = append(gone, base)
 			}
 		}
 	}
+	defer func(held int64) { d.held = held }(d.held - sizeOf(gone))
 	slices.Sort(gone)
 	for _, base := range slices.Compact(gone) {
 		was, err := d.look(lowers, base)
@@ -453,8 +478,6 @@ type lowerEntry struct {
 	st     unix.Stat_t
 	dirs   []int // the lower trees that it is a directory in, as far as they are merged
 }
-
-func (b *lowerEntry) isDir() bool { return len(b.dirs) > 0 }
 
 // look merges the lower directories at base as overlayfs does.
 func (d *differ) look(lowers []lowerDir, base string) (lowerEntry, error) {

@@ -670,6 +670,9 @@ func TestDiffOfHostileUpper(t *testing.T) {
 		{name: "many", plant: func(d string) error {
 			return errors.Join(os.Mkdir(d+"/a", 0o755), os.Mkdir(d+"/b", 0o755), os.Mkdir(d+"/c", 0o755))
 		}, limits: layer.Limits{Entries: 2}, err: "more than 2 entries"},
+		{name: "many of which nothing becomes an entry", plant: func(d string) error {
+			return errors.Join(unix.Mknod(d+"/a", unix.S_IFCHR, 0), unix.Mknod(d+"/b", unix.S_IFCHR, 0), os.WriteFile(d+"/.wh.c", nil, 0o644))
+		}, limits: layer.Limits{Entries: 2}, err: "more than 2 entries"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir, upper := upperDir(t)

@@ -127,7 +127,8 @@ type Result struct {
 	SkippedMore int64 `json:"skipped_more,omitempty"`
 }
 
-// MaxSkipped bounds [Result.Skipped]: with names cut to 200 bytes it fits into one message of the launcher's.
+// MaxSkipped bounds [Result.Skipped]. A line has two names cut to 200 bytes, of which JSON makes six times as many at worst: that
+// fits into one message of the launcher's, 160 KiB.
 const MaxSkipped = 50
 
 // ApplyRequest is what the daemon asks of whoever keeps the layers: extract this blob and keep the directory under the

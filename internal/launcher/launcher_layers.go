@@ -242,11 +242,12 @@ func (l *Layers) child(ctx context.Context, doing, stage string, job any, in *os
 	return report.Result, nil
 }
 
-// limited is a buffer that takes 64 KiB and drops the rest: the child reads hostile input, so its words are bounded.
+// limited is a buffer that takes what one message of the protocol does and drops the rest: the child reads hostile input, so its
+// words are bounded.
 type limited struct{ bytes.Buffer }
 
 func (b *limited) Write(p []byte) (int, error) {
-	if room := 64<<10 - b.Len(); room > 0 {
+	if room := maxPacket - b.Len(); room > 0 {
 		b.Buffer.Write(p[:min(room, len(p))])
 	}
 	return len(p), nil

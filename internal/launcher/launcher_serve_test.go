@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"encoding/json"
 	"io"
 	"log/slog"
 	"os"
@@ -49,5 +50,26 @@ func TestLongRequestsEndWithTheirDaemon(t *testing.T) {
 				t.Fatal("it goes on")
 			}
 		})
+	}
+}
+
+// The longest report that a child can make arrives whole, and fits into an answer.
+func TestLongestReportFits(t *testing.T) {
+	long := strings.Repeat("\x01", 200) + "..."
+	var result layer.Result
+	for range layer.MaxSkipped {
+		result.Skipped = append(result.Skipped, long+": "+long)
+	}
+	var b limited
+	if err := json.NewEncoder(&b).Encode(childReport{Result: result}); err != nil {
+		t.Fatal(err)
+	}
+	var got childReport
+	if err := json.Unmarshal(b.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	one, _ := pair(t)
+	if err := send(one, &response{Layer: &got.Result}); err != nil {
+		t.Error(err)
 	}
 }
