@@ -124,7 +124,7 @@ func (d *Draft) Open(ctx context.Context, l Layer) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	u, err := layer.Uncompress(store.WithContext(ctx, f), l.Blob.MediaType, layer.Limits{})
+	u, err := layer.Uncompress(store.WithContext(ctx, f), l.Blob.MediaType, layer.AnyRatio())
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -205,7 +205,7 @@ func (d *Draft) AddLayer(ctx context.Context, below []Layer, write func(io.Write
 	}
 	b.MediaType = string(types.OCILayer)
 	l := Layer{Blob: b}
-	if l.DiffID, err = d.archive.diffID(ctx, b); err != nil {
+	if l.DiffID, err = d.archive.diffID(ctx, b, layer.AnyRatio()); err != nil {
 		return nil, err
 	}
 	parent := ""

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -681,7 +680,7 @@ func (p *pull) apply(ctx context.Context, layers []store.Layer, i int) error {
 func (s *Service) extract(ctx context.Context, l store.Layer, parents []string, made bool) error {
 	var limits layer.Limits
 	if made {
-		limits.Ratio = math.MaxInt64
+		limits = layer.AnyRatio()
 	}
 	if err := s.store.BeginLayer(l.ChainID); err != nil {
 		return err

@@ -76,6 +76,10 @@ func DefaultLimits() Limits {
 	}
 }
 
+// AnyRatio are the default limits for streams that are not to be judged by how well they are compressed: layers that are our own
+// work, or have been unpacked before.
+func AnyRatio() Limits { return Limits{Ratio: math.MaxInt64}.withDefaults() }
+
 func (l Limits) withDefaults() Limits {
 	d := DefaultLimits()
 	if l.Entries <= 0 {
