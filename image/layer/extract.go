@@ -410,7 +410,7 @@ const xattrRecord = "SCHILY.xattr."
 
 // xattrs sets those that are allowed on a file or directory.
 func (x *extractor) xattrs(h handle, base string, hdr *tar.Header) error {
-	for record, value := range hdr.PAXRecords {
+	for _, record := range slices.Sorted(maps.Keys(hdr.PAXRecords)) { // so that the same layer gives the same list
 		name, ok := strings.CutPrefix(record, xattrRecord)
 		if !ok {
 			continue
@@ -419,7 +419,7 @@ func (x *extractor) xattrs(h handle, base string, hdr *tar.Header) error {
 			x.skip(hdr.Name, "xattr "+name)
 			continue
 		}
-		err := x.tree.setxattr(h, base, name, []byte(value))
+		err := x.tree.setxattr(h, base, name, []byte(hdr.PAXRecords[record]))
 		if errors.Is(err, unix.ENOTSUP) {
 			x.skip(hdr.Name, "xattr "+name+" (the file system has none)")
 			continue
@@ -437,7 +437,7 @@ func (x *extractor) xattrs(h handle, base string, hdr *tar.Header) error {
 
 // skipXattrs notes the xattrs of what can have none of user.*: links and FIFOs.
 func (x *extractor) skipXattrs(hdr *tar.Header) {
-	for record := range hdr.PAXRecords {
+	for _, record := range slices.Sorted(maps.Keys(hdr.PAXRecords)) {
 		if name, ok := strings.CutPrefix(record, xattrRecord); ok {
 			x.skip(hdr.Name, "xattr "+name)
 		}

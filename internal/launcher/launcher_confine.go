@@ -232,9 +232,9 @@ func verifyLandlock() error {
 	return nil
 }
 
-// detached returns a copy of the mount at dir that is attached nowhere.
+// detached returns a copy of the mount at dir that is attached nowhere. A link there is not followed.
 func detached(dir string, attr uint64, flags uint) (int, error) {
-	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|flags)
+	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.AT_SYMLINK_NOFOLLOW|flags)
 	if err != nil {
 		return -1, fmt.Errorf("copy mount of %s: %w", filepath.Base(dir), err)
 	}
