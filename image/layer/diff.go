@@ -51,7 +51,7 @@ type DiffOptions struct {
 // The result has no DiffID: who receives the stream hashes what has arrived.
 func Diff(w io.Writer, overlays []Overlay, opts DiffOptions) (Result, error) {
 	d := newDiffer(opts.Limits)
-	out := &archiver{differ: d, w: tar.NewWriter(w), latest: opts.Latest.UTC(), links: make(map[inode]string), buf: make([]byte, 256<<10)}
+	out := &archiver{differ: d, w: tar.NewWriter(w), latest: opts.Latest.UTC(), links: make(map[inode]named), buf: make([]byte, 256<<10)}
 	d.visit = out.entry
 	if err := d.run(overlays); err != nil {
 		return Result{}, err
@@ -677,12 +677,20 @@ var epoch = time.Unix(0, 0).UTC()
 // inode tells files with several names.
 type inode struct{ dev, ino uint64 }
 
+// named is a file in the archive: its first name, and what tells it from another file that has got its inode since.
+type named struct {
+	name         string
+	typ          uint32
+	size         int64
+	mtime, ctime unix.Timespec
+}
+
 // archiver writes differences as a tar stream.
 type archiver struct {
 	*differ
 	w      *tar.Writer
 	latest time.Time
-	links  map[inode]string // the first name of each file that has several
+	links  map[inode]named // files that have several names
 	buf    []byte
 }
 
@@ -740,16 +748,20 @@ func (a *archiver) link(i *item) (done bool, err error) {
 		return false, nil
 	}
 	key := inode{i.st.Dev, i.st.Ino}
+	now := named{i.name, i.st.Mode & unix.S_IFMT, i.st.Size, i.st.Mtim, i.st.Ctim}
 	if first, ok := a.links[key]; ok {
+		if now.name = first.name; now != first {
+			return false, ErrChanged
+		}
 		hdr, err := a.describe(i, tar.TypeLink)
 		if err != nil {
 			return false, err
 		}
-		hdr.Linkname = first
+		hdr.Linkname = first.name
 		return true, a.header(hdr)
 	}
-	a.links[key] = i.name
-	return false, a.hold(int64(len(i.name)) + 2*perName)
+	a.links[key] = now
+	return false, a.hold(int64(len(i.name)) + 3*perName)
 }
 
 func (a *archiver) directory(i *item) error {
@@ -778,8 +790,7 @@ func (a *archiver) file(i *item) error {
 	if err != nil {
 		return err
 	}
-	f := os.NewFile(uintptr(fd), i.base)
-	defer func() { _ = f.Close() }() // only read
+	defer func() { _ = unix.Close(fd) }() // only read
 	if done, err := a.link(i); done || err != nil {
 		return err
 	}
@@ -799,7 +810,7 @@ func (a *archiver) file(i *item) error {
 	if err := a.header(hdr); err != nil {
 		return err
 	}
-	n, err := io.CopyBuffer(struct{ io.Writer }{a.w}, struct{ io.Reader }{io.LimitReader(f, i.st.Size)}, a.buf)
+	n, err := io.CopyBuffer(struct{ io.Writer }{a.w}, struct{ io.Reader }{io.LimitReader(content(fd), i.st.Size)}, a.buf)
 	a.result.Size += n
 	if err != nil {
 		return fmt.Errorf("copy content: %w", err)
@@ -808,6 +819,24 @@ func (a *archiver) file(i *item) error {
 		return fmt.Errorf("%w: it became shorter", ErrChanged)
 	}
 	return nil
+}
+
+// content reads a regular file. An os.File of a descriptor that does not block asks the kernel to be told of data, for each file.
+type content int
+
+func (c content) Read(p []byte) (int, error) {
+	for {
+		n, err := unix.Read(int(c), p)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return 0, err
+		case n == 0 && len(p) > 0:
+			return 0, io.EOF
+		}
+		return n, nil
+	}
 }
 
 // describe begins the header of what is there.
