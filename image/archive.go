@@ -521,7 +521,7 @@ func (a *archive) rootfs(ctx context.Context, r io.Reader, want v1.Platform, c a
 	if err := a.checkTar(ctx, b); err != nil {
 		return nil, err
 	}
-	diffID, err := a.diffID(ctx, b)
+	diffID, err := a.diffID(ctx, b, layer.Limits{})
 	if err != nil {
 		return nil, err
 	}
@@ -549,12 +549,12 @@ func (a *archive) rootfs(ctx context.Context, r io.Reader, want v1.Platform, c a
 }
 
 // plain is a stored layer without its compression, until done is called.
-func (a *archive) plain(ctx context.Context, b store.Blob) (_ *layer.Uncompressed, done func(), err error) {
+func (a *archive) plain(ctx context.Context, b store.Blob, limits layer.Limits) (_ *layer.Uncompressed, done func(), err error) {
 	f, err := a.service.store.OpenBlob(b.Digest)
 	if err != nil {
 		return nil, nil, err
 	}
-	plain, err := layer.Uncompress(store.WithContext(ctx, f), b.MediaType, layer.Limits{})
+	plain, err := layer.Uncompress(store.WithContext(ctx, f), b.MediaType, limits)
 	if err != nil {
 		_ = f.Close() // only read, as below
 		return nil, nil, archiveInvalid("%w", err)
@@ -568,7 +568,7 @@ func (a *archive) plain(ctx context.Context, b store.Blob) (_ *layer.Uncompresse
 // checkTar looks whether a stored layer begins like a tar with anything in it. Zeros, or nothing at all, are an empty
 // one; nobody means that by a root file system.
 func (a *archive) checkTar(ctx context.Context, b store.Blob) error {
-	plain, done, err := a.plain(ctx, b)
+	plain, done, err := a.plain(ctx, b, layer.Limits{})
 	if err != nil {
 		return err
 	}
@@ -585,8 +585,8 @@ func (a *archive) checkTar(ctx context.Context, b store.Blob) error {
 }
 
 // diffID is the digest of a stored layer without its compression.
-func (a *archive) diffID(ctx context.Context, b store.Blob) (string, error) {
-	plain, done, err := a.plain(ctx, b)
+func (a *archive) diffID(ctx context.Context, b store.Blob, limits layer.Limits) (string, error) {
+	plain, done, err := a.plain(ctx, b, limits)
 	if err != nil {
 		return "", err
 	}

@@ -62,7 +62,7 @@ func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ l
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
-	p := &pull{service: s, ref: target, want: want, explicit: true, origin: &archiveOrigin{service: s, root: manifest}}
+	p := &pull{service: s, ref: target, want: want, explicit: true, made: result.DiffID, origin: &archiveOrigin{service: s, root: manifest}}
 	ready, err := p.run(ctx)
 	if err != nil {
 		return nil, layer.Result{}, err

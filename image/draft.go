@@ -124,7 +124,7 @@ func (d *Draft) Open(ctx context.Context, l Layer) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	u, err := layer.Uncompress(store.WithContext(ctx, f), l.Blob.MediaType, layer.Limits{})
+	u, err := layer.Uncompress(store.WithContext(ctx, f), l.Blob.MediaType, layer.AnyRatio())
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -205,7 +205,7 @@ func (d *Draft) AddLayer(ctx context.Context, below []Layer, write func(io.Write
 	}
 	b.MediaType = string(types.OCILayer)
 	l := Layer{Blob: b}
-	if l.DiffID, err = d.archive.diffID(ctx, b); err != nil {
+	if l.DiffID, err = d.archive.diffID(ctx, b, layer.AnyRatio()); err != nil {
 		return nil, err
 	}
 	parent := ""
@@ -237,7 +237,7 @@ func (a *atMost) Write(p []byte) (int, error) {
 
 func (d *Draft) extract(ctx context.Context, l Layer, parents []string) error {
 	s := d.service
-	err := s.flights.do(ctx, "layer "+l.ChainID, func(ctx context.Context) error { return s.extract(ctx, l, parents) })
+	err := s.flights.do(ctx, "layer "+l.ChainID, func(ctx context.Context) error { return s.extract(ctx, l, parents, true) })
 	if errors.Is(err, layer.ErrInvalid) {
 		return classf(ErrInvalid, "layer: %w", err)
 	} else if err != nil {

@@ -221,7 +221,8 @@ type pull struct {
 	service  *Service
 	ref      name.Reference
 	want     v1.Platform
-	explicit bool // the platform was asked for, not ours by default
+	explicit bool   // the platform was asked for, not ours by default
+	made     string // diff id of a layer that we have just made; empty: none
 	origin   origin
 	progress progress
 }
@@ -662,7 +663,7 @@ func (p *pull) apply(ctx context.Context, layers []store.Layer, i int) error {
 		parents = append(parents, below.ChainID)
 	}
 	err := s.flights.do(ctx, "layer "+l.ChainID, func(ctx context.Context) error {
-		return s.extract(ctx, l, parents)
+		return s.extract(ctx, l, parents, l.DiffID == p.made)
 	})
 	switch {
 	case errors.Is(err, layer.ErrInvalid):
@@ -674,7 +675,13 @@ func (p *pull) apply(ctx context.Context, layers []store.Layer, i int) error {
 	return nil
 }
 
-func (s *Service) extract(ctx context.Context, l store.Layer, parents []string) error {
+// extract has a layer extracted. One that we have made of what has been on this host is not judged by how well we could
+// compress it; its bytes are bounded in any case.
+func (s *Service) extract(ctx context.Context, l store.Layer, parents []string, made bool) error {
+	var limits layer.Limits
+	if made {
+		limits = layer.AnyRatio()
+	}
 	if err := s.store.BeginLayer(l.ChainID); err != nil {
 		return err
 	}
@@ -684,7 +691,7 @@ func (s *Service) extract(ctx context.Context, l store.Layer, parents []string) 
 	}
 	defer func() { _ = f.Close() }()
 	res, err := s.applier.Apply(ctx, layer.ApplyRequest{
-		ChainID: l.ChainID, Parents: parents, MediaType: l.Blob.MediaType, DiffID: l.DiffID, Blob: f,
+		ChainID: l.ChainID, Parents: parents, MediaType: l.Blob.MediaType, DiffID: l.DiffID, Limits: limits, Blob: f,
 	})
 	if err != nil {
 		return err

@@ -51,7 +51,7 @@ type DiffOptions struct {
 // The result has no DiffID: who receives the stream hashes what has arrived.
 func Diff(w io.Writer, overlays []Overlay, opts DiffOptions) (Result, error) {
 	d := newDiffer(opts.Limits)
-	out := &archiver{differ: d, w: tar.NewWriter(w), latest: opts.Latest, links: make(map[inode]string), buf: make([]byte, 256<<10)}
+	out := &archiver{differ: d, w: tar.NewWriter(w), latest: opts.Latest.UTC(), links: make(map[inode]named), buf: make([]byte, 256<<10)}
 	d.visit = out.entry
 	if err := d.run(overlays); err != nil {
 		return Result{}, err
@@ -116,6 +116,7 @@ type differ struct {
 	lower  []*os.File
 	limits Limits
 	held   int64 // bytes of names in memory
+	seen   int64 // names in the upper directories
 	dirent []byte
 	result Result
 }
@@ -218,9 +219,13 @@ func (d *differ) found(i *item) error {
 
 // subdir is a directory whose turn comes after the files beside it.
 type subdir struct {
-	base  string
-	below lowerEntry
+	base   string
+	exists bool  // below
+	dirs   []int // as in lowerEntry, which is larger
 }
+
+// size is what it takes in memory.
+func (s *subdir) size() int64 { return int64(len(s.base)) + 8*int64(cap(s.dirs)) + perName }
 
 // directory visits what is in the directory fd of the upper tree, at rel in it. live are the lower directories that have
 // a directory there too, of which nothing shows if it is hidden.
@@ -238,10 +243,16 @@ func (d *differ) directory(fd int, rel string, live []int, hidden bool, depth in
 		err = d.deleted(rel, names, lowers)
 	}
 	closeAll(lowers)
-	for _, n := range names {
-		d.held -= int64(len(n)) + perName
-	}
+	d.held -= sizeOf(names)
 	if err != nil {
+		return err
+	}
+	// They stay until the last has been visited, and so do those of the directories above.
+	var held int64
+	for _, s := range dirs {
+		held += s.size()
+	}
+	if err := d.hold(held); err != nil {
 		return err
 	}
 	for _, s := range dirs {
@@ -249,16 +260,28 @@ func (d *differ) directory(fd int, rel string, live []int, hidden bool, depth in
 			return err
 		}
 	}
+	d.held -= held
 	return nil
 }
 
 // perName is what a name costs in memory beside its bytes.
 const perName = 64
 
+func sizeOf(names []string) (n int64) {
+	for _, name := range names {
+		n += int64(len(name)) + perName
+	}
+	return n
+}
+
 // files visits what is in a directory but its subdirectories, which it returns.
 func (d *differ) files(fd int, rel string, names []string, lowers []lowerDir, hidden bool, depth int) ([]subdir, error) {
 	var dirs []subdir
 	for _, base := range names {
+		// All that there is, not only what becomes an entry: it takes as long.
+		if d.seen++; d.seen > d.limits.Entries {
+			return nil, invalidf("more than %d entries", d.limits.Entries)
+		}
 		i := item{name: d.name(pathIn(rel, base)), base: base, dir: fd}
 		if strings.HasPrefix(base, whiteoutPrefix) {
 			d.skip(i.name, "a layer would take it for a whiteout")
@@ -298,7 +321,7 @@ func (d *differ) files(fd int, rel string, names []string, lowers []lowerDir, hi
 			i.kind, i.st, i.dir = api.Deleted, was.st, -1
 			err = d.found(&i)
 		case typ == unix.S_IFDIR:
-			dirs = append(dirs, subdir{base, was})
+			dirs = append(dirs, subdir{base, was.exists, slices.Clip(was.dirs)})
 		case typ == unix.S_IFREG, typ == unix.S_IFLNK, typ == unix.S_IFIFO:
 			err = d.found(&i)
 		case typ == unix.S_IFSOCK:
@@ -316,7 +339,7 @@ func (d *differ) files(fd int, rel string, names []string, lowers []lowerDir, hi
 func (d *differ) subdirectory(dir int, rel string, s subdir, hidden bool, depth int) error {
 	rel = pathIn(rel, s.base)
 	i := item{name: d.name(rel), kind: api.Added, base: s.base, dir: dir}
-	if s.below.exists {
+	if s.exists {
 		i.kind = api.Changed
 	}
 	fd, err := unix.Openat(dir, s.base, openDir, 0)
@@ -338,11 +361,11 @@ func (d *differ) subdirectory(dir int, rel string, s subdir, hidden bool, depth 
 	}
 	i.attrs = attrs.kept
 	// A new directory is opaque as a rule, to spare overlayfs from looking below.
-	i.opaque = attrs.opaque && s.below.isDir() && !hidden
+	i.opaque = attrs.opaque && len(s.dirs) > 0 && !hidden
 	if err := d.found(&i); err != nil {
 		return err
 	}
-	return d.directory(fd, rel, s.below.dirs, hidden || attrs.opaque, depth)
+	return d.directory(fd, rel, s.dirs, hidden || attrs.opaque, depth)
 }
 
 // deleted visits what the lower directories have at rel and the upper one, which hides it, has not.
@@ -354,12 +377,14 @@ func (d *differ) deleted(rel string, names []string, lowers []lowerDir) error {
 			return fmt.Errorf("list what %q hides: %w", short(d.name(rel)), err)
 		}
 		for _, base := range below {
-			d.held -= int64(len(base)) + perName
-			if _, ok := slices.BinarySearch(names, base); !ok {
+			if _, ok := slices.BinarySearch(names, base); ok {
+				d.held -= int64(len(base)) + perName
+			} else {
 				gone = append(gone, base)
 			}
 		}
 	}
+	defer func(held int64) { d.held = held }(d.held - sizeOf(gone))
 	slices.Sort(gone)
 	for _, base := range slices.Compact(gone) {
 		was, err := d.look(lowers, base)
@@ -453,8 +478,6 @@ type lowerEntry struct {
 	st     unix.Stat_t
 	dirs   []int // the lower trees that it is a directory in, as far as they are merged
 }
-
-func (b *lowerEntry) isDir() bool { return len(b.dirs) > 0 }
 
 // look merges the lower directories at base as overlayfs does.
 func (d *differ) look(lowers []lowerDir, base string) (lowerEntry, error) {
@@ -647,15 +670,27 @@ func getxattr(fd int, name string) (string, error) {
 	}
 }
 
+// epoch is the time of whiteouts. Times are in UTC, all of them: archive/tar formats those that it finds hard to express, and
+// to format one in local time opens /etc/localtime, which in the child that does this is the sandbox's, be it a FIFO.
+var epoch = time.Unix(0, 0).UTC()
+
 // inode tells files with several names.
 type inode struct{ dev, ino uint64 }
+
+// named is a file in the archive: its first name, and what tells it from another file that has got its inode since.
+type named struct {
+	name         string
+	typ          uint32
+	size         int64
+	mtime, ctime unix.Timespec
+}
 
 // archiver writes differences as a tar stream.
 type archiver struct {
 	*differ
 	w      *tar.Writer
 	latest time.Time
-	links  map[inode]string // the first name of each file that has several
+	links  map[inode]named // files that have several names
 	buf    []byte
 }
 
@@ -672,7 +707,7 @@ func (a *archiver) entry(i *item) error {
 func (a *archiver) write(i *item) error {
 	if i.kind == api.Deleted {
 		dir, base := split(i.name)
-		return a.header(&tar.Header{Typeflag: tar.TypeReg, Name: pathIn(dir, whiteoutPrefix+base), ModTime: time.Unix(0, 0)})
+		return a.header(&tar.Header{Typeflag: tar.TypeReg, Name: pathIn(dir, whiteoutPrefix+base), ModTime: epoch})
 	}
 	switch i.st.Mode & unix.S_IFMT {
 	case unix.S_IFDIR:
@@ -713,16 +748,20 @@ func (a *archiver) link(i *item) (done bool, err error) {
 		return false, nil
 	}
 	key := inode{i.st.Dev, i.st.Ino}
+	now := named{i.name, i.st.Mode & unix.S_IFMT, i.st.Size, i.st.Mtim, i.st.Ctim}
 	if first, ok := a.links[key]; ok {
+		if now.name = first.name; now != first {
+			return false, ErrChanged
+		}
 		hdr, err := a.describe(i, tar.TypeLink)
 		if err != nil {
 			return false, err
 		}
-		hdr.Linkname = first
+		hdr.Linkname = first.name
 		return true, a.header(hdr)
 	}
-	a.links[key] = i.name
-	return false, a.hold(int64(len(i.name)) + 2*perName)
+	a.links[key] = now
+	return false, a.hold(int64(len(i.name)) + 3*perName)
 }
 
 func (a *archiver) directory(i *item) error {
@@ -743,7 +782,7 @@ func (a *archiver) directory(i *item) error {
 		return nil
 	}
 	// First of all in the directory, for tools that would delete what came before it.
-	return a.header(&tar.Header{Typeflag: tar.TypeReg, Name: pathIn(i.name, whiteoutOpaque), ModTime: time.Unix(0, 0)})
+	return a.header(&tar.Header{Typeflag: tar.TypeReg, Name: pathIn(i.name, whiteoutOpaque), ModTime: epoch})
 }
 
 func (a *archiver) file(i *item) error {
@@ -751,8 +790,7 @@ func (a *archiver) file(i *item) error {
 	if err != nil {
 		return err
 	}
-	f := os.NewFile(uintptr(fd), i.base)
-	defer func() { _ = f.Close() }() // only read
+	defer func() { _ = unix.Close(fd) }() // only read
 	if done, err := a.link(i); done || err != nil {
 		return err
 	}
@@ -772,7 +810,7 @@ func (a *archiver) file(i *item) error {
 	if err := a.header(hdr); err != nil {
 		return err
 	}
-	n, err := io.CopyBuffer(struct{ io.Writer }{a.w}, struct{ io.Reader }{io.LimitReader(f, i.st.Size)}, a.buf)
+	n, err := io.CopyBuffer(struct{ io.Writer }{a.w}, struct{ io.Reader }{io.LimitReader(content(fd), i.st.Size)}, a.buf)
 	a.result.Size += n
 	if err != nil {
 		return fmt.Errorf("copy content: %w", err)
@@ -783,6 +821,24 @@ func (a *archiver) file(i *item) error {
 	return nil
 }
 
+// content reads a regular file. An os.File of a descriptor that does not block asks the kernel to be told of data, for each file.
+type content int
+
+func (c content) Read(p []byte) (int, error) {
+	for {
+		n, err := unix.Read(int(c), p)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return 0, err
+		case n == 0 && len(p) > 0:
+			return 0, io.EOF
+		}
+		return n, nil
+	}
+}
+
 // describe begins the header of what is there.
 func (a *archiver) describe(i *item, typ byte) (*tar.Header, error) {
 	if i.st.Uid > maxID || i.st.Gid > maxID {
@@ -790,7 +846,7 @@ func (a *archiver) describe(i *item, typ byte) (*tar.Header, error) {
 	}
 	hdr := &tar.Header{
 		Typeflag: typ, Name: i.name, Mode: int64(i.st.Mode & 0o7777), Uid: int(i.st.Uid), Gid: int(i.st.Gid),
-		ModTime: time.Unix(i.st.Mtim.Unix()),
+		ModTime: time.Unix(i.st.Mtim.Unix()).UTC(),
 	}
 	if !a.latest.IsZero() && hdr.ModTime.After(a.latest) {
 		hdr.ModTime = a.latest

@@ -3,6 +3,7 @@ package layer_test
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -33,7 +34,22 @@ import (
 // A test binary that is started with this variable set mounts an overlay, changes it, and says what it shows.
 const inOverlay = "SANDBOXD_TEST_OVERLAY"
 
+// A test binary that is started with this variable set writes the layer of the upper directory that it names.
+const diffOf = "SANDBOXD_TEST_DIFF_OF"
+
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(diffOf); dir != "" {
+		root, err := os.OpenRoot(dir)
+		if err == nil {
+			latest := time.Unix(-10, 0)
+			_, err = layer.Diff(os.Stdout, []layer.Overlay{{At: ".", Upper: root}}, layer.DiffOptions{Latest: latest})
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if job := os.Getenv(inOverlay); job != "" {
 		if err := overlayMain(job); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -564,6 +580,36 @@ func TestDiffSetsTimesBack(t *testing.T) {
 	}
 }
 
+// Times that archive/tar formats when it looks for a way to write them are not local ones: the file that says what those are is
+// the sandbox's where layers are made, and may be a FIFO.
+func TestDiffNeedsNoLocalTime(t *testing.T) {
+	dir := t.TempDir()
+	zone := filepath.Join(dir, "localtime")
+	upper := filepath.Join(dir, "upper")
+	before, after := time.Unix(-20, 5), time.Unix(-1, 5)
+	if err := errors.Join(unix.Mkfifo(zone, 0o600), os.Mkdir(upper, 0o755), os.WriteFile(upper+"/old", nil, 0o644), os.WriteFile(upper+"/new", nil, 0o644),
+		os.Chtimes(upper+"/old", before, before), os.Chtimes(upper+"/new", after, after)); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, self)
+	cmd.Env = append(os.Environ(), diffOf+"="+upper, "TZ="+zone)
+	var complaint bytes.Buffer
+	cmd.Stderr = &complaint
+	stream, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v, %v: %s", err, ctx.Err(), complaint.String())
+	}
+	if diff := cmp.Diff([]string{"5 ./", "0 new", "0 old"}, entries(t, stream)); diff != "" {
+		t.Errorf("entries (-want +got):\n%s", diff)
+	}
+}
+
 // upperDir is one that was made by hand: no sandbox can make it through its overlay, unless the kernel errs.
 func upperDir(t *testing.T) (dir string, root *os.Root) {
 	t.Helper()
@@ -623,6 +669,9 @@ func TestDiffOfHostileUpper(t *testing.T) {
 		{name: "large", plant: func(d string) error { return errors.Join(os.WriteFile(d+"/f", nil, 0o644), os.Truncate(d+"/f", 1<<40)) }, err: "more than 68719476736"},
 		{name: "many", plant: func(d string) error {
 			return errors.Join(os.Mkdir(d+"/a", 0o755), os.Mkdir(d+"/b", 0o755), os.Mkdir(d+"/c", 0o755))
+		}, limits: layer.Limits{Entries: 2}, err: "more than 2 entries"},
+		{name: "many of which nothing becomes an entry", plant: func(d string) error {
+			return errors.Join(unix.Mknod(d+"/a", unix.S_IFCHR, 0), unix.Mknod(d+"/b", unix.S_IFCHR, 0), os.WriteFile(d+"/.wh.c", nil, 0o644))
 		}, limits: layer.Limits{Entries: 2}, err: "more than 2 entries"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -43,7 +43,7 @@ func newExtractor(root *os.Root, opts Options) (*extractor, error) {
 	}
 	x := &extractor{
 		tree: tree{
-			root: root, dir: dir, lower: lower, singleID: opts.SingleID, maxDepth: opts.Limits.Depth,
+			root: root, dir: dir, lower: lower, singleID: opts.SingleID, maxDepth: opts.Limits.Depth, maxEntries: opts.Limits.Entries,
 			metas: make(map[string]dirMeta),
 		},
 		opts: opts,
@@ -146,8 +146,7 @@ func (x *extractor) whiteout(dir, base string) error {
 	}
 	switch what {
 	case absent:
-		x.whiteouts[h.join(hidden)] = struct{}{}
-		return x.tree.whiteout(h, hidden)
+		return x.hide(h, hidden)
 	case directory:
 		nothing, err := x.tree.holdsNothing(h.join(hidden))
 		if err != nil {
@@ -160,11 +159,20 @@ func (x *extractor) whiteout(dir, base string) error {
 		if err := x.tree.remove(h, hidden, what); err != nil {
 			return err
 		}
-		x.whiteouts[h.join(hidden)] = struct{}{}
-		return x.tree.whiteout(h, hidden)
+		return x.hide(h, hidden)
 	case whiteout, other: // already hides what is below
 	}
 	return nil
+}
+
+// hide makes a whiteout, and notes it for settle.
+func (x *extractor) hide(h handle, base string) error {
+	path := h.join(base)
+	if err := x.tree.hold(path); err != nil {
+		return err
+	}
+	x.whiteouts[path] = struct{}{}
+	return x.tree.whiteout(h, base)
 }
 
 // place opens the directory for a new file and clears the way for it.
@@ -402,7 +410,7 @@ const xattrRecord = "SCHILY.xattr."
 
 // xattrs sets those that are allowed on a file or directory.
 func (x *extractor) xattrs(h handle, base string, hdr *tar.Header) error {
-	for record, value := range hdr.PAXRecords {
+	for _, record := range slices.Sorted(maps.Keys(hdr.PAXRecords)) { // so that the same layer gives the same list
 		name, ok := strings.CutPrefix(record, xattrRecord)
 		if !ok {
 			continue
@@ -411,7 +419,7 @@ func (x *extractor) xattrs(h handle, base string, hdr *tar.Header) error {
 			x.skip(hdr.Name, "xattr "+name)
 			continue
 		}
-		err := x.tree.setxattr(h, base, name, []byte(value))
+		err := x.tree.setxattr(h, base, name, []byte(hdr.PAXRecords[record]))
 		if errors.Is(err, unix.ENOTSUP) {
 			x.skip(hdr.Name, "xattr "+name+" (the file system has none)")
 			continue
@@ -429,7 +437,7 @@ func (x *extractor) xattrs(h handle, base string, hdr *tar.Header) error {
 
 // skipXattrs notes the xattrs of what can have none of user.*: links and FIFOs.
 func (x *extractor) skipXattrs(hdr *tar.Header) {
-	for record := range hdr.PAXRecords {
+	for _, record := range slices.Sorted(maps.Keys(hdr.PAXRecords)) {
 		if name, ok := strings.CutPrefix(record, xattrRecord); ok {
 			x.skip(hdr.Name, "xattr "+name)
 		}

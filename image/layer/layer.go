@@ -53,7 +53,7 @@ func invalidf(format string, args ...any) error {
 
 // Limits bound what one layer may ask for. A zero field means the one of [DefaultLimits].
 type Limits struct {
-	Entries int64 `json:"entries,omitempty"` // headers in the stream
+	Entries int64 `json:"entries,omitempty"` // headers in the stream, and directories that none of them describes
 	Bytes   int64 `json:"bytes,omitempty"`   // of the uncompressed stream, and of all file contents (sparse files count in full)
 	// Ratio is how many bytes may come out for each compressed byte that went in. It counts once RatioFloor bytes
 	// have come out, as small layers may be mostly padding.
@@ -75,6 +75,10 @@ func DefaultLimits() Limits {
 		Name:       255, // NAME_MAX
 	}
 }
+
+// AnyRatio are the default limits for streams that are not to be judged by how well they are compressed: layers that are our own
+// work, or have been unpacked before.
+func AnyRatio() Limits { return Limits{Ratio: math.MaxInt64}.withDefaults() }
 
 func (l Limits) withDefaults() Limits {
 	d := DefaultLimits()
@@ -127,7 +131,8 @@ type Result struct {
 	SkippedMore int64 `json:"skipped_more,omitempty"`
 }
 
-// MaxSkipped bounds [Result.Skipped]: with names cut to 200 bytes it fits into one message of the launcher's.
+// MaxSkipped bounds [Result.Skipped]. A line has two names cut to 200 bytes, of which JSON makes six times as many at worst: that
+// fits into one message of the launcher's, 160 KiB.
 const MaxSkipped = 50
 
 // ApplyRequest is what the daemon asks of whoever keeps the layers: extract this blob and keep the directory under the
@@ -172,8 +177,9 @@ func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
 			return Result{}, fmt.Errorf("read entry %d: %w", x.result.Entries+1, ahead.blame(err))
 		}
-		if x.result.Entries++; x.result.Entries > opts.Limits.Entries {
-			return Result{}, invalidf("more than %d entries", opts.Limits.Entries)
+		x.result.Entries++
+		if err := x.tree.count(); err != nil {
+			return Result{}, err
 		}
 		if err := x.entry(hdr, tr); err != nil {
 			return Result{}, fmt.Errorf("entry %q: %w", short(hdr.Name), err)

@@ -458,3 +458,18 @@ func TestNothingIsReadAfterAnError(t *testing.T) {
 		t.Errorf("a goroutine still reads ahead:\n%s", stacks[:n])
 	}
 }
+
+// Directories that are made because a name has them count like those that an entry describes.
+func TestImplicitDirectoriesCount(t *testing.T) {
+	_, root := plant(t)
+	stream := archive(t, file("a/b/c/d", "1"), file("a/b/c/e", "1"))
+	opts := layer.Options{SingleID: single(), Limits: layer.Limits{Entries: 4}}
+	if _, err := layer.Apply(root, bytes.NewReader(stream), opts); !errors.Is(err, layer.ErrInvalid) || !strings.Contains(err.Error(), "more than 4 entries") {
+		t.Errorf("five inodes with four allowed: %v", err)
+	}
+	_, root = plant(t)
+	opts.Limits.Entries = 5
+	if got, err := layer.Apply(root, bytes.NewReader(stream), opts); err != nil || got.Entries != 2 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}

@@ -39,6 +39,9 @@ type tree struct {
 	maxDepth int
 	// metas is keyed by resolved path: one without symbolic links.
 	metas map[string]dirMeta
+	held  int64 // bytes of the names in metas, and of whiteouts
+	// Headers in the stream, and directories that none of them describes: a name may ask for many.
+	entries, maxEntries int64
 	// The last directory asked for and under which name, as entries mostly come sorted. An empty name: its descriptor is
 	// still to be closed, but the name may mean another directory by now.
 	cached     *handle
@@ -253,6 +256,11 @@ func (t *tree) describe(h handle, base string, meta dirMeta, uid, gid int) error
 	if base == "." {
 		path = "."
 	}
+	if _, known := t.metas[path]; !known {
+		if err := t.hold(path); err != nil {
+			return err
+		}
+	}
 	t.metas[path] = meta
 	return nil
 }
@@ -267,8 +275,27 @@ func (t *tree) chown(h handle, base string, uid, gid int) error {
 	return nil
 }
 
+// count takes one more entry, or what stands for one.
+func (t *tree) count() error {
+	if t.entries++; t.entries > t.maxEntries {
+		return invalidf("more than %d entries, with the directories that they are in", t.maxEntries)
+	}
+	return nil
+}
+
+// hold takes a path that is kept to the end.
+func (t *tree) hold(path string) error {
+	if t.held += int64(len(path)) + perName; t.held > maxHeld {
+		return invalidf("names of directories and whiteouts take more than %d bytes", maxHeld)
+	}
+	return nil
+}
+
 // mkdirImplicit makes a directory that no entry has described yet, like the one in the next layer below that has it.
 func (t *tree) mkdirImplicit(h handle, base string) error {
+	if err := t.count(); err != nil {
+		return err
+	}
 	meta, uid, gid, err := t.inherited(h.join(base))
 	if err != nil {
 		return err
@@ -284,9 +311,9 @@ func (t *tree) inherited(path string) (meta dirMeta, uid, gid int, err error) {
 		return dirMeta{}, 0, 0, err
 	}
 	if st := found.stat; st != nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return dirMeta{mode: st.Mode & 0o7777, mtime: time.Unix(st.Mtim.Unix())}, int(st.Uid), int(st.Gid), nil
+		return dirMeta{mode: st.Mode & 0o7777, mtime: time.Unix(st.Mtim.Unix()).UTC()}, int(st.Uid), int(st.Gid), nil
 	}
-	return dirMeta{mode: 0o755, mtime: time.Unix(0, 0)}, 0, 0, nil
+	return dirMeta{mode: 0o755, mtime: epoch}, 0, 0, nil
 }
 
 // whiteout hides what the layers below have at base, where this one has nothing.
@@ -409,7 +436,7 @@ func (t *tree) remove(h handle, base string, what kind) error {
 func (t *tree) chtimes(h handle, base string, mtime time.Time) error {
 	ts, err := unix.TimeToTimespec(mtime)
 	if err != nil {
-		return invalidf("modification time %s cannot be stored", mtime)
+		return invalidf("modification time %s cannot be stored", mtime.UTC()) // see epoch
 	}
 	if err := unix.UtimesNanoAt(h.fd, base, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return fmt.Errorf("set times of %q: %w", short(h.join(base)), err)

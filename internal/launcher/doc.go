@@ -38,6 +38,10 @@
 //	── leftovers | delete | kill | stats | remove-layer | info | shutdown ──▶
 //	◀── {} ─────────────────────────────────
 //
+// Who closes the connection before the answer has given up: apply and diff then end, their child is killed and what they
+// froze goes on. A sandbox is frozen for a diff for 15 minutes at most, after which the diff fails. The other requests take
+// milliseconds and are done in any case.
+//
 // # The child that unpacks layers
 //
 // It reads the most hostile input there is, and is held by fences that do not rest on each other:

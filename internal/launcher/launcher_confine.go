@@ -100,6 +100,10 @@ func restrict(keep []uintptr, target uint64, exe int, also, lower []int) (held b
 	return true, planLandlock(abi, target).apply(exe, also, lower)
 }
 
+// childEnv is the environment of both stages. Without TZ, Go opens /etc/localtime when it first formats a local time or decodes
+// one with an offset, and waits for it where the sandbox has made that a FIFO.
+var childEnv = []string{"TZ=UTC"}
+
 // execute executes a child's second stage.
 func execute(exe int, stage string, job any) error {
 	next, err := json.Marshal(job)
@@ -111,7 +115,10 @@ func execute(exe int, stage string, job any) error {
 	if err != nil {
 		return fmt.Errorf("execute second stage: %w", err)
 	}
-	envp := []*byte{nil}
+	envp, err := syscall.SlicePtrFromStrings(childEnv)
+	if err != nil {
+		return fmt.Errorf("execute second stage: %w", err)
+	}
 	//nolint:gosec // the addresses are those of the arrays which execveat(2) reads
 	_, _, errno := unix.Syscall6(unix.SYS_EXECVEAT, uintptr(exe), uintptr(unsafe.Pointer(&[]byte{0}[0])),
 		uintptr(unsafe.Pointer(&argv[0])), uintptr(unsafe.Pointer(&envp[0])), unix.AT_EMPTY_PATH, 0)
@@ -225,9 +232,9 @@ func verifyLandlock() error {
 	return nil
 }
 
-// detached returns a copy of the mount at dir that is attached nowhere.
+// detached returns a copy of the mount at dir that is attached nowhere. A link there is not followed.
 func detached(dir string, attr uint64, flags uint) (int, error) {
-	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|flags)
+	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.AT_SYMLINK_NOFOLLOW|flags)
 	if err != nil {
 		return -1, fmt.Errorf("copy mount of %s: %w", filepath.Base(dir), err)
 	}

@@ -83,6 +83,10 @@ type diffOverlay struct {
 // fdOut is where the child writes.
 const fdOut = 3
 
+// maxFrozen bounds how long a sandbox stands still to be read, whatever the one does who takes what is read. The largest layer
+// that there may be, 64 GiB, takes as long at 75 MB/s.
+const maxFrozen = 15 * time.Minute
+
 // Diff writes what a sandbox has changed to out, as a layer or as a list of [api.Change], a line of JSON each. A confined
 // child reads the sandbox's directories, which may be written to meanwhile by whoever is in it.
 func (l *Layers) Diff(ctx context.Context, req *DiffRequest, out *os.File) (_ layer.Result, err error) {
@@ -115,9 +119,15 @@ func (l *Layers) Diff(ctx context.Context, req *DiffRequest, out *os.File) (_ la
 	case l.diffs <- struct{}{}:
 		defer func() { <-l.diffs }()
 	case <-ctx.Done():
-		return layer.Result{}, ctx.Err()
+		return layer.Result{}, context.Cause(ctx)
+	}
+	if ctx.Err() != nil { // the slot and the end came together: nothing is to be frozen for nobody
+		return layer.Result{}, context.Cause(ctx)
 	}
 	if req.Freeze {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, maxFrozen, fmt.Errorf("it took longer than the %s that a sandbox is frozen for at most", maxFrozen))
+		defer cancel()
 		thaw, err := l.freezer.freeze(ctx, filepath.Join(CgroupDir, req.ID))
 		if err != nil {
 			return layer.Result{}, fmt.Errorf("sandbox %s: %w", req.ID, err)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	goruntime "runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -83,7 +84,7 @@ func (l *Layers) Apply(ctx context.Context, req *layer.ApplyRequest) (_ layer.Re
 		select {
 		case <-other:
 		case <-ctx.Done():
-			return layer.Result{}, ctx.Err()
+			return layer.Result{}, context.Cause(ctx)
 		}
 	}
 	done := make(chan struct{})
@@ -105,7 +106,10 @@ func (l *Layers) Apply(ctx context.Context, req *layer.ApplyRequest) (_ layer.Re
 	case l.slots <- struct{}{}:
 		defer func() { <-l.slots }()
 	case <-ctx.Done():
-		return layer.Result{}, ctx.Err()
+		return layer.Result{}, context.Cause(ctx)
+	}
+	if ctx.Err() != nil { // the slot and the end came together
+		return layer.Result{}, context.Cause(ctx)
 	}
 	root := l.ids[0].Outside
 	if err := os.Mkdir(tmp, 0o755); err != nil { //nolint:gosec // G301: it becomes the "/" of sandboxes
@@ -196,7 +200,7 @@ func (l *Layers) child(ctx context.Context, doing, stage string, job any, in *os
 		return layer.Result{}, fmt.Errorf("encode job: %w", err)
 	}
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", stage, string(arg)) //nolint:gosec // G204: our own sealed binary
-	cmd.Env = []string{}
+	cmd.Env = childEnv
 	cmd.Dir = "/"
 	if in != nil {
 		cmd.Stdin = in // a nil of a type would not be none
@@ -216,12 +220,16 @@ func (l *Layers) child(ctx context.Context, doing, stage string, job any, in *os
 		Credential: &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: l.single},
 		Pdeathsig:  unix.SIGKILL,
 	}
+	// The signal comes when the thread ends that has started the child, be the launcher alive or not: libcontainer has threads
+	// ended, and the one that we are on may be the next.
+	goruntime.LockOSThread()
 	runErr := cmd.Run()
+	goruntime.UnlockOSThread()
 	var report childReport
 	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
 		// It was killed or has panicked before it could report. What it said is the best there is.
 		if ctx.Err() != nil {
-			return layer.Result{}, ctx.Err()
+			return layer.Result{}, fmt.Errorf("%s: %w", doing, context.Cause(ctx))
 		}
 		return layer.Result{}, fmt.Errorf("%s: %w: %s", doing, errors.Join(runErr, err), bytes.TrimSpace(complaints.Bytes()))
 	}
@@ -234,11 +242,12 @@ func (l *Layers) child(ctx context.Context, doing, stage string, job any, in *os
 	return report.Result, nil
 }
 
-// limited is a buffer that takes 64 KiB and drops the rest: the child reads hostile input, so its words are bounded.
+// limited is a buffer that takes what one message of the protocol does and drops the rest: the child reads hostile input, so its
+// words are bounded.
 type limited struct{ bytes.Buffer }
 
 func (b *limited) Write(p []byte) (int, error) {
-	if room := 64<<10 - b.Len(); room > 0 {
+	if room := maxPacket - b.Len(); room > 0 {
 		b.Buffer.Write(p[:min(room, len(p))])
 	}
 	return len(p), nil

@@ -143,7 +143,14 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 		s.attach(c)
 		return
 	}
-	resp, out := s.handle(ctx, &req, files)
+	work, done := ctx, func() {}
+	if req.Op == opApply || req.Op == opDiff {
+		// They take as long as the daemon, or the one who wrote the layer, likes. The others take milliseconds and are not left
+		// half done.
+		work, done = s.whileAsked(ctx, c)
+	}
+	resp, out := s.handle(work, &req, files)
+	done()
 	defer closeAll(out)
 	if err := send(c, resp, out...); err != nil {
 		s.Log.Warn("answer not delivered", "op", req.Op, "err", err)
@@ -156,6 +163,31 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 	}
 	if req.Op == opShutdown {
 		s.stopOnce.Do(func() { close(s.stop) })
+	}
+}
+
+// whileAsked returns a context that ends when the one who asks on the connection goes away, or the server stops. Until done is
+// called, which waits, nothing else may read from it.
+func (s *Server) whileAsked(ctx context.Context, c *net.UnixConn) (_ context.Context, done func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	_ = c.SetReadDeadline(time.Time{})
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		var buf [1]byte
+		_, _ = c.Read(buf[:]) // nothing is ever sent after the request
+		cancel(errors.New("who asked for it has gone"))
+	})
+	watch.Go(func() {
+		select {
+		case <-s.stop:
+			cancel(errors.New("the launcher is shutting down"))
+		case <-ctx.Done():
+		}
+	})
+	return ctx, func() {
+		cancel(nil)
+		_ = c.SetReadDeadline(time.Unix(1, 0))
+		watch.Wait()
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -49,11 +50,11 @@ func TestCommit(t *testing.T) {
 		t.Errorf("before anything was done: %q", got)
 	}
 	s.Sh(t, `umask 022; mkdir -p /data/sub /opt && echo hello > /data/sub/f && ln /data/sub/f /data/hard && ln -s /says /data/link && rm /says
-		dd if=/dev/zero of=/data/large bs=1M count=3 2>/dev/null; truncate -s 100M /data/sparse; mkfifo /data/fifo
+		dd if=/dev/zero of=/data/large bs=1M count=3 2>/dev/null; truncate -s 300M /data/sparse; mkfifo /data/fifo
 		chmod 4750 /data/hard; chmod 0 /data/large; touch /data/.wh.bin; echo new > /opt/new`)
 	want := []string{
 		"deleted file /says 4", "added directory /data 0", "added fifo /data/fifo 0", "added file /data/hard 6", "added file /data/large 3145728",
-		"added symlink /data/link 0", "added file /data/sparse 104857600", "added directory /data/sub 0", "added file /data/sub/f 6",
+		"added symlink /data/link 0", "added file /data/sparse 314572800", "added directory /data/sub 0", "added file /data/sub/f 6",
 		"added directory /opt 0", "added file /opt/new 4",
 	}
 	if diff := cmp.Diff(want, diffOf(t, d, s.Name)); diff != "" {
@@ -183,5 +184,23 @@ func TestCommitFollowsNothing(t *testing.T) {
 	}
 	if got := diffOf(t, d, s.ID); !slices.Contains(got, "added symlink /file 0") || !slices.Contains(got, "added symlink /whole 0") {
 		t.Errorf("changes: %q", got)
+	}
+}
+
+// A FIFO in the place of the file that says what local time is holds nobody up: the layer is made where it would be opened.
+func TestCommitWaitsForNoZone(t *testing.T) {
+	d := start(t)
+	registry := harness.LyingRegistry(t, nil)
+	base := registry.Push(t, "team/base:1", twoLayers(t, "base"))
+	d.MustPull(t, base)
+	s := d.Create(t, api.CreateSandbox{Image: base})
+	s.Sh(t, "mkdir -p /etc; touch -d @-1 /x; rm -rf /etc/localtime; mkfifo /etc/localtime")
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := d.Call(ctx, http.MethodPost, "/v1/sandboxes/"+s.ID+"/commit", api.CommitSandbox{Reference: "a/b:1"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Sh(t, "echo thawed"); got != "thawed\n" {
+		t.Errorf("after the commit: %q", got)
 	}
 }

@@ -1,0 +1,75 @@
+package launcher
+
+import (
+	"encoding/json"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/image/layer"
+)
+
+// A request that may take long ends with the one who asks, and with the server.
+func TestLongRequestsEndWithTheirDaemon(t *testing.T) {
+	for name, end := range map[string]func(s *Server, daemon io.Closer) error{
+		"daemon": func(_ *Server, daemon io.Closer) error { return daemon.Close() },
+		"server": func(s *Server, _ io.Closer) error { close(s.stop); return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			daemon, c := pair(t)
+			blob, err := os.Open(os.DevNull)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer blob.Close()
+			// Nobody ever leaves its slots.
+			s := &Server{Layers: &Layers{slots: make(chan struct{}), working: make(map[string]chan struct{})}, stop: make(chan struct{}), Log: slog.New(slog.DiscardHandler)}
+			chain := "sha256:" + strings.Repeat("0", 64)
+			if err := send(daemon, &request{Op: opApply, Apply: &layer.ApplyRequest{ChainID: chain}}, blob); err != nil {
+				t.Fatal(err)
+			}
+			answered := make(chan struct{})
+			go func() {
+				defer close(answered)
+				s.serve(t.Context(), c)
+			}()
+			select {
+			case <-answered:
+				t.Fatal("answered with all slots taken")
+			case <-time.After(50 * time.Millisecond):
+			}
+			if err := end(s, daemon); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-answered:
+			case <-time.After(10 * time.Second):
+				t.Fatal("it goes on")
+			}
+		})
+	}
+}
+
+// The longest report that a child can make arrives whole, and fits into an answer.
+func TestLongestReportFits(t *testing.T) {
+	long := strings.Repeat("\x01", 200) + "..."
+	var result layer.Result
+	for range layer.MaxSkipped {
+		result.Skipped = append(result.Skipped, long+": "+long)
+	}
+	var b limited
+	if err := json.NewEncoder(&b).Encode(childReport{Result: result}); err != nil {
+		t.Fatal(err)
+	}
+	var got childReport
+	if err := json.Unmarshal(b.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	one, _ := pair(t)
+	if err := send(one, &response{Layer: &got.Result}); err != nil {
+		t.Error(err)
+	}
+}
