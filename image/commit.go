@@ -84,8 +84,15 @@ func (s *Service) byDigest(ctx context.Context, digest string) (*store.Record, f
 		if r.Manifest.Digest != digest {
 			continue
 		}
-		_, release, err := s.Acquire(ctx, r.Name)
-		return r, release, err
+		_, now, release, err := s.acquireRecord(ctx, r.Name)
+		switch {
+		case err == nil && now.Manifest.Digest == digest:
+			return now, release, nil
+		case err == nil: // the name is another image's meanwhile
+			release()
+		case !errors.Is(err, ErrNotFound):
+			return nil, nil, err
+		}
 	}
 	return nil, nil, classf(ErrNotFound, "the image %s, which the sandbox was made of, is not stored any more", digest)
 }

@@ -90,21 +90,17 @@ func (d *Draft) Base(ctx context.Context, ref string, progress func(api.PullEven
 	if ref == api.HostImage {
 		return nil, classf(ErrReference, "the image %q shows this host's own /usr, which cannot become part of an image; use another", ref)
 	}
-	img, release, err := s.Acquire(ctx, ref)
+	_, r, release, err := s.acquireRecord(ctx, ref)
 	if errors.Is(err, ErrNotFound) {
 		if _, err := s.Pull(ctx, ref, PullOptions{Platform: d.platform.String(), Progress: progress}); err != nil {
 			return nil, err
 		}
-		img, release, err = s.Acquire(ctx, ref)
+		_, r, release, err = s.acquireRecord(ctx, ref)
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	r, err := s.store.Get(img.Reference)
-	if err != nil {
-		return nil, err
-	}
 	if have, err := v1.ParsePlatform(r.Platform); err == nil && !suits(*have, d.platform) {
 		return nil, classf(ErrInvalid, "image %s is for %s, not for %s", r.Name, r.Platform, d.platform)
 	}
