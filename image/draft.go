@@ -1,7 +1,6 @@
 package image
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,7 +12,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
-	"github.com/klauspost/compress/gzip"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
@@ -179,23 +177,7 @@ func (d *Draft) AddLayer(ctx context.Context, below []Layer, write func(io.Write
 	if len(below) >= maxLayers {
 		return nil, classf(ErrInvalid, "the image has more than %d layers", maxLayers)
 	}
-	pr, pw := io.Pipe()
-	written := make(chan error, 1)
-	go func() {
-		// Neither time nor name: the same stream is always the same blob.
-		zw := gzip.NewWriter(pw)
-		err := write(&atMost{zw, d.archive.left})
-		if err == nil {
-			err = zw.Close()
-		}
-		_ = pw.CloseWithError(err) // always nil
-		written <- err
-	}()
-	b, err := d.archive.add(ctx, pr, d.archive.left)
-	_ = pr.Close() // always nil
-	if werr := <-written; werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
-		return nil, werr
-	}
+	b, err := d.archive.pack(ctx, func(_ context.Context, w io.Writer) error { return write(&atMost{w, d.archive.left}) })
 	if err != nil {
 		return nil, err
 	}
@@ -254,7 +236,7 @@ func (d *Draft) Commit(ctx context.Context, config any, layers []Layer) (*Image,
 	if err != nil {
 		return nil, fmt.Errorf("encode configuration: %w", err)
 	}
-	b, err := d.archive.add(ctx, bytes.NewReader(data), maxDocument)
+	b, err := d.archive.addDocument(ctx, data)
 	if err != nil {
 		return nil, err
 	}
