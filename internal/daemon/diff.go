@@ -49,7 +49,7 @@ func (s *Service) Diff(ctx context.Context, ref string) (api.SandboxDiff, error)
 	if err = whole(err); err != nil {
 		return api.SandboxDiff{}, fmt.Errorf("diff of sandbox %s: %w", ref, err)
 	}
-	diff.Skipped = result.Skipped
+	diff.Skipped, diff.SkippedMore = result.Skipped, result.SkippedMore
 	return diff, nil
 }
 
