@@ -95,6 +95,18 @@ func unlessDeleted(ctx context.Context, doomed <-chan struct{}, rec *runtime.Rec
 	}
 }
 
+// writeChanges writes what a sandbox that has ended has changed as a layer, with no time after latest unless that is zero.
+func (s *Service) writeChanges(ctx context.Context, id string, latest time.Time, w io.Writer) error {
+	req, rec, doomed, err := s.diffRequest(id)
+	if err != nil {
+		return err
+	}
+	ctx, whole := unlessDeleted(ctx, doomed, &rec)
+	req.Latest = latest
+	_, err = s.opts.Differ.Diff(ctx, req, w)
+	return whole(err)
+}
+
 // Commit makes an image of a sandbox of any state: that which it was made of, and what it has changed. A running one does
 // not go on meanwhile, where it is in a cgroup, and its idle time begins anew.
 func (s *Service) Commit(ctx context.Context, ref string, body api.CommitSandbox) (api.SandboxCommitted, error) {

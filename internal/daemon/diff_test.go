@@ -130,3 +130,21 @@ func TestDiffCommitAndPushRefuse(t *testing.T) {
 		}
 	}
 }
+
+// What a build's program has changed is not kept where somebody deletes its sandbox under it: half of it would be the step's
+// result for ever.
+func TestChangesOfABuildWhoseSandboxIsDeleted(t *testing.T) {
+	b := newBench(t, nil)
+	differ := &reading{}
+	b.options.Differ = differ
+	r := b.start()
+	id := r.create(api.CreateSandbox{Image: "example.org/app:1"}).ID
+	differ.during = func(ctx context.Context) {
+		if err := r.d.service.DeleteSandbox(context.WithoutCancel(ctx), id); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := r.d.service.writeChanges(t.Context(), id, time.Time{}, io.Discard); !errors.Is(err, errUnreadable) {
+		t.Errorf("%v", err)
+	}
+}
