@@ -34,16 +34,21 @@ type Client struct {
 }
 
 // await is [conn.answer] for an answer that init has so long to give, counted from when it could run last. The connection's
-// deadline is as of now already; ctx is who else may have set it to end the wait.
-func (c *Client) await(ctx context.Context, conn *conn, grace time.Duration) (packet, []int, error) {
+// deadline is as of now already; who closes quit sets it too, to end the wait.
+func (c *Client) await(quit <-chan struct{}, conn *conn, grace time.Duration) (packet, []int, error) {
 	for {
 		pkt, fds, err := conn.answer()
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return pkt, fds, err
 		}
 		until, ok := c.putOff(grace)
-		if !ok || conn.closedErr(conn.f.SetReadDeadline(until)) != nil || ctx.Err() != nil { // ctx last: it may have ended before we set it
+		if !ok || conn.f.SetReadDeadline(until) != nil {
 			return pkt, fds, err
+		}
+		select {
+		case <-quit: // perhaps before we put the deadline off
+			return pkt, fds, err
+		default:
 		}
 	}
 }
@@ -211,7 +216,7 @@ func (c *Client) request(ctx context.Context, timeout time.Duration, req []byte,
 	if bounded {
 		pkt, fds, err = conn.answer()
 	} else {
-		pkt, fds, err = c.await(ctx, conn, timeout)
+		pkt, fds, err = c.await(ctx.Done(), conn, timeout)
 	}
 	if err != nil {
 		return nil, packet{}, nil, lostUnless(ctx, "await init's answer", err)

@@ -284,7 +284,7 @@ func (e *Exec) Wait() (ExecExit, error) {
 }
 
 func (e *Exec) await() (ExecExit, error) {
-	pkt, fds, err := e.client.await(context.Background(), e.conn, exitGrace) // Close ends it
+	pkt, fds, err := e.client.await(nil, e.conn, exitGrace) // Close ends it
 	if err != nil {
 		return ExecExit{}, lost("await the process's exit", err)
 	}

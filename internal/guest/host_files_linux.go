@@ -187,7 +187,7 @@ func (p *PendingFile) end(k kind) error {
 	if err := p.conn.send(req); err != nil {
 		return lost("ask init", err)
 	}
-	pkt, fds, err := p.client.await(context.Background(), p.conn, replyTimeout)
+	pkt, fds, err := p.client.await(nil, p.conn, replyTimeout)
 	if err != nil {
 		return lost("await init's answer", err)
 	}
