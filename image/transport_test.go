@@ -312,6 +312,10 @@ func TestOnlyRegistriesHereLeadHere(t *testing.T) {
 	}
 	// The operator's proxy is where the operator says.
 	elsewhere.proxies.Store(address, true)
+	elsewhere.base.Proxy = func(*http.Request) (*url.URL, error) { return url.Parse(here.URL) }
+	if err := get(t, elsewhere, "http://localhost:1/"); !errors.Is(err, errThisMachine) {
+		t.Errorf("by a proxy: %v", err)
+	}
 	c, err := elsewhere.dial(t.Context(), "tcp", address)
 	if err != nil {
 		t.Fatalf("a proxy: %v", err)
