@@ -21,10 +21,12 @@ type Change struct {
 // SandboxDiff is the answer to GET /v1/sandboxes/{id}/diff.
 type SandboxDiff struct {
 	Changes []Change `json:"changes"`
-	// More says that there are more changes than one answer holds.
+	// More says that there are more changes than one answer holds. Then nothing is told of what is skipped.
 	More bool `json:"more,omitempty"`
-	// Skipped is what a commit would leave out, and why: sockets, names that no layer can have.
-	Skipped []string `json:"skipped,omitempty"`
+	// Skipped is what a commit would leave out, and why, the first fifty: sockets, names that no layer can have, extended
+	// attributes of directories. Those of files are not looked at here, and a commit may leave out some of them too.
+	Skipped     []string `json:"skipped,omitempty"`
+	SkippedMore int64    `json:"skipped_more,omitempty"` // how many others there are
 }
 
 // CommitSandbox is the body of POST /v1/sandboxes/{id}/commit.
@@ -39,6 +41,6 @@ type CommitSandbox struct {
 // SandboxCommitted is the answer to it.
 type SandboxCommitted struct {
 	Image       Image    `json:"image"`
-	Skipped     []string `json:"skipped,omitempty"` // what was left out, as in [SandboxDiff]
+	Skipped     []string `json:"skipped,omitempty"` // what was left out, as in [SandboxDiff], and extended attributes of files
 	SkippedMore int64    `json:"skipped_more,omitempty"`
 }

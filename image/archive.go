@@ -328,28 +328,39 @@ func (a *archive) layout(ctx context.Context) ([]root, error) {
 	return roots, nil
 }
 
-// platforms puts an index in the place of manifests that have one name, or none, and say what platform each is for: some
-// tools write the platforms of an image straight into the layout. The one that is wanted is chosen from it as from any
-// index.
+// platforms puts an index in the place of manifests that are called the same, or nothing, and say what platform each is for:
+// some tools write the platforms of an image straight into the layout. The one that is wanted is chosen from it as from any
+// index. Where two are for one platform they are not one image.
 func (a *archive) platforms(ctx context.Context, all []v1.Descriptor) ([]v1.Descriptor, error) {
 	called := func(d v1.Descriptor) string {
 		if n := layoutName(d.Annotations); n != nil {
 			return normalised(n)
 		}
-		return ""
+		return d.Annotations[annotationRefName] // a bare tag, which is no name and tells images from each other all the same
 	}
 	same := make(map[string][]v1.Descriptor)
+	twice := make(map[string]bool)
 	for _, d := range all {
-		if d.MediaType.IsImage() && d.Platform != nil {
-			same[called(d)] = append(same[called(d)], d)
+		if !d.MediaType.IsImage() || d.Platform == nil {
+			continue
 		}
+		name := called(d)
+		if slices.ContainsFunc(same[name], func(o v1.Descriptor) bool {
+			return o.Digest != d.Digest && o.Platform.OS != unknownPlatform && o.Platform.Equals(*d.Platform)
+		}) {
+			if n := layoutName(d.Annotations); n != nil {
+				return nil, archiveInvalid("%s calls two images for %s %s", indexFile, d.Platform, normalised(n))
+			}
+			twice[name] = true
+		}
+		same[name] = append(same[name], d)
 	}
 	var out []v1.Descriptor
 	done := make(map[string]bool)
 	for _, d := range all {
 		name := called(d)
 		of := same[name]
-		if !d.MediaType.IsImage() || d.Platform == nil || len(of) < 2 {
+		if !d.MediaType.IsImage() || d.Platform == nil || len(of) < 2 || twice[name] {
 			out = append(out, d)
 			continue
 		}
@@ -369,6 +380,9 @@ func (a *archive) platforms(ctx context.Context, all []v1.Descriptor) ([]v1.Desc
 	}
 	return out, nil
 }
+
+// unknownPlatform is the operating system of what belongs to the images of an index and is none: attestations.
+const unknownPlatform = "unknown"
 
 // layoutName is what annotations call an image, nil where they do not. A bare tag is no name: "latest" would be
 // docker.io/library/latest.
@@ -494,8 +508,16 @@ func (a *archive) addJSON(ctx context.Context, v any) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("encode: %w", err)
 	}
-	b, err := a.add(ctx, bytes.NewReader(data), maxDocument)
+	b, err := a.addDocument(ctx, data)
 	return b.Digest, err
+}
+
+// addDocument stores a manifest or configuration that is made here.
+func (a *archive) addDocument(ctx context.Context, data []byte) (store.Blob, error) {
+	if len(data) > maxDocument { // made of what has less
+		return store.Blob{}, classf(ErrInvalid, "the image would have a manifest or configuration of %d bytes, %d are allowed", len(data), maxDocument)
+	}
+	return a.add(ctx, bytes.NewReader(data), maxDocument)
 }
 
 func asDescriptor(b store.Blob) (v1.Descriptor, error) {
@@ -539,7 +561,7 @@ func (a *archive) rootfs(ctx context.Context, r io.Reader, want v1.Platform, c a
 	if err != nil {
 		return nil, fmt.Errorf("encode configuration: %w", err)
 	}
-	config, err := a.add(ctx, bytes.NewReader(data), maxDocument)
+	config, err := a.addDocument(ctx, data)
 	if err != nil {
 		return nil, err
 	}

@@ -49,6 +49,25 @@ func (s *Service) Acquire(ctx context.Context, ref string) (_ *Image, release fu
 	}
 }
 
+// acquireRecord is [Service.Acquire] with what the store knows of the same image.
+func (s *Service) acquireRecord(ctx context.Context, ref string) (*Image, *store.Record, func(), error) {
+	for {
+		img, release, err := s.Acquire(ctx, ref)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		r, err := s.store.Get(img.Reference)
+		if err == nil && r.Manifest.Digest == img.Digest {
+			return img, r, release, nil
+		}
+		release()
+		if err != nil && !errors.Is(err, store.ErrNotFound) {
+			return nil, nil, nil, err
+		}
+		// Its name was given to another image in between, or taken away, which Acquire will say.
+	}
+}
+
 func (s *Service) currentLocked(img *Image) bool {
 	if img.Reference == api.HostImage {
 		return s.host.digest() == img.Digest && s.going[treeKey(img.Digest)] == nil

@@ -1,7 +1,6 @@
 package image
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -48,13 +47,17 @@ func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ l
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
-	a := &archive{service: s}
+	a := &archive{service: s, left: layer.DefaultLimits().Bytes}
 	defer func() {
 		if rerr := s.release(ctx, a.pinned, nil, true); rerr != nil {
 			err = errors.Join(err, rerr)
 		}
 	}()
-	b, result, err := a.pack(ctx, opts.Layer)
+	var result layer.Result
+	b, err := a.pack(ctx, func(ctx context.Context, w io.Writer) (err error) {
+		result, err = opts.Layer(ctx, w)
+		return err
+	})
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
@@ -84,78 +87,95 @@ func (s *Service) byDigest(ctx context.Context, digest string) (*store.Record, f
 		if r.Manifest.Digest != digest {
 			continue
 		}
-		_, release, err := s.Acquire(ctx, r.Name)
-		return r, release, err
+		_, now, release, err := s.acquireRecord(ctx, r.Name)
+		switch {
+		case err == nil && now.Manifest.Digest == digest:
+			return now, release, nil
+		case err == nil: // the name is another image's meanwhile
+			release()
+		case !errors.Is(err, ErrNotFound):
+			return nil, nil, err
+		}
 	}
 	return nil, nil, classf(ErrNotFound, "the image %s, which the sandbox was made of, is not stored any more", digest)
 }
 
-// pack stores a layer, compressed.
-func (a *archive) pack(ctx context.Context, write func(context.Context, io.Writer) (layer.Result, error)) (store.Blob, layer.Result, error) {
+// pack stores the layer that write writes, compressed. Write should stop when its writer fails or its context ends. Its error
+// is returned as it is, unless it only follows from one of storing.
+func (a *archive) pack(ctx context.Context, write func(context.Context, io.Writer) error) (store.Blob, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	r, w := io.Pipe()
-	var result layer.Result
-	var werr error
-	done := make(chan struct{})
+	written := make(chan error, 1)
 	go func() {
-		defer close(done)
-		zip := gzip.NewWriter(w)
-		if result, werr = write(ctx, zip); werr == nil {
-			werr = zip.Close()
+		zip := gzip.NewWriter(w) // neither time nor name: the same stream is always the same blob
+		err := write(ctx, zip)
+		if err == nil {
+			err = zip.Close()
 		}
-		_ = w.CloseWithError(werr) // nil is io.EOF
+		_ = w.CloseWithError(err) // always nil; no error is io.EOF
+		written <- err
 	}()
-	b, err := a.add(ctx, r, layer.DefaultLimits().Bytes)
-	_ = r.CloseWithError(io.ErrClosedPipe) // a writer that is not done is to end
+	b, err := a.add(ctx, r, a.left)
+	_ = r.Close() // always nil, as below; a writer that is not done is to end
 	if err != nil {
 		cancel()
 	}
-	<-done
-	if werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
-		return store.Blob{}, layer.Result{}, werr
+	if werr := <-written; werr != nil && (err == nil || errors.Is(err, werr)) {
+		return store.Blob{}, werr
 	}
 	if err != nil {
-		return store.Blob{}, layer.Result{}, fmt.Errorf("store the layer: %w", err)
+		return store.Blob{}, fmt.Errorf("store the layer: %w", err)
 	}
-	return b, result, nil
+	return b, nil
 }
 
 // commit makes the configuration and manifest of the new image, and returns the manifest's digest.
 func (a *archive) commit(ctx context.Context, base *store.Record, b store.Blob, result layer.Result, opts *CommitOptions) (string, error) {
-	file, err := a.service.configFile(base)
+	read := func(what, digest string, into any) ([]byte, error) {
+		data, err := a.service.store.ReadBlob(digest, maxDocument)
+		if err == nil {
+			err = json.Unmarshal(data, into)
+		}
+		if err != nil {
+			return nil, classf(ErrInvalid, "image %s: its stored %s cannot be read: %w; pull it anew", base.Name, what, err)
+		}
+		return data, nil
+	}
+	var below v1.Manifest // whose descriptors may say more than the store's records
+	if _, err := read("manifest", base.Manifest.Digest, &below); err != nil {
+		return "", err
+	}
+	var file v1.ConfigFile
+	raw, err := read("configuration", base.Config.Digest, &file)
 	if err != nil {
 		return "", err
 	}
-	file.Created = v1.Time{Time: opts.Created.UTC()}
-	file.History = append(file.History, v1.History{
-		Created: file.Created, CreatedBy: "sandboxd commit", Comment: opts.Comment, EmptyLayer: result.Entries == 0,
-	})
-	configure(&file.Config, opts.Config)
-	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1}
+	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Layers: slices.Clone(below.Layers)}
 	configType, layerType := types.OCIConfigJSON, types.OCILayer
 	// One family of media types: tools are particular about it.
 	if types.MediaType(base.Manifest.MediaType) == types.DockerManifestSchema2 {
 		m.MediaType, configType, layerType = types.DockerManifestSchema2, types.DockerConfigJSON, types.DockerLayer
 	}
-	layers := make([]store.Blob, 0, len(base.Layers)+1)
-	for _, l := range base.Layers {
-		layers = append(layers, l.Blob)
-	}
+	var diffID *v1.Hash
 	if result.Entries > 0 {
 		digest, err := v1.NewHash(result.DiffID)
 		if err != nil {
 			return "", fmt.Errorf("diff id of the layer: %w", err)
 		}
-		file.RootFS.DiffIDs = append(file.RootFS.DiffIDs, digest)
+		diffID = &digest
 		b.MediaType = string(layerType)
-		layers = append(layers, b)
+		d, err := asDescriptor(b)
+		if err != nil {
+			return "", err
+		}
+		m.Layers = append(m.Layers, d)
 	}
-	data, err := json.Marshal(file)
+	data, err := configured(raw, &file, diffID, opts)
 	if err != nil {
-		return "", fmt.Errorf("encode configuration: %w", err)
+		return "", err
 	}
-	config, err := a.add(ctx, bytes.NewReader(data), maxDocument)
+	config, err := a.addDocument(ctx, data)
 	if err != nil {
 		return "", err
 	}
@@ -163,38 +183,110 @@ func (a *archive) commit(ctx context.Context, base *store.Record, b store.Blob, 
 	if m.Config, err = asDescriptor(config); err != nil {
 		return "", err
 	}
-	for _, l := range layers {
-		d, err := asDescriptor(l)
-		if err != nil {
-			return "", err
-		}
-		m.Layers = append(m.Layers, d)
-	}
 	return a.addJSON(ctx, m)
 }
 
-// configure changes how an image is run.
-func configure(c *v1.Config, change api.ImageConfig) {
+// configured is the configuration of an image that has one layer more than that of raw and file, or none where diffID is nil.
+// What it has that is unknown here stays in it, so it is changed as the JSON that it is.
+func configured(raw []byte, file *v1.ConfigFile, diffID *v1.Hash, opts *CommitOptions) ([]byte, error) {
+	var doc, config object
+	var history []json.RawMessage
+	if err := json.Unmarshal(raw, &doc); err != nil {
+		return nil, fmt.Errorf("decode configuration: %w", err)
+	}
+	if err := errors.Join(doc.get("config", &config), doc.get("history", &history)); err != nil {
+		return nil, err
+	}
+	// A history has an entry for every layer or is none: tools refuse others.
+	told := 0
+	for _, h := range file.History {
+		if !h.EmptyLayer {
+			told++
+		}
+	}
+	for range len(file.RootFS.DiffIDs) - told {
+		history = append(history, json.RawMessage("{}"))
+	}
+	created := v1.Time{Time: opts.Created.UTC()}
+	mine, err := json.Marshal(v1.History{Created: created, CreatedBy: "sandboxd commit", Comment: opts.Comment, EmptyLayer: diffID == nil})
+	if err != nil {
+		return nil, fmt.Errorf("encode history: %w", err)
+	}
+	if diffID != nil {
+		file.RootFS.DiffIDs = append(file.RootFS.DiffIDs, *diffID)
+	}
+	if config == nil {
+		config = make(object)
+	}
+	if err := errors.Join(config.configure(&file.Config, opts.Config), doc.set("config", config), doc.set("history", append(history, mine)),
+		doc.set("created", created), doc.set("rootfs", file.RootFS)); err != nil {
+		return nil, err
+	}
+	data, err := json.Marshal(doc)
+	if err != nil {
+		return nil, fmt.Errorf("encode configuration: %w", err)
+	}
+	return data, nil
+}
+
+// object is one of JSON. Its members are known by their names in any case, as encoding/json knows them.
+type object map[string]json.RawMessage
+
+func (o object) get(name string, into any) error {
+	for key, value := range o {
+		if strings.EqualFold(key, name) {
+			if err := json.Unmarshal(value, into); err != nil {
+				return fmt.Errorf("decode %s of the configuration: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// set gives a member a value, nil for none.
+func (o object) set(name string, value any) error {
+	maps.DeleteFunc(o, func(key string, _ json.RawMessage) bool { return strings.EqualFold(key, name) })
+	if value == nil {
+		return nil
+	}
+	data, err := json.Marshal(value)
+	if err != nil {
+		return fmt.Errorf("encode %s of the configuration: %w", name, err)
+	}
+	o[name] = data
+	return nil
+}
+
+// configure changes how an image is run, which is so far as c says.
+func (o object) configure(c *v1.Config, change api.ImageConfig) error {
+	err := o.set("OnBuild", nil) // it was for who builds on the image, and that has been done
 	if len(change.Entrypoint) > 0 {
-		c.Entrypoint, c.Cmd = change.Entrypoint, nil
+		err = errors.Join(err, o.set("Entrypoint", change.Entrypoint), o.set("Cmd", nil))
 	}
 	if len(change.Cmd) > 0 {
-		c.Cmd = change.Cmd
+		err = errors.Join(err, o.set("Cmd", change.Cmd))
 	}
-	for _, e := range change.Env {
-		name, _, _ := strings.Cut(e, "=")
-		c.Env = append(slices.DeleteFunc(slices.Clone(c.Env), func(was string) bool { return strings.HasPrefix(was, name+"=") }), e)
+	if len(change.Env) > 0 {
+		env := slices.Clone(c.Env)
+		for _, e := range change.Env {
+			name, _, _ := strings.Cut(e, "=")
+			env = append(slices.DeleteFunc(env, func(was string) bool { return strings.HasPrefix(was, name+"=") }), e)
+		}
+		err = errors.Join(err, o.set("Env", env))
 	}
 	if change.WorkingDir != "" {
-		c.WorkingDir = change.WorkingDir
+		err = errors.Join(err, o.set("WorkingDir", change.WorkingDir))
 	}
 	if change.User != "" {
-		c.User = change.User
+		err = errors.Join(err, o.set("User", change.User))
 	}
 	if len(change.Labels) > 0 {
-		if c.Labels == nil {
-			c.Labels = make(map[string]string)
+		labels := maps.Clone(c.Labels)
+		if labels == nil {
+			labels = make(map[string]string)
 		}
-		maps.Copy(c.Labels, change.Labels)
+		maps.Copy(labels, change.Labels)
+		err = errors.Join(err, o.set("Labels", labels))
 	}
+	return err
 }

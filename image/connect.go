@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"syscall"
@@ -46,7 +47,7 @@ func (s *Service) connect(ctx context.Context, verb string, ref, source name.Ref
 		return nil, classf(ErrRegistry, "credentials for registry %s: %w; mend or remove them in ~/.docker/config.json or containers/auth.json",
 			registryName(source), err)
 	}
-	tr := newTransport(insecure, s.opts.Registries.CAs)
+	tr := newTransport(registry, insecure, s.opts.Registries.CAs)
 	tr.backoff = s.backoff
 	tr.patience.Store(int64(s.patience))
 	return &connection{verb: verb, image: ref, at: source, tr: tr, options: []remote.Option{
@@ -70,7 +71,7 @@ func (c *connection) explain(ctx context.Context, err error) error {
 		access, absent = "the repository may not be yours to write to, or need a login", "does not have the repository (%w); check the name"
 	}
 	switch {
-	case errors.Is(err, ErrInvalid):
+	case errors.Is(err, ErrInvalid) && c.verb != "push": // there it is the registry's answer, and the image is ours
 		return classf(ErrInvalid, "image %s: %w", image, err)
 	case gaveUp(ctx, err):
 		return fmt.Errorf("%s %s: %w", c.verb, image, err)
@@ -87,10 +88,15 @@ func (c *connection) explain(ctx context.Context, err error) error {
 		case http.StatusTooManyRequests:
 			return classf(ErrRegistry, "image %s: registry %s allows no more requests for now (%w); wait, or log in", image, registry, err)
 		default:
+			if answer.StatusCode < 500 {
+				return classf(ErrRegistry, "image %s: registry %s refuses it (%w)", image, registry, err)
+			}
 			return classf(ErrRegistry, "image %s: registry %s answers with an error (%w); try again later", image, registry, err)
 		}
 	case errors.Is(err, http.ErrSchemeMismatch), errors.Is(err, errPlainHTTP):
 		return classf(ErrRegistry, "image %s: registry %s speaks plain HTTP: %w; allow insecure if the network to it is trusted", image, registry, err)
+	case errors.Is(err, errThisMachine):
+		return classf(ErrRegistry, "image %s: registry %s cannot be used: %w", image, registry, err)
 	case errors.Is(err, errRedirects):
 		return classf(ErrRegistry, "image %s: registry %s cannot be used: %w; try again later", image, registry, err)
 	case c.verb == "push" && brokeOff(err):
@@ -98,12 +104,15 @@ func (c *connection) explain(ctx context.Context, err error) error {
 	case errors.As(err, &request), errors.As(err, &network):
 		return classf(ErrRegistry, "image %s: registry %s cannot be reached: %w; check the name and that the registry runs", image, registry, err)
 	}
+	if c.verb == "push" {
+		return classf(ErrRegistry, "image %s: the answer of registry %s cannot be used: %w", image, registry, err)
+	}
 	return classf(ErrInvalid, "image %s: the registry's answer cannot be used: %w", image, err)
 }
 
 // brokeOff reports whether a connection that stood ended too early.
 func brokeOff(err error) bool {
-	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE, errStalled, errNotTaking} {
+	for _, end := range []error{net.ErrClosed, io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE, errStalled, errNotTaking} {
 		if errors.Is(err, end) {
 			return true
 		}

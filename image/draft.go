@@ -1,7 +1,6 @@
 package image
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,7 +12,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
-	"github.com/klauspost/compress/gzip"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
@@ -90,21 +88,17 @@ func (d *Draft) Base(ctx context.Context, ref string, progress func(api.PullEven
 	if ref == api.HostImage {
 		return nil, classf(ErrReference, "the image %q shows this host's own /usr, which cannot become part of an image; use another", ref)
 	}
-	img, release, err := s.Acquire(ctx, ref)
+	_, r, release, err := s.acquireRecord(ctx, ref)
 	if errors.Is(err, ErrNotFound) {
 		if _, err := s.Pull(ctx, ref, PullOptions{Platform: d.platform.String(), Progress: progress}); err != nil {
 			return nil, err
 		}
-		img, release, err = s.Acquire(ctx, ref)
+		_, r, release, err = s.acquireRecord(ctx, ref)
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	r, err := s.store.Get(img.Reference)
-	if err != nil {
-		return nil, err
-	}
 	if have, err := v1.ParsePlatform(r.Platform); err == nil && !suits(*have, d.platform) {
 		return nil, classf(ErrInvalid, "image %s is for %s, not for %s", r.Name, r.Platform, d.platform)
 	}
@@ -183,23 +177,7 @@ func (d *Draft) AddLayer(ctx context.Context, below []Layer, write func(io.Write
 	if len(below) >= maxLayers {
 		return nil, classf(ErrInvalid, "the image has more than %d layers", maxLayers)
 	}
-	pr, pw := io.Pipe()
-	written := make(chan error, 1)
-	go func() {
-		// Neither time nor name: the same stream is always the same blob.
-		zw := gzip.NewWriter(pw)
-		err := write(&atMost{zw, d.archive.left})
-		if err == nil {
-			err = zw.Close()
-		}
-		_ = pw.CloseWithError(err) // always nil
-		written <- err
-	}()
-	b, err := d.archive.add(ctx, pr, d.archive.left)
-	_ = pr.Close() // always nil
-	if werr := <-written; werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
-		return nil, werr
-	}
+	b, err := d.archive.pack(ctx, func(_ context.Context, w io.Writer) error { return write(&atMost{w, d.archive.left}) })
 	if err != nil {
 		return nil, err
 	}
@@ -258,7 +236,7 @@ func (d *Draft) Commit(ctx context.Context, config any, layers []Layer) (*Image,
 	if err != nil {
 		return nil, fmt.Errorf("encode configuration: %w", err)
 	}
-	b, err := d.archive.add(ctx, bytes.NewReader(data), maxDocument)
+	b, err := d.archive.addDocument(ctx, data)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"net/http"
 	"os"
 	"sync/atomic"
 
@@ -16,6 +17,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/partial"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	remotetransport "github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sync/errgroup"
 
@@ -45,32 +47,33 @@ func (s *Service) Push(ctx context.Context, ref string, opts PushOptions) (*Imag
 	if err != nil {
 		return nil, err
 	}
-	img, release, err := s.Acquire(ctx, ref)
+	img, r, release, err := s.acquireRecord(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	r, err := s.store.Get(img.Reference)
-	if err != nil {
-		return nil, err
+	if d, ok := parsed.(name.Digest); ok && d.DigestStr() != r.Manifest.Digest {
+		return nil, classf(ErrReference, "%s names an index, of which only what one platform needs is stored, the image %s; tag it, and push that name",
+			r.Name, r.Manifest.Digest)
 	}
 	c, err := s.connect(ctx, "push", parsed, parsed, opts.Insecure)
 	if err != nil {
 		return nil, err
 	}
 	defer c.tr.close()
-	pusher, err := remote.NewPusher(append(c.options, remote.WithJobs(parallelUploads))...)
-	if err != nil {
-		return nil, fmt.Errorf("prepare to push %s: %w", normalised(parsed), err)
+	p := &delivery{service: s, record: r, target: c.at}
+	for _, to := range []**remote.Pusher{&p.pusher, &p.plain} {
+		if *to, err = remote.NewPusher(append(c.options, remote.WithJobs(parallelUploads))...); err != nil {
+			return nil, fmt.Errorf("prepare to push %s: %w", normalised(parsed), err)
+		}
 	}
-	p := &delivery{service: s, record: r, target: c.at, pusher: pusher}
 	p.progress.tell = opts.Progress
 	defer p.progress.end()
 	if err := p.run(ctx); err != nil {
 		switch {
 		case errors.Is(err, errDamaged):
 			return nil, classf(ErrInvalid, "image %s: %w; remove the image and pull it anew", r.Name, err)
-		case errors.Is(err, errBlob): // ours: the disk
+		case errors.Is(err, errHere): // the disk
 			return nil, fmt.Errorf("push %s: %w", r.Name, err)
 		}
 		return nil, c.explain(ctx, err)
@@ -84,12 +87,14 @@ type delivery struct {
 	record   *store.Record
 	target   name.Reference
 	pusher   *remote.Pusher
+	plain    *remote.Pusher // has never asked for a token that is also good for other repositories
+	alone    atomic.Bool    // mounts are not tried any more
 	progress progress
 }
 
 var (
 	errDamaged = errors.New("the stored blob is damaged")
-	errBlob    = errors.New("read stored blob")
+	errHere    = errors.New("read what is stored")
 )
 
 func (p *delivery) run(ctx context.Context) error {
@@ -114,10 +119,16 @@ func (p *delivery) run(ctx context.Context) error {
 	}
 	// Last: a manifest must not promise what is not there.
 	raw, err := p.service.store.ReadBlob(p.record.Manifest.Digest, maxDocument)
-	if err != nil {
-		return fmt.Errorf("%w: %w", errBlob, err)
+	if errors.Is(err, store.ErrMismatch) {
+		return fmt.Errorf("%w: %w", errDamaged, err)
+	} else if err != nil {
+		return fmt.Errorf("%w: %w", errHere, err)
 	}
-	return p.pusher.Put(ctx, p.target, manifest{raw, types.MediaType(p.record.Manifest.MediaType)})
+	pusher := p.pusher
+	if p.alone.Load() {
+		pusher = p.plain
+	}
+	return pusher.Put(ctx, p.target, manifest{raw, types.MediaType(p.record.Manifest.MediaType)})
 }
 
 // manifest is one as it goes to a registry.
@@ -133,7 +144,7 @@ func (m manifest) MediaType() (types.MediaType, error) { return m.media, nil }
 func (p *delivery) mounts() (map[string]name.Reference, error) {
 	records, err := p.service.store.List()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", errHere, err)
 	}
 	from := make(map[string]name.Reference)
 	for _, r := range records {
@@ -162,12 +173,19 @@ func (p *delivery) upload(ctx context.Context, b store.Blob, from name.Reference
 	stored := &storedBlob{ctx: ctx, service: p.service, blob: b, progress: func(n int64) { event("uploading", n) }}
 	l, err := partial.CompressedToLayer(stored)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errHere, err)
 	}
-	if from != nil {
-		l = &remote.MountableLayer{Layer: l, Reference: from}
+	if p.alone.Load() {
+		err = p.plain.Upload(ctx, p.target.Context(), l)
+	} else if from == nil {
+		err = p.pusher.Upload(ctx, p.target.Context(), l)
+	} else if err = p.pusher.Upload(ctx, p.target.Context(), &remote.MountableLayer{Layer: l, Reference: from}); refused(err) {
+		// A mount takes a token that is good for the other repository too, and who gives them out may refuse that: it may not
+		// be there, or not be ours to read.
+		p.alone.Store(true)
+		err = p.plain.Upload(ctx, p.target.Context(), l)
 	}
-	if err := p.pusher.Upload(ctx, p.target.Context(), l); err != nil {
+	if err != nil {
 		// What went wrong here says more than what the request made of it.
 		if mine := stored.failed.Load(); mine != nil {
 			return *mine
@@ -182,6 +200,12 @@ func (p *delivery) upload(ctx context.Context, b store.Blob, from name.Reference
 	return nil
 }
 
+// refused reports whether err is a registry's answer that one may not.
+func refused(err error) bool {
+	var answer *remotetransport.Error
+	return errors.As(err, &answer) && (answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden)
+}
+
 // storedBlob is a blob of the store as go-containerregistry wants it; it may be opened several times.
 type storedBlob struct {
 	ctx      context.Context //nolint:containedctx // of the upload that this is for: Compressed has none
@@ -189,7 +213,7 @@ type storedBlob struct {
 	blob     store.Blob
 	progress func(int64)
 	opened   atomic.Bool           // its bytes were asked for
-	failed   atomic.Pointer[error] // of reading it
+	failed   atomic.Pointer[error] // of reading it, since it was opened last
 }
 
 func (b *storedBlob) Digest() (v1.Hash, error) { return v1.NewHash(b.blob.Digest) }
@@ -206,9 +230,10 @@ func (b *storedBlob) fail(err error) error {
 // Compressed opens the blob. Its digest is checked on the way, and the last bytes held back if it is wrong.
 func (b *storedBlob) Compressed() (io.ReadCloser, error) {
 	b.opened.Store(true)
+	b.failed.Store(nil)
 	f, err := b.service.store.OpenBlob(b.blob.Digest)
 	if err != nil {
-		return nil, b.fail(fmt.Errorf("%w: %w", errBlob, err))
+		return nil, b.fail(fmt.Errorf("%w: %w", errHere, err))
 	}
 	b.progress(0)
 	return &checkedBlob{of: b, file: f, r: store.WithContext(b.ctx, f), hash: sha256.New()}, nil
@@ -227,8 +252,9 @@ func (c *checkedBlob) Read(p []byte) (int, error) {
 	c.hash.Write(p[:n])
 	c.n += int64(n)
 	if err != nil && !errors.Is(err, io.EOF) {
-		if c.of.ctx.Err() == nil {
-			err = c.of.fail(fmt.Errorf("%w %s: %w", errBlob, c.of.blob.Digest, err))
+		// Closed: the registry has answered before it has taken all, and its answer counts.
+		if c.of.ctx.Err() == nil && !errors.Is(err, os.ErrClosed) {
+			err = c.of.fail(fmt.Errorf("%w %s: %w", errHere, c.of.blob.Digest, err))
 		}
 		return n, err
 	}

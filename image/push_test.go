@@ -16,6 +16,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/compression"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -168,6 +171,7 @@ func TestPushThatFails(t *testing.T) {
 	}{
 		{"401", answerTo("POST", "/blobs/uploads/", status(401)), ErrRegistry, "login"},
 		{"403", answerTo("POST", "/blobs/uploads/", status(403)), ErrRegistry, "not be yours to write to"},
+		{"400", answerTo("PUT", "/manifests/", status(400)), ErrRegistry, "refuses it"},
 		{"404", answerTo("POST", "/blobs/uploads/", status(404)), ErrRegistry, "does not have the repository"},
 		{"429", answerTo("PUT", "/manifests/", status(429)), ErrRegistry, "no more requests"},
 		{"500 for a blob", answerTo("PATCH", "/blobs/uploads/", status(500)), ErrRegistry, "try again later"},
@@ -176,11 +180,11 @@ func TestPushThatFails(t *testing.T) {
 			_, _ = io.CopyN(io.Discard, r.Body, 1000)
 			panic(http.ErrAbortHandler)
 		}), ErrRegistry, "broke off"},
-		{"an upload without a place", answerTo("POST", "/blobs/uploads/", status(202)), ErrInvalid, "Location"},
+		{"an upload without a place", answerTo("POST", "/blobs/uploads/", status(202)), ErrRegistry, "Location"},
 		{"an upload to somewhere inside", answerTo("POST", "/blobs/uploads/", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", "http://169.254.169.254/upload")
 			w.WriteHeader(http.StatusAccepted)
-		}), ErrInvalid, "169.254.169.254"},
+		}), ErrRegistry, "169.254.169.254"},
 		{"an upload by plain HTTP to elsewhere", answerTo("POST", "/blobs/uploads/", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", "http://storage.example/upload")
 			w.WriteHeader(http.StatusAccepted)
@@ -261,6 +265,115 @@ func TestPushTriesAgain(t *testing.T) {
 	}
 }
 
+// A document that has rotted on disk is not passed on either, and no other image in its place.
+func TestPushOfDamagedDocuments(t *testing.T) {
+	for _, which := range []string{"manifest", "config"} {
+		t.Run(which, func(t *testing.T) {
+			t.Parallel()
+			r := newRecorded(t)
+			s, dir, ref, _ := pushed(t, r.host)
+			record, err := s.store.Get(ref)
+			if err != nil {
+				t.Fatal(err)
+			}
+			blob := record.Manifest
+			if which == "config" {
+				blob = record.Config
+			}
+			path := filepath.Join(dir, "blobs/blobs/sha256", strings.TrimPrefix(blob.Digest, "sha256:"))
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chmod(path, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			// Still JSON, and still of that length.
+			if err := os.WriteFile(path, []byte(strings.Replace(string(data), ":{", ": ", 1)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Push(t.Context(), ref, PushOptions{}); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "pull it anew") {
+				t.Errorf("push: %v", err)
+			}
+			if r.count("PUT ", "/manifests/") != 0 {
+				t.Error("a manifest was sent")
+			}
+		})
+	}
+}
+
+// A digest of what is not stored cannot be pushed: the registry would get another image under the name of that one.
+func TestPushByTheDigestOfAnIndex(t *testing.T) {
+	r := newRecorded(t)
+	s, _, _ := service(t)
+	source := r.host + "/team/many"
+	image := testImage(t, "amd64", asLayer(t, layerTar(t, "x", "x"), compression.GZip))
+	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "amd64"}}})
+	push(t, source+":1", index)
+	digest, err := index.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref := source + "@" + digest.String()
+	if _, err := s.Pull(t.Context(), ref, PullOptions{Platform: "linux/amd64"}); err != nil {
+		t.Fatal(err)
+	}
+	r.forget()
+	if _, err := s.Push(t.Context(), ref, PushOptions{}); !errors.Is(err, ErrReference) || !strings.Contains(err.Error(), "tag it") {
+		t.Errorf("push: %v", err)
+	}
+	if n := r.count(""); n != 0 {
+		t.Errorf("the registry was asked %d times", n)
+	}
+}
+
+// Where no token is to be had that is good for mounting from elsewhere, the blobs are sent.
+func TestPushWithoutATokenForMounts(t *testing.T) {
+	r := newRecorded(t)
+	s, _, ref, _ := pushed(t, r.host)
+	if _, err := s.Tag(t.Context(), ref, r.host+"/secret/app:1"); err != nil {
+		t.Fatal(err)
+	}
+	r.instead = func(w http.ResponseWriter, req *http.Request) bool {
+		switch {
+		case req.URL.Path == "/token" && strings.Contains(req.URL.RawQuery, "secret"):
+			w.WriteHeader(http.StatusForbidden)
+		case req.URL.Path == "/token":
+			_, _ = io.WriteString(w, `{"token":"good"}`)
+		case req.Header.Get("Authorization") != "Bearer good":
+			w.Header().Set("Www-Authenticate", `Bearer realm="http://`+r.host+`/token",service="test"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		default:
+			return false
+		}
+		return true
+	}
+	if _, err := s.Push(t.Context(), ref, PushOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if r.count("/token", "secret") == 0 || r.count("PATCH ") != 3 {
+		t.Errorf("%v", r.asked)
+	}
+}
+
+// A blob that is closed while it is sent is not damaged: the registry has said no already.
+func TestClosedBlobsAreNoErrorOfOurs(t *testing.T) {
+	s, _, ref, _ := pushed(t, "127.0.0.1:1")
+	record, err := s.store.Get(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &storedBlob{ctx: t.Context(), service: s, blob: record.Layers[0].Blob, progress: func(int64) {}}
+	rc, err := b.Compressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = rc.Close()
+	if _, err := rc.Read(make([]byte, 10)); !errors.Is(err, os.ErrClosed) || b.failed.Load() != nil {
+		t.Errorf("%v, recorded %v", err, b.failed.Load())
+	}
+}
+
 // A blob that has rotted on disk is not passed on, and one that is not there is told as this host's fault.
 func TestPushOfDamagedBlobs(t *testing.T) {
 	r := newRecorded(t)
@@ -310,19 +423,21 @@ func TestUploadsThatStallEnd(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, _ *http.Request) { <-hold }))
 	t.Cleanup(srv.Close)
 	t.Cleanup(func() { close(hold) })
-	tr := newTransport(func(string) bool { return true }, nil)
+	tr := newTransport("localhost", func(string) bool { return true }, nil)
 	tr.stall = 50 * time.Millisecond
 	defer tr.close()
-	body := struct{ io.Reader }{io.LimitReader(zeros{}, 1<<40)}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, srv.URL+"/v2/a/blobs/uploads/1", body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if resp, err := tr.RoundTrip(req); !errors.Is(err, errNotTaking) {
-		if err == nil {
-			_ = resp.Body.Close()
+	// Endless, and one that is in buffers before anyone takes it.
+	for _, body := range []io.Reader{struct{ io.Reader }{io.LimitReader(zeros{}, 1<<40)}, strings.NewReader("short")} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, srv.URL+"/v2/a/blobs/uploads/1", body)
+		if err != nil {
+			t.Fatal(err)
 		}
-		t.Errorf("%v, want %v", err, errNotTaking)
+		if resp, err := tr.RoundTrip(req); !errors.Is(err, errNotTaking) {
+			if err == nil {
+				_ = resp.Body.Close()
+			}
+			t.Errorf("%v, want %v", err, errNotTaking)
+		}
 	}
 }
 

@@ -190,7 +190,7 @@ func push(t *testing.T, ref string, what any) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	opts := []remote.Option{remote.WithTransport(newTransport(func(string) bool { return true }, nil)), remote.WithContext(t.Context())}
+	opts := []remote.Option{remote.WithTransport(newTransport("localhost", func(string) bool { return true }, nil)), remote.WithContext(t.Context())}
 	switch what := what.(type) {
 	case v1.Image:
 		err = remote.Write(parsed, what, opts...)

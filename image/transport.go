@@ -9,10 +9,14 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
+	"net/url"
+	"path"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/remote"
@@ -34,14 +38,17 @@ const (
 //   - Plain HTTP only to this machine, unless insecure was asked for, and then to that address only: where a registry
 //     sends us for a token or to its storage, the rules hold again. go-containerregistry also allows it to private
 //     addresses and to .local, which are as easy to listen on as any other.
+//   - Only a registry of this machine may send us to this machine, by any scheme: its services are not for who is elsewhere.
 //   - Bodies that are not a layer are bounded.
-//   - Redirects are counted, in all.
+//   - Redirects are counted, those that follow from one request.
 //   - A body that stalls ends, in either direction.
 //   - A blob that breaks off is asked for again from where it ended, where the registry offers ranges; a registry that
 //     asks for patience (429) gets some. Both are bounded.
 type transport struct {
 	base     *http.Transport
 	lax      *http.Transport // to insecure addresses: believes every certificate
+	registry string          // its address
+	proxies  sync.Map        // addresses of them that are in use
 	insecure func(address string) bool
 	stall    time.Duration
 	backoff  remote.Backoff // between attempts to go on with a blob; no steps: none
@@ -50,10 +57,11 @@ type transport struct {
 
 var errPlainHTTP = errors.New("plain HTTP is allowed to registries on this machine only, unless insecure is asked for")
 
-func newTransport(insecure func(address string) bool, cas *x509.CertPool) *transport {
-	t := &transport{insecure: insecure, stall: stallTimeout, base: &http.Transport{
-		Proxy:                 http.ProxyFromEnvironment,
-		DialContext:           (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext,
+func newTransport(registry string, insecure func(address string) bool, cas *x509.CertPool) *transport {
+	t := &transport{registry: registry, insecure: insecure, stall: stallTimeout}
+	t.base = &http.Transport{
+		Proxy:                 t.proxy,
+		DialContext:           t.dial,
 		ForceAttemptHTTP2:     true,
 		TLSHandshakeTimeout:   dialTimeout,
 		ResponseHeaderTimeout: headerTimeout,
@@ -63,11 +71,52 @@ func newTransport(insecure func(address string) bool, cas *x509.CertPool) *trans
 		// Blobs are stored as they are; a layer that arrives decompressed would have another digest.
 		DisableCompression: true,
 		TLSClientConfig:    &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: cas},
-	}}
+	}
 	t.lax = t.base.Clone()
 	t.lax.TLSClientConfig.InsecureSkipVerify = true // as asked for
 	return t
 }
+
+// mayBeHere reports whether address may be one of this machine: the registry's own, another one's if the registry is of this
+// machine, or one that the operator has named.
+func (t *transport) mayBeHere(address string) bool {
+	if loopback(t.registry) || t.insecure(address) || strings.EqualFold(address, t.registry) {
+		return true
+	}
+	// The registry's may be without a port, and what is dialled never is.
+	host, port, err := net.SplitHostPort(address)
+	return err == nil && (port == "443" || port == "80") && (t.insecure(host) || strings.EqualFold(host, t.registry))
+}
+
+// dial checks what a name turns out to be: the registry says where it sends us, and may own that name.
+func (t *transport) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	d := net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}
+	if _, ok := t.proxies.Load(address); !ok && !t.mayBeHere(address) {
+		d.Control = func(_, to string, _ syscall.RawConn) error {
+			// The kernel takes "no address" for this machine.
+			if ip, err := netip.ParseAddrPort(to); err != nil || ip.Addr().Unmap().IsLoopback() || ip.Addr().Unmap().IsUnspecified() {
+				return fmt.Errorf("%s: %w", address, errThisMachine)
+			}
+			return nil
+		}
+	}
+	return d.DialContext(ctx, network, address)
+}
+
+// proxy is the environment's, which the operator has named.
+func (t *transport) proxy(req *http.Request) (*url.URL, error) {
+	u, err := http.ProxyFromEnvironment(req)
+	if u != nil {
+		address := u.Host
+		if u.Port() == "" {
+			address = net.JoinHostPort(u.Hostname(), map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}[u.Scheme])
+		}
+		t.proxies.Store(address, true)
+	}
+	return u, err
+}
+
+var errThisMachine = errors.New("a registry that is elsewhere sends us to this machine")
 
 func (t *transport) close() {
 	t.base.CloseIdleConnections()
@@ -76,6 +125,9 @@ func (t *transport) close() {
 
 // RoundTrip implements [http.RoundTripper].
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	if loopback(req.URL.Host) && !t.mayBeHere(req.URL.Host) { // also where a proxy would be asked for it
+		return nil, fmt.Errorf("%s://%s: %w", req.URL.Scheme, req.URL.Host, errThisMachine)
+	}
 	if req.URL.Scheme != "https" && !t.insecure(req.URL.Host) && !loopback(req.URL.Host) {
 		return nil, fmt.Errorf("%s://%s: %w", req.URL.Scheme, req.URL.Host, errPlainHTTP)
 	}
@@ -111,7 +163,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !strings.Contains(first.URL.Path, "/blobs/") || strings.Contains(first.URL.Path, "/blobs/uploads/") { // blobs are bounded by their descriptors
+	if !isBlob(first.URL.Path) { // those are bounded by their descriptors
 		b.left = maxDocument
 	} else if req.Method == http.MethodGet && resp.StatusCode == http.StatusOK && resp.Header.Get("Accept-Ranges") != "none" {
 		b.resume = func(at int64) (*body, error) { return t.resume(req, resp, at) }
@@ -119,6 +171,12 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	resp.Body = b
 	return resp, nil
+}
+
+// isBlob reports whether a path of a registry's API is that of a blob. Repositories may be called "blobs" and "uploads" too.
+func isBlob(p string) bool {
+	dir, last := path.Split(p)
+	return last != "" && last != "uploads" && strings.HasSuffix(dir, "/blobs/")
 }
 
 // takePatience takes a wait from what all requests together may wait, if there is as much.
@@ -143,10 +201,18 @@ func (t *transport) send(req *http.Request) (*http.Response, *body, error) {
 	}
 	out := req.WithContext(ctx)
 	if req.Body != nil && req.Body != http.NoBody {
-		// A registry that takes no more: what comes after the last byte, headerTimeout bounds.
-		up := &upload{ReadCloser: req.Body, stall: t.stall, timer: time.AfterFunc(t.stall, func() { cancel(errStalled) })}
-		defer up.timer.Stop()
-		out.Body = up
+		watch := &uploadWatch{stall: t.stall, timer: time.AfterFunc(t.stall, func() { cancel(errStalled) })}
+		defer watch.end()
+		out.Body = &upload{req.Body, watch}
+		if req.GetBody != nil { // for a connection that turns out to be closed
+			out.GetBody = func() (io.ReadCloser, error) {
+				body, err := req.GetBody()
+				if err != nil {
+					return nil, err
+				}
+				return &upload{body, watch}, nil
+			}
+		}
 	}
 	resp, err := base.RoundTrip(out)
 	if err != nil {
@@ -209,26 +275,41 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// upload is the body of a request. It puts the end of the request off with every part that is taken.
-type upload struct {
-	io.ReadCloser
+// uploadWatch ends a request whose body a registry does not take, and one that it has taken and does not answer.
+type uploadWatch struct {
 	stall time.Duration
 	timer *time.Timer
+
+	mu    sync.Mutex
+	ended bool
+}
+
+// touch puts the end off.
+func (w *uploadWatch) touch() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.ended {
+		w.timer.Reset(w.stall)
+	}
+}
+
+func (w *uploadWatch) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ended = true
+	w.timer.Stop()
+}
+
+// upload is the body of a request. What has been read of it last may still be on its way when it ends.
+type upload struct {
+	io.ReadCloser
+	watch *uploadWatch
 }
 
 func (u *upload) Read(p []byte) (int, error) {
 	n, err := u.ReadCloser.Read(p)
-	if err != nil {
-		u.timer.Stop()
-	} else {
-		u.timer.Reset(u.stall)
-	}
+	u.watch.touch()
 	return n, err
-}
-
-func (u *upload) Close() error {
-	u.timer.Stop()
-	return u.ReadCloser.Close()
 }
 
 var (

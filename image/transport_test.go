@@ -33,7 +33,7 @@ func TestPlainHTTPStaysOnThisMachine(t *testing.T) {
 			t.Errorf("%q: %v", address, got)
 		}
 	}
-	tr := newTransport(nowhere, nil)
+	tr := newTransport("localhost", nowhere, nil)
 	defer tr.close()
 	for _, url := range []string{"http://10.0.0.1/v2/", "http://registry.local/v2/", "http://registry.example/token"} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -74,7 +74,7 @@ func TestBodiesThatAreNoBlobsAreBounded(t *testing.T) {
 		}
 	}))
 	defer srv.Close()
-	tr := newTransport(nowhere, nil)
+	tr := newTransport("localhost", nowhere, nil)
 	defer tr.close()
 	for path, ok := range map[string]bool{"/token": false, "/v2/a/manifests/b": false, "/v2/a/blobs/b": true, "/exact": true, "/to/blobs/x": true, "/to/manifests/x": false} {
 		err := get(t, tr, srv.URL+path)
@@ -91,7 +91,7 @@ func TestStalledBodiesEnd(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	defer srv.Close()
-	tr := newTransport(nowhere, nil)
+	tr := newTransport("localhost", nowhere, nil)
 	defer tr.close()
 	tr.stall = 50 * time.Millisecond
 	err := get(t, tr, srv.URL+"/v2/a/blobs/b")
@@ -114,7 +114,7 @@ func TestRetryAfter(t *testing.T) {
 }
 
 func TestPatienceIsBounded(t *testing.T) {
-	tr := newTransport(nowhere, nil)
+	tr := newTransport("localhost", nowhere, nil)
 	defer tr.close()
 	tr.patience.Store(int64(maxPatience))
 	for range 2 { // the second one overflowed once
@@ -262,7 +262,7 @@ func TestInsecureIsOneAddress(t *testing.T) {
 		}
 	}))
 	defer registry.Close()
-	tr := newTransport(func(address string) bool { return "https://"+address == registry.URL }, nil)
+	tr := newTransport("localhost", func(address string) bool { return "https://"+address == registry.URL }, nil)
 	defer tr.close()
 	if err := get(t, tr, registry.URL+"/"); err != nil {
 		t.Errorf("the registry itself: %v", err)
@@ -270,6 +270,67 @@ func TestInsecureIsOneAddress(t *testing.T) {
 	var untrusted *tls.CertificateVerificationError
 	if err := get(t, tr, registry.URL+"/v2/a/blobs/b"); !errors.As(err, &untrusted) {
 		t.Errorf("storage: %v, want an error about its certificate", err)
+	}
+}
+
+// A registry that is elsewhere has no business with the services of this machine.
+func TestOnlyRegistriesHereLeadHere(t *testing.T) {
+	asked := 0
+	here := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked++ }))
+	defer here.Close()
+	address := strings.TrimPrefix(here.URL, "http://")
+	elsewhere := newTransport("registry.example", nowhere, nil)
+	defer elsewhere.close()
+	if err := get(t, elsewhere, here.URL); !errors.Is(err, errThisMachine) {
+		t.Errorf("by its address: %v", err)
+	}
+	for _, to := range []string{address, strings.Replace(address, "127.0.0.1", "0.0.0.0", 1), strings.Replace(address, "127.0.0.1", "[::ffff:127.0.0.1]", 1)} {
+		// What any name may turn out to be.
+		if c, err := elsewhere.dial(t.Context(), "tcp", to); !errors.Is(err, errThisMachine) {
+			if err == nil {
+				_ = c.Close()
+			}
+			t.Errorf("%s: %v", to, err)
+		}
+	}
+	if asked != 0 {
+		t.Errorf("it was asked %d times", asked)
+	}
+	for registry, insecure := range map[string]string{"localhost:1": "", "registry.example": address} {
+		tr := newTransport(registry, func(a string) bool { return a == insecure }, nil)
+		if err := get(t, tr, here.URL); err != nil {
+			t.Errorf("registry %s, insecure %q: %v", registry, insecure, err)
+		}
+		tr.close()
+	}
+	for address, want := range map[string]bool{
+		"registry.example:443": true, "Registry.Example:80": true, "registry.example:5000": false, "other.example:443": false, "localhost:443": false,
+	} {
+		if got := elsewhere.mayBeHere(address); got != want {
+			t.Errorf("%s may be here: %v", address, got)
+		}
+	}
+	// The operator's proxy is where the operator says.
+	elsewhere.proxies.Store(address, true)
+	elsewhere.base.Proxy = func(*http.Request) (*url.URL, error) { return url.Parse(here.URL) }
+	if err := get(t, elsewhere, "http://localhost:1/"); !errors.Is(err, errThisMachine) {
+		t.Errorf("by a proxy: %v", err)
+	}
+	c, err := elsewhere.dial(t.Context(), "tcp", address)
+	if err != nil {
+		t.Fatalf("a proxy: %v", err)
+	}
+	_ = c.Close()
+}
+
+func TestPathsOfBlobs(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/v2/a/blobs/sha256:1": true, "/v2/blobs/uploads/blobs/sha256:1": true, "/v2/a/blobs/uploads/b/blobs/sha256:1": true,
+		"/v2/a/blobs/uploads/": false, "/v2/a/blobs/uploads": false, "/v2/a/blobs/uploads/1": false, "/v2/a/blobs/b/manifests/1": false, "/token": false,
+	} {
+		if got := isBlob(path); got != want {
+			t.Errorf("%s: %v", path, got)
+		}
 	}
 }
 

@@ -74,6 +74,9 @@ type sandbox struct {
 	idleSince time.Time
 	killing   string    // why it is being killed; empty while it may live
 	deletion  *deletion // nil unless someone deletes it now
+	holds     int       // of leases
+	heldUntil time.Time
+	doomed    chan struct{} // closed when a deletion begins; a new one when it has failed
 	isGone    bool
 	saved     chan struct{}        // closed when the record of its start is on disk
 	write     sync.Mutex           // taken before Supervisor.mu by who writes the record after that
@@ -239,7 +242,7 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 
 // enter puts a record into the maps.
 func (s *Supervisor) enter(rec Record) *sandbox {
-	sb := &sandbox{rec: rec, gone: make(chan struct{}), saved: make(chan struct{})}
+	sb := &sandbox{rec: rec, gone: make(chan struct{}), saved: make(chan struct{}), doomed: make(chan struct{})}
 	if rec.State != api.StateCreating {
 		close(sb.saved)
 	}
@@ -556,6 +559,49 @@ func (l *Lease) End() {
 	})
 }
 
+// Hold says that the sandbox is kept from running until release is called, so that nobody takes its silence for its fault.
+func (l *Lease) Hold() (release func()) {
+	l.s.mu.Lock()
+	defer l.s.mu.Unlock()
+	l.sb.holds++
+	return sync.OnceFunc(func() {
+		l.s.mu.Lock()
+		defer l.s.mu.Unlock()
+		l.sb.holds--
+		l.sb.heldUntil = time.Now()
+	})
+}
+
+// Held is until when the sandbox was last held by any lease: now, while it is.
+func (l *Lease) Held() time.Time {
+	l.s.mu.Lock()
+	defer l.s.mu.Unlock()
+	if l.sb.holds > 0 {
+		return time.Now()
+	}
+	return l.sb.heldUntil
+}
+
+// Read is for those who read a sandbox's directories, whether it runs or has ended: it returns the record and a channel
+// that is closed when a deletion of the sandbox begins. What has been read before that is whole. It is no use of the sandbox.
+func (s *Supervisor) Read(ref string) (Record, <-chan struct{}, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return Record{}, nil, ErrClosed
+	}
+	sb, err := s.find(ref)
+	switch {
+	case err != nil:
+		return Record{}, nil, err
+	case sb.deletion != nil:
+		return Record{}, nil, fmt.Errorf("%w: %s (%s) is being deleted", ErrState, sb.rec.Name, sb.rec.ID)
+	case sb.rec.State == api.StateCreating:
+		return Record{}, nil, fmt.Errorf("%w: %s (%s) is being created", ErrState, sb.rec.Name, sb.rec.ID)
+	}
+	return sb.rec.clone(), sb.doomed, nil
+}
+
 // Kill ends every process of a sandbox for a reason that the record will show, and returns when it is stopped. The
 // sandbox remains to be looked at until it is deleted.
 func (s *Supervisor) Kill(ctx context.Context, id, reason string) error {
@@ -626,8 +672,7 @@ func (s *Supervisor) Delete(ctx context.Context, ref string) error {
 		s.mu.Unlock()
 		return fmt.Errorf("%w: %s is still being created", ErrState, sb.rec.Name)
 	}
-	d := &deletion{done: make(chan struct{})}
-	sb.deletion = d
+	d := sb.beginDeletion()
 	s.ops.Add(1)
 	s.mu.Unlock()
 	defer s.ops.Done()
@@ -637,11 +682,20 @@ func (s *Supervisor) Delete(ctx context.Context, ref string) error {
 	d.err = s.delete(ctx, sb)
 	if d.err != nil {
 		s.mu.Lock()
-		sb.deletion = nil
+		sb.deletion, sb.doomed = nil, make(chan struct{})
 		s.mu.Unlock()
 	}
 	close(d.done)
 	return d.err
+}
+
+// beginDeletion needs Supervisor.mu.
+func (sb *sandbox) beginDeletion() *deletion {
+	if sb.deletion == nil {
+		close(sb.doomed)
+	}
+	sb.deletion = &deletion{done: make(chan struct{})}
+	return sb.deletion
 }
 
 // delete does the work of Delete; sb.deletion keeps others away.
@@ -699,7 +753,7 @@ func (s *Supervisor) deleteAll(ctx context.Context) []error {
 	s.mu.Lock()
 	all := slices.Collect(maps.Values(s.byID))
 	for _, sb := range all {
-		sb.deletion = &deletion{done: make(chan struct{})}
+		sb.beginDeletion()
 	}
 	s.mu.Unlock()
 	errs := make([]error, len(all))

@@ -653,3 +653,33 @@ func TestCreateWhoseAnswerIsLostLeavesNothing(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Whoever reads a sandbox's directories learns when they begin to go, in whatever state it is.
+func TestReadersLearnOfADeletion(t *testing.T) {
+	s := newBench(t).open(t)
+	rec := create(t, s, request(""))
+	_, doomed, err := s.Read(rec.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Kill(t.Context(), rec.ID, "by the test"); err != nil {
+		t.Fatal(err)
+	}
+	got, ended, err := s.Read(rec.Name)
+	if err != nil || got.State != api.StateStopped {
+		t.Fatalf("ended: %v, %v", got.State, err)
+	}
+	select {
+	case <-doomed:
+		t.Error("an end is taken for a deletion")
+	default:
+	}
+	if err := s.Delete(t.Context(), rec.ID); err != nil {
+		t.Fatal(err)
+	}
+	<-doomed
+	<-ended
+	if _, _, err := s.Read(rec.ID); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("deleted: %v", err)
+	}
+}

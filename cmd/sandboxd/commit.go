@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
-	"strings"
+	"os"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -43,7 +43,7 @@ func (o *commitOptions) addFlags(f *pflag.FlagSet) {
 	c := &o.request.Config
 	f.StringArrayVar(&c.Entrypoint, "entrypoint", nil, "`word` of the command that is always run; once for each word")
 	f.StringArrayVar(&c.Cmd, "cmd", nil, "`word` of the command, or of its arguments, that can be replaced; once for each word")
-	f.StringArrayVarP(&c.Env, "env", "e", nil, "`NAME=value` to add to the environment")
+	f.StringArrayVarP(&c.Env, "env", "e", nil, "`variable` to add to the environment: NAME=value, or NAME to pass on its value here")
 	f.StringVarP(&c.WorkingDir, "workdir", "w", "", "`directory` in which programs start")
 	f.StringVarP(&c.User, "user", "u", "", "`user` as whom programs run")
 	f.StringArrayVarP(&o.labels, "label", "l", nil, "`key=value` to add to the labels")
@@ -51,18 +51,22 @@ func (o *commitOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.json, "json", false, "print the image as JSON")
 }
 
-func runCommit(ctx context.Context, id, reference string, opts commitOptions, d deps) error {
-	req := opts.request
+// complete is the request, with variables and labels read as run reads them.
+func (o *commitOptions) complete(reference string, lookup func(string) (string, bool)) (api.CommitSandbox, error) {
+	req := o.request
 	req.Reference = reference
-	for _, l := range opts.labels {
-		key, value, ok := strings.Cut(l, "=")
-		if !ok || key == "" {
-			return usagef("--label %q: want key=value", l)
-		}
-		if req.Config.Labels == nil {
-			req.Config.Labels = make(map[string]string)
-		}
-		req.Config.Labels[key] = value
+	var err error
+	if req.Config.Env, err = (&processFlags{env: req.Config.Env}).resolve(lookup); err != nil {
+		return req, err
+	}
+	req.Config.Labels, err = labelsOf(o.labels)
+	return req, err
+}
+
+func runCommit(ctx context.Context, id, reference string, opts commitOptions, d deps) error {
+	req, err := opts.complete(reference, os.LookupEnv)
+	if err != nil {
+		return err
 	}
 	c := d.client()
 	defer c.Close()

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -21,7 +20,6 @@ import (
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/launcher"
-	"github.com/sandboxd/sandboxd/internal/rootfs"
 	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
@@ -173,10 +171,6 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 				return runtime.Profile{}, api.Limits{}, fmt.Errorf("%w; there are %s", ociprofiles.ErrUnknown, strings.Join(ociprofiles.Names(), ", "))
 			}
 			return p.Profile, p.defaults, nil
-		},
-		Diff: func(ctx context.Context, id string, root rootfs.Source, latest time.Time, w io.Writer) error {
-			_, err := l.Diff(ctx, launcher.DiffRequest{ID: id, Rootfs: root, Latest: latest}, w)
-			return err
 		},
 		LauncherInfo: func(ctx context.Context) (int, api.Enforced, error) {
 			info, err := l.Info(ctx)

@@ -58,7 +58,7 @@ func runDiff(ctx context.Context, id string, opts diffOptions, d deps) error {
 	if diff.More {
 		_, _ = fmt.Fprintln(d.stderr, "there are more changes than can be shown")
 	}
-	leftOut(d, diff.Skipped, 0)
+	leftOut(d, diff.Skipped, diff.SkippedMore)
 	return nil
 }
 

@@ -237,7 +237,8 @@ func (s *Store) OpenBlob(digest string) (*os.File, error) {
 	return f, nil
 }
 
-// ReadBlob returns a small blob's content: a manifest or configuration of at most limit bytes.
+// ReadBlob returns a small blob's content: a manifest or configuration of at most limit bytes. One that has more, or whose
+// bytes are not those of its digest any more, is of the class [ErrMismatch].
 func (s *Store) ReadBlob(digest string, limit int64) ([]byte, error) {
 	f, err := s.OpenBlob(digest)
 	if err != nil {
@@ -250,6 +251,9 @@ func (s *Store) ReadBlob(digest string, limit int64) ([]byte, error) {
 	}
 	if int64(len(data)) > limit {
 		return nil, fmt.Errorf("blob %s: %w: more than %d bytes", digest, ErrMismatch, limit)
+	}
+	if got := sha256.Sum256(data); "sha256:"+hex.EncodeToString(got[:]) != digest {
+		return nil, fmt.Errorf("blob %s: %w: its digest is sha256:%x", digest, ErrMismatch, got)
 	}
 	return data, nil
 }

@@ -441,7 +441,7 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 	if len(st.layers) == 0 {
 		return nil, invalidf("RUN: there is nothing in the stage yet that could be run")
 	}
-	if b.s.opts.Diff == nil {
+	if b.s.opts.Differ == nil {
 		return nil, invalidf("RUN: this daemon runs no programs in builds")
 	}
 	root := rootfs.Source{Layers: st.chains()}
@@ -478,7 +478,7 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 	if err := b.s.supervisor.Kill(ctx, rec.ID, "the build goes on"); err != nil && !errors.Is(err, runtime.ErrNotFound) {
 		return nil, err
 	}
-	return b.draft.AddLayer(ctx, st.layers, func(w io.Writer) error { return b.s.opts.Diff(ctx, rec.ID, root, b.stamp.Latest, w) })
+	return b.draft.AddLayer(ctx, st.layers, func(w io.Writer) error { return b.s.writeChanges(ctx, rec.ID, b.stamp.Latest, w) })
 }
 
 // exec runs the program of a step to its end.

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
@@ -44,7 +43,7 @@ type Options struct {
 	Socket     string // of the API; default: [SocketName] in RuntimeDir
 	Engine     runtime.Engine
 	Images     Images
-	Differ     Differ // default: none, and what sandboxes have changed cannot be asked for
+	Differ     Differ // default: none; what sandboxes have changed cannot be asked for, and nothing is built that runs a program
 	// Profile finds a profile by name, and the limits that a sandbox of it has by default.
 	Profile func(name string) (runtime.Profile, api.Limits, error)
 
@@ -52,9 +51,6 @@ type Options struct {
 	LauncherInfo func(ctx context.Context) (int, api.Enforced, error)
 	// Checks probes the host. Default: no checks.
 	Checks func(ctx context.Context) []api.Check
-	// Diff writes what a sandbox has changed as the tar stream of a layer, with no time after latest unless that is zero.
-	// Default: nothing is built that runs a program.
-	Diff func(ctx context.Context, id string, root rootfs.Source, latest time.Time, w io.Writer) error
 	// EndEngine is called at the end of a shutdown that keeps no sandboxes, to end the launcher. Default: nothing.
 	EndEngine func(ctx context.Context) error
 	// Lock is what [AcquireLock] returned for DataDir. Default: New acquires it.

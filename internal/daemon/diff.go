@@ -28,10 +28,11 @@ var errEnough = errors.New("no more changes are wanted")
 
 // Diff lists what a sandbox of any state has changed of its image. It does not count as a use of it.
 func (s *Service) Diff(ctx context.Context, ref string) (api.SandboxDiff, error) {
-	req, _, err := s.diffRequest(ref)
+	req, rec, doomed, err := s.diffRequest(ref)
 	if err != nil {
 		return api.SandboxDiff{}, err
 	}
+	ctx, whole := unlessDeleted(ctx, doomed, &rec)
 	diff := api.SandboxDiff{Changes: []api.Change{}}
 	room := maxChanges
 	result, err := s.opts.Differ.Changes(ctx, req, func(c api.Change) error {
@@ -42,27 +43,68 @@ func (s *Service) Diff(ctx context.Context, ref string) (api.SandboxDiff, error)
 		diff.Changes = append(diff.Changes, c)
 		return nil
 	})
-	if err != nil && !errors.Is(err, errEnough) {
+	if errors.Is(err, errEnough) {
+		err = nil
+	}
+	if err = whole(err); err != nil {
 		return api.SandboxDiff{}, fmt.Errorf("diff of sandbox %s: %w", ref, err)
 	}
-	diff.Skipped = result.Skipped
+	diff.Skipped, diff.SkippedMore = result.Skipped, result.SkippedMore
 	return diff, nil
 }
 
-func (s *Service) diffRequest(ref string) (launcher.DiffRequest, runtime.Record, error) {
-	rec, err := s.supervisor.Get(ref)
+func (s *Service) diffRequest(ref string) (launcher.DiffRequest, runtime.Record, <-chan struct{}, error) {
+	rec, doomed, err := s.supervisor.Read(ref)
 	switch {
+	case errors.Is(err, runtime.ErrState):
+		return launcher.DiffRequest{}, rec, nil, classify(errUnreadable, err)
 	case err != nil:
-		return launcher.DiffRequest{}, rec, err
-	case rec.State == api.StateCreating:
-		return launcher.DiffRequest{}, rec, fmt.Errorf("%w: %s (%s) is being created", runtime.ErrState, rec.Name, rec.ID)
+		return launcher.DiffRequest{}, rec, nil, err
 	case len(rec.Rootfs.Layers) == 0:
-		return launcher.DiffRequest{}, rec, fmt.Errorf("%w: %s (%s) is of an earlier version of sandboxd, which did not note what its root is made of",
-			runtime.ErrState, rec.Name, rec.ID)
+		return launcher.DiffRequest{}, rec, nil, classify(errUnreadable,
+			fmt.Errorf("%s (%s) is of an earlier version of sandboxd, which did not note what its root is made of", rec.Name, rec.ID))
 	case s.opts.Differ == nil:
-		return launcher.DiffRequest{}, rec, fmt.Errorf("%w: nobody reads what sandboxes have changed", runtime.ErrUnavailable)
+		return launcher.DiffRequest{}, rec, nil, fmt.Errorf("%w: nobody reads what sandboxes have changed", runtime.ErrUnavailable)
 	}
-	return launcher.DiffRequest{ID: rec.ID, Rootfs: rec.Rootfs}, rec, nil
+	return launcher.DiffRequest{ID: rec.ID, Rootfs: rec.Rootfs}, rec, doomed, nil
+}
+
+// unlessDeleted is a context for reading a sandbox's directories, which ends when its deletion begins: from then on files
+// that are gone were perhaps never removed by the sandbox. Whole ends it, and says what became of a reading that ended in
+// err. It must be called.
+func unlessDeleted(ctx context.Context, doomed <-chan struct{}, rec *runtime.Record) (_ context.Context, whole func(err error) error) {
+	ctx, cancel := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case <-doomed:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func(err error) error {
+		cancel()
+		<-watched
+		select {
+		case <-doomed:
+			return classify(errUnreadable, fmt.Errorf("%s (%s) was deleted meanwhile", rec.Name, rec.ID))
+		default:
+			return err
+		}
+	}
+}
+
+// writeChanges writes what a sandbox that has ended has changed as a layer, with no time after latest unless that is zero.
+func (s *Service) writeChanges(ctx context.Context, id string, latest time.Time, w io.Writer) error {
+	req, rec, doomed, err := s.diffRequest(id)
+	if err != nil {
+		return err
+	}
+	ctx, whole := unlessDeleted(ctx, doomed, &rec)
+	req.Latest = latest
+	_, err = s.opts.Differ.Diff(ctx, req, w)
+	return whole(err)
 }
 
 // Commit makes an image of a sandbox of any state: that which it was made of, and what it has changed. A running one does
@@ -71,25 +113,31 @@ func (s *Service) Commit(ctx context.Context, ref string, body api.CommitSandbox
 	if err := validateCommit(&body); err != nil {
 		return api.SandboxCommitted{}, err
 	}
-	req, rec, err := s.diffRequest(ref)
+	req, rec, doomed, err := s.diffRequest(ref)
 	if err != nil {
 		return api.SandboxCommitted{}, err
 	}
 	if len(rec.Rootfs.HostDirs) > 0 {
-		return api.SandboxCommitted{}, fmt.Errorf("%w: %s (%s) shows this host's own /usr, which is not part of an image; make it of a stored image to commit it",
-			runtime.ErrState, rec.Name, rec.ID)
+		return api.SandboxCommitted{}, classify(errUnreadable, fmt.Errorf(
+			"%s (%s) shows this host's own /usr, which is not part of an image; make it of a stored image to commit it", rec.Name, rec.ID))
 	}
-	if rec.State == api.StateRunning {
-		lease, err := s.supervisor.Begin(rec.ID)
-		if err != nil {
-			return api.SandboxCommitted{}, err
-		}
+	hold := func() (release func()) { return func() {} }
+	switch lease, err := s.supervisor.Begin(rec.ID); {
+	case err == nil:
 		defer lease.End()
+		hold = lease.Hold
+	case !errors.Is(err, runtime.ErrState): // one that has ended can be read all the same
+		return api.SandboxCommitted{}, err
 	}
 	req.Freeze = true
 	img, result, err := s.images.Commit(ctx, image.CommitOptions{
 		Base: rec.ImageDigest, Reference: body.Reference, Config: body.Config, Comment: body.Comment, Created: time.Now(),
-		Layer: func(ctx context.Context, w io.Writer) (layer.Result, error) { return s.opts.Differ.Diff(ctx, req, w) },
+		Layer: func(ctx context.Context, w io.Writer) (layer.Result, error) {
+			defer hold()()
+			ctx, whole := unlessDeleted(ctx, doomed, &rec)
+			result, err := s.opts.Differ.Diff(ctx, req, w)
+			return result, whole(err)
+		},
 	})
 	if err != nil {
 		return api.SandboxCommitted{}, fmt.Errorf("commit sandbox %s: %w", ref, err)

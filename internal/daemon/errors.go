@@ -31,6 +31,7 @@ var (
 	ErrProgramDenied  = errors.New("program not allowed")
 	ErrStopping       = errors.New("the daemon is stopping")
 	ErrBuild          = errors.New("build failed")
+	errUnreadable     = errors.New("what the sandbox has changed cannot be told")
 	errPanic          = errors.New("a defect of the daemon")
 )
 
@@ -65,6 +66,7 @@ var classes = []class{
 	{err: ErrStopping, code: api.CodeUnavailable, hint: "start it again: sandboxd serve"},
 	{err: layer.ErrChanged, code: api.CodeConflict, hint: "end or pause what writes in the sandbox, or try again"},
 	{err: layer.ErrInvalid, code: api.CodeConflict, hint: "the sandbox has files that no layer can have; remove them there"},
+	{err: errUnreadable, code: api.CodeConflict, hint: "a sandbox can be read when it has been created, and until it is deleted"},
 	{err: runtime.ErrNotFound, code: api.CodeNotFound, hint: "sandboxd ps lists what there is"},
 	{err: runtime.ErrExists, code: api.CodeExists, hint: "choose another name, or delete the sandbox that has it"},
 	{err: runtime.ErrState, code: api.CodeConflict, hint: "a sandbox that has ended can only be deleted"},

@@ -68,7 +68,7 @@ func (s *Service) start(ctx context.Context, ref string, req api.ExecRequest, no
 		}
 	}()
 	rec := &lease.Record
-	client := guest.NewClient(lease.Socket)
+	client := guestOf(lease)
 	id, err := resolveUser(ctx, cmp.Or(req.User, rec.User), client.Open)
 	if err != nil {
 		return nil, s.gone(ctx, lease, err)

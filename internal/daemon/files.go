@@ -21,7 +21,14 @@ func (s *Service) use(ctx context.Context, ref string) (context.Context, *guest.
 		return nil, nil, nil, nil, err
 	}
 	ctx, cancel := withGone(ctx, lease)
-	return ctx, guest.NewClient(lease.Socket), lease, func() { cancel(); lease.End() }, nil
+	return ctx, guestOf(lease), lease, func() { cancel(); lease.End() }, nil
+}
+
+// guestOf is a client of the sandbox's init that waits for one that is being read.
+func guestOf(lease *runtime.Lease) *guest.Client {
+	c := guest.NewClient(lease.Socket)
+	c.Held = lease.Held
+	return c
 }
 
 // fail says what went wrong with a request about the file at path.

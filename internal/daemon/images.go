@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
@@ -144,8 +145,33 @@ func validateImageConfig(c *api.ImageConfig) error {
 			return err
 		}
 	}
-	return validateUser(c.User)
+	if err := validateUser(c.User); err != nil {
+		return err
+	}
+	if err := validateArgs("config.entrypoint", c.Entrypoint); err != nil {
+		return err
+	}
+	if err := validateArgs("config.cmd", c.Cmd); err != nil {
+		return err
+	}
+	// Not as those of sandboxes: images have whole documents in theirs.
+	total := 0
+	for k, v := range c.Labels {
+		if k == "" || strings.IndexByte(k, 0) >= 0 || !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return invalidf("config.labels %q: a key must not be empty, nor have a NUL byte, and all is UTF-8", clip(k))
+		}
+		total += len(k) + len(v)
+	}
+	if len(c.Labels) > maxImageLabels || total > maxImageLabelBytes {
+		return invalidf("config.labels: %d with %d bytes, at most %d with %d are possible", len(c.Labels), total, maxImageLabels, maxImageLabelBytes)
+	}
+	return nil
 }
+
+const (
+	maxImageLabels     = 1000
+	maxImageLabelBytes = 256 << 10
+)
 
 // ExportImage writes a stored image as an archive.
 func (s *Service) ExportImage(ctx context.Context, ref, format string, w io.Writer) error {

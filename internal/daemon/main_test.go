@@ -25,6 +25,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -145,6 +146,11 @@ type fakeImages struct {
 	Images // what is not overridden here, no test may call
 
 	pull func(image.PullOptions) (*image.Image, error)
+}
+
+func (f *fakeImages) Commit(ctx context.Context, opts image.CommitOptions) (*image.Image, layer.Result, error) {
+	result, err := opts.Layer(ctx, io.Discard)
+	return &image.Image{Image: api.Image{Reference: opts.Reference}}, result, err
 }
 
 func (f *fakeImages) SetHolders(func() map[string][]string) {}

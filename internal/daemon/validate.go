@@ -86,21 +86,8 @@ func validateExec(req *api.ExecRequest) error {
 	if req.Argv[0] == "" {
 		return invalidf("argv[0] is empty: name a program")
 	}
-	if len(req.Argv) > maxArgs {
-		return invalidf("argv has %d elements, at most %d are possible", len(req.Argv), maxArgs)
-	}
-	total := 0
-	for i, a := range req.Argv {
-		if strings.IndexByte(a, 0) >= 0 {
-			return invalidf("argv[%d] has a NUL byte", i)
-		}
-		if len(a) > maxOneString {
-			return invalidf("argv[%d] has %d bytes, at most %d are possible", i, len(a), maxOneString)
-		}
-		total += len(a) + 1
-	}
-	if total > maxArgBytes {
-		return invalidf("argv has %d bytes, at most %d are possible", total, maxArgBytes)
+	if err := validateArgs("argv", req.Argv); err != nil {
+		return err
 	}
 	if err := validateEnv(req.Env); err != nil {
 		return err
@@ -118,6 +105,26 @@ func validateExec(req *api.ExecRequest) error {
 	}
 	if req.OutputLimit < 0 || req.OutputLimit > maxOutputLimit {
 		return invalidf("output_limit %d: must be between 0 and %d", req.OutputLimit, maxOutputLimit)
+	}
+	return nil
+}
+
+func validateArgs(what string, args []string) error {
+	if len(args) > maxArgs {
+		return invalidf("%s has %d elements, at most %d are possible", what, len(args), maxArgs)
+	}
+	total := 0
+	for i, a := range args {
+		if strings.IndexByte(a, 0) >= 0 {
+			return invalidf("%s[%d] has a NUL byte", what, i)
+		}
+		if len(a) > maxOneString {
+			return invalidf("%s[%d] has %d bytes, at most %d are possible", what, i, len(a), maxOneString)
+		}
+		total += len(a) + 1
+	}
+	if total > maxArgBytes {
+		return invalidf("%s has %d bytes, at most %d are possible", what, total, maxArgBytes)
 	}
 	return nil
 }

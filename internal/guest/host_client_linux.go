@@ -26,7 +26,40 @@ var ErrLost = errors.New("the sandbox's init is lost")
 // A Client asks the init of one sandbox. It holds no connection: every request makes its own, so that any number of
 // goroutines may use one Client, and a Client needs no Close.
 type Client struct {
+	// Held, where set, says until when the sandbox was last kept from running, which is now while it is. Init is not to blame
+	// for that time: what it has to answer by itself, it may answer that much later. Set it before the first request.
+	Held func() time.Time
+
 	path string
+}
+
+// await is [conn.answer] for an answer that init has so long to give, counted from when it could run last. The connection's
+// deadline is as of now already; who closes quit sets it too, to end the wait.
+func (c *Client) await(quit <-chan struct{}, conn *conn, grace time.Duration) (packet, []int, error) {
+	for {
+		pkt, fds, err := conn.answer()
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return pkt, fds, err
+		}
+		until, ok := c.putOff(grace)
+		if !ok || conn.f.SetReadDeadline(until) != nil {
+			return pkt, fds, err
+		}
+		select {
+		case <-quit: // perhaps before we put the deadline off
+			return pkt, fds, err
+		default:
+		}
+	}
+}
+
+// putOff is the new end of a wait for init that has just ended, if init could not run for a part of it.
+func (c *Client) putOff(grace time.Duration) (time.Time, bool) {
+	if c.Held == nil {
+		return time.Time{}, false
+	}
+	until := c.Held().Add(grace)
+	return until, time.Now().Before(until)
 }
 
 // NewClient returns the client of the init that accepts on the socket at path. It does not connect; use [Client.Ping].
@@ -100,8 +133,8 @@ func lostUnless(ctx context.Context, doing string, err error) error {
 	return lost(doing, err)
 }
 
-// connect connects to init. A full backlog is waited for until the deadline.
-func (c *Client) connect(ctx context.Context, deadline time.Time) (int, error) {
+// connect connects to init. A full backlog is waited for until the deadline, which putOff may put off.
+func (c *Client) connect(ctx context.Context, deadline time.Time, putOff func() (time.Time, bool)) (int, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return -1, fmt.Errorf("make socket: %w", err)
@@ -118,7 +151,10 @@ func (c *Client) connect(ctx context.Context, deadline time.Time) (int, error) {
 			// The backlog is full: init is flooded or does not accept. The kernel offers no event for a free place, so
 			// this is the one wait that has to ask again.
 			if time.Until(deadline) < wait {
-				return os.ErrDeadlineExceeded
+				var ok bool
+				if deadline, ok = putOff(); !ok {
+					return os.ErrDeadlineExceeded
+				}
 			}
 			t := time.NewTimer(wait)
 			select {
@@ -142,11 +178,14 @@ func (c *Client) request(ctx context.Context, timeout time.Duration, req []byte,
 	if err := ctx.Err(); err != nil {
 		return nil, packet{}, nil, context.Cause(ctx)
 	}
-	deadline, ok := ctx.Deadline()
-	if !ok {
+	deadline, bounded := ctx.Deadline() // then the caller's word counts, whatever became of the sandbox
+	if !bounded {
 		deadline = time.Now().Add(timeout)
 	}
-	fd, err := c.connect(ctx, deadline)
+	fd, err := c.connect(ctx, deadline, func() (time.Time, bool) {
+		until, ok := c.putOff(timeout)
+		return until, ok && !bounded
+	})
 	if err != nil {
 		return nil, packet{}, nil, lostUnless(ctx, "connect to init", err)
 	}
@@ -173,7 +212,12 @@ func (c *Client) request(ctx context.Context, timeout time.Duration, req []byte,
 	stop := context.AfterFunc(ctx, func() { _ = conn.f.SetDeadline(past) })
 	defer stop()
 
-	pkt, fds, err := conn.answer()
+	var pkt packet
+	if bounded {
+		pkt, fds, err = conn.answer()
+	} else {
+		pkt, fds, err = c.await(ctx.Done(), conn, timeout)
+	}
 	if err != nil {
 		return nil, packet{}, nil, lostUnless(ctx, "await init's answer", err)
 	}

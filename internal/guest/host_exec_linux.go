@@ -53,6 +53,7 @@ type Exec struct {
 	// The host's ends. With a terminal Stdin and Stdout are the same file and Stderr is nil.
 	Stdin, Stdout, Stderr *os.File
 
+	client  *Client
 	conn    *conn
 	tty     bool
 	begun   time.Time
@@ -127,7 +128,7 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 		return nil, err
 	}
 
-	e := &Exec{tty: r.TTY, timeout: r.Timeout}
+	e := &Exec{client: c, tty: r.TTY, timeout: r.Timeout}
 	var give []int // the process's ends, ours until init has them
 	defer func() {
 		closeAll(give)
@@ -271,7 +272,7 @@ func terminal(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "tty"), nil
 }
 
-// Wait returns when the process has exited, or with [ErrLost] when init has not said so 2 s after it must have: after
+// Wait returns when the process has exited, or with [ErrLost] when init has not said so some seconds after it must have: after
 // the request's timeout or a Kill. It may be called more than once, also from several goroutines.
 func (e *Exec) Wait() (ExecExit, error) {
 	e.wait.Do(func() {
@@ -283,7 +284,7 @@ func (e *Exec) Wait() (ExecExit, error) {
 }
 
 func (e *Exec) await() (ExecExit, error) {
-	pkt, fds, err := e.conn.answer()
+	pkt, fds, err := e.client.await(nil, e.conn, exitGrace) // Close ends it
 	if err != nil {
 		return ExecExit{}, lost("await the process's exit", err)
 	}
@@ -333,7 +334,7 @@ func (e *Exec) Signal(sig syscall.Signal) error {
 }
 
 // Kill ends everything that the exec has started, however far it has gone from its parent. Wait then tells the exit; if
-// init has not got it done within 2 s, Wait returns [ErrLost].
+// init does not get it done within some seconds, Wait returns [ErrLost].
 func (e *Exec) Kill() error {
 	if err := e.tell("kill", kindKill, none{}); err != nil {
 		return err
@@ -354,7 +355,16 @@ func (e *Exec) tell(doing string, k kind, msg any) error {
 	defer e.mu.Unlock()
 	// Init reads at once. One that does not must not hold up the caller for long.
 	_ = e.conn.f.SetWriteDeadline(time.Now().Add(exitGrace))
-	err = e.conn.send(p)
+	for {
+		err = e.conn.send(p)
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			break
+		}
+		until, ok := e.client.putOff(exitGrace)
+		if !ok || e.conn.f.SetWriteDeadline(until) != nil {
+			break
+		}
+	}
 	if errors.Is(err, os.ErrClosed) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
 		return nil // it has exited; or init is lost, which is for Wait to tell
 	}

@@ -113,8 +113,9 @@ func pseudo(magic int64) bool {
 type PendingFile struct {
 	File *os.File // write here; closed by Commit and Abort
 
-	conn *conn
-	once sync.Once
+	client *Client
+	conn   *conn
+	once   sync.Once
 }
 
 // Create makes a file beside path that Commit renames to it, with this mode and owner. Missing parents are made with
@@ -142,7 +143,7 @@ func (c *Client) Create(ctx context.Context, path string, mode fs.FileMode, uid,
 		_ = conn.close()
 		return nil, fmt.Errorf("create %q: %w: %w", path, ErrLost, err)
 	}
-	return &PendingFile{File: f, conn: conn}, nil
+	return &PendingFile{File: f, client: c, conn: conn}, nil
 }
 
 // Commit puts the file in its place. After an error the file is gone.
@@ -186,7 +187,7 @@ func (p *PendingFile) end(k kind) error {
 	if err := p.conn.send(req); err != nil {
 		return lost("ask init", err)
 	}
-	pkt, fds, err := p.conn.answer()
+	pkt, fds, err := p.client.await(nil, p.conn, replyTimeout)
 	if err != nil {
 		return lost("await init's answer", err)
 	}

@@ -524,7 +524,7 @@ func TestManyConnections(t *testing.T) {
 // dial connects as request does, and says nothing yet.
 func dial(t *testing.T, c *Client, deadline time.Time) (*conn, error) {
 	t.Helper()
-	fd, err := c.connect(t.Context(), deadline)
+	fd, err := c.connect(t.Context(), deadline, func() (time.Time, bool) { return deadline, false })
 	if err != nil {
 		return nil, err
 	}

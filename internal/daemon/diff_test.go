@@ -1,0 +1,150 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/launcher"
+)
+
+// reading is a Differ whose readings take as long as a test wants.
+type reading struct {
+	during func(ctx context.Context)
+}
+
+func (d *reading) Diff(ctx context.Context, _ launcher.DiffRequest, _ io.Writer) (layer.Result, error) {
+	d.during(ctx)
+	return layer.Result{}, nil
+}
+
+func (d *reading) Changes(ctx context.Context, _ launcher.DiffRequest, found func(api.Change) error) (layer.Result, error) {
+	d.during(ctx)
+	return layer.Result{}, found(api.Change{Path: "half/of/it", Kind: "added"})
+}
+
+func TestDiffAndCommitOfASandboxThatIsDeletedMeanwhile(t *testing.T) {
+	b := newBench(t, nil)
+	differ := &reading{}
+	b.options.Differ = differ
+	r := b.start()
+	for _, ask := range []func(id string) reply{
+		func(id string) reply { return r.do("GET", "/v1/sandboxes/"+id+"/diff", nil) },
+		func(id string) reply {
+			return r.do("POST", "/v1/sandboxes/"+id+"/commit", api.CommitSandbox{Reference: "a/b:1"})
+		},
+	} {
+		id := r.create(api.CreateSandbox{Image: "example.org/app:1"}).ID
+		differ.during = func(context.Context) {}
+		if rep := ask(id); rep.status >= 300 {
+			t.Fatalf("before: %d %s", rep.status, rep.body)
+		}
+		differ.during = func(ctx context.Context) {
+			if err := r.d.service.DeleteSandbox(context.WithoutCancel(ctx), id); err != nil {
+				t.Error(err)
+			}
+			<-ctx.Done() // whoever reads is told, and what comes of it does not matter
+		}
+		if p := problem(t, ask(id), api.CodeConflict); !strings.Contains(p.Detail, "deleted meanwhile") || strings.Contains(p.Hint, "only be deleted") {
+			t.Errorf("%+v", p)
+		}
+	}
+}
+
+// Init cannot answer while its sandbox is read. It must not be taken for one that does not want to.
+func TestCommitHoldsTheSandbox(t *testing.T) {
+	b := newBench(t, nil)
+	differ := &reading{}
+	b.options.Differ = differ
+	r := b.start()
+	id := r.create(api.CreateSandbox{Image: "example.org/app:1"}).ID
+	lease, err := r.d.service.supervisor.Begin(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.End()
+	held := guestOf(lease).Held
+	if at := held(); !at.IsZero() {
+		t.Errorf("held at %v before anyone holds it", at)
+	}
+	var during time.Time
+	differ.during = func(context.Context) {
+		if during = time.Now(); held().Before(during) {
+			t.Errorf("not held while it is read")
+		}
+	}
+	if rep := r.do("POST", "/v1/sandboxes/"+id+"/commit", api.CommitSandbox{Reference: "a/b:1"}); rep.status != http.StatusCreated {
+		t.Fatalf("%d %s", rep.status, rep.body)
+	}
+	if at := held(); at.Before(during) || at != held() {
+		t.Errorf("held until %v after a reading at %v", at, during)
+	}
+	// One that has ended can be committed too.
+	if err := r.d.service.supervisor.Kill(t.Context(), id, "by the test"); err != nil {
+		t.Fatal(err)
+	}
+	differ.during = func(context.Context) {}
+	if rep := r.do("POST", "/v1/sandboxes/"+id+"/commit", api.CommitSandbox{Reference: "a/b:1"}); rep.status != http.StatusCreated {
+		t.Errorf("ended: %d %s", rep.status, rep.body)
+	}
+}
+
+func TestDiffCommitAndPushRefuse(t *testing.T) {
+	b := newBench(t, nil)
+	b.options.Differ = &reading{during: func(ctx context.Context) { t.Error(errors.New("read all the same"), ctx.Err()) }}
+	r := b.start()
+	id := r.create(api.CreateSandbox{Image: "example.org/app:1"}).ID
+	commit := "/v1/sandboxes/" + id + "/commit"
+	for _, test := range []struct {
+		method, path, body string
+		code               api.Code
+		says               string
+	}{
+		{"GET", "/v1/sandboxes/" + id + "/diff?all=1", "", api.CodeInvalid, "all"},
+		{"GET", "/v1/sandboxes/nobody/diff", "", api.CodeNotFound, "nobody"},
+		{"POST", commit, "", api.CodeInvalid, "body"},
+		{"POST", commit, "[]", api.CodeInvalid, ""},
+		{"POST", commit, "{}", api.CodeInvalid, "reference"},
+		{"POST", commit, `{"reference":"a/b:1","tag":"x"}`, api.CodeInvalid, "tag"},
+		{"POST", commit, `{"reference":"a/b:1","comment":"a\u0007b"}`, api.CodeInvalid, "comment"},
+		{"POST", commit, `{"reference":"a/b:1","config":{"cmd":["a\u0000b"]}}`, api.CodeInvalid, "config.cmd"},
+		{"POST", commit, `{"reference":"a/b:1","config":{"entrypoint":["a\u0000b"]}}`, api.CodeInvalid, "config.entrypoint"},
+		{"POST", commit, `{"reference":"a/b:1","config":{"labels":{"":"x"}}}`, api.CodeInvalid, "label"},
+		{"POST", "/v1/images/push", "{}", api.CodeInvalid, "reference"},
+		{"POST", "/v1/images/push", `{"reference":"a\nb"}`, api.CodeInvalid, "reference"},
+		{"POST", "/v1/images/push", `{"reference":"a/b:1","force":true}`, api.CodeInvalid, "force"},
+	} {
+		var body any
+		if test.body != "" {
+			body = test.body
+		}
+		rep := r.do(test.method, test.path, body, "Content-Type", "application/json")
+		if p := problem(t, rep, test.code); !strings.Contains(p.Detail, test.says) {
+			t.Errorf("%s %s %s: %+v", test.method, test.path, test.body, p)
+		}
+	}
+}
+
+// What a build's program has changed is not kept where somebody deletes its sandbox under it: half of it would be the step's
+// result for ever.
+func TestChangesOfABuildWhoseSandboxIsDeleted(t *testing.T) {
+	b := newBench(t, nil)
+	differ := &reading{}
+	b.options.Differ = differ
+	r := b.start()
+	id := r.create(api.CreateSandbox{Image: "example.org/app:1"}).ID
+	differ.during = func(ctx context.Context) {
+		if err := r.d.service.DeleteSandbox(context.WithoutCancel(ctx), id); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := r.d.service.writeChanges(t.Context(), id, time.Time{}, io.Discard); !errors.Is(err, errUnreadable) {
+		t.Errorf("%v", err)
+	}
+}
