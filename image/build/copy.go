@@ -168,6 +168,12 @@ func (c *changer) mkdirs(full string) (*node, error) {
 		at += "/" + part
 		next := d.children[part]
 		if next == nil {
+			if err := creatable(at); err != nil {
+				return nil, err
+			}
+			if err := c.tree.room(); err != nil {
+				return nil, err
+			}
 			next = c.tree.directory()
 			next.mtime = c.stamp.Now
 			if c.owner != nil {
@@ -184,6 +190,18 @@ func (c *changer) mkdirs(full string) (*node, error) {
 	return d, nil
 }
 
+// creatable refuses names that a layer cannot give to a file.
+func creatable(full string) error {
+	base := path.Base(full)
+	switch {
+	case strings.HasPrefix(base, whiteout):
+		return fmt.Errorf("%q cannot be in an image: layers say by such names what they delete", clip(full))
+	case len(base) > 255:
+		return fmt.Errorf("%q has a component of more than 255 bytes", clip(full))
+	}
+	return nil
+}
+
 // put copies a file or a whole directory to a resolved path. With describe, a directory that is there becomes like the one
 // that is copied.
 func (c *changer) put(full string, src *node, describe bool) error {
@@ -193,8 +211,8 @@ func (c *changer) put(full string, src *node, describe bool) error {
 	if strings.Count(full, "/") > maxDepth || len(full) > maxName {
 		return fmt.Errorf("%q is too deep a path", clip(full))
 	}
-	if strings.HasPrefix(path.Base(full), whiteout) {
-		return fmt.Errorf("%q cannot be in an image: layers say by such names what they delete", clip(full))
+	if err := creatable(full); err != nil {
+		return err
 	}
 	parent, err := c.mkdirs(path.Dir(full))
 	if err != nil {
@@ -252,9 +270,10 @@ func (c *changer) put(full string, src *node, describe bool) error {
 
 // like is a copy of a node as it arrives.
 func (c *changer) like(src *node) (*node, error) {
-	if c.tree.count++; c.tree.count > c.tree.limits.Entries {
-		return nil, fmt.Errorf("more than %d entries", c.tree.limits.Entries)
+	if err := c.tree.room(); err != nil {
+		return nil, err
 	}
+	c.tree.count++
 	n := *src
 	n.children = nil
 	if c.owner != nil {

@@ -172,6 +172,9 @@ func TestCopy(t *testing.T) {
 		{"directory in the way of a file", "COPY home/in /x/\nCOPY dir /x/in", []string{`error`}},
 		{"file in the way", "COPY a.txt /file/x", []string{`error "/file" is not a directory`}},
 		{"whiteout", "COPY wh /w", []string{`error "/w/.wh.file"`, "cannot be in an image"}},
+		{"whiteout as a directory of the destination", "COPY a.txt /.wh.etc/x", []string{`error "/.wh.etc" cannot be in an image`}},
+		{"a name that is too long", "COPY a.txt /" + strings.Repeat("n", 256) + "/x", []string{"error a component of more than 255 bytes"}},
+		{"a name that is too long at the end", "COPY a.txt /" + strings.Repeat("n", 256), []string{"error a component of more than 255 bytes"}},
 		{"link is replaced, not followed, at the end", "COPY a.txt /tmp/../dangling", []string{"new/", "new/place=a.txt"}},
 		{"owner by number", "COPY --chown=3:4 dir/sub /w/", []string{"0700 3:4 w/", "0644 3:4 w/two=dir/sub/two"}},
 		{"owner without group", "COPY --chown=3 a.txt /w", []string{"0644 3:3 w=a.txt"}},
@@ -350,6 +353,7 @@ func TestLayersMakeTheTreeThatOverlayfsShows(t *testing.T) {
 		{"directory over a link of a layer below", [][]string{{"usr/", "usr/lib/", "lib>usr/lib"}, {"lib/x"}}, []string{"/lib", "/lib/x", "/usr", "/usr/lib"}},
 		{"through a link of the same layer", [][]string{{"usr/", "usr/lib/", "lib>usr/lib", "lib/x"}}, []string{"/lib", "/usr", "/usr/lib", "/usr/lib/x"}},
 		{"file over a directory", [][]string{{"a/", "a/b"}, {"a=f"}}, []string{"/a"}},
+		{"notes of aufs", [][]string{{"a", ".wh..wh.plnk/", ".wh..wh.plnk/1.2", ".wh..wh.aufs"}}, []string{"/a"}},
 		{"whiteout of nothing", [][]string{{"a"}, {"b/.wh.c", ".wh.nope"}}, []string{"/a"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -447,6 +451,16 @@ func TestBadContextsAreRefused(t *testing.T) {
 }
 
 // TestCopyKeyIsAboutContent says what may change without a COPY being done again.
+// TestWorkdirCannotDelete is about WORKDIR /.wh.etc, whose layer would take /etc away.
+func TestWorkdirCannotDelete(t *testing.T) {
+	for _, dir := range []string{"/.wh.etc", "/.wh..wh..opq", "/a/.wh.b/c", "/" + strings.Repeat("n", 256)} {
+		tree := NewTree(Limits{})
+		if change, err := tree.MakeDir(t.Context(), &Dir{Path: dir}, spool(t), Stamp{}); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%.20q: %v, %v", dir, change, err)
+		}
+	}
+}
+
 func TestCopyKeyIsAboutContent(t *testing.T) {
 	key := func(instruction string, context ...string) string {
 		t.Helper()

@@ -15,7 +15,7 @@ import (
 type Tree struct {
 	root   *node
 	limits Limits
-	count  int // nodes that were ever made
+	count  int // entries and nodes that were made
 	text   int // bytes of their names, links and xattrs
 }
 
@@ -64,6 +64,14 @@ func (t *Tree) directory() *node {
 	return &node{kind: tar.TypeDir, mode: 0o755, mtime: time.Unix(0, 0), children: make(map[string]*node)}
 }
 
+// room says whether the tree may have one more node.
+func (t *Tree) room() error {
+	if t.count >= t.limits.Entries {
+		return fmt.Errorf("more than %d entries", t.limits.Entries)
+	}
+	return nil
+}
+
 // Clone is a copy that can be changed without changing t.
 func (t *Tree) Clone() *Tree {
 	c := &Tree{limits: t.limits, count: t.count, text: t.text}
@@ -92,8 +100,9 @@ func (t *Tree) Clone() *Tree {
 
 // A layer's whiteouts, as the OCI image specification names them.
 const (
-	whiteout = ".wh."
-	opaque   = ".wh..wh..opq"
+	whiteout     = ".wh."
+	whiteoutMeta = ".wh..wh."
+	opaque       = ".wh..wh..opq"
 )
 
 // Apply changes the tree as the layer in a does. What image/layer leaves out (devices, notes of aufs) is left out.
@@ -141,9 +150,10 @@ func (t *Tree) read(r io.Reader, a *Archive, layer bool) error {
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
 			return invalidf("read entry %d of the archive: %w", n+1, err)
 		}
-		if t.count++; t.count > t.limits.Entries {
-			return invalidf("more than %d entries", t.limits.Entries)
+		if err := t.room(); err != nil {
+			return invalidf("%w", err)
 		}
+		t.count++
 		if bytes += hdr.Size; bytes > t.limits.Bytes || hdr.Size < 0 {
 			return invalidf("its files have more than %d bytes", t.limits.Bytes)
 		}
@@ -189,8 +199,19 @@ func (t *Tree) entry(hdr *tar.Header, at content, layer bool, made map[*node]boo
 		return nil
 	}
 	base := parts[len(parts)-1]
-	if layer && strings.HasPrefix(base, whiteout) {
-		return t.white(parts[:len(parts)-1], base, made)
+	if layer {
+		// As the extractor has it: what aufs noted for itself is no file, and no whiteout is a directory.
+		inside := func(prefix string) bool {
+			return slices.ContainsFunc(parts[:len(parts)-1], func(p string) bool { return strings.HasPrefix(p, prefix) })
+		}
+		switch {
+		case inside(whiteoutMeta) || strings.HasPrefix(base, whiteoutMeta) && base != opaque:
+			return nil
+		case inside(whiteout):
+			return errors.New("a whiteout is used as a directory")
+		case strings.HasPrefix(base, whiteout):
+			return t.white(parts[:len(parts)-1], base, made)
+		}
 	}
 	n := &node{mode: hdr.Mode & 0o7777, uid: hdr.Uid, gid: hdr.Gid, mtime: hdr.ModTime, size: hdr.Size, content: at, described: true}
 	for record, value := range hdr.PAXRecords {
@@ -283,9 +304,6 @@ func (t *Tree) white(dir []string, base string, made map[*node]bool) error {
 		}
 		return nil
 	}
-	if strings.HasPrefix(base, whiteout+whiteout) {
-		return nil
-	}
 	hidden := strings.TrimPrefix(base, whiteout)
 	if child := d.children[hidden]; child != nil && !made[child] {
 		delete(d.children, hidden)
@@ -339,8 +357,8 @@ func (t *Tree) mkdirs(parts []string, made map[*node]bool) (*node, error) {
 		}
 		next := d.children[part]
 		if next == nil {
-			if t.count > t.limits.Entries {
-				return nil, fmt.Errorf("more than %d entries", t.limits.Entries)
+			if err := t.room(); err != nil {
+				return nil, err
 			}
 			next = t.directory()
 			made[next] = true
