@@ -19,6 +19,7 @@ package build
 import (
 	"errors"
 	"fmt"
+	"unicode/utf8"
 )
 
 // ErrInvalid is the class of errors that the Dockerfile, the context or the options are to blame for.
@@ -55,6 +56,9 @@ const (
 	maxCommands   = 1000      // of all stages
 	maxValue      = 32 << 10  // bytes of one variable
 	maxVariables  = 1000      // of one stage
+	maxArgs       = 512 << 10 // bytes of the arguments of one stage
+	maxCreatedBy  = 4 << 10   // bytes of an entry of the history
+	maxHistory    = 1 << 20   // bytes of all entries of a stage; those beyond are short
 	maxWord       = 1 << 20   // bytes that one word may grow to
 	maxConfig     = 512 << 10 // bytes of an image's configuration
 	maxName       = 4095      // bytes of a path
@@ -82,9 +86,15 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-func clip(s string) string {
-	if len(s) > 200 {
-		return s[:200] + "..."
+func clip(s string) string { return clipTo(s, 200) }
+
+// clipTo cuts a text between its characters.
+func clipTo(s string, n int) string {
+	if len(s) <= n {
+		return s
 	}
-	return s
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "..."
 }

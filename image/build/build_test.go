@@ -34,7 +34,7 @@ func evaluate(t testing.TB, data []byte, opts Options) (*Plan, map[*Stage][]Step
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	p, err := f.Plan(opts)
+	p, err := f.Plan(t.Context(), opts)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -47,7 +47,7 @@ func evaluate(t testing.TB, data []byte, opts Options) (*Plan, map[*Stage][]Step
 		case s.Image != "":
 			from = base()
 		}
-		if steps[s], images[s], err = s.Evaluate(from); err != nil {
+		if steps[s], images[s], err = s.Evaluate(t.Context(), from); err != nil {
 			return nil, nil, nil, err
 		}
 	}
@@ -245,13 +245,13 @@ func TestBaseThatWantsToRunThingsIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := f.Plan(Options{Platform: here})
+	p, err := f.Plan(t.Context(), Options{Platform: here})
 	if err != nil {
 		t.Fatal(err)
 	}
 	img := base()
 	img.Config.OnBuild = []string{"RUN rm -rf /"}
-	if _, _, err := p.Target().Evaluate(img); err == nil || !strings.HasPrefix(err.Error(), "Dockerfile:2: FROM a: the image has ONBUILD") {
+	if _, _, err := p.Target().Evaluate(t.Context(), img); err == nil || !strings.HasPrefix(err.Error(), "Dockerfile:2: FROM a: the image has ONBUILD") {
 		t.Errorf("%v", err)
 	}
 }

@@ -73,7 +73,7 @@ func (s *Service) Build(ctx context.Context, body io.Reader, opts api.Build, emi
 	if err != nil {
 		return api.Image{}, err
 	}
-	plan, err := b.plan(&build.Archive{At: received, Open: func() (io.ReadCloser, error) {
+	plan, err := b.plan(ctx, &build.Archive{At: received, Open: func() (io.ReadCloser, error) {
 		return io.NopCloser(io.NewSectionReader(received, 0, size)), nil
 	}})
 	if err != nil {
@@ -200,7 +200,7 @@ func (b *builder) validate() (err error) {
 	return nil
 }
 
-func (b *builder) plan(a *build.Archive) (*build.Plan, error) {
+func (b *builder) plan(ctx context.Context, a *build.Archive) (*build.Plan, error) {
 	tree, dockerfile, err := build.Context(a, b.opts.Dockerfile, build.Limits{})
 	if err != nil {
 		return nil, err
@@ -215,7 +215,7 @@ func (b *builder) plan(a *build.Archive) (*build.Plan, error) {
 		return nil, err
 	}
 	p := b.draft.Platform()
-	return file.Plan(build.Options{
+	return file.Plan(ctx, build.Options{
 		Args: b.opts.Args, Target: b.opts.Target, Epoch: b.epoch,
 		Platform: build.Platform{OS: p.OS, Architecture: p.Architecture, Variant: p.Variant},
 	})
@@ -238,7 +238,7 @@ func (b *builder) stage(ctx context.Context, stage *build.Stage) error {
 	}
 	from.Status = api.BuildDone
 	b.tell(stage, from)
-	steps, img, err := stage.Evaluate(st.image)
+	steps, img, err := stage.Evaluate(ctx, st.image)
 	if err != nil {
 		return err
 	}
