@@ -68,7 +68,7 @@ const (
 
 // Limits bound trees. A zero field means the one of [DefaultLimits].
 type Limits struct {
-	Entries int   // of all archives that are read into one tree
+	Entries int   // of all trees of a build together
 	Bytes   int64 // of file contents in one archive
 }
 

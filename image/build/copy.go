@@ -42,6 +42,7 @@ type changer struct {
 }
 
 func (t *Tree) changer(ctx context.Context, spool *Spool, stamp Stamp) *changer {
+	t.recount()
 	return &changer{
 		tree: t, ctx: ctx, spool: spool, stamp: stamp, mode: -1, changed: make(map[string]*node), links: make(map[*node]*node),
 	}
@@ -109,8 +110,9 @@ func (c *changer) item(cp *Copy, it item) error {
 			return invalidf("ADD %s: %w", clip(it.name), err)
 		}
 		if a != nil {
-			it.node = a.root
-			if err := c.unpacked(cp, a); err != nil {
+			err := c.unpacked(cp, a)
+			a.Drop()
+			if err != nil {
 				return invalidf("ADD %s: %w", clip(it.name), err)
 			}
 			return nil
@@ -273,7 +275,7 @@ func (c *changer) like(src *node) (*node, error) {
 	if err := c.tree.room(); err != nil {
 		return nil, err
 	}
-	c.tree.count++
+	c.tree.spend(1, len(src.link))
 	n := *src
 	n.children = nil
 	if c.owner != nil {
@@ -292,7 +294,7 @@ func (c *changer) unpack(it item) (*Tree, error) {
 		if err != nil {
 			return nil, err
 		}
-		u, err := layer.Uncompress(&ctxReader{c.ctx, r}, "", layer.Limits{Bytes: c.tree.limits.Bytes})
+		u, err := layer.Uncompress(&ctxReader{c.ctx, r}, "", layer.Limits{Bytes: c.tree.pool.limits.Bytes})
 		if err != nil {
 			return nil, err
 		}
@@ -318,12 +320,10 @@ func (c *changer) unpack(it item) (*Tree, error) {
 	if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
 		return nil, c.ctx.Err() // nil: it is no archive
 	}
-	t := NewTree(c.tree.limits)
-	t.count = c.tree.count
+	t := c.tree.New()
 	if err := t.Load(&Archive{Open: open}); err != nil {
 		return nil, err
 	}
-	c.tree.count = t.count
 	var files []*node
 	err = walk("", t.root, func(_ string, n *node) error {
 		files = append(files, n)

@@ -238,6 +238,15 @@ func (s *Stage) Fault(line int, err error) error {
 // Steps is how many Evaluate will return.
 func (s *Stage) Steps() int { return len(s.in.Commands) }
 
+// Uses are the stages and the images that it begins with or copies from.
+func (s *Stage) Uses() (stages []*Stage, images []string) {
+	stages, images = append(stages, s.Base), append(images, s.Image)
+	for _, from := range s.uses {
+		stages, images = append(stages, from.stage), append(images, from.image)
+	}
+	return stages, images
+}
+
 // source is where a COPY --from takes its files: a stage or an image.
 type source struct {
 	stage *Stage

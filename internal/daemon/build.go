@@ -28,6 +28,7 @@ const (
 	maxContext          = 16 << 30 // bytes of a context, uncompressed
 	maxBuildOutput      = 64 << 20 // bytes that the programs of one build may write before they are not shown any more
 	maxTags             = 32
+	maxBuilds           = 2 // at the same time; others wait
 
 	epochArg = "SOURCE_DATE_EPOCH"
 	// buildHost is what sandboxes of builds call themselves, so that the name of the host is no difference between builds.
@@ -39,6 +40,13 @@ func (s *Service) Build(ctx context.Context, body io.Reader, opts api.Build, emi
 	b := &builder{s: s, opts: &opts, emit: emit, stages: make(map[*build.Stage]*built), images: make(map[string]*built)}
 	if err := b.validate(); err != nil {
 		return api.Image{}, err
+	}
+	// What one build may hold in memory several clients could ask for together. Who waits has sent nothing yet.
+	select {
+	case s.builds <- struct{}{}:
+		defer func() { <-s.builds }()
+	case <-ctx.Done():
+		return api.Image{}, context.Cause(ctx)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, b.timeout, classify(ErrBuild, fmt.Errorf("the build took longer than %v", b.timeout)))
 	defer cancel()
@@ -82,10 +90,11 @@ func (s *Service) Build(ctx context.Context, body io.Reader, opts api.Build, emi
 	for _, stage := range plan.Stages {
 		b.steps += stage.Steps() + 1
 	}
-	for _, stage := range plan.Stages {
+	for i, stage := range plan.Stages {
 		if err := b.stage(ctx, stage); err != nil {
 			return api.Image{}, err
 		}
+		b.forget(plan.Stages[i+1:])
 	}
 	return b.commit(ctx, plan.Target())
 }
@@ -201,7 +210,7 @@ func (b *builder) validate() (err error) {
 }
 
 func (b *builder) plan(ctx context.Context, a *build.Archive) (*build.Plan, error) {
-	tree, dockerfile, err := build.Context(a, b.opts.Dockerfile, build.Limits{})
+	tree, dockerfile, err := build.Context(ctx, a, b.opts.Dockerfile, build.Limits{})
 	if err != nil {
 		return nil, err
 	}
@@ -330,9 +339,12 @@ func (b *builder) tree(ctx context.Context, st *built) (*build.Tree, error) {
 		if err != nil {
 			return nil, err
 		}
-		st.tree, st.applied = below.Clone(), st.from.applied
+		if st.tree, err = below.Clone(); err != nil {
+			return nil, err
+		}
+		st.applied = st.from.applied
 	default:
-		st.tree = build.NewTree(build.Limits{})
+		st.tree = b.context.New()
 	}
 	for ; st.applied < len(st.layers); st.applied++ {
 		l := st.layers[st.applied]
@@ -342,6 +354,36 @@ func (b *builder) tree(ctx context.Context, st *built) (*build.Tree, error) {
 		}
 	}
 	return st.tree, nil
+}
+
+// forget lets go of the trees that the stages to come do not need. One that is needed all the same is read again.
+func (b *builder) forget(coming []*build.Stage) {
+	stages, images := make(map[*build.Stage]bool), make(map[string]bool)
+	for _, stage := range coming {
+		s, i := stage.Uses()
+		for _, stage := range s {
+			stages[stage] = true
+		}
+		for _, ref := range i {
+			images[ref] = true
+		}
+	}
+	drop := func(st *built) {
+		if st.tree != nil {
+			st.tree.Drop()
+			st.tree, st.applied = nil, 0
+		}
+	}
+	for stage, st := range b.stages {
+		if !stages[stage] {
+			drop(st)
+		}
+	}
+	for ref, st := range b.images {
+		if !images[ref] {
+			drop(st)
+		}
+	}
 }
 
 // do does one step and returns the layer that it makes, nil where it changes no files.

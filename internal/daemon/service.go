@@ -48,6 +48,7 @@ type Service struct {
 	supervisor *runtime.Supervisor
 	images     Images
 	log        *slog.Logger
+	builds     chan struct{} // one for each build under way
 }
 
 // CreateSandbox makes a sandbox of an image that is stored.
