@@ -27,6 +27,7 @@ const (
 	defaultBuildTimeout = time.Hour
 	maxContext          = 16 << 30 // bytes of a context, uncompressed
 	maxBuildOutput      = 64 << 20 // bytes that the programs of one build may write before they are not shown any more
+	eventSize           = 64       // bytes that a piece of output counts besides its own: one of a byte is an event, too
 	maxTags             = 32
 	maxBuilds           = 2 // at the same time; others wait
 
@@ -390,9 +391,9 @@ func (b *builder) forget(coming []*build.Stage) {
 func (b *builder) do(ctx context.Context, stage *build.Stage, st *built, step *build.Step) (*image.Layer, bool, error) {
 	switch {
 	case step.Run != nil:
-		return b.once(ctx, step.Run.Key(st.chain(), b.epoch), func() (*image.Layer, error) { return b.run(ctx, stage, st, step) })
+		return b.once(ctx, st, step.Run.Key(st.chain(), b.epoch), func() (*image.Layer, error) { return b.run(ctx, stage, st, step) })
 	case step.Dir != nil:
-		return b.once(ctx, step.Dir.Key(st.chain(), b.epoch), func() (*image.Layer, error) {
+		return b.once(ctx, st, step.Dir.Key(st.chain(), b.epoch), func() (*image.Layer, error) {
 			tree, err := b.tree(ctx, st)
 			if err != nil {
 				return nil, err
@@ -406,7 +407,7 @@ func (b *builder) do(ctx context.Context, stage *build.Stage, st *built, step *b
 }
 
 // once does a step whose outcome is not known yet.
-func (b *builder) once(ctx context.Context, key string, do func() (*image.Layer, error)) (*image.Layer, bool, error) {
+func (b *builder) once(ctx context.Context, st *built, key string, do func() (*image.Layer, error)) (*image.Layer, bool, error) {
 	if !b.opts.NoCache {
 		if l, known, err := b.draft.Step(ctx, key); known || err != nil {
 			return l, true, err
@@ -416,7 +417,7 @@ func (b *builder) once(ctx context.Context, key string, do func() (*image.Layer,
 	if err != nil {
 		return nil, false, err
 	}
-	return l, false, b.draft.Remember(key, l)
+	return l, false, b.draft.Remember(key, st.chain(), l)
 }
 
 // change makes a layer of what a step changes in the tree of a stage.
@@ -465,7 +466,7 @@ func (b *builder) copy(ctx context.Context, stage *build.Stage, st *built, c *bu
 	if err != nil {
 		return nil, false, err
 	}
-	l, cached, err := b.once(ctx, files.Key(st.chain(), b.epoch), func() (*image.Layer, error) {
+	l, cached, err := b.once(ctx, st, files.Key(st.chain(), b.epoch), func() (*image.Layer, error) {
 		tree, err := b.tree(ctx, st)
 		if err != nil {
 			return nil, err
@@ -473,7 +474,7 @@ func (b *builder) copy(ctx context.Context, stage *build.Stage, st *built, c *bu
 		return b.change(ctx, st, func() (*build.Change, error) { return tree.Copy(ctx, files, b.spool, b.stamp) })
 	})
 	if err == nil && quick != "" {
-		err = b.draft.Remember(quick, l)
+		err = b.draft.Remember(quick, st.chain(), l)
 	}
 	return l, cached, err
 }
@@ -537,7 +538,7 @@ func (b *builder) exec(ctx context.Context, stage *build.Stage, id string, step 
 		if b.output > maxBuildOutput {
 			return nil
 		}
-		if b.output += int64(len(p)); b.output > maxBuildOutput {
+		if b.output += int64(len(p)) + eventSize; b.output > maxBuildOutput {
 			b.tell(stage, api.BuildEvent{Stream: "stderr", Output: fmt.Sprintf("[more than %d bytes of output, the rest is not shown]\n", maxBuildOutput)})
 			return nil
 		}
