@@ -76,7 +76,7 @@ func (t *Tree) Copy(ctx context.Context, s *Selection, spool *Spool, stamp Stamp
 	}
 	for _, it := range s.items {
 		if err := c.item(cp, it); err != nil {
-			return nil, err
+			return nil, invalidf("%q: %w", clip(it.name), err)
 		}
 	}
 	return c.change(), nil

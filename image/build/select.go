@@ -242,6 +242,9 @@ func (t *Tree) account(ctx context.Context, spec string, spool *Spool) (*owner, 
 		}
 	}
 	if grouped {
+		if group == "" {
+			return nil, invalidf("%q: the group is empty; has a variable no value?", clip(spec))
+		}
 		id, err := strconv.ParseUint(group, 10, 31)
 		if err == nil {
 			o.gid = int(id)
