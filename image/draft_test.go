@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -262,5 +265,31 @@ func TestDraftThatFailsKeepsToTheLimit(t *testing.T) {
 	closeDraft(t, d)
 	if got := a.layers(t); len(got) != 0 {
 		t.Errorf("layers %v are kept", got)
+	}
+}
+
+// TestVerifyLooksAtWhatBuildsHaveKept has a layer that no image has, with a byte that is not what it was.
+func TestVerifyLooksAtWhatBuildsHaveKept(t *testing.T) {
+	s, _, dir := service(t)
+	d := draft(t, s)
+	l := addLayer(t, d, nil, "a", strings.Repeat("1", 1000))
+	if err := d.Remember("key", "", &l); err != nil {
+		t.Fatal(err)
+	}
+	closeDraft(t, d)
+	if out, err := s.Verify(t.Context()); err != nil || out.Blobs != 1 || len(out.Problems) > 0 {
+		t.Errorf("%+v %v", out, err)
+	}
+	err := filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
+		if err == nil && strings.Contains(l.Blob.Digest, e.Name()) && e.Type().IsRegular() {
+			err = errors.Join(os.Chmod(name, 0o600), os.WriteFile(name, bytes.Repeat([]byte("x"), int(l.Blob.Size)), 0o600))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := s.Verify(t.Context()); err != nil || len(out.Problems) != 1 || out.Problems[0].Digest != l.Blob.Digest || out.Problems[0].Images == nil {
+		t.Errorf("%+v %v", out, err)
 	}
 }

@@ -9,8 +9,10 @@
 // as a tar stream, which is applied by whoever applies pulled layers, with the same checks. So there is no link, "..",
 // mount or race by which a Dockerfile or a context could reach a file of the host: there are no files.
 //
-// Parsing is BuildKit's own, so that a Dockerfile means here what it means there. What is not supported is refused by
-// name and line before anything runs; nothing is ignored that would change the image.
+// Parsing is BuildKit's own, and what instructions mean follows it; docs/api.md says where it does not. Instructions and
+// flags that are not supported are refused by name and line before anything runs. What depends on variables, on files or
+// on a base is refused when its stage is reached. Comments for linters are ignored, and so are the host's side of EXPOSE
+// and devices in layers.
 //
 // [Parse] reads the Dockerfile, [File.Plan] chooses the stages, and [Stage.Evaluate] turns one into [Step]s as soon as the
 // configuration of its base is known. A step that changes files has a key: the digest of all that its result follows from.

@@ -195,6 +195,8 @@ func TestWhatIsNotSupportedIsRefusedByNameAndLine(t *testing.T) {
 		{"FROM a\nSHELL bash -c\n", "Dockerfile:2: SHELL requires the arguments to be in JSON form"},
 		{"FROM a\nRUN []\n", "Dockerfile:2: RUN: no program is named"},
 		{"FROM a\nRUN <<EOF\nnever ends\n", "Dockerfile:2: unterminated heredoc"},
+		{"FROM a\nCOPY [\"a\\u0000\", \"/b\"]\n", "Dockerfile:2: COPY: \"a\\x00\" is not the name of a file"},
+		{"FROM a\nWORKDIR /" + strings.Repeat("w", 5000) + "\n", "is not a path"},
 		{"FROM a\nRUN [\"x\"]\x00\n", "Dockerfile:2: a NUL byte"},
 		{double, "are allowed"},
 		{"FROM a\nENV A=" + strings.Repeat("x", 40000) + "\n", "Dockerfile:2: the value of A has 40000 bytes"},

@@ -155,8 +155,8 @@ func (e *evaluation) setEnv(key, value string) error {
 	if err := validVariable(key); err != nil {
 		return err
 	}
-	if len(value) > maxValue {
-		return invalidf("the value of %s has %d bytes, %d are allowed", clip(key), len(value), maxValue)
+	if len(value) > maxValue || strings.IndexByte(value, 0) >= 0 {
+		return invalidf("the value of %s has %d bytes, %d are allowed, and no NUL", clip(key), len(value), maxValue)
 	}
 	config := &e.image.Config
 	pair := key + "=" + value
