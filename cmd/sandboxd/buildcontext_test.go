@@ -20,7 +20,10 @@ func TestBuildOutputIsShownInWholeLines(t *testing.T) {
 	p := &buildProgress{w: &out}
 	for _, e := range []api.BuildEvent{
 		{Step: 1, Steps: 2, Text: "RUN x", Status: api.BuildStarted},
-		{Stream: "stdout", Output: "one "}, {Stream: "stderr", Output: "an error\nand "}, {Stream: "stdout", Output: "line\n"}, {Stream: "stderr", Output: "more"},
+		{Stream: "stdout", Output: "one "},
+		{Stream: "stderr", Output: "an error\nand "},
+		{Stream: "stdout", Output: "line\n"},
+		{Stream: "stderr", Output: "more"},
 		{Step: 2, Steps: 2, Text: "RUN y", Status: api.BuildStarted},
 	} {
 		p.event(e)

@@ -60,7 +60,7 @@ const (
 	maxVariables  = 1000      // of one stage
 	maxArgs       = 512 << 10 // bytes of the arguments of one stage
 	maxCreatedBy  = 4 << 10   // bytes of an entry of the history
-	maxHistory    = 1 << 20   // bytes of all entries of a stage; those beyond are short
+	maxHistory    = 1 << 20   // bytes of all entries of a build; those beyond are short
 	maxWord       = 1 << 20   // bytes that one word may grow to
 	maxConfig     = 512 << 10 // bytes of an image's configuration
 	maxName       = 4095      // bytes of a path

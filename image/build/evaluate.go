@@ -83,12 +83,11 @@ type Dir struct {
 
 // evaluation is a stage half-way through.
 type evaluation struct {
-	stage   *Stage
-	image   *Image
-	vars    *scope
-	cmdSet  bool // CMD was given in this stage
-	steps   []Step
-	history int // bytes of its entries
+	stage  *Stage
+	image  *Image
+	vars   *scope
+	cmdSet bool // CMD was given in this stage
+	steps  []Step
 }
 
 // Evaluate fills in the variables of a stage whose base has the configuration base, nil for nothing at all. The image
@@ -190,11 +189,11 @@ func (e *evaluation) add(c instructions.Command, s Step) {
 	}
 	// All of it is kept for every image, so it cannot be as long as its variables.
 	most := maxCreatedBy
-	if e.history > maxHistory {
+	if e.stage.plan.history > maxHistory {
 		most = 200
 	}
 	s.History.CreatedBy = clipTo(s.History.CreatedBy, most)
-	e.history += len(s.History.CreatedBy)
+	e.stage.plan.history += len(s.History.CreatedBy)
 	s.History.EmptyLayer = s.Run == nil && s.Copy == nil && s.Dir == nil
 	e.steps = append(e.steps, s)
 }

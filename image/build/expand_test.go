@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"runtime"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -121,18 +121,18 @@ func TestSmallFilesStaySmall(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var before, after runtime.MemStats
-			runtime.ReadMemStats(&before)
+			var before, after goruntime.MemStats
+			goruntime.ReadMemStats(&before)
 			_, steps, _, err := evaluate(t, []byte(c.dockerfile), Options{Platform: here})
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
-			runtime.GC()
-			runtime.ReadMemStats(&after)
+			goruntime.GC()
+			goruntime.ReadMemStats(&after)
 			if held := int64(after.HeapAlloc) - int64(before.HeapAlloc); held > 64<<20 {
 				t.Errorf("%d bytes are held", held)
 			}
-			runtime.KeepAlive(steps)
+			goruntime.KeepAlive(steps)
 		})
 	}
 }

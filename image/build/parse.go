@@ -210,6 +210,8 @@ type Plan struct {
 	opts   Options
 	global *scope // arguments before the first FROM
 	filled filled
+	// Bytes of what Evaluate has put into histories.
+	history int
 }
 
 // Stage is one that is needed.
@@ -258,8 +260,16 @@ type source struct {
 func (o *Options) builtins(last string) (*scope, error) {
 	p, s := o.Platform, newScope()
 	for _, kv := range [][2]string{
-		{"BUILDPLATFORM", p.String()}, {"BUILDOS", p.OS}, {"BUILDOSVERSION", ""}, {"BUILDARCH", p.Architecture}, {"BUILDVARIANT", p.Variant},
-		{"TARGETPLATFORM", p.String()}, {"TARGETOS", p.OS}, {"TARGETOSVERSION", ""}, {"TARGETARCH", p.Architecture}, {"TARGETVARIANT", p.Variant},
+		{"BUILDPLATFORM", p.String()},
+		{"BUILDOS", p.OS},
+		{"BUILDOSVERSION", ""},
+		{"BUILDARCH", p.Architecture},
+		{"BUILDVARIANT", p.Variant},
+		{"TARGETPLATFORM", p.String()},
+		{"TARGETOS", p.OS},
+		{"TARGETOSVERSION", ""},
+		{"TARGETARCH", p.Architecture},
+		{"TARGETVARIANT", p.Variant},
 		{"TARGETSTAGE", cmp.Or(o.Target, last, "default")},
 	} {
 		if v, ok := o.Args[kv[0]]; ok {

@@ -27,9 +27,18 @@ func TestSandboxesOfBuildsAreNobodyElses(t *testing.T) {
 		method, path string
 		body         any
 	}{
-		{"GET", "", nil}, {"PATCH", "", api.UpdateSandbox{}}, {"DELETE", "", nil}, {"GET", "/stats", nil}, {"GET", "/diff", nil},
-		{"POST", "/exec", api.ExecRequest{Argv: []string{"true"}}}, {"GET", "/exec", nil}, {"GET", "/files?path=/x", nil}, {"PUT", "/files?path=/x", nil},
-		{"GET", "/archive?path=/", nil}, {"PUT", "/archive?path=/", nil}, {"POST", "/commit", api.CommitSandbox{}},
+		{"GET", "", nil},
+		{"PATCH", "", api.UpdateSandbox{}},
+		{"DELETE", "", nil},
+		{"GET", "/stats", nil},
+		{"GET", "/diff", nil},
+		{"POST", "/exec", api.ExecRequest{Argv: []string{"true"}}},
+		{"GET", "/exec", nil},
+		{"GET", "/files?path=/x", nil},
+		{"PUT", "/files?path=/x", nil},
+		{"GET", "/archive?path=/", nil},
+		{"PUT", "/archive?path=/", nil},
+		{"POST", "/commit", api.CommitSandbox{}},
 	} {
 		problem(t, r.do(req.method, "/v1/sandboxes/"+rec.ID+req.path, req.body), api.CodeNotFound)
 	}
