@@ -18,7 +18,7 @@ const (
 	maxFilled  = 4 << 20   // bytes that come out, of one instruction
 	maxAll     = 64 << 20  // bytes that come out, of all instructions
 	maxPattern = 1 << 10   // bytes of a pattern, as in ${name#pattern}
-	maxMatch   = 128 << 20 // bytes of patterns times bytes of what they are compared with, of all instructions
+	maxMatch   = 16 << 20  // bytes of patterns times bytes of what they are compared with, of all instructions
 )
 
 // filled counts what filling in has come to.
