@@ -16,7 +16,7 @@ import (
 const (
 	maxGrowth  = 64 << 20  // bytes that a word may become for a moment
 	maxFilled  = 4 << 20   // bytes that come out, of one instruction
-	maxAll     = 64 << 20  // bytes that come out, of all instructions
+	maxAll     = 16 << 20  // bytes that come out, of all instructions
 	maxPattern = 1 << 10   // bytes of a pattern, as in ${name#pattern}
 	maxMatch   = 16 << 20  // bytes of patterns times bytes of what they are compared with, of all instructions
 )
