@@ -363,15 +363,19 @@ func (s *Service) Enforce(ctx context.Context) error {
 }
 
 // tooMuch are the steps beyond the room that there is for what they alone need, the least recently used first; and how
-// many bytes there are with those that stay.
+// many bytes there are with those that stay. A step was used when one was that was done on top of it: without it that one
+// would never be found.
 func tooMuch(steps []*store.Step, images *shares, room, total int64) ([]string, int64) {
-	newest := slices.SortedFunc(slices.Values(steps), func(a, b *store.Step) int { return b.UsedAt.Compare(a.UsedAt) })
-	counted := make(map[string]bool)
+	const (
+		kept = iota + 1
+		gone
+	)
 	var forget []string
-	for _, step := range newest {
+	chains := make(map[string]int) // kept or gone
+	for _, step := range newestFirst(steps) {
 		var size int64
-		if l := step.Layer; l != nil && !counted[l.ChainID] {
-			counted[l.ChainID] = true
+		l := step.Layer
+		if l != nil && chains[l.ChainID] != kept {
 			if images.users[blobKey(l.Blob.Digest)] == 0 {
 				size += l.Blob.Size
 			}
@@ -379,13 +383,50 @@ func tooMuch(steps []*store.Step, images *shares, room, total int64) ([]string, 
 				size += images.trees[l.ChainID]
 			}
 		}
-		if room -= size; room < 0 {
+		if size > room || chains[step.Parent] == gone {
 			forget = append(forget, step.Key)
+			if l != nil && chains[l.ChainID] == 0 {
+				chains[l.ChainID] = gone
+			}
 			continue
 		}
+		room -= size
 		total += size
+		if l != nil {
+			chains[l.ChainID] = kept
+		}
 	}
 	return forget, total
+}
+
+// newestFirst sorts steps by their last use, each after those that have made what it was done on.
+func newestFirst(steps []*store.Step) []*store.Step {
+	makers := make(map[string][]*store.Step)
+	for _, step := range steps {
+		if step.Layer != nil {
+			makers[step.Layer.ChainID] = append(makers[step.Layer.ChainID], step)
+		}
+	}
+	var out []*store.Step
+	seen := make(map[*store.Step]bool)
+	for _, step := range slices.SortedFunc(slices.Values(steps), func(a, b *store.Step) int { return b.UsedAt.Compare(a.UsedAt) }) {
+		// From the step down to the first that was seen, and in the order in which they were made.
+		var line []*store.Step
+		for todo := []*store.Step{step}; len(todo) > 0; {
+			next := todo[0]
+			todo = todo[1:]
+			if !seen[next] {
+				seen[next] = true
+				line = append(line, next)
+				if next.Parent != "" {
+					todo = append(todo, makers[next.Parent]...)
+				}
+			}
+		}
+		slices.Reverse(line)
+		out = append(out, line...)
+	}
+	return out
 }
 
 // oldestFirst are the digests of the images, the least recently used first.

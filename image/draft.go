@@ -27,6 +27,7 @@ type Draft struct {
 	archive  *archive // of blobs that are pinned
 	chains   []string // pinned
 	sizes    map[string]int64
+	done     bool // there is an image
 }
 
 // Layer is one layer of a draft.
@@ -66,12 +67,19 @@ func (s *Service) Draft(want string, names []string) (*Draft, error) {
 // Platform is whom the image is for.
 func (d *Draft) Platform() v1.Platform { return d.platform }
 
-// Close lets go of what the draft has. What no image and no step needs is removed.
+// Close lets go of what the draft has. What no image and no step needs is removed, and where no image has come of it the
+// limit is kept to: the steps are kept all the same.
 func (d *Draft) Close(ctx context.Context) error {
-	return d.service.release(ctx, d.archive.pinned, d.chains, true)
+	err := d.service.release(ctx, d.archive.pinned, d.chains, true)
+	if !d.done {
+		if lerr := d.service.Enforce(ctx); lerr != nil {
+			d.service.opts.Log.Warn("the limit of images could not be kept to", "error", lerr)
+		}
+	}
+	return err
 }
 
-// pin keeps a layer that is stored, and sees to it that its tree is there.
+// pin keeps layers that are stored, and their trees, from being removed.
 func (d *Draft) pin(ctx context.Context, layers []Layer) error {
 	for _, l := range layers {
 		if err := d.service.pin(ctx, []string{blobKey(l.Blob.Digest), treeKey(l.ChainID)}); err != nil {
@@ -160,15 +168,15 @@ func (d *Draft) Step(ctx context.Context, key string) (*Layer, bool, error) {
 	return step.Layer, true, s.store.PutStep(step, -1)
 }
 
-// Remember keeps what a step has made for those who come with the same key.
-func (d *Draft) Remember(key string, l *Layer) error {
+// Remember keeps what a step has made on top of the chain id parent for those who come with the same key.
+func (d *Draft) Remember(key, parent string, l *Layer) error {
 	size := int64(-1)
 	if l != nil {
 		if n, ok := d.sizes[l.ChainID]; ok {
 			size = n
 		}
 	}
-	return d.service.store.PutStep(&store.Step{Key: key, Layer: l, UsedAt: time.Now().UTC()}, size)
+	return d.service.store.PutStep(&store.Step{Key: key, Parent: parent, Layer: l, UsedAt: time.Now().UTC()}, size)
 }
 
 // AddLayer stores the tar stream that write writes as a layer on top of the others and has it extracted, with the checks
@@ -177,7 +185,12 @@ func (d *Draft) AddLayer(ctx context.Context, below []Layer, write func(io.Write
 	if len(below) >= maxLayers {
 		return nil, classf(ErrInvalid, "the image has more than %d layers", maxLayers)
 	}
-	b, err := d.archive.pack(ctx, func(_ context.Context, w io.Writer) error { return write(&atMost{w, d.archive.left}) })
+	plain := &atMost{left: d.archive.left}
+	b, err := d.archive.pack(ctx, func(_ context.Context, w io.Writer) error {
+		plain.w = w
+		return write(plain)
+	})
+	d.archive.left = plain.left // of all layers together
 	if err != nil {
 		return nil, err
 	}
@@ -207,7 +220,7 @@ type atMost struct {
 
 func (a *atMost) Write(p []byte) (int, error) {
 	if int64(len(p)) > a.left {
-		return 0, classf(ErrInvalid, "the layer has more than %d bytes", layer.DefaultLimits().Bytes)
+		return 0, classf(ErrInvalid, "the layers of the build have more than %d bytes", layer.DefaultLimits().Bytes)
 	}
 	a.left -= int64(len(p))
 	return a.w.Write(p)
@@ -269,6 +282,7 @@ func (d *Draft) Commit(ctx context.Context, config any, layers []Layer) (*Image,
 	if err != nil {
 		return nil, err
 	}
+	d.done = true
 	return images[0], nil
 }
 

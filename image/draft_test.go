@@ -6,6 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -146,7 +150,7 @@ func TestStepsAreKeptUntilTheyAreTooMuch(t *testing.T) {
 	one := addLayer(t, d, nil, "a", strings.Repeat("1", 1000))
 	two := addLayer(t, d, []Layer{one}, "b", strings.Repeat("2", 1000))
 	for i, l := range []*Layer{&one, &two, nil} {
-		if err := d.Remember(fmt.Sprint(i), l); err != nil {
+		if err := d.Remember(fmt.Sprint(i), "", l); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -206,5 +210,86 @@ func TestStepsAreKeptUntilTheyAreTooMuch(t *testing.T) {
 	}
 	if left := leftovers(t, dir, a); len(left) > 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// TestStepsGoFromTheTop has an old build in three steps and a new one that shares the lowest with it.
+func TestStepsGoFromTheTop(t *testing.T) {
+	step := func(key, parent, chain string, used int64) *store.Step {
+		s := &store.Step{Key: key, Parent: parent, UsedAt: time.Unix(used, 0)}
+		if chain != "" {
+			s.Layer = &store.Layer{Blob: store.Blob{Digest: chain, Size: 10}, ChainID: chain}
+		}
+		return s
+	}
+	// As a build leaves them: the lower, the earlier. "b" is a copy that has two keys.
+	steps := []*store.Step{step("a", "", "A", 1), step("b", "A", "B", 2), step("b2", "A", "B", 2), step("w", "B", "", 2), step("c", "B", "C", 3), step("x", "", "X", 0)}
+	for _, c := range []struct {
+		room  int64
+		want  string
+		total int64
+	}{
+		{100, "", 40}, {39, "x", 30}, {29, "c x", 20}, {19, "b b2 c w x", 10}, {9, "a b b2 c w x", 0},
+	} {
+		forget, total := tooMuch(steps, shareOf(nil, nil), c.room, 0)
+		slices.Sort(forget)
+		if got := strings.Join(forget, " "); got != c.want {
+			t.Errorf("with room for %d go %q, want %q", c.room, got, c.want)
+		}
+		if total != c.total {
+			t.Errorf("with room for %d there are %d, want %d", c.room, total, c.total)
+		}
+	}
+}
+
+func TestLayersOfADraftAreCountedTogether(t *testing.T) {
+	s, _, _ := service(t)
+	d := draft(t, s)
+	defer closeDraft(t, d)
+	d.archive.left = 5 << 10
+	l := addLayer(t, d, nil, "a", strings.Repeat("1", 1000))
+	if _, err := d.AddLayer(t.Context(), []Layer{l}, writes(layerTar(t, "b", strings.Repeat("2", 3000)))); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a second layer, of more than there is left: %v", err)
+	}
+}
+
+func TestDraftThatFailsKeepsToTheLimit(t *testing.T) {
+	s, a, _ := service(t)
+	s.SetHolders(func() map[string][]string { return map[string][]string{} })
+	s.opts.Limit = 500
+	d := draft(t, s)
+	l := addLayer(t, d, nil, "a", strings.Repeat("1", 1000))
+	if err := d.Remember("key", "", &l); err != nil {
+		t.Fatal(err)
+	}
+	closeDraft(t, d)
+	if got := a.layers(t); len(got) != 0 {
+		t.Errorf("layers %v are kept", got)
+	}
+}
+
+// TestVerifyLooksAtWhatBuildsHaveKept has a layer that no image has, with a byte that is not what it was.
+func TestVerifyLooksAtWhatBuildsHaveKept(t *testing.T) {
+	s, _, dir := service(t)
+	d := draft(t, s)
+	l := addLayer(t, d, nil, "a", strings.Repeat("1", 1000))
+	if err := d.Remember("key", "", &l); err != nil {
+		t.Fatal(err)
+	}
+	closeDraft(t, d)
+	if out, err := s.Verify(t.Context()); err != nil || out.Blobs != 1 || len(out.Problems) > 0 {
+		t.Errorf("%+v %v", out, err)
+	}
+	err := filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
+		if err == nil && strings.Contains(l.Blob.Digest, e.Name()) && e.Type().IsRegular() {
+			err = errors.Join(os.Chmod(name, 0o600), os.WriteFile(name, bytes.Repeat([]byte("x"), int(l.Blob.Size)), 0o600))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := s.Verify(t.Context()); err != nil || len(out.Problems) != 1 || out.Problems[0].Digest != l.Blob.Digest || out.Problems[0].Images == nil {
+		t.Errorf("%+v %v", out, err)
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 // Verify reads everything that is stored. It proves of every blob that its bytes have the digest and size under which
 // images know it; of every layer that its blob unpacks to the diff id which the image's configuration promises; and of
-// every tree that it has what [layer.Compare] looks for. Trees of images that are being removed or replaced meanwhile
+// every tree that it has what [layer.Compare] looks for. Layers that builds have kept are stored, too. Trees of images that are being removed or replaced meanwhile
 // may be reported as damaged.
 func (s *Service) Verify(ctx context.Context) (api.ImagesVerified, error) {
 	out := api.ImagesVerified{Problems: []api.ImageProblem{}}
@@ -33,12 +33,30 @@ func (s *Service) Verify(ctx context.Context) (api.ImagesVerified, error) {
 			users["tree "+l.ChainID] = append(users["tree "+l.ChainID], r.Name)
 		}
 	}
+	// What only the cache of builds has, is checked as well: problems of it name no image.
+	type part struct {
+		blobs  []store.Blob
+		layers []store.Layer
+	}
+	var parts []part
+	for _, r := range records {
+		parts = append(parts, part{r.Blobs(), r.Layers})
+	}
+	steps, err := s.store.Steps()
+	if err != nil {
+		return out, err
+	}
+	for _, step := range steps {
+		if l := step.Layer; l != nil {
+			parts = append(parts, part{[]store.Blob{l.Blob}, []store.Layer{*l}})
+		}
+	}
 	problem := func(key, id string, err error) {
-		out.Problems = append(out.Problems, api.ImageProblem{Images: users[key], Digest: id, Detail: err.Error()})
+		out.Problems = append(out.Problems, api.ImageProblem{Images: append([]string{}, users[key]...), Digest: id, Detail: err.Error()})
 	}
 	checked := make(map[string]bool)
-	for _, r := range records {
-		for _, b := range r.Blobs() {
+	for _, r := range parts {
+		for _, b := range r.blobs {
 			if checked[b.Digest] {
 				continue
 			}
@@ -55,7 +73,7 @@ func (s *Service) Verify(ctx context.Context) (api.ImagesVerified, error) {
 		if s.opts.LayersDir == "" {
 			continue
 		}
-		for _, l := range r.Layers {
+		for _, l := range r.layers {
 			key := "tree " + l.ChainID
 			if checked[key] {
 				continue

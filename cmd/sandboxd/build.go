@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -191,17 +193,24 @@ func (o *buildOptions) open(source string, req *api.Build, d deps) (io.ReadClose
 	if err != nil {
 		return nil, nil, errors.Join(err, root.Close())
 	}
+	needed := []string{cmp.Or(req.Dockerfile, defaultDockerfile)}
+	if target, inside := within(source, filepath.Join(source, needed[0])); extra == nil && inside {
+		needed = append(needed, target) // where it is a link to what .dockerignore leaves out
+	}
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		err := packContext(w, root, ignore, req.Dockerfile, extra, d.stderr)
+		err := packContext(w, root, ignore, needed, extra, d.stderr)
 		_ = w.CloseWithError(err) // nil is io.EOF
 		done <- errors.Join(err, root.Close())
 	}()
 	return r, func() error { return <-done }, nil
 }
 
-const maxDockerfile = 1 << 20 // the daemon takes no larger one
+const (
+	defaultDockerfile = "Dockerfile"
+	maxDockerfile     = 1 << 20 // the daemon takes no larger one
+)
 
 func readDockerfile(name string) (_ []byte, err error) {
 	f, err := os.Open(name)
@@ -233,9 +242,7 @@ func within(dir, file string) (string, bool) {
 
 // readIgnore reads what need not be sent. The daemon leaves it out in any case.
 func readIgnore(root *os.Root, dockerfile string) (*patternmatcher.PatternMatcher, error) {
-	if dockerfile == "" {
-		dockerfile = "Dockerfile"
-	}
+	dockerfile = cmp.Or(dockerfile, defaultDockerfile)
 	for _, name := range []string{dockerfile + ".dockerignore", ".dockerignore"} {
 		data, err := root.ReadFile(name)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -249,8 +256,9 @@ func readIgnore(root *os.Root, dockerfile string) (*patternmatcher.PatternMatche
 	return nil, nil //nolint:nilnil // nothing is ignored
 }
 
-// packContext writes a context as a tar stream. What the daemon needs for itself is sent even where it is ignored.
-func packContext(w io.Writer, root *os.Root, ignore *patternmatcher.PatternMatcher, dockerfile string, extra []byte, notes io.Writer) error {
+// packContext writes a context as a tar stream. What the daemon needs for itself is sent even where it is ignored: the
+// Dockerfile by its names, and what else says what is ignored.
+func packContext(w io.Writer, root *os.Root, ignore *patternmatcher.PatternMatcher, dockerfiles []string, extra []byte, notes io.Writer) error {
 	t := tar.NewWriter(w)
 	if extra != nil {
 		hdr := &tar.Header{Typeflag: tar.TypeReg, Name: build.HiddenDockerfile, Mode: 0o644, Size: int64(len(extra))}
@@ -261,9 +269,6 @@ func packContext(w io.Writer, root *os.Root, ignore *patternmatcher.PatternMatch
 			return err
 		}
 	}
-	if dockerfile == "" {
-		dockerfile = "Dockerfile"
-	}
 	err := fs.WalkDir(root.FS(), ".", func(p string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return fmt.Errorf("read %s: %w", filepath.Join(root.Name(), p), err)
@@ -271,14 +276,14 @@ func packContext(w io.Writer, root *os.Root, ignore *patternmatcher.PatternMatch
 		if p == "." || p == build.HiddenDockerfile {
 			return nil
 		}
-		needed := p == dockerfile || p == dockerfile+".dockerignore" || p == ".dockerignore"
+		needed := p == ".dockerignore" || p == dockerfiles[0]+".dockerignore" || slices.Contains(dockerfiles, p)
 		if ignore != nil && !needed {
 			out, err := ignore.MatchesOrParentMatches(p)
 			if err != nil {
 				return err
 			}
 			switch {
-			case out && e.IsDir() && !ignore.Exclusions() && !strings.HasPrefix(dockerfile, p+"/"):
+			case out && e.IsDir() && !ignore.Exclusions() && !slices.ContainsFunc(dockerfiles, func(d string) bool { return strings.HasPrefix(d, p+"/") }):
 				return fs.SkipDir
 			case out && !e.IsDir():
 				return nil
@@ -301,8 +306,9 @@ func packContext(w io.Writer, root *os.Root, ignore *patternmatcher.PatternMatch
 
 // buildProgress shows the steps of a build, and what its programs write, as lines: they are worth keeping.
 type buildProgress struct {
-	w    io.Writer
-	line strings.Builder // that has no end yet
+	w io.Writer
+	// By stream, what has no end of line yet: stdout and stderr come in pieces, in any order.
+	stdout, stderr strings.Builder
 }
 
 func (p *buildProgress) event(e api.BuildEvent) {
@@ -315,6 +321,7 @@ func (p *buildProgress) event(e api.BuildEvent) {
 	case e.Stream != "":
 		p.output(e)
 	case e.Status == api.BuildStarted:
+		p.end() // of the step before, which may have made no layer
 		fmt.Fprintf(p.w, "%s %s\n", at, printable(e.Text))
 	case e.Status == api.BuildCached && e.Layer != "":
 		fmt.Fprintf(p.w, "%s cached\n", at)
@@ -331,24 +338,33 @@ func (p *buildProgress) output(e api.BuildEvent) {
 	if text == "" {
 		text = string(e.Data)
 	}
+	line := &p.stdout
+	if e.Stream == "stderr" {
+		line = &p.stderr
+	}
 	for {
 		before, after, whole := strings.Cut(text, "\n")
-		if p.line.Len() < 64<<10 {
-			p.line.WriteString(before)
+		if line.Len() < 64<<10 {
+			line.WriteString(before)
 		}
 		if !whole {
 			return
 		}
-		p.end()
+		p.show(line)
 		text = after
 	}
 }
 
 // end shows what has no end of line.
 func (p *buildProgress) end() {
-	if p.line.Len() == 0 {
+	p.show(&p.stdout)
+	p.show(&p.stderr)
+}
+
+func (p *buildProgress) show(line *strings.Builder) {
+	if line.Len() == 0 {
 		return
 	}
-	fmt.Fprintf(p.w, "  | %s\n", printable(strings.ReplaceAll(strings.TrimRight(p.line.String(), "\r"), "\t", "        ")))
-	p.line.Reset()
+	fmt.Fprintf(p.w, "  | %s\n", printable(strings.ReplaceAll(strings.TrimRight(line.String(), "\r"), "\t", "        ")))
+	line.Reset()
 }

@@ -87,8 +87,11 @@ func runVerify(ctx context.Context, opts imagesOptions, d deps) error {
 		err = printJSON(d.stdout, v)
 	} else {
 		for _, p := range v.Problems {
-			fmt.Fprintf(d.stderr, "sandboxd: %s: %s\nhint: of %s; remove it with sandboxd rmi and pull it anew\n",
-				printable(p.Digest), printable(p.Detail), printable(strings.Join(p.Images, ", ")))
+			hint := "of " + printable(strings.Join(p.Images, ", ")) + "; remove it with sandboxd rmi and pull it anew"
+			if len(p.Images) == 0 {
+				hint = "only builds have kept it; sandboxd images prune removes it"
+			}
+			fmt.Fprintf(d.stderr, "sandboxd: %s: %s\nhint: %s\n", printable(p.Digest), printable(p.Detail), hint)
 		}
 		_, err = fmt.Fprintf(d.stdout, "%d blobs (%s) read, %d trees compared, %d entries alike or told above, %d out of sight; %d problems\n",
 			v.Blobs, sizeOf(v.Bytes), v.Layers, v.Entries, v.Unseen, len(v.Problems))

@@ -9,8 +9,10 @@
 // as a tar stream, which is applied by whoever applies pulled layers, with the same checks. So there is no link, "..",
 // mount or race by which a Dockerfile or a context could reach a file of the host: there are no files.
 //
-// Parsing is BuildKit's own, so that a Dockerfile means here what it means there. What is not supported is refused by
-// name and line before anything runs; nothing is ignored that would change the image.
+// Parsing is BuildKit's own, and what instructions mean follows it; docs/api.md says where it does not. Instructions and
+// flags that are not supported are refused by name and line before anything runs. What depends on variables, on files or
+// on a base is refused when its stage is reached. Comments for linters are ignored, and so are the host's side of EXPOSE
+// and devices in layers.
 //
 // [Parse] reads the Dockerfile, [File.Plan] chooses the stages, and [Stage.Evaluate] turns one into [Step]s as soon as the
 // configuration of its base is known. A step that changes files has a key: the digest of all that its result follows from.
@@ -19,6 +21,7 @@ package build
 import (
 	"errors"
 	"fmt"
+	"unicode/utf8"
 )
 
 // ErrInvalid is the class of errors that the Dockerfile, the context or the options are to blame for.
@@ -55,6 +58,9 @@ const (
 	maxCommands   = 1000      // of all stages
 	maxValue      = 32 << 10  // bytes of one variable
 	maxVariables  = 1000      // of one stage
+	maxArgs       = 512 << 10 // bytes of the arguments of one stage
+	maxCreatedBy  = 4 << 10   // bytes of an entry of the history
+	maxHistory    = 1 << 20   // bytes of all entries of a build; those beyond are short
 	maxWord       = 1 << 20   // bytes that one word may grow to
 	maxConfig     = 512 << 10 // bytes of an image's configuration
 	maxName       = 4095      // bytes of a path
@@ -64,7 +70,7 @@ const (
 
 // Limits bound trees. A zero field means the one of [DefaultLimits].
 type Limits struct {
-	Entries int   // of all archives that are read into one tree
+	Entries int   // of all trees of a build together
 	Bytes   int64 // of file contents in one archive
 }
 
@@ -82,9 +88,15 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-func clip(s string) string {
-	if len(s) > 200 {
-		return s[:200] + "..."
+func clip(s string) string { return clipTo(s, 200) }
+
+// clipTo cuts a text between its characters.
+func clipTo(s string, n int) string {
+	if len(s) <= n {
+		return s
 	}
-	return s
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "..."
 }

@@ -34,7 +34,7 @@ func evaluate(t testing.TB, data []byte, opts Options) (*Plan, map[*Stage][]Step
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	p, err := f.Plan(opts)
+	p, err := f.Plan(t.Context(), opts)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -47,7 +47,7 @@ func evaluate(t testing.TB, data []byte, opts Options) (*Plan, map[*Stage][]Step
 		case s.Image != "":
 			from = base()
 		}
-		if steps[s], images[s], err = s.Evaluate(from); err != nil {
+		if steps[s], images[s], err = s.Evaluate(t.Context(), from); err != nil {
 			return nil, nil, nil, err
 		}
 	}
@@ -195,6 +195,8 @@ func TestWhatIsNotSupportedIsRefusedByNameAndLine(t *testing.T) {
 		{"FROM a\nSHELL bash -c\n", "Dockerfile:2: SHELL requires the arguments to be in JSON form"},
 		{"FROM a\nRUN []\n", "Dockerfile:2: RUN: no program is named"},
 		{"FROM a\nRUN <<EOF\nnever ends\n", "Dockerfile:2: unterminated heredoc"},
+		{"FROM a\nCOPY [\"a\\u0000\", \"/b\"]\n", "Dockerfile:2: COPY: \"a\\x00\" is not the name of a file"},
+		{"FROM a\nWORKDIR /" + strings.Repeat("w", 5000) + "\n", "is not a path"},
 		{"FROM a\nRUN [\"x\"]\x00\n", "Dockerfile:2: a NUL byte"},
 		{double, "are allowed"},
 		{"FROM a\nENV A=" + strings.Repeat("x", 40000) + "\n", "Dockerfile:2: the value of A has 40000 bytes"},
@@ -245,13 +247,13 @@ func TestBaseThatWantsToRunThingsIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := f.Plan(Options{Platform: here})
+	p, err := f.Plan(t.Context(), Options{Platform: here})
 	if err != nil {
 		t.Fatal(err)
 	}
 	img := base()
 	img.Config.OnBuild = []string{"RUN rm -rf /"}
-	if _, _, err := p.Target().Evaluate(img); err == nil || !strings.HasPrefix(err.Error(), "Dockerfile:2: FROM a: the image has ONBUILD") {
+	if _, _, err := p.Target().Evaluate(t.Context(), img); err == nil || !strings.HasPrefix(err.Error(), "Dockerfile:2: FROM a: the image has ONBUILD") {
 		t.Errorf("%v", err)
 	}
 }

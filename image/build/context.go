@@ -3,6 +3,7 @@ package build
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"path"
@@ -20,11 +21,12 @@ const (
 	ignoreFile        = ".dockerignore"
 	maxIgnore         = 1 << 20
 	maxPatterns       = 1000
+	maxPatternBytes   = 16 << 10
 )
 
 // Context reads the context of a build from a, and the Dockerfile in it, called name or by default Dockerfile. What
 // .dockerignore leaves out is left out here, whether or not the sender has done so already.
-func Context(a *Archive, name string, limits Limits) (*Tree, []byte, error) {
+func Context(ctx context.Context, a *Archive, name string, limits Limits) (*Tree, []byte, error) {
 	t := NewTree(limits)
 	if err := t.Load(a); err != nil {
 		return nil, nil, invalidf("the context: %w", err)
@@ -60,10 +62,13 @@ func Context(a *Archive, name string, limits Limits) (*Tree, []byte, error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		if err := t.leaveOut(m, t.root, "", patternmatcher.MatchInfo{}); err != nil {
+		if err := t.leaveOut(ctx, m, t.root, "", patternmatcher.MatchInfo{}); ctx.Err() != nil {
+			return nil, nil, ctx.Err()
+		} else if err != nil {
 			return nil, nil, invalidf("%s: %w", ignoreFile, err)
 		}
 	}
+	t.recount()
 	return t, dockerfile, nil
 }
 
@@ -81,6 +86,14 @@ func Ignore(data []byte) (_ *patternmatcher.PatternMatcher, err error) {
 	if len(patterns) > maxPatterns {
 		return nil, invalidf("%s has %d patterns, %d are allowed", ignoreFile, len(patterns), maxPatterns)
 	}
+	// Every file is compared with all of them.
+	size := 0
+	for _, p := range patterns {
+		size += len(p)
+	}
+	if size > maxPatternBytes {
+		return nil, invalidf("%s has %d bytes of patterns, %d are allowed", ignoreFile, size, maxPatternBytes)
+	}
 	m, err := patternmatcher.New(patterns)
 	if err != nil {
 		return nil, invalidf("%s: %w", ignoreFile, err)
@@ -88,8 +101,11 @@ func Ignore(data []byte) (_ *patternmatcher.PatternMatcher, err error) {
 	return m, nil
 }
 
-func (t *Tree) leaveOut(m *patternmatcher.PatternMatcher, dir *node, prefix string, above patternmatcher.MatchInfo) error {
+func (t *Tree) leaveOut(ctx context.Context, m *patternmatcher.PatternMatcher, dir *node, prefix string, above patternmatcher.MatchInfo) error {
 	for _, name := range dir.sorted() {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		child := dir.children[name]
 		full := path.Join(prefix, name)
 		out, info, err := m.MatchesUsingParentResults(full, above)
@@ -98,7 +114,7 @@ func (t *Tree) leaveOut(m *patternmatcher.PatternMatcher, dir *node, prefix stri
 		}
 		// An exception may let files in although their directory is left out.
 		if child.kind == tar.TypeDir && (!out || m.Exclusions()) {
-			if err := t.leaveOut(m, child, full, info); err != nil {
+			if err := t.leaveOut(ctx, m, child, full, info); err != nil {
 				return err
 			}
 			out = out && len(child.children) == 0

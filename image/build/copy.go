@@ -42,6 +42,7 @@ type changer struct {
 }
 
 func (t *Tree) changer(ctx context.Context, spool *Spool, stamp Stamp) *changer {
+	t.recount()
 	return &changer{
 		tree: t, ctx: ctx, spool: spool, stamp: stamp, mode: -1, changed: make(map[string]*node), links: make(map[*node]*node),
 	}
@@ -75,7 +76,7 @@ func (t *Tree) Copy(ctx context.Context, s *Selection, spool *Spool, stamp Stamp
 	}
 	for _, it := range s.items {
 		if err := c.item(cp, it); err != nil {
-			return nil, err
+			return nil, invalidf("%q: %w", clip(it.name), err)
 		}
 	}
 	return c.change(), nil
@@ -109,8 +110,9 @@ func (c *changer) item(cp *Copy, it item) error {
 			return invalidf("ADD %s: %w", clip(it.name), err)
 		}
 		if a != nil {
-			it.node = a.root
-			if err := c.unpacked(cp, a); err != nil {
+			err := c.unpacked(cp, a)
+			a.Drop()
+			if err != nil {
 				return invalidf("ADD %s: %w", clip(it.name), err)
 			}
 			return nil
@@ -168,6 +170,12 @@ func (c *changer) mkdirs(full string) (*node, error) {
 		at += "/" + part
 		next := d.children[part]
 		if next == nil {
+			if err := creatable(at); err != nil {
+				return nil, err
+			}
+			if err := c.tree.room(); err != nil {
+				return nil, err
+			}
 			next = c.tree.directory()
 			next.mtime = c.stamp.Now
 			if c.owner != nil {
@@ -184,6 +192,18 @@ func (c *changer) mkdirs(full string) (*node, error) {
 	return d, nil
 }
 
+// creatable refuses names that a layer cannot give to a file.
+func creatable(full string) error {
+	base := path.Base(full)
+	switch {
+	case strings.HasPrefix(base, whiteout):
+		return fmt.Errorf("%q cannot be in an image: layers say by such names what they delete", clip(full))
+	case len(base) > 255:
+		return fmt.Errorf("%q has a component of more than 255 bytes", clip(full))
+	}
+	return nil
+}
+
 // put copies a file or a whole directory to a resolved path. With describe, a directory that is there becomes like the one
 // that is copied.
 func (c *changer) put(full string, src *node, describe bool) error {
@@ -193,8 +213,8 @@ func (c *changer) put(full string, src *node, describe bool) error {
 	if strings.Count(full, "/") > maxDepth || len(full) > maxName {
 		return fmt.Errorf("%q is too deep a path", clip(full))
 	}
-	if strings.HasPrefix(path.Base(full), whiteout) {
-		return fmt.Errorf("%q cannot be in an image: layers say by such names what they delete", clip(full))
+	if err := creatable(full); err != nil {
+		return err
 	}
 	parent, err := c.mkdirs(path.Dir(full))
 	if err != nil {
@@ -252,9 +272,10 @@ func (c *changer) put(full string, src *node, describe bool) error {
 
 // like is a copy of a node as it arrives.
 func (c *changer) like(src *node) (*node, error) {
-	if c.tree.count++; c.tree.count > c.tree.limits.Entries {
-		return nil, fmt.Errorf("more than %d entries", c.tree.limits.Entries)
+	if err := c.tree.room(); err != nil {
+		return nil, err
 	}
+	c.tree.spend(1, len(src.link))
 	n := *src
 	n.children = nil
 	if c.owner != nil {
@@ -273,7 +294,7 @@ func (c *changer) unpack(it item) (*Tree, error) {
 		if err != nil {
 			return nil, err
 		}
-		u, err := layer.Uncompress(&ctxReader{c.ctx, r}, "", layer.Limits{Bytes: c.tree.limits.Bytes})
+		u, err := layer.Uncompress(&ctxReader{c.ctx, r}, "", layer.Limits{Bytes: c.tree.pool.limits.Bytes})
 		if err != nil {
 			return nil, err
 		}
@@ -299,12 +320,10 @@ func (c *changer) unpack(it item) (*Tree, error) {
 	if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
 		return nil, c.ctx.Err() // nil: it is no archive
 	}
-	t := NewTree(c.tree.limits)
-	t.count = c.tree.count
+	t := c.tree.New()
 	if err := t.Load(&Archive{Open: open}); err != nil {
 		return nil, err
 	}
-	c.tree.count = t.count
 	var files []*node
 	err = walk("", t.root, func(_ string, n *node) error {
 		files = append(files, n)

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -163,6 +164,11 @@ func TestCopy(t *testing.T) {
 		{"wildcards in the middle", "COPY d*/o?e /w/", []string{"w/", "w/one=dir/one"}},
 		{"escaped wildcards", "COPY sp[[]1].txt /w/", []string{"w/", "w/sp[1].txt=sp[1].txt"}},
 		{"wildcards that match nothing", "COPY nothing* /w/", nil},
+		{"wildcards do not look through links", "COPY to*/one /w/", nil},
+		{"but before them links are followed", "COPY tolink/o* /w/", []string{"w/", "w/one=dir/one"}},
+		{"and at the end", "COPY tolin? /w/", []string{
+			"w/", "w/hard=dir/one", "w/link>one", "w/one~w/hard", "0700 0:0 w/sub/", "w/sub/two=dir/sub/two",
+		}},
 		{"bad pattern", "COPY a[ /w/", []string{"error the pattern cannot be read"}},
 		{"several sources", "COPY a.txt dir/one /w/", []string{"w/", "w/a.txt=a.txt", "w/one=dir/one"}},
 		{"later sources win", "COPY a.txt dir/../b.txt <<a.txt /w/\nfrom here\na.txt", []string{"w/", "w/a.txt=from here\n", "w/b.txt=b.txt"}},
@@ -171,7 +177,10 @@ func TestCopy(t *testing.T) {
 		{"file onto a directory's name", "COPY dir /file", []string{`error destination "/file" is not a directory`}},
 		{"directory in the way of a file", "COPY home/in /x/\nCOPY dir /x/in", []string{`error`}},
 		{"file in the way", "COPY a.txt /file/x", []string{`error "/file" is not a directory`}},
-		{"whiteout", "COPY wh /w", []string{`error "/w/.wh.file"`, "cannot be in an image"}},
+		{"whiteout", "COPY wh /w", []string{`error "wh": destination "/w": "/w/.wh.file"`, "cannot be in an image"}},
+		{"whiteout as a directory of the destination", "COPY a.txt /.wh.etc/x", []string{`error "/.wh.etc" cannot be in an image`}},
+		{"a name that is too long", "COPY a.txt /" + strings.Repeat("n", 256) + "/x", []string{"error a component of more than 255 bytes"}},
+		{"a name that is too long at the end", "COPY a.txt /" + strings.Repeat("n", 256), []string{"error a component of more than 255 bytes"}},
 		{"link is replaced, not followed, at the end", "COPY a.txt /tmp/../dangling", []string{"new/", "new/place=a.txt"}},
 		{"owner by number", "COPY --chown=3:4 dir/sub /w/", []string{"0700 3:4 w/", "0644 3:4 w/two=dir/sub/two"}},
 		{"owner without group", "COPY --chown=3 a.txt /w", []string{"0644 3:3 w=a.txt"}},
@@ -180,6 +189,7 @@ func TestCopy(t *testing.T) {
 		{"unknown owner", "COPY --chown=alice a.txt /w", []string{`error --chown=alice: "alice" is not in /etc/passwd`}},
 		{"unknown group", "COPY --chown=0:alice a.txt /w", []string{`error "alice" is not in /etc/group`}},
 		{"owner whose id is no number", "COPY --chown=evil a.txt /w", []string{`error the id "x0" is not a number`}},
+		{"group that a variable is to name", "COPY --chown=0:$NOPE a.txt /w", []string{`error --chown=0:: "0:": the group is empty`}},
 		{"group whose id is no number", "COPY --chown=0:bad a.txt /w", []string{`error the id "-1" is not a number`}},
 		{"owner that a sandbox cannot have", "COPY --chown=70000 a.txt /w", []string{"error end at 65535"}},
 		{"mode", "COPY --chmod=4711 dir/sub a.txt /w/", []string{"4711 0:0 w/", "4711 0:0 w/a.txt=a.txt", "4711 0:0 w/two=dir/sub/two"}},
@@ -217,7 +227,7 @@ func doCopy(t testing.TB, instructions string, files, rootfs []string) ([]string
 	if err != nil {
 		return nil, err
 	}
-	src, _, err := Context(atHand(archive(t, files...)), "", Limits{})
+	src, _, err := Context(t.Context(), atHand(archive(t, files...)), "", Limits{})
 	if err != nil {
 		return nil, err
 	}
@@ -350,6 +360,7 @@ func TestLayersMakeTheTreeThatOverlayfsShows(t *testing.T) {
 		{"directory over a link of a layer below", [][]string{{"usr/", "usr/lib/", "lib>usr/lib"}, {"lib/x"}}, []string{"/lib", "/lib/x", "/usr", "/usr/lib"}},
 		{"through a link of the same layer", [][]string{{"usr/", "usr/lib/", "lib>usr/lib", "lib/x"}}, []string{"/lib", "/usr", "/usr/lib", "/usr/lib/x"}},
 		{"file over a directory", [][]string{{"a/", "a/b"}, {"a=f"}}, []string{"/a"}},
+		{"notes of aufs", [][]string{{"a", ".wh..wh.plnk/", ".wh..wh.plnk/1.2", ".wh..wh.aufs"}}, []string{"/a"}},
 		{"whiteout of nothing", [][]string{{"a"}, {"b/.wh.c", ".wh.nope"}}, []string{"/a"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -388,7 +399,7 @@ func TestDockerignore(t *testing.T) {
 		if c.ignore != "" {
 			all = append(slices.Clone(files), ".dockerignore="+c.ignore)
 		}
-		tree, dockerfile, err := Context(atHand(archive(t, all...)), "", Limits{})
+		tree, dockerfile, err := Context(t.Context(), atHand(archive(t, all...)), "", Limits{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -407,7 +418,7 @@ func TestDockerignore(t *testing.T) {
 		}
 	}
 	own := append(slices.Clone(files), ".dockerignore=*", "Dockerfile.dockerignore=*.log")
-	if tree, _, err := Context(atHand(archive(t, own...)), "Dockerfile", Limits{}); err != nil || tree.lookup("/b.txt") == nil || tree.lookup("/a.log") != nil {
+	if tree, _, err := Context(t.Context(), atHand(archive(t, own...)), "Dockerfile", Limits{}); err != nil || tree.lookup("/b.txt") == nil || tree.lookup("/a.log") != nil {
 		t.Errorf("the Dockerfile's own does not go first: %v", err)
 	}
 }
@@ -435,10 +446,11 @@ func TestBadContextsAreRefused(t *testing.T) {
 		{name: "hard link to nothing", data: archive(t, "Dockerfile", "a~b"), want: "hard link to"},
 		{name: "deep", data: archive(t, "Dockerfile", strings.Repeat("d/", 200)+"f"), want: "directories deep"},
 		{name: "patterns", data: archive(t, "Dockerfile", ".dockerignore="+strings.Repeat("a\n", 2000)), want: "2000 patterns"},
+		{name: "long patterns", data: archive(t, "Dockerfile", ".dockerignore="+strings.Repeat(strings.Repeat("a", 99)+"\n", 200)), want: "19800 bytes of patterns"},
 		{name: "bad pattern", data: archive(t, "Dockerfile", ".dockerignore=a[\n"), want: ".dockerignore"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, _, err := Context(atHand(c.data), c.dockerfile, c.limits)
+			_, _, err := Context(t.Context(), atHand(c.data), c.dockerfile, c.limits)
 			if err == nil || !strings.Contains(err.Error(), c.want) || !errors.Is(err, ErrInvalid) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
@@ -447,6 +459,16 @@ func TestBadContextsAreRefused(t *testing.T) {
 }
 
 // TestCopyKeyIsAboutContent says what may change without a COPY being done again.
+// TestWorkdirCannotDelete is about WORKDIR /.wh.etc, whose layer would take /etc away.
+func TestWorkdirCannotDelete(t *testing.T) {
+	for _, dir := range []string{"/.wh.etc", "/.wh..wh..opq", "/a/.wh.b/c", "/" + strings.Repeat("n", 256)} {
+		tree := NewTree(Limits{})
+		if change, err := tree.MakeDir(t.Context(), &Dir{Path: dir}, spool(t), Stamp{}); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%.20q: %v, %v", dir, change, err)
+		}
+	}
+}
+
 func TestCopyKeyIsAboutContent(t *testing.T) {
 	key := func(instruction string, context ...string) string {
 		t.Helper()
@@ -455,7 +477,7 @@ func TestCopyKeyIsAboutContent(t *testing.T) {
 			t.Fatal(err)
 		}
 		data := archive(t, append([]string{"Dockerfile"}, context...)...)
-		src, _, err := Context(atHand(data), "", Limits{})
+		src, _, err := Context(t.Context(), atHand(data), "", Limits{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -488,16 +510,23 @@ func TestCopyKeyIsAboutContent(t *testing.T) {
 		"owner":       key("COPY --chown=1 d /x", "d/", "d/a", "d/b"),
 		"chmod":       key("COPY --chmod=700 d /x", "d/", "d/a", "d/b"),
 		"add":         key("ADD d /x", "d/", "d/a", "d/b"),
+		"hard link":   key("COPY d /x", "d/", "d/a", "d/b~d/a"),
+		"same bytes":  key("COPY d /x", "d/", "d/a", "d/b=d/a"),
 		"less":        key("COPY d /x", "d/", "d/a"),
 	} {
 		if other == first {
 			t.Errorf("another %s makes the same key", name)
 		}
 	}
+	// Of four names of two files, which are whose.
+	files := []string{"d/", "d/a=x", "d/b=x"}
+	if key("COPY d /x", append(files, "d/c~d/a", "d/d~d/b")...) == key("COPY d /x", append(files, "d/c~d/b", "d/d~d/a")...) {
+		t.Error("other hard links make the same key")
+	}
 }
 
 func TestTimesAreSetBack(t *testing.T) {
-	src, _, err := Context(atHand(archive(t, "Dockerfile", "a")), "", Limits{})
+	src, _, err := Context(t.Context(), atHand(archive(t, "Dockerfile", "a")), "", Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -567,4 +596,76 @@ func FuzzContext(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestSourcesAreCounted is about a few lines that would name the same files without end.
+func TestSourcesAreCounted(t *testing.T) {
+	limits := Limits{Entries: 2000}
+	files := []string{"Dockerfile", "a/", "a/b"}
+	for i := range 100 {
+		files = append(files, fmt.Sprintf("l%d>.", i))
+	}
+	src, _, err := Context(t.Context(), atHand(archive(t, files...)), "", limits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for instruction, want := range map[string]string{
+		"COPY */*/* /d/": "", // nothing: links to "." lead nowhere
+		"COPY l* /d/":    "the sources are more than 2000 files",
+		"COPY" + strings.Repeat(" .", 100) + " /d/":  "the sources are more than 2000 files",
+		"COPY" + strings.Repeat(" l*", 100) + " /d/": "the sources are more than 2000 files",
+		"COPY . . . /d/": "",
+	} {
+		_, steps, _, err := evaluate(t, []byte("FROM base\n"+instruction+"\n"), Options{Platform: here})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, list := range steps {
+			_, err := src.Select(t.Context(), list[0].Copy, spool(t))
+			if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, ErrInvalid)) {
+				t.Errorf("%.50s: %v, want %q", instruction, err, want)
+			}
+			ctx, cancel := context.WithDeadline(t.Context(), time.Unix(1, 0))
+			if _, err := src.Select(ctx, list[0].Copy, spool(t)); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%.50s: %v", instruction, err)
+			}
+			cancel()
+		}
+	}
+	ctx, cancel := context.WithDeadline(t.Context(), time.Unix(1, 0))
+	defer cancel()
+	if _, _, err := Context(ctx, atHand(archive(t, "Dockerfile", ".dockerignore=x")), "", limits); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("context: %v", err)
+	}
+}
+
+// TestTreesOfABuildAreBoundedTogether is about many stages with many files, and about files that are replaced.
+func TestTreesOfABuildAreBoundedTogether(t *testing.T) {
+	context := NewTree(Limits{Entries: 800})
+	var files []string
+	for i := range 300 {
+		files = append(files, fmt.Sprint("f", i))
+	}
+	layer := archive(t, files...)
+	one := context.New()
+	for range 20 { // the same files again
+		if err := one.Apply(streamed(layer)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	two, err := one.Clone()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := context.New().Apply(streamed(layer)); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "more than 800 entries") {
+		t.Errorf("a third: %v", err)
+	}
+	one.Drop()
+	two.Drop()
+	if context.pool.count > 302 {
+		t.Errorf("%d entries are left", context.pool.count)
+	}
+	if err := context.New().Apply(streamed(layer)); err != nil {
+		t.Errorf("after the others are gone: %v", err)
+	}
 }

@@ -1,11 +1,13 @@
 package build
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"maps"
+	"net"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -81,17 +83,16 @@ type Dir struct {
 
 // evaluation is a stage half-way through.
 type evaluation struct {
-	stage   *Stage
-	image   *Image
-	args    map[string]string // declared so far
-	argKeys []string          // in their order
-	cmdSet  bool              // CMD was given in this stage
-	steps   []Step
+	stage  *Stage
+	image  *Image
+	vars   *scope
+	cmdSet bool // CMD was given in this stage
+	steps  []Step
 }
 
 // Evaluate fills in the variables of a stage whose base has the configuration base, nil for nothing at all. The image
 // returned has everything but layers, times and history.
-func (s *Stage) Evaluate(base *Image) ([]Step, *Image, error) {
+func (s *Stage) Evaluate(ctx context.Context, base *Image) ([]Step, *Image, error) {
 	img := &Image{}
 	if base != nil {
 		data, err := json.Marshal(base)
@@ -116,8 +117,25 @@ func (s *Stage) Evaluate(base *Image) ([]Step, *Image, error) {
 	if !slices.ContainsFunc(img.Config.Env, func(kv string) bool { return strings.HasPrefix(kv, "PATH=") }) {
 		img.Config.Env = append(img.Config.Env, "PATH="+defaultPath)
 	}
-	e := &evaluation{stage: s, image: img, args: make(map[string]string)}
+	e := &evaluation{stage: s, image: img}
+	// Arguments of a stage are there in those that begin with it, as with BuildKit.
+	if s.Base != nil && s.Base.vars != nil {
+		e.vars = s.Base.vars.clone()
+	} else {
+		e.vars = newScope()
+		for _, kv := range img.Config.Env {
+			k, v, ok := strings.Cut(kv, "=")
+			if !ok {
+				kv = k + "=" + v
+			}
+			e.vars.set(k, kv)
+		}
+	}
 	for _, c := range s.in.Commands {
+		if err := ctx.Err(); err != nil {
+			return nil, nil, err
+		}
+		s.plan.filled.instruction = 0
 		if err := e.command(c); err != nil {
 			return nil, nil, f.fault(c, err)
 		}
@@ -125,21 +143,12 @@ func (s *Stage) Evaluate(base *Image) ([]Step, *Image, error) {
 			return nil, nil, f.fault(c, invalidf("the configuration has more than %d bytes", maxConfig))
 		}
 	}
+	s.vars = e.vars
 	return e.steps, img, nil
 }
 
 // defaultPath is what Docker gives images that have none.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-// env is what variables are filled in from: those of the image, and below them the arguments.
-func (e *evaluation) env() map[string]string {
-	env := maps.Clone(e.args)
-	for _, kv := range e.image.Config.Env {
-		k, v, _ := strings.Cut(kv, "=")
-		env[k] = v
-	}
-	return env
-}
 
 func (e *evaluation) setEnv(key, value string) error {
 	if err := validVariable(key); err != nil {
@@ -149,21 +158,22 @@ func (e *evaluation) setEnv(key, value string) error {
 		return invalidf("the value of %s has %d bytes, %d are allowed, and no NUL", clip(key), len(value), maxValue)
 	}
 	config := &e.image.Config
-	i := slices.IndexFunc(config.Env, func(kv string) bool { return strings.HasPrefix(kv, key+"=") })
-	if i >= 0 {
-		config.Env[i] = key + "=" + value
-		return nil
-	}
-	if len(config.Env) >= maxVariables {
+	pair := key + "=" + value
+	i := slices.IndexFunc(config.Env, func(kv string) bool { return strings.HasPrefix(kv, pair[:len(key)+1]) })
+	switch {
+	case i >= 0:
+		config.Env[i] = pair
+	case len(config.Env) >= maxVariables:
 		return invalidf("more than %d variables", maxVariables)
+	default:
+		config.Env = append(config.Env, pair)
 	}
-	config.Env = append(config.Env, key+"="+value)
+	e.vars.set(key, pair)
 	return nil
 }
 
 func (e *evaluation) expander() instructions.SingleWordExpander {
-	env := e.env()
-	return func(word string) (string, error) { return e.stage.plan.expand(word, env) }
+	return func(word string) (string, error) { return e.stage.plan.expand(word, e.vars) }
 }
 
 // add notes a step. What is shown is the instruction, on one line.
@@ -177,6 +187,13 @@ func (e *evaluation) add(c instructions.Command, s Step) {
 	if s.History.CreatedBy == "" {
 		s.History.CreatedBy = s.Text
 	}
+	// All of it is kept for every image, so it cannot be as long as its variables.
+	most := maxCreatedBy
+	if e.stage.plan.history > maxHistory {
+		most = 200
+	}
+	s.History.CreatedBy = clipTo(s.History.CreatedBy, most)
+	e.stage.plan.history += len(s.History.CreatedBy)
 	s.History.EmptyLayer = s.Run == nil && s.Copy == nil && s.Dir == nil
 	e.steps = append(e.steps, s)
 }
@@ -193,11 +210,11 @@ func (e *evaluation) command(c instructions.Command) error {
 		}
 	}
 	if x, ok := c.(instructions.SupportsSingleWordExpansionRaw); ok {
-		env := e.env()
 		err := x.ExpandRaw(func(word string) (string, error) {
 			lex := shell.NewLex('\\')
 			lex.SkipProcessQuotes = true
-			return expandWith(lex, word, env)
+			out, _, err := e.stage.plan.expandWith(lex, word, e.vars)
+			return out, err
 		})
 		if err != nil {
 			return err
@@ -232,7 +249,7 @@ func (e *evaluation) command(c instructions.Command) error {
 		}
 		return e.copy(c, Copy{Add: true, Unpack: c.Unpack == nil || *c.Unpack, Chown: c.Chown, Chmod: c.Chmod}, c.SourcesAndDest)
 	case *instructions.WorkdirCommand:
-		dir, err := e.absolute(c.Path)
+		dir, err := e.absolute(cmp.Or(c.Path, ".")) // as with BuildKit, where a variable is empty
 		if err != nil {
 			return err
 		}
@@ -319,25 +336,18 @@ func duplicate(c instructions.Command) instructions.Command {
 
 func (e *evaluation) arg(c *instructions.ArgCommand) error {
 	for _, a := range c.Args {
-		key, err := e.stage.plan.expand(a.Key, e.env())
+		key, err := e.stage.plan.expand(a.Key, e.vars)
 		if err != nil {
 			return err
 		}
 		a.Key = key
-		v, err := e.stage.plan.argument(a, e.env(), e.stage.plan.global)
+		v, err := e.stage.plan.argument(a, e.vars)
+		if err == nil && v != nil {
+			err = e.vars.setArg(key, *v)
+		}
 		if err != nil {
 			return err
 		}
-		if v == nil {
-			continue
-		}
-		if len(*v) > maxValue || len(e.args) >= maxVariables {
-			return invalidf("ARG %s: at most %d arguments of %d bytes", clip(key), maxVariables, maxValue)
-		}
-		if _, ok := e.args[key]; !ok {
-			e.argKeys = append(e.argKeys, key)
-		}
-		e.args[key] = *v
 	}
 	e.add(c, Step{})
 	return nil
@@ -366,15 +376,11 @@ const scriptDir = "/dev/pipes/"
 
 func (e *evaluation) run(c *instructions.RunCommand) error {
 	config := &e.image.Config
-	r := &Run{Cwd: config.WorkingDir, User: config.User, Network: "none"}
-	if r.Cwd == "" {
-		r.Cwd = "/"
-	}
+	r := &Run{Cwd: path.Join("/", config.WorkingDir), User: config.User, Network: "none"} // a base may have it relative
 	line := c.ShellDependantCmdLine
 	if len(line.CmdLine) == 0 || !line.PrependShell && line.CmdLine[0] == "" {
 		return invalidf("RUN: no program is named")
 	}
-	shown := e.words(line)
 	if len(line.Files) > 0 {
 		if len(line.CmdLine) != 1 || !line.PrependShell {
 			return invalidf("RUN: a here-document needs the shell form")
@@ -386,32 +392,25 @@ func (e *evaluation) run(c *instructions.RunCommand) error {
 	if r.Argv == nil {
 		r.Argv = e.words(line)
 	}
-	env := e.env()
-	used := make(map[string]bool)
-	set := func(k, v string) {
-		if !used[k] {
-			used[k] = true
-			r.Env = append(r.Env, k+"="+v)
+	var given []string // to be shown: not more of them than are
+	for shown, i := 0, 0; i < len(e.vars.args) && shown < maxCreatedBy; i++ {
+		if k := e.vars.args[i]; e.vars.isArg[k] && !slices.Contains(proxies, k) {
+			given = append(given, e.vars.list[e.vars.at[k]])
+			shown += len(given[len(given)-1])
 		}
 	}
-	var given []string
-	for _, kv := range config.Env {
-		k, v, _ := strings.Cut(kv, "=")
-		set(k, v)
-	}
-	for _, k := range e.argKeys {
-		if !slices.Contains(proxies, k) && !used[k] {
-			given = append(given, k+"="+e.args[k])
-			set(k, e.args[k])
+	for _, pair := range e.vars.list {
+		if k, _, _ := strings.Cut(pair, "="); e.vars.isArg[k] && slices.Contains(proxies, k) {
+			r.Proxy = append(r.Proxy, pair)
+		} else {
+			r.Env = append(r.Env, pair)
 		}
 	}
-	if e.stage.plan.opts.Epoch != "" {
-		set("SOURCE_DATE_EPOCH", e.stage.plan.opts.Epoch)
+	if !e.vars.has("SOURCE_DATE_EPOCH") && e.stage.plan.opts.Epoch != "" {
+		r.Env = append(r.Env, "SOURCE_DATE_EPOCH="+e.stage.plan.opts.Epoch)
 	}
 	for _, k := range proxies {
-		if v, ok := e.stage.plan.opts.Args[k]; ok && !used[k] {
-			r.Proxy = append(r.Proxy, k+"="+v)
-		} else if v, ok := env[k]; ok && !used[k] {
+		if v, ok := e.stage.plan.opts.Args[k]; ok && !e.vars.has(k) {
 			r.Proxy = append(r.Proxy, k+"="+v)
 		}
 	}
@@ -419,7 +418,11 @@ func (e *evaluation) run(c *instructions.RunCommand) error {
 	if len(given) > 0 {
 		created += fmt.Sprintf("|%d %s ", len(given), strings.Join(given, " "))
 	}
-	e.add(c, Step{Run: r, History: ocispec.History{CreatedBy: created + strings.Join(shown, " ")}})
+	created += strings.Join(r.Argv, " ")
+	if r.Script != "" {
+		created += "\n" + r.Script
+	}
+	e.add(c, Step{Run: r, History: ocispec.History{CreatedBy: created}})
 	return nil
 }
 
@@ -457,7 +460,7 @@ func (e *evaluation) heredoc(r *Run, line *instructions.ShellDependantCmdLine) e
 const maxScript = 32 << 10 // the file system that it is put into is small
 
 func (e *evaluation) copy(c instructions.Command, cp Copy, what instructions.SourcesAndDest) error {
-	dest, err := e.absolute(what.DestPath)
+	dest, err := e.absolute(cmp.Or(what.DestPath, "./")) // as with BuildKit, where a variable is empty
 	if err != nil {
 		return err
 	}
@@ -499,7 +502,7 @@ func (e *evaluation) absolute(name string) (string, error) {
 	if !path.IsAbs(full) {
 		full = path.Join("/", e.image.Config.WorkingDir) + "/" + full
 	}
-	dir := strings.HasSuffix(full, "/") || strings.HasSuffix(full, "/.") || full == "."
+	dir := strings.HasSuffix(full, "/") || strings.HasSuffix(full, "/.")
 	if full = path.Clean(full); dir && full != "/" {
 		full += "/"
 	}
@@ -511,17 +514,13 @@ func (e *evaluation) absolute(name string) (string, error) {
 
 func (e *evaluation) expose(c *instructions.ExposeCommand) error {
 	config := &e.image.Config
-	env := e.env()
 	if config.ExposedPorts == nil {
 		config.ExposedPorts = make(map[string]struct{})
 	}
 	for _, p := range c.Ports {
-		if growth(p, env) > maxGrowth {
-			return invalidf("EXPOSE %s: too long", clip(p))
-		}
-		words, err := shell.NewLex(e.stage.plan.file.escape).ProcessWords(p, variables(env))
+		_, words, err := e.stage.plan.expandWith(shell.NewLex(e.stage.plan.file.escape), p, e.vars)
 		if err != nil {
-			return &invalid{errors.New(clip(err.Error()))}
+			return err
 		}
 		for _, w := range words {
 			if err := addPorts(config.ExposedPorts, w); err != nil {
@@ -533,22 +532,41 @@ func (e *evaluation) expose(c *instructions.ExposeCommand) error {
 	return nil
 }
 
-// addPorts adds what EXPOSE names: a port, or a range of them, of tcp unless another protocol is named.
+// addPorts adds what EXPOSE names: a port, or a range of them, of tcp unless another protocol is named. As with BuildKit
+// an address and a port of the host may stand before it, which mean nothing in an image.
 func addPorts(ports map[string]struct{}, spec string) error {
-	numbers, proto, named := strings.Cut(spec, "/")
-	if proto = strings.ToLower(proto); !named {
+	bad := invalidf("EXPOSE %s: want a port like 80, 53/udp or 8000-8010", clip(spec))
+	numbers, proto, _ := strings.Cut(spec, "/")
+	switch proto = strings.ToLower(proto); proto {
+	case "":
 		proto = "tcp"
+	case "tcp", "udp", "sctp":
+	default:
+		return bad
 	}
-	first, last, ranged := strings.Cut(numbers, "-")
-	if !ranged {
-		last = first
+	if i := strings.LastIndexByte(numbers, ':'); i >= 0 {
+		host := numbers[:i]
+		numbers = numbers[i+1:]
+		address := ""
+		if i := strings.LastIndexByte(host, ':'); i >= 0 {
+			address, host = host[:i], host[i+1:]
+		}
+		if address != "" && net.ParseIP(strings.TrimSuffix(strings.TrimPrefix(address, "["), "]")) == nil {
+			return bad
+		}
+		if host != "" {
+			hostFrom, hostTo, ok := portRange(host)
+			from, to, _ := portRange(numbers)
+			if !ok || to-from != hostTo-hostFrom && from != to {
+				return bad
+			}
+		}
 	}
-	from, err1 := strconv.ParseUint(first, 10, 16)
-	to, err2 := strconv.ParseUint(last, 10, 16)
-	if err1 != nil || err2 != nil || from > to || proto != "tcp" && proto != "udp" && proto != "sctp" {
-		return invalidf("EXPOSE %s: want a port like 80, 53/udp or 8000-8010", clip(spec))
+	from, to, ok := portRange(numbers)
+	if !ok {
+		return bad
 	}
-	if len(ports)+int(to-from) > 10_000 {
+	if len(ports)+to-from > 10_000 {
 		return invalidf("EXPOSE %s: more than 10000 ports", clip(spec))
 	}
 	for n := from; n <= to; n++ {
@@ -557,12 +575,26 @@ func addPorts(ports map[string]struct{}, spec string) error {
 	return nil
 }
 
+// portRange reads a port, or two with a "-" between them.
+func portRange(s string) (from, to int, ok bool) {
+	first, last, ranged := strings.Cut(s, "-")
+	if !ranged {
+		last = first
+	}
+	a, err1 := strconv.ParseUint(first, 10, 16)
+	b, err2 := strconv.ParseUint(last, 10, 16)
+	return int(a), int(b), err1 == nil && err2 == nil && a <= b
+}
+
+// realTime are the names of the signals that have only numbers.
+var realTime = regexp.MustCompile(`^RTM(IN(\+([1-9]|1[0-5]))?|AX(-([1-9]|1[0-4]))?)$`)
+
 func validSignal(s string) error {
 	if n, err := strconv.Atoi(s); err == nil && n >= 1 && n <= 64 {
 		return nil
 	}
 	name := strings.TrimPrefix(strings.ToUpper(s), "SIG")
-	if unix.SignalNum("SIG"+name) != 0 || strings.HasPrefix(name, "RTMIN") || strings.HasPrefix(name, "RTMAX") {
+	if unix.SignalNum("SIG"+name) != 0 || realTime.MatchString(name) {
 		return nil
 	}
 	return invalidf("STOPSIGNAL %s: no such signal", clip(s))

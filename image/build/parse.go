@@ -2,17 +2,16 @@ package build
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"errors"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
-	"github.com/moby/buildkit/frontend/dockerfile/shell"
 )
 
 // File is a Dockerfile that has been read.
@@ -209,7 +208,10 @@ type Plan struct {
 	Stages []*Stage
 	file   *File
 	opts   Options
-	global map[string]string // arguments before the first FROM
+	global *scope // arguments before the first FROM
+	filled filled
+	// Bytes of what Evaluate has put into histories.
+	history int
 }
 
 // Stage is one that is needed.
@@ -224,6 +226,7 @@ type Stage struct {
 	plan *Plan
 	in   *instructions.Stage
 	uses map[string]source // what --from says
+	vars *scope            // at its end, for the stages that begin with it
 }
 
 // Fault blames a line of the Dockerfile.
@@ -237,38 +240,73 @@ func (s *Stage) Fault(line int, err error) error {
 // Steps is how many Evaluate will return.
 func (s *Stage) Steps() int { return len(s.in.Commands) }
 
+// Uses are the stages and the images that it begins with or copies from.
+func (s *Stage) Uses() (stages []*Stage, images []string) {
+	stages, images = append(stages, s.Base), append(images, s.Image)
+	for _, from := range s.uses {
+		stages, images = append(stages, from.stage), append(images, from.image)
+	}
+	return stages, images
+}
+
 // source is where a COPY --from takes its files: a stage or an image.
 type source struct {
 	stage *Stage
 	image string
 }
 
-// platformArgs are the arguments that exist without being declared before the first FROM, and in a stage that declares them.
-func (o *Options) platformArgs() map[string]string {
-	p := o.Platform
-	return map[string]string{
-		"TARGETPLATFORM": p.String(), "TARGETOS": p.OS, "TARGETARCH": p.Architecture, "TARGETVARIANT": p.Variant,
-		"BUILDPLATFORM": p.String(), "BUILDOS": p.OS, "BUILDARCH": p.Architecture, "BUILDVARIANT": p.Variant,
+// builtins are the arguments that exist without being declared before the first FROM, and in a stage that declares them.
+// What the caller gives goes before them.
+func (o *Options) builtins(last string) (*scope, error) {
+	p, s := o.Platform, newScope()
+	for _, kv := range [][2]string{
+		{"BUILDPLATFORM", p.String()},
+		{"BUILDOS", p.OS},
+		{"BUILDOSVERSION", ""},
+		{"BUILDARCH", p.Architecture},
+		{"BUILDVARIANT", p.Variant},
+		{"TARGETPLATFORM", p.String()},
+		{"TARGETOS", p.OS},
+		{"TARGETOSVERSION", ""},
+		{"TARGETARCH", p.Architecture},
+		{"TARGETVARIANT", p.Variant},
+		{"TARGETSTAGE", cmp.Or(o.Target, last, "default")},
+	} {
+		if v, ok := o.Args[kv[0]]; ok {
+			kv[1] = v
+		}
+		if err := s.setArg(kv[0], kv[1]); err != nil {
+			return nil, err
+		}
 	}
+	return s, nil
 }
 
 // Plan chooses the stages that the target needs.
-func (f *File) Plan(opts Options) (*Plan, error) {
+func (f *File) Plan(ctx context.Context, opts Options) (*Plan, error) {
 	for k, v := range opts.Args {
 		if k == "" || strings.ContainsAny(k, "=\x00") || len(k) > 255 || len(v) > maxValue || strings.IndexByte(v, 0) >= 0 {
 			return nil, invalidf("build argument %q: a name has no \"=\", and a value at most %d bytes", clip(k), maxValue)
 		}
 	}
-	p := &Plan{file: f, opts: opts, global: opts.platformArgs()}
+	global, err := opts.builtins(f.stages[len(f.stages)-1].Name)
+	if err != nil {
+		return nil, err
+	}
+	p := &Plan{file: f, opts: opts, global: global}
 	for i := range f.global {
 		c := &f.global[i]
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		p.filled.instruction = 0
 		for _, a := range c.Args {
-			v, err := p.argument(a, p.global, p.global)
+			v, err := p.argument(a, p.global)
+			if err == nil && v != nil {
+				err = p.global.setArg(a.Key, *v)
+			}
 			if err != nil {
 				return nil, f.fault(c, err)
-			}
-			if v != nil {
-				p.global[a.Key] = *v
 			}
 		}
 	}
@@ -281,12 +319,8 @@ func (f *File) Plan(opts Options) (*Plan, error) {
 		target = i
 	}
 	done := make(map[int]*Stage)
-	_, err := p.add(target, done)
-	if err != nil {
+	if _, err := p.add(target, done); err != nil {
 		return nil, err
-	}
-	if len(p.Stages) > 0 {
-		p.global["TARGETSTAGE"] = p.Stages[len(p.Stages)-1].Name
 	}
 	return p, nil
 }
@@ -314,6 +348,7 @@ func (p *Plan) add(i int, done map[int]*Stage) (*Stage, error) {
 	in := &f.stages[i]
 	s := &Stage{Index: i, Name: in.Name, Line: lineOf(in.Location), plan: p, in: in, uses: make(map[string]source)}
 	fault := func(err error) error { return &Error{File: f.name, Line: s.Line, Err: err} }
+	p.filled.instruction = 0
 	from, err := p.expand(in.BaseName, p.global)
 	if err != nil {
 		return nil, fault(err)
@@ -368,7 +403,7 @@ const scratch = "scratch"
 
 // argument is the value of an ARG: what the caller gives, else the default, else what stands before the first FROM; nil
 // where there is none.
-func (p *Plan) argument(a instructions.KeyValuePairOptional, env, inherited map[string]string) (*string, error) {
+func (p *Plan) argument(a instructions.KeyValuePairOptional, env *scope) (*string, error) {
 	if err := validVariable(a.Key); err != nil {
 		return nil, err
 	}
@@ -379,7 +414,7 @@ func (p *Plan) argument(a instructions.KeyValuePairOptional, env, inherited map[
 		v, err := p.expand(*a.Value, env)
 		return &v, err
 	}
-	if v, ok := inherited[a.Key]; ok {
+	if v, ok := p.global.Get(a.Key); ok {
 		return &v, nil
 	}
 	return nil, nil //nolint:nilnil // unset is not empty
@@ -390,78 +425,4 @@ func validVariable(key string) error {
 		return invalidf("%q is not the name of a variable", clip(key))
 	}
 	return nil
-}
-
-// expand fills variables into a word. What it may grow to is bounded before it does: a few lines that double each other
-// would be gigabytes.
-func (p *Plan) expand(word string, env map[string]string) (string, error) {
-	return expandWith(shell.NewLex(p.file.escape), word, env)
-}
-
-func expandWith(lex *shell.Lex, word string, env map[string]string) (string, error) {
-	if growth(word, env) > maxGrowth {
-		return "", invalidf("%q could grow without measure when its variables are filled in", clip(word))
-	}
-	out, _, err := lex.ProcessWord(word, variables(env))
-	switch {
-	case err != nil:
-		return "", &invalid{errors.New(clip(err.Error()))}
-	case len(out) > maxWord:
-		return "", invalidf("%q has %d bytes with its variables filled in, %d are allowed", clip(word), len(out), maxWord)
-	}
-	return out, nil
-}
-
-// maxGrowth is what filling in may take for a moment.
-const maxGrowth = 64 << 20
-
-// growth is a bound of what a word becomes: every "$" puts in one of the variables that it names, and each
-// ${name//pattern/replacement} may put its replacement, which may be the outcome of another, in place of every byte.
-func growth(word string, env map[string]string) int {
-	longest, n := 0, 0
-	for rest := word; ; n++ {
-		_, after, found := strings.Cut(rest, "$")
-		if !found {
-			break
-		}
-		rest = after
-		longest = max(longest, len(env[named(strings.TrimPrefix(rest, "{"))]))
-	}
-	most := len(word) + n*longest
-	if strings.Contains(word, "${") {
-		for range strings.Count(word, "//") {
-			if most *= longest + 1; most > maxGrowth {
-				break
-			}
-		}
-	}
-	return most
-}
-
-// named is the variable's name at the beginning of s, as the shell package reads it: digits, or one special character, or
-// letters with digits.
-func named(s string) string {
-	for i, r := range s {
-		switch {
-		case i == 0 && strings.ContainsRune("@*#?-$!", r):
-			return s[:utf8.RuneLen(r)]
-		case unicode.IsDigit(r), i > 0 && !unicode.IsDigit(rune(s[0])) && (unicode.IsLetter(r) || r == '_'), i == 0 && (unicode.IsLetter(r) || r == '_'):
-			continue
-		}
-		return s[:i]
-	}
-	return s
-}
-
-// variables is an environment as the shell package wants it.
-type variables map[string]string
-
-func (v variables) Get(key string) (string, bool) { s, ok := v[key]; return s, ok }
-
-func (v variables) Keys() []string {
-	keys := make([]string, 0, len(v))
-	for k := range v {
-		keys = append(keys, k)
-	}
-	return keys
 }

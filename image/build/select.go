@@ -36,14 +36,22 @@ func (t *Tree) Select(ctx context.Context, c *Copy, spool *Spool) (*Selection, e
 		where = c.From
 	}
 	for _, source := range c.Sources {
-		found, wild, err := t.match(source)
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		found, wild, err := t.match(ctx, source)
+		if cause := ctx.Err(); cause != nil {
+			return nil, cause
+		}
 		if err != nil {
 			return nil, invalidf("%q: %w", clip(source), err)
 		}
 		if len(found) == 0 && !wild {
 			return nil, invalidf("%q: no such file or directory in %s", clip(source), clip(where))
 		}
-		s.items = append(s.items, found...)
+		if s.items = append(s.items, found...); len(s.items) > t.pool.limits.Entries {
+			return nil, invalidf("%q: the sources are more than %d files", clip(source), t.pool.limits.Entries)
+		}
 	}
 	for _, f := range c.Inline {
 		// Time stands still in them: what the Dockerfile says is all that there is to them.
@@ -54,11 +62,18 @@ func (t *Tree) Select(ctx context.Context, c *Copy, spool *Spool) (*Selection, e
 	if len(s.items) > 1 && !strings.HasSuffix(c.Dest, "/") {
 		return nil, invalidf("%d sources match: the destination %q must be a directory, with a slash at its end", len(s.items), clip(c.Dest))
 	}
-	var files []*node
+	// A tree may be named any number of times, by itself or through links. What is copied is counted as often.
+	files, seen, count := []*node(nil), make(map[*node]bool), 0
 	for _, i := range s.items {
 		err := walk("", i.node, func(_ string, n *node) error {
-			files = append(files, n)
-			return nil
+			if count++; count > t.pool.limits.Entries {
+				return invalidf("the sources are more than %d files", t.pool.limits.Entries)
+			}
+			if n.kind == tar.TypeReg && !seen[n] {
+				seen[n] = true
+				files = append(files, n)
+			}
+			return ctx.Err()
 		})
 		if err != nil {
 			return nil, err
@@ -69,11 +84,11 @@ func (t *Tree) Select(ctx context.Context, c *Copy, spool *Spool) (*Selection, e
 
 const wildcards = `*?[\`
 
-// match finds what a source means. Links on the way, and at its end, are followed within the tree.
-func (t *Tree) match(source string) (found []item, wild bool, err error) {
-	wild = strings.ContainsAny(source, wildcards)
+// match finds what a source means. Links are followed within the tree on the way to the first wildcard, and at the end;
+// as with BuildKit a pattern does not look through them: with links to ".", its matches would be without number.
+func (t *Tree) match(ctx context.Context, source string) (found []item, wild bool, err error) {
 	clean := path.Clean("/" + source)
-	if !wild {
+	if !strings.ContainsAny(source, wildcards) {
 		full, err := t.resolve(clean, true, false)
 		if err == errAbsent { //nolint:errorlint // it is never wrapped
 			return nil, false, nil
@@ -83,41 +98,54 @@ func (t *Tree) match(source string) (found []item, wild bool, err error) {
 		}
 		return []item{{path.Base(clean), t.lookup(full)}}, false, nil
 	}
-	names := []string{"/"}
-	for part := range strings.SplitSeq(clean[1:], "/") {
-		var next []string
-		for _, dir := range names {
+	parts := strings.Split(clean[1:], "/")
+	first := slices.IndexFunc(parts, func(p string) bool { return strings.ContainsAny(p, wildcards) })
+	for _, part := range parts {
+		if _, err := path.Match(part, ""); err != nil {
+			return nil, true, fmt.Errorf("the pattern cannot be read: %w", err)
+		}
+	}
+	if first < 0 {
+		first = len(parts) // the wildcard was taken back by a ".."
+	}
+	start, err := t.resolve("/"+strings.Join(parts[:first], "/"), true, false)
+	if err != nil {
+		return nil, true, nil //nolint:nilerr // it does not match then
+	}
+	type match struct {
+		name string // its path in the tree
+		node *node
+	}
+	matches := []match{{start, t.lookup(start)}}
+	for _, part := range parts[first:] {
+		var next []match
+		for _, dir := range matches {
+			if err := ctx.Err(); err != nil {
+				return nil, true, err
+			}
 			if !strings.ContainsAny(part, wildcards) {
-				next = append(next, path.Join(dir, part))
+				if n := dir.node.children[part]; n != nil {
+					next = append(next, match{path.Join(dir.name, part), n})
+				}
 				continue
 			}
-			full, err := t.resolve(dir, true, false)
-			if err != nil {
-				continue // it does not match then
-			}
-			d := t.lookup(full)
-			for _, name := range d.sorted() {
-				ok, err := path.Match(part, name)
-				if err != nil {
-					return nil, true, fmt.Errorf("the pattern cannot be read: %w", err)
+			for _, name := range dir.node.sorted() {
+				if ok, _ := path.Match(part, name); ok { // it was read above
+					next = append(next, match{path.Join(dir.name, name), dir.node.children[name]})
 				}
-				if ok {
-					next = append(next, path.Join(dir, name))
-				}
-			}
-			// A pattern that nothing is compared with would go unread.
-			if _, err := path.Match(part, ""); err != nil {
-				return nil, true, fmt.Errorf("the pattern cannot be read: %w", err)
 			}
 		}
-		names = next
+		matches = next
 	}
-	for _, name := range names {
-		full, err := t.resolve(name, true, false)
+	for _, m := range matches {
+		if err := ctx.Err(); err != nil {
+			return nil, true, err
+		}
+		full, err := t.resolve(m.name, true, false)
 		if err != nil {
 			continue // a link to nowhere
 		}
-		found = append(found, item{path.Base(name), t.lookup(full)})
+		found = append(found, item{path.Base(m.name), t.lookup(full)})
 	}
 	return found, true, nil
 }
@@ -130,7 +158,7 @@ func key(parent, epoch string, v any) string {
 		Parent  string `json:"parent"`  // chain id
 		Epoch   string `json:"epoch,omitempty"`
 		Step    any    `json:"step"`
-	}{1, parent, epoch, v})
+	}{2, parent, epoch, v})
 	if err != nil {
 		panic(err) // strings and numbers
 	}
@@ -155,13 +183,19 @@ func (s *Selection) Key(parent, epoch string) string {
 	c := s.copy
 	hash := sha256.New()
 	enc := json.NewEncoder(hash)
+	first := make(map[*node]int) // names of one file are not files of the same content
 	for i, it := range s.items {
 		_ = walk("", it.node, func(name string, n *node) error {
+			at, ok := first[n]
+			if !ok {
+				at = len(first)
+				first[n] = at
+			}
 			var attrs []string
 			for _, k := range slices.Sorted(maps.Keys(n.xattrs)) {
 				attrs = append(attrs, k, n.xattrs[k])
 			}
-			return enc.Encode([]any{i, []byte(it.name), []byte(name), n.kind, n.mode, n.uid, n.gid, n.size, []byte(n.link), n.digest, raw(attrs)})
+			return enc.Encode([]any{i, at, []byte(it.name), []byte(name), n.kind, n.mode, n.uid, n.gid, n.size, []byte(n.link), n.digest, raw(attrs)})
 		}) // a hash takes everything
 	}
 	return key(parent, epoch, map[string]any{
@@ -208,6 +242,9 @@ func (t *Tree) account(ctx context.Context, spec string, spool *Spool) (*owner, 
 		}
 	}
 	if grouped {
+		if group == "" {
+			return nil, invalidf("%q: the group is empty; has a variable no value?", clip(spec))
+		}
 		id, err := strconv.ParseUint(group, 10, 31)
 		if err == nil {
 			o.gid = int(id)

@@ -13,13 +13,21 @@ import (
 
 // Tree is a root file system in memory: names, modes, owners and links; of a file's content only where it is to be found.
 type Tree struct {
-	root   *node
-	limits Limits
-	count  int // nodes that were ever made
-	text   int // bytes of their names, links and xattrs
+	root    *node
+	pool    *pool
+	count   int // entries and nodes that were made since they were counted, and those that there were then
+	text    int // bytes of their names, links and xattrs
+	counted int // what there were when they were counted
 }
 
-// maxText bounds what names, links and extended attributes of one tree take: an entry may have a MiB of them.
+// pool is what all trees of a build may have together.
+type pool struct {
+	limits Limits
+	count  int
+	text   int
+}
+
+// maxText bounds what names, links and extended attributes of all trees take: an entry may have a MiB of them.
 const maxText = 256 << 20
 
 // node is a file, directory, link or FIFO. A file with several names is one node.
@@ -54,19 +62,82 @@ type content struct {
 
 // NewTree is a tree with an empty root.
 func NewTree(limits Limits) *Tree {
-	t := &Tree{limits: limits.withDefaults()}
+	return (&pool{limits: limits.withDefaults()}).tree()
+}
+
+func (p *pool) tree() *Tree {
+	t := &Tree{pool: p}
 	t.root = t.directory()
 	return t
 }
 
+// New is a tree with an empty root for the same build: what t and it have is bounded together.
+func (t *Tree) New() *Tree { return t.pool.tree() }
+
+// Drop gives back what t has of the bounds. It is of no use after that.
+func (t *Tree) Drop() {
+	t.spend(-t.count, -t.text)
+	t.root = nil
+}
+
+func (t *Tree) spend(nodes, text int) {
+	t.count += nodes
+	t.text += text
+	t.pool.count += nodes
+	t.pool.text += text
+}
+
+// recount finds out what the tree has, where many nodes were made since it was done: some have been replaced.
+func (t *Tree) recount() {
+	if t.count-t.counted <= t.pool.limits.Entries/16 {
+		return
+	}
+	nodes, text, seen := 0, 0, make(map[*node]bool)
+	_ = walk("", t.root, func(name string, n *node) error {
+		text += len(path.Base(name))
+		if n.children == nil && seen[n] {
+			return nil
+		}
+		if n.children == nil {
+			seen[n] = true
+		}
+		nodes++
+		text += n.text()
+		return nil
+	}) // f never fails
+	t.spend(nodes-t.count, text-t.text)
+	t.counted = t.count
+}
+
+func (n *node) text() int {
+	bytes := len(n.link)
+	for k, v := range n.xattrs {
+		bytes += len(k) + len(v)
+	}
+	return bytes
+}
+
 func (t *Tree) directory() *node {
-	t.count++
+	t.spend(1, 0)
 	return &node{kind: tar.TypeDir, mode: 0o755, mtime: time.Unix(0, 0), children: make(map[string]*node)}
 }
 
+// room says whether there may be one more node.
+func (t *Tree) room() error {
+	if t.pool.count >= t.pool.limits.Entries {
+		return invalidf("more than %d entries", t.pool.limits.Entries)
+	}
+	return nil
+}
+
 // Clone is a copy that can be changed without changing t.
-func (t *Tree) Clone() *Tree {
-	c := &Tree{limits: t.limits, count: t.count, text: t.text}
+func (t *Tree) Clone() (*Tree, error) {
+	t.recount()
+	if n := t.pool.count + t.count; n > t.pool.limits.Entries || t.pool.text+t.text > maxText {
+		return nil, invalidf("more than %d entries, with those of other stages", t.pool.limits.Entries)
+	}
+	c := &Tree{pool: t.pool, counted: t.counted}
+	c.spend(t.count, t.text)
 	links := make(map[*node]*node) // names of one file stay that
 	var clone func(n *node) *node
 	clone = func(n *node) *node {
@@ -87,13 +158,14 @@ func (t *Tree) Clone() *Tree {
 		return &d
 	}
 	c.root = clone(t.root)
-	return c
+	return c, nil
 }
 
 // A layer's whiteouts, as the OCI image specification names them.
 const (
-	whiteout = ".wh."
-	opaque   = ".wh..wh..opq"
+	whiteout     = ".wh."
+	whiteoutMeta = ".wh..wh."
+	opaque       = ".wh..wh..opq"
 )
 
 // Apply changes the tree as the layer in a does. What image/layer leaves out (devices, notes of aufs) is left out.
@@ -132,6 +204,7 @@ func (t *Tree) read(r io.Reader, a *Archive, layer bool) error {
 	in := &position{r: r}
 	tr := tar.NewReader(in)
 	var bytes int64
+	t.recount()
 	made := make(map[*node]bool) // by this layer: an opaque whiteout leaves them
 	for n := 0; ; n++ {
 		hdr, err := tr.Next()
@@ -141,11 +214,12 @@ func (t *Tree) read(r io.Reader, a *Archive, layer bool) error {
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
 			return invalidf("read entry %d of the archive: %w", n+1, err)
 		}
-		if t.count++; t.count > t.limits.Entries {
-			return invalidf("more than %d entries", t.limits.Entries)
+		if err := t.room(); err != nil {
+			return err
 		}
-		if bytes += hdr.Size; bytes > t.limits.Bytes || hdr.Size < 0 {
-			return invalidf("its files have more than %d bytes", t.limits.Bytes)
+		t.spend(1, 0)
+		if bytes += hdr.Size; bytes > t.pool.limits.Bytes || hdr.Size < 0 {
+			return invalidf("its files have more than %d bytes", t.pool.limits.Bytes)
 		}
 		if err := t.entry(hdr, content{in: a, entry: n, offset: in.n}, layer, made); err != nil {
 			return invalidf("entry %q: %w", clip(hdr.Name), err)
@@ -189,8 +263,19 @@ func (t *Tree) entry(hdr *tar.Header, at content, layer bool, made map[*node]boo
 		return nil
 	}
 	base := parts[len(parts)-1]
-	if layer && strings.HasPrefix(base, whiteout) {
-		return t.white(parts[:len(parts)-1], base, made)
+	if layer {
+		// As the extractor has it: what aufs noted for itself is no file, and no whiteout is a directory.
+		inside := func(prefix string) bool {
+			return slices.ContainsFunc(parts[:len(parts)-1], func(p string) bool { return strings.HasPrefix(p, prefix) })
+		}
+		switch {
+		case inside(whiteoutMeta) || strings.HasPrefix(base, whiteoutMeta) && base != opaque:
+			return nil
+		case inside(whiteout):
+			return errors.New("a whiteout is used as a directory")
+		case strings.HasPrefix(base, whiteout):
+			return t.white(parts[:len(parts)-1], base, made)
+		}
 	}
 	n := &node{mode: hdr.Mode & 0o7777, uid: hdr.Uid, gid: hdr.Gid, mtime: hdr.ModTime, size: hdr.Size, content: at, described: true}
 	for record, value := range hdr.PAXRecords {
@@ -199,12 +284,15 @@ func (t *Tree) entry(hdr *tar.Header, at content, layer bool, made map[*node]boo
 				n.xattrs = make(map[string]string)
 			}
 			n.xattrs[record] = value
-			t.text += len(record) + len(value)
 		}
 	}
 	// The header's name is one string for the whole path, which would be kept for the sake of its end.
 	base = strings.Clone(base)
-	if t.text += len(base) + len(hdr.Linkname); t.text > maxText {
+	text := len(base) + len(hdr.Linkname)
+	for k, v := range n.xattrs {
+		text += len(k) + len(v)
+	}
+	if t.spend(0, text); t.pool.text > maxText {
 		return fmt.Errorf("names, links and extended attributes have more than %d bytes", maxText)
 	}
 	switch hdr.Typeflag {
@@ -283,9 +371,6 @@ func (t *Tree) white(dir []string, base string, made map[*node]bool) error {
 		}
 		return nil
 	}
-	if strings.HasPrefix(base, whiteout+whiteout) {
-		return nil
-	}
 	hidden := strings.TrimPrefix(base, whiteout)
 	if child := d.children[hidden]; child != nil && !made[child] {
 		delete(d.children, hidden)
@@ -339,8 +424,8 @@ func (t *Tree) mkdirs(parts []string, made map[*node]bool) (*node, error) {
 		}
 		next := d.children[part]
 		if next == nil {
-			if t.count > t.limits.Entries {
-				return nil, fmt.Errorf("more than %d entries", t.limits.Entries)
+			if err := t.room(); err != nil {
+				return nil, err
 			}
 			next = t.directory()
 			made[next] = true
@@ -412,7 +497,9 @@ func (t *Tree) resolve(name string, last, missing bool) (string, error) {
 			if strings.HasPrefix(next.link, "/") {
 				done, trail = nil, trail[:1]
 			}
-			todo = slices.Concat(strings.Split(next.link, "/"), todo)
+			if todo = slices.Concat(strings.Split(next.link, "/"), todo); len(todo) > maxName {
+				return "", errors.New("too many links on the way")
+			}
 			continue
 		}
 		if done, trail = append(done, part), append(trail, next); len(done) > maxDepth {

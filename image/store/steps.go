@@ -14,7 +14,8 @@ import (
 // as an image's is.
 type Step struct {
 	Key    string    `json:"key"`
-	Layer  *Layer    `json:"layer,omitempty"` // nil: the step changed nothing
+	Parent string    `json:"parent,omitempty"` // chain id of what it was done on
+	Layer  *Layer    `json:"layer,omitempty"`  // nil: the step changed nothing
 	UsedAt time.Time `json:"used_at"`
 }
 

@@ -27,7 +27,9 @@ const (
 	defaultBuildTimeout = time.Hour
 	maxContext          = 16 << 30 // bytes of a context, uncompressed
 	maxBuildOutput      = 64 << 20 // bytes that the programs of one build may write before they are not shown any more
+	eventSize           = 64       // bytes that a piece of output counts besides its own: one of a byte is an event, too
 	maxTags             = 32
+	maxBuilds           = 2 // at the same time; others wait
 
 	epochArg = "SOURCE_DATE_EPOCH"
 	// buildHost is what sandboxes of builds call themselves, so that the name of the host is no difference between builds.
@@ -39,6 +41,13 @@ func (s *Service) Build(ctx context.Context, body io.Reader, opts api.Build, emi
 	b := &builder{s: s, opts: &opts, emit: emit, stages: make(map[*build.Stage]*built), images: make(map[string]*built)}
 	if err := b.validate(); err != nil {
 		return api.Image{}, err
+	}
+	// What one build may hold in memory several clients could ask for together. Who waits has sent nothing yet.
+	select {
+	case s.builds <- struct{}{}:
+		defer func() { <-s.builds }()
+	case <-ctx.Done():
+		return api.Image{}, context.Cause(ctx)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, b.timeout, classify(ErrBuild, fmt.Errorf("the build took longer than %v", b.timeout)))
 	defer cancel()
@@ -73,7 +82,7 @@ func (s *Service) Build(ctx context.Context, body io.Reader, opts api.Build, emi
 	if err != nil {
 		return api.Image{}, err
 	}
-	plan, err := b.plan(&build.Archive{At: received, Open: func() (io.ReadCloser, error) {
+	plan, err := b.plan(ctx, &build.Archive{At: received, Open: func() (io.ReadCloser, error) {
 		return io.NopCloser(io.NewSectionReader(received, 0, size)), nil
 	}})
 	if err != nil {
@@ -82,10 +91,11 @@ func (s *Service) Build(ctx context.Context, body io.Reader, opts api.Build, emi
 	for _, stage := range plan.Stages {
 		b.steps += stage.Steps() + 1
 	}
-	for _, stage := range plan.Stages {
+	for i, stage := range plan.Stages {
 		if err := b.stage(ctx, stage); err != nil {
 			return api.Image{}, err
 		}
+		b.forget(plan.Stages[i+1:])
 	}
 	return b.commit(ctx, plan.Target())
 }
@@ -200,8 +210,8 @@ func (b *builder) validate() (err error) {
 	return nil
 }
 
-func (b *builder) plan(a *build.Archive) (*build.Plan, error) {
-	tree, dockerfile, err := build.Context(a, b.opts.Dockerfile, build.Limits{})
+func (b *builder) plan(ctx context.Context, a *build.Archive) (*build.Plan, error) {
+	tree, dockerfile, err := build.Context(ctx, a, b.opts.Dockerfile, build.Limits{})
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +225,7 @@ func (b *builder) plan(a *build.Archive) (*build.Plan, error) {
 		return nil, err
 	}
 	p := b.draft.Platform()
-	return file.Plan(build.Options{
+	return file.Plan(ctx, build.Options{
 		Args: b.opts.Args, Target: b.opts.Target, Epoch: b.epoch,
 		Platform: build.Platform{OS: p.OS, Architecture: p.Architecture, Variant: p.Variant},
 	})
@@ -238,7 +248,7 @@ func (b *builder) stage(ctx context.Context, stage *build.Stage) error {
 	}
 	from.Status = api.BuildDone
 	b.tell(stage, from)
-	steps, img, err := stage.Evaluate(st.image)
+	steps, img, err := stage.Evaluate(ctx, st.image)
 	if err != nil {
 		return err
 	}
@@ -330,9 +340,12 @@ func (b *builder) tree(ctx context.Context, st *built) (*build.Tree, error) {
 		if err != nil {
 			return nil, err
 		}
-		st.tree, st.applied = below.Clone(), st.from.applied
+		if st.tree, err = below.Clone(); err != nil {
+			return nil, err
+		}
+		st.applied = st.from.applied
 	default:
-		st.tree = build.NewTree(build.Limits{})
+		st.tree = b.context.New()
 	}
 	for ; st.applied < len(st.layers); st.applied++ {
 		l := st.layers[st.applied]
@@ -344,13 +357,43 @@ func (b *builder) tree(ctx context.Context, st *built) (*build.Tree, error) {
 	return st.tree, nil
 }
 
+// forget lets go of the trees that the stages to come do not need. One that is needed all the same is read again.
+func (b *builder) forget(coming []*build.Stage) {
+	stages, images := make(map[*build.Stage]bool), make(map[string]bool)
+	for _, stage := range coming {
+		s, i := stage.Uses()
+		for _, stage := range s {
+			stages[stage] = true
+		}
+		for _, ref := range i {
+			images[ref] = true
+		}
+	}
+	drop := func(st *built) {
+		if st.tree != nil {
+			st.tree.Drop()
+			st.tree, st.applied = nil, 0
+		}
+	}
+	for stage, st := range b.stages {
+		if !stages[stage] {
+			drop(st)
+		}
+	}
+	for ref, st := range b.images {
+		if !images[ref] {
+			drop(st)
+		}
+	}
+}
+
 // do does one step and returns the layer that it makes, nil where it changes no files.
 func (b *builder) do(ctx context.Context, stage *build.Stage, st *built, step *build.Step) (*image.Layer, bool, error) {
 	switch {
 	case step.Run != nil:
-		return b.once(ctx, step.Run.Key(st.chain(), b.epoch), func() (*image.Layer, error) { return b.run(ctx, stage, st, step) })
+		return b.once(ctx, st, step.Run.Key(st.chain(), b.epoch), func() (*image.Layer, error) { return b.run(ctx, stage, st, step) })
 	case step.Dir != nil:
-		return b.once(ctx, step.Dir.Key(st.chain(), b.epoch), func() (*image.Layer, error) {
+		return b.once(ctx, st, step.Dir.Key(st.chain(), b.epoch), func() (*image.Layer, error) {
 			tree, err := b.tree(ctx, st)
 			if err != nil {
 				return nil, err
@@ -364,7 +407,7 @@ func (b *builder) do(ctx context.Context, stage *build.Stage, st *built, step *b
 }
 
 // once does a step whose outcome is not known yet.
-func (b *builder) once(ctx context.Context, key string, do func() (*image.Layer, error)) (*image.Layer, bool, error) {
+func (b *builder) once(ctx context.Context, st *built, key string, do func() (*image.Layer, error)) (*image.Layer, bool, error) {
 	if !b.opts.NoCache {
 		if l, known, err := b.draft.Step(ctx, key); known || err != nil {
 			return l, true, err
@@ -374,7 +417,7 @@ func (b *builder) once(ctx context.Context, key string, do func() (*image.Layer,
 	if err != nil {
 		return nil, false, err
 	}
-	return l, false, b.draft.Remember(key, l)
+	return l, false, b.draft.Remember(key, st.chain(), l)
 }
 
 // change makes a layer of what a step changes in the tree of a stage.
@@ -423,7 +466,7 @@ func (b *builder) copy(ctx context.Context, stage *build.Stage, st *built, c *bu
 	if err != nil {
 		return nil, false, err
 	}
-	l, cached, err := b.once(ctx, files.Key(st.chain(), b.epoch), func() (*image.Layer, error) {
+	l, cached, err := b.once(ctx, st, files.Key(st.chain(), b.epoch), func() (*image.Layer, error) {
 		tree, err := b.tree(ctx, st)
 		if err != nil {
 			return nil, err
@@ -431,7 +474,7 @@ func (b *builder) copy(ctx context.Context, stage *build.Stage, st *built, c *bu
 		return b.change(ctx, st, func() (*build.Change, error) { return tree.Copy(ctx, files, b.spool, b.stamp) })
 	})
 	if err == nil && quick != "" {
-		err = b.draft.Remember(quick, l)
+		err = b.draft.Remember(quick, st.chain(), l)
 	}
 	return l, cached, err
 }
@@ -495,7 +538,7 @@ func (b *builder) exec(ctx context.Context, stage *build.Stage, id string, step 
 		if b.output > maxBuildOutput {
 			return nil
 		}
-		if b.output += int64(len(p)); b.output > maxBuildOutput {
+		if b.output += int64(len(p)) + eventSize; b.output > maxBuildOutput {
 			b.tell(stage, api.BuildEvent{Stream: "stderr", Output: fmt.Sprintf("[more than %d bytes of output, the rest is not shown]\n", maxBuildOutput)})
 			return nil
 		}

@@ -1,11 +1,13 @@
 package daemon
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/runtime"
 )
 
 func (d *Daemon) postBuild(w http.ResponseWriter, r *http.Request) error {
@@ -39,6 +41,18 @@ func (d *Daemon) postBuild(w http.ResponseWriter, r *http.Request) error {
 		_ = emit(api.BuildEvent{Error: ProblemOf(err)}) // as above
 	default:
 		_ = emit(api.BuildEvent{Image: &img}) // as above
+	}
+	return nil
+}
+
+// visible hides the sandboxes of builds from requests: who writes into one while a program of a build runs in it changes
+// what that step is, and the cache with it.
+func (s *Service) visible(ref string) error {
+	if ref == "" {
+		return nil
+	}
+	if rec, err := s.supervisor.Get(ref); err == nil && rec.Ephemeral {
+		return fmt.Errorf("%w: %q", runtime.ErrNotFound, ref)
 	}
 	return nil
 }

@@ -126,7 +126,7 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("start daemon: %w", err)
 	}
-	d.service = &Service{opts: opts, supervisor: supervisor, images: opts.Images, log: d.log}
+	d.service = &Service{opts: opts, supervisor: supervisor, images: opts.Images, log: d.log, builds: make(chan struct{}, maxBuilds)}
 	// From here on images may be removed: what runs has been adopted, so it is known what they are needed for.
 	opts.Images.SetHolders(d.service.holders)
 	return d, nil

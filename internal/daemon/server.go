@@ -95,7 +95,10 @@ func (d *Daemon) handler() http.Handler {
 				writeProblem(w, err)
 				return
 			}
-			err := r.handle(d, w, req)
+			err := d.service.visible(req.PathValue("id"))
+			if err == nil {
+				err = r.handle(d, w, req)
+			}
 			switch a := w.(*answer); {
 			case err == nil:
 			case a.began:

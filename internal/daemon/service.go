@@ -48,6 +48,7 @@ type Service struct {
 	supervisor *runtime.Supervisor
 	images     Images
 	log        *slog.Logger
+	builds     chan struct{} // one for each build under way
 }
 
 // CreateSandbox makes a sandbox of an image that is stored.
@@ -116,8 +117,12 @@ func (s *Service) ListSandboxes(filter runtime.Filter) (api.SandboxList, error) 
 		return api.SandboxList{}, invalidf("limit %d: must not be negative", filter.Limit)
 	}
 	list := api.SandboxList{Sandboxes: []api.Sandbox{}}
+	limit := filter.Limit
+	filter.Limit = 0 // those that are not shown do not count
 	for _, rec := range s.supervisor.List(filter) {
-		list.Sandboxes = append(list.Sandboxes, rec.Sandbox)
+		if !rec.Ephemeral && (limit == 0 || len(list.Sandboxes) < limit) {
+			list.Sandboxes = append(list.Sandboxes, rec.Sandbox)
+		}
 	}
 	return list, nil
 }
