@@ -14,11 +14,11 @@ import (
 // Bounds of what filling in variables may take. A few lines that double each other, or name a long variable a thousand
 // times, would be gigabytes.
 const (
-	maxGrowth  = 64 << 20  // bytes that a word may become for a moment
-	maxFilled  = 4 << 20   // bytes that come out, of one instruction
-	maxAll     = 16 << 20  // bytes that come out, of all instructions
-	maxPattern = 1 << 10   // bytes of a pattern, as in ${name#pattern}
-	maxMatch   = 16 << 20  // bytes of patterns times bytes of what they are compared with, of all instructions
+	maxGrowth  = 64 << 20 // bytes that a word may become for a moment
+	maxFilled  = 4 << 20  // bytes that come out, of one instruction
+	maxAll     = 16 << 20 // bytes that come out, of all instructions
+	maxPattern = 1 << 10  // bytes of a pattern, as in ${name#pattern}
+	maxMatch   = 16 << 20 // bytes of patterns times bytes of what they are compared with, of all instructions
 )
 
 // filled counts what filling in has come to.
