@@ -66,6 +66,9 @@ func TestCommit(t *testing.T) {
 	}
 	s.Sh(t, "rm /data/.wh.bin")
 	before := s.Sh(t, tree)
+	if !strings.Contains(before, "/data/sparse ") || !strings.Contains(before, "  /data/sub/f\n") {
+		t.Fatalf("the sandbox lists its tree as\n%s", before)
+	}
 
 	got := d.CLI(t, "commit", "--entrypoint", "cat", "-e", "MORE=yes", "-w", "/data", "-l", "stage=two", "-m", "by a test", s.Name, "team/made:1")
 	if got.Code != 0 || !strings.HasPrefix(got.Stdout, "docker.io/team/made:1 sha256:") || got.Stderr != "" {
@@ -157,6 +160,7 @@ func TestCommitFollowsNothing(t *testing.T) {
 		swapped <- err
 	}()
 	archive := filepath.Join(t.TempDir(), "made.tar")
+	commits := 0
 	for i := range 10 {
 		var made api.SandboxCommitted
 		err := d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/"+s.ID+"/commit", api.CommitSandbox{Reference: "team/made:1"}, &made)
@@ -167,6 +171,7 @@ func TestCommitFollowsNothing(t *testing.T) {
 		if err != nil {
 			t.Fatalf("commit %d: %v", i, err)
 		}
+		commits++
 		if got := d.CLI(t, "export", "--format", "docker", "-o", archive, "team/made:1"); got.Code != 0 {
 			t.Fatalf("export: %+v", got)
 		}
@@ -179,6 +184,9 @@ func TestCommitFollowsNothing(t *testing.T) {
 		}
 	}
 	stop()
+	if commits == 0 {
+		t.Error("no commit was made")
+	}
 	if err := <-swapped; err != nil && !errors.Is(err, context.Canceled) {
 		t.Errorf("what swaps ended by itself: %v", err)
 	}
