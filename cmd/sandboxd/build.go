@@ -147,8 +147,7 @@ func runBuild(ctx context.Context, source string, opts buildOptions, req api.Bui
 	if opts.json {
 		return printJSON(d.stdout, image)
 	}
-	_, err = fmt.Fprintf(d.stdout, "%s %s\n", printable(image.Reference), printable(image.Digest))
-	return err
+	return printImage(d.stdout, image)
 }
 
 // open begins to send the context, and returns what to call when that is no longer read.

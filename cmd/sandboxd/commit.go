@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -77,7 +76,7 @@ func runCommit(ctx context.Context, id, reference string, opts commitOptions, d 
 	if opts.json {
 		return printJSON(d.stdout, done)
 	}
-	if _, err := fmt.Fprintf(d.stdout, "%s %s\n", printable(done.Image.Reference), printable(done.Image.Digest)); err != nil {
+	if err := printImage(d.stdout, &done.Image); err != nil {
 		return err
 	}
 	leftOut(d, done.Skipped, done.SkippedMore)

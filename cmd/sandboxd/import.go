@@ -97,8 +97,8 @@ func runImport(ctx context.Context, source, reference string, opts importOptions
 	if opts.json {
 		return printJSON(d.stdout, api.ImagesImported{Images: images})
 	}
-	for _, i := range images {
-		if _, err := fmt.Fprintf(d.stdout, "%s %s\n", printable(i.Reference), printable(i.Digest)); err != nil {
+	for i := range images {
+		if err := printImage(d.stdout, &images[i]); err != nil {
 			return err
 		}
 	}

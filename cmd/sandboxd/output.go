@@ -11,6 +11,8 @@ import (
 
 	"github.com/docker/go-units"
 	"golang.org/x/term"
+
+	"github.com/sandboxd/sandboxd/api"
 )
 
 // printJSON writes v for machines: indented, one document.
@@ -19,6 +21,12 @@ func printJSON(w io.Writer, v any) error {
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
 	return e.Encode(v)
+}
+
+// printImage writes what an image is called and what it is.
+func printImage(w io.Writer, image *api.Image) error {
+	_, err := fmt.Fprintf(w, "%s %s\n", printable(image.Reference), printable(image.Digest))
+	return err
 }
 
 // table writes rows in columns; the first row is the head.

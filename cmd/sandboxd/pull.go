@@ -2,12 +2,12 @@ package main
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 )
 
 type pullOptions struct {
@@ -40,20 +40,26 @@ func (o *pullOptions) addFlags(f *pflag.FlagSet) {
 }
 
 func runPull(ctx context.Context, reference string, opts pullOptions, d deps) error {
+	return transfer(ctx, d, opts.json, func(c *client.Client, progress func(api.PullEvent)) (*api.Image, error) {
+		return c.Pull(ctx, api.PullImage{Reference: reference, Platform: opts.platform, Insecure: opts.insecure}, progress)
+	})
+}
+
+// transfer pulls or pushes an image, shows how that goes on, and prints the image.
+func transfer(ctx context.Context, d deps, asJSON bool, do func(*client.Client, func(api.PullEvent)) (*api.Image, error)) error {
 	c, err := d.daemon(ctx)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	p := newProgress(d.stderr)
-	image, err := c.Pull(ctx, api.PullImage{Reference: reference, Platform: opts.platform, Insecure: opts.insecure}, p.event)
+	image, err := do(c, p.event)
 	p.end()
 	if err != nil {
 		return err
 	}
-	if opts.json {
+	if asJSON {
 		return printJSON(d.stdout, image)
 	}
-	_, err = fmt.Fprintf(d.stdout, "%s %s\n", printable(image.Reference), printable(image.Digest))
-	return err
+	return printImage(d.stdout, image)
 }

@@ -2,12 +2,12 @@ package main
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 )
 
 type pushOptions struct {
@@ -41,20 +41,7 @@ func (o *pushOptions) addFlags(f *pflag.FlagSet) {
 }
 
 func runPush(ctx context.Context, reference string, opts pushOptions, d deps) error {
-	c, err := d.daemon(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	p := newProgress(d.stderr)
-	image, err := c.Push(ctx, api.PushImage{Reference: reference, Insecure: opts.insecure}, p.event)
-	p.end()
-	if err != nil {
-		return err
-	}
-	if opts.json {
-		return printJSON(d.stdout, image)
-	}
-	_, err = fmt.Fprintf(d.stdout, "%s %s\n", printable(image.Reference), printable(image.Digest))
-	return err
+	return transfer(ctx, d, opts.json, func(c *client.Client, progress func(api.PullEvent)) (*api.Image, error) {
+		return c.Push(ctx, api.PushImage{Reference: reference, Insecure: opts.insecure}, progress)
+	})
 }

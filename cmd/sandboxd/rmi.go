@@ -87,8 +87,7 @@ is copied.`,
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(d.stdout, "%s %s\n", printable(image.Reference), printable(image.Digest))
-			return err
+			return printImage(d.stdout, image)
 		},
 	}
 	exitStatus(cmd, exitPlain)

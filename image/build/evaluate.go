@@ -314,18 +314,15 @@ func duplicate(c instructions.Command) instructions.Command {
 		d.SourcePaths, d.SourceContents = slices.Clone(c.SourcePaths), slices.Clone(c.SourceContents)
 		return &d
 	case *instructions.WorkdirCommand:
-		d := *c
-		return &d
+		return new(*c)
 	case *instructions.UserCommand:
-		d := *c
-		return &d
+		return new(*c)
 	case *instructions.VolumeCommand:
 		d := *c
 		d.Volumes = slices.Clone(c.Volumes)
 		return &d
 	case *instructions.StopSignalCommand:
-		d := *c
-		return &d
+		return new(*c)
 	case *instructions.ExposeCommand:
 		d := *c
 		d.Ports = slices.Clone(c.Ports)
