@@ -173,7 +173,7 @@ func TestHostileInit(t *testing.T) {
 		return err
 	}
 	stat := func(ctx context.Context, c *Client) error {
-		_, err := c.Stat(ctx, "/x")
+		_, err := c.Stat(ctx, "/x", false)
 		return err
 	}
 	ping := func(ctx context.Context, c *Client) error { return c.Ping(ctx) }
@@ -343,7 +343,7 @@ func TestHostileInitLeaksNothing(t *testing.T) {
 				if p, err := c.Create(t.Context(), "/x", 0, 0, 0); err == nil {
 					_ = p.Abort()
 				}
-				_, _ = c.Stat(t.Context(), "/x")
+				_, _ = c.Stat(t.Context(), "/x", false)
 				_ = c.Ping(t.Context())
 			})
 		}
