@@ -420,7 +420,11 @@ func (d *Daemon) getWatch(w http.ResponseWriter, r *http.Request) error {
 		}
 	}()
 	defer func() { cancel(nil); <-stopped }()
-	return d.service.Watch(ctx, r.PathValue("id"), q.Get("path"), recursive, lines[api.FileChange](w))
+	err = d.service.Watch(ctx, r.PathValue("id"), q.Get("path"), recursive, lines[api.FileChange](w))
+	if errors.Is(context.Cause(r.Context()), context.Canceled) {
+		return nil // the client has gone, which is how a watch ends
+	}
+	return err
 }
 
 // yes reads a parameter that is true or not.
