@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/http"
+	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -46,7 +47,7 @@ func (s *Service) Stat(ctx context.Context, ref, path string, follow bool) (api.
 	if err != nil {
 		return api.FileEntry{}, s.fail(ctx, lease, path, err)
 	}
-	return readAccounts(ctx, client).entry(path, fi), nil
+	return readAccounts(ctx, client.Open).entry(path, fi), nil
 }
 
 // List lists a directory, sorted by path.
@@ -91,7 +92,7 @@ func (s *Service) ListEach(ctx context.Context, ref, dir string, opts ListOption
 		return false, err
 	}
 	defer end()
-	who := readAccounts(ctx, client)
+	who := readAccounts(ctx, client.Open)
 	more, err = client.List(ctx, dir, opts.Depth, func(e guest.Entry) error {
 		if left--; left < 0 {
 			return errEnough
@@ -115,9 +116,9 @@ func (s *Service) ListEach(ctx context.Context, ref, dir string, opts ListOption
 type accounts struct{ users, groups map[uint32]string }
 
 // readAccounts reads what the sandbox says of its users. It is no error if that is nothing, or nonsense: then there are numbers.
-func readAccounts(ctx context.Context, client *guest.Client) accounts {
+func readAccounts(ctx context.Context, open func(context.Context, string) (*os.File, error)) accounts {
 	read := func(path string, last int) map[uint32]string {
-		data, err := readDatabase(ctx, path, 2, last, client.Open)
+		data, err := readDatabase(ctx, path, 2, last, open)
 		if err != nil {
 			return nil // if init is lost, the request itself says so
 		}
