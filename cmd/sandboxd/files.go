@@ -133,6 +133,7 @@ func entryRow(e *api.FileEntry, dir string) []string {
 		name += "/"
 	case api.TypeSymlink:
 		name += " -> " + pathOf(e.Target, e.TargetBytes)
+	case api.TypeFIFO, api.TypeSocket, api.TypeBlock, api.TypeChar:
 	}
 	if e.Error != "" {
 		name += " (" + e.Error + ")"

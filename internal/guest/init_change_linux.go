@@ -145,8 +145,7 @@ func (s *server) remove(c *conn, pkt packet, fds []int) error {
 		}
 	}
 	if err != nil {
-		var e *Error
-		if errors.As(err, &e) {
+		if e, ok := errors.AsType[*Error](err); ok {
 			return e
 		}
 		return fail(StageRemove, err, path)
@@ -168,14 +167,14 @@ func removeTree(c *conn, dir int, base, path string) error {
 	}()
 	// where is what an error is about.
 	where := func(name string) string {
-		p := trimSlashes(path)
+		names := []string{trimSlashes(path)}
 		for _, level := range stack[min(1, len(stack)):] {
-			p += "/" + level.name
+			names = append(names, level.name)
 		}
 		if name != "" {
-			p += "/" + name
+			names = append(names, name)
 		}
-		return p
+		return strings.Join(names, "/")
 	}
 	enter := func(at int, name string) error {
 		fd, err := openDir(at, name, unix.RESOLVE_NO_XDEV)

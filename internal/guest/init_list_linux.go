@@ -58,11 +58,12 @@ func (d *dirReader) again() error {
 
 func (d *dirReader) close() { _ = unix.Close(d.fd) }
 
-// openDir opens a directory for reading that is in another one, and neither a link nor, with RESOLVE_NO_XDEV, a mount point.
+// openDir opens a directory for reading below another one, through no link. Resolve may say more (RESOLVE_NO_XDEV: nor a mount
+// point).
 func openDir(at int, name string, resolve uint64) (int, error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_BENEATH | resolve,
+		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_BENEATH | resolve,
 	}
 	for {
 		fd, err := unix.Openat2(at, name, &how)

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -61,8 +62,8 @@ func (n *watchNode) path() (string, bool) {
 		}
 	}
 	b := make([]byte, 0, size)
-	for i := len(names) - 1; i >= 0; i-- {
-		b = append(append(b, names[i]...), '/')
+	for _, name := range slices.Backward(names) {
+		b = append(append(b, name...), '/')
 	}
 	return string(b), true
 }
@@ -232,7 +233,7 @@ func (w *watcher) enter(at *watchNode, prefix, name string, tell bool) error {
 // descend opens a directory, at a descriptor, and watches it. It is nil if there is nothing to go into.
 func (w *watcher) descend(at int, path string, parent *watchNode, prefix, name string, tell bool) (*watchLevel, error) {
 	// A name may mean something else by now, and then more events follow.
-	fd, err := openDir(at, path, unix.RESOLVE_NO_SYMLINKS)
+	fd, err := openDir(at, path, 0)
 	if err != nil {
 		if swapped(err) {
 			return nil, nil
@@ -240,7 +241,7 @@ func (w *watcher) descend(at int, path string, parent *watchNode, prefix, name s
 		return nil, w.miss(prefix + name)
 	}
 	var fsys unix.Statfs_t
-	if err := unix.Fstatfs(fd, &fsys); err != nil || pseudo(fsys.Type) {
+	if unix.Fstatfs(fd, &fsys) != nil || pseudo(fsys.Type) {
 		_ = unix.Close(fd)
 		return nil, nil
 	}
