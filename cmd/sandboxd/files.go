@@ -365,7 +365,7 @@ a sandbox from ending when it is idle.`,
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "also the directories below, 8192 at most")
+	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "also the directories below; a sandbox has 8192 watched ones at most")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document a line")
 	exitStatus(cmd, exitPlain)
 	return cmd

@@ -289,8 +289,11 @@ func wantsStream(r *http.Request) bool {
 }
 
 // lines returns a function that writes one JSON value a line and sees to it that it leaves at once.
-func lines[T any](w http.ResponseWriter) func(T) error {
-	out := &stream{w: w, rc: http.NewResponseController(w), contentType: api.TypeNDJSON, flush: true}
+func lines[T any](w http.ResponseWriter) func(T) error { return linesTo[T](w, true) }
+
+// linesTo is lines for values that may wait for each other, unless flush is set.
+func linesTo[T any](w http.ResponseWriter, flush bool) func(T) error {
+	out := &stream{w: w, rc: http.NewResponseController(w), contentType: api.TypeNDJSON, flush: flush}
 	return func(v T) error {
 		data, err := json.Marshal(v)
 		if err != nil {

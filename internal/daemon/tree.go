@@ -330,7 +330,7 @@ func (d *Daemon) getList(w http.ResponseWriter, r *http.Request) error {
 		}
 		return writeJSON(w, http.StatusOK, list)
 	}
-	emit, began := lines[api.ListEvent](w), false
+	emit, began := linesTo[api.ListEvent](w, false), false
 	more, err := d.service.ListEach(r.Context(), id, dir, opts, func(e api.FileEntry) error {
 		began = true
 		return emit(api.ListEvent{Entry: &e})

@@ -82,8 +82,8 @@
 // The paths of entries and events are below the one that was asked for; the host refuses those that could lead out of it.
 // A list, a removal, a watch and a tar stream end when the daemon closes the connection. Until it reads, init waits, with one
 // packet and the directories on the way down in memory: 200 of them for a list and the first look of a watch, 64 for a
-// removal, which moves up what is deeper. A watch keeps a node for each of its directories, 8192 at most, and there are at
-// most 16 watches. What it cannot watch, and what the kernel had to drop, it tells as overflow; after a drop it looks at the
+// removal, which moves up what is deeper. A watch keeps a node for each of its directories; all watches
+// together have 8192 at most, and there are at most 16. What it cannot watch, and what the kernel had to drop, it tells as overflow; after a drop it looks at the
 // whole tree again. A directory is watched before it is read, and what is found in a new one is told as created: at least
 // once, perhaps twice.
 //

@@ -148,7 +148,7 @@ type Change struct {
 // Watch calls ready when changes at path are told from now on, and then told for each. It ends without an error when what is
 // watched is gone from its path, and otherwise with ctx or an error of told; in between silence means nothing.
 //
-// Recursive also watches the directories below, of which there may be 8192. What cannot be watched, or was missed, is told as
+// Recursive also watches the directories below; a sandbox has 8192 watched ones at most. What cannot be watched, or was missed, is told as
 // [ChangeOverflow]. What appears in a new directory is told at least once; a change may come twice. Links are not followed but
 // in path. A path in a file system of the kernel's is refused.
 func (c *Client) Watch(ctx context.Context, name string, recursive bool, ready func() error, told func(Change) error) error {

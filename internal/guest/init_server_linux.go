@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -29,6 +30,7 @@ type server struct {
 
 	conns   chan struct{} // a place for each connection
 	watches chan struct{} // and for each watch
+	watched atomic.Int32  // directories, of all watches
 	freed   chan struct{} // told, without waiting, that a connection has ended
 
 	// mu is held over fork and the entry into procs, and over wait4 and the removal. So an exit always finds its entry, and a

@@ -22,10 +22,11 @@ const (
 	otherHalf = 10 * time.Millisecond
 )
 
-// A watcher tells of changes of one file, one directory or one tree. Its memory is a node for each directory, and there are
-// at most maxWatched; paths are put together from them when something happens. A directory is watched before it is read, so
+// A watcher tells of changes of one file, one directory or one tree. Its memory is a node for each directory, and all
+// watchers have at most maxWatched; paths are put together from them when something happens. A directory is watched before it is read, so
 // that what appears in it meanwhile is told at least once.
 type watcher struct {
+	s         *server
 	c         *conn
 	at        string // the path without links of what is watched; no descriptor, which would put its end off (IN_DELETE_SELF)
 	recursive bool
@@ -108,10 +109,13 @@ func (s *server) watch(c *conn, pkt packet, fds []int) error {
 		return fail(StageWatch, err, path)
 	}
 	w := &watcher{
-		c: c, at: at, recursive: m.Recursive, inotify: os.NewFile(uintptr(fd), "inotify"), fd: fd,
+		s: s, c: c, at: at, recursive: m.Recursive, inotify: os.NewFile(uintptr(fd), "inotify"), fd: fd,
 		nodes: make(map[int32]*watchNode),
 	}
-	defer func() { _ = w.inotify.Close() }()
+	defer func() {
+		_ = w.inotify.Close()
+		s.watched.Add(-int32(len(w.nodes))) //nolint:gosec // there are few
+	}()
 	settled := c.onClose(func() {
 		w.closed.Store(true)
 		_ = w.inotify.SetDeadline(past)
@@ -154,6 +158,7 @@ func (w *watcher) add(fd int, parent *watchNode, name string, also uint32) (*wat
 	case n == nil:
 		n = &watchNode{wd: int32(wd), parent: parent, name: name} //nolint:gosec // as above
 		w.nodes[n.wd] = n
+		w.s.watched.Add(1)
 	case n.parent != nil:
 		n.parent, n.name = parent, name
 	}
@@ -182,7 +187,7 @@ func (w *watcher) open() (int, error) {
 	if n, err := w.add(fd, nil, "", 0); err != nil || n != w.top {
 		if len(w.nodes) > nodes { // another one is there now
 			_, _ = unix.InotifyRmWatch(w.fd, uint32(n.wd)) //nolint:gosec // it is one that the kernel gave
-			delete(w.nodes, n.wd)
+			w.forget(n)
 		}
 		_ = unix.Close(fd)
 		return -1, unix.ENOENT
@@ -247,7 +252,7 @@ func (w *watcher) descend(at int, path string, parent *watchNode, prefix, name s
 	}
 	known := len(w.nodes)
 	var n *watchNode
-	if known < maxWatched {
+	if w.s.watched.Load() < maxWatched {
 		n, err = w.add(fd, parent, name, 0)
 	} else {
 		err = unix.ENOSPC
@@ -529,5 +534,6 @@ func (w *watcher) drop(at *watchNode, name string) {
 
 func (w *watcher) forget(n *watchNode) {
 	delete(w.nodes, n.wd)
+	w.s.watched.Add(-1)
 	w.full = false
 }

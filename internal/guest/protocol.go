@@ -35,7 +35,7 @@ const (
 	// had before the last one was added: with those and the JSON a packet is full to three quarters.
 	maxBatch      = 128
 	maxBatchBytes = 20 << 10
-	// maxWatched is how many directories one watch watches, and maxWatches how many watches init keeps at a time.
+	// maxWatched is how many directories init watches, and maxWatches how many watches it keeps at a time.
 	maxWatched = 8192
 	maxWatches = 16
 )

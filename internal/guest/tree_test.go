@@ -588,8 +588,35 @@ func TestWatchOfTooMany(t *testing.T) {
 	if got := next(); got != (Change{Kind: ChangeCreated, Path: "f"}) {
 		t.Errorf("%+v", got)
 	}
-	if err := stop(); !errors.Is(err, context.Canceled) {
-		t.Error(err)
+	// The number is that of all watches, and is given back.
+	small := t.TempDir()
+	if err := os.Mkdir(small+"/d", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	other, stopOther := s.watched(t, small, true)
+	if got := other(); got != (Change{Kind: ChangeOverflow, Path: "d"}) {
+		t.Errorf("%+v", got)
+	}
+	for _, stop := range []func() error{stop, stopOther} {
+		if err := stop(); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		next, stop := s.watched(t, small, true)
+		if err := os.Chmod(small+"/d", 0o700); err != nil {
+			t.Fatal(err)
+		}
+		got := next()
+		if err := stop(); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		if got == (Change{Kind: ChangeAttributes, Path: "d", Dir: true}) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%+v", got)
+		}
 	}
 }
 
