@@ -158,6 +158,7 @@ type request struct {
 	body   io.Reader // or sent as it is, with its type
 	typ    string
 	accept string
+	span   string // the header Range
 }
 
 // do sends the request. The response has a 2xx status, and its body is the caller's to close; every other answer is an
@@ -188,6 +189,9 @@ func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 	}
 	if r.accept != "" {
 		req.Header.Set("Accept", r.accept)
+	}
+	if r.span != "" {
+		req.Header.Set("Range", r.span)
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {

@@ -206,6 +206,79 @@ func TestRoutes(t *testing.T) {
 			method: "PUT", uri: "/v1/sandboxes/abc/files?path=%2Fx", status: 204,
 		},
 		{
+			name: "append to a file",
+			call: func(ctx context.Context, c *client.Client) (any, error) {
+				return nil, c.AppendFile(ctx, "abc", "/x", strings.NewReader("data"), 0, "")
+			},
+			method: "PUT", uri: "/v1/sandboxes/abc/files?append=true&path=%2Fx", send: "data", status: 204,
+		},
+		{
+			name: "read a part of a file",
+			call: func(ctx context.Context, c *client.Client) (any, error) {
+				return slurp(c.ReadFileRange(ctx, "abc", "/x", 4, 2))
+			},
+			method: "GET", uri: "/v1/sandboxes/abc/files?path=%2Fx", answerType: api.TypeBytes, status: 206, answer: "ab", want: "ab",
+		},
+		{
+			name: "remove a tree",
+			call: func(ctx context.Context, c *client.Client) (any, error) {
+				return nil, c.RemoveFile(ctx, "abc", "/x", true)
+			},
+			method: "DELETE", uri: "/v1/sandboxes/abc/files?path=%2Fx&recursive=true", status: 204,
+		},
+		{
+			name: "stat",
+			call: func(ctx context.Context, c *client.Client) (any, error) {
+				return c.StatFile(ctx, "abc", "/\xff", true)
+			},
+			method: "GET", uri: "/v1/sandboxes/abc/stat?follow=true&path=%2F%FF", status: 200,
+			answer: `{"path":"/\ufffd","path_bytes":"L/8=","type":"file","mode":"0644"}`,
+			want:   &api.FileEntry{Path: "/\uFFFD", PathBytes: []byte("/\xff"), Type: api.TypeFile, Mode: "0644"},
+		},
+		{
+			name: "list",
+			call: func(ctx context.Context, c *client.Client) (any, error) {
+				return c.ListFiles(ctx, "abc", "/d", 3)
+			},
+			method: "GET", uri: "/v1/sandboxes/abc/list?depth=3&path=%2Fd", status: 200,
+			answer: `{"entries":[{"path":"/d/f"}],"more":true}`, want: &api.FileList{Entries: []api.FileEntry{{Path: "/d/f"}}, More: true},
+		},
+		{
+			name: "list as it is read",
+			call: func(ctx context.Context, c *client.Client) (any, error) {
+				var got []string
+				more, err := c.ListEachFile(ctx, "abc", "/d", 1, func(e api.FileEntry) error { got = append(got, e.Path); return nil })
+				return []any{got, more}, err
+			},
+			method: "GET", uri: "/v1/sandboxes/abc/list?depth=1&path=%2Fd", accept: api.TypeNDJSON, answerType: api.TypeNDJSON, status: 200,
+			answer: `{"entry":{"path":"/d/f"}}` + "\n" + `{"done":true,"more":true}` + "\n", want: []any{[]string{"/d/f"}, true},
+		},
+		{
+			name: "make a directory",
+			call: func(ctx context.Context, c *client.Client) (any, error) {
+				return nil, c.MakeDirectory(ctx, "abc", api.MakeDirectory{Path: "/d", Parents: true})
+			},
+			method: "POST", uri: "/v1/sandboxes/abc/mkdir", send: `{"path":"/d","parents":true}`, status: 204,
+		},
+		{
+			name: "move",
+			call: func(ctx context.Context, c *client.Client) (any, error) {
+				return nil, c.MoveFile(ctx, "abc", api.MoveFile{From: "/a", To: "/b", Overwrite: true})
+			},
+			method: "POST", uri: "/v1/sandboxes/abc/move", send: `{"from":"/a","to":"/b","overwrite":true}`, status: 204,
+		},
+		{
+			name: "watch",
+			call: func(ctx context.Context, c *client.Client) (any, error) {
+				var got []api.FileChange
+				err := c.WatchFiles(ctx, "abc", "/d", true, func(e api.FileChange) error { got = append(got, e); return nil })
+				return got, err
+			},
+			method: "GET", uri: "/v1/sandboxes/abc/watch?path=%2Fd&recursive=true", accept: api.TypeNDJSON, answerType: api.TypeNDJSON, status: 200,
+			answer: `{"kind":"ready","path":"/d"}` + "\n" + `{"kind":"moved","from":"/d/a","to":"/d/b"}` + "\n",
+			want:   []api.FileChange{{Kind: api.WatchReady, Path: "/d"}, {Kind: api.FileMoved, From: "/d/a", To: "/d/b"}},
+		},
+		{
 			name: "archive out",
 			call: func(ctx context.Context, c *client.Client) (any, error) {
 				return slurp(c.ArchiveOut(ctx, "abc", "/d"))

@@ -2,6 +2,9 @@ package client
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net/http"
@@ -14,26 +17,148 @@ import (
 // ReadFile opens a regular file in the sandbox. The caller closes it; reading fails with io.ErrUnexpectedEOF where the
 // daemon could not send all of it.
 func (c *Client) ReadFile(ctx context.Context, id, path string) (io.ReadCloser, error) {
-	return c.download(ctx, id, "files", path, api.TypeBytes)
+	return c.download(ctx, id, "files", path, api.TypeBytes, "")
+}
+
+// ReadFileRange is [Client.ReadFile] of length bytes from offset on; a negative length is all that there are. Where the file
+// ends before, there are fewer. An offset at or beyond the file's end is [api.CodeInvalid].
+func (c *Client) ReadFileRange(ctx context.Context, id, path string, offset, length int64) (io.ReadCloser, error) {
+	if length == 0 {
+		return io.NopCloser(http.NoBody), nil // a range has at least one byte
+	}
+	span := "bytes=" + strconv.FormatInt(offset, 10) + "-"
+	if length > 0 {
+		span += strconv.FormatInt(offset+length-1, 10)
+	}
+	return c.download(ctx, id, "files", path, api.TypeBytes, span)
 }
 
 // WriteFile writes a regular file in the sandbox from r and makes the directories above it. The file appears complete
 // or not at all. A zero mode means 0644; user is as in [api.CreateSandbox] and may be empty.
 func (c *Client) WriteFile(ctx context.Context, id, path string, r io.Reader, mode fs.FileMode, user string) error {
+	return c.upload(ctx, id, "files", writeQuery(path, mode, user), api.TypeBytes, r)
+}
+
+// AppendFile writes what r holds to the end of a regular file in the sandbox, part by part as it comes. Where there is no file,
+// one is made as by [Client.WriteFile]. What was written before an error stays.
+func (c *Client) AppendFile(ctx context.Context, id, path string, r io.Reader, mode fs.FileMode, user string) error {
+	q := writeQuery(path, mode, user)
+	q.Set("append", "true")
+	return c.upload(ctx, id, "files", q, api.TypeBytes, r)
+}
+
+func writeQuery(path string, mode fs.FileMode, user string) url.Values {
 	q := url.Values{"path": {path}}
 	if mode != 0 {
-		q.Set("mode", "0"+strconv.FormatUint(uint64(mode.Perm()), 8))
+		q.Set("mode", octal(mode))
 	}
 	if user != "" {
 		q.Set("user", user)
 	}
-	return c.upload(ctx, id, "files", q, api.TypeBytes, r)
+	return q
+}
+
+func octal(mode fs.FileMode) string { return "0" + strconv.FormatUint(uint64(mode.Perm()), 8) }
+
+// RemoveFile removes a file, a link or an empty directory of the sandbox; recursive also a directory with all that is in it.
+// After an error a part of that may be gone.
+func (c *Client) RemoveFile(ctx context.Context, id, path string, recursive bool) error {
+	q := url.Values{"path": {path}}
+	if recursive {
+		q.Set("recursive", "true")
+	}
+	return c.call(ctx, request{method: http.MethodDelete, path: []string{"v1", "sandboxes", id, "files"}, query: q}, maxAnswer, nil)
+}
+
+// StatFile tells what a path of the sandbox names. A link in the last place is followed if asked.
+func (c *Client) StatFile(ctx context.Context, id, path string, follow bool) (*api.FileEntry, error) {
+	q := url.Values{"path": {path}}
+	if follow {
+		q.Set("follow", "true")
+	}
+	out := new(api.FileEntry)
+	if err := c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, "stat"}, query: q}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ListFiles lists what is in a directory of the sandbox and depth-1 levels below, by path. It holds 10,000 entries at most, and
+// says when there are more; [Client.ListEachFile] has no such limit.
+func (c *Client) ListFiles(ctx context.Context, id, path string, depth int) (*api.FileList, error) {
+	out := new(api.FileList)
+	if err := c.call(ctx, listRequest(id, path, depth), 2*maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ListEachFile calls on for every entry as the sandbox tells of it, in no order but that directories precede what is in them.
+// More says that something was left out, as in [api.FileList]. An error of on ends the list.
+func (c *Client) ListEachFile(ctx context.Context, id, path string, depth int, on func(api.FileEntry) error) (more bool, err error) {
+	whole := false
+	err = c.lines(ctx, listRequest(id, path, depth), func(line []byte) error {
+		var e api.ListEvent
+		if err := json.Unmarshal(line, &e); err != nil {
+			return fmt.Errorf("decode an entry: %w", err)
+		}
+		switch {
+		case e.Error != nil:
+			return e.Error
+		case e.Done:
+			whole, more = true, e.More
+			return errEnd
+		case e.Entry != nil:
+			return on(*e.Entry)
+		}
+		return nil
+	})
+	if err == nil && !whole {
+		err = errors.New("the daemon ended the list before its end")
+	}
+	return more, err
+}
+
+func listRequest(id, path string, depth int) request {
+	q := url.Values{"path": {path}, "depth": {strconv.Itoa(depth)}}
+	return request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, "list"}, query: q}
+}
+
+// MakeDirectory makes a directory in the sandbox.
+func (c *Client) MakeDirectory(ctx context.Context, id string, req api.MakeDirectory) error {
+	return c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "mkdir"}, json: req}, maxAnswer, nil)
+}
+
+// MoveFile renames a file or a directory in the sandbox.
+func (c *Client) MoveFile(ctx context.Context, id string, req api.MoveFile) error {
+	return c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "move"}, json: req}, maxAnswer, nil)
+}
+
+// WatchFiles calls on for every change at path, and if recursive below it, the first time with [api.WatchReady]. It returns nil
+// when the path itself is gone, and otherwise when ctx ends or on returns an error. A watch is no use of the sandbox, which
+// idles and ends as without it.
+func (c *Client) WatchFiles(ctx context.Context, id, path string, recursive bool, on func(api.FileChange) error) error {
+	q := url.Values{"path": {path}}
+	if recursive {
+		q.Set("recursive", "true")
+	}
+	r := request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, "watch"}, query: q}
+	return c.lines(ctx, r, func(line []byte) error {
+		var e api.FileChange
+		if err := json.Unmarshal(line, &e); err != nil {
+			return fmt.Errorf("decode a change: %w", err)
+		}
+		if e.Error != nil {
+			return e.Error
+		}
+		return on(e)
+	})
 }
 
 // ArchiveOut returns a tar stream of the file or tree at path, with names relative to path. The caller closes it. What
 // is in it was made by the sandbox: extract it with care (never by path, never through links).
 func (c *Client) ArchiveOut(ctx context.Context, id, path string) (io.ReadCloser, error) {
-	return c.download(ctx, id, "archive", path, api.TypeTar)
+	return c.download(ctx, id, "archive", path, api.TypeTar, "")
 }
 
 // ArchiveIn extracts a tar stream below path, which is created. The extraction happens inside the sandbox.
@@ -41,9 +166,9 @@ func (c *Client) ArchiveIn(ctx context.Context, id, path string, r io.Reader) er
 	return c.upload(ctx, id, "archive", url.Values{"path": {path}}, api.TypeTar, r)
 }
 
-func (c *Client) download(ctx context.Context, id, route, path, typ string) (io.ReadCloser, error) {
+func (c *Client) download(ctx context.Context, id, route, path, typ, span string) (io.ReadCloser, error) {
 	resp, err := c.do(ctx, request{
-		method: http.MethodGet, path: []string{"v1", "sandboxes", id, route}, query: url.Values{"path": {path}}, accept: typ,
+		method: http.MethodGet, path: []string{"v1", "sandboxes", id, route}, query: url.Values{"path": {path}}, accept: typ, span: span,
 	})
 	if err != nil {
 		return nil, err
@@ -51,6 +176,10 @@ func (c *Client) download(ctx context.Context, id, route, path, typ string) (io.
 	if t := mediaType(resp); t != typ {
 		defer resp.Body.Close()
 		return nil, notOurs(resp, read(resp.Body, 200))
+	}
+	if span != "" && resp.StatusCode != http.StatusPartialContent {
+		defer resp.Body.Close()
+		return nil, errors.New("the daemon sends the whole file instead of a part")
 	}
 	return resp.Body, nil
 }

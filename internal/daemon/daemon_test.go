@@ -650,6 +650,64 @@ func TestFiles(t *testing.T) {
 	problem(t, r.do("PUT", at("new"), "x"), api.CodeInvalid)
 }
 
+// The end of the daemon does not wait for a watch, whose own end nobody knows.
+func TestShutdownEndsWatches(t *testing.T) {
+	r := newBench(t, realInit(t)).start()
+	sb := r.create(api.CreateSandbox{})
+	dir := t.TempDir()
+	c, err := dial(t.Context(), r.d.Socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	fmt.Fprintf(c, "GET /v1/sandboxes/%s/watch?path=%s HTTP/1.1\r\nHost: x\r\n\r\n", sb.ID, url.QueryEscape(dir))
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	dec := json.NewDecoder(resp.Body)
+	var e api.FileChange
+	if err := dec.Decode(&e); err != nil || e.Kind != api.WatchReady || e.Path != dir {
+		t.Fatalf("%+v, %v", e, err)
+	}
+	began := time.Now()
+	r.d.Shutdown(api.Shutdown{})
+	e = api.FileChange{}
+	if err := dec.Decode(&e); err != nil || e.Error == nil || e.Error.Code != api.CodeUnavailable {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if took := time.Since(began); took >= drainTimeout && took < patience {
+		t.Errorf("it took %s", took)
+	}
+}
+
+func TestRangesOfFiles(t *testing.T) {
+	r := newBench(t, realInit(t)).start()
+	sb := r.create(api.CreateSandbox{})
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte("0123456789"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	at := "/v1/sandboxes/" + sb.ID + "/files?path=" + url.QueryEscape(path)
+	for span, want := range map[string]string{"bytes=0-0": "0", "bytes=-3": "789", "bytes=8-100": "89", "bytes=4-": "456789"} {
+		rep := r.do("GET", at, nil, "Range", span)
+		if rep.status != http.StatusPartialContent || string(rep.body) != want {
+			t.Errorf("%s: %d %q", span, rep.status, rep.body)
+		}
+	}
+	rep := r.do("GET", at, nil, "Range", "bytes=10-")
+	if rep.header.Get("Content-Range") != "bytes */10" || rep.status != http.StatusRequestedRangeNotSatisfiable {
+		t.Errorf("%d %v", rep.status, rep.header)
+	}
+	if p := problem(t, rep, api.CodeInvalid); !strings.Contains(p.Detail, "10 bytes") {
+		t.Errorf("%+v", p)
+	}
+	if rep := r.do("HEAD", at, nil); rep.status != 200 || rep.header.Get("Content-Length") != "10" || len(rep.body) != 0 {
+		t.Errorf("HEAD: %d %v %q", rep.status, rep.header, rep.body)
+	}
+}
+
 // A body that breaks off must not become a file, nor replace one.
 func TestHalfABodyIsNoFile(t *testing.T) {
 	r := newBench(t, realInit(t)).start()

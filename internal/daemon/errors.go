@@ -26,6 +26,10 @@ var (
 	ErrNoMethod       = errors.New("method not allowed")
 	ErrNoFile         = errors.New("no such file")
 	ErrFileConflict   = errors.New("file cannot be used")
+	ErrFileExists     = errors.New("file exists")
+	errNotEmpty       = errors.New("directory not empty")
+	errCrossing       = errors.New("not in one file system")
+	errRange          = errors.New("no such range")
 	ErrGone           = errors.New("sandbox is gone")
 	ErrProgramMissing = errors.New("program not found")
 	ErrProgramDenied  = errors.New("program not allowed")
@@ -53,6 +57,10 @@ var classes = []class{
 	{err: ErrNoRoute, code: api.CodeNotFound, hint: "the routes of this daemon begin with /v1/"},
 	{err: ErrNoFile, code: api.CodeNotFound},
 	{err: ErrFileConflict, code: api.CodeConflict},
+	{err: ErrFileExists, code: api.CodeExists},
+	{err: errNotEmpty, code: api.CodeConflict, hint: "recursive=true removes a directory with all that is in it"},
+	{err: errCrossing, code: api.CodeConflict, hint: "only a rename within one file system, and of what the image has not, is a move; run mv or cp in the sandbox"},
+	{err: errRange, code: api.CodeInvalid, hint: "the header Content-Range says how long the file is", status: 416},
 	{err: image.ErrReference, code: api.CodeInvalid, hint: "a reference is like registry/repository:tag, a platform like linux/amd64"},
 	{err: image.ErrNotFound, code: api.CodeNotFound, hint: "sandboxd images lists what is stored; pull what is not: sandboxd pull REFERENCE"},
 	{err: image.ErrInUse, code: api.CodeConflict, hint: "sandboxd ps lists the sandboxes; rmi --force takes the name away and leaves the image to prune"},
@@ -188,10 +196,26 @@ func fileError(path string, err error) error {
 		return classify(ErrNoFile, fmt.Errorf("%q: %w", path, ge.Errno))
 	case ge.Stage == guest.StageArchive:
 		return invalidf("archive for %q: entry %q: %w", path, ge.Path, ge.Errno)
+	case ge.Stage == guest.StageRemove && ge.Errno == syscall.ENOTEMPTY && ge.Path == path:
+		return classify(errNotEmpty, fmt.Errorf("remove %q: %w", path, ge.Errno))
+	case ge.Stage == guest.StageRemove && ge.Errno == syscall.EBUSY:
+		return classify(ErrFileConflict, fmt.Errorf("remove %q: %q is the root or a mount point: %w", path, ge.Path, ge.Errno))
+	case ge.Stage == guest.StageMove && ge.Errno == syscall.EXDEV:
+		return classify(errCrossing, fmt.Errorf("move %q: %w", path, ge.Errno))
+	case ge.Stage == guest.StageMove && ge.Errno == syscall.EINVAL:
+		return invalidf("move %q: a directory cannot be moved into itself: %w", path, ge.Errno)
+	case ge.Stage == guest.StageMove && ge.Errno == syscall.EBUSY:
+		return classify(ErrFileConflict, fmt.Errorf("move: %q is the root or a mount point: %w", path, ge.Errno))
+	case ge.Errno == syscall.EEXIST:
+		return classify(ErrFileExists, fmt.Errorf("%s %q: %w", ge.Stage, ge.Path, ge.Errno))
+	case ge.Stage == guest.StageWatch && oneOf(ge.Errno, syscall.EMFILE, syscall.ENOSPC, syscall.ENOMEM):
+		return classify(ErrFileConflict, fmt.Errorf("watch %q: there are as many watches as the sandbox, or its user on this host, may have: %w", path, ge.Errno))
+	case ge.Stage == guest.StageRemove && !errors.Is(ge.Errno, fs.ErrNotExist) && ge.Path != path:
+		return classify(ErrFileConflict, fmt.Errorf("remove %q: %q: %w", path, ge.Path, ge.Errno))
 	case oneOf(ge.Errno, syscall.EISDIR, syscall.ENOTDIR, syscall.ELOOP, syscall.ENAMETOOLONG, syscall.EINVAL, syscall.ENXIO):
 		return invalidf("%q: %w", path, ge.Errno)
 	case oneOf(ge.Errno, syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG,
-		syscall.ETXTBSY, syscall.EBUSY, syscall.ENOTEMPTY, syscall.EEXIST):
+		syscall.ETXTBSY, syscall.EBUSY, syscall.ENOTEMPTY, syscall.EMLINK, syscall.EMFILE, syscall.ENFILE):
 		return classify(ErrFileConflict, fmt.Errorf("%s %q: %w", ge.Stage, path, ge.Errno))
 	}
 	return fmt.Errorf("%q: %w", path, err)

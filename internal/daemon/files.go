@@ -62,16 +62,70 @@ type WriteOptions struct {
 	User string      // owner; default: the sandbox's user
 }
 
-// WriteFile makes the file at path of what body holds. The sandbox sees it whole or not at all: an error of body, io.EOF
-// apart, leaves what was there before.
-func (s *Service) WriteFile(ctx context.Context, ref, path string, opts WriteOptions, body io.Reader) (err error) {
+// validate checks what a request says of something new at path.
+func (o *WriteOptions) validate(path string) error {
 	if err := validatePath("path", path); err != nil {
 		return err
 	}
-	if opts.Mode&^0o777 != 0 {
-		return invalidf("mode %#o: permissions only, at most 0777", opts.Mode)
+	if o.Mode&^0o777 != 0 {
+		return invalidf("mode %#o: permissions only, at most 0777", o.Mode)
 	}
-	if err := validateUser(opts.User); err != nil {
+	return validateUser(o.User)
+}
+
+// AppendFile writes what body holds to the end of the file at path, part by part as it comes: the sandbox sees them at once, and
+// what was written before an error stays. Each part is written by one write with O_APPEND, so that other writers of that kind
+// come between parts only. Mode and owner count where the file is made.
+func (s *Service) AppendFile(ctx context.Context, ref, path string, opts WriteOptions, body io.Reader) (err error) {
+	if err := opts.validate(path); err != nil {
+		return err
+	}
+	ctx, client, lease, end, err := s.use(ctx, ref)
+	if err != nil {
+		return err
+	}
+	defer end()
+	id, err := resolveUser(ctx, cmp.Or(opts.User, lease.Record.User), client.Open)
+	if err != nil {
+		return s.fail(ctx, lease, "/etc/passwd", err)
+	}
+	f, err := client.Append(ctx, path, cmp.Or(opts.Mode, 0o644), id.uid, id.gid)
+	if err != nil {
+		return s.fail(ctx, lease, path, err)
+	}
+	defer func() {
+		if cerr := f.Close(); err == nil && cerr != nil {
+			err = writeError(path, cerr)
+		}
+	}()
+	if _, err := io.Copy(onlyWriter{f}, &endsWith{body, ctx}); err != nil {
+		return s.copyError(lease, path, err)
+	}
+	return nil
+}
+
+// onlyWriter hides what else a file can: to copy in larger parts, or in the kernel, is not to append part by part.
+type onlyWriter struct{ io.Writer }
+
+// copyError tells what went wrong while a body was written to a file: the file, the sandbox or the body.
+func (s *Service) copyError(lease *runtime.Lease, path string, err error) error {
+	if _, ok := errors.AsType[*fs.PathError](err); ok {
+		return writeError(path, err)
+	}
+	if errors.Is(err, errEnded) {
+		return s.ended(lease)
+	}
+	return bodyError(err)
+}
+
+func writeError(path string, err error) error {
+	return fileError(path, &guest.Error{Stage: guest.StageWrite, Errno: errnoOf(err), Path: path})
+}
+
+// WriteFile makes the file at path of what body holds. The sandbox sees it whole or not at all: an error of body, io.EOF
+// apart, leaves what was there before.
+func (s *Service) WriteFile(ctx context.Context, ref, path string, opts WriteOptions, body io.Reader) (err error) {
+	if err := opts.validate(path); err != nil {
 		return err
 	}
 	ctx, client, lease, end, err := s.use(ctx, ref)
@@ -96,13 +150,7 @@ func (s *Service) WriteFile(ctx context.Context, ref, path string, opts WriteOpt
 		}
 	}()
 	if _, err := io.Copy(pending.File, &endsWith{body, ctx}); err != nil {
-		if _, ok := errors.AsType[*fs.PathError](err); ok {
-			return fileError(path, &guest.Error{Stage: guest.StageWrite, Errno: errnoOf(err), Path: path})
-		}
-		if errors.Is(err, errEnded) {
-			return s.ended(lease)
-		}
-		return bodyError(err)
+		return s.copyError(lease, path, err)
 	}
 	if err := pending.Commit(); err != nil {
 		return s.fail(ctx, lease, path, err)

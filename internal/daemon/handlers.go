@@ -2,8 +2,9 @@ package daemon
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"net/http"
 	"net/url"
@@ -172,25 +173,59 @@ func (d *Daemon) getFile(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("Content-Type", api.TypeBytes)
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-File-Mode", strconv.FormatUint(uint64(st.Mode().Perm()), 8))
+	a, ok := w.(*answer)
+	if !ok {
+		return errors.New("answer with a file: not an answer of ours")
+	}
+	out := &fileAnswer{answer: a}
 	// It knows ranges, HEAD and the length.
-	http.ServeContent(w, r, "", st.ModTime(), f)
+	http.ServeContent(out, r, "", st.ModTime(), f)
+	if out.unsatisfiable {
+		return classify(errRange, fmt.Errorf("range %q: %q has %d bytes", clip(r.Header.Get("Range")), q.Get("path"), st.Size()))
+	}
 	return nil
 }
 
+// fileAnswer leaves it to us to say in our way that there is no such range.
+type fileAnswer struct {
+	*answer
+
+	unsatisfiable bool
+}
+
+func (a *fileAnswer) WriteHeader(status int) {
+	if status == http.StatusRequestedRangeNotSatisfiable {
+		a.unsatisfiable = true
+		return
+	}
+	a.answer.WriteHeader(status)
+}
+
+func (a *fileAnswer) Write(p []byte) (int, error) {
+	if a.unsatisfiable {
+		return len(p), nil
+	}
+	return a.answer.Write(p)
+}
+
 func (d *Daemon) putFile(w http.ResponseWriter, r *http.Request) error {
-	q, err := query(r, "path", "mode", "user")
+	q, err := query(r, "path", "mode", "user", "append")
 	if err != nil {
 		return err
 	}
 	opts := WriteOptions{User: q.Get("user")}
-	if s := q.Get("mode"); s != "" {
-		mode, err := strconv.ParseUint(s, 8, 16)
-		if err != nil || mode > 0o777 || mode == 0 {
-			return invalidf("mode %q: must be octal, 1 to 777", clip(s))
-		}
-		opts.Mode = fs.FileMode(mode)
+	if opts.Mode, err = parseMode(q.Get("mode")); err != nil {
+		return err
 	}
-	if err := d.service.WriteFile(r.Context(), r.PathValue("id"), q.Get("path"), opts, requestBody(w, r)); err != nil {
+	atEnd, err := yes("append", q.Get("append"))
+	if err != nil {
+		return err
+	}
+	write := d.service.WriteFile
+	if atEnd {
+		write = d.service.AppendFile
+	}
+	if err := write(r.Context(), r.PathValue("id"), q.Get("path"), opts, requestBody(w, r)); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -254,8 +289,11 @@ func wantsStream(r *http.Request) bool {
 }
 
 // lines returns a function that writes one JSON value a line and sees to it that it leaves at once.
-func lines[T any](w http.ResponseWriter) func(T) error {
-	out := &stream{w: w, rc: http.NewResponseController(w), contentType: api.TypeNDJSON, flush: true}
+func lines[T any](w http.ResponseWriter) func(T) error { return linesTo[T](w, true) }
+
+// linesTo is lines for values that may wait for each other, unless flush is set.
+func linesTo[T any](w http.ResponseWriter, flush bool) func(T) error {
+	out := &stream{w: w, rc: http.NewResponseController(w), contentType: api.TypeNDJSON, flush: flush}
 	return func(v T) error {
 		data, err := json.Marshal(v)
 		if err != nil {

@@ -57,6 +57,12 @@ var routes = []route{
 
 	{"GET", "/v1/sandboxes/{id}/files", owner, (*Daemon).getFile},
 	{"PUT", "/v1/sandboxes/{id}/files", owner, (*Daemon).putFile},
+	{"DELETE", "/v1/sandboxes/{id}/files", owner, (*Daemon).deleteFile},
+	{"GET", "/v1/sandboxes/{id}/stat", owner, (*Daemon).getStat},
+	{"GET", "/v1/sandboxes/{id}/list", owner, (*Daemon).getList},
+	{"POST", "/v1/sandboxes/{id}/mkdir", owner, (*Daemon).postMkdir},
+	{"POST", "/v1/sandboxes/{id}/move", owner, (*Daemon).postMove},
+	{"GET", "/v1/sandboxes/{id}/watch", owner, (*Daemon).getWatch},
 	{"GET", "/v1/sandboxes/{id}/archive", owner, (*Daemon).getArchive},
 	{"PUT", "/v1/sandboxes/{id}/archive", owner, (*Daemon).putArchive},
 

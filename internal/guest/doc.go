@@ -50,8 +50,25 @@
 //	── commit {} | abort {} ─────────────────▶   renames it to the target | removes it; so does closing
 //	◀────────────── done {} ──────────────────
 //
-//	── stat {} path ─────────────────────────▶   follows links but for the last
+//	── append {mode, uid, gid} path ─────────▶   makes parents, and the file if it is missing
+//	◀────────────── opened {} + file ─────────   write only, at its end
+//
+//	── stat {follow} path ───────────────────▶   follows links, the last one if asked
 //	◀── info {size, mode, mtime, uid, gid} link
+//
+//	── list {depth} path ────────────────────▶   reads the directory, parents before what is in them
+//	◀── entries {list} (path link)… ──────────   at most 128; the first may be empty; any number of packets
+//	◀────────────── listed {more} ────────────   the last packet; more: too deep or too long a path was left out
+//
+//	── mkdir {mode, uid, gid, parents} path ─▶
+//	── move {overwrite} path path ───────────▶   renames
+//	── remove {recursive} path ──────────────▶   level by level, following neither links nor mounts
+//	◀────────────── done {} ──────────────────   of each of the three
+//
+//	── watch {recursive} path ───────────────▶   watches, then looks for directories below
+//	◀────────────── watching {} ──────────────   from now on changes are told
+//	◀── events {list} (path to)… ─────────────   at most 128; any number of packets, whenever something happens
+//	◀────────────── done {} ──────────────────   what was watched is gone; the last packet
 //
 //	── tar-out {} path + pipe ───────────────▶   writes the tree into the pipe, and closes it
 //	◀────────────── done {} ──────────────────
@@ -61,6 +78,17 @@
 //
 //	── ping {} ──────────────────────────────▶
 //	◀────────────── pong {} ──────────────────
+//
+// The paths of entries and events are below the one that was asked for; the host refuses those that could lead out of it.
+// A list, a removal, a watch and a tar stream end when the daemon closes the connection. Until it reads, init waits, with one
+// packet and the directories on the way down in memory: 200 of them for a list and the first look of a watch, 64 for a
+// removal, which moves up what is deeper. A watch keeps a node for each of its directories; all watches
+// together have 8192 at most, and there are at most 16. What it cannot watch, and what the kernel had to drop, it tells as overflow; after a drop it looks at the
+// whole tree again. A directory is watched before it is read, and what is found in a new one is told as created: at least
+// once, perhaps twice.
+//
+// Silence means for files: no answer in 30 s, for a tree or the first look of a watch in 10 minutes: init is lost. Of a watch
+// that has begun it means nothing.
 //
 // # Trust
 //

@@ -281,7 +281,7 @@ func TestStat(t *testing.T) {
 	if err := os.Chtimes(dir+"/file", when, when); err != nil {
 		t.Fatal(err)
 	}
-	fi, err := s.Stat(t.Context(), dir+"/file")
+	fi, err := s.Stat(t.Context(), dir+"/file", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -292,7 +292,7 @@ func TestStat(t *testing.T) {
 	for name, mode := range map[string]fs.FileMode{
 		"/": fs.ModeDir, "fifo": fs.ModeNamedPipe, "socket": fs.ModeSocket, "dangling": fs.ModeSymlink, "loop": fs.ModeSymlink,
 	} {
-		fi, err := s.Stat(t.Context(), dir+"/"+name)
+		fi, err := s.Stat(t.Context(), dir+"/"+name, false)
 		if err != nil || fi.Mode.Type() != mode || fi.IsDir != (mode == fs.ModeDir) {
 			t.Errorf("%s: %+v, %v", name, fi, err)
 		}
@@ -300,10 +300,10 @@ func TestStat(t *testing.T) {
 			t.Errorf("link to %q", fi.Link)
 		}
 	}
-	if fi, err := s.Stat(t.Context(), "/dev/null"); err != nil || fi.Mode.Type() != fs.ModeDevice|fs.ModeCharDevice {
+	if fi, err := s.Stat(t.Context(), "/dev/null", false); err != nil || fi.Mode.Type() != fs.ModeDevice|fs.ModeCharDevice {
 		t.Errorf("%+v, %v", fi, err)
 	}
-	if _, err := s.Stat(t.Context(), dir+"/nothing"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := s.Stat(t.Context(), dir+"/nothing", false); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 }

@@ -17,7 +17,7 @@ import (
 const (
 	replyTimeout = 30 * time.Second // for init's first answer; it may share a small part of a core with what makes it slow
 	exitGrace    = 10 * time.Second // for exited, after an exec's timeout or a Kill; a fork bomb or a busy host slows init down
-	tarTimeout   = 10 * time.Minute // for a whole tree
+	treeTimeout  = 10 * time.Minute // for a whole tree
 )
 
 // ErrLost means that init is gone, silent, or speaks nonsense. The sandbox cannot be used any more: end it.

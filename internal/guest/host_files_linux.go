@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A FileInfo is what a path of the sandbox names; a link is not followed.
+// A FileInfo is what a path of the sandbox names.
 type FileInfo struct {
 	Name     string // the path's last element
 	Size     int64
@@ -88,7 +88,7 @@ func regular(fd int, name string, access int) (*os.File, *unix.Stat_t, error) {
 	// What is read from or written to these depends on who does it, and init must not do it through the daemon.
 	case pseudo(fsys.Type):
 		err = errors.New("the file lies in a file system of the kernel's")
-	case flags&unix.O_PATH != 0 || flags&unix.O_ACCMODE != access:
+	case flags&unix.O_PATH != 0 || flags&(unix.O_ACCMODE|unix.O_APPEND) != access:
 		err = errors.New("the file is not open as asked")
 	}
 	if err != nil {
@@ -203,9 +203,33 @@ func (p *PendingFile) end(k kind) error {
 	return nil
 }
 
-// Stat tells what path names.
-func (c *Client) Stat(ctx context.Context, name string) (FileInfo, error) {
-	conn, pkt, _, err := c.file(ctx, kindStat, none{}, name, kindInfo, 0)
+// Append opens a regular file of the sandbox for writing at its end, as [Client.Create] makes one: parents, and where there is
+// none the file itself, are made. What is written to it is in the sandbox at once.
+func (c *Client) Append(ctx context.Context, path string, mode fs.FileMode, uid, gid uint32) (*os.File, error) {
+	if uid == math.MaxUint32 || gid == math.MaxUint32 {
+		return nil, &Error{Stage: StageRequest, Errno: unix.EINVAL, Path: path}
+	}
+	msg := createRequest{Mode: uint32(mode.Perm()), UID: uid, GID: gid}
+	conn, pkt, fds, err := c.file(ctx, kindAppend, msg, path, kindOpened, 1)
+	if err != nil {
+		return nil, err
+	}
+	_ = conn.close()
+	f, _, err := regular(fds[0], path, unix.O_WRONLY|unix.O_APPEND)
+	if err == nil {
+		if err = pkt.into(&none{}, 0); err != nil {
+			_ = f.Close()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("append to %q: %w: %w", path, ErrLost, err)
+	}
+	return f, nil
+}
+
+// Stat tells what path names. A link in the last place is followed if asked.
+func (c *Client) Stat(ctx context.Context, name string, follow bool) (FileInfo, error) {
+	conn, pkt, _, err := c.file(ctx, kindStat, statRequest{Follow: follow}, name, kindInfo, 0)
 	if err != nil {
 		return FileInfo{}, err
 	}
@@ -321,7 +345,7 @@ func (c *Client) tar(ctx context.Context, k kind, msg any, path string, pipe *os
 	}
 	// A duplicate, so that the caller may close its own at any time.
 	defer func() { _ = unix.Close(give) }()
-	conn, pkt, _, err := c.request(ctx, tarTimeout, req, []int{give}, kindDone, 0)
+	conn, pkt, _, err := c.request(ctx, treeTimeout, req, []int{give}, kindDone, 0)
 	if err != nil {
 		return err
 	}

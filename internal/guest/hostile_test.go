@@ -107,6 +107,11 @@ func TestHostileInit(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = readonly.Close() })
+	appending, err := os.OpenFile(file.Name(), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = appending.Close() })
 	full, err := os.CreateTemp(t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)
@@ -173,10 +178,58 @@ func TestHostileInit(t *testing.T) {
 		return err
 	}
 	stat := func(ctx context.Context, c *Client) error {
-		_, err := c.Stat(ctx, "/x")
+		_, err := c.Stat(ctx, "/x", false)
 		return err
 	}
 	ping := func(ctx context.Context, c *Client) error { return c.Ping(ctx) }
+	appendTo := func(ctx context.Context, c *Client) error {
+		f, err := c.Append(ctx, "/x", 0o600, 0, 0)
+		if err == nil {
+			_ = f.Close()
+		}
+		return err
+	}
+	list := func(ctx context.Context, c *Client) error {
+		_, err := c.List(ctx, "/x", 1, func(Entry) error { return nil })
+		return err
+	}
+	enough := errors.New("enough")
+	listSome := func(ctx context.Context, c *Client) error {
+		n := 0
+		_, err := c.List(ctx, "/x", 1, func(Entry) error {
+			if n++; n == 10000 {
+				return enough
+			}
+			return nil
+		})
+		return err
+	}
+	watch := func(ctx context.Context, c *Client) error {
+		return c.Watch(ctx, "/x", true, func() error { return nil }, func(Change) error { return nil })
+	}
+	mkdir := func(ctx context.Context, c *Client) error { return c.Mkdir(ctx, "/x", false, 0o755, 0, 0) }
+	move := func(ctx context.Context, c *Client) error { return c.Move(ctx, "/x", "/y", false) }
+	remove := func(ctx context.Context, c *Client) error { return c.Remove(ctx, "/x", true) }
+	// packets are sent one after the other.
+	packets := func(all ...string) func(*conn, packet, []int) {
+		return func(c *conn, _ packet, _ []int) {
+			for _, p := range all {
+				_ = c.send([]byte(p))
+			}
+			c.await()
+		}
+	}
+	entry := func(mode, name string) string {
+		return `entries {"list":[{"size":1,"mode":` + mode + `,"mtime":0,"nsec":0,"uid":0,"gid":0}]}` + "\x00" + name + "\x00"
+	}
+	entries := func(n int) string {
+		one := `{"size":1,"mode":33188,"mtime":0,"nsec":0,"uid":0,"gid":0}`
+		return `entries {"list":[` + strings.Repeat(one+",", n-1) + one + "]}" + strings.Repeat("\x00a\x00", n)
+	}
+	event := func(kind string, strs ...string) string {
+		return `events {"list":[{"kind":"` + kind + `"}]}` + "\x00" + strings.Join(strs, "\x00")
+	}
+	const watching = "watching {}"
 	tarOut := func(ctx context.Context, c *Client) error {
 		r, w, err := os.Pipe()
 		if err != nil {
@@ -290,6 +343,62 @@ func TestHostileInit(t *testing.T) {
 		{"target without link", raw("info {\"size\":1,\"mode\":33188,\"mtime\":0,\"nsec\":0,\"uid\":0,\"gid\":0}\x00x"), stat, ErrLost},
 		{"far future", raw("info {\"size\":1,\"mode\":33188,\"mtime\":9223372036854775807,\"nsec\":0,\"uid\":0,\"gid\":0}\x00"), stat, nil},
 
+		{"unwritable file to append to", raw("opened {}", int(readonly.Fd())), appendTo, ErrLost},
+		{"file to append to that is not at its end", raw("opened {}", regularFD), appendTo, ErrLost},
+		{"pipe to append to", raw("opened {}", pipeFD), appendTo, ErrLost},
+		{"proper file to append to", raw("opened {}", int(appending.Fd())), appendTo, nil},
+		{"file that is at its end", raw("created {}", int(appending.Fd())), create, ErrLost},
+
+		{"list without an end", packets("entries {}"), list, context.DeadlineExceeded},
+		{"dies in a list", func(c *conn, _ packet, _ []int) { _ = c.send([]byte(entry("33188", "a"))) }, list, ErrLost},
+		{"endless list", func(c *conn, _ packet, _ []int) {
+			for c.send([]byte(entries(maxBatch))) == nil {
+			}
+		}, listSome, enough},
+		{"too many entries", packets(entries(maxBatch+1), "listed {}"), list, ErrLost},
+		{"nothing, again and again", packets("entries {}", "entries {}", "listed {}"), list, ErrLost},
+		{"fewer names than entries", packets(`entries {"list":[{"size":1,"mode":33188,"mtime":0,"nsec":0,"uid":0,"gid":0}]}`+"\x00a", "listed {}"), list, ErrLost},
+		{"names without entries", packets("entries {}\x00a\x00", "listed {}"), list, ErrLost},
+		{"name that climbs", packets(entry("33188", "../a"), "listed {}"), list, ErrLost},
+		{"name that climbs later", packets(entry("33188", "a/../../b"), "listed {}"), list, ErrLost},
+		{"absolute name", packets(entry("33188", "/a"), "listed {}"), list, ErrLost},
+		{"empty name", packets(entry("33188", ""), "listed {}"), list, ErrLost},
+		{"dot", packets(entry("33188", "."), "listed {}"), list, ErrLost},
+		{"long name", packets(entry("33188", strings.Repeat("x", maxPath)), "listed {}"), list, ErrLost},
+		{"entry without a type", packets(entry("420", "a"), "listed {}"), list, ErrLost},
+		{"link without a target", packets(entry("41471", "a"), "listed {}"), list, ErrLost},
+		{"file that cannot be entered", packets(strings.Replace(entry("33188", "a"), `"gid":0`, `"gid":0,"errno":13`, 1), "listed {}"), list, ErrLost},
+		{"negative error of a directory", packets(strings.Replace(entry("16877", "a"), `"gid":0`, `"gid":0,"errno":-13`, 1), "listed {}"), list, ErrLost},
+		{"descriptor in a list", func(c *conn, _ packet, _ []int) {
+			_ = c.send([]byte("entries {}"))
+			_ = c.send([]byte("listed {}"), regularFD)
+			c.await()
+		}, list, ErrLost},
+		{"other kind in a list", packets("entries {}", "done {}"), list, ErrLost},
+		{"error in a list", packets("entries {}", "error {\"stage\":\"read\",\"errno\":5}\x00/x"), list, unix.EIO},
+		{"proper list", packets(entry("33188", "a/b"), entry("16877", "c"), "listed {}"), list, nil},
+
+		{"watch that is done at once", packets("done {}"), watch, ErrLost},
+		{"silent watch", packets(watching), watch, context.DeadlineExceeded},
+		{"dies in a watch", func(c *conn, _ packet, _ []int) { _ = c.send([]byte(watching)) }, watch, ErrLost},
+		{"no events", packets(watching, `events {"list":[]}`), watch, ErrLost},
+		{"too many events", packets(watching, `events {"list":[`+strings.Repeat(`{"kind":"created"},`, maxBatch)+`{"kind":"created"}]}`+strings.Repeat("\x00a\x00", maxBatch+1)), watch, ErrLost},
+		{"unknown change", packets(watching, event("x", "a", "")), watch, ErrLost},
+		{"change that climbs", packets(watching, event("created", "../a", "")), watch, ErrLost},
+		{"move that climbs", packets(watching, event("moved", "a", "../b")), watch, ErrLost},
+		{"move to nowhere", packets(watching, event("moved", "a", "")), watch, ErrLost},
+		{"move of all", packets(watching, event("moved", "", "a")), watch, ErrLost},
+		{"new name of what was not moved", packets(watching, event("created", "a", "b")), watch, ErrLost},
+		{"change without a name", packets(watching, `events {"list":[{"kind":"created"}]}`), watch, ErrLost},
+		{"watching again", packets(watching, watching), watch, ErrLost},
+		{"proper watch", packets(watching, event("created", "a/b", ""), event("moved", "a", "b"), event("deleted", "", ""), "done {}"), watch, nil},
+
+		{"mkdir with a descriptor", raw("done {}", regularFD), mkdir, ErrLost},
+		{"move with strings", raw("done {}\x00x"), move, ErrLost},
+		{"remove that says something", raw(`done {"x":1}`), remove, ErrLost},
+		{"proper refusal of a removal", raw("error {\"stage\":\"remove\",\"errno\":16}\x00/x"), remove, unix.EBUSY},
+		{"proper move", raw("done {}"), move, nil},
+
 		{"dies during tar", func(*conn, packet, []int) {}, tarOut, ErrLost},
 		{"hangs during tar", func(c *conn, _ packet, _ []int) { c.await() }, tarOut, context.DeadlineExceeded},
 	} {
@@ -298,7 +407,7 @@ func TestHostileInit(t *testing.T) {
 			c := fakeInit(t, tc.init)
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 			defer cancel()
-			if strings.HasPrefix(tc.name, "hangs") {
+			if strings.HasPrefix(tc.name, "hangs") || tc.name == "silent watch" || tc.name == "list without an end" {
 				ctx, cancel = context.WithTimeout(ctx, 50*time.Millisecond)
 				defer cancel()
 			}
@@ -313,7 +422,7 @@ func TestHostileInit(t *testing.T) {
 // The same, one after the other, without a leak.
 func TestHostileInitLeaksNothing(t *testing.T) {
 	leaks(t)
-	answers := []string{"", "noise", "started {}", `started {"pid":7}`, "opened {}", "error {}", "created {}", `created {"x":1}`}
+	answers := []string{"", "noise", "started {}", `started {"pid":7}`, "opened {}", "error {}", "created {}", `created {"x":1}`, "entries {}", "listed {}", "watching {}", "done {}"}
 	for _, a := range answers {
 		for n := range maxFDs + 3 {
 			t.Run("", func(t *testing.T) {
@@ -343,7 +452,13 @@ func TestHostileInitLeaksNothing(t *testing.T) {
 				if p, err := c.Create(t.Context(), "/x", 0, 0, 0); err == nil {
 					_ = p.Abort()
 				}
-				_, _ = c.Stat(t.Context(), "/x")
+				_, _ = c.Stat(t.Context(), "/x", false)
+				if f, err := c.Append(t.Context(), "/x", 0, 0, 0); err == nil {
+					_ = f.Close()
+				}
+				_, _ = c.List(t.Context(), "/x", 1, func(Entry) error { return nil })
+				_ = c.Watch(t.Context(), "/x", false, func() error { return nil }, func(Change) error { return nil })
+				_ = c.Remove(t.Context(), "/x", false)
 				_ = c.Ping(t.Context())
 			})
 		}

@@ -62,8 +62,7 @@ func (s *server) open(c *conn, pkt packet, fds []int) error {
 	if err := notRegular(handle, path); err != nil {
 		return err
 	}
-	// The very file that was looked at. Non-blocking because of leases (F_SETLEASE): the sandbox could hold us for 45 s.
-	fd, err := unix.Openat(s.proc, "self/fd/"+strconv.Itoa(handle), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	fd, err := s.reopen(handle, unix.O_RDONLY)
 	if err != nil {
 		return fail(StageOpen, err, path)
 	}
@@ -71,12 +70,23 @@ func (s *server) open(c *conn, pkt packet, fds []int) error {
 	return c.reply(kindOpened, none{}, fd)
 }
 
+// reopen opens the very file that a handle is of. Non-blocking because of leases (F_SETLEASE): the sandbox could hold us for
+// 45 s.
+func (s *server) reopen(handle, flags int) (int, error) {
+	return unix.Openat(s.proc, "self/fd/"+strconv.Itoa(handle), flags|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+}
+
 func (s *server) stat(c *conn, pkt packet, fds []int) error {
-	if err := expect(pkt, &none{}, 1, fds, 0); err != nil {
+	var m statRequest
+	if err := expect(pkt, &m, 1, fds, 0); err != nil {
 		return err
 	}
 	path := pkt.strs[0]
-	fd, err := openPath(unix.AT_FDCWD, path, unix.O_NOFOLLOW)
+	flags := unix.O_NOFOLLOW
+	if m.Follow {
+		flags = 0
+	}
+	fd, err := openPath(unix.AT_FDCWD, path, flags)
 	if err != nil {
 		return fail(StageStat, err, path)
 	}
@@ -91,13 +101,15 @@ func (s *server) stat(c *conn, pkt packet, fds []int) error {
 			return fail(StageStat, err, path)
 		}
 	}
-	p, err := encode(kindInfo, infoAnswer{
-		Size: st.Size, Mode: st.Mode, MTime: st.Mtim.Sec, NSec: st.Mtim.Nsec, UID: st.Uid, GID: st.Gid,
-	}, link)
+	p, err := encode(kindInfo, infoOf(&st), link)
 	if err != nil {
 		return err
 	}
 	return c.send(p)
+}
+
+func infoOf(st *unix.Stat_t) infoAnswer {
+	return infoAnswer{Size: st.Size, Mode: st.Mode, MTime: st.Mtim.Sec, NSec: st.Mtim.Nsec, UID: st.Uid, GID: st.Gid}
 }
 
 func readLink(dir int, name string) (string, error) {
@@ -199,6 +211,65 @@ func target(path string, uid, gid uint32) (dir int, base string, err error) {
 	return -1, "", fail(StageOpen, unix.ELOOP, path)
 }
 
+// append opens the file for writing at its end. A file that is not there is made.
+func (s *server) append(c *conn, pkt packet, fds []int) error {
+	var m createRequest
+	if err := expect(pkt, &m, 1, fds, 0); err != nil {
+		return err
+	}
+	path := pkt.strs[0]
+	dir, base, err := target(path, m.UID, m.GID)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(dir) }()
+	if err := usable(dir, path); err != nil {
+		return err
+	}
+	handle, err := openPath(dir, base, unix.O_NOFOLLOW)
+	var fd int
+	if errors.Is(err, unix.ENOENT) {
+		if fd, err = unix.Openat(dir, base, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600); err == nil {
+			if err = own(fd, m.UID, m.GID, m.Mode); err != nil {
+				_ = unix.Close(fd)
+				_ = unix.Unlinkat(dir, base, 0)
+				return fail(StageWrite, err, path)
+			}
+		}
+	} else if err == nil {
+		defer func() { _ = unix.Close(handle) }()
+		if err := notRegular(handle, path); err != nil { // a link that has become one meanwhile is none either
+			return err
+		}
+		fd, err = s.reopen(handle, unix.O_WRONLY|unix.O_APPEND)
+	}
+	if err != nil {
+		return fail(StageOpen, err, path)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return c.reply(kindOpened, none{}, fd)
+}
+
+// own gives a new file or directory away.
+func own(fd int, uid, gid, mode uint32) error {
+	if err := unix.Fchown(fd, int(uid), int(gid)); err != nil {
+		return err
+	}
+	return unix.Fchmod(fd, mode&0o777) // after chown, which may clear bits
+}
+
+// usable refuses what is to be changed in a file system of the kernel's.
+func usable(dir int, path string) error {
+	var fsys unix.Statfs_t
+	if err := unix.Fstatfs(dir, &fsys); err != nil {
+		return fail(StageOpen, err, path)
+	}
+	if pseudo(fsys.Type) {
+		return fail(StageType, unix.EINVAL, path)
+	}
+	return nil
+}
+
 // create makes the file, gives it to the daemon and waits for what is to become of it.
 func (s *server) create(c *conn, pkt packet, fds []int) error {
 	var m createRequest
@@ -211,12 +282,8 @@ func (s *server) create(c *conn, pkt packet, fds []int) error {
 		return err
 	}
 	defer func() { _ = unix.Close(dir) }()
-	var fsys unix.Statfs_t
-	if err := unix.Fstatfs(dir, &fsys); err != nil {
-		return fail(StageOpen, err, path)
-	}
-	if pseudo(fsys.Type) {
-		return fail(StageType, unix.EINVAL, path)
+	if err := usable(dir, path); err != nil {
+		return err
 	}
 	tmp, err := tempName()
 	if err != nil {
@@ -232,11 +299,7 @@ func (s *server) create(c *conn, pkt packet, fds []int) error {
 			_ = unix.Unlinkat(dir, tmp, 0)
 		}
 	}()
-	err = unix.Fchown(fd, int(m.UID), int(m.GID))
-	if err == nil {
-		err = unix.Fchmod(fd, m.Mode&0o777) // after chown, which may clear bits
-	}
-	if err == nil {
+	if err = own(fd, m.UID, m.GID, m.Mode); err == nil {
 		err = c.reply(kindCreated, none{}, fd)
 	} else {
 		err = fail(StageWrite, err, path)

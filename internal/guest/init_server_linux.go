@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -27,8 +28,10 @@ type server struct {
 	proc     int  // /proc, opened before anything else ran here
 	lonely   bool // setgroups(2) is denied: the sandbox has one id
 
-	conns chan struct{} // a place for each connection
-	freed chan struct{} // told, without waiting, that a connection has ended
+	conns   chan struct{} // a place for each connection
+	watches chan struct{} // and for each watch
+	watched atomic.Int32  // directories, of all watches
+	freed   chan struct{} // told, without waiting, that a connection has ended
 
 	// mu is held over fork and the entry into procs, and over wait4 and the removal. So an exit always finds its entry, and a
 	// pid of procs is never another process's: it cannot be reused before wait4.
@@ -143,11 +146,12 @@ func serve(fd int) error {
 		return fmt.Errorf("close inherited descriptors: %w", err)
 	}
 	s := &server{
-		proc:   proc,
-		lonely: setgroupsDenied(proc),
-		conns:  make(chan struct{}, maxConns),
-		freed:  make(chan struct{}, 1),
-		procs:  make(map[int]*process),
+		proc:    proc,
+		lonely:  setgroupsDenied(proc),
+		conns:   make(chan struct{}, maxConns),
+		watches: make(chan struct{}, maxWatches),
+		freed:   make(chan struct{}, 1),
+		procs:   make(map[int]*process),
 	}
 	s.forked = sync.NewCond(&s.mu)
 	spareThreads()
@@ -363,8 +367,20 @@ func (s *server) handle(fd int) {
 		err = s.open(c, pkt, fds)
 	case kindCreate:
 		err = s.create(c, pkt, fds)
+	case kindAppend:
+		err = s.append(c, pkt, fds)
 	case kindStat:
 		err = s.stat(c, pkt, fds)
+	case kindList:
+		err = s.list(c, pkt, fds)
+	case kindMkdir:
+		err = s.mkdir(c, pkt, fds)
+	case kindMove:
+		err = s.move(c, pkt, fds)
+	case kindRemove:
+		err = s.remove(c, pkt, fds)
+	case kindWatch:
+		err = s.watch(c, pkt, fds)
 	case kindTarOut, kindTarIn:
 		// The pipe is closed before the answer is sent, so that a reader has its end of file by then.
 		own := fds
@@ -422,6 +438,22 @@ func (c *conn) reply(k kind, msg any, fds ...int) error {
 		return err
 	}
 	return c.send(p, fds...)
+}
+
+// onClose calls ended, once, when the daemon has closed the connection of a request on which it has nothing more to say. What
+// is returned must be called before the connection is used for reading again; ended may be called a last time by then.
+func (c *conn) onClose(ended func()) (settled func()) {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_, fds, _ := c.recv() // the end of the connection, or our own deadline
+		closeAll(fds)
+		ended()
+	})
+	return func() {
+		_ = c.f.SetReadDeadline(past)
+		wg.Wait()
+		_ = c.f.SetReadDeadline(time.Time{})
+	}
 }
 
 func (s *server) ping(c *conn, pkt packet, fds []int) error {

@@ -10,7 +10,6 @@ import (
 	"path"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -45,21 +44,13 @@ func (s *server) tar(c *conn, pkt packet, fds []int) error {
 	}
 	pipe := os.NewFile(uintptr(fds[0]), "pipe")
 	defer func() { _ = pipe.Close() }()
-	var watch sync.WaitGroup
-	watch.Go(func() {
-		// Nothing is to come: this is the end of the connection, or our own deadline below.
-		_, fds, _ := c.recv()
-		closeAll(fds)
-		_ = pipe.SetDeadline(past)
-	})
+	settled := c.onClose(func() { _ = pipe.SetDeadline(past) })
 	if pkt.kind == kindTarIn {
 		err = s.tarIn(pkt.strs[0], pipe, m.UID, m.GID)
 	} else {
 		err = s.tarOut(pkt.strs[0], pipe)
 	}
-	_ = c.f.SetReadDeadline(past)
-	watch.Wait()
-	_ = c.f.SetReadDeadline(time.Time{})
+	settled()
 	return err
 }
 

@@ -29,18 +29,33 @@ const (
 	maxFDs = 4
 	// maxConns is how many connections init serves at a time. Later ones wait in the socket's backlog.
 	maxConns = 1024
+	// maxListDepth is how deep a list goes: a descriptor of init is open for every level.
+	maxListDepth = 200
+	// maxBatch is how many entries or events one packet has at most, and maxBatchBytes how many bytes their strings may have
+	// had before the last one was added: with those and the JSON a packet is full to three quarters.
+	maxBatch      = 128
+	maxBatchBytes = 20 << 10
+	// maxWatched is how many directories init watches, and maxWatches how many watches it keeps at a time.
+	maxWatched = 8192
+	maxWatches = 16
 )
 
 // A kind is the first word of a packet and says which struct follows.
 type kind = string
 
-// The daemon's kinds; the first seven open a request, the others come on a running one.
+// The daemon's kinds; all but the last four open a request, those come on a running one.
 const (
 	kindPing   kind = "ping"
 	kindExec   kind = "exec"    // execRequest + cwd, argv…, env… + stdin, stdout, stderr (none with TTY) [+ memfd]
 	kindOpen   kind = "open"    // + path
 	kindCreate kind = "create"  // createRequest + path
-	kindStat   kind = "stat"    // + path
+	kindAppend kind = "append"  // createRequest + path
+	kindStat   kind = "stat"    // statRequest + path
+	kindList   kind = "list"    // listRequest + path
+	kindMkdir  kind = "mkdir"   // mkdirRequest + path
+	kindMove   kind = "move"    // moveRequest + old path, new path
+	kindRemove kind = "remove"  // removeRequest + path
+	kindWatch  kind = "watch"   // watchRequest + path
 	kindTarOut kind = "tar-out" // + path + pipe to write
 	kindTarIn  kind = "tar-in"  // tarInRequest + path + pipe to read
 
@@ -52,14 +67,18 @@ const (
 
 // Init's kinds.
 const (
-	kindError   kind = "error"   // errorAnswer + path; always the last packet
-	kindPong    kind = "pong"    // answers ping
-	kindStarted kind = "started" // startedAnswer [+ terminal]; answers exec
-	kindExited  kind = "exited"  // exitedAnswer; the last packet of an exec
-	kindOpened  kind = "opened"  // + file; answers open
-	kindCreated kind = "created" // + file; answers create
-	kindInfo    kind = "info"    // infoAnswer + link target; answers stat
-	kindDone    kind = "done"    // answers commit, abort, tar-out and tar-in
+	kindError    kind = "error"    // errorAnswer + path; always the last packet
+	kindPong     kind = "pong"     // answers ping
+	kindStarted  kind = "started"  // startedAnswer [+ terminal]; answers exec
+	kindExited   kind = "exited"   // exitedAnswer; the last packet of an exec
+	kindOpened   kind = "opened"   // + file; answers open and append
+	kindCreated  kind = "created"  // + file; answers create
+	kindInfo     kind = "info"     // infoAnswer + link target; answers stat
+	kindEntries  kind = "entries"  // entriesAnswer + name and link target of each; answers list, any number of times
+	kindListed   kind = "listed"   // listedAnswer; the last packet of a list
+	kindWatching kind = "watching" // answers watch
+	kindEvents   kind = "events"   // eventsAnswer + path and new path of each; any number of times after watching
+	kindDone     kind = "done"     // answers commit, abort, mkdir, move, remove, tar-out and tar-in; the last packet of a watch
 )
 
 // none is the struct of the kinds that have nothing to say.
@@ -83,6 +102,33 @@ type createRequest struct {
 	Mode uint32 `json:"mode"` // permission bits only
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
+}
+
+type statRequest struct {
+	Follow bool `json:"follow,omitempty"` // a link in the last place too
+}
+
+type listRequest struct {
+	Depth int `json:"depth"` // 1: what is in the directory itself
+}
+
+type mkdirRequest struct {
+	Mode    uint32 `json:"mode"` // permission bits only
+	UID     uint32 `json:"uid"`
+	GID     uint32 `json:"gid"`
+	Parents bool   `json:"parents,omitempty"`
+}
+
+type moveRequest struct {
+	Overwrite bool `json:"overwrite,omitempty"`
+}
+
+type removeRequest struct {
+	Recursive bool `json:"recursive,omitempty"`
+}
+
+type watchRequest struct {
+	Recursive bool `json:"recursive,omitempty"`
 }
 
 type tarInRequest struct {
@@ -121,6 +167,54 @@ type infoAnswer struct {
 	GID   uint32 `json:"gid"`
 }
 
+// entriesAnswer has at least one entry but in the first packet. Each comes with two strings: its path below the directory that
+// is listed, and what it says if it is a link.
+type entriesAnswer struct {
+	List []entryAnswer `json:"list,omitempty"`
+}
+
+type entryAnswer struct {
+	infoAnswer
+
+	Errno int `json:"errno,omitempty"` // why a directory was to be read, and could not
+}
+
+type listedAnswer struct {
+	More bool `json:"more,omitempty"` // something was left out that no entry tells of: too deep, or too long a path
+}
+
+// eventsAnswer has at least one event. Each comes with two strings: a path below the one that is watched, empty for that one
+// itself, and for a move the new one.
+type eventsAnswer struct {
+	List []eventAnswer `json:"list"`
+}
+
+type eventAnswer struct {
+	Kind ChangeKind `json:"kind"`
+	Dir  bool       `json:"dir,omitempty"`
+}
+
+// A ChangeKind is what a watch tells of.
+type ChangeKind string
+
+// The kinds of changes.
+const (
+	ChangeCreated    ChangeKind = "created"    // also: moved here from outside of what is watched
+	ChangeModified   ChangeKind = "modified"   // the content
+	ChangeAttributes ChangeKind = "attributes" // mode, owner, times
+	ChangeDeleted    ChangeKind = "deleted"    // also: moved away
+	ChangeMoved      ChangeKind = "moved"
+	ChangeOverflow   ChangeKind = "overflow" // something was missed at or below the path
+)
+
+func validChange(k ChangeKind) bool {
+	switch k {
+	case ChangeCreated, ChangeModified, ChangeAttributes, ChangeDeleted, ChangeMoved, ChangeOverflow:
+		return true
+	}
+	return false
+}
+
 // A Stage is the step of a request that went wrong inside the sandbox.
 type Stage string
 
@@ -137,6 +231,9 @@ const (
 	StageRead    Stage = "read"    // reading a file or a directory
 	StageWrite   Stage = "write"   // writing a file or making its parents
 	StageCommit  Stage = "commit"  // putting a written file in its place
+	StageMove    Stage = "move"    // renaming
+	StageRemove  Stage = "remove"  // removing a file or a tree
+	StageWatch   Stage = "watch"   // setting up a watch
 	StageArchive Stage = "archive" // the tar stream is malformed, or names what must not be
 )
 
@@ -170,7 +267,7 @@ func (e *Error) Is(target error) bool { return target == ErrNotRegular && e.Stag
 func validStage(s Stage) bool {
 	switch s {
 	case StageRequest, StageLookup, StageCwd, StageTTY, StageStart, StageOpen, StageType, StageStat, StageRead,
-		StageWrite, StageCommit, StageArchive:
+		StageWrite, StageCommit, StageMove, StageRemove, StageWatch, StageArchive:
 		return true
 	}
 	return false
