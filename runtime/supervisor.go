@@ -18,9 +18,10 @@ import (
 
 // Errors of the supervisor, beside those of the engine.
 var (
-	ErrState   = errors.New("sandbox is not running")      // it is being created, or has ended
-	ErrTooMany = errors.New("too many sandboxes")          // [Options.MaxSandboxes] exist
-	ErrClosed  = errors.New("the supervisor is shut down") // or about to be
+	ErrState    = errors.New("sandbox is not running")      // it is being created, or has ended
+	ErrNotEnded = errors.New("sandbox has not ended")       // only one that has can be started
+	ErrTooMany  = errors.New("too many sandboxes")          // [Options.MaxSandboxes] exist
+	ErrClosed   = errors.New("the supervisor is shut down") // or about to be
 )
 
 const (
@@ -47,8 +48,14 @@ type Options struct {
 // Supervisor holds all sandboxes of one daemon from their creation to their deletion: it keeps their records, watches
 // their processes, and ends them at their deadline. Its methods may be called from several goroutines.
 //
-// A sandbox is creating, then running, then stopped (its processes have ended) or lost (the launcher that held it is
-// gone). Deleting takes it out of any state but creating.
+// A sandbox is in one of these states. Deleting takes it out of any of them but creating.
+//
+//	            Create                    Stop, a deadline, its init's end
+//	─────▶ creating ─────▶ running ──────────────────────────────────────▶ stopped
+//	                        ▲   │                                            │
+//	                        │   └── the launcher that held it died ─▶ lost   │
+//	                        │                                         │      │
+//	                        └──────────────── Start ──────────────────┴──────┘
 type Supervisor struct {
 	engine  Engine
 	records *records
@@ -59,10 +66,11 @@ type Supervisor struct {
 	ops      sync.WaitGroup // creations and deletions under way
 	watchers sync.WaitGroup
 
-	mu     sync.Mutex
-	closed bool
-	byID   map[string]*sandbox
-	names  map[string]*sandbox
+	mu      sync.Mutex
+	closed  bool
+	closing chan struct{} // closed with it
+	byID    map[string]*sandbox
+	names   map[string]*sandbox
 }
 
 // sandbox is one entry of the supervisor. Its fields are guarded by Supervisor.mu, but for the channels.
@@ -72,6 +80,7 @@ type sandbox struct {
 	dismissed bool     // its watcher shall end
 	active    int      // leases not ended
 	idleSince time.Time
+	starting  bool      // by Start; the state is what it was
 	killing   string    // why it is being killed; empty while it may live
 	deletion  *deletion // nil unless someone deletes it now
 	holds     int       // of leases
@@ -97,11 +106,12 @@ func Open(ctx context.Context, dir string, engine Engine, opts Options) (_ *Supe
 	opts.Timeout = cmp.Or(opts.Timeout, defaultTimeout)
 	opts.IdleTimeout = cmp.Or(opts.IdleTimeout, defaultIdleTimeout)
 	s := &Supervisor{
-		engine: engine,
-		opts:   opts,
-		log:    cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
-		byID:   make(map[string]*sandbox),
-		names:  make(map[string]*sandbox),
+		engine:  engine,
+		opts:    opts,
+		log:     cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
+		closing: make(chan struct{}),
+		byID:    make(map[string]*sandbox),
+		names:   make(map[string]*sandbox),
 	}
 	var undo cleanup
 	defer undo.unwind(&err)
@@ -178,8 +188,8 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 			s.log.Info("half-made sandbox removed", "id", rec.ID)
 			continue
 		case st != nil && s.sockets.exists(rec.ID):
-			if rec.State == api.StateCreating { // it was answered, or about to be
-				rec.State = api.StateRunning
+			if rec.State != api.StateRunning { // it was answered that it is created, or started, or about to be
+				rec.State, rec.Reason = api.StateRunning, ""
 				if err := s.records.put(rec); err != nil {
 					return err
 				}
@@ -191,7 +201,7 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 			}
 			sb := s.enter(*rec)
 			delete(running, rec.ID)
-			if err := s.run(ctx, sb, st); err != nil {
+			if err := s.run(ctx, sb, rec, st); err != nil {
 				return fmt.Errorf("watch sandbox %s: %w", rec.ID, err)
 			}
 			s.log.Info("sandbox adopted", "id", rec.ID, "name", rec.Name)
@@ -304,7 +314,7 @@ func (s *Supervisor) Create(ctx context.Context, req Request) (_ Record, err err
 		return Record{}, errors.Join(err, started.Pidfd.Close())
 	}
 	rec.State, rec.Enforced, rec.PID = api.StateRunning, started.Enforced, PIDOf(started.Pidfd)
-	if err := s.run(ctx, sb, started); err != nil {
+	if err := s.run(ctx, sb, &rec, started); err != nil {
 		return Record{}, err
 	}
 	undo.release()
@@ -361,6 +371,8 @@ func (s *Supervisor) reserve(req Request) (*sandbox, error) {
 			Deadline:    now.Add(cmp.Or(req.Timeout, s.opts.Timeout)),
 			IdleTimeout: cmp.Or(req.IdleTimeout, s.opts.IdleTimeout).Seconds(),
 		},
+		Timeout:   cmp.Or(req.Timeout, s.opts.Timeout),
+		Explicit:  req.Limits,
 		ImageEnv:  slices.Clone(req.ImageEnv),
 		Rootfs:    req.Rootfs,
 		Ephemeral: req.Ephemeral,
@@ -400,9 +412,11 @@ func (sb *sandbox) markGone() {
 func (l *Lease) AfterGone(f func()) (stop func()) {
 	l.s.mu.Lock()
 	defer l.s.mu.Unlock()
-	if l.sb.isGone {
+	select {
+	case <-l.Gone: // also where it has been started again since
 		f()
 		return func() {}
+	default:
 	}
 	if l.sb.afterGone == nil {
 		l.sb.afterGone = make(map[*func()]struct{})
@@ -415,8 +429,8 @@ func (l *Lease) AfterGone(f func()) (stop func()) {
 	}
 }
 
-// run makes a started sandbox the state running and watches it.
-func (s *Supervisor) run(ctx context.Context, sb *sandbox, started *Started) error {
+// run makes a started sandbox the state running, with the deadline of rec, and watches it.
+func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started *Started) error {
 	pid := PIDOf(started.Pidfd)
 	pidfd, err := pollable(started.Pidfd)
 	if err != nil {
@@ -427,7 +441,10 @@ func (s *Supervisor) run(ctx context.Context, sb *sandbox, started *Started) err
 	sb.pidfd = pidfd
 	sb.idleSince = time.Now()
 	sb.watched = make(chan struct{})
-	sb.rec.State, sb.rec.Reason = api.StateRunning, ""
+	if sb.isGone { // started again
+		sb.isGone, sb.gone, sb.killing, sb.dismissed = false, make(chan struct{}), "", false
+	}
+	sb.rec.State, sb.rec.Reason, sb.rec.Deadline = api.StateRunning, "", rec.Deadline
 	sb.rec.Enforced, sb.rec.PID = started.Enforced, pid
 	s.arm(sb)
 	s.watchers.Add(1)
@@ -607,18 +624,20 @@ func (s *Supervisor) Read(ref string) (Record, <-chan struct{}, error) {
 func (s *Supervisor) Kill(ctx context.Context, id, reason string) error {
 	s.mu.Lock()
 	sb, err := s.find(id)
-	if err == nil && sb.rec.State == api.StateRunning && sb.killing == "" {
-		sb.killing = reason
-	}
-	s.mu.Unlock()
 	if err != nil {
+		s.mu.Unlock()
 		return err
 	}
+	if sb.rec.State == api.StateRunning && sb.killing == "" {
+		sb.killing = reason
+	}
+	gone := sb.gone
+	s.mu.Unlock()
 	if err := ignoreNotFound(s.engine.Kill(ctx, sb.rec.ID)); err != nil {
 		return fmt.Errorf("kill sandbox %s: %w", sb.rec.ID, err)
 	}
 	select {
-	case <-sb.gone:
+	case <-gone:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("wait for the end of sandbox %s: %w", sb.rec.ID, context.Cause(ctx))
@@ -668,9 +687,9 @@ func (s *Supervisor) Delete(ctx context.Context, ref string) error {
 			return context.Cause(ctx)
 		}
 	}
-	if sb.rec.State == api.StateCreating {
+	if sb.rec.State == api.StateCreating || sb.starting {
 		s.mu.Unlock()
-		return fmt.Errorf("%w: %s is still being created", ErrState, sb.rec.Name)
+		return fmt.Errorf("%w: %s is still being created or started", ErrState, sb.rec.Name)
 	}
 	d := sb.beginDeletion()
 	s.ops.Add(1)
@@ -735,6 +754,7 @@ func (s *Supervisor) Close(ctx context.Context, keep bool) error {
 		return ErrClosed
 	}
 	s.closed = true
+	close(s.closing)
 	s.mu.Unlock()
 
 	// Creations and deletions are bounded by their own contexts and by undoTimeout.

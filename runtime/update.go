@@ -50,6 +50,7 @@ func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Reco
 		return Record{}, err
 	}
 	next := was // nothing but the four
+	next.Explicit = mergeLimits(explicit, was.Explicit)
 	next.Limits, next.Labels, next.Deadline, next.IdleTimeout = edited.Limits, edited.Labels, edited.Deadline, edited.IdleTimeout
 	if err := s.change(context.WithoutCancel(ctx), sb, &was, &next, explicit); err != nil {
 		return Record{}, fmt.Errorf("update sandbox %s: %w", was.Name, err)
@@ -97,6 +98,7 @@ func (s *Supervisor) show(sb *sandbox, rec *Record) Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sb.rec.Limits, sb.rec.Labels, sb.rec.Enforced = rec.Limits, rec.Labels, rec.Enforced
+	sb.rec.Explicit = rec.Explicit
 	sb.rec.Deadline, sb.rec.IdleTimeout = rec.Deadline, rec.IdleTimeout
 	s.arm(sb)
 	return sb.rec.clone()

@@ -48,6 +48,8 @@ var routes = []route{
 	{"GET", "/v1/sandboxes/{id}", owner, (*Daemon).getSandbox},
 	{"PATCH", "/v1/sandboxes/{id}", owner, (*Daemon).patchSandbox},
 	{"DELETE", "/v1/sandboxes/{id}", owner, (*Daemon).deleteSandbox},
+	{"POST", "/v1/sandboxes/{id}/start", owner, (*Daemon).postStart},
+	{"POST", "/v1/sandboxes/{id}/stop", owner, (*Daemon).postStop},
 	{"GET", "/v1/sandboxes/{id}/stats", owner, (*Daemon).getStats},
 	{"GET", "/v1/sandboxes/{id}/diff", owner, (*Daemon).getDiff},
 	{"POST", "/v1/sandboxes/{id}/commit", owner, (*Daemon).postCommit},
