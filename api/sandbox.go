@@ -9,6 +9,7 @@ type SandboxState string
 const (
 	StateCreating SandboxState = "creating" // being prepared; execs are refused
 	StateRunning  SandboxState = "running"  // its init answers; execs are accepted
+	StatePaused   SandboxState = "paused"   // its processes stand still; what would run something in it is refused until it is resumed
 	StateStopped  SandboxState = "stopped"  // its processes have ended (stop, deadline, idle timeout, ...); start runs it again with its files
 	StateLost     SandboxState = "lost"     // the launcher that held it died; start runs it again with its files
 )

@@ -61,6 +61,7 @@ type Started struct {
 	// and no record.
 	Limits   api.Limits
 	Deadline time.Time
+	Paused   bool
 	// Pidfd refers to the sandbox's init. It becomes readable when init, and with it every process of the sandbox, has
 	// ended. The receiver owns it.
 	Pidfd *os.File
@@ -96,6 +97,11 @@ type Engine interface {
 	// Stop is a Kill that asks first: every process but the init gets SIGTERM (and SIGHUP, if it ignores that), and what has not
 	// ended when the grace, or ctx, ends is killed. It returns when everything has ended.
 	Stop(ctx context.Context, id string, grace time.Duration) error
+	// Pause makes every process of the sandbox stand still, its init too, and returns when they do; they can be killed. What is
+	// paused already stays so. On error they go on.
+	Pause(ctx context.Context, id string) error
+	// Resume ends a pause. What is not paused goes on as it does.
+	Resume(ctx context.Context, id string) error
 	// Update changes a running sandbox as a whole, or fails and changes nothing: with ErrUnenforceable where the host cannot
 	// hold an explicit limit, with ErrInUse where more memory is in use than it would leave. Updates of one sandbox follow one
 	// another, so that an empty one returns when those before it have been made or given up.

@@ -210,5 +210,91 @@ func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) 
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if lives(sb.rec.State) { // nobody has watched it to its end
+		return Record{}, fmt.Errorf("%w: %s was deleted meanwhile", ErrNotFound, id)
+	}
 	return sb.rec.clone(), nil
+}
+
+// Pause makes every process of a running sandbox stand still until [Supervisor.Resume]. Nothing can be asked of it
+// meanwhile, it is not idle, and what runs in it is late: time goes on, its deadline comes, and those of what runs in it
+// strike when it goes on. One that is paused is left as it is. When Pause returns, it is on disk.
+func (s *Supervisor) Pause(ctx context.Context, ref string) (Record, error) {
+	return s.turn(ctx, ref, "pause", api.StatePaused, s.engine.Pause, s.engine.Resume)
+}
+
+// Resume lets a paused sandbox go on; its idle time begins anew. One that runs is left as it is.
+func (s *Supervisor) Resume(ctx context.Context, ref string) (Record, error) {
+	return s.turn(ctx, ref, "resume", api.StateRunning, s.engine.Resume, s.engine.Pause)
+}
+
+// turn takes a sandbox to one of the two states of those that live. It goes on although ctx ends.
+func (s *Supervisor) turn(ctx context.Context, ref, verb string, to api.SandboxState, do, undo func(context.Context, string) error) (_ Record, err error) {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return Record{}, ErrClosed
+	}
+	sb, err := s.alive(ref)
+	if err != nil {
+		s.mu.Unlock()
+		return Record{}, err
+	}
+	s.ops.Add(1)
+	s.mu.Unlock()
+	defer s.ops.Done()
+	<-sb.saved
+	sb.write.Lock()
+	defer sb.write.Unlock()
+
+	s.mu.Lock()
+	now, err := s.alive(sb.rec.ID) // still; its name may be another's by now
+	if err == nil && now != sb {
+		err = fmt.Errorf("%w: %q", ErrNotFound, ref)
+	}
+	rec := sb.rec.clone()
+	if err != nil || rec.State == to {
+		s.mu.Unlock()
+		return rec, err
+	}
+	sb.turning = verb // from here on nothing new begins in it, and nobody is to blame that nothing comes of what has begun
+	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	defer func() {
+		s.mu.Lock()
+		sb.turning = ""
+		sb.heldUntil = time.Now()
+		s.mu.Unlock()
+		if err != nil {
+			err = fmt.Errorf("%s sandbox %s: %w", verb, rec.Name, err)
+		}
+	}()
+	if err := do(ctx, rec.ID); err != nil {
+		return Record{}, errors.Join(err, ignoreNotFound(s.undoTurn(ctx, rec.ID, err, undo)))
+	}
+	rec.State = to
+	if err := s.records.put(&rec); err != nil {
+		return Record{}, errors.Join(err, ignoreNotFound(undo(ctx, rec.ID)))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sb.isGone { // its end waits for us to write it
+		return Record{}, fmt.Errorf("%w: it has ended: %s", ErrState, sb.rec.Reason)
+	}
+	sb.rec.State = to
+	sb.idleSince = time.Now()
+	s.arm(sb)
+	s.log.Info("sandbox "+verb+"d", "id", rec.ID, "name", rec.Name)
+	return sb.rec.clone(), nil
+}
+
+// undoTurn is for an answer that is late or lost: perhaps it was done all the same.
+func (s *Supervisor) undoTurn(ctx context.Context, id string, err error, undo func(context.Context, string) error) error {
+	if !unclear(err) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	return undo(ctx, id)
 }

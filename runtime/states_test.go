@@ -7,7 +7,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -217,7 +219,11 @@ func TestGraceEnds(t *testing.T) {
 			create(t, s, request("one"))
 			var wg sync.WaitGroup
 			wg.Go(func() {
-				if rec, err := s.Stop(context.WithoutCancel(t.Context()), "one", time.Hour); err != nil || rec.State != api.StateStopped {
+				rec, err := s.Stop(context.WithoutCancel(t.Context()), "one", time.Hour)
+				if name == "delete" && errors.Is(err, runtime.ErrNotFound) {
+					return
+				}
+				if err != nil || rec.State != api.StateStopped {
 					t.Errorf("stop: %+v, %v", rec, err)
 				}
 			})
@@ -289,4 +295,132 @@ func listenAt(t *testing.T, b *bench, id string) *os.File {
 		t.Fatal(err)
 	}
 	return f
+}
+
+func TestPauseAndResume(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	req := request("one")
+	req.IdleTimeout = 50 * time.Millisecond
+	one := create(t, s, req)
+	lease, err := s.Begin("one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, err := s.Pause(t.Context(), "one")
+	if err != nil || rec.State != api.StatePaused {
+		t.Fatalf("pause: %+v, %v", rec, err)
+	}
+	if held := time.Since(lease.Held()); held > time.Second {
+		t.Error("whoever waits for it is not told that it is held")
+	}
+	lease.End()
+	if _, err := s.Begin("one"); !errors.Is(err, runtime.ErrPaused) || !errors.Is(err, runtime.ErrState) {
+		t.Errorf("use of a paused sandbox: %v", err)
+	}
+	if again, err := s.Pause(t.Context(), "one"); err != nil || again.State != api.StatePaused {
+		t.Errorf("pause again: %+v, %v", again, err)
+	}
+	if _, err := s.Start(t.Context(), "one", runtime.StartRequest{}); !errors.Is(err, runtime.ErrNotEnded) {
+		t.Errorf("start of a paused one: %v", err)
+	}
+	if got := s.List(runtime.Filter{State: api.StatePaused}); len(got) != 1 {
+		t.Errorf("listed as paused: %v", got)
+	}
+	// It can be changed, and is not idle.
+	if rec, err := s.Update(t.Context(), "one", func(rec *runtime.Record) (api.Limits, error) {
+		rec.Labels = map[string]string{"a": "b"}
+		return api.Limits{}, nil
+	}); err != nil || rec.State != api.StatePaused || rec.Labels["a"] != "b" {
+		t.Errorf("update: %+v, %v", rec, err)
+	}
+	select {
+	case <-lease.Gone:
+		t.Fatal("it was ended for being idle")
+	case <-time.After(150 * time.Millisecond): // three times what would have ended it
+	}
+	rec, err = s.Resume(t.Context(), "one")
+	if err != nil || rec.State != api.StateRunning {
+		t.Fatalf("resume: %+v, %v", rec, err)
+	}
+	if rec := waitEnded(t, s, one.ID); !strings.HasPrefix(rec.Reason, "idle") {
+		t.Errorf("after its idle time: %+v", rec)
+	}
+	for _, f := range []func(context.Context, string) (runtime.Record, error){s.Pause, s.Resume} {
+		if _, err := f(t.Context(), "one"); !errors.Is(err, runtime.ErrState) || errors.Is(err, runtime.ErrPaused) {
+			t.Errorf("of one that has ended: %v", err)
+		}
+		if _, err := f(t.Context(), "nobody"); !errors.Is(err, runtime.ErrNotFound) {
+			t.Errorf("of one that never was: %v", err)
+		}
+	}
+}
+
+// The deadline of a paused sandbox comes, and it can be stopped and deleted.
+func TestPausedSandboxesEnd(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	pause := func(name string, timeout time.Duration) runtime.Record {
+		req := request(name)
+		req.Timeout = timeout
+		rec := create(t, s, req)
+		if _, err := s.Pause(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+		return rec
+	}
+	short := pause("short", 200*time.Millisecond)
+	for rec := short; rec.State != api.StateStopped; { // or the test ends
+		var err error
+		if rec, err = s.Get(short.ID); err != nil || t.Context().Err() != nil {
+			t.Fatal(err)
+		}
+		goruntime.Gosched()
+	}
+	pause("stop", 0)
+	if rec := stop(t, s, "stop"); rec.State != api.StateStopped {
+		t.Errorf("stopped: %+v", rec)
+	}
+	if rec := start(t, s, "stop", 0); rec.State != api.StateRunning {
+		t.Errorf("started: %+v", rec)
+	}
+	pause("delete", 0)
+	if err := s.Delete(t.Context(), "delete"); err != nil {
+		t.Error(err)
+	}
+}
+
+// The next daemon asks the engine what is paused, not the record.
+func TestPauseOutlivesTheDaemon(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	ids := map[string]string{}
+	for _, name := range []string{"runs", "paused", "half paused", "half resumed"} {
+		ids[name] = create(t, s, request(name)).ID
+	}
+	for _, name := range []string{"paused", "half resumed"} {
+		if _, err := s.Pause(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(b.engine.Pause(t.Context(), ids["half paused"]), b.engine.Resume(t.Context(), ids["half resumed"])); err != nil {
+		t.Fatal(err)
+	}
+	s = b.open(t)
+	for name, want := range map[string]api.SandboxState{
+		"runs": api.StateRunning, "paused": api.StatePaused, "half paused": api.StatePaused, "half resumed": api.StateRunning,
+	} {
+		if rec, err := s.Get(name); err != nil || rec.State != want {
+			t.Errorf("%s: %s, %v", name, rec.State, err)
+		}
+	}
+	if len(sockets(t, b)) != 4 {
+		t.Errorf("sockets: %v", sockets(t, b))
+	}
+	if rec, err := s.Resume(t.Context(), "paused"); err != nil || rec.State != api.StateRunning {
+		t.Errorf("resume: %+v, %v", rec, err)
+	}
 }

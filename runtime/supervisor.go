@@ -19,6 +19,7 @@ import (
 // Errors of the supervisor, beside those of the engine.
 var (
 	ErrState    = errors.New("sandbox is not running")      // it is being created, or has ended
+	ErrPaused   = fmt.Errorf("%w now", ErrState)            // it is to be resumed first
 	ErrNotEnded = errors.New("sandbox has not ended")       // only one that has can be started
 	ErrTooMany  = errors.New("too many sandboxes")          // [Options.MaxSandboxes] exist
 	ErrClosed   = errors.New("the supervisor is shut down") // or about to be
@@ -50,12 +51,13 @@ type Options struct {
 //
 // A sandbox is in one of these states. Deleting takes it out of any of them but creating.
 //
-//	            Create                    Stop, a deadline, its init's end
-//	─────▶ creating ─────▶ running ──────────────────────────────────────▶ stopped
-//	                        ▲   │                                            │
-//	                        │   └── the launcher that held it died ─▶ lost   │
-//	                        │                                         │      │
-//	                        └──────────────── Start ──────────────────┴──────┘
+//	          Create              Pause
+//	─▶ creating ───▶ running ◀────────────▶ paused
+//	                  ▲  │       Resume       │
+//	                  │  ├────────────────────┘
+//	                  │  ├── Stop, its deadline, its idle timeout, its init's end ──▶ stopped ──┐
+//	                  │  └── the end of the launcher that held it ──────────────────▶ lost ─────┤
+//	                  └────────────────────────────── Start ───────────────────────────────────┘
 type Supervisor struct {
 	engine  Engine
 	records *records
@@ -80,6 +82,7 @@ type sandbox struct {
 	dismissed bool     // its watcher shall end
 	active    int      // leases not ended
 	idleSince time.Time
+	turning   string    // "pause" or "resume", while that is being done
 	starting  bool      // by Start; the state is what it was
 	killing   string    // why it is being killed; empty while it may live
 	deletion  *deletion // nil unless someone deletes it now
@@ -188,8 +191,8 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 			s.log.Info("half-made sandbox removed", "id", rec.ID)
 			continue
 		case st != nil && s.sockets.exists(rec.ID):
-			if rec.State != api.StateRunning { // it was answered that it is created, or started, or about to be
-				rec.State, rec.Reason = api.StateRunning, ""
+			if state := liveState(st); rec.State != state { // it was answered that it is created, started, paused or resumed, or about to be
+				rec.State, rec.Reason = state, ""
 				if err := s.records.put(rec); err != nil {
 					return err
 				}
@@ -246,7 +249,7 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 	}
 	return s.sockets.removeStale(func(id string) bool {
 		sb := s.byID[id]
-		return sb != nil && sb.rec.State == api.StateRunning
+		return sb != nil && lives(sb.rec.State)
 	})
 }
 
@@ -444,12 +447,20 @@ func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started 
 	if sb.isGone { // started again
 		sb.isGone, sb.gone, sb.killing, sb.dismissed = false, make(chan struct{}), "", false
 	}
-	sb.rec.State, sb.rec.Reason, sb.rec.Deadline = api.StateRunning, "", rec.Deadline
+	sb.rec.State, sb.rec.Reason, sb.rec.Deadline = liveState(started), "", rec.Deadline
 	sb.rec.Enforced, sb.rec.PID = started.Enforced, pid
 	s.arm(sb)
 	s.watchers.Add(1)
 	go s.watch(context.WithoutCancel(ctx), sb) // it outlives the request, and ends when it is dismissed
 	return nil
+}
+
+// liveState is the state that the engine says: a crash may have been between its pause and the record.
+func liveState(started *Started) api.SandboxState {
+	if started.Paused {
+		return api.StatePaused
+	}
+	return api.StateRunning
 }
 
 // Get returns the sandbox with this id or name.
@@ -542,28 +553,50 @@ func (s *Supervisor) Begin(ref string) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
+	return s.lease(sb), nil
+}
+
+// lease needs mu.
+func (s *Supervisor) lease(sb *sandbox) *Lease {
 	sb.active++
-	return &Lease{Record: sb.rec.clone(), Socket: s.sockets.pathOf(sb.rec.ID), Gone: sb.gone, s: s, sb: sb}, nil
+	return &Lease{Record: sb.rec.clone(), Socket: s.sockets.pathOf(sb.rec.ID), Gone: sb.gone, s: s, sb: sb}
 }
 
 // usable finds a sandbox that runs and shall go on running; others are ErrState. It needs mu.
 func (s *Supervisor) usable(ref string) (*sandbox, error) {
+	sb, err := s.alive(ref)
+	switch {
+	case err != nil:
+		return nil, err
+	case sb.turning != "":
+		return nil, fmt.Errorf("%w: to %s %s (%s) is under way", ErrPaused, sb.turning, sb.rec.Name, sb.rec.ID)
+	case sb.rec.State == api.StatePaused:
+		return nil, fmt.Errorf("%w: %s (%s) is paused", ErrPaused, sb.rec.Name, sb.rec.ID)
+	}
+	return sb, nil
+}
+
+// alive finds a sandbox that runs or is paused, and shall not end; others are ErrState. It needs mu.
+func (s *Supervisor) alive(ref string) (*sandbox, error) {
 	sb, err := s.find(ref)
 	if err != nil {
 		return nil, err
 	}
-	switch {
+	switch lives := lives(sb.rec.State); {
 	case sb.deletion != nil:
 		return nil, fmt.Errorf("%w: %s (%s) is being deleted", ErrState, sb.rec.Name, sb.rec.ID)
-	case sb.rec.State == api.StateRunning && sb.killing != "":
+	case lives && sb.killing != "":
 		return nil, fmt.Errorf("%w: %s (%s) is being stopped: %s", ErrState, sb.rec.Name, sb.rec.ID, sb.killing)
-	case sb.rec.State != api.StateRunning && sb.rec.Reason != "":
+	case !lives && sb.rec.Reason != "":
 		return nil, fmt.Errorf("%w: %s (%s) is %s: %s", ErrState, sb.rec.Name, sb.rec.ID, sb.rec.State, sb.rec.Reason)
-	case sb.rec.State != api.StateRunning:
+	case !lives:
 		return nil, fmt.Errorf("%w: %s (%s) is %s", ErrState, sb.rec.Name, sb.rec.ID, sb.rec.State)
 	}
 	return sb, nil
 }
+
+// lives says that a sandbox of this state has processes.
+func lives(state api.SandboxState) bool { return state == api.StateRunning || state == api.StatePaused }
 
 // End gives the lease back; the idle time counts from the last End. A second call does nothing.
 func (l *Lease) End() {
@@ -593,7 +626,7 @@ func (l *Lease) Hold() (release func()) {
 func (l *Lease) Held() time.Time {
 	l.s.mu.Lock()
 	defer l.s.mu.Unlock()
-	if l.sb.holds > 0 {
+	if l.sb.holds > 0 || l.sb.turning != "" || l.sb.rec.State == api.StatePaused {
 		return time.Now()
 	}
 	return l.sb.heldUntil
@@ -628,7 +661,7 @@ func (s *Supervisor) Kill(ctx context.Context, id, reason string) error {
 		s.mu.Unlock()
 		return err
 	}
-	if sb.rec.State == api.StateRunning && sb.killing == "" {
+	if lives(sb.rec.State) && sb.killing == "" {
 		sb.killing = reason
 	}
 	gone := sb.gone
@@ -647,7 +680,7 @@ func (s *Supervisor) Kill(ctx context.Context, id, reason string) error {
 // Stats is what the kernel counts of the sandbox with this id or name. It does not count as a use of it.
 func (s *Supervisor) Stats(ctx context.Context, ref string) (api.Stats, error) {
 	s.mu.Lock()
-	sb, err := s.usable(ref)
+	sb, err := s.alive(ref)
 	s.mu.Unlock()
 	if err != nil {
 		return api.Stats{}, err

@@ -8,7 +8,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Update changes a running sandbox. It calls edit with a copy of the record, and what edit makes of its limits, labels,
+// Update changes a running or paused sandbox. It calls edit with a copy of the record, and what edit makes of its limits, labels,
 // deadline and idle timeout is applied as a whole or not at all; when Update returns, it holds and is on disk. Edit returns
 // those limits that were asked for in so many words, and may refuse. It must not call the supervisor.
 //
@@ -22,20 +22,22 @@ func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Reco
 		s.mu.Unlock()
 		return Record{}, ErrClosed
 	}
+	found, err := s.alive(ref)
+	if err != nil {
+		s.mu.Unlock()
+		return Record{}, err
+	}
+	lease := s.lease(found) // a use, from whose end the idle time counts
 	s.ops.Add(1)
 	s.mu.Unlock()
 	defer s.ops.Done()
-	lease, err := s.Begin(ref) // a use, from whose end the idle time counts
-	if err != nil {
-		return Record{}, err
-	}
 	defer lease.End()
 	sb := lease.sb
 	<-sb.saved
 	sb.write.Lock()
 	defer sb.write.Unlock()
 	s.mu.Lock()
-	now, err := s.usable(sb.rec.ID) // still; its name may be another's by now
+	now, err := s.alive(sb.rec.ID) // still; its name may be another's by now
 	if err == nil && now != sb {
 		err = fmt.Errorf("%w: %q", ErrNotFound, ref)
 	}

@@ -93,6 +93,16 @@ func (c *Client) StartSandbox(ctx context.Context, id string, req api.StartSandb
 	return c.turn(ctx, id, "start", req)
 }
 
+// PauseSandbox makes every process of a sandbox stand still, as it is, until ResumeSandbox.
+func (c *Client) PauseSandbox(ctx context.Context, id string) (*api.Sandbox, error) {
+	return c.turn(ctx, id, "pause", struct{}{})
+}
+
+// ResumeSandbox lets a paused sandbox go on.
+func (c *Client) ResumeSandbox(ctx context.Context, id string) (*api.Sandbox, error) {
+	return c.turn(ctx, id, "resume", struct{}{})
+}
+
 // turn brings a sandbox into another state.
 func (c *Client) turn(ctx context.Context, id, verb string, req any) (*api.Sandbox, error) {
 	out := new(api.Sandbox)

@@ -69,6 +69,47 @@ before is started.`,
 	return cmd
 }
 
+func newPause(d deps) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "pause [flags] SANDBOX...",
+		Short: "Make everything in sandboxes stand still",
+		Long: `Make every process of sandboxes stand still until "sandboxd resume", and print their
+ids. They keep their memory. Nothing can be executed or copied meanwhile; their
+lifetime goes on, their idle timeout does not.
+
+Without a cgroup v2 of the sandbox's own the processes are stopped by SIGSTOP, which
+programs can see, and which one that wants to can get around.`,
+		Args: usageArgs(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runTurn(cmd.Context(), args, asJSON, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
+				return c.PauseSandbox(ctx, id)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the sandboxes as JSON")
+	exitStatus(cmd, exitPlain)
+	return cmd
+}
+
+func newResume(d deps) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "resume [flags] SANDBOX...",
+		Short: "Let paused sandboxes go on",
+		Long:  "Let paused sandboxes go on, and print their ids. Their idle time begins anew.",
+		Args:  usageArgs(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runTurn(cmd.Context(), args, asJSON, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
+				return c.ResumeSandbox(ctx, id)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the sandboxes as JSON")
+	exitStatus(cmd, exitPlain)
+	return cmd
+}
+
 // runTurn does turn to one sandbox after another. One that fails does not keep the next from being tried.
 func runTurn(ctx context.Context, ids []string, asJSON bool, d deps, turn func(context.Context, *client.Client, string) (*api.Sandbox, error)) error {
 	c := d.client()

@@ -69,6 +69,7 @@ var classes = []class{
 	{err: errUnreadable, code: api.CodeConflict, hint: "a sandbox can be read when it has been created, and until it is deleted"},
 	{err: runtime.ErrNotFound, code: api.CodeNotFound, hint: "sandboxd ps lists what there is"},
 	{err: runtime.ErrExists, code: api.CodeExists, hint: "choose another name, or delete the sandbox that has it"},
+	{err: runtime.ErrPaused, code: api.CodeConflict, hint: "let it go on first: sandboxd resume, or POST /v1/sandboxes/{id}/resume"},
 	{err: runtime.ErrState, code: api.CodeConflict, hint: "sandboxd ps shows the states; sandboxd start runs again what has ended"},
 	{err: runtime.ErrNotEnded, code: api.CodeConflict, hint: "only a sandbox that has ended can be started; end it first: sandboxd stop"},
 	{err: runtime.ErrInUse, code: api.CodeConflict, hint: "end what uses it, or ask for more; nothing was changed"},

@@ -50,6 +50,8 @@ var routes = []route{
 	{"DELETE", "/v1/sandboxes/{id}", owner, (*Daemon).deleteSandbox},
 	{"POST", "/v1/sandboxes/{id}/start", owner, (*Daemon).postStart},
 	{"POST", "/v1/sandboxes/{id}/stop", owner, (*Daemon).postStop},
+	{"POST", "/v1/sandboxes/{id}/pause", owner, (*Daemon).postPause},
+	{"POST", "/v1/sandboxes/{id}/resume", owner, (*Daemon).postResume},
 	{"GET", "/v1/sandboxes/{id}/stats", owner, (*Daemon).getStats},
 	{"GET", "/v1/sandboxes/{id}/diff", owner, (*Daemon).getDiff},
 	{"POST", "/v1/sandboxes/{id}/commit", owner, (*Daemon).postCommit},

@@ -44,6 +44,26 @@ func (s *Service) StartSandbox(ctx context.Context, ref string, req api.StartSan
 	return rec.Sandbox, err
 }
 
+// PauseSandbox makes every process of the sandbox with this id or name stand still.
+func (s *Service) PauseSandbox(ctx context.Context, ref string, _ struct{}) (api.Sandbox, error) {
+	rec, err := s.supervisor.Pause(ctx, ref)
+	return rec.Sandbox, err
+}
+
+// ResumeSandbox lets a paused sandbox go on.
+func (s *Service) ResumeSandbox(ctx context.Context, ref string, _ struct{}) (api.Sandbox, error) {
+	rec, err := s.supervisor.Resume(ctx, ref)
+	return rec.Sandbox, err
+}
+
+func (d *Daemon) postPause(w http.ResponseWriter, r *http.Request) error {
+	return turn(w, r, d.service.PauseSandbox)
+}
+
+func (d *Daemon) postResume(w http.ResponseWriter, r *http.Request) error {
+	return turn(w, r, d.service.ResumeSandbox)
+}
+
 func (d *Daemon) postStop(w http.ResponseWriter, r *http.Request) error {
 	return turn(w, r, d.service.StopSandbox)
 }

@@ -39,7 +39,9 @@
 //	◀── {bytes, entries} ───────────────────  all has been written
 //	── update {id, change} ────────────────▶  all of it or nothing
 //	◀── {enforced} ─────────────────────────
-//	── leftovers | delete | kill | stats | remove-layer | info | shutdown ──▶
+//	── pause {id} ─────────────────────────▶  by the freezer, or by SIGSTOP where there is no cgroup
+//	◀── {} ─────────────────────────────────  every process stands still; list tells of it
+//	── resume | leftovers | delete | kill | stats | remove-layer | info | shutdown ──▶
 //	◀── {} ─────────────────────────────────
 //
 // Who closes the connection before the answer has given up: apply and diff then end, their child is killed and what they

@@ -266,6 +266,18 @@ func (c *Client) Stop(ctx context.Context, id string, grace time.Duration) error
 	return err
 }
 
+// Pause implements runtime.Engine.
+func (c *Client) Pause(ctx context.Context, id string) error {
+	_, _, err := c.call(ctx, &request{Op: opPause, ID: id})
+	return err
+}
+
+// Resume implements runtime.Engine.
+func (c *Client) Resume(ctx context.Context, id string) error {
+	_, _, err := c.call(ctx, &request{Op: opResume, ID: id})
+	return err
+}
+
 // Update implements runtime.Engine.
 func (c *Client) Update(ctx context.Context, id string, change *runtime.Change) (api.Enforced, error) {
 	resp, _, err := c.call(ctx, &request{Op: opUpdate, ID: id, Change: change})

@@ -249,6 +249,10 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		err = s.Engine.Kill(ctx, req.ID)
 	case opStop:
 		err = s.Engine.Stop(ctx, req.ID, req.Grace)
+	case opPause:
+		err = s.Engine.Pause(ctx, req.ID)
+	case opResume:
+		err = s.Engine.Resume(ctx, req.ID)
 	case opDelete:
 		err = s.Engine.Delete(ctx, req.ID)
 	case opUpdate:
@@ -295,7 +299,7 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	}
 	var out []*os.File
 	for _, st := range started {
-		resp.Started = append(resp.Started, wireStarted{ID: st.ID, Enforced: st.Enforced, Limits: st.Limits, Deadline: st.Deadline})
+		resp.Started = append(resp.Started, wireStarted{ID: st.ID, Enforced: st.Enforced, Limits: st.Limits, Deadline: st.Deadline, Paused: st.Paused})
 		out = append(out, st.Pidfd)
 	}
 	return resp, out

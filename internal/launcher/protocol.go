@@ -35,6 +35,8 @@ const (
 	opLeftovers   op = "leftovers"
 	opKill        op = "kill"
 	opStop        op = "stop"
+	opPause       op = "pause"
+	opResume      op = "resume"
 	opDelete      op = "delete"
 	opUpdate      op = "update"
 	opStats       op = "stats"
@@ -48,7 +50,7 @@ const (
 // request is the one message of a connection from the daemon.
 type request struct {
 	Op     op                  `json:"op"`
-	ID     string              `json:"id,omitempty"`     // stop, kill, delete, update, stats, oom-kills
+	ID     string              `json:"id,omitempty"`     // stop, pause, resume, kill, delete, update, stats, oom-kills
 	After  string              `json:"after,omitempty"`  // list: the last id of the answer before
 	Spec   *runtime.Spec       `json:"spec,omitempty"`   // create, start; with the control socket
 	Grace  time.Duration       `json:"grace,omitempty"`  // stop
@@ -76,10 +78,11 @@ type wireStarted struct {
 	Enforced api.Enforced `json:"enforced"`
 	Limits   api.Limits   `json:"limits"`
 	Deadline time.Time    `json:"deadline"`
+	Paused   bool         `json:"paused,omitempty"`
 }
 
 func (w *wireStarted) started(pidfd *os.File) *runtime.Started {
-	return &runtime.Started{ID: w.ID, Enforced: w.Enforced, Limits: w.Limits, Deadline: w.Deadline, Pidfd: pidfd}
+	return &runtime.Started{ID: w.ID, Enforced: w.Enforced, Limits: w.Limits, Deadline: w.Deadline, Paused: w.Paused, Pidfd: pidfd}
 }
 
 // DiffRequest asks for what a sandbox, be it running or not, has changed of its rootfs.

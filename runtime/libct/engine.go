@@ -46,7 +46,8 @@ const updateTimeout = 15 * time.Second
 
 // Engine implements runtime.Engine in the launcher.
 type Engine struct {
-	host Host
+	host    Host
+	freezer *launcher.Freezer
 
 	mu        sync.Mutex
 	closed    bool
@@ -64,6 +65,8 @@ type instance struct {
 	update    sync.Mutex // held by the one that changes what follows, which Engine.mu guards besides
 	spec      runtime.Spec
 	enforced  api.Enforced
+	paused    *pause     // nil while it runs
+	pausing   sync.Mutex // held by the one that pauses or resumes it
 	deadline  *time.Timer
 	ended     chan struct{} // closed when the init has been reaped, and with it everything in its PID namespace
 }
@@ -78,7 +81,7 @@ func Open(host Host) (*Engine, error) {
 		return nil, fmt.Errorf("read own descriptor limit: %w", err)
 	}
 	host.Nofile = limit.Max
-	e := &Engine{host: host, sandboxes: make(map[string]*instance)}
+	e := &Engine{host: host, freezer: launcher.NewFreezer(), sandboxes: make(map[string]*instance)}
 	if host.Cgroup {
 		// Our own is a child like the sandboxes' will be.
 		files, err := os.ReadDir(filepath.Join(launcher.CgroupDir, "launcher"))
@@ -117,6 +120,9 @@ func (e *Engine) sweep() error {
 	}
 	return nil
 }
+
+// Freezer is what pauses sandboxes where they have cgroups. Who else freezes them must use it too.
+func (e *Engine) Freezer() *launcher.Freezer { return e.freezer }
 
 // Host is what the engine found of the host.
 func (e *Engine) Host() *Host { return &e.host }
@@ -190,7 +196,7 @@ func (e *Engine) Start(ctx context.Context, spec *runtime.Spec, control *os.File
 	}
 	st, err := e.start(ctx, in, p, control, func(dir string) (undo func(), err error) {
 		if was != nil {
-			if err := was.forget(); err != nil {
+			if err := e.forget(was); err != nil {
 				return nil, err
 			}
 		}
@@ -226,8 +232,11 @@ func (e *Engine) reserve(id string, was *instance) (*instance, error) {
 }
 
 // forget gives back what a sandbox that has ended holds besides its directories. Once more does no harm.
-func (in *instance) forget() error {
+func (e *Engine) forget(in *instance) error {
 	if err := in.container.Destroy(); err != nil {
+		return err
+	}
+	if err := e.resume(in); err != nil { // or what is started in its place would be frozen
 		return err
 	}
 	if err := in.pidfd.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
@@ -365,7 +374,7 @@ func (in *instance) schedule(deadline time.Time) {
 		return
 	}
 	pidfd := in.pidfd
-	in.deadline = time.AfterFunc(time.Until(deadline), func() { _ = kill(pidfd) })
+	in.deadline = time.AfterFunc(time.Until(deadline), func() { _ = signal(pidfd, unix.SIGKILL) })
 }
 
 // Update implements runtime.Engine.
@@ -482,7 +491,9 @@ func (e *Engine) List(context.Context) ([]*runtime.Started, error) {
 			}
 			return nil, err
 		}
-		all = append(all, &runtime.Started{ID: id, Enforced: in.enforced, Limits: in.spec.Limits, Deadline: in.spec.Deadline, Pidfd: pidfd})
+		all = append(all, &runtime.Started{
+			ID: id, Enforced: in.enforced, Limits: in.spec.Limits, Deadline: in.spec.Deadline, Paused: in.paused != nil, Pidfd: pidfd,
+		})
 	}
 	slices.SortFunc(all, func(a, b *runtime.Started) int { return strings.Compare(a.ID, b.ID) })
 	return all, nil
@@ -550,7 +561,7 @@ func (in *instance) kill(ctx context.Context, id string) error {
 		return nil
 	}
 	// The kernel ends everything in a PID namespace with its init.
-	if err := kill(in.pidfd); err != nil {
+	if err := signal(in.pidfd, unix.SIGKILL); err != nil {
 		return fmt.Errorf("kill sandbox %s: %w", id, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
@@ -563,21 +574,21 @@ func (in *instance) kill(ctx context.Context, id string) error {
 	}
 }
 
-// kill ends the process of a pidfd. One that has ended, or whose sandbox another call has deleted meanwhile, is no error:
+// signal reaches the process of a pidfd. One that has ended, or whose sandbox another call has deleted meanwhile, is no error:
 // the descriptor's number is used only while the file is open, because it may be another sandbox's afterwards.
-func kill(pidfd *os.File) error {
+func signal(pidfd *os.File, sig unix.Signal) error {
 	conn, err := pidfd.SyscallConn()
 	if err != nil {
 		return err
 	}
-	var killErr error
-	if err := conn.Control(func(fd uintptr) { killErr = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) }); err != nil {
+	var sent error
+	if err := conn.Control(func(fd uintptr) { sent = unix.PidfdSendSignal(int(fd), sig, nil, 0) }); err != nil {
 		return nil //nolint:nilerr // closed: the sandbox is deleted
 	}
-	if errors.Is(killErr, unix.ESRCH) {
+	if errors.Is(sent, unix.ESRCH) {
 		return nil
 	}
-	return killErr
+	return sent
 }
 
 // Delete implements runtime.Engine.
@@ -611,7 +622,7 @@ func (e *Engine) Delete(ctx context.Context, id string) error {
 		close(gate.ready)
 	}()
 	if in != nil {
-		if err := in.forget(); err != nil {
+		if err := e.forget(in); err != nil {
 			next = in // to be tried again
 			return fmt.Errorf("delete sandbox %s: %w", id, err)
 		}

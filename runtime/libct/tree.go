@@ -181,14 +181,14 @@ func (e *Engine) Stop(ctx context.Context, id string, grace time.Duration) error
 		return err
 	}
 	if grace > 0 && !in.hasEnded() {
-		in.ask(ctx, grace)
+		e.ask(ctx, in, grace)
 	}
 	return in.kill(context.WithoutCancel(ctx), id)
 }
 
 // ask has every process of a sandbox end by itself, and waits for it as long as the grace and ctx last. Whatever does not work
 // out is left to the kill that follows.
-func (in *instance) ask(ctx context.Context, grace time.Duration) {
+func (e *Engine) ask(ctx context.Context, in *instance, grace time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	t, err := in.tree()
@@ -196,7 +196,7 @@ func (in *instance) ask(ctx context.Context, grace time.Duration) {
 		return
 	}
 	defer t.close()
-	if t.terminate(ctx) == nil {
+	if t.terminate(ctx) == nil && e.resume(in) == nil { // what is paused notices no signal
 		_ = t.wait(ctx)
 	}
 }

@@ -56,6 +56,7 @@ type box struct {
 	stop    chan struct{}
 	stopped sync.Once
 	ended   chan struct{}
+	paused  bool
 	oom     int
 }
 
@@ -166,7 +167,8 @@ func (b *box) describe() (*runtime.Started, error) {
 		return nil, err
 	}
 	return &runtime.Started{
-		ID: b.spec.ID, Enforced: Enforced(b.spec.Profile.Name), Limits: b.spec.Limits, Deadline: b.spec.Deadline, Pidfd: pidfd,
+		ID: b.spec.ID, Enforced: Enforced(b.spec.Profile.Name), Limits: b.spec.Limits, Deadline: b.spec.Deadline,
+		Paused: b.paused, Pidfd: pidfd,
 	}, nil
 }
 
@@ -269,6 +271,26 @@ func (e *Engine) Stop(ctx context.Context, id string, grace time.Duration) error
 		}
 	}
 	b.end()
+	return nil
+}
+
+// Pause keeps that the sandbox is paused; its init goes on.
+func (e *Engine) Pause(_ context.Context, id string) error { return e.pause(id, true) }
+
+// Resume is the opposite.
+func (e *Engine) Resume(_ context.Context, id string) error { return e.pause(id, false) }
+
+func (e *Engine) pause(id string, paused bool) error {
+	b, err := e.box(id)
+	if err != nil {
+		return err
+	}
+	if !b.running() {
+		return fmt.Errorf("%w: %s has ended", runtime.ErrNotFound, id)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	b.paused = paused
 	return nil
 }
 

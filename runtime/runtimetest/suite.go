@@ -48,6 +48,8 @@ func RunEngineSuite(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		"StartOfWhatCannotBeStarted":             testStartRefused,
 		"StartsAndDeleteAtOnce":                  testStartConcurrent,
 		"StopLeavesTheRestToDelete":              testStop,
+		"PausedIsListedAsPaused":                 testPause,
+		"PausesAndEndAtOnce":                     testPauseConcurrent,
 		"IDMayBeUsedAgainAfterDelete":            testReuse,
 		"ManySandboxesAtOnce":                    testMany,
 		"QuestionsAboutUnknownSandboxesNotFound": testUnknown,
@@ -623,5 +625,94 @@ func testStop(t *testing.T, s *suite) {
 	}
 	if err := s.Engine.Delete(t.Context(), "stop1"); err != nil {
 		t.Error(err)
+	}
+}
+
+func testPause(t *testing.T, s *suite) {
+	t.Helper()
+	st := s.create(t, "pause1")
+	for range 2 {
+		for range 2 { // the second time nothing changes
+			if err := s.Engine.Pause(t.Context(), "pause1"); err != nil {
+				t.Fatalf("pause: %v", err)
+			}
+			if !s.find(t, "pause1").Paused {
+				t.Error("it is not listed as paused")
+			}
+		}
+		for range 2 {
+			if err := s.Engine.Resume(t.Context(), "pause1"); err != nil {
+				t.Fatalf("resume: %v", err)
+			}
+			if s.find(t, "pause1").Paused {
+				t.Error("it is listed as paused")
+			}
+		}
+	}
+	if hasEnded(t, st.Pidfd, 0) {
+		t.Error("it has ended of that")
+	}
+	// What is paused can be stopped, and what is started again is not paused, nor frozen by a pause that is over.
+	for _, end := range []func(context.Context) error{
+		func(ctx context.Context) error { return s.Engine.Stop(ctx, "pause1", time.Minute) },
+		func(ctx context.Context) error { return s.Engine.Kill(ctx, "pause1") },
+	} {
+		if err := s.Engine.Pause(t.Context(), "pause1"); err != nil {
+			t.Fatalf("pause: %v", err)
+		}
+		if err := end(t.Context()); err != nil {
+			t.Fatalf("end what is paused: %v", err)
+		}
+		if err := s.Engine.Pause(t.Context(), "pause1"); !errors.Is(err, runtime.ErrNotFound) {
+			t.Errorf("pause of what has ended: %v, want ErrNotFound", err)
+		}
+		if err := s.Engine.Resume(t.Context(), "pause1"); !errors.Is(err, runtime.ErrNotFound) {
+			t.Errorf("resume of what has ended: %v, want ErrNotFound", err)
+		}
+		if _, err := s.startAgain(t, "pause1"); err != nil {
+			t.Fatalf("start: %v", err)
+		}
+		if s.find(t, "pause1").Paused {
+			t.Error("what was started is listed as paused")
+		}
+	}
+	if err := s.Engine.Pause(t.Context(), "pause1"); err != nil {
+		t.Fatalf("pause: %v", err)
+	}
+	if err := s.Engine.Delete(t.Context(), "pause1"); err != nil {
+		t.Errorf("delete what is paused: %v", err)
+	}
+	for _, f := range []func(context.Context, string) error{s.Engine.Pause, s.Engine.Resume} {
+		if err := f(t.Context(), "pause1"); !errors.Is(err, runtime.ErrNotFound) {
+			t.Errorf("pause or resume of what was deleted: %v, want ErrNotFound", err)
+		}
+	}
+}
+
+func testPauseConcurrent(t *testing.T, s *suite) {
+	t.Helper()
+	s.create(t, "pause2")
+	var wg sync.WaitGroup
+	errs := make([]error, 9)
+	for i := range errs {
+		wg.Go(func() {
+			switch {
+			case i == 6:
+				errs[i] = s.Engine.Delete(t.Context(), "pause2")
+			case i%2 == 0:
+				errs[i] = s.Engine.Pause(t.Context(), "pause2")
+			default:
+				errs[i] = s.Engine.Resume(t.Context(), "pause2")
+			}
+		})
+	}
+	wg.Wait()
+	for i, err := range errs {
+		if err != nil && (i == 6 || !errors.Is(err, runtime.ErrNotFound)) {
+			t.Errorf("call %d: %v", i, err)
+		}
+	}
+	if got := s.list(t); len(got) != 0 {
+		t.Errorf("left: %v", got)
 	}
 }

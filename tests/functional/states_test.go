@@ -2,6 +2,9 @@ package functional
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -166,5 +169,139 @@ func TestStopAndStartCommands(t *testing.T) {
 	}
 	if got := d.CLI(t, "exec", "work", "--", "echo", "up"); got.Stdout != "up\n" {
 		t.Errorf("exec: %+v", got)
+	}
+}
+
+// ticks is a program that counts in a file, with a child that does so too.
+const ticks = `nohup setsid sh -c 'tick() { i=0; while :; do i=$((i+1)); echo $i >/tmp/tick.$1; sleep 0.02; done; }; tick a & tick b' >/dev/null 2>&1 &
+while ! [ -s /tmp/tick.a ] || ! [ -s /tmp/tick.b ]; do sleep 0.02; done`
+
+// A paused sandbox stands still, refuses what would run something in it and says how to go on, and goes on where it was.
+func TestPausedSandboxStandsStill(t *testing.T) {
+	d := start(t)
+	d.Warm(t)
+	before := d.Snapshot(t)
+	s := d.Create(t, api.CreateSandbox{Name: "one"})
+	s.Sh(t, ticks)
+	s.Sh(t, "nohup setsid sh -c 'echo $$ >/tmp/pid; kill -STOP $$; echo woken >/tmp/woken' >/dev/null 2>&1 & while ! [ -s /tmp/pid ]; do sleep 0.02; done")
+	// An exec that is under way stands still like everything.
+	var under sync.WaitGroup
+	var late *api.ExecResult
+	under.Go(func() {
+		var err error
+		if late, err = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", "echo up >/tmp/up; sleep 0.2; echo late"}}); err != nil {
+			t.Error(err)
+		}
+	})
+	s.Sh(t, "while ! [ -s /tmp/up ]; do sleep 0.02; done")
+	s.MustTurn(t, "pause", nil, api.StatePaused)
+	s.MustTurn(t, "pause", nil, api.StatePaused)
+	states := func() string { return strings.Join(hostStates(t, s), "") }
+	frozen := states()
+	for range 20 { // ten times as long as one tick
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-t.Context().Done():
+		}
+		if now := states(); now != frozen {
+			t.Fatalf("processes run: %q, then %q", frozen, now)
+		}
+	}
+	for _, err := range []error{
+		func() error { _, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"true"}}); return err }(),
+		func() error {
+			response, err := s.Get(t.Context(), "/tmp/tick.a")
+			if err == nil {
+				_ = response.Body.Close()
+			}
+			return err
+		}(),
+		s.Put(t.Context(), "/tmp/x", []byte("x")),
+	} {
+		wantProblem(t, err, api.CodeConflict, "one", "paused", "resume")
+	}
+	if got := d.CLI(t, "ps"); !strings.Contains(got.Stdout, "paused") {
+		t.Errorf("ps: %+v", got)
+	}
+	if got := diffOf(t, d, s.ID); len(got) == 0 {
+		t.Error("what it has changed cannot be read")
+	}
+	if got := states(); got != frozen {
+		t.Errorf("reading its changes has woken it: %q, then %q", frozen, got)
+	}
+	s.MustTurn(t, "resume", nil, api.StateRunning)
+	under.Wait()
+	if late == nil || late.Stdout != "late\n" || late.Exit.Code != 0 {
+		t.Errorf("the exec that was under way: %+v", late)
+	}
+	// It is adopted as what it is.
+	s.MustTurn(t, "pause", nil, api.StatePaused)
+	d.Kill9(t)
+	d.Launch(t)
+	if now, err := s.Inspect(t.Context()); err != nil || now.State != api.StatePaused {
+		t.Errorf("after a restart of the daemon: %+v, %v", now, err)
+	}
+	s.MustTurn(t, "resume", nil, api.StateRunning)
+	if got := s.Sh(t, `for f in a b; do i=0; was=$(cat /tmp/tick.$f); while now=$(cat /tmp/tick.$f); [ "$now" = "$was" ] && [ $i -lt 500 ]; do i=$((i+1)); sleep 0.02; done; [ "$now" != "$was" ] && echo on; done; ls /tmp/woken 2>&1 | grep -c '^/tmp/woken' || true`); got != "on\non\n0\n" {
+		t.Errorf("after resume: %q (what had been stopped before is not to be woken)", got)
+	}
+	s.MustTurn(t, "resume", nil, api.StateRunning)
+	// It ends like any other.
+	s.MustTurn(t, "pause", nil, api.StatePaused)
+	began := time.Now()
+	s.MustTurn(t, "stop", nil, api.StateStopped)
+	if took := time.Since(began); took > testenv.Patience(5*time.Second) {
+		t.Errorf("to stop it took %s", took)
+	}
+	s.MustTurn(t, "start", nil, api.StateRunning)
+	s.Sh(t, "true")
+	s.MustTurn(t, "pause", nil, api.StatePaused)
+	s.Delete(t)
+	d.NothingLeaked(t, before)
+}
+
+// hostStates are the states of a sandbox's processes and the time that each has used, as the host sees them.
+func hostStates(t *testing.T, s *harness.Sandbox) []string {
+	t.Helper()
+	var all []string
+	for _, pid := range s.Processes(t) {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
+		all = append(all, fmt.Sprintln(pid, fields[11], fields[12])) // utime, stime
+	}
+	slices.Sort(all)
+	return all
+}
+
+// The deadline of a paused sandbox comes.
+func TestPausedSandboxEndsAtItsDeadline(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Timeout: 2})
+	s.Sh(t, ticks)
+	s.MustTurn(t, "pause", nil, api.StatePaused)
+	now := s.WaitState(t, testenv.Patience(20*time.Second), api.StateStopped)
+	if !strings.Contains(now.Reason, "deadline") {
+		t.Errorf("it ended: %s", now.Reason)
+	}
+}
+
+// A fork bomb is paused and resumed as a whole.
+func TestPauseOfWhatForks(t *testing.T) {
+	s := start(t).Create(t, api.CreateSandbox{})
+	s.Sh(t, "nohup setsid sh -c 'while :; do (true; (true; true) & ) & done' >/dev/null 2>&1 &")
+	for range 3 {
+		s.MustTurn(t, "pause", nil, api.StatePaused)
+		still := strings.Join(hostStates(t, s), "")
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-t.Context().Done():
+		}
+		if now := strings.Join(hostStates(t, s), ""); now != still {
+			t.Errorf("it stood:\n%snow:\n%s", still, now)
+		}
+		s.MustTurn(t, "resume", nil, api.StateRunning)
 	}
 }
