@@ -131,6 +131,8 @@ func Open(ctx context.Context, dir string, engine Engine, opts Options) (_ *Supe
 		return nil, fmt.Errorf("adopt sandboxes: %w", err)
 	}
 	undo.release()
+	s.watchers.Add(1)
+	go s.reconciler(context.WithoutCancel(ctx)) // until Close
 	return s, nil
 }
 

@@ -42,6 +42,7 @@ type Engine struct {
 
 	mu          sync.Mutex
 	boxes       map[string]*box
+	forgotten   []*box
 	left        map[string]bool // directories of what a crash has ended
 	unavailable bool
 }
@@ -376,6 +377,16 @@ func (e *Engine) OOM(id string) {
 	}
 }
 
+// Forget takes a sandbox out of the engine, which goes on all the same until the engine is closed.
+func (e *Engine) Forget(id string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if b := e.boxes[id]; b != nil {
+		e.forgotten = append(e.forgotten, b)
+		delete(e.boxes, id)
+	}
+}
+
 // Crash ends every sandbox and makes the engine unavailable, as when the launcher is killed. [Engine.Restart] brings
 // back an empty one.
 func (e *Engine) Crash() {
@@ -425,6 +436,10 @@ func (e *Engine) Spec(id string) *runtime.Spec {
 // Close ends and forgets everything, and returns when no init runs any more.
 func (e *Engine) Close() {
 	e.Crash()
+	for _, b := range e.forgotten {
+		b.end()
+		_ = b.event.Close() // written; nothing is buffered
+	}
 	e.inits.Wait()
 }
 
