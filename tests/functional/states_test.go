@@ -23,8 +23,10 @@ func TestStoppedSandboxIsStartedAgain(t *testing.T) {
 	s := d.Create(t, api.CreateSandbox{
 		Name: "one", Labels: map[string]string{"a": "b"}, Env: []string{"WHO=me"}, Cwd: "/srv/x", Timeout: 600, Limits: api.Limits{Nofile: 100},
 	})
-	first := s.Exec(t, api.ExecRequest{Cwd: "/", Argv: []string{"sh", "-c",
-		"mkdir -p /srv/x; echo mine >/srv/x/file; rm -rf /etc/alternatives; chmod 751 /; mkfifo /srv/x/fifo; nohup setsid sleep 600 >/dev/null 2>&1 &"}})
+	first := s.Exec(t, api.ExecRequest{Cwd: "/", Argv: []string{
+		"sh", "-c",
+		"mkdir -p /srv/x; echo mine >/srv/x/file; rm -rf /etc/alternatives; chmod 751 /; mkfifo /srv/x/fifo; nohup setsid sleep 600 >/dev/null 2>&1 &",
+	}})
 	if first.Exit.Code != 0 {
 		t.Fatalf("%+v", first)
 	}

@@ -14,8 +14,14 @@ import (
 func TestStartOnAPreparedTree(t *testing.T) {
 	d := start(t)
 	outside := t.TempDir()
-	if err := os.WriteFile(filepath.Join(outside, "file"), []byte("host\n"), 0o666); err != nil { //nolint:gosec // for the attack to be possible
+	if err := os.WriteFile(filepath.Join(outside, "file"), []byte("host\n"), 0o666); err != nil {
 		t.Fatal(err)
+	}
+	// The attack must not fail for want of permission on the host.
+	for path, mode := range map[string]os.FileMode{filepath.Dir(outside): 0o755, outside: 0o777, filepath.Join(outside, "file"): 0o666} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for name, script := range map[string]string{
 		// What is mounted over cannot be moved; what lies beside it can.
