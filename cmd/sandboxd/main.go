@@ -74,7 +74,7 @@ it where none is running.
 	root.SetUsageTemplate(root.UsageTemplate() + exitStatusTemplate)
 	exitStatus(root, exitPlain)
 	for _, newCommand := range []func(deps) *cobra.Command{
-		newRun, newCreate, newExec, newPs, newUpdate, newStats, newDiff, newCommit, newRm, newCp, newFiles,
+		newRun, newCreate, newExec, newPs, newStop, newStart, newPause, newResume, newUpdate, newStats, newDiff, newCommit, newRm, newCp, newFiles,
 		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
 		newAgent,
 		newServe, newShutdown, newDoctor, newVersion,

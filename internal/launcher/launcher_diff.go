@@ -128,7 +128,7 @@ func (l *Layers) Diff(ctx context.Context, req *DiffRequest, out *os.File) (_ la
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, maxFrozen, fmt.Errorf("it took longer than the %s that a sandbox is frozen for at most", maxFrozen))
 		defer cancel()
-		thaw, err := l.freezer.freeze(ctx, filepath.Join(CgroupDir, req.ID))
+		thaw, err := l.freezer.Freeze(ctx, filepath.Join(CgroupDir, req.ID))
 		if err != nil {
 			return layer.Result{}, fmt.Errorf("sandbox %s: %w", req.ID, err)
 		}
@@ -235,14 +235,17 @@ func diff(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result,
 // freezeTimeout bounds the wait for a sandbox to stand still. A process in an uninterruptible sleep can exceed it.
 const freezeTimeout = 10 * time.Second
 
-// freezer counts who wants a sandbox frozen: the last one thaws it.
-type freezer struct {
+// Freezer counts who wants a sandbox frozen: the last one thaws it.
+type Freezer struct {
 	mu     sync.Mutex
 	frozen map[string]int
 }
 
-// freeze stops what runs in the cgroup dir until thaw is called. Without a cgroup it does nothing.
-func (f *freezer) freeze(ctx context.Context, dir string) (thaw func() error, err error) {
+// NewFreezer returns one for all who freeze the same cgroups.
+func NewFreezer() *Freezer { return &Freezer{frozen: make(map[string]int)} }
+
+// Freeze stops what runs in the cgroup dir until thaw is called. Without a cgroup it does nothing.
+func (f *Freezer) Freeze(ctx context.Context, dir string) (thaw func() error, err error) {
 	f.mu.Lock()
 	f.frozen[dir]++
 	f.mu.Unlock()
