@@ -34,8 +34,7 @@ func (r *Record) clone() Record {
 	maps.Copy(c.Labels, r.Labels)
 	c.Env = append([]string(nil), r.Env...)
 	c.ImageEnv = append([]string(nil), r.ImageEnv...)
-	c.Rootfs.Layers = append([]string(nil), r.Rootfs.Layers...)
-	c.Rootfs.HostDirs = append([]string(nil), r.Rootfs.HostDirs...)
+	c.Rootfs = r.Rootfs.Clone()
 	c.Enforced.Namespaces = append([]string(nil), r.Enforced.Namespaces...)
 	c.Enforced.Missing = append([]string(nil), r.Enforced.Missing...)
 	return c

@@ -350,6 +350,7 @@ func (s *Supervisor) reserve(req Request) (*sandbox, error) {
 			Name:        name,
 			Image:       req.Image,
 			ImageDigest: req.ImageDigest,
+			Snapshot:    req.Snapshot,
 			State:       api.StateCreating,
 			Profile:     req.Profile.Name,
 			Labels:      maps.Clone(req.Labels),

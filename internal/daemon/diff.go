@@ -19,6 +19,7 @@ import (
 type Differ interface {
 	Diff(ctx context.Context, req launcher.DiffRequest, w io.Writer) (layer.Result, error)
 	Changes(ctx context.Context, req launcher.DiffRequest, found func(api.Change) error) (layer.Result, error)
+	Snapshot(ctx context.Context, req launcher.SnapshotRequest) (result layer.Result, frozen bool, err error)
 }
 
 // maxChanges bounds what one answer holds, in bytes: names are the sandbox's, and JSON can make six bytes of one.

@@ -52,6 +52,14 @@ var routes = []route{
 	{"GET", "/v1/sandboxes/{id}/diff", owner, (*Daemon).getDiff},
 	{"POST", "/v1/sandboxes/{id}/commit", owner, (*Daemon).postCommit},
 
+	{"POST", "/v1/sandboxes/{id}/snapshots", owner, (*Daemon).postSnapshot},
+	{"GET", "/v1/sandboxes/{id}/snapshots", owner, (*Daemon).getSandboxSnapshots},
+	{"POST", "/v1/sandboxes/{id}/fork", owner, (*Daemon).postFork},
+
+	{"GET", "/v1/snapshots", owner, (*Daemon).getSnapshots},
+	{"GET", "/v1/snapshots/{snapshot}", owner, (*Daemon).getSnapshot},
+	{"DELETE", "/v1/snapshots/{snapshot}", owner, (*Daemon).deleteSnapshot},
+
 	{"POST", "/v1/sandboxes/{id}/exec", owner, (*Daemon).postExec},
 	{"GET", "/v1/sandboxes/{id}/exec", owner, (*Daemon).getExec}, // WebSocket: its handshake is a GET
 

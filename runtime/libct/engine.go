@@ -343,6 +343,9 @@ func (e *imageError) Unwrap() error { return runtime.ErrRootfs }
 // prepareOverlays makes the writable directories of a sandbox, owned by its root, and says what is to be mounted.
 func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]launcher.Overlay, error) {
 	overlays, err := launcher.Overlays(dir, source)
+	if err == nil {
+		overlays, err = launcher.Present(overlays)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,55 @@
+package client
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// TakeSnapshot keeps what a sandbox has in its files. When it returns, that is on disk.
+func (c *Client) TakeSnapshot(ctx context.Context, id string, req api.TakeSnapshot) (*api.Snapshot, error) {
+	out := new(api.Snapshot)
+	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "snapshots"}, json: req}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Snapshots lists snapshots, oldest first: those of one sandbox, or with an empty id all.
+func (c *Client) Snapshots(ctx context.Context, id string) ([]api.Snapshot, error) {
+	path := []string{"v1", "snapshots"}
+	if id != "" {
+		path = []string{"v1", "sandboxes", id, "snapshots"}
+	}
+	var out api.SnapshotList
+	err := c.call(ctx, request{method: http.MethodGet, path: path}, maxAnswer, &out)
+	return out.Snapshots, err
+}
+
+// Snapshot returns one by its id or name.
+func (c *Client) Snapshot(ctx context.Context, ref string) (*api.Snapshot, error) {
+	out := new(api.Snapshot)
+	if err := c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "snapshots", ref}}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// RemoveSnapshot takes one away. Sandboxes that were made of it go on.
+func (c *Client) RemoveSnapshot(ctx context.Context, ref string) (*api.SnapshotRemoved, error) {
+	out := new(api.SnapshotRemoved)
+	if err := c.call(ctx, request{method: http.MethodDelete, path: []string{"v1", "snapshots", ref}}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Fork makes new sandboxes with the files that one has now: all that were asked for or, with an error, none.
+func (c *Client) Fork(ctx context.Context, id string, req api.ForkSandbox) (*api.SandboxForked, error) {
+	out := new(api.SandboxForked)
+	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "fork"}, json: req}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
