@@ -23,6 +23,8 @@ type Record struct {
 	ImageEnv []string `json:"image_env,omitempty"`
 	// Rootfs is what its root is made of below what it has written itself.
 	Rootfs rootfs.Source `json:"rootfs,omitzero"`
+	// Explicit are the limits that were asked for in so many words, and some of which a later change may have replaced.
+	Explicit api.Limits `json:"explicit,omitzero"`
 	// Ephemeral is [Request.Ephemeral].
 	Ephemeral bool `json:"ephemeral,omitempty"`
 }

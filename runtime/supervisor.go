@@ -364,6 +364,7 @@ func (s *Supervisor) reserve(req Request) (*sandbox, error) {
 		},
 		ImageEnv:  slices.Clone(req.ImageEnv),
 		Rootfs:    req.Rootfs,
+		Explicit:  req.Limits,
 		Ephemeral: req.Ephemeral,
 	})
 	s.ops.Add(1)

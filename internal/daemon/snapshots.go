@@ -228,7 +228,7 @@ func (s *Service) forkRequest(t *taken, body *api.ForkSandbox) (runtime.Request,
 // heldLimits are those limits of a sandbox that really hold it. One that is made like it must be held by them too; the others
 // were wishes.
 func heldLimits(rec *runtime.Record) api.Limits {
-	l, held := rec.Limits, api.Limits{Nofile: rec.Limits.Nofile, Pids: rec.Limits.Pids}
+	l, held := rec.Limits, api.Limits{Nofile: rec.Explicit.Nofile, Pids: rec.Limits.Pids}
 	if rec.Enforced.Memory == "cgroup" {
 		held.Memory, held.MemoryHigh, held.Swap, held.OOMGroup = l.Memory, l.MemoryHigh, l.Swap, l.OOMGroup
 	}
