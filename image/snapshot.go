@@ -33,7 +33,7 @@ type Taken struct {
 	sizes   map[string]int64
 
 	released bool
-	held    []string // chain ids below, which are only pinned
+	held     []string // chain ids below, which are only pinned
 }
 
 // Take makes a layer of a snapshot on top of base, which is of the image of that digest. Make has it extracted under the

@@ -75,6 +75,7 @@ it where none is running.
 	exitStatus(root, exitPlain)
 	for _, newCommand := range []func(deps) *cobra.Command{
 		newRun, newCreate, newExec, newPs, newUpdate, newStats, newDiff, newCommit, newRm, newCp,
+		newSnapshot, newSnapshots, newFork,
 		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
 		newAgent,
 		newServe, newShutdown, newDoctor, newVersion,

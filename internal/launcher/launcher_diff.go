@@ -114,6 +114,8 @@ type diffOverlay struct {
 	At    string   `json:"at"`
 	Upper string   `json:"upper"`
 	Lower []string `json:"lower"`
+	// Mounted is layer.Overlay.Mounted.
+	Mounted []string `json:"mounted,omitempty"`
 	// Second stage: descriptors of the same.
 	UpperFD int   `json:"upper_fd,omitempty"`
 	LowerFD []int `json:"lower_fd,omitempty"`
@@ -181,6 +183,9 @@ func (req *DiffRequest) job() (*diffJob, error) {
 		d := diffOverlay{At: strings.TrimPrefix(o.Target, "/"), Upper: o.Upper}
 		if d.At == "" {
 			d.At = "."
+			for _, dir := range source.HostDirs {
+				d.Mounted = append(d.Mounted, strings.TrimPrefix(dir, "/"))
+			}
 		}
 		if req.Layer {
 			d.Upper = filepath.Join(upper, o.Target)
@@ -293,7 +298,7 @@ func diff(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result,
 		if err != nil {
 			return layer.Result{}, fmt.Errorf("open upper directory: %w", err)
 		}
-		overlay := layer.Overlay{At: o.At, Upper: upper}
+		overlay := layer.Overlay{At: o.At, Upper: upper, Mounted: o.Mounted}
 		for _, fd := range o.LowerFD {
 			lower, err := rootOf(fd)
 			if err != nil {

@@ -166,6 +166,54 @@ func TestSnapshotLayersAreCollected(t *testing.T) {
 	check("at the end", 0)
 }
 
+// The differences from the image, and an image that is committed, are of all levels together.
+func TestDiffAndCommitOfWhatStandsOnSnapshots(t *testing.T) {
+	d := start(t)
+	registry := harness.LyingRegistry(t, nil)
+	base := registry.Push(t, "team/base:1", twoLayers(t, "base"))
+	d.MustPull(t, base)
+	s := d.Create(t, api.CreateSandbox{Image: base})
+	s.Sh(t, `umask 022; chmod 700 /; mkdir -p /data/sub /opt; echo 1 > /data/sub/f; echo 1 > /opt/new; rm /says; ln /opt/new /opt/hard`)
+	one := fork(t, d, s.ID, api.ForkSandbox{})[0]
+	one.Sh(t, `rm -r /data/sub; echo 2 > /opt/new; echo 22 > /says; echo 2 > /data/two; rm /opt/hard`)
+	snapshot(t, d, one.ID, api.TakeSnapshot{Name: "two"})
+	s.Delete(t)
+	one.Delete(t)
+	two := d.Create(t, api.CreateSandbox{Snapshot: "two"})
+	two.Sh(t, `rm /data/two; mkdir -p /data/three; echo 333 > /data/three/f`)
+	want := []string{
+		"added directory /data 0", "added directory /data/three 0", "added file /data/three/f 4",
+		"added directory /opt 0", "added file /opt/new 2", "changed file /says 3",
+	}
+	if diff := cmp.Diff(want, diffOf(t, d, two.ID)); diff != "" {
+		t.Errorf("changes (-want +got):\n%s", diff)
+	}
+	before := two.Sh(t, tree)
+	var out api.SandboxCommitted
+	if err := d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/"+two.ID+"/commit", api.CommitSandbox{Reference: "team/made:1", Comment: "why"}, &out); err != nil {
+		t.Fatal(err)
+	}
+	if out.Image.Layers != 5 { // the image's two, two snapshots', and its own
+		t.Errorf("%+v", out.Image)
+	}
+	made := d.Create(t, api.CreateSandbox{Image: "team/made:1"})
+	if diff := cmp.Diff(before, made.Sh(t, tree)); diff != "" {
+		t.Errorf("the committed tree differs (-sandbox +image):\n%s", diff)
+	}
+	if v := verified(t, d); len(v.Problems) != 0 {
+		t.Errorf("verify: %+v", v.Problems)
+	}
+
+	host := d.Create(t, api.CreateSandbox{})
+	host.Sh(t, "echo x > /tmp/mine; mkdir -p /usr/local/mine; echo x > /usr/local/mine/f; rm -f /usr/bin/awk")
+	on := fork(t, d, host.ID, api.ForkSandbox{})[0]
+	on.Sh(t, "rm /tmp/mine; echo yy > /usr/local/mine/f")
+	got := strings.Join(diffOf(t, d, on.ID), "\n")
+	if !strings.Contains(got, "added file /usr/local/mine/f 3") || strings.Contains(got, "/tmp/mine") || !strings.Contains(got, "deleted symlink /usr/bin/awk") {
+		t.Errorf("changes on the host image:\n%s", got)
+	}
+}
+
 // A snapshot holds its image.
 func TestSnapshotHoldsItsImage(t *testing.T) {
 	d := start(t)
