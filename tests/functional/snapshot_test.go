@@ -173,7 +173,7 @@ func TestDiffAndCommitOfWhatStandsOnSnapshots(t *testing.T) {
 	base := registry.Push(t, "team/base:1", twoLayers(t, "base"))
 	d.MustPull(t, base)
 	s := d.Create(t, api.CreateSandbox{Image: base})
-	s.Sh(t, `umask 022; chmod 700 /; mkdir -p /data/sub /opt; echo 1 > /data/sub/f; echo 1 > /opt/new; rm /says; ln /opt/new /opt/hard`)
+	s.Sh(t, `umask 022; mkdir -p /data/sub /opt; ln -s x /data/link; echo 1 > /data/sub/f; echo 1 > /opt/new; rm /says; ln /opt/new /opt/hard`)
 	one := fork(t, d, s.ID, api.ForkSandbox{})[0]
 	one.Sh(t, `rm -r /data/sub; echo 2 > /opt/new; echo 22 > /says; echo 2 > /data/two; rm /opt/hard`)
 	snapshot(t, d, one.ID, api.TakeSnapshot{Name: "two"})
@@ -182,7 +182,7 @@ func TestDiffAndCommitOfWhatStandsOnSnapshots(t *testing.T) {
 	two := d.Create(t, api.CreateSandbox{Snapshot: "two"})
 	two.Sh(t, `rm /data/two; mkdir -p /data/three; echo 333 > /data/three/f`)
 	want := []string{
-		"added directory /data 0", "added directory /data/three 0", "added file /data/three/f 4",
+		"added directory /data 0", "added symlink /data/link 0", "added directory /data/three 0", "added file /data/three/f 4",
 		"added directory /opt 0", "added file /opt/new 2", "changed file /says 3",
 	}
 	if diff := cmp.Diff(want, diffOf(t, d, two.ID)); diff != "" {
