@@ -243,7 +243,7 @@ func (x *extractor) file(dir, base string, hdr *tar.Header, content io.Reader) (
 	}
 	// The owner's bits, which the umask may have taken, are needed to set xattrs. The final mode comes after the
 	// owner, because a change of owner clears the set-id bits.
-	if len(hdr.PAXRecords) > 0 {
+	if hasXattrs(hdr) {
 		if err := unix.Fchmod(fd, 0o600); err != nil {
 			return fmt.Errorf("change mode: %w", err)
 		}
@@ -258,6 +258,16 @@ func (x *extractor) file(dir, base string, hdr *tar.Header, content io.Reader) (
 		return fmt.Errorf("change mode: %w", err)
 	}
 	return x.tree.chtimes(h, base, hdr.ModTime)
+}
+
+// hasXattrs tells headers with extended attributes from those that only have fine times or long names.
+func hasXattrs(hdr *tar.Header) bool {
+	for record := range hdr.PAXRecords {
+		if strings.HasPrefix(record, xattrRecord) {
+			return true
+		}
+	}
+	return false
 }
 
 // create makes an empty file. Mostly nothing is in its place, so that is looked at only when the kernel says so.
