@@ -9,8 +9,9 @@ type SandboxState string
 const (
 	StateCreating SandboxState = "creating" // being prepared; execs are refused
 	StateRunning  SandboxState = "running"  // its init answers; execs are accepted
-	StateStopped  SandboxState = "stopped"  // its processes have ended (deadline, idle timeout, its init was killed); only delete is left
-	StateLost     SandboxState = "lost"     // the launcher that held it died; only delete is left
+	StatePaused   SandboxState = "paused"   // its processes stand still; what would run something in it is refused until it is resumed
+	StateStopped  SandboxState = "stopped"  // its processes have ended (stop, deadline, idle timeout, ...); start runs it again with its files
+	StateLost     SandboxState = "lost"     // the launcher that held it died; start runs it again with its files
 )
 
 // Limits are the ceilings asked for a sandbox. A zero value means "the profile's default"; an explicit value that the

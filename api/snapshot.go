@@ -57,6 +57,12 @@ type ForkSandbox struct {
 	IdleTimeout float64 `json:"idle_timeout,omitempty"`
 }
 
+// RollbackSandbox is the body of POST /v1/sandboxes/{id}/rollback: what the sandbox has written since, and all that runs in it, is
+// lost. Id, name, labels and limits stay, and one that ran or was paused runs again, with a new deadline.
+type RollbackSandbox struct {
+	Snapshot string `json:"snapshot"` // id or name; of a sandbox of the same image, be it this one or another
+}
+
 // SandboxForked is the answer to it: all of them, or with an error none.
 type SandboxForked struct {
 	Sandboxes   []Sandbox `json:"sandboxes"`

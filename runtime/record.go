@@ -23,8 +23,12 @@ type Record struct {
 	ImageEnv []string `json:"image_env,omitempty"`
 	// Rootfs is what its root is made of below what it has written itself.
 	Rootfs rootfs.Source `json:"rootfs,omitzero"`
+	// Timeout is the time that it was given when it was created.
+	Timeout time.Duration `json:"timeout,omitempty"`
 	// Explicit are the limits that were asked for in so many words, and some of which a later change may have replaced.
 	Explicit api.Limits `json:"explicit,omitzero"`
+	// Fresh says that what it has written itself is of no use any more: it was rolled back, and has not run since.
+	Fresh bool `json:"fresh,omitempty"`
 	// Ephemeral is [Request.Ephemeral].
 	Ephemeral bool `json:"ephemeral,omitempty"`
 }

@@ -61,6 +61,7 @@ type Started struct {
 	// and no record.
 	Limits   api.Limits
 	Deadline time.Time
+	Paused   bool
 	// Pidfd refers to the sandbox's init. It becomes readable when init, and with it every process of the sandbox, has
 	// ended. The receiver owns it.
 	Pidfd *os.File
@@ -79,6 +80,10 @@ type Engine interface {
 	// Create returns, init has been executed under every restriction of spec. Control stays the caller's to close. On
 	// error nothing of the sandbox is left. A second Create with one id fails with ErrExists.
 	Create(ctx context.Context, spec *Spec, control *os.File) (*Started, error)
+	// Start runs a sandbox that has ended once more, in the directories that it left, and is like Create in everything else.
+	// One that runs, or is being created, is ErrExists; one that has left nothing ErrNotFound. On error it has ended, as
+	// before.
+	Start(ctx context.Context, spec *Spec, control *os.File) (*Started, error)
 	// List returns the running sandboxes, in no order.
 	List(ctx context.Context) ([]*Started, error)
 	// Leftovers returns the ids of sandboxes that do not run but have left something: ended ones that were not deleted,
@@ -89,6 +94,14 @@ type Engine interface {
 	Delete(ctx context.Context, id string) error
 	// Kill ends every process of a sandbox and waits for it, but leaves its directories to Delete.
 	Kill(ctx context.Context, id string) error
+	// Stop is a Kill that asks first: every process but the init gets SIGTERM (and SIGHUP, if it ignores that), and what has not
+	// ended when the grace, or ctx, ends is killed. It returns when everything has ended.
+	Stop(ctx context.Context, id string, grace time.Duration) error
+	// Pause makes every process of the sandbox stand still, its init too, and returns when they do; they can be killed. What is
+	// paused already stays so. On error they go on.
+	Pause(ctx context.Context, id string) error
+	// Resume ends a pause. What is not paused goes on as it does.
+	Resume(ctx context.Context, id string) error
 	// Update changes a running sandbox as a whole, or fails and changes nothing: with ErrUnenforceable where the host cannot
 	// hold an explicit limit, with ErrInUse where more memory is in use than it would leave. Updates of one sandbox follow one
 	// another, so that an empty one returns when those before it have been made or given up.

@@ -18,9 +18,11 @@ import (
 
 // Errors of the supervisor, beside those of the engine.
 var (
-	ErrState   = errors.New("sandbox is not running")      // it is being created, or has ended
-	ErrTooMany = errors.New("too many sandboxes")          // [Options.MaxSandboxes] exist
-	ErrClosed  = errors.New("the supervisor is shut down") // or about to be
+	ErrState    = errors.New("sandbox is not running")      // it is being created, or has ended
+	ErrPaused   = fmt.Errorf("%w now", ErrState)            // it is to be resumed first
+	ErrNotEnded = errors.New("sandbox has not ended")       // only one that has can be started
+	ErrTooMany  = errors.New("too many sandboxes")          // [Options.MaxSandboxes] exist
+	ErrClosed   = errors.New("the supervisor is shut down") // or about to be
 )
 
 const (
@@ -47,8 +49,15 @@ type Options struct {
 // Supervisor holds all sandboxes of one daemon from their creation to their deletion: it keeps their records, watches
 // their processes, and ends them at their deadline. Its methods may be called from several goroutines.
 //
-// A sandbox is creating, then running, then stopped (its processes have ended) or lost (the launcher that held it is
-// gone). Deleting takes it out of any state but creating.
+// A sandbox is in one of these states. Deleting takes it out of any of them but creating.
+//
+//	          Create              Pause
+//	─▶ creating ───▶ running ◀────────────▶ paused
+//	                  ▲  │       Resume       │
+//	                  │  ├────────────────────┘
+//	                  │  ├── Stop, its deadline, its idle timeout, its init's end ──▶ stopped ──┐
+//	                  │  └── the end of the launcher that held it ──────────────────▶ lost ─────┤
+//	                  └────────────────────────────── Start ───────────────────────────────────┘
 type Supervisor struct {
 	engine  Engine
 	records *records
@@ -59,10 +68,11 @@ type Supervisor struct {
 	ops      sync.WaitGroup // creations and deletions under way
 	watchers sync.WaitGroup
 
-	mu     sync.Mutex
-	closed bool
-	byID   map[string]*sandbox
-	names  map[string]*sandbox
+	mu      sync.Mutex
+	closed  bool
+	closing chan struct{} // closed with it
+	byID    map[string]*sandbox
+	names   map[string]*sandbox
 }
 
 // sandbox is one entry of the supervisor. Its fields are guarded by Supervisor.mu, but for the channels.
@@ -72,6 +82,8 @@ type sandbox struct {
 	dismissed bool     // its watcher shall end
 	active    int      // leases not ended
 	idleSince time.Time
+	turning   string    // "pause" or "resume", while that is being done
+	starting  bool      // by Start; the state is what it was
 	killing   string    // why it is being killed; empty while it may live
 	deletion  *deletion // nil unless someone deletes it now
 	holds     int       // of leases
@@ -97,11 +109,12 @@ func Open(ctx context.Context, dir string, engine Engine, opts Options) (_ *Supe
 	opts.Timeout = cmp.Or(opts.Timeout, defaultTimeout)
 	opts.IdleTimeout = cmp.Or(opts.IdleTimeout, defaultIdleTimeout)
 	s := &Supervisor{
-		engine: engine,
-		opts:   opts,
-		log:    cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
-		byID:   make(map[string]*sandbox),
-		names:  make(map[string]*sandbox),
+		engine:  engine,
+		opts:    opts,
+		log:     cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
+		closing: make(chan struct{}),
+		byID:    make(map[string]*sandbox),
+		names:   make(map[string]*sandbox),
 	}
 	var undo cleanup
 	defer undo.unwind(&err)
@@ -118,6 +131,8 @@ func Open(ctx context.Context, dir string, engine Engine, opts Options) (_ *Supe
 		return nil, fmt.Errorf("adopt sandboxes: %w", err)
 	}
 	undo.release()
+	s.watchers.Add(1)
+	go s.reconciler(context.WithoutCancel(ctx)) // until Close
 	return s, nil
 }
 
@@ -178,8 +193,8 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 			s.log.Info("half-made sandbox removed", "id", rec.ID)
 			continue
 		case st != nil && s.sockets.exists(rec.ID):
-			if rec.State == api.StateCreating { // it was answered, or about to be
-				rec.State = api.StateRunning
+			if state := liveState(st); rec.State != state { // it was answered that it is created, started, paused or resumed, or about to be
+				rec.State, rec.Reason, rec.Fresh = state, "", false
 				if err := s.records.put(rec); err != nil {
 					return err
 				}
@@ -191,7 +206,7 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 			}
 			sb := s.enter(*rec)
 			delete(running, rec.ID)
-			if err := s.run(ctx, sb, st); err != nil {
+			if err := s.run(ctx, sb, rec, st); err != nil {
 				return fmt.Errorf("watch sandbox %s: %w", rec.ID, err)
 			}
 			s.log.Info("sandbox adopted", "id", rec.ID, "name", rec.Name)
@@ -236,7 +251,7 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 	}
 	return s.sockets.removeStale(func(id string) bool {
 		sb := s.byID[id]
-		return sb != nil && sb.rec.State == api.StateRunning
+		return sb != nil && lives(sb.rec.State)
 	})
 }
 
@@ -304,7 +319,7 @@ func (s *Supervisor) Create(ctx context.Context, req Request) (_ Record, err err
 		return Record{}, errors.Join(err, started.Pidfd.Close())
 	}
 	rec.State, rec.Enforced, rec.PID = api.StateRunning, started.Enforced, PIDOf(started.Pidfd)
-	if err := s.run(ctx, sb, started); err != nil {
+	if err := s.run(ctx, sb, &rec, started); err != nil {
 		return Record{}, err
 	}
 	undo.release()
@@ -362,9 +377,10 @@ func (s *Supervisor) reserve(req Request) (*sandbox, error) {
 			Deadline:    now.Add(cmp.Or(req.Timeout, s.opts.Timeout)),
 			IdleTimeout: cmp.Or(req.IdleTimeout, s.opts.IdleTimeout).Seconds(),
 		},
+		Timeout:   cmp.Or(req.Timeout, s.opts.Timeout),
+		Explicit:  req.Limits,
 		ImageEnv:  slices.Clone(req.ImageEnv),
 		Rootfs:    req.Rootfs,
-		Explicit:  req.Limits,
 		Ephemeral: req.Ephemeral,
 	})
 	s.ops.Add(1)
@@ -402,9 +418,11 @@ func (sb *sandbox) markGone() {
 func (l *Lease) AfterGone(f func()) (stop func()) {
 	l.s.mu.Lock()
 	defer l.s.mu.Unlock()
-	if l.sb.isGone {
+	select {
+	case <-l.Gone: // also where it has been started again since
 		f()
 		return func() {}
+	default:
 	}
 	if l.sb.afterGone == nil {
 		l.sb.afterGone = make(map[*func()]struct{})
@@ -417,8 +435,8 @@ func (l *Lease) AfterGone(f func()) (stop func()) {
 	}
 }
 
-// run makes a started sandbox the state running and watches it.
-func (s *Supervisor) run(ctx context.Context, sb *sandbox, started *Started) error {
+// run makes a started sandbox the state running, with the deadline of rec, and watches it.
+func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started *Started) error {
 	pid := PIDOf(started.Pidfd)
 	pidfd, err := pollable(started.Pidfd)
 	if err != nil {
@@ -429,12 +447,23 @@ func (s *Supervisor) run(ctx context.Context, sb *sandbox, started *Started) err
 	sb.pidfd = pidfd
 	sb.idleSince = time.Now()
 	sb.watched = make(chan struct{})
-	sb.rec.State, sb.rec.Reason = api.StateRunning, ""
+	if sb.isGone { // started again
+		sb.isGone, sb.gone, sb.killing, sb.dismissed = false, make(chan struct{}), "", false
+	}
+	sb.rec.State, sb.rec.Reason, sb.rec.Deadline = liveState(started), "", rec.Deadline
 	sb.rec.Enforced, sb.rec.PID = started.Enforced, pid
 	s.arm(sb)
 	s.watchers.Add(1)
 	go s.watch(context.WithoutCancel(ctx), sb) // it outlives the request, and ends when it is dismissed
 	return nil
+}
+
+// liveState is the state that the engine says: a crash may have been between its pause and the record.
+func liveState(started *Started) api.SandboxState {
+	if started.Paused {
+		return api.StatePaused
+	}
+	return api.StateRunning
 }
 
 // Get returns the sandbox with this id or name.
@@ -527,28 +556,50 @@ func (s *Supervisor) Begin(ref string) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
+	return s.lease(sb), nil
+}
+
+// lease needs mu.
+func (s *Supervisor) lease(sb *sandbox) *Lease {
 	sb.active++
-	return &Lease{Record: sb.rec.clone(), Socket: s.sockets.pathOf(sb.rec.ID), Gone: sb.gone, s: s, sb: sb}, nil
+	return &Lease{Record: sb.rec.clone(), Socket: s.sockets.pathOf(sb.rec.ID), Gone: sb.gone, s: s, sb: sb}
 }
 
 // usable finds a sandbox that runs and shall go on running; others are ErrState. It needs mu.
 func (s *Supervisor) usable(ref string) (*sandbox, error) {
+	sb, err := s.alive(ref)
+	switch {
+	case err != nil:
+		return nil, err
+	case sb.turning != "":
+		return nil, fmt.Errorf("%w: to %s %s (%s) is under way", ErrPaused, sb.turning, sb.rec.Name, sb.rec.ID)
+	case sb.rec.State == api.StatePaused:
+		return nil, fmt.Errorf("%w: %s (%s) is paused", ErrPaused, sb.rec.Name, sb.rec.ID)
+	}
+	return sb, nil
+}
+
+// alive finds a sandbox that runs or is paused, and shall not end; others are ErrState. It needs mu.
+func (s *Supervisor) alive(ref string) (*sandbox, error) {
 	sb, err := s.find(ref)
 	if err != nil {
 		return nil, err
 	}
-	switch {
+	switch lives := lives(sb.rec.State); {
 	case sb.deletion != nil:
 		return nil, fmt.Errorf("%w: %s (%s) is being deleted", ErrState, sb.rec.Name, sb.rec.ID)
-	case sb.rec.State == api.StateRunning && sb.killing != "":
+	case lives && sb.killing != "":
 		return nil, fmt.Errorf("%w: %s (%s) is being stopped: %s", ErrState, sb.rec.Name, sb.rec.ID, sb.killing)
-	case sb.rec.State != api.StateRunning && sb.rec.Reason != "":
+	case !lives && sb.rec.Reason != "":
 		return nil, fmt.Errorf("%w: %s (%s) is %s: %s", ErrState, sb.rec.Name, sb.rec.ID, sb.rec.State, sb.rec.Reason)
-	case sb.rec.State != api.StateRunning:
+	case !lives:
 		return nil, fmt.Errorf("%w: %s (%s) is %s", ErrState, sb.rec.Name, sb.rec.ID, sb.rec.State)
 	}
 	return sb, nil
 }
+
+// lives says that a sandbox of this state has processes.
+func lives(state api.SandboxState) bool { return state == api.StateRunning || state == api.StatePaused }
 
 // End gives the lease back; the idle time counts from the last End. A second call does nothing.
 func (l *Lease) End() {
@@ -578,7 +629,7 @@ func (l *Lease) Hold() (release func()) {
 func (l *Lease) Held() time.Time {
 	l.s.mu.Lock()
 	defer l.s.mu.Unlock()
-	if l.sb.holds > 0 {
+	if l.sb.holds > 0 || l.sb.turning != "" || l.sb.rec.State == api.StatePaused {
 		return time.Now()
 	}
 	return l.sb.heldUntil
@@ -600,6 +651,8 @@ func (s *Supervisor) Read(ref string) (Record, <-chan struct{}, error) {
 		return Record{}, nil, fmt.Errorf("%w: %s (%s) is being deleted", ErrState, sb.rec.Name, sb.rec.ID)
 	case sb.rec.State == api.StateCreating:
 		return Record{}, nil, fmt.Errorf("%w: %s (%s) is being created", ErrState, sb.rec.Name, sb.rec.ID)
+	case sb.rec.Fresh:
+		return Record{}, nil, errFresh(&sb.rec)
 	}
 	return sb.rec.clone(), sb.doomed, nil
 }
@@ -609,18 +662,20 @@ func (s *Supervisor) Read(ref string) (Record, <-chan struct{}, error) {
 func (s *Supervisor) Kill(ctx context.Context, id, reason string) error {
 	s.mu.Lock()
 	sb, err := s.find(id)
-	if err == nil && sb.rec.State == api.StateRunning && sb.killing == "" {
-		sb.killing = reason
-	}
-	s.mu.Unlock()
 	if err != nil {
+		s.mu.Unlock()
 		return err
 	}
+	if lives(sb.rec.State) && sb.killing == "" {
+		sb.killing = reason
+	}
+	gone := sb.gone
+	s.mu.Unlock()
 	if err := ignoreNotFound(s.engine.Kill(ctx, sb.rec.ID)); err != nil {
 		return fmt.Errorf("kill sandbox %s: %w", sb.rec.ID, err)
 	}
 	select {
-	case <-sb.gone:
+	case <-gone:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("wait for the end of sandbox %s: %w", sb.rec.ID, context.Cause(ctx))
@@ -630,7 +685,7 @@ func (s *Supervisor) Kill(ctx context.Context, id, reason string) error {
 // Stats is what the kernel counts of the sandbox with this id or name. It does not count as a use of it.
 func (s *Supervisor) Stats(ctx context.Context, ref string) (api.Stats, error) {
 	s.mu.Lock()
-	sb, err := s.usable(ref)
+	sb, err := s.alive(ref)
 	s.mu.Unlock()
 	if err != nil {
 		return api.Stats{}, err
@@ -670,9 +725,9 @@ func (s *Supervisor) Delete(ctx context.Context, ref string) error {
 			return context.Cause(ctx)
 		}
 	}
-	if sb.rec.State == api.StateCreating {
+	if sb.rec.State == api.StateCreating || sb.starting {
 		s.mu.Unlock()
-		return fmt.Errorf("%w: %s is still being created", ErrState, sb.rec.Name)
+		return fmt.Errorf("%w: %s is still being created or started", ErrState, sb.rec.Name)
 	}
 	d := sb.beginDeletion()
 	s.ops.Add(1)
@@ -737,6 +792,7 @@ func (s *Supervisor) Close(ctx context.Context, keep bool) error {
 		return ErrClosed
 	}
 	s.closed = true
+	close(s.closing)
 	s.mu.Unlock()
 
 	// Creations and deletions are bounded by their own contexts and by undoTimeout.

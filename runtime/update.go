@@ -8,7 +8,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Update changes a running sandbox. It calls edit with a copy of the record, and what edit makes of its limits, labels,
+// Update changes a running or paused sandbox. It calls edit with a copy of the record, and what edit makes of its limits, labels,
 // deadline and idle timeout is applied as a whole or not at all; when Update returns, it holds and is on disk. Edit returns
 // those limits that were asked for in so many words, and may refuse. It must not call the supervisor.
 //
@@ -22,20 +22,22 @@ func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Reco
 		s.mu.Unlock()
 		return Record{}, ErrClosed
 	}
+	found, err := s.alive(ref)
+	if err != nil {
+		s.mu.Unlock()
+		return Record{}, err
+	}
+	lease := s.lease(found) // a use, from whose end the idle time counts
 	s.ops.Add(1)
 	s.mu.Unlock()
 	defer s.ops.Done()
-	lease, err := s.Begin(ref) // a use, from whose end the idle time counts
-	if err != nil {
-		return Record{}, err
-	}
 	defer lease.End()
 	sb := lease.sb
 	<-sb.saved
 	sb.write.Lock()
 	defer sb.write.Unlock()
 	s.mu.Lock()
-	now, err := s.usable(sb.rec.ID) // still; its name may be another's by now
+	now, err := s.alive(sb.rec.ID) // still; its name may be another's by now
 	if err == nil && now != sb {
 		err = fmt.Errorf("%w: %q", ErrNotFound, ref)
 	}
@@ -50,6 +52,7 @@ func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Reco
 		return Record{}, err
 	}
 	next := was // nothing but the four
+	next.Explicit = mergeLimits(explicit, was.Explicit)
 	next.Limits, next.Labels, next.Deadline, next.IdleTimeout = edited.Limits, edited.Labels, edited.Deadline, edited.IdleTimeout
 	if err := s.change(context.WithoutCancel(ctx), sb, &was, &next, explicit); err != nil {
 		return Record{}, fmt.Errorf("update sandbox %s: %w", was.Name, err)
@@ -97,6 +100,7 @@ func (s *Supervisor) show(sb *sandbox, rec *Record) Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sb.rec.Limits, sb.rec.Labels, sb.rec.Enforced = rec.Limits, rec.Labels, rec.Enforced
+	sb.rec.Explicit = rec.Explicit
 	sb.rec.Deadline, sb.rec.IdleTimeout = rec.Deadline, rec.IdleTimeout
 	s.arm(sb)
 	return sb.rec.clone()

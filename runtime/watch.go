@@ -20,7 +20,7 @@ func (s *Supervisor) arm(sb *sandbox) {
 		return
 	}
 	at := sb.rec.Deadline
-	if idle := sb.idleAt(); sb.active == 0 && idle.Before(at) {
+	if idle := sb.idleAt(); sb.canIdle() && idle.Before(at) {
 		at = idle
 	}
 	// Only a closed pidfd refuses a deadline, and then nobody waits.
@@ -36,6 +36,9 @@ func (s *Supervisor) dismiss(sb *sandbox) {
 	// Not Close: the poller's error for it cannot be told from others.
 	_ = sb.pidfd.SetReadDeadline(time.Unix(1, 0)) // fails only where the watcher has ended
 }
+
+// canIdle says that the idle time runs. That of a paused sandbox does not: nobody can use it.
+func (sb *sandbox) canIdle() bool { return sb.active == 0 && sb.rec.State == api.StateRunning }
 
 func (sb *sandbox) idleAt() time.Time { return sb.idleSince.Add(sb.idleTimeout()) }
 
@@ -78,7 +81,7 @@ func (s *Supervisor) expire(ctx context.Context, sb *sandbox) bool {
 	case sb.killing != "": // once more
 	case !now.Before(sb.rec.Deadline):
 		sb.killing = "deadline reached"
-	case sb.active == 0 && !now.Before(sb.idleAt()):
+	case sb.canIdle() && !now.Before(sb.idleAt()):
 		sb.killing = fmt.Sprintf("idle for %s", sb.idleTimeout())
 	default:
 		s.arm(sb)

@@ -82,3 +82,32 @@ func (c *Client) Commit(ctx context.Context, id string, req api.CommitSandbox) (
 func (c *Client) DeleteSandbox(ctx context.Context, id string) error {
 	return c.call(ctx, request{method: http.MethodDelete, path: []string{"v1", "sandboxes", id}}, maxAnswer, nil)
 }
+
+// StopSandbox ends every process of a sandbox and keeps its files. When it returns, it is stopped.
+func (c *Client) StopSandbox(ctx context.Context, id string, req api.StopSandbox) (*api.Sandbox, error) {
+	return c.turn(ctx, id, "stop", req)
+}
+
+// StartSandbox runs a sandbox that has ended once more, with its files. When it returns, execs are accepted.
+func (c *Client) StartSandbox(ctx context.Context, id string, req api.StartSandbox) (*api.Sandbox, error) {
+	return c.turn(ctx, id, "start", req)
+}
+
+// PauseSandbox makes every process of a sandbox stand still, as it is, until ResumeSandbox.
+func (c *Client) PauseSandbox(ctx context.Context, id string) (*api.Sandbox, error) {
+	return c.turn(ctx, id, "pause", struct{}{})
+}
+
+// ResumeSandbox lets a paused sandbox go on.
+func (c *Client) ResumeSandbox(ctx context.Context, id string) (*api.Sandbox, error) {
+	return c.turn(ctx, id, "resume", struct{}{})
+}
+
+// turn brings a sandbox into another state.
+func (c *Client) turn(ctx context.Context, id, verb string, req any) (*api.Sandbox, error) {
+	out := new(api.Sandbox)
+	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, verb}, json: req}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}

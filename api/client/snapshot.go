@@ -53,3 +53,12 @@ func (c *Client) Fork(ctx context.Context, id string, req api.ForkSandbox) (*api
 	}
 	return out, nil
 }
+
+// Rollback gives a sandbox the files of a snapshot in the place of its own.
+func (c *Client) Rollback(ctx context.Context, id string, req api.RollbackSandbox) (*api.Sandbox, error) {
+	out := new(api.Sandbox)
+	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "rollback"}, json: req}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}

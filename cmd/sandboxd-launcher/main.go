@@ -90,7 +90,7 @@ func open(setup *launcher.Setup) (*launcher.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	layers, err := launcher.OpenLayers(setup.IDs, setup.Single)
+	layers, err := launcher.OpenLayers(setup.IDs, setup.Single, engine.Freezer())
 	if err != nil {
 		return nil, err
 	}

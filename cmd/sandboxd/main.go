@@ -74,8 +74,8 @@ it where none is running.
 	root.SetUsageTemplate(root.UsageTemplate() + exitStatusTemplate)
 	exitStatus(root, exitPlain)
 	for _, newCommand := range []func(deps) *cobra.Command{
-		newRun, newCreate, newExec, newPs, newUpdate, newStats, newDiff, newCommit, newRm, newCp,
-		newSnapshot, newSnapshots, newFork,
+		newRun, newCreate, newExec, newPs, newStop, newStart, newPause, newResume, newUpdate, newStats, newDiff, newCommit, newRm, newCp,
+		newSnapshot, newSnapshots, newFork, newRollback,
 		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
 		newAgent,
 		newServe, newShutdown, newDoctor, newVersion,

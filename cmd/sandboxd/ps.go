@@ -70,7 +70,7 @@ func runPs(ctx context.Context, opts psOptions, d deps) error {
 		if s.Reason != "" {
 			state += " (" + s.Reason + ")"
 		}
-		if s.State != api.StateRunning && s.State != api.StateCreating {
+		if s.State == api.StateStopped || s.State == api.StateLost {
 			ends = "-"
 		}
 		rows = append(rows, []string{s.ID, s.Name, s.Image, state, since(s.CreatedAt), ends})

@@ -48,6 +48,10 @@ var routes = []route{
 	{"GET", "/v1/sandboxes/{id}", owner, (*Daemon).getSandbox},
 	{"PATCH", "/v1/sandboxes/{id}", owner, (*Daemon).patchSandbox},
 	{"DELETE", "/v1/sandboxes/{id}", owner, (*Daemon).deleteSandbox},
+	{"POST", "/v1/sandboxes/{id}/start", owner, (*Daemon).postStart},
+	{"POST", "/v1/sandboxes/{id}/stop", owner, (*Daemon).postStop},
+	{"POST", "/v1/sandboxes/{id}/pause", owner, (*Daemon).postPause},
+	{"POST", "/v1/sandboxes/{id}/resume", owner, (*Daemon).postResume},
 	{"GET", "/v1/sandboxes/{id}/stats", owner, (*Daemon).getStats},
 	{"GET", "/v1/sandboxes/{id}/diff", owner, (*Daemon).getDiff},
 	{"POST", "/v1/sandboxes/{id}/commit", owner, (*Daemon).postCommit},
@@ -55,6 +59,7 @@ var routes = []route{
 	{"POST", "/v1/sandboxes/{id}/snapshots", owner, (*Daemon).postSnapshot},
 	{"GET", "/v1/sandboxes/{id}/snapshots", owner, (*Daemon).getSandboxSnapshots},
 	{"POST", "/v1/sandboxes/{id}/fork", owner, (*Daemon).postFork},
+	{"POST", "/v1/sandboxes/{id}/rollback", owner, (*Daemon).postRollback},
 
 	{"GET", "/v1/snapshots", owner, (*Daemon).getSnapshots},
 	{"GET", "/v1/snapshots/{snapshot}", owner, (*Daemon).getSnapshot},

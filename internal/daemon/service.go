@@ -123,9 +123,9 @@ func (s *Service) GetSandbox(ref string) (api.Sandbox, error) {
 // ListSandboxes returns the sandboxes that the filter chooses, oldest first.
 func (s *Service) ListSandboxes(filter runtime.Filter) (api.SandboxList, error) {
 	switch filter.State {
-	case "", api.StateCreating, api.StateRunning, api.StateStopped, api.StateLost:
+	case "", api.StateCreating, api.StateRunning, api.StatePaused, api.StateStopped, api.StateLost:
 	default:
-		return api.SandboxList{}, invalidf("state %q: must be creating, running, stopped or lost", clip(string(filter.State)))
+		return api.SandboxList{}, invalidf("state %q: must be creating, running, paused, stopped or lost", clip(string(filter.State)))
 	}
 	if filter.Limit < 0 {
 		return api.SandboxList{}, invalidf("limit %d: must not be negative", filter.Limit)

@@ -45,6 +45,7 @@ func (s *Service) take(ctx context.Context, ref string) (*taken, error) {
 			rec.Name, rec.ID, n, len(rec.Rootfs.Snapshots), rootfs.MaxLayers))
 	}
 	t := &taken{of: rec}
+	ended := false
 	hold := func() (release func()) { return func() {} }
 	switch lease, err := s.supervisor.Begin(rec.ID); {
 	case err == nil:
@@ -52,8 +53,9 @@ func (s *Service) take(ctx context.Context, ref string) (*taken, error) {
 		hold = lease.Hold
 	case !errors.Is(err, runtime.ErrState):
 		return nil, err
-	default: // it has ended, and nothing writes
-		t.consistent = true
+	default: // it has ended, or is paused in a cgroup, and nothing writes
+		ended = rec.State == api.StateStopped || rec.State == api.StateLost
+		t.consistent = ended
 	}
 	req.Freeze = true
 	t.Taken, t.result, err = s.images.Take(ctx, rec.ImageDigest, rec.Rootfs, func(ctx context.Context, chainID string) (layer.Result, error) {
@@ -65,6 +67,10 @@ func (s *Service) take(ctx context.Context, ref string) (*taken, error) {
 	})
 	if err != nil {
 		return nil, err
+	}
+	// One that was started and has ended again has another deadline.
+	if now, err := s.supervisor.Get(rec.ID); ended && (err != nil || now.State != rec.State || !now.Deadline.Equal(rec.Deadline)) {
+		t.consistent = false
 	}
 	return t, nil
 }
@@ -244,6 +250,32 @@ func heldLimits(rec *runtime.Record) api.Limits {
 	return held
 }
 
+// Rollback gives a sandbox the files of a snapshot of the same image in the place of its own.
+func (s *Service) Rollback(ctx context.Context, ref string, body api.RollbackSandbox) (api.Sandbox, error) {
+	if body.Snapshot == "" || validateName(body.Snapshot) != nil {
+		return api.Sandbox{}, invalidf("snapshot %q: not an id or name", clip(body.Snapshot))
+	}
+	rec, err := s.supervisor.Get(ref)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	snap, release, err := s.images.AcquireSnapshot(body.Snapshot)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	defer s.settle(ctx) // it may have been the last on another one
+	defer release()
+	if err := runtime.CanRollBack(&rec, &snap.Rootfs); err != nil {
+		return api.Sandbox{}, classify(errUnreadable, fmt.Errorf("roll back to snapshot %s: %w", body.Snapshot, err))
+	}
+	profile, _, err := s.opts.Profile(rec.Profile)
+	if err != nil {
+		return api.Sandbox{}, fmt.Errorf("profile %q: %w", rec.Profile, err)
+	}
+	rec, err = s.supervisor.Rollback(ctx, rec.ID, snap.Rootfs, snap.ID, runtime.StartRequest{Profile: profile})
+	return rec.Sandbox, err
+}
+
 // createAll makes count sandboxes, or on error none.
 func (s *Service) createAll(ctx context.Context, request runtime.Request, count int, names []string) ([]api.Sandbox, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -339,6 +371,18 @@ func (d *Daemon) postFork(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return writeJSON(w, http.StatusCreated, out)
+}
+
+func (d *Daemon) postRollback(w http.ResponseWriter, r *http.Request) error {
+	var body api.RollbackSandbox
+	if err := readJSON(w, r, maxBody, &body); err != nil {
+		return err
+	}
+	sb, err := d.service.Rollback(r.Context(), r.PathValue("id"), body)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, sb)
 }
 
 func (d *Daemon) getSnapshots(w http.ResponseWriter, r *http.Request) error {

@@ -26,6 +26,10 @@
 //
 //	── create {spec} + control socket ─────▶
 //	◀── {started} + pidfd of the init ──────
+//	── start {spec} + control socket ──────▶  the same of one that has ended, in the directories that it left
+//	◀── {started} + pidfd of the init ──────
+//	── stop {id, grace} ───────────────────▶  SIGTERM to all but the init; after the grace the kernel kills the rest
+//	◀── {} ─────────────────────────────────  everything has ended
 //	── list ───────────────────────────────▶
 //	◀── {started…} + one pidfd each ────────
 //	── apply {chain id, …} + blob ─────────▶  unpacks in a confined child (stage "apply")
@@ -38,11 +42,13 @@
 //	◀── {diff id, bytes, entries}, frozen ──  the layer is complete and synced
 //	── update {id, change} ────────────────▶  all of it or nothing
 //	◀── {enforced} ─────────────────────────
-//	── leftovers | delete | kill | stats | remove-layer | info | shutdown ──▶
+//	── pause {id} ─────────────────────────▶  by the freezer, or by SIGSTOP where there is no cgroup
+//	◀── {} ─────────────────────────────────  every process stands still; list tells of it
+//	── resume | leftovers | delete | kill | stats | remove-layer | info | shutdown ──▶
 //	◀── {} ─────────────────────────────────
 //
 // Who closes the connection before the answer has given up: apply and diff then end, their child is killed and what they
-// froze goes on. A sandbox is frozen for a diff for 15 minutes at most, after which the diff fails. The other requests take
+// froze goes on; the grace of a stop is over. A sandbox is frozen for a diff for 15 minutes at most, after which the diff fails. The other requests take
 // milliseconds and are done in any case.
 //
 // # The child that unpacks layers

@@ -189,13 +189,22 @@ func exchange(ctx context.Context, conn *net.UnixConn, req *request, files ...*o
 
 // Create implements runtime.Engine.
 func (c *Client) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
-	resp, files, err := c.call(ctx, &request{Op: opCreate, Spec: spec}, control)
+	return c.run(ctx, opCreate, spec, control)
+}
+
+// Start implements runtime.Engine.
+func (c *Client) Start(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	return c.run(ctx, opStart, spec, control)
+}
+
+func (c *Client) run(ctx context.Context, what op, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	resp, files, err := c.call(ctx, &request{Op: what, Spec: spec}, control)
 	if err != nil {
 		return nil, err
 	}
 	if len(resp.Started) != 1 || resp.Started[0].ID != spec.ID {
 		closeAll(files)
-		return nil, fmt.Errorf("launcher create: answer is not about sandbox %s", spec.ID)
+		return nil, fmt.Errorf("launcher %s: answer is not about sandbox %s", what, spec.ID)
 	}
 	return resp.Started[0].started(files[0]), nil
 }
@@ -248,6 +257,24 @@ func (c *Client) Delete(ctx context.Context, id string) error {
 // Kill implements runtime.Engine.
 func (c *Client) Kill(ctx context.Context, id string) error {
 	_, _, err := c.call(ctx, &request{Op: opKill, ID: id})
+	return err
+}
+
+// Stop implements runtime.Engine.
+func (c *Client) Stop(ctx context.Context, id string, grace time.Duration) error {
+	_, _, err := c.call(ctx, &request{Op: opStop, ID: id, Grace: grace})
+	return err
+}
+
+// Pause implements runtime.Engine.
+func (c *Client) Pause(ctx context.Context, id string) error {
+	_, _, err := c.call(ctx, &request{Op: opPause, ID: id})
+	return err
+}
+
+// Resume implements runtime.Engine.
+func (c *Client) Resume(ctx context.Context, id string) error {
+	_, _, err := c.call(ctx, &request{Op: opResume, ID: id})
 	return err
 }
 

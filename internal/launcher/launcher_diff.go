@@ -226,7 +226,7 @@ func (l *Layers) still(ctx context.Context, req *DiffRequest) (_ context.Context
 		return ctx, func() error { return nil }, false, nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, maxFrozen, fmt.Errorf("it took longer than the %s that a sandbox is frozen for at most", maxFrozen))
-	goOn, frozen, err := l.freezer.freeze(ctx, filepath.Join(CgroupDir, req.ID))
+	goOn, frozen, err := l.freezer.Freeze(ctx, filepath.Join(CgroupDir, req.ID))
 	if err != nil {
 		cancel()
 		return nil, nil, false, fmt.Errorf("sandbox %s: %w", req.ID, err)
@@ -332,14 +332,17 @@ func diff(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result,
 // freezeTimeout bounds the wait for a sandbox to stand still. A process in an uninterruptible sleep can exceed it.
 const freezeTimeout = 10 * time.Second
 
-// freezer counts who wants a sandbox frozen: the last one thaws it.
-type freezer struct {
+// Freezer counts who wants a sandbox frozen: the last one thaws it.
+type Freezer struct {
 	mu     sync.Mutex
 	frozen map[string]int
 }
 
-// freeze stops what runs in the cgroup dir until thaw is called. Without a cgroup it does nothing and says so.
-func (f *freezer) freeze(ctx context.Context, dir string) (thaw func() error, frozen bool, err error) {
+// NewFreezer returns one for all who freeze the same cgroups.
+func NewFreezer() *Freezer { return &Freezer{frozen: make(map[string]int)} }
+
+// Freeze stops what runs in the cgroup dir until thaw is called. Without a cgroup it does nothing and says so.
+func (f *Freezer) Freeze(ctx context.Context, dir string) (thaw func() error, frozen bool, err error) {
 	f.mu.Lock()
 	f.frozen[dir]++
 	f.mu.Unlock()

@@ -32,15 +32,15 @@ type Layers struct {
 	slots  chan struct{} // for extracting
 	diffs  chan struct{} // for reading what sandboxes have changed
 
-	freezer freezer
+	freezer *Freezer
 
 	mu      sync.Mutex
 	serial  int
 	working map[string]chan struct{} // chain ids being extracted; closed when done
 }
 
-// OpenLayers removes what an interrupted extraction left.
-func OpenLayers(ids []idmap.Range, single bool) (*Layers, error) {
+// OpenLayers removes what an interrupted extraction left. The freezer is that of the sandboxes that are read.
+func OpenLayers(ids []idmap.Range, single bool, freezer *Freezer) (*Layers, error) {
 	entries, err := os.ReadDir(LayersDir)
 	if err != nil {
 		return nil, fmt.Errorf("read layers: %w", err)
@@ -54,7 +54,7 @@ func OpenLayers(ids []idmap.Range, single bool) (*Layers, error) {
 	}
 	return &Layers{
 		ids: ids, single: single, slots: make(chan struct{}, 2), diffs: make(chan struct{}, 4), working: make(map[string]chan struct{}),
-		freezer: freezer{frozen: make(map[string]int)},
+		freezer: freezer,
 	}, nil
 }
 

@@ -144,9 +144,9 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 		return
 	}
 	work, done := ctx, func() {}
-	if req.Op == opApply || req.Op == opDiff || req.Op == opSnapshot {
-		// They take as long as the daemon, or the one who wrote the layer, likes. The others take milliseconds and are not left
-		// half done.
+	if req.Op == opApply || req.Op == opDiff || req.Op == opSnapshot || req.Op == opStop {
+		// They take as long as the daemon, the one who wrote the layer, or the sandbox likes. The others take milliseconds and are
+		// not left half done.
 		work, done = s.whileAsked(ctx, c)
 	}
 	resp, out := s.handle(work, &req, files)
@@ -158,6 +158,11 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 			// Nobody knows of it. A daemon that wants it gone may have asked before it was there.
 			if err := s.Engine.Delete(ctx, req.Spec.ID); err != nil && !errors.Is(err, runtime.ErrNotFound) {
 				s.Log.Warn("sandbox is left", "id", req.Spec.ID, "err", err)
+			}
+		}
+		if req.Op == opStart && resp.Error == nil {
+			if err := s.Engine.Kill(ctx, req.Spec.ID); err != nil && !errors.Is(err, runtime.ErrNotFound) {
+				s.Log.Warn("sandbox goes on", "id", req.Spec.ID, "err", err)
 			}
 		}
 	}
@@ -194,7 +199,8 @@ func (s *Server) whileAsked(ctx context.Context, c *net.UnixConn) (_ context.Con
 // handle does what was asked. The files that it returns are the response's and closed after it was sent.
 func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*response, []*os.File) {
 	want := 0
-	if req.Op == opCreate || req.Op == opApply || req.Op == opDiff {
+	switch req.Op {
+	case opCreate, opStart, opApply, opDiff:
 		want = 1
 	}
 	if len(files) != want {
@@ -211,11 +217,15 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 			return resp, []*os.File{os.NewFile(uintptr(fd), "pidfd")}
 		}
 		err = fmt.Errorf("launcher info: open own pidfd: %w", err)
-	case opCreate:
+	case opCreate, opStart:
+		run := s.Engine.Create
+		if req.Op == opStart {
+			run = s.Engine.Start
+		}
 		var st *runtime.Started
 		if req.Spec == nil {
-			err = errors.New("launcher create: no spec")
-		} else if st, err = s.Engine.Create(ctx, req.Spec, files[0]); err == nil {
+			err = fmt.Errorf("launcher %s: no spec", req.Op)
+		} else if st, err = run(ctx, req.Spec, files[0]); err == nil {
 			started = append(started, st)
 		}
 	case opList:
@@ -237,6 +247,12 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		resp.IDs, err = s.Engine.Leftovers(ctx)
 	case opKill:
 		err = s.Engine.Kill(ctx, req.ID)
+	case opStop:
+		err = s.Engine.Stop(ctx, req.ID, req.Grace)
+	case opPause:
+		err = s.Engine.Pause(ctx, req.ID)
+	case opResume:
+		err = s.Engine.Resume(ctx, req.ID)
 	case opDelete:
 		err = s.Engine.Delete(ctx, req.ID)
 	case opUpdate:
@@ -290,7 +306,7 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	}
 	var out []*os.File
 	for _, st := range started {
-		resp.Started = append(resp.Started, wireStarted{ID: st.ID, Enforced: st.Enforced, Limits: st.Limits, Deadline: st.Deadline})
+		resp.Started = append(resp.Started, wireStarted{ID: st.ID, Enforced: st.Enforced, Limits: st.Limits, Deadline: st.Deadline, Paused: st.Paused})
 		out = append(out, st.Pidfd)
 	}
 	return resp, out

@@ -30,9 +30,13 @@ const (
 	opSession     op = "session"
 	opInfo        op = "info"
 	opCreate      op = "create"
+	opStart       op = "start"
 	opList        op = "list"
 	opLeftovers   op = "leftovers"
 	opKill        op = "kill"
+	opStop        op = "stop"
+	opPause       op = "pause"
+	opResume      op = "resume"
 	opDelete      op = "delete"
 	opUpdate      op = "update"
 	opStats       op = "stats"
@@ -47,9 +51,10 @@ const (
 // request is the one message of a connection from the daemon.
 type request struct {
 	Op     op                  `json:"op"`
-	ID     string              `json:"id,omitempty"`     // kill, delete, update, stats, oom-kills
+	ID     string              `json:"id,omitempty"`     // stop, pause, resume, kill, delete, update, stats, oom-kills
 	After  string              `json:"after,omitempty"`  // list: the last id of the answer before
-	Spec   *runtime.Spec       `json:"spec,omitempty"`   // create; with the control socket
+	Spec   *runtime.Spec       `json:"spec,omitempty"`   // create, start; with the control socket
+	Grace  time.Duration       `json:"grace,omitempty"`  // stop
 	Change *runtime.Change     `json:"change,omitempty"` // update
 	Apply  *layer.ApplyRequest `json:"apply,omitempty"`  // with the blob
 	Diff   *DiffRequest        `json:"diff,omitempty"`   // with the pipe to write to
@@ -76,10 +81,11 @@ type wireStarted struct {
 	Enforced api.Enforced `json:"enforced"`
 	Limits   api.Limits   `json:"limits"`
 	Deadline time.Time    `json:"deadline"`
+	Paused   bool         `json:"paused,omitempty"`
 }
 
 func (w *wireStarted) started(pidfd *os.File) *runtime.Started {
-	return &runtime.Started{ID: w.ID, Enforced: w.Enforced, Limits: w.Limits, Deadline: w.Deadline, Pidfd: pidfd}
+	return &runtime.Started{ID: w.ID, Enforced: w.Enforced, Limits: w.Limits, Deadline: w.Deadline, Paused: w.Paused, Pidfd: pidfd}
 }
 
 // DiffRequest asks for what a sandbox, be it running or not, has changed of its rootfs.

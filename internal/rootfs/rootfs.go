@@ -28,6 +28,11 @@ func (s *Source) Clone() Source {
 	return Source{Layers: slices.Clone(s.Layers), HostDirs: slices.Clone(s.HostDirs), Snapshots: slices.Clone(s.Snapshots)}
 }
 
+// Equal reports whether both are made of the same.
+func (s *Source) Equal(o *Source) bool {
+	return slices.Equal(s.Layers, o.Layers) && slices.Equal(s.HostDirs, o.HostDirs) && slices.Equal(s.Snapshots, o.Snapshots)
+}
+
 // Below is what is under the highest n layers, which must be snapshots'.
 func (s *Source) Below(n int) Source {
 	return Source{

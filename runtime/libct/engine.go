@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runc/libcontainer/seccomp"
 	"golang.org/x/sys/unix"
 
@@ -45,7 +46,8 @@ const updateTimeout = 15 * time.Second
 
 // Engine implements runtime.Engine in the launcher.
 type Engine struct {
-	host Host
+	host    Host
+	freezer *launcher.Freezer
 
 	mu        sync.Mutex
 	closed    bool
@@ -57,11 +59,14 @@ var _ runtime.Engine = (*Engine)(nil)
 type instance struct {
 	ready     chan struct{}           // closed when its creation has ended, well or not; what follows is valid then
 	container *libcontainer.Container // nil if the creation failed
+	pid       int                     // of its init, as the launcher counts
 	pidfd     *os.File
 	started   time.Time
 	update    sync.Mutex // held by the one that changes what follows, which Engine.mu guards besides
 	spec      runtime.Spec
 	enforced  api.Enforced
+	paused    *pause     // nil while it runs
+	pausing   sync.Mutex // held by the one that pauses or resumes it
 	deadline  *time.Timer
 	ended     chan struct{} // closed when the init has been reaped, and with it everything in its PID namespace
 }
@@ -76,7 +81,7 @@ func Open(host Host) (*Engine, error) {
 		return nil, fmt.Errorf("read own descriptor limit: %w", err)
 	}
 	host.Nofile = limit.Max
-	e := &Engine{host: host, sandboxes: make(map[string]*instance)}
+	e := &Engine{host: host, freezer: launcher.NewFreezer(), sandboxes: make(map[string]*instance)}
 	if host.Cgroup {
 		// Our own is a child like the sandboxes' will be.
 		files, err := os.ReadDir(filepath.Join(launcher.CgroupDir, "launcher"))
@@ -116,6 +121,9 @@ func (e *Engine) sweep() error {
 	return nil
 }
 
+// Freezer is what pauses sandboxes where they have cgroups. Who else freezes them must use it too.
+func (e *Engine) Freezer() *launcher.Freezer { return e.freezer }
+
 // Host is what the engine found of the host.
 func (e *Engine) Host() *Host { return &e.host }
 
@@ -126,8 +134,14 @@ func validID(id string) error {
 	return nil
 }
 
-// Create implements runtime.Engine.
-func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (_ *runtime.Started, err error) {
+// planned is a spec and what was made of it, before anything is done.
+type planned struct {
+	spec     *runtime.Spec
+	enforced api.Enforced
+	config   *configs.Config
+}
+
+func (e *Engine) plan(spec *runtime.Spec) (*planned, error) {
 	if err := validID(spec.ID); err != nil {
 		return nil, err
 	}
@@ -139,21 +153,104 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 	if err != nil {
 		return nil, err
 	}
+	return &planned{spec, enforced, config}, nil
+}
 
-	// The entry reserves the id. Kill and Delete wait until the creation has ended.
-	in := &instance{spec: *spec, enforced: enforced, started: time.Now(), ready: make(chan struct{}), ended: make(chan struct{})}
-	in.spec.Rootfs, in.spec.Profile.Seccomp = rootfs.Source{}, nil // a filter is large, and nothing asks for it again
+// Create implements runtime.Engine.
+func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	p, err := e.plan(spec)
+	if err != nil {
+		return nil, err
+	}
+	in, err := e.reserve(spec.ID, nil)
+	if err != nil {
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+	}
+	st, err := e.start(ctx, in, p, control, func(dir string) (undo func(), err error) {
+		if err := os.Mkdir(dir, 0o711); err != nil { //nolint:gosec // G301: the sandbox's root must reach its upper directory
+			if errors.Is(err, os.ErrExist) {
+				err = runtime.ErrExists
+			}
+			return nil, fmt.Errorf("make its directory: %w", err)
+		}
+		return func() { _ = os.RemoveAll(dir) }, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+	}
+	return st, nil
+}
+
+// Start implements runtime.Engine.
+func (e *Engine) Start(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	p, err := e.plan(spec)
+	if err != nil {
+		return nil, err
+	}
 	e.mu.Lock()
-	if e.closed {
-		e.mu.Unlock()
-		return nil, fmt.Errorf("create sandbox %s: the launcher is ending: %w", spec.ID, runtime.ErrUnavailable)
-	}
-	if _, ok := e.sandboxes[spec.ID]; ok {
-		e.mu.Unlock()
-		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, runtime.ErrExists)
-	}
-	e.sandboxes[spec.ID] = in
+	was := e.sandboxes[spec.ID]
 	e.mu.Unlock()
+	in, err := e.reserve(spec.ID, was)
+	if err != nil {
+		return nil, fmt.Errorf("start sandbox %s: %w", spec.ID, err)
+	}
+	st, err := e.start(ctx, in, p, control, func(dir string) (undo func(), err error) {
+		if was != nil {
+			if err := e.forget(was); err != nil {
+				return nil, err
+			}
+		}
+		_, err = os.Lstat(filepath.Join(dir, "upper"))
+		if errors.Is(err, os.ErrNotExist) {
+			err = fmt.Errorf("nothing is left of it: %w", runtime.ErrNotFound)
+		}
+		return func() {}, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start sandbox %s: %w", spec.ID, err)
+	}
+	return st, nil
+}
+
+// reserve enters a sandbox that is to be started, or deleted, in the place of one that has ended or of none. Kill and Delete
+// wait until that is done.
+func (e *Engine) reserve(id string, was *instance) (*instance, error) {
+	in := &instance{ready: make(chan struct{}), ended: make(chan struct{})}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.closed:
+		return nil, fmt.Errorf("the launcher is ending: %w", runtime.ErrUnavailable)
+	case e.sandboxes[id] != was, was != nil && (was.container == nil || !was.hasEnded()):
+		return nil, runtime.ErrExists
+	}
+	if was != nil && was.deadline != nil {
+		was.deadline.Stop()
+	}
+	e.sandboxes[id] = in
+	return in, nil
+}
+
+// forget gives back what a sandbox that has ended holds besides its directories. Once more does no harm.
+func (e *Engine) forget(in *instance) error {
+	if err := in.container.Destroy(); err != nil {
+		return err
+	}
+	if err := e.resume(in); err != nil { // or what is started in its place would be frozen
+		return err
+	}
+	if err := in.pidfd.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// start runs a sandbox that was reserved, in the directory that prepare makes or finds. On error it undoes what it and
+// prepare did, and the entry.
+func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *os.File,
+	prepare func(dir string) (undo func(), err error),
+) (_ *runtime.Started, err error) {
+	spec := p.spec
 	var undo []func()
 	defer func() {
 		defer close(in.ready)
@@ -167,28 +264,25 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 		delete(e.sandboxes, spec.ID)
 		e.mu.Unlock()
 	}()
-
 	dir := filepath.Join(launcher.SandboxesDir, spec.ID)
-	if err := os.Mkdir(dir, 0o711); err != nil { //nolint:gosec // G301: the sandbox's root must reach its upper directory
-		if errors.Is(err, os.ErrExist) {
-			err = runtime.ErrExists
-		}
-		return nil, fmt.Errorf("create sandbox %s: make its directory: %w", spec.ID, err)
+	unprepare, err := prepare(dir)
+	if err != nil {
+		return nil, err
 	}
-	undo = append(undo, func() { _ = os.RemoveAll(dir) })
+	undo = append(undo, unprepare)
 	overlays, err := e.prepareOverlays(dir, &spec.Rootfs)
 	if err != nil {
-		return nil, fmt.Errorf("create sandbox %s: prepare rootfs: %w", spec.ID, err)
+		return nil, fmt.Errorf("prepare rootfs: %w", err)
 	}
 	plan, err := memfile("rootfs", overlays)
 	if err != nil {
-		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+		return nil, err
 	}
 	defer plan.Close()
 	// What goes wrong before the sandbox's init runs is written here; a hostile init can fill it and no more.
 	complaints, err := boundedFile("complaints", 4096)
 	if err != nil {
-		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+		return nil, err
 	}
 	defer complaints.Close()
 
@@ -200,15 +294,15 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 			_ = cgroup.Remove(ctx, path) // what cannot be removed now is swept by the next launcher
 		})
 		if err := os.Mkdir(path, 0o755); err != nil { //nolint:gosec // G301: cgroups are readable by all
-			return nil, fmt.Errorf("create sandbox %s: make its cgroup: %w", spec.ID, err)
+			return nil, fmt.Errorf("make its cgroup: %w", err)
 		}
 		if err := e.limit(ctx, path, &api.Limits{}, spec); err != nil {
-			return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+			return nil, err
 		}
 	}
-	container, err := libcontainer.Create(launcher.StateDir, spec.ID, config)
+	container, err := libcontainer.Create(launcher.StateDir, spec.ID, p.config)
 	if err != nil {
-		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+		return nil, err
 	}
 	undo = append(undo, func() { _ = container.Destroy() })
 	process := &libcontainer.Process{
@@ -222,13 +316,13 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 	if err := container.Run(process); err != nil {
 		complaint := said(complaints)
 		if text, ok := strings.CutPrefix(complaint, ": "+blamesImage); ok {
-			return nil, &imageError{fmt.Sprintf("create sandbox %s: %s", spec.ID, text)}
+			return nil, &imageError{text}
 		}
-		return nil, fmt.Errorf("create sandbox %s: %w%s", spec.ID, err, complaint)
+		return nil, fmt.Errorf("%w%s", err, complaint)
 	}
 	pid, err := process.Pid()
 	if err != nil {
-		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+		return nil, err
 	}
 	go func() {
 		_, _ = process.Wait() // how the init ended says nothing: it runs until it is killed
@@ -239,20 +333,22 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 	// long as the pidfd is opened before anything else is awaited.
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return nil, fmt.Errorf("create sandbox %s: open its pidfd: %w%s", spec.ID, err, said(complaints))
+		return nil, fmt.Errorf("open its pidfd: %w%s", err, said(complaints))
 	}
 	pidfd := os.NewFile(uintptr(fd), "pidfd")
 	undo = append(undo, func() { _ = pidfd.Close() })
 	out, err := dup(pidfd)
 	if err != nil {
-		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+		return nil, err
 	}
 
 	e.mu.Lock()
-	in.container, in.pidfd = container, pidfd
+	in.container, in.pid, in.pidfd, in.started = container, pid, pidfd, time.Now()
+	in.spec, in.enforced = *spec, p.enforced
+	in.spec.Rootfs, in.spec.Profile.Seccomp = rootfs.Source{}, nil // a filter is large, and nothing asks for it again
 	in.schedule(spec.Deadline)
 	e.mu.Unlock()
-	return &runtime.Started{ID: spec.ID, Enforced: enforced, Limits: spec.Limits, Deadline: spec.Deadline, Pidfd: out}, nil
+	return &runtime.Started{ID: spec.ID, Enforced: p.enforced, Limits: spec.Limits, Deadline: spec.Deadline, Pidfd: out}, nil
 }
 
 // limit makes a sandbox's cgroup hold what to says; it has held from. A new one is limited before a process is in it.
@@ -278,7 +374,7 @@ func (in *instance) schedule(deadline time.Time) {
 		return
 	}
 	pidfd := in.pidfd
-	in.deadline = time.AfterFunc(time.Until(deadline), func() { _ = kill(pidfd) })
+	in.deadline = time.AfterFunc(time.Until(deadline), func() { _ = signal(pidfd, unix.SIGKILL) })
 }
 
 // Update implements runtime.Engine.
@@ -340,7 +436,8 @@ type imageError struct{ message string }
 func (e *imageError) Error() string { return e.message }
 func (e *imageError) Unwrap() error { return runtime.ErrRootfs }
 
-// prepareOverlays makes the writable directories of a sandbox, owned by its root, and says what is to be mounted.
+// prepareOverlays makes the writable directories of a sandbox, owned by its root, and says what is to be mounted. Those of a
+// sandbox that is started again are there.
 func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]launcher.Overlay, error) {
 	overlays, err := launcher.Overlays(dir, source)
 	if err == nil {
@@ -361,8 +458,16 @@ func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]launcher.
 	}
 	root := e.host.IDs[0].Outside
 	for _, o := range overlays {
+		// What an overlay that was cut off left in its work directory is nothing for the next one.
+		if err := os.RemoveAll(o.Work); err != nil {
+			return nil, err
+		}
 		for _, d := range []string{o.Upper, o.Work} {
-			if err := os.Mkdir(d, 0o755); err != nil { //nolint:gosec // G301: it becomes the sandbox's "/"
+			err := os.Mkdir(d, 0o755) //nolint:gosec // G301: it becomes the sandbox's "/"
+			if errors.Is(err, os.ErrExist) {
+				continue // its owner and mode are what the sandbox has made of them
+			}
+			if err != nil {
 				return nil, err
 			}
 			if err := os.Lchown(d, root, root); err != nil {
@@ -389,7 +494,9 @@ func (e *Engine) List(context.Context) ([]*runtime.Started, error) {
 			}
 			return nil, err
 		}
-		all = append(all, &runtime.Started{ID: id, Enforced: in.enforced, Limits: in.spec.Limits, Deadline: in.spec.Deadline, Pidfd: pidfd})
+		all = append(all, &runtime.Started{
+			ID: id, Enforced: in.enforced, Limits: in.spec.Limits, Deadline: in.spec.Deadline, Paused: in.paused != nil, Pidfd: pidfd,
+		})
 	}
 	slices.SortFunc(all, func(a, b *runtime.Started) int { return strings.Compare(a.ID, b.ID) })
 	return all, nil
@@ -448,11 +555,16 @@ func (e *Engine) Kill(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
+	return in.kill(ctx, id)
+}
+
+// kill ends every process of a sandbox and waits for it.
+func (in *instance) kill(ctx context.Context, id string) error {
 	if in.hasEnded() {
 		return nil
 	}
 	// The kernel ends everything in a PID namespace with its init.
-	if err := kill(in.pidfd); err != nil {
+	if err := signal(in.pidfd, unix.SIGKILL); err != nil {
 		return fmt.Errorf("kill sandbox %s: %w", id, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
@@ -465,21 +577,21 @@ func (e *Engine) Kill(ctx context.Context, id string) error {
 	}
 }
 
-// kill ends the process of a pidfd. One that has ended, or whose sandbox another call has deleted meanwhile, is no error:
+// signal reaches the process of a pidfd. One that has ended, or whose sandbox another call has deleted meanwhile, is no error:
 // the descriptor's number is used only while the file is open, because it may be another sandbox's afterwards.
-func kill(pidfd *os.File) error {
+func signal(pidfd *os.File, sig unix.Signal) error {
 	conn, err := pidfd.SyscallConn()
 	if err != nil {
 		return err
 	}
-	var killErr error
-	if err := conn.Control(func(fd uintptr) { killErr = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) }); err != nil {
+	var sent error
+	if err := conn.Control(func(fd uintptr) { sent = unix.PidfdSendSignal(int(fd), sig, nil, 0) }); err != nil {
 		return nil //nolint:nilerr // closed: the sandbox is deleted
 	}
-	if errors.Is(killErr, unix.ESRCH) {
+	if errors.Is(sent, unix.ESRCH) {
 		return nil
 	}
-	return killErr
+	return sent
 }
 
 // Delete implements runtime.Engine.
@@ -487,35 +599,39 @@ func (e *Engine) Delete(ctx context.Context, id string) error {
 	if err := validID(id); err != nil {
 		return err
 	}
-	known := true
-	if err := e.Kill(ctx, id); errors.Is(err, runtime.ErrNotFound) {
-		known = false
-	} else if err != nil {
-		return err
-	}
-	if known {
-		e.mu.Lock()
-		in := e.sandboxes[id]
-		delete(e.sandboxes, id)
-		if in != nil && in.deadline != nil {
-			in.deadline.Stop()
+	var in, gate *instance // what is deleted, and what keeps its id until its directory is gone
+	for gate == nil {
+		var err error
+		if in, err = e.find(ctx, id); errors.Is(err, runtime.ErrNotFound) {
+			in, err = nil, nil
+		} else if err == nil {
+			err = in.kill(ctx, id)
 		}
-		e.mu.Unlock()
-		if in == nil || in.container == nil { // another Delete was faster
-			return fmt.Errorf("sandbox %s: %w", id, runtime.ErrNotFound)
+		if err != nil {
+			return err
 		}
-		if err := in.container.Destroy(); err != nil {
-			e.mu.Lock()
-			e.sandboxes[id] = in // to be tried again
-			e.mu.Unlock()
+		gate, err = e.reserve(id, in)
+		if err != nil && !errors.Is(err, runtime.ErrExists) { // another Delete was faster, or it was started again
 			return fmt.Errorf("delete sandbox %s: %w", id, err)
 		}
-		if err := in.pidfd.Close(); err != nil {
+	}
+	next := (*instance)(nil)
+	defer func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if delete(e.sandboxes, id); next != nil {
+			e.sandboxes[id] = next
+		}
+		close(gate.ready)
+	}()
+	if in != nil {
+		if err := e.forget(in); err != nil {
+			next = in // to be tried again
 			return fmt.Errorf("delete sandbox %s: %w", id, err)
 		}
 	}
 	dir := filepath.Join(launcher.SandboxesDir, id)
-	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) && !known {
+	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) && in == nil {
 		return fmt.Errorf("sandbox %s: %w", id, runtime.ErrNotFound)
 	}
 	// RemoveAll works with descriptors and never follows a link; we have CAP_DAC_OVERRIDE over the sandbox's ids only.

@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -26,8 +28,10 @@ type Engine struct {
 	// Init serves the control socket of each sandbox; nil means a socket on which nobody answers. The sandbox ends when
 	// Init returns.
 	Init Init
-	// CreateError, where set, is asked before each creation and may refuse it.
+	// CreateError, where set, is asked before each creation and start and may refuse it.
 	CreateError func(*runtime.Spec) error
+	// Reluctant sandboxes do not end before they are killed.
+	Reluctant bool
 	// UpdateError, where set, is asked before each update and may refuse it.
 	UpdateError func(*runtime.Change) error
 
@@ -38,6 +42,8 @@ type Engine struct {
 
 	mu          sync.Mutex
 	boxes       map[string]*box
+	forgotten   []*box
+	left        map[string]bool // directories of what a crash has ended
 	unavailable bool
 }
 
@@ -51,12 +57,13 @@ type box struct {
 	stop    chan struct{}
 	stopped sync.Once
 	ended   chan struct{}
+	paused  bool
 	oom     int
 }
 
 // NewEngine returns an empty engine whose sandboxes are served by init, which may be nil.
 func NewEngine(init Init) *Engine {
-	return &Engine{Init: init, boxes: make(map[string]*box)}
+	return &Engine{Init: init, boxes: make(map[string]*box), left: make(map[string]bool)}
 }
 
 // Enforced is what every sandbox of the engine says of itself.
@@ -70,8 +77,31 @@ func Enforced(profile string) api.Enforced {
 
 // Create keeps the sandbox and starts its init.
 func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	return e.start(ctx, spec, control, func(was *box) error {
+		if was != nil {
+			return fmt.Errorf("create sandbox %s: %w", spec.ID, runtime.ErrExists)
+		}
+		return nil
+	})
+}
+
+// Start starts the init of a sandbox that has ended.
+func (e *Engine) Start(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	return e.start(ctx, spec, control, func(was *box) error {
+		switch {
+		case was == nil && e.left[spec.ID]:
+		case was == nil:
+			return fmt.Errorf("start sandbox %s: %w", spec.ID, runtime.ErrNotFound)
+		case was.running():
+			return fmt.Errorf("start sandbox %s: %w", spec.ID, runtime.ErrExists)
+		}
+		return nil
+	})
+}
+
+func (e *Engine) start(ctx context.Context, spec *runtime.Spec, control *os.File, check func(was *box) error) (*runtime.Started, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
+		return nil, fmt.Errorf("start sandbox %s: %w", spec.ID, err)
 	}
 	if err := validID(spec.ID); err != nil {
 		return nil, err
@@ -86,8 +116,9 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 	if e.unavailable {
 		return nil, runtime.ErrUnavailable
 	}
-	if e.boxes[spec.ID] != nil {
-		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, runtime.ErrExists)
+	was := e.boxes[spec.ID]
+	if err := check(was); err != nil {
+		return nil, err
 	}
 	mine, err := dup(control)
 	if err != nil {
@@ -105,7 +136,11 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 	if err != nil {
 		return nil, errors.Join(err, mine.Close(), b.event.Close())
 	}
+	if was != nil {
+		_ = was.event.Close() // written; nothing is buffered
+	}
 	e.boxes[spec.ID] = b
+	delete(e.left, spec.ID)
 	e.inits.Go(func() { b.live(e.Init) })
 	return st, nil
 }
@@ -133,7 +168,8 @@ func (b *box) describe() (*runtime.Started, error) {
 		return nil, err
 	}
 	return &runtime.Started{
-		ID: b.spec.ID, Enforced: Enforced(b.spec.Profile.Name), Limits: b.spec.Limits, Deadline: b.spec.Deadline, Pidfd: pidfd,
+		ID: b.spec.ID, Enforced: Enforced(b.spec.Profile.Name), Limits: b.spec.Limits, Deadline: b.spec.Deadline,
+		Paused: b.paused, Pidfd: pidfd,
 	}, nil
 }
 
@@ -159,7 +195,7 @@ func (e *Engine) Leftovers(context.Context) ([]string, error) {
 			ids = append(ids, id)
 		}
 	}
-	return ids, nil
+	return slices.AppendSeq(ids, maps.Keys(e.left)), nil
 }
 
 // List returns the sandboxes whose init has not ended.
@@ -188,6 +224,15 @@ func (e *Engine) List(ctx context.Context) ([]*runtime.Started, error) {
 
 // Delete ends and forgets the sandbox.
 func (e *Engine) Delete(_ context.Context, id string) error {
+	e.mu.Lock()
+	left := !e.unavailable && e.left[id]
+	if left {
+		delete(e.left, id)
+	}
+	e.mu.Unlock()
+	if left {
+		return nil
+	}
 	b, err := e.box(id)
 	if err != nil {
 		return err
@@ -209,6 +254,44 @@ func (e *Engine) Kill(_ context.Context, id string) error {
 		return err
 	}
 	b.end()
+	return nil
+}
+
+// Stop ends the sandbox at once, unless [Engine.Reluctant] is set.
+func (e *Engine) Stop(ctx context.Context, id string, grace time.Duration) error {
+	b, err := e.box(id)
+	if err != nil {
+		return err
+	}
+	if e.Reluctant {
+		ctx, cancel := context.WithTimeout(ctx, grace)
+		defer cancel()
+		select {
+		case <-ctx.Done():
+		case <-b.ended:
+		}
+	}
+	b.end()
+	return nil
+}
+
+// Pause keeps that the sandbox is paused; its init goes on.
+func (e *Engine) Pause(_ context.Context, id string) error { return e.pause(id, true) }
+
+// Resume is the opposite.
+func (e *Engine) Resume(_ context.Context, id string) error { return e.pause(id, false) }
+
+func (e *Engine) pause(id string, paused bool) error {
+	b, err := e.box(id)
+	if err != nil {
+		return err
+	}
+	if !b.running() {
+		return fmt.Errorf("%w: %s has ended", runtime.ErrNotFound, id)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	b.paused = paused
 	return nil
 }
 
@@ -294,6 +377,16 @@ func (e *Engine) OOM(id string) {
 	}
 }
 
+// Forget takes a sandbox out of the engine, which goes on all the same until the engine is closed.
+func (e *Engine) Forget(id string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if b := e.boxes[id]; b != nil {
+		e.forgotten = append(e.forgotten, b)
+		delete(e.boxes, id)
+	}
+}
+
 // Crash ends every sandbox and makes the engine unavailable, as when the launcher is killed. [Engine.Restart] brings
 // back an empty one.
 func (e *Engine) Crash() {
@@ -301,6 +394,9 @@ func (e *Engine) Crash() {
 	e.unavailable = true
 	boxes := e.boxes
 	e.boxes = make(map[string]*box)
+	for id := range boxes {
+		e.left[id] = true
+	}
 	e.mu.Unlock()
 	for _, b := range boxes {
 		b.end()
@@ -340,6 +436,10 @@ func (e *Engine) Spec(id string) *runtime.Spec {
 // Close ends and forgets everything, and returns when no init runs any more.
 func (e *Engine) Close() {
 	e.Crash()
+	for _, b := range e.forgotten {
+		b.end()
+		_ = b.event.Close() // written; nothing is buffered
+	}
 	e.inits.Wait()
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -43,6 +44,12 @@ func RunEngineSuite(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		"UpdateChangesWhatIsListed":              testUpdate,
 		"RefusedUpdateChangesNothing":            testUpdateRefused,
 		"UpdatesAndDeleteAtOnce":                 testUpdateConcurrent,
+		"EndedSandboxIsStartedAgain":             testStart,
+		"StartOfWhatCannotBeStarted":             testStartRefused,
+		"StartsAndDeleteAtOnce":                  testStartConcurrent,
+		"StopLeavesTheRestToDelete":              testStop,
+		"PausedIsListedAsPaused":                 testPause,
+		"PausesAndEndAtOnce":                     testPauseConcurrent,
 		"IDMayBeUsedAgainAfterDelete":            testReuse,
 		"ManySandboxesAtOnce":                    testMany,
 		"QuestionsAboutUnknownSandboxesNotFound": testUnknown,
@@ -454,6 +461,256 @@ func testMany(t *testing.T, s *suite) {
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
+	}
+	if got := s.list(t); len(got) != 0 {
+		t.Errorf("left: %v", got)
+	}
+}
+
+// startAgain is create for a sandbox that has ended.
+func (s *suite) startAgain(t *testing.T, id string) (*runtime.Started, error) {
+	t.Helper()
+	if err := os.Remove(filepath.Join(s.dir, id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	control := s.control(t, id)
+	st, err := s.Engine.Start(t.Context(), s.NewSpec(t, id), control)
+	_ = control.Close() // the engine has its own by now
+	if err == nil {
+		t.Cleanup(func() { _ = st.Pidfd.Close() }) // read by nobody
+	}
+	return st, err
+}
+
+func testStart(t *testing.T, s *suite) {
+	t.Helper()
+	first := s.create(t, "again1")
+	for i := range 3 {
+		if err := s.Engine.Kill(t.Context(), "again1"); err != nil {
+			t.Fatalf("kill: %v", err)
+		}
+		st, err := s.startAgain(t, "again1")
+		if err != nil {
+			t.Fatalf("start %d: %v", i, err)
+		}
+		if st.ID != "again1" || st.Limits.Pids != first.Limits.Pids || !st.Enforced.NoNewPrivs || hasEnded(t, st.Pidfd, 0) {
+			t.Errorf("started: %+v", st)
+		}
+		if got := s.list(t); !slices.Equal(got, []string{"again1"}) {
+			t.Errorf("list = %v", got)
+		}
+		if left, err := s.Engine.Leftovers(t.Context()); err != nil || len(left) > 0 {
+			t.Errorf("left of one that runs: %v, %v", left, err)
+		}
+		if err := s.connect(t, "again1"); err != nil {
+			t.Errorf("nobody listens: %v", err)
+		}
+	}
+	if !hasEnded(t, first.Pidfd, 0) {
+		t.Error("the first pidfd says that it runs")
+	}
+	if err := s.Engine.Delete(t.Context(), "again1"); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.list(t); len(got) != 0 {
+		t.Errorf("after delete: %v", got)
+	}
+}
+
+func testStartRefused(t *testing.T, s *suite) {
+	t.Helper()
+	if _, err := s.startAgain(t, "never1"); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("start of what never was: %v, want ErrNotFound", err)
+	}
+	if err := s.Engine.Delete(t.Context(), "never1"); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("it has left something: %v", err)
+	}
+	st := s.create(t, "runs1")
+	if _, err := s.startAgain(t, "runs1"); !errors.Is(err, runtime.ErrExists) {
+		t.Errorf("start of what runs: %v, want ErrExists", err)
+	}
+	if hasEnded(t, st.Pidfd, 0) {
+		t.Error("it has ended of that")
+	}
+	if err := s.Engine.Kill(t.Context(), "runs1"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.Engine.Start(ctx, s.NewSpec(t, "runs1"), s.control(t, "cancelled")); err == nil {
+		t.Error("started although cancelled")
+	}
+	spec := s.NewSpec(t, "runs1")
+	spec.Rootfs.Layers = append(slices.Clone(spec.Rootfs.Layers), "sha256:"+strings.Repeat("0", 64))
+	if st, err := s.Engine.Start(t.Context(), spec, s.control(t, "nolayer")); err == nil { // an engine without files does not mind
+		_ = st.Pidfd.Close() // read by nobody
+		if err := s.Engine.Kill(t.Context(), "runs1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left, err := s.Engine.Leftovers(t.Context()); err != nil || !slices.Equal(left, []string{"runs1"}) {
+		t.Errorf("left after a start that failed: %v, %v", left, err)
+	}
+	if _, err := s.startAgain(t, "runs1"); err != nil {
+		t.Errorf("start after one that failed: %v", err)
+	}
+}
+
+func testStartConcurrent(t *testing.T, s *suite) {
+	t.Helper()
+	for range 5 {
+		s.create(t, "race2")
+		if err := s.Engine.Kill(t.Context(), "race2"); err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		errs := make([]error, 4)
+		for i := range errs {
+			control, spec := s.control(t, fmt.Sprint("race2-", i)), s.NewSpec(t, "race2")
+			wg.Go(func() {
+				if i == 3 {
+					errs[i] = s.Engine.Delete(t.Context(), "race2")
+					return
+				}
+				st, err := s.Engine.Start(t.Context(), spec, control)
+				if errs[i] = err; err == nil {
+					_ = st.Pidfd.Close() // read by nobody
+				}
+			})
+		}
+		wg.Wait()
+		for i, err := range errs {
+			if err != nil && (i == 3 || !errors.Is(err, runtime.ErrNotFound) && !errors.Is(err, runtime.ErrExists)) {
+				t.Errorf("call %d: %v", i, err)
+			}
+		}
+		if err := s.Engine.Delete(t.Context(), "race2"); err != nil && !errors.Is(err, runtime.ErrNotFound) {
+			t.Error(err)
+		}
+		if got := s.list(t); len(got) != 0 {
+			t.Errorf("left: %v", got)
+		}
+		if left, err := s.Engine.Leftovers(t.Context()); err != nil || len(left) > 0 {
+			t.Errorf("left: %v, %v", left, err)
+		}
+		for _, name := range []string{"race2", "race2-0", "race2-1", "race2-2", "race2-3"} {
+			if err := os.Remove(filepath.Join(s.dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func testStop(t *testing.T, s *suite) {
+	t.Helper()
+	st := s.create(t, "stop1")
+	began := time.Now()
+	if err := s.Engine.Stop(t.Context(), "stop1", time.Minute); err != nil {
+		t.Fatalf("stop: %v", err)
+	}
+	if took := time.Since(began); took > patience {
+		t.Errorf("nothing ran in it, and to stop it took %s", took)
+	}
+	if !hasEnded(t, st.Pidfd, 0) {
+		t.Error("stop returned before the sandbox had ended")
+	}
+	if left, err := s.Engine.Leftovers(t.Context()); err != nil || !slices.Equal(left, []string{"stop1"}) {
+		t.Errorf("left after stop: %v, %v", left, err)
+	}
+	if err := s.Engine.Stop(t.Context(), "stop1", 0); err != nil {
+		t.Errorf("second stop: %v", err)
+	}
+	if err := s.Engine.Stop(t.Context(), "never2", 0); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("stop of what never was: %v, want ErrNotFound", err)
+	}
+	if err := s.Engine.Delete(t.Context(), "stop1"); err != nil {
+		t.Error(err)
+	}
+}
+
+func testPause(t *testing.T, s *suite) {
+	t.Helper()
+	st := s.create(t, "pause1")
+	for range 2 {
+		for range 2 { // the second time nothing changes
+			if err := s.Engine.Pause(t.Context(), "pause1"); err != nil {
+				t.Fatalf("pause: %v", err)
+			}
+			if !s.find(t, "pause1").Paused {
+				t.Error("it is not listed as paused")
+			}
+		}
+		for range 2 {
+			if err := s.Engine.Resume(t.Context(), "pause1"); err != nil {
+				t.Fatalf("resume: %v", err)
+			}
+			if s.find(t, "pause1").Paused {
+				t.Error("it is listed as paused")
+			}
+		}
+	}
+	if hasEnded(t, st.Pidfd, 0) {
+		t.Error("it has ended of that")
+	}
+	// What is paused can be stopped, and what is started again is not paused, nor frozen by a pause that is over.
+	for _, end := range []func(context.Context) error{
+		func(ctx context.Context) error { return s.Engine.Stop(ctx, "pause1", time.Minute) },
+		func(ctx context.Context) error { return s.Engine.Kill(ctx, "pause1") },
+	} {
+		if err := s.Engine.Pause(t.Context(), "pause1"); err != nil {
+			t.Fatalf("pause: %v", err)
+		}
+		if err := end(t.Context()); err != nil {
+			t.Fatalf("end what is paused: %v", err)
+		}
+		if err := s.Engine.Pause(t.Context(), "pause1"); !errors.Is(err, runtime.ErrNotFound) {
+			t.Errorf("pause of what has ended: %v, want ErrNotFound", err)
+		}
+		if err := s.Engine.Resume(t.Context(), "pause1"); !errors.Is(err, runtime.ErrNotFound) {
+			t.Errorf("resume of what has ended: %v, want ErrNotFound", err)
+		}
+		if _, err := s.startAgain(t, "pause1"); err != nil {
+			t.Fatalf("start: %v", err)
+		}
+		if s.find(t, "pause1").Paused {
+			t.Error("what was started is listed as paused")
+		}
+	}
+	if err := s.Engine.Pause(t.Context(), "pause1"); err != nil {
+		t.Fatalf("pause: %v", err)
+	}
+	if err := s.Engine.Delete(t.Context(), "pause1"); err != nil {
+		t.Errorf("delete what is paused: %v", err)
+	}
+	for _, f := range []func(context.Context, string) error{s.Engine.Pause, s.Engine.Resume} {
+		if err := f(t.Context(), "pause1"); !errors.Is(err, runtime.ErrNotFound) {
+			t.Errorf("pause or resume of what was deleted: %v, want ErrNotFound", err)
+		}
+	}
+}
+
+func testPauseConcurrent(t *testing.T, s *suite) {
+	t.Helper()
+	s.create(t, "pause2")
+	var wg sync.WaitGroup
+	errs := make([]error, 9)
+	for i := range errs {
+		wg.Go(func() {
+			switch {
+			case i == 6:
+				errs[i] = s.Engine.Delete(t.Context(), "pause2")
+			case i%2 == 0:
+				errs[i] = s.Engine.Pause(t.Context(), "pause2")
+			default:
+				errs[i] = s.Engine.Resume(t.Context(), "pause2")
+			}
+		})
+	}
+	wg.Wait()
+	for i, err := range errs {
+		if err != nil && (i == 6 || !errors.Is(err, runtime.ErrNotFound)) {
+			t.Errorf("call %d: %v", i, err)
+		}
 	}
 	if got := s.list(t); len(got) != 0 {
 		t.Errorf("left: %v", got)

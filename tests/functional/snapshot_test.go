@@ -322,3 +322,145 @@ func TestSnapshotOfWhatCannotBe(t *testing.T) {
 		t.Errorf("%d layers, there were %d", got, layers)
 	}
 }
+
+// A sandbox has the files of a snapshot again, and nothing else of it has changed.
+func TestRollback(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Name: "work", Labels: map[string]string{"k": "v"}})
+	plain := layersOf(t, d)
+	s.Sh(t, "echo one > /tmp/f; echo keep > /tmp/g")
+	one := snapshot(t, d, s.ID, api.TakeSnapshot{Name: "one"})
+	s.Sh(t, "echo two > /tmp/f; rm /tmp/g; echo new > /tmp/h")
+	rollback := func(ref string) (sb api.Sandbox, err error) {
+		err = d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/work/rollback", api.RollbackSandbox{Snapshot: ref}, &sb)
+		return sb, err
+	}
+	const look = "cat /tmp/f /tmp/g; ls /tmp/h 2>/dev/null; exit 0"
+	for range 2 {
+		got, err := rollback("one")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.ID != s.ID || got.Name != "work" || got.Labels["k"] != "v" || got.State != api.StateRunning || got.Snapshot != one.ID {
+			t.Errorf("%+v", got)
+		}
+		if got := s.Sh(t, look); got != "one\nkeep\n" {
+			t.Errorf("after the rollback: %q", got)
+		}
+		s.Sh(t, "echo three > /tmp/f")
+	}
+	two := snapshot(t, d, "work", api.TakeSnapshot{Name: "two"})
+	if two.Layers != 2 {
+		t.Errorf("%+v", two)
+	}
+	if _, err := rollback("two"); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Sh(t, look); got != "three\nkeep\n" {
+		t.Errorf("rolled back to what stands on the other: %q", got)
+	}
+	if err := d.Call(t.Context(), http.MethodDelete, "/v1/snapshots/two", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	// One that has ended stays so, and what cannot be read of it is said.
+	if err := d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/work/stop", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := rollback("one"); err != nil || got.State != api.StateStopped {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if got := layersOf(t, d) - plain; got != 1 {
+		t.Errorf("%d layers of snapshots, 1 is needed", got)
+	}
+	wantProblem(t, d.Call(t.Context(), http.MethodGet, "/v1/sandboxes/work/diff", nil, nil), api.CodeConflict, "start it first")
+	d.Kill9(t)
+	d.Launch(t)
+	if err := d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/work/start", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Sh(t, look); got != "one\nkeep\n" {
+		t.Errorf("started after the rollback: %q", got)
+	}
+
+	registry := harness.LyingRegistry(t, nil)
+	base := registry.Push(t, "team/base:1", twoLayers(t, "base"))
+	d.MustPull(t, base)
+	other := d.Create(t, api.CreateSandbox{Image: base})
+	snapshot(t, d, other.ID, api.TakeSnapshot{Name: "other"})
+	_, err := rollback("other")
+	wantProblem(t, err, api.CodeConflict, "another")
+	_, err = rollback("nothing")
+	wantProblem(t, err, api.CodeNotFound, "nothing")
+	_, err = rollback("")
+	wantProblem(t, err, api.CodeInvalid, "snapshot")
+	if got := s.Sh(t, look); got != "one\nkeep\n" {
+		t.Errorf("after what was refused: %q", got)
+	}
+}
+
+// Whenever the daemon is killed while it takes snapshots, forks and rolls back, the next one has whole snapshots and no layer
+// that nothing stands on.
+func TestSnapshotsSurviveKills(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Name: "work"})
+	plain := layersOf(t, d)
+	s.Sh(t, "for i in $(seq 200); do echo $i > /tmp/f$i; done")
+	const whole = "cat /tmp/f* | wc -l"
+	snapshot(t, d, "work", api.TakeSnapshot{Name: "first"})
+	for round := range 8 {
+		asked := make(chan struct{})
+		go func() {
+			defer close(asked)
+			// Their outcome is what is looked at below.
+			_ = d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/work/snapshots", api.TakeSnapshot{}, nil)
+			_ = d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/work/fork", api.ForkSandbox{Count: 2}, nil)
+			_ = d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/work/rollback", api.RollbackSandbox{Snapshot: "first"}, nil)
+		}()
+		select {
+		case <-asked:
+		case <-time.After(time.Duration(round*40) * time.Millisecond):
+		}
+		d.Kill9(t)
+		<-asked
+		d.Launch(t)
+		var list api.SnapshotList
+		if err := d.Call(t.Context(), http.MethodGet, "/v1/snapshots", nil, &list); err != nil {
+			t.Fatal(err)
+		}
+		for _, sb := range d.List(t) {
+			switch sb.State {
+			case api.StateRunning:
+			case api.StateStopped, api.StateLost: // a rollback was cut off
+				if err := d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/"+sb.ID+"/start", nil, nil); err != nil {
+					t.Fatalf("round %d: start %+v: %v", round, sb, err)
+				}
+			default:
+				t.Errorf("round %d: %+v", round, sb)
+			}
+			if got := strings.TrimSpace(d.Sandbox(sb).Sh(t, whole)); got != "200" {
+				t.Errorf("round %d: %s has %s files", round, sb.Name, got)
+			}
+			if sb.Name != "work" {
+				d.Sandbox(sb).Delete(t)
+			}
+		}
+		for _, snap := range list.Snapshots {
+			made := d.Create(t, api.CreateSandbox{Snapshot: snap.ID})
+			if got := strings.TrimSpace(made.Sh(t, whole)); got != "200" {
+				t.Errorf("round %d: snapshot %s has %s files", round, snap.ID, got)
+			}
+			made.Delete(t)
+			if snap.Name != "first" {
+				if err := d.Call(t.Context(), http.MethodDelete, "/v1/snapshots/"+snap.ID, nil, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		harness.Eventually(t, 30*time.Second, func() error { // what is left is removed in the background
+			if got := layersOf(t, d) - plain; got != 1 && got != 2 { // work's own, perhaps
+				return fmt.Errorf("%d layers of snapshots are left", got)
+			}
+			return nil
+		})
+	}
+}

@@ -57,7 +57,7 @@ func serve() error {
 	if err != nil {
 		return err
 	}
-	layers, err := launcher.OpenLayers(setup.IDs, setup.Single)
+	layers, err := launcher.OpenLayers(setup.IDs, setup.Single, launcher.NewFreezer())
 	if err != nil {
 		return err
 	}

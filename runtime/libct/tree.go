@@ -1,0 +1,202 @@
+package libct
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// How the processes of a sandbox are asked to end.
+//
+// The launcher sees them in its own /proc and tells them from others by their PID namespace: nothing inside can make
+// another one. The init is not asked for anything, which may have been taken over, and gets no signal but the last.
+//
+//   - Every process gets SIGTERM, once: what a program starts to tidy up with is not disturbed.
+//   - A program that ignores SIGTERM gets SIGHUP too. Interactive shells do (bash, dash), so that a terminal's user does not end
+//     them by accident, and end of SIGHUP, which is how they learn that nobody is there any more. Others never get it: to
+//     many it means to go on with another configuration, and it ends who is tidying up and does not expect it. What
+//     counts is whether it was ignored before: who tidies up may ignore it meanwhile. And it is looked twice, because
+//     readline sets a handler for a moment to see what was there.
+//   - Then SIGCONT, or what is stopped would not notice.
+//   - A pid may be another process's by the time it is used. So a pidfd is opened first: what /proc says of the number
+//     afterwards is about the pidfd's process, or that one has ended and no signal reaches anybody.
+//   - What cannot be seen or does not end within the grace is killed with the init, by the kernel.
+
+// tree is the processes of one sandbox. The open namespace keeps its number from being another one's.
+type tree struct {
+	ns   *os.File
+	init int
+	dev  uint64
+	ino  uint64
+}
+
+func (in *instance) tree() (_ *tree, err error) {
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", in.pid))
+	if err != nil {
+		return nil, fmt.Errorf("open its PID namespace: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, ns.Close())
+		}
+	}()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(ns.Fd()), &st); err != nil {
+		return nil, fmt.Errorf("look at its PID namespace: %w", err)
+	}
+	if in.hasEnded() { // the pid may have been another's
+		return nil, errors.New("it has ended")
+	}
+	return &tree{ns: ns, init: in.pid, dev: st.Dev, ino: st.Ino}, nil
+}
+
+func (t *tree) close() { _ = t.ns.Close() } // a name, never read
+
+// each calls f for every living process but the init. F owns the pidfd. Processes that begin meanwhile may be missed.
+func (t *tree) each(f func(pid, pidfd int)) error {
+	proc, err := os.Open("/proc")
+	if err != nil {
+		return fmt.Errorf("read processes: %w", err)
+	}
+	names, err := proc.Readdirnames(-1)
+	if err := errors.Join(err, proc.Close()); err != nil {
+		return fmt.Errorf("read processes: %w", err)
+	}
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil || pid == t.init {
+			continue
+		}
+		pidfd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue // it has ended
+		}
+		var st unix.Stat_t
+		if unix.Stat("/proc/"+name+"/ns/pid", &st) != nil || st.Dev != t.dev || st.Ino != t.ino || ended(pidfd) {
+			_ = unix.Close(pidfd)
+			continue
+		}
+		f(pid, pidfd)
+	}
+	return nil
+}
+
+// ended says that no thread of the process is left.
+func ended(pidfd int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0) //nolint:gosec // descriptors fit
+	return err == nil && n > 0
+}
+
+// lookAgain is after how long terminate looks a second time at who ignores SIGTERM.
+const lookAgain = 2 * time.Millisecond
+
+// terminate asks every process to end.
+func (t *tree) terminate(ctx context.Context) error {
+	deaf := map[int]bool{}
+	err := t.each(func(pid, pidfd int) {
+		deaf[pid] = ignores(pid, unix.SIGTERM)
+		_ = unix.Close(pidfd)
+	})
+	if err != nil || len(deaf) == 0 {
+		return err
+	}
+	select {
+	case <-time.After(lookAgain):
+	case <-ctx.Done():
+	}
+	return t.each(func(pid, pidfd int) {
+		signals := []unix.Signal{unix.SIGTERM, unix.SIGCONT}
+		if deaf[pid] || ignores(pid, unix.SIGTERM) {
+			signals = []unix.Signal{unix.SIGTERM, unix.SIGHUP, unix.SIGCONT}
+		}
+		for _, sig := range signals {
+			_ = unix.PidfdSendSignal(pidfd, sig, nil, 0) // it may have ended
+		}
+		_ = unix.Close(pidfd)
+	})
+}
+
+// ignores reads the signal's disposition, which all threads share.
+func ignores(pid int, sig unix.Signal) bool {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := bytes.Cut(status, []byte("\nSigIgn:\t"))
+	mask, _, _ := bytes.Cut(rest, []byte("\n"))
+	set, err := strconv.ParseUint(string(mask), 16, 64)
+	return err == nil && set>>(sig-1)&1 == 1
+}
+
+// wait returns when no process but the init is left, or with ctx's error.
+func (t *tree) wait(ctx context.Context) error {
+	for {
+		var left []unix.PollFd // some of them
+		err := t.each(func(_, pidfd int) {
+			if len(left) == 64 {
+				_ = unix.Close(pidfd)
+				return
+			}
+			left = append(left, unix.PollFd{Fd: int32(pidfd), Events: unix.POLLIN}) //nolint:gosec // descriptors fit
+		})
+		if err != nil || len(left) == 0 {
+			return err
+		}
+		for i := range left {
+			if err == nil {
+				err = waitEnded(ctx, left[i:i+1])
+			}
+			_ = unix.Close(int(left[i].Fd))
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// waitEnded polls briefly, so that the end of the context is noticed.
+func waitEnded(ctx context.Context, pidfd []unix.PollFd) error {
+	for ctx.Err() == nil {
+		n, err := unix.Poll(pidfd, int((20 * time.Millisecond).Milliseconds()))
+		if n > 0 {
+			return nil
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("wait for processes: %w", err)
+		}
+	}
+	return ctx.Err()
+}
+
+// Stop implements runtime.Engine.
+func (e *Engine) Stop(ctx context.Context, id string, grace time.Duration) error {
+	in, err := e.find(ctx, id)
+	if err != nil {
+		return err
+	}
+	if grace > 0 && !in.hasEnded() {
+		e.ask(ctx, in, grace)
+	}
+	return in.kill(context.WithoutCancel(ctx), id)
+}
+
+// ask has every process of a sandbox end by itself, and waits for it as long as the grace and ctx last. Whatever does not work
+// out is left to the kill that follows.
+func (e *Engine) ask(ctx context.Context, in *instance, grace time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	t, err := in.tree()
+	if err != nil {
+		return
+	}
+	defer t.close()
+	if t.terminate(ctx) == nil && e.resume(in) == nil { // what is paused notices no signal
+		_ = t.wait(ctx)
+	}
+}

@@ -1,0 +1,426 @@
+package runtime_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+func start(t *testing.T, s *runtime.Supervisor, ref string, timeout time.Duration) runtime.Record {
+	t.Helper()
+	rec, err := s.Start(t.Context(), ref, runtime.StartRequest{Profile: request("").Profile, Timeout: timeout})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rec
+}
+
+func stop(t *testing.T, s *runtime.Supervisor, ref string) runtime.Record {
+	t.Helper()
+	rec, err := s.Stop(t.Context(), ref, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rec
+}
+
+func TestStopAndStart(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	req := request("one")
+	req.Labels, req.Timeout = map[string]string{"a": "b"}, 30*time.Minute
+	req.Limits.Memory, req.Defaults.Pids = 64<<20, 100
+	one := create(t, s, req)
+	lease, err := s.Begin("one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.End()
+	for range 3 {
+		rec := stop(t, s, "one")
+		if rec.State != api.StateStopped || rec.Reason != "stopped" || rec.PID != 0 {
+			t.Errorf("stopped: %+v", rec)
+		}
+		if _, err := s.Begin("one"); !errors.Is(err, runtime.ErrState) {
+			t.Errorf("a use of a stopped sandbox: %v", err)
+		}
+		if again := stop(t, s, "one"); again.Reason != "stopped" {
+			t.Errorf("stopped again: %+v", again)
+		}
+		if got := sockets(t, b); len(got) != 0 {
+			t.Errorf("sockets = %v", got)
+		}
+		rec = start(t, s, "one", 0)
+		if rec.ID != one.ID || rec.Name != "one" || rec.Labels["a"] != "b" || rec.Limits != one.Limits || rec.State != api.StateRunning || rec.Reason != "" {
+			t.Errorf("started: %+v", rec)
+		}
+		if left := time.Until(rec.Deadline); left < 29*time.Minute || left > 30*time.Minute {
+			t.Errorf("it has %s left", left)
+		}
+		spec := b.engine.Spec(one.ID)
+		if spec.Explicit.Memory != 64<<20 || spec.Explicit.Pids != 0 || spec.Limits.Pids != 100 || !spec.Deadline.Equal(rec.Deadline) {
+			t.Errorf("spec: %+v", spec)
+		}
+		if _, err := s.Start(t.Context(), "one", runtime.StartRequest{}); !errors.Is(err, runtime.ErrNotEnded) {
+			t.Errorf("start of a running one: %v", err)
+		}
+		l, err := s.Begin("one")
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-l.Gone:
+			t.Error("it is gone")
+		default:
+		}
+		l.End()
+	}
+	// What began in its first life has ended with it.
+	called := false
+	lease.AfterGone(func() { called = true })
+	if !called {
+		t.Error("a lease of before is told nothing")
+	}
+	stop(t, s, "one")
+	if rec := start(t, s, "one", 2*time.Hour); time.Until(rec.Deadline) < 119*time.Minute {
+		t.Errorf("a timeout that was asked for: %s", rec.Deadline)
+	}
+}
+
+// A sandbox that has ended whatever way, also by the launcher's death, runs again.
+func TestStartAfterEveryEnd(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	short := request("deadline")
+	short.Timeout = 20 * time.Millisecond
+	idle := request("idle")
+	idle.IdleTimeout = 20 * time.Millisecond
+	for _, req := range []runtime.Request{short, idle} {
+		create(t, s, req)
+		if rec := waitEnded(t, s, req.Name); rec.State != api.StateStopped {
+			t.Errorf("%s: %+v", req.Name, rec)
+		}
+		start(t, s, req.Name, time.Hour)
+		if err := s.Delete(t.Context(), req.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lost := create(t, s, request("lost"))
+	b.engine.Crash()
+	if rec := waitEnded(t, s, lost.ID); rec.State != api.StateLost {
+		t.Errorf("lost: %+v", rec)
+	}
+	if _, err := s.Start(t.Context(), "lost", runtime.StartRequest{}); !errors.Is(err, runtime.ErrUnavailable) {
+		t.Errorf("start without an engine: %v", err)
+	}
+	if rec, err := s.Get("lost"); err != nil || rec.State != api.StateLost {
+		t.Errorf("after a start that failed: %+v, %v", rec, err)
+	}
+	b.engine.Restart()
+	start(t, s, "lost", 0)
+}
+
+// The next daemon knows what was started and what was stopped, also where the crash was in the middle.
+func TestStatesOutliveTheDaemon(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	create(t, s, request("stopped"))
+	create(t, s, request("started"))
+	middle := create(t, s, request("middle"))
+	stop(t, s, "stopped")
+	stop(t, s, "started")
+	stop(t, s, "middle")
+	start(t, s, "started", 0)
+	if err := s.Close(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	// What a crash between the engine's start and the record's leaves: it runs, and is recorded as stopped.
+	spec := b.engine.Spec(middle.ID)
+	spec.Deadline = time.Now().Add(40 * time.Minute)
+	control := listenAt(t, b, middle.ID)
+	st, err := b.engine.Start(t.Context(), spec, control)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = st.Pidfd.Close(), control.Close() // read by nobody
+
+	s = b.open(t)
+	for name, want := range map[string]api.SandboxState{"stopped": api.StateStopped, "started": api.StateRunning, "middle": api.StateRunning} {
+		rec, err := s.Get(name)
+		if err != nil || rec.State != want || (want == api.StateRunning) != (rec.Reason == "") {
+			t.Errorf("%s: %+v, %v", name, rec, err)
+		}
+	}
+	if rec, _ := s.Get("middle"); !rec.Deadline.Equal(spec.Deadline) {
+		t.Errorf("deadline of what was being started: %s, want %s", rec.Deadline, spec.Deadline)
+	}
+	start(t, s, "stopped", 0)
+}
+
+func TestFailedStartLeavesItStopped(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	one := create(t, s, request("one"))
+	stop(t, s, "one")
+	refused := errors.New("refused")
+	b.engine.CreateError = func(*runtime.Spec) error { return refused }
+	if _, err := s.Start(t.Context(), "one", runtime.StartRequest{}); !errors.Is(err, refused) {
+		t.Fatalf("start: %v", err)
+	}
+	rec, err := s.Get("one")
+	if err != nil || rec.State != api.StateStopped || rec.Reason != "stopped" || len(sockets(t, b)) != 0 {
+		t.Errorf("after a start that failed: %+v, %v", rec, err)
+	}
+	b.engine.CreateError = nil
+	if rec := start(t, s, "one", 0); rec.ID != one.ID {
+		t.Errorf("started: %+v", rec)
+	}
+}
+
+// Stopping what does not want to end takes its grace; whoever is in a hurry does not wait for it, and neither does the
+// end of the daemon.
+func TestGraceEnds(t *testing.T) {
+	for name, hurry := range map[string]func(t *testing.T, s *runtime.Supervisor){
+		"another stop": func(t *testing.T, s *runtime.Supervisor) {
+			t.Helper()
+			if _, err := s.Stop(t.Context(), "one", time.Hour); err != nil {
+				t.Error(err)
+			}
+		},
+		"delete": func(t *testing.T, s *runtime.Supervisor) {
+			t.Helper()
+			if err := s.Delete(t.Context(), "one"); err != nil {
+				t.Error(err)
+			}
+		},
+		"close": func(t *testing.T, s *runtime.Supervisor) {
+			t.Helper()
+			if err := s.Close(t.Context(), true); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.engine.Reluctant = true
+			s := b.open(t)
+			create(t, s, request("one"))
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				rec, err := s.Stop(context.WithoutCancel(t.Context()), "one", time.Hour)
+				if name == "delete" && errors.Is(err, runtime.ErrNotFound) {
+					return
+				}
+				if err != nil || rec.State != api.StateStopped {
+					t.Errorf("stop: %+v, %v", rec, err)
+				}
+			})
+			for { // until it has begun
+				lease, err := s.Begin("one")
+				if errors.Is(err, runtime.ErrState) {
+					break
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				lease.End()
+			}
+			hurry(t, s)
+			wg.Wait()
+		})
+	}
+}
+
+func TestStartsStopsAndDeletesAtOnce(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	create(t, s, request("one"))
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 20 {
+				_, err := s.Start(t.Context(), "one", runtime.StartRequest{Profile: request("").Profile})
+				if err != nil && !errors.Is(err, runtime.ErrState) && !errors.Is(err, runtime.ErrNotEnded) {
+					t.Error(err)
+				}
+			}
+		})
+		wg.Go(func() {
+			for range 20 {
+				if _, err := s.Stop(t.Context(), "one", time.Minute); err != nil && !errors.Is(err, runtime.ErrState) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	stop(t, s, "one")
+	start(t, s, "one", 0)
+	if err := s.Delete(t.Context(), "one"); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.engine.IDs(); len(got) != 0 || !slices.Equal(sockets(t, b), nil) {
+		t.Errorf("left: %v, %v", got, sockets(t, b))
+	}
+}
+
+// listenAt makes the control socket of a sandbox as the supervisor does.
+func listenAt(t *testing.T, b *bench, id string) *os.File {
+	t.Helper()
+	dir, err := os.Open(filepath.Join(b.options.RuntimeDir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: fmt.Sprintf("/proc/self/fd/%d/%s.sock", dir.Fd(), id), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	f, err := l.File()
+	_ = l.Close() // f is a copy
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestPauseAndResume(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	req := request("one")
+	req.IdleTimeout = 50 * time.Millisecond
+	one := create(t, s, req)
+	lease, err := s.Begin("one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, err := s.Pause(t.Context(), "one")
+	if err != nil || rec.State != api.StatePaused {
+		t.Fatalf("pause: %+v, %v", rec, err)
+	}
+	if held := time.Since(lease.Held()); held > time.Second {
+		t.Error("whoever waits for it is not told that it is held")
+	}
+	lease.End()
+	if _, err := s.Begin("one"); !errors.Is(err, runtime.ErrPaused) || !errors.Is(err, runtime.ErrState) {
+		t.Errorf("use of a paused sandbox: %v", err)
+	}
+	if again, err := s.Pause(t.Context(), "one"); err != nil || again.State != api.StatePaused {
+		t.Errorf("pause again: %+v, %v", again, err)
+	}
+	if _, err := s.Start(t.Context(), "one", runtime.StartRequest{}); !errors.Is(err, runtime.ErrNotEnded) {
+		t.Errorf("start of a paused one: %v", err)
+	}
+	if got := s.List(runtime.Filter{State: api.StatePaused}); len(got) != 1 {
+		t.Errorf("listed as paused: %v", got)
+	}
+	// It can be changed, and is not idle.
+	if rec, err := s.Update(t.Context(), "one", func(rec *runtime.Record) (api.Limits, error) {
+		rec.Labels = map[string]string{"a": "b"}
+		return api.Limits{}, nil
+	}); err != nil || rec.State != api.StatePaused || rec.Labels["a"] != "b" {
+		t.Errorf("update: %+v, %v", rec, err)
+	}
+	select {
+	case <-lease.Gone:
+		t.Fatal("it was ended for being idle")
+	case <-time.After(150 * time.Millisecond): // three times what would have ended it
+	}
+	rec, err = s.Resume(t.Context(), "one")
+	if err != nil || rec.State != api.StateRunning {
+		t.Fatalf("resume: %+v, %v", rec, err)
+	}
+	if rec := waitEnded(t, s, one.ID); !strings.HasPrefix(rec.Reason, "idle") {
+		t.Errorf("after its idle time: %+v", rec)
+	}
+	for _, f := range []func(context.Context, string) (runtime.Record, error){s.Pause, s.Resume} {
+		if _, err := f(t.Context(), "one"); !errors.Is(err, runtime.ErrState) || errors.Is(err, runtime.ErrPaused) {
+			t.Errorf("of one that has ended: %v", err)
+		}
+		if _, err := f(t.Context(), "nobody"); !errors.Is(err, runtime.ErrNotFound) {
+			t.Errorf("of one that never was: %v", err)
+		}
+	}
+}
+
+// The deadline of a paused sandbox comes, and it can be stopped and deleted.
+func TestPausedSandboxesEnd(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	pause := func(name string, timeout time.Duration) runtime.Record {
+		req := request(name)
+		req.Timeout = timeout
+		rec := create(t, s, req)
+		if _, err := s.Pause(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+		return rec
+	}
+	short := pause("short", 200*time.Millisecond)
+	for rec := short; rec.State != api.StateStopped; { // or the test ends
+		var err error
+		if rec, err = s.Get(short.ID); err != nil || t.Context().Err() != nil {
+			t.Fatal(err)
+		}
+		goruntime.Gosched()
+	}
+	pause("stop", 0)
+	if rec := stop(t, s, "stop"); rec.State != api.StateStopped {
+		t.Errorf("stopped: %+v", rec)
+	}
+	if rec := start(t, s, "stop", 0); rec.State != api.StateRunning {
+		t.Errorf("started: %+v", rec)
+	}
+	pause("delete", 0)
+	if err := s.Delete(t.Context(), "delete"); err != nil {
+		t.Error(err)
+	}
+}
+
+// The next daemon asks the engine what is paused, not the record.
+func TestPauseOutlivesTheDaemon(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	ids := map[string]string{}
+	for _, name := range []string{"runs", "paused", "half paused", "half resumed"} {
+		ids[name] = create(t, s, request(name)).ID
+	}
+	for _, name := range []string{"paused", "half resumed"} {
+		if _, err := s.Pause(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(b.engine.Pause(t.Context(), ids["half paused"]), b.engine.Resume(t.Context(), ids["half resumed"])); err != nil {
+		t.Fatal(err)
+	}
+	s = b.open(t)
+	for name, want := range map[string]api.SandboxState{
+		"runs": api.StateRunning, "paused": api.StatePaused, "half paused": api.StatePaused, "half resumed": api.StateRunning,
+	} {
+		if rec, err := s.Get(name); err != nil || rec.State != want {
+			t.Errorf("%s: %s, %v", name, rec.State, err)
+		}
+	}
+	if len(sockets(t, b)) != 4 {
+		t.Errorf("sockets: %v", sockets(t, b))
+	}
+	if rec, err := s.Resume(t.Context(), "paused"); err != nil || rec.State != api.StateRunning {
+		t.Errorf("resume: %+v, %v", rec, err)
+	}
+}

@@ -1,0 +1,307 @@
+package functional
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+// A stopped sandbox has its files and nothing else; started again it is the same one, with a life that begins anew.
+func TestStoppedSandboxIsStartedAgain(t *testing.T) {
+	d := start(t)
+	d.Warm(t)
+	before := d.Snapshot(t)
+	s := d.Create(t, api.CreateSandbox{
+		Name: "one", Labels: map[string]string{"a": "b"}, Env: []string{"WHO=me"}, Cwd: "/srv/x", Timeout: 600, Limits: api.Limits{Nofile: 100},
+	})
+	first := s.Exec(t, api.ExecRequest{Cwd: "/", Argv: []string{"sh", "-c",
+		"mkdir -p /srv/x; echo mine >/srv/x/file; rm -rf /etc/alternatives; chmod 751 /; mkfifo /srv/x/fifo; nohup setsid sleep 600 >/dev/null 2>&1 &"}})
+	if first.Exit.Code != 0 {
+		t.Fatalf("%+v", first)
+	}
+	for round := range 3 {
+		pids := s.Processes(t)
+		now := s.MustTurn(t, "stop", nil, api.StateStopped)
+		if now.Reason != "stopped" || now.PID != 0 {
+			t.Errorf("stopped: %+v", now)
+		}
+		for _, pid := range pids {
+			if err := gone(pid); err != nil {
+				t.Error(err)
+			}
+		}
+		_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"true"}})
+		wantProblem(t, err, api.CodeConflict, "one", "stopped")
+		if round == 1 { // stopped is stopped
+			d.Kill9(t)
+			d.Launch(t)
+			if now, err := s.Inspect(t.Context()); err != nil || now.State != api.StateStopped || now.Reason != "stopped" {
+				t.Errorf("after a restart of the daemon: %+v, %v", now, err)
+			}
+		}
+		asked := time.Now()
+		now = s.MustTurn(t, "start", nil, api.StateRunning)
+		if now.ID != s.ID || now.Name != "one" || now.Labels["a"] != "b" || now.Reason != "" || now.Limits.Nofile != 100 || now.Limits.Pids != s.Limits.Pids {
+			t.Errorf("started: %+v", now)
+		}
+		if left := now.Deadline.Sub(asked); left < 590*time.Second || left > 660*time.Second {
+			t.Errorf("it has %s left of ten minutes", left)
+		}
+		got := s.Sh(t, `cat file; ls -d /etc/alternatives 2>/dev/null; stat -c %a /; echo $WHO; ulimit -n; cat /proc/[0-9]*/cmdline | tr '\0' ' ' | grep -o 'sleep 6[0]0' || true`)
+		if got != "mine\n751\nme\n100\n" {
+			t.Errorf("round %d: %q", round, got)
+		}
+		_, err = s.Turn(t.Context(), "start", nil)
+		wantProblem(t, err, api.CodeConflict, "one", "running")
+		s.Sh(t, "nohup setsid sleep 600 >/dev/null 2>&1 &")
+	}
+	s.MustTurn(t, "stop", nil, api.StateStopped)
+	if got := diffOf(t, d, s.ID); len(got) == 0 {
+		t.Error("a stopped sandbox has changed nothing")
+	}
+	s.Delete(t)
+	d.NothingLeaked(t, before)
+}
+
+// What ends by itself, and what the launcher's death has ended, is started again too.
+func TestLostAndExpiredSandboxesAreStartedAgain(t *testing.T) {
+	d := start(t)
+	expired := d.Create(t, api.CreateSandbox{Timeout: 2})
+	lost := d.Create(t, api.CreateSandbox{})
+	expired.Sh(t, "echo mine >/file")
+	lost.Sh(t, "echo mine >/file")
+	expired.WaitState(t, testenv.Patience(20*time.Second), api.StateStopped)
+	kill9(t, d.System(t).Launcher)
+	lost.WaitState(t, testenv.Patience(20*time.Second), api.StateLost)
+	for _, s := range []*harness.Sandbox{expired, lost} {
+		now := s.MustTurn(t, "start", api.StartSandbox{Timeout: 300}, api.StateRunning)
+		if left := time.Until(now.Deadline); left < 200*time.Second {
+			t.Errorf("it has %s left", left)
+		}
+		if got := s.Sh(t, "cat /file"); got != "mine\n" {
+			t.Errorf("its file: %q", got)
+		}
+	}
+}
+
+// Whatever may wait for a signal that ends it stops in milliseconds, shells that ignore SIGTERM too; who tidies up gets the
+// time, and who will not end is killed after it.
+func TestStopEndsThingsTheWayTheyWant(t *testing.T) {
+	d := start(t)
+	interactive := func(argv ...string) api.ExecRequest { return api.ExecRequest{Argv: argv, TTY: true} }
+	for name, test := range map[string]struct {
+		run         api.ExecRequest
+		up          string // it says when it is there
+		least, most time.Duration
+		left        string
+	}{
+		"nothing":            {most: 3 * time.Second},
+		"sleep":              {run: api.ExecRequest{Argv: []string{"sleep", "600"}}, most: 3 * time.Second},
+		"waiting shell":      {run: api.ExecRequest{Argv: []string{"sh", "-c", "echo up; sleep 600; true"}}, most: 3 * time.Second},
+		"interactive bash":   {run: interactive("bash", "-i"), up: "# ", most: 3 * time.Second},
+		"interactive sh":     {run: interactive("sh", "-i"), up: "# ", most: 3 * time.Second},
+		"python":             {run: interactive("python3"), up: ">>> ", most: 3 * time.Second},
+		"ignores SIGTERM":    {run: api.ExecRequest{Argv: []string{"sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"}}, most: 3 * time.Second},
+		"stands still":       {run: api.ExecRequest{Argv: []string{"sh", "-c", "echo up; kill -STOP $$; sleep 600"}}, most: 3 * time.Second},
+		"tidies up":          {run: api.ExecRequest{Argv: []string{"sh", "-c", "trap 'sleep 1; echo tidy >/done; exit' TERM; echo up; while :; do sleep 0.1; done"}}, least: time.Second, most: 5 * time.Second, left: "tidy\n"},
+		"ignores everything": {run: api.ExecRequest{Argv: []string{"sh", "-c", "trap '' TERM HUP; echo up; while :; do sleep 1; done"}}, least: 5 * time.Second, most: 9 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := d.Create(t, api.CreateSandbox{})
+			var running sync.WaitGroup
+			defer running.Wait()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if test.run.Argv != nil {
+				up := make(chan struct{})
+				var once sync.Once
+				var said string
+				running.Go(func() {
+					_ = s.Stream(ctx, test.run, func(e api.ExecEvent) { // it ends with the sandbox
+						if said += e.Text; test.run.Argv[0] == "sleep" || strings.Contains(said, test.up) && said != "" {
+							once.Do(func() { close(up) })
+						}
+					})
+					once.Do(func() { close(up) })
+				})
+				<-up
+			}
+			began := time.Now()
+			grace := 5.0
+			s.MustTurn(t, "stop", api.StopSandbox{Grace: &grace}, api.StateStopped)
+			took := time.Since(began)
+			t.Logf("took %s", took)
+			if took < test.least || took > testenv.Patience(test.most) {
+				t.Errorf("it took %s to stop", took)
+			}
+			if test.left != "" {
+				s.MustTurn(t, "start", nil, api.StateRunning)
+				if got := s.Sh(t, "cat /done"); got != test.left {
+					t.Errorf("it left %q", got)
+				}
+			}
+			s.Delete(t)
+		})
+	}
+}
+
+// The command line says the same.
+func TestStopAndStartCommands(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Name: "work"})
+	if got := d.CLI(t, "stop", "-t", "2", "work"); got.Code != 0 || strings.TrimSpace(got.Stdout) != s.ID {
+		t.Errorf("stop: %+v", got)
+	}
+	if got := d.CLI(t, "ps"); !strings.Contains(got.Stdout, "stopped") {
+		t.Errorf("ps: %+v", got)
+	}
+	if got := d.CLI(t, "start", "work", "nonesuch"); got.Code != 1 || strings.TrimSpace(got.Stdout) != s.ID || !strings.Contains(got.Stderr, "nonesuch") {
+		t.Errorf("start: %+v", got)
+	}
+	if got := d.CLI(t, "exec", "work", "--", "echo", "up"); got.Stdout != "up\n" {
+		t.Errorf("exec: %+v", got)
+	}
+}
+
+// ticks is a program that counts in a file, with a child that does so too.
+const ticks = `nohup setsid sh -c 'tick() { i=0; while :; do i=$((i+1)); echo $i >/tmp/tick.$1; sleep 0.02; done; }; tick a & tick b' >/dev/null 2>&1 &
+while ! [ -s /tmp/tick.a ] || ! [ -s /tmp/tick.b ]; do sleep 0.02; done`
+
+// A paused sandbox stands still, refuses what would run something in it and says how to go on, and goes on where it was.
+func TestPausedSandboxStandsStill(t *testing.T) {
+	d := start(t)
+	d.Warm(t)
+	before := d.Snapshot(t)
+	s := d.Create(t, api.CreateSandbox{Name: "one"})
+	s.Sh(t, ticks)
+	s.Sh(t, "nohup setsid sh -c 'echo $$ >/tmp/pid; kill -STOP $$; echo woken >/tmp/woken' >/dev/null 2>&1 & while ! [ -s /tmp/pid ]; do sleep 0.02; done")
+	// An exec that is under way stands still like everything.
+	var under sync.WaitGroup
+	var late *api.ExecResult
+	under.Go(func() {
+		var err error
+		if late, err = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", "echo up >/tmp/up; sleep 0.2; echo late"}}); err != nil {
+			t.Error(err)
+		}
+	})
+	s.Sh(t, "while ! [ -s /tmp/up ]; do sleep 0.02; done")
+	s.MustTurn(t, "pause", nil, api.StatePaused)
+	s.MustTurn(t, "pause", nil, api.StatePaused)
+	states := func() string { return strings.Join(hostStates(t, s), "") }
+	frozen := states()
+	for range 20 { // ten times as long as one tick
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-t.Context().Done():
+		}
+		if now := states(); now != frozen {
+			t.Fatalf("processes run: %q, then %q", frozen, now)
+		}
+	}
+	for _, err := range []error{
+		func() error { _, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"true"}}); return err }(),
+		func() error {
+			response, err := s.Get(t.Context(), "/tmp/tick.a")
+			if err == nil {
+				_ = response.Body.Close()
+			}
+			return err
+		}(),
+		s.Put(t.Context(), "/tmp/x", []byte("x")),
+	} {
+		wantProblem(t, err, api.CodeConflict, "one", "paused", "resume")
+	}
+	if got := d.CLI(t, "ps"); !strings.Contains(got.Stdout, "paused") {
+		t.Errorf("ps: %+v", got)
+	}
+	if got := diffOf(t, d, s.ID); len(got) == 0 {
+		t.Error("what it has changed cannot be read")
+	}
+	if got := states(); got != frozen {
+		t.Errorf("reading its changes has woken it: %q, then %q", frozen, got)
+	}
+	s.MustTurn(t, "resume", nil, api.StateRunning)
+	under.Wait()
+	if late == nil || late.Stdout != "late\n" || late.Exit.Code != 0 {
+		t.Errorf("the exec that was under way: %+v", late)
+	}
+	// It is adopted as what it is.
+	s.MustTurn(t, "pause", nil, api.StatePaused)
+	d.Kill9(t)
+	d.Launch(t)
+	if now, err := s.Inspect(t.Context()); err != nil || now.State != api.StatePaused {
+		t.Errorf("after a restart of the daemon: %+v, %v", now, err)
+	}
+	s.MustTurn(t, "resume", nil, api.StateRunning)
+	if got := s.Sh(t, `for f in a b; do i=0; was=$(cat /tmp/tick.$f); while now=$(cat /tmp/tick.$f); [ "$now" = "$was" ] && [ $i -lt 500 ]; do i=$((i+1)); sleep 0.02; done; [ "$now" != "$was" ] && echo on; done; ls /tmp/woken 2>&1 | grep -c '^/tmp/woken' || true`); got != "on\non\n0\n" {
+		t.Errorf("after resume: %q (what had been stopped before is not to be woken)", got)
+	}
+	s.MustTurn(t, "resume", nil, api.StateRunning)
+	// It ends like any other.
+	s.MustTurn(t, "pause", nil, api.StatePaused)
+	began := time.Now()
+	s.MustTurn(t, "stop", nil, api.StateStopped)
+	if took := time.Since(began); took > testenv.Patience(5*time.Second) {
+		t.Errorf("to stop it took %s", took)
+	}
+	s.MustTurn(t, "start", nil, api.StateRunning)
+	s.Sh(t, "true")
+	s.MustTurn(t, "pause", nil, api.StatePaused)
+	s.Delete(t)
+	d.NothingLeaked(t, before)
+}
+
+// hostStates are the states of a sandbox's processes and the time that each has used, as the host sees them.
+func hostStates(t *testing.T, s *harness.Sandbox) []string {
+	t.Helper()
+	var all []string
+	for _, pid := range s.Processes(t) {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
+		all = append(all, fmt.Sprintln(pid, fields[11], fields[12])) // utime, stime
+	}
+	slices.Sort(all)
+	return all
+}
+
+// The deadline of a paused sandbox comes.
+func TestPausedSandboxEndsAtItsDeadline(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Timeout: 2})
+	s.Sh(t, ticks)
+	s.MustTurn(t, "pause", nil, api.StatePaused)
+	now := s.WaitState(t, testenv.Patience(20*time.Second), api.StateStopped)
+	if !strings.Contains(now.Reason, "deadline") {
+		t.Errorf("it ended: %s", now.Reason)
+	}
+}
+
+// A fork bomb is paused and resumed as a whole.
+func TestPauseOfWhatForks(t *testing.T) {
+	s := start(t).Create(t, api.CreateSandbox{})
+	s.Sh(t, "nohup setsid sh -c 'while :; do (true; (true; true) & ) & done' >/dev/null 2>&1 &")
+	for range 3 {
+		s.MustTurn(t, "pause", nil, api.StatePaused)
+		still := strings.Join(hostStates(t, s), "")
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-t.Context().Done():
+		}
+		if now := strings.Join(hostStates(t, s), ""); now != still {
+			t.Errorf("it stood:\n%snow:\n%s", still, now)
+		}
+		s.MustTurn(t, "resume", nil, api.StateRunning)
+	}
+}
