@@ -451,7 +451,7 @@ func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started 
 		sb.isGone, sb.gone, sb.killing, sb.dismissed = false, make(chan struct{}), "", false
 	}
 	sb.rec.State, sb.rec.Reason, sb.rec.Deadline = liveState(started), "", rec.Deadline
-	sb.rec.Enforced, sb.rec.PID = started.Enforced, pid
+	sb.rec.Enforced, sb.rec.PID, sb.rec.Fresh = started.Enforced, pid, false
 	s.arm(sb)
 	s.watchers.Add(1)
 	go s.watch(context.WithoutCancel(ctx), sb) // it outlives the request, and ends when it is dismissed
