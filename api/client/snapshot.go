@@ -2,7 +2,9 @@ package client
 
 import (
 	"context"
+	"io"
 	"net/http"
+	"net/url"
 
 	"github.com/sandboxd/sandboxd/api"
 )
@@ -58,6 +60,36 @@ func (c *Client) Fork(ctx context.Context, id string, req api.ForkSandbox) (*api
 func (c *Client) Rollback(ctx context.Context, id string, req api.RollbackSandbox) (*api.Sandbox, error) {
 	out := new(api.Sandbox)
 	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "rollback"}, json: req}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ExportSnapshot returns a snapshot as one file, a tar with its layers and the name and digest of its image. The caller closes
+// it; reading fails with io.ErrUnexpectedEOF where the daemon could not send all of it.
+func (c *Client) ExportSnapshot(ctx context.Context, ref string) (io.ReadCloser, error) {
+	resp, err := c.do(ctx, request{method: http.MethodGet, path: []string{"v1", "snapshots", ref, "export"}, accept: api.TypeTar})
+	if err != nil {
+		return nil, err
+	}
+	if t := mediaType(resp); t != api.TypeTar {
+		defer resp.Body.Close()
+		return nil, notOurs(resp, read(resp.Body, 200))
+	}
+	return resp.Body, nil
+}
+
+// ImportSnapshot sends what [Client.ExportSnapshot] has returned. The image must be stored there. An empty name leaves the snapshot
+// the one that it has.
+func (c *Client) ImportSnapshot(ctx context.Context, r io.Reader, name string) (*api.Snapshot, error) {
+	q := url.Values{}
+	if name != "" {
+		q.Set("name", name)
+	}
+	out := new(api.Snapshot)
+	body := struct{ io.Reader }{r} // as in ImportImages
+	err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "snapshots", "import"}, query: q, body: body, typ: api.TypeTar}, maxAnswer, out)
+	if err != nil {
 		return nil, err
 	}
 	return out, nil

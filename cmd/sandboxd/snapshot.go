@@ -3,12 +3,15 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
+	"os"
 	"strconv"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 )
 
 type snapshotOptions struct {
@@ -112,7 +115,7 @@ and sandboxes may stand on too.`,
 	}
 	cmd.Flags().BoolVar(&opts.json, "json", false, "print the list as JSON")
 	exitStatus(cmd, exitPlain)
-	cmd.AddCommand(newSnapshotsRm(d))
+	cmd.AddCommand(newSnapshotsRm(d), newSnapshotsExport(d), newSnapshotsImport(d))
 	return cmd
 }
 
@@ -177,4 +180,72 @@ func runSnapshotsRm(ctx context.Context, refs []string, d deps) error {
 		return &exitError{code: codeError}
 	}
 	return nil
+}
+
+func newSnapshotsExport(d deps) *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "export [flags] SNAPSHOT",
+		Short: "Write a snapshot to a file",
+		Long: `Write a snapshot to a file: a tar with its layers, and the name and digest of its
+image, which is not in it. The file appears whole or not at all.`,
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return writeArchive(cmd.Context(), args[0], output, d, func(ctx context.Context, c *client.Client) (io.ReadCloser, error) {
+				return c.ExportSnapshot(ctx, args[0])
+			})
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "", "`file` to write (default: stdout, unless that is a terminal)")
+	exitStatus(cmd, exitPlain)
+	return cmd
+}
+
+func newSnapshotsImport(d deps) *cobra.Command {
+	var name string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "import [flags] FILE|-",
+		Short: "Read a snapshot from a file",
+		Long: `Read a snapshot from a file that "sandboxd snapshots export" has written, and print
+its id. "-" is stdin. The image that it needs must be stored.`,
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runSnapshotsImport(cmd.Context(), args[0], name, asJSON, d)
+		},
+	}
+	cmd.Flags().StringVar(&name, "name", "", "`name` of the snapshot (default: the one that it has)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the snapshot as JSON")
+	exitStatus(cmd, exitPlain)
+	return cmd
+}
+
+func runSnapshotsImport(ctx context.Context, file, name string, asJSON bool, d deps) error {
+	in := d.stdin
+	if file == "-" {
+		if isTerminal(d.stdin) {
+			return usagef("a snapshot is expected on stdin, which is a terminal")
+		}
+	} else {
+		f, err := os.Open(file)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		in = f
+	}
+	c, err := d.daemon(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	snap, err := c.ImportSnapshot(ctx, in, name)
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return printJSON(d.stdout, snap)
+	}
+	_, err = fmt.Fprintln(d.stdout, printable(snap.ID))
+	return err
 }

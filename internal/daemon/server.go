@@ -62,7 +62,9 @@ var routes = []route{
 	{"POST", "/v1/sandboxes/{id}/rollback", owner, (*Daemon).postRollback},
 
 	{"GET", "/v1/snapshots", owner, (*Daemon).getSnapshots},
+	{"POST", "/v1/snapshots/import", owner, (*Daemon).postSnapshotImport},
 	{"GET", "/v1/snapshots/{snapshot}", owner, (*Daemon).getSnapshot},
+	{"GET", "/v1/snapshots/{snapshot}/export", owner, (*Daemon).getSnapshotExport},
 	{"DELETE", "/v1/snapshots/{snapshot}", owner, (*Daemon).deleteSnapshot},
 
 	{"POST", "/v1/sandboxes/{id}/exec", owner, (*Daemon).postExec},

@@ -40,6 +40,8 @@ type Images interface {
 	InspectSnapshot(ref string) (api.Snapshot, error)
 	AcquireSnapshot(ref string) (snap *image.Snapshot, release func(), err error)
 	RemoveSnapshot(ctx context.Context, ref string) (int64, error)
+	ExportSnapshot(ctx context.Context, ref string, read image.ReadLayer, w io.Writer) error
+	ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*image.Snapshot) error) (api.Snapshot, error)
 	// Settle removes layers that only sandboxes stood on that are gone; EnforceSnapshots keeps to the limit of snapshots' bytes.
 	Settle(ctx context.Context) error
 	EnforceSnapshots(ctx context.Context) error

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"slices"
@@ -331,6 +332,60 @@ func (s *Service) Snapshots(ref string) (api.SnapshotList, error) {
 	}
 	list, err := s.images.Snapshots(ref)
 	return api.SnapshotList{Snapshots: list}, err
+}
+
+// readLayer reads the uppermost layer of a source, which is a snapshot's.
+func (s *Service) readLayer(ctx context.Context, source rootfs.Source, w io.Writer) (layer.Result, error) {
+	if s.opts.Differ == nil {
+		return layer.Result{}, fmt.Errorf("%w: nobody reads what snapshots have", runtime.ErrUnavailable)
+	}
+	return s.opts.Differ.Diff(ctx, launcher.DiffRequest{Rootfs: source, Layer: true}, w)
+}
+
+// ImportSnapshot keeps a snapshot that was exported, be it by this daemon or another.
+func (s *Service) ImportSnapshot(ctx context.Context, r io.Reader, name string) (api.Snapshot, error) {
+	if err := validateName(name); err != nil {
+		return api.Snapshot{}, err
+	}
+	snap, err := s.images.ImportSnapshot(ctx, r, name, func(snap *image.Snapshot) error {
+		_, _, perr := s.opts.Profile(snap.Profile)
+		err := errors.Join(validateName(snap.Name), validateName(snap.SandboxName), validateComment(snap.Comment), validateLabels(snap.Labels),
+			validReference("image", snap.Image), validateEnv(snap.ImageEnv), validateEnv(snap.Env), validatePath("cwd", snap.Cwd), validateUser(snap.User), perr)
+		if err != nil {
+			return classify(image.ErrInvalid, fmt.Errorf("what the snapshot says of itself: %w", err))
+		}
+		return nil
+	})
+	if err != nil {
+		return api.Snapshot{}, fmt.Errorf("import snapshot: %w", err)
+	}
+	s.log.Info("snapshot imported", "id", snap.ID, "name", snap.Name, "bytes", snap.Size)
+	return snap, nil
+}
+
+func (d *Daemon) postSnapshotImport(w http.ResponseWriter, r *http.Request) error {
+	q, err := query(r, "name")
+	if err != nil {
+		return err
+	}
+	body := &watchedBody{r: requestBody(w, r)}
+	snap, err := d.service.ImportSnapshot(r.Context(), body, q.Get("name"))
+	if body.err != nil {
+		return bodyError(body.err)
+	}
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Location", "/v1/snapshots/"+snap.ID)
+	return writeJSON(w, http.StatusCreated, snap)
+}
+
+func (d *Daemon) getSnapshotExport(w http.ResponseWriter, r *http.Request) error {
+	if _, err := query(r); err != nil {
+		return err
+	}
+	out := &stream{w: w, rc: http.NewResponseController(w), contentType: api.TypeTar}
+	return d.service.images.ExportSnapshot(r.Context(), r.PathValue("snapshot"), d.service.readLayer, out)
 }
 
 func (d *Daemon) postSnapshot(w http.ResponseWriter, r *http.Request) error {

@@ -1,6 +1,7 @@
 package functional
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/http"
@@ -462,5 +463,74 @@ func TestSnapshotsSurviveKills(t *testing.T) {
 			}
 			return nil
 		})
+	}
+}
+
+// A snapshot travels as one file to another daemon that has the image, with all that it stands on.
+func TestSnapshotTravels(t *testing.T) {
+	d, there := start(t), start(t)
+	registry := harness.LyingRegistry(t, nil)
+	base := registry.Push(t, "team/base:1", twoLayers(t, "base"))
+	d.MustPull(t, base)
+	for _, image := range []string{base, api.HostImage} {
+		name := "n" + fmt.Sprint(len(image))
+		s := d.Create(t, api.CreateSandbox{Image: image, Env: []string{"A=b"}})
+		s.Sh(t, `umask 022; mkdir -p /data/sub /opt; ln -s x /data/link; echo 1 > /data/sub/f; ln /data/sub/f /data/hard; truncate -s 1M /data/sparse; rm -f /says /usr/bin/awk; mkdir -p /usr/local/m`)
+		on := fork(t, d, s.ID, api.ForkSandbox{})[0]
+		on.Sh(t, "rm -r /data/sub; echo 2 > /opt/new; echo 3 > /usr/local/m/f")
+		const all = tree + "; cat /usr/local/m/f; ls /usr/bin/awk 2>/dev/null; exit 0"
+		before := on.Sh(t, all)
+		snapshot(t, d, on.ID, api.TakeSnapshot{Name: name, Labels: map[string]string{"k": "v"}})
+		file := filepath.Join(t.TempDir(), "snapshot.tar")
+		if got := d.CLI(t, "snapshots", "export", "-o", file, name); got.Code != 0 {
+			t.Fatalf("export: %+v", got)
+		}
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		send := func(data []byte, query string) error {
+			return there.Call(t.Context(), http.MethodPost, "/v1/snapshots/import"+query, data, nil)
+		}
+		if image == base {
+			wantProblem(t, send(data, ""), api.CodeNotFound, base)
+			there.MustPull(t, base)
+		}
+		layers := layersOf(t, there)
+		half := bytes.Replace(data, []byte("2\n"), []byte("9\n"), 1) // the content of /opt/new
+		if bytes.Equal(half, data) {
+			t.Fatal("nothing was changed")
+		}
+		wantProblem(t, send(half, ""), api.CodeImage, "")
+		wantProblem(t, send(data[:len(data)/2/512*512], ""), api.CodeImage, "")
+		wantProblem(t, send([]byte("no tar"), ""), api.CodeImage, "")
+		wantProblem(t, send(data, "?name=../x"), api.CodeInvalid, "name")
+		if got := layersOf(t, there); got > layers+1 { // the host image's
+			t.Errorf("%d layers are left of what was refused, there were %d", got, layers)
+		}
+		if err := send(data, ""); err != nil {
+			t.Fatal(err)
+		}
+		wantProblem(t, send(data, ""), api.CodeExists, name)
+		if err := send(data, "?name=again"); err != nil {
+			t.Error(err)
+		}
+		made := there.Create(t, api.CreateSandbox{Snapshot: name})
+		if diff := cmp.Diff(before, made.Sh(t, all)); diff != "" {
+			t.Errorf("%s: the tree has changed on the way (-was +is):\n%s", image, diff)
+		}
+		if got := made.Sh(t, "echo $A"); got != "b\n" {
+			t.Errorf("environment: %q", got)
+		}
+		// It can travel on, and is the same.
+		if got := there.CLI(t, "snapshots", "export", "-o", file, name); got.Code != 0 {
+			t.Errorf("export of what was imported: %+v", got)
+		}
+		made.Delete(t)
+		for _, ref := range []string{name, "again"} {
+			if err := there.Call(t.Context(), http.MethodDelete, "/v1/snapshots/"+ref, nil, nil); err != nil {
+				t.Error(err)
+			}
+		}
 	}
 }
