@@ -213,8 +213,9 @@ func (s *Service) settled() (bool, error) {
 // EnforceSnapshots removes the oldest snapshots that no sandbox stands on, until the files of all have no more bytes than
 // [Options.SnapshotLimit].
 func (s *Service) EnforceSnapshots(ctx context.Context) error {
-	if s.opts.SnapshotLimit <= 0 {
-		return s.Settle(ctx)
+	over, err := s.snapshotsOver()
+	if err != nil || !over {
+		return errors.Join(err, s.Settle(ctx))
 	}
 	sizes, err := s.store.LayerSizes()
 	if err != nil {
@@ -262,6 +263,26 @@ func (s *Service) EnforceSnapshots(ctx context.Context) error {
 		s.opts.Log.Warn("snapshots have more bytes than the limit, and sandboxes stand on what is left", "limit", s.opts.SnapshotLimit, "bytes", left)
 	}
 	return nil
+}
+
+// snapshotsOver reports whether there is a limit that may be exceeded.
+func (s *Service) snapshotsOver() (bool, error) {
+	if s.opts.SnapshotLimit <= 0 {
+		return false, nil
+	}
+	layers, err := s.store.SnapshotLayers()
+	if err != nil {
+		return false, err
+	}
+	sizes, err := s.store.LayerSizes()
+	if err != nil {
+		return false, err
+	}
+	var total int64
+	for _, id := range layers {
+		total += sizes[id]
+	}
+	return total > s.opts.SnapshotLimit, nil
 }
 
 // holdSnapshots adds to the holders of images the snapshots that need them.

@@ -112,7 +112,11 @@ func (s *Service) TagImage(ctx context.Context, req api.TagImage) (api.Image, er
 
 // VerifyImages reads everything that is stored and says what is damaged.
 func (s *Service) VerifyImages(ctx context.Context) (api.ImagesVerified, error) {
-	return s.images.Verify(ctx)
+	out, err := s.images.Verify(ctx)
+	if err != nil {
+		return out, err
+	}
+	return out, s.verifySnapshots(ctx, &out)
 }
 
 // ImportImages stores the images of an archive.

@@ -83,6 +83,13 @@ func (s *Service) release(ctx context.Context, t *taken) {
 	}
 }
 
+// enforceSnapshots keeps to the limit of snapshots' bytes. One that is held, as the newest is, stays.
+func (s *Service) enforceSnapshots(ctx context.Context) {
+	if err := s.images.EnforceSnapshots(context.WithoutCancel(ctx)); err != nil {
+		s.log.Warn("the limit of snapshots could not be kept to", "error", err)
+	}
+}
+
 // settle removes layers that the last sandbox has left which stood on them.
 func (s *Service) settle(ctx context.Context) {
 	if err := s.images.Settle(ctx); err != nil {
@@ -114,6 +121,7 @@ func (s *Service) TakeSnapshot(ctx context.Context, ref string, body api.TakeSna
 	if err := t.Keep(snap); err != nil {
 		return api.Snapshot{}, fmt.Errorf("snapshot of sandbox %s: %w", ref, err)
 	}
+	s.enforceSnapshots(ctx)
 	s.log.Info("snapshot taken", "id", snap.ID, "name", snap.Name, "sandbox", rec.ID, "bytes", snap.Size, "consistent", snap.Consistent)
 	out, err := s.images.InspectSnapshot(snap.ID)
 	out.Skipped, out.SkippedMore = t.result.Skipped, t.result.SkippedMore
@@ -342,6 +350,45 @@ func (s *Service) readLayer(ctx context.Context, source rootfs.Source, w io.Writ
 	return s.opts.Differ.Diff(ctx, launcher.DiffRequest{Rootfs: source, Layer: true}, w)
 }
 
+// verifySnapshots reads every layer of a snapshot and holds it against what it was when it was taken: content, owners, modes,
+// times, extended attributes and deletions. There is no other copy to compare it with.
+func (s *Service) verifySnapshots(ctx context.Context, out *api.ImagesVerified) error {
+	all, err := s.images.Snapshots("")
+	if err != nil {
+		return err
+	}
+	checked := make(map[string]bool)
+	for _, told := range all {
+		snap, release, err := s.images.AcquireSnapshot(told.ID)
+		if errors.Is(err, image.ErrNoSnapshot) {
+			continue // removed meanwhile
+		} else if err != nil {
+			return err
+		}
+		for i, id := range snap.Rootfs.Taken() {
+			if checked[id] {
+				continue
+			}
+			checked[id] = true
+			out.Snapshots++
+			result, err := s.readLayer(ctx, snap.Rootfs.Below(len(snap.Rootfs.Snapshots)-1-i), io.Discard)
+			switch want := snap.Rootfs.Snapshots[i]; {
+			case ctx.Err() != nil:
+				release()
+				return ctx.Err()
+			case err != nil:
+			case result.DiffID != want:
+				err = fmt.Errorf("the layer reads as %s, and was %s when it was taken", result.DiffID, want)
+			}
+			if err != nil {
+				out.Problems = append(out.Problems, api.ImageProblem{Images: []string{"snapshot " + cmp.Or(snap.Name, snap.ID)}, Digest: id, Detail: err.Error()})
+			}
+		}
+		release()
+	}
+	return nil
+}
+
 // ImportSnapshot keeps a snapshot that was exported, be it by this daemon or another.
 func (s *Service) ImportSnapshot(ctx context.Context, r io.Reader, name string) (api.Snapshot, error) {
 	if err := validateName(name); err != nil {
@@ -359,6 +406,7 @@ func (s *Service) ImportSnapshot(ctx context.Context, r io.Reader, name string) 
 	if err != nil {
 		return api.Snapshot{}, fmt.Errorf("import snapshot: %w", err)
 	}
+	s.enforceSnapshots(ctx)
 	s.log.Info("snapshot imported", "id", snap.ID, "name", snap.Name, "bytes", snap.Size)
 	return snap, nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -188,6 +189,9 @@ func TestDiffAndCommitOfWhatStandsOnSnapshots(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, diffOf(t, d, two.ID)); diff != "" {
 		t.Errorf("changes (-want +got):\n%s", diff)
+	}
+	if v := verified(t, d); v.Snapshots != 2 || len(v.Problems) != 0 {
+		t.Errorf("verify: %+v", v)
 	}
 	before := two.Sh(t, tree)
 	var out api.SandboxCommitted
@@ -481,6 +485,8 @@ func TestSnapshotTravels(t *testing.T) {
 		const all = tree + "; cat /usr/local/m/f; ls /usr/bin/awk 2>/dev/null; exit 0"
 		before := on.Sh(t, all)
 		snapshot(t, d, on.ID, api.TakeSnapshot{Name: name, Labels: map[string]string{"k": "v"}})
+		on.Delete(t) // two daemons side by side would be told of each other's namespaces, whose numbers are used again
+		s.Delete(t)
 		file := filepath.Join(t.TempDir(), "snapshot.tar")
 		if got := d.CLI(t, "snapshots", "export", "-o", file, name); got.Code != 0 {
 			t.Fatalf("export: %+v", got)
@@ -532,5 +538,29 @@ func TestSnapshotTravels(t *testing.T) {
 				t.Error(err)
 			}
 		}
+	}
+}
+
+// Beyond the limit the oldest snapshots go that no sandbox stands on.
+func TestSnapshotLimit(t *testing.T) {
+	testenv.RequireUserNS(t)
+	d := harness.Start(t, harness.Options{Args: []string{"--snapshot-limit", "2m"}})
+	s := d.Create(t, api.CreateSandbox{})
+	s.Sh(t, "dd if=/dev/zero of=/tmp/f bs=1000 count=900 2>/dev/null")
+	snapshot(t, d, s.ID, api.TakeSnapshot{Name: "a"})
+	d.Create(t, api.CreateSandbox{Snapshot: "a"})
+	for _, name := range []string{"b", "c", "d"} {
+		snapshot(t, d, s.ID, api.TakeSnapshot{Name: name})
+	}
+	var list api.SnapshotList
+	if err := d.Call(t.Context(), http.MethodGet, "/v1/snapshots", nil, &list); err != nil {
+		t.Fatal(err)
+	}
+	names := ""
+	for _, snap := range list.Snapshots {
+		names += snap.Name
+	}
+	if names != "ad" {
+		t.Errorf("what is left is %q", names)
 	}
 }
