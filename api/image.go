@@ -113,17 +113,20 @@ type ImageHistory struct {
 
 // ImagesVerified is the answer to GET /v1/images/verify. What is proved, and what is not, docs/api.md says.
 type ImagesVerified struct {
-	Blobs    int            `json:"blobs"`   // that were read
-	Bytes    int64          `json:"bytes"`   // of them
-	Layers   int            `json:"layers"`  // whose trees were compared
-	Entries  int64          `json:"entries"` // that were looked at in trees
-	Unseen   int64          `json:"unseen"`  // entries that only the sandboxes' own ids may look at
-	Problems []ImageProblem `json:"problems"`
+	Blobs   int   `json:"blobs"`   // that were read
+	Bytes   int64 `json:"bytes"`   // of them
+	Layers  int   `json:"layers"`  // whose trees were compared
+	Entries int64 `json:"entries"` // that were looked at in trees
+	Unseen  int64 `json:"unseen"`  // entries that only the sandboxes' own ids may look at
+	// Snapshots are layers of snapshots that were read. Each must read as it did when it was taken, in all that it has: there
+	// is no blob to compare it with.
+	Snapshots int            `json:"snapshots"`
+	Problems  []ImageProblem `json:"problems"`
 }
 
 // ImageProblem is something that is not what it was.
 type ImageProblem struct {
-	Images []string `json:"images"` // that need it
+	Images []string `json:"images"` // that need it; "snapshot NAME" is one
 	Digest string   `json:"digest"` // of the blob, or the chain id of the tree
 	Detail string   `json:"detail"`
 }

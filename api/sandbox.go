@@ -60,15 +60,18 @@ type Network struct {
 
 // CreateSandbox is the body of POST /v1/sandboxes.
 type CreateSandbox struct {
-	Image   string            `json:"image,omitempty"`   // reference or "host"; default "host"
-	Name    string            `json:"name,omitempty"`    // unique per tenant; letters, digits, "_.-", at most 63; default: made up
-	Env     []string          `json:"env,omitempty"`     // "KEY=value", added to the image's own for every exec
-	Cwd     string            `json:"cwd,omitempty"`     // absolute; default: the image's working directory, else "/"
-	User    string            `json:"user,omitempty"`    // "name", "uid" or "uid:gid"; default: the image's user, else root of the sandbox
-	Labels  map[string]string `json:"labels,omitempty"`  // at most 64 keys
-	Profile string            `json:"profile,omitempty"` // a name from oci-profiles; default "default"
-	Limits  Limits            `json:"limits,omitzero"`
-	Network Network           `json:"network,omitzero"`
+	Image string `json:"image,omitempty"` // reference or "host"; default "host"
+	// Snapshot is the id or name of one to be made of, with its image; then there is no Image. What is not said here is as it
+	// was in the sandbox that the snapshot is of: environment, directory, user and profile.
+	Snapshot string            `json:"snapshot,omitempty"`
+	Name     string            `json:"name,omitempty"`    // unique per tenant; letters, digits, "_.-", at most 63; default: made up
+	Env      []string          `json:"env,omitempty"`     // "KEY=value", added to the image's own for every exec
+	Cwd      string            `json:"cwd,omitempty"`     // absolute; default: the image's working directory, else "/"
+	User     string            `json:"user,omitempty"`    // "name", "uid" or "uid:gid"; default: the image's user, else root of the sandbox
+	Labels   map[string]string `json:"labels,omitempty"`  // at most 64 keys
+	Profile  string            `json:"profile,omitempty"` // a name from oci-profiles; default "default"
+	Limits   Limits            `json:"limits,omitzero"`
+	Network  Network           `json:"network,omitzero"`
 	// Timeout is the time in seconds after which the sandbox is stopped whatever it does; 0 means the daemon's
 	// default (an hour), there is no "never".
 	Timeout float64 `json:"timeout,omitempty"`
@@ -100,11 +103,12 @@ type Enforced struct {
 type Sandbox struct {
 	ID          string            `json:"id"`
 	Name        string            `json:"name"`
-	Image       string            `json:"image"`            // the reference asked for
-	ImageDigest string            `json:"image_digest"`     // of the manifest; of the host image's layer
-	State       SandboxState      `json:"state"`            //
-	Reason      string            `json:"reason,omitempty"` // why it is stopped or lost
-	PID         int               `json:"pid,omitempty"`    // of its init, as the host counts
+	Image       string            `json:"image"`              // the reference asked for
+	ImageDigest string            `json:"image_digest"`       // of the manifest; of the host image's layer
+	Snapshot    string            `json:"snapshot,omitempty"` // id of the one that it was made of, which may be gone
+	State       SandboxState      `json:"state"`              //
+	Reason      string            `json:"reason,omitempty"`   // why it is stopped or lost
+	PID         int               `json:"pid,omitempty"`      // of its init, as the host counts
 	Profile     string            `json:"profile"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Limits      Limits            `json:"limits,omitzero"`

@@ -13,7 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
-// SetHolders says how to find out which sandboxes hold which images: their names by the digest of the image. The
+// SetHolders says how to find out which sandboxes hold which images: their names by the digest of the image, and by the chain
+// ids of the layers of snapshots that they stand on. The
 // sandboxes' own records are the truth, so nothing can be held by a sandbox that is gone, or be free although one is
 // there, whatever crashed in between. Before it is called nothing is collected. F must not call the service.
 func (s *Service) SetHolders(f func() map[string][]string) {
@@ -94,6 +95,9 @@ func (s *Service) heldLocked() (map[string][]string, error) {
 		return nil, errors.New("it is not known yet what the sandboxes hold")
 	}
 	held := s.holders()
+	if err := s.holdSnapshots(held); err != nil {
+		return nil, err
+	}
 	for key, n := range s.pins {
 		if digest, ok := strings.CutPrefix(key, blobKey("")); ok && n > 0 && held[digest] == nil {
 			held[digest] = []string{busy}
@@ -107,6 +111,8 @@ type choice struct {
 	drop   []string // names
 	loosen []string // names that are lost while their image stays, because a sandbox holds it
 	forget []string // keys of steps of builds
+
+	discard []string // ids of snapshots
 }
 
 // chooser makes the choice. Held are the images that sandboxes have, as SetHolders says.
@@ -181,7 +187,7 @@ func (s *Service) plan(strays bool, choose chooser) (store.Garbage, api.ImagesRe
 	keepBlob := func(digest string) bool {
 		return s.pins[blobKey(digest)] > 0 || s.going[blobKey(digest)] != nil || held[digest] != nil
 	}
-	g, err := s.store.Collect(chosen.drop, chosen.loosen, chosen.forget, keepLayer, keepBlob)
+	g, err := s.store.Collect(chosen.drop, chosen.loosen, chosen.forget, chosen.discard, keepLayer, keepBlob)
 	if err != nil {
 		return fail(err)
 	}
@@ -213,6 +219,14 @@ func (s *Service) keepLocked(records []*store.Record, held map[string][]string, 
 			for _, l := range r.Layers {
 				delete(stray, l.ChainID)
 			}
+		}
+		// Who stands on a snapshot says so in its record.
+		taken, err := s.store.SnapshotLayers()
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range taken {
+			delete(stray, c)
 		}
 	}
 	return func(id string) bool {
@@ -262,8 +276,27 @@ func (s *Service) Remove(ctx context.Context, ref string, force bool) (api.Image
 			return choice{}, classf(ErrInUse, "image %s is needed by %s; try again when that is over", r.Name, busy)
 		}
 		slices.Sort(who)
-		return choice{}, classf(ErrInUse, "image %s is held by %s; delete what holds it first: sandboxd rm %s", r.Name, strings.Join(who, ", "), strings.Join(who, " "))
+		return choice{}, classf(ErrInUse, "image %s is held by %s; delete what holds it first: %s", r.Name, strings.Join(who, ", "), remedy(who))
 	})
+}
+
+// remedy says how to delete sandboxes and snapshots.
+func remedy(who []string) string {
+	var sandboxes, snapshots, commands []string
+	for _, w := range who {
+		if name, ok := strings.CutPrefix(w, snapshotHolder); ok {
+			snapshots = append(snapshots, name)
+		} else {
+			sandboxes = append(sandboxes, w)
+		}
+	}
+	if sandboxes != nil {
+		commands = append(commands, "sandboxd rm "+strings.Join(sandboxes, " "))
+	}
+	if snapshots != nil {
+		commands = append(commands, "sandboxd snapshots rm "+strings.Join(snapshots, " "))
+	}
+	return strings.Join(commands, "; ")
 }
 
 // Prune removes images that no sandbox holds: those whose tag has moved on, or with all every one; what builds have kept

@@ -30,6 +30,14 @@ type CommitOptions struct {
 	// Layer writes the new layer as an uncompressed tar stream and returns what [layer.Diff] does, with the DiffID. Where it
 	// has no entries the new image has the layers of the old one.
 	Layer func(ctx context.Context, w io.Writer) (layer.Result, error)
+	// Below are layers that come before Layer, lowest first: of the snapshots that a sandbox stands on.
+	Below []CommitLayer
+}
+
+// CommitLayer is one that has been made before.
+type CommitLayer struct {
+	DiffID string // that it had then, and must have still
+	Write  func(ctx context.Context, w io.Writer) (layer.Result, error)
 }
 
 // Commit stores a new image: all that a stored one has, and one layer more. Errors of Layer are returned as they are.
@@ -54,18 +62,29 @@ func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ l
 		}
 	}()
 	var result layer.Result
-	b, err := a.pack(ctx, func(ctx context.Context, w io.Writer) (err error) {
-		result, err = opts.Layer(ctx, w)
-		return err
-	})
+	var made []committed
+	var diffIDs []string
+	for _, l := range append(slices.Clone(opts.Below), CommitLayer{Write: opts.Layer}) {
+		b, err := a.pack(ctx, func(ctx context.Context, w io.Writer) (err error) {
+			result, err = l.Write(ctx, w)
+			return err
+		})
+		if err != nil {
+			return nil, layer.Result{}, err
+		}
+		if l.DiffID != "" && result.DiffID != l.DiffID {
+			return nil, layer.Result{}, classf(ErrInvalid, "a snapshot that the sandbox stands on is damaged: its layer reads as %s, and was %s when it was taken",
+				result.DiffID, l.DiffID)
+		}
+		if result.Entries > 0 {
+			made, diffIDs = append(made, committed{b, result.DiffID}), append(diffIDs, result.DiffID)
+		}
+	}
+	manifest, err := a.commit(ctx, base, made, &opts)
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
-	manifest, err := a.commit(ctx, base, b, result, &opts)
-	if err != nil {
-		return nil, layer.Result{}, err
-	}
-	p := &pull{service: s, ref: target, want: want, explicit: true, made: result.DiffID, origin: &archiveOrigin{service: s, root: manifest}}
+	p := &pull{service: s, ref: target, want: want, explicit: true, made: diffIDs, origin: &archiveOrigin{service: s, root: manifest}}
 	ready, err := p.run(ctx)
 	if err != nil {
 		return nil, layer.Result{}, err
@@ -130,8 +149,14 @@ func (a *archive) pack(ctx context.Context, write func(context.Context, io.Write
 	return b, nil
 }
 
+// committed is a layer of a new image, stored.
+type committed struct {
+	blob   store.Blob
+	diffID string
+}
+
 // commit makes the configuration and manifest of the new image, and returns the manifest's digest.
-func (a *archive) commit(ctx context.Context, base *store.Record, b store.Blob, result layer.Result, opts *CommitOptions) (string, error) {
+func (a *archive) commit(ctx context.Context, base *store.Record, made []committed, opts *CommitOptions) (string, error) {
 	read := func(what, digest string, into any) ([]byte, error) {
 		data, err := a.service.store.ReadBlob(digest, maxDocument)
 		if err == nil {
@@ -157,21 +182,21 @@ func (a *archive) commit(ctx context.Context, base *store.Record, b store.Blob, 
 	if types.MediaType(base.Manifest.MediaType) == types.DockerManifestSchema2 {
 		m.MediaType, configType, layerType = types.DockerManifestSchema2, types.DockerConfigJSON, types.DockerLayer
 	}
-	var diffID *v1.Hash
-	if result.Entries > 0 {
-		digest, err := v1.NewHash(result.DiffID)
+	var diffIDs []v1.Hash
+	for _, l := range made {
+		digest, err := v1.NewHash(l.diffID)
 		if err != nil {
 			return "", fmt.Errorf("diff id of the layer: %w", err)
 		}
-		diffID = &digest
-		b.MediaType = string(layerType)
-		d, err := asDescriptor(b)
+		diffIDs = append(diffIDs, digest)
+		l.blob.MediaType = string(layerType)
+		d, err := asDescriptor(l.blob)
 		if err != nil {
 			return "", err
 		}
 		m.Layers = append(m.Layers, d)
 	}
-	data, err := configured(raw, &file, diffID, opts)
+	data, err := configured(raw, &file, diffIDs, opts)
 	if err != nil {
 		return "", err
 	}
@@ -186,9 +211,9 @@ func (a *archive) commit(ctx context.Context, base *store.Record, b store.Blob, 
 	return a.addJSON(ctx, m)
 }
 
-// configured is the configuration of an image that has one layer more than that of raw and file, or none where diffID is nil.
+// configured is the configuration of an image that has these layers more than that of raw and file.
 // What it has that is unknown here stays in it, so it is changed as the JSON that it is.
-func configured(raw []byte, file *v1.ConfigFile, diffID *v1.Hash, opts *CommitOptions) ([]byte, error) {
+func configured(raw []byte, file *v1.ConfigFile, diffIDs []v1.Hash, opts *CommitOptions) ([]byte, error) {
 	var doc, config object
 	var history []json.RawMessage
 	if err := json.Unmarshal(raw, &doc); err != nil {
@@ -208,17 +233,22 @@ func configured(raw []byte, file *v1.ConfigFile, diffID *v1.Hash, opts *CommitOp
 		history = append(history, json.RawMessage("{}"))
 	}
 	created := v1.Time{Time: opts.Created.UTC()}
-	mine, err := json.Marshal(v1.History{Created: created, CreatedBy: "sandboxd commit", Comment: opts.Comment, EmptyLayer: diffID == nil})
-	if err != nil {
-		return nil, fmt.Errorf("encode history: %w", err)
+	for i := range max(1, len(diffIDs)) {
+		entry := v1.History{Created: created, CreatedBy: "sandboxd snapshot", EmptyLayer: len(diffIDs) == 0}
+		if i >= len(diffIDs)-1 {
+			entry.CreatedBy, entry.Comment = "sandboxd commit", opts.Comment
+		}
+		mine, err := json.Marshal(entry)
+		if err != nil {
+			return nil, fmt.Errorf("encode history: %w", err)
+		}
+		history = append(history, mine)
 	}
-	if diffID != nil {
-		file.RootFS.DiffIDs = append(file.RootFS.DiffIDs, *diffID)
-	}
+	file.RootFS.DiffIDs = append(file.RootFS.DiffIDs, diffIDs...)
 	if config == nil {
 		config = make(object)
 	}
-	if err := errors.Join(config.configure(&file.Config, opts.Config), doc.set("config", config), doc.set("history", append(history, mine)),
+	if err := errors.Join(config.configure(&file.Config, opts.Config), doc.set("config", config), doc.set("history", history),
 		doc.set("created", created), doc.set("rootfs", file.RootFS)); err != nil {
 		return nil, err
 	}

@@ -84,6 +84,9 @@ type Options struct {
 	// Limit is how many bytes blobs and trees of all images may have before the least recently used ones are removed;
 	// 0: any number.
 	Limit int64
+	// SnapshotLimit is how many bytes the files of all snapshots may have before the oldest ones that no sandbox stands on are
+	// removed; 0: any number.
+	SnapshotLimit int64
 	// LayersDir is where the applier keeps extracted layers. Verify alone looks there; empty: it compares no trees.
 	LayersDir string
 	// Registries say how certain registries are spoken to.

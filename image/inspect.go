@@ -123,7 +123,11 @@ func (s *Service) usedBy(digest string) []string {
 	if s.holders == nil {
 		return nil
 	}
-	who := s.holders()[digest]
+	held, err := s.heldLocked()
+	if err != nil {
+		s.opts.Log.Warn("it is not known who holds an image", "error", err)
+	}
+	who := slices.DeleteFunc(slices.Clone(held[digest]), func(w string) bool { return w == busy })
 	slices.Sort(who)
 	return who
 }

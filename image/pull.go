@@ -221,8 +221,8 @@ type pull struct {
 	service  *Service
 	ref      name.Reference
 	want     v1.Platform
-	explicit bool   // the platform was asked for, not ours by default
-	made     string // diff id of a layer that we have just made; empty: none
+	explicit bool     // the platform was asked for, not ours by default
+	made     []string // diff ids of layers that we have just made
 	origin   origin
 	progress progress
 }
@@ -663,7 +663,7 @@ func (p *pull) apply(ctx context.Context, layers []store.Layer, i int) error {
 		parents = append(parents, below.ChainID)
 	}
 	err := s.flights.do(ctx, "layer "+l.ChainID, func(ctx context.Context) error {
-		return s.extract(ctx, l, parents, l.DiffID == p.made)
+		return s.extract(ctx, l, parents, slices.Contains(p.made, l.DiffID))
 	})
 	switch {
 	case errors.Is(err, layer.ErrInvalid):

@@ -27,6 +27,8 @@ type Record struct {
 	Timeout time.Duration `json:"timeout,omitempty"`
 	// Explicit are the limits that were asked for in so many words, and some of which a later change may have replaced.
 	Explicit api.Limits `json:"explicit,omitzero"`
+	// Fresh says that what it has written itself is of no use any more: it was rolled back, and has not run since.
+	Fresh bool `json:"fresh,omitempty"`
 	// Ephemeral is [Request.Ephemeral].
 	Ephemeral bool `json:"ephemeral,omitempty"`
 }
@@ -38,8 +40,7 @@ func (r *Record) clone() Record {
 	maps.Copy(c.Labels, r.Labels)
 	c.Env = append([]string(nil), r.Env...)
 	c.ImageEnv = append([]string(nil), r.ImageEnv...)
-	c.Rootfs.Layers = append([]string(nil), r.Rootfs.Layers...)
-	c.Rootfs.HostDirs = append([]string(nil), r.Rootfs.HostDirs...)
+	c.Rootfs = r.Rootfs.Clone()
 	c.Enforced.Namespaces = append([]string(nil), r.Enforced.Namespaces...)
 	c.Enforced.Missing = append([]string(nil), r.Enforced.Missing...)
 	return c

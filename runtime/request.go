@@ -17,6 +17,7 @@ type Request struct {
 	Name        string // unique; made up when empty
 	Image       string // as asked for
 	ImageDigest string
+	Snapshot    string // id of the one that it is made of
 	ImageEnv    []string
 	Rootfs      rootfs.Source
 	Env         []string

@@ -61,7 +61,15 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 		return ignoreNotFound(s.engine.Kill(ctx, rec.ID))
 	})
 	rec.Deadline = time.Now().UTC().Add(cmp.Or(req.Timeout, rec.Timeout, s.opts.Timeout))
-	started, err := s.engine.Start(ctx, &Spec{
+	run := s.engine.Start
+	if rec.Fresh {
+		// What it had written must be gone, be it that the rollback was cut off.
+		if err := ignoreNotFound(s.engine.Delete(ctx, rec.ID)); err != nil {
+			return Record{}, err
+		}
+		run = s.engine.Create
+	}
+	started, err := run(ctx, &Spec{
 		ID: rec.ID, Rootfs: rec.Rootfs, Hostname: rec.Name, Profile: req.Profile,
 		Limits: rec.Limits, Explicit: stillExplicit(rec.Explicit, rec.Limits), IODevice: s.opts.IODevice, Deadline: rec.Deadline,
 	}, control)
@@ -73,6 +81,7 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 		return Record{}, err
 	}
 	was := rec.clone()
+	rec.Fresh = false
 	rec.State, rec.Reason, rec.Enforced, rec.PID = api.StateRunning, "", started.Enforced, PIDOf(started.Pidfd)
 	undo.add("restore record", func() error { return s.records.put(&was) })
 	if err := errors.Join(cerr, s.records.put(&rec)); err != nil {

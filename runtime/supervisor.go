@@ -194,7 +194,7 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 			continue
 		case st != nil && s.sockets.exists(rec.ID):
 			if state := liveState(st); rec.State != state { // it was answered that it is created, started, paused or resumed, or about to be
-				rec.State, rec.Reason = state, ""
+				rec.State, rec.Reason, rec.Fresh = state, "", false
 				if err := s.records.put(rec); err != nil {
 					return err
 				}
@@ -365,6 +365,7 @@ func (s *Supervisor) reserve(req Request) (*sandbox, error) {
 			Name:        name,
 			Image:       req.Image,
 			ImageDigest: req.ImageDigest,
+			Snapshot:    req.Snapshot,
 			State:       api.StateCreating,
 			Profile:     req.Profile.Name,
 			Labels:      maps.Clone(req.Labels),
@@ -450,7 +451,7 @@ func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started 
 		sb.isGone, sb.gone, sb.killing, sb.dismissed = false, make(chan struct{}), "", false
 	}
 	sb.rec.State, sb.rec.Reason, sb.rec.Deadline = liveState(started), "", rec.Deadline
-	sb.rec.Enforced, sb.rec.PID = started.Enforced, pid
+	sb.rec.Enforced, sb.rec.PID, sb.rec.Fresh = started.Enforced, pid, false
 	s.arm(sb)
 	s.watchers.Add(1)
 	go s.watch(context.WithoutCancel(ctx), sb) // it outlives the request, and ends when it is dismissed
@@ -650,6 +651,8 @@ func (s *Supervisor) Read(ref string) (Record, <-chan struct{}, error) {
 		return Record{}, nil, fmt.Errorf("%w: %s (%s) is being deleted", ErrState, sb.rec.Name, sb.rec.ID)
 	case sb.rec.State == api.StateCreating:
 		return Record{}, nil, fmt.Errorf("%w: %s (%s) is being created", ErrState, sb.rec.Name, sb.rec.ID)
+	case sb.rec.Fresh:
+		return Record{}, nil, errFresh(&sb.rec)
 	}
 	return sb.rec.clone(), sb.doomed, nil
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/sandboxd/sandboxd/api/client"
 )
 
 type exportOptions struct {
@@ -41,34 +43,41 @@ func (o *exportOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.format, "format", o.format, "`format`: oci or docker")
 }
 
-func runExport(ctx context.Context, reference string, opts exportOptions, d deps) (err error) {
+func runExport(ctx context.Context, reference string, opts exportOptions, d deps) error {
 	if opts.format != "oci" && opts.format != "docker" {
 		return usagef("--format %q: want oci or docker", opts.format)
 	}
-	toStdout := opts.output == "" || opts.output == "-"
+	return writeArchive(ctx, reference, opts.output, d, func(ctx context.Context, c *client.Client) (io.ReadCloser, error) {
+		return c.ExportImage(ctx, reference, opts.format)
+	})
+}
+
+// writeArchive writes what the daemon sends to a file, or to stdout.
+func writeArchive(ctx context.Context, what, output string, d deps, open func(context.Context, *client.Client) (io.ReadCloser, error)) (err error) {
+	toStdout := output == "" || output == "-"
 	if toStdout && isTerminal(d.stdout) {
 		return usagef("an archive does not belong on a terminal; name a file with -o")
 	}
 	c := d.client()
 	defer c.Close()
-	r, err := c.ExportImage(ctx, reference, opts.format)
+	r, err := open(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = r.Close() }() // read to its end, or given up
 	if toStdout {
 		_, err := io.Copy(d.stdout, r)
-		return brokeOff(ctx, reference, err)
+		return brokeOff(ctx, what, err)
 	}
 	// A device, a pipe or a socket's file is written into: it is what the name stands for, not to be replaced.
-	target := opts.output
+	target := output
 	if fi, err := os.Stat(target); err == nil {
 		if !fi.Mode().IsRegular() {
-			return exportInto(ctx, reference, target, r)
+			return exportInto(ctx, what, target, r)
 		}
 		// A link stays one.
 		if target, err = filepath.EvalSymlinks(target); err != nil {
-			return fmt.Errorf("write %s: %w", opts.output, err)
+			return fmt.Errorf("write %s: %w", output, err)
 		}
 	} else if _, lerr := os.Lstat(target); lerr == nil {
 		return fmt.Errorf("write %s: the link leads nowhere: %w", target, err)
@@ -76,7 +85,7 @@ func runExport(ctx context.Context, reference string, opts exportOptions, d deps
 	// Beside, so that what stands under the name is an archive, whole.
 	f, err := os.CreateTemp(filepath.Dir(target), ".sandboxd-export-*")
 	if err != nil {
-		return fmt.Errorf("write %s: %w", opts.output, err)
+		return fmt.Errorf("write %s: %w", output, err)
 	}
 	defer func() {
 		if err != nil {
@@ -84,10 +93,10 @@ func runExport(ctx context.Context, reference string, opts exportOptions, d deps
 		}
 	}()
 	if _, err := io.Copy(f, r); err != nil {
-		return errors.Join(brokeOff(ctx, reference, err), f.Close())
+		return errors.Join(brokeOff(ctx, what, err), f.Close())
 	}
 	if err := errors.Join(f.Sync(), f.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", opts.output, err)
+		return fmt.Errorf("write %s: %w", output, err)
 	}
 	return os.Rename(f.Name(), target)
 }

@@ -177,6 +177,7 @@ type sandboxFlags struct {
 	limitFlags
 
 	name     string
+	snapshot string
 	labels   []string
 	profile  string
 	network  string
@@ -190,6 +191,7 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 	s.limitFlags.addFlags(f)
 	s.memory.least, s.memoryHigh.least, s.readBPS.least, s.writeBPS.least = 1, 1, 1, 1
 	f.StringVar(&s.name, "name", "", "`name` of the sandbox (default: made up)")
+	f.StringVar(&s.snapshot, "snapshot", "", "`snapshot` to make it of, by id or name, in the place of an image")
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "`label` to find it by: key=value")
 	f.StringVar(&s.profile, "profile", "", "security `profile` (default \"default\")")
 	f.StringVar(&s.network, "network", string(api.NetworkNone), "`network` that it sees: none")
@@ -201,8 +203,11 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 // request is the sandbox asked for. changed tells an explicit zero, which is refused, from a flag that was not given.
 func (s *sandboxFlags) request(image string, changed func(string) bool) (api.CreateSandbox, error) {
 	req := api.CreateSandbox{
-		Image: image, Name: s.name, Cwd: s.cwd, User: s.user, Profile: s.profile,
+		Image: image, Snapshot: s.snapshot, Name: s.name, Cwd: s.cwd, User: s.user, Profile: s.profile,
 		Timeout: float64(s.lifetime), IdleTimeout: float64(s.idle),
+	}
+	if s.snapshot != "" && image != "" {
+		return req, usagef("--snapshot %s: a snapshot has its image, so %q means nothing; what stands before \"--\" is an image", s.snapshot, image)
 	}
 	var err error
 	if req.Limits, err = s.limits(changed); err != nil {

@@ -32,7 +32,8 @@ layer unpacks to what its image promises, and that every file, directory and lin
 of a layer is in its unpacked tree with the same type, permissions, size, target
 and bytes. It does not look at owners, times and extended attributes, nor for
 files that are there besides; and files that only the sandboxes' own ids may read
-are counted, not compared.`,
+are counted, not compared. The layers of snapshots, which have no blob, are read and
+held against what they were when they were taken.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if opts.verify {
@@ -90,11 +91,13 @@ func runVerify(ctx context.Context, opts imagesOptions, d deps) error {
 			hint := "of " + printable(strings.Join(p.Images, ", ")) + "; remove it with sandboxd rmi and pull it anew"
 			if len(p.Images) == 0 {
 				hint = "only builds have kept it; sandboxd images prune removes it"
+			} else if name, ok := strings.CutPrefix(p.Images[0], "snapshot "); ok {
+				hint = "of a snapshot; remove it with sandboxd snapshots rm " + printable(name)
 			}
 			fmt.Fprintf(d.stderr, "sandboxd: %s: %s\nhint: %s\n", printable(p.Digest), printable(p.Detail), hint)
 		}
-		_, err = fmt.Fprintf(d.stdout, "%d blobs (%s) read, %d trees compared, %d entries alike or told above, %d out of sight; %d problems\n",
-			v.Blobs, sizeOf(v.Bytes), v.Layers, v.Entries, v.Unseen, len(v.Problems))
+		_, err = fmt.Fprintf(d.stdout, "%d blobs (%s) read, %d trees compared, %d entries alike or told above, %d out of sight, %d layers of snapshots read; %d problems\n",
+			v.Blobs, sizeOf(v.Bytes), v.Layers, v.Entries, v.Unseen, v.Snapshots, len(v.Problems))
 	}
 	if err == nil && len(v.Problems) > 0 {
 		return &exitError{code: codeError}

@@ -75,6 +75,7 @@ it where none is running.
 	exitStatus(root, exitPlain)
 	for _, newCommand := range []func(deps) *cobra.Command{
 		newRun, newCreate, newExec, newPs, newStop, newStart, newPause, newResume, newUpdate, newStats, newDiff, newCommit, newRm, newCp, newFiles,
+		newSnapshot, newSnapshots, newFork, newRollback,
 		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
 		newAgent,
 		newServe, newShutdown, newDoctor, newVersion,

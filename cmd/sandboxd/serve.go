@@ -35,6 +35,8 @@ type serveOptions struct {
 	IdleExit time.Duration
 	// ImageLimit is how many bytes all images may have on disk before the least recently used are removed; 0: any number.
 	ImageLimit int64
+	// SnapshotLimit is how many bytes the files of all snapshots may have before the oldest are removed; 0: any number.
+	SnapshotLimit int64
 	// How registries are spoken to that need something special.
 	Mirrors            []string // REGISTRY=MIRROR
 	InsecureRegistries []string
@@ -47,7 +49,7 @@ func newServe(d deps) *cobra.Command {
 		DefaultIdleTimeout: 10 * time.Minute,
 	}
 	var level string
-	var limit size
+	var limit, snapshots size
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon in the foreground",
@@ -59,13 +61,14 @@ one on the same data directory adopts them. The log goes to stderr.`,
 			if err := opts.LogLevel.UnmarshalText([]byte(level)); err != nil {
 				return usagef("--log-level %q: want debug, info, warn or error", level)
 			}
-			opts.Socket, opts.ImageLimit = *d.socket, limit.bytes
+			opts.Socket, opts.ImageLimit, opts.SnapshotLimit = *d.socket, limit.bytes, snapshots.bytes
 			return runServe(cmd.Context(), opts, d)
 		},
 	}
 	opts.addFlags(cmd.Flags())
 	cmd.Flags().StringVar(&level, "log-level", "info", "least `level` that is logged: debug, info, warn or error")
 	cmd.Flags().Var(&limit, "image-limit", "most that all images may have on disk, such as 20g, before the least recently used ones that no sandbox has are removed (default: any amount)")
+	cmd.Flags().Var(&snapshots, "snapshot-limit", "most that the files of all snapshots may have, such as 20g, before the oldest ones that no sandbox stands on are removed (default: any amount)")
 	exitStatus(cmd, exitPlain)
 	return cmd
 }

@@ -30,6 +30,8 @@ type Overlay struct {
 	Upper *os.Root
 	// Lower are the directories that it lies on, highest first. They are only looked at for what the upper one hides.
 	Lower []*os.Root
+	// Mounted are names at the top of it on which others are mounted: what Upper has there is theirs.
+	Mounted []string
 }
 
 // DiffOptions are what [Diff] needs to know besides the directories.
@@ -112,13 +114,14 @@ type differ struct {
 	visit func(*item) error
 	all   bool // also visit what is deleted by being below an opaque directory
 	// overlay is the one that is being walked, lower its lower directories, open.
-	at     string
-	lower  []*os.File
-	limits Limits
-	held   int64 // bytes of names in memory
-	seen   int64 // names in the upper directories
-	dirent []byte
-	result Result
+	at      string
+	mounted []string
+	lower   []*os.File
+	limits  Limits
+	held    int64 // bytes of names in memory
+	seen    int64 // names in the upper directories
+	dirent  []byte
+	result  Result
 }
 
 // maxHeld bounds the memory for names: that of a directory's entries and of files with several links.
@@ -158,7 +161,7 @@ func (d *differ) overlay(o *Overlay) (err error) {
 		return fmt.Errorf("open the upper directory: %w", err)
 	}
 	defer func() { _ = upper.Close() }() // only read
-	d.at, d.lower = o.At, nil
+	d.at, d.mounted, d.lower = o.At, o.Mounted, nil
 	defer func() {
 		for _, f := range d.lower {
 			_ = f.Close() // only read
@@ -281,6 +284,9 @@ func (d *differ) files(fd int, rel string, names []string, lowers []lowerDir, hi
 		// All that there is, not only what becomes an entry: it takes as long.
 		if d.seen++; d.seen > d.limits.Entries {
 			return nil, invalidf("more than %d entries", d.limits.Entries)
+		}
+		if rel == "." && slices.Contains(d.mounted, base) {
+			continue
 		}
 		i := item{name: d.name(pathIn(rel, base)), base: base, dir: fd}
 		if strings.HasPrefix(base, whiteoutPrefix) {

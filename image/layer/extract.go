@@ -2,6 +2,7 @@ package layer
 
 import (
 	"archive/tar"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -242,7 +243,7 @@ func (x *extractor) file(dir, base string, hdr *tar.Header, content io.Reader) (
 	}
 	// The owner's bits, which the umask may have taken, are needed to set xattrs. The final mode comes after the
 	// owner, because a change of owner clears the set-id bits.
-	if len(hdr.PAXRecords) > 0 {
+	if hasXattrs(hdr) {
 		if err := unix.Fchmod(fd, 0o600); err != nil {
 			return fmt.Errorf("change mode: %w", err)
 		}
@@ -257,6 +258,16 @@ func (x *extractor) file(dir, base string, hdr *tar.Header, content io.Reader) (
 		return fmt.Errorf("change mode: %w", err)
 	}
 	return x.tree.chtimes(h, base, hdr.ModTime)
+}
+
+// hasXattrs tells headers with extended attributes from those that only have fine times or long names.
+func hasXattrs(hdr *tar.Header) bool {
+	for record := range hdr.PAXRecords {
+		if strings.HasPrefix(record, xattrRecord) {
+			return true
+		}
+	}
+	return false
 }
 
 // create makes an empty file. Mostly nothing is in its place, so that is looked at only when the kernel says so.
@@ -285,13 +296,24 @@ const newFile = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | u
 
 // copy writes a file's content, with an eye on the limits after every buffer.
 func (x *extractor) copy(fd int, content io.Reader) error {
-	for {
+	hole := false
+	for at := int64(0); ; {
 		n, rerr := content.Read(x.buf)
 		x.result.Size += int64(n)
 		if err := x.stream.check(x.result.Size); err != nil {
 			return err
 		}
-		for todo := x.buf[:n]; len(todo) > 0; {
+		todo := x.buf[:n]
+		at += int64(n)
+		if x.opts.FromDiff && n > 0 {
+			if hole = n >= holeSize && allZero(todo); hole {
+				if _, err := unix.Seek(fd, at, io.SeekStart); err != nil {
+					return fmt.Errorf("leave a hole: %w", err)
+				}
+				todo = nil
+			}
+		}
+		for len(todo) > 0 {
 			m, err := unix.Write(fd, todo)
 			if errors.Is(err, unix.EINTR) {
 				continue
@@ -302,12 +324,35 @@ func (x *extractor) copy(fd int, content io.Reader) error {
 			todo = todo[m:]
 		}
 		if errors.Is(rerr, io.EOF) {
+			if hole {
+				if err := unix.Ftruncate(fd, at); err != nil {
+					return fmt.Errorf("leave a hole: %w", err)
+				}
+			}
 			return nil
 		}
 		if rerr != nil {
 			return fmt.Errorf("read content: %w", x.stream.blame(rerr))
 		}
 	}
+}
+
+// holeSize is from how many zeros on a hole is worth a system call: no file system has one in less than a block.
+const holeSize = 4096
+
+func allZero(p []byte) bool {
+	for len(p) >= 8 {
+		if binary.NativeEndian.Uint64(p) != 0 {
+			return false
+		}
+		p = p[8:]
+	}
+	for _, b := range p {
+		if b != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 func (x *extractor) symlink(dir, base string, hdr *tar.Header) error {
@@ -446,7 +491,7 @@ func (x *extractor) skipXattrs(hdr *tar.Header) {
 
 // settle does what depends on the layers below, where they are known.
 func (x *extractor) settle() error {
-	if x.opts.Lower == nil {
+	if x.opts.Lower == nil || x.opts.FromDiff {
 		return nil
 	}
 	if x.opaqueRoot {

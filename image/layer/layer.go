@@ -118,6 +118,9 @@ type Options struct {
 	// for "tmp" would otherwise take away its sticky bit. Whiteouts that hide nothing there are not kept, and an opaque
 	// mark on the root, which means nothing to overlayfs, becomes a whiteout of all that is there.
 	Lower []*os.Root
+	// FromDiff says that the stream is [Diff]'s. All its whiteouts are kept: none is in vain, and Lower need not be all that it
+	// lies on. Zeros become holes again, which it has written out.
+	FromDiff bool
 }
 
 // Result is what [Apply] found.
@@ -129,6 +132,18 @@ type Result struct {
 	Skipped []string `json:"skipped,omitempty"`
 	// SkippedMore is how many more there were.
 	SkippedMore int64 `json:"skipped_more,omitempty"`
+}
+
+// Add adds what another reading has left out.
+func (r *Result) Add(other Result) {
+	for _, s := range other.Skipped {
+		if len(r.Skipped) == MaxSkipped {
+			r.SkippedMore++
+		} else {
+			r.Skipped = append(r.Skipped, s)
+		}
+	}
+	r.SkippedMore += other.SkippedMore
 }
 
 // MaxSkipped bounds [Result.Skipped]. A line has two names cut to 200 bytes, of which JSON makes six times as many at worst: that
@@ -144,7 +159,8 @@ type ApplyRequest struct {
 	MediaType string   `json:"media_type"`
 	DiffID    string   `json:"diff_id"` // what the stream's digest must be: nothing is kept under ChainID otherwise
 	Limits    Limits   `json:"limits,omitzero"`
-	Blob      *os.File `json:"-"` // the verified blob, at offset 0; it stays the caller's to close
+	FromDiff  bool     `json:"from_diff,omitempty"` // see [Options.FromDiff]
+	Blob      *os.File `json:"-"`                   // the verified blob, at offset 0; it stays the caller's to close
 }
 
 // Apply extracts the layer in r below root, which must be an empty directory, in the form overlayfs wants. On error the

@@ -81,11 +81,11 @@ type Garbage struct {
 	Bytes  int64    // of all of it
 }
 
-// Collect takes away the names in drop and the steps in forget, makes the names in loosen untagged, and returns what is
-// then needed by no image and no step and not kept: layers by their chain ids, blobs by their digests. Names and steps
+// Collect takes away the names in drop, the steps in forget and the snapshots of the ids in discard, makes the names in loosen
+// untagged, and returns what is then needed by no image, no step and no snapshot and not kept: layers by their chain ids, blobs by their digests. Names and steps
 // are gone durably when it returns; the trees and the blobs are the caller's to remove, in this order: [Store.ForgetLayer]
 // and [Store.RemoveUnused]. Only then comes [Store.WriteIndex], which needs room on the disk that there may not be before.
-func (s *Store) Collect(drop, loosen, forget []string, keepLayer, keepBlob func(id string) bool) (Garbage, error) {
+func (s *Store) Collect(drop, loosen, forget, discard []string, keepLayer, keepBlob func(id string) bool) (Garbage, error) {
 	var g Garbage
 	err := s.db.Update(func(tx *bolt.Tx) error {
 		g = Garbage{} // bbolt may call this again
@@ -115,6 +115,11 @@ func (s *Store) Collect(drop, loosen, forget []string, keepLayer, keepBlob func(
 				return err
 			}
 		}
+		for _, id := range discard {
+			if err := tx.Bucket(bucketSnapshots).Delete([]byte(id)); err != nil {
+				return err
+			}
+		}
 		var left []*Record
 		needed := make(map[string]bool)
 		steps, err := stepsOf(tx)
@@ -124,6 +129,15 @@ func (s *Store) Collect(drop, loosen, forget []string, keepLayer, keepBlob func(
 		for _, step := range steps {
 			if step.Layer != nil {
 				needed[step.Layer.ChainID] = true
+			}
+		}
+		snapshots, err := snapshotsOf(tx)
+		if err != nil {
+			return err
+		}
+		for _, snap := range snapshots {
+			for _, id := range snap.Rootfs.Layers {
+				needed[id] = true
 			}
 		}
 		err = images.ForEach(func(name, value []byte) error {

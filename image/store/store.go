@@ -86,6 +86,8 @@ var (
 	bucketLayers = []byte("layers") // chain id -> layerPending or layerReady
 	bucketSizes  = []byte("sizes")  // chain id -> decimal bytes of the files in its tree
 	bucketSteps  = []byte("steps")  // key of a build's step -> Step
+
+	bucketSnapshots = []byte("snapshots") // id -> Snapshot
 )
 
 const (
@@ -125,7 +127,8 @@ func Open(dir string) (_ *Store, err error) {
 		_, err2 := tx.CreateBucketIfNotExists(bucketLayers)
 		_, err3 := tx.CreateBucketIfNotExists(bucketSizes)
 		_, err4 := tx.CreateBucketIfNotExists(bucketSteps)
-		return errors.Join(err1, err2, err3, err4)
+		_, err5 := tx.CreateBucketIfNotExists(bucketSnapshots)
+		return errors.Join(err1, err2, err3, err4, err5)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open image store %s: %w", dir, err)

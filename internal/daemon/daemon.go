@@ -250,6 +250,10 @@ func (d *Daemon) enforce(ctx context.Context) {
 	default:
 		d.log.Warn("the limit of images could not be kept to", "error", err)
 	}
+	// What the last daemon left of snapshots: layers that it was about to give to a fork, or to remove.
+	if err := d.opts.Images.EnforceSnapshots(ctx); err != nil && ctx.Err() == nil {
+		d.log.Warn("what no snapshot needs could not be removed", "error", err)
+	}
 }
 
 // shutdown reads top to bottom. Each step has its own deadline, and a step that fails does not keep the next from being

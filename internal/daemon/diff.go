@@ -19,6 +19,7 @@ import (
 type Differ interface {
 	Diff(ctx context.Context, req launcher.DiffRequest, w io.Writer) (layer.Result, error)
 	Changes(ctx context.Context, req launcher.DiffRequest, found func(api.Change) error) (layer.Result, error)
+	Snapshot(ctx context.Context, req launcher.SnapshotRequest) (result layer.Result, frozen bool, err error)
 }
 
 // maxChanges bounds what one answer holds, in bytes: names are the sandbox's, and JSON can make six bytes of one.
@@ -33,24 +34,46 @@ func (s *Service) Diff(ctx context.Context, ref string) (api.SandboxDiff, error)
 		return api.SandboxDiff{}, err
 	}
 	ctx, whole := unlessDeleted(ctx, doomed, &rec)
-	diff := api.SandboxDiff{Changes: []api.Change{}}
+	diff := api.SandboxDiff{}
+	var result layer.Result
+	var levels [][]api.Change
 	room := maxChanges
-	result, err := s.opts.Differ.Changes(ctx, req, func(c api.Change) error {
-		if room -= len(c.Path) + 64; room < 0 {
-			diff.More = true
-			return errEnough
+	for _, req := range append(below(&req), req) {
+		level := []api.Change{}
+		result, err = s.opts.Differ.Changes(ctx, req, func(c api.Change) error {
+			if room -= len(c.Path) + 64; room < 0 {
+				diff.More = true
+				return errEnough
+			}
+			level = append(level, c)
+			return nil
+		})
+		levels = append(levels, level)
+		diff.Changes = level
+		if err != nil {
+			break
 		}
-		diff.Changes = append(diff.Changes, c)
-		return nil
-	})
+	}
 	if errors.Is(err, errEnough) {
 		err = nil
 	}
 	if err = whole(err); err != nil {
 		return api.SandboxDiff{}, fmt.Errorf("diff of sandbox %s: %w", ref, err)
 	}
+	if len(levels) > 1 {
+		diff.Changes = layer.MergeChanges(levels...)
+	}
 	diff.Skipped, diff.SkippedMore = result.Skipped, result.SkippedMore
 	return diff, nil
+}
+
+// below are the requests for the layers of snapshots that a sandbox stands on, lowest first.
+func below(req *launcher.DiffRequest) []launcher.DiffRequest {
+	var all []launcher.DiffRequest
+	for n := len(req.Rootfs.Snapshots) - 1; n >= 0; n-- {
+		all = append(all, launcher.DiffRequest{Rootfs: req.Rootfs.Below(n), Layer: true})
+	}
+	return all
 }
 
 func (s *Service) diffRequest(ref string) (launcher.DiffRequest, runtime.Record, <-chan struct{}, error) {
@@ -88,7 +111,7 @@ func unlessDeleted(ctx context.Context, doomed <-chan struct{}, rec *runtime.Rec
 		<-watched
 		select {
 		case <-doomed:
-			return classify(errUnreadable, fmt.Errorf("%s (%s) was deleted meanwhile", rec.Name, rec.ID))
+			return classify(errUnreadable, fmt.Errorf("%s (%s) was deleted or rolled back meanwhile", rec.Name, rec.ID))
 		default:
 			return err
 		}
@@ -130,8 +153,16 @@ func (s *Service) Commit(ctx context.Context, ref string, body api.CommitSandbox
 		return api.SandboxCommitted{}, err
 	}
 	req.Freeze = true
+	var snapshots []image.CommitLayer
+	for i, req := range below(&req) {
+		snapshots = append(snapshots, image.CommitLayer{
+			DiffID: rec.Rootfs.Snapshots[i],
+			Write:  func(ctx context.Context, w io.Writer) (layer.Result, error) { return s.opts.Differ.Diff(ctx, req, w) },
+		})
+	}
 	img, result, err := s.images.Commit(ctx, image.CommitOptions{
 		Base: rec.ImageDigest, Reference: body.Reference, Config: body.Config, Comment: body.Comment, Created: time.Now(),
+		Below: snapshots,
 		Layer: func(ctx context.Context, w io.Writer) (layer.Result, error) {
 			defer hold()()
 			ctx, whole := unlessDeleted(ctx, doomed, &rec)

@@ -29,6 +29,11 @@ func (d *reading) Changes(ctx context.Context, _ launcher.DiffRequest, found fun
 	return layer.Result{}, found(api.Change{Path: "half/of/it", Kind: "added"})
 }
 
+func (d *reading) Snapshot(ctx context.Context, _ launcher.SnapshotRequest) (layer.Result, bool, error) {
+	d.during(ctx)
+	return layer.Result{}, false, nil
+}
+
 func TestDiffAndCommitOfASandboxThatIsDeletedMeanwhile(t *testing.T) {
 	b := newBench(t, nil)
 	differ := &reading{}

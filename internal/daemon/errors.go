@@ -35,6 +35,7 @@ var (
 	ErrProgramDenied  = errors.New("program not allowed")
 	ErrStopping       = errors.New("the daemon is stopping")
 	ErrBuild          = errors.New("build failed")
+	errTooDeep        = errors.New("too many snapshots on top of one another")
 	errUnreadable     = errors.New("what the sandbox has changed cannot be told")
 	errPanic          = errors.New("a defect of the daemon")
 )
@@ -66,6 +67,9 @@ var classes = []class{
 	{err: image.ErrInUse, code: api.CodeConflict, hint: "sandboxd ps lists the sandboxes; rmi --force takes the name away and leaves the image to prune"},
 	{err: image.ErrRegistry, code: api.CodeRegistry, hint: "check the reference, the registry's address and your credentials"},
 	{err: image.ErrInvalid, code: api.CodeImage, hint: "the image is broken or hostile; pull it anew or choose another"},
+	{err: image.ErrNoSnapshot, code: api.CodeNotFound, hint: "sandboxd snapshots lists what there is"},
+	{err: image.ErrSnapshotExists, code: api.CodeExists, hint: "choose another name, or remove the snapshot that has it"},
+	{err: errTooDeep, code: api.CodeConflict, hint: "copy what is needed into a new sandbox of the image: sandboxd cp"},
 	{err: ErrBuild, code: api.CodeBuild, hint: "the output of the program, before this, says why"},
 	{err: build.ErrInvalid, code: api.CodeInvalid},
 	{err: ErrGone, code: api.CodeGone, hint: "create a new sandbox"},

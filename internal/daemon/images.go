@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -14,11 +15,14 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// holders are the sandboxes of any state by the digest of the image that each was made of.
+// holders are the sandboxes of any state by the digest of the image that each was made of, and by the layers of snapshots that
+// each stands on.
 func (s *Service) holders() map[string][]string {
 	held := make(map[string][]string)
 	for _, rec := range s.supervisor.List(runtime.Filter{}) {
-		held[rec.ImageDigest] = append(held[rec.ImageDigest], rec.Name)
+		for _, id := range slices.Concat(rec.Rootfs.Taken(), []string{rec.ImageDigest}) {
+			held[id] = append(held[id], rec.Name)
+		}
 	}
 	return held
 }
@@ -108,7 +112,11 @@ func (s *Service) TagImage(ctx context.Context, req api.TagImage) (api.Image, er
 
 // VerifyImages reads everything that is stored and says what is damaged.
 func (s *Service) VerifyImages(ctx context.Context) (api.ImagesVerified, error) {
-	return s.images.Verify(ctx)
+	out, err := s.images.Verify(ctx)
+	if err != nil {
+		return out, err
+	}
+	return out, s.verifySnapshots(ctx, &out)
 }
 
 // ImportImages stores the images of an archive.

@@ -157,6 +157,8 @@ func (f *fakeImages) SetHolders(func() map[string][]string) {}
 
 func (f *fakeImages) Enforce(context.Context) error { return nil }
 
+func (f *fakeImages) EnforceSnapshots(context.Context) error { return nil }
+
 func (f *fakeImages) Acquire(_ context.Context, ref string) (*image.Image, func(), error) {
 	img, err := f.get(ref)
 	return img, func() {}, err

@@ -56,6 +56,17 @@ var routes = []route{
 	{"GET", "/v1/sandboxes/{id}/diff", owner, (*Daemon).getDiff},
 	{"POST", "/v1/sandboxes/{id}/commit", owner, (*Daemon).postCommit},
 
+	{"POST", "/v1/sandboxes/{id}/snapshots", owner, (*Daemon).postSnapshot},
+	{"GET", "/v1/sandboxes/{id}/snapshots", owner, (*Daemon).getSandboxSnapshots},
+	{"POST", "/v1/sandboxes/{id}/fork", owner, (*Daemon).postFork},
+	{"POST", "/v1/sandboxes/{id}/rollback", owner, (*Daemon).postRollback},
+
+	{"GET", "/v1/snapshots", owner, (*Daemon).getSnapshots},
+	{"POST", "/v1/snapshots/import", owner, (*Daemon).postSnapshotImport},
+	{"GET", "/v1/snapshots/{snapshot}", owner, (*Daemon).getSnapshot},
+	{"GET", "/v1/snapshots/{snapshot}/export", owner, (*Daemon).getSnapshotExport},
+	{"DELETE", "/v1/snapshots/{snapshot}", owner, (*Daemon).deleteSnapshot},
+
 	{"POST", "/v1/sandboxes/{id}/exec", owner, (*Daemon).postExec},
 	{"GET", "/v1/sandboxes/{id}/exec", owner, (*Daemon).getExec}, // WebSocket: its handshake is a GET
 

@@ -14,6 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -32,6 +33,18 @@ type Images interface {
 	Prune(ctx context.Context, all bool) (api.ImagesRemoved, error)
 	// Enforce keeps to the limit of all images' bytes, if there is one.
 	Enforce(ctx context.Context) error
+
+	// The snapshots, and the layers of forks.
+	Take(ctx context.Context, digest string, base rootfs.Source, make func(ctx context.Context, chainID string) (layer.Result, error)) (*image.Taken, layer.Result, error)
+	Snapshots(of string) ([]api.Snapshot, error)
+	InspectSnapshot(ref string) (api.Snapshot, error)
+	AcquireSnapshot(ref string) (snap *image.Snapshot, release func(), err error)
+	RemoveSnapshot(ctx context.Context, ref string) (int64, error)
+	ExportSnapshot(ctx context.Context, ref string, read image.ReadLayer, w io.Writer) error
+	ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*image.Snapshot) error) (api.Snapshot, error)
+	// Settle removes layers that only sandboxes stood on that are gone; EnforceSnapshots keeps to the limit of snapshots' bytes.
+	Settle(ctx context.Context) error
+	EnforceSnapshots(ctx context.Context) error
 
 	// Draft begins to make an image.
 	Draft(platform string, names []string) (*image.Draft, error)
@@ -60,6 +73,9 @@ func (s *Service) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api
 	profile, defaults, err := s.opts.Profile(profileName)
 	if err != nil {
 		return api.Sandbox{}, invalidf("profile %q: %w", profileName, err)
+	}
+	if req.Snapshot != "" {
+		return s.createFromSnapshot(ctx, &req)
 	}
 	reference := cmp.Or(req.Image, api.HostImage)
 	img, release, err := s.images.Acquire(ctx, reference)
@@ -164,9 +180,17 @@ func (s *Service) Stats(ctx context.Context, ref string) (api.Stats, error) {
 	return s.supervisor.Stats(ctx, ref)
 }
 
-// DeleteSandbox ends the sandbox with this id or name and removes everything of it.
+// DeleteSandbox ends the sandbox with this id or name and removes everything of it, and the layers of snapshots that nothing
+// else stands on.
 func (s *Service) DeleteSandbox(ctx context.Context, ref string) error {
-	return s.supervisor.Delete(ctx, ref)
+	rec, _ := s.supervisor.Get(ref) // Delete says what is wrong with it
+	if err := s.supervisor.Delete(ctx, ref); err != nil {
+		return err
+	}
+	if len(rec.Rootfs.Snapshots) > 0 {
+		s.settle(ctx)
+	}
+	return nil
 }
 
 // System says what this daemon is.

@@ -47,6 +47,14 @@ func validateCreate(req *api.CreateSandbox) error {
 	if len(req.Image) > 1024 || hasControl(req.Image) {
 		return invalidf("image %q: not a reference", clip(req.Image))
 	}
+	if req.Snapshot != "" {
+		if req.Image != "" {
+			return invalidf("image and snapshot: a snapshot has its image; name one of them")
+		}
+		if err := validateName(req.Snapshot); err != nil {
+			return invalidf("snapshot %q: not an id or name", clip(req.Snapshot))
+		}
+	}
 	if err := validateEnv(req.Env); err != nil {
 		return err
 	}

@@ -37,6 +37,9 @@
 //	── diff {id, rootfs, …} + pipe ────────▶  reads the upper directories in a confined child (stage "diff"), which
 //	                                          writes the layer, or the list of changes, to the pipe
 //	◀── {bytes, entries} ───────────────────  all has been written
+//	── snapshot {diff, chain id} ──────────▶  a "diff" child writes and an "apply" child unpacks, at once, with a pipe
+//	                                          between them that nobody else reads
+//	◀── {diff id, bytes, entries}, frozen ──  the layer is complete and synced
 //	── update {id, change} ────────────────▶  all of it or nothing
 //	◀── {enforced} ─────────────────────────
 //	── pause {id} ─────────────────────────▶  by the freezer, or by SIGSTOP where there is no cgroup

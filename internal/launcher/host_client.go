@@ -347,6 +347,19 @@ func (c *Client) RemoveLayer(ctx context.Context, chainID string) error {
 	return err
 }
 
+// Snapshot makes a layer of what a sandbox has changed and returns when it is complete and synced, with the DiffID of the stream
+// that [Client.Diff] would have written, and whether nothing in the sandbox ran while it was read. On error nothing is kept.
+func (c *Client) Snapshot(ctx context.Context, req SnapshotRequest) (layer.Result, bool, error) {
+	resp, _, err := c.call(ctx, &request{Op: opSnapshot, Snap: &req})
+	if err != nil {
+		return layer.Result{}, false, err
+	}
+	if resp.Layer == nil {
+		return layer.Result{}, false, errors.New("launcher snapshot: empty answer")
+	}
+	return *resp.Layer, resp.Frozen, nil
+}
+
 // Diff writes what a sandbox has changed to w as an uncompressed layer. The result's DiffID is that of what was written. On
 // error w has got a part that is of no use.
 func (c *Client) Diff(ctx context.Context, req DiffRequest, w io.Writer) (layer.Result, error) {

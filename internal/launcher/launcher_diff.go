@@ -64,6 +64,45 @@ func Overlays(dir string, source *rootfs.Source) ([]Overlay, error) {
 	return overlays, nil
 }
 
+// Present takes out of the overlays that lie on parts of layers those parts that a layer has not. A layer in which something
+// else than a directory stands in that place is refused: its author would choose what is mounted.
+func Present(overlays []Overlay) ([]Overlay, error) {
+	for i := range overlays {
+		o := &overlays[i]
+		if o.Target == "" {
+			continue
+		}
+		var lower []string
+		for _, l := range o.Lower {
+			if !filepath.IsAbs(l) {
+				there, err := isDirectory(filepath.Join(LayersDir, l))
+				if err != nil {
+					return nil, err
+				}
+				if !there {
+					continue
+				}
+			}
+			lower = append(lower, l)
+		}
+		o.Lower = lower
+	}
+	return overlays, nil
+}
+
+func isDirectory(dir string) (bool, error) {
+	fi, err := os.Lstat(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look at a layer: %w", err)
+	case !fi.IsDir():
+		return false, fmt.Errorf("/%s of a layer is not a directory: %w", filepath.Base(dir), runtime.ErrRootfs)
+	}
+	return true, nil
+}
+
 // diffJob is what the child needs to know.
 type diffJob struct {
 	Overlays []diffOverlay     `json:"overlays"`
@@ -75,6 +114,8 @@ type diffOverlay struct {
 	At    string   `json:"at"`
 	Upper string   `json:"upper"`
 	Lower []string `json:"lower"`
+	// Mounted is layer.Overlay.Mounted.
+	Mounted []string `json:"mounted,omitempty"`
 	// Second stage: descriptors of the same.
 	UpperFD int   `json:"upper_fd,omitempty"`
 	LowerFD []int `json:"lower_fd,omitempty"`
@@ -90,22 +131,69 @@ const maxFrozen = 15 * time.Minute
 // Diff writes what a sandbox has changed to out, as a layer or as a list of [api.Change], a line of JSON each. A confined
 // child reads the sandbox's directories, which may be written to meanwhile by whoever is in it.
 func (l *Layers) Diff(ctx context.Context, req *DiffRequest, out *os.File) (_ layer.Result, err error) {
-	if req.ID == "" || strings.Trim(req.ID, "abcdefghijklmnopqrstuvwxyz0123456789") != "" {
-		return layer.Result{}, fmt.Errorf("sandbox id %q is not one", req.ID)
-	}
-	dir := filepath.Join(SandboxesDir, req.ID)
-	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
-		return layer.Result{}, fmt.Errorf("sandbox %s: %w", req.ID, runtime.ErrNotFound)
-	}
-	overlays, err := Overlays(dir, &req.Rootfs)
+	job, err := req.job()
 	if err != nil {
 		return layer.Result{}, err
 	}
-	job := diffJob{List: req.List, Options: layer.DiffOptions{Latest: req.Latest, Limits: req.Limits}}
+	release, err := l.begin(ctx)
+	if err != nil {
+		return layer.Result{}, err
+	}
+	defer release()
+	ctx, thaw, _, err := l.still(ctx, req)
+	if err != nil {
+		return layer.Result{}, err
+	}
+	defer func() { err = errors.Join(err, thaw()) }()
+	return l.child(ctx, "read what the sandbox has changed", "diff", job, nil, out)
+}
+
+// job says what the child is to read.
+func (req *DiffRequest) job() (*diffJob, error) {
+	source := req.Rootfs
+	var dir, upper string // of a sandbox; of a layer
+	if req.Layer {
+		if req.ID != "" || req.Freeze || len(source.Layers) < 2 {
+			return nil, errors.New("launcher diff: a layer has one below it, and is of no sandbox")
+		}
+		last := len(source.Layers) - 1
+		name, err := layerDir(source.Layers[last])
+		if err != nil {
+			return nil, err
+		}
+		upper, source.Layers = name, source.Layers[:last]
+	} else {
+		if req.ID == "" || strings.Trim(req.ID, "abcdefghijklmnopqrstuvwxyz0123456789") != "" {
+			return nil, fmt.Errorf("sandbox id %q is not one", req.ID)
+		}
+		dir = filepath.Join(SandboxesDir, req.ID)
+		if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("sandbox %s: %w", req.ID, runtime.ErrNotFound)
+		}
+	}
+	overlays, err := Overlays(dir, &source)
+	if err == nil {
+		overlays, err = Present(overlays)
+	}
+	if err != nil {
+		return nil, err
+	}
+	job := &diffJob{List: req.List, Options: layer.DiffOptions{Latest: req.Latest, Limits: req.Limits}}
 	for _, o := range overlays {
 		d := diffOverlay{At: strings.TrimPrefix(o.Target, "/"), Upper: o.Upper}
 		if d.At == "" {
 			d.At = "."
+			for _, dir := range source.HostDirs {
+				d.Mounted = append(d.Mounted, strings.TrimPrefix(dir, "/"))
+			}
+		}
+		if req.Layer {
+			d.Upper = filepath.Join(upper, o.Target)
+			if there, err := isDirectory(d.Upper); err != nil {
+				return nil, err
+			} else if !there {
+				continue
+			}
 		}
 		for _, lower := range o.Lower {
 			if !filepath.IsAbs(lower) {
@@ -115,26 +203,35 @@ func (l *Layers) Diff(ctx context.Context, req *DiffRequest, out *os.File) (_ la
 		}
 		job.Overlays = append(job.Overlays, d)
 	}
+	return job, nil
+}
+
+// begin waits for a turn to read.
+func (l *Layers) begin(ctx context.Context) (release func(), err error) {
 	select {
 	case l.diffs <- struct{}{}:
-		defer func() { <-l.diffs }()
 	case <-ctx.Done():
-		return layer.Result{}, context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 	if ctx.Err() != nil { // the slot and the end came together: nothing is to be frozen for nobody
-		return layer.Result{}, context.Cause(ctx)
+		<-l.diffs
+		return nil, context.Cause(ctx)
 	}
-	if req.Freeze {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, maxFrozen, fmt.Errorf("it took longer than the %s that a sandbox is frozen for at most", maxFrozen))
-		defer cancel()
-		thaw, err := l.freezer.Freeze(ctx, filepath.Join(CgroupDir, req.ID))
-		if err != nil {
-			return layer.Result{}, fmt.Errorf("sandbox %s: %w", req.ID, err)
-		}
-		defer func() { err = errors.Join(err, thaw()) }()
+	return func() { <-l.diffs }, nil
+}
+
+// still freezes a sandbox that is to be read, where that is asked for and it is in a cgroup. Thaw must be called.
+func (l *Layers) still(ctx context.Context, req *DiffRequest) (_ context.Context, thaw func() error, frozen bool, err error) {
+	if !req.Freeze {
+		return ctx, func() error { return nil }, false, nil
 	}
-	return l.child(ctx, "read what the sandbox has changed", "diff", &job, nil, out)
+	ctx, cancel := context.WithTimeoutCause(ctx, maxFrozen, fmt.Errorf("it took longer than the %s that a sandbox is frozen for at most", maxFrozen))
+	goOn, frozen, err := l.freezer.Freeze(ctx, filepath.Join(CgroupDir, req.ID))
+	if err != nil {
+		cancel()
+		return nil, nil, false, fmt.Errorf("sandbox %s: %w", req.ID, err)
+	}
+	return ctx, func() error { cancel(); return goOn() }, frozen, nil
 }
 
 // DiffConfine is the first stage of the child that reads what a sandbox has changed: it makes the upper directory its whole
@@ -201,7 +298,7 @@ func diff(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result,
 		if err != nil {
 			return layer.Result{}, fmt.Errorf("open upper directory: %w", err)
 		}
-		overlay := layer.Overlay{At: o.At, Upper: upper}
+		overlay := layer.Overlay{At: o.At, Upper: upper, Mounted: o.Mounted}
 		for _, fd := range o.LowerFD {
 			lower, err := rootOf(fd)
 			if err != nil {
@@ -244,8 +341,8 @@ type Freezer struct {
 // NewFreezer returns one for all who freeze the same cgroups.
 func NewFreezer() *Freezer { return &Freezer{frozen: make(map[string]int)} }
 
-// Freeze stops what runs in the cgroup dir until thaw is called. Without a cgroup it does nothing.
-func (f *Freezer) Freeze(ctx context.Context, dir string) (thaw func() error, err error) {
+// Freeze stops what runs in the cgroup dir until thaw is called. Without a cgroup it does nothing and says so.
+func (f *Freezer) Freeze(ctx context.Context, dir string) (thaw func() error, frozen bool, err error) {
 	f.mu.Lock()
 	f.frozen[dir]++
 	f.mu.Unlock()
@@ -260,8 +357,9 @@ func (f *Freezer) Freeze(ctx context.Context, dir string) (thaw func() error, er
 	}
 	ctx, cancel := context.WithTimeout(ctx, freezeTimeout)
 	defer cancel()
-	if err := cgroup.Freeze(ctx, dir); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, errors.Join(err, thaw())
+	err = cgroup.Freeze(ctx, dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, false, errors.Join(err, thaw())
 	}
-	return thaw, nil
+	return thaw, err == nil, nil
 }

@@ -171,6 +171,7 @@ type applyJob struct {
 	DiffID    string       `json:"diff_id"`
 	Limits    layer.Limits `json:"limits"`
 	Single    bool         `json:"single"`
+	FromDiff  bool         `json:"from_diff,omitempty"`
 	// Of the second stage:
 	Lower    []int `json:"lower,omitempty"`    // descriptors of the layers below, highest first
 	Landlock bool  `json:"landlock,omitempty"` // holds it
@@ -182,7 +183,7 @@ type childReport struct {
 }
 
 func (l *Layers) applyIn(ctx context.Context, dir string, req *layer.ApplyRequest) (layer.Result, error) {
-	job := applyJob{Dir: dir, MediaType: req.MediaType, DiffID: req.DiffID, Limits: req.Limits, Single: l.single}
+	job := applyJob{Dir: dir, MediaType: req.MediaType, DiffID: req.DiffID, Limits: req.Limits, Single: l.single, FromDiff: req.FromDiff}
 	for _, p := range req.Parents {
 		d, err := layerDir(p)
 		if err != nil {

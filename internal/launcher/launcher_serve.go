@@ -144,7 +144,7 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 		return
 	}
 	work, done := ctx, func() {}
-	if req.Op == opApply || req.Op == opDiff || req.Op == opStop {
+	if req.Op == opApply || req.Op == opDiff || req.Op == opSnapshot || req.Op == opStop {
 		// They take as long as the daemon, the one who wrote the layer, or the sandbox likes. The others take milliseconds and are
 		// not left half done.
 		work, done = s.whileAsked(ctx, c)
@@ -283,6 +283,13 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		if req.Diff == nil {
 			err = errors.New("launcher diff: no sandbox")
 		} else if r, err = s.Layers.Diff(ctx, req.Diff, files[0]); err == nil {
+			resp.Layer = &r
+		}
+	case opSnapshot:
+		var r layer.Result
+		if req.Snap == nil {
+			err = errors.New("launcher snapshot: no sandbox")
+		} else if r, resp.Frozen, err = s.Layers.Snapshot(ctx, req.Snap); err == nil {
 			resp.Layer = &r
 		}
 	case opRemoveLayer:

@@ -43,6 +43,7 @@ const (
 	opOOMKills    op = "oom-kills"
 	opApply       op = "apply"
 	opDiff        op = "diff"
+	opSnapshot    op = "snapshot"
 	opRemoveLayer op = "remove-layer"
 	opShutdown    op = "shutdown"
 )
@@ -58,6 +59,7 @@ type request struct {
 	Apply  *layer.ApplyRequest `json:"apply,omitempty"`  // with the blob
 	Diff   *DiffRequest        `json:"diff,omitempty"`   // with the pipe to write to
 	Layer  string              `json:"layer,omitempty"`  // remove-layer: a chain id
+	Snap   *SnapshotRequest    `json:"snap,omitempty"`   // snapshot
 }
 
 // response is the one message of a connection from the launcher.
@@ -71,6 +73,7 @@ type response struct {
 	Stats    *api.Stats    `json:"stats,omitempty"`
 	Count    int           `json:"count,omitempty"`
 	Layer    *layer.Result `json:"layer,omitempty"`
+	Frozen   bool          `json:"frozen,omitempty"` // snapshot: nothing in the sandbox ran while it was read
 }
 
 type wireStarted struct {
@@ -89,12 +92,21 @@ func (w *wireStarted) started(pidfd *os.File) *runtime.Started {
 type DiffRequest struct {
 	ID     string        `json:"id"`
 	Rootfs rootfs.Source `json:"rootfs"` // what it was created with
+	// Layer asks for what the uppermost layer of Rootfs, which is a snapshot's, changes of those below. Then there is no ID.
+	Layer bool `json:"layer,omitempty"`
 	// Freeze stops the sandbox while it is read, where it runs in a cgroup.
 	Freeze bool `json:"freeze,omitempty"`
 	// List asks for the list of changes rather than the layer.
 	List   bool         `json:"list,omitempty"`
 	Latest time.Time    `json:"latest,omitzero"` // see layer.DiffOptions
 	Limits layer.Limits `json:"limits,omitzero"`
+}
+
+// SnapshotRequest asks for a layer of what a sandbox has changed.
+type SnapshotRequest struct {
+	Diff DiffRequest `json:"diff"`
+	// ChainID is the name under which it is kept, "sha256:<hex>". No layer has it yet.
+	ChainID string `json:"chain_id"`
 }
 
 // Info is what the launcher says of itself.

@@ -440,6 +440,9 @@ func (e *imageError) Unwrap() error { return runtime.ErrRootfs }
 // sandbox that is started again are there.
 func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]launcher.Overlay, error) {
 	overlays, err := launcher.Overlays(dir, source)
+	if err == nil {
+		overlays, err = launcher.Present(overlays)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -51,7 +51,7 @@ func (e *Engine) Pause(ctx context.Context, id string) error {
 	}
 	var p pause
 	if e.host.Cgroup && e.host.hasFile("cgroup.freeze") {
-		p.thaw, err = e.freezer.Freeze(ctx, filepath.Join(launcher.CgroupDir, id))
+		p.thaw, _, err = e.freezer.Freeze(ctx, filepath.Join(launcher.CgroupDir, id))
 	} else {
 		p.before, err = in.halt(ctx)
 	}

@@ -41,6 +41,9 @@ func (d *Daemon) TryCreate(ctx context.Context, request api.CreateSandbox) (*San
 	return s, nil
 }
 
+// Sandbox is one that the daemon was asked for in another way.
+func (d *Daemon) Sandbox(s api.Sandbox) *Sandbox { return &Sandbox{Sandbox: s, daemon: d} }
+
 // List asks for all sandboxes.
 func (d *Daemon) List(t testing.TB) []api.Sandbox {
 	t.Helper()

@@ -1,0 +1,331 @@
+package image
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"slices"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/store"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+)
+
+// Snapshot is what is recorded of one.
+type Snapshot = store.Snapshot
+
+// ErrSnapshotExists is the class of errors about a name that a snapshot has already.
+var ErrSnapshotExists = store.ErrExists
+
+// ErrNoSnapshot is the class of errors about snapshots that are not there.
+var ErrNoSnapshot = errors.New("no such snapshot")
+
+// Taken are layers of snapshots that have been made. They, and what they lie on, stay until Release, and longer where Keep has
+// succeeded.
+type Taken struct {
+	Rootfs rootfs.Source
+
+	service *Service
+	digest  string
+	made    []string // chain ids
+	sizes   map[string]int64
+
+	released bool
+	held     []string // chain ids below, which are only pinned
+}
+
+// Take makes a layer of a snapshot on top of base, which is of the image of that digest. Make has it extracted under the
+// chain id that it is told, and returns what the layer turned out to be; an error of it is returned as it is, and nothing is left.
+//
+// The chain id is random. It is not made of the layer's content, which is known only afterwards, nor of any name: an image
+// whose author knew what such an id is the digest of would find a snapshot in the place of its own layer.
+func (s *Service) Take(ctx context.Context, digest string, base rootfs.Source, make func(ctx context.Context, chainID string) (layer.Result, error)) (*Taken, layer.Result, error) {
+	t := &Taken{service: s, digest: digest, Rootfs: base.Clone(), sizes: map[string]int64{}}
+	if err := s.pin(ctx, append(treeKeys(base.Layers), blobKey(digest))); err != nil {
+		return nil, layer.Result{}, err
+	}
+	t.held = slices.Clone(base.Layers)
+	result, err := t.Add(ctx, make)
+	if err != nil {
+		return nil, layer.Result{}, errors.Join(err, t.Release(ctx))
+	}
+	return t, result, nil
+}
+
+// Add makes one more layer on top. On error there are those that were there before.
+func (t *Taken) Add(ctx context.Context, make func(ctx context.Context, chainID string) (layer.Result, error)) (layer.Result, error) {
+	var random [32]byte
+	_, _ = rand.Read(random[:]) // since Go 1.24 it never fails
+	id := "sha256:" + hex.EncodeToString(random[:])
+	s := t.service
+	s.mu.Lock()
+	s.pins[treeKey(id)]++
+	s.mu.Unlock()
+	t.made = append(t.made, id)
+	if err := s.store.BeginLayer(id); err != nil {
+		return layer.Result{}, err
+	}
+	result, err := make(ctx, id)
+	if err != nil {
+		return layer.Result{}, err
+	}
+	t.Rootfs, t.sizes[id] = t.Rootfs.Upon(id, result.DiffID), result.Size
+	return result, nil
+}
+
+// Keep records the snapshot with these layers; with nil, the layers alone, for sandboxes that stand on them. When it returns
+// that is on disk.
+func (t *Taken) Keep(snap *Snapshot) error {
+	if snap != nil {
+		snap.Rootfs, snap.ImageDigest = t.Rootfs.Clone(), t.digest
+	}
+	return t.service.store.KeepSnapshot(t.sizes, snap)
+}
+
+// Release lets go of what Take held. Layers that were not kept are removed. A second call does nothing.
+func (t *Taken) Release(ctx context.Context) error {
+	s := t.service
+	if t.released {
+		return nil
+	}
+	t.released = true
+	s.mu.Lock()
+	s.unpin([]string{t.digest}, blobKey)
+	s.unpin(t.held, treeKey)
+	s.mu.Unlock()
+	return s.release(ctx, nil, t.made, true)
+}
+
+// Snapshots lists all snapshots, oldest first; of is the id of the sandbox whose are wanted, empty for all.
+func (s *Service) Snapshots(of string) ([]api.Snapshot, error) {
+	all, err := s.store.Snapshots()
+	if err != nil {
+		return nil, err
+	}
+	sizes, err := s.store.LayerSizes()
+	if err != nil {
+		return nil, err
+	}
+	list := []api.Snapshot{}
+	for _, snap := range all {
+		if of == "" || snap.Sandbox == of {
+			list = append(list, s.summary(snap, sizes))
+		}
+	}
+	return list, nil
+}
+
+// InspectSnapshot is what the API shows of one.
+func (s *Service) InspectSnapshot(ref string) (api.Snapshot, error) {
+	snap, err := s.Snapshot(ref)
+	if err != nil {
+		return api.Snapshot{}, err
+	}
+	sizes, err := s.store.LayerSizes()
+	if err != nil {
+		return api.Snapshot{}, err
+	}
+	return s.summary(snap, sizes), nil
+}
+
+// Snapshot finds one by its id or name.
+func (s *Service) Snapshot(ref string) (*Snapshot, error) {
+	snap, err := s.store.Snapshot(ref)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, classf(ErrNoSnapshot, "snapshot %q is not here", ref)
+	}
+	return snap, err
+}
+
+// AcquireSnapshot is [Service.Snapshot] for one that a sandbox is about to be made of: what it needs stays until release is
+// called, which happens when the holders know of the sandbox, or there is none.
+func (s *Service) AcquireSnapshot(ref string) (_ *Snapshot, release func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock() // a collection that takes it away has ended, or comes later
+	snap, err := s.Snapshot(ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, key := range append(treeKeys(snap.Rootfs.Layers), blobKey(snap.ImageDigest)) {
+		s.pins[key]++
+	}
+	return snap, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.unpin(snap.Rootfs.Layers, treeKey)
+		s.unpin([]string{snap.ImageDigest}, blobKey)
+	}, nil
+}
+
+// RemoveSnapshot takes a snapshot away, and those of its layers that neither another one nor a sandbox stands on. The others
+// go by [Service.Settle] when the last of these has gone. It returns the bytes of files that are gone.
+func (s *Service) RemoveSnapshot(ctx context.Context, ref string) (int64, error) {
+	out, err := s.sweep(context.WithoutCancel(ctx), false, func([]*store.Record, []*store.Step, map[string][]string) (choice, error) {
+		snap, err := s.Snapshot(ref)
+		if err != nil {
+			return choice{}, err
+		}
+		return choice{discard: []string{snap.ID}}, nil
+	})
+	return out.Bytes, err
+}
+
+// Settle removes layers of snapshots that nothing stands on any more.
+func (s *Service) Settle(ctx context.Context) error {
+	if idle, err := s.settled(); idle || err != nil {
+		return err
+	}
+	_, err := s.sweep(context.WithoutCancel(ctx), false, func([]*store.Record, []*store.Step, map[string][]string) (choice, error) {
+		return choice{}, nil
+	})
+	return err
+}
+
+// settled reports whether there is nothing to be removed, without writing anything: it is asked after each deletion.
+func (s *Service) settled() (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	layers, err := s.store.SnapshotLayers()
+	if err != nil || len(layers) == 0 {
+		return true, err
+	}
+	snapshots, err := s.store.Snapshots()
+	if err != nil {
+		return false, err
+	}
+	held, err := s.heldLocked()
+	if err != nil {
+		return false, err
+	}
+	needed := make(map[string]bool)
+	for _, snap := range snapshots {
+		for _, id := range snap.Rootfs.Layers {
+			needed[id] = true
+		}
+	}
+	return !slices.ContainsFunc(layers, func(id string) bool {
+		return !needed[id] && held[id] == nil && s.pins[treeKey(id)] == 0 && s.going[treeKey(id)] == nil
+	}), nil
+}
+
+// EnforceSnapshots removes the oldest snapshots that no sandbox stands on, until the files of all have no more bytes than
+// [Options.SnapshotLimit].
+func (s *Service) EnforceSnapshots(ctx context.Context) error {
+	over, err := s.snapshotsOver()
+	if err != nil || !over {
+		return errors.Join(err, s.Settle(ctx))
+	}
+	sizes, err := s.store.LayerSizes()
+	if err != nil {
+		return err
+	}
+	var discarded []string
+	var left int64
+	_, err = s.sweep(ctx, false, func(_ []*store.Record, _ []*store.Step, held map[string][]string) (c choice, _ error) {
+		snapshots, err := s.store.Snapshots()
+		if err != nil {
+			return c, err
+		}
+		total := func() (n int64) {
+			seen := make(map[string]bool)
+			for _, snap := range snapshots {
+				for _, id := range snap.Rootfs.Taken() {
+					if !seen[id] {
+						seen[id] = true
+						n += sizes[id]
+					}
+				}
+			}
+			return n
+		}
+		for i := 0; i < len(snapshots) && total() > s.opts.SnapshotLimit; {
+			top := snapshots[i].Rootfs.Layers[len(snapshots[i].Rootfs.Layers)-1]
+			if held[top] != nil || s.pins[treeKey(top)] > 0 {
+				i++
+				continue
+			}
+			c.discard = append(c.discard, snapshots[i].ID)
+			discarded = append(discarded, snapshots[i].ID)
+			snapshots = slices.Delete(snapshots, i, i+1)
+		}
+		left = total()
+		return c, nil
+	})
+	if err != nil {
+		return err
+	}
+	if len(discarded) > 0 {
+		s.opts.Log.Info("snapshots were removed to keep to the limit", "limit", s.opts.SnapshotLimit, "snapshots", discarded)
+	}
+	if left > s.opts.SnapshotLimit {
+		s.opts.Log.Warn("snapshots have more bytes than the limit, and sandboxes stand on what is left", "limit", s.opts.SnapshotLimit, "bytes", left)
+	}
+	return nil
+}
+
+// snapshotsOver reports whether there is a limit that may be exceeded.
+func (s *Service) snapshotsOver() (bool, error) {
+	if s.opts.SnapshotLimit <= 0 {
+		return false, nil
+	}
+	layers, err := s.store.SnapshotLayers()
+	if err != nil {
+		return false, err
+	}
+	sizes, err := s.store.LayerSizes()
+	if err != nil {
+		return false, err
+	}
+	var total int64
+	for _, id := range layers {
+		total += sizes[id]
+	}
+	return total > s.opts.SnapshotLimit, nil
+}
+
+// holdSnapshots adds to the holders of images the snapshots that need them.
+func (s *Service) holdSnapshots(held map[string][]string) error {
+	snapshots, err := s.store.Snapshots()
+	if err != nil {
+		return err
+	}
+	for _, snap := range snapshots {
+		name := snap.Name
+		if name == "" {
+			name = snap.ID
+		}
+		held[snap.ImageDigest] = append(held[snap.ImageDigest], snapshotHolder+name)
+	}
+	return nil
+}
+
+// snapshotHolder stands before the name of a snapshot among the names of sandboxes.
+const snapshotHolder = "snapshot "
+
+// NewSnapshotID returns an id that no snapshot had before.
+func NewSnapshotID() string {
+	const alphabet = "abcdefghjkmnpqrstuvwxyz023456789"
+	var b [12]byte
+	_, _ = rand.Read(b[:]) // as above
+	for i := range b {
+		b[i] = alphabet[b[i]%32]
+	}
+	return string(b[:])
+}
+
+// summary is what the API shows of a snapshot.
+func (s *Service) summary(snap *Snapshot, sizes map[string]int64) api.Snapshot {
+	out := api.Snapshot{
+		ID: snap.ID, Name: snap.Name, Comment: snap.Comment, Labels: snap.Labels, Sandbox: snap.Sandbox, SandboxName: snap.SandboxName,
+		Image: snap.Image, ImageDigest: snap.ImageDigest, Layers: len(snap.Rootfs.Snapshots), CreatedAt: snap.CreatedAt,
+		Size: snap.Size, Entries: snap.Entries, Consistent: snap.Consistent,
+	}
+	for i, id := range snap.Rootfs.Taken() {
+		if i < len(snap.Rootfs.Snapshots)-1 {
+			out.SharedSize += sizes[id]
+		}
+	}
+	return out
+}

@@ -1,0 +1,516 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+const (
+	maxForks = 100
+	// forksAtOnce is how many forks are created side by side: more than the cores of a small host only queue in the launcher.
+	forksAtOnce = 4
+)
+
+// taken is a layer of what a sandbox has changed, held until it is released.
+type taken struct {
+	*image.Taken
+	result     layer.Result
+	consistent bool
+	of         runtime.Record
+}
+
+// take makes a layer of what a sandbox of any state has changed. A running one does not go on meanwhile, where it is in a
+// cgroup, and its idle time begins anew.
+func (s *Service) take(ctx context.Context, ref string) (*taken, error) {
+	req, rec, doomed, err := s.diffRequest(ref)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(rec.Rootfs.Layers); n >= rootfs.MaxLayers {
+		return nil, classify(errTooDeep, fmt.Errorf("%s (%s) stands on %d layers, %d of them snapshots; no overlay has more than %d",
+			rec.Name, rec.ID, n, len(rec.Rootfs.Snapshots), rootfs.MaxLayers))
+	}
+	t := &taken{of: rec}
+	ended := false
+	hold := func() (release func()) { return func() {} }
+	switch lease, err := s.supervisor.Begin(rec.ID); {
+	case err == nil:
+		defer lease.End()
+		hold = lease.Hold
+	case !errors.Is(err, runtime.ErrState):
+		return nil, err
+	default: // it has ended, or is paused in a cgroup, and nothing writes
+		ended = rec.State == api.StateStopped || rec.State == api.StateLost
+		t.consistent = ended
+	}
+	req.Freeze = true
+	t.Taken, t.result, err = s.images.Take(ctx, rec.ImageDigest, rec.Rootfs, func(ctx context.Context, chainID string) (layer.Result, error) {
+		defer hold()()
+		ctx, whole := unlessDeleted(ctx, doomed, &rec)
+		result, frozen, err := s.opts.Differ.Snapshot(ctx, launcher.SnapshotRequest{Diff: req, ChainID: chainID})
+		t.consistent = t.consistent || frozen
+		return result, whole(err)
+	})
+	if err != nil {
+		return nil, err
+	}
+	// One that was started and has ended again has another deadline.
+	if now, err := s.supervisor.Get(rec.ID); ended && (err != nil || now.State != rec.State || !now.Deadline.Equal(rec.Deadline)) {
+		t.consistent = false
+	}
+	return t, nil
+}
+
+// release lets go of a layer that has been given to whom it is for, or to nobody.
+func (s *Service) release(ctx context.Context, t *taken) {
+	if err := t.Release(ctx); err != nil {
+		s.log.Warn("a layer that nobody needs is left until the next start", "error", err)
+	}
+}
+
+// enforceSnapshots keeps to the limit of snapshots' bytes. One that is held, as the newest is, stays.
+func (s *Service) enforceSnapshots(ctx context.Context) {
+	if err := s.images.EnforceSnapshots(context.WithoutCancel(ctx)); err != nil {
+		s.log.Warn("the limit of snapshots could not be kept to", "error", err)
+	}
+}
+
+// settle removes layers that the last sandbox has left which stood on them.
+func (s *Service) settle(ctx context.Context) {
+	if err := s.images.Settle(ctx); err != nil {
+		s.log.Warn("a layer of a snapshot that nothing needs is left until the next start", "error", err)
+	}
+}
+
+// TakeSnapshot keeps what a sandbox of any state has in its files.
+func (s *Service) TakeSnapshot(ctx context.Context, ref string, body api.TakeSnapshot) (api.Snapshot, error) {
+	if err := errors.Join(validateName(body.Name), validateLabels(body.Labels), validateComment(body.Comment)); err != nil {
+		return api.Snapshot{}, err
+	}
+	if body.Name != "" { // before anything stands still for it
+		if _, err := s.images.InspectSnapshot(body.Name); err == nil {
+			return api.Snapshot{}, classify(image.ErrSnapshotExists, fmt.Errorf("snapshot %q: there is one of that name", body.Name))
+		}
+	}
+	t, err := s.take(ctx, ref)
+	if err != nil {
+		return api.Snapshot{}, fmt.Errorf("snapshot of sandbox %s: %w", ref, err)
+	}
+	defer s.release(ctx, t)
+	rec := &t.of
+	snap := &image.Snapshot{
+		ID: image.NewSnapshotID(), Name: body.Name, Comment: body.Comment, Labels: body.Labels, Sandbox: rec.ID, SandboxName: rec.Name,
+		Image: rec.Image, ImageEnv: rec.ImageEnv, Env: rec.Env, Cwd: rec.Cwd, User: rec.User, Profile: rec.Profile,
+		CreatedAt: time.Now().UTC(), Size: t.result.Size, Entries: t.result.Entries, Consistent: t.consistent,
+	}
+	if err := t.Keep(snap); err != nil {
+		return api.Snapshot{}, fmt.Errorf("snapshot of sandbox %s: %w", ref, err)
+	}
+	s.enforceSnapshots(ctx)
+	s.log.Info("snapshot taken", "id", snap.ID, "name", snap.Name, "sandbox", rec.ID, "bytes", snap.Size, "consistent", snap.Consistent)
+	out, err := s.images.InspectSnapshot(snap.ID)
+	out.Skipped, out.SkippedMore = t.result.Skipped, t.result.SkippedMore
+	return out, err
+}
+
+func validateComment(comment string) error {
+	if len(comment) > 1024 || hasControl(comment) {
+		return invalidf("comment: at most 1024 bytes, without control characters")
+	}
+	return nil
+}
+
+// createFromSnapshot is CreateSandbox, of a snapshot.
+func (s *Service) createFromSnapshot(ctx context.Context, req *api.CreateSandbox) (api.Sandbox, error) {
+	snap, release, err := s.images.AcquireSnapshot(req.Snapshot)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	// When Create returns, the supervisor has the sandbox, or there is none.
+	defer release()
+	r := runtime.Request{
+		Name: req.Name, Image: snap.Image, ImageDigest: snap.ImageDigest, Snapshot: snap.ID, ImageEnv: snap.ImageEnv, Rootfs: snap.Rootfs,
+		Env: mergeEnv(snap.Env, req.Env), Cwd: cmp.Or(req.Cwd, snap.Cwd), User: cmp.Or(req.User, snap.User), Labels: req.Labels, Limits: req.Limits,
+	}
+	if r.Profile, r.Defaults, err = s.opts.Profile(cmp.Or(req.Profile, snap.Profile)); err != nil {
+		return api.Sandbox{}, invalidf("profile %q: %w", cmp.Or(req.Profile, snap.Profile), err)
+	}
+	if r.Timeout, err = seconds("timeout", req.Timeout); err != nil {
+		return api.Sandbox{}, err
+	}
+	if r.IdleTimeout, err = seconds("idle_timeout", req.IdleTimeout); err != nil {
+		return api.Sandbox{}, err
+	}
+	rec, err := s.supervisor.Create(ctx, r)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	return rec.Sandbox, nil
+}
+
+// Fork makes new sandboxes with the files that one has now: all of them or, with an error, none. The layer that they stand on
+// is no snapshot that could be listed: it goes with the last of them.
+func (s *Service) Fork(ctx context.Context, ref string, body api.ForkSandbox) (_ api.SandboxForked, err error) {
+	if err := validateFork(&body); err != nil {
+		return api.SandboxForked{}, err
+	}
+	t, err := s.take(ctx, ref)
+	if err != nil {
+		return api.SandboxForked{}, fmt.Errorf("fork sandbox %s: %w", ref, err)
+	}
+	defer s.release(ctx, t)
+	request, err := s.forkRequest(t, &body)
+	if err != nil {
+		return api.SandboxForked{}, fmt.Errorf("fork sandbox %s: %w", ref, err)
+	}
+	// Before the first of them: a layer that is only pending would be taken away from them after a crash.
+	if err := t.Keep(nil); err != nil {
+		return api.SandboxForked{}, fmt.Errorf("fork sandbox %s: %w", ref, err)
+	}
+	forks, err := s.createAll(ctx, request, body.Count, body.Names)
+	if err != nil {
+		s.release(ctx, t)
+		s.settle(ctx)
+		return api.SandboxForked{}, fmt.Errorf("fork sandbox %s: %w", ref, err)
+	}
+	s.log.Info("sandbox forked", "id", t.of.ID, "forks", len(forks), "bytes", t.result.Size, "consistent", t.consistent)
+	return api.SandboxForked{Sandboxes: forks, Consistent: t.consistent, Skipped: t.result.Skipped, SkippedMore: t.result.SkippedMore}, nil
+}
+
+func validateFork(body *api.ForkSandbox) error {
+	if body.Count == 0 {
+		body.Count = max(1, len(body.Names))
+	}
+	if body.Count < 1 || body.Count > maxForks {
+		return invalidf("count %d: must be between 1 and %d", body.Count, maxForks)
+	}
+	if body.Names != nil && len(body.Names) != body.Count {
+		return invalidf("names: there are %d, and %d sandboxes to be made", len(body.Names), body.Count)
+	}
+	for i, name := range body.Names {
+		if name == "" || slices.Contains(body.Names[:i], name) {
+			return invalidf("names[%d] %q: empty, or given twice", i, clip(name))
+		}
+		if err := validateName(name); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(validateLabels(body.Labels), validateEnv(body.Env)); err != nil {
+		return err
+	}
+	_, err := seconds("timeout", body.Timeout)
+	_, ierr := seconds("idle_timeout", body.IdleTimeout)
+	return errors.Join(err, ierr)
+}
+
+// forkRequest is what each of the forks is made of, but for its name.
+func (s *Service) forkRequest(t *taken, body *api.ForkSandbox) (runtime.Request, error) {
+	rec := &t.of
+	r := runtime.Request{
+		Image: rec.Image, ImageDigest: rec.ImageDigest, ImageEnv: rec.ImageEnv, Rootfs: t.Rootfs, Env: mergeEnv(rec.Env, body.Env),
+		Cwd: rec.Cwd, User: rec.User, Labels: maps.Clone(rec.Labels), Limits: heldLimits(rec), Defaults: rec.Limits,
+	}
+	if r.Labels == nil {
+		r.Labels = make(map[string]string)
+	}
+	maps.Copy(r.Labels, body.Labels)
+	var err error
+	if r.Profile, _, err = s.opts.Profile(rec.Profile); err != nil {
+		return r, fmt.Errorf("profile %q: %w", rec.Profile, err)
+	}
+	if r.Timeout, err = seconds("timeout", body.Timeout); err != nil {
+		return r, err
+	}
+	r.IdleTimeout, err = seconds("idle_timeout", cmp.Or(body.IdleTimeout, rec.IdleTimeout))
+	return r, errors.Join(err, validateLabels(r.Labels), validateEnv(r.Env)) // their number
+}
+
+// heldLimits are those limits of a sandbox that really hold it. One that is made like it must be held by them too; the others
+// were wishes.
+func heldLimits(rec *runtime.Record) api.Limits {
+	l, held := rec.Limits, api.Limits{Nofile: rec.Explicit.Nofile, Pids: rec.Limits.Pids}
+	if rec.Enforced.Memory == "cgroup" {
+		held.Memory, held.MemoryHigh, held.Swap, held.OOMGroup = l.Memory, l.MemoryHigh, l.Swap, l.OOMGroup
+	}
+	if rec.Enforced.CPU == "cgroup" {
+		held.CPUs, held.CPUWeight = l.CPUs, l.CPUWeight
+	}
+	if rec.Enforced.CPUSet == "cgroup" {
+		held.CPUSet = l.CPUSet
+	}
+	if rec.Enforced.IO == "cgroup" || rec.Enforced.IO == "direct" {
+		held.IO = l.IO
+	}
+	return held
+}
+
+// Rollback gives a sandbox the files of a snapshot of the same image in the place of its own.
+func (s *Service) Rollback(ctx context.Context, ref string, body api.RollbackSandbox) (api.Sandbox, error) {
+	if body.Snapshot == "" || validateName(body.Snapshot) != nil {
+		return api.Sandbox{}, invalidf("snapshot %q: not an id or name", clip(body.Snapshot))
+	}
+	rec, err := s.supervisor.Get(ref)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	snap, release, err := s.images.AcquireSnapshot(body.Snapshot)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	defer s.settle(ctx) // it may have been the last on another one
+	defer release()
+	if err := runtime.CanRollBack(&rec, &snap.Rootfs); err != nil {
+		return api.Sandbox{}, classify(errUnreadable, fmt.Errorf("roll back to snapshot %s: %w", body.Snapshot, err))
+	}
+	profile, _, err := s.opts.Profile(rec.Profile)
+	if err != nil {
+		return api.Sandbox{}, fmt.Errorf("profile %q: %w", rec.Profile, err)
+	}
+	rec, err = s.supervisor.Rollback(ctx, rec.ID, snap.Rootfs, snap.ID, runtime.StartRequest{Profile: profile})
+	return rec.Sandbox, err
+}
+
+// createAll makes count sandboxes, or on error none.
+func (s *Service) createAll(ctx context.Context, request runtime.Request, count int, names []string) ([]api.Sandbox, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	forks := make([]api.Sandbox, count)
+	slots := make(chan struct{}, forksAtOnce)
+	var wg sync.WaitGroup
+	for i := range forks {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if ctx.Err() != nil {
+				return
+			}
+			r := request
+			if names != nil {
+				r.Name = names[i]
+			}
+			rec, err := s.supervisor.Create(ctx, r)
+			if err != nil {
+				cancel(err) // only the first counts: the others' may follow from it
+				return
+			}
+			forks[i] = rec.Sandbox
+		})
+	}
+	wg.Wait()
+	err := context.Cause(ctx)
+	if err == nil {
+		return forks, nil
+	}
+	undo, stop := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer stop()
+	for _, f := range forks {
+		if f.ID == "" {
+			continue
+		}
+		if derr := s.supervisor.Delete(undo, f.ID); derr != nil && !errors.Is(derr, runtime.ErrNotFound) {
+			err = errors.Join(err, derr)
+		}
+	}
+	return nil, err
+}
+
+// Snapshots lists all snapshots; ref is the sandbox whose are wanted, empty for all.
+func (s *Service) Snapshots(ref string) (api.SnapshotList, error) {
+	if ref != "" {
+		rec, err := s.supervisor.Get(ref)
+		if err != nil {
+			return api.SnapshotList{}, err
+		}
+		ref = rec.ID
+	}
+	list, err := s.images.Snapshots(ref)
+	return api.SnapshotList{Snapshots: list}, err
+}
+
+// readLayer reads the uppermost layer of a source, which is a snapshot's.
+func (s *Service) readLayer(ctx context.Context, source rootfs.Source, w io.Writer) (layer.Result, error) {
+	if s.opts.Differ == nil {
+		return layer.Result{}, fmt.Errorf("%w: nobody reads what snapshots have", runtime.ErrUnavailable)
+	}
+	return s.opts.Differ.Diff(ctx, launcher.DiffRequest{Rootfs: source, Layer: true}, w)
+}
+
+// verifySnapshots reads every layer of a snapshot and holds it against what it was when it was taken: content, owners, modes,
+// times, extended attributes and deletions. There is no other copy to compare it with.
+func (s *Service) verifySnapshots(ctx context.Context, out *api.ImagesVerified) error {
+	all, err := s.images.Snapshots("")
+	if err != nil {
+		return err
+	}
+	checked := make(map[string]bool)
+	for _, told := range all {
+		snap, release, err := s.images.AcquireSnapshot(told.ID)
+		if errors.Is(err, image.ErrNoSnapshot) {
+			continue // removed meanwhile
+		} else if err != nil {
+			return err
+		}
+		for i, id := range snap.Rootfs.Taken() {
+			if checked[id] {
+				continue
+			}
+			checked[id] = true
+			out.Snapshots++
+			result, err := s.readLayer(ctx, snap.Rootfs.Below(len(snap.Rootfs.Snapshots)-1-i), io.Discard)
+			switch want := snap.Rootfs.Snapshots[i]; {
+			case ctx.Err() != nil:
+				release()
+				return ctx.Err()
+			case err != nil:
+			case result.DiffID != want:
+				err = fmt.Errorf("the layer reads as %s, and was %s when it was taken", result.DiffID, want)
+			}
+			if err != nil {
+				out.Problems = append(out.Problems, api.ImageProblem{Images: []string{"snapshot " + cmp.Or(snap.Name, snap.ID)}, Digest: id, Detail: err.Error()})
+			}
+		}
+		release()
+	}
+	return nil
+}
+
+// ImportSnapshot keeps a snapshot that was exported, be it by this daemon or another.
+func (s *Service) ImportSnapshot(ctx context.Context, r io.Reader, name string) (api.Snapshot, error) {
+	if err := validateName(name); err != nil {
+		return api.Snapshot{}, err
+	}
+	snap, err := s.images.ImportSnapshot(ctx, r, name, func(snap *image.Snapshot) error {
+		_, _, perr := s.opts.Profile(snap.Profile)
+		err := errors.Join(validateName(snap.Name), validateName(snap.SandboxName), validateComment(snap.Comment), validateLabels(snap.Labels),
+			validReference("image", snap.Image), validateEnv(snap.ImageEnv), validateEnv(snap.Env), validatePath("cwd", snap.Cwd), validateUser(snap.User), perr)
+		if err != nil {
+			return classify(image.ErrInvalid, fmt.Errorf("what the snapshot says of itself: %w", err))
+		}
+		return nil
+	})
+	if err != nil {
+		return api.Snapshot{}, fmt.Errorf("import snapshot: %w", err)
+	}
+	s.enforceSnapshots(ctx)
+	s.log.Info("snapshot imported", "id", snap.ID, "name", snap.Name, "bytes", snap.Size)
+	return snap, nil
+}
+
+func (d *Daemon) postSnapshotImport(w http.ResponseWriter, r *http.Request) error {
+	q, err := query(r, "name")
+	if err != nil {
+		return err
+	}
+	body := &watchedBody{r: requestBody(w, r)}
+	snap, err := d.service.ImportSnapshot(r.Context(), body, q.Get("name"))
+	if body.err != nil {
+		return bodyError(body.err)
+	}
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Location", "/v1/snapshots/"+snap.ID)
+	return writeJSON(w, http.StatusCreated, snap)
+}
+
+func (d *Daemon) getSnapshotExport(w http.ResponseWriter, r *http.Request) error {
+	if _, err := query(r); err != nil {
+		return err
+	}
+	out := &stream{w: w, rc: http.NewResponseController(w), contentType: api.TypeTar}
+	return d.service.images.ExportSnapshot(r.Context(), r.PathValue("snapshot"), d.service.readLayer, out)
+}
+
+func (d *Daemon) postSnapshot(w http.ResponseWriter, r *http.Request) error {
+	var body api.TakeSnapshot
+	if r.ContentLength != 0 {
+		if err := readJSON(w, r, maxBody, &body); err != nil {
+			return err
+		}
+	}
+	snap, err := d.service.TakeSnapshot(r.Context(), r.PathValue("id"), body)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Location", "/v1/snapshots/"+snap.ID)
+	return writeJSON(w, http.StatusCreated, snap)
+}
+
+func (d *Daemon) getSandboxSnapshots(w http.ResponseWriter, r *http.Request) error {
+	if _, err := query(r); err != nil {
+		return err
+	}
+	list, err := d.service.Snapshots(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, list)
+}
+
+func (d *Daemon) postFork(w http.ResponseWriter, r *http.Request) error {
+	var body api.ForkSandbox
+	if r.ContentLength != 0 {
+		if err := readJSON(w, r, maxBody, &body); err != nil {
+			return err
+		}
+	}
+	out, err := d.service.Fork(r.Context(), r.PathValue("id"), body)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusCreated, out)
+}
+
+func (d *Daemon) postRollback(w http.ResponseWriter, r *http.Request) error {
+	var body api.RollbackSandbox
+	if err := readJSON(w, r, maxBody, &body); err != nil {
+		return err
+	}
+	sb, err := d.service.Rollback(r.Context(), r.PathValue("id"), body)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, sb)
+}
+
+func (d *Daemon) getSnapshots(w http.ResponseWriter, r *http.Request) error {
+	if _, err := query(r); err != nil {
+		return err
+	}
+	list, err := d.service.Snapshots("")
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, list)
+}
+
+func (d *Daemon) getSnapshot(w http.ResponseWriter, r *http.Request) error {
+	snap, err := d.service.images.InspectSnapshot(r.PathValue("snapshot"))
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, snap)
+}
+
+func (d *Daemon) deleteSnapshot(w http.ResponseWriter, r *http.Request) error {
+	bytes, err := d.service.images.RemoveSnapshot(r.Context(), r.PathValue("snapshot"))
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, api.SnapshotRemoved{Bytes: bytes})
+}

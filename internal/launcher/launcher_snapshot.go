@@ -1,0 +1,133 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/image/layer"
+)
+
+// mediaTypeTar is what the child that reads a sandbox writes.
+const mediaTypeTar = "application/vnd.oci.image.layer.v1.tar"
+
+// Snapshot makes a layer of its own of what a sandbox has changed, under req.ChainID. Frozen says that nothing in the sandbox ran
+// while it was read. Two confined children do it, at once: one reads the sandbox's directories and can change nothing, the
+// other has the layer's directory and nothing of the sandbox. Only a pipe is between them, and nobody else reads what comes
+// through it.
+func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result layer.Result, frozen bool, err error) {
+	final, err := layerDir(req.ChainID)
+	if err != nil {
+		return layer.Result{}, false, err
+	}
+	if _, err := os.Lstat(final); err == nil {
+		return layer.Result{}, false, fmt.Errorf("snapshot %s: %w", req.ChainID, os.ErrExist)
+	}
+	job, err := req.Diff.job()
+	if err != nil {
+		return layer.Result{}, false, err
+	}
+	release, err := l.begin(ctx)
+	if err != nil {
+		return layer.Result{}, false, err
+	}
+	defer release()
+	tmp, err := l.fresh()
+	if err != nil {
+		return layer.Result{}, false, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(tmp))
+		}
+	}()
+	r, w, err := os.Pipe()
+	if err != nil {
+		return layer.Result{}, false, fmt.Errorf("snapshot: %w", err)
+	}
+	// The children take turns less often. Where it is refused, the pipe does as it is.
+	_, _ = unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 1<<20)
+	readCtx, thaw, frozen, err := l.still(ctx, &req.Diff)
+	if err != nil {
+		return layer.Result{}, false, errors.Join(err, r.Close(), w.Close())
+	}
+	// The one that ends first with an error is to blame: the other then finds the pipe broken, or cut short.
+	type end struct {
+		result layer.Result
+		err    error
+		reader bool
+	}
+	ends := make(chan end, 2)
+	go func() {
+		e := end{reader: true}
+		e.result, e.err = l.child(readCtx, "read what the sandbox has changed", "diff", job, nil, w)
+		e.err = errors.Join(e.err, thaw())
+		ends <- e
+		_ = w.Close() // the end of the stream; an error of the reader has been told before
+	}()
+	go func() {
+		var e end
+		// Whiteouts hide what may be a directory of the host's, which is none of the layers below.
+		e.result, e.err = l.applyIn(ctx, tmp, &layer.ApplyRequest{
+			ChainID: req.ChainID, Parents: req.Diff.Rootfs.Layers, MediaType: mediaTypeTar, Limits: layer.AnyRatio(), FromDiff: true, Blob: r,
+		})
+		ends <- e
+		_ = r.Close() // a reader that writes on ends
+	}()
+	var skipped layer.Result
+	for range 2 {
+		e := <-ends
+		switch {
+		case e.err != nil && err == nil:
+			err = e.err
+		case e.reader:
+			skipped = e.result
+		default:
+			result = e.result
+		}
+	}
+	if err != nil {
+		return layer.Result{}, false, err
+	}
+	if err := l.publish(tmp, final); err != nil {
+		return layer.Result{}, false, err
+	}
+	result.Add(skipped)
+	return result, frozen, nil
+}
+
+// fresh makes an empty directory for a layer, which belongs to the sandboxes' root.
+func (l *Layers) fresh() (string, error) {
+	l.mu.Lock()
+	l.serial++
+	tmp := filepath.Join(LayersDir, partial+strconv.Itoa(l.serial))
+	l.mu.Unlock()
+	if err := os.Mkdir(tmp, 0o755); err != nil { //nolint:gosec // G301: it becomes the "/" of sandboxes
+		return "", fmt.Errorf("make layer directory: %w", err)
+	}
+	root := l.ids[0].Outside
+	if err := os.Lchown(tmp, root, root); err != nil {
+		return "", errors.Join(fmt.Errorf("make layer directory: %w", err), os.Remove(tmp))
+	}
+	return tmp, nil
+}
+
+// publish gives a layer that is complete and synced its name, and makes that last.
+func (l *Layers) publish(tmp, final string) error {
+	if err := os.Rename(tmp, final); err != nil {
+		return fmt.Errorf("complete layer: %w", err)
+	}
+	dir, err := os.Open(LayersDir)
+	if err != nil {
+		return fmt.Errorf("sync layers: %w", err)
+	}
+	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
+		return fmt.Errorf("sync layers: %w", err)
+	}
+	return nil
+}
