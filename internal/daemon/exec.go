@@ -141,6 +141,9 @@ func (x *Execution) Signal(name string, all bool) error {
 	if x.ended() {
 		return nil
 	}
+	if all && sig == unix.SIGKILL {
+		return x.guest.Kill() // which lets nothing get away
+	}
 	return x.guest.Signal(sig, all)
 }
 
