@@ -3,13 +3,16 @@ package functional
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -283,4 +286,311 @@ func blocks(path string) int64 {
 		return 0
 	}
 	return st.Blocks * 512
+}
+
+// locked is a buffer that an attachment writes while a test reads.
+type locked struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *locked) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *locked) has(word string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !strings.Contains(l.buf.String(), word) {
+		return fmt.Errorf("no %q in %q", word, l.buf.String())
+	}
+	return nil
+}
+
+// A detached terminal takes input, sizes and signals from whoever is attached, by the WebSocket and by the routes, before and
+// after the daemon was killed.
+func TestDetachedTerminal(t *testing.T) {
+	d := start(t)
+	c := client.New(d.Socket)
+	defer c.Close()
+	s := d.Create(t, api.CreateSandbox{})
+	x := detach(t, c, s, api.ExecRequest{Argv: []string{"sh"}, TTY: true, Rows: 33, Cols: 99, Env: []string{"PS1=$ "}})
+	sizes := make(chan api.TerminalSize, 1)
+	stdin, keyboard := io.Pipe()
+	var screen locked
+	gone, leave := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() {
+		_, err := c.Attach(gone, s.ID, x.ID, 0, client.Streams{Stdin: stdin, Stdout: &screen, Resize: sizes}, nil)
+		left <- err
+	}()
+	typed := func(keys string) {
+		t.Helper()
+		if _, err := keyboard.Write([]byte(keys)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	typed("stty size; echo $((40+2))\n")
+	eventually(t, func() error { return errors.Join(screen.has("33 99"), screen.has("42\r\n")) })
+	sizes <- api.TerminalSize{Rows: 44, Cols: 111}
+	eventually(t, func() error {
+		typed("stty size\n")
+		return screen.has("44 111")
+	})
+	leave() // the client is gone, the shell is not
+	<-left
+
+	d.Kill9(t)
+	d.Launch(t)
+	if err := c.ResizeExec(t.Context(), s.ID, x.ID, api.TerminalSize{Rows: 55, Cols: 77}); err != nil {
+		t.Error(err)
+	}
+	if err := c.WriteStdin(t.Context(), s.ID, x.ID, strings.NewReader("stty size; trap 'echo caught' USR1\n"), false); err != nil {
+		t.Error(err)
+	}
+	var second locked
+	done := make(chan error, 1)
+	var end *client.End
+	go func() {
+		var err error
+		end, err = c.Attach(t.Context(), s.ID, x.ID, 0, client.Streams{Stdout: &second}, nil)
+		done <- err
+	}()
+	eventually(t, func() error { return errors.Join(second.has("55 77"), second.has("42\r\n")) })
+	if err := c.SignalExec(t.Context(), s.ID, x.ID, api.ExecSignal{Signal: "USR1"}); err != nil {
+		t.Error(err)
+	}
+	if err := c.WriteStdin(t.Context(), s.ID, x.ID, strings.NewReader("\n"), false); err != nil {
+		t.Error(err)
+	}
+	eventually(t, func() error { return second.has("caught\r\n") })
+	if err := c.WriteStdin(t.Context(), s.ID, x.ID, strings.NewReader("exit 5\n"), false); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; err != nil || end.Exit.Code != 5 {
+		t.Errorf("%v, %+v", err, end)
+	}
+}
+
+// A signal to all reaches what has left the process group; kill ends everything; what is left behind by a program that ends
+// goes on.
+func TestSignalsReachAllOfAnExec(t *testing.T) {
+	d := start(t)
+	c := client.New(d.Socket)
+	defer c.Close()
+	s := d.Create(t, api.CreateSandbox{})
+	x := detach(t, c, s, api.ExecRequest{Argv: []string{"sh", "-c", `
+		setsid sh -c 'trap "echo far; exit" USR1; echo ready; while :; do sleep 0.1; done' &
+		trap 'echo near' USR1; while :; do sleep 0.1; done`}})
+	var out locked
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { _, _ = c.Attach(ctx, s.ID, x.ID, 0, client.Streams{Stdout: &out}, nil) }() // ends with the exec
+	eventually(t, func() error { return out.has("ready") })
+	if err := c.SignalExec(t.Context(), s.ID, x.ID, api.ExecSignal{Signal: "SIGUSR1"}); err != nil {
+		t.Error(err)
+	}
+	eventually(t, func() error { return out.has("near") })
+	if out.has("far") == nil {
+		t.Error("a signal to the process group has left it")
+	}
+	if err := c.SignalExec(t.Context(), s.ID, x.ID, api.ExecSignal{Signal: "USR1", All: true}); err != nil {
+		t.Error(err)
+	}
+	eventually(t, func() error { return out.has("far") })
+
+	// Which processes there are, and whose.
+	list, err := c.Processes(t.Context(), s.ID)
+	if err != nil || len(list) == 0 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	for _, p := range list {
+		if p.PID == x.PID && (p.Exec != x.ID || p.Argv[0] != "sh" || p.Name != "sh" || p.PPID != 1 || p.RSS == 0 || time.Since(p.StartedAt) > 10*time.Minute) {
+			t.Errorf("%+v", p)
+		}
+		if p.Exec != x.ID {
+			t.Errorf("%+v is not said to be the exec's", p)
+		}
+	}
+	if got := d.CLI(t, "kill", s.ID, x.ID); got.Code != 0 {
+		t.Errorf("%+v", got)
+	}
+	eventually(t, func() error {
+		now, err := c.GetExec(t.Context(), s.ID, x.ID)
+		if err == nil && (now.State != api.ExecExited || now.Exit.Signal != "SIGKILL") {
+			err = fmt.Errorf("%+v", now)
+		}
+		return err
+	})
+	s.Sh(t, "setsid sleep 600 >/dev/null 2>&1 & exit 0")
+	if list, err = c.Processes(t.Context(), s.ID); err != nil || len(list) != 1 || list[0].Argv[0] != "sleep" || list[0].Exec != "" {
+		t.Errorf("what is left behind: %+v, %v", list, err)
+	}
+}
+
+// Limits of one exec hold for it alone, from its first instruction on, hard and soft; none can be raised.
+func TestRlimitsOfAnExec(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	const show = "ulimit -Sn; ulimit -Hn; ulimit -Hc; ulimit -Ht; ulimit -Hf"
+	got := s.Exec(t, api.ExecRequest{
+		Argv: []string{"sh", "-c", show}, Env: []string{"GOMEMLIMIT=nonsense"},
+		Rlimits: map[string]uint64{"nofile": 64, "core": 0, "cpu": 7, "fsize": 4096, "nproc": 50},
+	})
+	if got.Stdout != "64\n64\n0\n7\n8\n" || got.Exit.Code != 0 {
+		t.Errorf("%+v", got)
+	}
+	if plain := s.Sh(t, "ulimit -Hn"); plain == "64\n" {
+		t.Error("the limit is another exec's too")
+	}
+	got = s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", "ulimit -n 65"}, Rlimits: map[string]uint64{"nofile": 64}})
+	if got.Exit.Code == 0 {
+		t.Error("a hard limit was raised")
+	}
+	got = s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", "while :; do :; done"}, Rlimits: map[string]uint64{"cpu": 1}})
+	if got.Exit.Signal != "SIGKILL" && got.Exit.Signal != "SIGXCPU" {
+		t.Errorf("%+v", got)
+	}
+	limited := func(name string, value uint64, argv ...string) error {
+		_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: argv, Rlimits: map[string]uint64{name: value}})
+		return err
+	}
+	wantProblem(t, limited("nofile", 1<<40, "true"), api.CodeInvalid, "nofile")
+	wantProblem(t, limited("niceness", 1, "true"), api.CodeInvalid, "niceness")
+	wantProblem(t, limited("nofile", 64, "no-such-program"), api.CodeProgramMissing, "no-such-program")
+	wantProblem(t, limited("nofile", 64, "/tmp"), api.CodeProgramDenied, "/tmp")
+	s.Sh(t, "printf '#!/no/such/interpreter\n' >/tmp/script; chmod +x /tmp/script")
+	wantProblem(t, limited("nofile", 64, "/tmp/script"), api.CodeProgramMissing, "/tmp/script")
+	if list, err := client.New(d.Socket).Processes(t.Context(), s.ID); err != nil || len(list) != 0 {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
+
+func TestWorkingDirectoryIsMade(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	got := s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", "pwd; stat -c %u:%g:%a . .."}, Cwd: "/work/a/b", CwdCreate: true, User: "12:34"})
+	if want := "/work/a/b\n12:34:755\n12:34:755\n"; got.Stdout != want && !onlyRoot(t, s) {
+		t.Errorf("%+v", got)
+	}
+	_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"true"}, Cwd: "/etc/passwd/x", CwdCreate: true})
+	wantProblem(t, err, api.CodeInvalid, "/etc/passwd/x")
+}
+
+// onlyRoot tells whether the sandbox has a single id.
+func onlyRoot(t *testing.T, s *harness.Sandbox) bool {
+	t.Helper()
+	return strings.TrimSpace(s.Sh(t, "wc -l </proc/self/uid_map")) == "1" && strings.HasSuffix(strings.TrimSpace(s.Sh(t, "cat /proc/self/uid_map")), " 1")
+}
+
+// Text that is written in pieces arrives as text, wherever it is cut.
+func TestSplitCharactersArriveWhole(t *testing.T) {
+	d := start(t)
+	c := client.New(d.Socket)
+	defer c.Close()
+	s := d.Create(t, api.CreateSandbox{})
+	const text = "aé€😀z"
+	var script strings.Builder
+	for i := range len(text) {
+		fmt.Fprintf(&script, "printf '\\%03o'; sleep 0.02; ", text[i])
+	}
+	var o output
+	if err := s.Stream(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", script.String()}}, o.take); err != nil {
+		t.Fatal(err)
+	}
+	if o.stdout.String() != text || o.data != 0 {
+		t.Errorf("%q, %d events that are no text", o.stdout.String(), o.data)
+	}
+	x := detach(t, c, s, api.ExecRequest{Argv: []string{"sh", "-c", script.String() + `printf '\303'`}})
+	o = output{}
+	attach(t, c, s, x.ID, 0, &o)
+	if o.stdout.String() != text+"\xc3" || o.data != 1 {
+		t.Errorf("%q, %d events that are no text", o.stdout.String(), o.data)
+	}
+}
+
+// The command line: detach, list, follow with the program's exit code, processes.
+func TestDetachedCommandLine(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Name: "work"})
+	got := d.CLI(t, "exec", "-d", "--rlimit", "nofile=77", "--create-cwd", "-w", "/new/dir", "work", "--", "sh", "-c", "pwd; ulimit -n; echo oops >&2; exit 9")
+	id := strings.TrimSpace(got.Stdout)
+	if got.Code != 0 || id == "" {
+		t.Fatalf("%+v", got)
+	}
+	if got = d.CLI(t, "attach", "work", id); got.Code != 9 || got.Stdout != "/new/dir\n77\n" || got.Stderr != "oops\n" {
+		t.Errorf("%+v", got)
+	}
+	if got = d.CLI(t, "execs", "work"); got.Code != 0 || !strings.Contains(got.Stdout, id) || !strings.Contains(got.Stdout, "exited (9)") ||
+		!strings.Contains(got.Stdout, "'pwd; ulimit") {
+		t.Errorf("%+v", got)
+	}
+	got = d.CLI(t, "exec", "-d", "--json", "work", "--", "sleep", "600")
+	var x api.Exec
+	if err := json.Unmarshal([]byte(got.Stdout), &x); err != nil || x.State != api.ExecRunning {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if got = d.CLI(t, "top", "work"); got.Code != 0 || !strings.Contains(got.Stdout, "sleep 600") || !strings.Contains(got.Stdout, x.ID) {
+		t.Errorf("%+v", got)
+	}
+	if got = d.CLI(t, "kill", "--signal", "TERM", "work", x.ID); got.Code != 0 {
+		t.Errorf("%+v", got)
+	}
+	if got = d.CLI(t, "attach", "--json", "work", x.ID); got.Code != 128+15 || !strings.Contains(got.Stdout, `"signal":"SIGTERM"`) {
+		t.Errorf("%+v", got)
+	}
+	s.Delete(t)
+	if got = d.CLI(t, "execs", "work"); got.Code != 1 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// An exec whose sandbox ends is lost, and says so; so is one whose launcher dies.
+func TestDetachedExecIsLostWithItsSandbox(t *testing.T) {
+	d := start(t)
+	c := client.New(d.Socket)
+	defer c.Close()
+	lost := func(s *harness.Sandbox, x *api.Exec) {
+		t.Helper()
+		eventually(t, func() error {
+			now, err := c.GetExec(t.Context(), s.ID, x.ID)
+			if err == nil && (now.State != api.ExecLost || now.Error == nil || now.Error.Code != api.CodeGone || now.StdoutBytes != 3) {
+				err = fmt.Errorf("%+v", now)
+			}
+			return err
+		})
+		var o output
+		_, err := c.AttachStream(t.Context(), s.ID, x.ID, 0, func(e api.ExecEvent) error { o.take(e); return nil })
+		wantProblem(t, err, api.CodeGone)
+		if o.stdout.String() != "hi\n" {
+			t.Errorf("%q", o.stdout.String())
+		}
+	}
+	running := func() (*harness.Sandbox, *api.Exec) {
+		t.Helper()
+		s := d.Create(t, api.CreateSandbox{})
+		x := detach(t, c, s, api.ExecRequest{Argv: []string{"sh", "-c", "echo hi; sleep 600"}})
+		eventually(t, func() error {
+			now, err := c.GetExec(t.Context(), s.ID, x.ID)
+			if err == nil && now.StdoutBytes == 0 {
+				err = errors.New("nothing written")
+			}
+			return err
+		})
+		return s, x
+	}
+	s, x := running()
+	kill9(t, s.PID)
+	lost(s, x)
+	// While no daemon is there.
+	s, x = running()
+	d.Kill9(t)
+	kill9(t, s.PID)
+	d.Launch(t)
+	lost(s, x)
+	s, x = running()
+	kill9(t, d.System(t).Launcher)
+	lost(s, x)
 }
