@@ -208,7 +208,7 @@ func (r request) url() (string, error) {
 		if s == "" || s == "." || s == ".." {
 			return "", &api.Problem{
 				Code: api.CodeInvalid, Title: "invalid argument", Status: api.CodeInvalid.Status(),
-				Detail: fmt.Sprintf("%q is not an id or a name", s),
+				Detail: fmt.Sprintf("%q is not the id or name of a sandbox", s),
 			}
 		}
 		b.WriteByte('/')

@@ -425,9 +425,13 @@ func TestSignalsReachAllOfAnExec(t *testing.T) {
 		return err
 	})
 	s.Sh(t, "setsid sleep 600 >/dev/null 2>&1 & exit 0")
-	if list, err = c.Processes(t.Context(), s.ID); err != nil || len(list) != 1 || list[0].Argv[0] != "sleep" || list[0].Exec != "" {
-		t.Errorf("what is left behind: %+v, %v", list, err)
-	}
+	eventually(t, func() error {
+		list, err := c.Processes(t.Context(), s.ID)
+		if err == nil && (len(list) != 1 || len(list[0].Argv) == 0 || list[0].Argv[0] != "sleep" || list[0].Exec != "") {
+			err = fmt.Errorf("what is left behind: %+v", list)
+		}
+		return err
+	})
 }
 
 // Limits of one exec hold for it alone, from its first instruction on, hard and soft; none can be raised.
