@@ -19,7 +19,7 @@ type Process struct {
 	CPU       time.Duration // user and system
 	RSS       int64         // bytes
 	Name      string        // what the kernel calls it; valid UTF-8
-	Argv      []string      // at most 4 KiB; any bytes. Nil of a zombie
+	Argv      []string      // at most 4 KiB, and 1 MiB of all; any bytes. Nil of a zombie
 	Cut       bool          // there are more arguments
 	Main      int           // pid of the main process of the exec that it comes from; 0 where that has ended
 }
@@ -41,6 +41,7 @@ func (c *Client) Processes(ctx context.Context) (_ []Process, err error) {
 		return nil, fmt.Errorf("list processes: %w: %w", ErrLost, err)
 	}
 	list := []Process{}
+	room := maxListedArgs
 	for {
 		if ctx.Err() == nil {
 			_ = conn.f.SetReadDeadline(time.Now().Add(replyTimeout)) // refused only by a closed connection
@@ -62,6 +63,12 @@ func (c *Client) Processes(ctx context.Context) (_ []Process, err error) {
 		p, err := pkt.process()
 		if err != nil {
 			return nil, fmt.Errorf("list processes: %w: one that cannot be: %w", ErrLost, err)
+		}
+		for _, a := range p.Argv {
+			room -= len(a) + 1
+		}
+		if room < 0 {
+			p.Argv, p.Cut = nil, true
 		}
 		list = append(list, p)
 	}

@@ -29,9 +29,11 @@ const (
 	maxGroups = 1024
 	// maxFDs is how many descriptors one packet carries at most: the three of an exec and its memfd.
 	maxFDs = 4
-	// maxProcesses is how many processes one answer tells of, and maxProcessArgs how many bytes of a process's arguments.
+	// maxProcesses is how many processes one answer tells of, maxProcessArgs how many bytes of a process's arguments, and
+	// maxListedArgs how many of all: what comes after has none.
 	maxProcesses   = 4096
 	maxProcessArgs = 4096
+	maxListedArgs  = 1 << 20
 	// maxConns is how many connections init serves at a time. Later ones wait in the socket's backlog.
 	maxConns = 1024
 )
