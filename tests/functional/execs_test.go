@@ -515,6 +515,30 @@ func TestSplitCharactersArriveWhole(t *testing.T) {
 	}
 }
 
+// A process may call itself what it likes; it is told as it is, and does nothing to a terminal.
+func TestHostileProcessNames(t *testing.T) {
+	d := start(t)
+	c := client.New(d.Socket)
+	defer c.Close()
+	s := d.Create(t, api.CreateSandbox{})
+	detach(t, c, s, api.ExecRequest{Argv: []string{"sh", "-c", `printf ') R 1\nUid:\t9\033[2J' >/proc/self/comm; exec 3<>/proc/self/comm; printf ') Z 9\n\033[2J\377' >&3; echo go; read forever`,
+		"\x1b[2J", "a b\nc", "\u202e"}, StdinOpen: true})
+	var list []api.Process
+	eventually(t, func() (err error) {
+		list, err = c.Processes(t.Context(), s.ID)
+		if err == nil && (len(list) != 1 || !strings.HasPrefix(list[0].Name, ") Z 9")) {
+			err = fmt.Errorf("%+v", list)
+		}
+		return err
+	})
+	if p := list[0]; p.PPID != 1 || p.UID != 0 || p.State == "Z" || p.Argv[3] != "\x1b[2J" || p.Argv[4] != "a b\nc" {
+		t.Errorf("%+v", p)
+	}
+	if got := d.CLI(t, "top", s.ID); got.Code != 0 || strings.ContainsAny(got.Stdout, "\x1b\u202e") || strings.Count(got.Stdout, "\n") != 2 {
+		t.Errorf("%q", got.Stdout)
+	}
+}
+
 // The command line: detach, list, follow with the program's exit code, processes.
 func TestDetachedCommandLine(t *testing.T) {
 	d := start(t)
