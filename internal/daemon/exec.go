@@ -57,13 +57,15 @@ func (s *Service) StartInteractive(ctx context.Context, ref string, req api.Exec
 	return s.start(ctx, ref, req, guest.ExecRequest{})
 }
 
+var errDetach = invalidf("detach: only POST /v1/sandboxes/{id}/exec can do that")
+
 // start starts what req asks for. What r has says how it is connected; the rest of r is filled in here.
 func (s *Service) start(ctx context.Context, ref string, req api.ExecRequest, r guest.ExecRequest) (_ *Execution, err error) {
 	if err := validateExec(&req); err != nil {
 		return nil, err
 	}
 	if req.Detach != r.Keep {
-		return nil, invalidf("detach: only POST /v1/sandboxes/{id}/exec can do that")
+		return nil, errDetach
 	}
 	lease, err := s.supervisor.Begin(ref)
 	if err != nil {
@@ -305,6 +307,9 @@ func outputEvent(stream string, p []byte) api.ExecEvent {
 func (s *Service) Run(ctx context.Context, req api.RunRequest, emit func(api.ExecEvent) error) (_ *api.ExecResult, err error) {
 	if err := validateExec(&req.Exec); err != nil {
 		return nil, err
+	}
+	if req.Exec.Detach {
+		return nil, errDetach
 	}
 	sb, err := s.CreateSandbox(ctx, req.Sandbox)
 	if err != nil {

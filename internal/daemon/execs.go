@@ -76,6 +76,12 @@ func (e *execs) enter(x *Execution) {
 	of[x.record.ID] = x
 }
 
+func (e *execs) has(x *Execution) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.of[x.record.Sandbox][x.record.ID] == x
+}
+
 // leave lists an exec no more. It reports whether it was listed.
 func (e *execs) leave(x *Execution) bool {
 	e.mu.Lock()
@@ -451,7 +457,12 @@ func (x *Execution) conclude(rec api.Exec) {
 // settle lets go of what an ended exec needs no more, and sees to it that it is forgotten in time.
 func (x *Execution) settle(ctx context.Context) {
 	s := x.s
-	if err := x.deposit(ctx); err != nil && !errors.Is(err, runtime.ErrUnavailable) {
+	err := x.deposit(ctx)
+	if !s.execs.has(x) {
+		s.drop(ctx, x) // somebody has forgotten it meanwhile
+		return
+	}
+	if err != nil && !errors.Is(err, runtime.ErrUnavailable) {
 		s.log.Warn("an exec that has ended is not kept for the next daemon", "id", x.record.Sandbox, "exec", x.record.ID, "error", err)
 	}
 	if _, err := s.supervisor.Get(x.record.Sandbox); errors.Is(err, runtime.ErrNotFound) {

@@ -169,6 +169,11 @@ func (e *Exec) once(stream string, sink Sink) func(fd, most int) (int, error) {
 	}
 	_, w := sink.Relay()
 	return func(fd, most int) (int, error) {
+		// The terminal's master is shared with init, which may have made it blocking; see terminal.
+		//nolint:gosec // descriptors are small
+		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0); n == 0 && err == nil {
+			return 0, unix.EAGAIN
+		}
 		n, err := splice(fd, int(w.Fd()), most)
 		if err != nil || n == 0 {
 			return n, err
