@@ -116,7 +116,7 @@ func adoptExecLog(out, state *os.File, limit int64) (*execLog, error) {
 	return l, nil
 }
 
-func pieceAt(i uint64) int64 { return journalAt + int64(i%maxPieces)*pieceSize } //nolint:gosec // below maxPieces
+func pieceAt(i uint64) int64 { return journalAt + int64(i%maxPieces)*pieceSize }
 
 // Take implements guest.Sink.
 func (l *execLog) Take(stream string, move func(file int) (int, error)) (int, error) {

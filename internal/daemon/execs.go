@@ -45,7 +45,7 @@ var errHanded = errors.New("the daemon is stopping, and leaves the exec to the n
 
 // execs are all execs of all sandboxes: those that run and, of the detached ones, those that have ended not long ago.
 type execs struct {
-	ctx    context.Context // ends the collectors
+	ctx    context.Context //nolint:containedctx // of the collectors, which outlive the requests that start them
 	cancel context.CancelCauseFunc
 	work   sync.WaitGroup // the collectors, and who forgets what is too old
 

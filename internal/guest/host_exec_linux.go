@@ -153,11 +153,12 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 	if !r.TTY {
 		want = 0
 		var in, out, errs int
-		if r.StdinFile != nil {
+		switch {
+		case r.StdinFile != nil:
 			in, err = unix.FcntlInt(r.StdinFile.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-		} else if r.NoStdin {
+		case r.NoStdin:
 			in, err = unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		} else {
+		default:
 			e.Stdin, in, err = pipeTo("stdin")
 		}
 		if err != nil {

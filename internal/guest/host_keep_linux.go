@@ -216,7 +216,7 @@ func (e *Exec) drainBy(f *os.File, once func(fd, most int) (int, error)) error {
 			}
 			left -= n
 		}
-		if err != nil && !errors.Is(err, unix.EAGAIN) && !(e.tty && errors.Is(err, unix.EIO)) {
+		if err != nil && !errors.Is(err, unix.EAGAIN) && (!e.tty || !errors.Is(err, unix.EIO)) {
 			failed = err
 		}
 	}); err != nil {

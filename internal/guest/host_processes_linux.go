@@ -87,7 +87,7 @@ func (p packet) process() (Process, error) {
 	const century = int64(100 * 365 * 24 * time.Hour)
 	switch {
 	case a.PID < 2 || a.PID > 1<<22, a.PPID < 0 || a.PPID > 1<<22, a.Main < 0 || a.Main == 1 || a.Main > 1<<22,
-		len(a.State) != 1 || !strings.Contains("RSDZTtWXxKPI", a.State),
+		len(a.State) != 1 || strings.Trim(a.State, "RSDZTtWXxKPI") != "",
 		a.Age < 0 || a.Age > century, a.CPU < 0 || a.CPU > math.MaxInt64/2, a.RSS < 0 || a.RSS > 1<<50,
 		len(a.Name) > 256 || !utf8.ValidString(a.Name),
 		size > maxProcessArgs+1:

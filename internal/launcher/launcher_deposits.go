@@ -96,12 +96,12 @@ func (d *deposits) page(after wireDeposit) (list []wireDeposit, files []*os.File
 	}
 	for _, k := range keys {
 		for _, fd := range d.held[k] {
-			c, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3) //nolint:gosec // a descriptor
+			c, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
 			if err != nil {
 				closeAll(files)
 				return nil, nil, false, fmt.Errorf("launcher withdraw: copy descriptor: %w", err)
 			}
-			files = append(files, os.NewFile(uintptr(c), "deposited")) //nolint:gosec // a descriptor
+			files = append(files, os.NewFile(uintptr(c), "deposited"))
 		}
 		list = append(list, wireDeposit{Sandbox: k.sandbox, Name: k.name, Files: len(d.held[k])})
 	}
