@@ -564,7 +564,7 @@ func (x *Execution) Input(ctx context.Context, r io.Reader, end bool) error {
 	case err != nil:
 		return err
 	case end:
-		return x.CloseStdin()
+		_ = x.CloseStdin() // closing twice, or after the program, changes nothing
 	}
 	return nil
 }
