@@ -62,6 +62,7 @@ type Service struct {
 	images     Images
 	log        *slog.Logger
 	builds     chan struct{} // one for each build under way
+	execs      *execs
 }
 
 // CreateSandbox makes a sandbox of an image that is stored.
@@ -183,10 +184,14 @@ func (s *Service) Stats(ctx context.Context, ref string) (api.Stats, error) {
 // DeleteSandbox ends the sandbox with this id or name and removes everything of it, and the layers of snapshots that nothing
 // else stands on.
 func (s *Service) DeleteSandbox(ctx context.Context, ref string) error {
-	rec, _ := s.supervisor.Get(ref) // Delete says what is wrong with it
-	if err := s.supervisor.Delete(ctx, ref); err != nil {
+	rec, err := s.supervisor.Get(ref)
+	if err == nil {
+		err = s.supervisor.Delete(ctx, ref)
+	}
+	if err != nil {
 		return err
 	}
+	s.forgetSandbox(ctx, rec.ID)
 	if len(rec.Rootfs.Snapshots) > 0 {
 		s.settle(ctx)
 	}

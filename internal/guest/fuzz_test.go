@@ -4,8 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"path"
+	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -18,6 +20,8 @@ func FuzzHostDecode(f *testing.F) {
 		"entries {}", "entries {\"list\":[{\"size\":1,\"mode\":33188,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0}]}\x00a/b\x00",
 		"entries {\"list\":[{\"size\":1,\"mode\":41471,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0},{\"size\":1,\"mode\":16877,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0,\"errno\":13}]}\x00l\x00t\x00d\x00",
 		`listed {"more":true}`, "watching {}", "events {\"list\":[{\"kind\":\"created\",\"dir\":true},{\"kind\":\"moved\"},{\"kind\":\"overflow\"}]}\x00a\x00\x00a/b\x00c\x00\x00",
+		"error {\"stage\":\"open\",\"errno\":2}\x00/x", "info {\"size\":1,\"mode\":33188,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0}\x00", "pong {}", "done {}", " {}", "x", "listing {}",
+		"process {\"pid\":7,\"ppid\":1,\"uid\":0,\"state\":\"S\",\"age\":1,\"cpu\":1,\"rss\":4096,\"name\":\"sh\",\"main\":7}\x00sh\x00-c",
 	} {
 		f.Add([]byte(s))
 	}
@@ -85,6 +89,11 @@ func FuzzHostDecode(f *testing.F) {
 			}
 		case kindListed:
 			_ = pkt.into(&listedAnswer{}, 0)
+		case kindProcess:
+			if p, err := pkt.process(); err == nil && (p.PID < 2 || p.PPID < 0 || p.Age < 0 || p.CPU < 0 || p.RSS < 0 || len(p.State) != 1 ||
+				!utf8.ValidString(p.Name) || len(strings.Join(p.Argv, " ")) > maxProcessArgs+1) {
+				t.Errorf("%+v", p)
+			}
 		case kindStarted:
 			_ = pkt.into(&startedAnswer{}, 0)
 		default:
@@ -100,6 +109,8 @@ func FuzzInitDecode(f *testing.F) {
 		"append {\"mode\":420,\"uid\":0,\"gid\":0}\x00/x", "stat {\"follow\":true}\x00/x", "list {\"depth\":3}\x00/x", "mkdir {\"mode\":493,\"uid\":0,\"gid\":0,\"parents\":true}\x00/x/",
 		"move {\"overwrite\":true}\x00/x\x00/y", "remove {\"recursive\":true}\x00//", "watch {\"recursive\":true}\x00/x",
 		"tar-in {\"uid\":0,\"gid\":0}\x00/x", `signal {"signal":9}`, "kill {}", "exec {}\x00\x00\x00",
+		"tar-in {\"uid\":0,\"gid\":0}\x00/x", `signal {"signal":9}`, `signal {"signal":9,"all":true}`, "kill {}", "processes {}",
+		"exec {\"args\":1,\"uid\":0,\"gid\":0,\"make_cwd\":true,\"limits\":[{\"resource\":7,\"value\":64}]}\x00/\x00true", "exec {}\x00\x00\x00",
 	} {
 		f.Add([]byte(s))
 	}

@@ -381,6 +381,8 @@ func (s *server) handle(fd int) {
 		err = s.remove(c, pkt, fds)
 	case kindWatch:
 		err = s.watch(c, pkt, fds)
+	case kindProcesses:
+		err = s.processes(c, pkt, fds)
 	case kindTarOut, kindTarIn:
 		// The pipe is closed before the answer is sent, so that a reader has its end of file by then.
 		own := fds

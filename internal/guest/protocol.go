@@ -23,10 +23,17 @@ const (
 	maxArg = 128 << 10
 	// maxPath is PATH_MAX with its NUL.
 	maxPath = 4096
+	// maxLimits bounds the limits of an exec: RLIM_NLIMITS.
+	maxLimits = 16
 	// maxGroups bounds the supplementary groups. The kernel takes 65536, which would not fit into a packet.
 	maxGroups = 1024
 	// maxFDs is how many descriptors one packet carries at most: the three of an exec and its memfd.
 	maxFDs = 4
+	// maxProcesses is how many processes one answer tells of, maxProcessArgs how many bytes of a process's arguments, and
+	// maxListedArgs how many of all: what comes after has none.
+	maxProcesses   = 4096
+	maxProcessArgs = 4096
+	maxListedArgs  = 1 << 20
 	// maxConns is how many connections init serves at a time. Later ones wait in the socket's backlog.
 	maxConns = 1024
 	// maxListDepth is how deep a list goes: a descriptor of init is open for every level.
@@ -59,6 +66,8 @@ const (
 	kindTarOut kind = "tar-out" // + path + pipe to write
 	kindTarIn  kind = "tar-in"  // tarInRequest + path + pipe to read
 
+	kindProcesses kind = "processes"
+
 	kindSignal kind = "signal" // signalRequest; exec only
 	kindKill   kind = "kill"   // exec only
 	kindCommit kind = "commit" // create only
@@ -78,7 +87,9 @@ const (
 	kindListed   kind = "listed"   // listedAnswer; the last packet of a list
 	kindWatching kind = "watching" // answers watch
 	kindEvents   kind = "events"   // eventsAnswer + path and new path of each; any number of times after watching
-	kindDone     kind = "done"     // answers commit, abort, mkdir, move, remove, tar-out and tar-in; the last packet of a watch
+	kindDone     kind = "done"     // answers commit, abort, mkdir, move, remove, tar-out and tar-in; the last packet of a watch and of a listing
+	kindListing  kind = "listing"  // answers processes; any number of process follow, and then done
+	kindProcess  kind = "process"  // processAnswer + argv…
 )
 
 // none is the struct of the kinds that have nothing to say.
@@ -94,6 +105,9 @@ type execRequest struct {
 	Cols   uint16   `json:"cols,omitempty"`
 	// Timeout in nanoseconds from the start of the process; 0 is none.
 	Timeout int64 `json:"timeout,omitempty"`
+	MakeCwd bool  `json:"make_cwd,omitempty"` // what is missing of cwd is made, and belongs to the user
+	// Limits are set before the program is executed.
+	Limits []Rlimit `json:"limits,omitempty"`
 	// Memfd says that the strings do not follow: the last descriptor holds them.
 	Memfd bool `json:"memfd,omitempty"`
 }
@@ -137,7 +151,27 @@ type tarInRequest struct {
 }
 
 type signalRequest struct {
-	Signal int `json:"signal"`
+	Signal int  `json:"signal"`
+	All    bool `json:"all,omitempty"` // not only the main process's group: all that the exec has started
+}
+
+// An Rlimit is a limit of setrlimit(2), soft and hard at once.
+type Rlimit struct {
+	Resource int    `json:"resource"` // RLIMIT_*
+	Value    uint64 `json:"value"`
+}
+
+type processAnswer struct {
+	PID   int    `json:"pid"`
+	PPID  int    `json:"ppid"` // 0: its parent is outside of the sandbox
+	UID   uint32 `json:"uid"`
+	State string `json:"state"`          // one letter, as in /proc/<pid>/stat
+	Age   int64  `json:"age"`            // nanoseconds
+	CPU   int64  `json:"cpu"`            // nanoseconds
+	RSS   int64  `json:"rss"`            // bytes
+	Name  string `json:"name"`           // what the kernel calls it: of a program without arguments all there is
+	Main  int    `json:"main,omitempty"` // pid of the main process of the exec that it comes from, if that still runs
+	Cut   bool   `json:"cut,omitempty"`  // it has more arguments than follow
 }
 
 type errorAnswer struct {
@@ -224,6 +258,7 @@ const (
 	StageLookup  Stage = "lookup"  // finding the program
 	StageCwd     Stage = "cwd"     // entering the working directory
 	StageTTY     Stage = "tty"     // making the terminal
+	StageLimit   Stage = "limit"   // setting the limits; the path is the resource's number
 	StageStart   Stage = "start"   // becoming the user, executing the program
 	StageOpen    Stage = "open"    // finding, opening or making a file
 	StageType    Stage = "type"    // the file is a FIFO, device or socket, or lies in /proc
@@ -266,7 +301,7 @@ func (e *Error) Is(target error) bool { return target == ErrNotRegular && e.Stag
 
 func validStage(s Stage) bool {
 	switch s {
-	case StageRequest, StageLookup, StageCwd, StageTTY, StageStart, StageOpen, StageType, StageStat, StageRead,
+	case StageRequest, StageLookup, StageCwd, StageTTY, StageLimit, StageStart, StageOpen, StageType, StageStat, StageRead,
 		StageWrite, StageCommit, StageMove, StageRemove, StageWatch, StageArchive:
 		return true
 	}
