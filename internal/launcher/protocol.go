@@ -50,7 +50,7 @@ type request struct {
 	After  string              `json:"after,omitempty"`  // list: the last id of the answer before
 	Spec   *runtime.Spec       `json:"spec,omitempty"`   // create; with the control socket
 	Change *runtime.Change     `json:"change,omitempty"` // update
-	Apply  *layer.ApplyRequest `json:"apply,omitempty"`  // with the blob
+	Apply  *layer.ApplyRequest `json:"apply,omitempty"`  // with the blobs, one for each layer
 	Diff   *DiffRequest        `json:"diff,omitempty"`   // with the pipe to write to
 	Layer  string              `json:"layer,omitempty"`  // remove-layer: a chain id
 }
@@ -65,7 +65,9 @@ type response struct {
 	Enforced *api.Enforced `json:"enforced,omitempty"` // update
 	Stats    *api.Stats    `json:"stats,omitempty"`
 	Count    int           `json:"count,omitempty"`
-	Layer    *layer.Result `json:"layer,omitempty"`
+	Layer    *layer.Result `json:"layer,omitempty"` // diff
+	// Of apply: one for each layer, with an error for each below the one that is to blame.
+	Layers []layer.Result `json:"layers,omitempty"`
 }
 
 type wireStarted struct {

@@ -169,11 +169,14 @@ func (a *applier) apply(t *testing.T, mediaType string, stream []byte, parents .
 func (a *applier) send(t *testing.T, mediaType string, blob *os.File, parents []string) (layer.Result, error) {
 	t.Helper()
 	chain := fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(mediaType+strings.Join(parents, ""))))
-	result, err := a.client.Apply(t.Context(), layer.ApplyRequest{ChainID: chain, Parents: parents, MediaType: mediaType, Blob: blob})
-	if err == nil {
-		a.applied = append(a.applied, chain)
+	results, err := a.client.Apply(t.Context(), layer.ApplyRequest{
+		Parents: parents, Layers: []layer.Request{{ChainID: chain, MediaType: mediaType, Blob: blob}},
+	})
+	if err != nil {
+		return layer.Result{}, err
 	}
-	return result, err
+	a.applied = append(a.applied, chain)
+	return results[0], nil
 }
 
 // attack has the unpacker attack, with a directory of the host in the place of the layer's stream, and looks at that
