@@ -340,7 +340,8 @@ type imageError struct{ message string }
 func (e *imageError) Error() string { return e.message }
 func (e *imageError) Unwrap() error { return runtime.ErrRootfs }
 
-// prepareOverlays makes the writable directories of a sandbox, owned by its root, and says what is to be mounted.
+// prepareOverlays makes the writable directories of a sandbox and says what is to be mounted. Overlayfs shows the root of the
+// upper directory, so the rootfs' has the owner and mode that the image gives its "/"; the others are owned by the sandbox's root.
 func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]launcher.Overlay, error) {
 	overlays, err := launcher.Overlays(dir, source)
 	if err != nil {
@@ -366,6 +367,17 @@ func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]launcher.
 				return nil, err
 			}
 		}
+	}
+	top := overlays[0]
+	var st unix.Stat_t
+	if err := unix.Lstat(filepath.Join(launcher.LayersDir, top.Lower[0]), &st); err != nil {
+		return nil, fmt.Errorf("layer %s: %w", top.Lower[0], err)
+	}
+	if err := os.Lchown(top.Upper, int(st.Uid), int(st.Gid)); err != nil {
+		return nil, err
+	}
+	if err := unix.Chmod(top.Upper, st.Mode&0o7777); err != nil { // after the owner, which clears bits
+		return nil, err
 	}
 	return overlays, nil
 }
