@@ -17,15 +17,19 @@ type PullImage struct {
 type PushImage struct {
 	Reference string `json:"reference"`          // of a stored image; also where it goes
 	Insecure  bool   `json:"insecure,omitempty"` // as in [PullImage]
+	// Platform is the one that is to be sent, "linux/amd64". What is stored of an image is one platform: where that is another
+	// one the push is refused. Default: whichever is stored.
+	Platform string `json:"platform,omitempty"`
 }
 
-// PullEvent is one line of progress of a pull or push. The last line has Image or Error.
+// PullEvent is one line of progress of a pull, push or import. The last line has Image, Images or Error.
 type PullEvent struct {
 	Layer  string   `json:"layer,omitempty"`  // digest of the layer this is about
 	Status string   `json:"status,omitempty"` // "downloading", "applying", "uploading", "exists", "done"
 	Bytes  int64    `json:"bytes,omitempty"`  // so far
 	Total  int64    `json:"total,omitempty"`  // of the compressed layer
 	Image  *Image   `json:"image,omitempty"`
+	Images []Image  `json:"images,omitempty"` // of an import
 	Error  *Problem `json:"error,omitempty"`
 }
 
@@ -131,7 +135,7 @@ type ImageProblem struct {
 	Detail string   `json:"detail"`
 }
 
-// ImagesImported is the answer to POST /v1/images/import.
+// ImagesImported is the answer to POST /v1/images/import; with progress=true that is one [PullEvent] a line instead.
 type ImagesImported struct {
 	Images []Image `json:"images"`
 }

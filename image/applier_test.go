@@ -44,23 +44,40 @@ func (a *directApplier) path(chainID string) string {
 	return filepath.Join(a.dir, strings.TrimPrefix(chainID, "sha256:"))
 }
 
-func (a *directApplier) Apply(_ context.Context, req layer.ApplyRequest) (res layer.Result, err error) {
+func (a *directApplier) Apply(_ context.Context, req layer.ApplyRequest) (results []layer.Result, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.before != nil {
 		if err := a.before(req); err != nil {
-			return res, err
+			return nil, err
 		}
-	}
-	final := a.path(req.ChainID)
-	if _, err := os.Lstat(final); err == nil {
-		return res, nil
 	}
 	for _, p := range req.Parents {
 		if _, err := os.Lstat(a.path(p)); err != nil {
-			return res, fmt.Errorf("parent: %w", err)
+			return nil, fmt.Errorf("parent: %w", err)
 		}
 	}
+	var made []string
+	for _, l := range req.Layers {
+		final := a.path(l.ChainID)
+		if _, err := os.Lstat(final); err == nil {
+			results = append(results, layer.Result{})
+			continue
+		}
+		res, err := a.extract(final, l)
+		if err != nil {
+			for _, m := range made {
+				err = errors.Join(err, os.RemoveAll(a.path(m)))
+			}
+			return results, err
+		}
+		results, made = append(results, res), append(made, l.ChainID)
+	}
+	a.applied = append(a.applied, made...)
+	return results, nil
+}
+
+func (a *directApplier) extract(final string, req layer.Request) (res layer.Result, err error) {
 	if at, err := req.Blob.Seek(0, io.SeekCurrent); err != nil || at != 0 {
 		return res, fmt.Errorf("the blob is at %d: %w", at, err)
 	}
@@ -80,7 +97,6 @@ func (a *directApplier) Apply(_ context.Context, req layer.ApplyRequest) (res la
 	if a.lie != "" {
 		res.DiffID = a.lie
 	}
-	a.applied = append(a.applied, req.ChainID)
 	return res, os.Rename(tmp, final)
 }
 
@@ -108,8 +124,11 @@ func (a *directApplier) layers(t *testing.T) []string {
 // nullApplier believes every layer.
 type nullApplier struct{}
 
-func (nullApplier) Apply(_ context.Context, req layer.ApplyRequest) (layer.Result, error) {
-	return layer.Result{DiffID: req.DiffID}, nil
+func (nullApplier) Apply(_ context.Context, req layer.ApplyRequest) (results []layer.Result, err error) {
+	for _, l := range req.Layers {
+		results = append(results, layer.Result{DiffID: l.DiffID})
+	}
+	return results, nil
 }
 
 func (nullApplier) RemoveLayer(context.Context, string) error { return nil }

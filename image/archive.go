@@ -30,6 +30,9 @@ type ImportOptions struct {
 	// Rootfs says that the archive is no image but a root file system, and Config how that is run.
 	Rootfs bool
 	Config api.ImageConfig
+	// Progress is told what becomes of the layers, by one goroutine at a time, once the archive has been read, and not after
+	// Import has returned. It should be quick.
+	Progress func(api.PullEvent)
 }
 
 const (
@@ -106,7 +109,9 @@ func (s *Service) Import(ctx context.Context, r io.Reader, opts ImportOptions) (
 			return nil, archiveInvalid("its images have more than %d names", maxArchiveNames)
 		}
 		p := &pull{service: s, ref: refs[0], want: want, explicit: opts.Platform != "", origin: &archiveOrigin{service: s, root: root.digest}}
+		p.progress.tell = opts.Progress
 		r, err := p.run(ctx)
+		p.progress.end()
 		if err != nil {
 			return nil, err
 		}

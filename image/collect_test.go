@@ -147,7 +147,7 @@ func TestOpenDoesNotWaitForTheCleanUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	chain := "sha256:" + strings.Repeat("1", 64)
-	if err := errors.Join(st.BeginLayer(chain), st.Close()); err != nil {
+	if err := errors.Join(st.BeginLayers(chain), st.Close()); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // it stays pending

@@ -13,7 +13,6 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
-	"github.com/klauspost/compress/gzip"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
@@ -127,7 +126,7 @@ func (a *archive) pack(ctx context.Context, write func(context.Context, io.Write
 	r, w := io.Pipe()
 	written := make(chan error, 1)
 	go func() {
-		zip := gzip.NewWriter(w) // neither time nor name: the same stream is always the same blob
+		zip := layer.NewCompressor(w) // the same stream is always the same blob
 		err := write(ctx, zip)
 		if err == nil {
 			err = zip.Close()

@@ -228,7 +228,7 @@ func (a *atMost) Write(p []byte) (int, error) {
 
 func (d *Draft) extract(ctx context.Context, l Layer, parents []string) error {
 	s := d.service
-	err := s.flights.do(ctx, "layer "+l.ChainID, func(ctx context.Context) error { return s.extract(ctx, l, parents, true) })
+	_, err := s.extract(ctx, []store.Layer{l}, parents, func(store.Layer) bool { return true })
 	if errors.Is(err, layer.ErrInvalid) {
 		return classf(ErrInvalid, "layer: %w", err)
 	} else if err != nil {

@@ -18,7 +18,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
-	"github.com/sandboxd/sandboxd/image/store"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
@@ -115,16 +114,17 @@ func (s *Service) makeHost(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.release(ctx, nil, []string{id}, err != nil)) }()
-	if err := s.store.BeginLayer(id); err != nil {
+	if err := s.store.BeginLayers(id); err != nil {
 		return err
 	}
-	l := store.Layer{Blob: store.Blob{MediaType: "application/vnd.oci.image.layer.v1.tar", Digest: id, Size: size}, DiffID: id, ChainID: id}
-	res, err := s.applier.Apply(ctx, layer.ApplyRequest{ChainID: id, MediaType: l.Blob.MediaType, DiffID: id, Blob: f})
+	res, err := s.applier.Apply(ctx, layer.ApplyRequest{Layers: []layer.Request{{
+		ChainID: id, MediaType: "application/vnd.oci.image.layer.v1.tar", DiffID: id, Blob: f,
+	}}})
 	if err != nil {
 		return fmt.Errorf("extract: %w", err)
 	}
-	if res.DiffID != "" && res.DiffID != id {
-		return fmt.Errorf("extract: the layer's content is %s, not %s", res.DiffID, id)
+	if got := res[0].DiffID; got != "" && got != id {
+		return fmt.Errorf("extract: the layer's content is %s, not %s", got, id)
 	}
 	if err := s.store.MarkLayer(id, size); err != nil {
 		return err

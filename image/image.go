@@ -25,10 +25,11 @@ import (
 
 // An Applier keeps extracted layers by their chain ids.
 type Applier interface {
-	// Apply extracts the blob into the layer of that chain id, completely and durably or not at all; its content must
-	// have the diff id that is asked for. A layer that exists is left alone, and the result may then be empty. An error
-	// that the blob is to blame for is of the class [layer.ErrInvalid].
-	Apply(ctx context.Context, req layer.ApplyRequest) (layer.Result, error)
+	// Apply extracts the blobs into the layers of their chain ids, completely and durably or not at all; their content must
+	// have the diff ids that are asked for. A layer that exists is left alone, and its result may then be empty. A layer that
+	// is asked for by several is extracted once. An error that a blob is to blame for is of the class [layer.ErrInvalid], and
+	// comes with the results of the layers below it; any other one may come with less than that.
+	Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Result, error)
 	// RemoveLayer removes a layer. One that does not exist is no error.
 	RemoveLayer(ctx context.Context, chainID string) error
 }

@@ -521,7 +521,8 @@ func chainID(parent, diffID string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// layers downloads some at a time and has them extracted in their order, each as soon as it is there.
+// layers downloads some at a time and has them extracted in their order: all those at once that have come meanwhile, because
+// to make them durable takes about as long for many as for one.
 func (p *pull) layers(ctx context.Context, layers []store.Layer) error {
 	g, ctx := errgroup.WithContext(ctx)
 	ready := make([]chan struct{}, len(layers))
@@ -544,19 +545,30 @@ func (p *pull) layers(ctx context.Context, layers []store.Layer) error {
 		})
 	}
 	g.Go(func() error {
-		for i := range layers {
+		for first, next := 0, 0; first < len(layers); first = next {
 			select {
-			case <-ready[i]:
+			case <-ready[first]:
 			case <-ctx.Done():
 				return ctx.Err()
 			}
-			if err := p.apply(ctx, layers, i); err != nil {
+			for next = first + 1; next < min(len(layers), first+layer.MaxApply) && isClosed(ready[next]); next++ {
+			}
+			if err := p.apply(ctx, layers, first, next); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
 	return g.Wait()
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // fetch stores a blob, unless it is stored already or another pull is about to store it.
@@ -654,57 +666,85 @@ func (s *source) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// apply has a layer extracted whose blob is stored.
-func (p *pull) apply(ctx context.Context, layers []store.Layer, i int) error {
-	s, l := p.service, layers[i]
-	p.progress.event(api.PullEvent{Layer: l.Blob.Digest, Status: "applying", Bytes: l.Blob.Size, Total: l.Blob.Size})
+// apply has the layers from first up to next extracted, whose blobs are stored.
+func (p *pull) apply(ctx context.Context, layers []store.Layer, first, next int) error {
+	event := func(status string) {
+		for _, l := range layers[first:next] {
+			p.progress.event(api.PullEvent{Layer: l.Blob.Digest, Status: status, Bytes: l.Blob.Size, Total: l.Blob.Size})
+		}
+	}
+	event("applying")
 	var parents []string
-	for _, below := range layers[:i] {
+	for _, below := range layers[:first] {
 		parents = append(parents, below.ChainID)
 	}
-	err := s.flights.do(ctx, "layer "+l.ChainID, func(ctx context.Context) error {
-		return s.extract(ctx, l, parents, slices.Contains(p.made, l.DiffID))
-	})
+	failed, err := p.service.extract(ctx, layers[first:next], parents, func(l store.Layer) bool { return slices.Contains(p.made, l.DiffID) })
 	switch {
 	case errors.Is(err, layer.ErrInvalid):
-		return p.invalidf("layer %s: %w", l.Blob.Digest, err)
+		return p.invalidf("layer %s: %w", failed.Blob.Digest, err)
+	case err != nil && failed != nil:
+		return fmt.Errorf("image %s: extract layer %s: %w", normalised(p.ref), failed.Blob.Digest, err)
 	case err != nil:
-		return fmt.Errorf("image %s: extract layer %s: %w", normalised(p.ref), l.Blob.Digest, err)
+		return fmt.Errorf("image %s: extract layers: %w", normalised(p.ref), err)
 	}
-	p.progress.event(api.PullEvent{Layer: l.Blob.Digest, Status: "done", Bytes: l.Blob.Size, Total: l.Blob.Size})
+	event("done")
 	return nil
 }
 
-// extract has a layer extracted. One that we have made of what has been on this host is not judged by how well we could
-// compress it; its bytes are bounded in any case.
-func (s *Service) extract(ctx context.Context, l store.Layer, parents []string, made bool) error {
-	var limits layer.Limits
-	if made {
-		limits = layer.AnyRatio()
+// extract has layers extracted, each on top of the one before and the first on top of parents. Those that we have made of what
+// has been on this host are not judged by how well we could compress them; their bytes are bounded in any case. With an error
+// comes the layer that it is about, which those that a layer is to blame for always have.
+func (s *Service) extract(ctx context.Context, layers []store.Layer, parents []string, made func(store.Layer) bool) (failed *store.Layer, err error) {
+	req := layer.ApplyRequest{Parents: parents}
+	var chains []string
+	for _, l := range layers {
+		chains = append(chains, l.ChainID)
 	}
-	if err := s.store.BeginLayer(l.ChainID); err != nil {
-		return err
+	if err := s.store.BeginLayers(chains...); err != nil {
+		return nil, err
 	}
-	f, err := s.store.OpenBlob(l.Blob.Digest)
+	defer func() {
+		for _, r := range req.Layers {
+			_ = r.Blob.Close()
+		}
+	}()
+	for _, l := range layers {
+		f, err := s.store.OpenBlob(l.Blob.Digest)
+		if err != nil {
+			return &l, err
+		}
+		var limits layer.Limits
+		if made(l) {
+			limits = layer.AnyRatio()
+		}
+		req.Layers = append(req.Layers, layer.Request{ChainID: l.ChainID, MediaType: l.Blob.MediaType, DiffID: l.DiffID, Limits: limits, Blob: f})
+	}
+	results, err := s.applier.Apply(ctx, req)
 	if err != nil {
-		return err
+		if len(results) < len(layers) {
+			failed = &layers[len(results)]
+		}
+		return failed, err
 	}
-	defer func() { _ = f.Close() }()
-	res, err := s.applier.Apply(ctx, layer.ApplyRequest{
-		ChainID: l.ChainID, Parents: parents, MediaType: l.Blob.MediaType, DiffID: l.DiffID, Limits: limits, Blob: f,
-	})
-	if err != nil {
-		return err
+	if len(results) != len(layers) {
+		return nil, fmt.Errorf("%d layers were extracted, not %d", len(results), len(layers))
 	}
-	if res.DiffID != "" {
-		s.mu.Lock()
-		s.sizes[l.ChainID] = res.Size
-		s.mu.Unlock()
+	s.mu.Lock()
+	for i, l := range layers {
+		if results[i].DiffID != "" {
+			s.sizes[l.ChainID] = results[i].Size
+		}
 	}
-	// Empty: it was there, and what is there was checked when it was made.
-	if res.DiffID != "" && res.DiffID != l.DiffID {
-		err := classf(layer.ErrInvalid, "content is %s, the image's configuration promises %s", res.DiffID, l.DiffID)
-		return errors.Join(err, s.applier.RemoveLayer(ctx, l.ChainID))
+	s.mu.Unlock()
+	for i, l := range layers {
+		// Empty: it was there, and what is there was checked when it was made.
+		if got := results[i].DiffID; got != "" && got != l.DiffID {
+			err := classf(layer.ErrInvalid, "content is %s, the image's configuration promises %s", got, l.DiffID)
+			for _, above := range layers[i:] {
+				err = errors.Join(err, s.applier.RemoveLayer(ctx, above.ChainID))
+			}
+			return &l, err
+		}
 	}
-	return nil
+	return nil, nil
 }

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -654,7 +655,7 @@ func TestOpenCleansUpAfterACrash(t *testing.T) {
 	before := leftovers(t, dir, a)
 	// As if the daemon had been killed in the middle of another pull: a blob half written, one complete, a layer applied.
 	pending := sha([]byte("pending"))
-	if err := s.store.BeginLayer(pending); err != nil {
+	if err := s.store.BeginLayers(pending); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {
@@ -761,5 +762,49 @@ func TestStoreIsAnOCILayout(t *testing.T) {
 	}
 	if len(index.Manifests) != 1 || index.Manifests[0].Digest != digest || index.Manifests[0].Annotations["org.opencontainers.image.ref.name"] != f.host+"/app:1" {
 		t.Errorf("index.json %+v", index)
+	}
+}
+
+// Layers whose blobs have come while others were extracted are extracted with one request, and the one that is to blame for
+// an error is named, whichever it is.
+func TestLayersThatHaveComeAreAppliedTogether(t *testing.T) {
+	f := newFaulty(t)
+	const n = 10
+	var good, bad []v1.Layer
+	for i := range n {
+		l := asLayer(t, layerTar(t, fmt.Sprint("f", i), "x"), compression.GZip)
+		good, bad = append(good, l), append(bad, l)
+	}
+	bad[6] = asLayer(t, layerTar(t, "../x", ""), compression.GZip)
+	push(t, f.host+"/good:1", testImage(t, "amd64", good...))
+	push(t, f.host+"/bad:1", testImage(t, "amd64", bad...))
+	culprit, err := bad[6].Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"good": "", "bad": culprit.String()} {
+		s, a, dir := service(t)
+		var fetched atomic.Int64
+		var requests []int
+		a.before = func(req layer.ApplyRequest) error {
+			requests = append(requests, len(req.Layers))
+			waitFor(t, func() bool { return fetched.Load() >= n }) // the first one waits for the others' blobs
+			return nil
+		}
+		_, err := s.Pull(t.Context(), f.host+"/"+name+":1", PullOptions{Platform: "linux/amd64", Progress: func(e api.PullEvent) {
+			if e.Status == "downloading" && e.Bytes == e.Total {
+				fetched.Add(1)
+			}
+		}})
+		if want == "" && err != nil || want != "" && (!errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: error %v, want one with %q", name, err, want)
+		}
+		// The last event may come just before its blob counts as there.
+		if len(requests) > 4 {
+			t.Errorf("%s: requests with %v layers", name, requests)
+		}
+		if left := leftovers(t, dir, a); name == "bad" && len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
 	}
 }

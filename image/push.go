@@ -30,6 +30,8 @@ const parallelUploads = 3
 // PushOptions say how an image is sent.
 type PushOptions struct {
 	Insecure bool // as in [PullOptions]
+	// Platform is the one that is to be sent; empty: whichever is stored.
+	Platform string
 	// Progress is told what happens, by one goroutine at a time and not after Push has returned. It should be quick.
 	Progress func(api.PullEvent)
 }
@@ -53,8 +55,18 @@ func (s *Service) Push(ctx context.Context, ref string, opts PushOptions) (*Imag
 	}
 	defer release()
 	if d, ok := parsed.(name.Digest); ok && d.DigestStr() != r.Manifest.Digest {
-		return nil, classf(ErrReference, "%s names an index, of which only what one platform needs is stored, the image %s; tag it, and push that name",
-			r.Name, r.Manifest.Digest)
+		return nil, classf(ErrReference, "%s names an index, of which only what %s needs is stored, the image %s; tag it, and push that name",
+			r.Name, r.Platform, r.Manifest.Digest)
+	}
+	if opts.Platform != "" {
+		want, err := platform(opts.Platform)
+		if err != nil {
+			return nil, err
+		}
+		if have, err := v1.ParsePlatform(r.Platform); err != nil || !suits(*have, want) {
+			return nil, classf(ErrReference, "image %s is stored for %s only, not for %s; pull it with --platform %s, which takes the name, and push that",
+				r.Name, r.Platform, want, want)
+		}
 	}
 	c, err := s.connect(ctx, "push", parsed, parsed, opts.Insecure)
 	if err != nil {

@@ -64,7 +64,7 @@ func (t *Taken) Add(ctx context.Context, make func(ctx context.Context, chainID 
 	s.pins[treeKey(id)]++
 	s.mu.Unlock()
 	t.made = append(t.made, id)
-	if err := s.store.BeginLayer(id); err != nil {
+	if err := s.store.BeginLayers(id); err != nil {
 		return layer.Result{}, err
 	}
 	result, err := make(ctx, id)

@@ -149,7 +149,7 @@ func (s *Service) ImportSnapshot(ctx context.Context, r io.Reader, name string, 
 			if t != nil {
 				parents = t.Rootfs.Layers
 			}
-			return s.applyStream(ctx, in, layer.ApplyRequest{ChainID: chainID, Parents: parents, MediaType: uncompressedTar, DiffID: diffID, FromDiff: true})
+			return s.applyStream(ctx, in, parents, layer.Request{ChainID: chainID, MediaType: uncompressedTar, DiffID: diffID, FromDiff: true})
 		}
 		var result layer.Result
 		if t == nil {
@@ -231,7 +231,7 @@ func (s *Service) baseOf(ctx context.Context, snap *Snapshot) (rootfs.Source, fu
 }
 
 // applyStream has a layer extracted from a stream. What ends the stream too early makes it another one than its diff id says.
-func (s *Service) applyStream(ctx context.Context, content io.Reader, req layer.ApplyRequest) (layer.Result, error) {
+func (s *Service) applyStream(ctx context.Context, content io.Reader, parents []string, req layer.Request) (layer.Result, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return layer.Result{}, err
@@ -242,11 +242,17 @@ func (s *Service) applyStream(ctx context.Context, content io.Reader, req layer.
 		copied <- errors.Join(err, w.Close())
 	}()
 	req.Blob = r
-	result, err := s.applier.Apply(ctx, req)
+	results, err := s.applier.Apply(ctx, layer.ApplyRequest{Parents: parents, Layers: []layer.Request{req}})
 	_ = r.Close() // a copy that is not done ends
 	cerr := <-copied
 	if err == nil {
 		err = cerr
 	}
-	return result, err
+	if err == nil && len(results) != 1 {
+		err = fmt.Errorf("%d layers were extracted, not 1", len(results))
+	}
+	if err != nil {
+		return layer.Result{}, err
+	}
+	return results[0], nil
 }

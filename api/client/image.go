@@ -21,18 +21,27 @@ func (c *Client) Images(ctx context.Context) ([]api.Image, error) {
 // Pull fetches an image and calls progress, which may be nil, for every event on the way. A pull whose context ends is
 // stopped; the layers that were complete by then are kept.
 func (c *Client) Pull(ctx context.Context, req api.PullImage, progress func(api.PullEvent)) (*api.Image, error) {
-	return c.watch(ctx, "pull", req, progress)
+	return c.watch(ctx, "pull", request{json: req}, progress)
 }
 
 // Push sends a stored image to the registry of its name; progress is as for [Client.Pull].
 func (c *Client) Push(ctx context.Context, req api.PushImage, progress func(api.PullEvent)) (*api.Image, error) {
-	return c.watch(ctx, "push", req, progress)
+	return c.watch(ctx, "push", request{json: req}, progress)
 }
 
 // watch reads events until the one with the image.
-func (c *Client) watch(ctx context.Context, verb string, req any, progress func(api.PullEvent)) (*api.Image, error) {
-	var image *api.Image
-	err := c.lines(ctx, request{method: http.MethodPost, path: []string{"v1", "images", verb}, json: req}, func(line []byte) error {
+func (c *Client) watch(ctx context.Context, verb string, r request, progress func(api.PullEvent)) (*api.Image, error) {
+	last, err := c.events(ctx, verb, r, progress)
+	if err != nil {
+		return nil, err
+	}
+	return last.Image, nil
+}
+
+// events reads them until the last one, which has an image or several.
+func (c *Client) events(ctx context.Context, verb string, r request, progress func(api.PullEvent)) (last api.PullEvent, err error) {
+	r.method, r.path = http.MethodPost, []string{"v1", "images", verb}
+	err = c.lines(ctx, r, func(line []byte) error {
 		var e api.PullEvent
 		if err := json.Unmarshal(line, &e); err != nil {
 			return fmt.Errorf("decode a %s event: %w", verb, err)
@@ -43,19 +52,16 @@ func (c *Client) watch(ctx context.Context, verb string, req any, progress func(
 		if e.Error != nil {
 			return e.Error
 		}
-		if e.Image != nil {
-			image = e.Image
+		if e.Image != nil || e.Images != nil {
+			last = e
 			return errEnd
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, err
+	if err == nil && last.Image == nil && last.Images == nil {
+		err = fmt.Errorf("the daemon ended the %s without saying how", verb)
 	}
-	if image == nil {
-		return nil, fmt.Errorf("the daemon ended the %s without saying how", verb)
-	}
-	return image, nil
+	return last, err
 }
 
 // Image returns everything that is known of a stored image.
@@ -119,6 +125,7 @@ type ImportOptions struct {
 	Platform  string
 	Rootfs    bool
 	Config    api.ImageConfig
+	Progress  func(api.PullEvent) // called for every event, from the time when the archive has been read; may be nil
 }
 
 // ImportImages sends an archive, be it compressed with gzip, with zstd or not at all: an OCI layout, what docker save
@@ -138,13 +145,11 @@ func (c *Client) ImportImages(ctx context.Context, r io.Reader, opts ImportOptio
 		q.Set("rootfs", "true")
 		q.Set("config", string(config))
 	}
-	var out api.ImagesImported
+	q.Set("progress", "true")
 	// Only Read is passed on: http.NewRequest would look into the reader for a length, and close it.
 	body := struct{ io.Reader }{r}
-	err := c.call(ctx, request{
-		method: http.MethodPost, path: []string{"v1", "images", "import"}, query: q, body: body, typ: api.TypeTar,
-	}, maxAnswer, &out)
-	return out.Images, err
+	last, err := c.events(ctx, "import", request{query: q, body: body, typ: api.TypeTar}, opts.Progress)
+	return last.Images, err
 }
 
 // ExportImage returns a stored image as an archive: "oci" is a tar of an OCI layout, "docker" what docker load reads.

@@ -58,7 +58,13 @@ func (f *fakeDaemon) imageRoutes(mux *http.ServeMux) {
 		data, _ := io.ReadAll(r.Body)
 		q := r.URL.Query()
 		f.log = append(f.log, "import "+q.Get("config")+" "+string(data[:min(len(data), 5)]))
-		answerJSON(w, 200, api.ImagesImported{Images: []api.Image{{Reference: q.Get("reference"), Digest: "sha256:0123"}}})
+		if q.Get("progress") != "true" {
+			f.log = append(f.log, "without progress")
+		}
+		w.Header().Set("Content-Type", api.TypeNDJSON)
+		for _, e := range []api.PullEvent{{Layer: "sha256:4567", Status: "applying"}, {Status: "done", Images: []api.Image{{Reference: q.Get("reference"), Digest: "sha256:0123"}}}} {
+			_ = json.NewEncoder(w).Encode(e)
+		}
 	})
 	mux.HandleFunc("POST /v1/builds", f.build)
 	mux.HandleFunc("GET /v1/images/export", func(w http.ResponseWriter, r *http.Request) {

@@ -30,7 +30,8 @@ func newImport(d deps) *cobra.Command {
 		Long: `Import the images of an archive and print their references and digests: an OCI
 layout, as a directory or a tar; what docker save writes; or, with --rootfs, a
 tar of a root file system. "-" is stdin. Archives may be compressed with gzip or
-zstd. Images are called REFERENCE, else as the archive says.`,
+zstd. Images are called REFERENCE, else as the archive says. Progress is shown on
+a terminal.`,
 		Example: `  skopeo copy docker://debian:12 oci-archive:debian.tar:debian:12
   sandboxd import debian.tar
   mmdebstrap bookworm - | sandboxd import --rootfs --cmd bash - tools/base:1.0`,
@@ -84,9 +85,11 @@ func runImport(ctx context.Context, source, reference string, opts importOptions
 		return errors.Join(err, r.Close())
 	}
 	defer c.Close()
+	p := newProgress(d.stderr)
 	images, err := c.ImportImages(ctx, r, client.ImportOptions{
-		Reference: reference, Platform: opts.platform, Rootfs: opts.rootfs, Config: opts.config,
+		Reference: reference, Platform: opts.platform, Rootfs: opts.rootfs, Config: opts.config, Progress: p.event,
 	})
+	p.end()
 	_ = r.Close() // read to its end, or nobody wants more of it
 	if perr := wait(); perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		return perr

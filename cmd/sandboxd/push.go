@@ -11,6 +11,7 @@ import (
 )
 
 type pushOptions struct {
+	platform string
 	insecure bool
 	json     bool
 }
@@ -36,12 +37,13 @@ terminal.`,
 }
 
 func (o *pushOptions) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&o.platform, "platform", "", "`platform` that is to be pushed, such as linux/arm64, if it is the one stored")
 	f.BoolVar(&o.insecure, "insecure", false, "allow plain HTTP and unverified certificates (loopback may always use HTTP)")
 	f.BoolVar(&o.json, "json", false, "print the image as JSON")
 }
 
 func runPush(ctx context.Context, reference string, opts pushOptions, d deps) error {
 	return transfer(ctx, d, opts.json, func(c *client.Client, progress func(api.PullEvent)) (*api.Image, error) {
-		return c.Push(ctx, api.PushImage{Reference: reference, Insecure: opts.insecure}, progress)
+		return c.Push(ctx, api.PushImage{Reference: reference, Platform: opts.platform, Insecure: opts.insecure}, progress)
 	})
 }

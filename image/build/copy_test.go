@@ -558,10 +558,12 @@ func FuzzContext(f *testing.F) {
 	f.Add(archive(f, rootfs...), "COPY --chown=bob *i* /lib/")
 	f.Add(archive(f, "a.tar="+string(archive(f, "x", "l>..", "l/y")), ".dockerignore=*.o\n!a\n"), "ADD a.tar /out/")
 	f.Fuzz(func(t *testing.T, data []byte, instruction string) {
+		checkContext(t, data)
 		src := NewTree(Limits{Entries: 1000, Bytes: 1 << 20})
 		if err := src.Load(atHand(data)); err != nil {
 			return
 		}
+		checkTree(t, src, 1000, 1<<20)
 		_, steps, _, err := evaluate(t, []byte("FROM base\n"+instruction+"\n"), Options{Platform: here})
 		if err != nil {
 			return
@@ -576,10 +578,15 @@ func FuzzContext(f *testing.F) {
 				if err != nil {
 					return
 				}
-				_ = chosen.Key("", "")
-				dst := NewTree(Limits{Entries: 3000, Bytes: 1 << 20})
+				if again, err := src.Select(t.Context(), step.Copy, spool(t)); err != nil || again.Key("", "") != chosen.Key("", "") {
+					t.Errorf("selected once more: %v, or the key is another", err)
+				}
+				dst, before := NewTree(Limits{Entries: 3000, Bytes: 1 << 20}), NewTree(Limits{Entries: 9000})
 				if err := dst.Apply(streamed(data)); err != nil {
 					return
+				}
+				if err := before.Apply(streamed(data)); err != nil {
+					t.Fatalf("the same under other limits: %v", err)
 				}
 				change, err := dst.Copy(t.Context(), chosen, sp, Stamp{})
 				if err != nil || change == nil {
@@ -589,13 +596,82 @@ func FuzzContext(f *testing.F) {
 				if err := change.Write(&b); err != nil {
 					return
 				}
-				again := NewTree(Limits{Entries: 9000})
-				if err := again.Apply(streamed(b.Bytes())); err != nil {
-					t.Errorf("what was written cannot be read: %v", err)
+				checkTree(t, dst, 3000, 1<<20)
+				if err := before.Apply(streamed(b.Bytes())); err != nil {
+					t.Fatalf("what was written cannot be read: %v", err)
+				}
+				if diff := cmp.Diff(names(dst), names(before)); diff != "" {
+					t.Errorf("the layer does not give the tree (-tree +layer)\n%s", diff)
 				}
 			}
 		}
 	})
+}
+
+// checkContext reads a context: what is left of it after .dockerignore is a part of it that belongs to root, and the Dockerfile
+// is the one that was sent.
+func checkContext(t *testing.T, data []byte) {
+	t.Helper()
+	limits := Limits{Entries: 1000, Bytes: 1 << 20}
+	left, dockerfile, err := Context(t.Context(), atHand(data), "", limits)
+	if err != nil {
+		if !errors.Is(err, ErrInvalid) {
+			t.Errorf("context: %v is not the sender's fault", err)
+		}
+		return
+	}
+	whole := NewTree(limits)
+	if err := whole.Load(atHand(data)); err != nil {
+		t.Fatalf("the context can be read, the tree cannot: %v", err)
+	}
+	checkTree(t, left, 1000, 1<<20)
+	sent, err := whole.file("Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := sent.open(); err != nil {
+		t.Error(err)
+	} else if body, err := io.ReadAll(r); err != nil || !bytes.Equal(body, dockerfile) {
+		t.Errorf("the Dockerfile is %q, sent was %q, %v", dockerfile, body, err)
+	}
+	if left.root.children[HiddenDockerfile] != nil {
+		t.Error("the hidden Dockerfile is to be seen")
+	}
+	_ = walk("/", left.root, func(name string, n *node) error {
+		if n.uid != 0 || n.gid != 0 || n.xattrs != nil {
+			t.Errorf("%q belongs to %d:%d and has xattrs %v", name, n.uid, n.gid, n.xattrs)
+		}
+		if was := whole.lookup(name); was == nil || was.kind != n.kind || was.size != n.size || was.link != n.link {
+			t.Errorf("%q is %v, sent was %v", name, n, was)
+		}
+		return nil
+	}) // f never fails
+}
+
+// checkTree holds a tree against its limits and against what no name in it may be.
+func checkTree(t *testing.T, tree *Tree, entries int, bytes int64) {
+	t.Helper()
+	count, size := 0, int64(0)
+	seen := make(map[*node]bool)
+	_ = walk("/", tree.root, func(name string, n *node) error {
+		count++
+		if !seen[n] && n.kind == tar.TypeReg {
+			size += n.size
+		}
+		seen[n] = true
+		for base := range n.children {
+			if base == "" || base == "." || base == ".." || strings.ContainsAny(base, "/\x00") || len(base) > 255 {
+				t.Errorf("%q has an entry %q", name, base)
+			}
+		}
+		if n.kind != tar.TypeDir && len(n.children) > 0 {
+			t.Errorf("%q has entries and is no directory", name)
+		}
+		return nil
+	}) // f never fails
+	if count > entries+1 || size > bytes {
+		t.Errorf("%d entries with %d bytes, %d with %d are allowed", count, size, entries, bytes)
+	}
 }
 
 // TestSourcesAreCounted is about a few lines that would name the same files without end.

@@ -143,7 +143,7 @@ func (d *differ) skip(name, what string) {
 		d.result.SkippedMore++
 		return
 	}
-	d.result.Skipped = append(d.result.Skipped, short(name)+": "+short(what))
+	d.result.Skipped = append(d.result.Skipped, shown(name)+": "+what)
 }
 
 func (d *differ) run(overlays []Overlay) error {
@@ -620,7 +620,7 @@ func (d *differ) xattrs(fd int, name string, note bool) (attributes, error) {
 	total := 0
 	skip := func(attr string) {
 		if note {
-			d.skip(name, "xattr "+attr)
+			d.skip(name, "xattr "+shown(attr))
 		}
 	}
 	for _, attr := range names {
@@ -635,6 +635,10 @@ func (d *differ) xattrs(fd int, name string, note bool) (attributes, error) {
 			case "redirect", "metacopy":
 				// overlayfs writes neither with the mount option userxattr: then the content is in another place than it seems.
 				return attributes{}, invalidf("it has %s, which no overlay of a sandbox does", attr)
+			}
+			// What the sandbox has called user.overlay.x itself the kernel keeps as user.overlay.overlay.x.
+			if escaped, ok := strings.CutPrefix(mark, "overlay."); ok {
+				skip(overlayPrefix + escaped)
 			}
 			continue
 		}

@@ -628,6 +628,7 @@ func TestDiffOfHostileUpper(t *testing.T) {
 		plant   func(dir string) error
 		limits  layer.Limits
 		entries []string
+		skipped []string
 		err     string
 	}{
 		{name: "redirect", plant: func(d string) error {
@@ -641,8 +642,8 @@ func TestDiffOfHostileUpper(t *testing.T) {
 		}, err: "overlayfs does not write"},
 		{name: "overlayfs' own marks", plant: func(d string) error {
 			return errors.Join(os.WriteFile(d+"/f", []byte("1"), 0o644), unix.Setxattr(d+"/f", "user.overlay.origin", []byte("x"), 0),
-				unix.Setxattr(d+"/f", "user.overlay.overlay.opaque", []byte("y"), 0))
-		}, entries: []string{"0 f"}},
+				unix.Setxattr(d+"/f", "user.overlay.overlay.opaque", []byte("y"), 0), unix.Setxattr(d+"/f", "user.overlay.overlay.\x1b[2J", nil, 0))
+		}, entries: []string{"0 f"}, skipped: []string{`f: xattr "user.overlay.\x1b[2J"`, "f: xattr user.overlay.opaque"}},
 		{name: "a whiteout that is a file", plant: func(d string) error {
 			return errors.Join(os.WriteFile(d+"/below", nil, 0o644), unix.Setxattr(d+"/below", "user.overlay.whiteout", nil, 0),
 				unix.Setxattr(d, "user.overlay.opaque", []byte("x"), 0))
@@ -680,7 +681,7 @@ func TestDiffOfHostileUpper(t *testing.T) {
 				t.Fatal(err)
 			}
 			var buf bytes.Buffer
-			_, err := layer.Diff(&buf, []layer.Overlay{{At: ".", Upper: upper, Lower: open(t, lower)}}, layer.DiffOptions{Limits: test.limits})
+			result, err := layer.Diff(&buf, []layer.Overlay{{At: ".", Upper: upper, Lower: open(t, lower)}}, layer.DiffOptions{Limits: test.limits})
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) || !errors.Is(err, layer.ErrInvalid) {
 					t.Errorf("%v, want one of class ErrInvalid with %q", err, test.err)
@@ -692,6 +693,11 @@ func TestDiffOfHostileUpper(t *testing.T) {
 			}
 			if diff := cmp.Diff(test.entries, entries(t, buf.Bytes())); diff != "" {
 				t.Errorf("entries (-want +got):\n%s", diff)
+			}
+			if test.skipped != nil {
+				if diff := cmp.Diff(test.skipped, result.Skipped); diff != "" {
+					t.Errorf("skipped (-want +got):\n%s", diff)
+				}
 			}
 		})
 	}

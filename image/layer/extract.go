@@ -53,11 +53,7 @@ func newExtractor(root *os.Root, opts Options) (*extractor, error) {
 		whiteouts: make(map[string]struct{}),
 	}
 	// Most layers do not describe their root.
-	meta, uid, gid, err := x.tree.inherited(".")
-	if err == nil {
-		err = x.tree.describe(handle{int(dir.Fd()), "."}, ".", meta, uid, gid)
-	}
-	if err != nil {
+	if err := x.tree.describe(handle{int(dir.Fd()), "."}, ".", byDefault, 0, 0); err != nil {
 		x.close()
 		return nil, err
 	}
@@ -76,7 +72,7 @@ func (x *extractor) skip(name, what string) {
 		x.result.SkippedMore++
 		return
 	}
-	x.result.Skipped = append(x.result.Skipped, short(name)+": "+short(what))
+	x.result.Skipped = append(x.result.Skipped, shown(name)+": "+what)
 }
 
 // entry extracts one entry. content is its data.
@@ -461,12 +457,12 @@ func (x *extractor) xattrs(h handle, base string, hdr *tar.Header) error {
 			continue
 		}
 		if !strings.HasPrefix(name, "user.") || strings.HasPrefix(name, "user.overlay") || strings.IndexByte(name, 0) >= 0 {
-			x.skip(hdr.Name, "xattr "+name)
+			x.skip(hdr.Name, "xattr "+shown(name))
 			continue
 		}
 		err := x.tree.setxattr(h, base, name, []byte(hdr.PAXRecords[record]))
 		if errors.Is(err, unix.ENOTSUP) {
-			x.skip(hdr.Name, "xattr "+name+" (the file system has none)")
+			x.skip(hdr.Name, "xattr "+shown(name)+" (the file system has none)")
 			continue
 		}
 		// The kernel has no such name or no room for such a value, on whatever file system.
@@ -484,7 +480,7 @@ func (x *extractor) xattrs(h handle, base string, hdr *tar.Header) error {
 func (x *extractor) skipXattrs(hdr *tar.Header) {
 	for _, record := range slices.Sorted(maps.Keys(hdr.PAXRecords)) {
 		if name, ok := strings.CutPrefix(record, xattrRecord); ok {
-			x.skip(hdr.Name, "xattr "+name)
+			x.skip(hdr.Name, "xattr "+shown(name))
 		}
 	}
 }
@@ -508,12 +504,20 @@ func (x *extractor) settle() error {
 		if err != nil {
 			return err
 		}
-		if found.there && x.merged(dir, dirs) {
-			continue
+		if found.there {
+			merged, err := x.merged(dir, dirs)
+			if err != nil {
+				return err
+			}
+			if merged {
+				continue
+			}
 		}
-		h, err := x.tree.directory(dir, false)
-		if err != nil || h.path != dir {
-			continue // it was replaced
+		h, err := x.tree.still(dir)
+		if errors.Is(err, errReplaced) {
+			continue
+		} else if err != nil {
+			return err
 		}
 		what, err := x.tree.kind(h, base)
 		if err != nil {
@@ -530,18 +534,25 @@ func (x *extractor) settle() error {
 
 // merged reports whether overlayfs merges the directory with one below: neither it nor one above it is opaque. It keeps
 // answers in known.
-func (x *extractor) merged(dir string, known map[string]bool) bool {
+func (x *extractor) merged(dir string, known map[string]bool) (is bool, err error) {
 	if dir == "." {
-		return true // whatever its xattr says, see hideAll
+		return true, nil // whatever its xattr says, see hideAll
 	}
 	is, ok := known[dir]
 	if !ok {
-		up, _ := split(dir)
-		h, err := x.tree.directory(dir, false)
-		is = err == nil && h.path == dir && !isOpaque(h.fd) && x.merged(up, known)
+		h, err := x.tree.still(dir)
+		switch {
+		case err == nil && !isOpaque(h.fd):
+			up, _ := split(dir)
+			if is, err = x.merged(up, known); err != nil {
+				return false, err
+			}
+		case err != nil && !errors.Is(err, errReplaced):
+			return false, err
+		}
 		known[dir] = is
 	}
-	return is
+	return is, nil
 }
 
 // hideAll is what an opaque mark on the root means: overlayfs does not look for one there. All that the layers below have at
@@ -604,15 +615,28 @@ func (x *extractor) finish() error {
 
 func (x *extractor) finishDir(path string, meta dirMeta) error {
 	dir, base := split(path)
-	h, err := x.tree.directory(dir, false)
-	if err != nil || h.path != dir {
-		return nil // it was replaced by something else later on, and so needs nothing
+	h, err := x.tree.still(dir)
+	if errors.Is(err, errReplaced) {
+		return nil // and so needs nothing
+	} else if err != nil {
+		return err
 	}
 	fd, err := unix.Openat(h.fd, base, openDir, 0)
-	if err != nil {
-		return nil // as above: a directory of this layer can always be opened
+	if isReplaced(err) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("open: %w", err)
 	}
 	defer func() { _ = unix.Close(fd) }()
+	if meta.implicit {
+		var uid, gid int
+		if meta, uid, gid, err = x.tree.inherited(path); err != nil {
+			return err
+		}
+		if err := x.tree.chown(handle{fd, path}, ".", uid, gid); err != nil {
+			return err
+		}
+	}
 	// Before the mode, which may forbid to look up even ".".
 	if err := x.tree.chtimes(handle{fd, path}, ".", meta.mtime); err != nil {
 		return err

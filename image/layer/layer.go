@@ -33,6 +33,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"strconv"
 	"strings"
 )
 
@@ -121,6 +122,9 @@ type Options struct {
 	// FromDiff says that the stream is [Diff]'s. All its whiteouts are kept: none is in vain, and Lower need not be all that it
 	// lies on. Zeros become holes again, which it has written out.
 	FromDiff bool
+	// Settled returns when the layers below are complete, or with an error that ends it all; nil: they are. They are not looked
+	// at before, which is when all of the stream has been read.
+	Settled func() error
 }
 
 // Result is what [Apply] found.
@@ -128,7 +132,8 @@ type Result struct {
 	DiffID  string `json:"diff_id"` // digest of the uncompressed stream to its very end
 	Size    int64  `json:"size"`    // bytes of file contents
 	Entries int64  `json:"entries"` // headers in the stream
-	// Skipped says what was left out and why, a line each, at most [MaxSkipped] of them.
+	// Skipped says what was left out and why, a line each, at most [MaxSkipped] of them. Names that are not plain text are quoted
+	// as in Go.
 	Skipped []string `json:"skipped,omitempty"`
 	// SkippedMore is how many more there were.
 	SkippedMore int64 `json:"skipped_more,omitempty"`
@@ -150,18 +155,27 @@ func (r *Result) Add(other Result) {
 // fits into one message of the launcher's, 160 KiB.
 const MaxSkipped = 50
 
-// ApplyRequest is what the daemon asks of whoever keeps the layers: extract this blob and keep the directory under the
-// chain id. It is here because both sides know this package.
+// ApplyRequest is what the daemon asks of whoever keeps the layers: extract these blobs, each on top of the one before, and
+// keep the directories under their chain ids, all or none of them. It is here because both sides know this package.
 type ApplyRequest struct {
-	ChainID string `json:"chain_id"` // "sha256:<hex>": the name under which the extracted layer is kept
-	// Parents are the chain ids of the layers below, lowest first; they exist already. They serve [Options.Lower].
-	Parents   []string `json:"parents,omitempty"`
+	// Parents are the chain ids of the layers below the first one, lowest first; they exist already. They serve
+	// [Options.Lower].
+	Parents []string  `json:"parents,omitempty"`
+	Layers  []Request `json:"layers"` // 1 to [MaxApply], lowest first
+}
+
+// Request is one layer of an [ApplyRequest].
+type Request struct {
+	ChainID   string   `json:"chain_id"` // "sha256:<hex>": the name under which the extracted layer is kept
 	MediaType string   `json:"media_type"`
 	DiffID    string   `json:"diff_id"` // what the stream's digest must be: nothing is kept under ChainID otherwise
 	Limits    Limits   `json:"limits,omitzero"`
 	FromDiff  bool     `json:"from_diff,omitempty"` // see [Options.FromDiff]
 	Blob      *os.File `json:"-"`                   // the verified blob, at offset 0; it stays the caller's to close
 }
+
+// MaxApply bounds the layers of one [ApplyRequest]: their descriptors go with one message.
+const MaxApply = 64
 
 // Apply extracts the layer in r below root, which must be an empty directory, in the form overlayfs wants. On error the
 // directory's content is of no use and the caller removes it. It reads r to its end.
@@ -208,6 +222,11 @@ func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 	if opts.DiffID != "" && x.result.DiffID != opts.DiffID {
 		return Result{}, invalidf("content is %s, the image's configuration promises %s", x.result.DiffID, opts.DiffID)
 	}
+	if opts.Settled != nil {
+		if err := opts.Settled(); err != nil {
+			return Result{}, err
+		}
+	}
 	if err := x.finish(); err != nil {
 		return Result{}, err
 	}
@@ -221,6 +240,15 @@ func short(name string) string {
 		return name
 	}
 	return name[:most] + "..."
+}
+
+// shown is a name of a layer for people: quoted where it has anything in it that does something to a terminal, or hides.
+func shown(name string) string {
+	name = short(name)
+	if quoted := strconv.Quote(name); name == "" || quoted != `"`+name+`"` {
+		return quoted
+	}
+	return name
 }
 
 // clean returns name as a path without empty, "." and ".." components, "." for the root itself. Leading slashes are

@@ -80,6 +80,24 @@ func (t *tree) directory(name string, create bool) (handle, error) {
 	return h, nil
 }
 
+// errReplaced says that something else stands where this layer made a directory before.
+var errReplaced = errors.New("it was replaced in this layer")
+
+// still opens a directory that was made at a resolved path, with no link on the way there since. Where there is none any more
+// it is errReplaced; any other error is the host's.
+func (t *tree) still(path string) (handle, error) {
+	h, err := t.directory(path, false)
+	if errors.Is(err, errAbsent) || errors.Is(err, ErrInvalid) || isReplaced(err) || err == nil && h.path != path {
+		return handle{}, errReplaced
+	}
+	return h, err
+}
+
+// isReplaced reports whether opening a directory failed because there is none.
+func isReplaced(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
+}
+
 // forget closes the cached directory.
 func (t *tree) forget() {
 	if t.cached != nil {
@@ -291,18 +309,17 @@ func (t *tree) hold(path string) error {
 	return nil
 }
 
-// mkdirImplicit makes a directory that no entry has described yet, like the one in the next layer below that has it.
+// mkdirImplicit makes a directory that no entry has described yet. If none does, it becomes like the one in the next layer
+// below that has it, in the end: that layer may still be on its way.
 func (t *tree) mkdirImplicit(h handle, base string) error {
 	if err := t.count(); err != nil {
 		return err
 	}
-	meta, uid, gid, err := t.inherited(h.join(base))
-	if err != nil {
-		return err
-	}
-	meta.implicit = true
-	return t.mkdir(h, base, meta, uid, gid)
+	return t.mkdir(h, base, byDefault, 0, 0)
 }
+
+// byDefault is a directory that neither this layer nor one below describes.
+var byDefault = dirMeta{mode: 0o755, mtime: epoch, implicit: true}
 
 // inherited describes the directory at path in the layers below, or what a directory is by default.
 func (t *tree) inherited(path string) (meta dirMeta, uid, gid int, err error) {
@@ -313,7 +330,7 @@ func (t *tree) inherited(path string) (meta dirMeta, uid, gid int, err error) {
 	if st := found.stat; st != nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return dirMeta{mode: st.Mode & 0o7777, mtime: time.Unix(st.Mtim.Unix()).UTC()}, int(st.Uid), int(st.Gid), nil
 	}
-	return dirMeta{mode: 0o755, mtime: epoch}, 0, 0, nil
+	return byDefault, 0, 0, nil
 }
 
 // whiteout hides what the layers below have at base, where this one has nothing.

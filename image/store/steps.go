@@ -25,6 +25,9 @@ func (s *Store) PutStep(step *Step, size int64) error {
 	if step.Layer != nil && !s.Has(step.Layer.Blob) {
 		return fmt.Errorf("keep step %s: blob %s: %w", step.Key, step.Layer.Blob.Digest, ErrNotFound)
 	}
+	if err := s.nameBlobs(); err != nil {
+		return fmt.Errorf("keep step %s: %w", step.Key, err)
+	}
 	err := s.db.Update(func(tx *bolt.Tx) error {
 		if l := step.Layer; l != nil {
 			if err := tx.Bucket(bucketLayers).Put([]byte(l.ChainID), []byte(layerReady)); err != nil {

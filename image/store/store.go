@@ -5,8 +5,9 @@
 //	DIR/images.db                                           bbolt: names, layers; the truth that index.json repeats
 //	DIR/incoming/                                           blobs being written; emptied by Open
 //
-// The order of writes makes a crash harmless: a blob is written beside, checked, synced and renamed; only then does a
-// record name it. What no record names at [Open] is left from an interrupted pull and is removed.
+// The order of writes makes a crash harmless: a blob is written beside, checked, synced and renamed; only when their new names
+// are synced too, for all of an image at once, does a record name them. What no record names at [Open] is left from an
+// interrupted pull and is removed.
 //
 // The extracted layers themselves are not here: whoever extracts them keeps them under their chain ids. The store
 // remembers which of them are wanted.
@@ -28,6 +29,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -100,6 +102,7 @@ type Store struct {
 	layout   *os.Root // DIR/blobs
 	incoming *os.Root // DIR/incoming
 	db       *bolt.DB
+	indexing sync.Mutex // held while the index is written
 }
 
 // Open opens the store in dir, which is made where it does not exist, and removes what interrupted pulls left. One
@@ -341,9 +344,14 @@ func (s *Store) write(ctx context.Context, r io.Reader, most int64, judge func(B
 	if err := os.Rename(filepath.Join(s.incoming.Name(), name), filepath.Join(s.layout.Name(), filepath.FromSlash(path))); err != nil {
 		return fmt.Errorf("store blob %s: %w", digest, err)
 	}
+	// It may be there or not after a crash, until a record needs it: see nameBlobs.
+	return nil
+}
+
+// nameBlobs makes the names of all blobs last, which the next record may rest on.
+func (s *Store) nameBlobs() error {
 	if err := syncDir(s.layout, blobDir); err != nil {
-		// It may be there or not after a crash, so it does not count as stored.
-		return errors.Join(fmt.Errorf("store blob %s: %w", digest, err), s.layout.Remove(path))
+		return fmt.Errorf("sync the names of blobs: %w", err)
 	}
 	return nil
 }
@@ -426,6 +434,9 @@ func (s *Store) Put(sizes map[string]int64, records ...*Record) error {
 				return fmt.Errorf("record image %s: blob %s: %w", r.Name, b.Digest, ErrNotFound)
 			}
 		}
+	}
+	if err := s.nameBlobs(); err != nil {
+		return fmt.Errorf("record images: %w", err)
 	}
 	err := s.db.Update(func(tx *bolt.Tx) error {
 		for _, r := range records {
@@ -519,18 +530,34 @@ func (s *Store) LayerUsers() (map[string][]string, error) {
 	return users, nil
 }
 
-// BeginLayer notes that a layer is about to be extracted, so that a crash does not make it be forgotten. A layer that is
+// BeginLayers notes that layers are about to be extracted, so that a crash does not make them be forgotten. A layer that is
 // ready stays so.
-func (s *Store) BeginLayer(chainID string) error {
-	err := s.db.Update(func(tx *bolt.Tx) error {
-		b := tx.Bucket(bucketLayers)
-		if b.Get([]byte(chainID)) != nil {
-			return nil
+func (s *Store) BeginLayers(chainIDs ...string) error {
+	var fresh []string
+	err := s.db.View(func(tx *bolt.Tx) error {
+		for _, id := range chainIDs {
+			if tx.Bucket(bucketLayers).Get([]byte(id)) == nil {
+				fresh = append(fresh, id)
+			}
 		}
-		return b.Put([]byte(chainID), []byte(layerPending))
+		return nil
 	})
+	if err == nil && len(fresh) > 0 { // every update is synced, be there anything new or not
+		err = s.db.Update(func(tx *bolt.Tx) error {
+			b := tx.Bucket(bucketLayers)
+			for _, id := range fresh {
+				if b.Get([]byte(id)) != nil {
+					continue // by now
+				}
+				if err := b.Put([]byte(id), []byte(layerPending)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
 	if err != nil {
-		return fmt.Errorf("note layer %s: %w", chainID, err)
+		return fmt.Errorf("note layers: %w", err)
 	}
 	return nil
 }
@@ -605,8 +632,10 @@ type (
 // WriteIndex repeats the records in index.json for other tools. It is written only when something changed, and by Open
 // in case that the one before crashed between the database and here.
 func (s *Store) WriteIndex() error {
-	// The transaction keeps two writers from overtaking each other.
-	err := s.db.Update(func(tx *bolt.Tx) error {
+	// Two writers must not overtake each other.
+	s.indexing.Lock()
+	defer s.indexing.Unlock()
+	err := s.db.View(func(tx *bolt.Tx) error {
 		ix := index{SchemaVersion: 2, MediaType: "application/vnd.oci.image.index.v1+json", Manifests: []descriptor{}}
 		err := tx.Bucket(bucketImages).ForEach(func(_, value []byte) error {
 			var r Record
@@ -641,7 +670,8 @@ func (s *Store) WriteIndex() error {
 	return nil
 }
 
-// replaceFile writes a file of the layout beside, syncs and renames it. One that has the content already stays.
+// replaceFile writes a file of the layout beside, syncs and renames it. One that has the content already stays. After a crash it
+// is the old one or the new one; Open writes it again.
 func (s *Store) replaceFile(name string, data []byte) (err error) {
 	if old, err := s.layout.ReadFile(name); err == nil && bytes.Equal(old, data) {
 		return nil
@@ -654,8 +684,5 @@ func (s *Store) replaceFile(name string, data []byte) (err error) {
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}
-	if err := s.layout.Rename(name+".new", name); err != nil {
-		return err
-	}
-	return syncDir(s.layout, ".")
+	return s.layout.Rename(name+".new", name)
 }

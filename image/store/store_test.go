@@ -130,11 +130,11 @@ func TestImagesOutliveTheProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := s.BeginLayer("sha256:pending"); err != nil {
+	if err := s.BeginLayers("sha256:pending"); err != nil {
 		t.Fatal(err)
 	}
 	// Beginning a layer again that is ready takes nothing back.
-	if err := s.BeginLayer(one.Layers[0].ChainID); err != nil {
+	if err := s.BeginLayers(one.Layers[0].ChainID); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {

@@ -32,8 +32,8 @@ func (s *Service) Pull(ctx context.Context, req api.PullImage, progress func(api
 	if req.Reference == "" || len(req.Reference) > 1024 || hasControl(req.Reference) {
 		return api.Image{}, invalidf("reference %q: not a reference", clip(req.Reference))
 	}
-	if len(req.Platform) > 64 || hasControl(req.Platform) {
-		return api.Image{}, invalidf("platform %q: must be like linux/amd64", clip(req.Platform))
+	if err := validPlatform(req.Platform); err != nil {
+		return api.Image{}, err
 	}
 	img, err := s.images.Pull(ctx, req.Reference, image.PullOptions{Platform: req.Platform, Insecure: req.Insecure, Progress: progress})
 	if err != nil {
@@ -42,12 +42,22 @@ func (s *Service) Pull(ctx context.Context, req api.PullImage, progress func(api
 	return img.Image, nil
 }
 
+func validPlatform(p string) error {
+	if len(p) > 64 || hasControl(p) {
+		return invalidf("platform %q: must be like linux/amd64", clip(p))
+	}
+	return nil
+}
+
 // Push sends an image to the registry of its name.
 func (s *Service) Push(ctx context.Context, req api.PushImage, progress func(api.PullEvent)) (api.Image, error) {
 	if err := validReference("reference", req.Reference); err != nil {
 		return api.Image{}, err
 	}
-	img, err := s.images.Push(ctx, req.Reference, image.PushOptions{Insecure: req.Insecure, Progress: progress})
+	if err := validPlatform(req.Platform); err != nil {
+		return api.Image{}, err
+	}
+	img, err := s.images.Push(ctx, req.Reference, image.PushOptions{Platform: req.Platform, Insecure: req.Insecure, Progress: progress})
 	if err != nil {
 		return api.Image{}, fmt.Errorf("push %q: %w", req.Reference, err)
 	}
@@ -202,8 +212,9 @@ func (d *Daemon) postPull(w http.ResponseWriter, r *http.Request) error {
 	if err := readJSON(w, r, maxBody, &req); err != nil {
 		return err
 	}
-	return tell(w, func(progress func(api.PullEvent)) (api.Image, error) {
-		return d.service.Pull(r.Context(), req, progress)
+	return tell(w, func(progress func(api.PullEvent)) (api.PullEvent, error) {
+		img, err := d.service.Pull(r.Context(), req, progress)
+		return api.PullEvent{Image: &img}, err
 	})
 }
 
@@ -212,16 +223,17 @@ func (d *Daemon) postPush(w http.ResponseWriter, r *http.Request) error {
 	if err := readJSON(w, r, maxBody, &req); err != nil {
 		return err
 	}
-	return tell(w, func(progress func(api.PullEvent)) (api.Image, error) {
-		return d.service.Push(r.Context(), req, progress)
+	return tell(w, func(progress func(api.PullEvent)) (api.PullEvent, error) {
+		img, err := d.service.Push(r.Context(), req, progress)
+		return api.PullEvent{Image: &img}, err
 	})
 }
 
-// tell answers with the progress of work, a line for each event, the last one with its image or error.
-func tell(w http.ResponseWriter, work func(progress func(api.PullEvent)) (api.Image, error)) error {
+// tell answers with the progress of work, a line for each event, the last one with what it returns or an error.
+func tell(w http.ResponseWriter, work func(progress func(api.PullEvent)) (api.PullEvent, error)) error {
 	emit := lines[api.PullEvent](w)
 	began := false
-	img, err := work(func(e api.PullEvent) {
+	last, err := work(func(e api.PullEvent) {
 		began = true
 		_ = emit(e) // a client that goes away ends the request's context, and with it the work
 	})
@@ -231,7 +243,8 @@ func tell(w http.ResponseWriter, work func(progress func(api.PullEvent)) (api.Im
 	case err != nil:
 		_ = emit(api.PullEvent{Error: ProblemOf(err)}) // as above
 	default:
-		_ = emit(api.PullEvent{Status: "done", Image: &img}) // as above
+		last.Status = "done"
+		_ = emit(last) // as above
 	}
 	return nil
 }
@@ -313,7 +326,7 @@ func (d *Daemon) getVerify(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (d *Daemon) postImport(w http.ResponseWriter, r *http.Request) error {
-	q, err := query(r, "reference", "platform", "rootfs", "config")
+	q, err := query(r, "reference", "platform", "rootfs", "config", "progress")
 	if err != nil {
 		return err
 	}
@@ -326,11 +339,26 @@ func (d *Daemon) postImport(w http.ResponseWriter, r *http.Request) error {
 			return invalidf("config: %s", strings.TrimPrefix(err.Error(), "body: "))
 		}
 	}
-	body := &watchedBody{r: requestBody(w, r)}
-	out, err := d.service.ImportImages(r.Context(), body, opts)
-	if body.err != nil {
-		return bodyError(body.err)
+	progress, err := flag("progress", q.Get("progress"))
+	if err != nil {
+		return err
 	}
+	body := &watchedBody{r: requestBody(w, r)}
+	work := func() (api.ImagesImported, error) {
+		out, err := d.service.ImportImages(r.Context(), body, opts)
+		if body.err != nil {
+			err = bodyError(body.err)
+		}
+		return out, err
+	}
+	if progress {
+		return tell(w, func(progress func(api.PullEvent)) (api.PullEvent, error) {
+			opts.Progress = progress
+			out, err := work()
+			return api.PullEvent{Images: out.Images}, err
+		})
+	}
+	out, err := work()
 	if err != nil {
 		return err
 	}

@@ -32,8 +32,8 @@
 //	◀── {} ─────────────────────────────────  everything has ended
 //	── list ───────────────────────────────▶
 //	◀── {started…} + one pidfd each ────────
-//	── apply {chain id, …} + blob ─────────▶  unpacks in a confined child (stage "apply")
-//	◀── {diff id, bytes, entries} ──────────
+//	── apply {parents, layers…} + blobs ───▶  unpacks each in a confined child of its own (stage "apply")
+//	◀── {diff id, bytes, entries}… ─────────  all of them are on disk and have their names, or none has
 //	── diff {id, rootfs, …} + pipe ────────▶  reads the upper directories in a confined child (stage "diff"), which
 //	                                          writes the layer, or the list of changes, to the pipe
 //	◀── {bytes, entries} ───────────────────  all has been written
@@ -62,12 +62,26 @@
 // no byte is lost). The launcher reads none of it. It keeps 64 of a sandbox and 512 in all, until they are dropped, or their
 // sandbox is deleted, or it ends itself.
 //
+// # Layers that come together
+//
+// Layers that an apply has are unpacked into directories without names, two at a time, while the file system is synced every half
+// second. A child reads its stream whatever becomes of the layers below; what depends on those, it does last:
+//
+//	child of layer n                           launcher
+//	  files, directories, whiteouts
+//	  waits for a byte on its gate, a pipe ◀── layers up to n-1 are complete
+//	  compares with the layers below
+//	  ── {diff id, …} on its report ──────────▶ opens the gate of n+1
+//	                                           after the last: syncfs, a rename each, a sync of the directory of layers
+//
+// No byte on the gate but its end, or a kill, means that a layer below has failed or nobody wants it any more.
+//
 // # The child that unpacks layers
 //
 // It reads the most hostile input there is, and is held by fences that do not rest on each other:
 //
 //	launcher ── clone(NEWUSER|NEWNS|NEWPID|NEWNET|NEWIPC|NEWUTS|NEWCGROUP): the sandbox's ids, nothing else ──▶
-//	  first stage ("apply")            marks every descriptor but the stream and the report's pipes to be closed
+//	  first stage ("apply")            marks every descriptor but the stream, the gate and the report's pipes to be closed
 //	                                   copies the mounts of the layers below, read-only, attached nowhere
 //	                                   pivots into the layer's directory: the old root is gone
 //	                                   drops all capabilities but those that owning files takes; no_new_privs

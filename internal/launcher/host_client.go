@@ -151,7 +151,8 @@ func (c *Client) revive(ctx context.Context) (*net.UnixConn, error) {
 	return dial(ctx, c.path)
 }
 
-// exchange sends the request and waits for the answer, until the context ends.
+// exchange sends the request and waits for the answer, until the context ends. An error that is the launcher's comes with its
+// answer, without descriptors.
 func exchange(ctx context.Context, conn *net.UnixConn, req *request, files ...*os.File) (*response, []*os.File, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -174,7 +175,7 @@ func exchange(ctx context.Context, conn *net.UnixConn, req *request, files ...*o
 	}
 	if err := resp.Error.toError(); err != nil {
 		closeAll(got)
-		return nil, nil, err
+		return &resp, nil, err
 	}
 	want := len(resp.Started)
 	if resp.Info != nil {
@@ -374,17 +375,22 @@ func (c *Client) Info(ctx context.Context) (*Info, error) {
 	return resp.Info, nil
 }
 
-// Apply unpacks a blob whose digest the caller has verified. It runs in a confined child of the launcher and returns when
-// the layer is complete and synced; a layer that is there already is left alone, with a zero result.
-func (c *Client) Apply(ctx context.Context, req layer.ApplyRequest) (layer.Result, error) {
-	resp, _, err := c.call(ctx, &request{Op: opApply, Apply: &req}, req.Blob)
-	if err != nil {
-		return layer.Result{}, err
+// Apply unpacks blobs whose digests the caller has verified, each in a confined child of the launcher, and returns when all
+// layers are complete and synced. One that is there already is left alone, with a zero result. On error none is kept; with
+// the error come results for the layers below the one that is to blame, for all of them where none is.
+func (c *Client) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Result, error) {
+	var blobs []*os.File
+	for _, l := range req.Layers {
+		blobs = append(blobs, l.Blob)
 	}
-	if resp.Layer == nil {
-		return layer.Result{}, errors.New("launcher apply: empty answer")
+	resp, _, err := c.call(ctx, &request{Op: opApply, Apply: &req}, blobs...)
+	switch {
+	case err != nil && resp == nil:
+		return nil, err
+	case len(resp.Layers) > len(req.Layers) || err == nil && len(resp.Layers) < len(req.Layers):
+		return nil, errors.Join(err, fmt.Errorf("launcher apply: answer about %d layers, not %d", len(resp.Layers), len(req.Layers)))
 	}
-	return *resp.Layer, nil
+	return resp.Layers, err
 }
 
 // RemoveLayer deletes an unpacked layer. One that is not there is no error.

@@ -1,9 +1,11 @@
 package launcher
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
@@ -47,7 +49,7 @@ func confineAndExec(arg string) error {
 	if err := json.Unmarshal([]byte(arg), &job); err != nil {
 		return fmt.Errorf("decode job: %w", err)
 	}
-	exe, err := begin(3)
+	exe, err := begin(applyGate + 1)
 	if err != nil {
 		return err
 	}
@@ -193,19 +195,24 @@ func apply(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result
 			return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
 		}
 	}
-	result, err := layer.Apply(root, os.Stdin, opts)
-	if err != nil {
-		return layer.Result{}, err
+	opts.Settled = func() error {
+		for {
+			var word [1]byte
+			n, err := unix.Read(applyGate, word[:])
+			switch {
+			case errors.Is(err, unix.EINTR):
+			case err == nil && n == 1:
+				return nil
+			default:
+				return fmt.Errorf("wait for the layers below: %w", cmp.Or(err, io.EOF))
+			}
+		}
 	}
-	dir, err := root.Open(".")
-	if err != nil {
-		return layer.Result{}, fmt.Errorf("sync layer: %w", err)
-	}
-	if err := unix.Syncfs(int(dir.Fd())); err != nil {
-		return layer.Result{}, fmt.Errorf("sync layer: %w", err)
-	}
-	return result, nil
+	return layer.Apply(root, os.Stdin, opts)
 }
+
+// applyGate is the descriptor of the pipe on which a byte comes when the layers below are complete.
+const applyGate = 3
 
 // lock loads the filter, the last step of a child's confinement, and tries one thing that must not work any more.
 func lock(loadFilter func(*specs.LinuxSeccomp) error, filter *specs.LinuxSeccomp) error {
@@ -291,7 +298,7 @@ func applyFilter() *specs.LinuxSeccomp {
 		mkdirat symlinkat linkat unlinkat renameat renameat2
 		fchown fchownat fchmod fchmodat fchmodat2 utimensat ftruncate fallocate
 		fsetxattr fremovexattr setxattr lsetxattr setxattrat getxattr lgetxattr getxattrat
-		fsync fdatasync syncfs copy_file_range umask`)
+		copy_file_range umask`)
 	// FIFOs and whiteouts: no device but 0:0, for whatever privilege.
 	f.Syscalls = append(f.Syscalls, allow("mknodat", specs.LinuxSeccompArg{Index: 3, Value: 0, Op: specs.OpEqualTo}))
 	return f

@@ -10,10 +10,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	goruntime "runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -66,17 +68,97 @@ func layerDir(chainID string) (string, error) {
 	return filepath.Join(LayersDir, name), nil
 }
 
-// Apply extracts req.Blob into the directory of its chain id, in a confined child. A directory that exists is complete
-// and left alone.
-func (l *Layers) Apply(ctx context.Context, req *layer.ApplyRequest) (_ layer.Result, err error) {
-	final, err := layerDir(req.ChainID)
-	if err != nil {
-		return layer.Result{}, err
+// Apply extracts the blobs of req, each in a confined child of its own, and gives the directories their names when all of them
+// are complete and on disk. A directory that exists is complete and left alone. On error none has been kept, and there is a
+// result for each layer below the one that is to blame; for all of them where none is.
+func (l *Layers) Apply(ctx context.Context, req *layer.ApplyRequest) (_ []layer.Result, err error) {
+	if len(req.Layers) < 1 || len(req.Layers) > layer.MaxApply {
+		return nil, fmt.Errorf("%d layers, 1 to %d are allowed", len(req.Layers), layer.MaxApply)
 	}
-	// One at a time for each chain id; the second finds the first one's directory.
+	jobs := make([]applyJob, len(req.Layers))
+	final := make([]string, len(req.Layers))
+	var below []string // directories
+	for _, p := range req.Parents {
+		dir, err := layerDir(p)
+		if err != nil {
+			return nil, err
+		}
+		below = append(below, dir)
+	}
+	for i, r := range req.Layers {
+		jobs[i] = applyJob{MediaType: r.MediaType, DiffID: r.DiffID, Limits: r.Limits, Single: l.single, FromDiff: r.FromDiff}
+		if final[i], err = layerDir(r.ChainID); err != nil {
+			return nil, err
+		}
+	}
+	leave, err := l.claim(ctx, req.Layers)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+
+	results := make([]layer.Result, len(jobs))
+	var begun []int
+	defer func() {
+		if err != nil {
+			for _, i := range begun {
+				err = errors.Join(err, os.RemoveAll(jobs[i].Dir)) // nothing where it has its name
+			}
+		}
+	}()
+	for i := range jobs {
+		dir := final[i]
+		if _, err := os.Lstat(dir); err != nil {
+			if dir, err = l.makePartial(); err != nil {
+				return nil, err
+			}
+			jobs[i].Dir, jobs[i].Parents = dir, slices.Clone(below)
+			begun = append(begun, i)
+		}
+		below = append(below, dir)
+	}
+	if len(begun) == 0 {
+		return results, nil
+	}
+	dir, err := os.Open(LayersDir)
+	if err != nil {
+		return nil, fmt.Errorf("open layers: %w", err)
+	}
+	defer func() { err = errors.Join(err, dir.Close()) }()
+	disk := startWriting(dir)
+	failed, err := l.unpack(ctx, jobs, begun, results, req)
+	// Waited for whatever has happened: it holds the directory.
+	derr := disk.finish(err == nil)
+	share(results)
+	if err != nil {
+		return results[:failed], err
+	}
+	if derr != nil {
+		return results, fmt.Errorf("sync layers: %w", derr)
+	}
+	// All is on disk. The renames make the layers visible, lowest first, the sync of the directory makes that last.
+	for _, i := range begun {
+		if err := os.Rename(jobs[i].Dir, final[i]); err != nil {
+			return results, fmt.Errorf("complete layer: %w", err)
+		}
+	}
+	if err := dir.Sync(); err != nil {
+		return results, fmt.Errorf("sync layers: %w", err)
+	}
+	return results, nil
+}
+
+// claim waits until nobody else extracts any of the layers and makes others wait for these, all at once, so that no two can
+// wait for each other. Who comes second finds the first one's directories.
+func (l *Layers) claim(ctx context.Context, layers []layer.Request) (leave func(), err error) {
 	for {
 		l.mu.Lock()
-		other := l.working[req.ChainID]
+		var other chan struct{}
+		for _, r := range layers {
+			if other == nil {
+				other = l.working[r.ChainID]
+			}
+		}
 		if other == nil {
 			break
 		}
@@ -84,75 +166,165 @@ func (l *Layers) Apply(ctx context.Context, req *layer.ApplyRequest) (_ layer.Re
 		select {
 		case <-other:
 		case <-ctx.Done():
-			return layer.Result{}, context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
 	}
+	defer l.mu.Unlock()
 	done := make(chan struct{})
-	l.working[req.ChainID] = done
-	l.serial++
-	tmp := filepath.Join(LayersDir, partial+strconv.Itoa(l.serial))
-	l.mu.Unlock()
-	defer func() {
+	for _, r := range layers {
+		l.working[r.ChainID] = done
+	}
+	return func() {
 		l.mu.Lock()
-		delete(l.working, req.ChainID)
-		l.mu.Unlock()
-		close(done)
-	}()
-	if _, err := os.Lstat(final); err == nil {
-		return layer.Result{}, nil
-	}
-
-	select {
-	case l.slots <- struct{}{}:
-		defer func() { <-l.slots }()
-	case <-ctx.Done():
-		return layer.Result{}, context.Cause(ctx)
-	}
-	if ctx.Err() != nil { // the slot and the end came together
-		return layer.Result{}, context.Cause(ctx)
-	}
-	root := l.ids[0].Outside
-	if err := os.Mkdir(tmp, 0o755); err != nil { //nolint:gosec // G301: it becomes the "/" of sandboxes
-		return layer.Result{}, fmt.Errorf("make layer directory: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.RemoveAll(tmp))
+		defer l.mu.Unlock()
+		for _, r := range layers {
+			delete(l.working, r.ChainID)
 		}
-	}()
-	if err := os.Lchown(tmp, root, root); err != nil {
-		return layer.Result{}, fmt.Errorf("make layer directory: %w", err)
-	}
-	result, err := l.applyIn(ctx, tmp, req)
-	if err != nil {
-		return layer.Result{}, err
-	}
-	// The child has synced the file system. The rename makes the layer visible, the sync of the directory makes that last.
-	if err := os.Rename(tmp, final); err != nil {
-		return layer.Result{}, fmt.Errorf("complete layer: %w", err)
-	}
-	dir, err := os.Open(LayersDir)
-	if err != nil {
-		return layer.Result{}, fmt.Errorf("sync layers: %w", err)
-	}
-	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
-		return layer.Result{}, fmt.Errorf("sync layers: %w", err)
-	}
-	return result, nil
+		close(done)
+	}, nil
 }
 
-// Remove deletes an extracted layer; one that is not there is no error.
-func (l *Layers) Remove(chainID string) error {
+// makePartial makes a directory for a layer.
+func (l *Layers) makePartial() (dir string, err error) {
+	l.mu.Lock()
+	l.serial++
+	dir = filepath.Join(LayersDir, partial+strconv.Itoa(l.serial))
+	l.mu.Unlock()
+	if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // G301: it becomes the "/" of sandboxes
+		return "", fmt.Errorf("make layer directory: %w", err)
+	}
+	root := l.ids[0].Outside
+	if err := os.Lchown(dir, root, root); err != nil {
+		return "", errors.Join(fmt.Errorf("make layer directory: %w", err), os.Remove(dir))
+	}
+	return dir, nil
+}
+
+// unpack runs the children, some at a time and in order: each has to know that the layers below it are complete before it ends.
+// On error it says whose it is, and all have ended.
+func (l *Layers) unpack(ctx context.Context, jobs []applyJob, begun []int, results []layer.Result, req *layer.ApplyRequest) (failed int, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var children sync.WaitGroup
+	var mu sync.Mutex // of failed and err
+	fail := func(i int, cause error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if err == nil { // the others' are that they were ended
+			failed, err = i, cause
+		}
+		cancel(cause)
+	}
+	settled := make(chan struct{}) // closed when the layers below the next one are complete
+	close(settled)
+	for _, i := range begun {
+		if err := l.take(ctx); err != nil {
+			fail(i, err)
+			break
+		}
+		below, done := settled, make(chan struct{})
+		settled = done
+		children.Go(func() {
+			defer func() { <-l.slots }()
+			result, err := l.applyOne(ctx, &jobs[i], req.Layers[i].Blob, below)
+			if err != nil {
+				fail(i, err)
+				return
+			}
+			results[i] = result
+			close(done)
+		})
+	}
+	children.Wait()
+	return failed, err
+}
+
+// take waits for a slot.
+func (l *Layers) take(ctx context.Context) error {
+	select {
+	case l.slots <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if ctx.Err() != nil { // both came together
+		<-l.slots
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// share leaves of what was skipped as much as one answer has room for.
+func share(results []layer.Result) {
+	left := layer.MaxSkipped
+	for i := range results {
+		r := &results[i]
+		n := min(left, len(r.Skipped))
+		r.SkippedMore += int64(len(r.Skipped) - n)
+		r.Skipped = r.Skipped[:n]
+		left -= n
+	}
+}
+
+// writing has a file system write down what comes to it, so that it is not all left to the end.
+type writing struct {
+	dir  *os.File
+	stop chan struct{}
+	done chan error
+}
+
+// writeEvery is how often. A sync waits for the disk and makes who writes meanwhile wait now and then.
+const writeEvery = 500 * time.Millisecond
+
+// startWriting begins; dir must stay open until finish has returned. Errors of writing that happen from now on are found.
+func startWriting(dir *os.File) *writing {
+	w := &writing{dir: dir, stop: make(chan struct{}), done: make(chan error, 1)}
+	go func() {
+		tick := time.NewTicker(writeEvery)
+		defer tick.Stop()
+		var err error
+		for {
+			select {
+			case <-tick.C:
+				// The kernel tells of an error once.
+				err = errors.Join(err, unix.Syncfs(int(dir.Fd())))
+			case <-w.stop:
+				w.done <- err
+				return
+			}
+		}
+	}()
+	return w
+}
+
+// finish ends it and, if that is wanted, returns when everything is on disk.
+func (w *writing) finish(wanted bool) error {
+	close(w.stop)
+	err := <-w.done
+	if wanted && err == nil {
+		err = unix.Syncfs(int(w.dir.Fd()))
+	}
+	return err
+}
+
+// Remove deletes an extracted layer; one that is not there is no error. One that is just being extracted, for somebody who has
+// given up and is about to be noticed, it waits for.
+func (l *Layers) Remove(ctx context.Context, chainID string) error {
 	dir, err := layerDir(chainID)
 	if err != nil {
 		return err
+	}
+	leave, err := l.claim(ctx, []layer.Request{{ChainID: chainID}})
+	if err != nil {
+		return fmt.Errorf("remove layer %s: %w", chainID, err)
 	}
 	l.mu.Lock()
 	l.serial++
 	tmp := filepath.Join(LayersDir, partial+strconv.Itoa(l.serial))
 	l.mu.Unlock()
 	// Renamed first, so that a half-removed layer is never taken for a whole one.
-	if err := os.Rename(dir, tmp); errors.Is(err, os.ErrNotExist) {
+	err = os.Rename(dir, tmp)
+	leave()
+	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("remove layer %s: %w", chainID, err)
@@ -182,16 +354,25 @@ type childReport struct {
 	Result layer.Result `json:"result"`
 }
 
-func (l *Layers) applyIn(ctx context.Context, dir string, req *layer.ApplyRequest) (layer.Result, error) {
-	job := applyJob{Dir: dir, MediaType: req.MediaType, DiffID: req.DiffID, Limits: req.Limits, Single: l.single, FromDiff: req.FromDiff}
-	for _, p := range req.Parents {
-		d, err := layerDir(p)
-		if err != nil {
-			return layer.Result{}, err
-		}
-		job.Parents = append(job.Parents, d)
+// applyOne extracts a blob in a child, which ends after below is closed.
+func (l *Layers) applyOne(ctx context.Context, job *applyJob, blob *os.File, below <-chan struct{}) (_ layer.Result, err error) {
+	gate, open, err := os.Pipe()
+	if err != nil {
+		return layer.Result{}, fmt.Errorf("unpack layer: %w", err)
 	}
-	return l.child(ctx, "unpack layer", "apply", &job, req.Blob)
+	ended := make(chan struct{})
+	var opener sync.WaitGroup
+	opener.Go(func() {
+		select {
+		case <-below:
+			_, _ = open.Write([]byte{1}) // a child that has ended says why
+		case <-ended:
+		}
+	})
+	result, err := l.child(ctx, "unpack layer", "apply", job, blob, gate)
+	close(ended)
+	opener.Wait()
+	return result, errors.Join(err, gate.Close(), open.Close())
 }
 
 // child runs the two stages of a confined child. Its standard input is in; what it has to say comes on its standard output.

@@ -200,8 +200,11 @@ func (s *Server) whileAsked(ctx context.Context, c *net.UnixConn) (_ context.Con
 // handle does what was asked. The files that it returns are the response's and closed after it was sent.
 func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*response, []*os.File) {
 	want := 0
-	if req.Op == opCreate || req.Op == opStart || req.Op == opApply || req.Op == opDiff {
+	switch {
+	case req.Op == opCreate, req.Op == opStart, req.Op == opDiff:
 		want = 1
+	case req.Op == opApply && req.Apply != nil:
+		want = len(req.Apply.Layers)
 	}
 	if len(files) != want && req.Op != opDeposit {
 		return &response{Error: &wireError{Message: fmt.Sprintf("launcher %s: %d descriptors, not %d", req.Op, len(files), want)}}, nil
@@ -279,15 +282,14 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	case opOOMKills:
 		resp.Count, err = s.Engine.OOMKills(ctx, req.ID)
 	case opApply:
-		var r layer.Result
 		if req.Apply == nil {
 			err = errors.New("launcher apply: no layer")
 			break
 		}
-		req.Apply.Blob = files[0]
-		if r, err = s.Layers.Apply(ctx, req.Apply); err == nil {
-			resp.Layer = &r
+		for i, f := range files {
+			req.Apply.Layers[i].Blob = f
 		}
+		resp.Layers, err = s.Layers.Apply(ctx, req.Apply)
 	case opDiff:
 		var r layer.Result
 		if req.Diff == nil {
@@ -303,7 +305,7 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 			resp.Layer = &r
 		}
 	case opRemoveLayer:
-		err = s.Layers.Remove(req.Layer)
+		err = s.Layers.Remove(ctx, req.Layer)
 	case opShutdown:
 	case opSession:
 		err = errors.New("launcher session: not a request to handle")
@@ -311,7 +313,7 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		err = fmt.Errorf("launcher: %s %q", saysUnknown, req.Op)
 	}
 	if err != nil {
-		return &response{Error: toWire(err)}, nil
+		return &response{Error: toWire(err), Layers: resp.Layers}, nil
 	}
 	var out []*os.File
 	for _, st := range started {

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -37,7 +35,13 @@ func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result lay
 		return layer.Result{}, false, err
 	}
 	defer release()
-	tmp, err := l.fresh()
+	// Opened before anything is written: errors of writing that happen from now on are found.
+	dir, err := os.Open(LayersDir)
+	if err != nil {
+		return layer.Result{}, false, fmt.Errorf("open layers: %w", err)
+	}
+	defer func() { err = errors.Join(err, dir.Close()) }()
+	tmp, err := l.makePartial()
 	if err != nil {
 		return layer.Result{}, false, err
 	}
@@ -52,6 +56,17 @@ func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result lay
 	}
 	// The children take turns less often. Where it is refused, the pipe does as it is.
 	_, _ = unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 1<<20)
+	// Whiteouts hide what may be a directory of the host's, which is none of the layers below.
+	unpacked := applyJob{Dir: tmp, MediaType: mediaTypeTar, Limits: layer.AnyRatio(), Single: l.single, FromDiff: true}
+	for _, p := range req.Diff.Rootfs.Layers {
+		below, err := layerDir(p)
+		if err != nil {
+			return layer.Result{}, false, errors.Join(err, r.Close(), w.Close())
+		}
+		unpacked.Parents = append(unpacked.Parents, below)
+	}
+	complete := make(chan struct{}) // the layers below are
+	close(complete)
 	readCtx, thaw, frozen, err := l.still(ctx, &req.Diff)
 	if err != nil {
 		return layer.Result{}, false, errors.Join(err, r.Close(), w.Close())
@@ -72,10 +87,7 @@ func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result lay
 	}()
 	go func() {
 		var e end
-		// Whiteouts hide what may be a directory of the host's, which is none of the layers below.
-		e.result, e.err = l.applyIn(ctx, tmp, &layer.ApplyRequest{
-			ChainID: req.ChainID, Parents: req.Diff.Rootfs.Layers, MediaType: mediaTypeTar, Limits: layer.AnyRatio(), FromDiff: true, Blob: r,
-		})
+		e.result, e.err = l.applyOne(ctx, &unpacked, r, complete)
 		ends <- e
 		_ = r.Close() // a reader that writes on ends
 	}()
@@ -94,39 +106,22 @@ func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result lay
 	if err != nil {
 		return layer.Result{}, false, err
 	}
-	if err := l.publish(tmp, final); err != nil {
+	if err := publish(dir, tmp, final); err != nil {
 		return layer.Result{}, false, err
 	}
 	result.Add(skipped)
 	return result, frozen, nil
 }
 
-// fresh makes an empty directory for a layer, which belongs to the sandboxes' root.
-func (l *Layers) fresh() (string, error) {
-	l.mu.Lock()
-	l.serial++
-	tmp := filepath.Join(LayersDir, partial+strconv.Itoa(l.serial))
-	l.mu.Unlock()
-	if err := os.Mkdir(tmp, 0o755); err != nil { //nolint:gosec // G301: it becomes the "/" of sandboxes
-		return "", fmt.Errorf("make layer directory: %w", err)
+// publish gives a layer that is complete its name when all of it is on disk, and makes that last.
+func publish(dir *os.File, tmp, final string) error {
+	if err := unix.Syncfs(int(dir.Fd())); err != nil {
+		return fmt.Errorf("sync layers: %w", err)
 	}
-	root := l.ids[0].Outside
-	if err := os.Lchown(tmp, root, root); err != nil {
-		return "", errors.Join(fmt.Errorf("make layer directory: %w", err), os.Remove(tmp))
-	}
-	return tmp, nil
-}
-
-// publish gives a layer that is complete and synced its name, and makes that last.
-func (l *Layers) publish(tmp, final string) error {
 	if err := os.Rename(tmp, final); err != nil {
 		return fmt.Errorf("complete layer: %w", err)
 	}
-	dir, err := os.Open(LayersDir)
-	if err != nil {
-		return fmt.Errorf("sync layers: %w", err)
-	}
-	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
+	if err := dir.Sync(); err != nil {
 		return fmt.Errorf("sync layers: %w", err)
 	}
 	return nil

@@ -59,7 +59,7 @@ type request struct {
 	Spec   *runtime.Spec       `json:"spec,omitempty"`   // create, start; with the control socket
 	Grace  time.Duration       `json:"grace,omitempty"`  // stop
 	Change *runtime.Change     `json:"change,omitempty"` // update
-	Apply  *layer.ApplyRequest `json:"apply,omitempty"`  // with the blob
+	Apply  *layer.ApplyRequest `json:"apply,omitempty"`  // with the blobs, one for each layer
 	Diff   *DiffRequest        `json:"diff,omitempty"`   // with the pipe to write to
 	Layer  string              `json:"layer,omitempty"`  // remove-layer: a chain id
 	Snap   *SnapshotRequest    `json:"snap,omitempty"`   // snapshot
@@ -84,9 +84,11 @@ type response struct {
 	Enforced *api.Enforced `json:"enforced,omitempty"` // update
 	Stats    *api.Stats    `json:"stats,omitempty"`
 	Count    int           `json:"count,omitempty"`
-	Layer    *layer.Result `json:"layer,omitempty"`
-	Frozen   bool          `json:"frozen,omitempty"`   // snapshot: nothing in the sandbox ran while it was read
-	Deposits []wireDeposit `json:"deposits,omitempty"` // withdraw; with their descriptors, in this order
+	Layer    *layer.Result `json:"layer,omitempty"` // diff, snapshot
+	// Of apply: one for each layer, with an error for each below the one that is to blame.
+	Layers   []layer.Result `json:"layers,omitempty"`
+	Frozen   bool           `json:"frozen,omitempty"`   // snapshot: nothing in the sandbox ran while it was read
+	Deposits []wireDeposit  `json:"deposits,omitempty"` // withdraw; with their descriptors, in this order
 }
 
 type wireStarted struct {

@@ -436,8 +436,9 @@ type imageError struct{ message string }
 func (e *imageError) Error() string { return e.message }
 func (e *imageError) Unwrap() error { return runtime.ErrRootfs }
 
-// prepareOverlays makes the writable directories of a sandbox, owned by its root, and says what is to be mounted. Those of a
-// sandbox that is started again are there.
+// prepareOverlays makes the writable directories of a sandbox and says what is to be mounted. Overlayfs shows the root of the
+// upper directory, so the rootfs' has the owner and mode that the image gives its "/"; the others are owned by the sandbox's root. Those of a
+// sandbox that is started again are there, and are as it has made them.
 func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]launcher.Overlay, error) {
 	overlays, err := launcher.Overlays(dir, source)
 	if err == nil {
@@ -457,25 +458,37 @@ func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]launcher.
 		}
 	}
 	root := e.host.IDs[0].Outside
-	for _, o := range overlays {
+	owner := unix.Stat_t{Uid: uint32(root), Gid: uint32(root), Mode: 0o755} //nolint:gosec // G115: ids of the host
+	for i, o := range overlays {
 		// What an overlay that was cut off left in its work directory is nothing for the next one.
 		if err := os.RemoveAll(o.Work); err != nil {
 			return nil, err
 		}
-		for _, d := range []string{o.Upper, o.Work} {
-			err := os.Mkdir(d, 0o755) //nolint:gosec // G301: it becomes the sandbox's "/"
-			if errors.Is(err, os.ErrExist) {
-				continue // its owner and mode are what the sandbox has made of them
+		upper := owner
+		if i == 0 {
+			if err := unix.Lstat(filepath.Join(launcher.LayersDir, o.Lower[0]), &upper); err != nil {
+				return nil, fmt.Errorf("layer %s: %w", o.Lower[0], err)
 			}
-			if err != nil {
-				return nil, err
-			}
-			if err := os.Lchown(d, root, root); err != nil {
-				return nil, err
-			}
+		}
+		if err := makeOwned(o.Work, &owner); err != nil {
+			return nil, err
+		}
+		if err := makeOwned(o.Upper, &upper); err != nil && !errors.Is(err, os.ErrExist) {
+			return nil, err
 		}
 	}
 	return overlays, nil
+}
+
+// makeOwned makes a directory with the owner and mode that are wanted.
+func makeOwned(dir string, want *unix.Stat_t) error {
+	if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // G301: it becomes the sandbox's "/"
+		return err
+	}
+	if err := os.Lchown(dir, int(want.Uid), int(want.Gid)); err != nil {
+		return err
+	}
+	return unix.Chmod(dir, want.Mode&0o7777) // after the owner, which clears bits
 }
 
 // List implements runtime.Engine.

@@ -20,6 +20,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/idmap"
@@ -115,6 +117,108 @@ func TestDeadlinesOfTheLauncher(t *testing.T) {
 	})
 }
 
+// Layers that come together are there all or none, and what an upper one takes from a lower one does not depend on which is
+// unpacked first.
+func TestLayersThatComeTogether(t *testing.T) {
+	testenv.RequireUserNS(t)
+	opts := options(t)
+	layers := filepath.Join(opts.DataDir, "layers")
+	client, _, err := launcher.Connect(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := client.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	// The lower one takes long, those above are read at once.
+	big := strings.Repeat("0123456789abcdef", 1<<20)
+	lower := harness.Tar(t, harness.File{Name: "big", Body: big}, harness.File{Name: "dir/", Type: tar.TypeDir, Mode: 0o1750}, harness.File{Name: "gone"})
+	middle := harness.Tar(t, harness.File{Name: "dir/file", Body: "x"}, harness.File{Name: ".wh.gone"}, harness.File{Name: ".wh.never"}, harness.File{Name: "other/", Type: tar.TypeDir, Mode: 0o711})
+	upper := harness.Tar(t, harness.File{Name: "dir/file", Body: "xy"}, harness.File{Name: "other/file"})
+	request := func(streams ...[]byte) (req layer.ApplyRequest) {
+		name := ""
+		for _, stream := range streams {
+			blob, err := os.CreateTemp(t.TempDir(), "layer")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = blob.Close() })
+			if _, err := blob.WriteAt(stream, 0); err != nil {
+				t.Fatal(err)
+			}
+			sum := sha256.Sum256(append([]byte(name), stream...))
+			name = "sha256:" + hex.EncodeToString(sum[:])
+			req.Layers = append(req.Layers, layer.Request{ChainID: name, MediaType: "application/vnd.oci.image.layer.v1.tar", Blob: blob})
+		}
+		return req
+	}
+	dir := func(chainID string) string {
+		return filepath.Join(layers, strings.TrimPrefix(chainID, "sha256:"))
+	}
+	list := func() (names []string) {
+		entries, err := os.ReadDir(layers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		return names
+	}
+
+	before := list()
+	bad := request(lower, middle, []byte("no layer at all, and not even a block of one"), upper)
+	if results, err := client.Apply(t.Context(), bad); !errors.Is(err, layer.ErrInvalid) || len(results) != 2 {
+		t.Errorf("a bad third layer: %d results, %v", len(results), err)
+	}
+	if diff := cmp.Diff(before, list()); diff != "" {
+		t.Errorf("left behind (-before +after):\n%s", diff)
+	}
+
+	req := request(lower, middle, upper)
+	results, err := client.Apply(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(results) != 3 || results[0].Size != int64(len(big)) || results[1].Size != 1 || results[2].Size != 2 {
+		t.Errorf("results %+v", results)
+	}
+	for name, want := range map[string]os.FileMode{
+		"1/dir": os.ModeDir | os.ModeSticky | 0o750, "2/dir": os.ModeDir | os.ModeSticky | 0o750, "2/other": os.ModeDir | 0o711,
+		"1/gone": os.ModeDevice | os.ModeCharDevice, "1/never": 0, "2/gone": 0,
+	} {
+		fi, err := os.Lstat(filepath.Join(dir(req.Layers[name[0]-'0'].ChainID), name[2:]))
+		switch {
+		case want == 0 && !errors.Is(err, os.ErrNotExist):
+			t.Errorf("%s: %v, %v, want nothing", name, fi, err)
+		case want != 0 && (err != nil || fi.Mode().Type() != want.Type() || want.IsDir() && fi.Mode() != want):
+			t.Errorf("%s: %v, %v, want %v", name, fi, err, want)
+		}
+	}
+	// Once more, with one on top: those that are there stay.
+	more := request(lower, middle, upper, upper)
+	if results, err = client.Apply(t.Context(), more); err != nil || results[0].DiffID != "" || results[2].DiffID != "" || results[3].DiffID == "" {
+		t.Errorf("again: %+v, %v", results, err)
+	}
+	for _, l := range more.Layers {
+		if err := client.RemoveLayer(t.Context(), l.ChainID); err != nil {
+			t.Error(err)
+		}
+	}
+	for n, r := range map[string]layer.ApplyRequest{"none": {}, "too many": {Layers: make([]layer.Request, layer.MaxApply+1)}} {
+		for i := range r.Layers {
+			r.Layers[i] = req.Layers[0]
+		}
+		if _, err := client.Apply(t.Context(), r); err == nil || !strings.Contains(err.Error(), "1 to 64") {
+			t.Errorf("%s: %v", n, err)
+		}
+	}
+}
+
 // What a sandbox has changed is read whether it runs or not, and the layer is one that can be applied.
 func TestDiff(t *testing.T) {
 	testenv.RequireUserNS(t)
@@ -172,10 +276,10 @@ func TestDiff(t *testing.T) {
 	if _, err := blob.WriteAt(stream.Bytes(), 0); err != nil {
 		t.Fatal(err)
 	}
-	applied, err := client.Apply(t.Context(), layer.ApplyRequest{
-		ChainID: first.DiffID, Parents: []string{chain}, DiffID: first.DiffID, MediaType: "application/vnd.oci.image.layer.v1.tar", Blob: blob,
-	})
-	if err != nil || applied.Entries != first.Entries {
+	applied, err := client.Apply(t.Context(), layer.ApplyRequest{Parents: []string{chain}, Layers: []layer.Request{{
+		ChainID: first.DiffID, DiffID: first.DiffID, MediaType: "application/vnd.oci.image.layer.v1.tar", Blob: blob,
+	}}})
+	if err != nil || applied[0].Entries != first.Entries {
 		t.Errorf("applied: %+v, %v; made: %+v", applied, err, first)
 	}
 	if err := client.RemoveLayer(t.Context(), first.DiffID); err != nil {
@@ -313,9 +417,9 @@ func applyLayer(t *testing.T, client *launcher.Client) {
 	if _, err := blob.WriteAt(layerTar, 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.Apply(t.Context(), layer.ApplyRequest{
+	if _, err := client.Apply(t.Context(), layer.ApplyRequest{Layers: []layer.Request{{
 		ChainID: chain, DiffID: chain, MediaType: "application/vnd.oci.image.layer.v1.tar", Blob: blob,
-	}); err != nil {
+	}}}); err != nil {
 		t.Fatal(err)
 	}
 }

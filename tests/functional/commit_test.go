@@ -1,6 +1,7 @@
 package functional
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/tests/harness"
@@ -107,6 +109,27 @@ func TestCommit(t *testing.T) {
 	}
 	if got := d.CLI(t, "commit", s.Name, "team/made:2"); got.Code != 0 {
 		t.Errorf("commit once more: %+v", got)
+	}
+}
+
+// A sandbox shows its image's "/" with the owner and mode that it has there, which is no change.
+func TestTheRootIsAsInItsImage(t *testing.T) {
+	d := start(t)
+	registry := harness.LyingRegistry(t, nil)
+	base := registry.Push(t, "team/root:1", harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}, Cmd: []string{"sh"}},
+		harness.Layer(t, "gzip", harness.Tar(t, append(harness.Busybox(t), harness.File{Name: "./", Type: tar.TypeDir, Mode: 0o1751})...)),
+		harness.Layer(t, "gzip", harness.Tar(t, harness.File{Name: "second"}))))
+	d.MustPull(t, base)
+	s := d.Create(t, api.CreateSandbox{Image: base})
+	if got := s.Sh(t, "stat -c %a:%u:%g /"); got != "1751:0:0\n" {
+		t.Errorf("/ has %q", got)
+	}
+	if got := diffOf(t, d, s.ID); len(got) != 0 {
+		t.Errorf("before anything was done: %q", got)
+	}
+	s.Sh(t, "chmod 755 /")
+	if got := diffOf(t, d, s.ID); !slices.Equal(got, []string{"changed directory / 0"}) {
+		t.Errorf("after a change: %q", got)
 	}
 }
 

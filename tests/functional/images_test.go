@@ -19,11 +19,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
@@ -486,6 +488,24 @@ func TestImportOfARootFileSystem(t *testing.T) {
 	if first.Code != 0 || !strings.HasPrefix(first.Stdout, "docker.io/tools/base:1 sha256:") || first.Stdout != again.Stdout {
 		t.Fatalf("import: %+v, then %+v", first, again)
 	}
+	// With its progress.
+	var events []api.PullEvent
+	images, err := client.New(d.Socket).ImportImages(t.Context(), bytes.NewReader(root), client.ImportOptions{
+		Reference: "tools/told:1", Rootfs: true, Progress: func(e api.PullEvent) { events = append(events, e) },
+	})
+	if err != nil || len(images) != 1 || images[0].Reference != "docker.io/tools/told:1" {
+		t.Fatalf("import with progress: %+v, %v", images, err)
+	}
+	var steps []string
+	for _, e := range events {
+		if e.Layer == "" != (e.Images != nil) {
+			t.Errorf("event %+v", e)
+		}
+		steps = append(steps, e.Status)
+	}
+	if diff := cmp.Diff([]string{"exists", "applying", "done", "done"}, steps); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
 	s := d.Create(t, api.CreateSandbox{Image: "tools/base:1"})
 	if got := s.Sh(t, "echo $WHO; pwd; id -u"); got != "me\n/tmp\n1000\n" {
 		t.Errorf("in the sandbox: %q", got)
@@ -611,6 +631,8 @@ func TestBadImageRequestsAreAnsweredClearly(t *testing.T) {
 		{"export in a format of fancy", "GET", "/v1/images/export?reference=never/was:1&format=zip", nil, api.CodeInvalid, "zip"},
 		{"import under a bad name", "POST", "/v1/images/import?reference=UPPER/../case", []byte("x"), api.CodeInvalid, "UPPER"},
 		{"import under a digest", "POST", "/v1/images/import?reference=a@sha256:" + strings.Repeat("0", 64), []byte("x"), api.CodeInvalid, "digest"},
+		{"import with a progress that is neither", "POST", "/v1/images/import?progress=1", []byte("x"), api.CodeInvalid, "progress"},
+		{"import with progress of what is no archive", "POST", "/v1/images/import?progress=true", []byte(strings.Repeat("x", 2000)), api.CodeImage, ""},
 		{"import as host", "POST", "/v1/images/import?reference=host", []byte("x"), api.CodeInvalid, "host"},
 		{"import of a root without a name", "POST", "/v1/images/import?rootfs=true", []byte("x"), api.CodeInvalid, "name"},
 		{"import for another system", "POST", "/v1/images/import?platform=windows/amd64", []byte("x"), api.CodeInvalid, "windows"},
@@ -682,7 +704,7 @@ func TestPush(t *testing.T) {
 	if got := d.CLI(t, "tag", pulled.Reference, target); got.Code != 0 {
 		t.Fatalf("tag: %+v", got)
 	}
-	got := d.CLI(t, "push", target)
+	got := d.CLI(t, "push", "--platform", pulled.Platform, target)
 	if want := target + " " + pulled.Digest + "\n"; got.Code != 0 || got.Stdout != want {
 		t.Fatalf("push: %+v, want %q", got, want)
 	}
@@ -716,6 +738,9 @@ func TestPush(t *testing.T) {
 	if said := got.Stderr + d.Log(); strings.Contains(said, "s3cret") || strings.Contains(said, "guessed") {
 		t.Error("a password is told")
 	}
+	wantProblem(t, d.Call(t.Context(), http.MethodPost, "/v1/images/push", api.PushImage{Reference: target, Platform: "linux/s390x"}, nil),
+		api.CodeInvalid, "is stored for "+pulled.Platform+" only, not for linux/s390x")
+	wantProblem(t, d.Call(t.Context(), http.MethodPost, "/v1/images/push", api.PushImage{Reference: target, Platform: "linux\x07"}, nil), api.CodeInvalid, "platform")
 	wantProblem(t, d.Call(t.Context(), http.MethodPost, "/v1/images/push", api.PushImage{Reference: "host"}, nil), api.CodeInvalid, "not pushed")
 	wantProblem(t, d.Call(t.Context(), http.MethodPost, "/v1/images/push", api.PushImage{Reference: "not/here:1"}, nil), api.CodeNotFound, "not stored")
 }

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -21,6 +22,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
@@ -74,6 +76,54 @@ func TestUnpackerIsConfined(t *testing.T) {
 	}
 }
 
+// What reads what a sandbox has changed has a whole sandbox's files to choose names and content from.
+func TestDifferIsConfined(t *testing.T) {
+	testenv.RequireUserNS(t)
+	a := newApplier(t)
+	a.outside = filepath.Join(a.dir, "sandboxes", "outside")
+	if err := os.Mkdir(a.outside, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(a.outside, 0o777); err != nil { // the umask
+		t.Fatal(err)
+	}
+	control := a.attackDiff(t, "attackcontrol")
+	for _, name := range []string{"read-outside-descriptor", "write-outside-descriptor", "create-outside-descriptor", "remove-outside-descriptor", "make-socket-file", "socket-inet", "fork", "mount"} {
+		if control[name] != "worked" {
+			t.Errorf("control: %s does not work where nothing holds it: %s", name, control[name])
+		}
+	}
+
+	// The control for Landlock: what only it holds. Its filter knows no call that makes or removes names, but openat(2) does.
+	noLandlock := worked(a.attackDiff(t, "attacknolandlock"))
+	if diff := cmp.Diff([]string{
+		"create-outside-descriptor", "read-layer-below", "read-outside-descriptor", "write-outside-descriptor",
+	}, noLandlock); diff != "" {
+		t.Errorf("worked without Landlock (-want +got):\n%s", diff)
+	}
+
+	abi, err := kernel.LandlockABI()
+	landlock := err == nil && abi >= kernel.LandlockRefer
+	for name, result := range a.attackDiff(t, "attackconfined") {
+		if result == "worked" && (landlock || !slices.Contains(noLandlock, name)) {
+			t.Errorf("%s worked", name)
+		}
+	}
+
+	testenv.RequireLandlock(t, kernel.LandlockRefer)
+	noFilter := a.attackDiff(t, "attacknofilter")
+	for _, name := range append(noLandlock, "remove-outside-descriptor", "make-socket-file", "execve", "open-outside-path", "open-outside-dotdot", "mount", "chroot") {
+		if noFilter[name] == "worked" {
+			t.Errorf("%s worked without the filter", name)
+		}
+	}
+	for _, name := range []string{"socket-inet", "fork", "memfd"} {
+		if noFilter[name] != "worked" {
+			t.Errorf("control: %s without the filter: %s", name, noFilter[name])
+		}
+	}
+}
+
 func worked(results map[string]string) []string {
 	maps.DeleteFunc(results, func(_, result string) bool { return result != "worked" })
 	return slices.Sorted(maps.Keys(results))
@@ -94,6 +144,7 @@ func TestLayersAreUnpackedWithoutLandlock(t *testing.T) {
 
 type applier struct {
 	client  *launcher.Client
+	dir     string // where the launcher keeps its data
 	outside string // a directory of the host that everybody may write to
 	parent  string // chain id of a layer
 	applied []string
@@ -111,7 +162,7 @@ func newApplier(t *testing.T) *applier {
 			t.Errorf("left behind: %v", err)
 		}
 	})
-	a := &applier{outside: filepath.Join(dir, "outside")}
+	a := &applier{dir: dir, outside: filepath.Join(dir, "outside")}
 	for _, d := range []string{dir, a.outside, filepath.Join(dir, "run")} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			t.Fatal(err)
@@ -169,16 +220,46 @@ func (a *applier) apply(t *testing.T, mediaType string, stream []byte, parents .
 func (a *applier) send(t *testing.T, mediaType string, blob *os.File, parents []string) (layer.Result, error) {
 	t.Helper()
 	chain := fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(mediaType+strings.Join(parents, ""))))
-	result, err := a.client.Apply(t.Context(), layer.ApplyRequest{ChainID: chain, Parents: parents, MediaType: mediaType, Blob: blob})
-	if err == nil {
-		a.applied = append(a.applied, chain)
+	results, err := a.client.Apply(t.Context(), layer.ApplyRequest{
+		Parents: parents, Layers: []layer.Request{{ChainID: chain, MediaType: mediaType, Blob: blob}},
+	})
+	if err != nil {
+		return layer.Result{}, err
 	}
-	return result, err
+	a.applied = append(a.applied, chain)
+	return results[0], nil
 }
 
 // attack has the unpacker attack, with a directory of the host in the place of the layer's stream, and looks at that
 // afterwards: what is said to have been refused must not have happened.
 func (a *applier) attack(t *testing.T, order string) map[string]string {
+	t.Helper()
+	return a.run(t, order, func() error {
+		dir, err := os.Open(a.outside)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dir.Close()
+		_, err = a.send(t, "attack/"+order, dir, []string{a.parent})
+		return err
+	})
+}
+
+// attackDiff has what reads a sandbox attack, with another one's directory as its standard input.
+func (a *applier) attackDiff(t *testing.T, id string) map[string]string {
+	t.Helper()
+	upper := filepath.Join(a.dir, "sandboxes", id, "upper")
+	if err := os.MkdirAll(upper, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return a.run(t, id, func() error {
+		_, err := a.client.Diff(t.Context(), launcher.DiffRequest{ID: id, Rootfs: rootfs.Source{Layers: []string{a.parent}}}, io.Discard)
+		return err
+	})
+}
+
+// run plants files outside, has the attack happen, and compares what it says with what has become of them.
+func (a *applier) run(t *testing.T, order string, attack func() error) map[string]string {
 	t.Helper()
 	for name, body := range map[string]string{"planted": "the host's", "removed": "not yet"} {
 		path := filepath.Join(a.outside, name)
@@ -189,14 +270,9 @@ func (a *applier) attack(t *testing.T, order string) map[string]string {
 			t.Fatal(err)
 		}
 	}
-	dir, err := os.Open(a.outside)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dir.Close()
-	_, err = a.send(t, "attack/"+order, dir, []string{a.parent})
+	err := attack()
 	if err == nil {
-		t.Fatalf("%s: a directory was unpacked", order)
+		t.Fatalf("%s: it did its work instead", order)
 	}
 	_, list, ok := strings.Cut(err.Error(), "ATTACKS:")
 	results := make(map[string]string)

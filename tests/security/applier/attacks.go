@@ -30,7 +30,7 @@ func attack() string {
 	return marker + string(data)
 }
 
-// outside is a directory of the host that was let slip: the test gives it as the layer's stream.
+// outside is a directory that was let slip: one of the host, which the test gives as the layer's stream, or another sandbox's.
 const outside = 0
 
 // attacks are tried in this order. Where reached is set, that error says that the call got as far as an honest one with such

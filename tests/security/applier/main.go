@@ -1,5 +1,6 @@
-// Command applier is sandboxd-launcher with one difference: what unpacks layers attacks its confinement instead, and reports
-// as its error what worked. Package security has it unpack "layers" whose media type says what to leave out:
+// Command applier is sandboxd-launcher with one difference: what unpacks layers, and what reads what a sandbox has changed,
+// attacks its confinement instead, and reports as its error what worked. Package security has it unpack "layers" whose media
+// type says what to leave out, and read a sandbox whose id does, without its "/" and "-":
 //
 //	attack/confined      attack from where the product would begin to read the layer
 //	attack/control       attack from before the confinement: everything should work
@@ -15,6 +16,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -31,9 +33,13 @@ func main() {
 	var err error
 	switch os.Args[1] {
 	case "apply":
-		err = first(os.Args[2])
+		err = first(os.Args[2], launcher.ApplyConfine)
 	case "apply-confined":
-		err = second(os.Args[2])
+		err = second(os.Args[2], launcher.ApplyMain)
+	case "diff":
+		err = first(os.Args[2], launcher.DiffConfine)
+	case "diff-confined":
+		err = second(os.Args[2], launcher.DiffMain)
 	case "stage1":
 		err = launcher.Stage1()
 	case "stage2":
@@ -71,19 +77,48 @@ func serve() error {
 	return s.Serve(context.Background(), listener)
 }
 
-// mediaType is the order in the job that both stages get.
-func mediaType(arg string) (string, error) {
+// orderIn is the order in the job that both stages get.
+func orderIn(arg string) (string, error) {
 	var job struct {
 		MediaType string `json:"media_type"`
+		Overlays  []struct {
+			Upper string `json:"upper"`
+		} `json:"overlays"`
 	}
 	err := json.Unmarshal([]byte(arg), &job)
+	if err == nil && len(job.Overlays) > 0 {
+		switch id := filepath.Base(filepath.Dir(job.Overlays[0].Upper)); id {
+		case "attackconfined":
+			return "attack/confined", nil
+		case "attackcontrol":
+			return "attack/control", nil
+		case "attacknofilter":
+			return "attack/no-filter", nil
+		case "attacknolandlock":
+			return "attack/no-landlock", nil
+		}
+	}
 	return job.MediaType, err
 }
 
-func first(arg string) error {
-	order, err := mediaType(arg)
+// slip puts the directory of another sandbox in the place of the standard input of a child that reads a sandbox's.
+func slip() error {
+	dir, err := unix.Open(filepath.Join(launcher.SandboxesDir, "outside"), unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return err
+	}
+	return unix.Dup3(dir, outside, 0)
+}
+
+func first(arg string, confine func(string) error) error {
+	order, err := orderIn(arg)
+	if err != nil {
+		return err
+	}
+	if os.Args[1] == "diff" {
+		if err := slip(); err != nil {
+			return err
+		}
 	}
 	root, err := unix.Open("/", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -105,15 +140,15 @@ func first(arg string) error {
 			return err
 		}
 	}
-	return launcher.ApplyConfine(arg)
+	return confine(arg)
 }
 
-func second(arg string) error {
-	order, err := mediaType(arg)
+func second(arg string, run func(string, func(*specs.LinuxSeccomp) error) error) error {
+	order, err := orderIn(arg)
 	if err != nil {
 		return err
 	}
-	return launcher.ApplyMain(arg, func(filter *specs.LinuxSeccomp) error {
+	return run(arg, func(filter *specs.LinuxSeccomp) error {
 		if order != "attack/no-filter" {
 			if err := libct.LoadFilter(filter); err != nil {
 				return err
