@@ -283,10 +283,10 @@ func (w *world) excused(b *box, err error) bool {
 // agree waits until the daemon says of every sandbox what is true, and asks those that run.
 func (w *world) agree(f fault) {
 	w.t.Helper()
-	var running []*box
+	var said map[*box]api.Sandbox
 	harness.Eventually(w.t, 30*time.Second, func() error {
-		running = nil
 		listed := map[string]api.Sandbox{}
+		said = map[*box]api.Sandbox{}
 		for _, s := range w.d.List(w.t) {
 			listed[s.Name] = s
 		}
@@ -296,9 +296,7 @@ func (w *world) agree(f fault) {
 			if err := b.agree(f, s, there); err != nil {
 				return err
 			}
-			if s.State == api.StateRunning {
-				running = append(running, b)
-			}
+			said[b] = s
 		}
 		for name := range listed {
 			return fmt.Errorf("sandbox %s is listed, and nobody has asked for it", name)
@@ -306,19 +304,24 @@ func (w *world) agree(f fault) {
 		return nil
 	})
 	var all sync.WaitGroup
-	for _, b := range running {
-		all.Go(func() {
-			if err := w.answers(b); err != nil {
-				w.t.Errorf("sandbox %s, which has survived: %v", b.name, err)
-			}
-		})
+	for b, s := range said {
+		b.mu.Lock()
+		b.id, b.deleted = s.ID, s.ID == ""
+		b.mu.Unlock()
+		if s.State == api.StateRunning {
+			all.Go(func() {
+				if err := w.answers(b); err != nil {
+					w.t.Errorf("sandbox %s, which has survived: %v", b.name, err)
+				}
+			})
+		}
 	}
 	all.Wait()
 	for _, b := range w.all() {
 		b.mu.Lock()
-		id, dead := b.id, b.victim || b.held
+		id, dead := b.id, (b.victim || b.held) && !b.doomed
 		b.mu.Unlock()
-		if dead && !b.isDoomed() {
+		if dead {
 			_, _, _, err := execute(w.t.Context(), w.c, id, buffered, api.ExecRequest{Argv: []string{"true"}}, nil)
 			if !errors.Is(err, &api.Problem{Code: api.CodeConflict}) {
 				w.t.Errorf("an exec in sandbox %s, which has ended, is answered %v", b.name, err)
@@ -336,7 +339,6 @@ func (b *box) agree(f fault, s api.Sandbox, there bool) error {
 		if b.id != "" && !b.doomed {
 			return fmt.Errorf("sandbox %s was created, and is lost", b.name)
 		}
-		b.deleted = true
 		return nil
 	}
 	if b.deleted {
@@ -345,7 +347,6 @@ func (b *box) agree(f fault, s api.Sandbox, there bool) error {
 	if b.id != "" && b.id != s.ID {
 		return fmt.Errorf("sandbox %s was %s and is %s", b.name, b.id, s.ID)
 	}
-	b.id = s.ID
 	switch {
 	case s.State == api.StateCreating, (s.State == api.StateRunning) != (s.PID > 0), (s.State == api.StateRunning) != (s.Reason == ""):
 		return errors.New(told)
