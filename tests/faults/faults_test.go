@@ -350,8 +350,8 @@ func (b *box) agree(f fault, s api.Sandbox, there bool) error {
 	switch {
 	case s.State == api.StateCreating, (s.State == api.StateRunning) != (s.PID > 0), (s.State == api.StateRunning) != (s.Reason == ""):
 		return errors.New(told)
-	case b.doomed:
-		return nil // whatever it has come to
+	case b.doomed, b.id == "":
+		return nil // half unmade or half made: whatever it has come to
 	case b.victim && f.hitsDaemon() && s.State == api.StateLost && strings.Contains(s.Reason, "while no daemon was running"):
 	case b.victim: // without a daemon too: it may have taken so long to end that the next one saw it
 		if s.State != api.StateStopped || s.Reason != "its init ended" {
