@@ -269,15 +269,20 @@ func (w *world) excused(b *box, err error) bool {
 	if !answered {
 		return f.hitsDaemon()
 	}
-	ended := p.Code == api.CodeGone || p.Code == api.CodeConflict || p.Code == api.CodeNotFound
 	if b != nil {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if ended && (b.doomed || b.victim) {
+		if ended(err) && (b.doomed || b.victim) {
 			return true
 		}
 	}
-	return f.hitsLauncher() && (ended || p.Code == api.CodeUnavailable)
+	return f.hitsLauncher() && (ended(err) || p.Code == api.CodeUnavailable)
+}
+
+// ended reports whether an error says that a sandbox has ended, before the request or during it.
+func ended(err error) bool {
+	p, ok := errors.AsType[*api.Problem](err)
+	return ok && (p.Code == api.CodeGone || p.Code == api.CodeConflict || p.Code == api.CodeNotFound)
 }
 
 // agree waits until the daemon says of every sandbox what is true, and asks those that run.
@@ -310,7 +315,8 @@ func (w *world) agree(f fault) {
 		b.mu.Unlock()
 		if s.State == api.StateRunning {
 			all.Go(func() {
-				if err := w.answers(b); err != nil {
+				// A deletion that nobody has answered for may still go on in the launcher.
+				if err := w.answers(b); err != nil && (!b.isDoomed() || !ended(err)) {
 					w.t.Errorf("sandbox %s, which has survived: %v", b.name, err)
 				}
 			})

@@ -289,7 +289,7 @@ func (w *world) nothingLeft() {
 			diff = append(diff, "temporary file "+e.Name())
 		}
 		if len(diff) > 0 {
-			return fmt.Errorf("left:\n  %s", strings.Join(diff, "\n  "))
+			return fmt.Errorf("left:\n  %s\nthe daemon has open:\n  %s", strings.Join(diff, "\n  "), strings.Join(open(w.d.PID()), "\n  "))
 		}
 		return nil
 	})
@@ -324,4 +324,20 @@ func (w *world) dropImages(ctx context.Context) {
 	if _, err := w.c.PruneImages(ctx, api.PruneImages{}); err != nil {
 		w.t.Errorf("prune: %v", err)
 	}
+}
+
+// open is what a process has open.
+func open(pid int) []string {
+	var links []string
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for _, e := range entries {
+		if link, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil {
+			links = append(links, e.Name()+" "+link)
+		}
+	}
+	return links
 }
