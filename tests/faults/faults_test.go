@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -265,24 +266,27 @@ func describe(err error) string {
 // excused reports whether an operation may have failed so.
 func (w *world) excused(b *box, err error) bool {
 	f := fault(w.struck.Load())
-	p, answered := errors.AsType[*api.Problem](err)
-	if !answered {
-		return f.hitsDaemon()
+	if p, answered := errors.AsType[*api.Problem](err); answered && p.Code == api.CodeUnavailable {
+		return f.hitsLauncher()
+	}
+	if !ended(err) {
+		return f.hitsDaemon() && !errors.As(err, new(*api.Problem))
 	}
 	if b != nil {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if ended(err) && (b.doomed || b.victim) {
+		if b.doomed || b.victim {
 			return true
 		}
 	}
-	return f.hitsLauncher() && (ended(err) || p.Code == api.CodeUnavailable)
+	return f.hitsLauncher() || f.hitsDaemon() && !errors.As(err, new(*api.Problem))
 }
 
-// ended reports whether an error says that a sandbox has ended, before the request or during it.
+// ended reports whether an error says that a sandbox has ended, before the request or during it. An answer of bytes breaks
+// off.
 func ended(err error) bool {
 	p, ok := errors.AsType[*api.Problem](err)
-	return ok && (p.Code == api.CodeGone || p.Code == api.CodeConflict || p.Code == api.CodeNotFound)
+	return ok && (p.Code == api.CodeGone || p.Code == api.CodeConflict || p.Code == api.CodeNotFound) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // agree waits until the daemon says of every sandbox what is true, and asks those that run.
