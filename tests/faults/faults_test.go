@@ -319,8 +319,13 @@ func (w *world) agree(f fault) {
 		b.mu.Unlock()
 		if s.State == api.StateRunning {
 			all.Go(func() {
-				// A deletion that nobody has answered for may still go on in the launcher.
-				if err := w.answers(b); err != nil && (!b.isDoomed() || !ended(err)) {
+				// A deletion that nobody has answered for may still go on in the launcher, and who came while that was being killed
+				// may have come to the old one.
+				err := w.answers(b)
+				if err != nil && ended(err) && (b.isDoomed() || f.hitsLauncher()) {
+					return
+				}
+				if err != nil {
 					w.t.Errorf("sandbox %s, which has survived: %v", b.name, err)
 				}
 			})
