@@ -315,14 +315,15 @@ func (w *world) agree(f fault) {
 	var all sync.WaitGroup
 	for b, s := range said {
 		b.mu.Lock()
+		answered := b.id != ""
 		b.id, b.deleted = s.ID, s.ID == ""
 		b.mu.Unlock()
 		if s.State == api.StateRunning {
 			all.Go(func() {
-				// A deletion that nobody has answered for may still go on in the launcher, and who came while that was being killed
-				// may have come to the old one.
+				// A deletion that nobody has answered for may still go on in the launcher; a creation that it could not answer it
+				// takes back; and who came while it was being killed may have come to the old one.
 				err := w.answers(b)
-				if err != nil && ended(err) && (b.isDoomed() || f.hitsLauncher()) {
+				if err != nil && ended(err) && (b.isDoomed() || !answered || f.hitsLauncher()) {
 					return
 				}
 				if err != nil {

@@ -142,7 +142,7 @@ func quiet(t *testing.T, d *harness.Daemon, idle func() harness.Snapshot, before
 		return nil
 	})
 	least := memory{math.MaxInt, math.MaxInt64, math.MaxInt64}
-	for range 40 { // requests that have the garbage collector look again; what is about to go is gone in one of them
+	for range 150 { // requests that have the garbage collector look again; what is about to go is gone in one of them
 		d.List(t)
 		info := d.System(t)
 		least.goroutines, least.heap = min(least.goroutines, info.Goroutines), min(least.heap, info.HeapLive)
