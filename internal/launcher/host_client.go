@@ -111,6 +111,16 @@ func (c *Client) call(ctx context.Context, req *request, files ...*os.File) (*re
 	return resp, got, c.explain(err)
 }
 
+// ask is call for requests whose answer brings no descriptor.
+func (c *Client) ask(ctx context.Context, req *request, files ...*os.File) (*response, error) {
+	resp, got, err := c.call(ctx, req, files...)
+	if len(got) > 0 {
+		closeAll(got)
+		return nil, fmt.Errorf("launcher %s: %d descriptors that nobody asked for", req.Op, len(got))
+	}
+	return resp, err
+}
+
 // explain says of a misunderstanding that the launcher is of another version, where it is. Both sides are strict, so that a
 // restriction which one of them does not know is not left out.
 func (c *Client) explain(err error) error {
@@ -206,15 +216,20 @@ func (c *Client) List(ctx context.Context) ([]*runtime.Started, error) {
 	req := &request{Op: opList}
 	for {
 		resp, files, err := c.call(ctx, req)
+		if err == nil {
+			for i, s := range resp.Started {
+				all = append(all, s.started(files[i]))
+				if s.ID <= req.After { // or it might go on for ever
+					err = errors.New("launcher list: answer is not sorted")
+				}
+				req.After = s.ID
+			}
+		}
 		if err != nil {
 			for _, s := range all {
 				_ = s.Pidfd.Close()
 			}
 			return nil, err
-		}
-		for i, s := range resp.Started {
-			all = append(all, s.started(files[i]))
-			req.After = s.ID
 		}
 		if !resp.More || len(resp.Started) == 0 {
 			return slices.Clip(all), nil
@@ -224,7 +239,7 @@ func (c *Client) List(ctx context.Context) ([]*runtime.Started, error) {
 
 // Leftovers implements runtime.Engine.
 func (c *Client) Leftovers(ctx context.Context) ([]string, error) {
-	resp, _, err := c.call(ctx, &request{Op: opLeftovers})
+	resp, err := c.ask(ctx, &request{Op: opLeftovers})
 	if err != nil {
 		return nil, err
 	}
@@ -237,7 +252,7 @@ func (c *Client) Delete(ctx context.Context, id string) error {
 	// A launcher that is being killed still lets one connect, and then there is no answer. To ask its successor does no harm,
 	// and not to would leave a directory that no record tells of, until the next start of the daemon.
 	for range 3 {
-		_, _, err = c.call(ctx, &request{Op: opDelete, ID: id})
+		_, err = c.ask(ctx, &request{Op: opDelete, ID: id})
 		if !errors.Is(err, runtime.ErrUnavailable) || ctx.Err() != nil {
 			break
 		}
@@ -247,13 +262,13 @@ func (c *Client) Delete(ctx context.Context, id string) error {
 
 // Kill implements runtime.Engine.
 func (c *Client) Kill(ctx context.Context, id string) error {
-	_, _, err := c.call(ctx, &request{Op: opKill, ID: id})
+	_, err := c.ask(ctx, &request{Op: opKill, ID: id})
 	return err
 }
 
 // Update implements runtime.Engine.
 func (c *Client) Update(ctx context.Context, id string, change *runtime.Change) (api.Enforced, error) {
-	resp, _, err := c.call(ctx, &request{Op: opUpdate, ID: id, Change: change})
+	resp, err := c.ask(ctx, &request{Op: opUpdate, ID: id, Change: change})
 	if err != nil {
 		return api.Enforced{}, err
 	}
@@ -265,7 +280,7 @@ func (c *Client) Update(ctx context.Context, id string, change *runtime.Change) 
 
 // Stats implements runtime.Engine.
 func (c *Client) Stats(ctx context.Context, id string) (api.Stats, error) {
-	resp, _, err := c.call(ctx, &request{Op: opStats, ID: id})
+	resp, err := c.ask(ctx, &request{Op: opStats, ID: id})
 	if err != nil {
 		return api.Stats{}, err
 	}
@@ -277,7 +292,7 @@ func (c *Client) Stats(ctx context.Context, id string) (api.Stats, error) {
 
 // OOMKills implements runtime.Engine.
 func (c *Client) OOMKills(ctx context.Context, id string) (int, error) {
-	resp, _, err := c.call(ctx, &request{Op: opOOMKills, ID: id})
+	resp, err := c.ask(ctx, &request{Op: opOOMKills, ID: id})
 	if err != nil {
 		return 0, err
 	}
@@ -304,7 +319,7 @@ func (c *Client) Info(ctx context.Context) (*Info, error) {
 // Apply unpacks a blob whose digest the caller has verified. It runs in a confined child of the launcher and returns when
 // the layer is complete and synced; a layer that is there already is left alone, with a zero result.
 func (c *Client) Apply(ctx context.Context, req layer.ApplyRequest) (layer.Result, error) {
-	resp, _, err := c.call(ctx, &request{Op: opApply, Apply: &req}, req.Blob)
+	resp, err := c.ask(ctx, &request{Op: opApply, Apply: &req}, req.Blob)
 	if err != nil {
 		return layer.Result{}, err
 	}
@@ -316,7 +331,7 @@ func (c *Client) Apply(ctx context.Context, req layer.ApplyRequest) (layer.Resul
 
 // RemoveLayer deletes an unpacked layer. One that is not there is no error.
 func (c *Client) RemoveLayer(ctx context.Context, chainID string) error {
-	_, _, err := c.call(ctx, &request{Op: opRemoveLayer, Layer: chainID})
+	_, err := c.ask(ctx, &request{Op: opRemoveLayer, Layer: chainID})
 	return err
 }
 
@@ -367,7 +382,7 @@ func (c *Client) diff(ctx context.Context, req *DiffRequest, receive func(io.Rea
 		err := receive(r)
 		received <- errors.Join(err, r.Close())
 	}()
-	resp, _, err := c.call(ctx, &request{Op: opDiff, Diff: req}, w)
+	resp, err := c.ask(ctx, &request{Op: opDiff, Diff: req}, w)
 	_ = w.Close() // the launcher has its own, and closes it
 	if err != nil {
 		_ = r.SetReadDeadline(time.Unix(1, 0)) // given up, the child may write on for a while
@@ -388,7 +403,7 @@ func (c *Client) diff(ctx context.Context, req *DiffRequest, receive func(io.Rea
 // Shutdown ends the launcher and every sandbox with it, and returns when it is gone.
 func (c *Client) Shutdown(ctx context.Context) error {
 	// One that has died is started once more: it removes what the sandboxes of the dead one left in cgroups.
-	if _, _, err := c.call(ctx, &request{Op: opShutdown}); err != nil {
+	if _, err := c.ask(ctx, &request{Op: opShutdown}); err != nil {
 		return err
 	}
 	if err := c.Died(ctx); err != nil && !errors.Is(err, net.ErrClosed) {
