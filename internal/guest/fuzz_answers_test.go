@@ -116,9 +116,6 @@ func FuzzHostAnswers(f *testing.F) {
 		if p, err := client.Create(ctx, "/x", 0o600, 0, 0); judge("create", err) {
 			judge("commit", p.Commit())
 		}
-		if fi, err := client.Stat(ctx, "/x"); judge("stat", err) && fi.Size < 0 {
-			t.Errorf("%+v", fi)
-		}
 		judge("tar out", client.TarOut(ctx, "/x", w))
 		judge("tar in", client.TarIn(ctx, "/x", r, 0, 0))
 		deadline := time.Now().Add(5 * time.Second)
