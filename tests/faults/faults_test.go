@@ -398,23 +398,40 @@ func (w *world) answers(b *box) error {
 		return err
 	}
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	for key, may := range b.may {
 		if !strings.HasPrefix(key, "/") && !slices.Contains(may, s.Labels[key]) {
-			return fmt.Errorf("label %s is %q, not one of %q", key, s.Labels[key], may)
+			err = fmt.Errorf("label %s is %q, not one of %q", key, s.Labels[key], may)
 		}
 	}
-	got, err := w.filesOf(ctx, b.id)
+	b.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	for name, s := range got {
+	// Init may still be about to see that a daemon has gone, and to take back what that has not finished.
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for patient := time.Now().Add(testenv.Patience(5 * time.Second)); ; <-tick.C {
+		files, err := w.filesOf(ctx, b.id)
+		if err != nil {
+			return err
+		}
+		if err = b.compare(files); err == nil || time.Now().After(patient) {
+			return err
+		}
+	}
+}
+
+// compare says what of a sandbox's files cannot be.
+func (b *box) compare(files map[string]string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for name, s := range files {
 		if may, asked := b.may[name]; !asked || !slices.Contains(may, s) && !slices.Contains(may, anything) {
 			return fmt.Errorf("file %s is %q, not one of %q", name, s, may)
 		}
 	}
 	for name, may := range b.may {
-		if strings.HasPrefix(name, "/") && got[name] == absent && !slices.Contains(may, absent) && !slices.Contains(may, anything) {
+		if strings.HasPrefix(name, "/") && files[name] == absent && !slices.Contains(may, absent) && !slices.Contains(may, anything) {
 			return fmt.Errorf("file %s is lost: it was one of %q", name, may)
 		}
 	}
