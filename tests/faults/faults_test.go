@@ -132,8 +132,8 @@ func (w *world) round(r *rand.Rand, number uint64, f fault) {
 	if w.t.Failed() {
 		return
 	}
-	w.tryImages(ctx)
-	w.clear(ctx)
+	w.tryImages()
+	w.clear()
 	w.replenish(ctx)
 	w.dropImages(ctx)
 	for _, b := range w.all() {
@@ -165,7 +165,7 @@ func (w *world) strike(r *rand.Rand, f fault, launcher int) {
 	w.t.Helper()
 	victim, init := w.victim(r, f)
 	if victim != nil {
-		defer unix.Close(init) //nolint:errcheck // never read or written
+		defer unix.Close(init)
 	}
 	for _, b := range w.all() {
 		b.mu.Lock()
@@ -458,7 +458,7 @@ func (w *world) filesOf(ctx context.Context, id string) (map[string]string, erro
 }
 
 // tryImages makes sandboxes of images whose commit was answered, a few of them: they have the files of their time.
-func (w *world) tryImages(ctx context.Context) {
+func (w *world) tryImages() {
 	w.t.Helper()
 	tried := 0
 	for reference, m := range w.images {
@@ -467,7 +467,7 @@ func (w *world) tryImages(ctx context.Context) {
 		}
 		tried++
 		s := w.d.Create(w.t, api.CreateSandbox{Image: reference})
-		got, err := w.filesOf(ctx, s.ID)
+		got, err := w.filesOf(w.t.Context(), s.ID)
 		if err != nil {
 			w.t.Errorf("image %s: %v", reference, err)
 		}
@@ -481,7 +481,7 @@ func (w *world) tryImages(ctx context.Context) {
 }
 
 // clear deletes all but the residents that live.
-func (w *world) clear(ctx context.Context) {
+func (w *world) clear() {
 	w.t.Helper()
 	var all sync.WaitGroup
 	for _, b := range w.all() {
@@ -499,7 +499,7 @@ func (w *world) clear(ctx context.Context) {
 			continue
 		}
 		all.Go(func() {
-			if err := w.c.DeleteSandbox(ctx, id); err != nil {
+			if err := w.c.DeleteSandbox(w.t.Context(), id); err != nil {
 				w.t.Errorf("delete %s: %v", b.name, describe(err))
 			}
 		})

@@ -97,7 +97,7 @@ func remove(ctx context.Context, u *user, b *box) error {
 }
 
 func exec(ctx context.Context, u *user, b *box) error {
-	return echo(ctx, u.c, b.id, mode(u.r.IntN(int(modes))), someBytes(u.r, 100_000), u.r.IntN(256))
+	return echo(ctx, u.c, b.id, mode(u.r.IntN(modes)), someBytes(u.r, 100_000), u.r.IntN(256))
 }
 
 func leave(ctx context.Context, u *user, b *box) error {
@@ -110,7 +110,7 @@ func leave(ctx context.Context, u *user, b *box) error {
 
 func timeout(ctx context.Context, u *user, b *box) error {
 	req := api.ExecRequest{Argv: []string{"sh", "-c", "echo partial; setsid sleep 600 & sleep 600"}, Timeout: 0.3}
-	out, _, exit, err := execute(ctx, u.c, b.id, mode(u.r.IntN(int(modes))), req, nil)
+	out, _, exit, err := execute(ctx, u.c, b.id, mode(u.r.IntN(modes)), req, nil)
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func letGo(ctx context.Context, u *user, b *box) error {
 	defer cancel()
 	// It leaves a process that nothing but the loss of its client ends.
 	req := api.ExecRequest{Argv: []string{"sh", "-c", "setsid sleep 600 & sleep 600"}}
-	_, _, exit, err := execute(short, u.c, b.id, mode(u.r.IntN(int(modes))), req, nil)
+	_, _, exit, err := execute(short, u.c, b.id, mode(u.r.IntN(modes)), req, nil)
 	if err == nil {
 		return wrongf("a program that sleeps ended with %+v", exit)
 	}
