@@ -317,7 +317,7 @@ func (w *world) agree(f fault) {
 	var all sync.WaitGroup
 	for b, s := range said {
 		b.mu.Lock()
-		answered := b.id != ""
+		answered := b.made
 		b.id, b.deleted = s.ID, s.ID == ""
 		b.mu.Unlock()
 		if s.State == api.StateRunning {
@@ -354,7 +354,7 @@ func (b *box) agree(f fault, s api.Sandbox, there bool) error {
 	defer b.mu.Unlock()
 	told := fmt.Sprintf("sandbox %s is told to be %s (%q)", b.name, s.State, s.Reason)
 	if !there {
-		if b.id != "" && !b.doomed {
+		if b.made && !b.doomed {
 			return fmt.Errorf("sandbox %s was created, and is lost", b.name)
 		}
 		return nil
@@ -362,13 +362,13 @@ func (b *box) agree(f fault, s api.Sandbox, there bool) error {
 	if b.deleted {
 		return fmt.Errorf("%s after its deletion was answered", told)
 	}
-	if b.id != "" && b.id != s.ID {
+	if b.made && b.id != s.ID {
 		return fmt.Errorf("sandbox %s was %s and is %s", b.name, b.id, s.ID)
 	}
 	switch {
 	case s.State == api.StateCreating, (s.State == api.StateRunning) != (s.PID > 0), (s.State == api.StateRunning) != (s.Reason == ""):
 		return errors.New(told)
-	case b.doomed, b.id == "":
+	case b.doomed, !b.made:
 		return nil // half unmade or half made: whatever it has come to
 	case b.victim && f.hitsDaemon() && s.State == api.StateLost && strings.Contains(s.Reason, "while no daemon was running"):
 	case b.victim: // without a daemon too: it may have taken so long to end that the next one saw it
@@ -487,7 +487,7 @@ func (w *world) clear() {
 	for _, b := range w.all() {
 		b.mu.Lock()
 		stays := b.resident && !b.victim && !b.held
-		id, gone := b.id, b.deleted
+		id, gone, settled := b.id, b.deleted, b.made && !b.doomed
 		b.mu.Unlock()
 		if stays {
 			continue
@@ -499,7 +499,11 @@ func (w *world) clear() {
 			continue
 		}
 		all.Go(func() {
-			if err := w.c.DeleteSandbox(w.t.Context(), id); err != nil {
+			err := w.c.DeleteSandbox(w.t.Context(), id)
+			if errors.Is(err, &api.Problem{Code: api.CodeNotFound}) && !settled {
+				return // a deletion, or an undone creation, that nobody waited for has come to its end
+			}
+			if err != nil {
 				w.t.Errorf("delete %s: %v", b.name, describe(err))
 			}
 		})

@@ -81,7 +81,8 @@ type box struct {
 	resident bool
 
 	mu      sync.Mutex
-	id      string // empty until its creation was answered
+	id      string // empty until its creation was answered, or a round has found it
+	made    bool   // its creation was answered
 	doomed  bool   // its deletion was asked for
 	deleted bool   // and answered
 	victim  bool   // its init was killed
@@ -188,7 +189,7 @@ func (w *world) create(ctx context.Context, b *box) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.id = s.ID
+	b.id, b.made = s.ID, true
 	if s.State != api.StateRunning || s.Name != b.name {
 		return wrongf("created sandbox %s is %s (%s) and called %s", b.name, s.State, s.Reason, s.Name)
 	}
