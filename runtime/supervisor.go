@@ -30,6 +30,8 @@ const (
 	defaultTimeout      = time.Hour
 	defaultIdleTimeout  = 10 * time.Minute
 
+	// createTimeout bounds how long the engine may take to make a sandbox, which is milliseconds where nothing hangs.
+	createTimeout = time.Minute
 	// undoTimeout bounds what must go on although the request that started it was cancelled.
 	undoTimeout = 30 * time.Second
 	// killRetry is when a sandbox that should have ended is killed again.
@@ -306,7 +308,11 @@ func (s *Supervisor) Create(ctx context.Context, req Request) (_ Record, err err
 	})
 	spec := req.spec(id, rec.Name, rec.Deadline)
 	spec.IODevice = s.opts.IODevice
-	started, err := s.engine.Create(ctx, spec, control)
+	// It is awaited whether or not someone still wants it: the deletion of one that the engine has not begun finds nothing,
+	// and it would begin after that.
+	making, done := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer done()
+	started, err := s.engine.Create(making, spec, control)
 	// From here init has the socket, or nobody has: a copy kept here would let connections hang after init died.
 	cerr := control.Close()
 	if err != nil {
@@ -314,6 +320,9 @@ func (s *Supervisor) Create(ctx context.Context, req Request) (_ Record, err err
 	}
 	if cerr != nil {
 		return Record{}, errors.Join(fmt.Errorf("close control socket: %w", cerr), started.Pidfd.Close())
+	}
+	if ctx.Err() != nil {
+		return Record{}, errors.Join(context.Cause(ctx), started.Pidfd.Close())
 	}
 	if err := intended(); err != nil {
 		return Record{}, errors.Join(err, started.Pidfd.Close())

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
@@ -644,6 +645,74 @@ func TestCreateWhoseAnswerIsLostLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := s.Create(t.Context(), request("lost")); !errors.Is(err, context.Canceled) {
+		t.Errorf("Create = %v, want canceled", err)
+	}
+	if list, err := b.engine.List(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("the engine still runs %d sandboxes, %v", len(list), err)
+	}
+	if err := s.Close(t.Context(), false); err != nil {
+		t.Error(err)
+	}
+}
+
+// slow is an engine that hears of a deletion before it has begun with the creation, whose context has ended.
+type slow struct {
+	*runtimetest.Engine
+
+	asked chan struct{} // closed when it is asked to create
+	begin chan struct{} // closed by the test: it begins
+	made  chan struct{} // closed when it has created
+}
+
+func (e *slow) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	fd, err := unix.FcntlInt(control.Fd(), unix.F_DUPFD_CLOEXEC, 3) // as it travels
+	if err != nil {
+		return nil, err
+	}
+	own := os.NewFile(uintptr(fd), "control")
+	close(e.asked)
+	made := make(chan *runtime.Started, 1)
+	go func() {
+		defer close(e.made)
+		defer own.Close()
+		<-e.begin
+		if st, err := e.Engine.Create(context.WithoutCancel(ctx), spec, own); err == nil {
+			made <- st
+		}
+		close(made)
+	}()
+	select {
+	case st := <-made:
+		return st, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// A client that hangs up before the engine has begun must not get a sandbox either.
+func TestCreateThatBeginsLateLeavesNothing(t *testing.T) {
+	b := newBench(t)
+	e := &slow{Engine: b.engine, asked: make(chan struct{}), begin: make(chan struct{}), made: make(chan struct{})}
+	s, err := runtime.Open(t.Context(), b.dir, e, b.options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, hangUp := context.WithCancel(t.Context())
+	answer := make(chan error, 1)
+	go func() {
+		_, err := s.Create(ctx, request("late"))
+		answer <- err
+	}()
+	<-e.asked
+	hangUp()
+	select {
+	case err := <-answer:
+		answer <- err
+	case <-time.After(50 * time.Millisecond): // it waits, as it should
+	}
+	close(e.begin)
+	<-e.made
+	if err := <-answer; !errors.Is(err, context.Canceled) {
 		t.Errorf("Create = %v, want canceled", err)
 	}
 	if list, err := b.engine.List(t.Context()); err != nil || len(list) != 0 {

@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
+	goruntime "runtime"
+	"runtime/metrics"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -207,6 +210,9 @@ func (s *Service) System(ctx context.Context) (api.SystemInfo, error) {
 		DataDir:   s.opts.DataDir,
 		Socket:    s.opts.socketPath(),
 		Sandboxes: s.supervisor.Count(),
+
+		Goroutines: goruntime.NumGoroutine(),
+		HeapLive:   heapLive(),
 	}
 	if s.opts.LauncherInfo != nil {
 		pid, enforced, err := s.opts.LauncherInfo(ctx)
@@ -216,6 +222,16 @@ func (s *Service) System(ctx context.Context) (api.SystemInfo, error) {
 		info.Launcher, info.Enforced = pid, enforced
 	}
 	return info, nil
+}
+
+// heapLive is how many bytes were in use when the garbage collector last looked.
+func heapLive() int64 {
+	samples := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	metrics.Read(samples)
+	if samples[0].Value.Kind() != metrics.KindUint64 {
+		return 0 // a later Go may not have it
+	}
+	return int64(min(samples[0].Value.Uint64(), math.MaxInt64))
 }
 
 // Checks says what this host can give and what it lacks.

@@ -16,7 +16,7 @@ import (
 )
 
 // fakeInit serves every connection with f, after its first request has been read. It has ended when the test has.
-func fakeInit(t *testing.T, f func(c *conn, req packet, fds []int)) *Client {
+func fakeInit(t testing.TB, f func(c *conn, req packet, fds []int)) *Client {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "guest.sock")
 	l, err := Listen(path)

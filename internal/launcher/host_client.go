@@ -111,6 +111,16 @@ func (c *Client) call(ctx context.Context, req *request, files ...*os.File) (*re
 	return resp, got, c.explain(err)
 }
 
+// ask is call for requests whose answer brings no descriptor.
+func (c *Client) ask(ctx context.Context, req *request, files ...*os.File) (*response, error) {
+	resp, got, err := c.call(ctx, req, files...)
+	if len(got) > 0 {
+		closeAll(got)
+		return nil, fmt.Errorf("launcher %s: %d descriptors that nobody asked for", req.Op, len(got))
+	}
+	return resp, err
+}
+
 // explain says of a misunderstanding that the launcher is of another version, where it is. Both sides are strict, so that a
 // restriction which one of them does not know is not left out.
 func (c *Client) explain(err error) error {
@@ -219,15 +229,20 @@ func (c *Client) List(ctx context.Context) ([]*runtime.Started, error) {
 	req := &request{Op: opList}
 	for {
 		resp, files, err := c.call(ctx, req)
+		if err == nil {
+			for i, s := range resp.Started {
+				all = append(all, s.started(files[i]))
+				if s.ID <= req.After { // or it might go on for ever
+					err = errors.New("launcher list: answer is not sorted")
+				}
+				req.After = s.ID
+			}
+		}
 		if err != nil {
 			for _, s := range all {
 				_ = s.Pidfd.Close()
 			}
 			return nil, err
-		}
-		for i, s := range resp.Started {
-			all = append(all, s.started(files[i]))
-			req.After = s.ID
 		}
 		if !resp.More || len(resp.Started) == 0 {
 			return slices.Clip(all), nil
@@ -237,7 +252,7 @@ func (c *Client) List(ctx context.Context) ([]*runtime.Started, error) {
 
 // Leftovers implements runtime.Engine.
 func (c *Client) Leftovers(ctx context.Context) ([]string, error) {
-	resp, _, err := c.call(ctx, &request{Op: opLeftovers})
+	resp, err := c.ask(ctx, &request{Op: opLeftovers})
 	if err != nil {
 		return nil, err
 	}
@@ -250,7 +265,7 @@ func (c *Client) Delete(ctx context.Context, id string) error {
 	// A launcher that is being killed still lets one connect, and then there is no answer. To ask its successor does no harm,
 	// and not to would leave a directory that no record tells of, until the next start of the daemon.
 	for range 3 {
-		_, _, err = c.call(ctx, &request{Op: opDelete, ID: id})
+		_, err = c.ask(ctx, &request{Op: opDelete, ID: id})
 		if !errors.Is(err, runtime.ErrUnavailable) || ctx.Err() != nil {
 			break
 		}
@@ -260,31 +275,31 @@ func (c *Client) Delete(ctx context.Context, id string) error {
 
 // Kill implements runtime.Engine.
 func (c *Client) Kill(ctx context.Context, id string) error {
-	_, _, err := c.call(ctx, &request{Op: opKill, ID: id})
+	_, err := c.ask(ctx, &request{Op: opKill, ID: id})
 	return err
 }
 
 // Stop implements runtime.Engine.
 func (c *Client) Stop(ctx context.Context, id string, grace time.Duration) error {
-	_, _, err := c.call(ctx, &request{Op: opStop, ID: id, Grace: grace})
+	_, err := c.ask(ctx, &request{Op: opStop, ID: id, Grace: grace})
 	return err
 }
 
 // Pause implements runtime.Engine.
 func (c *Client) Pause(ctx context.Context, id string) error {
-	_, _, err := c.call(ctx, &request{Op: opPause, ID: id})
+	_, err := c.ask(ctx, &request{Op: opPause, ID: id})
 	return err
 }
 
 // Resume implements runtime.Engine.
 func (c *Client) Resume(ctx context.Context, id string) error {
-	_, _, err := c.call(ctx, &request{Op: opResume, ID: id})
+	_, err := c.ask(ctx, &request{Op: opResume, ID: id})
 	return err
 }
 
 // Update implements runtime.Engine.
 func (c *Client) Update(ctx context.Context, id string, change *runtime.Change) (api.Enforced, error) {
-	resp, _, err := c.call(ctx, &request{Op: opUpdate, ID: id, Change: change})
+	resp, err := c.ask(ctx, &request{Op: opUpdate, ID: id, Change: change})
 	if err != nil {
 		return api.Enforced{}, err
 	}
@@ -296,7 +311,7 @@ func (c *Client) Update(ctx context.Context, id string, change *runtime.Change) 
 
 // Stats implements runtime.Engine.
 func (c *Client) Stats(ctx context.Context, id string) (api.Stats, error) {
-	resp, _, err := c.call(ctx, &request{Op: opStats, ID: id})
+	resp, err := c.ask(ctx, &request{Op: opStats, ID: id})
 	if err != nil {
 		return api.Stats{}, err
 	}
@@ -308,7 +323,7 @@ func (c *Client) Stats(ctx context.Context, id string) (api.Stats, error) {
 
 // OOMKills implements runtime.Engine.
 func (c *Client) OOMKills(ctx context.Context, id string) (int, error) {
-	resp, _, err := c.call(ctx, &request{Op: opOOMKills, ID: id})
+	resp, err := c.ask(ctx, &request{Op: opOOMKills, ID: id})
 	if err != nil {
 		return 0, err
 	}
@@ -324,7 +339,7 @@ type Deposit struct {
 // Deposit has the launcher keep copies of descriptors, at most 8, until they are dropped, the sandbox is deleted or the launcher
 // ends. They replace those that it has under the name. More than it keeps is runtime.ErrInUse.
 func (c *Client) Deposit(ctx context.Context, d Deposit) error {
-	_, _, err := c.call(ctx, &request{Op: opDeposit, Deposit: wireDeposit{Sandbox: d.Sandbox, Name: d.Name}}, d.Files...)
+	_, err := c.ask(ctx, &request{Op: opDeposit, Deposit: wireDeposit{Sandbox: d.Sandbox, Name: d.Name}}, d.Files...)
 	return err
 }
 
@@ -354,7 +369,7 @@ func (c *Client) Withdraw(ctx context.Context) ([]Deposit, error) {
 
 // Drop ends the keeping of a deposit. One that is not there is no error.
 func (c *Client) Drop(ctx context.Context, sandbox, name string) error {
-	_, _, err := c.call(ctx, &request{Op: opDrop, Deposit: wireDeposit{Sandbox: sandbox, Name: name}})
+	_, err := c.ask(ctx, &request{Op: opDrop, Deposit: wireDeposit{Sandbox: sandbox, Name: name}})
 	return err
 }
 
@@ -383,7 +398,7 @@ func (c *Client) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Res
 	for _, l := range req.Layers {
 		blobs = append(blobs, l.Blob)
 	}
-	resp, _, err := c.call(ctx, &request{Op: opApply, Apply: &req}, blobs...)
+	resp, err := c.ask(ctx, &request{Op: opApply, Apply: &req}, blobs...)
 	switch {
 	case err != nil && resp == nil:
 		return nil, err
@@ -395,14 +410,14 @@ func (c *Client) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Res
 
 // RemoveLayer deletes an unpacked layer. One that is not there is no error.
 func (c *Client) RemoveLayer(ctx context.Context, chainID string) error {
-	_, _, err := c.call(ctx, &request{Op: opRemoveLayer, Layer: chainID})
+	_, err := c.ask(ctx, &request{Op: opRemoveLayer, Layer: chainID})
 	return err
 }
 
 // Snapshot makes a layer of what a sandbox has changed and returns when it is complete and synced, with the DiffID of the stream
 // that [Client.Diff] would have written, and whether nothing in the sandbox ran while it was read. On error nothing is kept.
 func (c *Client) Snapshot(ctx context.Context, req SnapshotRequest) (layer.Result, bool, error) {
-	resp, _, err := c.call(ctx, &request{Op: opSnapshot, Snap: &req})
+	resp, err := c.ask(ctx, &request{Op: opSnapshot, Snap: &req})
 	if err != nil {
 		return layer.Result{}, false, err
 	}
@@ -459,7 +474,7 @@ func (c *Client) diff(ctx context.Context, req *DiffRequest, receive func(io.Rea
 		err := receive(r)
 		received <- errors.Join(err, r.Close())
 	}()
-	resp, _, err := c.call(ctx, &request{Op: opDiff, Diff: req}, w)
+	resp, err := c.ask(ctx, &request{Op: opDiff, Diff: req}, w)
 	_ = w.Close() // the launcher has its own, and closes it
 	if err != nil {
 		_ = r.SetReadDeadline(time.Unix(1, 0)) // given up, the child may write on for a while
@@ -480,7 +495,7 @@ func (c *Client) diff(ctx context.Context, req *DiffRequest, receive func(io.Rea
 // Shutdown ends the launcher and every sandbox with it, and returns when it is gone.
 func (c *Client) Shutdown(ctx context.Context) error {
 	// One that has died is started once more: it removes what the sandboxes of the dead one left in cgroups.
-	if _, _, err := c.call(ctx, &request{Op: opShutdown}); err != nil {
+	if _, err := c.ask(ctx, &request{Op: opShutdown}); err != nil {
 		return err
 	}
 	if err := c.Died(ctx); err != nil && !errors.Is(err, net.ErrClosed) {

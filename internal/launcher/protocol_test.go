@@ -1,7 +1,6 @@
 package launcher
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -135,22 +134,4 @@ func TestTooLongMessageIsNotSent(t *testing.T) {
 	if err := send(a, &request{ID: strings.Repeat("x", maxPacket)}); err == nil {
 		t.Error("sent")
 	}
-}
-
-func FuzzDecode(f *testing.F) {
-	for _, v := range []any{&request{Op: opList}, &response{More: true}, &response{Error: &wireError{Class: "exists"}}} {
-		data, err := json.Marshal(v)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(data)
-	}
-	f.Fuzz(func(_ *testing.T, data []byte) {
-		var req request
-		_ = decode(data, &req)
-		var resp response
-		if decode(data, &resp) == nil {
-			_ = resp.Error.toError()
-		}
-	})
 }

@@ -22,15 +22,20 @@ import (
 // A Footprint is what a daemon, its launcher and its sandboxes were seen to own on the host. It is gathered while they
 // run, by descent from the daemon and the launcher, so that other daemons on the same machine do not disturb it.
 type Footprint struct {
-	processes  map[int]string      // pid -> start time and command, so that a reused pid is not taken for ours
-	namespaces map[string]string   // "net:[4026532008]" -> who was seen in it
-	cgroups    map[string]struct{} // directories
-	given      map[string]struct{} // directories that the test made for the daemon: not the daemon's to remove
-	latest     uint64              // when it was last looked, in ticks since boot
+	processes  map[int]string       // pid -> start time and command, so that a reused pid is not taken for ours
+	namespaces map[string]namespace // "net:[4026532008]" -> who was seen in it
+	cgroups    map[string]struct{}  // directories
+	given      map[string]struct{}  // directories that the test made for the daemon: not the daemon's to remove
+}
+
+// A namespace is one that a process of ours was in.
+type namespace struct {
+	who    string
+	latest uint64 // when the youngest process there was had started, as it was last seen; in ticks since boot
 }
 
 func newFootprint() *Footprint {
-	return &Footprint{processes: map[int]string{}, namespaces: map[string]string{}, cgroups: map[string]struct{}{}, given: map[string]struct{}{}}
+	return &Footprint{processes: map[int]string{}, namespaces: map[string]namespace{}, cgroups: map[string]struct{}{}, given: map[string]struct{}{}}
 }
 
 // Mark remembers everything that is ours just now. What is marked must be gone when the daemon has shut down.
@@ -141,16 +146,17 @@ func (f *Footprint) mark(roots []int) error {
 		return err
 	}
 	marks := map[int]string{}
+	var latest uint64
 	for _, p := range table {
 		marks[p.pid] = p.mark
-		f.latest = max(f.latest, p.start)
+		latest = max(latest, p.start)
 	}
 	for _, root := range roots {
 		for _, pid := range descendants(table, root) {
 			f.processes[pid] = marks[pid]
 			for ns, link := range namespacesOf(pid) {
 				if own, err := os.Readlink("/proc/self/ns/" + ns); err == nil && own != link {
-					f.namespaces[link] = fmt.Sprintf("%d (%s)", pid, marks[pid])
+					f.namespaces[link] = namespace{fmt.Sprintf("%d (%s)", pid, marks[pid]), latest}
 				}
 			}
 			if dir := cgroupOf(pid); dir != "" {
@@ -208,14 +214,13 @@ func (f *Footprint) left(dirs ...string) []string {
 	}
 	if table, err := processTable(); err == nil {
 		for _, p := range table {
-			// The kernel gives a namespace's number again. Who is younger than all that there was when we last looked, and none
-			// of ours, holds one of its own.
-			if _, ours := f.processes[p.ppid]; p.start > f.latest && !ours {
-				continue
-			}
+			_, child := f.processes[p.ppid]
 			for _, link := range namespacesOf(p.pid) {
-				if who, ours := f.namespaces[link]; ours {
-					left = append(left, fmt.Sprintf("namespace %s of %s, held by process %d (%s)", link, who, p.pid, p.mark))
+				ns, ours := f.namespaces[link]
+				// The kernel gives a namespace's number again. Who is younger than all that there was when we last saw it, and
+				// none of ours, holds one of its own.
+				if ours && (child || p.start <= ns.latest) {
+					left = append(left, fmt.Sprintf("namespace %s of %s, held by process %d (%s)", link, ns.who, p.pid, p.mark))
 				}
 			}
 		}

@@ -19,18 +19,22 @@ import (
 // fuzzLane is where the fuzz targets look for new inputs; the other lanes run them with those in the tree.
 const fuzzLane = "fuzz"
 
-// fuzzTime is how long each target looks.
-const fuzzTime = time.Minute
-
-// fuzzed are the targets that read what comes from strangers, by package: references, archives, layers and Dockerfiles. `make
-// fuzz` runs all there are.
+// fuzzed are the targets that read what comes from strangers, by package: references, archives, layers and Dockerfiles, and
+// both protocols, whose other side may have been taken over. `make fuzz` runs all there are. Together they take no longer than
+// the lanes beside them.
 var fuzzed = []struct {
 	dir     string
 	targets []string
+	// How long each of them looks, and how often it tries to make an input smaller that is new: by default for a minute, in
+	// which nothing else is tried. A packet is small.
+	time     time.Duration
+	minimize string
 }{
-	{"image", []string{"FuzzParse", "FuzzImport"}},
-	{"image/layer", []string{"FuzzApply"}},
-	{"image/build", []string{"FuzzDockerfile"}},
+	{"image", []string{"FuzzParse", "FuzzImport"}, time.Minute, "2s"},
+	{"image/layer", []string{"FuzzApply"}, time.Minute, "2s"},
+	{"image/build", []string{"FuzzDockerfile"}, time.Minute, "2s"},
+	{"internal/guest", []string{"FuzzHostDecode", "FuzzHostAnswers", "FuzzInitDecode"}, 20 * time.Second, "20x"},
+	{"internal/launcher", []string{"FuzzLauncherServe", "FuzzLauncherAnswers"}, 20 * time.Second, "20x"},
 }
 
 // runFuzz runs the fuzz targets one after another, at the lowest priority beside the lanes of this machine, which mostly wait,
@@ -57,7 +61,7 @@ func runFuzz(ctx context.Context, o options, l *lane, free slots, results *resul
 		})
 		if r.Output = string(out); r.Err == nil {
 			for _, target := range f.targets {
-				one := fuzz(ctx, l, r.Path, binary, filepath.Join(tree, f.dir), tmp, target)
+				one := fuzz(ctx, l, r.Path, binary, filepath.Join(tree, f.dir), tmp, target, "-test.fuzztime", f.time.String(), "-test.fuzzminimizetime", f.minimize)
 				r.Tests, r.Elapsed = append(r.Tests, one.Tests...), r.Elapsed+one.Elapsed
 				r.Err, r.Output = errors.Join(r.Err, one.Err), r.Output+one.Output
 			}
@@ -74,10 +78,12 @@ var failingInput = regexp.MustCompile(`Failing input written to (\S+)`)
 var timeUp = regexp.MustCompile(`(?m)^--- FAIL: \w+ \([0-9.]+s\)\n    context deadline exceeded$`)
 
 // fuzz runs one target. An input that fails is printed: it belongs into the package's testdata/fuzz.
-func fuzz(ctx context.Context, l *lane, path, binary, dir, tmp, target string) testresult.Package {
-	// Minimizing takes a minute by default, for every input that is new, in which nothing is tried.
-	test := exec.CommandContext(ctx, "nice", "-n", "19", binary, "-test.v", "-test.run", "^$", "-test.paniconexit0", "-test.fuzz", "^"+target+"$",
-		"-test.fuzztime", fuzzTime.String(), "-test.fuzzminimizetime", "2s", "-test.parallel", "1", "-test.fuzzcachedir", filepath.Join(tmp, target))
+func fuzz(ctx context.Context, l *lane, path, binary, dir, tmp, target string, bounds ...string) testresult.Package {
+	args := []string{
+		"-n", "19", binary, "-test.v", "-test.run", "^$", "-test.paniconexit0", "-test.fuzz", "^" + target + "$", "-test.parallel", "1",
+		"-test.fuzzcachedir", filepath.Join(tmp, target),
+	}
+	test := exec.CommandContext(ctx, "nice", append(args, bounds...)...)
 	test.Dir = dir
 	test.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + tmp, "TMPDIR=" + tmp, "LANG=C.UTF-8"}
 	test.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: l.credential()}

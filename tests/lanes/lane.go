@@ -246,6 +246,11 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 	if more := os.Getenv("SANDBOXD_TEST_REQUIRE"); more != "" {
 		env[len(env)-1] += "," + more
 	}
+	for _, v := range os.Environ() { // how long tests/faults goes on, and with which choices
+		if strings.HasPrefix(v, "SANDBOXD_FAULT_") {
+			env = append(env, v)
+		}
+	}
 	var beside, alone []*testPackage
 	for _, p := range packages {
 		if p.serial {

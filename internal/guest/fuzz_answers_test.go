@@ -1,0 +1,138 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	goruntime "runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// FuzzHostAnswers has an init say anything, in up to four packets with descriptors of any kind, to every request of the host.
+// What the host takes for an answer is one; everything else is a refusal or a lost init; nothing stays open, and nobody waits.
+func FuzzHostAnswers(f *testing.F) {
+	for _, s := range []string{
+		"pong {}", "started {\"pid\":7}\nexited {\"code\":3,\"wall\":1,\"cpu\":1,\"maxrss\":1}", "started {\"pid\":7}", "opened {}", "created {}\ndone {}", "done {}",
+		"info {\"size\":1,\"mode\":33188,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0}\x00", "error {\"stage\":\"open\",\"errno\":2}\x00/x",
+		"started {\"pid\":7}\nexited {\"signal\":9,\"timeout\":true,\"wall\":1,\"cpu\":1,\"maxrss\":1}\nexited {}", "",
+	} {
+		for kinds := range uint8(5) {
+			f.Add([]byte(s), kinds)
+		}
+	}
+	empty, err := os.CreateTemp(f.TempDir(), "empty")
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer func() { _ = empty.Close() }()
+	readonly, err := os.Open(empty.Name())
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer func() { _ = readonly.Close() }()
+	r, w, err := os.Pipe()
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer func() { _, _ = r.Close(), w.Close() }()
+	given := []int{int(readonly.Fd()), int(empty.Fd()), int(r.Fd())}
+
+	type answer struct {
+		packets [][]byte
+		fds     []int
+	}
+	answers := make(chan answer, 1)
+	client := fakeInit(f, func(c *conn, _ packet, _ []int) {
+		a := <-answers
+		answers <- a
+		for i, p := range a.packets {
+			var fds []int
+			if i == 0 {
+				fds = a.fds
+			}
+			if c.send(p, fds...) != nil {
+				return
+			}
+		}
+	})
+	f.Fuzz(func(t *testing.T, data []byte, kinds uint8) {
+		a := answer{packets: bytes.SplitN(data, []byte("\n"), 4)}
+		for i, fd := range given { // two bits each: none, one, two
+			for range min(kinds>>(2*i)&3, 2) {
+				a.fds = append(a.fds, fd)
+			}
+		}
+		answers <- a
+		defer func() { <-answers }()
+		before := descriptorsOpen(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		judge := func(what string, err error) bool {
+			ge, refused := errors.AsType[*Error](err)
+			switch {
+			case err == nil:
+				return true
+			case errors.Is(err, context.DeadlineExceeded):
+				t.Errorf("%s hangs", what)
+			case refused:
+				if !validStage(ge.Stage) || ge.Errno < 1 || ge.Errno > 4095 || len(ge.Path) > maxPath {
+					t.Errorf("%s: %+v", what, ge)
+				}
+			case !errors.Is(err, ErrLost):
+				t.Errorf("%s: %v is neither a refusal nor a lost init", what, err)
+			}
+			return false
+		}
+		if judge("ping", client.Ping(ctx)) && string(data) != "pong {}" && !bytes.HasPrefix(data, []byte("pong ")) {
+			t.Errorf("%q is taken for a pong", data)
+		}
+		for _, tty := range []bool{false, true} {
+			e, err := client.Exec(ctx, ExecRequest{Argv: []string{"x"}, TTY: tty})
+			if !judge("exec", err) {
+				continue
+			}
+			if e.PID < 2 || tty {
+				t.Errorf("started as %d, with a terminal: %v", e.PID, tty) // none of what is given is one
+			}
+			x, err := e.Stream(ctx, func(string, []byte) error { return nil })
+			if judge("stream", err) && (x.Code < 0 || x.Code > 255 || x.Signal < 0 || x.Signal > 64 || x.Timeout || x.Wall < 0 || x.CPU < 0 || x.MaxRSS < 0) {
+				t.Errorf("ended with %+v", x)
+			}
+			if err := e.Close(); err != nil && !errors.Is(err, ErrLost) {
+				t.Errorf("close: %v", err)
+			}
+		}
+		if file, err := client.Open(ctx, "/x"); judge("open", err) {
+			var st unix.Stat_t
+			if err := unix.Fstat(int(file.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+				t.Errorf("opened a file of mode %o (%v)", st.Mode, err)
+			}
+			_ = file.Close()
+		}
+		if p, err := client.Create(ctx, "/x", 0o600, 0, 0); judge("create", err) {
+			judge("commit", p.Commit())
+		}
+		judge("tar out", client.TarOut(ctx, "/x", w))
+		judge("tar in", client.TarIn(ctx, "/x", r, 0, 0))
+		deadline := time.Now().Add(5 * time.Second)
+		for descriptorsOpen(t) > before {
+			if time.Now().After(deadline) {
+				t.Fatalf("%d descriptors are left", descriptorsOpen(t)-before)
+			}
+			goruntime.Gosched()
+		}
+	})
+}
+
+func descriptorsOpen(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
