@@ -246,7 +246,11 @@ func (w *watcher) descend(at int, path string, parent *watchNode, prefix, name s
 		return nil, w.miss(prefix + name)
 	}
 	var fsys unix.Statfs_t
-	if unix.Fstatfs(fd, &fsys) != nil || pseudo(fsys.Type) {
+	if err := unix.Fstatfs(fd, &fsys); err != nil {
+		_ = unix.Close(fd)
+		return nil, w.miss(prefix + name)
+	}
+	if pseudo(fsys.Type) {
 		_ = unix.Close(fd)
 		return nil, nil
 	}
