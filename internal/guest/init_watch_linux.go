@@ -239,14 +239,18 @@ func (w *watcher) enter(at *watchNode, prefix, name string, tell bool) error {
 func (w *watcher) descend(at int, path string, parent *watchNode, prefix, name string, tell bool) (*watchLevel, error) {
 	// A name may mean something else by now, and then more events follow.
 	fd, err := openDir(at, path, 0)
-	if err != nil {
-		if swapped(err) {
-			return nil, nil
-		}
+	switch {
+	case swapped(err):
+		return nil, nil
+	case err != nil:
 		return nil, w.miss(prefix + name)
 	}
 	var fsys unix.Statfs_t
-	if unix.Fstatfs(fd, &fsys) != nil || pseudo(fsys.Type) {
+	if err := unix.Fstatfs(fd, &fsys); err != nil {
+		_ = unix.Close(fd)
+		return nil, w.miss(prefix + name)
+	}
+	if pseudo(fsys.Type) {
 		_ = unix.Close(fd)
 		return nil, nil
 	}
