@@ -340,6 +340,14 @@ func TestCommitOfAPausedSandbox(t *testing.T) {
 	s.MustTurn(t, "start", nil, api.StateRunning)
 	s.Sh(t, ticks)
 	goesOn(t, s)
+	// Nothing of a pause outlives the sandbox's end: the commit of its next life is the last one that wants it frozen.
+	s.MustTurn(t, "pause", nil, api.StatePaused)
+	none := 0.0
+	s.MustTurn(t, "stop", api.StopSandbox{Grace: &none}, api.StateStopped)
+	s.MustTurn(t, "start", nil, api.StateRunning)
+	s.Sh(t, ticks)
+	commit("local/made:3")
+	goesOn(t, s)
 	if got := d.Create(t, api.CreateSandbox{Image: "local/made:1"}).Sh(t, "cat /tmp/tick.a"); got == "" {
 		t.Error("the image has nothing of it")
 	}
