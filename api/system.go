@@ -10,6 +10,7 @@ type SystemInfo struct {
 	Launcher  int      `json:"launcher_pid"` // as the host counts
 	Sandboxes int      `json:"sandboxes"`
 	Enforced  Enforced `json:"enforced"` // what a sandbox with the defaults would get
+	Pools     []Pool   `json:"pools,omitempty"`
 }
 
 // Check is one line of `sandboxd doctor`.
