@@ -40,6 +40,8 @@ type Images interface {
 	// sandboxes have from then on.
 	Acquire(ctx context.Context, reference string) (img *image.Image, release func(), err error)
 	SetHolders(f func() map[string][]string)
+	// OnRemoval says whom to tell of layers that are about to be removed.
+	OnRemoval(f func(ctx context.Context, layers []string))
 }
 
 // Service is everything that the API can do, free of HTTP. Its errors are of the classes in errors.go.
@@ -49,6 +51,7 @@ type Service struct {
 	images     Images
 	log        *slog.Logger
 	builds     chan struct{} // one for each build under way
+	pools      *pools
 }
 
 // CreateSandbox makes a sandbox of an image that is stored.
@@ -178,6 +181,7 @@ func (s *Service) System(ctx context.Context) (api.SystemInfo, error) {
 		DataDir:   s.opts.DataDir,
 		Socket:    s.opts.socketPath(),
 		Sandboxes: s.supervisor.Count(),
+		Pools:     s.poolStates(),
 	}
 	if s.opts.LauncherInfo != nil {
 		pid, enforced, err := s.opts.LauncherInfo(ctx)

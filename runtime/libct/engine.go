@@ -20,6 +20,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -282,7 +283,7 @@ func (in *instance) schedule(deadline time.Time) {
 }
 
 // Update implements runtime.Engine.
-func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) (api.Enforced, error) {
+func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) (_ api.Enforced, err error) {
 	in, err := e.find(ctx, id)
 	if err != nil {
 		return api.Enforced{}, err
@@ -301,6 +302,18 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 		return api.Enforced{}, fmt.Errorf("sandbox %s: it has ended: %w", id, runtime.ErrNotFound)
 	}
 	was := next.Limits
+	if change.Hostname != "" {
+		before := next.Hostname
+		next.Hostname = change.Hostname
+		if err := in.call(change.Hostname); err != nil {
+			return api.Enforced{}, fmt.Errorf("sandbox %s: %w", id, err)
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, in.call(before))
+			}
+		}()
+	}
 	if change.Limits != nil {
 		next.Limits, next.Explicit = *change.Limits, change.Explicit
 		if next.Limits.Nofile != was.Nofile {
@@ -328,10 +341,43 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	in.spec, in.enforced = next, enforced
+	if change.Hostname != "" {
+		in.started = time.Now()
+	}
 	if e.sandboxes[id] == in { // Delete stops the timer
 		in.schedule(next.Deadline)
 	}
 	return enforced, nil
+}
+
+// call gives the sandbox a hostname: that of its init, which what is started from then on copies. The init itself could not,
+// because the filter refuses sethostname to everything in the sandbox.
+func (in *instance) call(hostname string) error {
+	failed := make(chan error)
+	go func() {
+		goruntime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		failed <- func() error {
+			conn, err := in.pidfd.SyscallConn()
+			if err != nil {
+				return err
+			}
+			var enter error
+			if err := conn.Control(func(fd uintptr) { enter = unix.Setns(int(fd), unix.CLONE_NEWUTS) }); err != nil {
+				return fmt.Errorf("it is deleted: %w", runtime.ErrNotFound)
+			}
+			if errors.Is(enter, unix.ESRCH) {
+				return fmt.Errorf("it has ended: %w", runtime.ErrNotFound)
+			}
+			if enter != nil {
+				return fmt.Errorf("enter its UTS namespace: %w", enter)
+			}
+			if err := unix.Sethostname([]byte(hostname)); err != nil {
+				return fmt.Errorf("set its hostname: %w", err)
+			}
+			return nil
+		}()
+	}()
+	return <-failed
 }
 
 // imageError is what Init said of an image, of the class runtime.ErrRootfs.
