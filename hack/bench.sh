@@ -32,9 +32,10 @@ if [ "$(id -u)" -eq 0 ]; then
 fi
 {
 	bench "${COUNT:-3}" "${RUN:-ExecTrue|CreateRunDelete|Warm|ManyLive|Throughput|Health}" "${as[@]}"
-	# Once: they take many sandboxes, and no turns.
-	bench 1 "${RUN:-DaemonGrowth}" "${as[@]}"
-	[ "$(id -u)" -ne 0 ] || bench 1 "${RUN:-IdleMemory}"
+	if [ -z "${RUN:-}" ]; then # once: these take many sandboxes, and no turns
+		bench 1 DaemonGrowth "${as[@]}"
+		[ "$(id -u)" -ne 0 ] || bench 1 IdleMemory
+	fi
 } | tee build/bench.txt
 {
 	"${as[@]}" "$work/table"

@@ -729,8 +729,20 @@ func (sb *sandbox) beginDeletion() *deletion {
 func (s *Supervisor) delete(ctx context.Context, sb *sandbox) error {
 	id := sb.rec.ID
 	<-sb.saved
-	// The record goes last: a crash before that leaves a sandbox that is listed, as lost, and can be deleted again.
-	if err := ignoreNotFound(s.engine.Delete(ctx, id)); err != nil {
+	// The record goes while the engine works: of what a crash leaves then no record tells, and the next daemon removes it.
+	removed := make(chan error, 1)
+	go func() {
+		sb.write.Lock() // an update that is under way writes before, and nobody does afterwards
+		defer sb.write.Unlock()
+		removed <- s.records.remove(id)
+	}()
+	err := ignoreNotFound(s.engine.Delete(ctx, id))
+	if rerr := <-removed; err == nil {
+		err = rerr
+	} else if rerr == nil {
+		err = errors.Join(err, s.restore(sb)) // it is still there
+	}
+	if err != nil {
 		return fmt.Errorf("delete sandbox %s: %w", id, err)
 	}
 	if err := s.sockets.remove(id); err != nil {
@@ -742,15 +754,19 @@ func (s *Supervisor) delete(ctx context.Context, sb *sandbox) error {
 		s.mu.Unlock()
 		<-sb.watched
 	}
-	sb.write.Lock() // an update that is under way writes before, and no other one begins
-	err := s.records.remove(id)
-	sb.write.Unlock()
-	if err != nil {
-		return fmt.Errorf("delete sandbox %s: %w", id, err)
-	}
 	s.forget(sb)
 	s.log.Info("sandbox deleted", "id", id, "name", sb.rec.Name)
 	return nil
+}
+
+// restore writes the record of a sandbox that could not be deleted.
+func (s *Supervisor) restore(sb *sandbox) error {
+	sb.write.Lock()
+	defer sb.write.Unlock()
+	s.mu.Lock()
+	rec := sb.rec.clone()
+	s.mu.Unlock()
+	return s.records.put(&rec)
 }
 
 // Close refuses new work, waits for what is under way, deletes every sandbox unless keep is set, and returns when no

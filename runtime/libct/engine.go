@@ -46,7 +46,8 @@ const updateTimeout = 15 * time.Second
 
 // Engine implements runtime.Engine in the launcher.
 type Engine struct {
-	host Host
+	host  Host
+	roots rootCloser
 
 	mu        sync.Mutex
 	closed    bool
@@ -58,11 +59,13 @@ var _ runtime.Engine = (*Engine)(nil)
 type instance struct {
 	ready     chan struct{}           // closed when its creation has ended, well or not; what follows is valid then
 	container *libcontainer.Container // nil if the creation failed
+	pid       int // of the init; another process's once it has been reaped
 	pidfd     *os.File
 	started   time.Time
 	update    sync.Mutex // held by the one that changes what follows, which Engine.mu guards besides
 	spec      runtime.Spec
 	enforced  api.Enforced
+	targets   []string // where overlays are mounted, below the root
 	deadline  *time.Timer
 	ended     chan struct{} // closed when the init has been reaped, and with it everything in its PID namespace
 }
@@ -186,6 +189,9 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
 	}
 	defer plan.Close()
+	for _, o := range overlays {
+		in.targets = append(in.targets, o.Target)
+	}
 	// What goes wrong before the sandbox's init runs is written here; a hostile init can fill it and no more.
 	complaints, err := boundedFile("complaints", 4096)
 	if err != nil {
@@ -250,7 +256,7 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 	}
 
 	e.mu.Lock()
-	in.container, in.pidfd = container, pidfd
+	in.container, in.pid, in.pidfd = container, pid, pidfd
 	in.schedule(spec.Deadline)
 	e.mu.Unlock()
 	return &runtime.Started{ID: spec.ID, Enforced: enforced, Limits: spec.Limits, Deadline: spec.Deadline, Pidfd: out}, nil
@@ -530,6 +536,9 @@ func (e *Engine) Delete(ctx context.Context, id string) error {
 	if err := validID(id); err != nil {
 		return err
 	}
+	if in, err := e.find(ctx, id); err == nil {
+		defer e.roots.close(in.holdRoots())
+	}
 	known := true
 	if err := e.Kill(ctx, id); errors.Is(err, runtime.ErrNotFound) {
 		known = false
@@ -589,6 +598,7 @@ func (e *Engine) Close(ctx context.Context) error {
 		}
 		errs = append(errs, err)
 	}
+	e.roots.wait()
 	return errors.Join(errs...)
 }
 
