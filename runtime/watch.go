@@ -116,6 +116,8 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 	state, reason := api.StateStopped, sb.killing
 	switch {
 	case reason != "":
+	case deleting:
+		reason = "its deletion had begun"
 	case !time.Now().Before(sb.rec.Deadline):
 		reason = "deadline reached" // the launcher was first
 	case errors.Is(oomErr, ErrUnavailable), errors.Is(oomErr, ErrNotFound): // gone, or replaced by a new one that knows nothing

@@ -59,7 +59,7 @@ var _ runtime.Engine = (*Engine)(nil)
 type instance struct {
 	ready     chan struct{}           // closed when its creation has ended, well or not; what follows is valid then
 	container *libcontainer.Container // nil if the creation failed
-	pid       int // of the init; another process's once it has been reaped
+	pid       int                     // of the init; another process's once it has been reaped
 	pidfd     *os.File
 	started   time.Time
 	update    sync.Mutex // held by the one that changes what follows, which Engine.mu guards besides
