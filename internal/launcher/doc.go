@@ -33,7 +33,7 @@
 //	── diff {id, rootfs, …} + pipe ────────▶  reads the upper directories in a confined child (stage "diff"), which
 //	                                          writes the layer, or the list of changes, to the pipe
 //	◀── {bytes, entries} ───────────────────  all has been written
-//	── update {id, change} ────────────────▶  all of it or nothing
+//	── update {id, change} ────────────────▶  all of it or nothing; a hostname is set in the sandbox's UTS namespace
 //	◀── {enforced} ─────────────────────────
 //	── leftovers | delete | kill | stats | remove-layer | info | shutdown ──▶
 //	◀── {} ─────────────────────────────────
