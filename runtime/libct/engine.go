@@ -311,12 +311,12 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 	if change.Hostname != "" {
 		before := next.Hostname
 		next.Hostname = change.Hostname
-		if err := in.call(change.Hostname); err != nil {
+		if err := in.setHostname(change.Hostname); err != nil {
 			return api.Enforced{}, fmt.Errorf("sandbox %s: %w", id, err)
 		}
 		defer func() {
 			if err != nil {
-				err = errors.Join(err, in.call(before))
+				err = errors.Join(err, in.setHostname(before))
 			}
 		}()
 	}
@@ -356,9 +356,9 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 	return enforced, nil
 }
 
-// call gives the sandbox a hostname: that of its init, which what is started from then on copies. The init itself could not,
+// setHostname gives the sandbox a hostname: that of its init, which what is started from then on copies. The init itself could not,
 // because the filter refuses sethostname to everything in the sandbox.
-func (in *instance) call(hostname string) error {
+func (in *instance) setHostname(hostname string) error {
 	failed := make(chan error)
 	go func() {
 		goruntime.LockOSThread() // and never unlocked: the thread ends with the goroutine
