@@ -239,11 +239,10 @@ func (s *Supervisor) watchParked(ctx context.Context, p *parked) {
 	if !mine {
 		return
 	}
-	switch {
-	case err == nil:
+	if err == nil {
 		s.log.Warn("a parked sandbox has ended", "id", p.id, "pool", p.pool)
-	default:
-		s.log.Debug("a parked sandbox is replaced", "id", p.id, "pool", p.pool)
+	} else {
+		s.log.Debug("a parked sandbox has waited for long", "id", p.id, "pool", p.pool)
 	}
 	if err := s.discard(ctx, p); err != nil {
 		s.log.Error("a parked sandbox could not be removed", "id", p.id, "error", err)

@@ -46,7 +46,7 @@ func BenchmarkWarm(b *testing.B) {
 		return nil
 	}
 	sides := append([]side{{name: "sandboxd", ready: parked, run: func() error { return createRunDelete(b.Context(), d, parts) }}},
-		peers(b, bwrapPeer())...)
+		peers(b, bwrapPeer(b))...)
 	compare(b, sides...)
 	for name, times := range parts {
 		report(b, name, times)
@@ -179,10 +179,16 @@ func BenchmarkIdleMemory(b *testing.B) {
 func mebibytes(n int64) float64 { return float64(n) / (1 << 20) }
 
 // rss is the resident set of a process, in bytes.
-func rss(b *testing.B, pid int) int64 { return memory(b, pid, "status", "VmRSS:") }
+func rss(b *testing.B, pid int) int64 {
+	b.Helper()
+	return memory(b, pid, "status", "VmRSS:")
+}
 
 // pss is its proportional set.
-func pss(b *testing.B, pid int) int64 { return memory(b, pid, "smaps_rollup", "Pss:") }
+func pss(b *testing.B, pid int) int64 {
+	b.Helper()
+	return memory(b, pid, "smaps_rollup", "Pss:")
+}
 
 func memory(b *testing.B, pid int, file, field string) int64 {
 	b.Helper()

@@ -2,6 +2,7 @@ package performance
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -19,7 +20,7 @@ import (
 // host image's directories read-only and no network, and run `echo x`.
 type peer struct {
 	name    string
-	command func(b *testing.B, n int) *exec.Cmd // of the n-th run
+	command func(ctx context.Context, n int) *exec.Cmd // of the n-th run
 }
 
 // peers are the sides of those that run here. One that does not is said in the output, with its own words.
@@ -30,7 +31,7 @@ func peers(b *testing.B, all ...peer) []side {
 		n := 0
 		once := func() error {
 			n++
-			cmd := p.command(b, n)
+			cmd := p.command(b.Context(), n)
 			var stdout, stderr bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &stdout, &stderr
 			if err := cmd.Run(); err != nil {
@@ -59,24 +60,24 @@ func runcPeer(bundle string) peer { return ociPeer("runc", bundle) }
 func crunPeer(bundle string) peer { return ociPeer("crun", bundle) }
 
 func ociPeer(name, bundle string) peer {
-	return peer{name, func(b *testing.B, n int) *exec.Cmd {
-		return exec.CommandContext(b.Context(), name, "--root", filepath.Join(bundle, name), "run", "--bundle", bundle, fmt.Sprintf("bench%d", n))
+	return peer{name, func(ctx context.Context, n int) *exec.Cmd {
+		return exec.CommandContext(ctx, name, "--root", filepath.Join(bundle, name), "run", "--bundle", bundle, fmt.Sprintf("bench%d", n))
 	}}
 }
 
 // bwrapPeer has namespaces and mounts, but neither a filter nor a limit nor anybody who could be asked for a second program.
-func bwrapPeer() peer {
-	return peer{"bwrap", func(b *testing.B, _ int) *exec.Cmd {
-		args := []string{"--unshare-all"}
-		for _, d := range hostDirs(b) {
-			if d.link != "" {
-				args = append(args, "--symlink", d.link, d.path)
-			} else {
-				args = append(args, "--ro-bind", d.path, d.path)
-			}
+func bwrapPeer(b *testing.B) peer {
+	b.Helper()
+	args := []string{"--unshare-all"}
+	for _, d := range hostDirs(b) {
+		if d.link != "" {
+			args = append(args, "--symlink", d.link, d.path)
+		} else {
+			args = append(args, "--ro-bind", d.path, d.path)
 		}
-		return exec.CommandContext(b.Context(), "bwrap", append(args, "/bin/echo", "x")...)
-	}}
+	}
+	args = append(args, "/bin/echo", "x")
+	return peer{"bwrap", func(ctx context.Context, _ int) *exec.Cmd { return exec.CommandContext(ctx, "bwrap", args...) }}
 }
 
 // podmanPeer runs by runc, because Debian's crun refuses hosts with both versions of cgroups.
@@ -91,10 +92,9 @@ func podmanPeer(b *testing.B) peer {
 			b.Fatal(err)
 		}
 	}
-	return peer{"podman", func(b *testing.B, _ int) *exec.Cmd {
-		args := append([]string{"--runtime", "runc", "--cgroup-manager", "cgroupfs", "run", "--rm", "--network", "none"}, volumes...)
-		return exec.CommandContext(b.Context(), "podman", append(args, "--rootfs", root, "/bin/echo", "x")...)
-	}}
+	args := append([]string{"--runtime", "runc", "--cgroup-manager", "cgroupfs", "run", "--rm", "--network", "none"}, volumes...)
+	args = append(args, "--rootfs", root, "/bin/echo", "x")
+	return peer{"podman", func(ctx context.Context, _ int) *exec.Cmd { return exec.CommandContext(ctx, "podman", args...) }}
 }
 
 type hostDir struct {
