@@ -201,6 +201,11 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	if p.started.Enforced.Pids == "rlimit" {
 		p.pids = p.limits.Pids
 	}
+	if s.opts.Exercise != nil {
+		if err := s.opts.Exercise(ctx, s.sockets.pathOf(id)); err != nil {
+			return err
+		}
+	}
 	fd, err := unix.FcntlInt(p.started.Pidfd.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		return fmt.Errorf("duplicate pidfd: %w", err)

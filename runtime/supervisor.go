@@ -41,8 +41,11 @@ type Options struct {
 	Timeout      time.Duration // of a sandbox that asks for none; default an hour
 	IdleTimeout  time.Duration // of a sandbox that asks for none; default ten minutes
 	IODevice     cgroup.Device // see [Spec]; the default is none
-	PoolChanged  func()        // called when a parked sandbox is claimed or gone; it must neither block nor call the supervisor
-	Log          *slog.Logger  // default: discarded
+	// Exercise is called for a sandbox that is about to be parked, with the path of its control socket; where it fails, nothing
+	// is parked. Default: nothing.
+	Exercise    func(ctx context.Context, socket string) error
+	PoolChanged func()       // called when a parked sandbox is claimed or gone; it must neither block nor call the supervisor
+	Log         *slog.Logger // default: discarded
 }
 
 // Supervisor holds all sandboxes of one daemon from their creation to their deletion: it keeps their records, watches

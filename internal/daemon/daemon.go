@@ -124,6 +124,7 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 		IdleTimeout:  opts.IdleTimeout,
 		IODevice:     opts.IODevice,
 		PoolChanged:  pools.changed,
+		Exercise:     exercise,
 		Log:          d.log,
 	})
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -154,6 +155,28 @@ func (s *Service) park(ctx context.Context, w Pool) (more bool, err error) {
 		Image: w.Image, ImageDigest: img.Digest, Rootfs: img.Rootfs, Profile: profile, Defaults: defaults,
 	})
 	return err == nil, err
+}
+
+// initProgram is where every sandbox has its init, which ends at once where it is executed by anybody else.
+const initProgram = "/dev/sandboxd-init"
+
+// exercise has a sandbox execute a program once. The first exec of a sandbox takes twice the time of the second: init's
+// pages are faulted in one by one, and the file system's directories are read. And one that cannot is not to be parked.
+func exercise(ctx context.Context, socket string) error {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	x, err := guest.NewClient(socket).Exec(ctx, guest.ExecRequest{Argv: []string{initProgram}, NoStdin: true, Timeout: stepTimeout})
+	if refusal := (*guest.Error)(nil); errors.As(err, &refusal) {
+		return nil // it answers
+	}
+	if err != nil {
+		return fmt.Errorf("try it out: %w", err)
+	}
+	defer x.Close() // always nil
+	if _, err := x.Stream(ctx, func(string, []byte) error { return nil }); err != nil {
+		return fmt.Errorf("try it out: %w", err)
+	}
+	return nil
 }
 
 // unpark removes parked sandboxes.

@@ -79,7 +79,7 @@ func (r *running) waitPool(what string, check func(api.Pool) bool) {
 }
 
 func TestPoolIsFilledClaimedAndFollowsItsImage(t *testing.T) {
-	b := newBench(t, nil)
+	b := newBench(t, realInit(t))
 	images := &poolImages{fakeImages: b.images, digest: "sha256:11", layer: "sha256:01"}
 	b.options.Images = images
 	b.options.Pools = []Pool{{Image: "example.org/app:1", Size: 2}}
@@ -138,7 +138,7 @@ func TestPoolIsFilledClaimedAndFollowsItsImage(t *testing.T) {
 }
 
 func TestPoolEndsWithItsDaemon(t *testing.T) {
-	b := newBench(t, nil)
+	b := newBench(t, realInit(t))
 	b.options.Pools = []Pool{{Image: api.HostImage, Size: 3}}
 	r := b.start()
 	r.waitPool("full", func(p api.Pool) bool { return p.Ready == 3 })
