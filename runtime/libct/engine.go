@@ -47,7 +47,7 @@ const updateTimeout = 15 * time.Second
 // Engine implements runtime.Engine in the launcher.
 type Engine struct {
 	host  Host
-	roots rootCloser
+	ended closer // mount namespaces of deleted sandboxes
 
 	mu        sync.Mutex
 	closed    bool
@@ -65,7 +65,6 @@ type instance struct {
 	update    sync.Mutex // held by the one that changes what follows, which Engine.mu guards besides
 	spec      runtime.Spec
 	enforced  api.Enforced
-	targets   []string // where overlays are mounted, below the root
 	deadline  *time.Timer
 	ended     chan struct{} // closed when the init has been reaped, and with it everything in its PID namespace
 }
@@ -189,9 +188,6 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
 	}
 	defer plan.Close()
-	for _, o := range overlays {
-		in.targets = append(in.targets, o.Target)
-	}
 	// What goes wrong before the sandbox's init runs is written here; a hostile init can fill it and no more.
 	complaints, err := boundedFile("complaints", 4096)
 	if err != nil {
@@ -537,7 +533,7 @@ func (e *Engine) Delete(ctx context.Context, id string) error {
 		return err
 	}
 	if in, err := e.find(ctx, id); err == nil {
-		defer e.roots.close(in.holdRoots())
+		defer e.ended.close(in.holdMounts())
 	}
 	known := true
 	if err := e.Kill(ctx, id); errors.Is(err, runtime.ErrNotFound) {
@@ -598,7 +594,7 @@ func (e *Engine) Close(ctx context.Context) error {
 		}
 		errs = append(errs, err)
 	}
-	e.roots.wait()
+	e.ended.wait()
 	return errors.Join(errs...)
 }
 
