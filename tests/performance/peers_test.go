@@ -39,7 +39,10 @@ func peers(b *testing.B, all ...peer) []side {
 				if strings.Contains(stderr.String(), "cloned binary: Device or resource busy") {
 					return errAgain
 				}
-				return fmt.Errorf("%w: %s", err, bytes.TrimSpace(stderr.Bytes()))
+				if said := bytes.TrimSpace(stderr.Bytes()); len(said) > 0 {
+					err = fmt.Errorf("%w: %s", err, said)
+				}
+				return err
 			}
 			if stdout.String() != "x\n" {
 				return fmt.Errorf("it printed %q", &stdout)
