@@ -24,6 +24,8 @@ SUDO    := $(if $(filter 0,$(shell id -u)),,sudo)
 BUILD_DEPS := gcc libc6-dev libseccomp-dev pkg-config uidmap
 DEMO_DEPS  := python3 procps
 TEST_DEPS  := docker-registry runc busybox-static git sudo skopeo umoci python3-pip
+# What only the benchmark of sandboxes needs: peers.
+SANDBOX_BENCH_DEPS := bubblewrap crun podman
 # What only the benchmark of images needs: one more peer, and a maker of root file systems.
 IMAGE_BENCH_DEPS := podman mmdebstrap e2fsprogs
 
@@ -143,7 +145,11 @@ fuzz-short: ## The same for 20 seconds each
 	@hack/fuzz.sh 20s '$(TAGS)'
 
 .PHONY: bench
-bench: deps build ## The figures of docs/performance.md, on this machine, as you are
+bench: bench-sandbox bench-image ## All figures of docs/performance.md, on this machine, as you are
+
+.PHONY: bench-sandbox
+bench-sandbox: deps build ## The figures of sandboxes there, against runc, crun, bubblewrap and podman: ITERATIONS=300 COUNT=3 RUN=regexp
+	@hack/deps.sh $(SANDBOX_BENCH_DEPS)
 	@hack/bench.sh
 
 .PHONY: bench-image

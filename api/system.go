@@ -10,6 +10,7 @@ type SystemInfo struct {
 	Launcher  int      `json:"launcher_pid"` // as the host counts
 	Sandboxes int      `json:"sandboxes"`
 	Enforced  Enforced `json:"enforced"` // what a sandbox with the defaults would get
+	Pools     []Pool   `json:"pools,omitempty"`
 	// Goroutines and HeapLive are the daemon's own: threads of execution, and bytes in use as its garbage collector last saw
 	// them. With as many sandboxes and requests as before they are about what they were; what goes on growing is a defect.
 	Goroutines int   `json:"goroutines"`

@@ -23,6 +23,14 @@ func (s *Service) SetHolders(f func() map[string][]string) {
 	s.mu.Unlock()
 }
 
+// OnRemoval says whom to tell of layers, by their chain ids, that no image and no sandbox needs any more and that are about
+// to be removed. Nobody can acquire an image of them until f, and the removal, are over. F must not call the service.
+func (s *Service) OnRemoval(f func(ctx context.Context, layers []string)) {
+	s.mu.Lock()
+	s.removal = f
+	s.mu.Unlock()
+}
+
 // Acquire is [Service.Get] for an image that a sandbox is about to be made of: it is not removed before release is
 // called, which happens when the holders know of the sandbox, or there is none.
 func (s *Service) Acquire(ctx context.Context, ref string) (_ *Image, release func(), err error) {
@@ -136,6 +144,12 @@ func (s *Service) sweep(ctx context.Context, strays bool, choose chooser) (api.I
 	// The names are gone and the layers are noted as pending, so from here on a crash is mended by Open.
 	removal, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTimeout)
 	defer cancel()
+	s.mu.Lock()
+	told := s.removal
+	s.mu.Unlock()
+	if told != nil && len(g.Layers) > 0 {
+		told(removal, g.Layers)
+	}
 	var errs []error
 	for _, c := range g.Layers {
 		if ctx.Err() != nil {

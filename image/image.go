@@ -75,9 +75,10 @@ type Service struct {
 	// going are the blobs and layers that are being removed; the channel is closed when that is over. Who wants to pin
 	// one of them waits.
 	going   map[string]chan struct{}
-	holders func() map[string][]string // see SetHolders; nil: unknown, nothing may be collected
-	used    map[string]time.Time       // of images by name, where it is later than what is stored
-	sizes   map[string]int64           // of the trees that were extracted here, by chain id
+	holders func() map[string][]string                 // see SetHolders; nil: unknown, nothing may be collected
+	removal func(ctx context.Context, layers []string) // see OnRemoval; nil: nobody is told
+	used    map[string]time.Time                       // of images by name, where it is later than what is stored
+	sizes   map[string]int64                           // of the trees that were extracted here, by chain id
 }
 
 // Options configure a [Service]. The zero value is what tests want.

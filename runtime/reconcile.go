@@ -134,7 +134,7 @@ func (sb *sandbox) stands() bool {
 }
 
 // owned says that a sandbox of the engine is somebody's. It needs mu.
-func (s *Supervisor) owned(id string) bool { return s.byID[id] != nil }
+func (s *Supervisor) owned(id string) bool { return s.byID[id] != nil || s.pool.parked[id] != nil }
 
 func (s *Supervisor) putRight(ctx context.Context, o oddity) error {
 	s.mu.Lock()

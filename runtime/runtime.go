@@ -72,6 +72,9 @@ type Change struct {
 	Limits   *api.Limits `json:"limits,omitempty"`  // all that shall hold from now on; nil: as they are
 	Explicit api.Limits  `json:"explicit,omitzero"` // those of them that the user asks for with this change
 	Deadline time.Time   `json:"deadline,omitzero"` // zero: as it is
+	// Hostname makes a sandbox that was parked somebody's: it calls itself so in everything that is started from now on, and
+	// its wall time begins anew. Empty: as it is.
+	Hostname string `json:"hostname,omitempty"`
 }
 
 // An Engine starts and ends sandboxes. Its methods may be called from several goroutines.

@@ -45,7 +45,11 @@ type Options struct {
 	Timeout      time.Duration // of a sandbox that asks for none; default an hour
 	IdleTimeout  time.Duration // of a sandbox that asks for none; default ten minutes
 	IODevice     cgroup.Device // see [Spec]; the default is none
-	Log          *slog.Logger  // default: discarded
+	// Exercise is called for a sandbox that is about to be parked, with the path of its control socket; where it fails, nothing
+	// is parked. Default: nothing.
+	Exercise    func(ctx context.Context, socket string) error
+	PoolChanged func()       // called when a parked sandbox is claimed or gone; it must neither block nor call the supervisor
+	Log         *slog.Logger // default: discarded
 }
 
 // Supervisor holds all sandboxes of one daemon from their creation to their deletion: it keeps their records, watches
@@ -75,6 +79,7 @@ type Supervisor struct {
 	closing chan struct{} // closed with it
 	byID    map[string]*sandbox
 	names   map[string]*sandbox
+	pool    pool
 }
 
 // sandbox is one entry of the supervisor. Its fields are guarded by Supervisor.mu, but for the channels.
@@ -267,13 +272,31 @@ func (s *Supervisor) enter(rec Record) *sandbox {
 	return sb
 }
 
-// Create makes a sandbox and returns when it runs and its record is on disk. On error nothing of it is left.
-func (s *Supervisor) Create(ctx context.Context, req Request) (_ Record, err error) {
-	sb, err := s.reserve(req)
+// Create makes a sandbox, or claims one that is parked and fits, and returns when it runs and its record is on disk. On
+// error nothing of it is left.
+func (s *Supervisor) Create(ctx context.Context, req Request) (Record, error) {
+	sb, p, err := s.reserve(req, true)
 	if err != nil {
 		return Record{}, err
 	}
+	if p != nil {
+		rec, err := s.claim(ctx, sb, p, &req)
+		s.ops.Done()
+		if err == nil || ctx.Err() != nil {
+			return rec, err
+		}
+		// It has just ended, or cannot be changed into what is asked for. If that cannot be had at all, a new one says why.
+		s.log.Info("a parked sandbox could not be claimed", "id", p.id, "error", err)
+		if sb, _, err = s.reserve(req, false); err != nil {
+			return Record{}, err
+		}
+	}
 	defer s.ops.Done()
+	return s.create(ctx, sb, req)
+}
+
+// create is Create for a sandbox that has to be made.
+func (s *Supervisor) create(ctx context.Context, sb *sandbox, req Request) (_ Record, err error) {
 	rec := sb.rec // ours alone to change while the state is creating; what others see is sb.rec
 	id := rec.ID
 	defer func() {
@@ -344,20 +367,17 @@ func (s *Supervisor) Create(ctx context.Context, req Request) (_ Record, err err
 	return rec.clone(), nil
 }
 
-// reserve claims an id and a name, and counts an operation that the caller ends with ops.Done.
-func (s *Supervisor) reserve(req Request) (*sandbox, error) {
+// reserve claims an id and a name, and counts an operation that the caller ends with ops.Done. With pooled it takes a parked
+// sandbox that fits, if there is one, and its id.
+func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *parked, error) {
 	now := time.Now().UTC()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return nil, ErrClosed
+		return nil, nil, ErrClosed
 	}
 	if len(s.byID) >= s.opts.MaxSandboxes {
-		return nil, fmt.Errorf("%w: %d exist, which is the most this daemon holds", ErrTooMany, len(s.byID))
-	}
-	id := newID()
-	for s.taken(id) {
-		id = newID()
+		return nil, nil, fmt.Errorf("%w: %d exist, which is the most this daemon holds", ErrTooMany, len(s.byID))
 	}
 	name := req.Name
 	switch {
@@ -366,7 +386,17 @@ func (s *Supervisor) reserve(req Request) (*sandbox, error) {
 			name += "-" + newID()[:3]
 		}
 	case s.taken(name):
-		return nil, fmt.Errorf("%w: the name %q is taken", ErrExists, name)
+		return nil, nil, fmt.Errorf("%w: the name %q is taken", ErrExists, name)
+	}
+	var p *parked
+	id := newID()
+	for s.taken(id) {
+		id = newID()
+	}
+	if pooled {
+		if p = s.take(&req); p != nil {
+			id = p.id
+		}
 	}
 	sb := s.enter(Record{
 		Sandbox: api.Sandbox{
@@ -393,13 +423,13 @@ func (s *Supervisor) reserve(req Request) (*sandbox, error) {
 		Ephemeral: req.Ephemeral,
 	})
 	s.ops.Add(1)
-	return sb, nil
+	return sb, p, nil
 }
 
 // taken reports whether a word already says which sandbox is meant. Ids and names share one space, so that neither can
 // be used to hide the other.
 func (s *Supervisor) taken(word string) bool {
-	return s.byID[word] != nil || s.names[word] != nil
+	return s.byID[word] != nil || s.names[word] != nil || s.pool.parked[word] != nil
 }
 
 func (s *Supervisor) forget(sb *sandbox) {
@@ -768,8 +798,20 @@ func (sb *sandbox) beginDeletion() *deletion {
 func (s *Supervisor) delete(ctx context.Context, sb *sandbox) error {
 	id := sb.rec.ID
 	<-sb.saved
-	// The record goes last: a crash before that leaves a sandbox that is listed, as lost, and can be deleted again.
-	if err := ignoreNotFound(s.engine.Delete(ctx, id)); err != nil {
+	// The record goes while the engine works: of what a crash leaves then no record tells, and the next daemon removes it.
+	removed := make(chan error, 1)
+	go func() {
+		sb.write.Lock() // an update that is under way writes before, and nobody does afterwards
+		defer sb.write.Unlock()
+		removed <- s.records.remove(id)
+	}()
+	err := ignoreNotFound(s.engine.Delete(ctx, id))
+	if rerr := <-removed; err == nil {
+		err = rerr
+	} else if rerr == nil {
+		err = errors.Join(err, s.restore(sb)) // it is still there
+	}
+	if err != nil {
 		return fmt.Errorf("delete sandbox %s: %w", id, err)
 	}
 	if err := s.sockets.remove(id); err != nil {
@@ -781,15 +823,19 @@ func (s *Supervisor) delete(ctx context.Context, sb *sandbox) error {
 		s.mu.Unlock()
 		<-sb.watched
 	}
-	sb.write.Lock() // an update that is under way writes before, and no other one begins
-	err := s.records.remove(id)
-	sb.write.Unlock()
-	if err != nil {
-		return fmt.Errorf("delete sandbox %s: %w", id, err)
-	}
 	s.forget(sb)
 	s.log.Info("sandbox deleted", "id", id, "name", sb.rec.Name)
 	return nil
+}
+
+// restore writes the record of a sandbox that could not be deleted.
+func (s *Supervisor) restore(sb *sandbox) error {
+	sb.write.Lock()
+	defer sb.write.Unlock()
+	s.mu.Lock()
+	rec := sb.rec.clone()
+	s.mu.Unlock()
+	return s.records.put(&rec)
 }
 
 // Close refuses new work, waits for what is under way, deletes every sandbox unless keep is set, and returns when no
@@ -806,9 +852,10 @@ func (s *Supervisor) Close(ctx context.Context, keep bool) error {
 
 	// Creations and deletions are bounded by their own contexts and by undoTimeout.
 	s.ops.Wait()
-	var errs []error
+	// The next daemon would not know what they are for.
+	errs := []error{s.unpark(ctx, func(string, string, []string) bool { return true })}
 	if !keep {
-		errs = s.deleteAll(ctx)
+		errs = append(errs, s.deleteAll(ctx)...)
 	}
 	s.stopWatching()
 	errs = append(errs, s.sockets.close(), s.records.close())

@@ -136,12 +136,7 @@ func (s *Supervisor) held(ctx context.Context, rec *Record) (Record, error) {
 
 // sameHeld compares what an engine holds of two records.
 func sameHeld(a, b *Record) bool {
-	x, y := a.Limits, b.Limits
-	if (x.Swap == nil) != (y.Swap == nil) || x.Swap != nil && *x.Swap != *y.Swap {
-		return false
-	}
-	x.Swap, y.Swap = nil, nil
-	return x == y && a.Deadline.Equal(b.Deadline)
+	return sameLimits(a.Limits, b.Limits) && a.Deadline.Equal(b.Deadline)
 }
 
 // apply tells the engine what is its business of the difference between two records.

@@ -105,13 +105,22 @@ func (s *Supervisor) expire(ctx context.Context, sb *sandbox) bool {
 func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
-	oom, oomErr := s.engine.OOMKills(ctx, sb.rec.ID)
-
 	s.mu.Lock()
 	deleting := sb.deletion != nil
+	s.mu.Unlock()
+	var oom int
+	var oomErr error
+	if !deleting { // whose engine is busy, and nobody is told the reason
+		oom, oomErr = s.engine.OOMKills(ctx, sb.rec.ID)
+	}
+
+	s.mu.Lock()
+	deleting = sb.deletion != nil
 	state, reason := api.StateStopped, sb.killing
 	switch {
 	case reason != "":
+	case deleting:
+		reason = "its deletion had begun"
 	case !time.Now().Before(sb.rec.Deadline):
 		reason = "deadline reached" // the launcher was first
 	case errors.Is(oomErr, ErrUnavailable), errors.Is(oomErr, ErrNotFound): // gone, or replaced by a new one that knows nothing
@@ -135,7 +144,11 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 	defer sb.write.Unlock()
 	s.mu.Lock()
 	rec := sb.rec.clone() // with what an update has changed meanwhile
+	deleting = sb.deletion != nil
 	s.mu.Unlock()
+	if deleting {
+		return // a deletion that fails writes it
+	}
 	s.log.Info("sandbox ended", "id", rec.ID, "state", state, "reason", reason)
 	if err := s.sockets.remove(rec.ID); err != nil {
 		s.log.Error("control socket is left", "id", rec.ID, "error", err)

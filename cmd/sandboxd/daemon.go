@@ -181,7 +181,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 		},
 		Checks:    func(ctx context.Context) []api.Check { return doctor.Run(ctx, o.DataDir) },
 		EndEngine: end, IODevice: device,
-		Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit,
+		Pools: o.pools(), Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit,
 		Log: log,
 	})
 	if err != nil {
@@ -189,6 +189,16 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	}
 	owned = true
 	return d.Serve(ctx)
+}
+
+// pools are the sizes that the flags give, which complete has checked.
+func (o *serveOptions) pools() []daemon.Pool {
+	var all []daemon.Pool
+	for _, p := range o.Pools {
+		img, size, _ := cutPool(p)
+		all = append(all, daemon.Pool{Image: img, Size: size})
+	}
+	return all
 }
 
 // warnOfLogout says so where systemd will end the daemon, and what it starts, with its user's last session.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -37,6 +38,8 @@ type serveOptions struct {
 	ImageLimit int64
 	// SnapshotLimit is how many bytes the files of all snapshots may have before the oldest are removed; 0: any number.
 	SnapshotLimit int64
+	// Pools say of which images, and how many, sandboxes are kept ready: IMAGE=N.
+	Pools []string
 	// How registries are spoken to that need something special.
 	Mirrors            []string // REGISTRY=MIRROR
 	InsecureRegistries []string
@@ -82,6 +85,7 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.Mirrors, "registry-mirror", nil, "ask a mirror first: `REGISTRY=MIRROR`, such as docker.io=mirror.example:5000; repeatable")
 	f.StringArrayVar(&o.InsecureRegistries, "insecure-registry", nil, "allow plain HTTP and unverified certificates to this `registry`; repeatable")
 	f.StringArrayVar(&o.RegistryCAs, "registry-ca", nil, "trust the certificates in this PEM `file` for registries, beside the host's own; repeatable")
+	f.StringArrayVar(&o.Pools, "pool", nil, "keep N sandboxes of an image ready, so that creating one takes no time: `IMAGE=N`, such as host=4; repeatable")
 	f.DurationVar(&o.IdleExit, "idle-exit", 0, "end after this time without a sandbox and a request (default: never)")
 }
 
@@ -137,6 +141,17 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (s
 			return o, usagef("--require has an empty name")
 		}
 	}
+	seen := make(map[string]bool)
+	for _, p := range o.Pools {
+		img, _, err := cutPool(p)
+		if err != nil {
+			return o, err
+		}
+		if seen[img] {
+			return o, usagef("--pool names %s twice", img)
+		}
+		seen[img] = true
+	}
 	switch {
 	case o.DefaultTimeout <= 0:
 		return o, usagef("--default-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultTimeout)
@@ -146,4 +161,19 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (s
 		return o, usagef("--idle-exit %v is negative", o.IdleExit)
 	}
 	return o, nil
+}
+
+// maxPool is the largest pool: what is parked has memory, and a thousand sandboxes are the most there can be.
+const maxPool = 100
+
+// cutPool reads IMAGE=N.
+func cutPool(s string) (img string, size int, err error) {
+	i := strings.LastIndexByte(s, '=')
+	if i > 0 {
+		size, err = strconv.Atoi(s[i+1:])
+	}
+	if i <= 0 || err != nil || size < 1 || size > maxPool {
+		return "", 0, usagef("--pool %q: want IMAGE=N with N from 1 to %d", s, maxPool)
+	}
+	return s[:i], size, nil
 }

@@ -39,6 +39,11 @@ func TestServeOptions(t *testing.T) {
 		},
 		{name: "required nothing", opts: serveOptions{Require: []string{""}}, err: "--require"},
 		{name: "no end", opts: serveOptions{DefaultTimeout: -1}, err: "--default-timeout"},
+		{name: "pool without a size", opts: serveOptions{Pools: []string{"host"}}, err: "--pool"},
+		{name: "pool of none", opts: serveOptions{Pools: []string{"host=0"}}, err: "--pool"},
+		{name: "pool without an image", opts: serveOptions{Pools: []string{"=3"}}, err: "--pool"},
+		{name: "pool too large", opts: serveOptions{Pools: []string{"host=101"}}, err: "--pool"},
+		{name: "pool named twice", opts: serveOptions{Pools: []string{"host=1", "host=2"}}, err: "twice"},
 		{name: "idle backwards", opts: serveOptions{IdleExit: -1}, err: "--idle-exit"},
 	}
 	for _, tt := range tests {

@@ -59,6 +59,7 @@ type Options struct {
 	Lock io.Closer
 
 	IODevice     cgroup.Device // that DataDir lies on; the default is none, and io limits are refused
+	Pools        []Pool        // sandboxes that are kept ready; default: none
 	MaxSandboxes int           // default 1000
 	Timeout      time.Duration // of a sandbox that asks for none; default an hour
 	IdleTimeout  time.Duration // of a sandbox that asks for none; default ten minutes
@@ -117,22 +118,26 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			err = errors.Join(err, d.socket.remove())
 		}
 	}()
+	pools := newPools(opts.Pools)
 	supervisor, err := runtime.Open(ctx, opts.DataDir, opts.Engine, runtime.Options{
 		RuntimeDir:   opts.RuntimeDir,
 		MaxSandboxes: opts.MaxSandboxes,
 		Timeout:      opts.Timeout,
 		IdleTimeout:  opts.IdleTimeout,
 		IODevice:     opts.IODevice,
+		PoolChanged:  pools.changed,
+		Exercise:     exercise,
 		Log:          d.log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start daemon: %w", err)
 	}
-	d.service = &Service{opts: opts, supervisor: supervisor, images: opts.Images, log: d.log, builds: make(chan struct{}, maxBuilds)}
+	d.service = &Service{opts: opts, supervisor: supervisor, images: opts.Images, log: d.log, builds: make(chan struct{}, maxBuilds), pools: pools}
 	d.service.execs = newExecs(context.WithoutCancel(ctx))
 	d.service.adoptExecs(ctx)
 	// From here on images may be removed: what runs has been adopted, so it is known what they are needed for.
 	opts.Images.SetHolders(d.service.holders)
+	opts.Images.OnRemoval(d.service.forsake)
 	return d, nil
 }
 
@@ -224,6 +229,7 @@ func (d *Daemon) Serve(ctx context.Context) error {
 	enforceCtx, cancelEnforce := context.WithCancelCause(requestCtx)
 	defer cancelEnforce(nil)
 	d.requests.Go(func() { d.enforce(enforceCtx) })
+	d.requests.Go(func() { d.service.fillPools(enforceCtx) })
 
 	if d.opts.IdleExit > 0 {
 		d.lastUse = time.Now()

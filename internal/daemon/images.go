@@ -39,6 +39,7 @@ func (s *Service) Pull(ctx context.Context, req api.PullImage, progress func(api
 	if err != nil {
 		return api.Image{}, fmt.Errorf("pull %q: %w", req.Reference, err)
 	}
+	s.pools.changed()
 	return img.Image, nil
 }
 
@@ -97,11 +98,13 @@ func (s *Service) RemoveImage(ctx context.Context, ref string, force bool) (api.
 	if err := validReference("reference", ref); err != nil {
 		return api.ImagesRemoved{}, err
 	}
+	defer s.pools.removing()()
 	return s.images.Remove(ctx, ref, force)
 }
 
 // PruneImages removes images that no sandbox holds.
 func (s *Service) PruneImages(ctx context.Context, req api.PruneImages) (api.ImagesRemoved, error) {
+	defer s.pools.removing()()
 	return s.images.Prune(ctx, req.All)
 }
 
@@ -117,6 +120,7 @@ func (s *Service) TagImage(ctx context.Context, req api.TagImage) (api.Image, er
 	if err != nil {
 		return api.Image{}, err
 	}
+	s.pools.changed()
 	return img.Image, nil
 }
 

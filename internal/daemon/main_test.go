@@ -155,6 +155,8 @@ func (f *fakeImages) Commit(ctx context.Context, opts image.CommitOptions) (*ima
 
 func (f *fakeImages) SetHolders(func() map[string][]string) {}
 
+func (f *fakeImages) OnRemoval(func(context.Context, []string)) {}
+
 func (f *fakeImages) Enforce(context.Context) error { return nil }
 
 func (f *fakeImages) EnforceSnapshots(context.Context) error { return nil }

@@ -56,6 +56,8 @@ type Images interface {
 	// sandboxes have from then on.
 	Acquire(ctx context.Context, reference string) (img *image.Image, release func(), err error)
 	SetHolders(f func() map[string][]string)
+	// OnRemoval says whom to tell of layers that are about to be removed.
+	OnRemoval(f func(ctx context.Context, layers []string))
 }
 
 // Service is everything that the API can do, free of HTTP. Its errors are of the classes in errors.go.
@@ -66,6 +68,7 @@ type Service struct {
 	log        *slog.Logger
 	builds     chan struct{} // one for each build under way
 	execs      *execs
+	pools      *pools
 }
 
 // CreateSandbox makes a sandbox of an image that is stored.
@@ -196,7 +199,7 @@ func (s *Service) DeleteSandbox(ctx context.Context, ref string) error {
 	}
 	s.forgetSandbox(ctx, rec.ID)
 	if len(rec.Rootfs.Snapshots) > 0 {
-		s.settle(ctx)
+		s.settleSnapshots(ctx)
 	}
 	return nil
 }
@@ -210,6 +213,7 @@ func (s *Service) System(ctx context.Context) (api.SystemInfo, error) {
 		DataDir:   s.opts.DataDir,
 		Socket:    s.opts.socketPath(),
 		Sandboxes: s.supervisor.Count(),
+		Pools:     s.poolStates(),
 
 		Goroutines: goruntime.NumGoroutine(),
 		HeapLive:   heapLive(),

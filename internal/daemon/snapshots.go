@@ -90,8 +90,8 @@ func (s *Service) enforceSnapshots(ctx context.Context) {
 	}
 }
 
-// settle removes layers that the last sandbox has left which stood on them.
-func (s *Service) settle(ctx context.Context) {
+// settleSnapshots removes layers that the last sandbox has left which stood on them.
+func (s *Service) settleSnapshots(ctx context.Context) {
 	if err := s.images.Settle(ctx); err != nil {
 		s.log.Warn("a layer of a snapshot that nothing needs is left until the next start", "error", err)
 	}
@@ -185,7 +185,7 @@ func (s *Service) Fork(ctx context.Context, ref string, body api.ForkSandbox) (_
 	forks, err := s.createAll(ctx, request, body.Count, body.Names)
 	if err != nil {
 		s.release(ctx, t)
-		s.settle(ctx)
+		s.settleSnapshots(ctx)
 		return api.SandboxForked{}, fmt.Errorf("fork sandbox %s: %w", ref, err)
 	}
 	s.log.Info("sandbox forked", "id", t.of.ID, "forks", len(forks), "bytes", t.result.Size, "consistent", t.consistent)
@@ -272,7 +272,7 @@ func (s *Service) Rollback(ctx context.Context, ref string, body api.RollbackSan
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	defer s.settle(ctx) // it may have been the last on another one
+	defer s.settleSnapshots(ctx) // it may have been the last on another one
 	defer release()
 	if err := runtime.CanRollBack(&rec, &snap.Rootfs); err != nil {
 		return api.Sandbox{}, classify(errUnreadable, fmt.Errorf("roll back to snapshot %s: %w", body.Snapshot, err))

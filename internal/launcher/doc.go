@@ -40,7 +40,7 @@
 //	── snapshot {diff, chain id} ──────────▶  a "diff" child writes and an "apply" child unpacks, at once, with a pipe
 //	                                          between them that nobody else reads
 //	◀── {diff id, bytes, entries}, frozen ──  the layer is complete and synced
-//	── update {id, change} ────────────────▶  all of it or nothing
+//	── update {id, change} ────────────────▶  all of it or nothing; a hostname is set in the sandbox's UTS namespace
 //	◀── {enforced} ─────────────────────────
 //	── pause {id} ─────────────────────────▶  by the freezer, or by SIGSTOP where there is no cgroup
 //	◀── {} ─────────────────────────────────  every process stands still; list tells of it

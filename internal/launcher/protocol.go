@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -216,9 +217,14 @@ func send(c *net.UnixConn, msg any, files ...*os.File) error {
 	return nil
 }
 
+// packets are reused, for they are large and messages small. Nothing of a decoded message refers to one.
+var packets = sync.Pool{New: func() any { return new([maxPacket + 1]byte) }}
+
 // receive reads one message strictly. Its descriptors are close-on-exec and become the caller's, on error there are none.
 func receive(c *net.UnixConn, msg any) (files []*os.File, err error) {
-	data := make([]byte, maxPacket+1)
+	buf := packets.Get().(*[maxPacket + 1]byte)
+	defer packets.Put(buf)
+	data := buf[:]
 	oob := make([]byte, unix.CmsgSpace(maxFiles*4))
 	n, oobn, flags, _, err := c.ReadMsgUnix(data, oob)
 	if errors.Is(err, io.EOF) {

@@ -20,6 +20,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -48,6 +49,7 @@ const updateTimeout = 15 * time.Second
 type Engine struct {
 	host    Host
 	freezer *launcher.Freezer
+	ended   closer // mount namespaces of deleted sandboxes
 
 	mu        sync.Mutex
 	closed    bool
@@ -59,7 +61,7 @@ var _ runtime.Engine = (*Engine)(nil)
 type instance struct {
 	ready     chan struct{}           // closed when its creation has ended, well or not; what follows is valid then
 	container *libcontainer.Container // nil if the creation failed
-	pid       int                     // of its init, as the launcher counts
+	pid       int                     // of the init; another process's once it has been reaped
 	pidfd     *os.File
 	started   time.Time
 	update    sync.Mutex // held by the one that changes what follows, which Engine.mu guards besides
@@ -385,7 +387,7 @@ func (in *instance) schedule(deadline time.Time) {
 }
 
 // Update implements runtime.Engine.
-func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) (api.Enforced, error) {
+func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) (_ api.Enforced, err error) {
 	in, err := e.find(ctx, id)
 	if err != nil {
 		return api.Enforced{}, err
@@ -404,6 +406,18 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 		return api.Enforced{}, fmt.Errorf("sandbox %s: it has ended: %w", id, runtime.ErrNotFound)
 	}
 	was := next.Limits
+	if change.Hostname != "" {
+		before := next.Hostname
+		next.Hostname = change.Hostname
+		if err := in.setHostname(change.Hostname); err != nil {
+			return api.Enforced{}, fmt.Errorf("sandbox %s: %w", id, err)
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, in.setHostname(before))
+			}
+		}()
+	}
 	if change.Limits != nil {
 		next.Limits, next.Explicit = *change.Limits, change.Explicit
 		if next.Limits.Nofile != was.Nofile {
@@ -431,10 +445,43 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	in.spec, in.enforced = next, enforced
+	if change.Hostname != "" {
+		in.started = time.Now()
+	}
 	if e.sandboxes[id] == in { // Delete stops the timer
 		in.schedule(next.Deadline)
 	}
 	return enforced, nil
+}
+
+// setHostname gives the sandbox a hostname: that of its init, which what is started from then on copies. The init itself could not,
+// because the filter refuses sethostname to everything in the sandbox.
+func (in *instance) setHostname(hostname string) error {
+	failed := make(chan error)
+	go func() {
+		goruntime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		failed <- func() error {
+			conn, err := in.pidfd.SyscallConn()
+			if err != nil {
+				return err
+			}
+			var enter error
+			if err := conn.Control(func(fd uintptr) { enter = unix.Setns(int(fd), unix.CLONE_NEWUTS) }); err != nil {
+				return fmt.Errorf("it is deleted: %w", runtime.ErrNotFound)
+			}
+			if errors.Is(enter, unix.ESRCH) {
+				return fmt.Errorf("it has ended: %w", runtime.ErrNotFound)
+			}
+			if enter != nil {
+				return fmt.Errorf("enter its UTS namespace: %w", enter)
+			}
+			if err := unix.Sethostname([]byte(hostname)); err != nil {
+				return fmt.Errorf("set its hostname: %w", err)
+			}
+			return nil
+		}()
+	}()
+	return <-failed
 }
 
 // imageError is what Init said of an image, of the class runtime.ErrRootfs.
@@ -625,6 +672,8 @@ func (e *Engine) Delete(ctx context.Context, id string) error {
 		if in, err = e.find(ctx, id); errors.Is(err, runtime.ErrNotFound) {
 			in, err = nil, nil
 		} else if err == nil {
+			mounts := in.holdMounts()
+			defer e.ended.close(mounts)
 			err = in.kill(ctx, id)
 		}
 		if err != nil {
@@ -682,6 +731,7 @@ func (e *Engine) Close(ctx context.Context) error {
 		}
 		errs = append(errs, err)
 	}
+	e.ended.wait()
 	return errors.Join(errs...)
 }
 

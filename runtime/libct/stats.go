@@ -18,12 +18,15 @@ func (e *Engine) Stats(ctx context.Context, id string) (api.Stats, error) {
 	if err != nil {
 		return api.Stats{}, err
 	}
+	e.mu.Lock()
+	started := in.started
+	e.mu.Unlock()
 	now := time.Now()
 	st := api.Stats{}
 	if e.host.Cgroup {
 		st = readStats(filepath.Join(launcher.CgroupDir, id))
 	}
-	st.At, st.WallMS = now.UTC(), ms(now.Sub(in.started).Microseconds())
+	st.At, st.WallMS = now.UTC(), ms(now.Sub(started).Microseconds())
 	return st, nil
 }
 

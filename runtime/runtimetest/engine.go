@@ -332,6 +332,9 @@ func (b *box) update(e *Engine, change *runtime.Change) error {
 	if !change.Deadline.IsZero() {
 		b.spec.Deadline = change.Deadline
 	}
+	if change.Hostname != "" {
+		b.spec.Hostname, b.started = change.Hostname, time.Now()
+	}
 	return nil
 }
 
@@ -341,6 +344,8 @@ func (e *Engine) Stats(_ context.Context, id string) (api.Stats, error) {
 	if err != nil {
 		return api.Stats{}, err
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	return api.Stats{At: time.Now().UTC(), WallMS: float64(time.Since(b.started).Microseconds()) / 1000}, nil
 }
 

@@ -356,6 +356,14 @@ func testUpdate(t *testing.T, s *suite) {
 	if got := s.find(t, "update1"); !got.Deadline.Equal(deadline) || got.Limits != st.Limits {
 		t.Errorf("after a change of the deadline: %+v", got)
 	}
+	// A hostname is for who gets a sandbox that ran before, and changes nothing else that can be seen from here.
+	hostname := &runtime.Change{Hostname: "claimed", Deadline: deadline}
+	if _, err := s.Engine.Update(t.Context(), "update1", hostname); err != nil {
+		t.Fatalf("change the hostname: %v", err)
+	}
+	if stats, err := s.Engine.Stats(t.Context(), "update1"); err != nil || stats.WallMS > 60_000 {
+		t.Errorf("after a change of the hostname: %+v, %v", stats, err)
+	}
 	// These are wishes: an engine that cannot hold them says so in enforced.
 	limits := st.Limits
 	limits.Memory, limits.CPUs = 64<<20, 0.5
@@ -382,6 +390,10 @@ func testUpdateRefused(t *testing.T, s *suite) {
 	}
 	if got := s.find(t, "update2"); got.Limits != st.Limits || !got.Deadline.Equal(st.Deadline) {
 		t.Errorf("after a refused update: %+v, before: %+v", got, st)
+	}
+	change.Hostname = "refused"
+	if _, err := s.Engine.Update(t.Context(), "update2", change); !errors.Is(err, runtime.ErrUnenforceable) {
+		t.Errorf("update with a hostname: %v, want ErrUnenforceable", err)
 	}
 	if _, err := s.Engine.Update(t.Context(), "nobody", &runtime.Change{}); !errors.Is(err, runtime.ErrNotFound) {
 		t.Errorf("update of an unknown one: %v, want ErrNotFound", err)

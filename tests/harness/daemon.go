@@ -129,6 +129,7 @@ func Start(t testing.TB, options Options) *Daemon {
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", d.Socket)
 		},
+		MaxIdleConnsPerHost: 64, // clients beside each other keep their connections
 	}}
 	t.Cleanup(func() {
 		d.stop(t)

@@ -5,7 +5,6 @@ package performance
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,14 +13,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/opencontainers/runtime-spec/specs-go"
-
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
@@ -42,20 +37,28 @@ func report(b *testing.B, name string, times []time.Duration) {
 // errAgain is for a peer's own failure that says nothing: the round is repeated and not counted.
 var errAgain = errors.New("again")
 
-// compare times the two sides in turns; which comes first changes from round to round.
-func compare(b *testing.B, nameA, nameB string, a, other func() error) {
+// A side is one of those that are compared.
+type side struct {
+	name  string
+	run   func() error
+	ready func() error // what must be so before run, and is not timed; may be nil
+	times []time.Duration
+}
+
+// compare times the sides in turns; which comes first changes from round to round.
+func compare(b *testing.B, sides ...side) {
 	b.Helper()
-	sides := []struct {
-		name  string
-		run   func() error
-		times []time.Duration
-	}{{name: nameA, run: a}, {name: nameB, run: other}}
 	for i := range warmUp + b.N {
 		if i == warmUp {
 			b.ResetTimer()
 		}
 		for j := range sides {
 			side := &sides[(i+j)%len(sides)]
+			if side.ready != nil {
+				if err := side.ready(); err != nil {
+					b.Fatalf("%s: %v", side.name, err)
+				}
+			}
 			began := time.Now()
 			err := side.run()
 			for errors.Is(err, errAgain) {
@@ -91,71 +94,65 @@ func BenchmarkExecTrue(b *testing.B) {
 	}
 	d := harness.Start(b, harness.Options{})
 	s := d.Create(b, api.CreateSandbox{})
-	if err := s.Put(b.Context(), "/tmp/true", program); err != nil {
-		b.Fatal(err)
-	}
-	s.Sh(b, "chmod 755 /tmp/true")
-
-	request := api.ExecRequest{Argv: []string{"/tmp/true"}}
-	compare(b, "sandbox", "host",
-		func() error {
-			result, err := s.TryExec(b.Context(), request)
-			if err == nil && result.Exit.Code != 0 {
-				err = fmt.Errorf("exit %+v", result.Exit)
-			}
-			return err
-		},
-		func() error {
+	putTrue(b, s)
+	compare(b,
+		side{name: "sandbox", run: func() error { return execTrue(b.Context(), s) }},
+		side{name: "host", run: func() error {
 			// With pipes for its output, as whoever wants the output would have it.
 			cmd := exec.CommandContext(b.Context(), onHost)
 			var out bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &out, &out
 			return cmd.Run()
-		})
+		}})
+}
+
+// putTrue puts a static `true` into the sandbox: its start costs what an exec costs, and no dynamic linking.
+func putTrue(b *testing.B, s *harness.Sandbox) {
+	b.Helper()
+	program, err := os.ReadFile(testenv.RequirePeer(b, "busybox"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := s.Put(b.Context(), "/tmp/true", program); err != nil {
+		b.Fatal(err)
+	}
+	s.Sh(b, "chmod 755 /tmp/true")
+}
+
+// execTrue runs what putTrue has put.
+func execTrue(ctx context.Context, s *harness.Sandbox) error {
+	result, err := s.TryExec(ctx, api.ExecRequest{Argv: []string{"/tmp/true"}})
+	if err == nil && result.Exit.Code != 0 {
+		err = fmt.Errorf("exit %+v", result.Exit)
+	}
+	return err
 }
 
 // BenchmarkCreateRunDelete is a whole sandbox of the host image, from the request to the first byte of its program's
-// output to its deletion, against Debian's runc with a bundle of the same mounts. Both do it for the same user.
+// output to its deletion, against peers with the same mounts. All do it for the same user.
 func BenchmarkCreateRunDelete(b *testing.B) {
 	testenv.RequireUserNS(b)
 	// As root runc would put its cgroups into the controllers' v1 hierarchies, and sandboxd has none there.
 	testenv.RequireOrdinaryUser(b)
-	runc := testenv.RequirePeer(b, "runc")
-	bundle := runcBundle(b, runc)
-	state := filepath.Join(b.TempDir(), "runc")
+	bundle := ociBundle(b, testenv.RequirePeer(b, "runc"))
 	d := harness.Start(b, harness.Options{})
-
-	n := 0
 	parts := map[string][]time.Duration{}
-	compare(b, "sandboxd", "runc",
-		func() error { return createRunDelete(b.Context(), d, parts) },
-		func() error {
-			n++
-			cmd := exec.CommandContext(b.Context(), runc, "--root", state, "run", "--bundle", bundle, fmt.Sprintf("bench%d", n))
-			var stdout, stderr bytes.Buffer
-			cmd.Stdout, cmd.Stderr = &stdout, &stderr
-			if err := cmd.Run(); err != nil {
-				// runc 1.1 seals a copy of itself at each start, and now and then loses a race for it.
-				if strings.Contains(stderr.String(), "cloned binary: Device or resource busy") {
-					return errAgain
-				}
-				return fmt.Errorf("%w: %s", err, &stderr)
-			}
-			if stdout.String() != "x\n" {
-				return fmt.Errorf("it printed %q", &stdout)
-			}
-			return nil
-		})
+	sides := append([]side{{name: "sandboxd", run: func() error { return createRunDelete(b.Context(), d, parts) }}},
+		peers(b, runcPeer(bundle), crunPeer(bundle), podmanPeer(b))...)
+	compare(b, sides...)
 	for name, times := range parts {
 		report(b, name, times)
 	}
 }
 
 // createRunDelete waits for the first byte of output before it deletes, as a user would. It adds to parts how long each
-// of the three took.
+// of the three took, and the first two together; parts may be nil.
 func createRunDelete(ctx context.Context, d *harness.Daemon, parts map[string][]time.Duration) error {
 	began := time.Now()
 	lap := func(name string) {
+		if parts == nil {
+			return
+		}
 		parts[name] = append(parts[name], time.Since(began))
 		began = time.Now()
 	}
@@ -172,60 +169,13 @@ func createRunDelete(ctx context.Context, d *harness.Daemon, parts map[string][]
 		return fmt.Errorf("it printed %q", result.Stdout)
 	}
 	lap("exec")
+	if parts != nil {
+		// What a peer's `run` is compared with: its cleaning up is in that, too, but cannot be had apart.
+		n := len(parts["exec"]) - 1
+		parts["first-byte"] = append(parts["first-byte"], parts["create"][n]+parts["exec"][n])
+	}
 	defer lap("delete")
 	return s.TryDelete(ctx)
-}
-
-// runcBundle is what the host image shows, as a bundle: the host's directories read-only on a small root.
-func runcBundle(b *testing.B, runc string) string {
-	b.Helper()
-	bundle := b.TempDir()
-	args := []string{"spec", "--bundle", bundle, "--rootless"}
-	if out, err := exec.CommandContext(b.Context(), runc, args...).CombinedOutput(); err != nil {
-		b.Fatalf("runc spec: %v: %s", err, out)
-	}
-	file := filepath.Join(bundle, "config.json")
-	data, err := os.ReadFile(file)
-	if err != nil {
-		b.Fatal(err)
-	}
-	var spec specs.Spec
-	if err := json.Unmarshal(data, &spec); err != nil {
-		b.Fatal(err)
-	}
-	root := filepath.Join(bundle, "rootfs")
-	if err := os.Mkdir(root, 0o755); err != nil {
-		b.Fatal(err)
-	}
-	for _, dir := range rootfs.HostDirs {
-		info, err := os.Lstat(dir)
-		if err != nil {
-			continue
-		}
-		if info.Mode()&os.ModeSymlink != 0 {
-			target, err := os.Readlink(dir)
-			if err != nil {
-				b.Fatal(err)
-			}
-			if err := os.Symlink(target, filepath.Join(root, dir)); err != nil {
-				b.Fatal(err)
-			}
-			continue
-		}
-		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: dir, Source: dir, Type: "none", Options: []string{"rbind", "ro", "nosuid", "nodev"}})
-	}
-	// No network either.
-	spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace})
-	spec.Process.Terminal = false
-	spec.Process.Args = []string{"/bin/echo", "x"}
-	data, err = json.Marshal(spec)
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := os.WriteFile(file, data, 0o600); err != nil {
-		b.Fatal(err)
-	}
-	return bundle
 }
 
 // BenchmarkHealth is the cost of the socket and HTTP alone: the floor under every figure here.

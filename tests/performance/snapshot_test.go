@@ -35,8 +35,8 @@ func BenchmarkSnapshot(b *testing.B) {
 	content := bytes.Repeat([]byte("0123456789"), 1024)
 	dir := filepath.Join(b.TempDir(), "files")
 	var own []time.Duration // without what removes the last one
-	compare(b, "snapshot-and-removal", "host-and-removal",
-		func() error {
+	compare(b,
+		side{name: "snapshot-and-removal", run: func() error {
 			var snap api.Snapshot
 			began := time.Now()
 			if err := d.Call(b.Context(), http.MethodPost, "/v1/sandboxes/"+s.ID+"/snapshots", api.TakeSnapshot{}, &snap); err != nil {
@@ -44,8 +44,8 @@ func BenchmarkSnapshot(b *testing.B) {
 			}
 			own = append(own, time.Since(began))
 			return d.Call(b.Context(), http.MethodDelete, "/v1/snapshots/"+snap.ID, nil, nil)
-		},
-		func() error {
+		}},
+		side{name: "host-and-removal", run: func() error {
 			if err := os.Mkdir(dir, 0o755); err != nil {
 				return err
 			}
@@ -59,7 +59,7 @@ func BenchmarkSnapshot(b *testing.B) {
 				return err
 			}
 			return errors.Join(unix.Syncfs(int(f.Fd())), f.Close(), os.RemoveAll(dir))
-		})
+		}})
 	report(b, "snapshot", own[warmUp:])
 }
 

@@ -30,12 +30,50 @@ var rows = []struct{ bench, side, title string }{
 	{"BenchmarkCreateRunDelete", "create", "– of this, the creation"},
 	{"BenchmarkCreateRunDelete", "exec", "– the program"},
 	{"BenchmarkCreateRunDelete", "delete", "– the deletion"},
+	{"BenchmarkCreateRunDelete", "first-byte", "– the creation and the program, to its first byte"},
 	{"BenchmarkCreateRunDelete", "runc", "the same: `runc run` of an equal bundle, rootless"},
+	{"BenchmarkCreateRunDelete", "crun", "the same: `crun run` of that bundle"},
+	{"BenchmarkCreateRunDelete", "podman", "the same: `podman run --rm --rootfs`, with runc"},
+	{"BenchmarkWarm", "sandboxd", "create, where one is parked (`serve --pool host=2`) → first byte → delete"},
+	{"BenchmarkWarm", "create", "– of this, the creation"},
+	{"BenchmarkWarm", "exec", "– the program"},
+	{"BenchmarkWarm", "delete", "– the deletion"},
+	{"BenchmarkWarm", "bwrap", "the same program by `bwrap --unshare-all --ro-bind …`"},
+	{"BenchmarkManyLive", "create-1", "creation while 1 sandbox runs"},
+	{"BenchmarkManyLive", "create-200", "creation while 200 run"},
+	{"BenchmarkManyLive", "exec-1", "exec while 1 sandbox runs"},
+	{"BenchmarkManyLive", "exec-200", "exec while 200 run"},
+	{"BenchmarkSnapshot", "snapshot", "snapshot of a sandbox with 1,000 written files of 10 KB"},
+	{"BenchmarkSnapshot", "host-and-removal", "1,000 such files written on the host by one program, synced and removed"},
+	{"BenchmarkFork", "fork20", "20 forks of it"},
 	{"BenchmarkHealth", "request", "one HTTP request over the socket that does nothing"},
 }
 
+// goals are the promises: a metric, divided by another one where there is a second, and the bound.
+var goals = []struct {
+	what         string
+	bench        string
+	metric, over string
+	least        bool // the bound is a least, not a most
+	bound        float64
+	unit         string
+}{
+	{"exec of a static `true`, over HTTP on the socket, to fork and exec on the host", "BenchmarkExecTrue", "sandbox-p50-ms", "host-p50-ms", false, 1.5, "×"},
+	{"warm create → first byte → delete answered, to bwrap", "BenchmarkWarm", "sandboxd-p50-ms", "bwrap-p50-ms", false, 1, "×"},
+	{"cold create → first byte, to `runc run` of an equal bundle", "BenchmarkCreateRunDelete", "first-byte-p50-ms", "runc-p50-ms", false, 0.5, "×"},
+	{"cold create while 200 run, to while 1 runs", "BenchmarkManyLive", "create-200-p50-ms", "create-1-p50-ms", false, 1.2, "×"},
+	{"exec while 200 run, to while 1 runs", "BenchmarkManyLive", "exec-200-p50-ms", "exec-1-p50-ms", false, 1.2, "×"},
+	{"memory of the host for an idle sandbox (PSS of all processes, over 100)", "BenchmarkIdleMemory", "per-sandbox-MiB", "", false, 5, " MiB"},
+	{"create + exec + delete a second, cold, all processors busy", "BenchmarkThroughput", "whole-per-s", "", true, 60, ""},
+	{"execs a second in running sandboxes, all processors busy", "BenchmarkThroughput", "exec-per-s", "", true, 400, ""},
+	{"snapshot of a sandbox with 1,000 written files of 10 KB", "BenchmarkSnapshot", "snapshot-p50-ms", "", false, 30, " ms"},
+	{"20 forks of it", "BenchmarkFork", "fork20-p50-ms", "", false, 600, " ms"},
+	{"resident memory of the daemon with 200 sandboxes", "BenchmarkManyLive", "daemon-MiB", "", false, 60, " MiB"},
+	{"its growth over 5,000 × create + exec + delete", "BenchmarkDaemonGrowth", "growth-percent", "", false, 5, " %"},
+}
+
 func run(r io.Reader, w io.Writer) error {
-	values, cpu, err := read(r)
+	values, absent, cpu, err := read(r)
 	if err != nil {
 		return err
 	}
@@ -52,8 +90,8 @@ func run(r io.Reader, w io.Writer) error {
 	}
 	fmt.Fprintf(w, `# Performance
 
-Written by `+"`make bench`"+` on %s as %s, on a machine with %d processors (%s), Linux %s, %s.
-The two sides of a comparison were measured in turns in one run; each figure is the median of the runs. Other machines
+Written by `+"`make bench-sandbox`"+` on %s as %s, on a machine with %d processors (%s), Linux %s, %s.
+The sides of a comparison were measured in turns in one run; each figure is the median of the runs. Other machines
 give other figures: run it on yours.
 
 | what | p50 ms | p99 ms |
@@ -67,27 +105,50 @@ give other figures: run it on yours.
 		p99 := values[row.bench+" "+row.side+"-p99-ms"]
 		fmt.Fprintf(w, "| %s | %.2f | %.2f |\n", row.title, median(p50), median(p99))
 	}
-	fmt.Fprintln(w)
-	for _, c := range []struct{ bench, a, b, sentence string }{
-		{"BenchmarkExecTrue", "sandbox", "host", "An exec in a sandbox takes %.2f times what fork and exec of the same program take on the host (p50).\n"},
-		{"BenchmarkCreateRunDelete", "sandboxd", "runc", "A whole sandbox takes %.2f times what `runc run` takes (p50).\n"},
-	} {
-		a, b := values[c.bench+" "+c.a+"-p50-ms"], values[c.bench+" "+c.b+"-p50-ms"]
-		if len(a) > 0 && len(b) > 0 {
-			fmt.Fprintf(w, c.sentence, median(a)/median(b))
+	fmt.Fprint(w, "\n| what (p50) | measured | goal | |\n|---|---:|---:|---|\n")
+	for _, g := range goals {
+		v, ok := values[g.bench+" "+g.metric]
+		if !ok {
+			continue
 		}
+		measured := median(v)
+		if g.over != "" {
+			base, ok := values[g.bench+" "+g.over]
+			if !ok {
+				continue
+			}
+			measured /= median(base)
+		}
+		sign, held := "≤", measured <= g.bound
+		if g.least {
+			sign, held = "≥", measured >= g.bound
+		}
+		verdict := "held"
+		if !held {
+			verdict = "**missed**"
+		}
+		fmt.Fprintf(w, "| %s | %.2f%s | %s %g%s | %s |\n", g.what, measured, g.unit, sign, g.bound, g.unit, verdict)
+	}
+	for _, line := range absent {
+		fmt.Fprintf(w, "\n- %s", line)
+	}
+	if len(absent) > 0 {
+		fmt.Fprintln(w)
 	}
 	return nil
 }
 
-// read collects metrics: "Benchmark metric" -> one value a run.
-func read(r io.Reader) (values map[string][]float64, cpu string, err error) {
+// read collects metrics: "Benchmark metric" -> one value a run; and what was said of peers that do not run here.
+func read(r io.Reader) (values map[string][]float64, absent []string, cpu string, err error) {
 	values, cpu = map[string][]float64{}, "unknown"
 	scan := bufio.NewScanner(r)
 	for scan.Scan() {
 		line := scan.Text()
 		if name, ok := strings.CutPrefix(line, "cpu: "); ok {
 			cpu = name
+		}
+		if _, said, ok := strings.Cut(line, ": peer "); ok && !slices.Contains(absent, "Peer "+said) {
+			absent = append(absent, "Peer "+said)
 		}
 		fields := strings.Fields(line)
 		if len(fields) < 4 || !strings.HasPrefix(fields[0], "Benchmark") {
@@ -97,13 +158,13 @@ func read(r io.Reader) (values map[string][]float64, cpu string, err error) {
 		for i := 2; i+1 < len(fields); i += 2 {
 			v, err := strconv.ParseFloat(fields[i], 64)
 			if err != nil {
-				return nil, "", fmt.Errorf("read %q: %w", line, err)
+				return nil, nil, "", fmt.Errorf("read %q: %w", line, err)
 			}
 			key := name + " " + fields[i+1]
 			values[key] = append(values[key], v)
 		}
 	}
-	return values, cpu, scan.Err()
+	return values, absent, cpu, scan.Err()
 }
 
 func median(v []float64) float64 {

@@ -1,0 +1,160 @@
+package daemon
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image"
+)
+
+// poolImages is a store whose images can be given to another name, and removed.
+type poolImages struct {
+	*fakeImages
+
+	mu      sync.Mutex
+	digest  string // of example.org/app:1; "": it is not stored
+	layer   string
+	removal func(context.Context, []string)
+}
+
+func (p *poolImages) Acquire(_ context.Context, ref string) (*image.Image, func(), error) {
+	img, err := p.get(ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.digest == "" {
+		return nil, nil, image.ErrNotFound
+	}
+	img.Digest, img.Rootfs.Layers = p.digest, []string{p.layer}
+	return img, func() {}, nil
+}
+
+func (p *poolImages) OnRemoval(f func(context.Context, []string)) { p.removal = f }
+
+func (p *poolImages) Remove(ctx context.Context, _ string, _ bool) (api.ImagesRemoved, error) {
+	p.mu.Lock()
+	layer := p.layer
+	p.digest = ""
+	p.mu.Unlock()
+	p.removal(ctx, []string{layer})
+	return api.ImagesRemoved{}, nil
+}
+
+func (p *poolImages) Pull(context.Context, string, image.PullOptions) (*image.Image, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.digest, p.layer = "sha256:22", "sha256:02"
+	return &image.Image{}, nil
+}
+
+func (r *running) pool() api.Pool {
+	r.t.Helper()
+	return decode[api.SystemInfo](r.t, r.do("GET", "/v1/system", nil), http.StatusOK).Pools[0]
+}
+
+// waitPool waits until the pool is as check wants it.
+func (r *running) waitPool(what string, check func(api.Pool) bool) {
+	r.t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		p := r.pool()
+		if check(p) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			r.t.Fatalf("the pool is not %s: %+v", what, p)
+		}
+	}
+}
+
+func TestPoolIsFilledClaimedAndFollowsItsImage(t *testing.T) {
+	b := newBench(t, realInit(t))
+	images := &poolImages{fakeImages: b.images, digest: "sha256:11", layer: "sha256:01"}
+	b.options.Images = images
+	b.options.Pools = []Pool{{Image: "example.org/app:1", Size: 2}}
+	r := b.start()
+	full := func(p api.Pool) bool { return p.Ready == 2 && p.Error == "" }
+	r.waitPool("full", full)
+	parked := b.engine.IDs()
+	if list := decode[api.SandboxList](t, r.do("GET", "/v1/sandboxes", nil), http.StatusOK); len(list.Sandboxes) != 0 {
+		t.Errorf("listed: %+v", list)
+	}
+	problem(t, r.do("GET", "/v1/sandboxes/"+parked[0], nil), api.CodeNotFound)
+	problem(t, r.do("POST", "/v1/sandboxes/"+parked[0]+"/exec", api.ExecRequest{Argv: []string{"true"}}), api.CodeNotFound)
+
+	sb := r.create(api.CreateSandbox{Image: "example.org/app:1", Name: "mine"})
+	if !slices.Contains(parked, sb.ID) || sb.Cwd != "/tmp" || sb.ImageDigest != "sha256:11" {
+		t.Errorf("created %+v, parked were %v", sb, parked)
+	}
+	r.waitPool("full again", func(p api.Pool) bool { return full(p) && p.Hits == 1 && p.Misses == 0 })
+	if other := r.create(api.CreateSandbox{Image: "example.org/app:1", Profile: "hardened"}); other.Profile != "hardened" {
+		t.Errorf("created %+v", other)
+	}
+	if p := r.pool(); p.Misses != 1 || p.Ready != 2 {
+		t.Errorf("after a creation with another profile: %+v", p)
+	}
+
+	// The name moves on: what is parked is of the old image, and is never given to who asks for the new one.
+	old := b.engine.IDs()
+	if rep := r.do("POST", "/v1/images/pull", api.PullImage{Reference: "example.org/app:1"}); rep.status != http.StatusOK {
+		t.Fatalf("pull: %s", rep.body)
+	}
+	sb = r.create(api.CreateSandbox{Image: "example.org/app:1"})
+	if sb.ImageDigest != "sha256:22" || b.engine.Spec(sb.ID).Rootfs.Layers[0] != "sha256:02" {
+		t.Errorf("created of the old image: %+v", sb)
+	}
+	r.waitPool("of the new image", func(p api.Pool) bool {
+		fresh := 0
+		for _, id := range b.engine.IDs() {
+			if spec := b.engine.Spec(id); spec != nil && !slices.Contains(old, id) && id != sb.ID && spec.Rootfs.Layers[0] == "sha256:02" {
+				fresh++
+			}
+		}
+		return p.Ready == 2 && fresh == 2
+	})
+
+	// What is parked does not outlive its image.
+	if rep := r.do("DELETE", "/v1/images?reference=example.org/app:1", nil); rep.status != http.StatusOK {
+		t.Fatalf("remove: %d %s", rep.status, rep.body)
+	}
+	if p := r.pool(); p.Ready != 0 {
+		t.Errorf("after the removal of its image: %+v", p)
+	}
+	r.waitPool("complaining", func(p api.Pool) bool { return p.Error != "" })
+	if got := len(b.engine.IDs()); got != 3 {
+		t.Errorf("%d sandboxes are left, want the three that were asked for", got)
+	}
+}
+
+func TestPoolEndsWithItsDaemon(t *testing.T) {
+	b := newBench(t, realInit(t))
+	b.options.Pools = []Pool{{Image: api.HostImage, Size: 3}}
+	r := b.start()
+	r.waitPool("full", func(p api.Pool) bool { return p.Ready == 3 })
+	r.d.Shutdown(api.Shutdown{KeepSandboxes: true})
+	r.wait()
+	if ids := b.engine.IDs(); len(ids) != 0 {
+		t.Errorf("left: %v", ids)
+	}
+}
+
+func TestMeminfo(t *testing.T) {
+	data := []byte("MemTotal:        3809036 kB\nMemFree:          282012 kB\nMemAvailable:    2282012 kB\n")
+	if got := meminfo(data, "MemAvailable:"); got != 2282012 {
+		t.Errorf("available: %d", got)
+	}
+	if got := meminfo(data, "SwapTotal:"); got != 0 {
+		t.Errorf("missing: %d", got)
+	}
+}

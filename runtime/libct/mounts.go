@@ -1,0 +1,74 @@
+package libct
+
+import (
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// The last process of a mount namespace has not ended before the kernel has taken its mounts down, and for an overlay the
+// kernel then writes out the whole file system below it (ovl_sync_fs): whoever deletes a sandbox would wait for everything
+// that anybody has written to the disk. So the namespace is held for the time of the deletion, and let go after it. What
+// the overlays held is removed by then; that it has been written out is of no use to anyone.
+
+// holdMounts opens the mount namespace of a sandbox that runs; -1 where that cannot be, and nothing is lost. Nothing is
+// done with the descriptor but to close it.
+func (in *instance) holdMounts() int {
+	if in.hasEnded() {
+		return -1
+	}
+	fd, err := unix.Open("/proc/"+strconv.Itoa(in.pid)+"/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1 // it has just ended
+	}
+	return fd
+}
+
+// closer closes what holdMounts has opened, one after the other.
+type closer struct {
+	mu      sync.Mutex
+	waiting []int
+	working bool
+	done    sync.WaitGroup
+}
+
+// maxHeld is how many namespaces may wait to be let go. Beyond that deletions wait themselves, or they would get ahead of
+// the disk without a bound.
+const maxHeld = 64
+
+// close does not wait for the kernel, as long as there is room. A negative fd is none.
+func (c *closer) close(fd int) {
+	if fd < 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.waiting) >= maxHeld {
+		_ = unix.Close(fd) // with the lock: those that come meanwhile are no faster than the disk either
+		return
+	}
+	c.waiting = append(c.waiting, fd)
+	if !c.working {
+		c.working = true
+		c.done.Go(c.work)
+	}
+}
+
+func (c *closer) work() {
+	for {
+		c.mu.Lock()
+		if len(c.waiting) == 0 {
+			c.working = false
+			c.mu.Unlock()
+			return
+		}
+		fd := c.waiting[0]
+		c.waiting = c.waiting[1:]
+		c.mu.Unlock()
+		_ = unix.Close(fd)
+	}
+}
+
+// wait returns when everything has been let go.
+func (c *closer) wait() { c.done.Wait() }

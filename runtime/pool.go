@@ -1,0 +1,328 @@
+package runtime
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// A parked sandbox runs, and is nobody's: [Supervisor.Create] gives it to the first request that it fits, and never takes
+// it back. It is in no list and has no record, so that a daemon that starts after a crash deletes it like anything else
+// that no record tells of. What is a user's, and can be given to a sandbox that runs, is applied when it is claimed: limits, deadline and
+// hostname by the engine, the rest is of the record alone.
+
+const (
+	// parkedFor is how long a sandbox waits to be claimed before it is replaced by a new one.
+	parkedFor = time.Hour
+	// parkedGrace is what the launcher, which ends it where no daemon does, adds to that.
+	parkedGrace = time.Minute
+	// parkedHostname is what a sandbox calls itself until it is claimed.
+	parkedHostname = "sandbox"
+)
+
+// ErrPoolFull is that there would be more sandboxes than [Options.MaxSandboxes], those that are parked among them.
+var ErrPoolFull = errors.New("no room for parked sandboxes")
+
+// pool holds the parked sandboxes. Its fields are guarded by Supervisor.mu.
+type pool struct {
+	parked map[string]*parked    // by id
+	counts map[string]*poolCount // by name
+}
+
+type poolCount struct {
+	digest       string // of the image that was parked last
+	hits, misses int64
+}
+
+// parked is one that waits. It is taken out of pool.parked by the one who claims or removes it, who then owns it.
+type parked struct {
+	id      string
+	pool    string
+	fixed   Request // what it is good for
+	pids    int64   // the limit that each of its processes has had since its start; 0 where the engine can change it
+	digest  string
+	started *Started
+	limits  api.Limits
+	watch   *os.File // pidfd for the watcher, who closes it
+}
+
+// PoolState says how a pool stands.
+type PoolState struct {
+	Ready        int
+	Hits, Misses int64
+}
+
+// fixed is what of a request cannot be given to a sandbox that runs already. Whatever is not cleared here counts, so that
+// something new is not forgotten: a sandbox that was parked without it does not fit.
+func (r *Request) fixed() Request {
+	f := *r
+	limits := mergeLimits(r.Limits, r.Defaults)
+	f.Limits, f.Defaults = api.Limits{Nofile: limits.Nofile}, api.Limits{} // each process has its own since its start
+	f.Name, f.Hostname, f.Image, f.Labels = "", "", "", nil
+	f.ImageEnv, f.Env, f.Cwd, f.User = nil, nil, "", ""
+	f.Timeout, f.IdleTimeout = 0, 0
+	return f
+}
+
+// fits tells whether p can be what the request asks for.
+func (p *parked) fits(fixed *Request, limits *api.Limits) bool {
+	return p.digest == fixed.ImageDigest && (p.pids == 0 || p.pids == limits.Pids) && reflect.DeepEqual(&p.fixed, fixed)
+}
+
+// take finds a parked sandbox for the request, and counts where there is none but could be. It needs mu.
+func (s *Supervisor) take(req *Request) *parked {
+	if req.Ephemeral || len(s.pool.counts) == 0 {
+		return nil
+	}
+	fixed, limits := req.fixed(), mergeLimits(req.Limits, req.Defaults)
+	for _, p := range s.pool.parked {
+		if p.fits(&fixed, &limits) {
+			s.takeOut(p)
+			return p
+		}
+	}
+	for _, c := range s.pool.counts {
+		if c.digest == req.ImageDigest {
+			c.misses++
+			break
+		}
+	}
+	return nil
+}
+
+// takeOut makes p the caller's. It returns false where it is somebody else's. It needs mu.
+func (s *Supervisor) takeOut(p *parked) bool {
+	if s.pool.parked[p.id] != p {
+		return false
+	}
+	delete(s.pool.parked, p.id)
+	_ = p.watch.SetReadDeadline(time.Unix(1, 0)) // its watcher sees that there is nothing left to watch
+	if s.opts.PoolChanged != nil {
+		s.opts.PoolChanged()
+	}
+	return true
+}
+
+// claim makes a parked sandbox the one that was reserved, which has its id. On error nothing is left of either.
+func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *parked, req *Request) (_ Record, err error) {
+	rec := sb.rec // as in create
+	var undo cleanup
+	defer undo.unwind(&err)
+	undo.add("release name", func() error { s.forget(sb); return nil })
+	defer func() { s.count(p.pool, err == nil) }()
+	undo.add("remove parked sandbox", func() error { return s.discard(ctx, p) })
+
+	change := Change{Deadline: rec.Deadline, Hostname: cmp.Or(req.Hostname, rec.Name)}
+	if req.Limits != (api.Limits{}) || !sameLimits(rec.Limits, p.limits) {
+		change.Limits, change.Explicit = &rec.Limits, req.Limits
+	}
+	if rec.Enforced, err = s.engine.Update(ctx, p.id, &change); err != nil {
+		return Record{}, err
+	}
+	rec.State, rec.PID = api.StateRunning, PIDOf(p.started.Pidfd)
+	// Only now: of a claim that a crash cut off before, no record tells, and the next daemon deletes the sandbox.
+	undo.add("remove record", func() error { return s.records.remove(rec.ID) })
+	if err := s.records.put(&rec); err != nil {
+		return Record{}, err
+	}
+	p.started.Enforced = rec.Enforced
+	if err := s.run(ctx, sb, &rec, p.started); err != nil {
+		return Record{}, err
+	}
+	undo.release()
+	close(sb.saved)
+	s.log.Info("parked sandbox claimed", "id", rec.ID, "name", rec.Name, "image", rec.Image, "profile", rec.Profile)
+	return rec.clone(), nil
+}
+
+// count counts a claim.
+func (s *Supervisor) count(pool string, hit bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if hit {
+		s.pool.counts[pool].hits++
+	} else {
+		s.pool.counts[pool].misses++
+	}
+}
+
+// Park makes a sandbox for the pool of this name, with the request's image, profile and their defaults.
+func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err error) {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return ErrClosed
+	}
+	if len(s.byID)+len(s.pool.parked) >= s.opts.MaxSandboxes {
+		s.mu.Unlock()
+		return fmt.Errorf("%w: %d sandboxes are the most this daemon holds", ErrPoolFull, s.opts.MaxSandboxes)
+	}
+	id := newID()
+	for s.taken(id) {
+		id = newID()
+	}
+	s.ops.Add(1)
+	s.mu.Unlock()
+	defer s.ops.Done()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("park a sandbox of image %s: %w", req.Image, err)
+		}
+	}()
+
+	var undo cleanup
+	defer undo.unwind(&err)
+	control, err := s.sockets.listen(id)
+	if err != nil {
+		return err
+	}
+	p := &parked{id: id, pool: name, fixed: req.fixed(), digest: req.ImageDigest, limits: mergeLimits(req.Limits, req.Defaults)}
+	undo.add("remove parked sandbox", func() error { return s.discard(ctx, p) })
+	until := time.Now().Add(parkedFor)
+	spec := req.spec(id, parkedHostname, until.Add(parkedGrace))
+	spec.IODevice = s.opts.IODevice
+	p.started, err = s.engine.Create(ctx, spec, control)
+	cerr := control.Close() // as in create
+	if err != nil {
+		return err
+	}
+	if cerr != nil {
+		return fmt.Errorf("close control socket: %w", cerr)
+	}
+	if p.started.Enforced.Pids == "rlimit" {
+		p.pids = p.limits.Pids
+	}
+	if s.opts.Exercise != nil {
+		if err := s.opts.Exercise(ctx, s.sockets.pathOf(id)); err != nil {
+			return err
+		}
+	}
+	fd, err := unix.FcntlInt(p.started.Pidfd.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return fmt.Errorf("duplicate pidfd: %w", err)
+	}
+	if p.watch, err = pollable(os.NewFile(uintptr(fd), "pidfd")); err != nil {
+		return err
+	}
+	if err := p.watch.SetReadDeadline(until); err != nil {
+		return errors.Join(fmt.Errorf("watch it: %w", err), p.watch.Close())
+	}
+	undo.release()
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pool.parked == nil {
+		s.pool.parked, s.pool.counts = make(map[string]*parked), make(map[string]*poolCount)
+	}
+	if s.pool.counts[name] == nil {
+		s.pool.counts[name] = new(poolCount)
+	}
+	s.pool.counts[name].digest = p.digest
+	s.pool.parked[id] = p
+	s.watchers.Add(1)
+	go s.watchParked(context.WithoutCancel(ctx), p) // it outlives the caller, and ends when p is taken
+	return nil
+}
+
+// watchParked removes a parked sandbox that has ended, or has waited for too long.
+func (s *Supervisor) watchParked(ctx context.Context, p *parked) {
+	defer s.watchers.Done()
+	defer func() { _ = p.watch.Close() }() // never read or written
+	err := waitReadable(p.watch)
+	s.mu.Lock()
+	mine := s.takeOut(p)
+	s.mu.Unlock()
+	if !mine {
+		return
+	}
+	if err == nil {
+		s.log.Warn("a parked sandbox has ended", "id", p.id, "pool", p.pool)
+	} else {
+		s.log.Debug("a parked sandbox has waited for long", "id", p.id, "pool", p.pool)
+	}
+	if err := s.discard(ctx, p); err != nil {
+		s.log.Error("a parked sandbox could not be removed", "id", p.id, "error", err)
+	}
+}
+
+// discard removes a sandbox that is in no pool, or never was. It goes on although ctx ends.
+func (s *Supervisor) discard(ctx context.Context, p *parked) error {
+	if p.started != nil {
+		_ = p.started.Pidfd.Close() // never read or written; closed already where its watcher could not be started
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	return errors.Join(ignoreNotFound(s.engine.Delete(ctx, p.id)), s.sockets.remove(p.id))
+}
+
+// Unpark removes the parked sandboxes of which choose says so, by their pool, the digest of their image and their request's
+// layers. When it returns they are gone.
+func (s *Supervisor) Unpark(ctx context.Context, choose func(pool, digest string, layers []string) bool) error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return ErrClosed
+	}
+	s.ops.Add(1)
+	s.mu.Unlock()
+	defer s.ops.Done()
+	return s.unpark(ctx, choose)
+}
+
+func (s *Supervisor) unpark(ctx context.Context, choose func(pool, digest string, layers []string) bool) error {
+	s.mu.Lock()
+	var out []*parked
+	for _, p := range s.pool.parked {
+		if choose(p.pool, p.digest, p.fixed.Rootfs.Layers) {
+			s.takeOut(p)
+			out = append(out, p)
+		}
+	}
+	s.mu.Unlock()
+	errs := make([]error, len(out))
+	slots := make(chan struct{}, 8) // as in deleteAll
+	var wg sync.WaitGroup
+	for i, p := range out {
+		slots <- struct{}{}
+		wg.Go(func() {
+			errs[i] = s.discard(ctx, p)
+			<-slots
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// PoolState says how the pool of this name stands.
+func (s *Supervisor) PoolState(name string) PoolState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var st PoolState
+	if c := s.pool.counts[name]; c != nil {
+		st.Hits, st.Misses = c.hits, c.misses
+	}
+	for _, p := range s.pool.parked {
+		if p.pool == name {
+			st.Ready++
+		}
+	}
+	return st
+}
+
+// sameLimits compares what two limits mean.
+func sameLimits(a, b api.Limits) bool {
+	if (a.Swap == nil) != (b.Swap == nil) || a.Swap != nil && *a.Swap != *b.Swap {
+		return false
+	}
+	a.Swap, b.Swap = nil, nil
+	return a == b
+}

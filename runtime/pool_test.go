@@ -1,0 +1,263 @@
+package runtime_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// park puts n sandboxes into the pool "host" and returns their ids.
+func park(t *testing.T, b *bench, s *runtime.Supervisor, n int) []string {
+	t.Helper()
+	before := b.engine.IDs()
+	for range n {
+		req := request("")
+		req.ImageDigest = "sha256:11"
+		req.Defaults = api.Limits{Pids: 512, Nofile: 1024}
+		if err := s.Park(t.Context(), "host", req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return slices.DeleteFunc(b.engine.IDs(), func(id string) bool { return slices.Contains(before, id) })
+}
+
+// fitting is a request that what park has parked fits.
+func fitting(name string) runtime.Request {
+	req := request(name)
+	req.ImageDigest = "sha256:11"
+	req.Defaults = api.Limits{Pids: 512, Nofile: 1024}
+	return req
+}
+
+func poolState(t *testing.T, s *runtime.Supervisor, ready int, hits, misses int64) {
+	t.Helper()
+	if got, want := s.PoolState("host"), (runtime.PoolState{Ready: ready, Hits: hits, Misses: misses}); got != want {
+		t.Errorf("pool: %+v, want %+v", got, want)
+	}
+}
+
+func TestParkedSandboxBecomesTheOneAskedFor(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	parked := park(t, b, s, 1)[0]
+	if list := s.List(runtime.Filter{}); len(list) != 0 || s.Count() != 0 {
+		t.Errorf("a parked sandbox is listed: %v", list)
+	}
+	if _, err := s.Get(parked); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("get a parked sandbox: %v", err)
+	}
+	if err := s.Delete(t.Context(), parked); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("delete a parked sandbox: %v", err)
+	}
+
+	began := time.Now()
+	req := fitting("mine")
+	req.Env, req.Labels, req.User = []string{"A=1"}, map[string]string{"k": "v"}, "nobody"
+	req.Limits = api.Limits{Memory: 64 << 20}
+	req.Timeout = 5 * time.Minute
+	rec := create(t, s, req)
+	if rec.ID != parked {
+		t.Fatalf("it is %s, parked was %s", rec.ID, parked)
+	}
+	if rec.State != api.StateRunning || rec.CreatedAt.Before(began.Add(-time.Second)) || rec.Name != "mine" || rec.User != "nobody" ||
+		!slices.Equal(rec.Env, req.Env) || rec.Labels["k"] != "v" || rec.Limits.Memory != 64<<20 || rec.Limits.Pids != 512 ||
+		rec.Enforced.Seccomp != "default" {
+		t.Errorf("record: %+v", rec)
+	}
+	spec := b.engine.Spec(parked)
+	if spec.Hostname != "mine" || spec.Limits.Memory != 64<<20 || !spec.Deadline.Equal(rec.Deadline) {
+		t.Errorf("the engine holds hostname %q, limits %+v, deadline %s; the record says %+v, %s", spec.Hostname, spec.Limits, spec.Deadline, rec.Limits, rec.Deadline)
+	}
+	poolState(t, s, 0, 1, 0)
+	if got, err := s.Get("mine"); err != nil || got.ID != parked {
+		t.Errorf("get: %+v, %v", got, err)
+	}
+	lease, err := s.Begin("mine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease.End()
+
+	// Its record is as good as any: the next daemon adopts it.
+	if err := s.Close(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	s = b.open(t)
+	if got, err := s.Get("mine"); err != nil || got.ID != parked || got.State != api.StateRunning {
+		t.Errorf("after a restart: %+v, %v", got, err)
+	}
+	if err := s.Delete(t.Context(), "mine"); err != nil {
+		t.Fatal(err)
+	}
+	if ids := b.engine.IDs(); len(ids) != 0 {
+		t.Errorf("left: %v", ids)
+	}
+}
+
+// No two creations get one sandbox, whoever is first, and whether or not there is one for each.
+func TestParkedSandboxIsClaimedOnce(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	park(t, b, s, 10)
+	var mu sync.Mutex
+	seen := make(map[string]int)
+	var wg sync.WaitGroup
+	for i := range 30 {
+		wg.Go(func() {
+			rec, err := s.Create(t.Context(), fitting(fmt.Sprintf("s%d", i)))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			seen[rec.ID]++
+			mu.Unlock()
+			if spec := b.engine.Spec(rec.ID); spec.Hostname != rec.Name {
+				t.Errorf("%s calls itself %s", rec.Name, spec.Hostname)
+			}
+		})
+	}
+	wg.Wait()
+	if len(seen) != 30 || len(b.engine.IDs()) != 30 {
+		t.Errorf("%d sandboxes for 30 creations, %d in the engine", len(seen), len(b.engine.IDs()))
+	}
+	poolState(t, s, 0, 10, 20)
+}
+
+func TestOnlyWhatFitsIsClaimed(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	parked := park(t, b, s, 1)[0]
+	for name, change := range map[string]func(*runtime.Request){
+		"nofile":  func(r *runtime.Request) { r.Limits.Nofile = 64 },
+		"profile": func(r *runtime.Request) { r.Profile.Name = "hardened" },
+		"rootfs":  func(r *runtime.Request) { r.Rootfs = rootfs.Source{Layers: []string{"sha256:01"}} },
+		"digest":  func(r *runtime.Request) { r.ImageDigest = "sha256:12" },
+	} {
+		req := fitting(name)
+		change(&req)
+		if rec := create(t, s, req); rec.ID == parked {
+			t.Errorf("another %s was ignored", name)
+		}
+	}
+	ephemeral := fitting("ephemeral")
+	ephemeral.Ephemeral = true
+	if rec := create(t, s, ephemeral); rec.ID == parked {
+		t.Error("a build took a parked sandbox")
+	}
+	poolState(t, s, 1, 0, 3) // of the same image
+	if rec := create(t, s, fitting("last")); rec.ID != parked {
+		t.Error("what fits was not claimed")
+	}
+}
+
+// What cannot be changed on the parked one fails, or succeeds, as it does without a pool.
+func TestRefusedClaimIsMadeAnew(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	parked := park(t, b, s, 1)[0]
+	b.engine.UpdateError = func(*runtime.Change) error { return fmt.Errorf("memory: %w", runtime.ErrUnenforceable) }
+	rec := create(t, s, fitting("mine"))
+	if rec.ID == parked || !slices.Equal(b.engine.IDs(), []string{rec.ID}) {
+		t.Errorf("created %s, parked was %s, the engine has %v", rec.ID, parked, b.engine.IDs())
+	}
+	poolState(t, s, 0, 0, 1)
+
+	park(t, b, s, 1)
+	b.engine.CreateError = func(*runtime.Spec) error { return fmt.Errorf("memory: %w", runtime.ErrUnenforceable) }
+	if _, err := s.Create(t.Context(), fitting("other")); !errors.Is(err, runtime.ErrUnenforceable) {
+		t.Errorf("create: %v, want ErrUnenforceable", err)
+	}
+	if _, err := s.Get("other"); !errors.Is(err, runtime.ErrNotFound) {
+		t.Errorf("after a refused creation: %v", err)
+	}
+	if ids := b.engine.IDs(); !slices.Equal(ids, []string{rec.ID}) {
+		t.Errorf("left: %v", ids)
+	}
+}
+
+func TestEndedParkedSandboxIsRemoved(t *testing.T) {
+	b := newBench(t)
+	changed := make(chan struct{}, 10)
+	b.options.PoolChanged = func() { changed <- struct{}{} }
+	s := b.open(t)
+	id := park(t, b, s, 1)[0]
+	if err := b.engine.Kill(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-changed:
+	case <-time.After(patience):
+		t.Fatal("nobody was told")
+	}
+	poolState(t, s, 0, 0, 0)
+	if rec := create(t, s, fitting("mine")); rec.ID == id {
+		t.Error("an ended sandbox was claimed")
+	}
+}
+
+func TestParkedSandboxesEndWithTheirDaemonAndImage(t *testing.T) {
+	b := newBench(t)
+	b.options.MaxSandboxes = 3
+	s := b.open(t)
+	park(t, b, s, 3)
+	if err := s.Park(t.Context(), "host", fitting("")); !errors.Is(err, runtime.ErrPoolFull) {
+		t.Errorf("park beyond the limit: %v", err)
+	}
+	err := s.Unpark(t.Context(), func(pool, digest string, layers []string) bool {
+		return pool == "host" && digest == "sha256:11" && slices.Contains(layers, "sha256:00")
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ids := b.engine.IDs(); len(ids) != 0 {
+		t.Errorf("left of the image: %v", ids)
+	}
+	park(t, b, s, 2)
+	// They are not in the way of those that are asked for.
+	other := request("other")
+	for i := range 3 {
+		other.Name = fmt.Sprintf("other%d", i)
+		create(t, s, other)
+	}
+	other.Name = "toomany"
+	if _, err := s.Create(t.Context(), other); !errors.Is(err, runtime.ErrTooMany) {
+		t.Errorf("create beyond the limit: %v", err)
+	}
+	if err := s.Close(context.WithoutCancel(t.Context()), true); err != nil {
+		t.Fatal(err)
+	}
+	if ids := b.engine.IDs(); len(ids) != 3 {
+		t.Errorf("of the daemon are left: %v, want the three that are kept", ids)
+	}
+}
+
+// A sandbox that could not be deleted is still on record, although the record goes first.
+func TestFailedDeletionIsOnRecord(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	rec := create(t, s, request("mine"))
+	b.engine.Crash()
+	if err := s.Delete(t.Context(), "mine"); !errors.Is(err, runtime.ErrUnavailable) {
+		t.Fatalf("delete: %v, want ErrUnavailable", err)
+	}
+	b.engine.Restart()
+	if err := s.Close(context.WithoutCancel(t.Context()), true); err != nil {
+		t.Fatal(err)
+	}
+	s = b.open(t)
+	if got, err := s.Get(rec.ID); err != nil || got.State != api.StateStopped && got.State != api.StateLost || got.Reason == "" {
+		t.Errorf("after a restart: %+v, %v", got, err)
+	}
+	if err := s.Delete(t.Context(), rec.ID); err != nil {
+		t.Error(err)
+	}
+}

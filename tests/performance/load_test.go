@@ -1,0 +1,208 @@
+package performance
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+// What the machine bears is not what is measured: smaller numbers are for trying out.
+var (
+	live   = flag.Int("live", 200, "sandboxes that run while others are created")
+	idle   = flag.Int("idle", 100, "sandboxes whose memory is added up")
+	cycles = flag.Int("cycles", 5000, "creations, execs and deletions between two looks at the daemon's memory")
+)
+
+// BenchmarkWarm is a sandbox that was parked, from the request to the first byte of its program's output to its deletion,
+// against bubblewrap. The next one is parked between the rounds, and that is not timed: it is the work of idle moments.
+func BenchmarkWarm(b *testing.B) {
+	testenv.RequireUserNS(b)
+	d := harness.Start(b, harness.Options{Args: []string{"--pool", api.HostImage + "=2"}})
+	parts := map[string][]time.Duration{}
+	parked := func() error {
+		harness.Eventually(b, time.Minute, func() error {
+			for _, p := range d.System(b).Pools {
+				if p.Ready == p.Size {
+					return nil
+				}
+			}
+			return errors.New("the pool is not full")
+		})
+		return nil
+	}
+	sides := append([]side{{name: "sandboxd", ready: parked, run: func() error { return createRunDelete(b.Context(), d, parts) }}},
+		peers(b, bwrapPeer(b))...)
+	compare(b, sides...)
+	for name, times := range parts {
+		report(b, name, times)
+	}
+	if p := d.System(b).Pools[0]; p.Misses > 0 {
+		b.Errorf("%d of %d creations found nothing parked", p.Misses, p.Misses+p.Hits)
+	}
+}
+
+// BenchmarkManyLive is what creations and execs cost among many sandboxes, against a daemon that has one.
+func BenchmarkManyLive(b *testing.B) {
+	testenv.RequireUserNS(b)
+	few, many := harness.Start(b, harness.Options{}), harness.Start(b, harness.Options{})
+	alone := few.Create(b, api.CreateSandbox{})
+	putTrue(b, alone)
+	among := populate(b, many, *live)[*live/2]
+	putTrue(b, among)
+	fewParts, manyParts := map[string][]time.Duration{}, map[string][]time.Duration{}
+	compare(b,
+		side{name: "exec-1", run: func() error { return execTrue(b.Context(), alone) }},
+		side{name: "exec-200", run: func() error { return execTrue(b.Context(), among) }},
+		side{name: "whole-1", run: func() error { return createRunDelete(b.Context(), few, fewParts) }},
+		side{name: "whole-200", run: func() error { return createRunDelete(b.Context(), many, manyParts) }})
+	report(b, "create-1", fewParts["create"])
+	report(b, "create-200", manyParts["create"])
+	b.ReportMetric(mebibytes(rss(b, many.PID())), "daemon-MiB")
+}
+
+// populate makes n sandboxes, a few at a time. They live as long as the benchmark.
+func populate(b *testing.B, d *harness.Daemon, n int) []*harness.Sandbox {
+	b.Helper()
+	all := make([]*harness.Sandbox, n)
+	if err := inParallel(n, func(i int) (err error) {
+		all[i], err = d.TryCreate(b.Context(), api.CreateSandbox{Timeout: 86400, IdleTimeout: 86400})
+		return err
+	}); err != nil {
+		b.Fatal(err)
+	}
+	return all
+}
+
+// inParallel calls f for 0 to n-1 by twice as many goroutines as there are processors, so that all are busy while
+// requests wait. It returns the first error.
+func inParallel(n int, f func(i int) error) error {
+	var next, failed atomic.Int64
+	var once sync.Once
+	var first error
+	var workers sync.WaitGroup
+	for range 2 * goruntime.NumCPU() {
+		workers.Go(func() {
+			for failed.Load() == 0 {
+				i := int(next.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				if err := f(i); err != nil {
+					failed.Store(1)
+					once.Do(func() { first = err })
+				}
+			}
+		})
+	}
+	workers.Wait()
+	return first
+}
+
+// BenchmarkThroughput is how much is done in a second with all processors busy. The clients are on the same machine, and
+// their part of its time is in the figures.
+func BenchmarkThroughput(b *testing.B) {
+	testenv.RequireUserNS(b)
+	d := harness.Start(b, harness.Options{})
+	var running []*harness.Sandbox
+	for range 2 * goruntime.NumCPU() {
+		s := d.Create(b, api.CreateSandbox{})
+		putTrue(b, s)
+		running = append(running, s)
+	}
+	perSecond := func(name string, n int, f func(i int) error) {
+		began := time.Now()
+		if err := inParallel(n, f); err != nil {
+			b.Fatalf("%s: %v", name, err)
+		}
+		b.ReportMetric(float64(n)/time.Since(began).Seconds(), name+"-per-s")
+	}
+	b.ResetTimer()
+	perSecond("whole", b.N, func(int) error { return createRunDelete(b.Context(), d, nil) })
+	perSecond("exec", 4*b.N, func(i int) error { return execTrue(b.Context(), running[i%len(running)]) })
+}
+
+// BenchmarkDaemonGrowth is how much memory the daemon has kept after many sandboxes have come and gone. The first
+// thousand make the heap as large as it will be, so they are not what is looked at.
+func BenchmarkDaemonGrowth(b *testing.B) {
+	testenv.RequireUserNS(b)
+	d := harness.Start(b, harness.Options{})
+	cycle := func(int) error { return createRunDelete(b.Context(), d, nil) }
+	if err := inParallel(min(1000, *cycles), cycle); err != nil {
+		b.Fatal(err)
+	}
+	before := rss(b, d.PID())
+	if err := inParallel(*cycles, cycle); err != nil {
+		b.Fatal(err)
+	}
+	after := rss(b, d.PID())
+	b.ReportMetric(mebibytes(before), "before-MiB")
+	b.ReportMetric(mebibytes(after), "after-MiB")
+	b.ReportMetric(100*(float64(after)/float64(before)-1), "growth-percent")
+}
+
+// BenchmarkIdleMemory adds up what the processes of idle sandboxes, and what the daemon and the launcher have grown by for
+// them, take of the host's memory: proportional set sizes, in which what is shared counts once. Only root may read
+// those of processes in other user namespaces.
+func BenchmarkIdleMemory(b *testing.B) {
+	testenv.RequireUserNS(b)
+	testenv.RequireRoot(b)
+	d := harness.Start(b, harness.Options{})
+	d.Create(b, api.CreateSandbox{}) // what the first one costs once
+	launcher := d.System(b).Launcher
+	before := pss(b, d.PID()) + pss(b, launcher)
+	all := populate(b, d, *idle)
+	total := pss(b, d.PID()) + pss(b, launcher) - before
+	for _, s := range all {
+		total += pss(b, s.PID)
+	}
+	b.ReportMetric(mebibytes(total)/float64(len(all)), "per-sandbox-MiB")
+}
+
+func mebibytes(n int64) float64 { return float64(n) / (1 << 20) }
+
+// rss is the resident set of a process, in bytes.
+func rss(b *testing.B, pid int) int64 {
+	b.Helper()
+	return memory(b, pid, "status", "VmRSS:")
+}
+
+// pss is its proportional set.
+func pss(b *testing.B, pid int) int64 {
+	b.Helper()
+	return memory(b, pid, "smaps_rollup", "Pss:")
+}
+
+func memory(b *testing.B, pid int, file, field string) int64 {
+	b.Helper()
+	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), file))
+	if err != nil {
+		b.Fatal(err)
+	}
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	for lines.Scan() {
+		if v, ok := strings.CutPrefix(lines.Text(), field); ok {
+			kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(v, "kB")), 10, 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			return kib << 10
+		}
+	}
+	b.Fatal(fmt.Errorf("no %s in %s of process %d", field, file, pid))
+	return 0
+}
