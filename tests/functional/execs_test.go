@@ -349,7 +349,7 @@ func TestDetachedTerminal(t *testing.T) {
 	if err := c.ResizeExec(t.Context(), s.ID, x.ID, api.TerminalSize{Rows: 55, Cols: 77}); err != nil {
 		t.Error(err)
 	}
-	if err := c.WriteStdin(t.Context(), s.ID, x.ID, strings.NewReader("stty size; trap 'echo caught' USR1\n"), false); err != nil {
+	if err := c.WriteStdin(t.Context(), s.ID, x.ID, strings.NewReader("trap 'echo caught' USR1; stty size\n"), false); err != nil {
 		t.Error(err)
 	}
 	var second locked
@@ -364,10 +364,13 @@ func TestDetachedTerminal(t *testing.T) {
 	if err := c.SignalExec(t.Context(), s.ID, x.ID, api.ExecSignal{Signal: "USR1"}); err != nil {
 		t.Error(err)
 	}
-	if err := c.WriteStdin(t.Context(), s.ID, x.ID, strings.NewReader("\n"), false); err != nil {
-		t.Error(err)
-	}
-	eventually(t, func() error { return second.has("caught\r\n") })
+	eventually(t, func() error {
+		// A shell looks for signals between commands, and the signal goes through init, which input does not.
+		if err := c.WriteStdin(t.Context(), s.ID, x.ID, strings.NewReader("true\n"), false); err != nil {
+			return err
+		}
+		return second.has("caught\r\n")
+	})
 	if err := c.WriteStdin(t.Context(), s.ID, x.ID, strings.NewReader("exit 5\n"), false); err != nil {
 		t.Error(err)
 	}
