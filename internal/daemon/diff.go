@@ -111,7 +111,7 @@ func unlessDeleted(ctx context.Context, doomed <-chan struct{}, rec *runtime.Rec
 		<-watched
 		select {
 		case <-doomed:
-			return classify(errUnreadable, fmt.Errorf("%s (%s) was deleted or rolled back meanwhile", rec.Name, rec.ID))
+			return classify(errUnreadable, fmt.Errorf("%s (%s) was deleted meanwhile, or rolled back", rec.Name, rec.ID))
 		default:
 			return err
 		}
