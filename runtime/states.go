@@ -73,7 +73,10 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 		ID: rec.ID, Rootfs: rec.Rootfs, Hostname: rec.Name, Profile: req.Profile,
 		Limits: rec.Limits, Explicit: stillExplicit(rec.Explicit, rec.Limits), IODevice: s.opts.IODevice, Deadline: rec.Deadline,
 	}, control)
-	cerr := control.Close() // as in Create
+	cerr := control.Close()          // as in Create
+	if errors.Is(err, ErrNotFound) { // it is there; what it was made of is not
+		return Record{}, fmt.Errorf("%w: its files are gone: %v", ErrState, err) //nolint:errorlint // another class
+	}
 	if err != nil {
 		return Record{}, err
 	}

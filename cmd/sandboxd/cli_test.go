@@ -250,6 +250,19 @@ func TestCommands(t *testing.T) {
 			f.sandboxes = []api.Sandbox{{ID: "x", State: api.StateStopped, Reason: "\x1b[2J"}}
 		}},
 
+		{name: "stop", args: "stop -t 0.5 sb1", setup: oneSandbox, stdout: is("sb1\n"), check: func(f *fakeDaemon) string {
+			return cmp.Diff([]string{`stop {"grace":0.5}`}, f.updates)
+		}},
+		{name: "stop at once", args: "stop -t 0 --json sb1", setup: oneSandbox, stdout: has(`"state": "stopped"`), check: func(f *fakeDaemon) string {
+			return cmp.Diff([]string{`stop {"grace":0}`}, f.updates)
+		}},
+		{name: "stop with a negative grace", args: "stop -t -1 sb1", setup: oneSandbox, stderr: has("grace"), code: 2},
+		{name: "stop of nothing", args: "stop", code: 2},
+		{name: "start", args: "start --lifetime 2h nope sb1", setup: oneSandbox, stdout: is("sb1\n"), stderr: has("nope"), code: 1, check: func(f *fakeDaemon) string {
+			return cmp.Diff([]string{`start {"timeout":7200}`}, f.updates)
+		}},
+		{name: "pause", args: "pause sb1", setup: oneSandbox, stdout: is("sb1\n")},
+		{name: "resume", args: "resume sb1 --json", setup: oneSandbox, stdout: has(`"state": "running"`)},
 		{name: "rm", args: "rm sb1", setup: oneSandbox, stdout: is("sb1\n"), check: nothingLeft},
 		{name: "rm --all", args: "rm --all", setup: oneSandbox, stdout: is("sb1\n"), check: nothingLeft},
 		{name: "rm of one that is gone", args: "rm nope", stderr: has(`no sandbox "nope"`), code: 1},

@@ -108,6 +108,16 @@ func (f *fakeDaemon) handler() http.Handler {
 			Pressure: map[string]api.Pressure{"cpu": {Some: &api.PressureLine{Avg10: 12.34}}},
 		})
 	}))
+	for verb, state := range map[string]api.SandboxState{
+		"stop": api.StateStopped, "start": api.StateRunning, "pause": api.StatePaused, "resume": api.StateRunning,
+	} {
+		mux.HandleFunc("POST /v1/sandboxes/{id}/"+verb, f.with(func(w http.ResponseWriter, r *http.Request, s api.Sandbox) {
+			body, _ := io.ReadAll(r.Body) // what is missing the test sees
+			f.updates = append(f.updates, verb+" "+string(body))
+			s.State = state
+			answerJSON(w, 200, s)
+		}))
+	}
 	mux.HandleFunc("DELETE /v1/sandboxes/{id}", f.with(func(w http.ResponseWriter, _ *http.Request, s api.Sandbox) {
 		if f.deleteErr != nil {
 			refuse(w, f.deleteErr.Code, f.deleteErr.Hint, "%s", f.deleteErr.Detail)

@@ -67,7 +67,7 @@ func runPs(ctx context.Context, opts psOptions, d deps) error {
 	rows := [][]string{{"ID", "NAME", "IMAGE", "STATE", "CREATED", "ENDS"}}
 	for _, s := range sandboxes {
 		state, ends := string(s.State), until(s.Deadline)
-		if s.Reason != "" {
+		if s.Reason != "" && s.Reason != state {
 			state += " (" + s.Reason + ")"
 		}
 		if s.State == api.StateStopped || s.State == api.StateLost {

@@ -199,8 +199,7 @@ func (s *Server) whileAsked(ctx context.Context, c *net.UnixConn) (_ context.Con
 // handle does what was asked. The files that it returns are the response's and closed after it was sent.
 func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*response, []*os.File) {
 	want := 0
-	switch req.Op {
-	case opCreate, opStart, opApply, opDiff:
+	if req.Op == opCreate || req.Op == opStart || req.Op == opApply || req.Op == opDiff {
 		want = 1
 	}
 	if len(files) != want {

@@ -194,11 +194,13 @@ func (e *Engine) Start(ctx context.Context, spec *runtime.Spec, control *os.File
 	if err != nil {
 		return nil, fmt.Errorf("start sandbox %s: %w", spec.ID, err)
 	}
+	held := was
 	st, err := e.start(ctx, in, p, control, func(dir string) (undo func(), err error) {
 		if was != nil {
 			if err := e.forget(was); err != nil {
 				return nil, err
 			}
+			held = nil
 		}
 		_, err = os.Lstat(filepath.Join(dir, "upper"))
 		if errors.Is(err, os.ErrNotExist) {
@@ -207,6 +209,11 @@ func (e *Engine) Start(ctx context.Context, spec *runtime.Spec, control *os.File
 		return func() {}, err
 	})
 	if err != nil {
+		e.mu.Lock()
+		if held != nil && e.sandboxes[spec.ID] == nil { // Delete is to give back what it holds
+			e.sandboxes[spec.ID] = held
+		}
+		e.mu.Unlock()
 		return nil, fmt.Errorf("start sandbox %s: %w", spec.ID, err)
 	}
 	return st, nil

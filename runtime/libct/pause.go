@@ -44,7 +44,7 @@ func (e *Engine) Pause(ctx context.Context, id string) error {
 	in.pausing.Lock()
 	defer in.pausing.Unlock()
 	if in.hasEnded() {
-		return fmt.Errorf("pause sandbox %s: it has ended: %w", id, runtime.ErrNotFound)
+		return fmt.Errorf("pause sandbox %s: %w", id, errHasEnded)
 	}
 	if in.isPaused(e) {
 		return nil
@@ -55,14 +55,14 @@ func (e *Engine) Pause(ctx context.Context, id string) error {
 	} else {
 		p.before, err = in.halt(ctx)
 	}
-	if in.hasEnded() {
-		err = errors.Join(fmt.Errorf("it has ended: %w", runtime.ErrNotFound), err)
+	if err == nil && in.hasEnded() {
+		err = errHasEnded
 		if p.thaw != nil {
 			err = errors.Join(err, p.thaw())
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("pause sandbox %s: %w", id, err)
+		return fmt.Errorf("pause sandbox %s: %w", id, in.blame(err))
 	}
 	e.mu.Lock()
 	in.paused = &p
@@ -83,12 +83,24 @@ func (e *Engine) Resume(ctx context.Context, id string) error {
 		return err
 	}
 	if in.hasEnded() {
-		return fmt.Errorf("resume sandbox %s: it has ended: %w", id, runtime.ErrNotFound)
+		return fmt.Errorf("resume sandbox %s: %w", id, errHasEnded)
 	}
 	if err := e.resume(in); err != nil {
-		return fmt.Errorf("resume sandbox %s: %w", id, err)
+		return fmt.Errorf("resume sandbox %s: %w", id, in.blame(err))
 	}
 	return nil
+}
+
+var errHasEnded = fmt.Errorf("it has ended: %w", runtime.ErrNotFound)
+
+// blame says of an error whether it was because the sandbox is just ending: the kernel shows little of a process then.
+func (in *instance) blame(err error) error {
+	select {
+	case <-in.ended:
+		return errHasEnded
+	case <-time.After(time.Second):
+		return err
+	}
 }
 
 // resume lets a sandbox go on that is paused. Of one that has ended it gives back what the pause held.

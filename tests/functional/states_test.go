@@ -23,8 +23,10 @@ func TestStoppedSandboxIsStartedAgain(t *testing.T) {
 	s := d.Create(t, api.CreateSandbox{
 		Name: "one", Labels: map[string]string{"a": "b"}, Env: []string{"WHO=me"}, Cwd: "/srv/x", Timeout: 600, Limits: api.Limits{Nofile: 100},
 	})
-	first := s.Exec(t, api.ExecRequest{Cwd: "/", Argv: []string{"sh", "-c",
-		"mkdir -p /srv/x; echo mine >/srv/x/file; rm -rf /etc/alternatives; chmod 751 /; mkfifo /srv/x/fifo; nohup setsid sleep 600 >/dev/null 2>&1 &"}})
+	first := s.Exec(t, api.ExecRequest{Cwd: "/", Argv: []string{
+		"sh", "-c",
+		"mkdir -p /srv/x; echo mine >/srv/x/file; rm -rf /etc/alternatives; chmod 751 /; mkfifo /srv/x/fifo; nohup setsid sleep 600 >/dev/null 2>&1 &",
+	}})
 	if first.Exit.Code != 0 {
 		t.Fatalf("%+v", first)
 	}
@@ -173,8 +175,8 @@ func TestStopAndStartCommands(t *testing.T) {
 }
 
 // ticks is a program that counts in a file, with a child that does so too.
-const ticks = `nohup setsid sh -c 'tick() { i=0; while :; do i=$((i+1)); echo $i >/tmp/tick.$1; sleep 0.02; done; }; tick a & tick b' >/dev/null 2>&1 &
-while ! [ -s /tmp/tick.a ] || ! [ -s /tmp/tick.b ]; do sleep 0.02; done`
+const ticks = `setsid sh -c 'tick() { i=0; while :; do i=$((i+1)); echo $i >/tmp/tick.$1; sleep 0.02; done; }; tick a & tick b' </dev/null >/dev/null 2>&1 &
+i=0; while ! [ -s /tmp/tick.a ] || ! [ -s /tmp/tick.b ]; do [ $((i=i+1)) -lt 500 ] || exit 1; sleep 0.02; done`
 
 // A paused sandbox stands still, refuses what would run something in it and says how to go on, and goes on where it was.
 func TestPausedSandboxStandsStill(t *testing.T) {
@@ -242,8 +244,9 @@ func TestPausedSandboxStandsStill(t *testing.T) {
 		t.Errorf("after a restart of the daemon: %+v, %v", now, err)
 	}
 	s.MustTurn(t, "resume", nil, api.StateRunning)
-	if got := s.Sh(t, `for f in a b; do i=0; was=$(cat /tmp/tick.$f); while now=$(cat /tmp/tick.$f); [ "$now" = "$was" ] && [ $i -lt 500 ]; do i=$((i+1)); sleep 0.02; done; [ "$now" != "$was" ] && echo on; done; ls /tmp/woken 2>&1 | grep -c '^/tmp/woken' || true`); got != "on\non\n0\n" {
-		t.Errorf("after resume: %q (what had been stopped before is not to be woken)", got)
+	goesOn(t, s)
+	if got := s.Sh(t, "ls /tmp/woken 2>&1 | grep -c '^/tmp/woken' || true"); got != "0\n" {
+		t.Error("what had been stopped before was woken")
 	}
 	s.MustTurn(t, "resume", nil, api.StateRunning)
 	// It ends like any other.
@@ -303,5 +306,62 @@ func TestPauseOfWhatForks(t *testing.T) {
 			t.Errorf("it stood:\n%snow:\n%s", still, now)
 		}
 		s.MustTurn(t, "resume", nil, api.StateRunning)
+	}
+}
+
+// A commit freezes what it reads; what was paused before is so afterwards, and what was not goes on.
+func TestCommitOfAPausedSandbox(t *testing.T) {
+	d := small(t)
+	s := d.Create(t, api.CreateSandbox{Image: "local/base:1"})
+	s.Sh(t, "mkdir -p /tmp; "+ticks)
+	s.MustTurn(t, "pause", nil, api.StatePaused)
+	still := strings.Join(hostStates(t, s), "")
+	commit := func(reference string) {
+		t.Helper()
+		if err := d.Call(t.Context(), "POST", "/v1/sandboxes/"+s.ID+"/commit", api.CommitSandbox{Reference: reference}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	commit("local/made:1")
+	select {
+	case <-time.After(200 * time.Millisecond):
+	case <-t.Context().Done():
+	}
+	if now := strings.Join(hostStates(t, s), ""); now != still {
+		t.Errorf("it stood:\n%safter the commit:\n%s", still, now)
+	}
+	if now, err := s.Inspect(t.Context()); err != nil || now.State != api.StatePaused {
+		t.Errorf("after the commit: %+v, %v", now, err)
+	}
+	s.MustTurn(t, "resume", nil, api.StateRunning)
+	commit("local/made:2")
+	goesOn(t, s)
+	s.MustTurn(t, "stop", nil, api.StateStopped)
+	s.MustTurn(t, "start", nil, api.StateRunning)
+	s.Sh(t, ticks)
+	goesOn(t, s)
+	// Nothing of a pause outlives the sandbox's end: the commit of its next life is the last one that wants it frozen.
+	s.MustTurn(t, "pause", nil, api.StatePaused)
+	none := 0.0
+	s.MustTurn(t, "stop", api.StopSandbox{Grace: &none}, api.StateStopped)
+	s.MustTurn(t, "start", nil, api.StateRunning)
+	s.Sh(t, ticks)
+	commit("local/made:3")
+	goesOn(t, s)
+	if got := d.Create(t, api.CreateSandbox{Image: "local/made:1"}).Sh(t, "cat /tmp/tick.a"); got == "" {
+		t.Error("the image has nothing of it")
+	}
+}
+
+// goesOn fails unless both ticks do.
+func goesOn(t *testing.T, s *harness.Sandbox) {
+	t.Helper()
+	got := s.Sh(t, `for f in a b; do
+	i=0; was=$(cat /tmp/tick.$f)
+	while now=$(cat /tmp/tick.$f); [ "$now" = "$was" ] && [ $i -lt 500 ]; do i=$((i+1)); sleep 0.02; done
+	[ "$now" != "$was" ] && echo on
+done`)
+	if got != "on\non\n" {
+		t.Errorf("it does not go on: %q", got)
 	}
 }
