@@ -42,6 +42,8 @@ type Spec struct {
 	IODevice cgroup.Device `json:"io_device,omitzero"`
 	// Deadline ends the sandbox even if no daemon is running then.
 	Deadline time.Time `json:"deadline"`
+	// Fresh has Start throw away what the sandbox had written, if anything is left of it at all.
+	Fresh bool `json:"fresh,omitempty"`
 }
 
 // Profile is a named policy, resolved: package ociprofiles holds them as data, package seccomp plans the filter.

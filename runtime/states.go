@@ -61,17 +61,9 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 		return ignoreNotFound(s.engine.Kill(ctx, rec.ID))
 	})
 	rec.Deadline = time.Now().UTC().Add(cmp.Or(req.Timeout, rec.Timeout, s.opts.Timeout))
-	run := s.engine.Start
-	if rec.Fresh {
-		// What it had written must be gone, be it that the rollback was cut off.
-		if err := ignoreNotFound(s.engine.Delete(ctx, rec.ID)); err != nil {
-			return Record{}, err
-		}
-		run = s.engine.Create
-	}
-	started, err := run(ctx, &Spec{
+	started, err := s.engine.Start(ctx, &Spec{
 		ID: rec.ID, Rootfs: rec.Rootfs, Hostname: rec.Name, Profile: req.Profile,
-		Limits: rec.Limits, Explicit: stillExplicit(rec.Explicit, rec.Limits), IODevice: s.opts.IODevice, Deadline: rec.Deadline,
+		Limits: rec.Limits, Explicit: stillExplicit(rec.Explicit, rec.Limits), IODevice: s.opts.IODevice, Deadline: rec.Deadline, Fresh: rec.Fresh,
 	}, control)
 	cerr := control.Close()          // as in Create
 	if errors.Is(err, ErrNotFound) { // it is there; what it was made of is not

@@ -70,8 +70,8 @@ func (s *Service) Diff(ctx context.Context, ref string) (api.SandboxDiff, error)
 // below are the requests for the layers of snapshots that a sandbox stands on, lowest first.
 func below(req *launcher.DiffRequest) []launcher.DiffRequest {
 	var all []launcher.DiffRequest
-	for n := len(req.Rootfs.Snapshots) - 1; n >= 0; n-- {
-		all = append(all, launcher.DiffRequest{Rootfs: req.Rootfs.Below(n), Layer: true})
+	for i := range req.Rootfs.Snapshots {
+		all = append(all, launcher.DiffRequest{Rootfs: req.Rootfs.Below(len(req.Rootfs.Snapshots) - 1 - i), Layer: true})
 	}
 	return all
 }
@@ -111,7 +111,7 @@ func unlessDeleted(ctx context.Context, doomed <-chan struct{}, rec *runtime.Rec
 		<-watched
 		select {
 		case <-doomed:
-			return classify(errUnreadable, fmt.Errorf("%s (%s) was deleted or rolled back meanwhile", rec.Name, rec.ID))
+			return classify(errUnreadable, fmt.Errorf("%s (%s) was deleted meanwhile, or rolled back", rec.Name, rec.ID))
 		default:
 			return err
 		}

@@ -204,6 +204,12 @@ func (e *Engine) Start(ctx context.Context, spec *runtime.Spec, control *os.File
 			}
 			held = nil
 		}
+		if spec.Fresh {
+			if err := os.RemoveAll(dir); err != nil {
+				return nil, fmt.Errorf("throw its files away: %w", err)
+			}
+			return func() {}, os.Mkdir(dir, 0o711) //nolint:gosec // G301: as in Create
+		}
 		_, err = os.Lstat(filepath.Join(dir, "upper"))
 		if errors.Is(err, os.ErrNotExist) {
 			err = fmt.Errorf("nothing is left of it: %w", runtime.ErrNotFound)

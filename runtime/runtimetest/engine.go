@@ -89,7 +89,7 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 func (e *Engine) Start(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
 	return e.start(ctx, spec, control, func(was *box) error {
 		switch {
-		case was == nil && e.left[spec.ID]:
+		case was == nil && (e.left[spec.ID] || spec.Fresh):
 		case was == nil:
 			return fmt.Errorf("start sandbox %s: %w", spec.ID, runtime.ErrNotFound)
 		case was.running():

@@ -1,12 +1,15 @@
 package functional
 
 import (
+	"archive/tar"
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -67,6 +70,9 @@ func TestSnapshotHasEverything(t *testing.T) {
 				chmod 4750 /data/hard; chmod 0 /data/large; chmod 1777 /data/sub; echo new > /opt/new; chown 7:8 /opt/new
 				rm -f /says /etc/passwd; rm -rf /usr/share/doc; mkdir -p /usr/share/doc; echo mine > /usr/share/doc/mine; rm -f /usr/bin/awk`)
 			state := tree + `; ls -A /usr/share/doc; test -e /says || echo gone; test -e /usr/bin/awk || echo gone; ls /data`
+			if image == api.HostImage { // whose python can
+				s.Sh(t, `python3 -c 'import os; os.setxattr("/opt/new", "user.mine", b"value"); os.setxattr("/data", "user.dir", b"d")'`)
+			}
 			before := s.Sh(t, state)
 			snap := snapshot(t, d, s.ID, api.TakeSnapshot{Name: "one", Labels: map[string]string{"k": "v"}, Comment: "why"})
 			if snap.Sandbox != s.ID || snap.Name != "one" || snap.Labels["k"] != "v" || snap.Comment != "why" || snap.Layers != 1 || snap.Entries < 10 || snap.Image != image {
@@ -80,6 +86,12 @@ func TestSnapshotHasEverything(t *testing.T) {
 			}
 			if got := made.Sh(t, "echo $KEPT $HIDDEN; pwd"); got != "yes new\n/tmp\n" || made.Snapshot != snap.ID || made.ImageDigest != s.ImageDigest {
 				t.Errorf("in it: %q, %+v", got, made.Sandbox)
+			}
+			if image == api.HostImage {
+				got := made.Sh(t, `python3 -c 'import os; print(os.getxattr("/opt/new", "user.mine"), os.getxattr("/data", "user.dir"), sorted(os.listxattr("/data")))'`)
+				if got != "b'value' b'd' ['user.dir']\n" {
+					t.Errorf("extended attributes: %q", got)
+				}
 			}
 			if blocks := made.Sh(t, "stat -c %b /data/sparse"); len(blocks) > 5 { // of 512 bytes
 				t.Errorf("the sparse file has %s blocks", blocks)
@@ -250,8 +262,8 @@ func TestSnapshotOfOneThatWrites(t *testing.T) {
 	s := d.Create(t, api.CreateSandbox{})
 	done := make(chan error, 1)
 	go func() {
-		_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c",
-			`i=0; until [ -e /tmp/stop ]; do i=$((i+1)); echo $i > /tmp/new && mv /tmp/new /tmp/f$((i%50)); echo $i >> /tmp/log; done`}})
+		const script = `i=0; until [ -e /tmp/stop ]; do i=$((i+1)); echo $i > /tmp/new && mv /tmp/new /tmp/f$((i%50)); echo $i >> /tmp/log; done`
+		_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", script}})
 		done <- err
 	}()
 	harness.Eventually(t, 30*time.Second, func() error {
@@ -433,14 +445,14 @@ func TestSnapshotsSurviveKills(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, sb := range d.List(t) {
-			switch sb.State {
-			case api.StateRunning:
-			case api.StateStopped, api.StateLost: // a rollback was cut off
+			if sb.State != api.StateRunning && sb.Name != "work" { // its creation was cut off, and it was never answered
+				d.Sandbox(sb).Delete(t)
+				continue
+			}
+			if sb.State != api.StateRunning { // a rollback was cut off
 				if err := d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/"+sb.ID+"/start", nil, nil); err != nil {
 					t.Fatalf("round %d: start %+v: %v", round, sb, err)
 				}
-			default:
-				t.Errorf("round %d: %+v", round, sb)
 			}
 			if got := strings.TrimSpace(d.Sandbox(sb).Sh(t, whole)); got != "200" {
 				t.Errorf("round %d: %s has %s files", round, sb.Name, got)
@@ -562,5 +574,74 @@ func TestSnapshotLimit(t *testing.T) {
 	}
 	if names != "ad" {
 		t.Errorf("what is left is %q", names)
+	}
+}
+
+// A file that says it is a snapshot chooses nothing but what is in its sandboxes' own files: not what is mounted, nothing of the
+// host's, no name of a snapshot that is there, no more than a layer may have.
+func TestSnapshotFileOfAnEnemy(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	digest := s.ImageDigest
+	snapshot(t, d, s.ID, api.TakeSnapshot{Name: "mine"})
+	file := func(meta string, layers ...[]byte) []byte {
+		var ids []string
+		for _, l := range layers {
+			ids = append(ids, fmt.Sprintf(`"sha256:%x"`, sha256.Sum256(l)))
+		}
+		files := []harness.File{{Name: "snapshot.json", Body: `{"version":1,"snapshot":{"id":"x","image":"host","image_digest":"` + digest +
+			`","cwd":"/","profile":"default","created_at":"2020-01-01T00:00:00Z","rootfs":{"layers":null,"snapshots":[` + strings.Join(ids, ",") + `]}` + meta + `}}`}}
+		for i, l := range layers {
+			files = append(files, harness.File{Name: fmt.Sprintf("layer-%d.tar", i+1), Body: string(l)})
+		}
+		return harness.Tar(t, files...)
+	}
+	send := func(data []byte) error {
+		return d.Call(t.Context(), http.MethodPost, "/v1/snapshots/import", data, nil)
+	}
+	good := harness.Tar(t, harness.File{Name: "tmp/f", Body: "x"})
+	layers := layersOf(t, d)
+	for name, data := range map[string][]byte{
+		"no layer":                 file(""),
+		"a name with a path":       file(`,"name":"../x"`, good),
+		"a user that is none":      file(`,"user":"-1"`, good),
+		"a path that is none":      file(`,"env":["A"]`, good),
+		"an unknown profile":       file(`,"profile":"nonesuch"`, good),
+		"an unknown field":         file(`,"mounts":["/"]`, good),
+		"a path out of the layer":  file("", harness.Tar(t, harness.File{Name: "../../escape", Body: "x"})),
+		"no tar in it":             file("", []byte("no tar")),
+		"another layer":            bytes.Replace(file("", good), []byte("tmp/f"), []byte("tmp/g"), 1),
+		"too many layers":          file("", slices.Repeat([][]byte{good}, 60)...),
+		"more than the layers":     append(file("", good)[:len(file("", good))-1024], harness.Tar(t, harness.File{Name: "more"})...),
+		"an image that is not one": bytes.Replace(file("", good), []byte(digest), []byte("sha256:"+strings.Repeat("0", 64)), 1),
+	} {
+		var p *api.Problem
+		if err := send(data); !errors.As(err, &p) || p.Code != api.CodeImage && p.Code != api.CodeNotFound && p.Code != api.CodeInvalid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	wantProblem(t, send(file(`,"name":"mine"`, good)), api.CodeExists, "mine")
+	if got := layersOf(t, d); got != layers {
+		t.Errorf("%d layers, there were %d", got, layers)
+	}
+	// What is mounted on is a directory, or nothing is.
+	for name, l := range map[string]harness.File{
+		"link-host":  {Name: "usr", Type: tar.TypeSymlink, Link: "/host"},
+		"link-layer": {Name: "usr", Type: tar.TypeSymlink, Link: "/sandboxes"},
+		"file":       {Name: "usr", Body: "x"},
+		"whiteout":   {Name: ".wh.usr"},
+	} {
+		if err := send(file(`,"name":"`+name+`"`, harness.Tar(t, l))); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		_, err := d.TryCreate(t.Context(), api.CreateSandbox{Snapshot: name})
+		wantProblem(t, err, api.CodeImage, "/usr")
+	}
+	// The good one is good.
+	if err := send(file(`,"name":"good"`, good)); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.Create(t, api.CreateSandbox{Snapshot: "good"}).Sh(t, "cat /tmp/f"); got != "x" {
+		t.Errorf("%q", got)
 	}
 }
