@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"testing"
@@ -119,6 +120,8 @@ func FuzzLauncherServe(f *testing.F) {
 		if len(data) == 0 || len(data) > maxPacket || fds > maxFiles {
 			return // an empty packet cannot be told from the end: the server waits until it is sure
 		}
+		// A file that is forgotten is closed by the garbage collector.
+		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 		before := descriptors(t)
 		e := runtimetest.NewEngine(nil)
 		if st, err := e.Create(t.Context(), &runtime.Spec{ID: "old", Deadline: time.Unix(1<<33, 0)}, null); err != nil {
@@ -244,6 +247,8 @@ func FuzzLauncherAnswers(f *testing.F) {
 		}
 		answers <- answer{data, int(fds)}
 		defer func() { <-answers }()
+		// A file that is forgotten is closed by the garbage collector.
+		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 		before := descriptors(t)
 		// An answer of which this host's kernel makes no packet is none.
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

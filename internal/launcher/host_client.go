@@ -216,7 +216,7 @@ func (c *Client) run(ctx context.Context, what op, spec *runtime.Spec, control *
 	if err != nil {
 		return nil, err
 	}
-	if len(resp.Started) != 1 || resp.Started[0].ID != spec.ID {
+	if len(resp.Started) != 1 || len(files) != 1 || resp.Started[0].ID != spec.ID {
 		closeAll(files)
 		return nil, fmt.Errorf("launcher %s: answer is not about sandbox %s", what, spec.ID)
 	}
@@ -229,7 +229,12 @@ func (c *Client) List(ctx context.Context) ([]*runtime.Started, error) {
 	req := &request{Op: opList}
 	for {
 		resp, files, err := c.call(ctx, req)
-		if err == nil {
+		switch {
+		case err != nil:
+		case len(files) != len(resp.Started):
+			closeAll(files)
+			err = fmt.Errorf("launcher list: %d descriptors, not %d", len(files), len(resp.Started))
+		default:
 			for i, s := range resp.Started {
 				all = append(all, s.started(files[i]))
 				if s.ID <= req.After { // or it might go on for ever
