@@ -56,6 +56,15 @@ var operations = [...]operation{
 	{name: "diff", weight: 2, do: diff},
 	{name: "commit", weight: 2, do: commit},
 	{name: "list", weight: 2, do: list, own: true},
+	{name: "move", weight: 2, do: move},
+	{name: "append", weight: 2, do: appendTo},
+	{name: "remove a file", weight: 2, do: unlinkByName},
+	{name: "list files", weight: 2, do: listFiles},
+	{name: "stop and start", weight: 2, do: stopAndStart, own: true},
+	{name: "pause and resume", weight: 2, do: pauseAndResume, own: true},
+	{name: "snapshot", weight: 3, do: snapshot},
+	{name: "fork", weight: 2, do: fork},
+	{name: "roll back", weight: 2, do: rollback, own: true},
 }
 
 // choose picks an operation, by weight.

@@ -73,6 +73,8 @@ type world struct {
 	count  int             // of names given
 	boxes  map[string]*box // by name
 	images map[string]*made
+	// snapshots are those that were asked for, by name.
+	snapshots map[string]*made
 }
 
 // A box is a sandbox as its users know it.
@@ -87,6 +89,7 @@ type box struct {
 	deleted bool   // and answered
 	victim  bool   // its init was killed
 	held    bool   // it was there when the launcher was killed
+	loose   bool   // it may have files that nobody has written in it
 	// may is what a file holds, by its path, or a label by its key: one hash or value where the last change was answered;
 	// where it was not, that of before and that of after. Paths begin with a slash.
 	may map[string][]string
@@ -149,7 +152,7 @@ func (b *box) isDoomed() bool {
 func begin(t *testing.T, image func(*harness.Daemon) string) *world {
 	t.Helper()
 	tmp := t.TempDir()
-	w := &world{t: t, tmp: tmp, done: make([]atomic.Int64, len(operations)), boxes: map[string]*box{}, images: map[string]*made{}}
+	w := &world{t: t, tmp: tmp, done: make([]atomic.Int64, len(operations)), boxes: map[string]*box{}, images: map[string]*made{}, snapshots: map[string]*made{}}
 	w.d = harness.Start(t, harness.Options{Env: []string{"TMPDIR=" + tmp}})
 	w.c = client.New(w.d.Socket)
 	t.Cleanup(w.c.Close)
