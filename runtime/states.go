@@ -144,8 +144,8 @@ func stillExplicit(explicit, limits api.Limits) api.Limits {
 const reasonStopped = "stopped"
 
 // Stop ends a sandbox and keeps its files, for Start or Delete. Its processes are asked to end, and those that have not when
-// the grace is over are killed. Of one that has ended it returns the record as it is. When it returns, the end is on
-// disk. It goes on although ctx ends; when the supervisor is closed the grace is over.
+// the grace is over are killed. Of one that has ended, or that somebody has started again meanwhile, it returns the record as it is.
+// When it returns, the end is on disk. It goes on although ctx ends; when the supervisor is closed the grace is over.
 func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) (Record, error) {
 	s.mu.Lock()
 	if s.closed {
@@ -214,7 +214,7 @@ func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) 
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if lives(sb.rec.State) { // nobody has watched it to its end
+	if lives(sb.rec.State) && sb.watched == watched { // nobody has watched it to its end; else somebody has started it again
 		return Record{}, fmt.Errorf("%w: %s was deleted meanwhile", ErrNotFound, id)
 	}
 	return sb.rec.clone(), nil
