@@ -3,7 +3,6 @@ package client
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -63,14 +62,13 @@ func (c *Client) RunStream(ctx context.Context, req api.RunRequest, on func(api.
 func (c *Client) stream(ctx context.Context, r request, on func(api.ExecEvent) error) (*End, error) {
 	var end *End
 	err := c.lines(ctx, r, func(line []byte) error {
-		var e api.ExecEvent
-		if err := json.Unmarshal(line, &e); err != nil {
-			return fmt.Errorf("decode an exec event: %w", err)
+		e, err := decodeEvent(line)
+		if err != nil {
+			return err
 		}
 		if err := on(e); err != nil {
 			return err
 		}
-		var err error
 		if end, err = ending(e); err == nil && end != nil {
 			return errEnd
 		}

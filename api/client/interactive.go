@@ -29,7 +29,20 @@ type Streams struct {
 // ExecInteractive executes a program whose streams are connected to s while it runs. When ctx ends, the program and
 // everything it started is killed.
 func (c *Client) ExecInteractive(ctx context.Context, id string, req api.ExecRequest, s Streams) (*End, error) {
-	u, err := request{path: []string{"v1", "sandboxes", id, "exec"}}.url()
+	conn, err := c.dialWebSocket(ctx, request{path: []string{"v1", "sandboxes", id, "exec"}})
+	if err != nil {
+		return nil, err
+	}
+	// Whatever was not said by now is not worth waiting for.
+	defer conn.CloseNow() //nolint:errcheck // the exit or the error has been read
+	if err := writeText(ctx, conn, req); err != nil {
+		return nil, fmt.Errorf("send the exec request: %w", err)
+	}
+	return converse(ctx, conn, s, true, nil)
+}
+
+func (c *Client) dialWebSocket(ctx context.Context, r request) (*websocket.Conn, error) {
+	u, err := r.url()
 	if err != nil {
 		return nil, err
 	}
@@ -40,21 +53,20 @@ func (c *Client) ExecInteractive(ctx context.Context, id string, req api.ExecReq
 		}
 		return nil, c.transportError(ctx, err)
 	}
-	// Whatever was not said by now is not worth waiting for.
-	defer conn.CloseNow() //nolint:errcheck // the exit or the error has been read
 	conn.SetReadLimit(maxLine)
+	return conn, nil
+}
 
+// converse connects s to a program until that ends. Feed says that stdin is s's, to be ended even where it is nil.
+func converse(ctx context.Context, conn *websocket.Conn, s Streams, feed bool, dropped func(int64)) (*End, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	if err := writeText(ctx, conn, req); err != nil {
-		cancel(nil)
-		return nil, fmt.Errorf("send the exec request: %w", err)
-	}
-
 	var wg sync.WaitGroup
 	defer wg.Wait()   // the control goroutine ends with ctx
 	defer cancel(nil) // runs first
 	wg.Go(func() { control(ctx, conn, s) })
-	go stdin(ctx, conn, s.Stdin, cancel) // may be inside Stdin.Read for longer than we live: see Streams.Stdin
+	if feed {
+		go stdin(ctx, conn, s.Stdin, cancel) // may be inside Stdin.Read for longer than we live: see Streams.Stdin
+	}
 
 	for {
 		typ, data, err := conn.Read(ctx)
@@ -70,9 +82,12 @@ func (c *Client) ExecInteractive(ctx context.Context, id string, req api.ExecReq
 				return nil, err
 			}
 		case websocket.MessageText:
-			var e api.ExecEvent
-			if err := json.Unmarshal(data, &e); err != nil {
-				return nil, fmt.Errorf("decode an exec event: %w", err)
+			e, err := decodeEvent(data)
+			if err != nil {
+				return nil, err
+			}
+			if e.Dropped > 0 && dropped != nil {
+				dropped(e.Dropped)
 			}
 			end, err := ending(e)
 			if err != nil {

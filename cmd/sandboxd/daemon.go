@@ -164,7 +164,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	}
 	d, err := daemon.New(ctx, daemon.Options{
 		Version: version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket, Lock: lock,
-		Engine: l, Images: images, Differ: l,
+		Engine: l, Images: images, Differ: l, Deposits: l,
 		Profile: func(name string) (runtime.Profile, api.Limits, error) {
 			p, ok := profiles[name]
 			if !ok {

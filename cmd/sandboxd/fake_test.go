@@ -130,6 +130,7 @@ func (f *fakeDaemon) handler() http.Handler {
 	})
 	mux.HandleFunc("POST /v1/images/pull", f.pull)
 	f.imageRoutes(mux)
+	f.execRoutes(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.mu.Lock()
 		if r.URL.Path != "/healthz" {
@@ -219,6 +220,10 @@ func (f *fakeDaemon) exec(w http.ResponseWriter, r *http.Request, _ api.Sandbox)
 	f.mu.Lock()
 	f.execs = append(f.execs, req)
 	f.mu.Unlock()
+	if req.Detach {
+		answerJSON(w, http.StatusCreated, api.Exec{ID: "x1", Sandbox: "sb1", Argv: req.Argv, State: api.ExecRunning, Detached: true})
+		return
+	}
 	var events []api.ExecEvent
 	exit := api.Exit{}
 	switch req.Argv[0] {

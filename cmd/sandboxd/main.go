@@ -76,6 +76,7 @@ it where none is running.
 	for _, newCommand := range []func(deps) *cobra.Command{
 		newRun, newCreate, newExec, newPs, newUpdate, newStats, newDiff, newCommit, newRm, newCp,
 		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
+		newAttach, newExecs, newKill, newTop,
 		newAgent,
 		newServe, newShutdown, newDoctor, newVersion,
 	} {

@@ -75,41 +75,74 @@ func ending(e api.Exit, t terminalFlags, stderr io.Writer) error {
 // converse connects the program to our stdin, and to our terminal where one was asked for.
 func converse(ctx context.Context, c *client.Client, id string, req api.ExecRequest, t terminalFlags, d deps) (_ *client.End, err error) {
 	s := client.Streams{Stdout: d.stdout, Stderr: d.stderr}
+	if t.tty {
+		req.TTY = true
+		req.Env = withTerm(req.Env)
+		if now, ok := windowSize(d); ok {
+			req.Rows, req.Cols = now.Rows, now.Cols
+		}
+	}
+	undo, err := connect(&s, t, d)
+	if err != nil {
+		return nil, err
+	}
+	defer undo()
+	return c.ExecInteractive(ctx, id, req, s)
+}
+
+// withTerm adds our TERM to an environment that has none.
+func withTerm(env []string) []string {
+	if v := os.Getenv("TERM"); v != "" && !slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, "TERM=") }) {
+		env = append(env, "TERM="+v)
+	}
+	return env
+}
+
+// windowSize is the size of our terminal, if we have one.
+func windowSize(d deps) (api.TerminalSize, bool) {
+	f := terminal(d.stdout, d.stdin)
+	if f == nil {
+		return api.TerminalSize{}, false
+	}
+	w, h, err := term.GetSize(int(f.Fd()))
+	return api.TerminalSize{Rows: clamp(h), Cols: clamp(w)}, err == nil && w > 0 && h > 0
+}
+
+// connect connects a program to our stdin and terminal, as t asks for, until undo is called.
+func connect(s *client.Streams, t terminalFlags, d deps) (undo func(), err error) {
+	var undos []func()
+	undo = func() {
+		for _, f := range slices.Backward(undos) {
+			f()
+		}
+	}
+	defer func() {
+		if err != nil {
+			undo()
+		}
+	}()
 	if t.interactive {
 		in, err := newInterruptible(d.stdin)
 		if err != nil {
 			return nil, err
 		}
 		// The terminal's next line belongs to the shell again, not to a Read of ours that was left behind.
-		defer in.interrupt()
+		undos = append(undos, in.interrupt)
 		s.Stdin = in
 	}
-	if t.tty {
-		req.TTY = true
-		if v := os.Getenv("TERM"); v != "" && !slices.ContainsFunc(req.Env, func(e string) bool { return strings.HasPrefix(e, "TERM=") }) {
-			req.Env = append(req.Env, "TERM="+v)
-		}
-		if f := terminal(d.stdout, d.stdin); f != nil {
-			size := func() (api.TerminalSize, bool) {
-				w, h, err := term.GetSize(int(f.Fd()))
-				return api.TerminalSize{Rows: clamp(h), Cols: clamp(w)}, err == nil && w > 0 && h > 0
-			}
-			if now, ok := size(); ok {
-				req.Rows, req.Cols = now.Rows, now.Cols
-			}
-			resize, stop := watchSize(size)
-			defer stop()
-			s.Resize = resize
-		}
-		if t.interactive && isTerminal(d.stdin) {
-			restore, err := raw(d.stdin)
-			if err != nil {
-				return nil, err
-			}
-			defer restore()
-		}
+	if t.tty && terminal(d.stdout, d.stdin) != nil {
+		resize, stop := watchSize(func() (api.TerminalSize, bool) { return windowSize(d) })
+		undos = append(undos, stop)
+		s.Resize = resize
 	}
-	return c.ExecInteractive(ctx, id, req, s)
+	if t.tty && t.interactive && isTerminal(d.stdin) {
+		restore, err := raw(d.stdin)
+		if err != nil {
+			return nil, err
+		}
+		undos = append(undos, restore)
+	}
+	return undo, nil
 }
 
 // raw puts the terminal into raw mode: every key, Ctrl-C included, goes to the program.

@@ -44,6 +44,8 @@ type Options struct {
 	Engine     runtime.Engine
 	Images     Images
 	Differ     Differ // default: none; what sandboxes have changed cannot be asked for, and nothing is built that runs a program
+	// Deposits keeps detached execs for the daemon after this one. Default: none; they end with this one.
+	Deposits Deposits
 	// Profile finds a profile by name, and the limits that a sandbox of it has by default.
 	Profile func(name string) (runtime.Profile, api.Limits, error)
 
@@ -127,6 +129,8 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 		return nil, fmt.Errorf("start daemon: %w", err)
 	}
 	d.service = &Service{opts: opts, supervisor: supervisor, images: opts.Images, log: d.log, builds: make(chan struct{}, maxBuilds)}
+	d.service.execs = newExecs(context.WithoutCancel(ctx))
+	d.service.adoptExecs(ctx)
 	// From here on images may be removed: what runs has been adopted, so it is known what they are needed for.
 	opts.Images.SetHolders(d.service.holders)
 	return d, nil
@@ -280,6 +284,7 @@ func (d *Daemon) shutdown(ctx context.Context, server *http.Server, served <-cha
 	d.drained = true
 	d.mu.Unlock()
 	d.requests.Wait()
+	d.service.execs.stop()
 	// 4. The sandboxes end, or are left alone.
 	errs = append(errs, step(closeTimeout, func(ctx context.Context) error { return d.service.supervisor.Close(ctx, d.keep) }))
 	if !d.keep && d.opts.EndEngine != nil {

@@ -52,6 +52,7 @@ var classes = []class{
 	{err: ErrForbidden, code: api.CodeForbidden, hint: "call as the user who runs the daemon"},
 	{err: ErrNoRoute, code: api.CodeNotFound, hint: "the routes of this daemon begin with /v1/"},
 	{err: ErrNoFile, code: api.CodeNotFound},
+	{err: errNoExec, code: api.CodeNotFound, hint: "sandboxd execs SANDBOX lists what there is; one that has ended is kept for an hour if it was detached"},
 	{err: ErrFileConflict, code: api.CodeConflict},
 	{err: image.ErrReference, code: api.CodeInvalid, hint: "a reference is like registry/repository:tag, a platform like linux/amd64"},
 	{err: image.ErrNotFound, code: api.CodeNotFound, hint: "sandboxd images lists what is stored; pull what is not: sandboxd pull REFERENCE"},
@@ -153,6 +154,10 @@ func execError(argv0, cwd string, err error) error {
 	switch {
 	case ge.Stage == guest.StageCwd:
 		return invalidf("enter working directory %q: %w", cwd, ge.Errno)
+	case ge.Stage == guest.StageLimit && ge.Errno == syscall.EPERM:
+		return invalidf("rlimits %q: above the sandbox's own limit", limitName(ge.Path))
+	case ge.Stage == guest.StageLimit:
+		return invalidf("rlimits %q: %w", limitName(ge.Path), ge.Errno)
 	case ge.Stage == guest.StageTTY:
 		return classify(runtime.ErrState, fmt.Errorf("make terminal: %w", ge.Errno))
 	case ge.Stage == guest.StageRequest:

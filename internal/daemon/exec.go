@@ -18,24 +18,34 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Execution is a program that has started. Stream, ExecBuffered and the like end it; otherwise Close does.
+// Execution is a program that has started. Stream, ExecBuffered and the like end it; otherwise Close does. One that is
+// detached belongs to the [execs] that it is listed in.
 type Execution struct {
 	PID int // inside the sandbox
 
 	s     *Service
 	req   api.ExecRequest
-	lease *runtime.Lease
-	guest *guest.Exec
+	lease *runtime.Lease // nil of an adopted one whose sandbox has ended
+	guest *guest.Exec    // nil of an adopted one that has ended
 	oom   *oomWatch
 	stdin sync.WaitGroup
 	close sync.Once
+
+	log   *execLog      // nil unless it is detached
+	input chan struct{} // holds a value while somebody writes to stdin
+	done  chan struct{} // closed when it has ended and its record says how
+
+	mu     sync.Mutex
+	record api.Exec // but for what log counts; of its fields only those change that say how it ended
+	wrote  [2]int64 // of stdout and stderr, where there is no log
+	expiry *time.Timer
 }
 
 // StartExec starts a program in the sandbox with this id or name and gives it the request's stdin, then end of file. Ctx
 // bounds the start; what happens after it is bounded by the context given to Stream. The caller must Close the execution.
 func (s *Service) StartExec(ctx context.Context, ref string, req api.ExecRequest) (*Execution, error) {
 	none := len(req.Stdin) == 0 && !req.TTY // then there is nothing to feed, and no pipe needed
-	x, err := s.start(ctx, ref, req, none)
+	x, err := s.start(ctx, ref, req, guest.ExecRequest{NoStdin: none})
 	if err == nil && !none {
 		x.stdin.Go(x.feed)
 	}
@@ -44,12 +54,18 @@ func (s *Service) StartExec(ctx context.Context, ref string, req api.ExecRequest
 
 // StartInteractive is StartExec for a caller who goes on after the request's stdin with Write.
 func (s *Service) StartInteractive(ctx context.Context, ref string, req api.ExecRequest) (*Execution, error) {
-	return s.start(ctx, ref, req, false)
+	return s.start(ctx, ref, req, guest.ExecRequest{})
 }
 
-func (s *Service) start(ctx context.Context, ref string, req api.ExecRequest, noStdin bool) (_ *Execution, err error) {
+var errDetach = invalidf("detach: only POST /v1/sandboxes/{id}/exec can do that")
+
+// start starts what req asks for. What r has says how it is connected; the rest of r is filled in here.
+func (s *Service) start(ctx context.Context, ref string, req api.ExecRequest, r guest.ExecRequest) (_ *Execution, err error) {
 	if err := validateExec(&req); err != nil {
 		return nil, err
+	}
+	if req.Detach != r.Keep {
+		return nil, errDetach
 	}
 	lease, err := s.supervisor.Begin(ref)
 	if err != nil {
@@ -77,15 +93,13 @@ func (s *Service) start(ctx context.Context, ref string, req api.ExecRequest, no
 	if err != nil {
 		return nil, err
 	}
-	r := guest.ExecRequest{
-		Argv: req.Argv,
-		Env:  execEnv(rec.ImageEnv, rec.Env, req.Env, id.home, req.TTY),
-		Cwd:  cmp.Or(req.Cwd, rec.Cwd),
-		UID:  id.uid, GID: id.gid, Groups: id.groups,
-		NoStdin: noStdin,
-		TTY:     req.TTY, Rows: cmp.Or(req.Rows, 24), Cols: cmp.Or(req.Cols, 80),
-		Timeout: timeout,
-	}
+	r.Argv = req.Argv
+	r.Env = execEnv(rec.ImageEnv, rec.Env, req.Env, id.home, req.TTY)
+	r.Cwd, r.MakeCwd = cmp.Or(req.Cwd, rec.Cwd), req.CwdCreate
+	r.UID, r.GID, r.Groups = id.uid, id.gid, id.groups
+	r.TTY, r.Rows, r.Cols = req.TTY, cmp.Or(req.Rows, 24), cmp.Or(req.Cols, 80)
+	r.Limits = limitsOf(req.Rlimits)
+	r.Timeout = timeout
 	oom := s.watchOOM(ctx, rec)
 	ge, err := client.Exec(ctx, r)
 	if err != nil {
@@ -93,7 +107,15 @@ func (s *Service) start(ctx context.Context, ref string, req api.ExecRequest, no
 		return nil, s.gone(ctx, lease, execError(req.Argv[0], r.Cwd, err))
 	}
 	oom.wait()
-	return &Execution{PID: ge.PID, s: s, req: req, lease: lease, guest: ge, oom: oom}, nil
+	x := &Execution{PID: ge.PID, s: s, req: req, lease: lease, guest: ge, oom: oom, input: make(chan struct{}, 1), done: make(chan struct{})}
+	x.record = api.Exec{
+		ID: newExecID(), Sandbox: rec.ID, Argv: shortened(req.Argv), User: cmp.Or(req.User, rec.User), Cwd: r.Cwd, TTY: req.TTY,
+		Detached: req.Detach, PID: ge.PID, State: api.ExecRunning, StartedAt: time.Now().UTC(),
+	}
+	if !req.Detach {
+		s.execs.enter(x)
+	}
+	return x, nil
 }
 
 // Close ends what still runs of the execution's program and returns when nothing of ours works for it any more.
@@ -101,12 +123,15 @@ func (x *Execution) Close() {
 	x.close.Do(func() {
 		_ = x.guest.Close() // always nil
 		x.stdin.Wait()
+		x.s.execs.leave(x)
 		x.lease.End()
+		close(x.done)
 	})
 }
 
-// Signal sends a signal, by its name with or without SIG, to the program's process group.
-func (x *Execution) Signal(name string) error {
+// Signal sends a signal, by its name with or without SIG, to the program's process group, or to all that the exec has
+// started. One that has ended is no error.
+func (x *Execution) Signal(name string, all bool) error {
 	full := strings.ToUpper(name)
 	if !strings.HasPrefix(full, "SIG") {
 		full = "SIG" + full
@@ -115,7 +140,13 @@ func (x *Execution) Signal(name string) error {
 	if sig == 0 {
 		return invalidf("signal %q: no such signal", clip(name))
 	}
-	return x.guest.Signal(sig)
+	if x.ended() {
+		return nil
+	}
+	if all && sig == unix.SIGKILL {
+		return x.guest.Kill() // which lets nothing get away
+	}
+	return x.guest.Signal(sig, all)
 }
 
 // Resize tells the program's terminal its size.
@@ -123,11 +154,11 @@ func (x *Execution) Resize(rows, cols uint16) error {
 	if !x.req.TTY {
 		return invalidf("resize: the program has no terminal")
 	}
+	if x.ended() {
+		return nil
+	}
 	return x.guest.Resize(rows, cols)
 }
-
-// Write gives the program bytes on its stdin. It blocks while the program does not read.
-func (x *Execution) Write(p []byte) (int, error) { return x.guest.Stdin.Write(p) }
 
 // CloseStdin gives the program end of file. A terminal has no such thing: there the end is what a person would type.
 func (x *Execution) CloseStdin() error {
@@ -157,7 +188,10 @@ func (x *Execution) feed() {
 func (x *Execution) Stream(ctx context.Context, sink func(stream string, p []byte) error) (api.Exit, api.Usage, error) {
 	ctx, cancel := withGone(ctx, x.lease)
 	defer cancel()
-	exit, err := x.guest.Stream(ctx, sink)
+	exit, err := x.guest.Stream(ctx, func(stream string, p []byte) error {
+		x.count(stream, len(p))
+		return sink(stream, p)
+	})
 	switch {
 	case errors.Is(err, errEnded):
 		return api.Exit{}, api.Usage{}, x.s.ended(x.lease)
@@ -221,14 +255,43 @@ func (s *Service) ExecStream(ctx context.Context, ref string, req api.ExecReques
 
 // streamEvents emits all events but the last, which it returns.
 func (x *Execution) streamEvents(ctx context.Context, emit func(api.ExecEvent) error) api.ExecEvent {
-	if err := emit(api.ExecEvent{PID: x.PID}); err != nil {
+	if err := emit(api.ExecEvent{PID: x.PID, Exec: x.record.ID}); err != nil {
 		return api.ExecEvent{Error: ProblemOf(err)}
 	}
-	exit, usage, err := x.Stream(ctx, func(stream string, p []byte) error { return emit(outputEvent(stream, p)) })
+	held := map[string][]byte{} // of each stream the beginning of a character
+	exit, usage, err := x.Stream(ctx, func(stream string, p []byte) error {
+		if h := held[stream]; len(h) > 0 {
+			p = append(h, p...)
+		}
+		whole := len(p) - splitTail(p)
+		held[stream] = bytes.Clone(p[whole:])
+		if whole == 0 {
+			return nil
+		}
+		return emit(outputEvent(stream, p[:whole]))
+	})
+	for _, stream := range []string{"stdout", "stderr"} {
+		if h := held[stream]; err == nil && len(h) > 0 {
+			err = emit(outputEvent(stream, h)) // no more of it will come
+		}
+	}
 	if err != nil {
 		return api.ExecEvent{Error: ProblemOf(err)}
 	}
 	return api.ExecEvent{Exit: &exit, Usage: &usage}
+}
+
+// splitTail is how many bytes at the end of p are the beginning of a character whose rest is missing: 0 to 3.
+func splitTail(p []byte) int {
+	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
+		if tail := p[len(p)-n:]; utf8.RuneStart(tail[0]) {
+			if utf8.FullRune(tail) {
+				return 0
+			}
+			return n
+		}
+	}
+	return 0
 }
 
 // outputEvent says bytes as text where they are text.
@@ -244,6 +307,9 @@ func outputEvent(stream string, p []byte) api.ExecEvent {
 func (s *Service) Run(ctx context.Context, req api.RunRequest, emit func(api.ExecEvent) error) (_ *api.ExecResult, err error) {
 	if err := validateExec(&req.Exec); err != nil {
 		return nil, err
+	}
+	if req.Exec.Detach {
+		return nil, errDetach
 	}
 	sb, err := s.CreateSandbox(ctx, req.Sandbox)
 	if err != nil {
@@ -301,10 +367,8 @@ func (h *head) result() (string, []byte) {
 	}
 	if h.truncated {
 		// A character that the limit cut in two is dropped whole.
-		for n := 1; n < utf8.UTFMax && n <= len(h.buf); n++ {
-			if cut, tail := h.buf[:len(h.buf)-n], h.buf[len(h.buf)-n:]; utf8.RuneStart(tail[0]) && !utf8.FullRune(tail) && utf8.Valid(cut) {
-				return string(cut), nil
-			}
+		if cut := h.buf[:len(h.buf)-splitTail(h.buf)]; utf8.Valid(cut) {
+			return string(cut), nil
 		}
 	}
 	return strings.ToValidUTF8(string(h.buf), "\uFFFD"), h.buf

@@ -128,6 +128,14 @@ func (d *Daemon) postExec(w http.ResponseWriter, r *http.Request) error {
 	if err := readJSON(w, r, maxExecBody, &req); err != nil {
 		return err
 	}
+	if req.Detach {
+		x, err := d.service.StartDetached(r.Context(), r.PathValue("id"), req)
+		if err != nil {
+			return err
+		}
+		w.Header().Set("Location", "/v1/sandboxes/"+x.Sandbox+"/execs/"+x.ID)
+		return writeJSON(w, http.StatusCreated, x)
+	}
 	if wantsStream(r) {
 		return d.service.ExecStream(r.Context(), r.PathValue("id"), req, lines[api.ExecEvent](w))
 	}

@@ -54,6 +54,14 @@ var routes = []route{
 
 	{"POST", "/v1/sandboxes/{id}/exec", owner, (*Daemon).postExec},
 	{"GET", "/v1/sandboxes/{id}/exec", owner, (*Daemon).getExec}, // WebSocket: its handshake is a GET
+	{"GET", "/v1/sandboxes/{id}/execs", owner, (*Daemon).getExecs},
+	{"GET", "/v1/sandboxes/{id}/execs/{exec}", owner, (*Daemon).getExecRecord},
+	{"DELETE", "/v1/sandboxes/{id}/execs/{exec}", owner, (*Daemon).deleteExec},
+	{"GET", "/v1/sandboxes/{id}/execs/{exec}/attach", owner, (*Daemon).getAttach}, // NDJSON, or a WebSocket
+	{"POST", "/v1/sandboxes/{id}/execs/{exec}/signal", owner, (*Daemon).postSignal},
+	{"POST", "/v1/sandboxes/{id}/execs/{exec}/resize", owner, (*Daemon).postResize},
+	{"POST", "/v1/sandboxes/{id}/execs/{exec}/stdin", owner, (*Daemon).postStdin},
+	{"GET", "/v1/sandboxes/{id}/processes", owner, (*Daemon).getProcesses},
 
 	{"GET", "/v1/sandboxes/{id}/files", owner, (*Daemon).getFile},
 	{"PUT", "/v1/sandboxes/{id}/files", owner, (*Daemon).putFile},

@@ -52,6 +52,7 @@ type Service struct {
 	images     Images
 	log        *slog.Logger
 	builds     chan struct{} // one for each build under way
+	execs      *execs
 }
 
 // CreateSandbox makes a sandbox of an image that is stored.
@@ -169,7 +170,14 @@ func (s *Service) Stats(ctx context.Context, ref string) (api.Stats, error) {
 
 // DeleteSandbox ends the sandbox with this id or name and removes everything of it.
 func (s *Service) DeleteSandbox(ctx context.Context, ref string) error {
-	return s.supervisor.Delete(ctx, ref)
+	rec, err := s.supervisor.Get(ref)
+	if err == nil {
+		err = s.supervisor.Delete(ctx, ref)
+	}
+	if err == nil {
+		s.forgetSandbox(ctx, rec.ID)
+	}
+	return err
 }
 
 // System says what this daemon is.

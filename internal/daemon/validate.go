@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"maps"
 	"math"
 	"path"
 	"slices"
@@ -102,6 +103,14 @@ func validateExec(req *api.ExecRequest) error {
 	}
 	if _, err := seconds("timeout", req.Timeout); err != nil {
 		return err
+	}
+	for name := range req.Rlimits {
+		if _, ok := rlimits[name]; !ok {
+			return invalidf("rlimits %q: must be one of %s", clip(name), strings.Join(slices.Sorted(maps.Keys(rlimits)), ", "))
+		}
+	}
+	if req.StdinOpen && !req.Detach {
+		return invalidf("stdin_open: only a detached exec's stdin can be left open")
 	}
 	if req.OutputLimit < 0 || req.OutputLimit > maxOutputLimit {
 		return invalidf("output_limit %d: must be between 0 and %d", req.OutputLimit, maxOutputLimit)

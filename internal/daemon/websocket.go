@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -70,7 +71,7 @@ func (d *Daemon) interact(ctx context.Context, c *websocket.Conn, ref string) {
 		return
 	}
 	defer x.Close()
-	if err := writeText(ctx, c, api.ExecEvent{PID: x.PID}); err != nil {
+	if err := writeText(ctx, c, api.ExecEvent{PID: x.PID, Exec: x.record.ID}); err != nil {
 		return
 	}
 	// A frame whose context ends takes the connection with it, but the last event is still to be sent.
@@ -149,10 +150,14 @@ var errClientGone = errors.New("the client is gone")
 
 // readFrames does what the client says until the connection ends or it says something wrong.
 func (d *Daemon) readFrames(ctx context.Context, c *websocket.Conn, x *Execution) error {
-	if stdin := x.req.Stdin; len(stdin) > 0 {
-		if _, err := x.Write(stdin); err != nil {
+	write := func(p []byte) {
+		// A program that has closed its stdin is no reason to end: it may have more to say.
+		if err := x.Input(ctx, bytes.NewReader(p), false); err != nil {
 			d.log.Debug("stdin of an exec is not read", "error", err)
 		}
+	}
+	if stdin := x.req.Stdin; len(stdin) > 0 {
+		write(stdin)
 	}
 	for {
 		kind, data, err := c.Read(ctx)
@@ -163,10 +168,7 @@ func (d *Daemon) readFrames(ctx context.Context, c *websocket.Conn, x *Execution
 			if len(data) == 0 || data[0] != api.ChannelStdin {
 				return invalidf("a binary frame from the client must begin with channel %d", api.ChannelStdin)
 			}
-			// A program that has closed its stdin is no reason to end: it may have more to say.
-			if _, err := x.Write(data[1:]); err != nil {
-				d.log.Debug("stdin of an exec is not read", "error", err)
-			}
+			write(data[1:])
 			continue
 		}
 		var control api.ExecControl
@@ -177,7 +179,7 @@ func (d *Daemon) readFrames(ctx context.Context, c *websocket.Conn, x *Execution
 		case control.Resize != nil:
 			err = x.Resize(control.Resize.Rows, control.Resize.Cols)
 		case control.Signal != "":
-			err = x.Signal(control.Signal)
+			err = x.Signal(control.Signal, false)
 		case control.StdinClose:
 			_ = x.CloseStdin() // closing twice, or after the program, changes nothing
 		default:

@@ -95,14 +95,16 @@ func (c *conn) sendNow(p []byte) error {
 
 // recv receives one packet and its descriptors, which are close-on-exec and the caller's to close. A closed connection
 // is io.EOF. On error no descriptor is left open.
-func (c *conn) recv() (packet, []int, error) {
+func (c *conn) recv() (packet, []int, error) { return c.receive(0) }
+
+func (c *conn) receive(how int) (packet, []int, error) {
 	var (
 		pkt packet
 		fds []int
 		got error
 	)
 	err := c.rc.Read(func(fd uintptr) bool {
-		pkt, fds, got = recvFrom(int(fd))
+		pkt, fds, got = recvFrom(int(fd), how)
 		return !errors.Is(got, unix.EAGAIN)
 	})
 	if err == nil {
@@ -117,14 +119,14 @@ func (c *conn) recv() (packet, []int, error) {
 	return pkt, fds, nil
 }
 
-// recvFrom is recv on a non-blocking socket: EAGAIN means that nothing has arrived.
-func recvFrom(fd int) (pkt packet, fds []int, err error) {
+// recvFrom is recv on a non-blocking socket: EAGAIN means that nothing has arrived. How may be MSG_PEEK.
+func recvFrom(fd, how int) (pkt packet, fds []int, err error) {
 	buf := buffers.Get().(*[maxPacket]byte)
 	defer buffers.Put(buf)
 	var oob [64]byte // unix.CmsgSpace(4*maxFDs) is 32; the kernel drops (and marks as truncated) what exceeds it
 	var n, oobn, flags int
 	for ended := false; ; {
-		n, oobn, flags, _, err = unix.Recvmsg(fd, buf[:], oob[:unix.CmsgSpace(4*maxFDs)], unix.MSG_CMSG_CLOEXEC)
+		n, oobn, flags, _, err = unix.Recvmsg(fd, buf[:], oob[:unix.CmsgSpace(4*maxFDs)], how|unix.MSG_CMSG_CLOEXEC)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}

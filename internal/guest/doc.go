@@ -20,10 +20,12 @@
 // # Exec
 //
 //	daemon                                        init
-//	  ── exec {args, uid, gid, groups, timeout}
+//	  ── exec {args, uid, gid, groups, timeout,
+//	     make_cwd, limits}
 //	     cwd argv… env… + stdin stdout stderr ──▶   looks the program up, forks, executes
 //	  ◀────────────── started {pid} ────────────   init has closed its copies of the three
-//	  ── signal {signal} ──────────────────────▶   to the main process's group; any number of times
+//	  ── signal {signal, all} ─────────────────▶   to the main process's group, or to all that /proc shows of the
+//	                                               exec; any number of times
 //	  ── kill {} ──────────────────────────────▶   everything that the exec has started
 //	  ◀── exited {code | signal, timeout,
 //	             wall, cpu, maxrss} ─────────────   the last packet
@@ -37,8 +39,27 @@
 // exited says that nothing is left. When the daemon closes the connection of a running exec, the same happens without a
 // last word. Init gives up on what does not die in 10 s, and stays silent.
 //
+// With limits the forked process first becomes init's own program once more (argv[0] "sandboxd-limits"), with the ids of the
+// exec and no environment; that sets them and executes the program. A pipe that its success closes tells init the errno otherwise.
+//
+// An exec can survive the daemon. Its exit stays in the connection's queue until the connection is closed (the daemon looks
+// with MSG_PEEK), and its output goes from the pipe to a file of memory by splice(2), so that at no moment bytes are in the
+// daemon only. The daemon leaves the descriptors with the launcher, and the next one goes on with them; init notices nothing.
+//
+//	process ── pipe ──────────────────────────── splice ──▶ memfd    the file's own offset says how much there has been
+//	process ── terminal ── splice ──▶ relay pipe ── splice ──▶ memfd
+//
 // Silence means: no started in 10 s (or the caller's deadline), no exited 2 s after the timeout or a kill: init is lost,
 // and the daemon ends the sandbox.
+//
+// # Processes
+//
+//	── processes {} ─────────────────────────▶
+//	◀────────────── listing {} ───────────────
+//	◀── process {pid, ppid, uid, state, age,
+//	             cpu, rss, name, main, cut}
+//	    argv… ────────────────────────────────   each but init, 4096 at most; main is the pid of the main process of the
+//	◀────────────── done {} ──────────────────   exec that it comes from, while that runs
 //
 // # Files
 //

@@ -417,7 +417,7 @@ func TestTimeoutKillsEverythingOfTheExec(t *testing.T) {
 				}
 			}
 			// The other exec has not been touched.
-			if err := other.Signal(unix.SIGTERM); err != nil {
+			if err := other.Signal(unix.SIGTERM, false); err != nil {
 				t.Fatal(err)
 			}
 			if exit, err := other.Wait(); err != nil || exit.Signal != unix.SIGTERM {
@@ -492,10 +492,10 @@ func TestKill(t *testing.T) {
 	}
 	s.gone(t, "sleep")
 	// After the exit neither is an error.
-	if err := errors.Join(e.Kill(), e.Signal(unix.SIGTERM)); err != nil {
+	if err := errors.Join(e.Kill(), e.Signal(unix.SIGTERM, false)); err != nil {
 		t.Error(err)
 	}
-	if err := e.Signal(65); err == nil {
+	if err := e.Signal(65, false); err == nil {
 		t.Error("signal 65 was sent")
 	}
 }
@@ -544,7 +544,7 @@ func TestSignalGoesToTheGroup(t *testing.T) {
 	exit, err := e.Stream(t.Context(), func(_ string, p []byte) error {
 		out.Write(p)
 		if strings.Contains(string(p), "up") {
-			return e.Signal(unix.SIGUSR1)
+			return e.Signal(unix.SIGUSR1, false)
 		}
 		return nil
 	})

@@ -2,8 +2,10 @@ package guest
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -12,7 +14,8 @@ import (
 func FuzzHostDecode(f *testing.F) {
 	for _, s := range []string{
 		`started {"pid":7}`, `exited {"code":3,"wall":1,"cpu":1,"maxrss":1}`, `exited {"signal":9,"timeout":true,"wall":1,"cpu":1,"maxrss":1}`,
-		"error {\"stage\":\"open\",\"errno\":2}\x00/x", "info {\"size\":1,\"mode\":33188,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0}\x00", "pong {}", "done {}", " {}", "x",
+		"error {\"stage\":\"open\",\"errno\":2}\x00/x", "info {\"size\":1,\"mode\":33188,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0}\x00", "pong {}", "done {}", " {}", "x", "listing {}",
+		"process {\"pid\":7,\"ppid\":1,\"uid\":0,\"state\":\"S\",\"age\":1,\"cpu\":1,\"rss\":4096,\"name\":\"sh\",\"main\":7}\x00sh\x00-c",
 	} {
 		f.Add([]byte(s))
 	}
@@ -45,6 +48,11 @@ func FuzzHostDecode(f *testing.F) {
 					t.Errorf("%+v, %v", fi, err)
 				}
 			}
+		case kindProcess:
+			if p, err := pkt.process(); err == nil && (p.PID < 2 || p.PPID < 0 || p.Age < 0 || p.CPU < 0 || p.RSS < 0 || len(p.State) != 1 ||
+				!utf8.ValidString(p.Name) || len(strings.Join(p.Argv, " ")) > maxProcessArgs+1) {
+				t.Errorf("%+v", p)
+			}
 		case kindStarted:
 			_ = pkt.into(&startedAnswer{}, 0)
 		default:
@@ -57,7 +65,8 @@ func FuzzHostDecode(f *testing.F) {
 func FuzzInitDecode(f *testing.F) {
 	for _, s := range []string{
 		"ping {}", "exec {\"args\":1,\"uid\":0,\"gid\":0}\x00/\x00true\x00A=b", "open {}\x00/x", "create {\"mode\":420,\"uid\":0,\"gid\":0}\x00/x",
-		"tar-in {\"uid\":0,\"gid\":0}\x00/x", `signal {"signal":9}`, "kill {}", "exec {}\x00\x00\x00",
+		"tar-in {\"uid\":0,\"gid\":0}\x00/x", `signal {"signal":9}`, `signal {"signal":9,"all":true}`, "kill {}", "processes {}",
+		"exec {\"args\":1,\"uid\":0,\"gid\":0,\"make_cwd\":true,\"limits\":[{\"resource\":7,\"value\":64}]}\x00/\x00true", "exec {}\x00\x00\x00",
 	} {
 		f.Add([]byte(s))
 	}

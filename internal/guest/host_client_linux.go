@@ -36,8 +36,13 @@ type Client struct {
 // await is [conn.answer] for an answer that init has so long to give, counted from when it could run last. The connection's
 // deadline is as of now already; who closes quit sets it too, to end the wait.
 func (c *Client) await(quit <-chan struct{}, conn *conn, grace time.Duration) (packet, []int, error) {
+	return c.awaitBy(conn.answer, quit, conn, grace)
+}
+
+// awaitBy is await where answer receives.
+func (c *Client) awaitBy(answer func() (packet, []int, error), quit <-chan struct{}, conn *conn, grace time.Duration) (packet, []int, error) {
 	for {
-		pkt, fds, err := conn.answer()
+		pkt, fds, err := answer()
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return pkt, fds, err
 		}
@@ -245,6 +250,15 @@ func (c *conn) answer() (packet, []int, error) {
 	pkt, fds, err := c.recv()
 	if errors.Is(err, unix.ECONNRESET) {
 		return c.recv()
+	}
+	return pkt, fds, err
+}
+
+// peek is answer, but leaves the packet where it is.
+func (c *conn) peek() (packet, []int, error) {
+	pkt, fds, err := c.receive(unix.MSG_PEEK)
+	if errors.Is(err, unix.ECONNRESET) {
+		return c.receive(unix.MSG_PEEK)
 	}
 	return pkt, fds, err
 }

@@ -25,12 +25,22 @@ type ExecRequest struct {
 	UID, GID uint32 // ids of the sandbox
 	Groups   []uint32
 
-	NoStdin    bool   // stdin is /dev/null, which is cheaper than a pipe that is closed at once; not with TTY
+	NoStdin bool // stdin is /dev/null, which is cheaper than a pipe that is closed at once; not with TTY
+	// StdinFile, where set, is stdin; not with TTY. It stays the caller's. It is as the process's own: what it must not see or
+	// change must not be open in it.
+	StdinFile  *os.File
 	TTY        bool   // stdin, stdout and stderr are one terminal
 	Rows, Cols uint16 // of the terminal
 
+	MakeCwd bool     // what is missing of Cwd is made, and belongs to UID and GID
+	Limits  []Rlimit // none above the sandbox's own hard limits
+
 	// Timeout after which everything that this exec started is killed; 0 is none.
 	Timeout time.Duration
+
+	// Keep makes an exec that can be adopted: its exit stays in the connection's queue, where whoever holds the connection next
+	// finds it. Use [Exec.Spool] to take its output.
+	Keep bool
 }
 
 // ExecExit is how a process ended and what it used. Init says so, the host has only checked that it can be true.
@@ -56,6 +66,7 @@ type Exec struct {
 	client  *Client
 	conn    *conn
 	tty     bool
+	keep    bool
 	begun   time.Time
 	timeout time.Duration
 
@@ -99,6 +110,8 @@ func (r *ExecRequest) check() error {
 		return refuse(unix.EINVAL, strconv.Itoa(len(r.Groups))+" groups")
 	case r.Timeout < 0:
 		return refuse(unix.EINVAL, "timeout "+r.Timeout.String())
+	case len(r.Limits) > maxLimits:
+		return refuse(unix.EINVAL, strconv.Itoa(len(r.Limits))+" limits")
 	// The kernel keeps the highest id for "no change".
 	case r.UID == math.MaxUint32, r.GID == math.MaxUint32:
 		return refuse(unix.EINVAL, "id 4294967295")
@@ -121,14 +134,14 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 	strs = append(append(append(strs, cwd), r.Argv...), r.Env...)
 	msg := execRequest{
 		Args: len(r.Argv), UID: r.UID, GID: r.GID, Groups: r.Groups, TTY: r.TTY, Rows: r.Rows, Cols: r.Cols,
-		Timeout: int64(r.Timeout),
+		Timeout: int64(r.Timeout), MakeCwd: r.MakeCwd, Limits: r.Limits,
 	}
 	req, err := encode(kindExec, msg, strs...)
 	if err != nil {
 		return nil, err
 	}
 
-	e := &Exec{client: c, tty: r.TTY, timeout: r.Timeout}
+	e := &Exec{client: c, tty: r.TTY, keep: r.Keep, timeout: r.Timeout}
 	var give []int // the process's ends, ours until init has them
 	defer func() {
 		closeAll(give)
@@ -140,9 +153,12 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 	if !r.TTY {
 		want = 0
 		var in, out, errs int
-		if r.NoStdin {
+		switch {
+		case r.StdinFile != nil:
+			in, err = unix.FcntlInt(r.StdinFile.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		case r.NoStdin:
 			in, err = unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		} else {
+		default:
 			e.Stdin, in, err = pipeTo("stdin")
 		}
 		if err != nil {
@@ -277,14 +293,20 @@ func terminal(fd int) (*os.File, error) {
 func (e *Exec) Wait() (ExecExit, error) {
 	e.wait.Do(func() {
 		e.exit, e.err = e.await()
-		// Init has nothing more to say, and need not keep the connection while the caller drains the pipes.
-		_ = e.conn.close()
+		if !e.keep {
+			// Init has nothing more to say, and need not keep the connection while the caller drains the pipes.
+			_ = e.conn.close()
+		}
 	})
 	return e.exit, e.err
 }
 
 func (e *Exec) await() (ExecExit, error) {
-	pkt, fds, err := e.client.await(nil, e.conn, exitGrace) // Close ends it
+	answer := e.conn.answer
+	if e.keep {
+		answer = e.conn.peek
+	}
+	pkt, fds, err := e.client.awaitBy(answer, nil, e.conn, exitGrace) // Close ends it
 	if err != nil {
 		return ExecExit{}, lost("await the process's exit", err)
 	}
@@ -325,12 +347,13 @@ func (a *exitedAnswer) exit(timeout, elapsed time.Duration) (ExecExit, bool) {
 	return x, true
 }
 
-// Signal sends sig to the process's group. A process that has exited is no error.
-func (e *Exec) Signal(sig syscall.Signal) error {
+// Signal sends sig to the process's group, or to all that the exec has started and can be found in one look at /proc. A
+// process that has exited is no error.
+func (e *Exec) Signal(sig syscall.Signal, all bool) error {
 	if sig < 1 || sig > 64 {
 		return fmt.Errorf("signal %d: %w", int(sig), unix.EINVAL)
 	}
-	return e.tell("signal", kindSignal, signalRequest{Signal: int(sig)})
+	return e.tell("signal", kindSignal, signalRequest{Signal: int(sig), All: all})
 }
 
 // Kill ends everything that the exec has started, however far it has gone from its parent. Wait then tells the exit; if

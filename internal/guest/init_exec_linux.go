@@ -103,7 +103,11 @@ func (s *server) control(p *process) {
 		switch pkt.kind {
 		case kindSignal:
 			var m signalRequest
-			if pkt.into(&m, 0) == nil && m.Signal >= 1 && m.Signal <= 64 {
+			switch {
+			case pkt.into(&m, 0) != nil || m.Signal < 1 || m.Signal > 64:
+			case m.All:
+				s.signalAll(p, syscall.Signal(m.Signal))
+			default:
 				s.signal(p, syscall.Signal(m.Signal))
 			}
 		case kindKill:
@@ -259,6 +263,16 @@ func openTTY(rows, cols uint16, uid uint32) (master, slave int, err error) {
 // start forks and executes. Of the errno of a failed start nobody says which step had it, so the likely ones are tried
 // beforehand and the others found out afterwards.
 func (s *server) start(c *conn, r *execRequest, cwd string, argv, env []string, files []int) (*process, error) {
+	if r.MakeCwd {
+		fd, err := makeDir(cwd, r.UID, r.GID)
+		if err != nil {
+			return nil, fail(StageCwd, err, cwd)
+		}
+		_ = unix.Close(fd)
+	}
+	if err := lowering(r.Limits); err != nil {
+		return nil, err
+	}
 	var st unix.Stat_t
 	if err := unix.Stat(cwd, &st); err != nil {
 		return nil, fail(StageCwd, err, cwd)
@@ -295,7 +309,7 @@ func (s *server) start(c *conn, r *execRequest, cwd string, argv, env []string, 
 	// As execvp(3): what cannot be executed here may be there, and the refusal outweighs the absence.
 	failure := none
 	for _, path := range paths {
-		p, err := s.fork(c, path, argv, attr)
+		p, err := s.forkLimited(c, path, argv, attr, r.Limits)
 		if err == nil {
 			return p, nil
 		}

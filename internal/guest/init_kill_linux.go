@@ -3,6 +3,7 @@ package guest
 import (
 	"errors"
 	"strconv"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -144,6 +145,48 @@ func (s *server) killMarked(p *process) (found map[int]bool, vanished bool) {
 		}
 	}
 	return found, vanished
+}
+
+// signalAll sends sig to the main process's group and to everything else that the exec has started, as one look at /proc shows
+// it. What forks meanwhile may be missed: for a certain end there is kill.
+func (s *server) signalAll(p *process, sig syscall.Signal) {
+	s.signal(p, sig)
+	s.each(s.proc, ".", func(pid int, name string) bool {
+		if pid == 1 {
+			return true
+		}
+		dir, err := unix.Openat(s.proc, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return true
+		}
+		defer func() { _ = unix.Close(dir) }()
+		if mark, err := s.markIn(dir); err != nil || mark == "" || mark != p.markOf() {
+			return true
+		}
+		if pgid, err := unix.Getpgid(pid); err == nil && pgid == p.pid {
+			return true // it has the signal already
+		}
+		pidfd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			return true
+		}
+		defer func() { _ = unix.Close(pidfd) }()
+		// As in killMarked: the directory still shows a process, so the number was its own.
+		if _, err := s.markIn(dir); err == nil {
+			_ = unix.PidfdSendSignal(pidfd, sig, nil, 0)
+		}
+		return true
+	})
+}
+
+// markOf is the mark while the process's exit has not been told; then the number may be another namespace's.
+func (p *process) markOf() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.uts < 0 {
+		return ""
+	}
+	return p.mark
 }
 
 // othersMain tells whether pid is the main process of another exec than p.

@@ -365,6 +365,8 @@ func (s *server) handle(fd int) {
 		err = s.create(c, pkt, fds)
 	case kindStat:
 		err = s.stat(c, pkt, fds)
+	case kindProcesses:
+		err = s.processes(c, pkt, fds)
 	case kindTarOut, kindTarIn:
 		// The pipe is closed before the answer is sent, so that a reader has its end of file by then.
 		own := fds

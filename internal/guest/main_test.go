@@ -31,6 +31,9 @@ func init() {
 }
 
 func TestMain(m *testing.M) {
+	if IsShim(os.Args) {
+		RunShim(os.Args)
+	}
 	if os.Getenv(envInit) != "" {
 		fmt.Fprintln(os.Stderr, "test init:", testInit())
 		os.Exit(1)

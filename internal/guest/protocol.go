@@ -23,10 +23,17 @@ const (
 	maxArg = 128 << 10
 	// maxPath is PATH_MAX with its NUL.
 	maxPath = 4096
+	// maxLimits bounds the limits of an exec: RLIM_NLIMITS.
+	maxLimits = 16
 	// maxGroups bounds the supplementary groups. The kernel takes 65536, which would not fit into a packet.
 	maxGroups = 1024
 	// maxFDs is how many descriptors one packet carries at most: the three of an exec and its memfd.
 	maxFDs = 4
+	// maxProcesses is how many processes one answer tells of, maxProcessArgs how many bytes of a process's arguments, and
+	// maxListedArgs how many of all: what comes after has none.
+	maxProcesses   = 4096
+	maxProcessArgs = 4096
+	maxListedArgs  = 1 << 20
 	// maxConns is how many connections init serves at a time. Later ones wait in the socket's backlog.
 	maxConns = 1024
 )
@@ -34,7 +41,7 @@ const (
 // A kind is the first word of a packet and says which struct follows.
 type kind = string
 
-// The daemon's kinds; the first seven open a request, the others come on a running one.
+// The daemon's kinds; the first eight open a request, the others come on a running one.
 const (
 	kindPing   kind = "ping"
 	kindExec   kind = "exec"    // execRequest + cwd, argv…, env… + stdin, stdout, stderr (none with TTY) [+ memfd]
@@ -43,6 +50,8 @@ const (
 	kindStat   kind = "stat"    // + path
 	kindTarOut kind = "tar-out" // + path + pipe to write
 	kindTarIn  kind = "tar-in"  // tarInRequest + path + pipe to read
+
+	kindProcesses kind = "processes"
 
 	kindSignal kind = "signal" // signalRequest; exec only
 	kindKill   kind = "kill"   // exec only
@@ -59,7 +68,9 @@ const (
 	kindOpened  kind = "opened"  // + file; answers open
 	kindCreated kind = "created" // + file; answers create
 	kindInfo    kind = "info"    // infoAnswer + link target; answers stat
-	kindDone    kind = "done"    // answers commit, abort, tar-out and tar-in
+	kindDone    kind = "done"    // answers commit, abort, tar-out and tar-in; ends a listing
+	kindListing kind = "listing" // answers processes; any number of process follow, and then done
+	kindProcess kind = "process" // processAnswer + argv…
 )
 
 // none is the struct of the kinds that have nothing to say.
@@ -75,6 +86,9 @@ type execRequest struct {
 	Cols   uint16   `json:"cols,omitempty"`
 	// Timeout in nanoseconds from the start of the process; 0 is none.
 	Timeout int64 `json:"timeout,omitempty"`
+	MakeCwd bool  `json:"make_cwd,omitempty"` // what is missing of cwd is made, and belongs to the user
+	// Limits are set before the program is executed.
+	Limits []Rlimit `json:"limits,omitempty"`
 	// Memfd says that the strings do not follow: the last descriptor holds them.
 	Memfd bool `json:"memfd,omitempty"`
 }
@@ -91,7 +105,27 @@ type tarInRequest struct {
 }
 
 type signalRequest struct {
-	Signal int `json:"signal"`
+	Signal int  `json:"signal"`
+	All    bool `json:"all,omitempty"` // not only the main process's group: all that the exec has started
+}
+
+// An Rlimit is a limit of setrlimit(2), soft and hard at once.
+type Rlimit struct {
+	Resource int    `json:"resource"` // RLIMIT_*
+	Value    uint64 `json:"value"`
+}
+
+type processAnswer struct {
+	PID   int    `json:"pid"`
+	PPID  int    `json:"ppid"` // 0: its parent is outside of the sandbox
+	UID   uint32 `json:"uid"`
+	State string `json:"state"`          // one letter, as in /proc/<pid>/stat
+	Age   int64  `json:"age"`            // nanoseconds
+	CPU   int64  `json:"cpu"`            // nanoseconds
+	RSS   int64  `json:"rss"`            // bytes
+	Name  string `json:"name"`           // what the kernel calls it: of a program without arguments all there is
+	Main  int    `json:"main,omitempty"` // pid of the main process of the exec that it comes from, if that still runs
+	Cut   bool   `json:"cut,omitempty"`  // it has more arguments than follow
 }
 
 type errorAnswer struct {
@@ -130,6 +164,7 @@ const (
 	StageLookup  Stage = "lookup"  // finding the program
 	StageCwd     Stage = "cwd"     // entering the working directory
 	StageTTY     Stage = "tty"     // making the terminal
+	StageLimit   Stage = "limit"   // setting the limits; the path is the resource's number
 	StageStart   Stage = "start"   // becoming the user, executing the program
 	StageOpen    Stage = "open"    // finding, opening or making a file
 	StageType    Stage = "type"    // the file is a FIFO, device or socket, or lies in /proc
@@ -169,7 +204,7 @@ func (e *Error) Is(target error) bool { return target == ErrNotRegular && e.Stag
 
 func validStage(s Stage) bool {
 	switch s {
-	case StageRequest, StageLookup, StageCwd, StageTTY, StageStart, StageOpen, StageType, StageStat, StageRead,
+	case StageRequest, StageLookup, StageCwd, StageTTY, StageLimit, StageStart, StageOpen, StageType, StageStat, StageRead,
 		StageWrite, StageCommit, StageArchive:
 		return true
 	}

@@ -35,12 +35,23 @@
 //	◀── {bytes, entries} ───────────────────  all has been written
 //	── update {id, change} ────────────────▶  all of it or nothing
 //	◀── {enforced} ─────────────────────────
+//	── deposit {sandbox, name} + 1 to 8 descriptors ─▶  copies are kept, in the place of those under that name
+//	◀── {} ─────────────────────────────────
+//	── withdraw {after} ────────────────────▶
+//	◀── {deposits…} + their descriptors ────  copies; asked again while there are more
+//	── drop {sandbox, name} ───────────────▶
+//	◀── {} ─────────────────────────────────
 //	── leftovers | delete | kill | stats | remove-layer | info | shutdown ──▶
 //	◀── {} ─────────────────────────────────
 //
 // Who closes the connection before the answer has given up: apply and diff then end, their child is killed and what they
 // froze goes on. A sandbox is frozen for a diff for 15 minutes at most, after which the diff fails. The other requests take
 // milliseconds and are done in any case.
+//
+// Deposits are what a daemon leaves to the one after it, as it would leave it with systemd's descriptor store: of each detached
+// exec init's connection, the ends of its pipes, and the files of memory with its output and record (package guest has how
+// no byte is lost). The launcher reads none of it. It keeps 64 of a sandbox and 512 in all, until they are dropped, or their
+// sandbox is deleted, or it ends itself.
 //
 // # The child that unpacks layers
 //

@@ -190,6 +190,9 @@ func exchange(ctx context.Context, conn *net.UnixConn, req *request, files ...*o
 	if resp.Info != nil {
 		want++ // the launcher's own pidfd
 	}
+	for _, d := range resp.Deposits {
+		want += max(d.Files, 0)
+	}
 	if len(got) != want {
 		closeAll(got)
 		return nil, nil, fmt.Errorf("launcher %s: %d descriptors, not %d", req.Op, len(got), want)
@@ -297,6 +300,49 @@ func (c *Client) OOMKills(ctx context.Context, id string) (int, error) {
 		return 0, err
 	}
 	return resp.Count, nil
+}
+
+// Deposit are descriptors that are to outlive the daemon.
+type Deposit struct {
+	Sandbox, Name string // at most 32 bytes each
+	Files         []*os.File
+}
+
+// Deposit has the launcher keep copies of descriptors, at most 8, until they are dropped, the sandbox is deleted or the launcher
+// ends. They replace those that it has under the name. More than it keeps is runtime.ErrInUse.
+func (c *Client) Deposit(ctx context.Context, d Deposit) error {
+	_, _, err := c.call(ctx, &request{Op: opDeposit, Deposit: wireDeposit{Sandbox: d.Sandbox, Name: d.Name}}, d.Files...)
+	return err
+}
+
+// Withdraw returns copies of all that is deposited, which are the caller's to close. The launcher keeps its own.
+func (c *Client) Withdraw(ctx context.Context) ([]Deposit, error) {
+	var all []Deposit
+	req := &request{Op: opWithdraw}
+	for {
+		resp, files, err := c.call(ctx, req)
+		if err != nil {
+			for _, d := range all {
+				closeAll(d.Files)
+			}
+			return nil, err
+		}
+		for _, d := range resp.Deposits {
+			n := max(d.Files, 0)
+			all = append(all, Deposit{Sandbox: d.Sandbox, Name: d.Name, Files: files[:n:n]})
+			files = files[n:]
+			req.Deposit = wireDeposit{Sandbox: d.Sandbox, Name: d.Name}
+		}
+		if !resp.More || len(resp.Deposits) == 0 {
+			return all, nil
+		}
+	}
+}
+
+// Drop ends the keeping of a deposit. One that is not there is no error.
+func (c *Client) Drop(ctx context.Context, sandbox, name string) error {
+	_, _, err := c.call(ctx, &request{Op: opDrop, Deposit: wireDeposit{Sandbox: sandbox, Name: name}})
+	return err
 }
 
 // Info asks the launcher what it is and what it can enforce.

@@ -40,6 +40,7 @@ type Server struct {
 	Info   Info
 	Log    *slog.Logger
 
+	deposits deposits
 	listener *net.UnixListener
 	stop     chan struct{} // closed by shutdown
 	stopOnce sync.Once
@@ -197,7 +198,7 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	if req.Op == opCreate || req.Op == opApply || req.Op == opDiff {
 		want = 1
 	}
-	if len(files) != want {
+	if len(files) != want && req.Op != opDeposit {
 		return &response{Error: &wireError{Message: fmt.Sprintf("launcher %s: %d descriptors, not %d", req.Op, len(files), want)}}, nil
 	}
 	resp := &response{}
@@ -238,7 +239,16 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	case opKill:
 		err = s.Engine.Kill(ctx, req.ID)
 	case opDelete:
-		err = s.Engine.Delete(ctx, req.ID)
+		err = s.deposits.dropped(req.ID, s.Engine.Delete(ctx, req.ID))
+	case opDeposit:
+		err = s.deposits.put(req.Deposit.Sandbox, req.Deposit.Name, files)
+	case opWithdraw:
+		var out []*os.File
+		if resp.Deposits, out, resp.More, err = s.deposits.page(req.Deposit); err == nil {
+			return resp, out
+		}
+	case opDrop:
+		s.deposits.drop(req.Deposit.Sandbox, req.Deposit.Name)
 	case opUpdate:
 		var e api.Enforced
 		if req.Change == nil {

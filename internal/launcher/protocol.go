@@ -40,6 +40,9 @@ const (
 	opApply       op = "apply"
 	opDiff        op = "diff"
 	opRemoveLayer op = "remove-layer"
+	opDeposit     op = "deposit"
+	opWithdraw    op = "withdraw"
+	opDrop        op = "drop"
 	opShutdown    op = "shutdown"
 )
 
@@ -53,19 +56,29 @@ type request struct {
 	Apply  *layer.ApplyRequest `json:"apply,omitempty"`  // with the blob
 	Diff   *DiffRequest        `json:"diff,omitempty"`   // with the pipe to write to
 	Layer  string              `json:"layer,omitempty"`  // remove-layer: a chain id
+	// Deposit is what is deposited, with its descriptors, or dropped; of withdraw the last one of the answer before.
+	Deposit wireDeposit `json:"deposit,omitzero"`
+}
+
+// wireDeposit is what a daemon leaves with the launcher for the next one.
+type wireDeposit struct {
+	Sandbox string `json:"sandbox,omitempty"`
+	Name    string `json:"name,omitempty"`
+	Files   int    `json:"files,omitempty"` // withdraw: how many of the answer's descriptors are its
 }
 
 // response is the one message of a connection from the launcher.
 type response struct {
 	Error    *wireError    `json:"error,omitempty"`
 	Started  []wireStarted `json:"started,omitempty"` // create, list; one pidfd each, in this order
-	More     bool          `json:"more,omitempty"`    // list: ask again with after
+	More     bool          `json:"more,omitempty"`    // list, withdraw: ask again, for what comes after the last one
 	IDs      []string      `json:"ids,omitempty"`     // leftovers
 	Info     *Info         `json:"info,omitempty"`
 	Enforced *api.Enforced `json:"enforced,omitempty"` // update
 	Stats    *api.Stats    `json:"stats,omitempty"`
 	Count    int           `json:"count,omitempty"`
 	Layer    *layer.Result `json:"layer,omitempty"`
+	Deposits []wireDeposit `json:"deposits,omitempty"` // withdraw; with their descriptors, in this order
 }
 
 type wireStarted struct {

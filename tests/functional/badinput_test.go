@@ -29,6 +29,11 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 	deleted := d.Create(t, api.CreateSandbox{})
 	deleted.Delete(t)
 	s.Sh(t, "echo x >/tmp/not-executable; printf '#!/no/such/interpreter\\n' >/tmp/script; chmod +x /tmp/script")
+	var detached api.Exec
+	if err := d.Call(t.Context(), "POST", "/v1/sandboxes/"+s.ID+"/exec", api.ExecRequest{Argv: []string{"sleep", "600"}, Detach: true}, &detached); err != nil {
+		t.Fatal(err)
+	}
+	execs := "/v1/sandboxes/" + s.ID + "/execs/" + detached.ID
 	before := d.Snapshot(t)
 
 	sandboxes, exec := "/v1/sandboxes", "/v1/sandboxes/"+s.ID+"/exec"
@@ -79,6 +84,30 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 		{"empty program", "POST", exec, api.ExecRequest{Argv: []string{""}}, api.CodeInvalid, "argv"},
 		{"argument with NUL", "POST", exec, api.ExecRequest{Argv: []string{"echo", "a\x00b"}}, api.CodeInvalid, "argv"},
 		{"missing directory", "POST", exec, api.ExecRequest{Argv: []string{"true"}, Cwd: "/no/such/dir"}, api.CodeInvalid, "/no/such/dir"},
+		{"unknown limit of an exec", "POST", exec, api.ExecRequest{Argv: []string{"true"}, Rlimits: map[string]uint64{"niceness": 1}}, api.CodeInvalid, "niceness"},
+		{"limit of an exec above the sandbox's", "POST", exec, api.ExecRequest{Argv: []string{"true"}, Rlimits: map[string]uint64{"nofile": 1 << 40}}, api.CodeInvalid, "nofile"},
+		{"limit of an exec that is negative", "POST", exec, []byte(`{"argv":["true"],"rlimits":{"nofile":-1}}`), api.CodeInvalid, "rlimits"},
+		{"open stdin without detach", "POST", exec, api.ExecRequest{Argv: []string{"true"}, StdinOpen: true}, api.CodeInvalid, "stdin_open"},
+		{"detach with an output limit out of range", "POST", exec, api.ExecRequest{Argv: []string{"true"}, Detach: true, OutputLimit: 1 << 30}, api.CodeInvalid, "output_limit"},
+		{"detach of a missing program", "POST", exec, api.ExecRequest{Argv: []string{"no-such-program"}, Detach: true}, api.CodeProgramMissing, "no-such-program"},
+		{"detach in a run", "POST", "/v1/run", api.RunRequest{Exec: api.ExecRequest{Argv: []string{"true"}, Detach: true}}, api.CodeInvalid, "detach"},
+		{"directory below a file", "POST", exec, api.ExecRequest{Argv: []string{"true"}, Cwd: "/etc/passwd/x", CwdCreate: true}, api.CodeInvalid, "/etc/passwd/x"},
+		{"execs of what never was", "GET", "/v1/sandboxes/nonesuch/execs", nil, api.CodeNotFound, "nonesuch"},
+		{"exec that never was", "GET", exec + "s/nonesuch", nil, api.CodeNotFound, "nonesuch"},
+		{"delete of an exec that never was", "DELETE", exec + "s/nonesuch", nil, api.CodeNotFound, "nonesuch"},
+		{"attach to what never was", "GET", exec + "s/nonesuch/attach", nil, api.CodeNotFound, "nonesuch"},
+		{"attach from nowhere", "GET", execs + "/attach?from=yesterday", nil, api.CodeInvalid, "yesterday"},
+		{"attach from before the beginning", "GET", execs + "/attach?from=-1", nil, api.CodeInvalid, "-1"},
+		{"attach from the future", "GET", execs + "/attach?from=999999", nil, api.CodeInvalid, "999999"},
+		{"attach with an unknown parameter", "GET", execs + "/attach?since=1", nil, api.CodeInvalid, "since"},
+		{"signal that is none", "POST", execs + "/signal", api.ExecSignal{Signal: "SIGNONE"}, api.CodeInvalid, "SIGNONE"},
+		{"signal without a name", "POST", execs + "/signal", []byte(`{}`), api.CodeInvalid, "signal"},
+		{"signal with an unknown field", "POST", execs + "/signal", []byte(`{"signal":"TERM","pid":1}`), api.CodeInvalid, "pid"},
+		{"resize of what has no terminal", "POST", execs + "/resize", api.TerminalSize{Rows: 1, Cols: 1}, api.CodeInvalid, "terminal"},
+		{"resize to nothing", "POST", execs + "/resize", api.TerminalSize{}, api.CodeInvalid, "rows"},
+		{"stdin that is not open", "POST", execs + "/stdin", []byte("x"), api.CodeConflict, "stdin"},
+		{"stdin with an odd close", "POST", execs + "/stdin?close=maybe", []byte("x"), api.CodeInvalid, "maybe"},
+		{"processes of what never was", "GET", "/v1/sandboxes/nonesuch/processes", nil, api.CodeNotFound, "nonesuch"},
 		{"path with NUL", "PUT", "/v1/sandboxes/" + s.ID + "/files?path=%2Ftmp%2Fa%00b", []byte("x"), api.CodeInvalid, "path"},
 		{"relative path", "PUT", "/v1/sandboxes/" + s.ID + "/files?path=..%2Fx", []byte("x"), api.CodeInvalid, "path"},
 		{"no path", "GET", "/v1/sandboxes/" + s.ID + "/files", nil, api.CodeInvalid, "path"},

@@ -1,0 +1,834 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// Bounds of detached execs. The launcher has bounds of its own, which are not lower.
+const (
+	maxDetached   = 64        // of one sandbox
+	maxDetachedIn = 512       // of all
+	maxKept       = 1 << 30   // bytes of output of all, as the execs' limits go
+	maxFinished   = 32        // of one sandbox are kept
+	keepFinished  = time.Hour // and no longer
+)
+
+// Deposits keeps descriptors for the daemon after this one: *launcher.Client, and in tests a map.
+type Deposits interface {
+	Deposit(ctx context.Context, d launcher.Deposit) error
+	Withdraw(ctx context.Context) ([]launcher.Deposit, error)
+	Drop(ctx context.Context, sandbox, name string) error
+}
+
+var errNoExec = errors.New("no such exec")
+
+// errHanded ends a collector: the exec goes on for the next daemon.
+var errHanded = errors.New("the daemon is stopping, and leaves the exec to the next one")
+
+// execs are all execs of all sandboxes: those that run and, of the detached ones, those that have ended not long ago.
+type execs struct {
+	ctx    context.Context //nolint:containedctx // of the collectors, which outlive the requests that start them
+	cancel context.CancelCauseFunc
+	work   sync.WaitGroup // the collectors, and who forgets what is too old
+
+	mu     sync.Mutex
+	closed bool
+	count  int                              // of detached ones
+	kept   int64                            // their limits
+	of     map[string]map[string]*Execution // by the sandbox's id and the exec's
+}
+
+func newExecs(ctx context.Context) *execs {
+	e := &execs{of: make(map[string]map[string]*Execution)}
+	e.ctx, e.cancel = context.WithCancelCause(ctx)
+	return e
+}
+
+func newExecID() string { return strings.ToLower(rand.Text()[:12]) }
+
+// enter lists an exec.
+func (e *execs) enter(x *Execution) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	of := e.of[x.record.Sandbox]
+	if of == nil {
+		of = make(map[string]*Execution)
+		e.of[x.record.Sandbox] = of
+	}
+	of[x.record.ID] = x
+}
+
+func (e *execs) has(x *Execution) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.of[x.record.Sandbox][x.record.ID] == x
+}
+
+// leave lists an exec no more. It reports whether it was listed.
+func (e *execs) leave(x *Execution) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	of := e.of[x.record.Sandbox]
+	if of[x.record.ID] != x {
+		return false
+	}
+	delete(of, x.record.ID)
+	if len(of) == 0 {
+		delete(e.of, x.record.Sandbox)
+	}
+	if x.log != nil {
+		e.count--
+		e.kept -= x.log.limit
+	}
+	return true
+}
+
+// reserve counts a detached exec, which enter or release follows, and returns finished ones that have to make room for it.
+func (e *execs) reserve(sandbox string, limit int64) (room []*Execution, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, ErrStopping
+	}
+	running := 0
+	var finished []*Execution
+	for _, x := range e.of[sandbox] {
+		switch {
+		case x.log == nil:
+		case x.ended():
+			finished = append(finished, x)
+		default:
+			running++
+		}
+	}
+	if running >= maxDetached-maxFinished || e.count >= maxDetachedIn || e.kept+limit > maxKept {
+		return nil, fmt.Errorf("%w: %d detached execs of this sandbox run and %d of all are kept, with %d MiB of output, which is the most",
+			runtime.ErrInUse, running, e.count, e.kept>>20)
+	}
+	e.count++
+	e.kept += limit
+	if n := len(finished) - (maxFinished - 1); n > 0 {
+		slices.SortFunc(finished, byStart)
+		room = finished[:n]
+	}
+	return room, nil
+}
+
+func (e *execs) release(limit int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.count--
+	e.kept -= limit
+}
+
+// goOn starts f, which is waited for by stop; false if that has begun.
+func (e *execs) goOn(f func()) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.closed {
+		e.work.Go(f)
+	}
+	return !e.closed
+}
+
+// stop leaves what runs to the next daemon.
+func (e *execs) stop() {
+	e.mu.Lock()
+	e.closed = true
+	e.mu.Unlock()
+	e.cancel(errHanded)
+	e.work.Wait()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, of := range e.of {
+		for _, x := range of {
+			x.dispose()
+		}
+	}
+	e.of = nil
+}
+
+func byStart(a, b *Execution) int {
+	return cmp.Or(a.record.StartedAt.Compare(b.record.StartedAt), cmp.Compare(a.record.ID, b.record.ID))
+}
+
+// findExec returns an exec of the sandbox with this id or name.
+func (s *Service) findExec(ref, id string) (*Execution, error) {
+	rec, err := s.supervisor.Get(ref)
+	if err != nil {
+		return nil, err
+	}
+	s.execs.mu.Lock()
+	x := s.execs.of[rec.ID][id]
+	s.execs.mu.Unlock()
+	if x == nil {
+		return nil, classify(errNoExec, fmt.Errorf("exec %q of sandbox %s: %w", clip(id), rec.Name, errNoExec))
+	}
+	return x, nil
+}
+
+// Execs lists the execs of the sandbox with this id or name, oldest first.
+func (s *Service) Execs(ref string) (api.ExecList, error) {
+	rec, err := s.supervisor.Get(ref)
+	if err != nil {
+		return api.ExecList{}, err
+	}
+	s.execs.mu.Lock()
+	all := slices.SortedFunc(maps.Values(s.execs.of[rec.ID]), byStart)
+	s.execs.mu.Unlock()
+	list := api.ExecList{Execs: []api.Exec{}}
+	for _, x := range all {
+		list.Execs = append(list.Execs, x.Record())
+	}
+	return list, nil
+}
+
+// Exec is the record of one exec.
+func (s *Service) Exec(ref, id string) (api.Exec, error) {
+	x, err := s.findExec(ref, id)
+	if err != nil {
+		return api.Exec{}, err
+	}
+	return x.Record(), nil
+}
+
+// Record is what is known of the execution now.
+func (x *Execution) Record() api.Exec {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	rec := x.record
+	rec.StdoutBytes, rec.StderrBytes = x.wrote[0], x.wrote[1]
+	if x.log != nil {
+		rec.StdoutBytes, rec.StderrBytes, rec.Dropped = x.log.counts()
+	}
+	return rec
+}
+
+// count counts what a program without a log has written.
+func (x *Execution) count(stream string, n int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if stream == "stderr" {
+		x.wrote[1] += int64(n)
+	} else {
+		x.wrote[0] += int64(n)
+	}
+}
+
+func (x *Execution) ended() bool {
+	select {
+	case <-x.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// shortened is as much of an argument list as a record keeps.
+func shortened(argv []string) []string {
+	const most = 4 << 10
+	var out []string
+	left := most
+	for _, a := range argv {
+		a = strings.ToValidUTF8(a, "\uFFFD")
+		if len(a) > left {
+			return append(out, strings.ToValidUTF8(a[:left], "")+"...")
+		}
+		left -= len(a) + 1
+		out = append(out, a)
+		if left <= 0 {
+			return append(out, "...")
+		}
+	}
+	return out
+}
+
+// left is what the daemon leaves of an exec besides its record.
+type left struct {
+	Record  api.Exec
+	Request api.ExecRequest // without stdin, argv and env
+	OOM     *int            // how often the kernel had killed for want of memory before; nil if that is not known
+}
+
+// StartDetached starts a program that goes on without the caller.
+func (s *Service) StartDetached(ctx context.Context, ref string, req api.ExecRequest) (_ api.Exec, err error) {
+	if err := validateExec(&req); err != nil {
+		return api.Exec{}, err
+	}
+	rec, err := s.supervisor.Get(ref)
+	if err != nil {
+		return api.Exec{}, err
+	}
+	limit := cmp.Or(req.OutputLimit, defaultOutputLimit)
+	room, err := s.execs.reserve(rec.ID, limit)
+	if err != nil {
+		return api.Exec{}, err
+	}
+	for _, x := range room {
+		s.forget(ctx, x)
+	}
+	entered := false
+	defer func() {
+		if !entered {
+			s.execs.release(limit)
+		}
+	}()
+	log, err := newExecLog(limit, req.TTY)
+	if err != nil {
+		return api.Exec{}, err
+	}
+	r := guest.ExecRequest{Keep: true, NoStdin: !req.StdinOpen && len(req.Stdin) == 0 && !req.TTY}
+	if !req.StdinOpen && !req.TTY && len(req.Stdin) > 0 {
+		// A file rather than a pipe: nobody has to feed it, should this daemon end.
+		if r.StdinFile, err = stdinFile(req.Stdin); err != nil {
+			log.close()
+			return api.Exec{}, err
+		}
+		defer r.StdinFile.Close() // only written
+	}
+	x, err := s.start(ctx, rec.ID, req, r)
+	if err != nil {
+		log.close()
+		return api.Exec{}, err
+	}
+	x.log = log
+	if err := x.deposit(ctx); err != nil {
+		// Closing the connection kills it; nobody has heard of it.
+		_ = x.guest.Close() // always nil
+		s.drop(ctx, x)      // perhaps it was deposited, and the answer lost
+		log.close()
+		x.lease.End()
+		return api.Exec{}, err
+	}
+	if len(req.Stdin) > 0 && r.StdinFile == nil {
+		x.stdin.Go(func() { _, _ = x.guest.Stdin.Write(req.Stdin) }) // a program that does not read it is no error
+	}
+	x.req.Stdin = nil
+	s.execs.enter(x)
+	entered = true
+	if !s.execs.goOn(x.collect) {
+		close(x.done)
+		return api.Exec{}, ErrStopping // and the next daemon has it
+	}
+	return x.Record(), nil
+}
+
+// stdinFile holds the whole stdin of a program, which reads it and can do nothing else with it.
+func stdinFile(data []byte) (_ *os.File, err error) {
+	fd, err := unix.MemfdCreate("stdin", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("make stdin: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "stdin")
+	defer func() {
+		if err != nil {
+			_ = f.Close() // of no use
+		}
+	}()
+	if _, err := f.Write(data); err != nil {
+		return nil, fmt.Errorf("write stdin: %w", err)
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return nil, fmt.Errorf("write stdin: %w", err)
+	}
+	if err := f.Chmod(0o444); err != nil { // to be opened again as /dev/stdin
+		return nil, fmt.Errorf("make stdin: %w", err)
+	}
+	const seals = unix.F_SEAL_WRITE | unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+		return nil, fmt.Errorf("seal stdin: %w", err)
+	}
+	return f, nil
+}
+
+// deposit has the launcher keep what another daemon needs to go on: always state and output; while it runs also the
+// connection, and stdout, stderr and stdin, or the terminal and the relay.
+func (x *Execution) deposit(ctx context.Context) error {
+	if !x.ended() {
+		rest := left{Record: x.record, Request: x.req}
+		rest.Request.Argv, rest.Request.Env, rest.Request.Stdin = nil, nil, nil
+		if x.oom.done != nil && x.oom.err == nil {
+			rest.OOM = &x.oom.before
+		}
+		if err := x.log.note(recordAt, rest); err != nil {
+			return err
+		}
+	}
+	if x.s.opts.Deposits == nil {
+		return nil
+	}
+	files := []*os.File{x.log.out, x.log.state}
+	if !x.ended() {
+		k := x.guest.Kept()
+		files = append(files, k.Conn, k.Stdout)
+		for _, f := range []*os.File{x.log.relayR, x.log.relayW, k.Stderr, k.Stdin} {
+			if f != nil {
+				files = append(files, f)
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
+	defer cancel()
+	err := x.s.opts.Deposits.Deposit(ctx, launcher.Deposit{Sandbox: x.record.Sandbox, Name: x.record.ID, Files: files})
+	if err != nil {
+		return fmt.Errorf("keep the exec for the next daemon: %w", err)
+	}
+	return nil
+}
+
+func (s *Service) drop(ctx context.Context, x *Execution) {
+	if s.opts.Deposits == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
+	defer cancel()
+	if err := s.opts.Deposits.Drop(ctx, x.record.Sandbox, x.record.ID); err != nil {
+		s.log.Warn("the launcher still keeps an exec", "id", x.record.Sandbox, "exec", x.record.ID, "error", err)
+	}
+}
+
+// collect takes a detached program's output until it ends, and notes how it did. Where the daemon stops before that it
+// leaves everything as it is.
+func (x *Execution) collect() {
+	ctx := x.s.execs.ctx
+	exit, err := x.guest.Spool(ctx, x.log)
+	rec := x.record
+	switch {
+	case errors.Is(err, errHanded):
+		_ = x.guest.Close() // kills nothing that is deposited
+		x.stdin.Wait()
+		if x.lease != nil {
+			x.lease.End()
+		}
+		return
+	case err == nil:
+		e, u := exitOf(exit, x.oom.struck(ctx)), usageOf(exit)
+		rec.State, rec.Exit, rec.Usage = api.ExecExited, &e, &u
+	case x.lease == nil && errors.Is(err, guest.ErrLost):
+		rec.State, rec.Error = api.ExecLost, ProblemOf(classify(ErrGone, errors.New("the sandbox ended while no daemon was running")))
+	case errors.Is(err, guest.ErrLost):
+		rec.State, rec.Error = api.ExecLost, ProblemOf(x.s.gone(ctx, x.lease, err))
+	default:
+		_ = x.guest.Kill() // closing the connection, below, does so too
+		rec.State, rec.Error = api.ExecLost, ProblemOf(fmt.Errorf("keep the exec's output: %w", err))
+	}
+	rec.EndedAt = time.Now().UTC()
+	x.conclude(rec)
+	_ = x.guest.Close() // always nil
+	x.stdin.Wait()
+	x.log.closeRelay()
+	if x.lease != nil {
+		x.lease.End()
+	}
+	x.settle(ctx)
+}
+
+// conclude makes rec the last word about the execution. The record is on its way to the next daemon before anybody hears of it.
+func (x *Execution) conclude(rec api.Exec) {
+	if err := x.log.note(endAt, rec); err != nil {
+		x.s.log.Warn("how an exec ended is not kept for the next daemon", "id", rec.Sandbox, "exec", rec.ID, "error", err)
+	}
+	x.mu.Lock()
+	// Field by field: the others never change, and are read without mu.
+	x.record.State, x.record.EndedAt, x.record.Exit, x.record.Usage, x.record.Error = rec.State, rec.EndedAt, rec.Exit, rec.Usage, rec.Error
+	x.mu.Unlock()
+	x.log.finish()
+	close(x.done)
+}
+
+// settle lets go of what an ended exec needs no more, and sees to it that it is forgotten in time.
+func (x *Execution) settle(ctx context.Context) {
+	s := x.s
+	err := x.deposit(ctx)
+	if !s.execs.has(x) {
+		s.drop(ctx, x) // somebody has forgotten it meanwhile
+		return
+	}
+	if err != nil && !errors.Is(err, runtime.ErrUnavailable) {
+		s.log.Warn("an exec that has ended is not kept for the next daemon", "id", x.record.Sandbox, "exec", x.record.ID, "error", err)
+	}
+	if _, err := s.supervisor.Get(x.record.Sandbox); errors.Is(err, runtime.ErrNotFound) {
+		s.forget(ctx, x)
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.expiry = time.AfterFunc(time.Until(x.record.EndedAt.Add(keepFinished)), func() {
+		s.execs.goOn(func() { s.forget(ctx, x) })
+	})
+}
+
+// dispose closes what is held of an exec that nobody works on.
+func (x *Execution) dispose() {
+	x.mu.Lock()
+	if x.expiry != nil {
+		x.expiry.Stop()
+	}
+	x.mu.Unlock()
+	if x.log != nil {
+		x.log.close()
+	}
+}
+
+// forget removes an exec that has ended.
+func (s *Service) forget(ctx context.Context, x *Execution) {
+	if !s.execs.leave(x) {
+		return
+	}
+	s.drop(ctx, x)
+	x.dispose()
+}
+
+// forgetSandbox removes the execs of a sandbox that has been deleted. It waits for their collectors, who see the same.
+func (s *Service) forgetSandbox(ctx context.Context, id string) {
+	s.execs.mu.Lock()
+	all := slices.Collect(maps.Values(s.execs.of[id]))
+	s.execs.mu.Unlock()
+	for _, x := range all {
+		if x.log == nil {
+			continue // its own request ends it
+		}
+		select {
+		case <-x.done:
+			s.forget(ctx, x)
+		case <-ctx.Done(): // the collector forgets it
+		}
+	}
+}
+
+// DeleteExec ends an exec, with everything that it has started, if it runs, and forgets it.
+func (s *Service) DeleteExec(ctx context.Context, ref, id string) error {
+	x, err := s.findExec(ref, id)
+	if err != nil {
+		return err
+	}
+	if !x.ended() {
+		if err := x.guest.Kill(); err != nil && x.lease != nil {
+			return s.gone(ctx, x.lease, err)
+		}
+	}
+	select {
+	case <-x.done:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	s.forget(ctx, x)
+	return nil
+}
+
+// Input gives a program what r has on its stdin, and then, if asked to, end of file. It blocks while the program does not
+// read, until ctx ends. Several writers take turns.
+func (x *Execution) Input(ctx context.Context, r io.Reader, end bool) error {
+	if x.ended() || x.guest.Stdin == nil {
+		return classify(runtime.ErrState, fmt.Errorf("write to stdin: %w", errNoStdin))
+	}
+	select {
+	case x.input <- struct{}{}:
+		defer func() { <-x.input }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	undone := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(undone)
+		_ = x.guest.Stdin.SetWriteDeadline(time.Unix(1, 0)) // refused only by a closed file
+	})
+	_, err := io.Copy(struct{ io.Writer }{x.guest.Stdin}, r)
+	if !stop() {
+		<-undone
+		_ = x.guest.Stdin.SetWriteDeadline(time.Time{}) // as above
+	}
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(err, unix.EPIPE), errors.Is(err, os.ErrClosed), errors.Is(err, unix.EIO) && x.req.TTY:
+		return classify(runtime.ErrState, fmt.Errorf("write to stdin: %w", errNoStdin))
+	case err != nil:
+		return err
+	case end:
+		return x.CloseStdin()
+	}
+	return nil
+}
+
+var errNoStdin = errors.New("the program's stdin is not open: it was not started with stdin_open, has closed it, or has ended")
+
+// Attach tells what a detached exec writes, from this offset of its output on, and in the end how it ended. It returns when it has,
+// with emit's error, or when ctx ends; the program does not notice. An error before the first event is returned; a later one
+// is told in the last event.
+func (x *Execution) Attach(ctx context.Context, from int64, text bool, emit func(api.ExecEvent) error) error {
+	if err := x.attachable(); err != nil {
+		return err
+	}
+	buf := make([]byte, 64<<10)
+	first := true
+	for {
+		c, err := x.log.read(from, buf)
+		if errors.Is(err, os.ErrClosed) {
+			err = classify(errNoExec, fmt.Errorf("exec %s has been deleted", x.record.ID))
+		}
+		if err != nil {
+			if first {
+				return err
+			}
+			return emit(api.ExecEvent{Error: ProblemOf(err)})
+		}
+		if first || c.at > from {
+			e := api.ExecEvent{Offset: c.at, Dropped: max(0, c.at-from)}
+			if first {
+				e.PID, e.Exec = x.PID, x.record.ID
+			}
+			if err := emit(e); err != nil {
+				return err
+			}
+			first, from = false, c.at
+		}
+		if c.over {
+			break
+		}
+		if tail := splitTail(c.data); text && !c.whole && tail > 0 {
+			// A character whose rest is not there yet. If there is more than what buf takes, the next chunk begins with it.
+			c.data = c.data[:len(c.data)-tail]
+		}
+		if len(c.data) > 0 {
+			e := outputEvent(c.stream, c.data)
+			if !text {
+				e = api.ExecEvent{Stream: c.stream, Data: c.data}
+			}
+			e.Offset = c.at
+			if err := emit(e); err != nil {
+				return err
+			}
+			from = c.at + int64(len(c.data))
+			if c.more == nil {
+				continue
+			}
+		}
+		if c.more == nil {
+			return fmt.Errorf("attach to exec %s: its output makes no progress at %d", x.record.ID, from)
+		}
+		select {
+		case <-c.more:
+		case <-ctx.Done():
+			return x.detached(ctx, emit)
+		}
+	}
+	select {
+	case <-x.done:
+	case <-ctx.Done():
+		return x.detached(ctx, emit)
+	}
+	rec := x.Record()
+	return emit(api.ExecEvent{Exit: rec.Exit, Usage: rec.Usage, Error: rec.Error})
+}
+
+// detached ends an attachment before the exec has ended. A client that is still there hears that it has to come again.
+func (x *Execution) detached(ctx context.Context, emit func(api.ExecEvent) error) error {
+	if cause := context.Cause(ctx); !errors.Is(cause, ErrStopping) {
+		return cause
+	}
+	return emit(api.ExecEvent{Error: ProblemOf(ErrStopping)})
+}
+
+func (x *Execution) attachable() error {
+	if x.log == nil {
+		return classify(runtime.ErrState, fmt.Errorf("attach to exec %s: it is not detached, its output goes to the client that started it", x.record.ID))
+	}
+	return nil
+}
+
+// Processes lists the processes of the sandbox with this id or name.
+func (s *Service) Processes(ctx context.Context, ref string) (api.ProcessList, error) {
+	lease, err := s.supervisor.Begin(ref)
+	if err != nil {
+		return api.ProcessList{}, err
+	}
+	defer lease.End()
+	ctx, cancel := withGone(ctx, lease)
+	defer cancel()
+	found, err := guestOf(lease).Processes(ctx)
+	switch {
+	case errors.Is(err, errEnded):
+		return api.ProcessList{}, s.ended(lease)
+	case err != nil:
+		return api.ProcessList{}, s.gone(ctx, lease, err)
+	}
+	from := map[int]string{}
+	s.execs.mu.Lock()
+	for id, x := range s.execs.of[lease.Record.ID] {
+		if !x.ended() {
+			from[x.PID] = id
+		}
+	}
+	s.execs.mu.Unlock()
+	now := time.Now().UTC()
+	list := api.ProcessList{Processes: make([]api.Process, 0, len(found))}
+	for i := range found {
+		p := &found[i]
+		out := api.Process{
+			PID: p.PID, PPID: p.PPID, UID: p.UID, State: p.State, StartedAt: now.Add(-p.Age), CPUMS: float64(p.CPU.Microseconds()) / 1000,
+			RSS: p.RSS, Name: p.Name, Truncated: p.Cut, Exec: from[p.Main],
+		}
+		for _, a := range p.Argv {
+			out.Argv = append(out.Argv, strings.ToValidUTF8(a, "\uFFFD"))
+		}
+		list.Processes = append(list.Processes, out)
+	}
+	slices.SortFunc(list.Processes, func(a, b api.Process) int { return cmp.Compare(a.PID, b.PID) })
+	return list, nil
+}
+
+// adoptExecs goes on with the execs that the daemon before has left. None of them is worth not starting for.
+func (s *Service) adoptExecs(ctx context.Context) {
+	if s.opts.Deposits == nil {
+		return
+	}
+	all, err := s.opts.Deposits.Withdraw(ctx)
+	if err != nil {
+		s.log.Warn("detached execs are not adopted", "error", err)
+		return
+	}
+	for _, d := range all {
+		if err := s.adoptExec(d); err != nil {
+			s.log.Warn("detached exec is not adopted", "id", d.Sandbox, "exec", d.Name, "error", err)
+			s.drop(ctx, &Execution{record: api.Exec{ID: d.Name, Sandbox: d.Sandbox}})
+		}
+	}
+}
+
+// adoptExec takes over the deposit's files.
+func (s *Service) adoptExec(d launcher.Deposit) (err error) {
+	files := d.Files
+	defer func() { closeFiles(files) }()
+	if _, err := s.supervisor.Get(d.Sandbox); err != nil {
+		return err
+	}
+	if len(files) < 2 {
+		return fmt.Errorf("%d descriptors", len(files))
+	}
+	var rest left
+	if ok, err := noted(files[1], recordAt, &rest); err != nil || !ok {
+		return cmp.Or(err, errors.New("it has no record"))
+	}
+	if rest.Record.ID != d.Name || rest.Record.Sandbox != d.Sandbox {
+		return errors.New("its record is another's")
+	}
+	x := &Execution{PID: rest.Record.PID, s: s, req: rest.Request, input: make(chan struct{}, 1), done: make(chan struct{}), record: rest.Record}
+	x.oom = &oomWatch{s: s, id: d.Sandbox}
+	if rest.OOM != nil {
+		x.oom.before, x.oom.done = *rest.OOM, make(chan struct{})
+		close(x.oom.done)
+	}
+	if x.log, err = adoptExecLog(files[0], files[1], cmp.Or(rest.Request.OutputLimit, defaultOutputLimit)); err != nil {
+		return err
+	}
+	var end api.Exec
+	ended, err := noted(x.log.state, endAt, &end)
+	if err != nil {
+		return err
+	}
+	if !ended && len(files) < 4 {
+		return fmt.Errorf("it runs, with %d descriptors", len(files))
+	}
+	if ended {
+		files = files[2:] // the others are closed: the daemon before was about to
+		s.list(x)
+		x.conclude(end)
+		s.execs.goOn(func() { x.settle(s.execs.ctx) })
+		return nil
+	}
+	k := guest.Kept{Conn: files[2], Stdout: files[3]}
+	more := files[4:]
+	switch {
+	case x.req.TTY && len(more) == 2:
+		x.log.relayR, x.log.relayW = more[0], more[1]
+	case !x.req.TTY && len(more) > 0 && len(more) <= 2:
+		k.Stderr = more[0]
+		if len(more) == 2 {
+			k.Stdin = more[1]
+		}
+	default:
+		return fmt.Errorf("it runs, with %d descriptors", len(files))
+	}
+	client := guest.NewClient("") // of a sandbox that has ended nothing is asked
+	if lease, err := s.supervisor.Begin(d.Sandbox); err == nil {
+		x.lease = lease
+		client = guestOf(lease)
+	}
+	files = nil
+	timeout, err := seconds("timeout", x.req.Timeout)
+	if err == nil {
+		x.guest, err = client.Adopt(k, guest.ExecRequest{TTY: x.req.TTY, Timeout: timeout}, x.PID, x.record.StartedAt)
+	}
+	if err != nil {
+		x.log.close()
+		if x.lease != nil {
+			x.lease.End()
+		}
+		return err
+	}
+	s.list(x)
+	if !s.execs.goOn(x.collect) {
+		return ErrStopping
+	}
+	s.log.Info("exec adopted", "id", d.Sandbox, "exec", d.Name)
+	return nil
+}
+
+// list enters an adopted exec.
+func (s *Service) list(x *Execution) {
+	s.execs.mu.Lock()
+	s.execs.count++
+	s.execs.kept += x.log.limit
+	s.execs.mu.Unlock()
+	s.execs.enter(x)
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close() // never written
+	}
+}
+
+// rlimits are the resources that an exec may limit.
+var rlimits = map[string]int{
+	"as": unix.RLIMIT_AS, "core": unix.RLIMIT_CORE, "cpu": unix.RLIMIT_CPU, "data": unix.RLIMIT_DATA, "fsize": unix.RLIMIT_FSIZE,
+	"memlock": unix.RLIMIT_MEMLOCK, "nofile": unix.RLIMIT_NOFILE, "nproc": unix.RLIMIT_NPROC, "stack": unix.RLIMIT_STACK,
+}
+
+// limitsOf turns a request's limits, which have been validated, into init's, in an order that does not change.
+func limitsOf(asked map[string]uint64) []guest.Rlimit {
+	var out []guest.Rlimit
+	for _, name := range slices.Sorted(maps.Keys(asked)) {
+		out = append(out, guest.Rlimit{Resource: rlimits[name], Value: asked[name]})
+	}
+	return out
+}
+
+// limitName is what init's number of a limit is called.
+func limitName(number string) string {
+	for name, n := range rlimits {
+		if fmt.Sprint(n) == number {
+			return name
+		}
+	}
+	return number
+}

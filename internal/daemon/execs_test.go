@@ -1,0 +1,270 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// shelf is what the launcher is to a daemon's execs.
+type shelf struct {
+	mu   sync.Mutex
+	held map[[2]string][]*os.File
+	fail error
+}
+
+func newShelf(t *testing.T) *shelf {
+	t.Helper()
+	s := &shelf{held: map[[2]string][]*os.File{}}
+	t.Cleanup(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, files := range s.held {
+			closeFiles(files)
+		}
+	})
+	return s
+}
+
+func again(files []*os.File) ([]*os.File, error) {
+	var out []*os.File
+	for _, f := range files {
+		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, os.NewFile(uintptr(fd), f.Name()))
+	}
+	return out, nil
+}
+
+func (s *shelf) Deposit(_ context.Context, d launcher.Deposit) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fail != nil {
+		return s.fail
+	}
+	files, err := again(d.Files)
+	if err != nil {
+		return err
+	}
+	closeFiles(s.held[[2]string{d.Sandbox, d.Name}])
+	s.held[[2]string{d.Sandbox, d.Name}] = files
+	return nil
+}
+
+func (s *shelf) Withdraw(context.Context) ([]launcher.Deposit, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []launcher.Deposit
+	for k, files := range s.held {
+		files, err := again(files)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, launcher.Deposit{Sandbox: k[0], Name: k[1], Files: files})
+	}
+	return all, nil
+}
+
+func (s *shelf) Drop(_ context.Context, sandbox, name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	closeFiles(s.held[[2]string{sandbox, name}])
+	delete(s.held, [2]string{sandbox, name})
+	return nil
+}
+
+func (s *shelf) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.held)
+}
+
+func (r *running) detach(id string, req api.ExecRequest) api.Exec {
+	r.t.Helper()
+	req.Detach = true
+	return decode[api.Exec](r.t, r.do("POST", "/v1/sandboxes/"+id+"/exec", req), http.StatusCreated)
+}
+
+// until asks for an exec until its record is as wanted.
+func (r *running) until(x api.Exec, ok func(api.Exec) bool) api.Exec {
+	r.t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		now := decode[api.Exec](r.t, r.do("GET", "/v1/sandboxes/"+x.Sandbox+"/execs/"+x.ID, nil), http.StatusOK)
+		if ok(now) {
+			return now
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			r.t.Fatalf("it stays %+v", now)
+		}
+	}
+}
+
+func exited(x api.Exec) bool { return x.State == api.ExecExited }
+
+// A daemon that stops in order leaves its execs to the next one; stopped, started and ended ones alike.
+func TestExecsAreHandedOn(t *testing.T) {
+	b := newBench(t, realInit(t))
+	shelf := newShelf(t)
+	b.options.Deposits = shelf
+	first := b.start()
+	sb := first.create(api.CreateSandbox{Name: "one", IdleTimeout: 3600})
+	ended := first.detach(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "cat; exit 4"}, Stdin: []byte("from a file\n")})
+	runs := first.detach(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "echo begin; read x; echo $x; exit 6"}, StdinOpen: true, Stdin: []byte("la")})
+	first.until(ended, exited)
+	first.until(runs, func(x api.Exec) bool { return x.StdoutBytes == 6 })
+	first.cancel()
+	first.wait()
+
+	// Somebody's rubbish does not keep the next one from starting.
+	junk, err := memfile("junk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer junk.Close()
+	for i, files := range [][]*os.File{{junk}, {junk, junk}, {junk, junk, junk, junk, junk, junk, junk}} {
+		if err := shelf.Deposit(t.Context(), launcher.Deposit{Sandbox: sb.ID, Name: fmt.Sprint("junk", i), Files: files}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := shelf.Deposit(t.Context(), launcher.Deposit{Sandbox: "nosuch", Name: "x", Files: []*os.File{junk}}); err != nil {
+		t.Fatal(err)
+	}
+	second := b.start()
+	second.t = t
+	list := decode[api.ExecList](t, second.do("GET", "/v1/sandboxes/one/execs", nil), http.StatusOK)
+	if len(list.Execs) != 2 || list.Execs[0].ID != ended.ID || list.Execs[0].Exit.Code != 4 || list.Execs[0].StdoutBytes != 12 ||
+		list.Execs[1].State != api.ExecRunning || shelf.count() != 2 {
+		t.Errorf("%+v, %d are deposited", list, shelf.count())
+	}
+	path := "/v1/sandboxes/one/execs/" + runs.ID
+	if rep := second.do("POST", path+"/stdin?close=true", "st\n"); rep.status != http.StatusNoContent {
+		t.Errorf("%s", rep.body)
+	}
+	got := second.until(runs, exited)
+	if got.Exit.Code != 6 || got.Usage == nil || got.StartedAt != runs.StartedAt {
+		t.Errorf("%+v", got)
+	}
+	var text strings.Builder
+	lines := events[api.ExecEvent](t, second.do("GET", path+"/attach?from=6", nil))
+	for _, e := range lines {
+		text.WriteString(e.Text)
+	}
+	if text.String() != "last\n" || lines[0].Exec != runs.ID || lines[0].Offset != 6 || lines[len(lines)-1].Exit.Code != 6 {
+		t.Errorf("%+v", lines)
+	}
+	if rep := second.do("DELETE", path, nil); rep.status != http.StatusNoContent || shelf.count() != 1 {
+		t.Errorf("%s, %d are deposited", rep.body, shelf.count())
+	}
+	problem(t, second.do("GET", path, nil), api.CodeNotFound)
+	if rep := second.do("DELETE", "/v1/sandboxes/one", nil); rep.status != http.StatusNoContent || shelf.count() != 0 {
+		t.Errorf("%s, %d are deposited", rep.body, shelf.count())
+	}
+}
+
+// An exec that cannot be kept for the next daemon does not run.
+func TestDetachedExecThatCannotBeKept(t *testing.T) {
+	b := newBench(t, realInit(t))
+	shelf := newShelf(t)
+	shelf.fail = fmt.Errorf("full: %w", runtime.ErrInUse)
+	b.options.Deposits = shelf
+	r := b.start()
+	sb := r.create(api.CreateSandbox{})
+	problem(t, r.do("POST", "/v1/sandboxes/"+sb.ID+"/exec", api.ExecRequest{Argv: []string{"sleep", "600"}, Detach: true}), api.CodeConflict)
+	deadline := time.Now().Add(patience)
+	for {
+		list := decode[api.ProcessList](t, r.do("GET", "/v1/sandboxes/"+sb.ID+"/processes", nil), http.StatusOK)
+		if len(list.Processes) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%+v", list)
+		}
+	}
+	if e := r.d.service.execs; e.count != 0 || e.kept != 0 || len(e.of) != 0 {
+		t.Errorf("%d, %d, %v", e.count, e.kept, e.of)
+	}
+}
+
+// A detached exec keeps its sandbox from idling, and ended ones make room for new ones.
+func TestDetachedExecsAreBounded(t *testing.T) {
+	b := newBench(t, realInit(t))
+	b.options.Deposits = newShelf(t)
+	r := b.start()
+	sb := r.create(api.CreateSandbox{IdleTimeout: 0.3})
+	long := r.detach(sb.ID, api.ExecRequest{Argv: []string{"sleep", "600"}})
+	var last api.Exec
+	for range maxFinished + 3 {
+		last = r.detach(sb.ID, api.ExecRequest{Argv: []string{"true"}})
+		r.until(last, exited)
+	}
+	<-time.After(time.Second) // no event tells that a sandbox has not been ended
+	list := decode[api.ExecList](t, r.do("GET", "/v1/sandboxes/"+sb.ID+"/execs", nil), http.StatusOK)
+	if len(list.Execs) != maxFinished+1 || list.Execs[0].ID != long.ID || list.Execs[maxFinished].ID != last.ID {
+		t.Errorf("%d execs", len(list.Execs))
+	}
+	for range maxDetached - maxFinished - 1 {
+		r.detach(sb.ID, api.ExecRequest{Argv: []string{"sleep", "600"}})
+	}
+	req := api.ExecRequest{Argv: []string{"true"}, Detach: true}
+	problem(t, r.do("POST", "/v1/sandboxes/"+sb.ID+"/exec", req), api.CodeConflict)
+	if rep := r.do("DELETE", "/v1/sandboxes/"+sb.ID+"/execs/"+long.ID, nil); rep.status != http.StatusNoContent {
+		t.Errorf("%s", rep.body)
+	}
+	r.detach(sb.ID, req)
+}
+
+// An exec with a client is listed while it runs, and takes signals; it is nobody's to attach to.
+func TestExecWithItsClientIsListed(t *testing.T) {
+	r := newBench(t, realInit(t)).start()
+	sb := r.create(api.CreateSandbox{})
+	done := make(chan reply, 1)
+	go func() {
+		rep, _ := r.try("POST", "/v1/sandboxes/"+sb.ID+"/exec", api.ExecRequest{Argv: []string{"sh", "-c", "echo x; exec sleep 600"}})
+		done <- rep
+	}()
+	var x api.Exec
+	deadline := time.Now().Add(patience)
+	for x.StdoutBytes != 2 {
+		list := decode[api.ExecList](t, r.do("GET", "/v1/sandboxes/"+sb.ID+"/execs", nil), http.StatusOK)
+		if len(list.Execs) == 1 {
+			x = list.Execs[0]
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%+v", list)
+		}
+	}
+	if x.Detached || x.State != api.ExecRunning || x.PID < 2 || !slices.Equal(x.Argv, []string{"sh", "-c", "echo x; exec sleep 600"}) {
+		t.Errorf("%+v", x)
+	}
+	path := "/v1/sandboxes/" + sb.ID + "/execs/" + x.ID
+	problem(t, r.do("GET", path+"/attach", nil), api.CodeConflict)
+	problem(t, r.do("POST", path+"/stdin", "x"), api.CodeConflict)
+	problem(t, r.do("POST", path+"/resize", api.TerminalSize{Rows: 1, Cols: 1}), api.CodeInvalid)
+	if rep := r.do("POST", path+"/signal", api.ExecSignal{Signal: "TERM"}); rep.status != http.StatusNoContent {
+		t.Errorf("%s", rep.body)
+	}
+	res := decode[api.ExecResult](t, <-done, http.StatusOK)
+	if res.Exit.Signal != "SIGTERM" || res.Stdout != "x\n" {
+		t.Errorf("%+v", res)
+	}
+	problem(t, r.do("GET", path, nil), api.CodeNotFound)
+}
