@@ -137,15 +137,17 @@ func (w *world) round(r *rand.Rand, number uint64, f fault) {
 	w.replenish(ctx)
 	w.dropImages(ctx)
 	for _, b := range w.all() {
-		s := &harness.Sandbox{}
 		now, err := w.c.GetSandbox(ctx, b.id)
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		s.Sandbox = *now
-		if pids := s.Processes(w.t); len(pids) != 1 {
-			w.t.Errorf("%s has processes %v after all of its execs have ended", b.name, pids)
-		}
+		s := &harness.Sandbox{Sandbox: *now}
+		harness.Eventually(w.t, 10*time.Second, func() error {
+			if pids := s.Processes(w.t); len(pids) != 1 {
+				return fmt.Errorf("%s has processes %v after all of its execs have ended", b.name, pids)
+			}
+			return nil
+		})
 	}
 	w.nothingLeft()
 }
