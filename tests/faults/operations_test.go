@@ -55,6 +55,7 @@ var operations = [...]operation{
 	{name: "diff", weight: 2, do: diff},
 	{name: "commit", weight: 2, do: commit},
 	{name: "list", weight: 2, do: list, own: true},
+	{name: "detached exec", weight: 6, do: detach},
 }
 
 // choose picks an operation, by weight.

@@ -86,6 +86,8 @@ type box struct {
 	deleted bool   // and answered
 	victim  bool   // its init was killed
 	held    bool   // it was there when the launcher was killed
+	// detached are the execs that were answered and not yet forgotten.
+	detached []detached
 	// may is what a file holds, by its path, or a label by its key: one hash or value where the last change was answered;
 	// where it was not, that of before and that of after. Paths begin with a slash.
 	may map[string][]string
