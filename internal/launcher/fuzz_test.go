@@ -172,7 +172,7 @@ func FuzzLauncherServe(f *testing.F) {
 		_ = c.Close() // of a session; the other ones are
 		e.Close()
 		for _, id := range e.IDs() {
-			if err := e.Delete(context.Background(), id); err != nil { //nolint:usetesting // as the launcher's own
+			if err := e.Delete(t.Context(), id); err != nil {
 				t.Error(err)
 			}
 		}

@@ -20,8 +20,10 @@ const (
 	buffered mode = iota
 	streamed
 	interactive
-	modes // how many there are
 )
+
+// modes is how many there are.
+const modes = int(interactive) + 1
 
 func (m mode) String() string { return [...]string{"buffered", "streamed", "interactive"}[m] }
 

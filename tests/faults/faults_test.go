@@ -132,8 +132,8 @@ func (w *world) round(r *rand.Rand, number uint64, f fault) {
 	if w.t.Failed() {
 		return
 	}
-	w.tryImages(ctx)
-	w.clear(ctx)
+	w.tryImages()
+	w.clear()
 	w.replenish(ctx)
 	w.dropImages(ctx)
 	for _, b := range w.all() {
@@ -165,7 +165,7 @@ func (w *world) strike(r *rand.Rand, f fault, launcher int) {
 	w.t.Helper()
 	victim, init := w.victim(r, f)
 	if victim != nil {
-		defer unix.Close(init) //nolint:errcheck // never read or written
+		defer unix.Close(init)
 	}
 	for _, b := range w.all() {
 		b.mu.Lock()
@@ -401,23 +401,40 @@ func (w *world) answers(b *box) error {
 		return err
 	}
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	for key, may := range b.may {
 		if !strings.HasPrefix(key, "/") && !slices.Contains(may, s.Labels[key]) {
-			return fmt.Errorf("label %s is %q, not one of %q", key, s.Labels[key], may)
+			err = fmt.Errorf("label %s is %q, not one of %q", key, s.Labels[key], may)
 		}
 	}
-	got, err := w.filesOf(ctx, b.id)
+	b.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	for name, s := range got {
+	// Init may still be about to see that a daemon has gone, and to take back what that has not finished.
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for patient := time.Now().Add(testenv.Patience(5 * time.Second)); ; <-tick.C {
+		files, err := w.filesOf(ctx, b.id)
+		if err != nil {
+			return err
+		}
+		if err = b.compare(files); err == nil || time.Now().After(patient) {
+			return err
+		}
+	}
+}
+
+// compare says what of a sandbox's files cannot be.
+func (b *box) compare(files map[string]string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for name, s := range files {
 		if may, asked := b.may[name]; !asked || !slices.Contains(may, s) && !slices.Contains(may, anything) {
 			return fmt.Errorf("file %s is %q, not one of %q", name, s, may)
 		}
 	}
 	for name, may := range b.may {
-		if strings.HasPrefix(name, "/") && got[name] == absent && !slices.Contains(may, absent) && !slices.Contains(may, anything) {
+		if strings.HasPrefix(name, "/") && files[name] == absent && !slices.Contains(may, absent) && !slices.Contains(may, anything) {
 			return fmt.Errorf("file %s is lost: it was one of %q", name, may)
 		}
 	}
@@ -444,7 +461,7 @@ func (w *world) filesOf(ctx context.Context, id string) (map[string]string, erro
 }
 
 // tryImages makes sandboxes of images whose commit was answered, a few of them: they have the files of their time.
-func (w *world) tryImages(ctx context.Context) {
+func (w *world) tryImages() {
 	w.t.Helper()
 	tried := 0
 	for reference, m := range w.images {
@@ -453,7 +470,7 @@ func (w *world) tryImages(ctx context.Context) {
 		}
 		tried++
 		s := w.d.Create(w.t, api.CreateSandbox{Image: reference})
-		got, err := w.filesOf(ctx, s.ID)
+		got, err := w.filesOf(w.t.Context(), s.ID)
 		if err != nil {
 			w.t.Errorf("image %s: %v", reference, err)
 		}
@@ -467,7 +484,7 @@ func (w *world) tryImages(ctx context.Context) {
 }
 
 // clear deletes all but the residents that live.
-func (w *world) clear(ctx context.Context) {
+func (w *world) clear() {
 	w.t.Helper()
 	var all sync.WaitGroup
 	for _, b := range w.all() {
@@ -485,7 +502,7 @@ func (w *world) clear(ctx context.Context) {
 			continue
 		}
 		all.Go(func() {
-			if err := w.c.DeleteSandbox(ctx, id); err != nil {
+			if err := w.c.DeleteSandbox(w.t.Context(), id); err != nil {
 				w.t.Errorf("delete %s: %v", b.name, describe(err))
 			}
 		})

@@ -74,7 +74,7 @@ func TestEveryExecOfManyIsWhole(t *testing.T) {
 					for r.IntN(8) == 0 {
 						left.Add(1)
 						ctx, cancel := context.WithTimeout(t.Context(), time.Duration(r.IntN(40))*time.Millisecond)
-						err := echo(ctx, c, ids[r.IntN(sandboxes)], mode(r.IntN(int(modes))), someBytes(r, 100_000), 0)
+						err := echo(ctx, c, ids[r.IntN(sandboxes)], mode(r.IntN(modes)), someBytes(r, 100_000), 0)
 						cancel()
 						if _, untrue := errors.AsType[wrong](err); untrue || err != nil && ctx.Err() == nil {
 							t.Errorf("an exec that was dropped: %v", describe(err))
@@ -82,7 +82,7 @@ func TestEveryExecOfManyIsWhole(t *testing.T) {
 					}
 					ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(patience))
 					input := someBytes(r, 200_000)
-					if err := echo(ctx, c, ids[r.IntN(sandboxes)], mode(r.IntN(int(modes))), input, r.IntN(256)); err != nil {
+					if err := echo(ctx, c, ids[r.IntN(sandboxes)], mode(r.IntN(modes)), input, r.IntN(256)); err != nil {
 						t.Errorf("exec: %v", describe(err))
 					}
 					bytes.Add(2 * int64(len(input)))

@@ -46,6 +46,7 @@ var operations = [...]operation{
 	{name: "exec", weight: 10, do: exec},
 	{name: "exec that leaves a process", weight: 2, do: leave, alone: true},
 	{name: "exec that times out", weight: 2, do: timeout},
+	{name: "exec that is let go", weight: 2, do: letGo},
 	{name: "write", weight: 8, do: write},
 	{name: "read", weight: 6, do: read},
 	{name: "unlink", weight: 2, do: unlink},
@@ -97,7 +98,7 @@ func remove(ctx context.Context, u *user, b *box) error {
 }
 
 func exec(ctx context.Context, u *user, b *box) error {
-	return echo(ctx, u.c, b.id, mode(u.r.IntN(int(modes))), someBytes(u.r, 100_000), u.r.IntN(256))
+	return echo(ctx, u.c, b.id, mode(u.r.IntN(modes)), someBytes(u.r, 100_000), u.r.IntN(256))
 }
 
 func leave(ctx context.Context, u *user, b *box) error {
@@ -110,7 +111,7 @@ func leave(ctx context.Context, u *user, b *box) error {
 
 func timeout(ctx context.Context, u *user, b *box) error {
 	req := api.ExecRequest{Argv: []string{"sh", "-c", "echo partial; setsid sleep 600 & sleep 600"}, Timeout: 0.3}
-	out, _, exit, err := execute(ctx, u.c, b.id, mode(u.r.IntN(int(modes))), req, nil)
+	out, _, exit, err := execute(ctx, u.c, b.id, mode(u.r.IntN(modes)), req, nil)
 	if err != nil {
 		return err
 	}
@@ -120,10 +121,54 @@ func timeout(ctx context.Context, u *user, b *box) error {
 	return nil
 }
 
+func letGo(ctx context.Context, u *user, b *box) error {
+	short, cancel := context.WithTimeout(ctx, time.Duration(u.r.IntN(100))*time.Millisecond)
+	defer cancel()
+	// It leaves a process that nothing but the loss of its client ends.
+	req := api.ExecRequest{Argv: []string{"sh", "-c", "setsid sleep 600 & sleep 600"}}
+	_, _, exit, err := execute(short, u.c, b.id, mode(u.r.IntN(modes)), req, nil)
+	if err == nil {
+		return wrongf("a program that sleeps ended with %+v", exit)
+	}
+	if short.Err() != nil && ctx.Err() == nil {
+		return nil
+	}
+	return err
+}
+
+// A halting reader pauses half way, so that what takes it is often cut off there.
+type halting struct {
+	r     *bytes.Reader
+	half  int
+	pause time.Duration
+	ctx   context.Context //nolint:containedctx // of the one request that it is for
+}
+
+func (u *user) halting(ctx context.Context, data []byte) io.Reader {
+	h := &halting{r: bytes.NewReader(data), half: len(data) / 2, ctx: ctx}
+	if u.r.IntN(3) == 0 {
+		h.pause = time.Duration(u.r.IntN(50)) * time.Millisecond
+	}
+	return h
+}
+
+func (h *halting) Read(p []byte) (int, error) {
+	if read := int(h.r.Size()) - h.r.Len(); read < h.half && len(p) > h.half-read {
+		p = p[:h.half-read]
+	} else if read == h.half && h.pause > 0 {
+		select {
+		case <-time.After(h.pause):
+		case <-h.ctx.Done():
+		}
+		h.pause = 0
+	}
+	return h.r.Read(p)
+}
+
 func write(ctx context.Context, u *user, b *box) error {
 	name, data := u.file(), someBytes(u.r, 300_000)
 	b.intend(name, sum(data))
-	if err := u.c.WriteFile(ctx, b.id, name, bytes.NewReader(data), 0, ""); err != nil {
+	if err := u.c.WriteFile(ctx, b.id, name, u.halting(ctx, data), 0, ""); err != nil {
 		return err
 	}
 	b.settle(name, sum(data))
@@ -190,7 +235,7 @@ func archiveIn(ctx context.Context, u *user, b *box) error {
 	if err := w.Close(); err != nil {
 		return wrong{err}
 	}
-	if err := u.c.ArchiveIn(ctx, b.id, fmt.Sprintf("/u%d", u.n), &buf); err != nil {
+	if err := u.c.ArchiveIn(ctx, b.id, fmt.Sprintf("/u%d", u.n), u.halting(ctx, buf.Bytes())); err != nil {
 		return err
 	}
 	for name, s := range sums {
