@@ -58,8 +58,15 @@ func (w *world) reattach(ctx context.Context, b *box) error {
 		if err := d.attach(ctx, w.c, b); err != nil {
 			return fmt.Errorf("detached exec %s: %w", d.id, err)
 		}
-		if err := w.c.DeleteExec(ctx, b.id, d.id); err != nil {
-			return fmt.Errorf("forget detached exec %s: %w", d.id, err)
+	}
+	// Those too whose start nobody was answered.
+	execs, err := w.c.ListExecs(ctx, b.id)
+	if err != nil {
+		return err
+	}
+	for _, x := range execs {
+		if err := w.c.DeleteExec(ctx, b.id, x.ID); err != nil {
+			return fmt.Errorf("forget detached exec %s: %w", x.ID, err)
 		}
 	}
 	return nil
