@@ -395,6 +395,9 @@ func (w *world) answers(b *box) error {
 	if err := echo(ctx, w.c, b.id, buffered, []byte(b.name), 7); err != nil {
 		return err
 	}
+	if err := w.reattach(ctx, b); err != nil {
+		return err
+	}
 	s, err := w.c.GetSandbox(ctx, b.id)
 	if err != nil {
 		return err

@@ -65,6 +65,7 @@ var operations = [...]operation{
 	{name: "snapshot", weight: 3, do: snapshot},
 	{name: "fork", weight: 2, do: fork},
 	{name: "roll back", weight: 2, do: rollback, own: true},
+	{name: "detached exec", weight: 6, do: detach},
 }
 
 // choose picks an operation, by weight.

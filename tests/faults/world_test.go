@@ -90,6 +90,8 @@ type box struct {
 	victim  bool   // its init was killed
 	held    bool   // it was there when the launcher was killed
 	loose   bool   // it may have files that nobody has written in it
+	// detached are the execs that were answered and not yet forgotten.
+	detached []detached
 	// may is what a file holds, by its path, or a label by its key: one hash or value where the last change was answered;
 	// where it was not, that of before and that of after. Paths begin with a slash.
 	may map[string][]string
