@@ -3,6 +3,7 @@ package image
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"slices"
 	"testing"
@@ -18,9 +19,7 @@ func TestLayersOfSnapshotsAreKeptAsLongAsNeeded(t *testing.T) {
 	var held map[string][]string
 	holders := func() map[string][]string {
 		out := map[string][]string{}
-		for k, v := range held {
-			out[k] = v
-		}
+		maps.Copy(out, held)
 		return out
 	}
 	s.SetHolders(holders)
