@@ -266,11 +266,16 @@ func (c *Client) Leftovers(ctx context.Context) ([]string, error) {
 
 // Delete implements runtime.Engine.
 func (c *Client) Delete(ctx context.Context, id string) error {
+	return c.remove(ctx, &request{Op: opDelete, ID: id})
+}
+
+// remove asks for what must be gone in the end. A launcher that is being killed still lets one connect, and then there is no
+// answer. To ask its successor does no harm, and not to would leave a directory that no record tells of, until the next start
+// of the daemon.
+func (c *Client) remove(ctx context.Context, req *request) error {
 	var err error
-	// A launcher that is being killed still lets one connect, and then there is no answer. To ask its successor does no harm,
-	// and not to would leave a directory that no record tells of, until the next start of the daemon.
 	for range 3 {
-		_, err = c.ask(ctx, &request{Op: opDelete, ID: id})
+		_, err = c.ask(ctx, req)
 		if !errors.Is(err, runtime.ErrUnavailable) || ctx.Err() != nil {
 			break
 		}
@@ -415,8 +420,7 @@ func (c *Client) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Res
 
 // RemoveLayer deletes an unpacked layer. One that is not there is no error.
 func (c *Client) RemoveLayer(ctx context.Context, chainID string) error {
-	_, err := c.ask(ctx, &request{Op: opRemoveLayer, Layer: chainID})
-	return err
+	return c.remove(ctx, &request{Op: opRemoveLayer, Layer: chainID})
 }
 
 // Snapshot makes a layer of what a sandbox has changed and returns when it is complete and synced, with the DiffID of the stream
