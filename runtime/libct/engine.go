@@ -164,7 +164,7 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 	if err != nil {
 		return nil, err
 	}
-	in, err := e.reserve(spec.ID, nil)
+	_, in, err := e.claim(ctx, spec.ID, true)
 	if err != nil {
 		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
 	}
@@ -189,10 +189,7 @@ func (e *Engine) Start(ctx context.Context, spec *runtime.Spec, control *os.File
 	if err != nil {
 		return nil, err
 	}
-	e.mu.Lock()
-	was := e.sandboxes[spec.ID]
-	e.mu.Unlock()
-	in, err := e.reserve(spec.ID, was)
+	was, in, err := e.claim(ctx, spec.ID, false)
 	if err != nil {
 		return nil, fmt.Errorf("start sandbox %s: %w", spec.ID, err)
 	}
@@ -244,6 +241,36 @@ func (e *Engine) reserve(id string, was *instance) (*instance, error) {
 	}
 	e.sandboxes[id] = in
 	return in, nil
+}
+
+// claim is reserve for a sandbox that is to run: one that is new, or that has ended. Somebody else may have the id for a moment, as
+// a deletion of a daemon that has died has it: its end is waited for.
+func (e *Engine) claim(ctx context.Context, id string, isNew bool) (was, in *instance, err error) {
+	for {
+		e.mu.Lock()
+		was = e.sandboxes[id]
+		e.mu.Unlock()
+		if was != nil {
+			select {
+			case <-was.ready:
+			case <-ctx.Done():
+				return nil, nil, fmt.Errorf("wait until nobody else has its id: %w", ctx.Err())
+			}
+			e.mu.Lock()
+			stays := e.sandboxes[id] == was
+			e.mu.Unlock()
+			switch {
+			case !stays:
+				continue
+			case isNew, !was.hasEnded():
+				return nil, nil, runtime.ErrExists
+			}
+		}
+		in, err = e.reserve(id, was)
+		if !errors.Is(err, runtime.ErrExists) { // else somebody was faster
+			return was, in, err
+		}
+	}
 }
 
 // forget gives back what a sandbox that has ended holds besides its directories. Once more does no harm.

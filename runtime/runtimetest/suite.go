@@ -39,6 +39,7 @@ func RunEngineSuite(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		"DeleteEndsEverything":                   testDelete,
 		"DeleteOfUnknownIsNotFound":              testDeleteUnknown,
 		"ConcurrentDeletesAgree":                 testDeleteConcurrent,
+		"CreateAfterDeleteBesideAnother":         testCreateAfterDelete,
 		"KillLeavesTheRestToDelete":              testKill,
 		"StatsAndOOMKills":                       testStats,
 		"UpdateChangesWhatIsListed":              testUpdate,
@@ -270,6 +271,38 @@ func testDeleteConcurrent(t *testing.T, s *suite) {
 	}
 	if !hasEnded(t, st.Pidfd, 0) {
 		t.Error("not ended")
+	}
+}
+
+// A deletion that somebody else has asked for does not keep an id from being used after one's own.
+func testCreateAfterDelete(t *testing.T, s *suite) {
+	t.Helper()
+	for range 20 {
+		s.create(t, "again1")
+		var wg sync.WaitGroup
+		deleted := make(chan error)
+		for range 2 {
+			wg.Go(func() { deleted <- s.Engine.Delete(t.Context(), "again1") })
+		}
+		if err := <-deleted; err != nil && !errors.Is(err, runtime.ErrNotFound) {
+			t.Errorf("delete: %v", err)
+		}
+		done := make(chan error)
+		go func() { done <- <-deleted }()
+		if err := os.Remove(filepath.Join(s.dir, "again1")); err != nil {
+			t.Fatal(err)
+		}
+		s.create(t, "again1")
+		if err := <-done; err != nil && !errors.Is(err, runtime.ErrNotFound) {
+			t.Errorf("delete: %v", err)
+		}
+		wg.Wait()
+		if err := s.Engine.Delete(t.Context(), "again1"); err != nil && !errors.Is(err, runtime.ErrNotFound) {
+			t.Errorf("delete: %v", err)
+		}
+		if err := os.Remove(filepath.Join(s.dir, "again1")); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
