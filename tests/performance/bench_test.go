@@ -141,7 +141,7 @@ func BenchmarkCreateRunDelete(b *testing.B) {
 		peers(b, runcPeer(bundle), crunPeer(bundle), podmanPeer(b))...)
 	compare(b, sides...)
 	for name, times := range parts {
-		report(b, name, times)
+		report(b, name, times[warmUp:])
 	}
 }
 
