@@ -59,23 +59,29 @@ func BenchmarkWarm(b *testing.B) {
 	}
 }
 
-// BenchmarkManyLive is what creations and execs cost among many sandboxes, against a daemon that has one.
+// BenchmarkManyLive is what creations and execs cost among many sandboxes, after what they cost beside one: then there are
+// no others on the machine, for the kernel's part grows too.
 func BenchmarkManyLive(b *testing.B) {
 	testenv.RequireUserNS(b)
-	few, many := harness.Start(b, harness.Options{}), harness.Start(b, harness.Options{})
-	alone := few.Create(b, api.CreateSandbox{})
-	putTrue(b, alone)
-	among := populate(b, many, *live)[*live/2]
-	putTrue(b, among)
-	fewParts, manyParts := map[string][]time.Duration{}, map[string][]time.Duration{}
-	compare(b,
-		side{name: "exec-1", run: func() error { return execTrue(b.Context(), alone) }},
-		side{name: "exec-200", run: func() error { return execTrue(b.Context(), among) }},
-		side{name: "whole-1", run: func() error { return createRunDelete(b.Context(), few, fewParts) }},
-		side{name: "whole-200", run: func() error { return createRunDelete(b.Context(), many, manyParts) }})
-	report(b, "create-1", fewParts["create"][warmUp:])
-	report(b, "create-200", manyParts["create"][warmUp:])
-	b.ReportMetric(mebibytes(rss(b, many.PID())), "daemon-MiB")
+	d := harness.Start(b, harness.Options{})
+	beside := func(n string, s *harness.Sandbox) (sides []side, creations []time.Duration) {
+		putTrue(b, s)
+		parts := map[string][]time.Duration{}
+		sides = []side{
+			{name: "exec-" + n, run: func() error { return execTrue(b.Context(), s) }},
+			{name: "whole-" + n, run: func() error { return createRunDelete(b.Context(), d, parts) }},
+		}
+		measure(b, sides)
+		return sides, parts["create"][warmUp:]
+	}
+	one, few := beside("1", d.Create(b, api.CreateSandbox{}))
+	all, many := beside("200", populate(b, d, *live)[*live/2])
+	for _, side := range append(one, all...) {
+		report(b, side.name, side.times)
+	}
+	report(b, "create-1", few)
+	report(b, "create-200", many)
+	b.ReportMetric(mebibytes(rss(b, d.PID())), "daemon-MiB")
 }
 
 // populate makes n sandboxes, a few at a time. They live as long as the benchmark.
