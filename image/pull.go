@@ -680,7 +680,7 @@ func (p *pull) apply(ctx context.Context, layers []store.Layer, first, next int)
 	}
 	failed, err := p.service.extract(ctx, layers[first:next], parents, func(l store.Layer) bool { return slices.Contains(p.made, l.DiffID) })
 	switch {
-	case errors.Is(err, layer.ErrInvalid):
+	case errors.Is(err, layer.ErrInvalid) && failed != nil:
 		return p.invalidf("layer %s: %w", failed.Blob.Digest, err)
 	case err != nil && failed != nil:
 		return fmt.Errorf("image %s: extract layer %s: %w", normalised(p.ref), failed.Blob.Digest, err)
@@ -693,7 +693,7 @@ func (p *pull) apply(ctx context.Context, layers []store.Layer, first, next int)
 
 // extract has layers extracted, each on top of the one before and the first on top of parents. Those that we have made of what
 // has been on this host are not judged by how well we could compress them; their bytes are bounded in any case. With an error
-// comes the layer that it is about, which those that a layer is to blame for always have.
+// comes the layer that it is about, where the applier knows one.
 func (s *Service) extract(ctx context.Context, layers []store.Layer, parents []string, made func(store.Layer) bool) (failed *store.Layer, err error) {
 	req := layer.ApplyRequest{Parents: parents}
 	var chains []string

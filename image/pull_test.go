@@ -808,3 +808,25 @@ func TestLayersThatHaveComeAreAppliedTogether(t *testing.T) {
 		}
 	}
 }
+
+// confused says of all layers that they are fine, and of something that it is not.
+type confused struct{ nullApplier }
+
+func (c confused) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Result, error) {
+	results, _ := c.nullApplier.Apply(ctx, req)
+	return results, fmt.Errorf("%w: nobody knows what", layer.ErrInvalid)
+}
+
+// What applies layers reads what strangers wrote, and may have been taken over: no answer of its ends the daemon.
+func TestErrorOfNoLayerIsAnError(t *testing.T) {
+	f := newFaulty(t)
+	push(t, f.host+"/one:1", testImage(t, "amd64", asLayer(t, layerTar(t, "f", "x"), compression.GZip)))
+	s, err := Open(t.TempDir(), confused{}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if _, err := s.Pull(t.Context(), f.host+"/one:1", PullOptions{Platform: "linux/amd64"}); err == nil || !strings.Contains(err.Error(), "nobody knows what") {
+		t.Errorf("error %v", err)
+	}
+}

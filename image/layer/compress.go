@@ -1,7 +1,7 @@
 package layer
 
 import (
-	"encoding/binary"
+	"bytes"
 	"io"
 
 	"github.com/klauspost/compress/gzip"
@@ -13,9 +13,10 @@ import (
 // Those limits take a stream that grows beyond their ratio for a bomb. A layer of ours may grow as much and be none: a file of
 // zeros that somebody wrote in a sandbox. To believe an import, or a registry, that a layer is one of ours would open the door
 // to everybody, as whatever marks ours can be put on another; and other tools have limits of their own. So it is the blob that
-// keeps to the ratio: where a part would grow too much, members of the gzip stream that hold nothing but padding come before
-// it. A bomb made in the same way has to be as long, which is what the ratio is about, and the bytes that may come out in the
-// end are bounded as ever.
+// keeps to the ratio: where a part would grow too much, blocks of the compressed stream that hold nothing come before it, such as
+// every flush makes. All who read gzip know them; of members of the stream for padding, some read the first one alone, and of
+// long fields in their headers nothing. A bomb made in the same way has to be as long, which is what the ratio is about, and the
+// bytes that may come out in the end are bounded as ever.
 type Compressor struct {
 	out     written
 	zip     *gzip.Writer
@@ -68,31 +69,25 @@ func (c *Compressor) allow() error {
 	need := (next + c.limits.Ratio - 1) / c.limits.Ratio
 	// What the compressor still holds back is not counted, as long as it would do without.
 	if c.out.n < need {
-		if err := c.zip.Close(); err != nil {
+		if err := c.zip.Flush(); err != nil { // to the end of a byte, where a block can begin
 			return err
 		}
 		for c.out.n < need {
-			if err := c.pad(need - c.out.n); err != nil {
+			n := min(need-c.out.n+int64(len(nothing))-1, int64(len(padding))) / int64(len(nothing))
+			if _, err := c.out.Write(padding[:n*int64(len(nothing))]); err != nil {
 				return err
 			}
 		}
-		c.zip.Reset(&c.out)
 	}
 	c.allowed = next
 	return nil
 }
 
-// pad writes a member without content that has about n bytes, or as many as it can have.
-func (c *Compressor) pad(n int64) error {
-	c.zip.Reset(&c.out)
-	// RFC 1952: the extra field is made of fields that have two letters and a length.
-	field := make([]byte, 4, 1<<16-1)
-	extra := field[:max(4, min(n, int64(cap(field))))]
-	extra[0], extra[1] = 'S', 'p'
-	binary.LittleEndian.PutUint16(extra[2:], uint16(len(extra)-4)) //nolint:gosec // G115: it fits
-	c.zip.Extra = extra
-	return c.zip.Close()
-}
+// nothing is a block without content that is not the last one (RFC 1951, section 3.2.4), and padding many of them.
+var (
+	nothing = []byte{0, 0, 0, 0xff, 0xff}
+	padding = bytes.Repeat(nothing, 4096)
+)
 
 // Close ends the stream. It does not close what is below.
 func (c *Compressor) Close() error { return c.zip.Close() }

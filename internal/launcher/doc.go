@@ -54,7 +54,7 @@
 //	◀── {} ─────────────────────────────────
 //
 // Who closes the connection before the answer has given up: apply and diff then end, their child is killed and what they
-// froze goes on; the grace of a stop is over. A sandbox is frozen for a diff for 15 minutes at most, after which the diff fails. The other requests take
+// froze goes on; the grace of a stop is over; a layer that is still waited for is not removed. A sandbox is frozen for a diff for 15 minutes at most, after which the diff fails. The other requests take
 // milliseconds and are done in any case.
 //
 // Deposits are what a daemon leaves to the one after it, as it would leave it with systemd's descriptor store: of each detached

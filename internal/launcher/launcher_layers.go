@@ -166,6 +166,8 @@ func (l *Layers) claim(ctx context.Context, layers []layer.Request) (leave func(
 		select {
 		case <-other:
 		case <-ctx.Done():
+		}
+		if ctx.Err() != nil { // or both came together
 			return nil, context.Cause(ctx)
 		}
 	}
@@ -307,7 +309,7 @@ func (w *writing) finish(wanted bool) error {
 }
 
 // Remove deletes an extracted layer; one that is not there is no error. One that is just being extracted, for somebody who has
-// given up and is about to be noticed, it waits for.
+// given up and is about to be noticed, it waits for. What has begun when ctx ends is done to its end.
 func (l *Layers) Remove(ctx context.Context, chainID string) error {
 	dir, err := layerDir(chainID)
 	if err != nil {

@@ -145,9 +145,9 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 		return
 	}
 	work, done := ctx, func() {}
-	if req.Op == opApply || req.Op == opDiff || req.Op == opSnapshot || req.Op == opStop {
-		// They take as long as the daemon, the one who wrote the layer, or the sandbox likes. The others take milliseconds and are
-		// not left half done.
+	if req.Op == opApply || req.Op == opDiff || req.Op == opSnapshot || req.Op == opStop || req.Op == opRemoveLayer {
+		// They take as long as the daemon, the one who wrote the layer, or the sandbox likes; and who has a layer removed that is
+		// just being extracted, and goes away, may want it again by then. The others take milliseconds and are not left half done.
 		work, done = s.whileAsked(ctx, c)
 	}
 	resp, out := s.handle(work, &req, files)

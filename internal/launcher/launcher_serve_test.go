@@ -14,22 +14,29 @@ import (
 
 // A request that may take long ends with the one who asks, and with the server.
 func TestLongRequestsEndWithTheirDaemon(t *testing.T) {
-	for name, end := range map[string]func(s *Server, daemon io.Closer) error{
-		"daemon": func(_ *Server, daemon io.Closer) error { return daemon.Close() },
-		"server": func(s *Server, _ io.Closer) error { close(s.stop); return nil },
+	chain := "sha256:" + strings.Repeat("0", 64)
+	blob, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer blob.Close()
+	apply := &request{Op: opApply, Apply: &layer.ApplyRequest{Layers: []layer.Request{{ChainID: chain}}}}
+	daemonEnds := func(_ *Server, daemon io.Closer) error { return daemon.Close() }
+	for name, tt := range map[string]struct {
+		req   *request
+		files []*os.File
+		end   func(s *Server, daemon io.Closer) error
+	}{
+		"daemon":  {apply, []*os.File{blob}, daemonEnds},
+		"server":  {apply, []*os.File{blob}, func(s *Server, _ io.Closer) error { close(s.stop); return nil }},
+		"removal": {&request{Op: opRemoveLayer, Layer: chain}, nil, daemonEnds}, // the next one may want it
 	} {
 		t.Run(name, func(t *testing.T) {
 			daemon, c := pair(t)
-			blob, err := os.Open(os.DevNull)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer blob.Close()
 			// Somebody is at that layer for ever.
-			chain := "sha256:" + strings.Repeat("0", 64)
 			working := map[string]chan struct{}{chain: make(chan struct{})}
 			s := &Server{Layers: &Layers{slots: make(chan struct{}), working: working}, stop: make(chan struct{}), Log: slog.New(slog.DiscardHandler)}
-			if err := send(daemon, &request{Op: opApply, Apply: &layer.ApplyRequest{Layers: []layer.Request{{ChainID: chain}}}}, blob); err != nil {
+			if err := send(daemon, tt.req, tt.files...); err != nil {
 				t.Fatal(err)
 			}
 			answered := make(chan struct{})
@@ -42,7 +49,7 @@ func TestLongRequestsEndWithTheirDaemon(t *testing.T) {
 				t.Fatal("answered while somebody else is at it")
 			case <-time.After(50 * time.Millisecond):
 			}
-			if err := end(s, daemon); err != nil {
+			if err := tt.end(s, daemon); err != nil {
 				t.Fatal(err)
 			}
 			select {

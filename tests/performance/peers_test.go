@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
 // A peer is a program of the distribution that starts one program apart from the host and ends with it. All show it the
@@ -95,9 +96,14 @@ func podmanPeer(b *testing.B) peer {
 			b.Fatal(err)
 		}
 	}
+	env, _, _ := harness.Podman(b)
 	args := append([]string{"--runtime", "runc", "--cgroup-manager", "cgroupfs", "run", "--rm", "--network", "none"}, volumes...)
 	args = append(args, "--rootfs", root, "/bin/echo", "x")
-	return peer{"podman", func(ctx context.Context, _ int) *exec.Cmd { return exec.CommandContext(ctx, "podman", args...) }}
+	return peer{"podman", func(ctx context.Context, _ int) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, "podman", args...)
+		cmd.Env = env
+		return cmd
+	}}
 }
 
 type hostDir struct {

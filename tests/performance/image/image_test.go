@@ -186,32 +186,10 @@ func umoci(b *testing.B) side {
 func podman(b *testing.B) side {
 	b.Helper()
 	program := testenv.RequirePeer(b, "podman")
-	base := b.TempDir()
-	// podman allows 50 characters, in a place where everybody is allowed to make something.
-	run, err := os.MkdirTemp("/tmp", "bench") //nolint:usetesting // see above
-	if err != nil {
-		b.Fatal(err)
-	}
-	env := []string{"PATH=" + os.Getenv("PATH"), "HOME=" + base, "XDG_RUNTIME_DIR=" + run, "TMPDIR=" + base}
+	env, base, run := harness.Podman(b)
 	root := filepath.Join(base, "storage")
 	// Overlay as the kernel has it, which is podman's own choice from Linux 5.13 on, and its fastest.
 	args := []string{"--root", root, "--runroot", filepath.Join(run, "storage"), "--storage-driver", "overlay"}
-	b.Cleanup(func() {
-		defer func() {
-			// Of subordinate ids, so that TempDir cannot do it.
-			if err := errors.Join(harness.RemoveAll(root), harness.RemoveAll(run)); err != nil {
-				b.Error(err)
-			}
-		}()
-		// The process that holds podman's user namespace; it is ours, as the run directory is.
-		data, err := os.ReadFile(filepath.Join(run, "libpod", "tmp", "pause.pid"))
-		if err != nil {
-			return
-		}
-		if pid, err := strconv.Atoi(strings.TrimSpace(string(data))); err == nil {
-			_ = unix.Kill(pid, unix.SIGKILL)
-		}
-	})
 	return side{
 		name: "podman",
 		pull: func(ref string) (usage, error) {

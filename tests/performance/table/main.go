@@ -91,8 +91,8 @@ func run(r io.Reader, w io.Writer) error {
 	fmt.Fprintf(w, `# Performance
 
 Written by `+"`make bench-sandbox`"+` on %s as %s, on a machine with %d processors (%s), Linux %s, %s.
-The sides of a comparison were measured in turns in one run; each figure is the median of the runs. Other machines
-give other figures: run it on yours.
+The sides of a comparison were measured in turns in one run, but what is among 200 sandboxes after what is beside one; each
+figure is the median of the runs. Other machines give other figures: run it on yours.
 
 | what | p50 ms | p99 ms |
 |---|---:|---:|
