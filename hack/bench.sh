@@ -34,7 +34,7 @@ fi
 	bench "${COUNT:-3}" "${RUN:-ExecTrue|CreateRunDelete|Warm|ManyLive|Throughput|Health}" "${as[@]}"
 	if [ -z "${RUN:-}" ]; then # once: these take many sandboxes, and no turns
 		bench 1 DaemonGrowth "${as[@]}"
-		ITERATIONS=50 bench 1 'Snapshot|Fork' "${as[@]}"
+		ITERATIONS=200 bench 1 'Snapshot|Fork' "${as[@]}"
 		[ "$(id -u)" -ne 0 ] || bench 1 IdleMemory
 	fi
 } | tee build/bench.txt
