@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -310,8 +311,12 @@ func (s *Service) StartDetached(ctx context.Context, ref string, req api.ExecReq
 		return api.Exec{}, err
 	}
 	x.log = log
-	if err := x.deposit(ctx); err != nil {
-		// Closing the connection kills it; nobody has heard of it.
+	if err = x.leave(); err == nil {
+		err = x.deposit(ctx)
+	}
+	if err != nil {
+		// Nobody has heard of it. Closing the connection alone kills nothing of which the launcher has a copy.
+		_ = x.guest.Kill()
 		_ = x.guest.Close() // always nil
 		s.drop(ctx, x)      // perhaps it was deposited, and the answer lost
 		log.close()
@@ -319,7 +324,11 @@ func (s *Service) StartDetached(ctx context.Context, ref string, req api.ExecReq
 		return api.Exec{}, err
 	}
 	if len(req.Stdin) > 0 && r.StdinFile == nil {
-		x.stdin.Go(func() { _, _ = x.guest.Stdin.Write(req.Stdin) }) // a program that does not read it is no error
+		x.input <- struct{}{} // it comes before anybody's else
+		x.stdin.Go(func() {
+			defer func() { <-x.input }()
+			_, _ = x.guest.Stdin.Write(req.Stdin) // a program that does not read it is no error
+		})
 	}
 	x.req.Stdin = nil
 	s.execs.enter(x)
@@ -359,26 +368,31 @@ func stdinFile(data []byte) (_ *os.File, err error) {
 	return f, nil
 }
 
+// leave notes what another daemon needs to know of an exec that runs.
+func (x *Execution) leave() error {
+	rest := left{Record: x.record, Request: x.req}
+	rest.Request.Argv, rest.Request.Env, rest.Request.Stdin = nil, nil, nil
+	if x.oom.done != nil && x.oom.err == nil {
+		rest.OOM = &x.oom.before
+	}
+	return x.log.note(recordAt, rest)
+}
+
 // deposit has the launcher keep what another daemon needs to go on: always state and output; while it runs also the
 // connection, and stdout, stderr and stdin, or the terminal and the relay.
 func (x *Execution) deposit(ctx context.Context) error {
-	if !x.ended() {
-		rest := left{Record: x.record, Request: x.req}
-		rest.Request.Argv, rest.Request.Env, rest.Request.Stdin = nil, nil, nil
-		if x.oom.done != nil && x.oom.err == nil {
-			rest.OOM = &x.oom.before
-		}
-		if err := x.log.note(recordAt, rest); err != nil {
-			return err
-		}
-	}
 	if x.s.opts.Deposits == nil {
 		return nil
 	}
+	x.keeping.Lock() // what it becomes is never overtaken by what it was
+	defer x.keeping.Unlock()
 	files := []*os.File{x.log.out, x.log.state}
 	if !x.ended() {
 		k := x.guest.Kept()
 		files = append(files, k.Conn, k.Stdout)
+		if x.noStdin {
+			k.Stdin = nil
+		}
 		for _, f := range []*os.File{x.log.relayR, x.log.relayW, k.Stderr, k.Stdin} {
 			if f != nil {
 				files = append(files, f)
@@ -546,6 +560,9 @@ func (x *Execution) Input(ctx context.Context, r io.Reader, end bool) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+	if end && x.req.TTY {
+		r = io.MultiReader(r, bytes.NewReader([]byte{eot})) // here, where ctx ends a write that nobody reads
+	}
 	undone := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(undone)
@@ -563,8 +580,26 @@ func (x *Execution) Input(ctx context.Context, r io.Reader, end bool) error {
 		return classify(runtime.ErrState, fmt.Errorf("write to stdin: %w", errNoStdin))
 	case err != nil:
 		return err
-	case end:
+	case end && !x.req.TTY:
 		_ = x.CloseStdin() // closing twice, or after the program, changes nothing
+		if x.log != nil {
+			return x.endStdin(ctx)
+		}
+	}
+	return nil
+}
+
+// endStdin has the launcher let go of its copy of a stdin that is closed: the program sees the end when there is no other.
+func (x *Execution) endStdin(ctx context.Context) error {
+	x.keeping.Lock()
+	x.noStdin = true
+	x.keeping.Unlock()
+	err := x.deposit(ctx)
+	if !x.s.execs.has(x) {
+		x.s.drop(ctx, x) // somebody has forgotten it meanwhile
+	}
+	if err != nil && !x.ended() {
+		return err
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -128,7 +129,7 @@ func TestExecsAreHandedOn(t *testing.T) {
 	first := b.start()
 	sb := first.create(api.CreateSandbox{Name: "one", IdleTimeout: 3600})
 	ended := first.detach(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "cat; exit 4"}, Stdin: []byte("from a file\n")})
-	runs := first.detach(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "echo begin; read x; echo $x; exit 6"}, StdinOpen: true, Stdin: []byte("la")})
+	runs := first.detach(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "echo begin; cat; exit 6"}, StdinOpen: true, Stdin: []byte("la")})
 	first.until(ended, exited)
 	first.until(runs, func(x api.Exec) bool { return x.StdoutBytes == 6 })
 	first.cancel()
@@ -154,6 +155,15 @@ func TestExecsAreHandedOn(t *testing.T) {
 	if len(list.Execs) != 2 || list.Execs[0].ID != ended.ID || list.Execs[0].Exit.Code != 4 || list.Execs[0].StdoutBytes != 12 ||
 		list.Execs[1].State != api.ExecRunning || shelf.count() != 2 {
 		t.Errorf("%+v, %d are deposited", list, shelf.count())
+	}
+	// Of one that has ended there is nothing to write to.
+	c, resp, err := websocket.Dial(t.Context(), "ws://sandboxd/v1/sandboxes/one/execs/"+ended.ID+"/attach", &websocket.DialOptions{HTTPClient: second.http})
+	if err != nil {
+		t.Fatalf("%v, %v", err, resp)
+	}
+	second.send(c, api.ExecControl{StdinClose: true})
+	if out, last := second.converse(c, func([3]string) {}); out[api.ChannelStdout] != "from a file\n" || last.Exit == nil || last.Exit.Code != 4 {
+		t.Errorf("%q %+v", out, last)
 	}
 	path := "/v1/sandboxes/one/execs/" + runs.ID
 	if rep := second.do("POST", path+"/stdin?close=true", "st\n"); rep.status != http.StatusNoContent {
