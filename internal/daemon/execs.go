@@ -266,6 +266,7 @@ func shortened(argv []string) []string {
 type left struct {
 	Record  api.Exec
 	Request api.ExecRequest // without stdin, argv and env
+	Init    int             // the host's pid of the sandbox's init
 	OOM     *int            // how often the kernel had killed for want of memory before; nil if that is not known
 }
 
@@ -370,7 +371,7 @@ func stdinFile(data []byte) (_ *os.File, err error) {
 
 // leave notes what another daemon needs to know of an exec that runs.
 func (x *Execution) leave() error {
-	rest := left{Record: x.record, Request: x.req}
+	rest := left{Record: x.record, Request: x.req, Init: x.lease.Record.PID}
 	rest.Request.Argv, rest.Request.Env, rest.Request.Stdin = nil, nil, nil
 	if x.oom.done != nil && x.oom.err == nil {
 		rest.OOM = &x.oom.before
@@ -804,7 +805,11 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 		return fmt.Errorf("it runs, with %d descriptors", len(files))
 	}
 	client := guest.NewClient("") // of a sandbox that has ended nothing is asked
-	if lease, err := s.supervisor.Begin(d.Sandbox); err == nil {
+	switch lease, err := s.supervisor.Rejoin(d.Sandbox); {
+	case err != nil:
+	case lease.Record.PID != rest.Init:
+		lease.End() // it has been started again, and its new init is not to blame for what became of the old one's execs
+	default:
 		x.lease = lease
 		client = guestOf(lease)
 	}
