@@ -109,27 +109,41 @@ func (e *execs) reserve(sandbox string, limit int64) (room []*Execution, err err
 	if e.closed {
 		return nil, ErrStopping
 	}
-	running := 0
+	running, mine := 0, 0
 	var finished []*Execution
-	for _, x := range e.of[sandbox] {
-		switch {
-		case x.log == nil:
-		case x.ended():
-			finished = append(finished, x)
-		default:
-			running++
+	for id, of := range e.of {
+		for _, x := range of {
+			switch {
+			case x.log == nil:
+			case x.ended():
+				finished = append(finished, x)
+				if id == sandbox {
+					mine++
+				}
+			case id == sandbox:
+				running++
+			}
 		}
 	}
-	if running >= maxDetached-maxFinished || e.count >= maxDetachedIn || e.kept+limit > maxKept {
+	slices.SortFunc(finished, byStart)
+	count, kept := e.count, e.kept
+	full := func() bool { return count >= maxDetachedIn || kept+limit > maxKept }
+	for _, x := range finished {
+		own := x.record.Sandbox == sandbox
+		if full() || own && mine >= maxFinished {
+			room = append(room, x)
+			count, kept = count-1, kept-x.log.limit
+			if own {
+				mine--
+			}
+		}
+	}
+	if running >= maxDetached-maxFinished || full() {
 		return nil, fmt.Errorf("%w: %d detached execs of this sandbox run and %d of all are kept, with %d MiB of output, which is the most",
 			runtime.ErrInUse, running, e.count, e.kept>>20)
 	}
 	e.count++
 	e.kept += limit
-	if n := len(finished) - (maxFinished - 1); n > 0 {
-		slices.SortFunc(finished, byStart)
-		room = finished[:n]
-	}
 	return room, nil
 }
 

@@ -317,6 +317,30 @@ func TestDetachedExecsAreBounded(t *testing.T) {
 	r.detach(sb.ID, req)
 }
 
+// What has ended in one sandbox is in nobody's way in another.
+func TestEndedExecsMakeRoomForThoseOfOthers(t *testing.T) {
+	b := newBench(t, realInit(t))
+	shelf := newShelf(t)
+	b.options.Deposits = shelf
+	r := b.start()
+	const each = maxKept / maxOutputLimit / 4
+	var oldest api.Exec
+	for i := range 5 {
+		sb := r.create(api.CreateSandbox{})
+		for j := range each {
+			x := r.detach(sb.ID, api.ExecRequest{Argv: []string{"true"}, OutputLimit: maxOutputLimit})
+			if i == 0 && j == 0 {
+				oldest = x
+			}
+			r.until(x, exited)
+		}
+	}
+	problem(t, r.do("GET", "/v1/sandboxes/"+oldest.Sandbox+"/execs/"+oldest.ID, nil), api.CodeNotFound)
+	if e := r.d.service.execs; e.count != 4*each || e.kept != maxKept || shelf.count() != 4*each {
+		t.Errorf("%d execs with %d bytes, %d are deposited", e.count, e.kept, shelf.count())
+	}
+}
+
 // An exec with a client is listed while it runs, and takes signals; it is nobody's to attach to.
 func TestExecWithItsClientIsListed(t *testing.T) {
 	r := newBench(t, realInit(t)).start()
