@@ -32,6 +32,7 @@ type Execution struct {
 	close sync.Once
 
 	log   *execLog      // nil unless it is detached
+	kept  int64         // bytes of memory that it may take
 	input chan struct{} // holds a value while somebody writes to stdin
 	done  chan struct{} // closed when it has ended and its record says how
 

@@ -27,7 +27,7 @@ import (
 const (
 	maxDetached   = 64        // of one sandbox
 	maxDetachedIn = 512       // of all
-	maxKept       = 1 << 30   // bytes of output of all, as the execs' limits go
+	maxKept       = 1 << 30   // bytes of stdin and output of all, as the execs' limits go
 	maxFinished   = 32        // of one sandbox are kept
 	keepFinished  = time.Hour // and no longer
 )
@@ -53,7 +53,7 @@ type execs struct {
 	mu     sync.Mutex
 	closed bool
 	count  int                              // of detached ones
-	kept   int64                            // their limits
+	kept   int64                            // the sum of their kept
 	of     map[string]map[string]*Execution // by the sandbox's id and the exec's
 }
 
@@ -97,13 +97,13 @@ func (e *execs) leave(x *Execution) bool {
 	}
 	if x.log != nil {
 		e.count--
-		e.kept -= x.log.limit
+		e.kept -= x.kept
 	}
 	return true
 }
 
 // reserve counts a detached exec, which enter or release follows, and returns finished ones that have to make room for it.
-func (e *execs) reserve(sandbox string, limit int64) (room []*Execution, err error) {
+func (e *execs) reserve(sandbox string, size int64) (room []*Execution, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
@@ -127,31 +127,31 @@ func (e *execs) reserve(sandbox string, limit int64) (room []*Execution, err err
 	}
 	slices.SortFunc(finished, byStart)
 	count, kept := e.count, e.kept
-	full := func() bool { return count >= maxDetachedIn || kept+limit > maxKept }
+	full := func() bool { return count >= maxDetachedIn || kept+size > maxKept }
 	for _, x := range finished {
 		own := x.record.Sandbox == sandbox
 		if full() || own && mine >= maxFinished {
 			room = append(room, x)
-			count, kept = count-1, kept-x.log.limit
+			count, kept = count-1, kept-x.kept
 			if own {
 				mine--
 			}
 		}
 	}
 	if running >= maxDetached-maxFinished || full() {
-		return nil, fmt.Errorf("%w: %d detached execs of this sandbox run and %d of all are kept, with %d MiB of output, which is the most",
-			runtime.ErrInUse, running, e.count, e.kept>>20)
+		return nil, classify(runtime.ErrInUse, fmt.Errorf("%d detached execs of this sandbox run and %d of all are kept, with %d MiB of memory, which is the most",
+			running, e.count, e.kept>>20))
 	}
 	e.count++
-	e.kept += limit
+	e.kept += size
 	return room, nil
 }
 
-func (e *execs) release(limit int64) {
+func (e *execs) release(size int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.count--
-	e.kept -= limit
+	e.kept -= size
 }
 
 // goOn starts f, which is waited for by stop; false if that has begun.
@@ -280,8 +280,9 @@ func shortened(argv []string) []string {
 type left struct {
 	Record  api.Exec
 	Request api.ExecRequest // without stdin, argv and env
-	Init    int             // the host's pid of the sandbox's init
-	OOM     *int            // how often the kernel had killed for want of memory before; nil if that is not known
+	Kept    int64
+	Init    int  // the host's pid of the sandbox's init
+	OOM     *int // how often the kernel had killed for want of memory before; nil if that is not known
 }
 
 // StartDetached starts a program that goes on without the caller.
@@ -294,7 +295,8 @@ func (s *Service) StartDetached(ctx context.Context, ref string, req api.ExecReq
 		return api.Exec{}, err
 	}
 	limit := cmp.Or(req.OutputLimit, defaultOutputLimit)
-	room, err := s.execs.reserve(rec.ID, limit)
+	size := limit + int64(len(req.Stdin)) // which is in memory for as long as the program has it open
+	room, err := s.execs.reserve(rec.ID, size)
 	if err != nil {
 		return api.Exec{}, err
 	}
@@ -304,7 +306,7 @@ func (s *Service) StartDetached(ctx context.Context, ref string, req api.ExecReq
 	entered := false
 	defer func() {
 		if !entered {
-			s.execs.release(limit)
+			s.execs.release(size)
 		}
 	}()
 	log, err := newExecLog(limit, req.TTY)
@@ -325,7 +327,7 @@ func (s *Service) StartDetached(ctx context.Context, ref string, req api.ExecReq
 		log.close()
 		return api.Exec{}, err
 	}
-	x.log = log
+	x.log, x.kept = log, size
 	if err = x.leave(); err == nil {
 		err = x.deposit(ctx)
 	}
@@ -385,7 +387,7 @@ func stdinFile(data []byte) (_ *os.File, err error) {
 
 // leave notes what another daemon needs to know of an exec that runs.
 func (x *Execution) leave() error {
-	rest := left{Record: x.record, Request: x.req, Init: x.lease.Record.PID}
+	rest := left{Record: x.record, Request: x.req, Init: x.lease.Record.PID, Kept: x.kept}
 	rest.Request.Argv, rest.Request.Env, rest.Request.Stdin = nil, nil, nil
 	if x.oom.done != nil && x.oom.err == nil {
 		rest.OOM = &x.oom.before
@@ -500,6 +502,9 @@ func (x *Execution) settle(ctx context.Context) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if !s.execs.has(x) {
+		return // as above; who forgets it from here on stops the timer
+	}
 	x.expiry = time.AfterFunc(time.Until(x.record.EndedAt.Add(keepFinished)), func() {
 		s.execs.goOn(func() { s.forget(ctx, x) })
 	})
@@ -781,7 +786,7 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 	if rest.Record.ID != d.Name || rest.Record.Sandbox != d.Sandbox {
 		return errors.New("its record is another's")
 	}
-	x := &Execution{PID: rest.Record.PID, s: s, req: rest.Request, input: make(chan struct{}, 1), done: make(chan struct{}), record: rest.Record}
+	x := &Execution{PID: rest.Record.PID, kept: rest.Kept, s: s, req: rest.Request, input: make(chan struct{}, 1), done: make(chan struct{}), record: rest.Record}
 	x.oom = &oomWatch{s: s, id: d.Sandbox}
 	if rest.OOM != nil {
 		x.oom.before, x.oom.done = *rest.OOM, make(chan struct{})
@@ -851,7 +856,7 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 func (s *Service) list(x *Execution) {
 	s.execs.mu.Lock()
 	s.execs.count++
-	s.execs.kept += x.log.limit
+	s.execs.kept += x.kept
 	s.execs.mu.Unlock()
 	s.execs.enter(x)
 }

@@ -328,7 +328,7 @@ func TestEndedExecsMakeRoomForThoseOfOthers(t *testing.T) {
 	for i := range 5 {
 		sb := r.create(api.CreateSandbox{})
 		for j := range each {
-			x := r.detach(sb.ID, api.ExecRequest{Argv: []string{"true"}, OutputLimit: maxOutputLimit})
+			x := r.detach(sb.ID, api.ExecRequest{Argv: []string{"true"}, OutputLimit: maxOutputLimit - 4, Stdin: []byte("text")})
 			if i == 0 && j == 0 {
 				oldest = x
 			}
