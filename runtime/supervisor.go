@@ -598,6 +598,20 @@ func (s *Supervisor) Begin(ref string) (*Lease, error) {
 	return s.lease(sb), nil
 }
 
+// Rejoin is Begin for a use that began before the sandbox was paused, or with another supervisor: of a paused sandbox too.
+func (s *Supervisor) Rejoin(ref string) (*Lease, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, ErrClosed
+	}
+	sb, err := s.alive(ref)
+	if err != nil {
+		return nil, err
+	}
+	return s.lease(sb), nil
+}
+
 // lease needs mu.
 func (s *Supervisor) lease(sb *sandbox) *Lease {
 	sb.active++

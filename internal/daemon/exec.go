@@ -32,8 +32,12 @@ type Execution struct {
 	close sync.Once
 
 	log   *execLog      // nil unless it is detached
+	kept  int64         // bytes of memory that it may take
 	input chan struct{} // holds a value while somebody writes to stdin
 	done  chan struct{} // closed when it has ended and its record says how
+
+	keeping sync.Mutex // over a deposit; before mu
+	noStdin bool       // stdin was closed, and is not to be kept for the next daemon
 
 	mu     sync.Mutex
 	record api.Exec // but for what log counts; of its fields only those change that say how it ended

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -26,7 +27,7 @@ import (
 const (
 	maxDetached   = 64        // of one sandbox
 	maxDetachedIn = 512       // of all
-	maxKept       = 1 << 30   // bytes of output of all, as the execs' limits go
+	maxKept       = 1 << 30   // bytes of stdin and output of all, as the execs' limits go
 	maxFinished   = 32        // of one sandbox are kept
 	keepFinished  = time.Hour // and no longer
 )
@@ -52,7 +53,7 @@ type execs struct {
 	mu     sync.Mutex
 	closed bool
 	count  int                              // of detached ones
-	kept   int64                            // their limits
+	kept   int64                            // the sum of their kept
 	of     map[string]map[string]*Execution // by the sandbox's id and the exec's
 }
 
@@ -96,47 +97,61 @@ func (e *execs) leave(x *Execution) bool {
 	}
 	if x.log != nil {
 		e.count--
-		e.kept -= x.log.limit
+		e.kept -= x.kept
 	}
 	return true
 }
 
 // reserve counts a detached exec, which enter or release follows, and returns finished ones that have to make room for it.
-func (e *execs) reserve(sandbox string, limit int64) (room []*Execution, err error) {
+func (e *execs) reserve(sandbox string, size int64) (room []*Execution, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
 		return nil, ErrStopping
 	}
-	running := 0
+	running, mine := 0, 0
 	var finished []*Execution
-	for _, x := range e.of[sandbox] {
-		switch {
-		case x.log == nil:
-		case x.ended():
-			finished = append(finished, x)
-		default:
-			running++
+	for id, of := range e.of {
+		for _, x := range of {
+			switch {
+			case x.log == nil:
+			case x.ended():
+				finished = append(finished, x)
+				if id == sandbox {
+					mine++
+				}
+			case id == sandbox:
+				running++
+			}
 		}
 	}
-	if running >= maxDetached-maxFinished || e.count >= maxDetachedIn || e.kept+limit > maxKept {
-		return nil, fmt.Errorf("%w: %d detached execs of this sandbox run and %d of all are kept, with %d MiB of output, which is the most",
-			runtime.ErrInUse, running, e.count, e.kept>>20)
+	slices.SortFunc(finished, byStart)
+	count, kept := e.count, e.kept
+	full := func() bool { return count >= maxDetachedIn || kept+size > maxKept }
+	for _, x := range finished {
+		own := x.record.Sandbox == sandbox
+		if full() || own && mine >= maxFinished {
+			room = append(room, x)
+			count, kept = count-1, kept-x.kept
+			if own {
+				mine--
+			}
+		}
+	}
+	if running >= maxDetached-maxFinished || full() {
+		return nil, classify(runtime.ErrInUse, fmt.Errorf("%d detached execs of this sandbox run and %d of all are kept, with %d MiB of memory, which is the most",
+			running, e.count, e.kept>>20))
 	}
 	e.count++
-	e.kept += limit
-	if n := len(finished) - (maxFinished - 1); n > 0 {
-		slices.SortFunc(finished, byStart)
-		room = finished[:n]
-	}
+	e.kept += size
 	return room, nil
 }
 
-func (e *execs) release(limit int64) {
+func (e *execs) release(size int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.count--
-	e.kept -= limit
+	e.kept -= size
 }
 
 // goOn starts f, which is waited for by stop; false if that has begun.
@@ -265,7 +280,9 @@ func shortened(argv []string) []string {
 type left struct {
 	Record  api.Exec
 	Request api.ExecRequest // without stdin, argv and env
-	OOM     *int            // how often the kernel had killed for want of memory before; nil if that is not known
+	Kept    int64
+	Init    int  // the host's pid of the sandbox's init
+	OOM     *int // how often the kernel had killed for want of memory before; nil if that is not known
 }
 
 // StartDetached starts a program that goes on without the caller.
@@ -278,7 +295,8 @@ func (s *Service) StartDetached(ctx context.Context, ref string, req api.ExecReq
 		return api.Exec{}, err
 	}
 	limit := cmp.Or(req.OutputLimit, defaultOutputLimit)
-	room, err := s.execs.reserve(rec.ID, limit)
+	size := limit + int64(len(req.Stdin)) // which is in memory for as long as the program has it open
+	room, err := s.execs.reserve(rec.ID, size)
 	if err != nil {
 		return api.Exec{}, err
 	}
@@ -288,7 +306,7 @@ func (s *Service) StartDetached(ctx context.Context, ref string, req api.ExecReq
 	entered := false
 	defer func() {
 		if !entered {
-			s.execs.release(limit)
+			s.execs.release(size)
 		}
 	}()
 	log, err := newExecLog(limit, req.TTY)
@@ -309,9 +327,13 @@ func (s *Service) StartDetached(ctx context.Context, ref string, req api.ExecReq
 		log.close()
 		return api.Exec{}, err
 	}
-	x.log = log
-	if err := x.deposit(ctx); err != nil {
-		// Closing the connection kills it; nobody has heard of it.
+	x.log, x.kept = log, size
+	if err = x.leave(); err == nil {
+		err = x.deposit(ctx)
+	}
+	if err != nil {
+		// Nobody has heard of it. Closing the connection alone kills nothing of which the launcher has a copy.
+		_ = x.guest.Kill()
 		_ = x.guest.Close() // always nil
 		s.drop(ctx, x)      // perhaps it was deposited, and the answer lost
 		log.close()
@@ -319,7 +341,11 @@ func (s *Service) StartDetached(ctx context.Context, ref string, req api.ExecReq
 		return api.Exec{}, err
 	}
 	if len(req.Stdin) > 0 && r.StdinFile == nil {
-		x.stdin.Go(func() { _, _ = x.guest.Stdin.Write(req.Stdin) }) // a program that does not read it is no error
+		x.input <- struct{}{} // it comes before anybody's else
+		x.stdin.Go(func() {
+			defer func() { <-x.input }()
+			_, _ = x.guest.Stdin.Write(req.Stdin) // a program that does not read it is no error
+		})
 	}
 	x.req.Stdin = nil
 	s.execs.enter(x)
@@ -359,26 +385,31 @@ func stdinFile(data []byte) (_ *os.File, err error) {
 	return f, nil
 }
 
+// leave notes what another daemon needs to know of an exec that runs.
+func (x *Execution) leave() error {
+	rest := left{Record: x.record, Request: x.req, Init: x.lease.Record.PID, Kept: x.kept}
+	rest.Request.Argv, rest.Request.Env, rest.Request.Stdin = nil, nil, nil
+	if x.oom.done != nil && x.oom.err == nil {
+		rest.OOM = &x.oom.before
+	}
+	return x.log.note(recordAt, rest)
+}
+
 // deposit has the launcher keep what another daemon needs to go on: always state and output; while it runs also the
 // connection, and stdout, stderr and stdin, or the terminal and the relay.
 func (x *Execution) deposit(ctx context.Context) error {
-	if !x.ended() {
-		rest := left{Record: x.record, Request: x.req}
-		rest.Request.Argv, rest.Request.Env, rest.Request.Stdin = nil, nil, nil
-		if x.oom.done != nil && x.oom.err == nil {
-			rest.OOM = &x.oom.before
-		}
-		if err := x.log.note(recordAt, rest); err != nil {
-			return err
-		}
-	}
 	if x.s.opts.Deposits == nil {
 		return nil
 	}
+	x.keeping.Lock() // what it becomes is never overtaken by what it was
+	defer x.keeping.Unlock()
 	files := []*os.File{x.log.out, x.log.state}
 	if !x.ended() {
 		k := x.guest.Kept()
 		files = append(files, k.Conn, k.Stdout)
+		if x.noStdin {
+			k.Stdin = nil
+		}
 		for _, f := range []*os.File{x.log.relayR, x.log.relayW, k.Stderr, k.Stdin} {
 			if f != nil {
 				files = append(files, f)
@@ -471,6 +502,9 @@ func (x *Execution) settle(ctx context.Context) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if !s.execs.has(x) {
+		return // as above; who forgets it from here on stops the timer
+	}
 	x.expiry = time.AfterFunc(time.Until(x.record.EndedAt.Add(keepFinished)), func() {
 		s.execs.goOn(func() { s.forget(ctx, x) })
 	})
@@ -546,6 +580,9 @@ func (x *Execution) Input(ctx context.Context, r io.Reader, end bool) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+	if end && x.req.TTY {
+		r = io.MultiReader(r, bytes.NewReader([]byte{eot})) // here, where ctx ends a write that nobody reads
+	}
 	undone := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(undone)
@@ -563,8 +600,26 @@ func (x *Execution) Input(ctx context.Context, r io.Reader, end bool) error {
 		return classify(runtime.ErrState, fmt.Errorf("write to stdin: %w", errNoStdin))
 	case err != nil:
 		return err
-	case end:
+	case end && !x.req.TTY:
 		_ = x.CloseStdin() // closing twice, or after the program, changes nothing
+		if x.log != nil {
+			return x.endStdin(ctx)
+		}
+	}
+	return nil
+}
+
+// endStdin has the launcher let go of its copy of a stdin that is closed: the program sees the end when there is no other.
+func (x *Execution) endStdin(ctx context.Context) error {
+	x.keeping.Lock()
+	x.noStdin = true
+	x.keeping.Unlock()
+	err := x.deposit(ctx)
+	if !x.s.execs.has(x) {
+		x.s.drop(ctx, x) // somebody has forgotten it meanwhile
+	}
+	if err != nil && !x.ended() {
+		return err
 	}
 	return nil
 }
@@ -731,7 +786,7 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 	if rest.Record.ID != d.Name || rest.Record.Sandbox != d.Sandbox {
 		return errors.New("its record is another's")
 	}
-	x := &Execution{PID: rest.Record.PID, s: s, req: rest.Request, input: make(chan struct{}, 1), done: make(chan struct{}), record: rest.Record}
+	x := &Execution{PID: rest.Record.PID, kept: rest.Kept, s: s, req: rest.Request, input: make(chan struct{}, 1), done: make(chan struct{}), record: rest.Record}
 	x.oom = &oomWatch{s: s, id: d.Sandbox}
 	if rest.OOM != nil {
 		x.oom.before, x.oom.done = *rest.OOM, make(chan struct{})
@@ -769,7 +824,11 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 		return fmt.Errorf("it runs, with %d descriptors", len(files))
 	}
 	client := guest.NewClient("") // of a sandbox that has ended nothing is asked
-	if lease, err := s.supervisor.Begin(d.Sandbox); err == nil {
+	switch lease, err := s.supervisor.Rejoin(d.Sandbox); {
+	case err != nil:
+	case lease.Record.PID != rest.Init:
+		lease.End() // it has been started again, and its new init is not to blame for what became of the old one's execs
+	default:
 		x.lease = lease
 		client = guestOf(lease)
 	}
@@ -797,7 +856,7 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 func (s *Service) list(x *Execution) {
 	s.execs.mu.Lock()
 	s.execs.count++
-	s.execs.kept += x.log.limit
+	s.execs.kept += x.kept
 	s.execs.mu.Unlock()
 	s.execs.enter(x)
 }

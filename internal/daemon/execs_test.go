@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -128,9 +130,9 @@ func TestExecsAreHandedOn(t *testing.T) {
 	first := b.start()
 	sb := first.create(api.CreateSandbox{Name: "one", IdleTimeout: 3600})
 	ended := first.detach(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "cat; exit 4"}, Stdin: []byte("from a file\n")})
-	runs := first.detach(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "echo begin; read x; echo $x; exit 6"}, StdinOpen: true, Stdin: []byte("la")})
+	runs := first.detach(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "echo begin; cat; exit 6"}, StdinOpen: true, Stdin: []byte("la")})
 	first.until(ended, exited)
-	first.until(runs, func(x api.Exec) bool { return x.StdoutBytes == 6 })
+	first.until(runs, func(x api.Exec) bool { return x.StdoutBytes == 8 })
 	first.cancel()
 	first.wait()
 
@@ -155,6 +157,17 @@ func TestExecsAreHandedOn(t *testing.T) {
 		list.Execs[1].State != api.ExecRunning || shelf.count() != 2 {
 		t.Errorf("%+v, %d are deposited", list, shelf.count())
 	}
+	// Of one that has ended there is nothing to write to, whether the frame comes before its end is told or behind.
+	for range 20 {
+		c, resp, err := websocket.Dial(t.Context(), "ws://sandboxd/v1/sandboxes/one/execs/"+ended.ID+"/attach", &websocket.DialOptions{HTTPClient: second.http})
+		if err != nil {
+			t.Fatalf("%v, %v", err, resp)
+		}
+		second.send(c, api.ExecControl{StdinClose: true})
+		if out, last := second.converse(c, nil); out[api.ChannelStdout] != "from a file\n" || last.Exit == nil || last.Exit.Code != 4 {
+			t.Errorf("%q %+v", out, last)
+		}
+	}
 	path := "/v1/sandboxes/one/execs/" + runs.ID
 	if rep := second.do("POST", path+"/stdin?close=true", "st\n"); rep.status != http.StatusNoContent {
 		t.Errorf("%s", rep.body)
@@ -177,6 +190,78 @@ func TestExecsAreHandedOn(t *testing.T) {
 	problem(t, second.do("GET", path, nil), api.CodeNotFound)
 	if rep := second.do("DELETE", "/v1/sandboxes/one", nil); rep.status != http.StatusNoContent || shelf.count() != 0 {
 		t.Errorf("%s, %d are deposited", rep.body, shelf.count())
+	}
+}
+
+// A sandbox that is paused while the daemon changes is kept from idling by its execs afterwards, as before.
+func TestExecsOfAPausedSandboxAreHandedOn(t *testing.T) {
+	b := newBench(t, realInit(t))
+	b.options.Deposits = newShelf(t)
+	first := b.start()
+	sb := first.create(api.CreateSandbox{IdleTimeout: 0.3})
+	x := first.detach(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "read x; exit 3"}, StdinOpen: true})
+	if rep := first.do("POST", "/v1/sandboxes/"+sb.ID+"/pause", nil); rep.status != http.StatusOK {
+		t.Fatalf("%s", rep.body)
+	}
+	first.cancel()
+	first.wait()
+	second := b.start()
+	second.t = t
+	if rep := second.do("POST", "/v1/sandboxes/"+sb.ID+"/resume", nil); rep.status != http.StatusOK {
+		t.Fatalf("%s", rep.body)
+	}
+	<-time.After(time.Second) // no event tells that a sandbox has not been ended
+	if rep := second.do("POST", "/v1/sandboxes/"+sb.ID+"/execs/"+x.ID+"/stdin", "\n"); rep.status != http.StatusNoContent {
+		t.Errorf("%s", rep.body)
+	}
+	if now := second.until(x, func(x api.Exec) bool { return x.State != api.ExecRunning }); now.Exit == nil || now.Exit.Code != 3 {
+		t.Errorf("%+v", now)
+	}
+}
+
+// A daemon may be killed right after a sandbox was stopped and started, before it has noted what became of its execs. The next
+// one does not hold that against the new init.
+func TestExecsOfAnEarlierLifeAreLost(t *testing.T) {
+	b := newBench(t, realInit(t))
+	shelf := newShelf(t)
+	b.options.Deposits = shelf
+	first := b.start()
+	sb := first.create(api.CreateSandbox{})
+	x := first.detach(sb.ID, api.ExecRequest{Argv: []string{"sleep", "600"}})
+	before, err := shelf.Withdraw(t.Context())
+	if err != nil || len(before) != 1 {
+		t.Fatalf("%v, %v", before, err)
+	}
+	defer closeFiles(before[0].Files)
+	for _, route := range []string{"/stop", "/start"} {
+		if rep := first.do("POST", "/v1/sandboxes/"+sb.ID+route, nil); rep.status != http.StatusOK {
+			t.Fatalf("%s: %s", route, rep.body)
+		}
+	}
+	first.until(x, func(x api.Exec) bool { return x.State == api.ExecLost })
+	first.cancel()
+	first.wait()
+	// In memory no init has a pid.
+	state := before[0].Files[1]
+	var rest left
+	if ok, err := noted(state, recordAt, &rest); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	rest.Init = 1 << 22
+	_, err = state.WriteAt(make([]byte, 8), endAt)
+	if err := errors.Join(err, (&execLog{state: state}).note(recordAt, rest)); err != nil {
+		t.Fatal(err)
+	}
+	if err := shelf.Deposit(t.Context(), before[0]); err != nil {
+		t.Fatal(err)
+	}
+	second := b.start()
+	second.t = t
+	if now := second.until(x, func(x api.Exec) bool { return x.State != api.ExecRunning }); now.State != api.ExecLost {
+		t.Errorf("%+v", now)
+	}
+	if res := second.exec(sb.ID, api.ExecRequest{Argv: []string{"true"}}); res.Exit.Code != 0 {
+		t.Errorf("%+v", res)
 	}
 }
 
@@ -230,6 +315,30 @@ func TestDetachedExecsAreBounded(t *testing.T) {
 		t.Errorf("%s", rep.body)
 	}
 	r.detach(sb.ID, req)
+}
+
+// What has ended in one sandbox is in nobody's way in another.
+func TestEndedExecsMakeRoomForThoseOfOthers(t *testing.T) {
+	b := newBench(t, realInit(t))
+	shelf := newShelf(t)
+	b.options.Deposits = shelf
+	r := b.start()
+	const each = maxKept / maxOutputLimit / 4
+	var oldest api.Exec
+	for i := range 5 {
+		sb := r.create(api.CreateSandbox{})
+		for j := range each {
+			x := r.detach(sb.ID, api.ExecRequest{Argv: []string{"true"}, OutputLimit: maxOutputLimit - 4, Stdin: []byte("text")})
+			if i == 0 && j == 0 {
+				oldest = x
+			}
+			r.until(x, exited)
+		}
+	}
+	problem(t, r.do("GET", "/v1/sandboxes/"+oldest.Sandbox+"/execs/"+oldest.ID, nil), api.CodeNotFound)
+	if e := r.d.service.execs; e.count != 4*each || e.kept != maxKept || shelf.count() != 4*each {
+		t.Errorf("%d execs with %d bytes, %d are deposited", e.count, e.kept, shelf.count())
+	}
 }
 
 // An exec with a client is listed while it runs, and takes signals; it is nobody's to attach to.

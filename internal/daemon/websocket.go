@@ -150,14 +150,14 @@ var errClientGone = errors.New("the client is gone")
 
 // readFrames does what the client says until the connection ends or it says something wrong.
 func (d *Daemon) readFrames(ctx context.Context, c *websocket.Conn, x *Execution) error {
-	write := func(p []byte) {
+	write := func(p []byte, end bool) {
 		// A program that has closed its stdin is no reason to end: it may have more to say.
-		if err := x.Input(ctx, bytes.NewReader(p), false); err != nil {
+		if err := x.Input(ctx, bytes.NewReader(p), end); err != nil {
 			d.log.Debug("stdin of an exec is not read", "error", err)
 		}
 	}
 	if stdin := x.req.Stdin; len(stdin) > 0 {
-		write(stdin)
+		write(stdin, false)
 	}
 	for {
 		kind, data, err := c.Read(ctx)
@@ -168,7 +168,7 @@ func (d *Daemon) readFrames(ctx context.Context, c *websocket.Conn, x *Execution
 			if len(data) == 0 || data[0] != api.ChannelStdin {
 				return invalidf("a binary frame from the client must begin with channel %d", api.ChannelStdin)
 			}
-			write(data[1:])
+			write(data[1:], false)
 			continue
 		}
 		var control api.ExecControl
@@ -181,7 +181,7 @@ func (d *Daemon) readFrames(ctx context.Context, c *websocket.Conn, x *Execution
 		case control.Signal != "":
 			err = x.Signal(control.Signal, false)
 		case control.StdinClose:
-			_ = x.CloseStdin() // closing twice, or after the program, changes nothing
+			write(nil, true)
 		default:
 			err = invalidf("a text frame must have one of resize, signal, stdin_close")
 		}

@@ -70,6 +70,7 @@ type Exec struct {
 	begun   time.Time
 	timeout time.Duration
 
+	quit <-chan struct{} // ends the wait also while init is held; nil but for Spool
 	wait sync.Once
 	exit ExecExit
 	err  error
@@ -306,7 +307,7 @@ func (e *Exec) await() (ExecExit, error) {
 	if e.keep {
 		answer = e.conn.peek
 	}
-	pkt, fds, err := e.client.awaitBy(answer, nil, e.conn, exitGrace) // Close ends it
+	pkt, fds, err := e.client.awaitBy(answer, e.quit, e.conn, exitGrace) // Close ends it
 	if err != nil {
 		return ExecExit{}, lost("await the process's exit", err)
 	}

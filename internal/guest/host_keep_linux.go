@@ -101,6 +101,7 @@ func (e *Exec) Spool(ctx context.Context, sink Sink) (ExecExit, error) {
 		e.stopReading()
 	})
 	defer stop()
+	e.quit = ctx.Done()
 	exit, err := e.Wait()
 	if err == nil {
 		e.stopReading()

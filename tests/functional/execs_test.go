@@ -629,3 +629,49 @@ func TestDetachedExecIsLostWithItsSandbox(t *testing.T) {
 	kill9(t, d.System(t).Launcher)
 	lost(s, x)
 }
+
+// A stdin that is closed has ended for the program, by the route and on the WebSocket, also where the daemon is another one, and the
+// daemon does not wait for a paused sandbox before it ends.
+func TestDetachedStdinEnds(t *testing.T) {
+	d := start(t)
+	c := client.New(d.Socket)
+	defer c.Close()
+	s := d.Create(t, api.CreateSandbox{})
+	cat := func() *api.Exec {
+		t.Helper()
+		return detach(t, c, s, api.ExecRequest{Argv: []string{"cat"}, StdinOpen: true, Stdin: []byte("a")})
+	}
+	whole := func(x *api.Exec, want string) {
+		t.Helper()
+		var o output
+		if end := attach(t, c, s, x.ID, 0, &o); end.Exit.Code != 0 || o.stdout.String() != want {
+			t.Errorf("%+v, %q", end.Exit, o.stdout.String())
+		}
+	}
+	x, y := cat(), cat()
+	if err := c.WriteStdin(t.Context(), s.ID, x.ID, strings.NewReader("b"), true); err != nil {
+		t.Error(err)
+	}
+	whole(x, "ab")
+	if _, err := c.Attach(t.Context(), s.ID, y.ID, 0, client.Streams{Stdin: strings.NewReader("c")}, nil); err != nil {
+		t.Error(err)
+	}
+	whole(y, "ac")
+
+	z := cat()
+	if _, err := c.PauseSandbox(t.Context(), s.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Call(t.Context(), "POST", "/v1/system/shutdown", api.Shutdown{KeepSandboxes: true}, nil); err != nil {
+		t.Fatal(err)
+	}
+	d.WaitExit(t)
+	d.Launch(t)
+	if _, err := c.ResumeSandbox(t.Context(), s.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.WriteStdin(t.Context(), s.ID, z.ID, strings.NewReader("d"), true); err != nil {
+		t.Error(err)
+	}
+	whole(z, "ad")
+}
