@@ -315,11 +315,21 @@ func TestFailedDeletionEndsTheSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Nobody knows of what runs now.
-	orphan, err := b.engine.Create(t.Context(), &runtime.Spec{ID: "unknown"}, openNull(t))
-	if err != nil {
-		t.Fatal(err)
+	for _, id := range []string{"unknown", "served"} {
+		orphan, err := b.engine.Create(t.Context(), &runtime.Spec{ID: id}, openNull(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer orphan.Pidfd.Close()
 	}
-	defer orphan.Pidfd.Close()
+	for _, rec := range []runtime.Record{
+		{Sandbox: api.Sandbox{ID: "served", State: api.StateRunning}, Ephemeral: true},
+		{Sandbox: api.Sandbox{ID: "half", State: api.StateCreating}},
+	} {
+		if err := runtime.PutRecord(b.dir, &rec); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if s, err = runtime.Open(t.Context(), b.dir, e, b.options); err != nil {
 		t.Fatal(err)
 	}

@@ -175,8 +175,9 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 		switch {
 		case rec.Ephemeral:
 			// The request that it served went with the daemon that answered it.
-			if err := s.engine.Delete(ctx, rec.ID); err != nil && !errors.Is(err, ErrNotFound) {
-				return fmt.Errorf("delete sandbox %s of a request that was cut off: %w", rec.ID, err)
+			if err := ignoreNotFound(s.engine.Delete(ctx, rec.ID)); err != nil {
+				s.log.Error("sandbox of a request that was cut off could not be deleted", "id", rec.ID, "error", err)
+				continue // tried again below, as what nobody owns; its record goes when the next daemon starts
 			}
 			if err := s.records.remove(rec.ID); err != nil {
 				return err
@@ -191,8 +192,9 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 		case rec.State == api.StateCreating && st == nil && !slices.Contains(leftovers, rec.ID):
 			// Its creation came to nothing and was never answered: nobody knows of it, and nobody will. One that has left
 			// something may have been answered, and is told of like any other that has ended.
-			if err := s.engine.Delete(ctx, rec.ID); err != nil && !errors.Is(err, ErrNotFound) {
-				return fmt.Errorf("delete half-made sandbox %s: %w", rec.ID, err)
+			if err := ignoreNotFound(s.engine.Delete(ctx, rec.ID)); err != nil {
+				s.log.Error("half-made sandbox could not be deleted", "id", rec.ID, "error", err)
+				continue // as above
 			}
 			if err := s.records.remove(rec.ID); err != nil {
 				return err
