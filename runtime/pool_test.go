@@ -12,6 +12,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/runtime/runtimetest"
 )
 
 // park puts n sandboxes into the pool "host" and returns their ids.
@@ -260,4 +261,80 @@ func TestFailedDeletionIsOnRecord(t *testing.T) {
 	if err := s.Delete(t.Context(), rec.ID); err != nil {
 		t.Error(err)
 	}
+}
+
+// reluctant is an engine that cannot remove what it ends.
+type reluctant struct {
+	*runtimetest.Engine
+
+	kills *sync.WaitGroup
+	after *time.Duration // so that some ends are seen while the failure is dealt with
+}
+
+func (e reluctant) Delete(ctx context.Context, id string) error {
+	*e.after += 50 * time.Microsecond
+	late := time.After(*e.after)
+	e.kills.Go(func() {
+		<-late
+		_ = e.Kill(context.WithoutCancel(ctx), id)
+	})
+	return errDisk
+}
+
+var errDisk = errors.New("disk is broken")
+
+// What is on record of it is how it has ended, whoever was faster; and no daemon is kept from starting by what cannot be removed.
+func TestFailedDeletionEndsTheSandbox(t *testing.T) {
+	b := newBench(t)
+	e := reluctant{b.engine, new(sync.WaitGroup), new(time.Duration)}
+	s, err := runtime.Open(t.Context(), b.dir, e, b.options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for range 60 {
+		rec := create(t, s, request(""))
+		ids = append(ids, rec.ID)
+		if err := s.Delete(t.Context(), rec.ID); !errors.Is(err, errDisk) {
+			t.Fatalf("delete: %v", err)
+		}
+		e.kills.Wait()
+		waitEnded(t, s, rec.ID)
+	}
+	if err := s.Close(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	s = b.open(t)
+	for _, id := range ids {
+		rec, err := s.Get(id)
+		if err != nil || rec.State != api.StateStopped || !slices.Contains([]string{"its deletion had begun", "its init ended"}, rec.Reason) {
+			t.Errorf("after a restart: %s %q, %v", rec.State, rec.Reason, err)
+		}
+	}
+	if err := s.Close(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	// Nobody knows of what runs now.
+	for _, id := range []string{"unknown", "served"} {
+		orphan, err := b.engine.Create(t.Context(), &runtime.Spec{ID: id}, openNull(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer orphan.Pidfd.Close()
+	}
+	for _, rec := range []runtime.Record{
+		{Sandbox: api.Sandbox{ID: "served", State: api.StateRunning}, Ephemeral: true},
+		{Sandbox: api.Sandbox{ID: "half", State: api.StateCreating}},
+	} {
+		if err := runtime.PutRecord(b.dir, &rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s, err = runtime.Open(t.Context(), b.dir, e, b.options); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(t.Context(), false); err != nil {
+		t.Error(err)
+	}
+	e.kills.Wait()
 }

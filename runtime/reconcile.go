@@ -171,7 +171,10 @@ func (s *Supervisor) putRight(ctx context.Context, o oddity) error {
 	sb.write.Lock()
 	defer sb.write.Unlock()
 	s.mu.Lock()
-	rec := sb.rec.clone()
+	rec, deleting := sb.rec.clone(), sb.deletion != nil
 	s.mu.Unlock()
+	if deleting { // by Close
+		return nil
+	}
 	return errors.Join(s.sockets.remove(rec.ID), s.records.put(&rec))
 }

@@ -11,7 +11,7 @@ import (
 
 // Rollback gives a sandbox the files of a snapshot in the place of its own, which are gone for good: it is ended without grace,
 // its root is source from then on, and it runs again if it did before. Id, name, labels and limits stay. Snapshot is the id that its
-// record shows.
+// record shows. What has begun goes on although ctx ends.
 //
 // The record is written first, and says that what the sandbox had written is of no use any more. A daemon that comes after a
 // crash finds a sandbox that has its old files, or one that has ended and has those of the snapshot.
@@ -30,7 +30,7 @@ func (s *Supervisor) Rollback(ctx context.Context, ref string, source rootfs.Sou
 	if rec, err = s.replaceFiles(ctx, id, source, snapshot); err != nil || !ran {
 		return rec, err
 	}
-	rec, err = s.Start(ctx, id, req)
+	rec, err = s.Start(context.WithoutCancel(ctx), id, req)
 	if errors.Is(err, ErrNotEnded) { // somebody else has started it
 		return s.Get(id)
 	}
@@ -63,8 +63,8 @@ func (s *Supervisor) replaceFiles(ctx context.Context, id string, source rootfs.
 		return Record{}, err
 	}
 	s.mu.Lock()
-	sb.rec = rec.clone()
-	close(sb.doomed) // who reads its files may read them half removed
+	sb.rec.Rootfs, sb.rec.Snapshot, sb.rec.Fresh = source.Clone(), snapshot, true // no more: others read its id without the lock
+	close(sb.doomed)                                                              // who reads its files may read them half removed
 	sb.doomed = make(chan struct{})
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)

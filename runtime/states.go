@@ -60,8 +60,12 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 		defer cancel()
 		return ignoreNotFound(s.engine.Kill(ctx, rec.ID))
 	})
+	was := rec.clone()
 	rec.Deadline = time.Now().UTC().Add(cmp.Or(req.Timeout, rec.Timeout, s.opts.Timeout))
-	started, err := s.engine.Start(ctx, &Spec{
+	// As in create: what the engine has not begun cannot be ended, and it would begin after that.
+	making, done := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer done()
+	started, err := s.engine.Start(making, &Spec{
 		ID: rec.ID, Rootfs: rec.Rootfs, Hostname: rec.Name, Profile: req.Profile,
 		Limits: rec.Limits, Explicit: stillExplicit(rec.Explicit, rec.Limits), IODevice: s.opts.IODevice, Deadline: rec.Deadline, Fresh: rec.Fresh,
 	}, control)
@@ -72,7 +76,9 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	if err != nil {
 		return Record{}, err
 	}
-	was := rec.clone()
+	if ctx.Err() != nil {
+		return Record{}, errors.Join(context.Cause(ctx), started.Pidfd.Close())
+	}
 	rec.Fresh = false
 	rec.State, rec.Reason, rec.Enforced, rec.PID = api.StateRunning, "", started.Enforced, PIDOf(started.Pidfd)
 	undo.add("restore record", func() error { return s.records.put(&was) })

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/runtime/runtimetest"
 )
 
 func start(t *testing.T, s *runtime.Supervisor, ref string, timeout time.Duration) runtime.Record {
@@ -191,6 +192,87 @@ func TestFailedStartLeavesItStopped(t *testing.T) {
 
 // Stopping what does not want to end takes its grace; whoever is in a hurry does not wait for it, and neither does the
 // end of the daemon.
+// slowStart is an engine that is slow to begin with a start.
+type slowStart struct{ *slow }
+
+func (e slowStart) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	return e.Engine.Create(ctx, spec, control)
+}
+
+func (e slowStart) Start(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	return e.late(ctx, spec, control, e.Engine.Start)
+}
+
+// A start whose client hangs up before the engine has begun is none either.
+func TestStartThatBeginsLateLeavesItStopped(t *testing.T) {
+	b := newBench(t)
+	e := slowStart{&slow{Engine: b.engine, asked: make(chan struct{}), begin: make(chan struct{}), made: make(chan struct{})}}
+	s, err := runtime.Open(t.Context(), b.dir, e, b.options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := create(t, s, request("late"))
+	was := stop(t, s, rec.ID)
+	ctx, hangUp := context.WithCancel(t.Context())
+	answer := make(chan error, 1)
+	go func() {
+		_, err := s.Start(ctx, rec.ID, runtime.StartRequest{Timeout: 5 * time.Hour})
+		answer <- err
+	}()
+	<-e.asked
+	hangUp()
+	select {
+	case err := <-answer:
+		answer <- err
+	case <-time.After(50 * time.Millisecond): // it waits, as it should
+	}
+	close(e.begin)
+	<-e.made
+	if err := <-answer; !errors.Is(err, context.Canceled) {
+		t.Errorf("Start = %v, want canceled", err)
+	}
+	if list, err := b.engine.List(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("the engine still runs %d sandboxes, %v", len(list), err)
+	}
+	if err := s.Close(t.Context(), true); err != nil {
+		t.Error(err)
+	}
+	s = b.open(t)
+	if now, err := s.Get(rec.ID); err != nil || now.State != api.StateStopped || now.Reason != was.Reason || !now.Deadline.Equal(was.Deadline) {
+		t.Errorf("after a restart: %+v, %v", now, err)
+	}
+}
+
+// left is an engine whose client leaves while it throws files away.
+type left struct {
+	*runtimetest.Engine
+
+	leave func()
+}
+
+func (e left) Delete(ctx context.Context, id string) error {
+	e.leave()
+	return e.Engine.Delete(ctx, id)
+}
+
+// What is rolled back runs again, although the client has left.
+func TestRollbackGoesOn(t *testing.T) {
+	b := newBench(t)
+	ctx, leave := context.WithCancel(t.Context())
+	s, err := runtime.Open(t.Context(), b.dir, left{b.engine, leave}, b.options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := create(t, s, request("one"))
+	now, err := s.Rollback(ctx, rec.ID, request("").Rootfs, "snap", runtime.StartRequest{})
+	if err != nil || now.State != api.StateRunning || now.Snapshot != "snap" || now.Fresh {
+		t.Errorf("rolled back: %+v, %v", now, err)
+	}
+	if err := s.Close(t.Context(), false); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestGraceEnds(t *testing.T) {
 	for name, hurry := range map[string]func(t *testing.T, s *runtime.Supervisor){
 		"another stop": func(t *testing.T, s *runtime.Supervisor) {

@@ -175,8 +175,9 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 		switch {
 		case rec.Ephemeral:
 			// The request that it served went with the daemon that answered it.
-			if err := s.engine.Delete(ctx, rec.ID); err != nil && !errors.Is(err, ErrNotFound) {
-				return fmt.Errorf("delete sandbox %s of a request that was cut off: %w", rec.ID, err)
+			if err := ignoreNotFound(s.engine.Delete(ctx, rec.ID)); err != nil {
+				s.log.Error("sandbox of a request that was cut off could not be deleted", "id", rec.ID, "error", err)
+				continue // tried again below, as what nobody owns; its record goes when the next daemon starts
 			}
 			if err := s.records.remove(rec.ID); err != nil {
 				return err
@@ -191,8 +192,9 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 		case rec.State == api.StateCreating && st == nil && !slices.Contains(leftovers, rec.ID):
 			// Its creation came to nothing and was never answered: nobody knows of it, and nobody will. One that has left
 			// something may have been answered, and is told of like any other that has ended.
-			if err := s.engine.Delete(ctx, rec.ID); err != nil && !errors.Is(err, ErrNotFound) {
-				return fmt.Errorf("delete half-made sandbox %s: %w", rec.ID, err)
+			if err := ignoreNotFound(s.engine.Delete(ctx, rec.ID)); err != nil {
+				s.log.Error("half-made sandbox could not be deleted", "id", rec.ID, "error", err)
+				continue // as above
 			}
 			if err := s.records.remove(rec.ID); err != nil {
 				return err
@@ -240,9 +242,11 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 			return err
 		}
 	}
+	// One that cannot be deleted is no reason to run none: the reconciler tries on.
 	for id := range running {
-		if err := s.engine.Delete(ctx, id); err != nil && !errors.Is(err, ErrNotFound) {
-			return fmt.Errorf("delete unknown sandbox %s: %w", id, err)
+		if err := ignoreNotFound(s.engine.Delete(ctx, id)); err != nil {
+			s.log.Error("sandbox without a record could not be deleted, trying again", "id", id, "error", err)
+			continue
 		}
 		s.log.Warn("sandbox without a record deleted", "id", id)
 	}
@@ -252,7 +256,8 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 			continue // ended, and not yet deleted by its user
 		}
 		if err := ignoreNotFound(s.engine.Delete(ctx, id)); err != nil {
-			return fmt.Errorf("delete what is left of sandbox %s: %w", id, err)
+			s.log.Error("what is left of a sandbox without a record could not be deleted, trying again", "id", id, "error", err)
+			continue
 		}
 		s.log.Info("what was left of a sandbox without a record is deleted", "id", id)
 	}
@@ -790,11 +795,6 @@ func (s *Supervisor) Delete(ctx context.Context, ref string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	d.err = s.delete(ctx, sb)
-	if d.err != nil {
-		s.mu.Lock()
-		sb.deletion, sb.doomed = nil, make(chan struct{})
-		s.mu.Unlock()
-	}
 	close(d.done)
 	return d.err
 }
@@ -808,8 +808,20 @@ func (sb *sandbox) beginDeletion() *deletion {
 	return sb.deletion
 }
 
-// delete does the work of Delete; sb.deletion keeps others away.
+// delete does the work of Delete; sb.deletion keeps others away. What could not be deleted is on record as what it is by then.
 func (s *Supervisor) delete(ctx context.Context, sb *sandbox) error {
+	err := s.remove(ctx, sb)
+	if err == nil {
+		return nil
+	}
+	// First: a watcher that has still seen the deletion has said before what became of the sandbox, and any other writes it.
+	s.mu.Lock()
+	sb.deletion, sb.doomed = nil, make(chan struct{})
+	s.mu.Unlock()
+	return errors.Join(err, s.restore(sb))
+}
+
+func (s *Supervisor) remove(ctx context.Context, sb *sandbox) error {
 	id := sb.rec.ID
 	<-sb.saved
 	// The record goes while the engine works: of what a crash leaves then no record tells, and the next daemon removes it.
@@ -820,12 +832,7 @@ func (s *Supervisor) delete(ctx context.Context, sb *sandbox) error {
 		removed <- s.records.remove(id)
 	}()
 	err := ignoreNotFound(s.engine.Delete(ctx, id))
-	if rerr := <-removed; err == nil {
-		err = rerr
-	} else if rerr == nil {
-		err = errors.Join(err, s.restore(sb)) // it is still there
-	}
-	if err != nil {
+	if err := errors.Join(err, <-removed); err != nil {
 		return fmt.Errorf("delete sandbox %s: %w", id, err)
 	}
 	if err := s.sockets.remove(id); err != nil {
@@ -847,8 +854,11 @@ func (s *Supervisor) restore(sb *sandbox) error {
 	sb.write.Lock()
 	defer sb.write.Unlock()
 	s.mu.Lock()
-	rec := sb.rec.clone()
+	rec, again := sb.rec.clone(), sb.deletion != nil
 	s.mu.Unlock()
+	if again {
+		return nil // the next deletion has its outcome
+	}
 	return s.records.put(&rec)
 }
 

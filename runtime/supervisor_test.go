@@ -665,6 +665,12 @@ type slow struct {
 }
 
 func (e *slow) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	return e.late(ctx, spec, control, e.Engine.Create)
+}
+
+func (e *slow) late(ctx context.Context, spec *runtime.Spec, control *os.File,
+	run func(context.Context, *runtime.Spec, *os.File) (*runtime.Started, error),
+) (*runtime.Started, error) {
 	fd, err := unix.FcntlInt(control.Fd(), unix.F_DUPFD_CLOEXEC, 3) // as it travels
 	if err != nil {
 		return nil, err
@@ -676,7 +682,7 @@ func (e *slow) Create(ctx context.Context, spec *runtime.Spec, control *os.File)
 		defer close(e.made)
 		defer own.Close()
 		<-e.begin
-		if st, err := e.Engine.Create(context.WithoutCancel(ctx), spec, own); err == nil {
+		if st, err := run(context.WithoutCancel(ctx), spec, own); err == nil {
 			made <- st
 		}
 		close(made)

@@ -175,7 +175,7 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 			}
 			return nil, fmt.Errorf("make its directory: %w", err)
 		}
-		return func() { _ = os.RemoveAll(dir) }, nil
+		return func() { _ = removeTree(dir) }, nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
@@ -202,7 +202,7 @@ func (e *Engine) Start(ctx context.Context, spec *runtime.Spec, control *os.File
 			held = nil
 		}
 		if spec.Fresh {
-			if err := os.RemoveAll(dir); err != nil {
+			if err := removeTree(dir); err != nil {
 				return nil, fmt.Errorf("throw its files away: %w", err)
 			}
 			return func() {}, os.Mkdir(dir, 0o711) //nolint:gosec // G301: as in Create
@@ -736,8 +736,7 @@ func (e *Engine) Delete(ctx context.Context, id string) error {
 	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) && in == nil {
 		return fmt.Errorf("sandbox %s: %w", id, runtime.ErrNotFound)
 	}
-	// RemoveAll works with descriptors and never follows a link; we have CAP_DAC_OVERRIDE over the sandbox's ids only.
-	if err := os.RemoveAll(dir); err != nil {
+	if err := removeTree(dir); err != nil {
 		return fmt.Errorf("delete sandbox %s: remove its directory: %w", id, err)
 	}
 	return nil
