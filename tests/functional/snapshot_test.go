@@ -3,6 +3,7 @@ package functional
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -480,6 +481,35 @@ func TestSnapshotsSurviveKills(t *testing.T) {
 			return nil
 		})
 	}
+}
+
+// Who goes away at any instant of a snapshot or a fork leaves no layer: not one that was complete when nobody waited for it
+// any more either.
+func TestSnapshotThatNobodyWaitsForIsNotKept(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	plain := layersOf(t, d)
+	s.Sh(t, "echo one > /tmp/f")
+	begun := time.Now()
+	snapshot(t, d, s.ID, api.TakeSnapshot{})
+	took := time.Since(begun)
+	const tries = 150
+	for i := range tries { // most of them in the second half, where the layer gets its name
+		ctx, cancel := context.WithTimeout(t.Context(), took*time.Duration(tries+2*i)/(2*tries))
+		// Its outcome is what is looked at below.
+		_ = d.Call(ctx, http.MethodPost, "/v1/sandboxes/"+s.ID+"/snapshots", api.TakeSnapshot{}, nil)
+		cancel()
+	}
+	harness.Eventually(t, 10*time.Second, func() error {
+		var list api.SnapshotList
+		if err := d.Call(t.Context(), http.MethodGet, "/v1/snapshots", nil, &list); err != nil {
+			return err
+		}
+		if got := layersOf(t, d) - plain; got != len(list.Snapshots) {
+			return fmt.Errorf("%d snapshots have %d layers", len(list.Snapshots), got)
+		}
+		return nil
+	})
 }
 
 // A snapshot travels as one file to another daemon that has the image, with all that it stands on.
