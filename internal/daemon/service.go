@@ -198,9 +198,7 @@ func (s *Service) DeleteSandbox(ctx context.Context, ref string) error {
 		return err
 	}
 	s.forgetSandbox(ctx, rec.ID)
-	if len(rec.Rootfs.Snapshots) > 0 {
-		s.settleSnapshots(ctx)
-	}
+	s.settleSnapshots(ctx) // whatever rec says: it may have been rolled back meanwhile
 	return nil
 }
 

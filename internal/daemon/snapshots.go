@@ -184,8 +184,6 @@ func (s *Service) Fork(ctx context.Context, ref string, body api.ForkSandbox) (_
 	}
 	forks, err := s.createAll(ctx, request, body.Count, body.Names)
 	if err != nil {
-		s.release(ctx, t)
-		s.settleSnapshots(ctx)
 		return api.SandboxForked{}, fmt.Errorf("fork sandbox %s: %w", ref, err)
 	}
 	s.log.Info("sandbox forked", "id", t.of.ID, "forks", len(forks), "bytes", t.result.Size, "consistent", t.consistent)
