@@ -44,7 +44,7 @@ type Images interface {
 	AcquireSnapshot(ref string) (snap *image.Snapshot, release func(), err error)
 	RemoveSnapshot(ctx context.Context, ref string) (int64, error)
 	ExportSnapshot(ctx context.Context, ref string, read image.ReadLayer, w io.Writer) error
-	ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*image.Snapshot) error) (api.Snapshot, error)
+	ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*image.Snapshot) error, read image.ReadLayer) (api.Snapshot, error)
 	// Settle removes layers that only sandboxes stood on that are gone; EnforceSnapshots keeps to the limit of snapshots' bytes.
 	Settle(ctx context.Context) error
 	EnforceSnapshots(ctx context.Context) error

@@ -400,11 +400,10 @@ func (s *Service) ImportSnapshot(ctx context.Context, r io.Reader, name string) 
 			return classify(image.ErrInvalid, fmt.Errorf("what the snapshot says of itself: %w", err))
 		}
 		return nil
-	})
+	}, s.readLayer)
 	if err != nil {
 		return api.Snapshot{}, fmt.Errorf("import snapshot: %w", err)
 	}
-	s.enforceSnapshots(ctx)
 	s.log.Info("snapshot imported", "id", snap.ID, "name", snap.Name, "bytes", snap.Size)
 	return snap, nil
 }

@@ -605,6 +605,16 @@ func TestSnapshotLimit(t *testing.T) {
 	if names != "ad" {
 		t.Errorf("what is left is %q", names)
 	}
+	// One that comes from elsewhere is older than all, and is what is wanted now.
+	file := filepath.Join(t.TempDir(), "a.tar")
+	for _, args := range [][]string{{"snapshots", "export", "-o", file, "a"}, {"snapshots", "import", "--name", "again", file}} {
+		if got := d.CLI(t, args...); got.Code != 0 {
+			t.Fatalf("%q: %+v", args, got)
+		}
+	}
+	if err := d.Call(t.Context(), http.MethodGet, "/v1/snapshots/again", nil, nil); err != nil {
+		t.Errorf("what has just been imported: %v", err)
+	}
 }
 
 // A file that says it is a snapshot chooses nothing but what is in its sandboxes' own files: not what is mounted, nothing of the
@@ -661,11 +671,10 @@ func TestSnapshotFileOfAnEnemy(t *testing.T) {
 		"file":       {Name: "usr", Body: "x"},
 		"whiteout":   {Name: ".wh.usr"},
 	} {
-		if err := send(file(`,"name":"`+name+`"`, harness.Tar(t, l))); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		_, err := d.TryCreate(t.Context(), api.CreateSandbox{Snapshot: name})
-		wantProblem(t, err, api.CodeImage, "/usr")
+		wantProblem(t, send(file(`,"name":"`+name+`"`, harness.Tar(t, l))), api.CodeImage, "/usr")
+	}
+	if got := layersOf(t, d); got != layers {
+		t.Errorf("%d layers, there were %d", got, layers)
 	}
 	// The good one is good.
 	if err := send(file(`,"name":"good"`, good)); err != nil {
@@ -673,5 +682,12 @@ func TestSnapshotFileOfAnEnemy(t *testing.T) {
 	}
 	if got := d.Create(t, api.CreateSandbox{Snapshot: "good"}).Sh(t, "cat /tmp/f"); got != "x" {
 		t.Errorf("%q", got)
+	}
+	// And is not taken for damaged because we would have written it otherwise.
+	if got := d.CLI(t, "snapshots", "export", "-o", filepath.Join(t.TempDir(), "good.tar"), "good"); got.Code != 0 {
+		t.Errorf("export: %+v", got)
+	}
+	if got := d.CLI(t, "images", "--verify"); got.Code != 0 {
+		t.Errorf("verify: %+v", got)
 	}
 }
