@@ -142,7 +142,7 @@ func (s *Service) Snapshot(ref string) (*Snapshot, error) {
 
 // AcquireSnapshot is [Service.Snapshot] for one that a sandbox is about to be made of: what it needs stays until release is
 // called, which happens when the holders know of the sandbox, or there is none.
-func (s *Service) AcquireSnapshot(ref string) (_ *Snapshot, release func(), err error) {
+func (s *Service) AcquireSnapshot(ctx context.Context, ref string) (_ *Snapshot, release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock() // a collection that takes it away has ended, or comes later
 	snap, err := s.Snapshot(ref)
@@ -161,7 +161,7 @@ func (s *Service) AcquireSnapshot(ref string) (_ *Snapshot, release func(), err 
 		if _, err := s.store.Snapshot(snap.ID); !errors.Is(err, store.ErrNotFound) {
 			return
 		}
-		if err := s.Settle(context.Background()); err != nil {
+		if err := s.Settle(ctx); err != nil {
 			s.opts.Log.Warn("a layer of a snapshot that nothing needs is left until the next start", "error", err)
 		}
 	}, nil

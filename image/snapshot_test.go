@@ -120,7 +120,7 @@ func TestLayersOfSnapshotsGoWithTheLastWhoHoldsThem(t *testing.T) {
 	}
 	for name, hold := range map[string]func(snap *Snapshot) (release func() error){
 		"one who makes a sandbox of it": func(snap *Snapshot) func() error {
-			_, release, err := s.AcquireSnapshot(snap.ID)
+			_, release, err := s.AcquireSnapshot(t.Context(), snap.ID)
 			if err != nil {
 				t.Fatal(err)
 			}

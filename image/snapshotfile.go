@@ -38,7 +38,7 @@ type ReadLayer func(ctx context.Context, source rootfs.Source, w io.Writer) (lay
 
 // ExportSnapshot writes a snapshot as one file. Each layer is held against its diff id before a byte of it is written.
 func (s *Service) ExportSnapshot(ctx context.Context, ref string, read ReadLayer, w io.Writer) error {
-	snap, release, err := s.AcquireSnapshot(ref)
+	snap, release, err := s.AcquireSnapshot(ctx, ref)
 	if err != nil {
 		return err
 	}

@@ -41,7 +41,7 @@ type Images interface {
 	Take(ctx context.Context, digest string, base rootfs.Source, make func(ctx context.Context, chainID string) (layer.Result, error)) (*image.Taken, layer.Result, error)
 	Snapshots(of string) ([]api.Snapshot, error)
 	InspectSnapshot(ref string) (api.Snapshot, error)
-	AcquireSnapshot(ref string) (snap *image.Snapshot, release func(), err error)
+	AcquireSnapshot(ctx context.Context, ref string) (snap *image.Snapshot, release func(), err error)
 	RemoveSnapshot(ctx context.Context, ref string) (int64, error)
 	ExportSnapshot(ctx context.Context, ref string, read image.ReadLayer, w io.Writer) error
 	ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*image.Snapshot) error, read image.ReadLayer) (api.Snapshot, error)

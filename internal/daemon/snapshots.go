@@ -137,7 +137,7 @@ func validateComment(comment string) error {
 
 // createFromSnapshot is CreateSandbox, of a snapshot.
 func (s *Service) createFromSnapshot(ctx context.Context, req *api.CreateSandbox) (api.Sandbox, error) {
-	snap, release, err := s.images.AcquireSnapshot(req.Snapshot)
+	snap, release, err := s.images.AcquireSnapshot(ctx, req.Snapshot)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
@@ -266,7 +266,7 @@ func (s *Service) Rollback(ctx context.Context, ref string, body api.RollbackSan
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	snap, release, err := s.images.AcquireSnapshot(body.Snapshot)
+	snap, release, err := s.images.AcquireSnapshot(ctx, body.Snapshot)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
@@ -357,7 +357,7 @@ func (s *Service) verifySnapshots(ctx context.Context, out *api.ImagesVerified) 
 	}
 	checked := make(map[string]bool)
 	for _, told := range all {
-		snap, release, err := s.images.AcquireSnapshot(told.ID)
+		snap, release, err := s.images.AcquireSnapshot(ctx, told.ID)
 		if errors.Is(err, image.ErrNoSnapshot) {
 			continue // removed meanwhile
 		} else if err != nil {
