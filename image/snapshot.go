@@ -84,7 +84,8 @@ func (t *Taken) Keep(snap *Snapshot) error {
 	return t.service.store.KeepSnapshot(t.sizes, snap)
 }
 
-// Release lets go of what Take held. Layers that were not kept are removed. A second call does nothing.
+// Release lets go of what Take held. Layers that were not kept are removed, and those below them that nothing needs any more, as
+// what stood on them may have gone meanwhile. A second call does nothing.
 func (t *Taken) Release(ctx context.Context) error {
 	s := t.service
 	if t.released {
@@ -95,7 +96,7 @@ func (t *Taken) Release(ctx context.Context) error {
 	s.unpin([]string{t.digest}, blobKey)
 	s.unpin(t.held, treeKey)
 	s.mu.Unlock()
-	return s.release(ctx, nil, t.made, true)
+	return errors.Join(s.release(ctx, nil, t.made, true), s.Settle(ctx))
 }
 
 // Snapshots lists all snapshots, oldest first; of is the id of the sandbox whose are wanted, empty for all.
@@ -141,7 +142,7 @@ func (s *Service) Snapshot(ref string) (*Snapshot, error) {
 
 // AcquireSnapshot is [Service.Snapshot] for one that a sandbox is about to be made of: what it needs stays until release is
 // called, which happens when the holders know of the sandbox, or there is none.
-func (s *Service) AcquireSnapshot(ref string) (_ *Snapshot, release func(), err error) {
+func (s *Service) AcquireSnapshot(ctx context.Context, ref string) (_ *Snapshot, release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock() // a collection that takes it away has ended, or comes later
 	snap, err := s.Snapshot(ref)
@@ -153,9 +154,16 @@ func (s *Service) AcquireSnapshot(ref string) (_ *Snapshot, release func(), err 
 	}
 	return snap, func() {
 		s.mu.Lock()
-		defer s.mu.Unlock()
 		s.unpin(snap.Rootfs.Layers, treeKey)
 		s.unpin([]string{snap.ImageDigest}, blobKey)
+		s.mu.Unlock()
+		// Its removal has left what was held here, and nobody else may come by.
+		if _, err := s.store.Snapshot(snap.ID); !errors.Is(err, store.ErrNotFound) {
+			return
+		}
+		if err := s.Settle(ctx); err != nil {
+			s.opts.Log.Warn("a layer of a snapshot that nothing needs is left until the next start", "error", err)
+		}
 	}, nil
 }
 

@@ -111,6 +111,53 @@ func TestLayersOfSnapshotsAreKeptAsLongAsNeeded(t *testing.T) {
 	check("after a failure")
 }
 
+// What was removed while somebody still held it goes when he lets go: nobody else comes by to look for it.
+func TestLayersOfSnapshotsGoWithTheLastWhoHoldsThem(t *testing.T) {
+	s, a, _ := service(t)
+	s.SetHolders(func() map[string][]string { return map[string][]string{} })
+	make := func(_ context.Context, chainID string) (layer.Result, error) {
+		return layer.Result{DiffID: "sha256:d"}, os.Mkdir(a.path(chainID), 0o755)
+	}
+	for name, hold := range map[string]func(snap *Snapshot) (release func() error){
+		"one who makes a sandbox of it": func(snap *Snapshot) func() error {
+			_, release, err := s.AcquireSnapshot(t.Context(), snap.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func() error { release(); return nil }
+		},
+		"one who takes another on top of it": func(snap *Snapshot) func() error {
+			on, _, err := s.Take(t.Context(), "sha256:image", snap.Rootfs, make)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return func() error { return on.Release(t.Context()) }
+		},
+	} {
+		taken, _, err := s.Take(t.Context(), "sha256:image", rootfs.Source{}, make)
+		if err != nil {
+			t.Fatal(err)
+		}
+		snap := &Snapshot{ID: "one"}
+		if err := errors.Join(taken.Keep(snap), taken.Release(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		release := hold(snap)
+		if _, err := s.RemoveSnapshot(t.Context(), "one"); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Contains(a.layers(t), snap.Rootfs.Layers[0]) {
+			t.Errorf("%s: its layer is gone while it is held", name)
+		}
+		if err := release(); err != nil {
+			t.Error(err)
+		}
+		if got := a.layers(t); len(got) > 0 {
+			t.Errorf("%s: %q are left", name, got)
+		}
+	}
+}
+
 func TestNamesOfSnapshots(t *testing.T) {
 	s, a, _ := service(t)
 	s.SetHolders(func() map[string][]string { return map[string][]string{} })

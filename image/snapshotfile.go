@@ -38,7 +38,7 @@ type ReadLayer func(ctx context.Context, source rootfs.Source, w io.Writer) (lay
 
 // ExportSnapshot writes a snapshot as one file. Each layer is held against its diff id before a byte of it is written.
 func (s *Service) ExportSnapshot(ctx context.Context, ref string, read ReadLayer, w io.Writer) error {
-	snap, release, err := s.AcquireSnapshot(ref)
+	snap, release, err := s.AcquireSnapshot(ctx, ref)
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,10 @@ func writeFile(out *tar.Writer, name string, size int64, r io.Reader, data []byt
 // ImportSnapshot keeps a snapshot that is in r as [Service.ExportSnapshot] has written it, or somebody else: nothing in it is
 // believed but what check, which is told all that it says, lets through, and every layer must be what its diff id says. The image
 // must be here. Name takes the place of the one that it has, unless it is empty.
-func (s *Service) ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*Snapshot) error) (_ api.Snapshot, err error) {
+//
+// What is recorded of a layer is the diff id that read finds, and it is held to that from then on. It is another one where the
+// file was not written by us, or where this host cannot keep all of it, as owners with a single id.
+func (s *Service) ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*Snapshot) error, read ReadLayer) (_ api.Snapshot, err error) {
 	in := tar.NewReader(r)
 	snap, err := readSnapshotFile(in)
 	if err != nil {
@@ -166,14 +169,26 @@ func (s *Service) ImportSnapshot(ctx context.Context, r io.Reader, name string, 
 		if result.DiffID != diffID {
 			return api.Snapshot{}, archiveInvalid("%s is %s, the snapshot promises %s", layerFile(i), result.DiffID, diffID)
 		}
+		kept, err := read(ctx, t.Rootfs, io.Discard)
+		if err != nil {
+			return api.Snapshot{}, fmt.Errorf("read %s as it is kept: %w", layerFile(i), err)
+		}
+		t.Rootfs.Snapshots[i] = kept.DiffID
 		snap.Size, snap.Entries = result.Size, result.Entries
 	}
 	if _, err := in.Next(); !errors.Is(err, io.EOF) {
 		return api.Snapshot{}, archiveInvalid("there is more than the snapshot's %d layers", len(diffIDs))
 	}
 	snap.ID, snap.Sandbox = NewSnapshotID(), ""
+	if now := time.Now().UTC(); snap.CreatedAt.After(now) {
+		snap.CreatedAt = now // or it would be the last that a limit takes
+	}
 	if err := t.Keep(snap); err != nil {
 		return api.Snapshot{}, err
+	}
+	// While it is held: it may be the oldest of all, and is the one that is wanted now.
+	if err := s.EnforceSnapshots(context.WithoutCancel(ctx)); err != nil {
+		s.opts.Log.Warn("the limit of snapshots could not be kept to", "error", err)
 	}
 	return s.InspectSnapshot(snap.ID)
 }

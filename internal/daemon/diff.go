@@ -157,7 +157,11 @@ func (s *Service) Commit(ctx context.Context, ref string, body api.CommitSandbox
 	for i, req := range below(&req) {
 		snapshots = append(snapshots, image.CommitLayer{
 			DiffID: rec.Rootfs.Snapshots[i],
-			Write:  func(ctx context.Context, w io.Writer) (layer.Result, error) { return s.opts.Differ.Diff(ctx, req, w) },
+			Write: func(ctx context.Context, w io.Writer) (layer.Result, error) {
+				ctx, whole := unlessDeleted(ctx, doomed, &rec) // they may go with it, and would read as damaged
+				result, err := s.opts.Differ.Diff(ctx, req, w)
+				return result, whole(err)
+			},
 		})
 	}
 	img, result, err := s.images.Commit(ctx, image.CommitOptions{

@@ -39,13 +39,20 @@ func TestDiffAndCommitOfASandboxThatIsDeletedMeanwhile(t *testing.T) {
 	differ := &reading{}
 	b.options.Differ = differ
 	r := b.start()
-	for _, ask := range []func(id string) reply{
-		func(id string) reply { return r.do("GET", "/v1/sandboxes/"+id+"/diff", nil) },
-		func(id string) reply {
-			return r.do("POST", "/v1/sandboxes/"+id+"/commit", api.CommitSandbox{Reference: "a/b:1"})
-		},
+	diff := func(id string) reply { return r.do("GET", "/v1/sandboxes/"+id+"/diff", nil) }
+	commit := func(id string) reply {
+		return r.do("POST", "/v1/sandboxes/"+id+"/commit", api.CommitSandbox{Reference: "a/b:1"})
+	}
+	for _, test := range []struct {
+		of  string
+		ask func(id string) reply
+	}{
+		{"example.org/app:1", diff},
+		{"example.org/app:1", commit},
+		{"example.org/snapshot:1", commit}, // the layers of snapshots that it stands on go with it
 	} {
-		id := r.create(api.CreateSandbox{Image: "example.org/app:1"}).ID
+		ask := test.ask
+		id := r.create(api.CreateSandbox{Image: test.of}).ID
 		differ.during = func(context.Context) {}
 		if rep := ask(id); rep.status >= 300 {
 			t.Fatalf("before: %d %s", rep.status, rep.body)
@@ -54,6 +61,7 @@ func TestDiffAndCommitOfASandboxThatIsDeletedMeanwhile(t *testing.T) {
 			if err := r.d.service.DeleteSandbox(context.WithoutCancel(ctx), id); err != nil {
 				t.Error(err)
 			}
+			differ.during = func(context.Context) { t.Error("read on") }
 			<-ctx.Done() // whoever reads is told, and what comes of it does not matter
 		}
 		if p := problem(t, ask(id), api.CodeConflict); !strings.Contains(p.Detail, "deleted meanwhile") || strings.Contains(p.Hint, "only be deleted") {

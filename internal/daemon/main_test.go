@@ -149,6 +149,11 @@ type fakeImages struct {
 }
 
 func (f *fakeImages) Commit(ctx context.Context, opts image.CommitOptions) (*image.Image, layer.Result, error) {
+	for _, l := range opts.Below {
+		if _, err := l.Write(ctx, io.Discard); err != nil {
+			return nil, layer.Result{}, err
+		}
+	}
 	result, err := opts.Layer(ctx, io.Discard)
 	return &image.Image{Image: api.Image{Reference: opts.Reference}}, result, err
 }
@@ -160,6 +165,8 @@ func (f *fakeImages) OnRemoval(func(context.Context, []string)) {}
 func (f *fakeImages) Enforce(context.Context) error { return nil }
 
 func (f *fakeImages) EnforceSnapshots(context.Context) error { return nil }
+
+func (f *fakeImages) Settle(context.Context) error { return nil }
 
 func (f *fakeImages) Acquire(_ context.Context, ref string) (*image.Image, func(), error) {
 	img, err := f.get(ref)
@@ -173,6 +180,8 @@ func (f *fakeImages) get(ref string) (*image.Image, error) {
 	case "example.org/app:1":
 		img.Digest = "sha256:11"
 		img.Config = image.Config{Env: []string{"FROM=image", "LANG=C"}, WorkingDir: "/tmp"}
+	case "example.org/snapshot:1":
+		img.Rootfs = rootfs.Source{Layers: []string{"sha256:00", "sha256:01"}, Snapshots: []string{"sha256:d"}}
 	case "example.org/hostile:1":
 		img.Config.WorkingDir = "../../etc"
 	case "example.org/hostile:2":

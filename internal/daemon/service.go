@@ -41,10 +41,10 @@ type Images interface {
 	Take(ctx context.Context, digest string, base rootfs.Source, make func(ctx context.Context, chainID string) (layer.Result, error)) (*image.Taken, layer.Result, error)
 	Snapshots(of string) ([]api.Snapshot, error)
 	InspectSnapshot(ref string) (api.Snapshot, error)
-	AcquireSnapshot(ref string) (snap *image.Snapshot, release func(), err error)
+	AcquireSnapshot(ctx context.Context, ref string) (snap *image.Snapshot, release func(), err error)
 	RemoveSnapshot(ctx context.Context, ref string) (int64, error)
 	ExportSnapshot(ctx context.Context, ref string, read image.ReadLayer, w io.Writer) error
-	ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*image.Snapshot) error) (api.Snapshot, error)
+	ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*image.Snapshot) error, read image.ReadLayer) (api.Snapshot, error)
 	// Settle removes layers that only sandboxes stood on that are gone; EnforceSnapshots keeps to the limit of snapshots' bytes.
 	Settle(ctx context.Context) error
 	EnforceSnapshots(ctx context.Context) error
@@ -198,9 +198,7 @@ func (s *Service) DeleteSandbox(ctx context.Context, ref string) error {
 		return err
 	}
 	s.forgetSandbox(ctx, rec.ID)
-	if len(rec.Rootfs.Snapshots) > 0 {
-		s.settleSnapshots(ctx)
-	}
+	s.settleSnapshots(ctx) // whatever rec says: it may have been rolled back meanwhile
 	return nil
 }
 

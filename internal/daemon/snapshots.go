@@ -137,7 +137,7 @@ func validateComment(comment string) error {
 
 // createFromSnapshot is CreateSandbox, of a snapshot.
 func (s *Service) createFromSnapshot(ctx context.Context, req *api.CreateSandbox) (api.Sandbox, error) {
-	snap, release, err := s.images.AcquireSnapshot(req.Snapshot)
+	snap, release, err := s.images.AcquireSnapshot(ctx, req.Snapshot)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
@@ -184,8 +184,6 @@ func (s *Service) Fork(ctx context.Context, ref string, body api.ForkSandbox) (_
 	}
 	forks, err := s.createAll(ctx, request, body.Count, body.Names)
 	if err != nil {
-		s.release(ctx, t)
-		s.settleSnapshots(ctx)
 		return api.SandboxForked{}, fmt.Errorf("fork sandbox %s: %w", ref, err)
 	}
 	s.log.Info("sandbox forked", "id", t.of.ID, "forks", len(forks), "bytes", t.result.Size, "consistent", t.consistent)
@@ -268,7 +266,7 @@ func (s *Service) Rollback(ctx context.Context, ref string, body api.RollbackSan
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	snap, release, err := s.images.AcquireSnapshot(body.Snapshot)
+	snap, release, err := s.images.AcquireSnapshot(ctx, body.Snapshot)
 	if err != nil {
 		return api.Sandbox{}, err
 	}
@@ -359,7 +357,7 @@ func (s *Service) verifySnapshots(ctx context.Context, out *api.ImagesVerified) 
 	}
 	checked := make(map[string]bool)
 	for _, told := range all {
-		snap, release, err := s.images.AcquireSnapshot(told.ID)
+		snap, release, err := s.images.AcquireSnapshot(ctx, told.ID)
 		if errors.Is(err, image.ErrNoSnapshot) {
 			continue // removed meanwhile
 		} else if err != nil {
@@ -402,11 +400,10 @@ func (s *Service) ImportSnapshot(ctx context.Context, r io.Reader, name string) 
 			return classify(image.ErrInvalid, fmt.Errorf("what the snapshot says of itself: %w", err))
 		}
 		return nil
-	})
+	}, s.readLayer)
 	if err != nil {
 		return api.Snapshot{}, fmt.Errorf("import snapshot: %w", err)
 	}
-	s.enforceSnapshots(ctx)
 	s.log.Info("snapshot imported", "id", snap.ID, "name", snap.Name, "bytes", snap.Size)
 	return snap, nil
 }

@@ -166,6 +166,12 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 				s.Log.Warn("sandbox goes on", "id", req.Spec.ID, "err", err)
 			}
 		}
+		if req.Op == opSnapshot && resp.Error == nil {
+			// As with a sandbox: its removal may have been asked for before it was there.
+			if err := s.Layers.Remove(ctx, req.Snap.ChainID); err != nil {
+				s.Log.Warn("layer is left", "chain_id", req.Snap.ChainID, "err", err)
+			}
+		}
 	}
 	if req.Op == opShutdown {
 		s.stopOnce.Do(func() { close(s.stop) })

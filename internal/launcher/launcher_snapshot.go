@@ -23,6 +23,12 @@ func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result lay
 	if err != nil {
 		return layer.Result{}, false, err
 	}
+	// Who has given up has it removed, and forgets it. The removal waits until this is over.
+	leave, err := l.claim(ctx, []layer.Request{{ChainID: req.ChainID}})
+	if err != nil {
+		return layer.Result{}, false, err
+	}
+	defer leave()
 	if _, err := os.Lstat(final); err == nil {
 		return layer.Result{}, false, fmt.Errorf("snapshot %s: %w", req.ChainID, os.ErrExist)
 	}
@@ -104,6 +110,9 @@ func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result lay
 		}
 	}
 	if err != nil {
+		return layer.Result{}, false, err
+	}
+	if err := context.Cause(ctx); err != nil { // its removal may have been before
 		return layer.Result{}, false, err
 	}
 	if err := publish(dir, tmp, final); err != nil {

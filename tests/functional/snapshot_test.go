@@ -3,6 +3,7 @@ package functional
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -482,6 +483,35 @@ func TestSnapshotsSurviveKills(t *testing.T) {
 	}
 }
 
+// Who goes away at any instant of a snapshot or a fork leaves no layer: not one that was complete when nobody waited for it
+// any more either.
+func TestSnapshotThatNobodyWaitsForIsNotKept(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	plain := layersOf(t, d)
+	s.Sh(t, "echo one > /tmp/f")
+	begun := time.Now()
+	snapshot(t, d, s.ID, api.TakeSnapshot{})
+	took := time.Since(begun)
+	const tries = 150
+	for i := range tries { // most of them in the second half, where the layer gets its name
+		ctx, cancel := context.WithTimeout(t.Context(), took*time.Duration(tries+2*i)/(2*tries))
+		// Its outcome is what is looked at below.
+		_ = d.Call(ctx, http.MethodPost, "/v1/sandboxes/"+s.ID+"/snapshots", api.TakeSnapshot{}, nil)
+		cancel()
+	}
+	harness.Eventually(t, 10*time.Second, func() error {
+		var list api.SnapshotList
+		if err := d.Call(t.Context(), http.MethodGet, "/v1/snapshots", nil, &list); err != nil {
+			return err
+		}
+		if got := layersOf(t, d) - plain; got != len(list.Snapshots) {
+			return fmt.Errorf("%d snapshots have %d layers", len(list.Snapshots), got)
+		}
+		return nil
+	})
+}
+
 // A snapshot travels as one file to another daemon that has the image, with all that it stands on.
 func TestSnapshotTravels(t *testing.T) {
 	d, there := start(t), start(t)
@@ -575,6 +605,16 @@ func TestSnapshotLimit(t *testing.T) {
 	if names != "ad" {
 		t.Errorf("what is left is %q", names)
 	}
+	// One that comes from elsewhere is older than all, and is what is wanted now.
+	file := filepath.Join(t.TempDir(), "a.tar")
+	for _, args := range [][]string{{"snapshots", "export", "-o", file, "a"}, {"snapshots", "import", "--name", "again", file}} {
+		if got := d.CLI(t, args...); got.Code != 0 {
+			t.Fatalf("%q: %+v", args, got)
+		}
+	}
+	if err := d.Call(t.Context(), http.MethodGet, "/v1/snapshots/again", nil, nil); err != nil {
+		t.Errorf("what has just been imported: %v", err)
+	}
 }
 
 // A file that says it is a snapshot chooses nothing but what is in its sandboxes' own files: not what is mounted, nothing of the
@@ -631,11 +671,10 @@ func TestSnapshotFileOfAnEnemy(t *testing.T) {
 		"file":       {Name: "usr", Body: "x"},
 		"whiteout":   {Name: ".wh.usr"},
 	} {
-		if err := send(file(`,"name":"`+name+`"`, harness.Tar(t, l))); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		_, err := d.TryCreate(t.Context(), api.CreateSandbox{Snapshot: name})
-		wantProblem(t, err, api.CodeImage, "/usr")
+		wantProblem(t, send(file(`,"name":"`+name+`"`, harness.Tar(t, l))), api.CodeImage, "/usr")
+	}
+	if got := layersOf(t, d); got != layers {
+		t.Errorf("%d layers, there were %d", got, layers)
 	}
 	// The good one is good.
 	if err := send(file(`,"name":"good"`, good)); err != nil {
@@ -643,5 +682,12 @@ func TestSnapshotFileOfAnEnemy(t *testing.T) {
 	}
 	if got := d.Create(t, api.CreateSandbox{Snapshot: "good"}).Sh(t, "cat /tmp/f"); got != "x" {
 		t.Errorf("%q", got)
+	}
+	// And is not taken for damaged because we would have written it otherwise.
+	if got := d.CLI(t, "snapshots", "export", "-o", filepath.Join(t.TempDir(), "good.tar"), "good"); got.Code != 0 {
+		t.Errorf("export: %+v", got)
+	}
+	if got := d.CLI(t, "images", "--verify"); got.Code != 0 {
+		t.Errorf("verify: %+v", got)
 	}
 }
