@@ -533,6 +533,33 @@ func TestTarInStaysBelowItsDestination(t *testing.T) {
 	}
 }
 
+// A directory of an archive gets its mode and owner by what was opened, so that a link in its place leads to nothing else.
+func TestTarInIsNotLedAstray(t *testing.T) {
+	dir := t.TempDir()
+	if err := errors.Join(os.WriteFile(dir+"/secret", nil, 0o600), os.Mkdir(dir+"/private", 0o700), os.Symlink("secret", dir+"/file"),
+		os.Symlink("private", dir+"/directory"), os.Mkdir(dir+"/own", 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(at) }()
+	x := &tarReader{dir: at, uid: os.Getuid(), gid: os.Getgid()}
+	for name, ok := range map[string]bool{"file": false, "directory": false, "secret": false, "own": true} {
+		if err := x.ownDir(name, 0o755); (err == nil) != ok {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	want := []string{"-rw------- secret = ", "Lrwxrwxrwx directory -> private", "Lrwxrwxrwx file -> secret", "drwx------ private", "drwxr-xr-x own"}
+	got := tree(t, dir)
+	slices.Sort(got)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestTarInOfNonsense(t *testing.T) {
 	s := startInit(t)
 	leaks(t)
