@@ -607,6 +607,32 @@ func TestTarEndsWithItsPipe(t *testing.T) {
 	}
 }
 
+// A sandbox chooses how long the names of its hard links are. Beyond a bound they are not kept, and the files written as their own.
+func TestTarOutKeepsABoundedMemoryOfLinks(t *testing.T) {
+	dir := t.TempDir()
+	if err := errors.Join(os.WriteFile(dir+"/a", []byte("x"), 0o600), os.Link(dir+"/a", dir+"/b")); err != nil {
+		t.Fatal(err)
+	}
+	for names, want := range map[int]byte{maxLinkNames: tar.TypeReg, maxLinkNames - 1: tar.TypeLink} {
+		var b bytes.Buffer
+		w := &tarWriter{tar: tar.NewWriter(&b), links: map[[2]uint64]string{}, names: names, buf: make([]byte, 10)}
+		for _, name := range []string{"a", "b"} {
+			fd, err := unix.Open(dir+"/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := w.file(fd, name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r := tar.NewReader(&b)
+		_, _ = r.Next() // the first is a file in any case
+		if h, err := r.Next(); err != nil || h.Typeflag != want {
+			t.Errorf("with names of %d bytes: %+v, %v, want type %c", names, h, err, want)
+		}
+	}
+}
+
 func TestTarOutOfADeepTree(t *testing.T) {
 	s := startInit(t)
 	dir := t.TempDir()

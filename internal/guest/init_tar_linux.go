@@ -18,8 +18,9 @@ import (
 const (
 	// maxDepth is how deep a tree may be that is archived: a descriptor is open for every level.
 	maxDepth = 200
-	// maxLinks bounds the memory for finding hard links again. Those beyond are written as files of their own.
-	maxLinks = 1 << 16
+	// maxLinks bounds the memory for finding hard links again: how many files. Those beyond are written as files of their own.
+	maxLinks     = 1 << 16
+	maxLinkNames = 4 << 20 // and of their names together, in bytes
 	// maxTrailer is what may follow the end of an archive: tar programs pad to their block.
 	maxTrailer = 1 << 20
 )
@@ -59,6 +60,7 @@ type tarWriter struct {
 	s     *server
 	tar   *tar.Writer
 	links map[[2]uint64]string // device and inode of files with several names
+	names int                  // bytes of those names
 	buf   []byte
 }
 
@@ -199,8 +201,9 @@ func (w *tarWriter) file(fd int, full string) error {
 		id := [2]uint64{st.Dev, st.Ino}
 		if first, ok := w.links[id]; ok {
 			h.Typeflag, h.Linkname, h.Size = tar.TypeLink, first, 0
-		} else if len(w.links) < maxLinks {
+		} else if len(w.links) < maxLinks && w.names+len(full) <= maxLinkNames {
 			w.links[id] = full
+			w.names += len(full)
 		}
 	}
 	if err := w.tar.WriteHeader(h); err != nil {
