@@ -1129,6 +1129,14 @@ func TestConnectionSendsFiles(t *testing.T) {
 	if n, err := out.ReadFrom(&io.LimitedReader{R: f, N: 100}); n != 3 || !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("beyond the end: %d, %v", n, err)
 	}
+	// Parts of a file are copied. Each has its time, as what the kernel sends.
+	if err := out.SetWriteDeadline(longPast); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := out.ReadFrom(strings.NewReader("parts")); n != 5 || err != nil {
+		t.Errorf("parts: %d, %v", n, err)
+	}
+	content = append(content, "parts"...)
 	_ = conns[0].Close() // everything was acknowledged above
 	if got := <-received; !bytes.Equal(got, content) {
 		t.Errorf("%d bytes came, want %d", len(got), len(content))

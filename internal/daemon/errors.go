@@ -174,9 +174,9 @@ func execError(argv0, cwd string, err error) error {
 		return invalidf("rlimits %q: %w", limitName(ge.Path), ge.Errno)
 	case ge.Stage == guest.StageTTY:
 		return classify(runtime.ErrState, fmt.Errorf("make terminal: %w", ge.Errno))
-	case ge.Stage == guest.StageRequest:
+	case ge.Stage == guest.StageRequest && !oneOf(ge.Errno, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM):
 		return invalidf("start %q: %w", argv0, ge.Errno)
-	case ge.Stage != guest.StageLookup && ge.Stage != guest.StageStart:
+	case ge.Stage != guest.StageLookup && ge.Stage != guest.StageStart && ge.Stage != guest.StageRequest:
 	case oneOf(ge.Errno, syscall.ENOENT, syscall.ENOTDIR) && ge.Stage == guest.StageStart:
 		return classify(ErrProgramMissing, fmt.Errorf("start %q: the program or its interpreter does not exist: %w", argv0, ge.Errno))
 	case oneOf(ge.Errno, syscall.ENOENT, syscall.ENOTDIR):

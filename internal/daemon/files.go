@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -175,13 +177,15 @@ func (s *Service) ArchiveOut(ctx context.Context, ref, path string, w io.Writer)
 	defer pr.Close() // only read
 	tctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	moved := &traffic{r: pr}
+	client.Held = moved.since(client.Held)
 	var tar error
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		tar = client.TarOut(tctx, path, pw)
 		_ = pw.Close() // nothing is buffered; init had its own
 	})
-	_, werr := io.Copy(w, pr)
+	_, werr := io.Copy(w, moved)
 	if werr != nil {
 		cancel() // init gives up when its connection closes
 		_ = pr.Close()
@@ -220,6 +224,8 @@ func (s *Service) ArchiveIn(ctx context.Context, ref, path string, opts WriteOpt
 	defer pw.Close() // what it carried has been acknowledged by then
 	tctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	moved := &traffic{r: &endsWith{body, ctx}}
+	client.Held = moved.since(client.Held)
 	var tar error
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -227,7 +233,7 @@ func (s *Service) ArchiveIn(ctx context.Context, ref, path string, opts WriteOpt
 		_ = pr.Close()                    // the writer then sees EPIPE
 		_ = pw.SetWriteDeadline(longPast) // or this, while init keeps its own reading end
 	})
-	_, cerr := io.Copy(pw, &endsWith{body, ctx})
+	_, cerr := io.Copy(pw, moved)
 	if cerr != nil {
 		if _, ok := errors.AsType[*fs.PathError](cerr); !ok {
 			// The body broke off. An archive that ended here could be mistaken for a whole one.
@@ -246,6 +252,31 @@ func (s *Service) ArchiveIn(ctx context.Context, ref, path string, opts WriteOpt
 		return s.fail(ctx, lease, path, tar)
 	}
 	return nil
+}
+
+// traffic is a reader that knows when it last gave something. How long a whole archive takes is the client's and the network's
+// affair: init is to blame only for a time in which nothing moves.
+type traffic struct {
+	r    io.Reader
+	last atomic.Pointer[time.Time]
+}
+
+func (t *traffic) Read(p []byte) (int, error) {
+	n, err := t.r.Read(p)
+	now := time.Now()
+	t.last.Store(&now)
+	return n, err
+}
+
+// since is held, or when something last moved if that was later.
+func (t *traffic) since(held func() time.Time) func() time.Time {
+	return func() time.Time {
+		until := held()
+		if last := t.last.Load(); last != nil && last.After(until) {
+			return *last
+		}
+		return until
+	}
 }
 
 // endsWith is a reader that ends with its context, between two reads.

@@ -185,6 +185,7 @@ func (d *Daemon) getFile(w http.ResponseWriter, r *http.Request) error {
 	if !ok {
 		return errors.New("answer with a file: not an answer of ours")
 	}
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerTimeout)) // of the header; what follows sets its own
 	out := &fileAnswer{answer: a}
 	// It knows ranges, HEAD and the length.
 	http.ServeContent(out, r, "", st.ModTime(), f)

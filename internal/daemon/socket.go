@@ -229,10 +229,16 @@ func (c *peerConn) ReadFrom(r io.Reader) (int64, error) {
 			}
 		}
 	}
-	return io.Copy(writerOnly{c.UnixConn}, r)
+	return io.Copy(patientWriter{c}, r)
 }
 
-type writerOnly struct{ io.Writer }
+// patientWriter gives the client a time for each part, and hides what else a connection can.
+type patientWriter struct{ c *peerConn }
+
+func (w patientWriter) Write(p []byte) (int, error) {
+	_ = w.c.SetWriteDeadline(time.Now().Add(answerTimeout)) // every connection of ours has deadlines
+	return w.c.Write(p)
+}
 
 // sendfile reports handled as false where nothing was sent and the ordinary way should be tried.
 func (c *peerConn) sendfile(f *os.File, n int64) (sent int64, err error, handled bool) {

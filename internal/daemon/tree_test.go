@@ -3,11 +3,13 @@ package daemon
 import (
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -103,5 +105,28 @@ func TestErrorsOfTreesSayWhatToDo(t *testing.T) {
 	}
 	if p := ProblemOf(errors.New("x")); p.Code != api.CodeInternal {
 		t.Errorf("%+v", p)
+	}
+}
+
+// An archive that is long on its way, because its client is slow, is not held against init.
+func TestInitHasItsTimeFromWhatLastMoved(t *testing.T) {
+	r, w := io.Pipe()
+	defer r.Close()
+	paused := time.Now().Add(-time.Hour)
+	moved := &traffic{r: r}
+	held := moved.since(func() time.Time { return paused })
+	if got := held(); !got.Equal(paused) {
+		t.Errorf("before anything has moved: %v, want %v", got, paused)
+	}
+	go func() { _, _ = w.Write([]byte("x")); _ = w.Close() }()
+	began := time.Now()
+	if _, err := moved.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if got := held(); got.Before(began) {
+		t.Errorf("after a part: %v, which is before %v", got, began)
+	}
+	if paused = time.Now().Add(time.Minute); !held().Equal(paused) {
+		t.Errorf("paused meanwhile: %v, want %v", held(), paused)
 	}
 }

@@ -108,8 +108,9 @@
 // whole tree again. A directory is watched before it is read, and what is found in a new one is told as created: at least
 // once, perhaps twice.
 //
-// Silence means for files: no answer in 30 s, for a tree or the first look of a watch in 10 minutes: init is lost. Of a watch
-// that has begun it means nothing.
+// Silence means for files: no answer in 30 s, for the first look of a watch in 10 minutes, for a tar stream in 10 minutes since
+// something last moved: init is lost. A removal is given up after 10 minutes. Of a watch that has begun silence means nothing.
+// Without a descriptor left init answers every request with EMFILE, for which it keeps one.
 //
 // # Trust
 //

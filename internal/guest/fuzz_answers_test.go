@@ -19,6 +19,8 @@ func FuzzHostAnswers(f *testing.F) {
 	for _, s := range []string{
 		"pong {}", "started {\"pid\":7}\nexited {\"code\":3,\"wall\":1,\"cpu\":1,\"maxrss\":1}", "started {\"pid\":7}", "opened {}", "created {}\ndone {}", "done {}",
 		"info {\"size\":1,\"mode\":33188,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0}\x00", "error {\"stage\":\"open\",\"errno\":2}\x00/x",
+		"entries {\"list\":[{\"size\":1,\"mode\":33188,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0}]}\x00a/b\x00\nlisted {\"more\":true}", "entries {}\nentries {}",
+		"watching {}\nevents {\"list\":[{\"kind\":\"created\"}]}\x00a\x00\ndone {}", "watching {}\nevents {\"list\":[{\"kind\":\"moved\"}]}\x00a\x00../b",
 		"started {\"pid\":7}\nexited {\"signal\":9,\"timeout\":true,\"wall\":1,\"cpu\":1,\"maxrss\":1}\nexited {}", "",
 	} {
 		for _, kinds := range []uint8{0, 1, 2, 4, 16, 17} {
@@ -119,6 +121,26 @@ func FuzzHostAnswers(f *testing.F) {
 		if p, err := client.Create(ctx, "/x", 0o600, 0, 0); judge("create", err) {
 			judge("commit", p.Commit())
 		}
+		if file, err := client.Append(ctx, "/x", 0o600, 0, 0); judge("append", err) {
+			flags, err := unix.FcntlInt(file.Fd(), unix.F_GETFL, 0)
+			if err != nil || flags&(unix.O_ACCMODE|unix.O_APPEND) != unix.O_WRONLY|unix.O_APPEND {
+				t.Errorf("appends to a file opened with %#o (%v)", flags, err)
+			}
+			_ = file.Close()
+		}
+		_, err := client.Stat(ctx, "/x", false)
+		judge("stat", err)
+		_, err = client.List(ctx, "/x", 3, func(e Entry) error {
+			if !below(e.Path) {
+				t.Errorf("%q is listed", e.Path)
+			}
+			return nil
+		})
+		judge("list", err)
+		judge("watch", client.Watch(ctx, "/x", true, func() error { return nil }, func(Change) error { return nil }))
+		judge("mkdir", client.Mkdir(ctx, "/x", true, 0o700, 0, 0))
+		judge("move", client.Move(ctx, "/x", "/y", false))
+		judge("remove", client.Remove(ctx, "/x", true))
 		judge("tar out", client.TarOut(ctx, "/x", w))
 		judge("tar in", client.TarIn(ctx, "/x", r, 0, 0))
 		deadline := time.Now().Add(5 * time.Second)

@@ -26,8 +26,9 @@ var ErrLost = errors.New("the sandbox's init is lost")
 // A Client asks the init of one sandbox. It holds no connection: every request makes its own, so that any number of
 // goroutines may use one Client, and a Client needs no Close.
 type Client struct {
-	// Held, where set, says until when the sandbox was last kept from running, which is now while it is. Init is not to blame
-	// for that time: what it has to answer by itself, it may answer that much later. Set it before the first request.
+	// Held, where set, says until when the sandbox was last kept from running, which is now while it is, or init from answering.
+	// Init is not to blame for that time: what it has to answer by itself, it may answer that much later. Set it before the
+	// request that it is for.
 	Held func() time.Time
 
 	path string

@@ -293,9 +293,9 @@ func (a *infoAnswer) info(name, link string) (FileInfo, bool) {
 // directories, links and hard links are written, everything else and what lies in the kernel's file systems is left
 // out.
 //
-// TarOut returns when init has written all, after 10 minutes at the latest if ctx has no deadline; somebody must read the pipe
-// meanwhile. The caller keeps w and closes it to
-// give the reader its end of file, in any case after TarOut has returned.
+// TarOut returns when init has written all, after 10 minutes at the latest if neither ctx has a deadline nor Held puts it off;
+// somebody must read the pipe meanwhile. The caller keeps w and closes it to give the reader its end of file, in any case after
+// TarOut has returned.
 func (c *Client) TarOut(ctx context.Context, path string, w *os.File) error {
 	return c.tar(ctx, kindTarOut, none{}, path, w)
 }

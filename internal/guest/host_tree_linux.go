@@ -110,8 +110,10 @@ func (c *Client) Move(ctx context.Context, from, to string, overwrite bool) erro
 }
 
 // Remove removes a file, a link, an empty directory or, if asked, a tree. Mount points stay (EBUSY). After an error a part of
-// the tree may be gone. It takes 10 minutes at most if ctx has no deadline.
+// the tree may be gone. After 10 minutes init is told to give up, which is no fault of its: some trees are that large.
 func (c *Client) Remove(ctx context.Context, path string, recursive bool) error {
+	ctx, cancel := context.WithTimeout(ctx, treeTimeout)
+	defer cancel()
 	return c.change(ctx, treeTimeout, kindRemove, removeRequest{Recursive: recursive}, path)
 }
 

@@ -636,6 +636,44 @@ func TestManyConnections(t *testing.T) {
 	}
 }
 
+// Where init has no descriptor left it says so, rather than let the daemon wait until that takes it for dead.
+func TestNoDescriptorIsLeft(t *testing.T) {
+	s := startInit(t)
+	leaks(t)
+	pid := s.cmd.Process.Pid
+	var was unix.Rlimit
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &was); err != nil {
+		t.Fatal(err)
+	}
+	few := unix.Rlimit{Cur: 40, Max: was.Max}
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	var idle []*conn
+	for err := error(nil); err == nil && uint64(len(idle)) < few.Cur; err = s.Ping(ctx) {
+		c, err := dial(t, s.Client, time.Now().Add(time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		idle = append(idle, c)
+	}
+	for range 3 {
+		if err := s.Ping(ctx); !errors.Is(err, unix.EMFILE) {
+			t.Errorf("nothing is left: %v", err)
+		}
+	}
+	for _, c := range idle {
+		_ = c.close()
+	}
+	for err := error(unix.EMFILE); errors.Is(err, unix.EMFILE); { // init has yet to see it
+		if err = s.Ping(ctx); err != nil && !errors.Is(err, unix.EMFILE) {
+			t.Errorf("afterwards: %v", err)
+		}
+	}
+}
+
 // dial connects as request does, and says nothing yet.
 func dial(t *testing.T, c *Client, deadline time.Time) (*conn, error) {
 	t.Helper()

@@ -226,6 +226,22 @@ func (s *server) append(c *conn, pkt packet, fds []int) error {
 	if err := usable(dir, path); err != nil {
 		return err
 	}
+	fd, err := s.appendTo(dir, base, path, m)
+	for range 3 { // others make and remove it just then
+		if !errors.Is(err, unix.EEXIST) {
+			break
+		}
+		fd, err = s.appendTo(dir, base, path, m)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return c.reply(kindOpened, none{}, fd)
+}
+
+// appendTo opens the file that is there, and otherwise makes one: EEXIST where it is there after all.
+func (s *server) appendTo(dir int, base, path string, m createRequest) (int, error) {
 	handle, err := openPath(dir, base, unix.O_NOFOLLOW)
 	var fd int
 	if errors.Is(err, unix.ENOENT) {
@@ -233,21 +249,20 @@ func (s *server) append(c *conn, pkt packet, fds []int) error {
 			if err = own(fd, m.UID, m.GID, m.Mode); err != nil {
 				_ = unix.Close(fd)
 				_ = unix.Unlinkat(dir, base, 0)
-				return fail(StageWrite, err, path)
+				return -1, fail(StageWrite, err, path)
 			}
 		}
 	} else if err == nil {
 		defer func() { _ = unix.Close(handle) }()
 		if err := notRegular(handle, path); err != nil { // a link that has become one meanwhile is none either
-			return err
+			return -1, err
 		}
 		fd, err = s.reopen(handle, unix.O_WRONLY|unix.O_APPEND)
 	}
 	if err != nil {
-		return fail(StageOpen, err, path)
+		return -1, fail(StageOpen, err, path)
 	}
-	defer func() { _ = unix.Close(fd) }()
-	return c.reply(kindOpened, none{}, fd)
+	return fd, nil
 }
 
 // own gives a new file or directory away.

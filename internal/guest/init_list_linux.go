@@ -26,6 +26,9 @@ func (d *dirReader) next() (name string, typ byte, err error) {
 			if errors.Is(err, unix.EINTR) {
 				continue
 			}
+			if errors.Is(err, unix.ENOENT) { // the directory itself has been removed: nothing is in it
+				return "", 0, nil
+			}
 			if err != nil || n <= 0 {
 				return "", 0, err
 			}

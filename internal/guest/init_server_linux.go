@@ -27,6 +27,7 @@ type server struct {
 	listener syscall.RawConn
 	proc     int  // /proc, opened before anything else ran here
 	lonely   bool // setgroups(2) is denied: the sandbox has one id
+	reserve  int  // a descriptor for turnAway; -1: lost for now
 
 	conns   chan struct{} // a place for each connection
 	watches chan struct{} // and for each watch
@@ -154,6 +155,9 @@ func serve(fd int) error {
 		procs:   make(map[int]*process),
 	}
 	s.forked = sync.NewCond(&s.mu)
+	if s.reserve, err = unix.FcntlInt(uintptr(proc), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("reserve a descriptor: %w", err)
+	}
 	spareThreads()
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return fmt.Errorf("use the listening socket: %w", err)
@@ -313,6 +317,9 @@ func (s *server) accept() error {
 			switch {
 			case errors.Is(got, unix.EINTR), errors.Is(got, unix.ECONNABORTED):
 			case errors.Is(got, unix.EMFILE), errors.Is(got, unix.ENFILE), errors.Is(got, unix.ENOMEM), errors.Is(got, unix.ENOBUFS):
+				if s.turnAway(got) {
+					break
+				}
 				// The daemon's connections wait in the backlog until one of ours ends, or the sandbox has memory again.
 				t := time.NewTimer(100 * time.Millisecond)
 				select {
@@ -334,6 +341,38 @@ func (s *server) accept() error {
 			}
 		}()
 	}
+}
+
+// turnAway says to the next one that waits that there is no descriptor for him, with the one that is kept for it. What has them
+// may have them for long (a list of a deep tree that nobody reads), and the daemon would take our silence for death.
+func (s *server) turnAway(cause error) bool {
+	if s.reserve >= 0 {
+		_ = unix.Close(s.reserve)
+	}
+	defer func() {
+		var err error
+		if s.reserve, err = unix.FcntlInt(uintptr(s.proc), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+			s.reserve = -1
+		}
+	}()
+	fd := -1
+	err := s.listener.Control(func(l uintptr) {
+		fd, _, _ = unix.Accept4(int(l), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+	})
+	if err != nil || fd < 0 {
+		return false
+	}
+	c, err := newConn(fd)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = c.close() }()
+	// The request is on its way: closed before it has come, the connection would be a broken one.
+	_ = c.f.SetReadDeadline(time.Now().Add(requestTimeout))
+	_, fds, _ := c.recv()
+	closeAll(fds)
+	c.refuse(fail(StageRequest, cause, ""))
+	return true
 }
 
 // handle serves one connection: one request.

@@ -18,8 +18,9 @@ import (
 const (
 	// maxDepth is how deep a tree may be that is archived: a descriptor is open for every level.
 	maxDepth = 200
-	// maxLinks bounds the memory for finding hard links again. Those beyond are written as files of their own.
-	maxLinks = 1 << 16
+	// maxLinks bounds the memory for finding hard links again: how many files. Those beyond are written as files of their own.
+	maxLinks     = 1 << 16
+	maxLinkNames = 4 << 20 // and of their names together, in bytes
 	// maxTrailer is what may follow the end of an archive: tar programs pad to their block.
 	maxTrailer = 1 << 20
 )
@@ -59,6 +60,7 @@ type tarWriter struct {
 	s     *server
 	tar   *tar.Writer
 	links map[[2]uint64]string // device and inode of files with several names
+	names int                  // bytes of those names
 	buf   []byte
 }
 
@@ -199,8 +201,9 @@ func (w *tarWriter) file(fd int, full string) error {
 		id := [2]uint64{st.Dev, st.Ino}
 		if first, ok := w.links[id]; ok {
 			h.Typeflag, h.Linkname, h.Size = tar.TypeLink, first, 0
-		} else if len(w.links) < maxLinks {
+		} else if len(w.links) < maxLinks && w.names+len(full) <= maxLinkNames {
 			w.links[id] = full
+			w.names += len(full)
 		}
 	}
 	if err := w.tar.WriteHeader(h); err != nil {
@@ -239,6 +242,7 @@ func header(st *unix.Stat_t, name string, typ byte) *tar.Header {
 // A tarReader extracts one stream. Everything goes through an os.Root, which follows no link out of it.
 type tarReader struct {
 	root     *os.Root
+	dir      int // the same, for what os.Root does by name only
 	uid, gid int
 	made     string // the parent that was made last
 }
@@ -261,7 +265,7 @@ func (s *server) tarIn(dest string, pipe *os.File, uid, gid uint32) error {
 		return fail(StageOpen, err, dest)
 	}
 	defer func() { _ = root.Close() }()
-	x := &tarReader{root: root, uid: int(uid), gid: int(gid), made: "."}
+	x := &tarReader{root: root, dir: handle, uid: int(uid), gid: int(gid), made: "."}
 	in := bufio.NewReaderSize(pipe, 32<<10)
 	tr := tar.NewReader(in)
 	for {
@@ -386,10 +390,26 @@ func (x *tarReader) mkdir(name string, mode fs.FileMode) error {
 	if err != nil {
 		return err
 	}
-	if err := x.root.Lchown(name, x.uid, x.gid); err != nil {
+	return x.ownDir(name, uint32(mode))
+}
+
+// ownDir gives away a directory that has just been made. By its name os.Root would change what a link leads to that somebody has
+// put there meanwhile: a file of root's, say, which everybody may read then.
+func (x *tarReader) ownDir(name string, mode uint32) error {
+	how := unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS, // as os.Root: links within it may lead there
+	}
+	fd, err := -1, error(unix.EAGAIN)
+	// EAGAIN: something on the host was renamed while a link with ".." was followed.
+	for try := 0; try < 100 && (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)); try++ {
+		fd, err = unix.Openat2(x.dir, name, &how)
+	}
+	if err != nil {
 		return err
 	}
-	return x.root.Chmod(name, mode)
+	defer func() { _ = unix.Close(fd) }()
+	return own(fd, uint32(x.uid), uint32(x.gid), mode) //nolint:gosec // they came as such
 }
 
 // parents makes the directories that an entry's name takes for granted.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -57,6 +58,36 @@ func TestAppend(t *testing.T) {
 	} {
 		if err := add(path, "x"); !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", path, err, want)
+		}
+	}
+}
+
+// Whoever comes first makes the file; the others append to it.
+func TestAppendOfManyToANewFile(t *testing.T) {
+	s := startInit(t)
+	leaks(t)
+	dir := t.TempDir()
+	const writers = 8
+	for i := range 100 {
+		path := fmt.Sprintf("%s/log%d", dir, i)
+		errs := make([]error, writers)
+		var wg sync.WaitGroup
+		for w := range writers {
+			wg.Go(func() {
+				f, err := s.Append(t.Context(), path, 0o644, 0, 0)
+				if err == nil {
+					_, err = f.WriteString("x")
+					err = errors.Join(err, f.Close())
+				}
+				errs[w] = err
+			})
+		}
+		wg.Wait()
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(path); err != nil || len(got) != writers {
+			t.Errorf("%q, %v", got, err)
 		}
 	}
 }
@@ -342,6 +373,26 @@ func TestOpenDirFollowsNothing(t *testing.T) {
 		if !errors.Is(err, want) || want == nil && err != nil {
 			t.Errorf("%s: %v, want %v", name, err, want)
 		}
+	}
+}
+
+// A directory that somebody else removes while it is read has nothing in it, which is no error of who reads it.
+func TestDirectoryThatIsRemovedWhileItIsRead(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(dir+"/d", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Open(dir+"/d", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := dirReader{fd: fd}
+	defer r.close()
+	if err := os.Remove(dir + "/d"); err != nil {
+		t.Fatal(err)
+	}
+	if name, _, err := r.next(); name != "" || err != nil {
+		t.Errorf("next: %q, %v", name, err)
 	}
 }
 

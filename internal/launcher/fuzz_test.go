@@ -100,6 +100,16 @@ func FuzzLauncherServe(f *testing.F) {
 		{request{Op: opLeftovers}, 0},
 		{request{Op: opKill, ID: "old"}, 0},
 		{request{Op: opDelete, ID: "old"}, 0},
+		{request{Op: opStart, Spec: &runtime.Spec{ID: "abc"}}, 1},
+		{request{Op: opStop, ID: "old"}, 0},
+		{request{Op: opPause, ID: "old"}, 0},
+		{request{Op: opResume, ID: "old"}, 0},
+		{request{Op: opDeposit, Deposit: wireDeposit{Sandbox: "old", Name: "x"}}, 3},
+		{request{Op: opDeposit}, 1},
+		{request{Op: opWithdraw, Deposit: wireDeposit{Sandbox: "old"}}, 0},
+		{request{Op: opDrop, Deposit: wireDeposit{Sandbox: "old"}}, 0},
+		{request{Op: opSnapshot, Snap: &SnapshotRequest{Diff: DiffRequest{ID: "old"}, ChainID: chain}}, 0},
+		{request{Op: opSnapshot}, 0},
 		{request{Op: opUpdate, ID: "old", Change: &runtime.Change{Deadline: time.Unix(1<<33, 0)}}, 0},
 		{request{Op: opUpdate, ID: "old"}, 0},
 		{request{Op: opStats, ID: "old"}, 0},
@@ -179,6 +189,9 @@ func FuzzLauncherServe(f *testing.F) {
 				t.Error(err)
 			}
 		}
+		for k := range s.deposits.held { // they are to stay
+			s.deposits.drop(k.sandbox, k.name)
+		}
 		fewDescriptors(t, before)
 	})
 }
@@ -204,6 +217,10 @@ func FuzzLauncherAnswers(f *testing.F) {
 		{response{Stats: &api.Stats{}}, 0},
 		{response{Count: 3}, 0},
 		{response{Layer: &layer.Result{}}, 0},
+		{response{Deposits: []wireDeposit{{Sandbox: "abc", Name: "x", Files: 2}}}, 2},
+		{response{Deposits: []wireDeposit{{Sandbox: "abc", Name: "x", Files: 3}}}, 2},
+		{response{Deposits: []wireDeposit{{Sandbox: "abc", Name: "x", Files: -1}}, More: true}, 1},
+		{response{Deposits: []wireDeposit{{Sandbox: "abc", Name: "x", Files: 1}}, More: true}, 1},
 	} {
 		f.Add(seed(f, &v.r), uint8(v.fds))
 	}
@@ -278,6 +295,14 @@ func FuzzLauncherAnswers(f *testing.F) {
 		}
 		if info, err := c.Info(ctx); err == nil && (info == nil || said.Info == nil || info.PID != 0) { // /dev/null is no process
 			t.Errorf("info: %+v", info)
+		}
+		if list, err := c.Withdraw(ctx); err == nil {
+			for _, deposit := range list {
+				if said.Error != nil || len(list) > len(said.Deposits) { // the second answer is the first once more
+					t.Errorf("withdrawn: %+v", deposit)
+				}
+				closeAll(deposit.Files)
+			}
 		}
 		_, lerr := c.Leftovers(ctx)
 		_, uerr := c.Update(ctx, "abc", &runtime.Change{})

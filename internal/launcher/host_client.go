@@ -359,17 +359,23 @@ func (c *Client) Withdraw(ctx context.Context) ([]Deposit, error) {
 	req := &request{Op: opWithdraw}
 	for {
 		resp, files, err := c.call(ctx, req)
+		if err == nil {
+			for _, d := range resp.Deposits {
+				n, last := max(d.Files, 0), depositKey{req.Deposit.Sandbox, req.Deposit.Name}
+				all = append(all, Deposit{Sandbox: d.Sandbox, Name: d.Name, Files: files[:n:n]})
+				files = files[n:]
+				if (depositKey{d.Sandbox, d.Name}).compare(last) <= 0 { // or it might go on for ever
+					err = errors.New("launcher withdraw: answer is not sorted")
+				}
+				req.Deposit = wireDeposit{Sandbox: d.Sandbox, Name: d.Name}
+			}
+			closeAll(files) // of what else the answer has, which nobody asked for
+		}
 		if err != nil {
 			for _, d := range all {
 				closeAll(d.Files)
 			}
 			return nil, err
-		}
-		for _, d := range resp.Deposits {
-			n := max(d.Files, 0)
-			all = append(all, Deposit{Sandbox: d.Sandbox, Name: d.Name, Files: files[:n:n]})
-			files = files[n:]
-			req.Deposit = wireDeposit{Sandbox: d.Sandbox, Name: d.Name}
 		}
 		if !resp.More || len(resp.Deposits) == 0 {
 			return all, nil

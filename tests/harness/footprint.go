@@ -363,8 +363,11 @@ func (s Snapshot) Diff(after Snapshot) []string {
 			diff = append(diff, fmt.Sprintf("%s: %d before, %d after", n.name, n.before, n.after))
 		}
 	}
+	known := slices.Clone(s.Mounts)
 	for _, m := range after.Mounts {
-		if !slices.Contains(s.Mounts, m) {
+		if i := slices.Index(known, m); i >= 0 {
+			known = slices.Delete(known, i, i+1) // a second one may lie on the first
+		} else {
 			diff = append(diff, "new mount of the launcher: "+m)
 		}
 	}
