@@ -531,8 +531,11 @@ func (s *Service) forget(ctx context.Context, x *Execution) {
 	x.dispose()
 }
 
-// forgetSandbox removes the execs of a sandbox that has been deleted. It waits for their collectors, who see the same.
+// forgetSandbox removes the execs of a sandbox that has been deleted, whether or not its client is still there: a collector that
+// looked before the deletion keeps what it has for an hour. It waits for the collectors, who see the end of the sandbox too.
 func (s *Service) forgetSandbox(ctx context.Context, id string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
+	defer cancel()
 	s.execs.mu.Lock()
 	all := slices.Collect(maps.Values(s.execs.of[id]))
 	s.execs.mu.Unlock()
@@ -543,7 +546,11 @@ func (s *Service) forgetSandbox(ctx context.Context, id string) {
 		select {
 		case <-x.done:
 			s.forget(ctx, x)
-		case <-ctx.Done(): // the collector forgets it
+		case <-s.execs.ctx.Done(): // the daemon stops, and the next one finds no such sandbox
+			return
+		case <-ctx.Done():
+			s.log.Warn("an exec of a deleted sandbox has not ended", "id", id, "exec", x.record.ID)
+			return
 		}
 	}
 }

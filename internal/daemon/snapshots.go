@@ -323,6 +323,7 @@ func (s *Service) createAll(ctx context.Context, request runtime.Request, count 
 		if derr := s.supervisor.Delete(undo, f.ID); derr != nil && !errors.Is(derr, runtime.ErrNotFound) {
 			err = errors.Join(err, derr)
 		}
+		s.forgetSandbox(undo, f.ID) // somebody may have been quick
 	}
 	return nil, err
 }
