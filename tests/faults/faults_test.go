@@ -242,6 +242,11 @@ func (u *user) work(stop <-chan struct{}) {
 			u.w.done[i].Add(1)
 			continue
 		}
+		if left && b != nil {
+			b.mu.Lock()
+			b.late = true
+			b.mu.Unlock()
+		}
 		_, untrue := errors.AsType[wrong](err)
 		if hung || untrue || !left && !u.w.excused(b, err) {
 			what := "by no sandbox in particular"
@@ -420,10 +425,28 @@ func (w *world) answers(b *box) error {
 		if err != nil {
 			return err
 		}
-		if err = b.compare(files); err == nil || time.Now().After(patient) {
+		if err = b.compare(files); err == nil {
+			b.know(files, s.Labels)
+			return nil
+		}
+		if time.Now().After(patient) {
 			return err
 		}
 	}
+}
+
+// know notes what is there now that nobody asks for anything: who begins anew has it to rely on.
+func (b *box) know(files, labels map[string]string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for key := range b.may {
+		if strings.HasPrefix(key, "/") {
+			b.may[key] = []string{files[key]}
+		} else {
+			b.may[key] = []string{labels[key]}
+		}
+	}
+	b.late = false
 }
 
 // compare says what of a sandbox's files cannot be.

@@ -90,6 +90,7 @@ type box struct {
 	victim  bool   // its init was killed
 	held    bool   // it was there when the launcher was killed
 	loose   bool   // it may have files that nobody has written in it
+	late    bool   // somebody has left before he was answered: what he asked for may still come, after what is asked for now
 	// detached are the execs that were answered and not yet forgotten.
 	detached []detached
 	// may is what a file holds, by its path, or a label by its key: one hash or value where the last change was answered;
@@ -128,6 +129,10 @@ func (b *box) intend(key, value string) {
 func (b *box) settle(key, value string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.late {
+		b.may[key] = append(b.may[key], value)
+		return
+	}
 	b.may[key] = []string{value}
 }
 
