@@ -36,8 +36,9 @@ type Execution struct {
 	input chan struct{} // holds a value while somebody writes to stdin
 	done  chan struct{} // closed when it has ended and its record says how
 
-	keeping sync.Mutex // over a deposit; before mu
-	noStdin bool       // stdin was closed, and is not to be kept for the next daemon
+	keeping  sync.Mutex // over a deposit; before mu
+	disposed bool       // its descriptors are closed, and it is not deposited any more; guarded by keeping
+	noStdin  bool       // stdin was closed, and is not to be kept for the next daemon
 
 	mu     sync.Mutex
 	record api.Exec // but for what log counts; of its fields only those change that say how it ended

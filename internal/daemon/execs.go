@@ -403,6 +403,9 @@ func (x *Execution) deposit(ctx context.Context) error {
 	}
 	x.keeping.Lock() // what it becomes is never overtaken by what it was
 	defer x.keeping.Unlock()
+	if x.disposed {
+		return nil // and its files may be another's by now
+	}
 	files := []*os.File{x.log.out, x.log.state}
 	if !x.ended() {
 		k := x.guest.Kept()
@@ -444,7 +447,10 @@ func (x *Execution) collect() {
 	rec := x.record
 	switch {
 	case errors.Is(err, errHanded):
+		x.keeping.Lock()
+		x.disposed = true   // the next daemon's
 		_ = x.guest.Close() // kills nothing that is deposited
+		x.keeping.Unlock()
 		x.stdin.Wait()
 		if x.lease != nil {
 			x.lease.End()
@@ -463,9 +469,12 @@ func (x *Execution) collect() {
 	}
 	rec.EndedAt = time.Now().UTC()
 	x.conclude(rec)
+	// A deposit under way has the descriptors still; one that comes later sees that it has ended.
+	x.keeping.Lock()
 	_ = x.guest.Close() // always nil
-	x.stdin.Wait()
 	x.log.closeRelay()
+	x.keeping.Unlock()
+	x.stdin.Wait()
 	if x.lease != nil {
 		x.lease.End()
 	}
@@ -518,6 +527,9 @@ func (x *Execution) dispose() {
 	}
 	x.mu.Unlock()
 	if x.log != nil {
+		x.keeping.Lock()
+		defer x.keeping.Unlock()
+		x.disposed = true
 		x.log.close()
 	}
 }
