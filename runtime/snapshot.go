@@ -38,26 +38,16 @@ func (s *Supervisor) Rollback(ctx context.Context, ref string, source rootfs.Sou
 }
 
 func (s *Supervisor) replaceFiles(ctx context.Context, id string, source rootfs.Source, snapshot string) (_ Record, err error) {
-	sb, err := s.beginStart(id) // nobody starts or deletes it meanwhile
+	sb, rec, release, err := s.takeEnded(id)
 	if err != nil {
 		return Record{}, err
 	}
-	defer s.ops.Done()
 	defer func() {
-		s.mu.Lock()
-		sb.starting = false
-		s.mu.Unlock()
+		release()
 		if err != nil {
-			err = fmt.Errorf("roll back sandbox %s: %w", sb.rec.Name, err)
+			err = fmt.Errorf("roll back sandbox %s: %w", rec.Name, err)
 		}
 	}()
-	<-sb.saved
-	if sb.watched != nil {
-		<-sb.watched // its end is on disk
-	}
-	s.mu.Lock()
-	rec := sb.rec.clone()
-	s.mu.Unlock()
 	rec.Rootfs, rec.Snapshot, rec.Fresh = source.Clone(), snapshot, true
 	if err := s.records.put(&rec); err != nil {
 		return Record{}, err

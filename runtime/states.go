@@ -21,27 +21,16 @@ type StartRequest struct {
 //
 // Nothing is written before: a daemon that starts after a crash takes what runs for what it is, whatever the record says.
 func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_ Record, err error) {
-	sb, err := s.beginStart(ref)
+	sb, rec, release, err := s.takeEnded(ref)
 	if err != nil {
 		return Record{}, err
 	}
-	defer s.ops.Done()
 	defer func() {
-		s.mu.Lock()
-		sb.starting = false
-		s.mu.Unlock()
+		release()
 		if err != nil {
-			err = fmt.Errorf("start sandbox %s: %w", sb.rec.Name, err)
+			err = fmt.Errorf("start sandbox %s: %w", rec.Name, err)
 		}
 	}()
-	<-sb.saved
-	if sb.watched != nil {
-		<-sb.watched // its end is on disk
-	}
-	// Nobody else writes the record of a sandbox that has ended, or lets it run.
-	s.mu.Lock()
-	rec := sb.rec.clone()
-	s.mu.Unlock()
 	if len(rec.Rootfs.Layers) == 0 {
 		return Record{}, fmt.Errorf("%w: it is of an earlier version of sandboxd, which did not note what its root is made of", ErrState)
 	}
@@ -91,6 +80,27 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	undo.release()
 	s.log.Info("sandbox started", "id", rec.ID, "name", rec.Name)
 	return rec, nil
+}
+
+// takeEnded claims a sandbox that has ended, with its record: until release is called nobody else writes that, or starts or
+// deletes the sandbox. It waits until the end is on disk.
+func (s *Supervisor) takeEnded(ref string) (sb *sandbox, rec Record, release func(), err error) {
+	sb, err = s.beginStart(ref)
+	if err != nil {
+		return nil, Record{}, nil, err
+	}
+	<-sb.saved
+	if sb.watched != nil {
+		<-sb.watched
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return sb, sb.rec.clone(), func() {
+		s.mu.Lock()
+		sb.starting = false
+		s.mu.Unlock()
+		s.ops.Done()
+	}, nil
 }
 
 // beginStart claims a sandbox that has ended, and counts an operation that the caller ends with ops.Done.

@@ -84,7 +84,7 @@ func pauseAndResume(ctx context.Context, u *user, _ *box) error {
 	if s.State != api.StatePaused {
 		return wrongf("a sandbox that was paused is %s", s.State)
 	}
-	if err := exec(ctx, u, b); !errors.Is(err, &api.Problem{Code: api.CodeConflict}) && err == nil {
+	if err := exec(ctx, u, b); err == nil {
 		return wrongf("an exec in a paused sandbox")
 	}
 	if _, err = u.c.ResumeSandbox(ctx, b.id); err != nil {
