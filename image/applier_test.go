@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/image/layer"
@@ -58,12 +59,14 @@ func (a *directApplier) Apply(_ context.Context, req layer.ApplyRequest) (result
 		}
 	}
 	var made []string
+	var below layer.Usage // of the request's own layers
 	for _, l := range req.Layers {
 		final := a.path(l.ChainID)
 		if _, err := os.Lstat(final); err == nil {
-			results = append(results, layer.Result{})
+			results, below = append(results, layer.Result{}), below.Add(l.Known)
 			continue
 		}
+		l.Limits.Below = l.Limits.Below.Add(below)
 		res, err := a.extract(final, l)
 		if err != nil {
 			for _, m := range made {
@@ -71,14 +74,14 @@ func (a *directApplier) Apply(_ context.Context, req layer.ApplyRequest) (result
 			}
 			return results, err
 		}
-		results, made = append(results, res), append(made, l.ChainID)
+		results, made, below = append(results, res), append(made, l.ChainID), below.Add(res.Usage())
 	}
 	a.applied = append(a.applied, made...)
 	return results, nil
 }
 
 func (a *directApplier) extract(final string, req layer.Request) (res layer.Result, err error) {
-	if at, err := req.Blob.Seek(0, io.SeekCurrent); err != nil || at != 0 {
+	if at, err := req.Blob.Seek(0, io.SeekCurrent); (err != nil || at != 0) && !errors.Is(err, syscall.ESPIPE) {
 		return res, fmt.Errorf("the blob is at %d: %w", at, err)
 	}
 	tmp := final + ".tmp"

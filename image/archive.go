@@ -67,7 +67,7 @@ func (s *Service) Import(ctx context.Context, r io.Reader, opts ImportOptions) (
 		}
 	}
 	src := &source{r: r, progress: func(int64) {}}
-	a := &archive{service: s, left: layer.DefaultLimits().Bytes, blobs: make(map[string]store.Blob), links: make(map[string]string), documents: make(map[string][]byte)}
+	a := &archive{service: s, left: s.opts.Limits.Bytes, blobs: make(map[string]store.Blob), links: make(map[string]string), documents: make(map[string][]byte)}
 	defer func() {
 		if rerr := s.release(ctx, a.pinned, nil, true); rerr != nil {
 			err = errors.Join(err, rerr)
@@ -197,8 +197,7 @@ func (a *archive) add(ctx context.Context, r io.Reader, limit int64) (store.Blob
 
 // read stores the files of a tar and finds out what images they make.
 func (a *archive) read(ctx context.Context, r io.Reader) ([]root, error) {
-	limits := layer.DefaultLimits()
-	plain, err := layer.Uncompress(r, "", limits)
+	plain, err := layer.Uncompress(r, "", a.service.opts.Limits)
 	if err != nil {
 		return nil, archiveInvalid("%w", err)
 	}
@@ -269,7 +268,7 @@ func (a *archive) entry(ctx context.Context, hdr *tar.Header, r io.Reader) error
 		return nil
 	}
 	if hdr.Size > a.left {
-		return archiveInvalid("its files have more than %d bytes", layer.DefaultLimits().Bytes)
+		return archiveInvalid("%w", layer.ExceededBytes.Errorf("its files have more than %d bytes", a.service.opts.Limits.Bytes))
 	}
 	a.left -= hdr.Size
 	b, err := a.add(ctx, r, hdr.Size)
@@ -537,7 +536,7 @@ func asDescriptor(b store.Blob) (v1.Descriptor, error) {
 func (a *archive) rootfs(ctx context.Context, r io.Reader, want v1.Platform, c api.ImageConfig) ([]root, error) {
 	b, err := a.add(ctx, r, a.left)
 	if errors.Is(err, store.ErrMismatch) {
-		return nil, archiveInvalid("the root file system: %w", err)
+		return nil, archiveInvalid("%w", layer.ExceededBytes.Errorf("the root file system has more than %d bytes", a.left))
 	}
 	if err != nil {
 		return nil, err
@@ -548,7 +547,7 @@ func (a *archive) rootfs(ctx context.Context, r io.Reader, want v1.Platform, c a
 	if err := a.checkTar(ctx, b); err != nil {
 		return nil, err
 	}
-	diffID, err := a.diffID(ctx, b, layer.Limits{})
+	diffID, err := a.diffID(ctx, b, a.service.opts.Limits)
 	if err != nil {
 		return nil, err
 	}
@@ -595,7 +594,7 @@ func (a *archive) plain(ctx context.Context, b store.Blob, limits layer.Limits) 
 // checkTar looks whether a stored layer begins like a tar with anything in it. Zeros, or nothing at all, are an empty
 // one; nobody means that by a root file system.
 func (a *archive) checkTar(ctx context.Context, b store.Blob) error {
-	plain, done, err := a.plain(ctx, b, layer.Limits{})
+	plain, done, err := a.plain(ctx, b, a.service.opts.Limits)
 	if err != nil {
 		return err
 	}

@@ -54,7 +54,7 @@ func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ l
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
-	a := &archive{service: s, left: layer.DefaultLimits().Bytes}
+	a := &archive{service: s, left: s.opts.Limits.Bytes}
 	defer func() {
 		if rerr := s.release(ctx, a.pinned, nil, true); rerr != nil {
 			err = errors.Join(err, rerr)
@@ -141,6 +141,9 @@ func (a *archive) pack(ctx context.Context, write func(context.Context, io.Write
 	}
 	if werr := <-written; werr != nil && (err == nil || errors.Is(err, werr)) {
 		return store.Blob{}, werr
+	}
+	if errors.Is(err, store.ErrMismatch) {
+		err = classf(ErrInvalid, "%w", layer.ExceededBytes.Errorf("it has more than %d bytes", a.left))
 	}
 	if err != nil {
 		return store.Blob{}, fmt.Errorf("store the layer: %w", err)

@@ -26,7 +26,7 @@ type Draft struct {
 	names    []name.Reference
 	archive  *archive // of blobs that are pinned
 	chains   []string // pinned
-	sizes    map[string]int64
+	sizes    map[string]store.Tree
 	done     bool // there is an image
 }
 
@@ -59,8 +59,8 @@ func (s *Service) Draft(want string, names []string) (*Draft, error) {
 		refs = append(refs, ref)
 	}
 	return &Draft{
-		service: s, platform: p, names: refs, sizes: make(map[string]int64),
-		archive: &archive{service: s, left: layer.DefaultLimits().Bytes},
+		service: s, platform: p, names: refs, sizes: make(map[string]store.Tree),
+		archive: &archive{service: s, left: s.opts.Limits.Bytes},
 	}, nil
 }
 
@@ -126,7 +126,7 @@ func (d *Draft) Open(ctx context.Context, l Layer) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	u, err := layer.Uncompress(store.WithContext(ctx, f), l.Blob.MediaType, layer.AnyRatio())
+	u, err := layer.Uncompress(store.WithContext(ctx, f), l.Blob.MediaType, layer.NoLimits())
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -165,15 +165,15 @@ func (d *Draft) Step(ctx context.Context, key string) (*Layer, bool, error) {
 		return nil, false, err
 	}
 	step.UsedAt = time.Now().UTC()
-	return step.Layer, true, s.store.PutStep(step, -1)
+	return step.Layer, true, s.store.PutStep(step, nil)
 }
 
 // Remember keeps what a step has made on top of the chain id parent for those who come with the same key.
 func (d *Draft) Remember(key, parent string, l *Layer) error {
-	size := int64(-1)
+	var size *store.Tree
 	if l != nil {
-		if n, ok := d.sizes[l.ChainID]; ok {
-			size = n
+		if t, ok := d.sizes[l.ChainID]; ok {
+			size = &t
 		}
 	}
 	return d.service.store.PutStep(&store.Step{Key: key, Parent: parent, Layer: l, UsedAt: time.Now().UTC()}, size)
@@ -185,7 +185,7 @@ func (d *Draft) AddLayer(ctx context.Context, below []Layer, write func(io.Write
 	if len(below) >= maxLayers {
 		return nil, classf(ErrInvalid, "the image has more than %d layers", maxLayers)
 	}
-	plain := &atMost{left: d.archive.left}
+	plain := &atMost{left: d.archive.left, most: d.service.opts.Limits.Bytes}
 	b, err := d.archive.pack(ctx, func(_ context.Context, w io.Writer) error {
 		plain.w = w
 		return write(plain)
@@ -196,7 +196,7 @@ func (d *Draft) AddLayer(ctx context.Context, below []Layer, write func(io.Write
 	}
 	b.MediaType = string(types.OCILayer)
 	l := Layer{Blob: b}
-	if l.DiffID, err = d.archive.diffID(ctx, b, layer.AnyRatio()); err != nil {
+	if l.DiffID, err = d.archive.diffID(ctx, b, d.service.opts.Limits.AnyRatio()); err != nil {
 		return nil, err
 	}
 	parent := ""
@@ -216,11 +216,12 @@ func (d *Draft) AddLayer(ctx context.Context, below []Layer, write func(io.Write
 type atMost struct {
 	w    io.Writer
 	left int64
+	most int64 // that it took in all
 }
 
 func (a *atMost) Write(p []byte) (int, error) {
 	if int64(len(p)) > a.left {
-		return 0, classf(ErrInvalid, "the layers of the build have more than %d bytes", layer.DefaultLimits().Bytes)
+		return 0, classf(ErrInvalid, "%w", layer.ExceededBytes.Errorf("the layers of the build have more than %d bytes", a.most))
 	}
 	a.left -= int64(len(p))
 	return a.w.Write(p)

@@ -174,7 +174,7 @@ func TestStepsAreKeptUntilTheyAreTooMuch(t *testing.T) {
 		t.Errorf("%v %v", known, err)
 	}
 	// The oldest goes for the limit: an older use, and room for one of the two.
-	if err := s.store.PutStep(&store.Step{Key: "0", Layer: &one, UsedAt: time.Now().Add(-time.Hour)}, -1); err != nil {
+	if err := s.store.PutStep(&store.Step{Key: "0", Layer: &one, UsedAt: time.Now().Add(-time.Hour)}, nil); err != nil {
 		t.Fatal(err)
 	}
 	s.opts.Limit = 1200

@@ -173,7 +173,7 @@ func (e *export) plainLayer(ctx context.Context, name string, l store.Layer) (er
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	plain, err := layer.Uncompress(store.WithContext(ctx, f), l.Blob.MediaType, layer.AnyRatio())
+	plain, err := layer.Uncompress(store.WithContext(ctx, f), l.Blob.MediaType, layer.NoLimits())
 	if err != nil {
 		return err
 	}

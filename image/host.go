@@ -18,6 +18,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/store"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
@@ -126,7 +127,7 @@ func (s *Service) makeHost(ctx context.Context) (err error) {
 	if got := res[0].DiffID; got != "" && got != id {
 		return fmt.Errorf("extract: the layer's content is %s, not %s", got, id)
 	}
-	if err := s.store.MarkLayer(id, size); err != nil {
+	if err := s.store.MarkLayer(id, store.Tree{Bytes: size, Entries: res[0].Entries}); err != nil {
 		return err
 	}
 	img := &Image{

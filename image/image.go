@@ -78,7 +78,7 @@ type Service struct {
 	holders func() map[string][]string                 // see SetHolders; nil: unknown, nothing may be collected
 	removal func(ctx context.Context, layers []string) // see OnRemoval; nil: nobody is told
 	used    map[string]time.Time                       // of images by name, where it is later than what is stored
-	sizes   map[string]int64                           // of the trees that were extracted here, by chain id
+	sizes   map[string]store.Tree                      // of the trees that were extracted here, by chain id
 }
 
 // Options configure a [Service]. The zero value is what tests want.
@@ -93,7 +93,10 @@ type Options struct {
 	LayersDir string
 	// Registries say how certain registries are spoken to.
 	Registries Registries
-	Log        *slog.Logger // default: discarded
+	// Limits bound each image, and each snapshot with the image that it stands on, however it comes here: an image that is beyond
+	// them is refused, be its layers there already or not. Zero fields are those of [layer.DefaultLimits].
+	Limits layer.Limits
+	Log    *slog.Logger // default: discarded
 }
 
 // removeTimeout bounds the clean-up after a failed pull, which goes on after the caller has given up.
@@ -108,9 +111,10 @@ func Open(dir string, applier Applier, opts Options) (*Service, error) {
 	}
 	s := &Service{
 		store: st, applier: applier, keychain: authn.DefaultKeychain, opts: opts, patience: maxPatience, helperTimeout: credentialsTimeout,
-		pins: make(map[string]int), going: make(map[string]chan struct{}), used: make(map[string]time.Time), sizes: make(map[string]int64),
+		pins: make(map[string]int), going: make(map[string]chan struct{}), used: make(map[string]time.Time), sizes: make(map[string]store.Tree),
 		backoff: remote.Backoff{Duration: 500 * time.Millisecond, Factor: 3, Jitter: 0.1, Steps: 3},
 	}
+	s.opts.Limits = s.opts.Limits.WithDefaults()
 	if s.opts.Log == nil {
 		s.opts.Log = slog.New(slog.DiscardHandler)
 	}
@@ -159,6 +163,9 @@ func (s *Service) Close() error {
 	s.flights.wait()
 	return errors.Join(s.flushUsed(), s.store.Close())
 }
+
+// Limits are those of [Options].
+func (s *Service) Limits() layer.Limits { return s.opts.Limits }
 
 // Get returns an image that is stored, without asking any registry. "host" is made on first use, and anew after the
 // host's own programs have changed.

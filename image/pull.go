@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -302,14 +303,48 @@ func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 	if err := p.layers(ctx, r.Layers); err != nil {
 		return nil, err
 	}
+	// Also of an image whose layers were there.
+	all, err := s.usage(chains)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.opts.Limits.Check(all); err != nil {
+		return nil, p.invalidf("%w", err)
+	}
 	return &prepared{Record: r, blobs: blobs, chains: chains}, nil
 }
 
-// treeSizes are the sizes of those of the images' trees that were extracted since the daemon started.
-func (s *Service) treeSizes(records []*store.Record) map[string]int64 {
+// usage is what stored layers have of the limits that they share. One that is not known, or not there, has nothing.
+func (s *Service) usage(chains []string) (all layer.Usage, err error) {
+	trees, err := s.trees()
+	if err != nil {
+		return all, err
+	}
+	for _, c := range chains {
+		all = all.Add(usageOf(trees[c]))
+	}
+	return all, nil
+}
+
+// trees are the sizes of all layers that are known.
+func (s *Service) trees() (map[string]store.Tree, error) {
+	trees, err := s.store.Trees()
+	if err != nil {
+		return nil, err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sizes := make(map[string]int64)
+	maps.Copy(trees, s.sizes)
+	return trees, nil
+}
+
+func usageOf(t store.Tree) layer.Usage { return layer.Usage{Entries: t.Entries, Bytes: t.Bytes} }
+
+// treeSizes are the sizes of those of the images' trees that were extracted since the daemon started.
+func (s *Service) treeSizes(records []*store.Record) map[string]store.Tree {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sizes := make(map[string]store.Tree)
 	for _, r := range records {
 		for _, l := range r.Layers {
 			if n, ok := s.sizes[l.ChainID]; ok {
@@ -469,8 +504,11 @@ func (p *pull) descriptor(what string, d v1.Descriptor) (store.Blob, error) {
 	if d.Digest.Algorithm != "sha256" {
 		return b, p.invalidf("its %s has the digest %.80q; only sha256 is supported", what, b.Digest)
 	}
-	if limit := layer.DefaultLimits().Bytes; b.Size < 0 || b.Size > limit {
-		return b, p.invalidf("its %s %s has %d bytes, %d are allowed", what, b.Digest, b.Size, limit)
+	if b.Size < 0 {
+		return b, p.invalidf("its %s %s has %d bytes", what, b.Digest, b.Size)
+	}
+	if limit := p.service.opts.Limits.Bytes; b.Size > limit {
+		return b, p.invalidf("%w", layer.ExceededBytes.Errorf("its %s %s has %d bytes, %d are allowed", what, b.Digest, b.Size, limit))
 	}
 	return b, nil
 }
@@ -708,16 +746,26 @@ func (s *Service) extract(ctx context.Context, layers []store.Layer, parents []s
 			_ = r.Blob.Close()
 		}
 	}()
+	trees, err := s.trees()
+	if err != nil {
+		return nil, err
+	}
+	limits := s.opts.Limits
+	for _, p := range parents {
+		limits.Below = limits.Below.Add(usageOf(trees[p]))
+	}
 	for _, l := range layers {
 		f, err := s.store.OpenBlob(l.Blob.Digest)
 		if err != nil {
 			return &l, err
 		}
-		var limits layer.Limits
+		limits := limits
 		if made(l) {
-			limits = layer.AnyRatio()
+			limits = limits.AnyRatio()
 		}
-		req.Layers = append(req.Layers, layer.Request{ChainID: l.ChainID, MediaType: l.Blob.MediaType, DiffID: l.DiffID, Limits: limits, Blob: f})
+		req.Layers = append(req.Layers, layer.Request{
+			ChainID: l.ChainID, MediaType: l.Blob.MediaType, DiffID: l.DiffID, Limits: limits, Known: usageOf(trees[l.ChainID]), Blob: f,
+		})
 	}
 	results, err := s.applier.Apply(ctx, req)
 	if err != nil {
@@ -732,7 +780,7 @@ func (s *Service) extract(ctx context.Context, layers []store.Layer, parents []s
 	s.mu.Lock()
 	for i, l := range layers {
 		if results[i].DiffID != "" {
-			s.sizes[l.ChainID] = results[i].Size
+			s.sizes[l.ChainID] = store.Tree{Bytes: results[i].Size, Entries: results[i].Entries}
 		}
 	}
 	s.mu.Unlock()

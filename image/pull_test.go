@@ -40,7 +40,12 @@ func service(t *testing.T) (*Service, *directApplier, string) {
 
 func reopen(t *testing.T, dir string, a Applier) *Service {
 	t.Helper()
-	s, err := Open(dir, a, Options{})
+	return reopenWith(t, dir, a, Options{})
+}
+
+func reopenWith(t *testing.T, dir string, a Applier, opts Options) *Service {
+	t.Helper()
+	s, err := Open(dir, a, opts)
 	if err != nil {
 		t.Fatal(err)
 	}

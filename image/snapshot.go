@@ -30,7 +30,7 @@ type Taken struct {
 	service *Service
 	digest  string
 	made    []string // chain ids
-	sizes   map[string]int64
+	sizes   map[string]store.Tree
 
 	released bool
 	held     []string // chain ids below, which are only pinned
@@ -42,7 +42,7 @@ type Taken struct {
 // The chain id is random. It is not made of the layer's content, which is known only afterwards, nor of any name: an image
 // whose author knew what such an id is the digest of would find a snapshot in the place of its own layer.
 func (s *Service) Take(ctx context.Context, digest string, base rootfs.Source, make func(ctx context.Context, chainID string) (layer.Result, error)) (*Taken, layer.Result, error) {
-	t := &Taken{service: s, digest: digest, Rootfs: base.Clone(), sizes: map[string]int64{}}
+	t := &Taken{service: s, digest: digest, Rootfs: base.Clone(), sizes: map[string]store.Tree{}}
 	if err := s.pin(ctx, append(treeKeys(base.Layers), blobKey(digest))); err != nil {
 		return nil, layer.Result{}, err
 	}
@@ -71,7 +71,7 @@ func (t *Taken) Add(ctx context.Context, make func(ctx context.Context, chainID 
 	if err != nil {
 		return layer.Result{}, err
 	}
-	t.Rootfs, t.sizes[id] = t.Rootfs.Upon(id, result.DiffID), result.Size
+	t.Rootfs, t.sizes[id] = t.Rootfs.Upon(id, result.DiffID), store.Tree{Bytes: result.Size, Entries: result.Entries}
 	return result, nil
 }
 

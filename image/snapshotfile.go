@@ -148,11 +148,20 @@ func (s *Service) ImportSnapshot(ctx context.Context, r io.Reader, name string, 
 			return api.Snapshot{}, archiveInvalid("%.80q stands where %s must be", hdr.Name, layerFile(i))
 		}
 		apply := func(ctx context.Context, chainID string) (layer.Result, error) {
-			parents := base.Layers
+			parents, limits := base.Layers, s.opts.Limits
 			if t != nil {
 				parents = t.Rootfs.Layers
 			}
-			return s.applyStream(ctx, in, parents, layer.Request{ChainID: chainID, MediaType: uncompressedTar, DiffID: diffID, FromDiff: true})
+			var err error
+			if limits.Below, err = s.usage(parents); err != nil {
+				return layer.Result{}, err
+			}
+			if t != nil {
+				for _, made := range t.sizes { // which are noted when it is kept
+					limits.Below = limits.Below.Add(usageOf(made))
+				}
+			}
+			return s.applyStream(ctx, in, parents, layer.Request{ChainID: chainID, MediaType: uncompressedTar, DiffID: diffID, Limits: limits, FromDiff: true})
 		}
 		var result layer.Result
 		if t == nil {

@@ -114,5 +114,5 @@ func (s *Service) compare(ctx context.Context, l store.Layer) (c layer.Compariso
 		return c, fmt.Errorf("the unpacked tree cannot be opened: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	return layer.Compare(root, store.WithContext(ctx, f), layer.Options{MediaType: l.Blob.MediaType, Limits: layer.AnyRatio()})
+	return layer.Compare(root, store.WithContext(ctx, f), layer.Options{MediaType: l.Blob.MediaType, Limits: layer.NoLimits()})
 }

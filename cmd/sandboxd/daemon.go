@@ -135,7 +135,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	}
 
 	images, err := image.Open(o.DataDir, l, image.Options{ //nolint:contextcheck // cleaning up after an interrupted pull is not the request's
-		Limit: o.ImageLimit, SnapshotLimit: o.SnapshotLimit, LayersDir: filepath.Join(o.DataDir, "layers"), Registries: registries, Log: log,
+		Limit: o.ImageLimit, SnapshotLimit: o.SnapshotLimit, LayersDir: filepath.Join(o.DataDir, "layers"), Registries: registries, Limits: o.UnpackLimits, Log: log,
 	})
 	if err != nil {
 		return fmt.Errorf("open images: %w", err)

@@ -6,15 +6,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/dirs"
 )
 
@@ -38,6 +41,8 @@ type serveOptions struct {
 	ImageLimit int64
 	// SnapshotLimit is how many bytes the files of all snapshots may have before the oldest are removed; 0: any number.
 	SnapshotLimit int64
+	// UnpackLimits are what an image may have that comes here, in whatever way.
+	UnpackLimits layer.Limits
 	// Pools say of which images, and how many, sandboxes are kept ready: IMAGE=N.
 	Pools []string
 	// How registries are spoken to that need something special.
@@ -50,6 +55,7 @@ func newServe(d deps) *cobra.Command {
 	opts := serveOptions{
 		DefaultTimeout:     time.Hour,
 		DefaultIdleTimeout: 10 * time.Minute,
+		UnpackLimits:       layer.DefaultLimits(),
 	}
 	var level string
 	var limit, snapshots size
@@ -85,6 +91,7 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.Mirrors, "registry-mirror", nil, "ask a mirror first: `REGISTRY=MIRROR`, such as docker.io=mirror.example:5000; repeatable")
 	f.StringArrayVar(&o.InsecureRegistries, "insecure-registry", nil, "allow plain HTTP and unverified certificates to this `registry`; repeatable")
 	f.StringArrayVar(&o.RegistryCAs, "registry-ca", nil, "trust the certificates in this PEM `file` for registries, beside the host's own; repeatable")
+	f.Var((*unpackLimits)(&o.UnpackLimits), "unpack-limits", "what an image may have at most: entries and bytes in all its layers together, bytes for each compressed one (ratio), directories in one another (depth); as `NAME=N,...`, and the others keep their defaults")
 	f.StringArrayVar(&o.Pools, "pool", nil, "keep N sandboxes of an image ready, so that creating one takes no time: `IMAGE=N`, such as host=4; repeatable")
 	f.DurationVar(&o.IdleExit, "idle-exit", 0, "end after this time without a sandbox and a request (default: never)")
 }
@@ -176,4 +183,51 @@ func cutPool(s string) (img string, size int, err error) {
 		return "", 0, usagef("--pool %q: want IMAGE=N with N from 1 to %d", s, maxPool)
 	}
 	return s[:i], size, nil
+}
+
+// unpackLimits is a flag for limits: "bytes=100g,entries=5000000".
+type unpackLimits layer.Limits
+
+// The names are those that an error says is exceeded.
+const (
+	limitEntries = string(layer.ExceededEntries)
+	limitBytes   = string(layer.ExceededBytes)
+	limitRatio   = string(layer.ExceededRatio)
+	limitDepth   = string(layer.ExceededDepth)
+)
+
+func (l *unpackLimits) String() string {
+	if *l == (unpackLimits{}) {
+		return "" // pflag asks what a zero value looks like
+	}
+	return fmt.Sprintf("%s=%d,%s=%s,%s=%d,%s=%d", limitEntries, l.Entries, limitBytes, units.BytesSize(float64(l.Bytes)), limitRatio, l.Ratio, limitDepth, l.Depth)
+}
+
+func (l *unpackLimits) Type() string { return "limits" }
+
+func (l *unpackLimits) Set(text string) error {
+	for one := range strings.SplitSeq(text, ",") {
+		name, value, _ := strings.Cut(one, "=")
+		n, err := strconv.ParseInt(value, 10, 64)
+		most := int64(math.MaxInt64)
+		switch name {
+		case limitEntries:
+			l.Entries = n
+		case limitBytes:
+			if n, err = units.RAMInBytes(value); err == nil {
+				l.Bytes = n
+			}
+		case limitRatio:
+			l.Ratio = n
+		case limitDepth:
+			most = layer.MaxDepth
+			l.Depth = int(min(n, most))
+		default:
+			return fmt.Errorf("%q is none of %s, %s, %s and %s", name, limitEntries, limitBytes, limitRatio, limitDepth)
+		}
+		if err != nil || n < 1 || n > most {
+			return fmt.Errorf("%q: want a number from 1 to %d", one, most)
+		}
+	}
+	return nil
 }

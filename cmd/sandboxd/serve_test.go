@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/dirs"
 )
 
@@ -72,6 +73,31 @@ func TestServeOptions(t *testing.T) {
 				t.Errorf("options (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestUnpackLimits(t *testing.T) {
+	limits := unpackLimits(layer.DefaultLimits())
+	want := limits
+	want.Bytes, want.Entries, want.Depth, want.Ratio = 100<<30, 5, layer.MaxDepth, 9
+	for _, text := range []string{"bytes=100g,entries=7", "entries=5,depth=2048", "ratio=9"} {
+		if err := limits.Set(text); err != nil {
+			t.Error(err)
+		}
+	}
+	if diff := cmp.Diff(want, limits); diff != "" {
+		t.Errorf("limits (-want +got):\n%s", diff)
+	}
+	if err := limits.Set(limits.String()); err != nil || limits != want {
+		t.Errorf("%s is not read back: %v", &limits, err)
+	}
+	for _, text := range []string{
+		"", "bytes", "bytes=", "bytes=0", "bytes=-1", "bytes=x", "entries=0", "entries=1g", "entries=9223372036854775808", "ratio=0", "ratio=-1",
+		"depth=0", "depth=2049", "depth=9223372036854775807", "name=3", "bytes=1,", "limit of bytes=1",
+	} {
+		if err := limits.Set(text); err == nil {
+			t.Errorf("%q is taken: %s", text, &limits)
+		}
 	}
 }
 

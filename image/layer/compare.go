@@ -32,7 +32,7 @@ type Comparison struct {
 //
 // The tree is only read, and below root.
 func Compare(root *os.Root, r io.Reader, opts Options) (Comparison, error) {
-	opts.Limits = opts.Limits.withDefaults()
+	opts.Limits = opts.Limits.WithDefaults()
 	s, err := newStream(r, opts.MediaType, opts.Limits)
 	if err != nil {
 		return Comparison{}, err
@@ -49,7 +49,7 @@ func Compare(root *os.Root, r io.Reader, opts Options) (Comparison, error) {
 			return Comparison{}, fmt.Errorf("read entry %d: %w", entries, s.blame(err))
 		}
 		if entries > opts.Limits.Entries {
-			return Comparison{}, invalidf("more than %d entries", opts.Limits.Entries)
+			return Comparison{}, ExceededEntries.Errorf("more than %d entries", opts.Limits.Entries)
 		}
 		if err := c.entry(hdr, tr, opts.Limits); err != nil {
 			return Comparison{}, fmt.Errorf("entry %q: %w", short(hdr.Name), s.blame(err))
@@ -95,7 +95,7 @@ func (c *comparer) entry(hdr *tar.Header, content io.Reader, limits Limits) erro
 	if strings.HasPrefix(base, whiteoutPrefix) || hasComponent(dir, whiteoutPrefix) {
 		return nil
 	}
-	what, err := c.compare(name, hdr, content)
+	what, err := c.compare(name, hdr, content, limits)
 	switch {
 	case errors.Is(err, errUnseen):
 		c.result.Unseen++
@@ -129,7 +129,7 @@ func unseen(err error) (string, error) {
 }
 
 // compare says in what the tree differs, empty for in nothing. An error is errUnseen, or of reading the layer.
-func (c *comparer) compare(name string, hdr *tar.Header, content io.Reader) (string, error) {
+func (c *comparer) compare(name string, hdr *tar.Header, content io.Reader, limits Limits) (string, error) {
 	fi, err := c.root.Lstat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
@@ -139,7 +139,7 @@ func (c *comparer) compare(name string, hdr *tar.Header, content io.Reader) (str
 	}
 	want := map[byte]fs.FileMode{tar.TypeDir: fs.ModeDir, tar.TypeSymlink: fs.ModeSymlink, tar.TypeFifo: fs.ModeNamedPipe}[hdr.Typeflag]
 	if hdr.Typeflag == tar.TypeLink {
-		target, err := clean(hdr.Linkname, DefaultLimits())
+		target, err := clean(hdr.Linkname, limits)
 		if err != nil {
 			return "", err
 		}

@@ -14,7 +14,7 @@ import (
 
 // Whatever is in a layer that we make, it can be read again under the limits for those of others.
 func TestCompressorKeepsToTheRatio(t *testing.T) {
-	limits := Limits{RatioFloor: 1 << 20, Ratio: 50, Bytes: 1 << 30}.withDefaults()
+	limits := Limits{RatioFloor: 1 << 20, Ratio: 50, Bytes: 1 << 30}.WithDefaults()
 	random := make([]byte, 5<<20+17)
 	chacha := rand.NewChaCha8([32]byte{})
 	_, _ = chacha.Read(random)

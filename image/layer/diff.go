@@ -128,7 +128,7 @@ type differ struct {
 const maxHeld = 128 << 20
 
 func newDiffer(limits Limits) *differ {
-	return &differ{limits: limits.withDefaults(), dirent: make([]byte, 64<<10)}
+	return &differ{limits: limits.WithDefaults(), dirent: make([]byte, 64<<10)}
 }
 
 func (d *differ) hold(n int64) error {
@@ -215,7 +215,7 @@ func (d *differ) root(fd int) error {
 
 func (d *differ) found(i *item) error {
 	if d.result.Entries++; d.result.Entries > d.limits.Entries {
-		return invalidf("more than %d entries", d.limits.Entries)
+		return ExceededEntries.Errorf("more than %d entries", d.limits.Entries)
 	}
 	return d.visit(i)
 }
@@ -283,7 +283,7 @@ func (d *differ) files(fd int, rel string, names []string, lowers []lowerDir, hi
 	for _, base := range names {
 		// All that there is, not only what becomes an entry: it takes as long.
 		if d.seen++; d.seen > d.limits.Entries {
-			return nil, invalidf("more than %d entries", d.limits.Entries)
+			return nil, ExceededEntries.Errorf("more than %d entries", d.limits.Entries)
 		}
 		if rel == "." && slices.Contains(d.mounted, base) {
 			continue
@@ -297,7 +297,7 @@ func (d *differ) files(fd int, rel string, names []string, lowers []lowerDir, hi
 			return nil, fmt.Errorf("%q: %w", short(i.name), err)
 		}
 		if depth >= d.limits.Depth {
-			return nil, invalidf("%q is more than %d directories deep", short(i.name), d.limits.Depth)
+			return nil, ExceededDepth.Errorf("%q is more than %d directories deep", short(i.name), d.limits.Depth)
 		}
 		if err := unix.Fstatat(fd, base, &i.st, unix.AT_SYMLINK_NOFOLLOW); errors.Is(err, unix.ENOENT) {
 			continue // deleted a moment ago
@@ -805,7 +805,7 @@ func (a *archiver) file(i *item) error {
 		return err
 	}
 	if i.st.Size > a.limits.Bytes-a.result.Size {
-		return invalidf("with its %d bytes the layer has more than %d", i.st.Size, a.limits.Bytes)
+		return ExceededBytes.Errorf("with its %d bytes the layer has more than %d", i.st.Size, a.limits.Bytes)
 	}
 	attrs, err := a.xattrs(fd, i.name, true)
 	if err != nil {

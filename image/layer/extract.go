@@ -44,7 +44,7 @@ func newExtractor(root *os.Root, opts Options) (*extractor, error) {
 	}
 	x := &extractor{
 		tree: tree{
-			root: root, dir: dir, lower: lower, singleID: opts.SingleID, maxDepth: opts.Limits.Depth, maxEntries: opts.Limits.Entries,
+			root: root, dir: dir, lower: lower, singleID: opts.SingleID, limits: opts.Limits,
 			metas: make(map[string]dirMeta),
 		},
 		opts: opts,
@@ -222,8 +222,8 @@ func (x *extractor) directory(dir, base string, hdr *tar.Header) error {
 
 func (x *extractor) file(dir, base string, hdr *tar.Header, content io.Reader) (err error) {
 	// Before a byte is written: the size of a sparse file costs its author nothing.
-	if hdr.Size > x.opts.Limits.Bytes-x.result.Size {
-		return invalidf("with its %d bytes the layer has more than %d", hdr.Size, x.opts.Limits.Bytes)
+	if l := x.opts.Limits; hdr.Size > l.Bytes-l.Below.Bytes-x.result.Size {
+		return ExceededBytes.Errorf("with its %d bytes the layer has more than %d%s", hdr.Size, l.Bytes, l.Below.with())
 	}
 	h, fd, err := x.create(dir, base)
 	if err != nil {

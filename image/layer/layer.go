@@ -52,10 +52,62 @@ func invalidf(format string, args ...any) error {
 	return &invalid{fmt.Errorf(format, args...)}
 }
 
-// Limits bound what one layer may ask for. A zero field means the one of [DefaultLimits].
+// Exceeded is the class of errors about a limit that can be set, within [ErrInvalid]. Its value is the limit's name.
+type Exceeded string
+
+// The limits that can be set.
+const (
+	ExceededEntries Exceeded = "entries"
+	ExceededBytes   Exceeded = "bytes"
+	ExceededRatio   Exceeded = "ratio"
+	ExceededDepth   Exceeded = "depth"
+)
+
+func (e Exceeded) Error() string { return "the limit of " + string(e) + " is exceeded" }
+
+// Is makes it one of the class [ErrInvalid].
+func (e Exceeded) Is(target error) bool { return target == ErrInvalid } //nolint:errorlint // what errors.Is asks
+
+// exceeded is an error of the class of that limit without the class's words in its message.
+type exceeded struct {
+	limit Exceeded
+	err   error
+}
+
+func (e *exceeded) Error() string   { return e.err.Error() }
+func (e *exceeded) Unwrap() []error { return []error{e.limit, e.err} }
+
+// Errorf is an error of the class.
+func (e Exceeded) Errorf(format string, args ...any) error {
+	return &exceeded{e, fmt.Errorf(format, args...)}
+}
+
+// Usage is what layers have of the limits that all layers of an image share.
+type Usage struct {
+	Entries int64 `json:"entries,omitempty"` // as [Limits] counts them
+	Bytes   int64 `json:"bytes,omitempty"`   // of file contents
+}
+
+// with says that the layers below count, where there are any.
+func (u Usage) with() string {
+	if u == (Usage{}) {
+		return ""
+	}
+	return ", together with the layers below it"
+}
+
+// Add is the usage of both.
+func (u Usage) Add(o Usage) Usage { return Usage{u.Entries + o.Entries, u.Bytes + o.Bytes} }
+
+// Limits bound what an image may ask for. A zero field means the one of [DefaultLimits].
 type Limits struct {
-	Entries int64 `json:"entries,omitempty"` // headers in the stream, and directories that none of them describes
-	Bytes   int64 `json:"bytes,omitempty"`   // of the uncompressed stream, and of all file contents (sparse files count in full)
+	// Entries are headers in the streams, and directories that none of them describes; of all layers together.
+	Entries int64 `json:"entries,omitempty"`
+	// Bytes are those of all file contents (sparse files count in full), of all layers together; and no uncompressed stream has
+	// more.
+	Bytes int64 `json:"bytes,omitempty"`
+	// Below is what the layers below one have of these two.
+	Below Usage `json:"below,omitzero"`
 	// Ratio is how many bytes may come out for each compressed byte that went in. It counts once RatioFloor bytes
 	// have come out, as small layers may be mostly padding.
 	Ratio      int64 `json:"ratio,omitempty"`
@@ -77,11 +129,35 @@ func DefaultLimits() Limits {
 	}
 }
 
-// AnyRatio are the default limits for streams that are not to be judged by how well they are compressed: layers that are our own
-// work, or have been unpacked before.
-func AnyRatio() Limits { return Limits{Ratio: math.MaxInt64}.withDefaults() }
+// AnyRatio are the same limits for streams that are not to be judged by how well they are compressed: layers that are our own
+// work.
+func (l Limits) AnyRatio() Limits {
+	l.Ratio = math.MaxInt64
+	return l.WithDefaults()
+}
 
-func (l Limits) withDefaults() Limits {
+// NoLimits are for streams that have been unpacked before, within limits that may have been others.
+func NoLimits() Limits {
+	return Limits{Entries: math.MaxInt64, Bytes: math.MaxInt64, Ratio: math.MaxInt64, Depth: MaxDepth}.WithDefaults()
+}
+
+// MaxDepth is the largest [Limits.Depth] that means something: no more components fit into a path.
+const MaxDepth = (maxPath + 1) / 2
+
+// Check holds what all layers of an image have together against the limits.
+func (l Limits) Check(all Usage) error {
+	l = l.WithDefaults()
+	if all.Entries > l.Entries {
+		return ExceededEntries.Errorf("all layers together have %d entries, %d are allowed", all.Entries, l.Entries)
+	}
+	if all.Bytes > l.Bytes {
+		return ExceededBytes.Errorf("all layers together have %d bytes, %d are allowed", all.Bytes, l.Bytes)
+	}
+	return nil
+}
+
+// WithDefaults has the default in the place of each limit that is not set.
+func (l Limits) WithDefaults() Limits {
 	d := DefaultLimits()
 	if l.Entries <= 0 {
 		l.Entries = d.Entries
@@ -131,7 +207,7 @@ type Options struct {
 type Result struct {
 	DiffID  string `json:"diff_id"` // digest of the uncompressed stream to its very end
 	Size    int64  `json:"size"`    // bytes of file contents
-	Entries int64  `json:"entries"` // headers in the stream
+	Entries int64  `json:"entries"` // headers in the stream, and directories that were made and none of them describes
 	// Skipped says what was left out and why, a line each, at most [MaxSkipped] of them. Names that are not plain text are quoted
 	// as in Go.
 	Skipped []string `json:"skipped,omitempty"`
@@ -151,6 +227,9 @@ func (r *Result) Add(other Result) {
 	r.SkippedMore += other.SkippedMore
 }
 
+// Usage is what the layer has of the limits that it shares with others.
+func (r *Result) Usage() Usage { return Usage{Entries: r.Entries, Bytes: r.Size} }
+
 // MaxSkipped bounds [Result.Skipped]. A line has two names cut to 200 bytes, of which JSON makes six times as many at worst: that
 // fits into one message of the launcher's, 160 KiB.
 const MaxSkipped = 50
@@ -166,12 +245,14 @@ type ApplyRequest struct {
 
 // Request is one layer of an [ApplyRequest].
 type Request struct {
-	ChainID   string   `json:"chain_id"` // "sha256:<hex>": the name under which the extracted layer is kept
-	MediaType string   `json:"media_type"`
-	DiffID    string   `json:"diff_id"` // what the stream's digest must be: nothing is kept under ChainID otherwise
-	Limits    Limits   `json:"limits,omitzero"`
-	FromDiff  bool     `json:"from_diff,omitempty"` // see [Options.FromDiff]
-	Blob      *os.File `json:"-"`                   // the verified blob, at offset 0; it stays the caller's to close
+	ChainID   string `json:"chain_id"` // "sha256:<hex>": the name under which the extracted layer is kept
+	MediaType string `json:"media_type"`
+	DiffID    string `json:"diff_id"` // what the stream's digest must be: nothing is kept under ChainID otherwise
+	// Limits are for it and those before it in the request together; their Below is what the parents have.
+	Limits   Limits   `json:"limits,omitzero"`
+	Known    Usage    `json:"known,omitzero"`      // what it has if it is there; zero: nobody knows
+	FromDiff bool     `json:"from_diff,omitempty"` // see [Options.FromDiff]
+	Blob     *os.File `json:"-"`                   // the verified blob, at offset 0; it stays the caller's to close
 }
 
 // MaxApply bounds the layers of one [ApplyRequest]: their descriptors go with one message.
@@ -183,7 +264,7 @@ const MaxApply = 64
 // Modes do not depend on the process's umask. Owners are set as the layer says, between 0 and 65535, which needs the
 // privilege to do so (be it in a user namespace); see [Options.SingleID].
 func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
-	opts.Limits = opts.Limits.withDefaults()
+	opts.Limits = opts.Limits.WithDefaults()
 	s, err := newStream(r, opts.MediaType, opts.Limits)
 	if err != nil {
 		return Result{}, err
@@ -198,16 +279,15 @@ func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 
 	x.stream = ahead
 	tr := tar.NewReader(ahead)
-	for {
+	for n := 1; ; n++ {
 		hdr, err := tr.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		// ErrInsecurePath comes, on request by GODEBUG, with a good header; the names are judged below in any case.
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
-			return Result{}, fmt.Errorf("read entry %d: %w", x.result.Entries+1, ahead.blame(err))
+			return Result{}, fmt.Errorf("read entry %d: %w", n, ahead.blame(err))
 		}
-		x.result.Entries++
 		if err := x.tree.count(); err != nil {
 			return Result{}, err
 		}
@@ -230,6 +310,7 @@ func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 	if err := x.finish(); err != nil {
 		return Result{}, err
 	}
+	x.result.Entries = x.tree.entries
 	return x.result, nil
 }
 
@@ -277,7 +358,7 @@ func clean(name string, limits Limits) (string, error) {
 		parts = append(parts, part)
 	}
 	if len(parts) > limits.Depth {
-		return "", invalidf("the name is %d directories deep, %d are allowed", len(parts), limits.Depth)
+		return "", ExceededDepth.Errorf("the name is %d directories deep, %d are allowed", len(parts), limits.Depth)
 	}
 	if len(parts) == 0 {
 		return ".", nil

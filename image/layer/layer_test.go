@@ -466,6 +466,37 @@ func TestNothingIsReadAfterAnError(t *testing.T) {
 	}
 }
 
+// Each limit that can be set refuses what is beyond it, by its name, and takes it once it is raised.
+func TestLimitsThatCanBeSet(t *testing.T) {
+	deep := strings.Repeat("d/", 40) + "f"
+	zeros := file("zeros", strings.Repeat("\x00", 1<<20))
+	// The floor is not for operators: small layers may be mostly padding.
+	const floor = 1 << 16
+	for _, tt := range []struct {
+		limit        layer.Exceeded
+		stream       []byte
+		small, large layer.Limits
+	}{
+		{layer.ExceededEntries, archive(t, file("a", ""), file("b", ""), file("c", "")), layer.Limits{Entries: 2}, layer.Limits{Entries: 3}},
+		{layer.ExceededEntries, archive(t, file("a", "")), layer.Limits{Entries: 5, Below: layer.Usage{Entries: 5}}, layer.Limits{Entries: 6, Below: layer.Usage{Entries: 5}}},
+		{layer.ExceededBytes, archive(t, zeros), layer.Limits{Bytes: 1 << 20}, layer.Limits{Bytes: 2 << 20}},
+		{layer.ExceededBytes, archive(t, zeros), layer.Limits{Bytes: 4 << 20, Below: layer.Usage{Bytes: 3<<20 + 1}}, layer.Limits{Bytes: 4 << 20, Below: layer.Usage{Bytes: 3 << 20}}},
+		{layer.ExceededRatio, compress(t, "gzip", archive(t, zeros)), layer.Limits{Ratio: 20, RatioFloor: floor}, layer.Limits{Ratio: 2000, RatioFloor: floor}},
+		{layer.ExceededDepth, archive(t, file(deep, "")), layer.Limits{Depth: 40}, layer.Limits{Depth: 41}},
+		{layer.ExceededDepth, archive(t, symlink("l", strings.Repeat("d/", 40)), file("l/f", "")), layer.Limits{Depth: 40}, layer.Limits{Depth: 41}},
+	} {
+		_, root := plant(t)
+		_, err := layer.Apply(root, bytes.NewReader(tt.stream), layer.Options{SingleID: single(), Limits: tt.small})
+		if got, ok := errors.AsType[layer.Exceeded](err); !ok || got != tt.limit || !errors.Is(err, layer.ErrInvalid) {
+			t.Errorf("%+v: %v", tt.small, err)
+		}
+		_, root = plant(t)
+		if _, err := layer.Apply(root, bytes.NewReader(tt.stream), layer.Options{SingleID: single(), Limits: tt.large}); err != nil {
+			t.Errorf("%+v: %v", tt.large, err)
+		}
+	}
+}
+
 // Directories that are made because a name has them count like those that an entry describes.
 func TestImplicitDirectoriesCount(t *testing.T) {
 	_, root := plant(t)
@@ -476,7 +507,7 @@ func TestImplicitDirectoriesCount(t *testing.T) {
 	}
 	_, root = plant(t)
 	opts.Limits.Entries = 5
-	if got, err := layer.Apply(root, bytes.NewReader(stream), opts); err != nil || got.Entries != 2 {
+	if got, err := layer.Apply(root, bytes.NewReader(stream), opts); err != nil || got.Entries != 5 {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

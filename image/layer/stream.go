@@ -141,11 +141,11 @@ func (s *stream) Read(p []byte) (int, error) {
 // check holds out bytes, of the stream or of the files in it, against the limits; in is how many went in for them.
 func (l Limits) check(in, out int64) error {
 	if out > l.Bytes {
-		return invalidf("more than %d bytes uncompressed", l.Bytes)
+		return ExceededBytes.Errorf("more than %d bytes uncompressed", l.Bytes)
 	}
 	// A sparse file's holes are not in the stream, so an uncompressed layer can explode as well.
 	if out > l.RatioFloor && out/l.Ratio > in {
-		return invalidf("%d bytes grew to more than %d times as many", in, l.Ratio)
+		return ExceededRatio.Errorf("%d bytes grew to more than %d times as many", in, l.Ratio)
 	}
 	return nil
 }

@@ -36,12 +36,12 @@ type tree struct {
 	dir      *os.File // root opened
 	lower    *lower
 	singleID bool
-	maxDepth int
+	limits   Limits
 	// metas is keyed by resolved path: one without symbolic links.
 	metas map[string]dirMeta
 	held  int64 // bytes of the names in metas, and of whiteouts
 	// Headers in the stream, and directories that none of them describes: a name may ask for many.
-	entries, maxEntries int64
+	entries int64
 	// The last directory asked for and under which name, as entries mostly come sorted. An empty name: its descriptor is
 	// still to be closed, but the name may mean another directory by now.
 	cached     *handle
@@ -158,8 +158,8 @@ func (t *tree) resolve(name string, create bool) (_ handle, err error) {
 		}
 		here := handle{fd, pathOf(done)}
 		// One more comes below the directory.
-		if len(done)+1 >= t.maxDepth {
-			return handle{}, invalidf("the name resolves to more than %d directories", t.maxDepth)
+		if len(done)+1 >= t.limits.Depth {
+			return handle{}, ExceededDepth.Errorf("the name resolves to more than %d directories", t.limits.Depth)
 		}
 		next, err := unix.Openat(fd, part, openDir, 0)
 		switch {
@@ -295,8 +295,8 @@ func (t *tree) chown(h handle, base string, uid, gid int) error {
 
 // count takes one more entry, or what stands for one.
 func (t *tree) count() error {
-	if t.entries++; t.entries > t.maxEntries {
-		return invalidf("more than %d entries, with the directories that they are in", t.maxEntries)
+	if t.entries++; t.entries > t.limits.Entries-t.limits.Below.Entries {
+		return ExceededEntries.Errorf("more than %d entries, with the directories that they are in%s", t.limits.Entries, t.limits.Below.with())
 	}
 	return nil
 }

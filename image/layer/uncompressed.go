@@ -12,7 +12,7 @@ type Uncompressed struct{ s *stream }
 // Uncompress begins to read r, be it compressed with gzip, with zstd or not at all; mediaType and limits are as in
 // [Options]. Close gives back memory and does not close r.
 func Uncompress(r io.Reader, mediaType string, limits Limits) (*Uncompressed, error) {
-	s, err := newStream(r, mediaType, limits.withDefaults())
+	s, err := newStream(r, mediaType, limits.WithDefaults())
 	if err != nil {
 		return nil, err
 	}

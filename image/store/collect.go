@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"time"
 
@@ -165,8 +164,8 @@ func (s *Store) Collect(drop, loosen, forget, discard []string, keepLayer, keepB
 		}
 		// Not within ForEach, which must not see the bucket change.
 		for _, id := range g.Layers {
-			size, _ := strconv.ParseInt(string(tx.Bucket(bucketSizes).Get([]byte(id))), 10, 64) // unknown: 0
-			g.Bytes += size
+			size, _ := parseTree(tx.Bucket(bucketSizes).Get([]byte(id))) // unknown: 0
+			g.Bytes += size.Bytes
 			if err := layers.Put([]byte(id), []byte(layerPending)); err != nil {
 				return err
 			}
@@ -194,23 +193,36 @@ func (s *Store) Collect(drop, loosen, forget, discard []string, keepLayer, keepB
 	return g, nil
 }
 
-// LayerSizes are the sizes that are known, by chain id.
+// LayerSizes are the bytes of the files of layers, where they are known, by chain id.
 func (s *Store) LayerSizes() (map[string]int64, error) {
-	sizes := make(map[string]int64)
+	trees, err := s.Trees()
+	if err != nil {
+		return nil, err
+	}
+	sizes := make(map[string]int64, len(trees))
+	for id, t := range trees {
+		sizes[id] = t.Bytes
+	}
+	return sizes, nil
+}
+
+// Trees are the sizes of layers that are known, by chain id.
+func (s *Store) Trees() (map[string]Tree, error) {
+	trees := make(map[string]Tree)
 	err := s.db.View(func(tx *bolt.Tx) error {
 		return tx.Bucket(bucketSizes).ForEach(func(chainID, value []byte) error {
-			n, err := strconv.ParseInt(string(value), 10, 64)
+			t, err := parseTree(value)
 			if err != nil {
 				return fmt.Errorf("size of layer %s: %w", chainID, err)
 			}
-			sizes[string(chainID)] = n
+			trees[string(chainID)] = t
 			return nil
 		})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list sizes of layers: %w", err)
 	}
-	return sizes, nil
+	return trees, nil
 }
 
 // Layers are the chain ids of all layers that are noted, whether an image needs them or not.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -42,16 +41,16 @@ type Snapshot struct {
 	Consistent  bool              `json:"consistent"`
 }
 
-// KeepSnapshot records layers of snapshots, with the bytes of their files by chain id, and the snapshot itself unless that is
+// KeepSnapshot records layers of snapshots, with the sizes of their trees by chain id, and the snapshot itself unless that is
 // nil: then the layers are kept by the sandboxes that stand on them alone. All is there when it returns, or nothing. A name
 // that is taken is [ErrExists].
-func (s *Store) KeepSnapshot(sizes map[string]int64, snap *Snapshot) error {
+func (s *Store) KeepSnapshot(sizes map[string]Tree, snap *Snapshot) error {
 	err := s.db.Update(func(tx *bolt.Tx) error {
 		for id, size := range sizes {
 			if err := tx.Bucket(bucketLayers).Put([]byte(id), []byte(layerSnapshot)); err != nil {
 				return err
 			}
-			if err := tx.Bucket(bucketSizes).Put([]byte(id), strconv.AppendInt(nil, size, 10)); err != nil {
+			if err := size.put(tx, id); err != nil {
 				return err
 			}
 		}

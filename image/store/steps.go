@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -19,9 +18,8 @@ type Step struct {
 	UsedAt time.Time `json:"used_at"`
 }
 
-// PutStep keeps what a step has made, and its layer as ready. Size is the bytes of the layer's tree; below 0 it is not
-// known.
-func (s *Store) PutStep(step *Step, size int64) error {
+// PutStep keeps what a step has made, and its layer as ready. Size is that of the layer's tree, nil where it is not known.
+func (s *Store) PutStep(step *Step, size *Tree) error {
 	if step.Layer != nil && !s.Has(step.Layer.Blob) {
 		return fmt.Errorf("keep step %s: blob %s: %w", step.Key, step.Layer.Blob.Digest, ErrNotFound)
 	}
@@ -33,8 +31,8 @@ func (s *Store) PutStep(step *Step, size int64) error {
 			if err := tx.Bucket(bucketLayers).Put([]byte(l.ChainID), []byte(layerReady)); err != nil {
 				return err
 			}
-			if size >= 0 {
-				if err := tx.Bucket(bucketSizes).Put([]byte(l.ChainID), strconv.AppendInt(nil, size, 10)); err != nil {
+			if size != nil {
+				if err := size.put(tx, l.ChainID); err != nil {
 					return err
 				}
 			}

@@ -86,7 +86,7 @@ func (r *Record) Blobs() []Blob {
 var (
 	bucketImages = []byte("images") // name -> Record
 	bucketLayers = []byte("layers") // chain id -> layerPending or layerReady
-	bucketSizes  = []byte("sizes")  // chain id -> decimal bytes of the files in its tree
+	bucketSizes  = []byte("sizes")  // chain id -> Tree
 	bucketSteps  = []byte("steps")  // key of a build's step -> Step
 
 	bucketSnapshots = []byte("snapshots") // id -> Snapshot
@@ -425,9 +425,9 @@ func (s *Store) RemoveUnused(digests []string) error {
 }
 
 // Put records images under their names and their layers as ready, all or none. Their blobs must be stored. An image that
-// had a name and has no other one stays, untagged, as repository@digest: sandboxes may run on its layers. Sizes are the
-// bytes of those of their layers that were extracted for them, by chain id.
-func (s *Store) Put(sizes map[string]int64, records ...*Record) error {
+// had a name and has no other one stays, untagged, as repository@digest: sandboxes may run on its layers. Sizes are those
+// of their layers that were extracted for them, by chain id.
+func (s *Store) Put(sizes map[string]Tree, records ...*Record) error {
 	for _, r := range records {
 		for _, b := range r.Blobs() {
 			if !s.Has(b) {
@@ -445,7 +445,7 @@ func (s *Store) Put(sizes map[string]int64, records ...*Record) error {
 			}
 		}
 		for chainID, size := range sizes {
-			if err := tx.Bucket(bucketSizes).Put([]byte(chainID), strconv.AppendInt(nil, size, 10)); err != nil {
+			if err := size.put(tx, chainID); err != nil {
 				return err
 			}
 		}
@@ -530,6 +530,25 @@ func (s *Store) LayerUsers() (map[string][]string, error) {
 	return users, nil
 }
 
+// Tree is how large the tree of an extracted layer is.
+type Tree struct {
+	Bytes   int64 // of files
+	Entries int64 // 0: not known, as of trees that were extracted by a version that did not count them
+}
+
+// put notes it as two decimal numbers; there may be but the first one.
+func (t Tree) put(tx *bolt.Tx, chainID string) error {
+	return tx.Bucket(bucketSizes).Put([]byte(chainID), fmt.Appendf(nil, "%d %d", t.Bytes, t.Entries))
+}
+
+func parseTree(value []byte) (t Tree, err error) {
+	bytes, entries, counted := strings.Cut(string(value), " ")
+	if t.Bytes, err = strconv.ParseInt(bytes, 10, 64); err == nil && counted {
+		t.Entries, err = strconv.ParseInt(entries, 10, 64)
+	}
+	return t, err
+}
+
 // BeginLayers notes that layers are about to be extracted, so that a crash does not make them be forgotten. A layer that is
 // ready stays so.
 func (s *Store) BeginLayers(chainIDs ...string) error {
@@ -563,9 +582,9 @@ func (s *Store) BeginLayers(chainIDs ...string) error {
 }
 
 // MarkLayer notes that a layer is extracted and in use although no image has it: the host image's.
-func (s *Store) MarkLayer(chainID string, size int64) error {
+func (s *Store) MarkLayer(chainID string, size Tree) error {
 	err := s.db.Update(func(tx *bolt.Tx) error {
-		if err := tx.Bucket(bucketSizes).Put([]byte(chainID), strconv.AppendInt(nil, size, 10)); err != nil {
+		if err := size.put(tx, chainID); err != nil {
 			return err
 		}
 		return tx.Bucket(bucketLayers).Put([]byte(chainID), []byte(layerReady))

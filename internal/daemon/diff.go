@@ -71,7 +71,7 @@ func (s *Service) Diff(ctx context.Context, ref string) (api.SandboxDiff, error)
 func below(req *launcher.DiffRequest) []launcher.DiffRequest {
 	var all []launcher.DiffRequest
 	for i := range req.Rootfs.Snapshots {
-		all = append(all, launcher.DiffRequest{Rootfs: req.Rootfs.Below(len(req.Rootfs.Snapshots) - 1 - i), Layer: true})
+		all = append(all, launcher.DiffRequest{Rootfs: req.Rootfs.Below(len(req.Rootfs.Snapshots) - 1 - i), Layer: true, Limits: layer.NoLimits()})
 	}
 	return all
 }
@@ -89,7 +89,7 @@ func (s *Service) diffRequest(ref string) (launcher.DiffRequest, runtime.Record,
 	case s.opts.Differ == nil:
 		return launcher.DiffRequest{}, rec, nil, fmt.Errorf("%w: nobody reads what sandboxes have changed", runtime.ErrUnavailable)
 	}
-	return launcher.DiffRequest{ID: rec.ID, Rootfs: rec.Rootfs}, rec, doomed, nil
+	return launcher.DiffRequest{ID: rec.ID, Rootfs: rec.Rootfs, Limits: s.images.Limits()}, rec, doomed, nil
 }
 
 // unlessDeleted is a context for reading a sandbox's directories, which ends when its deletion begins: from then on files

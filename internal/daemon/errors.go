@@ -127,6 +127,9 @@ func ProblemOf(err error) *api.Problem {
 		detail = strings.ToValidUTF8(detail[:maxDetail], "") + " ..."
 	}
 	c := classOf(err)
+	if limit, ok := errors.AsType[layer.Exceeded](err); ok && (c.code == api.CodeImage || c.err == layer.ErrInvalid) { //nolint:errorlint // of the table
+		c.hint = fmt.Sprintf("what images may have is set where the daemon is started: sandboxd serve --unpack-limits %s=N", string(limit))
+	}
 	if c.status == 0 {
 		c.status = c.code.Status()
 	}

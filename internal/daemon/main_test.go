@@ -162,6 +162,8 @@ func (f *fakeImages) SetHolders(func() map[string][]string) {}
 
 func (f *fakeImages) OnRemoval(func(context.Context, []string)) {}
 
+func (f *fakeImages) Limits() layer.Limits { return layer.DefaultLimits() }
+
 func (f *fakeImages) Enforce(context.Context) error { return nil }
 
 func (f *fakeImages) EnforceSnapshots(context.Context) error { return nil }

@@ -36,6 +36,8 @@ type Images interface {
 	Prune(ctx context.Context, all bool) (api.ImagesRemoved, error)
 	// Enforce keeps to the limit of all images' bytes, if there is one.
 	Enforce(ctx context.Context) error
+	// Limits are what an image may have.
+	Limits() layer.Limits
 
 	// The snapshots, and the layers of forks.
 	Take(ctx context.Context, digest string, base rootfs.Source, make func(ctx context.Context, chainID string) (layer.Result, error)) (*image.Taken, layer.Result, error)

@@ -346,7 +346,7 @@ func (s *Service) readLayer(ctx context.Context, source rootfs.Source, w io.Writ
 	if s.opts.Differ == nil {
 		return layer.Result{}, fmt.Errorf("%w: nobody reads what snapshots have", runtime.ErrUnavailable)
 	}
-	return s.opts.Differ.Diff(ctx, launcher.DiffRequest{Rootfs: source, Layer: true}, w)
+	return s.opts.Differ.Diff(ctx, launcher.DiffRequest{Rootfs: source, Layer: true, Limits: layer.NoLimits()}, w)
 }
 
 // verifySnapshots reads every layer of a snapshot and holds it against what it was when it was taken: content, owners, modes,

@@ -106,14 +106,18 @@ func (l *Layers) Apply(ctx context.Context, req *layer.ApplyRequest) (_ []layer.
 			}
 		}
 	}()
+	var there layer.Usage // by layers that exist
 	for i := range jobs {
 		dir := final[i]
+		jobs[i].Limits.Below = jobs[i].Limits.Below.Add(there)
 		if _, err := os.Lstat(dir); err != nil {
 			if dir, err = l.makePartial(); err != nil {
 				return nil, err
 			}
 			jobs[i].Dir, jobs[i].Parents = dir, slices.Clone(below)
 			begun = append(begun, i)
+		} else {
+			there = there.Add(req.Layers[i].Known)
 		}
 		below = append(below, dir)
 	}
@@ -208,7 +212,8 @@ func (l *Layers) unpack(ctx context.Context, jobs []applyJob, begun []int, resul
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var children sync.WaitGroup
-	var mu sync.Mutex // of failed and err
+	var mu sync.Mutex    // of failed, err and done
+	var done layer.Usage // by layers that are complete, which are those below all others
 	fail := func(i int, cause error) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -224,17 +229,28 @@ func (l *Layers) unpack(ctx context.Context, jobs []applyJob, begun []int, resul
 			fail(i, err)
 			break
 		}
-		below, done := settled, make(chan struct{})
-		settled = done
+		job := &jobs[i]
+		others := job.Limits.Below
+		mu.Lock()
+		job.Limits.Below = others.Add(done)
+		mu.Unlock()
+		below, complete := settled, make(chan struct{})
+		settled = complete
 		children.Go(func() {
 			defer func() { <-l.slots }()
-			result, err := l.applyOne(ctx, &jobs[i], req.Layers[i].Blob, below)
+			result, err := l.applyOne(ctx, job, req.Layers[i].Blob, below)
+			if err == nil {
+				mu.Lock()
+				done = done.Add(result.Usage())
+				err = job.Limits.Check(others.Add(done)) // the one right below was not complete when it began
+				mu.Unlock()
+			}
 			if err != nil {
 				fail(i, err)
 				return
 			}
 			results[i] = result
-			close(done)
+			close(complete)
 		})
 	}
 	children.Wait()

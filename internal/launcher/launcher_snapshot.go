@@ -63,7 +63,7 @@ func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result lay
 	// The children take turns less often. Where it is refused, the pipe does as it is.
 	_, _ = unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 1<<20)
 	// Whiteouts hide what may be a directory of the host's, which is none of the layers below.
-	unpacked := applyJob{Dir: tmp, MediaType: mediaTypeTar, Limits: layer.AnyRatio(), Single: l.single, FromDiff: true}
+	unpacked := applyJob{Dir: tmp, MediaType: mediaTypeTar, Limits: req.Diff.Limits.AnyRatio(), Single: l.single, FromDiff: true}
 	for _, p := range req.Diff.Rootfs.Layers {
 		below, err := layerDir(p)
 		if err != nil {

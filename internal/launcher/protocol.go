@@ -144,6 +144,11 @@ var classes = []struct {
 	{"rootfs", runtime.ErrRootfs},
 	{"in-use", runtime.ErrInUse},
 	{"layer-invalid", layer.ErrInvalid},
+	// Within the one before.
+	{"layer-entries", layer.ExceededEntries},
+	{"layer-bytes", layer.ExceededBytes},
+	{"layer-ratio", layer.ExceededRatio},
+	{"layer-depth", layer.ExceededDepth},
 	{"layer-changed", layer.ErrChanged},
 }
 
