@@ -179,6 +179,24 @@ func TestLayersThatComeTogether(t *testing.T) {
 		t.Errorf("left behind (-before +after):\n%s", diff)
 	}
 
+	// None of them is too much alone; the second one is done when the lowest, which takes long, is.
+	full := layer.Limits{Bytes: int64(len(big)) + 4096, Below: layer.Usage{Bytes: 4096}}
+	for limit, limits := range map[layer.Exceeded]layer.Limits{
+		layer.ExceededEntries: {Entries: 3 + 5 - 1}, layer.ExceededBytes: full,
+	} {
+		over := request(lower, middle, upper)
+		for i := range over.Layers {
+			over.Layers[i].Limits = limits
+		}
+		results, err := client.Apply(t.Context(), over)
+		if got, ok := errors.AsType[layer.Exceeded](err); !ok || got != limit || len(results) != 1 {
+			t.Errorf("%+v, which the second layer exceeds: %d results, %v", limits, len(results), err)
+		}
+	}
+	if diff := cmp.Diff(before, list()); diff != "" {
+		t.Errorf("left behind (-before +after):\n%s", diff)
+	}
+
 	req := request(lower, middle, upper)
 	results, err := client.Apply(t.Context(), req)
 	if err != nil {
@@ -201,6 +219,11 @@ func TestLayersThatComeTogether(t *testing.T) {
 	}
 	// Once more, with one on top: those that are there stay.
 	more := request(lower, middle, upper, upper)
+	more.Layers[0].Known, more.Layers[3].Limits = layer.Usage{Bytes: int64(len(big))}, full
+	if results, err = client.Apply(t.Context(), more); !errors.Is(err, layer.ExceededBytes) || len(results) != 3 {
+		t.Errorf("with what is there it is too much: %d results, %v", len(results), err)
+	}
+	more = request(lower, middle, upper, upper)
 	if results, err = client.Apply(t.Context(), more); err != nil || results[0].DiffID != "" || results[2].DiffID != "" || results[3].DiffID == "" {
 		t.Errorf("again: %+v, %v", results, err)
 	}
