@@ -462,7 +462,9 @@ func closeAll(dirs []lowerDir) {
 
 // openLower opens the directories at rel of those lower trees which are known to have one.
 func (d *differ) openLower(live []int, rel string) ([]lowerDir, error) {
-	how := unix.OpenHow{Flags: openDir, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS}
+	// Overlayfs merges no mounts that are in a lower directory; in a user namespace the kernel refuses the overlay that would have
+	// to hide one. So there is none below a sandbox, and what shows here is not what it saw.
+	how := unix.OpenHow{Flags: openDir, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV}
 	var dirs []lowerDir
 	for _, layer := range live {
 		fd, err := unix.Openat2(int(d.lower[layer].Fd()), rel, &how)

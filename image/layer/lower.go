@@ -150,9 +150,9 @@ func (l *lower) enter(dir string) error {
 func (l *lower) open(path string, in level, again bool) (here level, fds []int, err error) {
 	here.unknown = in.unknown
 	for _, i := range in.layers {
-		// In one call, whatever the depth. A layer that is complete does not change, and has no links here.
+		// In one call, whatever the depth. A layer that is complete does not change, and has neither links nor mounts here.
 		fd, err := unix.Openat2(int(l.roots[i].Fd()), path, &unix.OpenHow{
-			Flags: openDir, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+			Flags: openDir, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
 		})
 		if errors.Is(err, unix.ENOENT) {
 			continue

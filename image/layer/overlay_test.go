@@ -3,6 +3,8 @@ package layer_test
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/testenv"
@@ -183,5 +186,42 @@ func TestOverlayfsReadsTheLayers(t *testing.T) {
 				t.Errorf("merged (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// What is mounted in a lower directory is not what overlayfs shows there, and nobody's business: it is not gone into.
+func TestNothingInAMountBelowIsLookedAt(t *testing.T) {
+	testenv.RequireUserNS(t)
+	const in = "SANDBOXD_TEST_MOUNT_BELOW"
+	top := os.Getenv(in)
+	if top == "" {
+		top = t.TempDir()
+		for _, d := range []string{"lower/sub", "upper/sub/deep", "target"} {
+			if err := os.MkdirAll(filepath.Join(top, d), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.CommandContext(t.Context(), testenv.RequirePeer(t, "unshare"), "-rm", "sh", "-c",
+			`mount -t tmpfs tmpfs "$1/lower/sub" && mkdir "$1/lower/sub/deep" && touch "$1/lower/sub/deep/file" && exec "$2" -test.run "^$3$" -test.v`,
+			"sh", top, self, t.Name())
+		cmd.Env = append(os.Environ(), in+"="+top)
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+			t.Errorf("%v: %s", err, out)
+		}
+		return
+	}
+	lower, upper := open(t, filepath.Join(top, "lower")), open(t, filepath.Join(top, "upper"))
+	_, err := layer.Diff(io.Discard, []layer.Overlay{{At: ".", Upper: upper[0], Lower: lower}}, layer.DiffOptions{})
+	if !errors.Is(err, unix.EXDEV) {
+		t.Errorf("diff: %v", err)
+	}
+	target := open(t, filepath.Join(top, "target"))
+	_, err = layer.Apply(target[0], bytes.NewReader(archive(t, file("sub/deep/.wh.file", ""))), layer.Options{SingleID: true, Lower: lower})
+	if !errors.Is(err, unix.EXDEV) {
+		t.Errorf("apply: %v", err)
 	}
 }
