@@ -23,11 +23,11 @@ SUDO    := $(if $(filter 0,$(shell id -u)),,sudo)
 # and image tools as peers, a static program for images.
 BUILD_DEPS := gcc libc6-dev libseccomp-dev pkg-config uidmap
 DEMO_DEPS  := python3 procps
-TEST_DEPS  := docker-registry runc busybox-static git sudo skopeo umoci python3-pip
-# What only the benchmark of sandboxes needs: peers.
-SANDBOX_BENCH_DEPS := bubblewrap crun podman
-# What only the benchmark of images needs: one more peer, and a maker of root file systems.
-IMAGE_BENCH_DEPS := podman mmdebstrap e2fsprogs
+TEST_DEPS  := docker-registry runc busybox-static git sudo skopeo umoci podman python3-pip
+# What only the benchmark of sandboxes needs: more peers.
+SANDBOX_BENCH_DEPS := bubblewrap crun
+# What only the benchmark of images needs: a maker of root file systems.
+IMAGE_BENCH_DEPS := mmdebstrap e2fsprogs
 
 GOLANGCI = $(GO) tool -modfile=tools/go.mod golangci-lint
 

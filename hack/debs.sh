@@ -1,13 +1,14 @@
 #!/bin/bash
-# debs.sh DIR: fetch the Debian packages that tests/layers makes images of into DIR, where they are not there yet.
+# debs.sh DIR: fetch the Debian packages that tests/layers makes images of, and those of a peer that tests/functional runs without
+# installing it, into DIR, where they are not there yet.
 set -euo pipefail
-list=$(dirname "$0")/../tests/layers/packages.txt
+tests=$(dirname "$0")/../tests
 mkdir -p "$1"
 dir=$(realpath "$1")
 missing=()
 while read -r package; do
 	[[ -z $package ]] || compgen -G "$dir/${package}_*.deb" >/dev/null || missing+=("$package")
-done <"$list"
+done < <(cat "$tests"/layers/packages.txt "$tests"/functional/packages.txt)
 ((${#missing[@]})) || exit 0
 # Beside it, so that a download that is cut off is never taken for a package.
 new=$(mktemp -d "$dir/.new-XXXXXX")

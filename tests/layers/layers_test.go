@@ -65,9 +65,9 @@ func TestUnpackingAgreesWithUmociAndContainerd(t *testing.T) {
 	}
 	testenv.RequireUserNS(t)
 	unshare, umoci := testenv.RequirePeer(t, "unshare"), testenv.RequirePeer(t, "umoci")
-	kept := debs(t)
+	kept := harness.Debs(t)
 	dir := t.TempDir()
-	env := append(os.Environ(), inside+"="+dir, debsVar+"="+kept, "SANDBOXD_TEST_UMOCI="+umoci, "SANDBOXD_TEST_CONTAINERD="+harness.Helper(t, "containerd-apply"))
+	env := append(os.Environ(), inside+"="+dir, "SANDBOXD_TEST_DEBS="+kept, "SANDBOXD_TEST_UMOCI="+umoci, "SANDBOXD_TEST_CONTAINERD="+harness.Helper(t, "containerd-apply"))
 	// With a mount namespace of its own, and, for an ordinary user, as root of the subordinate ids: whoever runs this, files get
 	// the owners that the packages give them.
 	args := []string{"--mount"}
@@ -90,36 +90,6 @@ func TestUnpackingAgreesWithUmociAndContainerd(t *testing.T) {
 	if n := strings.Count(string(out), "    --- PASS"); n != images() {
 		t.Errorf("%d images were compared, want %d:\n%s", n, images(), out)
 	}
-}
-
-// debsVar is where the lanes have laid the packages for whoever runs the tests.
-const debsVar = "SANDBOXD_TEST_DEBS"
-
-// debs is the directory of the packages. A plain `go test` fetches those that are not there yet.
-func debs(t *testing.T) string {
-	t.Helper()
-	if dir := os.Getenv(debsVar); dir != "" {
-		return dir
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := filepath.Join(cache, "sandboxd-tests", "debs")
-	if out, err := exec.CommandContext(t.Context(), "../../hack/debs.sh", dir).CombinedOutput(); err != nil {
-		t.Fatalf("fetch packages: %v\n%s", err, out)
-	}
-	return dir
-}
-
-// deb is the file of a package.
-func deb(t *testing.T, name string) string {
-	t.Helper()
-	found, err := filepath.Glob(filepath.Join(os.Getenv(debsVar), name+"_*.deb"))
-	if err != nil || len(found) == 0 {
-		t.Fatalf("package %s: there is no file of it in %s (%v)", name, os.Getenv(debsVar), err)
-	}
-	return found[len(found)-1]
 }
 
 func compareAll(t *testing.T, top string) {
@@ -437,7 +407,7 @@ func (b *builder) file(name, content string, mode int64) {
 // each reads a package's files.
 func (b *builder) each(name string, f func(*tar.Header, []byte)) {
 	b.t.Helper()
-	data, err := exec.CommandContext(b.t.Context(), "dpkg-deb", "--fsys-tarfile", deb(b.t, name)).Output()
+	data, err := exec.CommandContext(b.t.Context(), "dpkg-deb", "--fsys-tarfile", harness.Deb(b.t, name)).Output()
 	if err != nil {
 		b.t.Fatalf("read package %s: %v", name, err)
 	}

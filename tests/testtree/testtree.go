@@ -22,6 +22,7 @@ type helper struct {
 
 var helpers = []helper{
 	{name: "attacker", dir: ".", pkg: "./tests/security/attacker"},
+	{name: "lister", dir: ".", pkg: "./tests/functional/lister"},
 	{name: "applier", dir: ".", pkg: "./tests/security/applier", cgo: true},
 	{name: "containerd-apply", dir: "tests/layers/containerd", pkg: "."},
 }
