@@ -156,7 +156,7 @@ func (s *Service) sweep(ctx context.Context, strays bool, choose chooser) (api.I
 			errs = append(errs, context.Cause(ctx))
 			break
 		}
-		errs = append(errs, s.removeLayer(removal, c))
+		errs = append(errs, s.removeLayers(removal, []string{c}))
 	}
 	err = errors.Join(append(errs, s.store.RemoveUnused(g.Blobs))...)
 	if ierr := s.store.WriteIndex(); ierr != nil {

@@ -19,7 +19,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
-	"github.com/sandboxd/sandboxd/image/store"
 )
 
 // layoutOf is an archive with one image per content, called as names say, each with this configuration, which is completed,
@@ -120,7 +119,7 @@ func TestPackThatCannotBeStored(t *testing.T) {
 		}
 		return fmt.Errorf("read the sandbox: %w", ctx.Err())
 	})
-	if !errors.Is(err, store.ErrMismatch) || errors.Is(err, context.Canceled) {
+	if !errors.Is(err, layer.ExceededBytes) || errors.Is(err, context.Canceled) {
 		t.Errorf("%v, want the store's error", err)
 	}
 	own := errors.New("own")

@@ -151,7 +151,7 @@ func (s *Service) cleanUp(pending []string) {
 func (s *Service) cleanUpLayer(ctx context.Context, chainID string) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
-	if err := s.removeLayer(ctx, chainID); err != nil {
+	if err := s.removeLayers(ctx, []string{chainID}); err != nil {
 		s.opts.Log.Warn("what an interrupted pull or removal left could not be cleaned up; the next start tries again", "error", err)
 	}
 }
@@ -320,11 +320,7 @@ func (s *Service) release(ctx context.Context, blobs, chains []string, discard b
 	defer settle()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
-	var errs []error
-	for _, c := range gone {
-		errs = append(errs, s.removeLayer(ctx, c))
-	}
-	return errors.Join(append(errs, s.store.RemoveUnused(blobs))...)
+	return errors.Join(s.removeLayers(ctx, gone), s.store.RemoveUnused(blobs))
 }
 
 // depart makes whoever wants to pin one of the keys wait until settle is called. It needs s.mu, settle takes it.
@@ -343,14 +339,16 @@ func (s *Service) depart(keys []string) (settle func()) {
 	}
 }
 
-// removeLayer removes a layer that is pending. One that cannot be removed stays so for the next Open.
-func (s *Service) removeLayer(ctx context.Context, chainID string) error {
-	err := s.applier.RemoveLayer(ctx, chainID)
-	if err == nil {
-		err = s.store.ForgetLayer(chainID)
+// removeLayers removes layers that are pending. Those that cannot be removed stay so for the next Open.
+func (s *Service) removeLayers(ctx context.Context, chainIDs []string) error {
+	var gone []string
+	var errs []error
+	for _, c := range chainIDs {
+		if err := s.applier.RemoveLayer(ctx, c); err != nil {
+			errs = append(errs, fmt.Errorf("remove layer %s: %w", c, err))
+		} else {
+			gone = append(gone, c)
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("remove layer %s: %w", chainID, err)
-	}
-	return nil
+	return errors.Join(append(errs, s.store.ForgetLayers(gone...))...)
 }

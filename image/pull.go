@@ -283,10 +283,11 @@ func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 			err = errors.Join(err, s.release(ctx, blobs, chains, true))
 		}
 	}()
-	if err := s.store.WriteBlob(ctx, raw.blob, bytes.NewReader(raw.data)); err != nil {
-		return nil, err
-	}
-	if err := p.fetch(ctx, r.Config, false); err != nil {
+	// Beside each other: to make a blob last takes as long as to fetch a small one.
+	both, bothCtx := errgroup.WithContext(ctx)
+	both.Go(func() error { return s.store.WriteBlob(bothCtx, raw.blob, bytes.NewReader(raw.data)) })
+	both.Go(func() error { return p.fetch(bothCtx, r.Config, false) })
+	if err := both.Wait(); err != nil {
 		return nil, err
 	}
 	if err := p.config(r); err != nil {
@@ -563,6 +564,14 @@ func chainID(parent, diffID string) string {
 // to make them durable takes about as long for many as for one.
 func (p *pull) layers(ctx context.Context, layers []store.Layer) error {
 	g, ctx := errgroup.WithContext(ctx)
+	// At once, and while the first blob is on its way: extract finds them noted.
+	g.Go(func() error {
+		var chains []string
+		for _, l := range layers {
+			chains = append(chains, l.ChainID)
+		}
+		return p.service.store.BeginLayers(chains...)
+	})
 	ready := make([]chan struct{}, len(layers))
 	for i := range ready {
 		ready[i] = make(chan struct{})

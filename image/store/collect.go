@@ -82,7 +82,7 @@ type Garbage struct {
 
 // Collect takes away the names in drop, the steps in forget and the snapshots of the ids in discard, makes the names in loosen
 // untagged, and returns what is then needed by no image, no step and no snapshot and not kept: layers by their chain ids, blobs by their digests. Names and steps
-// are gone durably when it returns; the trees and the blobs are the caller's to remove, in this order: [Store.ForgetLayer]
+// are gone durably when it returns; the trees and the blobs are the caller's to remove, in this order: [Store.ForgetLayers]
 // and [Store.RemoveUnused]. Only then comes [Store.WriteIndex], which needs room on the disk that there may not be before.
 func (s *Store) Collect(drop, loosen, forget, discard []string, keepLayer, keepBlob func(id string) bool) (Garbage, error) {
 	var g Garbage

@@ -595,17 +595,25 @@ func (s *Store) MarkLayer(chainID string, size Tree) error {
 	return nil
 }
 
-// ForgetLayer drops the note of a layer whose extraction has failed and that was removed. Ready layers stay.
-func (s *Store) ForgetLayer(chainID string) error {
+// ForgetLayers drops the notes of layers whose extraction has failed and that were removed. Ready layers stay.
+func (s *Store) ForgetLayers(chainIDs ...string) error {
+	if len(chainIDs) == 0 {
+		return nil // every update is synced
+	}
 	err := s.db.Update(func(tx *bolt.Tx) error {
 		b := tx.Bucket(bucketLayers)
-		if string(b.Get([]byte(chainID))) != layerPending {
-			return nil
+		for _, id := range chainIDs {
+			if string(b.Get([]byte(id))) != layerPending {
+				continue
+			}
+			if err := errors.Join(b.Delete([]byte(id)), tx.Bucket(bucketSizes).Delete([]byte(id))); err != nil {
+				return err
+			}
 		}
-		return errors.Join(b.Delete([]byte(chainID)), tx.Bucket(bucketSizes).Delete([]byte(chainID)))
+		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("forget layer %s: %w", chainID, err)
+		return fmt.Errorf("forget layers: %w", err)
 	}
 	return nil
 }
