@@ -66,7 +66,7 @@ const (
 func (e Exceeded) Error() string { return "the limit of " + string(e) + " is exceeded" }
 
 // Is makes it one of the class [ErrInvalid].
-func (e Exceeded) Is(target error) bool { return target == ErrInvalid } //nolint:errorlint // what errors.Is asks
+func (e Exceeded) Is(target error) bool { return target == ErrInvalid }
 
 // exceeded is an error of the class of that limit without the class's words in its message.
 type exceeded struct {

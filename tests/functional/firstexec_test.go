@@ -110,7 +110,7 @@ func (w *fileWatch) add(dir string) error {
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", dir, err)
 	}
-	w.dirs[int32(wd)] = dir //nolint:gosec // as the kernel counts them
+	w.dirs[int32(wd)] = dir
 	return nil
 }
 
@@ -128,7 +128,7 @@ func (w *fileWatch) seen(t *testing.T) (names []string) {
 		}
 		for at := 0; at < n; {
 			mask := binary.NativeEndian.Uint32(buf[at+4:])
-			wd := int32(binary.NativeEndian.Uint32(buf[at:])) //nolint:gosec // as above
+			wd := int32(binary.NativeEndian.Uint32(buf[at:]))
 			length := int(binary.NativeEndian.Uint32(buf[at+12:]))
 			name := string(bytes.TrimRight(buf[at+unix.SizeofInotifyEvent:at+unix.SizeofInotifyEvent+length], "\x00"))
 			if wd < 0 {

@@ -30,7 +30,7 @@ func TestUnpackLimits(t *testing.T) {
 	}
 	one, two := image("team/one:1", half(1)), image("team/two:1", half(1), half(2))
 
-	refused := func(d *harness.Daemon, err error, code api.Code, limit string) {
+	refused := func(err error, code api.Code, limit string) {
 		t.Helper()
 		wantProblem(t, err, code)
 		var p *api.Problem
@@ -42,7 +42,7 @@ func TestUnpackLimits(t *testing.T) {
 		t.Helper()
 		before := stored(t, d)
 		_, err := d.Pull(t.Context(), reference, false)
-		refused(d, err, api.CodeImage, limit)
+		refused(err, api.CodeImage, limit)
 		if diff := cmp.Diff(before, stored(t, d)); diff != "" {
 			t.Errorf("what was refused left (-before +after):\n%s", diff)
 		}
@@ -74,7 +74,7 @@ func TestUnpackLimits(t *testing.T) {
 	before := stored(t, d)
 	filled := d.Create(t, api.CreateSandbox{Image: one})
 	filled.Sh(t, "yes | head -c 4194304 > /more")
-	refused(d, commit(filled), api.CodeImage, "bytes")
+	refused(commit(filled), api.CodeImage, "bytes")
 	if diff := cmp.Diff(before, stored(t, d)); diff != "" {
 		t.Errorf("a commit that was refused left (-before +after):\n%s", diff)
 	}

@@ -87,7 +87,9 @@ func Docker(t testing.TB) func(args ...string) string {
 	go func() { ended <- daemon.Wait() }()
 	t.Cleanup(func() {
 		_ = daemon.Process.Kill() // and with it the first process of the namespace, which ends all others
-		<-ended
+		if err := <-ended; err == nil {
+			t.Error("dockerd had ended before it was killed")
+		}
 	})
 	run := func(ctx context.Context, args ...string) (string, error) {
 		cmd := exec.CommandContext(ctx, filepath.Join(bin, "docker"), args...)
