@@ -870,7 +870,7 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 					x.lease = lease
 				}
 			}
-			s.adoptMain(x, rest.Init)
+			s.adoptMain(x)
 			s.keepLog(x)
 		}
 		s.list(x)
@@ -913,7 +913,7 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 		return err
 	}
 	if rest.Main {
-		s.adoptMain(x, rest.Init)
+		s.adoptMain(x)
 	}
 	s.list(x)
 	if !s.goOn(x) {

@@ -50,8 +50,8 @@ func (m *mainProcess) isTold() bool {
 
 // mainOf is the main process of a sandbox in its latest life.
 type mainOf struct {
-	init int        // the host's pid of the init under which it was started, or is about to be
-	x    *Execution // nil until it has been, and when it is forgotten
+	gone <-chan struct{} // of the lease under which it was started, or is about to be; nil where that had ended before
+	x    *Execution      // nil until it has been, and when it is forgotten
 }
 
 // over is closed when the execution has ended, and all that follows from that is done.
@@ -94,16 +94,21 @@ func (s *Service) startMain(ctx context.Context, rec *runtime.Record) error {
 	if len(rec.Command) == 0 || rec.Idle || rec.State != api.StateRunning {
 		return nil
 	}
+	lease, err := s.supervisor.Begin(rec.ID)
+	if err != nil {
+		return err
+	}
+	defer lease.End()
 	s.execs.mu.Lock()
-	mine := s.execs.mains[rec.ID].init != rec.PID
+	mine := s.execs.mains[rec.ID].gone != lease.Gone
 	if mine {
-		s.execs.mains[rec.ID] = mainOf{init: rec.PID}
+		s.execs.mains[rec.ID] = mainOf{gone: lease.Gone}
 	}
 	s.execs.mu.Unlock()
 	if !mine {
 		return nil
 	}
-	_, err := s.detach(ctx, rec.ID, api.ExecRequest{
+	_, err = s.detach(ctx, rec.ID, api.ExecRequest{
 		Argv: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen, Detach: true, OutputLimit: mainRing,
 	}, newMainProcess())
 	if err != nil {
@@ -141,14 +146,21 @@ func (s *Service) startMissing() {
 }
 
 // adoptMain makes an adopted execution the main process of its sandbox, and begins to keep its log.
-func (s *Service) adoptMain(x *Execution, init int) {
+func (s *Service) adoptMain(x *Execution) {
 	x.main = newMainProcess()
-	alive := x.lease != nil
 	s.execs.mu.Lock()
-	if m := s.execs.mains[x.record.Sandbox]; alive || m.x == nil || m.x.lease == nil && m.x.record.StartedAt.Before(x.record.StartedAt) {
-		s.execs.mains[x.record.Sandbox] = mainOf{init: init, x: x}
+	defer s.execs.mu.Unlock()
+	if m := s.execs.mains[x.record.Sandbox]; x.lease != nil || m.x == nil || m.gone == nil && m.x.record.StartedAt.Before(x.record.StartedAt) {
+		s.execs.mains[x.record.Sandbox] = mainOf{gone: x.gone(), x: x}
 	}
-	s.execs.mu.Unlock()
+}
+
+// gone is closed when the sandbox of the execution ceases to run; nil if it has before this daemon.
+func (x *Execution) gone() <-chan struct{} {
+	if x.lease == nil {
+		return nil
+	}
+	return x.lease.Gone
 }
 
 // keepLog writes to the log what a main process writes, until it ends.
@@ -156,8 +168,9 @@ func (s *Service) keepLog(x *Execution) {
 	turn, done := s.logs.get(x.record.Sandbox).enqueue()
 	x.log.save(0)
 	s.execs.mu.Lock()
-	if m := s.execs.mains[x.record.Sandbox]; m.x == nil && x.lease != nil && m.init == x.lease.Record.PID {
-		s.execs.mains[x.record.Sandbox] = mainOf{init: m.init, x: x}
+	if m := s.execs.mains[x.record.Sandbox]; m.x == nil && x.lease != nil && m.gone == x.gone() {
+		m.x = x
+		s.execs.mains[x.record.Sandbox] = m
 	}
 	s.execs.mu.Unlock()
 	write := func() {
@@ -218,12 +231,8 @@ func (s *Service) mainEnded(ctx context.Context, x *Execution) {
 	defer close(x.main.told)
 	<-x.main.logged
 	rec := x.Record()
-	var gone <-chan struct{}
-	if x.lease != nil {
-		gone = x.lease.Gone
-	}
 	exit, reason := s.exitOfMain(ctx, x, &rec)
-	if err := s.supervisor.MainEnded(context.WithoutCancel(ctx), rec.Sandbox, gone, exit, reason); err != nil {
+	if err := s.supervisor.MainEnded(context.WithoutCancel(ctx), rec.Sandbox, x.gone(), exit, reason); err != nil {
 		s.log.Error("a sandbox whose main process has ended", "id", rec.Sandbox, "error", err)
 	}
 }
