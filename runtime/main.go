@@ -9,6 +9,9 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
+// reasonUnseen is what the record says of a sandbox whose end nobody has seen.
+const reasonUnseen = "its processes ended while no daemon was running"
+
 // MainEnded notes how the main process of a sandbox ended, nil if nobody knows, and ends the sandbox with it for a reason that
 // the record will show, unless it has ended or is being stopped. Gone is that of the lease under which the process ran: what
 // another life of the sandbox left behind changes nothing. It is nil where the sandbox had ended before anybody could have one.
@@ -23,6 +26,9 @@ func (s *Supervisor) MainEnded(ctx context.Context, id string, gone <-chan struc
 	}
 	if sb.rec.Exit == nil {
 		sb.rec.Exit = exit
+	}
+	if sb.isGone && exit != nil && sb.rec.Reason == reasonUnseen { // now it is known
+		sb.rec.State, sb.rec.Reason = api.StateStopped, reason
 	}
 	ended, stopping, watched := sb.isGone, sb.killing != "", sb.watched
 	if !ended && !stopping {

@@ -236,7 +236,7 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 		case time.Now().After(rec.Deadline):
 			rec.State, rec.Reason = api.StateStopped, "deadline reached while no daemon was running"
 		default:
-			rec.State, rec.Reason = api.StateLost, "its processes ended while no daemon was running"
+			rec.State, rec.Reason = api.StateLost, reasonUnseen
 		}
 		rec.PID = 0
 		sb := s.enter(*rec)

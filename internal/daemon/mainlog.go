@@ -84,8 +84,11 @@ func (m *mainLogs) remove(id string) error {
 
 // sweep removes the logs of sandboxes that are no more.
 func (m *mainLogs) sweep(exists func(id string) bool) error {
+	if err := os.MkdirAll(m.dir, 0o700); err != nil {
+		return fmt.Errorf("make directory of logs: %w", err)
+	}
 	entries, err := os.ReadDir(m.dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil {
 		return fmt.Errorf("read logs: %w", err)
 	}
 	var errs []error
