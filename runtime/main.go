@@ -95,8 +95,15 @@ func (s *Supervisor) WaitEnded(ctx context.Context, ref string) (Record, error) 
 	}
 	for {
 		s.mu.Lock()
-		gone, watched, over := sb.gone, sb.watched, sb.isGone
+		gone, watched, over, deletion := sb.gone, sb.watched, sb.isGone, sb.deletion
 		s.mu.Unlock()
+		if over && deletion != nil {
+			select {
+			case <-deletion.done:
+			case <-ctx.Done():
+				return Record{}, context.Cause(ctx)
+			}
+		}
 		if over {
 			if watched != nil {
 				<-watched // on its way to the disk

@@ -293,4 +293,3 @@ func TestMainProcessThatIsMissingIsStarted(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
-
