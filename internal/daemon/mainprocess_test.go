@@ -239,7 +239,7 @@ func TestMainProcessThatCannotStart(t *testing.T) {
 	if err := os.Chmod(filepath.Dir(prog), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(prog, []byte("#!/bin/sh\nexit 0\n"), 0o755); err != nil { //nolint:gosec // executed from inside
+	if err := os.WriteFile(prog, []byte("#!/bin/sh\nexit 0\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	sb := r.create(api.CreateSandbox{Command: []string{prog}})

@@ -23,14 +23,10 @@ func mainProcess(ctx context.Context, u *user, _ *box) error {
 		if err != nil {
 			return err
 		}
-		if s.State == api.StateLost { // with the launcher; whether that was killed the round knows
-			return fmt.Errorf("sandbox %s is lost: %s", b.name, s.Reason)
+		if s.State == api.StateLost || s.Exit != nil && s.Exit.Signal == "SIGKILL" { // whether it may be, the round knows
+			return &api.Problem{Code: api.CodeGone, Detail: fmt.Sprintf("sandbox %s is %s: %s", b.name, s.State, s.Reason)}
 		}
 		if s.State != api.StateStopped || s.Exit == nil || s.Exit.Code != code {
-			// An init that was killed takes it along.
-			if s.Exit != nil && s.Exit.Signal == "SIGKILL" {
-				return fmt.Errorf("the main process of sandbox %s was killed: %s", b.name, s.Reason)
-			}
 			return wrongf("sandbox %s is %s (%s) and its main process ended with %+v, not %d", b.name, s.State, s.Reason, s.Exit, code)
 		}
 		log := ""

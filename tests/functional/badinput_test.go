@@ -94,7 +94,6 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 		{"main process that is not there", "POST", sandboxes, api.CreateSandbox{Command: []string{"no-such-program"}}, api.CodeProgramMissing, "no-such-program"},
 		{"main process without a name", "POST", sandboxes, api.CreateSandbox{Command: []string{""}}, api.CodeInvalid, "command"},
 		{"terminal of no main process", "POST", sandboxes, api.CreateSandbox{TTY: true}, api.CodeInvalid, "command"},
-		{"image command of the host", "POST", sandboxes, api.CreateSandbox{ImageCommand: true}, api.CodeImage, "CMD"},
 		{"run of a main process", "POST", "/v1/run", api.RunRequest{Sandbox: api.CreateSandbox{Command: []string{"true"}}, Exec: api.ExecRequest{Argv: []string{"true"}}}, api.CodeInvalid, "command"},
 		{"log of no main process", "GET", "/v1/sandboxes/" + s.ID + "/logs", nil, api.CodeConflict, "command"},
 		{"log with a negative tail", "GET", "/v1/sandboxes/" + s.ID + "/logs?tail=-1", nil, api.CodeInvalid, "tail"},
