@@ -458,8 +458,10 @@ func (s *Service) drop(ctx context.Context, x *Execution) {
 // leaves everything as it is.
 func (x *Execution) collect() {
 	ctx := x.s.execs.ctx
-	stop := context.AfterFunc(ctx, x.log.hand)
-	defer stop()
+	if x.main != nil { // whose output may wait for a log that nobody writes any more
+		stop := context.AfterFunc(ctx, x.log.hand)
+		defer stop()
+	}
 	exit, err := x.guest.Spool(ctx, x.log)
 	rec := x.record
 	switch {
