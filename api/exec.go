@@ -60,7 +60,8 @@ type Exec struct {
 	Cwd       string    `json:"cwd"`
 	TTY       bool      `json:"tty,omitempty"`
 	Detached  bool      `json:"detached,omitempty"`
-	PID       int       `json:"pid"` // inside the sandbox
+	Main      bool      `json:"main,omitempty"` // the sandbox's main process, or one that was; the latest is found as "main" too
+	PID       int       `json:"pid"`            // inside the sandbox
 	State     ExecState `json:"state"`
 	StartedAt time.Time `json:"started_at"`
 	EndedAt   time.Time `json:"ended_at,omitzero"`

@@ -72,6 +72,13 @@ type CreateSandbox struct {
 	Profile  string            `json:"profile,omitempty"` // a name from oci-profiles; default "default"
 	Limits   Limits            `json:"limits,omitzero"`
 	Network  Network           `json:"network,omitzero"`
+	// Command is the sandbox's main process, argv as of an exec, with the sandbox's environment, directory and user. It is started
+	// with the sandbox, and the sandbox ends with it. Its output is kept in the log. Default: none, and the sandbox idles.
+	Command []string `json:"command,omitempty"`
+	// ImageCommand runs what the image says, ENTRYPOINT and CMD; a Command then takes the place of CMD. Not with Snapshot.
+	ImageCommand bool `json:"image_command,omitempty"`
+	TTY          bool `json:"tty,omitempty"`        // the main process has a terminal, as in [ExecRequest]
+	StdinOpen    bool `json:"stdin_open,omitempty"` // as in [ExecRequest]
 	// Timeout is the time in seconds after which the sandbox is stopped whatever it does; 0 means the daemon's
 	// default (an hour), there is no "never".
 	Timeout float64 `json:"timeout,omitempty"`
@@ -119,6 +126,12 @@ type Sandbox struct {
 	CreatedAt   time.Time         `json:"created_at"`
 	Deadline    time.Time         `json:"deadline"`
 	IdleTimeout float64           `json:"idle_timeout"` // seconds
+
+	Command   []string `json:"command,omitempty"` // of its main process
+	TTY       bool     `json:"tty,omitempty"`
+	StdinOpen bool     `json:"stdin_open,omitempty"`
+	// Exit is how its main process ended, or was ended, when the sandbox ran last. None where it runs, or nobody knows.
+	Exit *SandboxExit `json:"exit,omitempty"`
 }
 
 // SandboxList is the answer to GET /v1/sandboxes, oldest first.

@@ -12,8 +12,10 @@ type StopSandbox struct {
 }
 
 // StartSandbox is the body of POST /v1/sandboxes/{id}/start, which may be left out. A sandbox that is "stopped" or "lost"
-// runs again, with its files, id, name, labels and limits, as what it is then: nothing that ran in it is started.
+// runs again, with its files, id, name, labels and limits, as what it is then: of what ran in it only the main process is started.
 type StartSandbox struct {
 	// Timeout is the time in seconds after which it is stopped again; 0 means as long as it was given when it was created.
 	Timeout float64 `json:"timeout,omitempty"`
+	// Idle runs the sandbox without its main process, to look at its files for example.
+	Idle bool `json:"idle,omitempty"`
 }

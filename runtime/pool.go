@@ -70,6 +70,7 @@ func (r *Request) fixed() Request {
 	f.Name, f.Hostname, f.Image, f.Labels = "", "", "", nil
 	f.ImageEnv, f.Env, f.Cwd, f.User = nil, nil, "", ""
 	f.Timeout, f.IdleTimeout = 0, 0
+	f.Command, f.TTY, f.StdinOpen = nil, false, false // the main process is started after the claim
 	return f
 }
 

@@ -31,6 +31,8 @@ type Record struct {
 	Fresh bool `json:"fresh,omitempty"`
 	// Ephemeral is [Request.Ephemeral].
 	Ephemeral bool `json:"ephemeral,omitempty"`
+	// Idle says that it was started without its main process.
+	Idle bool `json:"idle,omitempty"`
 }
 
 // clone returns a copy whose maps and slices may be kept by a caller.
@@ -39,6 +41,7 @@ func (r *Record) clone() Record {
 	c.Labels = make(map[string]string, len(r.Labels))
 	maps.Copy(c.Labels, r.Labels)
 	c.Env = append([]string(nil), r.Env...)
+	c.Command = append([]string(nil), r.Command...)
 	c.ImageEnv = append([]string(nil), r.ImageEnv...)
 	c.Rootfs = r.Rootfs.Clone()
 	c.Enforced.Namespaces = append([]string(nil), r.Enforced.Namespaces...)

@@ -29,6 +29,10 @@ type Request struct {
 	Limits      api.Limits // asked for: enforced or an error
 	Timeout     time.Duration
 	IdleTimeout time.Duration
+	// Command, TTY and StdinOpen are of the main process, which is the caller's to start.
+	Command   []string
+	TTY       bool
+	StdinOpen bool
 	// Hostname is what the sandbox calls itself where that must not be its name, which nobody else has.
 	Hostname string
 	// Ephemeral says that the sandbox serves one request: a daemon that comes after a crash deletes it.

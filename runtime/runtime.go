@@ -100,7 +100,8 @@ type Engine interface {
 	// Kill ends every process of a sandbox and waits for it, but leaves its directories to Delete.
 	Kill(ctx context.Context, id string) error
 	// Stop is a Kill that asks first: every process but the init gets SIGTERM (and SIGHUP, if it ignores that), and what has not
-	// ended when the grace, or ctx, ends is killed. It returns when everything has ended.
+	// ended when the grace, or ctx, ends is killed. Of what has ended by itself init can tell how before it is killed too. It
+	// returns when everything has ended.
 	Stop(ctx context.Context, id string, grace time.Duration) error
 	// Pause makes every process of the sandbox stand still, its init too, and returns when they do; they can be killed. What is
 	// paused already stays so. On error they go on.

@@ -14,6 +14,7 @@ import (
 type StartRequest struct {
 	Profile Profile       // the record's, resolved as for a creation
 	Timeout time.Duration // from now on; 0: as long as it was given when it was created
+	Idle    bool          // see [Record]
 }
 
 // Start runs a sandbox that has stopped or was lost once more: with its own files, id, name, labels and limits. Its deadline
@@ -68,7 +69,7 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	if ctx.Err() != nil {
 		return Record{}, errors.Join(context.Cause(ctx), started.Pidfd.Close())
 	}
-	rec.Fresh = false
+	rec.Fresh, rec.Idle, rec.Exit = false, req.Idle, nil
 	rec.State, rec.Reason, rec.Enforced, rec.PID = api.StateRunning, "", started.Enforced, PIDOf(started.Pidfd)
 	undo.add("restore record", func() error { return s.records.put(&was) })
 	if err := errors.Join(cerr, s.records.put(&rec)); err != nil {
@@ -93,9 +94,11 @@ func (s *Supervisor) takeEnded(ref string) (sb *sandbox, rec Record, release fun
 	if sb.watched != nil {
 		<-sb.watched
 	}
+	sb.write.Lock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return sb, sb.rec.clone(), func() {
+		sb.write.Unlock()
 		s.mu.Lock()
 		sb.starting = false
 		s.mu.Unlock()

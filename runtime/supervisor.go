@@ -203,6 +203,9 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 			continue
 		case st != nil && s.sockets.exists(rec.ID):
 			if state := liveState(st); rec.State != state { // it was answered that it is created, started, paused or resumed, or about to be
+				if !lives(rec.State) { // how it ended before, and what was asked for then, is of another life
+					rec.Exit, rec.Idle = nil, false
+				}
 				rec.State, rec.Reason, rec.Fresh = state, "", false
 				if err := s.records.put(rec); err != nil {
 					return err
@@ -233,7 +236,7 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 		case time.Now().After(rec.Deadline):
 			rec.State, rec.Reason = api.StateStopped, "deadline reached while no daemon was running"
 		default:
-			rec.State, rec.Reason = api.StateLost, "its processes ended while no daemon was running"
+			rec.State, rec.Reason = api.StateLost, reasonUnseen
 		}
 		rec.PID = 0
 		sb := s.enter(*rec)
@@ -420,6 +423,9 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *parked, error
 			CreatedAt:   now,
 			Deadline:    now.Add(cmp.Or(req.Timeout, s.opts.Timeout)),
 			IdleTimeout: cmp.Or(req.IdleTimeout, s.opts.IdleTimeout).Seconds(),
+			Command:     slices.Clone(req.Command),
+			TTY:         req.TTY,
+			StdinOpen:   req.StdinOpen,
 		},
 		Timeout:   cmp.Or(req.Timeout, s.opts.Timeout),
 		Explicit:  req.Limits,
@@ -496,6 +502,7 @@ func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started 
 	}
 	sb.rec.State, sb.rec.Reason, sb.rec.Deadline = liveState(started), "", rec.Deadline
 	sb.rec.Enforced, sb.rec.PID, sb.rec.Fresh = started.Enforced, pid, false
+	sb.rec.Idle, sb.rec.Exit = rec.Idle, rec.Exit
 	s.arm(sb)
 	s.watchers.Add(1)
 	go s.watch(context.WithoutCancel(ctx), sb) // it outlives the request, and ends when it is dismissed

@@ -21,9 +21,10 @@ type attachOptions struct {
 func newAttach(d deps) *cobra.Command {
 	var opts attachOptions
 	cmd := &cobra.Command{
-		Use:   "attach [flags] SANDBOX EXEC",
+		Use:   "attach [flags] SANDBOX [EXEC]",
 		Short: "Follow a detached program",
-		Long: `Print what a program started with exec --detach has written and goes on to write,
+		Long: `Print what a program started with exec --detach, or without EXEC the sandbox's main
+process, has written and goes on to write,
 until it ends, and exit with its code. Of a program that has ended, print what
 is kept. What is kept no more is counted on stderr.
 
@@ -33,8 +34,9 @@ Ctrl-C included; close the terminal to leave it.`,
 		Example: `  id=$(sandboxd exec -d work -- sh -c 'make all')
   sandboxd attach work $id
   sandboxd attach -i work $(sandboxd exec -dit work bash)`,
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Args: usageArgs(cobra.RangeArgs(1, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			args = append(args, api.MainExec)
 			return runAttach(cmd.Context(), args[0], args[1], opts, d)
 		},
 	}

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -186,8 +187,11 @@ func TestCommands(t *testing.T) {
 		{name: "run --json -i", args: "run --json -i -- x", stderr: has("--json waits"), code: 125, check: nothingAsked},
 		{name: "run --keep", args: "run --keep -- echo", stderr: has("the sandbox stays: sb1 (name1)"), check: func(f *fakeDaemon) string { return cmp.Diff(1, len(f.sandboxes)) }},
 		{name: "run -d", args: "run -d", stdout: is("sb1\n"), stderr: none},
-		{name: "run -d with a program", args: "run -d host -- x", stderr: has("runs nothing in it", "sandboxd exec"), code: 125, check: nothingAsked},
-		{name: "run -dt", args: "run -dt host", stderr: has("--detach runs no program"), code: 125, check: nothingAsked},
+		{name: "run -d with a program", args: "run -dit host x -y", stdout: is("sb1\n"), stderr: none, check: mainProcess("host", true, "x", "-y")},
+		{name: "run -d with the image's program", args: "run -d --image-command host", stdout: is("sb1\n"), check: mainProcess("host", false)},
+		{name: "run -dt of nothing", args: "run -dt host", stderr: has("there is none"), code: 125, check: nothingAsked},
+		{name: "run -d with a timeout", args: "run -d --timeout 3s host x", stderr: has("--lifetime"), code: 125, check: nothingAsked},
+		{name: "run with the image's program", args: "run --image-command host -- x", stderr: has("--detach"), code: 125, check: nothingAsked},
 		{
 			name: "run, and the sandbox cannot be deleted", args: "run -- exit3", code: 3, stderr: has("sandbox sb1 was left behind: busy", "hint: wait"),
 			setup: func(f *fakeDaemon) { f.deleteErr = &api.Problem{Code: api.CodeInternal, Detail: "busy", Hint: "wait"} },
@@ -200,7 +204,10 @@ func TestCommands(t *testing.T) {
 
 		{name: "create", args: "create --name work debian:12", stdout: is("sb1\n"), stderr: none, setup: func(f *fakeDaemon) { f.images = []string{"debian:12"} }},
 		{name: "create --json", args: "create --json", stdout: has(`"id": "sb1"`, `"state": "running"`)},
-		{name: "create, two images", args: "create a b", stderr: has("at most 1"), code: 2},
+		{name: "create, two images", args: "create a b", stderr: has("behind \"--\""), code: 2},
+		{name: "create with a program", args: "create host -it -- x -y", stdout: is("sb1\n"), check: mainProcess("host", true, "x", "-y")},
+		{name: "create of the host with a program", args: "create -- x", stdout: is("sb1\n"), check: mainProcess("", false, "x")},
+		{name: "create with a terminal for nothing", args: "create -t", stderr: has("there is none"), code: 2, check: nothingAsked},
 
 		{name: "exec", args: "exec -e K=v -w /d -u me sb1 -- echo a b", setup: oneSandbox, stdout: is("a b\n"), check: func(f *fakeDaemon) string {
 			want := api.ExecRequest{Argv: []string{"echo", "a", "b"}, Env: []string{"K=v"}, Cwd: "/d", User: "me"}
@@ -326,6 +333,20 @@ func TestCommands(t *testing.T) {
 
 func oneSandbox(f *fakeDaemon) {
 	f.sandboxes = []api.Sandbox{{ID: "sb1", Name: "first", Image: "host", State: api.StateRunning, Labels: map[string]string{"k": "v"}}}
+}
+
+// mainProcess checks that a sandbox was asked for with this main process; none is the image's.
+func mainProcess(image string, terminal bool, argv ...string) func(*fakeDaemon) string {
+	return func(f *fakeDaemon) string {
+		if len(f.creates) != 1 {
+			return fmt.Sprintf("asked for %+v", f.creates)
+		}
+		c := f.creates[0]
+		if c.Image != image || c.TTY != terminal || c.StdinOpen != terminal || c.ImageCommand != (argv == nil) || !slices.Equal(c.Command, argv) || len(f.execs) > 0 {
+			return fmt.Sprintf("asked for %+v and %+v", c, f.execs)
+		}
+		return ""
+	}
 }
 
 func nothingLeft(f *fakeDaemon) string {

@@ -181,7 +181,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 		},
 		Checks:    func(ctx context.Context) []api.Check { return doctor.Run(ctx, o.DataDir) },
 		EndEngine: end, IODevice: device,
-		Pools: o.pools(), Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit,
+		Pools: o.pools(), LogSize: o.LogSize, LogFiles: o.LogFiles, Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit,
 		Log: log,
 	})
 	if err != nil {

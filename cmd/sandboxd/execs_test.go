@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 )
@@ -14,7 +15,7 @@ func (f *fakeDaemon) execRoutes(mux *http.ServeMux) {
 	x := api.Exec{ID: "x1", Sandbox: "sb1", Argv: []string{"sh", "-c", "it's\x1b[2J"}, PID: 7, State: api.ExecExited, Detached: true, Exit: &api.Exit{Code: 9}}
 	find := func(h func(http.ResponseWriter, *http.Request)) http.HandlerFunc {
 		return f.with(func(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
-			if id := r.PathValue("exec"); id != "" && id != x.ID {
+			if id := r.PathValue("exec"); id != "" && id != x.ID && id != api.MainExec {
 				refuse(w, api.CodeNotFound, "", "no such exec: %q", id)
 				return
 			}
@@ -37,6 +38,23 @@ func (f *fakeDaemon) execRoutes(mux *http.ServeMux) {
 		_ = e.Encode(api.ExecEvent{Exec: x.ID, PID: 7, Offset: 5, Dropped: 5})
 		_ = e.Encode(api.ExecEvent{Stream: "stdout", Text: "out\n", Offset: 5})
 		_ = e.Encode(api.ExecEvent{Exit: x.Exit, Usage: &api.Usage{}})
+	}))
+	mux.HandleFunc("GET /v1/sandboxes/{id}/logs", find(func(w http.ResponseWriter, r *http.Request) {
+		f.updates = append(f.updates, r.URL.RawQuery)
+		w.Header().Set("Content-Type", api.TypeNDJSON)
+		e := json.NewEncoder(w)
+		_ = e.Encode(api.LogEntry{Time: time.Unix(1, 0).UTC(), Stream: "stdout", Text: "one\ntw", Dropped: 7})
+		_ = e.Encode(api.LogEntry{Time: time.Unix(2, 0).UTC(), Stream: "stderr", Data: []byte("\xff\n")})
+		_ = e.Encode(api.LogEntry{Time: time.Unix(3, 0).UTC(), Stream: "stdout", Text: "o\nthree\n"})
+		if r.URL.Query().Get("follow") != "" {
+			_ = e.Encode(api.LogEntry{Error: &api.Problem{Code: api.CodeUnavailable, Detail: "the daemon is stopping"}})
+		}
+	}))
+	mux.HandleFunc("GET /v1/sandboxes/{id}/wait", f.with(func(w http.ResponseWriter, _ *http.Request, s api.Sandbox) {
+		if s.State = api.StateStopped; s.Name != "idle" {
+			s.Exit = &api.SandboxExit{Exit: api.Exit{Code: 137, Signal: "SIGKILL"}}
+		}
+		answerJSON(w, 200, s)
 	}))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/processes", find(func(w http.ResponseWriter, _ *http.Request) {
 		answerJSON(w, 200, api.ProcessList{Processes: []api.Process{
@@ -64,8 +82,21 @@ func TestExecCommands(t *testing.T) {
 		"execs of nothing":     {"execs nope", "", "nope", 1, ""},
 		"execs without":        {"execs", "", "accepts 1 arg", 2, ""},
 		"attach, json":         {"attach --json sb1 x1", `"text":"out\n"`, "", 9, ""},
+		"attach to main":       {"attach --json sb1", `"text":"out\n"`, "", 9, ""},
 		"attach, both":         {"attach --json -i sb1 x1", "", "--json", 125, ""},
 		"attach to nothing":    {"attach sb1 x2", "", "x2", 125, ""},
+		"logs":                 {"logs sb1", "one\ntwo\nthree\n", "7 bytes", 0, ""},
+		"logs, stderr":         {"logs sb1", "", "\xff\n", 0, ""},
+		"logs, with times":     {"logs --timestamps sb1", "1970-01-01T00:00:01Z one\n1970-01-01T00:00:01Z two\n1970-01-01T00:00:03Z three\n", "1970-01-01T00:00:02Z \xff\n", 0, ""},
+		"logs, some":           {"logs --tail 3 --since 2020-01-02T03:04:05Z sb1", "three\n", "7 bytes", 0, "since=2020-01-02T03%3A04%3A05Z&tail=3"},
+		"logs, json":           {"logs --json sb1", `"text":"one\ntw","dropped":7}`, "", 0, ""},
+		"logs, cut off":        {"logs -f sb1", "three\n", "stopping", 1, "follow=true"},
+		"logs, bad tail":       {"logs --tail -1 sb1", "", "--tail", 2, ""},
+		"logs, bad since":      {"logs --since yesterday sb1", "", "--since", 2, ""},
+		"logs of nothing":      {"logs nope", "", "nope", 1, ""},
+		"wait":                 {"wait sb1", "137\n", "", 0, ""},
+		"wait, json":           {"wait --json sb1", `"signal": "SIGKILL"`, "", 0, ""},
+		"wait for nothing":     {"wait nope", "", "nope", 1, ""},
 		"kill":                 {"kill sb1 x1", "", "", 0, "SIGKILL all"},
 		"kill with a signal":   {"kill -s HUP sb1 x1", "", "", 0, "HUP"},
 		"signal to all":        {"kill -s HUP --all sb1 x1", "", "", 0, "HUP all"},

@@ -176,6 +176,8 @@ type sandboxFlags struct {
 	processFlags
 	limitFlags
 
+	imageCommand bool
+
 	name     string
 	snapshot string
 	labels   []string
@@ -192,6 +194,7 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 	s.memory.least, s.memoryHigh.least, s.readBPS.least, s.writeBPS.least = 1, 1, 1, 1
 	f.StringVar(&s.name, "name", "", "`name` of the sandbox (default: made up)")
 	f.StringVar(&s.snapshot, "snapshot", "", "`snapshot` to make it of, by id or name, in the place of an image")
+	f.BoolVar(&s.imageCommand, "image-command", false, "run what the image says as main process: its ENTRYPOINT, and its CMD unless a program is given")
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "`label` to find it by: key=value")
 	f.StringVar(&s.profile, "profile", "", "security `profile` (default \"default\")")
 	f.StringVar(&s.network, "network", string(api.NetworkNone), "`network` that it sees: none")
@@ -226,6 +229,23 @@ func (s *sandboxFlags) request(image string, changed func(string) bool) (api.Cre
 	}
 	req.Labels, err = labelsOf(s.labels)
 	return req, err
+}
+
+// main adds the main process to the sandbox asked for.
+func (s *sandboxFlags) main(req *api.CreateSandbox, argv []string, tty, interactive bool) error {
+	switch {
+	case len(argv) > 0 && argv[0] == "":
+		return usagef("the program has an empty name")
+	case s.imageCommand && s.snapshot != "":
+		return usagef("--image-command: a snapshot does not say what its image runs; name the program")
+	case (tty || interactive) && len(argv) == 0 && !s.imageCommand:
+		return usagef("--tty and --interactive are of the main process, and there is none; name a program behind \"--\"")
+	}
+	req.Command, req.ImageCommand, req.TTY, req.StdinOpen = argv, s.imageCommand, tty, interactive
+	if tty {
+		req.Env = withTerm(req.Env)
+	}
+	return nil
 }
 
 func labelsOf(list []string) (map[string]string, error) {

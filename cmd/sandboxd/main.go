@@ -77,7 +77,7 @@ it where none is running.
 		newRun, newCreate, newExec, newPs, newStop, newStart, newPause, newResume, newUpdate, newStats, newDiff, newCommit, newRm, newCp, newFiles,
 		newSnapshot, newSnapshots, newFork, newRollback,
 		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
-		newAttach, newExecs, newKill, newTop,
+		newAttach, newExecs, newKill, newTop, newLogs, newWait,
 		newAgent,
 		newServe, newShutdown, newDoctor, newVersion,
 	} {

@@ -41,7 +41,8 @@ runs, one is started in the background and ends when it is idle.`,
 		Example: `  sandboxd run -- python3 -c 'print(1)'
   sandboxd run --memory 256m --timeout 10s debian:12 -- sh -c 'echo hi; exit 3'
   sandboxd run -it debian:12 bash
-  id=$(sandboxd run -d debian:12)`,
+  id=$(sandboxd run -d debian:12)
+  id=$(sandboxd run -d debian:12 -- make -C /src); sandboxd logs -f $id; sandboxd wait $id`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := opts.parse(args, cmd.ArgsLenAtDash()); err != nil {
 				return err
@@ -49,6 +50,11 @@ runs, one is started in the background and ends when it is idle.`,
 			req, err := opts.request(opts.image, cmd.Flags().Changed)
 			if err != nil {
 				return err
+			}
+			if opts.detach {
+				if err := opts.main(&req, opts.argv, opts.tty, opts.interactive); err != nil {
+					return err
+				}
 			}
 			return runRun(cmd.Context(), opts, req, d)
 		},
@@ -63,7 +69,7 @@ func (o *runOptions) addFlags(f *pflag.FlagSet) {
 	o.sandboxFlags.addFlags(f)
 	o.terminalFlags.addFlags(f)
 	f.BoolVar(&o.keep, "keep", false, "do not delete the sandbox afterwards")
-	f.BoolVarP(&o.detach, "detach", "d", false, "only create the sandbox and print its id, as create does")
+	f.BoolVarP(&o.detach, "detach", "d", false, "only create the sandbox, with PROGRAM as its main process if one is named, and print its id, as create does")
 }
 
 // parse tells image and program apart. dash is how many arguments stood before "--", or -1; behind IMAGE cobra leaves
@@ -83,10 +89,10 @@ func (o *runOptions) parse(args []string, dash int) error {
 	}
 	o.argv = args
 	switch {
-	case o.detach && len(args) > 0:
-		return usagef("--detach creates a sandbox and runs nothing in it; start %q with sandboxd exec", args[0])
-	case o.detach && (o.tty || o.interactive || o.timeout != 0):
-		return usagef("--detach runs no program, so --tty, --interactive and --timeout mean nothing; the sandbox has a --lifetime")
+	case o.detach && o.timeout != 0:
+		return usagef("--detach: a main process has no --timeout of its own; the sandbox has a --lifetime")
+	case !o.detach && o.imageCommand:
+		return usagef("--image-command is about the main process of a sandbox that stays; give --detach, or name a program")
 	case !o.detach && len(args) == 0:
 		return usagef("no program is named; as in: sandboxd run %s -- PROGRAM", orHost(o.image))
 	case !o.detach && args[0] == "":

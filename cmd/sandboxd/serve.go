@@ -43,6 +43,9 @@ type serveOptions struct {
 	SnapshotLimit int64
 	// UnpackLimits are what an image may have that comes here, in whatever way.
 	UnpackLimits layer.Limits
+	// LogSize is how many bytes one file of a sandbox's log may have, and LogFiles how many files it may be.
+	LogSize  int64
+	LogFiles int
 	// Pools say of which images, and how many, sandboxes are kept ready: IMAGE=N.
 	Pools []string
 	// How registries are spoken to that need something special.
@@ -56,9 +59,11 @@ func newServe(d deps) *cobra.Command {
 		DefaultTimeout:     time.Hour,
 		DefaultIdleTimeout: 10 * time.Minute,
 		UnpackLimits:       layer.DefaultLimits(),
+		LogFiles:           3,
 	}
 	var level string
 	var limit, snapshots size
+	logs := size{set: true, bytes: 4 << 20, least: 256 << 10}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon in the foreground",
@@ -70,7 +75,10 @@ one on the same data directory adopts them. The log goes to stderr.`,
 			if err := opts.LogLevel.UnmarshalText([]byte(level)); err != nil {
 				return usagef("--log-level %q: want debug, info, warn or error", level)
 			}
-			opts.Socket, opts.ImageLimit, opts.SnapshotLimit = *d.socket, limit.bytes, snapshots.bytes
+			if opts.LogFiles < 2 || opts.LogFiles > 1000 {
+				return usagef("--log-files %d: must be from 2 to 1000", opts.LogFiles)
+			}
+			opts.Socket, opts.ImageLimit, opts.SnapshotLimit, opts.LogSize = *d.socket, limit.bytes, snapshots.bytes, logs.bytes
 			return runServe(cmd.Context(), opts, d)
 		},
 	}
@@ -78,6 +86,7 @@ one on the same data directory adopts them. The log goes to stderr.`,
 	cmd.Flags().StringVar(&level, "log-level", "info", "least `level` that is logged: debug, info, warn or error")
 	cmd.Flags().Var(&limit, "image-limit", "most that all images may have on disk, such as 20g, before the least recently used ones that no sandbox has are removed (default: any amount)")
 	cmd.Flags().Var(&snapshots, "snapshot-limit", "most that the files of all snapshots may have, such as 20g, before the oldest ones that no sandbox stands on are removed (default: any amount)")
+	cmd.Flags().Var(&logs, "log-size", "most that one file of a sandbox's log may have, such as 1m, before the next one is begun; at least 256k")
 	exitStatus(cmd, exitPlain)
 	return cmd
 }
@@ -93,6 +102,7 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.RegistryCAs, "registry-ca", nil, "trust the certificates in this PEM `file` for registries, beside the host's own; repeatable")
 	f.Var((*unpackLimits)(&o.UnpackLimits), "unpack-limits", "what an image may have at most: entries and bytes in all its layers together, bytes for each compressed one (ratio), directories in one another (depth); as `NAME=N,...`, and the others keep their defaults")
 	f.StringArrayVar(&o.Pools, "pool", nil, "keep N sandboxes of an image ready, so that creating one takes no time: `IMAGE=N`, such as host=4; repeatable")
+	f.IntVar(&o.LogFiles, "log-files", o.LogFiles, "most files of a sandbox's log, a `number` from 2 to 1000; the oldest goes when there are more")
 	f.DurationVar(&o.IdleExit, "idle-exit", 0, "end after this time without a sandbox and a request (default: never)")
 }
 

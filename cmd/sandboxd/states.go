@@ -45,6 +45,7 @@ What has not ended after the grace is killed.`,
 
 type startOptions struct {
 	lifetime seconds
+	idle     bool
 	json     bool
 }
 
@@ -54,16 +55,17 @@ func newStart(d deps) *cobra.Command {
 		Use:   "start [flags] SANDBOX...",
 		Short: "Run sandboxes that have ended again, with their files",
 		Long: `Run sandboxes again that are stopped or lost, and print their ids. Each has its own
-files, name, labels and limits, and its lifetime begins anew. Nothing that ran in it
-before is started.`,
+files, name, labels and limits, and its lifetime begins anew. Of what ran in it
+before, its main process is started, if it has one.`,
 		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runTurn(cmd.Context(), args, opts.json, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
-				return c.StartSandbox(ctx, id, api.StartSandbox{Timeout: float64(opts.lifetime)})
+				return c.StartSandbox(ctx, id, api.StartSandbox{Timeout: float64(opts.lifetime), Idle: opts.idle})
 			})
 		},
 	}
 	cmd.Flags().Var(&opts.lifetime, "lifetime", "stop the sandbox after this time, whatever it does (default: as it was created with)")
+	cmd.Flags().BoolVar(&opts.idle, "idle", false, "do not start the main process: to look at the files, for example")
 	cmd.Flags().BoolVar(&opts.json, "json", false, "print the sandboxes as JSON")
 	exitStatus(cmd, exitPlain)
 	return cmd
@@ -110,19 +112,28 @@ func newResume(d deps) *cobra.Command {
 	return cmd
 }
 
-// runTurn does turn to one sandbox after another. One that fails does not keep the next from being tried.
+// runTurn does turn to one sandbox after another, and prints their ids.
 func runTurn(ctx context.Context, ids []string, asJSON bool, d deps, turn func(context.Context, *client.Client, string) (*api.Sandbox, error)) error {
+	return eachSandbox(ctx, ids, asJSON, d, func(c *client.Client, ctx context.Context, id string) (*api.Sandbox, error) { return turn(ctx, c, id) },
+		func(sb *api.Sandbox) string { return sb.ID })
+}
+
+// eachSandbox does something with one sandbox after another, and prints what line makes of each. One that fails does not keep the
+// next from being tried.
+func eachSandbox(ctx context.Context, ids []string, asJSON bool, d deps, do func(*client.Client, context.Context, string) (*api.Sandbox, error),
+	line func(*api.Sandbox) string,
+) error {
 	c := d.client()
 	defer c.Close()
 	done := api.SandboxList{Sandboxes: []api.Sandbox{}}
 	failed := false
 	for _, id := range ids {
-		sb, err := turn(ctx, c, id)
+		sb, err := do(c, ctx, id)
 		switch {
 		case err == nil:
 			done.Sandboxes = append(done.Sandboxes, *sb)
 			if !asJSON {
-				if _, err := fmt.Fprintln(d.stdout, printable(sb.ID)); err != nil {
+				if _, err := fmt.Fprintln(d.stdout, printable(line(sb))); err != nil {
 					return err
 				}
 			}

@@ -60,6 +60,8 @@ type Options struct {
 
 	IODevice     cgroup.Device // that DataDir lies on; the default is none, and io limits are refused
 	Pools        []Pool        // sandboxes that are kept ready; default: none
+	LogSize      int64         // bytes of one file of a sandbox's log; default 4 MiB, at least 256 KiB
+	LogFiles     int           // of one sandbox, the oldest of which go; default 3
 	MaxSandboxes int           // default 1000
 	Timeout      time.Duration // of a sandbox that asks for none; default an hour
 	IdleTimeout  time.Duration // of a sandbox that asks for none; default ten minutes
@@ -133,8 +135,11 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 		return nil, fmt.Errorf("start daemon: %w", err)
 	}
 	d.service = &Service{opts: opts, supervisor: supervisor, images: opts.Images, log: d.log, builds: make(chan struct{}, maxBuilds), pools: pools}
+	d.service.logs = newMainLogs(opts.DataDir, max(minLogSize, cmp.Or(opts.LogSize, defaultLogSize)), cmp.Or(opts.LogFiles, defaultLogFiles))
+	d.service.sweepLogs()
 	d.service.execs = newExecs(context.WithoutCancel(ctx))
 	d.service.adoptExecs(ctx)
+	d.service.startMissing()
 	// From here on images may be removed: what runs has been adopted, so it is known what they are needed for.
 	opts.Images.SetHolders(d.service.holders)
 	opts.Images.OnRemoval(d.service.forsake)
@@ -297,6 +302,9 @@ func (d *Daemon) shutdown(ctx context.Context, server *http.Server, served <-cha
 	d.service.execs.stop()
 	// 4. The sandboxes end, or are left alone.
 	errs = append(errs, step(closeTimeout, func(ctx context.Context) error { return d.service.supervisor.Close(ctx, d.keep) }))
+	if !d.keep {
+		d.service.sweepLogs()
+	}
 	if !d.keep && d.opts.EndEngine != nil {
 		errs = append(errs, step(stepTimeout, d.opts.EndEngine))
 	}

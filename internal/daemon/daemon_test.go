@@ -107,7 +107,7 @@ func TestPullTellsProgress(t *testing.T) {
 }
 
 // events reads the lines of a streaming answer.
-func events[T any](t *testing.T, rep reply) []T {
+func events[T any](t testing.TB, rep reply) []T {
 	t.Helper()
 	if rep.status != http.StatusOK || rep.header.Get("Content-Type") != api.TypeNDJSON {
 		t.Fatalf("status %d, %s: %s", rep.status, rep.header.Get("Content-Type"), rep.body)

@@ -12,4 +12,15 @@
 //	decode      strict JSON, bounded
 //	Service     validate, take a lease on the sandbox, ask its init, end the lease
 //	answer      JSON, NDJSON, bytes; or a problem whose code comes from the one table in errors.go
+//
+// # The life of a main process
+//
+//	create, start    the launcher starts the sandbox; the record has the command and no exit
+//	detach           init starts it; its descriptors are left with the launcher; then the request is answered
+//	process ── pipe ── splice ──▶ memfd ──▶ logs/<sandbox>/n.log    the log's last line says how much of the output it has
+//	exit             noted in the memfd; the log is written to its end; the record gets the exit, and the sandbox is killed;
+//	                 then the launcher keeps no more of it than the memory
+//
+// A daemon that comes after a crash finds one of these: nothing was left with the launcher, and it starts the process; it
+// runs, and the log goes on where it ends; it has ended, and the rest is done once more.
 package daemon

@@ -31,6 +31,7 @@ type Execution struct {
 	stdin sync.WaitGroup
 	close sync.Once
 
+	main  *mainProcess  // nil unless it is one
 	log   *execLog      // nil unless it is detached
 	kept  int64         // bytes of memory that it may take
 	input chan struct{} // holds a value while somebody writes to stdin
@@ -315,6 +316,9 @@ func (s *Service) Run(ctx context.Context, req api.RunRequest, emit func(api.Exe
 	}
 	if req.Exec.Detach {
 		return nil, errDetach
+	}
+	if len(req.Sandbox.Command) > 0 || req.Sandbox.ImageCommand {
+		return nil, invalidf("command: run executes one program, and that is exec.argv")
 	}
 	sb, err := s.CreateSandbox(ctx, req.Sandbox)
 	if err != nil {

@@ -33,6 +33,10 @@ type execLog struct {
 	pieces  []piece       // the latest, those of which something is kept; the last one goes on
 	changed chan struct{} // closed at the next change; nil if nobody waits
 	over    bool          // nothing more will come
+
+	room  *sync.Cond // with mu; nil unless somebody keeps the output elsewhere, so that nothing is dropped before
+	saved int64      // the offset up to which that has been done
+	let   bool       // nobody does so any more: nothing is taken
 }
 
 type piece struct {
@@ -122,6 +126,12 @@ func pieceAt(i uint64) int64 { return journalAt + int64(i%maxPieces)*pieceSize }
 func (l *execLog) Take(stream string, move func(file int) (int, error)) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	for l.room != nil && !l.let && l.full() {
+		l.room.Wait()
+	}
+	if l.let {
+		return 0, errHanded
+	}
 	if err := l.turn(stream == "stderr"); err != nil {
 		return 0, err
 	}
@@ -132,6 +142,38 @@ func (l *execLog) Take(stream string, move func(file int) (int, error)) (int, er
 		l.wake()
 	}
 	return n, err
+}
+
+// save has the log wait for [execLog.saves]: what is not saved is not dropped. It is called before anything is taken.
+func (l *execLog) save(from int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.room, l.saved = sync.NewCond(&l.mu), from
+}
+
+// saves says that the output is kept elsewhere up to this offset.
+func (l *execLog) saves(until int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.saved = max(l.saved, until)
+	l.room.Broadcast()
+}
+
+// hand has Take take nothing more: what is in the pipe stays there.
+func (l *execLog) hand() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.let = true
+	if l.room != nil {
+		l.room.Broadcast()
+	}
+}
+
+// full says that what comes next could drop something that is not saved. It needs mu.
+func (l *execLog) full() bool {
+	const most, pieces = 64 << 10, maxPieces - 2 // as much as is taken at a time
+	n := len(l.pieces)
+	return l.total-l.saved > l.limit-most || n >= pieces && l.pieces[n-pieces].at >= l.saved
 }
 
 // Relay implements guest.Sink.

@@ -2,9 +2,11 @@ package daemon
 
 import (
 	"bytes"
+	"errors"
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -198,4 +200,78 @@ func TestSplitTail(t *testing.T) {
 			t.Errorf("%q: %d, want %d", s, got, want)
 		}
 	}
+}
+
+// What is to be saved elsewhere is not dropped before: who writes more waits, in streams as in pieces, and no longer than it
+// has to.
+func TestExecLogWaitsForWhoSaves(t *testing.T) {
+	for name, tc := range map[string]struct{ step, rounds int }{"much": {64 << 10, 64}, "pieces": {1, 3 * maxPieces}} {
+		t.Run(name, func(t *testing.T) {
+			l, err := newExecLog(128<<10, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.close()
+			defer l.hand() // which ends the writer
+			l.save(0)
+			written := make(chan struct{})
+			go func() {
+				defer close(written)
+				data := bytes.Repeat([]byte("x"), tc.step)
+				for i := range tc.rounds {
+					stream := "stdout"
+					if i%2 > 0 {
+						stream = "stderr"
+					}
+					if _, err := l.Take(stream, func(file int) (int, error) { return unix.Write(file, data) }); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}()
+			<-blocked(l, written)
+			buf := make([]byte, 64<<10)
+			for from, end := int64(0), int64(tc.rounds*tc.step); from < end; {
+				c, err := l.read(from, buf)
+				if err != nil || c.at != from {
+					t.Fatalf("at %d there is %d, %v", from, c.at, err)
+				}
+				from += int64(len(c.data))
+				l.saves(from)
+				if len(c.data) == 0 {
+					<-c.more
+				}
+			}
+			<-written
+			// Where the daemon stops, what is not taken stays where it is.
+			l.hand()
+			if n, err := l.Take("stdout", func(int) (int, error) { return 1, nil }); n != 0 || !errors.Is(err, errHanded) {
+				t.Errorf("%d, %v", n, err)
+			}
+		})
+	}
+}
+
+// blocked is closed when the log has no room, or nobody writes any more.
+func blocked(l *execLog, written <-chan struct{}) <-chan struct{} {
+	full := make(chan struct{})
+	go func() {
+		defer close(full)
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			l.mu.Lock()
+			room := !l.full()
+			l.mu.Unlock()
+			if !room {
+				return
+			}
+			select {
+			case <-written:
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	return full
 }

@@ -55,10 +55,11 @@ type execs struct {
 	count  int                              // of detached ones
 	kept   int64                            // the sum of their kept
 	of     map[string]map[string]*Execution // by the sandbox's id and the exec's
+	mains  map[string]mainOf                // by the sandbox's id
 }
 
 func newExecs(ctx context.Context) *execs {
-	e := &execs{of: make(map[string]map[string]*Execution)}
+	e := &execs{of: make(map[string]map[string]*Execution), mains: make(map[string]mainOf)}
 	e.ctx, e.cancel = context.WithCancelCause(ctx)
 	return e
 }
@@ -99,6 +100,10 @@ func (e *execs) leave(x *Execution) bool {
 		e.count--
 		e.kept -= x.kept
 	}
+	if m := e.mains[x.record.Sandbox]; m.x == x {
+		m.x = nil
+		e.mains[x.record.Sandbox] = m
+	}
 	return true
 }
 
@@ -115,7 +120,7 @@ func (e *execs) reserve(sandbox string, size int64) (room []*Execution, err erro
 		for _, x := range of {
 			switch {
 			case x.log == nil:
-			case x.ended():
+			case x.ended() && x.main.isTold():
 				finished = append(finished, x)
 				if id == sandbox {
 					mine++
@@ -193,6 +198,9 @@ func (s *Service) findExec(ref, id string) (*Execution, error) {
 	}
 	s.execs.mu.Lock()
 	x := s.execs.of[rec.ID][id]
+	if id == api.MainExec {
+		x = s.execs.mains[rec.ID].x
+	}
 	s.execs.mu.Unlock()
 	if x == nil {
 		return nil, classify(errNoExec, fmt.Errorf("exec %q of sandbox %s: %w", clip(id), rec.Name, errNoExec))
@@ -281,12 +289,18 @@ type left struct {
 	Record  api.Exec
 	Request api.ExecRequest // without stdin, argv and env
 	Kept    int64
+	Main    bool `json:",omitempty"` // it is a main process
 	Init    int  // the host's pid of the sandbox's init
 	OOM     *int // how often the kernel had killed for want of memory before; nil if that is not known
 }
 
 // StartDetached starts a program that goes on without the caller.
-func (s *Service) StartDetached(ctx context.Context, ref string, req api.ExecRequest) (_ api.Exec, err error) {
+func (s *Service) StartDetached(ctx context.Context, ref string, req api.ExecRequest) (api.Exec, error) {
+	return s.detach(ctx, ref, req, nil)
+}
+
+// detach is StartDetached, also of main processes.
+func (s *Service) detach(ctx context.Context, ref string, req api.ExecRequest, main *mainProcess) (_ api.Exec, err error) {
 	if err := validateExec(&req); err != nil {
 		return api.Exec{}, err
 	}
@@ -327,7 +341,8 @@ func (s *Service) StartDetached(ctx context.Context, ref string, req api.ExecReq
 		log.close()
 		return api.Exec{}, err
 	}
-	x.log, x.kept = log, size
+	x.log, x.kept, x.main = log, size, main
+	x.record.Main = main != nil
 	if err = x.leave(); err == nil {
 		err = x.deposit(ctx)
 	}
@@ -350,7 +365,7 @@ func (s *Service) StartDetached(ctx context.Context, ref string, req api.ExecReq
 	x.req.Stdin = nil
 	s.execs.enter(x)
 	entered = true
-	if !s.execs.goOn(x.collect) {
+	if !s.goOn(x) {
 		close(x.done)
 		return api.Exec{}, ErrStopping // and the next daemon has it
 	}
@@ -387,7 +402,7 @@ func stdinFile(data []byte) (_ *os.File, err error) {
 
 // leave notes what another daemon needs to know of an exec that runs.
 func (x *Execution) leave() error {
-	rest := left{Record: x.record, Request: x.req, Init: x.lease.Record.PID, Kept: x.kept}
+	rest := left{Record: x.record, Request: x.req, Init: x.lease.Record.PID, Kept: x.kept, Main: x.main != nil}
 	rest.Request.Argv, rest.Request.Env, rest.Request.Stdin = nil, nil, nil
 	if x.oom.done != nil && x.oom.err == nil {
 		rest.OOM = &x.oom.before
@@ -443,6 +458,10 @@ func (s *Service) drop(ctx context.Context, x *Execution) {
 // leaves everything as it is.
 func (x *Execution) collect() {
 	ctx := x.s.execs.ctx
+	if x.main != nil { // whose output may wait for a log that nobody writes any more
+		stop := context.AfterFunc(ctx, x.log.hand)
+		defer stop()
+	}
 	exit, err := x.guest.Spool(ctx, x.log)
 	rec := x.record
 	switch {
@@ -478,7 +497,7 @@ func (x *Execution) collect() {
 	if x.lease != nil {
 		x.lease.End()
 	}
-	x.settle(ctx)
+	x.finish(ctx)
 }
 
 // conclude makes rec the last word about the execution. The record is on its way to the next daemon before anybody hears of it.
@@ -492,6 +511,14 @@ func (x *Execution) conclude(rec api.Exec) {
 	x.mu.Unlock()
 	x.log.finish()
 	close(x.done)
+}
+
+// finish is what comes after the end.
+func (x *Execution) finish(ctx context.Context) {
+	if x.main != nil {
+		x.s.mainEnded(ctx, x)
+	}
+	x.settle(ctx)
 }
 
 // settle lets go of what an ended exec needs no more, and sees to it that it is forgotten in time.
@@ -527,6 +554,9 @@ func (x *Execution) dispose() {
 	}
 	x.mu.Unlock()
 	if x.log != nil {
+		if x.main != nil {
+			<-x.main.logged
+		}
 		x.keeping.Lock()
 		defer x.keeping.Unlock()
 		x.disposed = true
@@ -550,13 +580,19 @@ func (s *Service) forgetSandbox(ctx context.Context, id string) {
 	defer cancel()
 	s.execs.mu.Lock()
 	all := slices.Collect(maps.Values(s.execs.of[id]))
+	delete(s.execs.mains, id)
 	s.execs.mu.Unlock()
+	defer func() {
+		if err := s.logs.remove(id); err != nil {
+			s.log.Error("the log of a deleted sandbox is left until the next start", "id", id, "error", err)
+		}
+	}()
 	for _, x := range all {
 		if x.log == nil {
 			continue // its own request ends it
 		}
 		select {
-		case <-x.done:
+		case <-x.over():
 			s.forget(ctx, x)
 		case <-s.execs.ctx.Done(): // the daemon stops, and the next one finds no such sandbox
 			return
@@ -579,7 +615,7 @@ func (s *Service) DeleteExec(ctx context.Context, ref, id string) error {
 		}
 	}
 	select {
-	case <-x.done:
+	case <-x.over():
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -652,7 +688,11 @@ func (x *Execution) Attach(ctx context.Context, from int64, text bool, emit func
 	if err := x.attachable(); err != nil {
 		return err
 	}
-	buf := make([]byte, 64<<10)
+	return x.attach(ctx, from, text, make([]byte, 64<<10), emit)
+}
+
+// attach is Attach, with buf for as much output as an event may have.
+func (x *Execution) attach(ctx context.Context, from int64, text bool, buf []byte, emit func(api.ExecEvent) error) error {
 	first := true
 	for {
 		c, err := x.log.read(from, buf)
@@ -824,9 +864,20 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 	}
 	if ended {
 		files = files[2:] // the others are closed: the daemon before was about to
+		if rest.Main {
+			// The daemon before perhaps did not come to end the sandbox with it.
+			if lease, err := s.supervisor.Rejoin(d.Sandbox); err == nil {
+				defer lease.End()
+				if lease.Record.PID == rest.Init {
+					x.lease = lease
+				}
+			}
+			s.adoptMain(x)
+			s.keepLog(x)
+		}
 		s.list(x)
 		x.conclude(end)
-		s.execs.goOn(func() { x.settle(s.execs.ctx) })
+		s.execs.goOn(func() { x.finish(s.execs.ctx) })
 		return nil
 	}
 	k := guest.Kept{Conn: files[2], Stdout: files[3]}
@@ -863,8 +914,11 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 		}
 		return err
 	}
+	if rest.Main {
+		s.adoptMain(x)
+	}
 	s.list(x)
-	if !s.execs.goOn(x.collect) {
+	if !s.goOn(x) {
 		return ErrStopping
 	}
 	s.log.Info("exec adopted", "id", d.Sandbox, "exec", d.Name)

@@ -302,7 +302,10 @@ func lines[T any](w http.ResponseWriter) func(T) error { return linesTo[T](w, tr
 
 // linesTo is lines for values that may wait for each other, unless flush is set.
 func linesTo[T any](w http.ResponseWriter, flush bool) func(T) error {
-	out := &stream{w: w, rc: http.NewResponseController(w), contentType: api.TypeNDJSON, flush: flush}
+	return linesOf[T](&stream{w: w, rc: http.NewResponseController(w), contentType: api.TypeNDJSON, flush: flush})
+}
+
+func linesOf[T any](out *stream) func(T) error {
 	return func(v T) error {
 		data, err := json.Marshal(v)
 		if err != nil {

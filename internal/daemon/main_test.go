@@ -181,7 +181,7 @@ func (f *fakeImages) get(ref string) (*image.Image, error) {
 	case api.HostImage:
 	case "example.org/app:1":
 		img.Digest = "sha256:11"
-		img.Config = image.Config{Env: []string{"FROM=image", "LANG=C"}, WorkingDir: "/tmp"}
+		img.Config = image.Config{Env: []string{"FROM=image", "LANG=C"}, WorkingDir: "/tmp", Entrypoint: []string{"sh", "-c"}, Cmd: []string{"echo $FROM; exit 5"}}
 	case "example.org/snapshot:1":
 		img.Rootfs = rootfs.Source{Layers: []string{"sha256:00", "sha256:01"}, Snapshots: []string{"sha256:d"}}
 	case "example.org/hostile:1":

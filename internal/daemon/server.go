@@ -52,6 +52,8 @@ var routes = []route{
 	{"POST", "/v1/sandboxes/{id}/stop", owner, (*Daemon).postStop},
 	{"POST", "/v1/sandboxes/{id}/pause", owner, (*Daemon).postPause},
 	{"POST", "/v1/sandboxes/{id}/resume", owner, (*Daemon).postResume},
+	{"GET", "/v1/sandboxes/{id}/wait", owner, (*Daemon).getWait},
+	{"GET", "/v1/sandboxes/{id}/logs", owner, (*Daemon).getLogs},
 	{"GET", "/v1/sandboxes/{id}/stats", owner, (*Daemon).getStats},
 	{"GET", "/v1/sandboxes/{id}/diff", owner, (*Daemon).getDiff},
 	{"POST", "/v1/sandboxes/{id}/commit", owner, (*Daemon).postCommit},

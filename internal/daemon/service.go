@@ -11,6 +11,7 @@ import (
 	"os"
 	goruntime "runtime"
 	"runtime/metrics"
+	"slices"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -70,6 +71,7 @@ type Service struct {
 	log        *slog.Logger
 	builds     chan struct{} // one for each build under way
 	execs      *execs
+	logs       *mainLogs
 	pools      *pools
 }
 
@@ -106,6 +108,14 @@ func (s *Service) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api
 		Profile:     profile,
 		Defaults:    defaults,
 		Limits:      req.Limits,
+		Command:     req.Command,
+		TTY:         req.TTY,
+		StdinOpen:   req.StdinOpen,
+	}
+	if req.ImageCommand {
+		if r.Command, err = imageCommand(img.Config, req.Command); err != nil {
+			return api.Sandbox{}, classify(image.ErrInvalid, fmt.Errorf("image %q: %w", reference, err))
+		}
 	}
 	// The image's word is checked like the client's: it is kept, shown and used. The client may overrule it.
 	err = errors.Join(validatePath("working directory of the image", r.Cwd), validateUser(r.User))
@@ -118,11 +128,19 @@ func (s *Service) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api
 	if r.IdleTimeout, err = seconds("idle_timeout", req.IdleTimeout); err != nil {
 		return api.Sandbox{}, err
 	}
-	rec, err := s.supervisor.Create(ctx, r)
-	if err != nil {
-		return api.Sandbox{}, err
+	return s.create(ctx, r)
+}
+
+// imageCommand is what an image runs, with args in the place of its CMD if there are any.
+func imageCommand(c image.Config, args []string) ([]string, error) {
+	if len(args) == 0 {
+		args = c.Cmd
 	}
-	return rec.Sandbox, nil
+	argv := slices.Concat(c.Entrypoint, args)
+	if len(argv) == 0 {
+		return nil, errors.New("it says no command: it has neither ENTRYPOINT nor CMD")
+	}
+	return argv, validateCommand(argv)
 }
 
 // GetSandbox returns the sandbox with this id or name.

@@ -146,6 +146,7 @@ func (s *Service) createFromSnapshot(ctx context.Context, req *api.CreateSandbox
 	r := runtime.Request{
 		Name: req.Name, Image: snap.Image, ImageDigest: snap.ImageDigest, Snapshot: snap.ID, ImageEnv: snap.ImageEnv, Rootfs: snap.Rootfs,
 		Env: mergeEnv(snap.Env, req.Env), Cwd: cmp.Or(req.Cwd, snap.Cwd), User: cmp.Or(req.User, snap.User), Labels: req.Labels, Limits: req.Limits,
+		Command: req.Command, TTY: req.TTY, StdinOpen: req.StdinOpen,
 	}
 	if r.Profile, r.Defaults, err = s.opts.Profile(cmp.Or(req.Profile, snap.Profile)); err != nil {
 		return api.Sandbox{}, invalidf("profile %q: %w", cmp.Or(req.Profile, snap.Profile), err)
@@ -156,11 +157,7 @@ func (s *Service) createFromSnapshot(ctx context.Context, req *api.CreateSandbox
 	if r.IdleTimeout, err = seconds("idle_timeout", req.IdleTimeout); err != nil {
 		return api.Sandbox{}, err
 	}
-	rec, err := s.supervisor.Create(ctx, r)
-	if err != nil {
-		return api.Sandbox{}, err
-	}
-	return rec.Sandbox, nil
+	return s.create(ctx, r)
 }
 
 // Fork makes new sandboxes with the files that one has now: all of them or, with an error, none. The layer that they stand on
@@ -222,6 +219,7 @@ func (s *Service) forkRequest(t *taken, body *api.ForkSandbox) (runtime.Request,
 	r := runtime.Request{
 		Image: rec.Image, ImageDigest: rec.ImageDigest, ImageEnv: rec.ImageEnv, Rootfs: t.Rootfs, Env: mergeEnv(rec.Env, body.Env),
 		Cwd: rec.Cwd, User: rec.User, Labels: maps.Clone(rec.Labels), Limits: heldLimits(rec), Defaults: rec.Limits,
+		Command: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen,
 	}
 	if r.Labels == nil {
 		r.Labels = make(map[string]string)
@@ -279,7 +277,10 @@ func (s *Service) Rollback(ctx context.Context, ref string, body api.RollbackSan
 	if err != nil {
 		return api.Sandbox{}, fmt.Errorf("profile %q: %w", rec.Profile, err)
 	}
-	rec, err = s.supervisor.Rollback(ctx, rec.ID, snap.Rootfs, snap.ID, runtime.StartRequest{Profile: profile})
+	rec, err = s.supervisor.Rollback(ctx, rec.ID, snap.Rootfs, snap.ID, runtime.StartRequest{Profile: profile, Idle: rec.Idle})
+	if err == nil {
+		err = s.startAgain(ctx, &rec)
+	}
 	return rec.Sandbox, err
 }
 
@@ -301,12 +302,12 @@ func (s *Service) createAll(ctx context.Context, request runtime.Request, count 
 			if names != nil {
 				r.Name = names[i]
 			}
-			rec, err := s.supervisor.Create(ctx, r)
+			sb, err := s.create(ctx, r)
 			if err != nil {
 				cancel(err) // only the first counts: the others' may follow from it
 				return
 			}
-			forks[i] = rec.Sandbox
+			forks[i] = sb
 		})
 	}
 	wg.Wait()

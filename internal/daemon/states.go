@@ -23,6 +23,14 @@ func (s *Service) StopSandbox(ctx context.Context, ref string, req api.StopSandb
 		return api.Sandbox{}, invalidf("grace %v: must be 0 to %v seconds", grace, maxGrace.Seconds())
 	}
 	rec, err := s.supervisor.Stop(ctx, ref, time.Duration(grace*float64(time.Second)))
+	if err == nil {
+		err = s.told(ctx, rec.ID)
+	}
+	if err == nil {
+		if now, gerr := s.supervisor.Get(rec.ID); gerr == nil {
+			rec = now
+		}
+	}
 	return rec.Sandbox, err
 }
 
@@ -40,7 +48,10 @@ func (s *Service) StartSandbox(ctx context.Context, ref string, req api.StartSan
 	if err != nil {
 		return api.Sandbox{}, fmt.Errorf("profile %q: %w", rec.Profile, err)
 	}
-	rec, err = s.supervisor.Start(ctx, rec.ID, runtime.StartRequest{Profile: profile, Timeout: timeout})
+	rec, err = s.supervisor.Start(ctx, rec.ID, runtime.StartRequest{Profile: profile, Timeout: timeout, Idle: req.Idle})
+	if err == nil {
+		err = s.startAgain(ctx, &rec)
+	}
 	return rec.Sandbox, err
 }
 

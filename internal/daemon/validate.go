@@ -23,6 +23,7 @@ const (
 	maxEnvBytes   = 1 << 20
 	maxArgs       = 65536
 	maxArgBytes   = 1 << 20
+	maxCommand    = 128 << 10
 	maxOneString  = 128<<10 - 1 // the kernel's MAX_ARG_STRLEN with its NUL
 	maxPath       = 4095        // the kernel's PATH_MAX with its NUL
 	maxTimeout    = 30 * 24 * time.Hour
@@ -55,6 +56,20 @@ func validateCreate(req *api.CreateSandbox) error {
 		if err := validateName(req.Snapshot); err != nil {
 			return invalidf("snapshot %q: not an id or name", clip(req.Snapshot))
 		}
+	}
+	switch {
+	case req.ImageCommand && req.Snapshot != "":
+		return invalidf("image_command: a snapshot does not say what its image runs; give the command")
+	case req.ImageCommand:
+		if err := validateArgs("command", req.Command); err != nil {
+			return err
+		}
+	case len(req.Command) > 0:
+		if err := validateCommand(req.Command); err != nil {
+			return err
+		}
+	case req.TTY || req.StdinOpen:
+		return invalidf("tty and stdin_open are of the main process, and there is no command")
 	}
 	if err := validateEnv(req.Env); err != nil {
 		return err
@@ -124,6 +139,23 @@ func validateExec(req *api.ExecRequest) error {
 		return invalidf("output_limit %d: must be between 0 and %d", req.OutputLimit, maxOutputLimit)
 	}
 	return nil
+}
+
+// validateCommand is for the main process, whose arguments are kept, and shown in lists.
+func validateCommand(argv []string) error {
+	if argv[0] == "" {
+		return invalidf("command[0] is empty: name a program")
+	}
+	total := 0
+	for i, a := range argv {
+		if total += len(a) + 1; !utf8.ValidString(a) {
+			return invalidf("command[%d] is not UTF-8", i)
+		}
+	}
+	if total > maxCommand {
+		return invalidf("command has %d bytes, at most %d are possible", total, maxCommand)
+	}
+	return validateArgs("command", argv)
 }
 
 func validateArgs(what string, args []string) error {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -196,7 +197,52 @@ func (e *Engine) ask(ctx context.Context, in *instance, grace time.Duration) {
 		return
 	}
 	defer t.close()
-	if t.terminate(ctx) == nil && e.resume(in) == nil { // what is paused notices no signal
-		_ = t.wait(ctx)
+	if t.terminate(ctx) == nil && e.resume(in) == nil && t.wait(ctx) == nil { // what is paused notices no signal
+		t.settle(ctx)
 	}
+}
+
+const (
+	// settleTime bounds how long init may take to tell how its children ended, and settleLook is how often that is looked at.
+	settleTime = time.Second
+	settleLook = time.Millisecond
+)
+
+// settle waits until init has nothing left to do: how a process ended it tells after it has reaped it, and what it has not told when
+// it is killed nobody will.
+func (t *tree) settle(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	tick := time.NewTicker(settleLook)
+	defer tick.Stop()
+	for !t.idle() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// idle says that init has no children, dead ones included, and that all its threads sleep. One that has ended is idle.
+func (t *tree) idle() bool {
+	dir := fmt.Sprintf("/proc/%d/task", t.init)
+	threads, err := os.ReadDir(dir)
+	if err != nil {
+		return true
+	}
+	for _, th := range threads {
+		children, err := os.ReadFile(filepath.Join(dir, th.Name(), "children")) // fails where the kernel has no such file
+		if err == nil && len(children) > 0 {
+			return false
+		}
+		stat, err := os.ReadFile(filepath.Join(dir, th.Name(), "stat"))
+		if err != nil {
+			continue // that thread has ended
+		}
+		if _, state, ok := bytes.Cut(stat, []byte(") ")); ok && !bytes.HasPrefix(state, []byte("S")) {
+			return false
+		}
+	}
+	return true
 }

@@ -66,6 +66,7 @@ var operations = [...]operation{
 	{name: "fork", weight: 2, do: fork},
 	{name: "roll back", weight: 2, do: rollback, own: true},
 	{name: "detached exec", weight: 6, do: detach},
+	{name: "main process", weight: 3, do: mainProcess, own: true},
 }
 
 // choose picks an operation, by weight.

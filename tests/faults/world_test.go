@@ -192,8 +192,8 @@ func (w *world) newBox(resident bool) *box {
 }
 
 // create asks for a sandbox and notes that it is there.
-func (w *world) create(ctx context.Context, b *box) error {
-	s, err := w.c.CreateSandbox(ctx, api.CreateSandbox{Image: w.image, Name: b.name, Limits: api.Limits{Pids: 64}})
+func (w *world) create(ctx context.Context, b *box, command ...string) error {
+	s, err := w.c.CreateSandbox(ctx, api.CreateSandbox{Image: w.image, Name: b.name, Limits: api.Limits{Pids: 64}, Command: command})
 	if err != nil {
 		return err
 	}

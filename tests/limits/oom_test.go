@@ -1,6 +1,7 @@
 package limits
 
 import (
+	"net/http"
 	"strconv"
 	"strings"
 	"testing"
@@ -47,6 +48,21 @@ func TestOOMGroupEndsTheSandbox(t *testing.T) {
 	for _, fd := range pidfds {
 		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0); n != 1 || err != nil {
 			t.Errorf("a process of the sandbox still runs: %d, %v", n, err)
+		}
+	}
+}
+
+// A main process that the kernel kills for want of memory ends the sandbox, which says so; so does the end of all with oom_group.
+func TestOOMOfTheMainProcess(t *testing.T) {
+	d := start(t)
+	for _, group := range []bool{false, true} {
+		s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, OOMGroup: group}, Command: []string{"tail", "/dev/zero"}})
+		var now api.Sandbox
+		if err := d.Call(t.Context(), http.MethodGet, "/v1/sandboxes/"+s.ID+"/wait", nil, &now); err != nil {
+			t.Fatal(err)
+		}
+		if now.State != api.StateStopped || !strings.Contains(now.Reason, "out of memory") || now.Exit == nil || !now.Exit.OOM || now.Exit.Code != 137 || now.Exit.Signal != "SIGKILL" {
+			t.Errorf("oom_group %v: %+v, exit %+v", group, now, now.Exit)
 		}
 	}
 }

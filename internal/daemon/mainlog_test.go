@@ -1,0 +1,138 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+func readLog(t *testing.T, l *mainLog, opts LogOptions) string {
+	t.Helper()
+	opts.Stdout, opts.Stderr = true, true
+	r, err := l.read(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	if err := r.Read(t.Context(), func(e api.LogEntry) error {
+		if e.Dropped > 0 {
+			fmt.Fprintf(&b, "<%d>", e.Dropped)
+		}
+		b.WriteString(e.Text)
+		b.Write(e.Data)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func say(t *testing.T, w *logWriter, text string) {
+	t.Helper()
+	if err := w.append(api.LogEntry{Time: time.Now(), Stream: "stdout", Text: text}, w.next); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Whatever a crash has left of the last line, what is whole stays, and the writer knows where to go on.
+func TestLogGoesOnAfterEveryCrash(t *testing.T) {
+	logs := newMainLogs(t.TempDir(), minLogSize, 2)
+	l := logs.get("one")
+	began := time.Now()
+	w, err := l.write(began)
+	if err != nil {
+		t.Fatal(err)
+	}
+	say(t, w, "first\n")
+	say(t, w, "second\n")
+	w.close()
+	whole, err := os.ReadFile(l.path(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for cut := range len(whole) + 1 {
+		if err := os.WriteFile(l.path(1), whole[:cut], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w, err := l.write(began)
+		if err != nil {
+			t.Fatalf("cut at %d: %v", cut, err)
+		}
+		for _, text := range []string{"first\n", "second\n", "third\n"} {
+			if int64(strings.Index("first\nsecond\nthird\n", text)) == w.next {
+				say(t, w, text)
+			}
+		}
+		w.close()
+		if got := readLog(t, l, LogOptions{Tail: -1}); got != "first\nsecond\nthird\n" {
+			t.Errorf("cut at %d: %q", cut, got)
+		}
+		if err := logs.remove("one"); err != nil {
+			t.Fatal(err)
+		}
+		l = logs.get("one")
+		if err := os.MkdirAll(l.dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A log has the output of one main process after the other; of one that is late nothing is written.
+func TestLogOfSeveralRuns(t *testing.T) {
+	l := newMainLogs(t.TempDir(), minLogSize, 2).get("one")
+	began := time.Now()
+	for i := range 3 {
+		w, err := l.write(began.Add(time.Duration(i) * time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w.next != 0 {
+			t.Errorf("run %d begins at %d", i, w.next)
+		}
+		say(t, w, fmt.Sprintf("run %d\nand", i))
+		w.close()
+	}
+	if _, err := l.write(began); !errors.Is(err, errOlder) {
+		t.Errorf("a late one: %v", err)
+	}
+	for tail, want := range map[int]string{-1: "run 0\nandrun 1\nandrun 2\nand", 0: "", 1: "and", 2: "andrun 2\nand", 3: "andrun 1\nandrun 2\nand", 9: "run 0\nandrun 1\nandrun 2\nand"} {
+		if got := readLog(t, l, LogOptions{Tail: tail}); got != want {
+			t.Errorf("tail %d: %q, want %q", tail, got, want)
+		}
+	}
+	// Something that the disk did not take.
+	w, err := l.write(began.Add(2 * time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.next += 100
+	say(t, w, "later")
+	w.close()
+	if got := readLog(t, l, LogOptions{Tail: -1}); !strings.HasSuffix(got, "and<100>later") {
+		t.Errorf("%q", got)
+	}
+	// What is no line of ours is passed over.
+	f, err := os.OpenFile(l.path(1), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString("{}garbage\n" + strings.Repeat("x", 3*maxLogLine) + "\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if w, err = l.write(began.Add(2 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	say(t, w, "last")
+	w.close()
+	if got := readLog(t, l, LogOptions{Tail: -1}); !strings.HasSuffix(got, "laterlast") {
+		t.Errorf("%q", got)
+	}
+}

@@ -1,0 +1,391 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// The main process of a sandbox is a detached exec (execs.go), and more:
+//
+//   - The daemon starts it with the sandbox: after a creation, a claim, a start and a rollback, for each fork, and where a
+//     daemon that was killed did not come to that. A creation that cannot start it leaves nothing.
+//   - What it writes is kept in the sandbox's log (mainlog.go) rather than in memory only: one goroutine follows it as any
+//     client could, and the memory drops nothing before that has been written, so that the process waits for the disk. What
+//     the disk does not take is missing in the log, and the process goes on.
+//   - When it ends the sandbox is killed, and its record says how. That is done before the launcher lets go of what it keeps
+//     of the exec: a daemon that comes after a crash does it again.
+
+// mainRing is how many bytes of a main process's output are in memory.
+const mainRing = 256 << 10
+
+// mainProcess is what an execution has if it is one.
+type mainProcess struct {
+	logged chan struct{} // closed when what it wrote is in the log
+	told   chan struct{} // closed when the sandbox's record says how it ended
+}
+
+func newMainProcess() *mainProcess {
+	return &mainProcess{logged: make(chan struct{}), told: make(chan struct{})}
+}
+
+// isTold says that nothing is left to do for it. That is so of an exec that is no main process.
+func (m *mainProcess) isTold() bool {
+	if m == nil {
+		return true
+	}
+	select {
+	case <-m.told:
+		return true
+	default:
+		return false
+	}
+}
+
+// mainOf is the main process of a sandbox in its latest life.
+type mainOf struct {
+	gone <-chan struct{} // of the lease under which it was started, or is about to be; nil where that had ended before
+	x    *Execution      // nil until it has been, and when it is forgotten
+}
+
+// over is closed when the execution has ended, and all that follows from that is done.
+func (x *Execution) over() <-chan struct{} {
+	if x.main != nil {
+		return x.main.told
+	}
+	return x.done
+}
+
+// goOn works for a detached exec until it ends, or the daemon does.
+func (s *Service) goOn(x *Execution) bool {
+	if x.main != nil {
+		s.keepLog(x)
+	}
+	return s.execs.goOn(x.collect)
+}
+
+// create makes a sandbox and starts its main process, if it has one.
+func (s *Service) create(ctx context.Context, r runtime.Request) (api.Sandbox, error) {
+	rec, err := s.supervisor.Create(ctx, r)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	if err := s.startMain(ctx, &rec); err != nil {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		derr := s.supervisor.Delete(undo, rec.ID)
+		if errors.Is(derr, runtime.ErrNotFound) {
+			derr = nil // somebody else has
+		}
+		s.forgetSandbox(undo, rec.ID)
+		return api.Sandbox{}, errors.Join(err, derr)
+	}
+	return rec.Sandbox, nil
+}
+
+// startMain starts the main process of a sandbox that has just begun to run, unless it has none or somebody else does.
+func (s *Service) startMain(ctx context.Context, rec *runtime.Record) error {
+	if len(rec.Command) == 0 || rec.Idle || rec.State != api.StateRunning {
+		return nil
+	}
+	lease, err := s.supervisor.Begin(rec.ID)
+	if err != nil {
+		return err
+	}
+	defer lease.End()
+	s.execs.mu.Lock()
+	mine := s.execs.mains[rec.ID].gone != lease.Gone
+	if mine {
+		s.execs.mains[rec.ID] = mainOf{gone: lease.Gone}
+	}
+	s.execs.mu.Unlock()
+	if !mine {
+		return nil
+	}
+	_, err = s.detach(ctx, rec.ID, api.ExecRequest{
+		Argv: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen, Detach: true, OutputLimit: mainRing,
+	}, newMainProcess())
+	if err != nil {
+		return fmt.Errorf("start the main process of sandbox %s: %w", rec.Name, err)
+	}
+	return nil
+}
+
+// startAgain is startMain for a sandbox that was there before. Where it fails the sandbox is stopped again.
+func (s *Service) startAgain(ctx context.Context, rec *runtime.Record) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	err := s.startMain(ctx, rec)
+	if err == nil || errors.Is(err, ErrGone) {
+		return err
+	}
+	if kerr := s.supervisor.Kill(ctx, rec.ID, "its main process could not be started: "+err.Error()); kerr != nil && !errors.Is(kerr, runtime.ErrNotFound) {
+		err = errors.Join(err, kerr)
+	}
+	return err
+}
+
+// startMissing starts main processes where a daemon that was killed did not come to it.
+func (s *Service) startMissing() {
+	for _, rec := range s.supervisor.List(runtime.Filter{State: api.StateRunning}) {
+		if len(rec.Command) == 0 || rec.Idle {
+			continue
+		}
+		s.execs.goOn(func() {
+			if err := s.startAgain(s.execs.ctx, &rec); err != nil {
+				s.log.Warn("a main process that should run could not be started", "id", rec.ID, "error", err)
+			}
+		})
+	}
+}
+
+// adoptMain makes an adopted execution the main process of its sandbox, and begins to keep its log.
+func (s *Service) adoptMain(x *Execution) {
+	x.main = newMainProcess()
+	s.execs.mu.Lock()
+	defer s.execs.mu.Unlock()
+	if m := s.execs.mains[x.record.Sandbox]; x.lease != nil || m.x == nil || m.gone == nil && m.x.record.StartedAt.Before(x.record.StartedAt) {
+		s.execs.mains[x.record.Sandbox] = mainOf{gone: x.gone(), x: x}
+	}
+}
+
+// gone is closed when the sandbox of the execution ceases to run; nil if it has before this daemon.
+func (x *Execution) gone() <-chan struct{} {
+	if x.lease == nil {
+		return nil
+	}
+	return x.lease.Gone
+}
+
+// keepLog writes to the log what a main process writes, until it ends.
+func (s *Service) keepLog(x *Execution) {
+	turn, done := s.logs.get(x.record.Sandbox).enqueue()
+	x.log.save(0)
+	s.execs.mu.Lock()
+	if m := s.execs.mains[x.record.Sandbox]; m.x == nil && x.lease != nil && m.gone == x.gone() {
+		m.x = x
+		s.execs.mains[x.record.Sandbox] = m
+	}
+	s.execs.mu.Unlock()
+	write := func() {
+		defer close(x.main.logged)
+		defer done()
+		select {
+		case <-turn:
+			s.writeLog(x)
+		case <-s.execs.ctx.Done():
+		}
+	}
+	if !s.execs.goOn(write) {
+		done()
+		close(x.main.logged)
+	}
+}
+
+func (s *Service) writeLog(x *Execution) {
+	log := s.log.With("id", x.record.Sandbox, "exec", x.record.ID)
+	// Whatever happens, the process does not wait for us when we are gone.
+	ignore := func() { x.log.saves(1 << 62) }
+	w, err := s.logs.get(x.record.Sandbox).write(x.record.StartedAt)
+	if errors.Is(err, errOlder) {
+		ignore()
+		return
+	}
+	if err != nil {
+		log.Error("a main process has no log", "error", err)
+		ignore()
+		return
+	}
+	defer w.close()
+	x.log.saves(w.next)
+	failing := false
+	err = x.attach(s.execs.ctx, w.next, true, make([]byte, logPiece), func(e api.ExecEvent) error {
+		if e.Stream == "" {
+			return nil
+		}
+		err := w.append(api.LogEntry{Time: time.Now().UTC(), Stream: e.Stream, Text: e.Text, Data: e.Data}, e.Offset)
+		if err != nil && !failing {
+			log.Error("output of a main process is missing in its log", "error", err)
+		}
+		failing = err != nil
+		x.log.saves(w.next)
+		return nil
+	})
+	if s.execs.ctx.Err() != nil {
+		return // the next daemon goes on
+	}
+	if err != nil {
+		log.Error("the log of a main process breaks off", "error", err)
+		ignore()
+	}
+}
+
+// mainEnded ends the sandbox of a main process that has ended.
+func (s *Service) mainEnded(ctx context.Context, x *Execution) {
+	defer close(x.main.told)
+	<-x.main.logged
+	rec := x.Record()
+	exit, reason := s.exitOfMain(ctx, x, &rec)
+	if err := s.supervisor.MainEnded(context.WithoutCancel(ctx), rec.Sandbox, x.gone(), exit, reason); err != nil {
+		s.log.Error("a sandbox whose main process has ended", "id", rec.Sandbox, "error", err)
+	}
+}
+
+// exitOfMain says how a main process ended, and what the sandbox's record says of that.
+func (s *Service) exitOfMain(ctx context.Context, x *Execution, rec *api.Exec) (*api.SandboxExit, string) {
+	exit := &api.SandboxExit{StartedAt: rec.StartedAt, EndedAt: rec.EndedAt, Usage: rec.Usage}
+	if rec.Exit == nil {
+		now, err := s.supervisor.Get(rec.Sandbox)
+		if err != nil || now.State != api.StateStopped {
+			detail := "nobody knows how"
+			if rec.Error != nil {
+				detail = rec.Error.Detail
+			}
+			return nil, "its main process is lost: " + detail
+		}
+		// Everything in the sandbox was killed. Of a process that had ended by itself in that very moment nobody knows.
+		exit.Exit = api.Exit{Code: 128 + 9, Signal: "SIGKILL", OOM: x.oom.struck(ctx)}
+		return exit, ""
+	}
+	exit.Exit = *rec.Exit
+	if u := rec.Usage; u != nil { // a daemon may have come later
+		if end := rec.StartedAt.Add(time.Duration(u.WallMS * float64(time.Millisecond))); end.Before(exit.EndedAt) {
+			exit.EndedAt = end
+		}
+	}
+	switch e := exit.Exit; {
+	case e.OOM && e.Signal == "SIGKILL":
+		return exit, "out of memory: the kernel killed its main process"
+	case e.Signal != "":
+		return exit, "its main process was ended by " + e.Signal
+	default:
+		return exit, "its main process exited with " + strconv.Itoa(e.Code)
+	}
+}
+
+// told waits until a sandbox that has ended says how its main process did, if it had one.
+func (s *Service) told(ctx context.Context, id string) error {
+	s.execs.mu.Lock()
+	x := s.execs.mains[id].x
+	s.execs.mu.Unlock()
+	if x == nil {
+		return nil
+	}
+	if rec, err := s.supervisor.Get(id); err != nil || rec.State == api.StateRunning || rec.State == api.StatePaused {
+		return nil //nolint:nilerr // it is deleted, or runs again: there is nothing to wait for
+	}
+	select {
+	case <-x.main.told:
+		return nil
+	case <-s.execs.ctx.Done():
+		return ErrStopping
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// sweepLogs removes logs of sandboxes that there are no more.
+func (s *Service) sweepLogs() {
+	err := s.logs.sweep(func(id string) bool {
+		rec, err := s.supervisor.Get(id)
+		return err == nil && rec.ID == id
+	})
+	if err != nil {
+		s.log.Error("logs of sandboxes that are no more could not be removed", "error", err)
+	}
+}
+
+// WaitSandbox returns when the sandbox with this id or name has ended.
+func (s *Service) WaitSandbox(ctx context.Context, ref string) (api.Sandbox, error) {
+	rec, err := s.supervisor.Get(ref)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	for {
+		ended, err := s.supervisor.WaitEnded(ctx, rec.ID)
+		if errors.Is(err, runtime.ErrNotFound) {
+			return api.Sandbox{}, classify(ErrGone, fmt.Errorf("sandbox %s was deleted", rec.Name))
+		}
+		if err == nil {
+			err = s.told(ctx, rec.ID)
+		}
+		if err != nil {
+			return api.Sandbox{}, err
+		}
+		now, err := s.supervisor.Get(ended.ID)
+		if err == nil && (now.State == api.StateStopped || now.State == api.StateLost) {
+			return now.Sandbox, nil
+		}
+	}
+}
+
+// Log is what main processes of the sandbox with this id or name have written.
+func (s *Service) Log(ref string, opts LogOptions) (*LogReader, error) {
+	rec, err := s.supervisor.Get(ref)
+	if err != nil {
+		return nil, err
+	}
+	if len(rec.Command) == 0 {
+		return nil, classify(runtime.ErrState, fmt.Errorf("sandbox %s has no main process, whose output a log could have: it was created without a command", rec.Name))
+	}
+	return s.logs.get(rec.ID).read(opts)
+}
+
+func (d *Daemon) getWait(w http.ResponseWriter, r *http.Request) error {
+	if _, err := query(r); err != nil {
+		return err
+	}
+	sb, err := d.service.WaitSandbox(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, sb)
+}
+
+func (d *Daemon) getLogs(w http.ResponseWriter, r *http.Request) error {
+	q, err := query(r, "follow", "tail", "since", "stdout", "stderr")
+	if err != nil {
+		return err
+	}
+	opts := LogOptions{Tail: -1, Stdout: true, Stderr: true}
+	if opts.Follow, err = yes("follow", q.Get("follow")); err != nil {
+		return err
+	}
+	for what, to := range map[string]*bool{"stdout": &opts.Stdout, "stderr": &opts.Stderr} {
+		if q.Has(what) {
+			if *to, err = yes(what, q.Get(what)); err != nil {
+				return err
+			}
+		}
+	}
+	if s := q.Get("tail"); s != "" && s != "all" {
+		if opts.Tail, err = strconv.Atoi(s); err != nil || opts.Tail < 0 {
+			return invalidf("tail %q: must be all or a number of lines", clip(s))
+		}
+	}
+	if s := q.Get("since"); s != "" {
+		if opts.Since, err = time.Parse(time.RFC3339Nano, s); err != nil {
+			return invalidf("since %q: must be a time as in RFC 3339", clip(s))
+		}
+	}
+	log, err := d.service.Log(r.PathValue("id"), opts)
+	if err != nil {
+		return err
+	}
+	out := &stream{w: w, rc: http.NewResponseController(w), contentType: api.TypeNDJSON, flush: opts.Follow}
+	if _, err := out.Write(nil); err != nil { // that there is nothing so far is an answer too
+		return err
+	}
+	emit := linesOf[api.LogEntry](out)
+	err = log.Read(r.Context(), emit)
+	if errors.Is(err, ErrStopping) {
+		return emit(api.LogEntry{Error: ProblemOf(err)})
+	}
+	return err
+}
