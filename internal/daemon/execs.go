@@ -344,7 +344,7 @@ func (s *Service) StartDetached(ctx context.Context, ref string, req api.ExecReq
 		x.input <- struct{}{} // it comes before anybody's else
 		x.stdin.Go(func() {
 			defer func() { <-x.input }()
-			_, _ = x.guest.Stdin.Write(req.Stdin) // a program that does not read it is no error
+			_, _ = x.guest.Write(req.Stdin) // a program that does not read it is no error
 		})
 	}
 	x.req.Stdin = nil
@@ -607,7 +607,7 @@ func (x *Execution) Input(ctx context.Context, r io.Reader, end bool) error {
 		defer close(undone)
 		_ = x.guest.Stdin.SetWriteDeadline(time.Unix(1, 0)) // refused only by a closed file
 	})
-	_, err := io.Copy(struct{ io.Writer }{x.guest.Stdin}, r)
+	_, err := io.Copy(struct{ io.Writer }{x.guest}, r)
 	if !stop() {
 		<-undone
 		_ = x.guest.Stdin.SetWriteDeadline(time.Time{}) // as above

@@ -127,6 +127,64 @@ func TestKeptExecIsAdopted(t *testing.T) {
 	}
 }
 
+// A hostile init has made the master blocking and taken what there was to read, or lets nobody read what is written: whoever is in a
+// read or a write then is given up when the exec is, and nobody waits for him.
+func TestHeldTerminalHoldsNobody(t *testing.T) {
+	s := startInit(t)
+	r := ExecRequest{Argv: []string{"sh", "-c", "stty raw -echo; echo; sleep 600"}, Env: testEnv, TTY: true, Keep: true}
+	e, err := s.Exec(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMemory(t, true)
+	ctx, cancel := context.WithCancel(t.Context())
+	spooled := make(chan error, 1)
+	go func() {
+		_, err := e.Spool(ctx, m)
+		spooled <- err
+	}()
+	<-m.took
+	hold := again(t, e.Stdout) // in reality init's
+	defer func() { _ = hold.Close() }()
+	if err := unix.SetNonblock(int(hold.Fd()), false); err != nil {
+		t.Fatal(err)
+	}
+	entered := make(chan struct{}, 2)
+	ended := make(chan error, 2)
+	go func() {
+		_, err := e.alone(func(fd int) (int, error) { entered <- struct{}{}; return unix.Read(fd, make([]byte, 1)) })
+		ended <- err
+	}()
+	go func() {
+		entered <- struct{}{}
+		_, err := e.Write(make([]byte, 1<<20))
+		ended <- err
+	}()
+	<-entered
+	<-entered
+	cancel()
+	for _, c := range []chan error{spooled, ended, ended} {
+		select {
+		case err := <-c:
+			if !errors.Is(err, context.Canceled) && !errors.Is(err, errHeld) {
+				t.Error(err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatal("the terminal holds somebody")
+		}
+	}
+	closed := make(chan struct{})
+	go func() {
+		_ = e.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the terminal holds who closes it")
+	}
+}
+
 func again(t *testing.T, f *os.File) *os.File {
 	t.Helper()
 	if f == nil {
