@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -75,6 +76,7 @@ type Service struct {
 	// going are the blobs and layers that are being removed; the channel is closed when that is over. Who wants to pin
 	// one of them waits.
 	going   map[string]chan struct{}
+	left    map[string]bool                            // chain ids of layers that could not be removed, for retry
 	holders func() map[string][]string                 // see SetHolders; nil: unknown, nothing may be collected
 	removal func(ctx context.Context, layers []string) // see OnRemoval; nil: nobody is told
 	used    map[string]time.Time                       // of images by name, where it is later than what is stored
@@ -108,7 +110,7 @@ func Open(dir string, applier Applier, opts Options) (*Service, error) {
 	}
 	s := &Service{
 		store: st, applier: applier, keychain: authn.DefaultKeychain, opts: opts, patience: maxPatience, helperTimeout: credentialsTimeout,
-		pins: make(map[string]int), going: make(map[string]chan struct{}), used: make(map[string]time.Time), sizes: make(map[string]int64),
+		pins: make(map[string]int), going: make(map[string]chan struct{}), left: make(map[string]bool), used: make(map[string]time.Time), sizes: make(map[string]int64),
 		backoff: remote.Backoff{Duration: 500 * time.Millisecond, Factor: 3, Jitter: 0.1, Steps: 3},
 	}
 	if s.opts.Log == nil {
@@ -123,8 +125,12 @@ func Open(dir string, applier Applier, opts Options) (*Service, error) {
 	return s, nil
 }
 
+// retryEvery is how long a layer that could not be removed waits for the next attempt.
+const retryEvery = time.Minute
+
 // cleanUp removes layers in the background: a large tree, or one that cannot be removed, must not keep the daemon from
-// starting. Whoever wants to pin one of them waits for it; what is left stays pending for the next Open.
+// starting. Whoever wants to pin one of them waits for it. What is left is tried again every minute, and stays pending for the next
+// Open.
 func (s *Service) cleanUp(pending []string) {
 	var ctx context.Context
 	ctx, s.stop = context.WithCancel(context.Background())
@@ -141,14 +147,63 @@ func (s *Service) cleanUp(pending []string) {
 			}
 			settle[i]()
 		}
+		tick := time.NewTicker(retryEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				s.retry(ctx)
+			case <-ctx.Done():
+				return
+			}
+		}
 	})
+}
+
+// retry removes layers that could not be removed before, and that nobody has begun to use since.
+func (s *Service) retry(ctx context.Context) {
+	for _, c := range s.leftLayers() {
+		s.mu.Lock()
+		if ctx.Err() != nil || s.pins[treeKey(c)] > 0 || s.going[treeKey(c)] != nil {
+			s.mu.Unlock()
+			continue
+		}
+		settle := s.depart(treeKeys([]string{c}))
+		s.mu.Unlock()
+		s.cleanUpLayer(ctx, c)
+		settle()
+	}
+}
+
+// leave has layers that are pending removed by retry.
+func (s *Service) leave(chainIDs []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range chainIDs {
+		s.left[c] = true
+	}
+}
+
+// leftLayers forgets those that a pull has completed since, and returns the others.
+func (s *Service) leftLayers() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.left) == 0 {
+		return nil
+	}
+	pending, err := s.store.PendingLayers()
+	if err != nil {
+		return nil // the next time
+	}
+	maps.DeleteFunc(s.left, func(c string, _ bool) bool { return !slices.Contains(pending, c) })
+	return slices.Sorted(maps.Keys(s.left))
 }
 
 func (s *Service) cleanUpLayer(ctx context.Context, chainID string) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	if err := s.removeLayer(ctx, chainID); err != nil {
-		s.opts.Log.Warn("what an interrupted pull or removal left could not be cleaned up; the next start tries again", "error", err)
+		s.opts.Log.Warn("what an interrupted pull or removal left could not be cleaned up, trying again", "error", err)
 	}
 }
 
@@ -336,13 +391,14 @@ func (s *Service) depart(keys []string) (settle func()) {
 	}
 }
 
-// removeLayer removes a layer that is pending. One that cannot be removed stays so for the next Open.
+// removeLayer removes a layer that is pending. One that cannot be removed stays so, for retry.
 func (s *Service) removeLayer(ctx context.Context, chainID string) error {
 	err := s.applier.RemoveLayer(ctx, chainID)
 	if err == nil {
 		err = s.store.ForgetLayer(chainID)
 	}
 	if err != nil {
+		s.leave([]string{chainID}) // once it is gone it is not pending, and leftLayers forgets it
 		return fmt.Errorf("remove layer %s: %w", chainID, err)
 	}
 	return nil
