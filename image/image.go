@@ -64,7 +64,8 @@ type Service struct {
 	helperTimeout time.Duration // of credential helpers
 
 	background sync.WaitGroup     // the clean-up that Open begins
-	stop       context.CancelFunc // ends it
+	retrier    sync.WaitGroup     // who goes on with it
+	stop       context.CancelFunc // ends both
 	host       hostImage
 	opts       Options
 
@@ -147,6 +148,8 @@ func (s *Service) cleanUp(pending []string) {
 			}
 			settle[i]()
 		}
+	})
+	s.retrier.Go(func() {
 		tick := time.NewTicker(retryEvery)
 		defer tick.Stop()
 		for {
@@ -211,6 +214,7 @@ func (s *Service) cleanUpLayer(ctx context.Context, chainID string) {
 func (s *Service) Close() error {
 	s.stop()
 	s.background.Wait()
+	s.retrier.Wait()
 	s.flights.wait()
 	return errors.Join(s.flushUsed(), s.store.Close())
 }
