@@ -724,3 +724,30 @@ func dial(t *testing.T, c *Client, deadline time.Time) (*conn, error) {
 	}
 	return newConn(fd)
 }
+
+// Where init has no place for another connection it says so at once: its silence would be taken for its death.
+func TestConnectionsThatAreTooMany(t *testing.T) {
+	s := startInit(t)
+	var conns []*conn
+	closeConns := func() {
+		for _, c := range conns {
+			_ = c.close()
+		}
+		conns = nil
+	}
+	defer closeConns()
+	for range maxConns {
+		c, err := dial(t, s.Client, time.Now().Add(20*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // half of what init gives those that say nothing
+	defer cancel()
+	if err := s.Ping(ctx); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("got %v", err)
+	}
+	closeConns()
+	waitFor(t, func() bool { return s.Ping(t.Context()) == nil })
+}
