@@ -206,7 +206,7 @@ func maxDirs() int32 {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
 		return 256
 	}
-	return int32(min(l.Cur/2, 1<<16)) //nolint:gosec // it is small
+	return int32(min(l.Cur/2, 1<<16))
 }
 
 // catchSignals makes sure that no signal ends init. The kernel drops what is sent to process 1 from inside and is not
