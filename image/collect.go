@@ -151,9 +151,10 @@ func (s *Service) sweep(ctx context.Context, strays bool, choose chooser) (api.I
 		told(removal, g.Layers)
 	}
 	var errs []error
-	for _, c := range g.Layers {
+	for i, c := range g.Layers {
 		if ctx.Err() != nil {
 			errs = append(errs, context.Cause(ctx))
+			s.leave(g.Layers[i:])
 			break
 		}
 		errs = append(errs, s.removeLayers(removal, []string{c}))
@@ -163,7 +164,7 @@ func (s *Service) sweep(ctx context.Context, strays bool, choose chooser) (api.I
 		s.opts.Log.Warn("the index of the image store is out of date until the next change", "error", ierr)
 	}
 	if err != nil {
-		return out, fmt.Errorf("remove what no image needs: %w; the next start of the daemon tries again", err)
+		return out, fmt.Errorf("remove what no image needs: %w; the daemon tries again in a minute", err)
 	}
 	return out, nil
 }

@@ -291,6 +291,58 @@ func TestEnforceEndsBetweenLayers(t *testing.T) {
 	}
 }
 
+// What could not be removed is tried again while the daemon runs, but not while somebody needs it again.
+func TestLayersThatCouldNotBeRemovedAreTriedAgain(t *testing.T) {
+	s, a, _ := limited(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Enforce(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	all := a.layers(t)
+	if len(all) != 3 {
+		t.Fatalf("%v", all)
+	}
+	if err := s.pin(t.Context(), treeKeys(all[:1])); err != nil {
+		t.Fatal(err)
+	}
+	s.retry(t.Context())
+	if got := a.layers(t); !slices.Equal(got, all[:1]) {
+		t.Errorf("pinned %v, there are %v", all[:1], got)
+	}
+	s.mu.Lock()
+	s.unpin(all[:1], treeKey)
+	s.mu.Unlock()
+	broken := brokenApplier{Applier: a, fail: true}
+	s.applier = &broken
+	s.retry(t.Context())
+	if got := a.layers(t); !slices.Equal(got, all[:1]) {
+		t.Errorf("cannot be removed: %v", got)
+	}
+	broken.fail = false
+	s.retry(t.Context())
+	if got := a.layers(t); len(got) != 0 {
+		t.Errorf("left: %v", got)
+	}
+	if left := s.leftLayers(); len(left) != 0 {
+		t.Errorf("to be tried again: %v", left)
+	}
+}
+
+// brokenApplier cannot remove a layer.
+type brokenApplier struct {
+	Applier
+
+	fail bool
+}
+
+func (a *brokenApplier) RemoveLayer(ctx context.Context, chainID string) error {
+	if a.fail {
+		return errors.New("busy")
+	}
+	return a.Applier.RemoveLayer(ctx, chainID)
+}
+
 // What a layer is called as a blob says nothing about its tree, also where both have one digest.
 func TestPinsOfBlobsAndTreesAreApart(t *testing.T) {
 	s, _, _ := service(t)

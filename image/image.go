@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -63,7 +64,8 @@ type Service struct {
 	helperTimeout time.Duration // of credential helpers
 
 	background sync.WaitGroup     // the clean-up that Open begins
-	stop       context.CancelFunc // ends it
+	retrier    sync.WaitGroup     // who goes on with it
+	stop       context.CancelFunc // ends both
 	host       hostImage
 	opts       Options
 
@@ -75,6 +77,7 @@ type Service struct {
 	// going are the blobs and layers that are being removed; the channel is closed when that is over. Who wants to pin
 	// one of them waits.
 	going   map[string]chan struct{}
+	left    map[string]bool                            // chain ids of layers that could not be removed, for retry
 	holders func() map[string][]string                 // see SetHolders; nil: unknown, nothing may be collected
 	removal func(ctx context.Context, layers []string) // see OnRemoval; nil: nobody is told
 	used    map[string]time.Time                       // of images by name, where it is later than what is stored
@@ -111,7 +114,7 @@ func Open(dir string, applier Applier, opts Options) (*Service, error) {
 	}
 	s := &Service{
 		store: st, applier: applier, keychain: authn.DefaultKeychain, opts: opts, patience: maxPatience, helperTimeout: credentialsTimeout,
-		pins: make(map[string]int), going: make(map[string]chan struct{}), used: make(map[string]time.Time), sizes: make(map[string]store.Tree),
+		pins: make(map[string]int), going: make(map[string]chan struct{}), left: make(map[string]bool), used: make(map[string]time.Time), sizes: make(map[string]store.Tree),
 		backoff: remote.Backoff{Duration: 500 * time.Millisecond, Factor: 3, Jitter: 0.1, Steps: 3},
 	}
 	s.opts.Limits = s.opts.Limits.WithDefaults()
@@ -127,8 +130,12 @@ func Open(dir string, applier Applier, opts Options) (*Service, error) {
 	return s, nil
 }
 
+// retryEvery is how long a layer that could not be removed waits for the next attempt.
+const retryEvery = time.Minute
+
 // cleanUp removes layers in the background: a large tree, or one that cannot be removed, must not keep the daemon from
-// starting. Whoever wants to pin one of them waits for it; what is left stays pending for the next Open.
+// starting. Whoever wants to pin one of them waits for it. What is left is tried again every minute, and stays pending for the next
+// Open.
 func (s *Service) cleanUp(pending []string) {
 	var ctx context.Context
 	ctx, s.stop = context.WithCancel(context.Background())
@@ -146,13 +153,64 @@ func (s *Service) cleanUp(pending []string) {
 			settle[i]()
 		}
 	})
+	s.retrier.Go(func() {
+		tick := time.NewTicker(retryEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				s.retry(ctx)
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+}
+
+// retry removes layers that could not be removed before, and that nobody has begun to use since.
+func (s *Service) retry(ctx context.Context) {
+	for _, c := range s.leftLayers() {
+		s.mu.Lock()
+		if ctx.Err() != nil || s.pins[treeKey(c)] > 0 || s.going[treeKey(c)] != nil {
+			s.mu.Unlock()
+			continue
+		}
+		settle := s.depart(treeKeys([]string{c}))
+		s.mu.Unlock()
+		s.cleanUpLayer(ctx, c)
+		settle()
+	}
+}
+
+// leave has layers that are pending removed by retry.
+func (s *Service) leave(chainIDs []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range chainIDs {
+		s.left[c] = true
+	}
+}
+
+// leftLayers forgets those that a pull has completed since, and returns the others.
+func (s *Service) leftLayers() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.left) == 0 {
+		return nil
+	}
+	pending, err := s.store.PendingLayers()
+	if err != nil {
+		return nil // the next time
+	}
+	maps.DeleteFunc(s.left, func(c string, _ bool) bool { return !slices.Contains(pending, c) })
+	return slices.Sorted(maps.Keys(s.left))
 }
 
 func (s *Service) cleanUpLayer(ctx context.Context, chainID string) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	if err := s.removeLayers(ctx, []string{chainID}); err != nil {
-		s.opts.Log.Warn("what an interrupted pull or removal left could not be cleaned up; the next start tries again", "error", err)
+		s.opts.Log.Warn("what an interrupted pull or removal left could not be cleaned up, trying again", "error", err)
 	}
 }
 
@@ -160,6 +218,7 @@ func (s *Service) cleanUpLayer(ctx context.Context, chainID string) {
 func (s *Service) Close() error {
 	s.stop()
 	s.background.Wait()
+	s.retrier.Wait()
 	s.flights.wait()
 	return errors.Join(s.flushUsed(), s.store.Close())
 }
@@ -339,7 +398,7 @@ func (s *Service) depart(keys []string) (settle func()) {
 	}
 }
 
-// removeLayers removes layers that are pending. Those that cannot be removed stay so for the next Open.
+// removeLayers removes layers that are pending. Those that cannot be removed stay so, for retry.
 func (s *Service) removeLayers(ctx context.Context, chainIDs []string) error {
 	var gone []string
 	var errs []error
@@ -350,5 +409,10 @@ func (s *Service) removeLayers(ctx context.Context, chainIDs []string) error {
 			gone = append(gone, c)
 		}
 	}
-	return errors.Join(append(errs, s.store.ForgetLayers(gone...))...)
+	errs = append(errs, s.store.ForgetLayers(gone...))
+	if err := errors.Join(errs...); err != nil {
+		s.leave(chainIDs) // one that is gone is not pending, and leftLayers forgets it
+		return err
+	}
+	return nil
 }

@@ -94,6 +94,7 @@ func (s *Supervisor) takeEnded(ref string) (sb *sandbox, rec Record, release fun
 	if sb.watched != nil {
 		<-sb.watched
 	}
+	sb.kills.Wait()
 	sb.write.Lock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -195,6 +196,7 @@ func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) 
 	sb.killing = cmp.Or(sb.killing, reasonStopped) // from here on nothing new begins in it
 	_ = sb.pidfd.SetReadDeadline(sb.rec.Deadline)  // only a closed pidfd refuses, and then nobody waits; it is not idle
 	s.ops.Add(1)
+	sb.kills.Add(1)
 	s.mu.Unlock()
 	defer s.ops.Done()
 
@@ -218,6 +220,7 @@ func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) 
 	if grace == 0 || err != nil { // not asked, or its answer was not waited for
 		err = s.engine.Kill(ctx, id)
 	}
+	sb.kills.Done()
 	if err = ignoreNotFound(err); err != nil {
 		s.mu.Lock()
 		if !sb.isGone {

@@ -506,3 +506,80 @@ func TestPauseOutlivesTheDaemon(t *testing.T) {
 		t.Errorf("resume: %+v, %v", rec, err)
 	}
 }
+
+// slowKiller is an engine whose Kill says that it has been called, and does it when it may.
+type slowKiller struct {
+	*runtimetest.Engine
+
+	called, may chan struct{}
+}
+
+func (e *slowKiller) Kill(ctx context.Context, id string) error {
+	e.called <- struct{}{}
+	<-e.may
+	return e.Engine.Kill(ctx, id)
+}
+
+// Who ends a sandbox by its id ends the life that he means: the next one does not begin before he is done, and who comes late
+// ends nothing.
+func TestKillMeansOneLife(t *testing.T) {
+	for name, end := range map[string]func(*runtime.Supervisor, *runtime.Lease) error{
+		"lease": func(_ *runtime.Supervisor, l *runtime.Lease) error { return l.Kill(t.Context(), "by the test") },
+		"kill": func(s *runtime.Supervisor, l *runtime.Lease) error {
+			return s.Kill(t.Context(), l.Record.ID, "by the test")
+		},
+		"stop": func(s *runtime.Supervisor, l *runtime.Lease) error {
+			_, err := s.Stop(t.Context(), l.Record.ID, 0)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			e := &slowKiller{b.engine, make(chan struct{}, 100), make(chan struct{})}
+			s, err := runtime.Open(t.Context(), b.dir, e, b.options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = s.Close(context.WithoutCancel(t.Context()), false) }()
+			rec := create(t, s, request(""))
+			lease, err := s.Begin(rec.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			killed := make(chan error, 1)
+			go func() { killed <- end(s, lease) }()
+			<-e.called
+			if err := b.engine.Kill(t.Context(), rec.ID); err != nil { // it ends by itself
+				t.Fatal(err)
+			}
+			<-lease.Gone
+			lease.End()
+			started := make(chan error, 1)
+			go func() {
+				_, err := s.Start(t.Context(), rec.ID, runtime.StartRequest{Profile: request("").Profile})
+				started <- err
+			}()
+			select { // no event tells that it waits
+			case err := <-started:
+				t.Errorf("the next life begins at once: %v", err)
+				started <- nil
+			case <-time.After(100 * time.Millisecond):
+			}
+			close(e.may)
+			if err := errors.Join(<-killed, <-started); err != nil {
+				t.Fatal(err)
+			}
+			if err := lease.Kill(t.Context(), "late"); err != nil {
+				t.Error(err)
+			}
+			if list, err := b.engine.List(t.Context()); err != nil || len(list) != 1 {
+				t.Errorf("%d run, %v", len(list), err)
+			} else {
+				_ = list[0].Pidfd.Close()
+			}
+			if rec, err := s.Get(rec.ID); err != nil || rec.State != api.StateRunning {
+				t.Errorf("%s (%s), %v", rec.State, rec.Reason, err)
+			}
+		})
+	}
+}

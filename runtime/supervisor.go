@@ -89,9 +89,12 @@ type sandbox struct {
 	dismissed bool     // its watcher shall end
 	active    int      // leases not ended
 	idleSince time.Time
-	turning   string    // "pause" or "resume", while that is being done
-	starting  bool      // by Start; the state is what it was
-	killing   string    // why it is being killed; empty while it may live
+	turning   string // "pause" or "resume", while that is being done
+	starting  bool   // by Start; the state is what it was
+	killing   string // why it is being killed; empty while it may live
+	// kills are those who end this life of the sandbox by its id, which the next life has too: that begins after them. One is added
+	// with Supervisor.mu, and before isGone.
+	kills     sync.WaitGroup
 	deletion  *deletion // nil unless someone deletes it now
 	holds     int       // of leases
 	heldUntil time.Time
@@ -592,6 +595,7 @@ type Lease struct {
 
 	s    *Supervisor
 	sb   *sandbox
+	gone chan struct{} // Gone
 	once sync.Once
 }
 
@@ -627,7 +631,7 @@ func (s *Supervisor) Rejoin(ref string) (*Lease, error) {
 // lease needs mu.
 func (s *Supervisor) lease(sb *sandbox) *Lease {
 	sb.active++
-	return &Lease{Record: sb.rec.clone(), Socket: s.sockets.pathOf(sb.rec.ID), Gone: sb.gone, s: s, sb: sb}
+	return &Lease{Record: sb.rec.clone(), Socket: s.sockets.pathOf(sb.rec.ID), Gone: sb.gone, s: s, sb: sb, gone: sb.gone}
 }
 
 // usable finds a sandbox that runs and shall go on running; others are ErrState. It needs mu.
@@ -731,12 +735,35 @@ func (s *Supervisor) Kill(ctx context.Context, id, reason string) error {
 		s.mu.Unlock()
 		return err
 	}
+	return s.kill(ctx, sb, reason)
+}
+
+// Kill is [Supervisor.Kill] of the sandbox as it was when the lease began: of one that has ended since, and that somebody has
+// started again perhaps, it does nothing.
+func (l *Lease) Kill(ctx context.Context, reason string) error {
+	l.s.mu.Lock()
+	if l.sb.gone != l.gone {
+		l.s.mu.Unlock()
+		return nil
+	}
+	return l.s.kill(ctx, l.sb, reason)
+}
+
+// kill ends the life that the sandbox has now, if it has one. It takes mu over.
+func (s *Supervisor) kill(ctx context.Context, sb *sandbox, reason string) error {
+	if sb.isGone {
+		s.mu.Unlock()
+		return nil
+	}
 	if lives(sb.rec.State) && sb.killing == "" {
 		sb.killing = reason
 	}
 	gone := sb.gone
+	sb.kills.Add(1)
 	s.mu.Unlock()
-	if err := ignoreNotFound(s.engine.Kill(ctx, sb.rec.ID)); err != nil {
+	err := ignoreNotFound(s.engine.Kill(ctx, sb.rec.ID))
+	sb.kills.Done()
+	if err != nil {
 		return fmt.Errorf("kill sandbox %s: %w", sb.rec.ID, err)
 	}
 	select {

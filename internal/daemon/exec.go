@@ -169,7 +169,7 @@ func (x *Execution) Resize(rows, cols uint16) error {
 // CloseStdin gives the program end of file. A terminal has no such thing: there the end is what a person would type.
 func (x *Execution) CloseStdin() error {
 	if x.req.TTY {
-		_, err := x.guest.Stdin.Write([]byte{eot})
+		_, err := x.guest.Write([]byte{eot})
 		return err
 	}
 	return x.guest.Stdin.Close()
@@ -180,11 +180,11 @@ const eot = 4
 
 // feed writes the request's stdin, then end of file. A program that does not read it is no error.
 func (x *Execution) feed() {
-	if _, err := x.guest.Stdin.Write(x.req.Stdin); err != nil {
+	if _, err := x.guest.Write(x.req.Stdin); err != nil {
 		return // the program has closed its stdin or ended
 	}
 	if n := len(x.req.Stdin); x.req.TTY && n > 0 && x.req.Stdin[n-1] != '\n' {
-		_, _ = x.guest.Stdin.Write([]byte{eot}) // in the middle of a line the first one only ends that
+		_, _ = x.guest.Write([]byte{eot}) // in the middle of a line the first one only ends that
 	}
 	_ = x.CloseStdin() // as above
 }

@@ -50,6 +50,9 @@ type execs struct {
 	cancel context.CancelCauseFunc
 	work   sync.WaitGroup // the collectors, and who forgets what is too old
 
+	adopting sync.Mutex // held by the one that adopts
+	adopted  bool       // what the daemon before has left
+
 	mu     sync.Mutex
 	closed bool
 	count  int                              // of detached ones
@@ -308,6 +311,9 @@ func (s *Service) detach(ctx context.Context, ref string, req api.ExecRequest, m
 	if err != nil {
 		return api.Exec{}, err
 	}
+	if err := s.adoption(ctx); err != nil {
+		return api.Exec{}, err
+	}
 	limit := cmp.Or(req.OutputLimit, defaultOutputLimit)
 	size := limit + int64(len(req.Stdin)) // which is in memory for as long as the program has it open
 	room, err := s.execs.reserve(rec.ID, size)
@@ -359,7 +365,7 @@ func (s *Service) detach(ctx context.Context, ref string, req api.ExecRequest, m
 		x.input <- struct{}{} // it comes before anybody's else
 		x.stdin.Go(func() {
 			defer func() { <-x.input }()
-			_, _ = x.guest.Stdin.Write(req.Stdin) // a program that does not read it is no error
+			_, _ = x.guest.Write(req.Stdin) // a program that does not read it is no error
 		})
 	}
 	x.req.Stdin = nil
@@ -643,7 +649,7 @@ func (x *Execution) Input(ctx context.Context, r io.Reader, end bool) error {
 		defer close(undone)
 		_ = x.guest.Stdin.SetWriteDeadline(time.Unix(1, 0)) // refused only by a closed file
 	})
-	_, err := io.Copy(struct{ io.Writer }{x.guest.Stdin}, r)
+	_, err := io.Copy(struct{ io.Writer }{x.guest}, r)
 	if !stop() {
 		<-undone
 		_ = x.guest.Stdin.SetWriteDeadline(time.Time{}) // as above
@@ -810,15 +816,42 @@ func (s *Service) Processes(ctx context.Context, ref string) (api.ProcessList, e
 	return list, nil
 }
 
-// adoptExecs goes on with the execs that the daemon before has left. None of them is worth not starting for.
+// adoptRetry is when execs that could not be had from the launcher are asked for again.
+const adoptRetry = 2 * time.Second
+
+// adoptExecs goes on with the execs that the daemon before has left. None of them is worth not starting for: where the launcher does
+// not give them it is asked again, until it does.
 func (s *Service) adoptExecs(ctx context.Context) {
-	if s.opts.Deposits == nil {
+	err := s.adoption(ctx)
+	if err == nil {
 		return
 	}
+	s.log.Warn("detached execs are not adopted yet, trying again", "error", err)
+	s.execs.goOn(func() {
+		tick := time.NewTicker(adoptRetry)
+		defer tick.Stop()
+		for s.adoption(s.execs.ctx) != nil {
+			select {
+			case <-tick.C:
+			case <-s.execs.ctx.Done():
+				return
+			}
+		}
+	})
+}
+
+// adoption is done once. Before it nothing new may be deposited, or it would be taken for an exec of the daemon before.
+func (s *Service) adoption(ctx context.Context) error {
+	s.execs.adopting.Lock()
+	defer s.execs.adopting.Unlock()
+	if s.execs.adopted || s.opts.Deposits == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
 	all, err := s.opts.Deposits.Withdraw(ctx)
 	if err != nil {
-		s.log.Warn("detached execs are not adopted", "error", err)
-		return
+		return fmt.Errorf("have the execs that the daemon before has left: %w", err)
 	}
 	for _, d := range all {
 		if err := s.adoptExec(d); err != nil {
@@ -826,6 +859,8 @@ func (s *Service) adoptExecs(ctx context.Context) {
 			s.drop(ctx, &Execution{record: api.Exec{ID: d.Name, Sandbox: d.Sandbox}})
 		}
 	}
+	s.execs.adopted = true
+	return nil
 }
 
 // adoptExec takes over the deposit's files.

@@ -25,6 +25,7 @@ type shelf struct {
 	mu   sync.Mutex
 	held map[[2]string][]*os.File
 	fail error
+	busy int // withdrawals that fail
 }
 
 func newShelf(t *testing.T) *shelf {
@@ -70,6 +71,10 @@ func (s *shelf) Deposit(_ context.Context, d launcher.Deposit) error {
 func (s *shelf) Withdraw(context.Context) ([]launcher.Deposit, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.busy > 0 {
+		s.busy--
+		return nil, fmt.Errorf("busy: %w", runtime.ErrUnavailable)
+	}
 	var all []launcher.Deposit
 	for k, files := range s.held {
 		files, err := again(files)
@@ -217,6 +222,45 @@ func TestExecsOfAPausedSandboxAreHandedOn(t *testing.T) {
 	if now := second.until(x, func(x api.Exec) bool { return x.State != api.ExecRunning }); now.Exit == nil || now.Exit.Code != 3 {
 		t.Errorf("%+v", now)
 	}
+}
+
+// A launcher that does not give the execs at once is asked again, also by who wants to start one more.
+func TestExecsAreAdoptedLater(t *testing.T) {
+	b := newBench(t, realInit(t))
+	shelf := newShelf(t)
+	b.options.Deposits = shelf
+	first := b.start()
+	sb := first.create(api.CreateSandbox{})
+	x := first.detach(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "read x; exit 3"}, StdinOpen: true})
+	first.cancel()
+	first.wait()
+	shelf.busy = 2
+	second := b.start()
+	second.t = t
+	deadline := time.Now().Add(patience)
+	for second.do("GET", "/v1/sandboxes/"+sb.ID+"/execs/"+x.ID, nil).status != http.StatusOK {
+		if time.Now().After(deadline) {
+			t.Fatal("it is not adopted")
+		}
+	}
+	if rep := second.do("POST", "/v1/sandboxes/"+sb.ID+"/execs/"+x.ID+"/stdin", "\n"); rep.status != http.StatusNoContent {
+		t.Errorf("%s", rep.body)
+	}
+	second.until(x, func(x api.Exec) bool { return x.State == api.ExecExited && x.Exit.Code == 3 })
+	second.cancel()
+	second.wait()
+	shelf.mu.Lock()
+	shelf.busy = 1 << 20
+	shelf.mu.Unlock()
+	third := b.start()
+	third.t = t
+	problem(t, third.do("POST", "/v1/sandboxes/"+sb.ID+"/exec", api.ExecRequest{Argv: []string{"true"}, Detach: true}), api.CodeUnavailable)
+	shelf.mu.Lock()
+	shelf.busy = 0
+	shelf.mu.Unlock()
+	y := third.detach(sb.ID, api.ExecRequest{Argv: []string{"true"}})
+	third.until(y, func(y api.Exec) bool { return y.State == api.ExecExited })
+	third.until(x, func(x api.Exec) bool { return x.State == api.ExecExited })
 }
 
 // A daemon may be killed right after a sandbox was stopped and started, before it has noted what became of its execs. The next

@@ -282,8 +282,7 @@ func (s *Service) gone(ctx context.Context, lease *runtime.Lease, err error) err
 		// Whatever ended the request, the sandbox has to go.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 		defer cancel()
-		if kerr := s.supervisor.Kill(ctx, lease.Record.ID, "its init did not keep to the protocol"); kerr != nil &&
-			!errors.Is(kerr, runtime.ErrNotFound) {
+		if kerr := lease.Kill(ctx, "its init did not keep to the protocol"); kerr != nil {
 			s.log.Error("sandbox could not be killed", "id", lease.Record.ID, "error", kerr)
 		}
 	}

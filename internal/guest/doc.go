@@ -110,7 +110,9 @@
 //
 // Silence means for files: no answer in 30 s, for the first look of a watch in 10 minutes, for a tar stream in 10 minutes since
 // something last moved: init is lost. A removal is given up after 10 minutes. Of a watch that has begun silence means nothing.
-// Without a descriptor left init answers every request with EMFILE, for which it keeps one.
+// Without a descriptor left init answers every request with EMFILE, for which it keeps one, and so it does where it has 1024 connections.
+// Lists, removals, watches and archives together have half of its descriptors; the one that wants more is refused, or told of what is
+// missing as of a directory that cannot be read.
 //
 // # Trust
 //

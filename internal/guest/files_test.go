@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -654,5 +655,25 @@ func TestTarOutOfADeepTree(t *testing.T) {
 	_ = unix.Close(fd)
 	if _, err := s.tarOut(t, dir); !errors.Is(err, unix.ENAMETOOLONG) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A link that has been swapped for another name of somebody's file is not given away.
+func TestTarInGivesOnlyLinksAway(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Open(file, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	x := &tarReader{uid: 1234, gid: 1234}
+	if err := x.ownLink(fd); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("got %v", err)
+	}
+	if fi, err := os.Stat(file); err != nil || fi.Sys().(*syscall.Stat_t).Uid == 1234 {
+		t.Errorf("%+v, %v", fi, err)
 	}
 }

@@ -32,6 +32,9 @@ type Client struct {
 	Held func() time.Time
 
 	path string
+
+	// How long init may take in all for a list that comes in many packets; each of them has replyTimeout.
+	processesFor, listFor time.Duration
 }
 
 // await is [conn.answer] for an answer that init has so long to give, counted from when it could run last. The connection's
@@ -69,7 +72,9 @@ func (c *Client) putOff(grace time.Duration) (time.Time, bool) {
 }
 
 // NewClient returns the client of the init that accepts on the socket at path. It does not connect; use [Client.Ping].
-func NewClient(path string) *Client { return &Client{path: path} }
+func NewClient(path string) *Client {
+	return &Client{path: path, processesFor: replyTimeout, listFor: treeTimeout}
+}
 
 // Listen makes the socket that a sandbox's init is to inherit, with mode 0600. The path may be longer than the 107 bytes
 // that fit into a socket address. An existing file is an error.

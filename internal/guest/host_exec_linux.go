@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -60,7 +61,7 @@ type ExecExit struct {
 type Exec struct {
 	PID int // inside the sandbox
 
-	// The host's ends. With a terminal Stdin and Stdout are the same file and Stderr is nil.
+	// The host's ends. With a terminal Stdin and Stdout are the same file and Stderr is nil; use [Exec.Write] for it.
 	Stdin, Stdout, Stderr *os.File
 
 	client  *Client
@@ -69,6 +70,9 @@ type Exec struct {
 	keep    bool
 	begun   time.Time
 	timeout time.Duration
+
+	stopped chan struct{} // of a terminal: closed when nobody is to wait for it any more
+	stop    sync.Once
 
 	quit <-chan struct{} // ends the wait also while init is held; nil but for Spool
 	wait sync.Once
@@ -202,7 +206,7 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 		if e.Stdin, err = terminal(fds[0]); err != nil {
 			return nil, fmt.Errorf("exec: %w: %w", ErrLost, err)
 		}
-		e.Stdout = e.Stdin
+		e.Stdout, e.stopped = e.Stdin, make(chan struct{})
 	}
 	var a startedAnswer
 	if err := pkt.into(&a, 0); err != nil {
@@ -267,8 +271,7 @@ func memfd(b []byte) (int, error) {
 
 // terminal checks that what init sent is the master of a pseudoterminal, and takes it over. On error it has closed fd.
 //
-// The file is shared with init, which may make it blocking again. A Read then holds a thread of the daemon until the
-// terminal's other end goes away, at the latest with the sandbox.
+// The file is shared with init, which may make it blocking again, and take what there is to read: see alone.
 func terminal(fd int) (*os.File, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(fd, &st)
@@ -430,11 +433,97 @@ func (e *Exec) Close() error {
 }
 
 func (e *Exec) closeFiles() {
+	e.letGo()
 	for _, f := range []*os.File{e.Stdin, e.Stdout, e.Stderr} {
 		if f != nil {
 			_ = f.Close() // a second Close of one file is a harmless error
 		}
 	}
+}
+
+// heldGrace is how long a terminal may hold a read or a write that must not block, on a machine that is busy.
+const heldGrace = 2 * time.Second
+
+// errHeld means that init holds a read or a write of its terminal's master, and nobody waits for that any more.
+var errHeld = errors.New("the terminal is held by the sandbox's init")
+
+// letGo says that a terminal is not to be waited for any more.
+func (e *Exec) letGo() {
+	e.stop.Do(func() {
+		if e.stopped != nil {
+			close(e.stopped)
+		}
+	})
+}
+
+// alone reads from or writes to a terminal's master on a descriptor of its own. Whether that blocks is init's to say, who shares the
+// file, at any moment, and whether there is anything to read: so it is left alone when the exec has ended or nobody wants it any
+// more, and ends with the sandbox at the latest. Nothing of the exec waits for it then.
+func (e *Exec) alone(do func(fd int) (int, error)) (int, error) {
+	rc, err := e.Stdout.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	own := -1
+	if cerr := rc.Control(func(fd uintptr) { own, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); cerr != nil {
+		return 0, os.ErrClosed
+	}
+	if err != nil {
+		return 0, err
+	}
+	type result struct {
+		n   int
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		n, err := do(own)
+		_ = unix.Close(own)
+		done <- result{n, err}
+	}()
+	select {
+	case r := <-done:
+		return r.n, r.err
+	case <-e.stopped:
+	}
+	t := time.NewTimer(heldGrace)
+	defer t.Stop()
+	select {
+	case r := <-done:
+		return r.n, r.err
+	case <-t.C:
+		return 0, errHeld
+	}
+}
+
+// ready tells, without waiting, whether something can be read or written, or never will.
+func ready(fd int, events int16) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: events}} //nolint:gosec // descriptors are small
+	n, err := unix.Poll(p, 0)
+	return n != 0 || err != nil && !errors.Is(err, unix.EINTR)
+}
+
+// Write writes to the process's stdin, which is not nil. Its write deadline holds while the process does not read.
+func (e *Exec) Write(p []byte) (int, error) {
+	if !e.tty {
+		return e.Stdin.Write(p)
+	}
+	rc, err := e.Stdin.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	data := bytes.Clone(p) // a write that is left alone has it for longer
+	for len(data) > 0 {
+		if err := rc.Write(func(fd uintptr) bool { return ready(int(fd), unix.POLLOUT) }); err != nil {
+			return len(p) - len(data), err
+		}
+		n, err := e.alone(func(fd int) (int, error) { return unix.Write(fd, data) })
+		if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+			return len(p) - len(data), err
+		}
+		data = data[max(n, 0):]
+	}
+	return len(p), nil
 }
 
 // Stream copies what the process writes to onOut and returns how it ended. Stream is "stdout" or "stderr", and "stdout"
@@ -488,6 +577,7 @@ func (e *Exec) Stream(ctx context.Context, onOut func(stream string, p []byte) e
 
 // stopReading wakes the readers; they take what lies in the pipes and end.
 func (e *Exec) stopReading() {
+	e.letGo()
 	for _, f := range []*os.File{e.Stdout, e.Stderr} {
 		if f != nil {
 			_ = f.SetReadDeadline(past)
@@ -500,11 +590,17 @@ var streamBuffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
 // copyOut copies f until its end or, once stopReading was called, until what f held at that moment has been copied.
 func (e *Exec) copyOut(f *os.File, deliver func([]byte) error) error {
-	pooled := streamBuffers.Get().(*[64 << 10]byte)
-	defer streamBuffers.Put(pooled)
-	buf := pooled[:]
+	var buf []byte
+	read := f.Read
+	if e.tty {
+		buf, read = make([]byte, 4<<10), e.readTTY // a read that is left alone keeps it
+	} else {
+		pooled := streamBuffers.Get().(*[64 << 10]byte)
+		defer streamBuffers.Put(pooled)
+		buf = pooled[:]
+	}
 	for {
-		n, err := f.Read(buf)
+		n, err := read(buf)
 		if n > 0 {
 			if err := deliver(buf[:n]); err != nil {
 				return err
@@ -512,7 +608,7 @@ func (e *Exec) copyOut(f *os.File, deliver func([]byte) error) error {
 		}
 		switch {
 		case err == nil:
-		case errors.Is(err, io.EOF), e.tty && errors.Is(err, unix.EIO): // EIO: nobody has the terminal open any more
+		case errors.Is(err, io.EOF), errors.Is(err, errHeld), e.tty && errors.Is(err, unix.EIO): // EIO: nobody has the terminal open any more
 			return nil
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return e.drain(f, buf, deliver)
@@ -520,6 +616,42 @@ func (e *Exec) copyOut(f *os.File, deliver func([]byte) error) error {
 			return fmt.Errorf("read %s: %w", f.Name(), err)
 		}
 	}
+}
+
+// readTTY is Read of a terminal's master.
+func (e *Exec) readTTY(buf []byte) (int, error) {
+	rc, err := e.Stdout.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	for {
+		if err := rc.Read(func(fd uintptr) bool { return ready(int(fd), unix.POLLIN) }); err != nil {
+			return 0, err
+		}
+		n, err := e.readNow(buf)
+		if !errors.Is(err, unix.EAGAIN) {
+			return n, err
+		}
+	}
+}
+
+// readNow reads what a terminal's master has, or says EAGAIN.
+func (e *Exec) readNow(buf []byte) (int, error) {
+	n, err := e.alone(func(fd int) (int, error) {
+		for {
+			if !ready(fd, unix.POLLIN) {
+				return 0, unix.EAGAIN
+			}
+			n, err := unix.Read(fd, buf)
+			if !errors.Is(err, unix.EINTR) {
+				return n, err
+			}
+		}
+	})
+	if n == 0 && err == nil {
+		err = io.EOF
+	}
+	return max(n, 0), err
 }
 
 // drain copies what f holds. It is bounded by what f can hold at a moment, because a process left behind may write
@@ -543,14 +675,16 @@ func (e *Exec) drain(f *os.File, buf []byte, deliver func([]byte) error) error {
 	}
 	for left > 0 {
 		var n int
-		// Not f.Read, whose deadline has passed; the file is non-blocking.
-		if cerr := rc.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf[:min(left, len(buf))]) }); cerr != nil {
+		// Not f.Read, whose deadline has passed; the file is non-blocking, or a terminal.
+		if e.tty {
+			n, err = e.readNow(buf[:min(left, len(buf))])
+		} else if cerr := rc.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf[:min(left, len(buf))]) }); cerr != nil {
 			return fmt.Errorf("drain %s: %w", f.Name(), cerr)
 		}
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
-		case errors.Is(err, unix.EAGAIN), e.tty && errors.Is(err, unix.EIO), err == nil && n == 0:
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, errHeld), e.tty && (errors.Is(err, unix.EIO) || errors.Is(err, io.EOF)), err == nil && n == 0:
 			return nil
 		case err != nil:
 			return fmt.Errorf("drain %s: %w", f.Name(), err)

@@ -46,7 +46,7 @@ func (c *Client) Adopt(k Kept, r ExecRequest, pid int, begun time.Time) (_ *Exec
 		// Begun stays zero: whether init's account of the time can be true cannot be told by another daemon's clock.
 	}
 	if r.TTY {
-		e.Stdin = k.Stdout
+		e.Stdin, e.stopped = k.Stdout, make(chan struct{})
 	}
 	defer func() {
 		if err != nil {
@@ -143,15 +143,21 @@ func (e *Exec) move(f *os.File, stream string, sink Sink) error {
 		var n int
 		var got error
 		err := rc.Read(func(fd uintptr) bool {
+			if e.tty {
+				return ready(int(fd), unix.POLLIN)
+			}
 			n, got = once(int(fd), spliceSize)
 			return !errors.Is(got, unix.EAGAIN)
 		})
+		if err == nil && e.tty {
+			n, got = once(-1, spliceSize)
+		}
 		if err == nil {
 			err = got
 		}
 		switch {
-		case err == nil && n > 0:
-		case err == nil, errors.Is(err, io.EOF), e.tty && errors.Is(err, unix.EIO):
+		case err == nil && n > 0, e.tty && errors.Is(err, unix.EAGAIN):
+		case err == nil, errors.Is(err, io.EOF), errors.Is(err, errHeld), e.tty && errors.Is(err, unix.EIO):
 			return nil
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return e.drainBy(f, once)
@@ -161,7 +167,7 @@ func (e *Exec) move(f *os.File, stream string, sink Sink) error {
 	}
 }
 
-// once moves at most so many bytes from a descriptor to the sink.
+// once moves at most so many bytes from a descriptor to the sink; from the terminal, if there is one, whatever the descriptor.
 func (e *Exec) once(stream string, sink Sink) func(fd, most int) (int, error) {
 	if !e.tty {
 		return func(fd, most int) (int, error) {
@@ -169,13 +175,14 @@ func (e *Exec) once(stream string, sink Sink) func(fd, most int) (int, error) {
 		}
 	}
 	_, w := sink.Relay()
-	return func(fd, most int) (int, error) {
-		// The terminal's master is shared with init, which may have made it blocking; see terminal.
-		//nolint:gosec // descriptors are small
-		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0); n == 0 && err == nil {
-			return 0, unix.EAGAIN
-		}
-		n, err := splice(fd, int(w.Fd()), most)
+	to := int(w.Fd()) // stays open while this runs
+	return func(_, most int) (int, error) {
+		n, err := e.alone(func(fd int) (int, error) {
+			if !ready(fd, unix.POLLIN) {
+				return 0, unix.EAGAIN
+			}
+			return splice(fd, to, most)
+		})
 		if err != nil || n == 0 {
 			return n, err
 		}
@@ -200,6 +207,9 @@ func (e *Exec) relayed(sink Sink, stream string) (total int, err error) {
 
 // drainBy is drain for output that is moved.
 func (e *Exec) drainBy(f *os.File, once func(fd, most int) (int, error)) error {
+	if e.tty {
+		return drained(f, 128<<10, -1, once) // as in drain
+	}
 	rc, err := f.SyscallConn()
 	if err != nil {
 		return fmt.Errorf("drain %s: %w", f.Name(), err)
@@ -207,24 +217,28 @@ func (e *Exec) drainBy(f *os.File, once func(fd, most int) (int, error)) error {
 	var failed error
 	if err := rc.Control(func(fd uintptr) {
 		left, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
-		if e.tty {
-			left = 128 << 10 // as in drain
+		if err != nil {
+			failed = fmt.Errorf("drain %s: %w", f.Name(), err)
+			return
 		}
-		for err == nil && left > 0 {
-			var n int
-			if n, err = once(int(fd), min(left, spliceSize)); n == 0 {
-				break
-			}
-			left -= n
-		}
-		if err != nil && !errors.Is(err, unix.EAGAIN) && (!e.tty || !errors.Is(err, unix.EIO)) {
-			failed = err
-		}
+		failed = drained(f, left, int(fd), once)
 	}); err != nil {
-		failed = err
+		return fmt.Errorf("drain %s: %w", f.Name(), err)
 	}
-	if failed != nil {
-		return fmt.Errorf("drain %s: %w", f.Name(), failed)
+	return failed
+}
+
+// drained moves what is there, and at most so much.
+func drained(f *os.File, left, fd int, once func(fd, most int) (int, error)) error {
+	for left > 0 {
+		n, err := once(fd, min(left, spliceSize))
+		switch {
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EIO), errors.Is(err, errHeld), err == nil && n == 0:
+			return nil
+		case err != nil:
+			return fmt.Errorf("drain %s: %w", f.Name(), err)
+		}
+		left -= n
 	}
 	return nil
 }

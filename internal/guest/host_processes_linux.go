@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -35,25 +34,21 @@ func (c *Client) Processes(ctx context.Context) (_ []Process, err error) {
 		return nil, fmt.Errorf("list processes: %w", err)
 	}
 	defer func() { _ = conn.close() }()
-	stop := context.AfterFunc(ctx, func() { _ = conn.f.SetReadDeadline(past) })
-	defer stop()
+	defer conn.endsWith(ctx)()
 	if err := pkt.into(&none{}, 0); err != nil {
 		return nil, fmt.Errorf("list processes: %w: %w", ErrLost, err)
 	}
 	list := []Process{}
 	room := maxListedArgs
+	patience := c.processesFor
 	for {
-		if ctx.Err() == nil {
-			_ = conn.f.SetReadDeadline(time.Now().Add(replyTimeout)) // refused only by a closed connection
-		}
-		pkt, fds, err := c.await(ctx.Done(), conn, replyTimeout)
+		pkt, err := c.next(ctx, conn, replyTimeout, &patience, kindProcess, kindDone)
 		if err != nil {
-			return nil, lostUnless(ctx, "list processes", err)
+			return nil, fmt.Errorf("list processes: %w", err)
 		}
-		closeAll(fds)
 		switch {
-		case len(fds) > 0, pkt.kind != kindProcess && pkt.kind != kindDone, len(list) == maxProcesses && pkt.kind == kindProcess:
-			return nil, fmt.Errorf("list processes: %w: %s with %d descriptors", ErrLost, strconv.Quote(pkt.kind), len(fds))
+		case len(list) == maxProcesses && pkt.kind == kindProcess:
+			return nil, fmt.Errorf("list processes: %w: more than %d", ErrLost, maxProcesses)
 		case pkt.kind == kindDone:
 			if err := pkt.into(&none{}, 0); err != nil {
 				return nil, fmt.Errorf("list processes: %w: %w", ErrLost, err)

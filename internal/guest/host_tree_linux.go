@@ -36,6 +36,7 @@ func (c *Client) List(ctx context.Context, name string, depth int, found func(En
 	}
 	defer func() { _ = conn.close() }()
 	defer conn.endsWith(ctx)()
+	patience := c.listFor // what found takes is not init's fault
 	for first := true; ; first = false {
 		if pkt.kind == kindListed {
 			var a listedAnswer
@@ -53,7 +54,7 @@ func (c *Client) List(ctx context.Context, name string, depth int, found func(En
 				return false, err
 			}
 		}
-		if pkt, err = c.next(ctx, conn, replyTimeout, kindEntries, kindListed); err != nil {
+		if pkt, err = c.next(ctx, conn, replyTimeout, &patience, kindEntries, kindListed); err != nil {
 			return false, err
 		}
 	}
@@ -174,7 +175,7 @@ func (c *Client) Watch(ctx context.Context, name string, recursive bool, ready f
 		return err
 	}
 	for {
-		pkt, err := c.next(ctx, conn, 0, kindEvents, kindDone)
+		pkt, err := c.next(ctx, conn, 0, nil, kindEvents, kindDone)
 		if err != nil {
 			return err
 		}
@@ -222,13 +223,16 @@ func (c *conn) endsWith(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() { _ = c.f.SetReadDeadline(past) })
 }
 
-// next receives another packet of an answer that has several: one of two kinds, or an error. Init has so long to send it; 0 is
-// for ever. The connection must end with ctx.
-func (c *Client) next(ctx context.Context, conn *conn, timeout time.Duration, one, other kind) (packet, error) {
+// next receives another packet of an answer that has several: one of two kinds, or an error. Init has so long to send it, and
+// patience for all of them, of which next takes away what init has used; 0 is for ever. The connection must end with ctx.
+func (c *Client) next(ctx context.Context, conn *conn, timeout time.Duration, patience *time.Duration, one, other kind) (packet, error) {
 	const doing = "await more of init's answer"
 	var deadline time.Time
+	begun := time.Now()
 	if timeout > 0 {
-		deadline = time.Now().Add(timeout)
+		timeout = min(timeout, *patience)
+		deadline = begun.Add(timeout)
+		defer func() { *patience -= min(time.Since(begun), timeout) }()
 	}
 	if err := conn.f.SetReadDeadline(deadline); err != nil {
 		return packet{}, fmt.Errorf("%s: %w", doing, err)

@@ -465,6 +465,47 @@ func TestHostileInitLeaksNothing(t *testing.T) {
 	}
 }
 
+// An init that says a little again and again, each in time, is lost once all of it has taken too long.
+func TestDrippingInit(t *testing.T) {
+	drip := func(first, then string) *Client {
+		c := fakeInit(t, func(c *conn, _ packet, _ []int) {
+			tick := time.NewTicker(5 * time.Millisecond)
+			defer tick.Stop()
+			for err := c.send([]byte(first)); err == nil; err = c.send([]byte(then)) {
+				<-tick.C
+			}
+		})
+		c.processesFor, c.listFor = 100*time.Millisecond, 100*time.Millisecond
+		return c
+	}
+	list := drip("entries {}", `entries {"list":[{"size":1,"mode":33188,"mtime":0,"nsec":0,"uid":0,"gid":0}]}`+"\x00a\x00")
+	if _, err := list.List(t.Context(), "/x", 1, func(Entry) error { return nil }); !errors.Is(err, ErrLost) || !strings.Contains(err.Error(), "in time") {
+		t.Errorf("list: %v", err)
+	}
+	processes := drip("listing {}", `process {"pid":7,"ppid":1,"uid":0,"state":"S","age":1,"cpu":1,"rss":1,"name":"x"}`)
+	if _, err := processes.Processes(t.Context()); !errors.Is(err, ErrLost) || !strings.Contains(err.Error(), "in time") {
+		t.Errorf("processes: %v", err)
+	}
+	// Who takes long over what init says in time has it all.
+	n := 0
+	slow := fakeInit(t, func(c *conn, _ packet, _ []int) {
+		for range 4 {
+			_ = c.send([]byte(`entries {"list":[{"size":1,"mode":33188,"mtime":0,"nsec":0,"uid":0,"gid":0}]}` + "\x00a\x00"))
+		}
+		_ = c.send([]byte("listed {}"))
+		c.await()
+	})
+	slow.listFor = time.Second
+	_, err := slow.List(t.Context(), "/x", 1, func(Entry) error {
+		n++
+		<-time.After(300 * time.Millisecond)
+		return nil
+	})
+	if err != nil || n != 4 {
+		t.Errorf("a slow reader: %d, %v", n, err)
+	}
+}
+
 func fdsOf(fd, n int) []int {
 	r := make([]int, n)
 	for i := range r {
@@ -682,4 +723,31 @@ func dial(t *testing.T, c *Client, deadline time.Time) (*conn, error) {
 		return nil, err
 	}
 	return newConn(fd)
+}
+
+// Where init has no place for another connection it says so at once: its silence would be taken for its death.
+func TestConnectionsThatAreTooMany(t *testing.T) {
+	s := startInit(t)
+	var conns []*conn
+	closeConns := func() {
+		for _, c := range conns {
+			_ = c.close()
+		}
+		conns = nil
+	}
+	defer closeConns()
+	for range maxConns {
+		c, err := dial(t, s.Client, time.Now().Add(20*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // half of what init gives those that say nothing
+	defer cancel()
+	if err := s.Ping(ctx); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("got %v", err)
+	}
+	closeConns()
+	waitFor(t, func() bool { return s.Ping(t.Context()) == nil })
 }

@@ -139,7 +139,7 @@ func (s *server) remove(c *conn, pkt packet, fds []int) error {
 	err = unix.Unlinkat(dir, base, 0)
 	if errors.Is(err, unix.EISDIR) {
 		if m.Recursive {
-			err = removeTree(c, dir, base, path)
+			err = s.removeTree(c, dir, base, path)
 		} else {
 			err = unix.Unlinkat(dir, base, unix.AT_REMOVEDIR)
 		}
@@ -154,7 +154,7 @@ func (s *server) remove(c *conn, pkt packet, fds []int) error {
 }
 
 // removeTree removes a directory, level by level. The daemon's end of the connection ends it.
-func removeTree(c *conn, dir int, base, path string) error {
+func (s *server) removeTree(c *conn, dir int, base, path string) error {
 	var given atomic.Bool
 	settled := c.onClose(func() { given.Store(true) })
 	defer settled()
@@ -177,9 +177,9 @@ func removeTree(c *conn, dir int, base, path string) error {
 		return strings.Join(names, "/")
 	}
 	enter := func(at int, name string) error {
-		fd, err := openDir(at, name, unix.RESOLVE_NO_XDEV)
+		r, err := s.reader(func() (int, error) { return openDir(at, name, unix.RESOLVE_NO_XDEV) })
 		if err == nil {
-			stack = append(stack, &removeLevel{dirReader: dirReader{fd: fd}, name: name})
+			stack = append(stack, &removeLevel{dirReader: r, name: name})
 		}
 		if errors.Is(err, unix.EXDEV) {
 			return unix.EBUSY // a mount point

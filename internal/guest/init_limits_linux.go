@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	goruntime "runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -59,6 +61,7 @@ func shim(args []string) error {
 	if err != nil || n < 1 || n > len(args)-4 {
 		return unix.EINVAL
 	}
+	var limits []Rlimit
 	for pair := range strings.SplitSeq(strings.TrimSuffix(args[1], ","), ",") {
 		name, value, _ := strings.Cut(pair, "=")
 		resource, err := strconv.Atoi(name)
@@ -69,12 +72,34 @@ func shim(args []string) error {
 		if err != nil {
 			return unix.EINVAL
 		}
+		limits = append(limits, Rlimit{Resource: resource, Value: v})
+	}
+	argv, env := args[4:4+n], args[4+n:]
+	makeRoom(argv, env)
+	for _, l := range limits {
 		// Package syscall's, which then knows that the limit of descriptors is not to be restored.
-		if err := syscall.Setrlimit(resource, &syscall.Rlimit{Cur: v, Max: v}); err != nil {
+		if err := syscall.Setrlimit(l.Resource, &syscall.Rlimit{Cur: l.Value, Max: l.Value}); err != nil {
 			return err
 		}
 	}
-	return syscall.Exec(args[3], args[4:4+n], args[4+n:]) //nolint:gosec // to run what the daemon asks for is the purpose
+	return syscall.Exec(args[3], argv, env) //nolint:gosec // to run what the daemon asks for is the purpose
+}
+
+// makeRoom sees to it that the runtime needs no more memory, nor a thread for collecting it, until another program takes its place:
+// under a small limit of memory it would get neither, and die with an exit that would look like the program's. Exec copies all
+// arguments; here that is done before, and the copies are given back to be used again.
+func makeRoom(lists ...[]string) {
+	debug.SetGCPercent(-1)
+	var held [][]*byte
+	for range 2 { // what is given back may be in other pieces
+		for _, list := range lists {
+			if pointers, err := syscall.SlicePtrFromStrings(list); err == nil { // as Exec does, which says what is wrong
+				held = append(held, pointers)
+			}
+		}
+	}
+	goruntime.KeepAlive(held)
+	goruntime.GC()
 }
 
 // lowering refuses limits above those that the sandbox has, which the kernel would refuse the shim.

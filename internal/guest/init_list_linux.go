@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A dirReader reads a directory a few names at a time: it may hold millions. It owns its descriptor.
+// A dirReader reads a directory a few names at a time: it may hold millions. It owns its descriptor, which server.reader has counted.
 type dirReader struct {
+	s    *server
 	fd   int
 	buf  []byte // 8 KiB, made at the first read
 	left []byte // of it
@@ -59,7 +60,24 @@ func (d *dirReader) again() error {
 	return err
 }
 
-func (d *dirReader) close() { _ = unix.Close(d.fd) }
+func (d *dirReader) close() {
+	_ = unix.Close(d.fd)
+	d.s.dirs.Add(-1)
+}
+
+// reader makes a reader of the directory that open gives, if there is room for one more.
+func (s *server) reader(open func() (int, error)) (dirReader, error) {
+	if s.dirs.Add(1) > s.maxDirs {
+		s.dirs.Add(-1)
+		return dirReader{}, unix.EMFILE
+	}
+	fd, err := open()
+	if err != nil {
+		s.dirs.Add(-1)
+		return dirReader{}, err
+	}
+	return dirReader{s: s, fd: fd}, nil
+}
 
 // openDir opens a directory for reading below another one, through no link. Resolve may say more (RESOLVE_NO_XDEV: nor a mount
 // point).
@@ -84,6 +102,7 @@ func swapped(err error) bool {
 // A lister sends what is in a tree, parents first, and keeps no more of it than one packet and the directories on the way
 // down.
 type lister struct {
+	s    *server
 	c    *conn
 	list []entryAnswer
 	strs []string
@@ -111,13 +130,13 @@ func (s *server) list(c *conn, pkt packet, fds []int) error {
 	if err != nil {
 		return fail(StageOpen, err, path)
 	}
-	root, err := s.reopen(handle, unix.O_RDONLY|unix.O_DIRECTORY)
+	root, err := s.reader(func() (int, error) { return s.reopen(handle, unix.O_RDONLY|unix.O_DIRECTORY) })
 	_ = unix.Close(handle)
 	if err != nil {
 		return fail(StageRead, err, path)
 	}
-	l := &lister{c: c}
-	stack := []*listLevel{{dirReader: dirReader{fd: root}}}
+	l := &lister{s: s, c: c}
+	stack := []*listLevel{{dirReader: root}}
 	defer func() {
 		for _, level := range stack {
 			level.close()
@@ -180,13 +199,13 @@ func (l *lister) entry(at *listLevel, name string, descend bool) (*listLevel, er
 		if !descend {
 			break
 		}
-		fd, err := openDir(at.fd, name, 0)
+		r, err := l.s.reader(func() (int, error) { return openDir(at.fd, name, 0) })
 		if err == nil {
 			var fsys unix.Statfs_t
-			if err = unix.Fstatfs(fd, &fsys); err == nil && !pseudo(fsys.Type) {
-				below = &listLevel{dirReader: dirReader{fd: fd}, prefix: full + "/"}
+			if err = unix.Fstatfs(r.fd, &fsys); err == nil && !pseudo(fsys.Type) {
+				below = &listLevel{dirReader: r, prefix: full + "/"}
 			} else {
-				_ = unix.Close(fd)
+				r.close()
 			}
 		}
 		if err != nil && !swapped(err) {

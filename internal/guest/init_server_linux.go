@@ -29,7 +29,9 @@ type server struct {
 	lonely   bool // setgroups(2) is denied: the sandbox has one id
 	reserve  int  // a descriptor for turnAway; -1: lost for now
 
-	conns   chan struct{} // a place for each connection
+	conns   chan struct{} // a place for each connection; without one it is refused
+	dirs    atomic.Int32  // directories that lists, removals, watches and archives have open
+	maxDirs int32         // of them
 	watches chan struct{} // and for each watch
 	watched atomic.Int32  // directories, of all watches
 	freed   chan struct{} // told, without waiting, that a connection has ended
@@ -153,6 +155,7 @@ func serve(fd int) error {
 		watches: make(chan struct{}, maxWatches),
 		freed:   make(chan struct{}, 1),
 		procs:   make(map[int]*process),
+		maxDirs: maxDirs(),
 	}
 	s.forked = sync.NewCond(&s.mu)
 	if s.reserve, err = unix.FcntlInt(uintptr(proc), unix.F_DUPFD_CLOEXEC, 0); err != nil {
@@ -194,6 +197,16 @@ func keepHandlersOff() error {
 		return errno
 	}
 	return nil
+}
+
+// maxDirs leaves half of the descriptors that init may have to everything but the reading of directories: a daemon with clients that
+// do not read on keeps up to 200 open for each of them.
+func maxDirs() int32 {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return 256
+	}
+	return int32(min(l.Cur/2, 1<<16))
 }
 
 // catchSignals makes sure that no signal ends init. The kernel drops what is sent to process 1 from inside and is not
@@ -302,7 +315,6 @@ func setgroupsDenied(proc int) bool {
 // accept gives every connection a goroutine. It returns only if the socket is unusable.
 func (s *server) accept() error {
 	for {
-		s.conns <- struct{}{}
 		var fd int
 		var got error
 		err := s.listener.Read(func(l uintptr) bool {
@@ -313,7 +325,6 @@ func (s *server) accept() error {
 			return fmt.Errorf("accept: %w", err)
 		}
 		if got != nil {
-			<-s.conns
 			switch {
 			case errors.Is(got, unix.EINTR), errors.Is(got, unix.ECONNABORTED):
 			case errors.Is(got, unix.EMFILE), errors.Is(got, unix.ENFILE), errors.Is(got, unix.ENOMEM), errors.Is(got, unix.ENOBUFS):
@@ -330,6 +341,12 @@ func (s *server) accept() error {
 			default:
 				return fmt.Errorf("accept: %w", got)
 			}
+			continue
+		}
+		select {
+		case s.conns <- struct{}{}:
+		default:
+			refuse(fd, unix.EMFILE)
 			continue
 		}
 		go func() {
@@ -362,9 +379,15 @@ func (s *server) turnAway(cause error) bool {
 	if err != nil || fd < 0 {
 		return false
 	}
+	refuse(fd, cause)
+	return true
+}
+
+// refuse answers a connection for which there is no room: the daemon would take our silence for death.
+func refuse(fd int, cause error) {
 	c, err := newConn(fd)
 	if err != nil {
-		return false
+		return
 	}
 	defer func() { _ = c.close() }()
 	// The request is on its way: closed before it has come, the connection would be a broken one.
@@ -372,7 +395,6 @@ func (s *server) turnAway(cause error) bool {
 	_, fds, _ := c.recv()
 	closeAll(fds)
 	c.refuse(fail(StageRequest, cause, ""))
-	return true
 }
 
 // handle serves one connection: one request.

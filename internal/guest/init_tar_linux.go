@@ -107,17 +107,16 @@ func (w *tarWriter) dir(at int, name, prefix string, depth int) error {
 	if depth > 0 {
 		flags |= unix.O_NOFOLLOW // a directory may have become a link
 	}
-	fd, err := unix.Openat(at, name, flags, 0)
+	r, err := w.s.reader(func() (int, error) { return unix.Openat(at, name, flags, 0) })
 	switch {
 	case depth > 0 && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR)):
 		return nil
 	case err != nil:
 		return fail(StageRead, err, prefix)
 	}
-	f := os.NewFile(uintptr(fd), name)
-	defer func() { _ = f.Close() }()
+	defer r.close()
 	var fsys unix.Statfs_t
-	if err := unix.Fstatfs(fd, &fsys); err != nil {
+	if err := unix.Fstatfs(r.fd, &fsys); err != nil {
 		return fail(StageRead, err, prefix)
 	}
 	if pseudo(fsys.Type) {
@@ -127,17 +126,15 @@ func (w *tarWriter) dir(at int, name, prefix string, depth int) error {
 		return fail(StageRead, unix.ENAMETOOLONG, prefix)
 	}
 	for {
-		names, err := f.Readdirnames(256)
-		for _, name := range names {
-			if err := w.entry(fd, name, path.Join(prefix, name), depth); err != nil {
-				return err
-			}
-		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
+		name, _, err := r.next()
 		if err != nil {
 			return fail(StageRead, err, prefix)
+		}
+		if name == "" {
+			return nil
+		}
+		if err := w.entry(r.fd, name, path.Join(prefix, name), depth); err != nil {
+			return err
 		}
 	}
 }
@@ -338,10 +335,7 @@ func (x *tarReader) entry(h *tar.Header, r io.Reader) error {
 		err = x.file(name, h, r)
 	case tar.TypeSymlink:
 		if err = x.remove(name); err == nil {
-			err = x.root.Symlink(h.Linkname, name)
-		}
-		if err == nil {
-			err = x.root.Lchown(name, x.uid, x.gid)
+			err = x.symlink(h.Linkname, name)
 		}
 	case tar.TypeLink:
 		old, ok := local(h.Linkname)
@@ -393,18 +387,46 @@ func (x *tarReader) mkdir(name string, mode fs.FileMode) error {
 	return x.ownDir(name, uint32(mode))
 }
 
-// ownDir gives away a directory that has just been made. By its name os.Root would change what a link leads to that somebody has
-// put there meanwhile: a file of root's, say, which everybody may read then.
-func (x *tarReader) ownDir(name string, mode uint32) error {
-	how := unix.OpenHow{
-		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS, // as os.Root: links within it may lead there
+// symlink makes a link and gives it away. What stands under its name by then may be something else: another name of a file of
+// root's, say.
+func (x *tarReader) symlink(target, name string) error {
+	if err := x.root.Symlink(target, name); err != nil {
+		return err
 	}
+	fd, err := x.open(name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return x.ownLink(fd)
+}
+
+func (x *tarReader) ownLink(fd int) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		return unix.ELOOP // as where a directory has been swapped
+	}
+	return unix.Fchownat(fd, "", x.uid, x.gid, unix.AT_EMPTY_PATH)
+}
+
+// open opens what a name stands for below the destination.
+func (x *tarReader) open(name string, flags uint64) (int, error) {
+	how := unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS} // as os.Root: links within it may lead there
 	fd, err := -1, error(unix.EAGAIN)
 	// EAGAIN: something on the host was renamed while a link with ".." was followed.
 	for try := 0; try < 100 && (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)); try++ {
 		fd, err = unix.Openat2(x.dir, name, &how)
 	}
+	return fd, err
+}
+
+// ownDir gives away a directory that has just been made. By its name os.Root would change what a link leads to that somebody has
+// put there meanwhile: a file of root's, say, which everybody may read then.
+func (x *tarReader) ownDir(name string, mode uint32) error {
+	fd, err := x.open(name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC)
 	if err != nil {
 		return err
 	}

@@ -197,7 +197,7 @@ func (w *watcher) open() (int, error) {
 
 // rescan finds every directory anew.
 func (w *watcher) rescan() error {
-	fd, err := w.open()
+	r, err := w.s.reader(w.open)
 	switch {
 	case errors.Is(err, unix.ENOTDIR):
 		return nil // one file is watched
@@ -206,7 +206,7 @@ func (w *watcher) rescan() error {
 	case err != nil:
 		return w.miss("")
 	}
-	return w.scan(&watchLevel{dirReader: dirReader{fd: fd}, node: w.top})
+	return w.scan(&watchLevel{dirReader: r, node: w.top})
 }
 
 // gone tells that what was to be watched is not there any more.
@@ -238,7 +238,7 @@ func (w *watcher) enter(at *watchNode, prefix, name string, tell bool) error {
 // descend opens a directory, at a descriptor, and watches it. It is nil if there is nothing to go into.
 func (w *watcher) descend(at int, path string, parent *watchNode, prefix, name string, tell bool) (*watchLevel, error) {
 	// A name may mean something else by now, and then more events follow.
-	fd, err := openDir(at, path, 0)
+	r, err := w.s.reader(func() (int, error) { return openDir(at, path, 0) })
 	switch {
 	case swapped(err):
 		return nil, nil
@@ -246,27 +246,27 @@ func (w *watcher) descend(at int, path string, parent *watchNode, prefix, name s
 		return nil, w.miss(prefix + name)
 	}
 	var fsys unix.Statfs_t
-	if err := unix.Fstatfs(fd, &fsys); err != nil {
-		_ = unix.Close(fd)
+	if err := unix.Fstatfs(r.fd, &fsys); err != nil {
+		r.close()
 		return nil, w.miss(prefix + name)
 	}
 	if pseudo(fsys.Type) {
-		_ = unix.Close(fd)
+		r.close()
 		return nil, nil
 	}
 	known := len(w.nodes)
 	var n *watchNode
 	if w.s.watched.Load() < maxWatched {
-		n, err = w.add(fd, parent, name, 0)
+		n, err = w.add(r.fd, parent, name, 0)
 	} else {
 		err = unix.ENOSPC
 	}
 	if err != nil {
-		_ = unix.Close(fd)
+		r.close()
 		w.full = true
 		return nil, w.miss(prefix + name)
 	}
-	return &watchLevel{dirReader: dirReader{fd: fd}, node: n, prefix: prefix + name + "/", tell: tell || w.started && len(w.nodes) > known}, nil
+	return &watchLevel{dirReader: r, node: n, prefix: prefix + name + "/", tell: tell || w.started && len(w.nodes) > known}, nil
 }
 
 // scan reads a directory that is watched already, and watches those below it. It takes level over.

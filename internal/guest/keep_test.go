@@ -127,6 +127,64 @@ func TestKeptExecIsAdopted(t *testing.T) {
 	}
 }
 
+// A hostile init has made the master blocking and taken what there was to read, or lets nobody read what is written: whoever is in a
+// read or a write then is given up when the exec is, and nobody waits for him.
+func TestHeldTerminalHoldsNobody(t *testing.T) {
+	s := startInit(t)
+	r := ExecRequest{Argv: []string{"sh", "-c", "stty raw -echo; echo; sleep 600"}, Env: testEnv, TTY: true, Keep: true}
+	e, err := s.Exec(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMemory(t, true)
+	ctx, cancel := context.WithCancel(t.Context())
+	spooled := make(chan error, 1)
+	go func() {
+		_, err := e.Spool(ctx, m)
+		spooled <- err
+	}()
+	<-m.took
+	hold := again(t, e.Stdout) // in reality init's
+	defer func() { _ = hold.Close() }()
+	if err := unix.SetNonblock(int(hold.Fd()), false); err != nil {
+		t.Fatal(err)
+	}
+	entered := make(chan struct{}, 2)
+	ended := make(chan error, 2)
+	go func() {
+		_, err := e.alone(func(fd int) (int, error) { entered <- struct{}{}; return unix.Read(fd, make([]byte, 1)) })
+		ended <- err
+	}()
+	go func() {
+		entered <- struct{}{}
+		_, err := e.Write(make([]byte, 1<<20))
+		ended <- err
+	}()
+	<-entered
+	<-entered
+	cancel()
+	for _, c := range []chan error{spooled, ended, ended} {
+		select {
+		case err := <-c:
+			if !errors.Is(err, context.Canceled) && !errors.Is(err, errHeld) {
+				t.Error(err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatal("the terminal holds somebody")
+		}
+	}
+	closed := make(chan struct{})
+	go func() {
+		_ = e.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the terminal holds who closes it")
+	}
+}
+
 func again(t *testing.T, f *os.File) *os.File {
 	t.Helper()
 	if f == nil {
@@ -283,6 +341,23 @@ func TestLimits(t *testing.T) {
 	for range 20 { // the reaper and the shim do not get in each other's way
 		if _, exit, err := limited([]string{"sh", "-c", "exit 3"}, nofile); err != nil || exit.Code != 3 {
 			t.Fatalf("%+v, %v", exit, err)
+		}
+	}
+}
+
+// A small limit of memory ends the program, or keeps it from starting. It never ends what sets the limit, whose last words would
+// look like the program's.
+func TestSmallLimitOfMemory(t *testing.T) {
+	s := startInit(t)
+	argv := append([]string{"sh", "-c", "exit 3"}, slices.Repeat([]string{strings.Repeat("x", 1000)}, 1000)...)
+	for range 5 {
+		_, errs, exit, err := s.run(t, ExecRequest{Argv: argv, Env: testEnv, Limits: []Rlimit{{unix.RLIMIT_AS, 8 << 20}}})
+		if err != nil || exit.Code != 3 || errs != "" {
+			t.Errorf("8 MiB: %+v, %q, %v", exit, errs, err)
+		}
+		_, errs, exit, err = s.run(t, ExecRequest{Argv: argv, Env: testEnv, Limits: []Rlimit{{unix.RLIMIT_AS, 4096}}})
+		if e, ok := errors.AsType[*Error](err); !ok || e.Stage != StageStart || e.Errno != unix.E2BIG || errs != "" {
+			t.Errorf("4 KiB: %+v, %q, %v", exit, errs, err)
 		}
 	}
 }

@@ -34,7 +34,7 @@ const (
 	maxProcesses   = 4096
 	maxProcessArgs = 4096
 	maxListedArgs  = 1 << 20
-	// maxConns is how many connections init serves at a time. Later ones wait in the socket's backlog.
+	// maxConns is how many connections init serves at a time. Later ones are refused (EMFILE).
 	maxConns = 1024
 	// maxListDepth is how deep a list goes: a descriptor of init is open for every level.
 	maxListDepth = 200

@@ -390,7 +390,7 @@ func TestDirectoryThatIsRemovedWhileItIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := dirReader{fd: fd}
+	r := dirReader{s: new(server), fd: fd}
 	defer r.close()
 	if err := os.Remove(dir + "/d"); err != nil {
 		t.Fatal(err)
@@ -724,5 +724,38 @@ func TestWatchTellsWhatItMissed(t *testing.T) {
 	})
 	if !errors.Is(err, overflow) {
 		t.Error(err)
+	}
+}
+
+// All that read directories share what there is of descriptors for it, and give back what they have had.
+func TestDirectoriesHaveOneBudget(t *testing.T) {
+	s := &server{maxDirs: 2}
+	dir := t.TempDir()
+	open := func() (dirReader, error) {
+		return s.reader(func() (int, error) { return unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) })
+	}
+	if _, err := s.reader(func() (int, error) { return -1, unix.ENOENT }); !errors.Is(err, unix.ENOENT) {
+		t.Error(err)
+	}
+	first, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.close()
+	if _, err := open(); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("a third: %v", err)
+	}
+	first.close()
+	third, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	third.close()
+	if n := s.dirs.Load(); n != 1 {
+		t.Errorf("%d are counted", n)
 	}
 }

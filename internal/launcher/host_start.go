@@ -209,8 +209,29 @@ func prepareDirs(o Options) error {
 		if err := os.Chmod(dir, mode); err != nil {
 			return fmt.Errorf("prepare data directory: %w", err)
 		}
+		if name != "root" {
+			spread(dir)
+		}
 	}
 	return nil
+}
+
+// spread tells ext4 that the directories in this one have nothing to do with each other (chattr +T), so that each gets a part of the
+// disk of its own. Without that all layers and sandboxes share one, and there a new file looks past every one that was deleted in
+// the last minutes, whose inodes ext4 does not use again so soon: after a few snapshots of a thousand files that came and went,
+// the next one took twenty times as long. It is a hint: where it cannot be given nothing is lost but speed.
+func spread(dir string) {
+	const top = 0x00020000 // FS_TOPDIR_FL
+	f, err := os.Open(dir)
+	if err != nil {
+		return
+	}
+	defer f.Close() // only read
+	flags, err := unix.IoctlGetUint32(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+	if err != nil || flags&top != 0 {
+		return
+	}
+	_ = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, int(flags|top)) // see above
 }
 
 func start(ctx context.Context, o Options, socket string) (err error) {

@@ -1,10 +1,15 @@
 package launcher
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/idmap"
 )
 
 func TestLogIsBounded(t *testing.T) {
@@ -53,5 +58,34 @@ func TestLauncherOfAnotherDataDirIsRefused(t *testing.T) {
 	o.DataDir = "/data/b"
 	if err := checkOwner(o); err == nil || !strings.Contains(err.Error(), "--data-dir /data/a") {
 		t.Errorf("a launcher of /data/a is taken for one of /data/b: %v", err)
+	}
+}
+
+// What stands in the two directories where trees come and go is spread over the disk, where that is ext4.
+func TestTreesAreSpread(t *testing.T) {
+	dir := t.TempDir()
+	var fsys unix.Statfs_t
+	if err := unix.Statfs(dir, &fsys); err != nil {
+		t.Fatal(err)
+	}
+	if fsys.Type != unix.EXT4_SUPER_MAGIC {
+		t.Skipf("the file system is none that spreads: type %#x; ext4 is to be had in the test bed", fsys.Type)
+	}
+	ids := idmap.Plan{UID: []idmap.Range{{Outside: os.Getuid(), Size: 1}}, GID: []idmap.Range{{Outside: os.Getgid(), Size: 1}}}
+	if err := prepareDirs(Options{DataDir: dir, IDs: ids}); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{"layers": true, "sandboxes": true, "root": false} {
+		f, err := os.Open(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		flags, err := unix.IoctlGetUint32(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if got := flags&0x20000 != 0; got != want {
+			t.Errorf("%s: %v", name, got)
+		}
 	}
 }

@@ -748,23 +748,39 @@ func (e *Engine) Close(ctx context.Context) error {
 	e.closed = true
 	ids := slices.Collect(maps.Keys(e.sandboxes))
 	e.mu.Unlock()
-	var errs []error
-	for _, id := range ids {
-		err := e.Kill(ctx, id)
-		if errors.Is(err, runtime.ErrNotFound) {
-			continue // its creation failed, or it was deleted meanwhile
-		}
-		e.mu.Lock()
-		in := e.sandboxes[id]
-		delete(e.sandboxes, id)
-		e.mu.Unlock()
-		if err == nil && in != nil {
-			err = in.container.Destroy()
-		}
-		errs = append(errs, err)
+	// Side by side: one that does not end must not use up the time of the others.
+	errs := make([]error, len(ids)+1)
+	slots := make(chan struct{}, closing)
+	var ends sync.WaitGroup
+	for i, id := range ids {
+		slots <- struct{}{}
+		ends.Go(func() {
+			errs[i] = e.end(ctx, id)
+			<-slots
+		})
 	}
-	e.ended.wait()
+	ends.Wait()
+	errs[len(ids)] = e.ended.wait(ctx)
 	return errors.Join(errs...)
+}
+
+// closing is how many sandboxes Close ends at once.
+const closing = 16
+
+// end is what Close does to one sandbox.
+func (e *Engine) end(ctx context.Context, id string) error {
+	err := e.Kill(ctx, id)
+	if errors.Is(err, runtime.ErrNotFound) {
+		return nil // its creation failed, or it was deleted meanwhile
+	}
+	e.mu.Lock()
+	in := e.sandboxes[id]
+	delete(e.sandboxes, id)
+	e.mu.Unlock()
+	if err == nil && in != nil {
+		err = in.container.Destroy()
+	}
+	return err
 }
 
 // Count is how many sandboxes run or are being created.

@@ -1,6 +1,8 @@
 package libct
 
 import (
+	"context"
+	"fmt"
 	"strconv"
 	"sync"
 
@@ -29,8 +31,7 @@ func (in *instance) holdMounts() int {
 type closer struct {
 	mu      sync.Mutex
 	waiting []int
-	working bool
-	done    sync.WaitGroup
+	working chan struct{} // closed when everything has been let go; nil: it has
 }
 
 // maxHeld is how many namespaces may wait to be let go. Beyond that deletions wait themselves, or they would get ahead of
@@ -49,9 +50,9 @@ func (c *closer) close(fd int) {
 		return
 	}
 	c.waiting = append(c.waiting, fd)
-	if !c.working {
-		c.working = true
-		c.done.Go(c.work)
+	if c.working == nil {
+		c.working = make(chan struct{})
+		go c.work()
 	}
 }
 
@@ -59,7 +60,8 @@ func (c *closer) work() {
 	for {
 		c.mu.Lock()
 		if len(c.waiting) == 0 {
-			c.working = false
+			close(c.working)
+			c.working = nil
 			c.mu.Unlock()
 			return
 		}
@@ -70,5 +72,18 @@ func (c *closer) work() {
 	}
 }
 
-// wait returns when everything has been let go.
-func (c *closer) wait() { c.done.Wait() }
+// wait returns when everything has been let go, or ctx ends: the kernel goes on then.
+func (c *closer) wait(ctx context.Context) error {
+	c.mu.Lock()
+	working := c.working
+	c.mu.Unlock()
+	if working == nil {
+		return nil
+	}
+	select {
+	case <-working:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("let go of the mounts of deleted sandboxes: %w", context.Cause(ctx))
+	}
+}

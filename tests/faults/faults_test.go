@@ -54,10 +54,6 @@ func TestKilledAtAnyInstantNothingIsLostOrLeft(t *testing.T) {
 	registry := harness.LyingRegistry(t, nil)
 	reference := registry.Push(t, "team/base:1", harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}},
 		harness.Layer(t, "gzip", harness.Tar(t, harness.Busybox(t)...))))
-	pull := func(d *harness.Daemon) string {
-		d.MustPull(t, reference)
-		return reference
-	}
 	var mu sync.Mutex
 	done, lived := map[string]int64{}, map[fault]int{}
 	t.Run("parts", func(t *testing.T) {
@@ -65,7 +61,7 @@ func TestKilledAtAnyInstantNothingIsLostOrLeft(t *testing.T) {
 			t.Run(fmt.Sprint(part), func(t *testing.T) {
 				t.Parallel()
 				r := rand.New(rand.NewPCG(seed, part))
-				w := begin(t, pull)
+				w := begin(t, reference)
 				var kinds []fault
 				for round := range (rounds + parts - 1 - part) / parts {
 					if len(kinds) == 0 { // each of them as often as the others

@@ -42,6 +42,7 @@ type operation struct {
 // operations are the load. To add one: a function, and a line here.
 var operations = [...]operation{
 	{name: "create", weight: 8, do: create, own: true},
+	{name: "claim", weight: 3, do: claim, own: true},
 	{name: "delete", weight: 4, do: remove, alone: true},
 	{name: "exec", weight: 10, do: exec},
 	{name: "exec that leaves a process", weight: 2, do: leave, alone: true},
@@ -89,6 +90,26 @@ func create(ctx context.Context, u *user, _ *box) error {
 		return nil
 	}
 	return u.w.create(ctx, u.w.newBox(false))
+}
+
+// claim is create where a sandbox is parked, which must be as new.
+func claim(ctx context.Context, u *user, _ *box) error {
+	sys, err := u.c.System(ctx)
+	if err != nil || len(sys.Pools) != 1 || sys.Pools[0].Ready == 0 || len(u.w.all()) >= residents+most {
+		return err
+	}
+	b, err := private(ctx, u)
+	if err != nil {
+		return err
+	}
+	out, _, exit, err := execute(ctx, u.c, b.id, buffered, api.ExecRequest{Argv: []string{"sh", "-c", "hostname; mkdir /claimed"}}, nil)
+	if err != nil {
+		return err
+	}
+	if exit.Code != 0 || string(out) != b.name+"\n" {
+		return wrongf("a sandbox called %s that may have been parked says %q, %+v", b.name, out, exit)
+	}
+	return remove(ctx, u, b)
 }
 
 func remove(ctx context.Context, u *user, b *box) error {

@@ -156,14 +156,15 @@ func (b *box) isDoomed() bool {
 }
 
 // begin starts a daemon with its residents and notes what it holds.
-func begin(t *testing.T, image func(*harness.Daemon) string) *world {
+func begin(t *testing.T, image string) *world {
 	t.Helper()
 	tmp := t.TempDir()
 	w := &world{t: t, tmp: tmp, done: make([]atomic.Int64, len(operations)), boxes: map[string]*box{}, images: map[string]*made{}, snapshots: map[string]*made{}}
-	w.d = harness.Start(t, harness.Options{Env: []string{"TMPDIR=" + tmp}})
+	w.d = harness.Start(t, harness.Options{Env: []string{"TMPDIR=" + tmp}, Args: []string{"--pool", fmt.Sprintf("%s=%d", image, parked)}})
 	w.c = client.New(w.d.Socket)
 	t.Cleanup(w.c.Close)
-	w.image = image(w.d)
+	w.image = image
+	w.d.MustPull(t, image)
 	// What the first of each kind brings about once is there before the first look.
 	b := w.newBox(false)
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(patience))
@@ -178,9 +179,18 @@ func begin(t *testing.T, image func(*harness.Daemon) string) *world {
 	delete(w.boxes, b.name)
 	w.replenish(ctx)
 	w.dropImages(ctx)
+	harness.Eventually(t, time.Minute, func() error {
+		if p := w.d.System(t).Pools; len(p) != 1 || p[0].Ready != parked {
+			return fmt.Errorf("the pools are %+v", p)
+		}
+		return nil
+	})
 	w.base, w.blobs = w.look(), w.blobsNow()
 	return w
 }
+
+// parked is how many sandboxes the daemon keeps ready.
+const parked = 2
 
 func (w *world) newBox(resident bool) *box {
 	w.mu.Lock()
@@ -253,13 +263,26 @@ func (w *world) replenish(ctx context.Context) {
 	}
 }
 
-// look is a snapshot in which all residents have one name.
+// look is a snapshot in which all residents have one name, and so have as many sandboxes that nobody has heard of as may be parked.
 func (w *world) look() harness.Snapshot {
 	w.c.Close() // the connections that nobody uses
 	s := w.d.Snapshot(w.t)
+	ids := map[string]string{}
+	for _, b := range w.all() {
+		if b.id != "" {
+			ids[b.id] = "resident"
+		}
+	}
+	ready := 0
+	for _, dir := range s.Dirs {
+		if id, ok := strings.CutPrefix(dir, "data/sandboxes/"); ok && ids[id] == "" && ready < parked {
+			ready++
+			ids[id] = "parked"
+		}
+	}
 	for i, dir := range s.Dirs {
-		for _, b := range w.all() {
-			dir = strings.ReplaceAll(dir, b.id, "resident")
+		for id, name := range ids {
+			dir = strings.ReplaceAll(dir, id, name)
 		}
 		s.Dirs[i] = dir
 	}
