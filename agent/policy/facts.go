@@ -12,9 +12,9 @@ import (
 
 // Facts are what a rule can look at. Each is a variable of the name in its comment.
 type Facts struct {
-	Tool           string         // tool
-	Arguments      map[string]any // arguments: as the tool has read them, not the model's text
-	Command        string         // command: a shell line; "" for other tools
+	Tool      string         // tool
+	Arguments map[string]any // arguments: as the tool has read them, not the model's text
+	Command   string         // command: a shell line; "" for other tools
 
 	Words    []string // words: the line's literal words
 	Programs []string // programs: base names of what it runs, as far as it says so itself
