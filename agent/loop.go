@@ -127,7 +127,7 @@ func (r *run) loop(ctx context.Context, system, user string) (ExitReason, string
 func (r *run) ask(ctx context.Context, step int, talk *conversation) (*llm.Response, error) {
 	req := llm.Request{
 		Model: r.ModelName, Messages: talk.messages, Tools: Tools(), Temperature: r.Temperature,
-		MaxTokens: r.MaxTokensPerCall, ExtraBody: r.ExtraBody,
+		MaxTokens: r.MaxTokensPerCall, ExtraBody: r.ExtraBody, OnDelta: r.OnDelta,
 	}
 	if r.SaveRequests {
 		if err := r.saveRequest(step, req); err != nil {
@@ -191,7 +191,7 @@ func (r *run) answerCalls(ctx context.Context, tools *toolbox, resp *llm.Respons
 		default:
 			if obs, err = tools.run(ctx, call); err != nil {
 				obs = observation{text: "Error: not finished: " + err.Error(), failed: true}
-			} else if obs.failed && resp.FinishReason == "length" && i == len(resp.ToolCalls)-1 {
+			} else if obs.failed && resp.FinishReason == llm.FinishLength && i == len(resp.ToolCalls)-1 {
 				obs.text += "\nYour turn was cut off at the limit of tokens: write less in one call."
 			}
 		}
@@ -211,12 +211,7 @@ func (r *run) record(s Step) {
 	t := &r.trajectory
 	t.Steps = append(t.Steps, s)
 	t.Metadata.TotalSteps = len(t.Steps)
-	u := &t.Metadata.Usage
-	u.PromptTokens += s.Metadata.Usage.PromptTokens
-	u.CompletionTokens += s.Metadata.Usage.CompletionTokens
-	u.TotalTokens += s.Metadata.Usage.TotalTokens
-	u.CachedTokens += s.Metadata.Usage.CachedTokens
-	u.ReasoningTokens += s.Metadata.Usage.ReasoningTokens
+	t.Metadata.Usage.Add(s.Metadata.Usage)
 }
 
 // endOfModel is why a failed model call ends the run.

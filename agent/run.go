@@ -64,6 +64,8 @@ type Options struct {
 	OnStart func(Started)
 	OnStep  func(Step)
 	OnNote  func(text string)
+	// OnDelta, if set, asks the model to stream and is given what it writes, before OnStep has the whole turn.
+	OnDelta func(llm.Delta)
 }
 
 // Started is what is known when the first turn begins.
