@@ -4,14 +4,16 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/sandboxd/sandboxd/agent/llm"
 )
 
 // Budget is what a run may spend. The first part that is used up ends the run, its output is collected all the same, and
 // the exit reason names the part. A zero part has no ceiling, but for those that [Options] gives a default.
 //
-// Turns, conversation and tokens cannot be exceeded: they are looked at before a model call, whose answer is bounded by what is left.
-// Time and CPU are looked at while tools run, about twice a second. Money is known after a call: the last one may
-// take a run over its ceiling by what it cost.
+// Turns, conversation, tokens and money are looked at before a model call, whose answer is bounded by what is left. How many tokens
+// a question has is an estimate until it is answered, by which the last call may miss. Time and CPU are looked at while
+// tools run, the latter twice a second.
 type Budget struct {
 	Turns        int           `json:"turns"`
 	Conversation int           `json:"conversation_tokens"` // of the whole conversation, looked at before each model call
@@ -51,7 +53,7 @@ func (b Budget) over(s Spent) (ExitReason, string) {
 const leastAnswer = 16
 
 // answerTokens is the ceiling of the next answer: perCall, or what the budget leaves beside a prompt of about that size.
-func (b Budget) answerTokens(s Spent, prompt, perCall int) (int, ExitReason, string) {
+func (b Budget) answerTokens(s Spent, prompt, perCall int, price *llm.Price) (int, ExitReason, string) {
 	if b.Conversation > 0 && prompt > b.Conversation {
 		return 0, ExitTokenLimit, fmt.Sprintf("the conversation has about %d tokens, more than the limit of %d", prompt, b.Conversation)
 	}
@@ -61,6 +63,16 @@ func (b Budget) answerTokens(s Spent, prompt, perCall int) (int, ExitReason, str
 			return 0, ExitTokenLimit, fmt.Sprintf("all model calls together have taken %d tokens of %d, and the next needs %d for its question alone", s.Tokens, b.Tokens, prompt)
 		}
 		perCall = min(perCall, left)
+	}
+	if b.Cost > 0 && price != nil {
+		question, answer := price.Cost(llm.Usage{PromptTokens: prompt}), price.Cost(llm.Usage{PromptTokens: prompt, CompletionTokens: 1})
+		left := b.Cost - s.Cost - question
+		if each := answer - question; each > 0 && left < each*float64(perCall) {
+			perCall = int(left / each)
+		}
+		if left < 0 || perCall < leastAnswer {
+			return 0, ExitCostLimit, fmt.Sprintf("the model has cost $%.4f of $%.4f, and the next call's question alone costs $%.4f", s.Cost, b.Cost, question)
+		}
 	}
 	return perCall, "", ""
 }

@@ -355,9 +355,12 @@ func TestBudgets(t *testing.T) {
 	}{
 		{"tokens", []llmtest.Turn{{PromptTokens: 900, Calls: work.Calls}}, func(o *Options, _ *fakeSandbox) { o.Budget.Tokens = 1000 }, ExitTokenLimit, "910 tokens of 1000"},
 		{"tokens used up", []llmtest.Turn{{PromptTokens: 990, Calls: work.Calls}}, func(o *Options, _ *fakeSandbox) { o.Budget.Tokens = 1000 }, ExitTokenLimit, "1000 tokens of 1000"},
-		{"money", []llmtest.Turn{work, turn(llmtest.Bash("true"))}, func(o *Options, _ *fakeSandbox) {
-			o.Budget.Cost, o.Cost = 0.5, func(*llm.Response) (float64, bool) { return 0.25, true }
+		{"money", []llmtest.Turn{{PromptTokens: 100_000, Calls: work.Calls}, {PromptTokens: 399_990, Calls: work.Calls}}, func(o *Options, _ *fakeSandbox) {
+			o.Budget.Cost, o.Budget.Conversation, o.Price = 0.5, 1_000_000, &llm.Price{Input: 1, Output: 1}
 		}, ExitCostLimit, "$0.5000 of $0.5000"},
+		{"money that is not enough for the next question", []llmtest.Turn{{PromptTokens: 300_000, Calls: work.Calls}}, func(o *Options, _ *fakeSandbox) {
+			o.Budget.Cost, o.Budget.Conversation, o.Price = 0.5, 1_000_000, &llm.Price{Input: 1, Output: 1}
+		}, ExitCostLimit, "question alone costs $0.30"},
 		{"processor time between turns", []llmtest.Turn{work}, func(o *Options, s *fakeSandbox) {
 			o.Budget.CPU = time.Second
 			n := 0
@@ -443,12 +446,12 @@ func TestBudgets(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a price that is missing", func(t *testing.T) {
-		opts, sandbox, _ := newRun(t, turn(llmtest.Bash("true")))
-		opts.Budget.Cost, opts.Cost = 1, func(*llm.Response) (float64, bool) { return 0, false }
-		res, err := Run(t.Context(), opts)
-		if err == nil || res.ExitReason != ExitFailed || sandbox.deleted != 1 {
-			t.Errorf("%+v, %v", res, err)
+	t.Run("an answer is bounded by the money that is left", func(t *testing.T) {
+		opts, sandbox, srv := newRun(t, turn(llmtest.Submit()))
+		opts.Budget.Cost, opts.Price = 0.01, &llm.Price{Input: 0, Output: 10}
+		mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
+		if got := string(srv.Requests()[0].Fields["max_tokens"]); got != "1000" {
+			t.Errorf("max_tokens %s", got)
 		}
 	})
 }

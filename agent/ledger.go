@@ -105,7 +105,7 @@ func (l *ledger) apply(e Event) error {
 		l.open.response = e.Response
 		l.open.calls = make([]openCall, len(e.Response.ToolCalls))
 		l.talk.answered(e.Response.message(), e.Response.Usage)
-		addUsage(&l.usage, e.Response.Usage)
+		l.usage.Add(e.Response.Usage)
 		used := e.Response.Usage.PromptTokens + e.Response.Usage.CompletionTokens
 		if used == 0 {
 			used = l.talk.tokens()
@@ -119,6 +119,7 @@ func (l *ledger) apply(e Event) error {
 	case e.Resumed != nil:
 		l.resumed++
 		l.run.Budget, l.run.Policy, l.spent = e.Resumed.Budget, e.Resumed.Policy, e.Resumed.Spent
+		l.run.LLMName = e.Resumed.LLMName
 		l.run.Model, l.run.ModelSource, l.run.BaseURL = e.Resumed.Model, e.Resumed.ModelSource, e.Resumed.BaseURL
 		l.end, l.outputs, l.idle = nil, nil, 0
 		if e.Resumed.Message != nil {
@@ -263,12 +264,4 @@ func (l *ledger) trajectory() *Trajectory {
 		t.Metadata.ExitReason, t.Metadata.ExitDetail, t.Metadata.FinishedAt, t.Metadata.Output = l.end.Reason, l.end.Detail, &finished, l.end.Output
 	}
 	return t
-}
-
-func addUsage(sum *llm.Usage, u llm.Usage) {
-	sum.PromptTokens += u.PromptTokens
-	sum.CompletionTokens += u.CompletionTokens
-	sum.TotalTokens += u.TotalTokens
-	sum.CachedTokens += u.CachedTokens
-	sum.ReasoningTokens += u.ReasoningTokens
 }

@@ -146,7 +146,7 @@ func (r *run) between(ctx context.Context) (ExitReason, string, error) {
 	req.Tokens = r.l.talk.tokens() + len(req.Reminder)/4
 	var reason ExitReason
 	var detail string
-	if req.MaxTokens, reason, detail = b.answerTokens(spent, req.Tokens, r.l.run.PerCall); reason != "" {
+	if req.MaxTokens, reason, detail = b.answerTokens(spent, req.Tokens, r.l.run.PerCall, r.Price); reason != "" {
 		return reason, detail, nil
 	}
 	return "", "", r.emit(Event{Turn: turn, Request: &req}, false)
@@ -156,7 +156,7 @@ func (r *run) between(ctx context.Context) (ExitReason, string, error) {
 func (r *run) ask(ctx context.Context, turn int) (ExitReason, string, error) {
 	req := llm.Request{
 		Model: r.l.run.Model, Messages: r.l.talk.messages, Tools: Tools(), Temperature: r.l.run.Temperature,
-		MaxTokens: r.l.open.request.MaxTokens, ExtraBody: r.l.run.ExtraBody,
+		MaxTokens: r.l.open.request.MaxTokens, ExtraBody: r.l.run.ExtraBody, OnDelta: r.OnDelta,
 	}
 	if r.l.run.SaveCalls {
 		if err := r.saveRequest(turn, req); err != nil {
@@ -181,14 +181,13 @@ func (r *run) ask(ctx context.Context, turn int) (ExitReason, string, error) {
 			return ExitFailed, err.Error(), err
 		}
 	}
-	var cost float64
-	if r.Cost != nil {
-		known := false
-		if cost, known = r.Cost(resp); !known && r.l.run.Budget.Cost > 0 {
-			// The turn is kept, so that what it cost is on record, and the run ends before another.
-			err := errors.New("nobody knows what this model call has cost, so the budget of money cannot be held")
-			return ExitFailed, err.Error(), errors.Join(err, r.emit(Event{Turn: turn, Response: newResponse(resp, 0, took)}, true))
+	cost := resp.Usage.CostUSD
+	if r.Price != nil {
+		used := resp.Usage
+		if used.PromptTokens+used.CompletionTokens == 0 { // not counted: as the conversation's size says
+			used = llm.Usage{PromptTokens: r.l.open.request.Tokens, CompletionTokens: messageSize(resp.Message) / 4}
 		}
+		cost = r.Price.Cost(used)
 	}
 	return "", "", r.emit(Event{Turn: turn, Response: newResponse(resp, cost, took)}, false)
 }
@@ -251,8 +250,12 @@ func (r *run) answerCalls(ctx context.Context, tools *toolbox) (callErr, err err
 		if len(group) == 0 {
 			continue
 		}
-		if callErr, err = r.runGroup(ctx, tools, group); err != nil {
+		ended, err := r.runGroup(ctx, tools, group)
+		if err != nil {
 			return callErr, err
+		}
+		if callErr == nil {
+			callErr = ended
 		}
 	}
 	return callErr, nil
@@ -287,7 +290,7 @@ func (r *run) prepare(ctx context.Context, i int, callErr *error) (p pending, re
 		if err != nil {
 			return p, false, err
 		}
-		if t.response.FinishReason == "length" && i == len(t.calls)-1 {
+		if t.response.FinishReason == llm.FinishLength && i == len(t.calls)-1 {
 			obs.text += "\nYour turn was cut off at the limit of tokens: write less in one call."
 		}
 		return answer(EndedEvent{NotRun: true, Observation: obs.text})

@@ -76,6 +76,7 @@ type RunEvent struct {
 	System      string         `json:"system"` // the prompts as the model gets them
 	User        string         `json:"user"`
 	Prompt      PromptConfig   `json:"prompt"`
+	LLMName     string         `json:"llm_name,omitempty"` // as the user named the model, provider and all
 	Model       string         `json:"model"`
 	ModelSource string         `json:"model_source"`
 	BaseURL     string         `json:"base_url,omitempty"`
@@ -128,7 +129,8 @@ type ResponseEvent struct {
 	FinishReason string          `json:"finish_reason,omitempty"`
 	Usage        llm.Usage       `json:"usage"`
 	Cost         float64         `json:"cost_usd,omitempty"`
-	Raw          json.RawMessage `json:"raw,omitempty"` // the message as its provider wants it back
+	Raw          json.RawMessage `json:"raw,omitempty"` // the message as its provider wants it back, and in which wire format
+	RawFormat    llm.Format      `json:"raw_format,omitempty"`
 	Time         float64         `json:"seconds"`
 }
 
@@ -141,7 +143,7 @@ type RecordedCall struct {
 
 // message is the turn as it stands in later requests.
 func (r *ResponseEvent) message() llm.Message {
-	m := llm.Message{Role: llm.RoleAssistant, Content: r.Content, Raw: r.Raw}
+	m := llm.Message{Role: llm.RoleAssistant, Content: r.Content, Raw: r.Raw, RawFormat: r.RawFormat}
 	for _, c := range r.ToolCalls {
 		m.ToolCalls = append(m.ToolCalls, llm.ToolCall(c))
 	}
@@ -151,7 +153,7 @@ func (r *ResponseEvent) message() llm.Message {
 // newResponse takes a model's turn into the record.
 func newResponse(resp *llm.Response, cost float64, took time.Duration) *ResponseEvent {
 	e := &ResponseEvent{
-		Content: resp.Content, Reasoning: resp.Reasoning, FinishReason: resp.FinishReason, Usage: resp.Usage, Cost: cost, Raw: resp.Message.Raw, Time: seconds(took),
+		Content: resp.Content, Reasoning: resp.Reasoning, FinishReason: resp.FinishReason, Usage: resp.Usage, Cost: cost, Raw: resp.Message.Raw, RawFormat: resp.Message.RawFormat, Time: seconds(took),
 	}
 	for _, c := range resp.ToolCalls {
 		e.ToolCalls = append(e.ToolCalls, RecordedCall(c))
@@ -193,6 +195,7 @@ type TurnEvent struct {
 type ResumedEvent struct {
 	Budget      Budget  `json:"budget"`
 	Policy      string  `json:"policy,omitempty"`
+	LLMName     string  `json:"llm_name,omitempty"`
 	Model       string  `json:"model"`
 	ModelSource string  `json:"model_source"`
 	BaseURL     string  `json:"base_url,omitempty"`

@@ -16,7 +16,7 @@ var ErrEnded = errors.New("the run has ended")
 // Resume goes on with the run in dir, from wherever it stopped: after a crash of the agent or the daemon in the sandbox as it is, after
 // an end whose sandbox is gone in a new one made of the last turn's snapshot, where there is one.
 //
-// Of opts count Model, ModelName, BaseURL, Cost, Create, Open, Asker, Secrets, Message, Now and the functions that are told what
+// Of opts count Model, LLMName, ModelName, BaseURL, Price, Create, Open, Asker, Secrets, Message, Now and the functions that are told what
 // happens. Policy, and the parts of Budget that are set, replace what the record says. No turn that is on record is
 // asked for again, and no call that had begun is run again unless it changes nothing: the model is told that it is unknown
 // whether such a call was done.
@@ -90,10 +90,13 @@ func (r *run) discard(ctx context.Context) error {
 func (r *run) resumed() (*ResumedEvent, error) {
 	was := r.l.run
 	e := &ResumedEvent{
-		Budget: was.Budget, Policy: was.Policy, Model: r.ModelName, ModelSource: r.Model.Describe(), BaseURL: r.BaseURL, Spent: r.l.spent,
+		Budget: was.Budget, Policy: was.Policy, LLMName: r.LLMName, Model: r.ModelName, ModelSource: r.Model.Describe(), BaseURL: r.BaseURL, Spent: r.l.spent,
 	}
 	if e.Model == "" {
 		e.Model = was.Model
+	}
+	if e.LLMName == "" {
+		e.LLMName = was.LLMName
 	}
 	given := r.Options.Budget
 	override(&e.Budget.Turns, given.Turns)
@@ -102,7 +105,7 @@ func (r *run) resumed() (*ResumedEvent, error) {
 	override(&e.Budget.Cost, given.Cost)
 	override(&e.Budget.Time, given.Time)
 	override(&e.Budget.CPU, given.CPU)
-	if e.Budget.Cost > 0 && r.Cost == nil {
+	if e.Budget.Cost > 0 && r.Price == nil {
 		return nil, errNoPrice
 	}
 	if r.Options.Policy != nil {

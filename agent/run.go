@@ -44,8 +44,8 @@ type Options struct {
 	ModelName string // sent to the model; may be empty for a replay
 	BaseURL   string // for the record
 	Prompt    PromptConfig
-	// Cost tells what a model call has cost in dollars, where that is known. It is needed for a budget of money.
-	Cost func(*llm.Response) (dollars float64, known bool)
+	LLMName   string     // as the user has named the model, for [Resume]: ModelName lacks the provider
+	Price     *llm.Price // of the model; nil where nobody knows it, and then there is no budget of money
 
 	// Create makes the sandbox; Run deletes it.
 	Create func(ctx context.Context, req api.CreateSandbox) (Sandbox, error)
@@ -80,6 +80,8 @@ type Options struct {
 	OnStep    func(Step)
 	OnOutputs func(Outputs)
 	OnNote    func(text string)
+	// OnDelta, if set, asks the model to stream and is given what it writes, before OnStep has the whole turn.
+	OnDelta func(llm.Delta)
 }
 
 // Started is what is known when the first turn begins.
@@ -197,7 +199,7 @@ func prepare(opts Options) (*run, *RunEvent, error) {
 		return nil, nil, err
 	}
 	first := &RunEvent{
-		Query: opts.Query, System: system, User: user, Prompt: opts.Prompt, Model: opts.ModelName, ModelSource: opts.Model.Describe(), BaseURL: opts.BaseURL,
+		Query: opts.Query, System: system, User: user, Prompt: opts.Prompt, LLMName: opts.LLMName, Model: opts.ModelName, ModelSource: opts.Model.Describe(), BaseURL: opts.BaseURL,
 		Image: opts.Image, Limits: opts.Limits, InputDir: opts.InputDir, Budget: opts.Budget, PerCall: opts.MaxTokensPerCall, Temperature: opts.Temperature,
 		ExtraBody: opts.ExtraBody, ToolTimeout: opts.ToolTimeout, Collect: opts.Collect, Policy: r.policy.Source(), Snapshots: opts.SnapshotTurns, SaveCalls: opts.SaveRequests,
 	}
@@ -209,7 +211,7 @@ func newWork(opts Options) (*run, error) {
 	if err := opts.Budget.check(); err != nil {
 		return nil, err
 	}
-	if opts.Budget.Cost > 0 && opts.Cost == nil {
+	if opts.Budget.Cost > 0 && opts.Price == nil {
 		return nil, errNoPrice
 	}
 	if opts.Now == nil {

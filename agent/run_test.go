@@ -28,7 +28,7 @@ func newRun(t *testing.T, turns ...llmtest.Turn) (Options, *fakeSandbox, *llmtes
 	t.Helper()
 	dir := t.TempDir()
 	srv := llmtest.Start(t, turns...)
-	server, err := llm.NewOpenAI(llm.OpenAIOptions{BaseURL: srv.URL})
+	server, err := llm.NewOpenAI(llm.ServerOptions{BaseURL: srv.URL})
 	if err != nil {
 		t.Fatal(err)
 	}

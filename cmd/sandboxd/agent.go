@@ -53,6 +53,8 @@ type agentRunOptions struct {
 	saveResponses                          bool
 	extraBody                              string
 	retries                                int
+	stream                                 bool
+	prices                                 string
 	timeout                                seconds
 	memory                                 size
 	cpus                                   float64
@@ -71,15 +73,17 @@ deleted at the end, whatever happens; what the model left in its output
 directory is copied to OUTPUT_DIR/YYYYmmdd_HHMMSS/files, and every turn is
 recorded beside it in trajectory.json as it happens.
 
-Any server with OpenAI's chat completions and tool calls will do. With
---llm replay:FILE no model is needed: the turns come from a recorded
-trajectory.json, and every command is really executed.
+Any server with OpenAI's chat completions and tool calls will do. A name that
+begins with anthropic/ is called by Anthropic's Messages, one that begins with
+openai/responses/ by OpenAI's Responses. With --llm replay:FILE no model is
+needed: the turns come from a recorded trajectory.json, and every command is
+really executed.
 
 What --llm_name, --llm_base_url, --api_key and --prompt_config do not say comes
 from a settings file: --settings, $LLM_IN_SANDBOX_CONFIG, ./llm-in-sandbox.yaml,
 ./llm_in_sandbox.yaml, ~/.llm-in-sandbox/config.yaml, ~/.llm-in-sandbox.yaml,
 the first that exists. After that from the environment: LLM_NAME, LLM_BASE_URL,
-LLM_API_KEY, OPENAI_API_KEY.
+LLM_API_KEY, and OPENAI_API_KEY, ANTHROPIC_API_KEY or AZURE_API_KEY.
 
 Turns are printed to stderr; the content of answer.txt, if there is one, to
 stdout.`,
@@ -112,8 +116,8 @@ func (o *agentRunOptions) addFlags(f *pflag.FlagSet) {
 	o.memory.least = 1
 	f.SortFlags = false
 	f.StringVar(&o.query, "query", "", "the `task`; required, except in a replay")
-	f.StringVar(&o.llmName, "llm_name", "", "the model's `name`; a prefix openai/ or hosted_vllm/ is taken off before it is sent")
-	f.StringVar(&o.baseURL, "llm_base_url", "", "`URL` of an OpenAI-compatible server (default http://localhost:8000/v1)")
+	f.StringVar(&o.llmName, "llm_name", "", "the model's `name`, with its provider before it: anthropic/, openai/responses/, openai/, azure/, hosted_vllm/")
+	f.StringVar(&o.baseURL, "llm_base_url", "", "`URL` of the model's server (default http://localhost:8000/v1; for anthropic/ https://api.anthropic.com)")
 	f.StringVar(&o.apiKey, "api_key", "", "the server's `key`; better put into the environment or settings, where ps does not show it")
 	f.StringVar(&o.model, "llm", "", "`replay:FILE` plays the model turns of a recorded trajectory.json")
 	f.StringVar(&o.image, "image", api.HostImage, "`image` of the sandbox (also --docker_image)")
@@ -128,6 +132,8 @@ func (o *agentRunOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.extraBody, "extra_body", "", "`JSON` object added to every request")
 	f.BoolVar(&o.saveResponses, "save_litellm_response", false, "keep request_NNN.json and response_NNN.json beside the trajectory")
 	f.IntVar(&o.retries, "llm_retries", llm.DefaultRetries, "how often a failed model call is repeated, a `number`")
+	f.BoolVar(&o.stream, "stream", true, "have answers sent as they are written, and show them; false for servers that do it badly")
+	f.StringVar(&o.prices, "prices", "", "YAML `file` with prices of models, over the built-in ones, for the cost in the record")
 	f.Var(&o.timeout, "timeout", "end the run after this time (default 8h)")
 	f.VarP(&o.memory, "memory", "m", "most memory of the sandbox, such as 2g")
 	f.Float64Var(&o.cpus, "cpus", 0, "most processor time of the sandbox, in `cores`")
@@ -278,21 +284,30 @@ func (o *agentRunOptions) resolve(changed func(string) bool, getenv func(string)
 	if name == "" {
 		return run, usagef("--llm_name is required: name the model, here, in a settings file or in LLM_NAME (or use --llm replay:FILE)")
 	}
-	if run.ModelName, err = llm.WireName(name); err != nil {
+	provider, wireName, err := llm.ParseName(name)
+	if err != nil {
 		return run, err
 	}
-	if llm.AcceptsTemperature(run.ModelName) {
+	run.ModelName = wireName
+	if llm.AcceptsTemperature(wireName) {
 		run.Temperature = &o.temperature
 	}
-	server, err := llm.NewOpenAI(llm.OpenAIOptions{
-		BaseURL: first(o.baseURL, settings.LLMBaseURL, getenv("LLM_BASE_URL"), "http://localhost:8000/v1"),
-		APIKey:  first(o.apiKey, settings.APIKey, getenv("LLM_API_KEY"), getenv("OPENAI_API_KEY")),
+	baseURL := first(o.baseURL, settings.LLMBaseURL, getenv("LLM_BASE_URL"), provider.BaseURL)
+	if baseURL == "" {
+		return run, usagef("--llm_base_url is required for %s: nobody knows where it is served", name)
+	}
+	server, err := llm.Open(provider.Format, llm.ServerOptions{
+		BaseURL: baseURL, APIKey: first(o.apiKey, settings.APIKey, getenv("LLM_API_KEY"), getenv(provider.KeyName)),
 	})
 	if err != nil {
 		return run, err
 	}
+	prices, err := llm.LoadPrices(o.prices)
+	if err != nil {
+		return run, err
+	}
 	run.BaseURL = server.BaseURL()
-	run.Model = &llm.Retry{Model: server, Retries: o.retries, Notice: note}
+	run.Model = &llm.Priced{Model: &llm.Retry{Model: server, Retries: o.retries, Notice: note}, Prices: prices}
 	return run, nil
 }
 
@@ -318,7 +333,7 @@ func parseExtraBody(text string) (map[string]any, error) {
 	}
 	for key := range body {
 		switch key {
-		case "messages", "tools", "stream":
+		case "messages", "input", "instructions", "system", "tools", "stream":
 			return nil, usagef("--extra_body must not set %q, which the run itself sets", key)
 		}
 	}
