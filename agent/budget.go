@@ -68,7 +68,7 @@ func (b Budget) answerTokens(s Spent, prompt, perCall int, price *llm.Price) (in
 		question, answer := price.Cost(llm.Usage{PromptTokens: prompt}), price.Cost(llm.Usage{PromptTokens: prompt, CompletionTokens: 1})
 		left := b.Cost - s.Cost - question
 		if each := answer - question; each > 0 && left < each*float64(perCall) {
-			perCall = int(left / each)
+			perCall = int(left/each + 1e-6) // what rounding has taken
 		}
 		if left < 0 || perCall < leastAnswer {
 			return 0, ExitCostLimit, fmt.Sprintf("the model has cost $%.4f of $%.4f, and the next call's question alone costs $%.4f", s.Cost, b.Cost, question)

@@ -465,13 +465,18 @@ func (r *run) collect(ctx context.Context, res *Result) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), collectTime)
 	defer cancel()
 	outputs, err := listOutputs(ctx, r.sandbox, r.l.run.Prompt.OutputDir, r.l.run.Collect)
-	if err != nil {
+	switch {
+	case err != nil && lost(err):
 		return err
+	case err != nil:
+		// The list is for who reads it. What leaves is held to the rules again, and must not be lost for want of one.
+		r.OnNote(err.Error())
+	default:
+		if err := r.emit(Event{Outputs: outputs}, true); err != nil {
+			return err
+		}
+		r.OnOutputs(*outputs)
 	}
-	if err := r.emit(Event{Outputs: outputs}, true); err != nil {
-		return err
-	}
-	r.OnOutputs(*outputs)
 	// A directory that is there is of an end before this one, and one with the other name of a crash.
 	filesDir := filepath.Join(r.dir, "files")
 	partial := filesDir + ".part"
@@ -492,8 +497,8 @@ func (r *run) collect(ctx context.Context, res *Result) error {
 	if collectErr != nil {
 		return collectErr
 	}
-	res.Answer, res.HasAnswer, err = readAnswer(filesDir, maxAnswer)
-	return err
+	res.Answer, res.HasAnswer, collectErr = readAnswer(filesDir, maxAnswer)
+	return collectErr
 }
 
 // setUp makes the directories and copies the input.

@@ -99,6 +99,23 @@ func FindRun(outputDir, ref string) (string, error) {
 	return "", fmt.Errorf("there is no run %q, neither as a directory nor in %s (sandboxd agent list shows them)", ref, outputDir)
 }
 
+// RecordedModel is what the record in dir says of the run's model, and how many turns it has given.
+func RecordedModel(dir string) (was RunEvent, answered int, err error) {
+	events, _, err := ReadRecord(dir)
+	if err != nil {
+		return RunEvent{}, 0, err
+	}
+	l, err := readLedger(events)
+	if err != nil {
+		return RunEvent{}, 0, err
+	}
+	answered = len(l.steps)
+	if l.open != nil && l.open.response != nil {
+		answered++
+	}
+	return l.run, answered, nil
+}
+
 var errNoPrice = errors.New("a budget of money cannot be held: nobody knows what this model costs")
 
 // parsePolicy reads the policy of a record.
