@@ -485,3 +485,20 @@ func TestViewsOfATurnRunAtTheSameTime(t *testing.T) {
 		t.Errorf("%+v", calls)
 	}
 }
+
+// A daemon that goes away between submit and the output costs neither: resume collects what is still there.
+func TestOutputIsCollectedByResume(t *testing.T) {
+	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("mkdir -p out; echo 42 > out/answer.txt")), turn(llmtest.Submit()))
+	opts.OnStep = func(s Step) { sandbox.gone = s.Action.Function == ToolSubmit }
+	sandbox.onDelete = func(context.Context) error { return problem(api.CodeUnavailable, "nobody answers") }
+	res, err := Run(t.Context(), opts)
+	if err == nil || res.ExitReason != ExitSubmitted || res.HasAnswer {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	again, _, _ := newRun(t)
+	sandbox.gone, sandbox.deleted, sandbox.onDelete = false, 0, nil
+	res, err = Resume(t.Context(), res.Dir, withOpen(again, sandbox))
+	if err != nil || res.ExitReason != ExitSubmitted || res.Answer != "42\n" || sandbox.deleted != 1 {
+		t.Errorf("%+v, %v", res, err)
+	}
+}

@@ -117,7 +117,7 @@ func PrintOutputs(w io.Writer, o Outputs) error {
 			fmt.Fprintf(&b, "  ... %d more\n", o.Entries-i)
 			break
 		}
-		fmt.Fprintf(&b, "  %-9s %10d  %s", f.Type, f.Size, OneLine(f.Path, printWidth))
+		fmt.Fprintf(&b, "  %-9s %10d  %s", OneLine(string(f.Type), 9), f.Size, OneLine(f.Path, printWidth))
 		if f.Stays != "" {
 			fmt.Fprintf(&b, "  (stays: %s)", f.Stays)
 		}

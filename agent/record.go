@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -209,6 +210,8 @@ type EndEvent struct {
 	Detail string     `json:"detail,omitempty"`
 	Output *Collected `json:"output,omitempty"`
 	Spent  Spent      `json:"spent"`
+	// OutputError is why the output is not all there. Resume collects it again, if the sandbox is.
+	OutputError string `json:"output_error,omitempty"`
 }
 
 // record is the open file. One process has it at a time.
@@ -385,18 +388,36 @@ func marshalLine(v any) ([]byte, error) {
 // leastSecret is the shortest text that is taken out: shorter ones would stand in other words.
 const leastSecret = 8
 
-// inJSON gives secrets as they stand within JSON text.
+// inJSON gives secrets as they stand within JSON text, and within JSON text that is a text in JSON, as a call's arguments are. What
+// a secret was made into by somebody who knows it is not found.
 func inJSON(secrets []string) [][]byte {
 	var out [][]byte
 	for _, s := range secrets {
 		if len(s) < leastSecret {
 			continue
 		}
-		if b, err := marshalLine(s); err == nil {
-			out = append(out, bytes.Trim(bytes.TrimSpace(b), `"`))
+		html, err := json.Marshal(s)
+		if err != nil { // a text always marshals
+			continue
+		}
+		once := [][]byte{quoted(s), html[1 : len(html)-1]}
+		for _, form := range append(once, quoted(string(once[0])), quoted(string(once[1]))) {
+			if !slices.ContainsFunc(out, func(b []byte) bool { return bytes.Equal(b, form) }) {
+				out = append(out, form)
+			}
 		}
 	}
 	return out
+}
+
+// quoted is a text as JSON has it, without the quotes.
+func quoted(s string) []byte {
+	b, err := marshalLine(s)
+	if err != nil { // a text always marshals
+		return []byte(s)
+	}
+	b = bytes.TrimSuffix(b, []byte("\n"))
+	return b[1 : len(b)-1]
 }
 
 func redact(text []byte, secrets [][]byte) []byte {

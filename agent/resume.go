@@ -42,7 +42,7 @@ func (r *run) resume(ctx context.Context, events []Event) (*Result, error) {
 	if r.l, err = readLedger(events); err != nil {
 		return nil, err
 	}
-	if r.l.end != nil && r.l.end.Reason == ExitSubmitted {
+	if r.l.end != nil && r.l.end.Reason == ExitSubmitted && r.l.end.OutputError == "" {
 		// All is done, but perhaps for the sandbox, of which a crash had no time to dispose.
 		if sb, err := r.Open(ctx, r.l.sandbox.ID, deleteTime); err == nil {
 			if err := sb.Delete(ctx); err != nil {

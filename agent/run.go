@@ -397,13 +397,16 @@ func (r *run) watch(ctx context.Context, end context.CancelCauseFunc) {
 func (r *run) finish(ctx context.Context, setUpErr error) (*Result, error) {
 	res := &Result{Dir: r.dir, ExitReason: ExitFailed}
 	// The reason is kept apart from the error: what is wrong on our side must not hide that the model submitted.
-	reason, detail, err := ExitReason(""), "", setUpErr
+	reason, detail, missing, err := ExitReason(""), "", "", setUpErr
 	if err == nil {
 		r.OnStart(Started{SandboxID: r.sandbox.ID(), Image: r.l.run.Image, Dir: r.dir, ModelSource: r.Model.Describe()})
 		reason, detail, err = r.work(ctx)
-		var collectErr error
-		if collectErr = r.collect(ctx, res); collectErr != nil && reason == ExitSandboxLost {
-			r.OnNote(collectErr.Error())
+		collectErr := r.collect(ctx, res)
+		if collectErr != nil {
+			missing = collectErr.Error()
+		}
+		if collectErr != nil && reason == ExitSandboxLost {
+			r.OnNote(missing)
 			collectErr = nil
 		}
 		err = errors.Join(err, collectErr)
@@ -417,7 +420,7 @@ func (r *run) finish(ctx context.Context, setUpErr error) (*Result, error) {
 	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteTime)
 	defer cancel()
 	detail = string(redact([]byte(detail), plain(r.Secrets)))
-	err = errors.Join(err, r.emit(Event{End: &EndEvent{Reason: reason, Detail: detail, Output: res.Output, Spent: r.spend(clean)}}, true))
+	err = errors.Join(err, r.emit(Event{End: &EndEvent{Reason: reason, Detail: detail, Output: res.Output, Spent: r.spend(clean), OutputError: missing}}, true))
 	// The end is on record before the sandbox goes: a crash in between leaves a sandbox, which resume deletes, and no doubt.
 	if delErr := r.sandbox.Delete(clean); delErr != nil && !hasCode(delErr, api.CodeNotFound) {
 		delErr = fmt.Errorf("delete the sandbox %s: %w", r.sandbox.ID(), delErr)

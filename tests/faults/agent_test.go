@@ -112,7 +112,8 @@ func readRunRecord(t *testing.T, dir string) runRecord {
 				Unknown bool `json:"unknown"`
 			} `json:"ended"`
 			End *struct {
-				Reason string `json:"reason"`
+				Reason      string `json:"reason"`
+				OutputError string `json:"output_error"`
 			} `json:"end"`
 		}
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil || e.N != n {
@@ -126,7 +127,9 @@ func readRunRecord(t *testing.T, dir string) runRecord {
 		case e.TurnEnd != nil:
 			r.turns = append(r.turns, e.Turn)
 		case e.End != nil:
-			r.end = e.End.Reason
+			if r.end = e.End.Reason; e.End.OutputError != "" {
+				r.end += ", without its output"
+			}
 		}
 	}
 	if err := lines.Err(); err != nil {
