@@ -25,7 +25,8 @@
 //
 // # What is not trusted
 //
-// The model's arguments: they are read once, strictly, and what was read is what the policy sees and what runs; they reach programs as argv and files through the files API, never through a shell line that
-// we build (execute_bash hands the model's own line to the sandbox's shell: that is its purpose). The sandbox's
-// answers: bounded, and its archive is extracted with [os.Root], links kept as links and never followed.
+// The model's arguments: they are read once, strictly, and what was read is what the policy sees and what runs. They reach
+// programs as argv and files through the files API, never through a shell line that we build (execute_bash hands the
+// model's own line to the sandbox's shell: that is its purpose). The sandbox's answers: bounded, and its archive is
+// extracted with [os.Root], links kept as links and never followed.
 package agent

@@ -117,7 +117,7 @@ func (r *run) loop(ctx context.Context) (ExitReason, string, error) {
 		switch {
 		case callErr != nil && ctx.Err() != nil:
 			reason, detail := interrupted(ctx)
-			return reason, detail, nil
+			return reason, detail, nil //nolint:nilerr // how a run ends is a result
 		case callErr != nil && lost(callErr):
 			return ExitSandboxLost, callErr.Error(), nil
 		case callErr != nil:
@@ -136,7 +136,7 @@ func (r *run) between(ctx context.Context) (ExitReason, string, error) {
 		return ExitNoToolCall, fmt.Sprintf("%d turns in a row called no tool", r.l.idle), nil
 	case ctx.Err() != nil:
 		reason, detail := interrupted(ctx)
-		return reason, detail, nil
+		return reason, detail, nil //nolint:nilerr // how a run ends is a result
 	}
 	if reason, detail := b.over(spent); reason != "" {
 		return reason, detail, nil
@@ -462,8 +462,7 @@ func endOfModel(ctx context.Context, err error) (ExitReason, string) {
 
 func interrupted(ctx context.Context) (ExitReason, string) {
 	cause := context.Cause(ctx)
-	var b *budgetEnd
-	if errors.As(cause, &b) {
+	if b, ok := errors.AsType[*budgetEnd](cause); ok {
 		return b.reason, b.detail
 	}
 	return ExitInterrupted, cause.Error()

@@ -98,7 +98,7 @@ func (r *run) resumed() (*ResumedEvent, error) {
 	if e.LLMName == "" {
 		e.LLMName = was.LLMName
 	}
-	given := r.Options.Budget
+	given := r.Budget
 	override(&e.Budget.Turns, given.Turns)
 	override(&e.Budget.Conversation, given.Conversation)
 	override(&e.Budget.Tokens, given.Tokens)
@@ -108,7 +108,7 @@ func (r *run) resumed() (*ResumedEvent, error) {
 	if e.Budget.Cost > 0 && r.Price == nil {
 		return nil, errNoPrice
 	}
-	if r.Options.Policy != nil {
+	if r.Policy != nil {
 		e.Policy = r.policy.Source()
 	} else if was.Policy != "" {
 		var err error

