@@ -17,7 +17,6 @@ import (
 	"github.com/sandboxd/sandboxd/agent/llm"
 	"github.com/sandboxd/sandboxd/agent/policy"
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/internal/flock"
 )
 
 // RecordName is the record's file in a run's directory.
@@ -232,7 +231,7 @@ func createRecord(dir string, now func() time.Time, secrets []string) (*record, 
 	if err != nil {
 		return nil, fmt.Errorf("begin the record: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := lock(f); err != nil {
 		return nil, errors.Join(fmt.Errorf("begin the record: %w", err), f.Close())
 	}
 	return &record{file: f, now: now, secrets: inJSON(secrets)}, nil
@@ -248,10 +247,7 @@ func openRecord(dir string, now func() time.Time, secrets []string) (*record, []
 	fail := func(err error) (*record, []Event, error) {
 		return nil, nil, errors.Join(fmt.Errorf("open the record: %w", err), f.Close())
 	}
-	// Who lists runs holds the lock for a moment.
-	if err := flock.Exclusive(nil, time.Second, f); errors.Is(err, unix.EWOULDBLOCK) {
-		return fail(errRunning)
-	} else if err != nil {
+	if err := lock(f); err != nil {
 		return fail(err)
 	}
 	events, whole, err := readEvents(f)
@@ -264,6 +260,19 @@ func openRecord(dir string, now func() time.Time, secrets []string) (*record, []
 	return &record{file: f, n: len(events), now: now, secrets: inJSON(secrets)}, events, nil
 }
 
+// wholeFile is the lock of who writes a record. It belongs to the open file, so it goes with its process, however that ends;
+// and unlike flock(2)'s it can be asked for without being taken.
+func wholeFile() unix.Flock_t { return unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart} }
+
+func lock(f *os.File) error {
+	l := wholeFile()
+	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l)
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
+		return errRunning
+	}
+	return err
+}
+
 // ReadRecord reads the record in a run's directory, of a run that still goes on as well. running says that it does.
 func ReadRecord(dir string) (events []Event, running bool, err error) {
 	f, err := os.Open(filepath.Join(dir, RecordName))
@@ -271,9 +280,11 @@ func ReadRecord(dir string) (events []Event, running bool, err error) {
 		return nil, false, fmt.Errorf("read the record: %w", err)
 	}
 	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
-		running = true
+	held := wholeFile()
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &held); err != nil {
+		return nil, false, fmt.Errorf("read the record in %s: ask for its lock: %w", dir, err)
 	}
+	running = held.Type != unix.F_UNLCK
 	events, _, err = readEvents(f)
 	if err != nil {
 		return nil, running, fmt.Errorf("read the record in %s: %w", dir, err)
