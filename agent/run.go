@@ -81,6 +81,7 @@ type Result struct {
 	Steps      int        `json:"total_steps"`
 	Answer     string     `json:"answer,omitempty"` // of files/answer.txt
 	HasAnswer  bool       `json:"has_answer"`
+	Usage      llm.Usage  `json:"usage"` // of all model calls
 	Output     *Collected `json:"output,omitempty"`
 }
 
@@ -124,6 +125,7 @@ func Run(ctx context.Context, opts Options) (*Result, error) {
 	}
 	res.ExitReason, res.Detail, res.Steps = reason, detail, len(r.trajectory.Steps)
 	meta := &r.trajectory.Metadata
+	res.Usage = meta.Usage
 	finished := r.Now().UTC()
 	meta.ExitReason, meta.ExitDetail, meta.FinishedAt, meta.Output = reason, detail, &finished, res.Output
 	return res, errors.Join(err, r.trajectory.save(r.dir))

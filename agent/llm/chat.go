@@ -284,4 +284,3 @@ func historyMessage(fields map[string]json.RawMessage, calls []ToolCall) (json.R
 	fields["tool_calls"] = list
 	return json.Marshal(fields)
 }
-

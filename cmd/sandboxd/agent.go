@@ -168,9 +168,13 @@ func runAgent(ctx context.Context, opts agentRunOptions, changed func(string) bo
 	run.OnStart = func(s agent.Started) {
 		fmt.Fprintf(d.stderr, "model: %s\nsandbox: %s, image %s\nrecord: %s\n", printable(s.ModelSource), s.SandboxID, printable(s.Image), s.Dir)
 	}
-	run.OnStep = func(s agent.Step) {
-		// Who closes our stderr still gets the record.
-		_ = agent.PrintStep(d.stderr, s)
+	watch := &live{w: d.stderr}
+	run.OnStep = watch.step
+	if opts.stream {
+		run.OnDelta = watch.delta
+		if !isTerminal(d.stderr) {
+			run.OnDelta = func(llm.Delta) {} // whole turns read better in a file
+		}
 	}
 	run.OnNote = func(text string) { fmt.Fprintf(d.stderr, "sandboxd: %s\n", printable(text)) }
 
@@ -196,6 +200,9 @@ func printAgentResult(res *agent.Result, asJSON bool, stdout, stderr io.Writer) 
 	fmt.Fprintf(stderr, "\nended: %s after %d turns\n", res.ExitReason, res.Steps)
 	if res.Detail != "" {
 		fmt.Fprintf(stderr, "       %s\n", printable(res.Detail))
+	}
+	if res.Usage != (llm.Usage{}) {
+		fmt.Fprintf(stderr, "used: %s\n", used(res.Usage))
 	}
 	if res.Output != nil {
 		fmt.Fprintf(stderr, "output: %s/files (%d entries, %d bytes)\n", res.Dir, res.Output.Entries, res.Output.Bytes)

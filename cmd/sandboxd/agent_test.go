@@ -60,8 +60,24 @@ func TestAgentFlags(t *testing.T) {
 		o.MaxTokensPerCall != 65536 || *o.Temperature != 1.0 || o.OutputDir != "./output" || o.SaveRequests || o.Prompt.WorkingDir != "/testbed" {
 		t.Errorf("defaults: %+v", o)
 	}
-	if retry, ok := o.Model.(*llm.Retry); !ok || retry.Retries != 5 {
+	priced, ok := o.Model.(*llm.Priced)
+	if !ok {
+		t.Fatalf("model %+v", o.Model)
+	}
+	if retry, ok := priced.Model.(*llm.Retry); !ok || retry.Retries != 5 {
 		t.Errorf("model %+v", o.Model)
+	}
+	if _, known := priced.Prices.Of("gpt-5"); !known {
+		t.Error("there are no prices")
+	}
+	for name, want := range map[string]string{
+		"anthropic/claude-opus-5": "Anthropic Messages at https://api.anthropic.com",
+		"openai/responses/gpt-5":  "OpenAI Responses at http://localhost:8000/v1",
+		"hosted_vllm/x":           "OpenAI-compatible server at http://localhost:8000/v1",
+	} {
+		if got := get(nil, "--query", "q", "--llm_name", name).Model.Describe(); got != want {
+			t.Errorf("%s is %q", name, got)
+		}
 	}
 
 	env := map[string]string{"LLM_NAME": "from-env", "LLM_BASE_URL": "http://env/v1"}
@@ -97,7 +113,9 @@ func TestAgentFlags(t *testing.T) {
 		{[]string{"--query", "q"}, "--llm_name is required"},
 		{[]string{"--query", "q", "--llm", "gpt"}, "want replay:FILE"},
 		{[]string{"--query", "q", "--llm", "replay:missing"}, "open recording: open missing"},
-		{[]string{"--query", "q", "--llm_name", "anthropic/x"}, "not supported"},
+		{[]string{"--query", "q", "--llm_name", "anthropic/"}, "nothing after the provider"},
+		{[]string{"--query", "q", "--llm_name", "azure/x"}, "--llm_base_url is required for azure/x"},
+		{[]string{"--query", "q", "--llm_name", "m", "--prices", "missing"}, "open prices: open missing"},
 		{[]string{"--query", "q", "--llm_name", "m", "--llm_base_url", "localhost"}, "model base URL"},
 		{[]string{"--query", "q", "--llm_name", "m", "--max_steps", "0"}, "--max_steps 0"},
 		{[]string{"--query", "q", "--llm_name", "m", "--temperature", "NaN"}, "--temperature NaN"},
