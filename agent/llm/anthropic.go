@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/anthropics/anthropic-sdk-go"
@@ -181,9 +182,9 @@ func anthropicTurns(messages []Message) []turn {
 // to the newer one it will have it next time.
 func markForCache(turns []turn) {
 	left := 2
-	for i := len(turns) - 1; i >= 0 && left > 0; i-- {
-		if n := len(turns[i].blocks); turns[i].role == RoleUser && n > 0 {
-			turns[i].blocks[n-1].CacheControl = &cacheControl{Type: "ephemeral"}
+	for _, t := range slices.Backward(turns) {
+		if n := len(t.blocks); t.role == RoleUser && n > 0 && left > 0 {
+			t.blocks[n-1].CacheControl = &cacheControl{Type: "ephemeral"}
 			left--
 		}
 	}
@@ -374,8 +375,7 @@ func (s *anthropicStream) count(usage map[string]json.RawMessage) {
 }
 
 func (s *anthropicStream) delta(index int, delta map[string]json.RawMessage) {
-	for i := len(s.blocks) - 1; i >= 0; i-- {
-		b := s.blocks[i]
+	for _, b := range slices.Backward(s.blocks) {
 		if b.index != index {
 			continue
 		}

@@ -162,8 +162,7 @@ func (e *endpoint) elsewhere(resp *http.Response) string {
 
 // done gives an error its endpoint and takes the key out of it.
 func (e *endpoint) done(resp *Response, err error) (*Response, error) {
-	var m *Error
-	if errors.As(err, &m) {
+	if m, ok := errors.AsType[*Error](err); ok {
 		m.Endpoint = e.baseURL
 		if len(e.key) >= minScrubbed {
 			m.Message = strings.ReplaceAll(m.Message, e.key, "[API key]")

@@ -9,7 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"runtime"
+	goruntime "runtime"
 	"strings"
 	"testing"
 	"time"
@@ -62,10 +62,10 @@ func TestEndlessStreamsAreEnded(t *testing.T) {
 			}
 			transport.limit = limit
 			m.client.Transport = transport
-			var before, after runtime.MemStats
-			runtime.ReadMemStats(&before)
+			var before, after goruntime.MemStats
+			goruntime.ReadMemStats(&before)
 			_, err = m.Complete(t.Context(), Request{Model: "m", Messages: []Message{{Role: RoleUser, Content: "x"}}, OnDelta: func(Delta) {}})
-			runtime.ReadMemStats(&after)
+			goruntime.ReadMemStats(&after)
 			var e *Error
 			if !errors.As(err, &e) || len(err.Error()) > 2000 {
 				t.Fatalf("got %T %.300v", err, err)

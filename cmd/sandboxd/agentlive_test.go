@@ -29,7 +29,7 @@ func TestAgentShowsATurnWhileItIsWritten(t *testing.T) {
 I wi
 (the answer broke off and is asked for again)
 I \u009blook.
-(calling execute_bash\x07)
+(calling execute_bash\a)
 
 --- turn 0 · model 0.0 s · tools 0.00 s
 > execute_bash ls

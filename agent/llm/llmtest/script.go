@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -207,8 +208,8 @@ func (s *ScriptTurn) check(req Request) error {
 		}
 	}
 	if want.Arguments != nil {
-		for i := len(req.Messages) - 1; i >= 0; i-- {
-			if m := req.Messages[i]; m.Role == "assistant" {
+		for _, m := range slices.Backward(req.Messages) {
+			if m.Role == "assistant" {
 				var got []string
 				for _, c := range m.ToolCalls {
 					got = append(got, c.Function.Arguments)
@@ -225,10 +226,7 @@ func (s *ScriptTurn) check(req Request) error {
 			return fmt.Errorf("field %s is %s, want %s", name, got, want)
 		}
 	}
-	maxTokens := ""
-	for _, name := range []string{"max_tokens", "max_output_tokens", "max_completion_tokens"} {
-		maxTokens += string(req.Fields[name])
-	}
+	maxTokens := string(req.Fields["max_tokens"]) + string(req.Fields["max_output_tokens"]) + string(req.Fields["max_completion_tokens"])
 	if want.MaxTokens != 0 && maxTokens != fmt.Sprint(want.MaxTokens) {
 		return fmt.Errorf("the ceiling of tokens is %s, want %d", maxTokens, want.MaxTokens)
 	}
