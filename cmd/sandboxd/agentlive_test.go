@@ -15,10 +15,15 @@ func TestAgentShowsATurnWhileItIsWritten(t *testing.T) {
 	var out strings.Builder
 	l := &live{w: &out}
 	for _, d := range []llm.Delta{
-		{Kind: llm.DeltaReasoning, Text: "hm\x1b[2J"}, {Kind: llm.DeltaReasoning, Text: " so"}, {Kind: llm.DeltaContent, Text: "I wi"},
+		{Kind: llm.DeltaReasoning, Text: "hm\x1b[2J"},
+		{Kind: llm.DeltaReasoning, Text: " so"},
+		{Kind: llm.DeltaContent, Text: "I wi"},
 		{Kind: llm.DeltaRestart},
-		{Kind: llm.DeltaContent, Text: "I \u009b"}, {Kind: llm.DeltaContent, Text: "look."},
-		{Kind: llm.DeltaCall, Text: "execute_bash\x07"}, {Kind: llm.DeltaArguments, Text: `{"command":`}, {Kind: llm.DeltaArguments, Text: `"ls"}`},
+		{Kind: llm.DeltaContent, Text: "I \u009b"},
+		{Kind: llm.DeltaContent, Text: "look."},
+		{Kind: llm.DeltaCall, Text: "execute_bash\x07"},
+		{Kind: llm.DeltaArguments, Text: `{"command":`},
+		{Kind: llm.DeltaArguments, Text: `"ls"}`},
 	} {
 		l.delta(d)
 	}
