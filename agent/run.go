@@ -98,6 +98,7 @@ type Result struct {
 	Spent      Spent      `json:"spent"`
 	Answer     string     `json:"answer,omitempty"` // of files/answer.txt
 	HasAnswer  bool       `json:"has_answer"`
+	Usage      llm.Usage  `json:"usage"` // of all model calls
 	Output     *Collected `json:"output,omitempty"`
 }
 
@@ -430,7 +431,7 @@ func (r *run) finish(ctx context.Context, setUpErr error) (*Result, error) {
 			err = errors.Join(err, delErr)
 		}
 	}
-	res.ExitReason, res.Detail, res.Steps, res.Spent = reason, detail, len(r.l.steps), r.l.spent
+	res.ExitReason, res.Detail, res.Steps, res.Spent, res.Usage = reason, detail, len(r.l.steps), r.l.spent, r.l.usage
 	return res, errors.Join(err, r.l.trajectory().save(r.dir, true), r.closeRecord())
 }
 

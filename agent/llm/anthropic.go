@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/anthropics/anthropic-sdk-go"
@@ -156,7 +157,7 @@ func anthropicTurns(messages []Message) []turn {
 				blocks = append(blocks, block{Type: "text", Text: m.Content})
 			}
 			for _, c := range m.ToolCalls {
-				blocks = append(blocks, block{Type: "tool_use", ID: toolUseID(c.ID), Name: c.Name, Input: json.RawMessage(historyArguments(c.Arguments))})
+				blocks = append(blocks, block{Type: "tool_use", ID: identifier(c.ID), Name: historyName(c.Name), Input: json.RawMessage(historyArguments(c.Arguments))})
 			}
 			if len(blocks) > 0 { // a message without content is refused
 				turns = append(turns, turn{role: RoleAssistant, blocks: blocks})
@@ -169,7 +170,7 @@ func anthropicTurns(messages []Message) []turn {
 		t := &turns[len(turns)-1]
 		switch {
 		case m.Role == RoleTool:
-			t.blocks = append(t.blocks, block{Type: "tool_result", ToolUseID: toolUseID(m.ToolCallID), Content: m.Content})
+			t.blocks = append(t.blocks, block{Type: "tool_result", ToolUseID: identifier(m.ToolCallID), Content: m.Content})
 		case strings.TrimSpace(m.Content) != "":
 			t.blocks = append(t.blocks, block{Type: "text", Text: m.Content})
 		}
@@ -181,23 +182,12 @@ func anthropicTurns(messages []Message) []turn {
 // to the newer one it will have it next time.
 func markForCache(turns []turn) {
 	left := 2
-	for i := len(turns) - 1; i >= 0 && left > 0; i-- {
-		if n := len(turns[i].blocks); turns[i].role == RoleUser && n > 0 {
-			turns[i].blocks[n-1].CacheControl = &cacheControl{Type: "ephemeral"}
+	for _, t := range slices.Backward(turns) {
+		if n := len(t.blocks); t.role == RoleUser && n > 0 && left > 0 {
+			t.blocks[n-1].CacheControl = &cacheControl{Type: "ephemeral"}
 			left--
 		}
 	}
-}
-
-// toolUseID is an id as this provider allows it: other providers' may stand in a conversation that was begun elsewhere.
-func toolUseID(id string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '_', r == '-':
-			return r
-		}
-		return '_'
-	}, id)
 }
 
 // anthropicUsage is the count of a message, or of a piece of it, where the fields that did not change may be missing.
@@ -268,11 +258,10 @@ func parseAnthropic(raw []byte) (*Response, error) {
 			reasoning = appendText(reasoning, b.Thinking)
 		case "tool_use":
 			args := string(bytes.TrimSpace(b.Input))
-			var text string
-			if json.Unmarshal(b.Input, &text) == nil {
-				args = text
+			if strings.HasPrefix(args, `"`) {
+				_ = json.Unmarshal(b.Input, &args) // it was parsed before, as part of the block
 			}
-			resp.ToolCalls = append(resp.ToolCalls, ToolCall{ID: toolUseID(b.ID), Name: b.Name, Arguments: args})
+			resp.ToolCalls = append(resp.ToolCalls, ToolCall{ID: identifier(b.ID), Name: b.Name, Arguments: args})
 			calls = append(calls, fields)
 		}
 		said = said || b.Type != "thinking" && b.Type != "redacted_thinking"
@@ -280,7 +269,7 @@ func parseAnthropic(raw []byte) (*Response, error) {
 	}
 	MakeUnique(resp.ToolCalls)
 	for i, c := range resp.ToolCalls {
-		calls[i]["id"], calls[i]["input"] = quoted(c.ID), json.RawMessage(historyArguments(c.Arguments))
+		calls[i]["id"], calls[i]["name"], calls[i]["input"] = quoted(c.ID), quoted(historyName(c.Name)), json.RawMessage(historyArguments(c.Arguments))
 	}
 	resp.Content, resp.Reasoning = strings.Join(content, ""), strings.Join(reasoning, "\n")
 	resp.Message = Message{Role: RoleAssistant, Content: resp.Content, ToolCalls: resp.ToolCalls, RawFormat: FormatAnthropic}
@@ -364,12 +353,12 @@ func (s *anthropicStream) event(data []byte) (bool, error) {
 		if len(s.blocks) > maxCalls {
 			return false, badResponse("the answer has more than %d content blocks", maxCalls)
 		}
-		b := &streamedBlock{index: event.Index, fields: event.Block, texts: map[string]*jsonText{}}
-		s.blocks = append(s.blocks, b)
+		s.blocks = append(s.blocks, &streamedBlock{index: event.Index, fields: event.Block, texts: map[string]*jsonText{}})
 		var start contentBlock
 		if raw, err := json.Marshal(event.Block); err == nil && json.Unmarshal(raw, &start) == nil && start.Type == "tool_use" {
 			s.show(DeltaCall, start.Name)
 		}
+		s.delta(event.Index, event.Block) // what the block begins with; no text, as a rule
 	case event.Type == "content_block_delta":
 		s.delta(event.Index, event.Delta)
 	}
@@ -386,8 +375,7 @@ func (s *anthropicStream) count(usage map[string]json.RawMessage) {
 }
 
 func (s *anthropicStream) delta(index int, delta map[string]json.RawMessage) {
-	for i := len(s.blocks) - 1; i >= 0; i-- {
-		b := s.blocks[i]
+	for _, b := range slices.Backward(s.blocks) {
 		if b.index != index {
 			continue
 		}
@@ -401,9 +389,6 @@ func (s *anthropicStream) delta(index int, delta map[string]json.RawMessage) {
 			}
 			if b.texts[field.name] == nil {
 				b.texts[field.name] = &jsonText{}
-				if field.name != "partial_json" {
-					b.texts[field.name].add(b.fields[field.name]) // what the block began with; nothing, as a rule
-				}
 			}
 			if text := b.texts[field.name].add(piece); field.kind != "" {
 				s.show(field.kind, text)
@@ -430,14 +415,14 @@ func (s *anthropicStream) answer() ([]byte, error) {
 				fields[name] = quoted(text.String())
 				continue
 			}
-			// What was written may be no JSON: then it is kept as a text.
-			input := text.String()
-			if strings.TrimSpace(input) == "" {
-				continue
-			}
-			fields["input"] = quoted(input)
-			if json.Valid([]byte(input)) {
+			// What was written may be no JSON object: then it is kept as a text.
+			input := strings.TrimSpace(text.String())
+			switch {
+			case input == "": // no arguments: the block began with {}
+			case input[0] == '{' && json.Valid([]byte(input)):
 				fields["input"] = json.RawMessage(input)
+			default:
+				fields["input"] = quoted(input)
 			}
 		}
 		content = append(content, fields)

@@ -263,7 +263,7 @@ func historyMessage(fields map[string]json.RawMessage, calls []ToolCall) (json.R
 			function = map[string]json.RawMessage{}
 		}
 		var err error
-		if function["name"], err = json.Marshal(c.Name); err != nil {
+		if function["name"], err = json.Marshal(historyName(c.Name)); err != nil {
 			return nil, err
 		}
 		if function["arguments"], err = json.Marshal(historyArguments(c.Arguments)); err != nil {
@@ -284,4 +284,3 @@ func historyMessage(fields map[string]json.RawMessage, calls []ToolCall) (json.R
 	fields["tool_calls"] = list
 	return json.Marshal(fields)
 }
-

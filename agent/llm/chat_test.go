@@ -342,3 +342,25 @@ func TestScriptedModelIsStrict(t *testing.T) {
 		})
 	}
 }
+
+// A call that is given up in the middle of its answer ends with the reason, and is not taken for a broken connection.
+func TestCancelledStream(t *testing.T) {
+	for _, format := range []llm.Format{llm.FormatChat, llm.FormatResponses, llm.FormatAnthropic} {
+		why := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		srv := llmtest.Start(t, llmtest.Turn{Content: "never finished", HangAfter: true})
+		m, err := llm.Open(format, llm.ServerOptions{BaseURL: srv.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		retry := &llm.Retry{Model: m, Retries: 5}
+		shown := ""
+		_, err = retry.Complete(ctx, llm.Request{Model: "m", Messages: userMessage("x"), OnDelta: func(d llm.Delta) {
+			shown += d.Text
+			cancel(why)
+		}})
+		if !errors.Is(err, why) || shown != "never f" {
+			t.Errorf("%q: got %v after %q", format, err, shown)
+		}
+	}
+}

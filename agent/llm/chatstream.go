@@ -3,6 +3,7 @@ package llm
 import (
 	"encoding/json"
 	"maps"
+	"slices"
 	"strconv"
 )
 
@@ -184,8 +185,7 @@ func (s *chatStream) call(rawIndex json.RawMessage, id string) *chatCall {
 	if n, err := strconv.Atoi(string(rawIndex)); err == nil {
 		index = n
 	}
-	for i := len(s.calls) - 1; i >= 0; i-- {
-		c := s.calls[i]
+	for _, c := range slices.Backward(s.calls) {
 		if (index == -1 || c.index == index) && (id == "" || c.id == "" || c.id == id) {
 			return c
 		}

@@ -1,6 +1,7 @@
 package llm
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -69,7 +70,7 @@ func newEndpoint(opts ServerOptions) (endpoint, error) {
 		e.now = time.Now
 	}
 	e.client = &http.Client{
-		Transport: boundedTransport{transport},
+		Transport: boundedTransport{transport, maxResponseBytes},
 		// The key and the conversation go to the server that the user named and to no other. Go would drop the
 		// Authorization header at another host, but not Anthropic's x-api-key, and would send the body again.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -141,7 +142,7 @@ func (e *endpoint) readEvents(ctx context.Context, resp *http.Response, acc accu
 		}
 	}
 	switch err := dec.Err(); {
-	case errors.Is(err, errResponseTooLarge):
+	case errors.Is(err, errResponseTooLarge) || errors.Is(err, bufio.ErrTooLong):
 		return nil, e.brokenOff(ctx, err)
 	case acc.complete(): // all but the end mark, or the usage
 		return acc.answer()
@@ -161,8 +162,7 @@ func (e *endpoint) elsewhere(resp *http.Response) string {
 
 // done gives an error its endpoint and takes the key out of it.
 func (e *endpoint) done(resp *Response, err error) (*Response, error) {
-	var m *Error
-	if errors.As(err, &m) {
+	if m, ok := errors.AsType[*Error](err); ok {
 		m.Endpoint = e.baseURL
 		if len(e.key) >= minScrubbed {
 			m.Message = strings.ReplaceAll(m.Message, e.key, "[API key]")
@@ -185,8 +185,8 @@ func (e *endpoint) brokenOff(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("model call: %w", context.Cause(ctx))
-	case errors.Is(err, errResponseTooLarge):
-		return &Error{Kind: KindRequest, Message: errResponseTooLarge.Error(), Err: err} // repeating it would only cost as much again
+	case errors.Is(err, errResponseTooLarge) || errors.Is(err, bufio.ErrTooLong):
+		return &Error{Kind: KindRequest, Message: clip(err.Error(), 600), Err: err} // repeating it would only cost as much again
 	case errors.Is(err, context.DeadlineExceeded):
 		return &Error{Kind: KindNetwork, Message: "no answer within the time limit of one call", Err: err}
 	}
@@ -314,28 +314,31 @@ func retryAfter(header http.Header, now time.Time) time.Duration {
 	return 0
 }
 
-var errResponseTooLarge = fmt.Errorf("the answer exceeds %d MiB", maxResponseBytes>>20)
+var errResponseTooLarge = errors.New("the answer is too large")
 
-// boundedTransport ends a response body that exceeds maxResponseBytes with an error: the SDK reads bodies whole.
-type boundedTransport struct{ next http.RoundTripper }
+// boundedTransport ends a response body that exceeds limit with an error: bodies are read whole, and error bodies by the SDKs.
+type boundedTransport struct {
+	next  http.RoundTripper
+	limit int64
+}
 
 func (t boundedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := t.next.RoundTrip(req)
 	if err != nil {
 		return nil, err
 	}
-	resp.Body = &boundedBody{ReadCloser: resp.Body, left: maxResponseBytes}
+	resp.Body = &boundedBody{ReadCloser: resp.Body, left: t.limit, limit: t.limit}
 	return resp, nil
 }
 
 type boundedBody struct {
 	io.ReadCloser
-	left int64
+	left, limit int64
 }
 
 func (b *boundedBody) Read(p []byte) (int, error) {
 	if b.left <= 0 {
-		return 0, errResponseTooLarge
+		return 0, fmt.Errorf("%w: it exceeds %d MiB", errResponseTooLarge, b.limit>>20)
 	}
 	if int64(len(p)) > b.left {
 		p = p[:b.left]

@@ -3,6 +3,7 @@ package llm
 import (
 	"context"
 	"encoding/json"
+	"strings"
 )
 
 // Model is one source of model turns.
@@ -173,9 +174,30 @@ func (m Message) MarshalJSON() ([]byte, error) {
 	}
 	w := wireMessage{Role: m.Role, Content: &m.Content, ToolCallID: m.ToolCallID}
 	for _, c := range m.ToolCalls {
-		w.ToolCalls = append(w.ToolCalls, wireToolCall{ID: c.ID, Type: "function", Function: wireFunction{Name: c.Name, Arguments: historyArguments(c.Arguments)}})
+		w.ToolCalls = append(w.ToolCalls, wireToolCall{ID: c.ID, Type: "function", Function: wireFunction{Name: historyName(c.Name), Arguments: historyArguments(c.Arguments)}})
 	}
 	return json.Marshal(w)
+}
+
+// historyName is how the name of a past call is shown to the provider again: what a model made up may be no name that
+// providers take in a request, and would spoil the conversation for ever after.
+func historyName(name string) string {
+	name = identifier(name)
+	if name == "" {
+		return "unnamed"
+	}
+	return name[:min(len(name), 64)]
+}
+
+// identifier is text with an underscore for each character but ASCII letters, digits, underscores and dashes.
+func identifier(text string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '_', r == '-':
+			return r
+		}
+		return '_'
+	}, text)
 }
 
 // historyArguments is how a call's arguments are shown to the provider again. Several servers (vLLM's chat templates

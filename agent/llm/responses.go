@@ -93,7 +93,7 @@ func responsesParams(req Request) (responses.ResponseNewParams, error) {
 			}
 			for _, c := range m.ToolCalls {
 				if err == nil {
-					err = add(inputItem{Type: "function_call", CallID: c.ID, Name: c.Name, Arguments: historyArguments(c.Arguments)})
+					err = add(inputItem{Type: "function_call", CallID: c.ID, Name: historyName(c.Name), Arguments: historyArguments(c.Arguments)})
 				}
 			}
 		}
@@ -224,7 +224,8 @@ func parseResponses(raw []byte) (*Response, error) {
 
 	// Sent back: what came, but for reasoning that led to nothing, which is refused without the item that it led to.
 	for n, i := range calls {
-		a.Output[i]["call_id"], a.Output[i]["arguments"] = quoted(resp.ToolCalls[n].ID), quoted(historyArguments(resp.ToolCalls[n].Arguments))
+		c, fields := resp.ToolCalls[n], a.Output[i]
+		fields["call_id"], fields["name"], fields["arguments"] = quoted(c.ID), quoted(historyName(c.Name)), quoted(historyArguments(c.Arguments))
 	}
 	history := a.Output[:last+1]
 	for _, fields := range history {

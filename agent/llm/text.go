@@ -27,8 +27,6 @@ func (t *jsonText) add(piece json.RawMessage) string {
 	return text
 }
 
-func (t *jsonText) empty() bool { return len(t.raw) == 0 }
-
 // String is the whole text.
 func (t *jsonText) String() string { return decodeText(t.raw) }
 

@@ -299,17 +299,16 @@ func attach(run *agent.Options, stream bool, d deps) (end func()) {
 		}
 		return agent.OpenClient(ctx, c, ref, lifetime)
 	}
-	erase := func() {}
-	if stream {
-		run.OnDelta, erase = showProgress(d)
-	}
 	run.OnStart = func(s agent.Started) {
 		fmt.Fprintf(d.stderr, "model: %s\nsandbox: %s, image %s\nrecord: %s\n", printable(s.ModelSource), s.SandboxID, printable(s.Image), s.Dir)
 	}
-	run.OnStep = func(s agent.Step) {
-		erase()
-		// Who closes our stderr still gets the record.
-		_ = agent.PrintStep(d.stderr, s)
+	watch := &live{w: d.stderr}
+	run.OnStep = watch.step
+	if stream {
+		run.OnDelta = watch.delta
+		if !isTerminal(d.stderr) {
+			run.OnDelta = func(llm.Delta) {} // whole turns read better in a file
+		}
 	}
 	run.OnOutputs = func(o agent.Outputs) { _ = agent.PrintOutputs(d.stderr, o) }
 	run.OnNote = noted(d)
@@ -318,28 +317,6 @@ func attach(run *agent.Options, stream bool, d deps) (end func()) {
 			c.Close()
 		}
 	}
-}
-
-// showProgress says on a terminal how much of an answer has come; erase takes that away.
-func showProgress(d deps) (on func(llm.Delta), erase func()) {
-	if d.stderr == nil || !isTerminal(d.stderr) {
-		return func(llm.Delta) {}, func() {}
-	}
-	characters := 0
-	erase = func() {
-		if characters > 0 {
-			fmt.Fprint(d.stderr, "\r\x1b[K")
-		}
-		characters = 0
-	}
-	return func(delta llm.Delta) {
-		if delta.Kind == llm.DeltaRestart {
-			erase()
-			return
-		}
-		characters += len(delta.Text)
-		fmt.Fprintf(d.stderr, "\r\x1b[Kthe model writes: %d characters", characters)
-	}, erase
 }
 
 // endAgent says how a run ended, and gives the exit status.
@@ -365,6 +342,9 @@ func printAgentResult(res *agent.Result, asJSON bool, stdout, stderr io.Writer) 
 	fmt.Fprintf(stderr, "\nended: %s after %d turns\n", res.ExitReason, res.Steps)
 	if res.Detail != "" {
 		fmt.Fprintf(stderr, "       %s\n", printable(res.Detail))
+	}
+	if res.Usage != (llm.Usage{}) {
+		fmt.Fprintf(stderr, "used: %s\n", used(res.Usage))
 	}
 	if res.Output != nil {
 		fmt.Fprintf(stderr, "output: %s/files (%d entries, %d bytes)\n", res.Dir, res.Output.Entries, res.Output.Bytes)

@@ -67,6 +67,18 @@ func TestAgentFlags(t *testing.T) {
 	if retry, ok := priced.Model.(*llm.Retry); !ok || retry.Retries != 5 {
 		t.Errorf("model %+v", priced.Model)
 	}
+	if _, known := priced.Prices.Of("gpt-5"); !known {
+		t.Error("there are no prices")
+	}
+	for name, want := range map[string]string{
+		"anthropic/claude-opus-5": "Anthropic Messages at https://api.anthropic.com",
+		"openai/responses/gpt-5":  "OpenAI Responses at http://localhost:8000/v1",
+		"hosted_vllm/x":           "OpenAI-compatible server at http://localhost:8000/v1",
+	} {
+		if got := get(nil, "--query", "q", "--llm_name", name).Model.Describe(); got != want {
+			t.Errorf("%s is %q", name, got)
+		}
+	}
 
 	env := map[string]string{"LLM_NAME": "from-env", "LLM_BASE_URL": "http://env/v1"}
 	if o := get(env, "--query", "q"); o.ModelName != "from-env" || o.BaseURL != "http://env/v1" {
@@ -105,6 +117,8 @@ func TestAgentFlags(t *testing.T) {
 		{[]string{"--query", "q", "--llm_name", "m", "--max_egress", "1m"}, "cannot be held"},
 		{[]string{"--query", "q", "--llm_name", "m", "--max_cost", "0"}, "--max_cost 0"},
 		{[]string{"--query", "q", "--llm_name", "m", "--max_total_tokens", "-1"}, "--max_total_tokens -1"},
+		{[]string{"--query", "q", "--llm_name", "azure/x"}, "--llm_base_url is required for azure/x"},
+		{[]string{"--query", "q", "--llm_name", "m", "--prices", "missing"}, "open prices: open missing"},
 		{[]string{"--query", "q", "--llm_name", "m", "--llm_base_url", "localhost"}, "model base URL"},
 		{[]string{"--query", "q", "--llm_name", "m", "--max_steps", "0"}, "--max_steps 0"},
 		{[]string{"--query", "q", "--llm_name", "m", "--temperature", "NaN"}, "--temperature NaN"},

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"strconv"
 
 	"github.com/sandboxd/sandboxd/agent/llm"
@@ -160,6 +161,8 @@ func Parse(body []byte) (Request, error) {
 	return req, checkMessages(req.Messages)
 }
 
+var functionName = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}$`)
+
 // checkMessages holds the rule that most agents break: every tool call of an assistant message is answered by exactly
 // one of the tool messages that follow it at once, and by nothing else.
 func checkMessages(messages []Message) error {
@@ -197,7 +200,7 @@ func checkMessages(messages []Message) error {
 				return fmt.Errorf("messages[%d].tool_calls: %s is too short", i, raw)
 			}
 			for _, c := range m.ToolCalls {
-				if _, dup := open[c.ID]; dup || c.ID == "" || c.Type != "function" || c.Function.Name == "" {
+				if _, dup := open[c.ID]; dup || c.ID == "" || c.Type != "function" || !functionName.MatchString(c.Function.Name) {
 					return fmt.Errorf("messages[%d]: malformed or repeated tool call %q", i, c.ID)
 				}
 				if !json.Valid([]byte(c.Function.Arguments)) {

@@ -7,21 +7,21 @@ package llmtest
 
 import (
 	"bytes"
-	"path"
-	"slices"
-	"strings"
-	"unicode/utf16"
-
 	"encoding/json"
 	"fmt"
-	"github.com/sandboxd/sandboxd/agent/llm"
 	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"path"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
+	"unicode/utf16"
+
+	"github.com/sandboxd/sandboxd/agent/llm"
 )
 
 // Call is one tool call of a scripted turn.
@@ -317,10 +317,7 @@ func key(format llm.Format, h http.Header) string {
 // stream writes events. The first with a piece of the turn is at index first.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request, events []event, turn Turn) {
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-	first := slices.IndexFunc(events, func(e event) bool { return e.piece })
-	if first < 0 {
-		first = 0
-	}
+	first := max(0, slices.IndexFunc(events, func(e event) bool { return e.piece }))
 	out := &chunkWriter{w: w, flush: http.NewResponseController(w).Flush, size: turn.Chunk}
 	for i, e := range events {
 		text := e.encode()
