@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
@@ -18,6 +19,29 @@ type Client struct {
 
 // NewClient is the sandbox of that id behind c. It must exist.
 func NewClient(c *client.Client, id string) *Client { return &Client{api: c, id: id} }
+
+// OpenClient is the sandbox of that id or name, running: one that has stopped is started, one that is paused resumed. It is given
+// that much time from now on. A sandbox that does not exist is an [*api.Problem] of [api.CodeNotFound].
+func OpenClient(ctx context.Context, c *client.Client, ref string, lifetime time.Duration) (*Client, error) {
+	sb, err := c.GetSandbox(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	switch sb.State {
+	case api.StateStopped, api.StateLost:
+		sb, err = c.StartSandbox(ctx, sb.ID, api.StartSandbox{Timeout: lifetime.Seconds()})
+	case api.StatePaused:
+		sb, err = c.ResumeSandbox(ctx, sb.ID)
+	case api.StateCreating, api.StateRunning:
+	}
+	if err != nil {
+		return nil, err
+	}
+	if _, err := c.UpdateSandbox(ctx, sb.ID, api.UpdateSandbox{Timeout: lifetime.Seconds()}); err != nil {
+		return nil, err
+	}
+	return NewClient(c, sb.ID), nil
+}
 
 // ID is the sandbox's id.
 func (c *Client) ID() string { return c.id }
@@ -65,6 +89,32 @@ func (c *Client) ArchiveIn(ctx context.Context, path string, r io.Reader) error 
 // ArchiveOut gives the tree at path as a tar stream.
 func (c *Client) ArchiveOut(ctx context.Context, path string) (io.ReadCloser, error) {
 	return c.api.ArchiveOut(ctx, c.id, path)
+}
+
+// listDepth is deeper than any tree that a run is likely to leave; what is below is collected and checked all the same.
+const listDepth = 64
+
+// List lists what is below a directory.
+func (c *Client) List(ctx context.Context, path string, on func(api.FileEntry) error) (more bool, err error) {
+	return c.api.ListEachFile(ctx, c.id, path, listDepth, on)
+}
+
+// CPU asks the kernel's count.
+func (c *Client) CPU(ctx context.Context) (used time.Duration, known bool, err error) {
+	stats, err := c.api.Stats(ctx, c.id)
+	if err != nil || stats.CPU == nil || stats.CPU.UsageMS == nil {
+		return 0, false, err
+	}
+	return time.Duration(*stats.CPU.UsageMS * float64(time.Millisecond)), true, nil
+}
+
+// Snapshot takes one.
+func (c *Client) Snapshot(ctx context.Context, comment string) (string, error) {
+	s, err := c.api.TakeSnapshot(ctx, c.id, api.TakeSnapshot{Comment: comment, Labels: map[string]string{"sandboxd.agent": "turn"}})
+	if err != nil {
+		return "", err
+	}
+	return s.ID, nil
 }
 
 // Delete ends and removes the sandbox.

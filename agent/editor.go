@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -55,8 +56,8 @@ func (a editorArgs) surplus(allowed ...string) error {
 	return nil
 }
 
-// edit runs one call of str_replace_editor.
-func (t *toolbox) edit(ctx context.Context, a editorArgs) (string, error) {
+// check finds what is missing or too much, which shows without a look at the file.
+func (a editorArgs) check() error {
 	var allowed []string
 	switch a.Command {
 	case "view":
@@ -68,41 +69,50 @@ func (t *toolbox) edit(ctx context.Context, a editorArgs) (string, error) {
 	case "insert":
 		allowed = []string{"insert_line", "new_str"}
 	case "":
-		return "", mistake("Error: argument `command` is required: view, create, str_replace or insert.")
+		return mistake("Error: argument `command` is required: view, create, str_replace or insert.")
 	default:
-		return "", mistake("Error: unknown command %s; want view, create, str_replace or insert.", quoteBrief(a.Command))
+		return mistake("Error: unknown command %s; want view, create, str_replace or insert.", quoteBrief(a.Command))
 	}
 	if err := a.surplus(allowed...); err != nil {
-		return "", err
+		return err
 	}
-	p, err := t.resolvePath(a.Path)
-	if err != nil {
-		return "", err
+	switch {
+	case a.Path == nil || *a.Path == "":
+		return mistake("Error: argument `path` is required.")
+	case strings.ContainsRune(*a.Path, 0):
+		return mistake("Error: the path holds a NUL character.")
+	case len(*a.Path) > 4095:
+		return mistake("Error: the path is longer than 4095 bytes.")
+	case a.Command == "create" && a.FileText == nil:
+		return mistake("Error: argument `file_text` is required for command `create`.")
+	case a.Command == "str_replace" && (a.OldStr == nil || *a.OldStr == ""):
+		return mistake("Error: argument `old_str` is required for command `str_replace` and must not be empty.")
+	case a.Command == "insert" && a.InsertLine == nil:
+		return mistake("Error: argument `insert_line` is required for command `insert`.")
+	case a.Command == "insert" && a.NewStr == nil:
+		return mistake("Error: argument `new_str` is required for command `insert`.")
+	}
+	return nil
+}
+
+// edit runs one checked call of str_replace_editor. Where its path leads is decided inside the sandbox.
+func (t *toolbox) edit(ctx context.Context, a editorArgs) (string, error) {
+	p := *a.Path
+	if !path.IsAbs(p) {
+		p = path.Join(t.workingDir, p)
 	}
 	switch a.Command {
 	case "view":
 		return t.view(ctx, p, a.ViewRange)
 	case "create":
-		if a.FileText == nil {
-			return "", mistake("Error: argument `file_text` is required for command `create`.")
-		}
 		return t.create(ctx, p, []byte(*a.FileText))
 	case "str_replace":
-		if a.OldStr == nil || *a.OldStr == "" {
-			return "", mistake("Error: argument `old_str` is required for command `str_replace` and must not be empty.")
-		}
 		var replacement string
 		if a.NewStr != nil {
 			replacement = *a.NewStr
 		}
 		return t.strReplace(ctx, p, []byte(*a.OldStr), []byte(replacement))
 	default:
-		if a.InsertLine == nil {
-			return "", mistake("Error: argument `insert_line` is required for command `insert`.")
-		}
-		if a.NewStr == nil {
-			return "", mistake("Error: argument `new_str` is required for command `insert`.")
-		}
 		return t.insert(ctx, p, int(*a.InsertLine), []byte(*a.NewStr))
 	}
 }

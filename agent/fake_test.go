@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -31,6 +32,10 @@ type fakeSandbox struct {
 	onExec   func(api.ExecRequest)           // called before each exec
 	archive  func() (io.ReadCloser, error)   // in place of the output directory
 	onDelete func(ctx context.Context) error // called at delete
+
+	cpu       func() time.Duration // nil: not counted
+	snapshots [][]byte             // of dir, as tar
+	comments  []string             // of the snapshots
 }
 
 func problem(code api.Code, detail string) error {
@@ -169,4 +174,54 @@ func newToolbox(t *testing.T) (*toolbox, *fakeSandbox, string) {
 	dir := t.TempDir()
 	s := &fakeSandbox{dir: dir}
 	return &toolbox{sandbox: s, workingDir: dir, timeout: 20 * time.Second, outputLimit: defaultOutputLimit, shell: "bash", scriptDir: dir}, s, dir
+}
+
+func (s *fakeSandbox) List(_ context.Context, path string, on func(api.FileEntry) error) (bool, error) {
+	if err := s.check(); err != nil {
+		return false, err
+	}
+	if fi, err := os.Stat(path); err != nil || !fi.IsDir() {
+		return false, problem(api.CodeNotFound, path)
+	}
+	return false, filepath.WalkDir(path, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || name == path {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		e := api.FileEntry{Path: name, Type: api.TypeFile, Size: info.Size()}
+		switch {
+		case d.IsDir():
+			e.Type = api.TypeDirectory
+		case info.Mode()&fs.ModeSymlink != 0:
+			e.Type = api.TypeSymlink
+		}
+		return on(e)
+	})
+}
+
+func (s *fakeSandbox) CPU(context.Context) (time.Duration, bool, error) {
+	if s.cpu == nil {
+		return 0, false, s.check()
+	}
+	return s.cpu(), true, s.check()
+}
+
+func (s *fakeSandbox) Snapshot(_ context.Context, comment string) (string, error) {
+	if err := s.check(); err != nil {
+		return "", err
+	}
+	root, err := os.OpenRoot(s.dir)
+	if err != nil {
+		return "", err
+	}
+	var b bytes.Buffer
+	if _, err := packDir(root, &b); err != nil {
+		return "", errors.Join(err, root.Close())
+	}
+	s.snapshots = append(s.snapshots, b.Bytes())
+	s.comments = append(s.comments, comment)
+	return fmt.Sprint("snap", len(s.snapshots)), root.Close()
 }

@@ -3,10 +3,14 @@ package agent
 import (
 	"archive/tar"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"path"
 	"path/filepath"
@@ -14,28 +18,137 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/patternmatcher"
+
 	"github.com/sandboxd/sandboxd/api"
 )
 
 // CollectLimits bound what may leave a sandbox in one run.
 type CollectLimits struct {
-	Entries int
-	Bytes   int64
+	Entries int   `json:"entries,omitempty"`
+	Bytes   int64 `json:"bytes,omitempty"` // of all files
+	File    int64 `json:"file,omitempty"`  // of one file; 0: no limit but that of all
+	// Deny are patterns of what stays, in the manner of .dockerignore: "**/*.so", "cache", "!keep.so". They are about names below
+	// the output directory; what is in a directory that stays does too.
+	Deny []string `json:"deny,omitempty"`
 }
 
 // DefaultCollectLimits is used where a limit is zero.
 var DefaultCollectLimits = CollectLimits{Entries: 100_000, Bytes: 4 << 30}
 
-// maxSkipped bounds how many names of left-out entries are recorded.
-const maxSkipped = 100
+func (l CollectLimits) check() error {
+	if l.Entries < 0 || l.Bytes < 0 || l.File < 0 {
+		return errors.New("a limit of the output is negative")
+	}
+	_, err := l.filter()
+	return err
+}
+
+// gate decides about single entries.
+type gate struct {
+	limits CollectLimits
+	deny   *patternmatcher.PatternMatcher
+}
+
+func (l CollectLimits) filter() (*gate, error) {
+	setDefault(&l.Entries, DefaultCollectLimits.Entries)
+	setDefault(&l.Bytes, DefaultCollectLimits.Bytes)
+	deny, err := patternmatcher.New(l.Deny)
+	if err != nil {
+		return nil, fmt.Errorf("patterns of the output: %w", err)
+	}
+	return &gate{l, deny}, nil
+}
+
+// stays says why an entry stays in the sandbox; "" if it may leave.
+func (g *gate) stays(name string, size int64) string {
+	if denied, err := g.deny.MatchesOrParentMatches(name); err != nil || denied {
+		return "a pattern says that it stays"
+	}
+	if g.limits.File > 0 && size > g.limits.File {
+		return fmt.Sprintf("it has %d bytes, more than the limit of %d", size, g.limits.File)
+	}
+	return ""
+}
+
+const (
+	// maxSkipped bounds how many names of left-out entries are recorded.
+	maxSkipped = 100
+	// maxListedOutputs bounds how many entries are recorded one by one.
+	maxListedOutputs = 1000
+)
+
+// Outputs is what was in the output directory when the run ended, as the sandbox listed it, before any of it left.
+type Outputs struct {
+	Files   []Output `json:"files"` // the first thousand, by name
+	Entries int      `json:"entries"`
+	Bytes   int64    `json:"bytes"`          // of all files
+	More    bool     `json:"more,omitempty"` // there is more than could be listed
+}
+
+// Output is one entry of the output directory.
+type Output struct {
+	Path  string       `json:"path"` // below the output directory
+	Type  api.FileType `json:"type"`
+	Size  int64        `json:"size"`
+	Stays string       `json:"stays,omitempty"` // why it does not leave
+}
+
+// listOutputs asks the sandbox what is below dir. Its word is not relied on: what then comes out is held to the same rules.
+func listOutputs(ctx context.Context, sandbox Sandbox, dir string, limits CollectLimits) (*Outputs, error) {
+	g, err := limits.filter()
+	if err != nil {
+		return nil, err
+	}
+	out := &Outputs{Files: []Output{}}
+	out.More, err = sandbox.List(ctx, dir, func(e api.FileEntry) error {
+		out.Entries++
+		o := Output{Path: strings.TrimPrefix(strings.TrimPrefix(e.Path, dir), "/"), Type: e.Type}
+		if e.Type == api.TypeFile && e.Size > 0 {
+			o.Size = e.Size
+			out.Bytes += e.Size
+		}
+		if len(out.Files) < maxListedOutputs {
+			o.Path = clipMiddle(o.Path, 1000)
+			o.Stays = g.stays(o.Path, o.Size)
+			out.Files = append(out.Files, o)
+		}
+		if out.Entries >= 2*g.limits.Entries {
+			return errEnough
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, errEnough):
+		out.More = true
+	case hasCode(err, api.CodeNotFound), hasCode(err, api.CodeInvalid), hasCode(err, api.CodeConflict):
+		// It is not there, or no directory: collect says which.
+	case err != nil:
+		return nil, fmt.Errorf("list the output: %w", err)
+	}
+	slices.SortFunc(out.Files, func(a, b Output) int { return strings.Compare(a.Path, b.Path) })
+	return out, nil
+}
+
+var errEnough = errors.New("enough")
 
 // Collected says what came out of the sandbox.
 type Collected struct {
 	Entries int   `json:"entries"` // files, directories and links
 	Bytes   int64 `json:"bytes"`   // of the files
+	// Files are those that came out, with what they are; the first thousand.
+	Files []CollectedFile `json:"files,omitempty"`
 	// Skipped names what was left out, each with the reason; at most 100 of them, and a last line with how many more.
 	Skipped []string `json:"skipped,omitempty"`
 	dropped int
+}
+
+// CollectedFile is one file that came out.
+type CollectedFile struct {
+	Path   string `json:"path"`
+	Size   int64  `json:"size"`
+	Media  string `json:"media"` // by its first bytes, as browsers guess
+	Digest string `json:"digest"`
 }
 
 func (c *Collected) skip(name, reason string) {
@@ -161,13 +274,12 @@ func collect(ctx context.Context, sandbox Sandbox, source, dest string, limits C
 // what exceeds the limits ends the extraction. What was extracted before stays. An entry that cannot be written does
 // not keep the others from being so.
 func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, error) {
-	if limits.Entries == 0 {
-		limits.Entries = DefaultCollectLimits.Entries
-	}
-	if limits.Bytes == 0 {
-		limits.Bytes = DefaultCollectLimits.Bytes
-	}
 	c := &Collected{}
+	g, err := limits.filter()
+	if err != nil {
+		return c, err
+	}
+	limits = g.limits
 	defer func() {
 		if c.dropped > 0 {
 			c.Skipped = append(c.Skipped, fmt.Sprintf("and %d more", c.dropped))
@@ -195,10 +307,15 @@ func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, erro
 			continue
 		}
 		regular := h.Typeflag == tar.TypeReg || h.Typeflag == tar.TypeGNUSparse // a sparse file's size is that of its content
+		if reason := g.stays(name, h.Size); reason != "" {
+			c.skip(h.Name, reason)
+			continue
+		}
 		if regular && h.Size > limits.Bytes-c.Bytes {
 			return c, fmt.Errorf("the files exceed %d bytes in all; those before %s are kept", limits.Bytes, clipMiddle(visible(name), 300))
 		}
-		made, reason, err := extractEntry(root, tr, h, name)
+		var content sniffer
+		made, reason, err := extractEntry(root, io.TeeReader(tr, &content), h, name)
 		switch {
 		case err != nil:
 			return c, err
@@ -208,6 +325,9 @@ func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, erro
 			c.Entries++
 			if regular {
 				c.Bytes += h.Size
+				if len(c.Files) < maxListedOutputs {
+					c.Files = append(c.Files, content.file(name))
+				}
 			}
 			if h.Typeflag == tar.TypeDir {
 				h.Name = name
@@ -221,6 +341,35 @@ func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, erro
 		}
 	}
 	return c, nil
+}
+
+// sniffer sees a file's content go by.
+type sniffer struct {
+	first []byte
+	size  int64
+	sum   hash.Hash
+}
+
+// Write never fails.
+func (s *sniffer) Write(p []byte) (int, error) {
+	if s.sum == nil {
+		s.sum = sha256.New()
+	}
+	s.sum.Write(p)
+	s.size += int64(len(p))
+	if room := 512 - len(s.first); room > 0 { // as much as DetectContentType looks at
+		s.first = append(s.first, p[:min(room, len(p))]...)
+	}
+	return len(p), nil
+}
+
+func (s *sniffer) file(name string) CollectedFile {
+	sum := sha256.Sum256(nil)
+	digest := sum[:]
+	if s.sum != nil {
+		digest = s.sum.Sum(nil)
+	}
+	return CollectedFile{Path: clipMiddle(name, 1000), Size: s.size, Media: http.DetectContentType(s.first), Digest: "sha256:" + hex.EncodeToString(digest)}
 }
 
 // extractEntry makes one entry. A reason says why it was left out; an error ends the extraction.

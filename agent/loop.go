@@ -5,12 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"path/filepath"
-	"strings"
+	"strconv"
+	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/agent/llm"
+	"github.com/sandboxd/sandboxd/agent/policy"
 )
 
 // MaxIdleTurns is how many turns in a row may go without a tool call before the run ends.
@@ -22,7 +25,13 @@ const maxCallsPerTurn = 64
 // reminder answers a turn without a tool call.
 const reminder = `Your last turn called no tool, so nothing happened. Work goes on through tools only: call execute_bash or str_replace_editor to continue, or submit if the results are in the output directory. Nobody is there to answer questions; decide for yourself.`
 
-var errTimeLimit = errors.New("the run's time limit was reached")
+// budgetEnd is the cause with which a run's context ends when a part of its budget is used up in the middle of a turn.
+type budgetEnd struct {
+	reason ExitReason
+	detail string
+}
+
+func (e *budgetEnd) Error() string { return e.detail }
 
 // conversation is the history that the model sees, with an estimate of its size.
 type conversation struct {
@@ -44,13 +53,13 @@ func (c *conversation) remind(text string) {
 }
 
 // answered records a model call and adds its turn.
-func (c *conversation) answered(resp *llm.Response) {
-	if total := resp.Usage.PromptTokens + resp.Usage.CompletionTokens; total > 0 {
+func (c *conversation) answered(m llm.Message, u llm.Usage) {
+	if total := u.PromptTokens + u.CompletionTokens; total > 0 {
 		c.counted, c.since = total, 0
-		c.messages = append(c.messages, resp.Message)
+		c.messages = append(c.messages, m)
 		return
 	}
-	c.add(resp.Message)
+	c.add(m)
 }
 
 // tokens is the provider's count where there is one, and four bytes to a token for what came since.
@@ -67,90 +76,120 @@ func messageSize(m llm.Message) int {
 	return n
 }
 
-// loop takes turns until one of the reasons to end. Its error is a failure on our side.
-func (r *run) loop(ctx context.Context, system, user string) (ExitReason, string, error) {
-	var talk conversation
-	if system != "" {
-		talk.add(llm.Message{Role: llm.RoleSystem, Content: system})
-	}
-	talk.add(llm.Message{Role: llm.RoleUser, Content: user})
-	tools := &toolbox{sandbox: r.sandbox, workingDir: r.Prompt.WorkingDir, timeout: r.ToolTimeout, outputLimit: defaultOutputLimit, shell: "bash", scriptDir: "/tmp"}
-
-	idle := 0
-	for step := 1; step <= r.MaxSteps; step++ {
-		talk.remind(fmt.Sprintf("\nSteps Remaining: %d", r.MaxSteps-step+1))
-		if n := talk.tokens(); n > r.MaxTokenLimit {
-			return ExitTokenLimit, fmt.Sprintf("the conversation has about %d tokens, more than the limit of %d", n, r.MaxTokenLimit), nil
+// loop takes turns until one of the reasons to end. It begins wherever the ledger stands: at the start, between two turns or
+// within one. Its error is a failure on our side.
+func (r *run) loop(ctx context.Context) (ExitReason, string, error) {
+	tools := newTools(r.sandbox, r.l.run.Prompt.WorkingDir, r.l.run.ToolTimeout)
+	for {
+		if r.l.open == nil {
+			if reason, detail, err := r.between(ctx); reason != "" || err != nil {
+				return reason, detail, err
+			}
 		}
-		begun := r.Now()
-		resp, err := r.ask(ctx, step, &talk)
+		turn := r.l.open.number
+		if r.l.open.response == nil {
+			if reason, detail, err := r.ask(ctx, turn); reason != "" || err != nil {
+				return reason, detail, err
+			}
+		}
+		callErr, err := r.answerCalls(ctx, tools)
 		if err != nil {
-			reason, detail := endOfModel(ctx, err)
-			return reason, detail, nil
-		}
-		asked := r.Now()
-		talk.answered(resp)
-
-		rec := Step{
-			Thought: resp.Content, ReasoningContent: resp.Reasoning, Action: newAction("", ""), ToolCalls: []ToolRecord{},
-			Metadata: StepMetadata{Step: step, ExecTime: seconds(asked.Sub(begun)), StartedAt: begun.UTC(), FinishReason: resp.FinishReason, Usage: resp.Usage},
-		}
-		submitted, callErr := r.answerCalls(ctx, tools, resp, &rec, &talk)
-		if len(resp.ToolCalls) == 0 {
-			idle++
-			rec.Observation = reminder
-			talk.add(llm.Message{Role: llm.RoleUser, Content: reminder})
-		} else {
-			idle = 0
-		}
-		rec.Metadata.ToolTime = seconds(r.Now().Sub(asked))
-		r.record(rec)
-		if err := r.trajectory.save(r.dir); err != nil {
 			return ExitFailed, err.Error(), err
 		}
-		r.OnStep(rec)
+		snapshot := ""
+		if r.l.run.Snapshots && callErr == nil {
+			if snapshot, callErr = r.snapshot(ctx, turn); callErr != nil {
+				r.OnNote("no snapshot of turn " + strconv.Itoa(turn) + ": " + callErr.Error())
+			}
+		}
+		end := TurnEvent{Snapshot: snapshot, Spent: r.spend(ctx)}
+		end.Spent.Turns = turn
+		if len(r.l.open.response.ToolCalls) == 0 {
+			end.Reminder = reminder
+		}
+		if err := r.emit(Event{Turn: turn, TurnEnd: &end}, true); err != nil {
+			return ExitFailed, err.Error(), err
+		}
+		if err := r.l.trajectory().save(r.dir, false); err != nil {
+			return ExitFailed, err.Error(), err
+		}
+		r.OnStep(r.l.steps[turn-1])
 		switch {
 		case callErr != nil && ctx.Err() != nil:
-			return interrupted(ctx), context.Cause(ctx).Error(), nil //nolint:nilerr // how a run ends is a result
+			reason, detail := interrupted(ctx)
+			return reason, detail, nil //nolint:nilerr // how a run ends is a result
+		case callErr != nil && lost(callErr):
+			return ExitSandboxLost, callErr.Error(), nil
 		case callErr != nil:
-			return ExitSandboxLost, callErr.Error(), nil //nolint:nilerr // how a run ends is a result
-		case submitted:
-			return ExitSubmitted, "", nil
-		case idle >= MaxIdleTurns:
-			return ExitNoToolCall, fmt.Sprintf("%d turns in a row called no tool", idle), nil
+			return ExitFailed, callErr.Error(), callErr
 		}
 	}
-	return ExitMaxSteps, fmt.Sprintf("no submit within %d steps", r.MaxSteps), nil
+}
+
+// between is what is looked at before a turn begins, and its beginning.
+func (r *run) between(ctx context.Context) (ExitReason, string, error) {
+	b, spent := r.l.run.Budget, r.spend(ctx)
+	switch {
+	case r.l.submitted():
+		return ExitSubmitted, "", nil
+	case r.l.idle >= MaxIdleTurns:
+		return ExitNoToolCall, fmt.Sprintf("%d turns in a row called no tool", r.l.idle), nil
+	case ctx.Err() != nil:
+		reason, detail := interrupted(ctx)
+		return reason, detail, nil //nolint:nilerr // how a run ends is a result
+	}
+	if reason, detail := b.over(spent); reason != "" {
+		return reason, detail, nil
+	}
+	turn := len(r.l.steps) + 1
+	req := RequestEvent{Reminder: fmt.Sprintf("\nSteps Remaining: %d", b.Turns-turn+1), Messages: len(r.l.talk.messages)}
+	req.Tokens = r.l.talk.tokens() + len(req.Reminder)/4
+	var reason ExitReason
+	var detail string
+	if req.MaxTokens, reason, detail = b.answerTokens(spent, req.Tokens, r.l.run.PerCall, r.Price); reason != "" {
+		return reason, detail, nil
+	}
+	return "", "", r.emit(Event{Turn: turn, Request: &req}, false)
 }
 
 // ask makes one model call and keeps its request and answer if that was asked for.
-func (r *run) ask(ctx context.Context, step int, talk *conversation) (*llm.Response, error) {
+func (r *run) ask(ctx context.Context, turn int) (ExitReason, string, error) {
 	req := llm.Request{
-		Model: r.ModelName, Messages: talk.messages, Tools: Tools(), Temperature: r.Temperature,
-		MaxTokens: r.MaxTokensPerCall, ExtraBody: r.ExtraBody,
+		Model: r.l.run.Model, Messages: r.l.talk.messages, Tools: Tools(), Temperature: r.l.run.Temperature,
+		MaxTokens: r.l.open.request.MaxTokens, ExtraBody: r.l.run.ExtraBody, OnDelta: r.OnDelta,
 	}
-	if r.SaveRequests {
-		if err := r.saveRequest(step, req); err != nil {
-			return nil, err
+	if r.l.run.SaveCalls {
+		if err := r.saveRequest(turn, req); err != nil {
+			return ExitFailed, err.Error(), err
 		}
 	}
+	begun := r.Now()
 	resp, err := r.Model.Complete(ctx, req)
 	if err != nil {
-		return nil, err
+		reason, detail := endOfModel(ctx, err)
+		return reason, detail, nil
 	}
-	if r.SaveRequests {
+	took := r.Now().Sub(begun)
+	if r.l.run.SaveCalls {
 		raw := resp.Raw
 		if raw == nil { // a replay has none
 			if raw, err = json.Marshal(resp.Message); err != nil {
-				return nil, fmt.Errorf("keep the response: %w", err)
+				return ExitFailed, err.Error(), fmt.Errorf("keep the response: %w", err)
 			}
 		}
-		name := filepath.Join(r.dir, fmt.Sprintf("response_%03d.json", step))
-		if err := writeJSON(name, map[string]any{"call_id": step, "response": raw}); err != nil {
-			return nil, fmt.Errorf("keep the response: %w", err)
+		if err := r.saveCall(fmt.Sprintf("response_%03d.json", turn), map[string]any{"call_id": turn, "response": raw}); err != nil {
+			return ExitFailed, err.Error(), err
 		}
 	}
-	return resp, nil
+	cost := resp.Usage.CostUSD
+	if r.Price != nil {
+		used := resp.Usage
+		if used.PromptTokens+used.CompletionTokens == 0 { // not counted: as the conversation's size says
+			used = llm.Usage{PromptTokens: r.l.open.request.Tokens, CompletionTokens: messageSize(resp.Message) / 4}
+		}
+		cost = r.Price.Cost(used)
+	}
+	return "", "", r.emit(Event{Turn: turn, Response: newResponse(resp, cost, took)}, false)
 }
 
 // saveRequest writes what is sent, in the shape that LLM-in-Sandbox gives it. The API key is not part of it.
@@ -163,60 +202,248 @@ func (r *run) saveRequest(step int, req llm.Request) error {
 	if req.Temperature != nil {
 		kwargs["temperature"] = *req.Temperature
 	}
-	name := filepath.Join(r.dir, fmt.Sprintf("request_%03d.json", step))
-	err := writeJSON(name, map[string]any{
-		"call_id": step, "model": req.Model, "api_base": r.BaseURL, "messages": req.Messages, "extra_params": extra, "kwargs": kwargs,
+	return r.saveCall(fmt.Sprintf("request_%03d.json", step), map[string]any{
+		"call_id": step, "model": req.Model, "api_base": r.l.run.BaseURL, "messages": req.Messages, "extra_params": extra, "kwargs": kwargs,
 	})
+}
+
+// saveCall writes one of these files, without the secrets that a server may have said back.
+func (r *run) saveCall(name string, v any) error {
+	line, err := marshalLine(v)
+	if err == nil {
+		err = writeJSON(filepath.Join(r.dir, name), json.RawMessage(redact(line, inJSON(r.Secrets))), false)
+	}
 	if err != nil {
-		return fmt.Errorf("keep the request: %w", err)
+		return fmt.Errorf("keep %s: %w", name, err)
 	}
 	return nil
 }
 
-// answerCalls runs the tool calls of a turn in order and answers every one. After an error the rest are recorded as not run;
-// the history need not be answered then, since no turn follows.
-func (r *run) answerCalls(ctx context.Context, tools *toolbox, resp *llm.Response, rec *Step, talk *conversation) (submitted bool, err error) {
-	var texts []string
-	for i, call := range resp.ToolCalls {
-		if i == 0 {
-			rec.Action = newAction(call.Name, call.Arguments)
-		}
-		begun := r.Now()
-		var obs observation
-		switch {
-		case err != nil:
-			obs = observation{text: "Error: not run, because the run ended before.", failed: true}
-		case i >= maxCallsPerTurn:
-			obs = observation{text: fmt.Sprintf("Error: not run, because a turn may have %d tool calls at most.", maxCallsPerTurn), failed: true}
-		default:
-			if obs, err = tools.run(ctx, call); err != nil {
-				obs = observation{text: "Error: not finished: " + err.Error(), failed: true}
-			} else if obs.failed && resp.FinishReason == "length" && i == len(resp.ToolCalls)-1 {
-				obs.text += "\nYour turn was cut off at the limit of tokens: write less in one call."
+// atOnce bounds how many calls that change nothing run at the same time.
+const atOnce = 8
+
+// answerCalls runs the tool calls of the open turn that have not ended and answers every one. callErr says that the run
+// cannot go on; the calls left are then answered that they were not run. err is a failure on our side.
+func (r *run) answerCalls(ctx context.Context, tools *toolbox) (callErr, err error) {
+	t := r.l.open
+	for i := 0; i < len(t.calls); {
+		var group []pending
+		for ; i < len(t.calls) && len(group) < atOnce; i++ {
+			if t.calls[i].ended != nil {
+				continue
 			}
+			p, ready, err := r.prepare(ctx, i, &callErr)
+			if err != nil {
+				return callErr, err
+			}
+			if !ready {
+				continue
+			}
+			if !p.action.changesNothing() {
+				if len(group) == 0 {
+					group, i = append(group, p), i+1
+				}
+				break // it waits for those before it; its verdict stands already
+			}
+			group = append(group, p)
 		}
-		submitted = submitted || obs.submit
-		texts = append(texts, obs.text)
-		rec.ToolCalls = append(rec.ToolCalls, ToolRecord{
-			ID: call.ID, Function: call.Name, Arguments: call.Arguments, Observation: obs.text, Failed: obs.failed, ToolTime: seconds(r.Now().Sub(begun)),
-		})
-		talk.add(llm.Message{Role: llm.RoleTool, ToolCallID: call.ID, Content: obs.text})
+		if len(group) == 0 {
+			continue
+		}
+		ended, err := r.runGroup(ctx, tools, group)
+		if err != nil {
+			return callErr, err
+		}
+		if callErr == nil {
+			callErr = ended
+		}
 	}
-	rec.Observation = strings.Join(texts, "\n\n")
-	return submitted, err
+	return callErr, nil
 }
 
-// record appends a step to the trajectory.
-func (r *run) record(s Step) {
-	t := &r.trajectory
-	t.Steps = append(t.Steps, s)
-	t.Metadata.TotalSteps = len(t.Steps)
-	u := &t.Metadata.Usage
-	u.PromptTokens += s.Metadata.Usage.PromptTokens
-	u.CompletionTokens += s.Metadata.Usage.CompletionTokens
-	u.TotalTokens += s.Metadata.Usage.TotalTokens
-	u.CachedTokens += s.Metadata.Usage.CachedTokens
-	u.ReasoningTokens += s.Metadata.Usage.ReasoningTokens
+// pending is a call that may run.
+type pending struct {
+	index  int
+	action action
+}
+
+// prepare brings a call to where it may run, or answers it without that.
+func (r *run) prepare(ctx context.Context, i int, callErr *error) (p pending, ready bool, err error) {
+	t := r.l.open
+	call := llm.ToolCall(t.response.ToolCalls[i])
+	answer := func(e EndedEvent) (pending, bool, error) {
+		e.Failed = true
+		return pending{}, false, r.emit(Event{Turn: t.number, Call: i + 1, Ended: &e}, false)
+	}
+	if began := t.calls[i].began; began != nil && !began.Repeatable {
+		return answer(EndedEvent{Unknown: true, Observation: unknownDone})
+	}
+	if *callErr != nil {
+		return answer(EndedEvent{NotRun: true, Observation: "Error: not run, because the run ended before."})
+	}
+	if i >= maxCallsPerTurn {
+		return answer(EndedEvent{NotRun: true, Observation: fmt.Sprintf("Error: not run, because a turn may have %d tool calls at most.", maxCallsPerTurn)})
+	}
+	a, err := parse(call)
+	if err != nil {
+		obs, err := refusal(call.Name, err)
+		if err != nil {
+			return p, false, err
+		}
+		if t.response.FinishReason == llm.FinishLength && i == len(t.calls)-1 {
+			obs.text += "\nYour turn was cut off at the limit of tokens: write less in one call."
+		}
+		return answer(EndedEvent{NotRun: true, Observation: obs.text})
+	}
+	if t.calls[i].verdict == nil {
+		v, err := r.decide(ctx, i, call, a)
+		if err != nil { // it ended while somebody was asked: nothing is decided
+			*callErr = err
+			return answer(EndedEvent{NotRun: true, Observation: "Error: not run, because the run ended before."})
+		}
+		if err := r.emit(Event{Turn: t.number, Call: i + 1, Verdict: &v}, false); err != nil {
+			return p, false, err
+		}
+	}
+	if v := t.calls[i].verdict; v.Action != policy.Allow {
+		return answer(EndedEvent{NotRun: true, Observation: denial(*v)})
+	}
+	return pending{i, a}, true, nil
+}
+
+// unknownDone answers a call during which the agent ended.
+const unknownDone = "Error: it is unknown whether this was done. The run was interrupted after the call had begun; it may have been done, in part, or not at all. It has not been repeated. Look at the state of things before you go on."
+
+// denial is what the model is told of a call that a policy did not allow.
+func denial(v policy.Verdict) string {
+	text := "Error: not run. The policy of this run does not allow it"
+	if v.Rule != "" {
+		text += " (" + v.Rule + ")"
+	}
+	if v.Asked {
+		text += "; " + v.By + " was asked"
+	}
+	if v.Reason != "" {
+		text += ": " + v.Reason
+	}
+	return text + ". Do not try to get round it; find another way or do without."
+}
+
+// decide asks the policy, and where it says so a person or a service.
+func (r *run) decide(ctx context.Context, i int, call llm.ToolCall, a action) (policy.Verdict, error) {
+	facts := r.facts(i, call, a)
+	if ctx.Err() != nil {
+		return policy.Verdict{}, context.Cause(ctx)
+	}
+	v := r.policy.Decide(ctx, facts)
+	if ctx.Err() != nil {
+		return policy.Verdict{}, context.Cause(ctx)
+	}
+	if v.Action != policy.Ask {
+		return v, nil
+	}
+	v.Asked, v.Action = true, policy.Deny
+	if r.Asker == nil {
+		v.By, v.Reason = "nobody", "there is nobody to be asked"
+		return v, nil
+	}
+	v.By = r.Asker.By()
+	answer, err := r.Asker.Ask(ctx, policy.Question{
+		Run: r.l.run.ID, Turn: facts.Turn, Call: i + 1, Tool: facts.Tool, Arguments: facts.Arguments, Rule: v.Rule, Reason: v.Reason,
+		Programs: facts.Programs, Paths: facts.Paths, Hosts: facts.Hosts, Opaque: facts.Opaque, Spent: facts.Spent,
+	})
+	switch {
+	case ctx.Err() != nil:
+		return policy.Verdict{}, context.Cause(ctx)
+	case err != nil:
+		v.Reason = err.Error()
+	case answer.Allow:
+		v.Action, v.Reason = policy.Allow, clipMiddle(answer.Reason, maxReason)
+	default:
+		v.Reason = clipMiddle(answer.Reason, maxReason)
+	}
+	return v, nil
+}
+
+// maxReason bounds what somebody who was asked can tell the model.
+const maxReason = 2000
+
+// facts are what a policy sees of a call.
+func (r *run) facts(i int, call llm.ToolCall, a action) policy.Facts {
+	l := r.l
+	f := policy.Facts{
+		Tool: a.tool, WorkingDir: l.run.Prompt.WorkingDir, InputDir: l.run.Prompt.InputDir, OutputDir: l.run.Prompt.OutputDir,
+		Turn: l.open.number, Repeats: l.same[sameCall(l.open.response.ToolCalls[i])], Spent: l.spent.facts(), Budget: l.run.Budget.facts(),
+		Count: map[string]int{"calls": l.total, "denied": l.denied, "failed": l.failed, ToolBash: 0, ToolEditor: 0, ToolSubmit: 0},
+	}
+	f.Spent["seconds"] = r.worked().Seconds()
+	maps.Copy(f.Count, l.calls)
+	// It has been read once, strictly, so this gives the same.
+	if err := json.Unmarshal([]byte(call.Arguments), &f.Arguments); err != nil {
+		f.Arguments = nil
+	}
+	switch a.tool {
+	case ToolBash:
+		f.Shell(a.command)
+	case ToolEditor:
+		f.File(*a.edit.Path, !a.changesNothing())
+	}
+	return f
+}
+
+// runGroup runs calls at the same time, or the only one, and records how they ended.
+func (r *run) runGroup(ctx context.Context, tools *toolbox, group []pending) (callErr, err error) {
+	turn := r.l.open.number
+	for _, p := range group {
+		repeatable := p.action.changesNothing() || p.action.tool == ToolSubmit
+		if err := r.emit(Event{Turn: turn, Call: p.index + 1, Began: &BeganEvent{Repeatable: repeatable}}, !repeatable); err != nil {
+			return nil, err
+		}
+	}
+	type outcome struct {
+		obs  observation
+		err  error
+		took time.Duration
+	}
+	outcomes := make([]outcome, len(group))
+	runOne := func(i int) {
+		begun := r.Now()
+		obs, err := tools.run(ctx, group[i].action)
+		outcomes[i] = outcome{obs, err, r.Now().Sub(begun)}
+	}
+	if len(group) == 1 {
+		runOne(0)
+	} else {
+		var all sync.WaitGroup
+		for i := range group {
+			all.Go(func() { runOne(i) })
+		}
+		all.Wait()
+	}
+	for i, o := range outcomes {
+		e := EndedEvent{Observation: o.obs.text, Failed: o.obs.failed, ToolUse: o.obs.use, Time: seconds(o.took)}
+		if o.err != nil {
+			callErr = o.err
+			e.Failed, e.Unknown = true, !group[i].action.changesNothing()
+			e.Observation = "Error: not finished: " + o.err.Error()
+		}
+		if err := r.emit(Event{Turn: turn, Call: group[i].index + 1, Ended: &e}, false); err != nil {
+			return callErr, err
+		}
+	}
+	return callErr, nil
+}
+
+// snapshot keeps the sandbox's files as they are after a turn.
+func (r *run) snapshot(ctx context.Context, turn int) (string, error) {
+	id, err := r.sandbox.Snapshot(ctx, fmt.Sprintf("agent run %s, turn %d", clipMiddle(r.l.run.ID, 200), turn))
+	switch {
+	case err == nil:
+		return id, nil
+	case ctx.Err() != nil:
+		return "", context.Cause(ctx)
+	}
+	return "", fmt.Errorf("take a snapshot after turn %d: %w", turn, err)
 }
 
 // endOfModel is why a failed model call ends the run.
@@ -224,7 +451,7 @@ func endOfModel(ctx context.Context, err error) (ExitReason, string) {
 	var e *llm.Error
 	switch {
 	case ctx.Err() != nil:
-		return interrupted(ctx), context.Cause(ctx).Error()
+		return interrupted(ctx)
 	case errors.As(err, &e) && e.Kind == llm.KindContextLength:
 		return ExitTokenLimit, err.Error()
 	case errors.As(err, &e):
@@ -233,11 +460,12 @@ func endOfModel(ctx context.Context, err error) (ExitReason, string) {
 	return ExitFailed, err.Error()
 }
 
-func interrupted(ctx context.Context) ExitReason {
-	if errors.Is(context.Cause(ctx), errTimeLimit) {
-		return ExitTimeLimit
+func interrupted(ctx context.Context) (ExitReason, string) {
+	cause := context.Cause(ctx)
+	if b, ok := errors.AsType[*budgetEnd](cause); ok {
+		return b.reason, b.detail
 	}
-	return ExitInterrupted
+	return ExitInterrupted, cause.Error()
 }
 
 // seconds is a duration for the record: to the microsecond, so that it reads well.

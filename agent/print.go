@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/agent/policy"
 )
 
 // How much of a turn is printed; all of it is in the trajectory.
@@ -22,6 +25,9 @@ func PrintStep(w io.Writer, s Step) error {
 	}
 	for _, c := range s.ToolCalls {
 		b.WriteString(indent(summary(c), "> "))
+		if v := c.Verdict; v != nil && (v.Action != policy.Allow || v.Asked) {
+			b.WriteString(indent(fmt.Sprintf("%s by %s: %s %s", v.Action, v.By, v.Rule, v.Reason), "  ! "))
+		}
 		b.WriteString(indent(strings.TrimSuffix(c.Observation, "\n"), "    "))
 	}
 	if len(s.ToolCalls) == 0 {
@@ -61,4 +67,73 @@ func indent(text, prefix string) string {
 		fmt.Fprintf(&b, "%s... %d more lines\n", strings.Repeat(" ", len(prefix)), left)
 	}
 	return b.String()
+}
+
+// PrintRun writes a whole run: what it was about, its turns, and how it ended.
+func PrintRun(w io.Writer, s *Summary, t *Trajectory) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "run: %s (%s)\nmodel: %s, %s\nimage: %s\ntask:\n%s", OneLine(s.ID, 100), s.State, Printable(s.Model), Printable(t.Metadata.ModelSource), Printable(t.Metadata.Image), indent(s.Query, "  "))
+	if f := t.Metadata.Fork; f != nil {
+		fmt.Fprintf(&b, "branched from turn %d of %s\n", f.Turn, Printable(f.Dir))
+	}
+	if _, err := io.WriteString(w, b.String()); err != nil {
+		return err
+	}
+	for _, step := range t.Steps {
+		if err := PrintStep(w, step); err != nil {
+			return err
+		}
+	}
+	if o := t.Metadata.Outputs; o != nil {
+		if err := PrintOutputs(w, *o); err != nil {
+			return err
+		}
+	}
+	spent := t.Metadata.Spent
+	if _, err := fmt.Fprintf(w, "\nspent: %d turns, %d tokens, $%.4f, %v, %v processor time; %d calls, %d denied\n",
+		spent.Turns, spent.Tokens, spent.Cost, spent.Time.Round(time.Millisecond), spent.CPU.Round(time.Millisecond), s.Calls, s.Denied); err != nil {
+		return err
+	}
+	if s.State != RunEnded {
+		return nil
+	}
+	detail := ""
+	if t.Metadata.ExitDetail != "" {
+		detail = indent(t.Metadata.ExitDetail, "       ")
+	}
+	_, err := fmt.Fprintf(w, "ended: %s\n%s", s.ExitReason, detail)
+	return err
+}
+
+// printedOutputs is how many entries of the output are printed.
+const printedOutputs = 20
+
+// PrintOutputs writes what is about to leave the sandbox.
+func PrintOutputs(w io.Writer, o Outputs) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "\noutput: %d entries, %d bytes\n", o.Entries, o.Bytes)
+	for i, f := range o.Files {
+		if i == printedOutputs {
+			fmt.Fprintf(&b, "  ... %d more\n", o.Entries-i)
+			break
+		}
+		fmt.Fprintf(&b, "  %-9s %10d  %s", OneLine(string(f.Type), 9), f.Size, OneLine(f.Path, printWidth))
+		if f.Stays != "" {
+			fmt.Fprintf(&b, "  (stays: %s)", f.Stays)
+		}
+		b.WriteByte('\n')
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// PrintDifference writes where an observation was another.
+func PrintDifference(w io.Writer, d Difference) error {
+	_, err := fmt.Fprintf(w, "turn %d, call %d, %s:\n%s%s", d.Turn, d.Call, OneLine(d.Function, 100), indent(d.Recorded, "  - "), indent(d.Observed, "  + "))
+	return err
+}
+
+// OneLine makes text from a model or a sandbox one short line that is safe for a terminal.
+func OneLine(text string, limit int) string {
+	return clipMiddle(Printable(strings.Join(strings.Fields(text), " ")), limit)
 }

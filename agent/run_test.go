@@ -28,7 +28,7 @@ func newRun(t *testing.T, turns ...llmtest.Turn) (Options, *fakeSandbox, *llmtes
 	t.Helper()
 	dir := t.TempDir()
 	srv := llmtest.Start(t, turns...)
-	server, err := llm.NewOpenAI(llm.OpenAIOptions{BaseURL: srv.URL})
+	server, err := llm.NewOpenAI(llm.ServerOptions{BaseURL: srv.URL})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func TestElevenSteps(t *testing.T) {
 	// What was recorded.
 	first := tr.Steps[0]
 	if first.Thought != "Let me look." || first.ReasoningContent != "I should look first." || first.Metadata.Step != 1 ||
-		first.Metadata.ExecTime != 1 || first.Metadata.ToolTime != 3 || first.Metadata.Usage.PromptTokens != 100 || first.Metadata.FinishReason != "tool_calls" {
+		first.Metadata.ExecTime != 1 || first.Metadata.ToolTime != 1 || first.Metadata.Usage.PromptTokens != 100 || first.Metadata.FinishReason != "tool_calls" {
 		t.Errorf("first step %+v", first)
 	}
 	if strings.Contains(first.Observation, "Steps Remaining") {
@@ -300,9 +300,9 @@ func TestEndsOfARun(t *testing.T) {
 		detail string
 		steps  int
 	}{
-		{"max steps", []llmtest.Turn{output, turn(llmtest.Bash("true"))}, func(o *Options) { o.MaxSteps = 2 }, ExitMaxSteps, "2 steps", 2},
-		{"token limit by the provider's count", []llmtest.Turn{{PromptTokens: 5000, Calls: output.Calls}}, func(o *Options) { o.MaxTokenLimit = 4000 }, ExitTokenLimit, "more than the limit of 4000", 1},
-		{"token limit by length", []llmtest.Turn{output, turn(llmtest.Bash("yes | head -c 10000"))}, func(o *Options) { o.MaxTokenLimit = 2000 }, ExitTokenLimit, "more than the limit of 2000", 2},
+		{"max steps", []llmtest.Turn{output, turn(llmtest.Bash("true"))}, func(o *Options) { o.Budget.Turns = 2 }, ExitMaxSteps, "2 steps", 2},
+		{"token limit by the provider's count", []llmtest.Turn{{PromptTokens: 5000, Calls: output.Calls}}, func(o *Options) { o.Budget.Conversation = 4000 }, ExitTokenLimit, "more than the limit of 4000", 1},
+		{"token limit by length", []llmtest.Turn{output, turn(llmtest.Bash("yes | head -c 10000"))}, func(o *Options) { o.Budget.Conversation = 2000 }, ExitTokenLimit, "more than the limit of 2000", 2},
 		{"500 that passes", []llmtest.Turn{output, fail(500, "x"), fail(503, "x"), fail(429, "x"), fail(200, "garbage"), fail(200, "{}"), turn(llmtest.Submit())}, nil, ExitSubmitted, "", 2},
 		{"500 that stays", []llmtest.Turn{output, fail(500, "on fire"), fail(500, "on fire"), fail(500, "on fire"), fail(500, "on fire"), fail(500, "on fire"), fail(500, "on fire")}, nil, ExitModelError, "gave up after 6 attempts: model at http://127.0.0.1", 1},
 		{"garbage that stays", []llmtest.Turn{output, fail(200, "<html>"), fail(200, "<html>"), fail(200, "<html>"), fail(200, "<html>"), fail(200, "<html>"), fail(200, "<html>")}, nil, ExitModelError, "not a chat completion", 1},
@@ -366,7 +366,7 @@ func TestInterrupt(t *testing.T) {
 	})
 	t.Run("time limit", func(t *testing.T) {
 		opts, sandbox, _ := newRun(t, turn(llmtest.Bash("sleep 60")))
-		opts.Timeout = 300 * time.Millisecond
+		opts.Budget.Time = 300 * time.Millisecond
 		mustRun(t, t.Context(), opts, sandbox, ExitTimeLimit)
 	})
 	t.Run("while it is set up", func(t *testing.T) {
@@ -445,7 +445,7 @@ func TestOurFailures(t *testing.T) {
 		"empty query":      func(o *Options) { o.Query = "" },
 		"no input":         func(o *Options) { o.InputDir = filepath.Join(o.OutputDir, "nowhere") },
 		"input is a file":  func(o *Options) { o.InputDir = "run_test.go" },
-		"negative":         func(o *Options) { o.MaxSteps = -1 },
+		"negative":         func(o *Options) { o.Budget.Turns = -1 },
 		"template":         func(o *Options) { o.Prompt.InstancePrompt = "{task}" },
 		"output is a file": func(o *Options) { o.OutputDir = "run_test.go" },
 	} {
@@ -520,7 +520,7 @@ func TestRecordedRunReplays(t *testing.T) {
 	}
 
 	sandbox.deleted = 0
-	opts.Model, opts.MaxSteps = replay, 5
+	opts.Model, opts.Budget.Turns = replay, 5
 	if res, _ := mustRun(t, t.Context(), opts, sandbox, ExitModelError); !strings.Contains(res.Detail, "the recording ends after 4 turns") {
 		t.Errorf("detail %q", res.Detail)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 )
@@ -25,6 +26,12 @@ type Sandbox interface {
 	ArchiveIn(ctx context.Context, path string, r io.Reader) error
 	// ArchiveOut gives the tree at path as a tar stream with relative names.
 	ArchiveOut(ctx context.Context, path string) (io.ReadCloser, error)
+	// List calls on for everything below a directory, and says whether something was left out.
+	List(ctx context.Context, path string, on func(api.FileEntry) error) (more bool, err error)
+	// CPU is the processor time of everything in the sandbox since it runs; known is false where the kernel does not count it.
+	CPU(ctx context.Context) (used time.Duration, known bool, err error)
+	// Snapshot keeps the file system as it is, and gives its id.
+	Snapshot(ctx context.Context, comment string) (string, error)
 	// Delete ends everything in the sandbox and removes it.
 	Delete(ctx context.Context) error
 }

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -83,11 +83,15 @@ type toolbox struct {
 	scripts     int    // long commands that went through a file
 }
 
+func newTools(sandbox Sandbox, workingDir string, timeout time.Duration) *toolbox {
+	return &toolbox{sandbox: sandbox, workingDir: workingDir, timeout: timeout, outputLimit: defaultOutputLimit, shell: "bash", scriptDir: "/tmp"}
+}
+
 // observation is the answer to one tool call.
 type observation struct {
 	text   string
 	failed bool // the call itself was at fault or could not be run; a command that exits 1 is not that
-	submit bool
+	use    *ToolUse
 }
 
 // toolError is a mistake in a call: it is told to the model and the run goes on.
@@ -99,53 +103,88 @@ func mistake(format string, args ...any) error {
 	return &toolError{fmt.Sprintf(format, args...)}
 }
 
-// run answers one call. Its error means that the run cannot go on: the context ended or the sandbox is lost.
-func (t *toolbox) run(ctx context.Context, call llm.ToolCall) (observation, error) {
-	var obs observation
-	var err error
+// action is a tool call whose arguments have been read. What a policy decides about and what then runs are both this value: a
+// second reading of the model's text might see something else in it.
+type action struct {
+	tool    string
+	command string     // of execute_bash
+	edit    editorArgs // of str_replace_editor
+}
+
+// changesNothing reports a call that can be run twice, and at the same time as its like.
+func (a action) changesNothing() bool { return a.tool == ToolEditor && a.edit.Command == "view" }
+
+// parse reads a call. Its error is for the model.
+func parse(call llm.ToolCall) (action, error) {
+	a := action{tool: call.Name}
 	switch call.Name {
 	case ToolBash:
 		var args struct {
 			Command *string `json:"command"`
 		}
-		if err = decodeArguments(call.Arguments, &args); err == nil {
-			obs.text, err = t.bash(ctx, args.Command)
+		if err := decodeArguments(call.Arguments, &args, "command"); err != nil {
+			return a, err
 		}
+		if args.Command == nil || strings.TrimSpace(*args.Command) == "" {
+			return a, mistake("Error: No command provided.")
+		}
+		if strings.ContainsRune(*args.Command, 0) {
+			return a, mistake("Error: the command holds a NUL character, which no program can be given.")
+		}
+		a.command = *args.Command
 	case ToolEditor:
-		var args editorArgs
-		if err = decodeArguments(call.Arguments, &args); err == nil {
-			obs.text, err = t.edit(ctx, args)
-			if err == nil {
-				obs.text = "Execution output of [" + ToolEditor + "]:\n" + obs.text
-			}
+		if err := decodeArguments(call.Arguments, &a.edit, "command", "path", "file_text", "old_str", "new_str", "insert_line", "view_range"); err != nil {
+			return a, err
+		}
+		return a, a.edit.check()
+	case ToolSubmit:
+		return a, decodeArguments(call.Arguments, &struct{}{})
+	default:
+		return a, mistake("Unknown action: %s. The tools are %s, %s and %s.", clipMiddle(call.Name, 200), ToolEditor, ToolBash, ToolSubmit)
+	}
+	return a, nil
+}
+
+// run does one action. Its error means that the run cannot go on: the context ended or the sandbox is lost.
+func (t *toolbox) run(ctx context.Context, a action) (observation, error) {
+	var obs observation
+	var err error
+	switch a.tool {
+	case ToolBash:
+		obs, err = t.bash(ctx, a.command)
+	case ToolEditor:
+		if obs.text, err = t.edit(ctx, a.edit); err == nil {
+			obs.text = "Execution output of [" + ToolEditor + "]:\n" + obs.text
 		}
 	case ToolSubmit:
-		if err = decodeArguments(call.Arguments, &struct{}{}); err == nil {
-			obs.text, obs.submit = finished, true
-		}
-	default:
-		err = mistake("Unknown action: %s. The tools are %s, %s and %s.", clipMiddle(call.Name, 200), ToolEditor, ToolBash, ToolSubmit)
+		obs.text = finished
 	}
-	if err == nil {
+	switch {
+	case err == nil:
 		return obs, nil
-	}
-	if ctx.Err() != nil {
+	case ctx.Err() != nil:
 		return observation{}, context.Cause(ctx)
 	}
-	var m *toolError
-	if !errors.As(err, &m) {
+	return refusal(a.tool, err)
+}
+
+// refusal is the answer to a call that was at fault; other errors it gives back.
+func refusal(tool string, err error) (observation, error) {
+	m, ok := errors.AsType[*toolError](err)
+	if !ok {
 		return observation{}, err
 	}
 	text := m.text
 	if !strings.HasPrefix(text, "Unknown action") {
-		text = "Execution output of [" + call.Name + "]:\n" + text
+		text = "Execution output of [" + tool + "]:\n" + text
 	}
 	return observation{text: text, failed: true}, nil
 }
 
 // decodeArguments reads a call's arguments into dst, strictly: what we would pass over in silence the model would
-// believe done. No text at all counts as no arguments, null as an argument not given; models send both.
-func decodeArguments(raw string, dst any) error {
+// believe done. The names are those of dst, and stand at most once and in these very letters: encoding/json would take
+// the last of "command" and "COMMAND". No text at all counts as no arguments, null as an argument not given; models send both.
+func decodeArguments(raw string, dst any, names ...string) error {
 	const want = "The arguments must be one JSON object."
 	trimmed := strings.TrimSpace(raw)
 	if trimmed == "" || trimmed == "null" {
@@ -154,16 +193,27 @@ func decodeArguments(raw string, dst any) error {
 	if !strings.HasPrefix(trimmed, "{") {
 		return mistake("Error: cannot read the arguments %s. %s", quoteBrief(raw), want)
 	}
+	keys, err := topKeys(trimmed)
+	if err != nil {
+		return mistake("Error: cannot read the arguments %s: %v. %s", quoteBrief(raw), err, want)
+	}
+	seen := map[string]bool{}
+	for _, key := range keys {
+		if !slices.Contains(names, key) {
+			return mistake("Error: unknown argument %q.", clipMiddle(key, 200))
+		}
+		if seen[key] {
+			return mistake("Error: the argument `%s` stands twice.", key)
+		}
+		seen[key] = true
+	}
 	dec := json.NewDecoder(strings.NewReader(trimmed))
-	dec.DisallowUnknownFields()
-	err := dec.Decode(dst)
+	err = dec.Decode(dst)
 	var typeErr *json.UnmarshalTypeError
 	switch {
 	case err == nil:
 	case errors.As(err, &typeErr) && typeErr.Field != "":
 		return mistake("Error: argument `%s` has the wrong type: got %s.", typeErr.Field, typeErr.Value)
-	case strings.HasPrefix(err.Error(), "json: unknown field "):
-		return mistake("Error: unknown argument %s.", clipMiddle(strings.TrimPrefix(err.Error(), "json: unknown field "), 200))
 	default:
 		return mistake("Error: cannot read the arguments %s: %v. %s", quoteBrief(raw), err, want)
 	}
@@ -171,6 +221,31 @@ func decodeArguments(raw string, dst any) error {
 		return mistake("Error: there is more text after the arguments %s. %s", quoteBrief(raw), want)
 	}
 	return nil
+}
+
+// topKeys gives the keys of a JSON object, as often as they stand there.
+func topKeys(text string) ([]string, error) {
+	dec := json.NewDecoder(strings.NewReader(text))
+	if _, err := dec.Token(); err != nil {
+		return nil, err
+	}
+	var keys []string
+	for dec.More() {
+		key, err := dec.Token()
+		if err != nil {
+			return nil, err
+		}
+		name, ok := key.(string)
+		if !ok {
+			return nil, fmt.Errorf("%v is no name", key)
+		}
+		keys = append(keys, name)
+		var value json.RawMessage
+		if err := dec.Decode(&value); err != nil {
+			return nil, err
+		}
+	}
+	return keys, nil
 }
 
 func quoteBrief(s string) string { return "`" + clipMiddle(s, 300) + "`" }
@@ -191,19 +266,13 @@ func (i *integer) UnmarshalJSON(b []byte) error {
 const commandArgMax = 120 << 10
 
 // bash runs the model's command line in a fresh shell.
-func (t *toolbox) bash(ctx context.Context, command *string) (string, error) {
-	if command == nil || strings.TrimSpace(*command) == "" {
-		return "", mistake("Error: No command provided.")
-	}
-	if strings.ContainsRune(*command, 0) {
-		return "", mistake("Error: the command holds a NUL character, which no program can be given.")
-	}
-	argv := []string{t.shell, "-c", *command}
-	if len(*command) > commandArgMax {
+func (t *toolbox) bash(ctx context.Context, command string) (observation, error) {
+	argv := []string{t.shell, "-c", command}
+	if len(command) > commandArgMax {
 		t.scripts++
 		script := fmt.Sprintf("%s/.command-%d.sh", t.scriptDir, t.scripts)
-		if err := t.sandbox.WriteFile(ctx, script, strings.NewReader(*command), 0o700, ""); err != nil {
-			return "", t.refused("store the command in "+script, err)
+		if err := t.sandbox.WriteFile(ctx, script, strings.NewReader(command), 0o700, ""); err != nil {
+			return observation{}, t.refused("store the command in "+script, err)
 		}
 		argv = []string{t.shell, script}
 	}
@@ -216,7 +285,7 @@ func (t *toolbox) bash(ctx context.Context, command *string) (string, error) {
 		outcome, err = t.sandbox.Exec(ctx, req, stdout, stderr)
 	}
 	if err != nil {
-		return "", t.refused("run the command", err)
+		return observation{}, t.refused("run the command", err)
 	}
 
 	var b strings.Builder
@@ -244,7 +313,9 @@ func (t *toolbox) bash(ctx context.Context, command *string) (string, error) {
 		endLine(&b)
 		fmt.Fprintf(&b, "The command took too long to execute (>%gs) and was ended, with everything it had started. What it wrote until then stands above.", t.timeout.Seconds())
 	}
-	return b.String(), nil
+	return observation{text: b.String(), use: &ToolUse{
+		CPU: seconds(time.Duration(outcome.Usage.CPUMS * float64(time.Millisecond))), Memory: outcome.Usage.MemoryPeak, Exit: outcome.Exit,
+	}}, nil
 }
 
 func endLine(b *strings.Builder) {
@@ -275,21 +346,6 @@ func (t *toolbox) small(ctx context.Context, argv ...string) (out []byte, ok boo
 		return nil, false, nil
 	}
 	return stdout.bytes(), true, nil
-}
-
-// resolvePath makes the path of a tool call absolute. Where it leads is decided inside the sandbox.
-func (t *toolbox) resolvePath(p *string) (string, error) {
-	switch {
-	case p == nil || *p == "":
-		return "", mistake("Error: argument `path` is required.")
-	case strings.ContainsRune(*p, 0):
-		return "", mistake("Error: the path holds a NUL character.")
-	case len(*p) > 4095:
-		return "", mistake("Error: the path is longer than 4095 bytes.")
-	case path.IsAbs(*p):
-		return *p, nil
-	}
-	return path.Join(t.workingDir, *p), nil
 }
 
 // lines splits text after its newlines; a last line without one counts.

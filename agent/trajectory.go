@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/agent/llm"
+	"github.com/sandboxd/sandboxd/agent/policy"
+	"github.com/sandboxd/sandboxd/api"
 )
 
 // Trajectory is trajectory.json: the record of a run. It holds the keys that LLM-in-Sandbox writes, with the same meaning, and
@@ -46,16 +48,27 @@ type ToolRecord struct {
 	Observation string  `json:"observation"`
 	Failed      bool    `json:"failed,omitempty"` // answered as a tool error; a command that exits 1 is not one
 	ToolTime    float64 `json:"tool_time"`        // seconds
+	// CPUTime, MemoryPeak and Exit are of a command, as its sandbox says.
+	CPUTime    float64         `json:"cpu_time,omitempty"`    // seconds
+	MemoryPeak int64           `json:"memory_peak,omitempty"` // bytes
+	Exit       *api.Exit       `json:"exit,omitempty"`
+	Verdict    *policy.Verdict `json:"verdict,omitempty"` // what was decided before it ran
+	NotRun     bool            `json:"not_run,omitempty"` // denied, malformed, or too late
+	Unknown    bool            `json:"unknown,omitempty"` // begun before a crash: nobody knows whether it was done
 }
 
 // StepMetadata is what is known about a step beside its content.
 type StepMetadata struct {
 	Step         int       `json:"step"`
 	ExecTime     float64   `json:"exec_time"` // seconds of the model call, retries included
-	ToolTime     float64   `json:"tool_time"` // seconds of all its tool calls
+	ToolTime     float64   `json:"tool_time"` // seconds of all its tool calls, added up
 	StartedAt    time.Time `json:"started_at"`
 	FinishReason string    `json:"finish_reason,omitempty"`
 	Usage        llm.Usage `json:"usage"` // as the provider counted; zeros where it did not
+	Cost         float64   `json:"cost_usd,omitempty"`
+	CPUTime      float64   `json:"cpu_time,omitempty"`    // seconds, of all its commands
+	MemoryPeak   int64     `json:"memory_peak,omitempty"` // bytes, of the largest process
+	Snapshot     string    `json:"snapshot,omitempty"`    // id of the one taken after it
 }
 
 // RunMetadata is what is known about the run.
@@ -71,6 +84,15 @@ type RunMetadata struct {
 	FinishedAt  *time.Time `json:"finished_at,omitempty"`
 	Usage       llm.Usage  `json:"usage"` // sum over all steps
 	Output      *Collected `json:"output,omitempty"`
+
+	RunID     string      `json:"run_id"`
+	Budget    Budget      `json:"budget"`
+	Spent     Spent       `json:"spent"`
+	ToolCalls int         `json:"tool_calls"` // that ran
+	Denied    int         `json:"denied"`
+	Resumed   int         `json:"resumed,omitempty"` // how often another process went on with it
+	Outputs   *Outputs    `json:"outputs,omitempty"` // what was to be collected, listed before
+	Fork      *ForkOrigin `json:"fork,omitempty"`
 }
 
 // ExitReason is why a run ended.
@@ -82,6 +104,8 @@ const (
 	ExitMaxSteps    ExitReason = "max_steps"    // as many turns as allowed, and no submit
 	ExitTokenLimit  ExitReason = "token_limit"  // the conversation exceeds its ceiling, or the model's context
 	ExitTimeLimit   ExitReason = "time_limit"   // the run took as long as allowed
+	ExitCostLimit   ExitReason = "cost_limit"   // the model cost as much as allowed
+	ExitCPULimit    ExitReason = "cpu_limit"    // the sandbox used as much processor time as allowed
 	ExitNoToolCall  ExitReason = "no_tool_call" // several turns in a row without a tool call, in spite of reminders
 	ExitModelError  ExitReason = "model_error"  // the model could not be reached, or answered nonsense, retries included
 	ExitSandboxLost ExitReason = "sandbox_lost" // the sandbox or the daemon went away
@@ -98,17 +122,17 @@ func newAction(function, arguments string) Action {
 	return a
 }
 
-// save writes the trajectory to dir/trajectory.json: beside it first, synced, then renamed, so that whenever the machine stops there
-// is a whole one, and it has every turn for which save has returned.
-func (t *Trajectory) save(dir string) error {
-	if err := writeJSON(filepath.Join(dir, "trajectory.json"), t); err != nil {
+// save writes the trajectory to dir/trajectory.json: beside it first, then renamed, so that there always is a whole one. It is
+// derived from the record; what it must outlast a crash of the machine is in there.
+func (t *Trajectory) save(dir string, durable bool) error {
+	if err := writeJSON(filepath.Join(dir, "trajectory.json"), t, durable); err != nil {
 		return fmt.Errorf("save the trajectory: %w", err)
 	}
 	return nil
 }
 
-// writeJSON writes v durably to the file at path.
-func writeJSON(path string, v any) (err error) {
+// writeJSON writes v whole or not at all to the file at path.
+func writeJSON(path string, v any, durable bool) (err error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false) // people read these files
@@ -122,7 +146,7 @@ func writeJSON(path string, v any) (err error) {
 		return err
 	}
 	_, err = f.Write(b.Bytes())
-	if err == nil {
+	if err == nil && durable {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
@@ -130,6 +154,9 @@ func writeJSON(path string, v any) (err error) {
 	}
 	if err := os.Rename(temporary, path); err != nil {
 		return errors.Join(err, os.Remove(temporary))
+	}
+	if !durable {
+		return nil
 	}
 	return syncDir(filepath.Dir(path))
 }

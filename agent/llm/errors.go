@@ -47,7 +47,7 @@ func (e *Error) Error() string {
 	b.WriteString(e.Message)
 	switch e.Kind {
 	case KindAuth:
-		b.WriteString(" (give the key with --api_key or OPENAI_API_KEY)")
+		b.WriteString(" (give the key with --api_key, or in LLM_API_KEY)")
 	case KindNetwork:
 		b.WriteString(" (is the server running? --llm_base_url says where)")
 	case KindRateLimit, KindServer, KindBadResponse, KindContextLength, KindRequest, KindReplayEnd, KindUnsupported:
@@ -68,11 +68,13 @@ func (e *Error) Temporary() bool {
 	return false
 }
 
-// The wordings of OpenAI, vLLM, SGLang and llama.cpp for a request that does not fit. They are compiled on first use: the
+// The wordings of OpenAI, Anthropic, vLLM, SGLang and llama.cpp for a request that does not fit. They are compiled on first use: the
 // command line carries this package and most of its commands never need them.
-var contextPatterns = sync.OnceValue(func() (p struct{ context, input, overflow *regexp.Regexp }) {
-	p.context = regexp.MustCompile(`(?i)(?:context (?:length|size|window)|maximum)[^0-9]{0,40}([0-9]{1,12}) ?tokens?|n_ctx\W{1,4}([0-9]{1,12})`)
-	p.input = regexp.MustCompile(`(?i)([0-9]{1,12}) (?:input tokens?|tokens? (?:from|in) (?:the |your )?(?:input|prompt|messages?))|n_prompt_tokens\W{1,4}([0-9]{1,12})`)
+var contextPatterns = sync.OnceValue(func() (p struct{ context, input, output, overflow, temperature *regexp.Regexp }) {
+	p.context = regexp.MustCompile(`(?i)(?:context (?:length|size|window)|maximum)[^0-9]{0,40}([0-9]{1,12}) ?tokens?|n_ctx\W{1,4}([0-9]{1,12})|[0-9] \+ [0-9]{1,12} > ([0-9]{1,12})|tokens > ([0-9]{1,12}) maximum`)
+	p.input = regexp.MustCompile(`(?i)([0-9]{1,12}) (?:input tokens?|tokens? (?:from|in) (?:the |your )?(?:input|prompt|messages?))|n_prompt_tokens\W{1,4}([0-9]{1,12})|([0-9]{1,12}) \+ [0-9]{1,12} > [0-9]|prompt is too long: ([0-9]{1,12}) tokens`)
+	p.output = regexp.MustCompile(`(?i)at most ([0-9]{1,12}) (?:completion|output) tokens|max_tokens: [0-9]{1,12} > ([0-9]{1,12}),`)
+	p.temperature = regexp.MustCompile(`(?i)temperature.{0,100}(?:deprecated|not support|unsupported|only the default)|(?:unsupported|not support).{0,100}temperature`)
 	p.overflow = regexp.MustCompile(`(?i)context_length_exceeded|exceed_context_size|(?:context|token).{0,200}(?:exceed|limit|maximum|too (?:large|long)|longer than)|(?:exceed|limit|maximum|too (?:large|long)|longer than).{0,200}(?:context|token)`)
 	return p
 })
@@ -86,6 +88,12 @@ func contextOverflow(text string) (overflow bool, context, input int) {
 	}
 	return true, firstNumber(p.context, text), firstNumber(p.input, text)
 }
+
+// outputLimit is the ceiling of the model's answers that a refusal of a higher one names; 0 if it names none.
+func outputLimit(text string) int { return firstNumber(contextPatterns().output, text) }
+
+// refusesTemperature reports whether a refusal is about a temperature having been sent.
+func refusesTemperature(text string) bool { return contextPatterns().temperature.MatchString(text) }
 
 func firstNumber(re *regexp.Regexp, text string) int {
 	m := re.FindStringSubmatch(text)

@@ -3,6 +3,7 @@ package llm
 import (
 	"context"
 	"encoding/json"
+	"strings"
 )
 
 // Model is one source of model turns.
@@ -31,9 +32,21 @@ type Message struct {
 	Content    string
 	ToolCalls  []ToolCall // of an assistant message
 	ToolCallID string     // of a tool message: the call that it answers
-	// Raw is an assistant message as its provider wants it back. When set, it is sent in place of the other fields.
-	Raw json.RawMessage
+	// Raw is an assistant message as its provider wants it back, in the wire format RawFormat. A provider of that format
+	// sends it in place of the other fields; the others send those.
+	Raw       json.RawMessage
+	RawFormat Format
 }
+
+// Format is a wire format: the shape of requests and answers.
+type Format string
+
+// The formats.
+const (
+	FormatChat      Format = ""          // OpenAI's chat completions
+	FormatResponses Format = "responses" // OpenAI's Responses
+	FormatAnthropic Format = "anthropic" // Anthropic's Messages
+)
 
 // ToolCall is one action that the model asks for.
 type ToolCall struct {
@@ -58,23 +71,78 @@ type Request struct {
 	Temperature *float64       // nil: not sent, the provider's default holds
 	MaxTokens   int            // ceiling of the answer; 0: not sent
 	ExtraBody   map[string]any // added to the request's body, overriding what stands there
+	// OnDelta, if set, asks for a streamed answer and is given its pieces as they come, from one goroutine and before
+	// Complete returns.
+	OnDelta func(Delta)
 }
 
-// Usage is what the provider counted for one call. Zero fields were not reported.
+// show hands a piece to who watches.
+func (r *Request) show(kind DeltaKind, text string) {
+	if r.OnDelta != nil && (text != "" || kind == DeltaRestart) {
+		r.OnDelta(Delta{Kind: kind, Text: text})
+	}
+}
+
+// Delta is a piece of an answer that is still being written. It is for who watches: what counts is the [Response].
+type Delta struct {
+	Kind DeltaKind
+	Text string // whole characters, but not made safe for a terminal
+}
+
+// DeltaKind says what a [Delta] is a piece of.
+type DeltaKind string
+
+// The kinds of deltas.
+const (
+	DeltaContent   DeltaKind = "content"
+	DeltaReasoning DeltaKind = "reasoning"
+	DeltaCall      DeltaKind = "call"      // the name of a tool; its arguments follow
+	DeltaArguments DeltaKind = "arguments" // of the last tool that was named
+	// DeltaRestart says that what was shown of this answer is void: it broke off, and is asked for again.
+	DeltaRestart DeltaKind = "restart"
+)
+
+// Usage is what the provider counted for one call, or a sum of such. Zero fields were not reported.
 type Usage struct {
-	PromptTokens     int `json:"prompt_tokens"`
+	PromptTokens     int `json:"prompt_tokens"` // all of the input, cached or not
 	CompletionTokens int `json:"completion_tokens"`
 	TotalTokens      int `json:"total_tokens"`
-	CachedTokens     int `json:"cached_tokens,omitempty"`
-	ReasoningTokens  int `json:"reasoning_tokens,omitempty"`
+	CachedTokens     int `json:"cached_tokens,omitempty"`      // of PromptTokens: read from the provider's cache
+	CacheWriteTokens int `json:"cache_write_tokens,omitempty"` // of PromptTokens: written to it, which some charge for
+	ReasoningTokens  int `json:"reasoning_tokens,omitempty"`   // of CompletionTokens
+	// CostUSD is what the calls cost by [Prices], and UnpricedCalls how many it leaves out because the price of their model, or
+	// what they used, is not known. See [Priced].
+	CostUSD       float64 `json:"cost_usd,omitempty"`
+	UnpricedCalls int     `json:"unpriced_calls,omitempty"`
 }
+
+// Add adds what another call used.
+func (u *Usage) Add(v Usage) {
+	u.PromptTokens += v.PromptTokens
+	u.CompletionTokens += v.CompletionTokens
+	u.TotalTokens += v.TotalTokens
+	u.CachedTokens += v.CachedTokens
+	u.CacheWriteTokens += v.CacheWriteTokens
+	u.ReasoningTokens += v.ReasoningTokens
+	u.CostUSD += v.CostUSD
+	u.UnpricedCalls += v.UnpricedCalls
+}
+
+// What [Response.FinishReason] is, whatever the provider calls it. Others are given as they come.
+const (
+	FinishStop      = "stop"
+	FinishToolCalls = "tool_calls"
+	FinishLength    = "length"         // cut off at the ceiling of tokens, or at the end of the context
+	FinishRefusal   = "refusal"        // the model would not
+	FinishFilter    = "content_filter" // the provider would not
+)
 
 // Response is one model turn.
 type Response struct {
 	Content      string
 	Reasoning    string // what the provider shows of the model's thinking, where it does
 	ToolCalls    []ToolCall
-	FinishReason string // "stop", "tool_calls", "length", ... as the provider says it
+	FinishReason string // FinishStop, FinishToolCalls, ...
 	Usage        Usage
 	Raw          json.RawMessage // the whole answer as received, for the record
 	Message      Message         // this turn as it must stand in the next request
@@ -99,16 +167,37 @@ type wireFunction struct {
 	Arguments string `json:"arguments"`
 }
 
-// MarshalJSON writes the chat-completions form, or Raw where it is set.
+// MarshalJSON writes the chat-completions form, which is Raw where that has this form.
 func (m Message) MarshalJSON() ([]byte, error) {
-	if m.Raw != nil {
+	if m.Raw != nil && m.RawFormat == FormatChat {
 		return m.Raw, nil
 	}
 	w := wireMessage{Role: m.Role, Content: &m.Content, ToolCallID: m.ToolCallID}
 	for _, c := range m.ToolCalls {
-		w.ToolCalls = append(w.ToolCalls, wireToolCall{ID: c.ID, Type: "function", Function: wireFunction{Name: c.Name, Arguments: historyArguments(c.Arguments)}})
+		w.ToolCalls = append(w.ToolCalls, wireToolCall{ID: c.ID, Type: "function", Function: wireFunction{Name: historyName(c.Name), Arguments: historyArguments(c.Arguments)}})
 	}
 	return json.Marshal(w)
+}
+
+// historyName is how the name of a past call is shown to the provider again: what a model made up may be no name that
+// providers take in a request, and would spoil the conversation for ever after.
+func historyName(name string) string {
+	name = identifier(name)
+	if name == "" {
+		return "unnamed"
+	}
+	return name[:min(len(name), 64)]
+}
+
+// identifier is text with an underscore for each character but ASCII letters, digits, underscores and dashes.
+func identifier(text string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '_', r == '-':
+			return r
+		}
+		return '_'
+	}, text)
 }
 
 // historyArguments is how a call's arguments are shown to the provider again. Several servers (vLLM's chat templates

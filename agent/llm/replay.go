@@ -57,7 +57,7 @@ func ReadRecording(r io.Reader) (*Recording, error) {
 	}
 	rec := &Recording{ProblemStatement: t.ProblemStatement}
 	for i, s := range *t.Steps {
-		turn := Response{Content: s.Thought, Reasoning: s.ReasoningContent, FinishReason: "stop"}
+		turn := Response{Content: s.Thought, Reasoning: s.ReasoningContent, FinishReason: FinishStop}
 		switch {
 		case s.ToolCalls != nil:
 			for _, c := range *s.ToolCalls {
@@ -72,7 +72,7 @@ func ReadRecording(r io.Reader) (*Recording, error) {
 		}
 		MakeUnique(turn.ToolCalls)
 		if len(turn.ToolCalls) > 0 {
-			turn.FinishReason = "tool_calls"
+			turn.FinishReason = FinishToolCalls
 		}
 		turn.Message = Message{Role: RoleAssistant, Content: turn.Content, ToolCalls: turn.ToolCalls}
 		rec.Turns = append(rec.Turns, turn)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 )
 
@@ -14,6 +15,8 @@ const (
 	// MinMaxTokens is the smallest answer ceiling that a request is shrunk to: below it a turn is cut in the middle
 	// of its thoughts more often than it is of use.
 	MinMaxTokens = 8192
+	// leastOutputLimit is the smallest ceiling of a model's answers that is believed.
+	leastOutputLimit = 256
 	// maxWait bounds what a server can ask for with Retry-After.
 	maxWait = 10 * time.Minute
 )
@@ -28,6 +31,15 @@ type Retry struct {
 	Wait func(ctx context.Context, d time.Duration) error
 	// Notice, if set, is told of each retry in one line.
 	Notice func(text string)
+
+	mu      sync.Mutex
+	learned map[string]learned // by model
+}
+
+// learned is what a model's refusals said about all calls of it, so that each is refused only once.
+type learned struct {
+	maxTokens     int // its ceiling for one answer; 0: not known
+	noTemperature bool
 }
 
 // Describe is the wrapped model's.
@@ -56,7 +68,22 @@ func (r *Retry) Complete(ctx context.Context, req Request) (*Response, error) {
 	if wait == nil {
 		wait = waitReal
 	}
+	r.mu.Lock()
+	known := r.learned[req.Model]
+	r.mu.Unlock()
+	known.apply(&req)
+	shown := false
+	if watch := req.OnDelta; watch != nil {
+		req.OnDelta = func(d Delta) {
+			shown = true
+			watch(d)
+		}
+	}
 	for n := 0; ; {
+		if shown {
+			req.show(DeltaRestart, "")
+			shown = false
+		}
 		resp, err := r.Model.Complete(ctx, req)
 		if err == nil {
 			return resp, nil
@@ -64,6 +91,19 @@ func (r *Retry) Complete(ctx context.Context, req Request) (*Response, error) {
 		var e *Error
 		if !errors.As(err, &e) {
 			return nil, err
+		}
+		fatal := e.Kind == KindContextLength || e.Kind == KindRequest
+		if limit := outputLimit(e.Message); fatal && limit >= leastOutputLimit && limit < req.MaxTokens {
+			r.notice("the model's answers have %d tokens at most: max_tokens %d -> %d", limit, req.MaxTokens, limit)
+			known.maxTokens = limit
+			r.learn(known, &req)
+			continue
+		}
+		if fatal && req.Temperature != nil && refusesTemperature(e.Message) {
+			r.notice("the model takes no temperature: %v is not sent", *req.Temperature)
+			known.noTemperature = true
+			r.learn(known, &req)
+			continue
 		}
 		if e.Kind == KindContextLength {
 			smaller, ok := shrink(req.MaxTokens, e.Message)
@@ -94,6 +134,26 @@ func (r *Retry) Complete(ctx context.Context, req Request) (*Response, error) {
 		if err := wait(ctx, d); err != nil {
 			return nil, fmt.Errorf("wait to retry the model: %w", err)
 		}
+	}
+}
+
+// learn keeps what a refusal said, and makes req heed it.
+func (r *Retry) learn(known learned, req *Request) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.learned == nil {
+		r.learned = map[string]learned{}
+	}
+	r.learned[req.Model] = known
+	known.apply(req)
+}
+
+func (l learned) apply(req *Request) {
+	if l.maxTokens > 0 {
+		req.MaxTokens = min(req.MaxTokens, l.maxTokens)
+	}
+	if l.noTemperature {
+		req.Temperature = nil
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"io"
 	"math"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,12 +18,13 @@ import (
 
 	"github.com/sandboxd/sandboxd/agent"
 	"github.com/sandboxd/sandboxd/agent/llm"
+	"github.com/sandboxd/sandboxd/agent/policy"
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 )
 
 const exitAgent = `  0    the model submitted
-  1    the run ended otherwise: out of steps, tokens or time, no tool call, a
+  1    the run ended otherwise: a part of its budget used up, no tool call, a
        model that cannot be reached, an interrupt; stderr says which, and the
        output up to then is kept
   2    the command line is wrong
@@ -36,7 +39,7 @@ the results are handed back.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newAgentRun(d))
+	cmd.AddCommand(newAgentRun(d), newAgentList(d), newAgentShow(d), newAgentResume(d), newAgentFork(d), newAgentReplay(d))
 	exitStatus(cmd, exitPlain)
 	return cmd
 }
@@ -44,20 +47,126 @@ the results are handed back.`,
 // agentRunOptions are the flags of agent run. Those with an underscore carry the names that users of LLM-in-Sandbox know;
 // a dash in place of the underscore is the same flag.
 type agentRunOptions struct {
-	query, llmName, model, baseURL, apiKey string
-	image                                  string
-	maxSteps, maxTokenLimit, maxTokens     int
-	temperature                            float64
-	inputDir, outputDir                    string
-	promptConfig, settings                 string
-	saveResponses                          bool
-	extraBody                              string
-	retries                                int
-	timeout                                seconds
-	memory                                 size
-	cpus                                   float64
-	pids                                   int64
-	json                                   bool
+	agentModelFlags
+	agentBudgetFlags
+	agentPolicyFlags
+
+	query                  string
+	image                  string
+	maxTokens              int
+	temperature            float64
+	inputDir, outputDir    string
+	promptConfig           string
+	saveResponses          bool
+	extraBody              string
+	snapshotTurns          bool
+	outputDeny             []string
+	outputLimit, fileLimit size
+	memory                 size
+	cpus                   float64
+	pids                   int64
+	json                   bool
+}
+
+// agentModelFlags say which model is asked.
+type agentModelFlags struct {
+	llmName, model, baseURL, apiKey, settings, prices string
+	retries                                           int
+	stream                                            bool
+}
+
+func (o *agentModelFlags) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&o.llmName, "llm_name", "", "the model's `name`, with its provider before it: anthropic/, openai/responses/, openai/, azure/, hosted_vllm/")
+	f.StringVar(&o.baseURL, "llm_base_url", "", "`URL` of the model's server (default http://localhost:8000/v1; for anthropic/ https://api.anthropic.com)")
+	f.StringVar(&o.apiKey, "api_key", "", "the server's `key`; better put into the environment or settings, where ps does not show it")
+	f.StringVar(&o.model, "llm", "", "`replay:FILE` plays the model turns of a recorded trajectory.json")
+	f.StringVar(&o.settings, "settings", "", "YAML `file` with llm_name, llm_base_url, api_key, prompt_config")
+	f.IntVar(&o.retries, "llm_retries", llm.DefaultRetries, "how often a failed model call is repeated, a `number`")
+	f.BoolVar(&o.stream, "stream", true, "have answers sent as they are written, and show them; false for servers that do it badly")
+	f.StringVar(&o.prices, "prices", "", "YAML `file` with prices of models, over the built-in ones, for the cost in the record")
+}
+
+// agentBudgetFlags are the parts of a run's budget; the first that is used up ends it.
+type agentBudgetFlags struct {
+	maxSteps, maxTokenLimit, maxTotalTokens int
+	maxCost                                 float64
+	timeout, maxCPU                         seconds
+	maxEgress                               size
+}
+
+func (o *agentBudgetFlags) addFlags(f *pflag.FlagSet, steps, tokens int) {
+	o.maxEgress.least = 1
+	f.IntVar(&o.maxSteps, "max_steps", steps, "most turns, a `number`")
+	f.IntVar(&o.maxTokenLimit, "max_token_limit", tokens, "most tokens of the whole conversation, a `number`")
+	f.IntVar(&o.maxTotalTokens, "max_total_tokens", 0, "most tokens of all model calls together, a `number`")
+	f.Float64Var(&o.maxCost, "max_cost", 0, "most that all model calls together may cost, in US `dollars`")
+	f.Var(&o.timeout, "timeout", "end the run after this time (default 8h)")
+	f.Var(&o.maxCPU, "max_cpu", "end the run when the sandbox has used this much processor time")
+	f.Var(&o.maxEgress, "max_egress", "refused: sandboxes have no network so far, and nothing counts what leaves")
+}
+
+// budget checks the parts that were given. Those that were not are zero.
+func (o *agentBudgetFlags) budget(changed func(string) bool) (agent.Budget, error) {
+	b := agent.Budget{Time: timeSpan(o.timeout), CPU: timeSpan(o.maxCPU)}
+	for name, v := range map[string]struct{ given, to *int }{
+		"max_steps": {&o.maxSteps, &b.Turns}, "max_token_limit": {&o.maxTokenLimit, &b.Conversation}, "max_total_tokens": {&o.maxTotalTokens, &b.Tokens},
+	} {
+		if changed(name) && *v.given < 1 {
+			return b, usagef("--%s %d is less than 1", name, *v.given)
+		}
+		*v.to = *v.given
+	}
+	if changed("max_cost") && !(o.maxCost > 0 && o.maxCost <= 1e9) {
+		return b, usagef("--max_cost %v is not an amount greater than 0", o.maxCost)
+	}
+	b.Cost = o.maxCost
+	if o.maxEgress.set {
+		return b, usagef("--max_egress cannot be held: sandboxes have no network so far, so nothing leaves over one, and nothing counts it")
+	}
+	return b, nil
+}
+
+func timeSpan(s seconds) time.Duration { return time.Duration(float64(s) * float64(time.Second)) }
+
+// agentPolicyFlags say what is decided about tool calls, and who is asked.
+type agentPolicyFlags struct{ policy, hook string }
+
+func (o *agentPolicyFlags) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&o.policy, "policy", "", "what tool calls are allowed: a YAML `file`, or "+strings.Join(policy.Presets(), ", ")+" (default open)")
+	f.StringVar(&o.hook, "policy_hook", "", "`URL` that is asked where the policy says to ask; without it, who sits at the terminal is")
+}
+
+// resolve gives no policy where none was named.
+func (o *agentPolicyFlags) resolve(run *agent.Options, d deps) error {
+	if o.policy != "" {
+		var err error
+		if slices.Contains(policy.Presets(), o.policy) {
+			run.Policy, err = policy.Preset(o.policy)
+		} else {
+			var text []byte
+			if text, err = os.ReadFile(o.policy); err != nil {
+				return usagef("--policy: want a file or one of %s: %v", strings.Join(policy.Presets(), ", "), err)
+			}
+			if run.Policy, err = policy.Parse(text); err != nil {
+				err = fmt.Errorf("%s: %w", o.policy, err)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	switch {
+	case o.hook != "":
+		hook, err := policy.NewHook(o.hook)
+		if err != nil {
+			return usagef("--policy_hook: %v", err)
+		}
+		run.Asker = hook
+		run.Secrets = append(run.Secrets, o.hook)
+	case d.stdin != nil && d.stderr != nil && isTerminal(d.stdin) && isTerminal(d.stderr):
+		run.Asker = &terminalAsker{in: d.stdin, out: d.stderr}
+	}
+	return nil
 }
 
 func newAgentRun(d deps) *cobra.Command {
@@ -71,15 +180,17 @@ deleted at the end, whatever happens; what the model left in its output
 directory is copied to OUTPUT_DIR/YYYYmmdd_HHMMSS/files, and every turn is
 recorded beside it in trajectory.json as it happens.
 
-Any server with OpenAI's chat completions and tool calls will do. With
---llm replay:FILE no model is needed: the turns come from a recorded
-trajectory.json, and every command is really executed.
+Any server with OpenAI's chat completions and tool calls will do. A name that
+begins with anthropic/ is called by Anthropic's Messages, one that begins with
+openai/responses/ by OpenAI's Responses. With --llm replay:FILE no model is
+needed: the turns come from a recorded trajectory.json, and every command is
+really executed.
 
 What --llm_name, --llm_base_url, --api_key and --prompt_config do not say comes
 from a settings file: --settings, $LLM_IN_SANDBOX_CONFIG, ./llm-in-sandbox.yaml,
 ./llm_in_sandbox.yaml, ~/.llm-in-sandbox/config.yaml, ~/.llm-in-sandbox.yaml,
 the first that exists. After that from the environment: LLM_NAME, LLM_BASE_URL,
-LLM_API_KEY, OPENAI_API_KEY.
+LLM_API_KEY, and OPENAI_API_KEY, ANTHROPIC_API_KEY or AZURE_API_KEY.
 
 Turns are printed to stderr; the content of answer.txt, if there is one, to
 stdout.`,
@@ -88,13 +199,7 @@ stdout.`,
   sandboxd agent run --llm replay:examples/quickstart/trajectory.json --input_dir examples/quickstart/input`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			err := runAgent(cmd.Context(), opts, cmd.Flags().Changed, d)
-			var usage *usageError
-			var exit *exitError
-			if err == nil || errors.As(err, &usage) || errors.As(err, &exit) {
-				return err
-			}
-			return &exitError{codeOurs, err}
+			return agentError(runAgent(cmd.Context(), opts, cmd.Flags().Changed, d))
 		},
 	}
 	opts.addFlags(cmd.Flags())
@@ -102,55 +207,83 @@ stdout.`,
 	return cmd
 }
 
-func (o *agentRunOptions) addFlags(f *pflag.FlagSet) {
+// underscores makes a dash in a flag's name as good as an underscore.
+func underscores(f *pflag.FlagSet) {
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		if name = strings.ReplaceAll(name, "-", "_"); name == "docker_image" {
 			name = "image"
 		}
 		return pflag.NormalizedName(name)
 	})
-	o.memory.least = 1
 	f.SortFlags = false
+}
+
+func (o *agentRunOptions) addFlags(f *pflag.FlagSet) {
+	underscores(f)
+	o.memory.least, o.outputLimit.least, o.fileLimit.least = 1, 1, 1
 	f.StringVar(&o.query, "query", "", "the `task`; required, except in a replay")
-	f.StringVar(&o.llmName, "llm_name", "", "the model's `name`; a prefix openai/ or hosted_vllm/ is taken off before it is sent")
-	f.StringVar(&o.baseURL, "llm_base_url", "", "`URL` of an OpenAI-compatible server (default http://localhost:8000/v1)")
-	f.StringVar(&o.apiKey, "api_key", "", "the server's `key`; better put into the environment or settings, where ps does not show it")
-	f.StringVar(&o.model, "llm", "", "`replay:FILE` plays the model turns of a recorded trajectory.json")
+	o.agentModelFlags.addFlags(f)
 	f.StringVar(&o.image, "image", api.HostImage, "`image` of the sandbox (also --docker_image)")
 	f.StringVar(&o.inputDir, "input_dir", "", "copy what is in this `directory` into the sandbox")
 	f.StringVar(&o.outputDir, "output_dir", "./output", "`directory` for the results; each run makes one below it")
 	f.StringVar(&o.promptConfig, "prompt_config", "", "YAML `file` with prompts and the sandbox's directories (default: built in)")
-	f.StringVar(&o.settings, "settings", "", "YAML `file` with llm_name, llm_base_url, api_key, prompt_config")
-	f.IntVar(&o.maxSteps, "max_steps", agent.DefaultMaxSteps, "most turns, a `number`")
-	f.IntVar(&o.maxTokenLimit, "max_token_limit", agent.DefaultMaxTokenLimit, "most tokens of the whole conversation, a `number`")
+	o.agentBudgetFlags.addFlags(f, agent.DefaultMaxSteps, agent.DefaultMaxTokenLimit)
 	f.IntVar(&o.maxTokens, "max_tokens_per_call", agent.DefaultMaxTokensPerCall, "most tokens of one answer, a `number`")
 	f.Float64Var(&o.temperature, "temperature", 1.0, "sampling temperature, a `number`; not sent to models that refuse one")
 	f.StringVar(&o.extraBody, "extra_body", "", "`JSON` object added to every request")
 	f.BoolVar(&o.saveResponses, "save_litellm_response", false, "keep request_NNN.json and response_NNN.json beside the trajectory")
-	f.IntVar(&o.retries, "llm_retries", llm.DefaultRetries, "how often a failed model call is repeated, a `number`")
-	f.Var(&o.timeout, "timeout", "end the run after this time (default 8h)")
+	f.BoolVar(&o.snapshotTurns, "snapshot_turns", false, "keep the sandbox's files as they are after each turn, for resume and fork")
+	o.agentPolicyFlags.addFlags(f)
+	f.StringArrayVar(&o.outputDeny, "output_deny", nil, "`pattern` of output that stays in the sandbox, such as '**/*.so'; may be repeated")
+	f.Var(&o.outputLimit, "output_limit", "most bytes of output in all (default 4GiB)")
+	f.Var(&o.fileLimit, "output_file_limit", "most bytes of one file of the output; larger ones stay in the sandbox")
 	f.VarP(&o.memory, "memory", "m", "most memory of the sandbox, such as 2g")
 	f.Float64Var(&o.cpus, "cpus", 0, "most processor time of the sandbox, in `cores`")
 	f.Int64Var(&o.pids, "pids", 0, "most processes and threads in the sandbox, a `number`")
 	f.BoolVar(&o.json, "json", false, "print how the run ended as JSON")
 }
 
+// agentError makes every failure of ours exit with 125.
+func agentError(err error) error {
+	var usage *usageError
+	var exit *exitError
+	if err == nil || errors.As(err, &usage) || errors.As(err, &exit) {
+		return err
+	}
+	return &exitError{codeOurs, err}
+}
+
 func runAgent(ctx context.Context, opts agentRunOptions, changed func(string) bool, d deps) error {
-	run, err := opts.resolve(changed, os.Getenv, func(text string) {
-		fmt.Fprintf(d.stderr, "sandboxd: %s\n", printable(text))
-	})
+	run, err := opts.resolve(ctx, changed, os.Getenv, noted(d))
 	if err != nil {
 		return err
 	}
+	if err := opts.agentPolicyFlags.resolve(&run, d); err != nil {
+		return err
+	}
+	defer attach(&run, opts.stream, d)()
+	res, err := agent.Run(ctx, run)
+	return endAgent(res, err, opts.json, d)
+}
+
+// noted shows remarks.
+func noted(d deps) func(string) {
+	return func(text string) { fmt.Fprintf(d.stderr, "sandboxd: %s\n", printable(text)) }
+}
+
+// attach gives a run the daemon, and the terminal to tell what happens. Call what it gives at the end.
+func attach(run *agent.Options, stream bool, d deps) (end func()) {
 	// The daemon is asked for when everything else has been checked: a wrong command line starts none.
 	var c *client.Client
-	defer func() {
-		if c != nil {
-			c.Close()
+	daemon := func(ctx context.Context) (_ *client.Client, err error) {
+		if c == nil {
+			c, err = d.daemon(ctx)
 		}
-	}()
-	run.Create = func(ctx context.Context, req api.CreateSandbox) (_ agent.Sandbox, err error) {
-		if c, err = d.daemon(ctx); err != nil {
+		return c, err
+	}
+	run.Create = func(ctx context.Context, req api.CreateSandbox) (agent.Sandbox, error) {
+		c, err := daemon(ctx)
+		if err != nil {
 			return nil, err
 		}
 		sb, err := create(ctx, c, req, d)
@@ -159,18 +292,37 @@ func runAgent(ctx context.Context, opts agentRunOptions, changed func(string) bo
 		}
 		return agent.NewClient(c, sb.ID), nil
 	}
+	run.Open = func(ctx context.Context, ref string, lifetime time.Duration) (agent.Sandbox, error) {
+		c, err := daemon(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return agent.OpenClient(ctx, c, ref, lifetime)
+	}
 	run.OnStart = func(s agent.Started) {
 		fmt.Fprintf(d.stderr, "model: %s\nsandbox: %s, image %s\nrecord: %s\n", printable(s.ModelSource), s.SandboxID, printable(s.Image), s.Dir)
 	}
-	run.OnStep = func(s agent.Step) {
-		// Who closes our stderr still gets the record.
-		_ = agent.PrintStep(d.stderr, s)
+	watch := &live{w: d.stderr}
+	run.OnStep = watch.step
+	if stream {
+		run.OnDelta = watch.delta
+		if !isTerminal(d.stderr) {
+			run.OnDelta = func(llm.Delta) {} // whole turns read better in a file
+		}
 	}
-	run.OnNote = func(text string) { fmt.Fprintf(d.stderr, "sandboxd: %s\n", printable(text)) }
+	run.OnOutputs = func(o agent.Outputs) { _ = agent.PrintOutputs(d.stderr, o) }
+	run.OnNote = noted(d)
+	return func() {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
 
-	res, err := agent.Run(ctx, run)
+// endAgent says how a run ended, and gives the exit status.
+func endAgent(res *agent.Result, err error, asJSON bool, d deps) error {
 	if res != nil {
-		if printErr := printAgentResult(res, opts.json, d.stdout, d.stderr); err == nil {
+		if printErr := printAgentResult(res, asJSON, d.stdout, d.stderr); err == nil {
 			err = printErr
 		}
 	}
@@ -190,6 +342,9 @@ func printAgentResult(res *agent.Result, asJSON bool, stdout, stderr io.Writer) 
 	fmt.Fprintf(stderr, "\nended: %s after %d turns\n", res.ExitReason, res.Steps)
 	if res.Detail != "" {
 		fmt.Fprintf(stderr, "       %s\n", printable(res.Detail))
+	}
+	if res.Usage != (llm.Usage{}) {
+		fmt.Fprintf(stderr, "used: %s\n", used(res.Usage))
 	}
 	if res.Output != nil {
 		fmt.Fprintf(stderr, "output: %s/files (%d entries, %d bytes)\n", res.Dir, res.Output.Entries, res.Output.Bytes)
@@ -212,18 +367,18 @@ func printAgentResult(res *agent.Result, asJSON bool, stdout, stderr io.Writer) 
 }
 
 // resolve merges flags, settings and environment into the options of one run.
-func (o *agentRunOptions) resolve(changed func(string) bool, getenv func(string) string, note func(string)) (agent.Options, error) {
+func (o *agentRunOptions) resolve(ctx context.Context, changed func(string) bool, getenv func(string) string, note func(string)) (agent.Options, error) {
 	run := agent.Options{
-		Query: o.query, Image: o.image, InputDir: o.inputDir, OutputDir: o.outputDir,
-		MaxSteps: o.maxSteps, MaxTokenLimit: o.maxTokenLimit, MaxTokensPerCall: o.maxTokens,
+		Query: o.query, Image: o.image, InputDir: o.inputDir, OutputDir: o.outputDir, MaxTokensPerCall: o.maxTokens,
 		Limits:       api.Limits{Memory: o.memory.bytes, CPUs: o.cpus, Pids: o.pids},
-		SaveRequests: o.saveResponses, Timeout: time.Duration(float64(o.timeout) * float64(time.Second)),
+		SaveRequests: o.saveResponses, SnapshotTurns: o.snapshotTurns,
+		Collect: agent.CollectLimits{Bytes: o.outputLimit.bytes, File: o.fileLimit.bytes, Deny: o.outputDeny},
+	}
+	var err error
+	if run.Budget, err = o.budget(changed); err != nil {
+		return run, err
 	}
 	switch {
-	case o.maxSteps < 1:
-		return run, usagef("--max_steps %d is less than 1", o.maxSteps)
-	case o.maxTokenLimit < 1:
-		return run, usagef("--max_token_limit %d is less than 1", o.maxTokenLimit)
 	case o.maxTokens < 1:
 		return run, usagef("--max_tokens_per_call %d is less than 1", o.maxTokens)
 	case o.retries < 0:
@@ -237,7 +392,6 @@ func (o *agentRunOptions) resolve(changed func(string) bool, getenv func(string)
 	case o.image == "":
 		return run, usagef("the image has an empty name")
 	}
-	var err error
 	if run.ExtraBody, err = parseExtraBody(o.extraBody); err != nil {
 		return run, err
 	}
@@ -248,52 +402,86 @@ func (o *agentRunOptions) resolve(changed func(string) bool, getenv func(string)
 	if run.Prompt, err = agent.LoadPromptConfig(first(o.promptConfig, settings.PromptConfig)); err != nil {
 		return run, err
 	}
-
-	if file, ok := strings.CutPrefix(o.model, "replay:"); ok {
-		replay, err := llm.OpenReplay(file)
-		if err != nil {
-			return run, err
-		}
-		run.Model = replay
-		run.ModelName = first(o.llmName, "replay")
+	if run.Query == "" && o.model == "" {
+		return run, usagef("--query is required: say what the model shall do")
+	}
+	if err := o.agentModelFlags.resolve(ctx, &run, settings, getenv, note, agent.RunEvent{}, 0); err != nil {
+		return run, err
+	}
+	if replay, ok := run.Model.(*llm.Replay); ok {
 		run.Query = first(run.Query, replay.Recording().ProblemStatement)
 		// The recorded run stayed within its limits. Defaults must not end its replay, which costs nothing, before it did.
 		if !changed("max_token_limit") {
-			run.MaxTokenLimit = math.MaxInt
+			run.Budget.Conversation = math.MaxInt
 		}
 		if !changed("max_steps") {
-			run.MaxSteps = max(run.MaxSteps, len(replay.Recording().Turns))
+			run.Budget.Turns = max(run.Budget.Turns, len(replay.Recording().Turns))
 		}
-	} else if o.model != "" {
-		return run, usagef("--llm %q: want replay:FILE; a live model is named with --llm_name", o.model)
+	} else if llm.AcceptsTemperature(run.ModelName) {
+		run.Temperature = &o.temperature
 	}
 	if run.Query == "" {
 		return run, usagef("--query is required: say what the model shall do")
 	}
-	if run.Model != nil {
-		return run, nil
-	}
-
-	name := first(o.llmName, settings.LLMName, getenv("LLM_NAME"))
-	if name == "" {
-		return run, usagef("--llm_name is required: name the model, here, in a settings file or in LLM_NAME (or use --llm replay:FILE)")
-	}
-	if run.ModelName, err = llm.WireName(name); err != nil {
-		return run, err
-	}
-	if llm.AcceptsTemperature(run.ModelName) {
-		run.Temperature = &o.temperature
-	}
-	server, err := llm.NewOpenAI(llm.OpenAIOptions{
-		BaseURL: first(o.baseURL, settings.LLMBaseURL, getenv("LLM_BASE_URL"), "http://localhost:8000/v1"),
-		APIKey:  first(o.apiKey, settings.APIKey, getenv("LLM_API_KEY"), getenv("OPENAI_API_KEY")),
-	})
-	if err != nil {
-		return run, err
-	}
-	run.BaseURL = server.BaseURL()
-	run.Model = &llm.Retry{Model: server, Retries: o.retries, Notice: note}
 	return run, nil
+}
+
+// resolve gives a run its model. Was is what the record says of a run that goes on, and turns how many of it are on record.
+func (o *agentModelFlags) resolve(ctx context.Context, run *agent.Options, settings agent.Settings, getenv func(string) string, note func(string), was agent.RunEvent, turns int) error {
+	recorded := was.LLMName
+	if o.llmName != "" { // another model is not where that one was
+		was = agent.RunEvent{}
+	}
+	file, isReplay := strings.CutPrefix(o.model, "replay:")
+	if !isReplay && o.model != "" {
+		return usagef("--llm %q: want replay:FILE; a live model is named with --llm_name", o.model)
+	}
+	if o.model == "" && o.llmName == "" {
+		file, isReplay = strings.CutPrefix(recorded, "replay:")
+	}
+	if isReplay {
+		replay, err := llm.OpenReplay(file)
+		if err != nil {
+			return err
+		}
+		for range turns { // they have been played
+			if _, err := replay.Complete(ctx, llm.Request{}); err != nil {
+				return err
+			}
+		}
+		if file, err = filepath.Abs(file); err != nil {
+			return err
+		}
+		run.Model, run.ModelName, run.LLMName = replay, first(o.llmName, "replay"), "replay:"+file
+		return nil
+	}
+	name := first(o.llmName, was.LLMName, settings.LLMName, getenv("LLM_NAME"))
+	if name == "" {
+		return usagef("--llm_name is required: name the model, here, in a settings file or in LLM_NAME (or use --llm replay:FILE)")
+	}
+	provider, wireName, err := llm.ParseName(name)
+	if err != nil {
+		return err
+	}
+	baseURL := first(o.baseURL, was.BaseURL, settings.LLMBaseURL, getenv("LLM_BASE_URL"), provider.BaseURL)
+	if baseURL == "" {
+		return usagef("--llm_base_url is required for %s: nobody knows where it is served", name)
+	}
+	key := first(o.apiKey, settings.APIKey, getenv("LLM_API_KEY"), getenv(provider.KeyName))
+	server, err := llm.Open(provider.Format, llm.ServerOptions{BaseURL: baseURL, APIKey: key})
+	if err != nil {
+		return err
+	}
+	prices, err := llm.LoadPrices(o.prices)
+	if err != nil {
+		return err
+	}
+	if price, known := prices.Of(wireName); known {
+		run.Price = &price
+	}
+	run.LLMName, run.ModelName, run.BaseURL, run.Secrets = name, wireName, server.BaseURL(), append(run.Secrets, key)
+	run.Model = &llm.Priced{Model: &llm.Retry{Model: server, Retries: o.retries, Notice: note}, Prices: prices}
+	return nil
 }
 
 // first is the first text that is not empty.
@@ -318,7 +506,7 @@ func parseExtraBody(text string) (map[string]any, error) {
 	}
 	for key := range body {
 		switch key {
-		case "messages", "tools", "stream":
+		case "messages", "input", "instructions", "system", "tools", "stream":
 			return nil, usagef("--extra_body must not set %q, which the run itself sets", key)
 		}
 	}

@@ -32,7 +32,7 @@ func resolveAgent(t *testing.T, env map[string]string, args ...string) (agent.Op
 	if err := f.Parse(args); err != nil {
 		return agent.Options{}, err
 	}
-	return o.resolve(f.Changed, func(key string) string { return env[key] }, func(string) {})
+	return o.resolve(t.Context(), f.Changed, func(key string) string { return env[key] }, func(string) {})
 }
 
 func TestAgentFlags(t *testing.T) {
@@ -56,12 +56,28 @@ func TestAgentFlags(t *testing.T) {
 	}
 
 	o := get(nil, "--query", "q", "--llm_name", "openai/m")
-	if o.ModelName != "m" || o.BaseURL != "http://localhost:8000/v1" || o.Image != "host" || o.MaxSteps != 100 || o.MaxTokenLimit != 65536 ||
+	if o.ModelName != "m" || o.BaseURL != "http://localhost:8000/v1" || o.Image != "host" || o.Budget.Turns != 100 || o.Budget.Conversation != 65536 ||
 		o.MaxTokensPerCall != 65536 || *o.Temperature != 1.0 || o.OutputDir != "./output" || o.SaveRequests || o.Prompt.WorkingDir != "/testbed" {
 		t.Errorf("defaults: %+v", o)
 	}
-	if retry, ok := o.Model.(*llm.Retry); !ok || retry.Retries != 5 {
-		t.Errorf("model %+v", o.Model)
+	priced, ok := o.Model.(*llm.Priced)
+	if !ok {
+		t.Fatalf("model %T", o.Model)
+	}
+	if retry, ok := priced.Model.(*llm.Retry); !ok || retry.Retries != 5 {
+		t.Errorf("model %+v", priced.Model)
+	}
+	if _, known := priced.Prices.Of("gpt-5"); !known {
+		t.Error("there are no prices")
+	}
+	for name, want := range map[string]string{
+		"anthropic/claude-opus-5": "Anthropic Messages at https://api.anthropic.com",
+		"openai/responses/gpt-5":  "OpenAI Responses at http://localhost:8000/v1",
+		"hosted_vllm/x":           "OpenAI-compatible server at http://localhost:8000/v1",
+	} {
+		if got := get(nil, "--query", "q", "--llm_name", name).Model.Describe(); got != want {
+			t.Errorf("%s is %q", name, got)
+		}
 	}
 
 	env := map[string]string{"LLM_NAME": "from-env", "LLM_BASE_URL": "http://env/v1"}
@@ -78,8 +94,8 @@ func TestAgentFlags(t *testing.T) {
 	o = get(nil, "--query=q", "--llm_name=o3-mini", "--docker_image=x:1", "--max-steps=3", "--max_token_limit=9", "--max-tokens-per-call=8",
 		"--temperature=0.5", "--input-dir=in", "--output_dir=out", "--save-litellm-response", `--extra-body={"a":"true","b":[{"c":"False"}],"d":"x"}`, "--timeout=90s", "-m=1g", "--cpus=1.5", "--pids=7")
 	want := api.Limits{Memory: 1 << 30, CPUs: 1.5, Pids: 7}
-	if o.Image != "x:1" || o.MaxSteps != 3 || o.MaxTokenLimit != 9 || o.MaxTokensPerCall != 8 || o.Temperature != nil || o.InputDir != "in" ||
-		o.OutputDir != "out" || !o.SaveRequests || o.Timeout != 90*time.Second || o.Limits != want {
+	if o.Image != "x:1" || o.Budget.Turns != 3 || o.Budget.Conversation != 9 || o.MaxTokensPerCall != 8 || o.Temperature != nil || o.InputDir != "in" ||
+		o.OutputDir != "out" || !o.SaveRequests || o.Budget.Time != 90*time.Second || o.Limits != want {
 		t.Errorf("all flags: %+v", o)
 	}
 	if diff := cmp.Diff(map[string]any{"a": true, "b": []any{map[string]any{"c": false}}, "d": "x"}, o.ExtraBody); diff != "" {
@@ -97,7 +113,12 @@ func TestAgentFlags(t *testing.T) {
 		{[]string{"--query", "q"}, "--llm_name is required"},
 		{[]string{"--query", "q", "--llm", "gpt"}, "want replay:FILE"},
 		{[]string{"--query", "q", "--llm", "replay:missing"}, "open recording: open missing"},
-		{[]string{"--query", "q", "--llm_name", "anthropic/x"}, "not supported"},
+		{[]string{"--query", "q", "--llm_name", "anthropic/"}, "nothing after the provider"},
+		{[]string{"--query", "q", "--llm_name", "m", "--max_egress", "1m"}, "cannot be held"},
+		{[]string{"--query", "q", "--llm_name", "m", "--max_cost", "0"}, "--max_cost 0"},
+		{[]string{"--query", "q", "--llm_name", "m", "--max_total_tokens", "-1"}, "--max_total_tokens -1"},
+		{[]string{"--query", "q", "--llm_name", "azure/x"}, "--llm_base_url is required for azure/x"},
+		{[]string{"--query", "q", "--llm_name", "m", "--prices", "missing"}, "open prices: open missing"},
 		{[]string{"--query", "q", "--llm_name", "m", "--llm_base_url", "localhost"}, "model base URL"},
 		{[]string{"--query", "q", "--llm_name", "m", "--max_steps", "0"}, "--max_steps 0"},
 		{[]string{"--query", "q", "--llm_name", "m", "--temperature", "NaN"}, "--temperature NaN"},

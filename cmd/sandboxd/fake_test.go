@@ -129,6 +129,15 @@ func (f *fakeDaemon) handler() http.Handler {
 	mux.HandleFunc("POST /v1/sandboxes/{id}/exec", f.with(f.exec))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/exec", f.with(f.converse))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/files", f.with(f.readFile))
+	mux.HandleFunc("GET /v1/sandboxes/{id}/list", f.with(func(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
+		dir := r.URL.Query().Get("path")
+		w.Header().Set("Content-Type", api.TypeNDJSON)
+		enc := json.NewEncoder(w)
+		for _, e := range f.archives[dir] {
+			_ = enc.Encode(api.ListEvent{Entry: &api.FileEntry{Path: dir + "/" + e.Name, Type: api.TypeFile, Size: int64(len(e.body))}})
+		}
+		_ = enc.Encode(api.ListEvent{Done: true})
+	}))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/archive", f.with(f.archiveOut))
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/archive", f.with(f.archiveIn))
 	mux.HandleFunc("GET /v1/images", func(w http.ResponseWriter, _ *http.Request) {

@@ -237,3 +237,82 @@ func TestModelsShellTricksStayInside(t *testing.T) {
 		t.Error("a file was planted on the host")
 	}
 }
+
+// A budget of processor time ends a run in the midst of a command, where the kernel counts it by sandbox; elsewhere it is refused.
+func TestAgentBudgetOfProcessorTime(t *testing.T) {
+	model := llmtest.Start(t, llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("echo kept > /testbed/output/f; while :; do :; done")}})
+	d := start(t)
+	got, dir := tryAgentRun(t, d, "--query", "q", "--llm_name", "m", "--llm_base_url", model.URL, "--max_cpu", "1s")
+	if got.Code == 125 && strings.Contains(got.Stderr, "cannot be held here") {
+		if model.Left() != 1 {
+			t.Error("it was refused, and began all the same")
+		}
+		return
+	}
+	if got.Code != 1 || !strings.Contains(got.Stderr, "ended: cpu_limit") {
+		t.Fatalf("the run ended with %+v", got)
+	}
+	if data, err := os.ReadFile(filepath.Join(dir, "files/f")); err != nil || string(data) != "kept\n" {
+		t.Errorf("output %q, %v", data, err)
+	}
+}
+
+// tryAgentRun is agentRun for a run that may not even have begun.
+func tryAgentRun(t *testing.T, d *harness.Daemon, args ...string) (harness.Result, string) {
+	t.Helper()
+	output := t.TempDir()
+	got := d.CLI(t, append([]string{"agent", "run", "--output_dir", output}, args...)...)
+	runs, err := filepath.Glob(filepath.Join(output, "*"))
+	if err != nil || len(runs) > 1 {
+		t.Fatalf("run directories: %v (%v)", runs, err)
+	}
+	return got, strings.Join(runs, "")
+}
+
+// A run with snapshots that was ended by its budget goes on in a sandbox made of the last one; a branch has the files of its turn
+// and no others; a replay gives what is recorded. What the policy denies is not run.
+func TestAgentRunsGoOnBranchAndReplay(t *testing.T) {
+	d := start(t)
+	add := func(what string) llmtest.Turn {
+		return llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("echo " + what + " >> /testbed/log; cat /testbed/log")}}
+	}
+	hand := llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("cp /testbed/log /testbed/output/answer.txt")}}
+	submit := llmtest.Turn{Calls: []llmtest.Call{llmtest.Submit()}}
+	model := llmtest.Start(t,
+		add("one"), llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("curl http://192.0.2.1/ > /testbed/log")}}, // the run, which ends there
+		add("three"), hand, submit, // resumed
+		add("branch"), hand, submit) // branched from turn 1
+	got, dir := agentRun(t, d, "--query", "q", "--llm_name", "m", "--llm_base_url", model.URL, "--max_steps", "2", "--snapshot_turns", "--policy", "strict")
+	if got.Code != 1 || !strings.Contains(got.Stderr, "ended: max_steps") || !strings.Contains(got.Stderr, "deny by policy: strict/hosts") {
+		t.Fatalf("the run ended with %+v", got)
+	}
+	for _, tc := range []struct {
+		args   []string
+		answer string
+	}{
+		{[]string{"agent", "resume", dir, "--max_steps", "20"}, "one\nthree\n"},
+		{[]string{"agent", "fork", "--at", "1", dir, "--max_steps", "20", "--output_dir", filepath.Dir(dir)}, "one\nbranch\n"},
+	} {
+		if got := d.CLI(t, tc.args...); got.Code != 0 || got.Stdout != tc.answer {
+			t.Errorf("%v ended with %+v", tc.args, got)
+		}
+	}
+	if model.Left() != 0 {
+		t.Errorf("%d turns were not asked for", model.Left())
+	}
+	if got := d.CLI(t, "agent", "resume", dir); got.Code != 125 || !strings.Contains(got.Stderr, "it was submitted") {
+		t.Errorf("to resume what is done: %+v", got)
+	}
+	if got := d.CLI(t, "agent", "replay", dir); got.Code != 0 || !strings.Contains(got.Stdout, "3 calls of 5 turns were run again; 0 observations differ") {
+		t.Errorf("replay: %+v", got)
+	}
+	if got := d.CLI(t, "agent", "list", "--output_dir", filepath.Dir(dir)); got.Code != 0 || strings.Count(got.Stdout, "submitted") != 2 {
+		t.Errorf("list: %+v", got)
+	}
+	if got := d.CLI(t, "agent", "show", dir); got.Code != 0 || !strings.Contains(got.Stdout, "turn 5") {
+		t.Errorf("show: %+v", got)
+	}
+	if got := d.CLI(t, "ps", "--json"); strings.Contains(got.Stdout, "agent-") {
+		t.Errorf("a sandbox is left: %s", got.Stdout)
+	}
+}

@@ -1,19 +1,27 @@
-// Package llmtest is a scripted model behind the real chat-completions wire format, for tests.
+// Package llmtest is a scripted model behind the real wire formats, for tests: chat completions, Responses and Anthropic's
+// Messages, whole and streamed. No model is involved, and every answer says so in its Server header.
 //
 // The server is as strict as the strictest providers: a conversation in which a tool call is not answered exactly once, or
 // a tool message answers nothing, is refused with 400, as OpenAI does. It plays its turns in order, whatever the tools said.
 package llmtest
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"path"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
+	"unicode/utf16"
+
+	"github.com/sandboxd/sandboxd/agent/llm"
 )
 
 // Call is one tool call of a scripted turn.
@@ -54,32 +62,70 @@ type Turn struct {
 	Calls        []Call
 	FinishReason string         // "": "tool_calls" or "stop"
 	Extra        map[string]any // further fields of the message; they must come back in later requests
+	Refusal      string         // in place of Content
 	PromptTokens int            // reported usage; 0: none is reported
+	// The rest of the usage. CompletionTokens is 10 when it is 0.
+	CompletionTokens, CachedTokens, CacheWriteTokens, ReasoningTokens int
 
 	// Status, when set, answers with this HTTP status, Header and Body in place of a completion.
 	Status int
 	Header http.Header
 	Body   string // with Status 200: garbage in place of a completion
-	// Hang holds the answer back until the client goes away or the server closes.
-	Hang bool
+	// Hang holds the answer back until the client goes away or the server closes; HangAfter does so after the first piece of
+	// a streamed answer.
+	Hang, HangAfter bool
+	// Drop breaks the answer off.
+	Drop Drop
+	// StreamError is the type of an error that follows the first piece of a streamed answer. In an answer that is not streamed
+	// it stands in place of the turn.
+	StreamError, StreamMessage string
+	// Pieces says how a streamed answer's texts are cut, Chunk how many bytes go out in one write; 0: each event.
+	Pieces Pieces
+	Chunk  int
 	// Check, if set, looks at the request first; its error is answered with 400 and kept in Errors.
 	Check func(Request) error
 }
 
+// Drop is where an answer breaks off.
+type Drop string
+
+// The places.
+const (
+	DropNone   Drop = ""
+	DropAtOnce Drop = "at once" // before a byte was sent
+	DropFirst  Drop = "first"   // after the first piece of the turn; half-way where the answer is not streamed
+	DropMiddle Drop = "middle"  // in the middle of a line
+	DropEnd    Drop = "end"     // before the mark of the end
+	DropClean  Drop = "clean"   // after the first piece, as if that were all
+)
+
+// Pieces is how texts are cut into deltas.
+type Pieces string
+
+// The ways.
+const (
+	PiecesWords Pieces = ""      // a few characters each
+	PiecesBytes Pieces = "bytes" // each byte of the UTF-8 form
+	PiecesUnits Pieces = "units" // each UTF-16 unit, as an escape
+)
+
 // Message is a message of a request as the server got it.
 type Message struct {
-	Role       string  `json:"role"`
-	Content    *string `json:"content"`
-	ToolCallID string  `json:"tool_call_id"`
-	ToolCalls  []struct {
-		ID       string `json:"id"`
-		Type     string `json:"type"`
-		Function struct {
-			Name      string `json:"name"`
-			Arguments string `json:"arguments"`
-		} `json:"function"`
-	} `json:"tool_calls"`
-	Fields map[string]json.RawMessage `json:"-"` // everything that was sent
+	Role       string                     `json:"role"`
+	Content    *string                    `json:"content"`
+	ToolCallID string                     `json:"tool_call_id"`
+	ToolCalls  []MessageCall              `json:"tool_calls"`
+	Fields     map[string]json.RawMessage `json:"-"` // everything that was sent
+}
+
+// MessageCall is a tool call in a request.
+type MessageCall struct {
+	ID       string `json:"id"`
+	Type     string `json:"type"`
+	Function struct {
+		Name      string `json:"name"`
+		Arguments string `json:"arguments"`
+	} `json:"function"`
 }
 
 // Text is the content, or "" for none.
@@ -90,9 +136,12 @@ func (m Message) Text() string {
 	return *m.Content
 }
 
-// Request is one request as the server got it.
+// Request is one request as the server got it. Its messages are in one form, whichever format they came in; Fields is the body
+// as it was.
 type Request struct {
+	Format   llm.Format
 	Model    string
+	Stream   bool
 	Messages []Message
 	Tools    []string                   // names
 	Fields   map[string]json.RawMessage // the whole body
@@ -105,6 +154,8 @@ func (r Request) Last() Message { return r.Messages[len(r.Messages)-1] }
 // Server is a scripted model.
 type Server struct {
 	URL string // base URL, ending in /v1
+	// Key, if set, is the only one that is let in.
+	Key string
 
 	http *httptest.Server
 	stop chan struct{}
@@ -120,7 +171,14 @@ type Server struct {
 func New(turns ...Turn) *Server {
 	s := &Server{turns: turns, stop: make(chan struct{})}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /v1/chat/completions", s.complete)
+	for path, format := range map[string]llm.Format{
+		"/v1/chat/completions": llm.FormatChat, "/v1/responses": llm.FormatResponses, "/v1/messages": llm.FormatAnthropic,
+	} {
+		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Server", "scripted model (a fake, for tests)")
+			s.complete(w, r, format)
+		})
+	}
 	s.http = httptest.NewServer(mux)
 	s.URL = s.http.URL + "/v1"
 	return s
@@ -174,13 +232,16 @@ func (s *Server) refuse(w http.ResponseWriter, err error) {
 	writeJSON(w, http.StatusBadRequest, map[string]any{"error": map[string]any{"message": err.Error(), "type": "invalid_request_error", "param": nil, "code": nil}})
 }
 
-func (s *Server) complete(w http.ResponseWriter, r *http.Request) {
+func (s *Server) complete(w http.ResponseWriter, r *http.Request, format llm.Format) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, 64<<20))
 	if err != nil {
 		s.refuse(w, fmt.Errorf("read body: %w", err))
 		return
 	}
-	req, err := Parse(body)
+	req, err := ParseFormat(format, body)
+	if err == nil && s.Key != "" && key(format, r.Header) != s.Key {
+		err = fmt.Errorf("the key is %q", key(format, r.Header))
+	}
 	if err != nil {
 		s.refuse(w, err)
 		return
@@ -206,10 +267,9 @@ func (s *Server) complete(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case turn.Hang:
-		select {
-		case <-r.Context().Done():
-		case <-s.stop:
-		}
+		s.hang(r)
+	case turn.Drop == DropAtOnce:
+		panic(http.ErrAbortHandler)
 	case turn.Status != 0:
 		maps.Copy(w.Header(), turn.Header)
 		if w.Header().Get("Content-Type") == "" {
@@ -217,160 +277,212 @@ func (s *Server) complete(w http.ResponseWriter, r *http.Request) {
 		}
 		w.WriteHeader(turn.Status)
 		_, _ = io.WriteString(w, turn.Body)
+	case req.Stream:
+		s.stream(w, r, encoder(format).events(n, req.Model, turn), turn)
+	case turn.StreamError != "":
+		status := map[string]int{"overloaded_error": 529, "rate_limit_error": 429, "invalid_request_error": 400}[turn.StreamError]
+		if status == 0 {
+			status = http.StatusInternalServerError
+		}
+		writeJSON(w, status, ErrorBody(format, turn.StreamError, turn.StreamMessage))
 	default:
-		writeJSON(w, http.StatusOK, completion(n, req.Model, turn))
+		whole := encoder(format).whole(n, req.Model, turn)
+		if turn.Drop == DropNone {
+			writeJSON(w, http.StatusOK, whole)
+			return
+		}
+		b, _ := json.Marshal(whole)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(b[:len(b)/2])
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
 	}
 }
 
-// completion is the answer as vLLM writes it: with fields that OpenAI does not have, and nulls and empty lists that
-// must not be sent back.
-func completion(n int, model string, t Turn) map[string]any {
-	calls := []map[string]any{}
-	for i, c := range t.Calls {
-		id := c.ID
-		switch id {
+func (s *Server) hang(r *http.Request) {
+	select {
+	case <-r.Context().Done():
+	case <-s.stop:
+	}
+}
+
+// key is the key that a request of the format carries.
+func key(format llm.Format, h http.Header) string {
+	if format == llm.FormatAnthropic {
+		return h.Get("X-Api-Key")
+	}
+	return strings.TrimPrefix(h.Get("Authorization"), "Bearer ")
+}
+
+// stream writes events. The first with a piece of the turn is at index first.
+func (s *Server) stream(w http.ResponseWriter, r *http.Request, events []event, turn Turn) {
+	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	first := max(0, slices.IndexFunc(events, func(e event) bool { return e.piece }))
+	out := &chunkWriter{w: w, flush: http.NewResponseController(w).Flush, size: turn.Chunk}
+	for i, e := range events {
+		text := e.encode()
+		switch {
+		case turn.Drop == DropMiddle && i == first+1:
+			out.write(text[:len(text)/2])
+			out.end()
+			panic(http.ErrAbortHandler)
+		case turn.Drop == DropEnd && i == len(events)-1:
+			out.end()
+			panic(http.ErrAbortHandler)
+		}
+		out.write(text)
+		if i != first {
+			continue
+		}
+		switch {
+		case turn.HangAfter:
+			out.end()
+			s.hang(r)
+			return
+		case turn.Drop == DropFirst:
+			out.end()
+			panic(http.ErrAbortHandler)
+		case turn.Drop == DropClean:
+			out.end()
+			return
+		case turn.StreamError != "":
+			out.write(event{name: "error", data: mustJSON(ErrorBody(requestFormat(r), turn.StreamError, turn.StreamMessage))}.encode())
+			out.end()
+			return
+		}
+	}
+	out.end()
+}
+
+func requestFormat(r *http.Request) llm.Format {
+	switch path.Base(r.URL.Path) {
+	case "responses":
+		return llm.FormatResponses
+	case "messages":
+		return llm.FormatAnthropic
+	}
+	return llm.FormatChat
+}
+
+// chunkWriter flushes after every size bytes, so that the client reads them apart; without a size, after every write.
+type chunkWriter struct {
+	w     io.Writer
+	flush func() error
+	size  int
+}
+
+func (c *chunkWriter) write(text []byte) {
+	size := c.size
+	if size == 0 {
+		size = len(text)
+	}
+	for part := range slices.Chunk(text, size) {
+		_, _ = c.w.Write(part)
+		_ = c.flush()
+	}
+}
+
+func (c *chunkWriter) end() { _ = c.flush() }
+
+// event is one server-sent event.
+type event struct {
+	name  string
+	data  []byte
+	piece bool // a piece of the turn
+}
+
+func (e event) encode() []byte {
+	var b bytes.Buffer
+	if e.name != "" {
+		fmt.Fprintf(&b, "event: %s\n", e.name)
+	}
+	fmt.Fprintf(&b, "data: %s\n\n", e.data)
+	return b.Bytes()
+}
+
+// format is one wire format's answers.
+type wire struct {
+	whole  func(n int, model string, t Turn) map[string]any
+	events func(n int, model string, t Turn) []event
+}
+
+func encoder(format llm.Format) wire {
+	switch format {
+	case llm.FormatResponses:
+		return wire{responsesWhole, responsesEvents}
+	case llm.FormatAnthropic:
+		return wire{anthropicWhole, anthropicEvents}
+	case llm.FormatChat:
+	}
+	return wire{completion, chatEvents}
+}
+
+// ErrorBody is an error as the format's provider writes it.
+func ErrorBody(format llm.Format, kind, message string) map[string]any {
+	if format == llm.FormatAnthropic {
+		return map[string]any{"type": "error", "error": map[string]any{"type": kind, "message": message}, "request_id": "req_scripted"}
+	}
+	return map[string]any{"error": map[string]any{"message": message, "type": kind, "param": nil, "code": kind}}
+}
+
+// calls gives each call of a turn its id.
+func (t Turn) calls(n int) []Call {
+	calls := slices.Clone(t.Calls)
+	for i := range calls {
+		switch calls[i].ID {
 		case "":
-			id = "call_" + strconv.Itoa(n+1) + "_" + strconv.Itoa(i+1)
+			calls[i].ID = "call_" + strconv.Itoa(n+1) + "_" + strconv.Itoa(i+1)
 		case NoID:
-			id = ""
-		}
-		calls = append(calls, map[string]any{"id": id, "type": "function", "function": map[string]any{"name": c.Name, "arguments": c.Arguments}})
-	}
-	message := map[string]any{"role": "assistant", "refusal": nil, "annotations": nil, "tool_calls": calls}
-	message["content"] = t.Content
-	if t.Content == "" {
-		message["content"] = nil
-	}
-	if t.Reasoning != "" {
-		message["reasoning_content"] = t.Reasoning
-	}
-	maps.Copy(message, t.Extra)
-	finish := t.FinishReason
-	if finish == "" {
-		finish = "stop"
-		if len(calls) > 0 {
-			finish = "tool_calls"
+			calls[i].ID = ""
 		}
 	}
-	answer := map[string]any{
-		"id": "chatcmpl-" + strconv.Itoa(n+1), "object": "chat.completion", "created": 1750000000, "model": model,
-		"choices": []any{map[string]any{"index": 0, "message": message, "finish_reason": finish, "logprobs": nil}},
+	return calls
+}
+
+func (t Turn) outputTokens() int {
+	if t.CompletionTokens == 0 {
+		return 10
 	}
-	if t.PromptTokens > 0 {
-		answer["usage"] = map[string]any{"prompt_tokens": t.PromptTokens, "completion_tokens": 10, "total_tokens": t.PromptTokens + 10}
+	return t.CompletionTokens
+}
+
+func mustJSON(v any) json.RawMessage {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("llmtest: %v", err)) // a mistake in the test itself
 	}
-	return answer
+	return b
+}
+
+// cut gives the JSON strings of the pieces of a text.
+func (p Pieces) cut(text string) []json.RawMessage {
+	var pieces []json.RawMessage
+	switch p {
+	case PiecesBytes:
+		for i := range len(text) {
+			switch c := text[i]; {
+			case c == '"' || c == '\\':
+				pieces = append(pieces, json.RawMessage{'"', '\\', c, '"'})
+			case c < ' ':
+				pieces = append(pieces, fmt.Appendf(nil, `"\u%04x"`, c))
+			default:
+				pieces = append(pieces, json.RawMessage{'"', c, '"'})
+			}
+		}
+	case PiecesUnits:
+		for _, unit := range utf16.Encode([]rune(text)) {
+			pieces = append(pieces, fmt.Appendf(nil, `"\u%04x"`, unit))
+		}
+	case PiecesWords:
+		for part := range slices.Chunk([]rune(text), 7) {
+			pieces = append(pieces, mustJSON(string(part)))
+		}
+	}
+	return pieces
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(v)
-}
-
-// Parse reads and checks a request body as a strict provider does.
-func Parse(body []byte) (Request, error) {
-	var req Request
-	if err := json.Unmarshal(body, &req.Fields); err != nil {
-		return req, fmt.Errorf("body is not a JSON object: %w", err)
-	}
-	var wire struct {
-		Model    string            `json:"model"`
-		Messages []json.RawMessage `json:"messages"`
-		Stream   bool              `json:"stream"`
-		Tools    []struct {
-			Type     string `json:"type"`
-			Function struct {
-				Name       string         `json:"name"`
-				Parameters map[string]any `json:"parameters"`
-			} `json:"function"`
-		} `json:"tools"`
-	}
-	if err := json.Unmarshal(body, &wire); err != nil {
-		return req, fmt.Errorf("body: %w", err)
-	}
-	switch {
-	case wire.Model == "":
-		return req, fmt.Errorf("you must provide a model parameter")
-	case len(wire.Messages) == 0:
-		return req, fmt.Errorf("messages: [] is too short")
-	case wire.Stream:
-		return req, fmt.Errorf("stream: the scripted model does not stream")
-	}
-	req.Model = wire.Model
-	for _, t := range wire.Tools {
-		if t.Type != "function" || t.Function.Name == "" || t.Function.Parameters["type"] != "object" {
-			return req, fmt.Errorf("tools: malformed tool %q", t.Function.Name)
-		}
-		req.Tools = append(req.Tools, t.Function.Name)
-	}
-	for i, raw := range wire.Messages {
-		var m Message
-		if err := json.Unmarshal(raw, &m); err != nil {
-			return req, fmt.Errorf("messages[%d]: %w", i, err)
-		}
-		if err := json.Unmarshal(raw, &m.Fields); err != nil {
-			return req, fmt.Errorf("messages[%d]: %w", i, err)
-		}
-		req.Messages = append(req.Messages, m)
-	}
-	return req, checkMessages(req.Messages)
-}
-
-// checkMessages holds the rule that most agents break: every tool call of an assistant message is answered by exactly
-// one of the tool messages that follow it at once, and by nothing else.
-func checkMessages(messages []Message) error {
-	open := map[string]bool{} // ids of the last assistant message; true: answered
-	unanswered := func() error {
-		for id, answered := range open {
-			if !answered {
-				return fmt.Errorf("an assistant message with tool_calls must be followed by tool messages responding to each tool_call_id; no response for %q", id)
-			}
-		}
-		return nil
-	}
-	for i, m := range messages {
-		if m.Role != "tool" {
-			if err := unanswered(); err != nil {
-				return fmt.Errorf("messages[%d]: %w", i, err)
-			}
-			clear(open)
-		}
-		for name, value := range m.Fields {
-			if string(value) == "null" && name != "content" {
-				return fmt.Errorf("messages[%d].%s: null is not allowed", i, name)
-			}
-		}
-		switch m.Role {
-		case "system", "user":
-			if m.Content == nil {
-				return fmt.Errorf("messages[%d]: %s message without content", i, m.Role)
-			}
-		case "assistant":
-			if m.Content == nil && len(m.ToolCalls) == 0 {
-				return fmt.Errorf("messages[%d]: assistant message with neither content nor tool calls", i)
-			}
-			if raw, ok := m.Fields["tool_calls"]; ok && len(m.ToolCalls) == 0 {
-				return fmt.Errorf("messages[%d].tool_calls: %s is too short", i, raw)
-			}
-			for _, c := range m.ToolCalls {
-				if _, dup := open[c.ID]; dup || c.ID == "" || c.Type != "function" || c.Function.Name == "" {
-					return fmt.Errorf("messages[%d]: malformed or repeated tool call %q", i, c.ID)
-				}
-				if !json.Valid([]byte(c.Function.Arguments)) {
-					return fmt.Errorf("messages[%d]: arguments of tool call %q are not JSON", i, c.ID) // vLLM, SGLang
-				}
-				open[c.ID] = false
-			}
-		case "tool":
-			answered, known := open[m.ToolCallID]
-			if !known || answered || m.Content == nil {
-				return fmt.Errorf("messages[%d]: tool message for %q answers no open tool call", i, m.ToolCallID)
-			}
-			open[m.ToolCallID] = true
-		default:
-			return fmt.Errorf("messages[%d]: unknown role %q", i, m.Role)
-		}
-	}
-	return unanswered()
 }

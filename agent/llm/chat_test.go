@@ -20,7 +20,7 @@ import (
 
 func newOpenAI(t *testing.T, url string) *llm.OpenAI {
 	t.Helper()
-	m, err := llm.NewOpenAI(llm.OpenAIOptions{BaseURL: url})
+	m, err := llm.NewOpenAI(llm.ServerOptions{BaseURL: url})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +186,7 @@ func TestErrorsAreClearAndClassified(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			srv := llmtest.Start(t, tc.turn)
-			m, err := llm.NewOpenAI(llm.OpenAIOptions{BaseURL: srv.URL, Now: func() time.Time { return time.Unix(0, 0) }})
+			m, err := llm.NewOpenAI(llm.ServerOptions{BaseURL: srv.URL, Now: func() time.Time { return time.Unix(0, 0) }})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -243,7 +243,7 @@ func TestUnreachableServer(t *testing.T) {
 
 func TestCallTimeLimit(t *testing.T) {
 	srv := llmtest.Start(t, llmtest.Turn{Hang: true})
-	m, err := llm.NewOpenAI(llm.OpenAIOptions{BaseURL: srv.URL, Timeout: 20 * time.Millisecond})
+	m, err := llm.NewOpenAI(llm.ServerOptions{BaseURL: srv.URL, Timeout: 20 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,31 +266,44 @@ func TestCancelledCall(t *testing.T) {
 
 func TestBaseURLIsChecked(t *testing.T) {
 	for _, url := range []string{"", "localhost:8000/v1", "ftp://x/v1", "http://", "http://a b/"} {
-		if _, err := llm.NewOpenAI(llm.OpenAIOptions{BaseURL: url}); err == nil {
+		if _, err := llm.NewOpenAI(llm.ServerOptions{BaseURL: url}); err == nil {
 			t.Errorf("%q was accepted", url)
 		}
 	}
-	m, err := llm.NewOpenAI(llm.OpenAIOptions{BaseURL: "http://me:secret@host/v1"})
+	m, err := llm.NewOpenAI(llm.ServerOptions{BaseURL: "http://me:secret@host/v1"})
 	if err != nil || strings.Contains(m.Describe()+m.BaseURL(), "secret") {
 		t.Errorf("%v, %v", m, err)
 	}
 }
 
-func TestWireName(t *testing.T) {
-	for in, want := range map[string]string{
-		"gpt-4o": "gpt-4o", "openai/gpt-4o": "gpt-4o", "hosted_vllm/Qwen/Qwen3": "Qwen/Qwen3", "openai/openai/gpt-oss-20b": "openai/gpt-oss-20b",
-		"Qwen/Qwen3-Coder": "Qwen/Qwen3-Coder",
+func TestParseName(t *testing.T) {
+	chat, local := llm.FormatChat, "http://localhost:8000/v1"
+	for in, want := range map[string]struct {
+		name   string
+		format llm.Format
+		url    string
+		key    string
+	}{
+		"gpt-4o":                  {"gpt-4o", chat, local, "OPENAI_API_KEY"},
+		"openai/gpt-4o":           {"gpt-4o", chat, local, "OPENAI_API_KEY"},
+		"hosted_vllm/Qwen/Qwen3":  {"Qwen/Qwen3", chat, local, "OPENAI_API_KEY"},
+		"openai/openai/gpt-oss":   {"openai/gpt-oss", chat, local, "OPENAI_API_KEY"},
+		"Qwen/Qwen3-Coder":        {"Qwen/Qwen3-Coder", chat, local, "OPENAI_API_KEY"},
+		"azure/mine":              {"mine", chat, "", "AZURE_API_KEY"},
+		"openai/responses/gpt-5":  {"gpt-5", llm.FormatResponses, local, "OPENAI_API_KEY"},
+		"anthropic/claude-opus-5": {"claude-opus-5", llm.FormatAnthropic, "https://api.anthropic.com", "ANTHROPIC_API_KEY"},
 	} {
-		if got, err := llm.WireName(in); err != nil || got != want {
-			t.Errorf("WireName(%q) = %q, %v, want %q", in, got, err, want)
+		p, name, err := llm.ParseName(in)
+		if err != nil || name != want.name || p != (llm.Provider{Format: want.format, BaseURL: want.url, KeyName: want.key}) {
+			t.Errorf("ParseName(%q) = %+v, %q, %v", in, p, name, err)
 		}
 	}
-	for _, in := range []string{"anthropic/claude", "azure/x", "openai/"} {
-		if _, err := llm.WireName(in); err == nil {
-			t.Errorf("WireName(%q) succeeded", in)
+	for _, in := range []string{"anthropic/", "azure/", "openai/", "openai/responses/"} {
+		if _, _, err := llm.ParseName(in); err == nil {
+			t.Errorf("ParseName(%q) succeeded", in)
 		}
 	}
-	for name, want := range map[string]bool{"o3": false, "o4-mini": false, "gpt-5": false, "gpt-5.1": false, "o1-preview": false, "gpt-4o": true, "proto3": true, "Qwen/foo3b": true} {
+	for name, want := range map[string]bool{"o3": false, "o4-mini": false, "gpt-5": false, "gpt-5.1": false, "gpt-6-sol": false, "o1-preview": false, "gpt-4o": true, "proto3": true, "Qwen/foo3b": true} {
 		if got := llm.AcceptsTemperature(name); got != want {
 			t.Errorf("AcceptsTemperature(%q) = %v", name, got)
 		}
@@ -327,5 +340,27 @@ func TestScriptedModelIsStrict(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 		})
+	}
+}
+
+// A call that is given up in the middle of its answer ends with the reason, and is not taken for a broken connection.
+func TestCancelledStream(t *testing.T) {
+	for _, format := range []llm.Format{llm.FormatChat, llm.FormatResponses, llm.FormatAnthropic} {
+		why := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		srv := llmtest.Start(t, llmtest.Turn{Content: "never finished", HangAfter: true})
+		m, err := llm.Open(format, llm.ServerOptions{BaseURL: srv.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		retry := &llm.Retry{Model: m, Retries: 5}
+		shown := ""
+		_, err = retry.Complete(ctx, llm.Request{Model: "m", Messages: userMessage("x"), OnDelta: func(d llm.Delta) {
+			shown += d.Text
+			cancel(why)
+		}})
+		if !errors.Is(err, why) || shown != "never f" {
+			t.Errorf("%q: got %v after %q", format, err, shown)
+		}
 	}
 }

@@ -1,0 +1,504 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sandboxd/sandboxd/agent/llm"
+	"github.com/sandboxd/sandboxd/agent/llm/llmtest"
+	"github.com/sandboxd/sandboxd/agent/policy"
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// mustParse is a policy of a test.
+func mustParse(t *testing.T, text string) *policy.Policy {
+	t.Helper()
+	p, err := policy.Parse([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// withOpen makes the options of a run those of a later process, for which the sandbox is still there.
+func withOpen(opts Options, sandbox *fakeSandbox) Options {
+	opts.Open = func(_ context.Context, ref string, _ time.Duration) (Sandbox, error) {
+		if sandbox.deleted > 0 {
+			return nil, problem(api.CodeNotFound, "there is no sandbox "+ref)
+		}
+		return sandbox, nil
+	}
+	return opts
+}
+
+// recordOf is the record of a finished run, as its lines.
+func recordOf(t *testing.T, dir string) [][]byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, RecordName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.SplitAfter(bytes.TrimSuffix(b, []byte("\n")), []byte("\n"))
+}
+
+// crashed makes the directory that a crash leaves which struck after some lines of a record, and in the middle of the next.
+func crashed(t *testing.T, lines [][]byte, n int, torn bool) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "20260116_143000")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	data := bytes.Join(lines[:n], nil)
+	if torn && n < len(lines) {
+		data = append(data, lines[n][:len(lines[n])/2]...)
+	}
+	if err := os.WriteFile(filepath.Join(dir, RecordName), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// Wherever a crash strikes, the run is finished: each turn once on record, no call that has effects twice, and the model is told of
+// the one that may have been done.
+func TestResumeFromEveryLineOfTheRecord(t *testing.T) {
+	script := []llmtest.Turn{
+		{Content: "first", PromptTokens: 50, Calls: []llmtest.Call{llmtest.Bash("echo a >> w; cat w"), llmtest.Edit(map[string]any{"command": "view", "path": "w"})}},
+		{Content: "nothing"},
+		turn(llmtest.Bash("echo b >> w"), llmtest.Bash("echo c >> w")),
+		turn(llmtest.Bash("mkdir -p out; cp w out/answer.txt")),
+		turn(llmtest.Submit()),
+	}
+	opts, sandbox, _ := newRun(t, script...)
+	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
+	lines := recordOf(t, res.Dir)
+	events, _, err := ReadRecord(res.Dir)
+	if err != nil || len(events) != len(lines) {
+		t.Fatalf("%d events of %d lines, %v", len(events), len(lines), err)
+	}
+	unknowns := 0
+	for n := 1; n < len(lines); n++ {
+		if events[n-1].End != nil {
+			break
+		}
+		l, err := readLedger(events[:n])
+		if err != nil {
+			t.Fatalf("line %d: %v", n, err)
+		}
+		// What has happened by then: the calls that have begun, in this test's sandbox with their effects.
+		left := script[len(l.steps):]
+		if l.open != nil && l.open.response != nil {
+			left = left[1:]
+		}
+		opts, sandbox, srv := newRun(t, left...)
+		work := opts.Prompt.WorkingDir
+		if l.sandbox.Ready {
+			for _, d := range []string{work, opts.Prompt.InputDir, opts.Prompt.OutputDir} {
+				if err := os.MkdirAll(d, 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, e := range events[:n] {
+			if e.Began == nil || e.Began.Repeatable {
+				continue
+			}
+			var command string
+			for _, turn := range events[:n] {
+				if turn.Response != nil && turn.Turn == e.Turn {
+					var args struct{ Command string }
+					if err := json.Unmarshal([]byte(turn.Response.ToolCalls[e.Call-1].Arguments), &args); err != nil {
+						t.Fatal(err)
+					}
+					command = args.Command
+				}
+			}
+			if _, err := newTools(sandbox, work, time.Minute).bash(t.Context(), command); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// The record names the directories of the first test run; these are others.
+		moved := bytes.Split([]byte(strings.ReplaceAll(string(bytes.Join(lines, nil)), events[0].Run.Prompt.WorkingDir, work)), []byte("\n"))
+		for i := range moved {
+			moved[i] = append(moved[i], '\n')
+		}
+		dir := crashed(t, moved, n, n%2 == 0)
+		res, err := Resume(t.Context(), dir, withOpen(opts, sandbox))
+		if err != nil || res.ExitReason != ExitSubmitted || sandbox.deleted == 0 {
+			t.Fatalf("after line %d: %+v, %v, deleted %d times", n, res, err, sandbox.deleted)
+		}
+		if srv.Left() != 0 {
+			t.Errorf("after line %d: %d turns were not asked for", n, srv.Left())
+		}
+		after, _, err := ReadRecord(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		begun := map[string]int{}
+		turns := 0
+		unknown := false
+		for _, e := range after {
+			if e.Began != nil && !e.Began.Repeatable {
+				begun[fmt.Sprint(e.Turn, ".", e.Call)]++
+			}
+			if e.TurnEnd != nil {
+				if turns++; e.Turn != turns {
+					t.Errorf("after line %d: turn %d is number %d", n, e.Turn, turns)
+				}
+			}
+			if e.Ended != nil && e.Ended.Unknown {
+				unknown = true
+				unknowns++
+			}
+		}
+		for call, times := range begun {
+			if times != 1 {
+				t.Errorf("after line %d: call %s was begun %d times", n, call, times)
+			}
+		}
+		if turns != len(script) {
+			t.Errorf("after line %d: %d turns", n, turns)
+		}
+		// The effects are those of one run, whether or not a call was answered: here each was done when it had begun.
+		if res.Answer != "a\nb\nc\n" {
+			t.Errorf("after line %d: answer %q", n, res.Answer)
+		}
+		if began := events[n-1].Began; unknown != (began != nil && !began.Repeatable) {
+			t.Errorf("after line %d: told that something is unknown: %v", n, unknown)
+		}
+		// What the model saw was, but for such a call, what it would have seen without the crash.
+		tr := readTrajectory(t, dir)
+		if tr.Metadata.Resumed != 1 || tr.Metadata.ExitReason != ExitSubmitted || len(tr.Steps) != len(script) {
+			t.Errorf("after line %d: %+v", n, tr.Metadata)
+		}
+	}
+	if unknowns != 4 {
+		t.Errorf("%d calls were unknown, want each of the four with effects once", unknowns)
+	}
+}
+
+// Every kind of end but submit can be gone on from, where the files are: here, a snapshot of the last turn.
+func TestResumeFromASnapshot(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("echo kept > w")), llmtest.Turn{Hang: true, Check: func(llmtest.Request) error { cancel(errors.New("interrupt")); return nil }})
+	opts.SnapshotTurns = true
+	res, tr := mustRun(t, ctx, opts, sandbox, ExitInterrupted)
+	if tr.Steps[0].Metadata.Snapshot != "snap1" || !strings.HasSuffix(sandbox.comments[0], "turn 1") {
+		t.Fatalf("%+v, %q", tr.Steps[0].Metadata, sandbox.comments)
+	}
+	// The files are gone with the sandbox.
+	if err := os.Remove(filepath.Join(opts.Prompt.WorkingDir, "w")); err != nil {
+		t.Fatal(err)
+	}
+	var created api.CreateSandbox
+	again, _, srv := newRun(t, turn(llmtest.Bash("cat w")), turn(llmtest.Submit()))
+	second := &fakeSandbox{dir: sandbox.dir}
+	again.Create = func(_ context.Context, req api.CreateSandbox) (Sandbox, error) {
+		created = req
+		root, err := os.OpenRoot(sandbox.dir)
+		if err != nil {
+			return nil, err
+		}
+		defer root.Close()
+		if err := os.RemoveAll(opts.Prompt.WorkingDir); err != nil {
+			return nil, err
+		}
+		_, err = extract(root, bytes.NewReader(sandbox.snapshots[0]), CollectLimits{})
+		return second, err
+	}
+	again.Message, again.Budget.Turns = "go on, please", 9
+	resumed, err := Resume(t.Context(), res.Dir, withOpen(again, sandbox))
+	if err != nil || resumed.ExitReason != ExitSubmitted || second.deleted != 1 {
+		t.Fatalf("%+v, %v", resumed, err)
+	}
+	if created.Snapshot != "snap1" || created.Image != "" {
+		t.Errorf("made of %+v", created)
+	}
+	tr = readTrajectory(t, res.Dir)
+	if len(tr.Steps) != 3 || !strings.Contains(tr.Steps[1].Observation, "kept") || tr.Metadata.Budget.Turns != 9 {
+		t.Errorf("%+v", tr)
+	}
+	if got := srv.Requests()[0].Last().Text(); got != "go on, please" {
+		t.Errorf("the model was told %q", got)
+	}
+	if _, err := os.Stat(filepath.Join(res.Dir, "files.1")); err != nil {
+		t.Errorf("the output of the first end: %v", err)
+	}
+
+	// Without one it is said that it cannot be, and nothing is written.
+	ctx, cancel = context.WithCancelCause(t.Context())
+	opts, sandbox, _ = newRun(t, turn(llmtest.Bash("echo kept > w")), llmtest.Turn{Hang: true, Check: func(llmtest.Request) error { cancel(errors.New("interrupt")); return nil }})
+	res, _ = mustRun(t, ctx, opts, sandbox, ExitInterrupted)
+	before := recordOf(t, res.Dir)
+	if _, err := Resume(t.Context(), res.Dir, withOpen(opts, sandbox)); !errors.Is(err, ErrEnded) || !strings.Contains(err.Error(), "no snapshot") {
+		t.Errorf("%v", err)
+	}
+	if diff := cmp.Diff(before, recordOf(t, res.Dir)); diff != "" {
+		t.Errorf("the record has changed:\n%s", diff)
+	}
+}
+
+func TestResumeOfWhatCannotBe(t *testing.T) {
+	opts, sandbox, _ := newRun(t, turn(llmtest.Submit()))
+	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
+	if _, err := Resume(t.Context(), res.Dir, withOpen(opts, sandbox)); !errors.Is(err, ErrEnded) {
+		t.Errorf("submitted: %v", err)
+	}
+	lines := recordOf(t, res.Dir)
+	for name, change := range map[string]func([][]byte) [][]byte{
+		"empty":         func([][]byte) [][]byte { return nil },
+		"torn at first": func(l [][]byte) [][]byte { return [][]byte{l[0][:20]} },
+		"newer":         func(l [][]byte) [][]byte { l[1] = bytes.Replace(l[1], []byte(`"v":1`), []byte(`"v":2`), 1); return l },
+		"gap":           func(l [][]byte) [][]byte { return append(l[:2], l[3:]...) },
+		"garbage":       func(l [][]byte) [][]byte { l[1] = []byte("{\n"); return l },
+		"unknown kind": func(l [][]byte) [][]byte {
+			l[1] = []byte(`{"v":1,"n":2,"at":"2026-01-01T00:00:00Z","wish":{}}` + "\n")
+			return l
+		},
+		"call without leave": func(l [][]byte) [][]byte {
+			for i := range l {
+				if bytes.Contains(l[i], []byte(`"verdict":`)) {
+					l[i] = bytes.Replace(l[i], []byte(`"allow"`), []byte(`"deny"`), 1)
+				}
+			}
+			return l
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			copied := make([][]byte, len(lines))
+			for i := range lines {
+				copied[i] = bytes.Clone(lines[i])
+			}
+			changed := change(copied)
+			if _, err := Resume(t.Context(), crashed(t, changed, len(changed), false), withOpen(opts, sandbox)); err == nil || errors.Is(err, ErrEnded) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	t.Run("being worked on", func(t *testing.T) {
+		var dir string
+		var while error
+		opts, sandbox, _ := newRun(t, turn(llmtest.Submit()))
+		opts.OnStart = func(s Started) { dir = s.Dir }
+		opts.OnStep = func(Step) {
+			_, while = Resume(t.Context(), dir, withOpen(opts, sandbox))
+			if s, _, err := LoadRun(dir); err != nil || s.State != RunRunning {
+				t.Errorf("%+v, %v", s, err)
+			}
+		}
+		mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
+		if !errors.Is(while, errRunning) {
+			t.Errorf("got %v", while)
+		}
+	})
+}
+
+func TestForkAndReplay(t *testing.T) {
+	opts, sandbox, _ := newRun(t,
+		turn(llmtest.Bash("echo one > w")), turn(llmtest.Bash("echo two >> w; cat w; date +%N")), turn(llmtest.Bash("rm w")), turn(llmtest.Submit()))
+	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
+
+	sandbox.deleted = 0
+	replayed, err := ReplayRun(t.Context(), res.Dir, opts)
+	if err != nil || sandbox.deleted != 1 || replayed.Calls != 3 || len(replayed.Differences) != 1 || replayed.Differences[0].Turn != 2 {
+		t.Errorf("%+v, %v", replayed, err)
+	}
+
+	branch, _, srv := newRun(t, turn(llmtest.Bash("cat w; mkdir -p out; cp w out/answer.txt")), turn(llmtest.Submit()))
+	branch.Create = opts.Create
+	branch.OutputDir, branch.Message, branch.ModelName = filepath.Dir(res.Dir), "keep w this time", "other"
+	sandbox.deleted = 0
+	forked, err := Fork(t.Context(), res.Dir, 2, branch)
+	if err != nil || forked.ExitReason != ExitSubmitted || forked.Answer != "one\ntwo\n" || forked.Dir == res.Dir || sandbox.deleted != 1 {
+		t.Fatalf("%+v, %v", forked, err)
+	}
+	first := srv.Requests()[0]
+	if first.Model != "other" || first.Last().Text() != "keep w this time\nSteps Remaining: 98" || len(first.Messages) != 7 {
+		t.Errorf("the model was asked %+v", first.Messages)
+	}
+	tr := readTrajectory(t, forked.Dir)
+	if len(tr.Steps) != 4 || tr.Metadata.Fork == nil || tr.Metadata.Fork.Turn != 2 || tr.Metadata.RunID != filepath.Base(forked.Dir) {
+		t.Errorf("%+v", tr.Metadata)
+	}
+	runs, err := ListRuns(filepath.Dir(res.Dir))
+	if err != nil || len(runs) != 2 || runs[0].Turns != 4 || runs[1].State != RunEnded {
+		t.Errorf("%+v, %v", runs, err)
+	}
+	if _, err := Fork(t.Context(), res.Dir, 5, branch); err == nil || !strings.Contains(err.Error(), "the run has 4 whole turns") {
+		t.Errorf("%v", err)
+	}
+	if dir, err := FindRun(filepath.Dir(res.Dir), filepath.Base(res.Dir)); err != nil || dir != res.Dir {
+		t.Errorf("%q, %v", dir, err)
+	}
+	if _, err := FindRun(filepath.Dir(res.Dir), "nope"); err == nil {
+		t.Error("found what is not there")
+	}
+}
+
+func TestBudgets(t *testing.T) {
+	work := turn(llmtest.Bash("mkdir -p out; echo kept > out/file"))
+	for _, tc := range []struct {
+		name   string
+		turns  []llmtest.Turn
+		change func(*Options, *fakeSandbox)
+		reason ExitReason
+		detail string
+	}{
+		{"tokens", []llmtest.Turn{{PromptTokens: 900, Calls: work.Calls}}, func(o *Options, _ *fakeSandbox) { o.Budget.Tokens = 1000 }, ExitTokenLimit, "910 tokens of 1000"},
+		{"tokens used up", []llmtest.Turn{{PromptTokens: 990, Calls: work.Calls}}, func(o *Options, _ *fakeSandbox) { o.Budget.Tokens = 1000 }, ExitTokenLimit, "1000 tokens of 1000"},
+		{"money", []llmtest.Turn{{PromptTokens: 100_000, Calls: work.Calls}, {PromptTokens: 399_990, Calls: work.Calls}}, func(o *Options, _ *fakeSandbox) {
+			o.Budget.Cost, o.Budget.Conversation, o.Price = 0.5, 1_000_000, &llm.Price{Input: 1, Output: 1}
+		}, ExitCostLimit, "$0.5000 of $0.5000"},
+		{"money that is not enough for the next question", []llmtest.Turn{{PromptTokens: 300_000, Calls: work.Calls}}, func(o *Options, _ *fakeSandbox) {
+			o.Budget.Cost, o.Budget.Conversation, o.Price = 0.5, 1_000_000, &llm.Price{Input: 1, Output: 1}
+		}, ExitCostLimit, "question alone costs $0.30"},
+		{"processor time between turns", []llmtest.Turn{work}, func(o *Options, s *fakeSandbox) {
+			o.Budget.CPU = time.Second
+			n := 0
+			s.cpu = func() time.Duration { n++; return time.Duration(n) * 400 * time.Millisecond }
+		}, ExitCPULimit, "of 1s processor time"},
+		{"processor time within a call", []llmtest.Turn{work, turn(llmtest.Bash("sleep 60"))}, func(o *Options, s *fakeSandbox) {
+			o.Budget.CPU = time.Second
+			busy := false
+			s.cpu = func() time.Duration {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				if busy {
+					return 2 * time.Second
+				}
+				return 0
+			}
+			s.onExec = func(r api.ExecRequest) {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				busy = r.Argv[len(r.Argv)-1] == "sleep 60"
+			}
+		}, ExitCPULimit, "2s of 1s processor time"},
+		{"time", []llmtest.Turn{work, turn(llmtest.Bash("sleep 60"))}, func(o *Options, _ *fakeSandbox) { o.Budget.Time, o.Now = 500*time.Millisecond, time.Now }, ExitTimeLimit, "500ms of time are used up"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			opts, sandbox, srv := newRun(t, tc.turns...)
+			tc.change(&opts, sandbox)
+			res, tr := mustRun(t, t.Context(), opts, sandbox, tc.reason)
+			if !strings.Contains(res.Detail, tc.detail) || srv.Left() != 0 {
+				t.Errorf("%q, %d turns left", res.Detail, srv.Left())
+			}
+			if diff := cmp.Diff(map[string]string{"file": "kept\n"}, tree(t, filepath.Join(res.Dir, "files"))); diff != "" {
+				t.Errorf("files (-want +got):\n%s", diff)
+			}
+			if tr.Metadata.Spent.Turns != len(tr.Steps) || tr.Metadata.Spent.Tokens == 0 || tr.Metadata.Spent.Time == 0 {
+				t.Errorf("spent %+v", tr.Metadata.Spent)
+			}
+		})
+	}
+	t.Run("the last answer is bounded by what is left", func(t *testing.T) {
+		opts, sandbox, srv := newRun(t, llmtest.Turn{PromptTokens: 500, Calls: work.Calls}, turn(llmtest.Submit()))
+		opts.Budget.Tokens = 2000
+		mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
+		var most int
+		if err := json.Unmarshal(srv.Requests()[1].Fields["max_tokens"], &most); err != nil || most <= 0 || most > 2000-510-510 {
+			t.Errorf("max_tokens %d, %v", most, err)
+		}
+	})
+	t.Run("the budget goes on in a resumed run", func(t *testing.T) {
+		opts, sandbox, _ := newRun(t, llmtest.Turn{PromptTokens: 500, Calls: work.Calls}, turn(llmtest.Submit()))
+		res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
+		lines := recordOf(t, res.Dir)
+		n := 0
+		for i := range lines {
+			if bytes.Contains(lines[i], []byte(`"turn_end"`)) {
+				n = i + 1
+				break
+			}
+		}
+		again, sandbox, _ := newRun(t)
+		again.Budget.Tokens = 800
+		resumed, err := Resume(t.Context(), crashed(t, lines, n, false), withOpen(again, sandbox))
+		if err != nil || resumed.ExitReason != ExitTokenLimit {
+			t.Errorf("%+v, %v", resumed, err)
+		}
+	})
+	for name, change := range map[string]func(*Options){
+		"money without a price":             func(o *Options) { o.Budget.Cost = 1 },
+		"processor time that nobody counts": func(o *Options) { o.Budget.CPU = time.Second },
+		"negative":                          func(o *Options) { o.Budget.CPU = -1 },
+		"a pattern that is none":            func(o *Options) { o.Collect.Deny = []string{"[a"} },
+		"negative limit of the output":      func(o *Options) { o.Collect.File = -1 },
+	} {
+		t.Run("refused: "+name, func(t *testing.T) {
+			opts, sandbox, srv := newRun(t, turn(llmtest.Submit()))
+			change(&opts)
+			res, err := Run(t.Context(), opts)
+			if err == nil || srv.Left() != 1 {
+				t.Errorf("%+v, %v", res, err)
+			}
+			if sandbox.req.Image != "" && sandbox.deleted != 1 {
+				t.Error("the sandbox is left")
+			}
+		})
+	}
+	t.Run("an answer is bounded by the money that is left", func(t *testing.T) {
+		opts, sandbox, srv := newRun(t, turn(llmtest.Submit()))
+		opts.Budget.Cost, opts.Price = 0.01, &llm.Price{Input: 0, Output: 10}
+		mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
+		if got := string(srv.Requests()[0].Fields["max_tokens"]); got != "1000" {
+			t.Errorf("max_tokens %s", got)
+		}
+	})
+}
+
+// Calls that change nothing run at the same time; the order of the answers is that of the calls, and what follows waits.
+func TestViewsOfATurnRunAtTheSameTime(t *testing.T) {
+	view := func(name string) llmtest.Call { return llmtest.Edit(map[string]any{"command": "view", "path": name}) }
+	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("mkdir a b; echo 1 > a/1; echo 2 > b/2")), turn(view("a"), view("b"), llmtest.Bash("rm -r a"), view("a")), turn(llmtest.Submit()))
+	both := make(chan struct{}, 2)
+	go0 := make(chan struct{})
+	sandbox.onExec = func(r api.ExecRequest) {
+		if r.Argv[0] != "find" {
+			return
+		}
+		select {
+		case both <- struct{}{}:
+		default:
+			return
+		}
+		if len(both) == 2 {
+			close(go0)
+		}
+		select {
+		case <-go0:
+		case <-t.Context().Done():
+		}
+	}
+	_, tr := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
+	calls := tr.Steps[1].ToolCalls
+	if !strings.Contains(calls[0].Observation, "a/1") || !strings.Contains(calls[1].Observation, "b/2") || !strings.Contains(calls[3].Observation, "does not exist") {
+		t.Errorf("%+v", calls)
+	}
+}
+
+// A daemon that goes away between submit and the output costs neither: resume collects what is still there.
+func TestOutputIsCollectedByResume(t *testing.T) {
+	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("mkdir -p out; echo 42 > out/answer.txt")), turn(llmtest.Submit()))
+	opts.OnStep = func(s Step) { sandbox.gone = s.Action.Function == ToolSubmit }
+	sandbox.onDelete = func(context.Context) error { return problem(api.CodeUnavailable, "nobody answers") }
+	res, err := Run(t.Context(), opts)
+	if err == nil || res.ExitReason != ExitSubmitted || res.HasAnswer {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	again, _, _ := newRun(t)
+	sandbox.gone, sandbox.deleted, sandbox.onDelete = false, 0, nil
+	res, err = Resume(t.Context(), res.Dir, withOpen(again, sandbox))
+	if err != nil || res.ExitReason != ExitSubmitted || res.Answer != "42\n" || sandbox.deleted != 1 {
+		t.Errorf("%+v, %v", res, err)
+	}
+}

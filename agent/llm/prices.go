@@ -1,0 +1,175 @@
+package llm
+
+import (
+	"bytes"
+	"context"
+	_ "embed" // the prices
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"os"
+	"strings"
+	"sync"
+
+	"go.yaml.in/yaml/v3"
+)
+
+//go:embed prices.yaml
+var listPrices []byte
+
+// maxPriceFile bounds a file of prices.
+const maxPriceFile = 1 << 20
+
+// Price is what the calls of one model cost, in US dollars for a million tokens.
+type Price struct {
+	Input      float64  `yaml:"input"`
+	Cached     *float64 `yaml:"cached"`      // nil: as Input
+	CacheWrite *float64 `yaml:"cache_write"` // nil: as Input
+	Output     float64  `yaml:"output"`
+	Long       *struct {
+		Above int `yaml:"above"`
+		Price `yaml:",inline"`
+	} `yaml:"long"` // of a call whose request has more than Above tokens
+}
+
+// Prices are the prices of models by the names that are sent to their providers.
+type Prices map[string]Price
+
+var builtIn = sync.OnceValues(func() (Prices, error) { return parsePrices(listPrices) })
+
+// LoadPrices gives the built-in list, with what stands in the file at path, if one is named, put over it.
+func LoadPrices(path string) (Prices, error) {
+	list, err := builtIn()
+	if err != nil {
+		return nil, fmt.Errorf("built-in prices: %w", err)
+	}
+	prices := maps.Clone(list)
+	if path == "" {
+		return prices, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open prices: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxPriceFile+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read prices: %w", err)
+	case len(data) > maxPriceFile:
+		return nil, fmt.Errorf("prices %s: more than %d bytes", path, maxPriceFile)
+	}
+	own, err := parsePrices(data)
+	if err != nil {
+		return nil, fmt.Errorf("prices %s: %w", path, err)
+	}
+	maps.Copy(prices, own)
+	return prices, nil
+}
+
+func parsePrices(data []byte) (Prices, error) {
+	var file struct {
+		Models Prices `yaml:"models"`
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	dec.KnownFields(true) // a price that is passed over for a slip of the pen is a wrong bill
+	if err := dec.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	for name, p := range file.Models {
+		if err := p.check(); err != nil {
+			return nil, fmt.Errorf("model %s: %w", name, err)
+		}
+	}
+	return file.Models, nil
+}
+
+func (p Price) check() error {
+	for _, v := range []float64{p.Input, orInput(p.Cached, p), orInput(p.CacheWrite, p), p.Output} {
+		if !(v >= 0) || math.IsInf(v, 0) { // NaN too
+			return fmt.Errorf("%v is no price", v)
+		}
+	}
+	if p.Long == nil {
+		return nil
+	}
+	if p.Long.Above < 1 || p.Long.Long != nil {
+		return errors.New(`"long" wants "above", a number of tokens, and no "long" of its own`)
+	}
+	return p.Long.check()
+}
+
+func orInput(v *float64, p Price) float64 {
+	if v == nil {
+		return p.Input
+	}
+	return *v
+}
+
+// Of gives the price of a model by the name that is sent, or by that name without the date behind it.
+func (p Prices) Of(model string) (Price, bool) {
+	if price, ok := p[model]; ok {
+		return price, true
+	}
+	price, ok := p[undated(model)]
+	return price, ok
+}
+
+// undated takes a date off: -20251101 or -2025-08-07.
+func undated(model string) string {
+	for _, form := range []string{"-dddddddd", "-dddd-dd-dd"} {
+		if at := len(model) - len(form); at > 0 && strings.Map(digitsToD, model[at:]) == form {
+			return model[:at]
+		}
+	}
+	return model
+}
+
+func digitsToD(r rune) rune {
+	switch {
+	case r >= '0' && r <= '9':
+		return 'd'
+	case r == 'd':
+		return -1
+	}
+	return r
+}
+
+// Cost is what a call of this usage costs, in US dollars.
+func (p Price) Cost(u Usage) float64 {
+	if p.Long != nil && u.PromptTokens > p.Long.Above {
+		p = p.Long.Price
+	}
+	// What the provider counted may not add up.
+	cached := min(u.CachedTokens, u.PromptTokens)
+	written := min(u.CacheWriteTokens, u.PromptTokens-cached)
+	plain := u.PromptTokens - cached - written
+	return (float64(plain)*p.Input + float64(cached)*orInput(p.Cached, p) + float64(written)*orInput(p.CacheWrite, p) + float64(u.CompletionTokens)*p.Output) / 1e6
+}
+
+// Priced puts the cost of each call into its usage. A call whose model has no price, or whose provider did not count, is counted
+// as unpriced: that it costs nothing must be said in Prices.
+type Priced struct {
+	Model  Model
+	Prices Prices
+}
+
+// Describe is the wrapped model's.
+func (p *Priced) Describe() string { return p.Model.Describe() }
+
+// Complete calls the wrapped model.
+func (p *Priced) Complete(ctx context.Context, req Request) (*Response, error) {
+	resp, err := p.Model.Complete(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	price, known := p.Prices.Of(req.Model)
+	if known && resp.Usage.PromptTokens+resp.Usage.CompletionTokens > 0 {
+		resp.Usage.CostUSD = price.Cost(resp.Usage)
+	} else {
+		resp.Usage.UnpricedCalls = 1
+	}
+	return resp, nil
+}

@@ -1,0 +1,235 @@
+package policy
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/google/cel-go/cel"
+	"github.com/google/cel-go/common/types"
+	"github.com/google/cel-go/common/types/ref"
+	"go.yaml.in/yaml/v3"
+)
+
+// Action is what a policy decides.
+type Action string
+
+// The actions. The zero value is none: it never lets a call through.
+const (
+	Allow Action = "allow"
+	Deny  Action = "deny"
+	Ask   Action = "ask"
+)
+
+func (a Action) valid() bool { return a == Allow || a == Deny || a == Ask }
+
+// Verdict is a decision about one call. After an [Ask] it is what was answered, and By says by whom.
+type Verdict struct {
+	Action Action `json:"action"`
+	Rule   string `json:"rule,omitempty"`   // that decided; empty for the policy's default
+	Reason string `json:"reason,omitempty"` // told to the model with a denial
+	By     string `json:"by"`               // "policy", or who answered
+	Asked  bool   `json:"asked,omitempty"`  // the rule was to ask
+}
+
+const (
+	// evaluationCost bounds the work of one expression, in CEL's units; facts are as long as a model likes.
+	evaluationCost = 300_000
+	// interruptEvery is how many steps of a comprehension go by between two looks at the context.
+	interruptEvery = 100
+	maxRules       = 1000
+	maxPolicy      = 1 << 20
+)
+
+// Policy is a set of rules, ready to decide. It may be used by several goroutines.
+type Policy struct {
+	source  string
+	fallout Action // where no rule matches
+	rules   []rule
+}
+
+type rule struct {
+	name, reason string
+	action       Action
+	program      cel.Program
+}
+
+// document is the YAML form.
+type document struct {
+	// Presets are rules of ours, tried after those of this file, in their order.
+	Presets []string `yaml:"presets"`
+	// Default is what happens where no rule matches; "allow" where it is not said and no preset says otherwise.
+	Default Action `yaml:"default"`
+	Rules   []struct {
+		Name   string `yaml:"name"`
+		When   string `yaml:"when"`
+		Action Action `yaml:"action"`
+		Reason string `yaml:"reason"`
+	} `yaml:"rules"`
+}
+
+//go:embed presets.yaml
+var presetData []byte
+
+// presets are read when a policy is made: most commands of the binary that this is part of need none.
+func presets() (map[string]document, error) {
+	var m map[string]document
+	if err := decode(presetData, &m); err != nil {
+		return nil, fmt.Errorf("parse the presets: %w", err)
+	}
+	return m, nil
+}
+
+// Presets are the names that [Preset] and a file's presets know.
+func Presets() []string {
+	m, err := presets()
+	if err != nil { // the test of the presets would have failed
+		return nil
+	}
+	return slices.Sorted(maps.Keys(m))
+}
+
+// Preset is the policy of one preset.
+func Preset(name string) (*Policy, error) {
+	return Parse([]byte(fmt.Sprintf("presets: [%q]\n", name)))
+}
+
+func decode(data []byte, into any) error {
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	d.KnownFields(true)
+	err := d.Decode(into)
+	if errors.Is(err, io.EOF) {
+		return errors.New("it is empty")
+	}
+	return err
+}
+
+// Parse reads a policy file and compiles its rules. A key that it does not know is an error: a rule that is passed over
+// would make a run look safer than it is.
+func Parse(data []byte) (*Policy, error) {
+	if len(data) > maxPolicy {
+		return nil, fmt.Errorf("the policy is larger than %d bytes", maxPolicy)
+	}
+	var doc document
+	if err := decode(data, &doc); err != nil {
+		return nil, fmt.Errorf("parse the policy: %w", err)
+	}
+	env, err := environment()
+	if err != nil {
+		return nil, err
+	}
+	known, err := presets()
+	if err != nil {
+		return nil, err
+	}
+	p := &Policy{source: string(data), fallout: doc.Default}
+	if err := p.add(env, doc, ""); err != nil {
+		return nil, err
+	}
+	for _, name := range doc.Presets {
+		preset, ok := known[name]
+		if !ok {
+			return nil, fmt.Errorf("preset %q: there is none of this name; there are %s", name, strings.Join(Presets(), ", "))
+		}
+		if err := p.add(env, preset, name+"/"); err != nil {
+			return nil, fmt.Errorf("preset %s: %w", name, err)
+		}
+		if p.fallout == "" {
+			p.fallout = preset.Default
+		}
+	}
+	if p.fallout == "" {
+		p.fallout = Allow
+	}
+	if !p.fallout.valid() {
+		return nil, fmt.Errorf("default %q: want allow, deny or ask", p.fallout)
+	}
+	if len(p.rules) > maxRules {
+		return nil, fmt.Errorf("there are more than %d rules", maxRules)
+	}
+	return p, nil
+}
+
+func (p *Policy) add(env *cel.Env, doc document, prefix string) error {
+	for i, r := range doc.Rules {
+		name := r.Name
+		if name == "" {
+			name = fmt.Sprintf("rule %d", i+1)
+		}
+		if !r.Action.valid() {
+			return fmt.Errorf("%s: action %q: want allow, deny or ask", name, r.Action)
+		}
+		if strings.TrimSpace(r.When) == "" {
+			return fmt.Errorf("%s: it has no condition; \"true\" is one that always holds", name)
+		}
+		ast, issues := env.Compile(r.When)
+		if err := issues.Err(); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if ast.OutputType() != cel.BoolType {
+			return fmt.Errorf("%s: the condition gives a %s, want true or false", name, ast.OutputType())
+		}
+		program, err := env.Program(ast, cel.CostLimit(evaluationCost), cel.InterruptCheckFrequency(interruptEvery))
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		p.rules = append(p.rules, rule{name: prefix + name, reason: r.Reason, action: r.Action, program: program})
+	}
+	return nil
+}
+
+// environment is what an expression may use: the variables of [Facts] and CEL's standard functions, and under(path, dir).
+func environment() (*cel.Env, error) {
+	text, texts := cel.StringType, cel.ListType(cel.StringType)
+	env, err := cel.NewEnv(
+		cel.Variable("tool", text), cel.Variable("arguments", cel.MapType(text, cel.DynType)),
+		cel.Variable("command", text), cel.Variable("words", texts), cel.Variable("programs", texts), cel.Variable("opaque", cel.BoolType),
+		cel.Variable("paths", texts), cel.Variable("writes", texts), cel.Variable("hosts", texts),
+		cel.Variable("working_dir", text), cel.Variable("input_dir", text), cel.Variable("output_dir", text),
+		cel.Variable("turn", cel.IntType), cel.Variable("repeats", cel.IntType),
+		cel.Variable("spent", cel.MapType(text, cel.DoubleType)), cel.Variable("budget", cel.MapType(text, cel.DoubleType)),
+		cel.Variable("count", cel.MapType(text, cel.IntType)),
+		cel.Function("under", cel.Overload("under_string_string", []*cel.Type{text, text}, cel.BoolType,
+			cel.BinaryBinding(func(p, dir ref.Val) ref.Val {
+				name, ok := p.(types.String)
+				top, ok2 := dir.(types.String)
+				return types.Bool(ok && ok2 && under(string(name), string(top)))
+			}))),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("prepare the policy: %w", err)
+	}
+	return env, nil
+}
+
+// under reports whether a path is dir or below it, by its name.
+func under(name, dir string) bool {
+	name, dir = path.Clean(name), path.Clean(dir)
+	return name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// Source is the text that the policy was parsed from, for the record.
+func (p *Policy) Source() string { return p.source }
+
+// Decide gives the verdict of the first rule that matches. A rule that cannot be evaluated denies: nobody knows what it
+// would have said.
+func (p *Policy) Decide(ctx context.Context, f Facts) Verdict {
+	vars := f.variables()
+	for _, r := range p.rules {
+		out, _, err := r.program.ContextEval(ctx, vars)
+		if err != nil {
+			return Verdict{Action: Deny, Rule: r.name, Reason: "the rule could not be evaluated: " + err.Error(), By: "policy"}
+		}
+		if out == types.True {
+			return Verdict{Action: r.action, Rule: r.name, Reason: r.reason, By: "policy"}
+		}
+	}
+	return Verdict{Action: p.fallout, By: "policy"}
+}

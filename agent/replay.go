@@ -1,0 +1,90 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/sandboxd/sandboxd/agent/llm"
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// Replayed is what came of running a record's tool calls again.
+type Replayed struct {
+	Turns       int          `json:"turns"`
+	Calls       int          `json:"calls"`   // that were run again
+	Unknown     int          `json:"unknown"` // that were not, because nobody knows whether they were done the first time
+	Differences []Difference `json:"differences"`
+}
+
+// Difference is a call whose observation was another this time.
+type Difference struct {
+	Turn     int    `json:"turn"`
+	Call     int    `json:"call"`
+	Function string `json:"function"`
+	Recorded string `json:"recorded"`
+	Observed string `json:"observed"`
+}
+
+// ReplayRun runs every tool call of the run in dir again, in a new sandbox with the same image, limits and input, and says where
+// the observations differ. No model is asked. What was not run the first time is not run now. Of opts count Create, InputDir
+// (where the input is now, if it has moved), OnNote and Now.
+func ReplayRun(ctx context.Context, dir string, opts Options) (out *Replayed, err error) {
+	events, _, err := ReadRecord(dir)
+	if err != nil {
+		return nil, err
+	}
+	opts.Budget, opts.Policy = Budget{}, nil
+	r, err := newWork(opts)
+	if err != nil {
+		return nil, err
+	}
+	if r.l, err = readLedger(events); err != nil {
+		return nil, err
+	}
+	if opts.InputDir != "" {
+		r.l.run.InputDir = opts.InputDir
+	}
+	r.sandbox, err = r.Create(ctx, api.CreateSandbox{
+		Image: r.l.run.Image, Limits: r.l.run.Limits, Labels: map[string]string{"sandboxd.agent": "replay"},
+		Timeout: r.l.run.Budget.Time.Seconds(), IdleTimeout: idleTime.Seconds(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("create the sandbox: %w", err)
+	}
+	defer func() { err = errors.Join(err, r.discard(ctx)) }()
+	if err := r.setUp(ctx); err != nil {
+		return nil, err
+	}
+	return r.again(ctx, r.l.steps)
+}
+
+// again runs the calls of steps in the run's sandbox, in their order.
+func (r *run) again(ctx context.Context, steps []Step) (*Replayed, error) {
+	tools := newTools(r.sandbox, r.l.run.Prompt.WorkingDir, r.l.run.ToolTimeout)
+	out := &Replayed{Turns: len(steps), Differences: []Difference{}}
+	for _, s := range steps {
+		for i, c := range s.ToolCalls {
+			switch {
+			case c.Unknown:
+				out.Unknown++
+				continue
+			case c.NotRun, c.Function == ToolSubmit:
+				continue
+			}
+			a, err := parse(llm.ToolCall{ID: c.ID, Name: c.Function, Arguments: c.Arguments})
+			if err != nil {
+				return out, fmt.Errorf("turn %d, call %d: %w", s.Metadata.Step, i+1, err)
+			}
+			obs, err := tools.run(ctx, a)
+			if err != nil {
+				return out, fmt.Errorf("turn %d, call %d: %w", s.Metadata.Step, i+1, err)
+			}
+			out.Calls++
+			if obs.text != c.Observation {
+				out.Differences = append(out.Differences, Difference{s.Metadata.Step, i + 1, c.Function, c.Observation, obs.text})
+			}
+		}
+	}
+	return out, nil
+}

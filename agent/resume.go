@@ -1,0 +1,246 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// ErrEnded is the error of [Resume] for a run that cannot go on.
+var ErrEnded = errors.New("the run has ended")
+
+// Resume goes on with the run in dir, from wherever it stopped: after a crash of the agent or the daemon in the sandbox as it is, after
+// an end whose sandbox is gone in a new one made of the last turn's snapshot, where there is one.
+//
+// Of opts count Model, LLMName, ModelName, BaseURL, Price, Create, Open, Asker, Secrets, Message, Now and the functions that are told what
+// happens. Policy, and the parts of Budget that are set, replace what the record says. No turn that is on record is
+// asked for again, and no call that had begun is run again unless it changes nothing: the model is told that it is unknown
+// whether such a call was done.
+func Resume(ctx context.Context, dir string, opts Options) (*Result, error) {
+	r, err := newWork(opts)
+	if err != nil {
+		return nil, err
+	}
+	r.dir = filepath.Clean(dir)
+	var events []Event
+	if r.rec, events, err = openRecord(r.dir, r.Now, r.Secrets); err != nil {
+		return nil, err
+	}
+	res, err := r.resume(ctx, events)
+	if res == nil {
+		err = errors.Join(err, r.closeRecord())
+	}
+	return res, err
+}
+
+func (r *run) resume(ctx context.Context, events []Event) (*Result, error) {
+	var err error
+	if r.l, err = readLedger(events); err != nil {
+		return nil, err
+	}
+	if r.l.end != nil && r.l.end.Reason == ExitSubmitted && r.l.end.OutputError == "" {
+		// All is done, but perhaps for the sandbox, of which a crash had no time to dispose.
+		if sb, err := r.Open(ctx, r.l.sandbox.ID, deleteTime); err == nil {
+			if err := sb.Delete(ctx); err != nil {
+				r.OnNote(err.Error())
+			}
+		}
+		return nil, fmt.Errorf("%w: it was submitted", ErrEnded)
+	}
+	if r.Message != "" && r.l.open != nil && r.l.open.response != nil {
+		return nil, errors.New("the run stopped in the middle of a turn, where nothing can be said to the model: resume it without a message first")
+	}
+	resumed, err := r.resumed()
+	if err != nil {
+		return nil, err
+	}
+	r.base = r.l.spent
+	snapshot, err := r.reopen(ctx, resumed.Budget)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.emit(Event{Resumed: resumed}, true); err != nil {
+		return nil, err
+	}
+	if r.sandbox == nil {
+		if err := r.makeSandbox(ctx, snapshot, nil); err != nil {
+			return nil, errors.Join(err, r.discard(ctx))
+		}
+	} else if err := r.checkCPU(ctx, false); err != nil {
+		return nil, err
+	}
+	return r.finish(ctx, nil)
+}
+
+// discard deletes a sandbox that was made for an attempt that came to nothing.
+func (r *run) discard(ctx context.Context) error {
+	if r.sandbox == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteTime)
+	defer cancel()
+	return r.sandbox.Delete(ctx)
+}
+
+// resumed is what changes with this process, and takes the policy of the record where no other is given.
+func (r *run) resumed() (*ResumedEvent, error) {
+	was := r.l.run
+	e := &ResumedEvent{
+		Budget: was.Budget, Policy: was.Policy, LLMName: r.LLMName, Model: r.ModelName, ModelSource: r.Model.Describe(), BaseURL: r.BaseURL, Spent: r.l.spent,
+	}
+	if e.Model == "" {
+		e.Model = was.Model
+	}
+	if e.LLMName == "" {
+		e.LLMName = was.LLMName
+	}
+	given := r.Budget
+	override(&e.Budget.Turns, given.Turns)
+	override(&e.Budget.Conversation, given.Conversation)
+	override(&e.Budget.Tokens, given.Tokens)
+	override(&e.Budget.Cost, given.Cost)
+	override(&e.Budget.Time, given.Time)
+	override(&e.Budget.CPU, given.CPU)
+	if e.Budget.Cost > 0 && r.Price == nil {
+		return nil, errNoPrice
+	}
+	if r.Policy != nil {
+		e.Policy = r.policy.Source()
+	} else if was.Policy != "" {
+		var err error
+		if r.policy, err = parsePolicy(was.Policy); err != nil {
+			return nil, err
+		}
+	}
+	if r.Message != "" {
+		e.Message = &r.Message
+	}
+	return e, nil
+}
+
+func override[T comparable](v *T, given T) {
+	var zero T
+	if given != zero {
+		*v = given
+	}
+}
+
+// reopen finds the run's sandbox, or says of which snapshot a new one can be made.
+func (r *run) reopen(ctx context.Context, b Budget) (snapshot string, err error) {
+	sb := r.l.sandbox
+	lifetime := max(b.Time-r.worked(), 0) + collectTime + deleteTime
+	ref := sb.ID
+	if !sb.Ready {
+		ref = sb.Name
+	}
+	if ref != "" {
+		found, err := r.Open(ctx, ref, lifetime)
+		switch {
+		case err == nil && sb.Ready:
+			r.sandbox = found
+			return "", nil
+		case err == nil:
+			// It was being made when the agent ended, and nobody knows how far that had come.
+			if err := found.Delete(ctx); err != nil && !hasCode(err, api.CodeNotFound) {
+				return "", fmt.Errorf("delete the unfinished sandbox %s: %w", ref, err)
+			}
+		case !hasCode(err, api.CodeNotFound):
+			return "", fmt.Errorf("open the sandbox %s: %w", ref, err)
+		}
+	}
+	if r.l.total == 0 {
+		return "", nil // nothing has been done in it
+	}
+	if snapshot := r.l.snapshots[len(r.l.steps)]; snapshot != "" {
+		return snapshot, nil
+	}
+	return "", fmt.Errorf("%w: its sandbox is gone, and there is no snapshot of its last turn to go on from (agent run --snapshot_turns takes them; agent fork does the turns again)", ErrEnded)
+}
+
+// Fork begins a new run beside the one in dir that shares its first turns, up to and with turn at; 0 shares the task only. The
+// sandbox is made of that turn's snapshot; where there is none, of the image and the input, and the calls of those turns are
+// run again in it. Opts are as for [Resume]; OutputDir is where the new run's directory is made, by default beside dir.
+func Fork(ctx context.Context, dir string, at int, opts Options) (*Result, error) {
+	events, _, err := ReadRecord(dir)
+	if err != nil {
+		return nil, err
+	}
+	if opts.OutputDir == "" {
+		opts.OutputDir = filepath.Dir(filepath.Clean(dir))
+	}
+	shared, err := sharedTurns(events, at)
+	if err != nil {
+		return nil, err
+	}
+	r, err := newWork(opts)
+	if err != nil {
+		return nil, err
+	}
+	if r.dir, err = makeRunDir(r.OutputDir, r.began); err != nil {
+		return nil, err
+	}
+	first := *shared[0].Run
+	first.ID = filepath.Base(r.dir)
+	first.Fork = &ForkOrigin{Dir: dir, Turn: at}
+	shared[0].Run = &first
+	res, err := r.fork(ctx, shared, at)
+	if res == nil {
+		err = errors.Join(err, r.discard(ctx), r.closeRecord(), os.RemoveAll(r.dir))
+	}
+	return res, err
+}
+
+// sharedTurns are the events that a branch has in common with its origin.
+func sharedTurns(events []Event, at int) ([]Event, error) {
+	var shared []Event
+	turns := 0
+	for _, e := range events {
+		if turns == at && e.Run == nil {
+			break
+		}
+		if e.Sandbox != nil || e.Outputs != nil || e.End != nil {
+			continue
+		}
+		shared = append(shared, e)
+		if e.TurnEnd != nil {
+			turns++
+		}
+	}
+	if at < 0 || turns < at {
+		return nil, fmt.Errorf("there is no turn %d to branch from; the run has %d whole turns", at, turns)
+	}
+	return shared, nil
+}
+
+func (r *run) fork(ctx context.Context, shared []Event, at int) (*Result, error) {
+	var err error
+	if r.rec, err = createRecord(r.dir, r.Now, r.Secrets); err != nil {
+		return nil, err
+	}
+	r.l = newLedger()
+	for _, e := range shared {
+		if err := r.emit(e, false); err != nil {
+			return nil, err
+		}
+	}
+	resumed, err := r.resumed()
+	if err != nil {
+		return nil, err
+	}
+	if err := r.emit(Event{Resumed: resumed}, true); err != nil {
+		return nil, err
+	}
+	r.base = r.l.spent
+	snapshot, rebuild := r.l.snapshots[at], r.l.steps
+	if snapshot != "" {
+		rebuild = nil
+	}
+	if err := r.makeSandbox(ctx, snapshot, rebuild); err != nil {
+		return nil, err
+	}
+	return r.finish(ctx, nil)
+}

@@ -1,0 +1,128 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/agent/policy"
+)
+
+// RunState says where a run stands.
+type RunState string
+
+// The states of a run.
+const (
+	RunRunning RunState = "running" // a process works on it
+	RunStopped RunState = "stopped" // nobody does, and it has no end: a crash. Resume goes on
+	RunEnded   RunState = "ended"
+)
+
+// Summary is one run of a list.
+type Summary struct {
+	ID         string     `json:"id"`
+	Dir        string     `json:"dir"`
+	State      RunState   `json:"state"`
+	ExitReason ExitReason `json:"exit_reason,omitempty"`
+	Turns      int        `json:"turns"`
+	Calls      int        `json:"tool_calls"`
+	Denied     int        `json:"denied"`
+	Spent      Spent      `json:"spent"`
+	Model      string     `json:"model"`
+	Query      string     `json:"query"`
+	StartedAt  time.Time  `json:"started_at"`
+	// Error is why the record cannot be read; then all but ID and Dir is empty.
+	Error string `json:"error,omitempty"`
+}
+
+// LoadRun reads what is known of the run in dir.
+func LoadRun(dir string) (*Summary, *Trajectory, error) {
+	events, running, err := ReadRecord(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	l, err := readLedger(events)
+	if err != nil {
+		return nil, nil, err
+	}
+	s := &Summary{
+		ID: l.run.ID, Dir: dir, State: RunStopped, Turns: len(l.steps), Calls: l.total, Denied: l.denied, Spent: l.spent, Model: l.run.Model,
+		Query: l.run.Query, StartedAt: l.started,
+	}
+	switch {
+	case running:
+		s.State = RunRunning
+	case l.end != nil:
+		s.State, s.ExitReason = RunEnded, l.end.Reason
+	}
+	return s, l.trajectory(), nil
+}
+
+// ListRuns is the runs below an output directory, by name, which is by time. One whose record cannot be read is in the list with
+// the reason.
+func ListRuns(outputDir string) ([]Summary, error) {
+	entries, err := os.ReadDir(outputDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the runs: %w", err)
+	}
+	var runs []Summary
+	for _, e := range entries {
+		dir := filepath.Join(outputDir, e.Name())
+		if _, err := os.Lstat(filepath.Join(dir, RecordName)); err != nil || !e.IsDir() {
+			continue
+		}
+		s, _, err := LoadRun(dir)
+		if err != nil {
+			s = &Summary{ID: e.Name(), Dir: dir, Error: err.Error()}
+		}
+		runs = append(runs, *s)
+	}
+	slices.SortFunc(runs, func(a, b Summary) int { return strings.Compare(a.Dir, b.Dir) })
+	return runs, nil
+}
+
+// FindRun is the directory of a run that is named by its path, or by its name below outputDir.
+func FindRun(outputDir, ref string) (string, error) {
+	for _, dir := range []string{ref, filepath.Join(outputDir, ref)} {
+		if _, err := os.Stat(filepath.Join(dir, RecordName)); err == nil && ref != "" {
+			return dir, nil
+		}
+	}
+	return "", fmt.Errorf("there is no run %q, neither as a directory nor in %s (sandboxd agent list shows them)", ref, outputDir)
+}
+
+// RecordedModel is what the record in dir says of the run's model, and how many turns it has given.
+func RecordedModel(dir string) (was RunEvent, answered int, err error) {
+	events, _, err := ReadRecord(dir)
+	if err != nil {
+		return RunEvent{}, 0, err
+	}
+	l, err := readLedger(events)
+	if err != nil {
+		return RunEvent{}, 0, err
+	}
+	answered = len(l.steps)
+	if l.open != nil && l.open.response != nil {
+		answered++
+	}
+	return l.run, answered, nil
+}
+
+var errNoPrice = errors.New("a budget of money cannot be held: nobody knows what this model costs")
+
+// parsePolicy reads the policy of a record.
+func parsePolicy(source string) (*policy.Policy, error) {
+	p, err := policy.Parse([]byte(source))
+	if err != nil {
+		return nil, fmt.Errorf("the policy on record: %w", err)
+	}
+	return p, nil
+}
