@@ -50,8 +50,13 @@ type Execution struct {
 // StartExec starts a program in the sandbox with this id or name and gives it the request's stdin, then end of file. Ctx
 // bounds the start; what happens after it is bounded by the context given to Stream. The caller must Close the execution.
 func (s *Service) StartExec(ctx context.Context, ref string, req api.ExecRequest) (*Execution, error) {
+	return s.startFed(ctx, ref, req, false)
+}
+
+// startFed is StartExec. With whole nobody waits for the start.
+func (s *Service) startFed(ctx context.Context, ref string, req api.ExecRequest, whole bool) (*Execution, error) {
 	none := len(req.Stdin) == 0 && !req.TTY // then there is nothing to feed, and no pipe needed
-	x, err := s.start(ctx, ref, req, guest.ExecRequest{NoStdin: none})
+	x, err := s.start(ctx, ref, req, guest.ExecRequest{NoStdin: none, Whole: whole && none})
 	if err == nil && !none {
 		x.stdin.Go(x.feed)
 	}
@@ -223,7 +228,7 @@ func usageOf(e guest.ExecExit) api.Usage {
 
 // ExecBuffered runs a program to its end and keeps the beginning of what it writes.
 func (s *Service) ExecBuffered(ctx context.Context, ref string, req api.ExecRequest) (*api.ExecResult, error) {
-	x, err := s.StartExec(ctx, ref, req)
+	x, err := s.startFed(ctx, ref, req, true)
 	if err != nil {
 		return nil, err
 	}

@@ -58,6 +58,24 @@ func BenchmarkExec(b *testing.B) {
 	})
 }
 
+// BenchmarkWholeExec is BenchmarkExec where nobody waits for the start.
+func BenchmarkWholeExec(b *testing.B) {
+	programs(b, func(b *testing.B, bin string) {
+		b.Helper()
+		s := startInit(b)
+		median(b, func() {
+			e, err := s.Exec(b.Context(), ExecRequest{Argv: []string{bin}, Env: testEnv, NoStdin: true, Whole: true})
+			if err != nil {
+				b.Fatal(err)
+			}
+			if exit, err := e.Stream(b.Context(), func(string, []byte) error { return nil }); err != nil || exit.Code != 0 {
+				b.Fatalf("%+v, %v", exit, err)
+			}
+			_ = e.Close()
+		})
+	})
+}
+
 // BenchmarkForkExec starts the same program on the host and reads its output through pipes.
 func BenchmarkForkExec(b *testing.B) {
 	programs(b, func(b *testing.B, bin string) {

@@ -34,6 +34,12 @@
 // Its size is the host's to change (TIOCSWINSZ on the master). Strings that do not fit into a packet are in a memfd, the
 // last descriptor; the request says memfd.
 //
+// With whole the daemon does not wait for the start: init waits 3 ms for the end instead, and tells of a process that has ended by
+// then with one packet. Nobody waits for its output either, for it lies in the pipes.
+//
+//	── exec {…, whole} … ────────────────▶   looks the program up, forks, executes, waits a moment
+//	◀── exited {pid, code | signal, …} ───   the last packet; or else, 3 ms later, started, and all as above
+//
 // When the main process ends by itself, exited is sent at once and what it left behind goes on, in background, until the
 // sandbox ends. When the timeout ends, or the daemon says kill, everything that the exec has started is killed first, and
 // exited says that nothing is left. When the daemon closes the connection of a running exec, the same happens without a

@@ -17,7 +17,7 @@ import (
 // What the host takes for an answer is one; everything else is a refusal or a lost init; nothing stays open, and nobody waits.
 func FuzzHostAnswers(f *testing.F) {
 	for _, s := range []string{
-		"pong {}", "started {\"pid\":7}\nexited {\"code\":3,\"wall\":1,\"cpu\":1,\"maxrss\":1}", "started {\"pid\":7}", "opened {}", "created {}\ndone {}", "done {}",
+		"pong {}", "started {\"pid\":7}\nexited {\"code\":3,\"wall\":1,\"cpu\":1,\"maxrss\":1}", "started {\"pid\":7}", "exited {\"pid\":7,\"code\":3,\"wall\":1,\"cpu\":1,\"maxrss\":1}", "opened {}", "created {}\ndone {}", "done {}",
 		"info {\"size\":1,\"mode\":33188,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0}\x00", "error {\"stage\":\"open\",\"errno\":2}\x00/x",
 		"entries {\"list\":[{\"size\":1,\"mode\":33188,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0}]}\x00a/b\x00\nlisted {\"more\":true}", "entries {}\nentries {}",
 		"watching {}\nevents {\"list\":[{\"kind\":\"created\"}]}\x00a\x00\ndone {}", "watching {}\nevents {\"list\":[{\"kind\":\"moved\"}]}\x00a\x00../b",
@@ -95,13 +95,14 @@ func FuzzHostAnswers(f *testing.F) {
 		if judge("ping", client.Ping(ctx)) && string(data) != "pong {}" && !bytes.HasPrefix(data, []byte("pong ")) {
 			t.Errorf("%q is taken for a pong", data)
 		}
-		for _, tty := range []bool{false, true} {
-			e, err := client.Exec(ctx, ExecRequest{Argv: []string{"x"}, TTY: tty})
+		for _, r := range []ExecRequest{{}, {TTY: true}, {Whole: true}} {
+			r.Argv = []string{"x"}
+			e, err := client.Exec(ctx, r)
 			if !judge("exec", err) {
 				continue
 			}
-			if e.PID < 2 || tty {
-				t.Errorf("started as %d, with a terminal: %v", e.PID, tty) // none of what is given is one
+			if e.PID < 2 || r.TTY {
+				t.Errorf("started as %d, with a terminal: %v", e.PID, r.TTY) // none of what is given is one
 			}
 			x, err := e.Stream(ctx, func(string, []byte) error { return nil })
 			if judge("stream", err) && (x.Code < 0 || x.Code > 255 || x.Signal < 0 || x.Signal > 64 || x.Timeout || x.Wall < 0 || x.CPU < 0 || x.MaxRSS < 0) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -185,27 +186,41 @@ func (c *Client) connect(ctx context.Context, deadline time.Time, putOff func() 
 
 // request sends one request and receives the first answer, which must be of kind want or an error. On success the
 // connection is the caller's, without a deadline and no longer bound to ctx, and so are the descriptors, exactly nfds of them.
-func (c *Client) request(ctx context.Context, timeout time.Duration, req []byte, send []int, want kind, nfds int) (_ *conn, _ packet, _ []int, err error) {
-	if err := ctx.Err(); err != nil {
-		return nil, packet{}, nil, context.Cause(ctx)
+func (c *Client) request(ctx context.Context, timeout time.Duration, req []byte, send []int, want kind, nfds int) (*conn, packet, []int, error) {
+	fd, deadline, bounded, err := c.ask(ctx, timeout, req, send)
+	if err != nil {
+		return nil, packet{}, nil, err
 	}
-	deadline, bounded := ctx.Deadline() // then the caller's word counts, whatever became of the sandbox
+	return c.first(ctx, timeout, fd, deadline, bounded, nfds, want)
+}
+
+// ask connects and sends one request. The answer has to come by the deadline, which is ctx's own where that has one.
+func (c *Client) ask(ctx context.Context, timeout time.Duration, req []byte, send []int) (fd int, deadline time.Time, bounded bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return -1, time.Time{}, false, context.Cause(ctx)
+	}
+	deadline, bounded = ctx.Deadline() // then the caller's word counts, whatever became of the sandbox
 	if !bounded {
 		deadline = time.Now().Add(timeout)
 	}
-	fd, err := c.connect(ctx, deadline, func() (time.Time, bool) {
+	fd, err = c.connect(ctx, deadline, func() (time.Time, bool) {
 		until, ok := c.putOff(timeout)
 		return until, ok && !bounded
 	})
 	if err != nil {
-		return nil, packet{}, nil, lostUnless(ctx, "connect to init", err)
+		return -1, time.Time{}, false, lostUnless(ctx, "connect to init", err)
 	}
 	// Sent before the runtime's poller hears of the socket: init can begin meanwhile, and the poller would wake a thread
 	// only to learn that an empty socket can be written to. The buffer of a new connection takes any packet.
 	if err := sendTo(fd, req, send); err != nil {
 		_ = unix.Close(fd)
-		return nil, packet{}, nil, lostUnless(ctx, "ask init", err)
+		return -1, time.Time{}, false, lostUnless(ctx, "ask init", err)
 	}
+	return fd, deadline, bounded, nil
+}
+
+// first takes over the socket of a request and receives the first answer.
+func (c *Client) first(ctx context.Context, timeout time.Duration, fd int, deadline time.Time, bounded bool, nfds int, want ...kind) (_ *conn, _ packet, _ []int, err error) {
 	conn, err := newConn(fd)
 	if err != nil {
 		return nil, packet{}, nil, err
@@ -232,13 +247,8 @@ func (c *Client) request(ctx context.Context, timeout time.Duration, req []byte,
 	if err != nil {
 		return nil, packet{}, nil, lostUnless(ctx, "await init's answer", err)
 	}
-	switch {
-	case pkt.kind == kindError && len(fds) == 0:
-		return nil, packet{}, nil, refusal(pkt)
-	case pkt.kind != want:
-		return nil, packet{}, nil, fmt.Errorf("await init's answer: %w: %s instead of %s", ErrLost, strconv.Quote(pkt.kind), want)
-	case len(fds) != nfds:
-		return nil, packet{}, nil, fmt.Errorf("await init's answer: %w: %d descriptors instead of %d", ErrLost, len(fds), nfds)
+	if err := expected(pkt, fds, nfds, want...); err != nil {
+		return nil, packet{}, nil, err
 	}
 	if !stop() {
 		// The context ended this very moment, and its function may set the deadline after we clear it.
@@ -248,6 +258,19 @@ func (c *Client) request(ctx context.Context, timeout time.Duration, req []byte,
 		return nil, packet{}, nil, err
 	}
 	return conn, pkt, fds, nil
+}
+
+// expected checks a first answer: one of these kinds with so many descriptors, or a refusal, which is its error.
+func expected(pkt packet, fds []int, nfds int, want ...kind) error {
+	switch {
+	case pkt.kind == kindError && len(fds) == 0:
+		return refusal(pkt)
+	case !slices.Contains(want, pkt.kind):
+		return fmt.Errorf("await init's answer: %w: %s instead of %s", ErrLost, strconv.Quote(pkt.kind), want[0])
+	case len(fds) != nfds:
+		return fmt.Errorf("await init's answer: %w: %d descriptors instead of %d", ErrLost, len(fds), nfds)
+	}
+	return nil
 }
 
 // answer is recv for the host. A peer that closes with something unread makes the kernel report ECONNRESET once before

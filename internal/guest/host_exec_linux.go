@@ -42,6 +42,10 @@ type ExecRequest struct {
 	// Keep makes an exec that can be adopted: its exit stays in the connection's queue, where whoever holds the connection next
 	// finds it. Use [Exec.Spool] to take its output.
 	Keep bool
+
+	// Whole says that nobody waits for the start, only for the end: then init tells both at once of a program that ends soon, and
+	// nobody waits for its output, which is there. The start of another one is known some milliseconds late. Not with TTY or Keep.
+	Whole bool
 }
 
 // ExecExit is how a process ended and what it used. Init says so, the host has only checked that it can be true.
@@ -65,7 +69,7 @@ type Exec struct {
 	Stdin, Stdout, Stderr *os.File
 
 	client  *Client
-	conn    *conn
+	conn    *conn // nil of one that had ended when it was known
 	tty     bool
 	keep    bool
 	begun   time.Time
@@ -73,6 +77,8 @@ type Exec struct {
 
 	stopped chan struct{} // of a terminal: closed when nobody is to wait for it any more
 	stop    sync.Once
+
+	held [2][]byte // of an exec that had ended when it was known: all of stdout and stderr, which are nil
 
 	quit <-chan struct{} // ends the wait also while init is held; nil but for Spool
 	wait sync.Once
@@ -113,6 +119,8 @@ func (r *ExecRequest) check() error {
 		return &Error{Stage: StageCwd, Errno: unix.ENAMETOOLONG, Path: r.Cwd[:32] + "…"}
 	case len(r.Groups) > maxGroups:
 		return refuse(unix.EINVAL, strconv.Itoa(len(r.Groups))+" groups")
+	case r.Whole && (r.TTY || r.Keep):
+		return refuse(unix.EINVAL, "whole")
 	case r.Timeout < 0:
 		return refuse(unix.EINVAL, "timeout "+r.Timeout.String())
 	case len(r.Limits) > maxLimits:
@@ -139,7 +147,7 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 	strs = append(append(append(strs, cwd), r.Argv...), r.Env...)
 	msg := execRequest{
 		Args: len(r.Argv), UID: r.UID, GID: r.GID, Groups: r.Groups, TTY: r.TTY, Rows: r.Rows, Cols: r.Cols,
-		Timeout: int64(r.Timeout), MakeCwd: r.MakeCwd, Limits: r.Limits,
+		Timeout: int64(r.Timeout), MakeCwd: r.MakeCwd, Limits: r.Limits, Whole: r.Whole,
 	}
 	req, err := encode(kindExec, msg, strs...)
 	if err != nil {
@@ -147,9 +155,10 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 	}
 
 	e := &Exec{client: c, tty: r.TTY, keep: r.Keep, timeout: r.Timeout}
-	var give []int // the process's ends, ours until init has them
+	var give, take []int // the process's ends, ours until init has them; and the host's of its output, until they are files
 	defer func() {
 		closeAll(give)
+		closeAll(take)
 		if err != nil {
 			e.closeFiles()
 		}
@@ -157,7 +166,7 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 	want := 1
 	if !r.TTY {
 		want = 0
-		var in, out, errs int
+		var in int
 		switch {
 		case r.StdinFile != nil:
 			in, err = unix.FcntlInt(r.StdinFile.Fd(), unix.F_DUPFD_CLOEXEC, 0)
@@ -170,14 +179,18 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 			return nil, fmt.Errorf("make stdin: %w", err)
 		}
 		give = append(give, in)
-		if e.Stdout, out, err = pipeFrom("stdout"); err != nil {
-			return nil, err
+		for _, name := range []string{"stdout", "stderr"} {
+			var p [2]int
+			if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+				return nil, fmt.Errorf("make pipe for %s: %w", name, err)
+			}
+			take, give = append(take, p[0]), append(give, p[1])
 		}
-		give = append(give, out)
-		if e.Stderr, errs, err = pipeFrom("stderr"); err != nil {
-			return nil, err
+		if !r.Whole {
+			if err := e.files(&take); err != nil {
+				return nil, err
+			}
 		}
-		give = append(give, errs)
 	}
 	if len(req) > maxPacket {
 		msg.Memfd = true
@@ -192,14 +205,26 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 	}
 
 	e.begun = time.Now()
-	conn, pkt, fds, err := c.request(ctx, replyTimeout, req, give, kindStarted, want)
+	fd, deadline, bounded, err := c.ask(ctx, replyTimeout, req, give)
 	if err != nil {
 		return nil, fmt.Errorf("exec: %w", err)
 	}
-	e.conn = conn
+	var pkt packet
+	var fds []int
+	switch {
+	case !r.Whole:
+		e.conn, pkt, fds, err = c.first(ctx, replyTimeout, fd, deadline, bounded, want, kindStarted)
+	case soon(fd):
+		e.conn, pkt, err = wholeAnswer(fd)
+	default:
+		e.conn, pkt, fds, err = c.first(ctx, replyTimeout, fd, deadline, bounded, want, kindStarted, kindExited)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("exec: %w", err)
+	}
 	defer func() {
-		if err != nil {
-			_ = conn.close()
+		if err != nil && e.conn != nil {
+			_ = e.conn.close()
 		}
 	}()
 	if r.TTY {
@@ -208,16 +233,27 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 		}
 		e.Stdout, e.stopped = e.Stdin, make(chan struct{})
 	}
+	if pkt.kind == kindExited {
+		if err := e.whole(pkt, take); err != nil {
+			return nil, err
+		}
+		return e, nil
+	}
+	if r.Whole {
+		if err := e.files(&take); err != nil {
+			return nil, err
+		}
+	}
 	var a startedAnswer
 	if err := pkt.into(&a, 0); err != nil {
 		return nil, fmt.Errorf("exec: %w: %w", ErrLost, err)
 	}
-	if a.PID < 2 || a.PID > 1<<22 {
+	if a.PID < 2 || a.PID > maxPID {
 		return nil, fmt.Errorf("exec: %w: pid %d", ErrLost, a.PID)
 	}
 	e.PID = a.PID
 	if r.Timeout > 0 {
-		if err := conn.f.SetReadDeadline(e.begun.Add(r.Timeout + exitGrace)); err != nil {
+		if err := e.conn.f.SetReadDeadline(e.begun.Add(r.Timeout + exitGrace)); err != nil {
 			return nil, err
 		}
 	}
@@ -233,13 +269,100 @@ func pipeTo(name string) (host *os.File, child int, err error) {
 	return hostEnd(p[1], p[0], name)
 }
 
-// pipeFrom makes a pipe of which the host reads one end.
-func pipeFrom(name string) (host *os.File, child int, err error) {
-	var p [2]int
-	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
-		return nil, -1, fmt.Errorf("make pipe for %s: %w", name, err)
+// files makes files of the host's ends of stdout and stderr, if there are any, and takes them.
+func (e *Exec) files(take *[]int) error {
+	fds := *take
+	*take = nil
+	for i, to := range []**os.File{&e.Stdout, &e.Stderr}[:len(fds)] {
+		var err error
+		if *to, _, err = hostEnd(fds[i], -1, [...]string{"stdout", "stderr"}[i]); err != nil {
+			closeAll(fds[i+1:])
+			return err
+		}
 	}
-	return hostEnd(p[0], p[1], name)
+	return nil
+}
+
+// soon waits a little longer than init does for an exec whose start nobody waits for, and says whether init has answered. It
+// holds a thread meanwhile, which costs less than to have the runtime's poller watch a socket for one packet.
+func soon(fd int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int((wholeFor + 2*time.Millisecond).Milliseconds())) //nolint:gosec // descriptors are small
+	return err == nil && n > 0
+}
+
+// wholeAnswer takes over the socket of such an exec and receives the answer that it has.
+func wholeAnswer(fd int) (*conn, packet, error) {
+	pkt, fds, err := recvFrom(fd, 0)
+	if errors.Is(err, unix.ECONNRESET) { // see answer
+		pkt, fds, err = recvFrom(fd, 0)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, packet{}, lost("await init's answer", err)
+	}
+	if err := expected(pkt, fds, 0, kindStarted, kindExited); err != nil {
+		closeAll(append(fds, fd))
+		return nil, packet{}, err
+	}
+	if pkt.kind == kindExited {
+		_ = unix.Close(fd)
+		return nil, pkt, nil
+	}
+	c, err := newConn(fd)
+	return c, pkt, err
+}
+
+// whole is for an exec of which init has told the end before the start: what it has written lies in the pipes.
+func (e *Exec) whole(pkt packet, pipes []int) error {
+	if e.conn != nil {
+		_ = e.conn.close()
+		e.conn = nil
+	}
+	var a exitedAnswer
+	if err := pkt.into(&a, 0); err != nil {
+		return fmt.Errorf("exec: %w: %w", ErrLost, err)
+	}
+	if a.PID < 2 || a.PID > maxPID {
+		return fmt.Errorf("exec: %w: pid %d", ErrLost, a.PID)
+	}
+	x, ok := a.exit(e.timeout, time.Since(e.begun))
+	if !ok {
+		return fmt.Errorf("exec: %w: an exit that cannot be", ErrLost)
+	}
+	for i, fd := range pipes {
+		var err error
+		if e.held[i], err = readHeld(fd); err != nil {
+			return fmt.Errorf("exec: %w", err)
+		}
+	}
+	e.PID = a.PID
+	e.wait.Do(func() { e.exit = x })
+	return nil
+}
+
+// readHeld reads what a pipe holds at this moment. What a process left behind writes later is not waited for.
+func readHeld(fd int) ([]byte, error) {
+	left, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
+	if err != nil || left == 0 {
+		return nil, err
+	}
+	// A process can open its end for reading too (/proc/self/fd/1), and so take away what we would then wait for.
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return nil, err
+	}
+	held := make([]byte, left)
+	for n := 0; n < left; {
+		m, err := unix.Read(fd, held[n:])
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN), err == nil && m == 0:
+			return held[:n], nil
+		case err != nil:
+			return nil, fmt.Errorf("read what a pipe holds: %w", err)
+		}
+		n += max(m, 0)
+	}
+	return held, nil
 }
 
 // hostEnd makes ours a file of the runtime's poller. Each end of a pipe has its own flags, so the process cannot make
@@ -292,6 +415,9 @@ func terminal(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "tty"), nil
 }
 
+// maxPID is the kernel's PID_MAX_LIMIT.
+const maxPID = 1 << 22
+
 // Wait returns when the process has exited, or with [ErrLost] when init has not said so some seconds after it must have: after
 // the request's timeout or a Kill. It may be called more than once, also from several goroutines.
 func (e *Exec) Wait() (ExecExit, error) {
@@ -323,7 +449,7 @@ func (e *Exec) await() (ExecExit, error) {
 		return ExecExit{}, fmt.Errorf("await the process's exit: %w: %w", ErrLost, err)
 	}
 	x, ok := a.exit(e.timeout, time.Since(e.begun))
-	if !ok {
+	if !ok || a.PID != 0 { // which started has told
 		return ExecExit{}, fmt.Errorf("await the process's exit: %w: an exit that cannot be", ErrLost)
 	}
 	return x, nil
@@ -363,7 +489,7 @@ func (e *Exec) Signal(sig syscall.Signal, all bool) error {
 // Kill ends everything that the exec has started, however far it has gone from its parent. Wait then tells the exit; if
 // init does not get it done within some seconds, Wait returns [ErrLost].
 func (e *Exec) Kill() error {
-	if err := e.tell("kill", kindKill, none{}); err != nil {
+	if err := e.tell("kill", kindKill, none{}); err != nil || e.conn == nil {
 		return err
 	}
 	err := e.conn.closedErr(e.conn.f.SetReadDeadline(time.Now().Add(exitGrace)))
@@ -374,6 +500,9 @@ func (e *Exec) Kill() error {
 }
 
 func (e *Exec) tell(doing string, k kind, msg any) error {
+	if e.conn == nil {
+		return nil
+	}
 	p, err := encode(k, msg)
 	if err != nil {
 		return err
@@ -426,7 +555,9 @@ func (e *Exec) Resize(rows, cols uint16) error {
 // started; Wait and Stream return.
 func (e *Exec) Close() error {
 	e.closed.Do(func() {
-		_ = e.conn.close()
+		if e.conn != nil {
+			_ = e.conn.close()
+		}
 		e.closeFiles()
 	})
 	return nil
@@ -552,6 +683,9 @@ func (e *Exec) Stream(ctx context.Context, onOut func(stream string, p []byte) e
 			}
 		})
 	}
+	if e.Stdout == nil {
+		return e.streamHeld(ctx, onOut)
+	}
 	start("stdout", e.Stdout)
 	if e.Stderr != nil {
 		start("stderr", e.Stderr)
@@ -573,6 +707,21 @@ func (e *Exec) Stream(ctx context.Context, onOut func(stream string, p []byte) e
 		return ExecExit{}, context.Cause(ctx)
 	}
 	return exit, err
+}
+
+// streamHeld is Stream for an exec that has ended when it was known.
+func (e *Exec) streamHeld(ctx context.Context, onOut func(stream string, p []byte) error) (ExecExit, error) {
+	for i, stream := range []string{"stdout", "stderr"} {
+		if err := ctx.Err(); err != nil {
+			return ExecExit{}, context.Cause(ctx)
+		}
+		if p := e.held[i]; len(p) > 0 {
+			if err := onOut(stream, p); err != nil {
+				return ExecExit{}, err
+			}
+		}
+	}
+	return e.Wait()
 }
 
 // stopReading wakes the readers; they take what lies in the pipes and end.

@@ -144,6 +144,15 @@ func TestHostileInit(t *testing.T) {
 		_, err = e.Wait()
 		return err
 	}
+	whole := func(ctx context.Context, c *Client) error {
+		e, err := c.Exec(ctx, ExecRequest{Argv: []string{"x"}, NoStdin: true, Whole: true})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = e.Close() }()
+		_, err = e.Stream(ctx, func(string, []byte) error { return nil })
+		return err
+	}
 	killed := func(ctx context.Context, c *Client) error {
 		e, err := c.Exec(ctx, ExecRequest{Argv: []string{"x"}})
 		if err != nil {
@@ -312,6 +321,18 @@ func TestHostileInit(t *testing.T) {
 		{"years of wall", exited(`exited {"wall":99999999999999999,"cpu":1,"maxrss":1}`), exec, ErrLost},
 		{"negative cpu", exited(`exited {"wall":1,"cpu":-1,"maxrss":1}`), exec, ErrLost},
 		{"huge memory", exited(`exited {"wall":1,"cpu":1,"maxrss":9223372036854775807}`), exec, ErrLost},
+		{"exit with a pid", exited(`exited {"pid":7,"wall":1,"cpu":1,"maxrss":1}`), exec, ErrLost},
+		{"exit before a start that is waited for", raw(`exited {"pid":7,"wall":1,"cpu":1,"maxrss":1}`), exec, ErrLost},
+		{"whole without a pid", raw(`exited {"wall":1,"cpu":1,"maxrss":1}`), whole, ErrLost},
+		{"whole with pid 1", raw(`exited {"pid":1,"wall":1,"cpu":1,"maxrss":1}`), whole, ErrLost},
+		{"whole with a huge pid", raw(`exited {"pid":4194305,"wall":1,"cpu":1,"maxrss":1}`), whole, ErrLost},
+		{"whole with code 256", raw(`exited {"pid":7,"code":256,"wall":1,"cpu":1,"maxrss":1}`), whole, ErrLost},
+		{"whole with years of wall", raw(`exited {"pid":7,"wall":99999999999999999,"cpu":1,"maxrss":1}`), whole, ErrLost},
+		{"whole with a descriptor", raw(`exited {"pid":7,"wall":1,"cpu":1,"maxrss":1}`, pipeFD), whole, ErrLost},
+		{"whole of another kind", raw(`done {}`), whole, ErrLost},
+		{"whole, then started twice", exited(started), whole, ErrLost},
+		{"proper whole", raw(`exited {"pid":7,"wall":1,"cpu":1,"maxrss":1}`), whole, nil},
+		{"proper whole in two", exited(`exited {"wall":1,"cpu":1,"maxrss":1}`), whole, nil},
 		{"proper exit", exited(`exited {"wall":1,"cpu":1,"maxrss":1}`), exec, nil},
 		{"no exit after the timeout", func(c *conn, _ packet, _ []int) { _ = c.send([]byte(started)); c.await() }, timed, ErrLost},
 		{"no exit after a kill", func(c *conn, _ packet, _ []int) { _ = c.send([]byte(started)); c.await() }, killed, ErrLost},

@@ -27,6 +27,8 @@ type process struct {
 
 	mu      sync.Mutex
 	started bool // the daemon has been told
+	whole   bool // it is told with the exit
+	pidfd   int  // of one that may end while init waits for it; -1: none
 	killing bool // somebody is killing the exec, and will tell its exit
 	exited  bool
 	timeout bool
@@ -36,11 +38,17 @@ type process struct {
 
 // exec serves an exec from its request to its exit. It owns fds.
 func (s *server) exec(c *conn, pkt packet, fds []int) error {
-	p, timeout, told, err := s.launch(c, pkt, fds)
+	p, r, told, err := s.launch(c, pkt, fds)
 	if err != nil {
 		return err
 	}
-	p.begin(s, timeout)
+	if r.Whole {
+		if s.ended(p, time.Duration(r.Timeout)) {
+			return nil // the daemon has it all
+		}
+		told = c.reply(kindStarted, startedAnswer{PID: p.pid})
+	}
+	p.begin(s, time.Duration(r.Timeout))
 	if told == nil {
 		s.control(p)
 	}
@@ -48,13 +56,12 @@ func (s *server) exec(c *conn, pkt packet, fds []int) error {
 	return nil
 }
 
-// launch starts the process and tells the daemon so. When it returns, init holds neither the process's descriptors nor
-// its terminal: they must end when the process does.
-func (s *server) launch(c *conn, pkt packet, fds []int) (_ *process, timeout time.Duration, told, err error) {
+// launch starts the process and tells the daemon so, if it waits for that. When it returns, init holds neither the process's
+// descriptors nor its terminal: they must end when the process does.
+func (s *server) launch(c *conn, pkt packet, fds []int) (_ *process, r execRequest, told, err error) {
 	defer func() { closeAll(fds) }()
-	var r execRequest
 	if err := pkt.into(&r, -1); err != nil {
-		return nil, 0, nil, fail(StageRequest, unix.EINVAL, pkt.kind)
+		return nil, r, nil, fail(StageRequest, unix.EINVAL, pkt.kind)
 	}
 	want := 3
 	if r.TTY {
@@ -64,23 +71,23 @@ func (s *server) launch(c *conn, pkt packet, fds []int) (_ *process, timeout tim
 		want++
 	}
 	if len(fds) != want {
-		return nil, 0, nil, fail(StageRequest, unix.EBADF, pkt.kind)
+		return nil, r, nil, fail(StageRequest, unix.EBADF, pkt.kind)
 	}
 	strs := pkt.strs
 	if r.Memfd {
 		if strs, err = readStrings(fds[want-1]); err != nil {
-			return nil, 0, nil, fail(StageRequest, err, pkt.kind)
+			return nil, r, nil, fail(StageRequest, err, pkt.kind)
 		}
 	}
-	if r.Args < 1 || len(strs) < 2 || r.Args > len(strs)-1 || strs[0] == "" || strs[0][0] != '/' || strs[1] == "" || r.Timeout < 0 {
-		return nil, 0, nil, fail(StageRequest, unix.EINVAL, pkt.kind)
+	if r.Args < 1 || len(strs) < 2 || r.Args > len(strs)-1 || strs[0] == "" || strs[0][0] != '/' || strs[1] == "" || r.Timeout < 0 || r.Whole && r.TTY {
+		return nil, r, nil, fail(StageRequest, unix.EINVAL, pkt.kind)
 	}
 	files := fds
 	var master []int
 	if r.TTY {
 		m, slave, err := openTTY(r.Rows, r.Cols, r.UID)
 		if err != nil {
-			return nil, 0, nil, fail(StageTTY, err, "/dev/ptmx")
+			return nil, r, nil, fail(StageTTY, err, "/dev/ptmx")
 		}
 		fds = append(fds, m, slave)
 		master = []int{m}
@@ -88,9 +95,12 @@ func (s *server) launch(c *conn, pkt packet, fds []int) (_ *process, timeout tim
 	}
 	p, err := s.start(c, &r, strs[0], strs[1:1+r.Args], strs[1+r.Args:], files)
 	if err != nil {
-		return nil, 0, nil, err
+		return nil, r, nil, err
 	}
-	return p, time.Duration(r.Timeout), c.reply(kindStarted, startedAnswer{PID: p.pid}, master...), nil
+	if !r.Whole {
+		told = c.reply(kindStarted, startedAnswer{PID: p.pid}, master...)
+	}
+	return p, r, told, nil
 }
 
 // control reads what the daemon says while the process runs, until it closes the connection.
@@ -131,6 +141,58 @@ func (p *process) begin(s *server, timeout time.Duration) {
 	}
 }
 
+// wholeFor is how long init waits for the end of a process whose start nobody waits for, before it tells that all the same: more
+// than small programs take, and less than whoever reads a large output notices.
+const wholeFor = 3 * time.Millisecond
+
+// ended waits a moment for a process that nobody else does anything about yet, and tells its exit if it comes. What a small program
+// costs is above all that somebody is woken: here it is one thread, and the daemon once.
+func (s *server) ended(p *process, timeout time.Duration) bool {
+	if p.pidfd < 0 {
+		return false
+	}
+	defer func() { _ = unix.Close(p.pidfd) }()
+	wait := wholeFor
+	if timeout > 0 {
+		wait = min(wait, timeout)
+	}
+	for left := wait; left > 0; left = wait - time.Since(p.begun) {
+		ts := unix.NsecToTimespec(int64(left))
+		n, err := unix.Ppoll([]unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}, &ts, nil) //nolint:gosec // descriptors are small
+		if !errors.Is(err, unix.EINTR) && n <= 0 {
+			break
+		}
+		if n > 0 {
+			for s.reapOne() {
+			}
+			break
+		}
+	}
+	s.mu.Lock()
+	s.quick--
+	if !s.alone() {
+		s.wake() // for the process, or for what it has left behind
+	}
+	s.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.exited {
+		p.whole = false
+	}
+	return p.exited
+}
+
+// alone tells whether init has no child. The caller holds mu.
+func (s *server) alone() bool {
+	return errors.Is(unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG|unix.WALL, nil), unix.ECHILD)
+}
+
+// wake tells the reaper that there is a child. The caller holds mu.
+func (s *server) wake() {
+	s.begun++
+	s.forked.Signal()
+}
+
 // finish is called by the reaper.
 func (p *process) finish(ws unix.WaitStatus, ru *unix.Rusage) {
 	p.mu.Lock()
@@ -149,7 +211,7 @@ func (p *process) finish(ws unix.WaitStatus, ru *unix.Rusage) {
 	if p.timer != nil {
 		p.timer.Stop()
 	}
-	if p.started && !p.killing {
+	if (p.started || p.whole) && !p.killing {
 		p.tell()
 	}
 	close(p.done)
@@ -158,6 +220,9 @@ func (p *process) finish(ws unix.WaitStatus, ru *unix.Rusage) {
 // tell sends the exit and lets go of the namespace. The caller holds mu, or is the only one left.
 func (p *process) tell() {
 	p.exit.Timeout = p.timeout
+	if p.whole {
+		p.exit.PID = p.pid
+	}
 	if pkt, err := encode(kindExited, p.exit); err == nil {
 		_ = p.conn.sendNow(pkt) // the daemon may be gone
 	}
@@ -310,7 +375,7 @@ func (s *server) start(c *conn, r *execRequest, cwd string, argv, env []string, 
 	// As execvp(3): what cannot be executed here may be there, and the refusal outweighs the absence.
 	failure := none
 	for _, path := range paths {
-		p, err := s.forkLimited(c, path, argv, attr, r.Limits)
+		p, err := s.forkLimited(c, path, argv, attr, r)
 		if err == nil {
 			return p, nil
 		}
@@ -430,12 +495,20 @@ func forkExec(path string, argv []string, attr *syscall.ProcAttr) (int, error) {
 	return syscall.ForkExec(path, argv, attr) //nolint:gosec // to run what the daemon asks for is the purpose
 }
 
-// fork starts path and enters it into the table.
-func (s *server) fork(c *conn, path string, argv []string, attr *syscall.ProcAttr) (*process, error) {
-	p := &process{conn: c, uts: -1, done: make(chan struct{})}
+// maxQuick is how many processes are waited for at a time by those who serve them.
+const maxQuick = 2
+
+// fork starts path and enters it into the table. Of a whole one, if it can be that, the caller must call [server.ended].
+func (s *server) fork(c *conn, path string, argv []string, attr *syscall.ProcAttr, whole bool) (*process, error) {
+	p := &process{conn: c, uts: -1, pidfd: -1, done: make(chan struct{})}
 	err := func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		// Whoever waits takes a thread, of which there are few (spareThreads).
+		attr.Sys.PidFD = nil
+		if p.whole = whole && s.quick < maxQuick; p.whole {
+			attr.Sys.PidFD = &p.pidfd
+		}
 		p.begun = time.Now()
 		pid, err := forkExec(path, argv, attr)
 		if err != nil {
@@ -443,10 +516,19 @@ func (s *server) fork(c *conn, path string, argv []string, attr *syscall.ProcAtt
 		}
 		p.pid = pid
 		s.procs[pid] = p
-		s.begun++
-		s.forked.Signal()
+		if p.whole {
+			s.quick++
+		} else {
+			s.wake()
+		}
 		// Under the lock, so that the process may have ended but is still there.
 		p.uts, p.mark, err = s.utsOf(pid)
+		if err != nil && p.whole {
+			p.whole = false
+			_ = unix.Close(p.pidfd)
+			s.quick--
+			s.wake()
+		}
 		return err
 	}()
 	switch {

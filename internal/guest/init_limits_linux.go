@@ -118,9 +118,9 @@ func lowering(limits []Rlimit) error {
 }
 
 // forkLimited is fork with limits, if there are any.
-func (s *server) forkLimited(c *conn, path string, argv []string, attr *syscall.ProcAttr, limits []Rlimit) (*process, error) {
-	if len(limits) == 0 {
-		return s.fork(c, path, argv, attr)
+func (s *server) forkLimited(c *conn, path string, argv []string, attr *syscall.ProcAttr, r *execRequest) (*process, error) {
+	if len(r.Limits) == 0 {
+		return s.fork(c, path, argv, attr, r.Whole)
 	}
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
@@ -136,7 +136,7 @@ func (s *server) forkLimited(c *conn, path string, argv []string, attr *syscall.
 	a := *attr
 	a.Env = nil
 	a.Files = append(append([]uintptr{}, attr.Files...), uintptr(pipe[1]))
-	p, err := s.fork(c, "/proc/self/exe", shimArgs(limits, path, argv, attr.Env), &a)
+	p, err := s.fork(c, "/proc/self/exe", shimArgs(r.Limits, path, argv, attr.Env), &a, false)
 	_ = unix.Close(pipe[1])
 	if err != nil {
 		return nil, err

@@ -42,6 +42,7 @@ type server struct {
 	procs  map[int]*process // the execs' main processes that have not been waited for
 	forked *sync.Cond       // a child exists
 	begun  int              // counts forks
+	quick  int              // processes that somebody waits for in [server.ended]
 }
 
 // requestTimeout is for the first packet of a connection.

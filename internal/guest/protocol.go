@@ -108,6 +108,8 @@ type execRequest struct {
 	MakeCwd bool  `json:"make_cwd,omitempty"` // what is missing of cwd is made, and belongs to the user
 	// Limits are set before the program is executed.
 	Limits []Rlimit `json:"limits,omitempty"`
+	// Whole says that nobody waits for started: it may come a little later, and not at all before an exited that has the pid.
+	Whole bool `json:"whole,omitempty"`
 	// Memfd says that the strings do not follow: the last descriptor holds them.
 	Memfd bool `json:"memfd,omitempty"`
 }
@@ -184,6 +186,7 @@ type startedAnswer struct {
 }
 
 type exitedAnswer struct {
+	PID     int   `json:"pid,omitempty"` // where started was not sent, and only there
 	Code    int   `json:"code,omitempty"`
 	Signal  int   `json:"signal,omitempty"`
 	Timeout bool  `json:"timeout,omitempty"`

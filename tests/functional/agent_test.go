@@ -182,6 +182,7 @@ func TestRecordedRunCanBeReplayed(t *testing.T) {
 // A model that fails ends the run with one clear error; what was done is kept, and the sandbox is gone.
 func TestAgentWithABadModel(t *testing.T) {
 	work := llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("mkdir -p /testbed/output; echo kept >/testbed/output/answer.txt")}}
+	d := start(t)
 	for _, test := range []struct {
 		name  string
 		turns []llmtest.Turn
@@ -195,7 +196,6 @@ func TestAgentWithABadModel(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			model := llmtest.Start(t, test.turns...)
-			d := start(t)
 			got, dir := agentRun(t, d, append([]string{"--query", "q", "--llm_name", "m", "--llm_base_url", model.URL}, test.args...)...)
 			if got.Code == 0 || !strings.Contains(got.Stderr, test.says) {
 				t.Errorf("the run ended with %+v", got)
@@ -212,7 +212,6 @@ func TestAgentWithABadModel(t *testing.T) {
 		})
 	}
 	t.Run("is not there", func(t *testing.T) {
-		d := start(t)
 		got, _ := agentRun(t, d, "--query", "q", "--llm_name", "m", "--llm_base_url", "http://127.0.0.1:1/v1", "--llm_retries", "0")
 		if got.Code == 0 || !strings.Contains(got.Stderr, "127.0.0.1:1") {
 			t.Errorf("the run ended with %+v", got)

@@ -52,11 +52,11 @@ func TestCommit(t *testing.T) {
 		t.Errorf("before anything was done: %q", got)
 	}
 	s.Sh(t, `umask 022; mkdir -p /data/sub /opt && echo hello > /data/sub/f && ln /data/sub/f /data/hard && ln -s /says /data/link && rm /says
-		dd if=/dev/zero of=/data/large bs=1M count=3 2>/dev/null; truncate -s 300M /data/sparse; mkfifo /data/fifo
+		dd if=/dev/zero of=/data/large bs=1M count=3 2>/dev/null; truncate -s 30M /data/sparse; mkfifo /data/fifo
 		chmod 4750 /data/hard; chmod 0 /data/large; touch /data/.wh.bin; echo new > /opt/new`)
 	want := []string{
 		"deleted file /says 4", "added directory /data 0", "added fifo /data/fifo 0", "added file /data/hard 6", "added file /data/large 3145728",
-		"added symlink /data/link 0", "added file /data/sparse 314572800", "added directory /data/sub 0", "added file /data/sub/f 6",
+		"added symlink /data/link 0", "added file /data/sparse 31457280", "added directory /data/sub 0", "added file /data/sub/f 6",
 		"added directory /opt 0", "added file /opt/new 4",
 	}
 	if diff := cmp.Diff(want, diffOf(t, d, s.Name)); diff != "" {

@@ -773,6 +773,7 @@ func TestMirror(t *testing.T) {
 
 // A registry that breaks off in the middle of a layer is asked for the rest only; one that wants patience gets it.
 func TestStubbornRegistry(t *testing.T) {
+	t.Parallel() // it mostly waits
 	d := start(t)
 	var cut, ranges, busy atomic.Int64
 	lie := func(honest http.Handler) http.Handler {

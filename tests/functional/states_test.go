@@ -98,6 +98,7 @@ func TestLostAndExpiredSandboxesAreStartedAgain(t *testing.T) {
 // Whatever may wait for a signal that ends it stops in milliseconds, shells that ignore SIGTERM too; who tidies up gets the
 // time, and who will not end is killed after it.
 func TestStopEndsThingsTheWayTheyWant(t *testing.T) {
+	t.Parallel() // it mostly waits
 	d := start(t)
 	interactive := func(argv ...string) api.ExecRequest { return api.ExecRequest{Argv: argv, TTY: true} }
 	for name, test := range map[string]struct {

@@ -22,6 +22,7 @@ sleep 600
 
 // An exec's timeout ends everything that it started, and only that.
 func TestExecTimeoutKillsEverythingTheExecStarted(t *testing.T) {
+	t.Parallel() // it mostly waits
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, "nohup setsid sleep 777 >/dev/null 2>&1 &") // of another exec: must live on
@@ -73,6 +74,7 @@ func TestExecOfAClientThatLeavesIsKilled(t *testing.T) {
 }
 
 func TestDeadlineStopsTheSandbox(t *testing.T) {
+	t.Parallel() // it mostly waits
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{Timeout: testenv.Patience(3 * time.Second).Seconds()})
 	s.Sh(t, "nohup setsid sleep 600 >/dev/null 2>&1 &")
@@ -91,6 +93,7 @@ func TestDeadlineStopsTheSandbox(t *testing.T) {
 
 // The deadline holds without a daemon too: nothing is orphaned because its keeper died.
 func TestDeadlineHoldsWhileNoDaemonRuns(t *testing.T) {
+	t.Parallel() // it mostly waits
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{Timeout: testenv.Patience(4 * time.Second).Seconds()})
 	pids := s.Processes(t)
@@ -103,6 +106,7 @@ func TestDeadlineHoldsWhileNoDaemonRuns(t *testing.T) {
 }
 
 func TestIdleTimeoutStopsTheSandbox(t *testing.T) {
+	t.Parallel() // it mostly waits
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{IdleTimeout: 2})
 	// An exec that runs keeps it alive, longer than the timeout.

@@ -428,18 +428,18 @@ func TestFilesCommand(t *testing.T) {
 func TestListOfManyFiles(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
-	s.Sh(t, "mkdir /tmp/many && cd /tmp/many && seq -f %06g 1 12000 | xargs touch")
+	s.Sh(t, "mkdir /dev/shm/many && cd /dev/shm/many && seq -f %06g 1 12000 | xargs touch")
 	c := clientOf(t, d)
-	list, err := c.ListFiles(t.Context(), s.ID, "/tmp/many", 1)
+	list, err := c.ListFiles(t.Context(), s.ID, "/dev/shm/many", 1)
 	if err != nil || len(list.Entries) != 10000 || !list.More {
 		t.Fatalf("%d entries, %v", len(list.Entries), err)
 	}
 	n := 0
-	if more, err := c.ListEachFile(t.Context(), s.ID, "/tmp/many", 1, func(api.FileEntry) error { n++; return nil }); err != nil || more || n != 12000 {
+	if more, err := c.ListEachFile(t.Context(), s.ID, "/dev/shm/many", 1, func(api.FileEntry) error { n++; return nil }); err != nil || more || n != 12000 {
 		t.Errorf("%d entries, %v, %v", n, more, err)
 	}
 	var few api.FileList
-	if err := d.Call(t.Context(), "GET", fmt.Sprintf("/v1/sandboxes/%s/list?path=%s&limit=5", s.ID, url.QueryEscape("/tmp/many")), nil, &few); err != nil || len(few.Entries) != 5 || !few.More {
+	if err := d.Call(t.Context(), "GET", fmt.Sprintf("/v1/sandboxes/%s/list?path=%s&limit=5", s.ID, url.QueryEscape("/dev/shm/many")), nil, &few); err != nil || len(few.Entries) != 5 || !few.More {
 		t.Errorf("%+v, %v", few, err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -32,14 +33,20 @@ type testBed struct {
 	lanes    []*lane
 	program  string
 	machines string // as testbed -machines takes them
+	tests    string // directory of the test binaries that are compiled ahead
 	cancel   context.CancelFunc
 	prepared chan struct{} // closed when the image is made, or err says why not
 	err      error
+	ahead    sync.WaitGroup // compiles, one at a time
+	one      slots
 }
 
 // startBed begins to make the image, beside the native lanes: what it waits for is the network.
 func startBed(ctx context.Context, o options) (*testBed, error) {
-	b := &testBed{program: filepath.Join(o.workDir, "testbed"), machines: o.bed, prepared: make(chan struct{})}
+	b := &testBed{
+		program: filepath.Join(o.workDir, "testbed"), machines: o.bed, tests: filepath.Join(o.workDir, "bed-tests"), prepared: make(chan struct{}),
+		one: newSlots(1),
+	}
 	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", b.program, "./tests/testbed")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -73,10 +80,22 @@ func startBed(ctx context.Context, o options) (*testBed, error) {
 func (b *testBed) stop() {
 	b.cancel()
 	<-b.prepared
+	b.ahead.Wait()
+}
+
+// compileAhead compiles the tests of a package for the bed, beside the native lanes, where these have left some of it over.
+// What it could not compile is compiled when the bed's turn comes, which then says why not.
+func (b *testBed) compileAhead(ctx context.Context, results *results, pkg string) {
+	if pkg != limitsPackage && len(results.leftOver(pkg)) == 0 {
+		return
+	}
+	b.ahead.Go(func() {
+		b.one.with(func() { _ = lowly(ctx, b.program, "-compile", "-tests", b.tests, "-pkg", pkg).Run() })
+	})
 }
 
 func (b *testBed) command(ctx context.Context, machines, out string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, b.program, append([]string{"-machines", machines, "-short", briefly, "-out", out}, args...)...)
+	cmd := exec.CommandContext(ctx, b.program, append([]string{"-machines", machines, "-short", briefly, "-tests", b.tests, "-out", out}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it ends its machines
 	cmd.WaitDelay = time.Minute
 	return cmd
@@ -86,6 +105,7 @@ func (b *testBed) command(ctx context.Context, machines, out string, args ...str
 // fail, and machines that die, are results and no errors.
 func (b *testBed) run(ctx context.Context, o options, results *results) error {
 	<-b.prepared
+	b.ahead.Wait()
 	if b.err != nil {
 		return fmt.Errorf("its image could not be made, see above (BED=no leaves the bed out, and then nothing says that limits bite): %w", b.err)
 	}

@@ -32,6 +32,24 @@ func TestBedPlan(t *testing.T) {
 	}
 }
 
+// A package is settled, for the bed to compile its tests, when each lane of this machine has run it, and only then.
+func TestSettled(t *testing.T) {
+	lanes := []*lane{{Name: "root"}, {Name: "rootless"}, {Name: "other", Unavailable: "not here"}, {Name: fuzzLane}, {Name: "bed/x/dev", inBed: true}}
+	rs := newResults(lanes)
+	var settled []string
+	rs.settled = func(pkg string) { settled = append(settled, pkg) }
+	for _, step := range []struct {
+		lane int
+		pkg  string
+		want int
+	}{{0, "a", 0}, {3, "a", 0}, {4, "a", 0}, {0, "b", 0}, {1, "b", 1}, {1, "a", 2}, {4, "b", 2}} {
+		rs.add(lanes[step.lane], testresult.Package{Path: step.pkg, Tests: []testresult.Test{test("TestX", testresult.Pass)}})
+		if len(settled) != step.want {
+			t.Fatalf("after %s in %s there are settled %q", step.pkg, lanes[step.lane].Name, settled)
+		}
+	}
+}
+
 // What failed in the bed is tried once more, unless it is too much; only what then passed changes its outcome.
 func TestSecondTry(t *testing.T) {
 	const pkg = "github.com/sandboxd/sandboxd/tests/limits"

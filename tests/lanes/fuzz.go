@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -37,9 +36,9 @@ var fuzzed = []struct {
 	{"internal/launcher", []string{"FuzzLauncherServe", "FuzzLauncherAnswers"}, 20 * time.Second, "20x"},
 }
 
-// runFuzz runs the fuzz targets one after another, at the lowest priority beside the lanes of this machine, which mostly wait,
-// and as the ordinary user where there is one: what they find may write where it should not.
-func runFuzz(ctx context.Context, o options, l *lane, free slots, results *results) error {
+// runFuzz compiles and runs the fuzz targets one after another, at the lowest priority beside the lanes of this machine, which
+// mostly wait, and as the ordinary user where there is one: what they find may write where it should not.
+func runFuzz(ctx context.Context, o options, l *lane, results *results) error {
 	tree := filepath.Join(o.workDir, "tree-"+l.Name)
 	tmp := filepath.Join(o.workDir, l.Name+"-tmp")
 	if err := testtree.Copy(ctx, tree); err != nil {
@@ -54,12 +53,8 @@ func runFuzz(ctx context.Context, o options, l *lane, free slots, results *resul
 	for _, f := range fuzzed {
 		r := testresult.Package{Path: module + "/" + f.dir}
 		binary := filepath.Join(o.workDir, testresult.FileName(r.Path)+".fuzz")
-		var out []byte
-		free.with(func() {
-			compile := exec.CommandContext(ctx, "go", "test", "-c", "-buildvcs=false", "-p", strconv.Itoa(o.parallel), "-tags", testtree.Tags, "-fuzz", ".", "-o", binary, "./"+f.dir)
-			out, r.Err = compile.CombinedOutput()
-		})
-		if r.Output = string(out); r.Err == nil {
+		out, err := lowly(ctx, "go", "test", "-c", "-buildvcs=false", "-p", "1", "-tags", testtree.Tags, "-fuzz", ".", "-o", binary, "./"+f.dir).CombinedOutput()
+		if r.Output, r.Err = string(out), err; err == nil {
 			for _, target := range f.targets {
 				one := fuzz(ctx, l, r.Path, binary, filepath.Join(tree, f.dir), tmp, target, "-test.fuzztime", f.time.String(), "-test.fuzzminimizetime", f.minimize)
 				r.Tests, r.Elapsed = append(r.Tests, one.Tests...), r.Elapsed+one.Elapsed
@@ -71,6 +66,11 @@ func runFuzz(ctx context.Context, o options, l *lane, free slots, results *resul
 	return ctx.Err()
 }
 
+// lowly is a command at the lowest priority: it takes what the tests leave.
+func lowly(ctx context.Context, name string, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, "nice", append([]string{"-n", "19", name}, args...)...)
+}
+
 // failingInput is how the testing package says where it has put one.
 var failingInput = regexp.MustCompile(`Failing input written to (\S+)`)
 
@@ -80,10 +80,10 @@ var timeUp = regexp.MustCompile(`(?m)^--- FAIL: \w+ \([0-9.]+s\)\n    context de
 // fuzz runs one target. An input that fails is printed: it belongs into the package's testdata/fuzz.
 func fuzz(ctx context.Context, l *lane, path, binary, dir, tmp, target string, bounds ...string) testresult.Package {
 	args := []string{
-		"-n", "19", binary, "-test.v", "-test.run", "^$", "-test.paniconexit0", "-test.fuzz", "^" + target + "$", "-test.parallel", "1",
+		"-test.v", "-test.run", "^$", "-test.paniconexit0", "-test.fuzz", "^" + target + "$", "-test.parallel", "1",
 		"-test.fuzzcachedir", filepath.Join(tmp, target),
 	}
-	test := exec.CommandContext(ctx, "nice", append(args, bounds...)...)
+	test := lowly(ctx, binary, append(args, bounds...)...)
 	test.Dir = dir
 	test.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + tmp, "TMPDIR=" + tmp, "LANG=C.UTF-8"}
 	test.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: l.credential()}

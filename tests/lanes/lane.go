@@ -37,6 +37,9 @@ type lane struct {
 	again       []string // tests of the bed that passed only when they were run a second time
 }
 
+// native says that the lane runs all tests on this machine.
+func (l *lane) native() bool { return !l.inBed && l.Unavailable == "" && l.Name != fuzzLane }
+
 // account is the ordinary user of a lane.
 type account struct {
 	uid, gid uint32
@@ -198,7 +201,7 @@ func each(s slots, packages []*testPackage, f func(*testPackage)) {
 
 // runLane runs every binary in a copy of the tree that belongs to the lane's user: a clone below /root, say, is out of
 // an ordinary user's reach, and a test that writes beside its source must not write into ours. What drives whole daemons runs
-// one after another, yet beside those of another lane: they mostly wait.
+// one after another, yet beside all else and those of another lane: it mostly waits.
 func runLane(ctx context.Context, o options, l *lane, free slots, packages []*testPackage, results *results) error {
 	tree := filepath.Join(o.workDir, "tree-"+l.Name)
 	if err := testtree.Copy(ctx, tree); err != nil {
@@ -260,10 +263,14 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 		}
 	}
 	one := func(p *testPackage) { results.add(l, runPackage(ctx, o, l, p, tree, env)) }
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for _, p := range alone {
+			one(p)
+		}
+	})
 	each(free, beside, one)
-	for _, p := range alone {
-		free.with(func() { one(p) })
-	}
+	wg.Wait()
 	return ctx.Err()
 }
 

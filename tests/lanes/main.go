@@ -121,6 +121,9 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	fmt.Printf("compiled %d test binaries in %s\n", len(packages), time.Since(began).Round(time.Second))
 
 	results := newResults(lanes)
+	if bed != nil {
+		results.settled = func(pkg string) { bed.compileAhead(ctx, results, pkg) }
+	}
 	if err = runNative(ctx, o, lanes, packages, results); err == nil && bed != nil {
 		if err = bed.run(ctx, o, results); err != nil {
 			err = fmt.Errorf("test bed: %w", err) // what the native lanes did is told all the same
@@ -168,7 +171,7 @@ func (o options) provide(ctx context.Context) error {
 
 // runNative runs the lanes of this machine beside each other and writes what came of each.
 func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPackage, results *results) error {
-	free := newSlots(o.parallel)
+	free := newSlots(o.parallel - 1) // the tests that drive daemons, which have none, mostly wait
 	group, ctx := errgroup.WithContext(ctx)
 	for _, lane := range lanes {
 		switch {
@@ -182,7 +185,7 @@ func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPa
 		group.Go(func() error {
 			var err error
 			if lane.Name == fuzzLane {
-				err = runFuzz(ctx, o, lane, free, results)
+				err = runFuzz(ctx, o, lane, results)
 			} else {
 				err = runLane(ctx, o, lane, free, packages, results)
 			}

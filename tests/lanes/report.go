@@ -14,6 +14,8 @@ import (
 // results gathers every package's result in every lane. Its methods may be called from several goroutines.
 type results struct {
 	lanes []*lane
+	// settled, which may be nil, is called when every lane of this machine has run a package.
+	settled func(pkg string)
 
 	mu sync.Mutex
 	by map[string]map[string]testresult.Package // package -> lane -> result
@@ -24,6 +26,26 @@ func newResults(lanes []*lane) *results {
 }
 
 func (rs *results) add(l *lane, r testresult.Package) {
+	rs.keep(l, r)
+	if rs.settled != nil && l.native() && rs.ranNatively(r.Path) {
+		rs.settled(r.Path)
+	}
+}
+
+// ranNatively says that every lane of this machine has run a package.
+func (rs *results) ranNatively(pkg string) bool {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	for _, l := range rs.lanes {
+		if _, did := rs.by[pkg][l.Name]; l.native() && !did {
+			return false
+		}
+	}
+	return true
+}
+
+// keep adds a result and writes what came of it.
+func (rs *results) keep(l *lane, r testresult.Package) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	if rs.by[r.Path] == nil {

@@ -52,6 +52,8 @@ type options struct {
 	timeout  time.Duration // of the job
 	out      string        // directory for logs and results
 	bin      string        // directory of the built binaries
+	tests    string        // directory of test binaries that need not be compiled
+	compile  bool          // fill it and end
 	again    bool          // start a machine that died once more
 }
 
@@ -136,6 +138,8 @@ func main() {
 	flag.DurationVar(&o.timeout, "timeout", 15*time.Minute, "how long the job may take for each user, a minute at least")
 	flag.StringVar(&o.out, "out", "build/testbed", "`directory` for logs and results")
 	flag.StringVar(&o.bin, "bin", "bin", "`directory` of the built binaries")
+	flag.StringVar(&o.tests, "tests", "", "`directory` of test binaries that were compiled with -compile and are taken as they are")
+	flag.BoolVar(&o.compile, "compile", false, "compile the tests into the directory that -tests names, and end")
 	flag.Parse()
 	o.argv = flag.Args()
 	if len(o.machines) == 0 {
@@ -169,6 +173,10 @@ func run(ctx context.Context, o options) (code int, err error) {
 	}
 	if o.check {
 		return 0, nil
+	}
+	if o.compile {
+		err := o.compileAhead(ctx)
+		return codeOf(err), err
 	}
 	var wanted []string
 	for _, s := range o.machines {

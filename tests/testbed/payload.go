@@ -163,12 +163,8 @@ func compile(ctx context.Context, o options, p plan, dir string) (argv []string,
 	for _, b := range p {
 		name := testresult.FileName(b.path)
 		fmt.Fprintf(&lines, "%s\t%s\t%s\n", name, b.dir, b.run)
-		cmd := exec.CommandContext(ctx, "go", "test", "-c", "-buildvcs=false", "-p", strconv.Itoa(goruntime.NumCPU()), "-tags", testtree.Tags,
-			"-ldflags", `-linkmode external -extldflags "-static"`, "-o", filepath.Join(dir, "tests", name+".test"), b.path)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
-		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-		if err := cmd.Run(); err != nil {
-			return nil, fmt.Errorf("compile the tests of %s: %w", b.path, err)
+		if err := o.compileTests(ctx, b.path, filepath.Join(dir, "tests", name+".test")); err != nil {
+			return nil, err
 		}
 	}
 	if err := os.WriteFile(filepath.Join(dir, "plan"), []byte(lines.String()), 0o644); err != nil {
@@ -179,6 +175,42 @@ func compile(ctx context.Context, o options, p plan, dir string) (argv []string,
 	}
 	// A binary that takes too long says where it stands, before the job as a whole is ended.
 	return append([]string{"bash", "suite.sh"}, testresult.Flags(o.timeout-15*time.Second, "")...), nil
+}
+
+// compileTests makes the test binary of a package, or takes the one that lies in the directory that -tests names.
+func (o options) compileTests(ctx context.Context, path, binary string) error {
+	if err := os.MkdirAll(filepath.Dir(binary), 0o755); err != nil {
+		return err
+	}
+	if o.tests != "" {
+		if err := os.Link(filepath.Join(o.tests, filepath.Base(binary)), binary); err == nil {
+			return nil
+		}
+	}
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-buildvcs=false", "-p", strconv.Itoa(goruntime.NumCPU()), "-tags", testtree.Tags,
+		"-ldflags", `-linkmode external -extldflags "-static"`, "-o", binary, path)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("compile the tests of %s: %w", path, err)
+	}
+	return nil
+}
+
+// compileAhead fills the directory that -tests names with the tests of the plan.
+func (o options) compileAhead(ctx context.Context) error {
+	p, err := makePlan(ctx, o)
+	if err != nil {
+		return err
+	}
+	dir := o.tests
+	o.tests = ""
+	for _, b := range p {
+		if err := o.compileTests(ctx, b.path, filepath.Join(dir, testresult.FileName(b.path)+".test")); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // resultLimit bounds what a machine may give back.
