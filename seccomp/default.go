@@ -41,6 +41,9 @@ func Default() Filter {
 	return f
 }
 
+// Embedded are the filters that profiles are generated from. Profile "build" has the default's.
+func Embedded() []Filter { return []Filter{Default(), Hardened()} }
+
 func allowed() []Group {
 	return []Group{
 		{Reason: "files and directories", Calls: []string{

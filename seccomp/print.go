@@ -123,3 +123,15 @@ func condText(c specs.LinuxSeccompArg) string {
 		return fmt.Sprintf("arg%d %s %#x", c.Index, strings.TrimPrefix(string(c.Op), "SCMP_CMP_"), c.Value)
 	}
 }
+
+// Reachable are the names of the calls that a plan lets through, with some arguments at least, sorted.
+func Reachable(p *specs.LinuxSeccomp) []string {
+	var names []string
+	for _, rule := range p.Syscalls {
+		if rule.Action == specs.ActAllow {
+			names = append(names, rule.Names...)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}

@@ -145,32 +145,27 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	if err != nil {
 		return fmt.Errorf("ask the kernel for its seccomp: %w", err)
 	}
-	// Read once: a filter is some 28 KB of JSON. One that this kernel cannot hold is a reason not to start.
-	type loaded struct {
-		runtime.Profile
-		defaults api.Limits
+	// Read once: a filter is some 40 KB of JSON. One that this kernel cannot hold is a reason not to start.
+	profiles, err := ociprofiles.Open(o.Profiles, seccomp.Abilities{Actions: actions})
+	if err != nil {
+		return err
 	}
-	profiles := make(map[string]loaded)
-	for _, name := range ociprofiles.Names() {
-		p, err := ociprofiles.Load(name, seccomp.Abilities{Actions: actions})
-		if err != nil {
-			return err
+	shown, err := showProfiles(profiles)
+	if err != nil {
+		return err
+	}
+	pools := o.pools()
+	for _, p := range pools {
+		if _, err := profiles.Get(p.Profile); err != nil {
+			return usagef("--pool %s=%d,%s: %w", p.Image, p.Size, p.Profile, err)
 		}
-		limits, err := ociprofiles.Limits(name)
-		if err != nil {
-			return err
-		}
-		profiles[name] = loaded{p, limits}
 	}
 	d, err := daemon.New(ctx, daemon.Options{
 		Version: version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket, Lock: lock,
 		Engine: l, Images: images, Differ: l, Deposits: l,
 		Profile: func(name string) (runtime.Profile, api.Limits, error) {
-			p, ok := profiles[name]
-			if !ok {
-				return runtime.Profile{}, api.Limits{}, fmt.Errorf("%w; there are %s", ociprofiles.ErrUnknown, strings.Join(ociprofiles.Names(), ", "))
-			}
-			return p.Profile, p.defaults, nil
+			p, err := profiles.Get(name)
+			return p.Profile, p.Limits, err
 		},
 		LauncherInfo: func(ctx context.Context) (int, api.Enforced, error) {
 			info, err := l.Info(ctx)
@@ -181,7 +176,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 		},
 		Checks:    func(ctx context.Context) []api.Check { return doctor.Run(ctx, o.DataDir) },
 		EndEngine: end, IODevice: device,
-		Pools: o.pools(), Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit,
+		Pools: pools, Profiles: shown, Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit,
 		Log: log,
 	})
 	if err != nil {
@@ -195,8 +190,8 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 func (o *serveOptions) pools() []daemon.Pool {
 	var all []daemon.Pool
 	for _, p := range o.Pools {
-		img, size, _ := cutPool(p)
-		all = append(all, daemon.Pool{Image: img, Size: size})
+		pool, _ := parsePool(p)
+		all = append(all, pool)
 	}
 	return all
 }

@@ -79,7 +79,7 @@ it where none is running.
 		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
 		newAttach, newExecs, newKill, newTop,
 		newAgent,
-		newServe, newShutdown, newDoctor, newVersion,
+		newServe, newShutdown, newDoctor, newProfiles, newVersion,
 	} {
 		root.AddCommand(newCommand(d))
 	}

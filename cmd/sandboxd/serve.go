@@ -15,7 +15,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/sandboxd/sandboxd/internal/daemon"
 	"github.com/sandboxd/sandboxd/internal/dirs"
+	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 )
 
 // serveOptions are the daemon's. There are few on purpose: what differs from sandbox to sandbox belongs in the request
@@ -38,7 +40,9 @@ type serveOptions struct {
 	ImageLimit int64
 	// SnapshotLimit is how many bytes the files of all snapshots may have before the oldest are removed; 0: any number.
 	SnapshotLimit int64
-	// Pools say of which images, and how many, sandboxes are kept ready: IMAGE=N.
+	// Profiles is a directory of profiles beside the embedded ones; empty: there are no others.
+	Profiles string
+	// Pools say of which images, and how many, sandboxes are kept ready: IMAGE=N or IMAGE=N,PROFILE.
 	Pools []string
 	// How registries are spoken to that need something special.
 	Mirrors            []string // REGISTRY=MIRROR
@@ -85,7 +89,8 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.Mirrors, "registry-mirror", nil, "ask a mirror first: `REGISTRY=MIRROR`, such as docker.io=mirror.example:5000; repeatable")
 	f.StringArrayVar(&o.InsecureRegistries, "insecure-registry", nil, "allow plain HTTP and unverified certificates to this `registry`; repeatable")
 	f.StringArrayVar(&o.RegistryCAs, "registry-ca", nil, "trust the certificates in this PEM `file` for registries, beside the host's own; repeatable")
-	f.StringArrayVar(&o.Pools, "pool", nil, "keep N sandboxes of an image ready, so that creating one takes no time: `IMAGE=N`, such as host=4; repeatable")
+	f.StringArrayVar(&o.Pools, "pool", nil, "keep N sandboxes of an image ready, so that creating one takes no time: `IMAGE=N[,PROFILE]`, such as host=4; repeatable")
+	f.StringVar(&o.Profiles, "profiles", "", "`directory` of security profiles beside those that sandboxd brings along (default: none)")
 	f.DurationVar(&o.IdleExit, "idle-exit", 0, "end after this time without a sandbox and a request (default: never)")
 }
 
@@ -141,16 +146,24 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (s
 			return o, usagef("--require has an empty name")
 		}
 	}
-	seen := make(map[string]bool)
+	if o.Profiles != "" {
+		abs, err := filepath.Abs(o.Profiles)
+		if err != nil {
+			return o, fmt.Errorf("make %s absolute: %w", o.Profiles, err)
+		}
+		o.Profiles = abs
+	}
+	seen := make(map[daemon.Pool]bool)
 	for _, p := range o.Pools {
-		img, _, err := cutPool(p)
+		pool, err := parsePool(p)
 		if err != nil {
 			return o, err
 		}
-		if seen[img] {
-			return o, usagef("--pool names %s twice", img)
+		pool.Size = 0
+		if seen[pool] {
+			return o, usagef("--pool names %s twice with profile %s", pool.Image, pool.Profile)
 		}
-		seen[img] = true
+		seen[pool] = true
 	}
 	switch {
 	case o.DefaultTimeout <= 0:
@@ -166,14 +179,19 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (s
 // maxPool is the largest pool: what is parked has memory, and a thousand sandboxes are the most there can be.
 const maxPool = 100
 
-// cutPool reads IMAGE=N.
-func cutPool(s string) (img string, size int, err error) {
+// parsePool reads IMAGE=N or IMAGE=N,PROFILE.
+func parsePool(s string) (p daemon.Pool, err error) {
 	i := strings.LastIndexByte(s, '=')
 	if i > 0 {
-		size, err = strconv.Atoi(s[i+1:])
+		size, profile, named := strings.Cut(s[i+1:], ",")
+		p.Image, p.Profile = s[:i], profile
+		if !named {
+			p.Profile = ociprofiles.Default
+		}
+		p.Size, err = strconv.Atoi(size)
 	}
-	if i <= 0 || err != nil || size < 1 || size > maxPool {
-		return "", 0, usagef("--pool %q: want IMAGE=N with N from 1 to %d", s, maxPool)
+	if i <= 0 || err != nil || p.Size < 1 || p.Size > maxPool || p.Profile == "" {
+		return p, usagef("--pool %q: want IMAGE=N or IMAGE=N,PROFILE with N from 1 to %d", s, maxPool)
 	}
-	return s[:i], size, nil
+	return p, nil
 }

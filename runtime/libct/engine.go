@@ -316,7 +316,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	if err != nil {
 		return nil, fmt.Errorf("prepare rootfs: %w", err)
 	}
-	plan, err := memfile("rootfs", overlays)
+	plan, err := memfile("rootfs", planRoot(spec, p.config, overlays))
 	if err != nil {
 		return nil, err
 	}
@@ -391,6 +391,20 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	in.schedule(spec.Deadline)
 	e.mu.Unlock()
 	return &runtime.Started{ID: spec.ID, Enforced: p.enforced, Limits: spec.Limits, Deadline: spec.Deadline, Pidfd: out}, nil
+}
+
+// planRoot says what Init is to do to the root.
+func planRoot(spec *runtime.Spec, config *configs.Config, overlays []launcher.Overlay) *rootPlan {
+	plan := &rootPlan{Overlays: overlays, ReadOnly: spec.Profile.ReadOnlyRoot}
+	if plan.ReadOnly {
+		for _, m := range config.Mounts {
+			if m.Destination != "/dev" && !strings.HasPrefix(m.Destination, "/dev/") { // what is below is made on the fresh /dev
+				plan.Dirs = append(plan.Dirs, m.Destination)
+			}
+		}
+		plan.Dirs = append(plan.Dirs, "/dev")
+	}
+	return plan
 }
 
 // limit makes a sandbox's cgroup hold what to says; it has held from. A new one is limited before a process is in it.
