@@ -8,6 +8,7 @@ const (
 	errnoEPERM           = 1
 	errnoENOSYS          = 38
 	errnoEPROTONOSUPPORT = 93
+	errnoENOTSUP         = 95
 	errnoEAFNOSUPPORT    = 97
 
 	cloneNewNS     = 0x00020000

@@ -30,7 +30,7 @@ func hardenedAllowed() []Group {
 			"set_robust_list", "set_tid_address", "setpgid", "setsid", "tgkill", "times", "tkill", "wait4", "waitid",
 		}},
 		{Reason: "the init becomes the user of an exec; without a capability the others get nowhere with it", Calls: []string{
-			"capget", "capset", "setgid", "setgroups", "setuid",
+			"capget", "capset", "setgid", "setgroups", "setresgid", "setresuid", "setuid", // setres*: posix_spawn of make
 		}},
 		{Reason: "programs that restrict themselves further", Calls: []string{
 			"landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self", "seccomp",
@@ -64,6 +64,14 @@ func hardenedRefused() []Group {
 		Reason: "other processes are not looked into, not even one's own children",
 		Calls:  []string{"ptrace"},
 		Errno:  errnoEPERM,
+	}, {
+		// What copies files takes this for a file system without attributes; of ENOSYS Python makes an error.
+		Reason: "no extended attributes: a second store of data, read and written by much code of its own in each file system",
+		Calls: []string{
+			"fgetxattr", "flistxattr", "fremovexattr", "fsetxattr", "getxattr", "getxattrat", "lgetxattr", "listxattr", "listxattrat", "llistxattr",
+			"lremovexattr", "lsetxattr", "removexattr", "removexattrat", "setxattr", "setxattrat",
+		},
+		Errno: errnoENOTSUP,
 	}}
 }
 

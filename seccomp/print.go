@@ -29,6 +29,7 @@ func (v Verdict) String() string {
 
 var errnoNames = map[uint]string{
 	errnoEPERM: "EPERM", errnoENOSYS: "ENOSYS", errnoEPROTONOSUPPORT: "EPROTONOSUPPORT", errnoEAFNOSUPPORT: "EAFNOSUPPORT",
+	errnoENOTSUP: "ENOTSUP",
 }
 
 // Lookup says what a plan answers to a call with these arguments; those not given are 0. It reads the plan as libseccomp
