@@ -45,6 +45,11 @@ func Check(p *specs.LinuxSeccomp, arch string) error {
 			}
 		}
 	}
+	for _, name := range needed {
+		if !slices.Contains(open, name) {
+			return fmt.Errorf("%s is not allowed: the sandbox's init, which the filter holds too, needs it", name)
+		}
+	}
 	for _, call := range closed() {
 		if slices.ContainsFunc(p.Syscalls, call.allowedBy) {
 			return fmt.Errorf("%s%#x is allowed, which no profile does: %s", call.name, call.args, call.reason)
@@ -55,6 +60,12 @@ func Check(p *specs.LinuxSeccomp, arch string) error {
 
 func kills(a specs.LinuxSeccompAction) bool {
 	return a == specs.ActKill || a == specs.ActKillProcess || a == specs.ActKillThread
+}
+
+// needed are calls without which no init starts or starts anything, or confines what it starts.
+var needed = []string{
+	"accept4", "capset", "clone", "close_range", "execve", "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self",
+	"openat", "prctl", "recvmsg", "rt_sigaction", "sendmsg", "setgid", "setgroups", "setsid", "setuid", "waitid", "wait4",
 }
 
 type closedCall struct {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -32,8 +33,9 @@ var version = "unknown"
 
 // requirable are the names that --require knows, with what says that they are met.
 var requirable = map[string]func(e api.Enforced) bool{
-	"subids": func(e api.Enforced) bool { return e.IDs == "subordinate" },
-	"cgroup": func(e api.Enforced) bool { return e.Memory == "cgroup" && e.CPU == "cgroup" && e.Pids == "cgroup" },
+	"subids":   func(e api.Enforced) bool { return e.IDs == "subordinate" },
+	"landlock": func(e api.Enforced) bool { return e.Landlock > 0 },
+	"cgroup":   func(e api.Enforced) bool { return e.Memory == "cgroup" && e.CPU == "cgroup" && e.Pids == "cgroup" },
 }
 
 // undoTimeout bounds the end of a launcher that a daemon started which then could not start itself.
@@ -45,7 +47,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: o.LogLevel}))
 	for _, name := range o.Require {
 		if requirable[name] == nil {
-			return usagef("--require %q: want some of cgroup, subids", name)
+			return usagef("--require %q: want some of cgroup, landlock, subids", name)
 		}
 	}
 	registries, err := o.registries()
@@ -130,7 +132,8 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	}
 	for _, name := range o.Require {
 		if !requirable[name](info.Enforced) {
-			return fmt.Errorf("--require %s: this host does not give it: %s", name, strings.Join(info.Enforced.Missing, "; "))
+			why := append(slices.Clone(info.Enforced.Missing), "sandboxd doctor says more")
+			return fmt.Errorf("--require %s: this host does not give it: %s", name, strings.Join(why, "; "))
 		}
 	}
 

@@ -28,7 +28,7 @@ type serveOptions struct {
 	RuntimeDir string // absolute
 	Socket     string // absolute
 	LogLevel   slog.Level
-	// Require names what the host must be able to enforce ("cgroup", "subids"). The daemon refuses to start where one is
+	// Require names what the host must be able to enforce ("cgroup", "landlock", "subids"). The daemon refuses to start where one is
 	// missing, and where it does not know a name.
 	Require []string
 	// DefaultTimeout and DefaultIdleTimeout are for sandboxes that ask for none.
@@ -83,7 +83,7 @@ one on the same data directory adopts them. The log goes to stderr.`,
 func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.DataDir, "data-dir", "", "`directory` for images, sandboxes and state (default: $XDG_DATA_HOME/sandboxd; for root /var/lib/sandboxd)")
 	f.StringVar(&o.RuntimeDir, "runtime-dir", "", "`directory` for sockets (default: $XDG_RUNTIME_DIR/sandboxd; for root /run/sandboxd)")
-	f.StringSliceVar(&o.Require, "require", nil, "refuse to start where the host lacks one of these `layers`: cgroup,subids")
+	f.StringSliceVar(&o.Require, "require", nil, "refuse to start where the host lacks one of these `layers`: cgroup,landlock,subids")
 	f.DurationVar(&o.DefaultTimeout, "default-timeout", o.DefaultTimeout, "lifetime of a sandbox that asks for none")
 	f.DurationVar(&o.DefaultIdleTimeout, "default-idle-timeout", o.DefaultIdleTimeout, "idle timeout of a sandbox that asks for none")
 	f.StringArrayVar(&o.Mirrors, "registry-mirror", nil, "ask a mirror first: `REGISTRY=MIRROR`, such as docker.io=mirror.example:5000; repeatable")

@@ -53,7 +53,9 @@ func mounts() []Attack {
 			_, err := unix.OpenTree(unix.AT_FDCWD, "/", unix.OPEN_TREE_CLONE|unix.AT_RECURSIVE)
 			return err
 		}},
-		{"move-mount", Filter, func() error { return reached(unix.MoveMount(-1, "", unix.AT_FDCWD, "/tmp", unix.MOVE_MOUNT_F_EMPTY_PATH)) }},
+		{"move-mount", Filter, func() error {
+			return reached(unix.MoveMount(-1, "", unix.AT_FDCWD, "/tmp", unix.MOVE_MOUNT_F_EMPTY_PATH))
+		}},
 		{"mount-setattr", Filter, func() error {
 			return unix.MountSetattr(unix.AT_FDCWD, "/tmp", 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_NODEV})
 		}},

@@ -24,6 +24,7 @@ type Host struct {
 	Controllers []string      // those that its children have
 	Files       []string      // those that its children's cgroups have: not every kernel has all of a controller's
 	Nofile      uint64        // the launcher's hard RLIMIT_NOFILE: it cannot be exceeded
+	Landlock    int           // its version, where sandboxes can be held by it; 0: they cannot
 	Missing     []string      // what the defaults would like and the host does not give
 }
 

@@ -41,8 +41,8 @@ func testSpec() *runtime.Spec {
 
 func testHost() *Host {
 	return &Host{
-		IDs:    []idmap.Range{{Inside: 0, Outside: 1, Size: 65536}},
-		Cgroup: true, Controllers: []string{"cpu", "cpuset", "io", "memory", "pids"}, Nofile: 1 << 20,
+		IDs:      []idmap.Range{{Inside: 0, Outside: 1, Size: 65536}},
+		Landlock: 7, Cgroup: true, Controllers: []string{"cpu", "cpuset", "io", "memory", "pids"}, Nofile: 1 << 20,
 		Files: []string{
 			"cpu.max", "cpu.weight", "cpuset.cpus", "io.max", "memory.high", "memory.max", "memory.oom.group", "memory.swap.max", "pids.max",
 		},
@@ -77,8 +77,9 @@ func TestPlanIsTheGoldenOne(t *testing.T) {
 				Enforced api.Enforced
 				Cgroup   []cgroup.Setting
 				Root     *rootPlan
+				Init     []string
 				Config   any
-			}{enforced, settings(&spec.Limits, &spec.IODevice, host), planRoot(spec, config, nil), config}, "", "  ")
+			}{enforced, settings(&spec.Limits, &spec.IODevice, host), planRoot(spec, config, nil), confinement(spec, &enforced).InitArgs(), config}, "", "  ")
 			if err != nil {
 				t.Fatal(err)
 			}

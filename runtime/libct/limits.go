@@ -24,6 +24,7 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 
 		NonRoot:      spec.Profile.NonRoot,
 		ReadOnlyRoot: spec.Profile.ReadOnlyRoot,
+		Landlock:     host.Landlock,
 
 		Memory:  "none",
 		CPU:     "none",

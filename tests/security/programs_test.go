@@ -135,15 +135,10 @@ func TestRealProgramsRun(t *testing.T) {
 // fallbacks are calls that programs make where they can and do without where they cannot: each was seen in a trace of a program
 // that runs all the same in TestRealProgramsRun.
 var fallbacks = []string{
-	"clone3",                                                        // glibc: clone
-	"fgetxattr", "flistxattr", "fsetxattr", "getxattr", "lgetxattr", // cp, tar, ls: files without attributes
-	"listxattr", "llistxattr", "setxattr", "lsetxattr",
-	"get_mempolicy", "mbind", "set_mempolicy", // numpy's BLAS, the Java virtual machine: one node
-	"pkey_alloc", "pkey_free", "pkey_mprotect", // node's engine: no protection keys
-	"get_robust_list", "io_uring_setup", "io_uring_enter", "io_uring_register", // node: its pool of threads
-	"sched_setscheduler", "sched_setattr", "sched_getattr", "mlock", "mincore", "readahead", "splice", "sync_file_range", "syncfs", "setrlimit",
-	"personality", "getpriority", "setpriority", "getcpu", "getsid", "time", "utimes", "utime", "select",
-	"setreuid", "setregid", "setfsuid", "setfsgid", "process_vm_readv", "rt_sigqueueinfo", "timer_gettime", "timer_getoverrun",
+	"clone3",                                                                                                            // glibc: clone
+	"fgetxattr", "flistxattr", "fsetxattr", "getxattr", "lgetxattr", "listxattr", "llistxattr", "lsetxattr", "setxattr", // cp, tar, ls: no attributes
+	"get_mempolicy", "set_mempolicy", // numpy's BLAS, the Java virtual machine: one node
+	"pkey_alloc", // node's engine: no protection keys
 }
 
 // The recorder: what programs call, traced on the host, is what the profiles let through, or is known to be done without.
