@@ -25,7 +25,7 @@ func TestAttackReport(t *testing.T) {
 		return b.String()
 	}
 	if got := text(); !strings.Contains(got, "2 attacks, 1 of them work on this host without a sandbox and were stopped in it: everything held") ||
-		!strings.Contains(got, "held: EPERM   not tried") || !strings.Contains(got, "does not work here") || !strings.Contains(got, "no ids") {
+		!strings.Contains(got, "held: EPERM    not tried") || !strings.Contains(got, "does not work here") || !strings.Contains(got, "no ids") {
 		t.Error(got)
 	}
 	// One that worked is told whether or not its control did.
