@@ -70,8 +70,13 @@ func namespaces() []Attack {
 		name string
 		flag int
 	}{
-		{"user", unix.CLONE_NEWUSER}, {"mount", unix.CLONE_NEWNS}, {"net", unix.CLONE_NEWNET}, {"pid", unix.CLONE_NEWPID},
-		{"ipc", unix.CLONE_NEWIPC}, {"uts", unix.CLONE_NEWUTS}, {"cgroup", unix.CLONE_NEWCGROUP},
+		{"user", unix.CLONE_NEWUSER},
+		{"mount", unix.CLONE_NEWNS},
+		{"net", unix.CLONE_NEWNET},
+		{"pid", unix.CLONE_NEWPID},
+		{"ipc", unix.CLONE_NEWIPC},
+		{"uts", unix.CLONE_NEWUTS},
+		{"cgroup", unix.CLONE_NEWCGROUP},
 	} {
 		all = append(all, Attack{"clone-" + ns.name, Filter, func() error { return clone(uintptr(ns.flag)) }})
 		// A Go program has threads, and with them a user namespace cannot be left.

@@ -202,8 +202,6 @@ func writeCgroup() error {
 	return unix.Mount("cgroup2", "/tmp", "cgroup2", 0, "")
 }
 
-func socket(family, kind int) error { return socketProtocol(family, kind, 0) }
-
 func socketProtocol(family, kind, protocol int) error {
 	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {

@@ -3,6 +3,7 @@ package security
 import (
 	"encoding/json"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -79,8 +80,12 @@ func TestLandlockHolds(t *testing.T) {
 			t.Errorf("%s: a signal to init: %+v %s", s.Profile, got.Exit, got.Stderr)
 		}
 		// Two execs are forked one after the other, and are in one domain.
-		go func() { _, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", "echo $$ >/tmp/pid; exec sleep 1000"}}) }()
+		var sleeper sync.WaitGroup
+		sleeper.Go(func() {
+			_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", "echo $$ >/tmp/pid; exec sleep 1000"}, Timeout: 60})
+		})
 		s.Sh(t, "while ! test -s /tmp/pid; do :; done; kill $(cat /tmp/pid) && mkdir /tmp/d && echo x >/tmp/a && mv /tmp/a /tmp/d/ && ln /tmp/d/a /tmp/b && echo y >/dev/null")
+		sleeper.Wait()
 	}
 	// A domain forbids every change of mounts: the first of the layers of attacks "mount-…", which the filter answers before it.
 	if got := ordinary.Sh(t, "tr '\\0' ' ' </proc/1/cmdline"); !strings.HasPrefix(got, "/dev/sandboxd-init landlock=") {
