@@ -44,7 +44,7 @@ func Control(ctx context.Context, program, attack string) (worked bool, found st
 	}
 	var said []string
 	for _, t := range tries {
-		cmd := exec.CommandContext(ctx, program, mainArg, "control", attack) //nolint:gosec // G204: our own program
+		cmd := exec.CommandContext(ctx, program, mainArg, "control", attack)
 		cmd.SysProcAttr = t.attr
 		out, err := cmd.Output()
 		if err != nil {
