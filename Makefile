@@ -23,7 +23,7 @@ SUDO    := $(if $(filter 0,$(shell id -u)),,sudo)
 # and image tools as peers, a static program for images.
 BUILD_DEPS := gcc libc6-dev libseccomp-dev pkg-config uidmap
 DEMO_DEPS  := python3 procps
-TEST_DEPS  := docker-registry runc busybox-static git sudo skopeo umoci podman python3-pip
+TEST_DEPS  := docker-registry runc busybox-static git sudo skopeo umoci podman python3-pip strace
 # What only the benchmark of sandboxes needs: more peers.
 SANDBOX_BENCH_DEPS := bubblewrap crun
 # What only the benchmark of images needs: a maker of root file systems.

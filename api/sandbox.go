@@ -93,15 +93,23 @@ type Enforced struct {
 	// IDs is "subordinate" where sandbox ids map to subordinate ids only, "single" where the host offers none: then
 	// processes of the sandbox run under the daemon's own uid.
 	IDs        string `json:"ids"`
+	Profile    string `json:"profile"`      // name of the profile, which is applied as a whole
 	Seccomp    string `json:"seccomp"`      // name of the profile whose filter is loaded
 	NoNewPrivs bool   `json:"no_new_privs"` // always true
 	Caps       int    `json:"capabilities"` // how many capabilities the bounding set holds, inside the sandbox's own user namespace
-	Memory     string `json:"memory"`       // "cgroup" or "none"
-	CPU        string `json:"cpu"`          // "cgroup" or "none": the ceiling on time
-	CPUSet     string `json:"cpuset"`       // "cgroup" or "none"
-	Pids       string `json:"pids"`         // "cgroup" or "rlimit"
-	IO         string `json:"io"`           // "cgroup", "direct" (not what goes through the page cache) or "none"
-	Network    string `json:"network"`      // "none"
+	// NonRoot is that no program runs as root of the sandbox, ReadOnlyRoot that nothing can be written but below the profile's
+	// mounts and in /dev.
+	NonRoot      bool `json:"non_root"`
+	ReadOnlyRoot bool `json:"read_only_root"`
+	// Landlock is the version by which programs are confined: they change no mount, make no block device, and write nothing
+	// outside of where the profile lets them; from 6 on they signal nothing and reach no abstract socket outside. 0: not at all.
+	Landlock int    `json:"landlock"`
+	Memory   string `json:"memory"`  // "cgroup" or "none"
+	CPU      string `json:"cpu"`     // "cgroup" or "none": the ceiling on time
+	CPUSet   string `json:"cpuset"`  // "cgroup" or "none"
+	Pids     string `json:"pids"`    // "cgroup" or "rlimit"
+	IO       string `json:"io"`      // "cgroup", "direct" (not what goes through the page cache) or "none"
+	Network  string `json:"network"` // "none"
 	// Missing names what the defaults would like and this host cannot give, each with its remedy.
 	Missing []string `json:"missing,omitempty"`
 }

@@ -40,6 +40,7 @@ type pool struct {
 
 type poolCount struct {
 	digest       string // of the image that was parked last
+	profile      string
 	hits, misses int64
 }
 
@@ -79,7 +80,8 @@ func (p *parked) fits(fixed *Request, limits *api.Limits) bool {
 	return p.digest == fixed.ImageDigest && (p.pids == 0 || p.pids == limits.Pids) && reflect.DeepEqual(&p.fixed, fixed)
 }
 
-// take finds a parked sandbox for the request, and counts where there is none but could be. It needs mu.
+// take finds a parked sandbox for the request, and counts where there is none but could be: in the pool of its image and
+// profile. It needs mu.
 func (s *Supervisor) take(req *Request) *parked {
 	if req.Ephemeral || len(s.pool.counts) == 0 {
 		return nil
@@ -92,7 +94,7 @@ func (s *Supervisor) take(req *Request) *parked {
 		}
 	}
 	for _, c := range s.pool.counts {
-		if c.digest == req.ImageDigest {
+		if c.digest == req.ImageDigest && c.profile == req.Profile.Name {
 			c.misses++
 			break
 		}
@@ -227,7 +229,7 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	if s.pool.counts[name] == nil {
 		s.pool.counts[name] = new(poolCount)
 	}
-	s.pool.counts[name].digest = p.digest
+	s.pool.counts[name].digest, s.pool.counts[name].profile = p.digest, p.fixed.Profile.Name
 	s.pool.parked[id] = p
 	s.watchers.Add(1)
 	go s.watchParked(context.WithoutCancel(ctx), p) // it outlives the caller, and ends when p is taken

@@ -154,7 +154,7 @@ func TestOnlyWhatFitsIsClaimed(t *testing.T) {
 	if rec := create(t, s, ephemeral); rec.ID == parked {
 		t.Error("a build took a parked sandbox")
 	}
-	poolState(t, s, 1, 0, 3) // of the same image
+	poolState(t, s, 1, 0, 2) // of the same image and profile
 	if rec := create(t, s, fitting("last")); rec.ID != parked {
 		t.Error("what fits was not claimed")
 	}

@@ -53,6 +53,17 @@ type Profile struct {
 	MaskedPaths   []string            `json:"masked_paths"`
 	ReadonlyPaths []string            `json:"readonly_paths"`
 	Seccomp       *specs.LinuxSeccomp `json:"seccomp"` // never nil
+
+	// NonRoot says that no program of the sandbox runs as its root. User, of the form "uid:gid", is then whom programs run as that
+	// name nobody else. It goes with a map of more than one id.
+	NonRoot bool   `json:"non_root,omitempty"`
+	User    string `json:"user,omitempty"`
+	// Cwd and Env are for programs that neither the image nor the request gives any.
+	Cwd string   `json:"cwd,omitempty"`
+	Env []string `json:"env,omitempty"`
+	// ReadOnlyRoot makes everything read-only but /dev, /proc and Mounts.
+	ReadOnlyRoot bool          `json:"read_only_root,omitempty"`
+	Mounts       []api.Scratch `json:"mounts,omitempty"`
 }
 
 // Started is a sandbox that runs.

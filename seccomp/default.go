@@ -8,6 +8,7 @@ const (
 	errnoEPERM           = 1
 	errnoENOSYS          = 38
 	errnoEPROTONOSUPPORT = 93
+	errnoENOTSUP         = 95
 	errnoEAFNOSUPPORT    = 97
 
 	cloneNewNS     = 0x00020000
@@ -40,6 +41,9 @@ func Default() Filter {
 	f.Groups = slices.Concat(allowed(), conditional(), refused())
 	return f
 }
+
+// Embedded are the filters that profiles are generated from. Profile "build" has the default's.
+func Embedded() []Filter { return []Filter{Default(), Hardened()} }
 
 func allowed() []Group {
 	return []Group{

@@ -29,6 +29,7 @@ func (v Verdict) String() string {
 
 var errnoNames = map[uint]string{
 	errnoEPERM: "EPERM", errnoENOSYS: "ENOSYS", errnoEPROTONOSUPPORT: "EPROTONOSUPPORT", errnoEAFNOSUPPORT: "EAFNOSUPPORT",
+	errnoENOTSUP: "ENOTSUP",
 }
 
 // Lookup says what a plan answers to a call with these arguments; those not given are 0. It reads the plan as libseccomp
@@ -122,4 +123,16 @@ func condText(c specs.LinuxSeccompArg) string {
 	default:
 		return fmt.Sprintf("arg%d %s %#x", c.Index, strings.TrimPrefix(string(c.Op), "SCMP_CMP_"), c.Value)
 	}
+}
+
+// Reachable are the names of the calls that a plan lets through, with some arguments at least, sorted.
+func Reachable(p *specs.LinuxSeccomp) []string {
+	var names []string
+	for _, rule := range p.Syscalls {
+		if rule.Action == specs.ActAllow {
+			names = append(names, rule.Names...)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }

@@ -19,7 +19,12 @@ var able = Abilities{Actions: []string{"kill_process", "kill_thread", "trap", "e
 
 func plan(t *testing.T, arch string) *specs.LinuxSeccomp {
 	t.Helper()
-	p, err := Plan(Default(), arch, able)
+	return planOf(t, Default(), arch)
+}
+
+func planOf(t *testing.T, f Filter, arch string) *specs.LinuxSeccomp {
+	t.Helper()
+	p, err := Plan(f, arch, able)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,8 +50,102 @@ func golden(t *testing.T, name string, got []byte) {
 
 // TestGolden compares the readable form. The JSON form is golden in oci-profiles, where it is used.
 func TestGolden(t *testing.T) {
+	for _, f := range Embedded() {
+		for _, arch := range []string{AMD64, ARM64} {
+			golden(t, f.Name+"_"+arch+".txt", []byte(Text(planOf(t, f, arch))))
+		}
+	}
+}
+
+// The count that SECURITY.md states; security.TestReachableSystemCalls measures it from inside.
+func TestHardenedIsSmall(t *testing.T) {
+	const most = 180
 	for _, arch := range []string{AMD64, ARM64} {
-		golden(t, "default_"+arch+".txt", []byte(Text(plan(t, arch))))
+		all, few := Reachable(planOf(t, Default(), arch)), Reachable(planOf(t, Hardened(), arch))
+		if len(few) > most {
+			t.Errorf("%s: hardened allows %d calls, at most %d", arch, len(few), most)
+		}
+		for _, call := range few {
+			if !slices.Contains(all, call) {
+				t.Errorf("%s: hardened allows %s, which default does not", arch, call)
+			}
+		}
+	}
+}
+
+func TestHardenedAnswers(t *testing.T) {
+	for _, arch := range []string{AMD64, ARM64} {
+		p := planOf(t, Hardened(), arch)
+		for call, want := range map[string]uint{
+			"execve": 0, "ptrace": errnoEPERM, "mount": errnoEPERM, "clone3": errnoENOSYS, "splice": errnoENOSYS, "setxattr": errnoENOTSUP,
+			"shmget": errnoENOSYS, "io_setup": errnoENOSYS, "personality": errnoENOSYS, "setreuid": errnoENOSYS,
+		} {
+			if v := Lookup(p, call); v.Errno != want || v.Allowed() != (want == 0) {
+				t.Errorf("%s: %s answers %s, want errno %d", arch, call, v, want)
+			}
+		}
+		if v := Lookup(p, "clone", cloneNewUser); v.Errno != errnoEPERM {
+			t.Errorf("%s: clone of a user namespace answers %s", arch, v)
+		}
+	}
+}
+
+// A plan from elsewhere is refused where it gives less than every profile gives.
+func TestCheck(t *testing.T) {
+	for _, f := range Embedded() {
+		for _, arch := range []string{AMD64, ARM64} {
+			if err := Check(planOf(t, f, arch), arch); err != nil {
+				t.Errorf("%s for %s: %v", f.Name, arch, err)
+			}
+		}
+	}
+	allow := func(names ...string) specs.LinuxSyscall {
+		return specs.LinuxSyscall{Names: names, Action: specs.ActAllow}
+	}
+	for name, spoil := range map[string]func(*specs.LinuxSeccomp){
+		"a list of what is refused": func(p *specs.LinuxSeccomp) { p.DefaultAction = specs.ActAllow },
+		"a log":                     func(p *specs.LinuxSeccomp) { p.DefaultAction = specs.ActLog },
+		"another architecture":      func(p *specs.LinuxSeccomp) { p.Architectures = []specs.Arch{specs.ArchX86} },
+		"two architectures":         func(p *specs.LinuxSeccomp) { p.Architectures = append(p.Architectures, specs.ArchX32) },
+		"no architecture":           func(p *specs.LinuxSeccomp) { p.Architectures = nil },
+		"a listener":                func(p *specs.LinuxSeccomp) { p.ListenerPath = "/run/x" },
+		"flags":                     func(p *specs.LinuxSeccomp) { p.Flags = []specs.LinuxSeccompFlag{specs.LinuxSeccompFlagLog} },
+		"a tracer":                  func(p *specs.LinuxSeccomp) { p.Syscalls[0].Action = specs.ActTrace },
+		"nothing named":             func(p *specs.LinuxSeccomp) { p.Syscalls[0].Names = nil },
+		"mount":                     func(p *specs.LinuxSeccomp) { p.Syscalls = append(p.Syscalls, allow("read", "mount")) },
+		"mount with a condition": func(p *specs.LinuxSeccomp) {
+			r := allow("fsopen")
+			r.Args = []specs.LinuxSeccompArg{{Index: 1, Op: specs.OpEqualTo, Value: 77}}
+			p.Syscalls = append(p.Syscalls, r)
+		},
+		"io_uring":                func(p *specs.LinuxSeccomp) { p.Syscalls = append(p.Syscalls, allow("io_uring_setup")) },
+		"every clone":             func(p *specs.LinuxSeccomp) { p.Syscalls = slices.Insert(p.Syscalls, 0, allow("clone")) },
+		"every clone, in the end": func(p *specs.LinuxSeccomp) { p.Syscalls = append(p.Syscalls, allow("clone")) },
+		"two conditions on one argument": func(p *specs.LinuxSeccomp) {
+			r := allow("write")
+			r.Args = []specs.LinuxSeccompArg{{Index: 1, Op: specs.OpEqualTo, Value: 77}, {Index: 1, Op: specs.OpNotEqual, Value: 78}}
+			p.Syscalls = append(p.Syscalls, r)
+		},
+		"clone, compared in 64 bits": func(p *specs.LinuxSeccomp) {
+			r := allow("clone")
+			r.Args = []specs.LinuxSeccompArg{{Index: 0, Op: specs.OpGreaterThan, Value: 1<<32 - 1}}
+			p.Syscalls = slices.Insert(p.Syscalls, 0, r)
+		},
+		"clone3":           func(p *specs.LinuxSeccomp) { p.Syscalls = append(p.Syscalls, allow("clone3")) },
+		"every socket":     func(p *specs.LinuxSeccomp) { p.Syscalls = slices.Insert(p.Syscalls, 0, allow("socket")) },
+		"every setsockopt": func(p *specs.LinuxSeccomp) { p.Syscalls = slices.Insert(p.Syscalls, 0, allow("setsockopt")) },
+		"every ioctl":      func(p *specs.LinuxSeccomp) { p.Syscalls = slices.Insert(p.Syscalls, 0, allow("ioctl")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := plan(t, AMD64)
+			spoil(p)
+			if err := Check(p, AMD64); err == nil {
+				t.Error("accepted")
+			}
+		})
+	}
+	if err := Check(plan(t, AMD64), "mips"); err == nil {
+		t.Error("accepted for an architecture that there is no filter for")
 	}
 }
 

@@ -25,6 +25,19 @@ func (c *Client) Checks(ctx context.Context) ([]api.Check, error) {
 	return out.Checks, err
 }
 
+// Profiles returns the profiles that a sandbox can ask for, by name and without their filters.
+func (c *Client) Profiles(ctx context.Context) ([]api.Profile, error) {
+	var out api.ProfileList
+	err := c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "profiles"}}, maxAnswer, &out)
+	return out.Profiles, err
+}
+
+// Profile returns one, with its filter.
+func (c *Client) Profile(ctx context.Context, name string) (*api.Profile, error) {
+	out := new(api.Profile)
+	return out, c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "profiles", name}}, maxAnswer, out)
+}
+
 // Shutdown asks the daemon to stop. It returns when the daemon has agreed, which is before it has ended: the socket is
 // gone then.
 func (c *Client) Shutdown(ctx context.Context, req api.Shutdown) error {

@@ -1,5 +1,5 @@
 // Sandboxd-init is process 1 of every sandbox. It serves the daemon's requests on the socket that it inherits as descriptor 3; see
-// package guest. It takes no arguments and is of no use by itself. A process that is to have limits of its own becomes it for a moment, too.
+// package guest. Its arguments say what Landlock holds programs to; it is of no use by itself. A process that is to have limits of its own becomes it for a moment, too.
 package main
 
 import (
@@ -16,7 +16,11 @@ func main() {
 	if guest.IsShim(os.Args) {
 		guest.RunShim(os.Args)
 	}
-	if err := guest.RunInit(3); err != nil {
+	confine, err := guest.ParseInitArgs(os.Args[1:])
+	if err == nil {
+		err = guest.RunInit(3, confine)
+	}
+	if err != nil {
 		_, _ = os.Stderr.WriteString("sandboxd-init: " + err.Error() + "\n")
 		os.Exit(1)
 	}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -32,8 +33,9 @@ var version = "unknown"
 
 // requirable are the names that --require knows, with what says that they are met.
 var requirable = map[string]func(e api.Enforced) bool{
-	"subids": func(e api.Enforced) bool { return e.IDs == "subordinate" },
-	"cgroup": func(e api.Enforced) bool { return e.Memory == "cgroup" && e.CPU == "cgroup" && e.Pids == "cgroup" },
+	"subids":   func(e api.Enforced) bool { return e.IDs == "subordinate" },
+	"landlock": func(e api.Enforced) bool { return e.Landlock > 0 },
+	"cgroup":   func(e api.Enforced) bool { return e.Memory == "cgroup" && e.CPU == "cgroup" && e.Pids == "cgroup" },
 }
 
 // undoTimeout bounds the end of a launcher that a daemon started which then could not start itself.
@@ -45,7 +47,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: o.LogLevel}))
 	for _, name := range o.Require {
 		if requirable[name] == nil {
-			return usagef("--require %q: want some of cgroup, subids", name)
+			return usagef("--require %q: want some of cgroup, landlock, subids", name)
 		}
 	}
 	registries, err := o.registries()
@@ -130,7 +132,8 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	}
 	for _, name := range o.Require {
 		if !requirable[name](info.Enforced) {
-			return fmt.Errorf("--require %s: this host does not give it: %s", name, strings.Join(info.Enforced.Missing, "; "))
+			why := append(slices.Clone(info.Enforced.Missing), "sandboxd doctor says more")
+			return fmt.Errorf("--require %s: this host does not give it: %s", name, strings.Join(why, "; "))
 		}
 	}
 
@@ -145,32 +148,27 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	if err != nil {
 		return fmt.Errorf("ask the kernel for its seccomp: %w", err)
 	}
-	// Read once: a filter is some 28 KB of JSON. One that this kernel cannot hold is a reason not to start.
-	type loaded struct {
-		runtime.Profile
-		defaults api.Limits
+	// Read once: a filter is some 40 KB of JSON. One that this kernel cannot hold is a reason not to start.
+	profiles, err := ociprofiles.Open(o.Profiles, seccomp.Abilities{Actions: actions})
+	if err != nil {
+		return err
 	}
-	profiles := make(map[string]loaded)
-	for _, name := range ociprofiles.Names() {
-		p, err := ociprofiles.Load(name, seccomp.Abilities{Actions: actions})
-		if err != nil {
-			return err
+	shown, err := showProfiles(profiles)
+	if err != nil {
+		return err
+	}
+	pools := o.pools()
+	for _, p := range pools {
+		if _, err := profiles.Get(p.Profile); err != nil {
+			return usagef("--pool %s=%d,%s: %w", p.Image, p.Size, p.Profile, err)
 		}
-		limits, err := ociprofiles.Limits(name)
-		if err != nil {
-			return err
-		}
-		profiles[name] = loaded{p, limits}
 	}
 	d, err := daemon.New(ctx, daemon.Options{
 		Version: version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket, Lock: lock,
 		Engine: l, Images: images, Differ: l, Deposits: l,
 		Profile: func(name string) (runtime.Profile, api.Limits, error) {
-			p, ok := profiles[name]
-			if !ok {
-				return runtime.Profile{}, api.Limits{}, fmt.Errorf("%w; there are %s", ociprofiles.ErrUnknown, strings.Join(ociprofiles.Names(), ", "))
-			}
-			return p.Profile, p.defaults, nil
+			p, err := profiles.Get(name)
+			return p.Profile, p.Limits, err
 		},
 		LauncherInfo: func(ctx context.Context) (int, api.Enforced, error) {
 			info, err := l.Info(ctx)
@@ -181,7 +179,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 		},
 		Checks:    func(ctx context.Context) []api.Check { return doctor.Run(ctx, o.DataDir) },
 		EndEngine: end, IODevice: device,
-		Pools: o.pools(), LogSize: o.LogSize, LogFiles: o.LogFiles, Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit,
+		Pools: pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit,
 		Log: log,
 	})
 	if err != nil {
@@ -195,8 +193,8 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 func (o *serveOptions) pools() []daemon.Pool {
 	var all []daemon.Pool
 	for _, p := range o.Pools {
-		img, size, _ := cutPool(p)
-		all = append(all, daemon.Pool{Image: img, Size: size})
+		pool, _ := parsePool(p)
+		all = append(all, pool)
 	}
 	return all
 }

@@ -16,6 +16,7 @@ import (
 
 type doctorOptions struct {
 	dataDir string
+	attack  bool
 	json    bool
 }
 
@@ -26,20 +27,30 @@ func newDoctor(d deps) *cobra.Command {
 		Short: "Say what this host can enforce, and how to get the rest",
 		Long: `Say what this host can enforce, what it costs where something is missing, and how
 to get it. A running daemon is asked, since it knows what it was given; without
-one this command looks for itself.`,
+one this command looks for itself.
+
+With --attack it attacks sandboxes of its own on this host, each attack also where
+nothing holds it, and prints what stopped it; that starts a daemon where none runs.`,
 		Args: usageArgs(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return runDoctor(cmd.Context(), opts, d) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if opts.attack {
+				return runAttack(cmd.Context(), opts, d)
+			}
+			return runDoctor(cmd.Context(), opts, d)
+		},
 	}
 	opts.addFlags(cmd.Flags())
 	exitStatus(cmd, `  0    sandboxes can be started
-  1    they cannot: a check marked FAIL says why; or the check went wrong
+  1    they cannot: a check marked FAIL says why; or the check went wrong; or, with
+       --attack, something that should have held did not
   2    the command line is wrong`)
 	return cmd
 }
 
 func (o *doctorOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.dataDir, "data-dir", "", "data `directory` to look at where no daemon runs (default: serve's)")
-	f.BoolVar(&o.json, "json", false, "print the checks as JSON")
+	f.BoolVar(&o.attack, "attack", false, "attack sandboxes of its own, and say what held")
+	f.BoolVar(&o.json, "json", false, "print the outcome as JSON")
 }
 
 func runDoctor(ctx context.Context, opts doctorOptions, d deps) error {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/attack"
 	"github.com/sandboxd/sandboxd/internal/doctor"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 )
@@ -17,6 +18,10 @@ import (
 func main() {
 	// A probe of the kernel is a child of ours in namespaces of its own.
 	if code, ok := kernel.Main(os.Args[1:]); ok {
+		os.Exit(code)
+	}
+	// And an attack on a sandbox is this program, put into it.
+	if code, ok := attack.Main(os.Args[1:]); ok {
 		os.Exit(code)
 	}
 	os.Exit(cli(context.Background(), os.Args[1:], deps{
@@ -79,7 +84,7 @@ it where none is running.
 		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
 		newAttach, newExecs, newKill, newTop, newLogs, newWait,
 		newAgent,
-		newServe, newShutdown, newDoctor, newVersion,
+		newServe, newShutdown, newDoctor, newProfiles, newVersion,
 	} {
 		root.AddCommand(newCommand(d))
 	}

@@ -18,7 +18,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/daemon"
 	"github.com/sandboxd/sandboxd/internal/dirs"
+	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 )
 
 // serveOptions are the daemon's. There are few on purpose: what differs from sandbox to sandbox belongs in the request
@@ -29,7 +31,7 @@ type serveOptions struct {
 	RuntimeDir string // absolute
 	Socket     string // absolute
 	LogLevel   slog.Level
-	// Require names what the host must be able to enforce ("cgroup", "subids"). The daemon refuses to start where one is
+	// Require names what the host must be able to enforce ("cgroup", "landlock", "subids"). The daemon refuses to start where one is
 	// missing, and where it does not know a name.
 	Require []string
 	// DefaultTimeout and DefaultIdleTimeout are for sandboxes that ask for none.
@@ -46,7 +48,9 @@ type serveOptions struct {
 	// LogSize is how many bytes one file of a sandbox's log may have, and LogFiles how many files it may be.
 	LogSize  int64
 	LogFiles int
-	// Pools say of which images, and how many, sandboxes are kept ready: IMAGE=N.
+	// Profiles is a directory of profiles beside the embedded ones; empty: there are no others.
+	Profiles string
+	// Pools say of which images, and how many, sandboxes are kept ready: IMAGE=N or IMAGE=N,PROFILE.
 	Pools []string
 	// How registries are spoken to that need something special.
 	Mirrors            []string // REGISTRY=MIRROR
@@ -94,15 +98,16 @@ one on the same data directory adopts them. The log goes to stderr.`,
 func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.DataDir, "data-dir", "", "`directory` for images, sandboxes and state (default: $XDG_DATA_HOME/sandboxd; for root /var/lib/sandboxd)")
 	f.StringVar(&o.RuntimeDir, "runtime-dir", "", "`directory` for sockets (default: $XDG_RUNTIME_DIR/sandboxd; for root /run/sandboxd)")
-	f.StringSliceVar(&o.Require, "require", nil, "refuse to start where the host lacks one of these `layers`: cgroup,subids")
+	f.StringSliceVar(&o.Require, "require", nil, "refuse to start where the host lacks one of these `layers`: cgroup,landlock,subids")
 	f.DurationVar(&o.DefaultTimeout, "default-timeout", o.DefaultTimeout, "lifetime of a sandbox that asks for none")
 	f.DurationVar(&o.DefaultIdleTimeout, "default-idle-timeout", o.DefaultIdleTimeout, "idle timeout of a sandbox that asks for none")
 	f.StringArrayVar(&o.Mirrors, "registry-mirror", nil, "ask a mirror first: `REGISTRY=MIRROR`, such as docker.io=mirror.example:5000; repeatable")
 	f.StringArrayVar(&o.InsecureRegistries, "insecure-registry", nil, "allow plain HTTP and unverified certificates to this `registry`; repeatable")
 	f.StringArrayVar(&o.RegistryCAs, "registry-ca", nil, "trust the certificates in this PEM `file` for registries, beside the host's own; repeatable")
 	f.Var((*unpackLimits)(&o.UnpackLimits), "unpack-limits", "what an image may have at most: entries and bytes in all its layers together, bytes for each compressed one (ratio), directories in one another (depth); as `NAME=N,...`, and the others keep their defaults")
-	f.StringArrayVar(&o.Pools, "pool", nil, "keep N sandboxes of an image ready, so that creating one takes no time: `IMAGE=N`, such as host=4; repeatable")
 	f.IntVar(&o.LogFiles, "log-files", o.LogFiles, "most files of a sandbox's log, a `number` from 2 to 1000; the oldest goes when there are more")
+	f.StringArrayVar(&o.Pools, "pool", nil, "keep N sandboxes of an image ready, so that creating one takes no time: `IMAGE=N[,PROFILE]`, such as host=4; repeatable")
+	f.StringVar(&o.Profiles, "profiles", "", "`directory` of security profiles beside those that sandboxd brings along (default: none)")
 	f.DurationVar(&o.IdleExit, "idle-exit", 0, "end after this time without a sandbox and a request (default: never)")
 }
 
@@ -158,16 +163,24 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (s
 			return o, usagef("--require has an empty name")
 		}
 	}
-	seen := make(map[string]bool)
+	if o.Profiles != "" {
+		abs, err := filepath.Abs(o.Profiles)
+		if err != nil {
+			return o, fmt.Errorf("make %s absolute: %w", o.Profiles, err)
+		}
+		o.Profiles = abs
+	}
+	seen := make(map[daemon.Pool]bool)
 	for _, p := range o.Pools {
-		img, _, err := cutPool(p)
+		pool, err := parsePool(p)
 		if err != nil {
 			return o, err
 		}
-		if seen[img] {
-			return o, usagef("--pool names %s twice", img)
+		pool.Size = 0
+		if seen[pool] {
+			return o, usagef("--pool names %s twice with profile %s", pool.Image, pool.Profile)
 		}
-		seen[img] = true
+		seen[pool] = true
 	}
 	switch {
 	case o.DefaultTimeout <= 0:
@@ -183,16 +196,21 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (s
 // maxPool is the largest pool: what is parked has memory, and a thousand sandboxes are the most there can be.
 const maxPool = 100
 
-// cutPool reads IMAGE=N.
-func cutPool(s string) (img string, size int, err error) {
+// parsePool reads IMAGE=N or IMAGE=N,PROFILE.
+func parsePool(s string) (p daemon.Pool, err error) {
 	i := strings.LastIndexByte(s, '=')
 	if i > 0 {
-		size, err = strconv.Atoi(s[i+1:])
+		size, profile, named := strings.Cut(s[i+1:], ",")
+		p.Image, p.Profile = s[:i], profile
+		if !named {
+			p.Profile = ociprofiles.Default
+		}
+		p.Size, err = strconv.Atoi(size)
 	}
-	if i <= 0 || err != nil || size < 1 || size > maxPool {
-		return "", 0, usagef("--pool %q: want IMAGE=N with N from 1 to %d", s, maxPool)
+	if i <= 0 || err != nil || p.Size < 1 || p.Size > maxPool || p.Profile == "" {
+		return p, usagef("--pool %q: want IMAGE=N or IMAGE=N,PROFILE with N from 1 to %d", s, maxPool)
 	}
-	return s[:i], size, nil
+	return p, nil
 }
 
 // unpackLimits is a flag for limits: "bytes=100g,entries=5000000".

@@ -204,8 +204,8 @@ func (b *builder) validate() (err error) {
 		}
 		b.stamp = build.Stamp{Now: at, Latest: at}
 	}
-	if b.profile, b.limits, err = b.s.opts.Profile(defaultProfile); err != nil {
-		return fmt.Errorf("profile %q: %w", defaultProfile, err)
+	if b.profile, b.limits, err = b.s.opts.Profile(buildProfile); err != nil {
+		return fmt.Errorf("profile %q: %w", buildProfile, err)
 	}
 	return nil
 }

@@ -21,6 +21,7 @@ import (
 
 const (
 	defaultProfile = "default"
+	buildProfile   = "build"
 
 	// stepTimeout bounds each step that must be tried although nobody waits for it any more.
 	stepTimeout = 10 * time.Second
@@ -48,6 +49,8 @@ type Options struct {
 	Deposits Deposits
 	// Profile finds a profile by name, and the limits that a sandbox of it has by default.
 	Profile func(name string) (runtime.Profile, api.Limits, error)
+	// Profiles are shown to clients, by name. Default: none are shown.
+	Profiles []api.Profile
 
 	// LauncherInfo asks the launcher for its pid and for what a sandbox with the defaults would get. Default: unknown.
 	LauncherInfo func(ctx context.Context) (int, api.Enforced, error)

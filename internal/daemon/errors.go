@@ -25,6 +25,7 @@ var (
 	ErrNoRoute        = errors.New("no such route")
 	ErrNoMethod       = errors.New("method not allowed")
 	ErrNoFile         = errors.New("no such file")
+	errNoProfile      = errors.New("no such profile")
 	ErrFileConflict   = errors.New("file cannot be used")
 	ErrFileExists     = errors.New("file exists")
 	errNotEmpty       = errors.New("directory not empty")
@@ -57,6 +58,7 @@ var classes = []class{
 	{err: ErrForbidden, code: api.CodeForbidden, hint: "call as the user who runs the daemon"},
 	{err: ErrNoRoute, code: api.CodeNotFound, hint: "the routes of this daemon begin with /v1/"},
 	{err: ErrNoFile, code: api.CodeNotFound},
+	{err: errNoProfile, code: api.CodeNotFound, hint: "sandboxd profiles lists what there is"},
 	{err: errNoExec, code: api.CodeNotFound, hint: "sandboxd execs SANDBOX lists what there is; one that has ended is kept for an hour if it was detached"},
 	{err: ErrFileConflict, code: api.CodeConflict},
 	{err: ErrFileExists, code: api.CodeExists},

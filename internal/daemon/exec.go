@@ -96,7 +96,7 @@ func (s *Service) start(ctx context.Context, ref string, req api.ExecRequest, r 
 	}()
 	rec := &lease.Record
 	client := guestOf(lease)
-	id, err := resolveUser(ctx, cmp.Or(req.User, rec.User), client.Open)
+	id, err := userOf(ctx, rec, req.User, client.Open)
 	if err != nil {
 		return nil, s.gone(ctx, lease, err)
 	}

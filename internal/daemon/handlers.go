@@ -35,6 +35,23 @@ func (d *Daemon) getChecks(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, api.CheckList{Checks: d.service.Checks(r.Context())})
 }
 
+func (d *Daemon) getProfiles(w http.ResponseWriter, _ *http.Request) error {
+	list := api.ProfileList{Profiles: []api.Profile{}}
+	for _, p := range d.service.Profiles() {
+		p.Seccomp = nil
+		list.Profiles = append(list.Profiles, p)
+	}
+	return writeJSON(w, http.StatusOK, list)
+}
+
+func (d *Daemon) getProfile(w http.ResponseWriter, r *http.Request) error {
+	p, err := d.service.GetProfile(r.PathValue("profile"))
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, p)
+}
+
 func (d *Daemon) postShutdown(w http.ResponseWriter, r *http.Request) error {
 	var req api.Shutdown
 	// The one body that may be left out: curl -X POST is what people type.

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,11 +28,15 @@ const (
 	poolMemory = 10
 )
 
-// Pool says how many sandboxes of an image are kept ready to be claimed, with the default profile.
+// Pool says how many sandboxes of an image, with one profile, are kept ready to be claimed.
 type Pool struct {
-	Image string
-	Size  int
+	Image   string
+	Profile string
+	Size    int
 }
+
+// key is the pool's name to the supervisor. No reference has a space.
+func (p *Pool) key() string { return p.Image + " " + p.Profile }
 
 // pools keeps them full.
 type pools struct {
@@ -42,11 +47,15 @@ type pools struct {
 	making sync.Mutex
 
 	mu   sync.Mutex
-	errs map[string]string // by image: why the pool is not full
+	errs map[string]string // by key: why the pool is not full
 }
 
 func newPools(wanted []Pool) *pools {
-	return &pools{wanted: slices.Clone(wanted), wake: make(chan struct{}, 1), errs: make(map[string]string)}
+	wanted = slices.Clone(wanted)
+	for i := range wanted {
+		wanted[i].Profile = cmp.Or(wanted[i].Profile, defaultProfile)
+	}
+	return &pools{wanted: wanted, wake: make(chan struct{}, 1), errs: make(map[string]string)}
 }
 
 // changed says that there may be something to do. It does not wait.
@@ -77,13 +86,13 @@ func (s *Service) fillPools(ctx context.Context) {
 		for _, w := range s.pools.wanted {
 			err := s.fillPool(ctx, w)
 			s.pools.mu.Lock()
-			before := s.pools.errs[w.Image]
-			if delete(s.pools.errs, w.Image); err != nil {
-				s.pools.errs[w.Image] = err.Error()
+			before := s.pools.errs[w.key()]
+			if delete(s.pools.errs, w.key()); err != nil {
+				s.pools.errs[w.key()] = err.Error()
 			}
 			s.pools.mu.Unlock()
 			if err != nil && err.Error() != before && ctx.Err() == nil {
-				s.log.Warn("a pool is not full", "image", w.Image, "error", err)
+				s.log.Warn("a pool is not full", "image", w.Image, "profile", w.Profile, "error", err)
 			}
 		}
 		select {
@@ -133,25 +142,25 @@ func (s *Service) park(ctx context.Context, w Pool) (more bool, err error) {
 	img, release, err := s.images.Acquire(ctx, w.Image)
 	if err != nil {
 		if ctx.Err() == nil {
-			err = errors.Join(err, s.unpark(ctx, func(pool, _ string, _ []string) bool { return pool == w.Image }))
+			err = errors.Join(err, s.unpark(ctx, func(pool, _ string, _ []string) bool { return pool == w.key() }))
 		}
 		return false, err
 	}
 	defer release()
-	if err := s.unpark(ctx, func(pool, digest string, _ []string) bool { return pool == w.Image && digest != img.Digest }); err != nil {
+	if err := s.unpark(ctx, func(pool, digest string, _ []string) bool { return pool == w.key() && digest != img.Digest }); err != nil {
 		return false, err
 	}
-	if s.supervisor.PoolState(w.Image).Ready >= w.Size {
+	if s.supervisor.PoolState(w.key()).Ready >= w.Size {
 		return false, nil
 	}
 	if err := memoryToSpare(); err != nil {
 		return false, err
 	}
-	profile, defaults, err := s.opts.Profile(defaultProfile)
+	profile, defaults, err := s.opts.Profile(w.Profile)
 	if err != nil {
-		return false, fmt.Errorf("profile %q: %w", defaultProfile, err)
+		return false, fmt.Errorf("profile %q: %w", w.Profile, err)
 	}
-	err = s.supervisor.Park(ctx, w.Image, runtime.Request{
+	err = s.supervisor.Park(ctx, w.key(), runtime.Request{
 		Image: w.Image, ImageDigest: img.Digest, Rootfs: img.Rootfs, Profile: profile, Defaults: defaults,
 	})
 	return err == nil, err
@@ -202,11 +211,11 @@ func (s *Service) forsake(ctx context.Context, layers []string) {
 func (s *Service) poolStates() []api.Pool {
 	var all []api.Pool
 	for _, w := range s.pools.wanted {
-		st := s.supervisor.PoolState(w.Image)
-		p := api.Pool{Image: w.Image, Size: w.Size, Ready: st.Ready, Hits: st.Hits, Misses: st.Misses}
+		st := s.supervisor.PoolState(w.key())
+		p := api.Pool{Image: w.Image, Profile: w.Profile, Size: w.Size, Ready: st.Ready, Hits: st.Hits, Misses: st.Misses}
 		if p.Ready < p.Size {
 			s.pools.mu.Lock()
-			p.Error = s.pools.errs[w.Image]
+			p.Error = s.pools.errs[w.key()]
 			s.pools.mu.Unlock()
 		}
 		all = append(all, p)

@@ -43,6 +43,9 @@ var routes = []route{
 	{"GET", "/v1/system/checks", owner, (*Daemon).getChecks},
 	{"POST", "/v1/system/shutdown", owner, (*Daemon).postShutdown},
 
+	{"GET", "/v1/profiles", owner, (*Daemon).getProfiles},
+	{"GET", "/v1/profiles/{profile}", owner, (*Daemon).getProfile},
+
 	{"POST", "/v1/sandboxes", owner, (*Daemon).postSandbox},
 	{"GET", "/v1/sandboxes", owner, (*Daemon).getSandboxes},
 	{"GET", "/v1/sandboxes/{id}", owner, (*Daemon).getSandbox},

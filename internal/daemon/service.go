@@ -12,6 +12,7 @@ import (
 	goruntime "runtime"
 	"runtime/metrics"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -101,9 +102,8 @@ func (s *Service) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api
 		ImageDigest: img.Digest,
 		ImageEnv:    img.Config.Env,
 		Rootfs:      img.Rootfs,
-		Env:         req.Env,
-		Cwd:         cmp.Or(req.Cwd, img.Config.WorkingDir, "/"),
-		User:        cmp.Or(req.User, img.Config.User),
+		Env:         mergeEnv(profile.Env, req.Env),
+		Cwd:         cmp.Or(req.Cwd, strings.TrimSuffix(img.Config.WorkingDir, "/"), profile.Cwd, "/"),
 		Labels:      req.Labels,
 		Profile:     profile,
 		Defaults:    defaults,
@@ -116,6 +116,9 @@ func (s *Service) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api
 		if r.Command, err = imageCommand(img.Config, req.Command); err != nil {
 			return api.Sandbox{}, classify(image.ErrInvalid, fmt.Errorf("image %q: %w", reference, err))
 		}
+	}
+	if r.User, err = programUser(&profile, req.User, img.Config.User); err != nil {
+		return api.Sandbox{}, err
 	}
 	// The image's word is checked like the client's: it is kept, shown and used. The client may overrule it.
 	err = errors.Join(validatePath("working directory of the image", r.Cwd), validateUser(r.User))
@@ -254,6 +257,19 @@ func heapLive() int64 {
 		return 0 // a later Go may not have it
 	}
 	return int64(min(samples[0].Value.Uint64(), math.MaxInt64))
+}
+
+// Profiles are those that a sandbox can ask for, by name.
+func (s *Service) Profiles() []api.Profile { return s.opts.Profiles }
+
+// GetProfile returns one of them.
+func (s *Service) GetProfile(name string) (api.Profile, error) {
+	for _, p := range s.opts.Profiles {
+		if p.Name == name {
+			return p, nil
+		}
+	}
+	return api.Profile{}, classify(errNoProfile, fmt.Errorf("profile %q: there is none of this name", clip(name)))
 }
 
 // Checks says what this host can give and what it lacks.

@@ -145,11 +145,15 @@ func (s *Service) createFromSnapshot(ctx context.Context, req *api.CreateSandbox
 	defer release()
 	r := runtime.Request{
 		Name: req.Name, Image: snap.Image, ImageDigest: snap.ImageDigest, Snapshot: snap.ID, ImageEnv: snap.ImageEnv, Rootfs: snap.Rootfs,
-		Env: mergeEnv(snap.Env, req.Env), Cwd: cmp.Or(req.Cwd, snap.Cwd), User: cmp.Or(req.User, snap.User), Labels: req.Labels, Limits: req.Limits,
+		Cwd: cmp.Or(req.Cwd, snap.Cwd), Labels: req.Labels, Limits: req.Limits,
 		Command: req.Command, TTY: req.TTY, StdinOpen: req.StdinOpen,
 	}
 	if r.Profile, r.Defaults, err = s.opts.Profile(cmp.Or(req.Profile, snap.Profile)); err != nil {
 		return api.Sandbox{}, invalidf("profile %q: %w", cmp.Or(req.Profile, snap.Profile), err)
+	}
+	r.Env = mergeEnv(r.Profile.Env, snap.Env, req.Env)
+	if r.User, err = programUser(&r.Profile, req.User, snap.User); err != nil {
+		return api.Sandbox{}, err
 	}
 	if r.Timeout, err = seconds("timeout", req.Timeout); err != nil {
 		return api.Sandbox{}, err

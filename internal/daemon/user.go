@@ -3,6 +3,7 @@ package daemon
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"strings"
 
 	"github.com/moby/sys/user"
+
+	"github.com/sandboxd/sandboxd/runtime"
 )
 
 const (
@@ -45,6 +48,42 @@ func validateUser(spec string) error {
 		}
 	}
 	return nil
+}
+
+// isRoot reports whether a user is root by any of the names that need no lookup.
+func isRoot(spec string) bool {
+	name, _, _ := strings.Cut(spec, ":")
+	id, err := strconv.ParseUint(name, 10, 64)
+	return name == "" || name == "root" || err == nil && id == 0
+}
+
+// programUser is as whom the programs of a sandbox run that do not say: whom the request names, else the image. Under a profile
+// that runs nothing as root it is the profile's where that would be root; whom a request names so is refused.
+func programUser(p *runtime.Profile, asked, image string) (string, error) {
+	switch {
+	case !p.NonRoot:
+		return cmp.Or(asked, image), nil
+	case asked != "" && isRoot(asked):
+		return "", refuseRoot(asked, p.Name)
+	case isRoot(cmp.Or(asked, image)):
+		return p.User, nil
+	}
+	return cmp.Or(asked, image), nil
+}
+
+func refuseRoot(user, profile string) error {
+	return invalidf("user %q: profile %q runs nothing as root", user, profile)
+}
+
+// userOf finds the ids behind whom a request names, or behind the sandbox's user. A name may turn out to be root's, by the
+// sandbox's own word: where nothing runs as root, neither does that.
+func userOf(ctx context.Context, rec *runtime.Record, asked string, open func(context.Context, string) (*os.File, error)) (identity, error) {
+	spec := cmp.Or(asked, rec.User)
+	id, err := resolveUser(ctx, spec, open)
+	if err == nil && rec.Enforced.NonRoot && id.uid == 0 {
+		return identity{}, refuseRoot(spec, rec.Profile)
+	}
+	return id, err
 }
 
 func validAccount(s string) bool {

@@ -272,17 +272,23 @@ func (f facts) judgeLogout() api.Check {
 	return c
 }
 
+// landlockScopes is the first version of Landlock that keeps signals and abstract sockets apart.
+const landlockScopes = 6
+
 func (f facts) judgeLandlock() api.Check {
 	c := api.Check{
 		Name: "Landlock", OK: f.landlockErr == nil && f.landlock >= kernel.LandlockRefer,
 		Found: join(fmt.Sprintf("ABI %d", f.landlock), f.landlockErr),
-		Means: "what unpacks layers is held by its root, its capabilities and its system call filter alone; " +
-			"programs that would restrict their own file access (inside a sandbox or out) cannot",
+		Means: "sandboxes and what unpacks layers have one fence less, and are held by their mounts, capabilities and system call " +
+			"filter; programs that would restrict their own file access (inside a sandbox or out) cannot",
 		Remedy: "run Linux 5.19 or newer with landlock in the \"lsm=\" list of the kernel's command line",
 	}
+	if c.OK && f.landlock < landlockScopes {
+		c.Found += "; without scopes for signals and abstract sockets (Linux 6.12), which namespaces keep apart all the same"
+	}
 	if f.landlockErr == nil && !c.OK {
-		c.Means = "this version forbids links between directories, so it is not used for what unpacks layers, which is held by " +
-			"its root, its capabilities and its system call filter alone"
+		c.Means = "this version forbids links between directories, so it is not used: sandboxes and what unpacks layers are held by " +
+			"their mounts, capabilities and system call filter"
 	}
 	return c
 }

@@ -510,7 +510,11 @@ func (s *server) fork(c *conn, path string, argv []string, attr *syscall.ProcAtt
 			attr.Sys.PidFD = &p.pidfd
 		}
 		p.begun = time.Now()
-		pid, err := forkExec(path, argv, attr)
+		start := forkExec
+		if s.forker != nil {
+			start = s.forker.forkExec
+		}
+		pid, err := start(path, argv, attr)
 		if err != nil {
 			return err
 		}

@@ -25,9 +25,10 @@ import (
 // exec, for which init then waits. It harms its own sandbox: the daemon gets no answer in time, and ends it.
 type server struct {
 	listener syscall.RawConn
-	proc     int  // /proc, opened before anything else ran here
-	lonely   bool // setgroups(2) is denied: the sandbox has one id
-	reserve  int  // a descriptor for turnAway; -1: lost for now
+	proc     int     // /proc, opened before anything else ran here
+	lonely   bool    // setgroups(2) is denied: the sandbox has one id
+	reserve  int     // a descriptor for turnAway; -1: lost for now
+	forker   *forker // confines what it starts; nil: nothing does
 
 	conns   chan struct{} // a place for each connection; without one it is refused
 	dirs    atomic.Int32  // directories that lists, removals, watches and archives have open
@@ -51,11 +52,13 @@ const requestTimeout = 10 * time.Second
 // RunInit is the whole of sandboxd-init. It serves the guest protocol on the listening socket that is inherited as
 // descriptor fd, and returns only if it cannot start.
 //
+// What it starts is confined by Landlock, where confine is not nil: a kernel that refuses is an error.
+//
 // It must be called on the first thread, with that locked to the caller (runtime.LockOSThread in an init function).
 //
 // The order matters: nothing of the sandbox runs before the first request, and everything that could leak into a process or
 // let one reach init is closed before that.
-func RunInit(fd int) error {
+func RunInit(fd int, confine *Confinement) error {
 	// Nobody in the sandbox may start a second init on a descriptor of his own making and be taken for us: a started
 	// init is harmless (it has the rights of whoever starts it), but it should say what it is.
 	if err := checkListener(fd); err != nil {
@@ -68,7 +71,7 @@ func RunInit(fd int) error {
 	if err := dropInheritable(); err != nil {
 		return fmt.Errorf("drop inheritable capabilities: %w", err)
 	}
-	return serve(fd)
+	return serve(fd, confine)
 }
 
 func checkListener(fd int) error {
@@ -129,7 +132,7 @@ func spareThreads() {
 }
 
 // serve is RunInit without what a test binary cannot do to itself.
-func serve(fd int) error {
+func serve(fd int, confine *Confinement) error {
 	// Init is small and shall stay so; the sandbox's memory and threads are its user's. One thread at a time is also the fastest:
 	// forks follow each other anyway, and waking a second thread for every packet costs an exec a fifth (BenchmarkExec).
 	// Setting it ends the runtime's own watching of the cgroup, whose descriptors closeOthers closes.
@@ -161,6 +164,11 @@ func serve(fd int) error {
 	s.forked = sync.NewCond(&s.mu)
 	if s.reserve, err = unix.FcntlInt(uintptr(proc), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		return fmt.Errorf("reserve a descriptor: %w", err)
+	}
+	if confine != nil {
+		if s.forker, err = newForker(confine); err != nil {
+			return err
+		}
 	}
 	spareThreads()
 	if err := unix.SetNonblock(fd, true); err != nil {

@@ -68,7 +68,7 @@ func testInit() error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return err
 	}
-	return serve(3)
+	return serve(3, nil)
 }
 
 // A sandbox is a running init.

@@ -24,6 +24,7 @@ type Host struct {
 	Controllers []string      // those that its children have
 	Files       []string      // those that its children's cgroups have: not every kernel has all of a controller's
 	Nofile      uint64        // the launcher's hard RLIMIT_NOFILE: it cannot be exceeded
+	Landlock    int           // its version, where sandboxes can be held by it; 0: they cannot
 	Missing     []string      // what the defaults would like and the host does not give
 }
 
@@ -82,7 +83,7 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 			Bounding: spec.Profile.Capabilities, Permitted: initCaps, Effective: initCaps, Inheritable: initCaps,
 		},
 		Networks:        []*configs.Network{{Type: "loopback"}},
-		Mounts:          mounts(host),
+		Mounts:          append(mounts(host), scratch(spec.Profile.Mounts)...),
 		Devices:         deviceNodes(),
 		MaskPaths:       spec.Profile.MaskedPaths,
 		ReadonlyPaths:   spec.Profile.ReadonlyPaths,
@@ -143,6 +144,18 @@ func mounts(host *Host) []*configs.Mount {
 		{Device: "sysfs", Source: "sysfs", Destination: "/sys", Flags: restricted | unix.MS_RDONLY},
 		{Device: "bind", Source: launcher.InitFile, Destination: initPath, Flags: unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV},
 	}
+}
+
+// scratch mounts what a profile gives its programs to write to. Not noexec: what is compiled there is run there.
+func scratch(mounts []api.Scratch) []*configs.Mount {
+	var all []*configs.Mount
+	for _, m := range mounts {
+		all = append(all, &configs.Mount{
+			Device: "tmpfs", Source: "tmpfs", Destination: m.Path, Flags: unix.MS_NOSUID | unix.MS_NODEV,
+			Data: fmt.Sprintf("mode=%04o,size=%d,uid=%d,gid=%d", m.Mode, m.Size, m.UID, m.GID),
+		})
+	}
+	return all
 }
 
 func deviceNodes() []*devices.Device {

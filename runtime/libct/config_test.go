@@ -41,8 +41,8 @@ func testSpec() *runtime.Spec {
 
 func testHost() *Host {
 	return &Host{
-		IDs:    []idmap.Range{{Inside: 0, Outside: 1, Size: 65536}},
-		Cgroup: true, Controllers: []string{"cpu", "cpuset", "io", "memory", "pids"}, Nofile: 1 << 20,
+		IDs:      []idmap.Range{{Inside: 0, Outside: 1, Size: 65536}},
+		Landlock: 7, Cgroup: true, Controllers: []string{"cpu", "cpuset", "io", "memory", "pids"}, Nofile: 1 << 20,
 		Files: []string{
 			"cpu.max", "cpu.weight", "cpuset.cpus", "io.max", "memory.high", "memory.max", "memory.oom.group", "memory.swap.max", "pids.max",
 		},
@@ -51,17 +51,20 @@ func testHost() *Host {
 
 // What libcontainer is told is the whole of what holds a sandbox: a change of it is to be seen in review.
 func TestPlanIsTheGoldenOne(t *testing.T) {
-	for name, change := range map[string]func(*Host){
-		"delegated": func(*Host) {},
-		"bare":      func(h *Host) { h.Cgroup, h.Controllers, h.Files = false, nil, nil },
-		"single": func(h *Host) {
+	for name, change := range map[string]func(*Host, *runtime.Profile){
+		"delegated": func(*Host, *runtime.Profile) {},
+		"bare":      func(h *Host, _ *runtime.Profile) { h.Cgroup, h.Controllers, h.Files = false, nil, nil },
+		"single": func(h *Host, _ *runtime.Profile) {
 			h.Single, h.IDs = true, []idmap.Range{{Size: 1}}
+		},
+		"hardened": func(_ *Host, p *runtime.Profile) {
+			p.Name, p.Capabilities, p.NonRoot, p.User, p.ReadOnlyRoot = "hardened", []string{}, true, "65534:65534", true
+			p.Mounts = []api.Scratch{{Path: "/tmp", Size: 1 << 20, Mode: 0o1777}, {Path: "/work", Size: 1 << 20, Mode: 0o755, UID: 65534, GID: 65534}}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			host := testHost()
-			change(host)
-			spec := testSpec()
+			host, spec := testHost(), testSpec()
+			change(host, &spec.Profile)
 			enforced, err := Enforce(spec, host)
 			if err != nil {
 				t.Fatal(err)
@@ -73,8 +76,10 @@ func TestPlanIsTheGoldenOne(t *testing.T) {
 			got, err := json.MarshalIndent(struct {
 				Enforced api.Enforced
 				Cgroup   []cgroup.Setting
+				Root     *rootPlan
+				Init     []string
 				Config   any
-			}{enforced, settings(&spec.Limits, &spec.IODevice, host), config}, "", "  ")
+			}{enforced, settings(&spec.Limits, &spec.IODevice, host), planRoot(spec, config, nil), confinement(spec, &enforced).InitArgs(), config}, "", "  ")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -92,6 +97,19 @@ func TestPlanIsTheGoldenOne(t *testing.T) {
 				t.Errorf("plan differs from %s (-want +got):\n%s", golden, d)
 			}
 		})
+	}
+}
+
+// Where there is only root, a profile that runs nothing as root cannot be applied.
+func TestProfileWithoutRootNeedsIDs(t *testing.T) {
+	spec, host := testSpec(), testHost()
+	spec.Profile.NonRoot, spec.Profile.User = true, "65534:65534"
+	if e, err := Enforce(spec, host); err != nil || !e.NonRoot {
+		t.Errorf("with subordinate ids: %+v, %v", e, err)
+	}
+	host.Single, host.IDs = true, []idmap.Range{{Size: 1}}
+	if _, err := Enforce(spec, host); !errors.Is(err, runtime.ErrUnenforceable) {
+		t.Errorf("without: %v", err)
 	}
 }
 

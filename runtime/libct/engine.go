@@ -32,6 +32,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -83,6 +85,10 @@ func Open(host Host) (*Engine, error) {
 		return nil, fmt.Errorf("read own descriptor limit: %w", err)
 	}
 	host.Nofile = limit.Max
+	// Where a version forbids links between directories, or there is none, nothing is confined by it, and enforced says so.
+	if abi, err := kernel.LandlockABI(); err == nil && abi >= kernel.LandlockRefer {
+		host.Landlock = abi
+	}
 	e := &Engine{host: host, freezer: launcher.NewFreezer(), sandboxes: make(map[string]*instance)}
 	if host.Cgroup {
 		// Our own is a child like the sandboxes' will be.
@@ -316,7 +322,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	if err != nil {
 		return nil, fmt.Errorf("prepare rootfs: %w", err)
 	}
-	plan, err := memfile("rootfs", overlays)
+	plan, err := memfile("rootfs", planRoot(spec, p.config, overlays))
 	if err != nil {
 		return nil, err
 	}
@@ -348,7 +354,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	}
 	undo = append(undo, func() { _ = container.Destroy() })
 	process := &libcontainer.Process{
-		Args:       []string{initPath},
+		Args:       append([]string{initPath}, confinement(spec, &p.enforced).InitArgs()...),
 		Env:        []string{"PATH=/"}, // libcontainer insists on one; the init ignores it
 		Cwd:        "/",
 		Init:       true,
@@ -391,6 +397,32 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	in.schedule(spec.Deadline)
 	e.mu.Unlock()
 	return &runtime.Started{ID: spec.ID, Enforced: p.enforced, Limits: spec.Limits, Deadline: spec.Deadline, Pidfd: out}, nil
+}
+
+// confinement says what the sandbox's init holds programs to.
+func confinement(spec *runtime.Spec, enforced *api.Enforced) *guest.Confinement {
+	c := &guest.Confinement{ABI: enforced.Landlock}
+	if spec.Profile.ReadOnlyRoot {
+		c.Writable = []string{}
+		for _, m := range spec.Profile.Mounts {
+			c.Writable = append(c.Writable, m.Path)
+		}
+	}
+	return c
+}
+
+// planRoot says what Init is to do to the root.
+func planRoot(spec *runtime.Spec, config *configs.Config, overlays []launcher.Overlay) *rootPlan {
+	plan := &rootPlan{Overlays: overlays, ReadOnly: spec.Profile.ReadOnlyRoot}
+	if plan.ReadOnly {
+		for _, m := range config.Mounts {
+			if m.Destination != "/dev" && !strings.HasPrefix(m.Destination, "/dev/") { // what is below is made on the fresh /dev
+				plan.Dirs = append(plan.Dirs, m.Destination)
+			}
+		}
+		plan.Dirs = append(plan.Dirs, "/dev")
+	}
+	return plan
 }
 
 // limit makes a sandbox's cgroup hold what to says; it has held from. A new one is limited before a process is in it.

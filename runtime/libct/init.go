@@ -58,11 +58,20 @@ func slacken() error {
 // blamesImage stands before the complaint of Init where the image is to blame for it.
 const blamesImage = "image: "
 
+// rootPlan is what Create tells Init.
+type rootPlan struct {
+	Overlays []launcher.Overlay `json:"overlays"`
+	// ReadOnly makes the root, and every overlay of it, read-only; Dirs are then made before, for what is mounted there.
+	ReadOnly bool     `json:"read_only,omitempty"`
+	Dirs     []string `json:"dirs,omitempty"`
+}
+
 func prepareRootfs() error {
-	overlays, err := takePlan()
+	plan, err := takePlan()
 	if err != nil {
 		return err
 	}
+	overlays := plan.Overlays
 	// Relative lower directories keep the option string below mount(2)'s page for some sixty layers.
 	if err := unix.Chdir(launcher.LayersDir); err != nil {
 		return fmt.Errorf("enter %s: %w", launcher.LayersDir, err)
@@ -80,13 +89,18 @@ func prepareRootfs() error {
 	if err := unix.Chdir(launcher.RootfsDir); err != nil {
 		return fmt.Errorf("enter %s: %w", launcher.RootfsDir, err)
 	}
+	if plan.ReadOnly {
+		if err := makeReadOnly(plan); err != nil {
+			return err
+		}
+	}
 	return closeNamespaces()
 }
 
 // takePlan reads the plan and leaves /dev/null in its place: libcontainer passes the number on to the sandbox's init, and
 // what is open there must tell nothing of the host (CVE-2024-21626). No os.File: its finalizer would close the number
 // behind our back, for something else to take.
-func takePlan() ([]launcher.Overlay, error) {
+func takePlan() (*rootPlan, error) {
 	var data []byte
 	buf := make([]byte, 32<<10)
 	for {
@@ -99,8 +113,8 @@ func takePlan() ([]launcher.Overlay, error) {
 		}
 		data = append(data, buf[:n]...)
 	}
-	var overlays []launcher.Overlay
-	if err := json.Unmarshal(data, &overlays); err != nil {
+	plan := new(rootPlan)
+	if err := json.Unmarshal(data, plan); err != nil {
 		return nil, fmt.Errorf("decode plan: %w", err)
 	}
 	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -110,7 +124,7 @@ func takePlan() ([]launcher.Overlay, error) {
 	if err := unix.Dup3(null, fdPlan, 0); err != nil {
 		return nil, fmt.Errorf("replace descriptor: %w", err)
 	}
-	return overlays, unix.Close(null)
+	return plan, unix.Close(null)
 }
 
 func mount(o *launcher.Overlay) error {
@@ -122,6 +136,30 @@ func mount(o *launcher.Overlay) error {
 	target := filepath.Join(launcher.RootfsDir, o.Target)
 	if err := unix.Mount("overlay", target, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount overlay at %s: %w", filepath.Join("/", o.Target), err)
+	}
+	return nil
+}
+
+// makeReadOnly makes what libcontainer could not make any more, and then the overlays read-only. Not libcontainer's Readonlyfs:
+// that knows nothing of the overlays below the root, and takes nosuid and nodev off it (setReadonly in its rootfs_linux.go).
+func makeReadOnly(plan *rootPlan) error {
+	root, err := os.OpenRoot(launcher.RootfsDir)
+	if err != nil {
+		return fmt.Errorf("open the root: %w", err)
+	}
+	defer root.Close() // only read
+	for _, dir := range plan.Dirs {
+		// Relative links of the image are followed within the root, others are refused. Libcontainer then mounts in there.
+		if err := root.MkdirAll(strings.TrimPrefix(dir, "/"), 0o755); err != nil {
+			return fmt.Errorf("make %s for the profile's mount: %w: %w", dir, err, runtime.ErrRootfs)
+		}
+	}
+	for _, o := range plan.Overlays {
+		target := filepath.Join(launcher.RootfsDir, o.Target)
+		const flags = unix.MS_REMOUNT | unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
+		if err := unix.Mount("", target, "", flags, ""); err != nil {
+			return fmt.Errorf("make %s read-only: %w", filepath.Join("/", o.Target), err)
+		}
 	}
 	return nil
 }

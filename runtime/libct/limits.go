@@ -17,16 +17,22 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 	e := api.Enforced{
 		Namespaces: []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "net"},
 		IDs:        "subordinate",
+		Profile:    spec.Profile.Name,
 		Seccomp:    spec.Profile.Name,
 		NoNewPrivs: true,
 		Caps:       len(spec.Profile.Capabilities),
-		Memory:     "none",
-		CPU:        "none",
-		CPUSet:     "none",
-		Pids:       "rlimit",
-		IO:         "none",
-		Network:    string(api.NetworkNone),
-		Missing:    slices.Clone(host.Missing),
+
+		NonRoot:      spec.Profile.NonRoot,
+		ReadOnlyRoot: spec.Profile.ReadOnlyRoot,
+		Landlock:     host.Landlock,
+
+		Memory:  "none",
+		CPU:     "none",
+		CPUSet:  "none",
+		Pids:    "rlimit",
+		IO:      "none",
+		Network: string(api.NetworkNone),
+		Missing: slices.Clone(host.Missing),
 	}
 	if host.Single {
 		e.IDs = "single"
@@ -57,6 +63,10 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 			e.IO = "direct"
 			e.Missing = append(e.Missing, "io limit: "+reason)
 		}
+	}
+	if spec.Profile.NonRoot && host.Single {
+		return e, fmt.Errorf("profile %q: its programs run as %s, and without subordinate ids there is only root: %w",
+			spec.Profile.Name, spec.Profile.User, runtime.ErrUnenforceable)
 	}
 	return e, refuse(spec, host, has)
 }

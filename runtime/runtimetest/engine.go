@@ -67,10 +67,10 @@ func NewEngine(init Init) *Engine {
 }
 
 // Enforced is what every sandbox of the engine says of itself.
-func Enforced(profile string) api.Enforced {
+func Enforced(p *runtime.Profile) api.Enforced {
 	return api.Enforced{
 		Namespaces: []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "network"},
-		IDs:        "subordinate", Seccomp: profile, NoNewPrivs: true,
+		IDs:        "subordinate", Profile: p.Name, Seccomp: p.Name, NoNewPrivs: true, NonRoot: p.NonRoot, ReadOnlyRoot: p.ReadOnlyRoot,
 		Memory: "cgroup", CPU: "cgroup", CPUSet: "none", Pids: "cgroup", IO: "none", Network: "none",
 	}
 }
@@ -168,7 +168,7 @@ func (b *box) describe() (*runtime.Started, error) {
 		return nil, err
 	}
 	return &runtime.Started{
-		ID: b.spec.ID, Enforced: Enforced(b.spec.Profile.Name), Limits: b.spec.Limits, Deadline: b.spec.Deadline,
+		ID: b.spec.ID, Enforced: Enforced(&b.spec.Profile), Limits: b.spec.Limits, Deadline: b.spec.Deadline,
 		Paused: b.paused, Pidfd: pidfd,
 	}, nil
 }
@@ -317,7 +317,7 @@ func (e *Engine) Update(_ context.Context, id string, change *runtime.Change) (a
 			return api.Enforced{}, err
 		}
 	}
-	return Enforced(b.spec.Profile.Name), nil
+	return Enforced(&b.spec.Profile), nil
 }
 
 func (b *box) update(e *Engine, change *runtime.Change) error {

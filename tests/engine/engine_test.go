@@ -394,13 +394,17 @@ func newFixture(t *testing.T) runtimetest.Fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	profile, err := ociprofiles.Load(ociprofiles.Default, seccomp.Abilities{Actions: actions})
+	profiles, err := ociprofiles.Open("", seccomp.Abilities{Actions: actions})
+	if err != nil {
+		t.Fatal(err)
+	}
+	profile, err := profiles.Get(ociprofiles.Default)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return runtimetest.Fixture{Engine: client, NewSpec: func(_ *testing.T, id string) *runtime.Spec {
 		return &runtime.Spec{
-			ID: id, Rootfs: rootfs.Source{Layers: []string{chain}}, Hostname: id, Profile: profile,
+			ID: id, Rootfs: rootfs.Source{Layers: []string{chain}}, Hostname: id, Profile: profile.Profile,
 			Limits: api.Limits{Pids: 64, Nofile: 1024}, Deadline: time.Now().Add(time.Hour),
 		}
 	}}

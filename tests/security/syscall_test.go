@@ -2,108 +2,153 @@ package security
 
 import (
 	"encoding/json"
-	"errors"
-	"fmt"
 	"os"
-	"os/exec"
+	"slices"
 	"strings"
-	"syscall"
 	"testing"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/attack"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/seccomp"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// attempt is what the attacker prints.
-type attempt struct {
-	Attack string `json:"attack"`
-	Worked bool   `json:"worked"`
-	Errno  string `json:"errno"`
-	Detail string `json:"detail"`
+// minAttacks is how many attacks there are at least, so that none gets lost.
+const minAttacks = 120
+
+// profiles are those that attacks are tried under, as far as the host can apply them.
+func profiles(t *testing.T, d *harness.Daemon) []string {
+	t.Helper()
+	if d.System(t).Enforced.IDs == "single" {
+		return []string{"default"}
+	}
+	return []string{"default", "hardened"}
 }
 
-// TestAttacksAreRefused runs every attack in a sandbox of the host image: kernel surface at large, nested namespaces,
+// TestAttacksAreRefused runs every attack of the corpus in sandboxes of the host image: kernel surface at large, nested namespaces,
 // mounts, /proc and /sys, init and its descriptors, cgroups, odd socket families.
 func TestAttacksAreRefused(t *testing.T) {
 	testenv.RequireUserNS(t)
 	program := harness.Helper(t, "attacker")
-	list, err := exec.CommandContext(t.Context(), program, "list").Output()
-	if err != nil {
-		t.Fatal(err)
+	corpus := attack.Corpus()
+	if len(corpus) < minAttacks {
+		t.Errorf("there are %d attacks, want %d", len(corpus), minAttacks)
 	}
 	d := harness.Start(t, harness.Options{})
-	s := d.Create(t, api.CreateSandbox{})
-	inside := plant(t, s, program)
+	type place struct {
+		profile string
+		*harness.Sandbox
+		inside string
+	}
+	var places []place
+	for _, profile := range profiles(t, d) {
+		s := d.Create(t, api.CreateSandbox{Profile: profile})
+		places = append(places, place{profile, s, plant(t, s, program)})
+	}
 
-	for attack := range strings.FieldsSeq(string(list)) {
-		t.Run(attack, func(t *testing.T) {
-			if worked, found := control(t, program, attack); !worked {
-				t.Skipf("the attack does not work on this machine even where nothing holds it: %s", found)
-			}
-			result := s.Exec(t, api.ExecRequest{Argv: []string{inside, "try", attack}, Timeout: 20})
-			if result.Exit.Signal == "SIGSYS" {
-				return // killed by the filter is refused as well
-			}
-			got, err := decode(result.Stdout)
+	tried := 0
+	for _, a := range corpus {
+		t.Run(a.Name, func(t *testing.T) {
+			worked, found, err := attack.Control(t.Context(), program, a.Name)
 			if err != nil {
-				t.Fatalf("%v; exit %+v, stderr %s", err, result.Exit, result.Stderr)
+				t.Fatal(err)
 			}
-			if got.Worked {
-				t.Error("the attack worked")
+			if worked {
+				tried++
+			}
+			for _, s := range places {
+				result := s.Exec(t, api.ExecRequest{Argv: append([]string{s.inside}, attack.Try(a.Name)...), Timeout: 20})
+				if result.Exit.Signal == "SIGSYS" {
+					continue // killed by the filter is refused as well
+				}
+				got, err := attack.Decode(result.Stdout)
+				if err != nil {
+					t.Fatalf("%s: %v; exit %+v, stderr %s", s.profile, err, result.Exit, result.Stderr)
+				}
+				if got.Worked {
+					t.Errorf("%s: the attack worked", s.profile)
+				}
+			}
+			if !worked {
+				t.Skipf("the attack does not work on this machine even where nothing holds it: %s", found)
 			}
 		})
 	}
-	// Whatever was tried, the sandbox still stands.
-	if got := s.Sh(t, "echo alive"); got != "alive\n" {
-		t.Errorf("after the attacks: %q", got)
+	t.Logf("%d attacks, %d whose control works here", len(corpus), tried)
+	// Whatever was tried, the sandboxes still stand.
+	for _, s := range places {
+		if got := s.Sh(t, "echo alive"); got != "alive\n" {
+			t.Errorf("%s: after the attacks: %q", s.profile, got)
+		}
 	}
 }
 
-// control says whether the attack works without the sandbox's layers: in a bare user namespace, or, for root, in bare
-// namespaces without one. The mount, network and PID namespaces are there to keep the attempt off the host.
-func control(t *testing.T, program, attack string) (worked bool, found string) {
+// The filter that holds is the one that was planned: every system call is made from inside, and answers what the plan says. What
+// reaches the kernel is counted; SECURITY.md states the numbers.
+func TestReachableSystemCalls(t *testing.T) {
+	testenv.RequireUserNS(t)
+	program := harness.Helper(t, "attacker")
+	d := harness.Start(t, harness.Options{})
+	for _, profile := range profiles(t, d) {
+		t.Run(profile, func(t *testing.T) {
+			var shown api.Profile
+			if err := d.Call(t.Context(), "GET", "/v1/profiles/"+profile, nil, &shown); err != nil {
+				t.Fatal(err)
+			}
+			plan := new(specs.LinuxSeccomp)
+			if err := json.Unmarshal(shown.Seccomp, plan); err != nil {
+				t.Fatal(err)
+			}
+			s := d.Create(t, api.CreateSandbox{Profile: profile})
+			limit := testenv.Patience(2 * time.Minute).Seconds()
+			result := s.Exec(t, api.ExecRequest{Argv: append([]string{plant(t, s, program)}, attack.Calls()...), Timeout: limit})
+			var measured attack.Measured
+			if err := json.Unmarshal([]byte(result.Stdout), &measured); err != nil {
+				t.Fatalf("%v; exit %+v, stderr %s", err, result.Exit, result.Stderr)
+			}
+			reached, unclear := compare(t, plan, &measured)
+			t.Logf("%s on %s: %d system calls reach the kernel, %d are planned; that they do cannot be told of %v",
+				profile, measured.Arch, reached, shown.Syscalls, unclear)
+			if reached+len(unclear) > shown.Syscalls || reached < shown.Syscalls-20 {
+				t.Errorf("%d reach the kernel and %d may; %d are planned", reached, len(unclear), shown.Syscalls)
+			}
+			if profile == "hardened" && reached+len(unclear) > 180 {
+				t.Errorf("%d reach the kernel and %d may", reached, len(unclear))
+			}
+		})
+	}
+}
+
+// compare holds what was measured against the plan. Unclear are calls that the plan allows and whose answer is one that the kernel
+// gives too, where it lacks a call or the caller a capability.
+func compare(t *testing.T, plan *specs.LinuxSeccomp, m *attack.Measured) (reached int, unclear []string) {
 	t.Helper()
-	const apart = syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWCGROUP
-	bare := &syscall.SysProcAttr{
-		Cloneflags:  apart | syscall.CLONE_NEWUSER,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
-	}
-	tries := map[string]*syscall.SysProcAttr{"in a bare user namespace": bare}
-	if os.Geteuid() == 0 {
-		tries["as the host's root"] = &syscall.SysProcAttr{Cloneflags: apart}
-	}
-	var said []string
-	for where, attributes := range tries {
-		cmd := exec.CommandContext(t.Context(), program, "control", attack)
-		cmd.SysProcAttr = attributes
-		out, err := cmd.Output()
-		if err != nil {
-			said = append(said, fmt.Sprintf("%s: %v", where, err))
-			continue
+	for number, answer := range m.Answers {
+		name := attack.CallName(number)
+		args := attack.CallArgs(name)
+		v := seccomp.Lookup(plan, name, args[:]...)
+		switch {
+		case name == "uprobe" || name == "uretprobe":
+			// The kernel exempts them from filters: from anywhere but its own trampolines they end the program (seccomp.c,
+			// __secure_computing).
+		case !v.Allowed() && answer == "ENOSYS":
+			// Refused as well, like what no rule names: this build's libseccomp does not know the call.
+		case !v.Allowed() && answer != v.String():
+			t.Errorf("%d (%s) answers %s, planned was %s", number, name, answer, v)
+		case v.Allowed() && answer == attack.Killed:
+			t.Errorf("%d (%s) is allowed, and kills", number, name)
+		case v.Allowed() && (answer == "ENOSYS" || answer == "EPERM"):
+			unclear = append(unclear, name)
+		case v.Allowed():
+			reached++
 		}
-		got, err := decode(string(out))
-		if err != nil {
-			t.Fatalf("control %s: %v", where, err)
-		}
-		if got.Worked {
-			return true, ""
-		}
-		said = append(said, fmt.Sprintf("%s: %s", where, got.Detail))
 	}
-	return false, strings.Join(said, "; ")
-}
-
-func decode(line string) (attempt, error) {
-	var a attempt
-	if err := json.Unmarshal([]byte(line), &a); err != nil {
-		return a, fmt.Errorf("the attacker printed %q: %w", line, err)
-	}
-	if strings.HasPrefix(a.Detail, "control cannot") {
-		return a, errors.New(a.Detail)
-	}
-	return a, nil
+	slices.Sort(unclear)
+	return reached, unclear
 }
 
 // plant puts a program into the sandbox.
@@ -117,6 +162,6 @@ func plant(t *testing.T, s *harness.Sandbox, program string) string {
 	if err := s.Put(t.Context(), path, data); err != nil {
 		t.Fatalf("put the attacker: %v", err)
 	}
-	s.Sh(t, "chmod 755 "+path)
+	s.Sh(t, strings.Join([]string{"chmod", "755", path}, " "))
 	return path
 }

@@ -1,0 +1,126 @@
+// Package attack is the corpus of what a hostile program tries from inside a sandbox, and the program that tries it.
+//
+// A program that contains it calls [Main] first thing and can then be put into a sandbox and told to attack. Tests do that with a
+// small program of their own, `sandboxd doctor --attack` with its own binary. Every attack has a control, the same attempt where
+// nothing but bare namespaces holds it: one that does not work there proves nothing.
+//
+// Attacks are harmless where they work: they ask for what they would need, and give it back or end with it.
+package attack
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// mainArg is the first argument of a program that is to attack.
+const mainArg = "attack"
+
+// Attack is one that a program can be told to try.
+type Attack struct {
+	Name string
+	// Layer is what should stop it, first of all; several mostly would.
+	Layer string
+
+	try func() error // nil: it worked
+}
+
+// Result is the outcome of one, as the attacking program prints it.
+type Result struct {
+	Attack string `json:"attack"`
+	Worked bool   `json:"worked"`
+	Errno  string `json:"errno,omitempty"` // name of the error that stopped it
+	Detail string `json:"detail,omitempty"`
+}
+
+// The layers.
+const (
+	Filter       = "system call filter"
+	Capabilities = "capabilities"
+	Masked       = "masked paths"
+	ReadOnly     = "read-only paths"
+	Undumpable   = "undumpable init"
+	Namespaces   = "namespaces"
+	NoDevices    = "no device nodes"
+)
+
+// Main is to be called first thing by a program that contains the corpus. Where it was told to attack it does so, prints a
+// [Result] for each attempt, and handled is true: the caller then exits with the code and does nothing else.
+func Main(args []string) (code int, handled bool) {
+	if len(args) < 2 || args[0] != mainArg {
+		return 0, false
+	}
+	switch {
+	case len(args) == 2 && args[1] == "calls":
+		return measureCalls(), true
+	case len(args) == 3 && args[1] == "call":
+		return makeCall(args[2]), true
+	case len(args) == 3:
+		a := find(args[2])
+		switch {
+		case a == nil:
+		case args[1] == "try":
+			report(a.Name, a.try())
+			return 0, true
+		case args[1] == "control":
+			control(a.Name)
+			return 0, true
+		}
+	}
+	fmt.Fprintln(os.Stderr, "usage: attack try ATTACK | control ATTACK | calls")
+	return 2, true
+}
+
+// Try is the arguments that make a program that contains the corpus try an attack.
+func Try(name string) []string { return []string{mainArg, "try", name} }
+
+// Calls is the arguments that make it measure which system calls reach the kernel; see [Measured].
+func Calls() []string { return []string{mainArg, "calls"} }
+
+func find(name string) *Attack {
+	for _, a := range Corpus() {
+		if a.Name == name {
+			return &a
+		}
+	}
+	return nil
+}
+
+// control is PID 1 of fresh namespaces without any further layer. It gives the attack what a sandbox has (a /proc of
+// its own, an empty /tmp, an init to attack: itself) and lets a child try.
+func control(name string) {
+	for _, m := range []struct {
+		source, target, kind string
+		flags                uintptr
+	}{{"", "/", "", unix.MS_REC | unix.MS_PRIVATE}, {"proc", "/proc", "proc", 0}, {"tmpfs", "/tmp", "tmpfs", 0}} {
+		// The program itself may lie in /tmp; the child is started from /proc/self/exe.
+		if err := unix.Mount(m.source, m.target, m.kind, m.flags, ""); err != nil {
+			report(name, fmt.Errorf("control cannot mount %s: %w", m.target, err))
+			return
+		}
+	}
+	child, err := os.StartProcess("/proc/self/exe", append([]string{"attacker"}, Try(name)...),
+		&os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
+	if err != nil {
+		report(name, fmt.Errorf("control cannot start: %w", err))
+		return
+	}
+	if state, err := child.Wait(); err != nil || !state.Success() {
+		report(name, fmt.Errorf("the attempt ended with %v (%w)", state, err))
+	}
+}
+
+func report(name string, err error) {
+	r := Result{Attack: name, Worked: err == nil}
+	if err != nil {
+		r.Detail = err.Error()
+		if errno, ok := errors.AsType[syscall.Errno](err); ok {
+			r.Errno = unix.ErrnoName(errno)
+		}
+	}
+	_ = json.NewEncoder(os.Stdout).Encode(r) // nobody is left to tell
+}

@@ -1,0 +1,5 @@
+//go:build !amd64
+
+package attack
+
+func processorControl() []Attack { return nil }

@@ -1,0 +1,180 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	goruntime "runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Everything that the daemon starts in a sandbox, and what that starts, is in one Landlock domain, which init is not in. So what
+// Landlock refuses is refused to programs: to write outside of where the profile lets them, to change any mount, to make block
+// devices, to use devices elsewhere than in /dev; and to look into init, to signal it, or to reach a socket or process outside.
+//
+// A domain belongs to a thread, and its children inherit it. Two threads that restrict themselves alike are in two domains,
+// whose programs could not signal each other. So one thread restricts itself and forks everything (see forker).
+
+// Confinement is what the launcher tells init of Landlock.
+type Confinement struct {
+	ABI int // of the kernel, as the launcher's probe found it
+	// Writable are the directories below which programs may write; nil: everywhere.
+	Writable []string
+}
+
+// confineArg is the first argument of an init that is to confine its programs.
+const confineArg = "landlock="
+
+// InitArgs are the arguments of an init that confines its programs so; none where the ABI is 0.
+func (c *Confinement) InitArgs() []string {
+	if c.ABI == 0 {
+		return nil
+	}
+	if c.Writable == nil {
+		return []string{confineArg + strconv.Itoa(c.ABI), "/"}
+	}
+	return append([]string{confineArg + strconv.Itoa(c.ABI)}, c.Writable...)
+}
+
+// ParseInitArgs reads what InitArgs has written. Nil is none.
+func ParseInitArgs(args []string) (*Confinement, error) {
+	if len(args) == 0 {
+		return nil, nil //nolint:nilnil // there is nothing to confine by, and that is no error
+	}
+	abi, ok := strings.CutPrefix(args[0], confineArg)
+	n, err := strconv.Atoi(abi)
+	if !ok || err != nil || n < 1 {
+		return nil, fmt.Errorf("argument %q: not Landlock's version", args[0])
+	}
+	for _, dir := range args[1:] {
+		if dir == "" || dir[0] != '/' {
+			return nil, fmt.Errorf("argument %q: not a directory", dir)
+		}
+	}
+	if len(args) == 2 && args[1] == "/" {
+		return &Confinement{ABI: n}, nil
+	}
+	return &Confinement{ABI: n, Writable: args[1:]}, nil
+}
+
+// landlockRule lets something be done beneath a directory.
+type landlockRule struct {
+	Dir    string
+	Access uint64
+}
+
+// landlockPlan is what is taken away, and what is given back.
+type landlockPlan struct {
+	Handled unix.LandlockRulesetAttr
+	Rules   []landlockRule
+}
+
+// plan is a pure function of what is known of the kernel and the profile.
+func (c *Confinement) plan() landlockPlan {
+	const write = unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
+		unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG |
+		unix.LANDLOCK_ACCESS_FS_MAKE_SOCK | unix.LANDLOCK_ACCESS_FS_MAKE_FIFO | unix.LANDLOCK_ACCESS_FS_MAKE_SYM |
+		unix.LANDLOCK_ACCESS_FS_REFER
+	var p landlockPlan
+	var truncate, device uint64
+	if c.ABI >= 3 {
+		truncate = unix.LANDLOCK_ACCESS_FS_TRUNCATE
+	}
+	if c.ABI >= 5 {
+		device = unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+	}
+	if c.ABI >= 6 {
+		p.Handled.Scoped = unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET | unix.LANDLOCK_SCOPE_SIGNAL
+	}
+	// Nobody makes a block device. Character devices are whiteouts: others the kernel refuses a user namespace.
+	p.Handled.Handled_access_fs = unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK | unix.LANDLOCK_ACCESS_FS_REFER | device
+	if c.Writable == nil {
+		// Links and renames between directories are refused unless they are allowed, whatever is handled.
+		p.Rules = []landlockRule{{"/", unix.LANDLOCK_ACCESS_FS_REFER}, {"/dev", device}}
+	} else {
+		p.Handled.Handled_access_fs |= write | truncate
+		p.Rules = []landlockRule{{"/dev", unix.LANDLOCK_ACCESS_FS_WRITE_FILE | truncate | device}, {"/dev/shm", write | truncate}}
+		for _, dir := range c.Writable {
+			p.Rules = append(p.Rules, landlockRule{dir, write | truncate})
+		}
+	}
+	return p
+}
+
+// apply restricts the calling thread and all that it starts, for good. No_new_privs, which it needs, the launcher has set.
+func (p *landlockPlan) apply() (err error) {
+	//nolint:gosec // the address is that of the structure which the call reads
+	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&p.Handled)), unsafe.Sizeof(p.Handled), 0)
+	if errno != 0 {
+		return fmt.Errorf("create Landlock ruleset: %w", errno)
+	}
+	defer func() { err = errors.Join(err, unix.Close(int(fd))) }()
+	for _, r := range p.Rules {
+		if r.Access == 0 {
+			continue // this kernel's Landlock does not know what it would allow
+		}
+		dir, err := unix.Open(r.Dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("open %s for Landlock: %w", r.Dir, err)
+		}
+		attr := unix.LandlockPathBeneathAttr{Allowed_access: r.Access, Parent_fd: int32(dir)} //nolint:gosec // G115: a descriptor
+		//nolint:gosec // the address is that of the structure which the call reads
+		_, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, fd, unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&attr)), 0, 0, 0)
+		if err := unix.Close(dir); err != nil {
+			return fmt.Errorf("close %s: %w", r.Dir, err)
+		}
+		if errno != 0 {
+			return fmt.Errorf("allow %s in Landlock: %w", r.Dir, errno)
+		}
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, fd, 0, 0); errno != 0 {
+		return fmt.Errorf("restrict by Landlock: %w", errno)
+	}
+	return nil
+}
+
+// forker is the thread that everything is forked from.
+type forker struct{ requests chan forkRequest }
+
+type forkRequest struct {
+	path string
+	argv []string
+	attr *syscall.ProcAttr
+	done chan<- forkDone
+}
+
+type forkDone struct {
+	pid int
+	err error
+}
+
+// newForker starts it. It runs for as long as init.
+func newForker(c *Confinement) (*forker, error) {
+	f := &forker{requests: make(chan forkRequest)}
+	confined := make(chan error)
+	go func() {
+		goruntime.LockOSThread() // and never unlocked: nothing else may run on it
+		p := c.plan()
+		err := p.apply()
+		confined <- err
+		if err != nil {
+			return
+		}
+		for r := range f.requests {
+			pid, err := forkExec(r.path, r.argv, r.attr)
+			r.done <- forkDone{pid, err}
+		}
+	}()
+	return f, <-confined
+}
+
+func (f *forker) forkExec(path string, argv []string, attr *syscall.ProcAttr) (int, error) {
+	done := make(chan forkDone, 1)
+	f.requests <- forkRequest{path, argv, attr, done}
+	r := <-done
+	return r.pid, r.err
+}
