@@ -345,23 +345,6 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// A small limit of memory ends the program, or keeps it from starting. It never ends what sets the limit, whose last words would
-// look like the program's.
-func TestSmallLimitOfMemory(t *testing.T) {
-	s := startInit(t)
-	argv := append([]string{"sh", "-c", "exit 3"}, slices.Repeat([]string{strings.Repeat("x", 1000)}, 1000)...)
-	for range 5 {
-		_, errs, exit, err := s.run(t, ExecRequest{Argv: argv, Env: testEnv, Limits: []Rlimit{{unix.RLIMIT_AS, 8 << 20}}})
-		if err != nil || exit.Code != 3 || errs != "" {
-			t.Errorf("8 MiB: %+v, %q, %v", exit, errs, err)
-		}
-		_, errs, exit, err = s.run(t, ExecRequest{Argv: argv, Env: testEnv, Limits: []Rlimit{{unix.RLIMIT_AS, 4096}}})
-		if e, ok := errors.AsType[*Error](err); !ok || e.Stage != StageStart || e.Errno != unix.E2BIG || errs != "" {
-			t.Errorf("4 KiB: %+v, %q, %v", exit, errs, err)
-		}
-	}
-}
-
 // waitFor asks until the answer is yes.
 func waitFor(t *testing.T, ready func() bool) {
 	t.Helper()

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -579,6 +580,26 @@ func TestDetachedCommandLine(t *testing.T) {
 	s.Delete(t)
 	if got = d.CLI(t, "execs", "work"); got.Code != 1 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// A small limit of memory ends the program, or keeps it from starting. It never ends what sets the limit, whose last words would
+// look like the program's. It is of the built binaries: in a test's own the race detector needs more than these limits.
+func TestSmallLimitOfMemory(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	c := client.New(d.Socket)
+	defer c.Close()
+	argv := append([]string{"/bin/sh", "-c", "exit 3"}, slices.Repeat([]string{strings.Repeat("x", 1000)}, 1000)...)
+	for range 5 {
+		got, err := c.Exec(t.Context(), s.ID, api.ExecRequest{Argv: argv, Rlimits: map[string]uint64{"as": 8 << 20}})
+		if err != nil || got.Exit.Code != 3 || got.Stderr != "" {
+			t.Errorf("8 MiB: %+v, %v", got, err)
+		}
+		got, err = c.Exec(t.Context(), s.ID, api.ExecRequest{Argv: argv, Rlimits: map[string]uint64{"as": 4096}})
+		if err == nil || !strings.Contains(err.Error(), "argument list too long") {
+			t.Errorf("4 KiB: %+v, %v", got, err)
+		}
 	}
 }
 
