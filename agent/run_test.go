@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -34,6 +35,7 @@ func newRun(t *testing.T, turns ...llmtest.Turn) (Options, *fakeSandbox, *llmtes
 	}
 	sandbox := &fakeSandbox{dir: dir}
 	clock := testTime.Add(-time.Second)
+	var mu sync.Mutex // calls of a turn run at the same time
 	return Options{
 		Query: "the task", ModelName: "scripted", BaseURL: srv.URL,
 		Model: &llm.Retry{Model: server, Retries: 5, Wait: func(ctx context.Context, _ time.Duration) error { return ctx.Err() }},
@@ -46,7 +48,12 @@ func newRun(t *testing.T, turns ...llmtest.Turn) (Options, *fakeSandbox, *llmtes
 			return sandbox, nil
 		},
 		OutputDir: filepath.Join(dir, "output"),
-		Now:       func() time.Time { clock = clock.Add(time.Second); return clock },
+		Now: func() time.Time {
+			mu.Lock()
+			defer mu.Unlock()
+			clock = clock.Add(time.Second)
+			return clock
+		},
 	}, sandbox, srv
 }
 

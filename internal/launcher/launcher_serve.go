@@ -48,6 +48,7 @@ type Server struct {
 
 	mu       sync.Mutex
 	sessions map[*net.UnixConn]struct{}
+	starting map[string]chan struct{} // ids of sandboxes that are being started, closed when it is known who has them
 	idle     *time.Timer
 }
 
@@ -144,6 +145,9 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 		s.attach(c)
 		return
 	}
+	if (req.Op == opCreate || req.Op == opStart) && req.Spec != nil {
+		defer s.holdStart(ctx, req.Spec.ID)()
+	}
 	work, done := ctx, func() {}
 	if req.Op == opApply || req.Op == opDiff || req.Op == opSnapshot || req.Op == opStop || req.Op == opRemoveLayer {
 		// They take as long as the daemon, the one who wrote the layer, or the sandbox likes; and who has a layer removed that is
@@ -175,6 +179,37 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 	}
 	if req.Op == opShutdown {
 		s.stopOnce.Do(func() { close(s.stop) })
+	}
+}
+
+// holdStart keeps others from starting a sandbox until release is called: until it is answered, and what the one who asked never
+// got to know of is undone. It waits for whoever does so, which takes milliseconds; without that the next daemon would be told that
+// the sandbox exists.
+func (s *Server) holdStart(ctx context.Context, id string) (release func()) {
+	for {
+		s.mu.Lock()
+		busy := s.starting[id]
+		if busy == nil {
+			break
+		}
+		s.mu.Unlock()
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return func() {} // the engine says what is to be said
+		}
+	}
+	defer s.mu.Unlock()
+	mine := make(chan struct{})
+	if s.starting == nil {
+		s.starting = make(map[string]chan struct{})
+	}
+	s.starting[id] = mine
+	return func() {
+		s.mu.Lock()
+		delete(s.starting, id)
+		s.mu.Unlock()
+		close(mine)
 	}
 }
 

@@ -1,15 +1,20 @@
 package launcher
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/runtime/runtimetest"
 )
 
 // A request that may take long ends with the one who asks, and with the server.
@@ -58,6 +63,76 @@ func TestLongRequestsEndWithTheirDaemon(t *testing.T) {
 				t.Fatal("it goes on")
 			}
 		})
+	}
+}
+
+// slowStart is an engine whose starts take until they are let go.
+type slowStart struct {
+	inMemory
+
+	began chan struct{}
+	goOn  chan struct{}
+}
+
+func (e slowStart) Start(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	st, err := e.inMemory.Start(ctx, spec, control)
+	e.began <- struct{}{}
+	<-e.goOn
+	return st, err
+}
+
+// Kill ends a sandbox only when the next start of it would have been there.
+func (e slowStart) Kill(ctx context.Context, id string) error {
+	select {
+	case <-e.began:
+	case <-time.After(100 * time.Millisecond):
+	}
+	return e.inMemory.Kill(ctx, id)
+}
+
+// A daemon that dies while it has a sandbox started leaves one that nobody knows of. It is ended, and the next daemon, which has
+// found the sandbox stopped, starts it.
+func TestStartAfterOneThatNobodyKnowsOf(t *testing.T) {
+	e := slowStart{inMemory{runtimetest.NewEngine(nil)}, make(chan struct{}, 2), make(chan struct{})}
+	null := devNull(t)
+	spec := &runtime.Spec{ID: "work", Deadline: time.Unix(1<<33, 0)}
+	st, err := e.Create(t.Context(), spec, null)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Pidfd.Close()
+	if err := e.inMemory.Kill(t.Context(), spec.ID); err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{Engine: e, Log: slog.New(slog.DiscardHandler)}
+	var served sync.WaitGroup
+	ask := func() *net.UnixConn {
+		daemon, c := pair(t)
+		if err := send(daemon, &request{Op: opStart, Spec: spec}, null); err != nil {
+			t.Fatal(err)
+		}
+		served.Go(func() { s.serve(t.Context(), c) })
+		return daemon
+	}
+	dead := ask()
+	<-e.began
+	if err := dead.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next := ask()
+	close(e.goOn)
+	var resp response
+	files, err := receive(next, &resp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAll(files)
+	if resp.Error != nil {
+		t.Errorf("%+v", resp.Error)
+	}
+	served.Wait()
+	if len(s.starting) != 0 {
+		t.Errorf("held for ever: %v", s.starting)
 	}
 }
 
