@@ -293,6 +293,7 @@ type left struct {
 	Request api.ExecRequest // without stdin, argv and env
 	Kept    int64
 	Main    bool `json:",omitempty"` // it is a main process
+	Life    int  `json:",omitempty"` // then: of the sandbox
 	Init    int  // the host's pid of the sandbox's init
 	OOM     *int // how often the kernel had killed for want of memory before; nil if that is not known
 }
@@ -410,6 +411,9 @@ func stdinFile(data []byte) (_ *os.File, err error) {
 func (x *Execution) leave() error {
 	rest := left{Record: x.record, Request: x.req, Init: x.lease.Record.PID, Kept: x.kept, Main: x.main != nil}
 	rest.Request.Argv, rest.Request.Env, rest.Request.Stdin = nil, nil, nil
+	if x.main != nil {
+		rest.Life = x.main.life
+	}
 	if x.oom.done != nil && x.oom.err == nil {
 		rest.OOM = &x.oom.before
 	}
@@ -907,7 +911,7 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 					x.lease = lease
 				}
 			}
-			s.adoptMain(x)
+			s.adoptMain(x, rest.Life)
 			s.keepLog(x)
 		}
 		s.list(x)
@@ -950,7 +954,7 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 		return err
 	}
 	if rest.Main {
-		s.adoptMain(x)
+		s.adoptMain(x, rest.Life)
 	}
 	s.list(x)
 	if !s.goOn(x) {

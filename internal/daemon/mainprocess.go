@@ -27,12 +27,13 @@ const mainRing = 256 << 10
 
 // mainProcess is what an execution has if it is one.
 type mainProcess struct {
+	life   int           // of the sandbox; see [runtime.Record]
 	logged chan struct{} // closed when what it wrote is in the log
 	told   chan struct{} // closed when the sandbox's record says how it ended
 }
 
-func newMainProcess() *mainProcess {
-	return &mainProcess{logged: make(chan struct{}), told: make(chan struct{})}
+func newMainProcess(life int) *mainProcess {
+	return &mainProcess{life: life, logged: make(chan struct{}), told: make(chan struct{})}
 }
 
 // isTold says that nothing is left to do for it. That is so of an exec that is no main process.
@@ -110,7 +111,7 @@ func (s *Service) startMain(ctx context.Context, rec *runtime.Record) error {
 	}
 	_, err = s.detach(ctx, rec.ID, api.ExecRequest{
 		Argv: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen, Detach: true, OutputLimit: mainRing,
-	}, newMainProcess())
+	}, newMainProcess(lease.Record.Life))
 	if err != nil {
 		return fmt.Errorf("start the main process of sandbox %s: %w", rec.Name, err)
 	}
@@ -146,8 +147,11 @@ func (s *Service) startMissing() {
 }
 
 // adoptMain makes an adopted execution the main process of its sandbox, and begins to keep its log.
-func (s *Service) adoptMain(x *Execution) {
-	x.main = newMainProcess()
+func (s *Service) adoptMain(x *Execution, life int) {
+	if x.lease != nil {
+		life = x.lease.Record.Life
+	}
+	x.main = newMainProcess(life)
 	s.execs.mu.Lock()
 	defer s.execs.mu.Unlock()
 	if m := s.execs.mains[x.record.Sandbox]; x.lease != nil || m.x == nil || m.gone == nil && m.x.record.StartedAt.Before(x.record.StartedAt) {
@@ -232,7 +236,7 @@ func (s *Service) mainEnded(ctx context.Context, x *Execution) {
 	<-x.main.logged
 	rec := x.Record()
 	exit, reason := s.exitOfMain(ctx, x, &rec)
-	if err := s.supervisor.MainEnded(context.WithoutCancel(ctx), rec.Sandbox, x.gone(), exit, reason); err != nil {
+	if err := s.supervisor.MainEnded(context.WithoutCancel(ctx), rec.Sandbox, x.main.life, exit, reason); err != nil {
 		s.log.Error("a sandbox whose main process has ended", "id", rec.Sandbox, "error", err)
 	}
 }
