@@ -544,6 +544,11 @@ func (x *Execution) settle(ctx context.Context) {
 	}
 	if _, err := s.supervisor.Get(x.record.Sandbox); errors.Is(err, runtime.ErrNotFound) {
 		s.forget(ctx, x)
+		if x.main != nil { // begun after who deleted the sandbox removed what there was
+			if err := s.logs.remove(x.record.Sandbox); err != nil {
+				s.log.Error("the log of a deleted sandbox is left until the next start", "id", x.record.Sandbox, "error", err)
+			}
+		}
 		return
 	}
 	x.mu.Lock()

@@ -194,16 +194,17 @@ func (s *Service) keepLog(x *Execution) {
 
 func (s *Service) writeLog(x *Execution) {
 	log := s.log.With("id", x.record.Sandbox, "exec", x.record.ID)
-	// Whatever happens, the process does not wait for us when we are gone.
-	ignore := func() { x.log.saves(1 << 62) }
-	w, err := s.logs.get(x.record.Sandbox).write(x.record.StartedAt)
+	defer func() {
+		if s.execs.ctx.Err() == nil { // else the next daemon goes on, with what was not dropped
+			x.log.saves(1 << 62) // whatever has happened, the process does not wait for us when we are gone
+		}
+	}()
+	w, err := s.logs.get(x.record.Sandbox).write(x.main.life, x.record.StartedAt)
 	if errors.Is(err, errOlder) {
-		ignore()
 		return
 	}
 	if err != nil {
 		log.Error("a main process has no log", "error", err)
-		ignore()
 		return
 	}
 	defer w.close()
@@ -217,16 +218,12 @@ func (s *Service) writeLog(x *Execution) {
 		if err != nil && !failing {
 			log.Error("output of a main process is missing in its log", "error", err)
 		}
-		failing = err != nil
+			failing = true // once is enough: it may go on for as long as the process writes
 		x.log.saves(w.next)
 		return nil
 	})
-	if s.execs.ctx.Err() != nil {
-		return // the next daemon goes on
-	}
-	if err != nil {
+	if err != nil && s.execs.ctx.Err() == nil {
 		log.Error("the log of a main process breaks off", "error", err)
-		ignore()
 	}
 }
 
@@ -330,7 +327,7 @@ func (s *Service) WaitSandbox(ctx context.Context, ref string) (api.Sandbox, err
 }
 
 // Log is what main processes of the sandbox with this id or name have written.
-func (s *Service) Log(ref string, opts LogOptions) (*LogReader, error) {
+func (s *Service) Log(ctx context.Context, ref string, opts LogOptions) (*LogReader, error) {
 	rec, err := s.supervisor.Get(ref)
 	if err != nil {
 		return nil, err
@@ -338,7 +335,7 @@ func (s *Service) Log(ref string, opts LogOptions) (*LogReader, error) {
 	if len(rec.Command) == 0 {
 		return nil, classify(runtime.ErrState, fmt.Errorf("sandbox %s has no main process, whose output a log could have: it was created without a command", rec.Name))
 	}
-	return s.logs.get(rec.ID).read(opts)
+	return s.logs.get(rec.ID).read(ctx, opts)
 }
 
 func (d *Daemon) getWait(w http.ResponseWriter, r *http.Request) error {
@@ -378,7 +375,7 @@ func (d *Daemon) getLogs(w http.ResponseWriter, r *http.Request) error {
 			return invalidf("since %q: must be a time as in RFC 3339", clip(s))
 		}
 	}
-	log, err := d.service.Log(r.PathValue("id"), opts)
+	log, err := d.service.Log(r.Context(), r.PathValue("id"), opts)
 	if err != nil {
 		return err
 	}
