@@ -828,11 +828,12 @@ func (s *Service) Processes(ctx context.Context, ref string) (api.ProcessList, e
 // adoptRetry is when execs that could not be had from the launcher are asked for again.
 const adoptRetry = 2 * time.Second
 
-// adoptExecs goes on with the execs that the daemon before has left. None of them is worth not starting for: where the launcher does
+// adoptExecs goes on with the execs that the daemon before has left, and starts the main processes that are missing then. None of them is worth not starting for: where the launcher does
 // not give them it is asked again, until it does.
 func (s *Service) adoptExecs(ctx context.Context) {
 	err := s.adoption(ctx)
 	if err == nil {
+		s.startMissing()
 		return
 	}
 	s.log.Warn("detached execs are not adopted yet, trying again", "error", err)
@@ -846,6 +847,7 @@ func (s *Service) adoptExecs(ctx context.Context) {
 				return
 			}
 		}
+		s.startMissing() // not before: what runs is not missing
 	})
 }
 
@@ -862,6 +864,13 @@ func (s *Service) adoption(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("have the execs that the daemon before has left: %w", err)
 	}
+	// The log of a sandbox has its main processes in the order of their lives, and the launcher has them in none.
+	lives := make(map[string]int, len(all))
+	for _, d := range all {
+		rest, _ := restOf(d) // what is wrong with it, its adoption says
+		lives[d.Sandbox+d.Name] = rest.Life
+	}
+	slices.SortFunc(all, func(a, b launcher.Deposit) int { return cmp.Compare(lives[a.Sandbox+a.Name], lives[b.Sandbox+b.Name]) })
 	for _, d := range all {
 		if err := s.adoptExec(d); err != nil {
 			s.log.Warn("detached exec is not adopted", "id", d.Sandbox, "exec", d.Name, "error", err)
@@ -872,6 +881,22 @@ func (s *Service) adoption(ctx context.Context) error {
 	return nil
 }
 
+// restOf is what the daemon before has noted of an exec.
+func restOf(d launcher.Deposit) (rest left, err error) {
+	if len(d.Files) < 2 {
+		return rest, fmt.Errorf("%d descriptors", len(d.Files))
+	}
+	ok, err := noted(d.Files[1], recordAt, &rest)
+	switch {
+	case err != nil:
+	case !ok:
+		err = errors.New("it has no record")
+	case rest.Record.ID != d.Name || rest.Record.Sandbox != d.Sandbox:
+		err = errors.New("its record is another's")
+	}
+	return rest, err
+}
+
 // adoptExec takes over the deposit's files.
 func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 	files := d.Files
@@ -879,15 +904,9 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 	if _, err := s.supervisor.Get(d.Sandbox); err != nil {
 		return err
 	}
-	if len(files) < 2 {
-		return fmt.Errorf("%d descriptors", len(files))
-	}
-	var rest left
-	if ok, err := noted(files[1], recordAt, &rest); err != nil || !ok {
-		return cmp.Or(err, errors.New("it has no record"))
-	}
-	if rest.Record.ID != d.Name || rest.Record.Sandbox != d.Sandbox {
-		return errors.New("its record is another's")
+	rest, err := restOf(d)
+	if err != nil {
+		return err
 	}
 	x := &Execution{PID: rest.Record.PID, kept: rest.Kept, s: s, req: rest.Request, input: make(chan struct{}, 1), done: make(chan struct{}), record: rest.Record}
 	x.oom = &oomWatch{s: s, id: d.Sandbox}

@@ -122,14 +122,16 @@ func (s *Service) startMain(ctx context.Context, rec *runtime.Record) error {
 func (s *Service) startAgain(ctx context.Context, rec *runtime.Record) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	err := s.startMain(ctx, rec)
-	if err == nil || errors.Is(err, ErrGone) {
+	lease, err := s.supervisor.Rejoin(rec.ID)
+	if err != nil {
+		return err // somebody has stopped or deleted it
+	}
+	defer lease.End()
+	err = s.startMain(ctx, rec)
+	if err == nil || errors.Is(err, ErrGone) || errors.Is(err, ErrStopping) { // the next daemon starts it
 		return err
 	}
-	if kerr := s.supervisor.Kill(ctx, rec.ID, "its main process could not be started: "+err.Error()); kerr != nil && !errors.Is(kerr, runtime.ErrNotFound) {
-		err = errors.Join(err, kerr)
-	}
-	return err
+	return errors.Join(err, lease.Kill(ctx, "its main process could not be started: "+err.Error()))
 }
 
 // startMissing starts main processes where a daemon that was killed did not come to it.
@@ -139,7 +141,7 @@ func (s *Service) startMissing() {
 			continue
 		}
 		s.execs.goOn(func() {
-			if err := s.startAgain(s.execs.ctx, &rec); err != nil {
+			if err := s.startAgain(s.execs.ctx, &rec); err != nil && !errors.Is(err, ErrStopping) {
 				s.log.Warn("a main process that should run could not be started", "id", rec.ID, "error", err)
 			}
 		})
@@ -217,8 +219,8 @@ func (s *Service) writeLog(x *Execution) {
 		err := w.append(api.LogEntry{Time: time.Now().UTC(), Stream: e.Stream, Text: e.Text, Data: e.Data}, e.Offset)
 		if err != nil && !failing {
 			log.Error("output of a main process is missing in its log", "error", err)
-		}
 			failing = true // once is enough: it may go on for as long as the process writes
+		}
 		x.log.saves(w.next)
 		return nil
 	})
