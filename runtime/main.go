@@ -13,14 +13,14 @@ import (
 const reasonUnseen = "its processes ended while no daemon was running"
 
 // MainEnded notes how the main process of a sandbox ended, nil if nobody knows, and ends the sandbox with it for a reason that
-// the record will show, unless it has ended or is being stopped. Gone is that of the lease under which the process ran: what
-// another life of the sandbox left behind changes nothing. It is nil where the sandbox had ended before anybody could have one.
+// the record will show, unless it has ended or is being stopped. Life is that of the record when the process was started:
+// what another one left behind changes nothing.
 //
 // When it returns, the record is on disk, or whoever ends the sandbox is about to write it.
-func (s *Supervisor) MainEnded(ctx context.Context, id string, gone <-chan struct{}, exit *api.SandboxExit, reason string) error {
+func (s *Supervisor) MainEnded(ctx context.Context, id string, life int, exit *api.SandboxExit, reason string) error {
 	s.mu.Lock()
 	sb := s.byID[id]
-	if sb == nil || sb.deletion != nil || !sb.lived(gone) {
+	if sb == nil || sb.deletion != nil || sb.rec.Life != life {
 		s.mu.Unlock()
 		return nil
 	}
@@ -33,17 +33,20 @@ func (s *Supervisor) MainEnded(ctx context.Context, id string, gone <-chan struc
 	ended, stopping, watched := sb.isGone, sb.killing != "", sb.watched
 	if !ended && !stopping {
 		sb.killing = cmp.Or(reason, "its main process ended")
+		sb.kills.Add(1)
 	}
 	s.mu.Unlock()
 	switch {
 	case ended:
-		return s.rewrite(sb, gone, watched)
+		return s.rewrite(sb, life, watched)
 	case stopping:
 		return nil // its watcher writes the end, and this with it
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	if err := ignoreNotFound(s.engine.Kill(ctx, id)); err != nil {
+	err := ignoreNotFound(s.engine.Kill(ctx, id))
+	sb.kills.Done()
+	if err != nil {
 		s.mu.Lock()
 		if !sb.isGone {
 			_ = sb.pidfd.SetReadDeadline(time.Now()) // the watcher tries on
@@ -59,16 +62,8 @@ func (s *Supervisor) MainEnded(ctx context.Context, id string, gone <-chan struc
 	}
 }
 
-// lived says that gone is of the sandbox's latest life, or nil and that has ended. It needs Supervisor.mu.
-func (sb *sandbox) lived(gone <-chan struct{}) bool {
-	if gone == nil {
-		return sb.isGone
-	}
-	return sb.gone == gone
-}
-
 // rewrite puts the record of an ended sandbox on disk once more.
-func (s *Supervisor) rewrite(sb *sandbox, gone, watched <-chan struct{}) error {
+func (s *Supervisor) rewrite(sb *sandbox, life int, watched <-chan struct{}) error {
 	<-sb.saved
 	if watched != nil {
 		<-watched
@@ -76,7 +71,7 @@ func (s *Supervisor) rewrite(sb *sandbox, gone, watched <-chan struct{}) error {
 	sb.write.Lock()
 	defer sb.write.Unlock()
 	s.mu.Lock()
-	rec, mine := sb.rec.clone(), sb.deletion == nil && sb.isGone && sb.lived(gone)
+	rec, mine := sb.rec.clone(), sb.deletion == nil && sb.isGone && sb.rec.Life == life
 	s.mu.Unlock()
 	if !mine {
 		return nil // deleted, or started again, and with it written

@@ -18,17 +18,9 @@ func TestMainEnded(t *testing.T) {
 	req.Command = []string{"true"}
 	one := create(t, s, req)
 	exit := func(code int) *api.SandboxExit { return &api.SandboxExit{Exit: api.Exit{Code: code}} }
-	life := func() <-chan struct{} {
-		lease, err := s.Begin("one")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer lease.End()
-		return lease.Gone
-	}
-	ended := func(gone <-chan struct{}, code int) {
+	ended := func(life, code int) {
 		t.Helper()
-		if err := s.MainEnded(t.Context(), one.ID, gone, exit(code), "its main process exited"); err != nil {
+		if err := s.MainEnded(t.Context(), one.ID, life, exit(code), "its main process exited"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -40,8 +32,8 @@ func TestMainEnded(t *testing.T) {
 		}
 		return rec
 	}
-	first := life()
-	ended(nil, 8) // of a life before this daemon
+	first := now().Life
+	ended(first-1, 8)
 	if rec := now(); rec.State != api.StateRunning || rec.Exit != nil || len(rec.Command) != 1 {
 		t.Fatalf("%+v", rec)
 	}
@@ -58,7 +50,7 @@ func TestMainEnded(t *testing.T) {
 		t.Fatalf("%+v", rec)
 	}
 	// One that was stopped, and is told of afterwards: that is on disk too.
-	second := life()
+	second := now().Life
 	stop(t, s, "one")
 	ended(second, 6)
 	if rec := now(); rec.Reason != "stopped" || rec.Exit == nil || rec.Exit.Code != 6 {
@@ -71,7 +63,7 @@ func TestMainEnded(t *testing.T) {
 	if rec := now(); rec.Reason != "stopped" || rec.Exit == nil || rec.Exit.Code != 6 {
 		t.Errorf("%+v %+v", rec, rec.Exit)
 	}
-	ended(nil, 7)
+	ended(second, 7)
 	if rec := now(); rec.Exit.Code != 6 {
 		t.Errorf("%+v", rec.Exit)
 	}
@@ -86,14 +78,15 @@ func TestMainEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = b.open(t)
+	ended(second, 8)
 	if rec := now(); rec.State != api.StateLost || rec.Exit != nil {
 		t.Errorf("%+v", rec)
 	}
-	ended(nil, 9)
+	ended(now().Life, 9)
 	if rec := now(); rec.State != api.StateStopped || rec.Reason != "its main process exited" || rec.Exit == nil || rec.Exit.Code != 9 {
 		t.Errorf("%+v %+v", rec, rec.Exit)
 	}
-	if err := s.MainEnded(t.Context(), "nosuch", nil, exit(1), ""); err != nil {
+	if err := s.MainEnded(t.Context(), "nosuch", 0, exit(1), ""); err != nil {
 		t.Error(err)
 	}
 }

@@ -31,6 +31,8 @@ type Record struct {
 	Fresh bool `json:"fresh,omitempty"`
 	// Ephemeral is [Request.Ephemeral].
 	Ephemeral bool `json:"ephemeral,omitempty"`
+	// Life counts how often it was started again: what one life has left behind is told from what another one has.
+	Life int `json:"life,omitempty"`
 	// Idle says that it was started without its main process.
 	Idle bool `json:"idle,omitempty"`
 }

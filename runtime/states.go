@@ -70,6 +70,7 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 		return Record{}, errors.Join(context.Cause(ctx), started.Pidfd.Close())
 	}
 	rec.Fresh, rec.Idle, rec.Exit = false, req.Idle, nil
+	rec.Life++
 	rec.State, rec.Reason, rec.Enforced, rec.PID = api.StateRunning, "", started.Enforced, PIDOf(started.Pidfd)
 	undo.add("restore record", func() error { return s.records.put(&was) })
 	if err := errors.Join(cerr, s.records.put(&rec)); err != nil {

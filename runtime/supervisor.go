@@ -206,8 +206,9 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 			continue
 		case st != nil && s.sockets.exists(rec.ID):
 			if state := liveState(st); rec.State != state { // it was answered that it is created, started, paused or resumed, or about to be
-				if !lives(rec.State) { // how it ended before, and what was asked for then, is of another life
+				if !lives(rec.State) && rec.State != api.StateCreating { // how it ended before, and what was asked for then, is of another life
 					rec.Exit, rec.Idle = nil, false
+					rec.Life++
 				}
 				rec.State, rec.Reason, rec.Fresh = state, "", false
 				if err := s.records.put(rec); err != nil {
@@ -505,7 +506,7 @@ func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started 
 	}
 	sb.rec.State, sb.rec.Reason, sb.rec.Deadline = liveState(started), "", rec.Deadline
 	sb.rec.Enforced, sb.rec.PID, sb.rec.Fresh = started.Enforced, pid, false
-	sb.rec.Idle, sb.rec.Exit = rec.Idle, rec.Exit
+	sb.rec.Life, sb.rec.Idle, sb.rec.Exit = rec.Life, rec.Idle, rec.Exit
 	s.arm(sb)
 	s.watchers.Add(1)
 	go s.watch(context.WithoutCancel(ctx), sb) // it outlives the request, and ends when it is dismissed

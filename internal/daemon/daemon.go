@@ -142,7 +142,6 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 	d.service.sweepLogs()
 	d.service.execs = newExecs(context.WithoutCancel(ctx))
 	d.service.adoptExecs(ctx)
-	d.service.startMissing()
 	// From here on images may be removed: what runs has been adopted, so it is known what they are needed for.
 	opts.Images.SetHolders(d.service.holders)
 	opts.Images.OnRemoval(d.service.forsake)

@@ -293,6 +293,7 @@ type left struct {
 	Request api.ExecRequest // without stdin, argv and env
 	Kept    int64
 	Main    bool `json:",omitempty"` // it is a main process
+	Life    int  `json:",omitempty"` // then: of the sandbox
 	Init    int  // the host's pid of the sandbox's init
 	OOM     *int // how often the kernel had killed for want of memory before; nil if that is not known
 }
@@ -410,6 +411,9 @@ func stdinFile(data []byte) (_ *os.File, err error) {
 func (x *Execution) leave() error {
 	rest := left{Record: x.record, Request: x.req, Init: x.lease.Record.PID, Kept: x.kept, Main: x.main != nil}
 	rest.Request.Argv, rest.Request.Env, rest.Request.Stdin = nil, nil, nil
+	if x.main != nil {
+		rest.Life = x.main.life
+	}
 	if x.oom.done != nil && x.oom.err == nil {
 		rest.OOM = &x.oom.before
 	}
@@ -540,6 +544,11 @@ func (x *Execution) settle(ctx context.Context) {
 	}
 	if _, err := s.supervisor.Get(x.record.Sandbox); errors.Is(err, runtime.ErrNotFound) {
 		s.forget(ctx, x)
+		if x.main != nil { // begun after who deleted the sandbox removed what there was
+			if err := s.logs.remove(x.record.Sandbox); err != nil {
+				s.log.Error("the log of a deleted sandbox is left until the next start", "id", x.record.Sandbox, "error", err)
+			}
+		}
 		return
 	}
 	x.mu.Lock()
@@ -819,11 +828,12 @@ func (s *Service) Processes(ctx context.Context, ref string) (api.ProcessList, e
 // adoptRetry is when execs that could not be had from the launcher are asked for again.
 const adoptRetry = 2 * time.Second
 
-// adoptExecs goes on with the execs that the daemon before has left. None of them is worth not starting for: where the launcher does
+// adoptExecs goes on with the execs that the daemon before has left, and starts the main processes that are missing then. None of them is worth not starting for: where the launcher does
 // not give them it is asked again, until it does.
 func (s *Service) adoptExecs(ctx context.Context) {
 	err := s.adoption(ctx)
 	if err == nil {
+		s.startMissing()
 		return
 	}
 	s.log.Warn("detached execs are not adopted yet, trying again", "error", err)
@@ -837,6 +847,7 @@ func (s *Service) adoptExecs(ctx context.Context) {
 				return
 			}
 		}
+		s.startMissing() // not before: what runs is not missing
 	})
 }
 
@@ -853,6 +864,13 @@ func (s *Service) adoption(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("have the execs that the daemon before has left: %w", err)
 	}
+	// The log of a sandbox has its main processes in the order of their lives, and the launcher has them in none.
+	lives := make(map[string]int, len(all))
+	for _, d := range all {
+		rest, _ := restOf(d) // what is wrong with it, its adoption says
+		lives[d.Sandbox+d.Name] = rest.Life
+	}
+	slices.SortFunc(all, func(a, b launcher.Deposit) int { return cmp.Compare(lives[a.Sandbox+a.Name], lives[b.Sandbox+b.Name]) })
 	for _, d := range all {
 		if err := s.adoptExec(d); err != nil {
 			s.log.Warn("detached exec is not adopted", "id", d.Sandbox, "exec", d.Name, "error", err)
@@ -863,6 +881,22 @@ func (s *Service) adoption(ctx context.Context) error {
 	return nil
 }
 
+// restOf is what the daemon before has noted of an exec.
+func restOf(d launcher.Deposit) (rest left, err error) {
+	if len(d.Files) < 2 {
+		return rest, fmt.Errorf("%d descriptors", len(d.Files))
+	}
+	ok, err := noted(d.Files[1], recordAt, &rest)
+	switch {
+	case err != nil:
+	case !ok:
+		err = errors.New("it has no record")
+	case rest.Record.ID != d.Name || rest.Record.Sandbox != d.Sandbox:
+		err = errors.New("its record is another's")
+	}
+	return rest, err
+}
+
 // adoptExec takes over the deposit's files.
 func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 	files := d.Files
@@ -870,15 +904,9 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 	if _, err := s.supervisor.Get(d.Sandbox); err != nil {
 		return err
 	}
-	if len(files) < 2 {
-		return fmt.Errorf("%d descriptors", len(files))
-	}
-	var rest left
-	if ok, err := noted(files[1], recordAt, &rest); err != nil || !ok {
-		return cmp.Or(err, errors.New("it has no record"))
-	}
-	if rest.Record.ID != d.Name || rest.Record.Sandbox != d.Sandbox {
-		return errors.New("its record is another's")
+	rest, err := restOf(d)
+	if err != nil {
+		return err
 	}
 	x := &Execution{PID: rest.Record.PID, kept: rest.Kept, s: s, req: rest.Request, input: make(chan struct{}, 1), done: make(chan struct{}), record: rest.Record}
 	x.oom = &oomWatch{s: s, id: d.Sandbox}
@@ -907,7 +935,7 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 					x.lease = lease
 				}
 			}
-			s.adoptMain(x)
+			s.adoptMain(x, rest.Life)
 			s.keepLog(x)
 		}
 		s.list(x)
@@ -950,7 +978,7 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 		return err
 	}
 	if rest.Main {
-		s.adoptMain(x)
+		s.adoptMain(x, rest.Life)
 	}
 	s.list(x)
 	if !s.goOn(x) {

@@ -26,6 +26,8 @@ type shelf struct {
 	held map[[2]string][]*os.File
 	fail error
 	busy int // withdrawals that fail
+
+	deposited func() // called after the next deposit
 }
 
 func newShelf(t *testing.T) *shelf {
@@ -65,6 +67,12 @@ func (s *shelf) Deposit(_ context.Context, d launcher.Deposit) error {
 	}
 	closeFiles(s.held[[2]string{d.Sandbox, d.Name}])
 	s.held[[2]string{d.Sandbox, d.Name}] = files
+	if f := s.deposited; f != nil {
+		s.deposited = nil
+		s.mu.Unlock()
+		defer s.mu.Lock()
+		f()
+	}
 	return nil
 }
 

@@ -20,8 +20,8 @@ import (
 )
 
 // The output of main processes is kept in files: logs/<sandbox>/00000001.log and so on in the data directory, the oldest of
-// which go when there are too many. A line of them is a logRecord. The first of each file says which process wrote what follows,
-// and at which offset of its output that begins, so that a daemon that comes after another finds where to go on in the last file.
+// which go when there are too many. A line of them is a logRecord. The first of each file and of each process says which one wrote
+// what follows, and at which offset of its output that begins, so that a daemon that comes after another finds where to go on in the last file.
 
 const (
 	defaultLogSize  = 4 << 20
@@ -36,6 +36,7 @@ type logRecord struct {
 	api.LogEntry
 	Offset int64      `json:"offset"` // of the output, or what follows, in that of the whole process
 	Run    *time.Time `json:"run,omitempty"`
+	Life   int        `json:"life,omitempty"` // with Run: of the sandbox
 }
 
 // mainLogs are the logs of all sandboxes.
@@ -154,104 +155,111 @@ func (l *mainLog) enqueue() (turn <-chan struct{}, done func()) {
 // logWriter writes the output of one main process.
 type logWriter struct {
 	log  *mainLog
+	life int // of the sandbox
 	run  time.Time
-	next int64 // offset of what comes next
-	f    *os.File
+	next int64    // offset of what comes next
+	f    *os.File // nil until there is something to write
 	seq  int
 	at   int64 // length of the file
+	said bool  // the file says whose output follows
 }
 
 var errOlder = errors.New("a later main process has written to the log")
 
-// write opens the log for the main process that was started at run, and finds where a daemon before has left off.
-func (l *mainLog) write(run time.Time) (_ *logWriter, err error) {
-	w := &logWriter{log: l, run: run.UTC()}
-	l.mu.Lock()
-	removed := l.removed
-	if !removed { // else it would be there again
-		err = os.MkdirAll(l.dir, 0o700)
-	}
-	l.mu.Unlock()
-	if removed {
-		return nil, fmt.Errorf("open log: %w", fs.ErrNotExist)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open log: %w", err)
-	}
-	seqs, err := l.segments()
-	if err != nil {
-		return nil, err
-	}
-	if len(seqs) == 0 {
-		return w, w.rotate()
-	}
-	w.seq = seqs[len(seqs)-1]
-	if w.f, err = os.OpenFile(l.path(w.seq), os.O_RDWR, 0); err != nil {
-		return nil, fmt.Errorf("open log: %w", err)
-	}
+// write opens the log for the main process that was started at run in a life of the sandbox, and finds where a daemon before has
+// left off. It writes nothing yet: a disk that is full now need not be so later.
+func (l *mainLog) write(life int, run time.Time) (_ *logWriter, err error) {
+	w := &logWriter{log: l, life: life, run: run.UTC()}
 	defer func() {
 		if err != nil {
 			w.close()
 		}
 	}()
-	var last *time.Time
-	if w.at, err = scanRecords(w.f, func(rec *logRecord) error {
-		if rec.Run != nil {
-			last = rec.Run
+	seqs, err := l.segments()
+	if err != nil {
+		return nil, err
+	}
+	for _, seq := range slices.Backward(seqs) {
+		w.seq = seq
+		last, err := w.reopen(seq)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("open log: %w", err)
+		case last == nil && w.at == 0: // it was begun, and then came a crash or the disk was full
+			w.close()
+			w.seq--
+			continue
+		case last == nil: // damaged
+			w.close()
+			w.next = 0
+		case last.Run.Equal(w.run):
+			w.said = true
+		case last.Life > life:
+			return nil, errOlder
+		default:
+			w.next = 0
 		}
-		w.next = rec.Offset + int64(len(rec.Text)+len(rec.Data))
-		return nil
-	}); err != nil {
-		return nil, fmt.Errorf("open log: %w", err)
-	}
-	// What a crash has cut off is written again: nothing has been told of it yet.
-	if err := w.f.Truncate(w.at); err != nil {
-		return nil, fmt.Errorf("open log: %w", err)
-	}
-	switch {
-	case last == nil: // damaged
-		w.next = 0
-		return w, w.rotate()
-	case last.After(w.run):
-		return nil, errOlder
-	case last.Before(w.run):
-		w.next = 0
-		return w, w.put(w.head())
+		if seq < seqs[len(seqs)-1] {
+			w.close() // readers go on to the empty one, and so do we
+		}
+		return w, nil
 	}
 	return w, nil
 }
 
-func (w *logWriter) head() *logRecord {
-	return &logRecord{LogEntry: api.LogEntry{Time: time.Now().UTC()}, Run: &w.run, Offset: w.next}
+// reopen opens a file to go on in it, and returns the last beginning of a process that is in it, nil if there is none.
+func (w *logWriter) reopen(seq int) (last *logRecord, err error) {
+	if w.f, err = os.OpenFile(w.log.path(seq), os.O_RDWR, 0); err != nil {
+		return nil, err
+	}
+	if w.at, err = scanRecords(bufio.NewReaderSize(w.f, maxLogLine), func(rec *logRecord) error {
+		if rec.Run != nil {
+			last = rec
+		}
+		w.next = rec.Offset + int64(len(rec.Text)+len(rec.Data))
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	// What a crash has cut off is written again: nothing has been told of it yet.
+	return last, w.f.Truncate(w.at)
 }
 
 // append writes what the process has written to one of its streams. Where it fails, that is missing from the log, and nothing else.
 func (w *logWriter) append(e api.LogEntry, offset int64) error {
 	w.next = offset + int64(len(e.Text)+len(e.Data))
-	return w.put(&logRecord{LogEntry: e, Offset: offset})
+	if err := w.put(&logRecord{LogEntry: e, Offset: offset}); err != nil {
+		return fmt.Errorf("write log: %w", err)
+	}
+	return nil
 }
 
-// put writes a line, to a new file if the one that is open is full.
+// put writes a line, to a new file if the one that is open is full. The first of a process in a file comes behind one that says so.
 func (w *logWriter) put(rec *logRecord) error {
 	data, err := json.Marshal(rec)
 	if err != nil {
-		return fmt.Errorf("write log: %w", err)
+		return err
 	}
-	data = append(data, '\n')
-	if w.f == nil || w.at > 0 && w.at+int64(len(data)) > w.log.size {
-		next := w.next
-		w.next = rec.Offset
-		err := w.rotate()
-		w.next = next
-		if err != nil {
+	head, err := json.Marshal(&logRecord{LogEntry: api.LogEntry{Time: rec.Time}, Run: &w.run, Life: w.life, Offset: rec.Offset})
+	if err != nil {
+		return err
+	}
+	begin, lines := slices.Concat(head, []byte("\n"), data, []byte("\n")), slices.Concat(data, []byte("\n"))
+	if !w.said {
+		lines = begin
+	}
+	if w.f == nil || w.at > 0 && w.at+int64(len(lines)) > w.log.size {
+		if err := w.rotate(); err != nil {
 			return err
 		}
+		lines = begin
 	}
-	if _, err := w.f.WriteAt(data, w.at); err != nil {
+	if _, err := w.f.WriteAt(lines, w.at); err != nil {
 		_ = w.f.Truncate(w.at) // a reader leaves half a line out, and the next line is written over it
-		return fmt.Errorf("write log: %w", err)
+		return err
 	}
-	w.at += int64(len(data))
+	w.at += int64(len(lines))
+	w.said = true
 	w.log.mu.Lock()
 	defer w.log.mu.Unlock()
 	w.log.wake()
@@ -260,18 +268,12 @@ func (w *logWriter) put(rec *logRecord) error {
 
 // rotate begins a new file, and removes the oldest.
 func (w *logWriter) rotate() error {
-	w.log.mu.Lock()
-	removed := w.log.removed
-	w.log.mu.Unlock()
-	if removed {
-		return fmt.Errorf("write log: %w", fs.ErrNotExist)
-	}
-	f, err := os.OpenFile(w.log.path(w.seq+1), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := w.log.begin(w.seq + 1)
 	if err != nil {
-		return fmt.Errorf("begin file of log: %w", err)
+		return err
 	}
 	w.close()
-	w.f, w.at = f, 0
+	w.f, w.at, w.said = f, 0, false
 	w.seq++
 	seqs, err := w.log.segments()
 	if err != nil {
@@ -280,11 +282,24 @@ func (w *logWriter) rotate() error {
 	for _, seq := range seqs {
 		if seq <= w.seq-w.log.files {
 			if err := os.Remove(w.log.path(seq)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("remove old file of log: %w", err)
+				return err
 			}
 		}
 	}
-	return w.put(w.head())
+	return nil
+}
+
+// begin makes a file, unless the sandbox is no more: then it would be there again.
+func (l *mainLog) begin(seq int) (*os.File, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.removed {
+		return nil, fs.ErrNotExist
+	}
+	if err := os.MkdirAll(l.dir, 0o700); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(l.path(seq), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 }
 
 func (w *logWriter) close() {
@@ -317,9 +332,8 @@ func (l *mainLog) segments() ([]int, error) {
 }
 
 // scanRecords calls each for every record that is there as a whole, and returns how many bytes they have. What is no record is
-// passed over.
-func scanRecords(r io.Reader, each func(*logRecord) error) (read int64, err error) {
-	in := bufio.NewReaderSize(r, maxLogLine)
+// passed over. The reader has room for [maxLogLine].
+func scanRecords(in *bufio.Reader, each func(*logRecord) error) (read int64, err error) {
 	for long := int64(0); ; {
 		line, err := in.ReadSlice('\n')
 		switch {
@@ -352,10 +366,12 @@ type LogReader struct {
 	seq int   // of the file
 	at  int64 // in it
 	// skip is how many lines of what follows are not wanted, of what was there when the reader was made.
-	skip  int
-	run   *time.Time // whose output was read last
-	next  int64      // where in it
-	blind bool       // nobody asked for what came before
+	skip    int
+	run     *time.Time // whose output was read last
+	next    int64      // where in it
+	missing int64      // bytes of it before that, of which nobody has been told
+	blind   bool       // nobody asked for what came before
+	in      *bufio.Reader
 }
 
 // LogOptions choose what is read of a log.
@@ -370,16 +386,16 @@ func (o *LogOptions) want(rec *logRecord) bool {
 	return (rec.Stream == "stdout" && o.Stdout || rec.Stream == "stderr" && o.Stderr) && !rec.Time.Before(o.Since)
 }
 
-func (l *mainLog) read(opts LogOptions) (*LogReader, error) {
-	r := &LogReader{log: l, LogOptions: opts, blind: opts.Tail >= 0 || !opts.Since.IsZero()}
+func (l *mainLog) read(ctx context.Context, opts LogOptions) (*LogReader, error) {
+	r := &LogReader{log: l, LogOptions: opts, blind: opts.Tail >= 0 || !opts.Since.IsZero(), in: bufio.NewReaderSize(nil, maxLogLine)}
 	if opts.Tail < 0 {
 		return r, nil
 	}
 	// How many lines there are in each file, then where the last ones begin.
 	lines := map[int]int{}
 	total, ended := 0, true
-	count := &LogReader{log: l, LogOptions: opts}
-	if err := count.scan(func(rec *logRecord) error {
+	count := &LogReader{log: l, LogOptions: opts, in: r.in}
+	if err := count.scan(ctx, func(rec *logRecord) error {
 		if opts.want(rec) {
 			n := newlines(&rec.LogEntry)
 			lines[count.seq] += n
@@ -434,8 +450,11 @@ func cut(e *api.LogEntry, n int) (taken int) {
 }
 
 // scan calls each for the records between where the reader is and the end.
-func (r *LogReader) scan(each func(*logRecord) error) error {
+func (r *LogReader) scan(ctx context.Context, each func(*logRecord) error) error {
 	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		seqs, err := r.log.segments() // before the file is read: one that is not the last gets no more lines
 		if err != nil {
 			return err
@@ -469,19 +488,19 @@ func (r *LogReader) scanFile(each func(*logRecord) error) error {
 		return fmt.Errorf("read log: %w", err)
 	}
 	defer f.Close()
-	n, err := scanRecords(io.NewSectionReader(f, r.at, 1<<62), each)
+	r.in.Reset(io.NewSectionReader(f, r.at, 1<<62))
+	n, err := scanRecords(r.in, each)
 	r.at += n
 	return err
 }
 
 // entries calls emit for what is wanted and has not been read.
-func (r *LogReader) entries(emit func(api.LogEntry) error) error {
-	return r.scan(func(rec *logRecord) error {
-		missing := int64(0)
+func (r *LogReader) entries(ctx context.Context, emit func(api.LogEntry) error) error {
+	return r.scan(ctx, func(rec *logRecord) error {
 		known := r.run != nil
 		if rec.Run != nil {
 			if known && !rec.Run.Equal(*r.run) {
-				r.next = 0 // what it has not written to the end, nobody will
+				r.next, r.missing = 0, 0 // what it has not written to the end, nobody will
 			} else if !known && r.blind {
 				r.next = rec.Offset
 			}
@@ -489,20 +508,23 @@ func (r *LogReader) entries(emit func(api.LogEntry) error) error {
 			return nil
 		}
 		if known {
-			missing = max(0, rec.Offset-r.next)
+			r.missing += max(0, rec.Offset-r.next)
 		}
 		r.next = rec.Offset + int64(len(rec.Text)+len(rec.Data))
+		if rec.Time.Before(r.Since) {
+			r.missing = 0
+		}
 		if !r.want(rec) {
 			return nil
 		}
 		e := rec.LogEntry
 		if r.skip > 0 {
+			r.missing = 0
 			if r.skip -= cut(&e, r.skip); len(e.Text)+len(e.Data) == 0 {
 				return nil
 			}
-			missing = 0
 		}
-		e.Dropped = missing
+		e.Dropped, r.missing = r.missing, 0
 		return emit(e)
 	})
 }
@@ -511,7 +533,7 @@ func (r *LogReader) entries(emit func(api.LogEntry) error) error {
 func (r *LogReader) Read(ctx context.Context, emit func(api.LogEntry) error) error {
 	for {
 		more, goesOn := r.log.state()
-		if err := r.entries(emit); err != nil {
+		if err := r.entries(ctx, emit); err != nil {
 			return err
 		}
 		if !goesOn || !r.Follow {

@@ -14,7 +14,7 @@ import (
 func readLog(t *testing.T, l *mainLog, opts LogOptions) string {
 	t.Helper()
 	opts.Stdout, opts.Stderr = true, true
-	r, err := l.read(opts)
+	r, err := l.read(t.Context(), opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestLogGoesOnAfterEveryCrash(t *testing.T) {
 	logs := newMainLogs(t.TempDir(), minLogSize, 2)
 	l := logs.get("one")
 	began := time.Now()
-	w, err := l.write(began)
+	w, err := l.write(0, began)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestLogGoesOnAfterEveryCrash(t *testing.T) {
 		if err := os.WriteFile(l.path(1), whole[:cut], 0o600); err != nil {
 			t.Fatal(err)
 		}
-		w, err := l.write(began)
+		w, err := l.write(0, began)
 		if err != nil {
 			t.Fatalf("cut at %d: %v", cut, err)
 		}
@@ -87,7 +87,7 @@ func TestLogOfSeveralRuns(t *testing.T) {
 	l := newMainLogs(t.TempDir(), minLogSize, 2).get("one")
 	began := time.Now()
 	for i := range 3 {
-		w, err := l.write(began.Add(time.Duration(i) * time.Second))
+		w, err := l.write(i, began.Add(-time.Duration(i)*time.Hour)) // the host's clock may be set back
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -97,7 +97,7 @@ func TestLogOfSeveralRuns(t *testing.T) {
 		say(t, w, fmt.Sprintf("run %d\nand", i))
 		w.close()
 	}
-	if _, err := l.write(began); !errors.Is(err, errOlder) {
+	if _, err := l.write(0, began); !errors.Is(err, errOlder) {
 		t.Errorf("a late one: %v", err)
 	}
 	for tail, want := range map[int]string{-1: "run 0\nandrun 1\nandrun 2\nand", 0: "", 1: "and", 2: "andrun 2\nand", 3: "andrun 1\nandrun 2\nand", 9: "run 0\nandrun 1\nandrun 2\nand"} {
@@ -106,7 +106,7 @@ func TestLogOfSeveralRuns(t *testing.T) {
 		}
 	}
 	// Something that the disk did not take.
-	w, err := l.write(began.Add(2 * time.Second))
+	w, err := l.write(2, began.Add(-2*time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,12 +127,113 @@ func TestLogOfSeveralRuns(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if w, err = l.write(began.Add(2 * time.Second)); err != nil {
+	if w, err = l.write(2, began.Add(-2*time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	say(t, w, "last")
 	w.close()
 	if got := readLog(t, l, LogOptions{Tail: -1}); !strings.HasSuffix(got, "laterlast") {
 		t.Errorf("%q", got)
+	}
+}
+
+// A file that a crash or a full disk left empty does not hide how much the one before it has.
+func TestLogGoesOnBehindAnEmptyFile(t *testing.T) {
+	l := newMainLogs(t.TempDir(), minLogSize, 3).get("one")
+	began := time.Now()
+	w, err := l.write(0, began)
+	if err != nil {
+		t.Fatal(err)
+	}
+	say(t, w, "first\n")
+	w.close()
+	for _, seq := range []int{2, 3} {
+		if err := os.WriteFile(l.path(seq), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, text := range []string{"second\n", "third\n"} {
+		if w, err = l.write(0, began); err != nil {
+			t.Fatal(err)
+		}
+		say(t, w, text)
+		w.close()
+	}
+	if w.next != int64(len("first\nsecond\nthird\n")) {
+		t.Errorf("it goes on at %d", w.next)
+	}
+	if got := readLog(t, l, LogOptions{Tail: -1}); got != "first\nsecond\nthird\n" {
+		t.Errorf("%q", got)
+	}
+}
+
+// What the disk refuses is missing, and counted; the log goes on as soon as the disk takes something.
+func TestLogThatTheDiskRefuses(t *testing.T) {
+	l := newMainLogs(t.TempDir(), minLogSize, 2).get("one")
+	refuse := func(path string) (again func()) {
+		t.Helper()
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		return func() {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	lost := func(w *logWriter, text string) {
+		t.Helper()
+		if err := w.append(api.LogEntry{Time: time.Now(), Stream: "stderr", Text: text}, w.next); err == nil {
+			t.Error("it was written")
+		}
+	}
+	for life, refused := range []string{l.path(1), ""} {
+		w, err := l.write(life, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if refused != "" {
+			again := refuse(refused)
+			lost(w, "lost\n")
+			again()
+		}
+		say(t, w, fmt.Sprintln("life", life))
+		again := refuse(l.path(w.seq + 1))
+		w.at += minLogSize // as if it were full
+		lost(w, "gone")
+		w.at -= minLogSize
+		again()
+		say(t, w, "further\n")
+		w.close()
+	}
+	if got := readLog(t, l, LogOptions{Tail: -1}); got != "<5>life 0\n<4>further\nlife 1\n<4>further\n" {
+		t.Errorf("%q", got)
+	}
+}
+
+// Who reads one stream hears of what is missing too, be there something of the other stream in between.
+func TestLogOfOneStreamCountsWhatIsMissing(t *testing.T) {
+	l := newMainLogs(t.TempDir(), minLogSize, 2).get("one")
+	w, err := l.write(0, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close()
+	say(t, w, "one\n")
+	w.next += 100
+	if err := w.append(api.LogEntry{Time: time.Now(), Stream: "stderr", Text: "two\n"}, w.next); err != nil {
+		t.Fatal(err)
+	}
+	say(t, w, "three\n")
+	r, err := l.read(t.Context(), LogOptions{Tail: -1, Stdout: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dropped int64
+	if err := r.Read(t.Context(), func(e api.LogEntry) error {
+		dropped += e.Dropped
+		return nil
+	}); err != nil || dropped != 100 {
+		t.Errorf("%d bytes are missing, %v", dropped, err)
 	}
 }

@@ -27,12 +27,13 @@ const mainRing = 256 << 10
 
 // mainProcess is what an execution has if it is one.
 type mainProcess struct {
+	life   int           // of the sandbox; see [runtime.Record]
 	logged chan struct{} // closed when what it wrote is in the log
 	told   chan struct{} // closed when the sandbox's record says how it ended
 }
 
-func newMainProcess() *mainProcess {
-	return &mainProcess{logged: make(chan struct{}), told: make(chan struct{})}
+func newMainProcess(life int) *mainProcess {
+	return &mainProcess{life: life, logged: make(chan struct{}), told: make(chan struct{})}
 }
 
 // isTold says that nothing is left to do for it. That is so of an exec that is no main process.
@@ -110,7 +111,7 @@ func (s *Service) startMain(ctx context.Context, rec *runtime.Record) error {
 	}
 	_, err = s.detach(ctx, rec.ID, api.ExecRequest{
 		Argv: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen, Detach: true, OutputLimit: mainRing,
-	}, newMainProcess())
+	}, newMainProcess(lease.Record.Life))
 	if err != nil {
 		return fmt.Errorf("start the main process of sandbox %s: %w", rec.Name, err)
 	}
@@ -121,14 +122,16 @@ func (s *Service) startMain(ctx context.Context, rec *runtime.Record) error {
 func (s *Service) startAgain(ctx context.Context, rec *runtime.Record) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	err := s.startMain(ctx, rec)
-	if err == nil || errors.Is(err, ErrGone) {
+	lease, err := s.supervisor.Rejoin(rec.ID)
+	if err != nil {
+		return err // somebody has stopped or deleted it
+	}
+	defer lease.End()
+	err = s.startMain(ctx, rec)
+	if err == nil || errors.Is(err, ErrGone) || errors.Is(err, ErrStopping) { // the next daemon starts it
 		return err
 	}
-	if kerr := s.supervisor.Kill(ctx, rec.ID, "its main process could not be started: "+err.Error()); kerr != nil && !errors.Is(kerr, runtime.ErrNotFound) {
-		err = errors.Join(err, kerr)
-	}
-	return err
+	return errors.Join(err, lease.Kill(ctx, "its main process could not be started: "+err.Error()))
 }
 
 // startMissing starts main processes where a daemon that was killed did not come to it.
@@ -138,7 +141,7 @@ func (s *Service) startMissing() {
 			continue
 		}
 		s.execs.goOn(func() {
-			if err := s.startAgain(s.execs.ctx, &rec); err != nil {
+			if err := s.startAgain(s.execs.ctx, &rec); err != nil && !errors.Is(err, ErrStopping) {
 				s.log.Warn("a main process that should run could not be started", "id", rec.ID, "error", err)
 			}
 		})
@@ -146,8 +149,11 @@ func (s *Service) startMissing() {
 }
 
 // adoptMain makes an adopted execution the main process of its sandbox, and begins to keep its log.
-func (s *Service) adoptMain(x *Execution) {
-	x.main = newMainProcess()
+func (s *Service) adoptMain(x *Execution, life int) {
+	if x.lease != nil {
+		life = x.lease.Record.Life
+	}
+	x.main = newMainProcess(life)
 	s.execs.mu.Lock()
 	defer s.execs.mu.Unlock()
 	if m := s.execs.mains[x.record.Sandbox]; x.lease != nil || m.x == nil || m.gone == nil && m.x.record.StartedAt.Before(x.record.StartedAt) {
@@ -190,16 +196,17 @@ func (s *Service) keepLog(x *Execution) {
 
 func (s *Service) writeLog(x *Execution) {
 	log := s.log.With("id", x.record.Sandbox, "exec", x.record.ID)
-	// Whatever happens, the process does not wait for us when we are gone.
-	ignore := func() { x.log.saves(1 << 62) }
-	w, err := s.logs.get(x.record.Sandbox).write(x.record.StartedAt)
+	defer func() {
+		if s.execs.ctx.Err() == nil { // else the next daemon goes on, with what was not dropped
+			x.log.saves(1 << 62) // whatever has happened, the process does not wait for us when we are gone
+		}
+	}()
+	w, err := s.logs.get(x.record.Sandbox).write(x.main.life, x.record.StartedAt)
 	if errors.Is(err, errOlder) {
-		ignore()
 		return
 	}
 	if err != nil {
 		log.Error("a main process has no log", "error", err)
-		ignore()
 		return
 	}
 	defer w.close()
@@ -212,17 +219,13 @@ func (s *Service) writeLog(x *Execution) {
 		err := w.append(api.LogEntry{Time: time.Now().UTC(), Stream: e.Stream, Text: e.Text, Data: e.Data}, e.Offset)
 		if err != nil && !failing {
 			log.Error("output of a main process is missing in its log", "error", err)
+			failing = true // once is enough: it may go on for as long as the process writes
 		}
-		failing = err != nil
 		x.log.saves(w.next)
 		return nil
 	})
-	if s.execs.ctx.Err() != nil {
-		return // the next daemon goes on
-	}
-	if err != nil {
+	if err != nil && s.execs.ctx.Err() == nil {
 		log.Error("the log of a main process breaks off", "error", err)
-		ignore()
 	}
 }
 
@@ -232,7 +235,7 @@ func (s *Service) mainEnded(ctx context.Context, x *Execution) {
 	<-x.main.logged
 	rec := x.Record()
 	exit, reason := s.exitOfMain(ctx, x, &rec)
-	if err := s.supervisor.MainEnded(context.WithoutCancel(ctx), rec.Sandbox, x.gone(), exit, reason); err != nil {
+	if err := s.supervisor.MainEnded(context.WithoutCancel(ctx), rec.Sandbox, x.main.life, exit, reason); err != nil {
 		s.log.Error("a sandbox whose main process has ended", "id", rec.Sandbox, "error", err)
 	}
 }
@@ -326,7 +329,7 @@ func (s *Service) WaitSandbox(ctx context.Context, ref string) (api.Sandbox, err
 }
 
 // Log is what main processes of the sandbox with this id or name have written.
-func (s *Service) Log(ref string, opts LogOptions) (*LogReader, error) {
+func (s *Service) Log(ctx context.Context, ref string, opts LogOptions) (*LogReader, error) {
 	rec, err := s.supervisor.Get(ref)
 	if err != nil {
 		return nil, err
@@ -334,7 +337,7 @@ func (s *Service) Log(ref string, opts LogOptions) (*LogReader, error) {
 	if len(rec.Command) == 0 {
 		return nil, classify(runtime.ErrState, fmt.Errorf("sandbox %s has no main process, whose output a log could have: it was created without a command", rec.Name))
 	}
-	return s.logs.get(rec.ID).read(opts)
+	return s.logs.get(rec.ID).read(ctx, opts)
 }
 
 func (d *Daemon) getWait(w http.ResponseWriter, r *http.Request) error {
@@ -374,7 +377,7 @@ func (d *Daemon) getLogs(w http.ResponseWriter, r *http.Request) error {
 			return invalidf("since %q: must be a time as in RFC 3339", clip(s))
 		}
 	}
-	log, err := d.service.Log(r.PathValue("id"), opts)
+	log, err := d.service.Log(r.Context(), r.PathValue("id"), opts)
 	if err != nil {
 		return err
 	}

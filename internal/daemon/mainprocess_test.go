@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -290,6 +291,128 @@ func TestMainProcessThatIsMissingIsStarted(t *testing.T) {
 	r = b.start()
 	r.untilLog(sb.ID, "here\nhere\n")
 	if got := decode[api.Sandbox](t, r.do("GET", "/v1/sandboxes/"+sb.ID, nil), http.StatusOK); got.State != api.StateRunning || got.Exit != nil {
+		t.Errorf("%+v", got)
+	}
+}
+
+// What is kept of a main process that a daemon has dealt with says nothing about what the sandbox has been since, and the output
+// of several comes into the log in their order, whichever the launcher names first.
+func TestMainProcessesOfSeveralLives(t *testing.T) {
+	b := newBench(t, realInit(t))
+	b.options.Deposits = newShelf(t)
+	r := b.start()
+	const boxes = 6
+	name := func(i int) string { return fmt.Sprint("box", i) }
+	for i := range boxes {
+		r.create(api.CreateSandbox{Name: name(i), Command: []string{"sh", "-c", "n=$(cat /proc/uptime); echo $n; exit 3"}})
+		r.wait4(name(i))
+		decode[api.Sandbox](t, r.do("POST", "/v1/sandboxes/"+name(i)+"/start", nil), http.StatusOK)
+		r.wait4(name(i))
+		decode[api.Sandbox](t, r.do("POST", "/v1/sandboxes/"+name(i)+"/start", api.StartSandbox{Idle: true}), http.StatusOK)
+		decode[api.Sandbox](t, r.do("POST", "/v1/sandboxes/"+name(i)+"/stop", nil), http.StatusOK)
+	}
+	var logs []string
+	for i := range boxes {
+		logs = append(logs, r.logs(name(i), ""))
+	}
+	r.cancel()
+	r.wait()
+	// As if nothing had been written before the daemon was killed.
+	if err := os.RemoveAll(filepath.Join(b.options.DataDir, "logs")); err != nil {
+		t.Fatal(err)
+	}
+	r = b.start()
+	for i := range boxes {
+		if got := r.wait4(name(i)); got.State != api.StateStopped || got.Exit != nil || got.Reason != "stopped" {
+			t.Errorf("%+v %+v", got, got.Exit)
+		}
+	}
+	r.cancel()
+	r.wait() // for who writes the logs
+	r = b.start()
+	for i := range boxes {
+		if text := r.logs(name(i), "?follow=true"); text != logs[i] || strings.Count(text, "\n") != 2 {
+			t.Errorf("log is %q, was %q", text, logs[i])
+		}
+	}
+}
+
+// A sandbox may be deleted while its main process is being started. Then nothing is left of its log either.
+func TestLogOfSandboxDeletedMeanwhile(t *testing.T) {
+	b := newBench(t, realInit(t))
+	s := newShelf(t)
+	b.options.Deposits = s
+	r := b.start()
+	s.deposited = func() {
+		if rep := r.do("DELETE", "/v1/sandboxes/gone", nil); rep.status != http.StatusNoContent {
+			t.Errorf("%d %s", rep.status, rep.body)
+		}
+	}
+	id := r.create(api.CreateSandbox{Name: "gone", Command: []string{"sh", "-c", "echo here; sleep 600"}}).ID
+	deadline := time.After(patience)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for listed := true; listed; {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("its main process is still listed")
+		}
+		r.d.service.execs.mu.Lock()
+		listed = len(r.d.service.execs.of[id]) > 0
+		r.d.service.execs.mu.Unlock()
+	}
+	r.cancel()
+	r.wait()
+	if left, err := os.ReadDir(filepath.Join(b.options.DataDir, "logs")); err != nil || len(left) != 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+}
+
+// A daemon that learns later what the one before has left starts nothing a second time.
+func TestMainProcessThatIsAdoptedLaterRunsOnce(t *testing.T) {
+	b := newBench(t, realInit(t))
+	s := newShelf(t)
+	b.options.Deposits = s
+	r := b.start()
+	sb := r.create(api.CreateSandbox{Command: []string{"sh", "-c", "echo here; sleep 600"}})
+	r.untilLog(sb.ID, "here\n")
+	r.cancel()
+	r.wait()
+	s.busy = 2 // it asks twice at once
+	r = b.start()
+	for range 10 { // as long as it would take to begin something
+		if rep := r.do("POST", "/v1/sandboxes/"+sb.ID+"/exec", api.ExecRequest{Argv: []string{"true"}}); rep.status != http.StatusOK {
+			t.Fatalf("%s", rep.body)
+		}
+	}
+	r.cancel()
+	r.wait() // for what it may have begun
+	r = b.start()
+	list := decode[api.ExecList](t, r.do("GET", "/v1/sandboxes/"+sb.ID+"/execs", nil), http.StatusOK)
+	if len(list.Execs) != 1 || list.Execs[0].State != api.ExecRunning {
+		t.Errorf("%+v", list)
+	}
+}
+
+// A daemon that stops before it has started a main process leaves the sandbox to the next one, which does.
+func TestMainProcessIsStartedByTheNextDaemon(t *testing.T) {
+	b := newBench(t, realInit(t))
+	r := b.start()
+	sb := r.create(api.CreateSandbox{Command: []string{"sh", "-c", "echo here; sleep 600"}})
+	e := r.d.service.execs
+	e.mu.Lock()
+	e.closed = true
+	delete(e.mains, sb.ID)
+	e.mu.Unlock()
+	rec, err := r.d.service.supervisor.Get(sb.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.d.service.startAgain(t.Context(), &rec); !errors.Is(err, ErrStopping) {
+		t.Errorf("%v", err)
+	}
+	if got := decode[api.Sandbox](t, r.do("GET", "/v1/sandboxes/"+sb.ID, nil), http.StatusOK); got.State != api.StateRunning {
 		t.Errorf("%+v", got)
 	}
 }
