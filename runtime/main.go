@@ -33,6 +33,7 @@ func (s *Supervisor) MainEnded(ctx context.Context, id string, gone <-chan struc
 	ended, stopping, watched := sb.isGone, sb.killing != "", sb.watched
 	if !ended && !stopping {
 		sb.killing = cmp.Or(reason, "its main process ended")
+		sb.kills.Add(1)
 	}
 	s.mu.Unlock()
 	switch {
@@ -43,7 +44,9 @@ func (s *Supervisor) MainEnded(ctx context.Context, id string, gone <-chan struc
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	if err := ignoreNotFound(s.engine.Kill(ctx, id)); err != nil {
+	err := ignoreNotFound(s.engine.Kill(ctx, id))
+	sb.kills.Done()
+	if err != nil {
 		s.mu.Lock()
 		if !sb.isGone {
 			_ = sb.pidfd.SetReadDeadline(time.Now()) // the watcher tries on
