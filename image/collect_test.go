@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -329,14 +330,48 @@ func TestLayersThatCouldNotBeRemovedAreTriedAgain(t *testing.T) {
 	}
 }
 
-// brokenApplier cannot remove a layer.
+// To remove one layer may take long. Another that a pull has completed meanwhile is an image's, and stays.
+func TestRetryLeavesWhatAPullHasCompleted(t *testing.T) {
+	s, a, refs := limited(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Enforce(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	all := a.layers(t)
+	own, err := os.ReadFile(filepath.Join(a.path(all[1]), "own"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	i, err := strconv.Atoi(string(own))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.opts.Limit = 0
+	pull := sync.OnceFunc(func() {
+		if _, err := s.Pull(t.Context(), refs[i], PullOptions{Platform: "linux/amd64"}); err != nil {
+			t.Error(err)
+		}
+	})
+	s.applier = &brokenApplier{Applier: a, before: pull}
+	s.retry(t.Context())
+	if got := a.layers(t); !slices.Equal(got, all[1:2]) {
+		t.Errorf("there are %v, want the image's %v", got, all[1:2])
+	}
+}
+
+// brokenApplier cannot remove a layer, or does something before.
 type brokenApplier struct {
 	Applier
 
-	fail bool
+	fail   bool
+	before func()
 }
 
 func (a *brokenApplier) RemoveLayer(ctx context.Context, chainID string) error {
+	if a.before != nil {
+		a.before()
+	}
 	if a.fail {
 		return errors.New("busy")
 	}

@@ -170,16 +170,31 @@ func (s *Service) cleanUp(pending []string) {
 // retry removes layers that could not be removed before, and that nobody has begun to use since.
 func (s *Service) retry(ctx context.Context) {
 	for _, c := range s.leftLayers() {
-		s.mu.Lock()
-		if ctx.Err() != nil || s.pins[treeKey(c)] > 0 || s.going[treeKey(c)] != nil {
-			s.mu.Unlock()
+		settle := s.departLeft(c)
+		if settle == nil {
 			continue
 		}
-		settle := s.depart(treeKeys([]string{c}))
-		s.mu.Unlock()
 		s.cleanUpLayer(ctx, c)
 		settle()
+		if ctx.Err() != nil {
+			return
+		}
 	}
+}
+
+// departLeft is [Service.depart] for a layer of leftLayers, or nil where somebody has it or it is not pending by now: to remove
+// those before it takes its time, in which a pull may have completed it.
+func (s *Service) departLeft(chainID string) (settle func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := treeKey(chainID)
+	if s.pins[key] > 0 || s.going[key] != nil {
+		return nil
+	}
+	if pending, err := s.store.PendingLayers(); err != nil || !slices.Contains(pending, chainID) {
+		return nil
+	}
+	return s.depart([]string{key})
 }
 
 // leave has layers that are pending removed by retry.

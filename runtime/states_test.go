@@ -528,6 +528,9 @@ func TestKillMeansOneLife(t *testing.T) {
 		"kill": func(s *runtime.Supervisor, l *runtime.Lease) error {
 			return s.Kill(t.Context(), l.Record.ID, "by the test")
 		},
+		"main": func(s *runtime.Supervisor, l *runtime.Lease) error {
+			return s.MainEnded(t.Context(), l.Record.ID, l.Gone, nil, "by the test")
+		},
 		"stop": func(s *runtime.Supervisor, l *runtime.Lease) error {
 			_, err := s.Stop(t.Context(), l.Record.ID, 0)
 			return err

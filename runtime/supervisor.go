@@ -596,7 +596,6 @@ type Lease struct {
 
 	s    *Supervisor
 	sb   *sandbox
-	gone chan struct{} // Gone
 	once sync.Once
 }
 
@@ -632,7 +631,7 @@ func (s *Supervisor) Rejoin(ref string) (*Lease, error) {
 // lease needs mu.
 func (s *Supervisor) lease(sb *sandbox) *Lease {
 	sb.active++
-	return &Lease{Record: sb.rec.clone(), Socket: s.sockets.pathOf(sb.rec.ID), Gone: sb.gone, s: s, sb: sb, gone: sb.gone}
+	return &Lease{Record: sb.rec.clone(), Socket: s.sockets.pathOf(sb.rec.ID), Gone: sb.gone, s: s, sb: sb}
 }
 
 // usable finds a sandbox that runs and shall go on running; others are ErrState. It needs mu.
@@ -743,7 +742,7 @@ func (s *Supervisor) Kill(ctx context.Context, id, reason string) error {
 // started again perhaps, it does nothing.
 func (l *Lease) Kill(ctx context.Context, reason string) error {
 	l.s.mu.Lock()
-	if l.sb.gone != l.gone {
+	if l.sb.gone != l.Gone {
 		l.s.mu.Unlock()
 		return nil
 	}

@@ -41,6 +41,10 @@ type DiffOptions struct {
 	Latest time.Time
 	// Limits are those of [Apply], which would not take a layer beyond them. Ratio does not count.
 	Limits Limits
+	// Stored says that the upper directories are of a layer that [Apply] has made of such a stream. Every whiteout and opaque mark
+	// is in it then, also those that hide nothing: what is below may have changed since, as the host's own directories do, and the
+	// layer has not.
+	Stored bool
 }
 
 // Diff writes what the upper directories have changed as the uncompressed tar stream of a layer: applied to the lower
@@ -53,6 +57,7 @@ type DiffOptions struct {
 // The result has no DiffID: who receives the stream hashes what has arrived.
 func Diff(w io.Writer, overlays []Overlay, opts DiffOptions) (Result, error) {
 	d := newDiffer(opts.Limits)
+	d.stored = opts.Stored
 	out := &archiver{differ: d, w: tar.NewWriter(w), latest: opts.Latest.UTC(), links: make(map[inode]named), buf: make([]byte, 256<<10)}
 	d.visit = out.entry
 	if err := d.run(overlays); err != nil {
@@ -111,8 +116,9 @@ type item struct {
 
 // differ walks the upper directories and looks below them.
 type differ struct {
-	visit func(*item) error
-	all   bool // also visit what is deleted by being below an opaque directory
+	visit  func(*item) error
+	all    bool // also visit what is deleted by being below an opaque directory
+	stored bool // DiffOptions.Stored
 	// overlay is the one that is being walked, lower its lower directories, open.
 	at      string
 	mounted []string
@@ -167,14 +173,16 @@ func (d *differ) overlay(o *Overlay) (err error) {
 			_ = f.Close() // only read
 		}
 	}()
-	live := make([]int, len(o.Lower))
+	var live []int
 	for i, root := range o.Lower {
 		f, err := root.Open(".")
 		if err != nil {
 			return fmt.Errorf("open lower directory %d: %w", i, err)
 		}
 		d.lower = append(d.lower, f)
-		live[i] = i
+		if !d.stored {
+			live = append(live, i)
+		}
 	}
 	fd := int(upper.Fd())
 	if err := d.root(fd); err != nil {
@@ -321,7 +329,7 @@ func (d *differ) files(fd int, rel string, names []string, lowers []lowerDir, hi
 		switch typ := i.st.Mode & unix.S_IFMT; {
 		case white:
 			// overlayfs keeps whiteouts for what was never below. Where all is hidden there is nothing to be deleted.
-			if !was.exists || hidden {
+			if (!was.exists || hidden) && !d.stored {
 				continue
 			}
 			i.kind, i.st, i.dir = api.Deleted, was.st, -1
@@ -367,7 +375,7 @@ func (d *differ) subdirectory(dir int, rel string, s subdir, hidden bool, depth 
 	}
 	i.attrs = attrs.kept
 	// A new directory is opaque as a rule, to spare overlayfs from looking below.
-	i.opaque = attrs.opaque && len(s.dirs) > 0 && !hidden
+	i.opaque = attrs.opaque && (len(s.dirs) > 0 && !hidden || d.stored)
 	if err := d.found(&i); err != nil {
 		return err
 	}

@@ -400,6 +400,34 @@ func (s *stack) diff(t *testing.T, upper string, opts layer.DiffOptions) ([]byte
 	return buf.Bytes(), result
 }
 
+// reread is the uppermost layer's stream, read from where it is stored.
+func (s *stack) reread(t *testing.T) []byte {
+	t.Helper()
+	below := &stack{lower: s.lower[1:]}
+	stream, _ := below.diff(t, s.lower[0], layer.DiffOptions{Stored: true})
+	return stream
+}
+
+// A stored layer reads as what it is whatever has become of what is below it: of the host's own programs, say.
+func TestDiffOfAStoredLayer(t *testing.T) {
+	s := base(t)
+	_, upper := s.change(t, overlayJob{Script: []string{"rm deleted", "rm dir", "mkdir dir", "write dir/new 1", "rm gone"}})
+	stream, _ := s.diff(t, upper, layer.DiffOptions{})
+	s.push(t, stream)
+	below := s.lower[1]
+	for _, name := range []string{"deleted", "dir", "gone"} {
+		if err := os.RemoveAll(filepath.Join(below, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(below, "dir"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.reread(t); !bytes.Equal(stream, got) {
+		t.Errorf("entries (-before +after):\n%s", cmp.Diff(entries(t, stream), entries(t, got)))
+	}
+}
+
 // What an overlay shows is what its layers and the difference show, whatever was done to it; and the difference is the
 // same each time.
 func TestDiffOfRandomTrees(t *testing.T) {
@@ -418,6 +446,9 @@ func TestDiffOfRandomTrees(t *testing.T) {
 					t.Errorf("left out: %q", result.Skipped)
 				}
 				s.push(t, stream)
+				if again := s.reread(t); !bytes.Equal(stream, again) {
+					t.Fatal("the stored layer reads as another one")
+				}
 				if diff := cmp.Diff(shown, s.show(t)); diff != "" {
 					t.Fatalf("round %d: the layer does not give what the overlay showed (-overlay +layers):\n%s", round, diff)
 				}

@@ -56,6 +56,29 @@ func TestSilenceOfAHeldSandbox(t *testing.T) {
 	if err := ping(); err != nil || asked.Load() < 3 {
 		t.Errorf("held: %v, asked %d times", err, asked.Load())
 	}
+	// Nor does what it is held for count against what it has for a whole list.
+	var resumed time.Time
+	goOn := make(chan struct{})
+	list := fakeInit(t, func(conn *conn, _ packet, _ []int) {
+		_ = conn.send([]byte("listing {}"))
+		<-goOn
+		for range 2 {
+			_ = conn.send([]byte(`process {"pid":7,"ppid":1,"uid":0,"state":"S","age":1,"cpu":1,"rss":1,"name":"x"}`))
+		}
+		_ = conn.send([]byte("done {}"))
+		conn.await()
+	})
+	list.processesFor = time.Second
+	list.Held = func() time.Time {
+		if resumed.IsZero() {
+			resumed = time.Now()
+			close(goOn)
+		}
+		return resumed
+	}
+	if got, err := list.Processes(t.Context()); err != nil || len(got) != 2 {
+		t.Errorf("held in the middle of a list: %v, %v", got, err)
+	}
 	// Who gives up is not kept waiting by it.
 	ctx, cancel := context.WithCancel(t.Context())
 	req, err := encode(kindPing, none{})

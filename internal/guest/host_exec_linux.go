@@ -1,7 +1,6 @@
 package guest
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -392,29 +391,6 @@ func memfd(b []byte) (int, error) {
 	return fd, nil
 }
 
-// terminal checks that what init sent is the master of a pseudoterminal, and takes it over. On error it has closed fd.
-//
-// The file is shared with init, which may make it blocking again, and take what there is to read: see alone.
-func terminal(fd int) (*os.File, error) {
-	var st unix.Stat_t
-	err := unix.Fstat(fd, &st)
-	switch {
-	case err != nil:
-	case st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(5, 2):
-		err = errors.New("init's descriptor is not a terminal's master")
-	default:
-		// Only a master has a number, and only on a devpts.
-		if _, err = unix.IoctlGetInt(fd, unix.TIOCGPTN); err == nil {
-			err = unix.SetNonblock(fd, true)
-		}
-	}
-	if err != nil {
-		_ = unix.Close(fd)
-		return nil, fmt.Errorf("check terminal: %w", err)
-	}
-	return os.NewFile(uintptr(fd), "tty"), nil
-}
-
 // maxPID is the kernel's PID_MAX_LIMIT.
 const maxPID = 1 << 22
 
@@ -572,91 +548,6 @@ func (e *Exec) closeFiles() {
 	}
 }
 
-// heldGrace is how long a terminal may hold a read or a write that must not block, on a machine that is busy.
-const heldGrace = 2 * time.Second
-
-// errHeld means that init holds a read or a write of its terminal's master, and nobody waits for that any more.
-var errHeld = errors.New("the terminal is held by the sandbox's init")
-
-// letGo says that a terminal is not to be waited for any more.
-func (e *Exec) letGo() {
-	e.stop.Do(func() {
-		if e.stopped != nil {
-			close(e.stopped)
-		}
-	})
-}
-
-// alone reads from or writes to a terminal's master on a descriptor of its own. Whether that blocks is init's to say, who shares the
-// file, at any moment, and whether there is anything to read: so it is left alone when the exec has ended or nobody wants it any
-// more, and ends with the sandbox at the latest. Nothing of the exec waits for it then.
-func (e *Exec) alone(do func(fd int) (int, error)) (int, error) {
-	rc, err := e.Stdout.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	own := -1
-	if cerr := rc.Control(func(fd uintptr) { own, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); cerr != nil {
-		return 0, os.ErrClosed
-	}
-	if err != nil {
-		return 0, err
-	}
-	type result struct {
-		n   int
-		err error
-	}
-	done := make(chan result, 1)
-	go func() {
-		n, err := do(own)
-		_ = unix.Close(own)
-		done <- result{n, err}
-	}()
-	select {
-	case r := <-done:
-		return r.n, r.err
-	case <-e.stopped:
-	}
-	t := time.NewTimer(heldGrace)
-	defer t.Stop()
-	select {
-	case r := <-done:
-		return r.n, r.err
-	case <-t.C:
-		return 0, errHeld
-	}
-}
-
-// ready tells, without waiting, whether something can be read or written, or never will.
-func ready(fd int, events int16) bool {
-	p := []unix.PollFd{{Fd: int32(fd), Events: events}} //nolint:gosec // descriptors are small
-	n, err := unix.Poll(p, 0)
-	return n != 0 || err != nil && !errors.Is(err, unix.EINTR)
-}
-
-// Write writes to the process's stdin, which is not nil. Its write deadline holds while the process does not read.
-func (e *Exec) Write(p []byte) (int, error) {
-	if !e.tty {
-		return e.Stdin.Write(p)
-	}
-	rc, err := e.Stdin.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	data := bytes.Clone(p) // a write that is left alone has it for longer
-	for len(data) > 0 {
-		if err := rc.Write(func(fd uintptr) bool { return ready(int(fd), unix.POLLOUT) }); err != nil {
-			return len(p) - len(data), err
-		}
-		n, err := e.alone(func(fd int) (int, error) { return unix.Write(fd, data) })
-		if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
-			return len(p) - len(data), err
-		}
-		data = data[max(n, 0):]
-	}
-	return len(p), nil
-}
-
 // Stream copies what the process writes to onOut and returns how it ended. Stream is "stdout" or "stderr", and "stdout"
 // for everything from a terminal. onOut is never called twice at a time; p is its own until it returns.
 //
@@ -765,42 +656,6 @@ func (e *Exec) copyOut(f *os.File, deliver func([]byte) error) error {
 			return fmt.Errorf("read %s: %w", f.Name(), err)
 		}
 	}
-}
-
-// readTTY is Read of a terminal's master.
-func (e *Exec) readTTY(buf []byte) (int, error) {
-	rc, err := e.Stdout.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	for {
-		if err := rc.Read(func(fd uintptr) bool { return ready(int(fd), unix.POLLIN) }); err != nil {
-			return 0, err
-		}
-		n, err := e.readNow(buf)
-		if !errors.Is(err, unix.EAGAIN) {
-			return n, err
-		}
-	}
-}
-
-// readNow reads what a terminal's master has, or says EAGAIN.
-func (e *Exec) readNow(buf []byte) (int, error) {
-	n, err := e.alone(func(fd int) (int, error) {
-		for {
-			if !ready(fd, unix.POLLIN) {
-				return 0, unix.EAGAIN
-			}
-			n, err := unix.Read(fd, buf)
-			if !errors.Is(err, unix.EINTR) {
-				return n, err
-			}
-		}
-	})
-	if n == 0 && err == nil {
-		err = io.EOF
-	}
-	return max(n, 0), err
 }
 
 // drain copies what f holds. It is bounded by what f can hold at a moment, because a process left behind may write

@@ -174,20 +174,25 @@ func (e *Exec) once(stream string, sink Sink) func(fd, most int) (int, error) {
 			return sink.Take(stream, func(file int) (int, error) { return splice(fd, file, most) })
 		}
 	}
-	_, w := sink.Relay()
-	to := int(w.Fd()) // stays open while this runs
 	return func(_, most int) (int, error) {
-		n, err := e.alone(func(fd int) (int, error) {
-			if !ready(fd, unix.POLLIN) {
-				return 0, unix.EAGAIN
-			}
-			return splice(fd, to, most)
-		})
+		n, err := e.relay(sink, func(fd int) bool { return ready(fd, unix.POLLIN) }, most)
 		if err != nil || n == 0 {
 			return n, err
 		}
 		return e.relayed(sink, stream)
 	}
+}
+
+// relay moves what a terminal has to the relay, if it is ready. The kernel has the relay locked for as long as that is held: nobody
+// may read from it then, and it is not let go of, for which the last one that has a descriptor of either end would wait.
+func (e *Exec) relay(sink Sink, ready func(fd int) bool, most int) (int, error) {
+	r, w := sink.Relay()
+	return e.alone(func(own []int) (int, error) {
+		if !ready(own[0]) {
+			return 0, unix.EAGAIN
+		}
+		return splice(own[0], own[1], most)
+	}, w, r)
 }
 
 // relayed empties the relay.
@@ -208,7 +213,7 @@ func (e *Exec) relayed(sink Sink, stream string) (total int, err error) {
 // drainBy is drain for output that is moved.
 func (e *Exec) drainBy(f *os.File, once func(fd, most int) (int, error)) error {
 	if e.tty {
-		return drained(f, 128<<10, -1, once) // as in drain
+		return e.drained(f, 128<<10, -1, once) // as in drain
 	}
 	rc, err := f.SyscallConn()
 	if err != nil {
@@ -221,7 +226,7 @@ func (e *Exec) drainBy(f *os.File, once func(fd, most int) (int, error)) error {
 			failed = fmt.Errorf("drain %s: %w", f.Name(), err)
 			return
 		}
-		failed = drained(f, left, int(fd), once)
+		failed = e.drained(f, left, int(fd), once)
 	}); err != nil {
 		return fmt.Errorf("drain %s: %w", f.Name(), err)
 	}
@@ -229,11 +234,11 @@ func (e *Exec) drainBy(f *os.File, once func(fd, most int) (int, error)) error {
 }
 
 // drained moves what is there, and at most so much.
-func drained(f *os.File, left, fd int, once func(fd, most int) (int, error)) error {
+func (e *Exec) drained(f *os.File, left, fd int, once func(fd, most int) (int, error)) error {
 	for left > 0 {
 		n, err := once(fd, min(left, spliceSize))
 		switch {
-		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EIO), errors.Is(err, errHeld), err == nil && n == 0:
+		case errors.Is(err, unix.EAGAIN), e.tty && errors.Is(err, unix.EIO), errors.Is(err, errHeld), err == nil && n == 0:
 			return nil
 		case err != nil:
 			return fmt.Errorf("drain %s: %w", f.Name(), err)

@@ -224,7 +224,8 @@ func (c *conn) endsWith(ctx context.Context) (stop func() bool) {
 }
 
 // next receives another packet of an answer that has several: one of two kinds, or an error. Init has so long to send it, and
-// patience for all of them, of which next takes away what init has used; 0 is for ever. The connection must end with ctx.
+// patience for all of them, of which next takes away what init has used, not counting the time that it was held; 0 is for ever. The
+// connection must end with ctx.
 func (c *Client) next(ctx context.Context, conn *conn, timeout time.Duration, patience *time.Duration, one, other kind) (packet, error) {
 	const doing = "await more of init's answer"
 	var deadline time.Time
@@ -232,7 +233,15 @@ func (c *Client) next(ctx context.Context, conn *conn, timeout time.Duration, pa
 	if timeout > 0 {
 		timeout = min(timeout, *patience)
 		deadline = begun.Add(timeout)
-		defer func() { *patience -= min(time.Since(begun), timeout) }()
+		defer func() {
+			could := begun // run
+			if c.Held != nil {
+				if held := c.Held(); held.After(could) {
+					could = held
+				}
+			}
+			*patience -= max(min(time.Since(could), timeout), 0)
+		}()
 	}
 	if err := conn.f.SetReadDeadline(deadline); err != nil {
 		return packet{}, fmt.Errorf("%s: %w", doing, err)

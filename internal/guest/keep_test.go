@@ -152,7 +152,7 @@ func TestHeldTerminalHoldsNobody(t *testing.T) {
 	entered := make(chan struct{}, 2)
 	ended := make(chan error, 2)
 	go func() {
-		_, err := e.alone(func(fd int) (int, error) { entered <- struct{}{}; return unix.Read(fd, make([]byte, 1)) })
+		_, err := e.relay(m, func(int) bool { entered <- struct{}{}; return true }, 1)
 		ended <- err
 	}()
 	go func() {
@@ -175,7 +175,7 @@ func TestHeldTerminalHoldsNobody(t *testing.T) {
 	}
 	closed := make(chan struct{})
 	go func() {
-		_ = e.Close()
+		_, _, _ = m.r.Close(), m.w.Close(), e.Close() // which ends the program
 		close(closed)
 	}()
 	select {
@@ -183,6 +183,54 @@ func TestHeldTerminalHoldsNobody(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Fatal("the terminal holds who closes it")
 	}
+	_ = s.cmd.Process.Kill()
+	waitFor(t, func() bool { return !held(s) })
+}
+
+// A sandbox whose init holds terminals has no more of the daemon's threads for it than its share, and gives them back.
+func TestHeldTerminalsAreBounded(t *testing.T) {
+	s := startInit(t)
+	e, err := s.Exec(t.Context(), ExecRequest{Argv: []string{"sleep", "600"}, Env: testEnv, TTY: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hold := again(t, e.Stdout) // in reality init's
+	defer func() { _ = hold.Close() }()
+	if err := unix.SetNonblock(int(hold.Fd()), false); err != nil {
+		t.Fatal(err)
+	}
+	const all = 3 * maxTurns
+	entered, ended := make(chan struct{}, all), make(chan error, all)
+	for range all {
+		go func() {
+			_, err := e.alone(func(own []int) (int, error) {
+				entered <- struct{}{}
+				return unix.Read(own[0], make([]byte, 1))
+			})
+			ended <- err
+		}()
+	}
+	for range maxTurns {
+		<-entered
+	}
+	e.letGo()
+	for range all {
+		if err := <-ended; !errors.Is(err, errHeld) {
+			t.Error(err)
+		}
+	}
+	if n := len(entered); n != 0 {
+		t.Errorf("%d more are held than may be", n)
+	}
+	_ = e.Close() // with which the program ends, and so the terminal
+	waitFor(t, func() bool { return !held(s) })
+}
+
+// held tells whether reads or writes of the sandbox's terminals are under way.
+func held(s *sandbox) bool {
+	terminals.mu.Lock()
+	defer terminals.mu.Unlock()
+	return terminals.of[s.path] != nil
 }
 
 func again(t *testing.T, f *os.File) *os.File {
