@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/runtime"
 )
 
 // database opens /etc/passwd and /etc/group of a sandbox that holds these.
@@ -109,6 +110,56 @@ func TestBadUsersAreRefused(t *testing.T) {
 		if got, err := resolveUser(t.Context(), spec, open); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%q: %+v, %v", spec, got, err)
 		}
+	}
+}
+
+// As whom programs run that do not say, under a profile that runs nothing as root and under one that does not care.
+func TestUserOfAProfile(t *testing.T) {
+	either, nobody := &runtime.Profile{Name: "any"}, &runtime.Profile{Name: "nobody", NonRoot: true, User: "65534:65534"}
+	for _, tc := range []struct {
+		profile            *runtime.Profile
+		asked, image, want string // want "!": refused
+	}{
+		{either, "", "", ""},
+		{either, "", "root", "root"},
+		{either, "00", "app", "00"},
+		{nobody, "", "", "65534:65534"},
+		{nobody, "", "root", "65534:65534"},
+		{nobody, "", "00:7", "65534:65534"},
+		{nobody, "", "app", "app"},
+		{nobody, "1000", "root", "1000"},
+		{nobody, "root", "app", "!"},
+		{nobody, "0:7", "app", "!"},
+		{nobody, "000", "", "!"},
+		{nobody, "root:app", "", "!"},
+	} {
+		got, err := programUser(tc.profile, tc.asked, tc.image)
+		if tc.want == "!" != errors.Is(err, ErrInvalid) || tc.want != "!" && got != tc.want {
+			t.Errorf("profile %s, %q asked for, %q by the image: %q, %v", tc.profile.Name, tc.asked, tc.image, got, err)
+		}
+	}
+}
+
+// The last word is the numbers': whatever name leads to root, and whoever said it, it is refused where nothing runs as root.
+func TestNamesOfRootAreRefusedWhereNothingRunsAsRoot(t *testing.T) {
+	open := database(t, passwd+"toor:x:0:0::/:/bin/sh\nzero:x:00:1000::/:\n", group)
+	for _, asked := range []string{"", "root", "0", "0:1000", "toor", "toor:app", "zero"} {
+		for _, own := range []string{"", "toor"} {
+			rec := new(runtime.Record)
+			rec.Profile, rec.User = "hardened", own
+			if id, err := userOf(t.Context(), rec, asked, open); err != nil || id.uid != 0 {
+				t.Errorf("control: %q of %q: %+v, %v", asked, own, id, err)
+			}
+			rec.Enforced.NonRoot = true
+			if id, err := userOf(t.Context(), rec, asked, open); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "runs nothing as root") {
+				t.Errorf("%q of %q: %+v, %v", asked, own, id, err)
+			}
+		}
+	}
+	rec := new(runtime.Record)
+	rec.User, rec.Enforced.NonRoot = "toor", true
+	if id, err := userOf(t.Context(), rec, "app", open); err != nil || id.uid != 1000 {
+		t.Errorf("another than the sandbox's: %+v, %v", id, err)
 	}
 }
 
