@@ -37,36 +37,18 @@ var everyCapability = []string{
 // without switches layers of a sandbox off. All of them are data that the launcher is given. What init does to itself is switched
 // off by a filter that answers it success, and does nothing.
 func without(p *runtime.Profile, layers []string) {
-	// Neither list is the fixture's to share.
-	filter := *p.Seccomp
-	filter.Syscalls = slices.Clone(filter.Syscalls)
 	off := func(layer string) bool { return slices.Contains(layers, layer) }
 	if off(attack.Filter) {
-		filter.DefaultAction, filter.DefaultErrnoRet, filter.Syscalls = specs.ActAllow, nil, nil
-	}
-	pretend := func(arg *specs.LinuxSeccompArg, calls ...string) {
-		for i, rule := range filter.Syscalls {
-			filter.Syscalls[i].Names = slices.DeleteFunc(slices.Clone(rule.Names), func(name string) bool { return slices.Contains(calls, name) })
-		}
-		filter.Syscalls = slices.DeleteFunc(filter.Syscalls, func(rule specs.LinuxSyscall) bool { return len(rule.Names) == 0 })
-		rule := specs.LinuxSyscall{Names: calls, Action: specs.ActErrno, ErrnoRet: new(uint)}
-		if arg != nil {
-			rule.Args = []specs.LinuxSeccompArg{*arg}
-			other := *arg
-			other.Op = specs.OpNotEqual
-			if !off(attack.Filter) {
-				filter.Syscalls = append(filter.Syscalls, specs.LinuxSyscall{Names: calls, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{other}})
-			}
-		}
-		filter.Syscalls = append(filter.Syscalls, rule)
+		p.Seccomp = &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Architectures: p.Seccomp.Architectures}
 	}
 	if off(landlock) {
-		pretend(nil, "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
+		for _, call := range landlockCalls {
+			answer(p, 0, call)
+		}
 	}
 	if off(attack.Undumpable) {
-		pretend(&specs.LinuxSeccompArg{Index: 0, Value: unix.PR_SET_DUMPABLE, Op: specs.OpEqualTo}, "prctl")
+		answer(p, 0, "prctl", specs.LinuxSeccompArg{Value: unix.PR_SET_DUMPABLE, Op: specs.OpEqualTo})
 	}
-	p.Seccomp = &filter
 	if off(attack.Capabilities) {
 		p.Capabilities = everyCapability
 	}
@@ -76,6 +58,28 @@ func without(p *runtime.Profile, layers []string) {
 	if off(attack.ReadOnly) {
 		p.ReadonlyPaths = nil
 	}
+}
+
+var landlockCalls = []string{"landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"}
+
+// answer makes a profile's filter answer a call: with an error, or with 0, which is success. Where args are given, only a call
+// with these; it is let through with others.
+func answer(p *runtime.Profile, errno uint, call string, args ...specs.LinuxSeccompArg) {
+	filter := *p.Seccomp // the fixture's is shared
+	filter.Syscalls = nil
+	for _, rule := range p.Seccomp.Syscalls {
+		rule.Names = slices.DeleteFunc(slices.Clone(rule.Names), func(name string) bool { return name == call })
+		if len(rule.Names) > 0 {
+			filter.Syscalls = append(filter.Syscalls, rule)
+		}
+	}
+	filter.Syscalls = append(filter.Syscalls, specs.LinuxSyscall{Names: []string{call}, Action: specs.ActErrno, ErrnoRet: &errno, Args: args})
+	if len(args) > 0 && filter.DefaultAction != specs.ActAllow {
+		other := args[0]
+		other.Op = specs.OpNotEqual
+		filter.Syscalls = append(filter.Syscalls, specs.LinuxSyscall{Names: []string{call}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{other}})
+	}
+	p.Seccomp = &filter
 }
 
 // The attacks are worth something: of each layer that can be switched off, one of them at least works without it. Where others
@@ -139,11 +143,37 @@ func TestAttacksWorkWithoutTheLayer(t *testing.T) {
 	})
 }
 
-// attacked says which attacks work in a sandbox without these layers.
-func attacked(t *testing.T, f runtimetest.Fixture, id, program string, attacks, off []string) (works []string) {
+// Where init cannot confine what it starts, it starts nothing: it ends, and the sandbox with it.
+func TestInitThatCannotConfineStartsNothing(t *testing.T) {
+	testenv.RequireUserNS(t)
+	testenv.RequireLandlock(t, 2)
+	f := newFixture(t)
+	for i, call := range append([]string{""}, landlockCalls...) {
+		spec := f.NewSpec(t, "refuse"+string(rune('a'+i)))
+		if call != "" {
+			answer(&spec.Profile, uint(unix.EOPNOTSUPP), call)
+		}
+		client, pidfd := begin(t, f, spec)
+		// Init's own program ends at once where it is started by anybody else.
+		x, err := client.Exec(t.Context(), guest.ExecRequest{Argv: []string{"/dev/sandboxd-init"}, NoStdin: true})
+		if err == nil {
+			_ = x.Close() // always nil
+		}
+		if (err == nil) != (call == "") {
+			t.Errorf("an exec where %q is refused: %v", call, err)
+		}
+		if call == "" {
+			continue // the control
+		}
+		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}, int(testenv.Patience(20*time.Second).Milliseconds())); n != 1 {
+			t.Errorf("%s is refused, and init goes on: %v", call, err)
+		}
+	}
+}
+
+// begin starts a sandbox and returns what speaks to its init, and its pidfd.
+func begin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) (*guest.Client, *os.File) {
 	t.Helper()
-	spec := f.NewSpec(t, id)
-	without(&spec.Profile, off)
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
 	if err != nil {
@@ -157,15 +187,25 @@ func attacked(t *testing.T, f runtimetest.Fixture, id, program string, attacks, 
 	st, err := f.Engine.Create(t.Context(), spec, file)
 	_, _ = l.Close(), file.Close() // the sandbox has its own
 	if err != nil {
-		t.Fatalf("without %v: %v", off, err)
+		t.Fatalf("start sandbox %s: %v", spec.ID, err)
 	}
-	_ = st.Pidfd.Close()
-	defer func() {
-		if err := f.Engine.Delete(context.WithoutCancel(t.Context()), id); err != nil {
+	t.Cleanup(func() {
+		_ = st.Pidfd.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := f.Engine.Delete(ctx, spec.ID); err != nil {
 			t.Error(err)
 		}
-	}()
-	client := guest.NewClient(socket)
+	})
+	return guest.NewClient(socket), st.Pidfd
+}
+
+// attacked says which attacks work in a sandbox without these layers.
+func attacked(t *testing.T, f runtimetest.Fixture, id, program string, attacks, off []string) (works []string) {
+	t.Helper()
+	spec := f.NewSpec(t, id)
+	without(&spec.Profile, off)
+	client, _ := begin(t, f, spec)
 	data, err := os.ReadFile(program)
 	if err != nil {
 		t.Fatal(err)
