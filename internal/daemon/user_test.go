@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,7 +11,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -161,6 +164,42 @@ func TestNamesOfRootAreRefusedWhereNothingRunsAsRoot(t *testing.T) {
 	if id, err := userOf(t.Context(), rec, "app", open); err != nil || id.uid != 1000 {
 		t.Errorf("another than the sandbox's: %+v, %v", id, err)
 	}
+}
+
+// A sandbox that is started by a later daemon has the profile as that one has it, or is not started.
+func TestProfileThatHasChangedOrIsGone(t *testing.T) {
+	b := newBench(t, realInit(t))
+	gone, strict := false, false
+	b.options.Profile = func(name string) (runtime.Profile, api.Limits, error) {
+		if gone && name == "mine" {
+			return runtime.Profile{}, api.Limits{}, errors.New("no such profile")
+		}
+		return runtime.Profile{Name: name, Seccomp: &specs.LinuxSeccomp{}, NonRoot: strict, User: "65534:65534"}, api.Limits{Pids: 512}, nil
+	}
+	next := func(r *running) *running {
+		r.cancel()
+		r.wait()
+		return b.start()
+	}
+	r := b.start()
+	sb := r.create(api.CreateSandbox{Name: "one", Profile: "mine"})
+	if sb.Enforced.NonRoot || sb.User != "" {
+		t.Errorf("%+v", sb)
+	}
+	decode[api.Sandbox](t, r.do("POST", "/v1/sandboxes/one/stop", nil), http.StatusOK)
+	gone = true
+	r = next(r)
+	problem(t, r.do("POST", "/v1/sandboxes/one/start", nil), api.CodeConflict)
+	if now := decode[api.Sandbox](t, r.do("GET", "/v1/sandboxes/one", nil), http.StatusOK); now.State != api.StateStopped {
+		t.Errorf("it is %s", now.State)
+	}
+	gone, strict = false, true
+	r = next(r)
+	again := decode[api.Sandbox](t, r.do("POST", "/v1/sandboxes/one/start", nil), http.StatusOK)
+	if !again.Enforced.NonRoot {
+		t.Errorf("enforced: %+v", again.Enforced)
+	}
+	problem(t, r.do("POST", "/v1/sandboxes/one/exec", api.ExecRequest{Argv: []string{"true"}}), api.CodeInvalid)
 }
 
 func TestUserWithoutDatabases(t *testing.T) {
