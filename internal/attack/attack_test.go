@@ -1,12 +1,70 @@
 package attack
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
 	"regexp"
+	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
+
+// envTerminal makes this binary a program of a terminal that tries the control of an attack on terminals.
+const envTerminal = "ATTACK_TEST_TERMINAL"
+
+func TestMain(m *testing.M) {
+	if code, handled := Main(os.Args[1:]); handled {
+		os.Exit(code)
+	}
+	if os.Getenv(envTerminal) != "" {
+		worked, found, err := Control(context.Background(), "/proc/self/exe", "vhangup")
+		fmt.Fprintln(os.Stderr, worked, found, err)
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// A control that works does so to itself. As root one hung up the terminal of whoever ran `sandboxd doctor --attack`, and ended it.
+func TestControlsLeaveTheTerminalAlone(t *testing.T) {
+	testenv.RequireUserNS(t)
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer master.Close() // nothing is written
+	fd := int(master.Fd())
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slave.Close() // nothing is written
+	var said bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), envTerminal+"=yes")
+	cmd.Stdin, cmd.Stderr = slave, &said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("who tried the control ended with it: %v %s", err, &said)
+	}
+	if worked := strings.HasPrefix(said.String(), "true"); worked != (os.Geteuid() == 0) {
+		t.Errorf("as uid %d the control said: %s", os.Geteuid(), &said)
+	}
+}
 
 func TestCorpusIsWellFormed(t *testing.T) {
 	name := regexp.MustCompile(`^[a-z0-9-]+$`)

@@ -45,6 +45,7 @@ func Control(ctx context.Context, program, attack string) (worked bool, found st
 	var said []string
 	for _, t := range tries {
 		cmd := exec.CommandContext(ctx, program, mainArg, "control", attack)
+		t.attr.Setsid = true // some attacks are on the terminal that they find: it must not be that of who asks
 		cmd.SysProcAttr = t.attr
 		out, err := cmd.Output()
 		if err != nil {

@@ -192,12 +192,11 @@ func files() []Attack {
 			return unix.Mknod("/tmp/attacker-mem", unix.S_IFCHR|0o600, int(unix.Mkdev(1, 1)))
 		}},
 		{"write-hostname-sysctl", ReadOnly, func() error { return write("/proc/sys/kernel/hostname", "attacked") }},
-		{"write-userns-sysctl", ReadOnly, func() error { return write("/proc/sys/user/max_user_namespaces", "1000") }},
 		{"write-cgroup", Filter, writeCgroup},
 	}
 	// To open is to be able to; nothing is written.
 	for name, file := range map[string]string{
-		"core-pattern": "/proc/sys/kernel/core_pattern", "modprobe": "/proc/sys/kernel/modprobe", "sysrq": "/proc/sysrq-trigger",
+		"userns-sysctl": "/proc/sys/user/max_user_namespaces", "core-pattern": "/proc/sys/kernel/core_pattern", "modprobe": "/proc/sys/kernel/modprobe", "sysrq": "/proc/sysrq-trigger",
 		"panic": "/proc/sys/kernel/panic", "randomize": "/proc/sys/kernel/randomize_va_space", "ip-forward": "/proc/sys/net/ipv4/ip_forward",
 		"drop-caches": "/proc/sys/vm/drop_caches", "uevent-helper": "/sys/kernel/uevent_helper", "irq": "/proc/irq/default_smp_affinity",
 		"binfmt": "/proc/sys/fs/binfmt_misc/register", "hugepages": "/sys/kernel/mm/transparent_hugepage/enabled", "power": "/sys/power/state",
@@ -241,6 +240,7 @@ func sockets() []Attack {
 		socket("netlink-generic", unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_GENERIC),
 		socket("netlink-diag", unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_SOCK_DIAG),
 		{"tcp-ulp", Filter, tcpULP},
+		{"set-interface", Capabilities, setInterface},
 	}
 }
 

@@ -210,6 +210,23 @@ func socketProtocol(family, kind, protocol int) error {
 	return unix.Close(fd)
 }
 
+// setInterface configures the loopback interface, as it is.
+func setInterface() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	request, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	if err := unix.IoctlIfreq(fd, unix.SIOCGIFFLAGS, request); err != nil {
+		return err
+	}
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request)
+}
+
 // tcpULP attaches kernel TLS to a connection over loopback: the way into net/tls.
 func tcpULP() error {
 	listener, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)

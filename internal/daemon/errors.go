@@ -26,6 +26,7 @@ var (
 	ErrNoMethod       = errors.New("method not allowed")
 	ErrNoFile         = errors.New("no such file")
 	errNoProfile      = errors.New("no such profile")
+	errProfileGone    = errors.New("profile is gone")
 	ErrFileConflict   = errors.New("file cannot be used")
 	ErrFileExists     = errors.New("file exists")
 	errNotEmpty       = errors.New("directory not empty")
@@ -59,6 +60,7 @@ var classes = []class{
 	{err: ErrNoRoute, code: api.CodeNotFound, hint: "the routes of this daemon begin with /v1/"},
 	{err: ErrNoFile, code: api.CodeNotFound},
 	{err: errNoProfile, code: api.CodeNotFound, hint: "sandboxd profiles lists what there is"},
+	{err: errProfileGone, code: api.CodeConflict, hint: "start the daemon with the profile that the sandbox was created with: sandboxd serve --profiles"},
 	{err: errNoExec, code: api.CodeNotFound, hint: "sandboxd execs SANDBOX lists what there is; one that has ended is kept for an hour if it was detached"},
 	{err: ErrFileConflict, code: api.CodeConflict},
 	{err: ErrFileExists, code: api.CodeExists},

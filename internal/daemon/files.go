@@ -61,7 +61,7 @@ func (s *Service) ReadFile(ctx context.Context, ref, path string) (*os.File, err
 // WriteOptions say how a file is written.
 type WriteOptions struct {
 	Mode fs.FileMode // permissions; 0 means 0644
-	User string      // owner; default: the sandbox's user
+	User string      // owner; default: the sandbox's user. Root's is nothing where no program runs as root
 }
 
 // validate checks what a request says of something new at path.
@@ -87,7 +87,7 @@ func (s *Service) AppendFile(ctx context.Context, ref, path string, opts WriteOp
 		return err
 	}
 	defer end()
-	id, err := resolveUser(ctx, cmp.Or(opts.User, lease.Record.User), client.Open)
+	id, err := userOf(ctx, &lease.Record, opts.User, client.Open)
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
 	}
@@ -135,7 +135,7 @@ func (s *Service) WriteFile(ctx context.Context, ref, path string, opts WriteOpt
 		return err
 	}
 	defer end()
-	id, err := resolveUser(ctx, cmp.Or(opts.User, lease.Record.User), client.Open)
+	id, err := userOf(ctx, &lease.Record, opts.User, client.Open)
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
 	}
@@ -213,7 +213,7 @@ func (s *Service) ArchiveIn(ctx context.Context, ref, path string, opts WriteOpt
 		return err
 	}
 	defer end()
-	id, err := resolveUser(ctx, cmp.Or(opts.User, lease.Record.User), client.Open)
+	id, err := userOf(ctx, &lease.Record, opts.User, client.Open)
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
 	}

@@ -179,9 +179,9 @@ func (s *Service) UpdateSandbox(ctx context.Context, ref string, req api.UpdateS
 		return api.Sandbox{}, err
 	}
 	rec, err := s.supervisor.Update(ctx, ref, func(rec *runtime.Record) (explicit api.Limits, err error) {
-		_, defaults, err := s.opts.Profile(rec.Profile)
+		_, defaults, err := s.profileOf(rec)
 		if err != nil {
-			return explicit, fmt.Errorf("profile %q: %w", rec.Profile, err)
+			return explicit, err
 		}
 		rec.Limits, explicit = req.Limits.Apply(rec.Limits, defaults)
 		for k, v := range req.Labels {

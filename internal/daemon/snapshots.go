@@ -222,7 +222,7 @@ func (s *Service) forkRequest(t *taken, body *api.ForkSandbox) (runtime.Request,
 	rec := &t.of
 	r := runtime.Request{
 		Image: rec.Image, ImageDigest: rec.ImageDigest, ImageEnv: rec.ImageEnv, Rootfs: t.Rootfs, Env: mergeEnv(rec.Env, body.Env),
-		Cwd: rec.Cwd, User: rec.User, Labels: maps.Clone(rec.Labels), Limits: heldLimits(rec), Defaults: rec.Limits,
+		Cwd: rec.Cwd, Labels: maps.Clone(rec.Labels), Limits: heldLimits(rec), Defaults: rec.Limits,
 		Command: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen,
 	}
 	if r.Labels == nil {
@@ -230,8 +230,11 @@ func (s *Service) forkRequest(t *taken, body *api.ForkSandbox) (runtime.Request,
 	}
 	maps.Copy(r.Labels, body.Labels)
 	var err error
-	if r.Profile, _, err = s.opts.Profile(rec.Profile); err != nil {
-		return r, fmt.Errorf("profile %q: %w", rec.Profile, err)
+	if r.Profile, _, err = s.profileOf(rec); err != nil {
+		return r, err
+	}
+	if r.User, err = programUser(&r.Profile, "", rec.User); err != nil {
+		return r, err
 	}
 	if r.Timeout, err = seconds("timeout", body.Timeout); err != nil {
 		return r, err
@@ -277,9 +280,9 @@ func (s *Service) Rollback(ctx context.Context, ref string, body api.RollbackSan
 	if err := runtime.CanRollBack(&rec, &snap.Rootfs); err != nil {
 		return api.Sandbox{}, classify(errUnreadable, fmt.Errorf("roll back to snapshot %s: %w", body.Snapshot, err))
 	}
-	profile, _, err := s.opts.Profile(rec.Profile)
+	profile, _, err := s.profileOf(&rec)
 	if err != nil {
-		return api.Sandbox{}, fmt.Errorf("profile %q: %w", rec.Profile, err)
+		return api.Sandbox{}, err
 	}
 	rec, err = s.supervisor.Rollback(ctx, rec.ID, snap.Rootfs, snap.ID, runtime.StartRequest{Profile: profile, Idle: rec.Idle})
 	if err == nil {

@@ -34,6 +34,16 @@ func (s *Service) StopSandbox(ctx context.Context, ref string, req api.StopSandb
 	return rec.Sandbox, err
 }
 
+// profileOf is the profile of a sandbox as it is now: a daemon that was started with other ones may have another, or none, of
+// the name.
+func (s *Service) profileOf(rec *runtime.Record) (runtime.Profile, api.Limits, error) {
+	profile, defaults, err := s.opts.Profile(rec.Profile)
+	if err != nil {
+		return profile, defaults, classify(errProfileGone, fmt.Errorf("profile %q of sandbox %s: %w", rec.Profile, rec.Name, err))
+	}
+	return profile, defaults, nil
+}
+
 // StartSandbox runs a sandbox that has ended once more.
 func (s *Service) StartSandbox(ctx context.Context, ref string, req api.StartSandbox) (api.Sandbox, error) {
 	timeout, err := seconds("timeout", req.Timeout)
@@ -44,9 +54,9 @@ func (s *Service) StartSandbox(ctx context.Context, ref string, req api.StartSan
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	profile, _, err := s.opts.Profile(rec.Profile)
+	profile, _, err := s.profileOf(&rec)
 	if err != nil {
-		return api.Sandbox{}, fmt.Errorf("profile %q: %w", rec.Profile, err)
+		return api.Sandbox{}, err
 	}
 	rec, err = s.supervisor.Start(ctx, rec.ID, runtime.StartRequest{Profile: profile, Timeout: timeout, Idle: req.Idle})
 	if err == nil {

@@ -196,7 +196,7 @@ func (s *Service) Mkdir(ctx context.Context, ref, path string, parents bool, opt
 		return err
 	}
 	defer end()
-	id, err := resolveUser(ctx, cmp.Or(opts.User, lease.Record.User), client.Open)
+	id, err := userOf(ctx, &lease.Record, opts.User, client.Open)
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
 	}

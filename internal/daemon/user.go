@@ -72,11 +72,14 @@ func programUser(p *runtime.Profile, asked, image string) (string, error) {
 }
 
 func refuseRoot(user, profile string) error {
+	if user == "" {
+		user = "root" // a sandbox from before its profile said so
+	}
 	return invalidf("user %q: profile %q runs nothing as root", user, profile)
 }
 
-// userOf finds the ids behind whom a request names, or behind the sandbox's user. A name may turn out to be root's, by the
-// sandbox's own word: where nothing runs as root, neither does that.
+// userOf finds the ids behind whom a request names, or behind the sandbox's user, to run as or to own a file. A name may turn out
+// to be root's, by the sandbox's own word: where nothing runs as root, neither does that.
 func userOf(ctx context.Context, rec *runtime.Record, asked string, open func(context.Context, string) (*os.File, error)) (identity, error) {
 	spec := cmp.Or(asked, rec.User)
 	id, err := resolveUser(ctx, spec, open)

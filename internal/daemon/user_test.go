@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,8 +11,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/runtime"
 )
 
 // database opens /etc/passwd and /etc/group of a sandbox that holds these.
@@ -110,6 +114,92 @@ func TestBadUsersAreRefused(t *testing.T) {
 			t.Errorf("%q: %+v, %v", spec, got, err)
 		}
 	}
+}
+
+// As whom programs run that do not say, under a profile that runs nothing as root and under one that does not care.
+func TestUserOfAProfile(t *testing.T) {
+	either, nobody := &runtime.Profile{Name: "any"}, &runtime.Profile{Name: "nobody", NonRoot: true, User: "65534:65534"}
+	for _, tc := range []struct {
+		profile            *runtime.Profile
+		asked, image, want string // want "!": refused
+	}{
+		{either, "", "", ""},
+		{either, "", "root", "root"},
+		{either, "00", "app", "00"},
+		{nobody, "", "", "65534:65534"},
+		{nobody, "", "root", "65534:65534"},
+		{nobody, "", "00:7", "65534:65534"},
+		{nobody, "", "app", "app"},
+		{nobody, "1000", "root", "1000"},
+		{nobody, "root", "app", "!"},
+		{nobody, "0:7", "app", "!"},
+		{nobody, "000", "", "!"},
+		{nobody, "root:app", "", "!"},
+	} {
+		got, err := programUser(tc.profile, tc.asked, tc.image)
+		if tc.want == "!" != errors.Is(err, ErrInvalid) || tc.want != "!" && got != tc.want {
+			t.Errorf("profile %s, %q asked for, %q by the image: %q, %v", tc.profile.Name, tc.asked, tc.image, got, err)
+		}
+	}
+}
+
+// The last word is the numbers': whatever name leads to root, and whoever said it, it is refused where nothing runs as root.
+func TestNamesOfRootAreRefusedWhereNothingRunsAsRoot(t *testing.T) {
+	open := database(t, passwd+"toor:x:0:0::/:/bin/sh\nzero:x:00:1000::/:\n", group)
+	for _, asked := range []string{"", "root", "0", "0:1000", "toor", "toor:app", "zero"} {
+		for _, own := range []string{"", "toor"} {
+			rec := new(runtime.Record)
+			rec.Profile, rec.User = "hardened", own
+			if id, err := userOf(t.Context(), rec, asked, open); err != nil || id.uid != 0 {
+				t.Errorf("control: %q of %q: %+v, %v", asked, own, id, err)
+			}
+			rec.Enforced.NonRoot = true
+			if id, err := userOf(t.Context(), rec, asked, open); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "runs nothing as root") {
+				t.Errorf("%q of %q: %+v, %v", asked, own, id, err)
+			}
+		}
+	}
+	rec := new(runtime.Record)
+	rec.User, rec.Enforced.NonRoot = "toor", true
+	if id, err := userOf(t.Context(), rec, "app", open); err != nil || id.uid != 1000 {
+		t.Errorf("another than the sandbox's: %+v, %v", id, err)
+	}
+}
+
+// A sandbox that is started by a later daemon has the profile as that one has it, or is not started.
+func TestProfileThatHasChangedOrIsGone(t *testing.T) {
+	b := newBench(t, realInit(t))
+	gone, strict := false, false
+	b.options.Profile = func(name string) (runtime.Profile, api.Limits, error) {
+		if gone && name == "mine" {
+			return runtime.Profile{}, api.Limits{}, errors.New("no such profile")
+		}
+		return runtime.Profile{Name: name, Seccomp: &specs.LinuxSeccomp{}, NonRoot: strict, User: "65534:65534"}, api.Limits{Pids: 512}, nil
+	}
+	next := func(r *running) *running {
+		r.cancel()
+		r.wait()
+		return b.start()
+	}
+	r := b.start()
+	sb := r.create(api.CreateSandbox{Name: "one", Profile: "mine"})
+	if sb.Enforced.NonRoot || sb.User != "" {
+		t.Errorf("%+v", sb)
+	}
+	decode[api.Sandbox](t, r.do("POST", "/v1/sandboxes/one/stop", nil), http.StatusOK)
+	gone = true
+	r = next(r)
+	problem(t, r.do("POST", "/v1/sandboxes/one/start", nil), api.CodeConflict)
+	if now := decode[api.Sandbox](t, r.do("GET", "/v1/sandboxes/one", nil), http.StatusOK); now.State != api.StateStopped {
+		t.Errorf("it is %s", now.State)
+	}
+	gone, strict = false, true
+	r = next(r)
+	again := decode[api.Sandbox](t, r.do("POST", "/v1/sandboxes/one/start", nil), http.StatusOK)
+	if !again.Enforced.NonRoot {
+		t.Errorf("enforced: %+v", again.Enforced)
+	}
+	problem(t, r.do("POST", "/v1/sandboxes/one/exec", api.ExecRequest{Argv: []string{"true"}}), api.CodeInvalid)
 }
 
 func TestUserWithoutDatabases(t *testing.T) {

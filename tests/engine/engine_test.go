@@ -323,27 +323,7 @@ func (f failing) Write([]byte) (int, error) { return 0, f.err }
 // create starts a sandbox that ends with the test.
 func create(t *testing.T, f runtimetest.Fixture, id string) {
 	t.Helper()
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unixpacket"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	file, err := l.File()
-	if err != nil {
-		t.Fatal(err)
-	}
-	st, err := f.Engine.Create(t.Context(), f.NewSpec(t, id), file)
-	_, _ = l.Close(), file.Close() // the sandbox has its own
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = st.Pidfd.Close()
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := f.Engine.Delete(ctx, id); err != nil {
-			t.Error(err)
-		}
-	})
+	begin(t, f, f.NewSpec(t, id))
 }
 
 func options(t *testing.T) launcher.Options {

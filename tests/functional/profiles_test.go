@@ -1,6 +1,7 @@
 package functional
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -56,7 +57,7 @@ func TestHardenedSandbox(t *testing.T) {
 	}
 }
 
-// Nothing runs as root under it: not by request, not by the image's word, not by a name that turns out to be root's.
+// Nothing runs as root under it, whoever asks for it and in whatever spelling.
 func TestHardenedRunsNothingAsRoot(t *testing.T) {
 	testenv.RequireSubIDs(t)
 	d := start(t)
@@ -77,6 +78,100 @@ func TestHardenedRunsNothingAsRoot(t *testing.T) {
 	// Control: where root is allowed, the same is root.
 	if got := d.Create(t, api.CreateSandbox{User: "00"}).Sh(t, "id -u"); got != "0\n" {
 		t.Errorf("control: user 00 is %q", got)
+	}
+}
+
+// Nor by a name that its own files say is root's, in whatever way a program comes to run: an exec, one that goes on by itself, the
+// main process after a creation, a start, a rollback, in a fork. Nor is a file written to be root's.
+func TestHardenedRunsNoMainProcessAsRoot(t *testing.T) {
+	testenv.RequireSubIDs(t)
+	d := start(t)
+	base := d.Create(t, api.CreateSandbox{})
+	base.Sh(t, "cp /etc/passwd /tmp/passwd; echo toor:x:0:0::/:/bin/sh >>/tmp/passwd; mv /tmp/passwd /etc/passwd")
+	snapshot := func(s *harness.Sandbox) string {
+		var made api.Snapshot
+		if err := d.Call(t.Context(), "POST", "/v1/sandboxes/"+s.ID+"/snapshots", struct{}{}, &made); err != nil {
+			t.Fatalf("snapshot: %v", err)
+		}
+		t.Cleanup(func() {
+			if err := d.Call(context.WithoutCancel(t.Context()), "DELETE", "/v1/snapshots/"+made.ID, nil, nil); err != nil {
+				t.Error(err)
+			}
+		})
+		return made.ID
+	}
+	from := snapshot(base)
+	whoami := []string{"sh", "-c", "id -u; exec sleep 1000"}
+	if got := d.Create(t, api.CreateSandbox{Snapshot: from, User: "toor"}).Sh(t, "id -u"); got != "0\n" {
+		t.Errorf("control: user toor is %q", got)
+	}
+
+	before := len(d.List(t))
+	if s, err := d.TryCreate(t.Context(), api.CreateSandbox{Snapshot: from, Profile: "hardened", User: "toor", Command: whoami}); !isInvalid(err) {
+		t.Errorf("a main process of user toor: %+v, %v", s, err)
+	}
+	if left := len(d.List(t)); left != before {
+		t.Errorf("it left a sandbox: %d, then %d", before, left)
+	}
+
+	s := d.Create(t, api.CreateSandbox{Snapshot: from, Profile: "hardened", Command: whoami})
+	logged := func(id string, times int) {
+		t.Helper()
+		want := strings.Repeat("65534\n", times)
+		harness.Eventually(t, 20*time.Second, func() error {
+			if got := d.CLI(t, "logs", id); got.Stdout != want {
+				return fmt.Errorf("the main process said %q %s, want %q", got.Stdout, got.Stderr, want)
+			}
+			return nil
+		})
+	}
+	logged(s.ID, 1)
+	for _, user := range []string{"root", "toor", "0:65534"} {
+		for what, req := range map[string]api.ExecRequest{"an exec": {}, "one that goes on": {Detach: true}} {
+			req.Argv, req.User = []string{"id"}, user
+			if err := d.Call(t.Context(), "POST", "/v1/sandboxes/"+s.ID+"/exec", req, nil); !isInvalid(err) {
+				t.Errorf("%s of user %s: %v", what, user, err)
+			}
+		}
+		dir := map[string]string{"path": "/tmp/planted", "user": user}
+		for what, call := range map[string]struct {
+			method, path string
+			body         any
+		}{
+			"a file": {"PUT", "files?path=/tmp/planted&user=" + user, nil}, "an archive": {"PUT", "archive?path=/tmp&user=" + user, nil},
+			"more of a file": {"PUT", "files?append=true&path=/tmp/planted&user=" + user, nil}, "a directory": {"POST", "mkdir", dir},
+		} {
+			err := d.Call(t.Context(), call.method, "/v1/sandboxes/"+s.ID+"/"+call.path, call.body, nil)
+			if !isInvalid(err) || !strings.Contains(err.Error(), "runs nothing as root") {
+				t.Errorf("%s of user %s: %v", what, user, err)
+			}
+		}
+	}
+	if got := s.Sh(t, "ls -A /tmp"); got != "" {
+		t.Errorf("written: %q", got)
+	}
+
+	back := snapshot(s)
+	s.MustTurn(t, "stop", nil, api.StateStopped)
+	s.MustTurn(t, "start", nil, api.StateRunning)
+	logged(s.ID, 2)
+	s.MustTurn(t, "rollback", api.RollbackSandbox{Snapshot: back}, api.StateRunning)
+	logged(s.ID, 3)
+	var forked api.SandboxForked
+	if err := d.Call(t.Context(), "POST", "/v1/sandboxes/"+s.ID+"/fork", api.ForkSandbox{Count: 1}, &forked); err != nil || len(forked.Sandboxes) != 1 {
+		t.Fatalf("fork: %v", err)
+	}
+	logged(forked.Sandboxes[0].ID, 1)
+	// Started in the thread that is confined, as every other: it could write its own name in /proc otherwise.
+	if s.Enforced.Landlock > 0 {
+		mark := []string{"sh", "-c", "echo x 2>/dev/null >/proc/self/comm && echo written || echo refused"}
+		m := d.Create(t, api.CreateSandbox{Profile: "hardened", Command: mark})
+		harness.Eventually(t, 20*time.Second, func() error {
+			if got := d.CLI(t, "logs", m.ID); got.Stdout != "refused\n" {
+				return fmt.Errorf("a main process that writes to /proc said %q", got.Stdout)
+			}
+			return nil
+		})
 	}
 }
 

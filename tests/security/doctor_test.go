@@ -12,42 +12,54 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// The installed program attacks itself: with nothing of the tests, and with the same corpus.
-func TestDoctorAttacks(t *testing.T) {
+// How many attacks there are at least, and how many of them work on every host where nothing holds them: none gets lost.
+const minAttacks, minControls = 120, 80
+
+// TestAttacksAreRefused runs every attack of the corpus in sandboxes of the host image: kernel surface at large, nested namespaces,
+// mounts, /proc and /sys, init and its descriptors, cgroups, odd socket families. The installed program does it, with nothing of
+// the tests. That attacks see the layers is for engine.TestAttacksWorkWithoutTheLayer.
+func TestAttacksAreRefused(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})
 	got := d.CLI(t, "doctor", "--attack", "--json")
 	var report struct {
-		Profiles []struct{ Name, Error string }
-		Attacks  []struct {
-			Name    string
-			Control bool
-			Stopped map[string]string
+		Attacks []struct {
+			Name, Reason string
+			Control      bool
+			Stopped      map[string]string
 		}
 		Held bool
 	}
-	if err := json.Unmarshal([]byte(got.Stdout), &report); err != nil || got.Code != 0 {
+	if err := json.Unmarshal([]byte(got.Stdout), &report); err != nil {
 		t.Fatalf("%v: %+v", err, got)
 	}
-	want := len(profiles(t, d))
-	if !report.Held || len(report.Attacks) != len(attack.Corpus()) {
-		t.Errorf("held: %v, %d attacks of %d", report.Held, len(report.Attacks), len(attack.Corpus()))
+	if !report.Held || got.Code != 0 {
+		t.Errorf("held: %v, exit code %d", report.Held, got.Code)
 	}
-	controls := 0
+	if n := len(report.Attacks); n != len(attack.Corpus()) || n < minAttacks {
+		t.Errorf("%d attacks of %d, want %d", n, len(attack.Corpus()), minAttacks)
+	}
+	want, controls := profiles(t, d), 0
 	for _, a := range report.Attacks {
 		if a.Control {
 			controls++
 		}
-		if len(a.Stopped) != want {
-			t.Errorf("%s was tried in %d sandboxes of %d", a.Name, len(a.Stopped), want)
-		}
-		for profile, by := range a.Stopped {
-			if by == "" {
-				t.Errorf("%s worked in profile %s", a.Name, profile)
+		t.Run(a.Name, func(t *testing.T) {
+			for _, profile := range want {
+				switch by, tried := a.Stopped[profile]; {
+				case !tried:
+					t.Errorf("%s: it was not tried", profile)
+				case by == "":
+					t.Errorf("%s: the attack worked", profile)
+				}
 			}
-		}
+			if !a.Control {
+				t.Skipf("the attack does not work on this machine even where nothing holds it: %s", a.Reason)
+			}
+		})
 	}
-	if controls < 80 {
+	t.Logf("%d attacks, %d whose control works here", len(report.Attacks), controls)
+	if controls < minControls {
 		t.Errorf("of %d attacks only %d work here where nothing holds them", len(report.Attacks), controls)
 	}
 	if left := d.List(t); len(left) != 0 {
