@@ -529,7 +529,7 @@ func TestKillMeansOneLife(t *testing.T) {
 			return s.Kill(t.Context(), l.Record.ID, "by the test")
 		},
 		"main": func(s *runtime.Supervisor, l *runtime.Lease) error {
-			return s.MainEnded(t.Context(), l.Record.ID, l.Gone, nil, "by the test")
+			return s.MainEnded(t.Context(), l.Record.ID, l.Record.Life, nil, "by the test")
 		},
 		"stop": func(s *runtime.Supervisor, l *runtime.Lease) error {
 			_, err := s.Stop(t.Context(), l.Record.ID, 0)
