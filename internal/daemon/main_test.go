@@ -241,7 +241,7 @@ func newBench(tb testing.TB, init runtimetest.Init) *bench {
 		Engine:     b.engine,
 		Images:     b.images,
 		Profile: func(name string) (runtime.Profile, api.Limits, error) {
-			if name != "default" && name != "hardened" {
+			if name != "default" && name != "hardened" && name != "build" {
 				return runtime.Profile{}, api.Limits{}, errors.New("no such profile")
 			}
 			return runtime.Profile{Name: name, Seccomp: &specs.LinuxSeccomp{}}, api.Limits{Pids: 512}, nil
