@@ -209,6 +209,20 @@ func TestEnforcedIsWhatHolds(t *testing.T) {
 	}
 }
 
+// A host without Landlock, or with one that forbids links, is told what it lacks, and so is whoever looks at a sandbox of it.
+func TestMissingLandlockIsSaid(t *testing.T) {
+	for abi, err := range map[int]error{0: unix.ENOSYS, 1: nil, 2: nil, 7: nil} {
+		spec, host := testSpec(), testHost()
+		host.Landlock = 0
+		host.landlock(abi, err)
+		e, err := Enforce(spec, host)
+		said := strings.Contains(strings.Join(e.Missing, "; "), "Landlock")
+		if want := abi >= 2; err != nil || said == want || (e.Landlock != 0) != want {
+			t.Errorf("ABI %d: %+v, %v", abi, e, err)
+		}
+	}
+}
+
 func TestNoFilterNoSandbox(t *testing.T) {
 	for name, filter := range map[string]*specs.LinuxSeccomp{"nil": nil, "empty": {}} {
 		spec, host := testSpec(), testHost()

@@ -85,10 +85,7 @@ func Open(host Host) (*Engine, error) {
 		return nil, fmt.Errorf("read own descriptor limit: %w", err)
 	}
 	host.Nofile = limit.Max
-	// Where a version forbids links between directories, or there is none, nothing is confined by it, and enforced says so.
-	if abi, err := kernel.LandlockABI(); err == nil && abi >= kernel.LandlockRefer {
-		host.Landlock = abi
-	}
+	host.landlock(kernel.LandlockABI())
 	e := &Engine{host: host, freezer: launcher.NewFreezer(), sandboxes: make(map[string]*instance)}
 	if host.Cgroup {
 		// Our own is a child like the sandboxes' will be.
@@ -104,6 +101,16 @@ func Open(host Host) (*Engine, error) {
 		return nil, err
 	}
 	return e, nil
+}
+
+// landlock notes which version sandboxes can be held by. Where it forbids links between directories, or there is none, nothing is
+// confined by it, and what is enforced says so.
+func (h *Host) landlock(abi int, err error) {
+	if err == nil && abi >= kernel.LandlockRefer {
+		h.Landlock = abi
+		return
+	}
+	h.Missing = append(h.Missing, `Landlock: this kernel has none, or an old one: run Linux 5.19 or newer with landlock in the "lsm=" list of its command line`)
 }
 
 // sweep removes the cgroups that sandboxes of an earlier launcher left: their processes ended with it. Their directories
