@@ -96,6 +96,13 @@ func TestResumeCountsAnInterruptedTurn(t *testing.T) {
 	if err != nil || resumed.Spent.CPU != 40*time.Second || resumed.Spent.Time <= worked || worked == 0 {
 		t.Errorf("%+v, %v; it had worked for %v", resumed, err, worked)
 	}
+	after, _, err := ReadRecord(resumed.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := after[len(lines)].Resumed; e == nil || e.Spent.Time != worked {
+		t.Errorf("it is taken up with %+v; it had worked for %v", e, worked)
+	}
 }
 
 func readEventsOf(lines [][]byte) ([]Event, error) {
