@@ -162,7 +162,7 @@ func (r *reader) line(line string, depth int) {
 			r.declare(n)
 		case *syntax.ParamExp:
 			// ${!x} and ${x@P} are evaluated once more, and so are the numbers of ${x:y}.
-			if n.Excl || n.Exp != nil && n.Exp.Op == syntax.OtherParamOps || n.Slice != nil && !(number(n.Slice.Offset) && number(n.Slice.Length)) {
+			if n.Excl || n.Exp != nil && n.Exp.Op == syntax.OtherParamOps || n.Slice != nil && (!number(n.Slice.Offset) || !number(n.Slice.Length)) {
 				r.facts.Opaque = true
 			}
 		case *syntax.ArithmExp:
@@ -257,7 +257,7 @@ func (r *reader) call(c *syntax.CallExpr, known map[string]uint, depth int) {
 	var words []string // "" where it is not known what a word will be
 	for i, w := range c.Args {
 		text, _ := literal(w)
-		if expands(w) && !(i == 0 && text == "[") {
+		if expands(w) && (i > 0 || text != "[") {
 			text = ""
 		}
 		words = append(words, text)
