@@ -26,6 +26,7 @@ type ledger struct {
 	outputs *Outputs
 	started time.Time
 	last    time.Time
+	counted time.Time // up to when the time stands in spent
 	resumed int
 
 	snapshots map[int]string // by turn
@@ -51,6 +52,18 @@ type openCall struct {
 	began   *BeganEvent
 	ended   *EndedEvent
 }
+
+// forgetVerdicts has the calls that are still to run decided about anew: another policy holds now.
+func (t *openTurn) forgetVerdicts() {
+	for i := range t.calls {
+		if c := &t.calls[i]; c.ended == nil && (c.began == nil || c.began.Repeatable) {
+			c.verdict = nil
+		}
+	}
+}
+
+// unaccounted is how long a process had worked, as far as its lines tell, on what it did not live to put into spent.
+func (l *ledger) unaccounted() time.Duration { return max(l.last.Sub(l.counted), 0) }
 
 // readLedger sums up a record.
 func readLedger(events []Event) (*ledger, error) {
@@ -81,7 +94,7 @@ func (l *ledger) apply(e Event) error {
 		if e.Run.ID == "" {
 			return errors.New("the run has no id")
 		}
-		l.run, l.started = *e.Run, e.At
+		l.run, l.started, l.counted = *e.Run, e.At, e.At
 		if l.run.System != "" {
 			l.talk.add(llm.Message{Role: llm.RoleSystem, Content: l.run.System})
 		}
@@ -111,14 +124,17 @@ func (l *ledger) apply(e Event) error {
 			used = l.talk.tokens()
 		}
 		l.spent.Tokens += used
-		l.spent.Cost += e.Response.Cost
+		l.spent.Cost += e.Response.Usage.CostUSD
 	case e.Verdict != nil, e.Began != nil, e.Ended != nil:
 		return l.applyCall(e)
 	case e.TurnEnd != nil:
 		return l.closeTurn(e)
 	case e.Resumed != nil:
 		l.resumed++
-		l.run.Budget, l.run.Policy, l.spent = e.Resumed.Budget, e.Resumed.Policy, e.Resumed.Spent
+		if l.open != nil && e.Resumed.Policy != l.run.Policy {
+			l.open.forgetVerdicts()
+		}
+		l.run.Budget, l.run.Policy, l.spent, l.counted = e.Resumed.Budget, e.Resumed.Policy, e.Resumed.Spent, e.At
 		l.run.LLMName = e.Resumed.LLMName
 		l.run.Model, l.run.ModelSource, l.run.BaseURL = e.Resumed.Model, e.Resumed.ModelSource, e.Resumed.BaseURL
 		l.end, l.outputs, l.idle = nil, nil, 0
@@ -131,7 +147,7 @@ func (l *ledger) apply(e Event) error {
 	case e.Outputs != nil:
 		l.outputs = e.Outputs
 	case e.End != nil:
-		l.end, l.spent = e.End, e.End.Spent
+		l.end, l.spent, l.counted = e.End, e.End.Spent, e.At
 	}
 	return nil
 }
@@ -193,7 +209,7 @@ func (l *ledger) closeTurn(e Event) error {
 		Thought: r.Content, ReasoningContent: r.Reasoning, Action: newAction("", ""), ToolCalls: []ToolRecord{},
 		Metadata: StepMetadata{
 			Step: t.number, ExecTime: r.Time, StartedAt: t.asked.UTC(), FinishReason: r.FinishReason,
-			Usage: r.Usage, Cost: r.Cost, Snapshot: e.TurnEnd.Snapshot,
+			Usage: r.Usage, Snapshot: e.TurnEnd.Snapshot,
 		},
 	}
 	var texts []string
@@ -230,7 +246,7 @@ func (l *ledger) closeTurn(e Event) error {
 	if e.TurnEnd.Snapshot != "" {
 		l.snapshots[t.number] = e.TurnEnd.Snapshot
 	}
-	l.spent = e.TurnEnd.Spent
+	l.spent, l.counted = e.TurnEnd.Spent, e.At
 	l.steps = append(l.steps, s)
 	l.open = nil
 	return nil

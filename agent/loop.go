@@ -149,14 +149,34 @@ func (r *run) between(ctx context.Context) (ExitReason, string, error) {
 	if req.MaxTokens, reason, detail = b.answerTokens(spent, req.Tokens, r.l.run.PerCall, r.Price); reason != "" {
 		return reason, detail, nil
 	}
+	r.fits = true
 	return "", "", r.emit(Event{Turn: turn, Request: &req}, false)
+}
+
+// askable is whether the open turn's question, which another process has put on record, still fits the budget, and how many tokens its
+// answer may have.
+func (r *run) askable(ctx context.Context) (most int, reason ExitReason, detail string) {
+	most = r.l.open.request.MaxTokens
+	if r.fits {
+		return most, "", ""
+	}
+	b, spent := r.l.run.Budget, r.spend(ctx)
+	if reason, detail = b.over(spent); reason != "" {
+		return 0, reason, detail
+	}
+	left, reason, detail := b.answerTokens(spent, r.l.talk.tokens(), r.l.run.PerCall, r.Price)
+	return min(most, left), reason, detail
 }
 
 // ask makes one model call and keeps its request and answer if that was asked for.
 func (r *run) ask(ctx context.Context, turn int) (ExitReason, string, error) {
+	most, reason, detail := r.askable(ctx)
+	if reason != "" {
+		return reason, detail, nil
+	}
 	req := llm.Request{
 		Model: r.l.run.Model, Messages: r.l.talk.messages, Tools: Tools(), Temperature: r.l.run.Temperature,
-		MaxTokens: r.l.open.request.MaxTokens, ExtraBody: r.l.run.ExtraBody, OnDelta: r.OnDelta,
+		MaxTokens: most, ExtraBody: r.l.run.ExtraBody, OnDelta: r.OnDelta,
 	}
 	if r.l.run.SaveCalls {
 		if err := r.saveRequest(turn, req); err != nil {
@@ -181,15 +201,16 @@ func (r *run) ask(ctx context.Context, turn int) (ExitReason, string, error) {
 			return ExitFailed, err.Error(), err
 		}
 	}
-	cost := resp.Usage.CostUSD
-	if r.Price != nil {
+	if r.Price == nil {
+		resp.Usage.UnpricedCalls = 1
+	} else {
 		used := resp.Usage
 		if used.PromptTokens+used.CompletionTokens == 0 { // not counted: as the conversation's size says
 			used = llm.Usage{PromptTokens: r.l.open.request.Tokens, CompletionTokens: messageSize(resp.Message) / 4}
 		}
-		cost = r.Price.Cost(used)
+		resp.Usage.CostUSD = r.Price.Cost(used)
 	}
-	return "", "", r.emit(Event{Turn: turn, Response: newResponse(resp, cost, took)}, false)
+	return "", "", r.emit(Event{Turn: turn, Response: newResponse(resp, took)}, false)
 }
 
 // saveRequest writes what is sent, in the shape that LLM-in-Sandbox gives it. The API key is not part of it.

@@ -128,7 +128,6 @@ type ResponseEvent struct {
 	ToolCalls    []RecordedCall  `json:"tool_calls,omitempty"`
 	FinishReason string          `json:"finish_reason,omitempty"`
 	Usage        llm.Usage       `json:"usage"`
-	Cost         float64         `json:"cost_usd,omitempty"`
 	Raw          json.RawMessage `json:"raw,omitempty"` // the message as its provider wants it back, and in which wire format
 	RawFormat    llm.Format      `json:"raw_format,omitempty"`
 	Time         float64         `json:"seconds"`
@@ -151,9 +150,9 @@ func (r *ResponseEvent) message() llm.Message {
 }
 
 // newResponse takes a model's turn into the record.
-func newResponse(resp *llm.Response, cost float64, took time.Duration) *ResponseEvent {
+func newResponse(resp *llm.Response, took time.Duration) *ResponseEvent {
 	e := &ResponseEvent{
-		Content: resp.Content, Reasoning: resp.Reasoning, FinishReason: resp.FinishReason, Usage: resp.Usage, Cost: cost, Raw: resp.Message.Raw, RawFormat: resp.Message.RawFormat, Time: seconds(took),
+		Content: resp.Content, Reasoning: resp.Reasoning, FinishReason: resp.FinishReason, Usage: resp.Usage, Raw: resp.Message.Raw, RawFormat: resp.Message.RawFormat, Time: seconds(took),
 	}
 	for _, c := range resp.ToolCalls {
 		e.ToolCalls = append(e.ToolCalls, RecordedCall(c))
@@ -352,6 +351,9 @@ func (r *record) append(e Event, sync bool) (Event, error) {
 	line, err := marshalLine(e)
 	if err != nil {
 		return e, fmt.Errorf("record: %w", err)
+	}
+	if len(line) > maxRecordLine {
+		return e, fmt.Errorf("record: a line of %d bytes could not be read again", len(line))
 	}
 	if clean := redact(line, r.secrets); !bytes.Equal(clean, line) {
 		line = clean

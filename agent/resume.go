@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/sandboxd/sandboxd/api"
 )
@@ -54,6 +55,7 @@ func (r *run) resume(ctx context.Context, events []Event) (*Result, error) {
 	if r.Message != "" && r.l.open != nil && r.l.open.response != nil {
 		return nil, errors.New("the run stopped in the middle of a turn, where nothing can be said to the model: resume it without a message first")
 	}
+	r.l.spent.Time += r.l.unaccounted()
 	resumed, err := r.resumed()
 	if err != nil {
 		return nil, err
@@ -70,8 +72,15 @@ func (r *run) resume(ctx context.Context, events []Event) (*Result, error) {
 		if err := r.makeSandbox(ctx, snapshot, nil); err != nil {
 			return nil, errors.Join(err, r.discard(ctx))
 		}
-	} else if err := r.checkCPU(ctx, false); err != nil {
-		return nil, err
+	} else {
+		used, err := r.checkCPU(ctx)
+		if err != nil {
+			return nil, err
+		}
+		// What an interrupted turn has used stands in no line, but the sandbox has counted it, unless it was started anew since.
+		if r.cpuStart = used; used > r.base.CPU {
+			r.cpuStart = r.base.CPU
+		}
 	}
 	return r.finish(ctx, nil)
 }
@@ -201,6 +210,12 @@ func sharedTurns(events []Event, at int) ([]Event, error) {
 	for _, e := range events {
 		if turns == at && e.Run == nil {
 			break
+		}
+		if e.Sandbox != nil && e.Sandbox.Ready && e.Sandbox.Snapshot != "" {
+			// It went on in the files of the turn before: what the open turn had done until then was undone.
+			shared = slices.DeleteFunc(shared, func(s Event) bool {
+				return s.Turn == turns+1 && (s.Verdict != nil || s.Began != nil || s.Ended != nil)
+			})
 		}
 		if e.Sandbox != nil || e.Outputs != nil || e.End != nil {
 			continue

@@ -113,6 +113,8 @@ type run struct {
 
 	began time.Time // when this process took it up
 	base  Spent     // what had been spent then
+	// fits: the budget was looked at for the question that is open.
+	fits bool
 	// cpuStart is what the kernel had counted of the sandbox when this process took it up.
 	cpuStart time.Duration
 }
@@ -319,8 +321,12 @@ func (r *run) makeSandbox(ctx context.Context, snapshot string, rebuild []Step) 
 		ready.Rebuilt, ready.Differences = done.Calls, len(done.Differences)
 		r.OnNote(fmt.Sprintf("%d calls of %d turns were run again in a new sandbox; %d observations differ", done.Calls, done.Turns, len(done.Differences)))
 	}
-	if err := r.checkCPU(ctx, len(rebuild) == 0); err != nil {
+	used, err := r.checkCPU(ctx)
+	if err != nil {
 		return err
+	}
+	if len(rebuild) > 0 { // else all that was counted is the run's
+		r.cpuStart = used
 	}
 	return r.emit(Event{Sandbox: &ready}, true)
 }
@@ -330,22 +336,19 @@ func (r *run) lifetime() time.Duration {
 	return max(r.l.run.Budget.Time-r.worked(), 0) + collectTime + deleteTime
 }
 
-// checkCPU refuses a budget of processor time where nobody counts it. fresh says that all that was counted is the run's.
-func (r *run) checkCPU(ctx context.Context, fresh bool) error {
+// checkCPU asks for what the sandbox has used, and refuses a budget of processor time where nobody counts it.
+func (r *run) checkCPU(ctx context.Context) (used time.Duration, err error) {
 	if r.l.run.Budget.CPU == 0 {
-		return nil
+		return 0, nil
 	}
 	used, known, err := r.sandbox.CPU(ctx)
 	if err != nil {
-		return fmt.Errorf("ask for the sandbox's processor time: %w", err)
+		return 0, fmt.Errorf("ask for the sandbox's processor time: %w", err)
 	}
 	if !known {
-		return errors.New("a budget of processor time cannot be held here: this host does not count it by sandbox (sandboxd doctor says more)")
+		return 0, errors.New("a budget of processor time cannot be held here: this host does not count it by sandbox (sandboxd doctor says more)")
 	}
-	if !fresh {
-		r.cpuStart = used
-	}
-	return nil
+	return used, nil
 }
 
 // worked is how long processes have worked on the run.

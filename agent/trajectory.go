@@ -64,8 +64,7 @@ type StepMetadata struct {
 	ToolTime     float64   `json:"tool_time"` // seconds of all its tool calls, added up
 	StartedAt    time.Time `json:"started_at"`
 	FinishReason string    `json:"finish_reason,omitempty"`
-	Usage        llm.Usage `json:"usage"` // as the provider counted; zeros where it did not
-	Cost         float64   `json:"cost_usd,omitempty"`
+	Usage        llm.Usage `json:"usage"`                 // as the provider counted, zeros where it did not; and its cost
 	CPUTime      float64   `json:"cpu_time,omitempty"`    // seconds, of all its commands
 	MemoryPeak   int64     `json:"memory_peak,omitempty"` // bytes, of the largest process
 	Snapshot     string    `json:"snapshot,omitempty"`    // id of the one taken after it

@@ -31,10 +31,11 @@ if [ "$(id -u)" -eq 0 ]; then
 	as=(setpriv --reuid "$user" --regid "$user" --init-groups)
 fi
 {
-	bench "${COUNT:-3}" "${RUN:-ExecTrue|CreateRunDelete|Warm|ManyLive|Throughput|Health}" "${as[@]}"
+	bench "${COUNT:-3}" "${RUN:-ExecTrue|CreateRunDelete|Warm|ManyLive|Throughput|Health|AgentRun$}" "${as[@]}"
 	if [ -z "${RUN:-}" ]; then # once: these take many sandboxes, and no turns
 		bench 1 DaemonGrowth "${as[@]}"
 		ITERATIONS=200 bench 1 'Snapshot|Fork' "${as[@]}"
+		ITERATIONS=1 bench 3 AgentRunsAtOnce "${as[@]}"
 		[ "$(id -u)" -ne 0 ] || bench 1 IdleMemory
 	fi
 } | tee build/bench.txt

@@ -4,7 +4,7 @@
 // chat-completions format that OpenAI, vLLM, SGLang, llama.cpp and most gateways share, [Responses] OpenAI's newer one,
 // [Anthropic] the Messages of Anthropic; [ParseName] and [Open] choose. [Replay] gives the model's turns of a recorded run
 // again. [Retry] wraps any of them: it waits and repeats what may go away by itself, shrinks a request that does not fit into
-// the model's context, and heeds what a model's refusals say about all its calls. [Priced] puts the cost of a call beside its tokens.
+// the model's context, and heeds what a model's refusals say about all its calls. [Price] says what a call costs.
 //
 // What a provider needs to see again in the next request but nobody else understands (reasoning signatures, extra fields
 // of a gateway) travels in [Message.Raw], so that nothing above this package knows a provider. A conversation that is

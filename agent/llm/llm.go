@@ -110,8 +110,8 @@ type Usage struct {
 	CachedTokens     int `json:"cached_tokens,omitempty"`      // of PromptTokens: read from the provider's cache
 	CacheWriteTokens int `json:"cache_write_tokens,omitempty"` // of PromptTokens: written to it, which some charge for
 	ReasoningTokens  int `json:"reasoning_tokens,omitempty"`   // of CompletionTokens
-	// CostUSD is what the calls cost by [Prices], and UnpricedCalls how many it leaves out because the price of their model, or
-	// what they used, is not known. See [Priced].
+	// CostUSD is what the calls cost by [Prices], and UnpricedCalls how many it leaves out because the price of their model is not
+	// known. No model of this package fills them in.
 	CostUSD       float64 `json:"cost_usd,omitempty"`
 	UnpricedCalls int     `json:"unpriced_calls,omitempty"`
 }

@@ -2,7 +2,6 @@ package llm
 
 import (
 	"bytes"
-	"context"
 	_ "embed" // the prices
 	"errors"
 	"fmt"
@@ -137,7 +136,7 @@ func digitsToD(r rune) rune {
 	return r
 }
 
-// Cost is what a call of this usage costs, in US dollars.
+// Cost is what a call of this usage costs, in US dollars. Who keeps the usage puts it there.
 func (p Price) Cost(u Usage) float64 {
 	if p.Long != nil && u.PromptTokens > p.Long.Above {
 		p = p.Long.Price
@@ -147,29 +146,4 @@ func (p Price) Cost(u Usage) float64 {
 	written := min(u.CacheWriteTokens, u.PromptTokens-cached)
 	plain := u.PromptTokens - cached - written
 	return (float64(plain)*p.Input + float64(cached)*orInput(p.Cached, p) + float64(written)*orInput(p.CacheWrite, p) + float64(u.CompletionTokens)*p.Output) / 1e6
-}
-
-// Priced puts the cost of each call into its usage. A call whose model has no price, or whose provider did not count, is counted
-// as unpriced: that it costs nothing must be said in Prices.
-type Priced struct {
-	Model  Model
-	Prices Prices
-}
-
-// Describe is the wrapped model's.
-func (p *Priced) Describe() string { return p.Model.Describe() }
-
-// Complete calls the wrapped model.
-func (p *Priced) Complete(ctx context.Context, req Request) (*Response, error) {
-	resp, err := p.Model.Complete(ctx, req)
-	if err != nil {
-		return nil, err
-	}
-	price, known := p.Prices.Of(req.Model)
-	if known && resp.Usage.PromptTokens+resp.Usage.CompletionTokens > 0 {
-		resp.Usage.CostUSD = price.Cost(resp.Usage)
-	} else {
-		resp.Usage.UnpricedCalls = 1
-	}
-	return resp, nil
 }

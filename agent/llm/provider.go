@@ -54,7 +54,7 @@ type Server interface {
 	BaseURL() string // without what may be secret in it
 }
 
-// Open prepares calls in the given format; nothing is sent yet. Wrap what it gives in [Priced] and [Retry].
+// Open prepares calls in the given format; nothing is sent yet. Wrap what it gives in [Retry].
 func Open(format Format, opts ServerOptions) (Server, error) {
 	switch format {
 	case FormatChat:

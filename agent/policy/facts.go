@@ -20,8 +20,8 @@ type Facts struct {
 	Programs []string // programs: base names of what it runs, as far as it says so itself
 	Opaque   bool     // opaque: it runs what cannot be told by reading it, or cannot be read
 	Paths    []string // paths: absolute names that it mentions, relative ones from the working directory
-	Writes   []string // writes: those of them that it writes to, as far as it says so itself
-	Hosts    []string // hosts: names and addresses that it mentions, in lower case and without port
+	Writes   []string // writes: names that it writes to, as far as it says so itself
+	Hosts    []string // hosts: of URLs, user@host, IPv4 addresses and /dev/tcp, in lower case and without port
 
 	WorkingDir, InputDir, OutputDir string // working_dir, input_dir, output_dir
 
@@ -65,8 +65,12 @@ const (
 // Shell reads a command line and fills in what it says: words, programs, paths, writes, hosts, opaque.
 func (f *Facts) Shell(line string) {
 	f.Command = line
-	r := reader{facts: f}
+	r := reader{facts: f, dirs: []string{path.Clean("/" + f.WorkingDir)}}
 	r.line(line, 0)
+	for _, dir := range r.dirs {
+		f.Paths = append(f.Paths, below(dir, r.paths)...)
+		f.Writes = append(f.Writes, below(dir, r.writes)...)
+	}
 	f.Hosts = append(f.Hosts, hosts(line)...)
 	for _, l := range []*[]string{&f.Words, &f.Programs, &f.Paths, &f.Writes, &f.Hosts} {
 		slices.Sort(*l)
@@ -76,160 +80,382 @@ func (f *Facts) Shell(line string) {
 
 // File says that a tool reads or writes one file.
 func (f *Facts) File(name string, written bool) {
-	name = f.absolute(name)
-	f.Paths = append(f.Paths, name)
+	names := below(path.Clean("/"+f.WorkingDir), []string{name})
+	f.Paths = append(f.Paths, names...)
 	if written {
-		f.Writes = append(f.Writes, name)
+		f.Writes = append(f.Writes, names...)
 	}
 }
 
-func (f *Facts) absolute(name string) string {
-	if !path.IsAbs(name) {
-		name = path.Join(f.WorkingDir, name)
-	}
-	return path.Clean(name)
+type reader struct {
+	facts *Facts
+	// Names as they stand in the line, and the directories from which they may be meant: a line may go elsewhere with cd, and which of
+	// its commands it reaches is not followed.
+	paths, writes, dirs []string
 }
 
-type reader struct{ facts *Facts }
+// maxDirs bounds the directories of a line; one that goes to more is opaque.
+const maxDirs = 16
+
+// below gives names as they are from a directory.
+func below(dir string, names []string) []string {
+	var out []string
+	for _, name := range names {
+		if !path.IsAbs(name) {
+			name = path.Join(dir, name)
+		}
+		out = append(out, path.Clean(name))
+	}
+	return out
+}
+
+// functions are those that a line defines for all of it, by where their definition ends. One that is defined in a subshell
+// or on a condition may not be there when its name is called, nor one that is called before.
+func functions(file *syntax.File) map[string]uint {
+	found := map[string]uint{}
+	for _, s := range file.Stmts {
+		if d, ok := s.Cmd.(*syntax.FuncDecl); ok && d.Name != nil && !s.Background && !s.Coprocess {
+			found[d.Name.Value] = d.End().Offset()
+		}
+	}
+	syntax.Walk(file, func(n syntax.Node) bool {
+		if w, ok := n.(*syntax.Word); ok {
+			if text, _ := literal(w); text == "eval" || strings.Contains(text, "unset") {
+				clear(found) // they can be taken away
+			}
+		}
+		return true
+	})
+	return found
+}
 
 func (r *reader) line(line string, depth int) {
-	if len(line) > maxLine || depth > maxNested {
-		r.facts.Opaque = true
+	if depth > maxNested || len(line) > maxLine {
+		r.unread(strings.Fields(line))
 		return
 	}
 	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(line), "")
 	if err != nil {
-		r.facts.Opaque = true
-		// What a rule looks for may stand in it all the same.
-		for w := range strings.FieldsSeq(line) {
-			r.facts.Words = append(r.facts.Words, w)
-			r.facts.Programs = append(r.facts.Programs, path.Base(strings.Trim(w, "\"'`();|&$")))
-		}
+		r.unread(strings.Fields(line))
 		return
 	}
-	functions := map[string]bool{}
-	syntax.Walk(file, func(n syntax.Node) bool {
-		if d, ok := n.(*syntax.FuncDecl); ok && d.Name != nil {
-			functions[d.Name.Value] = true
-		}
-		return true
-	})
+	known := functions(file)
 	syntax.Walk(file, func(n syntax.Node) bool {
 		switch n := n.(type) {
 		case *syntax.CallExpr:
-			r.call(n, functions, depth)
+			r.call(n, known, depth)
 		case *syntax.Redirect:
 			r.redirect(n)
 		case *syntax.Word:
 			if text, ok := literal(n); ok {
 				r.facts.Words = append(r.facts.Words, text)
 				r.path(text)
+				r.assigns(text)
+			}
+		case *syntax.Assign:
+			if n.Name != nil {
+				r.assigns(n.Name.Value)
+			}
+		case *syntax.WordIter:
+			r.assigns(n.Name.Value)
+		case *syntax.DeclClause:
+			r.declare(n)
+		case *syntax.ParamExp:
+			// ${!x} and ${x@P} are evaluated once more, and so are the numbers of ${x:y}.
+			if n.Excl || n.Exp != nil && n.Exp.Op == syntax.OtherParamOps || n.Slice != nil && (!number(n.Slice.Offset) || !number(n.Slice.Length)) {
+				r.facts.Opaque = true
+			}
+		case *syntax.ArithmExp:
+			r.arithmetic(n.X)
+		case *syntax.ArithmCmd:
+			r.arithmetic(n.X)
+		case *syntax.CStyleLoop:
+			r.arithmetic(n.Init)
+			r.arithmetic(n.Cond)
+			r.arithmetic(n.Post)
+		case *syntax.LetClause, *syntax.CoprocClause:
+			r.facts.Opaque = true
+		case *syntax.BinaryTest:
+			if slices.Contains([]syntax.BinTestOperator{syntax.TsEql, syntax.TsNeq, syntax.TsLeq, syntax.TsGeq, syntax.TsLss, syntax.TsGtr}, n.Op) {
+				r.facts.Opaque = true
+			}
+		case *syntax.UnaryTest:
+			if n.Op == syntax.TsVarSet || n.Op == syntax.TsRefVar {
+				r.facts.Opaque = true
 			}
 		}
 		return true
 	})
 }
 
-// call looks at one simple command.
-func (r *reader) call(c *syntax.CallExpr, functions map[string]bool, depth int) {
-	for _, a := range c.Assigns {
-		// They decide what is run in the place of what is named.
-		if a.Name != nil && (slices.Contains([]string{"PATH", "IFS", "BASH_ENV", "ENV", "SHELLOPTS"}, a.Name.Value) || strings.HasPrefix(a.Name.Value, "LD_")) {
+// unread takes words of what is not read: what a rule looks for may stand there all the same.
+func (r *reader) unread(words []string) {
+	r.facts.Opaque = true
+	for _, w := range words {
+		if w == "" || len(w) > 255 { // no name of a file is longer
+			continue
+		}
+		r.facts.Words = append(r.facts.Words, w)
+		r.facts.Programs = append(r.facts.Programs, path.Base(strings.Trim(w, "\"'`();|&$")))
+	}
+}
+
+// assigns looks at a name that is given a value, or at NAME=VALUE: some decide what is run in the place of what is named.
+func (r *reader) assigns(text string) {
+	name, _, _ := strings.Cut(text, "=")
+	name, _, _ = strings.Cut(strings.TrimSuffix(name, "+"), "[")
+	switch {
+	case strings.HasPrefix(name, "LD_"), strings.HasPrefix(name, "BASH_") && name != "BASH_SOURCE":
+		r.facts.Opaque = true
+	case slices.Contains([]string{"PATH", "IFS", "ENV", "SHELLOPTS", "BASHOPTS", "PROMPT_COMMAND", "PS0", "PS1", "PS2", "PS4", "CDPATH"}, name):
+		r.facts.Opaque = true
+	}
+}
+
+// declare looks at declare, export and their like. A variable that is another's name, or a number, is evaluated when it is given
+// a value.
+func (r *reader) declare(d *syntax.DeclClause) {
+	for _, a := range d.Args {
+		if !a.Naked || a.Value == nil {
+			continue
+		}
+		text, ok := literal(a.Value)
+		if !ok || strings.Contains(text, "[") || strings.HasPrefix(text, "-") && strings.ContainsAny(text, "ni") {
 			r.facts.Opaque = true
 		}
 	}
+}
+
+// arithmetic: the shell evaluates the value of a variable that stands in it as an expression, and that can run commands.
+func (r *reader) arithmetic(x syntax.ArithmExpr) {
+	if !number(x) {
+		r.facts.Opaque = true
+	}
+}
+
+// number reports an expression of numbers alone.
+func number(x syntax.ArithmExpr) bool {
+	if x == nil {
+		return true
+	}
+	all := true
+	syntax.Walk(x, func(n syntax.Node) bool {
+		if w, ok := n.(*syntax.Word); ok {
+			text, ok := literal(w)
+			all = all && ok && strings.Trim(text, "0123456789") == ""
+		}
+		return true
+	})
+	return all
+}
+
+// call looks at one simple command.
+func (r *reader) call(c *syntax.CallExpr, known map[string]uint, depth int) {
 	if len(c.Args) == 0 {
 		return
 	}
-	var words []string // "" where a word is not literal
-	for _, w := range c.Args {
+	var words []string // "" where it is not known what a word will be
+	for i, w := range c.Args {
 		text, _ := literal(w)
+		if expands(w) && (i > 0 || text != "[") {
+			text = ""
+		}
 		words = append(words, text)
 	}
-	if words[0] != "[" && expands(c.Args[0]) {
-		words[0] = ""
+	if end, ok := known[words[0]]; ok && end <= c.Pos().Offset() {
+		return // its body is read where it stands
 	}
-	r.run(words, functions, depth)
+	r.run(words, depth)
 }
 
 // wrappers run the program that their arguments name; the value are the options that take an argument of their own.
 var wrappers = map[string]string{
-	"env": "uSC", "nice": "n", "nohup": "", "time": "fo", "timeout": "ks", "setsid": "", "stdbuf": "ioe", "exec": "a", "command": "",
+	"env": "uC", "nice": "n", "nohup": "", "time": "fo", "timeout": "ks", "setsid": "", "stdbuf": "ioe", "exec": "a", "command": "",
 	"builtin": "", "sudo": "ugpCDhRrTtU", "doas": "uC", "ionice": "cnp", "chroot": "", "unshare": "", "xargs": "aEdILnPs", "busybox": "", "toybox": "",
 }
 
 var shells = map[string]bool{"sh": true, "bash": true, "dash": true, "ash": true, "zsh": true, "ksh": true, "mksh": true}
 
+// runners run what some of their arguments say, or what is not in the line.
+var runners = map[string]bool{
+	"source": true, ".": true, "trap": true, "alias": true, "hash": true, "enable": true, "bind": true, "complete": true, "compgen": true, "fc": true,
+	"parallel": true, "su": true, "runuser": true, "script": true, "watch": true, "flock": true, "strace": true, "ltrace": true, "gdb": true, "setpriv": true,
+	"taskset": true, "chrt": true, "nsenter": true, "start-stop-daemon": true, "systemd-run": true,
+}
+
+// writers write to what their arguments name: to the last one where it is true.
+var writers = map[string]bool{
+	"tee": false, "rm": false, "rmdir": false, "unlink": false, "shred": false, "mv": false, "touch": false, "truncate": false, "mkdir": false, "mkfifo": false,
+	"mknod": false, "chmod": false, "chown": false, "chgrp": false, "cp": true, "install": true, "ln": true, "rsync": true,
+}
+
 // run looks at a program with its arguments.
-func (r *reader) run(words []string, functions map[string]bool, depth int) {
-	if len(words) == 0 || depth > maxNested {
+func (r *reader) run(words []string, depth int) {
+	if len(words) == 0 {
 		return
 	}
-	if words[0] == "" {
-		r.facts.Opaque = true // $program
+	if words[0] == "" { // $program
+		r.facts.Opaque = true
 		return
 	}
-	name := path.Base(words[0])
-	if functions[words[0]] {
-		return // its body is read where it stands
+	if depth > maxNested {
+		r.unread(words)
+		return
 	}
+	name, args := path.Base(words[0]), words[1:]
 	r.facts.Programs = append(r.facts.Programs, name)
+	options, wraps := wrappers[name]
 	switch {
-	case name == "eval" || name == "source" || name == "." || name == "trap" || name == "alias" || name == "parallel":
-		if name == "eval" && !slices.Contains(words[1:], "") {
-			r.line(strings.Join(words[1:], " "), depth+1)
+	case runners[name] || strings.HasPrefix(name, "ld-linux"):
+		r.unread(args)
+	case name == "eval":
+		if slices.Contains(args, "") {
+			r.facts.Opaque = true
 			return
 		}
-		r.facts.Opaque = true
+		r.line(strings.Join(args, " "), depth+1)
+	case name == "cd" || name == "pushd" || name == "popd":
+		r.goTo(args)
+	case name == "test" || name == "[" || name == "printf" || name == "read" || name == "unset" || name == "mapfile" || name == "readarray":
+		// They take names of variables, whose index is evaluated.
+		if slices.ContainsFunc(args, func(w string) bool { return w == "-v" || w == "-R" || w == "-C" }) ||
+			name != "test" && name != "[" && name != "printf" && slices.ContainsFunc(args, func(w string) bool { return w == "" || strings.Contains(w, "[") }) {
+			r.facts.Opaque = true
+		}
 	case shells[name]:
-		r.shell(words[1:], depth)
+		r.shell(args, depth)
 	case name == "find":
 		for i, w := range words {
 			if (w == "-exec" || w == "-execdir" || w == "-ok" || w == "-okdir") && i+1 < len(words) {
-				r.run(words[i+1:], nil, depth+1)
+				r.run(words[i+1:], depth+1)
 			}
 		}
-	default:
-		if options, ok := wrappers[name]; ok {
-			r.run(skipOptions(name, options, words[1:]), nil, depth+1)
+	case wraps:
+		rest, known := skipOptions(name, options, args)
+		if !known {
+			r.unread(args)
+			return
+		}
+		if _, again := wrappers[path.Base(first(rest))]; name == "xargs" && (again || shells[path.Base(first(rest))]) {
+			r.facts.Opaque = true // what it runs comes from elsewhere
+		}
+		r.run(rest, depth+1)
+	}
+	r.written(name, args)
+}
+
+func first(words []string) string {
+	if len(words) == 0 {
+		return ""
+	}
+	return words[0]
+}
+
+// goTo takes the directory that a line goes to.
+func (r *reader) goTo(args []string) {
+	args = slices.DeleteFunc(slices.Clone(args), func(w string) bool { return len(w) > 1 && w[0] == '-' })
+	if len(args) != 1 || args[0] == "" || args[0] == "-" || strings.HasPrefix(args[0], "+") || len(r.dirs) >= maxDirs {
+		r.facts.Opaque = true // home, or wherever it came from
+		return
+	}
+	for _, dir := range slices.Clone(r.dirs) {
+		if to := below(dir, args)[0]; !slices.Contains(r.dirs, to) {
+			r.dirs = append(r.dirs, to)
 		}
 	}
+}
+
+// written takes the files that a program says it writes to.
+func (r *reader) written(name string, args []string) {
+	last, ok := writers[name]
+	inPlace := name == "sed" && slices.ContainsFunc(args, func(w string) bool {
+		return strings.HasPrefix(w, "--in-place") || strings.HasPrefix(w, "-") && !strings.HasPrefix(w, "--") && strings.Contains(w, "i")
+	})
+	if name == "dd" {
+		for _, w := range args {
+			if to, ok := strings.CutPrefix(w, "of="); ok {
+				r.writes = append(r.writes, to)
+			}
+		}
+	}
+	if !ok && !inPlace {
+		return
+	}
+	var names []string
+	for i, w := range args {
+		if to, ok := strings.CutPrefix(w, "--target-directory="); ok {
+			r.writes = append(r.writes, to)
+		}
+		if w == "-t" && last && i+1 < len(args) {
+			r.writes = append(r.writes, args[i+1])
+		}
+		if w != "" && w[0] != '-' {
+			names = append(names, w)
+		}
+	}
+	if last && len(names) > 1 {
+		names = names[len(names)-1:]
+	}
+	r.writes = append(r.writes, names...)
 }
 
 // shell looks at the arguments of a shell: its -c is a line, all else is a script that is not here to be read.
 func (r *reader) shell(args []string, depth int) {
-	for i, w := range args {
-		if strings.HasPrefix(w, "-") && !strings.HasPrefix(w, "--") && strings.Contains(w, "c") {
-			for _, line := range args[i+1:] {
-				if strings.HasPrefix(line, "-") {
-					continue
-				}
-				if line == "" {
-					break
-				}
-				r.line(line, depth+1)
-				return
-			}
+	isLine := false
+	for len(args) > 0 {
+		w := args[0]
+		if w == "" || w[0] != '-' && w[0] != '+' {
 			break
 		}
+		args = args[1:]
+		switch {
+		case w == "--" || w == "-":
+		case strings.HasPrefix(w, "--"):
+			if w == "--rcfile" || w == "--init-file" {
+				r.facts.Opaque = true
+				args = args[min(1, len(args)):]
+			}
+			continue
+		default:
+			isLine = isLine || w[0] == '-' && strings.Contains(w, "c")
+			if strings.ContainsAny(w, "oO") { // each takes the name of an option
+				args = args[min(strings.Count(w, "o")+strings.Count(w, "O"), len(args)):]
+			}
+			continue
+		}
+		break
 	}
-	r.facts.Opaque = true
+	if !isLine || first(args) == "" {
+		r.unread(args)
+		return
+	}
+	r.line(args[0], depth+1)
 }
 
-// skipOptions gives what follows a wrapper's own options, assignments and, for some, first argument.
-func skipOptions(name, takes string, args []string) []string {
+// skipOptions gives what follows a wrapper's own options, assignments and, for some, first argument. known is false where
+// an option may or may not take what follows it.
+func skipOptions(name, takes string, args []string) (rest []string, known bool) {
 	for len(args) > 0 {
 		w := args[0]
 		switch {
 		case w == "--":
 			args = args[1:]
-		case strings.HasPrefix(w, "-") && len(w) > 1:
+		case strings.HasPrefix(w, "--"):
+			if !strings.Contains(w, "=") || strings.HasPrefix(w, "--split-string") {
+				return nil, false
+			}
 			args = args[1:]
-			if len(w) == 2 && strings.Contains(takes, w[1:]) && len(args) > 0 {
+			continue
+		case strings.HasPrefix(w, "-") && len(w) > 1:
+			if name == "env" && strings.Contains(w, "S") {
+				return nil, false // a line of its own kind
+			}
+			args = args[1:]
+			if i := strings.IndexAny(w[1:], takes); i == len(w)-2 && len(args) > 0 {
 				args = args[1:]
 			}
 			continue
-		case name == "env" && strings.Contains(w, "="):
+		case (name == "env" || name == "sudo" || name == "doas") && strings.Contains(w, "="):
 			args = args[1:]
 			continue
 		}
@@ -238,7 +464,7 @@ func skipOptions(name, takes string, args []string) []string {
 	if (name == "timeout" || name == "chroot") && len(args) > 0 {
 		args = args[1:]
 	}
-	return args
+	return args, true
 }
 
 func (r *reader) redirect(n *syntax.Redirect) {
@@ -250,7 +476,7 @@ func (r *reader) redirect(n *syntax.Redirect) {
 		return // 2>&1; but >&name writes to the file
 	}
 	if ok && !expands(n.Word) {
-		r.facts.Writes = append(r.facts.Writes, r.facts.absolute(text))
+		r.writes = append(r.writes, text)
 	} else {
 		r.facts.Opaque = true
 	}
@@ -264,9 +490,9 @@ func (r *reader) path(word string) {
 	switch {
 	case strings.Contains(word, "://"), len(word) > 4096, strings.ContainsAny(word, "\n"):
 	case strings.HasPrefix(word, "~"):
-		r.facts.Paths = append(r.facts.Paths, path.Join("/root", strings.TrimLeft(word, "~")))
+		r.paths = append(r.paths, path.Join("/root", strings.TrimLeft(word, "~")))
 	case strings.Contains(word, "/") || word == "." || word == "..":
-		r.facts.Paths = append(r.facts.Paths, r.facts.absolute(word))
+		r.paths = append(r.paths, word)
 	}
 }
 

@@ -452,7 +452,7 @@ func (o *agentModelFlags) resolve(ctx context.Context, run *agent.Options, setti
 		if file, err = filepath.Abs(file); err != nil {
 			return err
 		}
-		run.Model, run.ModelName, run.LLMName = replay, first(o.llmName, "replay"), "replay:"+file
+		run.Model, run.ModelName, run.LLMName, run.Price = replay, first(o.llmName, "replay"), "replay:"+file, &llm.Price{}
 		return nil
 	}
 	name := first(o.llmName, was.LLMName, settings.LLMName, getenv("LLM_NAME"))
@@ -480,7 +480,7 @@ func (o *agentModelFlags) resolve(ctx context.Context, run *agent.Options, setti
 		run.Price = &price
 	}
 	run.LLMName, run.ModelName, run.BaseURL, run.Secrets = name, wireName, server.BaseURL(), append(run.Secrets, key)
-	run.Model = &llm.Priced{Model: &llm.Retry{Model: server, Retries: o.retries, Notice: note}, Prices: prices}
+	run.Model = &llm.Retry{Model: server, Retries: o.retries, Notice: note}
 	return nil
 }
 

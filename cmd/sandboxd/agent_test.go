@@ -60,15 +60,11 @@ func TestAgentFlags(t *testing.T) {
 		o.MaxTokensPerCall != 65536 || *o.Temperature != 1.0 || o.OutputDir != "./output" || o.SaveRequests || o.Prompt.WorkingDir != "/testbed" {
 		t.Errorf("defaults: %+v", o)
 	}
-	priced, ok := o.Model.(*llm.Priced)
-	if !ok {
-		t.Fatalf("model %T", o.Model)
+	if retry, ok := o.Model.(*llm.Retry); !ok || retry.Retries != 5 {
+		t.Errorf("model %+v", o.Model)
 	}
-	if retry, ok := priced.Model.(*llm.Retry); !ok || retry.Retries != 5 {
-		t.Errorf("model %+v", priced.Model)
-	}
-	if _, known := priced.Prices.Of("gpt-5"); !known {
-		t.Error("there are no prices")
+	if o.Price != nil || get(nil, "--query", "q", "--llm_name", "gpt-5").Price == nil {
+		t.Error("the model's price is not that of its name")
 	}
 	for name, want := range map[string]string{
 		"anthropic/claude-opus-5": "Anthropic Messages at https://api.anthropic.com",

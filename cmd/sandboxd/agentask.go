@@ -63,13 +63,13 @@ func question(q policy.Question) (string, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\nturn %d, call %d: the model wants to run %s\n", q.Turn, q.Call, agent.Printable(q.Tool))
 	if command, ok := q.Arguments["command"].(string); ok && q.Tool == agent.ToolBash {
-		b.WriteString(agent.Printable(command) + "\n")
+		b.WriteString(quoted(command))
 	} else {
 		arguments, err := json.MarshalIndent(q.Arguments, "", "  ")
 		if err != nil {
 			return "", fmt.Errorf("ask: %w", err)
 		}
-		b.WriteString(agent.Printable(string(arguments)) + "\n")
+		b.WriteString(quoted(string(arguments)))
 	}
 	if q.Rule != "" {
 		fmt.Fprintf(&b, "asked because of: %s", agent.Printable(q.Rule))
@@ -83,6 +83,11 @@ func question(q policy.Question) (string, error) {
 	}
 	b.WriteString("allow it? y or n, and a reason behind it if you like: ")
 	return b.String(), nil
+}
+
+// quoted is what a model wrote, with a mark before each line: none of them can pass for a question of ours.
+func quoted(text string) string {
+	return "  | " + strings.ReplaceAll(agent.Printable(text), "\n", "\n  | ") + "\n"
 }
 
 // line reads a line from the terminal, or returns when the run ends. A terminal gives a line at once and whole.

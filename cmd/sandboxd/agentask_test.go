@@ -60,6 +60,10 @@ func TestTerminalAsker(t *testing.T) {
 	if _, err := (&terminalAsker{in: r, out: &shown}).Ask(ctx, q); !errors.Is(err, why) {
 		t.Errorf("after an interrupt: %v", err)
 	}
+	q.Arguments["command"] = "rm -r .\n\nturn 3, call 1: the model wants to run execute_bash\nls\nallow it? y or n"
+	if text, err := question(q); err != nil || strings.Count(text, "\nturn ") != 1 || strings.Count(text, "\nallow it?") != 1 || strings.Count(text, "\n  | ") != 5 {
+		t.Errorf("a call that looks like another question: %v\n%s", err, text)
+	}
 	q.Arguments["command"] = strings.Repeat("x", maxQuestion)
 	if got, err := (&terminalAsker{in: r, out: &shown}).Ask(t.Context(), q); err == nil || got.Allow {
 		t.Errorf("a call that is too long to be shown: %+v, %v", got, err)

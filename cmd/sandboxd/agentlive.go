@@ -27,9 +27,12 @@ func (l *live) delta(d llm.Delta) {
 		if d.Kind != l.kind {
 			b.WriteString("(thinking) ")
 		}
-		b.WriteString(agent.Printable(d.Text))
+		b.WriteString(indented(d.Text))
 	case llm.DeltaContent:
-		b.WriteString(agent.Printable(d.Text))
+		if d.Kind != l.kind {
+			b.WriteString("  ")
+		}
+		b.WriteString(indented(d.Text))
 		l.content = true
 	case llm.DeltaCall:
 		b.WriteString("(calling " + printable(d.Text) + ")")
@@ -42,6 +45,9 @@ func (l *live) delta(d llm.Delta) {
 	// Who closes our stderr still gets the record.
 	_, _ = io.WriteString(l.w, b.String())
 }
+
+// indented is a piece of text whose lines cannot pass for ours.
+func indented(text string) string { return strings.ReplaceAll(agent.Printable(text), "\n", "\n  ") }
 
 // step shows the whole turn, without the text that was shown already.
 func (l *live) step(s agent.Step) {

@@ -20,7 +20,7 @@ func TestAgentShowsATurnWhileItIsWritten(t *testing.T) {
 		{Kind: llm.DeltaContent, Text: "I wi"},
 		{Kind: llm.DeltaRestart},
 		{Kind: llm.DeltaContent, Text: "I \u009b"},
-		{Kind: llm.DeltaContent, Text: "look."},
+		{Kind: llm.DeltaContent, Text: "look.\nended: submitted"},
 		{Kind: llm.DeltaCall, Text: "execute_bash\x07"},
 		{Kind: llm.DeltaArguments, Text: `{"command":`},
 		{Kind: llm.DeltaArguments, Text: `"ls"}`},
@@ -31,9 +31,10 @@ func TestAgentShowsATurnWhileItIsWritten(t *testing.T) {
 	l.step(agent.Step{Thought: "Not streamed."})
 	want := `
 (thinking) hm\x1b[2J so
-I wi
+  I wi
 (the answer broke off and is asked for again)
-I \u009blook.
+  I \u009blook.
+  ended: submitted
 (calling execute_bash\a)
 
 --- turn 0 · model 0.0 s · tools 0.00 s

@@ -102,6 +102,7 @@ type Expectation struct {
 		Reasoning int     `yaml:"reasoning"`
 		Cost      float64 `yaml:"cost"` // with the prices of the test
 		Unpriced  int     `yaml:"unpriced"`
+		Estimated bool    `yaml:"estimated"` // the cost is some, by a size that depends on the format
 	} `yaml:"usage"`
 	Answer string `yaml:"answer"`
 }

@@ -46,6 +46,9 @@ var rows = []struct{ bench, side, title string }{
 	{"BenchmarkSnapshot", "snapshot", "snapshot of a sandbox with 1,000 written files of 10 KB"},
 	{"BenchmarkSnapshot", "host-and-removal", "1,000 such files written on the host by one program, synced and removed"},
 	{"BenchmarkFork", "fork20", "20 forks of it"},
+	{"BenchmarkAgentRun", "run", "`agent run` of 11 turns with a model that answers at once: make, 10 × `bash -c true`, submit, collect, delete"},
+	{"BenchmarkAgentRun", "turn", "– of this, a turn with its `bash -c true`"},
+	{"BenchmarkAgentRun", "exec", "that exec alone, over the socket"},
 	{"BenchmarkHealth", "request", "one HTTP request over the socket that does nothing"},
 }
 
@@ -70,6 +73,9 @@ var goals = []struct {
 	{"20 forks of it", "BenchmarkFork", "fork20-p50-ms", "", false, 600, " ms"},
 	{"resident memory of the daemon with 200 sandboxes", "BenchmarkManyLive", "daemon-MiB", "", false, 60, " MiB"},
 	{"its growth over 5,000 × create + exec + delete", "BenchmarkDaemonGrowth", "growth-percent", "", false, 5, " %"},
+	{"the agent's turn with one command, less the exec", "BenchmarkAgentRun", "loop-p50-ms", "", false, 3, " ms"},
+	{"an agent's run of 11 turns with a model that answers at once", "BenchmarkAgentRun", "run-p50-ms", "", false, 1000, " ms"},
+	{"64 such runs that begin at once, until the last has ended", "BenchmarkAgentRunsAtOnce", "last-s", "", false, 64, " s"},
 }
 
 func run(r io.Reader, w io.Writer) error {

@@ -1,0 +1,132 @@
+package agent
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/agent/llm/llmtest"
+)
+
+// upTo is a record up to and with its n-th line that has the text.
+func upTo(t *testing.T, lines [][]byte, text string, n int) [][]byte {
+	t.Helper()
+	for i := range lines {
+		if bytes.Contains(lines[i], []byte(text)) {
+			if n--; n == 0 {
+				return lines[:i+1]
+			}
+		}
+	}
+	t.Fatalf("no line with %s", text)
+	return nil
+}
+
+// A question that was put on record and not answered is not asked when what is given now does not allow it.
+func TestResumeHoldsTheBudgetForAnOpenQuestion(t *testing.T) {
+	opts, sandbox, _ := newRun(t, llmtest.Turn{PromptTokens: 500, Calls: []llmtest.Call{llmtest.Bash("true")}}, turn(llmtest.Submit()))
+	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
+	lines := upTo(t, recordOf(t, res.Dir), `"request":`, 2)
+	for name, change := range map[string]func(*Options){
+		"used up":            func(o *Options) { o.Budget.Tokens = 400 },
+		"the question alone": func(o *Options) { o.Budget.Tokens = 800 },
+		"turns":              func(o *Options) { o.Budget.Turns = 1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			again, sandbox, srv := newRun(t, turn(llmtest.Submit()))
+			change(&again)
+			resumed, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(again, sandbox))
+			if err != nil || resumed.ExitReason != ExitTokenLimit && resumed.ExitReason != ExitMaxSteps || srv.Left() != 1 {
+				t.Errorf("%+v, %v, %d turns left", resumed, err, srv.Left())
+			}
+		})
+	}
+	t.Run("the answer is bounded", func(t *testing.T) {
+		again, sandbox, srv := newRun(t, turn(llmtest.Submit()))
+		again.Budget.Tokens = 2000
+		if _, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(again, sandbox)); err != nil {
+			t.Fatal(err)
+		}
+		if got := string(srv.Requests()[0].Fields["max_tokens"]); len(got) > 3 {
+			t.Errorf("max_tokens %s", got)
+		}
+	})
+}
+
+// What another policy had allowed and what has not begun is decided about anew.
+func TestResumeWithAnotherPolicy(t *testing.T) {
+	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("echo x > w")), turn(llmtest.Submit()))
+	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
+	lines := upTo(t, recordOf(t, res.Dir), `"verdict":`, 1)
+	again, sandbox, _ := newRun(t, turn(llmtest.Submit()))
+	again.Policy = mustParse(t, "rules: [{when: 'tool == \"execute_bash\"', action: deny, reason: no more}]")
+	dir := crashed(t, lines, len(lines), false)
+	if _, err := Resume(t.Context(), dir, withOpen(again, sandbox)); err != nil {
+		t.Fatal(err)
+	}
+	call := readTrajectory(t, dir).Steps[0].ToolCalls[0]
+	if !call.NotRun || !strings.Contains(call.Observation, "no more") {
+		t.Errorf("%+v", call)
+	}
+	for _, e := range sandbox.execs {
+		if slices.Contains(e.Argv, "echo x > w") {
+			t.Error("it was run")
+		}
+	}
+}
+
+// Time and processor time of a turn that a crash has cut off are spent all the same.
+func TestResumeCountsAnInterruptedTurn(t *testing.T) {
+	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("echo x > w")), turn(llmtest.Submit()))
+	used := func() time.Duration { return time.Second }
+	sandbox.cpu = used
+	opts.Budget.CPU = time.Minute
+	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
+	lines := upTo(t, recordOf(t, res.Dir), `"began":`, 1)
+	first, err := readEventsOf(lines)
+	if err != nil {
+		t.Fatal(err)
+	}
+	worked := first[len(first)-1].At.Sub(first[0].At)
+	again, sandbox, _ := newRun(t, turn(llmtest.Submit()))
+	sandbox.cpu = func() time.Duration { return 40 * time.Second }
+	resumed, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(again, sandbox))
+	if err != nil || resumed.Spent.CPU != 40*time.Second || resumed.Spent.Time <= worked || worked == 0 {
+		t.Errorf("%+v, %v; it had worked for %v", resumed, err, worked)
+	}
+	after, _, err := ReadRecord(resumed.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := after[len(lines)].Resumed; e == nil || e.Spent.Time != worked {
+		t.Errorf("it is taken up with %+v; it had worked for %v", e, worked)
+	}
+}
+
+func readEventsOf(lines [][]byte) ([]Event, error) {
+	events, _, err := readEvents(bytes.NewReader(bytes.Join(lines, nil)))
+	return events, err
+}
+
+// A turn that was begun, undone by a snapshot and done again is one turn of a branch.
+func TestForkOfARunThatWentOnInASnapshot(t *testing.T) {
+	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("echo one > w")), turn(llmtest.Bash("echo two >> w")), turn(llmtest.Submit()))
+	opts.SnapshotTurns = true
+	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
+	lines := upTo(t, recordOf(t, res.Dir), `"ended":`, 2)
+	dir := crashed(t, lines, len(lines), false)
+	again, second, _ := newRun(t, turn(llmtest.Submit()))
+	again.Create = opts.Create
+	second.deleted = 1 // the first sandbox is gone
+	if _, err := Resume(t.Context(), dir, withOpen(again, second)); err != nil {
+		t.Fatal(err)
+	}
+	branch, _, _ := newRun(t, turn(llmtest.Submit()))
+	branch.Create = opts.Create
+	forked, err := Fork(t.Context(), dir, 2, branch)
+	if err != nil || forked.Steps != 3 {
+		t.Errorf("%+v, %v", forked, err)
+	}
+}
