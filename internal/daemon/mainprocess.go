@@ -118,8 +118,12 @@ func (s *Service) startMain(ctx context.Context, rec *runtime.Record) error {
 	return nil
 }
 
-// startAgain is startMain for a sandbox that was there before. Where it fails the sandbox is stopped again.
+// startAgain is startMain for a sandbox that was there before. Where it fails the sandbox is stopped again. One that does not
+// run, as after a rollback of one that did not, needs nothing.
 func (s *Service) startAgain(ctx context.Context, rec *runtime.Record) error {
+	if len(rec.Command) == 0 || rec.Idle || rec.State != api.StateRunning {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	lease, err := s.supervisor.Rejoin(rec.ID)

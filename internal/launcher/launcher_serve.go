@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -213,6 +215,21 @@ func (s *Server) holdStart(ctx context.Context, id string) (release func()) {
 	}
 }
 
+// settled waits for the starts that are under way: of a sandbox that nobody got to know of, and that is about to be undone, a list
+// must not tell the next daemon that it is there.
+func (s *Server) settled(ctx context.Context) {
+	s.mu.Lock()
+	busy := slices.Collect(maps.Values(s.starting))
+	s.mu.Unlock()
+	for _, b := range busy {
+		select {
+		case <-b:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // whileAsked returns a context that ends when the one who asks on the connection goes away, or the server stops. Until done is
 // called, which waits, nothing else may read from it.
 func (s *Server) whileAsked(ctx context.Context, c *net.UnixConn) (_ context.Context, done func()) {
@@ -273,6 +290,7 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 			started = append(started, st)
 		}
 	case opList:
+		s.settled(ctx)
 		var all []*runtime.Started
 		if all, err = s.Engine.List(ctx); err == nil {
 			for _, st := range all {

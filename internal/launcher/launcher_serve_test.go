@@ -74,6 +74,13 @@ type slowStart struct {
 	goOn  chan struct{}
 }
 
+func (e slowStart) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	st, err := e.inMemory.Create(ctx, spec, control)
+	e.began <- struct{}{}
+	<-e.goOn
+	return st, err
+}
+
 func (e slowStart) Start(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
 	st, err := e.inMemory.Start(ctx, spec, control)
 	e.began <- struct{}{}
@@ -96,7 +103,7 @@ func TestStartAfterOneThatNobodyKnowsOf(t *testing.T) {
 	e := slowStart{inMemory{runtimetest.NewEngine(nil)}, make(chan struct{}, 2), make(chan struct{})}
 	null := devNull(t)
 	spec := &runtime.Spec{ID: "work", Deadline: time.Unix(1<<33, 0)}
-	st, err := e.Create(t.Context(), spec, null)
+	st, err := e.inMemory.Create(t.Context(), spec, null)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,6 +141,38 @@ func TestStartAfterOneThatNobodyKnowsOf(t *testing.T) {
 	if len(s.starting) != 0 {
 		t.Errorf("held for ever: %v", s.starting)
 	}
+}
+
+// A sandbox whose creation nobody got to know of is deleted, and the next daemon's list does not have it.
+func TestListWithoutOneThatNobodyKnowsOf(t *testing.T) {
+	e := slowStart{inMemory{runtimetest.NewEngine(nil)}, make(chan struct{}, 2), make(chan struct{})}
+	s := &Server{Engine: e, Log: slog.New(slog.DiscardHandler)}
+	var served sync.WaitGroup
+	ask := func(req *request, files ...*os.File) *net.UnixConn {
+		daemon, c := pair(t)
+		if err := send(daemon, req, files...); err != nil {
+			t.Fatal(err)
+		}
+		served.Go(func() { s.serve(t.Context(), c) })
+		return daemon
+	}
+	dead := ask(&request{Op: opCreate, Spec: &runtime.Spec{ID: "work", Deadline: time.Unix(1<<33, 0)}}, devNull(t))
+	<-e.began
+	if err := dead.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next := ask(&request{Op: opList})
+	time.AfterFunc(50*time.Millisecond, func() { close(e.goOn) }) // a list that does not wait is answered by then
+	var resp response
+	files, err := receive(next, &resp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAll(files)
+	if resp.Error != nil || len(resp.Started) != 0 {
+		t.Errorf("%+v, %+v", resp.Error, resp.Started)
+	}
+	served.Wait()
 }
 
 // The longest report that a child can make arrives whole, and fits into an answer.
