@@ -90,9 +90,14 @@ func (s *Service) create(ctx context.Context, r runtime.Request) (api.Sandbox, e
 	return rec.Sandbox, nil
 }
 
+// wantsMain says that a sandbox runs, and should with a main process.
+func wantsMain(rec *runtime.Record) bool {
+	return len(rec.Command) > 0 && !rec.Idle && rec.State == api.StateRunning
+}
+
 // startMain starts the main process of a sandbox that has just begun to run, unless it has none or somebody else does.
 func (s *Service) startMain(ctx context.Context, rec *runtime.Record) error {
-	if len(rec.Command) == 0 || rec.Idle || rec.State != api.StateRunning {
+	if !wantsMain(rec) {
 		return nil
 	}
 	lease, err := s.supervisor.Begin(rec.ID)
@@ -121,7 +126,7 @@ func (s *Service) startMain(ctx context.Context, rec *runtime.Record) error {
 // startAgain is startMain for a sandbox that was there before. Where it fails the sandbox is stopped again. One that does not
 // run, as after a rollback of one that did not, needs nothing.
 func (s *Service) startAgain(ctx context.Context, rec *runtime.Record) error {
-	if len(rec.Command) == 0 || rec.Idle || rec.State != api.StateRunning {
+	if !wantsMain(rec) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
@@ -141,7 +146,7 @@ func (s *Service) startAgain(ctx context.Context, rec *runtime.Record) error {
 // startMissing starts main processes where a daemon that was killed did not come to it.
 func (s *Service) startMissing() {
 	for _, rec := range s.supervisor.List(runtime.Filter{State: api.StateRunning}) {
-		if len(rec.Command) == 0 || rec.Idle {
+		if !wantsMain(&rec) {
 			continue
 		}
 		s.execs.goOn(func() {

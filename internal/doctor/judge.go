@@ -281,7 +281,7 @@ func (f facts) judgeLandlock() api.Check {
 		Found: join(fmt.Sprintf("ABI %d", f.landlock), f.landlockErr),
 		Means: "sandboxes and what unpacks layers have one fence less, and are held by their mounts, capabilities and system call " +
 			"filter; programs that would restrict their own file access (inside a sandbox or out) cannot",
-		Remedy: "run Linux 5.19 or newer with landlock in the \"lsm=\" list of the kernel's command line",
+		Remedy: kernel.LandlockRemedy,
 	}
 	if c.OK && f.landlock < landlockScopes {
 		c.Found += "; without scopes for signals and abstract sockets (Linux 6.12), which namespaces keep apart all the same"

@@ -84,6 +84,9 @@ func SeccompActions() ([]string, error) {
 // 1 none may, so that layers cannot be unpacked there.
 const LandlockRefer = 2
 
+// LandlockRemedy is what to do where there is no such version.
+const LandlockRemedy = `run Linux 5.19 or newer with landlock in the "lsm=" list of the kernel's command line`
+
 // LandlockABI is the version of Landlock, 1 or more.
 func LandlockABI() (int, error) {
 	v, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)

@@ -74,18 +74,19 @@ type slowStart struct {
 	goOn  chan struct{}
 }
 
-func (e slowStart) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
-	st, err := e.inMemory.Create(ctx, spec, control)
+func (e slowStart) wait() {
 	e.began <- struct{}{}
 	<-e.goOn
-	return st, err
+}
+
+func (e slowStart) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
+	defer e.wait()
+	return e.inMemory.Create(ctx, spec, control)
 }
 
 func (e slowStart) Start(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
-	st, err := e.inMemory.Start(ctx, spec, control)
-	e.began <- struct{}{}
-	<-e.goOn
-	return st, err
+	defer e.wait()
+	return e.inMemory.Start(ctx, spec, control)
 }
 
 // Kill ends a sandbox only when the next start of it would have been there.
@@ -95,6 +96,34 @@ func (e slowStart) Kill(ctx context.Context, id string) error {
 	case <-time.After(100 * time.Millisecond):
 	}
 	return e.inMemory.Kill(ctx, id)
+}
+
+// asked is a server that is asked by daemons, each on a connection of its own.
+type asked struct {
+	*Server
+
+	served sync.WaitGroup
+}
+
+func (s *asked) ask(t *testing.T, req *request, files ...*os.File) (daemon *net.UnixConn) {
+	t.Helper()
+	daemon, c := pair(t)
+	if err := send(daemon, req, files...); err != nil {
+		t.Fatal(err)
+	}
+	s.served.Go(func() { s.serve(t.Context(), c) })
+	return daemon
+}
+
+// answer waits for what a daemon is told.
+func answer(t *testing.T, daemon *net.UnixConn) (resp response) {
+	t.Helper()
+	files, err := receive(daemon, &resp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAll(files)
+	return resp
 }
 
 // A daemon that dies while it has a sandbox started leaves one that nobody knows of. It is ended, and the next daemon, which has
@@ -111,33 +140,19 @@ func TestStartAfterOneThatNobodyKnowsOf(t *testing.T) {
 	if err := e.inMemory.Kill(t.Context(), spec.ID); err != nil {
 		t.Fatal(err)
 	}
-	s := &Server{Engine: e, Log: slog.New(slog.DiscardHandler)}
-	var served sync.WaitGroup
-	ask := func() *net.UnixConn {
-		daemon, c := pair(t)
-		if err := send(daemon, &request{Op: opStart, Spec: spec}, null); err != nil {
-			t.Fatal(err)
-		}
-		served.Go(func() { s.serve(t.Context(), c) })
-		return daemon
-	}
-	dead := ask()
+	s := &asked{Server: &Server{Engine: e, Log: slog.New(slog.DiscardHandler)}}
+	start := &request{Op: opStart, Spec: spec}
+	dead := s.ask(t, start, null)
 	<-e.began
 	if err := dead.Close(); err != nil {
 		t.Fatal(err)
 	}
-	next := ask()
+	next := s.ask(t, start, null)
 	close(e.goOn)
-	var resp response
-	files, err := receive(next, &resp)
-	if err != nil {
-		t.Fatal(err)
-	}
-	closeAll(files)
-	if resp.Error != nil {
+	if resp := answer(t, next); resp.Error != nil {
 		t.Errorf("%+v", resp.Error)
 	}
-	served.Wait()
+	s.served.Wait()
 	if len(s.starting) != 0 {
 		t.Errorf("held for ever: %v", s.starting)
 	}
@@ -146,33 +161,18 @@ func TestStartAfterOneThatNobodyKnowsOf(t *testing.T) {
 // A sandbox whose creation nobody got to know of is deleted, and the next daemon's list does not have it.
 func TestListWithoutOneThatNobodyKnowsOf(t *testing.T) {
 	e := slowStart{inMemory{runtimetest.NewEngine(nil)}, make(chan struct{}, 2), make(chan struct{})}
-	s := &Server{Engine: e, Log: slog.New(slog.DiscardHandler)}
-	var served sync.WaitGroup
-	ask := func(req *request, files ...*os.File) *net.UnixConn {
-		daemon, c := pair(t)
-		if err := send(daemon, req, files...); err != nil {
-			t.Fatal(err)
-		}
-		served.Go(func() { s.serve(t.Context(), c) })
-		return daemon
-	}
-	dead := ask(&request{Op: opCreate, Spec: &runtime.Spec{ID: "work", Deadline: time.Unix(1<<33, 0)}}, devNull(t))
+	s := &asked{Server: &Server{Engine: e, Log: slog.New(slog.DiscardHandler)}}
+	dead := s.ask(t, &request{Op: opCreate, Spec: &runtime.Spec{ID: "work", Deadline: time.Unix(1<<33, 0)}}, devNull(t))
 	<-e.began
 	if err := dead.Close(); err != nil {
 		t.Fatal(err)
 	}
-	next := ask(&request{Op: opList})
+	next := s.ask(t, &request{Op: opList})
 	time.AfterFunc(50*time.Millisecond, func() { close(e.goOn) }) // a list that does not wait is answered by then
-	var resp response
-	files, err := receive(next, &resp)
-	if err != nil {
-		t.Fatal(err)
-	}
-	closeAll(files)
-	if resp.Error != nil || len(resp.Started) != 0 {
+	if resp := answer(t, next); resp.Error != nil || len(resp.Started) != 0 {
 		t.Errorf("%+v, %+v", resp.Error, resp.Started)
 	}
-	served.Wait()
+	s.served.Wait()
 }
 
 // The longest report that a child can make arrives whole, and fits into an answer.

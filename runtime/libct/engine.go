@@ -110,7 +110,7 @@ func (h *Host) landlock(abi int, err error) {
 		h.Landlock = abi
 		return
 	}
-	h.Missing = append(h.Missing, `Landlock: this kernel has none, or an old one: run Linux 5.19 or newer with landlock in the "lsm=" list of its command line`)
+	h.Missing = append(h.Missing, "Landlock: this kernel has none, or an old one: "+kernel.LandlockRemedy)
 }
 
 // sweep removes the cgroups that sandboxes of an earlier launcher left: their processes ended with it. Their directories

@@ -326,9 +326,10 @@ func create(t *testing.T, f runtimetest.Fixture, id string) {
 	begin(t, f, f.NewSpec(t, id))
 }
 
-func options(t *testing.T) launcher.Options {
+// shortDir is like t.TempDir, but one that the launcher, which is not root of the host, can enter, and without the test's name in its
+// path, which would be too long for a socket's.
+func shortDir(t *testing.T) string {
 	t.Helper()
-	// Not t.TempDir: the launcher, which is not root of the host, must be able to enter it.
 	dir, err := os.MkdirTemp("", "engine") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
@@ -338,6 +339,12 @@ func options(t *testing.T) launcher.Options {
 			t.Errorf("left behind: %v", err)
 		}
 	})
+	return dir
+}
+
+func options(t *testing.T) launcher.Options {
+	t.Helper()
+	dir := shortDir(t)
 	run := filepath.Join(dir, "run")
 	if err := os.Mkdir(run, 0o700); err != nil {
 		t.Fatal(err)

@@ -105,11 +105,7 @@ func TestAttacksWorkWithoutTheLayer(t *testing.T) {
 		t.Run(tc.layer, func(t *testing.T) {
 			by := tc.by
 			if by == nil {
-				for _, a := range attack.Corpus() {
-					if a.Layer == tc.layer {
-						by = append(by, a.Name)
-					}
-				}
+				by = attacksOn(tc.layer)
 			}
 			id := "layer" + string(rune('a'+2*i))
 			works := attacked(t, f, id, program, by, append([]string{tc.layer}, tc.behind...))
@@ -125,12 +121,7 @@ func TestAttacksWorkWithoutTheLayer(t *testing.T) {
 	// That init cannot be looked at has three reasons, of which Landlock and the capabilities that it has more than programs are
 	// enough each. That it is not dumpable is not seen alone: who had all its capabilities may look at what is not dumpable.
 	t.Run(attack.Undumpable, func(t *testing.T) {
-		var by []string
-		for _, a := range attack.Corpus() {
-			if a.Layer == attack.Undumpable {
-				by = append(by, a.Name)
-			}
-		}
+		by := attacksOn(attack.Undumpable)
 		works := attacked(t, f, "init", program, by, []string{attack.Undumpable, attack.Capabilities, landlock})
 		if len(works) == 0 {
 			t.Errorf("without any of the three none of %d attacks works", len(by))
@@ -141,6 +132,16 @@ func TestAttacksWorkWithoutTheLayer(t *testing.T) {
 			}
 		}
 	})
+}
+
+// attacksOn are the names of the attacks that a layer is the first to stop.
+func attacksOn(layer string) (names []string) {
+	for _, a := range attack.Corpus() {
+		if a.Layer == layer {
+			names = append(names, a.Name)
+		}
+	}
+	return names
 }
 
 // Where init cannot confine what it starts, it starts nothing: it ends, and the sandbox with it.
@@ -174,17 +175,7 @@ func TestInitThatCannotConfineStartsNothing(t *testing.T) {
 // begin starts a sandbox and returns what speaks to its init, and its pidfd.
 func begin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) (*guest.Client, *os.File) {
 	t.Helper()
-	// Not t.TempDir: with the test's name in it the path would be longer than a socket's may be.
-	dir, err := os.MkdirTemp("", "layer") //nolint:usetesting // see above
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	socket := filepath.Join(dir, "s")
+	socket := filepath.Join(shortDir(t), "s")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
 	if err != nil {
 		t.Fatal(err)
