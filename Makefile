@@ -20,10 +20,11 @@ LDFLAGS := -X main.version=$(VERSION)
 SUDO    := $(if $(filter 0,$(shell id -u)),,sudo)
 
 # What building needs, what the quickstart runs in its sandbox, and what the tests need besides: a registry, a runtime
-# and image tools as peers, a static program for images.
+# and image tools as peers, a static program for images, a browser that looks at reports, and real programs that must run in sandboxes.
 BUILD_DEPS := gcc libc6-dev libseccomp-dev pkg-config uidmap
 DEMO_DEPS  := python3 procps
-TEST_DEPS  := docker-registry runc busybox-static git sudo skopeo umoci podman python3-pip strace
+TEST_DEPS  := docker-registry runc busybox-static git sudo skopeo umoci podman python3-pip strace chromium-headless-shell xfsprogs \
+	ruby perl nodejs python3-numpy default-jdk-headless gdb make
 # What only the benchmark of sandboxes needs: more peers.
 SANDBOX_BENCH_DEPS := bubblewrap crun
 # What only the benchmark of images needs: a maker of root file systems.
@@ -77,7 +78,7 @@ clean: ## Remove what was built
 ##@ Check
 
 .PHONY: test
-test: deps build check-tree ## Everything there is: format, vet, lint, every test as root and as an ordinary user, the rest in the test bed
+test: deps build check-tree ## Everything there is: format, lint with vet, every test as root and as an ordinary user, the rest in the test bed
 	$(GO) run -buildvcs=false ./tests/lanes -p $(P) -lane all -run '$(RUN)' -pkg '$(PKG)' $(if $(BED),-bed '$(BED)')
 
 .PHONY: test-root
@@ -89,10 +90,10 @@ test-rootless: deps build ## Every test as an ordinary user (one made for it, if
 	$(GO) run -buildvcs=false ./tests/lanes -p $(P) -lane rootless -run '$(RUN)' -pkg '$(PKG)'
 
 .PHONY: check
-check: check-tree unit ## What to run before a commit: format, vet, lint, unit tests as you are
+check: check-tree unit ## What to run before a commit: format, lint with vet, unit tests as you are
 
 .PHONY: check-tree
-check-tree: fmt-check vet lint
+check-tree: fmt-check lint # whose govet is vet's
 
 .PHONY: unit
 unit: ## The tests beside the code, with the race detector, as you are

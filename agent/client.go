@@ -23,7 +23,7 @@ func NewClient(c *client.Client, id string) *Client { return &Client{api: c, id:
 // OpenClient is the sandbox of that id or name, running: one that has stopped is started, one that is paused resumed. It is given
 // that much time from now on. A sandbox that does not exist is an [*api.Problem] of [api.CodeNotFound].
 func OpenClient(ctx context.Context, c *client.Client, ref string, lifetime time.Duration) (*Client, error) {
-	sb, err := c.GetSandbox(ctx, ref)
+	sb, err := awaitMade(ctx, c, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -41,6 +41,61 @@ func OpenClient(ctx context.Context, c *client.Client, ref string, lifetime time
 		return nil, err
 	}
 	return NewClient(c, sb.ID), nil
+}
+
+// making is how long a sandbox may be on its way that somebody asked for who was killed since, and makingEvery how often it is looked for.
+const (
+	making      = time.Minute
+	makingEvery = 50 * time.Millisecond
+)
+
+// awaitMade gives a sandbox that is there. While it is being made nothing can be done with it, not even delete it.
+func awaitMade(ctx context.Context, c *client.Client, ref string) (*api.Sandbox, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, making, fmt.Errorf("it is still being made after %v", making))
+	defer cancel()
+	tick := time.NewTicker(makingEvery)
+	defer tick.Stop()
+	for {
+		sb, err := c.GetSandbox(ctx, ref)
+		if err != nil || sb.State != api.StateCreating {
+			return sb, err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for the sandbox %s: %w", ref, context.Cause(ctx))
+		}
+	}
+}
+
+// RemoveLabelled deletes the sandboxes that have all of these labels.
+func RemoveLabelled(ctx context.Context, c *client.Client, labels map[string]string) error {
+	var opts client.ListOptions
+	for key, value := range labels {
+		opts.Labels = append(opts.Labels, key+"="+value)
+	}
+	list, err := c.ListSandboxes(ctx, opts)
+	if err != nil {
+		return err
+	}
+	for i := range list {
+		if err := RemoveSandbox(ctx, c, list[i].ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// RemoveSandbox deletes the sandbox of that id, whatever its state. It need not be there.
+func RemoveSandbox(ctx context.Context, c *client.Client, id string) error {
+	_, err := awaitMade(ctx, c, id)
+	if err == nil {
+		err = c.DeleteSandbox(ctx, id)
+	}
+	if hasCode(err, api.CodeNotFound) {
+		err = nil
+	}
+	return err
 }
 
 // ID is the sandbox's id.
@@ -108,13 +163,26 @@ func (c *Client) CPU(ctx context.Context) (used time.Duration, known bool, err e
 	return time.Duration(*stats.CPU.UsageMS * float64(time.Millisecond)), true, nil
 }
 
+// A snapshot of a turn has this label.
+const turnLabel, turnValue = "sandboxd.agent", "turn"
+
 // Snapshot takes one.
 func (c *Client) Snapshot(ctx context.Context, comment string) (string, error) {
-	s, err := c.api.TakeSnapshot(ctx, c.id, api.TakeSnapshot{Comment: comment, Labels: map[string]string{"sandboxd.agent": "turn"}})
+	s, err := c.api.TakeSnapshot(ctx, c.id, api.TakeSnapshot{Comment: comment, Labels: map[string]string{turnLabel: turnValue}})
 	if err != nil {
 		return "", err
 	}
 	return s.ID, nil
+}
+
+// stopGrace is how long programs may take to end, in seconds. What a run has left behind in the background is not waited for longer.
+const stopGrace = 2
+
+// Stop ends everything in the sandbox and keeps its files.
+func (c *Client) Stop(ctx context.Context) error {
+	grace := float64(stopGrace)
+	_, err := c.api.StopSandbox(ctx, c.id, api.StopSandbox{Grace: &grace})
+	return err
 }
 
 // Delete ends and removes the sandbox.

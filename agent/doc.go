@@ -21,7 +21,8 @@
 //
 // # How a run ends
 //
-// See [ExitReason] and [Budget]. Whatever the reason, the output is collected and the sandbox deleted, after an interrupt as well.
+// See [ExitReason] and [Budget]. Whatever the reason, the output is collected and the sandbox deleted. Only after an interrupt it can
+// be left, stopped, to go on in ([Options.KeepInterrupted]).
 //
 // # What is not trusted
 //

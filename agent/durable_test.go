@@ -9,10 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/agent/llm"
 	"github.com/sandboxd/sandboxd/agent/llm/llmtest"
@@ -247,11 +249,102 @@ func TestResumeFromASnapshot(t *testing.T) {
 	}
 }
 
+// What a crash leaves that struck before the first line was whole can be removed, and nothing else of which nothing is known.
+func TestRemoveOfARunThatHadNotBegun(t *testing.T) {
+	for name, files := range map[string][]string{"nothing": {RecordName}, "more": {RecordName, "thesis.txt"}} {
+		dir := filepath.Join(t.TempDir(), "20260116_143000")
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if err := os.WriteFile(filepath.Join(dir, file), []byte(`{"v":1,"n":1`), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		done, err := RemoveRun(t.Context(), nil, dir, false)
+		_, statErr := os.Stat(filepath.Join(dir, RecordName))
+		if (err == nil) != (len(files) == 1) || errors.Is(statErr, os.ErrNotExist) != (err == nil) {
+			t.Errorf("%s: %+v, %v; its record: %v", name, done, err, statErr)
+		}
+	}
+}
+
+// A FIFO in the place of a record keeps nobody waiting.
+func TestRecordThatIsNoFile(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "20260116_143000")
+	if err := errors.Join(os.Mkdir(dir, 0o700), unix.Mkfifo(filepath.Join(dir, RecordName), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for name, f := range map[string]func() error{
+		"read":    func() error { _, _, err := ReadRecord(dir); return err },
+		"removed": func() error { _, err := RemoveRun(t.Context(), nil, dir, false); return err },
+	} {
+		done := make(chan error, 1)
+		go func() { done <- f() }()
+		select {
+		case err := <-done:
+			if err == nil || !strings.Contains(err.Error(), "is no file") {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(time.Minute):
+			t.Errorf("%s: it waits", name)
+		}
+	}
+}
+
+// One that another process begins in that instant is not removed under it.
+func TestRemoveOfARunThatBegins(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "20260116_143000")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	rec, err := createRecord(dir, time.Now, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := removeNotBegun(dir); !errors.Is(err, ErrRunning) {
+		t.Errorf("its first line is being written: %v", err)
+	}
+	if _, err := rec.append(Event{Run: &RunEvent{ID: filepath.Base(dir)}}, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := rec.close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := removeNotBegun(dir); err == nil || !strings.Contains(err.Error(), "has begun") {
+		t.Errorf("its first line is written: %v", err)
+	}
+	if _, _, err := ReadRecord(dir); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestResumeOfWhatCannotBe(t *testing.T) {
 	opts, sandbox, _ := newRun(t, turn(llmtest.Submit()))
 	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
 	if _, err := Resume(t.Context(), res.Dir, withOpen(opts, sandbox)); !errors.Is(err, ErrEnded) {
 		t.Errorf("submitted: %v", err)
+	}
+	// A sandbox that was left, or may have been: it is deleted, or it is said.
+	for name, tc := range map[string]struct {
+		open, del error
+		want      string
+	}{
+		"left": {}, "gone meanwhile": {del: problem(api.CodeNotFound, "no such sandbox")},
+		"no answer":   {open: errors.New("nobody answers"), want: "may be left: nobody answers"},
+		"not deleted": {del: problem(api.CodeConflict, "it will not"), want: "may be left: it will not"},
+	} {
+		left := &fakeSandbox{onDelete: func(context.Context) error { return tc.del }}
+		again := opts
+		again.Open = func(context.Context, string, time.Duration) (Sandbox, error) { return left, tc.open }
+		_, err := Resume(t.Context(), res.Dir, again)
+		if !errors.Is(err, ErrEnded) || strings.Contains(err.Error(), "may be left") != (tc.want != "") ||
+			!strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, other := errors.AsType[*api.Problem](err); other || left.deleted == 0 && tc.open == nil {
+			t.Errorf("%s: %v, deleted %d times", name, err, left.deleted)
+		}
 	}
 	lines := recordOf(t, res.Dir)
 	for name, change := range map[string]func([][]byte) [][]byte{
@@ -296,7 +389,7 @@ func TestResumeOfWhatCannotBe(t *testing.T) {
 			}
 		}
 		mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
-		if !errors.Is(while, errRunning) {
+		if !errors.Is(while, ErrRunning) {
 			t.Errorf("got %v", while)
 		}
 	})
@@ -346,6 +439,18 @@ func TestForkAndReplay(t *testing.T) {
 
 func TestBudgets(t *testing.T) {
 	work := turn(llmtest.Bash("mkdir -p out; echo kept > out/file"))
+	check := func(t *testing.T, res *Result, tr Trajectory, srv *llmtest.Server, detail string) {
+		t.Helper()
+		if !strings.Contains(res.Detail, detail) || srv.Left() != 0 {
+			t.Errorf("%q, %d turns left", res.Detail, srv.Left())
+		}
+		if diff := cmp.Diff(map[string]string{"file": "kept\n"}, tree(t, filepath.Join(res.Dir, "files"))); diff != "" {
+			t.Errorf("files (-want +got):\n%s", diff)
+		}
+		if tr.Metadata.Spent.Turns != len(tr.Steps) || tr.Metadata.Spent.Tokens == 0 || tr.Metadata.Spent.Time == 0 {
+			t.Errorf("spent %+v", tr.Metadata.Spent)
+		}
+	}
 	for _, tc := range []struct {
 		name   string
 		turns  []llmtest.Turn
@@ -383,23 +488,26 @@ func TestBudgets(t *testing.T) {
 				busy = r.Argv[len(r.Argv)-1] == "sleep 60"
 			}
 		}, ExitCPULimit, "2s of 1s processor time"},
-		{"time", []llmtest.Turn{work, turn(llmtest.Bash("sleep 60"))}, func(o *Options, _ *fakeSandbox) { o.Budget.Time, o.Now = 500*time.Millisecond, time.Now }, ExitTimeLimit, "500ms of time are used up"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			opts, sandbox, srv := newRun(t, tc.turns...)
 			tc.change(&opts, sandbox)
 			res, tr := mustRun(t, t.Context(), opts, sandbox, tc.reason)
-			if !strings.Contains(res.Detail, tc.detail) || srv.Left() != 0 {
-				t.Errorf("%q, %d turns left", res.Detail, srv.Left())
-			}
-			if diff := cmp.Diff(map[string]string{"file": "kept\n"}, tree(t, filepath.Join(res.Dir, "files"))); diff != "" {
-				t.Errorf("files (-want +got):\n%s", diff)
-			}
-			if tr.Metadata.Spent.Turns != len(tr.Steps) || tr.Metadata.Spent.Tokens == 0 || tr.Metadata.Spent.Time == 0 {
-				t.Errorf("spent %+v", tr.Metadata.Spent)
-			}
+			check(t, res, tr, srv, tc.detail)
 		})
 	}
+	// It is real time, and how much of it the first turn needs is the machine's matter: where that was all, there is more.
+	t.Run("time", func(t *testing.T) {
+		for limit := 500 * time.Millisecond; ; limit *= 4 {
+			opts, sandbox, srv := newRun(t, work, turn(llmtest.Bash("sleep 60")))
+			opts.Budget.Time, opts.Now = limit, time.Now
+			res, tr := mustRun(t, t.Context(), opts, sandbox, ExitTimeLimit)
+			if srv.Left() == 0 || limit > 30*time.Second {
+				check(t, res, tr, srv, fmt.Sprintf("%v of time are used up", limit))
+				return
+			}
+		}
+	})
 	t.Run("the last answer is bounded by what is left", func(t *testing.T) {
 		opts, sandbox, srv := newRun(t, llmtest.Turn{PromptTokens: 500, Calls: work.Calls}, turn(llmtest.Submit()))
 		opts.Budget.Tokens = 2000
@@ -460,19 +568,17 @@ func TestBudgets(t *testing.T) {
 func TestViewsOfATurnRunAtTheSameTime(t *testing.T) {
 	view := func(name string) llmtest.Call { return llmtest.Edit(map[string]any{"command": "view", "path": name}) }
 	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("mkdir a b; echo 1 > a/1; echo 2 > b/2")), turn(view("a"), view("b"), llmtest.Bash("rm -r a"), view("a")), turn(llmtest.Submit()))
-	both := make(chan struct{}, 2)
+	var listing atomic.Int32
 	go0 := make(chan struct{})
 	sandbox.onExec = func(r api.ExecRequest) {
 		if r.Argv[0] != "find" {
 			return
 		}
-		select {
-		case both <- struct{}{}:
-		default:
-			return
-		}
-		if len(both) == 2 {
+		switch n := listing.Add(1); {
+		case n == 2: // one of the two only: the other is the first
 			close(go0)
+		case n > 2:
+			return
 		}
 		select {
 		case <-go0:

@@ -27,9 +27,11 @@ type fakeSandbox struct {
 	req      api.CreateSandbox
 	execs    []api.ExecRequest
 	deleted  int
+	stopped  int
 	gone     bool                            // answers as a daemon whose sandbox has ended
 	missing  map[string]bool                 // programs that the "image" does not have
 	onExec   func(api.ExecRequest)           // called before each exec
+	expire   <-chan struct{}                 // closed: an exec's time is over; nil: when it is
 	archive  func() (io.ReadCloser, error)   // in place of the output directory
 	onDelete func(ctx context.Context) error // called at delete
 
@@ -68,8 +70,19 @@ func (s *fakeSandbox) Exec(ctx context.Context, req api.ExecRequest, stdout, std
 	if fi, err := os.Stat(req.Cwd); err != nil || !fi.IsDir() {
 		return Outcome{}, problem(api.CodeInvalid, "working directory "+req.Cwd+": no such directory")
 	}
-	timed, cancel := context.WithTimeout(ctx, time.Duration(req.Timeout*float64(time.Second)))
+	timed, cancel := context.WithCancel(ctx)
 	defer cancel()
+	if s.expire == nil {
+		defer time.AfterFunc(time.Duration(req.Timeout*float64(time.Second)), cancel).Stop()
+	} else {
+		go func() {
+			select {
+			case <-s.expire:
+				cancel()
+			case <-timed.Done():
+			}
+		}()
+	}
 	cmd := exec.CommandContext(timed, req.Argv[0], req.Argv[1:]...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = req.Cwd, stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -158,6 +171,13 @@ func (s *fakeSandbox) ArchiveOut(_ context.Context, path string) (io.ReadCloser,
 	return pr, nil
 }
 
+func (s *fakeSandbox) Stop(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped++
+	return ctx.Err()
+}
+
 func (s *fakeSandbox) Delete(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -173,7 +193,7 @@ func newToolbox(t *testing.T) (*toolbox, *fakeSandbox, string) {
 	t.Helper()
 	dir := t.TempDir()
 	s := &fakeSandbox{dir: dir}
-	return &toolbox{sandbox: s, workingDir: dir, timeout: 20 * time.Second, outputLimit: defaultOutputLimit, shell: "bash", scriptDir: dir}, s, dir
+	return &toolbox{sandbox: s, workingDir: dir, timeout: DefaultToolTimeout, outputLimit: defaultOutputLimit, shell: "bash", scriptDir: dir}, s, dir
 }
 
 func (s *fakeSandbox) List(_ context.Context, path string, on func(api.FileEntry) error) (bool, error) {

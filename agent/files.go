@@ -159,9 +159,9 @@ func (c *Collected) skip(name, reason string) {
 	c.Skipped = append(c.Skipped, fmt.Sprintf("%s: %s", clipMiddle(visible(name), 300), reason))
 }
 
-// sendDir copies the children of the host directory dir to target in the sandbox. Links are copied as links, so nothing outside
+// SendDir copies the children of the host directory dir to target in the sandbox. Links are copied as links, so nothing outside
 // dir is read; sockets, pipes and devices are left out, and named in the result.
-func sendDir(ctx context.Context, sandbox Sandbox, dir, target string) (skipped []string, err error) {
+func SendDir(ctx context.Context, sandbox Sandbox, dir, target string) (skipped []string, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open the input directory: %w", err)
@@ -476,8 +476,8 @@ func brief(err error) string {
 	return err.Error()
 }
 
-// readAnswer reads answer.txt among the collected files: a regular file, not a link, and not more than limit bytes of it.
-func readAnswer(filesDir string, limit int64) (text string, found bool, err error) {
+// ReadAnswer reads answer.txt among the collected files: a regular file, not a link, and not more than limit bytes of it.
+func ReadAnswer(filesDir string, limit int64) (text string, found bool, err error) {
 	root, err := os.OpenRoot(filesDir)
 	if err != nil {
 		return "", false, err

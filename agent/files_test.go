@@ -233,7 +233,7 @@ func TestInputIsCopiedAndNothingBesideIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	target := filepath.Join(dir, "sandbox")
-	skipped, err := sendDir(t.Context(), &fakeSandbox{}, filepath.Join(dir, "alias"), target)
+	skipped, err := SendDir(t.Context(), &fakeSandbox{}, filepath.Join(dir, "alias"), target)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +256,7 @@ func TestRefusedInputEnds(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(in, "big"), make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := sendDir(t.Context(), &refusing{}, in, "/x"); err == nil || !strings.Contains(err.Error(), "no room") {
+	if _, err := SendDir(t.Context(), &refusing{}, in, "/x"); err == nil || !strings.Contains(err.Error(), "no room") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -273,7 +273,7 @@ func TestAnswerIsNeverALink(t *testing.T) {
 		if err := os.Symlink(target, answer); err != nil {
 			t.Fatal(err)
 		}
-		if text, found, err := readAnswer(files, 100); found || err != nil {
+		if text, found, err := ReadAnswer(files, 100); found || err != nil {
 			t.Errorf("-> %s: %q, %v", target, text, err)
 		}
 		if err := os.Remove(answer); err != nil {
@@ -283,7 +283,7 @@ func TestAnswerIsNeverALink(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(files, "answer.txt"), []byte("forty-two"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if text, found, err := readAnswer(files, 5); text != "forty" || !found || err != nil {
+	if text, found, err := ReadAnswer(files, 5); text != "forty" || !found || err != nil {
 		t.Errorf("%q, %v, %v", text, found, err)
 	}
 }

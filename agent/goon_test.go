@@ -2,12 +2,15 @@ package agent
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/sandboxd/sandboxd/agent/llm/llmtest"
+	"github.com/sandboxd/sandboxd/api"
 )
 
 // upTo is a record up to and with its n-th line that has the text.
@@ -128,5 +131,54 @@ func TestForkOfARunThatWentOnInASnapshot(t *testing.T) {
 	forked, err := Fork(t.Context(), dir, 2, branch)
 	if err != nil || forked.Steps != 3 {
 		t.Errorf("%+v, %v", forked, err)
+	}
+}
+
+// An interrupted run can leave its sandbox, and goes on in it: with the files as they are, and no turn twice.
+func TestInterruptedRunGoesOnInItsSandbox(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	opts, sandbox, srv := newRun(t,
+		turn(llmtest.Bash("echo one > w")),
+		llmtest.Turn{Hang: true, Check: func(llmtest.Request) error { cancel(errors.New("interrupt")); return nil }},
+		turn(llmtest.Bash("mkdir -p out; cat w > out/answer.txt")),
+		turn(llmtest.Submit()),
+	)
+	opts.KeepInterrupted = func(error) bool { return true }
+	res, err := Run(ctx, opts)
+	if err != nil || res.ExitReason != ExitInterrupted || res.Kept != sandbox.ID() || sandbox.stopped != 1 || sandbox.deleted != 0 {
+		t.Fatalf("%+v, %v, stopped %d times, deleted %d times", res, err, sandbox.stopped, sandbox.deleted)
+	}
+	res, err = Resume(t.Context(), res.Dir, withOpen(opts, sandbox))
+	if err != nil || res.ExitReason != ExitSubmitted || res.Answer != "one\n" || res.Kept != "" || sandbox.deleted != 1 || srv.Left() != 0 {
+		t.Errorf("%+v, %v, deleted %d times, %d turns left", res, err, sandbox.deleted, srv.Left())
+	}
+}
+
+// The input that a record names is copied again only where that is allowed now.
+func TestResumeAsksForTheInput(t *testing.T) {
+	opts, sandbox, _ := newRun(t, turn(llmtest.Submit()))
+	opts.InputDir = t.TempDir()
+	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
+	lines := upTo(t, recordOf(t, res.Dir), `"run":`, 1)
+	again, second, _ := newRun(t, turn(llmtest.Submit()))
+	asked := ""
+	again.InputAllowed = func(dir string) error { asked = dir; return errors.New("not any more") }
+	_, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(again, second))
+	if err == nil || !strings.Contains(err.Error(), "not any more") || asked != opts.InputDir {
+		t.Errorf("asked for %q: %v", asked, err)
+	}
+	if second.deleted != 1 {
+		t.Errorf("its sandbox was deleted %d times", second.deleted)
+	}
+}
+
+// A sandbox in which nothing was done yet is not kept.
+func TestInterruptWhileItIsSetUpKeepsNothing(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	opts, sandbox, _ := newRun(t)
+	opts.KeepInterrupted = func(error) bool { return true }
+	sandbox.onExec = func(api.ExecRequest) { cancel(errors.New("interrupt")) }
+	if res, err := Run(ctx, opts); err == nil || res.Kept != "" || sandbox.deleted != 1 {
+		t.Errorf("%+v, %v, deleted %d times", res, err, sandbox.deleted)
 	}
 }

@@ -80,6 +80,7 @@ func messageSize(m llm.Message) int {
 // within one. Its error is a failure on our side.
 func (r *run) loop(ctx context.Context) (ExitReason, string, error) {
 	tools := newTools(r.sandbox, r.l.run.Prompt.WorkingDir, r.l.run.ToolTimeout)
+	tools.onOutput = r.OnOutput
 	for {
 		if r.l.open == nil {
 			if reason, detail, err := r.between(ctx); reason != "" || err != nil {
@@ -114,6 +115,7 @@ func (r *run) loop(ctx context.Context) (ExitReason, string, error) {
 			return ExitFailed, err.Error(), err
 		}
 		r.OnStep(r.l.steps[turn-1])
+		r.tellStatus(true)
 		switch {
 		case callErr != nil && ctx.Err() != nil:
 			reason, detail := interrupted(ctx)
@@ -179,7 +181,7 @@ func (r *run) ask(ctx context.Context, turn int) (ExitReason, string, error) {
 		MaxTokens: most, ExtraBody: r.l.run.ExtraBody, OnDelta: r.OnDelta,
 	}
 	if r.l.run.SaveCalls {
-		if err := r.saveRequest(turn, req); err != nil {
+		if err := SaveRequest(r.dir, turn, req, r.l.run.BaseURL, r.Secrets); err != nil {
 			return ExitFailed, err.Error(), err
 		}
 	}
@@ -191,13 +193,7 @@ func (r *run) ask(ctx context.Context, turn int) (ExitReason, string, error) {
 	}
 	took := r.Now().Sub(begun)
 	if r.l.run.SaveCalls {
-		raw := resp.Raw
-		if raw == nil { // a replay has none
-			if raw, err = json.Marshal(resp.Message); err != nil {
-				return ExitFailed, err.Error(), fmt.Errorf("keep the response: %w", err)
-			}
-		}
-		if err := r.saveCall(fmt.Sprintf("response_%03d.json", turn), map[string]any{"call_id": turn, "response": raw}); err != nil {
+		if err := SaveResponse(r.dir, turn, resp, r.Secrets); err != nil {
 			return ExitFailed, err.Error(), err
 		}
 	}
@@ -213,8 +209,8 @@ func (r *run) ask(ctx context.Context, turn int) (ExitReason, string, error) {
 	return "", "", r.emit(Event{Turn: turn, Response: newResponse(resp, took)}, false)
 }
 
-// saveRequest writes what is sent, in the shape that LLM-in-Sandbox gives it. The API key is not part of it.
-func (r *run) saveRequest(step int, req llm.Request) error {
+// SaveRequest writes what is sent to dir/request_NNN.json, in the shape that LLM-in-Sandbox gives it. The API key is not part of it.
+func SaveRequest(dir string, step int, req llm.Request, baseURL string, secrets []string) error {
 	extra := map[string]any{}
 	if len(req.ExtraBody) > 0 {
 		extra["extra_body"] = req.ExtraBody
@@ -223,16 +219,28 @@ func (r *run) saveRequest(step int, req llm.Request) error {
 	if req.Temperature != nil {
 		kwargs["temperature"] = *req.Temperature
 	}
-	return r.saveCall(fmt.Sprintf("request_%03d.json", step), map[string]any{
-		"call_id": step, "model": req.Model, "api_base": r.l.run.BaseURL, "messages": req.Messages, "extra_params": extra, "kwargs": kwargs,
+	return saveCall(dir, fmt.Sprintf("request_%03d.json", step), secrets, map[string]any{
+		"call_id": step, "model": req.Model, "api_base": baseURL, "messages": req.Messages, "extra_params": extra, "kwargs": kwargs,
 	})
 }
 
+// SaveResponse writes what came back to dir/response_NNN.json.
+func SaveResponse(dir string, step int, resp *llm.Response, secrets []string) error {
+	raw := resp.Raw
+	if raw == nil { // a replay has none
+		var err error
+		if raw, err = json.Marshal(resp.Message); err != nil {
+			return fmt.Errorf("keep the response: %w", err)
+		}
+	}
+	return saveCall(dir, fmt.Sprintf("response_%03d.json", step), secrets, map[string]any{"call_id": step, "response": raw})
+}
+
 // saveCall writes one of these files, without the secrets that a server may have said back.
-func (r *run) saveCall(name string, v any) error {
+func saveCall(dir, name string, secrets []string, v any) error {
 	line, err := marshalLine(v)
 	if err == nil {
-		err = writeJSON(filepath.Join(r.dir, name), json.RawMessage(redact(line, inJSON(r.Secrets))), false)
+		err = writeJSON(filepath.Join(dir, name), json.RawMessage(redact(line, inJSON(secrets))), false)
 	}
 	if err != nil {
 		return fmt.Errorf("keep %s: %w", name, err)

@@ -24,7 +24,7 @@ func PrintStep(w io.Writer, s Step) error {
 		b.WriteString(indent(t, "  "))
 	}
 	for _, c := range s.ToolCalls {
-		b.WriteString(indent(summary(c), "> "))
+		b.WriteString(indent(CallText(c.Function, c.Arguments), "> "))
 		if v := c.Verdict; v != nil && (v.Action != policy.Allow || v.Asked) {
 			b.WriteString(indent(fmt.Sprintf("%s by %s: %s %s", v.Action, v.By, v.Rule, v.Reason), "  ! "))
 		}
@@ -37,16 +37,16 @@ func PrintStep(w io.Writer, s Step) error {
 	return err
 }
 
-// summary is what a call does, in a line or a few.
-func summary(c ToolRecord) string {
+// CallText is what a call does, in a line or a few. It is not [Printable] yet.
+func CallText(function, arguments string) string {
 	var args struct {
 		Command string `json:"command"`
 		Path    string `json:"path"`
 	}
-	if json.Unmarshal([]byte(c.Arguments), &args) != nil {
-		return clipMiddle(c.Function, printWidth) + " " + clipMiddle(c.Arguments, printWidth)
+	if json.Unmarshal([]byte(arguments), &args) != nil {
+		return clipMiddle(function, printWidth) + " " + clipMiddle(arguments, printWidth)
 	}
-	return strings.TrimRight(clipMiddle(c.Function, printWidth)+" "+args.Command+" "+args.Path, " ")
+	return strings.TrimRight(clipMiddle(function, printWidth)+" "+args.Command+" "+args.Path, " ")
 }
 
 func indent(text, prefix string) string {

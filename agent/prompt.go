@@ -138,7 +138,7 @@ type Settings struct {
 
 // LoadSettings reads the first settings file that exists: the one named, or where none is named $LLM_IN_SANDBOX_CONFIG,
 // ./llm-in-sandbox.yaml, ./llm_in_sandbox.yaml, ~/.llm-in-sandbox/config.yaml, ~/.llm-in-sandbox.yaml. No file at all is
-// no error unless one was named. It also says which file it was.
+// no error unless one was named. It also says which file it was, after an error too.
 func LoadSettings(named string, getenv func(string) string) (Settings, string, error) {
 	candidates := []string{named}
 	if named == "" {
@@ -157,11 +157,11 @@ func LoadSettings(named string, getenv func(string) string) (Settings, string, e
 			continue
 		}
 		if err != nil {
-			return Settings{}, "", fmt.Errorf("read the settings: %w", err)
+			return Settings{}, name, fmt.Errorf("read the settings: %w", err)
 		}
 		var s Settings
 		if err := yaml.Unmarshal(data, &s); err != nil {
-			return Settings{}, "", fmt.Errorf("settings %s: %w", name, err)
+			return Settings{}, name, fmt.Errorf("settings %s: %w", name, err)
 		}
 		return s, name, nil
 	}

@@ -222,7 +222,11 @@ type record struct {
 	broken  error    // nothing may follow a line that could not be written
 }
 
-var errRunning = errors.New("another process is working on this run")
+// ErrRunning is the error of [Resume] and [RemoveRun] for a run that another process works on.
+var ErrRunning = errors.New("another process is working on this run")
+
+// errNotBegun is the error for what a crash leaves that struck while the first line was written.
+var errNotBegun = errors.New("it has no whole line: the run had not begun")
 
 // createRecord begins the record of a new run.
 func createRecord(dir string, now func() time.Time, secrets []string) (*record, error) {
@@ -236,10 +240,26 @@ func createRecord(dir string, now func() time.Time, secrets []string) (*record, 
 	return &record{file: f, now: now, secrets: inJSON(secrets)}, nil
 }
 
+// openFile opens the record of a run that is there. Whoever has left the run may have made a FIFO of it, on which one would wait.
+func openFile(dir string, flag int) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, RecordName), flag|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no file", f.Name())
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
 // openRecord opens the record of a run to go on with it. What a crash has left of a last line is taken off: nothing
 // had been done on the strength of it.
 func openRecord(dir string, now func() time.Time, secrets []string) (*record, []Event, error) {
-	f, err := os.OpenFile(filepath.Join(dir, RecordName), os.O_RDWR|os.O_APPEND, 0)
+	f, err := openFile(dir, os.O_RDWR|os.O_APPEND)
 	if err != nil {
 		return nil, nil, fmt.Errorf("open the record: %w", err)
 	}
@@ -267,14 +287,14 @@ func lock(f *os.File) error {
 	l := wholeFile()
 	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
-		return errRunning
+		return ErrRunning
 	}
 	return err
 }
 
 // ReadRecord reads the record in a run's directory, of a run that still goes on as well. running says that it does.
 func ReadRecord(dir string) (events []Event, running bool, err error) {
-	f, err := os.Open(filepath.Join(dir, RecordName))
+	f, err := openFile(dir, os.O_RDONLY)
 	if err != nil {
 		return nil, false, fmt.Errorf("read the record: %w", err)
 	}
@@ -320,7 +340,7 @@ func readEvents(r io.Reader) (events []Event, whole int64, err error) {
 		whole += int64(len(line))
 	}
 	if len(events) == 0 {
-		return nil, 0, errors.New("it has no whole line: the run had not begun")
+		return nil, 0, errNotBegun
 	}
 	return events, whole, nil
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"github.com/sandboxd/sandboxd/api"
 )
@@ -17,10 +18,10 @@ var ErrEnded = errors.New("the run has ended")
 // Resume goes on with the run in dir, from wherever it stopped: after a crash of the agent or the daemon in the sandbox as it is, after
 // an end whose sandbox is gone in a new one made of the last turn's snapshot, where there is one.
 //
-// Of opts count Model, LLMName, ModelName, BaseURL, Price, Create, Open, Asker, Secrets, Message, Now and the functions that are told what
-// happens. Policy, and the parts of Budget that are set, replace what the record says. No turn that is on record is
-// asked for again, and no call that had begun is run again unless it changes nothing: the model is told that it is unknown
-// whether such a call was done.
+// Of opts count Model, LLMName, ModelName, BaseURL, Price, Create, Open, InputAllowed, Asker, Secrets, Message, Now and the
+// functions that are told what happens. Policy, and the parts of Budget that are set, replace what the record says. No turn
+// that is on record is asked for again, and no call that had begun is run again unless it changes nothing: the model is told
+// that it is unknown whether such a call was done.
 func Resume(ctx context.Context, dir string, opts Options) (*Result, error) {
 	r, err := newWork(opts)
 	if err != nil {
@@ -45,10 +46,14 @@ func (r *run) resume(ctx context.Context, events []Event) (*Result, error) {
 	}
 	if r.l.end != nil && r.l.end.Reason == ExitSubmitted && r.l.end.OutputError == "" {
 		// All is done, but perhaps for the sandbox, of which a crash had no time to dispose.
-		if sb, err := r.Open(ctx, r.l.sandbox.ID, deleteTime); err == nil {
-			if err := sb.Delete(ctx); err != nil {
-				r.OnNote(err.Error())
-			}
+		sb, err := r.Open(ctx, r.l.sandbox.ID, deleteTime)
+		if err == nil {
+			err = sb.Delete(ctx)
+		}
+		if err != nil && !hasCode(err, api.CodeNotFound) {
+			// Not wrapped: what came of the run is that it has ended, whatever the daemon answers.
+			//nolint:errorlint // see above
+			return nil, fmt.Errorf("%w: it was submitted; its sandbox %s may be left: %v", ErrEnded, r.l.sandbox.ID, err)
 		}
 		return nil, fmt.Errorf("%w: it was submitted", ErrEnded)
 	}
@@ -254,7 +259,12 @@ func (r *run) fork(ctx context.Context, shared []Event, at int) (*Result, error)
 	if snapshot != "" {
 		rebuild = nil
 	}
-	if err := r.makeSandbox(ctx, snapshot, rebuild); err != nil {
+	err = r.makeSandbox(ctx, snapshot, rebuild)
+	if r.sandbox == nil && snapshot != "" && hasCode(err, api.CodeNotFound) {
+		r.OnNote("the snapshot of turn " + strconv.Itoa(at) + " is gone: the turns are done again")
+		err = r.makeSandbox(ctx, "", r.l.steps)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return r.finish(ctx, nil)

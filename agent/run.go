@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/agent/llm"
@@ -56,6 +57,8 @@ type Options struct {
 
 	InputDir  string // its children are copied into the sandbox; "" for none
 	OutputDir string // each run makes a directory named by its time below it
+	// InputAllowed, if set, may refuse to have the input copied: the directory may be one that a record names.
+	InputAllowed func(dir string) error
 
 	Budget           Budget
 	MaxTokensPerCall int
@@ -65,6 +68,9 @@ type Options struct {
 	Collect          CollectLimits
 	SaveRequests     bool // keep request_NNN.json and response_NNN.json
 	SnapshotTurns    bool // keep the sandbox's files as they are after each turn
+	// KeepInterrupted, if set, says whether a run that this cause has interrupted leaves its sandbox, stopped, for [Resume] to go on in.
+	// Nothing runs in it then; who does not resume the run deletes it.
+	KeepInterrupted func(cause error) bool
 
 	Policy *policy.Policy // nil: every call is allowed
 	Asker  policy.Asker   // nil: what the policy says to ask is denied
@@ -80,6 +86,12 @@ type Options struct {
 	OnStep    func(Step)
 	OnOutputs func(Outputs)
 	OnNote    func(text string)
+	// OnEvent, if set, is given every line of the record when it is written, as it stands there.
+	OnEvent func(Event)
+	// OnStatus, if set, is told how the run stands when it begins, after each turn and when it has ended.
+	OnStatus func(Summary)
+	// OnOutput, if set, is given what a command writes while it runs. It is called from other goroutines.
+	OnOutput func([]byte)
 	// OnDelta, if set, asks the model to stream and is given what it writes, before OnStep has the whole turn.
 	OnDelta func(llm.Delta)
 }
@@ -100,6 +112,7 @@ type Result struct {
 	HasAnswer  bool       `json:"has_answer"`
 	Usage      llm.Usage  `json:"usage"` // of all model calls
 	Output     *Collected `json:"output,omitempty"`
+	Kept       string     `json:"kept_sandbox,omitempty"` // id of the sandbox, if it was left for [Resume]
 }
 
 // run is what one process knows of a run that it works on; all that must outlast it is in the ledger.
@@ -123,7 +136,8 @@ type run struct {
 // started, or that its record or output could not be kept. There is a result beside the error from the time when
 // there is a sandbox.
 //
-// When ctx ends, the loop stops, and the output is still collected and the sandbox deleted before Run returns.
+// When ctx ends, the loop stops, and the output is still collected and the sandbox deleted, or with [Options.KeepInterrupted] stopped,
+// before Run returns.
 func Run(ctx context.Context, opts Options) (*Result, error) {
 	r, first, err := prepare(opts)
 	if err != nil {
@@ -232,6 +246,12 @@ func newWork(opts Options) (*run, error) {
 	if opts.OnNote == nil {
 		opts.OnNote = func(string) {}
 	}
+	if opts.OnEvent == nil {
+		opts.OnEvent = func(Event) {}
+	}
+	if opts.OnStatus == nil {
+		opts.OnStatus = func(Summary) {}
+	}
 	r := &run{Options: opts, policy: opts.Policy, began: opts.Now()}
 	if r.policy == nil {
 		var err error
@@ -277,8 +297,14 @@ func (r *run) emit(e Event, sync bool) error {
 	if err != nil {
 		return err
 	}
-	return r.l.apply(e)
+	if err := r.l.apply(e); err != nil {
+		return err
+	}
+	r.OnEvent(e)
+	return nil
 }
+
+func (r *run) tellStatus(running bool) { r.OnStatus(*r.l.summary(r.dir, running)) }
 
 func (r *run) closeRecord() error {
 	if r.rec == nil {
@@ -403,6 +429,7 @@ func (r *run) finish(ctx context.Context, setUpErr error) (*Result, error) {
 	// The reason is kept apart from the error: what is wrong on our side must not hide that the model submitted.
 	reason, detail, missing, err := ExitReason(""), "", "", setUpErr
 	if err == nil {
+		r.tellStatus(true)
 		r.OnStart(Started{SandboxID: r.sandbox.ID(), Image: r.l.run.Image, Dir: r.dir, ModelSource: r.Model.Describe()})
 		reason, detail, err = r.work(ctx)
 		collectErr := r.collect(ctx, res)
@@ -423,10 +450,12 @@ func (r *run) finish(ctx context.Context, setUpErr error) (*Result, error) {
 	}
 	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), deleteTime)
 	defer cancel()
-	detail = string(redact([]byte(detail), plain(r.Secrets)))
+	detail = WithoutSecrets(detail, r.Secrets)
 	err = errors.Join(err, r.emit(Event{End: &EndEvent{Reason: reason, Detail: detail, Output: res.Output, Spent: r.spend(clean), OutputError: missing}}, true))
 	// The end is on record before the sandbox goes: a crash in between leaves a sandbox, which resume deletes, and no doubt.
-	if delErr := r.sandbox.Delete(clean); delErr != nil && !hasCode(delErr, api.CodeNotFound) {
+	if reason == ExitInterrupted && r.KeepInterrupted != nil && setUpErr == nil && r.KeepInterrupted(context.Cause(ctx)) && r.sandbox.Stop(clean) == nil {
+		res.Kept = r.sandbox.ID()
+	} else if delErr := r.sandbox.Delete(clean); delErr != nil && !hasCode(delErr, api.CodeNotFound) {
 		delErr = fmt.Errorf("delete the sandbox %s: %w", r.sandbox.ID(), delErr)
 		if reason == ExitSandboxLost {
 			r.OnNote(delErr.Error()) // it said so already
@@ -435,17 +464,18 @@ func (r *run) finish(ctx context.Context, setUpErr error) (*Result, error) {
 		}
 	}
 	res.ExitReason, res.Detail, res.Steps, res.Spent, res.Usage = reason, detail, len(r.l.steps), r.l.spent, r.l.usage
+	r.tellStatus(false)
 	return res, errors.Join(err, r.l.trajectory().save(r.dir, true), r.closeRecord())
 }
 
-func plain(secrets []string) [][]byte {
-	var out [][]byte
+// WithoutSecrets takes secrets out of a text, but for those that are too short to be told from other words.
+func WithoutSecrets(text string, secrets []string) string {
 	for _, s := range secrets {
 		if len(s) >= leastSecret {
-			out = append(out, []byte(s))
+			text = strings.ReplaceAll(text, s, "[secret]")
 		}
 	}
-	return out
+	return text
 }
 
 // work takes turns within the time that is left.
@@ -504,7 +534,7 @@ func (r *run) collect(ctx context.Context, res *Result) error {
 	if collectErr != nil {
 		return collectErr
 	}
-	res.Answer, res.HasAnswer, collectErr = readAnswer(filesDir, maxAnswer)
+	res.Answer, res.HasAnswer, collectErr = ReadAnswer(filesDir, maxAnswer)
 	return collectErr
 }
 
@@ -523,7 +553,12 @@ func (r *run) setUp(ctx context.Context) error {
 	if r.l.run.InputDir == "" {
 		return nil
 	}
-	skipped, err := sendDir(ctx, r.sandbox, r.l.run.InputDir, r.l.run.Prompt.InputDir)
+	if r.InputAllowed != nil {
+		if err := r.InputAllowed(r.l.run.InputDir); err != nil {
+			return err
+		}
+	}
+	skipped, err := SendDir(ctx, r.sandbox, r.l.run.InputDir, r.l.run.Prompt.InputDir)
 	if err != nil {
 		return err
 	}

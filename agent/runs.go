@@ -29,6 +29,8 @@ type Summary struct {
 	Dir        string     `json:"dir"`
 	State      RunState   `json:"state"`
 	ExitReason ExitReason `json:"exit_reason,omitempty"`
+	ExitDetail string     `json:"exit_detail,omitempty"`
+	SandboxID  string     `json:"sandbox_id,omitempty"`
 	Turns      int        `json:"turns"`
 	Calls      int        `json:"tool_calls"`
 	Denied     int        `json:"denied"`
@@ -50,17 +52,22 @@ func LoadRun(dir string) (*Summary, *Trajectory, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	return l.summary(dir, running), l.trajectory(), nil
+}
+
+// summary is how the run stands.
+func (l *ledger) summary(dir string, running bool) *Summary {
 	s := &Summary{
 		ID: l.run.ID, Dir: dir, State: RunStopped, Turns: len(l.steps), Calls: l.total, Denied: l.denied, Spent: l.spent, Model: l.run.Model,
-		Query: l.run.Query, StartedAt: l.started,
+		Query: l.run.Query, StartedAt: l.started, SandboxID: l.sandbox.ID,
 	}
 	switch {
 	case running:
 		s.State = RunRunning
 	case l.end != nil:
-		s.State, s.ExitReason = RunEnded, l.end.Reason
+		s.State, s.ExitReason, s.ExitDetail = RunEnded, l.end.Reason, l.end.Detail
 	}
-	return s, l.trajectory(), nil
+	return s
 }
 
 // ListRuns is the runs below an output directory, by name, which is by time. One whose record cannot be read is in the list with

@@ -32,6 +32,8 @@ type Sandbox interface {
 	CPU(ctx context.Context) (used time.Duration, known bool, err error)
 	// Snapshot keeps the file system as it is, and gives its id.
 	Snapshot(ctx context.Context, comment string) (string, error)
+	// Stop ends everything in the sandbox and keeps its files.
+	Stop(ctx context.Context) error
 	// Delete ends everything in the sandbox and removes it.
 	Delete(ctx context.Context) error
 }

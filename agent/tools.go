@@ -81,6 +81,7 @@ type toolbox struct {
 	shell       string // "bash", or "sh" once the image turned out not to have it
 	scriptDir   string // where commands go that are too long for argv
 	scripts     int    // long commands that went through a file
+	onOutput    func([]byte)
 }
 
 func newTools(sandbox Sandbox, workingDir string, timeout time.Duration) *toolbox {
@@ -278,11 +279,11 @@ func (t *toolbox) bash(ctx context.Context, command string) (observation, error)
 	}
 	stdout, stderr := newEnds(captureBytes), newEnds(captureBytes)
 	req := api.ExecRequest{Argv: argv, Cwd: t.workingDir, Timeout: t.timeout.Seconds()}
-	outcome, err := t.sandbox.Exec(ctx, req, stdout, stderr)
+	outcome, err := t.sandbox.Exec(ctx, req, t.heard(stdout), t.heard(stderr))
 	if hasCode(err, api.CodeProgramMissing) && t.shell == "bash" {
 		t.shell = "sh" // Alpine and its like
 		req.Argv = append([]string{t.shell}, argv[1:]...)
-		outcome, err = t.sandbox.Exec(ctx, req, stdout, stderr)
+		outcome, err = t.sandbox.Exec(ctx, req, t.heard(stdout), t.heard(stderr))
 	}
 	if err != nil {
 		return observation{}, t.refused("run the command", err)
@@ -322,6 +323,21 @@ func endLine(b *strings.Builder) {
 	if s := b.String(); !strings.HasSuffix(s, "\n") {
 		b.WriteByte('\n')
 	}
+}
+
+// heard is a writer that whoever watches hears as well.
+func (t *toolbox) heard(w io.Writer) io.Writer {
+	if t.onOutput == nil {
+		return w
+	}
+	return io.MultiWriter(w, heard(t.onOutput))
+}
+
+type heard func([]byte)
+
+func (h heard) Write(p []byte) (int, error) {
+	h(p)
+	return len(p), nil
 }
 
 // refused turns the error of a call to the sandbox into one for the model, unless the sandbox is gone.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -78,9 +79,27 @@ func TestBashObservation(t *testing.T) {
 }
 
 func TestBashTimeoutKeepsWhatWasWritten(t *testing.T) {
-	box, _, _ := newToolbox(t)
+	box, s, dir := newToolbox(t)
 	box.timeout = 300 * time.Millisecond
-	obs := observe(t, box, bashCall("echo before; echo problem >&2; sleep 60"))
+	// The time is over when both were written, however long that takes here.
+	written := filepath.Join(dir, "written")
+	if err := syscall.Mkfifo(written, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(written, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expire := make(chan struct{})
+	s.expire = expire
+	go func() {
+		defer close(expire)
+		_, _ = f.Read(make([]byte, 1)) // an error: f is closed, and nobody waits any more
+	}()
+	obs := observe(t, box, bashCall("echo before; echo problem >&2; echo > written; sleep 60"))
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
 	for _, want := range []string{"Exit code: -1\n", "[STDOUT]\nbefore\n", "[STDERR]\nproblem\n", "took too long to execute (>0.3s)"} {
 		if !strings.Contains(obs.text, want) {
 			t.Errorf("%q is missing in %q", want, obs.text)

@@ -131,7 +131,7 @@ func (t *Trajectory) save(dir string, durable bool) error {
 }
 
 // writeJSON writes v whole or not at all to the file at path.
-func writeJSON(path string, v any, durable bool) (err error) {
+func writeJSON(path string, v any, durable bool) error {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false) // people read these files
@@ -139,12 +139,17 @@ func writeJSON(path string, v any, durable bool) (err error) {
 	if err := enc.Encode(v); err != nil {
 		return err
 	}
+	return writeFile(path, b.Bytes(), durable)
+}
+
+// writeFile writes a file whole or not at all.
+func writeFile(path string, data []byte, durable bool) error {
 	temporary := path + ".new"
 	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644) //nolint:gosec // results are meant to be read by others, as the umask allows
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(b.Bytes())
+	_, err = f.Write(data)
 	if err == nil && durable {
 		err = f.Sync()
 	}

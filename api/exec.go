@@ -98,7 +98,7 @@ type Process struct {
 	Name      string    `json:"name"`           // what the kernel calls it
 	Argv      []string  `json:"argv,omitempty"` // the first 4 KiB; invalid UTF-8 replaced
 	Truncated bool      `json:"truncated,omitempty"`
-	Exec      string    `json:"exec,omitempty"` // id of the running exec that it comes from
+	Exec      string    `json:"exec,omitempty"` // id of the running exec that it comes from; none for one that has exited (state Z)
 }
 
 // ProcessList answers GET /v1/sandboxes/{id}/processes: at most 4096, in the order of their pids.

@@ -132,6 +132,7 @@ type Sandbox struct {
 	Cwd         string            `json:"cwd"`
 	User        string            `json:"user"`
 	CreatedAt   time.Time         `json:"created_at"`
+	EndedAt     time.Time         `json:"ended_at,omitzero"` // when it was seen to have ended; zero while it lives
 	Deadline    time.Time         `json:"deadline"`
 	IdleTimeout float64           `json:"idle_timeout"` // seconds
 
@@ -140,6 +141,40 @@ type Sandbox struct {
 	StdinOpen bool     `json:"stdin_open,omitempty"`
 	// Exit is how its main process ended, or was ended, when the sandbox ran last. None where it runs, or nobody knows.
 	Exit *SandboxExit `json:"exit,omitempty"`
+}
+
+// LabelKeep is a label of sandboxes and snapshots that are never removed for their age, their number or a limit, nor pruned. Any
+// value but "false" means it.
+const LabelKeep = "sandboxd.keep"
+
+// Kept says that labels have [LabelKeep].
+func Kept(labels map[string]string) bool {
+	v, ok := labels[LabelKeep]
+	return ok && v != "false"
+}
+
+// DefaultOlderThan is [PruneSandboxes].OlderThan where that is not given, in seconds.
+const DefaultOlderThan = 3600
+
+// PruneSandboxes is the body of POST /v1/sandboxes/prune, which may be left out: it removes sandboxes that have ended.
+type PruneSandboxes struct {
+	// OlderThan is how many seconds ago they must have ended; default an hour, so that who waits for one can still read how it
+	// did. 0 takes all.
+	OlderThan *float64 `json:"older_than,omitempty"`
+	// Labels are those that they must have. Sandboxes with [LabelKeep] stay whatever is given.
+	Labels map[string]string `json:"labels,omitempty"`
+}
+
+// SandboxesRemoved is the answer to POST /v1/sandboxes/prune.
+type SandboxesRemoved struct {
+	Removed []SandboxRef `json:"removed"`
+	Recent  int          `json:"recent"` // how many others stay because they have not ended long enough ago
+}
+
+// SandboxRef names a sandbox.
+type SandboxRef struct {
+	ID   string `json:"id"`
+	Name string `json:"name"`
 }
 
 // SandboxList is the answer to GET /v1/sandboxes, oldest first.

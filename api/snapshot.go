@@ -44,6 +44,18 @@ type SnapshotRemoved struct {
 	Bytes int64 `json:"bytes"`
 }
 
+// PruneSnapshots is the body of POST /v1/snapshots/prune: it removes snapshots that no sandbox stands on. One of the two is needed.
+type PruneSnapshots struct {
+	OlderThan *float64          `json:"older_than,omitempty"` // seconds since they were taken, or imported
+	Labels    map[string]string `json:"labels,omitempty"`     // that they must have; those with [LabelKeep] stay whatever is given
+}
+
+// SnapshotsRemoved is the answer to POST /v1/snapshots/prune.
+type SnapshotsRemoved struct {
+	Removed []string `json:"removed"` // names, or the ids of those that have none
+	Bytes   int64    `json:"bytes"`   // of files that are gone
+}
+
 // ForkSandbox is the body of POST /v1/sandboxes/{id}/fork: new sandboxes with the files that one has now, and its image, limits,
 // profile, environment, user, directory, labels and idle timeout. Its processes are not copied.
 type ForkSandbox struct {

@@ -10,7 +10,11 @@ type SystemInfo struct {
 	Launcher  int      `json:"launcher_pid"` // as the host counts
 	Sandboxes int      `json:"sandboxes"`
 	Enforced  Enforced `json:"enforced"` // what a sandbox with the defaults would get
-	Pools     []Pool   `json:"pools,omitempty"`
+	Confined  int      `json:"confined"` // version of Landlock that holds the daemon itself to its own directories; 0: it is not held
+	// ErrandsGone: the process is gone that does for the daemon what it cannot do itself any more. It has to be started anew;
+	// checks say what does not work until then.
+	ErrandsGone bool   `json:"errands_gone,omitempty"`
+	Pools       []Pool `json:"pools,omitempty"`
 	// Goroutines and HeapLive are the daemon's own: threads of execution, and bytes in use as its garbage collector last saw
 	// them. With as many sandboxes and requests as before they are about what they were; what goes on growing is a defect.
 	Goroutines int   `json:"goroutines"`

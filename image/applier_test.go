@@ -23,13 +23,14 @@ type directApplier struct {
 	mu      sync.Mutex
 	applied []string
 	removed []string
+	made    map[string]layer.Usage
 	before  func(layer.ApplyRequest) error // called first, if set
 	lie     string                         // given as the diff id, if set
 }
 
 func newApplier(t *testing.T) *directApplier {
 	t.Helper()
-	a := &directApplier{dir: t.TempDir()}
+	a := &directApplier{dir: t.TempDir(), made: make(map[string]layer.Usage)}
 	t.Cleanup(func() {
 		_ = filepath.WalkDir(a.dir, func(path string, d fs.DirEntry, _ error) error {
 			if d != nil && d.IsDir() {
@@ -63,7 +64,11 @@ func (a *directApplier) Apply(_ context.Context, req layer.ApplyRequest) (result
 	for _, l := range req.Layers {
 		final := a.path(l.ChainID)
 		if _, err := os.Lstat(final); err == nil {
-			results, below = append(results, layer.Result{}), below.Add(l.Known)
+			known, ok := a.made[l.ChainID]
+			if !ok {
+				known = l.Known
+			}
+			results, below = append(results, layer.Result{Size: known.Bytes, Entries: known.Entries}), below.Add(known)
 			continue
 		}
 		l.Limits.Below = l.Limits.Below.Add(below)
@@ -75,6 +80,9 @@ func (a *directApplier) Apply(_ context.Context, req layer.ApplyRequest) (result
 			return results, err
 		}
 		results, made, below = append(results, res), append(made, l.ChainID), below.Add(res.Usage())
+	}
+	for i, l := range req.Layers {
+		a.made[l.ChainID] = results[i].Usage()
 	}
 	a.applied = append(a.applied, made...)
 	return results, nil

@@ -48,6 +48,7 @@ func (s *Service) connect(ctx context.Context, verb string, ref, source name.Ref
 			registryName(source), err)
 	}
 	tr := newTransport(registry, insecure, s.opts.Registries.CAs)
+	tr.lookup = s.opts.Lookup
 	tr.backoff = s.backoff
 	tr.patience.Store(int64(s.patience))
 	return &connection{verb: verb, image: ref, at: source, tr: tr, options: []remote.Option{

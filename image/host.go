@@ -87,27 +87,28 @@ func (s *Service) getHost(ctx context.Context) (*Image, error) {
 }
 
 func (s *Service) makeHost(ctx context.Context) (err error) {
+	if s.host.current() != nil { // since whoever was about to make it has done so, after we had looked
+		return nil
+	}
 	stamp := s.host.look()
 	f, err := s.store.TempFile()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	root, err := os.OpenRoot(s.host.root)
-	if err != nil {
-		return fmt.Errorf("open the host's root: %w", err)
-	}
-	defer func() { _ = root.Close() }()
-	hash := sha256.New()
-	hostDirs, err := writeHostTar(io.MultiWriter(f, hash), root)
+	hostDirs, err := s.opts.HostLayer(ctx, f)
 	if err != nil {
 		return err
 	}
-	size, err := f.Seek(0, io.SeekCurrent)
-	if err == nil {
-		_, err = f.Seek(0, io.SeekStart)
-	}
+	size, err := f.Seek(0, io.SeekCurrent) // whoever wrote has the offset in common with us
 	if err != nil {
+		return fmt.Errorf("read what was written: %w", err)
+	}
+	hash := sha256.New()
+	if _, err := io.Copy(hash, io.NewSectionReader(f, 0, size)); err != nil {
+		return fmt.Errorf("read what was written: %w", err)
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return fmt.Errorf("rewind: %w", err)
 	}
 	id := "sha256:" + hex.EncodeToString(hash.Sum(nil))
@@ -143,4 +144,14 @@ func (s *Service) makeHost(ctx context.Context) (err error) {
 	defer s.host.mu.Unlock()
 	s.host.image, s.host.stamp = img, stamp
 	return nil
+}
+
+// WriteHostLayer writes the layer of the image of the host with this root, and returns which of [rootfs.HostDirs] lie below it.
+func WriteHostLayer(root string, to io.Writer) ([]string, error) {
+	r, err := os.OpenRoot(root)
+	if err != nil {
+		return nil, fmt.Errorf("open the host's root: %w", err)
+	}
+	defer func() { _ = r.Close() }() // only read
+	return writeHostTar(to, r)
 }

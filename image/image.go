@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -27,7 +29,7 @@ import (
 // An Applier keeps extracted layers by their chain ids.
 type Applier interface {
 	// Apply extracts the blobs into the layers of their chain ids, completely and durably or not at all; their content must
-	// have the diff ids that are asked for. A layer that exists is left alone, and its result may then be empty. A layer that
+	// have the diff ids that are asked for. A layer that exists is left alone, and its result then has no diff id. A layer that
 	// is asked for by several is extracted once. An error that a blob is to blame for is of the class [layer.ErrInvalid], and
 	// comes with the results of the layers below it; any other one may come with less than that.
 	Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Result, error)
@@ -99,7 +101,14 @@ type Options struct {
 	// Limits bound each image, and each snapshot with the image that it stands on, however it comes here: an image that is beyond
 	// them is refused, be its layers there already or not. Zero fields are those of [layer.DefaultLimits].
 	Limits layer.Limits
-	Log    *slog.Logger // default: discarded
+	// What a daemon that has confined itself has done for it outside. Keychain finds credentials; default: the configuration files of
+	// Docker and podman, and the helpers that they name. Lookup finds the addresses of a host; default: as the host does. HostLayer
+	// writes the layer of the host image; default: [WriteHostLayer].
+	Keychain  authn.Keychain
+	Lookup    func(ctx context.Context, host string) ([]netip.Addr, error)
+	HostLayer func(ctx context.Context, to *os.File) (hostDirs []string, err error)
+
+	Log *slog.Logger // default: discarded
 }
 
 // removeTimeout bounds the clean-up after a failed pull, which goes on after the caller has given up.
@@ -113,7 +122,7 @@ func Open(dir string, applier Applier, opts Options) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{
-		store: st, applier: applier, keychain: authn.DefaultKeychain, opts: opts, patience: maxPatience, helperTimeout: credentialsTimeout,
+		store: st, applier: applier, keychain: opts.Keychain, opts: opts, patience: maxPatience, helperTimeout: credentialsTimeout,
 		pins: make(map[string]int), going: make(map[string]chan struct{}), left: make(map[string]bool), used: make(map[string]time.Time), sizes: make(map[string]store.Tree),
 		backoff: remote.Backoff{Duration: 500 * time.Millisecond, Factor: 3, Jitter: 0.1, Steps: 3},
 	}
@@ -122,6 +131,12 @@ func Open(dir string, applier Applier, opts Options) (*Service, error) {
 		s.opts.Log = slog.New(slog.DiscardHandler)
 	}
 	s.host.root = "/"
+	if s.keychain == nil {
+		s.keychain = authn.DefaultKeychain
+	}
+	if s.opts.HostLayer == nil {
+		s.opts.HostLayer = func(_ context.Context, to *os.File) ([]string, error) { return WriteHostLayer(s.host.root, to) }
+	}
 	pending, err := st.PendingLayers()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("clean up after interrupted pulls and removals: %w", err), st.Close())

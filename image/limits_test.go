@@ -16,6 +16,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/store"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
@@ -92,7 +93,7 @@ func TestLimitsAreOfTheWholeImage(t *testing.T) {
 		layerFile(0), string(third))
 	importSnapshot := func() error {
 		_, err := s.ImportSnapshot(t.Context(), bytes.NewReader(snapshot), "", func(*Snapshot) error { return nil },
-			func(context.Context, rootfs.Source, io.Writer) (layer.Result, error) {
+			func(context.Context, rootfs.Source, bool, io.Writer) (layer.Result, error) {
 				return layer.Result{DiffID: sha(third)}, nil
 			})
 		return err
@@ -132,5 +133,60 @@ func TestLimitsAreOfTheWholeImage(t *testing.T) {
 	exceeds(t, layer.ExceededEntries, pull(wider))
 	if out, err := s.Verify(t.Context()); err != nil || len(out.Problems) > 0 {
 		t.Errorf("what was stored before is judged by new limits: %+v, %v", out.Problems, err)
+	}
+}
+
+// overtaken lets somebody else come first, once.
+type overtaken struct {
+	*directApplier
+	by func()
+}
+
+func (o *overtaken) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Result, error) {
+	if by := o.by; by != nil {
+		o.by = nil
+		by()
+	}
+	return o.directApplier.Apply(ctx, req)
+}
+
+// A layer that another pull makes after this one has looked at what is there counts with what it has.
+func TestLayerThatAnotherHasJustMadeCounts(t *testing.T) {
+	const size = 60 << 10
+	a := &overtaken{directApplier: newApplier(t)}
+	s := reopen(t, t.TempDir(), a)
+	var layers []store.Layer
+	parent := ""
+	for i := range 2 {
+		content := layerTar(t, fmt.Sprint("n", i), strings.Repeat("x", size))
+		b := store.Blob{MediaType: uncompressedTar, Digest: sha(content), Size: int64(len(content))}
+		if err := s.store.WriteBlob(t.Context(), b, bytes.NewReader(content)); err != nil {
+			t.Fatal(err)
+		}
+		parent = chainID(parent, sha(content))
+		layers = append(layers, store.Layer{Blob: b, DiffID: sha(content), ChainID: parent})
+	}
+	extract := func(layers []store.Layer) (*store.Layer, error) {
+		return s.extract(t.Context(), layers, nil, func(store.Layer) bool { return true })
+	}
+	s.opts.Limits.Bytes = 2*size - 1
+	a.by = func() {
+		if _, err := extract(layers[:1]); err != nil {
+			t.Error(err)
+		}
+	}
+	failed, err := extract(layers)
+	if got, ok := errors.AsType[layer.Exceeded](err); !ok || got != layer.ExceededBytes || failed == nil || failed.ChainID != layers[1].ChainID {
+		t.Errorf("%+v, %v", failed, err)
+	}
+	// Who has found it there knows it for the layers above, when the one that made it has not been told yet.
+	s.mu.Lock()
+	clear(s.sizes)
+	s.mu.Unlock()
+	if _, err := extract(layers[:1]); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := s.usage([]string{layers[0].ChainID}); err != nil || all.Bytes != size {
+		t.Errorf("%+v, %v", all, err)
 	}
 }

@@ -633,6 +633,9 @@ func (p *pull) fetch(ctx context.Context, b store.Blob, tell bool) error {
 	event("downloading", 0)
 	// By size too: descriptors that lie about it are refused each for itself.
 	err := s.flights.do(ctx, fmt.Sprintf("blob %s %d", b.Digest, b.Size), func(ctx context.Context) error {
+		if s.store.Has(b) { // since the pull that was about to store it has done so, after we had looked
+			return nil
+		}
 		return p.origin.blob(ctx, b, func(n int64) { event("downloading", n) })
 	})
 	if err == nil {
@@ -788,8 +791,9 @@ func (s *Service) extract(ctx context.Context, layers []store.Layer, parents []s
 	}
 	s.mu.Lock()
 	for i, l := range layers {
-		if results[i].DiffID != "" {
-			s.sizes[l.ChainID] = store.Tree{Bytes: results[i].Size, Entries: results[i].Entries}
+		// Zero: it was there, and nobody knows.
+		if u := results[i].Usage(); u != (layer.Usage{}) {
+			s.sizes[l.ChainID] = store.Tree{Bytes: u.Bytes, Entries: u.Entries}
 		}
 	}
 	s.mu.Unlock()

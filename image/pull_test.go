@@ -29,6 +29,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // service opens images in a new directory.
@@ -594,7 +595,7 @@ func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(testenv.Patience(time.Minute))
 	for !ok() {
 		select {
 		case <-tick.C:

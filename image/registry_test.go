@@ -2,8 +2,8 @@ package image
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -20,6 +20,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -44,16 +45,9 @@ func dockerRegistry(t *testing.T, https bool) string {
 	t.Helper()
 	bin := testenv.RequirePeer(t, "docker-registry")
 	dir := t.TempDir()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	config := fmt.Sprintf("version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\nstorage: {filesystem: {rootdirectory: %s}}\nhttp:\n  addr: %s\n  secret: test\n",
-		filepath.Join(dir, "data"), addr)
+	// It finds a port itself, which nobody else can then have, and says which. That is no more than information.
+	config := fmt.Sprintf("version: 0.1\nlog: {level: info, accesslog: {disabled: true}}\nstorage: {filesystem: {rootdirectory: %s}}\nhttp:\n  addr: 127.0.0.1:0\n  secret: test\n",
+		filepath.Join(dir, "data"))
 	if https {
 		cert, key := selfSigned(t, dir)
 		config += fmt.Sprintf("  tls: {certificate: %s, key: %s}\n", cert, key)
@@ -63,39 +57,40 @@ func dockerRegistry(t *testing.T, https bool) string {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(bin, "serve", file)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
+	output, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdout = cmd.Stderr
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	var said bytes.Buffer
+	lines := bufio.NewScanner(io.TeeReader(output, &said))
+	read := make(chan struct{})
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		if err := <-ended; err == nil {
+		<-read
+		if err := cmd.Wait(); err == nil {
 			t.Error("docker-registry had ended before it was killed")
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
-		if err == nil {
-			_ = c.Close()
-			return addr
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatalf("docker-registry does not answer: %v", err)
-		case err := <-ended:
-			ended <- err
-			t.Fatalf("docker-registry ended: %v\n%s", err, out.Bytes())
+	for lines.Scan() {
+		if found := listening.FindSubmatch(lines.Bytes()); found != nil {
+			go func() {
+				defer close(read)
+				_, _ = io.Copy(io.Discard, output) // or what it writes would be in its way
+			}()
+			return string(found[1])
 		}
 	}
+	close(read)
+	t.Fatalf("docker-registry has ended: %v\n%s", lines.Err(), said.Bytes())
+	return ""
 }
+
+// listening is what docker-registry says when it accepts connections.
+var listening = regexp.MustCompile(`listening on (127\.0\.0\.1:[0-9]+)`)
 
 func selfSigned(t *testing.T, dir string) (cert, key string) {
 	t.Helper()

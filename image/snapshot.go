@@ -1,11 +1,13 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
@@ -180,6 +182,55 @@ func (s *Service) RemoveSnapshot(ctx context.Context, ref string) (int64, error)
 	return out.Bytes, err
 }
 
+// PruneSnapshots removes the snapshots that were taken, or imported, before a time, that have all these labels, and that no sandbox stands on.
+// Those with [api.LabelKeep] stay.
+func (s *Service) PruneSnapshots(ctx context.Context, before time.Time, labels map[string]string) (api.SnapshotsRemoved, error) {
+	pick := func(held map[string][]string) (ids, names []string, err error) {
+		all, err := s.store.Snapshots()
+		for _, snap := range all {
+			if snap.CreatedAt.Before(before) && snap.ImportedAt.Before(before) && !api.Kept(snap.Labels) && hasLabels(snap.Labels, labels) && !s.stoodOn(snap, held) {
+				ids, names = append(ids, snap.ID), append(names, cmp.Or(snap.Name, snap.ID))
+			}
+		}
+		return ids, names, err
+	}
+	out := api.SnapshotsRemoved{Removed: []string{}}
+	// A sweep writes to the disk, and this is asked for every minute.
+	s.mu.Lock()
+	held, err := s.heldLocked()
+	var ids []string
+	if err == nil {
+		ids, _, err = pick(held)
+	}
+	s.mu.Unlock()
+	if err != nil || len(ids) == 0 {
+		return out, err
+	}
+	removed, err := s.sweep(context.WithoutCancel(ctx), false, func(_ []*store.Record, _ []*store.Step, held map[string][]string) (c choice, err error) {
+		var names []string
+		c.discard, names, err = pick(held)
+		out.Removed = append(out.Removed, names...)
+		return c, err
+	})
+	out.Bytes = removed.Bytes
+	return out, err
+}
+
+func hasLabels(labels, wanted map[string]string) bool {
+	for k, v := range wanted {
+		if got, ok := labels[k]; !ok || got != v {
+			return false
+		}
+	}
+	return true
+}
+
+// stoodOn says that a sandbox stands on the snapshot, or is about to. It needs mu.
+func (s *Service) stoodOn(snap *Snapshot, held map[string][]string) bool {
+	top := snap.Rootfs.Layers[len(snap.Rootfs.Layers)-1]
+	return held[top] != nil || s.pins[treeKey(top)] > 0
+}
+
 // Settle removes layers of snapshots that nothing stands on any more.
 func (s *Service) Settle(ctx context.Context) error {
 	if idle, err := s.settled(); idle || err != nil {
@@ -249,8 +300,7 @@ func (s *Service) EnforceSnapshots(ctx context.Context) error {
 			return n
 		}
 		for i := 0; i < len(snapshots) && total() > s.opts.SnapshotLimit; {
-			top := snapshots[i].Rootfs.Layers[len(snapshots[i].Rootfs.Layers)-1]
-			if held[top] != nil || s.pins[treeKey(top)] > 0 {
+			if api.Kept(snapshots[i].Labels) || s.stoodOn(snapshots[i], held) {
 				i++
 				continue
 			}
@@ -268,7 +318,7 @@ func (s *Service) EnforceSnapshots(ctx context.Context) error {
 		s.opts.Log.Info("snapshots were removed to keep to the limit", "limit", s.opts.SnapshotLimit, "snapshots", discarded)
 	}
 	if left > s.opts.SnapshotLimit {
-		s.opts.Log.Warn("snapshots have more bytes than the limit, and sandboxes stand on what is left", "limit", s.opts.SnapshotLimit, "bytes", left)
+		s.opts.Log.Warn("snapshots have more bytes than the limit, and what is left is to be kept, or sandboxes stand on it", "limit", s.opts.SnapshotLimit, "bytes", left)
 	}
 	return nil
 }

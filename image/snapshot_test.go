@@ -1,13 +1,18 @@
 package image
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"os"
 	"slices"
 	"testing"
+	"time"
 
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
@@ -188,5 +193,96 @@ func TestNamesOfSnapshots(t *testing.T) {
 	}
 	if _, err := s.Snapshot(""); !errors.Is(err, ErrNoSnapshot) {
 		t.Errorf("a snapshot without a name is found by none: %v", err)
+	}
+}
+
+func TestSnapshotsArePruned(t *testing.T) {
+	s, a, _ := service(t)
+	held := map[string][]string{}
+	s.SetHolders(func() map[string][]string { return maps.Clone(held) })
+	now := time.Date(2026, 5, 1, 0, 0, 0, 0, time.UTC)
+	for _, snap := range []*Snapshot{
+		{ID: "old", Name: "first", CreatedAt: now.Add(-50 * time.Hour)},
+		{ID: "used", CreatedAt: now.Add(-40 * time.Hour)},
+		{ID: "kept", CreatedAt: now.Add(-30 * time.Hour), Labels: map[string]string{api.LabelKeep: "", "job": "1"}},
+		{ID: "job", CreatedAt: now.Add(-20 * time.Hour), Labels: map[string]string{"job": "1"}},
+		{ID: "new", CreatedAt: now.Add(-70 * time.Hour), ImportedAt: now},
+	} {
+		taken, _, err := s.Take(t.Context(), "sha256:image", rootfs.Source{}, func(_ context.Context, chainID string) (layer.Result, error) {
+			return layer.Result{DiffID: "sha256:d", Size: 7}, os.Mkdir(a.path(chainID), 0o755)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(taken.Keep(snap), taken.Release(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		if snap.ID == "used" {
+			held[snap.Rootfs.Layers[0]] = []string{"a sandbox"}
+		}
+	}
+	for _, test := range []struct {
+		before time.Time
+		labels map[string]string
+		want   []string
+	}{
+		{now.Add(-60 * time.Hour), nil, nil},
+		{now.Add(-25 * time.Hour), map[string]string{"job": "1"}, nil},
+		{now.Add(-25 * time.Hour), nil, []string{"first"}},
+		{now.Add(time.Hour), map[string]string{"job": "1"}, []string{"job"}},
+		{now.Add(time.Hour), nil, []string{"new"}},
+	} {
+		out, err := s.PruneSnapshots(t.Context(), test.before, test.labels)
+		if err != nil || !slices.Equal(out.Removed, test.want) || out.Bytes != int64(7*len(test.want)) {
+			t.Errorf("before %s with %v: %+v, %v; want %q", test.before, test.labels, out, err, test.want)
+		}
+	}
+	if got := len(a.layers(t)); got != 2 {
+		t.Errorf("%d layers are left, want those of the kept and the used one", got)
+	}
+}
+
+// A layer that was taken when zeros were still in the stream is read as it was then: it is not damaged.
+func TestSnapshotsThatHaveTheirZerosAreExported(t *testing.T) {
+	s, a, _ := service(t)
+	s.SetHolders(func() map[string][]string { return map[string][]string{} })
+	read := ReadLayer(func(_ context.Context, _ rootfs.Source, holes bool, w io.Writer) (layer.Result, error) {
+		text := "with zeros"
+		if holes {
+			text = "without them, and longer"
+		}
+		_, err := io.WriteString(w, text)
+		return layer.Result{DiffID: sha([]byte(text))}, err
+	})
+	for was, want := range map[string]string{"with zeros": "with zeros", "without them, and longer": "without them, and longer", "another": ""} {
+		taken, _, err := s.Take(t.Context(), "sha256:image", rootfs.Source{}, func(_ context.Context, chainID string) (layer.Result, error) {
+			return layer.Result{DiffID: sha([]byte(was))}, os.Mkdir(a.path(chainID), 0o755)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		snap := &Snapshot{ID: NewSnapshotID()}
+		if err := errors.Join(taken.Keep(snap), taken.Release(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		var file bytes.Buffer
+		if err := s.ExportSnapshot(t.Context(), snap.ID, read, &file); want == "" {
+			if !errors.Is(err, ErrInvalid) || file.Len() > 0 {
+				t.Errorf("a layer that is damaged: %v, %d bytes", err, file.Len())
+			}
+			continue
+		} else if err != nil {
+			t.Fatalf("%s: %v", was, err)
+		}
+		in := tar.NewReader(&file)
+		if told, err := readSnapshotFile(in); err != nil || !slices.Equal(told.Rootfs.Snapshots, []string{sha([]byte(was))}) {
+			t.Errorf("%s: %+v, %v", was, told, err)
+		}
+		if _, err := in.Next(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(in); err != nil || string(got) != want {
+			t.Errorf("%s: the layer is %q, %v", was, got, err)
+		}
 	}
 }

@@ -20,9 +20,10 @@ import (
 // A snapshot as one file is a tar: snapshot.json, and then layer-1.tar, layer-2.tar and so on, the layers that are snapshots',
 // lowest first. The image is not in it, only its name and digest.
 
-// snapshotFile is snapshot.json.
+// snapshotFile is snapshot.json. In version 1 no layer leaves holes out: who knows that alone would unpack the pieces of a file as
+// the file.
 type snapshotFile struct {
-	Version  int       `json:"version"` // 1
+	Version  int       `json:"version"` // 2
 	Snapshot *Snapshot `json:"snapshot"`
 }
 
@@ -33,8 +34,30 @@ const (
 
 func layerFile(i int) string { return "layer-" + strconv.Itoa(i+1) + ".tar" }
 
-// ReadLayer writes the uppermost layer of a source, which is a snapshot's, as an uncompressed tar stream.
-type ReadLayer func(ctx context.Context, source rootfs.Source, w io.Writer) (layer.Result, error)
+// ReadLayer writes the uppermost layer of a source, which is a snapshot's, as an uncompressed tar stream, with or without the
+// zeros of files that are mostly that ([layer.DiffOptions].Holes).
+type ReadLayer func(ctx context.Context, source rootfs.Source, holes bool, w io.Writer) (layer.Result, error)
+
+// ReadAs has the uppermost layer of a source read whose stream had the diff id want when it was made. Streams have left holes out only since
+// there are files without them, so one that is not as it was is read once more, with them: again is called between the two. Where neither
+// is as it was, the result is the first.
+func (read ReadLayer) ReadAs(ctx context.Context, source rootfs.Source, want string, w io.Writer, again func() error) (layer.Result, error) {
+	result, err := read(ctx, source, true, w)
+	if err != nil || result.DiffID == want {
+		return result, err
+	}
+	if err := again(); err != nil {
+		return layer.Result{}, err
+	}
+	older, err := read(ctx, source, false, w)
+	if err != nil {
+		return layer.Result{}, err
+	}
+	if older.DiffID == want {
+		return older, nil
+	}
+	return result, nil
+}
 
 // ExportSnapshot writes a snapshot as one file. Each layer is held against its diff id before a byte of it is written.
 func (s *Service) ExportSnapshot(ctx context.Context, ref string, read ReadLayer, w io.Writer) error {
@@ -46,8 +69,8 @@ func (s *Service) ExportSnapshot(ctx context.Context, ref string, read ReadLayer
 	out := tar.NewWriter(w)
 	told := *snap
 	// Where its layers and its sandbox lie means nothing elsewhere.
-	told.Rootfs, told.Sandbox = rootfs.Source{Snapshots: snap.Rootfs.Snapshots}, ""
-	data, err := json.Marshal(snapshotFile{Version: 1, Snapshot: &told})
+	told.Rootfs, told.Sandbox, told.ImportedAt = rootfs.Source{Snapshots: snap.Rootfs.Snapshots}, "", time.Time{}
+	data, err := json.Marshal(snapshotFile{Version: 2, Snapshot: &told})
 	if err != nil {
 		return fmt.Errorf("encode snapshot: %w", err)
 	}
@@ -76,11 +99,15 @@ func (s *Service) exportLayer(ctx context.Context, snap *Snapshot, i int, read R
 		return err
 	}
 	defer func() { _ = f.Close() }() // it has no name
-	result, err := read(ctx, snap.Rootfs.Below(len(snap.Rootfs.Snapshots)-1-i), f)
+	want := snap.Rootfs.Snapshots[i]
+	result, err := read.ReadAs(ctx, snap.Rootfs.Below(len(snap.Rootfs.Snapshots)-1-i), want, f, func() error {
+		_, err := f.Seek(0, io.SeekStart)
+		return errors.Join(err, f.Truncate(0))
+	})
 	if err != nil {
 		return err
 	}
-	if want := snap.Rootfs.Snapshots[i]; result.DiffID != want {
+	if result.DiffID != want {
 		return classf(ErrInvalid, "the snapshot is damaged: layer %d reads as %s, and was %s when it was taken", i+1, result.DiffID, want)
 	}
 	size, err := f.Seek(0, io.SeekEnd)
@@ -178,7 +205,7 @@ func (s *Service) ImportSnapshot(ctx context.Context, r io.Reader, name string, 
 		if result.DiffID != diffID {
 			return api.Snapshot{}, archiveInvalid("%s is %s, the snapshot promises %s", layerFile(i), result.DiffID, diffID)
 		}
-		kept, err := read(ctx, t.Rootfs, io.Discard)
+		kept, err := read(ctx, t.Rootfs, true, io.Discard)
 		if err != nil {
 			return api.Snapshot{}, fmt.Errorf("read %s as it is kept: %w", layerFile(i), err)
 		}
@@ -189,8 +216,9 @@ func (s *Service) ImportSnapshot(ctx context.Context, r io.Reader, name string, 
 		return api.Snapshot{}, archiveInvalid("there is more than the snapshot's %d layers", len(diffIDs))
 	}
 	snap.ID, snap.Sandbox = NewSnapshotID(), ""
-	if now := time.Now().UTC(); snap.CreatedAt.After(now) {
-		snap.CreatedAt = now // or it would be the last that a limit takes
+	snap.ImportedAt = time.Now().UTC()
+	if snap.CreatedAt.After(snap.ImportedAt) {
+		snap.CreatedAt = snap.ImportedAt // or it would be the last that a limit takes
 	}
 	if err := t.Keep(snap); err != nil {
 		return api.Snapshot{}, err
@@ -220,8 +248,8 @@ func readSnapshotFile(in *tar.Reader) (*Snapshot, error) {
 	if err := d.Decode(&file); err != nil {
 		return nil, archiveInvalid("%s: %w", snapshotName, err)
 	}
-	if file.Version != 1 || file.Snapshot == nil {
-		return nil, archiveInvalid("%s is of version %d, not 1", snapshotName, file.Version)
+	if file.Version < 1 || file.Version > 2 || file.Snapshot == nil {
+		return nil, archiveInvalid("%s is of version %d, not 1 or 2", snapshotName, file.Version)
 	}
 	return file.Snapshot, nil
 }

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -50,6 +51,7 @@ type transport struct {
 	registry string          // its address
 	proxies  sync.Map        // addresses of them that are in use
 	insecure func(address string) bool
+	lookup   func(ctx context.Context, host string) ([]netip.Addr, error) // nil: as the host does
 	stall    time.Duration
 	backoff  remote.Backoff // between attempts to go on with a blob; no steps: none
 	patience atomic.Int64   // nanoseconds that all requests together may still wait for a registry that wants it
@@ -100,8 +102,77 @@ func (t *transport) dial(ctx context.Context, network, address string) (net.Conn
 			return nil
 		}
 	}
-	return d.DialContext(ctx, network, address)
+	host, port, err := net.SplitHostPort(address)
+	if t.lookup == nil || err != nil || net.ParseIP(host) != nil {
+		return d.DialContext(ctx, network, address)
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	found, err := t.lookup(ctx, host)
+	if err != nil {
+		return nil, &net.OpError{Op: "dial", Net: network, Err: err}
+	}
+	return dialFirst(ctx, found, func(ctx context.Context, ip netip.Addr) (net.Conn, error) {
+		return d.DialContext(ctx, network, net.JoinHostPort(ip.String(), port))
+	})
 }
+
+// stagger is how long an address has for itself before the next one is tried beside it (RFC 8305).
+const stagger = 250 * time.Millisecond
+
+// dialFirst returns the first connection that comes to stand. The addresses are tried in their order.
+func dialFirst(ctx context.Context, addresses []netip.Addr, dial func(context.Context, netip.Addr) (net.Conn, error)) (net.Conn, error) {
+	type outcome struct {
+		conn net.Conn
+		err  error
+	}
+	var trying sync.WaitGroup
+	defer trying.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	got := make(chan outcome)
+	next, running := 0, 0
+	begin := func() {
+		ip := addresses[next]
+		next++
+		running++
+		trying.Go(func() {
+			conn, err := dial(ctx, ip)
+			select {
+			case got <- outcome{conn, err}:
+			case <-ctx.Done():
+				if conn != nil {
+					_ = conn.Close() // another was faster
+				}
+			}
+		})
+	}
+	tick := time.NewTicker(stagger)
+	defer tick.Stop()
+	var first error
+	for next < len(addresses) || running > 0 {
+		if running == 0 {
+			begin()
+			tick.Reset(stagger)
+		}
+		select {
+		case o := <-got:
+			if running--; o.err == nil {
+				return o.conn, nil
+			}
+			first = cmp.Or(first, o.err)
+		case <-tick.C:
+			if next < len(addresses) {
+				begin()
+			}
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return nil, cmp.Or(first, errNoAddress)
+}
+
+var errNoAddress = errors.New("the host has no address")
 
 // proxy is the environment's, which the operator has named.
 func (t *transport) proxy(req *http.Request) (*url.URL, error) {

@@ -3,7 +3,16 @@ package runtime
 import (
 	"context"
 	"errors"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
 )
+
+// Demand is a pool's, with the clock of a test.
+type Demand struct{ d demand }
+
+func (d *Demand) Ask(now time.Time)        { d.d.ask(now) }
+func (d *Demand) Wanted(now time.Time) int { return d.d.wanted(now) }
 
 // Reconcile does rounds of what the reconciler does every minute.
 func Reconcile(ctx context.Context, s *Supervisor, rounds int) error {
@@ -15,6 +24,34 @@ func Reconcile(ctx context.Context, s *Supervisor, rounds int) error {
 		}
 	}
 	return nil
+}
+
+// RefuseRecords has the supervisor's disk refuse every record until restore is called. Scratch is a file that does not exist.
+func RefuseRecords(s *Supervisor, scratch string) (restore func() error, err error) {
+	empty, err := bolt.Open(scratch, 0o600, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := empty.Close(); err != nil {
+		return nil, err
+	}
+	refuses, err := bolt.Open(scratch, 0o400, &bolt.Options{ReadOnly: true})
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sb := range s.byID {
+		<-sb.saved // what its start still writes does not go through the lock
+	}
+	was := s.records.db
+	s.records.db = refuses
+	return func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.records.db = was
+		return refuses.Close()
+	}, nil
 }
 
 // PutRecord writes a record as a daemon does that dies right after it.

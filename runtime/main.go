@@ -76,7 +76,7 @@ func (s *Supervisor) rewrite(sb *sandbox, life int, watched <-chan struct{}) err
 	if !mine {
 		return nil // deleted, or started again, and with it written
 	}
-	return s.records.put(&rec)
+	return s.putEnd(sb, &rec)
 }
 
 // WaitEnded returns when the sandbox with this id or name does not run, with its record, which is then on disk. One that

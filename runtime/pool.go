@@ -39,9 +39,11 @@ type pool struct {
 }
 
 type poolCount struct {
-	digest       string // of the image that was parked last
+	digest       string // of the image that was parked last, or that Learn has named
 	profile      string
 	hits, misses int64
+	learns       *Request // what a request must have of its own to count in asked; nil where nobody wants to know
+	asked        demand
 }
 
 // parked is one that waits. It is taken out of pool.parked by the one who claims or removes it, who then owns it.
@@ -60,6 +62,7 @@ type parked struct {
 type PoolState struct {
 	Ready        int
 	Hits, Misses int64
+	Wanted       int // how many are worth having ready, of a pool that learns it
 }
 
 // fixed is what of a request cannot be given to a sandbox that runs already. Whatever is not cleared here counts, so that
@@ -87,6 +90,7 @@ func (s *Supervisor) take(req *Request) *parked {
 		return nil
 	}
 	fixed, limits := req.fixed(), mergeLimits(req.Limits, req.Defaults)
+	s.learn(req, &fixed)
 	for _, p := range s.pool.parked {
 		if p.fits(&fixed, &limits) {
 			s.takeOut(p)
@@ -100,6 +104,39 @@ func (s *Supervisor) take(req *Request) *parked {
 		}
 	}
 	return nil
+}
+
+// learn counts what is asked for in the pool that it is of, if that wants to know. It needs mu.
+func (s *Supervisor) learn(req, fixed *Request) {
+	for _, c := range s.pool.counts {
+		if c.learns != nil && c.digest == req.ImageDigest && reflect.DeepEqual(c.learns, fixed) {
+			c.asked.ask(time.Now())
+			if s.opts.PoolChanged != nil {
+				s.opts.PoolChanged() // also where nothing was ready: more may be worth it now
+			}
+		}
+	}
+}
+
+// Learn has the pool of this name, in which nothing need be parked yet, count the creations that a sandbox of the request would
+// fit: [PoolState] then says how many are worth parking. To say it again changes nothing, unless the image is another.
+func (s *Supervisor) Learn(name string, req Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.countOf(name)
+	fixed := req.fixed()
+	c.digest, c.profile, c.learns = req.ImageDigest, req.Profile.Name, &fixed
+}
+
+// countOf is what is counted of a pool. It needs mu.
+func (s *Supervisor) countOf(name string) *poolCount {
+	if s.pool.counts == nil {
+		s.pool.parked, s.pool.counts = make(map[string]*parked), make(map[string]*poolCount)
+	}
+	if s.pool.counts[name] == nil {
+		s.pool.counts[name] = new(poolCount)
+	}
+	return s.pool.counts[name]
 }
 
 // takeOut makes p the caller's. It returns false where it is somebody else's. It needs mu.
@@ -223,13 +260,8 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.pool.parked == nil {
-		s.pool.parked, s.pool.counts = make(map[string]*parked), make(map[string]*poolCount)
-	}
-	if s.pool.counts[name] == nil {
-		s.pool.counts[name] = new(poolCount)
-	}
-	s.pool.counts[name].digest, s.pool.counts[name].profile = p.digest, p.fixed.Profile.Name
+	c := s.countOf(name)
+	c.digest, c.profile = p.digest, p.fixed.Profile.Name
 	s.pool.parked[id] = p
 	s.watchers.Add(1)
 	go s.watchParked(context.WithoutCancel(ctx), p) // it outlives the caller, and ends when p is taken
@@ -312,6 +344,9 @@ func (s *Supervisor) PoolState(name string) PoolState {
 	var st PoolState
 	if c := s.pool.counts[name]; c != nil {
 		st.Hits, st.Misses = c.hits, c.misses
+		if c.learns != nil {
+			st.Wanted = c.asked.wanted(time.Now())
+		}
 	}
 	for _, p := range s.pool.parked {
 		if p.pool == name {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -337,4 +338,46 @@ func TestFailedDeletionEndsTheSandbox(t *testing.T) {
 		t.Error(err)
 	}
 	e.kills.Wait()
+}
+
+// A pool that learns counts every creation that it could have served, whether or not something was ready, and no others; and
+// what is ready is still given to one of them each.
+func TestPoolLearnsFromWhatIsAskedFor(t *testing.T) {
+	b := newBench(t)
+	var told atomic.Int64
+	b.options.PoolChanged = func() { told.Add(1) }
+	s := b.open(t)
+	s.Learn("host", fitting(""))
+	if st := s.PoolState("host"); st != (runtime.PoolState{}) {
+		t.Errorf("before anything was asked for: %+v", st)
+	}
+	park(t, b, s, 2)
+	s.Learn("host", fitting("")) // once more changes nothing
+	seen := make(map[string]bool)
+	for i := range 5 {
+		req := fitting(fmt.Sprintf("s%d", i))
+		req.Env, req.Command, req.Limits = []string{"A=1"}, []string{"true"}, api.Limits{Memory: 64 << 20}
+		rec := create(t, s, req)
+		if seen[rec.ID] {
+			t.Errorf("%s was given twice", rec.ID)
+		}
+		seen[rec.ID] = true
+	}
+	if told.Load() < 5 {
+		t.Errorf("told of %d changes", told.Load())
+	}
+	for name, change := range map[string]func(*runtime.Request){
+		"nofile":  func(r *runtime.Request) { r.Limits.Nofile = 64 },
+		"profile": func(r *runtime.Request) { r.Profile.Name = "hardened" },
+		"fork":    func(r *runtime.Request) { r.Rootfs = rootfs.Source{Layers: []string{"sha256:00", "sha256:01"}} },
+		"image":   func(r *runtime.Request) { r.ImageDigest = "sha256:22" },
+	} {
+		req := fitting(name)
+		change(&req)
+		create(t, s, req)
+	}
+	st := s.PoolState("host")
+	if st.Hits != 2 || st.Ready != 0 || st.Wanted < 2 || st.Wanted > 5 { // five, unless this took seconds
+		t.Errorf("%+v, want two hits and five wanted", st)
+	}
 }

@@ -66,6 +66,9 @@ func (s *Supervisor) reconciler(ctx context.Context) {
 func (s *Supervisor) reconcile(ctx context.Context, before map[oddity]bool) (map[oddity]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
+	if err := s.saveEnds(); err != nil {
+		s.log.Warn("ends of sandboxes are still not on disk", "error", err) // which keeps nothing else from being put right
+	}
 	list, err := s.engine.List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list what runs: %w", err)
@@ -162,7 +165,7 @@ func (s *Supervisor) putRight(ctx context.Context, o oddity) error {
 		s.mu.Unlock()
 		return ignoreNotFound(s.engine.Kill(ctx, o.id))
 	}
-	sb.rec.State, sb.rec.Reason, sb.rec.PID = api.StateLost, "the launcher does not know of it any more", 0
+	sb.rec.State, sb.rec.Reason, sb.rec.PID, sb.rec.EndedAt = api.StateLost, "the launcher does not know of it any more", 0, time.Now().UTC()
 	s.dismiss(sb)
 	sb.markGone()
 	s.mu.Unlock()
@@ -176,5 +179,5 @@ func (s *Supervisor) putRight(ctx context.Context, o oddity) error {
 	if deleting { // by Close
 		return nil
 	}
-	return errors.Join(s.sockets.remove(rec.ID), s.records.put(&rec))
+	return errors.Join(s.sockets.remove(rec.ID), s.putEnd(sb, &rec))
 }

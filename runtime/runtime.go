@@ -110,7 +110,8 @@ type Engine interface {
 	Delete(ctx context.Context, id string) error
 	// Kill ends every process of a sandbox and waits for it, but leaves its directories to Delete.
 	Kill(ctx context.Context, id string) error
-	// Stop is a Kill that asks first: every process but the init gets SIGTERM (and SIGHUP, if it ignores that), and what has not
+	// Stop is a Kill that asks first: every process but the init gets SIGTERM (and SIGHUP, if it ignores that; again and
+	// again at a terminal, where one may be missed), and what has not
 	// ended when the grace, or ctx, ends is killed. Of what has ended by itself init can tell how before it is killed too. It
 	// returns when everything has ended.
 	Stop(ctx context.Context, id string, grace time.Duration) error

@@ -69,7 +69,7 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	if ctx.Err() != nil {
 		return Record{}, errors.Join(context.Cause(ctx), started.Pidfd.Close())
 	}
-	rec.Fresh, rec.Idle, rec.Exit = false, req.Idle, nil
+	rec.Fresh, rec.Idle, rec.Exit, rec.EndedAt = false, req.Idle, nil, time.Time{}
 	rec.Life++
 	rec.State, rec.Reason, rec.Enforced, rec.PID = api.StateRunning, "", started.Enforced, PIDOf(started.Pidfd)
 	undo.add("restore record", func() error { return s.records.put(&was) })
@@ -126,7 +126,7 @@ func (s *Supervisor) beginStart(ref string) (*sandbox, error) {
 	case sb.rec.State != api.StateStopped && sb.rec.State != api.StateLost:
 		return nil, fmt.Errorf("%w: %s (%s) is %s", ErrNotEnded, sb.rec.Name, sb.rec.ID, sb.rec.State)
 	}
-	sb.starting = true
+	sb.starting, sb.read = true, time.Now()
 	s.ops.Add(1)
 	return sb, nil
 }

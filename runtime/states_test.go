@@ -382,18 +382,17 @@ func listenAt(t *testing.T, b *bench, id string) *os.File {
 func TestPauseAndResume(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
-	req := request("one")
-	req.IdleTimeout = 50 * time.Millisecond
-	one := create(t, s, req)
+	one := create(t, s, request("one"))
 	lease, err := s.Begin("one")
 	if err != nil {
 		t.Fatal(err)
 	}
+	idlesAfter(t, s, "one", 50*time.Millisecond)
 	rec, err := s.Pause(t.Context(), "one")
 	if err != nil || rec.State != api.StatePaused {
 		t.Fatalf("pause: %+v, %v", rec, err)
 	}
-	if held := time.Since(lease.Held()); held > time.Second {
+	if now := time.Now(); lease.Held().Before(now) {
 		t.Error("whoever waits for it is not told that it is held")
 	}
 	lease.End()
@@ -442,16 +441,20 @@ func TestPauseAndResume(t *testing.T) {
 func TestPausedSandboxesEnd(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
-	pause := func(name string, timeout time.Duration) runtime.Record {
-		req := request(name)
-		req.Timeout = timeout
-		rec := create(t, s, req)
+	pause := func(name string) runtime.Record {
+		rec := create(t, s, request(name))
 		if _, err := s.Pause(t.Context(), name); err != nil {
 			t.Fatal(err)
 		}
 		return rec
 	}
-	short := pause("short", 200*time.Millisecond)
+	short := pause("short")
+	if _, err := s.Update(t.Context(), short.ID, func(rec *runtime.Record) (api.Limits, error) {
+		rec.Deadline = time.Now().Add(200 * time.Millisecond)
+		return api.Limits{}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
 	for rec := short; rec.State != api.StateStopped; { // or the test ends
 		var err error
 		if rec, err = s.Get(short.ID); err != nil || t.Context().Err() != nil {
@@ -459,14 +462,14 @@ func TestPausedSandboxesEnd(t *testing.T) {
 		}
 		goruntime.Gosched()
 	}
-	pause("stop", 0)
+	pause("stop")
 	if rec := stop(t, s, "stop"); rec.State != api.StateStopped {
 		t.Errorf("stopped: %+v", rec)
 	}
 	if rec := start(t, s, "stop", 0); rec.State != api.StateRunning {
 		t.Errorf("started: %+v", rec)
 	}
-	pause("delete", 0)
+	pause("delete")
 	if err := s.Delete(t.Context(), "delete"); err != nil {
 		t.Error(err)
 	}
@@ -584,5 +587,82 @@ func TestKillMeansOneLife(t *testing.T) {
 				t.Errorf("%s (%s), %v", rec.State, rec.Reason, err)
 			}
 		})
+	}
+}
+
+// A disk that refuses the record of an end, because it is full, does not lose it: the reconciler writes it when it can.
+func TestEndIsWrittenWhenTheDiskTakesIt(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	rec := create(t, s, request("full"))
+	restore, err := runtime.RefuseRecords(s, filepath.Join(t.TempDir(), "scratch"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	exit := &api.SandboxExit{Exit: api.Exit{Code: 3}}
+	if err := s.MainEnded(t.Context(), rec.ID, 0, exit, "its main process exited with 3"); err != nil {
+		t.Fatal(err)
+	}
+	if err := runtime.Reconcile(t.Context(), s, 1); err != nil {
+		t.Errorf("what cannot be written keeps the reconciler from its other work: %v", err)
+	}
+	if err := restore(); err != nil {
+		t.Fatal(err)
+	}
+	if err := runtime.Reconcile(t.Context(), s, 1); err != nil {
+		t.Fatal(err)
+	}
+	crash, err := os.ReadFile(filepath.Join(b.dir, "state.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	// As if the daemon had been killed: what its end wrote is gone.
+	if err := os.WriteFile(filepath.Join(b.dir, "state.db"), crash, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := b.open(t).Get("full")
+	if err != nil || got.State != api.StateStopped || got.Exit == nil || got.Exit.Code != 3 || got.EndedAt.IsZero() {
+		t.Errorf("the next daemon reads %+v, %v", got, err)
+	}
+}
+
+// A sandbox that has ended is not taken from those who read its files or have tried to start it.
+func TestDeleteEndedSparesWhatIsUsed(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	for name, use := range map[string]func(id string){
+		"read": func(id string) { _, _, _ = s.Read(id) },
+		"started": func(id string) {
+			_, _ = s.Start(t.Context(), id, runtime.StartRequest{})
+			_, _ = s.Stop(t.Context(), id, 0)
+		},
+		"no": nil,
+	} {
+		rec := create(t, s, request(name))
+		if err := s.DeleteEnded(t.Context(), &rec, 0); !errors.Is(err, runtime.ErrNotEnded) {
+			t.Errorf("%s: it runs: %v", name, err)
+		}
+		if _, err := s.Stop(t.Context(), rec.ID, 0); err != nil {
+			t.Fatal(err)
+		}
+		if use != nil {
+			use(rec.ID)
+		}
+		now, err := s.Get(rec.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.DeleteEnded(t.Context(), &now, time.Hour); errors.Is(err, runtime.ErrNotEnded) != (use != nil) {
+			t.Errorf("%s: within the hour: %v", name, err)
+		}
+		if use == nil {
+			continue
+		}
+		if err := s.DeleteEnded(t.Context(), &now, 0); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

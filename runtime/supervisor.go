@@ -101,6 +101,8 @@ type sandbox struct {
 	doomed    chan struct{} // closed when a deletion begins; a new one when it has failed
 	isGone    bool
 	saved     chan struct{}        // closed when the record of its start is on disk
+	read      time.Time            // when somebody last began to read its directories, start it or roll it back
+	unsaved   bool                 // the disk has refused the record of its end, which is to be written again
 	write     sync.Mutex           // taken before Supervisor.mu by who writes the record after that
 	gone      chan struct{}        // closed when it ceases to run
 	afterGone map[*func()]struct{} // to be called then
@@ -210,7 +212,7 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 					rec.Exit, rec.Idle = nil, false
 					rec.Life++
 				}
-				rec.State, rec.Reason, rec.Fresh = state, "", false
+				rec.State, rec.Reason, rec.Fresh, rec.EndedAt = state, "", false, time.Time{}
 				if err := s.records.put(rec); err != nil {
 					return err
 				}
@@ -243,10 +245,13 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 			rec.State, rec.Reason = api.StateLost, reasonUnseen
 		}
 		rec.PID = 0
+		if rec.EndedAt.IsZero() { // nobody has seen it: from now on somebody may
+			rec.EndedAt = time.Now().UTC()
+		}
 		sb := s.enter(*rec)
 		sb.markGone()
-		if err := s.records.put(&sb.rec); err != nil {
-			return err
+		if err := s.putEnd(sb, &sb.rec); err != nil { // a disk that is full is no reason to run nothing
+			s.log.Error("end of sandbox is not on disk, trying again", "id", rec.ID, "error", err)
 		}
 	}
 	// One that cannot be deleted is no reason to run none: the reconciler tries on.
@@ -506,7 +511,8 @@ func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started 
 	}
 	sb.rec.State, sb.rec.Reason, sb.rec.Deadline = liveState(started), "", rec.Deadline
 	sb.rec.Enforced, sb.rec.PID, sb.rec.Fresh = started.Enforced, pid, false
-	sb.rec.Life, sb.rec.Idle, sb.rec.Exit = rec.Life, rec.Idle, rec.Exit
+	sb.rec.Life, sb.rec.Idle, sb.rec.Exit, sb.rec.EndedAt = rec.Life, rec.Idle, rec.Exit, time.Time{}
+	sb.unsaved = false
 	s.arm(sb)
 	s.watchers.Add(1)
 	go s.watch(context.WithoutCancel(ctx), sb) // it outlives the request, and ends when it is dismissed
@@ -723,6 +729,7 @@ func (s *Supervisor) Read(ref string) (Record, <-chan struct{}, error) {
 	case sb.rec.Fresh:
 		return Record{}, nil, errFresh(&sb.rec)
 	}
+	sb.read = time.Now()
 	return sb.rec.clone(), sb.doomed, nil
 }
 
@@ -798,12 +805,35 @@ func (s *Supervisor) OOMKills(ctx context.Context, id string) (int, error) {
 // all wait for the same deletion and get its outcome. A deletion that began goes on although ctx ends; one that failed
 // may be repeated.
 func (s *Supervisor) Delete(ctx context.Context, ref string) error {
+	return s.deleteIf(ctx, ref, func(*sandbox) error { return nil })
+}
+
+// DeleteEnded is Delete of the sandbox with this id if it has ended, and has not been started again since its record was rec:
+// otherwise it is ErrNotEnded. So it is if unread is greater than 0 and somebody has begun within that time to read its files, for a snapshot perhaps or a
+// fork, which the deletion would cut off, or has rolled it back or tried to start it.
+func (s *Supervisor) DeleteEnded(ctx context.Context, rec *Record, unread time.Duration) error {
+	return s.deleteIf(ctx, rec.ID, func(sb *sandbox) error {
+		switch {
+		case !sb.isGone || sb.starting || sb.rec.Life != rec.Life:
+			return fmt.Errorf("%w: %s (%s) has been started again", ErrNotEnded, sb.rec.Name, sb.rec.ID)
+		case !sb.read.IsZero() && time.Since(sb.read) < unread:
+			return fmt.Errorf("%w: %s (%s) is in use", ErrNotEnded, sb.rec.Name, sb.rec.ID)
+		}
+		return nil
+	})
+}
+
+// deleteIf is Delete where check, which is called with mu, has nothing against it.
+func (s *Supervisor) deleteIf(ctx context.Context, ref string, check func(*sandbox) error) error {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
 		return ErrClosed
 	}
 	sb, err := s.find(ref)
+	if err == nil {
+		err = check(sb)
+	}
 	if err != nil {
 		s.mu.Unlock()
 		return err
@@ -916,7 +946,7 @@ func (s *Supervisor) Close(ctx context.Context, keep bool) error {
 		errs = append(errs, s.deleteAll(ctx)...)
 	}
 	s.stopWatching()
-	errs = append(errs, s.sockets.close(), s.records.close())
+	errs = append(errs, s.saveEnds(), s.sockets.close(), s.records.close())
 	return errors.Join(errs...)
 }
 

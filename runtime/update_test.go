@@ -193,26 +193,37 @@ func TestLostAnswerIsAskedFor(t *testing.T) {
 func TestDeadlinePutOffDoesNotStrike(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
-	req := request("one")
-	req.Timeout = 2 * time.Second
-	rec := create(t, s, req)
 	create(t, s, request("clock"))
-	set := func(name string, deadline time.Time) {
-		t.Helper()
-		if _, err := s.Update(t.Context(), name, func(rec *runtime.Record) (api.Limits, error) {
+	set := func(name string, deadline time.Time) error {
+		_, err := s.Update(t.Context(), name, func(rec *runtime.Record) (api.Limits, error) {
 			rec.Deadline = deadline
 			return api.Limits{}, nil
-		}); err != nil {
+		})
+		return err
+	}
+	var rec runtime.Record
+	req := request("one")
+	for req.Timeout = time.Second; ; req.Timeout *= 2 { // enough to put it off in, or it is tried again with more
+		rec = create(t, s, req)
+		err := set("one", rec.Deadline.Add(time.Hour))
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, runtime.ErrState) || req.Timeout > patience {
+			t.Fatal(err)
+		}
+		if err := s.Delete(t.Context(), "one"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	set("one", rec.Deadline.Add(time.Hour))
 	lease, err := s.Begin("clock")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer lease.End()
-	set("clock", rec.Deadline.Add(100*time.Millisecond)) // another's comes after it, and does strike
+	if err := set("clock", rec.Deadline.Add(100*time.Millisecond)); err != nil { // another's comes after it, and does strike
+		t.Fatal(err)
+	}
 	select {
 	case <-lease.Gone:
 	case <-time.After(patience):

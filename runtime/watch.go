@@ -132,7 +132,7 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 	default:
 		reason = "its init ended"
 	}
-	sb.rec.State, sb.rec.Reason, sb.rec.PID = state, reason, 0
+	sb.rec.State, sb.rec.Reason, sb.rec.PID, sb.rec.EndedAt = state, reason, 0, time.Now().UTC()
 	sb.markGone()
 	s.mu.Unlock()
 
@@ -153,7 +153,50 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 	if err := s.sockets.remove(rec.ID); err != nil {
 		s.log.Error("control socket is left", "id", rec.ID, "error", err)
 	}
-	if err := s.records.put(&rec); err != nil {
-		s.log.Error("end of sandbox is not on disk", "id", rec.ID, "error", err)
+	if err := s.putEnd(sb, &rec); err != nil {
+		s.log.Error("end of sandbox is not on disk, trying again", "id", rec.ID, "error", err)
 	}
+}
+
+// putEnd writes the record of a sandbox that has ended. Where that fails (the disk is full) the reconciler tries again: else
+// how it ended would be known until the daemon ends, and no longer. It needs sandbox.write.
+func (s *Supervisor) putEnd(sb *sandbox, rec *Record) error {
+	err := s.records.put(rec)
+	s.mu.Lock()
+	sb.unsaved = err != nil
+	s.mu.Unlock()
+	return err
+}
+
+// saveEnds writes the records of sandboxes that have ended and that the disk has refused before.
+func (s *Supervisor) saveEnds() error {
+	s.mu.Lock()
+	var late []*sandbox
+	for _, sb := range s.byID {
+		if sb.unsaved {
+			late = append(late, sb)
+		}
+	}
+	s.mu.Unlock()
+	var errs []error
+	for _, sb := range late {
+		errs = append(errs, s.saveEnd(sb))
+	}
+	return errors.Join(errs...)
+}
+
+func (s *Supervisor) saveEnd(sb *sandbox) error {
+	sb.write.Lock()
+	defer sb.write.Unlock()
+	s.mu.Lock()
+	rec, still := sb.rec.clone(), sb.unsaved && sb.deletion == nil
+	s.mu.Unlock()
+	if !still {
+		return nil
+	}
+	if err := s.putEnd(sb, &rec); err != nil {
+		return err
+	}
+	s.log.Info("end of sandbox is on disk at last", "id", rec.ID)
+	return nil
 }

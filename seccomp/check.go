@@ -45,6 +45,13 @@ func Check(p *specs.LinuxSeccomp, arch string) error {
 			}
 		}
 	}
+	// Or it would be refused all the same, and nobody told.
+	through := Launcher().calls(arch)
+	for _, name := range open {
+		if !slices.Contains(through, name) {
+			return fmt.Errorf("%s is allowed, which the launcher's own filter, that sandboxes inherit, lets nobody do", name)
+		}
+	}
 	for _, name := range needed {
 		if !slices.Contains(open, name) {
 			return fmt.Errorf("%s is not allowed: the sandbox's init, which the filter holds too, needs it", name)

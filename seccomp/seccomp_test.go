@@ -50,9 +50,42 @@ func golden(t *testing.T, name string, got []byte) {
 
 // TestGolden compares the readable form. The JSON form is golden in oci-profiles, where it is used.
 func TestGolden(t *testing.T) {
-	for _, f := range Embedded() {
+	for _, f := range append(Embedded(), Launcher()) {
 		for _, arch := range []string{AMD64, ARM64} {
 			golden(t, f.Name+"_"+arch+".txt", []byte(Text(planOf(t, f, arch))))
+		}
+	}
+}
+
+// The launcher's filter is what sandboxes inherit: it lets through all that a profile does, and none of what the launcher has no use
+// for either.
+func TestLaunchersFilter(t *testing.T) {
+	for _, arch := range []string{AMD64, ARM64} {
+		through := Reachable(planOf(t, Launcher(), arch))
+		for _, f := range Embedded() {
+			for _, call := range Reachable(planOf(t, f, arch)) {
+				if !slices.Contains(through, call) {
+					t.Errorf("%s: %s lets %s through, which the launcher does not", arch, f.Name, call)
+				}
+			}
+		}
+		for _, call := range []string{
+			"acct", "add_key", "bpf", "clock_settime", "delete_module", "fanotify_init", "finit_module", "init_module", "io_uring_setup", "ioperm", "iopl",
+			"kexec_load", "keyctl", "name_to_handle_at", "open_by_handle_at", "perf_event_open", "pidfd_getfd", "process_vm_readv", "quotactl",
+			"reboot", "request_key", "swapon", "syslog", "userfaultfd", "vhangup",
+		} {
+			if slices.Contains(through, call) {
+				t.Errorf("%s: the launcher may call %s", arch, call)
+			}
+		}
+		if v := Lookup(planOf(t, Launcher(), arch), "socket", 38, 5, 0); v.Allowed() {
+			t.Errorf("%s: the launcher may make a socket of AF_ALG", arch)
+		}
+		// What costs nothing: no condition but on sockets.
+		for _, rule := range planOf(t, Launcher(), arch).Syscalls {
+			if len(rule.Args) > 0 && !slices.Contains(rule.Names, "socket") && !slices.Contains(rule.Names, "socketpair") {
+				t.Errorf("%s: %v are let through for some arguments only", arch, rule.Names)
+			}
 		}
 	}
 }

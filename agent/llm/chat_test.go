@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/agent/llm"
 	"github.com/sandboxd/sandboxd/agent/llm/llmtest"
@@ -226,14 +226,20 @@ func TestHugeAnswerIsRefused(t *testing.T) {
 }
 
 func TestUnreachableServer(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	// A port that is taken, so that nobody else listens there, and refuses.
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	url := "http://" + l.Addr().String() + "/v1"
-	if err := l.Close(); err != nil {
+	defer unix.Close(fd)
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
 		t.Fatal(err)
 	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := fmt.Sprintf("http://127.0.0.1:%d/v1", name.(*unix.SockaddrInet4).Port)
 	_, err = newOpenAI(t, url).Complete(t.Context(), llm.Request{Model: "m", Messages: userMessage("x")})
 	var e *llm.Error
 	if !errors.As(err, &e) || e.Kind != llm.KindNetwork || !strings.Contains(err.Error(), url) || !strings.Contains(err.Error(), "--llm_base_url") {
@@ -270,9 +276,18 @@ func TestBaseURLIsChecked(t *testing.T) {
 			t.Errorf("%q was accepted", url)
 		}
 	}
-	m, err := llm.NewOpenAI(llm.ServerOptions{BaseURL: "http://me:secret@host/v1"})
-	if err != nil || strings.Contains(m.Describe()+m.BaseURL(), "secret") {
-		t.Errorf("%v, %v", m, err)
+	// Whatever stands before the host may be a secret, and is neither used nor shown.
+	for _, url := range []string{
+		"http://me:secret@host/v1", "http://secret@host/v1", "https://secret:@host/v1", "http://:secret@host/v1", "http://se%63ret@host/v1",
+		"secret@host/v1", "me:secret@host/v1", "http:secret@host/v1", "ftp://secret@host/v1", "http:/secret@host/v1", "/v1?key=secret", "http://a b/?key=secret",
+	} {
+		m, err := llm.NewOpenAI(llm.ServerOptions{BaseURL: url})
+		if err == nil || strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "se%63ret") {
+			t.Errorf("%q: %v, %v", url, m, err)
+		}
+		if strings.HasPrefix(url, "http://secret@") && !strings.Contains(err.Error(), `"http://host/v1"`) {
+			t.Errorf("%q: %v does not say which", url, err)
+		}
 	}
 }
 

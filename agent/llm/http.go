@@ -53,6 +53,10 @@ func newEndpoint(opts ServerOptions) (endpoint, error) {
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
 		return endpoint{}, fmt.Errorf("model base URL %q: want http://HOST[:PORT]/v1 or https://", shownURL(u))
 	}
+	if u.User != nil {
+		// Where calls go is on record, and told of in errors, and who resumes a run calls what stands there: no place for a secret.
+		return endpoint{}, fmt.Errorf("model base URL %q: a user name, token or password stands before its host; give the key with --api_key (in a request, as \"key\") or in LLM_API_KEY", shownURL(u))
+	}
 	transport, ok := http.DefaultTransport.(*http.Transport)
 	if !ok {
 		return endpoint{}, fmt.Errorf("default HTTP transport is a %T", http.DefaultTransport)
@@ -78,17 +82,23 @@ func newEndpoint(opts ServerOptions) (endpoint, error) {
 	return e, nil
 }
 
-// shownURL is a URL without what may be secret in it.
+// shownURL is a URL without what may be secret in it. Of one without a host, nothing can be told from a secret but its scheme.
 func shownURL(u *url.URL) string {
-	if u == nil {
+	switch {
+	case u == nil:
 		return ""
+	case u.Host == "":
+		if text := u.String(); !strings.Contains(text, "@") && u.RawQuery == "" && u.Fragment == "" {
+			return text
+		}
+		return "…"
 	}
 	shown := *u
-	shown.RawQuery, shown.Fragment = "", ""
-	return shown.Redacted()
+	shown.User, shown.RawQuery, shown.Fragment = nil, "", ""
+	return shown.String()
 }
 
-// BaseURL is where the calls go, without a password that may stand in it.
+// BaseURL is where the calls go, without what may be secret in it.
 func (e *endpoint) BaseURL() string { return e.baseURL }
 
 // accumulator puts one streamed answer together.

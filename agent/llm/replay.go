@@ -97,14 +97,19 @@ func OpenReplay(path string) (*Replay, error) {
 		return nil, fmt.Errorf("open recording: %w", err)
 	}
 	defer f.Close()
-	rec, err := ReadRecording(f)
+	return NewReplay(path, f)
+}
+
+// NewReplay reads a recording of that name.
+func NewReplay(name string, r io.Reader) (*Replay, error) {
+	rec, err := ReadRecording(r)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if len(rec.Turns) == 0 {
-		return nil, fmt.Errorf("%s: the recording holds no turn", path)
+		return nil, fmt.Errorf("%s: the recording holds no turn", name)
 	}
-	return &Replay{name: path, rec: rec}, nil
+	return &Replay{name: name, rec: rec}, nil
 }
 
 // Recording is what is replayed.

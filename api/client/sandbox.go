@@ -83,6 +83,15 @@ func (c *Client) DeleteSandbox(ctx context.Context, id string) error {
 	return c.call(ctx, request{method: http.MethodDelete, path: []string{"v1", "sandboxes", id}}, maxAnswer, nil)
 }
 
+// PruneSandboxes deletes sandboxes that have ended.
+func (c *Client) PruneSandboxes(ctx context.Context, req api.PruneSandboxes) (*api.SandboxesRemoved, error) {
+	out := new(api.SandboxesRemoved)
+	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", "prune"}, json: req}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // StopSandbox ends every process of a sandbox and keeps its files. When it returns, it is stopped.
 func (c *Client) StopSandbox(ctx context.Context, id string, req api.StopSandbox) (*api.Sandbox, error) {
 	return c.turn(ctx, id, "stop", req)

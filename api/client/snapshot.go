@@ -47,6 +47,15 @@ func (c *Client) RemoveSnapshot(ctx context.Context, ref string) (*api.SnapshotR
 	return out, nil
 }
 
+// PruneSnapshots removes snapshots that no sandbox stands on.
+func (c *Client) PruneSnapshots(ctx context.Context, req api.PruneSnapshots) (*api.SnapshotsRemoved, error) {
+	out := new(api.SnapshotsRemoved)
+	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "snapshots", "prune"}, json: req}, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // Fork makes new sandboxes with the files that one has now: all that were asked for or, with an error, none.
 func (c *Client) Fork(ctx context.Context, id string, req api.ForkSandbox) (*api.SandboxForked, error) {
 	out := new(api.SandboxForked)

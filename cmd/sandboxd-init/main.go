@@ -1,5 +1,5 @@
 // Sandboxd-init is process 1 of every sandbox. It serves the daemon's requests on the socket that it inherits as descriptor 3; see
-// package guest. Its arguments say what Landlock holds programs to; it is of no use by itself. A process that is to have limits of its own becomes it for a moment, too.
+// package guest. Its arguments say which descriptor its filter comes from, and what Landlock holds programs to; it is of no use by itself. A process that is to have limits of its own becomes it for a moment, too.
 package main
 
 import (
@@ -12,16 +12,23 @@ import (
 // The first thread must be main's: see guest.RunInit.
 func init() { goruntime.LockOSThread() }
 
+// run returns only if it cannot start.
+func run() error {
+	filter, args, err := guest.ParseFilterArg(os.Args[1:])
+	if err != nil {
+		return err
+	}
+	confine, err := guest.ParseInitArgs(args)
+	if err != nil {
+		return err
+	}
+	return guest.RunInit(3, filter, confine)
+}
+
 func main() {
 	if guest.IsShim(os.Args) {
 		guest.RunShim(os.Args)
 	}
-	confine, err := guest.ParseInitArgs(os.Args[1:])
-	if err == nil {
-		err = guest.RunInit(3, confine)
-	}
-	if err != nil {
-		_, _ = os.Stderr.WriteString("sandboxd-init: " + err.Error() + "\n")
-		os.Exit(1)
-	}
+	_, _ = os.Stderr.WriteString("sandboxd-init: " + run().Error() + "\n")
+	os.Exit(1)
 }

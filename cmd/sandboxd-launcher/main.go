@@ -63,6 +63,10 @@ func arg() string {
 }
 
 func serve() error {
+	// Libcontainer hands it on to its child, which does one thing after the other.
+	if err := os.Setenv("GOMAXPROCS", "1"); err != nil {
+		return err
+	}
 	setup, listener, status, err := launcher.Stage2()
 	if err != nil {
 		// The daemon waits for this line.
@@ -70,6 +74,9 @@ func serve() error {
 		return errors.Join(err, werr)
 	}
 	server, err := open(setup)
+	if err == nil {
+		err = confine()
+	}
 	if err != nil {
 		_, werr := fmt.Fprintln(status, err)
 		return errors.Join(err, werr)

@@ -39,7 +39,8 @@ the results are handed back.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newAgentRun(d), newAgentList(d), newAgentShow(d), newAgentResume(d), newAgentFork(d), newAgentReplay(d))
+	cmd.AddCommand(newAgentRun(d), newAgentList(d), newAgentShow(d), newAgentResume(d), newAgentFork(d), newAgentReplay(d), newAgentRm(d), newAgentBench(d),
+		newAgentWorker(d))
 	exitStatus(cmd, exitPlain)
 	return cmd
 }
@@ -50,6 +51,7 @@ type agentRunOptions struct {
 	agentModelFlags
 	agentBudgetFlags
 	agentPolicyFlags
+	agentEndFlags
 
 	query                  string
 	image                  string
@@ -67,6 +69,19 @@ type agentRunOptions struct {
 	pids                   int64
 	json                   bool
 }
+
+// agentEndFlags say what becomes of a run that has ended.
+type agentEndFlags struct {
+	keep   bool
+	report string
+}
+
+func (o *agentEndFlags) addFlags(f *pflag.FlagSet) {
+	f.BoolVar(&o.keep, "keep_interrupted", true, "leave the sandbox of a run that is interrupted, stopped, for resume to go on in")
+	f.StringVar(&o.report, "report", "", "write the run as one HTML page to this `file`, at its end")
+}
+
+func (o *agentEndFlags) keepInterrupted(error) bool { return o.keep }
 
 // agentModelFlags say which model is asked.
 type agentModelFlags struct {
@@ -176,8 +191,9 @@ func newAgentRun(d deps) *cobra.Command {
 		Short: "Have a task solved by a model in a new sandbox",
 		Long: `Have a task solved by a model in a new sandbox. The model works with three tools,
 execute_bash, str_replace_editor and submit, until it submits. The sandbox is
-deleted at the end, whatever happens; what the model left in its output
-directory is copied to OUTPUT_DIR/YYYYmmdd_HHMMSS/files, and every turn is
+deleted at the end, whatever the reason, but for Ctrl-C and SIGTERM: these leave it
+stopped, and "sandboxd agent resume" goes on in it. What the model left in its
+output directory is copied to OUTPUT_DIR/YYYYmmdd_HHMMSS/files, and every turn is
 recorded beside it in trajectory.json as it happens.
 
 Any server with OpenAI's chat completions and tool calls will do. A name that
@@ -241,6 +257,7 @@ func (o *agentRunOptions) addFlags(f *pflag.FlagSet) {
 	f.Float64Var(&o.cpus, "cpus", 0, "most processor time of the sandbox, in `cores`")
 	f.Int64Var(&o.pids, "pids", 0, "most processes and threads in the sandbox, a `number`")
 	f.BoolVar(&o.json, "json", false, "print how the run ended as JSON")
+	o.agentEndFlags.addFlags(f)
 }
 
 // agentError makes every failure of ours exit with 125.
@@ -261,9 +278,8 @@ func runAgent(ctx context.Context, opts agentRunOptions, changed func(string) bo
 	if err := opts.agentPolicyFlags.resolve(&run, d); err != nil {
 		return err
 	}
-	defer attach(&run, opts.stream, d)()
-	res, err := agent.Run(ctx, run)
-	return endAgent(res, err, opts.json, d)
+	res, err := watched(&run, opts.stream, d, func() (*agent.Result, error) { return agent.Run(ctx, run) })
+	return endAgent(res, err, opts.json, opts.report, d)
 }
 
 // noted shows remarks.
@@ -271,13 +287,13 @@ func noted(d deps) func(string) {
 	return func(text string) { fmt.Fprintf(d.stderr, "sandboxd: %s\n", printable(text)) }
 }
 
-// attach gives a run the daemon, and the terminal to tell what happens. Call what it gives at the end.
-func attach(run *agent.Options, stream bool, d deps) (end func()) {
+// connectAgent gives a run the daemon. Call what it gives at the end.
+func connectAgent(run *agent.Options, dial func(context.Context) (*client.Client, error), d deps) (end func()) {
 	// The daemon is asked for when everything else has been checked: a wrong command line starts none.
 	var c *client.Client
 	daemon := func(ctx context.Context) (_ *client.Client, err error) {
 		if c == nil {
-			c, err = d.daemon(ctx)
+			c, err = dial(ctx)
 		}
 		return c, err
 	}
@@ -299,19 +315,6 @@ func attach(run *agent.Options, stream bool, d deps) (end func()) {
 		}
 		return agent.OpenClient(ctx, c, ref, lifetime)
 	}
-	run.OnStart = func(s agent.Started) {
-		fmt.Fprintf(d.stderr, "model: %s\nsandbox: %s, image %s\nrecord: %s\n", printable(s.ModelSource), s.SandboxID, printable(s.Image), s.Dir)
-	}
-	watch := &live{w: d.stderr}
-	run.OnStep = watch.step
-	if stream {
-		run.OnDelta = watch.delta
-		if !isTerminal(d.stderr) {
-			run.OnDelta = func(llm.Delta) {} // whole turns read better in a file
-		}
-	}
-	run.OnOutputs = func(o agent.Outputs) { _ = agent.PrintOutputs(d.stderr, o) }
-	run.OnNote = noted(d)
 	return func() {
 		if c != nil {
 			c.Close()
@@ -319,10 +322,58 @@ func attach(run *agent.Options, stream bool, d deps) (end func()) {
 	}
 }
 
+// attach gives a run the daemon, and the terminal to tell what happens. Call what it gives at the end.
+func attach(run *agent.Options, stream bool, d deps) (end func()) {
+	disconnect := connectAgent(run, d.daemon, d)
+	var out io.Writer = d.stderr
+	v := newView(d.stderr)
+	if v != nil {
+		out = v
+		run.OnEvent, run.OnOutput = v.event, v.output
+		if asker, ok := run.Asker.(*terminalAsker); ok {
+			asker.view = v
+		}
+	}
+	run.OnStart = func(s agent.Started) {
+		fmt.Fprintf(out, "model: %s\nsandbox: %s, image %s\nrecord: %s\n", printable(s.ModelSource), s.SandboxID, printable(s.Image), s.Dir)
+		if v != nil {
+			v.begin()
+		}
+	}
+	run.OnStep = func(s agent.Step) { _ = agent.PrintStep(out, s) } // who closes our stderr still gets the record
+	if stream {
+		run.OnDelta = func(llm.Delta) {} // whole turns read better in a file
+		if v != nil {
+			run.OnDelta = v.delta
+		}
+	}
+	run.OnOutputs = func(o agent.Outputs) { _ = agent.PrintOutputs(out, o) } // as above
+	run.OnNote = func(text string) { fmt.Fprintf(out, "sandboxd: %s\n", printable(text)) }
+	if retry, ok := run.Model.(*llm.Retry); ok {
+		retry.Notice = run.OnNote
+	}
+	return func() {
+		if v != nil {
+			v.close()
+		}
+		disconnect()
+	}
+}
+
+// watched does what a run does while it is shown. What is drawn on the terminal is gone when it returns, after a panic as well.
+func watched(run *agent.Options, stream bool, d deps, do func() (*agent.Result, error)) (*agent.Result, error) {
+	defer attach(run, stream, d)()
+	return do()
+}
+
 // endAgent says how a run ended, and gives the exit status.
-func endAgent(res *agent.Result, err error, asJSON bool, d deps) error {
+func endAgent(res *agent.Result, err error, asJSON bool, report string, d deps) error {
 	if res != nil {
-		if printErr := printAgentResult(res, asJSON, d.stdout, d.stderr); err == nil {
+		printErr := printAgentResult(res, asJSON, d.stdout, d.stderr)
+		if report != "" {
+			printErr = errors.Join(printErr, agent.SaveReport(res.Dir, report))
+		}
+		if err == nil {
 			err = printErr
 		}
 	}
@@ -352,6 +403,11 @@ func printAgentResult(res *agent.Result, asJSON bool, stdout, stderr io.Writer) 
 			fmt.Fprintf(stderr, "left out: %s\n", printable(s))
 		}
 	}
+	if res.Kept != "" {
+		fmt.Fprintf(stderr, "kept: sandbox %s, stopped\n", res.Kept)
+		fmt.Fprintf(stderr, "hint: sandboxd agent resume %s goes on in it; sandboxd agent rm %s removes it, with the run, and sandboxd rm %s the sandbox alone\n",
+			printable(res.Dir), printable(res.Dir), res.Kept)
+	}
 	if asJSON {
 		return printJSON(stdout, res)
 	}
@@ -371,7 +427,7 @@ func (o *agentRunOptions) resolve(ctx context.Context, changed func(string) bool
 	run := agent.Options{
 		Query: o.query, Image: o.image, InputDir: o.inputDir, OutputDir: o.outputDir, MaxTokensPerCall: o.maxTokens,
 		Limits:       api.Limits{Memory: o.memory.bytes, CPUs: o.cpus, Pids: o.pids},
-		SaveRequests: o.saveResponses, SnapshotTurns: o.snapshotTurns,
+		SaveRequests: o.saveResponses, SnapshotTurns: o.snapshotTurns, KeepInterrupted: o.keepInterrupted,
 		Collect: agent.CollectLimits{Bytes: o.outputLimit.bytes, File: o.fileLimit.bytes, Deny: o.outputDeny},
 	}
 	var err error

@@ -214,12 +214,22 @@ func TestAgentRunFailures(t *testing.T) {
 	}
 }
 
-// An interrupt ends the model call, collects the output, deletes the sandbox and exits 1.
+// An interrupt ends the model call, collects the output, stops or deletes the sandbox as asked and exits 1.
 func TestAgentRunInterrupted(t *testing.T) {
+	for name, tc := range map[string]struct{ flag, request, said string }{
+		"kept":    {"--keep_interrupted=true", "POST /v1/sandboxes/sb1/stop", "kept: sandbox sb1"},
+		"deleted": {"--keep_interrupted=false", "DELETE /v1/sandboxes/sb1", "ended: interrupted"},
+	} {
+		t.Run(name, func(t *testing.T) { testAgentInterrupted(t, tc.flag, tc.request, tc.said) })
+	}
+}
+
+func testAgentInterrupted(t *testing.T, flag, request, said string) {
+	t.Helper()
 	f := agentFake("so far\n")
 	asked := make(chan struct{})
 	srv := llmtest.Start(t, llmtest.Turn{Hang: true, Check: func(llmtest.Request) error { close(asked); return nil }})
-	cmd := command(t, f.start(t), "agent", "run", "--query", "q", "--llm_name", "m", "--llm_base_url", srv.URL)
+	cmd := command(t, f.start(t), "agent", "run", "--query", "q", "--llm_name", "m", "--llm_base_url", srv.URL, flag)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Start(); err != nil {
@@ -230,11 +240,12 @@ func TestAgentRunInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	var exit *exec.ExitError
-	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 || stdout.String() != "so far\n" || !strings.Contains(stderr.String(), "ended: interrupted") {
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 || stdout.String() != "so far\n" || !strings.Contains(stderr.String(), "ended: interrupted") || !strings.Contains(stderr.String(), said) {
 		t.Errorf("%v, stdout %q, stderr %q", err, stdout.String(), stderr.String())
 	}
 	nothingLeft(f)
-	if !slices.Contains(f.log, "DELETE /v1/sandboxes/sb1") {
+	kept := slices.Contains(f.log, "POST /v1/sandboxes/sb1/stop")
+	if !slices.Contains(f.log, request) || kept == slices.Contains(f.log, "DELETE /v1/sandboxes/sb1") {
 		t.Errorf("requests %v", f.log)
 	}
 }

@@ -24,8 +24,9 @@ const pollEvery = 200
 
 // terminalAsker asks who sits at the terminal.
 type terminalAsker struct {
-	in  *os.File
-	out io.Writer
+	in   *os.File
+	out  io.Writer
+	view *view // that is drawn on the terminal otherwise; nil for none
 }
 
 // By says who answers.
@@ -36,6 +37,10 @@ func (a *terminalAsker) Ask(ctx context.Context, q policy.Question) (policy.Answ
 	text, err := question(q)
 	if err != nil {
 		return policy.Answer{}, err
+	}
+	if a.view != nil {
+		a.view.pause()
+		defer a.view.goOn()
 	}
 	// What was typed before the question was shown is no answer to it. A terminal that cannot forget is asked all the same.
 	_ = unix.IoctlSetInt(int(a.in.Fd()), unix.TCFLSH, unix.TCIFLUSH)

@@ -81,25 +81,31 @@ func runAgentList(opts agentRunFlags, d deps) error {
 
 func newAgentShow(d deps) *cobra.Command {
 	var opts agentRunFlags
+	var report string
 	cmd := &cobra.Command{
 		Use:   "show RUN",
 		Short: "Show the turns of a run",
 		Long: `Show the turns of a run: what the model said, the tool calls with what was
 decided about them, and the observations, shortened. RUN is the run's directory,
 or its name below OUTPUT_DIR. It may still be going on. With --json the whole
-trajectory is printed, as it follows from the record.`,
+trajectory is printed, as it follows from the record; with --report it is
+written as one HTML page, which needs nothing else and runs nothing.`,
 		Args: usageArgs(cobra.ExactArgs(1)),
-		RunE: func(_ *cobra.Command, args []string) error { return agentError(runAgentShow(args[0], opts, d)) },
+		RunE: func(_ *cobra.Command, args []string) error { return agentError(runAgentShow(args[0], opts, report, d)) },
 	}
 	opts.addFlags(cmd.Flags(), "the trajectory")
+	cmd.Flags().StringVar(&report, "report", "", "write the run as one HTML page to this `file`, and print nothing")
 	exitStatus(cmd, exitPlain)
 	return cmd
 }
 
-func runAgentShow(ref string, opts agentRunFlags, d deps) error {
+func runAgentShow(ref string, opts agentRunFlags, report string, d deps) error {
 	dir, err := agent.FindRun(opts.outputDir, ref)
 	if err != nil {
 		return err
+	}
+	if report != "" {
+		return agent.SaveReport(dir, report)
 	}
 	summary, trajectory, err := agent.LoadRun(dir)
 	if err != nil {
@@ -117,6 +123,7 @@ type agentGoOnOptions struct {
 	agentModelFlags
 	agentBudgetFlags
 	agentPolicyFlags
+	agentEndFlags
 
 	message string
 }
@@ -127,11 +134,12 @@ func (o *agentGoOnOptions) addFlags(f *pflag.FlagSet) {
 	o.agentModelFlags.addFlags(f)
 	o.agentBudgetFlags.addFlags(f, 0, 0)
 	o.agentPolicyFlags.addFlags(f)
+	o.agentEndFlags.addFlags(f)
 }
 
 // resolve gives the directory of the run, and what it goes on with. At is how many turns are shared with it, -1 for all.
 func (o *agentGoOnOptions) resolve(ctx context.Context, ref string, at int, changed func(string) bool, d deps) (dir string, run agent.Options, err error) {
-	run = agent.Options{Message: o.message}
+	run = agent.Options{Message: o.message, KeepInterrupted: o.keepInterrupted}
 	if run.Budget, err = o.budget(changed); err != nil {
 		return "", run, err
 	}
@@ -192,9 +200,8 @@ func runAgentResume(ctx context.Context, ref string, opts agentGoOnOptions, chan
 	if err != nil {
 		return err
 	}
-	defer attach(&run, opts.stream, d)()
-	res, err := agent.Resume(ctx, dir, run)
-	return endAgent(res, err, opts.json, d)
+	res, err := watched(&run, opts.stream, d, func() (*agent.Result, error) { return agent.Resume(ctx, dir, run) })
+	return endAgent(res, err, opts.json, opts.report, d)
 }
 
 func newAgentFork(d deps) *cobra.Command {
@@ -229,9 +236,8 @@ func runAgentFork(ctx context.Context, ref string, at int, opts agentGoOnOptions
 	if err != nil {
 		return err
 	}
-	defer attach(&run, opts.stream, d)()
-	res, err := agent.Fork(ctx, dir, at, run)
-	return endAgent(res, err, opts.json, d)
+	res, err := watched(&run, opts.stream, d, func() (*agent.Result, error) { return agent.Fork(ctx, dir, at, run) })
+	return endAgent(res, err, opts.json, opts.report, d)
 }
 
 func newAgentReplay(d deps) *cobra.Command {

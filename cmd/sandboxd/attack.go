@@ -3,13 +3,17 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
@@ -22,14 +26,15 @@ var attackedProfiles = []string{"default", "hardened"}
 const (
 	attackerPath   = "/tmp/sandboxd-attacker"
 	attackTimeout  = 20 * time.Second // of one attempt
-	attackLifetime = 10 * time.Minute // of the sandboxes, should nobody be left to delete them
+	callsTimeout   = 4 * time.Minute  // of measuring the system calls: seconds, but minutes where it is emulated
+	attackLifetime = 30 * time.Minute // of the sandboxes, should nobody be left to delete them
 )
 
 // attacked is what `doctor --attack --json` prints.
 type attacked struct {
 	Profiles []attackedProfile `json:"profiles"`
 	Attacks  []attackedBy      `json:"attacks"`
-	Held     bool              `json:"held"` // nothing worked in a sandbox
+	Held     bool              `json:"held"` // nothing worked in a sandbox, and each filter is the planned one
 	Seconds  float64           `json:"seconds"`
 }
 
@@ -39,6 +44,22 @@ type attackedProfile struct {
 	Enforced *api.Enforced `json:"enforced,omitempty"`
 	Syscalls int           `json:"syscalls,omitempty"` // that its filter lets through
 	Error    string        `json:"error,omitempty"`    // why no sandbox could be had
+	// Measured is what each system call answered that was made inside, against the plan.
+	Measured *attack.Judged `json:"measured,omitempty"`
+	Docker   *dockerCompare `json:"docker,omitempty"`
+}
+
+// dockerCompare holds one sandbox against the default filter of Docker, which is known for x86-64.
+type dockerCompare struct {
+	Source   string `json:"source"`
+	Syscalls int    `json:"syscalls"` // that Docker's filter lets through
+	// More and Less are the calls that it lets through and this does not, and the reverse.
+	More []string `json:"more"`
+	Less []string `json:"less"`
+	// Features are the attacks that its filter lets reach the kernel and that were stopped here; Opened those that worked here,
+	// and that it stops.
+	Features []string `json:"features"`
+	Opened   []string `json:"opened"`
 }
 
 // attackedBy is one attack.
@@ -65,6 +86,10 @@ func (a *attackedBy) worked() bool {
 // runAttack attacks sandboxes of its own with this very program, and says what held.
 func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
 	began := time.Now()
+	corpus, err := chosen(opts.attacks)
+	if err != nil {
+		return err
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find own executable: %w", err)
@@ -76,7 +101,6 @@ func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
 	defer c.Close()
 
 	report := attacked{Held: true}
-	corpus := attack.Corpus()
 	report.Attacks = make([]attackedBy, len(corpus))
 	for i, a := range corpus {
 		report.Attacks[i] = attackedBy{Name: a.Name, Layer: a.Layer, Stopped: make(map[string]string)}
@@ -100,6 +124,10 @@ func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
 	for i := range report.Attacks {
 		report.Held = report.Held && !report.Attacks[i].worked()
 	}
+	for _, p := range report.Profiles {
+		report.Held = report.Held && (p.Measured == nil || len(p.Measured.Wrong) == 0)
+	}
+	report.features()
 	report.Seconds = time.Since(began).Seconds()
 	if opts.json {
 		err = printJSON(d.stdout, &report)
@@ -110,6 +138,23 @@ func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
 		return &exitError{code: codeError}
 	}
 	return err
+}
+
+// chosen are the attacks of these names, or all there are.
+func chosen(names []string) ([]attack.Attack, error) {
+	all := attack.Corpus()
+	if len(names) == 0 {
+		return all, nil
+	}
+	var some []attack.Attack
+	for _, name := range names {
+		i := slices.IndexFunc(all, func(a attack.Attack) bool { return a.Name == name })
+		if i < 0 {
+			return nil, usagef("there is no attack %q; the table of all attacks has their names", name)
+		}
+		some = append(some, all[i])
+	}
+	return some, nil
 }
 
 func controls(ctx context.Context, self string, attacks []attackedBy, mu *sync.Mutex) error {
@@ -166,7 +211,58 @@ func attackProfile(ctx context.Context, c *client.Client, self, profile string, 
 		a.Stopped[profile] = stopped
 		mu.Unlock()
 	}
-	return p, nil
+	if len(attacks) < len(attack.Corpus()) {
+		return p, nil // who names attacks has asked for nothing else
+	}
+	return p, p.measure(ctx, c, s.ID, shown.Seccomp)
+}
+
+// measure makes every system call but sync in the sandbox, and holds what it finds against the plan and against Docker's filter.
+func (p *attackedProfile) measure(ctx context.Context, c *client.Client, id string, filter json.RawMessage) error {
+	plan := new(specs.LinuxSeccomp)
+	if err := json.Unmarshal(filter, plan); err != nil {
+		return fmt.Errorf("read the filter of profile %s: %w", p.Name, err)
+	}
+	result, err := c.Exec(ctx, id, api.ExecRequest{Argv: append([]string{attackerPath}, attack.Calls()...), Timeout: callsTimeout.Seconds()})
+	if err != nil {
+		return fmt.Errorf("measure system calls: %w", err)
+	}
+	var measured attack.Measured
+	if err := json.Unmarshal([]byte(result.Stdout), &measured); err != nil {
+		return fmt.Errorf("measure system calls in profile %s: %w; it ended with %+v %s", p.Name, err, result.Exit, result.Stderr)
+	}
+	judged := measured.Judge(plan)
+	p.Measured = &judged
+	if docker := attack.DockerCalls(measured.Arch); docker != nil {
+		open := judged.Open()
+		p.Docker = &dockerCompare{
+			Source: attack.DockerSource, Syscalls: len(docker),
+			More: attack.Beyond(docker, open), Less: attack.Beyond(open, docker),
+		}
+	}
+	return nil
+}
+
+// features compares, once everything has been tried.
+func (r *attacked) features() {
+	docker := attack.DockerFeatures()
+	for i := range r.Profiles {
+		p := &r.Profiles[i]
+		if p.Docker == nil {
+			continue
+		}
+		p.Docker.Features, p.Docker.Opened = []string{}, []string{}
+		for _, a := range r.Attacks {
+			stopped, tried := a.Stopped[p.Name]
+			switch {
+			case !tried:
+			case stopped != "" && slices.Contains(docker, a.Name):
+				p.Docker.Features = append(p.Docker.Features, a.Name)
+			case stopped == "" && !slices.Contains(docker, a.Name):
+				p.Docker.Opened = append(p.Docker.Opened, a.Name)
+			}
+		}
+	}
 }
 
 // stoppedBy is what kept an attempt from working; empty where nothing did.
@@ -190,7 +286,7 @@ func (r *attacked) print(w io.Writer) error {
 		head = append(head, strings.ToUpper(p.Name))
 	}
 	rows := [][]string{head}
-	proven, worked := 0, 0
+	proven, worked, differ := 0, 0, 0
 	for i := range r.Attacks {
 		a := &r.Attacks[i]
 		control := "works"
@@ -225,15 +321,56 @@ func (r *attacked) print(w io.Writer) error {
 		if e := p.Enforced; e != nil {
 			line = fmt.Sprintf("%d system calls, %d capabilities, ids %s, Landlock %d", p.Syscalls, e.Caps, e.IDs, e.Landlock)
 		}
-		if _, err := fmt.Fprintf(w, "\nprofile %s: %s", p.Name, line); err != nil {
+		if _, err := fmt.Fprintf(w, "\nprofile %s: %s\n", p.Name, line); err != nil {
 			return err
 		}
+		wrong, err := p.printMeasured(w)
+		if err != nil {
+			return err
+		}
+		differ += wrong
 	}
 	verdict := "everything held"
-	if !r.Held {
+	switch {
+	case worked > 0:
 		verdict = fmt.Sprintf("%d WORKED", worked)
+	case differ > 0:
+		verdict = fmt.Sprintf("%d SYSTEM CALLS ARE NOT FILTERED AS PLANNED", differ)
 	}
-	_, err := fmt.Fprintf(w, "\n\n%d attacks, %d of them work on this host without a sandbox and were stopped in it: %s (%.0f s)\n",
+	_, err := fmt.Fprintf(w, "\n%d attacks, %d of them work on this host without a sandbox and were stopped in it: %s (%.0f s)\n",
 		len(r.Attacks), proven, verdict, r.Seconds)
 	return err
 }
+
+// printMeasured says what system calls answered, and how that compares. It returns how many answers are not the planned ones.
+func (p *attackedProfile) printMeasured(w io.Writer) (wrong int, err error) {
+	if p.Measured == nil {
+		return 0, nil
+	}
+	var lines []string
+	line := fmt.Sprintf("%d system calls reach the kernel, measured from inside", len(p.Measured.Reached))
+	if n := len(p.Measured.Unclear); n > 0 {
+		line += fmt.Sprintf(", and %d may: %s", n, strings.Join(p.Measured.Unclear, " "))
+	}
+	lines = append(lines, line)
+	for _, differs := range p.Measured.Wrong {
+		lines = append(lines, "NOT AS PLANNED: "+differs)
+	}
+	if d := p.Docker; d != nil {
+		lines = append(lines, fmt.Sprintf("Docker's default filter (%s) lets %d through.", d.Source, d.Syscalls),
+			fmt.Sprintf("Of these %d are closed here: %s", len(d.More), orNone(d.More)),
+			"Open here and closed there: "+orNone(d.Less),
+			fmt.Sprintf("Of the attacks above it lets %d more reach the kernel: %s", len(d.Features), orNone(d.Features)))
+		if len(d.Opened) > 0 {
+			lines = append(lines, "Worked here, and it stops them: "+orNone(d.Opened))
+		}
+	}
+	for _, line := range lines {
+		if _, err := fmt.Fprintf(w, "  %s\n", printable(line)); err != nil {
+			return 0, err
+		}
+	}
+	return len(p.Measured.Wrong), nil
+}
+
+func orNone(words []string) string { return cmp.Or(strings.Join(words, " "), "none") }

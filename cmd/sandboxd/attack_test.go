@@ -1,10 +1,12 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/attack"
 )
 
 func TestAttackReport(t *testing.T) {
@@ -39,6 +41,47 @@ func TestAttackReport(t *testing.T) {
 			t.Error(got)
 		}
 		r.Attacks[i].Stopped["default"] = was
+	}
+}
+
+// What was measured is told, beside what Docker lets through; a filter that is not the planned one is no success.
+func TestAttackReportCompares(t *testing.T) {
+	r := attacked{
+		Profiles: []attackedProfile{{
+			Name: "default", Enforced: &api.Enforced{},
+			Measured: &attack.Judged{Reached: []string{"read", "write"}, Unclear: []string{"mseal"}},
+			Docker:   &dockerCompare{Source: "somewhere v1", Syscalls: 4, More: []string{"chroot", "modify_ldt"}},
+		}},
+		Attacks: []attackedBy{
+			{Name: "tiocsti", Control: true, Stopped: map[string]string{"default": "EPERM"}},
+			{Name: "keyctl", Control: true, Stopped: map[string]string{"default": ""}},
+		},
+		Held: true,
+	}
+	r.features()
+	if d := r.Profiles[0].Docker; !slices.Equal(d.Features, []string{"tiocsti"}) || !slices.Equal(d.Opened, []string{"keyctl"}) {
+		t.Errorf("%+v", d)
+	}
+	r.Attacks[1].Stopped["default"] = "EPERM"
+	r.features()
+	for _, wrong := range []string{"", "bpf answers EBADF, planned was ENOSYS"} {
+		want := []string{
+			"2 system calls reach the kernel, measured from inside, and 1 may: mseal", "Docker's default filter (somewhere v1) lets 4 through.",
+			"Of these 2 are closed here: chroot modify_ldt", "Open here and closed there: none", "lets 1 more reach the kernel: tiocsti", "everything held",
+		}
+		if wrong != "" {
+			r.Profiles[0].Measured.Wrong = []string{wrong}
+			want = append(want[:5], "NOT AS PLANNED: "+wrong, "1 SYSTEM CALLS ARE NOT FILTERED AS PLANNED")
+		}
+		var b strings.Builder
+		if err := r.print(&b); err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range want {
+			if !strings.Contains(b.String(), line) {
+				t.Errorf("not told: %q\n%s", line, &b)
+			}
+		}
 	}
 }
 

@@ -24,12 +24,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // The test binary is the command when it is told so: no second build, and the race detector looks on.
 const asCommand = "SANDBOXD_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
+	if standIn() {
+		os.Exit(0)
+	}
 	if os.Getenv(asCommand) != "" {
 		os.Exit(cli(context.Background(), os.Args[1:], deps{
 			stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
@@ -79,7 +83,7 @@ func command(t *testing.T, socket string, args ...string) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(3*time.Minute))
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, exe, args...)
 	home := t.TempDir()

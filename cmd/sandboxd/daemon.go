@@ -7,17 +7,23 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/internal/agents"
+	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/daemon"
-	"github.com/sandboxd/sandboxd/internal/doctor"
+	"github.com/sandboxd/sandboxd/internal/errand"
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/launcher"
@@ -44,6 +50,10 @@ const undoTimeout = 30 * time.Second
 // serve is the daemon, wired by hand: it finds out what the host gives, connects to the launcher or starts one, and
 // answers on the socket until it is told to stop.
 func serve(ctx context.Context, o serveOptions) (err error) {
+	// What the caller has open is nobody's whom we start: a launcher that outlives us would keep his files and pipes open.
+	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("keep open files to ourselves: %w", err) // the others are kernels before 5.11
+	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: o.LogLevel}))
 	for _, name := range o.Require {
 		if requirable[name] == nil {
@@ -58,7 +68,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, dir := range []string{o.DataDir, o.RuntimeDir} {
+	for _, dir := range []string{o.DataDir, o.RuntimeDir, o.agentWorkers().Runs} {
 		if err := privateDir(dir); err != nil {
 			return err
 		}
@@ -85,8 +95,32 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	if err != nil {
 		return err
 	}
+	options := launcher.Options{
+		DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Launcher: launcherPath, Init: initPath,
+		IDs: ids, Cgroup: subtree, Version: version, Log: log,
+	}
+	// Before anything hostile is read: what we will not be able to do is done by who is as we are now.
+	outside, err := startOutside(ctx, outside{Launcher: options, Name: name, Agents: o.agentWorkers()})
+	if err != nil {
+		return errors.Join(err, subtree.Abandon())
+	}
+	defer func() { err = errors.Join(err, outside.Close()) }() // the last: the cgroups are its to remove
+	watched, ended := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		select {
+		case <-outside.Gone():
+			log.Error(errand.ErrGone.Error(), "means", goneMeans, "remedy", goneRemedy)
+		case <-watched.Done():
+		}
+	})
+	defer func() {
+		ended()
+		watching.Wait()
+	}()
+	options.Start = outside.startLauncher
 	var l *launcher.Client
-	undo := func(context.Context) error { return subtree.Abandon() }
+	undo := outside.abandon
 	defer func() {
 		if err != nil && !owned {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
@@ -104,18 +138,12 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	client, started, err := launcher.Connect(ctx, launcher.Options{
-		DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Launcher: launcherPath, Init: initPath,
-		IDs: ids, Cgroup: subtree, Version: version, Log: log,
-	})
+	client, started, err := launcher.Connect(ctx, options)
 	if err != nil {
 		return fmt.Errorf("%w; sandboxd doctor looks for the reason", err)
 	}
 	l = client
-	var launchers cgroup.Subtree // an adopted launcher may run in another cgroup, where the daemon before us was started
-	end := func(ctx context.Context) error {
-		return errors.Join(l.Shutdown(ctx), launchers.Leave(ctx), subtree.Leave(ctx))
-	}
+	end := func(ctx context.Context) error { return errors.Join(l.Shutdown(ctx), outside.leave(ctx)) }
 	if started {
 		undo = end // nobody else knows of it
 	}
@@ -127,11 +155,14 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	for _, m := range info.Enforced.Missing {
 		log.Warn("not held on this host", "what", m)
 	}
-	if launchers, err = cgroup.Of(info.PID, name); err != nil {
+	// An adopted one may run in another cgroup, where the daemon before us was started.
+	if err := outside.adopt(ctx, info.PID); err != nil {
 		return err
 	}
+	limits := confine.Daemon{Data: o.DataDir, Runtime: o.RuntimeDir, Socket: o.Socket}
+	confinable := limits.Probe()
 	for _, name := range o.Require {
-		if !requirable[name](info.Enforced) {
+		if !requirable[name](info.Enforced) || name == "landlock" && !confinable {
 			why := append(slices.Clone(info.Enforced.Missing), "sandboxd doctor says more")
 			return fmt.Errorf("--require %s: this host does not give it: %s", name, strings.Join(why, "; "))
 		}
@@ -139,6 +170,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 
 	images, err := image.Open(o.DataDir, l, image.Options{ //nolint:contextcheck // cleaning up after an interrupted pull is not the request's
 		Limit: o.ImageLimit, SnapshotLimit: o.SnapshotLimit, LayersDir: filepath.Join(o.DataDir, "layers"), Registries: registries, Limits: o.UnpackLimits, Log: log,
+		Keychain: outside, Lookup: outside.lookup, HostLayer: outside.hostLayer,
 	})
 	if err != nil {
 		return fmt.Errorf("open images: %w", err)
@@ -163,6 +195,8 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 			return usagef("--pool %s=%d,%s: %w", p.Image, p.Size, p.Profile, err)
 		}
 	}
+	held := new(confine.Held)
+	defer func() { err = errors.Join(err, held.Close()) }()
 	d, err := daemon.New(ctx, daemon.Options{
 		Version: version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket, Lock: lock,
 		Engine: l, Images: images, Differ: l, Deposits: l,
@@ -177,9 +211,24 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 			}
 			return info.PID, info.Enforced, nil
 		},
-		Checks:    func(ctx context.Context) []api.Check { return doctor.Run(ctx, o.DataDir) },
-		EndEngine: end, IODevice: device,
-		Pools: pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit,
+		// Everything that is only read once has been, the host's certificates too.
+		Confine: func() (_ int, err error) {
+			if !confinable {
+				log.Warn("not held on this host", "what", "the daemon to its own directories: "+tooOld)
+				return 0, nil
+			}
+			held, err = limits.Plan().Apply()
+			return limits.ABI, err
+		},
+		Checks:      func(ctx context.Context) []api.Check { return append(outside.checks(ctx), checkConfined(limits)) },
+		ErrandsGone: outside.gone,
+		EndEngine:   end, IODevice: device,
+		Agents: agents.New(agents.Options{
+			Dir: o.agentWorkers().Runs, Max: o.AgentRuns, Start: outside.startAgent, Signal: outside.signalAgent, Log: log,
+		}),
+		Pools: pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, LogLimit: o.LogLimit,
+		AgentAge: o.AgentAge, AgentLimit: o.AgentLimit,
+		EndedAge: o.EndedAge, EndedLimit: o.EndedLimit, SnapshotAge: o.SnapshotAge, Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit,
 		Log: log,
 	})
 	if err != nil {
@@ -187,6 +236,12 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	}
 	owned = true
 	return d.Serve(ctx)
+}
+
+// agentWorkers says what processes for runs of the agent are started with. The most there may be bounds what a daemon can do that was
+// taken over, and is no other's business than the host's, which knows the runs: one that has ended may be counted for a moment more.
+func (o *serveOptions) agentWorkers() agentWorkers {
+	return agentWorkers{Socket: o.Socket, Runs: filepath.Join(o.DataDir, "agent"), Inputs: o.AgentInputs, Max: 2 * (o.AgentRuns + agents.MaxRemovals)}
 }
 
 // pools are the sizes that the flags give, which complete has checked.
@@ -226,13 +281,12 @@ func (o *serveOptions) registries() (image.Registries, error) {
 			return r, usagef("--insecure-registry: %w", err)
 		}
 	}
-	if len(o.RegistryCAs) > 0 {
-		pool, err := image.ReadCAs(o.RegistryCAs)
-		if err != nil {
-			return r, fmt.Errorf("--registry-ca: %w", err)
-		}
-		r.CAs = pool
+	// The host's own are read in any case: once the daemon is confined it could not.
+	pool, err := image.ReadCAs(o.RegistryCAs)
+	if err != nil {
+		return r, fmt.Errorf("read trusted certificates (--registry-ca adds to the host's): %w", err)
 	}
+	r.CAs = pool
 	return r, nil
 }
 

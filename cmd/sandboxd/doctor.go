@@ -12,27 +12,32 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/dirs"
+	"github.com/sandboxd/sandboxd/internal/doctor"
 )
 
 type doctorOptions struct {
 	dataDir string
 	attack  bool
 	json    bool
+	attacks []string // those to try; none: all
 }
 
 func newDoctor(d deps) *cobra.Command {
 	var opts doctorOptions
 	cmd := &cobra.Command{
-		Use:   "doctor",
+		Use:   "doctor [--attack [ATTACK...]]",
 		Short: "Say what this host can enforce, and how to get the rest",
 		Long: `Say what this host can enforce, what it costs where something is missing, and how
 to get it. A running daemon is asked, since it knows what it was given; without
 one this command looks for itself.
 
 With --attack it attacks sandboxes of its own on this host, each attack also where
-nothing holds it, and prints what stopped it; that starts a daemon where none runs.`,
-		Args: usageArgs(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
+nothing holds it, and prints what stopped it; that starts a daemon where none runs.
+Attacks that are named are tried alone.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if opts.attacks = args; len(args) > 0 && !opts.attack {
+				return usagef("an attack is named, and --attack is not there")
+			}
 			if opts.attack {
 				return runAttack(cmd.Context(), opts, d)
 			}
@@ -76,10 +81,8 @@ func runDoctor(ctx context.Context, opts doctorOptions, d deps) error {
 	if err != nil {
 		return err
 	}
-	for _, check := range checks {
-		if check.Fatal && !check.OK {
-			return &exitError{code: codeError}
-		}
+	if !doctor.Ready(checks) {
+		return &exitError{code: codeError}
 	}
 	return nil
 }

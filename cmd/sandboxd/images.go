@@ -139,11 +139,5 @@ func runPrune(ctx context.Context, opts pruneOptions, d deps) error {
 	if opts.json {
 		return printJSON(d.stdout, out)
 	}
-	for _, r := range out.Removed {
-		if _, err := fmt.Fprintln(d.stdout, printable(r)); err != nil {
-			return err
-		}
-	}
-	_, err = fmt.Fprintf(d.stdout, "%d images, %d steps of builds, %s\n", len(out.Removed), out.Steps, sizeOf(out.Bytes))
-	return err
+	return printRemoved(d, out.Removed, fmt.Sprintf("%d images, %d steps of builds, %s", len(out.Removed), out.Steps, sizeOf(out.Bytes)))
 }

@@ -34,6 +34,16 @@ func (f *fakeDaemon) imageRoutes(mux *http.ServeMux) {
 		}
 		answerJSON(w, 200, out)
 	})
+	mux.HandleFunc("POST /v1/sandboxes/prune", func(w http.ResponseWriter, r *http.Request) {
+		var req api.PruneSandboxes
+		_ = json.NewDecoder(r.Body).Decode(&req)
+		answerJSON(w, 200, api.SandboxesRemoved{Removed: []api.SandboxRef{{ID: "x", Name: fmt.Sprint(*req.OlderThan, req.Labels)}}, Recent: 2})
+	})
+	mux.HandleFunc("POST /v1/snapshots/prune", func(w http.ResponseWriter, r *http.Request) {
+		var req api.PruneSnapshots
+		_ = json.NewDecoder(r.Body).Decode(&req)
+		answerJSON(w, 200, api.SnapshotsRemoved{Removed: []string{fmt.Sprint(req.OlderThan != nil, req.Labels)}, Bytes: 1500000})
+	})
 	mux.HandleFunc("POST /v1/images/tag", func(w http.ResponseWriter, r *http.Request) {
 		var req api.TagImage
 		_ = json.NewDecoder(r.Body).Decode(&req)
@@ -98,6 +108,12 @@ func TestImageCommands(t *testing.T) {
 		{name: "rmi --json", args: []string{"rmi", "--json", "a:1", "b:1"}, stdout: `"bytes": 20`},
 		{name: "rmi of nothing", args: []string{"rmi"}, code: 2, stderr: "at least 1"},
 		{name: "prune", args: []string{"images", "prune"}, stdout: "old:1\n1 images, 0 steps of builds, 1.5MB\n"},
+		{name: "prune ended", args: []string{"prune"}, stdout: "3600 map[]\n", stderr: "2 more have ended since then and stay"},
+		{name: "prune all ended of a label", args: []string{"prune", "--older-than", "0s", "-l", "a=b"}, stdout: "0 map[a:b]\n"},
+		{name: "prune with a negative age", args: []string{"prune", "--older-than", "-1s"}, code: 2, stderr: "is negative"},
+		{name: "prune snapshots", args: []string{"snapshots", "prune", "--older-than", "0s"}, stdout: "true map[]\n1 snapshots, 1.5MB\n"},
+		{name: "prune snapshots of a label", args: []string{"snapshots", "prune", "-l", "a=b"}, stdout: "false map[a:b]\n"},
+		{name: "prune snapshots without saying which", args: []string{"snapshots", "prune"}, code: 2, stderr: "which snapshots?"},
 		{name: "prune --all", args: []string{"images", "prune", "--all"}, stdout: "unused:1\n2 images"},
 		{name: "tag", args: []string{"tag", "a:1", "b:1"}, stdout: "b:1 sha256:0123\n"},
 		{name: "inspect", args: []string{"image", "inspect", "a:1"}, stdout: `"reference": "a:1"`},

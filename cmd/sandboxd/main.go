@@ -20,6 +20,10 @@ func main() {
 	if code, ok := kernel.Main(os.Args[1:]); ok {
 		os.Exit(code)
 	}
+	// A daemon has done by us what it cannot do itself any more.
+	if code, ok := outsideMain(os.Args[1:]); ok {
+		os.Exit(code)
+	}
 	// And an attack on a sandbox is this program, put into it.
 	if code, ok := attack.Main(os.Args[1:]); ok {
 		os.Exit(code)
@@ -79,7 +83,7 @@ it where none is running.
 	root.SetUsageTemplate(root.UsageTemplate() + exitStatusTemplate)
 	exitStatus(root, exitPlain)
 	for _, newCommand := range []func(deps) *cobra.Command{
-		newRun, newCreate, newExec, newPs, newStop, newStart, newPause, newResume, newUpdate, newStats, newDiff, newCommit, newRm, newCp, newFiles,
+		newRun, newCreate, newExec, newPs, newStop, newStart, newPause, newResume, newUpdate, newStats, newDiff, newCommit, newRm, newPruneEnded, newCp, newFiles,
 		newSnapshot, newSnapshots, newFork, newRollback,
 		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
 		newAttach, newExecs, newKill, newTop, newLogs, newWait,

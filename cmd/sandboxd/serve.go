@@ -41,6 +41,11 @@ type serveOptions struct {
 	IdleExit time.Duration
 	// ImageLimit is how many bytes all images may have on disk before the least recently used are removed; 0: any number.
 	ImageLimit int64
+	// EndedAge is how long sandboxes that have ended are kept, EndedLimit how many of them, SnapshotAge how long snapshots that no
+	// sandbox stands on; 0: for ever, and any number.
+	EndedAge    time.Duration
+	EndedLimit  int
+	SnapshotAge time.Duration
 	// SnapshotLimit is how many bytes the files of all snapshots may have before the oldest are removed; 0: any number.
 	SnapshotLimit int64
 	// UnpackLimits are what an image may have that comes here, in whatever way.
@@ -48,10 +53,20 @@ type serveOptions struct {
 	// LogSize is how many bytes one file of a sandbox's log may have, and LogFiles how many files it may be.
 	LogSize  int64
 	LogFiles int
+	// LogLimit is how many bytes the logs of all sandboxes may have before the oldest files are removed.
+	LogLimit int64
 	// Profiles is a directory of profiles beside the embedded ones; empty: there are no others.
 	Profiles string
-	// Pools say of which images, and how many, sandboxes are kept ready: IMAGE=N or IMAGE=N,PROFILE.
+	// Pools say of which images, and how many, sandboxes are kept ready: IMAGE=N, IMAGE=auto or IMAGE=auto:N, and then perhaps ,PROFILE.
 	Pools []string
+	// AgentRuns is how many runs of the agent the daemon hosts at a time. Each is a process.
+	AgentRuns int
+	// AgentAge is how long hosted runs are kept that nobody works on; 0: for ever. AgentLimit is how many bytes they may have on disk before
+	// the oldest are removed; 0: any number.
+	AgentAge   time.Duration
+	AgentLimit int64
+	// AgentInputs are the directories, absolute and no links, below which a hosted run may have its input. None: it has none.
+	AgentInputs []string
 	// How registries are spoken to that need something special.
 	Mirrors            []string // REGISTRY=MIRROR
 	InsecureRegistries []string
@@ -64,10 +79,15 @@ func newServe(d deps) *cobra.Command {
 		DefaultIdleTimeout: 10 * time.Minute,
 		UnpackLimits:       layer.DefaultLimits(),
 		LogFiles:           3,
+		AgentRuns:          8,
+		AgentAge:           30 * 24 * time.Hour,
+		EndedAge:           30 * 24 * time.Hour,
 	}
 	var level string
 	var limit, snapshots size
 	logs := size{set: true, bytes: 4 << 20, least: 256 << 10}
+	allLogs := size{set: true, bytes: 2 << 30, least: 1 << 20}
+	runs := size{set: true, bytes: 20 << 30}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon in the foreground",
@@ -82,7 +102,11 @@ one on the same data directory adopts them. The log goes to stderr.`,
 			if opts.LogFiles < 2 || opts.LogFiles > 1000 {
 				return usagef("--log-files %d: must be from 2 to 1000", opts.LogFiles)
 			}
+			if opts.AgentRuns < 1 || opts.AgentRuns > 1000 {
+				return usagef("--agent-runs %d: must be from 1 to 1000", opts.AgentRuns)
+			}
 			opts.Socket, opts.ImageLimit, opts.SnapshotLimit, opts.LogSize = *d.socket, limit.bytes, snapshots.bytes, logs.bytes
+			opts.LogLimit, opts.AgentLimit = allLogs.bytes, runs.bytes
 			return runServe(cmd.Context(), opts, d)
 		},
 	}
@@ -91,6 +115,8 @@ one on the same data directory adopts them. The log goes to stderr.`,
 	cmd.Flags().Var(&limit, "image-limit", "most that all images may have on disk, such as 20g, before the least recently used ones that no sandbox has are removed (default: any amount)")
 	cmd.Flags().Var(&snapshots, "snapshot-limit", "most that the files of all snapshots may have, such as 20g, before the oldest ones that no sandbox stands on are removed (default: any amount)")
 	cmd.Flags().Var(&logs, "log-size", "most that one file of a sandbox's log may have, such as 1m, before the next one is begun; at least 256k")
+	cmd.Flags().Var(&allLogs, "log-limit", "most that the logs of all sandboxes may have, such as 10g, before the oldest files are removed of those that have most; the one that a main process writes to stays")
+	cmd.Flags().Var(&runs, "agent-limit", "most that the agent runs that are hosted and that nobody works on may have on disk, such as 100g, before the oldest of them are removed, but none within an hour; 0: any amount")
 	exitStatus(cmd, exitPlain)
 	return cmd
 }
@@ -106,8 +132,14 @@ func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.RegistryCAs, "registry-ca", nil, "trust the certificates in this PEM `file` for registries, beside the host's own; repeatable")
 	f.Var((*unpackLimits)(&o.UnpackLimits), "unpack-limits", "what an image may have at most: entries and bytes in all its layers together, bytes for each compressed one (ratio), directories in one another (depth); as `NAME=N,...`, and the others keep their defaults")
 	f.IntVar(&o.LogFiles, "log-files", o.LogFiles, "most files of a sandbox's log, a `number` from 2 to 1000; the oldest goes when there are more")
-	f.StringArrayVar(&o.Pools, "pool", nil, "keep N sandboxes of an image ready, so that creating one takes no time: `IMAGE=N[,PROFILE]`, such as host=4; repeatable")
+	f.StringArrayVar(&o.Pools, "pool", nil, "keep N sandboxes of an image ready, so that creating one takes no time: `IMAGE=N[,PROFILE]`, such as host=4; with auto or auto:N as many as the creations of the last ten minutes make worth it, 8 or N at most; repeatable")
+	f.DurationVar(&o.EndedAge, "ended-age", o.EndedAge, "how long a sandbox that has ended is kept, unless it has the label sandboxd.keep; 0: for ever")
+	f.IntVar(&o.EndedLimit, "ended-limit", 0, "most sandboxes that have ended, a `number`; those that ended first go when there are more, but none within an hour; 0: any number")
+	f.DurationVar(&o.SnapshotAge, "snapshot-age", 0, "how long a snapshot is kept that no sandbox stands on, unless it has the label sandboxd.keep (default: for ever)")
 	f.StringVar(&o.Profiles, "profiles", "", "`directory` of security profiles beside those that sandboxd brings along (default: none)")
+	f.IntVar(&o.AgentRuns, "agent-runs", o.AgentRuns, "most agent runs that are hosted at a time, a `number` from 1 to 1000")
+	f.DurationVar(&o.AgentAge, "agent-age", o.AgentAge, "how long an agent run is kept that is hosted and that nobody works on, with its outputs; 0: for ever")
+	f.StringArrayVar(&o.AgentInputs, "agent-inputs", nil, "let agent runs that are hosted read below this `directory`, for their input_dir and model.replay; repeatable (default: none)")
 	f.DurationVar(&o.IdleExit, "idle-exit", 0, "end after this time without a sandbox and a request (default: never)")
 }
 
@@ -158,6 +190,13 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (s
 		}
 		o.RegistryCAs[i] = abs
 	}
+	for i, dir := range o.AgentInputs {
+		found, err := inputsDir(dir)
+		if err != nil {
+			return o, err
+		}
+		o.AgentInputs[i] = found
+	}
 	for i, name := range o.Require {
 		if o.Require[i] = strings.TrimSpace(name); o.Require[i] == "" {
 			return o, usagef("--require has an empty name")
@@ -176,7 +215,7 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (s
 		if err != nil {
 			return o, err
 		}
-		pool.Size = 0
+		pool.Size, pool.Learn = 0, false
 		if seen[pool] {
 			return o, usagef("--pool names %s twice with profile %s", pool.Image, pool.Profile)
 		}
@@ -187,16 +226,41 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (s
 		return o, usagef("--default-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultTimeout)
 	case o.DefaultIdleTimeout <= 0:
 		return o, usagef("--default-idle-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultIdleTimeout)
+	case o.EndedAge < 0 || o.SnapshotAge < 0 || o.AgentAge < 0:
+		return o, usagef("--ended-age %v, --snapshot-age %v, --agent-age %v: none may be negative", o.EndedAge, o.SnapshotAge, o.AgentAge)
+	case o.EndedLimit < 0:
+		return o, usagef("--ended-limit %d is negative", o.EndedLimit)
 	case o.IdleExit < 0:
 		return o, usagef("--idle-exit %v is negative", o.IdleExit)
 	}
 	return o, nil
 }
 
+// inputsDir finds a directory that --agent-inputs names.
+func inputsDir(dir string) (string, error) {
+	found, err := filepath.Abs(dir)
+	if err == nil {
+		found, err = filepath.EvalSymlinks(found)
+	}
+	if err != nil {
+		return "", usagef("--agent-inputs %q: %w", dir, err)
+	}
+	if fi, err := os.Stat(found); err != nil || !fi.IsDir() {
+		return "", usagef("--agent-inputs %q: not a directory", dir)
+	}
+	if found == "/" {
+		return "", usagef("--agent-inputs %q: that is all there is; name the directory that has the input", dir)
+	}
+	return found, nil
+}
+
 // maxPool is the largest pool: what is parked has memory, and a thousand sandboxes are the most there can be.
 const maxPool = 100
 
-// parsePool reads IMAGE=N or IMAGE=N,PROFILE.
+// learnedPool is the most that a pool has whose size is learned and for which nothing else is said.
+const learnedPool = 8
+
+// parsePool reads IMAGE=N, IMAGE=auto or IMAGE=auto:N, and ,PROFILE behind it.
 func parsePool(s string) (p daemon.Pool, err error) {
 	i := strings.LastIndexByte(s, '=')
 	if i > 0 {
@@ -205,10 +269,16 @@ func parsePool(s string) (p daemon.Pool, err error) {
 		if !named {
 			p.Profile = ociprofiles.Default
 		}
+		switch most, found := strings.CutPrefix(size, "auto:"); {
+		case found:
+			p.Learn, size = true, most
+		case size == "auto":
+			p.Learn, size = true, strconv.Itoa(learnedPool)
+		}
 		p.Size, err = strconv.Atoi(size)
 	}
 	if i <= 0 || err != nil || p.Size < 1 || p.Size > maxPool || p.Profile == "" {
-		return p, usagef("--pool %q: want IMAGE=N or IMAGE=N,PROFILE with N from 1 to %d", s, maxPool)
+		return p, usagef("--pool %q: want IMAGE=N, IMAGE=auto or IMAGE=auto:N, with N from 1 to %d, and perhaps ,PROFILE", s, maxPool)
 	}
 	return p, nil
 }

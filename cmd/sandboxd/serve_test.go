@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/daemon"
 	"github.com/sandboxd/sandboxd/internal/dirs"
 )
 
@@ -44,7 +45,17 @@ func TestServeOptions(t *testing.T) {
 		{name: "pool of none", opts: serveOptions{Pools: []string{"host=0"}}, err: "--pool"},
 		{name: "pool without an image", opts: serveOptions{Pools: []string{"=3"}}, err: "--pool"},
 		{name: "pool too large", opts: serveOptions{Pools: []string{"host=101"}}, err: "--pool"},
+		{name: "pool of none, learned", opts: serveOptions{Pools: []string{"host=auto:0"}}, err: "--pool"},
+		{name: "pool that is not quite learned", opts: serveOptions{Pools: []string{"host=auto5"}}, err: "--pool"},
+		{name: "pool learned and not", opts: serveOptions{Pools: []string{"host=1", "host=auto"}}, err: "twice"},
 		{name: "pool named twice", opts: serveOptions{Pools: []string{"host=1", "host=2"}}, err: "twice"},
+		{
+			name: "input of agent runs", opts: serveOptions{AgentInputs: []string{"/proc/../usr"}},
+			want: serveOptions{DataDir: "/data", RuntimeDir: "/rt", Socket: "/rt/api.sock", AgentInputs: []string{"/usr"}},
+		},
+		{name: "input that is not there", opts: serveOptions{AgentInputs: []string{"/no/such"}}, err: "--agent-inputs"},
+		{name: "input that is a file", opts: serveOptions{AgentInputs: []string{"/dev/null"}}, err: "not a directory"},
+		{name: "all there is as input", opts: serveOptions{AgentInputs: []string{"/usr/.."}}, err: "that is all there is"},
 		{name: "idle backwards", opts: serveOptions{IdleExit: -1}, err: "--idle-exit"},
 	}
 	for _, tt := range tests {
@@ -120,6 +131,19 @@ func TestRegistryFlags(t *testing.T) {
 	} {
 		if _, err := tt.opts.registries(); err == nil || !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%+v: error %v, want one that mentions %q", tt.opts, err, tt.says)
+		}
+	}
+}
+
+func TestPools(t *testing.T) {
+	for text, want := range map[string]daemon.Pool{
+		"host=4":                      {Image: "host", Profile: "default", Size: 4},
+		"host=auto":                   {Image: "host", Profile: "default", Size: learnedPool, Learn: true},
+		"host=auto:3,hardened":        {Image: "host", Profile: "hardened", Size: 3, Learn: true},
+		"example.org:5000/a=b:1=auto": {Image: "example.org:5000/a=b:1", Profile: "default", Size: learnedPool, Learn: true},
+	} {
+		if got, err := parsePool(text); err != nil || got != want {
+			t.Errorf("%s: %+v, %v, want %+v", text, got, err, want)
 		}
 	}
 }

@@ -115,7 +115,7 @@ and sandboxes may stand on too.`,
 	}
 	cmd.Flags().BoolVar(&opts.json, "json", false, "print the list as JSON")
 	exitStatus(cmd, exitPlain)
-	cmd.AddCommand(newSnapshotsRm(d), newSnapshotsExport(d), newSnapshotsImport(d))
+	cmd.AddCommand(newSnapshotsRm(d), newSnapshotsPrune(d), newSnapshotsExport(d), newSnapshotsImport(d))
 	return cmd
 }
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // openPTY returns both ends of a new terminal.
@@ -76,7 +77,7 @@ func watch(master *os.File) *screen {
 
 func (s *screen) waitFor(t *testing.T, text string) {
 	t.Helper()
-	timer := time.AfterFunc(20*time.Second, func() {
+	timer := time.AfterFunc(testenv.Patience(time.Minute), func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.over = true

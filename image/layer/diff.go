@@ -45,6 +45,8 @@ type DiffOptions struct {
 	// is in it then, also those that hide nothing: what is below may have changed since, as the host's own directories do, and the
 	// layer has not.
 	Stored bool
+	// Holes leaves the zeros of files that are mostly that out, in a form that only [Apply] with FromDiff understands.
+	Holes bool
 }
 
 // Diff writes what the upper directories have changed as the uncompressed tar stream of a layer: applied to the lower
@@ -58,7 +60,7 @@ type DiffOptions struct {
 func Diff(w io.Writer, overlays []Overlay, opts DiffOptions) (Result, error) {
 	d := newDiffer(opts.Limits)
 	d.stored = opts.Stored
-	out := &archiver{differ: d, w: tar.NewWriter(w), latest: opts.Latest.UTC(), links: make(map[inode]named), buf: make([]byte, 256<<10)}
+	out := &archiver{differ: d, w: tar.NewWriter(w), latest: opts.Latest.UTC(), holes: opts.Holes, links: make(map[inode]named), buf: make([]byte, 256<<10)}
 	d.visit = out.entry
 	if err := d.run(overlays); err != nil {
 		return Result{}, err
@@ -710,6 +712,7 @@ type archiver struct {
 	*differ
 	w      *tar.Writer
 	latest time.Time
+	holes  bool            // DiffOptions.Holes
 	links  map[inode]named // files that have several names
 	buf    []byte
 }
@@ -814,8 +817,15 @@ func (a *archiver) file(i *item) error {
 	if done, err := a.link(i); done || err != nil {
 		return err
 	}
-	if i.st.Size > a.limits.Bytes-a.result.Size {
-		return ExceededBytes.Errorf("with its %d bytes the layer has more than %d", i.st.Size, a.limits.Bytes)
+	left := a.limits.Bytes - a.result.Size
+	parts, content := []piece{{0, i.st.Size}}, i.st.Size
+	if a.holes {
+		if parts, content, err = pieces(fd, i.st.Size, left, a.buf); err != nil {
+			return err
+		}
+	}
+	if content > left {
+		return ExceededBytes.Errorf("with its %d bytes the layer has more than %d", content, a.limits.Bytes)
 	}
 	attrs, err := a.xattrs(fd, i.name, true)
 	if err != nil {
@@ -827,36 +837,35 @@ func (a *archiver) file(i *item) error {
 	}
 	hdr.Size = i.st.Size
 	setXattrs(hdr, attrs.kept)
+	holes := content < i.st.Size
+	if holes {
+		setPieces(hdr, i.st.Size, content, parts)
+	}
 	if err := a.header(hdr); err != nil {
 		return err
 	}
-	n, err := io.CopyBuffer(struct{ io.Writer }{a.w}, struct{ io.Reader }{io.LimitReader(content(fd), i.st.Size)}, a.buf)
-	a.result.Size += n
-	if err != nil {
-		return fmt.Errorf("copy content: %w", err)
+	if holes {
+		if err := putPieces(a.w, parts); err != nil {
+			return fmt.Errorf("copy content: %w", err)
+		}
 	}
-	if n < i.st.Size {
-		return fmt.Errorf("%w: it became shorter", ErrChanged)
+	// An os.File of a descriptor that does not block asks the kernel to be told of data, for each file.
+	in := granules{section: section{fd: fd}, size: i.st.Size}
+	for _, p := range parts {
+		in.at = p.at
+		n, err := io.CopyBuffer(struct{ io.Writer }{a.w}, struct{ io.Reader }{io.LimitReader(&in, p.n)}, a.buf)
+		a.result.Size += n
+		if err != nil {
+			return fmt.Errorf("copy content: %w", err)
+		}
+		if n < p.n {
+			return fmt.Errorf("%w: it became shorter", ErrChanged)
+		}
+	}
+	if a.holes && (holes && in.zeros > 0 || in.zeros >= minHoles) {
+		return fmt.Errorf("%w: zeros were written to it", ErrChanged)
 	}
 	return nil
-}
-
-// content reads a regular file. An os.File of a descriptor that does not block asks the kernel to be told of data, for each file.
-type content int
-
-func (c content) Read(p []byte) (int, error) {
-	for {
-		n, err := unix.Read(int(c), p)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return 0, err
-		case n == 0 && len(p) > 0:
-			return 0, io.EOF
-		}
-		return n, nil
-	}
 }
 
 // describe begins the header of what is there.

@@ -234,7 +234,7 @@ func (x *extractor) file(dir, base string, hdr *tar.Header, content io.Reader) (
 			err = fmt.Errorf("close: %w", cerr)
 		}
 	}()
-	if err := x.copy(fd, content); err != nil {
+	if err := x.content(fd, hdr, content); err != nil {
 		return err
 	}
 	// The owner's bits, which the umask may have taken, are needed to set xattrs. The final mode comes after the
@@ -290,10 +290,39 @@ func (x *extractor) create(dir, base string) (handle, int, error) {
 
 const newFile = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
 
-// copy writes a file's content, with an eye on the limits after every buffer.
-func (x *extractor) copy(fd int, content io.Reader) error {
+// content writes what a file has. Of one that is mostly holes that is the pieces in between.
+func (x *extractor) content(fd int, hdr *tar.Header, content io.Reader) error {
+	if !x.opts.FromDiff {
+		return x.copy(fd, content, 0)
+	}
+	parts, size, ok, err := getPieces(hdr, content)
+	if err != nil && !errors.Is(err, ErrInvalid) {
+		return fmt.Errorf("read content: %w", x.stream.blame(err))
+	}
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return x.copy(fd, content, 0)
+	}
+	for _, p := range parts {
+		if _, err := unix.Seek(fd, p.at, io.SeekStart); err != nil {
+			return fmt.Errorf("leave a hole: %w", err)
+		}
+		if err := x.copy(fd, io.LimitReader(content, p.n), p.at); err != nil {
+			return err
+		}
+	}
+	if err := unix.Ftruncate(fd, size); err != nil {
+		return fmt.Errorf("leave a hole of a file of %d bytes: %w", size, err)
+	}
+	return nil
+}
+
+// copy writes a file's content from an offset on, at which the descriptor is, with an eye on the limits after every buffer.
+func (x *extractor) copy(fd int, content io.Reader, at int64) error {
 	hole := false
-	for at := int64(0); ; {
+	for {
 		n, rerr := content.Read(x.buf)
 		x.result.Size += int64(n)
 		if err := x.stream.check(x.result.Size); err != nil {

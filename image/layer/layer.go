@@ -103,7 +103,7 @@ func (u Usage) Add(o Usage) Usage { return Usage{u.Entries + o.Entries, u.Bytes 
 type Limits struct {
 	// Entries are headers in the streams, and directories that none of them describes; of all layers together.
 	Entries int64 `json:"entries,omitempty"`
-	// Bytes are those of all file contents (sparse files count in full), of all layers together; and no uncompressed stream has
+	// Bytes are those of all file contents (sparse files count in full, but for what a snapshot leaves out of them), of all layers together; and no uncompressed stream has
 	// more.
 	Bytes int64 `json:"bytes,omitempty"`
 	// Below is what the layers below one have of these two.
@@ -196,14 +196,15 @@ type Options struct {
 	// mark on the root, which means nothing to overlayfs, becomes a whiteout of all that is there.
 	Lower []*os.Root
 	// FromDiff says that the stream is [Diff]'s. All its whiteouts are kept: none is in vain, and Lower need not be all that it
-	// lies on. Zeros become holes again, which it has written out.
+	// lies on. Zeros become holes again, which it has written out or, see [DiffOptions].Holes, left out.
 	FromDiff bool
 	// Settled returns when the layers below are complete, or with an error that ends it all; nil: they are. They are not looked
 	// at before, which is when all of the stream has been read.
 	Settled func() error
 }
 
-// Result is what [Apply] found.
+// Result is what [Apply] found. That of an [ApplyRequest] has no DiffID where the layer was there, and then Size and Entries where they
+// are known.
 type Result struct {
 	DiffID  string `json:"diff_id"` // digest of the uncompressed stream to its very end
 	Size    int64  `json:"size"`    // bytes of file contents
@@ -250,7 +251,7 @@ type Request struct {
 	DiffID    string `json:"diff_id"` // what the stream's digest must be: nothing is kept under ChainID otherwise
 	// Limits are for it and those before it in the request together; their Below is what the parents have.
 	Limits   Limits   `json:"limits,omitzero"`
-	Known    Usage    `json:"known,omitzero"`      // what it has if it is there; zero: nobody knows
+	Known    Usage    `json:"known,omitzero"`      // what it has if it is there, as far as is known; see [Result]
 	FromDiff bool     `json:"from_diff,omitempty"` // see [Options.FromDiff]
 	Blob     *os.File `json:"-"`                   // the verified blob, at offset 0; it stays the caller's to close
 }

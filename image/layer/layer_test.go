@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // entry is one header with its content. Zero modes mean 0755 for directories and 0644 for the rest.
@@ -378,7 +379,7 @@ func TestNoDescriptorIsLeftOpen(t *testing.T) {
 	if _, err := layer.Apply(other, bytes.NewReader(bad), layer.Options{SingleID: single(), Lower: []*os.Root{root}}); err == nil {
 		t.Fatal("a file below a file was accepted")
 	}
-	if after := count(); after != before {
+	if after := count(); after > before { // fewer: one that an earlier test had left was collected
 		t.Errorf("%d descriptors are open, %d were before", after, before)
 	}
 }
@@ -455,7 +456,7 @@ func TestNothingIsReadAfterAnError(t *testing.T) {
 	}
 	// The goroutine says that it has ended a moment before it does.
 	stacks := make([]byte, 1<<20)
-	for deadline := time.Now().Add(10 * time.Second); ; goruntime.Gosched() {
+	for deadline := time.Now().Add(testenv.Patience(time.Minute)); ; goruntime.Gosched() {
 		n := goruntime.Stack(stacks, true)
 		if !bytes.Contains(stacks[:n], []byte("readAhead).run")) {
 			return

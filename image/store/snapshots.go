@@ -36,8 +36,9 @@ type Snapshot struct {
 	User        string            `json:"user"`
 	Profile     string            `json:"profile"`
 	CreatedAt   time.Time         `json:"created_at"`
-	Size        int64             `json:"size"`    // bytes of files in its own layer
-	Entries     int64             `json:"entries"` // files, directories and deletions in its own layer
+	ImportedAt  time.Time         `json:"imported_at,omitzero"` // zero if it was taken here
+	Size        int64             `json:"size"`                 // bytes of files in its own layer
+	Entries     int64             `json:"entries"`              // files, directories and deletions in its own layer
 	Consistent  bool              `json:"consistent"`
 }
 

@@ -46,6 +46,7 @@ const (
 	Undumpable   = "undumpable init"
 	Namespaces   = "namespaces"
 	NoDevices    = "no device nodes"
+	NoNewPrivs   = "no_new_privs, nosuid"
 )
 
 // Main is to be called first thing by a program that contains the corpus. Where it was told to attack it does so, prints a
@@ -55,6 +56,9 @@ func Main(args []string) (code int, handled bool) {
 		return 0, false
 	}
 	switch {
+	case len(args) == 2 && args[1] == "ids":
+		fmt.Println(ids())
+		return 0, true
 	case len(args) == 2 && args[1] == "calls":
 		return measureCalls(), true
 	case len(args) == 3 && args[1] == "call":
@@ -80,6 +84,9 @@ func Try(name string) []string { return []string{mainArg, "try", name} }
 
 // Calls is the arguments that make it measure which system calls reach the kernel; see [Measured].
 func Calls() []string { return []string{mainArg, "calls"} }
+
+// IDs is the arguments that make it say who it is: its ids and capabilities.
+func IDs() []string { return []string{mainArg, "ids"} }
 
 func find(name string) *Attack {
 	for _, a := range Corpus() {

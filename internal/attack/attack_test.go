@@ -4,14 +4,24 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
+	goruntime "runtime"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/testenv"
@@ -117,4 +127,150 @@ func TestCallsAreThoseOfTheKernel(t *testing.T) {
 			t.Errorf("%d is %q, want %q", number, got, want)
 		}
 	}
+}
+
+// What is said of Docker names calls and attacks that there are.
+func TestDockersFactsAreAboutThisCorpus(t *testing.T) {
+	calls := DockerCalls("amd64")
+	if len(calls) < 300 || !slices.IsSorted(calls) || !slices.Contains(calls, "read") || slices.Contains(calls, "mount") {
+		t.Errorf("%d calls: %v", len(calls), calls)
+	}
+	if got := DockerCalls("arm64"); got != nil {
+		t.Errorf("of arm64: %v", got)
+	}
+	all := Corpus()
+	for _, name := range DockerFeatures() {
+		if !slices.ContainsFunc(all, func(a Attack) bool { return a.Name == name }) && goruntime.GOARCH == "amd64" {
+			t.Errorf("%s is no attack", name)
+		}
+	}
+}
+
+// The list is what its source says, where the module cache of whoever runs this has that source.
+func TestDockersCallsAreThoseOfItsProfile(t *testing.T) {
+	module, version, _ := strings.Cut(DockerSource, " ")
+	cache, err := exec.CommandContext(t.Context(), "go", "env", "GOMODCACHE").Output()
+	if err != nil {
+		t.Skipf("no Go here: %v", err)
+	}
+	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(cache)), module+"@"+version, "default.json"))
+	if err != nil {
+		t.Skipf("its source is not in the module cache: %v", err)
+	}
+	type conditions struct{ Caps, Arches []string }
+	var profile struct {
+		Syscalls []struct {
+			Names              []string
+			Action             string
+			Includes, Excludes conditions
+		}
+	}
+	if err := json.Unmarshal(text, &profile); err != nil {
+		t.Fatal(err)
+	}
+	has := func(given []string, want ...string) bool {
+		return slices.ContainsFunc(want, func(w string) bool { return slices.Contains(given, w) })
+	}
+	known := slices.Collect(maps.Values(callTable()))
+	var want []string
+	for _, rule := range profile.Syscalls {
+		// Of the capabilities that rules ask for, Docker gives but this one.
+		if rule.Action != "SCMP_ACT_ALLOW" || len(rule.Includes.Caps) > 0 && !has(rule.Includes.Caps, "CAP_SYS_CHROOT") ||
+			len(rule.Includes.Arches) > 0 && !has(rule.Includes.Arches, "amd64") {
+			continue
+		}
+		for _, name := range rule.Names {
+			if slices.Contains(known, name) {
+				want = append(want, name)
+			}
+		}
+	}
+	slices.Sort(want)
+	if diff := cmp.Diff(slices.Compact(want), DockerCalls("amd64")); diff != "" && goruntime.GOARCH == "amd64" {
+		t.Error(diff)
+	}
+}
+
+func TestMeasuredIsJudged(t *testing.T) {
+	plan := &specs.LinuxSeccomp{
+		DefaultAction: specs.ActErrno, DefaultErrnoRet: new(uint(38)),
+		Syscalls: []specs.LinuxSyscall{{Names: []string{"read", "write", "mseal", "close", "sync"}, Action: specs.ActAllow}},
+	}
+	numbers := make(map[string]int)
+	for n, name := range callTable() {
+		numbers[name] = n
+	}
+	m := Measured{Answers: map[int]string{
+		numbers["read"]: "EBADF", numbers["write"]: Reached, numbers["mseal"]: "ENOSYS", numbers["close"]: Killed,
+		numbers["mount"]: "ENOSYS", numbers["bpf"]: "EPERM", numbers["sync"]: NotMade,
+	}}
+	want := Judged{
+		Reached: []string{"read", "write"}, Unclear: []string{"mseal", "sync"},
+		Wrong: []string{"bpf answers EPERM, planned was ENOSYS", "close is allowed, and kills"},
+	}
+	got := m.Judge(plan)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{"mseal", "read", "sync", "write"}, got.Open()); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{"open"}, Beyond([]string{"open", "read", "uretprobe"}, []string{"read"})); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A child that keeps the output open, as one that a fork has left behind, holds nobody up and does not outlive its parent.
+func TestOutputEndsWithItsProgram(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "sh", "-c", "sleep 3600 & echo $!")
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	if err := run(cmd); !errors.Is(err, exec.ErrWaitDelay) {
+		t.Errorf("%v", err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(out.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	child, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return // whoever inherited it has seen its end
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(child)
+	n, err := 0, error(unix.EINTR)
+	for errors.Is(err, unix.EINTR) { // Go signals its threads
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}, 30_000)
+	}
+	if n != 1 {
+		t.Errorf("it lives on: %d, %v", n, errors.Join(err, unix.PidfdSendSignal(child, unix.SIGKILL, nil, 0)))
+	}
+}
+
+// A call is judged by what comes after its maker has come to it: how long he took to, and whether he did, says nothing about it.
+func TestTimeOfACallBeginsWithIt(t *testing.T) {
+	late := strconv.FormatFloat((callTimeout + time.Second).Seconds(), 'f', -1, 64)
+	var wg sync.WaitGroup
+	for _, tc := range []struct {
+		script string
+		come   time.Duration
+		want   string
+		failed bool
+	}{
+		{"sleep " + late + "; echo; echo EPERM", time.Minute, "EPERM", false},
+		{"echo; exec sleep 3600", time.Minute, Reached, false},
+		{"echo; kill -SYS $$", time.Minute, Killed, false},
+		{"exec sleep 3600", time.Second, "", true},
+		{"exit 1", time.Minute, "", true},
+	} {
+		wg.Go(func() {
+			if got, err := called(tc.come, "sh", "-c", tc.script); got != tc.want || (err != nil) != tc.failed {
+				t.Errorf("%s: %q, %v, want %q", tc.script, got, err, tc.want)
+			}
+		})
+	}
+	wg.Wait()
 }

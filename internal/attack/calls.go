@@ -2,6 +2,8 @@ package attack
 
 import (
 	"bufio"
+	"bytes"
+	"cmp"
 	"context"
 	"embed"
 	"encoding/json"
@@ -27,18 +29,24 @@ var callNames embed.FS
 const (
 	maxCall     = 511             // beyond the last that any kernel has by now
 	callTimeout = 5 * time.Second // of one that waits: it has been reached
+	comeTimeout = time.Minute     // for who makes it to come to it
 )
 
 // Answers that are no error's name.
 const (
-	Reached = "reached" // it succeeded, or did not come back
-	Killed  = "killed"  // the filter ended the process
+	Reached = "reached"  // it succeeded, or did not come back
+	Killed  = "killed"   // the filter ended the process
+	NotMade = "not made" // it is one that is never made
 )
 
-// Measured is what the kernel answers to each system call of one architecture, each made once with the arguments of [CallArgs].
+// notMade are calls that no argument keeps from doing what they are for: this one waits until everything on the host that was
+// written is on its disks, which may take minutes, and nobody can end who waits for that.
+func notMade(name string) bool { return name == "sync" }
+
+// Measured is what the kernel answers to each system call of one architecture, each but one made once with the arguments of [CallArgs].
 type Measured struct {
 	Arch    string         `json:"arch"`
-	Answers map[int]string `json:"answers"` // an error's name, [Reached] or [Killed]
+	Answers map[int]string `json:"answers"` // an error's name, [Reached], [Killed] or [NotMade]
 }
 
 // CallName is the name of a system call on this architecture; empty where the number has none.
@@ -77,7 +85,7 @@ func CallArgs(name string) [3]uint64 {
 		return [3]uint64{none, 1, 0} // FUTEX_WAKE; ENOSYS for one that is none
 	case "personality":
 		return [3]uint64{0xffffffff, 0, 0}
-	case "fork", "vfork", "pause", "sync", "exit", "exit_group":
+	case "fork", "vfork", "pause", "exit", "exit_group":
 		return [3]uint64{}
 	}
 	return [3]uint64{none, none, none}
@@ -86,26 +94,84 @@ func CallArgs(name string) [3]uint64 {
 // measureCalls makes every call in a process of its own and prints a [Measured]. Those that wait wait beside each other.
 func measureCalls() (code int) {
 	m := Measured{Arch: goruntime.GOARCH, Answers: make(map[int]string)}
-	var mu sync.Mutex // guards m.Answers
+	var mu sync.Mutex // guards m.Answers and failed
+	var failed []error
 	var wg sync.WaitGroup
 	places := make(chan struct{}, 4)
 	for number := range maxCall + 1 {
+		if notMade(CallName(number)) {
+			m.Answers[number] = NotMade
+			continue
+		}
 		places <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-places }()
-			ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-			defer cancel()
-			out, err := exec.CommandContext(ctx, "/proc/self/exe", mainArg, "call", strconv.Itoa(number)).Output()
+			said, err := called(comeTimeout, "/proc/self/exe", mainArg, "call", strconv.Itoa(number))
 			mu.Lock()
 			defer mu.Unlock()
-			m.Answers[number] = answer(out, err)
+			if err != nil {
+				failed = append(failed, fmt.Errorf("call %d: %w", number, err))
+			}
+			m.Answers[number] = said
 		})
 	}
 	wg.Wait()
+	if err := errors.Join(failed...); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	if err := json.NewEncoder(os.Stdout).Encode(&m); err != nil {
 		return 1
 	}
 	return 0
+}
+
+// called is the answer to the call of a program that prints an empty line when it has come to the call. The time of one that waits counts
+// from then: on a busy machine the start of the program may take as long, which says nothing about the call.
+func called(come time.Duration, argv ...string) (string, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	timer := time.AfterFunc(come, cancel)
+	defer timer.Stop()
+	out := announced{begun: func() {
+		if timer.Stop() { // else the program is being ended
+			timer.Reset(callTimeout)
+		}
+	}}
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Stdout = &out
+	err := run(cmd)
+	if out.text.Len() == 0 {
+		return "", fmt.Errorf("who was to make it has not come to it: %w", cmp.Or(err, errors.New("it said nothing")))
+	}
+	return answer(out.text.Bytes(), err), nil
+}
+
+// announced is what a program prints. Begun is called with the first of it.
+type announced struct {
+	text  bytes.Buffer // not embedded: who copies would call its ReadFrom
+	begun func()
+}
+
+func (a *announced) Write(p []byte) (int, error) {
+	if a.text.Len() == 0 {
+		a.begun()
+	}
+	return a.text.Write(p)
+}
+
+// run runs a program until it ends or its context does. Children that it leaves behind end with it: one that a bare fork makes of
+// a Go program may hang on a lock whose holder it lacks, and would keep the output open for ever.
+func run(cmd *exec.Cmd) error {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	end := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.Cancel = end
+	cmd.WaitDelay = callTimeout / 5 // the output is then closed, whoever has it
+	err := cmd.Run()
+	if cmd.Process != nil {
+		_ = end() // mostly nobody is left
+	}
+	return err
 }
 
 func answer(out []byte, err error) string {
@@ -120,13 +186,14 @@ func answer(out []byte, err error) string {
 	return Reached // it crashed or ended the program, hung, or has taken its output away
 }
 
-// makeCall makes one call and prints the answer.
+// makeCall makes one call and prints the answer, after an empty line.
 func makeCall(arg string) (code int) {
 	number, err := strconv.Atoi(arg)
 	if err != nil {
 		return 2
 	}
 	args := CallArgs(CallName(number))
+	fmt.Println() // see called
 	_, _, errno := unix.RawSyscall6(uintptr(number), uintptr(args[0]), uintptr(args[1]), uintptr(args[2]), 0, 0, 0)
 	if errno != 0 {
 		fmt.Println(unix.ErrnoName(errno))

@@ -9,7 +9,11 @@ import (
 	"os/exec"
 	"strings"
 	"syscall"
+	"time"
 )
+
+// controlTimeout is that of one control: one that waits for something does not work.
+const controlTimeout = time.Minute
 
 // Decode reads what the attacking program has printed.
 func Decode(line string) (Result, error) {
@@ -42,6 +46,8 @@ func Control(ctx context.Context, program, attack string) (worked bool, found st
 			attr  *syscall.SysProcAttr
 		}{"as the host's root", &syscall.SysProcAttr{Cloneflags: apart}})
 	}
+	ctx, cancel := context.WithTimeout(ctx, controlTimeout)
+	defer cancel()
 	var said []string
 	for _, t := range tries {
 		cmd := exec.CommandContext(ctx, program, mainArg, "control", attack)

@@ -13,7 +13,7 @@ import (
 // Corpus is every attack, in the order in which they are tried.
 func Corpus() []Attack {
 	var all []Attack
-	for _, part := range [][]Attack{mounts(), namespaces(), initProcess(), kernelInterfaces(), hostControl(), files(), sockets(), terminals()} {
+	for _, part := range [][]Attack{mounts(), namespaces(), initProcess(), kernelInterfaces(), hostControl(), files(), programs(), sockets(), terminals()} {
 		all = append(all, part...)
 	}
 	return all
@@ -43,6 +43,8 @@ func mounts() []Attack {
 		{"mount-devpts", Filter, mount("devpts", "/tmp", "devpts", 0)},
 		{"mount-mqueue", Filter, mount("mqueue", "/tmp", "mqueue", 0)},
 		{"mount-cgroup2", Filter, mount("cgroup2", "/tmp", "cgroup2", 0)},
+		// The way to release_agent (CVE-2022-0492).
+		{"mount-cgroup1", Filter, func() error { return unix.Mount("cgroup", "/tmp", "cgroup", 0, "none,name=attacker") }},
 		{"mount-bind-rw", Filter, mount("/", "/tmp", "", unix.MS_BIND|unix.MS_REC)},
 		{"mount-shared", Filter, mount("", "/", "", unix.MS_REC|unix.MS_SHARED)},
 		{"remount-proc-rw", Filter, mount("", "/proc", "", unix.MS_REMOUNT|unix.MS_BIND)},
@@ -81,6 +83,7 @@ func namespaces() []Attack {
 		all = append(all, Attack{"clone-" + ns.name, Filter, func() error { return clone(uintptr(ns.flag)) }})
 		// A Go program has threads, and with them a user namespace cannot be left.
 		if ns.name == "user" {
+			all = append(all, Attack{"unshare-user", Filter, func() error { return inChild(unix.SYS_UNSHARE, uintptr(ns.flag)) }})
 			continue
 		}
 		all = append(all, Attack{"unshare-" + ns.name, Filter, func() error { return unix.Unshare(ns.flag) }})
@@ -177,6 +180,7 @@ func hostControl() []Attack {
 		{"swapoff", Filter, func() error { return reached(raw(unix.SYS_SWAPOFF, path("/nowhere"), 0, 0)) }},
 		{"acct", Filter, func() error { return reached(raw(unix.SYS_ACCT, path("/nowhere"), 0, 0)) }},
 		{"settimeofday", Filter, func() error { return raw(unix.SYS_SETTIMEOFDAY, 0, 0, 0) }},
+		{"clock-settime", Filter, func() error { return reached(raw(unix.SYS_CLOCK_SETTIME, unix.CLOCK_REALTIME, 0, 0)) }},
 		{"adjtimex", Filter, func() error { _, err := unix.Adjtimex(&unix.Timex{}); return err }},
 		{"syslog", Filter, func() error { _, err := unix.Klogctl(3, make([]byte, 64)); return err }},
 		{"vhangup", Filter, func() error { return reached(raw(unix.SYS_VHANGUP, 0, 0, 0)) }},
@@ -193,6 +197,7 @@ func files() []Attack {
 		}},
 		{"write-hostname-sysctl", ReadOnly, func() error { return write("/proc/sys/kernel/hostname", "attacked") }},
 		{"write-cgroup", Filter, writeCgroup},
+		{"read-kernel-addresses", Capabilities, kernelAddresses},
 	}
 	// To open is to be able to; nothing is written.
 	for name, file := range map[string]string{
@@ -213,6 +218,15 @@ func files() []Attack {
 		all = append(all, Attack{"open-" + name, NoDevices, func() error { return open(file, unix.O_RDWR) }})
 	}
 	return sorted(all)
+}
+
+// programs gain something by being started.
+func programs() []Attack {
+	return []Attack{
+		{"exec-setuid", NoNewPrivs, func() error { return execSetID(unix.S_ISUID | 0o755) }},
+		{"exec-setgid", NoNewPrivs, func() error { return execSetID(unix.S_ISGID | 0o755) }},
+		{"exec-file-capability", Capabilities, execCapable},
+	}
 }
 
 func sockets() []Attack {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -62,6 +63,43 @@ func clone(flags uintptr) error {
 	var status unix.WaitStatus
 	_, err := unix.Wait4(int(pid), &status, 0, nil)
 	return err
+}
+
+// inChild makes a call in a child that has but one thread, which ends with the error.
+func inChild(trap, arg uintptr) error {
+	pid, _, errno := unix.RawSyscall(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	if pid == 0 {
+		_, _, errno := unix.RawSyscall(trap, arg, 0, 0)
+		_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, uintptr(errno), 0, 0) // nothing else is safe in this child
+	}
+	var status unix.WaitStatus
+	if _, err := unix.Wait4(int(pid), &status, 0, nil); err != nil {
+		return err
+	}
+	if code := status.ExitStatus(); code != 0 {
+		return syscall.Errno(code)
+	}
+	return nil
+}
+
+// kernelAddresses reads where the kernel lies: to whom may not know, it tells of zeros.
+func kernelAddresses() error {
+	f, err := os.Open("/proc/kallsyms")
+	if err != nil {
+		return err
+	}
+	defer f.Close() // only read
+	line := make([]byte, 16)
+	if _, err := f.Read(line); err != nil {
+		return err
+	}
+	if strings.Trim(string(line), "0") == "" {
+		return errors.New("all of them are 0")
+	}
+	return nil
 }
 
 func clone3() error {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/agents"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
@@ -29,6 +30,8 @@ const (
 	drainTimeout = 2 * time.Second
 	// cutTimeout is how long a cancelled request may take to say so, before its connection is closed.
 	cutTimeout = 2 * time.Second
+	// agentTimeout is how long runs of the agent may take to collect their output when the daemon stops.
+	agentTimeout = 30 * time.Second
 	// closeTimeout bounds the end of all sandboxes.
 	closeTimeout = 60 * time.Second
 )
@@ -52,6 +55,9 @@ type Options struct {
 	// Profiles are shown to clients, by name. Default: none are shown.
 	Profiles []api.Profile
 
+	// Confine holds the daemon to its own directories, and returns the version of Landlock that does, 0 where none can. It is called when the
+	// socket is bound and nothing that a sandbox sends has been read. Default: nothing.
+	Confine func() (landlock int, err error)
 	// LauncherInfo asks the launcher for its pid and for what a sandbox with the defaults would get. Default: unknown.
 	LauncherInfo func(ctx context.Context) (int, api.Enforced, error)
 	// Checks probes the host. Default: no checks.
@@ -61,10 +67,26 @@ type Options struct {
 	// Lock is what [AcquireLock] returned for DataDir. Default: New acquires it.
 	Lock io.Closer
 
+	// ErrandsGone reports whether nobody does any more what the daemon cannot do itself. Default: nobody has to.
+	ErrandsGone func() bool
+	// Agents hosts runs of the agent. Default: none; the routes are not there.
+	Agents *agents.Host
+
+	// EndedAge is how long sandboxes that have ended are kept, and EndedLimit how many of them; SnapshotAge is how long snapshots are
+	// kept that no sandbox stands on. Default: for ever, and any number. See [retention].
+	EndedAge    time.Duration
+	EndedLimit  int
+	SnapshotAge time.Duration
+	// AgentAge is how long runs of the agent are kept that nobody works on, AgentLimit how many bytes they have together. Default: for ever,
+	// and any amount. See [agents.Retention].
+	AgentAge   time.Duration
+	AgentLimit int64
+
 	IODevice     cgroup.Device // that DataDir lies on; the default is none, and io limits are refused
 	Pools        []Pool        // sandboxes that are kept ready; default: none
 	LogSize      int64         // bytes of one file of a sandbox's log; default 4 MiB, at least 256 KiB
 	LogFiles     int           // of one sandbox, the oldest of which go; default 3
+	LogLimit     int64         // bytes of all logs, the oldest files of which go; default 2 GiB
 	MaxSandboxes int           // default 1000
 	Timeout      time.Duration // of a sandbox that asks for none; default an hour
 	IdleTimeout  time.Duration // of a sandbox that asks for none; default ten minutes
@@ -86,6 +108,8 @@ type Daemon struct {
 	service *Service
 	lock    io.Closer
 	socket  *socket
+	drain   time.Duration // drainTimeout, but for tests
+	look    time.Duration // retainEvery, but for tests
 
 	requests sync.WaitGroup // handlers, those of hijacked connections among them, and enforce
 	mu       sync.Mutex
@@ -104,7 +128,7 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 	if opts.Engine == nil || opts.Images == nil || opts.Profile == nil || opts.DataDir == "" || opts.RuntimeDir == "" {
 		return nil, errors.New("start daemon: Engine, Images, Profile, DataDir and RuntimeDir are needed")
 	}
-	d := &Daemon{opts: opts, log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)), lock: opts.Lock, stop: make(chan struct{})}
+	d := &Daemon{opts: opts, log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)), lock: opts.Lock, drain: drainTimeout, look: retainEvery, stop: make(chan struct{})}
 	if d.lock == nil {
 		if d.lock, err = AcquireLock(opts.DataDir); err != nil {
 			return nil, err
@@ -123,6 +147,12 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			err = errors.Join(err, d.socket.remove())
 		}
 	}()
+	confined := 0
+	if opts.Confine != nil {
+		if confined, err = opts.Confine(); err != nil {
+			return nil, fmt.Errorf("start daemon: %w", err)
+		}
+	}
 	pools := newPools(opts.Pools)
 	supervisor, err := runtime.Open(ctx, opts.DataDir, opts.Engine, runtime.Options{
 		RuntimeDir:   opts.RuntimeDir,
@@ -137,8 +167,9 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("start daemon: %w", err)
 	}
-	d.service = &Service{opts: opts, supervisor: supervisor, images: opts.Images, log: d.log, builds: make(chan struct{}, maxBuilds), pools: pools}
-	d.service.logs = newMainLogs(opts.DataDir, max(minLogSize, cmp.Or(opts.LogSize, defaultLogSize)), cmp.Or(opts.LogFiles, defaultLogFiles))
+	d.service = &Service{opts: opts, confined: confined, supervisor: supervisor, images: opts.Images, log: d.log, builds: make(chan struct{}, maxBuilds), pools: pools}
+	d.service.logs = newMainLogs(opts.DataDir, max(minLogSize, cmp.Or(opts.LogSize, defaultLogSize)), cmp.Or(opts.LogFiles, defaultLogFiles), cmp.Or(opts.LogLimit, defaultLogLimit))
+	d.service.logs.log = d.log
 	d.service.sweepLogs()
 	d.service.execs = newExecs(context.WithoutCancel(ctx))
 	d.service.adoptExecs(ctx)
@@ -237,6 +268,8 @@ func (d *Daemon) Serve(ctx context.Context) error {
 	defer cancelEnforce(nil)
 	d.requests.Go(func() { d.enforce(enforceCtx) })
 	d.requests.Go(func() { d.service.fillPools(enforceCtx) })
+	d.requests.Go(func() { d.service.retain(enforceCtx, d.look) })
+	d.requests.Go(func() { d.retainRuns(enforceCtx) })
 
 	if d.opts.IdleExit > 0 {
 		d.lastUse = time.Now()
@@ -282,8 +315,14 @@ func (d *Daemon) shutdown(ctx context.Context, server *http.Server, served <-cha
 		defer cancel()
 		return f(ctx)
 	}
+	// 0. The runs of the agent end, while they can still ask for what they have left.
+	if d.opts.Agents != nil {
+		if err := step(agentTimeout, d.opts.Agents.Close); err != nil {
+			d.log.Warn("not all agent runs have ended by themselves", "error", err)
+		}
+	}
 	// 1. Nobody new comes in, and what is under way may come to its end.
-	if step(drainTimeout, server.Shutdown) != nil {
+	if step(d.drain, server.Shutdown) != nil {
 		// 2. What does not is told why, and then cut off.
 		cancelRequests(ErrStopping)
 		if step(cutTimeout, server.Shutdown) != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/image/build"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/agents"
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -90,11 +91,17 @@ var classes = []class{
 	{err: runtime.ErrState, code: api.CodeConflict, hint: "sandboxd ps shows the states; sandboxd start runs again what has ended"},
 	{err: runtime.ErrNotEnded, code: api.CodeConflict, hint: "only a sandbox that has ended can be started; end it first: sandboxd stop"},
 	{err: runtime.ErrInUse, code: api.CodeConflict, hint: "end what uses it, or ask for more; nothing was changed"},
-	{err: runtime.ErrTooMany, code: api.CodeConflict, hint: "delete sandboxes that are not needed any more: sandboxd ps, sandboxd rm"},
+	{err: runtime.ErrTooMany, code: api.CodeConflict, hint: "delete sandboxes that are not needed any more: sandboxd prune, or sandboxd ps and sandboxd rm"},
 	{err: runtime.ErrUnenforceable, code: api.CodeUnenforceable, hint: "sandboxd doctor says what this host lacks; leave the limit out to run without it"},
 	{err: runtime.ErrClosed, code: api.CodeUnavailable, hint: "start it again: sandboxd serve"},
 	{err: runtime.ErrRootfs, code: api.CodeImage, hint: "the image is broken or hostile; choose another"},
 	{err: runtime.ErrUnavailable, code: api.CodeUnavailable, hint: "the launcher is gone or busy; restart the daemon"},
+	{err: agents.ErrNotFound, code: api.CodeNotFound, hint: "GET /v1/agent/runs lists what there is"},
+	{err: agents.ErrTooMany, code: api.CodeConflict, hint: "wait for one to end, or allow more where the daemon is started: sandboxd serve --agent-runs N"},
+	{err: agents.ErrByHand, code: api.CodeConflict, hint: "end it where it was resumed, with Ctrl-C or SIGTERM"},
+	{err: agents.ErrRunning, code: api.CodeConflict, hint: "cancel it first: POST /v1/agent/runs/{run}/cancel"},
+	{err: agents.ErrTooLarge, code: api.CodeTooLarge, hint: "say less in query, prompt_config, policy and extra_body"},
+	{err: agents.ErrWorker, code: api.CodeInternal, hint: "the daemon's log may say why"},
 	{err: context.DeadlineExceeded, code: api.CodeUnavailable, hint: "the host is overloaded; try again"},
 	{err: context.Canceled, code: api.CodeUnavailable},
 }
@@ -124,12 +131,9 @@ const maxDetail = 2048
 // ProblemOf turns an error into what the API answers.
 func ProblemOf(err error) *api.Problem {
 	if p, ok := errors.AsType[*api.Problem](err); ok {
-		return p
+		return relayed(*p)
 	}
-	detail := strings.ToValidUTF8(err.Error(), "\uFFFD")
-	if len(detail) > maxDetail {
-		detail = strings.ToValidUTF8(detail[:maxDetail], "") + " ..."
-	}
+	detail := bounded(err.Error())
 	c := classOf(err)
 	if limit, ok := errors.AsType[layer.Exceeded](err); ok && (c.code == api.CodeImage || c.err == layer.ErrInvalid) { //nolint:errorlint // of the table
 		c.hint = fmt.Sprintf("what images may have is set where the daemon is started: sandboxd serve --unpack-limits %s=N", string(limit))
@@ -138,6 +142,24 @@ func ProblemOf(err error) *api.Problem {
 		c.status = c.code.Status()
 	}
 	return &api.Problem{Code: c.code, Title: titles[c.code], Status: c.status, Detail: detail, Hint: c.hint}
+}
+
+// relayed is a problem that a process of an agent run has told of. It may have been taken over by what it reads: its words are text, and
+// the rest is ours.
+func relayed(p api.Problem) *api.Problem {
+	if titles[p.Code] == "" {
+		p.Code = api.CodeInternal
+	}
+	p.Status, p.Title, p.Detail, p.Hint = p.Code.Status(), bounded(p.Title), bounded(p.Detail), bounded(p.Hint)
+	return &p
+}
+
+func bounded(text string) string {
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	if len(text) > maxDetail {
+		text = strings.ToValidUTF8(text[:maxDetail], "") + " ..."
+	}
+	return text
 }
 
 // classOf looks for the class that was given last, because who gave it knew what those before were about. Errors without
@@ -166,9 +188,15 @@ func invalidf(format string, args ...any) error {
 	return classify(ErrInvalid, fmt.Errorf(format, args...))
 }
 
+// inFlight is what ETOOMANYREFS means, of init or, where the sandboxes have our own uid, of ourselves.
+const inFlight = "programs of this daemon's sandboxes have too many descriptors under way over Unix sockets"
+
 // execError classifies what init says about starting a program.
 func execError(argv0, cwd string, err error) error {
 	var ge *guest.Error
+	if errors.Is(err, syscall.ETOOMANYREFS) {
+		return classify(runtime.ErrState, fmt.Errorf("start %q: %s: %w", argv0, inFlight, syscall.ETOOMANYREFS))
+	}
 	if !errors.As(err, &ge) {
 		return err
 	}
@@ -194,7 +222,7 @@ func execError(argv0, cwd string, err error) error {
 		return classify(ErrTooLarge, fmt.Errorf("start %q: argv and env together: %w", argv0, ge.Errno))
 	case ge.Errno == syscall.EINVAL:
 		return invalidf("start %q: %w (are the user's ids mapped in this sandbox?)", argv0, ge.Errno)
-	case oneOf(ge.Errno, syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE):
+	case oneOf(ge.Errno, syscall.EAGAIN, syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE):
 		return classify(runtime.ErrState, fmt.Errorf("start %q: a limit of the sandbox is reached: %w", argv0, ge.Errno))
 	}
 	return fmt.Errorf("start %q: %w", argv0, err)
@@ -208,6 +236,8 @@ func fileError(path string, err error) error {
 	switch {
 	case errors.Is(err, guest.ErrNotRegular):
 		return invalidf("%q: %w", path, guest.ErrNotRegular)
+	case errors.Is(err, syscall.ETOOMANYREFS):
+		return classify(ErrFileConflict, fmt.Errorf("%q: %s: %w", path, inFlight, syscall.ETOOMANYREFS))
 	case !errors.As(err, &ge):
 		return err
 	case errors.Is(ge.Errno, fs.ErrNotExist):
@@ -233,7 +263,7 @@ func fileError(path string, err error) error {
 	case oneOf(ge.Errno, syscall.EISDIR, syscall.ENOTDIR, syscall.ELOOP, syscall.ENAMETOOLONG, syscall.EINVAL, syscall.ENXIO):
 		return invalidf("%q: %w", path, ge.Errno)
 	case oneOf(ge.Errno, syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG,
-		syscall.ETXTBSY, syscall.EBUSY, syscall.ENOTEMPTY, syscall.EMLINK, syscall.EMFILE, syscall.ENFILE):
+		syscall.ETXTBSY, syscall.EBUSY, syscall.ENOTEMPTY, syscall.EMLINK, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS):
 		return classify(ErrFileConflict, fmt.Errorf("%s %q: %w", ge.Stage, path, ge.Errno))
 	}
 	return fmt.Errorf("%q: %w", path, err)

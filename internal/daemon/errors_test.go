@@ -67,6 +67,24 @@ func TestDetailIsBoundedAndText(t *testing.T) {
 	}
 }
 
+// What a process of an agent run says is wrong cannot break the answer.
+func TestRelayedProblems(t *testing.T) {
+	long := strings.Repeat("x", 1<<20)
+	p := ProblemOf(fmt.Errorf("remove: %w", &api.Problem{Code: "mine", Status: 1, Title: "\xff", Detail: long, Hint: long}))
+	if p.Code != api.CodeInternal || p.Status != http.StatusInternalServerError || p.Title != "\uFFFD" {
+		t.Errorf("%s, %d, %q", p.Code, p.Status, p.Title)
+	}
+	if len(p.Detail) > maxDetail+8 || len(p.Hint) > maxDetail+8 {
+		t.Errorf("%d and %d bytes", len(p.Detail), len(p.Hint))
+	}
+	given := api.Problem{Code: api.CodeConflict, Title: "t", Detail: "d", Hint: "h"}
+	want := given
+	want.Status = http.StatusConflict
+	if p := ProblemOf(&given); *p != want {
+		t.Errorf("%+v", p)
+	}
+}
+
 func TestWhatInitSaysOfAProgram(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err  error
@@ -81,6 +99,9 @@ func TestWhatInitSaysOfAProgram(t *testing.T) {
 		"too many processes":  {&guest.Error{Stage: guest.StageStart, Errno: syscall.EAGAIN}, api.CodeConflict},
 		"unmapped user":       {&guest.Error{Stage: guest.StageStart, Errno: syscall.EINVAL}, api.CodeInvalid},
 		"no terminal":         {&guest.Error{Stage: guest.StageTTY, Errno: syscall.ENOSPC}, api.CodeConflict},
+		"too many in flight":  {&guest.Error{Stage: guest.StageStart, Errno: syscall.ETOOMANYREFS}, api.CodeConflict},
+		"ours as well":        {fmt.Errorf("ask init: %w", syscall.ETOOMANYREFS), api.CodeConflict},
+		"no room in a socket": {&guest.Error{Stage: guest.StageStart, Errno: syscall.ENOBUFS}, api.CodeConflict},
 		"something else":      {&guest.Error{Stage: guest.StageStart, Errno: syscall.EIO}, api.CodeInternal},
 		"cancelled":           {context.Canceled, api.CodeUnavailable},
 	} {
@@ -101,6 +122,8 @@ func TestWhatInitSaysOfAFile(t *testing.T) {
 		"no space":     {&guest.Error{Stage: guest.StageWrite, Errno: syscall.ENOSPC}, api.CodeConflict},
 		"read-only":    {&guest.Error{Stage: guest.StageOpen, Errno: syscall.EROFS}, api.CodeConflict},
 		"hostile tar":  {&guest.Error{Stage: guest.StageArchive, Errno: syscall.EINVAL, Path: "../x"}, api.CodeInvalid},
+		"in flight":    {&guest.Error{Stage: guest.StageOpen, Errno: syscall.ETOOMANYREFS}, api.CodeConflict},
+		"ours as well": {fmt.Errorf("ask init: %w", syscall.ETOOMANYREFS), api.CodeConflict},
 		"sandbox gone": {runtime.ErrState, api.CodeConflict},
 	} {
 		if got := ProblemOf(fileError("/f", tc.err)); got.Code != tc.want {

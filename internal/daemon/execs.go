@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +27,7 @@ import (
 // Bounds of detached execs. The launcher has bounds of its own, which are not lower.
 const (
 	maxDetached   = 64        // of one sandbox
-	maxDetachedIn = 512       // of all
+	maxDetachedIn = 512       // of all, but for the first of each sandbox: that one nobody can take away
 	maxKept       = 1 << 30   // bytes of stdin and output of all, as the execs' limits go
 	maxFinished   = 32        // of one sandbox are kept
 	keepFinished  = time.Hour // and no longer
@@ -50,19 +51,20 @@ type execs struct {
 	cancel context.CancelCauseFunc
 	work   sync.WaitGroup // the collectors, and who forgets what is too old
 
-	adopting sync.Mutex // held by the one that adopts
-	adopted  bool       // what the daemon before has left
+	adopting chan struct{} // has room for the one that adopts, whom others wait for no longer than they want to
+	adopted  atomic.Bool   // what the daemon before has left; written by who adopts
 
 	mu     sync.Mutex
 	closed bool
 	count  int                              // of detached ones
+	counts map[string]int                   // the same by the sandbox's id, without those that have none
 	kept   int64                            // the sum of their kept
 	of     map[string]map[string]*Execution // by the sandbox's id and the exec's
 	mains  map[string]mainOf                // by the sandbox's id
 }
 
 func newExecs(ctx context.Context) *execs {
-	e := &execs{of: make(map[string]map[string]*Execution), mains: make(map[string]mainOf)}
+	e := &execs{adopting: make(chan struct{}, 1), of: make(map[string]map[string]*Execution), counts: make(map[string]int), mains: make(map[string]mainOf)}
 	e.ctx, e.cancel = context.WithCancelCause(ctx)
 	return e
 }
@@ -100,8 +102,7 @@ func (e *execs) leave(x *Execution) bool {
 		delete(e.of, x.record.Sandbox)
 	}
 	if x.log != nil {
-		e.count--
-		e.kept -= x.kept
+		e.add(x.record.Sandbox, -1, -x.kept)
 	}
 	if m := e.mains[x.record.Sandbox]; m.x == x {
 		m.x = nil
@@ -134,13 +135,19 @@ func (e *execs) reserve(sandbox string, size int64) (room []*Execution, err erro
 		}
 	}
 	slices.SortFunc(finished, byStart)
-	count, kept := e.count, e.kept
-	full := func() bool { return count >= maxDetachedIn || kept+size > maxKept }
+	// As it will be without room.
+	count, counts, kept := e.count, maps.Clone(e.counts), e.kept
+	tooMuch := func() bool { return kept+size > maxKept && (counts[sandbox] > 0 || size > mainRing) }
+	full := func() bool { return counts[sandbox] > 0 && count-len(counts) >= maxDetachedIn || tooMuch() }
 	for _, x := range finished {
 		own := x.record.Sandbox == sandbox
-		if full() || own && mine >= maxFinished {
+		helps := counts[x.record.Sandbox] > 1 || own || tooMuch() // else it is the one that its sandbox may have in any case
+		if full() && helps || own && mine >= maxFinished {
 			room = append(room, x)
 			count, kept = count-1, kept-x.kept
+			if counts[x.record.Sandbox]--; counts[x.record.Sandbox] == 0 {
+				delete(counts, x.record.Sandbox)
+			}
 			if own {
 				mine--
 			}
@@ -150,16 +157,23 @@ func (e *execs) reserve(sandbox string, size int64) (room []*Execution, err erro
 		return nil, classify(runtime.ErrInUse, fmt.Errorf("%d detached execs of this sandbox run and %d of all are kept, with %d MiB of memory, which is the most",
 			running, e.count, e.kept>>20))
 	}
-	e.count++
-	e.kept += size
+	e.add(sandbox, 1, size)
 	return room, nil
 }
 
-func (e *execs) release(size int64) {
+// add counts detached execs of a sandbox, and what is kept for them. It needs mu.
+func (e *execs) add(sandbox string, n int, size int64) {
+	e.count += n
+	e.kept += size
+	if e.counts[sandbox] += n; e.counts[sandbox] == 0 {
+		delete(e.counts, sandbox)
+	}
+}
+
+func (e *execs) release(sandbox string, size int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.count--
-	e.kept -= size
+	e.add(sandbox, -1, -size)
 }
 
 // goOn starts f, which is waited for by stop; false if that has begun.
@@ -327,7 +341,7 @@ func (s *Service) detach(ctx context.Context, ref string, req api.ExecRequest, m
 	entered := false
 	defer func() {
 		if !entered {
-			s.execs.release(size)
+			s.execs.release(rec.ID, size)
 		}
 	}()
 	log, err := newExecLog(limit, req.TTY)
@@ -853,9 +867,16 @@ func (s *Service) adoptExecs(ctx context.Context) {
 
 // adoption is done once. Before it nothing new may be deposited, or it would be taken for an exec of the daemon before.
 func (s *Service) adoption(ctx context.Context) error {
-	s.execs.adopting.Lock()
-	defer s.execs.adopting.Unlock()
-	if s.execs.adopted || s.opts.Deposits == nil {
+	if s.execs.adopted.Load() || s.opts.Deposits == nil {
+		return nil
+	}
+	select {
+	case s.execs.adopting <- struct{}{}:
+		defer func() { <-s.execs.adopting }()
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the execs that the daemon before has left: %w", context.Cause(ctx))
+	}
+	if s.execs.adopted.Load() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
@@ -877,7 +898,7 @@ func (s *Service) adoption(ctx context.Context) error {
 			s.drop(ctx, &Execution{record: api.Exec{ID: d.Name, Sandbox: d.Sandbox}})
 		}
 	}
-	s.execs.adopted = true
+	s.execs.adopted.Store(true)
 	return nil
 }
 
@@ -991,8 +1012,7 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 // list enters an adopted exec.
 func (s *Service) list(x *Execution) {
 	s.execs.mu.Lock()
-	s.execs.count++
-	s.execs.kept += x.kept
+	s.execs.add(x.record.Sandbox, 1, x.kept)
 	s.execs.mu.Unlock()
 	s.execs.enter(x)
 }

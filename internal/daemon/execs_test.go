@@ -211,8 +211,9 @@ func TestExecsOfAPausedSandboxAreHandedOn(t *testing.T) {
 	b := newBench(t, realInit(t))
 	b.options.Deposits = newShelf(t)
 	first := b.start()
-	sb := first.create(api.CreateSandbox{IdleTimeout: 0.3})
+	sb := first.create(api.CreateSandbox{})
 	x := first.detach(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "read x; exit 3"}, StdinOpen: true})
+	first.idlesAfter(sb.ID, 0.3)
 	if rep := first.do("POST", "/v1/sandboxes/"+sb.ID+"/pause", nil); rep.status != http.StatusOK {
 		t.Fatalf("%s", rep.body)
 	}
@@ -346,8 +347,9 @@ func TestDetachedExecsAreBounded(t *testing.T) {
 	b := newBench(t, realInit(t))
 	b.options.Deposits = newShelf(t)
 	r := b.start()
-	sb := r.create(api.CreateSandbox{IdleTimeout: 0.3})
+	sb := r.create(api.CreateSandbox{})
 	long := r.detach(sb.ID, api.ExecRequest{Argv: []string{"sleep", "600"}})
+	r.idlesAfter(sb.ID, 0.3)
 	var last api.Exec
 	for range maxFinished + 3 {
 		last = r.detach(sb.ID, api.ExecRequest{Argv: []string{"true"}})
@@ -428,4 +430,76 @@ func TestExecWithItsClientIsListed(t *testing.T) {
 		t.Errorf("%+v", res)
 	}
 	problem(t, r.do("GET", path, nil), api.CodeNotFound)
+}
+
+// What other sandboxes have of execs keeps none from its first one, which is its main process where it has one.
+func TestEverySandboxHasRoomForOneExec(t *testing.T) {
+	e := newExecs(t.Context())
+	enter := func(sandbox string, i int, size int64, ended bool) {
+		t.Helper()
+		room, err := e.reserve(sandbox, size)
+		if err != nil || len(room) > 0 {
+			t.Fatalf("exec %d of %s: room %v, %v", i, sandbox, room, err)
+		}
+		x := &Execution{log: new(execLog), kept: size, done: make(chan struct{}), record: api.Exec{ID: fmt.Sprint(i), Sandbox: sandbox, StartedAt: time.Unix(int64(i), 0)}}
+		if ended {
+			close(x.done)
+		}
+		e.enter(x)
+	}
+	// Sixteen sandboxes have thirty-two, so that 496 are shared, and a seventeenth the rest of them.
+	for s := range 16 {
+		for i := range 32 {
+			enter(fmt.Sprint("many", s), i, 1<<10, false)
+		}
+	}
+	for i := range 17 {
+		enter("rest", 1000+i, 1<<10, i == 16)
+	}
+	// An exec that ended makes room, the first one of another sandbox never.
+	enter("lone", 1, 1<<10, true)
+	room, err := e.reserve("many16", 1<<10)
+	if err != nil || len(room) != 0 {
+		t.Errorf("a first exec: %v, %v", room, err)
+	}
+	room, err = e.reserve("many16", 1<<10)
+	if err != nil || len(room) != 1 || room[0].record.Sandbox != "rest" {
+		t.Errorf("a second exec: %v, %v", room, err)
+	}
+	e.release("many16", 1<<10)
+	if !e.leave(room[0]) || e.leave(room[0]) {
+		t.Error("what makes room is not listed once")
+	}
+	enter("rest", 2000, 1<<10, false)
+	if _, err := e.reserve("many16", 1<<10); !errors.Is(err, runtime.ErrInUse) {
+		t.Errorf("a second exec where nothing makes room: %v", err)
+	}
+	for i := range 900 {
+		enter(fmt.Sprint("single", i), 1, mainRing, false)
+	}
+	// Of memory too: one that needs little is let in.
+	e.mu.Lock()
+	e.kept = maxKept
+	e.mu.Unlock()
+	if _, err := e.reserve("large", mainRing+1); !errors.Is(err, runtime.ErrInUse) {
+		t.Error("there is no end of memory")
+	}
+	if _, err := e.reserve("small", mainRing); err != nil {
+		t.Errorf("a main process has no room: %v", err)
+	}
+}
+
+// Who starts an exec waits for an adoption that takes its time no longer than the client does.
+func TestAdoptionIsWaitedForNoLongerThanTheClient(t *testing.T) {
+	s := &Service{opts: Options{Deposits: newShelf(t)}, execs: newExecs(t.Context())}
+	s.execs.adopting <- struct{}{} // somebody does, and the launcher does not answer
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.adoption(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	<-s.execs.adopting
+	if err := s.adoption(t.Context()); err != nil || !s.execs.adopted.Load() {
+		t.Errorf("%v", err)
+	}
 }

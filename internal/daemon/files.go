@@ -77,7 +77,8 @@ func (o *WriteOptions) validate(path string) error {
 
 // AppendFile writes what body holds to the end of the file at path, part by part as it comes: the sandbox sees them at once, and
 // what was written before an error stays. Each part is written by one write with O_APPEND, so that other writers of that kind
-// come between parts only. Mode and owner count where the file is made.
+// come between parts only. Mode and owner count where the file is made, which it is with the first part: a request that fails before
+// leaves nothing.
 func (s *Service) AppendFile(ctx context.Context, ref, path string, opts WriteOptions, body io.Reader) (err error) {
 	if err := opts.validate(path); err != nil {
 		return err
@@ -95,19 +96,20 @@ func (s *Service) AppendFile(ctx context.Context, ref, path string, opts WriteOp
 	if err != nil {
 		return s.fail(ctx, lease, path, err)
 	}
-	defer func() {
-		if cerr := f.Close(); err == nil && cerr != nil {
-			err = writeError(path, cerr)
-		}
-	}()
-	if _, err := io.Copy(onlyWriter{f}, &endsWith{body, ctx}); err != nil {
+	_, err = io.Copy(f, &endsWith{body, ctx})
+	if err == nil {
+		err = f.Close()
+	} else if aerr := f.Abort(); aerr != nil && !errors.Is(aerr, guest.ErrLost) {
+		s.log.Warn("a file that nothing was appended to may be left in a sandbox", "id", lease.Record.ID, "error", aerr)
+	}
+	if _, ok := errors.AsType[*guest.Error](err); ok || errors.Is(err, guest.ErrLost) {
+		return s.fail(ctx, lease, path, err)
+	}
+	if err != nil {
 		return s.copyError(lease, path, err)
 	}
 	return nil
 }
-
-// onlyWriter hides what else a file can: to copy in larger parts, or in the kernel, is not to append part by part.
-type onlyWriter struct{ io.Writer }
 
 // copyError tells what went wrong while a body was written to a file: the file, the sandbox or the body.
 func (s *Service) copyError(lease *runtime.Lease, path string, err error) error {

@@ -281,17 +281,7 @@ func (d *Daemon) deleteImage(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (d *Daemon) postPrune(w http.ResponseWriter, r *http.Request) error {
-	var req api.PruneImages
-	if r.ContentLength != 0 {
-		if err := readJSON(w, r, maxBody, &req); err != nil {
-			return err
-		}
-	}
-	out, err := d.service.PruneImages(r.Context(), req)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusOK, out)
+	return prune(w, r, d.service.PruneImages)
 }
 
 func (d *Daemon) postTag(w http.ResponseWriter, r *http.Request) error {

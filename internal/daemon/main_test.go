@@ -168,6 +168,10 @@ func (f *fakeImages) Enforce(context.Context) error { return nil }
 
 func (f *fakeImages) EnforceSnapshots(context.Context) error { return nil }
 
+func (f *fakeImages) PruneSnapshots(_ context.Context, before time.Time, labels map[string]string) (api.SnapshotsRemoved, error) {
+	return api.SnapshotsRemoved{Removed: []string{before.UTC().Format(time.RFC3339), labels["k"]}}, nil
+}
+
 func (f *fakeImages) Settle(context.Context) error { return nil }
 
 func (f *fakeImages) Acquire(_ context.Context, ref string) (*image.Image, func(), error) {
@@ -209,6 +213,7 @@ type bench struct {
 	images  *fakeImages
 	options Options
 	log     *lockedBuffer
+	prepare func(*Daemon) // before it serves; nil: nothing
 }
 
 // lockedBuffer collects the log.
@@ -291,6 +296,9 @@ func (b *bench) start() *running {
 	d, err := New(b.t.Context(), b.options)
 	if err != nil {
 		b.t.Fatal(err)
+	}
+	if b.prepare != nil {
+		b.prepare(d)
 	}
 	ctx, cancel := context.WithCancel(b.t.Context())
 	r := &running{bench: b, t: b.t, d: d, cancel: cancel, done: make(chan error, 1)}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,6 +27,7 @@ import (
 const (
 	defaultLogSize  = 4 << 20
 	defaultLogFiles = 3
+	defaultLogLimit = 2 << 30
 	minLogSize      = 256 << 10 // a record has at most logPiece bytes, six times that as JSON, and is never cut in two
 	logPiece        = 16 << 10
 	maxLogLine      = 8 * logPiece
@@ -44,13 +46,109 @@ type mainLogs struct {
 	dir   string
 	size  int64 // of one file
 	files int   // of one sandbox
+	limit int64 // of all files; see trim
+	log   *slog.Logger
+
+	trimming sync.Mutex // held by who trims
 
 	mu sync.Mutex
 	of map[string]*mainLog
 }
 
-func newMainLogs(dataDir string, size int64, files int) *mainLogs {
-	return &mainLogs{dir: filepath.Join(dataDir, "logs"), size: size, files: files, of: make(map[string]*mainLog)}
+func newMainLogs(dataDir string, size int64, files int, limit int64) *mainLogs {
+	return &mainLogs{dir: filepath.Join(dataDir, "logs"), size: size, files: files, limit: limit, log: slog.New(slog.DiscardHandler), of: make(map[string]*mainLog)}
+}
+
+// logFile is a file of a sandbox's log.
+type logFile struct {
+	path string
+	size int64
+	at   time.Time // of the last writing
+}
+
+// trim removes files until all logs together leave room for one more of the sandbox with this id within the limit: always the oldest file of the
+// sandbox that has most, that one's with the file to come, and of several such the one that was written to longest ago. So
+// nobody pushes out what others have less of, however much he writes, and however many sandboxes he has. The file that a main process writes
+// to stays: there may be so many beyond the limit. What cannot be looked at, or removed, keeps nobody from writing.
+func (m *mainLogs) trim(id string) error {
+	m.trimming.Lock()
+	defer m.trimming.Unlock()
+	sandboxes, err := os.ReadDir(m.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read logs: %w", err)
+	}
+	var errs []error
+	total := m.size
+	has, files := map[string]int64{id: m.size}, make(map[string][]logFile) // of each the oldest first
+	for _, sb := range sandboxes {
+		all, err := m.logFiles(sb.Name())
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		for _, f := range all {
+			has[sb.Name()] += f.size
+			total += f.size
+		}
+		if m.writing(sb.Name()) {
+			last := len(all) - 1
+			for last > 0 && all[last].size == 0 { // it does not say where a daemon that comes after a crash is to go on
+				last--
+			}
+			all = all[:max(last, 0)]
+		}
+		if len(all) > 0 {
+			files[sb.Name()] = all
+		}
+	}
+	for total > m.limit && len(files) > 0 {
+		most := ""
+		for of := range files {
+			if most == "" || has[of] > has[most] || has[of] == has[most] && files[of][0].at.Before(files[most][0].at) {
+				most = of
+			}
+		}
+		f := files[most][0]
+		if files[most] = files[most][1:]; len(files[most]) == 0 {
+			delete(files, most)
+		}
+		if err := os.Remove(f.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove old log: %w", err))
+			continue
+		}
+		has[most] -= f.size
+		total -= f.size
+	}
+	return errors.Join(errs...)
+}
+
+// logFiles are those of a sandbox, in order.
+func (m *mainLogs) logFiles(id string) (files []logFile, err error) {
+	l := &mainLog{dir: filepath.Join(m.dir, id)}
+	seqs, err := l.segments()
+	for _, seq := range seqs {
+		fi, err := os.Lstat(l.path(seq))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // its sandbox was deleted, or it was the oldest
+		} else if err != nil {
+			return nil, fmt.Errorf("look at log: %w", err)
+		}
+		files = append(files, logFile{l.path(seq), fi.Size(), fi.ModTime()})
+	}
+	return files, err
+}
+
+// writing says that a main process of a sandbox writes to its log, or will.
+func (m *mainLogs) writing(id string) bool {
+	m.mu.Lock()
+	l := m.of[id]
+	m.mu.Unlock()
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.writers > 0
 }
 
 // get returns the log of a sandbox, whether or not there is anything in it.
@@ -59,7 +157,7 @@ func (m *mainLogs) get(id string) *mainLog {
 	defer m.mu.Unlock()
 	l := m.of[id]
 	if l == nil {
-		l = &mainLog{dir: filepath.Join(m.dir, id), size: m.size, files: m.files}
+		l = &mainLog{all: m, dir: filepath.Join(m.dir, id), size: m.size, files: m.files}
 		m.of[id] = l
 	}
 	return l
@@ -103,6 +201,7 @@ func (m *mainLogs) sweep(exists func(id string) bool) error {
 
 // mainLog is the log of one sandbox. Its writers, one for each main process, take turns.
 type mainLog struct {
+	all   *mainLogs
 	dir   string
 	size  int64
 	files int
@@ -268,6 +367,9 @@ func (w *logWriter) put(rec *logRecord) error {
 
 // rotate begins a new file, and removes the oldest.
 func (w *logWriter) rotate() error {
+	if err := w.log.all.trim(filepath.Base(w.log.dir)); err != nil {
+		w.log.all.log.Warn("the logs may have more than the limit", "limit", w.log.all.limit, "error", err)
+	}
 	f, err := w.log.begin(w.seq + 1)
 	if err != nil {
 		return err

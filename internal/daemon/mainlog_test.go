@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -41,7 +42,7 @@ func say(t *testing.T, w *logWriter, text string) {
 
 // Whatever a crash has left of the last line, what is whole stays, and the writer knows where to go on.
 func TestLogGoesOnAfterEveryCrash(t *testing.T) {
-	logs := newMainLogs(t.TempDir(), minLogSize, 2)
+	logs := newMainLogs(t.TempDir(), minLogSize, 2, 1<<30)
 	l := logs.get("one")
 	began := time.Now()
 	w, err := l.write(0, began)
@@ -84,7 +85,7 @@ func TestLogGoesOnAfterEveryCrash(t *testing.T) {
 
 // A log has the output of one main process after the other; of one that is late nothing is written.
 func TestLogOfSeveralRuns(t *testing.T) {
-	l := newMainLogs(t.TempDir(), minLogSize, 2).get("one")
+	l := newMainLogs(t.TempDir(), minLogSize, 2, 1<<30).get("one")
 	began := time.Now()
 	for i := range 3 {
 		w, err := l.write(i, began.Add(-time.Duration(i)*time.Hour)) // the host's clock may be set back
@@ -139,7 +140,7 @@ func TestLogOfSeveralRuns(t *testing.T) {
 
 // A file that a crash or a full disk left empty does not hide how much the one before it has.
 func TestLogGoesOnBehindAnEmptyFile(t *testing.T) {
-	l := newMainLogs(t.TempDir(), minLogSize, 3).get("one")
+	l := newMainLogs(t.TempDir(), minLogSize, 3, 1<<30).get("one")
 	began := time.Now()
 	w, err := l.write(0, began)
 	if err != nil {
@@ -169,7 +170,7 @@ func TestLogGoesOnBehindAnEmptyFile(t *testing.T) {
 
 // What the disk refuses is missing, and counted; the log goes on as soon as the disk takes something.
 func TestLogThatTheDiskRefuses(t *testing.T) {
-	l := newMainLogs(t.TempDir(), minLogSize, 2).get("one")
+	l := newMainLogs(t.TempDir(), minLogSize, 2, 1<<30).get("one")
 	refuse := func(path string) (again func()) {
 		t.Helper()
 		if err := os.MkdirAll(path, 0o700); err != nil {
@@ -213,7 +214,7 @@ func TestLogThatTheDiskRefuses(t *testing.T) {
 
 // Who reads one stream hears of what is missing too, be there something of the other stream in between.
 func TestLogOfOneStreamCountsWhatIsMissing(t *testing.T) {
-	l := newMainLogs(t.TempDir(), minLogSize, 2).get("one")
+	l := newMainLogs(t.TempDir(), minLogSize, 2, 1<<30).get("one")
 	w, err := l.write(0, time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -235,5 +236,68 @@ func TestLogOfOneStreamCountsWhatIsMissing(t *testing.T) {
 		return nil
 	}); err != nil || dropped != 100 {
 		t.Errorf("%d bytes are missing, %v", dropped, err)
+	}
+}
+
+// All logs together keep to their limit: the oldest files go of who has most, so that nobody pushes out those that have less, and
+// none goes that a main process writes to.
+func TestLogsTogetherAreBounded(t *testing.T) {
+	const limit = 6 * minLogSize
+	logs := newMainLogs(t.TempDir(), minLogSize, 100, limit)
+	text := strings.Repeat("x", logPiece)
+	total := func() (n int64) {
+		t.Helper()
+		err := filepath.WalkDir(logs.dir, func(_ string, e os.DirEntry, err error) error {
+			if err == nil && !e.IsDir() {
+				var fi os.FileInfo
+				if fi, err = e.Info(); err == nil {
+					n += fi.Size()
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	write := func(id string, pieces int) (done func()) {
+		t.Helper()
+		l := logs.get(id)
+		turn, done := l.enqueue()
+		<-turn
+		w, err := l.write(0, time.Unix(1, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(w.close)
+		for range pieces {
+			say(t, w, text)
+			if n := total(); n > limit+2*minLogSize {
+				t.Fatalf("all logs have %d bytes", n)
+			}
+		}
+		return done
+	}
+	write("ended", 40)()
+	write("quiet", 3)()
+	quiet := readLog(t, logs.get("quiet"), LogOptions{Tail: -1})
+	live := write("live", 3) // goes on, and has one small file
+	defer live()
+	was := readLog(t, logs.get("live"), LogOptions{Tail: -1})
+	for i := range 3 {
+		defer write(fmt.Sprintf("loud%d", i), 100)()
+	}
+	if seqs, err := logs.get("ended").segments(); err != nil || len(seqs) > 2 {
+		t.Errorf("of the one that ended there are %v, %v: it had most", seqs, err)
+	}
+	if got := readLog(t, logs.get("quiet"), LogOptions{Tail: -1}); got != quiet {
+		t.Errorf("the one that has less than the others has %d bytes, had %d", len(got), len(quiet))
+	}
+	if got := readLog(t, logs.get("live"), LogOptions{Tail: -1}); got != was {
+		t.Errorf("the one that goes on has %d bytes, had %d", len(got), len(was))
+	}
+	if got := readLog(t, logs.get("loud2"), LogOptions{Tail: -1}); !strings.HasSuffix(got, text) {
+		t.Errorf("the loud one has %d bytes", len(got))
 	}
 }

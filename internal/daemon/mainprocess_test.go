@@ -416,3 +416,37 @@ func TestMainProcessIsStartedByTheNextDaemon(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// A sandbox that was paused before a daemon that was killed had started its main process gets it when it is resumed, and one
+// that has it gets no second.
+func TestMainProcessOfAPausedSandboxIsStartedWhenItGoesOn(t *testing.T) {
+	for name, test := range map[string]struct {
+		kept bool
+		want string
+	}{"that is missing": {false, "here\nhere\n"}, "that is there": {true, "here\n"}} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, realInit(t))
+			if test.kept {
+				b.options.Deposits = newShelf(t)
+			}
+			r := b.start()
+			sb := r.create(api.CreateSandbox{Command: []string{"sh", "-c", "echo here; sleep 600"}})
+			r.untilLog(sb.ID, "here\n")
+			at := "/v1/sandboxes/" + sb.ID
+			decode[api.Sandbox](t, r.do("POST", at+"/pause", nil), http.StatusOK)
+			r.cancel()
+			r.wait()
+			r = b.start()
+			if got := decode[api.Sandbox](t, r.do("GET", at, nil), http.StatusOK); got.State != api.StatePaused {
+				t.Fatalf("%+v", got)
+			}
+			for range 2 {
+				decode[api.Sandbox](t, r.do("POST", at+"/resume", nil), http.StatusOK)
+				r.untilLog(sb.ID, test.want)
+				if list := decode[api.ExecList](t, r.do("GET", at+"/execs", nil), http.StatusOK); len(list.Execs) != 1 || list.Execs[0].State != api.ExecRunning {
+					t.Errorf("%+v", list)
+				}
+			}
+		})
+	}
+}

@@ -28,11 +28,21 @@ const (
 	poolMemory = 10
 )
 
-// Pool says how many sandboxes of an image, with one profile, are kept ready to be claimed.
+// Pool says how many sandboxes of an image, with one profile, are kept ready to be claimed: Size, or where that is learned from what
+// is asked for as many as are worth it, and Size at most.
 type Pool struct {
 	Image   string
 	Profile string
 	Size    int
+	Learn   bool
+}
+
+// size is how many shall be ready now.
+func (p *Pool) size(st runtime.PoolState) int {
+	if p.Learn {
+		return min(st.Wanted, p.Size)
+	}
+	return p.Size
 }
 
 // key is the pool's name to the supervisor. No reference has a space.
@@ -150,19 +160,33 @@ func (s *Service) park(ctx context.Context, w Pool) (more bool, err error) {
 	if err := s.unpark(ctx, func(pool, digest string, _ []string) bool { return pool == w.key() && digest != img.Digest }); err != nil {
 		return false, err
 	}
-	if s.supervisor.PoolState(w.key()).Ready >= w.Size {
+	profile, defaults, err := s.opts.Profile(w.Profile)
+	if err != nil {
+		return false, fmt.Errorf("profile %q: %w", w.Profile, err)
+	}
+	request := runtime.Request{Image: w.Image, ImageDigest: img.Digest, Rootfs: img.Rootfs, Profile: profile, Defaults: defaults}
+	if w.Learn {
+		s.supervisor.Learn(w.key(), request)
+	}
+	st := s.supervisor.PoolState(w.key())
+	surplus := st.Ready - w.size(st)
+	if surplus > 0 {
+		// What is claimed meanwhile is made again by the next look.
+		return false, s.unpark(ctx, func(pool, _ string, _ []string) bool {
+			if pool != w.key() || surplus == 0 {
+				return false
+			}
+			surplus--
+			return true
+		})
+	}
+	if surplus == 0 {
 		return false, nil
 	}
 	if err := memoryToSpare(); err != nil {
 		return false, err
 	}
-	profile, defaults, err := s.opts.Profile(w.Profile)
-	if err != nil {
-		return false, fmt.Errorf("profile %q: %w", w.Profile, err)
-	}
-	err = s.supervisor.Park(ctx, w.key(), runtime.Request{
-		Image: w.Image, ImageDigest: img.Digest, Rootfs: img.Rootfs, Profile: profile, Defaults: defaults,
-	})
+	err = s.supervisor.Park(ctx, w.key(), request)
 	return err == nil, err
 }
 
@@ -212,7 +236,10 @@ func (s *Service) poolStates() []api.Pool {
 	var all []api.Pool
 	for _, w := range s.pools.wanted {
 		st := s.supervisor.PoolState(w.key())
-		p := api.Pool{Image: w.Image, Profile: w.Profile, Size: w.Size, Ready: st.Ready, Hits: st.Hits, Misses: st.Misses}
+		p := api.Pool{Image: w.Image, Profile: w.Profile, Size: w.size(st), Ready: st.Ready, Hits: st.Hits, Misses: st.Misses}
+		if w.Learn {
+			p.Most = w.Size
+		}
 		if p.Ready < p.Size {
 			s.pools.mu.Lock()
 			p.Error = s.pools.errs[w.key()]

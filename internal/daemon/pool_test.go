@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/runtime"
 )
 
 // poolImages is a store whose images can be given to another name, and removed.
@@ -157,4 +158,57 @@ func TestMeminfo(t *testing.T) {
 	if got := meminfo(data, "SwapTotal:"); got != 0 {
 		t.Errorf("missing: %d", got)
 	}
+}
+
+// A pool whose size is learned is empty until somebody asks, has then what is asked for but not more than it may, and gets rid
+// of what is not worth it.
+func TestPoolOfLearnedSize(t *testing.T) {
+	b := newBench(t, realInit(t))
+	b.options.Pools = []Pool{{Image: api.HostImage, Size: 3, Learn: true}}
+	r := b.start()
+	if p := r.pool(); p.Size != 0 || p.Most != 3 || p.Ready != 0 {
+		t.Errorf("at first: %+v", p)
+	}
+	service := r.d.service
+	key := service.pools.wanted[0].key()
+	// Those that are asked for at once are so within seconds on any machine, however long each takes.
+	createAtOnce := func(n int) {
+		var wg sync.WaitGroup
+		for range n {
+			wg.Go(func() {
+				if rep, err := r.try("POST", "/v1/sandboxes", api.CreateSandbox{}); err != nil || rep.status != http.StatusCreated {
+					t.Errorf("create: %d %s, %v", rep.status, rep.body, err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	r.waitPool("learning", func(api.Pool) bool { // its image has been looked up
+		createAtOnce(2)
+		return service.supervisor.PoolState(key).Wanted >= 2
+	})
+	r.waitPool("as large as it was asked for", func(p api.Pool) bool { return p.Size >= 2 && p.Ready == p.Size })
+	r.waitPool("asked for more", func(p api.Pool) bool {
+		createAtOnce(4)
+		return service.supervisor.PoolState(key).Wanted > 3
+	})
+	r.waitPool("as large as it may be", func(p api.Pool) bool { return p.Size == 3 && p.Ready == 3 && p.Hits > 0 })
+
+	profile, defaults, err := b.options.Profile(defaultProfile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, release, err := b.images.Acquire(t.Context(), api.HostImage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	for range 2 {
+		request := runtime.Request{Image: api.HostImage, ImageDigest: img.Digest, Rootfs: img.Rootfs, Profile: profile, Defaults: defaults}
+		if err := service.supervisor.Park(t.Context(), key, request); err != nil {
+			t.Fatal(err)
+		}
+	}
+	service.pools.changed()
+	r.waitPool("smaller again", func(p api.Pool) bool { return p.Size == 3 && p.Ready == 3 })
 }

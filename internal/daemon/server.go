@@ -48,6 +48,7 @@ var routes = []route{
 
 	{"POST", "/v1/sandboxes", owner, (*Daemon).postSandbox},
 	{"GET", "/v1/sandboxes", owner, (*Daemon).getSandboxes},
+	{"POST", "/v1/sandboxes/prune", owner, (*Daemon).postSandboxesPrune},
 	{"GET", "/v1/sandboxes/{id}", owner, (*Daemon).getSandbox},
 	{"PATCH", "/v1/sandboxes/{id}", owner, (*Daemon).patchSandbox},
 	{"DELETE", "/v1/sandboxes/{id}", owner, (*Daemon).deleteSandbox},
@@ -68,6 +69,7 @@ var routes = []route{
 
 	{"GET", "/v1/snapshots", owner, (*Daemon).getSnapshots},
 	{"POST", "/v1/snapshots/import", owner, (*Daemon).postSnapshotImport},
+	{"POST", "/v1/snapshots/prune", owner, (*Daemon).postSnapshotsPrune},
 	{"GET", "/v1/snapshots/{snapshot}", owner, (*Daemon).getSnapshot},
 	{"GET", "/v1/snapshots/{snapshot}/export", owner, (*Daemon).getSnapshotExport},
 	{"DELETE", "/v1/snapshots/{snapshot}", owner, (*Daemon).deleteSnapshot},
@@ -108,6 +110,14 @@ var routes = []route{
 	{"POST", "/v1/images/prune", owner, (*Daemon).postPrune},
 
 	{"POST", "/v1/builds", owner, (*Daemon).postBuild},
+
+	{"POST", "/v1/agent/runs", owner, (*Daemon).postAgentRun},
+	{"GET", "/v1/agent/runs", owner, (*Daemon).getAgentRuns},
+	{"GET", "/v1/agent/runs/{run}", owner, (*Daemon).getAgentRun},
+	{"DELETE", "/v1/agent/runs/{run}", owner, (*Daemon).deleteAgentRun},
+	{"GET", "/v1/agent/runs/{run}/events", owner, (*Daemon).getAgentEvents},
+	{"POST", "/v1/agent/runs/{run}/resume", owner, (*Daemon).postAgentResume},
+	{"POST", "/v1/agent/runs/{run}/cancel", owner, (*Daemon).postAgentCancel},
 }
 
 const (

@@ -47,6 +47,7 @@ type Images interface {
 	InspectSnapshot(ref string) (api.Snapshot, error)
 	AcquireSnapshot(ctx context.Context, ref string) (snap *image.Snapshot, release func(), err error)
 	RemoveSnapshot(ctx context.Context, ref string) (int64, error)
+	PruneSnapshots(ctx context.Context, before time.Time, labels map[string]string) (api.SnapshotsRemoved, error)
 	ExportSnapshot(ctx context.Context, ref string, read image.ReadLayer, w io.Writer) error
 	ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*image.Snapshot) error, read image.ReadLayer) (api.Snapshot, error)
 	// Settle removes layers that only sandboxes stood on that are gone; EnforceSnapshots keeps to the limit of snapshots' bytes.
@@ -67,6 +68,7 @@ type Images interface {
 // Service is everything that the API can do, free of HTTP. Its errors are of the classes in errors.go.
 type Service struct {
 	opts       Options
+	confined   int // what Options.Confine returned
 	supervisor *runtime.Supervisor
 	images     Images
 	log        *slog.Logger
@@ -235,10 +237,12 @@ func (s *Service) System(ctx context.Context) (api.SystemInfo, error) {
 		Socket:    s.opts.socketPath(),
 		Sandboxes: s.supervisor.Count(),
 		Pools:     s.poolStates(),
+		Confined:  s.confined,
 
 		Goroutines: goruntime.NumGoroutine(),
 		HeapLive:   heapLive(),
 	}
+	info.ErrandsGone = s.opts.ErrandsGone != nil && s.opts.ErrandsGone()
 	if s.opts.LauncherInfo != nil {
 		pid, enforced, err := s.opts.LauncherInfo(ctx)
 		if err != nil {

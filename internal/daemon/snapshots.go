@@ -349,12 +349,12 @@ func (s *Service) Snapshots(ref string) (api.SnapshotList, error) {
 	return api.SnapshotList{Snapshots: list}, err
 }
 
-// readLayer reads the uppermost layer of a source, which is a snapshot's.
-func (s *Service) readLayer(ctx context.Context, source rootfs.Source, w io.Writer) (layer.Result, error) {
+// readLayer is an [image.ReadLayer].
+func (s *Service) readLayer(ctx context.Context, source rootfs.Source, holes bool, w io.Writer) (layer.Result, error) {
 	if s.opts.Differ == nil {
 		return layer.Result{}, fmt.Errorf("%w: nobody reads what snapshots have", runtime.ErrUnavailable)
 	}
-	return s.opts.Differ.Diff(ctx, launcher.DiffRequest{Rootfs: source, Layer: true, Limits: layer.NoLimits()}, w)
+	return s.opts.Differ.Diff(ctx, launcher.DiffRequest{Rootfs: source, Layer: true, Limits: layer.NoLimits(), Holes: holes}, w)
 }
 
 // verifySnapshots reads every layer of a snapshot and holds it against what it was when it was taken: content, owners, modes,
@@ -378,8 +378,9 @@ func (s *Service) verifySnapshots(ctx context.Context, out *api.ImagesVerified) 
 			}
 			checked[id] = true
 			out.Snapshots++
-			result, err := s.readLayer(ctx, snap.Rootfs.Below(len(snap.Rootfs.Snapshots)-1-i), io.Discard)
-			switch want := snap.Rootfs.Snapshots[i]; {
+			want := snap.Rootfs.Snapshots[i]
+			result, err := image.ReadLayer(s.readLayer).ReadAs(ctx, snap.Rootfs.Below(len(snap.Rootfs.Snapshots)-1-i), want, io.Discard, func() error { return nil })
+			switch {
 			case ctx.Err() != nil:
 				release()
 				return ctx.Err()

@@ -18,8 +18,11 @@ import (
 // longPast is a deadline that wakes whoever waits.
 var longPast = time.Unix(1, 0)
 
-// lockPatience is how long AcquireLock waits for a daemon that is about to end.
+// lockPatience is how long a lock, or a socket's path, is waited for that another daemon has: it may be about to end.
 const lockPatience = 500 * time.Millisecond
+
+// errServed is that of a socket's path which another daemon answers on, whatever its directories are.
+var errServed = errors.New("another sandboxd serves it, or is about to: stop it first (sandboxd shutdown), or choose another socket")
 
 // AcquireLock makes sure that no other daemon works in dir until the lock is closed or the process ends. The lock
 // belongs to the open file: it cannot be left behind.
@@ -55,6 +58,7 @@ type socket struct {
 	*net.UnixListener
 	dir  *os.File // of the socket
 	name string
+	file *os.File // the socket's: as long as it is open no other file can be taken for it
 	lock io.Closer
 	once sync.Once
 }
@@ -106,8 +110,44 @@ func listen(ctx context.Context, runtimeDir, path string) (_ *socket, err error)
 			return nil, fmt.Errorf("close runtime directory: %w", err)
 		}
 	}
-	if err := removeStale(dir, s.name); err != nil {
-		return nil, err
+	if err := s.alone(func() error { return s.take(ctx) }); err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	return s, nil
+}
+
+// alone does something with the path that no other daemon does at the same time, nor one of them serves. One that was just killed
+// may for another moment.
+func (s *socket) alone(do func() error) error {
+	retry := time.NewTicker(10 * time.Millisecond)
+	defer retry.Stop()
+	for began := time.Now(); ; <-retry.C {
+		if err := s.tryAlone(do); !errors.Is(err, errServed) || time.Since(began) >= lockPatience {
+			return err
+		}
+	}
+}
+
+// tryAlone locks the directory: a daemon with another runtime directory has another lock.
+func (s *socket) tryAlone(do func() error) (err error) {
+	switch err := unix.Flock(int(s.dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return errServed
+	case err != nil:
+		return fmt.Errorf("lock its directory: %w", err)
+	}
+	defer func() {
+		if uerr := unix.Flock(int(s.dir.Fd()), unix.LOCK_UN); uerr != nil {
+			err = errors.Join(err, fmt.Errorf("unlock its directory: %w", uerr))
+		}
+	}()
+	return do()
+}
+
+// take listens on a path that nobody serves.
+func (s *socket) take(ctx context.Context) error {
+	if err := removeStale(ctx, s.dir, s.name); err != nil {
+		return fmt.Errorf("remove stale socket: %w", err)
 	}
 	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
 		var cerr error
@@ -115,34 +155,64 @@ func listen(ctx context.Context, runtimeDir, path string) (_ *socket, err error)
 		err := conn.Control(func(fd uintptr) { cerr = unix.Fchmod(int(fd), 0o600) })
 		return errors.Join(err, cerr)
 	}}
-	// By way of the descriptor, because the path may be longer than an address can be.
-	l, err := config.Listen(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), s.name))
+	l, err := config.Listen(ctx, "unix", throughDir(s.dir, s.name))
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", path, err)
+		return err
 	}
-	s.UnixListener = l.(*net.UnixListener)
+	fd, err := unix.Openat(int(s.dir.Fd()), s.name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return errors.Join(fmt.Errorf("open it: %w", err), l.Close())
+	}
+	s.UnixListener, s.file = l.(*net.UnixListener), os.NewFile(uintptr(fd), s.name)
 	// http.Server closes the listener when the shutdown begins; the path goes when it ends.
 	s.SetUnlinkOnClose(false)
-	return s, nil
+	return nil
 }
 
-// removeStale removes the socket of a daemon that was killed. What is no socket is somebody's file.
-func removeStale(dir *os.File, name string) error {
-	var st unix.Stat_t
-	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+// leave takes the path away, if it still is ours: another daemon may have taken it since we stopped to answer.
+func (s *socket) leave() error {
+	var ours, there unix.Stat_t
+	err := unix.Fstat(int(s.file.Fd()), &ours)
+	if err == nil {
+		err = unix.Fstatat(int(s.dir.Fd()), s.name, &there, unix.AT_SYMLINK_NOFOLLOW)
+	}
+	if err == nil && ours.Dev == there.Dev && ours.Ino == there.Ino {
+		err = unix.Unlinkat(int(s.dir.Fd()), s.name, 0)
+	}
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
-	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFSOCK {
-		return fmt.Errorf("remove stale socket: %s exists and is no socket", name)
+	return err
+}
+
+// throughDir is a path that is short however long that of the directory is: an address has 108 bytes.
+func throughDir(dir *os.File, name string) string {
+	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
+}
+
+// removeStale removes the socket of a daemon that was killed. One that is served is [errServed], and what is no socket is somebody's
+// file.
+func removeStale(ctx context.Context, dir *os.File, name string) error {
+	var st unix.Stat_t
+	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil
+	case err != nil:
+		return err
+	case st.Mode&unix.S_IFMT != unix.S_IFSOCK:
+		return fmt.Errorf("%s exists and is no socket", name)
 	}
-	if err == nil {
-		err = unix.Unlinkat(int(dir.Fd()), name, 0)
+	switch c, err := new(net.Dialer).DialContext(ctx, "unix", throughDir(dir, name)); {
+	case err == nil:
+		_ = c.Close() // nothing was said
+		return errServed
+	case errors.Is(err, unix.EAGAIN): // more wait for it than it has room for
+		return errServed
+	case !errors.Is(err, unix.ECONNREFUSED):
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("remove stale socket: %w", err)
-	}
-	return nil
+	return unix.Unlinkat(int(dir.Fd()), name, 0)
 }
 
 // Accept reads who calls before anything else is read.
@@ -168,10 +238,10 @@ func (s *socket) remove() error {
 	var err error
 	s.once.Do(func() {
 		err = s.Close()
-		if uerr := unix.Unlinkat(int(s.dir.Fd()), s.name, 0); uerr != nil && !errors.Is(uerr, unix.ENOENT) {
-			err = errors.Join(err, fmt.Errorf("remove socket: %w", uerr))
+		if lerr := s.alone(s.leave); lerr != nil {
+			err = errors.Join(err, fmt.Errorf("remove socket: %w", lerr))
 		}
-		err = errors.Join(err, s.dir.Close(), s.lock.Close())
+		err = errors.Join(err, s.file.Close(), s.dir.Close(), s.lock.Close())
 	})
 	return err
 }

@@ -74,7 +74,20 @@ func (s *Service) PauseSandbox(ctx context.Context, ref string, _ struct{}) (api
 // ResumeSandbox lets a paused sandbox go on.
 func (s *Service) ResumeSandbox(ctx context.Context, ref string, _ struct{}) (api.Sandbox, error) {
 	rec, err := s.supervisor.Resume(ctx, ref)
-	return rec.Sandbox, err
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	// It may have been paused before its main process was started, by a daemon that was killed then. What that daemon had
+	// started is known only after the adoption.
+	if wantsMain(&rec) {
+		if err := s.adoption(ctx); err != nil {
+			return api.Sandbox{}, err
+		}
+		if err := s.startAgain(ctx, &rec); err != nil {
+			return api.Sandbox{}, err
+		}
+	}
+	return rec.Sandbox, nil
 }
 
 func (d *Daemon) postPause(w http.ResponseWriter, r *http.Request) error {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
@@ -31,7 +30,7 @@ func healthy() facts {
 	all := []idmap.Range{{Inside: 0, Outside: 0, Size: 4294967295}}
 	subs := []idmap.Range{{Outside: 100000, Size: 65536}}
 	return facts{
-		release: "6.12.1", arch: "amd64", uid: 1000, user: "ann",
+		release: "6.12.1", arch: "amd64", program: "/opt/ann/sandboxd", uid: 1000, user: "ann",
 		maxUserNamespaces: sysctl{60000, true},
 		ids: idmap.Inputs{
 			UID: 1000, GID: 1000, SubUID: subs, SubGID: subs, OwnUID: all, OwnGID: all,
@@ -45,6 +44,8 @@ func healthy() facts {
 		},
 		host:     cgroup.Host{UID: 1000, User: "ann", Systemd: true, Top: controllers, Manager: controllers, Lingers: true},
 		landlock: 6, ptraceScope: sysctl{1, true},
+		freeBytes: 100 << 30, freeFiles: 1 << 20, socket: "/run/user/1000/sandboxd/api.sock",
+		counted: map[string]sysctl{"user/max_user_namespaces": {60000, true}, "fs/inotify/max_user_instances": {128, true}},
 	}
 }
 
@@ -89,6 +90,35 @@ func TestJudge(t *testing.T) {
 			},
 			"user namespaces", true, "refused", "apparmor_restrict_unprivileged_userns=0",
 		},
+		"Ubuntu's AppArmor by its name": {
+			func(f *facts) {
+				f.userNamespaces, f.apparmorRestrictsUserNS = refused("user namespaces"), sysctl{1, true}
+			},
+			"AppArmor", true, "no profile lets", "sudo tee /etc/apparmor.d/sandboxd && sudo apparmor_parser -r /etc/apparmor.d/sandboxd",
+		},
+		"Ubuntu's AppArmor for these programs alone": {
+			func(f *facts) {
+				f.userNamespaces, f.apparmorRestrictsUserNS = refused("user namespaces"), sysctl{1, true}
+			},
+			"AppArmor", true, "no profile lets", `profile sandboxd /opt/ann/sandboxd{,-launcher} flags=(unconfined) {\n  userns,\n}\n'`,
+		},
+		"few namespaces": {
+			func(f *facts) { f.counted["user/max_user_namespaces"] = sysctl{10, true} },
+			"sysctls", false, "user.max_user_namespaces is 10", "sudo sysctl -w user.max_user_namespaces=1000",
+		},
+		"few watches": {
+			func(f *facts) { f.counted["fs/inotify/max_user_instances"] = sysctl{8, true} },
+			"sysctls", false, "fs.inotify.max_user_instances is 8", "sudo sysctl -w fs.inotify.max_user_instances=128",
+		},
+		"a full disk": {func(f *facts) { f.freeBytes = 100 << 20 }, "disk", false, "0.1 GiB", "--data-dir"},
+		"no files":    {func(f *facts) { f.freeFiles = 7 }, "disk", false, "7 files can be made", "--data-dir"},
+		"a sick disk": {func(f *facts) { f.diskErr = syscall.EIO }, "disk", false, "input/output error", "--data-dir"},
+		"a mount below": {
+			func(f *facts) { f.covers = []string{"/usr/local", "/usr/share/x"} },
+			"host image", false, "/usr/local, /usr/share/x", "sudo umount /usr/local /usr/share/x, then restart",
+		},
+		"no mounts to read": {func(f *facts) { f.coversErr = syscall.ENOENT }, "host image", false, "no such file", "/proc"},
+		"a place of others": {func(f *facts) { f.socketErr = errors.New("belongs to uid 7") }, "socket", false, "uid 7", "XDG_RUNTIME_DIR"},
 		"a container's filter": {
 			func(f *facts) { f.userNamespaces = refused("user namespaces") }, "user namespaces", true, "refused", "container",
 		},
@@ -195,6 +225,9 @@ func TestJudge(t *testing.T) {
 				if c.Name != tc.check {
 					continue
 				}
+				if tc.check == "AppArmor" {
+					c.Fatal = tc.fatal // what it means is fatal, and said by "user namespaces"
+				}
 				if c.OK || c.Fatal != tc.fatal || c.Means == "" || !strings.Contains(c.Found, tc.found) || !strings.Contains(c.Remedy, tc.remedy) {
 					t.Errorf("%+v", c)
 				}
@@ -205,25 +238,56 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-func TestText(t *testing.T) {
-	checks := []api.Check{
-		{Name: "kernel", OK: true, Found: "Linux 6.12", Fatal: true},
-		{Name: "cgroup limits", Found: "not\x1b[2J delegated\n", Means: "no ceiling", Remedy: "systemd-run"},
+// Where AppArmor restricts others, it does not matter to who may.
+func TestJudgeTakesAProfileOfAppArmor(t *testing.T) {
+	f := healthy()
+	f.apparmorRestrictsUserNS = sysctl{1, true}
+	for _, c := range judge(f) {
+		if !c.OK || c.Name == "AppArmor" && !strings.Contains(c.Found, "a profile lets") {
+			t.Errorf("%+v", c)
+		}
 	}
-	const want = "ok    kernel         Linux 6.12\n" +
-		"miss  cgroup limits  not [2J delegated \n" +
-		"                     means: no ceiling\n" +
-		"                     to do: systemd-run\n" +
-		"\nSandboxes can start here; 1 protection or service is missing.\n"
-	if diff := cmp.Diff(want, Text(checks)); diff != "" {
+}
+
+func TestMountedBelow(t *testing.T) {
+	const mountinfo = "22 1 259:1 / / rw shared:1 - ext4 /dev/root rw\n23 22 0:5 / /usr rw - ext4 /dev/b rw\n" +
+		"24 23 0:6 / /usr/local rw shared:2 - ext4 /dev/c rw\n25 23 0:7 / /usr/local rw - tmpfs t rw\n26 22 0:8 / /usrx/y rw - tmpfs t rw\n" +
+		"27 22 0:9 / /lib/modules ro - squashfs /dev/l ro\nshort\n"
+	if diff := cmp.Diff([]string{"/usr/local", "/lib/modules"}, mountedBelow(mountinfo, []string{"/usr", "/lib"})); diff != "" {
 		t.Error(diff)
 	}
-	checks[0].OK = false
-	if text := Text(checks); !strings.Contains(text, "FAIL  kernel") || !strings.HasSuffix(text, "No sandbox can start here: 1 need is not met.\n") {
-		t.Error(text)
+}
+
+func TestUsableSocket(t *testing.T) {
+	dir := t.TempDir()
+	private := filepath.Join(dir, "private")
+	if err := os.Mkdir(private, 0o700); err != nil {
+		t.Fatal(err)
 	}
-	if text := Text(nil); !strings.Contains(text, "everything") {
-		t.Error(text)
+	for path, want := range map[string]string{
+		filepath.Join(private, "api.sock"):                              "",
+		filepath.Join(dir, "not", "yet", "api.sock"):                    "",
+		filepath.Join(dir, strings.Repeat("long/", 25), "api.sock"):     "at most",
+		filepath.Join(filepath.Dir(private), "private", "..", "a.sock"): "mode 0",
+	} {
+		if want == "mode 0" {
+			if err := os.Chmod(dir, 0o777); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := usableSocket(path)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", path, err, want)
+		}
+	}
+}
+
+// What a low ceiling means for sandboxes is not all that the host's user has of it.
+func TestSandboxesHaveHalf(t *testing.T) {
+	f := healthy()
+	f.counted["fs/inotify/max_user_instances"] = sysctl{8, true}
+	if got := f.judgeSysctls().Means; got != "no more than 8 instances of inotify (half of them for sandboxes) at once" {
+		t.Errorf("%q", got)
 	}
 }
 
@@ -243,8 +307,8 @@ func TestJudgeTakesAScopeForACgroup(t *testing.T) {
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	checks := Run(t.Context(), filepath.Join(dir, "not", "yet"))
-	t.Log("\n" + Text(checks))
 	for _, c := range checks {
+		t.Logf("%+v", c)
 		if c.Name == "" || c.Found == "" || !c.OK && (c.Means == "" || c.Remedy == "") {
 			t.Errorf("%+v", c)
 		}

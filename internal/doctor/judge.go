@@ -17,11 +17,15 @@ func judge(f facts) []api.Check {
 	checks := []api.Check{
 		f.judgeKernel(),
 		f.judgeUserNamespaces(),
+		f.judgeAppArmor(),
+		f.judgeSysctls(),
 		f.judgeIDs(),
 		f.judgeDataDir(),
+		f.judgeDisk(),
 		f.judgeXattrs(),
 		f.judgeOverlay(),
 		f.judgeProc(),
+		f.judgeHostImage(),
 		f.judgeSeccomp(),
 		f.judgeCgroup(),
 		f.judgeCgroupRest(),
@@ -29,6 +33,7 @@ func judge(f facts) []api.Check {
 		f.judgeLogout(),
 		f.judgeLandlock(),
 		f.judgePtrace(),
+		f.judgeSocket(),
 	}
 	for i := range checks {
 		if checks[i].OK {
@@ -73,6 +78,119 @@ func (f facts) judgeUserNamespaces() api.Check {
 		c.Remedy = "if this is a container, start it with a seccomp profile that allows unshare, mount and clone with CLONE_NEWUSER"
 	}
 	return c
+}
+
+// apparmorProfile prints a profile that confines nothing, and lets the two programs make user namespaces where they lie: by their names
+// alone, any program so called could.
+func (f facts) apparmorProfile() string {
+	return "printf 'abi <abi/4.0>,\\nprofile sandboxd " + f.program + "{,-launcher} flags=(unconfined) {\\n  userns,\\n}\\n'"
+}
+
+func (f facts) judgeAppArmor() api.Check {
+	restricts := f.apparmorRestrictsUserNS.set(1) && f.uid != 0
+	c := api.Check{
+		Name: "AppArmor", OK: !restricts || f.userNamespaces == nil,
+		Found: "no restriction of user namespaces",
+		Means: "an ordinary user's programs get user namespaces without any power (Ubuntu since 23.10), so no sandbox can start",
+		Remedy: f.apparmorProfile() + " | " + f.sudo("tee /etc/apparmor.d/sandboxd") + " && " + f.sudo("apparmor_parser -r /etc/apparmor.d/sandboxd") +
+			"; or for all programs: " + f.sudo("sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+	}
+	switch {
+	case restricts && c.OK:
+		c.Found = "user namespaces are restricted, and a profile lets this program make them"
+	case restricts:
+		c.Found = "kernel.apparmor_restrict_unprivileged_userns is 1, and no profile lets this program make them"
+	}
+	return c
+}
+
+// ceilingsOfKernel are what each sandbox uses some of, and how many of it a host should allow at least: the kernel's own defaults are
+// far above, but for inotify, where it is the default.
+var ceilingsOfKernel = []struct {
+	name string // below /proc/sys
+	min  int
+	of   string
+}{
+	{"user/max_user_namespaces", 1000, "sandboxes"},
+	{"user/max_mnt_namespaces", 1000, "sandboxes"},
+	{"user/max_pid_namespaces", 1000, "sandboxes"},
+	{"user/max_net_namespaces", 1000, "sandboxes"},
+	{"user/max_ipc_namespaces", 1000, "sandboxes"},
+	{"user/max_uts_namespaces", 4000, "sandboxes with the programs that run in them"},
+	{"user/max_cgroup_namespaces", 1000, "sandboxes"},
+	{"fs/inotify/max_user_instances", 128, "instances of inotify (half of them for sandboxes)"},
+	{"kernel/pid_max", 32768, "processes"},
+}
+
+func (f facts) judgeSysctls() api.Check {
+	c := api.Check{Name: "sysctls", OK: true, Found: "room for a thousand sandboxes and more"}
+	var found, means, set []string
+	for _, ceiling := range ceilingsOfKernel {
+		s := f.counted[ceiling.name]
+		if !s.found || s.value >= ceiling.min {
+			continue
+		}
+		name := strings.ReplaceAll(ceiling.name, "/", ".")
+		found = append(found, fmt.Sprintf("%s is %d", name, s.value))
+		means = append(means, fmt.Sprintf("no more than %d %s at once", s.value, ceiling.of))
+		set = append(set, fmt.Sprintf("%s=%d", name, ceiling.min))
+	}
+	if len(found) > 0 {
+		c.OK, c.Found, c.Means = false, strings.Join(found, ", "), strings.Join(means, "; ")
+		c.Remedy = f.sudo("sysctl -w "+strings.Join(set, " ")) + ", and the same lines in /etc/sysctl.d to keep it"
+	}
+	return c
+}
+
+// What should be free: an image of a distribution with a compiler takes as much.
+const (
+	minFreeBytes = 2 << 30
+	minFreeFiles = 100_000
+)
+
+func (f facts) judgeDisk() api.Check {
+	c := api.Check{
+		Name: "disk", OK: f.dataErr == nil && f.diskErr == nil && f.freeBytes >= minFreeBytes && f.freeFiles >= minFreeFiles,
+		Found: fmt.Sprintf("%.1f GiB are free for the data directory", float64(f.freeBytes)/(1<<30)),
+		Means: "an image of the usual size cannot be unpacked, and what programs write soon meets a full disk; what a sandbox writes is not limited but by the disk",
+		Remedy: "remove what is not needed (sandboxd images, sandboxd rmi), or choose a data directory on another disk with --data-dir, " +
+			"best one that nothing else needs",
+	}
+	switch {
+	case f.dataErr != nil:
+		c.Found = "not looked at: the data directory cannot be used"
+	case f.diskErr != nil:
+		c.Found = f.diskErr.Error()
+	case f.freeFiles < minFreeFiles:
+		c.Found += fmt.Sprintf(", and %d files can be made", f.freeFiles)
+	}
+	return c
+}
+
+func (f facts) judgeHostImage() api.Check {
+	c := api.Check{
+		Name: "host image", OK: f.coversErr == nil && len(f.covers) == 0,
+		Found: "nothing is mounted below the directories that it shows",
+		Means: "sandboxes of the host image, the default where no image is named, do not start (\"invalid argument\"): the kernel does not let " +
+			"a user namespace show a directory without what its owner has mounted over parts of it. Others start",
+	}
+	if f.coversErr != nil {
+		c.Found, c.Remedy = f.coversErr.Error(), "mount procfs on /proc"
+	}
+	if len(f.covers) > 0 {
+		c.Found = "mounted below what it shows: " + strings.Join(f.covers, ", ")
+		c.Remedy = f.sudo("umount "+strings.Join(f.covers, " ")) + ", then restart the daemon; or name an image"
+	}
+	return c
+}
+
+func (f facts) judgeSocket() api.Check {
+	return api.Check{
+		Name: "socket", OK: f.socketErr == nil,
+		Found:  join(f.socket+" can be listened on, by this user alone", f.socketErr),
+		Means:  "the daemon cannot listen, or somebody else could take its place",
+		Remedy: "make the directory your own (chmod 700), or choose another with --runtime-dir or --socket; in a shell without a session set XDG_RUNTIME_DIR",
+	}
 }
 
 func (f facts) judgeIDs() api.Check {

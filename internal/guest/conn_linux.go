@@ -19,6 +19,7 @@ type conn struct {
 	f      *os.File
 	rc     syscall.RawConn
 	closed atomic.Bool
+	ids    uint32 // how many uids init has, from 0 on; the host's end does not need it
 }
 
 // newConn takes over fd, which must be non-blocking so that the runtime's poller waits for it.

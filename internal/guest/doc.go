@@ -4,8 +4,16 @@
 //
 // # Theory of operation
 //
-// The launcher gives init one inherited descriptor: a listening SOCK_SEQPACKET socket whose path exists on the host
-// only. Every request of the daemon is a connection of its own: connect, one request packet, one or more answer packets,
+// Before it serves anybody, init confines itself, on a socket pair that the launcher has given it, and then closes:
+//
+//	launcher                                      init
+//	  ── the program of its seccomp filter ────▶    loads it on every thread, first thing; gives up what no program may inherit;
+//	                                                puts the thread that forks programs into its Landlock domain
+//	  ◀────────────────────────── one byte ────    all of that holds; the launcher answers that there is a sandbox
+//
+// Silence means that it has ended, which the launcher tells of with what init has said on its standard error.
+//
+// What stays is a listening SOCK_SEQPACKET socket whose path exists on the host only. Every request of the daemon is a connection of its own: connect, one request packet, one or more answer packets,
 // close. A connection that is closed by the daemon ends what it asked for.
 //
 // A packet is a word, a space, a JSON object and, each after a NUL, strings that are bytes rather than text (paths,
@@ -74,10 +82,11 @@
 //
 //	── create {mode, uid, gid} path ─────────▶   makes parents, and a file beside the target
 //	◀────────────── created {} + file ────────   write only, new
-//	── commit {} | abort {} ─────────────────▶   renames it to the target | removes it; so does closing
+//	── commit {new} | abort {} ──────────────▶   renames it to the target, which must be free if new | removes it, and parents that
+//	                                             it has made; so does closing
 //	◀────────────── done {} ──────────────────
 //
-//	── append {mode, uid, gid} path ─────────▶   makes parents, and the file if it is missing
+//	── append {mode, uid, gid} path ─────────▶   as open; where nothing is there the daemon has it made by create
 //	◀────────────── opened {} + file ─────────   write only, at its end
 //
 //	── stat {follow} path ───────────────────▶   follows links, the last one if asked
@@ -119,6 +128,9 @@
 // Without a descriptor left init answers every request with EMFILE, for which it keeps one, and so it does where it has 1024 connections.
 // Lists, removals, watches and archives together have half of its descriptors; the one that wants more is refused, or told of what is
 // missing as of a directory that cannot be read.
+//
+// Where the kernel lets init send no descriptor (ETOOMANYREFS: the user has too many under way, see init_send_linux.go), not under
+// another id either, that request is refused, and what it has started is killed before.
 //
 // # Trust
 //

@@ -285,7 +285,7 @@ func TestStreamDoesNotWaitForWhatWasLeftBehind(t *testing.T) {
 			if !strings.Contains(out, "hi\n") {
 				t.Errorf("got %q", out)
 			}
-			if d := time.Since(begun); d > 5*time.Second {
+			if d := time.Since(begun); d > 50*time.Second { // what was left behind takes twice that, or goes on for ever
 				t.Errorf("took %v", d)
 			}
 		})
@@ -347,11 +347,8 @@ func TestStreamEndsWithContextAndCallback(t *testing.T) {
 // gone waits until no process of that name is left in the sandbox.
 func (s *sandbox) gone(tb testing.TB, name string) {
 	tb.Helper()
-	deadline := time.Now().Add(5 * time.Second)
-	for s.sh(tb, "pgrep -c "+name+" || true") != "0\n" {
-		if time.Now().After(deadline) {
-			tb.Fatalf("%s still runs", name)
-		}
+	if !within(tb, func() bool { return s.sh(tb, "pgrep -c "+name+" || true") == "0\n" }) {
+		tb.Fatalf("%s still runs", name)
 	}
 }
 
@@ -397,24 +394,34 @@ func TestTimeoutKillsEverythingOfTheExec(t *testing.T) {
 			}
 			defer func() { _ = other.Close() }()
 			tc.r.Timeout = 300 * time.Millisecond
+			begun := time.Now()
 			e, err := s.Exec(t.Context(), tc.r)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer func() { _ = e.Close() }()
 			exit, err := e.Stream(t.Context(), func(string, []byte) error { return nil })
+			took := time.Since(begun)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if !exit.Timeout || exit.Signal != unix.SIGKILL {
 				t.Errorf("%+v", exit)
 			}
-			// Zombies of the killed may be waiting for init for a moment.
-			deadline := time.Now().Add(2 * time.Second)
-			for s.processes(t) != 1 {
-				if time.Now().After(deadline) {
-					t.Fatalf("left behind:\n%s", s.sh(t, "ps -ef || true"))
+			// On a busy machine what forks may do so for longer than the other execs are spared (killAll).
+			others := 1
+			if took > tc.r.Timeout+killAll {
+				if err := other.Signal(unix.SIGTERM, false); err != nil {
+					t.Fatal(err)
 				}
+				others = 0
+			}
+			// Zombies of the killed may be waiting for init for a moment.
+			if !within(t, func() bool { return s.processes(t) == others }) {
+				t.Fatalf("left behind:\n%s", s.sh(t, "ps -ef || true"))
+			}
+			if others == 0 {
+				return
 			}
 			// The other exec has not been touched.
 			if err := other.Signal(unix.SIGTERM, false); err != nil {
@@ -429,16 +436,23 @@ func TestTimeoutKillsEverythingOfTheExec(t *testing.T) {
 
 func TestTimeoutIsPunctual(t *testing.T) {
 	s := startInit(t)
-	begun := time.Now()
-	_, _, exit, err := s.run(t, ExecRequest{Argv: []string{"sleep", "100"}, Timeout: 50 * time.Millisecond})
-	if err != nil || !exit.Timeout {
-		t.Fatalf("%+v, %v", exit, err)
-	}
-	if d := time.Since(begun); d < 50*time.Millisecond || d > time.Second {
-		t.Errorf("after %v", d)
+	// Others may keep us or init from running for a while, but not each time.
+	if !within(t, func() bool {
+		begun := time.Now()
+		_, _, exit, err := s.run(t, ExecRequest{Argv: []string{"sleep", "100"}, Timeout: 50 * time.Millisecond})
+		if err != nil || !exit.Timeout {
+			t.Fatalf("%+v, %v", exit, err)
+		}
+		d := time.Since(begun)
+		if d < 50*time.Millisecond {
+			t.Fatalf("after %v", d)
+		}
+		return d <= time.Second
+	}) {
+		t.Error("late each time")
 	}
 	// One that does not expire leaves no trace.
-	_, _, exit, err = s.run(t, ExecRequest{Argv: []string{"true"}, Timeout: time.Minute})
+	_, _, exit, err := s.run(t, ExecRequest{Argv: []string{"true"}, Timeout: time.Minute})
 	if err != nil || exit.Timeout || exit.Code != 0 {
 		t.Fatalf("%+v, %v", exit, err)
 	}
@@ -525,11 +539,8 @@ func TestCloseKillsOnlyWhatRuns(t *testing.T) {
 	}
 	wait.Wait()
 	s.gone(t, "sleep")
-	deadline := time.Now().Add(5 * time.Second)
-	for s.sh(t, "pgrep -c tail || true") != "1\n" { // it may not have come to its exec yet
-		if time.Now().After(deadline) {
-			t.Fatalf("what an exec left behind was killed by closing it:\n%s", s.sh(t, "ps -ef || true"))
-		}
+	if !within(t, func() bool { return s.sh(t, "pgrep -c tail || true") == "1\n" }) { // it may not have come to its exec yet
+		t.Fatalf("what an exec left behind was killed by closing it:\n%s", s.sh(t, "ps -ef || true"))
 	}
 }
 
@@ -636,11 +647,8 @@ func TestInitReapsOrphansAndNoExitIsLost(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	deadline := time.Now().Add(5 * time.Second)
-	for s.processes(t) != 0 {
-		if time.Now().After(deadline) {
-			t.Fatalf("left behind:\n%s", s.sh(t, "ps -ef || true"))
-		}
+	if !within(t, func() bool { return s.processes(t) == 0 }) {
+		t.Fatalf("left behind:\n%s", s.sh(t, "ps -ef || true"))
 	}
 }
 

@@ -108,7 +108,7 @@ func FuzzInitDecode(f *testing.F) {
 		"ping {}", "exec {\"args\":1,\"uid\":0,\"gid\":0}\x00/\x00true\x00A=b", "open {}\x00/x", "create {\"mode\":420,\"uid\":0,\"gid\":0}\x00/x",
 		"append {\"mode\":420,\"uid\":0,\"gid\":0}\x00/x", "stat {\"follow\":true}\x00/x", "list {\"depth\":3}\x00/x", "mkdir {\"mode\":493,\"uid\":0,\"gid\":0,\"parents\":true}\x00/x/",
 		"move {\"overwrite\":true}\x00/x\x00/y", "remove {\"recursive\":true}\x00//", "watch {\"recursive\":true}\x00/x",
-		"tar-in {\"uid\":0,\"gid\":0}\x00/x", `signal {"signal":9}`, "kill {}", "exec {}\x00\x00\x00",
+		"tar-in {\"uid\":0,\"gid\":0}\x00/x", `commit {"new":true}`,
 		"tar-in {\"uid\":0,\"gid\":0}\x00/x", `signal {"signal":9}`, `signal {"signal":9,"all":true}`, "kill {}", "processes {}",
 		"exec {\"args\":1,\"uid\":0,\"gid\":0,\"make_cwd\":true,\"limits\":[{\"resource\":7,\"value\":64}]}\x00/\x00true", "exec {\"args\":1,\"uid\":0,\"gid\":0,\"whole\":true}\x00/\x00true", "exec {}\x00\x00\x00",
 	} {
@@ -125,6 +125,8 @@ func FuzzInitDecode(f *testing.F) {
 			msg = &execRequest{}
 		case kindCreate, kindAppend:
 			msg = &createRequest{}
+		case kindCommit:
+			msg = &commitRequest{}
 		case kindStat:
 			msg = &statRequest{}
 		case kindList:

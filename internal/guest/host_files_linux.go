@@ -119,7 +119,7 @@ type PendingFile struct {
 }
 
 // Create makes a file beside path that Commit renames to it, with this mode and owner. Missing parents are made with
-// the same owner and mode 0755, and stay. If path names a link, what it points to is replaced; a directory, FIFO, device
+// the same owner and mode 0755, and stay when it is committed. If path names a link, what it points to is replaced; a directory, FIFO, device
 // or socket is refused.
 func (c *Client) Create(ctx context.Context, path string, mode fs.FileMode, uid, gid uint32) (*PendingFile, error) {
 	if uid == math.MaxUint32 || gid == math.MaxUint32 { // "no change" to the kernel
@@ -151,13 +151,23 @@ func (p *PendingFile) Commit() error {
 	err := fs.ErrClosed
 	p.once.Do(func() {
 		if err = p.File.Close(); err != nil {
-			err = errors.Join(err, p.end(kindAbort))
+			err = errors.Join(err, p.end(kindAbort, none{}))
 			return
 		}
-		err = p.end(kindCommit)
+		err = p.end(kindCommit, commitRequest{})
 	})
 	if err != nil {
 		return fmt.Errorf("commit %q: %w", p.File.Name(), err)
+	}
+	return nil
+}
+
+// publish puts the file in its place where nothing has its name, and leaves it open. After an error it is gone.
+func (p *PendingFile) publish() error {
+	err := fs.ErrClosed
+	p.once.Do(func() { err = p.end(kindCommit, commitRequest{New: true}) })
+	if err != nil {
+		return fmt.Errorf("make %q: %w", p.File.Name(), err)
 	}
 	return nil
 }
@@ -166,7 +176,7 @@ func (p *PendingFile) Commit() error {
 func (p *PendingFile) Abort() error {
 	var err error
 	p.once.Do(func() {
-		err = errors.Join(p.File.Close(), p.end(kindAbort))
+		err = errors.Join(p.File.Close(), p.end(kindAbort, none{}))
 	})
 	if err != nil {
 		return fmt.Errorf("abort %q: %w", p.File.Name(), err)
@@ -175,9 +185,9 @@ func (p *PendingFile) Abort() error {
 }
 
 // end asks for the last step, takes the answer and closes the connection.
-func (p *PendingFile) end(k kind) error {
+func (p *PendingFile) end(k kind, msg any) error {
 	defer func() { _ = p.conn.close() }()
-	req, err := encode(k, none{})
+	req, err := encode(k, msg)
 	if err != nil {
 		return err
 	}
@@ -203,13 +213,47 @@ func (p *PendingFile) end(k kind) error {
 	return nil
 }
 
-// Append opens a regular file of the sandbox for writing at its end, as [Client.Create] makes one: parents, and where there is
-// none the file itself, are made. What is written to it is in the sandbox at once.
-func (c *Client) Append(ctx context.Context, path string, mode fs.FileMode, uid, gid uint32) (*os.File, error) {
+// An AppendedFile is a regular file of the sandbox that is open for writing at its end. One that was not there is there with the first
+// write: where that is refused, or none comes before Abort, nothing is left.
+type AppendedFile struct {
+	client *Client
+	ctx    context.Context //nolint:containedctx // lives as long as one request
+	path   string
+	msg    createRequest
+	file   *os.File
+	made   *PendingFile // until it has its name
+}
+
+// Append opens a regular file of the sandbox, or one that will be made as [Client.Create] makes one, with its parents.
+func (c *Client) Append(ctx context.Context, path string, mode fs.FileMode, uid, gid uint32) (*AppendedFile, error) {
 	if uid == math.MaxUint32 || gid == math.MaxUint32 {
 		return nil, &Error{Stage: StageRequest, Errno: unix.EINVAL, Path: path}
 	}
-	msg := createRequest{Mode: uint32(mode.Perm()), UID: uid, GID: gid}
+	a := &AppendedFile{client: c, ctx: ctx, path: path, msg: createRequest{Mode: uint32(mode.Perm()), UID: uid, GID: gid}}
+	if err := a.open(); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// open opens the file that is there, or begins with one.
+func (a *AppendedFile) open() (err error) {
+	a.file, err = a.client.openAtEnd(a.ctx, a.path, a.msg)
+	if e, ok := errors.AsType[*Error](err); !ok || e.Errno != unix.ENOENT {
+		return err
+	}
+	a.made, err = a.client.Create(a.ctx, a.path, fs.FileMode(a.msg.Mode), a.msg.UID, a.msg.GID)
+	if err != nil {
+		return err
+	}
+	a.file = a.made.File
+	if _, err := unix.FcntlInt(a.file.Fd(), unix.F_SETFL, unix.O_APPEND); err != nil {
+		return errors.Join(fmt.Errorf("append to %q: %w", a.path, err), a.made.Abort())
+	}
+	return nil
+}
+
+func (c *Client) openAtEnd(ctx context.Context, path string, msg createRequest) (*os.File, error) {
 	conn, pkt, fds, err := c.file(ctx, kindAppend, msg, path, kindOpened, 1)
 	if err != nil {
 		return nil, err
@@ -225,6 +269,63 @@ func (c *Client) Append(ctx context.Context, path string, mode fs.FileMode, uid,
 		return nil, fmt.Errorf("append to %q: %w: %w", path, ErrLost, err)
 	}
 	return f, nil
+}
+
+// Write writes p to the end of the file with one write, where the file system takes it all.
+func (a *AppendedFile) Write(p []byte) (n int, err error) {
+	// Others may make the file meanwhile, to which it then goes, and remove it again.
+	for range 4 {
+		if n, err = a.file.Write(p); err != nil {
+			return n, err
+		}
+		if err = a.publish(); !errors.Is(err, unix.EEXIST) {
+			break
+		}
+		if err := a.open(); err != nil {
+			return 0, err
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	return n, nil
+}
+
+// publish gives a file that was made its name. After an error it is gone.
+func (a *AppendedFile) publish() error {
+	if a.made == nil {
+		return nil
+	}
+	made := a.made
+	a.made = nil
+	if err := made.publish(); err != nil {
+		return errors.Join(err, a.file.Close())
+	}
+	return nil
+}
+
+// Close ends the writing. A file of which nothing was written is there, and empty.
+func (a *AppendedFile) Close() error {
+	if a.made != nil {
+		if _, err := a.Write(nil); err != nil {
+			return errors.Join(err, a.Abort())
+		}
+	}
+	return a.file.Close()
+}
+
+// Abort ends the writing. What was written stays.
+func (a *AppendedFile) Abort() error {
+	if a.made != nil {
+		return a.made.Abort()
+	}
+	if a.file == nil { // another's, which is gone again
+		return nil
+	}
+	if err := a.file.Close(); !errors.Is(err, fs.ErrClosed) {
+		return err
+	}
+	return nil
 }
 
 // Stat tells what path names. A link in the last place is followed if asked.

@@ -204,6 +204,12 @@ func (e *Exec) Write(p []byte) (int, error) {
 	}
 	data := bytes.Clone(p) // a write that is left alone has it for longer
 	for len(data) > 0 {
+		// Whoever wakes another that is held wakes us, and the terminal may never have room again.
+		select {
+		case <-e.stopped:
+			return len(p) - len(data), errHeld
+		default:
+		}
 		if err := rc.Write(func(fd uintptr) bool { return ready(int(fd), unix.POLLOUT) }); err != nil {
 			return len(p) - len(data), err
 		}

@@ -45,7 +45,7 @@ func (s *server) mkdir(c *conn, pkt packet, fds []int) error {
 			return c.reply(kindDone, none{})
 		}
 		parent, _ := splitPath(trimSlashes(path))
-		fd, err := makeDir(parent, m.UID, m.GID)
+		fd, _, err := makeDir(parent, m.UID, m.GID)
 		if err != nil {
 			return fail(StageWrite, err, parent)
 		}

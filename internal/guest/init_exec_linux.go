@@ -38,30 +38,48 @@ type process struct {
 
 // exec serves an exec from its request to its exit. It owns fds.
 func (s *server) exec(c *conn, pkt packet, fds []int) error {
-	p, r, told, err := s.launch(c, pkt, fds)
-	if err != nil {
+	p, r, err := s.launch(c, pkt, fds)
+	if p == nil {
 		return err
 	}
 	if r.Whole {
 		if s.ended(p, time.Duration(r.Timeout)) {
 			return nil // the daemon has it all
 		}
-		told = c.reply(kindStarted, startedAnswer{PID: p.pid})
+		err = c.reply(kindStarted, startedAnswer{PID: p.pid})
+	}
+	if err != nil {
+		if !s.undo(p) {
+			return nil // the daemon hears nothing, and ends the sandbox
+		}
+		return fail(StageStart, err, "")
 	}
 	p.begin(s, time.Duration(r.Timeout))
-	if told == nil {
-		s.control(p)
-	}
+	s.control(p)
 	s.end(p, false) // the daemon has closed the connection
 	return nil
 }
 
-// launch starts the process and tells the daemon so, if it waits for that. When it returns, init holds neither the process's
-// descriptors nor its terminal: they must end when the process does.
-func (s *server) launch(c *conn, pkt packet, fds []int) (_ *process, r execRequest, told, err error) {
+// undo leaves nothing of an exec that the daemon has not been told of, and will not be told of: it is gone, or the terminal cannot be
+// sent, as when other sandboxes of the same ids have more descriptors under way than the kernel lets a user have.
+func (s *server) undo(p *process) bool {
+	if !s.kill(p) {
+		return false
+	}
+	<-p.done
+	if p.uts >= 0 {
+		_ = unix.Close(p.uts)
+		p.uts = -1
+	}
+	return true
+}
+
+// launch starts the process and tells the daemon so, if it waits for that: an error with a process is that of the telling. When it
+// returns, init holds neither the process's descriptors nor its terminal: they must end when the process does.
+func (s *server) launch(c *conn, pkt packet, fds []int) (_ *process, r execRequest, err error) {
 	defer func() { closeAll(fds) }()
 	if err := pkt.into(&r, -1); err != nil {
-		return nil, r, nil, fail(StageRequest, unix.EINVAL, pkt.kind)
+		return nil, r, fail(StageRequest, unix.EINVAL, pkt.kind)
 	}
 	want := 3
 	if r.TTY {
@@ -71,23 +89,23 @@ func (s *server) launch(c *conn, pkt packet, fds []int) (_ *process, r execReque
 		want++
 	}
 	if len(fds) != want {
-		return nil, r, nil, fail(StageRequest, unix.EBADF, pkt.kind)
+		return nil, r, fail(StageRequest, unix.EBADF, pkt.kind)
 	}
 	strs := pkt.strs
 	if r.Memfd {
 		if strs, err = readStrings(fds[want-1]); err != nil {
-			return nil, r, nil, fail(StageRequest, err, pkt.kind)
+			return nil, r, fail(StageRequest, err, pkt.kind)
 		}
 	}
 	if r.Args < 1 || len(strs) < 2 || r.Args > len(strs)-1 || strs[0] == "" || strs[0][0] != '/' || strs[1] == "" || r.Timeout < 0 || r.Whole && r.TTY {
-		return nil, r, nil, fail(StageRequest, unix.EINVAL, pkt.kind)
+		return nil, r, fail(StageRequest, unix.EINVAL, pkt.kind)
 	}
 	files := fds
 	var master []int
 	if r.TTY {
 		m, slave, err := openTTY(r.Rows, r.Cols, r.UID)
 		if err != nil {
-			return nil, r, nil, fail(StageTTY, err, "/dev/ptmx")
+			return nil, r, fail(StageTTY, err, "/dev/ptmx")
 		}
 		fds = append(fds, m, slave)
 		master = []int{m}
@@ -95,12 +113,12 @@ func (s *server) launch(c *conn, pkt packet, fds []int) (_ *process, r execReque
 	}
 	p, err := s.start(c, &r, strs[0], strs[1:1+r.Args], strs[1+r.Args:], files)
 	if err != nil {
-		return nil, r, nil, err
+		return nil, r, err
 	}
 	if !r.Whole {
-		told = c.reply(kindStarted, startedAnswer{PID: p.pid}, master...)
+		err = c.reply(kindStarted, startedAnswer{PID: p.pid}, master...)
 	}
-	return p, r, told, nil
+	return p, r, err
 }
 
 // control reads what the daemon says while the process runs, until it closes the connection.
@@ -330,7 +348,7 @@ func openTTY(rows, cols uint16, uid uint32) (master, slave int, err error) {
 // beforehand and the others found out afterwards.
 func (s *server) start(c *conn, r *execRequest, cwd string, argv, env []string, files []int) (*process, error) {
 	if r.MakeCwd {
-		fd, err := makeDir(cwd, r.UID, r.GID)
+		fd, _, err := makeDir(cwd, r.UID, r.GID)
 		if err != nil {
 			return nil, fail(StageCwd, err, cwd)
 		}

@@ -3,6 +3,7 @@ package guest
 import (
 	"encoding/hex"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -52,22 +53,15 @@ func (s *server) open(c *conn, pkt packet, fds []int) error {
 	if err := expect(pkt, &none{}, 1, fds, 0); err != nil {
 		return err
 	}
-	path := pkt.strs[0]
-	// First without opening it: to open a FIFO or a device does something to it.
-	handle, err := openPath(unix.AT_FDCWD, path, 0)
-	if err != nil {
+	return s.handOver(c, pkt.strs[0], unix.O_RDONLY)
+}
+
+// hand gives the daemon a file.
+func (c *conn) hand(k kind, fd int, path string) error {
+	if err := c.reply(k, none{}, fd); err != nil {
 		return fail(StageOpen, err, path)
 	}
-	defer func() { _ = unix.Close(handle) }()
-	if err := notRegular(handle, path); err != nil {
-		return err
-	}
-	fd, err := s.reopen(handle, unix.O_RDONLY)
-	if err != nil {
-		return fail(StageOpen, err, path)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	return c.reply(kindOpened, none{}, fd)
+	return nil
 }
 
 // reopen opens the very file that a handle is of. Non-blocking because of leases (F_SETLEASE): the sandbox could hold us for
@@ -134,58 +128,106 @@ func splitPath(path string) (dir, base string) {
 
 func named(base string) bool { return base != "" && base != "." && base != ".." }
 
-// makeDir opens a directory. What is missing of it is made, and belongs to uid and gid.
-func makeDir(path string, uid, gid uint32) (int, error) {
+// makeDir opens a directory. What is missing of it is made, and belongs to uid and gid: made are the names of these, the outermost first.
+// After an error there is none of them.
+func makeDir(path string, uid, gid uint32) (fd int, made []string, err error) {
 	path = strings.TrimRight(path, "/")
 	if path == "" {
 		path = "/"
 	}
-	fd, err := openPath(unix.AT_FDCWD, path, unix.O_DIRECTORY)
+	fd, err = openPath(unix.AT_FDCWD, path, unix.O_DIRECTORY)
 	if !errors.Is(err, unix.ENOENT) {
-		return fd, err
+		return fd, nil, err
 	}
 	dir, base := splitPath(path)
 	if !named(base) {
-		return -1, err
+		return -1, nil, err
 	}
-	parent, err := makeDir(dir, uid, gid)
+	parent, made, err := makeDir(dir, uid, gid)
 	if err != nil {
-		return -1, err
+		return -1, nil, err
 	}
-	defer func() { _ = unix.Close(parent) }()
+	defer func() {
+		if err != nil {
+			unmakeDir(parent, made)
+			made = nil
+		}
+		_ = unix.Close(parent)
+	}()
 	err = unix.Mkdirat(parent, base, 0o755)
 	switch {
 	case err == nil:
-		if err := unix.Fchownat(parent, base, int(uid), int(gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return -1, err
+		if err = unix.Fchownat(parent, base, int(uid), int(gid), unix.AT_SYMLINK_NOFOLLOW); err == nil {
+			fd, err = openPath(parent, base, unix.O_DIRECTORY|unix.O_NOFOLLOW) // a link by now leads to what is another's
 		}
+		if err != nil {
+			_ = unix.Unlinkat(parent, base, unix.AT_REMOVEDIR)
+			return -1, made, err
+		}
+		return fd, append(made, base), nil
 	case !errors.Is(err, unix.EEXIST): // a dangling link, or somebody was faster
-		return -1, err
+		return -1, made, err
 	}
-	return openPath(parent, base, unix.O_DIRECTORY)
+	if fd, err = openPath(parent, base, unix.O_DIRECTORY); err == nil {
+		made = nil // they lead to another's directory, which keeps them
+	}
+	return fd, made, err
+}
+
+// unmakeDir removes the directories that were made down to dir, as far as nothing else is in them now.
+func unmakeDir(dir int, made []string) {
+	at := dir
+	for _, name := range slices.Backward(made) {
+		up, err := openPath(at, "..", unix.O_DIRECTORY)
+		if err == nil {
+			var here, there unix.Stat_t
+			// Somebody may have moved it, and that name is another's there.
+			err = errors.Join(unix.Fstat(at, &here), unix.Fstatat(up, name, &there, unix.AT_SYMLINK_NOFOLLOW))
+			if err == nil && (here.Dev != there.Dev || here.Ino != there.Ino) {
+				err = unix.EEXIST
+			}
+		}
+		if at != dir {
+			_ = unix.Close(at)
+		}
+		at = up
+		if err == nil {
+			err = unix.Unlinkat(up, name, unix.AT_REMOVEDIR)
+		}
+		if err != nil {
+			break
+		}
+	}
+	if at != dir && at >= 0 {
+		_ = unix.Close(at)
+	}
 }
 
 // target finds the directory and the name that a file written to path is to have. A link is replaced where it points to, not
-// itself.
-func target(path string, uid, gid uint32) (dir int, base string, err error) {
+// itself. made are the directories that were made for that: after an error there is none of them.
+func target(path string, uid, gid uint32) (dir int, base string, made []string, err error) {
 	for range 40 { // as many links as the kernel follows
 		var parent string
 		parent, base = splitPath(path)
 		if !named(base) {
-			return -1, "", fail(StageOpen, unix.EISDIR, path)
+			return -1, "", nil, fail(StageOpen, unix.EISDIR, path)
 		}
-		if dir, err = makeDir(parent, uid, gid); err != nil {
-			return -1, "", fail(StageWrite, err, parent)
+		if dir, made, err = makeDir(parent, uid, gid); err != nil {
+			return -1, "", nil, fail(StageWrite, err, parent)
 		}
 		var st unix.Stat_t
 		err = unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW)
 		switch {
 		case errors.Is(err, unix.ENOENT):
-			return dir, base, nil
+			if err = usable(dir, path); err == nil {
+				return dir, base, made, nil
+			}
 		case err != nil:
 			err = fail(StageOpen, err, path)
 		case st.Mode&unix.S_IFMT == unix.S_IFREG:
-			return dir, base, nil
+			if err = usable(dir, path); err == nil {
+				return dir, base, made, nil
+			}
 		case st.Mode&unix.S_IFMT == unix.S_IFDIR:
 			err = fail(StageOpen, unix.EISDIR, path)
 		case st.Mode&unix.S_IFMT != unix.S_IFLNK:
@@ -195,9 +237,10 @@ func target(path string, uid, gid uint32) (dir int, base string, err error) {
 		if err == nil {
 			link, err = readLink(dir, base)
 		}
+		unmakeDir(dir, made)
 		_ = unix.Close(dir)
 		if err != nil {
-			return -1, "", err
+			return -1, "", nil, err
 		}
 		if strings.HasPrefix(link, "/") {
 			path = link
@@ -205,64 +248,38 @@ func target(path string, uid, gid uint32) (dir int, base string, err error) {
 			path = parent + "/" + link
 		}
 		if len(path) >= maxPath {
-			return -1, "", fail(StageOpen, unix.ENAMETOOLONG, "")
+			return -1, "", nil, fail(StageOpen, unix.ENAMETOOLONG, "")
 		}
 	}
-	return -1, "", fail(StageOpen, unix.ELOOP, path)
+	return -1, "", nil, fail(StageOpen, unix.ELOOP, path)
 }
 
-// append opens the file for writing at its end. A file that is not there is made.
+// append opens the file that is there for writing at its end. Where there is none it is the daemon's to have one made, by create. What
+// the request says of a new one is for an init that was started by an earlier version, and made it.
 func (s *server) append(c *conn, pkt packet, fds []int) error {
-	var m createRequest
-	if err := expect(pkt, &m, 1, fds, 0); err != nil {
+	if err := expect(pkt, &createRequest{}, 1, fds, 0); err != nil {
 		return err
 	}
-	path := pkt.strs[0]
-	dir, base, err := target(path, m.UID, m.GID)
+	return s.handOver(c, pkt.strs[0], unix.O_WRONLY|unix.O_APPEND)
+}
+
+// handOver opens a regular file and gives it to the daemon.
+func (s *server) handOver(c *conn, path string, flags int) error {
+	// First without opening it: to open a FIFO or a device does something to it.
+	handle, err := openPath(unix.AT_FDCWD, path, 0)
 	if err != nil {
+		return fail(StageOpen, err, path)
+	}
+	defer func() { _ = unix.Close(handle) }()
+	if err := notRegular(handle, path); err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(dir) }()
-	if err := usable(dir, path); err != nil {
-		return err
-	}
-	fd, err := s.appendTo(dir, base, path, m)
-	for range 3 { // others make and remove it just then
-		if !errors.Is(err, unix.EEXIST) {
-			break
-		}
-		fd, err = s.appendTo(dir, base, path, m)
-	}
+	fd, err := s.reopen(handle, flags)
 	if err != nil {
-		return err
+		return fail(StageOpen, err, path)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	return c.reply(kindOpened, none{}, fd)
-}
-
-// appendTo opens the file that is there, and otherwise makes one: EEXIST where it is there after all.
-func (s *server) appendTo(dir int, base, path string, m createRequest) (int, error) {
-	handle, err := openPath(dir, base, unix.O_NOFOLLOW)
-	var fd int
-	if errors.Is(err, unix.ENOENT) {
-		if fd, err = unix.Openat(dir, base, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600); err == nil {
-			if err = own(fd, m.UID, m.GID, m.Mode); err != nil {
-				_ = unix.Close(fd)
-				_ = unix.Unlinkat(dir, base, 0)
-				return -1, fail(StageWrite, err, path)
-			}
-		}
-	} else if err == nil {
-		defer func() { _ = unix.Close(handle) }()
-		if err := notRegular(handle, path); err != nil { // a link that has become one meanwhile is none either
-			return -1, err
-		}
-		fd, err = s.reopen(handle, unix.O_WRONLY|unix.O_APPEND)
-	}
-	if err != nil {
-		return -1, fail(StageOpen, err, path)
-	}
-	return fd, nil
+	return c.hand(kindOpened, fd, path)
 }
 
 // own gives a new file or directory away.
@@ -292,30 +309,45 @@ func (s *server) create(c *conn, pkt packet, fds []int) error {
 		return err
 	}
 	path := pkt.strs[0]
-	dir, base, err := target(path, m.UID, m.GID)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(dir) }()
-	if err := usable(dir, path); err != nil {
-		return err
-	}
 	tmp, err := tempName()
 	if err != nil {
 		return fail(StageOpen, err, path)
 	}
-	fd, err := unix.Openat(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	var dir, fd int
+	var base string
+	var made []string
+	for range 4 {
+		if dir, base, made, err = target(path, m.UID, m.GID); err != nil {
+			return err
+		}
+		fd, err = unix.Openat(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		if err == nil {
+			break
+		}
+		unmakeDir(dir, made)
+		_ = unix.Close(dir)
+		if !errors.Is(err, unix.ENOENT) { // which is another's that has made the directory, and removed it because nothing came of its file
+			break
+		}
+	}
 	if err != nil {
 		return fail(StageOpen, err, path)
 	}
+	defer func() { _ = unix.Close(dir) }()
 	committed := false
+	undo := func() error {
+		committed = true
+		err := unix.Unlinkat(dir, tmp, 0)
+		unmakeDir(dir, made)
+		return err
+	}
 	defer func() {
 		if !committed {
-			_ = unix.Unlinkat(dir, tmp, 0)
+			_ = undo()
 		}
 	}()
 	if err = own(fd, m.UID, m.GID, m.Mode); err == nil {
-		err = c.reply(kindCreated, none{}, fd)
+		err = c.hand(kindCreated, fd, path)
 	} else {
 		err = fail(StageWrite, err, path)
 	}
@@ -330,13 +362,20 @@ func (s *server) create(c *conn, pkt packet, fds []int) error {
 	case err != nil:
 		return nil // the daemon has closed the connection, or is gone
 	case pkt.kind == kindCommit:
-		if err := unix.Renameat(dir, tmp, dir, base); err != nil {
+		var m commitRequest
+		if err := expect(pkt, &m, 0, fds, 0); err != nil {
+			return err
+		}
+		var flags uint
+		if m.New {
+			flags = unix.RENAME_NOREPLACE
+		}
+		if err := unix.Renameat2(dir, tmp, dir, base, flags); err != nil {
 			return fail(StageCommit, err, path)
 		}
 		committed = true
 	case pkt.kind == kindAbort:
-		committed = true // removed here, so that it is gone before the answer
-		if err := unix.Unlinkat(dir, tmp, 0); err != nil {
+		if err := undo(); err != nil { // so that it is gone before the answer
 			return fail(StageWrite, err, path)
 		}
 	default:

@@ -7,9 +7,10 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/landlock"
 )
 
 // Everything that the daemon starts in a sandbox, and what that starts, is in one Landlock domain, which init is not in. So what
@@ -107,34 +108,20 @@ func (c *Confinement) plan() landlockPlan {
 
 // apply restricts the calling thread and all that it starts, for good. No_new_privs, which it needs, the launcher has set.
 func (p *landlockPlan) apply() (err error) {
-	//nolint:gosec // the address is that of the structure which the call reads
-	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&p.Handled)), unsafe.Sizeof(p.Handled), 0)
-	if errno != 0 {
-		return fmt.Errorf("create Landlock ruleset: %w", errno)
+	rules, err := landlock.New(&p.Handled)
+	if err != nil {
+		return err
 	}
-	defer func() { err = errors.Join(err, unix.Close(int(fd))) }()
+	defer func() { err = errors.Join(err, rules.Close()) }()
 	for _, r := range p.Rules {
 		if r.Access == 0 {
 			continue // this kernel's Landlock does not know what it would allow
 		}
-		dir, err := unix.Open(r.Dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("open %s for Landlock: %w", r.Dir, err)
-		}
-		attr := unix.LandlockPathBeneathAttr{Allowed_access: r.Access, Parent_fd: int32(dir)} //nolint:gosec // G115: a descriptor
-		//nolint:gosec // the address is that of the structure which the call reads
-		_, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, fd, unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&attr)), 0, 0, 0)
-		if err := unix.Close(dir); err != nil {
-			return fmt.Errorf("close %s: %w", r.Dir, err)
-		}
-		if errno != 0 {
-			return fmt.Errorf("allow %s in Landlock: %w", r.Dir, errno)
+		if err := rules.AllowPath(r.Dir, r.Access); err != nil {
+			return err
 		}
 	}
-	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, fd, 0, 0); errno != 0 {
-		return fmt.Errorf("restrict by Landlock: %w", errno)
-	}
-	return nil
+	return rules.RestrictThread()
 }
 
 // forker is the thread that everything is forked from.

@@ -27,6 +27,7 @@ type server struct {
 	listener syscall.RawConn
 	proc     int     // /proc, opened before anything else ran here
 	lonely   bool    // setgroups(2) is denied: the sandbox has one id
+	ids      uint32  // how many uids the sandbox has, from 0 on
 	reserve  int     // a descriptor for turnAway; -1: lost for now
 	forker   *forker // confines what it starts; nil: nothing does
 
@@ -52,17 +53,24 @@ const requestTimeout = 10 * time.Second
 // RunInit is the whole of sandboxd-init. It serves the guest protocol on the listening socket that is inherited as
 // descriptor fd, and returns only if it cannot start.
 //
-// What it starts is confined by Landlock, where confine is not nil: a kernel that refuses is an error.
+// Its seccomp filter comes from descriptor filter (see [FilterArg]), or nobody is asked for one and told anything where that is -1. What it
+// starts is confined by Landlock, where confine is not nil: a kernel that refuses is an error.
 //
 // It must be called on the first thread, with that locked to the caller (runtime.LockOSThread in an init function).
 //
 // The order matters: nothing of the sandbox runs before the first request, and everything that could leak into a process or
 // let one reach init is closed before that.
-func RunInit(fd int, confine *Confinement) error {
+func RunInit(fd, filter int, confine *Confinement) error {
 	// Nobody in the sandbox may start a second init on a descriptor of his own making and be taken for us: a started
 	// init is harmless (it has the rights of whoever starts it), but it should say what it is.
 	if err := checkListener(fd); err != nil {
 		return fmt.Errorf("use descriptor %d: %w", fd, err)
+	}
+	// As if it had been there when this program began.
+	if filter >= 0 {
+		if err := loadFilter(filter); err != nil {
+			return fmt.Errorf("load seccomp filter: %w", err)
+		}
 	}
 	// Before any other step: no ptrace, no /proc/1/{mem,environ,exe,fd} for a process with our uid and less capabilities.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
@@ -71,7 +79,7 @@ func RunInit(fd int, confine *Confinement) error {
 	if err := dropInheritable(); err != nil {
 		return fmt.Errorf("drop inheritable capabilities: %w", err)
 	}
-	return serve(fd, confine)
+	return serve(fd, filter, confine)
 }
 
 func checkListener(fd int) error {
@@ -97,14 +105,10 @@ func dropInheritable() error {
 	if err := unix.Capget(&hdr, &data[0]); err != nil {
 		return err
 	}
-	data[0].Inheritable, data[1].Inheritable = 0, 0
+	data[0].Inheritable, data[1].Inheritable = 0, 0 // the kernel empties the ambient set with it (capabilities(7))
 	// One thread's capabilities are its own, and any thread may fork. This needs a binary without cgo.
 	//nolint:gosec // the addresses are those of the two structures of capset(2); AllThreadsSyscall keeps them alive
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&hdr)), uintptr(unsafe.Pointer(&data[0])), 0)
-	if errno != 0 {
-		return errno
-	}
-	_, _, errno = syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0, 0)
 	if errno != 0 {
 		return errno
 	}
@@ -132,7 +136,7 @@ func spareThreads() {
 }
 
 // serve is RunInit without what a test binary cannot do to itself.
-func serve(fd int, confine *Confinement) error {
+func serve(fd, filter int, confine *Confinement) error {
 	// Init is small and shall stay so; the sandbox's memory and threads are its user's. One thread at a time is also the fastest:
 	// forks follow each other anyway, and waking a second thread for every packet costs an exec a fifth (BenchmarkExec).
 	// Setting it ends the runtime's own watching of the cgroup, whose descriptors closeOthers closes.
@@ -145,16 +149,7 @@ func serve(fd int, confine *Confinement) error {
 	if err := unix.Chdir("/"); err != nil {
 		return fmt.Errorf("enter the root: %w", err)
 	}
-	proc, err := openProc()
-	if err != nil {
-		return err
-	}
-	if err := closeOthers(proc, fd); err != nil {
-		return fmt.Errorf("close inherited descriptors: %w", err)
-	}
 	s := &server{
-		proc:    proc,
-		lonely:  setgroupsDenied(proc),
 		conns:   make(chan struct{}, maxConns),
 		watches: make(chan struct{}, maxWatches),
 		freed:   make(chan struct{}, 1),
@@ -162,13 +157,32 @@ func serve(fd int, confine *Confinement) error {
 		maxDirs: maxDirs(),
 	}
 	s.forked = sync.NewCond(&s.mu)
-	if s.reserve, err = unix.FcntlInt(uintptr(proc), unix.F_DUPFD_CLOEXEC, 0); err != nil {
-		return fmt.Errorf("reserve a descriptor: %w", err)
-	}
 	if confine != nil {
-		if s.forker, err = newForker(confine); err != nil {
+		forker, err := newForker(confine)
+		if err != nil {
 			return err
 		}
+		s.forker = forker
+	}
+	proc, err := openProc()
+	if err != nil {
+		return err
+	}
+	if filter >= 0 {
+		// Before what is left to do, which can fail only where nothing works: that goes on while the launcher answers.
+		if err := reportConfined(filter); err != nil {
+			return fmt.Errorf("tell the launcher: %w", err)
+		}
+	}
+	if err := closeOthers(proc, fd); err != nil {
+		return fmt.Errorf("close inherited descriptors: %w", err)
+	}
+	s.proc, s.lonely = proc, setgroupsDenied(proc)
+	if s.ids, err = countIDs(proc); err != nil {
+		return err
+	}
+	if s.reserve, err = unix.FcntlInt(uintptr(proc), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("reserve a descriptor: %w", err)
 	}
 	spareThreads()
 	if err := unix.SetNonblock(fd, true); err != nil {
@@ -413,6 +427,7 @@ func (s *server) handle(fd int) {
 		return
 	}
 	defer func() { _ = c.close() }()
+	c.ids = s.ids
 	_ = c.f.SetReadDeadline(time.Now().Add(requestTimeout))
 	pkt, fds, err := c.recv()
 	if err != nil {
@@ -509,7 +524,7 @@ func (c *conn) reply(k kind, msg any, fds ...int) error {
 	if err != nil {
 		return err
 	}
-	return c.send(p, fds...)
+	return c.sendFiles(p, fds)
 }
 
 // onClose calls ended, once, when the daemon has closed the connection of a request on which it has nothing more to say. What

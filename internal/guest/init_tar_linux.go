@@ -245,7 +245,7 @@ type tarReader struct {
 }
 
 func (s *server) tarIn(dest string, pipe *os.File, uid, gid uint32) error {
-	handle, err := makeDir(dest, uid, gid)
+	handle, _, err := makeDir(dest, uid, gid)
 	if err != nil {
 		return fail(StageWrite, err, dest)
 	}

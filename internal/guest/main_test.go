@@ -68,7 +68,7 @@ func testInit() error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return err
 	}
-	return serve(3, nil)
+	return serve(3, -1, nil)
 }
 
 // A sandbox is a running init.
@@ -78,6 +78,12 @@ type sandbox struct {
 }
 
 func startInit(tb testing.TB) *sandbox {
+	tb.Helper()
+	return startInitWith(tb, ids())
+}
+
+// startInitWith starts one with so many ids.
+func startInitWith(tb testing.TB, ids int) *sandbox {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "guest.sock")
 	l, err := Listen(path)
@@ -92,9 +98,9 @@ func startInit(tb testing.TB) *sandbox {
 	cmd.ExtraFiles = []*os.File{l}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:                 unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWUTS,
-		UidMappings:                []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: ids()}},
-		GidMappings:                []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: ids()}},
-		GidMappingsEnableSetgroups: ids() > 1,
+		UidMappings:                []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: ids}},
+		GidMappings:                []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: ids}},
+		GidMappingsEnableSetgroups: ids > 1,
 	}
 	if err := cmd.Start(); err != nil {
 		tb.Fatal(err)
@@ -238,21 +244,38 @@ func leaks(tb testing.TB) {
 	_, _ = r.Close(), w.Close()
 	fds, gos := count()
 	tb.Cleanup(func() {
-		deadline := time.Now().Add(5 * time.Second)
-		for {
-			f, g := count()
-			if f <= fds && g <= gos {
-				return
-			}
-			if time.Now().After(deadline) {
-				buf := make([]byte, 1<<16)
-				buf = buf[:goruntime.Stack(buf, true)]
-				tb.Errorf("%d descriptors (were %d), %d goroutines (were %d)\n%s", f, fds, g, gos, buf)
-				return
-			}
-			goruntime.Gosched()
+		var f, g int
+		if !within(tb, func() bool { f, g = count(); return f <= fds && g <= gos }) {
+			buf := make([]byte, 1<<16)
+			buf = buf[:goruntime.Stack(buf, true)]
+			tb.Errorf("%d descriptors (were %d), %d goroutines (were %d)\n%s", f, fds, g, gos, buf)
 		}
 	})
+}
+
+// within asks until the answer is yes, and says whether it was in the end. What it is asked about happens soon where nothing is wrong,
+// but for a machine that is busy with other tests.
+func within(tb testing.TB, ready func() bool) bool {
+	tb.Helper()
+	deadline := time.After(testenv.Patience(30 * time.Second))
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !ready() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			return ready() // we may have been kept from asking for as long
+		}
+	}
+	return true
+}
+
+// waitFor is within where the test has nothing to add.
+func waitFor(tb testing.TB, ready func() bool) {
+	tb.Helper()
+	if !within(tb, ready) {
+		tb.Fatal("it does not come to that")
+	}
 }
 
 func asError(tb testing.TB, err error) *Error {

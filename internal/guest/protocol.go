@@ -120,6 +120,10 @@ type createRequest struct {
 	GID  uint32 `json:"gid"`
 }
 
+type commitRequest struct {
+	New bool `json:"new,omitempty"` // EEXIST where something has the name by now
+}
+
 type statRequest struct {
 	Follow bool `json:"follow,omitempty"` // a link in the last place too
 }

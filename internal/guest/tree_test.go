@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,6 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 func TestAppend(t *testing.T) {
@@ -27,7 +30,7 @@ func TestAppend(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		_, err = f.WriteString(text)
+		_, err = io.WriteString(f, text)
 		return errors.Join(err, f.Close())
 	}
 	path := dir + "/new/log"
@@ -62,6 +65,112 @@ func TestAppend(t *testing.T) {
 	}
 }
 
+// What comes to nothing leaves nothing that was not there: no file, and no directory for it.
+func TestWritesThatEndLeaveNothing(t *testing.T) {
+	s := startInit(t)
+	leaks(t)
+	dir := t.TempDir()
+	if err := os.Mkdir(dir+"/old", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	appended := func(path string) *AppendedFile {
+		t.Helper()
+		f, err := s.Append(t.Context(), path, 0o600, 0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	// One that stays holds the directory that both of them use.
+	stays := appended(dir + "/new/stays")
+	for _, path := range []string{dir + "/log", dir + "/old/log", dir + "/a/b/c/log", dir + "/new/log"} {
+		if err := appended(path).Abort(); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+		f := appended(path)
+		if err := f.file.Close(); err != nil { // nothing can be written
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(f, "x"); !errors.Is(err, os.ErrClosed) {
+			t.Errorf("%s: %v", path, err)
+		}
+		_ = f.Abort()
+		pending, err := s.Create(t.Context(), path, 0o600, 0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := pending.Abort(); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if _, err := s.Append(t.Context(), dir+"/old/new/"+strings.Repeat("x", 256), 0o600, 0, 0); !errors.Is(err, unix.ENAMETOOLONG) {
+		t.Errorf("a name that is too long: %v", err)
+	}
+	if _, err := s.Append(t.Context(), dir+"/a/"+strings.Repeat("x", 256)+"/log", 0o600, 0, 0); !errors.Is(err, unix.ENAMETOOLONG) {
+		t.Errorf("a directory's name that is too long: %v", err)
+	}
+	if err := stays.Close(); err != nil {
+		t.Error(err)
+	}
+	if got := s.sh(t, "cd "+dir+" && find . | sort"); got != ".\n./new\n./new/stays\n./old\n" {
+		t.Errorf("there is now\n%s", got)
+	}
+}
+
+// A directory that another makes just then, or that a link leads to by then, is none that init has made and may remove.
+func TestWritesThatEndLeaveDirectoriesOfOthers(t *testing.T) {
+	s := startInit(t)
+	leaks(t)
+	for name, other := range map[string]func(dir string) (made string){
+		"made below": func(dir string) string {
+			for made := dir + "/x/x"; ; {
+				if err := os.Mkdir(made, 0o700); err == nil {
+					return made
+				} else if !errors.Is(err, os.ErrNotExist) {
+					return "" // init was faster
+				}
+				if _, err := os.Lstat(dir + "/end"); err == nil {
+					return ""
+				}
+			}
+		},
+		"put in the place": func(dir string) string {
+			made := dir + "/kept/x"
+			for {
+				if err := os.Rename(dir+"/x", dir+"/away"); err == nil {
+					_ = os.Symlink("kept/x", dir+"/x")
+					return made
+				}
+				if _, err := os.Lstat(dir + "/end"); err == nil {
+					return made
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 100 {
+				dir := t.TempDir()
+				if err := os.MkdirAll(dir+"/kept/x", 0o700); err != nil {
+					t.Fatal(err)
+				}
+				made := make(chan string, 1)
+				go func() { made <- other(dir) }()
+				if f, err := s.Create(t.Context(), dir+"/x/x/log", 0o600, 0, 0); err == nil {
+					_ = f.Abort()
+				}
+				if err := os.Mkdir(dir+"/end", 0o700); err != nil {
+					t.Fatal(err)
+				}
+				if path := <-made; path != "" {
+					if _, err := os.Lstat(path); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		})
+	}
+}
+
 // Whoever comes first makes the file; the others append to it.
 func TestAppendOfManyToANewFile(t *testing.T) {
 	s := startInit(t)
@@ -76,7 +185,7 @@ func TestAppendOfManyToANewFile(t *testing.T) {
 			wg.Go(func() {
 				f, err := s.Append(t.Context(), path, 0o644, 0, 0)
 				if err == nil {
-					_, err = f.WriteString("x")
+					_, err = io.WriteString(f, "x")
 					err = errors.Join(err, f.Close())
 				}
 				errs[w] = err
@@ -492,7 +601,7 @@ func (s *sandbox) tryWatched(t *testing.T, path string, recursive bool) (next fu
 					return Change{Kind: "end"}
 				}
 				return c
-			case <-time.After(10 * time.Second):
+			case <-time.After(testenv.Patience(30 * time.Second)):
 				t.Fatal("nothing is told")
 			}
 			panic("unreachable")
@@ -622,18 +731,11 @@ func TestWatchesAreBounded(t *testing.T) {
 		}
 	}
 	// Init has noticed.
-	deadline := time.Now().Add(10 * time.Second)
-	for {
+	waitFor(t, func() bool {
 		ctx, cancel := context.WithCancel(t.Context())
-		err := s.Watch(ctx, dir, false, func() error { cancel(); return nil }, nil)
-		cancel()
-		if errors.Is(err, context.Canceled) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
+		defer cancel()
+		return errors.Is(s.Watch(ctx, dir, false, func() error { cancel(); return nil }, nil), context.Canceled)
+	})
 }
 
 // A tree with more directories than are watched says so, and what is watched is told.
@@ -670,7 +772,7 @@ func TestWatchOfTooMany(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(testenv.Patience(30 * time.Second)); ; {
 		next, stop, err := s.tryWatched(t, small, true)
 		if errors.Is(err, unix.EMFILE) && time.Now().Before(deadline) {
 			continue // init is about to see that the ones before have ended

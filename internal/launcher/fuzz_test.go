@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"reflect"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -61,7 +61,7 @@ func devNull(t testing.TB) *os.File {
 // fewDescriptors fails the test where more descriptors stay open than there were.
 func fewDescriptors(t *testing.T, before int) {
 	t.Helper()
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for descriptors(t) > before {
@@ -151,7 +151,7 @@ func FuzzLauncherServe(f *testing.F) {
 			t.Skip(err) // nothing that a daemon could send
 		}
 		s.serve(t.Context(), c)
-		if err := daemon.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		if err := daemon.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
 			t.Fatal(err)
 		}
 		var resp response
@@ -268,15 +268,19 @@ func FuzzLauncherAnswers(f *testing.F) {
 		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 		before := descriptors(t)
 		// An answer of which this host's kernel makes no packet is none.
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		c := &Client{path: path}
 		var said response
 		if decode(data, &said) == nil {
 			again, err := json.Marshal(said)
 			var twice response
-			if err != nil || decode(again, &twice) != nil || !reflect.DeepEqual(said, twice) {
+			if err != nil || decode(again, &twice) != nil {
 				t.Errorf("%q became %q (%v)", data, again, err)
+			}
+			// Not compared as they are: of an empty list nothing is said.
+			if third, err := json.Marshal(twice); err != nil || !bytes.Equal(again, third) {
+				t.Errorf("%q became %q and %q (%v)", data, again, third, err)
 			}
 		}
 		if st, err := c.Create(ctx, &runtime.Spec{ID: "abc"}, null); err == nil {

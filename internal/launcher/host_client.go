@@ -149,7 +149,7 @@ func (c *Client) revive(ctx context.Context) (*net.UnixConn, error) {
 	if ended {
 		return nil, err
 	}
-	if err := startTwice(ctx, c.opts, c.path); err != nil {
+	if err := c.opts.Start(ctx); err != nil {
 		return nil, fmt.Errorf("start launcher anew: %w", err)
 	}
 	c.mu.Lock()

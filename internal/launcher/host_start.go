@@ -34,7 +34,9 @@ type Options struct {
 	IDs        idmap.Plan
 	Cgroup     cgroup.Subtree // what the host delegates; its zero value is none
 	Version    string
-	Log        *slog.Logger // told of a start that had to be repeated; nil for nobody
+	Log        *slog.Logger `json:"-"` // told of a start that had to be repeated; nil for nobody
+	// Start has a launcher started where this process cannot do it any more, and returns when it is ready. Default: [Start].
+	Start func(ctx context.Context) error `json:"-"`
 }
 
 // startTimeout bounds a launcher's way from clone to "ready".
@@ -43,8 +45,8 @@ const startTimeout = 30 * time.Second
 // Connect returns a client of the launcher that serves RuntimeDir's socket, or starts one. Started reports which. The
 // context bounds the start only. Until the client is closed nobody else connects in RuntimeDir.
 func Connect(ctx context.Context, o Options) (_ *Client, started bool, err error) {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
+	if o.Start == nil {
+		o.Start = func(ctx context.Context) error { return Start(ctx, o) }
 	}
 	lock, err := lockDir(ctx, o.RuntimeDir)
 	if err != nil {
@@ -55,7 +57,7 @@ func Connect(ctx context.Context, o Options) (_ *Client, started bool, err error
 			err = errors.Join(err, lock.Close())
 		}
 	}()
-	c := &Client{path: filepath.Join(o.RuntimeDir, "launcher.sock"), opts: o, lock: lock}
+	c := &Client{path: o.socket(), opts: o, lock: lock}
 	err = c.openSession(ctx)
 	if errors.Is(err, runtime.ErrUnavailable) {
 		err = c.openSession(ctx) // it was about to end: by now nobody listens, or somebody answers
@@ -69,7 +71,7 @@ func Connect(ctx context.Context, o Options) (_ *Client, started bool, err error
 	if !nobodyListens(err) {
 		return nil, false, fmt.Errorf("connect to the launcher that runs: %w", err)
 	}
-	if err := startTwice(ctx, o, c.path); err != nil {
+	if err := c.opts.Start(ctx); err != nil {
 		return nil, false, fmt.Errorf("start launcher: %w", err)
 	}
 	if err := c.openSession(ctx); err != nil {
@@ -166,15 +168,20 @@ func openLog(path string) (*os.File, error) {
 // errEnded says that the launcher died without a word.
 var errEnded = errors.New("it ended before it was ready")
 
-// startTwice gives a launcher that died without a word a second chance: starting has no effect that lasts. One has been seen
+func (o Options) socket() string { return filepath.Join(o.RuntimeDir, "launcher.sock") }
+
+// Start starts a launcher, which nobody else must be doing in RuntimeDir, and returns when it is ready. It gives a launcher that died without a word a second chance: starting has no effect that lasts. One has been seen
 // to die so, on a loaded machine; its cause is not known, and a thousand starts since have not shown it again.
-func startTwice(ctx context.Context, o Options, socket string) error {
-	first := start(ctx, o, socket)
+func Start(ctx context.Context, o Options) error {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	first := start(ctx, o, o.socket())
 	if !errors.Is(first, errEnded) {
 		return first
 	}
 	o.Log.Warn("launcher is started once more", "error", first)
-	if err := start(ctx, o, socket); err != nil {
+	if err := start(ctx, o, o.socket()); err != nil {
 		return errors.Join(first, err)
 	}
 	return nil

@@ -21,7 +21,9 @@ func TestLandlockPlan(t *testing.T) {
 		{abi: 5, fs: 1<<16 - 1, net: 3},
 		{abi: 6, fs: 1<<16 - 1, net: 3, scope: 3},
 		{abi: 7, fs: 1<<16 - 1, net: 3, scope: 3},
-		{abi: 99, fs: 1<<16 - 1, net: 3, scope: 3}, // what we do not know we do not ask for
+		{abi: 8, fs: 1<<16 - 1, net: 3, scope: 3},
+		{abi: 9, fs: 1<<17 - 1, net: 3, scope: 3},
+		{abi: 99, fs: 1<<17 - 1, net: 3, scope: 3}, // what we do not know we do not ask for
 	}
 	for _, tt := range tests {
 		l := planLandlock(tt.abi, landlockTarget)

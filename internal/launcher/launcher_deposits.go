@@ -15,9 +15,10 @@ import (
 
 // Bounds of what daemons may deposit. The descriptors are the launcher's own for as long.
 const (
-	maxDeposits    = 512 // of all sandboxes
-	maxOfOne       = 64  // of one sandbox
-	maxDeposited   = 8   // descriptors of one deposit
+	maxDeposits    = 512 // of all sandboxes, but for one of each: that nobody else's may keep out
+	maxDepositors  = 1024
+	maxOfOne       = 64 // of one sandbox
+	maxDeposited   = 8  // descriptors of one deposit
 	perWithdrawal  = maxFiles / maxDeposited
 	maxDepositName = 32
 )
@@ -62,13 +63,14 @@ func (d *deposits) put(sandbox, name string, files []*os.File) (err error) {
 	key := depositKey{sandbox, name}
 	old, replaces := d.held[key]
 	if !replaces {
-		of := 0
+		of, sandboxes := 0, make(map[string]bool)
 		for k := range d.held {
+			sandboxes[k.sandbox] = true
 			if k.sandbox == sandbox {
 				of++
 			}
 		}
-		if of >= maxOfOne || len(d.held) >= maxDeposits {
+		if of >= maxOfOne || of > 0 && len(d.held)-len(sandboxes) >= maxDeposits || of == 0 && len(sandboxes) >= maxDepositors {
 			return fmt.Errorf("launcher deposit: %d execs of the sandbox and %d of all are kept, which is the most: %w", of, len(d.held), runtime.ErrInUse)
 		}
 	}

@@ -178,7 +178,7 @@ func (req *DiffRequest) job() (*diffJob, error) {
 	if err != nil {
 		return nil, err
 	}
-	job := &diffJob{List: req.List, Options: layer.DiffOptions{Latest: req.Latest, Limits: req.Limits, Stored: req.Layer}}
+	job := &diffJob{List: req.List, Options: layer.DiffOptions{Latest: req.Latest, Limits: req.Limits, Stored: req.Layer, Holes: req.Holes}}
 	for _, o := range overlays {
 		d := diffOverlay{At: strings.TrimPrefix(o.Target, "/"), Upper: o.Upper}
 		if d.At == "" {

@@ -39,6 +39,7 @@ type Layers struct {
 	mu      sync.Mutex
 	serial  int
 	working map[string]chan struct{} // chain ids being extracted; closed when done
+	made    map[string]layer.Usage   // by chain id: who asks for one that another has just made may not know it yet
 }
 
 // OpenLayers removes what an interrupted extraction left. The freezer is that of the sandboxes that are read.
@@ -56,7 +57,7 @@ func OpenLayers(ids []idmap.Range, single bool, freezer *Freezer) (*Layers, erro
 	}
 	return &Layers{
 		ids: ids, single: single, slots: make(chan struct{}, 2), diffs: make(chan struct{}, 4), working: make(map[string]chan struct{}),
-		freezer: freezer,
+		made: make(map[string]layer.Usage), freezer: freezer,
 	}, nil
 }
 
@@ -117,7 +118,14 @@ func (l *Layers) Apply(ctx context.Context, req *layer.ApplyRequest) (_ []layer.
 			jobs[i].Dir, jobs[i].Parents = dir, slices.Clone(below)
 			begun = append(begun, i)
 		} else {
-			there = there.Add(req.Layers[i].Known)
+			l.mu.Lock()
+			known, ok := l.made[req.Layers[i].ChainID]
+			l.mu.Unlock()
+			if !ok {
+				known = req.Layers[i].Known
+			}
+			results[i] = layer.Result{Size: known.Bytes, Entries: known.Entries}
+			there = there.Add(known)
 		}
 		below = append(below, dir)
 	}
@@ -145,6 +153,9 @@ func (l *Layers) Apply(ctx context.Context, req *layer.ApplyRequest) (_ []layer.
 		if err := os.Rename(jobs[i].Dir, final[i]); err != nil {
 			return results, fmt.Errorf("complete layer: %w", err)
 		}
+		l.mu.Lock()
+		l.made[req.Layers[i].ChainID] = results[i].Usage()
+		l.mu.Unlock()
 	}
 	if err := dir.Sync(); err != nil {
 		return results, fmt.Errorf("sync layers: %w", err)
@@ -336,6 +347,7 @@ func (l *Layers) Remove(ctx context.Context, chainID string) error {
 		return fmt.Errorf("remove layer %s: %w", chainID, err)
 	}
 	l.mu.Lock()
+	delete(l.made, chainID)
 	l.serial++
 	tmp := filepath.Join(LayersDir, partial+strconv.Itoa(l.serial))
 	l.mu.Unlock()

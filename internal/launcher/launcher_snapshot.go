@@ -33,6 +33,9 @@ func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result lay
 		return layer.Result{}, false, fmt.Errorf("snapshot %s: %w", req.ChainID, os.ErrExist)
 	}
 	job, err := req.Diff.job()
+	if err == nil {
+		job.Options.Holes = true // whoever asks: it is what the stream of every snapshot has
+	}
 	if err != nil {
 		return layer.Result{}, false, err
 	}

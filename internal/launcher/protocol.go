@@ -116,6 +116,8 @@ type DiffRequest struct {
 	List   bool         `json:"list,omitempty"`
 	Latest time.Time    `json:"latest,omitzero"` // see layer.DiffOptions
 	Limits layer.Limits `json:"limits,omitzero"`
+	// Holes is layer.DiffOptions.Holes: the stream is a snapshot's, and no image's.
+	Holes bool `json:"holes,omitempty"`
 }
 
 // SnapshotRequest asks for a layer of what a sandbox has changed.

@@ -122,7 +122,7 @@ func TestBadMessagesAreRefusedAndLeaveNothing(t *testing.T) {
 			if files, err := receive(b, &req); err == nil || files != nil {
 				t.Errorf("accepted: %+v, %v", req, files)
 			}
-			if after := descriptors(t); after != before {
+			if after := descriptors(t); after > before { // fewer, where files that others have forgotten are collected
 				t.Errorf("%d descriptors leaked", after-before)
 			}
 		})

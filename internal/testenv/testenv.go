@@ -1,7 +1,7 @@
 // Package testenv is what a test may ask of the machine that it runs on.
 //
 // Every Require function probes; where the need is not met the test is skipped with what was found. A need that is
-// listed in SANDBOXD_TEST_REQUIRE (comma-separated: userns, subids, cgroup, landlock, systemd, root, user, peer, or all) fails
+// listed in SANDBOXD_TEST_REQUIRE (comma-separated: userns, subids, cgroup, landlock, systemd, reflink, root, user, peer, or all, which is all but reflink, root and user) fails
 // the test instead, so that the places that should have everything cannot skip in silence.
 //
 // The probes are those of the product, internal/kernel and internal/idmap: a test runs exactly where the product would work.
@@ -22,6 +22,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 )
@@ -35,6 +37,7 @@ const (
 	needCgroup   need = "cgroup"
 	needLandlock need = "landlock"
 	needSystemd  need = "systemd"
+	needReflink  need = "reflink"
 	needRoot     need = "root"
 	needUser     need = "user"
 	needPeer     need = "peer"
@@ -52,7 +55,7 @@ func unmet(t testing.TB, n need, found string) {
 func required(list string, n need) bool {
 	for item := range strings.SplitSeq(list, ",") {
 		item = strings.TrimSpace(item)
-		if item == string(n) || item == "all" && n != needRoot && n != needUser {
+		if item == string(n) || item == "all" && n != needRoot && n != needUser && n != needReflink {
 			return true
 		}
 	}
@@ -84,6 +87,72 @@ func RequirePeer(t testing.TB, name string) string {
 		unmet(t, needPeer, fmt.Sprintf("no %s in PATH; `make deps` installs it", name))
 	}
 	return path
+}
+
+// CanReflink says that a machine should meet [RequireReflink], were root asked: its kernel has XFS, or the module, and loop devices. It
+// asks for no program, so that one which is not installed is a failure where the need is listed.
+func CanReflink() bool {
+	if _, err := os.Stat("/dev/loop-control"); err != nil {
+		return false
+	}
+	if data, err := os.ReadFile("/proc/filesystems"); err == nil && slices.Contains(strings.Fields(string(data)), "xfs") {
+		return true
+	}
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return false
+	}
+	for _, list := range []string{"modules.dep", "modules.builtin"} {
+		data, err := os.ReadFile(filepath.Join("/lib/modules", unix.ByteSliceToString(name.Release[:]), list))
+		if err == nil && strings.Contains(string(data), "/xfs.ko") {
+			return true
+		}
+	}
+	return false
+}
+
+// RequireReflink asks for a file system in which files can share what they have (XFS, on a loop device that only root can have), and
+// returns an empty directory that everybody may pass through, with half a gigabyte.
+func RequireReflink(t testing.TB) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		unmet(t, needReflink, "only root can mount one")
+	}
+	for _, dir := range []string{"/usr/sbin", "/sbin"} {
+		t.Setenv("PATH", os.Getenv("PATH")+":"+dir)
+	}
+	mkfs, err := exec.LookPath("mkfs.xfs")
+	if err != nil {
+		unmet(t, needReflink, "no mkfs.xfs in PATH; the package is called xfsprogs")
+	}
+	dir, err := os.MkdirTemp("", "xfs") //nolint:usetesting // a socket's path has 108 bytes, and a test's name is long
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	disk, at := filepath.Join(dir, "disk"), filepath.Join(dir, "at")
+	if err := os.WriteFile(disk, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{os.Truncate(disk, 512<<20), os.Chmod(dir, 0o711), os.Mkdir(at, 0o711)} { //nolint:gosec // to be passed through
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, argv := range [][]string{{mkfs, "-q", "-m", "reflink=1", disk}, {"mount", "-o", "loop", disk, at}} {
+		if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil { //nolint:gosec // of ours
+			unmet(t, needReflink, fmt.Sprintf("%q: %v: %s", argv, err, out))
+		}
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
+			t.Errorf("unmount %s: %v", at, err)
+		}
+	})
+	if err := os.Chmod(at, 0o711); err != nil { //nolint:gosec // as above
+		t.Fatal(err)
+	}
+	return at
 }
 
 // RequireUserNS asks for user, mount, PID and network namespaces that this user may make.

@@ -350,3 +350,42 @@ func TestAbandonLooksForALauncher(t *testing.T) {
 		t.Errorf("once more: %v", err)
 	}
 }
+
+// The ceiling goes when everybody is killed, not otherwise, and that it cannot be taken away keeps nobody alive.
+func TestKillTakesTheCeilingAway(t *testing.T) {
+	const held = "25000 100000"
+	link := func(dir, file, to string) {
+		t.Helper()
+		if err := errors.Join(os.RemoveAll(filepath.Join(dir, file)), os.Symlink(to, filepath.Join(dir, file))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, tc := range map[string]struct {
+		change     func(dir string)
+		kill, ceil string // what stands there afterwards
+		err        error
+	}{
+		"both":                  {func(string) {}, "1", "max00 100000", nil}, // a fake file keeps the end of a longer value
+		"no ceiling":            {func(dir string) { _ = os.Remove(filepath.Join(dir, "cpu.max")) }, "1", "", nil},
+		"a ceiling that stays":  {func(dir string) { link(dir, "cpu.max", "/dev/full") }, "1", "", nil},
+		"nobody can be killed":  {func(dir string) { link(dir, "cgroup.kill", "/dev/full") }, "", held, unix.ENOSPC},
+		"no way to kill so":     {func(dir string) { _ = os.Remove(filepath.Join(dir, "cgroup.kill")) }, "", held, os.ErrNotExist},
+		"a cgroup that is gone": {func(dir string) { _ = os.RemoveAll(dir) }, "", "", os.ErrNotExist},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := fake(t, map[string]string{"cgroup.kill": "", "cpu.max": held})
+			tc.change(dir)
+			if err := Kill(dir); !errors.Is(err, tc.err) || (err == nil) != (tc.err == nil) {
+				t.Errorf("kill: %v, want %v", err, tc.err)
+			}
+			for file, want := range map[string]string{"cgroup.kill": tc.kill, "cpu.max": tc.ceil} {
+				if fi, err := os.Stat(filepath.Join(dir, file)); err != nil || !fi.Mode().IsRegular() {
+					continue
+				}
+				if got, _ := os.ReadFile(filepath.Join(dir, file)); string(got) != want {
+					t.Errorf("%s is %q, want %q", file, got, want)
+				}
+			}
+		})
+	}
+}

@@ -26,8 +26,8 @@ func TestFreeze(t *testing.T) {
 	if at.mount == "" {
 		t.Skip("cgroup v2 is not mounted")
 	}
-	dir := filepath.Join(at.mount, "sandboxd-test-freeze-"+strconv.Itoa(os.Getpid()))
-	if err := os.Mkdir(dir, 0o755); errors.Is(err, unix.EROFS) {
+	dir, err := os.MkdirTemp(at.mount, "sandboxd-test-freeze-") //nolint:usetesting // a cgroup
+	if errors.Is(err, unix.EROFS) {
 		t.Skip("cgroup v2 is mounted read-only")
 	} else if err != nil {
 		t.Fatal(err)

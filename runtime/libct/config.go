@@ -18,14 +18,16 @@ import (
 
 // Host is what the launcher knows of the host when it plans a sandbox.
 type Host struct {
-	IDs         []idmap.Range // the map of every sandbox, in the launcher's ids
-	Single      bool          // no subordinate ids
-	Cgroup      bool          // a delegated subtree is bound at /sys/fs/cgroup
-	Controllers []string      // those that its children have
-	Files       []string      // those that its children's cgroups have: not every kernel has all of a controller's
-	Nofile      uint64        // the launcher's hard RLIMIT_NOFILE: it cannot be exceeded
-	Landlock    int           // its version, where sandboxes can be held by it; 0: they cannot
-	Missing     []string      // what the defaults would like and the host does not give
+	IDs         []idmap.Range    // the map of every sandbox, in the launcher's ids
+	Single      bool             // no subordinate ids
+	Cgroup      bool             // a delegated subtree is bound at /sys/fs/cgroup
+	Controllers []string         // those that its children have
+	Files       []string         // those that its children's cgroups have: not every kernel has all of a controller's
+	Nofile      uint64           // the launcher's hard RLIMIT_NOFILE: it cannot be exceeded
+	Landlock    int              // its version, where sandboxes can be held by it; 0: they cannot
+	Missing     []string         // what the defaults would like and the host does not give
+	given       []ceiling        // what the host gives its user for all that he runs: in numbers
+	limits      []configs.Rlimit // and as resource limits
 }
 
 // initCapabilities are what the init has beyond the profile's bounding set, in the sandbox's own user namespace: to give
@@ -109,6 +111,7 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 		{Type: unix.RLIMIT_NOFILE, Hard: nofile, Soft: nofile},
 		{Type: unix.RLIMIT_FSIZE, Hard: maxFile, Soft: maxFile},
 	}
+	c.Rlimits = append(c.Rlimits, limitsOfOne(host.limits)...)
 	if spec.Limits.Pids > 0 && enforced.Pids == "rlimit" {
 		// Counted per uid of the sandbox's own user namespace, so it is a weaker fence than pids.max.
 		n := uint64(spec.Limits.Pids)

@@ -11,7 +11,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/idmap"
@@ -43,6 +45,8 @@ func testHost() *Host {
 	return &Host{
 		IDs:      []idmap.Range{{Inside: 0, Outside: 1, Size: 65536}},
 		Landlock: 7, Cgroup: true, Controllers: []string{"cpu", "cpuset", "io", "memory", "pids"}, Nofile: 1 << 20,
+		given:  []ceiling{{"max_inotify_instances", 128}, {"max_inotify_watches", 65536}},
+		limits: []configs.Rlimit{{Type: unix.RLIMIT_SIGPENDING, Hard: 15000}, {Type: unix.RLIMIT_MSGQUEUE, Hard: 819200}},
 		Files: []string{
 			"cpu.max", "cpu.weight", "cpuset.cpus", "io.max", "memory.high", "memory.max", "memory.oom.group", "memory.swap.max", "pids.max",
 		},
@@ -79,7 +83,10 @@ func TestPlanIsTheGoldenOne(t *testing.T) {
 				Root     *rootPlan
 				Init     []string
 				Config   any
-			}{enforced, settings(&spec.Limits, &spec.IODevice, host), planRoot(spec, config, nil), confinement(spec, &enforced).InitArgs(), config}, "", "  ")
+			}{
+				enforced, settings(&spec.Limits, &spec.IODevice, host), planRoot(spec, host, config, nil),
+				confinement(spec, &enforced).InitArgs(), config,
+			}, "", "  ")
 			if err != nil {
 				t.Fatal(err)
 			}

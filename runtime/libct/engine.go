@@ -9,7 +9,8 @@
 // libcontainer executes the launcher's own binary anew as "sandboxd-launcher init". Its C part makes the namespaces; then
 // [Init] runs, already root of the sandbox's user namespace, and mounts the sandbox's overlay in the sandbox's own mount
 // namespace, so that the launcher's mount table does not grow with the number of sandboxes. After that libcontainer
-// builds /dev, /proc and /sys, pivots, drops capabilities, loads the seccomp filter and executes the sandbox's init.
+// builds /dev, /proc and /sys, pivots, drops capabilities and executes the sandbox's init, which loads the seccomp filter: a program that
+// the launcher has compiled once for all sandboxes of a profile. A sandbox has been created when its init says that it is confined.
 package libct
 
 import (
@@ -25,6 +26,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
@@ -51,6 +53,7 @@ const updateTimeout = 15 * time.Second
 type Engine struct {
 	host    Host
 	freezer *launcher.Freezer
+	filters filters
 	ended   closer // mount namespaces of deleted sandboxes
 
 	mu        sync.Mutex
@@ -86,6 +89,13 @@ func Open(host Host) (*Engine, error) {
 	}
 	host.Nofile = limit.Max
 	host.landlock(kernel.LandlockABI())
+	var err error
+	if host.given, host.limits, err = given(); err != nil {
+		return nil, err
+	}
+	if err := host.boundAll(); err != nil {
+		return nil, fmt.Errorf("bound what all sandboxes have together: %w", err)
+	}
 	e := &Engine{host: host, freezer: launcher.NewFreezer(), sandboxes: make(map[string]*instance)}
 	if host.Cgroup {
 		// Our own is a child like the sandboxes' will be.
@@ -168,6 +178,7 @@ func (e *Engine) plan(spec *runtime.Spec) (*planned, error) {
 	if err != nil {
 		return nil, err
 	}
+	mutate(spec.ID, config)
 	return &planned{spec, enforced, config}, nil
 }
 
@@ -329,7 +340,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	if err != nil {
 		return nil, fmt.Errorf("prepare rootfs: %w", err)
 	}
-	plan, err := memfile("rootfs", planRoot(spec, p.config, overlays))
+	plan, err := memfile("rootfs", planRoot(spec, &e.host, p.config, overlays))
 	if err != nil {
 		return nil, err
 	}
@@ -355,20 +366,25 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 			return nil, err
 		}
 	}
+	channel, err := e.handFilter(p.config)
+	if err != nil {
+		return nil, err
+	}
+	defer channel.close()
 	container, err := libcontainer.Create(launcher.StateDir, spec.ID, p.config)
 	if err != nil {
 		return nil, err
 	}
 	undo = append(undo, func() { _ = container.Destroy() })
 	process := &libcontainer.Process{
-		Args:       append([]string{initPath}, confinement(spec, &p.enforced).InitArgs()...),
-		Env:        []string{"PATH=/"}, // libcontainer insists on one; the init ignores it
+		Args:       append([]string{initPath, guest.FilterArg(fdFilter)}, confinement(spec, &p.enforced).InitArgs()...),
+		Env:        []string{"PATH=/", "GOMAXPROCS=1"}, // libcontainer insists on the first; the init runs no second thread of Go from the start
 		Cwd:        "/",
 		Init:       true,
 		Stderr:     complaints,
-		ExtraFiles: []*os.File{control, plan}, // descriptors 3 and 4
+		ExtraFiles: []*os.File{control, plan, channel.init}, // descriptors 3, 4 and fdFilter
 	}
-	if err := container.Run(process); err != nil {
+	if err := slackened(func() error { return container.Run(process) }); err != nil {
 		complaint := said(complaints)
 		if text, ok := strings.CutPrefix(complaint, ": "+blamesImage); ok {
 			return nil, &imageError{text}
@@ -392,6 +408,9 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	}
 	pidfd := os.NewFile(uintptr(fd), "pidfd")
 	undo = append(undo, func() { _ = pidfd.Close() })
+	if err := channel.wait(ctx); err != nil {
+		return nil, fmt.Errorf("%w%s", err, said(complaints))
+	}
 	out, err := dup(pidfd)
 	if err != nil {
 		return nil, err
@@ -401,9 +420,26 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	in.container, in.pid, in.pidfd, in.started = container, pid, pidfd, time.Now()
 	in.spec, in.enforced = *spec, p.enforced
 	in.spec.Rootfs, in.spec.Profile.Seccomp = rootfs.Source{}, nil // a filter is large, and nothing asks for it again
-	in.schedule(spec.Deadline)
+	e.schedule(in, spec.ID, spec.Deadline)
 	e.mu.Unlock()
 	return &runtime.Started{ID: spec.ID, Enforced: p.enforced, Limits: spec.Limits, Deadline: spec.Deadline, Pidfd: out}, nil
+}
+
+// slackened runs what starts a sandbox, whose timers may be late: the thread with which Go's runtime watches itself looks every 20 µs
+// while a program does something, for each of which it is woken, on a processor that the start, and later an exec, could use. That
+// is so in libcontainer's child, a Go program, and in the sandbox's init. A process has the slack of the thread that forked it, and
+// hands it on; init gives programs the kernel's default.
+func slackened(run func() error) (err error) {
+	const slack = 2 * time.Millisecond
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack), 0, 0, 0); err != nil {
+		return fmt.Errorf("set timer slack: %w", err)
+	}
+	defer func() {
+		err = errors.Join(err, unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0)) // what the thread began with
+	}()
+	return run()
 }
 
 // confinement says what the sandbox's init holds programs to.
@@ -418,9 +454,9 @@ func confinement(spec *runtime.Spec, enforced *api.Enforced) *guest.Confinement 
 	return c
 }
 
-// planRoot says what Init is to do to the root.
-func planRoot(spec *runtime.Spec, config *configs.Config, overlays []launcher.Overlay) *rootPlan {
-	plan := &rootPlan{Overlays: overlays, ReadOnly: spec.Profile.ReadOnlyRoot}
+// planRoot says what Init is to do.
+func planRoot(spec *runtime.Spec, host *Host, config *configs.Config, overlays []launcher.Overlay) *rootPlan {
+	plan := &rootPlan{Overlays: overlays, ReadOnly: spec.Profile.ReadOnlyRoot, Ceilings: ofOne(host.given)}
 	if plan.ReadOnly {
 		for _, m := range config.Mounts {
 			if m.Destination != "/dev" && !strings.HasPrefix(m.Destination, "/dev/") { // what is below is made on the fresh /dev
@@ -446,16 +482,15 @@ func (e *Engine) limit(ctx context.Context, path string, from *api.Limits, to *r
 	return nil
 }
 
-// schedule sets the timer that ends the sandbox at its deadline. It needs Engine.mu.
-func (in *instance) schedule(deadline time.Time) {
+// schedule sets the timer that ends a sandbox at its deadline. It needs Engine.mu.
+func (e *Engine) schedule(in *instance, id string, deadline time.Time) {
 	if in.deadline != nil {
 		in.deadline.Stop()
 	}
 	if deadline.IsZero() {
 		return
 	}
-	pidfd := in.pidfd
-	in.deadline = time.AfterFunc(time.Until(deadline), func() { _ = signal(pidfd, unix.SIGKILL) })
+	in.deadline = time.AfterFunc(time.Until(deadline), func() { _ = e.strike(in, id) })
 }
 
 // Update implements runtime.Engine.
@@ -521,7 +556,7 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 		in.started = time.Now()
 	}
 	if e.sandboxes[id] == in { // Delete stops the timer
-		in.schedule(next.Deadline)
+		e.schedule(in, id, next.Deadline)
 	}
 	return enforced, nil
 }
@@ -694,16 +729,15 @@ func (e *Engine) Kill(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return in.kill(ctx, id)
+	return e.kill(ctx, in, id)
 }
 
 // kill ends every process of a sandbox and waits for it.
-func (in *instance) kill(ctx context.Context, id string) error {
+func (e *Engine) kill(ctx context.Context, in *instance, id string) error {
 	if in.hasEnded() {
 		return nil
 	}
-	// The kernel ends everything in a PID namespace with its init.
-	if err := signal(in.pidfd, unix.SIGKILL); err != nil {
+	if err := e.strike(in, id); err != nil {
 		return fmt.Errorf("kill sandbox %s: %w", id, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
@@ -714,6 +748,20 @@ func (in *instance) kill(ctx context.Context, id string) error {
 	case <-ctx.Done():
 		return fmt.Errorf("kill sandbox %s: its processes have not ended: %w", id, ctx.Err())
 	}
+}
+
+// strike kills every process of a sandbox.
+func (e *Engine) strike(in *instance, id string) error {
+	// The kernel ends everything in a PID namespace with its init; which comes first, so that it tells nobody of the end of others.
+	if err := signal(in.pidfd, unix.SIGKILL); err != nil || !e.host.Cgroup {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.sandboxes[id] == in { // or another has a cgroup of that name
+		_ = cgroup.Kill(filepath.Join(launcher.CgroupDir, id)) // makes the end faster, no surer
+	}
+	return nil
 }
 
 // signal reaches the process of a pidfd. One that has ended, or whose sandbox another call has deleted meanwhile, is no error:
@@ -746,7 +794,7 @@ func (e *Engine) Delete(ctx context.Context, id string) error {
 		} else if err == nil {
 			mounts := in.holdMounts()
 			defer e.ended.close(mounts)
-			err = in.kill(ctx, id)
+			err = e.kill(ctx, in, id)
 		}
 		if err != nil {
 			return err
@@ -869,11 +917,29 @@ func boundedFile(name string, size int64) (*os.File, error) {
 	return f, nil
 }
 
-// said is what stands in a bounded file, as the end of an error message.
+// complaintSize is how much of a complaint is told.
+const complaintSize = 1000
+
+// said is what stands in a bounded file, as the end of an error message: one line, printable, and not long. Whoever is about to be
+// a sandbox has written it.
 func said(f *os.File) string {
 	buf := make([]byte, 4096)
 	n, _ := f.ReadAt(buf, 0)
-	text := strings.TrimSpace(strings.TrimRight(string(buf[:n]), "\x00"))
+	return complaint(buf[:n])
+}
+
+func complaint(data []byte) string {
+	text := strings.TrimSpace(strings.TrimRight(string(data), "\x00"))
+	text = strings.ToValidUTF8(text[:min(len(text), complaintSize)], "?")
+	text = strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n':
+			return ';'
+		case !unicode.IsPrint(r):
+			return '?'
+		}
+		return r
+	}, text)
 	if text == "" {
 		return ""
 	}

@@ -9,7 +9,6 @@ import (
 	goruntime "runtime"
 	"runtime/debug"
 	"strings"
-	"time"
 	"unsafe"
 
 	"github.com/opencontainers/runc/libcontainer"
@@ -33,7 +32,7 @@ func Init() {
 	// a runtime of its own.
 	debug.SetGCPercent(-1)
 	goruntime.LockOSThread() // capabilities belong to a thread; libcontainer goes on in this one
-	if err := errors.Join(prepareRootfs(), keepInheritable(), slacken()); err != nil {
+	if err := errors.Join(prepareRootfs(), keepInheritable()); err != nil {
 		// Standard error is the file whose content Create adds to its own error.
 		if errors.Is(err, runtime.ErrRootfs) {
 			_, _ = fmt.Fprint(os.Stderr, blamesImage)
@@ -42,17 +41,6 @@ func Init() {
 		os.Exit(1) //nolint:forbidigo // this is a main function
 	}
 	libcontainer.Init()
-}
-
-// slacken lets the timers of the sandbox's init be late: the thread with which Go's runtime watches itself looks every
-// 20 µs while a program does something, for each of which it is woken, on a processor that an exec could use. Threads
-// inherit the slack, so it has to be set before init has any; init gives programs the kernel's default.
-func slacken() error {
-	const slack = 2 * time.Millisecond
-	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack), 0, 0, 0); err != nil {
-		return fmt.Errorf("set timer slack: %w", err)
-	}
-	return nil
 }
 
 // blamesImage stands before the complaint of Init where the image is to blame for it.
@@ -64,6 +52,8 @@ type rootPlan struct {
 	// ReadOnly makes the root, and every overlay of it, read-only; Dirs are then made before, for what is mounted there.
 	ReadOnly bool     `json:"read_only,omitempty"`
 	Dirs     []string `json:"dirs,omitempty"`
+	// Ceilings are of the sandbox's user namespace.
+	Ceilings []ceiling `json:"ceilings"`
 }
 
 func prepareRootfs() error {
@@ -94,7 +84,7 @@ func prepareRootfs() error {
 			return err
 		}
 	}
-	return closeNamespaces()
+	return hold(plan.Ceilings)
 }
 
 // takePlan reads the plan and leaves /dev/null in its place: libcontainer passes the number on to the sandbox's init, and
@@ -134,7 +124,7 @@ func mount(o *launcher.Overlay) error {
 		return fmt.Errorf("%d layers are too many for one mount", len(o.Lower))
 	}
 	target := filepath.Join(launcher.RootfsDir, o.Target)
-	if err := unix.Mount("overlay", target, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+	if err := unix.Mount("overlay", target, "overlay", (unix.MS_NOSUID|unix.MS_NODEV)&^mutantFlags(o.Upper), options); err != nil {
 		return fmt.Errorf("mount overlay at %s: %w", filepath.Join("/", o.Target), err)
 	}
 	return nil
@@ -177,33 +167,6 @@ func checkTargets() error {
 		}
 		if !fi.IsDir() {
 			return fmt.Errorf("/%s of the image is not a directory: %w", d, runtime.ErrRootfs)
-		}
-	}
-	return nil
-}
-
-// closeNamespaces makes the kernel refuse further namespaces below this user namespace, whatever a filter lets through:
-// most local privilege escalations of the last years begin with one. UTS namespaces stay: the init marks execs by them. So
-// do mount namespaces, which take CAP_SYS_ADMIN in this namespace: a detached mount counts as one, and libcontainer makes
-// some, to look at procfs where nobody can have put anything over it.
-func closeNamespaces() error {
-	for _, kind := range []string{"user", "pid", "net", "ipc", "cgroup", "time"} {
-		path := "/proc/sys/user/max_" + kind + "_namespaces"
-		f, err := os.OpenFile(path, os.O_WRONLY, 0)
-		if errors.Is(err, os.ErrNotExist) {
-			continue // max_time_namespaces came with Linux 5.6; what cannot be counted cannot be made
-		}
-		if err != nil {
-			return fmt.Errorf("close namespaces: %w", err)
-		}
-		// A write to what only looks like procfs would be a lie (CVE-2025-52881).
-		var st unix.Statfs_t
-		if err := unix.Fstatfs(int(f.Fd()), &st); err != nil || st.Type != unix.PROC_SUPER_MAGIC {
-			return errors.Join(fmt.Errorf("close namespaces: %s is not on procfs", path), err, f.Close())
-		}
-		_, err = f.WriteString("0")
-		if err := errors.Join(err, f.Close()); err != nil {
-			return fmt.Errorf("close namespaces: %s: %w", path, err)
 		}
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +26,8 @@ import (
 //     counts is whether it was ignored before: who tidies up may ignore it meanwhile. And it is looked twice, because
 //     readline sets a handler for a moment to see what was there.
 //   - Then SIGCONT, or what is stopped would not notice.
+//   - Who was hung up and has a terminal is again, several times a second: readline (8.2, with bash) looks for signals and then waits for
+//     input, and one that comes in between is noticed with the next key, which nobody will press.
 //   - A pid may be another process's by the time it is used. So a pidfd is opened first: what /proc says of the number
 //     afterwards is about the pidfd's process, or that one has ended and no signal reaches anybody.
 //   - What cannot be seen or does not end within the grace is killed with the init, by the kernel.
@@ -97,30 +100,70 @@ func ended(pidfd int) bool {
 // lookAgain is after how long terminate looks a second time at who ignores SIGTERM.
 const lookAgain = 2 * time.Millisecond
 
-// terminate asks every process to end.
-func (t *tree) terminate(ctx context.Context) error {
+// terminate asks every process to end. It returns pidfds of those at terminals that were hung up, which are the caller's, also on error.
+func (t *tree) terminate(ctx context.Context) (interactive []int, err error) {
 	deaf := map[int]bool{}
-	err := t.each(func(pid, pidfd int) {
+	err = t.each(func(pid, pidfd int) {
 		deaf[pid] = ignores(pid, unix.SIGTERM)
 		_ = unix.Close(pidfd)
 	})
 	if err != nil || len(deaf) == 0 {
-		return err
+		return nil, err
 	}
 	select {
 	case <-time.After(lookAgain):
 	case <-ctx.Done():
 	}
-	return t.each(func(pid, pidfd int) {
+	err = t.each(func(pid, pidfd int) {
 		signals := []unix.Signal{unix.SIGTERM, unix.SIGCONT}
-		if deaf[pid] || ignores(pid, unix.SIGTERM) {
+		hangUp := deaf[pid] || ignores(pid, unix.SIGTERM)
+		if hangUp {
 			signals = []unix.Signal{unix.SIGTERM, unix.SIGHUP, unix.SIGCONT}
 		}
 		for _, sig := range signals {
 			_ = unix.PidfdSendSignal(pidfd, sig, nil, 0) // it may have ended
 		}
-		_ = unix.Close(pidfd)
+		if hangUp && len(interactive) < maxInteractive && hasTerminal(pid) {
+			interactive = append(interactive, pidfd)
+		} else {
+			_ = unix.Close(pidfd)
+		}
 	})
+	return interactive, err
+}
+
+const (
+	// hangUpEvery is how often those at terminals are hung up.
+	hangUpEvery = 200 * time.Millisecond
+	// maxInteractive bounds how many are more than once: each has a descriptor meanwhile.
+	maxInteractive = 64
+)
+
+// keepHangingUp hangs up until ctx ends.
+func keepHangingUp(ctx context.Context, pidfds []int) {
+	tick := time.NewTicker(hangUpEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			for _, fd := range pidfds {
+				_ = unix.PidfdSendSignal(fd, unix.SIGHUP, nil, 0) // it may have ended
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// hasTerminal tells whether a process has a controlling terminal.
+func hasTerminal(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	// After the name, which may hold anything: state, ppid, pgrp, session, tty_nr (proc_pid_stat(5)).
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	return len(fields) > 4 && string(fields[4]) != "0"
 }
 
 // ignores reads the signal's disposition, which all threads share.
@@ -184,7 +227,7 @@ func (e *Engine) Stop(ctx context.Context, id string, grace time.Duration) error
 	if grace > 0 && !in.hasEnded() {
 		e.ask(ctx, in, grace)
 	}
-	return in.kill(context.WithoutCancel(ctx), id)
+	return e.kill(context.WithoutCancel(ctx), in, id)
 }
 
 // ask has every process of a sandbox end by itself, and waits for it as long as the grace and ctx last. Whatever does not work
@@ -197,8 +240,18 @@ func (e *Engine) ask(ctx context.Context, in *instance, grace time.Duration) {
 		return
 	}
 	defer t.close()
-	if t.terminate(ctx) == nil && e.resume(in) == nil && t.wait(ctx) == nil { // what is paused notices no signal
+	interactive, err := t.terminate(ctx)
+	var hangingUp sync.WaitGroup
+	if len(interactive) > 0 {
+		hangingUp.Go(func() { keepHangingUp(ctx, interactive) })
+	}
+	if err == nil && e.resume(in) == nil && t.wait(ctx) == nil { // what is paused notices no signal
 		t.settle(ctx)
+	}
+	cancel()
+	hangingUp.Wait()
+	for _, pidfd := range interactive {
+		_ = unix.Close(pidfd)
 	}
 }
 

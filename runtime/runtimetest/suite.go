@@ -24,7 +24,7 @@ type Fixture struct {
 	NewSpec func(t *testing.T, id string) *runtime.Spec
 }
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // RunEngineSuite checks that an engine keeps the promises of [runtime.Engine]. NewFixture is called for each test and
 // may register a cleanup.

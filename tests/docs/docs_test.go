@@ -2,6 +2,7 @@
 package docs
 
 import (
+	"fmt"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -9,11 +10,13 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	goruntime "runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/internal/attack"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -28,7 +31,7 @@ type tree struct {
 func readTree(t *testing.T, root string) tree {
 	t.Helper()
 	tr := tree{imports: map[string][]string{}, tests: map[string]bool{}}
-	function := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	function := regexp.MustCompile(`(?m)^func ((?:Test|Benchmark)\w+)\(`)
 	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -64,7 +67,8 @@ func readTree(t *testing.T, root string) tree {
 			tr.imports[dir] = append(tr.imports[dir], name)
 		}
 		for _, m := range function.FindAllSubmatch(source, -1) {
-			tr.tests[filepath.Base(dir)+"."+string(m[1])] = true
+			// A directory may have a hyphen, its package has none.
+			tr.tests[strings.ReplaceAll(filepath.Base(dir), "-", "")+"."+string(m[1])] = true
 		}
 		return nil
 	})
@@ -91,11 +95,11 @@ func TestDocumentsNameTestsThatExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := []string{"SECURITY.md", "README.md", "CONTRIBUTING.md"}
+	names := []string{"SECURITY.md", "SPECIFICATION.md", "README.md", "CONTRIBUTING.md", "docs/security.md"}
 	for _, d := range decisions {
 		names = append(names, "docs/decisions/"+filepath.Base(d))
 	}
-	named := regexp.MustCompile(`\b(functional|security|performance|engine|layer|libct|guest|launcher)\.Test\w+`)
+	named := regexp.MustCompile(`\b[a-z]+\.(?:Test|Benchmark)\w+`)
 	for _, name := range names {
 		found := named.FindAllString(document(t, root, name), -1)
 		for _, test := range found {
@@ -106,6 +110,66 @@ func TestDocumentsNameTestsThatExist(t *testing.T) {
 		if name == "SECURITY.md" && len(found) < 15 {
 			t.Errorf("SECURITY.md names only %d tests", len(found))
 		}
+	}
+}
+
+// rowsOf are the cells of the tables of a document whose first column is headed so, without their heads.
+func rowsOf(text, head string) [][]string {
+	var rows [][]string
+	inside := false
+	for line := range strings.Lines(text) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "| "), " | ")
+		switch {
+		case !strings.HasPrefix(line, "|"):
+			inside = false
+		case cells[0] == head:
+			inside = true
+		case inside && !strings.HasPrefix(line, "|---"):
+			rows = append(rows, cells)
+		}
+	}
+	return rows
+}
+
+// Every promise of SPECIFICATION.md and every claim of SECURITY.md names at least one test, and the promises have numbers.
+func TestPromisesNameTheirTests(t *testing.T) {
+	root := harness.Root(t)
+	test := regexp.MustCompile("`[a-z]+\\.(?:Test|Benchmark)\\w+`")
+	for name, head := range map[string]string{"SPECIFICATION.md": "promise", "SECURITY.md": "claim"} {
+		rows := rowsOf(document(t, root, name), head)
+		for _, row := range rows {
+			if !test.MatchString(row[len(row)-1]) {
+				t.Errorf("%s: no test holds %q", name, row[0])
+			}
+			if head == "promise" && !strings.ContainsAny(row[1], "0123456789") && !strings.Contains(row[1], "--") {
+				t.Errorf("%s: no number in %q", name, row)
+			}
+		}
+		if len(rows) < 30 {
+			t.Errorf("%s: only %d rows were read", name, len(rows))
+		}
+	}
+}
+
+// SECURITY.md says how many attacks there are, and the number is that of the corpus on x86-64.
+func TestAttacksAreCounted(t *testing.T) {
+	if goruntime.GOARCH != "amd64" {
+		t.Skip("the number is that of x86-64")
+	}
+	want := fmt.Sprintf("are refused: %d attacks, under", len(attack.Corpus()))
+	if !strings.Contains(document(t, harness.Root(t), "SECURITY.md"), want) {
+		t.Errorf("SECURITY.md does not say %q", want)
+	}
+}
+
+// Every sandbox maps the init, and its size is paid at every start.
+func TestInitIsSmall(t *testing.T) {
+	info, err := os.Stat(harness.Program(t, "sandboxd-init"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Size() > 3_000_000 {
+		t.Errorf("sandboxd-init has %d bytes", info.Size())
 	}
 }
 

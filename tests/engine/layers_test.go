@@ -3,10 +3,12 @@ package engine
 import (
 	"bytes"
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -144,51 +146,71 @@ func attacksOn(layer string) (names []string) {
 	return names
 }
 
-// Where init cannot confine what it starts, it starts nothing: it ends, and the sandbox with it.
+// Where init cannot confine what it starts, there is no sandbox: its creation says why.
 func TestInitThatCannotConfineStartsNothing(t *testing.T) {
 	testenv.RequireUserNS(t)
 	testenv.RequireLandlock(t, 2)
 	f := newFixture(t)
-	for i, call := range append([]string{""}, landlockCalls...) {
+	control := f.NewSpec(t, "refuse")
+	client := begin(t, f, control)
+	// Init's own program ends at once where it is started by anybody else.
+	x, err := client.Exec(t.Context(), guest.ExecRequest{Argv: []string{"/dev/sandboxd-init"}, NoStdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = x.Close() // always nil
+	for i, call := range landlockCalls {
 		spec := f.NewSpec(t, "refuse"+string(rune('a'+i)))
-		if call != "" {
-			answer(&spec.Profile, uint(unix.EOPNOTSUPP), call)
+		answer(&spec.Profile, uint(unix.EOPNOTSUPP), call)
+		_, err := tryBegin(t, f, spec)
+		if err == nil || !strings.Contains(err.Error(), "sandboxd-init:") || !strings.Contains(err.Error(), "Landlock") || !strings.Contains(err.Error(), unix.EOPNOTSUPP.Error()) {
+			t.Errorf("a sandbox where %s is refused: %v", call, err)
 		}
-		client, pidfd := begin(t, f, spec)
-		// Init's own program ends at once where it is started by anybody else.
-		x, err := client.Exec(t.Context(), guest.ExecRequest{Argv: []string{"/dev/sandboxd-init"}, NoStdin: true})
-		if err == nil {
-			_ = x.Close() // always nil
-		}
-		if (err == nil) != (call == "") {
-			t.Errorf("an exec where %q is refused: %v", call, err)
-		}
-		if call == "" {
-			continue // the control
-		}
-		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}, int(testenv.Patience(20*time.Second).Milliseconds())); n != 1 {
-			t.Errorf("%s is refused, and init goes on: %v", call, err)
-		}
+	}
+	all, err := f.Engine.List(t.Context())
+	if err != nil || len(all) != 1 || all[0].ID != control.ID {
+		t.Errorf("afterwards there are %v, %v", all, err)
+	}
+	for _, st := range all {
+		_ = st.Pidfd.Close()
 	}
 }
 
-// begin starts a sandbox and returns what speaks to its init, and its pidfd.
-func begin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) (*guest.Client, *os.File) {
+// listen makes a control socket as the daemon does.
+func listen(t *testing.T) (path string, file *os.File) {
 	t.Helper()
-	socket := filepath.Join(shortDir(t), "s")
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	path = filepath.Join(shortDir(t), "s")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.SetUnlinkOnClose(false)
-	file, err := l.File()
-	if err != nil {
+	file, err = l.File()
+	if err := errors.Join(err, l.Close()); err != nil {
 		t.Fatal(err)
 	}
-	st, err := f.Engine.Create(t.Context(), spec, file)
-	_, _ = l.Close(), file.Close() // the sandbox has its own
+	t.Cleanup(func() { _ = file.Close() }) // often for the second time
+	return path, file
+}
+
+// begin starts a sandbox and returns what speaks to its init.
+func begin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) *guest.Client {
+	t.Helper()
+	client, err := tryBegin(t, f, spec)
 	if err != nil {
 		t.Fatalf("start sandbox %s: %v", spec.ID, err)
+	}
+	return client
+}
+
+// tryBegin is begin where the start may fail.
+func tryBegin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) (*guest.Client, error) {
+	t.Helper()
+	socket, file := listen(t)
+	st, err := f.Engine.Create(t.Context(), spec, file)
+	_ = file.Close() // the sandbox has its own
+	if err != nil {
+		return nil, err
 	}
 	t.Cleanup(func() {
 		_ = st.Pidfd.Close()
@@ -198,7 +220,7 @@ func begin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) (*guest.Clie
 			t.Error(err)
 		}
 	})
-	return guest.NewClient(socket), st.Pidfd
+	return guest.NewClient(socket), nil
 }
 
 // attacked says which attacks work in a sandbox without these layers.
@@ -206,12 +228,34 @@ func attacked(t *testing.T, f runtimetest.Fixture, id, program string, attacks, 
 	t.Helper()
 	spec := f.NewSpec(t, id)
 	without(&spec.Profile, off)
-	client, _ := begin(t, f, spec)
+	client := begin(t, f, spec)
+	put(t, client, program)
+	for _, name := range attacks {
+		said, exit := says(t, client, attack.Try(name)...)
+		if exit.Signal == unix.SIGSYS {
+			continue
+		}
+		got, err := attack.Decode(said)
+		if err != nil {
+			t.Fatalf("%s without %v: %v; it ended with %+v", name, off, err, exit)
+		}
+		if got.Worked {
+			works = append(works, name)
+		}
+	}
+	return works
+}
+
+// inside is where put puts a program.
+const inside = "/tmp/attacker"
+
+// put puts a program into a sandbox.
+func put(t *testing.T, client *guest.Client, program string) {
+	t.Helper()
 	data, err := os.ReadFile(program)
 	if err != nil {
 		t.Fatal(err)
 	}
-	const inside = "/tmp/attacker"
 	pending, err := client.Create(t.Context(), inside, 0o755, 0, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -222,32 +266,25 @@ func attacked(t *testing.T, f runtimetest.Fixture, id, program string, attacks, 
 	if err := pending.Commit(); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range attacks {
-		x, err := client.Exec(t.Context(), guest.ExecRequest{Argv: append([]string{inside}, attack.Try(name)...), NoStdin: true, Timeout: 20 * time.Second})
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		var said bytes.Buffer
-		exit, err := x.Stream(t.Context(), func(stream string, p []byte) error {
-			if stream == "stdout" {
-				said.Write(p)
-			}
-			return nil
-		})
-		_ = x.Close() // always nil
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		if exit.Signal == unix.SIGSYS {
-			continue
-		}
-		got, err := attack.Decode(said.String())
-		if err != nil {
-			t.Fatalf("%s without %v: %v; it ended with %+v", name, off, err, exit)
-		}
-		if got.Worked {
-			works = append(works, name)
-		}
+}
+
+// says runs it, and returns what it prints and how it ends.
+func says(t *testing.T, client *guest.Client, args ...string) (string, guest.ExecExit) {
+	t.Helper()
+	x, err := client.Exec(t.Context(), guest.ExecRequest{Argv: append([]string{inside}, args...), NoStdin: true, Timeout: 2 * time.Minute})
+	if err != nil {
+		t.Fatalf("%v: %v", args, err)
 	}
-	return works
+	defer x.Close()
+	var said bytes.Buffer
+	exit, err := x.Stream(t.Context(), func(stream string, p []byte) error {
+		if stream == "stdout" {
+			said.Write(p)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("%v: %v", args, err)
+	}
+	return said.String(), exit
 }

@@ -1,7 +1,6 @@
 package faults
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -31,9 +30,39 @@ type forgetfulModel struct {
 	url   string
 	asked chan int // the turn that was asked for, when it was
 
-	mu   sync.Mutex
-	seen [agentTurns]int
-	errs []error
+	mu    sync.Mutex
+	seen  [agentTurns]int
+	errs  []error
+	count int           // of all that was asked
+	held  int           // answers from this one on wait; 0: none
+	freed chan struct{} // closed when they do not any more
+}
+
+// hold has answers wait, from the n-th request on; 0 has nobody wait any more.
+func (m *forgetfulModel) hold(n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.held = n
+	if n > 0 {
+		m.freed = make(chan struct{})
+	} else {
+		close(m.freed)
+	}
+}
+
+// wait waits where the request is one that does. What it asks for has been counted.
+func (m *forgetfulModel) wait(r *http.Request) {
+	m.mu.Lock()
+	m.count++
+	held, freed := m.held > 0 && m.count >= m.held, m.freed
+	m.mu.Unlock()
+	if !held {
+		return
+	}
+	select {
+	case <-freed:
+	case <-r.Context().Done():
+	}
 }
 
 func startForgetful(t *testing.T) *forgetfulModel {
@@ -45,11 +74,20 @@ func startForgetful(t *testing.T) *forgetfulModel {
 	return m
 }
 
+// forget drops what earlier attempts have asked for: the next is struck when it has asked itself, and so has found the daemon. What
+// the last one asked just before it was killed may still come; then the daemon may be killed before it is found, which is another instant.
+func (m *forgetfulModel) forget() {
+	for len(m.asked) > 0 {
+		<-m.asked
+	}
+}
+
 func (m *forgetfulModel) answer(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, 16<<20))
 	if err != nil {
 		return // it was killed while it asked
 	}
+	m.wait(r)
 	req, err := llmtest.Parse(body)
 	turn := 0
 	for _, message := range req.Messages {
@@ -94,15 +132,17 @@ type runRecord struct {
 
 func readRunRecord(t *testing.T, dir string) runRecord {
 	t.Helper()
-	f, err := os.Open(filepath.Join(dir, "record.jsonl"))
+	data, err := os.ReadFile(filepath.Join(dir, "record.jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
 	r := runRecord{begun: map[int]int{}, unknown: map[int]bool{}}
-	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, 64<<20)
-	for n := 1; lines.Scan(); n++ {
+	n := 0
+	for line := range strings.Lines(string(data)) {
+		if !strings.HasSuffix(line, "\n") {
+			break // it was killed while it wrote that
+		}
+		n++
 		var e struct {
 			N       int  `json:"n"`
 			Turn    int  `json:"turn"`
@@ -116,7 +156,7 @@ func readRunRecord(t *testing.T, dir string) runRecord {
 				OutputError string `json:"output_error"`
 			} `json:"end"`
 		}
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil || e.N != n {
+		if err := json.Unmarshal([]byte(line), &e); err != nil || e.N != n {
 			t.Fatalf("line %d of the record is number %d: %v", n, e.N, err)
 		}
 		switch {
@@ -131,9 +171,6 @@ func readRunRecord(t *testing.T, dir string) runRecord {
 				r.end += ", without its output"
 			}
 		}
-	}
-	if err := lines.Err(); err != nil {
-		t.Fatal(err)
 	}
 	return r
 }
@@ -176,7 +213,9 @@ func killedRun(t *testing.T, d *harness.Daemon, r *rand.Rand, struck map[string]
 		var said bytes.Buffer
 		cmd := osexec.CommandContext(t.Context(), harness.Program(t, "sandboxd"), append([]string{"agent", "--socket", d.Socket}, args...)...)
 		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + output, "XDG_RUNTIME_DIR=" + d.RuntimeDir}
+		harness.StartsNoDaemon(cmd)
 		cmd.Stdout, cmd.Stderr = &said, &said
+		model.forget()
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}

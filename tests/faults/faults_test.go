@@ -139,7 +139,7 @@ func (w *world) round(r *rand.Rand, number uint64, f fault) {
 			w.t.Fatal(err)
 		}
 		s := &harness.Sandbox{Sandbox: *now}
-		harness.Eventually(w.t, 10*time.Second, func() error {
+		harness.Eventually(w.t, patience, func() error {
 			if pids := s.Processes(w.t); len(pids) != 1 {
 				return fmt.Errorf("%s has processes %v after all of its execs have ended", b.name, pids)
 			}
@@ -297,7 +297,7 @@ func ended(err error) bool {
 func (w *world) agree(f fault) {
 	w.t.Helper()
 	var said map[*box]api.Sandbox
-	harness.Eventually(w.t, 30*time.Second, func() error {
+	harness.Eventually(w.t, patience, func() error {
 		listed := map[string]api.Sandbox{}
 		said = map[*box]api.Sandbox{}
 		for _, s := range w.d.List(w.t) {
@@ -416,7 +416,7 @@ func (w *world) answers(b *box) error {
 	// Init may still be about to see that a daemon has gone, and to take back what that has not finished.
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for patient := time.Now().Add(testenv.Patience(5 * time.Second)); ; <-tick.C {
+	for patient := time.Now().Add(testenv.Patience(patience)); ; <-tick.C {
 		files, err := w.filesOf(ctx, b.id)
 		if err != nil {
 			return err

@@ -45,7 +45,7 @@ var operations = [...]operation{
 	{name: "claim", weight: 3, do: claim, own: true},
 	{name: "delete", weight: 4, do: remove, alone: true},
 	{name: "exec", weight: 10, do: exec},
-	{name: "exec that leaves a process", weight: 2, do: leave, alone: true},
+	{name: "exec that leaves a process", weight: 5, do: leave, alone: true},
 	{name: "exec that times out", weight: 2, do: timeout},
 	{name: "exec that is let go", weight: 2, do: letGo},
 	{name: "write", weight: 8, do: write},

@@ -31,7 +31,7 @@ const (
 	// most is how many sandboxes the load has at a time, residents apart.
 	most = 6
 	// patience ends what hangs.
-	patience = 60 * time.Second
+	patience = 2 * time.Minute
 )
 
 // A fault is what is killed.
@@ -307,7 +307,7 @@ func (w *world) blobsNow() []string {
 // nothingLeft waits until the daemon holds what it held at the beginning.
 func (w *world) nothingLeft() {
 	w.t.Helper()
-	harness.Eventually(w.t, 20*time.Second, func() error {
+	harness.Eventually(w.t, patience, func() error {
 		diff := w.base.Diff(w.look())
 		for _, file := range w.blobsNow() {
 			if !slices.Contains(w.blobs, file) {

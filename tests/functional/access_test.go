@@ -2,6 +2,7 @@ package functional
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -179,7 +180,10 @@ func TestRunStartsADaemonWhereNoneRuns(t *testing.T) {
 		t.Errorf("the second run prints %q and says %q", stdout, stderr)
 	}
 	cli("shutdown")
-	if out, err := exec.CommandContext(t.Context(), "pgrep", "-f", home).Output(); err == nil {
-		t.Errorf("after the shutdown there is still %s", out)
-	}
+	eventually(t, func() error { // its socket goes before itself
+		if out, err := exec.CommandContext(t.Context(), "pgrep", "-a", "-f", home).Output(); err == nil {
+			return fmt.Errorf("after the shutdown there is still %s", out)
+		}
+		return nil
+	})
 }

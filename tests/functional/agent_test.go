@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/agent/llm/llmtest"
+	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -313,5 +314,59 @@ func TestAgentRunsGoOnBranchAndReplay(t *testing.T) {
 	}
 	if got := d.CLI(t, "ps", "--json"); strings.Contains(got.Stdout, "agent-") {
 		t.Errorf("a sandbox is left: %s", got.Stdout)
+	}
+}
+
+// The snapshots of a run's turns stay for resume and fork until the run is removed, or they are; nobody else's go with them, and a
+// branch from a turn whose snapshot is gone does the turns again.
+func TestAgentRunsAreRemovedWithTheirSnapshots(t *testing.T) {
+	d := start(t)
+	step := func(what string) llmtest.Turn {
+		return llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("echo " + what + " >> /testbed/log; cp /testbed/log /testbed/output/answer.txt")}}
+	}
+	submit := llmtest.Turn{Calls: []llmtest.Call{llmtest.Submit()}}
+	model := llmtest.Start(t, step("one"), step("two"), submit, step("branch"), submit, step("another"), submit, step("other"), submit)
+	with := func(args ...string) []string {
+		return append(args, "--llm_name", "m", "--llm_base_url", model.URL, "--snapshot_turns")
+	}
+	_, dir := agentRun(t, d, with("--query", "q")...)
+	output := filepath.Dir(dir)
+	mine := d.Create(t, api.CreateSandbox{Labels: map[string]string{"sandboxd.agent": "turn"}})
+	if got := d.CLI(t, "snapshot", mine.ID); got.Code != 0 {
+		t.Fatalf("%+v", got)
+	}
+	count := func(want int) {
+		t.Helper()
+		var list api.SnapshotList
+		if err := d.Call(t.Context(), http.MethodGet, "/v1/snapshots", nil, &list); err != nil || len(list.Snapshots) != want {
+			t.Errorf("%d snapshots, %v; want %d", len(list.Snapshots), err, want)
+		}
+	}
+	count(4) // of three turns, and one that is nobody's run's
+	if got := d.CLI(t, "agent", "fork", "--at", "1", dir, "--output_dir", output); got.Code != 0 || got.Stdout != "one\nbranch\n" {
+		t.Errorf("fork: %+v", got)
+	}
+	count(6)
+	if got := d.CLI(t, "agent", "rm", "--snapshots", dir); got.Code != 0 || !strings.Contains(got.Stdout, "3 snapshots") {
+		t.Errorf("rm --snapshots: %+v", got)
+	}
+	count(3)
+	if got := d.CLI(t, "agent", "fork", "--at", "1", dir, "--output_dir", output); got.Code != 0 || got.Stdout != "one\nanother\n" || !strings.Contains(got.Stderr, "is gone: the turns are done again") {
+		t.Errorf("fork without the snapshot: %+v", got)
+	}
+	count(5)
+	runs, err := filepath.Glob(filepath.Join(output, "*"))
+	if err != nil || len(runs) != 3 {
+		t.Fatalf("%v, %v", runs, err)
+	}
+	if got := d.CLI(t, append([]string{"agent", "rm"}, runs...)...); got.Code != 0 {
+		t.Errorf("rm: %+v", got)
+	}
+	count(1)
+	if runs, err := filepath.Glob(filepath.Join(output, "*")); err != nil || len(runs) != 0 {
+		t.Errorf("%v, %v", runs, err)
+	}
+	if got := d.CLI(t, "agent", "rm", dir); got.Code != 125 || !strings.Contains(got.Stderr, "there is no run") {
+		t.Errorf("rm of nothing: %+v", got)
 	}
 }

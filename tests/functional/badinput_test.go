@@ -177,6 +177,15 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 		{"sandbox as a path", "GET", "/v1/sandboxes/..%2F..%2Fetc", nil, api.CodeNotFound, ""},
 		{"sandbox that is gone", "POST", "/v1/sandboxes/" + deleted.ID + "/exec", api.ExecRequest{Argv: []string{"true"}}, api.CodeNotFound, deleted.ID},
 		{"deleted twice", "DELETE", "/v1/sandboxes/" + deleted.ID, nil, api.CodeNotFound, deleted.ID},
+		{"agent run of nothing", "POST", "/v1/agent/runs", []byte("{}"), api.CodeInvalid, "--query"},
+		{"agent run with an unknown field", "POST", "/v1/agent/runs", []byte(`{"query":"q","api_key":"k"}`), api.CodeInvalid, "api_key"},
+		{"agent runs with an unknown parameter", "GET", "/v1/agent/runs?all=1", nil, api.CodeInvalid, "all"},
+		{"agent run that is not there", "GET", "/v1/agent/runs/20260116_143000", nil, api.CodeNotFound, "20260116_143000"},
+		{"agent run that is a path", "GET", "/v1/agent/runs/..%2f..%2fetc", nil, api.CodeNotFound, "etc"},
+		{"removal of an agent run that is not there", "DELETE", "/v1/agent/runs/20260116_143000", nil, api.CodeNotFound, "20260116_143000"},
+		{"cancel of an agent run that is not there", "POST", "/v1/agent/runs/20260116_143000/cancel", nil, api.CodeNotFound, "20260116_143000"},
+		{"resume of an agent run that is not there", "POST", "/v1/agent/runs/20260116_143000/resume", nil, api.CodeNotFound, "20260116_143000"},
+		{"events of an agent run from nowhere", "GET", "/v1/agent/runs/20260116_143000/events?from=x", nil, api.CodeInvalid, "from"},
 		{"build of nothing", "POST", "/v1/builds", nil, api.CodeInvalid, "Dockerfile"},
 		{"build of what is no tar", "POST", "/v1/builds", bytes.Repeat([]byte("x"), 5000), api.CodeInvalid, "context"},
 		{"build with an unknown option", "POST", "/v1/builds?options=%7B%22privileged%22%3Atrue%7D", []byte(""), api.CodeInvalid, "privileged"},
@@ -223,15 +232,15 @@ func TestExecAfterItsSandboxDied(t *testing.T) {
 		_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sleep", "600"}})
 		done <- err
 	}()
-	eventually(t, func() error { return shErr(t, s, "grep -q sleep /proc/[0-9]*/cmdline") })
-	kill9(t, s.PID) // as the kernel's out-of-memory killer might
+	eventually(t, func() error { return shErr(t, s, "grep -q '[s]leep' /proc/[0-9]*/cmdline") }) // and not the shell that looks
+	kill9(t, s.PID)                                                                              // as the kernel's out-of-memory killer might
 	select {
 	case err := <-done:
 		wantProblem(t, err, api.CodeGone, s.ID+"|"+s.Name)
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("the exec still waits for a sandbox that has died")
 	}
-	s.WaitState(t, 10*time.Second, api.StateStopped)
+	s.WaitState(t, time.Minute, api.StateStopped)
 	_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"true"}})
 	wantProblem(t, err, api.CodeConflict, s.ID+"|"+s.Name)
 }

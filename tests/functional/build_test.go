@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -252,7 +251,7 @@ func dockerfile(t *testing.T, text string, files ...harness.File) []byte {
 // onlyStored waits until nothing else lies in the data directory for images.
 func onlyStored(t *testing.T, d *harness.Daemon, want []string) {
 	t.Helper()
-	harness.Eventually(t, 20*time.Second, func() error {
+	eventually(t, func() error {
 		if got := stored(t, d); !slices.Equal(got, want) {
 			return fmt.Errorf("stored are %q, were %q", got, want)
 		}
@@ -398,7 +397,7 @@ func TestCutOffBuildsEnd(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
-	harness.Eventually(t, 20*time.Second, func() error {
+	eventually(t, func() error {
 		return noSandboxes(t, d)
 	})
 	_, _, err = d.Build(t.Context(), data, api.Build{}, func(e api.BuildEvent) {

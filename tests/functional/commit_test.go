@@ -226,7 +226,7 @@ func TestCommitWaitsForNoZone(t *testing.T) {
 	d.MustPull(t, base)
 	s := d.Create(t, api.CreateSandbox{Image: base})
 	s.Sh(t, "mkdir -p /etc; touch -d @-1 /x; rm -rf /etc/localtime; mkfifo /etc/localtime")
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	if err := d.Call(ctx, http.MethodPost, "/v1/sandboxes/"+s.ID+"/commit", api.CommitSandbox{Reference: "a/b:1"}, nil); err != nil {
 		t.Fatal(err)

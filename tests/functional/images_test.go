@@ -127,7 +127,7 @@ func TestRemovedImagesLeaveWhatIsNeeded(t *testing.T) {
 		t.Errorf("rmi --force: %+v, %v", out, err)
 	}
 	kill9(t, s.PID)
-	s.WaitState(t, 10*time.Second, api.StateStopped)
+	s.WaitState(t, time.Minute, api.StateStopped)
 	if out := prune(t, d, true); len(out.Removed) != 0 {
 		t.Errorf("prune --all removed %+v, which a stopped sandbox has", out)
 	}
@@ -288,7 +288,7 @@ func TestKilledRemovalIsFinished(t *testing.T) {
 			gone++
 		}
 		// What the one before left is removed in the background.
-		harness.Eventually(t, testenv.Patience(10*time.Second), func() error {
+		eventually(t, func() error {
 			if left := stored(t, d); strings.Join(left, " ") != strings.Join(empty, " ") {
 				return fmt.Errorf("round %d: left\n%s", i, strings.Join(left, "\n"))
 			}
@@ -377,7 +377,7 @@ func TestInspectAndHistory(t *testing.T) {
 // run calls a peer and returns what it printed.
 func run(t *testing.T, program string, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(5*time.Minute)) // it only ends what hangs
 	defer cancel()
 	cmd := exec.CommandContext(ctx, testenv.RequirePeer(t, program), args...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir(), "HOME="+t.TempDir(), "REGISTRY_AUTH_FILE=")

@@ -157,9 +157,18 @@ func TestMainProcessIsStopped(t *testing.T) {
 	}{
 		"waiting shell":    {command: []string{"sh", "-c", "echo up; sleep 600; true"}, up: "up\n", code: 143, signal: "SIGTERM", grace: 600},
 		"interactive bash": {command: []string{"bash", "-i"}, tty: true, up: "# ", code: 129, signal: "SIGHUP", grace: 600},
-		"python":           {command: []string{"python3", "-q"}, tty: true, up: ">>> ", code: 143, signal: "SIGTERM", grace: 600},
-		"tidies up":        {command: []string{"sh", "-c", "trap 'echo tidy >/done; exit 5' TERM; echo up; while :; do sleep 0.1; done"}, up: "up\n", code: 5, grace: 600},
-		"is not asked":     {command: []string{"sh", "-c", "trap '' TERM HUP; echo up; while :; do sleep 1; done"}, up: "up\n", code: 137, signal: "SIGKILL"},
+		// As bash when it is about to wait for its next key: it does not notice the first.
+		"misses a signal": {
+			command: []string{"sh", "-c", "trap '' TERM; trap 'trap \"exit 7\" HUP' HUP; echo up; while :; do sleep 0.1; done"},
+			tty:     true, up: "up\r\n", code: 7, grace: 60,
+		},
+		"is told once without a terminal": {
+			command: []string{"sh", "-c", "trap '' TERM; trap 'trap \"exit 7\" HUP' HUP; echo up; while :; do sleep 0.1; done"},
+			up:      "up\n", code: 137, signal: "SIGKILL", grace: 2,
+		},
+		"python":       {command: []string{"python3", "-q"}, tty: true, up: ">>> ", code: 143, signal: "SIGTERM", grace: 600},
+		"tidies up":    {command: []string{"sh", "-c", "trap 'echo tidy >/done; exit 5' TERM; echo up; while :; do sleep 0.1; done"}, up: "up\n", code: 5, grace: 600},
+		"is not asked": {command: []string{"sh", "-c", "trap '' TERM HUP; echo up; while :; do sleep 1; done"}, up: "up\n", code: 137, signal: "SIGKILL"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := d.Create(t, api.CreateSandbox{Command: test.command, TTY: test.tty})

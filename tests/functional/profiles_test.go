@@ -118,7 +118,7 @@ func TestHardenedRunsNoMainProcessAsRoot(t *testing.T) {
 	logged := func(id string, times int) {
 		t.Helper()
 		want := strings.Repeat("65534\n", times)
-		harness.Eventually(t, 20*time.Second, func() error {
+		eventually(t, func() error {
 			if got := d.CLI(t, "logs", id); got.Stdout != want {
 				return fmt.Errorf("the main process said %q %s, want %q", got.Stdout, got.Stderr, want)
 			}
@@ -166,7 +166,7 @@ func TestHardenedRunsNoMainProcessAsRoot(t *testing.T) {
 	if s.Enforced.Landlock > 0 {
 		mark := []string{"sh", "-c", "echo x 2>/dev/null >/proc/self/comm && echo written || echo refused"}
 		m := d.Create(t, api.CreateSandbox{Profile: "hardened", Command: mark})
-		harness.Eventually(t, 20*time.Second, func() error {
+		eventually(t, func() error {
 			if got := d.CLI(t, "logs", m.ID); got.Stdout != "refused\n" {
 				return fmt.Errorf("a main process that writes to /proc said %q", got.Stdout)
 			}

@@ -3,6 +3,7 @@ package functional
 import (
 	"archive/tar"
 	"fmt"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -151,6 +152,9 @@ func TestSandboxRunsUnderSeccompAndNoNewPrivs(t *testing.T) {
 	bounding, err := strconv.ParseUint(status["CapBnd"], 16, 64)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if n := bits.OnesCount64(bounding); n != 8 {
+		t.Errorf("the bounding set %x has %d capabilities, and SPECIFICATION.md says 8", bounding, n)
 	}
 	const capNetAdmin, capSysPtrace, capSysAdmin = 12, 19, 21
 	for _, c := range []int{capNetAdmin, capSysPtrace, capSysAdmin} {

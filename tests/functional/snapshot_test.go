@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/testenv"
@@ -267,7 +268,7 @@ func TestSnapshotOfOneThatWrites(t *testing.T) {
 		_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", script}})
 		done <- err
 	}()
-	harness.Eventually(t, 30*time.Second, func() error {
+	eventually(t, func() error {
 		_, err := s.Inspect(t.Context())
 		if err == nil && s.Sh(t, "ls /tmp/f5 2>/dev/null || true") == "" {
 			err = errors.New("nothing is written yet")
@@ -474,7 +475,7 @@ func TestSnapshotsSurviveKills(t *testing.T) {
 				}
 			}
 		}
-		harness.Eventually(t, 30*time.Second, func() error { // what is left is removed in the background
+		eventually(t, func() error { // what is left is removed in the background
 			if got := layersOf(t, d) - plain; got != 1 && got != 2 { // work's own, perhaps
 				return fmt.Errorf("%d layers of snapshots are left", got)
 			}
@@ -500,7 +501,7 @@ func TestSnapshotThatNobodyWaitsForIsNotKept(t *testing.T) {
 		_ = d.Call(ctx, http.MethodPost, "/v1/sandboxes/"+s.ID+"/snapshots", api.TakeSnapshot{}, nil)
 		cancel()
 	}
-	harness.Eventually(t, 10*time.Second, func() error {
+	eventually(t, func() error {
 		var list api.SnapshotList
 		if err := d.Call(t.Context(), http.MethodGet, "/v1/snapshots", nil, &list); err != nil {
 			return err
@@ -689,5 +690,122 @@ func TestSnapshotFileOfAnEnemy(t *testing.T) {
 	}
 	if got := d.CLI(t, "images", "--verify"); got.Code != 0 {
 		t.Errorf("verify: %+v", got)
+	}
+}
+
+// A file of 10 GiB of which little was written is taken, forked, verified, exported and imported as that little.
+func TestSnapshotOfALargeSparseFile(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	s.Sh(t, `truncate -s 10G /tmp/disk && echo end | dd of=/tmp/disk bs=1 seek=9999999999 conv=notrunc 2>/dev/null`)
+	const look = `stat -c %s /tmp/disk; tail -c +10000000000 /tmp/disk | head -c 4; test $(stat -c %b /tmp/disk) -lt 4096 && echo sparse`
+	want := s.Sh(t, look)
+	if !strings.HasSuffix(want, "end\nsparse\n") {
+		t.Fatalf("in the sandbox: %q", want)
+	}
+	var took time.Duration
+	for i := range 5 { // a disk that is busy may hold one up
+		began := time.Now()
+		snap := snapshot(t, d, s.ID, api.TakeSnapshot{Name: "sparse" + strings.Repeat("again", i)})
+		took = time.Since(began)
+		t.Logf("snapshot in %s", took)
+		if snap.Size > 1<<20 {
+			t.Errorf("%d bytes were copied", snap.Size)
+		}
+		if took <= 10*time.Second { // the zeros alone would take that on a fast machine
+			break
+		}
+	}
+	if took > 10*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	for _, made := range []*harness.Sandbox{d.Create(t, api.CreateSandbox{Snapshot: "sparse"}), fork(t, d, s.ID, api.ForkSandbox{})[0]} {
+		if got := made.Sh(t, look); got != want {
+			t.Errorf("in %s: %q, want %q", made.Name, got, want)
+		}
+	}
+	var verified api.ImagesVerified
+	if err := d.Call(t.Context(), http.MethodGet, "/v1/images/verify", nil, &verified); err != nil || len(verified.Problems) > 0 {
+		t.Errorf("verify: %v, %+v", err, verified.Problems)
+	}
+	file := filepath.Join(t.TempDir(), "snapshot.tar")
+	cli(t, d, "snapshots", "export", "-o", file, "sparse")
+	if fi, err := os.Stat(file); err != nil || fi.Size() > 1<<20 {
+		t.Errorf("the exported file: %v, %v", fi, err)
+	}
+	cli(t, d, "snapshots", "import", "--name", "again", file)
+	if got := d.Create(t, api.CreateSandbox{Snapshot: "again"}).Sh(t, look); got != want {
+		t.Errorf("after an import: %q, want %q", got, want)
+	}
+}
+
+// What has ended and what was kept is pruned with the command line, and what is told by name stays.
+func TestPrune(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{Name: "done"})
+	kept := d.Create(t, api.CreateSandbox{Name: "kept", Labels: map[string]string{api.LabelKeep: ""}})
+	snapshot(t, d, s.ID, api.TakeSnapshot{Name: "old"})
+	cli(t, d, "stop", "-t", "0", "done")
+	cli(t, d, "stop", "-t", "0", "kept")
+	if out := cli(t, d, "prune"); out != "" {
+		t.Errorf("pruned within the hour: %q", out)
+	}
+	if out := cli(t, d, "prune", "--older-than", "0s"); out != "done\n" {
+		t.Errorf("pruned %q", out)
+	}
+	if _, err := os.Stat(filepath.Join(d.DataDir, "sandboxes", s.ID)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its directory: %v", err)
+	}
+	before := layersOf(t, d)
+	if out := cli(t, d, "snapshots", "prune", "--older-than", "0s"); !strings.HasPrefix(out, "old\n1 snapshots") {
+		t.Errorf("pruned %q", out)
+	}
+	if got := layersOf(t, d); got != before-1 {
+		t.Errorf("%d layers, there were %d", got, before)
+	}
+	kept.Delete(t)
+}
+
+// cli runs a command that must succeed, and returns what it prints.
+func cli(t *testing.T, d *harness.Daemon, args ...string) string {
+	t.Helper()
+	got := d.CLI(t, args...)
+	if got.Code != 0 {
+		t.Fatalf("%q: exit %d, %s", args, got.Code, got.Stderr)
+	}
+	return got.Stdout
+}
+
+// On a file system whose files can share what they have, a sandbox that changes a byte of a large file of its image, or of the
+// snapshot that it stands on, takes the room of that byte: the kernel's copy-up clones (docs/decisions/0014).
+func TestChangeOfALargeFileIsACloneWhereItCanBe(t *testing.T) {
+	dir := testenv.RequireReflink(t)
+	t.Setenv("TMPDIR", dir)
+	d := start(t)
+	used := func() int64 {
+		t.Helper()
+		var st unix.Statfs_t
+		fd, err := os.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer fd.Close()
+		if err := errors.Join(unix.Syncfs(int(fd.Fd())), unix.Fstatfs(int(fd.Fd()), &st)); err != nil {
+			t.Fatal(err)
+		}
+		return int64(st.Blocks-st.Bfree) * st.Bsize
+	}
+	s := d.Create(t, api.CreateSandbox{})
+	s.Sh(t, "head -c 67108864 /dev/urandom > /tmp/large")
+	sum := s.Sh(t, "sha256sum < /tmp/large")
+	snapshot(t, d, s.ID, api.TakeSnapshot{Name: "large"})
+	made := d.Create(t, api.CreateSandbox{Snapshot: "large"})
+	before := used()
+	made.Sh(t, "printf x | dd of=/tmp/large bs=1 seek=1000000 conv=notrunc 2>/dev/null")
+	if grown := used() - before; grown > 8<<20 {
+		t.Errorf("one byte of a file of 64 MiB was changed, and %d bytes of disk are gone", grown)
+	}
+	if made.Sh(t, "sha256sum < /tmp/large") == sum || s.Sh(t, "sha256sum < /tmp/large") != sum {
+		t.Error("the change is in the wrong place")
 	}
 }

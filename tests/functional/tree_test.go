@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -99,6 +100,38 @@ func TestFilesAreReadInPartsAndAppendedTo(t *testing.T) {
 	_ = got.Body.Close()
 	if got.StatusCode != 416 || got.Header.Get("Content-Range") != "bytes */14" || got.Header.Get("Content-Type") != api.TypeProblem {
 		t.Errorf("a range that there is not: %s %v", got.Status, got.Header)
+	}
+}
+
+// An append that comes to nothing, because the file system is full or the client breaks off, leaves nothing that was not there.
+func TestRefusedAppendsLeaveNothing(t *testing.T) {
+	d := start(t)
+	s := d.Create(t, api.CreateSandbox{})
+	c := clientOf(t, d)
+	s.Sh(t, "mkdir /tmp/empty; echo one >/dev/shm/there; cat /dev/zero >/dev/shm/full 2>/dev/null; true")
+	for _, path := range []string{"/dev/shm/log", "/dev/shm/deep/down/log"} {
+		err := c.AppendFile(t.Context(), s.ID, path, strings.NewReader("two\n"), 0, "")
+		wantProblem(t, err, api.CodeConflict, path)
+	}
+	if got := s.Sh(t, "cd /dev/shm; find . | sort; cat there"); got != ".\n./full\n./there\none\n" {
+		t.Errorf("in a full file system there is now\n%s", got)
+	}
+	for _, path := range []string{"/tmp/empty/log", "/tmp/empty/deep/down/log"} {
+		if err := c.AppendFile(t.Context(), s.ID, path, iotest.ErrReader(errors.New("broken off")), 0, ""); err == nil {
+			t.Error("a body that breaks off is no error")
+		}
+	}
+	harness.Eventually(t, 10*time.Second, func() error { // the client is not told when that is done
+		if got := s.Sh(t, "find /tmp/empty"); got != "/tmp/empty\n" {
+			return fmt.Errorf("there is now\n%s", got)
+		}
+		return nil
+	})
+	if err := c.AppendFile(t.Context(), s.ID, "/tmp/empty/nothing", strings.NewReader(""), 0, ""); err != nil {
+		t.Error(err)
+	}
+	if got := s.Sh(t, "stat -c %s /tmp/empty/nothing"); got != "0\n" {
+		t.Errorf("nothing, appended to nothing, is %q", got)
 	}
 }
 
@@ -296,7 +329,7 @@ func nextChange(t *testing.T, all <-chan api.FileChange) api.FileChange {
 	select {
 	case e := <-all:
 		return e
-	case <-time.After(20 * time.Second):
+	case <-time.After(testenv.Patience(2 * time.Minute)):
 		t.Fatal("nothing is told")
 	}
 	panic("unreachable")

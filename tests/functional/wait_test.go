@@ -13,7 +13,7 @@ import (
 // eventually waits for what should follow soon; a loaded machine is given time.
 func eventually(t *testing.T, check func() error) {
 	t.Helper()
-	harness.Eventually(t, 30*time.Second, check)
+	harness.Eventually(t, 2*time.Minute, check)
 }
 
 // shErr runs a shell command in the sandbox and returns an error unless it exits 0.

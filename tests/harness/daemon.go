@@ -86,6 +86,8 @@ type Options struct {
 	User *syscall.Credential
 	// Cgroup is the directory of the cgroup to start in; "": where the test is.
 	Cgroup string
+	// Processes is how many its user may have (the soft RLIMIT_NPROC); 0: as the test.
+	Processes int
 }
 
 // A Daemon is one `sandboxd serve` on directories of its own. It is stopped, and must have left nothing behind, when
@@ -139,6 +141,11 @@ func Start(t testing.TB, options Options) *Daemon {
 		}
 		if err := d.keepLog(t.Name()); err != nil {
 			t.Errorf("keep the daemon's log: %v", err)
+		}
+		// Where all of it is removed together when everything has run: removed inodes cost whoever needs new ones next, see
+		// scratch of tests/lanes.
+		if os.Getenv("SANDBOXD_TEST_DISPOSABLE") != "" {
+			return
 		}
 		if err := RemoveAll(dir); err != nil {
 			t.Errorf("remove the daemon's directories: %v", err)
@@ -199,6 +206,9 @@ func (d *Daemon) Launch(t testing.TB) {
 	t.Helper()
 	args := append([]string{"serve", "--socket", d.Socket, "--data-dir", d.DataDir, "--runtime-dir", d.RuntimeDir}, d.options.Args...)
 	d.cmd = exec.Command(d.program, args...)
+	if n := d.options.Processes; n > 0 {
+		d.cmd = exec.Command("prlimit", append([]string{fmt.Sprintf("--nproc=%d:", n), "--", d.program}, args...)...) // which executes it
+	}
 	d.cmd.Env = d.environment()
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
 	// The launcher outlives a killed daemon and keeps the log open.
@@ -247,6 +257,13 @@ func (d *Daemon) Launch(t testing.TB) {
 func (d *Daemon) LaunchIn(t testing.TB, cgroup string) {
 	t.Helper()
 	d.options.Cgroup = cgroup
+	d.Launch(t)
+}
+
+// LaunchWith is Launch with these further flags instead of those that the daemon had before.
+func (d *Daemon) LaunchWith(t testing.TB, args ...string) {
+	t.Helper()
+	d.options.Args = args
 	d.Launch(t)
 }
 
@@ -462,7 +479,7 @@ func (d *Daemon) CLIInput(t testing.TB, stdin io.Reader, args ...string) Result 
 
 func (d *Daemon) run(t testing.TB, stdin io.Reader, args []string) Result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(2*time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(10*time.Minute)) // it only ends what hangs
 	defer cancel()
 	cmd := exec.CommandContext(ctx, d.program, args...)
 	cmd.Env = d.environment()
@@ -470,13 +487,41 @@ func (d *Daemon) run(t testing.TB, stdin io.Reader, args []string) Result {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: d.options.User}
+	var running []byte // when it was given up: what it waited for may be among them
+	cmd.Cancel = func() error {
+		running, _ = exec.Command("ps", "-eo", "pid,ppid,user,stat,wchan:24,etimes,args").CombinedOutput()
+		return cmd.Process.Kill()
+	}
 	err := cmd.Run()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		t.Fatalf("sandboxd %q: %v", args, err)
 	}
 	if ctx.Err() != nil {
-		t.Fatalf("sandboxd %q did not end; stderr:\n%s", args, &stderr)
+		t.Fatalf("sandboxd %q did not end; stderr:\n%s\nthese ran:\n%s", args, &stderr, running)
+	}
+	if strings.Contains(stderr.String(), "no daemon was running; started one") {
+		t.Errorf("sandboxd %q found no daemon, and started one: %s", args, &stderr)
+		if out, err := exec.Command(d.program, "shutdown", "--socket", d.Socket).CombinedOutput(); err != nil { // or it goes on for minutes
+			t.Errorf("end it: %v: %s", err, out)
+		}
 	}
 	return Result{Code: cmd.ProcessState.ExitCode(), Stdout: stdout.String(), Stderr: stderr.String()}
+}
+
+// StartsNoDaemon keeps a command that finds none from starting a daemon, which would work in the directories of whoever runs the test:
+// it finds none where that could have any. Root has fixed ones, whatever the environment says, and so calls itself another user.
+func StartsNoDaemon(cmd *exec.Cmd) {
+	const nowhere = "/proc/nowhere"
+	cmd.Env = append(cmd.Env, "XDG_DATA_HOME="+nowhere)
+	if os.Geteuid() != 0 {
+		return
+	}
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = new(syscall.SysProcAttr)
+	}
+	const uid = 1000
+	cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+	cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: uid, HostID: os.Geteuid(), Size: 1}}
+	cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: uid, HostID: os.Getegid(), Size: 1}}
 }

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"math"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -30,8 +32,10 @@ type Footprint struct {
 
 // A namespace is one that a process of ours was in.
 type namespace struct {
-	who    string
-	latest uint64 // when the youngest process there was had started, as it was last seen; in ticks since boot
+	who string
+	// others were in it too, and are not known to be ours: pid -> mark. Neither a pid nor a namespace's number is anybody's for
+	// ever: the kernel gives both again, and other daemons' sandboxes come to have them.
+	others map[int]string
 }
 
 func newFootprint() *Footprint {
@@ -146,17 +150,22 @@ func (f *Footprint) mark(roots []int) error {
 		return err
 	}
 	marks := map[int]string{}
-	var latest uint64
+	began := uint64(math.MaxUint64) // the first of ours
 	for _, p := range table {
 		marks[p.pid] = p.mark
-		latest = max(latest, p.start)
+		if slices.Contains(roots, p.pid) {
+			began = min(began, p.start)
+		}
 	}
+	seen := map[string]namespace{}
+	ours := map[int]bool{}
 	for _, root := range roots {
 		for _, pid := range descendants(table, root) {
+			ours[pid] = true
 			f.processes[pid] = marks[pid]
 			for ns, link := range namespacesOf(pid) {
 				if own, err := os.Readlink("/proc/self/ns/" + ns); err == nil && own != link {
-					f.namespaces[link] = namespace{fmt.Sprintf("%d (%s)", pid, marks[pid]), latest}
+					seen[link] = namespace{fmt.Sprintf("%d (%s)", pid, marks[pid]), map[int]string{}}
 				}
 			}
 			if dir := cgroupOf(pid); dir != "" {
@@ -164,6 +173,17 @@ func (f *Footprint) mark(roots []int) error {
 			}
 		}
 	}
+	for _, p := range table {
+		if ours[p.pid] || p.start < began {
+			continue
+		}
+		for _, link := range namespacesOf(p.pid) {
+			if ns, ok := seen[link]; ok {
+				ns.others[p.pid] = p.mark
+			}
+		}
+	}
+	maps.Copy(f.namespaces, seen)
 	if dir := cgroupOf(os.Getpid()); dir != "" {
 		delete(f.cgroups, dir)
 	}
@@ -213,13 +233,15 @@ func (f *Footprint) left(dirs ...string) []string {
 		}
 	}
 	if table, err := processTable(); err == nil {
+		marks := map[int]string{}
 		for _, p := range table {
-			_, child := f.processes[p.ppid]
+			marks[p.pid] = p.mark
+		}
+		isOurs := func(pid int) bool { mark, ok := f.processes[pid]; return ok && mark == marks[pid] }
+		for _, p := range table {
 			for _, link := range namespacesOf(p.pid) {
-				ns, ours := f.namespaces[link]
-				// The kernel gives a namespace's number again. Who is younger than all that there was when we last saw it, and
-				// none of ours, holds one of its own.
-				if ours && (child || p.start <= ns.latest) {
+				ns, ok := f.namespaces[link]
+				if ok && (isOurs(p.pid) || isOurs(p.ppid) || ns.others[p.pid] == p.mark) {
 					left = append(left, fmt.Sprintf("namespace %s of %s, held by process %d (%s)", link, ns.who, p.pid, p.mark))
 				}
 			}
@@ -252,7 +274,7 @@ func (f *Footprint) left(dirs ...string) []string {
 func (f *Footprint) check(t testing.TB, when string, dirs ...string) {
 	t.Helper()
 	// The kernel takes namespaces down after the last process has gone.
-	deadline := time.After(testenv.Patience(10 * time.Second))
+	deadline := time.After(testenv.Patience(time.Minute))
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -383,7 +405,7 @@ func (s Snapshot) Diff(after Snapshot) []string {
 // ("data/layers" where an image was pulled).
 func (d *Daemon) NothingLeaked(t testing.TB, before Snapshot, allowed ...string) {
 	t.Helper()
-	Eventually(t, 15*time.Second, func() error {
+	Eventually(t, time.Minute, func() error {
 		diff := slices.DeleteFunc(before.Diff(d.Snapshot(t)), func(line string) bool {
 			return slices.ContainsFunc(allowed, func(dir string) bool { return strings.HasPrefix(line, "new: "+dir) })
 		})

@@ -29,6 +29,8 @@ type File struct {
 	Mode int64 // 0: 0644, for directories 0755
 	Type byte  // tar.TypeReg, ...
 	Link string
+	// Attrs are extended attributes.
+	Attrs map[string]string
 }
 
 // Tar writes entries as they are given, however wrong they are.
@@ -49,6 +51,12 @@ func Tar(t testing.TB, files ...File) []byte {
 		}
 		if h.Typeflag == tar.TypeBlock || h.Typeflag == tar.TypeChar {
 			h.Devmajor, h.Devminor = 1, 3
+		}
+		for name, value := range f.Attrs {
+			if h.PAXRecords == nil {
+				h.PAXRecords = make(map[string]string)
+			}
+			h.PAXRecords["SCHILY.xattr."+name] = value
 		}
 		if err := w.WriteHeader(h); err != nil {
 			t.Fatalf("write tar entry %q: %v", f.Name, err)

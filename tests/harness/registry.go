@@ -81,17 +81,32 @@ func debianRegistry(t testing.TB, withTLS bool, more string) *Registry {
 	t.Helper()
 	program := testenv.RequirePeer(t, "docker-registry")
 	dir := t.TempDir()
-	r := &Registry{Host: freeAddress(t), transport: http.DefaultTransport, auth: authn.Anonymous}
-	tlsSection := ""
+	r := &Registry{transport: http.DefaultTransport, auth: authn.Anonymous}
 	scheme := "http"
 	if withTLS {
 		certificate, key := selfSigned(t, dir)
-		tlsSection = fmt.Sprintf("  tls: {certificate: %s, key: %s}\n", certificate, key)
+		more = fmt.Sprintf("  tls: {certificate: %s, key: %s}\n", certificate, key) + more // below "http"
 		scheme, r.CA = "https", certificate
 		r.transport = trusting(t, certificate)
 	}
-	config := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %s}}\nhttp:\n  addr: %s\n%s%s",
-		filepath.Join(dir, "storage"), r.Host, tlsSection, more)
+	// It cannot be given a listener, nor say which port it was given. So somebody else may be quicker to take one that was free.
+	for range 20 {
+		r.Host = freeAddress(t)
+		if r.serve(t, program, dir, scheme, more) {
+			return r
+		}
+	}
+	t.Fatal("docker-registry finds no port that is free")
+	return nil
+}
+
+// serve starts docker-registry and waits until it answers: itself, and not who has taken its port meanwhile. Then it reports false.
+func (r *Registry) serve(t testing.TB, program, dir, scheme, more string) bool {
+	t.Helper()
+	const mark = "X-Registry-Of"
+	who := rand.Text()
+	config := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %s}}\n"+
+		"http:\n  addr: %s\n  headers: {%s: [%s]}\n", filepath.Join(dir, "storage"), r.Host, mark, who) + more
 	file := filepath.Join(dir, "config.yml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
@@ -104,12 +119,24 @@ func debianRegistry(t testing.TB, withTLS bool, more string) *Registry {
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("start docker-registry: %v", err)
 	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait() // it is killed, or says why
+	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // it was killed
+		<-ended
 	})
 	client := &http.Client{Transport: r.transport, Timeout: 5 * time.Second}
-	Eventually(t, 30*time.Second, func() error {
+	lives := true
+	Eventually(t, time.Minute, func() error {
+		select {
+		case <-ended:
+			lives = false
+			return nil
+		default:
+		}
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, scheme+"://"+r.Host+"/v2/", nil)
 		if err != nil {
 			return err
@@ -118,9 +145,16 @@ func debianRegistry(t testing.TB, withTLS bool, more string) *Registry {
 		if err != nil {
 			return fmt.Errorf("docker-registry: %w: %s", err, &output)
 		}
-		return response.Body.Close()
+		defer response.Body.Close()
+		if got := response.Header.Get(mark); got != who {
+			return fmt.Errorf("who answers at %s is %q, not %q", r.Host, got, who)
+		}
+		return nil
 	})
-	return r
+	if !lives && !strings.Contains(output.String(), "address already in use") {
+		t.Fatalf("docker-registry has ended: %s", &output)
+	}
+	return lives
 }
 
 // LyingRegistry serves images from memory and lets tamper change any answer.

@@ -1,10 +1,16 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/testresult"
 )
 
@@ -12,7 +18,7 @@ func test(name string, o testresult.Outcome) testresult.Test {
 	return testresult.Test{Name: name, Outcome: o, Output: "    x_test.go:1: needs cgroup: none\n"}
 }
 
-// The bed gets what every native lane has skipped, and nothing else but tests/limits.
+// The bed's second turn is what every native lane has skipped, and nothing else; tests/limits had the first.
 func TestBedPlan(t *testing.T) {
 	root, rootless := &lane{Name: "root"}, &lane{Name: "rootless"}
 	rs := newResults([]*lane{root, rootless})
@@ -25,28 +31,10 @@ func TestBedPlan(t *testing.T) {
 	}})
 	rs.add(root, testresult.Package{Path: module + "api", Tests: []testresult.Test{test("TestAPI", testresult.Pass)}})
 	rs.add(root, testresult.Package{Path: limitsPackage, Tests: []testresult.Test{test("TestMemory", testresult.Skip)}})
-	plan, paths := bedPlan(rs, "")
-	want := module + "runtime/cgroup\t^TestBoth$|^TestSub$/^a\\.b$\n" + limitsPackage + "\t\n"
-	if plan != want || len(paths) != 2 {
+	plan, paths := bedPlan(rs)
+	want := module + "runtime/cgroup\t^TestBoth$|^TestSub$/^a\\.b$\n"
+	if plan != want || len(paths) != 1 {
 		t.Errorf("plan\n%s\nwant\n%s", plan, want)
-	}
-}
-
-// A package is settled, for the bed to compile its tests, when each lane of this machine has run it, and only then.
-func TestSettled(t *testing.T) {
-	lanes := []*lane{{Name: "root"}, {Name: "rootless"}, {Name: "other", Unavailable: "not here"}, {Name: fuzzLane}, {Name: "bed/x/dev", inBed: true}}
-	rs := newResults(lanes)
-	var settled []string
-	rs.settled = func(pkg string) { settled = append(settled, pkg) }
-	for _, step := range []struct {
-		lane int
-		pkg  string
-		want int
-	}{{0, "a", 0}, {3, "a", 0}, {4, "a", 0}, {0, "b", 0}, {1, "b", 1}, {1, "a", 2}, {4, "b", 2}} {
-		rs.add(lanes[step.lane], testresult.Package{Path: step.pkg, Tests: []testresult.Test{test("TestX", testresult.Pass)}})
-		if len(settled) != step.want {
-			t.Fatalf("after %s in %s there are settled %q", step.pkg, lanes[step.lane].Name, settled)
-		}
 	}
 }
 
@@ -107,5 +95,91 @@ func TestAnotherBedIsNarrowed(t *testing.T) {
 		if got := (options{packages: everything, lane: "all", bed: bed}).narrowed(); got != want {
 			t.Errorf("with the bed %q a run is narrowed: %v", bed, got)
 		}
+	}
+}
+
+// What is left over runs in the machines that are quick to start, and its lanes are judged with the others.
+func TestLanesOfMachines(t *testing.T) {
+	want := []string{"bed/6.1-tiny/dev", "bed/newest-systemd/root", "bed/newest-tiny/root"}
+	if got := lanesOf(defaultBed + "," + defaultRest); !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+	if got := lanesOf("6.12-tiny"); !slices.Equal(got, []string{"bed/6.12-tiny/dev", "bed/6.12-tiny/root"}) {
+		t.Errorf("%q", got)
+	}
+}
+
+// What one machine of the default bed leaves out, the other runs; and there is such a test.
+func TestEveryLimitIsTriedSomewhere(t *testing.T) {
+	out := map[string]string{}
+	sources, err := filepath.Glob("../limits/*_test.go")
+	if err != nil || len(sources) == 0 {
+		t.Fatal(sources, err)
+	}
+	var tests strings.Builder
+	for _, name := range sources {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tests.Write(text)
+	}
+	for machine, names := range leftOut {
+		if !strings.Contains(defaultBed, machine) {
+			t.Errorf("the bed has no machine %s", machine)
+		}
+		for _, name := range names {
+			if other, twice := out[name]; twice {
+				t.Errorf("%s is left out in %s and in %s", name, machine, other)
+			}
+			if out[name] = machine; !strings.Contains(tests.String(), "func "+name+"(") {
+				t.Errorf("there is no test %s", name)
+			}
+		}
+	}
+	for name, machine := range quiet {
+		if out[name] != "" || !strings.Contains(tests.String(), "func "+name+"(") || !slices.Contains(machinesOf(defaultRest), machine) {
+			t.Errorf("%s of %s", name, machine)
+		}
+	}
+	ofLimits, ofRest := skips(defaultBed)
+	if len(ofLimits) != 4 || len(ofRest) != 4 || !strings.Contains(ofLimits[3], "^TestTimeoutEndsATreeInTime$") ||
+		!strings.HasPrefix(ofRest[1], "6.1-tiny=") || strings.Contains(ofRest[1], "TestTimeout") || !strings.HasSuffix(ofRest[1], "|^TestBombsDoNotSlowANeighbour$") {
+		t.Errorf("%q, %q", ofLimits, ofRest)
+	}
+	want := []string{"-skip", "6.12-tiny=" + tooLong}
+	if got, rest := skips("6.12-tiny/root"); !slices.Equal(got, want) || rest != nil {
+		t.Errorf("%q, %q", got, rest)
+	}
+}
+
+// A package that is run in part in each turn is judged as one.
+func TestTurnsTogether(t *testing.T) {
+	bad := errors.New("it did not end")
+	got := together(
+		[]testresult.Package{{Path: "a", Tests: []testresult.Test{test("TestA", testresult.Pass)}, Output: "x", Elapsed: 1}},
+		[]testresult.Package{
+			{Path: "b"}, {Path: "a", Tests: []testresult.Test{test("TestB", testresult.Fail)}, Output: "y", Elapsed: 2, Err: bad},
+		},
+	)
+	if len(got) != 2 || got[1].Path != "b" || len(got[0].Tests) != 2 || got[0].Output != "xy" || got[0].Elapsed != 3 || !errors.Is(got[0].Err, bad) {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A turn that is called off waits for no image: what does not compile is told at once.
+func TestTurnThatIsCalledOff(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	b := &testBed{prepared: make(chan struct{})}
+	done := make(chan error, 1)
+	go func() { _, err := b.limits(ctx, options{}); done <- err }()
+	select {
+	case err := <-done:
+		if !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	case <-time.After(testenv.Patience(10 * time.Second)):
+		t.Error("it waits for the image")
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,13 +10,17 @@ import (
 	"os"
 	"os/exec"
 	"os/user"
+	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
 	"github.com/sandboxd/sandboxd/tests/testresult"
 	"github.com/sandboxd/sandboxd/tests/testtree"
 )
@@ -50,6 +55,9 @@ type account struct {
 // planLanes says who runs the tests: pure but for looking for sudo and the test user.
 func planLanes(which string, euid int) ([]*lane, error) {
 	root := &lane{Name: "root", require: "userns,root,peer"}
+	if testenv.CanReflink() {
+		root.require += ",reflink"
+	}
 	rootless := &lane{Name: "rootless", require: "userns,subids,user,peer"}
 	if which == "root" || which == "all" {
 		if euid != 0 {
@@ -120,13 +128,12 @@ type testPackage struct {
 	Path   string // import path
 	Dir    string // relative to the module root
 	Binary string
-	serial bool // drives whole daemons: one after another in each lane
-	err    error
-	output []byte
+	// chain names those that run one after another in each lane, because they drive whole daemons; "" is none.
+	chain string
 }
 
-// compile builds one test binary per package: several lanes, and several users, run the same ones.
-func compile(ctx context.Context, o options) ([]*testPackage, error) {
+// listPackages lists those that have tests.
+func listPackages(ctx context.Context, o options) ([]*testPackage, error) {
 	list := exec.CommandContext(ctx, "go", "list", "-tags", testtree.Tags, "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", o.packages)
 	list.Stderr = os.Stderr
 	out, err := list.Output()
@@ -155,27 +162,105 @@ func compile(ctx context.Context, o options) ([]*testPackage, error) {
 		if err != nil {
 			return nil, err
 		}
-		packages = append(packages, &testPackage{
-			Path: p.ImportPath, Dir: rel, serial: strings.HasPrefix(rel, "tests/"),
-			Binary: filepath.Join(o.workDir, testresult.FileName(p.ImportPath)+".test"),
-		})
+		packages = append(packages, &testPackage{Path: p.ImportPath, Dir: rel, chain: chainOf(rel)})
 	}
-	each(newSlots(o.parallel), packages, func(p *testPackage) {
-		args := []string{"test", "-c", "-buildvcs=false", "-p", strconv.Itoa(o.parallel), "-tags", testtree.Tags, "-o", p.Binary}
-		if !p.serial { // those only drive the built binaries; what they measure should not be slowed down
-			args = append(args, "-race")
+	return packages, nil
+}
+
+// compile builds the test binaries of these kinds, one per package: several lanes, and several users, run the same ones.
+func compile(ctx context.Context, o options, packages []*testPackage, kinds ...kind) error {
+	for _, k := range kinds {
+		its := slices.DeleteFunc(slices.Clone(packages), func(p *testPackage) bool { return p.kind() != k })
+		if err := k.compile(ctx, o, its); err != nil {
+			return err
 		}
-		cmd := exec.CommandContext(ctx, "go", append(args, "./"+p.Dir)...)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
-		p.output, p.err = cmd.CombinedOutput()
-	})
-	var errs []error
+	}
+	return nil
+}
+
+// A kind is how test binaries are compiled.
+type kind string
+
+const (
+	// static is for those of a chain, which only drive the built binaries, so that what they measure is not slowed down. The bed's
+	// machines, which have another libc, run them too.
+	static kind = "static"
+	plain  kind = "plain" // without cgo
+	raced  kind = "raced" // with the race detector
+)
+
+func (p *testPackage) kind() kind {
+	switch {
+	case slices.Contains(withoutCgo, p.Dir):
+		return plain
+	case p.chain != "":
+		return static
+	}
+	return raced
+}
+
+// dir is where its binaries are.
+func (k kind) dir(o options) string { return filepath.Join(o.workDir, "tests-"+string(k)) }
+
+// compile makes all binaries of a kind by one command: each that is run reads the packages of the whole tree first. Paths are trimmed, so
+// that what one clone of the tree has compiled serves the next.
+func (k kind) compile(ctx context.Context, o options, packages []*testPackage) error {
+	if len(packages) == 0 {
+		return nil
+	}
+	dir := k.dir(o)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	args := []string{"test", "-c", "-trimpath", "-buildvcs=false", "-p", strconv.Itoa(o.parallel), "-tags", testtree.Tags, "-o", dir + "/"}
+	cgo := "CGO_ENABLED=1"
+	switch k {
+	case static:
+		args = append(args, `-ldflags=-w -linkmode external -extldflags "-static"`)
+	case raced:
+		args = append(args, "-ldflags=-w", "-race")
+	case plain:
+		args, cgo = append(args, "-ldflags=-w"), "CGO_ENABLED=0"
+	}
 	for _, p := range packages {
-		if p.err != nil {
-			errs = append(errs, fmt.Errorf("compile tests of %s: %w\n%s", p.Path, p.err, p.output))
+		args = append(args, p.Path)
+	}
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Env = append(os.Environ(), cgo)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("compile tests: %w\n%s", err, out)
+	}
+	for _, p := range packages {
+		p.Binary = filepath.Join(dir, testresult.FileName(p.Path)+".test")
+		if err := os.Rename(filepath.Join(dir, path.Base(p.Path)+".test"), p.Binary); err != nil { // two of one name are an error of the command
+			return err
 		}
 	}
-	return packages, errors.Join(errs...)
+	return nil
+}
+
+// withoutCgo are the packages whose tests do what only a program without cgo can, as the product's daemon is one: a system call on
+// all threads. Nor can they look for races then.
+var withoutCgo = []string{"internal/confine"}
+
+// chainOf says which chain the package in a directory belongs to. The longest package has one of its own.
+func chainOf(dir string) string {
+	switch {
+	case dir == "tests/functional":
+		return dir
+	case strings.HasPrefix(dir, "tests/"):
+		return "tests"
+	}
+	return ""
+}
+
+// chainsOf are the packages by chain.
+func chainsOf(packages []*testPackage) map[string][]*testPackage {
+	chains := map[string][]*testPackage{}
+	for _, p := range packages {
+		chains[p.chain] = append(chains[p.chain], p)
+	}
+	return chains
 }
 
 // slots bounds how many things run at once; two lanes share one.
@@ -183,26 +268,37 @@ type slots chan struct{}
 
 func newSlots(n int) slots { return make(slots, max(n, 1)) }
 
-// with calls f as soon as a slot is free.
-func (s slots) with(f func()) {
-	s <- struct{}{}
-	defer func() { <-s }()
-	f()
-}
+func (s slots) take()    { s <- struct{}{} }
+func (s slots) release() { <-s }
 
-// each calls f for every package, as many at a time as there are slots, and returns when all have returned.
+// each calls f for every package, in their order, as many at a time as there are slots, and returns when all have returned.
 func each(s slots, packages []*testPackage, f func(*testPackage)) {
 	var wg sync.WaitGroup
 	for _, p := range packages {
-		wg.Go(func() { s.with(func() { f(p) }) })
+		s.take()
+		wg.Go(func() {
+			defer s.release()
+			f(p)
+		})
 	}
 	wg.Wait()
 }
 
+// longest are the packages outside chains that take longest. They begin, so that what runs alone at the end is short.
+var longest = []string{"image/layer", "agent", "cmd/sandboxd", "image", "internal/guest", "internal/daemon", "image/build", "runtime/libct", "agent/llm"}
+
+// byLength orders packages.
+func byLength(a, b *testPackage) int {
+	place := func(p *testPackage) int {
+		return (slices.Index(longest, p.Dir) + len(longest) + 1) % (len(longest) + 1)
+	}
+	return cmp.Compare(place(a), place(b))
+}
+
 // runLane runs every binary in a copy of the tree that belongs to the lane's user: a clone below /root, say, is out of
 // an ordinary user's reach, and a test that writes beside its source must not write into ours. What drives whole daemons runs
-// one after another, yet beside all else and those of another lane: it mostly waits.
-func runLane(ctx context.Context, o options, l *lane, free slots, packages []*testPackage, results *results) error {
+// in chains, beside all else and those of another lane: it mostly waits. Each chain has a slot, which the others get when it has ended.
+func runLane(ctx context.Context, o options, l *lane, free slots, packages []*testPackage, results *results) (err error) {
 	tree := filepath.Join(o.workDir, "tree-"+l.Name)
 	if err := testtree.Copy(ctx, tree); err != nil {
 		return err
@@ -220,6 +316,13 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 			return err
 		}
 	}
+	remove, inMemory := l.scratch(ctx, tmp)
+	defer func() {
+		if ctx.Err() != nil {
+			endLeftovers(context.WithoutCancel(ctx), o.workDir) // as long as their sockets and logs can be reached
+		}
+		err = joinErr(err, remove())
+	}()
 	if l.Name == "root" {
 		// As /var/lib: root's sandboxes run as high ids, which must be able to pass. An ordinary user's home is 0700 on
 		// Debian, and so is its lane's directory.
@@ -237,39 +340,41 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 	if err := l.own(ctx, tree, tmp, runtimeDir); err != nil {
 		return err
 	}
-	path := "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	search := "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	if tool, err := exec.LookPath("go"); err == nil {
-		path += ":" + filepath.Dir(tool) // last, for the tests that read what test binaries print
+		search += ":" + filepath.Dir(tool) // last, for the tests that read what test binaries print
 	}
 	env := []string{
-		"PATH=" + path, "HOME=" + home, "LANG=C.UTF-8",
+		"PATH=" + search, "HOME=" + home, "LANG=C.UTF-8",
 		"TMPDIR=" + tmp, "XDG_RUNTIME_DIR=" + runtimeDir, "GORACE=atexit_sleep_ms=100",
 		"SANDBOXD_BIN=" + bin, "SANDBOXD_TEST_DEBS=" + o.debs(), "SANDBOXD_TEST_REQUIRE=" + l.require,
 	}
 	if more := os.Getenv("SANDBOXD_TEST_REQUIRE"); more != "" {
 		env[len(env)-1] += "," + more
 	}
+	if !inMemory {
+		env = append(env, "SANDBOXD_TEST_DISPOSABLE=yes")
+	}
 	for _, v := range os.Environ() { // how long tests/faults goes on, and with which choices
 		if strings.HasPrefix(v, "SANDBOXD_FAULT_") {
 			env = append(env, v)
 		}
 	}
-	var beside, alone []*testPackage
-	for _, p := range packages {
-		if p.serial {
-			alone = append(alone, p)
-		} else {
-			beside = append(beside, p)
-		}
-	}
+	chains := chainsOf(packages)
 	one := func(p *testPackage) { results.add(l, runPackage(ctx, o, l, p, tree, env)) }
 	var wg sync.WaitGroup
-	wg.Go(func() {
-		for _, p := range alone {
-			one(p)
+	for name, chain := range chains {
+		if name == "" {
+			continue
 		}
-	})
-	each(free, beside, one)
+		wg.Go(func() {
+			defer free.release()
+			for _, p := range chain {
+				one(p)
+			}
+		})
+	}
+	each(free, slices.SortedStableFunc(slices.Values(chains[""]), byLength), one)
 	wg.Wait()
 	return ctx.Err()
 }
@@ -315,12 +420,16 @@ func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree st
 	out, err := test.CombinedOutput()
 	r := testresult.Read(ctx, p.Path, out, err)
 	r.Elapsed = time.Since(began)
+	if ended := test.ProcessState; ended != nil {
+		r.Processors = ended.UserTime() + ended.SystemTime()
+	}
 	return r
 }
 
-// removeTree removes the work directory, with sudo where root's lane left files in it.
+// removeTree removes the work directory, with sudo where root's lane left files in it. What belongs to subordinate ids, an ordinary
+// user who has no sudo removes too.
 func removeTree(ctx context.Context, dir string) error {
-	if err := os.RemoveAll(dir); err == nil {
+	if err := harness.RemoveAll(dir); err == nil {
 		return nil
 	}
 	out, err := exec.CommandContext(context.WithoutCancel(ctx), "sudo", "-n", "rm", "-rf", "--one-file-system", "--", dir).CombinedOutput()

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"text/tabwriter"
+	"time"
 
 	"github.com/sandboxd/sandboxd/tests/testresult"
 )
@@ -14,8 +15,6 @@ import (
 // results gathers every package's result in every lane. Its methods may be called from several goroutines.
 type results struct {
 	lanes []*lane
-	// settled, which may be nil, is called when every lane of this machine has run a package.
-	settled func(pkg string)
 
 	mu sync.Mutex
 	by map[string]map[string]testresult.Package // package -> lane -> result
@@ -25,27 +24,8 @@ func newResults(lanes []*lane) *results {
 	return &results{lanes: lanes, by: map[string]map[string]testresult.Package{}}
 }
 
+// add adds a result and writes what came of it.
 func (rs *results) add(l *lane, r testresult.Package) {
-	rs.keep(l, r)
-	if rs.settled != nil && l.native() && rs.ranNatively(r.Path) {
-		rs.settled(r.Path)
-	}
-}
-
-// ranNatively says that every lane of this machine has run a package.
-func (rs *results) ranNatively(pkg string) bool {
-	rs.mu.Lock()
-	defer rs.mu.Unlock()
-	for _, l := range rs.lanes {
-		if _, did := rs.by[pkg][l.Name]; l.native() && !did {
-			return false
-		}
-	}
-	return true
-}
-
-// keep adds a result and writes what came of it.
-func (rs *results) keep(l *lane, r testresult.Package) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	if rs.by[r.Path] == nil {
@@ -57,8 +37,8 @@ func (rs *results) keep(l *lane, r testresult.Package) {
 	if !r.OK() {
 		verdict = "FAIL"
 	}
-	fmt.Printf("%s\t%s\t%.3fs\t(%s: %d passed, %d failed, %d skipped)\n", verdict, r.Path, r.Elapsed.Seconds(), l.Name,
-		r.Count(testresult.Pass), r.Count(testresult.Fail), r.Count(testresult.Skip))
+	fmt.Printf("%s\t%s\t%.3fs\t(%s: %d passed, %d failed, %d skipped; processors %s)\n", verdict, r.Path, r.Elapsed.Seconds(), l.Name,
+		r.Count(testresult.Pass), r.Count(testresult.Fail), r.Count(testresult.Skip), r.Processors.Round(100*time.Millisecond))
 	for _, t := range r.Tests {
 		if t.Outcome == testresult.Fail {
 			fmt.Println(indent(t.Output))

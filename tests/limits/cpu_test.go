@@ -10,7 +10,7 @@ import (
 
 // Two hogs with weights 1:3 on one core get it 1:3.
 func TestCPUWeightsShareACore(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	light := d.Create(t, api.CreateSandbox{Limits: api.Limits{CPUSet: "0", CPUWeight: 100}})
 	heavy := d.Create(t, api.CreateSandbox{Limits: api.Limits{CPUSet: "0", CPUWeight: 300}})
 	lightDir, heavyDir := cgroupOf(t, light.PID), cgroupOf(t, heavy.PID)

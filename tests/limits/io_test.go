@@ -2,6 +2,7 @@ package limits
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,9 +70,27 @@ func await(t *testing.T, dir, disk, what string, n int64) {
 	})
 }
 
+// comesUpTo looks at something of which there is as much as its limit allows, ± 20 %. What an emulated disk does in a given moment may be
+// less, for its processors are the host's; more there is never.
+func comesUpTo(t *testing.T, what string, limit float64, counter func() int64) {
+	t.Helper()
+	var seen []float64
+	for range 8 {
+		got := rate(t, 6*time.Second, counter)
+		seen = append(seen, math.Round(got))
+		if got > 1.2*limit {
+			break
+		}
+		if got >= 0.8*limit {
+			return
+		}
+	}
+	t.Errorf("%.0f %s a second, want %.0f ± 20 %%", seen, what, limit)
+}
+
 func TestIOLimitHoldsWrites(t *testing.T) {
 	const bps = 1 * mib
-	d := start(t)
+	d := shared(t)
 	disk := device(t, d)
 	for name, script := range map[string]string{"direct": writeDirect, "through the page cache": writeCached, "through it and unsynced": writeUnsynced} {
 		t.Run(name, func(t *testing.T) {
@@ -82,9 +101,7 @@ func TestIOLimitHoldsWrites(t *testing.T) {
 			await(t, dir, disk, "wbytes", bps/2)
 			written := func() int64 { return moved(t, dir, disk, "wbytes") }
 			if script == writeDirect {
-				if got := rate(t, 6*time.Second, written); !near(got, bps, 0.2) {
-					t.Errorf("%.0f bytes a second, want %d ± 20 %%", got, bps)
-				}
+				comesUpTo(t, "bytes", bps, written)
 			} else {
 				// Who goes through the page cache waits for the journal too, and for a writeback that starts when it likes and may
 				// pause for many seconds: how long that takes is not ours, that it is never faster is.
@@ -115,19 +132,17 @@ func TestIOLimitHoldsWrites(t *testing.T) {
 
 func TestIOLimitHoldsOperations(t *testing.T) {
 	const iops = 40
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{IO: api.IOLimits{WriteIOPS: iops}}})
 	dir, disk := cgroupOf(t, s.PID), device(t, d)
 	loop(t, s, strings.ReplaceAll(writeDirect, "bs=64k", "bs=4k"))
 	await(t, dir, disk, "wios", iops)
-	if got := rate(t, 6*time.Second, func() int64 { return moved(t, dir, disk, "wios") }); !near(got, iops, 0.2) {
-		t.Errorf("%.1f writes a second, want %d ± 20 %%", got, iops)
-	}
+	comesUpTo(t, "writes", iops, func() int64 { return moved(t, dir, disk, "wios") })
 }
 
 // What this host cannot hold is refused with its reason.
 func TestIOLimitsThatNothingHoldsAreRefused(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	_, err := d.TryCreate(t.Context(), api.CreateSandbox{Limits: api.Limits{IO: api.IOLimits{Weight: 50}}})
 	// A device that hands its requests on to others (multipath) has no scheduler, nor a file that names it.
 	scheduler, _ := os.ReadFile("/sys/dev/block/" + device(t, d) + "/queue/scheduler")

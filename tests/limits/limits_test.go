@@ -24,7 +24,7 @@ const (
 
 // What was asked for stands in the kernel's files, and the sandbox says who holds it.
 func TestLimitsAreInTheKernel(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	swap := int64(16 * mib)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{
 		Memory: 64 * mib, MemoryHigh: 48*mib + 1, Swap: &swap, OOMGroup: true, CPUs: 1.5, CPUWeight: 300, CPUSet: "0-1", Pids: 40,
@@ -65,7 +65,7 @@ func TestLimitsAreInTheKernel(t *testing.T) {
 }
 
 func TestDoctorFindsTheDelegatedCgroup(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	got := d.CLI(t, "doctor")
 	if !strings.Contains(got.Stdout, "ok    cgroup limits:") || !strings.Contains(got.Stdout, "ok    cgroup.kill:") {
 		t.Errorf("doctor says:\n%s", got.Stdout)
@@ -83,7 +83,7 @@ func TestRequireCgroupIsMet(t *testing.T) {
 // A hog is killed at its limit, its exec says so and what it wrote before is not lost; another exec of the same sandbox
 // and a neighbour go on.
 func TestMemoryLimitKillsTheHogAlone(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	victim := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
 	neighbour := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
 	dir := cgroupOf(t, victim.PID)
@@ -116,7 +116,7 @@ func TestMemoryLimitKillsTheHogAlone(t *testing.T) {
 
 // Many small hogs: the kernel has no reason to choose the sandbox's init, and must not.
 func TestMemoryLimitSparesTheInit(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 48 * mib}})
 	result := s.Exec(t, api.ExecRequest{
 		Argv:    []string{"sh", "-c", "i=0; while [ $i -lt 300 ]; do sleep 60 & i=$((i+1)); done; echo survived; sleep 3"},
@@ -141,7 +141,7 @@ func TestMemoryLimitSparesTheInit(t *testing.T) {
 // A fork bomb stops at pids.max. The sandbox survives it, its neighbour and the daemon do not notice.
 func TestPidsLimitStopsAForkBomb(t *testing.T) {
 	const limit = 60
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Pids: limit}})
 	neighbour := d.Create(t, api.CreateSandbox{})
 	dir := cgroupOf(t, s.PID)
@@ -186,7 +186,7 @@ func TestPidsLimitStopsAForkBomb(t *testing.T) {
 
 func TestCPULimitGivesItsShare(t *testing.T) {
 	const share, during = 0.5, 5 * time.Second
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{CPUs: share}})
 	dir := cgroupOf(t, s.PID)
 	// Two hogs, so that the limit and not the scheduler decides.
@@ -206,7 +206,7 @@ func TestCPULimitGivesItsShare(t *testing.T) {
 
 // What an exec has used is measured, not guessed.
 func TestUsageIsMeasured(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 256 * mib, CPUs: 1}})
 	result := s.Exec(t, sh("head -c 64M /dev/zero | tail >/dev/null; timeout 1 sh -c 'while :; do :; done'; true"))
 	if result.Usage.CPUMS < 500 {

@@ -4,6 +4,7 @@
 package limits
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -103,6 +104,83 @@ func start(t *testing.T) *harness.Daemon {
 	return harness.Start(t, harness.Options{Cgroup: group(t)})
 }
 
+// common is the daemon of all tests that ask nothing special of theirs and leave it running: where processors are emulated, starting one
+// and its first sandbox is more than most of them do with it.
+var common struct {
+	daemon *harness.Daemon // nil: the next test starts it
+	stop   []func()        // at the very end
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	stop()
+	os.Exit(code)
+}
+
+// stop ends what the tests shared, the last first. What it finds left behind is a panic, for their tests have ended; the others end all the same.
+func stop() {
+	for _, f := range common.stop {
+		defer f()
+	}
+}
+
+// outliving is a test whose daemon goes on when it has ended.
+type outliving struct{ testing.TB }
+
+func (outliving) Cleanup(f func()) { common.stop = append(common.stop, f) }
+func (outliving) Failed() bool     { return false } // that test tells itself what the daemon said
+
+// shared returns the common daemon, without a sandbox. What the test has made is deleted when it ends, and its cgroups must be gone then.
+func shared(t *testing.T) *harness.Daemon {
+	t.Helper()
+	testenv.RequireUserNS(t)
+	testenv.RequireCgroup(t, controllers...)
+	base := vacate(t)
+	if common.daemon == nil {
+		untouched := tree(t, base)
+		dir, err := os.MkdirTemp(base, "test-") //nolint:usetesting // a cgroup, not a directory for files
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := outliving{t}
+		o.Cleanup(func() {
+			if err := unix.Rmdir(dir); err != nil {
+				panic(fmt.Sprintf("remove cgroup %s, which the daemon should have left empty: %v", dir, err))
+			}
+			if left := tree(t, base); !slices.Equal(untouched, left) {
+				panic(fmt.Sprintf("cgroups before:\n  %s\nafter:\n  %s", strings.Join(untouched, "\n  "), strings.Join(left, "\n  ")))
+			}
+		})
+		d := harness.Start(o, harness.Options{Cgroup: dir})
+		d.Warm(t)
+		common.daemon = d
+	}
+	d, before := common.daemon, tree(t, base)
+	t.Cleanup(func() {
+		defer func() {
+			if t.Failed() {
+				common.daemon = nil // the next test is not to suffer from it
+				t.Logf("the daemon said:\n%s", d.Log())
+			}
+		}()
+		d.Mark(t) // what is deleted now must be gone when all have ended, too
+		ctx := context.WithoutCancel(t.Context())
+		var list api.SandboxList
+		if err := d.Call(ctx, http.MethodGet, "/v1/sandboxes", nil, &list); err != nil {
+			t.Errorf("list sandboxes: %v", err)
+		}
+		for _, s := range list.Sandboxes {
+			if err := d.Call(ctx, http.MethodDelete, "/v1/sandboxes/"+s.ID, nil, nil); err != nil {
+				t.Errorf("delete %s: %v", s.ID, err)
+			}
+		}
+		if after := tree(t, base); !slices.Equal(before, after) {
+			t.Errorf("cgroups before:\n  %s\nafter:\n  %s", strings.Join(before, "\n  "), strings.Join(after, "\n  "))
+		}
+	})
+	return d
+}
+
 func cgroupOf(t *testing.T, pid int) string {
 	t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
@@ -151,15 +229,26 @@ func number(t *testing.T, dir, file, key string) int64 {
 	return 0
 }
 
-// rate is how much a counter of the kernel grows in a second. It is looked at twice, and what lies between is timed.
+// rate is how much a counter of the kernel grows in a second. It is looked at twice, and what lies between is timed. When it was looked
+// at must be known: on a busy machine who looks may be held up on the way, and what is counted goes on.
 func rate(t *testing.T, during time.Duration, counter func() int64) float64 {
 	t.Helper()
-	from, began := counter(), time.Now()
+	look := func() (n int64, at time.Time) {
+		for range 100 {
+			before := time.Now()
+			n, at = counter(), time.Now()
+			if at.Sub(before) < during/100 {
+				break
+			}
+		}
+		return n, at
+	}
+	from, began := look()
 	select {
 	case <-time.After(during):
 	case <-t.Context().Done():
 	}
-	to, ended := counter(), time.Now()
+	to, ended := look()
 	return float64(to-from) / ended.Sub(began).Seconds()
 }
 

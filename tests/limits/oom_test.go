@@ -14,7 +14,7 @@ import (
 
 // With oom_group the kernel ends the sandbox as a whole, and it says why.
 func TestOOMGroupEndsTheSandbox(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, OOMGroup: true}})
 	neighbour := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, OOMGroup: true}})
 	s.Sh(t, "nohup sleep 600 >/dev/null 2>&1 &")
@@ -54,7 +54,7 @@ func TestOOMGroupEndsTheSandbox(t *testing.T) {
 
 // A main process that the kernel kills for want of memory ends the sandbox, which says so; so does the end of all with oom_group.
 func TestOOMOfTheMainProcess(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	for _, group := range []bool{false, true} {
 		s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, OOMGroup: group}, Command: []string{"tail", "/dev/zero"}})
 		var now api.Sandbox
@@ -69,7 +69,7 @@ func TestOOMOfTheMainProcess(t *testing.T) {
 
 // memory_high slows down and reclaims, and kills nobody.
 func TestMemoryHighKillsNobody(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 200 * mib, MemoryHigh: 32 * mib}})
 	dir := cgroupOf(t, s.PID)
 	s.Sh(t, "head -c 100M /dev/zero >/tmp/big; sync /tmp/big")

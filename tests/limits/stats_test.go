@@ -21,7 +21,7 @@ func stats(t *testing.T, d *harness.Daemon, s *harness.Sandbox) *api.Stats {
 
 // What stats say is what the kernel's files say, before and after.
 func TestStatsAgreeWithTheKernel(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, CPUs: 0.5, Pids: 30}})
 	dir, disk := cgroupOf(t, s.PID), device(t, d)
 	if got := s.Exec(t, sh("exec tail /dev/zero")); !got.Exit.OOM {

@@ -14,7 +14,7 @@ import (
 
 // Each limit of a running sandbox can be changed, and then bites.
 func TestChangedLimitsBite(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	t.Run("cpus", func(t *testing.T) {
 		s := d.Create(t, api.CreateSandbox{})
 		dir := cgroupOf(t, s.PID)
@@ -85,7 +85,7 @@ func TestChangedLimitsBite(t *testing.T) {
 
 // One limit that cannot be applied, and nothing is changed: not in the kernel, not in what is shown, and nothing is killed.
 func TestRefusedChangeChangesNothing(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{
 		Limits: api.Limits{Memory: 128 * mib, CPUs: 0.5, Pids: 40, CPUSet: "0-1", IO: api.IOLimits{WriteBPS: 8 * mib}}, Labels: map[string]string{"k": "v"},
 	})

@@ -2,9 +2,15 @@ package security
 
 import (
 	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	goruntime "runtime"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/attack"
@@ -17,18 +23,21 @@ const minAttacks, minControls = 120, 80
 
 // TestAttacksAreRefused runs every attack of the corpus in sandboxes of the host image: kernel surface at large, nested namespaces,
 // mounts, /proc and /sys, init and its descriptors, cgroups, odd socket families. The installed program does it, with nothing of
-// the tests. That attacks see the layers is for engine.TestAttacksWorkWithoutTheLayer.
+// the tests. That attacks see the layers is for engine.TestAttacksWorkWithoutTheLayer. Where -run names attacks, as the bed does
+// with those whose controls work nowhere else, only they are tried: four hundred programs take a minute where it is emulated.
 func TestAttacksAreRefused(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})
-	got := d.CLI(t, "doctor", "--attack", "--json")
+	named := namedAttacks(flag.Lookup("test.run").Value.String())
+	got := d.CLI(t, append([]string{"doctor", "--attack", "--json"}, named...)...)
 	var report struct {
 		Attacks []struct {
 			Name, Reason string
 			Control      bool
 			Stopped      map[string]string
 		}
-		Held bool
+		Held    bool
+		Seconds float64
 	}
 	if err := json.Unmarshal([]byte(got.Stdout), &report); err != nil {
 		t.Fatalf("%v: %+v", err, got)
@@ -36,7 +45,18 @@ func TestAttacksAreRefused(t *testing.T) {
 	if !report.Held || got.Code != 0 {
 		t.Errorf("held: %v, exit code %d", report.Held, got.Code)
 	}
-	if n := len(report.Attacks); n != len(attack.Corpus()) || n < minAttacks {
+	// A minute is what it may take where nothing else wants the processors or the disk: the program that attacks is 84 MB, and is written
+	// to each sandbox. Beside machines that are emulated it took two.
+	switch limit := testenv.Patience(time.Minute); {
+	case report.Seconds < limit.Seconds():
+	case crowd(t) < 1:
+		t.Errorf("it took %.0f s", report.Seconds)
+	default:
+		t.Logf("it took %.0f s, with %.1f processes for each processor", report.Seconds, crowd(t))
+	}
+	if n := len(report.Attacks); named != nil && n != len(named) {
+		t.Errorf("%d attacks of the %d that were named", n, len(named))
+	} else if named == nil && (n != len(attack.Corpus()) || n < minAttacks) {
 		t.Errorf("%d attacks of %d, want %d", n, len(attack.Corpus()), minAttacks)
 	}
 	want, controls := profiles(t, d), 0
@@ -59,12 +79,36 @@ func TestAttacksAreRefused(t *testing.T) {
 		})
 	}
 	t.Logf("%d attacks, %d whose control works here", len(report.Attacks), controls)
-	if controls < minControls {
+	if named == nil && controls < minControls {
 		t.Errorf("of %d attacks only %d work here where nothing holds them", len(report.Attacks), controls)
 	}
 	if left := d.List(t); len(left) != 0 {
 		t.Errorf("it left sandboxes behind: %+v", left)
 	}
+}
+
+// crowd is how many processes want each processor: the load of the last minute.
+func crowd(t *testing.T) float64 {
+	t.Helper()
+	data, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var load float64
+	if _, err := fmt.Sscan(string(data), &load); err != nil {
+		t.Fatal(err)
+	}
+	return load / float64(goruntime.NumCPU())
+}
+
+// namedAttacks are those that a -test.run names to the letter; nil: all are meant.
+func namedAttacks(run string) (named []string) {
+	for _, a := range attack.Corpus() {
+		if strings.Contains(run+"|", "^TestAttacksAreRefused$/^"+regexp.QuoteMeta(a.Name)+"$|") {
+			named = append(named, a.Name)
+		}
+	}
+	return named
 }
 
 // What Landlock alone holds: under a profile with a read-only root /proc is not to be written, though it is mounted writable; and
@@ -100,7 +144,7 @@ func TestLandlockHolds(t *testing.T) {
 		sleeper.Wait()
 	}
 	// A domain forbids every change of mounts: the first of the layers of attacks "mount-…", which the filter answers before it.
-	if got := ordinary.Sh(t, "tr '\\0' ' ' </proc/1/cmdline"); !strings.HasPrefix(got, "/dev/sandboxd-init landlock=") {
+	if got := ordinary.Sh(t, "tr '\\0' ' ' </proc/1/cmdline"); !strings.HasPrefix(got, "/dev/sandboxd-init filter=5 landlock=") {
 		t.Errorf("init was told %q", got)
 	}
 }

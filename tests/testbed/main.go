@@ -44,6 +44,7 @@ type options struct {
 	plan     string        // file with packages and the tests of each
 	packages string        // patterns of test packages, separated by spaces
 	run      string        // regexp of tests
+	skips    skips         // regexps of tests that are left out
 	payload  string        // directory to take along instead of the suite
 	argv     []string      // command to run in it
 	shell    bool          // a shell instead of the job
@@ -53,7 +54,6 @@ type options struct {
 	out      string        // directory for logs and results
 	bin      string        // directory of the built binaries
 	tests    string        // directory of test binaries that need not be compiled
-	compile  bool          // fill it and end
 	again    bool          // start a machine that died once more
 }
 
@@ -119,8 +119,23 @@ func (l specs) Set(s string) error {
 	return nil
 }
 
+// skips is a flag of what a machine leaves out.
+type skips map[string]string
+
+func (skips) String() string { return "" }
+
+func (s skips) Set(v string) error {
+	machine, tests, ok := strings.Cut(v, "=")
+	kernel, flavour, _ := strings.Cut(machine, "-")
+	if !ok || !slices.Contains(kernels, kernel) || !slices.Contains(flavours, flavour) {
+		return fmt.Errorf("%q is not a machine and what it leaves out: 6.1-tiny=^TestSlow$", v)
+	}
+	s[machine] = tests
+	return nil
+}
+
 func main() {
-	o := options{kernels: []string{"6.12"}, flavours: []string{"tiny"}, users: users}
+	o := options{skips: skips{}, kernels: []string{"6.12"}, flavours: []string{"tiny"}, users: users}
 	flag.Var(choice{kernels, &o.kernels}, "kernel", "kernels to run on: 6.1, 6.12, newest (that Debian offers today) or all")
 	flag.Var(choice{flavours, &o.flavours}, "flavour", "how the machine is started: tiny (an init of ours), systemd or all")
 	flag.Var(choice{users, &o.users}, "as", "who runs the job: dev (an ordinary user with a delegated cgroup), root or all")
@@ -130,6 +145,7 @@ func main() {
 	flag.BoolVar(&o.again, "again", false, "start a machine that died once more")
 	flag.StringVar(&o.packages, "pkg", "./tests/limits", "test `packages` to compile and run")
 	flag.StringVar(&o.run, "run", "", "run only tests that match the `regexp`")
+	flag.Var(o.skips, "skip", "leave out tests that match a regexp, as go test does, in one machine: `6.1-tiny=REGEXP`; repeatable")
 	flag.StringVar(&o.plan, "plan", "", "`file` that says instead what to run: lines of a package, and after a tab a regexp of its tests")
 	flag.StringVar(&o.payload, "payload", "", "take this `directory` along instead, and run the command given as arguments in it")
 	flag.BoolVar(&o.shell, "shell", false, "open a shell of root in the machine; testbed-as dev bash is one of dev")
@@ -138,8 +154,7 @@ func main() {
 	flag.DurationVar(&o.timeout, "timeout", 15*time.Minute, "how long the job may take for each user, a minute at least")
 	flag.StringVar(&o.out, "out", "build/testbed", "`directory` for logs and results")
 	flag.StringVar(&o.bin, "bin", "bin", "`directory` of the built binaries")
-	flag.StringVar(&o.tests, "tests", "", "`directory` of test binaries that were compiled with -compile and are taken as they are")
-	flag.BoolVar(&o.compile, "compile", false, "compile the tests into the directory that -tests names, and end")
+	flag.StringVar(&o.tests, "tests", "", "`directory` of static test binaries that are taken as they are")
 	flag.Parse()
 	o.argv = flag.Args()
 	if len(o.machines) == 0 {
@@ -173,10 +188,6 @@ func run(ctx context.Context, o options) (code int, err error) {
 	}
 	if o.check {
 		return 0, nil
-	}
-	if o.compile {
-		err := o.compileAhead(ctx)
-		return codeOf(err), err
 	}
 	var wanted []string
 	for _, s := range o.machines {
@@ -224,7 +235,7 @@ func run(ctx context.Context, o options) (code int, err error) {
 func (o options) runMachine(ctx context.Context, s spec, made images, payload string, p plan) (code int, err error) {
 	root, vmlinuz := made.of(s.kernel)
 	m := machine{
-		root: root, vmlinuz: vmlinuz, flavour: s.flavour, users: s.users, payload: payload, shell: o.shell, quiet: o.parallel > 1,
+		name: s.String(), root: root, vmlinuz: vmlinuz, flavour: s.flavour, users: s.users, payload: payload, shell: o.shell, quiet: o.parallel > 1,
 		short: o.short == "all" || slices.Contains(strings.Split(o.short, ","), s.String()),
 		out:   filepath.Join(o.out, s.String()),
 		// The job's own limits end it first, with its results.
@@ -250,8 +261,8 @@ func (o options) runMachine(ctx context.Context, s spec, made images, payload st
 	if err != nil {
 		return exitDead, err
 	}
-	fmt.Printf("== %s: exit %d; agent up after %s, whole run %s; logs and results in %s\n",
-		what, outcome.code, outcome.boot.Round(100*time.Millisecond), outcome.wall.Round(100*time.Millisecond), m.out)
+	fmt.Printf("== %s: exit %d; agent up after %s, whole run %s, of processors %s; logs and results in %s\n",
+		what, outcome.code, outcome.boot.Round(100*time.Millisecond), outcome.wall.Round(100*time.Millisecond), outcome.cpu.Round(time.Second), m.out)
 	if len(p) == 0 {
 		return outcome.code, nil
 	}

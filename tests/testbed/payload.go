@@ -37,14 +37,14 @@ func assemble(ctx context.Context, o options, p plan) (path string, remove func(
 	if err != nil {
 		return "", nil, err
 	}
-	remove = func() {
+	clean := func() { // not the result: an error's return sets that to nothing before the deferred call
 		if err := os.RemoveAll(work); err != nil {
 			fmt.Fprintln(os.Stderr, "testbed:", err)
 		}
 	}
 	defer func() {
 		if err != nil {
-			remove()
+			clean()
 		}
 	}()
 	dir, argv := o.payload, o.argv
@@ -71,7 +71,7 @@ func assemble(ctx context.Context, o options, p plan) (path string, remove func(
 	if err = errors.Join(err, w.AddFS(os.DirFS(dir)), w.Close(), f.Close()); err != nil {
 		return "", nil, fmt.Errorf("write the payload: %w", err)
 	}
-	return path, remove, nil
+	return path, clean, nil
 }
 
 // A plan is what the suite runs: test binaries, and of each all tests or some.
@@ -173,6 +173,11 @@ func compile(ctx context.Context, o options, p plan, dir string) (argv []string,
 	if err := os.WriteFile(filepath.Join(dir, "suite.sh"), suite, 0o755); err != nil {
 		return nil, err
 	}
+	for machine, tests := range o.skips {
+		if err := os.WriteFile(filepath.Join(dir, "skip."+machine), []byte(tests), 0o644); err != nil {
+			return nil, err
+		}
+	}
 	// A binary that takes too long says where it stands, before the job as a whole is ended.
 	return append([]string{"bash", "suite.sh"}, testresult.Flags(o.timeout-15*time.Second, "")...), nil
 }
@@ -187,28 +192,12 @@ func (o options) compileTests(ctx context.Context, path, binary string) error {
 			return nil
 		}
 	}
-	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-buildvcs=false", "-p", strconv.Itoa(goruntime.NumCPU()), "-tags", testtree.Tags,
-		"-ldflags", `-linkmode external -extldflags "-static"`, "-o", binary, path)
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-trimpath", "-buildvcs=false", "-p", strconv.Itoa(goruntime.NumCPU()), "-tags", testtree.Tags,
+		"-ldflags", `-w -linkmode external -extldflags "-static"`, "-o", binary, path)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("compile the tests of %s: %w", path, err)
-	}
-	return nil
-}
-
-// compileAhead fills the directory that -tests names with the tests of the plan.
-func (o options) compileAhead(ctx context.Context) error {
-	p, err := makePlan(ctx, o)
-	if err != nil {
-		return err
-	}
-	dir := o.tests
-	o.tests = ""
-	for _, b := range p {
-		if err := o.compileTests(ctx, b.path, filepath.Join(dir, testresult.FileName(b.path)+".test")); err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -19,6 +19,8 @@ fi
 # By what the machine was started as, not by what is found: that is for the tests.
 ! grep -qw testbed.flavour=systemd /proc/cmdline || SANDBOXD_TEST_REQUIRE+=,systemd
 ! grep -qw testbed.short /proc/cmdline || set -- "$@" -test.short
+machine=$(tr ' ' '\n' </proc/cmdline | sed -n 's/^testbed\.machine=//p')
+! [ -f "skip.$machine" ] || set -- "$@" "-test.skip=$(cat "skip.$machine")"
 worst=0
 while IFS=$'\t' read -r name dir run; do
 	echo "-- $name as $USER"

@@ -50,8 +50,10 @@ type Package struct {
 	Path    string // import path
 	Tests   []Test // in the order in which they began
 	Elapsed time.Duration
-	Output  string // what belongs to no test: a panic, a race, the words of TestMain
-	Err     error  // the binary did not end as a test binary should
+	// Processors is the time that the binary, and those of its descendants that were waited for, had of them; 0 is unknown.
+	Processors time.Duration
+	Output     string // what belongs to no test: a panic, a race, the words of TestMain
+	Err        error  // the binary did not end as a test binary should
 }
 
 // Count counts the tests that ended so.

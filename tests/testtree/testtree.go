@@ -18,12 +18,15 @@ type helper struct {
 	name, dir string
 	pkg       string // relative to dir, which is the root of its module
 	cgo       bool   // needs libseccomp, as the launcher does
+	tags      string // beside those of the launcher
 }
 
 var helpers = []helper{
 	{name: "attacker", dir: ".", pkg: "./tests/security/attacker"},
 	{name: "lister", dir: ".", pkg: "./tests/functional/lister"},
 	{name: "applier", dir: ".", pkg: "./tests/security/applier", cgo: true},
+	{name: "neighbour", dir: ".", pkg: "./tests/engine/neighbour"},
+	{name: "mutant-launcher", dir: ".", pkg: "./cmd/sandboxd-launcher", cgo: true, tags: " mutant"},
 	{name: "containerd-apply", dir: "tests/layers/containerd", pkg: "."},
 }
 
@@ -57,7 +60,7 @@ func (h helper) build(ctx context.Context, root, to string) error {
 	args := []string{"build", "-buildvcs=false", "-trimpath", "-o", out}
 	cgo := "CGO_ENABLED=0"
 	if h.cgo {
-		args = append(args, "-tags", Tags, "-ldflags", "-linkmode external -extldflags -static")
+		args = append(args, "-tags", Tags+h.tags, "-ldflags", "-linkmode external -extldflags -static")
 		cgo = "CGO_ENABLED=1"
 	}
 	build := exec.CommandContext(ctx, "go", append(args, h.pkg)...)

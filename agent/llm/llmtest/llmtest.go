@@ -234,9 +234,8 @@ func (s *Server) refuse(w http.ResponseWriter, err error) {
 
 func (s *Server) complete(w http.ResponseWriter, r *http.Request, format llm.Format) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, 64<<20))
-	if err != nil {
-		s.refuse(w, fmt.Errorf("read body: %w", err))
-		return
+	if err != nil { // of who has gone away while it sent: its time was over
+		panic(http.ErrAbortHandler)
 	}
 	req, err := ParseFormat(format, body)
 	if err == nil && s.Key != "" && key(format, r.Header) != s.Key {

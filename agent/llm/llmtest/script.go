@@ -30,8 +30,8 @@ type Conversation struct {
 	CallTokens  int            `yaml:"call_tokens"` // of one answer
 	Temperature *float64       `yaml:"temperature"`
 	ExtraBody   map[string]any `yaml:"extra_body"`
-	CallTimeout time.Duration  `yaml:"call_timeout"`
-	Retries     *int           `yaml:"retries"` // default 5
+	CallTimeout time.Duration  `yaml:"call_timeout"` // of the turns that hang
+	Retries     *int           `yaml:"retries"`      // default 5
 
 	Pieces Pieces       `yaml:"pieces"` // of every turn
 	Chunk  int          `yaml:"chunk"`

@@ -1,0 +1,125 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
+)
+
+// Removed is what there was of a run and is not any more.
+type Removed struct {
+	Run       string   `json:"run"`
+	Dir       string   `json:"dir"`
+	Snapshots []string `json:"snapshots"`         // ids
+	Size      int64    `json:"snapshot_bytes"`    // of files in them
+	Sandbox   string   `json:"sandbox,omitempty"` // that was left of it
+}
+
+// RemoveRun removes the run in dir: the snapshots that were taken of its turns, a sandbox that an interrupt or a crash has left, and its directory. With
+// snapshotsOnly the latter two stay: what was done is still on record, but the run cannot be resumed from a snapshot, and branches do the
+// turns again. Branches that stand on its snapshots go on all the same. A run that is being worked on is not touched.
+//
+// The directory goes last: after an error, or a crash, the same call does the rest.
+func RemoveRun(ctx context.Context, c *client.Client, dir string, snapshotsOnly bool) (done *Removed, err error) {
+	dir = filepath.Clean(dir)
+	rec, events, err := openRecord(dir, time.Now, nil) // and so nobody begins to work on it
+	if errors.Is(err, errNotBegun) && !snapshotsOnly {
+		if err := removeNotBegun(dir); err != nil {
+			return nil, fmt.Errorf("remove the run %s: %w", filepath.Base(dir), err)
+		}
+		return &Removed{Run: filepath.Base(dir), Dir: dir, Snapshots: []string{}}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, rec.close()) }()
+	done = &Removed{Run: events[0].Run.ID, Dir: dir, Snapshots: []string{}}
+	sandboxes := map[string]bool{} // by id and by name, of which nobody else's are
+	last := ""
+	for _, e := range events {
+		if e.Sandbox == nil {
+			continue
+		}
+		sandboxes[e.Sandbox.Name] = true
+		last = e.Sandbox.Name
+		if e.Sandbox.ID != "" {
+			sandboxes[e.Sandbox.ID] = true
+			last = e.Sandbox.ID
+		}
+	}
+	if last != "" {
+		if err := removeKept(ctx, c, sandboxes, last, snapshotsOnly, done); err != nil {
+			return done, fmt.Errorf("remove the run %s: %w", done.Run, err)
+		}
+	}
+	if snapshotsOnly {
+		return done, nil
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return done, fmt.Errorf("remove the run %s: %w", done.Run, err)
+	}
+	return done, syncDir(filepath.Dir(dir))
+}
+
+// removeNotBegun removes the directory of a run that had not begun: there is a record in it that nobody works on, and
+// nothing else. Where there is, it may be no run's.
+func removeNotBegun(dir string) (err error) {
+	f, err := os.OpenFile(filepath.Join(dir, RecordName), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if err := lock(f); err != nil { // until it is gone
+		return err
+	}
+	if _, _, err := readEvents(f); !errors.Is(err, errNotBegun) {
+		return errors.Join(errors.New("it has begun meanwhile"), err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	if len(entries) != 1 {
+		return fmt.Errorf("%w, and yet %s has more in it than its record: remove it by hand", errNotBegun, dir)
+	}
+	if err := errors.Join(os.Remove(filepath.Join(dir, RecordName)), os.Remove(dir)); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(dir))
+}
+
+// removeKept removes what the daemon has of a run.
+func removeKept(ctx context.Context, c *client.Client, sandboxes map[string]bool, last string, snapshotsOnly bool, done *Removed) error {
+	snapshots, err := c.Snapshots(ctx, "")
+	if err != nil {
+		return err
+	}
+	for _, s := range snapshots {
+		// Its sandbox says whose it is: also of one that a crash has kept out of the record. What a person took of the sandbox is theirs.
+		if s.Labels[turnLabel] != turnValue || !sandboxes[s.Sandbox] && !sandboxes[s.SandboxName] {
+			continue
+		}
+		if _, err := c.RemoveSnapshot(ctx, s.ID); err != nil && !hasCode(err, api.CodeNotFound) {
+			return err
+		}
+		done.Snapshots = append(done.Snapshots, s.ID)
+		done.Size += s.Size
+	}
+	if snapshotsOnly {
+		return nil
+	}
+	err = c.DeleteSandbox(ctx, last)
+	if err == nil {
+		done.Sandbox = last
+	}
+	if hasCode(err, api.CodeNotFound) {
+		err = nil
+	}
+	return err
+}

@@ -1,0 +1,282 @@
+package agents
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestWhichRunsAreOverdue(t *testing.T) {
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	long := now.Add(-1000 * time.Hour) // that the daemon has run
+	run := func(id string, ago time.Duration, size int64) idleRun {
+		return idleRun{id: id, at: now.Add(-ago), size: size}
+	}
+	all := []idleRun{run("minutes", 10*time.Minute, 50), run("days", 50*time.Hour, 20), run("hours", 2*time.Hour, 10), run("week", 168*time.Hour, 5), run("future", -time.Hour, 1), run("far future", -2*time.Hour, 3)}
+	for _, test := range []struct {
+		name    string
+		r       Retention
+		up      time.Time
+		immense string
+		want    []string
+	}{
+		{"nothing is asked for", Retention{}, long, "", nil},
+		{"age", Retention{Age: 48 * time.Hour}, long, "", []string{"week", "days"}},
+		{"all have room", Retention{Limit: 89}, long, "", nil},
+		{"the oldest makes room", Retention{Limit: 84}, long, "", []string{"week"}},
+		{"more of them do", Retention{Limit: 73}, long, "", []string{"week", "days"}},
+		{"room does not shorten the grace, unless a clock was wrong", Retention{Limit: 1}, long, "", []string{"week", "days", "hours", "far future"}},
+		{"one that cannot be measured goes", Retention{Limit: 89}, long, "hours", []string{"hours"}},
+		{"within its grace it does not", Retention{Limit: 89}, long, "minutes", nil},
+		{"nor where there is no limit", Retention{Age: 48 * time.Hour}, long, "hours", []string{"week", "days"}},
+		{"both", Retention{Age: 100 * time.Hour, Limit: 84}, long, "", []string{"week"}},
+		{"nobody could ask for them before", Retention{Age: 48 * time.Hour, Limit: 1}, now.Add(-59 * time.Minute), "", nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			test.r.Grace = time.Hour
+			all := slices.Clone(all)
+			for i := range all {
+				all[i].immense = all[i].id == test.immense
+			}
+			var got []string
+			for _, run := range test.r.overdue(now, test.up, all) {
+				got = append(got, run.id)
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("%v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+// Old runs go, by a worker each, and those that are large; never one that somebody works on, by hand or not, and what cannot be removed
+// is not tried at every look.
+func TestOldRunsAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	now := time.Now()
+	ids := []string{"20260116_143000", "20260116_143001", "20260116_143002", "20260116_143003", "20260116_143004"}
+	old, stuck, hosted, hand, young := ids[0], ids[1], ids[2], ids[3], ids[4]
+	for _, id := range ids {
+		testRun(t, dir, id, `{"exit_reason":"submitted"}`)
+		at := now.Add(-10 * time.Hour)
+		if id == young {
+			at = now.Add(-2 * time.Hour)
+		}
+		if err := os.Chtimes(filepath.Join(dir, id, RecordName), at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	workOn(t, dir, hosted)
+	workOnByHand(t, dir, hand)
+	// A worker that does what it is told, but for one run.
+	s := shells{script: `read -r x; x=${x#*:\"}; x=${x%%\"*}; echo "$x" >>'` + dir + `/asked'; [ "$x" != ` + stuck + ` ] && rm -r '` + dir + `'/"$x" && echo "{\"run\":{\"id\":\"$x\"}}"`}
+	h := New(s.options(dir))
+	up := now.Add(-1000 * time.Hour)
+	retain := func(r Retention, at time.Time, fails bool, want ...string) {
+		t.Helper()
+		r.Grace = time.Hour
+		removed, err := h.Retain(t.Context(), r, at, up)
+		if !slices.Equal(removed, want) || (err != nil) != fails || err != nil && !errors.Is(err, ErrWorker) {
+			t.Errorf("removed are %v, %v, want %v", removed, err, want)
+		}
+	}
+	asked := func(want int) {
+		t.Helper()
+		text, err := os.ReadFile(filepath.Join(dir, "asked"))
+		if n := strings.Count(string(text), "\n"); err != nil || n != want {
+			t.Errorf("%d workers were asked, want %d (%v):\n%s", n, want, err, text)
+		}
+	}
+	retain(Retention{}, now, false)
+	retain(Retention{Age: 5 * time.Hour}, now, true, old)
+	asked(2)
+	retain(Retention{Age: 5 * time.Hour}, now.Add(time.Minute), false)
+	asked(2)
+	retain(Retention{Age: 5 * time.Hour}, now.Add(time.Hour), true)
+	asked(3)
+	// The young one is the only one that can make room.
+	if err := os.WriteFile(filepath.Join(dir, young, "output"), make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h.sizes = nil // it had been measured
+	retain(Retention{Limit: 2 << 20}, now.Add(time.Hour), false)
+	retain(Retention{Limit: 1 << 20}, now.Add(time.Hour), false, young)
+	for _, id := range ids {
+		_, err := os.Lstat(filepath.Join(dir, id))
+		if gone := id == old || id == young; gone != errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	h.sizes = nil
+	if _, err := h.Retain(ended, Retention{Age: time.Hour}, now, up); !errors.Is(err, context.Canceled) {
+		t.Errorf("of a daemon that ends: %v", err)
+	}
+	if err := os.RemoveAll(filepath.Join(dir, hosted)); err != nil { // so that it is not waited for
+		t.Fatal(err)
+	}
+	if err := h.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	s.wait()
+}
+
+// What a run has on disk is not what who made its files would have it be, and is told in bounded time.
+func TestHostileRunsAreMeasured(t *testing.T) {
+	dir := t.TempDir()
+	h := New(Options{Dir: dir, Max: 1})
+	const mib, id = 1 << 20, "20260116_143000"
+	at := filepath.Join(dir, id)
+	testRun(t, dir, id, `{}`)
+	large := filepath.Join(dir, "large") // outside of it
+	if err := errors.Join(os.WriteFile(large, make([]byte, 8*mib), 0o600), os.Mkdir(filepath.Join(at, "output"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	measured := func(what string, least, most int64) {
+		t.Helper()
+		if size, err := h.size(t.Context(), id); err != nil || size < least || size >= most {
+			t.Errorf("%s: %d bytes, %v, want %d or some more", what, size, err, least)
+		}
+	}
+	measured("next to nothing", 0, mib)
+	file := filepath.Join(at, "output", "file")
+	if err := os.WriteFile(file, make([]byte, 2*mib), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	measured("a file", 2*mib, 3*mib)
+	for i := range 100 {
+		if err := os.Link(file, fmt.Sprint(file, i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	measured("a file with many names", 2*mib-100*512, 3*mib)
+	err := errors.Join(
+		os.Symlink(dir, filepath.Join(at, "dir")), os.Symlink(large, filepath.Join(at, "link")), unix.Mkfifo(filepath.Join(at, "fifo"), 0o600),
+		os.Truncate(filepath.Join(at, StatusName), 1<<40),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	measured("links, a FIFO, and a file with nothing in it", 2*mib-100*512, 3*mib)
+	// A name of the archive that a sandbox gives may have a megabyte.
+	deep, err := os.OpenRoot(at)
+	for range 2 * maxDeep {
+		if err == nil {
+			err = deep.Mkdir("d", 0o700)
+		}
+		if err == nil {
+			above := deep
+			deep, err = above.OpenRoot("d")
+			err = errors.Join(err, above.Close())
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := deep.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := h.size(t.Context(), id); !errors.Is(err, errImmense) {
+		t.Errorf("deep directories: %v", err)
+	}
+	runs, err := h.idle(t.Context())
+	if err != nil || len(runs) != 1 || !runs[0].immense {
+		t.Errorf("idle are %+v, %v", runs, err)
+	}
+}
+
+// A run that cannot be looked at now keeps no other from going, and is no reason to measure the others again.
+func TestRetentionGoesPastWhatItCannotSee(t *testing.T) {
+	dir := t.TempDir()
+	h := New(Options{Dir: dir, Max: 1})
+	const deep, other = "20260116_143000", "20260116_143001"
+	testRun(t, dir, deep, `{}`)
+	testRun(t, dir, other, `{}`)
+	if err := os.MkdirAll(filepath.Join(dir, deep, strings.Repeat("d/", 200)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	next, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Close(next); err != nil {
+		t.Fatal(err)
+	}
+	fewFiles(t, uint64(next)+100, func() {
+		runs, err := h.idle(t.Context())
+		if len(runs) != 1 || runs[0].id != other || !errors.Is(err, unix.EMFILE) {
+			t.Errorf("idle are %+v, %v", runs, err)
+		}
+	})
+	if _, ok := h.sizes[other]; !ok {
+		t.Error("the other is measured again")
+	}
+	if runs, err := h.idle(t.Context()); len(runs) != 2 || err != nil {
+		t.Errorf("idle are %+v, %v", runs, err)
+	}
+}
+
+// Who has a lease on a run's record, by which nobody else can open it, is not taken for a daemon's lack of something.
+func TestRunsWithALease(t *testing.T) {
+	dir := t.TempDir()
+	h := New(Options{Dir: dir, Max: 1})
+	const leased, other = "20260116_143000", "20260116_143001"
+	testRun(t, dir, leased, `{}`)
+	testRun(t, dir, other, `{}`)
+	f, err := os.OpenFile(filepath.Join(dir, leased, RecordName), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Fatal(err)
+	}
+	if runs, err := h.List(); err != nil || len(runs) != 2 || !strings.Contains(runs[0].Error+runs[1].Error, unix.EAGAIN.Error()) {
+		t.Errorf("%+v, %v", runs, err)
+	}
+	if _, err := h.look(); err != nil || len(h.going) != 0 {
+		t.Errorf("going on are %v, %v", h.going, err)
+	}
+	if runs, err := h.idle(t.Context()); err != nil || len(runs) != 1 || runs[0].id != other {
+		t.Errorf("idle are %+v, %v", runs, err)
+	}
+}
+
+// A run that somebody has begun to work on when its turn comes is left alone, and nothing is said.
+func TestRetentionIsSlower(t *testing.T) {
+	dir := t.TempDir()
+	const id = "20260116_143000"
+	testRun(t, dir, id, `{}`)
+	now := time.Now()
+	if err := os.Chtimes(filepath.Join(dir, id, RecordName), now.Add(-time.Hour), now.Add(-time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	p := make(plays, 1)
+	h := New(p.options(t, dir, 1))
+	type answer struct {
+		removed []string
+		err     error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		removed, err := h.Retain(t.Context(), Retention{Age: time.Minute, Grace: time.Minute}, now, now.Add(-time.Hour))
+		answered <- answer{removed, err}
+	}()
+	worker := <-p
+	workOn(t, dir, id)
+	if _, err := worker.stdout.WriteString(`{"problem":{"code":"conflict"}}` + "\n"); err != nil {
+		t.Error(err)
+	}
+	if got := <-answered; got.err != nil || len(got.removed) > 0 || len(h.kept) > 0 {
+		t.Errorf("%v, %v; not tried again are %v", got.removed, got.err, h.kept)
+	}
+}

@@ -1,0 +1,199 @@
+package libct
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"golang.org/x/sys/unix"
+)
+
+// Ceilings of user namespaces.
+//
+// What the kernel counts for a user of the host, over everything that he runs, one sandbox could take all of. But it counts
+// in each user namespace: what a program takes is charged to its user in its own namespace, to who made that one in the namespace above,
+// and so on up to the user of the host; and each namespace has a ceiling that holds each of its users (user_namespaces(7),
+// proc_sys_user(5)). So what is counted so is bounded twice:
+//
+//   - In the launcher's namespace, where all sandboxes count as one user, for the launcher has made their namespaces. Together they
+//     have half of what the host gives, and the other half stays for what its user runs besides.
+//   - In a sandbox's namespace each of its users has half of that again, so that none takes all of it. A program that may become
+//     several of them (CAP_SETUID) is held by the first ceiling alone.
+//
+// Pending signals with POSIX timers, and the bytes of POSIX message queues, are counted alike; there the ceiling of a namespace for all
+// below is the resource limit of who made it (ucounts since Linux 5.14), and a process has one of its own.
+//
+// So are processes and threads, but there the launcher cannot be held to what its sandboxes have: whoever makes a sandbox's namespace
+// takes half of the limit just before (see processes.go).
+//
+// Those in files are set from inside with CAP_SYS_RESOURCE over the namespace, which no program of a sandbox has, nor its init; the
+// files are read-only to programs besides.
+
+// ceiling is one in a user namespace: the name of its file below /proc/sys/user, and how many of the thing each user may have.
+type ceiling struct {
+	Name string `json:"name"`
+	Most int64  `json:"most"`
+}
+
+// shared are what the host's user has a number of for all that he runs: how it is called in a namespace, and where the host's number
+// stands below /proc/sys.
+var shared = []struct{ name, host string }{
+	{"max_inotify_instances", "fs/inotify/max_user_instances"},
+	{"max_inotify_watches", "fs/inotify/max_user_watches"},
+}
+
+// closed are the namespaces of which nobody can make one in a sandbox, whatever a filter lets through: most local privilege escalations
+// of the last years begin with one. UTS namespaces stay: the init marks execs by them. So do mount namespaces, which take
+// CAP_SYS_ADMIN in this namespace: a detached mount counts as one, and libcontainer makes some, to look at procfs where
+// nobody can have put anything over it.
+var closed = []string{"user", "pid", "net", "ipc", "cgroup", "time"}
+
+// sharedLimits are the resource limits of what is counted in the same way, and the most of it that a program has a use for: a hundred
+// thousand timers take the kernel so long to remove that others wait for it.
+var sharedLimits = []configs.Rlimit{{Type: unix.RLIMIT_SIGPENDING, Hard: 1024}, {Type: unix.RLIMIT_MSGQUEUE, Hard: 256 << 10}}
+
+// limitsOfAll plans those of the launcher, from what the host gives. It is pure.
+func limitsOfAll(host []configs.Rlimit) []configs.Rlimit {
+	var all []configs.Rlimit
+	for _, l := range host {
+		all = append(all, configs.Rlimit{Type: l.Type, Hard: l.Hard / 2, Soft: l.Hard / 2})
+	}
+	return all
+}
+
+// limitsOfOne plans those of a sandbox's processes. It is pure.
+func limitsOfOne(host []configs.Rlimit) []configs.Rlimit {
+	var all []configs.Rlimit
+	for i, l := range host {
+		most := min(l.Hard/4, sharedLimits[i].Hard)
+		all = append(all, configs.Rlimit{Type: l.Type, Hard: most, Soft: most})
+	}
+	return all
+}
+
+// ofAll plans the ceilings of the launcher's namespace, from what the host gives. It is pure.
+func ofAll(host []ceiling) []ceiling { return part(host, 2) }
+
+// ofOne plans those of a sandbox's. It is pure.
+func ofOne(host []ceiling) []ceiling {
+	all := part(host, 4)
+	for _, kind := range closed {
+		all = append(all, ceiling{Name: "max_" + kind + "_namespaces"})
+	}
+	return all
+}
+
+func part(host []ceiling, n int64) []ceiling {
+	var all []ceiling
+	for _, c := range host {
+		all = append(all, ceiling{Name: c.Name, Most: c.Most / n})
+	}
+	return all
+}
+
+// given reads what the host gives its user of everything that is shared.
+func given() (all []ceiling, limits []configs.Rlimit, err error) {
+	for _, s := range shared {
+		text, err := os.ReadFile("/proc/sys/" + s.host)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // a kernel without inotify
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("read what the host gives a user: %w", err)
+		}
+		most, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+		if err != nil {
+			return nil, nil, fmt.Errorf("read what the host gives a user: %s: %w", s.host, err)
+		}
+		all = append(all, ceiling{Name: s.name, Most: most})
+	}
+	for _, l := range sharedLimits {
+		var own unix.Rlimit
+		if err := unix.Getrlimit(l.Type, &own); err != nil {
+			return nil, nil, fmt.Errorf("read what the host gives a user: limit %d: %w", l.Type, err)
+		}
+		limits = append(limits, configs.Rlimit{Type: l.Type, Hard: own.Cur}) // the soft one, which others of the user have too
+	}
+	return all, limits, nil
+}
+
+// boundAll sets what holds all sandboxes together, in the launcher, which has been told what the host gives.
+func (h *Host) boundAll() error {
+	if err := hold(ofAll(h.given)); err != nil {
+		return err
+	}
+	for _, l := range limitsOfAll(h.limits) {
+		if err := unix.Setrlimit(l.Type, &unix.Rlimit{Cur: l.Soft, Max: l.Hard}); err != nil {
+			return fmt.Errorf("set limit %d: %w", l.Type, err)
+		}
+	}
+	return nil
+}
+
+// hold sets ceilings in the user namespace of the calling thread.
+//
+// It does so in a procfs of its own. In the launcher's, /proc/sys/user has one entry of each name for every user namespace that it was
+// looked up in, and a lookup compares with them all (proc_sys_compare): among 200 sandboxes that took a millisecond of a creation.
+// Nor has anybody put something over this one (CVE-2025-52881).
+func hold(all []ceiling) error {
+	user, err := openOwnProc("sys/user")
+	if err != nil {
+		return fmt.Errorf("set ceilings: %w", err)
+	}
+	for _, c := range all {
+		fd, err := unix.Openat(int(user.Fd()), c.Name, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if errors.Is(err, unix.ENOENT) {
+			continue // max_time_namespaces came with Linux 5.6; what cannot be counted cannot be made
+		}
+		if err == nil {
+			f := os.NewFile(uintptr(fd), c.Name)
+			err = errors.Join(c.set(f), f.Close())
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("set ceiling %s: %w", c.Name, err), user.Close())
+		}
+	}
+	return user.Close()
+}
+
+// openOwnProc opens a directory of a fresh procfs of the caller's PID namespace, which is mounted nowhere.
+func openOwnProc(dir string) (*os.File, error) {
+	fs, err := unix.Fsopen("proc", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make a procfs: %w", err)
+	}
+	defer unix.Close(fs)
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return nil, fmt.Errorf("make a procfs: %w", err)
+	}
+	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make a procfs: %w", err)
+	}
+	defer unix.Close(mnt)
+	fd, err := unix.Openat(mnt, dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s of a procfs: %w", dir, err)
+	}
+	return os.NewFile(uintptr(fd), dir), nil
+}
+
+func (c *ceiling) set(f *os.File) error {
+	want := strconv.FormatInt(c.Most, 10)
+	if _, err := f.WriteString(want); err != nil {
+		return err
+	}
+	var held [32]byte
+	n, err := f.ReadAt(held[:], 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if got := strings.TrimSpace(string(held[:n])); got != want {
+		return fmt.Errorf("it is to be %s, and the kernel holds %q", want, got)
+	}
+	return nil
+}
