@@ -25,8 +25,6 @@ const (
 	maxFiles   = 2 // beside the answer socket
 	// maxErrands is how many are run at once; more are refused.
 	maxErrands = 64
-	// busyTimeout is how long who is refused may take to hear of it: all others wait meanwhile. There is room in its socket for it.
-	busyTimeout = 100 * time.Millisecond
 	// fdRequests is the runner's end of the socket.
 	fdRequests = 3
 	// giveUp is how long a runner waits for errands that have been given up: some run programs that nobody can end.
@@ -203,21 +201,22 @@ func Handle[A, R any](do func(ctx context.Context, args A) (R, error)) Handler {
 // Serve runs errands in a program that [Start] has started, until the one who started it has gone. It returns when what was
 // under way has been given up, or, with an error, does not care; the program has to end then.
 func Serve(ctx context.Context, handlers map[string]Handler) error {
+	return serve(ctx, handlers, giveUp)
+}
+
+// serve is Serve that waits so long for errands that have been given up.
+func serve(ctx context.Context, handlers map[string]Handler, giveUp time.Duration) (err error) {
 	unix.CloseOnExec(fdRequests)
 	conn, err := unixConn(os.NewFile(fdRequests, "errands"))
 	if err != nil {
 		return fmt.Errorf("run errands: %w", err)
 	}
-	return serve(ctx, conn, handlers)
-}
-
-func serve(ctx context.Context, conn *net.UnixConn, handlers map[string]Handler) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer func() {
 		_ = conn.Close()
 		cancel()
-		err = errors.Join(err, waitFor(&running))
+		err = errors.Join(err, waitFor(&running, giveUp))
 	}()
 	slots := make(chan struct{}, maxErrands)
 	for {
@@ -231,9 +230,7 @@ func serve(ctx context.Context, conn *net.UnixConn, handlers map[string]Handler)
 		select {
 		case slots <- struct{}{}:
 		default:
-			_ = to.SetWriteDeadline(time.Now().Add(busyTimeout))
-			_ = json.NewEncoder(to).Encode(&answer{Error: fmt.Sprintf("%d errands are being run already", maxErrands)})
-			_ = to.Close()
+			refuse(to)
 			closeAll(files)
 			continue
 		}
@@ -246,8 +243,26 @@ func serve(ctx context.Context, conn *net.UnixConn, handlers map[string]Handler)
 	}
 }
 
+// refuse answers a request for which there is no place. All others wait meanwhile, so that nothing is waited for: there is room for
+// it in the socket of who listens. A deadline would not do, for where it has passed before the write has begun, on a machine that
+// stops for a moment, nothing is written, and who asked takes the runner for gone.
+func refuse(to *net.UnixConn) {
+	defer to.Close()
+	said, err := json.Marshal(&answer{Error: fmt.Sprintf("%d errands are being run already", maxErrands)})
+	if err != nil {
+		return
+	}
+	rc, err := to.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = rc.Control(func(fd uintptr) {
+		_ = unix.Sendmsg(int(fd), said, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL) // who does not read does not hear of it
+	})
+}
+
 // waitFor waits for what has been given up, for a while.
-func waitFor(running *sync.WaitGroup) error {
+func waitFor(running *sync.WaitGroup, giveUp time.Duration) error {
 	ended := make(chan struct{})
 	go func() {
 		running.Wait()

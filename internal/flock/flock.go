@@ -20,15 +20,15 @@ func Exclusive(stop <-chan struct{}, patience time.Duration, f *os.File) error {
 	defer limit.Stop()
 	retry := time.NewTicker(pause)
 	defer retry.Stop()
-	for {
+	for last := false; ; {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || last {
 			return err
 		}
 		select {
 		case <-retry.C:
 		case <-limit.C:
-			return err
+			last = true // it may have been let go of since we looked, long ago on a machine that stops for a moment
 		case <-stop:
 			return err
 		}

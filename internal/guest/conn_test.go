@@ -49,6 +49,29 @@ func TestLastPacketIsNotLostToTheEnd(t *testing.T) {
 	}
 }
 
+// What has come is not late because nobody looked until its time was over: a machine may stop between the two. Nor is the end.
+func TestWhatHasComeIsNotLate(t *testing.T) {
+	leaks(t)
+	a, b := connPair(t)
+	defer func() { _, _ = a.close(), b.close() }()
+	if err := errors.Join(a.f.SetReadDeadline(past), b.send([]byte("pong {}"))); err != nil {
+		t.Fatal(err)
+	}
+	if pkt, _, err := a.peek(); err != nil || pkt.kind != kindPong {
+		t.Errorf("peek: %+v, %v", pkt, err)
+	}
+	if pkt, _, err := a.answer(); err != nil || pkt.kind != kindPong {
+		t.Errorf("answer: %+v, %v", pkt, err)
+	}
+	if _, _, err := a.recv(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("nothing has come: %v", err)
+	}
+	_ = b.close()
+	if _, _, err := a.recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("at the end: %v", err)
+	}
+}
+
 func TestRecv(t *testing.T) {
 	leaks(t)
 	r, w, err := os.Pipe()

@@ -42,6 +42,7 @@ func TestMain(m *testing.M) {
 		helpers[name]()
 		os.Exit(0)
 	}
+	unix.Umask(0o022) // what tests make has the modes that they look for, and others may pass through it
 	os.Exit(m.Run())
 }
 

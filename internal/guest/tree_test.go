@@ -564,10 +564,15 @@ func TestRemoveIsNotLedAstray(t *testing.T) {
 	}
 }
 
-// watched collects what a watch tells until it ends.
+// watched collects what a watch tells until it ends. Others of the same user may have all that the kernel gives him of inotify for a
+// moment.
 func (s *sandbox) watched(t *testing.T, path string, recursive bool) (next func() Change, stop func() error) {
 	t.Helper()
-	next, stop, err := s.tryWatched(t, path, recursive)
+	var err error
+	waitFor(t, func() bool {
+		next, stop, err = s.tryWatched(t, path, recursive)
+		return !errors.Is(err, unix.EMFILE)
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -808,21 +813,25 @@ func TestWatchTellsWhatItMissed(t *testing.T) {
 	defer cancel()
 	overflow := errors.New("overflow")
 	once := false
-	err := s.Watch(ctx, dir, true, func() error {
-		return os.Chmod(dir+"/a", 0o600)
-	}, func(c Change) error {
-		if !once {
-			once = true
-			for range 40000 {
-				if err := errors.Join(os.Chmod(dir+"/a", 0o600), os.Chmod(dir+"/b", 0o600)); err != nil {
-					return err
+	var err error
+	waitFor(t, func() bool { // as in watched
+		err = s.Watch(ctx, dir, true, func() error {
+			return os.Chmod(dir+"/a", 0o600)
+		}, func(c Change) error {
+			if !once {
+				once = true
+				for range 40000 {
+					if err := errors.Join(os.Chmod(dir+"/a", 0o600), os.Chmod(dir+"/b", 0o600)); err != nil {
+						return err
+					}
 				}
 			}
-		}
-		if c.Kind == ChangeOverflow {
-			return overflow
-		}
-		return nil
+			if c.Kind == ChangeOverflow {
+				return overflow
+			}
+			return nil
+		})
+		return !errors.Is(err, unix.EMFILE)
 	})
 	if !errors.Is(err, overflow) {
 		t.Error(err)
