@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -486,6 +487,39 @@ func TestEverySandboxHasRoomForOneExec(t *testing.T) {
 	}
 	if _, err := e.reserve("small", mainRing); err != nil {
 		t.Errorf("a main process has no room: %v", err)
+	}
+}
+
+// ending is an exec of a sandbox called box that is listed, and about to end.
+func (s *Service) ending(t *testing.T) *Execution {
+	t.Helper()
+	log, err := newExecLog(1<<10, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(log.close)
+	x := &Execution{s: s, log: log, kept: log.limit, done: make(chan struct{}), record: api.Exec{ID: newExecID(), Sandbox: "box", State: api.ExecRunning}}
+	s.list(x)
+	return x
+}
+
+// Whoever is told that an exec has ended can start the next one: it makes room.
+func TestExecThatIsToldToHaveEndedMakesRoom(t *testing.T) {
+	s := &Service{execs: newExecs(t.Context())}
+	for range 300 {
+		x := s.ending(t)
+		early := make(chan bool)
+		go func() {
+			for !exited(x.Record()) {
+				goruntime.Gosched()
+			}
+			early <- !x.ended()
+		}()
+		x.conclude(api.Exec{State: api.ExecExited})
+		if <-early {
+			t.Fatal("it is told to have ended, and counts as one that runs")
+		}
+		s.forget(t.Context(), x)
 	}
 }
 
