@@ -598,8 +598,8 @@ func (s *Service) forget(ctx context.Context, x *Execution) {
 	if !s.execs.leave(x) {
 		return
 	}
+	x.dispose() // first: a deposit that is under way comes before the drop, and there is none behind it
 	s.drop(ctx, x)
-	x.dispose()
 }
 
 // forgetSandbox removes the execs of a sandbox that has been deleted, whether or not its client is still there: a collector that

@@ -29,6 +29,7 @@ type shelf struct {
 	busy int // withdrawals that fail
 
 	deposited func() // called after the next deposit
+	dropped   func() // called after the next drop
 }
 
 func newShelf(t *testing.T) *shelf {
@@ -100,6 +101,12 @@ func (s *shelf) Drop(_ context.Context, sandbox, name string) error {
 	defer s.mu.Unlock()
 	closeFiles(s.held[[2]string{sandbox, name}])
 	delete(s.held, [2]string{sandbox, name})
+	if f := s.dropped; f != nil {
+		s.dropped = nil
+		s.mu.Unlock()
+		defer s.mu.Lock()
+		f()
+	}
 	return nil
 }
 
@@ -520,6 +527,23 @@ func TestExecThatIsToldToHaveEndedMakesRoom(t *testing.T) {
 			t.Fatal("it is told to have ended, and counts as one that runs")
 		}
 		s.forget(t.Context(), x)
+	}
+}
+
+// What becomes of an exec is deposited while somebody forgets it. Nothing of it is left when that is answered.
+func TestExecThatIsForgottenWhileItIsDeposited(t *testing.T) {
+	held := newShelf(t)
+	s := &Service{opts: Options{Deposits: held}, execs: newExecs(t.Context())}
+	x := s.ending(t)
+	x.conclude(api.Exec{State: api.ExecExited})
+	held.dropped = func() {
+		if err := x.deposit(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	s.forget(t.Context(), x)
+	if n := held.count(); n != 0 || held.dropped != nil {
+		t.Errorf("%d are deposited", n)
 	}
 }
 
