@@ -184,7 +184,8 @@ func TestExecsAreHandedOn(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v, %v", err, resp)
 		}
-		second.send(c, api.ExecControl{StdinClose: true})
+		// Where it is later than a daemon waits for who has heard the end, it does not arrive. All that was said does.
+		_ = c.Write(t.Context(), websocket.MessageText, []byte(`{"stdin_close":true}`))
 		if out, last := second.converse(c, nil); out[api.ChannelStdout] != "from a file\n" || last.Exit == nil || last.Exit.Code != 4 {
 			t.Errorf("%q %+v", out, last)
 		}
