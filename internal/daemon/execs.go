@@ -529,12 +529,12 @@ func (x *Execution) conclude(rec api.Exec) {
 	if err := x.log.note(endAt, rec); err != nil {
 		x.s.log.Warn("how an exec ended is not kept for the next daemon", "id", rec.Sandbox, "exec", rec.ID, "error", err)
 	}
+	x.log.finish() // who has read all of it waits for done
 	x.mu.Lock()
+	defer x.mu.Unlock()
 	// Field by field: the others never change, and are read without mu.
 	x.record.State, x.record.EndedAt, x.record.Exit, x.record.Usage, x.record.Error = rec.State, rec.EndedAt, rec.Exit, rec.Usage, rec.Error
-	x.mu.Unlock()
-	x.log.finish()
-	close(x.done)
+	close(x.done) // with mu: what is told to have ended runs no more for anybody, who starts the next one for instance
 }
 
 // finish is what comes after the end.
@@ -598,8 +598,8 @@ func (s *Service) forget(ctx context.Context, x *Execution) {
 	if !s.execs.leave(x) {
 		return
 	}
+	x.dispose() // first: a deposit that is under way comes before the drop, and there is none behind it
 	s.drop(ctx, x)
-	x.dispose()
 }
 
 // forgetSandbox removes the execs of a sandbox that has been deleted, whether or not its client is still there: a collector that

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -28,6 +29,7 @@ type shelf struct {
 	busy int // withdrawals that fail
 
 	deposited func() // called after the next deposit
+	dropped   func() // called after the next drop
 }
 
 func newShelf(t *testing.T) *shelf {
@@ -99,6 +101,12 @@ func (s *shelf) Drop(_ context.Context, sandbox, name string) error {
 	defer s.mu.Unlock()
 	closeFiles(s.held[[2]string{sandbox, name}])
 	delete(s.held, [2]string{sandbox, name})
+	if f := s.dropped; f != nil {
+		s.dropped = nil
+		s.mu.Unlock()
+		defer s.mu.Lock()
+		f()
+	}
 	return nil
 }
 
@@ -176,7 +184,8 @@ func TestExecsAreHandedOn(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v, %v", err, resp)
 		}
-		second.send(c, api.ExecControl{StdinClose: true})
+		// Where it is later than a daemon waits for who has heard the end, it does not arrive. All that was said does.
+		_ = c.Write(t.Context(), websocket.MessageText, []byte(`{"stdin_close":true}`))
 		if out, last := second.converse(c, nil); out[api.ChannelStdout] != "from a file\n" || last.Exit == nil || last.Exit.Code != 4 {
 			t.Errorf("%q %+v", out, last)
 		}
@@ -486,6 +495,56 @@ func TestEverySandboxHasRoomForOneExec(t *testing.T) {
 	}
 	if _, err := e.reserve("small", mainRing); err != nil {
 		t.Errorf("a main process has no room: %v", err)
+	}
+}
+
+// ending is an exec of a sandbox called box that is listed, and about to end.
+func (s *Service) ending(t *testing.T) *Execution {
+	t.Helper()
+	log, err := newExecLog(1<<10, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(log.close)
+	x := &Execution{s: s, log: log, kept: log.limit, done: make(chan struct{}), record: api.Exec{ID: newExecID(), Sandbox: "box", State: api.ExecRunning}}
+	s.list(x)
+	return x
+}
+
+// Whoever is told that an exec has ended can start the next one: it makes room.
+func TestExecThatIsToldToHaveEndedMakesRoom(t *testing.T) {
+	s := &Service{execs: newExecs(t.Context())}
+	for range 300 {
+		x := s.ending(t)
+		early := make(chan bool)
+		go func() {
+			for !exited(x.Record()) {
+				goruntime.Gosched()
+			}
+			early <- !x.ended()
+		}()
+		x.conclude(api.Exec{State: api.ExecExited})
+		if <-early {
+			t.Fatal("it is told to have ended, and counts as one that runs")
+		}
+		s.forget(t.Context(), x)
+	}
+}
+
+// What becomes of an exec is deposited while somebody forgets it. Nothing of it is left when that is answered.
+func TestExecThatIsForgottenWhileItIsDeposited(t *testing.T) {
+	held := newShelf(t)
+	s := &Service{opts: Options{Deposits: held}, execs: newExecs(t.Context())}
+	x := s.ending(t)
+	x.conclude(api.Exec{State: api.ExecExited})
+	held.dropped = func() {
+		if err := x.deposit(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	s.forget(t.Context(), x)
+	if n := held.count(); n != 0 || held.dropped != nil {
+		t.Errorf("%d are deposited", n)
 	}
 }
 

@@ -52,6 +52,7 @@ func (p *Pool) key() string { return p.Image + " " + p.Profile }
 type pools struct {
 	wanted []Pool
 	wake   chan struct{} // told, without waiting, that one was claimed or an image has changed
+	spare  func() error  // memoryToSpare, but for tests
 
 	// making is held while a sandbox is parked, and by who removes images: what is being made of one holds it.
 	making sync.Mutex
@@ -65,7 +66,7 @@ func newPools(wanted []Pool) *pools {
 	for i := range wanted {
 		wanted[i].Profile = cmp.Or(wanted[i].Profile, defaultProfile)
 	}
-	return &pools{wanted: wanted, wake: make(chan struct{}, 1), errs: make(map[string]string)}
+	return &pools{wanted: wanted, wake: make(chan struct{}, 1), spare: memoryToSpare, errs: make(map[string]string)}
 }
 
 // changed says that there may be something to do. It does not wait.
@@ -183,7 +184,7 @@ func (s *Service) park(ctx context.Context, w Pool) (more bool, err error) {
 	if surplus == 0 {
 		return false, nil
 	}
-	if err := memoryToSpare(); err != nil {
+	if err := s.pools.spare(); err != nil {
 		return false, err
 	}
 	err = s.supervisor.Park(ctx, w.key(), request)

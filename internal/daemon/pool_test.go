@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"slices"
 	"sync"
@@ -55,6 +56,13 @@ func (p *poolImages) Pull(context.Context, string, image.PullOptions) (*image.Im
 	return &image.Image{}, nil
 }
 
+// pooled is a daemon with pools, which are filled whatever else takes the host's memory.
+func (b *bench) pooled() *running {
+	b.t.Helper()
+	b.prepare = func(d *Daemon) { d.service.pools.spare = func() error { return nil } }
+	return b.start()
+}
+
 func (r *running) pool() api.Pool {
 	r.t.Helper()
 	return decode[api.SystemInfo](r.t, r.do("GET", "/v1/system", nil), http.StatusOK).Pools[0]
@@ -84,7 +92,7 @@ func TestPoolIsFilledClaimedAndFollowsItsImage(t *testing.T) {
 	images := &poolImages{fakeImages: b.images, digest: "sha256:11", layer: "sha256:01"}
 	b.options.Images = images
 	b.options.Pools = []Pool{{Image: "example.org/app:1", Size: 2}}
-	r := b.start()
+	r := b.pooled()
 	full := func(p api.Pool) bool { return p.Ready == 2 && p.Error == "" }
 	r.waitPool("full", full)
 	parked := b.engine.IDs()
@@ -141,12 +149,24 @@ func TestPoolIsFilledClaimedAndFollowsItsImage(t *testing.T) {
 func TestPoolEndsWithItsDaemon(t *testing.T) {
 	b := newBench(t, realInit(t))
 	b.options.Pools = []Pool{{Image: api.HostImage, Size: 3}}
-	r := b.start()
+	r := b.pooled()
 	r.waitPool("full", func(p api.Pool) bool { return p.Ready == 3 })
 	r.d.Shutdown(api.Shutdown{KeepSandboxes: true})
 	r.wait()
 	if ids := b.engine.IDs(); len(ids) != 0 {
 		t.Errorf("left: %v", ids)
+	}
+}
+
+// Nothing is parked on a host whose memory is short, which is told.
+func TestPoolOfAHostThatIsShortOfMemory(t *testing.T) {
+	b := newBench(t, nil)
+	b.options.Pools = []Pool{{Image: api.HostImage, Size: 1}}
+	b.prepare = func(d *Daemon) { d.service.pools.spare = func() error { return errors.New("memory is short") } }
+	r := b.start()
+	r.waitPool("complaining", func(p api.Pool) bool { return p.Error == "memory is short" })
+	if ids := b.engine.IDs(); len(ids) > 0 {
+		t.Errorf("parked: %v", ids)
 	}
 }
 
@@ -165,7 +185,7 @@ func TestMeminfo(t *testing.T) {
 func TestPoolOfLearnedSize(t *testing.T) {
 	b := newBench(t, realInit(t))
 	b.options.Pools = []Pool{{Image: api.HostImage, Size: 3, Learn: true}}
-	r := b.start()
+	r := b.pooled()
 	if p := r.pool(); p.Size != 0 || p.Most != 3 || p.Ready != 0 {
 		t.Errorf("at first: %+v", p)
 	}
