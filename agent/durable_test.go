@@ -468,9 +468,11 @@ func TestBudgets(t *testing.T) {
 		}, ExitCostLimit, "question alone costs $0.30"},
 		{"processor time between turns", []llmtest.Turn{work}, func(o *Options, s *fakeSandbox) {
 			o.Budget.CPU = time.Second
-			n := 0
-			s.cpu = func() time.Duration { n++; return time.Duration(n) * 400 * time.Millisecond }
-		}, ExitCPULimit, "of 1s processor time"},
+			// It is used up when the turn is done, however often it was asked for until then: that depends on how long the turn takes here.
+			var used atomic.Int64
+			s.cpu = func() time.Duration { return time.Duration(used.Load()) }
+			o.OnStep = func(Step) { used.Store(int64(1200 * time.Millisecond)) }
+		}, ExitCPULimit, "1.2s of 1s processor time"},
 		{"processor time within a call", []llmtest.Turn{work, turn(llmtest.Bash("sleep 60"))}, func(o *Options, s *fakeSandbox) {
 			o.Budget.CPU = time.Second
 			busy := false

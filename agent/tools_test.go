@@ -338,8 +338,9 @@ func TestView(t *testing.T) {
 					t.Errorf("%q is missing in %q", want, obs.text)
 				}
 			}
+			listed := strings.ReplaceAll(obs.text, dir, "") // what the directory of this test is called is not ours
 			for _, never := range []string{"/c\n", "secret", ".x"} {
-				if strings.Contains(obs.text, never) {
+				if strings.Contains(listed, never) {
 					t.Errorf("%q is in %q", never, obs.text)
 				}
 			}

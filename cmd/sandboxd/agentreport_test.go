@@ -94,24 +94,26 @@ func newBrowser(t *testing.T) *browser {
 		t.Fatal(err)
 	}
 	b.address = l.Addr().String()
-	done := make(chan struct{})
-	t.Cleanup(func() { _ = l.Close(); <-done })
-	go func() {
-		defer close(done)
+	var serving sync.WaitGroup
+	t.Cleanup(func() { _ = l.Close(); serving.Wait() })
+	serving.Go(func() {
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
-			_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
-			line := make([]byte, 300)
-			n, _ := c.Read(line)
-			b.mu.Lock()
-			b.asked = append(b.asked, string(line[:n]))
-			b.mu.Unlock()
-			_ = c.Close()
+			// Each for itself: a browser may also make a connection on which it then asks for nothing.
+			serving.Go(func() {
+				_ = c.SetReadDeadline(time.Now().Add(testenv.Patience(time.Minute)))
+				line := make([]byte, 300)
+				n, _ := c.Read(line)
+				b.mu.Lock()
+				b.asked = append(b.asked, string(line[:n]))
+				b.mu.Unlock()
+				_ = c.Close()
+			})
 		}
-	}()
+	})
 	return b
 }
 
@@ -135,7 +137,7 @@ func (b *browser) run(args ...string) string {
 	}
 	cmd := exec.CommandContext(b.t.Context(), b.program, args...)
 	cmd.Env = []string{"HOME=" + profile, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + profile, "LANG=C.UTF-8"}
-	cmd.WaitDelay = 10 * time.Second
+	cmd.WaitDelay = testenv.Patience(time.Minute)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
