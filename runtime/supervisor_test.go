@@ -19,11 +19,13 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/runtimetest"
 )
 
-const patience = 20 * time.Second
+// patience ends what waits for an event that does not come.
+var patience = testenv.Patience(time.Minute)
 
 // bench is one daemon's worth of state, which survives its supervisor.
 type bench struct {
@@ -486,9 +488,13 @@ func TestRestartAdoptsWhatRuns(t *testing.T) {
 	req.ImageEnv = []string{"FROM=image"}
 	kept := create(t, s, req)
 	dead := create(t, s, request("dead"))
-	timed := request("timed")
-	timed.IdleTimeout = time.Second // mostly more than a restart takes; else its end is but that of the first daemon's timer
-	create(t, s, timed)
+	create(t, s, request("timed"))
+	lease, err := s.Begin("timed") // the first daemon's timer does not run
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.End()
+	idlesAfter(t, s, "timed", 50*time.Millisecond)
 	if err := s.Close(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
