@@ -220,6 +220,35 @@ func TestMeasuredIsJudged(t *testing.T) {
 	}
 }
 
+// Every call has its answer, those that are not made too, while others are just being answered.
+func TestEveryCallHasItsAnswer(t *testing.T) {
+	m, err := measure(func(number int) (string, error) {
+		goruntime.Gosched() // so that several are under way
+		return strconv.Itoa(number), nil
+	})
+	if err != nil || len(m.Answers) != maxCall+1 {
+		t.Fatalf("%d answers, %v", len(m.Answers), err)
+	}
+	for number, got := range m.Answers {
+		want := strconv.Itoa(number)
+		if notMade(CallName(number)) {
+			want = NotMade
+		}
+		if got != want {
+			t.Errorf("call %d: %q, want %q", number, got, want)
+		}
+	}
+	failed := errors.New("it has not come to it")
+	if _, err := measure(func(number int) (string, error) {
+		if number == maxCall {
+			return "", failed
+		}
+		return "", nil
+	}); !errors.Is(err, failed) || !strings.Contains(err.Error(), strconv.Itoa(maxCall)) {
+		t.Errorf("%v, want that of the last call", err)
+	}
+}
+
 // A child that keeps the output open, as one that a fork has left behind, holds nobody up and does not outlive its parent.
 func TestOutputEndsWithItsProgram(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

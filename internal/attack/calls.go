@@ -91,8 +91,23 @@ func CallArgs(name string) [3]uint64 {
 	return [3]uint64{none, none, none}
 }
 
-// measureCalls makes every call in a process of its own and prints a [Measured]. Those that wait wait beside each other.
+// measureCalls makes every call in a process of its own and prints a [Measured].
 func measureCalls() (code int) {
+	m, err := measure(func(number int) (string, error) {
+		return called(comeTimeout, "/proc/self/exe", mainArg, "call", strconv.Itoa(number))
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(m); err != nil {
+		return 1
+	}
+	return 0
+}
+
+// measure has every call made. Those that wait wait beside each other.
+func measure(call func(number int) (string, error)) (*Measured, error) {
 	m := Measured{Arch: goruntime.GOARCH, Answers: make(map[int]string)}
 	var mu sync.Mutex // guards m.Answers and failed
 	var failed []error
@@ -100,13 +115,15 @@ func measureCalls() (code int) {
 	places := make(chan struct{}, 4)
 	for number := range maxCall + 1 {
 		if notMade(CallName(number)) {
+			mu.Lock()
 			m.Answers[number] = NotMade
+			mu.Unlock()
 			continue
 		}
 		places <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-places }()
-			said, err := called(comeTimeout, "/proc/self/exe", mainArg, "call", strconv.Itoa(number))
+			said, err := call(number)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -116,14 +133,7 @@ func measureCalls() (code int) {
 		})
 	}
 	wg.Wait()
-	if err := errors.Join(failed...); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	if err := json.NewEncoder(os.Stdout).Encode(&m); err != nil {
-		return 1
-	}
-	return 0
+	return &m, errors.Join(failed...)
 }
 
 // called is the answer to the call of a program that prints an empty line when it has come to the call. The time of one that waits counts
