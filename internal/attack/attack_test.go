@@ -272,7 +272,7 @@ func TestOutputEndsWithItsProgram(t *testing.T) {
 	defer unix.Close(child)
 	n, err := 0, error(unix.EINTR)
 	for errors.Is(err, unix.EINTR) { // Go signals its threads
-		n, err = unix.Poll([]unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}, 30_000)
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}, int(testenv.Patience(time.Minute).Milliseconds()))
 	}
 	if n != 1 {
 		t.Errorf("it lives on: %d, %v", n, errors.Join(err, unix.PidfdSendSignal(child, unix.SIGKILL, nil, 0)))

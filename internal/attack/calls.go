@@ -29,6 +29,7 @@ var callNames embed.FS
 const (
 	maxCall     = 511             // beyond the last that any kernel has by now
 	callTimeout = 5 * time.Second // of one that waits: it has been reached
+	callSteps   = 10              // in which that time goes by
 	comeTimeout = time.Minute     // for who makes it to come to it
 )
 
@@ -137,17 +138,36 @@ func measure(call func(number int) (string, error)) (*Measured, error) {
 }
 
 // called is the answer to the call of a program that prints an empty line when it has come to the call. The time of one that waits counts
-// from then: on a busy machine the start of the program may take as long, which says nothing about the call.
+// from then: on a busy machine the start of the program may take as long, which says nothing about the call. Nor does it that the
+// machine, or we, stand still for a while: of the steps in which the time goes by, that is one.
 func called(come time.Duration, argv ...string) (string, error) {
 	ctx, cancel := context.WithCancel(context.Background())
+	begun := make(chan struct{})
+	var clock sync.WaitGroup
+	defer clock.Wait()
 	defer cancel()
-	timer := time.AfterFunc(come, cancel)
-	defer timer.Stop()
-	out := announced{begun: func() {
-		if timer.Stop() { // else the program is being ended
-			timer.Reset(callTimeout)
+	clock.Go(func() {
+		defer cancel()
+		late := time.NewTimer(come)
+		defer late.Stop()
+		select {
+		case <-begun:
+		case <-late.C:
+			return
+		case <-ctx.Done():
+			return
 		}
-	}}
+		step := time.NewTicker(callTimeout / callSteps)
+		defer step.Stop()
+		for range callSteps {
+			select {
+			case <-step.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	out := announced{begun: func() { close(begun) }}
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Stdout = &out
 	err := run(cmd)
