@@ -54,6 +54,13 @@ func RefuseRecords(s *Supervisor, scratch string) (restore func() error, err err
 	}, nil
 }
 
+// Dismissed says that the sandbox's watcher shall end.
+func Dismissed(s *Supervisor, id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.byID[id].dismissed
+}
+
 // PutRecord writes a record as a daemon does that dies right after it.
 func PutRecord(dir string, rec *Record) error {
 	r, err := openRecords(dir)

@@ -354,6 +354,7 @@ func TestPoolLearnsFromWhatIsAskedFor(t *testing.T) {
 	park(t, b, s, 2)
 	s.Learn("host", fitting("")) // once more changes nothing
 	seen := make(map[string]bool)
+	began := time.Now()
 	for i := range 5 {
 		req := fitting(fmt.Sprintf("s%d", i))
 		req.Env, req.Command, req.Limits = []string{"A=1"}, []string{"true"}, api.Limits{Memory: 64 << 20}
@@ -362,6 +363,11 @@ func TestPoolLearnsFromWhatIsAskedFor(t *testing.T) {
 			t.Errorf("%s was given twice", rec.ID)
 		}
 		seen[rec.ID] = true
+	}
+	took := time.Since(began)
+	// All in one second are a burst of five, wherever its slots begin. What takes longer may be several.
+	if st := s.PoolState("host"); st.Wanted > 5 || st.Wanted < 5 && took < time.Second || st.Wanted < 1 {
+		t.Errorf("after five in %s: %+v", took, st)
 	}
 	if told.Load() < 5 {
 		t.Errorf("told of %d changes", told.Load())
@@ -376,8 +382,7 @@ func TestPoolLearnsFromWhatIsAskedFor(t *testing.T) {
 		change(&req)
 		create(t, s, req)
 	}
-	st := s.PoolState("host")
-	if st.Hits != 2 || st.Ready != 0 || st.Wanted < 2 || st.Wanted > 5 { // five, unless this took seconds
-		t.Errorf("%+v, want two hits and five wanted", st)
+	if st := s.PoolState("host"); st.Hits != 2 || st.Ready != 0 || st.Wanted > 5 {
+		t.Errorf("%+v, want two hits and no more than five wanted", st)
 	}
 }

@@ -127,13 +127,7 @@ func (sb *sandbox) stands() bool {
 	if !lives(sb.rec.State) || sb.deletion != nil || sb.killing != "" || sb.dismissed {
 		return false
 	}
-	conn, err := sb.pidfd.SyscallConn()
-	if err != nil {
-		return false // closed by its watcher
-	}
-	ended := true
-	err = conn.Control(func(fd uintptr) { ended, _ = readable(int(fd)) })
-	return err == nil && !ended
+	return !sb.over()
 }
 
 // owned says that a sandbox of the engine is somebody's. It needs mu.

@@ -590,6 +590,34 @@ func TestKillMeansOneLife(t *testing.T) {
 	}
 }
 
+// What a daemon has ended is on record as that, although it stops before it has seen the end.
+func TestEndIsToldByADaemonThatStops(t *testing.T) {
+	b := newBench(t)
+	e := &slowKiller{b.engine, make(chan struct{}, 100), make(chan struct{})}
+	s, err := runtime.Open(t.Context(), b.dir, e, b.options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req := request("idle")
+	req.IdleTimeout = time.Millisecond
+	rec := create(t, s, req)
+	<-e.called
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close(t.Context(), true) }()
+	for deadline := time.Now().Add(patience); !runtime.Dismissed(s, rec.ID); goruntime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatal("its watcher is not dismissed")
+		}
+	}
+	close(e.may)
+	if err := <-closed; err != nil {
+		t.Fatal(err)
+	}
+	if got, err := b.open(t).Get("idle"); err != nil || got.State != api.StateStopped || got.Reason != "idle for 1ms" || got.EndedAt.IsZero() {
+		t.Errorf("the next daemon reads %s (%s), %v", got.State, got.Reason, err)
+	}
+}
+
 // A disk that refuses the record of an end, because it is full, does not lose it: the reconciler writes it when it can.
 func TestEndIsWrittenWhenTheDiskTakesIt(t *testing.T) {
 	b := newBench(t)

@@ -148,7 +148,7 @@ func Open(ctx context.Context, dir string, engine Engine, opts Options) (_ *Supe
 	return s, nil
 }
 
-// adopt compares the records with what the engine runs. It is called before anyone else can reach s.
+// adopt compares the records with what the engine runs. It is called before anyone else can reach s, but for the watchers that it starts.
 func (s *Supervisor) adopt(ctx context.Context) error {
 	recs, err := s.records.all()
 	if err != nil {
@@ -274,6 +274,8 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 		s.log.Info("what was left of a sandbox without a record is deleted", "id", id)
 	}
 	return s.sockets.removeStale(func(id string) bool {
+		s.mu.Lock() // what was adopted may be ending already
+		defer s.mu.Unlock()
 		sb := s.byID[id]
 		return sb != nil && lives(sb.rec.State)
 	})

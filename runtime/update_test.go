@@ -206,10 +206,11 @@ func TestDeadlinePutOffDoesNotStrike(t *testing.T) {
 	for req.Timeout = time.Second; ; req.Timeout *= 2 { // enough to put it off in, or it is tried again with more
 		rec = create(t, s, req)
 		err := set("one", rec.Deadline.Add(time.Hour))
-		if err == nil {
+		inTime := time.Now().Before(rec.Deadline) // else it may have struck beside the update, whatever that says
+		if err == nil && inTime {
 			break
 		}
-		if !errors.Is(err, runtime.ErrState) || req.Timeout > patience {
+		if inTime || req.Timeout > patience {
 			t.Fatal(err)
 		}
 		if err := s.Delete(t.Context(), "one"); err != nil {

@@ -58,15 +58,38 @@ func (s *Supervisor) watch(ctx context.Context, sb *sandbox) {
 			s.ended(ctx, sb)
 			return
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			if !s.expire(ctx, sb) {
-				return
+			if s.expire(ctx, sb) {
+				continue
 			}
+			if s.overtaken(sb) {
+				s.ended(ctx, sb)
+			}
+			return
 		default:
 			// Cannot happen with a pidfd. The sandbox still has the launcher's own timer.
 			s.log.Error("sandbox is no longer watched", "id", sb.rec.ID, "error", err)
 			return
 		}
 	}
+}
+
+// overtaken says that the sandbox has ended of its being killed, and that its watcher was dismissed before he saw it: nobody
+// else would say why, and the next daemon would take it for lost.
+func (s *Supervisor) overtaken(sb *sandbox) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return sb.killing != "" && !sb.isGone && sb.deletion == nil && sb.over()
+}
+
+// over says that the sandbox has ended, or that its watcher has. It needs mu.
+func (sb *sandbox) over() bool {
+	conn, err := sb.pidfd.SyscallConn()
+	if err != nil {
+		return true // closed by its watcher
+	}
+	ended := true
+	err = conn.Control(func(fd uintptr) { ended, _ = readable(int(fd)) })
+	return err != nil || ended
 }
 
 // expire kills the sandbox if its time has come, and sets the next time to look if not. It returns false to a watcher

@@ -220,6 +220,36 @@ func TestMeasuredIsJudged(t *testing.T) {
 	}
 }
 
+// Every call has its answer, those that are not made too, while others are just being answered.
+func TestEveryCallHasItsAnswer(t *testing.T) {
+	m, err := measure(func(number int) (string, error) {
+		goruntime.Gosched() // so that several are under way
+		return strconv.Itoa(number), nil
+	})
+	if err != nil || len(m.Answers) != maxCall+1 {
+		t.Fatalf("%d answers, %v", len(m.Answers), err)
+	}
+	names := callTable()
+	for number, got := range m.Answers {
+		want := strconv.Itoa(number)
+		if notMade(names[number]) {
+			want = NotMade
+		}
+		if got != want {
+			t.Errorf("call %d: %q, want %q", number, got, want)
+		}
+	}
+	failed := errors.New("it has not come to it")
+	if _, err := measure(func(number int) (string, error) {
+		if number == maxCall {
+			return "", failed
+		}
+		return "", nil
+	}); !errors.Is(err, failed) || !strings.Contains(err.Error(), strconv.Itoa(maxCall)) {
+		t.Errorf("%v, want that of the last call", err)
+	}
+}
+
 // A child that keeps the output open, as one that a fork has left behind, holds nobody up and does not outlive its parent.
 func TestOutputEndsWithItsProgram(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -243,7 +273,7 @@ func TestOutputEndsWithItsProgram(t *testing.T) {
 	defer unix.Close(child)
 	n, err := 0, error(unix.EINTR)
 	for errors.Is(err, unix.EINTR) { // Go signals its threads
-		n, err = unix.Poll([]unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}, 30_000)
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}, int(testenv.Patience(time.Minute).Milliseconds()))
 	}
 	if n != 1 {
 		t.Errorf("it lives on: %d, %v", n, errors.Join(err, unix.PidfdSendSignal(child, unix.SIGKILL, nil, 0)))

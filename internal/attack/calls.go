@@ -29,6 +29,7 @@ var callNames embed.FS
 const (
 	maxCall     = 511             // beyond the last that any kernel has by now
 	callTimeout = 5 * time.Second // of one that waits: it has been reached
+	callSteps   = 10              // in which that time goes by
 	comeTimeout = time.Minute     // for who makes it to come to it
 )
 
@@ -91,8 +92,23 @@ func CallArgs(name string) [3]uint64 {
 	return [3]uint64{none, none, none}
 }
 
-// measureCalls makes every call in a process of its own and prints a [Measured]. Those that wait wait beside each other.
+// measureCalls makes every call in a process of its own and prints a [Measured].
 func measureCalls() (code int) {
+	m, err := measure(func(number int) (string, error) {
+		return called(comeTimeout, "/proc/self/exe", mainArg, "call", strconv.Itoa(number))
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(m); err != nil {
+		return 1
+	}
+	return 0
+}
+
+// measure has every call made. Those that wait wait beside each other.
+func measure(call func(number int) (string, error)) (*Measured, error) {
 	m := Measured{Arch: goruntime.GOARCH, Answers: make(map[int]string)}
 	var mu sync.Mutex // guards m.Answers and failed
 	var failed []error
@@ -100,13 +116,15 @@ func measureCalls() (code int) {
 	places := make(chan struct{}, 4)
 	for number := range maxCall + 1 {
 		if notMade(CallName(number)) {
+			mu.Lock()
 			m.Answers[number] = NotMade
+			mu.Unlock()
 			continue
 		}
 		places <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-places }()
-			said, err := called(comeTimeout, "/proc/self/exe", mainArg, "call", strconv.Itoa(number))
+			said, err := call(number)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -116,28 +134,40 @@ func measureCalls() (code int) {
 		})
 	}
 	wg.Wait()
-	if err := errors.Join(failed...); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	if err := json.NewEncoder(os.Stdout).Encode(&m); err != nil {
-		return 1
-	}
-	return 0
+	return &m, errors.Join(failed...)
 }
 
 // called is the answer to the call of a program that prints an empty line when it has come to the call. The time of one that waits counts
-// from then: on a busy machine the start of the program may take as long, which says nothing about the call.
+// from then: on a busy machine the start of the program may take as long, which says nothing about the call. Nor does it that the
+// machine, or we, stand still for a while: of the steps in which the time goes by, that is one.
 func called(come time.Duration, argv ...string) (string, error) {
 	ctx, cancel := context.WithCancel(context.Background())
+	begun := make(chan struct{})
+	var clock sync.WaitGroup
+	defer clock.Wait()
 	defer cancel()
-	timer := time.AfterFunc(come, cancel)
-	defer timer.Stop()
-	out := announced{begun: func() {
-		if timer.Stop() { // else the program is being ended
-			timer.Reset(callTimeout)
+	clock.Go(func() {
+		defer cancel()
+		late := time.NewTimer(come)
+		defer late.Stop()
+		select {
+		case <-begun:
+		case <-late.C:
+			return
+		case <-ctx.Done():
+			return
 		}
-	}}
+		step := time.NewTicker(callTimeout / callSteps)
+		defer step.Stop()
+		for range callSteps {
+			select {
+			case <-step.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	out := announced{begun: func() { close(begun) }}
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Stdout = &out
 	err := run(cmd)

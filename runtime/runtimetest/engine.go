@@ -141,20 +141,25 @@ func (e *Engine) start(ctx context.Context, spec *runtime.Spec, control *os.File
 	}
 	e.boxes[spec.ID] = b
 	delete(e.left, spec.ID)
-	e.inits.Go(func() { b.live(e.Init) })
+	e.inits.Go(func() { e.live(b) })
 	return st, nil
 }
 
 // live is the sandbox.
-func (b *box) live(init Init) {
-	defer close(b.ended)
-	if init != nil {
-		init(&b.spec, b.control, b.stop)
-	} else {
-		<-b.stop
-		_ = b.control.Close() // a socket without data
+func (e *Engine) live(b *box) {
+	defer func() {
+		// Both at once: who has seen the pidfd may start the sandbox again, and is not to find that it still runs.
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		_, _ = b.event.Write([]byte{1, 0, 0, 0, 0, 0, 0, 0}) // a counter of 0 cannot overflow
+		close(b.ended)
+	}()
+	if e.Init != nil {
+		e.Init(&b.spec, b.control, b.stop)
+		return
 	}
-	_, _ = b.event.Write([]byte{1, 0, 0, 0, 0, 0, 0, 0}) // a counter of 0 cannot overflow
+	<-b.stop
+	_ = b.control.Close() // a socket without data
 }
 
 func (b *box) end() {
