@@ -441,6 +441,9 @@ func (d *differ) names(fd int) ([]string, error) {
 	var names []string
 	for {
 		n, err := unix.ReadDirent(fd, d.dirent)
+		if errors.Is(err, unix.ENOENT) {
+			n, err = 0, nil // the directory itself was deleted a moment ago, empty as it was by then
+		}
 		if err != nil {
 			return nil, err
 		}

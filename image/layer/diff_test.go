@@ -593,6 +593,48 @@ func TestDiffSaysWhatWasDone(t *testing.T) {
 	}
 }
 
+// A directory that is deleted when it has been told, and before it is listed, had nothing in it: that is no error, and what comes after
+// it is told as ever.
+func TestDiffOfADirectoryThatIsDeletedMeanwhile(t *testing.T) {
+	upper := func() (dir string, overlays []layer.Overlay) {
+		t.Helper()
+		dir = t.TempDir()
+		if err := errors.Join(os.Mkdir(filepath.Join(dir, "d"), 0o755), os.Mkdir(filepath.Join(dir, "e"), 0o755), os.WriteFile(filepath.Join(dir, "e", "f"), nil, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		return dir, []layer.Overlay{{At: ".", Upper: open(t, dir)[0]}}
+	}
+	dir, overlays := upper()
+	var changes []string
+	if _, err := layer.Changes(overlays, layer.Limits{}, func(c api.Change) error {
+		changes = append(changes, c.Path)
+		if c.Path != "/d" {
+			return nil
+		}
+		return os.Remove(filepath.Join(dir, "d"))
+	}); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff([]string{"/", "/d", "/e", "/e/f"}, changes); diff != "" {
+		t.Errorf("changes (-want +got):\n%s", diff)
+	}
+	dir, overlays = upper()
+	var stream bytes.Buffer
+	if _, err := layer.Diff(writerFunc(func(p []byte) (int, error) {
+		if bytes.HasPrefix(p, []byte("d/\x00")) {
+			if err := os.Remove(filepath.Join(dir, "d")); err != nil {
+				return 0, err
+			}
+		}
+		return stream.Write(p)
+	}), overlays, layer.DiffOptions{}); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff([]string{"5 ./", "5 d/", "5 e/", "0 e/f"}, entries(t, stream.Bytes())); diff != "" {
+		t.Errorf("entries (-want +got):\n%s", diff)
+	}
+}
+
 // Times later than the one that is asked for become it, and no other.
 func TestDiffSetsTimesBack(t *testing.T) {
 	s := base(t)

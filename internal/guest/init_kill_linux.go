@@ -25,12 +25,14 @@ import (
 //   - A process that has executed a file which its user may execute but not read, and whose owner has no id in the sandbox,
 //     cannot be looked into even by init (would_dump in fs/exec.c hands it to the parent user namespace). Whoever hides
 //     like that is killed with the first exec that is; an exec's own first program must not be such a file.
-//   - What still makes new processes after a second is stopped by killing all of the sandbox but init. The other execs
-//     then end as well: better than to leave a process after its deadline.
+//   - What still makes new processes after a second, in which all that was found has been killed some times, is stopped by killing
+//     all of the sandbox but init. The other execs then end as well: better than to leave a process after its deadline. The
+//     second alone says nothing: a machine that stands still for one has killed nobody in it.
 //   - A process may be unkillable for a while (frozen, or waiting for a disk). After ten seconds init gives up and
 //     does not say exited, so the daemon ends the sandbox. In practice it has done so by then.
 const (
 	killAll    = time.Second
+	killRounds = 3
 	killGiveUp = 10 * time.Second
 )
 
@@ -53,7 +55,7 @@ func (s *server) kill(p *process) bool {
 		switch {
 		case len(found) > 0:
 			clean = 0
-			if fresh && elapsed > killAll {
+			if hopeless(fresh, elapsed, round) {
 				_ = unix.Kill(-1, unix.SIGKILL)
 			}
 			if elapsed > killGiveUp {
@@ -68,6 +70,11 @@ func (s *server) kill(p *process) bool {
 		}
 	}
 	return true
+}
+
+// hopeless says that killing what is found does not get the better of what makes new processes, of which this round has found fresh ones.
+func hopeless(fresh bool, elapsed time.Duration, round int) bool {
+	return fresh && elapsed > killAll && round >= killRounds
 }
 
 // killGroup kills the main process's group, unless it has been waited for. A fork that does not come back, because its child

@@ -18,7 +18,8 @@ const (
 	watchEvents = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 		unix.IN_EXCL_UNLINK
 	watchSelf = unix.IN_DELETE_SELF | unix.IN_MOVE_SELF // of what was asked for
-	// otherHalf is how long the second half of a move may be in coming; the kernel queues both in one system call.
+	// otherHalf is how long the second half of a move may be in coming where [watcher.settle] cannot wait for it; the kernel queues
+	// both in one system call.
 	otherHalf = 10 * time.Millisecond
 )
 
@@ -401,16 +402,9 @@ func (w *watcher) read() error {
 		}
 		return fail(StageWatch, err, "")
 	}
-	events := parseEvents(buf[:n])
-	if halfMoved(events) {
-		_ = w.inotify.SetReadDeadline(time.Now().Add(otherHalf))
-		if n, err := w.inotify.Read(buf); err == nil {
-			events = append(events, parseEvents(buf[:n])...)
-		}
-		_ = w.inotify.SetReadDeadline(time.Time{})
-		if w.closed.Load() { // its deadline is gone
-			return nil
-		}
+	events := w.rest(buf, parseEvents(buf[:n]))
+	if w.closed.Load() { // its deadline is gone, perhaps
+		return nil
 	}
 	for i := range events {
 		if err := w.event(events, i); err != nil {
@@ -423,14 +417,78 @@ func (w *watcher) read() error {
 	return w.flush()
 }
 
-// halfMoved finds a name that was moved away, and so far not to anywhere.
-func halfMoved(events []watchEvent) bool {
+// rest adds to events the second halves of moves, and what comes with them. Whether this process or the one that moves is held up does
+// not matter: what is in the queue is taken however late it is by then.
+func (w *watcher) rest(buf []byte, events []watchEvent) []watchEvent {
+	from := halfMoved(events)
+	if len(from) == 0 {
+		return events
+	}
+	w.settle(from)
+	if events = w.queued(buf, events); len(halfMoved(events)) == 0 {
+		return events
+	}
+	return w.late(buf, events, otherHalf)
+}
+
+// late adds what comes in the time that there is, or has come.
+func (w *watcher) late(buf []byte, events []watchEvent, wait time.Duration) []watchEvent {
+	_ = w.inotify.SetReadDeadline(time.Now().Add(wait))
+	n, err := w.inotify.Read(buf)
+	_ = w.inotify.SetReadDeadline(time.Time{})
+	if err == nil {
+		return append(events, parseEvents(buf[:n])...)
+	}
+	return w.queued(buf, events) // the poller does not look at the queue once the time is over
+}
+
+// queued adds what can be read without waiting.
+func (w *watcher) queued(buf []byte, events []watchEvent) []watchEvent {
+	if n, err := unix.Read(w.fd, buf); err == nil {
+		events = append(events, parseEvents(buf[:n])...)
+	}
+	return events
+}
+
+// settle waits for the renames that are under way in directories: each holds the lock of its directory until both its halves are in
+// the queue (vfs_rename), and to list one takes that too. One that cannot be found by its name any more is left out.
+func (w *watcher) settle(dirs map[int32]bool) {
+	for wd := range dirs {
+		n := w.nodes[wd]
+		if n == nil {
+			continue
+		}
+		path, ok := n.path()
+		if !ok {
+			continue
+		}
+		r, err := w.s.reader(func() (int, error) {
+			root, err := w.open()
+			if err != nil || path == "" {
+				return root, err
+			}
+			defer func() { _ = unix.Close(root) }()
+			return openDir(root, trimDir(path), 0)
+		})
+		if err != nil {
+			continue
+		}
+		_, _, _ = r.next() // what is in it is of no interest
+		r.close()
+	}
+}
+
+// halfMoved finds names that were moved away, and so far not to anywhere: the watches of the directories that they were in.
+func halfMoved(events []watchEvent) (from map[int32]bool) {
 	for i := range events {
 		if events[i].mask&unix.IN_MOVED_FROM != 0 && otherEnd(events, i) < 0 {
-			return true
+			if from == nil {
+				from = make(map[int32]bool)
+			}
+			from[events[i].wd] = true
 		}
 	}
-	return false
+	return from
 }
 
 func otherEnd(events []watchEvent, i int) int {

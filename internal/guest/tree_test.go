@@ -686,6 +686,55 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+// A move is told as one, however long this process is held up between its two halves, or between the end of its patience and the
+// queue.
+func TestBothHalvesOfAMoveAreFound(t *testing.T) {
+	for name, wait := range map[string]time.Duration{"in time": otherHalf, "late": -time.Second} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.WriteFile(dir+"/from", nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := &watcher{s: &server{maxDirs: 8}, at: dir, inotify: os.NewFile(uintptr(fd), "inotify"), fd: fd, nodes: map[int32]*watchNode{}}
+			defer w.inotify.Close()
+			root, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = unix.Close(root) }()
+			if w.top, err = w.add(root, nil, "", watchSelf); err != nil {
+				t.Fatal(err)
+			}
+			buf := make([]byte, unix.SizeofInotifyEvent+16) // the kernel gives whole events: one of these
+			half := func(from, to string) []watchEvent {
+				t.Helper()
+				if err := os.Rename(filepath.Join(dir, from), filepath.Join(dir, to)); err != nil {
+					t.Fatal(err)
+				}
+				n, err := w.inotify.Read(buf)
+				if err != nil {
+					t.Fatal(err)
+				}
+				events := parseEvents(buf[:n])
+				if len(events) != 1 || len(halfMoved(events)) != 1 {
+					t.Fatalf("%+v is not the first half", events)
+				}
+				return events
+			}
+			if got := w.late(buf, half("from", "to"), wait); len(got) != 2 || otherEnd(got, 0) != 1 {
+				t.Errorf("%+v", got)
+			}
+			if got := w.rest(buf, half("to", "from")); len(got) != 2 || otherEnd(got, 0) != 1 {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
+
 func TestWatchOfOneFile(t *testing.T) {
 	s := startInit(t)
 	leaks(t)

@@ -256,8 +256,9 @@ func (e *Engine) ask(ctx context.Context, in *instance, grace time.Duration) {
 }
 
 const (
-	// settleTime bounds how long init may take to tell how its children ended, and settleLook is how often that is looked at.
-	settleTime = time.Second
+	// settleTime bounds, beside the grace, how long init may take to tell how its children ended, and settleLook is how often that is
+	// looked at. What it takes is a millisecond, and seconds where the machine stands still.
+	settleTime = 10 * time.Second
 	settleLook = time.Millisecond
 )
 

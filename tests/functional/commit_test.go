@@ -213,6 +213,14 @@ func TestCommitFollowsNothing(t *testing.T) {
 	if err := <-swapped; err != nil && !errors.Is(err, context.Canceled) {
 		t.Errorf("what swaps ended by itself: %v", err)
 	}
+	c := clientOf(t, d)
+	eventually(t, func() error { // it is killed when the daemon sees that nobody waits for it
+		list, err := c.Processes(t.Context(), s.ID)
+		if err == nil && len(list) > 0 {
+			err = fmt.Errorf("%+v", list)
+		}
+		return err
+	})
 	if got := diffOf(t, d, s.ID); !slices.Contains(got, "added symlink /file 0") || !slices.Contains(got, "added symlink /whole 0") {
 		t.Errorf("changes: %q", got)
 	}

@@ -350,7 +350,7 @@ func TestDetachedTerminal(t *testing.T) {
 	if err := c.ResizeExec(t.Context(), s.ID, x.ID, api.TerminalSize{Rows: 55, Cols: 77}); err != nil {
 		t.Error(err)
 	}
-	if err := c.WriteStdin(t.Context(), s.ID, x.ID, strings.NewReader("trap 'echo caught' USR1; stty size\n"), false); err != nil {
+	if err := c.WriteStdin(t.Context(), s.ID, x.ID, strings.NewReader("trap 'echo caught' USR1; stty size; echo armed $((1+2))\n"), false); err != nil {
 		t.Error(err)
 	}
 	var second locked
@@ -361,7 +361,10 @@ func TestDetachedTerminal(t *testing.T) {
 		end, err = c.Attach(t.Context(), s.ID, x.ID, 0, client.Streams{Stdout: &second}, nil)
 		done <- err
 	}()
-	eventually(t, func() error { return errors.Join(second.has("55 77"), second.has("42\r\n")) })
+	// The size alone may be what was typed before says, which the shell has not come to yet.
+	eventually(t, func() error {
+		return errors.Join(second.has("55 77"), second.has("42\r\n"), second.has("armed 3\r\n"))
+	})
 	if err := c.SignalExec(t.Context(), s.ID, x.ID, api.ExecSignal{Signal: "USR1"}); err != nil {
 		t.Error(err)
 	}

@@ -212,11 +212,20 @@ func TestPoolFollowsItsImage(t *testing.T) {
 
 	registry.Push(t, "pool/app:1", twoLayers(t, "new"))
 	d.MustPull(t, reference)
-	if s := d.Create(t, api.CreateSandbox{Image: reference}); s.ImageDigest == first {
-		t.Error("a sandbox of the image that had the name before was given")
-	} else {
-		s.Delete(t)
-	}
+	// Whoever asks at once has one of the new image too. The pool has followed when it is a parked one: those of the old image are gone
+	// by then, which would be ready as well.
+	eventually(t, func() error {
+		before := d.System(t).Pools[0]
+		s := d.Create(t, api.CreateSandbox{Image: reference})
+		defer s.Delete(t)
+		if s.ImageDigest == first {
+			t.Fatal("a sandbox of the image that had the name before was given")
+		}
+		if after := d.System(t).Pools[0]; after.Hits == before.Hits {
+			return fmt.Errorf("it was not claimed: %+v", after)
+		}
+		return nil
+	})
 	waitPool(t, d, func(p api.Pool) bool { return p.Ready == 2 })
 	if removed, err := remove(t, d, reference, false); err != nil || len(removed.Removed) != 1 {
 		t.Fatalf("remove the image of a full pool: %+v, %v", removed, err)

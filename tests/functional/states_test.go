@@ -56,6 +56,7 @@ func TestStoppedSandboxIsStartedAgain(t *testing.T) {
 		if now.ID != s.ID || now.Name != "one" || now.Labels["a"] != "b" || now.Reason != "" || now.Limits.Nofile != 100 || now.Limits.Pids != s.Limits.Pids {
 			t.Errorf("started: %+v", now)
 		}
+		s.PID = now.PID // the processes of this life, and not whose pid that of the last one may be by now
 		if left := now.Deadline.Sub(asked); left < 590*time.Second || left > 660*time.Second {
 			t.Errorf("it has %s left of ten minutes", left)
 		}
@@ -197,7 +198,7 @@ func TestPausedSandboxStandsStill(t *testing.T) {
 	before := d.Snapshot(t)
 	s := d.Create(t, api.CreateSandbox{Name: "one"})
 	s.Sh(t, ticks)
-	s.Sh(t, "nohup setsid sh -c 'echo $$ >/tmp/pid; kill -STOP $$; echo woken >/tmp/woken' >/dev/null 2>&1 & while ! [ -s /tmp/pid ]; do sleep 0.02; done")
+	s.Sh(t, "nohup setsid sh -c 'kill -STOP $$; echo woken >/tmp/woken' >/dev/null 2>&1 & until grep -q '^State:.T' /proc/$!/status; do sleep 0.02; done")
 	// An exec that is under way stands still like everything.
 	var under sync.WaitGroup
 	var late *api.ExecResult
@@ -296,8 +297,8 @@ func TestPausedSandboxEndsAtItsDeadline(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, ticks)
-	setTimeout(t, d, s, 5)
 	s.MustTurn(t, "pause", nil, api.StatePaused)
+	setTimeout(t, d, s, 1) // not before: it may have come by the time that it is paused
 	now := s.WaitState(t, time.Minute, api.StateStopped)
 	if !strings.Contains(now.Reason, "deadline") {
 		t.Errorf("it ended: %s", now.Reason)

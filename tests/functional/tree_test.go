@@ -382,12 +382,16 @@ func TestWatchTellsOfChanges(t *testing.T) {
 // A watch is no use of a sandbox: that ends when it is idle, and the watch says so.
 func TestWatchKeepsNothingAlive(t *testing.T) {
 	d := start(t)
-	s := d.Create(t, api.CreateSandbox{IdleTimeout: 2})
+	s := d.Create(t, api.CreateSandbox{})
 	changes, done := watching(t.Context(), t, d, s.ID, "/tmp", true)
+	// Only now: to begin may take longer than that.
+	if err := d.Call(t.Context(), http.MethodPatch, "/v1/sandboxes/"+s.ID, api.UpdateSandbox{IdleTimeout: 2}, nil); err != nil {
+		t.Fatal(err)
+	}
 	select {
 	case err := <-done:
 		wantProblem(t, err, api.CodeGone, s.ID+"|"+s.Name)
-	case <-time.After(time.Minute):
+	case <-time.After(testenv.Patience(time.Minute)):
 		t.Error("the sandbox does not end")
 	}
 	for e := range changes {
