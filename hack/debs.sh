@@ -2,6 +2,8 @@
 # debs.sh DIR: fetch the Debian packages that tests/layers makes images of, and those of a peer that tests/functional runs without
 # installing it, into DIR, where they are not there yet.
 set -euo pipefail
+# shellcheck source=apt.sh
+. "$(dirname "$0")/apt.sh"
 tests=$(dirname "$0")/../tests
 mkdir -p "$1"
 dir=$(realpath "$1")
@@ -15,5 +17,7 @@ new=$(mktemp -d "$dir/.new-XXXXXX")
 trap 'rm -rf "$new"' EXIT
 get() { (cd "$new" && apt-get -q download "${missing[@]}"); }
 # The lists may be missing, or older than what the mirror has.
-get || { if ((EUID)); then sudo -n apt-get -q update; else apt-get -q update; fi && get; }
+as_root=(env LC_ALL=C)
+((EUID == 0)) || as_root=(sudo -n "${as_root[@]}")
+get || { patient "${as_root[@]}" apt-get -q update && get; }
 mv "$new"/*.deb "$dir"

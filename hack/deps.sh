@@ -1,6 +1,8 @@
 #!/bin/bash
 # deps.sh PACKAGE...: install the Debian packages that are missing, and say which. Silent when there is nothing to do.
 set -euo pipefail
+# shellcheck source=apt.sh
+. "$(dirname "$0")/apt.sh"
 
 missing=()
 for package in "$@"; do
@@ -17,7 +19,7 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
+as_root+=(env LC_ALL=C DEBIAN_FRONTEND=noninteractive)
 {
-	"${as_root[@]}" apt-get update &&
-		"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"
-} >"$log" 2>&1 </dev/null || { cat "$log" >&2; exit 1; }
+	patient "${as_root[@]}" apt-get update && patient "${as_root[@]}" apt-get install -y --no-install-recommends "${missing[@]}"
+} >"$log" || { cat "$log" >&2; exit 1; }

@@ -79,7 +79,7 @@ func deadlines(t *testing.T, f runtimetest.Fixture, round string, soon time.Dura
 	t.Helper()
 	began := time.Now()
 	remove := func(id string) {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
 		defer cancel()
 		if err := f.Engine.Delete(ctx, id); err != nil {
 			t.Error(err)
@@ -146,7 +146,7 @@ func TestLayersThatComeTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
 		defer cancel()
 		if err := client.Shutdown(ctx); err != nil {
 			t.Error(err)
@@ -401,7 +401,7 @@ func fixture(t *testing.T, o launcher.Options) runtimetest.Fixture {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
 		defer cancel()
 		// What a layer or a sandbox holds belongs to ids that only the launcher may remove.
 		if err := client.RemoveLayer(ctx, chain); err != nil {

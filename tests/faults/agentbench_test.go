@@ -226,19 +226,19 @@ func TestInterruptedBenchmarkLeavesOthersAlone(t *testing.T) {
 	d := harness.Start(t, harness.Options{})
 	other := d.Create(t, api.CreateSandbox{Labels: map[string]string{"sandboxd.agent": "run"}})
 	model, output := startForgetful(t), t.TempDir()
-	cmd, said, ended := startBench(t, d, model, countingTask(t), output, "")
 	const interrupted = 3*agentTurns + 2
 	model.hold(interrupted + 1) // or it might end before the signal comes
+	cmd, said, ended := startBench(t, d, model, countingTask(t), output, "")
 	if !afterTurns(model, ended, interrupted) {
 		t.Fatalf("it ended by itself:\n%s", said)
 	}
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
-	model.hold(0)
 	if err := waitBench(t, cmd, said, ended); cmd.ProcessState.ExitCode() != 1 {
 		t.Errorf("it ended with %v; it said:\n%s", err, said)
 	}
+	model.hold(0) // not before: nor may it end before it has seen the signal
 	if list := d.List(t); len(list) != 1 || list[0].ID != other.ID || list[0].State != api.StateRunning {
 		t.Errorf("sandboxes after the interrupt: %+v", list)
 	}

@@ -328,6 +328,45 @@ func (w *world) nothingLeft() {
 	})
 }
 
+// settle waits until the daemon has come to an end with all that it was asked for. Who went away has not waited for that, and what he
+// asked for last may come as late as the disk is slow: a snapshot after those of the round were looked at, a label after it was known
+// what they are. A connection lasts as long at the daemon's end.
+func (w *world) settle() {
+	w.t.Helper()
+	harness.Eventually(w.t, patience, func() error {
+		w.c.Close() // the connections that nobody uses
+		w.d.HTTP.CloseIdleConnections()
+		w.d.System(w.t) // by a new one, so that all that came before it have been accepted
+		n, err := connections(w.d)
+		if err == nil && n > 1 {
+			err = fmt.Errorf("%d connections to the daemon are left after everybody has gone", n-1)
+		}
+		return err
+	})
+}
+
+// connections counts those that a daemon has accepted and not yet closed.
+func connections(d *harness.Daemon) (n int, err error) {
+	data, err := os.ReadFile("/proc/net/unix")
+	if err != nil {
+		return 0, err
+	}
+	its := map[string]bool{}
+	for _, link := range open(d.PID()) {
+		if _, inode, socket := strings.Cut(link, " socket:["); socket {
+			its[strings.TrimSuffix(inode, "]")] = true
+		}
+	}
+	const flags, listens, inode, path = 3, "00010000", 6, 7 // columns, and what the socket itself has in the first
+	for line := range strings.Lines(string(data)) {
+		f := strings.Fields(line)
+		if len(f) > path && filepath.Base(f[path]) == filepath.Base(d.Socket) && f[flags] != listens && its[f[inode]] {
+			n++
+		}
+	}
+	return n, nil
+}
+
 // dropImages removes all that were made.
 func (w *world) dropImages(ctx context.Context) {
 	w.t.Helper()

@@ -21,8 +21,9 @@ const (
 	limitsPackage = module + "/tests/limits"
 	// machinesAtOnce is how many machines of the bed run beside each other.
 	machinesAtOnce = 2
-	// jobLimit is how long one user's tests may take: two and a half times what they took on two cores with two machines.
-	jobLimit = "25m"
+	// jobLimit is how long one user's tests may take: more than twice what they took beside busy native lanes on two cores. What is cut off
+	// then is not tried again.
+	jobLimit = "45m"
 	// bedOut is where the testbed program puts logs and results; those of a later turn lie beside.
 	bedOut = "build/testbed"
 )

@@ -277,7 +277,7 @@ func answers(t *testing.T, d *harness.Daemon) {
 // shutDown ends such a daemon with its sandboxes.
 func shutDown(t *testing.T, d *harness.Daemon) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
 	defer cancel()
 	if err := d.Call(ctx, http.MethodPost, "/v1/system/shutdown", api.Shutdown{}, nil); err != nil {
 		t.Errorf("shut down: %v", err)

@@ -120,7 +120,7 @@ func TestMemoryLimitSparesTheInit(t *testing.T) {
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 48 * mib}})
 	result := s.Exec(t, api.ExecRequest{
 		Argv:    []string{"sh", "-c", "i=0; while [ $i -lt 300 ]; do sleep 60 & i=$((i+1)); done; echo survived; sleep 3"},
-		Timeout: testenv.Patience(8 * time.Second).Seconds(),
+		Timeout: testenv.Patience(time.Minute).Seconds(), // only ends what hangs
 	})
 	if !result.Exit.OOM {
 		t.Errorf("300 processes in 48 MiB ended with %+v and stdout %q, want an OOM kill", result.Exit, result.Stdout)
@@ -148,19 +148,26 @@ func TestPidsLimitStopsAForkBomb(t *testing.T) {
 	// One that does not give up when it cannot fork, as a shell would.
 	const bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
 	done := make(chan *api.ExecResult, 1)
-	go func() {
-		result, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"python3", "-c", bomb}, Timeout: 8})
-		if err != nil {
-			t.Errorf("the bomb: %v", err)
+	// Where the machine has so much else to do that python does not come to it in time, it gets more time.
+	for deadline := 8 * time.Second; number(t, dir, "pids.events", "max") == 0; deadline *= 4 {
+		if deadline > testenv.Patience(time.Minute) {
+			t.Fatalf("the limit was not hit; there are %s processes", read(t, dir, "pids.current"))
 		}
-		done <- result
-	}()
-	harness.Eventually(t, 20*time.Second, func() error {
-		if n := number(t, dir, "pids.events", "max"); n == 0 {
-			return fmt.Errorf("the limit was not hit; there are %s processes", read(t, dir, "pids.current"))
-		}
-		return nil
-	})
+		done = make(chan *api.ExecResult, 1)
+		go func() {
+			result, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"python3", "-c", bomb}, Timeout: deadline.Seconds()})
+			if err != nil {
+				t.Errorf("the bomb: %v", err)
+			}
+			done <- result
+		}()
+		harness.Eventually(t, deadline+time.Minute, func() error {
+			if len(done) == 0 && number(t, dir, "pids.events", "max") == 0 {
+				return errors.New("neither has the limit been hit, nor has the bomb ended")
+			}
+			return nil
+		})
+	}
 	for range 5 {
 		began := time.Now()
 		if got := neighbour.Sh(t, "echo fine"); got != "fine\n" {
@@ -169,7 +176,7 @@ func TestPidsLimitStopsAForkBomb(t *testing.T) {
 		if err := d.Call(t.Context(), http.MethodGet, "/healthz", nil, nil); err != nil {
 			t.Errorf("the daemon: %v", err)
 		}
-		if took := time.Since(began); took > 10*time.Second {
+		if took := time.Since(began); took > testenv.Patience(10*time.Second) {
 			t.Errorf("daemon and neighbour took %s beside the bomb", took)
 		}
 		if n := number(t, dir, "pids.current", ""); n > limit+initThreads {
@@ -190,7 +197,7 @@ func TestCPULimitGivesItsShare(t *testing.T) {
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{CPUs: share}})
 	dir := cgroupOf(t, s.PID)
 	// Two hogs, so that the limit and not the scheduler decides.
-	wait := background(t, s, "touch /tmp/running; for i in 1 2; do timeout 20 sh -c 'while :; do :; done' & done; wait")
+	wait := background(t, s, "touch /tmp/running; for i in 1 2; do while :; do :; done & done; wait")
 	s.Sh(t, "while ! test -e /tmp/running; do sleep 0.1; done")
 	got := cores(t, dir, during)
 	t.Logf("%.3f of a core over %s", got, during)

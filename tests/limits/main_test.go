@@ -311,8 +311,8 @@ func background(t *testing.T, s *harness.Sandbox, script string) (wait func() *a
 				t.Fatalf("%s: %v", script, a.err)
 			}
 			return a.result
-		case <-time.After(time.Minute):
-			t.Fatalf("%s: no answer after a minute", script)
+		case <-time.After(testenv.Patience(time.Minute)):
+			t.Fatalf("%s: no answer", script)
 			return nil
 		}
 	}

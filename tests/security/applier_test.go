@@ -186,7 +186,7 @@ func newApplier(t *testing.T) *applier {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
 		defer cancel()
 		for _, chain := range a.applied {
 			if err := a.client.RemoveLayer(ctx, chain); err != nil {

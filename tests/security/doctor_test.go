@@ -138,7 +138,7 @@ func TestLandlockHolds(t *testing.T) {
 		// Two execs are forked one after the other, and are in one domain.
 		var sleeper sync.WaitGroup
 		sleeper.Go(func() {
-			_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", "echo $$ >/tmp/pid; exec sleep 1000"}, Timeout: 60})
+			_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", "echo $$ >/tmp/pid; exec sleep 1000"}, Timeout: testenv.Patience(time.Minute).Seconds()})
 		})
 		s.Sh(t, "while ! test -s /tmp/pid; do :; done; kill $(cat /tmp/pid) && mkdir /tmp/d && echo x >/tmp/a && mv /tmp/a /tmp/d/ && ln /tmp/d/a /tmp/b && echo y >/dev/null")
 		sleeper.Wait()

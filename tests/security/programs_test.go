@@ -30,7 +30,7 @@ var programs = []program{
 		for i in 1 2 3; do echo $i | sort | uniq; done; cat <(echo substitution)
 		echo text >a; tar cf a.tar a; gzip -f a.tar; tar tzf a.tar.gz; find . -name a | xargs grep -l text
 		cp -a a b; mv b c; ln -s c d; touch -d 2020-01-01 c; chmod 700 c; sed -i s/text/other/ c; awk '{print $1}' c
-		mkfifo f; (echo fifo >f) & cat f; wait; timeout 5 true; flock lock true; dd if=/dev/zero of=z bs=1k count=4; truncate -s 10 z; ls -la; df .; ps aux; date`},
+		mkfifo f; (echo fifo >f) & cat f; wait; timeout 600 true; flock lock true; dd if=/dev/zero of=z bs=1k count=4; truncate -s 10 z; ls -la; df .; ps aux; date`},
 	{name: "python", needs: []string{"/usr/bin/python3"}, script: `exec /usr/bin/python3 -c '
 import asyncio, multiprocessing, os, shutil, socket, sqlite3, ssl, subprocess, tempfile, threading
 print(subprocess.run(["ls", "/"], capture_output=True, check=True).returncode)
@@ -165,7 +165,7 @@ var fallbacks = []string{
 	"lchown",                                                                                                            // apt: who is root gives files to their owners, and nobody does not try
 	"fgetxattr", "flistxattr", "fsetxattr", "getxattr", "lgetxattr", "listxattr", "llistxattr", "lsetxattr", "setxattr", // cp, tar, ls: no attributes
 	"get_mempolicy", "set_mempolicy", // numpy's BLAS, the Java virtual machine: one node
-	"pkey_alloc", // node's engine: no protection keys
+	"pkey_alloc", "pkey_free", "pkey_mprotect", // node's engine: no protection keys; the last two only where the processor has them
 }
 
 // The recorder: what programs call, traced on the host, is what the profiles let through, or is known to be done without.

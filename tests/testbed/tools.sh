@@ -32,6 +32,9 @@ as_root=()
 [ ${#as_root[@]} -eq 0 ] || command -v sudo >/dev/null || die "not root and no sudo: install these yourself, then run this again"
 use_suites bookworm $backports
 our_apt apt-get -qq -o APT::Update::Error-Mode=any update || die "$mirror does not answer for bookworm and $backports: is there a network?"
-"${as_root[@]}" env APT_CONFIG="$work/apt/apt.conf" DEBIAN_FRONTEND=noninteractive \
-	apt-get -qq install -y --no-install-recommends "${missing[@]}" >"$work/install.log" 2>&1 </dev/null ||
-	{ cat "$work/install.log" >&2; die "installing packages: see above"; }
+# Somebody else may have dpkg's lock: a machine that has just been started upgrades itself for minutes.
+until "${as_root[@]}" env APT_CONFIG="$work/apt/apt.conf" LC_ALL=C DEBIAN_FRONTEND=noninteractive \
+	apt-get -qq install -y --no-install-recommends "${missing[@]}" >"$work/install.log" 2>&1 </dev/null; do
+	grep -q '^E: Could not get lock ' "$work/install.log" && ((SECONDS < 900)) || { cat "$work/install.log" >&2; die "installing packages: see above"; }
+	sleep 5
+done
