@@ -236,10 +236,13 @@ func (s *Service) ExecBuffered(ctx context.Context, ref string, req api.ExecRequ
 	limit := int(cmp.Or(req.OutputLimit, defaultOutputLimit))
 	stdout, stderr := head{limit: limit}, head{limit: limit}
 	exit, usage, err := x.Stream(ctx, func(stream string, p []byte) error {
+		to := &stdout
 		if stream == "stderr" {
-			stderr.write(p)
-		} else {
-			stdout.write(p)
+			to = &stderr
+		}
+		to.write(p)
+		if to.truncated {
+			time.Sleep(to.pace.Read(time.Now(), 1))
 		}
 		return nil
 	})
@@ -364,6 +367,7 @@ type head struct {
 	limit     int
 	buf       []byte
 	truncated bool
+	pace      guest.Pace // of what is beyond the limit
 }
 
 func (h *head) write(p []byte) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -221,6 +222,7 @@ func (s *Service) writeLog(x *Execution) {
 	defer w.close()
 	x.log.saves(w.next)
 	failing := false
+	var pace guest.Pace
 	err = x.attach(s.execs.ctx, w.next, true, make([]byte, logPiece), func(e api.ExecEvent) error {
 		if e.Stream == "" {
 			return nil
@@ -231,6 +233,9 @@ func (s *Service) writeLog(x *Execution) {
 			failing = true // once is enough: it may go on for as long as the process writes
 		}
 		x.log.saves(w.next)
+		if !x.ended() {
+			time.Sleep(pace.Read(time.Now(), 2+4*(len(e.Text)+len(e.Data))/logPiece)) // it is made JSON, and written to a file
+		}
 		return nil
 	})
 	if err != nil && s.execs.ctx.Err() == nil {

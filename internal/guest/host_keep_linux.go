@@ -139,6 +139,7 @@ func (e *Exec) move(f *os.File, stream string, sink Sink) error {
 			return err
 		}
 	}
+	var pace Pace // nobody waits for what a sink takes
 	for {
 		var n int
 		var got error
@@ -156,7 +157,9 @@ func (e *Exec) move(f *os.File, stream string, sink Sink) error {
 			err = got
 		}
 		switch {
-		case err == nil && n > 0, e.tty && errors.Is(err, unix.EAGAIN):
+		case err == nil && n > 0:
+			time.Sleep(pace.Read(time.Now(), 1))
+		case e.tty && errors.Is(err, unix.EAGAIN):
 		case err == nil, errors.Is(err, io.EOF), errors.Is(err, errHeld), e.tty && errors.Is(err, unix.EIO):
 			return nil
 		case errors.Is(err, os.ErrDeadlineExceeded):

@@ -192,7 +192,7 @@ func (o options) compileTests(ctx context.Context, path, binary string) error {
 			return nil
 		}
 	}
-	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-trimpath", "-buildvcs=false", "-p", strconv.Itoa(goruntime.NumCPU()), "-tags", testtree.Tags,
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-trimpath", "-buildvcs=false", "-p", strconv.Itoa(goruntime.NumCPU()), "-tags", testtree.Tags,
 		"-ldflags", `-w -linkmode external -extldflags "-static"`, "-o", binary, path)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr

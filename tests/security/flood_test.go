@@ -1,0 +1,91 @@
+package security
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+// Output without end that nobody waits for is read at no more than a share of a processor, whatever takes it: an answer that has
+// reached its limit, what is kept of a detached exec, or the log of a main process. How long the first of it is read as it comes is
+// waited for; without that bound the daemon would be busy for ever.
+func TestFloodsCostTheDaemonLittle(t *testing.T) {
+	testenv.RequireUserNS(t)
+	const share, over = 0.35, time.Second
+	d := harness.Start(t, harness.Options{})
+	c := client.New(d.Socket)
+	defer c.Close()
+	argv := []string{"dd", "if=/dev/zero", "bs=64k"}
+	for name, flood := range map[string]func(ctx context.Context, t *testing.T) *harness.Sandbox{
+		"an answer": func(ctx context.Context, t *testing.T) *harness.Sandbox {
+			s := d.Create(t, api.CreateSandbox{})
+			go func() { _, _ = s.TryExec(ctx, api.ExecRequest{Argv: argv}) }() // its sandbox is deleted
+			return s
+		},
+		"detached": func(ctx context.Context, t *testing.T) *harness.Sandbox {
+			s := d.Create(t, api.CreateSandbox{})
+			if _, err := c.Detach(ctx, s.ID, api.ExecRequest{Argv: argv}); err != nil {
+				t.Fatal(err)
+			}
+			return s
+		},
+		"a main process": func(_ context.Context, t *testing.T) *harness.Sandbox {
+			return d.Create(t, api.CreateSandbox{Command: argv})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := flood(t.Context(), t)
+			defer s.Delete(t)
+			harness.Eventually(t, time.Minute, func() error {
+				if len(s.Processes(t)) < 2 {
+					return errors.New("only init runs")
+				}
+				return nil
+			})
+			began, before := time.Now(), processorTime(t, d.PID())
+			harness.Eventually(t, time.Minute, func() error {
+				took := time.Since(began)
+				if took < over {
+					return errors.New("it is measured for the first time")
+				}
+				now := processorTime(t, d.PID())
+				part := float64(now-before) / float64(took)
+				began, before = time.Now(), now
+				t.Logf("%.0f %% of a processor", 100*part)
+				if part > share {
+					return fmt.Errorf("the daemon takes %.0f %% of a processor", 100*part)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// processorTime is what all threads of a process have taken so far.
+func processorTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := bytes.Fields(data[bytes.LastIndexByte(data, ')')+1:])
+	var ticks int64
+	for _, f := range fields[11:13] { // utime, stime
+		n, err := strconv.ParseInt(string(f), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * time.Second / 100 // USER_HZ
+}
