@@ -168,6 +168,8 @@ func serve(fd, filter int, confine *Confinement) error {
 	if err != nil {
 		return err
 	}
+	// Before the launcher is told: where there is no room for them the sandbox is not created, rather than gone at its first request.
+	spareThreads()
 	if filter >= 0 {
 		// Before what is left to do, which can fail only where nothing works: that goes on while the launcher answers.
 		if err := reportConfined(filter); err != nil {
@@ -184,7 +186,6 @@ func serve(fd, filter int, confine *Confinement) error {
 	if s.reserve, err = unix.FcntlInt(uintptr(proc), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		return fmt.Errorf("reserve a descriptor: %w", err)
 	}
-	spareThreads()
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return fmt.Errorf("use the listening socket: %w", err)
 	}
