@@ -120,19 +120,28 @@ func dropInheritable() error {
 // the sandbox (TestPidsLimitStopsAForkBomb). One thread runs Go code; the others are for blocking system calls.
 func spareThreads() {
 	const spare = 8 // with those that the runtime has anyway, within what the launcher adds to pids.max for init
-	var made sync.WaitGroup
-	made.Add(spare)
+	holdThreads(spare)
+	// When the last of them waits the runtime asks for one more, which another thread makes while this one goes on. Whoever finds one idle
+	// asks for none: so that is there, or has been refused, when as many less one have been held again.
+	holdThreads(spare - 1)
+}
+
+// holdThreads has so many threads at a time.
+func holdThreads(n int) {
+	var made, left sync.WaitGroup
+	made.Add(n)
 	release := make(chan struct{})
-	for range spare {
-		go func() {
+	for range n {
+		left.Go(func() {
 			goruntime.LockOSThread() // so that the next one needs another thread
 			made.Done()
 			<-release
 			goruntime.UnlockOSThread()
-		}()
+		})
 	}
 	made.Wait()
 	close(release)
+	left.Wait() // none is held any more
 }
 
 // serve is RunInit without what a test binary cannot do to itself.
