@@ -382,7 +382,9 @@ func keeper(t *testing.T) (c *client.Client, asked *[]string) {
 	t.Cleanup(func() {
 		c.Close()
 		_ = srv.Close()
-		<-served
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
 		_ = os.RemoveAll(dir)
 	})
 	return c, asked

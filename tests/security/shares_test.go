@@ -253,7 +253,7 @@ func TestWantOfProcessesIsTold(t *testing.T) {
 		t.Errorf("a program in another sandbox, where there is room again: %v", err)
 	}
 	full.Delete(t)
-	<-attached
+	t.Logf("its program ended with it: %v", <-attached)
 }
 
 // take is what so many users of a new sandbox get, which they keep until end.
