@@ -6,7 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -20,6 +24,7 @@ import (
 	"github.com/sandboxd/sandboxd/agent/llm/llmtest"
 	"github.com/sandboxd/sandboxd/agent/policy"
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 )
 
 // mustParse is a policy of a test.
@@ -267,6 +272,122 @@ func TestRemoveOfARunThatHadNotBegun(t *testing.T) {
 			t.Errorf("%s: %+v, %v; its record: %v", name, done, err, statErr)
 		}
 	}
+}
+
+// A directory that is known to be a run's goes whatever its record is, with what is left of the record names; never while somebody
+// works on the run.
+func TestRemoveOfARunWithoutAReadableRecord(t *testing.T) {
+	line := func(v, n int, rest string) string {
+		return fmt.Sprintf(`{"v":%d,"n":%d,"at":"2026-01-16T14:30:00Z",%s}`+"\n", v, n, rest)
+	}
+	run, box := `"run":{"id":"r"}`, `"sandbox":{"name":"agent-1","id":"sb1","ready":true}`
+	other := filepath.Join(t.TempDir(), RecordName) // of another run, which stays as it is
+	if err := os.WriteFile(other, []byte(line(1, 1, run)+"nonsense\n"+line(1, 3, `"sandbox":{"name":"agent-2","id":"sb2"}`)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	write := func(text string) func(string) error {
+		return func(path string) error { return os.WriteFile(path, []byte(text), 0o600) }
+	}
+	for name, tc := range map[string]struct {
+		make func(path string) error
+		want []string // what the daemon was asked to delete
+	}{
+		"a damaged line":        {write(line(1, 1, run) + line(1, 2, box) + "\x00\x00\x00\n" + line(1, 4, `"turn":1,"request":{"messages":1}`)), []string{"sn1", "sb1"}},
+		"a damaged first line":  {write("{\n" + line(1, 2, box)), []string{"sn1", "sb1"}},
+		"a line is missing":     {write(line(1, 1, run) + line(1, 3, box)), []string{"sn1", "sb1"}},
+		"of a newer version":    {write(line(2, 1, run) + line(2, 2, box)), nil},
+		"nothing in it":         {write(""), nil},
+		"zeros":                 {write(strings.Repeat("\x00", 1<<20)), nil},
+		"a FIFO":                {func(path string) error { return unix.Mkfifo(path, 0o600) }, nil},
+		"a directory":           {func(path string) error { return os.Mkdir(path, 0o700) }, nil},
+		"none":                  {func(string) error { return nil }, nil},
+		"a link to another's":   {func(path string) error { return os.Symlink(other, path) }, nil},
+		"a link to what is not": {func(path string) error { return os.Symlink("nowhere", path) }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "20260116_143000")
+			if err := errors.Join(os.MkdirAll(filepath.Join(dir, "files"), 0o700), tc.make(filepath.Join(dir, RecordName))); err != nil {
+				t.Fatal(err)
+			}
+			c, asked := keeper(t)
+			done, err := RemoveRun(t.Context(), c, dir, false)
+			if err == nil || len(*asked) > 0 {
+				t.Fatalf("one that may be somebody else's: %+v, %v, asked for %v", done, err, *asked)
+			}
+			if !errors.Is(err, ErrUnreadable) {
+				t.Errorf("%v is not known for what it is", err)
+			}
+			done, err = RemoveUnreadable(t.Context(), c, dir)
+			if err != nil || done.Run != filepath.Base(dir) || len(done.Snapshots) != min(1, len(tc.want)) {
+				t.Errorf("%+v, %v", done, err)
+			}
+			if diff := cmp.Diff(tc.want, *asked); diff != "" {
+				t.Errorf("deleted (-want +got):\n%s", diff)
+			}
+			if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("its directory: %v", err)
+			}
+			if _, err := os.Lstat(other); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Run("while somebody works on it", func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "20260116_143000")
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		rec, err := createRecord(dir, time.Now, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := rec.file.WriteString("nonsense\n"); err != nil {
+			t.Fatal(err)
+		}
+		if done, err := RemoveUnreadable(t.Context(), nil, dir); !errors.Is(err, ErrRunning) {
+			t.Errorf("%+v, %v", done, err)
+		}
+		if err := rec.close(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := RemoveUnreadable(t.Context(), nil, dir); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// keeper is a daemon that has a snapshot of the sandbox sb1, and says what it was asked to delete.
+func keeper(t *testing.T) (c *client.Client, asked *[]string) {
+	t.Helper()
+	asked = new([]string)
+	dir, err := os.MkdirTemp("", "ag") //nolint:usetesting // a socket's path has 108 bytes, and a test's name is long
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "s")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodDelete {
+			*asked = append(*asked, path.Base(r.URL.Path)) // one request after the other
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"snapshots":[{"id":"sn1","sandbox":"sb1","labels":{"sandboxd.agent":"turn"}}]}`)
+	})}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(listener) }()
+	c = client.New(socket)
+	t.Cleanup(func() {
+		c.Close()
+		_ = srv.Close()
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+		_ = os.RemoveAll(dir)
+	})
+	return c, asked
 }
 
 // A FIFO in the place of a record keeps nobody waiting.

@@ -76,6 +76,9 @@ const (
 	maxSkipped = 100
 	// maxListedOutputs bounds how many entries are recorded one by one.
 	maxListedOutputs = 1000
+	// maxDepth bounds how many names an entry's path has, as the daemon bounds those of images. A name in an archive may have a
+	// megabyte, and for each of its parents the tree is gone through from its root.
+	maxDepth = 128
 )
 
 // Outputs is what was in the output directory when the run ended, as the sandbox listed it, before any of it left.
@@ -271,7 +274,7 @@ func collect(ctx context.Context, sandbox Sandbox, source, dest string, limits C
 
 // extract writes a tar made by a sandbox below root. Everything in it may be a lie: names are local ones or left out,
 // no entry is written through a link (not even one that stays inside), nothing is overwritten, modes lose their special bits, and
-// what exceeds the limits ends the extraction. What was extracted before stays. An entry that cannot be written does
+// what exceeds the limits, of which depth is one, ends the extraction. What was extracted before stays. An entry that cannot be written does
 // not keep the others from being so.
 func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, error) {
 	c := &Collected{}
@@ -305,6 +308,9 @@ func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, erro
 		if !filepath.IsLocal(name) || strings.ContainsRune(name, 0) {
 			c.skip(h.Name, "not a name below the output directory")
 			continue
+		}
+		if n := depth(name); n > maxDepth {
+			return c, fmt.Errorf("%s is %d directories deep, and %d are the most; what came before it is kept", clipMiddle(visible(name), 300), n, maxDepth)
 		}
 		regular := h.Typeflag == tar.TypeReg || h.Typeflag == tar.TypeGNUSparse // a sparse file's size is that of its content
 		if reason := g.stays(name, h.Size); reason != "" {
@@ -342,6 +348,9 @@ func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, erro
 	}
 	return c, nil
 }
+
+// depth is how many names a clean path has.
+func depth(name string) int { return strings.Count(name, "/") + 1 }
 
 // sniffer sees a file's content go by.
 type sniffer struct {
@@ -396,6 +405,9 @@ func extractEntry(root *os.Root, r io.Reader, h *tar.Header, name string) (made 
 		target := path.Clean(h.Linkname)
 		if !filepath.IsLocal(target) {
 			return false, "hard link to a name outside", nil
+		}
+		if depth(target) > maxDepth {
+			return false, "hard link to a name that is too deep", nil // nothing here has one
 		}
 		if reason := throughLink(root, path.Dir(target)); reason != "" {
 			return false, "hard link " + reason, nil

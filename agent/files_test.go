@@ -224,6 +224,41 @@ func TestArchiveLimits(t *testing.T) {
 	}
 }
 
+// A name that is deeper than an honest one ends the extraction, as what exceeds the other limits does, before anything is made of it: a
+// megabyte of it would have the tree gone through half a million times.
+func TestArchiveDepth(t *testing.T) {
+	deepest := strings.Repeat("d/", maxDepth-1) + "f"
+	for name, beyond := range map[string]entry{
+		"by one":         {name: "d/" + deepest, content: "2"},
+		"by a megabyte":  {name: strings.Repeat("d/", 500_000) + "f", content: "2"},
+		"by a directory": {name: strings.Repeat("e/", maxDepth+1), typ: tar.TypeDir},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			root, err := os.OpenRoot(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer root.Close()
+			link := entry{name: "h", typ: tar.TypeLink, link: strings.Repeat("e/", maxDepth) + "f"}
+			c, err := extract(root, makeTar(t, entry{name: deepest, content: "1"}, link, beyond, entry{name: "after"}), CollectLimits{})
+			if err == nil || !strings.Contains(err.Error(), "directories deep") || len(err.Error()) > 1000 {
+				t.Errorf("error %.1000v", err)
+			}
+			if c.Entries != 1 || len(c.Skipped) != 1 || c.Skipped[0] != "h: hard link to a name that is too deep" {
+				t.Errorf("%d entries; skipped %q", c.Entries, c.Skipped)
+			}
+			got, err := os.ReadFile(filepath.Join(dir, deepest))
+			if err != nil || string(got) != "1" {
+				t.Errorf("what came before it: %q, %v", got, err)
+			}
+			if names, err := os.ReadDir(dir); err != nil || len(names) != 1 {
+				t.Errorf("there are %v, %v", names, err)
+			}
+		})
+	}
+}
+
 func TestInputIsCopiedAndNothingBesideIt(t *testing.T) {
 	dir := t.TempDir()
 	in, secret := filepath.Join(dir, "in"), filepath.Join(dir, "secret")

@@ -225,8 +225,22 @@ type record struct {
 // ErrRunning is the error of [Resume] and [RemoveRun] for a run that another process works on.
 var ErrRunning = errors.New("another process is working on this run")
 
+// ErrUnreadable is the class of errors for a record that will not be read by this program, whenever it is tried again: it is damaged, of a
+// newer version, or no file that can be opened.
+var ErrUnreadable = errors.New("the record cannot be read")
+
+// unreadableError is one of that class, without the class's words in its text.
+type unreadableError struct{ error }
+
+func (unreadableError) Is(target error) bool { return target == ErrUnreadable }
+func (e unreadableError) Unwrap() error      { return e.error }
+
+func unreadablef(format string, args ...any) error {
+	return unreadableError{fmt.Errorf(format, args...)}
+}
+
 // errNotBegun is the error for what a crash leaves that struck while the first line was written.
-var errNotBegun = errors.New("it has no whole line: the run had not begun")
+var errNotBegun error = unreadableError{errors.New("it has no whole line: the run had not begun")}
 
 // createRecord begins the record of a new run.
 func createRecord(dir string, now func() time.Time, secrets []string) (*record, error) {
@@ -243,18 +257,24 @@ func createRecord(dir string, now func() time.Time, secrets []string) (*record, 
 // openFile opens the record of a run that is there. Whoever has left the run may have made a FIFO of it, on which one would wait.
 func openFile(dir string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, RecordName), flag|unix.O_NONBLOCK, 0)
+	if err != nil && slices.ContainsFunc(noRecord, func(no error) bool { return errors.Is(err, no) }) {
+		err = unreadableError{err}
+	}
 	if err != nil {
 		return nil, err
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no file", f.Name())
+		err = unreadablef("%s is no file", f.Name())
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }
+
+// noRecord are the errors with which the kernel says that a record is none: others it says of itself, or of that moment.
+var noRecord = []error{unix.ENOENT, unix.ELOOP, unix.ENXIO, unix.EISDIR, unix.ENODEV, unix.EACCES, unix.EPERM}
 
 // openRecord opens the record of a run to go on with it. What a crash has left of a last line is taken off: nothing
 // had been done on the strength of it.
@@ -324,17 +344,17 @@ func readEvents(r io.Reader) (events []Event, whole int64, err error) {
 		}
 		var e Event
 		if err := json.Unmarshal(line, &e); err != nil {
-			return nil, 0, fmt.Errorf("line %d: %w", len(events)+1, err)
+			return nil, 0, unreadablef("line %d: %w", len(events)+1, err)
 		}
 		switch {
 		case e.V != recordVersion:
-			return nil, 0, fmt.Errorf("line %d: it is of version %d; this program knows %d", len(events)+1, e.V, recordVersion)
+			return nil, 0, unreadablef("line %d: it is of version %d; this program knows %d", len(events)+1, e.V, recordVersion)
 		case e.N != len(events)+1:
-			return nil, 0, fmt.Errorf("line %d: it says that it is number %d", len(events)+1, e.N)
+			return nil, 0, unreadablef("line %d: it says that it is number %d", len(events)+1, e.N)
 		case e.kinds() != 1:
-			return nil, 0, fmt.Errorf("line %d: it is of no kind that this program knows", len(events)+1)
+			return nil, 0, unreadablef("line %d: it is of no kind that this program knows", len(events)+1)
 		case e.N == 1 && e.Run == nil:
-			return nil, 0, errors.New("line 1: it does not begin a run")
+			return nil, 0, unreadablef("line 1: it does not begin a run")
 		}
 		events = append(events, e)
 		whole += int64(len(line))
@@ -345,12 +365,32 @@ func readEvents(r io.Reader) (events []Event, whole int64, err error) {
 	return events, whole, nil
 }
 
+// readWhatIsLeft reads those lines of a record that can be, whatever stands between them.
+func readWhatIsLeft(r io.Reader) (events []Event, err error) {
+	br := bufio.NewReaderSize(r, 1<<16)
+	for {
+		line, err := readLine(br)
+		switch {
+		case errors.Is(err, io.EOF):
+			return events, nil
+		case errors.Is(err, ErrUnreadable):
+			continue // the rest of so long a line is another that cannot be read
+		case err != nil:
+			return nil, err
+		}
+		var e Event
+		if json.Unmarshal(line, &e) == nil && e.V == recordVersion && e.kinds() == 1 {
+			events = append(events, e)
+		}
+	}
+}
+
 func readLine(br *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for {
 		part, err := br.ReadSlice('\n')
 		if line = append(line, part...); len(line) > maxRecordLine {
-			return nil, fmt.Errorf("a line is longer than %d bytes", maxRecordLine)
+			return nil, unreadablef("a line is longer than %d bytes", maxRecordLine)
 		}
 		if !errors.Is(err, bufio.ErrBufferFull) {
 			return line, err

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 )
@@ -40,6 +42,33 @@ func RemoveRun(ctx context.Context, c *client.Client, dir string, snapshotsOnly 
 	}
 	defer func() { err = errors.Join(err, rec.close()) }()
 	done = &Removed{Run: events[0].Run.ID, Dir: dir, Snapshots: []string{}}
+	return done, done.remove(ctx, c, events, snapshotsOnly)
+}
+
+// RemoveUnreadable is RemoveRun for a directory that is known to be a run's, and whose record cannot be read ([ErrUnreadable]). Of the snapshots
+// and sandboxes those go that what is left of the record names; the caller knows that nobody works on the run where its record cannot
+// even be opened.
+func RemoveUnreadable(ctx context.Context, c *client.Client, dir string) (done *Removed, err error) {
+	dir = filepath.Clean(dir)
+	done = &Removed{Run: filepath.Base(dir), Dir: dir, Snapshots: []string{}}
+	var events []Event
+	f, err := openFile(dir, os.O_RDWR|unix.O_NOFOLLOW) // what another run's record says is not to be heeded
+	if err == nil {
+		defer func() { err = errors.Join(err, f.Close()) }()
+		if err = lock(f); err == nil { // until it is gone
+			events, err = readWhatIsLeft(f)
+		}
+	} else if errors.Is(err, ErrUnreadable) {
+		err = nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("remove the run %s: %w", done.Run, err)
+	}
+	return done, done.remove(ctx, c, events, false)
+}
+
+// remove removes the run that the events are of.
+func (done *Removed) remove(ctx context.Context, c *client.Client, events []Event, snapshotsOnly bool) error {
 	sandboxes := map[string]bool{} // by id and by name, of which nobody else's are
 	last := ""
 	for _, e := range events {
@@ -55,16 +84,16 @@ func RemoveRun(ctx context.Context, c *client.Client, dir string, snapshotsOnly 
 	}
 	if last != "" {
 		if err := removeKept(ctx, c, sandboxes, last, snapshotsOnly, done); err != nil {
-			return done, fmt.Errorf("remove the run %s: %w", done.Run, err)
+			return fmt.Errorf("remove the run %s: %w", done.Run, err)
 		}
 	}
 	if snapshotsOnly {
-		return done, nil
+		return nil
 	}
-	if err := os.RemoveAll(dir); err != nil {
-		return done, fmt.Errorf("remove the run %s: %w", done.Run, err)
+	if err := os.RemoveAll(done.Dir); err != nil {
+		return fmt.Errorf("remove the run %s: %w", done.Run, err)
 	}
-	return done, syncDir(filepath.Dir(dir))
+	return syncDir(filepath.Dir(done.Dir))
 }
 
 // removeNotBegun removes the directory of a run that had not begun: there is a record in it that nobody works on, and

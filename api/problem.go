@@ -10,7 +10,7 @@ const (
 	CodeForbidden      Code = "forbidden"           // the peer's uid may not do this
 	CodeNotFound       Code = "not_found"           // no such sandbox, image, file or route
 	CodeExists         Code = "already_exists"      // the name is taken
-	CodeConflict       Code = "conflict"            // the sandbox is in a state that does not allow it
+	CodeConflict       Code = "conflict"            // the sandbox is in a state that does not allow it, or there is no room for more
 	CodeGone           Code = "gone"                // the sandbox ended while the request was under way
 	CodeProgramMissing Code = "program_not_found"   // exec: no such program in the sandbox (shells say 127)
 	CodeProgramDenied  Code = "program_not_allowed" // exec: found but not executable (shells say 126)

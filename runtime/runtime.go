@@ -25,6 +25,7 @@ var (
 	ErrRootfs        = errors.New("rootfs is not usable")            // the image is to blame: what must be a directory is none
 	ErrUnavailable   = errors.New("engine unavailable")              // the launcher is gone or stopping
 	ErrInUse         = errors.New("more than the new limit is in use")
+	ErrProcesses     = errors.New("no more processes can be had") // by the daemon's user, his sandboxes together, or one of them
 )
 
 // Spec is everything an engine needs to start a sandbox. It is complete: defaults have been filled in and names have

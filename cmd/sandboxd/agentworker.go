@@ -177,7 +177,12 @@ func (a agentWorkers) input(field, path string) (string, error) {
 func (a agentWorkers) remove(ctx context.Context, id string, d deps) agents.Reply {
 	c := d.client()
 	defer c.Close()
-	if _, err := agent.RemoveRun(ctx, c, filepath.Join(a.Runs, id), false); err != nil {
+	dir := filepath.Join(a.Runs, id)
+	_, err := agent.RemoveRun(ctx, c, dir, false)
+	if errors.Is(err, agent.ErrUnreadable) { // here it is a run's all the same, and the daemon knows that nobody works on it
+		_, err = agent.RemoveUnreadable(ctx, c, dir)
+	}
+	if err != nil {
 		if p := agentProblem(err, nil); p.Code != api.CodeInvalid {
 			return agents.Reply{Problem: p}
 		}

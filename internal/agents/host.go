@@ -539,12 +539,21 @@ func (h *Host) ask(id, how string) (err error) {
 // Remove removes a run that nobody works on, with all that is left of it.
 func (h *Host) Remove(ctx context.Context, id string) error {
 	run, err := h.Get(id)
-	if err != nil {
-		return err
-	}
-	if run.State == api.AgentRunning {
+	switch {
+	case err == nil && run.State == api.AgentRunning:
 		return fmt.Errorf("remove %s: %w", id, ErrRunning)
+	case errors.Is(err, ErrNotFound):
+		return err
+	case err != nil: // nobody can read its record, or not now
+		if _, ok, nowErr := h.lastWork(id); nowErr != nil || !ok {
+			return cmp.Or(nowErr, err)
+		}
 	}
+	return h.remove(ctx, id)
+}
+
+// remove has a run removed, of which it is known that nobody works on it.
+func (h *Host) remove(ctx context.Context, id string) error {
 	select {
 	case h.removing <- struct{}{}:
 	case <-ctx.Done():

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"slices"
 	"time"
@@ -24,7 +23,7 @@ type Retention struct {
 // idleRun is one that nobody works on.
 type idleRun struct {
 	id   string
-	at   time.Time // of the last line of its record
+	at   time.Time // see [Host.lastWork]
 	size int64     // on disk
 	// immense: it has more entries, or deeper ones, than are looked at.
 	immense bool
@@ -69,10 +68,10 @@ func (h *Host) Retain(ctx context.Context, r Retention, now, up time.Time) (remo
 		if now.Sub(h.kept[run.id]) < r.Grace {
 			continue
 		}
-		if again, ok, _ := h.lastLine(run.id); !ok || !again.Equal(run.at) {
+		if again, ok, _ := h.lastWork(run.id); !ok || !again.Equal(run.at) {
 			continue // somebody has gone on with it
 		}
-		removeErr := h.Remove(ctx, run.id)
+		removeErr := h.remove(ctx, run.id)
 		if removeErr == nil {
 			removed = append(removed, run.id)
 			continue
@@ -80,7 +79,7 @@ func (h *Host) Retain(ctx context.Context, r Retention, now, up time.Time) (remo
 		if ctx.Err() != nil {
 			return removed, errors.Join(err, context.Cause(ctx))
 		}
-		if _, ok, _ := h.lastLine(run.id); !ok {
+		if _, ok, _ := h.lastWork(run.id); !ok {
 			continue // somebody was faster, and works on it or has removed it
 		}
 		h.kept[run.id] = now
@@ -104,7 +103,7 @@ func (h *Host) idle(ctx context.Context) (runs []idleRun, unknown error) {
 		if !IsID(e.Name()) || !e.IsDir() {
 			continue
 		}
-		at, ok, err := h.lastLine(e.Name())
+		at, ok, err := h.lastWork(e.Name())
 		if !ok {
 			unknown = cmp.Or(unknown, err)
 			continue
@@ -131,24 +130,34 @@ func (h *Host) idle(ctx context.Context) (runs []idleRun, unknown error) {
 	return runs, unknown
 }
 
-// lastLine is when the last line of a run's record was written. It is not ok while somebody works on the run, or where there is none that
-// can be looked at.
-func (h *Host) lastLine(id string) (at time.Time, ok bool, err error) {
-	working, err := h.locked(id, RecordName)
-	if err == nil && !working {
-		var f *os.File
-		if f, err = h.open(id, RecordName); err == nil {
-			var info fs.FileInfo
-			if info, err = f.Stat(); err == nil {
-				at = info.ModTime()
-			}
-			err = errors.Join(err, f.Close())
-		}
+// lastWork is when somebody last worked on a run: when the last line of its record was written or, where there is no record that can be
+// opened, when its directory last changed. It is not ok while somebody works on the run, may do so, or the run is gone.
+func (h *Host) lastWork(id string) (at time.Time, ok bool, err error) {
+	at, working, err := h.lastChange(id, RecordName)
+	// Who has a lease on the record has it open, and may write to it.
+	if err != nil && !passing(err) && !errors.Is(err, unix.EAGAIN) {
+		at, working, err = h.lastChange(id, ".")
 	}
 	if err != nil && passing(err) {
 		return at, false, fmt.Errorf("look at the agent run %s: %w", id, err)
 	}
 	return at, err == nil && !working, nil
+}
+
+// lastChange is when a file of a run, or its directory, was last written to, and whether somebody who works on the run has it locked.
+func (h *Host) lastChange(id, name string) (at time.Time, working bool, err error) {
+	if working, err = h.locked(id, name); err != nil || working {
+		return at, working, err
+	}
+	f, err := h.open(id, name)
+	if err != nil {
+		return at, false, err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		at = info.ModTime()
+	}
+	return at, false, errors.Join(err, f.Close())
 }
 
 // maxDeep and maxEntries bound what is looked at of a run. Its files are what programs have left that nobody trusts: what such a run may

@@ -130,6 +130,81 @@ func TestOldRunsAreRemoved(t *testing.T) {
 	s.wait()
 }
 
+// A run whose record cannot be opened, or is gone, goes too, by the time of its directory, and counts until then; never one that somebody
+// works on, or may work on.
+func TestRunsWithoutARecordAreRemoved(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	now := time.Now()
+	ids := []string{"20260116_143000", "20260116_143001", "20260116_143002", "20260116_143003", "20260116_143004", "20260116_143005"}
+	gone, fifo, elsewhere, hosted, leased, young := ids[0], ids[1], ids[2], ids[3], ids[4], ids[5]
+	for _, id := range ids {
+		testRun(t, dir, id, `{}`)
+		path := filepath.Join(dir, id, RecordName)
+		old := now.Add(-10 * time.Hour)
+		var err error
+		switch id {
+		case leased:
+			f, openErr := os.OpenFile(path, os.O_RDWR, 0)
+			if openErr != nil {
+				t.Fatal(openErr)
+			}
+			defer f.Close()
+			_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+			err = errors.Join(err, os.Chtimes(path, old, old))
+		case gone:
+			err = os.Remove(path)
+		case elsewhere:
+			err = errors.Join(os.Remove(path), os.Symlink(filepath.Join(outside, RecordName), path))
+		case young:
+			old = now.Add(-2 * time.Hour)
+			err = errors.Join(os.Remove(path), os.WriteFile(filepath.Join(dir, id, "output"), make([]byte, 1<<20), 0o600))
+		default:
+			err = errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600))
+		}
+		if err = errors.Join(err, os.Chtimes(filepath.Join(dir, id), old, old)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held, err := Hold(filepath.Join(dir, hosted))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := shells{script: `read -r x; x=${x#*:\"}; x=${x%%\"*}; rm -r '` + dir + `'/"$x" && echo "{\"run\":{\"id\":\"$x\"}}"`}
+	h := New(s.options(dir))
+	retain := func(r Retention, want ...string) {
+		t.Helper()
+		r.Grace = time.Hour
+		removed, err := h.Retain(t.Context(), r, now, now.Add(-1000*time.Hour))
+		if !slices.Equal(removed, want) || err != nil {
+			t.Errorf("removed are %v, %v, want %v", removed, err, want)
+		}
+	}
+	retain(Retention{Age: 11 * time.Hour})
+	retain(Retention{Age: 5 * time.Hour}, gone, fifo, elsewhere)
+	retain(Retention{Limit: 2 << 20})
+	retain(Retention{Limit: 1 << 20}, young)
+	for _, id := range []string{hosted, leased} {
+		if err := h.Remove(t.Context(), id); err == nil {
+			t.Errorf("%s, on which somebody may work, is removed", id)
+		}
+	}
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// Whoever asks for it need not wait.
+	if err := h.Remove(t.Context(), hosted); err != nil {
+		t.Errorf("when nobody works on it any more: %v", err)
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 1 || left[0].Name() != leased {
+		t.Errorf("there are %v, %v", left, err)
+	}
+	if err := h.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	s.wait()
+}
+
 // What a run has on disk is not what who made its files would have it be, and is told in bounded time.
 func TestHostileRunsAreMeasured(t *testing.T) {
 	dir := t.TempDir()

@@ -92,6 +92,7 @@ var classes = []class{
 	{err: runtime.ErrNotEnded, code: api.CodeConflict, hint: "only a sandbox that has ended can be started; end it first: sandboxd stop"},
 	{err: runtime.ErrInUse, code: api.CodeConflict, hint: "end what uses it, or ask for more; nothing was changed"},
 	{err: runtime.ErrTooMany, code: api.CodeConflict, hint: "delete sandboxes that are not needed any more: sandboxd prune, or sandboxd ps and sandboxd rm"},
+	{err: runtime.ErrProcesses, code: api.CodeConflict, hint: hintProcesses},
 	{err: runtime.ErrUnenforceable, code: api.CodeUnenforceable, hint: "sandboxd doctor says what this host lacks; leave the limit out to run without it"},
 	{err: runtime.ErrClosed, code: api.CodeUnavailable, hint: "start it again: sandboxd serve"},
 	{err: runtime.ErrRootfs, code: api.CodeImage, hint: "the image is broken or hostile; choose another"},
@@ -105,6 +106,9 @@ var classes = []class{
 	{err: context.DeadlineExceeded, code: api.CodeUnavailable, hint: "the host is overloaded; try again"},
 	{err: context.Canceled, code: api.CodeUnavailable},
 }
+
+const hintProcesses = "end programs or sandboxes, or start the daemon with more processes for its user (ulimit -u), of which all sandboxes together have half; " +
+	"where a pids cgroup is delegated to it no sandbox takes more than its own limit: sandboxd doctor"
 
 // titles are the codes in words.
 var titles = map[api.Code]string{
@@ -222,7 +226,9 @@ func execError(argv0, cwd string, err error) error {
 		return classify(ErrTooLarge, fmt.Errorf("start %q: argv and env together: %w", argv0, ge.Errno))
 	case ge.Errno == syscall.EINVAL:
 		return invalidf("start %q: %w (are the user's ids mapped in this sandbox?)", argv0, ge.Errno)
-	case oneOf(ge.Errno, syscall.EAGAIN, syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE):
+	case ge.Errno == syscall.EAGAIN:
+		return classify(runtime.ErrProcesses, fmt.Errorf("start %q: the sandbox, or all of them together, have as many processes as they may: %w", argv0, ge.Errno))
+	case oneOf(ge.Errno, syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE):
 		return classify(runtime.ErrState, fmt.Errorf("start %q: a limit of the sandbox is reached: %w", argv0, ge.Errno))
 	}
 	return fmt.Errorf("start %q: %w", argv0, err)

@@ -105,8 +105,12 @@ func TestWhatInitSaysOfAProgram(t *testing.T) {
 		"something else":      {&guest.Error{Stage: guest.StageStart, Errno: syscall.EIO}, api.CodeInternal},
 		"cancelled":           {context.Canceled, api.CodeUnavailable},
 	} {
-		if got := ProblemOf(execError("prog", "/cwd", fmt.Errorf("exec: %w", tc.err))); got.Code != tc.want {
+		got := ProblemOf(execError("prog", "/cwd", fmt.Errorf("exec: %w", tc.err)))
+		if got.Code != tc.want {
 			t.Errorf("%s: %s, want %s", name, got.Code, tc.want)
+		}
+		if (name == "too many processes") != strings.Contains(got.Hint, "ulimit -u") {
+			t.Errorf("%s: the hint is %q", name, got.Hint)
 		}
 	}
 }

@@ -120,19 +120,28 @@ func dropInheritable() error {
 // the sandbox (TestPidsLimitStopsAForkBomb). One thread runs Go code; the others are for blocking system calls.
 func spareThreads() {
 	const spare = 8 // with those that the runtime has anyway, within what the launcher adds to pids.max for init
-	var made sync.WaitGroup
-	made.Add(spare)
+	holdThreads(spare)
+	// When the last of them waits the runtime asks for one more, which another thread makes while this one goes on. Whoever finds one idle
+	// asks for none: so that is there, or has been refused, when as many less one have been held again.
+	holdThreads(spare - 1)
+}
+
+// holdThreads has so many threads at a time.
+func holdThreads(n int) {
+	var made, left sync.WaitGroup
+	made.Add(n)
 	release := make(chan struct{})
-	for range spare {
-		go func() {
+	for range n {
+		left.Go(func() {
 			goruntime.LockOSThread() // so that the next one needs another thread
 			made.Done()
 			<-release
 			goruntime.UnlockOSThread()
-		}()
+		})
 	}
 	made.Wait()
 	close(release)
+	left.Wait() // none is held any more
 }
 
 // serve is RunInit without what a test binary cannot do to itself.
@@ -168,6 +177,8 @@ func serve(fd, filter int, confine *Confinement) error {
 	if err != nil {
 		return err
 	}
+	// Before the launcher is told: where there is no room for them the sandbox is not created, rather than gone at its first request.
+	spareThreads()
 	if filter >= 0 {
 		// Before what is left to do, which can fail only where nothing works: that goes on while the launcher answers.
 		if err := reportConfined(filter); err != nil {
@@ -184,7 +195,6 @@ func serve(fd, filter int, confine *Confinement) error {
 	if s.reserve, err = unix.FcntlInt(uintptr(proc), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		return fmt.Errorf("reserve a descriptor: %w", err)
 	}
-	spareThreads()
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return fmt.Errorf("use the listening socket: %w", err)
 	}

@@ -145,6 +145,7 @@ var classes = []struct {
 	{"unavailable", runtime.ErrUnavailable},
 	{"rootfs", runtime.ErrRootfs},
 	{"in-use", runtime.ErrInUse},
+	{"processes", runtime.ErrProcesses},
 	{"layer-invalid", layer.ErrInvalid},
 	// Within the one before.
 	{"layer-entries", layer.ExceededEntries},

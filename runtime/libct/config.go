@@ -24,6 +24,7 @@ type Host struct {
 	Controllers []string         // those that its children have
 	Files       []string         // those that its children's cgroups have: not every kernel has all of a controller's
 	Nofile      uint64           // the launcher's hard RLIMIT_NOFILE: it cannot be exceeded
+	Nproc       uint64           // and its RLIMIT_NPROC
 	Landlock    int              // its version, where sandboxes can be held by it; 0: they cannot
 	Missing     []string         // what the defaults would like and the host does not give
 	given       []ceiling        // what the host gives its user for all that he runs: in numbers
@@ -113,8 +114,9 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 	}
 	c.Rlimits = append(c.Rlimits, limitsOfOne(host.limits)...)
 	if spec.Limits.Pids > 0 && enforced.Pids == "rlimit" {
-		// Counted per uid of the sandbox's own user namespace, so it is a weaker fence than pids.max.
-		n := uint64(spec.Limits.Pids)
+		// Counted per uid of the sandbox's own user namespace, so it is a weaker fence than pids.max. More than the launcher has is
+		// not to be given: one that was asked for Enforce has refused.
+		n := min(uint64(spec.Limits.Pids), host.Nproc)
 		c.Rlimits = append(c.Rlimits, configs.Rlimit{Type: unix.RLIMIT_NPROC, Hard: n, Soft: n})
 	}
 	return c, nil

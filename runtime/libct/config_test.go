@@ -44,7 +44,7 @@ func testSpec() *runtime.Spec {
 func testHost() *Host {
 	return &Host{
 		IDs:      []idmap.Range{{Inside: 0, Outside: 1, Size: 65536}},
-		Landlock: 7, Cgroup: true, Controllers: []string{"cpu", "cpuset", "io", "memory", "pids"}, Nofile: 1 << 20,
+		Landlock: 7, Cgroup: true, Controllers: []string{"cpu", "cpuset", "io", "memory", "pids"}, Nofile: 1 << 20, Nproc: 1 << 15,
 		given:  []ceiling{{"max_inotify_instances", 128}, {"max_inotify_watches", 65536}},
 		limits: []configs.Rlimit{{Type: unix.RLIMIT_SIGPENDING, Hard: 15000}, {Type: unix.RLIMIT_MSGQUEUE, Hard: 819200}},
 		Files: []string{
@@ -158,6 +158,9 @@ func TestExplicitLimitThatCannotBeHeldIsRefused(t *testing.T) {
 		},
 		"nofile above the hard limit": {explicit: api.Limits{Nofile: 1<<20 + 1}, refused: true},
 		"nofile below the hard limit": {explicit: api.Limits{Nofile: 100}},
+		"pids above the hard limit":   {explicit: api.Limits{Pids: 1<<15 + 1}, refused: true},
+		"pids at the hard limit":      {explicit: api.Limits{Pids: 1 << 15}},
+		"pids of a cgroup":            {explicit: api.Limits{Pids: 1<<15 + 1}, controllers: []string{"pids"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec, host := testSpec(), testHost()
@@ -172,6 +175,26 @@ func TestExplicitLimitThatCannotBeHeldIsRefused(t *testing.T) {
 				t.Errorf("refused: %v (%v), want %v", got, err, tc.refused)
 			}
 		})
+	}
+}
+
+// What a profile would like of processes is no more than the launcher has, without a cgroup that counts them: nobody may give more.
+func TestProcessesWithinTheLaunchersOwn(t *testing.T) {
+	for nproc, want := range map[uint64]uint64{50: 50, 100: 100, unix.RLIM_INFINITY: 100} {
+		spec, host := testSpec(), testHost()
+		host.Cgroup, host.Nproc, spec.Limits = false, nproc, api.Limits{Pids: 100}
+		enforced, err := Enforce(spec, host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		config, err := Plan(spec, host, &enforced)
+		if err != nil {
+			t.Fatal(err)
+		}
+		limit := configs.Rlimit{Type: unix.RLIMIT_NPROC, Hard: want, Soft: want}
+		if !slices.Contains(config.Rlimits, limit) {
+			t.Errorf("with %d: %+v, want %+v among them", nproc, config.Rlimits, limit)
+		}
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"path/filepath"
 	goruntime "runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -88,6 +89,10 @@ func Open(host Host) (*Engine, error) {
 		return nil, fmt.Errorf("read own descriptor limit: %w", err)
 	}
 	host.Nofile = limit.Max
+	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &limit); err != nil {
+		return nil, fmt.Errorf("read own limit of processes: %w", err)
+	}
+	host.Nproc = limit.Max
 	host.landlock(kernel.LandlockABI())
 	var err error
 	if host.given, host.limits, err = given(); err != nil {
@@ -385,11 +390,12 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 		ExtraFiles: []*os.File{control, plan, channel.init}, // descriptors 3, 4 and fdFilter
 	}
 	if err := slackened(func() error { return container.Run(process) }); err != nil {
+		reapStage(err)
 		complaint := said(complaints)
 		if text, ok := strings.CutPrefix(complaint, ": "+blamesImage); ok {
 			return nil, &imageError{text}
 		}
-		return nil, fmt.Errorf("%w%s", err, complaint)
+		return nil, notStarted(err, complaint)
 	}
 	pid, err := process.Pid()
 	if err != nil {
@@ -409,7 +415,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	pidfd := os.NewFile(uintptr(fd), "pidfd")
 	undo = append(undo, func() { _ = pidfd.Close() })
 	if err := channel.wait(ctx); err != nil {
-		return nil, fmt.Errorf("%w%s", err, said(complaints))
+		return nil, notStarted(err, said(complaints))
 	}
 	out, err := dup(pidfd)
 	if err != nil {
@@ -589,6 +595,48 @@ func (in *instance) setHostname(hostname string) error {
 		}()
 	}()
 	return <-failed
+}
+
+// refusals are how those who cannot have another process or thread say so: the C library and libcontainer in whose words the kernel's
+// EAGAIN is, and Go's runtime, which ends its program.
+var refusals = []string{"esource temporarily unavailable", "failed to create new OS thread"}
+
+// notStarted is the error of a sandbox that could not be started, by what the launcher has of it and what was complained of. The
+// processes in between hand on no errno: where it was the want of another process, only their words tell.
+func notStarted(err error, complaint string) error {
+	said := err.Error() + complaint
+	if errors.Is(err, unix.EAGAIN) || slices.ContainsFunc(refusals, func(words string) bool { return strings.Contains(said, words) }) {
+		for i := range len(complaint) - 1 {
+			if complaint[i] == ';' && complaint[i+1] != ' ' { // the end of a line; Go's runtime goes on with its stacks
+				complaint = complaint[:i]
+				break
+			}
+		}
+		return fmt.Errorf("%w: %w%s", runtime.ErrProcesses, err, complaint)
+	}
+	return fmt.Errorf("%w%s", err, complaint)
+}
+
+// reapStage waits for libcontainer's stage 1 of a start that has failed, where that is by its own account. It is a child of the launcher, which
+// libcontainer waits for only once the stages have told its pid: else it would count as a process of all sandboxes until the launcher ends, and each
+// refusal for want of one leave one less (TestWantOfProcessesIsTold).
+func reapStage(failed error) {
+	_, said, _ := strings.Cut(failed.Error(), "nsexec-1[")
+	number, _, _ := strings.Cut(said, "]")
+	pid, err := strconv.Atoi(number)
+	if err != nil || pid <= 1 {
+		return
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return // it has been waited for
+	}
+	defer unix.Close(fd)
+	// It has closed its log, so it is about to end. Whatever else had that pid would not be waited for.
+	ends := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // descriptors are small
+	if n, err := unix.Poll(ends, int(time.Second.Milliseconds())); err == nil && n == 1 {
+		_ = unix.Waitid(unix.P_PIDFD, fd, nil, unix.WEXITED|unix.WNOHANG|unix.WALL, nil)
+	}
 }
 
 // imageError is what Init said of an image, of the class runtime.ErrRootfs.

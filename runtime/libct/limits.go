@@ -54,7 +54,7 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 	if spec.Limits.CPUSet != "" && holds("cpuset", "cpuset.cpus") {
 		e.CPUSet = "cgroup"
 	}
-	if holds("pids", "pids.max") {
+	if host.hasPids() {
 		e.Pids = "cgroup"
 	}
 	if throttles(spec.Limits.IO) && holds("io", "io.max") && spec.IODevice.Number != "" {
@@ -108,6 +108,9 @@ func refuse(spec *runtime.Spec, host *Host, has func(controller string) bool) er
 			orNone(device.Name), runtime.ErrUnenforceable)
 	case x.Nofile > host.Nofile:
 		return fmt.Errorf("nofile limit: %d exceeds the daemon's own hard limit of %d: %w", x.Nofile, host.Nofile, runtime.ErrUnenforceable)
+	case x.Pids > 0 && uint64(x.Pids) > host.Nproc && !host.hasPids():
+		return fmt.Errorf("pids limit: %d exceeds the daemon's own hard limit of %d processes (ulimit -Hu), and no cgroup v2 pids controller is delegated to it: %w",
+			x.Pids, host.Nproc, runtime.ErrUnenforceable)
 	}
 	return nil
 }
@@ -142,6 +145,11 @@ func throttles(io api.IOLimits) bool {
 
 // hasFile says that the cgroups of sandboxes have the file.
 func (h *Host) hasFile(name string) bool { return slices.Contains(h.Files, name) }
+
+// hasPids says that the processes of a sandbox are held by its cgroup.
+func (h *Host) hasPids() bool {
+	return h.Cgroup && slices.Contains(h.Controllers, "pids") && h.hasFile("pids.max")
+}
 
 // settings plans the files of a sandbox's cgroup, each with the value that holds the limit, or with the kernel's own where
 // there is none. It is pure, and has every file that limits are about and this host's cgroups have: those of no limits

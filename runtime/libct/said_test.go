@@ -1,9 +1,42 @@
 package libct
 
 import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/runtime"
 )
+
+// Who is refused another process says so in many ways, and libcontainer hands on no errno but its own.
+func TestWantOfProcessesIsKnown(t *testing.T) {
+	for _, tc := range []struct {
+		err       error
+		complaint string
+		want      bool
+		text      string
+	}{
+		{fmt.Errorf("unable to start init: %w", &os.PathError{Op: "fork/exec", Path: "/proc/self/exe", Err: unix.EAGAIN}), "", true, "fork/exec"},
+		{errors.New("runc init error(s): nsexec-0[9]: unable to spawn stage-1: Resource temporarily unavailable"), "", true, "stage-1"},
+		{errors.New("exec /dev/sandboxd-init: resource temporarily unavailable"), "", true, "sandboxd-init"},
+		{io.EOF, ": runtime/cgo: pthread_create failed: Resource temporarily unavailable;SIGABRT: abort;goroutine 1", true, "unavailable"},
+		{io.EOF, ": runtime: failed to create new OS thread (have 2 already; errno=11);goroutine 1", true, "errno=11)"},
+		{io.EOF, ": prepare rootfs: no space left on device;and more", false, "device;and more"},
+	} {
+		err := notStarted(tc.err, tc.complaint)
+		if errors.Is(err, runtime.ErrProcesses) != tc.want || !strings.Contains(err.Error(), tc.text) || tc.want && strings.Contains(err.Error(), "goroutine") {
+			t.Errorf("%v%s: %v", tc.err, tc.complaint, err)
+		}
+		if !errors.Is(err, tc.err) {
+			t.Errorf("%v is not in %v", tc.err, err)
+		}
+	}
+}
 
 // What an init complains of is shown to people: nothing in it obeys, and there is an end to it.
 func TestComplaintsAreTamed(t *testing.T) {

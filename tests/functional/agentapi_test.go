@@ -218,6 +218,50 @@ func TestAgentRunOverTheAPI(t *testing.T) {
 	}
 }
 
+// A run whose record is damaged goes when that is asked for, with the sandbox that it has left and the snapshots of its turns, which what is
+// left of its record names; one whose record is of a newer version goes too.
+func TestAgentRunWithoutAReadableRecordIsRemoved(t *testing.T) {
+	d := start(t)
+	c := apiClient(t, d)
+	model := llmtest.Start(t, llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("echo 1")}}, llmtest.Turn{Hang: true}, llmtest.Turn{Calls: []llmtest.Call{llmtest.Submit()}})
+	left := mustStart(t, c, api.StartAgentRun{Query: "q", Model: scripted(model), SnapshotTurns: true})
+	eventually(t, func() error {
+		snapshots, err := c.Snapshots(t.Context(), left.SandboxID)
+		if err == nil && len(snapshots) == 0 {
+			err = errors.New("no turn has ended")
+		}
+		return err
+	})
+	if _, err := c.CancelAgentRun(t.Context(), left.ID, api.CancelAgentRun{Keep: true}); err != nil {
+		t.Fatal(err)
+	}
+	left, _ = follow(t, c, left.ID, 1)
+	newer := mustStart(t, c, api.StartAgentRun{Query: "q", Model: scripted(model)})
+	newer, _ = follow(t, c, newer.ID, 1)
+	for run, change := range map[*api.AgentRun][2]string{left: {`"request":`, `"req`}, newer: {`"v":1`, `"v":1000`}} {
+		path := filepath.Join(run.Dir, "record.jsonl")
+		record, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(strings.ReplaceAll(string(record), change[0], change[1])), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.DeleteAgentRun(t.Context(), run.ID); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(run.Dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("its directory is still there: %v", err)
+		}
+	}
+	if sandboxes, err := c.ListSandboxes(t.Context(), client.ListOptions{}); err != nil || len(sandboxes) > 0 {
+		t.Errorf("sandboxes are left: %+v, %v", sandboxes, err)
+	}
+	if snapshots, err := c.Snapshots(t.Context(), ""); err != nil || len(snapshots) > 0 {
+		t.Errorf("snapshots are left: %+v, %v", snapshots, err)
+	}
+}
+
 // Cancel ends what runs and collects the output; with keep, resume goes on in the sandbox.
 func TestAgentRunIsCancelled(t *testing.T) {
 	d := start(t)

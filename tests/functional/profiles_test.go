@@ -192,6 +192,38 @@ func TestProfileThatCannotBeAppliedIsAnError(t *testing.T) {
 	}
 }
 
+// A profile that would have more processes than the daemon itself may have gives what there is; who asks for more by number is told that it
+// cannot be had, and why.
+func TestProfileOfMoreProcessesThanThereAre(t *testing.T) {
+	testenv.RequireUserNS(t)
+	const most = 2000 // more than the tests beside this one have under way
+	dir := t.TempDir()
+	text := document(t, "default")
+	text["name"], text["seccomp"] = "mine", "default"
+	limits, ok := text["limits"].(map[string]any)
+	if !ok {
+		t.Fatalf("limits are %v", text["limits"])
+	}
+	limits["pids"] = 10 * most
+	save(t, filepath.Join(dir, "mine.json"), text)
+	d := harness.Start(t, harness.Options{Args: []string{"--profiles", dir}, Processes: most, ProcessesHard: true})
+	s := d.Create(t, api.CreateSandbox{Profile: "mine"})
+	want := fmt.Sprintln(most, most)
+	if got := s.Sh(t, `awk '/^Max processes/ {print $3, $4}' /proc/self/limits`); got != want {
+		t.Errorf("a program may have %q processes, want %q", got, want)
+	}
+	more, err := d.TryCreate(t.Context(), api.CreateSandbox{Limits: api.Limits{Pids: most + 1}})
+	if s.Enforced.Pids == "cgroup" { // which counts them, and asks nobody
+		if err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	if !errors.Is(err, &api.Problem{Code: api.CodeUnenforceable}) || !strings.Contains(err.Error(), "ulimit -Hu") {
+		t.Errorf("one more than that: %+v, %v", more, err)
+	}
+}
+
 // Profiles of one's own come from a directory; a bad one keeps the daemon from starting, and says why.
 func TestOwnProfile(t *testing.T) {
 	testenv.RequireUserNS(t)

@@ -86,8 +86,9 @@ type Options struct {
 	User *syscall.Credential
 	// Cgroup is the directory of the cgroup to start in; "": where the test is.
 	Cgroup string
-	// Processes is how many its user may have (the soft RLIMIT_NPROC); 0: as the test.
-	Processes int
+	// Processes is how many its user may have (the soft RLIMIT_NPROC); 0: as the test. With ProcessesHard it cannot have more (the hard one).
+	Processes     int
+	ProcessesHard bool
 }
 
 // A Daemon is one `sandboxd serve` on directories of its own. It is stopped, and must have left nothing behind, when
@@ -207,7 +208,11 @@ func (d *Daemon) Launch(t testing.TB) {
 	args := append([]string{"serve", "--socket", d.Socket, "--data-dir", d.DataDir, "--runtime-dir", d.RuntimeDir}, d.options.Args...)
 	d.cmd = exec.Command(d.program, args...)
 	if n := d.options.Processes; n > 0 {
-		d.cmd = exec.Command("prlimit", append([]string{fmt.Sprintf("--nproc=%d:", n), "--", d.program}, args...)...) // which executes it
+		limit := fmt.Sprintf("--nproc=%d:", n)
+		if d.options.ProcessesHard {
+			limit = fmt.Sprintf("--nproc=%d", n) // both
+		}
+		d.cmd = exec.Command("prlimit", append([]string{limit, "--", d.program}, args...)...) // which executes it
 	}
 	d.cmd.Env = d.environment()
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log

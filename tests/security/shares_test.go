@@ -182,6 +182,117 @@ func threads(t *testing.T) (n int) {
 	return n
 }
 
+// filling takes every thread that it can get, and says how many: at first, and for each line that it reads. Before that it lets one go, or
+// takes what others have let go of meanwhile where the line says so.
+const filling = `
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+held = ctypes.create_string_buffer(64)
+libc.sem_init(held, 0, 0)
+def threads(): return len(os.listdir("/proc/self/task"))
+def fill():
+    while libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.sem_wait, held) == 0: pass
+fill()
+print(threads(), flush=True)
+for line in sys.stdin:
+    n = threads()
+    if line == "fill\n": fill()
+    else:
+        libc.sem_post(held)
+        while threads() == n: os.sched_yield()
+    print(threads(), flush=True)`
+
+// Where all sandboxes together have as many processes as they may, who asks for one more, be it a sandbox or a program, is told that, and what to
+// do, by whichever process of a start it is that gets none; and all is well when there is room again.
+func TestWantOfProcessesIsTold(t *testing.T) {
+	testenv.RequireUserNS(t)
+	const most = 2000 // more than the tests beside this one have under way
+	d := harness.Start(t, harness.Options{Processes: most})
+	c := client.New(d.Socket)
+	defer c.Close()
+	before := d.Create(t, api.CreateSandbox{})
+	full := d.Create(t, api.CreateSandbox{Limits: api.Limits{Pids: 2 * most}})
+	exec, err := c.Detach(t.Context(), full.ID, api.ExecRequest{Argv: []string{"python3", "-c", filling}, StdinOpen: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts, attached := make(chan string, 100), make(chan error, 1)
+	go func() {
+		_, err := c.AttachStream(t.Context(), full.ID, exec.ID, 0, func(e api.ExecEvent) error {
+			for line := range strings.Lines(e.Text) {
+				counts <- strings.TrimSpace(line)
+			}
+			return nil
+		})
+		attached <- err
+	}()
+	wait := func() string {
+		t.Helper()
+		select {
+		case n := <-counts:
+			return n
+		case err := <-attached:
+			t.Fatalf("it has ended: %v", err)
+		case <-time.After(testenv.Patience(time.Minute)):
+			t.Fatal("it says nothing")
+		}
+		return ""
+	}
+	t.Logf("it has %s threads", wait())
+	told := func(what string, err error) {
+		t.Helper()
+		p, ok := errors.AsType[*api.Problem](err)
+		if !ok || p.Code != api.CodeConflict || !strings.Contains(p.Hint, "ulimit -u") {
+			t.Errorf("%s: %+v", what, err)
+		}
+	}
+	ask := func(line string) {
+		t.Helper()
+		if err := c.WriteStdin(t.Context(), full.ID, exec.ID, strings.NewReader(line), false); err != nil {
+			t.Fatal(err)
+		}
+		wait()
+	}
+	program := api.ExecRequest{Argv: []string{"true"}}
+	// What tests beside this one let go of counts as well, and leaves room that was not there a moment ago.
+	harness.Eventually(t, time.Minute, func() error {
+		if _, err := before.TryExec(t.Context(), program); err != nil {
+			told("a program in another sandbox", err)
+			return nil
+		}
+		ask("fill\n")
+		return errors.New("nothing is refused")
+	})
+	harness.Eventually(t, 2*time.Minute, func() error {
+		refused := 0
+		for {
+			created, err := d.TryCreate(t.Context(), api.CreateSandbox{})
+			if err == nil {
+				_, err = created.TryExec(t.Context(), program)
+				created.Delete(t)
+			}
+			if err == nil {
+				break
+			}
+			told(fmt.Sprintf("a sandbox, with %d places", refused), err)
+			ask("\n")
+			if refused++; refused > 256 {
+				t.Fatalf("%d were refused", refused)
+			}
+		}
+		if refused == 0 {
+			ask("fill\n")
+			return errors.New("nothing is refused")
+		}
+		return nil
+	})
+	if _, err := before.TryExec(t.Context(), program); err != nil {
+		t.Errorf("a program in another sandbox, where there is room again: %v", err)
+	}
+	full.Delete(t)
+	t.Logf("its program ended with it: %v", <-attached)
+}
+
 // take is what so many users of a new sandbox get, which they keep until end.
 func take(t *testing.T, d *harness.Daemon, of api.CreateSandbox, expression string, users int) (taken []int, end func()) {
 	t.Helper()
