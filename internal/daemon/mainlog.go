@@ -261,6 +261,8 @@ type logWriter struct {
 	seq  int
 	at   int64 // length of the file
 	said bool  // the file says whose output follows
+
+	wrote int64 // bytes, to all files
 }
 
 var errOlder = errors.New("a later main process has written to the log")
@@ -358,6 +360,7 @@ func (w *logWriter) put(rec *logRecord) error {
 		return err
 	}
 	w.at += int64(len(lines))
+	w.wrote += int64(len(lines))
 	w.said = true
 	w.log.mu.Lock()
 	defer w.log.mu.Unlock()

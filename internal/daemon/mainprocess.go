@@ -227,6 +227,7 @@ func (s *Service) writeLog(x *Execution) {
 		if e.Stream == "" {
 			return nil
 		}
+		before := w.wrote
 		err := w.append(api.LogEntry{Time: time.Now().UTC(), Stream: e.Stream, Text: e.Text, Data: e.Data}, e.Offset)
 		if err != nil && !failing {
 			log.Error("output of a main process is missing in its log", "error", err)
@@ -234,7 +235,8 @@ func (s *Service) writeLog(x *Execution) {
 		}
 		x.log.saves(w.next)
 		if !x.ended() {
-			time.Sleep(pace.Read(time.Now(), 2+4*(len(e.Text)+len(e.Data))/logPiece)) // it is made JSON, and written to a file
+			// It is made JSON, some of it six times as long, and written to a file.
+			time.Sleep(pace.Read(time.Now(), 2+4*int(w.wrote-before)/logPiece))
 		}
 		return nil
 	})
