@@ -211,7 +211,7 @@ func TestWantOfProcessesIsTold(t *testing.T) {
 	c := client.New(d.Socket)
 	defer c.Close()
 	before := d.Create(t, api.CreateSandbox{})
-	full := d.Create(t, api.CreateSandbox{Limits: api.Limits{Pids: 2 * most}})
+	full := d.Create(t, api.CreateSandbox{Limits: api.Limits{Pids: int64(2 * most)}})
 	exec, err := c.Detach(t.Context(), full.ID, api.ExecRequest{Argv: []string{"python3", "-c", filling}, StdinOpen: true})
 	if err != nil {
 		t.Fatal(err)
