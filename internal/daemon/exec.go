@@ -242,7 +242,7 @@ func (s *Service) ExecBuffered(ctx context.Context, ref string, req api.ExecRequ
 		}
 		to.write(p)
 		if to.truncated {
-			time.Sleep(to.pace.Read(time.Now(), 1))
+			to.pace.Wait(1)
 		}
 		return nil
 	})

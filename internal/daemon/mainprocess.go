@@ -236,7 +236,7 @@ func (s *Service) writeLog(x *Execution) {
 		x.log.saves(w.next)
 		if !x.ended() {
 			// It is made JSON, some of it six times as long, and written to a file.
-			time.Sleep(pace.Read(time.Now(), 1+2*int(w.wrote-before)/logPiece))
+			pace.Wait(1 + 2*int(w.wrote-before)/logPiece)
 		}
 		return nil
 	})

@@ -158,7 +158,7 @@ func (e *Exec) move(f *os.File, stream string, sink Sink) error {
 		}
 		switch {
 		case err == nil && n > 0:
-			time.Sleep(pace.Read(time.Now(), 2)) // to move it is twice the work
+			pace.Wait(2) // to move it is twice the work
 		case e.tty && errors.Is(err, unix.EAGAIN):
 		case err == nil, errors.Is(err, io.EOF), errors.Is(err, errHeld), e.tty && errors.Is(err, unix.EIO):
 			return nil

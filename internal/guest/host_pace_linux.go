@@ -48,9 +48,11 @@ type Pace struct {
 	due time.Time // when all that was read would have been, at that share
 }
 
-// Read notes work as that of so many reads, whatever they gave, and returns how long to wait before the next one: zero for who does not flood, and
-// otherwise so long that the pipe fills meanwhile, for one read of much costs less than many of little.
-func (p *Pace) Read(now time.Time, reads int) time.Duration { return p.read(now, reads, readTime()) }
+// Wait notes work as that of so many reads, whatever they gave, and waits until the next one is due: not at all for who does not flood, and at most
+// 40 ms for each of them.
+func (p *Pace) Wait(reads int) {
+	time.Sleep(p.read(time.Now(), reads, readTime())) //nolint:forbidigo // there is no event: the pause is what is wanted
+}
 
 func (p *Pace) read(now time.Time, reads int, each time.Duration) time.Duration {
 	each *= paceShare

@@ -2,7 +2,6 @@ package security
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -26,25 +25,28 @@ func TestFloodsCostTheDaemonLittle(t *testing.T) {
 	c := client.New(d.Socket)
 	defer c.Close()
 	argv := []string{"dd", "if=/dev/zero", "bs=64k"}
-	for name, flood := range map[string]func(ctx context.Context, t *testing.T) *harness.Sandbox{
-		"an answer": func(ctx context.Context, t *testing.T) *harness.Sandbox {
+	for name, flood := range map[string]func(t *testing.T) *harness.Sandbox{
+		"an answer": func(t *testing.T) *harness.Sandbox {
+			t.Helper()
 			s := d.Create(t, api.CreateSandbox{})
-			go func() { _, _ = s.TryExec(ctx, api.ExecRequest{Argv: argv}) }() // its sandbox is deleted
+			go func() { _, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: argv}) }() // its sandbox is deleted
 			return s
 		},
-		"detached": func(ctx context.Context, t *testing.T) *harness.Sandbox {
+		"detached": func(t *testing.T) *harness.Sandbox {
+			t.Helper()
 			s := d.Create(t, api.CreateSandbox{})
-			if _, err := c.Detach(ctx, s.ID, api.ExecRequest{Argv: argv}); err != nil {
+			if _, err := c.Detach(t.Context(), s.ID, api.ExecRequest{Argv: argv}); err != nil {
 				t.Fatal(err)
 			}
 			return s
 		},
-		"a main process": func(_ context.Context, t *testing.T) *harness.Sandbox {
+		"a main process": func(t *testing.T) *harness.Sandbox {
+			t.Helper()
 			return d.Create(t, api.CreateSandbox{Command: argv})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := flood(t.Context(), t)
+			s := flood(t)
 			defer s.Delete(t)
 			harness.Eventually(t, time.Minute, func() error {
 				if len(s.Processes(t)) < 2 {
