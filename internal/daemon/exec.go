@@ -242,7 +242,7 @@ func (s *Service) ExecBuffered(ctx context.Context, ref string, req api.ExecRequ
 		}
 		to.write(p)
 		if to.truncated {
-			to.pace.Wait(1)
+			to.pace.Wait(x.guest.Over(), 1)
 		}
 		return nil
 	})

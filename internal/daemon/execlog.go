@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,6 +26,7 @@ type execLog struct {
 	out, state     *os.File
 	relayR, relayW *os.File // see guest.Sink; nil without a terminal
 	limit          int64
+	followers      atomic.Int32 // clients that are attached
 
 	mu      sync.Mutex
 	total   int64
@@ -178,6 +180,9 @@ func (l *execLog) full() bool {
 
 // Relay implements guest.Sink.
 func (l *execLog) Relay() (r, w *os.File) { return l.relayR, l.relayW }
+
+// Followed implements guest.Sink.
+func (l *execLog) Followed() bool { return l.followers.Load() > 0 }
 
 // turn notes that what comes next is of this stream. It needs mu.
 func (l *execLog) turn(stderr bool) error {

@@ -717,6 +717,8 @@ func (x *Execution) Attach(ctx context.Context, from int64, text bool, emit func
 	if err := x.attachable(); err != nil {
 		return err
 	}
+	x.log.followers.Add(1)
+	defer x.log.followers.Add(-1)
 	return x.attach(ctx, from, text, make([]byte, 64<<10), emit)
 }
 

@@ -234,9 +234,9 @@ func (s *Service) writeLog(x *Execution) {
 			failing = true // once is enough: it may go on for as long as the process writes
 		}
 		x.log.saves(w.next)
-		if !x.ended() {
+		if x.guest != nil { // else it has ended
 			// It is made JSON, some of it six times as long, and written to a file.
-			pace.Wait(1 + 2*int(w.wrote-before)/logPiece)
+			pace.Wait(x.guest.Over(), 1+2*int(w.wrote-before)/logPiece)
 		}
 		return nil
 	})

@@ -77,6 +77,8 @@ type Exec struct {
 	stopped chan struct{} // of a terminal: closed when nobody is to wait for it any more
 	stop    sync.Once
 
+	over chan struct{} // closed when Wait knows
+
 	held [2][]byte // of an exec that had ended when it was known: all of stdout and stderr, which are nil
 
 	quit <-chan struct{} // ends the wait also while init is held; nil but for Spool
@@ -153,7 +155,7 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 		return nil, err
 	}
 
-	e := &Exec{client: c, tty: r.TTY, keep: r.Keep, timeout: r.Timeout}
+	e := &Exec{client: c, tty: r.TTY, keep: r.Keep, timeout: r.Timeout, over: make(chan struct{})}
 	var give, take []int // the process's ends, ours until init has them; and the host's of its output, until they are files
 	defer func() {
 		closeAll(give)
@@ -335,7 +337,10 @@ func (e *Exec) whole(pkt packet, pipes []int) error {
 		}
 	}
 	e.PID = a.PID
-	e.wait.Do(func() { e.exit = x })
+	e.wait.Do(func() {
+		e.exit = x
+		close(e.over)
+	})
 	return nil
 }
 
@@ -403,9 +408,13 @@ func (e *Exec) Wait() (ExecExit, error) {
 			// Init has nothing more to say, and need not keep the connection while the caller drains the pipes.
 			_ = e.conn.close()
 		}
+		close(e.over)
 	})
 	return e.exit, e.err
 }
+
+// Over is closed when a [Exec.Wait], one of [Exec.Stream] or [Exec.Spool] too, has found out how the process ended, or that it cannot.
+func (e *Exec) Over() <-chan struct{} { return e.over }
 
 func (e *Exec) await() (ExecExit, error) {
 	answer := e.conn.answer

@@ -42,7 +42,7 @@ func (e *Exec) Kept() Kept {
 func (c *Client) Adopt(k Kept, r ExecRequest, pid int, begun time.Time) (_ *Exec, err error) {
 	e := &Exec{
 		PID: pid, Stdin: k.Stdin, Stdout: k.Stdout, Stderr: k.Stderr,
-		client: c, tty: r.TTY, keep: true, timeout: r.Timeout,
+		client: c, tty: r.TTY, keep: true, timeout: r.Timeout, over: make(chan struct{}),
 		// Begun stays zero: whether init's account of the time can be true cannot be told by another daemon's clock.
 	}
 	if r.TTY {
@@ -77,6 +77,8 @@ type Sink interface {
 	Take(stream string, move func(file int) (int, error)) (int, error)
 	// Relay is the pipe for a terminal's output, nil without one.
 	Relay() (r, w *os.File)
+	// Followed says that somebody reads the output as it comes: then it is taken as fast as it does.
+	Followed() bool
 }
 
 // Spool is [Exec.Stream] for an exec that is kept, with a sink instead of a function. Where ctx ends it returns and leaves the
@@ -139,7 +141,7 @@ func (e *Exec) move(f *os.File, stream string, sink Sink) error {
 			return err
 		}
 	}
-	var pace Pace // nobody waits for what a sink takes
+	var pace Pace
 	for {
 		var n int
 		var got error
@@ -158,7 +160,9 @@ func (e *Exec) move(f *os.File, stream string, sink Sink) error {
 		}
 		switch {
 		case err == nil && n > 0:
-			pace.Wait(2) // to move it is twice the work
+			if !sink.Followed() {
+				pace.Wait(e.over, 2) // to move it is twice the work
+			}
 		case e.tty && errors.Is(err, unix.EAGAIN):
 		case err == nil, errors.Is(err, io.EOF), errors.Is(err, errHeld), e.tty && errors.Is(err, unix.EIO):
 			return nil

@@ -1,7 +1,7 @@
 package guest
 
 import (
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,13 +13,19 @@ const (
 	paceShare = 200
 	// paceBurst is how long a reader at that share would have read already, before anything is slowed.
 	paceBurst = 2 * time.Second
-	// fastestRead and slowestRead bound what is measured: 2000 and 25 reads a second, of what a pipe holds each.
+	// fastestRead and slowestRead bound what is measured: 2000 and 50 reads a second, of what a pipe holds each.
 	fastestRead = 2500 * time.Nanosecond
-	slowestRead = 200 * time.Microsecond
+	slowestRead = 100 * time.Microsecond
 )
 
-// readTime is how long a pipe's content takes to be read on this machine, at best.
-var readTime = sync.OnceValue(func() time.Duration {
+// measuredRead is the read time that was measured, 0 before.
+var measuredRead atomic.Int64
+
+// readTime is how long a pipe's content takes to be read on this machine, at best. Where no pipe is to be had it is the slowest, until one is.
+func readTime() time.Duration {
+	if known := measuredRead.Load(); known > 0 {
+		return time.Duration(known)
+	}
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return slowestRead
@@ -30,16 +36,18 @@ var readTime = sync.OnceValue(func() time.Duration {
 	for range 16 {
 		n, err := unix.Write(p[1], buf)
 		if err != nil || n == 0 {
-			break
+			return slowestRead
 		}
 		began := time.Now()
 		if n, err = unix.Read(p[0], buf); err != nil || n == 0 {
-			break
+			return slowestRead
 		}
 		best = min(best, time.Since(began)*spliceSize/time.Duration(n))
 	}
-	return max(best, fastestRead)
-})
+	best = max(best, fastestRead)
+	measuredRead.Store(int64(best))
+	return best
+}
 
 // Pace bounds what it costs to read a stream of output that nobody waits for: beyond an answer's limit, or into a log of which the beginning
 // is dropped. A program floods within the limits of its sandbox, while who reads is in nobody's, and so takes a tenth of a processor, about.
@@ -48,10 +56,19 @@ type Pace struct {
 	due time.Time // when all that was read would have been, at that share
 }
 
-// Wait notes work as that of so many reads, whatever they gave, and waits until the next one is due: not at all for who does not flood, and at most
-// 40 ms for each of them.
-func (p *Pace) Wait(reads int) {
-	time.Sleep(p.read(time.Now(), reads, readTime())) //nolint:forbidigo // there is no event: the pause is what is wanted
+// Wait notes work as that of so many reads, whatever they gave, and waits until the next one is due: not at all for who does not flood, at most
+// 20 ms for each of them, and never once over is closed, for what the kernel still holds of a program that has ended is little.
+func (p *Pace) Wait(over <-chan struct{}, reads int) {
+	wait := p.read(time.Now(), reads, readTime())
+	if wait == 0 {
+		return
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-over:
+	}
 }
 
 func (p *Pace) read(now time.Time, reads int, each time.Duration) time.Duration {

@@ -18,7 +18,7 @@ const (
 	watchEvents = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 		unix.IN_EXCL_UNLINK
 	watchSelf = unix.IN_DELETE_SELF | unix.IN_MOVE_SELF // of what was asked for
-	// otherHalf is how long the second half of a move may be in coming where [watcher.settle] cannot wait for it; the kernel queues
+	// otherHalf is how long the second half of a move may be in coming that [watcher.settle] has not brought; the kernel queues
 	// both in one system call.
 	otherHalf = 10 * time.Millisecond
 )

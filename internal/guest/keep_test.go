@@ -60,6 +60,8 @@ func (m *memory) Take(_ string, move func(int) (int, error)) (int, error) {
 
 func (m *memory) Relay() (r, w *os.File) { return m.r, m.w }
 
+func (m *memory) Followed() bool { return false }
+
 // read gives all that has been taken: as far as the file's offset says, which must be its size.
 func (m *memory) read(t *testing.T) string {
 	t.Helper()

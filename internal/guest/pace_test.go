@@ -43,6 +43,12 @@ func TestPace(t *testing.T) {
 			after = after.Add(paceShare * each)
 		}
 	})
+	t.Run("what has ended", func(t *testing.T) {
+		p := Pace{due: time.Now().Add(time.Hour)}
+		over := make(chan struct{})
+		close(over)
+		p.Wait(over, 1) // or for an hour
+	})
 	if at := readTime(); at < fastestRead || at > slowestRead {
 		t.Errorf("%v to read what a pipe holds", at)
 	}

@@ -632,10 +632,20 @@ func reapStage(failed error) {
 		return // it has been waited for
 	}
 	defer unix.Close(fd)
-	// It has closed its log, so it is about to end. Whatever else had that pid would not be waited for.
+	// The words may be a client's, which the error quotes: nobody else is waited for, whose end would then be missing where it is wanted.
+	if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || string(name) != "runc:[1:CHILD]\n" {
+		return
+	}
 	ends := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // descriptors are small
-	if n, err := unix.Poll(ends, int(time.Second.Milliseconds())); err == nil && n == 1 {
-		_ = unix.Waitid(unix.P_PIDFD, fd, nil, unix.WEXITED|unix.WNOHANG|unix.WALL, nil)
+	for until := time.Now().Add(time.Second); ; {               // it has closed its log, so it is about to end
+		n, err := unix.Poll(ends, max(0, int(time.Until(until).Milliseconds())))
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err == nil && n == 1 {
+			_ = unix.Waitid(unix.P_PIDFD, fd, nil, unix.WEXITED|unix.WNOHANG|unix.WALL, nil)
+		}
+		return
 	}
 }
 

@@ -256,20 +256,35 @@ func (e *Engine) ask(ctx context.Context, in *instance, grace time.Duration) {
 }
 
 const (
-	// settleTime bounds, beside the grace, how long init may take to tell how its children ended, and settleLook is how often that is
-	// looked at. What it takes is a millisecond, and seconds where the machine stands still.
+	// settleTime bounds, beside the grace, how long init may take to tell how its children ended. What it takes is a millisecond, and seconds
+	// where the machine stands still.
 	settleTime = 10 * time.Second
-	settleLook = time.Millisecond
+	// settleLook is how often that is looked at, and slowLook how often after as many looks as settleLooks: one that never is idle takes
+	// its own time, and looking takes ours.
+	settleLook  = time.Millisecond
+	settleLooks = 100
+	slowLook    = 20 * time.Millisecond
 )
 
 // settle waits until init has nothing left to do: how a process ended it tells after it has reaped it, and what it has not told when
-// it is killed nobody will.
+// it is killed nobody will. Two looks in a row must find that: its threads are looked at one after the other, and what one hands to another
+// between two of them is seen by neither.
 func (t *tree) settle(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
 	tick := time.NewTicker(settleLook)
 	defer tick.Stop()
-	for !t.idle() {
+	idle := 0
+	for look := 0; ; look++ {
+		if idle++; !t.idle() {
+			idle = 0
+		}
+		if idle == 2 {
+			return
+		}
+		if look == settleLooks {
+			tick.Reset(slowLook)
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
