@@ -410,7 +410,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	// long as the pidfd is opened before anything else is awaited.
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open its pidfd: %w%s", err, said(complaints))
+		return nil, notStarted(fmt.Errorf("open its pidfd: %w", err), said(complaints)) // it has ended already
 	}
 	pidfd := os.NewFile(uintptr(fd), "pidfd")
 	undo = append(undo, func() { _ = pidfd.Close() })

@@ -345,7 +345,7 @@ func (w *world) settle() {
 	})
 }
 
-// connections counts those that a daemon has accepted and not yet closed.
+// connections counts those that a daemon has accepted and not yet closed: one at least, that of who asked it last.
 func connections(d *harness.Daemon) (n int, err error) {
 	data, err := os.ReadFile("/proc/net/unix")
 	if err != nil {
@@ -363,6 +363,9 @@ func connections(d *harness.Daemon) (n int, err error) {
 		if len(f) > path && filepath.Base(f[path]) == filepath.Base(d.Socket) && f[flags] != listens && its[f[inode]] {
 			n++
 		}
+	}
+	if n == 0 {
+		return 0, errors.New("a daemon's own connections are not found")
 	}
 	return n, nil
 }

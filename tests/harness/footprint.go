@@ -415,3 +415,17 @@ func (d *Daemon) NothingLeaked(t testing.TB, before Snapshot, allowed ...string)
 		return nil
 	})
 }
+
+// Threads is how many there are on the whole machine, those of the kernel too.
+func Threads(t testing.TB) (n int) {
+	t.Helper()
+	data, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, all, _ := strings.Cut(string(data), "/")
+	if _, err := fmt.Sscan(all, &n); err != nil {
+		t.Fatalf("%q: %v", data, err)
+	}
+	return n
+}

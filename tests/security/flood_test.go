@@ -48,27 +48,34 @@ func TestFloodsCostTheDaemonLittle(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := flood(t)
 			defer s.Delete(t)
-			harness.Eventually(t, time.Minute, func() error {
+			floods := func() error {
 				if len(s.Processes(t)) < 2 {
 					return errors.New("only init runs")
 				}
 				return nil
-			})
-			began, before := time.Now(), processorTime(t, d.PID())
+			}
+			harness.Eventually(t, time.Minute, floods)
+			began, before, held := time.Now(), processorTime(t, d.PID()), 0
 			harness.Eventually(t, time.Minute, func() error {
 				took := time.Since(began)
 				if took < over {
-					return errors.New("it is measured for the first time")
+					return errors.New("it is measured still")
 				}
 				now := processorTime(t, d.PID())
 				part := float64(now-before) / float64(took)
 				began, before = time.Now(), now
 				t.Logf("%.0f %% of a processor", 100*part)
-				if part > share {
+				if held++; part > share {
+					held = 0
+				}
+				if held < 3 { // in a row: on a machine that is busy otherwise it may not get more once
 					return fmt.Errorf("the daemon takes %.0f %% of a processor", 100*part)
 				}
 				return nil
 			})
+			if err := floods(); err != nil {
+				t.Error(err)
+			}
 		})
 	}
 }

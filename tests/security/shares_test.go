@@ -147,11 +147,11 @@ func TestWhatUsersShareIsLeftToOthers(t *testing.T) {
 func TestProcessesAreLeftToTheDaemonsUser(t *testing.T) {
 	testenv.RequireUserNS(t)
 	// What he runs besides, and of the other tests there may be more where there are more processors, takes a part of his half and no more.
-	most := 2000 + 2*threads(t)
+	most := 2000 + 2*harness.Threads(t)
 	d := harness.Start(t, harness.Options{Processes: most})
 	before := d.Create(t, api.CreateSandbox{})
 	const thread = "libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.sleep, ctypes.c_void_p(3600)) == 0"
-	taken, end := take(t, d, api.CreateSandbox{Limits: api.Limits{Pids: 2 * int64(most)}}, thread, 1)
+	taken, end := take(t, d, api.CreateSandbox{Limits: api.Limits{Pids: int64(most)}}, thread, 1)
 	if taken[0] < most/4 || taken[0] > most/2 {
 		t.Errorf("a sandbox gets %d of %d", taken[0], most)
 	}
@@ -166,20 +166,6 @@ func TestProcessesAreLeftToTheDaemonsUser(t *testing.T) {
 		t.Errorf("a sandbox made afterwards says %q", got)
 	}
 	after.Delete(t)
-}
-
-// threads is how many there are on the whole machine.
-func threads(t *testing.T) (n int) {
-	t.Helper()
-	data, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, all, _ := strings.Cut(string(data), "/")
-	if _, err := fmt.Sscan(all, &n); err != nil {
-		t.Fatalf("%q: %v", data, err)
-	}
-	return n
 }
 
 // filling takes every thread that it can get, and says how many: at first, and for each line that it reads. Before that it lets one go, or
@@ -206,12 +192,12 @@ for line in sys.stdin:
 // do, by whichever process of a start it is that gets none; and all is well when there is room again.
 func TestWantOfProcessesIsTold(t *testing.T) {
 	testenv.RequireUserNS(t)
-	most := 2000 + 2*threads(t) // as above: what runs besides leaves most of the half
+	most := 2000 + 2*harness.Threads(t) // as above: what runs besides leaves most of the half
 	d := harness.Start(t, harness.Options{Processes: most})
 	c := client.New(d.Socket)
 	defer c.Close()
 	before := d.Create(t, api.CreateSandbox{})
-	full := d.Create(t, api.CreateSandbox{Limits: api.Limits{Pids: int64(2 * most)}})
+	full := d.Create(t, api.CreateSandbox{Limits: api.Limits{Pids: int64(most)}})
 	exec, err := c.Detach(t.Context(), full.ID, api.ExecRequest{Argv: []string{"python3", "-c", filling}, StdinOpen: true})
 	if err != nil {
 		t.Fatal(err)
