@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -354,6 +355,32 @@ func TestRemoveOfARunWithoutAReadableRecord(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// What is read and kept of a record that cannot be read is bounded, however long whoever has left it has made the file, or full of sandboxes.
+func TestWhatIsLeftIsBounded(t *testing.T) {
+	const box, other = `{"v":1,"n":1,"sandbox":{"name":"a"}}` + "\n", `{"v":1,"n":1,"began":{}}` + "\n"
+	endless := io.MultiReader(io.LimitReader(zeros{}, 2*maxRecordLine), iotest.ErrReader(errors.New("it is read on and on")))
+	for name, tc := range map[string]struct {
+		r    io.Reader
+		want int
+	}{
+		"sandboxes":     {strings.NewReader(strings.Repeat(box, maxLeft+1)), maxLeft},
+		"other lines":   {strings.NewReader(strings.Repeat(other, maxLeft) + box), 1},
+		"a line's hole": {io.MultiReader(strings.NewReader(box), endless), 1},
+	} {
+		if events, err := readWhatIsLeft(tc.r); err != nil || len(events) != tc.want {
+			t.Errorf("%s: %d events, %v, want %d", name, len(events), err, tc.want)
+		}
+	}
+}
+
+// zeros is what a file has where nothing was written.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
 }
 
 // keeper is a daemon that has a snapshot of the sandbox sb1, and says what it was asked to delete.

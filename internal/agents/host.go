@@ -59,6 +59,8 @@ const (
 	killAfter = 30 * time.Second
 	// endAfterKill is how long one may take to end that was killed.
 	endAfterKill = 5 * time.Second
+	// removeIn is how long a removal may take that nobody has asked for and others wait behind. One that has much to remove gets further at each try.
+	removeIn = 10 * time.Minute
 )
 
 // Request is what a worker is given on its stdin. Start, or Run and one of the others, are set.
@@ -95,6 +97,7 @@ type Host struct {
 	opts         Options
 	removing     chan struct{} // a place for each that is being removed
 	endAfterKill time.Duration
+	removeIn     time.Duration
 
 	// Of Retain, which is called by one at a time.
 	sizes map[string]idleRun   // as they were at the last look
@@ -119,7 +122,7 @@ type worker struct {
 // New makes a host. It touches nothing.
 func New(opts Options) *Host {
 	return &Host{
-		opts: opts, removing: make(chan struct{}, MaxRemovals), endAfterKill: endAfterKill,
+		opts: opts, removing: make(chan struct{}, MaxRemovals), endAfterKill: endAfterKill, removeIn: removeIn,
 		resuming: map[string]bool{}, workers: map[*worker]struct{}{}, kept: map[string]time.Time{},
 	}
 }

@@ -71,7 +71,7 @@ func (h *Host) Retain(ctx context.Context, r Retention, now, up time.Time) (remo
 		if again, ok, _ := h.lastWork(run.id); !ok || !again.Equal(run.at) {
 			continue // somebody has gone on with it
 		}
-		removeErr := h.remove(ctx, run.id)
+		removeErr := h.removeInTime(ctx, run.id)
 		if removeErr == nil {
 			removed = append(removed, run.id)
 			continue
@@ -86,6 +86,13 @@ func (h *Host) Retain(ctx context.Context, r Retention, now, up time.Time) (remo
 		err = errors.Join(err, removeErr)
 	}
 	return removed, err
+}
+
+// removeInTime is remove for a run that is not to keep the others waiting.
+func (h *Host) removeInTime(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, h.removeIn)
+	defer cancel()
+	return h.remove(ctx, id)
 }
 
 // idle are the runs that nobody works on and that can be looked at; the error is that of the first that cannot, which keeps nobody from

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 func TestWhichRunsAreOverdue(t *testing.T) {
@@ -354,4 +356,44 @@ func TestRetentionIsSlower(t *testing.T) {
 	if got := <-answered; got.err != nil || len(got.removed) > 0 || len(h.kept) > 0 {
 		t.Errorf("%v, %v; not tried again are %v", got.removed, got.err, h.kept)
 	}
+}
+
+// A run whose removal does not come to an end keeps no other from going.
+func TestRetentionGoesPastARemovalThatDoesNotEnd(t *testing.T) {
+	dir := t.TempDir()
+	now := time.Now()
+	const endless, other = "20260116_143000", "20260116_143001"
+	for i, id := range []string{endless, other} {
+		testRun(t, dir, id, `{}`)
+		at := now.Add(time.Duration(5*i-10) * time.Hour)
+		if err := os.Chtimes(filepath.Join(dir, id, RecordName), at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := shells{script: `read -r x; x=${x#*:\"}; x=${x%%\"*}; [ "$x" != ` + endless + ` ] || exec sleep 1000; rm -r '` + dir + `'/"$x" && echo "{\"run\":{\"id\":\"$x\"}}"`}
+	h := New(s.options(dir))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(time.Minute))
+	defer cancel()
+	retain := func(in, age time.Duration, want ...string) error {
+		t.Helper()
+		h.removeIn = in
+		removed, err := h.Retain(ctx, Retention{Age: age, Grace: time.Hour}, now, now.Add(-1000*time.Hour))
+		if !slices.Equal(removed, want) || ctx.Err() != nil {
+			t.Errorf("removed are %v, %v, want %v", removed, err, want)
+		}
+		return err
+	}
+	if err := retain(time.Millisecond, 8*time.Hour); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	if _, ok := h.kept[endless]; !ok {
+		t.Error("it is tried again at once")
+	}
+	if err := retain(testenv.Patience(time.Minute), time.Hour, other); err != nil {
+		t.Error(err)
+	}
+	if err := h.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	s.wait()
 }
