@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,21 +33,28 @@ type idleRun struct {
 // overdue are those of the runs that are not to be kept any longer, those that were worked on first before the others. Up is since when
 // somebody can ask for them.
 func (r Retention) overdue(now, up time.Time, runs []idleRun) []idleRun {
-	runs = slices.SortedFunc(slices.Values(runs), func(a, b idleRun) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.id, b.id)) })
+	worked := func(run idleRun) time.Time {
+		if run.at.Sub(now) > r.Grace { // the clock was wrong when that was written, and it was written before the daemon began
+			return up
+		}
+		return run.at
+	}
+	runs = slices.SortedFunc(slices.Values(runs), func(a, b idleRun) int { return cmp.Or(worked(a).Compare(worked(b)), cmp.Compare(a.id, b.id)) })
 	var all int64
 	for _, run := range runs {
 		all += run.size
 	}
 	var out []idleRun
 	for _, run := range runs {
-		readable := run.at
-		if up.After(readable) || readable.Sub(now) > r.Grace { // the clock was wrong when that was written
+		at := worked(run)
+		readable := at
+		if up.After(readable) {
 			readable = up
 		}
 		if now.Sub(readable) < r.Grace {
 			continue
 		}
-		if r.Age > 0 && now.Sub(run.at) >= r.Age || r.Limit > 0 && (all > r.Limit || run.immense) {
+		if r.Age > 0 && now.Sub(at) >= r.Age || r.Limit > 0 && (all > r.Limit || run.immense) {
 			out = append(out, run)
 			all -= run.size
 		}
@@ -163,6 +171,10 @@ func (h *Host) lastChange(id, name string) (at time.Time, working bool, err erro
 	info, err := f.Stat()
 	if err == nil {
 		at = info.ModTime()
+		// The worker may have set that to any time, but not the one at which it did.
+		if st, ok := info.Sys().(*syscall.Stat_t); ok && time.Unix(st.Ctim.Unix()).Before(at) {
+			at = time.Unix(st.Ctim.Unix())
+		}
 	}
 	return at, false, errors.Join(err, f.Close())
 }

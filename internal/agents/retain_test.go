@@ -31,15 +31,17 @@ func TestWhichRunsAreOverdue(t *testing.T) {
 		want    []string
 	}{
 		{"nothing is asked for", Retention{}, long, "", nil},
-		{"age", Retention{Age: 48 * time.Hour}, long, "", []string{"week", "days"}},
+		{"age", Retention{Age: 48 * time.Hour}, long, "", []string{"far future", "week", "days"}},
 		{"all have room", Retention{Limit: 89}, long, "", nil},
-		{"the oldest makes room", Retention{Limit: 84}, long, "", []string{"week"}},
-		{"more of them do", Retention{Limit: 73}, long, "", []string{"week", "days"}},
-		{"room does not shorten the grace, unless a clock was wrong", Retention{Limit: 1}, long, "", []string{"week", "days", "hours", "far future"}},
+		{"the oldest makes room", Retention{Limit: 81}, long, "", []string{"far future", "week"}},
+		{"more of them do", Retention{Limit: 73}, long, "", []string{"far future", "week", "days"}},
+		{"room does not shorten the grace, unless a clock was wrong", Retention{Limit: 1}, long, "", []string{"far future", "week", "days", "hours"}},
 		{"one that cannot be measured goes", Retention{Limit: 89}, long, "hours", []string{"hours"}},
 		{"within its grace it does not", Retention{Limit: 89}, long, "minutes", nil},
-		{"nor where there is no limit", Retention{Age: 48 * time.Hour}, long, "hours", []string{"week", "days"}},
-		{"both", Retention{Age: 100 * time.Hour, Limit: 84}, long, "", []string{"week"}},
+		{"nor where there is no limit", Retention{Age: 48 * time.Hour}, long, "hours", []string{"far future", "week", "days"}},
+		{"both", Retention{Age: 100 * time.Hour, Limit: 81}, long, "", []string{"far future", "week"}},
+		{"what a wrong clock wrote is as old as the daemon", Retention{Age: 48 * time.Hour}, now.Add(-47 * time.Hour), "", []string{"week", "days"}},
+		{"and makes room in its turn", Retention{Limit: 61}, now.Add(-47 * time.Hour), "", []string{"week", "days", "far future"}},
 		{"nobody could ask for them before", Retention{Age: 48 * time.Hour, Limit: 1}, now.Add(-59 * time.Minute), "", nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -355,6 +357,28 @@ func TestRetentionIsSlower(t *testing.T) {
 	}
 	if got := <-answered; got.err != nil || len(got.removed) > 0 || len(h.kept) > 0 {
 		t.Errorf("%v, %v; not tried again are %v", got.removed, got.err, h.kept)
+	}
+}
+
+// A worker may say of its files that they are of any time; when it did so is when it was last worked on.
+func TestRunsOfTheFuture(t *testing.T) {
+	dir := t.TempDir()
+	h := New(Options{Dir: dir, Max: 1})
+	const id = "20260116_143000"
+	testRun(t, dir, id, `{}`)
+	record := filepath.Join(dir, id, RecordName)
+	future := time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)
+	if err := os.Chtimes(record, future, future); err != nil {
+		t.Fatal(err)
+	}
+	if at, ok, err := h.lastWork(id); err != nil || !ok || at.After(time.Now()) {
+		t.Errorf("by its record: %v, %v, %v", at, ok, err)
+	}
+	if err := errors.Join(os.Remove(record), os.Chtimes(filepath.Dir(record), future, future)); err != nil {
+		t.Fatal(err)
+	}
+	if at, ok, err := h.lastWork(id); err != nil || !ok || at.After(time.Now()) {
+		t.Errorf("by its directory: %v, %v, %v", at, ok, err)
 	}
 }
 
