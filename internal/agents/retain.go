@@ -103,14 +103,15 @@ func (h *Host) removeInTime(ctx context.Context, id string) error {
 	return h.remove(ctx, id)
 }
 
-// idle are the runs that nobody works on and that can be looked at; the error is that of the first that cannot, which keeps nobody from
-// the others. It is called by one at a time.
+// idle are the runs that nobody works on and that can be looked at; the error is that of the first that cannot, and of those that may not
+// be, once, which keeps nobody from the others. It is called by one at a time.
 func (h *Host) idle(ctx context.Context) (runs []idleRun, unknown error) {
 	entries, err := os.ReadDir(h.opts.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("list the agent runs: %w", err)
 	}
 	known := make(map[string]idleRun, len(entries))
+	denied := map[string]bool{}
 	for _, e := range entries {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -119,6 +120,12 @@ func (h *Host) idle(ctx context.Context) (runs []idleRun, unknown error) {
 			continue
 		}
 		at, ok, err := h.lastWork(e.Name())
+		if !ok && errors.Is(err, unix.EACCES) {
+			if denied[e.Name()] = true; !h.denied[e.Name()] {
+				unknown = errors.Join(unknown, err)
+			}
+			continue
+		}
 		if !ok {
 			unknown = cmp.Or(unknown, err)
 			continue
@@ -136,7 +143,7 @@ func (h *Host) idle(ctx context.Context) (runs []idleRun, unknown error) {
 		known[run.id] = run
 		runs = append(runs, run)
 	}
-	h.sizes = known
+	h.sizes, h.denied = known, denied
 	for id := range h.kept {
 		if _, ok := known[id]; !ok {
 			delete(h.kept, id)
@@ -153,7 +160,7 @@ func (h *Host) lastWork(id string) (at time.Time, ok bool, err error) {
 	if err != nil && !passing(err) && !errors.Is(err, unix.EAGAIN) {
 		at, working, err = h.lastChange(id, ".")
 	}
-	if err != nil && passing(err) {
+	if err != nil && (passing(err) || errors.Is(err, unix.EACCES)) {
 		return at, false, fmt.Errorf("look at the agent run %s: %w", id, err)
 	}
 	return at, err == nil && !working, nil
@@ -238,6 +245,9 @@ func measure(ctx context.Context, dir *os.File, deep int, left *int) (size int64
 				continue
 			}
 			size += held
+			if st.Mode&0o500 != 0o500 {
+				giveBack(dir, name)
+			}
 			fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 			if err != nil && passing(err) {
 				return 0, err

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -379,6 +381,87 @@ func TestRunsOfTheFuture(t *testing.T) {
 	}
 	if at, ok, err := h.lastWork(id); err != nil || !ok || at.After(time.Now()) {
 		t.Errorf("by its directory: %v, %v, %v", at, ok, err)
+	}
+}
+
+// A run that its worker has closed to its owner is looked at all the same, and measured; no link is followed for it.
+func TestClosedRunsAreLookedAt(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	h := New(Options{Dir: dir, Max: 1})
+	ids := []string{"20260116_143000", "20260116_143001", "20260116_143002", "20260116_143003"}
+	for i, closed := range []string{".", ".", "output", "output"} {
+		run := filepath.Join(dir, ids[i])
+		testRun(t, dir, ids[i], `{"exit_reason":"submitted"}`)
+		if err := errors.Join(
+			os.Mkdir(filepath.Join(run, "output"), 0o700), os.WriteFile(filepath.Join(run, "output", "file"), make([]byte, 1<<20), 0o600),
+			os.Symlink(outside, filepath.Join(run, "link")), os.Chmod(filepath.Join(run, closed), []os.FileMode{0, 0o300, 0, 0o400}[i]),
+		); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(outside, 0); err != nil {
+		t.Fatal(err)
+	}
+	held := workOnByHand(t, dir, ids[1])
+	runs, err := h.idle(t.Context())
+	if err != nil || len(runs) != 3 {
+		t.Errorf("idle are %+v, %v", runs, err)
+	}
+	for _, run := range runs {
+		if run.size < 1<<20 || run.id == ids[1] {
+			t.Errorf("%+v", run)
+		}
+	}
+	if err := held.Close(); err != nil {
+		t.Error(err)
+	}
+	again, err := h.idle(t.Context())
+	if err != nil || len(again) != 4 {
+		t.Errorf("then idle are %+v, %v", again, err)
+	}
+	if run, err := h.Get(ids[0]); err != nil || run.ExitReason != "submitted" {
+		t.Errorf("%+v, %v", run, err)
+	}
+	if info, err := os.Stat(outside); err != nil || info.Mode().Perm() != 0 {
+		t.Errorf("outside of it: %v, %v", info.Mode(), err)
+	}
+	if err := os.Chmod(outside, 0o700); err != nil {
+		t.Error(err)
+	}
+}
+
+// One that is somebody else's cannot be opened, keeps nobody from the others, and is told of once.
+func TestRunsThatMayNotBeLookedAt(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	h := New(Options{Dir: dir, Max: 1})
+	const closed, other = "20260116_143000", "20260116_143001"
+	testRun(t, dir, closed, `{}`)
+	testRun(t, dir, other, `{}`)
+	if err := errors.Join(os.Chown(filepath.Join(dir, closed), 12345, 12345), os.Chmod(filepath.Join(dir, closed), 0)); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		goruntime.LockOSThread() // which ends with it, and with what it may not do
+		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var caps [2]unix.CapUserData
+		err := unix.Capget(&head, &caps[0])
+		caps[0].Effective &^= 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH
+		if err := errors.Join(err, unix.Capset(&head, &caps[0])); err != nil {
+			t.Error(err)
+			return
+		}
+		for i := range 2 {
+			runs, err := h.idle(t.Context())
+			if len(runs) != 1 || runs[0].id != other || errors.Is(err, unix.EACCES) != (i == 0) || (err != nil) != (i == 0) {
+				t.Errorf("look %d: idle are %+v, %v", i, runs, err)
+			}
+		}
+	})
+	wg.Wait()
+	if info, err := os.Stat(filepath.Join(dir, closed)); err != nil || info.Mode().Perm() != 0 {
+		t.Errorf("it is opened: %v, %v", info.Mode(), err)
 	}
 }
 
