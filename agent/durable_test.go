@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -354,6 +355,75 @@ func TestRemoveOfARunWithoutAReadableRecord(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// A directory goes even if whoever has left it has closed what is in it to its owner; what links in it lead to stays as it is.
+func TestRemoveOfWhatIsClosed(t *testing.T) {
+	for name, tc := range map[string]struct {
+		record string
+		closed string // which directory
+		mode   os.FileMode
+	}{
+		"nothing may be done with":    {`{"v":1,"n":1,"run":{"id":"r"}}` + "\n", "files/closed", 0},
+		"nothing in it may be used":   {`{"v":1,"n":1,"run":{"id":"r"}}` + "\n", "files/closed", 0o400},
+		"nothing in it may go":        {`{"v":1,"n":1,"run":{"id":"r"}}` + "\n", "files/closed", 0o500},
+		"nothing in the run may go":   {`{"v":1,"n":1,"run":{"id":"r"}}` + "\n", ".", 0o500},
+		"the record cannot be read":   {"nonsense\n", "files/closed", 0},
+		"the record cannot be opened": {"nonsense\n", ".", 0},
+		"it had not begun":            {"", ".", 0o500},
+		"nor can it be listed":        {"", ".", 0o300},
+	} {
+		t.Run(name, func(t *testing.T) {
+			top := t.TempDir()
+			dir, outside := filepath.Join(top, "20260116_143000"), filepath.Join(top, "outside")
+			err := errors.Join(os.Mkdir(dir, 0o700), os.Mkdir(outside, 0o500), os.WriteFile(filepath.Join(dir, RecordName), []byte(tc.record), 0o600))
+			if tc.record != "" {
+				err = errors.Join(err, os.MkdirAll(filepath.Join(dir, "files/closed/below"), 0o700), os.Symlink(outside, filepath.Join(dir, "files/closed/link")))
+			}
+			if err := errors.Join(err, os.Chmod(filepath.Join(dir, tc.closed), tc.mode)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err = RemoveRun(t.Context(), nil, dir, false); errors.Is(err, ErrUnreadable) {
+				_, err = RemoveUnreadable(t.Context(), nil, dir)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("its directory: %v", err)
+			}
+			if info, err := os.Stat(outside); err != nil || info.Mode().Perm() != 0o500 {
+				t.Errorf("outside of it: %v, %v", info.Mode(), err)
+			}
+			giveBack(dir) // so that the test's directory can go
+		})
+	}
+}
+
+// What is read and kept of a record that cannot be read is bounded, however long whoever has left it has made the file, or full of sandboxes.
+func TestWhatIsLeftIsBounded(t *testing.T) {
+	const box, other = `{"v":1,"n":1,"sandbox":{"name":"a"}}` + "\n", `{"v":1,"n":1,"began":{}}` + "\n"
+	endless := io.MultiReader(io.LimitReader(zeros{}, 2*maxRecordLine), iotest.ErrReader(errors.New("it is read on and on")))
+	for name, tc := range map[string]struct {
+		r    io.Reader
+		want int
+	}{
+		"sandboxes":     {strings.NewReader(strings.Repeat(box, maxLeft+1)), maxLeft},
+		"other lines":   {strings.NewReader(strings.Repeat(other, maxLeft) + box), 1},
+		"a line's hole": {io.MultiReader(strings.NewReader(box), endless), 1},
+	} {
+		if events, err := readWhatIsLeft(tc.r); err != nil || len(events) != tc.want {
+			t.Errorf("%s: %d events, %v, want %d", name, len(events), err, tc.want)
+		}
+	}
+}
+
+// zeros is what a file has where nothing was written.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
 }
 
 // keeper is a daemon that has a snapshot of the sandbox sb1, and says what it was asked to delete.

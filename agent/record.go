@@ -365,24 +365,27 @@ func readEvents(r io.Reader) (events []Event, whole int64, err error) {
 	return events, whole, nil
 }
 
-// readWhatIsLeft reads those lines of a record that can be, whatever stands between them.
+// maxLeft is how many lines are kept of what is left of a record. An honest run has a few that name sandboxes.
+const maxLeft = 10_000
+
+// readWhatIsLeft reads those lines of a record that name sandboxes and can be read, whatever stands between them. Who has left the record
+// may have made it as long as no disk is: no more is read than an honest line may have, which is where one that is too long ends too.
 func readWhatIsLeft(r io.Reader) (events []Event, err error) {
-	br := bufio.NewReaderSize(r, 1<<16)
-	for {
+	br := bufio.NewReaderSize(io.LimitReader(r, maxRecordLine), 1<<16)
+	for len(events) < maxLeft {
 		line, err := readLine(br)
-		switch {
-		case errors.Is(err, io.EOF):
-			return events, nil
-		case errors.Is(err, ErrUnreadable):
-			continue // the rest of so long a line is another that cannot be read
-		case err != nil:
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
 			return nil, err
 		}
 		var e Event
-		if json.Unmarshal(line, &e) == nil && e.V == recordVersion && e.kinds() == 1 {
-			events = append(events, e)
+		if json.Unmarshal(line, &e) == nil && e.V == recordVersion && e.kinds() == 1 && e.Sandbox != nil {
+			events = append(events, Event{Sandbox: e.Sandbox})
 		}
 	}
+	return events, nil
 }
 
 func readLine(br *bufio.Reader) ([]byte, error) {

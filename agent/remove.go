@@ -32,7 +32,12 @@ func RemoveRun(ctx context.Context, c *client.Client, dir string, snapshotsOnly 
 	dir = filepath.Clean(dir)
 	rec, events, err := openRecord(dir, time.Now, nil) // and so nobody begins to work on it
 	if errors.Is(err, errNotBegun) && !snapshotsOnly {
-		if err := removeNotBegun(dir); err != nil {
+		err := removeNotBegun(dir)
+		if errors.Is(err, unix.EACCES) {
+			giveBack(dir)
+			err = removeNotBegun(dir)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("remove the run %s: %w", filepath.Base(dir), err)
 		}
 		return &Removed{Run: filepath.Base(dir), Dir: dir, Snapshots: []string{}}, nil
@@ -90,10 +95,52 @@ func (done *Removed) remove(ctx context.Context, c *client.Client, events []Even
 	if snapshotsOnly {
 		return nil
 	}
-	if err := os.RemoveAll(done.Dir); err != nil {
+	err := os.RemoveAll(done.Dir)
+	if errors.Is(err, unix.EACCES) {
+		giveBack(done.Dir)
+		err = os.RemoveAll(done.Dir)
+	}
+	if err != nil {
 		return fmt.Errorf("remove the run %s: %w", done.Run, err)
 	}
 	return syncDir(filepath.Dir(done.Dir))
+}
+
+// giveBack opens a directory, and those in it, to their owner: whoever has left them may have closed them to us. What it
+// cannot open is told by who wants to remove it.
+func giveBack(dir string) {
+	root, err := os.OpenRoot(filepath.Dir(dir))
+	if err != nil {
+		return
+	}
+	defer root.Close()
+	giveBackBelow(root, filepath.Base(dir))
+}
+
+func giveBackBelow(root *os.Root, name string) {
+	info, err := root.Lstat(name)
+	if err != nil || !info.IsDir() { // a link above all
+		return
+	}
+	if info.Mode()&0o700 != 0o700 {
+		_ = root.Chmod(name, info.Mode()|0o700)
+	}
+	dir, err := root.OpenRoot(name)
+	if err != nil {
+		return
+	}
+	defer dir.Close()
+	f, err := dir.Open(".")
+	if err != nil {
+		return
+	}
+	entries, _ := f.ReadDir(-1)
+	_ = f.Close()
+	for _, e := range entries {
+		if e.IsDir() {
+			giveBackBelow(dir, e.Name())
+		}
+	}
 }
 
 // removeNotBegun removes the directory of a run that had not begun: there is a record in it that nobody works on, and

@@ -59,6 +59,8 @@ const (
 	killAfter = 30 * time.Second
 	// endAfterKill is how long one may take to end that was killed.
 	endAfterKill = 5 * time.Second
+	// removeIn is how long a removal may take that nobody has asked for and others wait behind. One that has much to remove gets further at each try.
+	removeIn = 10 * time.Minute
 )
 
 // Request is what a worker is given on its stdin. Start, or Run and one of the others, are set.
@@ -95,10 +97,13 @@ type Host struct {
 	opts         Options
 	removing     chan struct{} // a place for each that is being removed
 	endAfterKill time.Duration
+	removeIn     time.Duration
 
 	// Of Retain, which is called by one at a time.
 	sizes map[string]idleRun   // as they were at the last look
 	kept  map[string]time.Time // when those were tried that could not be removed
+	// denied are those that the daemon may not look at, which has been said.
+	denied map[string]bool
 
 	mu        sync.Mutex
 	going     map[string]bool // runs that went on at the last look; nil: nobody has looked for those of a daemon before
@@ -119,7 +124,7 @@ type worker struct {
 // New makes a host. It touches nothing.
 func New(opts Options) *Host {
 	return &Host{
-		opts: opts, removing: make(chan struct{}, MaxRemovals), endAfterKill: endAfterKill,
+		opts: opts, removing: make(chan struct{}, MaxRemovals), endAfterKill: endAfterKill, removeIn: removeIn,
 		resuming: map[string]bool{}, workers: map[*worker]struct{}{}, kept: map[string]time.Time{},
 	}
 }
@@ -403,6 +408,9 @@ func (h *Host) open(id, name string) (_ *os.File, err error) {
 	defer func() { err = errors.Join(err, root.Close()) }()
 	path := filepath.Join(id, name)
 	f, err := root.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if errors.Is(err, unix.EACCES) && givenBack(root, id) {
+		f, err = root.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -414,6 +422,31 @@ func (h *Host) open(id, name string) (_ *os.File, err error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
+}
+
+// givenBack opens the directory of a run to its owner, to whom its worker may have closed it, and reports whether that has changed anything.
+func givenBack(root *os.Root, id string) bool {
+	runs, err := root.Open(".")
+	if err != nil {
+		return false
+	}
+	defer runs.Close()
+	return giveBack(runs, id)
+}
+
+// giveBack opens a directory that is ours to us, and reports whether that has changed anything: its ctime says when it was last
+// changed, see [Host.lastChange].
+func giveBack(parent *os.File, name string) bool {
+	fd, err := unix.Openat(int(parent.Fd()), name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || int(st.Uid) != os.Geteuid() || st.Mode&0o700 == 0o700 {
+		return false
+	}
+	return unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), st.Mode&0o7777|0o700) == nil // fchmod wants one that was opened, and fchmodat2 Linux 6.6
 }
 
 // Hold marks a run as one that a worker works on, in its process, until that ends or what it gives is closed: a lock on the run's

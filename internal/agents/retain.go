@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,21 +33,28 @@ type idleRun struct {
 // overdue are those of the runs that are not to be kept any longer, those that were worked on first before the others. Up is since when
 // somebody can ask for them.
 func (r Retention) overdue(now, up time.Time, runs []idleRun) []idleRun {
-	runs = slices.SortedFunc(slices.Values(runs), func(a, b idleRun) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.id, b.id)) })
+	worked := func(run idleRun) time.Time {
+		if run.at.Sub(now) > r.Grace { // the clock was wrong when that was written, and it was written before the daemon began
+			return up
+		}
+		return run.at
+	}
+	runs = slices.SortedFunc(slices.Values(runs), func(a, b idleRun) int { return cmp.Or(worked(a).Compare(worked(b)), cmp.Compare(a.id, b.id)) })
 	var all int64
 	for _, run := range runs {
 		all += run.size
 	}
 	var out []idleRun
 	for _, run := range runs {
-		readable := run.at
-		if up.After(readable) || readable.Sub(now) > r.Grace { // the clock was wrong when that was written
+		at := worked(run)
+		readable := at
+		if up.After(readable) {
 			readable = up
 		}
 		if now.Sub(readable) < r.Grace {
 			continue
 		}
-		if r.Age > 0 && now.Sub(run.at) >= r.Age || r.Limit > 0 && (all > r.Limit || run.immense) {
+		if r.Age > 0 && now.Sub(at) >= r.Age || r.Limit > 0 && (all > r.Limit || run.immense) {
 			out = append(out, run)
 			all -= run.size
 		}
@@ -71,7 +79,7 @@ func (h *Host) Retain(ctx context.Context, r Retention, now, up time.Time) (remo
 		if again, ok, _ := h.lastWork(run.id); !ok || !again.Equal(run.at) {
 			continue // somebody has gone on with it
 		}
-		removeErr := h.remove(ctx, run.id)
+		removeErr := h.removeInTime(ctx, run.id)
 		if removeErr == nil {
 			removed = append(removed, run.id)
 			continue
@@ -88,14 +96,22 @@ func (h *Host) Retain(ctx context.Context, r Retention, now, up time.Time) (remo
 	return removed, err
 }
 
-// idle are the runs that nobody works on and that can be looked at; the error is that of the first that cannot, which keeps nobody from
-// the others. It is called by one at a time.
+// removeInTime is remove for a run that is not to keep the others waiting.
+func (h *Host) removeInTime(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, h.removeIn)
+	defer cancel()
+	return h.remove(ctx, id)
+}
+
+// idle are the runs that nobody works on and that can be looked at; the error is that of the first that cannot, and of those that may not
+// be, once, which keeps nobody from the others. It is called by one at a time.
 func (h *Host) idle(ctx context.Context) (runs []idleRun, unknown error) {
 	entries, err := os.ReadDir(h.opts.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("list the agent runs: %w", err)
 	}
 	known := make(map[string]idleRun, len(entries))
+	denied := map[string]bool{}
 	for _, e := range entries {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -104,6 +120,12 @@ func (h *Host) idle(ctx context.Context) (runs []idleRun, unknown error) {
 			continue
 		}
 		at, ok, err := h.lastWork(e.Name())
+		if !ok && errors.Is(err, unix.EACCES) {
+			if denied[e.Name()] = true; !h.denied[e.Name()] {
+				unknown = errors.Join(unknown, err)
+			}
+			continue
+		}
 		if !ok {
 			unknown = cmp.Or(unknown, err)
 			continue
@@ -121,7 +143,7 @@ func (h *Host) idle(ctx context.Context) (runs []idleRun, unknown error) {
 		known[run.id] = run
 		runs = append(runs, run)
 	}
-	h.sizes = known
+	h.sizes, h.denied = known, denied
 	for id := range h.kept {
 		if _, ok := known[id]; !ok {
 			delete(h.kept, id)
@@ -138,7 +160,7 @@ func (h *Host) lastWork(id string) (at time.Time, ok bool, err error) {
 	if err != nil && !passing(err) && !errors.Is(err, unix.EAGAIN) {
 		at, working, err = h.lastChange(id, ".")
 	}
-	if err != nil && passing(err) {
+	if err != nil && (passing(err) || errors.Is(err, unix.EACCES)) {
 		return at, false, fmt.Errorf("look at the agent run %s: %w", id, err)
 	}
 	return at, err == nil && !working, nil
@@ -156,6 +178,10 @@ func (h *Host) lastChange(id, name string) (at time.Time, working bool, err erro
 	info, err := f.Stat()
 	if err == nil {
 		at = info.ModTime()
+		// The worker may have set that to any time, but not the one at which it did.
+		if st, ok := info.Sys().(*syscall.Stat_t); ok && time.Unix(st.Ctim.Unix()).Before(at) {
+			at = time.Unix(st.Ctim.Unix())
+		}
 	}
 	return at, false, errors.Join(err, f.Close())
 }
@@ -219,6 +245,9 @@ func measure(ctx context.Context, dir *os.File, deep int, left *int) (size int64
 				continue
 			}
 			size += held
+			if st.Mode&0o500 != 0o500 {
+				giveBack(dir, name)
+			}
 			fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 			if err != nil && passing(err) {
 				return 0, err

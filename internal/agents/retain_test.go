@@ -6,12 +6,16 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 func TestWhichRunsAreOverdue(t *testing.T) {
@@ -29,15 +33,17 @@ func TestWhichRunsAreOverdue(t *testing.T) {
 		want    []string
 	}{
 		{"nothing is asked for", Retention{}, long, "", nil},
-		{"age", Retention{Age: 48 * time.Hour}, long, "", []string{"week", "days"}},
+		{"age", Retention{Age: 48 * time.Hour}, long, "", []string{"far future", "week", "days"}},
 		{"all have room", Retention{Limit: 89}, long, "", nil},
-		{"the oldest makes room", Retention{Limit: 84}, long, "", []string{"week"}},
-		{"more of them do", Retention{Limit: 73}, long, "", []string{"week", "days"}},
-		{"room does not shorten the grace, unless a clock was wrong", Retention{Limit: 1}, long, "", []string{"week", "days", "hours", "far future"}},
+		{"the oldest makes room", Retention{Limit: 81}, long, "", []string{"far future", "week"}},
+		{"more of them do", Retention{Limit: 73}, long, "", []string{"far future", "week", "days"}},
+		{"room does not shorten the grace, unless a clock was wrong", Retention{Limit: 1}, long, "", []string{"far future", "week", "days", "hours"}},
 		{"one that cannot be measured goes", Retention{Limit: 89}, long, "hours", []string{"hours"}},
 		{"within its grace it does not", Retention{Limit: 89}, long, "minutes", nil},
-		{"nor where there is no limit", Retention{Age: 48 * time.Hour}, long, "hours", []string{"week", "days"}},
-		{"both", Retention{Age: 100 * time.Hour, Limit: 84}, long, "", []string{"week"}},
+		{"nor where there is no limit", Retention{Age: 48 * time.Hour}, long, "hours", []string{"far future", "week", "days"}},
+		{"both", Retention{Age: 100 * time.Hour, Limit: 81}, long, "", []string{"far future", "week"}},
+		{"what a wrong clock wrote is as old as the daemon", Retention{Age: 48 * time.Hour}, now.Add(-47 * time.Hour), "", []string{"week", "days"}},
+		{"and makes room in its turn", Retention{Limit: 61}, now.Add(-47 * time.Hour), "", []string{"week", "days", "far future"}},
 		{"nobody could ask for them before", Retention{Age: 48 * time.Hour, Limit: 1}, now.Add(-59 * time.Minute), "", nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -354,4 +360,147 @@ func TestRetentionIsSlower(t *testing.T) {
 	if got := <-answered; got.err != nil || len(got.removed) > 0 || len(h.kept) > 0 {
 		t.Errorf("%v, %v; not tried again are %v", got.removed, got.err, h.kept)
 	}
+}
+
+// A worker may say of its files that they are of any time; when it did so is when it was last worked on.
+func TestRunsOfTheFuture(t *testing.T) {
+	dir := t.TempDir()
+	h := New(Options{Dir: dir, Max: 1})
+	const id = "20260116_143000"
+	testRun(t, dir, id, `{}`)
+	record := filepath.Join(dir, id, RecordName)
+	future := time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)
+	if err := os.Chtimes(record, future, future); err != nil {
+		t.Fatal(err)
+	}
+	if at, ok, err := h.lastWork(id); err != nil || !ok || at.After(time.Now()) {
+		t.Errorf("by its record: %v, %v, %v", at, ok, err)
+	}
+	if err := errors.Join(os.Remove(record), os.Chtimes(filepath.Dir(record), future, future)); err != nil {
+		t.Fatal(err)
+	}
+	if at, ok, err := h.lastWork(id); err != nil || !ok || at.After(time.Now()) {
+		t.Errorf("by its directory: %v, %v, %v", at, ok, err)
+	}
+}
+
+// A run that its worker has closed to its owner is looked at all the same, and measured; no link is followed for it.
+func TestClosedRunsAreLookedAt(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	h := New(Options{Dir: dir, Max: 1})
+	ids := []string{"20260116_143000", "20260116_143001", "20260116_143002", "20260116_143003"}
+	for i, closed := range []string{".", ".", "output", "output"} {
+		run := filepath.Join(dir, ids[i])
+		testRun(t, dir, ids[i], `{"exit_reason":"submitted"}`)
+		if err := errors.Join(
+			os.Mkdir(filepath.Join(run, "output"), 0o700), os.WriteFile(filepath.Join(run, "output", "file"), make([]byte, 1<<20), 0o600),
+			os.Symlink(outside, filepath.Join(run, "link")), os.Chmod(filepath.Join(run, closed), []os.FileMode{0, 0o300, 0, 0o400}[i]),
+		); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(outside, 0); err != nil {
+		t.Fatal(err)
+	}
+	held := workOnByHand(t, dir, ids[1])
+	runs, err := h.idle(t.Context())
+	if err != nil || len(runs) != 3 {
+		t.Errorf("idle are %+v, %v", runs, err)
+	}
+	for _, run := range runs {
+		if run.size < 1<<20 || run.id == ids[1] {
+			t.Errorf("%+v", run)
+		}
+	}
+	if err := held.Close(); err != nil {
+		t.Error(err)
+	}
+	again, err := h.idle(t.Context())
+	if err != nil || len(again) != 4 {
+		t.Errorf("then idle are %+v, %v", again, err)
+	}
+	if run, err := h.Get(ids[0]); err != nil || run.ExitReason != "submitted" {
+		t.Errorf("%+v, %v", run, err)
+	}
+	if info, err := os.Stat(outside); err != nil || info.Mode().Perm() != 0 {
+		t.Errorf("outside of it: %v, %v", info.Mode(), err)
+	}
+	if err := os.Chmod(outside, 0o700); err != nil {
+		t.Error(err)
+	}
+}
+
+// One that is somebody else's cannot be opened, keeps nobody from the others, and is told of once.
+func TestRunsThatMayNotBeLookedAt(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	h := New(Options{Dir: dir, Max: 1})
+	const closed, other = "20260116_143000", "20260116_143001"
+	testRun(t, dir, closed, `{}`)
+	testRun(t, dir, other, `{}`)
+	if err := errors.Join(os.Chown(filepath.Join(dir, closed), 12345, 12345), os.Chmod(filepath.Join(dir, closed), 0)); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		goruntime.LockOSThread() // which ends with it, and with what it may not do
+		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var caps [2]unix.CapUserData
+		err := unix.Capget(&head, &caps[0])
+		caps[0].Effective &^= 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH
+		if err := errors.Join(err, unix.Capset(&head, &caps[0])); err != nil {
+			t.Error(err)
+			return
+		}
+		for i := range 2 {
+			runs, err := h.idle(t.Context())
+			if len(runs) != 1 || runs[0].id != other || errors.Is(err, unix.EACCES) != (i == 0) || (err != nil) != (i == 0) {
+				t.Errorf("look %d: idle are %+v, %v", i, runs, err)
+			}
+		}
+	})
+	wg.Wait()
+	if info, err := os.Stat(filepath.Join(dir, closed)); err != nil || info.Mode().Perm() != 0 {
+		t.Errorf("it is opened: %v, %v", info.Mode(), err)
+	}
+}
+
+// A run whose removal does not come to an end keeps no other from going.
+func TestRetentionGoesPastARemovalThatDoesNotEnd(t *testing.T) {
+	dir := t.TempDir()
+	now := time.Now()
+	const endless, other = "20260116_143000", "20260116_143001"
+	for i, id := range []string{endless, other} {
+		testRun(t, dir, id, `{}`)
+		at := now.Add(time.Duration(5*i-10) * time.Hour)
+		if err := os.Chtimes(filepath.Join(dir, id, RecordName), at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := shells{script: `read -r x; x=${x#*:\"}; x=${x%%\"*}; [ "$x" != ` + endless + ` ] || exec sleep 1000; rm -r '` + dir + `'/"$x" && echo "{\"run\":{\"id\":\"$x\"}}"`}
+	h := New(s.options(dir))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(time.Minute))
+	defer cancel()
+	retain := func(in, age time.Duration, want ...string) error {
+		t.Helper()
+		h.removeIn = in
+		removed, err := h.Retain(ctx, Retention{Age: age, Grace: time.Hour}, now, now.Add(-1000*time.Hour))
+		if !slices.Equal(removed, want) || ctx.Err() != nil {
+			t.Errorf("removed are %v, %v, want %v", removed, err, want)
+		}
+		return err
+	}
+	if err := retain(time.Millisecond, 8*time.Hour); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	if _, ok := h.kept[endless]; !ok {
+		t.Error("it is tried again at once")
+	}
+	if err := retain(testenv.Patience(time.Minute), time.Hour, other); err != nil {
+		t.Error(err)
+	}
+	if err := h.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	s.wait()
 }
