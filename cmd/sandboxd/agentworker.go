@@ -179,8 +179,11 @@ func (a agentWorkers) remove(ctx context.Context, id string, d deps) agents.Repl
 	defer c.Close()
 	dir := filepath.Join(a.Runs, id)
 	_, err := agent.RemoveRun(ctx, c, dir, false)
-	if errors.Is(err, agent.ErrUnreadable) { // here it is a run's all the same, and the daemon knows that nobody works on it
-		_, err = agent.RemoveUnreadable(ctx, c, dir)
+	if errors.Is(err, agent.ErrUnreadable) {
+		// Here it is a run's all the same, and the daemon knows that nobody works on it; what a link leads to is not.
+		if info, lerr := os.Lstat(dir); lerr == nil && info.IsDir() {
+			_, err = agent.RemoveUnreadable(ctx, c, dir)
+		}
 	}
 	if err != nil {
 		if p := agentProblem(err, nil); p.Code != api.CodeInvalid {
