@@ -317,7 +317,7 @@ func FuzzPieces(f *testing.F) {
 	f.Add("-1,2", int64(-1), int64(1<<62), int64(1<<62), int64(1<<62), "")
 	f.Fuzz(func(t *testing.T, record string, at1, n1, at2, n2 int64, content string) {
 		if strings.ContainsAny(record, "\x00") || len(content) > 1<<16 {
-			t.Skip()
+			return // tar has no such record, and more bytes show no more
 		}
 		dir := t.TempDir()
 		result, err := layer.Apply(open(t, dir)[0], bytes.NewReader(piecesEntry(t, record, []int64{at1, n1, at2, n2}, content)), layer.Options{SingleID: true, FromDiff: true})
