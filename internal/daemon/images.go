@@ -19,7 +19,7 @@ import (
 // each stands on.
 func (s *Service) holders() map[string][]string {
 	held := make(map[string][]string)
-	for _, rec := range s.supervisor.List(runtime.Filter{}) {
+	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true}) {
 		for _, id := range slices.Concat(rec.Rootfs.Taken(), []string{rec.ImageDigest}) {
 			held[id] = append(held[id], rec.Name)
 		}
