@@ -20,6 +20,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
+	imageregistry "github.com/sandboxd/sandboxd/image/registry"
 	"github.com/sandboxd/sandboxd/internal/agents"
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/daemon"
@@ -267,22 +268,22 @@ func warnOfLogout(log *slog.Logger) error {
 }
 
 // registries turns the flags into what images are pulled with.
-func (o *serveOptions) registries() (image.Registries, error) {
-	r := image.Registries{Mirrors: make(map[string][]string), Insecure: o.InsecureRegistries}
+func (o *serveOptions) registries() (imageregistry.Config, error) {
+	r := imageregistry.Config{Mirrors: make(map[string][]string), Insecure: o.InsecureRegistries}
 	for _, m := range o.Mirrors {
-		registry, mirror, err := image.ParseMirror(m)
+		address, mirror, err := imageregistry.ParseMirror(m)
 		if err != nil {
 			return r, usagef("--registry-mirror: %w", err)
 		}
-		r.Mirrors[registry] = append(r.Mirrors[registry], mirror)
+		r.Mirrors[address] = append(r.Mirrors[address], mirror)
 	}
 	for _, name := range o.InsecureRegistries {
-		if err := image.CheckRegistry(name); err != nil {
+		if err := imageregistry.CheckAddress(name); err != nil {
 			return r, usagef("--insecure-registry: %w", err)
 		}
 	}
 	// The host's own are read in any case: once the daemon is confined it could not.
-	pool, err := image.ReadCAs(o.RegistryCAs)
+	pool, err := imageregistry.ReadCAs(o.RegistryCAs)
 	if err != nil {
 		return r, fmt.Errorf("read trusted certificates (--registry-ca adds to the host's): %w", err)
 	}

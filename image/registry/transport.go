@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"cmp"
@@ -21,40 +21,42 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/sandboxd/sandboxd/image/errdefs"
+	"github.com/sandboxd/sandboxd/image/store"
 )
 
 const (
-	// maxDocument bounds manifests and configurations; the OCI distribution specification asks registries for 4 MiB.
-	maxDocument = 4 << 20
-
 	dialTimeout   = 15 * time.Second
 	headerTimeout = 60 * time.Second // registries in front of slow storage take their time
 	stallTimeout  = 60 * time.Second // without a byte of a body
 	maxRedirects  = 10               // as net/http allows by itself
 )
 
-// transport is how we speak to registries. It is the place for rules that hold for every request, be it made by us, by
-// go-containerregistry for a token, or after a redirect:
+// transport applies the rules that hold for every request, be it made by us, by go-containerregistry
+// for a token, or after a redirect:
 //
-//   - Plain HTTP only to this machine, unless insecure was asked for, and then to that address only: where a registry
-//     sends us for a token or to its storage, the rules hold again. go-containerregistry also allows it to private
-//     addresses and to .local, which are as easy to listen on as any other.
-//   - Only a registry of this machine may send us to this machine, by any scheme: its services are not for who is elsewhere.
-//   - Bodies that are not a layer are bounded.
-//   - Redirects are counted, those that follow from one request.
-//   - A body that stalls ends, in either direction.
-//   - A blob that breaks off is asked for again from where it ended, where the registry offers ranges; a registry that
-//     asks for patience (429) gets some. Both are bounded.
+//   - Plain HTTP only to this machine, unless insecure was asked for, and then to that address only.
+//     A token server or storage that a registry names is held to the rules again.
+//     go-containerregistry also allows plain HTTP to private addresses and to .local, which are as
+//     easy to listen on as any other.
+//   - Only a registry of this machine may send us to this machine, by any scheme: remote registries
+//     must not reach its services.
+//   - Bodies other than blobs are limited.
+//   - The redirects that follow from one request are counted.
+//   - A stalled body ends, in either direction.
+//   - A blob that breaks off is resumed if the registry offers ranges. A registry that answers 429 is
+//     waited for. Both are limited.
 type transport struct {
 	base     *http.Transport
-	lax      *http.Transport // to insecure addresses: believes every certificate
-	registry string          // its address
-	proxies  sync.Map        // addresses of them that are in use
+	lax      *http.Transport // to insecure addresses: accepts every certificate
+	registry string          // address
+	proxies  sync.Map        // addresses of the proxies in use
 	insecure func(address string) bool
 	lookup   func(ctx context.Context, host string) ([]netip.Addr, error) // nil: as the host does
 	stall    time.Duration
-	backoff  remote.Backoff // between attempts to go on with a blob; no steps: none
-	patience atomic.Int64   // nanoseconds that all requests together may still wait for a registry that wants it
+	backoff  remote.Backoff // between attempts to resume a blob; no steps: none
+	waitLeft atomic.Int64   // nanoseconds that all requests together may still wait after 429
 }
 
 var errPlainHTTP = errors.New("plain HTTP is allowed to registries on this machine only, unless insecure is asked for")
@@ -69,8 +71,8 @@ func newTransport(registry string, insecure func(address string) bool, cas *x509
 		ResponseHeaderTimeout: headerTimeout,
 		ExpectContinueTimeout: time.Second,
 		IdleConnTimeout:       30 * time.Second,
-		MaxIdleConnsPerHost:   parallelDownloads,
-		// Blobs are stored as they are; a layer that arrives decompressed would have another digest.
+		MaxIdleConnsPerHost:   ParallelDownloads,
+		// A blob that arrives decompressed would have another digest.
 		DisableCompression: true,
 		TLSClientConfig:    &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: cas},
 	}
@@ -79,23 +81,23 @@ func newTransport(registry string, insecure func(address string) bool, cas *x509
 	return t
 }
 
-// mayBeHere reports whether address may be one of this machine: the registry's own, another one's if the registry is of this
-// machine, or one that the operator has named.
+// mayBeHere reports whether address may be this machine's: it is the registry's own, or the operator
+// has named it, or the registry is on this machine.
 func (t *transport) mayBeHere(address string) bool {
 	if loopback(t.registry) || t.insecure(address) || strings.EqualFold(address, t.registry) {
 		return true
 	}
-	// The registry's may be without a port, and what is dialled never is.
+	// The registry's address may lack a port; a dialled one never does.
 	host, port, err := net.SplitHostPort(address)
 	return err == nil && (port == "443" || port == "80") && (t.insecure(host) || strings.EqualFold(host, t.registry))
 }
 
-// dial checks what a name turns out to be: the registry says where it sends us, and may own that name.
+// dial checks the address that a name resolves to: the registry chooses the name, and may own it.
 func (t *transport) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	d := net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}
 	if _, ok := t.proxies.Load(address); !ok && !t.mayBeHere(address) {
 		d.Control = func(_, to string, _ syscall.RawConn) error {
-			// The kernel takes "no address" for this machine.
+			// The kernel takes the unspecified address for this machine.
 			if ip, err := netip.ParseAddrPort(to); err != nil || ip.Addr().Unmap().IsLoopback() || ip.Addr().Unmap().IsUnspecified() {
 				return fmt.Errorf("%s: %w", address, errThisMachine)
 			}
@@ -117,10 +119,10 @@ func (t *transport) dial(ctx context.Context, network, address string) (net.Conn
 	})
 }
 
-// stagger is how long an address has for itself before the next one is tried beside it (RFC 8305).
+// stagger is the delay before the next address is tried in parallel (RFC 8305).
 const stagger = 250 * time.Millisecond
 
-// dialFirst returns the first connection that comes to stand. The addresses are tried in their order.
+// dialFirst returns the first established connection. It tries the addresses in order.
 func dialFirst(ctx context.Context, addresses []netip.Addr, dial func(context.Context, netip.Addr) (net.Conn, error)) (net.Conn, error) {
 	type outcome struct {
 		conn net.Conn
@@ -174,7 +176,7 @@ func dialFirst(ctx context.Context, addresses []netip.Addr, dial func(context.Co
 
 var errNoAddress = errors.New("the host has no address")
 
-// proxy is the environment's, which the operator has named.
+// proxy returns the proxy of the environment and remembers it as named by the operator.
 func (t *transport) proxy(req *http.Request) (*url.URL, error) {
 	u, err := http.ProxyFromEnvironment(req)
 	if u != nil {
@@ -187,7 +189,7 @@ func (t *transport) proxy(req *http.Request) (*url.URL, error) {
 	return u, err
 }
 
-var errThisMachine = errors.New("a registry that is elsewhere sends us to this machine")
+var errThisMachine = errors.New("a remote registry redirects to this machine")
 
 func (t *transport) close() {
 	t.base.CloseIdleConnections()
@@ -202,8 +204,8 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme != "https" && !t.insecure(req.URL.Host) && !loopback(req.URL.Host) {
 		return nil, fmt.Errorf("%s://%s: %w", req.URL.Scheme, req.URL.Host, errPlainHTTP)
 	}
-	// Redirects lead to storage with paths of its own; what was asked for first counts. go-containerregistry's client, which
-	// has a rule of its own for them, follows them without end.
+	// Redirects lead to storage with other paths; the path of the first request counts.
+	// go-containerregistry's client has its own redirect rule and follows them without end.
 	first, hops := req, 0
 	for first.Response != nil && first.Response.Request != nil {
 		first = first.Response.Request
@@ -215,10 +217,10 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, b, err := t.send(req)
 	for err == nil && resp.StatusCode == http.StatusTooManyRequests && (req.Body == nil || req.GetBody != nil) {
 		wait := retryAfter(resp.Header.Get("Retry-After"), time.Now())
-		if !t.takePatience(wait) {
-			break // the caller is told
+		if !t.takeWait(wait) {
+			break // the caller gets the 429
 		}
-		_ = b.Close() // what it says about it does not matter
+		_ = b.Close() // its text does not matter
 		if err := pause(req.Context(), wait); err != nil {
 			return nil, err
 		}
@@ -235,7 +237,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if !isBlob(first.URL.Path) { // those are bounded by their descriptors
-		b.left = maxDocument
+		b.left = store.MaxDocument
 	} else if req.Method == http.MethodGet && resp.StatusCode == http.StatusOK && resp.Header.Get("Accept-Ranges") != "none" {
 		b.resume = func(at int64) (*body, error) { return t.resume(req, resp, at) }
 		b.attempts, b.wait, b.factor = t.backoff.Steps, t.backoff.Duration, t.backoff.Factor
@@ -244,26 +246,27 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// isBlob reports whether a path of a registry's API is that of a blob. Repositories may be called "blobs" and "uploads" too.
+// isBlob reports whether a path of a registry's API is that of a blob. Repositories may be called
+// "blobs" and "uploads" too.
 func isBlob(p string) bool {
 	dir, last := path.Split(p)
 	return last != "" && last != "uploads" && strings.HasSuffix(dir, "/blobs/")
 }
 
-// takePatience takes a wait from what all requests together may wait, if there is as much.
-func (t *transport) takePatience(wait time.Duration) bool {
+// takeWait deducts a wait from the common limit and reports whether that had room for it.
+func (t *transport) takeWait(wait time.Duration) bool {
 	for {
-		left := t.patience.Load()
+		left := t.waitLeft.Load()
 		if int64(wait) > left {
 			return false
 		}
-		if t.patience.CompareAndSwap(left, left-int64(wait)) {
+		if t.waitLeft.CompareAndSwap(left, left-int64(wait)) {
 			return true
 		}
 	}
 }
 
-// send makes one request. The body that it returns is the response's, and is to be closed like it.
+// send makes one request. It returns the body of the response, which the caller must close.
 func (t *transport) send(req *http.Request) (*http.Response, *body, error) {
 	ctx, cancel := context.WithCancelCause(req.Context())
 	base := t.base
@@ -275,7 +278,7 @@ func (t *transport) send(req *http.Request) (*http.Response, *body, error) {
 		watch := &uploadWatch{stall: t.stall, timer: time.AfterFunc(t.stall, func() { cancel(errStalled) })}
 		defer watch.end()
 		out.Body = &upload{req.Body, watch}
-		if req.GetBody != nil { // for a connection that turns out to be closed
+		if req.GetBody != nil { // for a retry on another connection
 			out.GetBody = func() (io.ReadCloser, error) {
 				body, err := req.GetBody()
 				if err != nil {
@@ -288,7 +291,7 @@ func (t *transport) send(req *http.Request) (*http.Response, *body, error) {
 	resp, err := base.RoundTrip(out)
 	if err != nil {
 		if errors.Is(context.Cause(ctx), errStalled) && req.Context().Err() == nil {
-			err = &networkError{fmt.Errorf("%w for %v", errNotTaking, t.stall)}
+			err = &networkError{fmt.Errorf("%w for %v", errUploadStalled, t.stall)}
 		}
 		cancel(nil)
 		return nil, nil, err
@@ -298,7 +301,7 @@ func (t *transport) send(req *http.Request) (*http.Response, *body, error) {
 	return resp, b, nil
 }
 
-// resume asks for the rest of what resp began. A registry that then sends anything else is not gone along with.
+// resume requests the rest of resp's body from byte at on, and fails if the answer is not just that.
 func (t *transport) resume(req *http.Request, resp *http.Response, at int64) (*body, error) {
 	again := req.Clone(req.Context())
 	again.Header.Set("Range", fmt.Sprintf("bytes=%d-", at))
@@ -315,15 +318,14 @@ func (t *transport) resume(req *http.Request, resp *http.Response, at int64) (*b
 	return b, nil
 }
 
-var errNoRange = errors.New("the registry does not send the rest of a blob")
+var errNoRange = errors.New("the registry does not resume a blob")
 
 const (
-	// maxPatience is how long a pull waits, all its requests together, for a registry that wants it to.
-	maxPatience     = 2 * time.Minute
-	defaultPatience = 5 * time.Second // where the registry does not say how long
+	maxWait     = 2 * time.Minute // for all requests of one pull or push
+	defaultWait = 5 * time.Second // if the registry names no time
 )
 
-// retryAfter reads the header of that name: seconds, or a date.
+// retryAfter parses a Retry-After header: seconds, or a date.
 func retryAfter(header string, now time.Time) time.Duration {
 	if n, err := strconv.ParseUint(header, 10, 31); err == nil {
 		return time.Duration(max(n, 1)) * time.Second
@@ -331,10 +333,10 @@ func retryAfter(header string, now time.Time) time.Duration {
 	if at, err := http.ParseTime(header); err == nil {
 		return max(at.Sub(now), time.Second)
 	}
-	return defaultPatience
+	return defaultWait
 }
 
-// pause waits, or says why the caller does not want to any more.
+// pause waits for d, or returns the error of ctx if that ends first.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -346,7 +348,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// uploadWatch ends a request whose body a registry does not take, and one that it has taken and does not answer.
+// uploadWatch cancels a request whose body the registry does not read, or does not answer.
 type uploadWatch struct {
 	stall time.Duration
 	timer *time.Timer
@@ -355,7 +357,7 @@ type uploadWatch struct {
 	ended bool
 }
 
-// touch puts the end off.
+// touch restarts the stall timer.
 func (w *uploadWatch) touch() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -364,6 +366,7 @@ func (w *uploadWatch) touch() {
 	}
 }
 
+// end stops the timer for good.
 func (w *uploadWatch) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -371,7 +374,7 @@ func (w *uploadWatch) end() {
 	w.timer.Stop()
 }
 
-// upload is the body of a request. What has been read of it last may still be on its way when it ends.
+// upload is a watched request body. Its last bytes may still be on their way when it ends.
 type upload struct {
 	io.ReadCloser
 	watch *uploadWatch
@@ -384,38 +387,37 @@ func (u *upload) Read(p []byte) (int, error) {
 }
 
 var (
-	errNotTaking = errors.New("the registry stopped taking what is sent")
-	errRedirects = fmt.Errorf("it sends us on more than %d times", maxRedirects)
-	errStalled   = errors.New("the registry stopped sending")
-	errTooLarge  = fmt.Errorf("the answer has more than %d bytes", maxDocument)
+	errUploadStalled = errors.New("the registry stopped reading the upload")
+	errRedirects     = fmt.Errorf("it redirects more than %d times", maxRedirects)
+	errStalled       = errors.New("the registry stopped sending")
+	errTooLarge      = fmt.Errorf("the answer has more than %d bytes", store.MaxDocument)
 )
 
-// body ends when it stalls or exceeds its bound.
+// body is a response body that ends when it stalls or exceeds its limit.
 type body struct {
 	io.ReadCloser
-	parent context.Context //nolint:containedctx // of the request that this is the answer to
-	ctx    context.Context //nolint:containedctx // the same, ended when it stalls
+	parent context.Context //nolint:containedctx // of the request
+	ctx    context.Context //nolint:containedctx // child of parent, cancelled when the body stalls
 	cancel context.CancelCauseFunc
 	stall  time.Duration
 	timer  *time.Timer
-	left   int64 // -1: unbounded
+	left   int64 // bytes; -1 means no limit
 	once   sync.Once
 
-	// Of blobs: how to go on after n bytes, how often that may be tried, and how long to wait before.
-	resume   func(at int64) (*body, error)
-	n        int64
-	attempts int
-	wait     time.Duration
-	factor   float64
+	resume   func(at int64) (*body, error) // nil for bodies other than blobs
+	n        int64                         // bytes read
+	attempts int                           // to resume, that are left
+	wait     time.Duration                 // before the next of them
+	factor   float64                       // by which wait grows
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	if b.left == 0 {
-		// Exactly the bound is allowed.
+		// Exactly the limit is allowed.
 		if n, err := b.ReadCloser.Read(make([]byte, 1)); n == 0 {
 			return 0, err
 		}
-		return 0, classf(ErrInvalid, "%w", errTooLarge)
+		return 0, errdefs.Classf(errdefs.ErrInvalid, "%w", errTooLarge)
 	}
 	if b.left > 0 && int64(len(p)) > b.left {
 		p = p[:b.left]
@@ -434,19 +436,19 @@ func (b *body) Read(p []byte) (int, error) {
 	case errors.Is(context.Cause(b.ctx), errStalled):
 		err = fmt.Errorf("%w for %v", errStalled, b.stall)
 	}
-	if b.goOn() {
+	if b.reconnect() {
 		return n, nil
 	}
 	return n, &networkError{err}
 }
 
-// goOn replaces a body that broke off by its rest.
-func (b *body) goOn() bool {
+// reconnect replaces a body that broke off by its rest and reports success.
+func (b *body) reconnect() bool {
 	if b.resume == nil {
 		return false
 	}
 	for ; b.attempts > 0; b.attempts-- {
-		// The request's own context: the body's may be the one that ended because of the stall.
+		// The request's own context: the stall has cancelled the body's.
 		if pause(b.parent, b.wait) != nil {
 			return false
 		}
@@ -467,13 +469,13 @@ func (b *body) goOn() bool {
 	return false
 }
 
-// end lets the request go.
+// end releases the request.
 func (b *body) end() {
 	b.timer.Stop()
 	b.cancel(nil)
 }
 
-// networkError is an error of reading a body, as opposed to one about what was read.
+// networkError is an error of reading a body, not one about its content.
 type networkError struct{ err error }
 
 func (e *networkError) Error() string { return e.err.Error() }

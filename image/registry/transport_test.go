@@ -1,24 +1,21 @@
-package image
+package registry
 
 import (
-	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httputil"
 	"net/url"
+	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/authn"
-	"github.com/google/go-containerregistry/pkg/compression"
-	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/sandboxd/sandboxd/image/errdefs"
+	"github.com/sandboxd/sandboxd/image/reference"
+	"github.com/sandboxd/sandboxd/image/store"
 )
 
 // nowhere is insecure.
@@ -68,9 +65,9 @@ func TestBodiesThatAreNoBlobsAreBounded(t *testing.T) {
 		case strings.HasPrefix(r.URL.Path, "/to/"):
 			http.Redirect(w, r, "/storage/x", http.StatusTemporaryRedirect)
 		case r.URL.Path == "/exact":
-			_, _ = w.Write(make([]byte, maxDocument))
+			_, _ = w.Write(make([]byte, store.MaxDocument))
 		default:
-			_, _ = w.Write(make([]byte, maxDocument+1))
+			_, _ = w.Write(make([]byte, store.MaxDocument+1))
 		}
 	}))
 	defer srv.Close()
@@ -78,7 +75,7 @@ func TestBodiesThatAreNoBlobsAreBounded(t *testing.T) {
 	defer tr.close()
 	for path, ok := range map[string]bool{"/token": false, "/v2/a/manifests/b": false, "/v2/a/blobs/b": true, "/exact": true, "/to/blobs/x": true, "/to/manifests/x": false} {
 		err := get(t, tr, srv.URL+path)
-		if ok != (err == nil) || !ok && !errors.Is(err, ErrInvalid) {
+		if ok != (err == nil) || !ok && !errors.Is(err, errdefs.ErrInvalid) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
@@ -104,7 +101,7 @@ func TestStalledBodiesEnd(t *testing.T) {
 func TestRetryAfter(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for header, want := range map[string]time.Duration{
-		"7": 7 * time.Second, "0": time.Second, "": defaultPatience, "-5": defaultPatience, "soon": defaultPatience, "99999999999999999999": defaultPatience,
+		"7": 7 * time.Second, "0": time.Second, "": defaultWait, "-5": defaultWait, "soon": defaultWait, "99999999999999999999": defaultWait,
 		"Fri, 02 Jan 2026 03:04:35 GMT": 30 * time.Second, "Fri, 02 Jan 2026 03:04:00 GMT": time.Second,
 	} {
 		if got := retryAfter(header, now); got != want {
@@ -116,138 +113,14 @@ func TestRetryAfter(t *testing.T) {
 func TestPatienceIsBounded(t *testing.T) {
 	tr := newTransport("localhost", nowhere, nil)
 	defer tr.close()
-	tr.patience.Store(int64(maxPatience))
+	tr.waitLeft.Store(int64(maxWait))
 	for range 2 { // the second one overflowed once
-		if far := retryAfter("Fri, 31 Dec 9999 23:59:59 GMT", time.Now()); tr.takePatience(far) {
+		if far := retryAfter("Fri, 31 Dec 9999 23:59:59 GMT", time.Now()); tr.takeWait(far) {
 			t.Errorf("a wait of %v was allowed", far)
 		}
 	}
-	if !tr.takePatience(maxPatience) || tr.takePatience(1) {
+	if !tr.takeWait(maxWait) || tr.takeWait(1) {
 		t.Error("the patience that was there could not be taken, or more of it")
-	}
-}
-
-func TestPullWaitsAsLongAsTheRegistrySays(t *testing.T) {
-	f := newFaulty(t)
-	ref := f.host + "/team/app:1"
-	push(t, ref, testImage(t, "amd64", asLayer(t, layerTar(t, "x", "x"), compression.GZip)))
-	s, _, _ := service(t)
-	s.patience = maxPatience
-	var first, second time.Time
-	f.replace("/manifests/1", func(w http.ResponseWriter, _ *http.Request) {
-		first = time.Now()
-		f.replace("/manifests/1", func(w http.ResponseWriter, _ *http.Request) {
-			second = time.Now()
-			w.WriteHeader(http.StatusForbidden)
-		})
-		w.Header().Set("Retry-After", "1")
-		w.WriteHeader(http.StatusTooManyRequests)
-	})
-	if _, err := s.Pull(t.Context(), ref, PullOptions{Platform: "linux/amd64"}); !errors.Is(err, ErrRegistry) {
-		t.Fatal(err)
-	}
-	if waited := second.Sub(first); waited < time.Second {
-		t.Errorf("asked again after %v, the registry wanted a second", waited)
-	}
-
-	// One that wants too much is not asked again, by nobody.
-	asked := 0
-	f.replace("/manifests/1", func(w http.ResponseWriter, _ *http.Request) {
-		asked++
-		w.Header().Set("Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT")
-		w.WriteHeader(http.StatusTooManyRequests)
-	})
-	if _, err := s.Pull(t.Context(), ref, PullOptions{Platform: "linux/amd64"}); !errors.Is(err, ErrRegistry) || !strings.Contains(err.Error(), "no more requests") {
-		t.Fatal(err)
-	}
-	if asked != 1 {
-		t.Errorf("asked %d times", asked)
-	}
-}
-
-// keychain answers in its own way.
-type keychain func(authn.Resource) (authn.Authenticator, error)
-
-func (k keychain) Resolve(r authn.Resource) (authn.Authenticator, error) { return k(r) }
-
-func TestCredentialHelperThatHangs(t *testing.T) {
-	f := newFaulty(t)
-	s, _, _ := service(t)
-	end := make(chan struct{})
-	defer close(end)
-	asked := make(chan struct{}, 2)
-	s.keychain = keychain(func(authn.Resource) (authn.Authenticator, error) {
-		asked <- struct{}{}
-		<-end
-		return authn.Anonymous, nil
-	})
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() { <-asked; cancel() }()
-	if _, err := s.Pull(ctx, f.host+"/team/app:1", PullOptions{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("given up: %v", err)
-	}
-	s.helperTimeout = time.Millisecond
-	if _, err := s.Pull(t.Context(), f.host+"/team/app:1", PullOptions{}); !errors.Is(err, ErrRegistry) || !strings.Contains(err.Error(), "credential helper") {
-		t.Errorf("too slow: %v", err)
-	}
-}
-
-// Credentials are for the registry that they were given for: neither a mirror nor the storage that a redirect leads to
-// sees them.
-func TestCredentialsGoNowhereElse(t *testing.T) {
-	good := newFaulty(t)
-	push(t, good.host+"/team/app:1", testImage(t, "amd64", asLayer(t, layerTar(t, "x", "x"), compression.GZip)))
-	target, err := url.Parse("http://" + good.host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy := httputil.NewSingleHostReverseProxy(target)
-	var mu sync.Mutex
-	seen := make(map[string][]string) // Authorization, by who saw it
-	note := func(who string, r *http.Request) {
-		mu.Lock()
-		defer mu.Unlock()
-		seen[who] = append(seen[who], r.Header.Get("Authorization"))
-	}
-	storage := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { note("storage", r); proxy.ServeHTTP(w, r) }))
-	defer storage.Close()
-	mirror := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		note("mirror", r)
-		w.WriteHeader(http.StatusUnauthorized)
-	}))
-	defer mirror.Close()
-	registry := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		note("registry", r)
-		switch _, _, ok := r.BasicAuth(); {
-		case !ok:
-			w.Header().Set("Www-Authenticate", `Basic realm="test"`)
-			w.WriteHeader(http.StatusUnauthorized)
-		case strings.Contains(r.URL.Path, "/blobs/"):
-			http.Redirect(w, r, storage.URL+r.URL.Path, http.StatusTemporaryRedirect)
-		default:
-			proxy.ServeHTTP(w, r)
-		}
-	}))
-	defer registry.Close()
-	host := strings.TrimPrefix(registry.URL, "http://")
-	s, _, _ := service(t)
-	s.opts.Registries.Mirrors = map[string][]string{host: {strings.TrimPrefix(mirror.URL, "http://")}}
-	s.keychain = keychain(func(r authn.Resource) (authn.Authenticator, error) {
-		if r.RegistryStr() == host {
-			return &authn.Basic{Username: "somebody", Password: "secret"}, nil
-		}
-		return authn.Anonymous, nil
-	})
-	if _, err := s.Pull(t.Context(), host+"/team/app:1", PullOptions{Platform: "linux/amd64"}); err != nil {
-		t.Fatal(err)
-	}
-	for _, who := range []string{"storage", "mirror"} {
-		if len(seen[who]) == 0 || strings.Join(seen[who], "") != "" {
-			t.Errorf("the %s saw %q", who, seen[who])
-		}
-	}
-	if !strings.HasPrefix(strings.Join(seen["registry"], ""), "Basic ") {
-		t.Errorf("the registry saw %q", seen["registry"])
 	}
 }
 
@@ -345,9 +218,9 @@ func TestMirrorAddresses(t *testing.T) {
 			t.Errorf("%s: %q, %q, %v", text, registry, mirror, err)
 		}
 	}
-	r := Registries{Mirrors: map[string][]string{"docker.io": {"m.example"}, "r.example": {"docker.io"}}, Insecure: []string{"R.example"}}
+	r := Config{Mirrors: map[string][]string{"docker.io": {"m.example"}, "r.example": {"docker.io"}}, Insecure: []string{"R.example"}}
 	for ref, want := range map[string]string{"debian": "m.example/library/debian:latest", "R.Example/a": "index.docker.io/library/a:latest"} {
-		parsed, err := parse(ref)
+		parsed, err := reference.Parse(ref)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -360,24 +233,52 @@ func TestMirrorAddresses(t *testing.T) {
 	}
 }
 
-// A mirror whose image is damaged is no better than one that does not answer.
-func TestMirrorWithADamagedImage(t *testing.T) {
-	f, m := newFaulty(t), newFaulty(t)
-	ref := f.host + "/team/app:1"
-	push(t, ref, testImage(t, "amd64", asLayer(t, layerTar(t, "x", "x"), compression.GZip)))
-	m.replace("/manifests/1", answer(string(types.OCIManifestSchema1), []byte("{}")))
-	s, _, _ := service(t)
-	s.opts.Registries.Mirrors = map[string][]string{f.host: {m.host}}
-	if _, err := s.Pull(t.Context(), ref, PullOptions{Platform: "linux/amd64"}); err != nil {
-		t.Error(err)
+// A registry that stops taking what is sent does not hold a push for ever.
+func TestUploadsThatStallEnd(t *testing.T) {
+	hold := make(chan struct{})
+	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, _ *http.Request) { <-hold }))
+	t.Cleanup(srv.Close)
+	t.Cleanup(func() { close(hold) })
+	tr := newTransport("localhost", func(string) bool { return true }, nil)
+	tr.stall = 50 * time.Millisecond
+	defer tr.close()
+	// Endless, and one that is in buffers before anyone takes it.
+	for _, body := range []io.Reader{struct{ io.Reader }{io.LimitReader(zeros{}, 1<<40)}, strings.NewReader("short")} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, srv.URL+"/v2/a/blobs/uploads/1", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp, err := tr.RoundTrip(req); !errors.Is(err, errUploadStalled) {
+			if err == nil {
+				_ = resp.Body.Close()
+			}
+			t.Errorf("%v, want %v", err, errUploadStalled)
+		}
 	}
 }
 
-func TestMomentsCanBeSent(t *testing.T) {
-	zone := time.FixedZone("", 3600)
-	for _, at := range []time.Time{time.Date(0, 1, 1, 0, 0, 0, 0, zone), time.Date(9999, 12, 31, 23, 59, 0, 0, time.FixedZone("", -3600)), time.Date(2026, 1, 1, 0, 0, 0, 0, zone)} {
-		if _, err := json.Marshal(moment(at)); err != nil || moment(at).IsZero() != (at.Year() != 2026) {
-			t.Errorf("%v: %v, %v", at, moment(at), err)
-		}
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// A blob that is closed during its upload is not damaged: the registry has refused it already.
+func TestClosedBlobsAreNoErrorOfOurs(t *testing.T) {
+	st, err := store.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	blob, err := st.AddBlob(t.Context(), strings.NewReader("content"), 100, func(string) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &storedBlob{ctx: t.Context(), store: st, blob: blob, progress: func(int64) {}}
+	rc, err := b.Compressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = rc.Close()
+	if _, err := rc.Read(make([]byte, 10)); !errors.Is(err, os.ErrClosed) || b.failed.Load() != nil {
+		t.Errorf("%v, recorded %v", err, b.failed.Load())
 	}
 }

@@ -1,4 +1,4 @@
-package image
+package archive
 
 import (
 	"archive/tar"
@@ -15,7 +15,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
-	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/image/store"
 )
@@ -26,25 +26,22 @@ const (
 	FormatDocker = "docker" // what docker save writes and docker load reads
 )
 
-// Export writes a stored image to w as an archive. Blobs are checked on the way: where one is damaged, w has got half an
-// archive and the error says so. Nothing is written where the error is about the request.
-func (s *Service) Export(ctx context.Context, ref, format string, w io.Writer) error {
-	if ref == api.HostImage {
-		return classf(ErrReference, "the image %q shows this host's own /usr, which is not exported; pull or import an image", ref)
-	}
+// CheckFormat returns an error if format is none of the formats of exports.
+func CheckFormat(format string) error {
 	if format != FormatOCI && format != FormatDocker {
-		return classf(ErrReference, "format %.40q: want %s or %s", format, FormatOCI, FormatDocker)
+		return errdefs.Classf(errdefs.ErrReference, "format %.40q: want %s or %s", format, FormatOCI, FormatDocker)
 	}
-	img, release, err := s.Acquire(ctx, ref)
+	return nil
+}
+
+// Export writes a stored image to w as an archive. It checks the blobs on the way: if one is damaged,
+// w has received a part of an archive and the error says so.
+func Export(ctx context.Context, st *store.Store, r *store.Record, format string, w io.Writer) error {
+	err := CheckFormat(format)
 	if err != nil {
 		return err
 	}
-	defer release()
-	r, err := s.store.Get(img.Reference)
-	if err != nil {
-		return err
-	}
-	e := &export{service: s, tar: tar.NewWriter(w)}
+	e := &export{store: st, tar: tar.NewWriter(w)}
 	if format == FormatOCI {
 		err = e.layout(ctx, r)
 	} else {
@@ -60,8 +57,8 @@ func (s *Service) Export(ctx context.Context, ref, format string, w io.Writer) e
 }
 
 type export struct {
-	service *Service
-	tar     *tar.Writer
+	store *store.Store
+	tar   *tar.Writer
 }
 
 // file writes one entry. There are no times and owners in it: one image is always the same archive.
@@ -87,7 +84,7 @@ func (e *export) json(name string, v any) error {
 
 // blob writes a stored blob and checks it meanwhile.
 func (e *export) blob(ctx context.Context, name string, b store.Blob) (err error) {
-	f, err := e.service.store.OpenBlob(b.Digest)
+	f, err := e.store.OpenBlob(b.Digest)
 	if err != nil {
 		return err
 	}
@@ -97,14 +94,14 @@ func (e *export) blob(ctx context.Context, name string, b store.Blob) (err error
 		return fmt.Errorf("blob %s: %w", b.Digest, err)
 	}
 	if got := "sha256:" + hex.EncodeToString(hash.Sum(nil)); got != b.Digest {
-		return classf(ErrInvalid, "the stored blob %s is damaged: its digest is %s; remove the image and pull it anew", b.Digest, got)
+		return errdefs.Classf(errdefs.ErrInvalid, "the stored blob %s is damaged: its digest is %s; remove the image and pull it anew", b.Digest, got)
 	}
 	return nil
 }
 
 // layout writes an OCI layout. The index stands first, so that a reader of the stream knows what will come.
 func (e *export) layout(ctx context.Context, r *store.Record) error {
-	d, err := asDescriptor(r.Manifest)
+	d, err := Descriptor(r.Manifest)
 	if err != nil {
 		return err
 	}
@@ -168,7 +165,7 @@ func (e *export) dockerSave(ctx context.Context, r *store.Record) error {
 // plainLayer writes a layer without its compression. A tar says the size first, which is known only at the end, so the
 // layer takes a detour through a file.
 func (e *export) plainLayer(ctx context.Context, name string, l store.Layer) (err error) {
-	f, err := e.service.store.OpenBlob(l.Blob.Digest)
+	f, err := e.store.OpenBlob(l.Blob.Digest)
 	if err != nil {
 		return err
 	}
@@ -178,7 +175,7 @@ func (e *export) plainLayer(ctx context.Context, name string, l store.Layer) (er
 		return err
 	}
 	defer plain.Close()
-	tmp, err := e.service.store.TempFile()
+	tmp, err := e.store.TempFile()
 	if err != nil {
 		return err
 	}
@@ -192,7 +189,7 @@ func (e *export) plainLayer(ctx context.Context, name string, l store.Layer) (er
 		return err
 	}
 	if id != l.DiffID {
-		return classf(ErrInvalid, "the stored blob is damaged: it unpacks to %s, not %s; remove the image and pull it anew", id, l.DiffID)
+		return errdefs.Classf(errdefs.ErrInvalid, "the stored blob is damaged: it unpacks to %s, not %s; remove the image and pull it anew", id, l.DiffID)
 	}
 	if _, err := tmp.Seek(0, io.SeekStart); err != nil {
 		return err

@@ -1,36 +1,40 @@
-package image
+package registry
 
 import (
 	"crypto/x509"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
+
+	"github.com/sandboxd/sandboxd/image/reference"
 )
 
-// Registries say how the registries are spoken to that need something special. The zero value needs nothing.
-type Registries struct {
-	// Mirrors are asked before the registry of that address ("docker.io") itself, in this order; both addresses as
-	// [ParseMirror] returns them. What they send under a tag is believed; a digest is a digest.
+// Config holds the settings of particular registries. The zero value has none.
+type Config struct {
+	// Mirrors are tried in order before the registry of that address ("docker.io") itself; both
+	// addresses as [ParseMirror] returns them. A mirror is trusted for tags; digests are checked.
 	Mirrors map[string][]string
 	// Insecure are addresses that may speak plain HTTP, or HTTPS with any certificate.
 	Insecure []string
-	// CAs are trusted for every registry; nil: the host's own.
+	// CAs are trusted for every registry; nil means the host's own.
 	CAs *x509.CertPool
 }
 
-// ParseMirror reads "REGISTRY=MIRROR", each the address of a registry.
+// ParseMirror parses "REGISTRY=MIRROR", each the address of a registry.
 func ParseMirror(s string) (registry, mirror string, err error) {
 	registry, mirror, ok := strings.Cut(s, "=")
-	if !ok || !validHost(registry) || !validHost(mirror) {
+	if !ok || !reference.ValidHost(registry) || !reference.ValidHost(mirror) {
 		return "", "", fmt.Errorf("mirror %q: want REGISTRY=MIRROR, both addresses like docker.io or mirror.example:5000, without a scheme or path", s)
 	}
-	registry, mirror = registryKey(registry), registryKey(mirror)
+	registry, mirror = reference.CanonicalRegistry(registry), reference.CanonicalRegistry(mirror)
 	for _, address := range []string{registry, mirror} {
 		// "localhost" alone would be taken for the first part of a repository on Docker Hub.
-		if ref, err := name.ParseReference(address + "/a/b:1"); err != nil || registryName(ref) != address {
+		if ref, err := name.ParseReference(address + "/a/b:1"); err != nil || reference.Registry(ref) != address {
 			return "", "", fmt.Errorf("mirror %q: %q cannot be the registry in the name of an image; give it a port or a domain, like %s:443", s, address, address)
 		}
 	}
@@ -40,17 +44,9 @@ func ParseMirror(s string) (registry, mirror string, err error) {
 	return registry, mirror, nil
 }
 
-// registryKey is a registry's address as it is compared: in lower case, and Docker Hub's as people know it.
-func registryKey(address string) string {
-	if address = strings.ToLower(address); address == name.DefaultRegistry {
-		return dockerHub
-	}
-	return address
-}
-
-// CheckRegistry says whether s is the address of a registry.
-func CheckRegistry(s string) error {
-	if !validHost(s) {
+// CheckAddress returns an error if s is not the address of a registry.
+func CheckAddress(s string) error {
+	if !reference.ValidHost(s) {
 		return fmt.Errorf("registry %q: want an address like registry.example:5000, without a scheme or path", s)
 	}
 	return nil
@@ -74,23 +70,39 @@ func ReadCAs(files []string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-func (r *Registries) insecure(registry string) bool {
-	return slices.ContainsFunc(r.Insecure, func(address string) bool { return registryKey(address) == registryKey(registry) })
+func (c *Config) insecure(registry string) bool {
+	return slices.ContainsFunc(c.Insecure, func(address string) bool {
+		return reference.CanonicalRegistry(address) == reference.CanonicalRegistry(registry)
+	})
 }
 
-// sources are where an image may be, in the order in which they are asked; the last is the registry of its name.
-func (r *Registries) sources(ref name.Reference) []name.Reference {
+// sources returns the places of an image in the order of requests; the last is the registry of its
+// name.
+func (c *Config) sources(ref name.Reference) []name.Reference {
 	var out []name.Reference
-	for _, mirror := range r.Mirrors[registryKey(registryName(ref))] {
+	for _, mirror := range c.Mirrors[reference.CanonicalRegistry(reference.Registry(ref))] {
 		repository := mirror + "/" + ref.Context().RepositoryStr()
 		text := repository + ":" + ref.Identifier()
 		if _, ok := ref.(name.Digest); ok {
 			text = repository + "@" + ref.Identifier()
 		}
-		// ParseMirror has seen to it that they can be parsed.
-		if m, err := name.ParseReference(text); err == nil && registryName(m) == mirror {
+		// ParseMirror has checked that they parse.
+		if m, err := name.ParseReference(text); err == nil && reference.Registry(m) == mirror {
 			out = append(out, m)
 		}
 	}
 	return append(out, ref)
+}
+
+// loopback reports whether the address "host" or "host:port" is certainly this machine.
+func loopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		host = strings.Trim(address, "[]")
+	}
+	if host == "localhost" {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.Unmap().IsLoopback()
 }
