@@ -34,6 +34,12 @@ const (
 	shownQuery = 4000
 )
 
+// agentWorkers is where a worker finds the runs, and what they may have as input.
+type agentWorkers struct {
+	Runs   string
+	Inputs []string
+}
+
 // newAgentWorker is the other side of package agents: the daemon starts it, people do not.
 func newAgentWorker(d deps) *cobra.Command {
 	var held agentWorkers

@@ -21,9 +21,9 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/internal/agents"
+	"github.com/sandboxd/sandboxd/internal/broker"
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/daemon"
-	"github.com/sandboxd/sandboxd/internal/errand"
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/launcher"
@@ -99,18 +99,18 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 		DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Launcher: launcherPath, Init: initPath,
 		IDs: ids, Cgroup: subtree, Version: version, Log: log,
 	}
-	// Before anything hostile is read: what we will not be able to do is done by who is as we are now.
-	outside, err := startOutside(ctx, outside{Launcher: options, Name: name, Agents: o.agentWorkers()})
+	// Start the broker before confinement and before anything hostile is read, so that it keeps our privileges.
+	helper, err := broker.Start(ctx, broker.Config{Launcher: options, Name: name, Agents: o.agentWorkers()})
 	if err != nil {
 		return errors.Join(err, subtree.Abandon())
 	}
-	defer func() { err = errors.Join(err, outside.Close()) }() // the last: the cgroups are its to remove
+	defer func() { err = errors.Join(err, helper.Close()) }() // the last: the cgroups are its to remove
 	watched, ended := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	watching.Go(func() {
 		select {
-		case <-outside.Gone():
-			log.Error(errand.ErrGone.Error(), "means", goneMeans, "remedy", goneRemedy)
+		case <-helper.Gone():
+			log.Error(broker.ErrGone.Error(), "means", broker.GoneMeans, "remedy", broker.GoneRemedy)
 		case <-watched.Done():
 		}
 	})
@@ -118,9 +118,9 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 		ended()
 		watching.Wait()
 	}()
-	options.Start = outside.startLauncher
+	options.Start = helper.StartLauncher
 	var l *launcher.Client
-	undo := outside.abandon
+	undo := helper.AbandonCgroups
 	defer func() {
 		if err != nil && !owned {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
@@ -143,7 +143,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 		return fmt.Errorf("%w; sandboxd doctor looks for the reason", err)
 	}
 	l = client
-	end := func(ctx context.Context) error { return errors.Join(l.Shutdown(ctx), outside.leave(ctx)) }
+	end := func(ctx context.Context) error { return errors.Join(l.Shutdown(ctx), helper.LeaveCgroups(ctx)) }
 	if started {
 		undo = end // nobody else knows of it
 	}
@@ -156,7 +156,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 		log.Warn("not held on this host", "what", m)
 	}
 	// An adopted one may run in another cgroup, where the daemon before us was started.
-	if err := outside.adopt(ctx, info.PID); err != nil {
+	if err := helper.AdoptLauncher(ctx, info.PID); err != nil {
 		return err
 	}
 	limits := confine.Daemon{Data: o.DataDir, Runtime: o.RuntimeDir, Socket: o.Socket}
@@ -170,7 +170,7 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 
 	images, err := image.Open(o.DataDir, l, image.Options{ //nolint:contextcheck // cleaning up after an interrupted pull is not the request's
 		Limit: o.ImageLimit, SnapshotLimit: o.SnapshotLimit, LayersDir: filepath.Join(o.DataDir, "layers"), Registries: registries, Limits: o.UnpackLimits, Log: log,
-		Keychain: outside, Lookup: outside.lookup, HostLayer: outside.hostLayer,
+		Keychain: helper, Lookup: helper.Lookup, HostLayer: helper.WriteHostLayer,
 	})
 	if err != nil {
 		return fmt.Errorf("open images: %w", err)
@@ -220,11 +220,11 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 			held, err = limits.Plan().Apply()
 			return limits.ABI, err
 		},
-		Checks:      func(ctx context.Context) []api.Check { return append(outside.checks(ctx), checkConfined(limits)) },
-		ErrandsGone: outside.gone,
+		Checks:      func(ctx context.Context) []api.Check { return append(helper.Checks(ctx), checkConfined(limits)) },
+		ErrandsGone: helper.IsGone,
 		EndEngine:   end, IODevice: device,
 		Agents: agents.New(agents.Options{
-			Dir: o.agentWorkers().Runs, Max: o.AgentRuns, Start: outside.startAgent, Signal: outside.signalAgent, Log: log,
+			Dir: o.agentWorkers().Runs, Max: o.AgentRuns, Start: helper.StartAgent, Signal: helper.SignalAgent, Log: log,
 		}),
 		Pools: pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, LogLimit: o.LogLimit,
 		AgentAge: o.AgentAge, AgentLimit: o.AgentLimit,
@@ -240,8 +240,8 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 
 // agentWorkers says what processes for runs of the agent are started with. The most there may be bounds what a daemon can do that was
 // taken over, and is no other's business than the host's, which knows the runs: one that has ended may be counted for a moment more.
-func (o *serveOptions) agentWorkers() agentWorkers {
-	return agentWorkers{Socket: o.Socket, Runs: filepath.Join(o.DataDir, "agent"), Inputs: o.AgentInputs, Max: 2 * (o.AgentRuns + agents.MaxRemovals)}
+func (o *serveOptions) agentWorkers() broker.Agents {
+	return broker.Agents{Program: "/proc/self/exe", Socket: o.Socket, Runs: filepath.Join(o.DataDir, "agent"), Inputs: o.AgentInputs, Max: 2 * (o.AgentRuns + agents.MaxRemovals)}
 }
 
 // pools are the sizes that the flags give, which complete has checked.
@@ -331,4 +331,25 @@ func privateDir(dir string) error {
 		return fmt.Errorf("check directory: %s is open to others: choose another, or, if it is for sandboxd alone, chmod 700 %s", dir, dir)
 	}
 	return nil
+}
+
+// tooOld is why a daemon is not confined.
+const tooOld = "this kernel's Landlock is none, or too old"
+
+// checkConfined says what holds the daemon itself.
+func checkConfined(d confine.Daemon) api.Check {
+	c := api.Check{
+		Name: "the daemon itself", OK: d.ABI > 0,
+		Found: fmt.Sprintf("held to its own directories by Landlock, ABI %d", d.ABI),
+		Means: "whoever takes the daemon over, by what a registry, an image or a sandbox sends, can do on the host what " +
+			"its user can",
+		Remedy: kernel.LandlockRemedy,
+	}
+	if !c.OK {
+		c.Found = "not held to its own directories: " + tooOld
+	}
+	for _, missing := range d.Missing() {
+		c.Found += "; " + missing
+	}
+	return c
 }

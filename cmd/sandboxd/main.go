@@ -11,6 +11,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/attack"
+	"github.com/sandboxd/sandboxd/internal/broker"
 	"github.com/sandboxd/sandboxd/internal/doctor"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 )
@@ -20,8 +21,8 @@ func main() {
 	if code, ok := kernel.Main(os.Args[1:]); ok {
 		os.Exit(code)
 	}
-	// A daemon has done by us what it cannot do itself any more.
-	if code, ok := outsideMain(os.Args[1:]); ok {
+	// The broker of a confined daemon is this program, started a second time.
+	if code, ok := broker.Main(os.Args[1:]); ok {
 		os.Exit(code)
 	}
 	// And an attack on a sandbox is this program, put into it.

@@ -1,4 +1,4 @@
-package main
+package broker
 
 import (
 	"bufio"
@@ -16,20 +16,24 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sandboxd/sandboxd/internal/errand"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// agentStandIn is what this test's own program is where it is started as a process for a run of the agent: it says how it was
-// started, and ends when it is told to, or when there is nothing more to read.
+// agentStandIn is set in the environment of this test binary when it stands in for sandboxd-agent:
+// it prints its arguments, and ends with a signal or when its stdin is closed.
 const agentStandIn = "SANDBOXD_TEST_AGENT"
 
-// runner is a runner of errands without the process around it, and what it says.
-func runner(t *testing.T, a agentWorkers) (*errandRunner, *bufio.Reader) {
+// newBroker returns a broker without its process, and its log.
+func newBroker(t *testing.T, a Agents) (*broker, *bufio.Reader) {
 	t.Helper()
 	t.Setenv(agentStandIn, "1")
-	r := new(errandRunner)
-	if _, err := r.begin(t.Context(), outside{Agents: a}); err != nil {
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Program = program
+	b := new(broker)
+	if _, err := b.configure(t.Context(), Config{Agents: a}); err != nil {
 		t.Fatal(err)
 	}
 	log, to, err := os.Pipe()
@@ -40,12 +44,12 @@ func runner(t *testing.T, a agentWorkers) (*errandRunner, *bufio.Reader) {
 	if err := log.SetReadDeadline(time.Now().Add(testenv.Patience(time.Minute))); err != nil {
 		t.Fatal(err)
 	}
-	r.about.Launcher.Log = slog.New(slog.NewTextHandler(to, nil))
-	return r, bufio.NewReader(log)
+	b.cfg.Launcher.Log = slog.New(slog.NewTextHandler(to, nil))
+	return b, bufio.NewReader(log)
 }
 
-// began starts a process for a run.
-func began(t *testing.T, r *errandRunner) (pid int, stdin *os.File, lines *bufio.Reader, err error) {
+// startAgent starts a process for an agent run.
+func startAgent(t *testing.T, b *broker) (pid int, stdin *os.File, lines *bufio.Reader, err error) {
 	t.Helper()
 	in, stdin, err := os.Pipe()
 	if err != nil {
@@ -57,7 +61,7 @@ func began(t *testing.T, r *errandRunner) (pid int, stdin *os.File, lines *bufio
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = out.Close() })
-	started, err := r.errands()[errandAgent](t.Context(), []byte("{}"), []*os.File{in, stdout})
+	started, err := b.handlers()[requestStartAgent](t.Context(), []byte("{}"), []*os.File{in, stdout})
 	if closed := errors.Join(in.Close(), stdout.Close()); closed != nil {
 		t.Fatal(closed)
 	}
@@ -65,10 +69,11 @@ func began(t *testing.T, r *errandRunner) (pid int, stdin *os.File, lines *bufio
 	return pid, stdin, bufio.NewReader(out), err
 }
 
-// A daemon that was taken over can start what it was to start, as often as it was to be, and signal that alone.
-func TestAgentErrands(t *testing.T) {
-	r, said := runner(t, agentWorkers{Socket: "/s", Runs: "/runs", Inputs: []string{"/a", "/b c"}, Max: 2})
-	pid, stdin, lines, err := began(t, r)
+// A daemon that was taken over can start the configured program only, up to the limit, and signal
+// no other process.
+func TestAgentRequests(t *testing.T) {
+	b, log := newBroker(t, Agents{Socket: "/s", Runs: "/runs", Inputs: []string{"/a", "/b c"}, Max: 2})
+	pid, stdin, lines, err := startAgent(t, b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,14 +84,14 @@ func TestAgentErrands(t *testing.T) {
 	if session, err := unix.Getsid(pid); err != nil || session != pid {
 		t.Errorf("its session is %d, %v; it is %d", session, err, pid)
 	}
-	second, _, more, err := began(t, r)
+	second, _, more, err := startAgent(t, b)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, _, err := began(t, r); err == nil {
+	if _, _, _, err := startAgent(t, b); err == nil {
 		t.Error("a third was started")
 	}
-	if _, err := r.errands()[errandAgent](t.Context(), []byte("{}"), nil); err == nil {
+	if _, err := b.handlers()[requestStartAgent](t.Context(), []byte("{}"), nil); err == nil {
 		t.Error("one without files was started")
 	}
 
@@ -101,13 +106,13 @@ func TestAgentErrands(t *testing.T) {
 	}()
 	signal := func(pid int, kill bool) error {
 		args := `{"pid":` + strconv.Itoa(pid) + `,"kill":` + strconv.FormatBool(kill) + `}`
-		_, err := r.errands()[errandAgentSignal](t.Context(), []byte(args), nil)
+		_, err := b.handlers()[requestSignalAgent](t.Context(), []byte(args), nil)
 		return err
 	}
 	for _, other := range []int{victim.Process.Pid, -victim.Process.Pid, os.Getpid(), os.Getppid(), 1, 0, -1, -pid} {
 		for _, kill := range []bool{false, true} {
-			if err := signal(other, kill); err == nil || !strings.Contains(err.Error(), "no process for an agent run") {
-				t.Errorf("signal to %d, which is no run's: %v", other, err)
+			if err := signal(other, kill); err == nil || !strings.Contains(err.Error(), "no agent process") {
+				t.Errorf("signal to %d, which is no agent process: %v", other, err)
 			}
 		}
 	}
@@ -121,7 +126,8 @@ func TestAgentErrands(t *testing.T) {
 	}
 	<-ended
 
-	// One is told to end, and the other killed; who has ended is forgotten, and its pid is anybody's.
+	// One is terminated, the other killed. A process that has ended is forgotten, because its pid may
+	// be reused.
 	if _, err := more.ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
@@ -134,8 +140,8 @@ func TestAgentErrands(t *testing.T) {
 		}
 	}
 	_ = stdin.Close()
-	for range 2 { // it is said of each when it has been forgotten
-		if _, err := said.ReadString('\n'); err != nil {
+	for range 2 { // a process is logged when it has been forgotten
+		if _, err := log.ReadString('\n'); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -144,16 +150,16 @@ func TestAgentErrands(t *testing.T) {
 	}
 }
 
-// Before the daemon has said what it is about, nothing is started.
-func TestAgentErrandBeforeTheFirst(t *testing.T) {
-	r := new(errandRunner)
-	if _, _, _, err := began(t, r); err == nil {
+// A broker that is not configured starts nothing.
+func TestAgentBeforeConfigure(t *testing.T) {
+	b := new(broker)
+	if _, _, _, err := startAgent(t, b); err == nil {
 		t.Error("a process was started")
 	}
 }
 
-// A runner that answers no more is gone, also before anybody has seen its end.
-func TestChecksWithoutARunner(t *testing.T) {
+// A broker that has closed its socket counts as gone, even before its process has ended.
+func TestChecksWithoutABroker(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fifo")
 	if err := unix.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
@@ -162,11 +168,11 @@ func TestChecksWithoutARunner(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := errand.Start(silentArg, path)
+	r, err := start(silentArg, path)
 	if err != nil {
 		t.Fatal(errors.Join(err, fifo.Close()))
 	}
-	if checks := (assistant{r}).checks(t.Context()); len(checks) != 1 || checks[0].Remedy != goneRemedy {
+	if checks := r.Checks(t.Context()); len(checks) != 1 || checks[0].Remedy != GoneRemedy {
 		t.Errorf("%+v", checks)
 	}
 	if err := errors.Join(fifo.Close(), r.Close()); err != nil {
@@ -174,15 +180,16 @@ func TestChecksWithoutARunner(t *testing.T) {
 	}
 }
 
-// silentArg is the first argument of this test's own program where it is to be a runner that takes no errands and does not end
-// before the other end of a FIFO, the second, is closed.
+// silentArg is the first argument of this test binary when it is a broker that takes no requests.
+// It ends when the other end of a FIFO, the second argument, is closed.
 const silentArg = "silent"
 
-// standIn is [agentStandIn]'s main function, and that of [silentArg].
+// standIn is the main function of [agentStandIn] and [silentArg]. It reports whether it was one of
+// them.
 func standIn() bool {
 	if len(os.Args) == 3 && os.Args[1] == silentArg {
 		fifo, err := os.Open(os.Args[2])
-		_ = unix.Close(3) // of errands
+		_ = unix.Close(fdRequests)
 		if err == nil {
 			_, _ = io.Copy(io.Discard, fifo)
 		}
