@@ -2,9 +2,9 @@
 // reason, or asks a person or a service.
 //
 // A [Policy] is rules as data: a YAML file with CEL expressions over [Facts], which describe the
-// call, the run's spending and its earlier calls. The first rule that matches decides; if none
-// matches, the policy's default decides. [Parse] checks every expression, so that a run never begins
-// with a broken policy. A rule that fails while it is evaluated denies.
+// call, the run's spending and its earlier calls. The first rule that matches decides, and if none
+// matches, the policy's default. [Parse] checks every expression, so that a run never begins with a
+// broken policy. A rule that fails while it is evaluated denies.
 //
 // A policy is no security boundary; the sandbox is. A command line can hide its effects behind
 // variables, eval or an interpreter's own code, and a path can lead through a symbolic link.
