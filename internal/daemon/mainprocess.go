@@ -146,7 +146,7 @@ func (s *Service) startAgain(ctx context.Context, rec *runtime.Record) error {
 
 // startMissing starts main processes where a daemon that was killed did not come to it.
 func (s *Service) startMissing() {
-	for _, rec := range s.supervisor.List(runtime.Filter{State: api.StateRunning}) {
+	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true, State: api.StateRunning}) {
 		if !wantsMain(&rec) {
 			continue
 		}

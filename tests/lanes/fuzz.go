@@ -30,7 +30,8 @@ var fuzzed = []struct {
 	time     time.Duration
 	minimize string
 }{
-	{"image", []string{"FuzzParse", "FuzzImport"}, 6 * time.Second, "2s"},
+	{"image", []string{"FuzzImport"}, 6 * time.Second, "2s"},
+	{"image/reference", []string{"FuzzParse"}, 6 * time.Second, "2s"},
 	{"image/layer", []string{"FuzzApply", "FuzzPieces"}, 6 * time.Second, "2s"},
 	{"image/build", []string{"FuzzDockerfile"}, 6 * time.Second, "2s"},
 	{"internal/guest/host", []string{"FuzzHostDecode", "FuzzHostAnswers"}, 4 * time.Second, "20x"},
