@@ -1,6 +1,8 @@
 package main
 
 import (
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
+
 	"errors"
 	"fmt"
 	"os"
@@ -127,7 +129,7 @@ func TestInit(t *testing.T) {
 	})
 
 	path := filepath.Join(t.TempDir(), "guest.sock")
-	l, err := host.Listen(path)
+	l, err := guesttest.Listen(path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,8 @@
-package guest
+package guest_test
 
 import (
+	"github.com/sandboxd/sandboxd/internal/guest"
+
 	"slices"
 
 	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
@@ -26,7 +28,7 @@ func TestLastPacketIsNotLostToTheEnd(t *testing.T) {
 			_ = b.Send([]byte("pong {}"))
 			_ = b.Close()
 		}()
-		if pkt, _, err := a.Recv(); err != nil || pkt.Kind != KindPong {
+		if pkt, _, err := a.Recv(); err != nil || pkt.Kind != guest.KindPong {
 			t.Fatalf("%+v, %v", pkt, err)
 		}
 		if _, _, err := a.Recv(); !errors.Is(err, io.EOF) {
@@ -50,18 +52,17 @@ func TestRecv(t *testing.T) {
 	}{
 		{"empty", func(fd int) error { return unix.Sendmsg(fd, nil, nil, nil, 0) }, "packet without a byte"},
 		{"no kind", func(fd int) error { return unix.Sendmsg(fd, []byte("x"), nil, nil, 0) }, "packet without a kind"},
-		{"too long", func(fd int) error { return unix.Sendmsg(fd, make([]byte, MaxPacket+1), nil, nil, 0) }, "packet too long"},
+		{"too long", func(fd int) error { return unix.Sendmsg(fd, make([]byte, guest.MaxPacket+1), nil, nil, 0) }, "packet too long"},
 		{"too many descriptors", func(fd int) error {
-			return unix.Sendmsg(fd, []byte("x {}"), unix.UnixRights(slices.Repeat([]int{int(r.Fd())}, MaxFDs+1)...), nil, 0)
+			return unix.Sendmsg(fd, []byte("x {}"), unix.UnixRights(slices.Repeat([]int{int(r.Fd())}, guest.MaxFDs+1)...), nil, 0)
 		}, "packet with too many descriptors"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			guesttest.Leaks(t)
 			a, b := connPair(t)
 			defer func() { _, _ = a.Close(), b.Close() }()
-			var sent error
-			if err := b.rc.Control(func(fd uintptr) { sent = tc.send(int(fd)) }); err != nil || sent != nil {
-				t.Fatal(err, sent)
+			if err := tc.send(int(b.File().Fd())); err != nil {
+				t.Fatal(err)
 			}
 			if _, _, err := a.Recv(); err == nil || err.Error() != tc.want {
 				t.Errorf("got %v, want %s", err, tc.want)
@@ -70,14 +71,14 @@ func TestRecv(t *testing.T) {
 	}
 }
 
-func connPair(tb testing.TB) (*Conn, *Conn) {
+func connPair(tb testing.TB) (*guest.Conn, *guest.Conn) {
 	tb.Helper()
 	p, q := guesttest.SocketPair(tb)
-	a, err := NewConn(p)
+	a, err := guest.NewConn(p)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	b, err := NewConn(q)
+	b, err := guest.NewConn(q)
 	if err != nil {
 		tb.Fatal(err)
 	}

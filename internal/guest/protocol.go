@@ -351,18 +351,23 @@ type Packet struct {
 	Strs []string
 }
 
-// decode splits a packet. Nothing of p is kept.
-func Decode(p []byte) (Packet, error) {
-	head, tail, more := bytes.Cut(p, []byte{0})
+// Decode splits a packet. Nothing of p is kept.
+func Decode(p []byte) (pkt Packet, err error) {
+	err = pkt.decode(p)
+	return pkt, err
+}
+
+func (p *Packet) decode(data []byte) error {
+	head, tail, more := bytes.Cut(data, []byte{0})
 	k, body, ok := bytes.Cut(head, []byte{' '})
 	if !ok || len(k) == 0 || len(k) > 16 {
-		return Packet{}, errors.New("packet without a kind")
+		return errors.New("packet without a kind")
 	}
-	pkt := Packet{Kind: string(k), body: bytes.Clone(body)}
+	*p = Packet{Kind: string(k), body: bytes.Clone(body)}
 	if more {
-		pkt.Strs = strings.Split(string(tail), "\x00")
+		p.Strs = strings.Split(string(tail), "\x00")
 	}
-	return pkt, nil
+	return nil
 }
 
 // into reads the packet's JSON, strictly, and checks that exactly n strings came with it (any number if n < 0).

@@ -2,6 +2,10 @@
 package guesttest
 
 import (
+	"github.com/sandboxd/sandboxd/internal/guest"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
 	"fmt"
 	"io/fs"
 	"os"
@@ -141,4 +145,27 @@ func SocketPair(tb testing.TB) (int, int) {
 		tb.Fatal(err)
 	}
 	return p[0], p[1]
+}
+
+// Listen makes the socket that an init is to inherit. The path may be longer than a socket address.
+func Listen(path string) (*os.File, error) {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }() // only read
+	l, err := unixmsg.Listen(dir, filepath.Base(path), guest.MaxConns)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = l.Close() }() // it has a copy
+	fd, err := unix.FcntlInt(l.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	// Only a file that is made of a non-blocking descriptor waits in the runtime's poller, which Close ends.
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), path), nil
 }

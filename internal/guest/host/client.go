@@ -3,6 +3,8 @@
 package host
 
 import (
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
 	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"context"
@@ -10,7 +12,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
@@ -81,46 +82,6 @@ func NewClient(path string) *Client {
 	return &Client{path: path, processesFor: replyTimeout, listFor: treeTimeout}
 }
 
-// Listen makes the socket that a sandbox's init is to inherit, with mode 0600. The path may be longer than the 107 bytes
-// that fit into a socket address. An existing file is an error.
-func Listen(path string) (*os.File, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return nil, fmt.Errorf("make guest socket: %w", err)
-	}
-	err = withAddr(path, func(sa *unix.SockaddrUnix) error { return listenAt(fd, sa) })
-	if err != nil {
-		_ = unix.Close(fd)
-		return nil, fmt.Errorf("listen on %q: %w", path, err)
-	}
-	return os.NewFile(uintptr(fd), path), nil
-}
-
-func listenAt(fd int, sa *unix.SockaddrUnix) error {
-	// The mode of the socket's inode, less the umask, is that of the file: no moment at which others could connect.
-	if err := unix.Fchmod(fd, 0o600); err != nil {
-		return err
-	}
-	if err := unix.Bind(fd, sa); err != nil {
-		return err
-	}
-	return unix.Listen(fd, guest.MaxConns)
-}
-
-// withAddr calls f with an address of path. A path that is too long for one is reached through its directory's
-// descriptor.
-func withAddr(path string, f func(*unix.SockaddrUnix) error) error {
-	if len(path) < 108 {
-		return f(&unix.SockaddrUnix{Name: path})
-	}
-	dir, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open the socket's directory: %w", err)
-	}
-	defer func() { _ = unix.Close(dir) }()
-	return f(&unix.SockaddrUnix{Name: "/proc/self/fd/" + strconv.Itoa(dir) + "/" + filepath.Base(path)})
-}
-
 // lost wraps an error of the connection, or of what came over it, into ErrLost, unless the fault is the host's own.
 func lost(doing string, err error) error {
 	switch {
@@ -155,7 +116,8 @@ func (c *Client) connect(ctx context.Context, deadline time.Time, putOff func() 
 	if err != nil {
 		return -1, fmt.Errorf("make socket: %w", err)
 	}
-	err = withAddr(c.path, func(sa *unix.SockaddrUnix) error {
+	err = unixmsg.WithShortName(c.path, func(name string) error {
+		sa := &unix.SockaddrUnix{Name: name}
 		for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 			err := unix.Connect(fd, sa)
 			if errors.Is(err, unix.EINTR) {
@@ -232,7 +194,7 @@ func (c *Client) first(ctx context.Context, timeout time.Duration, fd int, deadl
 	var fds []int
 	defer func() {
 		if err != nil {
-			guest.CloseAll(fds)
+			unixmsg.CloseAll(fds)
 			_ = conn.Close()
 		}
 	}()
@@ -289,9 +251,9 @@ func (c *conn) answer() (guest.Packet, []int, error) {
 
 // peek is answer, but leaves the packet where it is.
 func (c *conn) peek() (guest.Packet, []int, error) {
-	pkt, fds, err := c.Receive(unix.MSG_PEEK)
+	pkt, fds, err := c.Peek()
 	if errors.Is(err, unix.ECONNRESET) {
-		return c.Receive(unix.MSG_PEEK)
+		return c.Peek()
 	}
 	return pkt, fds, err
 }

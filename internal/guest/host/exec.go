@@ -1,6 +1,8 @@
 package host
 
 import (
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
 	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"context"
@@ -160,8 +162,8 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 	e := &Exec{client: c, tty: r.TTY, keep: r.Keep, timeout: r.Timeout, over: make(chan struct{})}
 	var give, take []int // the process's ends, ours until init has them; and the host's of its output, until they are files
 	defer func() {
-		guest.CloseAll(give)
-		guest.CloseAll(take)
+		unixmsg.CloseAll(give)
+		unixmsg.CloseAll(take)
 		if err != nil {
 			e.closeFiles()
 		}
@@ -279,7 +281,7 @@ func (e *Exec) files(take *[]int) error {
 	for i, to := range []**os.File{&e.Stdout, &e.Stderr}[:len(fds)] {
 		var err error
 		if *to, _, err = hostEnd(fds[i], -1, [...]string{"stdout", "stderr"}[i]); err != nil {
-			guest.CloseAll(fds[i+1:])
+			unixmsg.CloseAll(fds[i+1:])
 			return err
 		}
 	}
@@ -295,16 +297,16 @@ func soon(fd int) bool {
 
 // wholeAnswer takes over the socket of such an exec and receives the answer that it has.
 func wholeAnswer(fd int) (*conn, guest.Packet, error) {
-	pkt, fds, err := guest.RecvFrom(fd, 0)
+	pkt, fds, err := guest.RecvFrom(fd)
 	if errors.Is(err, unix.ECONNRESET) { // see answer
-		pkt, fds, err = guest.RecvFrom(fd, 0)
+		pkt, fds, err = guest.RecvFrom(fd)
 	}
 	if err != nil {
 		_ = unix.Close(fd)
 		return nil, guest.Packet{}, lost("await init's answer", err)
 	}
 	if err := expected(pkt, fds, 0, guest.KindStarted, guest.KindExited); err != nil {
-		guest.CloseAll(append(fds, fd))
+		unixmsg.CloseAll(append(fds, fd))
 		return nil, guest.Packet{}, err
 	}
 	if pkt.Kind == guest.KindExited {
@@ -375,7 +377,7 @@ func readHeld(fd int) ([]byte, error) {
 // ours blocking again.
 func hostEnd(ours, theirs int, name string) (*os.File, int, error) {
 	if err := unix.SetNonblock(ours, true); err != nil {
-		guest.CloseAll([]int{ours, theirs})
+		unixmsg.CloseAll([]int{ours, theirs})
 		return nil, -1, fmt.Errorf("make pipe for %s: %w", name, err)
 	}
 	return os.NewFile(uintptr(ours), name), theirs, nil
@@ -427,7 +429,7 @@ func (e *Exec) await() (ExecExit, error) {
 	if err != nil {
 		return ExecExit{}, lost("await the process's exit", err)
 	}
-	guest.CloseAll(fds)
+	unixmsg.CloseAll(fds)
 	if pkt.Kind != guest.KindExited || len(fds) != 0 {
 		return ExecExit{}, fmt.Errorf("await the process's exit: %w: %s with %d descriptors", ErrLost, strconv.Quote(pkt.Kind), len(fds))
 	}

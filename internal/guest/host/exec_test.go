@@ -691,7 +691,7 @@ func TestPathLongerThanASocketAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "guest.sock")
-	l, err := Listen(path)
+	l, err := guesttest.Listen(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -705,7 +705,7 @@ func TestPathLongerThanASocketAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = c.Close()
-	if _, err := Listen(path); !errors.Is(err, syscall.EADDRINUSE) {
+	if _, err := guesttest.Listen(path); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("second Listen: %v", err)
 	}
 }

@@ -1,6 +1,8 @@
 package host
 
 import (
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
 	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"context"
@@ -193,7 +195,7 @@ func (p *PendingFile) end(k guest.Kind, msg any) error {
 	if err != nil {
 		return lost("await init's answer", err)
 	}
-	guest.CloseAll(fds)
+	unixmsg.CloseAll(fds)
 	switch {
 	case len(fds) != 0:
 		return fmt.Errorf("await init's answer: %w: %d descriptors instead of none", ErrLost, len(fds))

@@ -1,6 +1,8 @@
 package host
 
 import (
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
 	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
 
 	"github.com/sandboxd/sandboxd/internal/guest"
@@ -27,7 +29,7 @@ import (
 func fakeInit(t testing.TB, f func(c *conn, req guest.Packet, fds []int)) *Client {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "guest.sock")
-	l, err := Listen(path)
+	l, err := guesttest.Listen(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +59,7 @@ func fakeInit(t testing.TB, f func(c *conn, req guest.Packet, fds []int)) *Clien
 				if err != nil {
 					return
 				}
-				defer guest.CloseAll(fds)
+				defer unixmsg.CloseAll(fds)
 				f(c, pkt, fds)
 			})
 		}
@@ -76,7 +78,7 @@ func (c *conn) await() {
 		if err != nil {
 			return
 		}
-		guest.CloseAll(fds)
+		unixmsg.CloseAll(fds)
 	}
 }
 
@@ -559,7 +561,7 @@ func TestNobodyThere(t *testing.T) {
 	if err := NewClient(path).Ping(t.Context()); !errors.Is(err, ErrLost) {
 		t.Errorf("no socket: %v", err)
 	}
-	l, err := Listen(path)
+	l, err := guesttest.Listen(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -585,7 +587,7 @@ func TestNobodyThere(t *testing.T) {
 
 func TestFullBacklogIsWaitedFor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "guest.sock")
-	l, err := Listen(path)
+	l, err := guesttest.Listen(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -645,7 +647,7 @@ func TestInitRefusesNonsense(t *testing.T) {
 	ask := func(p string, fds ...int) error {
 		conn, _, got, err := s.request(t.Context(), testenv.Patience(30*time.Second), []byte(p), fds, "nothing", 0)
 		if err == nil {
-			guest.CloseAll(got)
+			unixmsg.CloseAll(got)
 			_ = conn.Close()
 		}
 		return err
@@ -764,7 +766,7 @@ func inFlight(t *testing.T, s *sandbox) (land func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	land = sync.OnceFunc(func() { guest.CloseAll(pair[:]) })
+	land = sync.OnceFunc(func() { unixmsg.CloseAll(pair[:]) })
 	t.Cleanup(land)
 	few := unix.Rlimit{Cur: 200, Max: 200}
 	rights := unix.UnixRights(slices.Repeat([]int{int(os.Stdin.Fd())}, int(few.Cur)+1)...)

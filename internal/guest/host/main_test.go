@@ -1,6 +1,8 @@
 package host
 
 import (
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
+
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/guest"
@@ -96,7 +98,7 @@ func startInit(tb testing.TB) *sandbox {
 func startInitWith(tb testing.TB, ids int) *sandbox {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "guest.sock")
-	l, err := Listen(path)
+	l, err := guesttest.Listen(path)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -1,7 +1,7 @@
 package host
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 
 	"sync/atomic"
 	"time"
@@ -32,7 +32,7 @@ func readTime() time.Duration {
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return slowestRead
 	}
-	defer guest.CloseAll(p[:])
+	defer unixmsg.CloseAll(p[:])
 	buf := make([]byte, spliceSize)
 	best := slowestRead
 	for range 16 {

@@ -1,7 +1,7 @@
 package host
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 
 	"bytes"
 	"errors"
@@ -124,7 +124,7 @@ func (e *Exec) alone(do func(own []int) (int, error), others ...*os.File) (int, 
 	}
 	var own []int
 	end := func() {
-		guest.CloseAll(own)
+		unixmsg.CloseAll(own)
 		free <- struct{}{}
 		terminals.leave(socket)
 	}

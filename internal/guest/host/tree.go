@@ -1,6 +1,8 @@
 package host
 
 import (
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
 	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"context"
@@ -252,7 +254,7 @@ func (c *Client) next(ctx context.Context, conn *conn, timeout time.Duration, pa
 	if err != nil {
 		return guest.Packet{}, lostUnless(ctx, doing, err)
 	}
-	guest.CloseAll(fds)
+	unixmsg.CloseAll(fds)
 	switch {
 	case len(fds) != 0:
 		return guest.Packet{}, fmt.Errorf("%s: %w: %d descriptors instead of none", doing, ErrLost, len(fds))

@@ -1,6 +1,8 @@
 package inside
 
 import (
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
 	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"errors"
@@ -79,7 +81,7 @@ func (s *server) undo(p *process) bool {
 // launch starts the process and tells the daemon so, if it waits for that: an error with a process is that of the telling. When it
 // returns, init holds neither the process's descriptors nor its terminal: they must end when the process does.
 func (s *server) launch(c *conn, pkt guest.Packet, fds []int) (_ *process, r guest.ExecRequest, err error) {
-	defer func() { guest.CloseAll(fds) }()
+	defer func() { unixmsg.CloseAll(fds) }()
 	if err := pkt.Into(&r, -1); err != nil {
 		return nil, r, fail(guest.StageRequest, unix.EINVAL, pkt.Kind)
 	}
@@ -130,7 +132,7 @@ func (s *server) control(p *process) {
 		if err != nil {
 			return
 		}
-		guest.CloseAll(fds)
+		unixmsg.CloseAll(fds)
 		switch pkt.Kind {
 		case guest.KindSignal:
 			var m guest.SignalRequest

@@ -1,6 +1,8 @@
 package inside
 
 import (
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
 	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"encoding/hex"
@@ -359,7 +361,7 @@ func (s *server) create(c *conn, pkt guest.Packet, fds []int) error {
 	}
 
 	pkt, fds, err = c.Recv()
-	guest.CloseAll(fds)
+	unixmsg.CloseAll(fds)
 	switch {
 	case err != nil:
 		return nil // the daemon has closed the connection, or is gone

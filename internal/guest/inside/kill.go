@@ -1,7 +1,7 @@
 package inside
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 
 	"errors"
 	"strconv"
@@ -96,7 +96,7 @@ func (s *server) killGroup(p *process) {
 func (s *server) killMarked(p *process) (found map[int]bool, vanished bool) {
 	found = map[int]bool{}
 	var dying []int
-	defer func() { guest.CloseAll(dying) }()
+	defer func() { unixmsg.CloseAll(dying) }()
 	s.each(s.proc, ".", func(pid int, name string) bool {
 		if pid == 1 {
 			return true

@@ -1,6 +1,8 @@
 package inside
 
 import (
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
 	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"encoding/binary"
@@ -129,7 +131,7 @@ func (s *server) forkLimited(c *conn, path string, argv []string, attr *syscall.
 		return nil, err
 	}
 	if err := unix.SetNonblock(pipe[0], true); err != nil {
-		guest.CloseAll(pipe[:])
+		unixmsg.CloseAll(pipe[:])
 		return nil, err
 	}
 	told := os.NewFile(uintptr(pipe[0]), "shim")

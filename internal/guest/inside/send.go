@@ -48,8 +48,8 @@ func countIDs(proc int) (uint32, error) {
 // sendFiles is send for descriptors of init's.
 func (c *conn) sendFiles(p []byte, fds []int) error {
 	err := c.Send(p, fds...)
-	for try := 0; try < otherUsers && errors.Is(err, unix.ETOOMANYREFS) && c.Ids > 1; try++ {
-		err = c.sendAs(1+rand.Uint32N(c.Ids-1), p, fds) //nolint:gosec // the runtime seeds it by chance, once for each init
+	for try := 0; try < otherUsers && errors.Is(err, unix.ETOOMANYREFS) && c.ids > 1; try++ {
+		err = c.sendAs(1+rand.Uint32N(c.ids-1), p, fds) //nolint:gosec // the runtime seeds it by chance, once for each init
 	}
 	return err
 }

@@ -3,6 +3,8 @@
 package inside
 
 import (
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
 	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"errors"
@@ -430,7 +432,7 @@ func refuse(fd int, cause error) {
 	// The request is on its way: closed before it has come, the connection would be a broken one.
 	_ = c.SetReadDeadline(time.Now().Add(requestTimeout))
 	_, fds, _ := c.Recv()
-	guest.CloseAll(fds)
+	unixmsg.CloseAll(fds)
 	c.refuse(fail(guest.StageRequest, cause, ""))
 }
 
@@ -441,7 +443,7 @@ func (s *server) handle(fd int) {
 		return
 	}
 	defer func() { _ = c.Close() }()
-	c.Ids = s.ids
+	c.ids = s.ids
 	_ = c.SetReadDeadline(time.Now().Add(requestTimeout))
 	pkt, fds, err := c.Recv()
 	if err != nil {
@@ -453,7 +455,7 @@ func (s *server) handle(fd int) {
 	}
 	_ = c.SetReadDeadline(time.Time{})
 	// A handler that uses descriptors owns and closes them.
-	defer func() { guest.CloseAll(fds) }()
+	defer func() { unixmsg.CloseAll(fds) }()
 
 	switch pkt.Kind {
 	case guest.KindPing:
@@ -547,7 +549,7 @@ func (c *conn) onClose(ended func()) (settled func()) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		_, fds, _ := c.Recv() // the end of the connection, or our own deadline
-		guest.CloseAll(fds)
+		unixmsg.CloseAll(fds)
 		ended()
 	})
 	return func() {

@@ -1,6 +1,8 @@
 package inside
 
 import (
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
 	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"archive/tar"
@@ -42,7 +44,7 @@ func (s *server) tar(c *conn, pkt guest.Packet, fds []int) error {
 		err = unix.SetNonblock(fds[0], true)
 	}
 	if err != nil {
-		guest.CloseAll(fds)
+		unixmsg.CloseAll(fds)
 		return err
 	}
 	pipe := os.NewFile(uintptr(fds[0]), "pipe")
