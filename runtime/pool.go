@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"reflect"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -112,7 +111,7 @@ func (s *Supervisor) take(req *Request) *parked {
 func (s *Supervisor) learn(req, fixed *Request) {
 	for _, c := range s.pool.counts {
 		if c.learns != nil && c.digest == req.ImageDigest && reflect.DeepEqual(c.learns, fixed) {
-			c.asked.ask(time.Now())
+			c.asked.ask(s.now())
 			if s.opts.PoolChanged != nil {
 				s.opts.PoolChanged() // also where nothing was ready: more may be worth it now
 			}
@@ -181,7 +180,7 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *parked, req *Req
 		return Record{}, err
 	}
 	undo.release()
-	close(sb.saved)
+	sb.write.Unlock()
 	s.log.Info("parked sandbox claimed", "id", rec.ID, "name", rec.Name, "image", rec.Image, "profile", rec.Profile)
 	return rec.clone(), nil
 }
@@ -227,7 +226,7 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	}
 	p := &parked{id: id, pool: name, fixed: req.fixed(), digest: req.ImageDigest, limits: mergeLimits(req.Limits, req.Defaults)}
 	undo.add("remove parked sandbox", func() error { return s.discard(ctx, p) })
-	until := time.Now().Add(parkedFor)
+	until := s.now().Add(parkedFor)
 	spec := req.spec(id, parkedHostname, until.Add(parkedGrace))
 	spec.IODevice = s.opts.IODevice
 	p.started, err = s.engine.Create(ctx, spec, control)
@@ -253,7 +252,7 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	if p.watch, err = pollable(os.NewFile(uintptr(fd), "pidfd")); err != nil {
 		return err
 	}
-	if err := p.watch.SetReadDeadline(until); err != nil {
+	if err := p.watch.SetReadDeadline(s.wakeAt(until)); err != nil {
 		return errors.Join(fmt.Errorf("watch it: %w", err), p.watch.Close())
 	}
 	undo.release()
@@ -323,18 +322,7 @@ func (s *Supervisor) unpark(ctx context.Context, choose func(pool, digest string
 		}
 	}
 	s.mu.Unlock()
-	errs := make([]error, len(out))
-	slots := make(chan struct{}, 8) // as in deleteAll
-	var wg sync.WaitGroup
-	for i, p := range out {
-		slots <- struct{}{}
-		wg.Go(func() {
-			errs[i] = s.discard(ctx, p)
-			<-slots
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return errors.Join(eachOf(out, func(p *parked) error { return s.discard(ctx, p) })...)
 }
 
 // PoolState says how the pool of this name stands.
@@ -345,7 +333,7 @@ func (s *Supervisor) PoolState(name string) PoolState {
 	if c := s.pool.counts[name]; c != nil {
 		st.Hits, st.Misses = c.hits, c.misses
 		if c.learns != nil {
-			st.Wanted = c.asked.wanted(time.Now())
+			st.Wanted = c.asked.wanted(s.now())
 		}
 	}
 	for _, p := range s.pool.parked {
