@@ -146,7 +146,7 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *parked, error
 			State:       api.StateCreating,
 			Profile:     req.Profile.Name,
 			Labels:      maps.Clone(req.Labels),
-			Limits:      mergeLimits(req.Limits, req.Defaults),
+			Limits:      req.Limits.WithDefaults(req.Defaults),
 			Env:         slices.Clone(req.Env),
 			Cwd:         req.Cwd,
 			User:        req.User,

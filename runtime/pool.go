@@ -70,7 +70,7 @@ type PoolState struct {
 // crosses tenants.
 func (r *Request) fixed() Request {
 	f := *r
-	limits := mergeLimits(r.Limits, r.Defaults)
+	limits := r.Limits.WithDefaults(r.Defaults)
 	f.Limits, f.Defaults = api.Limits{Nofile: limits.Nofile}, api.Limits{} // each process has its own since its start
 	f.Name, f.Hostname, f.Image, f.Labels = "", "", "", nil
 	f.ImageEnv, f.Env, f.Cwd, f.User = nil, nil, "", ""
@@ -90,7 +90,7 @@ func (s *Supervisor) take(req *Request) *parked {
 	if req.Ephemeral || len(s.pool.counts) == 0 {
 		return nil
 	}
-	fixed, limits := req.fixed(), mergeLimits(req.Limits, req.Defaults)
+	fixed, limits := req.fixed(), req.Limits.WithDefaults(req.Defaults)
 	s.learn(req, &fixed)
 	for _, p := range s.pool.parked {
 		if p.fits(&fixed, &limits) {
@@ -163,7 +163,7 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *parked, req *Req
 	undo.add("remove parked sandbox", func() error { return s.discard(ctx, p) })
 
 	change := Change{Deadline: rec.Deadline, Hostname: cmp.Or(req.Hostname, rec.Name)}
-	if req.Limits != (api.Limits{}) || !sameLimits(rec.Limits, p.limits) {
+	if req.Limits != (api.Limits{}) || !rec.Limits.Equal(&p.limits) {
 		change.Limits, change.Explicit = &rec.Limits, req.Limits
 	}
 	if rec.Enforced, err = s.engine.Update(ctx, p.id, &change); err != nil {
@@ -224,7 +224,7 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	if err != nil {
 		return err
 	}
-	p := &parked{id: id, pool: name, fixed: req.fixed(), digest: req.ImageDigest, limits: mergeLimits(req.Limits, req.Defaults)}
+	p := &parked{id: id, pool: name, fixed: req.fixed(), digest: req.ImageDigest, limits: req.Limits.WithDefaults(req.Defaults)}
 	undo.add("remove parked sandbox", func() error { return s.discard(ctx, p) })
 	until := s.now().Add(parkedFor)
 	spec := req.spec(id, parkedHostname, until.Add(parkedGrace))
@@ -342,13 +342,4 @@ func (s *Supervisor) PoolState(name string) PoolState {
 		}
 	}
 	return st
-}
-
-// sameLimits compares what two limits mean.
-func sameLimits(a, b api.Limits) bool {
-	if (a.Swap == nil) != (b.Swap == nil) || a.Swap != nil && *a.Swap != *b.Swap {
-		return false
-	}
-	a.Swap, b.Swap = nil, nil
-	return a == b
 }

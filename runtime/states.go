@@ -57,7 +57,7 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	defer done()
 	started, err := s.engine.Start(making, &Spec{
 		ID: rec.ID, Rootfs: rec.Rootfs, Hostname: rec.Name, Profile: req.Profile,
-		Limits: rec.Limits, Explicit: stillExplicit(rec.Explicit, rec.Limits), IODevice: s.opts.IODevice, Deadline: rec.Deadline, Fresh: rec.Fresh,
+		Limits: rec.Limits, Explicit: rec.Explicit.Matching(&rec.Limits), IODevice: s.opts.IODevice, Deadline: rec.Deadline, Fresh: rec.Fresh,
 	}, control)
 	cerr := control.Close()          // as in Create
 	if errors.Is(err, ErrNotFound) { // the sandbox exists; its layers do not
@@ -130,36 +130,6 @@ func (s *Supervisor) beginStart(ref string) (*sandbox, error) {
 	sb.filesUsed = s.now()
 	s.ops.Add(1)
 	return sb, nil
-}
-
-// stillExplicit are those of the limits asked for in so many words that no later change has replaced by a default.
-func stillExplicit(explicit, limits api.Limits) api.Limits {
-	keep := func(asked, is int64) int64 {
-		if asked != is {
-			return 0
-		}
-		return asked
-	}
-	e := explicit
-	e.Memory, e.MemoryHigh = keep(e.Memory, limits.Memory), keep(e.MemoryHigh, limits.MemoryHigh)
-	e.CPUWeight, e.Pids = keep(e.CPUWeight, limits.CPUWeight), keep(e.Pids, limits.Pids)
-	e.IO.Weight = keep(e.IO.Weight, limits.IO.Weight)
-	e.IO.ReadBPS, e.IO.WriteBPS = keep(e.IO.ReadBPS, limits.IO.ReadBPS), keep(e.IO.WriteBPS, limits.IO.WriteBPS)
-	e.IO.ReadIOPS, e.IO.WriteIOPS = keep(e.IO.ReadIOPS, limits.IO.ReadIOPS), keep(e.IO.WriteIOPS, limits.IO.WriteIOPS)
-	if e.Swap != nil && (limits.Swap == nil || *limits.Swap != *e.Swap) {
-		e.Swap = nil
-	}
-	e.OOMGroup = e.OOMGroup && limits.OOMGroup
-	if e.CPUs != limits.CPUs {
-		e.CPUs = 0
-	}
-	if e.CPUSet != limits.CPUSet {
-		e.CPUSet = ""
-	}
-	if e.Nofile != limits.Nofile {
-		e.Nofile = 0
-	}
-	return e
 }
 
 // reasonStopped is the reason on record of a sandbox that a client stopped.

@@ -48,7 +48,7 @@ func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Reco
 		return Record{}, err
 	}
 	next := was // with nothing but these four
-	next.Explicit = mergeLimits(explicit, was.Explicit)
+	next.Explicit = explicit.WithDefaults(was.Explicit)
 	next.Limits, next.Labels, next.Deadline, next.IdleTimeout = edited.Limits, edited.Labels, edited.Deadline, edited.IdleTimeout
 	if err := s.change(context.WithoutCancel(ctx), sb, &was, &next, explicit); err != nil {
 		return Record{}, fmt.Errorf("update sandbox %s: %w", was.Name, err)
@@ -132,7 +132,7 @@ func (s *Supervisor) held(ctx context.Context, rec *Record) (Record, error) {
 
 // sameHeld reports whether an engine holds equal limits and deadlines for two records.
 func sameHeld(a, b *Record) bool {
-	return sameLimits(a.Limits, b.Limits) && a.Deadline.Equal(b.Deadline)
+	return a.Limits.Equal(&b.Limits) && a.Deadline.Equal(b.Deadline)
 }
 
 // apply has the engine make the difference between two records.
