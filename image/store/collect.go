@@ -50,7 +50,7 @@ func Repository(name string) string {
 	return name
 }
 
-// untag records r under repository@digest, unless another name has its manifest.
+// untag records r under repository@digest, unless its tenant has another name for the manifest.
 func untag(images *bolt.Bucket, r *Record) error {
 	tagged := false
 	err := images.ForEach(func(key, value []byte) error {
@@ -58,7 +58,7 @@ func untag(images *bolt.Bucket, r *Record) error {
 		if err := json.Unmarshal(value, &other); err != nil {
 			return fmt.Errorf("record of %s: %w", key, err)
 		}
-		tagged = tagged || other.Manifest.Digest == r.Manifest.Digest && other.Name != r.Name
+		tagged = tagged || other.Tenant == r.Tenant && other.Manifest.Digest == r.Manifest.Digest && other.Name != r.Name
 		return nil
 	})
 	if err != nil || tagged {
@@ -70,7 +70,7 @@ func untag(images *bolt.Bucket, r *Record) error {
 	if err != nil {
 		return err
 	}
-	return images.Put([]byte(moved.Name), value)
+	return images.Put([]byte(moved.ID()), value)
 }
 
 // Garbage is what no image needs any more.
@@ -80,7 +80,7 @@ type Garbage struct {
 	Bytes  int64    // of all of it
 }
 
-// Collect takes away the names in drop, the steps in forget and the snapshots of the ids in discard, makes the names in loosen
+// Collect takes away the names of the [Key]s in drop, the steps in forget and the snapshots of the ids in discard, makes the names in loosen
 // untagged, and returns what is then needed by no image, no step and no snapshot and not kept: layers by their chain ids, blobs by their digests. Names and steps
 // are gone durably when it returns; the trees and the blobs are the caller's to remove, in this order: [Store.ForgetLayers]
 // and [Store.RemoveUnused]. Only then comes [Store.WriteIndex], which needs room on the disk that there may not be before.
@@ -253,7 +253,7 @@ func recordOf(images *bolt.Bucket, name string) (*Record, error) {
 	return r, nil
 }
 
-// SetUsed notes when images were last used, by name. Names that are gone are left out.
+// SetUsed notes when images were last used, by [Key]. Names that are gone are left out.
 func (s *Store) SetUsed(used map[string]time.Time) error {
 	if len(used) == 0 {
 		return nil

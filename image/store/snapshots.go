@@ -23,7 +23,7 @@ const layerSnapshot = "snapshot"
 type Snapshot struct {
 	Tenant      string            `json:"tenant,omitempty"` // empty for the daemon's own
 	ID          string            `json:"id"`
-	Name        string            `json:"name,omitempty"` // unique, also among ids
+	Name        string            `json:"name,omitempty"` // unique in the tenant, also among ids
 	Comment     string            `json:"comment,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Sandbox     string            `json:"sandbox,omitempty"`      // id of the one that it was taken of
@@ -64,7 +64,8 @@ func (s *Store) KeepSnapshot(sizes map[string]Tree, snap *Snapshot) error {
 			return err
 		}
 		for _, o := range all {
-			if o.ID == snap.ID || snap.Name != "" && (o.Name == snap.Name || o.ID == snap.Name) || o.Name == snap.ID {
+			named := o.Tenant == snap.Tenant && (snap.Name != "" && (o.Name == snap.Name || o.ID == snap.Name) || o.Name == snap.ID)
+			if o.ID == snap.ID || named {
 				return fmt.Errorf("%w: %q is %s", ErrExists, snap.Name, o.ID)
 			}
 		}
@@ -80,21 +81,21 @@ func (s *Store) KeepSnapshot(sizes map[string]Tree, snap *Snapshot) error {
 	return nil
 }
 
-// Snapshot finds one by its id or name, or is [ErrNotFound].
-func (s *Store) Snapshot(ref string) (*Snapshot, error) {
+// Snapshot returns a tenant's snapshot of that id or name, or [ErrNotFound].
+func (s *Store) Snapshot(tenant, ref string) (*Snapshot, error) {
 	all, err := s.Snapshots()
 	if err != nil {
 		return nil, err
 	}
 	for _, snap := range all {
-		if snap.ID == ref || snap.Name != "" && snap.Name == ref {
+		if snap.Tenant == tenant && (snap.ID == ref || snap.Name != "" && snap.Name == ref) {
 			return snap, nil
 		}
 	}
 	return nil, fmt.Errorf("snapshot %q: %w", ref, ErrNotFound)
 }
 
-// Snapshots returns all of them, oldest first.
+// Snapshots returns the snapshots of all tenants, oldest first.
 func (s *Store) Snapshots() ([]*Snapshot, error) {
 	var all []*Snapshot
 	err := s.db.View(func(tx *bolt.Tx) (err error) {

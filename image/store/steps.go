@@ -12,11 +12,15 @@ import (
 // Step is what a step of a build has made, kept under the digest of all that its result follows from. Its layer is kept
 // as an image's is.
 type Step struct {
+	Tenant string    `json:"tenant,omitempty"` // empty for the daemon's own
 	Key    string    `json:"key"`
 	Parent string    `json:"parent,omitempty"` // chain id of what it was done on
 	Layer  *Layer    `json:"layer,omitempty"`  // nil: the step changed nothing
 	UsedAt time.Time `json:"used_at"`
 }
+
+// ID returns the step's key in the database; see [Key].
+func (s *Step) ID() string { return Key(s.Tenant, s.Key) }
 
 // PutStep keeps what a step has made, and its layer as ready. Size is that of the layer's tree, nil where it is not known.
 func (s *Store) PutStep(step *Step, size *Tree) error {
@@ -41,7 +45,7 @@ func (s *Store) PutStep(step *Step, size *Tree) error {
 		if err != nil {
 			return err
 		}
-		return tx.Bucket(bucketSteps).Put([]byte(step.Key), value)
+		return tx.Bucket(bucketSteps).Put([]byte(step.ID()), value)
 	})
 	if err != nil {
 		return fmt.Errorf("keep step %s: %w", step.Key, err)
@@ -49,11 +53,11 @@ func (s *Store) PutStep(step *Step, size *Tree) error {
 	return nil
 }
 
-// Step returns what the step with that key has made, or [ErrNotFound].
-func (s *Store) Step(key string) (*Step, error) {
+// Step returns a tenant's step with that key, or [ErrNotFound].
+func (s *Store) Step(tenant, key string) (*Step, error) {
 	var step *Step
 	err := s.db.View(func(tx *bolt.Tx) error {
-		value := tx.Bucket(bucketSteps).Get([]byte(key))
+		value := tx.Bucket(bucketSteps).Get([]byte(Key(tenant, key)))
 		if value == nil {
 			return ErrNotFound
 		}

@@ -56,8 +56,9 @@ type Layer struct {
 	ChainID string `json:"chain_id"`
 }
 
-// Record is an image under its name.
+// Record is an image under one name of a tenant.
 type Record struct {
+	Tenant   string    `json:"tenant,omitempty"` // empty for the daemon's own
 	Name     string    `json:"name"` // normalised reference
 	Platform string    `json:"platform"`
 	Manifest Blob      `json:"manifest"`
@@ -67,6 +68,19 @@ type Record struct {
 	UsedAt   time.Time `json:"used_at,omitzero"` // when a sandbox was last made of it, as far as that is on disk
 	// Untagged says that its tag has moved on to another image: it then is called repository@digest.
 	Untagged bool `json:"untagged,omitempty"`
+}
+
+// ID returns the record's key in the database; see [Key].
+func (r *Record) ID() string { return Key(r.Tenant, r.Name) }
+
+// Key returns the key of a tenant's object in the database. Names contain no NUL, so keys of two
+// tenants never coincide. Keys of the daemon's own tenant are the names alone, as they were before
+// there were tenants.
+func Key(tenant, name string) string {
+	if tenant == "" {
+		return name
+	}
+	return tenant + "\x00" + name
 }
 
 // Blobs are all blobs that the record needs, each once.
@@ -84,10 +98,10 @@ func (r *Record) Blobs() []Blob {
 }
 
 var (
-	bucketImages = []byte("images") // name -> Record
+	bucketImages = []byte("images") // Key of a name -> Record
 	bucketLayers = []byte("layers") // chain id -> layerPending or layerReady
 	bucketSizes  = []byte("sizes")  // chain id -> Tree
-	bucketSteps  = []byte("steps")  // key of a build's step -> Step
+	bucketSteps  = []byte("steps")  // Key of a build's step -> Step
 
 	bucketSnapshots = []byte("snapshots") // id -> Snapshot
 )
@@ -280,17 +294,31 @@ func (s *Store) WriteBlob(ctx context.Context, b Blob, r io.Reader) error {
 	if s.Has(b) {
 		return nil
 	}
-	return s.write(ctx, r, b.Size, func(got Blob) error {
-		switch {
-		case got.Size > b.Size:
-			return fmt.Errorf("blob %s: %w: it has more than the %d bytes of its descriptor", b.Digest, ErrMismatch, b.Size)
-		case got.Size < b.Size:
-			return fmt.Errorf("blob %s: %w: it has %d bytes, its descriptor says %d", b.Digest, ErrMismatch, got.Size, b.Size)
-		case got.Digest != b.Digest:
-			return fmt.Errorf("blob %s: %w: its digest is %s", b.Digest, ErrMismatch, got.Digest)
-		}
-		return nil
-	})
+	return s.write(ctx, r, b.Size, b.check)
+}
+
+// check compares read bytes with their descriptor.
+func (b Blob) check(got Blob) error {
+	switch {
+	case got.Size > b.Size:
+		return fmt.Errorf("blob %s: %w: it has more than the %d bytes of its descriptor", b.Digest, ErrMismatch, b.Size)
+	case got.Size < b.Size:
+		return fmt.Errorf("blob %s: %w: it has %d bytes, its descriptor says %d", b.Digest, ErrMismatch, got.Size, b.Size)
+	case got.Digest != b.Digest:
+		return fmt.Errorf("blob %s: %w: its digest is %s", b.Digest, ErrMismatch, got.Digest)
+	}
+	return nil
+}
+
+// Check reads r, at most one byte more than the blob has, and compares it with the descriptor without
+// storing it. A difference is [ErrMismatch].
+func (b Blob) Check(ctx context.Context, r io.Reader) error {
+	hash := sha256.New()
+	n, err := io.Copy(hash, io.LimitReader(&ctxReader{ctx, r}, b.Size+1))
+	if err != nil {
+		return fmt.Errorf("read blob %s: %w", b.Digest, err)
+	}
+	return b.check(Blob{Digest: "sha256:" + hex.EncodeToString(hash.Sum(nil)), Size: n})
 }
 
 // AddBlob stores what r has, at most limit bytes, under the digest that it turns out to have. Claim is told the digest
@@ -471,7 +499,7 @@ func put(tx *bolt.Tx, r *Record) error {
 		}
 	}
 	images := tx.Bucket(bucketImages)
-	before, err := recordOf(images, r.Name)
+	before, err := recordOf(images, r.ID())
 	if err != nil {
 		return err
 	}
@@ -484,14 +512,14 @@ func put(tx *bolt.Tx, r *Record) error {
 	if err != nil {
 		return err
 	}
-	return images.Put([]byte(r.Name), value)
+	return images.Put([]byte(r.ID()), value)
 }
 
-// Get returns the image of that name, or [ErrNotFound].
-func (s *Store) Get(name string) (*Record, error) {
+// Get returns a tenant's image of that name, or [ErrNotFound].
+func (s *Store) Get(tenant, name string) (*Record, error) {
 	var r *Record
 	err := s.db.View(func(tx *bolt.Tx) error {
-		value := tx.Bucket(bucketImages).Get([]byte(name))
+		value := tx.Bucket(bucketImages).Get([]byte(Key(tenant, name)))
 		if value == nil {
 			return ErrNotFound
 		}
@@ -503,7 +531,7 @@ func (s *Store) Get(name string) (*Record, error) {
 	return r, nil
 }
 
-// List returns all images, sorted by name.
+// List returns the images of all tenants, those of one tenant sorted by name.
 func (s *Store) List() ([]*Record, error) {
 	var records []*Record
 	err := s.db.View(func(tx *bolt.Tx) error {
@@ -520,21 +548,6 @@ func (s *Store) List() ([]*Record, error) {
 		return nil, fmt.Errorf("list images: %w", err)
 	}
 	return records, nil
-}
-
-// LayerUsers returns, for each chain id that an image needs, the names of those images.
-func (s *Store) LayerUsers() (map[string][]string, error) {
-	records, err := s.List()
-	if err != nil {
-		return nil, err
-	}
-	users := make(map[string][]string)
-	for _, r := range records {
-		for _, l := range r.Layers {
-			users[l.ChainID] = append(users[l.ChainID], r.Name)
-		}
-	}
-	return users, nil
 }
 
 // Tree is how large the tree of an extracted layer is.
@@ -663,7 +676,7 @@ type (
 	}
 )
 
-// WriteIndex repeats the records in index.json for other tools. It is written only when something changed, and by Open
+// WriteIndex repeats the records of the daemon's own tenant in index.json for other tools. It is written only when something changed, and by Open
 // in case that the one before crashed between the database and here.
 func (s *Store) WriteIndex() error {
 	// Two writers must not overtake each other.
@@ -675,6 +688,9 @@ func (s *Store) WriteIndex() error {
 			var r Record
 			if err := json.Unmarshal(value, &r); err != nil {
 				return err
+			}
+			if r.Tenant != "" {
+				return nil // two tenants may use one name, which other tools would confuse
 			}
 			d := descriptor{
 				MediaType: r.Manifest.MediaType, Digest: r.Manifest.Digest, Size: r.Manifest.Size,
