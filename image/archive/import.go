@@ -46,7 +46,7 @@ type Root struct {
 // Source is an archive whose files are blobs already.
 type Source struct {
 	Store *store.Store
-	Root  string                             // digest of the manifest or index
+	Root  string                            // digest of the manifest or index
 	Known func(digest string) (bool, error) // whether the archive, or its importer, has a stored blob
 }
 

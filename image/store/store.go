@@ -59,7 +59,7 @@ type Layer struct {
 // Record is an image under one name of a tenant.
 type Record struct {
 	Tenant   string    `json:"tenant,omitempty"` // empty for the daemon's own
-	Name     string    `json:"name"` // normalised reference
+	Name     string    `json:"name"`             // normalised reference
 	Platform string    `json:"platform"`
 	Manifest Blob      `json:"manifest"`
 	Config   Blob      `json:"config"`
