@@ -134,7 +134,7 @@ func TestImagesOutliveTheProcess(t *testing.T) {
 	if err := s.BeginLayers("sha256:pending"); err != nil {
 		t.Fatal(err)
 	}
-	// Beginning a layer again that is ready takes nothing back.
+	// Beginning a ready layer again does not make it pending.
 	if err := s.BeginLayers(one.Layers[0].ChainID); err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func TestImagesOutliveTheProcess(t *testing.T) {
 	if err != nil || len(pending) != 1 || pending[0] != "sha256:pending" {
 		t.Errorf("pending %v, %v", pending, err)
 	}
-	// What no image needs is gone, what one needs is not.
+	// Garbage is removed, needed blobs are not.
 	if s.Has(blob("stray")) || !s.Has(blob("l2")) || !s.Has(blob("m2")) {
 		t.Errorf("blobs %v", files(t, dir))
 	}
@@ -218,7 +218,7 @@ func TestReadBlobIsBounded(t *testing.T) {
 	}
 }
 
-// A blob that is there already is not written over.
+// An existing blob is not overwritten.
 func TestAddBlobLeavesWhatIsThere(t *testing.T) {
 	dir := t.TempDir()
 	s, err := store.Open(dir)
