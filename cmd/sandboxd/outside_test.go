@@ -37,7 +37,7 @@ func runner(t *testing.T, a agentWorkers) (*errandRunner, *bufio.Reader) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = errors.Join(log.Close(), to.Close()) })
-	if err := log.SetReadDeadline(time.Now().Add(testenv.Patience(time.Minute))); err != nil {
+	if err := log.SetReadDeadline(time.Now().Add(testenv.HungAfter)); err != nil {
 		t.Fatal(err)
 	}
 	r.about.Launcher.Log = slog.New(slog.NewTextHandler(to, nil))

@@ -167,7 +167,7 @@ func TestRunnerEnds(t *testing.T) {
 	}
 	r = start(t)
 	for i := range 2 {
-		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(20*time.Second))
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 		if err := r.Run(ctx, "die", struct{}{}, nil); !errors.Is(err, ErrGone) {
 			t.Errorf("try %d of a runner that dies: %v", i, err)
 		}
@@ -193,7 +193,7 @@ func TestTooManyErrands(t *testing.T) {
 		}()
 	}
 	var err error
-	for deadline := time.Now().Add(testenv.Patience(20 * time.Second)); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(testenv.HungAfter); time.Now().Before(deadline); {
 		if err = r.Run(t.Context(), "join", words{}, nil); err != nil {
 			break
 		}
@@ -226,7 +226,7 @@ func TestTooManyErrands(t *testing.T) {
 			t.Errorf("given up: %v", err)
 		}
 	}
-	ctx, cancel = context.WithTimeout(t.Context(), testenv.Patience(20*time.Second))
+	ctx, cancel = context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	for {
 		if err = r.Run(ctx, "join", words{}, nil); err == nil || !strings.Contains(err.Error(), "being run already") {

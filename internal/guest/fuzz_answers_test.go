@@ -7,7 +7,6 @@ import (
 	"os"
 	"runtime/debug"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -75,7 +74,7 @@ func FuzzHostAnswers(f *testing.F) {
 		// A file that is forgotten is closed by the garbage collector.
 		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 		before := descriptorsOpen(t)
-		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(time.Minute))
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 		defer cancel()
 		judge := func(what string, err error) bool {
 			ge, refused := errors.AsType[*Error](err)

@@ -258,7 +258,7 @@ func leaks(tb testing.TB) {
 // but for a machine that is busy with other tests.
 func within(tb testing.TB, ready func() bool) bool {
 	tb.Helper()
-	deadline := time.After(testenv.Patience(30 * time.Second))
+	deadline := time.After(testenv.HungAfter)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !ready() {
