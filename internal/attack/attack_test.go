@@ -252,7 +252,7 @@ func TestEveryCallHasItsAnswer(t *testing.T) {
 
 // A child that keeps the output open, as one that a fork has left behind, holds nobody up and does not outlive its parent.
 func TestOutputEndsWithItsProgram(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "sh", "-c", "sleep 3600 & echo $!")
 	var out bytes.Buffer
@@ -273,7 +273,7 @@ func TestOutputEndsWithItsProgram(t *testing.T) {
 	defer unix.Close(child)
 	n, err := 0, error(unix.EINTR)
 	for errors.Is(err, unix.EINTR) { // Go signals its threads
-		n, err = unix.Poll([]unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}, int(testenv.Patience(time.Minute).Milliseconds()))
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}, int(testenv.HungAfter.Milliseconds()))
 	}
 	if n != 1 {
 		t.Errorf("it lives on: %d, %v", n, errors.Join(err, unix.PidfdSendSignal(child, unix.SIGKILL, nil, 0)))

@@ -18,7 +18,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -281,12 +280,4 @@ func Rounds(gate, soak int) int {
 		return soak
 	}
 	return gate
-}
-
-// Patience stretches a limit of time where SANDBOXD_TEST_SLOW says how many times slower the machine is.
-func Patience(d time.Duration) time.Duration {
-	if n, err := strconv.Atoi(os.Getenv("SANDBOXD_TEST_SLOW")); err == nil && n > 1 {
-		return time.Duration(n) * d
-	}
-	return d
 }

@@ -180,11 +180,7 @@ func readRunRecord(t *testing.T, dir string) runRecord {
 // SANDBOXD_AGENT_FAULT_ROUNDS says how many runs there are.
 func TestKilledAgentsGoOnWhereTheyWere(t *testing.T) {
 	testenv.RequireUserNS(t)
-	otherwise := uint64(12)
-	if testing.Short() {
-		otherwise = 3
-	}
-	rounds, seed := setting(t, "SANDBOXD_AGENT_FAULT_ROUNDS", otherwise), setting(t, "SANDBOXD_FAULT_SEED", rand.Uint64())
+	rounds, seed := setting(t, "SANDBOXD_AGENT_FAULT_ROUNDS", uint64(testenv.Rounds(4, 24))), setting(t, "SANDBOXD_FAULT_SEED", rand.Uint64())
 	t.Logf("SANDBOXD_FAULT_SEED=%d SANDBOXD_AGENT_FAULT_ROUNDS=%d", seed, rounds)
 	r := rand.New(rand.NewPCG(seed, 0))
 	d := harness.Start(t, harness.Options{})
@@ -228,7 +224,7 @@ func killedRun(t *testing.T, d *harness.Daemon, r *rand.Rand, struck map[string]
 		var err error
 		select {
 		case err = <-ended:
-		case <-time.After(testenv.Patience(patience)):
+		case <-time.After(testenv.HungAfter):
 			_ = cmd.Process.Kill()
 			t.Fatalf("attempt %d of the agent did not end (%v); it said:\n%s", attempt, <-ended, &said)
 		}
@@ -318,7 +314,7 @@ func strike(t *testing.T, d *harness.Daemon, cmd *osexec.Cmd, model *forgetfulMo
 		select {
 		case err := <-ended:
 			ended <- err
-		case <-time.After(testenv.Patience(patience)):
+		case <-time.After(testenv.HungAfter):
 			t.Error("the agent goes on without a daemon")
 		}
 	}

@@ -89,7 +89,7 @@ func waitBench(t *testing.T, cmd *osexec.Cmd, said *bytes.Buffer, ended chan err
 	select {
 	case err := <-ended:
 		return err
-	case <-time.After(testenv.Patience(patience)):
+	case <-time.After(testenv.HungAfter):
 		_ = cmd.Process.Kill()
 		t.Fatalf("the benchmark did not end (%v); it said:\n%s", <-ended, said)
 		return nil
@@ -109,11 +109,7 @@ func oneDir(t *testing.T, output string) string {
 // and scored once, no turn that was on record was asked again, and no command was run twice.
 func TestKilledBenchmarksGoOnWhereTheyWere(t *testing.T) {
 	testenv.RequireUserNS(t)
-	otherwise := uint64(3)
-	if testing.Short() {
-		otherwise = 1
-	}
-	rounds, seed := setting(t, "SANDBOXD_AGENT_FAULT_ROUNDS", otherwise), setting(t, "SANDBOXD_FAULT_SEED", rand.Uint64())
+	rounds, seed := setting(t, "SANDBOXD_AGENT_FAULT_ROUNDS", uint64(testenv.Rounds(1, 6))), setting(t, "SANDBOXD_FAULT_SEED", rand.Uint64())
 	t.Logf("SANDBOXD_FAULT_SEED=%d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
 	d := harness.Start(t, harness.Options{})

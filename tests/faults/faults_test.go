@@ -45,11 +45,7 @@ func setting(t *testing.T, name string, otherwise uint64) uint64 {
 // many rounds there are.
 func TestKilledAtAnyInstantNothingIsLostOrLeft(t *testing.T) {
 	testenv.RequireUserNS(t)
-	otherwise := uint64(104) // in each lane of make test, of which there are two
-	if testing.Short() {
-		otherwise = 12
-	}
-	rounds, seed := setting(t, "SANDBOXD_FAULT_ROUNDS", otherwise), setting(t, "SANDBOXD_FAULT_SEED", rand.Uint64())
+	rounds, seed := setting(t, "SANDBOXD_FAULT_ROUNDS", uint64(testenv.Rounds(16, 208))), setting(t, "SANDBOXD_FAULT_SEED", rand.Uint64())
 	t.Logf("SANDBOXD_FAULT_SEED=%d SANDBOXD_FAULT_ROUNDS=%d", seed, rounds)
 	registry := harness.LyingRegistry(t, nil)
 	reference := registry.Push(t, "team/base:1", harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}},
@@ -87,7 +83,7 @@ func TestKilledAtAnyInstantNothingIsLostOrLeft(t *testing.T) {
 		}
 	})
 	t.Logf("rounds: %v; operations that were answered: %v", lived, done)
-	if testing.Short() || t.Failed() {
+	if !testenv.Soaking() || t.Failed() {
 		return
 	}
 	for _, o := range operations {
@@ -123,7 +119,7 @@ func (w *world) round(r *rand.Rand, number uint64, f fault) {
 		w.d.Launch(w.t)
 	}
 	w.settle()
-	ctx, cancel := context.WithTimeout(w.t.Context(), testenv.Patience(2*patience))
+	ctx, cancel := context.WithTimeout(w.t.Context(), testenv.HungAfter)
 	defer cancel()
 	w.agree(f)
 	if w.t.Failed() {
@@ -140,7 +136,7 @@ func (w *world) round(r *rand.Rand, number uint64, f fault) {
 			w.t.Fatal(err)
 		}
 		s := &harness.Sandbox{Sandbox: *now}
-		harness.Eventually(w.t, patience, func() error {
+		harness.Eventually(w.t, func() error {
 			if pids := s.Processes(w.t); len(pids) != 1 {
 				return fmt.Errorf("%s has processes %v after all of its execs have ended", b.name, pids)
 			}
@@ -229,7 +225,7 @@ func (u *user) work(stop <-chan struct{}) {
 				continue
 			}
 		}
-		all, end := context.WithTimeout(u.w.t.Context(), testenv.Patience(patience))
+		all, end := context.WithTimeout(u.w.t.Context(), testenv.HungAfter)
 		ctx, cancel := u.dropped(all)
 		err := o.do(ctx, u, b)
 		hung, left := all.Err() != nil, context.Cause(ctx) == errDropped //nolint:errorlint // it is that very one
@@ -298,7 +294,7 @@ func ended(err error) bool {
 func (w *world) agree(f fault) {
 	w.t.Helper()
 	var said map[*box]api.Sandbox
-	harness.Eventually(w.t, patience, func() error {
+	harness.Eventually(w.t, func() error {
 		listed := map[string]api.Sandbox{}
 		said = map[*box]api.Sandbox{}
 		for _, s := range w.d.List(w.t) {
@@ -392,7 +388,7 @@ func (b *box) agree(f fault, s api.Sandbox, there bool) error {
 
 // answers asks a sandbox that runs for all that it should have.
 func (w *world) answers(b *box) error {
-	ctx, cancel := context.WithTimeout(w.t.Context(), testenv.Patience(patience))
+	ctx, cancel := context.WithTimeout(w.t.Context(), testenv.HungAfter)
 	defer cancel()
 	if err := echo(ctx, w.c, b.id, buffered, []byte(b.name), 7); err != nil {
 		return err
@@ -417,7 +413,7 @@ func (w *world) answers(b *box) error {
 	// Init may still be about to see that a daemon has gone, and to take back what that has not finished.
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for patient := time.Now().Add(testenv.Patience(patience)); ; <-tick.C {
+	for patient := time.Now().Add(testenv.HungAfter); ; <-tick.C {
 		files, err := w.filesOf(ctx, b.id)
 		if _, partly := errors.AsType[unread](err); err != nil && !partly {
 			return err

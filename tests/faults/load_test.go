@@ -28,10 +28,7 @@ import (
 func TestEveryExecOfManyIsWhole(t *testing.T) {
 	testenv.RequireUserNS(t)
 	const clients = 20
-	execs, sandboxes := 2000, 50
-	if testing.Short() {
-		execs, sandboxes = 200, 10
-	}
+	execs, sandboxes := testenv.Rounds(400, 2000), testenv.Rounds(12, 50)
 	seed := setting(t, "SANDBOXD_FAULT_SEED", rand.Uint64())
 	t.Logf("SANDBOXD_FAULT_SEED=%d", seed)
 	// What is not needed any more is found soon: the memory that is in use shows.
@@ -80,7 +77,7 @@ func TestEveryExecOfManyIsWhole(t *testing.T) {
 							t.Errorf("an exec that was dropped: %v", describe(err))
 						}
 					}
-					ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(patience))
+					ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 					input := someBytes(r, 200_000)
 					if err := echo(ctx, c, ids[r.IntN(sandboxes)], mode(r.IntN(modes)), input, r.IntN(256)); err != nil {
 						t.Errorf("exec: %v", describe(err))
@@ -127,7 +124,7 @@ type memory struct {
 func quiet(t *testing.T, d *harness.Daemon, idle func() harness.Snapshot, before harness.Snapshot, most memory) memory {
 	t.Helper()
 	least := memory{math.MaxInt, math.MaxInt64, math.MaxInt64}
-	harness.Eventually(t, patience, func() error {
+	harness.Eventually(t, func() error {
 		if diff := before.Diff(idle()); len(diff) > 0 {
 			return fmt.Errorf("grown:\n  %s", strings.Join(diff, "\n  "))
 		}

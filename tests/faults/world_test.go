@@ -15,7 +15,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
@@ -30,8 +29,6 @@ const (
 	users = 3
 	// most is how many sandboxes the load has at a time, residents apart.
 	most = 6
-	// patience ends what hangs.
-	patience = 2 * time.Minute
 )
 
 // A fault is what is killed.
@@ -167,7 +164,7 @@ func begin(t *testing.T, image string) *world {
 	w.d.MustPull(t, image)
 	// What the first of each kind brings about once is there before the first look.
 	b := w.newBox(false)
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(patience))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	if err := w.create(ctx, b); err != nil {
 		t.Fatal(err)
@@ -179,7 +176,7 @@ func begin(t *testing.T, image string) *world {
 	delete(w.boxes, b.name)
 	w.replenish(ctx)
 	w.dropImages(ctx)
-	harness.Eventually(t, time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		if p := w.d.System(t).Pools; len(p) != 1 || p[0].Ready != parked {
 			return fmt.Errorf("the pools are %+v", p)
 		}
@@ -307,7 +304,7 @@ func (w *world) blobsNow() []string {
 // nothingLeft waits until the daemon holds what it held at the beginning.
 func (w *world) nothingLeft() {
 	w.t.Helper()
-	harness.Eventually(w.t, patience, func() error {
+	harness.Eventually(w.t, func() error {
 		diff := w.base.Diff(w.look())
 		for _, file := range w.blobsNow() {
 			if !slices.Contains(w.blobs, file) {
@@ -333,7 +330,7 @@ func (w *world) nothingLeft() {
 // what they are. A connection lasts as long at the daemon's end.
 func (w *world) settle() {
 	w.t.Helper()
-	harness.Eventually(w.t, patience, func() error {
+	harness.Eventually(w.t, func() error {
 		w.c.Close() // the connections that nobody uses
 		w.d.HTTP.CloseIdleConnections()
 		w.d.System(w.t) // by a new one, so that all that came before it have been accepted

@@ -195,7 +195,7 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 		{"pull of nothing", "POST", "/v1/images/pull", api.PullImage{}, api.CodeInvalid, "reference"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 			defer cancel()
 			wantProblem(t, d.Call(ctx, test.method, test.path, test.body, nil), test.code, test.says)
 		})
@@ -237,10 +237,10 @@ func TestExecAfterItsSandboxDied(t *testing.T) {
 	select {
 	case err := <-done:
 		wantProblem(t, err, api.CodeGone, s.ID+"|"+s.Name)
-	case <-time.After(time.Minute):
+	case <-time.After(testenv.HungAfter):
 		t.Error("the exec still waits for a sandbox that has died")
 	}
-	s.WaitState(t, time.Minute, api.StateStopped)
+	s.WaitState(t, api.StateStopped)
 	_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"true"}})
 	wantProblem(t, err, api.CodeConflict, s.ID+"|"+s.Name)
 }
@@ -341,7 +341,7 @@ func TestBadImagesAreRefused(t *testing.T) {
 			registry := harness.LyingRegistry(t, lie.wrap(test.tamper))
 			reference := registry.Push(t, "evil/image:1", image(t, test.files...))
 			lie.on.Store(true)
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 			defer cancel()
 			pulled, err := d.Pull(ctx, reference, false)
 			switch {

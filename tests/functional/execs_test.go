@@ -21,6 +21,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -65,7 +66,7 @@ func (o *output) take(e api.ExecEvent) {
 // attach follows an exec to its end.
 func attach(t *testing.T, c *client.Client, s *harness.Sandbox, exec string, from int64, o *output) *client.End {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	end, err := c.AttachStream(ctx, s.ID, exec, from, func(e api.ExecEvent) error { o.take(e); return nil })
 	if err != nil {

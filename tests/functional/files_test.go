@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/testenv"
@@ -65,7 +64,7 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 		"":                 api.CodeInvalid,
 		"/tmp/nul\x00byte": api.CodeInvalid,
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(time.Minute)) // what blocks does so for ever
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter) // what blocks does so for ever
 		defer cancel()
 		response, err := s.Get(ctx, path)
 		if err == nil {

@@ -127,7 +127,7 @@ func TestRemovedImagesLeaveWhatIsNeeded(t *testing.T) {
 		t.Errorf("rmi --force: %+v, %v", out, err)
 	}
 	kill9(t, s.PID)
-	s.WaitState(t, time.Minute, api.StateStopped)
+	s.WaitState(t, api.StateStopped)
 	if out := prune(t, d, true); len(out.Removed) != 0 {
 		t.Errorf("prune --all removed %+v, which a stopped sandbox has", out)
 	}
@@ -258,7 +258,7 @@ func TestKilledRemovalIsFinished(t *testing.T) {
 	reference := registry.Push(t, "team/app:1", twoLayers(t, "removed"))
 	empty := stored(t, d)
 	gone := 0
-	for i := range 8 {
+	for i := range testenv.Rounds(4, 8) {
 		d.MustPull(t, reference)
 		d.Mark(t)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -377,7 +377,7 @@ func TestInspectAndHistory(t *testing.T) {
 // run calls a peer and returns what it printed.
 func run(t *testing.T, program string, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(5*time.Minute)) // it only ends what hangs
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter) // it only ends what hangs
 	defer cancel()
 	cmd := exec.CommandContext(ctx, testenv.RequirePeer(t, program), args...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir(), "HOME="+t.TempDir(), "REGISTRY_AUTH_FILE=")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -41,7 +42,7 @@ func logOf(t *testing.T, c *client.Client, id string) (stdout, stderr []byte) {
 
 func waitEnded(t *testing.T, c *client.Client, id string) *api.Sandbox {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	sb, err := c.WaitSandbox(ctx, id)
 	if err != nil {
@@ -178,13 +179,11 @@ func TestMainProcessIsStopped(t *testing.T) {
 				}
 				return nil
 			})
-			began := time.Now()
-			now, err := c.StopSandbox(t.Context(), s.ID, api.StopSandbox{Grace: &test.grace})
+			ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
+			defer cancel()
+			now, err := c.StopSandbox(ctx, s.ID, api.StopSandbox{Grace: &test.grace})
 			if err != nil {
 				t.Fatal(err)
-			}
-			if took := time.Since(began); took > time.Minute {
-				t.Errorf("it took %v", took)
 			}
 			if now.State != api.StateStopped || now.Reason != "stopped" || now.Exit == nil || now.Exit.Code != test.code || now.Exit.Signal != test.signal {
 				t.Errorf("%+v, exit %+v", now, now.Exit)

@@ -27,7 +27,7 @@ func pooled(t *testing.T, size int) *harness.Daemon {
 
 func waitPool(t *testing.T, d *harness.Daemon, check func(api.Pool) bool) {
 	t.Helper()
-	harness.Eventually(t, time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		pools := d.System(t).Pools
 		if len(pools) != 1 || !check(pools[0]) {
 			return fmt.Errorf("the pools are %+v", pools)

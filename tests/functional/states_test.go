@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -53,12 +52,14 @@ func TestStoppedSandboxIsStartedAgain(t *testing.T) {
 		}
 		asked := time.Now()
 		now = s.MustTurn(t, "start", nil, api.StateRunning)
+		answered := time.Now()
 		if now.ID != s.ID || now.Name != "one" || now.Labels["a"] != "b" || now.Reason != "" || now.Limits.Nofile != 100 || now.Limits.Pids != s.Limits.Pids {
 			t.Errorf("started: %+v", now)
 		}
 		s.PID = now.PID // the processes of this life, and not whose pid that of the last one may be by now
-		if left := now.Deadline.Sub(asked); left < 590*time.Second || left > 660*time.Second {
-			t.Errorf("it has %s left of ten minutes", left)
+		// Ten minutes from the start, which came between request and answer.
+		if from := now.Deadline.Add(-10 * time.Minute); from.Before(asked.Add(-time.Second)) || from.After(answered.Add(time.Second)) {
+			t.Errorf("its ten minutes begin at %s; the start was asked for at %s and answered at %s", from, asked, answered)
 		}
 		got := s.Sh(t, `cat file; ls -d /etc/alternatives 2>/dev/null; stat -c %a /; echo $WHO; ulimit -n; cat /proc/[0-9]*/cmdline | tr '\0' ' ' | grep -o 'sleep 6[0]0' || true`)
 		if got != "mine\n751\nme\n100\n" {
@@ -83,9 +84,9 @@ func TestLostAndExpiredSandboxesAreStartedAgain(t *testing.T) {
 	expired.Sh(t, "echo mine >/file")
 	lost.Sh(t, "echo mine >/file")
 	setTimeout(t, d, expired, 1)
-	expired.WaitState(t, time.Minute, api.StateStopped)
+	expired.WaitState(t, api.StateStopped)
 	kill9(t, d.System(t).Launcher)
-	lost.WaitState(t, time.Minute, api.StateLost)
+	lost.WaitState(t, api.StateLost)
 	for _, s := range []*harness.Sandbox{expired, lost} {
 		now := s.MustTurn(t, "start", api.StartSandbox{Timeout: 300}, api.StateRunning)
 		if left := time.Until(now.Deadline); left < 200*time.Second {
@@ -111,8 +112,9 @@ func TestStopEndsThingsTheWayTheyWant(t *testing.T) {
 	t.Parallel() // it mostly waits
 	d := start(t)
 	interactive := func(argv ...string) api.ExecRequest { return api.ExecRequest{Argv: argv, TTY: true} }
-	// How long a machine takes that has much else to do is no matter, as long as it is not all the time that there is.
-	const long, most = 600.0, time.Minute
+	// A grace that is longer than any wait of a test, and so are the programs: a stop that sat it out, or
+	// waited for their own ends, would count as hung.
+	const long = 600.0
 	for name, test := range map[string]struct {
 		run   api.ExecRequest
 		up    string // it says when it is there
@@ -121,13 +123,13 @@ func TestStopEndsThingsTheWayTheyWant(t *testing.T) {
 		left  string
 	}{
 		"nothing":            {grace: long},
-		"sleep":              {run: api.ExecRequest{Argv: []string{"sleep", "600"}}, grace: long},
-		"waiting shell":      {run: api.ExecRequest{Argv: []string{"sh", "-c", "echo up; sleep 600; true"}}, grace: long},
+		"sleep":              {run: api.ExecRequest{Argv: []string{"sleep", "7200"}}, grace: long},
+		"waiting shell":      {run: api.ExecRequest{Argv: []string{"sh", "-c", "echo up; sleep 7200; true"}}, grace: long},
 		"interactive bash":   {run: interactive("bash", "-i"), up: "# ", grace: long},
 		"interactive sh":     {run: interactive("sh", "-i"), up: "# ", grace: long},
 		"python":             {run: interactive("python3"), up: ">>> ", grace: long},
 		"ignores SIGTERM":    {run: api.ExecRequest{Argv: []string{"sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"}}, grace: long},
-		"stands still":       {run: api.ExecRequest{Argv: []string{"sh", "-c", "echo up; kill -STOP $$; sleep 600"}}, grace: long},
+		"stands still":       {run: api.ExecRequest{Argv: []string{"sh", "-c", "echo up; kill -STOP $$; sleep 7200"}}, grace: long},
 		"tidies up":          {run: api.ExecRequest{Argv: []string{"sh", "-c", "trap 'sleep 1; echo tidy >/done; exit' TERM; echo up; while :; do sleep 0.1; done"}}, grace: long, least: time.Second, left: "tidy\n"},
 		"ignores everything": {run: api.ExecRequest{Argv: []string{"sh", "-c", "trap '' TERM HUP; echo up; while :; do sleep 1; done"}}, grace: 5, least: 5 * time.Second},
 	} {
@@ -155,7 +157,7 @@ func TestStopEndsThingsTheWayTheyWant(t *testing.T) {
 			s.MustTurn(t, "stop", api.StopSandbox{Grace: &test.grace}, api.StateStopped)
 			took := time.Since(began)
 			t.Logf("took %s", took)
-			if took < test.least || took > testenv.Patience(most) {
+			if took < test.least {
 				t.Errorf("it took %s to stop", took)
 			}
 			if test.left != "" {
@@ -189,7 +191,7 @@ func TestStopAndStartCommands(t *testing.T) {
 
 // ticks is a program that counts in a file, with a child that does so too.
 const ticks = `setsid sh -c 'tick() { i=0; while :; do i=$((i+1)); echo $i >/tmp/tick.$1; sleep 0.02; done; }; tick a & tick b' </dev/null >/dev/null 2>&1 &
-i=0; while ! [ -s /tmp/tick.a ] || ! [ -s /tmp/tick.b ]; do [ $((i=i+1)) -lt 500 ] || exit 1; sleep 0.02; done`
+while ! [ -s /tmp/tick.a ] || ! [ -s /tmp/tick.b ]; do sleep 0.02; done`
 
 // A paused sandbox stands still, refuses what would run something in it and says how to go on, and goes on where it was.
 func TestPausedSandboxStandsStill(t *testing.T) {
@@ -264,11 +266,8 @@ func TestPausedSandboxStandsStill(t *testing.T) {
 	s.MustTurn(t, "resume", nil, api.StateRunning)
 	// It ends like any other.
 	s.MustTurn(t, "pause", nil, api.StatePaused)
-	began, long := time.Now(), 600.0
+	long := 600.0 // longer than MustTurn waits
 	s.MustTurn(t, "stop", api.StopSandbox{Grace: &long}, api.StateStopped)
-	if took := time.Since(began); took > testenv.Patience(time.Minute) {
-		t.Errorf("to stop it took %s", took)
-	}
 	s.MustTurn(t, "start", nil, api.StateRunning)
 	s.Sh(t, "true")
 	s.MustTurn(t, "pause", nil, api.StatePaused)
@@ -299,7 +298,7 @@ func TestPausedSandboxEndsAtItsDeadline(t *testing.T) {
 	s.Sh(t, ticks)
 	s.MustTurn(t, "pause", nil, api.StatePaused)
 	setTimeout(t, d, s, 1) // not before: it may have come by the time that it is paused
-	now := s.WaitState(t, time.Minute, api.StateStopped)
+	now := s.WaitState(t, api.StateStopped)
 	if !strings.Contains(now.Reason, "deadline") {
 		t.Errorf("it ended: %s", now.Reason)
 	}

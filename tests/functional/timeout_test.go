@@ -7,7 +7,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/testenv"
@@ -31,17 +30,13 @@ func TestExecTimeoutKillsEverythingTheExecStarted(t *testing.T) {
 
 	var result *api.ExecResult
 	for timeout := 1.5; ; timeout *= 4 { // where all of it has not started before it comes
-		began := time.Now()
 		result = s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", "echo partial output; " + orphans}, Timeout: timeout})
 		if !result.Exit.Timeout || result.Exit.Signal != "SIGKILL" {
 			t.Errorf("exit is %+v, want a timeout by SIGKILL", result.Exit)
 		}
-		if took := time.Since(began).Seconds(); took > timeout+60 { // what it has started sleeps ten minutes
-			t.Errorf("an exec with a timeout of %v s took %v s", timeout, took)
-		}
 		if err := shErr(t, s, "test -s /tmp/marker.1"); err == nil {
 			break
-		} else if timeout > 60 {
+		} else if timeout > testenv.HungAfter.Seconds() {
 			t.Fatalf("control: the orphan had not started: %v", err)
 		}
 	}
@@ -82,10 +77,11 @@ func TestExecOfAClientThatLeavesIsKilled(t *testing.T) {
 func TestDeadlineStopsTheSandbox(t *testing.T) {
 	t.Parallel() // it mostly waits
 	d := start(t)
-	s := d.Create(t, api.CreateSandbox{Timeout: testenv.Patience(10 * time.Second).Seconds()})
+	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, "nohup setsid sleep 600 >/dev/null 2>&1 &")
 	pids := s.Processes(t)
-	now := s.WaitState(t, time.Minute, api.StateStopped)
+	setTimeout(t, d, s, 1) // not before: it may pass while the test is not running
+	now := s.WaitState(t, api.StateStopped)
 	if !strings.Contains(now.Reason, "deadline") {
 		t.Errorf("the reason is %q", now.Reason)
 	}
@@ -101,14 +97,15 @@ func TestDeadlineStopsTheSandbox(t *testing.T) {
 func TestDeadlineHoldsWhileNoDaemonRuns(t *testing.T) {
 	t.Parallel() // it mostly waits
 	d := start(t)
-	s := d.Create(t, api.CreateSandbox{Timeout: testenv.Patience(4 * time.Second).Seconds()})
+	s := d.Create(t, api.CreateSandbox{})
 	pids := s.Processes(t)
+	setTimeout(t, d, s, 4)
 	d.Kill9(t)
 	for _, pid := range pids {
 		eventually(t, func() error { return gone(pid) })
 	}
 	d.Launch(t)
-	s.WaitState(t, time.Minute, api.StateStopped)
+	s.WaitState(t, api.StateStopped)
 }
 
 func TestIdleTimeoutStopsTheSandbox(t *testing.T) {
@@ -127,7 +124,7 @@ func TestIdleTimeoutStopsTheSandbox(t *testing.T) {
 	}); err != nil || said != "up\nalive\n" {
 		t.Errorf("an exec of 4 s said %q, %v", said, err)
 	}
-	now := s.WaitState(t, time.Minute, api.StateStopped)
+	now := s.WaitState(t, api.StateStopped)
 	if !strings.Contains(now.Reason, "idle") {
 		t.Errorf("the reason is %q", now.Reason)
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/tests/harness"
@@ -13,7 +12,7 @@ import (
 // eventually waits for what should follow soon; a loaded machine is given time.
 func eventually(t *testing.T, check func() error) {
 	t.Helper()
-	harness.Eventually(t, 2*time.Minute, check)
+	harness.Eventually(t, check)
 }
 
 // shErr runs a shell command in the sandbox and returns an error unless it exits 0.

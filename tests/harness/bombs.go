@@ -2,7 +2,6 @@ package harness
 
 import (
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 )
@@ -155,7 +154,7 @@ func (b *Bomb) Request(seconds float64) api.ExecRequest {
 // ended and put back. The file is asked for, no program: there may be no room for one.
 func (b *Bomb) Await(t testing.TB, s *Sandbox, ended chan error) (begun bool) {
 	t.Helper()
-	Eventually(t, 2*time.Minute, func() error {
+	Eventually(t, func() error {
 		over := false
 		select {
 		case err := <-ended:

@@ -27,10 +27,6 @@ import (
 	"github.com/sandboxd/sandboxd/tests/testtree"
 )
 
-// startTimeout is how long a daemon may take until it answers: generous, because a loaded machine must not make a
-// test fail that is about something else.
-var startTimeout = testenv.Patience(60 * time.Second)
-
 // Program returns the path of a built binary: in $SANDBOXD_BIN, else in bin/ of the tree that the test lies in.
 func Program(t testing.TB, name string) string {
 	t.Helper()
@@ -237,13 +233,13 @@ func (d *Daemon) Launch(t testing.TB) {
 		_ = cmd.Wait() // how it ended is in ProcessState
 	}(d.cmd, d.exited)
 
-	Eventually(t, 60*time.Second, func() error {
+	Eventually(t, func() error {
 		select {
 		case <-d.exited:
 			t.Fatalf("the daemon ended at its start (%v) and said:\n%s", d.cmd.ProcessState, d.said())
 		default:
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 		defer cancel()
 		response, err := d.Do(ctx, http.MethodGet, "/healthz", nil)
 		if err != nil {
@@ -303,8 +299,8 @@ func (d *Daemon) WaitExit(t testing.TB) {
 	t.Helper()
 	select {
 	case <-d.exited:
-	case <-time.After(startTimeout):
-		t.Fatalf("the daemon still runs after %s", startTimeout)
+	case <-time.After(testenv.HungAfter):
+		t.Fatalf("the daemon still runs after %s", testenv.HungAfter)
 	}
 	d.HTTP.CloseIdleConnections()
 }
@@ -320,7 +316,7 @@ func (d *Daemon) stop(t testing.TB) {
 	}
 	d.Mark(t)
 	d.HTTP.CloseIdleConnections()
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 	defer cancel()
 	response, err := d.Do(ctx, http.MethodPost, "/v1/system/shutdown", api.Shutdown{})
 	if err != nil {
@@ -334,7 +330,7 @@ func (d *Daemon) stop(t testing.TB) {
 	select {
 	case <-d.exited:
 	case <-ctx.Done():
-		t.Errorf("the daemon still runs %s after it was asked to shut down", startTimeout)
+		t.Errorf("the daemon still runs %s after it was asked to shut down", testenv.HungAfter)
 		_ = d.cmd.Process.Kill()
 		<-d.exited
 	}
@@ -440,12 +436,11 @@ func (b *logBuffer) String() string {
 	return b.buf.String()
 }
 
-// Eventually calls check until it returns nil, and fails the test with its last error when the time is up, which
-// [testenv.Patience] stretches.
-func Eventually(t testing.TB, within time.Duration, check func() error) {
+// Eventually calls check until it returns nil. It fails the test with the last error after
+// [testenv.HungAfter].
+func Eventually(t testing.TB, check func() error) {
 	t.Helper()
-	within = testenv.Patience(within)
-	deadline := time.After(within)
+	deadline := time.After(testenv.HungAfter)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -456,7 +451,7 @@ func Eventually(t testing.TB, within time.Duration, check func() error) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("not within %s: %v", within, err)
+			t.Fatalf("not within %s: %v", testenv.HungAfter, err)
 		}
 	}
 }
@@ -484,7 +479,7 @@ func (d *Daemon) CLIInput(t testing.TB, stdin io.Reader, args ...string) Result 
 
 func (d *Daemon) run(t testing.TB, stdin io.Reader, args []string) Result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(10*time.Minute)) // it only ends what hangs
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter) // it only ends what hangs
 	defer cancel()
 	cmd := exec.CommandContext(ctx, d.program, args...)
 	cmd.Env = d.environment()

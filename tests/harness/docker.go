@@ -102,7 +102,7 @@ func Docker(t testing.TB) func(args ...string) string {
 		}
 		return string(out), err
 	}
-	Eventually(t, startTimeout, func() error {
+	Eventually(t, func() error {
 		select {
 		case err := <-ended:
 			ended <- err

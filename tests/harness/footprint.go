@@ -50,7 +50,7 @@ func (d *Daemon) Mark(t testing.TB) {
 		Launcher int `json:"launcher_pid"`
 	}
 	// Not the test's context: that has ended when its clean-up marks for the last time.
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 	defer cancel()
 	if err := d.Call(ctx, http.MethodGet, "/v1/system", nil, &info); err == nil && info.Launcher > 0 {
 		roots = append(roots, info.Launcher)
@@ -274,7 +274,7 @@ func (f *Footprint) left(dirs ...string) []string {
 func (f *Footprint) check(t testing.TB, when string, dirs ...string) {
 	t.Helper()
 	// The kernel takes namespaces down after the last process has gone.
-	deadline := time.After(testenv.Patience(time.Minute))
+	deadline := time.After(testenv.HungAfter)
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -405,7 +405,7 @@ func (s Snapshot) Diff(after Snapshot) []string {
 // ("data/layers" where an image was pulled).
 func (d *Daemon) NothingLeaked(t testing.TB, before Snapshot, allowed ...string) {
 	t.Helper()
-	Eventually(t, time.Minute, func() error {
+	Eventually(t, func() error {
 		diff := slices.DeleteFunc(before.Diff(d.Snapshot(t)), func(line string) bool {
 			return slices.ContainsFunc(allowed, func(dir string) bool { return strings.HasPrefix(line, "new: "+dir) })
 		})

@@ -130,7 +130,7 @@ func (r *Registry) serve(t testing.TB, program, dir, scheme, more string) bool {
 	})
 	client := &http.Client{Transport: r.transport, Timeout: 5 * time.Second}
 	lives := true
-	Eventually(t, time.Minute, func() error {
+	Eventually(t, func() error {
 		select {
 		case <-ended:
 			lives = false
@@ -280,7 +280,7 @@ func readPull(r io.Reader) (*Pulled, error) {
 // MustPull pulls an image that can be pulled.
 func (d *Daemon) MustPull(t testing.TB, reference string) *Pulled {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(2*time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	image, err := d.Pull(ctx, reference, false)
 	if err != nil {

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 )
@@ -163,11 +162,11 @@ func (s *Sandbox) Delete(t testing.TB) {
 	}
 }
 
-// WaitState waits until the sandbox is in the state.
-func (s *Sandbox) WaitState(t testing.TB, within time.Duration, want api.SandboxState) *api.Sandbox {
+// WaitState waits until the sandbox is in the state, and returns it.
+func (s *Sandbox) WaitState(t testing.TB, want api.SandboxState) *api.Sandbox {
 	t.Helper()
 	var now *api.Sandbox
-	Eventually(t, within, func() error {
+	Eventually(t, func() error {
 		var err error
 		now, err = s.Inspect(t.Context())
 		if err != nil {

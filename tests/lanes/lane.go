@@ -12,6 +12,7 @@ import (
 	"os/user"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,8 +29,22 @@ import (
 // testUser is the ordinary user that is made for the rootless lane when the lanes are run by root.
 const testUser = "sandboxd-test"
 
-// testTimeout bounds one package's tests in one lane.
-const testTimeout = 20 * time.Minute
+// testTimeout ends the tests of one package in one lane if they hang. soakTimeout is that of a soak run.
+const (
+	testTimeout = 30 * time.Minute
+	soakTimeout = 6 * time.Hour
+)
+
+// timeout returns the limit of one package's tests.
+func (o options) timeout() time.Duration {
+	if o.soak {
+		return soakTimeout
+	}
+	return testTimeout
+}
+
+// rootlessLane is the name of the ordinary user's lane.
+const rootlessLane = "rootless"
 
 // A lane is who runs the tests, and where: here, or in a machine of the test bed.
 type lane struct {
@@ -39,11 +54,20 @@ type lane struct {
 	sudo        bool     // reach root through sudo
 	user        *account // become this user; nil: stay as we are
 	inBed       bool     // run by the test bed: the fields above are not for it
-	again       []string // tests of the bed that passed only when they were run a second time
 }
 
 // native says that the lane runs all tests on this machine.
-func (l *lane) native() bool { return !l.inBed && l.Unavailable == "" && l.Name != fuzzLane }
+func (l *lane) native() bool { return !l.inBed && l.Unavailable == "" }
+
+// share returns the packages that a lane runs. One whose tests are the same for every user is the
+// ordinary user's, where both lanes run.
+func (l *lane) share(lanes []*lane, packages []*testPackage) []*testPackage {
+	both := slices.ContainsFunc(lanes, func(other *lane) bool { return other.Name == rootlessLane && other.native() })
+	if l.Name == rootlessLane || !both {
+		return packages
+	}
+	return slices.DeleteFunc(slices.Clone(packages), func(p *testPackage) bool { return !p.asksForUser })
+}
 
 // account is the ordinary user of a lane.
 type account struct {
@@ -58,7 +82,7 @@ func planLanes(which string, euid int) ([]*lane, error) {
 	if testenv.CanReflink() {
 		root.require += ",reflink"
 	}
-	rootless := &lane{Name: "rootless", require: "userns,subids,user,peer"}
+	rootless := &lane{Name: rootlessLane, require: "userns,subids,user,peer"}
 	if which == "root" || which == "all" {
 		if euid != 0 {
 			root.sudo = true
@@ -130,6 +154,30 @@ type testPackage struct {
 	Binary string
 	// chain names those that run one after another in each lane, because they drive whole daemons; "" is none.
 	chain string
+	// asksForUser is set if its tests may differ between users, so that both lanes run them.
+	asksForUser bool
+}
+
+// userMatters matches code whose outcome depends on the user: it asks for the uid, or a test needs
+// something that root and others get in different ways.
+var userMatters = regexp.MustCompile(`\bGete?uid\(\)|\btestenv\.(CanReflink|Require(Root|OrdinaryUser|UserNS|SubIDs|Cgroup|Reflink|Systemd)\w*)\(`)
+
+// asksForUser reports whether a Go file of the directory, test or not, has code that [userMatters] matches.
+func asksForUser(dir string) (bool, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		return false, err
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return false, err
+		}
+		if userMatters.Match(text) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // listPackages lists those that have tests.
@@ -162,7 +210,11 @@ func listPackages(ctx context.Context, o options) ([]*testPackage, error) {
 		if err != nil {
 			return nil, err
 		}
-		packages = append(packages, &testPackage{Path: p.ImportPath, Dir: rel, chain: chainOf(rel)})
+		asks, err := asksForUser(p.Dir)
+		if err != nil {
+			return nil, err
+		}
+		packages = append(packages, &testPackage{Path: p.ImportPath, Dir: rel, chain: chainOf(rel), asksForUser: asks})
 	}
 	return packages, nil
 }
@@ -357,9 +409,12 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 		env = append(env, "SANDBOXD_TEST_DISPOSABLE=yes")
 	}
 	for _, v := range os.Environ() { // how long tests/faults goes on, and with which choices
-		if strings.HasPrefix(v, "SANDBOXD_FAULT_") {
+		if strings.HasPrefix(v, "SANDBOXD_FAULT_") || strings.HasPrefix(v, "SANDBOXD_AGENT_FAULT_") {
 			env = append(env, v)
 		}
+	}
+	if o.soak {
+		env = append(env, "SANDBOXD_TEST_SOAK=yes")
 	}
 	chains := chainsOf(packages)
 	one := func(p *testPackage) { results.add(l, runPackage(ctx, o, l, p, tree, env)) }
@@ -402,14 +457,14 @@ func (l *lane) credential() *syscall.Credential {
 
 // runPackage runs one test binary and returns what its tests did.
 func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree string, env []string) testresult.Package {
-	args := testresult.Flags(testTimeout, o.run)
+	args := testresult.Flags(o.timeout(), o.run)
 	name := p.Binary
 	if l.sudo {
 		// env(1) because sudo replaces the environment.
 		args = append(append(append([]string{"-n", "env", "-i"}, env...), name), args...)
 		name = "sudo"
 	}
-	limited, cancel := context.WithTimeout(ctx, testTimeout+time.Minute)
+	limited, cancel := context.WithTimeout(ctx, o.timeout()+time.Minute)
 	defer cancel()
 	test := exec.CommandContext(limited, name, args...)
 	test.Dir = filepath.Join(tree, p.Dir)

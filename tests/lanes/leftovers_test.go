@@ -7,7 +7,6 @@ import (
 	"slices"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
@@ -29,7 +28,7 @@ func TestLeftoversAreEnded(t *testing.T) {
 			t.Fatal(err)
 		}
 		// While it is about to be another program it has neither arguments nor an environment.
-		harness.Eventually(t, time.Minute, func() error {
+		harness.Eventually(t, func() error {
 			for _, file := range []string{"cmdline", "environ"} {
 				if data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", cmd.Process.Pid, file)); err != nil || len(data) == 0 {
 					return fmt.Errorf("%s: %q, %w", file, data, err)

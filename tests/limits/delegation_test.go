@@ -91,7 +91,7 @@ func scope(t *testing.T, uid int) string {
 		_ = cmd.Wait() // by our signal
 	})
 	var dir string
-	harness.Eventually(t, 30*time.Second, func() error {
+	harness.Eventually(t, func() error {
 		if dir = cgroupOf(t, cmd.Process.Pid); filepath.Base(dir) != unit {
 			return fmt.Errorf("the process is in %s", dir)
 		}
@@ -124,7 +124,7 @@ func nothingLeft(t *testing.T) {
 	t.Helper()
 	before := ours(t)
 	t.Cleanup(func() {
-		harness.Eventually(t, 20*time.Second, func() error {
+		harness.Eventually(t, func() error {
 			if after := ours(t); !slices.Equal(before, after) {
 				return fmt.Errorf("cgroups before: %q, after: %q", before, after)
 			}
@@ -271,13 +271,13 @@ func at(dir string) *harness.Daemon {
 // answers waits for such a daemon.
 func answers(t *testing.T, d *harness.Daemon) {
 	t.Helper()
-	harness.Eventually(t, time.Minute, func() error { return d.Call(t.Context(), http.MethodGet, "/healthz", nil, nil) })
+	harness.Eventually(t, func() error { return d.Call(t.Context(), http.MethodGet, "/healthz", nil, nil) })
 }
 
 // shutDown ends such a daemon with its sandboxes.
 func shutDown(t *testing.T, d *harness.Daemon) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 	defer cancel()
 	if err := d.Call(ctx, http.MethodPost, "/v1/system/shutdown", api.Shutdown{}, nil); err != nil {
 		t.Errorf("shut down: %v", err)
@@ -370,7 +370,7 @@ func TestServiceIsRestarted(t *testing.T) {
 			started()
 			holds(t, s)
 			shutDown(t, d)
-			harness.Eventually(t, 20*time.Second, func() error {
+			harness.Eventually(t, func() error {
 				if state := systemctl(t, "show", "--property=ActiveState,Result", unit); !strings.Contains(state, "inactive") || !strings.Contains(state, "success") {
 					return fmt.Errorf("after the shutdown the unit is %s", state)
 				}

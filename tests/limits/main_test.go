@@ -252,10 +252,34 @@ func rate(t *testing.T, during time.Duration, counter func() int64) float64 {
 	return float64(to-from) / ended.Sub(began).Seconds()
 }
 
-// cores is how many cores' time the sandbox takes.
-func cores(t *testing.T, dir string, during time.Duration) float64 {
+// cpuPeriod is the period of every ceiling of CPU time that we set, as cpu.max shows it.
+const cpuPeriod = 100 * time.Millisecond
+
+// throttledTo waits until a cgroup whose processes never sleep has used its share of cores and no more.
+// It compares the kernel's counters of used time and of elapsed periods, and no clock of ours: a machine
+// that stands still adds to neither or is made up for, because the kernel throttles a group until its
+// debt is paid. A ceiling that does not hold never comes down to its share.
+func throttledTo(t *testing.T, dir string, share float64) {
 	t.Helper()
-	return rate(t, during, func() int64 { return number(t, dir, "cpu.stat", "usage_usec") }) / 1e6
+	const periods = 20
+	count := func() (used, elapsed, throttled int64) {
+		return number(t, dir, "cpu.stat", "usage_usec"), number(t, dir, "cpu.stat", "nr_periods"), number(t, dir, "cpu.stat", "nr_throttled")
+	}
+	used, elapsed, throttled := count()
+	harness.Eventually(t, func() error {
+		u, e, n := count()
+		got := float64(u-used) / float64(max(e-elapsed, 1)) / float64(cpuPeriod.Microseconds())
+		switch {
+		case e-elapsed < periods:
+			return fmt.Errorf("%d periods have elapsed, and %.3f of a core was used", e-elapsed, got)
+		case n == throttled:
+			return fmt.Errorf("it was never throttled in %d periods, and has used %.3f of a core", e-elapsed, got)
+		case got > 1.1*share:
+			return fmt.Errorf("it has used %.3f of a core in %d periods, more than %.2f", got, e-elapsed, share)
+		}
+		t.Logf("%.3f of a core in %d periods, throttled in %d", got, e-elapsed, n-throttled)
+		return nil
+	})
 }
 
 // near says whether got differs from want by no more than the share.
@@ -311,7 +335,7 @@ func background(t *testing.T, s *harness.Sandbox, script string) (wait func() *a
 				t.Fatalf("%s: %v", script, a.err)
 			}
 			return a.result
-		case <-time.After(testenv.Patience(time.Minute)):
+		case <-time.After(testenv.HungAfter):
 			t.Fatalf("%s: no answer", script)
 			return nil
 		}

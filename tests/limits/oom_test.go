@@ -5,7 +5,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -38,7 +37,7 @@ func TestOOMGroupEndsTheSandbox(t *testing.T) {
 	if code(err) != api.CodeGone || !strings.Contains(err.Error(), "out of memory") {
 		t.Errorf("the hog's exec: %v", err)
 	}
-	now := s.WaitState(t, 20*time.Second, api.StateStopped)
+	now := s.WaitState(t, api.StateStopped)
 	if !strings.Contains(now.Reason, "out of memory") {
 		t.Errorf("the reason is %q", now.Reason)
 	}

@@ -35,7 +35,7 @@ func BenchmarkWarm(b *testing.B) {
 	d := harness.Start(b, harness.Options{Args: []string{"--pool", api.HostImage + "=2"}})
 	parts := map[string][]time.Duration{}
 	parked := func() error {
-		harness.Eventually(b, time.Minute, func() error {
+		harness.Eventually(b, func() error {
 			for _, p := range d.System(b).Pools {
 				if p.Ready == p.Size {
 					return nil

@@ -13,7 +13,7 @@ import (
 )
 
 // Each bomb ends at its deadline with all that it made; what is held by limits of each process, of the user namespace or of init is
-// refused before that; and daemon and neighbour answer meanwhile. What needs a controller of cgroup v2 is for limits.TestBombsDoNotSlowANeighbour.
+// refused before that; and daemon and neighbour answer meanwhile. What needs a controller of cgroup v2 is for limits.TestBombsAreHeldByTheCgroup.
 func TestBombsEndBounded(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})
@@ -23,10 +23,10 @@ func TestBombsEndBounded(t *testing.T) {
 			continue
 		}
 		t.Run(b.Name, func(t *testing.T) {
-			// Where the machine has so much else to do that the bomb does not get as far as to be refused, it gets more time.
-			for deadline := testenv.Patience(2 * time.Second); !explode(t, d, neighbour, b, deadline); deadline *= 4 {
-				if deadline > time.Minute {
-					t.Fatal("it was not")
+			// A machine that is too busy for the bomb to come as far as a refusal gives it more time.
+			for deadline := time.Second; !explode(t, d, neighbour, b, deadline); deadline *= 4 {
+				if deadline > testenv.HungAfter {
+					t.Fatal("the bomb was never refused more")
 				}
 			}
 		})
@@ -40,7 +40,6 @@ func explode(t *testing.T, d *harness.Daemon, neighbour *harness.Sandbox, b harn
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Pids: 64, Nofile: 256}})
 	defer s.Delete(t)
 	ended := make(chan error, 1)
-	began := time.Now()
 	var result *api.ExecResult
 	go func() {
 		var err error
@@ -59,15 +58,15 @@ func explode(t *testing.T, d *harness.Daemon, neighbour *harness.Sandbox, b harn
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
-	if took := time.Since(began); !result.Exit.Timeout || took > deadline+testenv.Patience(time.Minute) {
-		t.Errorf("after %s it ended with %+v: %s", took, result.Exit, result.Stderr)
+	if !result.Exit.Timeout {
+		t.Errorf("it ended with %+v: %s", result.Exit, result.Stderr)
 	}
 	held := strings.Contains(result.Stdout, "limit")
 	if held && b.Unheld {
 		t.Errorf("it was refused more; %.200q %.200q", result.Stdout, result.Stderr)
 	}
 	// Nothing of it is left, and its own sandbox goes on.
-	harness.Eventually(t, time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		if n := len(s.Processes(t)); n != 1 {
 			return errors.New("processes are left beside init")
 		}

@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -71,7 +70,7 @@ func TestDaemonIsConfined(t *testing.T) {
 	dir := filepath.Join(d.DataDir, "logs", s.ID)
 	file := filepath.Join(dir, "00000001.log")
 	var log []byte
-	harness.Eventually(t, time.Minute, func() (err error) {
+	harness.Eventually(t, func() (err error) {
 		if log, err = os.ReadFile(file); err == nil && !strings.Contains(string(log), "its own words") {
 			err = fmt.Errorf("the log is %q", log)
 		}
@@ -252,8 +251,8 @@ func TestConfinedDaemonStartsALauncher(t *testing.T) {
 	if err := process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	harness.Eventually(t, testenv.Patience(60*time.Second), func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	harness.Eventually(t, func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 		defer cancel()
 		s, err := d.TryCreate(ctx, api.CreateSandbox{})
 		if err != nil {
@@ -310,7 +309,7 @@ func TestRunnerOfErrands(t *testing.T) {
 		return nil
 	}
 	d.Kill9(t)
-	harness.Eventually(t, time.Minute, gone)
+	harness.Eventually(t, gone)
 	d.Launch(t)
 	if d.System(t).ErrandsGone {
 		t.Error("control: nobody runs errands")
@@ -324,7 +323,7 @@ func TestRunnerOfErrands(t *testing.T) {
 	if err := process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	harness.Eventually(t, time.Minute, gone)
+	harness.Eventually(t, gone)
 	other := d.Create(t, api.CreateSandbox{})
 	for _, s := range []*harness.Sandbox{s, other} {
 		if r := s.Exec(t, api.ExecRequest{Argv: []string{"true"}}); r.Exit.Code != 0 {
@@ -335,7 +334,7 @@ func TestRunnerOfErrands(t *testing.T) {
 	c := client.New(d.Socket)
 	defer c.Close()
 	// It is seen by the daemon, too, before long.
-	harness.Eventually(t, time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		checks, err := c.Checks(t.Context())
 		if err != nil || !slices.ContainsFunc(checks, func(c api.Check) bool {
 			return !c.OK && strings.Contains(c.Found, "is gone") && strings.Contains(c.Remedy, "--keep-sandboxes")
@@ -344,7 +343,7 @@ func TestRunnerOfErrands(t *testing.T) {
 		}
 		return nil
 	})
-	harness.Eventually(t, time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		if !d.System(t).ErrandsGone {
 			return errors.New("nor does /v1/system")
 		}

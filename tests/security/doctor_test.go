@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/attack"
@@ -45,14 +44,10 @@ func TestAttacksAreRefused(t *testing.T) {
 	if !report.Held || got.Code != 0 {
 		t.Errorf("held: %v, exit code %d", report.Held, got.Code)
 	}
-	// A minute is what it may take where nothing else wants the processors or the disk: the program that attacks is 84 MB, and is written
-	// to each sandbox. Beside machines that are emulated it took two.
-	switch limit := testenv.Patience(time.Minute); {
-	case report.Seconds < limit.Seconds():
-	case crowd(t) < 1:
-		t.Errorf("it took %.0f s", report.Seconds)
-	default:
-		t.Logf("it took %.0f s, with %.1f processes for each processor", report.Seconds, crowd(t))
+	// The limit is for a quiet machine: the attacking program has 84 MB and is written to each sandbox.
+	t.Logf("it took %.0f s", report.Seconds)
+	if testenv.Soaking() && report.Seconds > 60 {
+		t.Errorf("it took %.0f s, more than a minute", report.Seconds)
 	}
 	if n := len(report.Attacks); named != nil && n != len(named) {
 		t.Errorf("%d attacks of the %d that were named", n, len(named))
@@ -138,7 +133,7 @@ func TestLandlockHolds(t *testing.T) {
 		// Two execs are forked one after the other, and are in one domain.
 		var sleeper sync.WaitGroup
 		sleeper.Go(func() {
-			_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", "echo $$ >/tmp/pid; exec sleep 1000"}, Timeout: testenv.Patience(time.Minute).Seconds()})
+			_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", "echo $$ >/tmp/pid; exec sleep 1000"}, Timeout: testenv.HungAfter.Seconds()})
 		})
 		s.Sh(t, "while ! test -s /tmp/pid; do :; done; kill $(cat /tmp/pid) && mkdir /tmp/d && echo x >/tmp/a && mv /tmp/a /tmp/d/ && ln /tmp/d/a /tmp/b && echo y >/dev/null")
 		sleeper.Wait()

@@ -35,7 +35,7 @@ func inBackground(t *testing.T, s *harness.Sandbox, script string) (stop func())
 	})
 	select {
 	case <-begun:
-	case <-time.After(testenv.Patience(time.Minute)):
+	case <-time.After(testenv.HungAfter):
 		t.Error("the script does not start")
 	}
 	return func() { cancel(); wg.Wait() }
@@ -64,7 +64,7 @@ func TestSwappedFilesLeadNowhereElse(t *testing.T) {
 			rm -f t/f; mkfifo t/f; rm -f t/f; ln -s /dev/zero t/f; rm -f t/f; echo x >x && mv -f x t/f
 		done 2>/dev/null`)
 	defer stop()
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(10*time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	watched := watchOn(ctx, c, s.ID)
 	secrets := 0
@@ -143,7 +143,7 @@ func TestHostileTreeIsBounded(t *testing.T) {
 		t.Errorf("before, init has %d MiB", got>>20)
 	}
 	// A client that reads nothing after the first line.
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(10*time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sandboxd/v1/sandboxes/"+s.ID+"/watch?recursive=true&path="+url.QueryEscape("/tmp/evil"), nil)
 	if err != nil {

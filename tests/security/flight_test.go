@@ -50,7 +50,7 @@ func TestDescriptorsUnderWayAreNoNeighboursMatter(t *testing.T) {
 		}
 	case err := <-done:
 		t.Fatalf("it ended: %v", err)
-	case <-time.After(testenv.Patience(2 * time.Minute)):
+	case <-time.After(testenv.HungAfter):
 		t.Fatal("it is never refused more")
 	}
 	for _, s := range []*harness.Sandbox{neighbour, hog} {

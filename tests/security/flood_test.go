@@ -54,9 +54,17 @@ func TestFloodsCostTheDaemonLittle(t *testing.T) {
 				}
 				return nil
 			}
-			harness.Eventually(t, time.Minute, floods)
+			harness.Eventually(t, floods)
+			if !testenv.Soaking() {
+				// The share is a rate, and guest.TestPace holds its arithmetic. Here the flood is on, and the
+				// daemon answers beside it.
+				if got := s.Sh(t, "echo fine"); got != "fine\n" {
+					t.Errorf("an exec beside the flood says %q", got)
+				}
+				return
+			}
 			began, before, held := time.Now(), processorTime(t, d.PID()), 0
-			harness.Eventually(t, time.Minute, func() error {
+			harness.Eventually(t, func() error {
 				took := time.Since(began)
 				if took < over {
 					return errors.New("it is measured still")

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/testenv"
@@ -145,7 +144,7 @@ func TestRealProgramsRun(t *testing.T) {
 					testenv.RequirePeer(t, missing)
 					t.Skipf("%s is not where sandboxes of the host image have it", missing)
 				}
-				got := s.Exec(t, api.ExecRequest{Argv: p.shell(), Timeout: testenv.Patience(5 * time.Minute).Seconds()})
+				got := s.Exec(t, api.ExecRequest{Argv: p.shell(), Timeout: testenv.HungAfter.Seconds()})
 				if got.Exit.Code != 0 || got.Exit.Signal != "" {
 					t.Errorf("%+v\nstdout: %s\nstderr: %s", got.Exit, got.Stdout, got.Stderr)
 				}

@@ -1,11 +1,13 @@
 package security
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
 // A sandbox that is started again stands on a tree which hostile code has prepared for it: what is mounted and made at the start
@@ -64,11 +66,13 @@ func TestNothingOutlivesAStop(t *testing.T) {
 trap '' TERM HUP INT CONT
 while :; do (setsid sh -c "trap '' TERM HUP; sleep 0.3" &) ; sleep 0.01; done
 X
-for i in 1 2 3; do nohup setsid sh /tmp/survive >/dev/null 2>&1 & done; sleep 0.3`)
-	pids := s.Processes(t)
-	if len(pids) < 4 {
-		t.Fatalf("control: only %v run", pids)
-	}
+for i in 1 2 3; do nohup setsid sh /tmp/survive >/dev/null 2>&1 & done`)
+	harness.Eventually(t, func() error { // the control
+		if pids := s.Processes(t); len(pids) < 4 {
+			return fmt.Errorf("only %v run", pids)
+		}
+		return nil
+	})
 	grace := 0.5
 	s.MustTurn(t, "stop", api.StopSandbox{Grace: &grace}, api.StateStopped)
 	if left := s.Processes(t); len(left) > 0 {

@@ -219,7 +219,7 @@ func TestWantOfProcessesIsTold(t *testing.T) {
 			return n
 		case err := <-attached:
 			t.Fatalf("it has ended: %v", err)
-		case <-time.After(testenv.Patience(time.Minute)):
+		case <-time.After(testenv.HungAfter):
 			t.Fatal("it says nothing")
 		}
 		return ""
@@ -241,7 +241,7 @@ func TestWantOfProcessesIsTold(t *testing.T) {
 	}
 	program := api.ExecRequest{Argv: []string{"true"}}
 	// What tests beside this one let go of counts as well, and leaves room that was not there a moment ago.
-	harness.Eventually(t, time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		if _, err := before.TryExec(t.Context(), program); err != nil {
 			told("a program in another sandbox", err)
 			return nil
@@ -249,7 +249,7 @@ func TestWantOfProcessesIsTold(t *testing.T) {
 		ask("fill\n")
 		return errors.New("nothing is refused")
 	})
-	harness.Eventually(t, 2*time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		refused := 0
 		for {
 			created, err := d.TryCreate(t.Context(), api.CreateSandbox{})
@@ -289,7 +289,7 @@ func take(t *testing.T, d *harness.Daemon, of api.CreateSandbox, expression stri
 		result, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"python3", "-c", script}, Timeout: 600})
 		ended <- fmt.Sprintf("they have ended: %+v, %v", result, err)
 	}()
-	harness.Eventually(t, 2*time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		select {
 		case how := <-ended:
 			t.Fatal(how)

@@ -5,7 +5,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -43,7 +42,7 @@ func TestReachableSystemCalls(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := d.Create(t, api.CreateSandbox{Profile: profile})
-			limit := testenv.Patience(2 * time.Minute).Seconds()
+			limit := testenv.HungAfter.Seconds()
 			result := s.Exec(t, api.ExecRequest{Argv: append([]string{plant(t, s, program)}, attack.Calls()...), Timeout: limit})
 			var measured attack.Measured
 			if err := json.Unmarshal([]byte(result.Stdout), &measured); err != nil {

@@ -39,7 +39,7 @@ type options struct {
 	kernels, flavours, users []string
 	machines                 []spec // instead of all combinations of these
 	parallel                 int    // machines that run at once
-	short                    string // machines in which long tests are to be brief, or "all"
+	soak                     bool   // tests are to judge the clock, and to repeat random choices many times
 
 	plan     string        // file with packages and the tests of each
 	packages string        // patterns of test packages, separated by spaces
@@ -54,7 +54,6 @@ type options struct {
 	out      string        // directory for logs and results
 	bin      string        // directory of the built binaries
 	tests    string        // directory of test binaries that need not be compiled
-	again    bool          // start a machine that died once more
 }
 
 // choice is a flag that takes some of a few words, separated by commas, or "all".
@@ -141,8 +140,7 @@ func main() {
 	flag.Var(choice{users, &o.users}, "as", "who runs the job: dev (an ordinary user with a delegated cgroup), root or all")
 	flag.Var(specs{&o.machines}, "machines", "`list` of machines instead, each with all users or one: 6.1-tiny,6.12-systemd/root")
 	flag.IntVar(&o.parallel, "parallel", 1, "how many machines run at once; their consoles are shown for 1 only")
-	flag.StringVar(&o.short, "short", "", "`list` of machines in which long tests are to be brief (-test.short): 6.1-tiny,newest-tiny, or all")
-	flag.BoolVar(&o.again, "again", false, "start a machine that died once more")
+	flag.BoolVar(&o.soak, "soak", false, "run what `make soak` adds: tests that judge the clock, and many rounds of random choices")
 	flag.StringVar(&o.packages, "pkg", "./tests/limits", "test `packages` to compile and run")
 	flag.StringVar(&o.run, "run", "", "run only tests that match the `regexp`")
 	flag.Var(o.skips, "skip", "leave out tests that match a regexp, as go test does, in one machine: `6.1-tiny=REGEXP`; repeatable")
@@ -236,8 +234,8 @@ func (o options) runMachine(ctx context.Context, s spec, made images, payload st
 	root, vmlinuz := made.of(s.kernel)
 	m := machine{
 		name: s.String(), root: root, vmlinuz: vmlinuz, flavour: s.flavour, users: s.users, payload: payload, shell: o.shell, quiet: o.parallel > 1,
-		short: o.short == "all" || slices.Contains(strings.Split(o.short, ","), s.String()),
-		out:   filepath.Join(o.out, s.String()),
+		soak: o.soak,
+		out:  filepath.Join(o.out, s.String()),
 		// The job's own limits end it first, with its results.
 		limit: time.Duration(len(s.users))*(o.timeout+15*time.Second) + bootLimit,
 	}
@@ -246,18 +244,7 @@ func (o options) runMachine(ctx context.Context, s spec, made images, payload st
 		what += " (" + made.newest + ")"
 	}
 	fmt.Printf("== %s\n", what)
-	died := m.out + ".died"
-	if err := os.RemoveAll(died); err != nil { // an earlier run's
-		return exitDead, err
-	}
 	outcome, err := m.run(ctx)
-	if err != nil && o.again && ctx.Err() == nil {
-		if keepErr := os.Rename(m.out, died); keepErr != nil {
-			return exitDead, errors.Join(err, fmt.Errorf("keep what it left: %w", keepErr))
-		}
-		fmt.Printf("== %s: %v\n== %s: what it left is in %s; once more\n", s, err, what, died)
-		outcome, err = m.run(ctx)
-	}
 	if err != nil {
 		return exitDead, err
 	}

@@ -29,7 +29,7 @@ type machine struct {
 	payload       string
 	shell         bool
 	quiet         bool          // the console is kept, not shown
-	short         bool          // long tests are to be brief
+	soak          bool          // set SANDBOXD_TEST_SOAK for the tests
 	out           string        // directory: console.log, kernel.log, results/
 	limit         time.Duration // for everything
 }
@@ -144,8 +144,8 @@ func (m machine) arguments() []string {
 	if m.shell {
 		start += " testbed.shell"
 	}
-	if m.short {
-		start += " testbed.short"
+	if m.soak {
+		start += " testbed.soak"
 	}
 	start += " testbed.machine=" + m.name + " testbed.flavour=" + m.flavour + " testbed.users=" + strings.Join(m.users, ",")
 	return []string{
