@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	// limitsPackage runs in the machines whatever the native lanes did: its tests need a cgroup v2 host.
+	// limitsPackage runs in the machines whatever the native lanes did: its tests need a cgroup v2
+	// host.
 	limitsPackage = module + "/tests/limits"
 	// machinesAtOnce is the number of machines of the bed that run beside each other.
 	machinesAtOnce = 2
@@ -27,9 +28,9 @@ const (
 	bedOut = "build/testbed"
 )
 
-// leftOut are the tests of limits that one machine of the default bed leaves to the other. They judge our
-// code, or a file of the kernel's that has one meaning in all versions, so that emulated processors
-// run them once. Soak runs and `make testbed` leave nothing out.
+// leftOut are the tests of limits that one machine of the default bed leaves to the other. They
+// judge our code, or a file of the kernel's that has one meaning in all versions, so that emulated
+// processors run them once. Soak runs and `make testbed` leave nothing out.
 var leftOut = map[string][]string{
 	"6.1-tiny": {
 		"TestChangesSurviveTheDaemon", "TestDaemonsShareACgroup", "TestHostedAgentRunIsHeldToItsProcessorTime",
@@ -43,8 +44,8 @@ var leftOut = map[string][]string{
 	},
 }
 
-// skips returns the flags of testbed that leave tests of limits out. A bed that was chosen is run whole,
-// and so is that of a soak run.
+// skips returns the flags of testbed that leave tests of limits out. A bed that was chosen is run
+// whole, and so is that of a soak run.
 func skips(o options) (flags []string) {
 	if o.bed != defaultBed || o.soak {
 		return nil
@@ -69,7 +70,8 @@ func machinesOf(bed string) (names []string) {
 // testBed is the machines of tests/testbed as lanes.
 type testBed struct {
 	lanes []*lane
-	// Where tests/limits is run, and where what the native lanes have skipped: as testbed -machines takes them.
+	// Machines for tests/limits, and for tests that the native lanes have skipped, as testbed
+	// -machines takes them.
 	ofLimits, ofRest string
 	program          string
 	tests            string // directory of the test binaries that the native lanes run as well
@@ -78,7 +80,7 @@ type testBed struct {
 	err              error
 }
 
-// startBed begins to make the image, beside all else: what it waits for is the network.
+// startBed begins to make the image, beside all else: it mostly waits for the network.
 func startBed(ctx context.Context, o options) (*testBed, error) {
 	b := &testBed{
 		ofLimits: o.bed, ofRest: o.bed, program: filepath.Join(o.workDir, "testbed"), tests: static.dir(o), prepared: make(chan struct{}),
@@ -148,13 +150,15 @@ type turn struct {
 	out      string   // directory for logs and results
 }
 
-// limits is the first turn: tests/limits, whole, beside the native lanes, of which it needs to know nothing.
+// limits is the first turn: tests/limits, whole, beside the native lanes, of which it needs to
+// know nothing.
 func (b *testBed) limits(ctx context.Context, o options) (map[*lane][]testresult.Package, error) {
 	plan := limitsPackage + "\t" + o.run + "\n"
 	return b.take(ctx, o, turn{machines: b.ofLimits, plan: plan, paths: []string{limitsPackage}, skips: skips(o), out: bedOut})
 }
 
-// rest is the second turn: what the native lanes have skipped. Tests that fail, and machines that die, are results and no errors.
+// rest is the second turn: tests that the native lanes have skipped. Tests that fail, and machines
+// that die, are results and no errors.
 func (b *testBed) rest(ctx context.Context, o options, results *results) (map[*lane][]testresult.Package, error) {
 	plan, paths := bedPlan(results)
 	return b.take(ctx, o, turn{machines: b.ofRest, plan: plan, paths: paths, out: bedOut + "-rest"})
@@ -164,13 +168,13 @@ func (b *testBed) rest(ctx context.Context, o options, results *results) (map[*l
 func (b *testBed) take(ctx context.Context, o options, t turn) (map[*lane][]testresult.Package, error) {
 	select {
 	case <-b.prepared:
-	case <-ctx.Done(): // what is still fetched for the image ends with the bed
+	case <-ctx.Done(): // a download for the image ends with the bed
 		return nil, ctx.Err()
 	}
 	if b.err != nil {
 		return nil, fmt.Errorf("its image could not be made, see above (BED=no leaves the bed out, and then nothing says that limits bite): %w", b.err)
 	}
-	// What an earlier run has left is not what this one did.
+	// Results of an earlier run are not this one's.
 	if err := b.forget(t.out); err != nil {
 		return nil, err
 	}
@@ -214,14 +218,14 @@ func (b *testBed) forget(out string) error {
 	return nil
 }
 
-// machine is which machine a lane of the bed runs in, and as whom.
+// machine returns the machine and the user of a lane of the bed.
 func (l *lane) machine() (name, user string) {
 	name, user, _ = strings.Cut(strings.TrimPrefix(l.Name, "bed/"), "/")
 	return name, user
 }
 
-// bedPlan writes what the native lanes have left over as testbed -plan takes it. tests/limits has had its turn, but for
-// what is added to it (quiet).
+// bedPlan writes the native lanes' leftovers as testbed -plan takes them. tests/limits has had its
+// turn.
 func bedPlan(results *results) (plan string, paths []string) {
 	var lines strings.Builder
 	for _, pkg := range sortedKeys(results.by) {

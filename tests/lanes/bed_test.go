@@ -19,7 +19,8 @@ func test(name string, o testresult.Outcome) testresult.Test {
 	return testresult.Test{Name: name, Outcome: o, Output: "    x_test.go:1: needs cgroup: none\n"}
 }
 
-// The bed's second turn is what every native lane has skipped, and nothing else; tests/limits had the first.
+// The bed's second turn is what every native lane has skipped, and nothing else; tests/limits had
+// the first.
 func TestBedPlan(t *testing.T) {
 	root, rootless := &lane{Name: "root"}, &lane{Name: "rootless"}
 	rs := newResults([]*lane{root, rootless})
@@ -58,8 +59,8 @@ func TestSkippedEverywhereFails(t *testing.T) {
 	}
 }
 
-// A test that only a soak run runs is no failure of the gate, is not tried in the bed, and is named. In
-// a soak run it is a failure: nothing may be left out of that.
+// A test that only a soak run runs is no failure of the gate, is not tried in the bed, and is
+// named. In a soak run it is a failure: nothing may be left out of that.
 func TestLeftToSoak(t *testing.T) {
 	native, bed := &lane{Name: "root"}, &lane{Name: "bed/6.12-tiny/dev", inBed: true}
 	skipped := func(why string) testresult.Test {
@@ -117,7 +118,7 @@ func TestShareOfALane(t *testing.T) {
 	}
 }
 
-// Only the whole of the default bed judges what was skipped everywhere.
+// Only the whole of the default bed judges tests that were skipped everywhere.
 func TestAnotherBedIsNarrowed(t *testing.T) {
 	if (options{packages: everything, lane: "all", bed: wholeBed, soak: true}).narrowed() {
 		t.Error("a soak run with the whole bed is narrowed")
@@ -129,7 +130,8 @@ func TestAnotherBedIsNarrowed(t *testing.T) {
 	}
 }
 
-// What is left over runs in the machines that are quick to start, and its lanes are judged with the others.
+// Leftovers run in the machines that are quick to start, and their lanes are judged with the
+// others.
 func TestLanesOfMachines(t *testing.T) {
 	want := []string{"bed/6.1-tiny/dev", "bed/newest-systemd/root", "bed/newest-tiny/root"}
 	if got := lanesOf(defaultBed + "," + defaultRest); !slices.Equal(got, want) {
@@ -179,7 +181,7 @@ func TestEveryLimitIsTriedSomewhere(t *testing.T) {
 	}
 }
 
-// A turn that is called off waits for no image: what does not compile is told at once.
+// A turn that is called off waits for no image: a compile error is reported at once.
 func TestTurnThatIsCalledOff(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -29,7 +29,8 @@ import (
 // testUser is the ordinary user that is made for the rootless lane when the lanes are run by root.
 const testUser = "sandboxd-test"
 
-// testTimeout ends the tests of one package in one lane if they hang. soakTimeout is that of a soak run.
+// testTimeout ends the tests of one package in one lane if they hang. soakTimeout is that of a
+// soak run.
 const (
 	testTimeout = 30 * time.Minute
 	soakTimeout = 6 * time.Hour
@@ -46,7 +47,7 @@ func (o options) timeout() time.Duration {
 // rootlessLane is the name of the ordinary user's lane.
 const rootlessLane = "rootless"
 
-// A lane is who runs the tests, and where: here, or in a machine of the test bed.
+// A lane is a user that runs the tests, here or in a machine of the test bed.
 type lane struct {
 	Name        string
 	Unavailable string   // why it cannot be run here
@@ -59,8 +60,8 @@ type lane struct {
 // native says that the lane runs all tests on this machine.
 func (l *lane) native() bool { return !l.inBed && l.Unavailable == "" }
 
-// share returns the packages that a lane runs. One whose tests are the same for every user is the
-// ordinary user's, where both lanes run.
+// share returns the packages that a lane runs. If both lanes run, a package whose tests are the
+// same for every user runs in the ordinary user's.
 func (l *lane) share(lanes []*lane, packages []*testPackage) []*testPackage {
 	both := slices.ContainsFunc(lanes, func(other *lane) bool { return other.Name == rootlessLane && other.native() })
 	if l.Name == rootlessLane || !both {
@@ -76,7 +77,8 @@ type account struct {
 	home     string
 }
 
-// planLanes says who runs the tests: pure but for looking for sudo and the test user.
+// planLanes returns the lanes of this machine. It is pure but for looking for sudo and the test
+// user.
 func planLanes(which string, euid int) ([]*lane, error) {
 	root := &lane{Name: "root", require: "userns,root,peer"}
 	if testenv.CanReflink() {
@@ -152,17 +154,19 @@ type testPackage struct {
 	Path   string // import path
 	Dir    string // relative to the module root
 	Binary string
-	// chain names those that run one after another in each lane, because they drive whole daemons; "" is none.
+	// chain names those that run one after another in each lane, because they drive whole daemons; ""
+	// is none.
 	chain string
 	// asksForUser is set if its tests may differ between users, so that both lanes run them.
 	asksForUser bool
 }
 
 // userMatters matches code whose outcome depends on the user: it asks for the uid, or a test needs
-// something that root and others get in different ways.
+// a privilege that root and others get in different ways.
 var userMatters = regexp.MustCompile(`\bGete?uid\(\)|\btestenv\.(CanReflink|Require(Root|OrdinaryUser|UserNS|SubIDs|Cgroup|Reflink|Systemd)\w*)\(`)
 
-// asksForUser reports whether a Go file of the directory, test or not, has code that [userMatters] matches.
+// asksForUser reports whether a Go file of the directory, test or not, has code that [userMatters]
+// matches.
 func asksForUser(dir string) (bool, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	if err != nil {
@@ -219,7 +223,8 @@ func listPackages(ctx context.Context, o options) ([]*testPackage, error) {
 	return packages, nil
 }
 
-// compile builds the test binaries of these kinds, one per package: several lanes, and several users, run the same ones.
+// compile builds the test binaries of these kinds, one per package: several lanes, and several
+// users, run the same ones.
 func compile(ctx context.Context, o options, packages []*testPackage, kinds ...kind) error {
 	for _, k := range kinds {
 		its := slices.DeleteFunc(slices.Clone(packages), func(p *testPackage) bool { return p.kind() != k })
@@ -234,8 +239,8 @@ func compile(ctx context.Context, o options, packages []*testPackage, kinds ...k
 type kind string
 
 const (
-	// static is for those of a chain, which only drive the built binaries, so that what they measure is not slowed down. The bed's
-	// machines, which have another libc, run them too.
+	// static is for packages of a chain, which only drive the built binaries, so that no race
+	// detector slows them down. The bed's machines, which have another libc, run them too.
 	static kind = "static"
 	plain  kind = "plain" // without cgo
 	raced  kind = "raced" // with the race detector
@@ -254,8 +259,9 @@ func (p *testPackage) kind() kind {
 // dir is where its binaries are.
 func (k kind) dir(o options) string { return filepath.Join(o.workDir, "tests-"+string(k)) }
 
-// compile makes all binaries of a kind by one command: each that is run reads the packages of the whole tree first. Paths are trimmed, so
-// that what one clone of the tree has compiled serves the next.
+// compile makes all binaries of a kind by one command: each that is run reads the packages of the
+// whole tree first. Paths are trimmed, so that what one clone of the tree has compiled serves the
+// next.
 func (k kind) compile(ctx context.Context, o options, packages []*testPackage) error {
 	if len(packages) == 0 {
 		return nil
@@ -264,7 +270,7 @@ func (k kind) compile(ctx context.Context, o options, packages []*testPackage) e
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	// The linter has vetted the tree, and for each kind what it imports would be looked at again.
+	// The linter has vetted the tree, and vet would look at the imports of each kind again.
 	args := []string{"test", "-c", "-vet=off", "-trimpath", "-buildvcs=false", "-p", strconv.Itoa(o.parallel), "-tags", testtree.Tags, "-o", dir + "/"}
 	cgo := "CGO_ENABLED=1"
 	switch k {
@@ -292,11 +298,12 @@ func (k kind) compile(ctx context.Context, o options, packages []*testPackage) e
 	return nil
 }
 
-// withoutCgo are the packages whose tests do what only a program without cgo can, as the product's daemon is one: a system call on
-// all threads. Nor can they look for races then.
+// withoutCgo are the packages whose tests make a system call on all threads, which only a program
+// without cgo can, as the product's daemon is one. Nor can they look for races then.
 var withoutCgo = []string{"internal/confine"}
 
-// chainOf says which chain the package in a directory belongs to. The longest package has one of its own.
+// chainOf says which chain the package in a directory belongs to. The longest package has one of
+// its own.
 func chainOf(dir string) string {
 	switch {
 	case dir == "tests/functional":
@@ -324,7 +331,8 @@ func newSlots(n int) slots { return make(slots, max(n, 1)) }
 func (s slots) take()    { s <- struct{}{} }
 func (s slots) release() { <-s }
 
-// each calls f for every package, in their order, as many at a time as there are slots, and returns when all have returned.
+// each calls f for every package, in their order, as many at a time as there are slots, and
+// returns when all have returned.
 func each(s slots, packages []*testPackage, f func(*testPackage)) {
 	var wg sync.WaitGroup
 	for _, p := range packages {
@@ -337,7 +345,8 @@ func each(s slots, packages []*testPackage, f func(*testPackage)) {
 	wg.Wait()
 }
 
-// longest are the packages outside chains that take longest. They begin, so that what runs alone at the end is short.
+// longest are the packages outside chains that take longest. They begin, so that what runs alone
+// at the end is short.
 var longest = []string{"image/layer", "agent", "cmd/sandboxd", "image", "internal/guest", "internal/daemon", "image/build", "runtime/libct", "agent/llm"}
 
 // byLength orders packages.
@@ -348,9 +357,10 @@ func byLength(a, b *testPackage) int {
 	return cmp.Compare(place(a), place(b))
 }
 
-// runLane runs every binary in a copy of the tree that belongs to the lane's user: a clone below /root, say, is out of
-// an ordinary user's reach, and a test that writes beside its source must not write into ours. What drives whole daemons runs
-// in chains, beside all else and those of another lane: it mostly waits. Each chain has a slot, which the others get when it has ended.
+// runLane runs every binary in a copy of the tree that belongs to the lane's user: a clone below
+// /root, say, is out of an ordinary user's reach, and a test that writes beside its source must
+// not write into ours. What drives whole daemons runs in chains, beside all else and those of
+// another lane: it mostly waits. Each chain has a slot, which the others get when it has ended.
 func runLane(ctx context.Context, o options, l *lane, free slots, packages []*testPackage, results *results) (err error) {
 	tree := filepath.Join(o.workDir, "tree-"+l.Name)
 	if err := testtree.Copy(ctx, tree); err != nil {
@@ -377,8 +387,8 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 		err = joinErr(err, remove())
 	}()
 	if l.Name == "root" {
-		// As /var/lib: root's sandboxes run as high ids, which must be able to pass. An ordinary user's home is 0700 on
-		// Debian, and so is its lane's directory.
+		// As /var/lib: root's sandboxes run as high ids, which must be able to pass. An ordinary user's
+		// home is 0700 on Debian, and so is its lane's directory.
 		if err := os.Chmod(tmp, 0o755); err != nil {
 			return err
 		}
@@ -435,7 +445,7 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 	return ctx.Err()
 }
 
-// own gives files to the lane's user, if that is not who runs us.
+// own gives files to the lane's user, if that is another than ours.
 func (l *lane) own(ctx context.Context, dirs ...string) error {
 	if l.user == nil {
 		return nil
@@ -455,7 +465,7 @@ func (l *lane) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: l.user.uid, Gid: l.user.gid}
 }
 
-// runPackage runs one test binary and returns what its tests did.
+// runPackage runs one test binary and returns the results of its tests.
 func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree string, env []string) testresult.Package {
 	args := testresult.Flags(o.timeout(), o.run)
 	name := p.Binary
@@ -482,8 +492,8 @@ func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree st
 	return r
 }
 
-// removeTree removes the work directory, with sudo where root's lane left files in it. What belongs to subordinate ids, an ordinary
-// user who has no sudo removes too.
+// removeTree removes the work directory, with sudo for files that root's lane left in it. Files of
+// subordinate ids go without sudo too.
 func removeTree(ctx context.Context, dir string) error {
 	if err := harness.RemoveAll(dir); err == nil {
 		return nil

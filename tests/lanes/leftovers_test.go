@@ -11,7 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// What an interrupted run has started is found and ended, by its arguments or its environment; others are left alone.
+// The processes of an interrupted run are found and ended, by their arguments or their
+// environment; others are left alone.
 func TestLeftoversAreEnded(t *testing.T) {
 	dir := t.TempDir()
 	start := func(env string, args ...string) *exec.Cmd {

@@ -1,12 +1,12 @@
-// Command lanes compiles every test of the tree once and runs it in each lane: as an ordinary user with
-// subordinate ids and a clean environment, and as root. A package that neither asks for its uid nor
-// for privileges of the kernel runs in the ordinary user's lane only. Tests that no lane of this
-// machine could run then run in the machines of the test bed, which are lanes too
+// Command lanes compiles every test of the tree once and runs it in each lane: as an ordinary user
+// with subordinate ids and a clean environment, and as root. A package that neither asks for its
+// uid nor for privileges of the kernel runs in the ordinary user's lane only. Tests that no lane
+// of this machine could run then run in the machines of the test bed, which are lanes too
 // (docs/testbed.md); tests/limits runs there from the beginning.
 //
 // The run ends with one table of packages by lanes. It fails if a test failed, or if a test was
-// skipped in every lane and is neither left to a soak run ([testenv.Soak]) nor on the list of expected
-// skips: a promise that no lane checks is no promise. No test is tried twice.
+// skipped in every lane and is neither left to a soak run ([testenv.Soak]) nor on the list of
+// expected skips: a promise that no lane checks is no promise. No test is tried twice.
 package main
 
 import (
@@ -39,12 +39,12 @@ type options struct {
 	workDir  string
 }
 
-// defaultBed is the oldest and the newest kernel, each flavour and each user. All other combinations
-// are for soak runs.
+// defaultBed is the oldest and the newest kernel, each flavour and each user. All other
+// combinations are for soak runs.
 const defaultBed = "6.1-tiny/dev,newest-systemd/root"
 
-// defaultRest are the machines for tests that the native lanes have skipped. None of those tests needs
-// systemd, with which a machine takes a minute longer to start.
+// defaultRest are the machines for tests that the native lanes have skipped. None of those tests
+// needs systemd, with which a machine takes a minute longer to start.
 const defaultRest = "6.1-tiny/dev,newest-tiny/root"
 
 // wholeBed are all machines: the default bed of a soak run.
@@ -56,8 +56,8 @@ const module = "github.com/sandboxd/sandboxd"
 // everything is the pattern of all packages.
 const everything = "./..."
 
-// narrowed reports whether the run leaves something out, so that tests skipped everywhere cannot be
-// judged. A bed that was chosen narrows it too: it may lack what a test needs.
+// narrowed reports whether the run leaves something out, so that tests skipped everywhere cannot
+// be judged. A bed that was chosen narrows it too: it may lack a need.
 func (o options) narrowed() bool {
 	return o.run != "" || o.packages != everything || o.lane != "all" || o.bed != "" && o.bed != o.ownBed()
 }
@@ -187,7 +187,8 @@ func (o options) helpers() string { return filepath.Join(o.workDir, "helpers") }
 // debs is where the packages lie that tests make images of.
 func (o options) debs() string { return filepath.Join(o.workDir, "debs") }
 
-// provide makes what all lanes need, once. What it takes from the network it keeps, in a cache that other users may not read.
+// provide makes the helpers and packages that all lanes need, once. Downloads are kept in a cache
+// that other users may not read.
 func (o options) provide(ctx context.Context) error {
 	for _, dir := range []string{o.helpers(), o.debs()} {
 		if err := os.Mkdir(dir, 0o755); err != nil {
@@ -242,7 +243,7 @@ func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPa
 	return group.Wait()
 }
 
-// finish writes what a lane of this machine has done, unless it could not be run.
+// finish writes the results of a lane of this machine, unless it could not be run.
 func finish(l *lane, results *results, err error) error {
 	if err == nil {
 		err = testresult.WriteJUnitFile(filepath.Join("build", "junit-"+l.Name+".xml"), results.of(l))
@@ -253,9 +254,9 @@ func finish(l *lane, results *results, err error) error {
 	return nil
 }
 
-// expectedSkips are the tests that no lane can run, neither on this machine nor in the bed, each with the reason. Anything
-// else that is skipped everywhere is a failure.
-// The test's name is that of its package below the module, a dot and its own.
+// expectedSkips are the tests that no lane can run, neither on this machine nor in the bed, each
+// with the reason. Anything else that is skipped everywhere is a failure. The test's name is that
+// of its package below the module, a dot and its own.
 var expectedSkips = []struct{ test, reason string }{
 	{
 		`^tests/security\.TestAttacksAreRefused/(write-uevent-helper|write-binfmt|read-firmware|socket-(can|key|rds|sctp|tipc))$`,
@@ -289,7 +290,7 @@ func joinErr(a, b error) error {
 	return b
 }
 
-// shortName turns an import path into what the table shows.
+// shortName turns an import path into the name in the table.
 func shortName(pkg string) string {
 	rest := strings.TrimPrefix(pkg, module)
 	if rest == "" {

@@ -13,7 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/testresult"
 )
 
-// results gathers every package's result in every lane. Its methods may be called from several goroutines.
+// results gathers every package's result in every lane. Its methods may be called from several
+// goroutines.
 type results struct {
 	lanes []*lane
 
@@ -67,8 +68,8 @@ func indent(s string) string {
 	return "    " + strings.ReplaceAll(strings.TrimRight(s, "\n"), "\n", "\n    ")
 }
 
-// report writes the summary and reports whether all is well. A narrowed run is not judged by the tests
-// that it left out.
+// report writes the summary and reports whether all is well. A narrowed run is not judged by the
+// tests that it left out.
 func (rs *results) report(w io.Writer, o options) bool {
 	ok, narrowed := true, o.narrowed()
 	var passed, failed, skipped int
@@ -124,8 +125,8 @@ func (rs *results) report(w io.Writer, o options) bool {
 	return ok && failed == 0 && passed > 0
 }
 
-// skips returns the tests of a package that every lane so far has skipped, with the reasons that they
-// gave: those that need something, and those that only a soak run runs.
+// skips returns the tests of a package that every lane so far has skipped, with the reasons that
+// they gave: those that need something, and those that only a soak run runs.
 func (rs *results) skips(pkg string) (needy, soak map[string]string) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
@@ -171,8 +172,8 @@ func (rs *results) leftToSoak() (names []string) {
 	return names
 }
 
-// skippedEverywhere lists the tests that no lane ran and that are not expected to be skipped; the expected ones are
-// written with their reasons.
+// skippedEverywhere lists the tests that no lane ran and that are not expected to be skipped; the
+// expected ones are written with their reasons.
 func (rs *results) skippedEverywhere(w io.Writer) []string {
 	var bad, expected []string
 	for _, pkg := range sortedKeys(rs.by) {

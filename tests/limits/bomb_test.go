@@ -13,19 +13,22 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// A neighbour's execs may become slower by so much beside a bomb, and no more than beside a busy program with its share of the processor.
+// A neighbour's execs may become slower by so much beside a bomb, and no more than beside a busy
+// program with its share of the processor.
 const degradation = 1.10
 
-// missed are the bombs that may cost more: what they write is read by the daemon, whose time no sandbox's limit counts.
-// SPECIFICATION.md says so.
+// missed are the bombs that may cost more: the daemon reads their output, and its time counts
+// towards no sandbox's limit. SPECIFICATION.md states that.
 var missed = []string{"log", "output"}
 
-// TestBombsDoNotSlowANeighbour throws each bomb in a sandbox with limits, and times a neighbour's execs. What is with the bomb and
-// what is without it are measured in turns, a few execs each, with the bomb frozen in between: what else the machine does happens
-// to both. So compared, they must not differ by more than the ten percent and what chance may do.
+// TestBombsDoNotSlowANeighbour throws each bomb in a sandbox with limits, and times a neighbour's
+// execs. Execs beside the bomb and execs without it take turns, a few each, with the bomb frozen
+// in between, so that other load of the machine happens to both. They must not differ by more than
+// ten percent and chance.
 //
-// How strict that is depends on the machine. One that is emulated on busy cores has a p99 that differs by more than a tenth between two
-// quiet halves: that is measured too, and logged beside the rest.
+// How strict that is depends on the machine. One that is emulated on busy cores has a p99 that
+// differs by more than a tenth between two quiet halves: that is measured too, and logged beside
+// the rest.
 func TestBombsDoNotSlowANeighbour(t *testing.T) {
 	testenv.Soak(t, "it compares delays of execs")
 	const turn, most, atMost = 2, 100, time.Second
@@ -47,7 +50,8 @@ func TestBombsDoNotSlowANeighbour(t *testing.T) {
 	}
 	alone := timed(timed(timed(timed(nil))))
 	t.Logf("%d execs before any bomb: p50 %s, p99 %s", len(alone), quantile(alone, 0.5), quantile(alone, 0.99))
-	// What a program costs others that only has its share of the processor, here and now: what a bomb costs more than that is its own.
+	// The cost of a program that only takes its share of the processor, here and now. Only a bomb's
+	// further cost is its own.
 	share := 1.0
 	busy := harness.Bomb{Name: "busy", Script: "while True: pass"}
 	for _, b := range append([]harness.Bomb{busy}, harness.Bombs()...) {
@@ -76,7 +80,8 @@ func TestBombsDoNotSlowANeighbour(t *testing.T) {
 			var quiet, beside []time.Duration
 			for began := time.Now(); len(beside) < most && time.Since(began) < atMost || len(beside) < 10*turn; {
 				beside = timed(beside)
-				// Who waits for the disk cannot be frozen before that has answered, and a limit makes it slow: a pause may give up.
+				// A process that waits for the disk freezes only when that has answered, and a limit makes it
+				// slow: a pause may give up.
 				harness.Eventually(t, func() error {
 					return d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/"+s.ID+"/pause", nil, nil)
 				})
@@ -106,8 +111,8 @@ func TestBombsDoNotSlowANeighbour(t *testing.T) {
 	}
 }
 
-// Bombs that only a cgroup holds are held: where the kernel counts that, it has counted it, a neighbour
-// and the daemon answer beside the bomb, and deletion ends it. The others are for
+// Bombs that only a cgroup holds are held: where the kernel counts that, it has counted it, a
+// neighbour and the daemon answer beside the bomb, and deletion ends it. The others are for
 // security.TestBombsEndBounded, and the cost for a neighbour for TestBombsDoNotSlowANeighbour.
 func TestBombsAreHeldByTheCgroup(t *testing.T) {
 	d := shared(t)
@@ -174,9 +179,9 @@ func halves(d []time.Duration) (first, second []time.Duration) {
 	return first, second
 }
 
-// compare says whether execs beside a bomb are slower than those without it by more than is accepted. Only turns that follow one
-// another are compared, for what the machine does meanwhile lasts longer than a turn and makes all execs of it fast or slow: were
-// there no difference, of so many pairs so many would be slower once in a thousand times.
+// compare reports whether execs beside a bomb are slower than execs without it by more than is
+// accepted. It compares adjacent turns only: other load lasts longer than a turn, and makes all
+// execs of one fast or slow. Without a difference, it reports one in a thousand comparisons.
 func compare(quiet, beside []time.Duration, turn int, accepted float64) string {
 	slower, pairs := 0, 0
 	for i := 0; i+turn <= min(len(quiet), len(beside)); i += turn {
@@ -199,7 +204,7 @@ func compare(quiet, beside []time.Duration, turn int, accepted float64) string {
 	return ""
 }
 
-// The judgement sees what it is to see, and no more.
+// The judgement reports real differences only.
 func TestComparedExecs(t *testing.T) {
 	var quiet, tenth, twice, other []time.Duration
 	for i := range 40 {

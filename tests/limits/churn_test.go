@@ -16,8 +16,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// However many sandboxes come and go, the cgroups are as they were: [group] compares when the daemon has shut down, and
-// here it is compared while it runs.
+// However many sandboxes come and go, the cgroups are as they were: [group] compares when the
+// daemon has shut down, and here it is compared while it runs.
 func TestDeletedSandboxesLeaveNoCgroup(t *testing.T) {
 	const workers = 4
 	n := testenv.Rounds(16, 300)
@@ -55,8 +55,9 @@ func TestDeletedSandboxesLeaveNoCgroup(t *testing.T) {
 	d.NothingLeaked(t, leaks)
 }
 
-// kill -9 of the daemon or of the launcher, whenever it may be: the next one puts everything right. What is listed can be
-// deleted, and then nothing is left; the shutdown at the end looks for everything that was ever seen.
+// After kill -9 of the daemon or of the launcher at any instant, the next one repairs everything.
+// A listed sandbox can be deleted, and then nothing is left; the shutdown at the end looks for
+// everything that was ever marked.
 func TestKilledAtRandomNothingIsLeft(t *testing.T) {
 	rounds := testenv.Rounds(2, 16)
 	d := start(t)

@@ -20,9 +20,9 @@ func TestCPUWeightsShareACore(t *testing.T) {
 	used := func() (l, h int64) {
 		return number(t, lightDir, "cpu.stat", "usage_usec"), number(t, heavyDir, "cpu.stat", "usage_usec")
 	}
-	// Judged by the time that the kernel has counted, however long it takes to get that. An emulated core
-	// that stands still is charged to the process that happens to run, so the ratio comes near its value
-	// only with time. Without weights it stays at 1:1.
+	// Judged by the time that the kernel has counted, however long it takes to get that. An emulated
+	// core that stands still is charged to the process that happens to run, so the ratio comes near
+	// its value only with time. Without weights it stays at 1:1.
 	l, h := used()
 	harness.Eventually(t, func() error {
 		l2, h2 := used()

@@ -13,9 +13,9 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// An exec's timeout ends all that it started, however it hides: a tree of processes that have forked
-// twice, have sessions of their own, ignore every signal that can be ignored, and go on making such. A
-// soak run judges the delay too: 200 ms in the median.
+// An exec's timeout ends all that it started, however it hides: a tree of processes that have
+// forked twice, have sessions of their own, ignore every signal that can be ignored, and go on
+// making such. A soak run judges the delay too: 200 ms in the median.
 func TestTimeoutEndsATreeInTime(t *testing.T) {
 	const (
 		within = 200 * time.Millisecond

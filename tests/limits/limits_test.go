@@ -22,7 +22,7 @@ const (
 	initThreads = 16
 )
 
-// What was asked for stands in the kernel's files, and the sandbox says who holds it.
+// The requested limits are in the kernel's files, and the sandbox reports how each is enforced.
 func TestLimitsAreInTheKernel(t *testing.T) {
 	d := shared(t)
 	swap := int64(16 * mib)
@@ -80,14 +80,15 @@ func TestRequireCgroupIsMet(t *testing.T) {
 	d.Create(t, api.CreateSandbox{})
 }
 
-// A hog is killed at its limit, its exec says so and what it wrote before is not lost; another exec of the same sandbox
-// and a neighbour go on.
+// A hog is killed at its limit. Its exec reports that and keeps its earlier output; another exec
+// of its sandbox and a neighbour go on.
 func TestMemoryLimitKillsTheHogAlone(t *testing.T) {
 	d := shared(t)
 	victim := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
 	neighbour := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
 	dir := cgroupOf(t, victim.PID)
-	// It waits without asking for memory: while the kernel is still freeing what the hog had, it kills whoever does.
+	// The waiting exec asks for no memory: while the kernel is still freeing the hog's, it kills any
+	// process that does.
 	const patient = `mkfifo /tmp/over; touch /tmp/running; read x </tmp/over; echo alive`
 	beside, apart := background(t, victim, patient), background(t, neighbour, patient)
 	for _, s := range []*harness.Sandbox{victim, neighbour} {
@@ -104,7 +105,8 @@ func TestMemoryLimitKillsTheHogAlone(t *testing.T) {
 	for name, s := range map[string]*harness.Sandbox{"same": victim, "neighbour": neighbour} {
 		s.Sh(t, "echo >/tmp/over")
 		wait := map[string]func() *api.ExecResult{"same": beside, "neighbour": apart}[name]
-		// That the kernel struck during an exec is told to every exec of that sandbox: it is the sandbox's limit.
+		// That the kernel struck during an exec is told to every exec of that sandbox: it is the
+		// sandbox's limit.
 		if got := wait(); got.Stdout != "alive\n" || got.Exit.Code != 0 || got.Exit.OOM != (name == "same") {
 			t.Errorf("%s sandbox: the exec beside ended with %+v, stdout %q", name, got.Exit, got.Stdout)
 		}
@@ -138,7 +140,8 @@ func TestMemoryLimitSparesTheInit(t *testing.T) {
 	})
 }
 
-// A fork bomb stops at pids.max. The sandbox survives it; its neighbour and the daemon do not notice.
+// A fork bomb stops at pids.max. The sandbox survives it; its neighbour and the daemon do not
+// notice.
 func TestPidsLimitStopsAForkBomb(t *testing.T) {
 	const limit = 60
 	d := shared(t)
@@ -201,7 +204,7 @@ func TestCPULimitGivesItsShare(t *testing.T) {
 	s.Delete(t)
 }
 
-// What an exec has used is measured, not guessed.
+// The usage of an exec is measured, not guessed.
 func TestUsageIsMeasured(t *testing.T) {
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 256 * mib, CPUs: 1}})
@@ -212,7 +215,8 @@ func TestUsageIsMeasured(t *testing.T) {
 	}
 }
 
-// Without a delegated cgroup an explicit limit is refused, and what the defaults lack is said.
+// Without a delegated cgroup an explicit limit is refused, and limits that the defaults lack are
+// named.
 func TestExplicitLimitsAreRefusedWithoutDelegation(t *testing.T) {
 	testenv.RequireOrdinaryUser(t) // nothing is closed to root
 	dir := group(t)
@@ -239,8 +243,8 @@ func TestExplicitLimitsAreRefusedWithoutDelegation(t *testing.T) {
 	}
 }
 
-// kill -9, and the next daemon starts where its supervisor puts it: in the same cgroup, or in another one. What runs is
-// adopted, its limits hold, and the shutdown cleans up both places.
+// kill -9, and the next daemon starts where its supervisor puts it: in the same cgroup, or in
+// another one. What runs is adopted, its limits hold, and the shutdown cleans up both places.
 func TestRestartedDaemonAdoptsCgroups(t *testing.T) {
 	for _, name := range []string{"same cgroup", "another cgroup"} {
 		t.Run(name, func(t *testing.T) {
@@ -284,8 +288,8 @@ func TestCgroupsOfADeadLauncherAreRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.WaitState(t, api.StateLost)
-	// The next launcher removes them before it serves. It gives up where the kernel takes longer than its
-	// own limit to end what was in the PID namespace of the dead one, and then the next request starts
+	// The next launcher removes them before it serves. It gives up if the kernel takes longer than
+	// the launcher's own limit to end the dead one's PID namespace. The next request then starts
 	// another launcher.
 	harness.Eventually(t, func() error {
 		_, err := d.TryCreate(t.Context(), api.CreateSandbox{})
@@ -296,7 +300,7 @@ func TestCgroupsOfADeadLauncherAreRemoved(t *testing.T) {
 	}
 }
 
-// Two daemons of one user in one cgroup: neither touches what is the other's.
+// Two daemons of one user in one cgroup leave each other's sandboxes alone.
 func TestDaemonsShareACgroup(t *testing.T) {
 	dir := group(t)
 	a := harness.Start(t, harness.Options{Cgroup: dir})

@@ -9,7 +9,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// The kernel's freezer holds a paused sandbox, a commit shares it, and limits can be changed meanwhile.
+// The kernel's freezer holds a paused sandbox, a commit shares it, and limits can be changed
+// meanwhile.
 func TestPauseFreezesTheCgroup(t *testing.T) {
 	testenv.RequireCgroup(t, "memory", "pids")
 	d := shared(t)

@@ -11,7 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// A sandbox that was parked without limits of its user's has those that he asks for: in the kernel, and where they bite.
+// A sandbox that was parked without limits of its user's has those that he asks for: in the
+// kernel, and where they bite.
 func TestParkedSandboxIsLimited(t *testing.T) {
 	testenv.RequireCgroup(t, "memory", "pids", "cpu")
 	d := harness.Start(t, harness.Options{Cgroup: group(t), Args: []string{"--pool", api.HostImage + "=1"}})

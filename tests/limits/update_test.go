@@ -81,7 +81,8 @@ func TestChangedLimitsBite(t *testing.T) {
 	})
 }
 
-// One limit that cannot be applied, and nothing is changed: not in the kernel, not in what is shown, and nothing is killed.
+// One limit that cannot be applied, and nothing is changed: not in the kernel, not in the record,
+// and nothing is killed.
 func TestRefusedChangeChangesNothing(t *testing.T) {
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{
@@ -136,7 +137,7 @@ print(len(a))'`)
 	if got := holder(); got.Stdout != "67108864\n" || got.Exit.OOM {
 		t.Errorf("the holder of memory ended with %+v", got)
 	}
-	// What is only cached is no obstacle.
+	// Memory that is only cached is no obstacle.
 	s.Sh(t, "head -c 80M /dev/zero >/tmp/cached; sync /tmp/cached")
 	if n := number(t, dir, "memory.current", ""); n < 64*mib {
 		t.Errorf("%d bytes in use with 80 MiB in the page cache", n)

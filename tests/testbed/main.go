@@ -1,5 +1,5 @@
-// Command testbed runs tests in a machine of its own: a small Debian in QEMU, where cgroup v2 has its controllers and an
-// ordinary user has a subtree of it. docs/testbed.md says how to use it.
+// Command testbed runs tests in a machine of its own: a small Debian in QEMU, where cgroup v2 has
+// its controllers and an ordinary user has a subtree of it. docs/testbed.md says how to use it.
 //
 //	main.go      what is asked for, and what its outcome means
 //	image.go     the image and the kernels, made once by image.sh and kept by the hash of their recipe
@@ -26,7 +26,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/testresult"
 )
 
-// exitDead is the exit status where a machine died, hung or could not be made: nothing is known of the tests.
+// exitDead is the exit status where a machine died, hung or could not be made: nothing is known of
+// the tests.
 const exitDead = 125
 
 var (
@@ -84,7 +85,7 @@ func (c choice) Set(s string) error {
 	return nil
 }
 
-// spec is a machine, and who runs the job in it.
+// spec is a machine and the users that run the job in it.
 type spec struct {
 	kernel, flavour string
 	users           []string
@@ -118,7 +119,7 @@ func (l specs) Set(s string) error {
 	return nil
 }
 
-// skips is a flag of what a machine leaves out.
+// skips is a flag of tests that a machine leaves out.
 type skips map[string]string
 
 func (skips) String() string { return "" }
@@ -165,7 +166,7 @@ func main() {
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	if o.shell {
-		// What is typed is the machine's business.
+		// Typed signals are the machine's business.
 		stop()
 		ctx, stop = signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	}
@@ -229,7 +230,8 @@ func run(ctx context.Context, o options) (code int, err error) {
 	return code, errors.Join(errs...)
 }
 
-// runMachine runs the job in one machine and writes its results; an error comes with the code [exitDead].
+// runMachine runs the job in one machine and writes its results; an error comes with the code
+// [exitDead].
 func (o options) runMachine(ctx context.Context, s spec, made images, payload string, p plan) (code int, err error) {
 	root, vmlinuz := made.of(s.kernel)
 	m := machine{
