@@ -12,8 +12,9 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// Each bomb ends at its deadline with all that it made; what is held by limits of each process, of the user namespace or of init is
-// refused before that; and daemon and neighbour answer meanwhile. What needs a controller of cgroup v2 is for limits.TestBombsAreHeldByTheCgroup.
+// Each bomb ends at its deadline with all that it made. Limits of each process, of the user
+// namespace or of init refuse it more before that, and daemon and neighbour answer meanwhile.
+// Bombs that need a controller of cgroup v2 are for limits.TestBombsAreHeldByTheCgroup.
 func TestBombsEndBounded(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})
@@ -33,8 +34,8 @@ func TestBombsEndBounded(t *testing.T) {
 	}
 }
 
-// explode has the bomb go on until its deadline, and reports whether it was refused more, if it is to be. Daemon and neighbour are asked
-// meanwhile, and the sandbox afterwards.
+// explode has the bomb go on until its deadline, and reports whether it was refused more, if it is
+// to be. Daemon and neighbour are asked meanwhile, and the sandbox afterwards.
 func explode(t *testing.T, d *harness.Daemon, neighbour *harness.Sandbox, b harness.Bomb, deadline time.Duration) bool {
 	t.Helper()
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Pids: 64, Nofile: 256}})

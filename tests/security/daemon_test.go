@@ -46,7 +46,8 @@ func statuses(t *testing.T, pid int, field string) (values []string) {
 	return values
 }
 
-// A daemon that is led out of its own directories, by a link in the place of one of them, does not follow.
+// A daemon that is led out of its own directories, by a link in the place of one of them, does not
+// follow.
 func TestDaemonIsConfined(t *testing.T) {
 	testenv.RequireLandlock(t, 2)
 	d := start(t)
@@ -112,7 +113,7 @@ func TestDaemonIsConfined(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The control: what is below its own directories it reads by way of a link.
+	// The control: the daemon reads through a link below its own directories.
 	inside := filepath.Join(d.DataDir, "planted")
 	if err := os.CopyFS(inside, os.DirFS(outside)); err != nil {
 		t.Fatal(err)
@@ -135,7 +136,8 @@ func TestDaemonIsConfined(t *testing.T) {
 	}
 }
 
-// A process for a run of the agent, which a daemon that was taken over tells what to do, is not led out of the runs by a link among them.
+// A process for a run of the agent, which a daemon that was taken over tells what to do, is not
+// led out of the runs by a link among them.
 func TestAgentWorkerIsConfined(t *testing.T) {
 	testenv.RequireLandlock(t, 2)
 	runs, outside := t.TempDir(), t.TempDir()
@@ -165,7 +167,7 @@ func TestAgentWorkerIsConfined(t *testing.T) {
 		return reply.Problem, ""
 	}
 	for _, what := range []string{`"resume":{}`, `"remove":true`} {
-		// The control: below the runs a link is followed, and what it leads to is read, and is no record.
+		// The control: below the runs a link is followed, and its target is read, and is no record.
 		if p, failed := ask(`{"run":"` + in + `",` + what + `}`); failed != "" || p.Detail == "" || strings.Contains(p.Detail, "permission denied") {
 			t.Errorf("control: %s: %+v %s", what, p, failed)
 		}
@@ -184,7 +186,8 @@ func TestAgentWorkerIsConfined(t *testing.T) {
 	}
 }
 
-// While a run goes on, every thread of its process is held, and a daemon that was killed leaves it to the next one.
+// While a run goes on, every thread of its process is held, and a daemon that was killed leaves it
+// to the next one.
 func TestHostedRunsProcessIsHeld(t *testing.T) {
 	testenv.RequireLandlock(t, 2)
 	d := start(t)
@@ -233,7 +236,7 @@ func TestHostedRunsProcessIsHeld(t *testing.T) {
 	}
 }
 
-// What the daemon cannot do any more it has done for it, and a launcher that dies is replaced.
+// A broker does the work that the daemon is confined from, and a launcher that dies is replaced.
 func TestConfinedDaemonStartsALauncher(t *testing.T) {
 	d := start(t)
 	before := d.System(t).Launcher
@@ -297,7 +300,8 @@ func runnerOf(t *testing.T, daemon int) (pid int) {
 	return 0
 }
 
-// The runner of errands ends with a daemon that is killed, and one that is killed takes nothing along but its errands.
+// The runner of errands ends with a daemon that is killed, and one that is killed takes nothing
+// along but its errands.
 func TestRunnerOfErrands(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
@@ -358,7 +362,7 @@ func TestRunnerOfErrands(t *testing.T) {
 	d.Launch(t)
 }
 
-// What the daemon's caller has open, and forgot to close, neither the runner nor the launcher has.
+// Descriptors that the daemon's caller left open reach neither the broker nor the launcher.
 func TestOpenFilesAreTheDaemonsAlone(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -394,7 +398,7 @@ func TestOpenFilesAreTheDaemonsAlone(t *testing.T) {
 	if has(runnerOf(t, d.PID())) {
 		t.Error("the runner of errands has it")
 	}
-	if os.Getuid() == 0 { // nobody else may look
+	if os.Getuid() == 0 { // no other process may look
 		if has(d.System(t).Launcher) {
 			t.Error("the launcher has it")
 		}

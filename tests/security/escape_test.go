@@ -63,8 +63,8 @@ func digest(t *testing.T, path string) string {
 	return fmt.Sprintf("%x", sha256.Sum256(data))
 }
 
-// CVE-2024-21626: no descriptor of the launcher, the init or the daemon reaches a program, and none that is its working
-// directory leads out of the sandbox.
+// CVE-2024-21626: no descriptor of the launcher, the init or the daemon reaches a program, and
+// none that is its working directory leads out of the sandbox.
 func TestNoDescriptorLeaksIntoAnExec(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
@@ -105,8 +105,8 @@ func TestDaemonsEnvironmentIsNotInside(t *testing.T) {
 	}
 }
 
-// What listens on the host is out of reach: TCP on loopback, and abstract Unix sockets, which only a network
-// namespace keeps apart.
+// What listens on the host is out of reach: TCP on loopback, and abstract Unix sockets, which only
+// a network namespace keeps apart.
 func TestHostsListenersAreUnreachable(t *testing.T) {
 	python := testenv.RequirePeer(t, "python3")
 	for network, address := range map[string]string{"tcp": "127.0.0.1:0", "unix": fmt.Sprintf("@planted-%d", os.Getpid())} {
@@ -169,8 +169,8 @@ func TestForkBombStaysInItsSandbox(t *testing.T) {
 	neighbour.Delete(t)
 }
 
-// A file that belongs to the daemon's user and stands open to it is out of reach by every path that leads back to
-// the host: it is planted, and looked for.
+// A file that belongs to the daemon's user and stands open to it is out of reach by every path
+// that leads back to the host: it is planted, and looked for.
 func TestPlantedHostFileIsOutOfReach(t *testing.T) {
 	dir := t.TempDir()
 	planted := filepath.Join(dir, "planted")

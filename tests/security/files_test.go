@@ -41,8 +41,8 @@ func inBackground(t *testing.T, s *harness.Sandbox, script string) (stop func())
 	return func() { cancel(); wg.Wait() }
 }
 
-// While files are listed, read, removed and watched, a program of the sandbox swaps them for links and FIFOs. Nothing that the
-// links name is touched, there or on the host, and nothing blocks.
+// While files are listed, read, removed and watched, a program of the sandbox swaps them for links
+// and FIFOs. Nothing that the links name is touched, there or on the host, and nothing blocks.
 func TestSwappedFilesLeadNowhereElse(t *testing.T) {
 	planted := filepath.Join(t.TempDir(), "planted")
 	if err := os.Mkdir(planted, 0o777); err != nil {
@@ -118,7 +118,8 @@ func watchOn(ctx context.Context, c *client.Client, id string) <-chan struct{} {
 	return done
 }
 
-// refusedOrDone accepts that a file is not what was expected. That the sandbox is lost, or the daemon, it does not accept.
+// refusedOrDone accepts that a file is not as expected. It does not accept that the sandbox or the
+// daemon is lost.
 func refusedOrDone(t *testing.T, what string, err error) {
 	t.Helper()
 	if err == nil {
@@ -130,7 +131,8 @@ func refusedOrDone(t *testing.T, what string, err error) {
 	}
 }
 
-// A tree that is deep, wide and full of events costs a watch and a list a bounded memory, says so, and can be removed.
+// A tree that is deep, wide and full of events costs a watch and a list a bounded memory, says so,
+// and can be removed.
 func TestHostileTreeIsBounded(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})

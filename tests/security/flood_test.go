@@ -15,9 +15,10 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// Output without end that nobody waits for is read at no more than a share of a processor, whatever takes it: an answer that has
-// reached its limit, what is kept of a detached exec, or the log of a main process. How long the first of it is read as it comes is
-// waited for; without that bound the daemon would be busy for ever.
+// Endless output without a reader is read at no more than a share of a processor, whatever takes
+// it: an answer that has reached its limit, the kept output of a detached exec, or the log of a
+// main process. The burst at the beginning is waited for; without the bound the daemon would be
+// busy for ever. The share is judged in soak runs.
 func TestFloodsCostTheDaemonLittle(t *testing.T) {
 	testenv.RequireUserNS(t)
 	const share, over = 0.35, time.Second

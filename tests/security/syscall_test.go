@@ -24,8 +24,8 @@ func profiles(t *testing.T, d *harness.Daemon) []string {
 	return []string{"default", "hardened"}
 }
 
-// The filter that holds is the one that was planned: every system call but sync is made from inside, and answers what the plan
-// says. What reaches the kernel is counted; SECURITY.md states the numbers.
+// The active filter is the planned one: every system call but sync is made from inside, and
+// answers as planned. Those that reach the kernel are counted; SECURITY.md states the numbers.
 func TestReachableSystemCalls(t *testing.T) {
 	testenv.RequireUserNS(t)
 	program := harness.Helper(t, "attacker")
