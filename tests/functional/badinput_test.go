@@ -206,7 +206,8 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 	d.NothingLeaked(t, before)
 }
 
-// A path with dots that stays absolute is a name inside the sandbox, where there is nothing to climb out to.
+// A path with dots that stays absolute is a name inside the sandbox, where there is nothing to
+// climb out to.
 func TestDotsInAPathStayInTheSandbox(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
@@ -245,7 +246,7 @@ func TestExecAfterItsSandboxDied(t *testing.T) {
 	wantProblem(t, err, api.CodeConflict, s.ID+"|"+s.Name)
 }
 
-// Exit codes of the command line: the program's own, and 125 to 127 for what is ours.
+// Exit codes of the command line: the program's own, and 125 to 127 for our own errors.
 func TestCommandLineExitCodes(t *testing.T) {
 	d := start(t)
 	for _, test := range []struct {
@@ -276,8 +277,8 @@ func TestCommandLineExitCodes(t *testing.T) {
 	}
 }
 
-// Registries that lie, and layers that attack. Each pull fails with one error, nothing of the image is kept, and
-// nothing is written outside of the layer's directory.
+// Registries that lie, and layers that attack. Each pull fails with one error, nothing of the
+// image is kept, and nothing is written outside of the layer's directory.
 func TestBadImagesAreRefused(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})

@@ -43,7 +43,8 @@ func TestFilesGoInAndOutUnchanged(t *testing.T) {
 	}
 }
 
-// Only regular files go out, and nothing that the sandbox makes of a path can block the daemon or lead it astray.
+// Only regular files go out, and nothing that the sandbox makes of a path can block the daemon or
+// lead it astray.
 func TestOnlyRegularFilesAreRead(t *testing.T) {
 	planted := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(planted, []byte("of the host"), 0o644); err != nil {
@@ -201,7 +202,8 @@ func TestOutputIsBoundedAndSaysSo(t *testing.T) {
 	}
 }
 
-// Output arrives while the program still runs: it goes on only after the client has seen the first line.
+// Output arrives while the program still runs: it goes on only after the client has seen the first
+// line.
 func TestExecStreamsAsItHappens(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})

@@ -62,8 +62,9 @@ func logSays(t *testing.T, c *client.Client, id, want string) {
 	})
 }
 
-// A main process goes on through any number of killed daemons; the log has every byte of its output, its sandbox the exit code,
-// and ends with it, also where it ends while no daemon is there.
+// A main process goes on through any number of killed daemons; the log has every byte of its
+// output, its sandbox the exit code, and ends with it, also where it ends while no daemon is
+// there.
 func TestMainProcessSurvivesKilledDaemons(t *testing.T) {
 	d := start(t)
 	c := client.New(d.Socket)
@@ -118,7 +119,8 @@ func TestMainProcessSurvivesKilledDaemons(t *testing.T) {
 	}
 }
 
-// A daemon that is killed at whatever moment around the end of a main process leaves a sandbox that has ended, once.
+// A daemon that is killed at whatever moment around the end of a main process leaves a sandbox
+// that has ended, once.
 func TestMainProcessEndsWhileDaemonsAreKilled(t *testing.T) {
 	d := start(t)
 	c := client.New(d.Socket)
@@ -192,8 +194,8 @@ func TestMainProcessIsStopped(t *testing.T) {
 	}
 }
 
-// Forks have a main process each, a rollback starts it anew, a sandbox from the pool has one like any other, and what is made of
-// a snapshot has none unless it asks for one.
+// Forks have a main process each, a rollback starts it anew, and a sandbox of the warm pool has
+// one like any other. A sandbox made of a snapshot has none unless it asks for one.
 func TestMainProcessOfCopies(t *testing.T) {
 	d := pooled(t, 2)
 	c := client.New(d.Socket)
@@ -230,7 +232,7 @@ func TestMainProcessOfCopies(t *testing.T) {
 		t.Errorf("%+v", now)
 	}
 	logSays(t, c, asked.ID, "me\n")
-	// Of one that has ended too: what its files are is asked for without it.
+	// Of one that has ended too: its changes are listed without it.
 	if _, err := c.StartSandbox(t.Context(), asked.ID, api.StartSandbox{Idle: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +250,8 @@ func TestMainProcessOfCopies(t *testing.T) {
 	}
 }
 
-// A main process that writes for ever fills neither the disk nor the daemon's memory, keeps nobody else waiting, and can be stopped.
+// A main process that writes for ever fills neither the disk nor the daemon's memory, blocks no
+// client, and can be stopped.
 func TestMainProcessFillsNothing(t *testing.T) {
 	const size, files = 256 << 10, 2
 	d := harness.Start(t, harness.Options{Args: []string{"--log-size", "256k", "--log-files", fmt.Sprint(files)}})

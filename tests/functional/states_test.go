@@ -15,7 +15,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// A stopped sandbox has its files and nothing else; started again it is the same one, with a life that begins anew.
+// A stopped sandbox has its files and nothing else; started again it is the same one, with a life
+// that begins anew.
 func TestStoppedSandboxIsStartedAgain(t *testing.T) {
 	d := start(t)
 	d.Warm(t)
@@ -56,7 +57,7 @@ func TestStoppedSandboxIsStartedAgain(t *testing.T) {
 		if now.ID != s.ID || now.Name != "one" || now.Labels["a"] != "b" || now.Reason != "" || now.Limits.Nofile != 100 || now.Limits.Pids != s.Limits.Pids {
 			t.Errorf("started: %+v", now)
 		}
-		s.PID = now.PID // the processes of this life, and not whose pid that of the last one may be by now
+		s.PID = now.PID // the processes of this life; the pid of the last one may be another's by now
 		// Ten minutes from the start, which came between request and answer.
 		if from := now.Deadline.Add(-10 * time.Minute); from.Before(asked.Add(-time.Second)) || from.After(answered.Add(time.Second)) {
 			t.Errorf("its ten minutes begin at %s; the start was asked for at %s and answered at %s", from, asked, answered)
@@ -77,7 +78,7 @@ func TestStoppedSandboxIsStartedAgain(t *testing.T) {
 	d.NothingLeaked(t, before)
 }
 
-// What ends by itself, and what the launcher's death has ended, is started again too.
+// Sandboxes that ended by themselves, or with their launcher, are started again too.
 func TestLostAndExpiredSandboxesAreStartedAgain(t *testing.T) {
 	d := start(t)
 	expired, lost := d.Create(t, api.CreateSandbox{}), d.Create(t, api.CreateSandbox{})
@@ -106,14 +107,14 @@ func setTimeout(t *testing.T, d *harness.Daemon, s *harness.Sandbox, seconds flo
 	}
 }
 
-// Whatever may wait for a signal that ends it stops long before its time is up, shells that ignore SIGTERM too; who tidies up gets
-// the time, and who will not end is killed after it.
+// A program that waits for a signal stops long before its grace is up, shells that ignore SIGTERM
+// too. One that tidies up gets the time, and one that does not end is killed after it.
 func TestStopEndsThingsTheWayTheyWant(t *testing.T) {
 	t.Parallel() // it mostly waits
 	d := start(t)
 	interactive := func(argv ...string) api.ExecRequest { return api.ExecRequest{Argv: argv, TTY: true} }
-	// A grace that is longer than any wait of a test, and so are the programs: a stop that sat it out, or
-	// waited for their own ends, would count as hung.
+	// A grace that is longer than any wait of a test, and so are the programs: a stop that sat it
+	// out, or waited for their own ends, would count as hung.
 	const long = 600.0
 	for name, test := range map[string]struct {
 		run   api.ExecRequest
@@ -193,7 +194,8 @@ func TestStopAndStartCommands(t *testing.T) {
 const ticks = `setsid sh -c 'tick() { i=0; while :; do i=$((i+1)); echo $i >/tmp/tick.$1; sleep 0.02; done; }; tick a & tick b' </dev/null >/dev/null 2>&1 &
 while ! [ -s /tmp/tick.a ] || ! [ -s /tmp/tick.b ]; do sleep 0.02; done`
 
-// A paused sandbox stands still, refuses what would run something in it and says how to go on, and goes on where it was.
+// A paused sandbox stands still, refuses to run anything and names the remedy, and goes on where
+// it was.
 func TestPausedSandboxStandsStill(t *testing.T) {
 	d := start(t)
 	d.Warm(t)
@@ -251,7 +253,7 @@ func TestPausedSandboxStandsStill(t *testing.T) {
 	if late == nil || late.Stdout != "late\n" || late.Exit.Code != 0 {
 		t.Errorf("the exec that was under way: %+v", late)
 	}
-	// It is adopted as what it is.
+	// It is adopted in its state.
 	s.MustTurn(t, "pause", nil, api.StatePaused)
 	d.Kill9(t)
 	d.Launch(t)
@@ -275,7 +277,8 @@ func TestPausedSandboxStandsStill(t *testing.T) {
 	d.NothingLeaked(t, before)
 }
 
-// hostStates are the states of a sandbox's processes and the time that each has used, as the host sees them.
+// hostStates are the states of a sandbox's processes and the time that each has used, as the host
+// sees them.
 func hostStates(t *testing.T, s *harness.Sandbox) []string {
 	t.Helper()
 	var all []string
@@ -322,7 +325,8 @@ func TestPauseOfWhatForks(t *testing.T) {
 	}
 }
 
-// A commit freezes what it reads; what was paused before is so afterwards, and what was not goes on.
+// A commit freezes the sandbox while it reads. A paused one is paused afterwards, and a running
+// one goes on.
 func TestCommitOfAPausedSandbox(t *testing.T) {
 	d := small(t)
 	s := d.Create(t, api.CreateSandbox{Image: "local/base:1"})
@@ -353,7 +357,8 @@ func TestCommitOfAPausedSandbox(t *testing.T) {
 	s.MustTurn(t, "start", nil, api.StateRunning)
 	s.Sh(t, ticks)
 	goesOn(t, s)
-	// Nothing of a pause outlives the sandbox's end: the commit of its next life is the last one that wants it frozen.
+	// Nothing of a pause outlives the sandbox's end: the commit of its next life is the last one that
+	// wants it frozen.
 	s.MustTurn(t, "pause", nil, api.StatePaused)
 	none := 0.0
 	s.MustTurn(t, "stop", api.StopSandbox{Grace: &none}, api.StateStopped)

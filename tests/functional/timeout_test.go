@@ -12,7 +12,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// orphans start, by every trick of the book, processes that leave the exec's process group, session and parent.
+// orphans start, by every trick of the book, processes that leave the exec's process group,
+// session and parent.
 const orphans = `
 setsid sh -c 'echo started >/tmp/marker.1; sleep 600' &
 ( ( nohup setsid sleep 601 >/dev/null 2>&1 & ) & )
@@ -53,7 +54,7 @@ func TestExecTimeoutKillsEverythingTheExecStarted(t *testing.T) {
 	}
 }
 
-// A client that goes away takes what it started with it.
+// A client that goes away takes its program with it.
 func TestExecOfAClientThatLeavesIsKilled(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
@@ -112,10 +113,11 @@ func TestIdleTimeoutStopsTheSandbox(t *testing.T) {
 	t.Parallel() // it mostly waits
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
-	// An exec that runs keeps it alive, longer than the timeout. That is only given when it runs, however long that takes.
+	// An exec that runs keeps it alive, longer than the timeout. That is only given when it runs,
+	// however long that takes.
 	said, given := "", false
 	if err := s.Stream(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", "echo up; sleep 4; echo alive"}}, func(e api.ExecEvent) {
-		if said += e.Text; !given && strings.HasPrefix(said, "up\n") { // perhaps all of it: who reads may be late
+		if said += e.Text; !given && strings.HasPrefix(said, "up\n") { // perhaps all of it: the reader may be late
 			given = true
 			if err := d.Call(t.Context(), http.MethodPatch, "/v1/sandboxes/"+s.ID, api.UpdateSandbox{IdleTimeout: 2}, nil); err != nil {
 				t.Error(err)
@@ -134,7 +136,7 @@ func TestIdleTimeoutStopsTheSandbox(t *testing.T) {
 func gone(pid int) error {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		return nil //nolint:nilerr // that it cannot be read is what we wait for
+		return nil //nolint:nilerr // the test waits until it cannot be read
 	}
 	if state := statusFields(string(data))["State"]; !strings.HasPrefix(state, "Z") {
 		return fmt.Errorf("process %d is in state %s", pid, state)
