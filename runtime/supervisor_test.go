@@ -26,7 +26,7 @@ import (
 )
 
 // patience ends what waits for an event that does not come.
-var patience = testenv.Patience(time.Minute)
+var patience = testenv.HungAfter
 
 // bench is one daemon's worth of state, which survives its supervisor.
 type bench struct {

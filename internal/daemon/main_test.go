@@ -36,7 +36,7 @@ import (
 // starts again, mounts what init needs, and becomes it.
 const envInit = "SANDBOXD_DAEMON_TEST_INIT"
 
-var patience = testenv.Patience(20 * time.Second)
+var patience = testenv.HungAfter
 
 func TestMain(m *testing.M) {
 	if path := os.Getenv(envInit); path != "" {
