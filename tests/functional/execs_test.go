@@ -101,7 +101,7 @@ func noProcess(word string) error {
 // also where it ends while no daemon is there.
 func TestDetachedExecSurvivesKilledDaemons(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	const lines, last = 600000, 3000
@@ -175,7 +175,7 @@ func TestDetachedExecSurvivesKilledDaemons(t *testing.T) {
 // A client that goes away loses nothing, several see the same, and one that does not read holds nobody up.
 func TestAttachersDoNotDisturb(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	const lines = 300000
@@ -222,7 +222,7 @@ func TestAttachersDoNotDisturb(t *testing.T) {
 // What a program writes without end costs no more than the limit, and what is kept no more is counted.
 func TestDetachedFloodIsBounded(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	x := detach(t, c, s, api.ExecRequest{Argv: []string{"sh", "-c", "yes & yes >&2"}, OutputLimit: 1 << 20})
@@ -314,7 +314,7 @@ func (l *locked) has(word string) error {
 // after the daemon was killed.
 func TestDetachedTerminal(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	x := detach(t, c, s, api.ExecRequest{Argv: []string{"sh"}, TTY: true, Rows: 33, Cols: 99, Env: []string{"PS1=$ "}})
@@ -387,7 +387,7 @@ func TestDetachedTerminal(t *testing.T) {
 // goes on.
 func TestSignalsReachAllOfAnExec(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	// The one that says that it is ready is the last to be so.
@@ -488,7 +488,7 @@ func TestRlimitsOfAnExec(t *testing.T) {
 	wantProblem(t, limited("nofile", 64, "/tmp"), api.CodeProgramDenied, "/tmp")
 	s.Sh(t, "printf '#!/no/such/interpreter\n' >/tmp/script; chmod +x /tmp/script")
 	wantProblem(t, limited("nofile", 64, "/tmp/script"), api.CodeProgramMissing, "/tmp/script")
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	eventually(t, func() error { // what has just exited may be there for a moment
 		list, err := c.Processes(t.Context(), s.ID)
@@ -519,7 +519,7 @@ func onlyRoot(t *testing.T, s *harness.Sandbox) bool {
 // Text that is written in pieces arrives as text, wherever it is cut.
 func TestSplitCharactersArriveWhole(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	const text = "aé€😀z"
@@ -545,7 +545,7 @@ func TestSplitCharactersArriveWhole(t *testing.T) {
 // A process may call itself what it likes; it is told as it is, and does nothing to a terminal.
 func TestHostileProcessNames(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	detach(t, c, s, api.ExecRequest{Argv: []string{
@@ -612,7 +612,7 @@ func TestDetachedCommandLine(t *testing.T) {
 func TestSmallLimitOfMemory(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	argv := append([]string{"/bin/sh", "-c", "exit 3"}, slices.Repeat([]string{strings.Repeat("x", 1000)}, 1000)...)
 	for range 5 {
@@ -630,7 +630,7 @@ func TestSmallLimitOfMemory(t *testing.T) {
 // An exec whose sandbox ends is lost, and says so; so is one whose launcher dies.
 func TestDetachedExecIsLostWithItsSandbox(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	lost := func(s *harness.Sandbox, x *api.Exec) {
 		t.Helper()
@@ -679,7 +679,7 @@ func TestDetachedExecIsLostWithItsSandbox(t *testing.T) {
 // daemon does not wait for a paused sandbox before it ends.
 func TestDetachedStdinEnds(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	cat := func() *api.Exec {

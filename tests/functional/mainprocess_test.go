@@ -65,7 +65,7 @@ func logSays(t *testing.T, c *client.Client, id, want string) {
 // and ends with it, also where it ends while no daemon is there.
 func TestMainProcessSurvivesKilledDaemons(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	const lines, last = 200000, 3000
 	word := fmt.Sprintf("main-%d", os.Getpid())
@@ -120,7 +120,7 @@ func TestMainProcessSurvivesKilledDaemons(t *testing.T) {
 // A daemon that is killed at whatever moment around the end of a main process leaves a sandbox that has ended, once.
 func TestMainProcessEndsWhileDaemonsAreKilled(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	for i := range 12 {
 		s := d.Create(t, api.CreateSandbox{Command: []string{"sh", "-c", fmt.Sprintf("echo begun; sleep 0.%02d; echo ended; exit 9", i)}})
@@ -145,7 +145,7 @@ func TestMainProcessEndsWhileDaemonsAreKilled(t *testing.T) {
 // Stop asks the main process, whatever it is, and the record says how it took it.
 func TestMainProcessIsStopped(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	for name, test := range map[string]struct {
 		command []string
@@ -197,7 +197,7 @@ func TestMainProcessIsStopped(t *testing.T) {
 // a snapshot has none unless it asks for one.
 func TestMainProcessOfCopies(t *testing.T) {
 	d := pooled(t, 2)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	script := "echo $WHO $(cat /mark 2>/dev/null) >>/runs; cat /runs; exec sleep 600"
 	s := d.Create(t, api.CreateSandbox{Command: []string{"sh", "-c", script}, Env: []string{"WHO=me"}})
@@ -253,7 +253,7 @@ func TestMainProcessOfCopies(t *testing.T) {
 func TestMainProcessFillsNothing(t *testing.T) {
 	const size, files = 256 << 10, 2
 	d := harness.Start(t, harness.Options{Args: []string{"--log-size", "256k", "--log-files", fmt.Sprint(files)}})
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	before := d.System(t).HeapLive
 	s := d.Create(t, api.CreateSandbox{Command: []string{"sh", "-c", "while :; do printf '\\001\\377\\n'; done & while :; do echo x >&2; done & exec yes"}})
