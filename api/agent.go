@@ -103,7 +103,7 @@ type AgentRunList struct {
 // when nobody works on it any more.
 type AgentRunEvent struct {
 	N       int             `json:"n,omitempty"`       // counts the lines of the record, from 1
-	Event   json.RawMessage `json:"event,omitempty"`   // as docs/agent.md describes it
+	Event   json.RawMessage `json:"event,omitempty"`   // as docs/reference/agent.md describes it
 	Omitted int64           `json:"omitted,omitempty"` // bytes of a line that is too long to be sent; it is in the record
 	Run     *AgentRun       `json:"run,omitempty"`
 }

@@ -115,7 +115,7 @@ type ImageHistory struct {
 	Size       int64     `json:"size,omitempty"` // of the layer's blob
 }
 
-// ImagesVerified is the answer to GET /v1/images/verify. What is proved, and what is not, docs/api.md says.
+// ImagesVerified is the answer to GET /v1/images/verify. docs/reference/api.md lists what is proved.
 type ImagesVerified struct {
 	Blobs   int   `json:"blobs"`   // that were read
 	Bytes   int64 `json:"bytes"`   // of them

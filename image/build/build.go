@@ -9,7 +9,7 @@
 // as a tar stream, which is applied by whoever applies pulled layers, with the same checks. So there is no link, "..",
 // mount or race by which a Dockerfile or a context could reach a file of the host: there are no files.
 //
-// Parsing is BuildKit's own, and what instructions mean follows it; docs/api.md says where it does not. Instructions and
+// Parsing is BuildKit's own, and what instructions mean follows it; docs/reference/builds.md says where it does not. Instructions and
 // flags that are not supported are refused by name and line before anything runs. What depends on variables, on files or
 // on a base is refused when its stage is reached. Comments for linters are ignored, and so are the host's side of EXPOSE
 // and devices in layers.

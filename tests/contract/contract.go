@@ -23,9 +23,6 @@ import (
 	"github.com/sandboxd/sandboxd/docs"
 )
 
-// Document is the name of the OpenAPI document in [docs.FS].
-const Document = "reference/openapi.json"
-
 // Contract is the compiled document.
 type Contract struct {
 	routes  []route
@@ -41,11 +38,7 @@ type route struct {
 
 // Load returns the contract of the embedded document, compiled once for a process.
 var Load = sync.OnceValues(func() (*Contract, error) {
-	data, err := docs.FS.ReadFile(Document)
-	if err != nil {
-		return nil, err
-	}
-	return New(data)
+	return New(docs.OpenAPI)
 })
 
 // New compiles an OpenAPI document.
