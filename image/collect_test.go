@@ -325,7 +325,7 @@ func TestLayersThatCouldNotBeRemovedAreTriedAgain(t *testing.T) {
 	if got := a.layers(t); len(got) != 0 {
 		t.Errorf("left: %v", got)
 	}
-	if left := s.leftLayers(); len(left) != 0 {
+	if left := s.failedRemovals(); len(left) != 0 {
 		t.Errorf("to be tried again: %v", left)
 	}
 }

@@ -232,7 +232,7 @@ func TestStepsGoFromTheTop(t *testing.T) {
 	}{
 		{100, "", 40}, {39, "x", 30}, {29, "c x", 20}, {19, "b b2 c w x", 10}, {9, "a b b2 c w x", 0},
 	} {
-		forget, total := tooMuch(steps, shareOf(nil, nil), c.room, 0)
+		forget, total := excessSteps(steps, shareOf(nil, nil), c.room, 0)
 		slices.Sort(forget)
 		if got := strings.Join(forget, " "); got != c.want {
 			t.Errorf("with room for %d go %q, want %q", c.room, got, c.want)

@@ -282,7 +282,7 @@ func TestPullRefusesWhatIsWrong(t *testing.T) {
 		{name: "two meanings", class: ErrInvalid, err: "neither", falsify: func(_ *faulty, p *parts) {
 			p.raw = []byte(`{"schemaVersion":2,"config":{},"layers":[],"manifests":[]}`)
 		}},
-		{name: "a media type that its content is not", class: ErrInvalid, err: "not what is in it", falsify: func(_ *faulty, p *parts) {
+		{name: "a media type that its content is not", class: ErrInvalid, err: "does not match its content", falsify: func(_ *faulty, p *parts) {
 			p.raw = []byte(`{"schemaVersion":2,"mediaType":"` + string(types.OCIImageIndex) + `","config":{},"layers":[]}`)
 		}},
 		{name: "no layers", class: ErrInvalid, err: "no layers", falsify: func(_ *faulty, p *parts) { p.manifest.Layers = nil }},

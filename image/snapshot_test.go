@@ -47,7 +47,7 @@ func TestLayersOfSnapshotsAreKeptAsLongAsNeeded(t *testing.T) {
 	}
 	check := func(when string, want ...string) {
 		t.Helper()
-		if err := s.Settle(t.Context()); err != nil {
+		if err := s.CollectSnapshotLayers(t.Context()); err != nil {
 			t.Fatalf("%s: %v", when, err)
 		}
 		got := a.layers(t)

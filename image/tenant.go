@@ -19,7 +19,7 @@ import (
 // Blobs and layers are kept once for all tenants. A tenant gets those of another only after its
 // registry or archive has sent their whole content: a digest alone proves nothing. The limits of
 // [Options] are common to all tenants; [Service.Enforce], [Service.EnforceSnapshots] and
-// [Service.Settle] work on the objects of all of them.
+// [Service.CollectSnapshotLayers] work on the objects of all of them.
 func (s *Service) For(tenant string) *Service { return &Service{state: s.state, tenant: tenant} }
 
 // Tenants returns the tenants that have images, build steps or snapshots, sorted.

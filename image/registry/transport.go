@@ -81,8 +81,8 @@ func newTransport(registry string, insecure func(address string) bool, cas *x509
 	return t
 }
 
-// mayBeHere reports whether address may be this machine's: it is the registry's own, or the operator
-// has named it, or the registry is on this machine.
+// mayBeHere reports whether address may be this machine's: it is the registry's own, or the
+// operator has named it, or the registry is on this machine.
 func (t *transport) mayBeHere(address string) bool {
 	if loopback(t.registry) || t.insecure(address) || strings.EqualFold(address, t.registry) {
 		return true
@@ -198,7 +198,7 @@ func (t *transport) close() {
 
 // RoundTrip implements [http.RoundTripper].
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	if loopback(req.URL.Host) && !t.mayBeHere(req.URL.Host) { // also where a proxy would be asked for it
+	if loopback(req.URL.Host) && !t.mayBeHere(req.URL.Host) { // also with a proxy in between
 		return nil, fmt.Errorf("%s://%s: %w", req.URL.Scheme, req.URL.Host, errThisMachine)
 	}
 	if req.URL.Scheme != "https" && !t.insecure(req.URL.Host) && !loopback(req.URL.Host) {
@@ -236,7 +236,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !isBlob(first.URL.Path) { // those are bounded by their descriptors
+	if !isBlob(first.URL.Path) { // descriptors limit those
 		b.left = store.MaxDocument
 	} else if req.Method == http.MethodGet && resp.StatusCode == http.StatusOK && resp.Header.Get("Accept-Ranges") != "none" {
 		b.resume = func(at int64) (*body, error) { return t.resume(req, resp, at) }
@@ -301,7 +301,8 @@ func (t *transport) send(req *http.Request) (*http.Response, *body, error) {
 	return resp, b, nil
 }
 
-// resume requests the rest of resp's body from byte at on, and fails if the answer is not just that.
+// resume requests the rest of resp's body from byte at on, and fails if the answer is not just
+// that.
 func (t *transport) resume(req *http.Request, resp *http.Response, at int64) (*body, error) {
 	again := req.Clone(req.Context())
 	again.Header.Set("Range", fmt.Sprintf("bytes=%d-", at))
