@@ -33,11 +33,11 @@ const (
 	maxRedirects  = 10               // as net/http allows by itself
 )
 
-// transport applies the rules that hold for every request, be it made by us, by go-containerregistry
-// for a token, or after a redirect:
+// transport applies the rules that hold for every request, be it made by us, by
+// go-containerregistry for a token, or after a redirect:
 //
-//   - Plain HTTP only to this machine, unless insecure was asked for, and then to that address only.
-//     A token server or storage that a registry names is held to the rules again.
+//   - Plain HTTP only to this machine, unless insecure was asked for, and then to that address
+//     only. A token server or storage that a registry names is held to the rules again.
 //     go-containerregistry also allows plain HTTP to private addresses and to .local, which are as
 //     easy to listen on as any other.
 //   - Only a registry of this machine may send us to this machine, by any scheme: remote registries
@@ -45,8 +45,8 @@ const (
 //   - Bodies other than blobs are limited.
 //   - The redirects that follow from one request are counted.
 //   - A stalled body ends, in either direction.
-//   - A blob that breaks off is resumed if the registry offers ranges. A registry that answers 429 is
-//     waited for. Both are limited.
+//   - A blob that breaks off is resumed if the registry offers ranges. A registry that answers 429
+//     is waited for. Both are limited.
 type transport struct {
 	base     *http.Transport
 	lax      *http.Transport // to insecure addresses: accepts every certificate
