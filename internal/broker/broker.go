@@ -95,7 +95,6 @@ func (b *broker) configure(_ context.Context, cfg Config) (none, error) {
 	if b.configured {
 		return none{}, errors.New("the broker is configured already")
 	}
-	cfg.Launcher.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	b.configured, b.cfg = true, cfg
 	return none{}, nil
 }
@@ -160,10 +159,9 @@ func (b *broker) startAgent(_ context.Context, _ json.RawMessage, files []*os.Fi
 		err := cmd.Wait()
 		b.mu.Lock()
 		delete(b.agents, pid)
-		log := b.cfg.Launcher.Log
 		b.mu.Unlock()
 		if err != nil {
-			log.Warn("an agent process has ended", "pid", pid, "error", err)
+			slog.New(slog.NewTextHandler(os.Stderr, nil)).Warn("an agent process has ended", "pid", pid, "error", err)
 		}
 	}()
 	return pid, nil
