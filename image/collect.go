@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/errdefs"
+	"github.com/sandboxd/sandboxd/image/reference"
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
@@ -43,7 +45,9 @@ func (s *Service) Acquire(ctx context.Context, ref string) (_ *Image, release fu
 		// It may have been removed, or replaced, before we had the lock.
 		if s.currentLocked(img) {
 			s.pins[blobKey(img.Digest)]++
-			s.used[img.Reference] = time.Now().UTC()
+			if img.Reference != api.HostImage {
+				s.used[store.Key(s.tenant, img.Reference)] = time.Now().UTC()
+			}
 			s.mu.Unlock()
 			return img, func() {
 				s.mu.Lock()
@@ -65,7 +69,7 @@ func (s *Service) acquireRecord(ctx context.Context, ref string) (*Image, *store
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		r, err := s.store.Get(img.Reference)
+		r, err := s.store.Get(s.tenant, img.Reference)
 		if err == nil && r.Manifest.Digest == img.Digest {
 			return img, r, release, nil
 		}
@@ -81,7 +85,7 @@ func (s *Service) currentLocked(img *Image) bool {
 	if img.Reference == api.HostImage {
 		return s.host.digest() == img.Digest && s.going[treeKey(img.Digest)] == nil
 	}
-	r, err := s.store.Get(img.Reference)
+	r, err := s.store.Get(s.tenant, img.Reference)
 	return err == nil && r.Manifest.Digest == img.Digest
 }
 
@@ -116,11 +120,26 @@ func (s *Service) heldLocked() (map[string][]string, error) {
 
 // choice is what is to be removed.
 type choice struct {
-	drop   []string // names
-	loosen []string // names that are lost while their image stays, because a sandbox holds it
-	forget []string // keys of steps of builds
+	drop   []*store.Record
+	loosen []*store.Record // lose their names; their images stay, because sandboxes hold them
+	forget []string        // IDs of build steps
 
 	discard []string // ids of snapshots
+}
+
+func recordIDs(records []*store.Record) (ids []string) {
+	for _, r := range records {
+		ids = append(ids, r.ID())
+	}
+	return ids
+}
+
+func recordNames(records []*store.Record) []string {
+	names := make([]string, len(records))
+	for i, r := range records {
+		names[i] = r.Name
+	}
+	return names
 }
 
 // chooser makes the choice. Held are the images that sandboxes have, as SetHolders says.
@@ -202,7 +221,7 @@ func (s *Service) plan(strays bool, choose chooser) (store.Garbage, api.ImagesRe
 	keepBlob := func(digest string) bool {
 		return s.pins[blobKey(digest)] > 0 || s.going[blobKey(digest)] != nil || held[digest] != nil
 	}
-	g, err := s.store.Collect(chosen.drop, chosen.loosen, chosen.forget, chosen.discard, keepLayer, keepBlob)
+	g, err := s.store.Collect(recordIDs(chosen.drop), recordIDs(chosen.loosen), chosen.forget, chosen.discard, keepLayer, keepBlob)
 	if err != nil {
 		return fail(err)
 	}
@@ -210,7 +229,7 @@ func (s *Service) plan(strays bool, choose chooser) (store.Garbage, api.ImagesRe
 		delete(s.sizes, c)
 	}
 	out := api.ImagesRemoved{
-		Removed: append([]string{}, chosen.drop...), Untagged: append([]string{}, chosen.loosen...), Steps: len(chosen.forget), Bytes: g.Bytes,
+		Removed: recordNames(chosen.drop), Untagged: recordNames(chosen.loosen), Steps: len(chosen.forget), Bytes: g.Bytes,
 	}
 	return g, out, s.depart(append(treeKeys(g.Layers), blobKeys(g.Blobs)...)), nil
 }
@@ -255,7 +274,6 @@ func (s *Service) flushUsed() error {
 	s.mu.Lock()
 	used := maps.Clone(s.used)
 	s.mu.Unlock()
-	delete(used, api.HostImage)
 	return s.store.SetUsed(used)
 }
 
@@ -263,35 +281,36 @@ func (s *Service) flushUsed() error {
 // refused; with force it loses the name and goes, by a later Prune, when the sandbox has.
 func (s *Service) Remove(ctx context.Context, ref string, force bool) (api.ImagesRemoved, error) {
 	if ref == api.HostImage {
-		return api.ImagesRemoved{}, classf(ErrReference, "the image %q is made of this host's own programs and takes no room to speak of; it cannot be removed", ref)
+		return api.ImagesRemoved{}, errdefs.Classf(ErrReference, "the image %q is made of this host's own programs and takes no room to speak of; it cannot be removed", ref)
 	}
-	r, err := s.record(ref)
+	r, err := s.lookup(ref)
 	if errors.Is(err, ErrNotFound) {
-		return api.ImagesRemoved{}, classf(ErrNotFound, "image %s is not stored here; sandboxd images lists what is", ref)
+		return api.ImagesRemoved{}, errdefs.Classf(ErrNotFound, "image %s is not stored here; sandboxd images lists what is", ref)
 	} else if err != nil {
 		return api.ImagesRemoved{}, err
 	}
 	// It goes on after the caller has given up.
 	return s.sweep(context.WithoutCancel(ctx), false, func(records []*store.Record, _ []*store.Step, held map[string][]string) (choice, error) {
+		records = s.ownRecords(records)
 		i := slices.IndexFunc(records, func(o *store.Record) bool { return o.Name == r.Name })
 		if i < 0 {
-			return choice{}, classf(ErrNotFound, "image %s is not stored here any more", r.Name)
+			return choice{}, errdefs.Classf(ErrNotFound, "image %s is not stored here any more", r.Name)
 		}
 		r := records[i]
-		who := held[r.Manifest.Digest]
+		who := s.ownHolders(held[r.Manifest.Digest])
 		others := slices.ContainsFunc(records, func(o *store.Record) bool { return o.Name != r.Name && o.Manifest.Digest == r.Manifest.Digest })
 		switch {
 		case len(who) == 0 || others:
-			return choice{drop: []string{r.Name}}, nil
+			return choice{drop: []*store.Record{r}}, nil
 		case force && !r.Untagged && !strings.Contains(r.Name, "@"):
-			return choice{loosen: []string{r.Name}}, nil
+			return choice{loosen: []*store.Record{r}}, nil
 		}
 		who = slices.DeleteFunc(slices.Clone(who), func(w string) bool { return w == busy })
 		if len(who) == 0 {
-			return choice{}, classf(ErrInUse, "image %s is needed by %s; try again when that is over", r.Name, busy)
+			return choice{}, errdefs.Classf(ErrInUse, "image %s is needed by %s; try again when that is over", r.Name, busy)
 		}
 		slices.Sort(who)
-		return choice{}, classf(ErrInUse, "image %s is held by %s; delete what holds it first: %s", r.Name, strings.Join(who, ", "), remedy(who))
+		return choice{}, errdefs.Classf(ErrInUse, "image %s is held by %s; delete what holds it first: %s", r.Name, strings.Join(who, ", "), remedy(who))
 	})
 }
 
@@ -318,13 +337,15 @@ func remedy(who []string) string {
 // to be quicker the next time; and layers and blobs that no image needs.
 func (s *Service) Prune(ctx context.Context, all bool) (api.ImagesRemoved, error) {
 	return s.sweep(context.WithoutCancel(ctx), true, func(records []*store.Record, steps []*store.Step, held map[string][]string) (c choice, _ error) {
-		for _, r := range records {
-			if (all || r.Untagged) && len(held[r.Manifest.Digest]) == 0 {
-				c.drop = append(c.drop, r.Name)
+		for _, r := range s.ownRecords(records) {
+			if (all || r.Untagged) && len(s.ownHolders(held[r.Manifest.Digest])) == 0 {
+				c.drop = append(c.drop, r)
 			}
 		}
 		for _, step := range steps {
-			c.forget = append(c.forget, step.Key)
+			if step.Tenant == s.tenant {
+				c.forget = append(c.forget, step.ID())
+			}
 		}
 		return c, nil
 	})
@@ -333,22 +354,22 @@ func (s *Service) Prune(ctx context.Context, all bool) (api.ImagesRemoved, error
 // Tag gives a stored image one more name. An image that has the name loses it.
 func (s *Service) Tag(ctx context.Context, source, target string) (*Image, error) {
 	if source == api.HostImage || target == api.HostImage {
-		return nil, classf(ErrReference, "%q is this host's own image; it has one name, and no other image has it", api.HostImage)
+		return nil, errdefs.Classf(ErrReference, "%q is this host's own image; it has one name, and no other image has it", api.HostImage)
 	}
-	parsed, err := parse(target)
+	parsed, err := reference.Parse(target)
 	if err != nil {
 		return nil, err
 	}
-	name := normalised(parsed)
+	name := reference.Normalize(parsed)
 	if strings.Contains(name, "@") {
-		return nil, classf(ErrReference, "%q is a digest; give a tag like %s:1.0", target, store.Repository(name))
+		return nil, errdefs.Classf(ErrReference, "%q is a digest; give a tag like %s:1.0", target, store.Repository(name))
 	}
 	img, release, err := s.Acquire(ctx, source)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	r, err := s.store.Get(img.Reference)
+	r, err := s.store.Get(s.tenant, img.Reference)
 	if err != nil {
 		return nil, err
 	}
@@ -389,7 +410,7 @@ func (s *Service) Enforce(ctx context.Context) error {
 			var stay []*store.Record
 			for _, r := range records {
 				if r.Manifest.Digest == digest {
-					c.drop = append(c.drop, r.Name)
+					c.drop = append(c.drop, r)
 				} else {
 					stay = append(stay, r)
 				}
@@ -432,7 +453,7 @@ func tooMuch(steps []*store.Step, images *shares, room, total int64) ([]string, 
 			}
 		}
 		if size > room || chains[step.Parent] == gone {
-			forget = append(forget, step.Key)
+			forget = append(forget, step.ID())
 			if l != nil && chains[l.ChainID] == 0 {
 				chains[l.ChainID] = gone
 			}

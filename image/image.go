@@ -18,10 +18,12 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/reference"
+	"github.com/sandboxd/sandboxd/image/registry"
 	"github.com/sandboxd/sandboxd/image/store"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
@@ -54,16 +56,20 @@ type Image struct {
 	Rootfs rootfs.Source
 }
 
-// Service is the images of one data directory. Its methods may be called from several goroutines.
+// Service is the images of one data directory as one tenant sees them; see [Service.For]. Its methods
+// may be called from several goroutines.
 type Service struct {
+	*state
+
+	tenant string
+}
+
+// state is common to the views of all tenants.
+type state struct {
 	store    *store.Store
 	applier  Applier
-	keychain authn.Keychain
-	backoff  remote.Backoff // between attempts after errors that may pass
-	patience time.Duration  // with registries that answer 429
+	registry *registry.Client
 	flights  flights
-
-	helperTimeout time.Duration // of credential helpers
 
 	background sync.WaitGroup     // the clean-up that Open begins
 	retrier    sync.WaitGroup     // who goes on with it
@@ -82,7 +88,8 @@ type Service struct {
 	left    map[string]bool                            // chain ids of layers that could not be removed, for retry
 	holders func() map[string][]string                 // see SetHolders; nil: unknown, nothing may be collected
 	removal func(ctx context.Context, layers []string) // see OnRemoval; nil: nobody is told
-	used    map[string]time.Time                       // of images by name, where it is later than what is stored
+	used    map[string]time.Time                       // by ID of the record, if later than the record's
+	proven  map[string]int                             // contents that tenants have presented; see prove
 	sizes   map[string]store.Tree                      // of the trees that were extracted here, by chain id
 }
 
@@ -96,8 +103,8 @@ type Options struct {
 	SnapshotLimit int64
 	// LayersDir is where the applier keeps extracted layers. Verify alone looks there; empty: it compares no trees.
 	LayersDir string
-	// Registries say how certain registries are spoken to.
-	Registries Registries
+	// Registries holds the settings of particular registries.
+	Registries registry.Config
 	// Limits bound each image, and each snapshot with the image that it stands on, however it comes here: an image that is beyond
 	// them is refused, be its layers there already or not. Zero fields are those of [layer.DefaultLimits].
 	Limits layer.Limits
@@ -121,18 +128,20 @@ func Open(dir string, applier Applier, opts Options) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{
-		store: st, applier: applier, keychain: opts.Keychain, opts: opts, patience: maxPatience, helperTimeout: credentialsTimeout,
-		pins: make(map[string]int), going: make(map[string]chan struct{}), left: make(map[string]bool), used: make(map[string]time.Time), sizes: make(map[string]store.Tree),
-		backoff: remote.Backoff{Duration: 500 * time.Millisecond, Factor: 3, Jitter: 0.1, Steps: 3},
-	}
+	s := &Service{state: &state{
+		store: st, applier: applier, opts: opts,
+		pins: make(map[string]int), going: make(map[string]chan struct{}), left: make(map[string]bool), used: make(map[string]time.Time),
+		sizes: make(map[string]store.Tree), proven: make(map[string]int),
+	}}
 	s.opts.Limits = s.opts.Limits.WithDefaults()
 	if s.opts.Log == nil {
 		s.opts.Log = slog.New(slog.DiscardHandler)
 	}
 	s.host.root = "/"
-	if s.keychain == nil {
-		s.keychain = authn.DefaultKeychain
+	s.registry = registry.NewClient(opts.Registries, s.opts.Log)
+	s.registry.Lookup = opts.Lookup
+	if opts.Keychain != nil {
+		s.registry.Keychain = opts.Keychain
 	}
 	if s.opts.HostLayer == nil {
 		s.opts.HostLayer = func(_ context.Context, to *os.File) ([]string, error) { return WriteHostLayer(s.host.root, to) }
@@ -262,30 +271,30 @@ func (s *Service) Get(ctx context.Context, ref string) (*Image, error) {
 	if ref == api.HostImage {
 		return s.getHost(ctx)
 	}
-	r, err := s.record(ref)
+	r, err := s.lookup(ref)
 	if err != nil {
 		return nil, err
 	}
 	return s.image(r)
 }
 
-// record finds a stored image by a reference as people write it.
-func (s *Service) record(ref string) (*store.Record, error) {
-	parsed, err := parse(ref)
+// lookup finds a stored image by a reference as people write it.
+func (s *Service) lookup(ref string) (*store.Record, error) {
+	parsed, err := reference.Parse(ref)
 	if err != nil {
 		return nil, err
 	}
-	name := normalised(parsed)
-	r, err := s.store.Get(name)
+	name := reference.Normalize(parsed)
+	r, err := s.store.Get(s.tenant, name)
 	if errors.Is(err, store.ErrNotFound) {
-		return nil, classf(ErrNotFound, "image %s is not stored here; pull it first: sandboxd pull %s", name, ref)
+		return nil, errdefs.Classf(ErrNotFound, "image %s is not stored here; pull it first: sandboxd pull %s", name, ref)
 	}
 	return r, err
 }
 
 // List returns the stored images sorted by reference, the host image first.
 func (s *Service) List(context.Context) ([]api.Image, error) {
-	records, err := s.store.List()
+	records, err := s.records()
 	if err != nil {
 		return nil, err
 	}
@@ -302,9 +311,6 @@ func (s *Service) List(context.Context) ([]api.Image, error) {
 	}
 	return images, nil
 }
-
-// LayerUsers returns, for each chain id that a stored image needs, the references of those images.
-func (s *Service) LayerUsers() (map[string][]string, error) { return s.store.LayerUsers() }
 
 func summary(r *store.Record) api.Image {
 	img := api.Image{Reference: r.Name, Digest: r.Manifest.Digest, Platform: r.Platform, Layers: len(r.Layers), PulledAt: r.PulledAt}

@@ -9,18 +9,19 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
 // configFile reads an image's stored configuration.
 func (s *Service) configFile(r *store.Record) (*v1.ConfigFile, error) {
-	data, err := s.store.ReadBlob(r.Config.Digest, maxDocument)
+	data, err := s.store.ReadBlob(r.Config.Digest, store.MaxDocument)
 	if err != nil {
-		return nil, classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
+		return nil, errdefs.Classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
 	}
 	c, err := v1.ParseConfigFile(bytes.NewReader(data))
 	if err != nil {
-		return nil, classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
+		return nil, errdefs.Classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
 	}
 	return c, nil
 }
@@ -30,7 +31,7 @@ func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, err
 	if ref == api.HostImage {
 		return s.inspectHost(ctx)
 	}
-	r, err := s.record(ref)
+	r, err := s.lookup(ref)
 	if err != nil {
 		return api.ImageDetail{}, err
 	}
@@ -38,7 +39,7 @@ func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, err
 	if err != nil {
 		return api.ImageDetail{}, err
 	}
-	records, err := s.store.List()
+	records, err := s.records()
 	if err != nil {
 		return api.ImageDetail{}, err
 	}
@@ -57,7 +58,7 @@ func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, err
 	d.SharedSize, d.UniqueSize = shareOf(records, trees).of(r)
 	s.mu.Lock()
 	d.UsedAt = r.UsedAt
-	if at := s.used[r.Name]; at.After(d.UsedAt) {
+	if at := s.used[r.ID()]; at.After(d.UsedAt) {
 		d.UsedAt = at
 	}
 	s.mu.Unlock()
@@ -127,7 +128,7 @@ func (s *Service) usedBy(digest string) []string {
 	if err != nil {
 		s.opts.Log.Warn("it is not known who holds an image", "error", err)
 	}
-	who := slices.DeleteFunc(slices.Clone(held[digest]), func(w string) bool { return w == busy })
+	who := slices.DeleteFunc(s.ownHolders(held[digest]), func(w string) bool { return w == busy })
 	slices.Sort(who)
 	return who
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/image/archive"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -380,7 +381,7 @@ func (d *Daemon) getExport(w http.ResponseWriter, r *http.Request) error {
 	}
 	format := q.Get("format")
 	if format == "" {
-		format = image.FormatOCI
+		format = archive.FormatOCI
 	}
 	out := &stream{w: w, rc: http.NewResponseController(w), contentType: api.TypeTar}
 	return d.service.ExportImage(r.Context(), q.Get("reference"), format, out)
