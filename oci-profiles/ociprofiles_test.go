@@ -19,7 +19,8 @@ var update = flag.Bool("update", false, "write the filters from package seccomp"
 
 var able = seccomp.Abilities{Actions: []string{"errno", "allow"}}
 
-// TestFilterIsThePlan keeps the embedded filters and the source that they are generated from together.
+// TestFilterIsThePlan keeps the embedded filters and the source that they are generated from
+// together.
 func TestFilterIsThePlan(t *testing.T) {
 	for _, filter := range seccomp.Embedded() {
 		for _, arch := range []string{seccomp.AMD64, seccomp.ARM64} {
@@ -94,8 +95,8 @@ func TestEveryProfileLoads(t *testing.T) {
 	}
 }
 
-// TestNoProfileHoldsPowerOverTheKernel lists the capabilities by which a user namespace reaches the kernel code that
-// most published escapes went through.
+// TestNoProfileHoldsPowerOverTheKernel lists the capabilities by which a user namespace reaches the
+// kernel code that most published escapes went through.
 func TestNoProfileHoldsPowerOverTheKernel(t *testing.T) {
 	for _, s := range all(t) {
 		for _, p := range s.byName {

@@ -10,11 +10,12 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// An engine may offer more than [Engine] asks for, each ability as one of the interfaces below. [As] finds it. Without an
-// ability the operations that need it fail with ErrUnavailable; nothing else changes.
+// An engine may offer more than [Engine] asks for, each ability as one of the interfaces below.
+// [As] finds it. Without an ability the operations that need it fail with ErrUnavailable; nothing
+// else changes.
 
-// As returns the ability T of an engine, if it has it. An engine that wraps another one offers the other's abilities by an
-// Unwrap method.
+// As returns the ability T of an engine, if it has it. An engine that wraps another one offers the
+// other's abilities by an Unwrap method.
 func As[T any](e Engine) (T, bool) {
 	for {
 		if t, ok := e.(T); ok {
@@ -29,18 +30,19 @@ func As[T any](e Engine) (T, bool) {
 	}
 }
 
-// Differ is the ability to read the files that a sandbox has changed, whether it runs or has ended. Without it there are no
-// diffs, commits, snapshots and forks, and no build that runs a program. Its errors are those of package image/layer where
-// the files are to blame, and ErrNotFound for a sandbox without files.
+// Differ is the ability to read the files that a sandbox has changed, whether it runs or has ended.
+// Without it there are no diffs, commits, snapshots and forks, and no build that runs a program.
+// Its errors are those of package image/layer where the files are to blame, and ErrNotFound for a
+// sandbox without files.
 type Differ interface {
-	// WriteDiff writes the changes to w as an uncompressed layer, whose digest is the result's DiffID. On error w has got
-	// a part that is of no use.
+	// WriteDiff writes the changes to w as an uncompressed layer, whose digest is the result's DiffID.
+	// On error w has got a part that is of no use.
 	WriteDiff(ctx context.Context, req DiffRequest, w io.Writer) (DiffResult, error)
 	// ListDiff calls found for every changed file, sorted as in the layer. An error of found ends it.
 	ListDiff(ctx context.Context, req DiffRequest, found func(api.Change) error) (DiffResult, error)
-	// StoreDiff makes a layer of the changes, under a chain id that no layer has, and returns when it is complete and
-	// synced, with the DiffID of the stream that WriteDiff would have written. Frozen reports whether no process of the
-	// sandbox ran meanwhile. On error no layer is kept.
+	// StoreDiff makes a layer of the changes, under a chain id that no layer has, and returns when it
+	// is complete and synced, with the DiffID of the stream that WriteDiff would have written. Frozen
+	// reports whether no process of the sandbox ran meanwhile. On error no layer is kept.
 	StoreDiff(ctx context.Context, req DiffRequest, chainID string) (result DiffResult, frozen bool, err error)
 }
 
@@ -72,11 +74,12 @@ type DiffResult struct {
 	SkippedMore int64    // number of further ones
 }
 
-// DescriptorStore is the ability to keep file descriptors for the daemon after this one, so that detached execs survive it.
-// Without it they end with the daemon.
+// DescriptorStore is the ability to keep file descriptors for the daemon after this one, so that
+// detached execs survive it. Without it they end with the daemon.
 type DescriptorStore interface {
-	// StoreDescriptors keeps copies of 1 to 8 descriptors until they are dropped, the sandbox is deleted or the engine
-	// ends. They replace those under the set's name. If the store is full it fails with ErrInUse.
+	// StoreDescriptors keeps copies of 1 to 8 descriptors until they are dropped, the sandbox is
+	// deleted or the engine ends. They replace those under the set's name. If the store is full it
+	// fails with ErrInUse.
 	StoreDescriptors(ctx context.Context, set DescriptorSet) error
 	// StoredDescriptors returns copies of all sets, which the caller closes. The store keeps its own.
 	StoredDescriptors(ctx context.Context) ([]DescriptorSet, error)
@@ -90,7 +93,8 @@ type DescriptorSet struct {
 	Files         []*os.File
 }
 
-// Describer is the ability of an engine to say what it is. Without it `sandboxd info` shows neither pid nor defaults.
+// Describer is the ability of an engine to say what it is. Without it `sandboxd info` shows neither
+// pid nor defaults.
 type Describer interface {
 	Describe(ctx context.Context) (Description, error)
 }
@@ -102,8 +106,8 @@ type Description struct {
 	Enforced api.Enforced // restrictions that a sandbox with the profile's defaults gets
 }
 
-// Shutdowner is the ability of an engine with a process of its own to end, and every sandbox with it. A daemon that keeps no
-// sandboxes calls it last. Without it there is nothing to end.
+// Shutdowner is the ability of an engine with a process of its own to end, and every sandbox with
+// it. A daemon that keeps no sandboxes calls it last. Without it there is nothing to end.
 type Shutdowner interface {
 	Shutdown(ctx context.Context) error
 }

@@ -9,9 +9,10 @@ const (
 	demandSlots  = int64(demandWindow / demandSlot)
 )
 
-// demand counts how many sandboxes of a pool were asked for lately, and says from that how many are worth having ready: the most
-// that were asked for within two seconds, about the time that a pool takes to be filled up again. What was long ago counts for
-// less, evenly down to nothing at the end of the window, so that a pool shrinks one by one when nobody comes any more.
+// demand counts how many sandboxes of a pool were asked for lately, and says from that how many are
+// worth having ready: the most that were asked for within two seconds, about the time that a pool
+// takes to be filled up again. What was long ago counts for less, evenly down to nothing at the end
+// of the window, so that a pool shrinks one by one when nobody comes any more.
 //
 // The zero value is ready for use. Times must not go back.
 type demand struct {

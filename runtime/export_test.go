@@ -28,7 +28,8 @@ func Reconcile(ctx context.Context, s *Supervisor, rounds int) error {
 	return nil
 }
 
-// RefuseRecords has the supervisor's disk refuse every record until restore is called. Scratch is a file that does not exist.
+// RefuseRecords has the supervisor's disk refuse every record until restore is called. Scratch is a
+// file that does not exist.
 func RefuseRecords(s *Supervisor, scratch string) (restore func() error, err error) {
 	empty, err := bolt.Open(scratch, 0o600, nil)
 	if err != nil {

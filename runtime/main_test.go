@@ -10,7 +10,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// A sandbox ends with its main process, and the record says how; what another life of it left behind changes nothing.
+// A sandbox ends with its main process, and the record says how; what another life of it left
+// behind changes nothing.
 func TestMainEnded(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)

@@ -284,7 +284,8 @@ func (e reluctant) Delete(ctx context.Context, id string) error {
 
 var errDisk = errors.New("disk is broken")
 
-// What is on record of it is how it has ended, whoever was faster; and no daemon is kept from starting by what cannot be removed.
+// What is on record of it is how it has ended, whoever was faster; and no daemon is kept from
+// starting by what cannot be removed.
 func TestFailedDeletionEndsTheSandbox(t *testing.T) {
 	b := newBench(t)
 	e := reluctant{b.engine, new(sync.WaitGroup), new(time.Duration)}
@@ -340,8 +341,8 @@ func TestFailedDeletionEndsTheSandbox(t *testing.T) {
 	e.kills.Wait()
 }
 
-// A pool that learns counts every creation that it could have served, whether or not something was ready, and no others; and
-// what is ready is still given to one of them each.
+// A pool that learns counts every creation that it could have served, whether or not something was
+// ready, and no others; and what is ready is still given to one of them each.
 func TestPoolLearnsFromWhatIsAskedFor(t *testing.T) {
 	b := newBench(t)
 	var told atomic.Int64
@@ -365,7 +366,8 @@ func TestPoolLearnsFromWhatIsAskedFor(t *testing.T) {
 		seen[rec.ID] = true
 	}
 	took := time.Since(began)
-	// All in one second are a burst of five, wherever its slots begin. What takes longer may be several.
+	// All in one second are a burst of five, wherever its slots begin. What takes longer may be
+	// several.
 	if st := s.PoolState("host"); st.Wanted > 5 || st.Wanted < 5 && took < time.Second || st.Wanted < 1 {
 		t.Errorf("after five in %s: %+v", took, st)
 	}

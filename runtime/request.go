@@ -11,8 +11,9 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// Request is what [Supervisor.Create] makes a sandbox of. References and names in it have been resolved and values have
-// been validated; only limits, times and a missing name are filled in here.
+// Request is what [Supervisor.Create] makes a sandbox of. References and names in it have been
+// resolved and values have been validated; only limits, times and a missing name are filled in
+// here.
 type Request struct {
 	Tenant      string // empty: the daemon's own
 	Name        string // unique within the tenant; made up when empty
@@ -34,9 +35,11 @@ type Request struct {
 	Command   []string
 	TTY       bool
 	StdinOpen bool
-	// Hostname is what the sandbox calls itself where that must not be its name, which nobody else has.
+	// Hostname is what the sandbox calls itself where that must not be its name, which nobody else
+	// has.
 	Hostname string
-	// Ephemeral says that the sandbox serves one request: a daemon that comes after a crash deletes it.
+	// Ephemeral says that the sandbox serves one request: a daemon that comes after a crash deletes
+	// it.
 	Ephemeral bool
 }
 

@@ -133,7 +133,8 @@ func TestStartAfterEveryEnd(t *testing.T) {
 	start(t, s, "lost", 0)
 }
 
-// The next daemon knows what was started and what was stopped, also where the crash was in the middle.
+// The next daemon knows what was started and what was stopped, also where the crash was in the
+// middle.
 func TestStatesOutliveTheDaemon(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
@@ -147,7 +148,8 @@ func TestStatesOutliveTheDaemon(t *testing.T) {
 	if err := s.Close(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	// What a crash between the engine's start and the record's leaves: it runs, and is recorded as stopped.
+	// What a crash between the engine's start and the record's leaves: it runs, and is recorded as
+	// stopped.
 	spec := b.engine.Spec(middle.ID)
 	spec.Deadline = time.Now().Add(40 * time.Minute)
 	control := listenAt(t, b, middle.ID)
@@ -190,9 +192,9 @@ func TestFailedStartLeavesItStopped(t *testing.T) {
 	}
 }
 
-// Stopping what does not want to end takes its grace; whoever is in a hurry does not wait for it, and neither does the
-// end of the daemon.
-// slowStart is an engine that is slow to begin with a start.
+// Stopping what does not want to end takes its grace; whoever is in a hurry does not wait for it,
+// and neither does the end of the daemon. slowStart is an engine that is slow to begin with a
+// start.
 type slowStart struct{ *slow }
 
 func (e slowStart) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
@@ -523,8 +525,8 @@ func (e *slowKiller) Kill(ctx context.Context, id string) error {
 	return e.Engine.Kill(ctx, id)
 }
 
-// Who ends a sandbox by its id ends the life that he means: the next one does not begin before he is done, and who comes late
-// ends nothing.
+// Who ends a sandbox by its id ends the life that he means: the next one does not begin before he
+// is done, and who comes late ends nothing.
 func TestKillMeansOneLife(t *testing.T) {
 	for name, end := range map[string]func(*runtime.Supervisor, *runtime.Lease) error{
 		"lease": func(_ *runtime.Supervisor, l *runtime.Lease) error { return l.Kill(t.Context(), "by the test") },
@@ -618,7 +620,8 @@ func TestEndIsToldByADaemonThatStops(t *testing.T) {
 	}
 }
 
-// A disk that refuses the record of an end, because it is full, does not lose it: the reconciler writes it when it can.
+// A disk that refuses the record of an end, because it is full, does not lose it: the reconciler
+// writes it when it can.
 func TestEndIsWrittenWhenTheDiskTakesIt(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)

@@ -133,7 +133,8 @@ func TestUpdatedDeadlineCounts(t *testing.T) {
 	}
 }
 
-// An answer that is lost or late says nothing about what was done: the supervisor asks, and shows and keeps what holds.
+// An answer that is lost or late says nothing about what was done: the supervisor asks, and shows
+// and keeps what holds.
 func TestLostAnswerIsAskedFor(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)

@@ -8,8 +8,9 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Check refuses a plan, which may come from elsewhere, that is no allow-list for the architecture, says what nothing here would
-// act on, or opens what no profile opens: what the default profile refuses by name, another namespace, an odd socket.
+// Check refuses a plan, which may come from elsewhere, that is no allow-list for the architecture,
+// says what nothing here would act on, or opens what no profile opens: what the default profile
+// refuses by name, another namespace, an odd socket.
 func Check(p *specs.LinuxSeccomp, arch string) error {
 	oci, ok := ociArch[arch]
 	switch {
@@ -81,13 +82,15 @@ type closedCall struct {
 	reason string
 }
 
-// allowedBy does not ask which rule comes first: libseccomp prefers one without conditions, wherever it stands.
+// allowedBy does not ask which rule comes first: libseccomp prefers one without conditions,
+// wherever it stands.
 func (c *closedCall) allowedBy(rule specs.LinuxSyscall) bool {
 	return rule.Action == specs.ActAllow && slices.Contains(rule.Names, c.name) && holds(rule.Args, c.args)
 }
 
-// closed are examples of what no filter lets through in calls that are not closed as a whole. With bits above those that the
-// kernel looks at, for a filter that compares all 64 can be walked around (CVE-2019-10063).
+// closed are examples of what no filter lets through in calls that are not closed as a whole. With
+// bits above those that the kernel looks at, for a filter that compares all 64 can be walked around
+// (CVE-2019-10063).
 func closed() []closedCall {
 	var all []closedCall
 	for _, high := range []uint64{0, 1 << 32} {

@@ -32,9 +32,10 @@ var errnoNames = map[uint]string{
 	errnoENOTSUP: "ENOTSUP",
 }
 
-// Lookup says what a plan answers to a call with these arguments; those not given are 0. It reads the plan as libseccomp
-// does: conditions of one rule hold together, and the first rule that holds answers. It understands every operator of
-// the runtime-spec, so a plan from elsewhere can be asked too.
+// Lookup says what a plan answers to a call with these arguments; those not given are 0. It reads
+// the plan as libseccomp does: conditions of one rule hold together, and the first rule that holds
+// answers. It understands every operator of the runtime-spec, so a plan from elsewhere can be asked
+// too.
 func Lookup(p *specs.LinuxSeccomp, call string, args ...uint64) Verdict {
 	for _, rule := range p.Syscalls {
 		if slices.Contains(rule.Names, call) && holds(rule.Args, args) {
@@ -125,7 +126,8 @@ func condText(c specs.LinuxSeccompArg) string {
 	}
 }
 
-// Reachable are the names of the calls that a plan lets through, with some arguments at least, sorted.
+// Reachable are the names of the calls that a plan lets through, with some arguments at least,
+// sorted.
 func Reachable(p *specs.LinuxSeccomp) []string {
 	var names []string
 	for _, rule := range p.Syscalls {

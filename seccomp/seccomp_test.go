@@ -57,8 +57,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// The launcher's filter is what sandboxes inherit: it lets through all that a profile does, and none of what the launcher has no use
-// for either.
+// The launcher's filter is what sandboxes inherit: it lets through all that a profile does, and
+// none of what the launcher has no use for either.
 func TestLaunchersFilter(t *testing.T) {
 	for _, arch := range []string{AMD64, ARM64} {
 		through := Reachable(planOf(t, Launcher(), arch))
@@ -294,8 +294,8 @@ func TestLegacyCallsAreOnlyThereWhereTheyExist(t *testing.T) {
 	}
 }
 
-// TestOneAnswer checks on the plan itself that no call with given arguments gets two answers, so that the order in which
-// libseccomp arranges rules cannot matter.
+// TestOneAnswer checks on the plan itself that no call with given arguments gets two answers, so
+// that the order in which libseccomp arranges rules cannot matter.
 func TestOneAnswer(t *testing.T) {
 	p := plan(t, AMD64)
 	interesting := []uint64{0, 1, 2, 6, 8, 9, 10, 16, 17, 31, 38, tiocSTI, tiocLINUX, tiocSETD, 0x20000, 0x20008, 1 << 31, low32}

@@ -14,8 +14,9 @@ import (
 	"strings"
 )
 
-// Apply writes the maps of process pid, a child of the caller that has just been cloned into a new user namespace and
-// waits. Both maps can be written once only; on error the child is of no use and is to be killed.
+// Apply writes the maps of process pid, a child of the caller that has just been cloned into a new
+// user namespace and waits. Both maps can be written once only; on error the child is of no use and
+// is to be killed.
 //
 // Until Apply has returned, every id in the child reads as 65534. What the child then has to know:
 //
@@ -39,8 +40,8 @@ func Apply(ctx context.Context, pid int, p Plan) error {
 	case Helpers:
 		err = errors.Join(runHelper(ctx, p.NewUIDMap, pid, p.UID), runHelper(ctx, p.NewGIDMap, pid, p.GID))
 	case Single:
-		// Since Linux 3.19 an unprivileged gid_map can be written only after setgroups has been denied: otherwise a
-		// process could drop a group by which a file denies it access (CVE-2014-8989).
+		// Since Linux 3.19 an unprivileged gid_map can be written only after setgroups has been denied:
+		// otherwise a process could drop a group by which a file denies it access (CVE-2014-8989).
 		err = errors.Join(
 			write(proc, "setgroups", "deny"),
 			write(proc, "uid_map", kernelForm(p.UID)),

@@ -18,19 +18,21 @@ type Host struct {
 	Systemd bool   // it manages the host
 	// Asks says that a daemon which starts where the calling process is asks systemd for a scope.
 	Asks bool
-	// AtTop says that a daemon which is given no scope makes its place at the top of the hierarchy: root's, where nothing
-	// that it is in was given to it.
+	// AtTop says that a daemon which is given no scope makes its place at the top of the hierarchy:
+	// root's, where nothing that it is in was given to it.
 	AtTop bool
-	// InManager says that the calling process runs below the user's own systemd, and Lingers that the user does. That systemd
-	// and all below it end with the last session of a user who does not.
+	// InManager says that the calling process runs below the user's own systemd, and Lingers that the
+	// user does. That systemd and all below it end with the last session of a user who does not.
 	InManager, Lingers bool
-	// Container says that this is one of Docker's, Podman's or their like, or a cgroup namespace of its own.
+	// Container says that this is one of Docker's, Podman's or their like, or a cgroup namespace of
+	// its own.
 	Container bool
 	// ReadOnly says that cgroup v2 is mounted read-only.
 	ReadOnly bool
 	// Top are the controllers of the whole hierarchy, as far as it is mounted; nil without cgroup v2.
 	Top []string
-	// V1 are the controllers that a cgroup v1 hierarchy holds, Disabled those that the kernel's command line switches off.
+	// V1 are the controllers that a cgroup v1 hierarchy holds, Disabled those that the kernel's
+	// command line switches off.
 	V1, Disabled []string
 	// Manager are the controllers that the user's own systemd was given; nil where there is none.
 	Manager []string
@@ -118,8 +120,8 @@ const (
 	dropInText = `[Service]\nDelegate=cpu cpuset io memory pids\n`
 )
 
-// Remedy is the way to what is missing, for this very host, in the order in which it is to be gone. Lacking are the
-// controllers that are missed; none means the cgroup itself.
+// Remedy is the way to what is missing, for this very host, in the order in which it is to be gone.
+// Lacking are the controllers that are missed; none means the cgroup itself.
 func (h Host) Remedy(lacking []string) string {
 	inOne := len(lacking) > 0 // in a cgroup that is delegated, with less than is wanted
 	if !inOne {
@@ -169,7 +171,8 @@ func (h Host) inContainer(absent []string) string {
 	}
 }
 
-// boot says what must be different when the host, or its kernel, is started, so that the hierarchy has the controllers.
+// boot says what must be different when the host, or its kernel, is started, so that the hierarchy
+// has the controllers.
 func (h Host) boot(absent []string) (steps []string) {
 	var v1, off, unbuilt []string
 	for _, c := range absent {
@@ -201,7 +204,8 @@ func (h Host) boot(absent []string) (steps []string) {
 	return steps
 }
 
-// delegation says how to get a cgroup with controllers that the host has, or them into the one that there is.
+// delegation says how to get a cgroup with controllers that the host has, or them into the one that
+// there is.
 func (h Host) delegation(lacking []string, inOne bool) string {
 	const delegate = `-p "Delegate=cpu cpuset io memory pids" sandboxd serve`
 	switch {

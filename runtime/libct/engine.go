@@ -1,16 +1,19 @@
-// Package libct starts sandboxes through libcontainer. It is the only importer of github.com/opencontainers/runc, which
-// guarantees its binary and not its Go API.
+// Package libct starts sandboxes through libcontainer. It is the only importer of
+// github.com/opencontainers/runc, which guarantees its binary and not its Go API.
 //
-// The package runs in the launcher only: importing it registers libcontainer's C constructor, which looks at the
-// environment at every start of the binary, and [Engine] expects the root that the launcher has built for itself.
+// The package runs in the launcher only: importing it registers libcontainer's C constructor, which
+// looks at the environment at every start of the binary, and [Engine] expects the root that the
+// launcher has built for itself.
 //
 // # Theory of operation
 //
-// libcontainer executes the launcher's own binary anew as "sandboxd-launcher init". Its C part makes the namespaces; then
-// [Init] runs, already root of the sandbox's user namespace, and mounts the sandbox's overlay in the sandbox's own mount
-// namespace, so that the launcher's mount table does not grow with the number of sandboxes. After that libcontainer
-// builds /dev, /proc and /sys, pivots, drops capabilities and executes the sandbox's init, which loads the seccomp filter: a program that
-// the launcher has compiled once for all sandboxes of a profile. A sandbox has been created when its init says that it is confined.
+// libcontainer executes the launcher's own binary anew as "sandboxd-launcher init". Its C part
+// makes the namespaces; then [Init] runs, already root of the sandbox's user namespace, and mounts
+// the sandbox's overlay in the sandbox's own mount namespace, so that the launcher's mount table
+// does not grow with the number of sandboxes. After that libcontainer builds /dev, /proc and /sys,
+// pivots, drops capabilities and executes the sandbox's init, which loads the seccomp filter: a
+// program that the launcher has compiled once for all sandboxes of a profile. A sandbox has been
+// created when its init says that it is confined.
 package libct
 
 import (
@@ -43,11 +46,12 @@ import (
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
 
-// killTimeout bounds the wait for a killed sandbox. Processes in an uninterruptible sleep can exceed it.
+// killTimeout bounds the wait for a killed sandbox. Processes in an uninterruptible sleep can
+// exceed it.
 const killTimeout = 30 * time.Second
 
-// updateTimeout bounds an update: when the daemon stops waiting (after 30 s) it has been made or taken back. To take memory back
-// from a sandbox that writes to a slow disk can take that long.
+// updateTimeout bounds an update: when the daemon stops waiting (after 30 s) it has been made or
+// taken back. To take memory back from a sandbox that writes to a slow disk can take that long.
 const updateTimeout = 15 * time.Second
 
 // Engine implements runtime.Engine in the launcher.
@@ -118,8 +122,8 @@ func Open(host Host) (*Engine, error) {
 	return e, nil
 }
 
-// landlock notes which version sandboxes can be held by. Where it forbids links between directories, or there is none, nothing is
-// confined by it, and what is enforced says so.
+// landlock notes which version sandboxes can be held by. Where it forbids links between
+// directories, or there is none, nothing is confined by it, and what is enforced says so.
 func (h *Host) landlock(abi int, err error) {
 	if err == nil && abi >= kernel.LandlockRefer {
 		h.Landlock = abi
@@ -128,8 +132,9 @@ func (h *Host) landlock(abi int, err error) {
 	h.Missing = append(h.Missing, "Landlock: this kernel has none, or an old one: "+kernel.LandlockRemedy)
 }
 
-// sweep removes the cgroups that sandboxes of an earlier launcher left: their processes ended with it. Their directories
-// stay until the daemon deletes them, because it knows which ones hold something that is still wanted.
+// sweep removes the cgroups that sandboxes of an earlier launcher left: their processes ended with
+// it. Their directories stay until the daemon deletes them, because it knows which ones hold
+// something that is still wanted.
 func (e *Engine) sweep() error {
 	if !e.host.Cgroup {
 		return nil
@@ -142,7 +147,8 @@ func (e *Engine) sweep() error {
 	}
 	for _, entry := range entries {
 		if entry.IsDir() && entry.Name() != "launcher" {
-			// The kernel kills what was in the dead launcher's PID namespace, but nobody waits for that until here.
+			// The kernel kills what was in the dead launcher's PID namespace, but nobody waits for that
+			// until here.
 			if err := cgroup.Remove(ctx, filepath.Join(launcher.CgroupDir, entry.Name())); err != nil {
 				return fmt.Errorf("clean up after an earlier launcher: %w", err)
 			}
@@ -253,8 +259,8 @@ func (e *Engine) Start(ctx context.Context, spec *runtime.Spec, control *os.File
 	return st, nil
 }
 
-// reserve enters a sandbox that is to be started, or deleted, in the place of one that has ended or of none. Kill and Delete
-// wait until that is done.
+// reserve enters a sandbox that is to be started, or deleted, in the place of one that has ended or
+// of none. Kill and Delete wait until that is done.
 func (e *Engine) reserve(id string, was *instance) (*instance, error) {
 	in := &instance{ready: make(chan struct{}), ended: make(chan struct{})}
 	e.mu.Lock()
@@ -272,8 +278,9 @@ func (e *Engine) reserve(id string, was *instance) (*instance, error) {
 	return in, nil
 }
 
-// claim is reserve for a sandbox that is to run: one that is new, or that has ended. Somebody else may have the id for a moment, as
-// a deletion of a daemon that has died has it: its end is waited for.
+// claim is reserve for a sandbox that is to run: one that is new, or that has ended. Somebody else
+// may have the id for a moment, as a deletion of a daemon that has died has it: its end is waited
+// for.
 func (e *Engine) claim(ctx context.Context, id string, isNew bool) (was, in *instance, err error) {
 	for {
 		e.mu.Lock()
@@ -302,7 +309,8 @@ func (e *Engine) claim(ctx context.Context, id string, isNew bool) (was, in *ins
 	}
 }
 
-// forget gives back what a sandbox that has ended holds besides its directories. Once more does no harm.
+// forget gives back what a sandbox that has ended holds besides its directories. Once more does no
+// harm.
 func (e *Engine) forget(in *instance) error {
 	if err := in.container.Destroy(); err != nil {
 		return err
@@ -316,8 +324,8 @@ func (e *Engine) forget(in *instance) error {
 	return nil
 }
 
-// start runs a sandbox that was reserved, in the directory that prepare makes or finds. On error it undoes what it and
-// prepare did, and the entry.
+// start runs a sandbox that was reserved, in the directory that prepare makes or finds. On error it
+// undoes what it and prepare did, and the entry.
 func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *os.File,
 	prepare func(dir string) (undo func(), err error),
 ) (_ *runtime.Started, err error) {
@@ -350,7 +358,8 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 		return nil, err
 	}
 	defer plan.Close()
-	// What goes wrong before the sandbox's init runs is written here; a hostile init can fill it and no more.
+	// What goes wrong before the sandbox's init runs is written here; a hostile init can fill it and
+	// no more.
 	complaints, err := boundedFile("complaints", 4096)
 	if err != nil {
 		return nil, err
@@ -406,8 +415,8 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 		close(in.ended)
 	}()
 	undo = append(undo, func() { _ = unix.Kill(pid, unix.SIGKILL); <-in.ended })
-	// The child cannot be reaped before the kill above or its own end, and Wait has it: the pid is not reused under us as
-	// long as the pidfd is opened before anything else is awaited.
+	// The child cannot be reaped before the kill above or its own end, and Wait has it: the pid is not
+	// reused under us as long as the pidfd is opened before anything else is awaited.
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return nil, notStarted(fmt.Errorf("open its pidfd: %w", err), said(complaints)) // it has ended already
@@ -431,10 +440,11 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	return &runtime.Started{ID: spec.ID, Enforced: p.enforced, Limits: spec.Limits, Deadline: spec.Deadline, Pidfd: out}, nil
 }
 
-// slackened runs what starts a sandbox, whose timers may be late: the thread with which Go's runtime watches itself looks every 20 µs
-// while a program does something, for each of which it is woken, on a processor that the start, and later an exec, could use. That
-// is so in libcontainer's child, a Go program, and in the sandbox's init. A process has the slack of the thread that forked it, and
-// hands it on; init gives programs the kernel's default.
+// slackened runs what starts a sandbox, whose timers may be late: the thread with which Go's
+// runtime watches itself looks every 20 µs while a program does something, for each of which it is
+// woken, on a processor that the start, and later an exec, could use. That is so in libcontainer's
+// child, a Go program, and in the sandbox's init. A process has the slack of the thread that forked
+// it, and hands it on; init gives programs the kernel's default.
 func slackened(run func() error) (err error) {
 	const slack = 2 * time.Millisecond
 	goruntime.LockOSThread()
@@ -474,7 +484,8 @@ func planRoot(spec *runtime.Spec, host *Host, config *configs.Config, overlays [
 	return plan
 }
 
-// limit makes a sandbox's cgroup hold what to says; it has held from. A new one is limited before a process is in it.
+// limit makes a sandbox's cgroup hold what to says; it has held from. A new one is limited before a
+// process is in it.
 func (e *Engine) limit(ctx context.Context, path string, from *api.Limits, to *runtime.Spec) error {
 	changes := cgroup.Changes(settings(from, &to.IODevice, &e.host), settings(&to.Limits, &to.IODevice, &e.host))
 	switch err := cgroup.Apply(ctx, path, changes); {
@@ -567,8 +578,9 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 	return enforced, nil
 }
 
-// setHostname gives the sandbox a hostname: that of its init, which what is started from then on copies. The init itself could not,
-// because the filter refuses sethostname to everything in the sandbox.
+// setHostname gives the sandbox a hostname: that of its init, which what is started from then on
+// copies. The init itself could not, because the filter refuses sethostname to everything in the
+// sandbox.
 func (in *instance) setHostname(hostname string) error {
 	failed := make(chan error)
 	go func() {
@@ -597,12 +609,13 @@ func (in *instance) setHostname(hostname string) error {
 	return <-failed
 }
 
-// refusals are how those who cannot have another process or thread say so: the C library and libcontainer in whose words the kernel's
-// EAGAIN is, and Go's runtime, which ends its program.
+// refusals are how those who cannot have another process or thread say so: the C library and
+// libcontainer in whose words the kernel's EAGAIN is, and Go's runtime, which ends its program.
 var refusals = []string{"esource temporarily unavailable", "failed to create new OS thread"}
 
-// notStarted is the error of a sandbox that could not be started, by what the launcher has of it and what was complained of. The
-// processes in between hand on no errno: where it was the want of another process, only their words tell.
+// notStarted is the error of a sandbox that could not be started, by what the launcher has of it
+// and what was complained of. The processes in between hand on no errno: where it was the want of
+// another process, only their words tell.
 func notStarted(err error, complaint string) error {
 	said := err.Error() + complaint
 	if errors.Is(err, unix.EAGAIN) || slices.ContainsFunc(refusals, func(words string) bool { return strings.Contains(said, words) }) {
@@ -617,8 +630,9 @@ func notStarted(err error, complaint string) error {
 	return fmt.Errorf("%w%s", err, complaint)
 }
 
-// reapStage waits for libcontainer's stage 1 of a start that has failed, where that is by its own account. It is a child of the launcher, which
-// libcontainer waits for only once the stages have told its pid: else it would count as a process of all sandboxes until the launcher ends, and each
+// reapStage waits for libcontainer's stage 1 of a start that has failed, where that is by its own
+// account. It is a child of the launcher, which libcontainer waits for only once the stages have
+// told its pid: else it would count as a process of all sandboxes until the launcher ends, and each
 // refusal for want of one leave one less (TestWantOfProcessesIsTold).
 func reapStage(failed error) {
 	_, said, _ := strings.Cut(failed.Error(), "nsexec-1[")
@@ -632,7 +646,8 @@ func reapStage(failed error) {
 		return // it has been waited for
 	}
 	defer unix.Close(fd)
-	// The words may be a client's, which the error quotes: nobody else is waited for, whose end would then be missing where it is wanted.
+	// The words may be a client's, which the error quotes: nobody else is waited for, whose end would
+	// then be missing where it is wanted.
 	if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || string(name) != "runc:[1:CHILD]\n" {
 		return
 	}
@@ -655,9 +670,10 @@ type imageError struct{ message string }
 func (e *imageError) Error() string { return e.message }
 func (e *imageError) Unwrap() error { return runtime.ErrRootfs }
 
-// prepareOverlays makes the writable directories of a sandbox and says what is to be mounted. Overlayfs shows the root of the
-// upper directory, so the rootfs' has the owner and mode that the image gives its "/"; the others are owned by the sandbox's root. Those of a
-// sandbox that is started again are there, and are as it has made them.
+// prepareOverlays makes the writable directories of a sandbox and says what is to be mounted.
+// Overlayfs shows the root of the upper directory, so the rootfs' has the owner and mode that the
+// image gives its "/"; the others are owned by the sandbox's root. Those of a sandbox that is
+// started again are there, and are as it has made them.
 func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]launcher.Overlay, error) {
 	overlays, err := launcher.Overlays(dir, source)
 	if err == nil {
@@ -810,7 +826,8 @@ func (e *Engine) kill(ctx context.Context, in *instance, id string) error {
 
 // strike kills every process of a sandbox.
 func (e *Engine) strike(in *instance, id string) error {
-	// The kernel ends everything in a PID namespace with its init; which comes first, so that it tells nobody of the end of others.
+	// The kernel ends everything in a PID namespace with its init; which comes first, so that it tells
+	// nobody of the end of others.
 	if err := signal(in.pidfd, unix.SIGKILL); err != nil || !e.host.Cgroup {
 		return err
 	}
@@ -822,8 +839,9 @@ func (e *Engine) strike(in *instance, id string) error {
 	return nil
 }
 
-// signal reaches the process of a pidfd. One that has ended, or whose sandbox another call has deleted meanwhile, is no error:
-// the descriptor's number is used only while the file is open, because it may be another sandbox's afterwards.
+// signal reaches the process of a pidfd. One that has ended, or whose sandbox another call has
+// deleted meanwhile, is no error: the descriptor's number is used only while the file is open,
+// because it may be another sandbox's afterwards.
 func signal(pidfd *os.File, sig unix.Signal) error {
 	conn, err := pidfd.SyscallConn()
 	if err != nil {
@@ -978,8 +996,8 @@ func boundedFile(name string, size int64) (*os.File, error) {
 // complaintSize is how much of a complaint is told.
 const complaintSize = 1000
 
-// said is what stands in a bounded file, as the end of an error message: one line, printable, and not long. Whoever is about to be
-// a sandbox has written it.
+// said is what stands in a bounded file, as the end of an error message: one line, printable, and
+// not long. Whoever is about to be a sandbox has written it.
 func said(f *os.File) string {
 	buf := make([]byte, 4096)
 	n, _ := f.ReadAt(buf, 0)

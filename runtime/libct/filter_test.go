@@ -22,7 +22,8 @@ import (
 	"github.com/sandboxd/sandboxd/seccomp"
 )
 
-// envFilter makes the test binary load a filter for good and say which of its threads can still do what it forbids.
+// envFilter makes the test binary load a filter for good and say which of its threads can still do
+// what it forbids.
 const envFilter = "SANDBOXD_TEST_FILTER"
 
 func TestMain(m *testing.M) {
@@ -73,7 +74,8 @@ func filtered() {
 	}
 }
 
-// held loads the default profile's filter as libcontainer does, and waits for the end of its standard input.
+// held loads the default profile's filter as libcontainer does, and waits for the end of its
+// standard input.
 func held() {
 	config, err := defaultFilter()
 	if err == nil {
@@ -99,8 +101,9 @@ func defaultFilter() (*configs.Seccomp, error) {
 	return config, err
 }
 
-// What a sandbox's init loads is what libcontainer would have loaded: the same instructions, after those by which libcontainer answers
-// ENOSYS for calls that are newer than all it knows, which is what our filters answer anyway.
+// What a sandbox's init loads is what libcontainer would have loaded: the same instructions, after
+// those by which libcontainer answers ENOSYS for calls that are newer than all it knows, which is
+// what our filters answer anyway.
 func TestCompiledFilterIsWhatLibcontainerLoads(t *testing.T) {
 	config, err := defaultFilter()
 	if err != nil {

@@ -15,16 +15,19 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// How a sandbox is paused, its init included: a request that is under way must not make a process after the others stand.
+// How a sandbox is paused, its init included: a request that is under way must not make a process
+// after the others stand.
 //
 // Where it has a cgroup the kernel's freezer does it, and nothing inside can tell or undo it.
 //
-// Elsewhere every process is sent SIGSTOP, the init first, and looked at until all stand. One that has a SIGSTOP to come
-// cannot fork any more, so rounds are repeated until two find nobody who does not stand. What stood still before is left
-// alone at the end. It is a weaker pause: a parent is told that its child has stopped, and a program can arrange for
-// SIGCONT to reach it (a timer, a parent's death), and go on.
+// Elsewhere every process is sent SIGSTOP, the init first, and looked at until all stand. One that
+// has a SIGSTOP to come cannot fork any more, so rounds are repeated until two find nobody who does
+// not stand. What stood still before is left alone at the end. It is a weaker pause: a parent is
+// told that its child has stopped, and a program can arrange for SIGCONT to reach it (a timer, a
+// parent's death), and go on.
 
-// pauseTimeout bounds the wait for a sandbox to stand still. A process in an uninterruptible sleep can exceed it.
+// pauseTimeout bounds the wait for a sandbox to stand still. A process in an uninterruptible sleep
+// can exceed it.
 const pauseTimeout = 10 * time.Second
 
 // pause is how a paused sandbox is made to go on.
@@ -93,7 +96,8 @@ func (e *Engine) Resume(ctx context.Context, id string) error {
 
 var errHasEnded = fmt.Errorf("it has ended: %w", runtime.ErrNotFound)
 
-// blame says of an error whether it was because the sandbox is just ending: the kernel shows little of a process then.
+// blame says of an error whether it was because the sandbox is just ending: the kernel shows little
+// of a process then.
 func (in *instance) blame(err error) error {
 	select {
 	case <-in.ended:
@@ -103,7 +107,8 @@ func (in *instance) blame(err error) error {
 	}
 }
 
-// resume lets a sandbox go on that is paused. Of one that has ended it gives back what the pause held.
+// resume lets a sandbox go on that is paused. Of one that has ended it gives back what the pause
+// held.
 func (e *Engine) resume(in *instance) error {
 	in.pausing.Lock()
 	defer in.pausing.Unlock()
@@ -128,8 +133,8 @@ func (e *Engine) resume(in *instance) error {
 	return nil
 }
 
-// halt stops every process by SIGSTOP and returns when all stand, with those that had been stopped before. On error they
-// go on.
+// halt stops every process by SIGSTOP and returns when all stand, with those that had been stopped
+// before. On error they go on.
 func (in *instance) halt(ctx context.Context) (before map[int]bool, err error) {
 	t, err := in.tree()
 	if err != nil {
@@ -174,8 +179,9 @@ func (in *instance) halt(ctx context.Context) (before map[int]bool, err error) {
 	return before, nil
 }
 
-// standing says that no thread of a process runs its program before a signal wakes it. One that the kernel keeps from
-// running, for a disk or until its child executes, stands if a SIGSTOP awaits it. A process that has ended stands.
+// standing says that no thread of a process runs its program before a signal wakes it. One that the
+// kernel keeps from running, for a disk or until its child executes, stands if a SIGSTOP awaits it.
+// A process that has ended stands.
 func standing(pid int, sent bool) bool {
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Who is refused another process says so in many ways, and libcontainer hands on no errno but its own.
+// Who is refused another process says so in many ways, and libcontainer hands on no errno but its
+// own.
 func TestWantOfProcessesIsKnown(t *testing.T) {
 	for _, tc := range []struct {
 		err       error

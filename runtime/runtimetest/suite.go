@@ -28,8 +28,8 @@ type Fixture struct {
 
 const patience = time.Minute
 
-// RunEngineSuite checks that an engine keeps the promises of [runtime.Engine]. NewFixture is called for each test and
-// may register a cleanup.
+// RunEngineSuite checks that an engine keeps the promises of [runtime.Engine]. NewFixture is called
+// for each test and may register a cleanup.
 func RunEngineSuite(t *testing.T, newFixture func(t *testing.T) Fixture) {
 	t.Helper()
 	tests := map[string]func(*testing.T, *suite){
@@ -368,8 +368,8 @@ func (s *suite) find(t *testing.T, id string) *runtime.Started {
 	return found
 }
 
-// What is listed is what holds: a daemon that was killed half way through an update learns it from there. That a deadline
-// which has come ends the sandbox, the tests of the real engine show.
+// What is listed is what holds: a daemon that was killed half way through an update learns it from
+// there. That a deadline which has come ends the sandbox, the tests of the real engine show.
 func testUpdate(t *testing.T, s *suite) {
 	t.Helper()
 	st := s.create(t, "update1")
@@ -384,7 +384,8 @@ func testUpdate(t *testing.T, s *suite) {
 	if got := s.find(t, "update1"); !got.Deadline.Equal(deadline) || got.Limits != st.Limits {
 		t.Errorf("after a change of the deadline: %+v", got)
 	}
-	// A hostname is for who gets a sandbox that ran before, and changes nothing else that can be seen from here.
+	// A hostname is for who gets a sandbox that ran before, and changes nothing else that can be seen
+	// from here.
 	hostname := &runtime.Change{Hostname: "claimed", Deadline: deadline}
 	if _, err := s.Engine.Update(t.Context(), "update1", hostname); err != nil {
 		t.Fatalf("change the hostname: %v", err)
@@ -692,7 +693,8 @@ func testPause(t *testing.T, s *suite) {
 	if hasEnded(t, st.Pidfd, 0) {
 		t.Error("it has ended of that")
 	}
-	// What is paused can be stopped, and what is started again is not paused, nor frozen by a pause that is over.
+	// What is paused can be stopped, and what is started again is not paused, nor frozen by a pause
+	// that is over.
 	for _, end := range []func(context.Context) error{
 		func(ctx context.Context) error { return s.Engine.Stop(ctx, "pause1", time.Minute) },
 		func(ctx context.Context) error { return s.Engine.Kill(ctx, "pause1") },

@@ -1,5 +1,5 @@
-// Package engine runs the contract suite of runtime.Engine on the real one: the launcher's binary, libcontainer, and the
-// sandbox's init, on this host's kernel.
+// Package engine runs the contract suite of runtime.Engine on the real one: the launcher's binary,
+// libcontainer, and the sandbox's init, on this host's kernel.
 package engine
 
 import (
@@ -60,11 +60,13 @@ func TestLauncherSaysWhyItCannotStart(t *testing.T) {
 	}
 }
 
-// A deadline that is put off does not strike at the old time, and one that is brought forward strikes, without any daemon.
+// A deadline that is put off does not strike at the old time, and one that is brought forward
+// strikes, without any daemon.
 func TestDeadlinesOfTheLauncher(t *testing.T) {
 	testenv.RequireUserNS(t)
 	f := newFixture(t)
-	// Where a machine that has much else to do takes longer to start two sandboxes, they get more time.
+	// Where a machine that has much else to do takes longer to start two sandboxes, they get more
+	// time.
 	soon := testenv.Patience(3 * time.Second)
 	for round := 0; !deadlines(t, f, fmt.Sprint(round), soon); round++ {
 		if soon *= 3; soon > testenv.Patience(5*time.Minute) {
@@ -73,8 +75,8 @@ func TestDeadlinesOfTheLauncher(t *testing.T) {
 	}
 }
 
-// deadlines starts two sandboxes, one of which is to end soon, and changes their deadlines; it reports false where it could not do so
-// before the first came.
+// deadlines starts two sandboxes, one of which is to end soon, and changes their deadlines; it
+// reports false where it could not do so before the first came.
 func deadlines(t *testing.T, f runtimetest.Fixture, round string, soon time.Duration) bool {
 	t.Helper()
 	began := time.Now()
@@ -135,8 +137,8 @@ func deadlines(t *testing.T, f runtimetest.Fixture, round string, soon time.Dura
 	return true
 }
 
-// Layers that come together are there all or none, and what an upper one takes from a lower one does not depend on which is
-// unpacked first.
+// Layers that come together are there all or none, and what an upper one takes from a lower one
+// does not depend on which is unpacked first.
 func TestLayersThatComeTogether(t *testing.T) {
 	testenv.RequireUserNS(t)
 	opts := options(t)
@@ -235,7 +237,8 @@ func TestLayersThatComeTogether(t *testing.T) {
 			t.Errorf("%s: %v, %v, want %v", name, fi, err, want)
 		}
 	}
-	// Once more, with one on top: those that are there stay, and count whether who asks knows them or not.
+	// Once more, with one on top: those that are there stay, and count whether who asks knows them or
+	// not.
 	more := request(lower, middle, upper, upper)
 	more.Layers[3].Limits = full
 	if results, err = client.Apply(t.Context(), more); !errors.Is(err, layer.ExceededBytes) || len(results) != 3 {
@@ -272,7 +275,8 @@ func TestLayersThatComeTogether(t *testing.T) {
 	}
 }
 
-// What a sandbox has changed is read whether it runs or not, and the layer is one that can be applied.
+// What a sandbox has changed is read whether it runs or not, and the layer is one that can be
+// applied.
 func TestDiff(t *testing.T) {
 	testenv.RequireUserNS(t)
 	f := newFixture(t)
@@ -356,8 +360,8 @@ func create(t *testing.T, f runtimetest.Fixture, id string) {
 	begin(t, f, f.NewSpec(t, id))
 }
 
-// shortDir is like t.TempDir, but one that the launcher, which is not root of the host, can enter, and without the test's name in its
-// path, which would be too long for a socket's.
+// shortDir is like t.TempDir, but one that the launcher, which is not root of the host, can enter,
+// and without the test's name in its path, which would be too long for a socket's.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "engine") //nolint:usetesting // see above
@@ -442,7 +446,8 @@ func cgroupMount(t *testing.T) string {
 	return c.Mount
 }
 
-// layerTar is a layer with nothing but an empty directory: the sandbox's init comes from the launcher.
+// layerTar is a layer with nothing but an empty directory: the sandbox's init comes from the
+// launcher.
 var layerTar, chain = func() ([]byte, string) {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)

@@ -36,8 +36,8 @@ var everyCapability = []string{
 	"CAP_SYS_TTY_CONFIG", "CAP_WAKE_ALARM",
 }
 
-// without switches layers of a sandbox off. All of them are data that the launcher is given. What init does to itself is switched
-// off by a filter that answers it success, and does nothing.
+// without switches layers of a sandbox off. All of them are data that the launcher is given. What
+// init does to itself is switched off by a filter that answers it success, and does nothing.
 func without(p *runtime.Profile, layers []string) {
 	off := func(layer string) bool { return slices.Contains(layers, layer) }
 	if off(attack.Filter) {
@@ -64,8 +64,8 @@ func without(p *runtime.Profile, layers []string) {
 
 var landlockCalls = []string{"landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"}
 
-// answer makes a profile's filter answer a call: with an error, or with 0, which is success. Where args are given, only a call
-// with these; it is let through with others.
+// answer makes a profile's filter answer a call: with an error, or with 0, which is success. Where
+// args are given, only a call with these; it is let through with others.
 func answer(p *runtime.Profile, errno uint, call string, args ...specs.LinuxSeccompArg) {
 	filter := *p.Seccomp // the fixture's is shared
 	filter.Syscalls = nil
@@ -84,8 +84,9 @@ func answer(p *runtime.Profile, errno uint, call string, args ...specs.LinuxSecc
 	p.Seccomp = &filter
 }
 
-// The attacks are worth something: of each layer that can be switched off, one of them at least works without it. Where others
-// stand behind a layer, those are off too, and then the layer alone is seen to hold: what works without it does not with it.
+// The attacks are worth something: of each layer that can be switched off, one of them at least
+// works without it. Where others stand behind a layer, those are off too, and then the layer alone
+// is seen to hold: what works without it does not with it.
 func TestAttacksWorkWithoutTheLayer(t *testing.T) {
 	testenv.RequireUserNS(t)
 	testenv.RequireLandlock(t, 2)
@@ -120,8 +121,9 @@ func TestAttacksWorkWithoutTheLayer(t *testing.T) {
 			}
 		})
 	}
-	// That init cannot be looked at has three reasons, of which Landlock and the capabilities that it has more than programs are
-	// enough each. That it is not dumpable is not seen alone: who had all its capabilities may look at what is not dumpable.
+	// That init cannot be looked at has three reasons, of which Landlock and the capabilities that it
+	// has more than programs are enough each. That it is not dumpable is not seen alone: who had all
+	// its capabilities may look at what is not dumpable.
 	t.Run(attack.Undumpable, func(t *testing.T) {
 		by := attacksOn(attack.Undumpable)
 		works := attacked(t, f, "init", program, by, []string{attack.Undumpable, attack.Capabilities, landlock})

@@ -1,5 +1,5 @@
-// Command neighbour is a hostile program in one sandbox and its victim in another: it plants what others must not reach, and tries
-// to reach it. It prints "worked", or what stopped it.
+// Command neighbour is a hostile program in one sandbox and its victim in another: it plants what
+// others must not reach, and tries to reach it. It prints "worked", or what stopped it.
 package main
 
 import (
