@@ -36,7 +36,7 @@ func As[T any](e Engine) (T, bool) {
 // sandbox without files.
 type Differ interface {
 	// WriteDiff writes the changes to w as an uncompressed layer, whose digest is the result's DiffID.
-	// On error w has got a part that is of no use.
+	// On error w has received a useless part.
 	WriteDiff(ctx context.Context, req DiffRequest, w io.Writer) (DiffResult, error)
 	// ListDiff calls found for every changed file, sorted as in the layer. An error of found ends it.
 	ListDiff(ctx context.Context, req DiffRequest, found func(api.Change) error) (DiffResult, error)
@@ -93,8 +93,8 @@ type DescriptorSet struct {
 	Files         []*os.File
 }
 
-// Describer is the ability of an engine to say what it is. Without it `sandboxd info` shows neither
-// pid nor defaults.
+// Describer is the ability of an engine to describe itself. Without it `sandboxd info` shows
+// neither pid nor defaults.
 type Describer interface {
 	Describe(ctx context.Context) (Description, error)
 }

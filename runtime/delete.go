@@ -80,8 +80,8 @@ func (s *Supervisor) beginDeletion(sb *sandbox) *deletion {
 	return sb.deletion
 }
 
-// delete removes the sandbox, which is in phaseDeleting. If it fails, the phase and the record say
-// what the sandbox is by then.
+// delete removes the sandbox, which is in phaseDeleting. If it fails, phase and record give the
+// sandbox's present state.
 func (s *Supervisor) delete(ctx context.Context, sb *sandbox) error {
 	err := s.remove(ctx, sb)
 	if err == nil {

@@ -16,7 +16,7 @@ type Demand struct{ d demand }
 func (d *Demand) Ask(now time.Time)        { d.d.ask(now) }
 func (d *Demand) Wanted(now time.Time) int { return d.d.wanted(now) }
 
-// Reconcile does rounds of what the reconciler does every minute.
+// Reconcile does rounds of the reconciler, which has one every minute.
 func Reconcile(ctx context.Context, s *Supervisor, rounds int) error {
 	found := map[mismatch]bool{}
 	for range rounds {

@@ -20,7 +20,7 @@ func pollable(f *os.File) (_ *os.File, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("duplicate pidfd: %w", err)
 	}
-	// os.NewFile registers with the poller only what is in non-blocking mode already.
+	// os.NewFile registers only non-blocking descriptors with the poller.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, errors.Join(fmt.Errorf("make pidfd non-blocking: %w", err), unix.Close(fd))
 	}

@@ -14,18 +14,17 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// A parked sandbox runs, and is nobody's: [Supervisor.Create] gives it to the first request that it
-// fits, and never takes it back. It is in no list and has no record, so that a daemon that starts
-// after a crash deletes it like anything else that no record tells of. What is a user's, and can be
-// given to a sandbox that runs, is applied when it is claimed: limits, deadline and hostname by the
-// engine, the rest is of the record alone.
+// A warm sandbox runs before a request asks for it: [Supervisor.Create] hands it to the first
+// request that it fits, and never takes it back. It is in no list and has no record, so that a
+// daemon that starts after a crash deletes it as a stray. A claim applies the request's own values:
+// the engine changes limits, deadline and hostname; the rest is in the record alone.
 
 const (
 	// parkedFor is how long a sandbox waits to be claimed before it is replaced by a new one.
 	parkedFor = time.Hour
-	// parkedGrace is what the launcher, which ends it where no daemon does, adds to that.
+	// parkedGrace is the additional time after which the launcher ends it if no daemon runs.
 	parkedGrace = time.Minute
-	// parkedHostname is what a sandbox calls itself until it is claimed.
+	// parkedHostname is the hostname of a warm sandbox until it is claimed.
 	parkedHostname = "sandbox"
 )
 
@@ -44,21 +43,21 @@ type poolCount struct {
 	profile      string
 	tenant       string // a claim never crosses tenants
 	hits, misses int64
-	learns       *Request // what a request must have of its own to count in asked; nil where nobody wants to know
+	learns       *Request // fixed part of the requests to count in asked; nil unless the pool learns
 	asked        demand
 }
 
-// parked is one that waits. It is taken out of pool.parked by the one who claims or removes it, who
-// then owns it.
+// parked is a warm sandbox. The goroutine that claims or removes it takes it out of pool.parked
+// first, and then owns it.
 type parked struct {
 	id      string
 	pool    string
-	fixed   Request // what it is good for
+	fixed   Request // properties that a request must have to claim it
 	pids    int64   // the limit that each of its processes has had since its start; 0 where the engine can change it
 	digest  string
 	started *Started
 	limits  api.Limits
-	watch   *os.File // pidfd for the watcher, who closes it
+	watch   *os.File // pidfd; closed by its watcher
 }
 
 // PoolState says how a pool stands.
@@ -82,7 +81,7 @@ func (r *Request) fixed() Request {
 	return f
 }
 
-// fits tells whether p can be what the request asks for.
+// fits reports whether the request may claim p.
 func (p *parked) fits(fixed *Request, limits *api.Limits) bool {
 	return p.digest == fixed.ImageDigest && (p.pids == 0 || p.pids == limits.Pids) && reflect.DeepEqual(&p.fixed, fixed)
 }
@@ -110,7 +109,7 @@ func (s *Supervisor) take(req *Request) *parked {
 	return nil
 }
 
-// learn counts what is asked for in the pool that it is of, if that wants to know. It needs mu.
+// learn counts the request in the pool that it fits, if that learns. It needs mu.
 func (s *Supervisor) learn(req, fixed *Request) {
 	for _, c := range s.pool.counts {
 		if c.learns != nil && c.digest == req.ImageDigest && reflect.DeepEqual(c.learns, fixed) {
@@ -133,7 +132,7 @@ func (s *Supervisor) Learn(name string, req Request) {
 	c.tenant, c.digest, c.profile, c.learns = req.Tenant, req.ImageDigest, req.Profile.Name, &fixed
 }
 
-// countOf is what is counted of a pool. It needs mu.
+// countOf returns the counters of a pool. It needs mu.
 func (s *Supervisor) countOf(name string) *poolCount {
 	if s.pool.counts == nil {
 		s.pool.parked, s.pool.counts = make(map[string]*parked), make(map[string]*poolCount)
@@ -144,7 +143,7 @@ func (s *Supervisor) countOf(name string) *poolCount {
 	return s.pool.counts[name]
 }
 
-// takeOut makes p the caller's. It returns false where it is somebody else's. It needs mu.
+// takeOut makes p the caller's. It returns false if another goroutine has taken it. It needs mu.
 func (s *Supervisor) takeOut(p *parked) bool {
 	if s.pool.parked[p.id] != p {
 		return false

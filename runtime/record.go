@@ -15,8 +15,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// Record is what is known of one sandbox: what the API shows, and what the daemon needs again after
-// a restart.
+// Record is the state of one sandbox on disk: the part that the API shows, and the part that the
+// daemon needs after a restart.
 type Record struct {
 	api.Sandbox
 	// Tenant is the tenant on whose behalf the sandbox runs; empty for the daemon's own, as in records
@@ -25,15 +25,14 @@ type Record struct {
 	// ImageEnv is the environment that the image asked for when the sandbox was created. It is kept
 	// because the image may be pulled anew, or removed, while the sandbox runs.
 	ImageEnv []string `json:"image_env,omitempty"`
-	// Rootfs is what its root is made of below what it has written itself.
+	// Rootfs is the read-only part of its root, below its own files.
 	Rootfs rootfs.Source `json:"rootfs,omitzero"`
 	// Timeout is the time that it was given when it was created.
 	Timeout time.Duration `json:"timeout,omitempty"`
 	// Explicit are the limits that were asked for in so many words, and some of which a later change
 	// may have replaced.
 	Explicit api.Limits `json:"explicit,omitzero"`
-	// Fresh says that what it has written itself is of no use any more: it was rolled back, and has
-	// not run since.
+	// Fresh marks its own files as obsolete: it was rolled back, and has not run since.
 	Fresh bool `json:"fresh,omitempty"`
 	// Ephemeral is [Request.Ephemeral].
 	Ephemeral bool `json:"ephemeral,omitempty"`

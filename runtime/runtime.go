@@ -1,9 +1,8 @@
 // Package runtime is the life of a sandbox: a [Spec] goes in, a [Started] sandbox and its exit come
 // out.
 //
-// The package knows nothing of HTTP, images or the sandbox's inside. What it needs from below is an
-// [Engine]: the one behind the launcher uses libcontainer, the one in runtimetest keeps everything
-// in memory.
+// The package knows nothing of HTTP, images or the sandbox's inside. It needs an [Engine]: that
+// behind the launcher uses libcontainer, that in runtimetest keeps everything in memory.
 package runtime
 
 import (
@@ -24,10 +23,10 @@ var (
 	ErrNotFound      = errors.New("no such sandbox")
 	ErrExists        = errors.New("sandbox exists")
 	ErrUnenforceable = errors.New("cannot be enforced on this host") // a limit was asked for that the host cannot apply
-	ErrRootfs        = errors.New("rootfs is not usable")            // the image is to blame: what must be a directory is none
+	ErrRootfs        = errors.New("rootfs is not usable")            // the image is to blame: a path that must be a directory is none
 	ErrUnavailable   = errors.New("engine unavailable")              // the launcher is gone or stopping
 	ErrInUse         = errors.New("more than the new limit is in use")
-	ErrProcesses     = errors.New("no more processes can be had") // by the daemon's user, his sandboxes together, or one of them
+	ErrProcesses     = errors.New("no more processes can be had") // for the daemon's user, all sandboxes together, or one of them
 )
 
 // Spec is everything an engine needs to start a sandbox. It is complete: defaults have been filled
@@ -46,7 +45,7 @@ type Spec struct {
 	IODevice cgroup.Device `json:"io_device,omitzero"`
 	// Deadline ends the sandbox even if no daemon is running then.
 	Deadline time.Time `json:"deadline"`
-	// Fresh has Start throw away what the sandbox had written, if anything is left of it at all.
+	// Fresh has Start discard the sandbox's own files, if there are any.
 	Fresh bool `json:"fresh,omitempty"`
 }
 
@@ -59,8 +58,9 @@ type Profile struct {
 	ReadonlyPaths []string            `json:"readonly_paths"`
 	Seccomp       *specs.LinuxSeccomp `json:"seccomp"` // never nil
 
-	// NonRoot says that no program of the sandbox runs as its root. User, of the form "uid:gid", is
-	// then whom programs run as that name nobody else. It goes with a map of more than one id.
+	// NonRoot keeps every program of the sandbox from running as its root. User, of the form
+	// "uid:gid", is then the user of programs for which neither image nor request names one. It needs
+	// a map of more than one id.
 	NonRoot bool   `json:"non_root,omitempty"`
 	User    string `json:"user,omitempty"`
 	// Cwd and Env are for programs that neither the image nor the request gives any.
@@ -85,13 +85,13 @@ type Started struct {
 	Pidfd *os.File
 }
 
-// Change is what is changed of a running sandbox. The zero value changes nothing.
+// Change describes an update of a running sandbox. The zero value changes nothing.
 type Change struct {
 	Limits   *api.Limits `json:"limits,omitempty"`  // all that shall hold from now on; nil: as they are
 	Explicit api.Limits  `json:"explicit,omitzero"` // those of them that the user asks for with this change
 	Deadline time.Time   `json:"deadline,omitzero"` // zero: as it is
-	// Hostname makes a sandbox that was parked somebody's: it calls itself so in everything that is
-	// started from now on, and its wall time begins anew. Empty: as it is.
+	// Hostname gives a warm sandbox to a request: processes started from now on see this hostname, and
+	// its wall time begins anew. Empty: as it is.
 	Hostname string `json:"hostname,omitempty"`
 }
 
@@ -117,15 +117,15 @@ type Engine interface {
 	Delete(ctx context.Context, id string) error
 	// Kill ends every process of a sandbox and waits for it, but leaves its directories to Delete.
 	Kill(ctx context.Context, id string) error
-	// Stop is a Kill that asks first: every process but the init gets SIGTERM (and SIGHUP, if it
-	// ignores that; again and again at a terminal, where one may be missed), and what has not ended
-	// when the grace, or ctx, ends is killed. Of what has ended by itself init can tell how before it
-	// is killed too. It returns when everything has ended.
+	// Stop asks before it kills: every process but the init gets SIGTERM, and SIGHUP if it ignores
+	// that; at a terminal again and again, because one may be missed there. Processes left when the
+	// grace or ctx ends are killed. Init reports how the others have ended before it is killed too.
+	// Stop returns when all have ended.
 	Stop(ctx context.Context, id string, grace time.Duration) error
-	// Pause makes every process of the sandbox stand still, its init too, and returns when they do;
-	// they can be killed. What is paused already stays so. On error they go on.
+	// Pause freezes every process of the sandbox, its init too, and returns when they stand still;
+	// they can be killed. A paused sandbox stays paused. On error they go on.
 	Pause(ctx context.Context, id string) error
-	// Resume ends a pause. What is not paused goes on as it does.
+	// Resume ends a pause. A sandbox that is not paused goes on.
 	Resume(ctx context.Context, id string) error
 	// Update changes a running sandbox as a whole, or fails and changes nothing: with ErrUnenforceable
 	// where the host cannot hold an explicit limit, with ErrInUse where more memory is in use than it

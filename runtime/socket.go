@@ -32,7 +32,7 @@ func openSockets(runtimeDir string) (*sockets, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open socket directory: %w", err)
 	}
-	// Whoever reaches a control socket commands the sandbox's init: nobody but us may search the
+	// A process that reaches a control socket commands the sandbox's init: only our uid may search the
 	// directory.
 	if err := dir.Chmod(0o700); err != nil {
 		return nil, errors.Join(fmt.Errorf("close socket directory to others: %w", err), dir.Close())
