@@ -20,10 +20,12 @@ import (
 //
 // Until Apply has returned, every id in the child reads as 65534. What the child then has to know:
 //
-//   - A program executed before the maps were written has lost its capabilities (execve by an unmapped uid drops them)
-//     unless they were ambient. It gets them back by executing itself once more as uid 0.
-//   - With [Direct] the child still runs as the host's root, which the map leaves out. It must call setgroups(nil),
-//     setresgid(0) and setresuid(0) before anything else, and needs ambient capabilities (SETUID, SETGID) to do so.
+//   - A program executed before the maps were written has lost its capabilities (execve by an
+//     unmapped uid drops them) unless they were ambient. It gets them back by executing itself once
+//     more as uid 0.
+//   - With [Direct] the child still runs as the host's root, which the map leaves out. It must call
+//     setgroups(nil), setresgid(0) and setresuid(0) before anything else, and needs ambient
+//     capabilities (SETUID, SETGID) to do so.
 //   - With [Single], setgroups(2) is refused in the namespace for good.
 func Apply(ctx context.Context, pid int, p Plan) error {
 	if err := p.Validate(); err != nil {

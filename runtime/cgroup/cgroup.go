@@ -4,7 +4,7 @@
 // The subtree looks like this, where own is the cgroup that the daemon was started in:
 //
 //	own/                      controllers enabled for its children; no process of its own (cgroups.rst, "no internal process")
-//	├── supervisor/           the daemon, and whoever was started in own beside it
+//	├── supervisor/           the daemon, and processes started in own beside it
 //	└── sandboxd-<name>/      [Subtree.Path]; given to the launcher's root, bound at the launcher's /sys/fs/cgroup
 //	    ├── launcher/         the launcher: in here so that its parent is the common ancestor that it must be able to write to
 //	    └── <sandbox id>/     one per sandbox, with its limits
@@ -41,19 +41,19 @@ import (
 // wanted are the controllers that limits need.
 var wanted = []string{"cpu", "cpuset", "io", "memory", "pids"}
 
-// usual are those that the defaults ask for. Limits by the others are set for who asks, and refused
-// where they are missing.
+// usual are the controllers of the default limits. A limit by another controller is set on request,
+// and refused if that is missing.
 var usual = []string{"cpu", "memory", "pids"}
 
 // Wanted are the controllers that limits need.
 func Wanted() []string { return slices.Clone(wanted) }
 
-// Subtree is what the host delegates. The zero value delegates nothing.
+// Subtree is the cgroup that the host delegates. The zero value delegates nothing.
 type Subtree struct {
 	Mount       string   // where cgroup v2 is mounted, "" if it is not
 	Path        string   // directory for sandboxes, "" if nothing is delegated
 	Controllers []string // those enabled for the children of Path, sorted
-	Reason      string   // what the defaults ask for and miss, and the way out; "" if nothing is missing
+	Reason      string   // missing controllers of the default limits, and the remedy; empty if none is missing
 	// Rest is the same for controllers that only explicit limits need (io, cpuset), where Reason is
 	// empty.
 	Rest string
@@ -73,10 +73,10 @@ const (
 	leafMark = "user.sandboxd.leaf"
 )
 
-// Prepare finds the delegated subtree, moves the daemon into its own leaf and enables what
-// controllers there are. Name keeps the directories of several daemons apart. Enter moves the
-// process into a scope of systemd's; nil where nobody is to be asked. What the host does not give
-// is told in Reason, it is no error.
+// Prepare finds the delegated subtree, moves the daemon into a leaf of its own and enables the
+// available controllers. Name keeps the directories of several daemons apart. Enter moves the
+// process into a scope of systemd's; nil if systemd is not to be asked. Anything that the host does
+// not give is no error, and is listed in Reason.
 func Prepare(ctx context.Context, name string, enter func(ctx context.Context) error) (Subtree, error) {
 	at, err := find("self")
 	if err != nil {
@@ -118,8 +118,8 @@ func Prepare(ctx context.Context, name string, enter func(ctx context.Context) e
 		return Subtree{}, err
 	}
 	defer lock.Close()
-	// Before anything is moved, so that whoever leaves at this moment waits for us and then sees that
-	// own is in use.
+	// Before any process moves, so that a daemon that leaves now waits for us and then sees that own
+	// is in use.
 	path := filepath.Join(own, prefix+name)
 	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // G301: cgroups are readable by all
 		return lacks(fmt.Sprintf("a cgroup cannot be made: %v", err), nil), nil
@@ -158,9 +158,8 @@ func Look(pid int) (dir string, controllers []string, err error) {
 	return at.own, words(at.own, "cgroup.controllers"), nil
 }
 
-// Of returns the subtree that a launcher of the same name runs in, for [Subtree.Leave]: a daemon
-// may be started again in another cgroup than the one whose launcher it adopts. The zero value is
-// none.
+// Of returns the subtree in which a launcher of that name runs, for [Subtree.Leave]: a daemon may
+// be started again in another cgroup than the launcher that it adopts. The zero value means none.
 func Of(launcher int, name string) (Subtree, error) {
 	at, err := find(strconv.Itoa(launcher))
 	if err != nil {
@@ -179,8 +178,8 @@ func isTop(dir string) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// lockPatience is how long lockDir waits. The lock is held for a few writes, but whoever may open
-// the directory can hold it.
+// lockPatience bounds the wait of lockDir. The lock is held for a few writes, but every process
+// that may open the directory can hold it.
 const lockPatience = 10 * time.Second
 
 // lockDir keeps the daemons that share dir from rearranging it at the same time. Closing the file
@@ -196,11 +195,10 @@ func lockDir(stop <-chan struct{}, dir string) (*os.File, error) {
 	return f, nil
 }
 
-// vacate moves every process of own into its leaf: they are the daemon and what was started beside
-// it.
+// vacate moves every process of own into its leaf: the daemon, and processes started beside it.
 func vacate(own string) error {
 	leaf := filepath.Join(own, Leaf)
-	switch err := os.Mkdir(leaf, 0o755); { //nolint:gosec // G301: as above
+	switch err := os.Mkdir(leaf, 0o755); { //nolint:gosec // G301: cgroup directories have this mode
 	case err == nil:
 		// Without the mark the leaf stays when the daemon leaves, and that is all.
 		_ = unix.Setxattr(leaf, leafMark, []byte("1"), 0)
@@ -239,8 +237,7 @@ func move(from, to string) error {
 // with its last process, and the daemon that leaves it may be in another.
 func gone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }
 
-// release undoes what vacate and enable did to own, if the leaf is one that we made and nobody else
-// is there.
+// release undoes vacate and enable on own, if the leaf is ours and has no other process.
 func release(own string) error {
 	leaf := filepath.Join(own, Leaf)
 	if _, err := unix.Getxattr(leaf, leafMark, nil); err != nil {
@@ -255,7 +252,7 @@ func release(own string) error {
 	}
 	for _, e := range entries {
 		if e.IsDir() && e.Name() != Leaf {
-			return nil // another daemon's, or somebody's
+			return nil // of another daemon or program
 		}
 	}
 	data, err := os.ReadFile(filepath.Join(own, "cgroup.subtree_control"))
@@ -280,8 +277,8 @@ func release(own string) error {
 	return nil
 }
 
-// enable turns on for the children of dir each wanted controller that dir has, and returns what is
-// on afterwards.
+// enable turns on each wanted controller of dir for its children, and returns all that are on
+// afterwards.
 func enable(dir string) []string {
 	for _, c := range wanted {
 		// One at a time: a controller that cannot be enabled must not keep the others off.
@@ -303,7 +300,7 @@ func words(dir, file string) []string {
 // the host.
 func (s Subtree) EnterLauncher(pid, uid, gid int) error {
 	leaf := filepath.Join(s.Path, launcherDir)
-	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // G301: as above
+	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // G301: cgroup directories have this mode
 		return fmt.Errorf("make the launcher's cgroup: %w", err)
 	}
 	if err := os.WriteFile(filepath.Join(leaf, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
@@ -335,7 +332,7 @@ func (s Subtree) Leave(ctx context.Context) error {
 	own := filepath.Dir(s.Path)
 	lock, err := lockDir(ctx.Done(), own)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // whoever made it has removed it
+		return nil // its maker has removed it
 	}
 	if err != nil {
 		return err
@@ -350,8 +347,8 @@ func (s Subtree) Leave(ctx context.Context) error {
 	return release(own)
 }
 
-// Abandon is Leave for a daemon that has no launcher, be it that one was started and did not get
-// far: it waits for nobody, and where one is after all, it removes nothing.
+// Abandon is Leave for a daemon without a launcher, perhaps because that did not get far. It waits
+// for no process, and removes nothing if one is there after all.
 func (s Subtree) Abandon() error {
 	if s.Path == "" {
 		return nil
@@ -359,7 +356,7 @@ func (s Subtree) Abandon() error {
 	own := filepath.Dir(s.Path)
 	lock, err := lockDir(nil, own)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // whoever made it has removed it
+		return nil // its maker has removed it
 	}
 	if err != nil {
 		return err
@@ -384,12 +381,12 @@ func (s Subtree) Abandon() error {
 	return release(own)
 }
 
-// Kill ends every process in dir and below, and takes the ceiling on their processor time away: who
-// is killed has to run once more, to die, and hundreds of processes that share a quarter of a
+// Kill ends every process in dir and below, and lifts the ceiling on their processor time: a killed
+// process has to run once more, to die, and hundreds of processes that share a quarter of a
 // processor take most of a minute for that. No program runs on without its ceiling. All of them,
-// and what they are just forking, have been killed before it goes, and a killed process never comes
-// back from the kernel to its program; where that was not possible (cgroup.kill is there since
-// Linux 5.14) it stays. Others keep what their weight gives them.
+// and their children that are just being forked, have been killed before it goes, and a killed
+// process never returns from the kernel to its program. If that was not possible (cgroup.kill
+// exists since Linux 5.14), the ceiling stays. Other sandboxes keep the share of their weight.
 //
 // A cgroup that is not there is one of the class [os.ErrNotExist]. That the ceiling stays is no
 // error: the end only takes longer.

@@ -24,8 +24,8 @@ type Device struct {
 	Reason string `json:"reason,omitempty"` // why there is no device, or no writeback
 }
 
-// writeback are the file systems that tell the kernel which cgroup a page that it writes out
-// belongs to (cgroup-v2.rst, "Writeback"). What the others write out counts for nobody.
+// writeback are the file systems that tell the kernel the cgroup of each page that they write out
+// (cgroup-v2.rst, "Writeback"). Pages that others write out are charged to no cgroup.
 var writeback = []string{"ext2", "ext4", "btrfs", "f2fs", "xfs"}
 
 // DeviceOf finds the device that holds the directory. Mount is where cgroup v2 is mounted.
@@ -77,9 +77,9 @@ func mountOf(mountinfo string, id uint64, number string) (fs, source string) {
 	return fs, source
 }
 
-// describe looks the device up in sysfs: of a partition it is the whole disk that can be limited. A
-// device-mapper or RAID device stays what it is: the kernel throttles what is submitted to it like
-// to any other.
+// describe looks the device up in sysfs. Of a partition, only the whole disk can be limited. A
+// device-mapper or RAID device can be limited itself: the kernel throttles requests submitted to it
+// like those to any other.
 func describe(sys, mount, number, fs string) Device {
 	dir, err := filepath.EvalSymlinks(filepath.Join(sys, "dev/block", number))
 	if err != nil {
@@ -107,7 +107,7 @@ func describe(sys, mount, number, fs string) Device {
 			}
 		}
 	}
-	// Both files can be there and mean nothing: somebody must weigh.
+	// Both files can exist and have no effect: a scheduler or iocost must weigh.
 	if scheduler, err := os.ReadFile(filepath.Join(dir, "queue/scheduler")); err == nil && strings.Contains(string(scheduler), "[bfq]") {
 		d.Weight = "io.bfq.weight"
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Host is what the launcher knows of the host when it plans a sandbox.
+// Host holds the launcher's knowledge of the host for planning a sandbox.
 type Host struct {
 	IDs         []idmap.Range    // the map of every sandbox, in the launcher's ids
 	Single      bool             // no subordinate ids
@@ -26,12 +26,12 @@ type Host struct {
 	Nofile      uint64           // the launcher's hard RLIMIT_NOFILE: it cannot be exceeded
 	Nproc       uint64           // and its RLIMIT_NPROC
 	Landlock    int              // its version, where sandboxes can be held by it; 0: they cannot
-	Missing     []string         // what the defaults would like and the host does not give
-	given       []ceiling        // what the host gives its user for all that he runs: in numbers
+	Missing     []string         // wishes of the defaults that the host does not fulfil
+	given       []ceiling        // the host's number for all programs of its user
 	limits      []configs.Rlimit // and as resource limits
 }
 
-// initCapabilities are what the init has beyond the profile's bounding set, in the sandbox's own
+// initCapabilities are those of the init beyond the profile's bounding set, in the sandbox's own
 // user namespace: to give every exec a UTS namespace by which it can be found and killed whole, to
 // become the exec's user, and to reach the files of every user of the sandbox. The init passes none
 // of them on: it clears its inheritable set first thing.
@@ -47,9 +47,9 @@ const maxFile = 16 << 30
 // way of it and no snapshot contains it.
 const initPath = "/dev/sandboxd-init"
 
-// initThreads is how many threads the init may have beside what the limit leaves to programs: it
-// makes them at its start, for a program that has used up the limit must not be able to starve it
-// (guest: spareThreads).
+// initThreads is the number of threads that the init may have beyond the programs' limit. The init
+// makes them at its start, because a program that has used up the limit must not be able to starve
+// it (guest: spareThreads).
 const initThreads = 16
 
 // Plan turns a spec into libcontainer's configuration. It is pure: its value for a known spec
@@ -156,8 +156,8 @@ func mounts(host *Host) []*configs.Mount {
 	}
 }
 
-// scratch mounts what a profile gives its programs to write to. Not noexec: what is compiled there
-// is run there.
+// scratch mounts the writable file systems that a profile gives its programs. Not noexec: programs
+// compiled there are run there.
 func scratch(mounts []api.Scratch) []*configs.Mount {
 	var all []*configs.Mount
 	for _, m := range mounts {

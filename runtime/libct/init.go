@@ -30,7 +30,7 @@ const fdPlan = 4
 // sandbox's init. It does not return.
 func Init() {
 	// It lives for some milliseconds, in which a collection would cost more than the memory it frees.
-	// What it executes has a runtime of its own.
+	// The program that it executes has a runtime of its own.
 	debug.SetGCPercent(-1)
 	goruntime.LockOSThread() // capabilities belong to a thread; libcontainer goes on in this one
 	if err := errors.Join(prepareRootfs(), keepInheritable()); err != nil {
@@ -50,8 +50,8 @@ const blamesImage = "image: "
 // rootPlan is what Create tells Init.
 type rootPlan struct {
 	Overlays []launcher.Overlay `json:"overlays"`
-	// ReadOnly makes the root, and every overlay of it, read-only; Dirs are then made before, for what
-	// is mounted there.
+	// ReadOnly makes the root, and every overlay of it, read-only; Dirs are made before that, as mount
+	// points.
 	ReadOnly bool     `json:"read_only,omitempty"`
 	Dirs     []string `json:"dirs,omitempty"`
 	// Ceilings are of the sandbox's user namespace.
@@ -90,8 +90,8 @@ func prepareRootfs() error {
 }
 
 // takePlan reads the plan and leaves /dev/null in its place: libcontainer passes the number on to
-// the sandbox's init, and what is open there must tell nothing of the host (CVE-2024-21626). No
-// os.File: its finalizer would close the number behind our back, for something else to take.
+// the sandbox's init, and a file open there must tell nothing of the host (CVE-2024-21626). No
+// os.File: its finalizer would close the number behind our back, for another file to take.
 func takePlan() (*rootPlan, error) {
 	var data []byte
 	buf := make([]byte, 32<<10)
@@ -179,8 +179,8 @@ func checkTargets() error {
 }
 
 // keepInheritable makes every capability inheritable while the bounding set still holds them all.
-// The kernel refuses to raise the inheritable set above the bounding set later, but lets what is in
-// it stay: that is how the init gets the few capabilities that nothing else in the sandbox can get
+// The kernel refuses to raise the inheritable set above the bounding set later, but keeps its
+// present content. So the init gets the few capabilities that nothing else in the sandbox can get
 // (see [initCapabilities]).
 func keepInheritable() error {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -220,10 +220,10 @@ func LoadFilter(filter *specs.LinuxSeccomp) error {
 	return syncFilters()
 }
 
-// syncFilters gives every thread what the calling one has: no_new_privs and its filters.
-// libcontainer loads without SECCOMP_FILTER_FLAG_TSYNC, because what it starts is about to execute
-// something. A filter that allows everything carries the flag here; the kernel then synchronises
-// the whole chain (seccomp(2)), and says which thread it could not.
+// syncFilters gives every thread no_new_privs and the filters of the calling one. libcontainer
+// loads without SECCOMP_FILTER_FLAG_TSYNC, because its child is about to execute another program. A
+// filter that allows everything carries the flag here; the kernel then synchronises the whole chain
+// (seccomp(2)), and names the thread on which it failed.
 func syncFilters() error {
 	allow := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}
 	prog := unix.SockFprog{Len: 1, Filter: &allow}

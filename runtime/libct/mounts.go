@@ -10,10 +10,10 @@ import (
 )
 
 // The last process of a mount namespace has not ended before the kernel has taken its mounts down,
-// and for an overlay the kernel then writes out the whole file system below it (ovl_sync_fs):
-// whoever deletes a sandbox would wait for everything that anybody has written to the disk. So the
-// namespace is held for the time of the deletion, and let go after it. What the overlays held is
-// removed by then; that it has been written out is of no use to anyone.
+// and for an overlay the kernel then writes out the whole file system below it (ovl_sync_fs): a
+// deletion would wait for all writes of the host to reach the disk. So the namespace is held for
+// the time of the deletion, and let go after it. The overlays' files are removed by then; to have
+// written them out is useless.
 
 // holdMounts opens the mount namespace of a sandbox that runs; -1 where that cannot be, and nothing
 // is lost. Nothing is done with the descriptor but to close it.

@@ -20,11 +20,11 @@ import (
 //
 // Where it has a cgroup the kernel's freezer does it, and nothing inside can tell or undo it.
 //
-// Elsewhere every process is sent SIGSTOP, the init first, and looked at until all stand. One that
-// has a SIGSTOP to come cannot fork any more, so rounds are repeated until two find nobody who does
-// not stand. What stood still before is left alone at the end. It is a weaker pause: a parent is
-// told that its child has stopped, and a program can arrange for SIGCONT to reach it (a timer, a
-// parent's death), and go on.
+// Elsewhere every process gets SIGSTOP, the init first, and is checked until all stand. A process
+// with a pending SIGSTOP cannot fork any more, so rounds are repeated until two find every process
+// stopped. Processes that were stopped before are left alone at the end. It is a weaker pause: a
+// parent sees that its child has stopped, and a program can arrange for SIGCONT to reach it (a
+// timer, a parent's death), and go on.
 
 // pauseTimeout bounds the wait for a sandbox to stand still. A process in an uninterruptible sleep
 // can exceed it.
@@ -107,8 +107,7 @@ func (in *instance) blame(err error) error {
 	}
 }
 
-// resume lets a sandbox go on that is paused. Of one that has ended it gives back what the pause
-// held.
+// resume lets a paused sandbox go on. For one that has ended it gives back the pause's resources.
 func (e *Engine) resume(in *instance) error {
 	in.pausing.Lock()
 	defer in.pausing.Unlock()
@@ -159,7 +158,7 @@ func (in *instance) halt(ctx context.Context) (before map[int]bool, err error) {
 				before[pid] = true
 			case !is:
 				stands, sent[pid] = false, true
-				delete(before, pid) // somebody has woken it since
+				delete(before, pid) // another process has woken it since
 				_ = unix.PidfdSendSignal(pidfd, unix.SIGSTOP, nil, 0)
 			}
 			_ = unix.Close(pidfd)

@@ -27,17 +27,17 @@ import (
 const (
 	// patience bounds everything that one request asks of systemd.
 	patience = 15 * time.Second
-	// A scope whose last process has just ended is still there, and then it is not: so often, so far
-	// apart it is tried again.
+	// The number of attempts, and the pause between them: a scope whose last process has just ended
+	// exists for a moment longer.
 	rounds, pause = 20, 100 * time.Millisecond
 	// stopLimit is how long the processes of a scope may take to end when systemd ends it, at a logout
 	// or a power-off.
 	stopLimit = 10 * time.Second
 )
 
-// Enter moves the calling process into the scope of that name: a new one, or the one that its
-// predecessor was in and whose launcher still runs. There the cgroup is delegated. The caller
-// checks what it was given.
+// Enter moves the calling process into the scope of that name: a new one, or that of its
+// predecessor, in which the launcher still runs. Systemd delegates the scope's cgroup. The caller
+// verifies the result.
 func Enter(ctx context.Context, name string) error {
 	return enter(ctx, name, os.Getpid())
 }
@@ -144,7 +144,7 @@ func start(ctx context.Context, conn *dbus.Conn, unit string, pid int) error {
 }
 
 // connect speaks to the manager itself, as systemctl does, and not to a bus: it needs no session,
-// and what the environment says of one (after sudo and su it is another user's) has no say.
+// and ignores the environment's session (after sudo and su it is another user's).
 func connect(ctx context.Context) (*dbus.Conn, error) {
 	path := "/run/systemd/private"
 	if uid := os.Geteuid(); uid != 0 {
