@@ -13,8 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/seccomp"
 )
 
-// document is NAME.json. What has a name of the OCI runtime specification means the same here; the
-// rest of the specification is not for profiles to say.
+// document is NAME.json. Fields named as in the OCI runtime specification mean the same here;
+// profiles do not set the rest of it.
 type document struct {
 	Name        string `json:"name"`
 	Description string `json:"description"`

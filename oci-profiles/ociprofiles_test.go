@@ -47,7 +47,7 @@ func comparePlan(t *testing.T, filter seccomp.Filter, arch string) {
 				t.Fatal(err)
 			}
 		}
-		// From the disk, not from what was embedded when the test was built.
+		// From the disk, not the files embedded when the test was built.
 		have, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -221,7 +221,7 @@ func TestOwnProfiles(t *testing.T) {
 	}
 }
 
-// What a profile says has an effect or is an error, which says where it is.
+// Every field of a profile has an effect, or is an error that names its place.
 func TestBadProfilesAreRefused(t *testing.T) {
 	type doc = map[string]any
 	at := func(d doc, keys ...string) doc {

@@ -8,9 +8,9 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Check refuses a plan, which may come from elsewhere, that is no allow-list for the architecture,
-// says what nothing here would act on, or opens what no profile opens: what the default profile
-// refuses by name, another namespace, an odd socket.
+// Check refuses a plan, which may come from elsewhere, in three cases: it is no allow-list for the
+// architecture, it has parts without effect here, or it permits calls that no profile permits.
+// Those are the calls that the default profile refuses by name, new namespaces, and odd sockets.
 func Check(p *specs.LinuxSeccomp, arch string) error {
 	oci, ok := ociArch[arch]
 	switch {
@@ -46,7 +46,7 @@ func Check(p *specs.LinuxSeccomp, arch string) error {
 			}
 		}
 	}
-	// Or it would be refused all the same, and nobody told.
+	// Else the call would be refused all the same, in silence.
 	through := Launcher().calls(arch)
 	for _, name := range open {
 		if !slices.Contains(through, name) {
@@ -70,7 +70,7 @@ func kills(a specs.LinuxSeccompAction) bool {
 	return a == specs.ActKill || a == specs.ActKillProcess || a == specs.ActKillThread
 }
 
-// needed are calls without which no init starts or starts anything, or confines what it starts.
+// needed are the calls without which no init starts, starts a program or confines it.
 var needed = []string{
 	"accept4", "capset", "clone", "close_range", "execve", "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self",
 	"openat", "prctl", "recvmsg", "rt_sigaction", "sendmsg", "setgid", "setgroups", "setsid", "setuid", "waitid", "wait4",

@@ -5,12 +5,12 @@
 // compared and asked ([Lookup]). Nothing here touches the kernel; libseccomp loads the plan in the
 // launcher.
 //
-// # What a refused call answers
+// # Answers to refused calls
 //
-// A call that the filter does not name answers ENOSYS, as if the kernel were older: programs know
-// how to live with that, and a call that a later kernel adds stays closed until somebody has looked
-// at it. A call that the filter knows and refuses answers EPERM, or what the program would expect
-// to see (EAFNOSUPPORT for a socket family).
+// A call that the filter does not name answers ENOSYS, as if the kernel were older: programs can
+// handle that, and a call that a later kernel adds stays closed until it has been reviewed. A call
+// that the filter knows and refuses answers EPERM, or the error that the program would expect
+// (EAFNOSUPPORT for a socket family).
 //
 // A call through another entry of the kernel than the native one (on x86-64 the 32-bit int 0x80 and
 // the x32 numbers) does not reach any rule: only the native architecture is in the plan, and
@@ -36,9 +36,9 @@ const (
 
 var ociArch = map[string]specs.Arch{AMD64: specs.ArchX86_64, ARM64: specs.ArchAARCH64}
 
-// Abilities is what the kernel can do with filters.
+// Abilities are the kernel's abilities with filters.
 type Abilities struct {
-	// Actions are the kernel's words for what a filter may answer, from
+	// Actions are the kernel's names of a filter's possible answers, from
 	// /proc/sys/kernel/seccomp/actions_avail.
 	Actions []string
 }
@@ -75,8 +75,8 @@ type Group struct {
 
 // Cond is a condition on one argument: the bits of Mask are those of Value.
 //
-// Conditions on what the kernel declares as int or unsigned int must not look at the upper 32 bits.
-// The kernel does not either, so a filter that compares all 64 can be walked around
+// Conditions on arguments that the kernel declares as int or unsigned int must ignore the upper 32
+// bits. The kernel ignores them too, so a filter that compares all 64 can be walked around
 // (CVE-2019-10063).
 type Cond struct {
 	Arg   uint
@@ -145,7 +145,8 @@ func Supported(p *specs.LinuxSeccomp, k Abilities) error {
 	return nil
 }
 
-// check finds what libseccomp would resolve in a way that nobody reading the filter expects.
+// check finds rules that libseccomp would resolve in a way that a reader of the filter does not
+// expect.
 func (f Filter) check(arch string) error {
 	always := map[string]bool{}
 	sometimes := map[string]bool{}

@@ -7,10 +7,10 @@
 //	                  0                 ──▶   the daemon's own uid (ordinary user); nothing of value (root)
 //	0 … 65535   ──▶   1 … 65536         ──▶   subordinate ids
 //
-// so that root of a sandbox is never the uid that runs the daemon: who breaks out owns nothing of
-// the user's. [NewPlan] is a pure function from what the host offers; [Detect] asks the host;
-// [Apply] writes the outer map. The inner one, [Plan.SandboxMap], is written by the launcher when
-// it starts a sandbox.
+// so that root of a sandbox is never the uid that runs the daemon: a program that breaks out owns
+// nothing of the user's. [NewPlan] is a pure function of the host's properties; [Detect] reads
+// them; [Apply] writes the outer map. The launcher writes the inner one, [Plan.SandboxMap], when it
+// starts a sandbox.
 package idmap
 
 import (
@@ -225,9 +225,8 @@ func pack(inside int, ranges []Range, size int) []Range {
 	return out
 }
 
-// usable leaves out what must not be given to a sandbox (the host's root, the daemon's own id),
-// what is no range of ids, and what an earlier range has already: the kernel refuses maps that
-// overlap.
+// usable leaves out ids that a sandbox must not have (the host's root, the daemon's own id),
+// invalid ranges, and ids of an earlier range: the kernel refuses maps that overlap.
 func usable(ranges []Range, own int) []Range {
 	var out []Range
 	for _, r := range ranges {

@@ -1,5 +1,5 @@
-// Package rootfs is the one value that image and runtime share: what a sandbox's root file system
-// is made of.
+// Package rootfs holds the description of a sandbox's root file system, the value that image and
+// runtime share.
 package rootfs
 
 import (
@@ -35,7 +35,7 @@ func (s *Source) Equal(o *Source) bool {
 	return slices.Equal(s.Layers, o.Layers) && slices.Equal(s.HostDirs, o.HostDirs) && slices.Equal(s.Snapshots, o.Snapshots)
 }
 
-// Below is what is under the highest n layers, which must be snapshots'.
+// Below returns the source without its highest n layers, which must be snapshots'.
 func (s *Source) Below(n int) Source {
 	return Source{
 		Layers: slices.Clone(s.Layers[:len(s.Layers)-n]), HostDirs: slices.Clone(s.HostDirs), Snapshots: slices.Clone(s.Snapshots[:len(s.Snapshots)-n]),

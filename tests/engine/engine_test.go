@@ -49,7 +49,7 @@ func TestEngineKeepsItsContract(t *testing.T) {
 	runtimetest.RunEngineSuite(t, newFixture)
 }
 
-// What stops the launcher before it has a voice of its own is told all the same.
+// An error that stops the launcher before it serves is reported all the same.
 func TestLauncherSaysWhyItCannotStart(t *testing.T) {
 	testenv.RequireUserNS(t)
 	o := options(t)
@@ -137,8 +137,8 @@ func deadlines(t *testing.T, f runtimetest.Fixture, round string, soon time.Dura
 	return true
 }
 
-// Layers that come together are there all or none, and what an upper one takes from a lower one
-// does not depend on which is unpacked first.
+// Layers of one request are all kept or none. An upper one takes the attributes of a lower one,
+// whichever is unpacked first.
 func TestLayersThatComeTogether(t *testing.T) {
 	testenv.RequireUserNS(t)
 	opts := options(t)
@@ -237,8 +237,8 @@ func TestLayersThatComeTogether(t *testing.T) {
 			t.Errorf("%s: %v, %v, want %v", name, fi, err, want)
 		}
 	}
-	// Once more, with one on top: those that are there stay, and count whether who asks knows them or
-	// not.
+	// Again, with one on top: existing layers stay, and count whether or not the client knows their
+	// usage.
 	more := request(lower, middle, upper, upper)
 	more.Layers[3].Limits = full
 	if results, err = client.Apply(t.Context(), more); !errors.Is(err, layer.ExceededBytes) || len(results) != 3 {
@@ -253,7 +253,7 @@ func TestLayersThatComeTogether(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// One that an earlier launcher has made is what who asks says.
+	// For a layer that an earlier launcher has made, the client's numbers count.
 	more = request(lower, upper)
 	more.Layers[0].Known, more.Layers[1].Limits = layer.Usage{Bytes: int64(len(big))}, full
 	if err := os.Mkdir(dir(more.Layers[0].ChainID), 0o755); err != nil {
@@ -275,7 +275,7 @@ func TestLayersThatComeTogether(t *testing.T) {
 	}
 }
 
-// What a sandbox has changed is read whether it runs or not, and the layer is one that can be
+// The changes of a sandbox can be read while it runs and after its end, and the layer can be
 // applied.
 func TestDiff(t *testing.T) {
 	testenv.RequireUserNS(t)
@@ -407,7 +407,7 @@ func fixture(t *testing.T, o launcher.Options) runtimetest.Fixture {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
 		defer cancel()
-		// What a layer or a sandbox holds belongs to ids that only the launcher may remove.
+		// The files of layers and sandboxes belong to ids that only the launcher may remove.
 		if err := client.RemoveLayer(ctx, chain); err != nil {
 			t.Error(err)
 		}
