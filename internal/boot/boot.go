@@ -12,6 +12,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -207,6 +208,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	owned = true
+	debug.FreeOSMemory() // start-up leaves garbage, profiles and certificates; an idle daemon would hold it for minutes
 	return d.Serve(ctx)
 }
 
