@@ -27,6 +27,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/internal/service"
 	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
@@ -197,8 +198,8 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 	}
 	held := new(confine.Held)
 	defer func() { err = errors.Join(err, held.Close()) }()
-	d, err := daemon.New(ctx, daemon.Options{
-		Version: version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket, Lock: lock,
+	d, err := daemon.New(ctx, daemon.Options{Options: service.Options{
+		Version: version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket,
 		Engine: l, Images: images, Differ: l, Deposits: l,
 		Profile: func(name string) (runtime.Profile, api.Limits, error) {
 			p, err := profiles.Get(name)
@@ -211,6 +212,18 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 			}
 			return info.PID, info.Enforced, nil
 		},
+		Checks:     func(ctx context.Context) []api.Check { return append(outside.checks(ctx), checkConfined(limits)) },
+		BrokerGone: outside.gone,
+		IODevice:   device,
+		Agents: agents.New(agents.Options{
+			Dir: o.agentWorkers().Runs, Max: o.AgentRuns, Start: outside.startAgent, Signal: outside.signalAgent, Log: log,
+		}),
+		Pools: pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, LogLimit: o.LogLimit,
+		AgentAge: o.AgentAge, AgentLimit: o.AgentLimit,
+		EndedAge: o.EndedAge, EndedLimit: o.EndedLimit, SnapshotAge: o.SnapshotAge, Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout,
+		Log: log,
+	},
+		Lock: lock, EndEngine: end, IdleExit: o.IdleExit,
 		// Everything that is only read once has been, the host's certificates too.
 		Confine: func() (_ int, err error) {
 			if !confinable {
@@ -220,16 +233,6 @@ func serve(ctx context.Context, o serveOptions) (err error) {
 			held, err = limits.Plan().Apply()
 			return limits.ABI, err
 		},
-		Checks:      func(ctx context.Context) []api.Check { return append(outside.checks(ctx), checkConfined(limits)) },
-		ErrandsGone: outside.gone,
-		EndEngine:   end, IODevice: device,
-		Agents: agents.New(agents.Options{
-			Dir: o.agentWorkers().Runs, Max: o.AgentRuns, Start: outside.startAgent, Signal: outside.signalAgent, Log: log,
-		}),
-		Pools: pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, LogLimit: o.LogLimit,
-		AgentAge: o.AgentAge, AgentLimit: o.AgentLimit,
-		EndedAge: o.EndedAge, EndedLimit: o.EndedLimit, SnapshotAge: o.SnapshotAge, Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit,
-		Log: log,
 	})
 	if err != nil {
 		return err
