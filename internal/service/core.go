@@ -28,6 +28,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/snapshot"
 	"github.com/sandboxd/sandboxd/internal/agents"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/service/class"
@@ -72,8 +73,8 @@ type Images interface {
 	AcquireSnapshot(ctx context.Context, ref string) (snap *image.Snapshot, release func(), err error)
 	RemoveSnapshot(ctx context.Context, ref string) (int64, error)
 	PruneSnapshots(ctx context.Context, before time.Time, labels map[string]string) (api.SnapshotsRemoved, error)
-	ExportSnapshot(ctx context.Context, ref string, read image.ReadLayer, w io.Writer) error
-	ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*image.Snapshot) error, read image.ReadLayer) (api.Snapshot, error)
+	ExportSnapshot(ctx context.Context, ref string, read snapshot.ReadLayer, w io.Writer) error
+	ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*image.Snapshot) error, read snapshot.ReadLayer) (api.Snapshot, error)
 	// Settle removes layers whose last sandbox is gone; EnforceSnapshots keeps to the limit of snapshots' bytes.
 	Settle(ctx context.Context) error
 	EnforceSnapshots(ctx context.Context) error

@@ -20,6 +20,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -402,7 +403,7 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 	if err != nil {
 		return ExecRecord{}, err
 	}
-	r := guest.ExecRequest{Keep: true, NoStdin: !req.StdinOpen && len(req.Stdin) == 0 && !req.TTY}
+	r := host.ExecRequest{Keep: true, NoStdin: !req.StdinOpen && len(req.Stdin) == 0 && !req.TTY}
 	if !req.StdinOpen && !req.TTY && len(req.Stdin) > 0 {
 		// A file rather than a pipe: nobody has to feed it, should this daemon end.
 		if r.StdinFile, err = stdinFile(req.Stdin); err != nil {
@@ -561,9 +562,9 @@ func (x *Execution) collect() {
 	case err == nil:
 		e, u := exitOf(exit, x.oom.struck(ctx)), usageOf(exit)
 		rec.State, rec.Exit, rec.Usage = api.ExecExited, &e, &u
-	case x.lease == nil && errors.Is(err, guest.ErrLost):
+	case x.lease == nil && errors.Is(err, host.ErrLost):
 		rec.State, rec.Failure = api.ExecLost, &Failure{Class: failedGone, Message: "the sandbox ended while no daemon was running"}
-	case errors.Is(err, guest.ErrLost):
+	case errors.Is(err, host.ErrLost):
 		rec.State, rec.Failure = api.ExecLost, failureOf(x.s.gone(ctx, x.lease, err))
 	default:
 		_ = x.guest.Kill() // closing the connection, below, does so too
@@ -1021,7 +1022,7 @@ func (s *core) adoptExec(d launcher.Deposit) (err error) {
 		s.execs.goOn(func() { x.finish(s.execs.ctx) })
 		return nil
 	}
-	k := guest.Kept{Conn: files[2], Stdout: files[3]}
+	k := host.Kept{Conn: files[2], Stdout: files[3]}
 	more := files[4:]
 	switch {
 	case x.req.TTY && len(more) == 2:
@@ -1034,7 +1035,7 @@ func (s *core) adoptExec(d launcher.Deposit) (err error) {
 	default:
 		return fmt.Errorf("it runs, with %d descriptors", len(files))
 	}
-	client := guest.NewClient("") // of a sandbox that has ended nothing is asked
+	client := host.NewClient("") // of a sandbox that has ended nothing is asked
 	switch lease, err := s.supervisor.Rejoin(d.Sandbox); {
 	case err != nil:
 	case lease.Record.PID != rest.Init:
@@ -1046,7 +1047,7 @@ func (s *core) adoptExec(d launcher.Deposit) (err error) {
 	files = nil
 	timeout, err := seconds("timeout", x.req.Timeout)
 	if err == nil {
-		x.guest, err = client.Adopt(k, guest.ExecRequest{TTY: x.req.TTY, Timeout: timeout}, x.PID, x.record.StartedAt)
+		x.guest, err = client.Adopt(k, host.ExecRequest{TTY: x.req.TTY, Timeout: timeout}, x.PID, x.record.StartedAt)
 	}
 	if err != nil {
 		x.log.close()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/image/archive"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -203,5 +204,5 @@ func (s *API) ExportImage(ctx context.Context, ref, format string, w io.Writer) 
 	if err := validReference("reference", ref); err != nil {
 		return err
 	}
-	return s.images.Export(ctx, ref, cmp.Or(format, image.FormatOCI), w)
+	return s.images.Export(ctx, ref, cmp.Or(format, archive.FormatOCI), w)
 }

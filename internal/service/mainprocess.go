@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -223,7 +223,7 @@ func (s *core) writeLog(x *Execution) {
 	defer w.close()
 	x.log.saves(w.next)
 	failing := false
-	var pace guest.Pace
+	var pace host.Pace
 	err = x.attach(s.execs.ctx, w.next, true, make([]byte, logPiece), func(e api.ExecEvent) error {
 		if e.Stream == "" {
 			return nil

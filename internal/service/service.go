@@ -15,7 +15,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
-	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -234,7 +234,7 @@ const silenceGrace = 2 * time.Second
 // gone turns an error of the guest protocol into what the caller should hear, when init is lost: either the sandbox has
 // ended, or its init has been taken over and is ended now. Other errors pass.
 func (s *core) gone(ctx context.Context, lease *runtime.Lease, err error) error {
-	if !errors.Is(err, guest.ErrLost) {
+	if !errors.Is(err, host.ErrLost) {
 		return err
 	}
 	wait := time.NewTimer(silenceGrace)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 )
 
@@ -93,7 +94,7 @@ func (s *API) ListEach(ctx context.Context, ref, dir string, opts ListOptions, f
 	}
 	defer end()
 	who := readAccounts(ctx, client.Open)
-	more, err = client.List(ctx, dir, opts.Depth, func(e guest.Entry) error {
+	more, err = client.List(ctx, dir, opts.Depth, func(e host.Entry) error {
 		if left--; left < 0 {
 			return errEnough
 		}
@@ -136,7 +137,7 @@ func readAccounts(ctx context.Context, open func(context.Context, string) (*os.F
 }
 
 // entry is a file as the API shows it.
-func (a accounts) entry(path string, fi guest.FileInfo) api.FileEntry {
+func (a accounts) entry(path string, fi host.FileInfo) api.FileEntry {
 	e := api.FileEntry{
 		Size: fi.Size, Mode: octal(fi.Mode), MTime: fi.ModTime.UTC(), Type: typeOf(fi.Mode),
 		UID: fi.UID, GID: fi.GID, User: a.users[fi.UID], Group: a.groups[fi.GID],
@@ -263,7 +264,7 @@ func (s *API) Watch(ctx context.Context, ref, dir string, recursive bool, emit f
 		ready := api.FileChange{Kind: api.WatchReady}
 		ready.Path, ready.PathBytes = asText(dir)
 		return emit(ready)
-	}, func(c guest.Change) error {
+	}, func(c host.Change) error {
 		return emit(changeOf(dir, c))
 	})
 	if err == nil {
@@ -273,7 +274,7 @@ func (s *API) Watch(ctx context.Context, ref, dir string, recursive bool, emit f
 }
 
 // changeOf is a change as the API shows it.
-func changeOf(dir string, c guest.Change) api.FileChange {
+func changeOf(dir string, c host.Change) api.FileChange {
 	change := api.FileChange{Kind: api.FileChangeKind(c.Kind)} // they are the same words
 	if c.Dir {
 		change.Type = api.TypeDirectory

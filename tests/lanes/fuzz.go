@@ -30,10 +30,12 @@ var fuzzed = []struct {
 	time     time.Duration
 	minimize string
 }{
-	{"image", []string{"FuzzParse", "FuzzImport"}, 6 * time.Second, "2s"},
+	{"image", []string{"FuzzImport"}, 6 * time.Second, "2s"},
+	{"image/reference", []string{"FuzzParse"}, 6 * time.Second, "2s"},
 	{"image/layer", []string{"FuzzApply", "FuzzPieces"}, 6 * time.Second, "2s"},
 	{"image/build", []string{"FuzzDockerfile"}, 6 * time.Second, "2s"},
-	{"internal/guest", []string{"FuzzHostDecode", "FuzzHostAnswers", "FuzzInitDecode"}, 4 * time.Second, "20x"},
+	{"internal/guest/host", []string{"FuzzHostDecode", "FuzzHostAnswers"}, 4 * time.Second, "20x"},
+	{"internal/guest/inside", []string{"FuzzInitDecode"}, 4 * time.Second, "20x"},
 	{"internal/launcher", []string{"FuzzLauncherServe", "FuzzLauncherAnswers"}, 4 * time.Second, "20x"},
 	{"agent/llm", []string{
 		"FuzzChatStream", "FuzzResponsesStream", "FuzzAnthropicStream", "FuzzParseCompletion", "FuzzParseResponses", "FuzzParseAnthropic", "FuzzReadRecording",

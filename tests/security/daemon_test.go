@@ -277,8 +277,8 @@ func statusOf(pid int, field string) string {
 	return strings.TrimSpace(value)
 }
 
-// runnerOf is the process that runs the daemon's errands.
-func runnerOf(t *testing.T, daemon int) (pid int) {
+// brokerOf returns the pid of the daemon's broker.
+func brokerOf(t *testing.T, daemon int) (pid int) {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -286,7 +286,7 @@ func runnerOf(t *testing.T, daemon int) (pid int) {
 	}
 	for _, file := range files {
 		line, err := os.ReadFile(file)
-		if err != nil || !strings.HasSuffix(string(line), "\x00run-errands\x00") {
+		if err != nil || !strings.HasSuffix(string(line), "\x00broker\x00") {
 			continue // it has ended, or is another
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
@@ -294,18 +294,18 @@ func runnerOf(t *testing.T, daemon int) (pid int) {
 			return pid
 		}
 	}
-	t.Fatal("nobody runs the daemon's errands")
+	t.Fatal("the daemon has no broker")
 	return 0
 }
 
-// The runner of errands ends with a daemon that is killed, and one that is killed takes nothing along but its errands.
-func TestRunnerOfErrands(t *testing.T) {
+// A broker ends with a daemon that is killed. A broker that is killed takes only its requests along.
+func TestBroker(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
-	runner := runnerOf(t, d.PID())
+	broker := brokerOf(t, d.PID())
 	gone := func() error {
-		if state := statusOf(runner, "State"); state != "" && !strings.HasPrefix(state, "Z") {
-			return fmt.Errorf("the runner is there: %s", state)
+		if state := statusOf(broker, "State"); state != "" && !strings.HasPrefix(state, "Z") {
+			return fmt.Errorf("the broker is there: %s", state)
 		}
 		return nil
 	}
@@ -313,11 +313,11 @@ func TestRunnerOfErrands(t *testing.T) {
 	harness.Eventually(t, time.Minute, gone)
 	d.Launch(t)
 	if d.System(t).ErrandsGone {
-		t.Error("control: nobody runs errands")
+		t.Error("control: the broker is gone")
 	}
 	d.Create(t, api.CreateSandbox{}).Delete(t) // the image of the host is made
-	runner = runnerOf(t, d.PID())
-	process, err := os.FindProcess(runner)
+	broker = brokerOf(t, d.PID())
+	process, err := os.FindProcess(broker)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -328,7 +328,7 @@ func TestRunnerOfErrands(t *testing.T) {
 	other := d.Create(t, api.CreateSandbox{})
 	for _, s := range []*harness.Sandbox{s, other} {
 		if r := s.Exec(t, api.ExecRequest{Argv: []string{"true"}}); r.Exit.Code != 0 {
-			t.Errorf("without a runner: %+v", r)
+			t.Errorf("without a broker: %+v", r)
 		}
 		s.Delete(t)
 	}
@@ -340,7 +340,7 @@ func TestRunnerOfErrands(t *testing.T) {
 		if err != nil || !slices.ContainsFunc(checks, func(c api.Check) bool {
 			return !c.OK && strings.Contains(c.Found, "is gone") && strings.Contains(c.Remedy, "--keep-sandboxes")
 		}) {
-			return fmt.Errorf("doctor does not say that nobody runs errands: %+v, %w", checks, err)
+			return fmt.Errorf("doctor does not report the lost broker: %+v, %w", checks, err)
 		}
 		return nil
 	})
@@ -359,7 +359,7 @@ func TestRunnerOfErrands(t *testing.T) {
 	d.Launch(t)
 }
 
-// What the daemon's caller has open, and forgot to close, neither the runner nor the launcher has.
+// Files that the daemon's caller forgot to close reach neither the broker nor the launcher.
 func TestOpenFilesAreTheDaemonsAlone(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -392,8 +392,8 @@ func TestOpenFilesAreTheDaemonsAlone(t *testing.T) {
 	if !has(d.PID()) {
 		t.Error("control: the daemon does not have it")
 	}
-	if has(runnerOf(t, d.PID())) {
-		t.Error("the runner of errands has it")
+	if has(brokerOf(t, d.PID())) {
+		t.Error("the broker has it")
 	}
 	if os.Getuid() == 0 { // nobody else may look
 		if has(d.System(t).Launcher) {

@@ -9,6 +9,7 @@ import (
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/image/build"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/snapshot"
 	"github.com/sandboxd/sandboxd/internal/agents"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -43,8 +44,8 @@ var (
 	ErrImageInUse     = image.ErrInUse
 	ErrRegistry       = image.ErrRegistry
 	ErrImage          = image.ErrInvalid
-	ErrNoSnapshot     = image.ErrNoSnapshot
-	ErrSnapshotExists = image.ErrSnapshotExists
+	ErrNoSnapshot     = snapshot.ErrNotFound
+	ErrSnapshotExists = snapshot.ErrExists
 	ErrDockerfile     = build.ErrInvalid
 	ErrLayerChanged   = layer.ErrChanged
 	ErrLayer          = layer.ErrInvalid
