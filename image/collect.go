@@ -45,7 +45,9 @@ func (s *Service) Acquire(ctx context.Context, ref string) (_ *Image, release fu
 		// It may have been removed, or replaced, before we had the lock.
 		if s.currentLocked(img) {
 			s.pins[blobKey(img.Digest)]++
-			s.used[img.Reference] = time.Now().UTC()
+			if img.Reference != api.HostImage {
+				s.used[store.Key(s.tenant, img.Reference)] = time.Now().UTC()
+			}
 			s.mu.Unlock()
 			return img, func() {
 				s.mu.Lock()
@@ -67,7 +69,7 @@ func (s *Service) acquireRecord(ctx context.Context, ref string) (*Image, *store
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		r, err := s.store.Get(img.Reference)
+		r, err := s.store.Get(s.tenant, img.Reference)
 		if err == nil && r.Manifest.Digest == img.Digest {
 			return img, r, release, nil
 		}
@@ -83,7 +85,7 @@ func (s *Service) currentLocked(img *Image) bool {
 	if img.Reference == api.HostImage {
 		return s.host.digest() == img.Digest && s.going[treeKey(img.Digest)] == nil
 	}
-	r, err := s.store.Get(img.Reference)
+	r, err := s.store.Get(s.tenant, img.Reference)
 	return err == nil && r.Manifest.Digest == img.Digest
 }
 
@@ -118,11 +120,26 @@ func (s *Service) heldLocked() (map[string][]string, error) {
 
 // choice is what is to be removed.
 type choice struct {
-	drop   []string // names
-	loosen []string // names that are lost while their image stays, because a sandbox holds it
-	forget []string // keys of steps of builds
+	drop   []*store.Record
+	loosen []*store.Record // lose their names; their images stay, because sandboxes hold them
+	forget []string        // IDs of build steps
 
 	discard []string // ids of snapshots
+}
+
+func recordIDs(records []*store.Record) (ids []string) {
+	for _, r := range records {
+		ids = append(ids, r.ID())
+	}
+	return ids
+}
+
+func recordNames(records []*store.Record) []string {
+	names := make([]string, len(records))
+	for i, r := range records {
+		names[i] = r.Name
+	}
+	return names
 }
 
 // chooser makes the choice. Held are the images that sandboxes have, as SetHolders says.
@@ -204,7 +221,7 @@ func (s *Service) plan(strays bool, choose chooser) (store.Garbage, api.ImagesRe
 	keepBlob := func(digest string) bool {
 		return s.pins[blobKey(digest)] > 0 || s.going[blobKey(digest)] != nil || held[digest] != nil
 	}
-	g, err := s.store.Collect(chosen.drop, chosen.loosen, chosen.forget, chosen.discard, keepLayer, keepBlob)
+	g, err := s.store.Collect(recordIDs(chosen.drop), recordIDs(chosen.loosen), chosen.forget, chosen.discard, keepLayer, keepBlob)
 	if err != nil {
 		return fail(err)
 	}
@@ -212,7 +229,7 @@ func (s *Service) plan(strays bool, choose chooser) (store.Garbage, api.ImagesRe
 		delete(s.sizes, c)
 	}
 	out := api.ImagesRemoved{
-		Removed: append([]string{}, chosen.drop...), Untagged: append([]string{}, chosen.loosen...), Steps: len(chosen.forget), Bytes: g.Bytes,
+		Removed: recordNames(chosen.drop), Untagged: recordNames(chosen.loosen), Steps: len(chosen.forget), Bytes: g.Bytes,
 	}
 	return g, out, s.depart(append(treeKeys(g.Layers), blobKeys(g.Blobs)...)), nil
 }
@@ -257,7 +274,6 @@ func (s *Service) flushUsed() error {
 	s.mu.Lock()
 	used := maps.Clone(s.used)
 	s.mu.Unlock()
-	delete(used, api.HostImage)
 	return s.store.SetUsed(used)
 }
 
@@ -275,18 +291,19 @@ func (s *Service) Remove(ctx context.Context, ref string, force bool) (api.Image
 	}
 	// It goes on after the caller has given up.
 	return s.sweep(context.WithoutCancel(ctx), false, func(records []*store.Record, _ []*store.Step, held map[string][]string) (choice, error) {
+		records = s.ownRecords(records)
 		i := slices.IndexFunc(records, func(o *store.Record) bool { return o.Name == r.Name })
 		if i < 0 {
 			return choice{}, errdefs.Classf(ErrNotFound, "image %s is not stored here any more", r.Name)
 		}
 		r := records[i]
-		who := held[r.Manifest.Digest]
+		who := s.ownHolders(held[r.Manifest.Digest])
 		others := slices.ContainsFunc(records, func(o *store.Record) bool { return o.Name != r.Name && o.Manifest.Digest == r.Manifest.Digest })
 		switch {
 		case len(who) == 0 || others:
-			return choice{drop: []string{r.Name}}, nil
+			return choice{drop: []*store.Record{r}}, nil
 		case force && !r.Untagged && !strings.Contains(r.Name, "@"):
-			return choice{loosen: []string{r.Name}}, nil
+			return choice{loosen: []*store.Record{r}}, nil
 		}
 		who = slices.DeleteFunc(slices.Clone(who), func(w string) bool { return w == busy })
 		if len(who) == 0 {
@@ -320,13 +337,15 @@ func remedy(who []string) string {
 // to be quicker the next time; and layers and blobs that no image needs.
 func (s *Service) Prune(ctx context.Context, all bool) (api.ImagesRemoved, error) {
 	return s.sweep(context.WithoutCancel(ctx), true, func(records []*store.Record, steps []*store.Step, held map[string][]string) (c choice, _ error) {
-		for _, r := range records {
-			if (all || r.Untagged) && len(held[r.Manifest.Digest]) == 0 {
-				c.drop = append(c.drop, r.Name)
+		for _, r := range s.ownRecords(records) {
+			if (all || r.Untagged) && len(s.ownHolders(held[r.Manifest.Digest])) == 0 {
+				c.drop = append(c.drop, r)
 			}
 		}
 		for _, step := range steps {
-			c.forget = append(c.forget, step.Key)
+			if step.Tenant == s.tenant {
+				c.forget = append(c.forget, step.ID())
+			}
 		}
 		return c, nil
 	})
@@ -350,7 +369,7 @@ func (s *Service) Tag(ctx context.Context, source, target string) (*Image, error
 		return nil, err
 	}
 	defer release()
-	r, err := s.store.Get(img.Reference)
+	r, err := s.store.Get(s.tenant, img.Reference)
 	if err != nil {
 		return nil, err
 	}
@@ -391,7 +410,7 @@ func (s *Service) Enforce(ctx context.Context) error {
 			var stay []*store.Record
 			for _, r := range records {
 				if r.Manifest.Digest == digest {
-					c.drop = append(c.drop, r.Name)
+					c.drop = append(c.drop, r)
 				} else {
 					stay = append(stay, r)
 				}
@@ -434,7 +453,7 @@ func tooMuch(steps []*store.Step, images *shares, room, total int64) ([]string, 
 			}
 		}
 		if size > room || chains[step.Parent] == gone {
-			forget = append(forget, step.Key)
+			forget = append(forget, step.ID())
 			if l != nil && chains[l.ChainID] == 0 {
 				chains[l.ChainID] = gone
 			}

@@ -102,7 +102,7 @@ func TestOpenFinishesAnInterruptedRemoval(t *testing.T) {
 		t.Fatal(err)
 	}
 	g, _, _, err := s.plan(false, func([]*store.Record, []*store.Step, map[string][]string) (choice, error) {
-		return choice{drop: []string{img.Reference}}, nil
+		return choice{drop: []*store.Record{{Name: img.Reference}}}, nil
 	})
 	if err != nil || len(g.Layers) != 1 || len(g.Blobs) != 3 {
 		t.Fatalf("garbage %+v, %v", g, err)
@@ -204,7 +204,7 @@ func limited(t *testing.T) (s *Service, a *directApplier, refs []string) {
 
 func names(t *testing.T, s *Service) (out []string) {
 	t.Helper()
-	records, err := s.store.List()
+	records, err := s.records()
 	if err != nil {
 		t.Fatal(err)
 	}

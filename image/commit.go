@@ -86,7 +86,7 @@ func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ l
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
-	p := &pull{service: s, ref: target, want: want, explicit: true, made: diffIDs, origin: archive.Source{Store: s.store, Root: manifest}}
+	p := &pull{service: s, ref: target, want: want, explicit: true, staging: a, made: diffIDs, origin: s.archived(a, manifest)}
 	ready, err := p.run(ctx)
 	if err != nil {
 		return nil, layer.Result{}, err
@@ -100,7 +100,7 @@ func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ l
 
 // byDigest finds a stored image by its manifest and keeps it until release is called.
 func (s *Service) byDigest(ctx context.Context, digest string) (*store.Record, func(), error) {
-	records, err := s.store.List()
+	records, err := s.records()
 	if err != nil {
 		return nil, nil, err
 	}

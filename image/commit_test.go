@@ -69,7 +69,7 @@ func TestCommitKeepsWhatItDoesNotChange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	record, err := s.store.Get(img.Reference)
+	record, err := s.store.Get("", img.Reference)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -149,7 +149,7 @@ func (p *plainLayer) Close() error {
 // Step returns the layer that a step with that key has made before, nil where it changed nothing, and whether it is known.
 func (d *Draft) Step(ctx context.Context, key string) (*Layer, bool, error) {
 	s := d.service
-	step, err := s.store.Step(key)
+	step, err := s.store.Step(s.tenant, key)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, false, nil
 	}
@@ -162,7 +162,7 @@ func (d *Draft) Step(ctx context.Context, key string) (*Layer, bool, error) {
 		}
 	}
 	// It may have been forgotten before we had it pinned, and its layer removed.
-	if step, err = s.store.Step(key); errors.Is(err, store.ErrNotFound) || err == nil && step.Layer != nil && !s.store.Has(step.Layer.Blob) {
+	if step, err = s.store.Step(s.tenant, key); errors.Is(err, store.ErrNotFound) || err == nil && step.Layer != nil && !s.store.Has(step.Layer.Blob) {
 		return nil, false, nil
 	} else if err != nil {
 		return nil, false, err
@@ -179,7 +179,7 @@ func (d *Draft) Remember(key, parent string, l *Layer) error {
 			size = &t
 		}
 	}
-	return d.service.store.PutStep(&store.Step{Key: key, Parent: parent, Layer: l, UsedAt: time.Now().UTC()}, size)
+	return d.service.store.PutStep(&store.Step{Tenant: d.service.tenant, Key: key, Parent: parent, Layer: l, UsedAt: time.Now().UTC()}, size)
 }
 
 // AddLayer stores the tar stream that write writes as a layer on top of the others and has it extracted, with the checks
@@ -273,7 +273,7 @@ func (d *Draft) Commit(ctx context.Context, config any, layers []Layer) (*Image,
 		}
 		refs = []name.Reference{ref}
 	}
-	p := &pull{service: s, ref: refs[0], want: d.platform, origin: archive.Source{Store: s.store, Root: digest}}
+	p := &pull{service: s, ref: refs[0], want: d.platform, origin: s.archived(d.staging, digest), staging: d.staging}
 	ready, err := p.run(ctx)
 	if err != nil {
 		return nil, err

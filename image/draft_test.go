@@ -182,10 +182,10 @@ func TestStepsAreKeptUntilTheyAreTooMuch(t *testing.T) {
 	if err := s.Enforce(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.store.Step("0"); !errors.Is(err, store.ErrNotFound) {
+	if _, err := s.store.Step("", "0"); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("the oldest step is there: %v", err)
 	}
-	if _, err := s.store.Step("1"); err != nil {
+	if _, err := s.store.Step("", "1"); err != nil {
 		t.Errorf("the newest step is gone: %v", err)
 	}
 	if got := a.layers(t); len(got) != 1 || got[0] != two.ChainID {

@@ -56,8 +56,16 @@ type Image struct {
 	Rootfs rootfs.Source
 }
 
-// Service is the images of one data directory. Its methods may be called from several goroutines.
+// Service is the images of one data directory as one tenant sees them; see [Service.For]. Its methods
+// may be called from several goroutines.
 type Service struct {
+	*state
+
+	tenant string
+}
+
+// state is common to the views of all tenants.
+type state struct {
 	store    *store.Store
 	applier  Applier
 	registry *registry.Client
@@ -80,7 +88,8 @@ type Service struct {
 	left    map[string]bool                            // chain ids of layers that could not be removed, for retry
 	holders func() map[string][]string                 // see SetHolders; nil: unknown, nothing may be collected
 	removal func(ctx context.Context, layers []string) // see OnRemoval; nil: nobody is told
-	used    map[string]time.Time                       // of images by name, where it is later than what is stored
+	used    map[string]time.Time                       // by ID of the record, if later than the record's
+	proven  map[string]int                             // contents that tenants have presented; see prove
 	sizes   map[string]store.Tree                      // of the trees that were extracted here, by chain id
 }
 
@@ -119,10 +128,11 @@ func Open(dir string, applier Applier, opts Options) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{
+	s := &Service{state: &state{
 		store: st, applier: applier, opts: opts,
-		pins: make(map[string]int), going: make(map[string]chan struct{}), left: make(map[string]bool), used: make(map[string]time.Time), sizes: make(map[string]store.Tree),
-	}
+		pins: make(map[string]int), going: make(map[string]chan struct{}), left: make(map[string]bool), used: make(map[string]time.Time),
+		sizes: make(map[string]store.Tree), proven: make(map[string]int),
+	}}
 	s.opts.Limits = s.opts.Limits.WithDefaults()
 	if s.opts.Log == nil {
 		s.opts.Log = slog.New(slog.DiscardHandler)
@@ -275,7 +285,7 @@ func (s *Service) lookup(ref string) (*store.Record, error) {
 		return nil, err
 	}
 	name := reference.Normalize(parsed)
-	r, err := s.store.Get(name)
+	r, err := s.store.Get(s.tenant, name)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, errdefs.Classf(ErrNotFound, "image %s is not stored here; pull it first: sandboxd pull %s", name, ref)
 	}
@@ -284,7 +294,7 @@ func (s *Service) lookup(ref string) (*store.Record, error) {
 
 // List returns the stored images sorted by reference, the host image first.
 func (s *Service) List(context.Context) ([]api.Image, error) {
-	records, err := s.store.List()
+	records, err := s.records()
 	if err != nil {
 		return nil, err
 	}
@@ -301,9 +311,6 @@ func (s *Service) List(context.Context) ([]api.Image, error) {
 	}
 	return images, nil
 }
-
-// LayerUsers returns, for each chain id that a stored image needs, the references of those images.
-func (s *Service) LayerUsers() (map[string][]string, error) { return s.store.LayerUsers() }
 
 func summary(r *store.Record) api.Image {
 	img := api.Image{Reference: r.Name, Digest: r.Manifest.Digest, Platform: r.Platform, Layers: len(r.Layers), PulledAt: r.PulledAt}

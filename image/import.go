@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/sandboxd/sandboxd/api"
@@ -69,7 +70,7 @@ func (s *Service) Import(ctx context.Context, r io.Reader, opts ImportOptions) (
 	var ready []*prepared
 	defer func() {
 		for _, p := range ready { // none once they are recorded
-			err = errors.Join(err, s.release(ctx, p.blobs, p.chains, true))
+			err = errors.Join(err, s.releasePrepared(ctx, p, true))
 		}
 	}()
 	names := 0
@@ -84,7 +85,7 @@ func (s *Service) Import(ctx context.Context, r io.Reader, opts ImportOptions) (
 		if names += len(refs); names > maxArchiveNames {
 			return nil, archive.Invalidf("its images have more than %d names", maxArchiveNames)
 		}
-		p := &pull{service: s, ref: refs[0], want: want, explicit: opts.Platform != "", origin: archive.Source{Store: s.store, Root: root.Digest}}
+		p := &pull{service: s, ref: refs[0], want: want, explicit: opts.Platform != "", origin: s.archived(staging, root.Digest), staging: staging}
 		p.progress.report = opts.Progress
 		r, err := p.run(ctx)
 		p.progress.end()
@@ -123,6 +124,19 @@ func (s *Service) staging() *archive.Staging {
 	return archive.NewStaging(s.store, s.opts.Limits, func(ctx context.Context, digest string) error {
 		return s.pin(ctx, blobKeys([]string{digest}))
 	})
+}
+
+// archived returns the source of an image whose blobs are staged, or the tenant's already.
+func (s *Service) archived(staging *archive.Staging, root string) archive.Source {
+	return archive.Source{Store: s.store, Root: root, Known: func(digest string) (bool, error) { return s.staged(staging, digest) }}
+}
+
+// staged reports whether the tenant may use a blob that is staged or stored.
+func (s *Service) staged(staging *archive.Staging, digest string) (bool, error) {
+	if staging != nil && slices.Contains(staging.Pinned, digest) {
+		return true, nil
+	}
+	return s.entitled(blobKey(digest))
 }
 
 // Export writes a stored image to w as an archive, in one of the formats of [archive.Export]. It writes

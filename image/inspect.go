@@ -39,7 +39,7 @@ func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, err
 	if err != nil {
 		return api.ImageDetail{}, err
 	}
-	records, err := s.store.List()
+	records, err := s.records()
 	if err != nil {
 		return api.ImageDetail{}, err
 	}
@@ -58,7 +58,7 @@ func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, err
 	d.SharedSize, d.UniqueSize = shareOf(records, trees).of(r)
 	s.mu.Lock()
 	d.UsedAt = r.UsedAt
-	if at := s.used[r.Name]; at.After(d.UsedAt) {
+	if at := s.used[r.ID()]; at.After(d.UsedAt) {
 		d.UsedAt = at
 	}
 	s.mu.Unlock()
@@ -128,7 +128,7 @@ func (s *Service) usedBy(digest string) []string {
 	if err != nil {
 		s.opts.Log.Warn("it is not known who holds an image", "error", err)
 	}
-	who := slices.DeleteFunc(slices.Clone(held[digest]), func(w string) bool { return w == busy })
+	who := slices.DeleteFunc(s.ownHolders(held[digest]), func(w string) bool { return w == busy })
 	slices.Sort(who)
 	return who
 }

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/archive"
 	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/image/reference"
@@ -86,6 +87,13 @@ type prepared struct {
 
 	names         []string // further ones
 	blobs, chains []string // pinned
+	forget        func()   // ends the proofs of content
+}
+
+// releasePrepared ends the pins and proofs of an image that is recorded, or given up with discard.
+func (s *Service) releasePrepared(ctx context.Context, p *prepared, discard bool) error {
+	p.forget()
+	return s.release(ctx, p.blobs, p.chains, discard)
 }
 
 // finish gives prepared images their names, all or none of them, keeps to the limit and lets go of what was pinned: only
@@ -93,7 +101,7 @@ type prepared struct {
 func (s *Service) record(ctx context.Context, ready []*prepared) (_ []*Image, err error) {
 	defer func() {
 		for _, p := range ready {
-			err = errors.Join(err, s.release(ctx, p.blobs, p.chains, err != nil))
+			err = errors.Join(err, s.releasePrepared(ctx, p, err != nil))
 		}
 	}()
 	var records []*store.Record
@@ -139,10 +147,37 @@ type pull struct {
 	service  *Service
 	ref      name.Reference
 	want     v1.Platform
-	explicit bool     // the platform was asked for, not ours by default
-	made     []string // diff ids of layers that we have just made
+	explicit bool             // the platform was asked for, not ours by default
+	made     []string         // diff ids of layers that we have just made
+	staging  *archive.Staging // of blobs that are stored already; nil for a registry
 	origin   origin
 	progress progress
+
+	mu     sync.Mutex
+	proofs []func() // see Service.prove
+	over   bool
+}
+
+// prove notes that the origin has sent the content of a blob, until forget.
+func (p *pull) prove(digest string) {
+	forget := p.service.prove(blobKey(digest))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over { // a download for another pull
+		forget()
+		return
+	}
+	p.proofs = append(p.proofs, forget)
+}
+
+func (p *pull) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.over = true
+	for _, forget := range p.proofs {
+		forget()
+	}
+	p.proofs = nil
 }
 
 // progress passes on events until the pull is over: work that it began may go on for another pull.
@@ -168,11 +203,16 @@ func (p *progress) end() {
 // run has everything stored that the image needs.
 func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 	s := p.service
+	defer func() {
+		if err != nil {
+			p.forget()
+		}
+	}()
 	manifest, raw, err := p.manifest(ctx)
 	if err != nil {
 		return nil, err
 	}
-	r := &store.Record{Name: reference.Normalize(p.ref), Manifest: raw.blob, PulledAt: time.Now().UTC()}
+	r := &store.Record{Tenant: s.tenant, Name: reference.Normalize(p.ref), Manifest: raw.blob, PulledAt: time.Now().UTC()}
 	if r.Config, err = p.descriptor("configuration", manifest.Config); err != nil {
 		return nil, err
 	}
@@ -201,6 +241,7 @@ func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 		}
 	}()
 	// Beside each other: to make a blob last takes as long as to fetch a small one.
+	p.prove(raw.blob.Digest)
 	both, bothCtx := errgroup.WithContext(ctx)
 	both.Go(func() error { return s.store.WriteBlob(bothCtx, raw.blob, bytes.NewReader(raw.data)) })
 	both.Go(func() error { return p.fetch(bothCtx, r.Config, false) })
@@ -229,7 +270,7 @@ func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 	if err := s.opts.Limits.Check(all); err != nil {
 		return nil, p.invalidf("%w", err)
 	}
-	return &prepared{Record: r, blobs: blobs, chains: chains}, nil
+	return &prepared{Record: r, blobs: blobs, chains: chains, forget: p.forget}, nil
 }
 
 // usage is what stored layers have of the limits that they share. One that is not known, or not there, has nothing.
@@ -543,23 +584,48 @@ func (p *pull) fetch(ctx context.Context, b store.Blob, tell bool) error {
 			p.progress.event(api.PullEvent{Layer: b.Digest, Status: status, Bytes: n, Total: b.Size})
 		}
 	}
-	if s.store.Has(b) {
+	_, known, err := p.look(b)
+	if err != nil {
+		return err
+	}
+	if known {
 		event("exists", b.Size)
 		return nil
 	}
 	event("downloading", 0)
-	// By size too: descriptors that lie about it are refused each for itself.
-	err := s.flights.do(ctx, fmt.Sprintf("blob %s %d", b.Digest, b.Size), func(ctx context.Context) error {
-		if s.store.Has(b) { // since the pull that was about to store it has done so, after we had looked
-			return nil
+	// One download for each size too: descriptors that lie about it fail each by itself. And one for
+	// each tenant: the origin of one proves nothing for another.
+	err = s.flights.do(ctx, store.Key(s.tenant, fmt.Sprintf("blob %s %d", b.Digest, b.Size)), func(ctx context.Context) error {
+		stored, known, err := p.look(b) // again: another pull may have stored it meanwhile
+		if known || err != nil {
+			return err
 		}
-		write := func(r io.Reader) error { return s.store.WriteBlob(ctx, b, r) }
-		return p.origin.Blob(ctx, b, write, func(n int64) { event("downloading", n) })
+		write := func(r io.Reader) error {
+			if stored { // by another tenant
+				return b.Check(ctx, r)
+			}
+			return s.store.WriteBlob(ctx, b, r)
+		}
+		err = p.origin.Blob(ctx, b, write, func(n int64) { event("downloading", n) })
+		if err == nil {
+			p.prove(b.Digest)
+		}
+		return err
 	})
 	if err == nil {
+		p.prove(b.Digest)
 		event("downloading", b.Size)
 	}
 	return err
+}
+
+// look reports whether a blob is stored, and whether the tenant may use it.
+func (p *pull) look(b store.Blob) (stored, known bool, err error) {
+	if !p.service.store.Has(b) {
+		return false, false, nil
+	}
+	known, err = p.service.staged(p.staging, b.Digest)
+	return true, known, err
 }
 
 // apply has the layers from first up to next extracted, whose blobs are stored.
@@ -644,8 +710,17 @@ func (s *Service) extract(ctx context.Context, layers []store.Layer, parents []s
 	}
 	s.mu.Unlock()
 	for i, l := range layers {
-		// Empty: it was there, and what is there was checked when it was made.
-		if got := results[i].DiffID; got != "" && got != l.DiffID {
+		got := results[i].DiffID
+		if got == "" { // the tree was there before
+			if made(l) {
+				continue
+			}
+			if err := s.checkExisting(ctx, l, limits); err != nil {
+				return &l, err
+			}
+			continue
+		}
+		if got != l.DiffID {
 			err := errdefs.Classf(layer.ErrInvalid, "content is %s, the image's configuration promises %s", got, l.DiffID)
 			for _, above := range layers[i:] {
 				err = errors.Join(err, s.applier.RemoveLayer(ctx, above.ChainID))

@@ -49,7 +49,7 @@ func (s *Service) Push(ctx context.Context, ref string, opts PushOptions) (*Imag
 				r.Name, r.Platform, want, want)
 		}
 	}
-	others, err := s.store.List()
+	others, err := s.records()
 	if err != nil {
 		return nil, err
 	}

@@ -272,7 +272,7 @@ func TestPushOfDamagedDocuments(t *testing.T) {
 			t.Parallel()
 			r := newRecorded(t)
 			s, dir, ref, _ := pushed(t, r.host)
-			record, err := s.store.Get(ref)
+			record, err := s.store.Get("", ref)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -360,7 +360,7 @@ func TestPushWithoutATokenForMounts(t *testing.T) {
 func TestPushOfDamagedBlobs(t *testing.T) {
 	r := newRecorded(t)
 	s, dir, ref, _ := pushed(t, r.host)
-	record, err := s.store.Get(ref)
+	record, err := s.store.Get("", ref)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -76,7 +76,7 @@ func (t *Taken) Add(ctx context.Context, make func(ctx context.Context, chainID 
 // that is on disk.
 func (t *Taken) Keep(snap *Snapshot) error {
 	if snap != nil {
-		snap.Rootfs, snap.ImageDigest = t.Rootfs.Clone(), t.digest
+		snap.Tenant, snap.Rootfs, snap.ImageDigest = t.service.tenant, t.Rootfs.Clone(), t.digest
 	}
 	return t.service.store.KeepSnapshot(t.sizes, snap)
 }
@@ -98,7 +98,7 @@ func (t *Taken) Release(ctx context.Context) error {
 
 // Snapshots lists all snapshots, oldest first; of is the id of the sandbox whose are wanted, empty for all.
 func (s *Service) Snapshots(of string) ([]api.Snapshot, error) {
-	all, err := s.store.Snapshots()
+	all, err := s.snapshots()
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func (s *Service) InspectSnapshot(ref string) (api.Snapshot, error) {
 
 // Snapshot finds one by its id or name.
 func (s *Service) Snapshot(ref string) (*Snapshot, error) {
-	snap, err := s.store.Snapshot(ref)
+	snap, err := s.store.Snapshot(s.tenant, ref)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, errdefs.Classf(snapshot.ErrNotFound, "snapshot %q is not here", ref)
 	}
@@ -155,7 +155,7 @@ func (s *Service) AcquireSnapshot(ctx context.Context, ref string) (_ *Snapshot,
 		s.unpin([]string{snap.ImageDigest}, blobKey)
 		s.mu.Unlock()
 		// Its removal has left what was held here, and nobody else may come by.
-		if _, err := s.store.Snapshot(snap.ID); !errors.Is(err, store.ErrNotFound) {
+		if _, err := s.store.Snapshot(s.tenant, snap.ID); !errors.Is(err, store.ErrNotFound) {
 			return
 		}
 		if err := s.Settle(ctx); err != nil {
@@ -181,7 +181,7 @@ func (s *Service) RemoveSnapshot(ctx context.Context, ref string) (int64, error)
 // Those with [api.LabelKeep] stay.
 func (s *Service) PruneSnapshots(ctx context.Context, before time.Time, labels map[string]string) (api.SnapshotsRemoved, error) {
 	expired := func(held map[string][]string) ([]*Snapshot, error) {
-		all, err := s.store.Snapshots()
+		all, err := s.snapshots()
 		return snapshot.Expired(all, before, labels, func(snap *Snapshot) bool { return s.stoodOn(snap, held) }), err
 	}
 	out := api.SnapshotsRemoved{Removed: []string{}}
@@ -312,7 +312,7 @@ func (s *Service) holdSnapshots(held map[string][]string) error {
 		return err
 	}
 	for _, snap := range snapshots {
-		held[snap.ImageDigest] = append(held[snap.ImageDigest], snapshotHolder+snapshot.Name(snap))
+		held[snap.ImageDigest] = append(held[snap.ImageDigest], Holder(snap.Tenant, snapshotHolder+snapshot.Name(snap)))
 	}
 	return nil
 }

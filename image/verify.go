@@ -20,7 +20,7 @@ import (
 // may be reported as damaged.
 func (s *Service) Verify(ctx context.Context) (api.ImagesVerified, error) {
 	out := api.ImagesVerified{Problems: []api.ImageProblem{}}
-	records, err := s.store.List()
+	records, err := s.records()
 	if err != nil {
 		return out, err
 	}
@@ -42,7 +42,7 @@ func (s *Service) Verify(ctx context.Context) (api.ImagesVerified, error) {
 	for _, r := range records {
 		parts = append(parts, part{r.Blobs(), r.Layers})
 	}
-	steps, err := s.store.Steps()
+	steps, err := s.steps()
 	if err != nil {
 		return out, err
 	}

@@ -158,11 +158,8 @@ func (d *document) limits() error {
 	switch {
 	case l.Memory <= 0 || l.Pids <= 0 || l.Nofile == 0 || l.Swap == nil:
 		return errors.New("limits: memory, swap, pids and nofile are needed: a profile leaves none of them open")
-	case l.MemoryHigh < 0 || *l.Swap < 0 || l.CPUs < 0 || l.CPUWeight < 0 || l.IO.Weight < 0 || l.IO.ReadBPS < 0 || l.IO.WriteBPS < 0 ||
-		l.IO.ReadIOPS < 0 || l.IO.WriteIOPS < 0:
-		return errors.New("limits: none is negative")
 	}
-	return nil
+	return l.Check()
 }
 
 // resolve takes the one kind of mount that a profile may have: a file system in memory, of a stated size.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"reflect"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -71,7 +70,7 @@ type PoolState struct {
 // crosses tenants.
 func (r *Request) fixed() Request {
 	f := *r
-	limits := mergeLimits(r.Limits, r.Defaults)
+	limits := r.Limits.WithDefaults(r.Defaults)
 	f.Limits, f.Defaults = api.Limits{Nofile: limits.Nofile}, api.Limits{} // each process has its own since its start
 	f.Name, f.Hostname, f.Image, f.Labels = "", "", "", nil
 	f.ImageEnv, f.Env, f.Cwd, f.User = nil, nil, "", ""
@@ -91,7 +90,7 @@ func (s *Supervisor) take(req *Request) *parked {
 	if req.Ephemeral || len(s.pool.counts) == 0 {
 		return nil
 	}
-	fixed, limits := req.fixed(), mergeLimits(req.Limits, req.Defaults)
+	fixed, limits := req.fixed(), req.Limits.WithDefaults(req.Defaults)
 	s.learn(req, &fixed)
 	for _, p := range s.pool.parked {
 		if p.fits(&fixed, &limits) {
@@ -112,7 +111,7 @@ func (s *Supervisor) take(req *Request) *parked {
 func (s *Supervisor) learn(req, fixed *Request) {
 	for _, c := range s.pool.counts {
 		if c.learns != nil && c.digest == req.ImageDigest && reflect.DeepEqual(c.learns, fixed) {
-			c.asked.ask(time.Now())
+			c.asked.ask(s.now())
 			if s.opts.PoolChanged != nil {
 				s.opts.PoolChanged() // also where nothing was ready: more may be worth it now
 			}
@@ -164,7 +163,7 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *parked, req *Req
 	undo.add("remove parked sandbox", func() error { return s.discard(ctx, p) })
 
 	change := Change{Deadline: rec.Deadline, Hostname: cmp.Or(req.Hostname, rec.Name)}
-	if req.Limits != (api.Limits{}) || !sameLimits(rec.Limits, p.limits) {
+	if req.Limits != (api.Limits{}) || !rec.Limits.Equal(&p.limits) {
 		change.Limits, change.Explicit = &rec.Limits, req.Limits
 	}
 	if rec.Enforced, err = s.engine.Update(ctx, p.id, &change); err != nil {
@@ -181,7 +180,7 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *parked, req *Req
 		return Record{}, err
 	}
 	undo.release()
-	close(sb.saved)
+	sb.write.Unlock()
 	s.log.Info("parked sandbox claimed", "id", rec.ID, "name", rec.Name, "image", rec.Image, "profile", rec.Profile)
 	return rec.clone(), nil
 }
@@ -225,9 +224,9 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	if err != nil {
 		return err
 	}
-	p := &parked{id: id, pool: name, fixed: req.fixed(), digest: req.ImageDigest, limits: mergeLimits(req.Limits, req.Defaults)}
+	p := &parked{id: id, pool: name, fixed: req.fixed(), digest: req.ImageDigest, limits: req.Limits.WithDefaults(req.Defaults)}
 	undo.add("remove parked sandbox", func() error { return s.discard(ctx, p) })
-	until := time.Now().Add(parkedFor)
+	until := s.now().Add(parkedFor)
 	spec := req.spec(id, parkedHostname, until.Add(parkedGrace))
 	spec.IODevice = s.opts.IODevice
 	p.started, err = s.engine.Create(ctx, spec, control)
@@ -253,7 +252,7 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	if p.watch, err = pollable(os.NewFile(uintptr(fd), "pidfd")); err != nil {
 		return err
 	}
-	if err := p.watch.SetReadDeadline(until); err != nil {
+	if err := p.watch.SetReadDeadline(s.wakeAt(until)); err != nil {
 		return errors.Join(fmt.Errorf("watch it: %w", err), p.watch.Close())
 	}
 	undo.release()
@@ -323,18 +322,7 @@ func (s *Supervisor) unpark(ctx context.Context, choose func(pool, digest string
 		}
 	}
 	s.mu.Unlock()
-	errs := make([]error, len(out))
-	slots := make(chan struct{}, 8) // as in deleteAll
-	var wg sync.WaitGroup
-	for i, p := range out {
-		slots <- struct{}{}
-		wg.Go(func() {
-			errs[i] = s.discard(ctx, p)
-			<-slots
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return errors.Join(eachOf(out, func(p *parked) error { return s.discard(ctx, p) })...)
 }
 
 // PoolState says how the pool of this name stands.
@@ -345,7 +333,7 @@ func (s *Supervisor) PoolState(name string) PoolState {
 	if c := s.pool.counts[name]; c != nil {
 		st.Hits, st.Misses = c.hits, c.misses
 		if c.learns != nil {
-			st.Wanted = c.asked.wanted(time.Now())
+			st.Wanted = c.asked.wanted(s.now())
 		}
 	}
 	for _, p := range s.pool.parked {
@@ -354,13 +342,4 @@ func (s *Supervisor) PoolState(name string) PoolState {
 		}
 	}
 	return st
-}
-
-// sameLimits compares what two limits mean.
-func sameLimits(a, b api.Limits) bool {
-	if (a.Swap == nil) != (b.Swap == nil) || a.Swap != nil && *a.Swap != *b.Swap {
-		return false
-	}
-	a.Swap, b.Swap = nil, nil
-	return a == b
 }

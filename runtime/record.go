@@ -40,6 +40,22 @@ type Record struct {
 	Idle bool `json:"idle,omitempty"`
 }
 
+// HeldLimits returns the limits that hold the sandbox, and not those that its host could not enforce. A sandbox that is made
+// like it must be held by them too.
+func (r *Record) HeldLimits() api.Limits {
+	by := map[string]string{"memory": r.Enforced.Memory, "cpu": r.Enforced.CPU, "cpuset": r.Enforced.CPUSet, "io": r.Enforced.IO}
+	var held api.Limits
+	for _, row := range api.LimitTable() {
+		switch {
+		case row.Controller == "": // each process has its own
+			row.Copy(&held, &r.Explicit)
+		case row.Rlimit != "" || by[row.Controller] == "cgroup" || by[row.Controller] == "direct":
+			row.Copy(&held, &r.Limits)
+		}
+	}
+	return held
+}
+
 // clone returns a copy whose maps and slices may be kept by a caller.
 func (r *Record) clone() Record {
 	c := *r

@@ -40,44 +40,6 @@ type Request struct {
 	Ephemeral bool
 }
 
-// mergeLimits fills what was not asked for from the profile's defaults.
-func mergeLimits(asked, defaults api.Limits) api.Limits {
-	m := asked
-	if m.Memory == 0 {
-		m.Memory = defaults.Memory
-	}
-	if m.MemoryHigh == 0 {
-		m.MemoryHigh = defaults.MemoryHigh
-	}
-	if !m.OOMGroup {
-		m.OOMGroup = defaults.OOMGroup
-	}
-	if m.CPUWeight == 0 {
-		m.CPUWeight = defaults.CPUWeight
-	}
-	if m.CPUSet == "" {
-		m.CPUSet = defaults.CPUSet
-	}
-	m.IO.Weight = cmp.Or(m.IO.Weight, defaults.IO.Weight)
-	m.IO.ReadBPS = cmp.Or(m.IO.ReadBPS, defaults.IO.ReadBPS)
-	m.IO.WriteBPS = cmp.Or(m.IO.WriteBPS, defaults.IO.WriteBPS)
-	m.IO.ReadIOPS = cmp.Or(m.IO.ReadIOPS, defaults.IO.ReadIOPS)
-	m.IO.WriteIOPS = cmp.Or(m.IO.WriteIOPS, defaults.IO.WriteIOPS)
-	if m.Swap == nil {
-		m.Swap = defaults.Swap
-	}
-	if m.CPUs == 0 {
-		m.CPUs = defaults.CPUs
-	}
-	if m.Pids == 0 {
-		m.Pids = defaults.Pids
-	}
-	if m.Nofile == 0 {
-		m.Nofile = defaults.Nofile
-	}
-	return m
-}
-
 // spec is the pure part of Create: everything the engine is told.
 func (r *Request) spec(id, name string, deadline time.Time) *Spec {
 	return &Spec{
@@ -85,7 +47,7 @@ func (r *Request) spec(id, name string, deadline time.Time) *Spec {
 		Rootfs:   r.Rootfs,
 		Hostname: cmp.Or(r.Hostname, name),
 		Profile:  r.Profile,
-		Limits:   mergeLimits(r.Limits, r.Defaults),
+		Limits:   r.Limits.WithDefaults(r.Defaults),
 		Explicit: r.Limits,
 		Deadline: deadline,
 	}

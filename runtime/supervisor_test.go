@@ -26,7 +26,7 @@ import (
 )
 
 // patience ends what waits for an event that does not come.
-var patience = testenv.Patience(time.Minute)
+var patience = testenv.HungAfter
 
 // bench is one daemon's worth of state, which survives its supervisor.
 type bench struct {
@@ -40,7 +40,24 @@ func newBench(t *testing.T) *bench {
 	checkGoroutines(t)
 	e := runtimetest.NewEngine(nil)
 	t.Cleanup(e.Close)
-	return &bench{engine: e, dir: t.TempDir(), options: runtime.Options{RuntimeDir: t.TempDir(), MaxSandboxes: 100}}
+	return &bench{engine: e, dir: t.TempDir(), options: runtime.Options{
+		RuntimeDir: t.TempDir(), MaxSandboxes: 100, Log: slog.New(legalPhases{slog.DiscardHandler, t}),
+	}}
+}
+
+// legalPhases is a log that fails the test if a sandbox took a transition that the table of phases does not have.
+type legalPhases struct {
+	slog.Handler
+	t *testing.T
+}
+
+func (h legalPhases) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h legalPhases) Handle(_ context.Context, r slog.Record) error {
+	if strings.HasPrefix(r.Message, "illegal phase") {
+		r.Attrs(func(a slog.Attr) bool { h.t.Errorf("%s: %s", r.Message, a); return true })
+	}
+	return nil
 }
 
 // checkGoroutines fails the test if more goroutines run at its end than at its start.

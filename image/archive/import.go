@@ -46,7 +46,8 @@ type Root struct {
 // Source is an archive whose files are blobs already.
 type Source struct {
 	Store *store.Store
-	Root  string // digest of the manifest or index
+	Root  string                            // digest of the manifest or index
+	Known func(digest string) (bool, error) // whether the archive, or its importer, has a stored blob
 }
 
 // Sender names the source in messages about its content.
@@ -57,6 +58,13 @@ func (s Source) Document(_ context.Context, digest string) ([]byte, error) {
 	if digest == "" {
 		digest = s.Root
 	}
+	known, err := s.Known(digest)
+	if err != nil {
+		return nil, err
+	}
+	if !known {
+		return nil, errdefs.Classf(errdefs.ErrInvalid, "the archive lacks manifest %s", digest)
+	}
 	data, err := s.Store.ReadBlob(digest, store.MaxDocument)
 	if errors.Is(err, store.ErrNotFound) || errors.Is(err, store.ErrMismatch) {
 		return nil, errdefs.Classf(errdefs.ErrInvalid, "the archive: manifest %w", err)
@@ -64,7 +72,7 @@ func (s Source) Document(_ context.Context, digest string) ([]byte, error) {
 	return data, err
 }
 
-// Blob fails: it is called for blobs that are not in the store, so the archive lacks them.
+// Blob fails: it is called for blobs that the archive lacks and its importer has not in the store.
 func (Source) Blob(_ context.Context, b store.Blob, _ func(io.Reader) error, _ func(int64)) error {
 	return errdefs.Classf(errdefs.ErrInvalid, "the archive lacks blob %s of %d bytes", b.Digest, b.Size)
 }

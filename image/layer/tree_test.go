@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A directory that cannot be opened for want of something of this host's has not been replaced, and goes without its mode
-// only with an error.
+// A directory that cannot be opened for want of something of this host's has not been replaced, and
+// goes without its mode only with an error.
 func TestHostsErrorsAreNotTakenForReplacedDirectories(t *testing.T) {
 	root, err := os.OpenRoot(t.TempDir())
 	if err != nil {
@@ -54,7 +54,8 @@ func TestHostsErrorsAreNotTakenForReplacedDirectories(t *testing.T) {
 	}
 }
 
-// What was left out is shown to people, on terminals too, and was named by whoever made the layer.
+// Omissions are shown to people, on terminals too, and their names come from the author of the
+// layer.
 func TestNamesOfWhatIsSkippedAreFitToBeShown(t *testing.T) {
 	for name, want := range map[string]string{
 		"a/b c":                  "a/b c",

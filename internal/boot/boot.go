@@ -171,7 +171,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 	defer func() { err = errors.Join(err, held.Close()) }()
 	d, err := daemon.New(ctx, daemon.Options{Options: service.Options{
 		Version: o.Version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket,
-		Engine: l, Images: images, Differ: l, Deposits: l,
+		Engine: l, Images: func(tenant string) service.Images { return images.For(tenant) }, Differ: l, Deposits: l,
 		Profile: func(name string) (runtime.Profile, api.Limits, error) {
 			p, err := profiles.Get(name)
 			return p.Profile, p.Limits, err

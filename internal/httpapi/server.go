@@ -135,7 +135,7 @@ func (s *Server) IdleFor() time.Duration {
 
 // as returns the service as the caller of a request sees it. A handler runs only for callers that [allowed] has admitted.
 func (s *Server) as(r *http.Request) *service.API {
-	return s.service.For(service.Caller{UID: int(peerOf(r.Context())), Rights: service.AllRights})
+	return s.service.For(service.Caller{UID: int(peerOf(r.Context())), Rights: service.Administer})
 }
 
 // access limits the callers of a route.

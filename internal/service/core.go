@@ -48,7 +48,7 @@ const (
 	agentTimeout = 30 * time.Second
 )
 
-// Images is the image store: *image.Service, and in tests a map.
+// Images is the image store as one tenant sees it: *image.Service, and in tests a map.
 type Images interface {
 	Pull(ctx context.Context, reference string, opts image.PullOptions) (*image.Image, error)
 	Push(ctx context.Context, reference string, opts image.PushOptions) (*image.Image, error)
@@ -61,6 +61,8 @@ type Images interface {
 	Tag(ctx context.Context, source, target string) (*image.Image, error)
 	Remove(ctx context.Context, reference string, force bool) (api.ImagesRemoved, error)
 	Prune(ctx context.Context, all bool) (api.ImagesRemoved, error)
+	// Tenants returns the tenants that have objects in the store.
+	Tenants() ([]string, error)
 	// Enforce keeps to the limit of all images' bytes, if there is one.
 	Enforce(ctx context.Context) error
 	// Limits returns the unpack limits.
@@ -100,7 +102,8 @@ type Options struct {
 	RuntimeDir string // holds the control sockets; made with mode 0700
 	Socket     string // path of the API socket, for clients that ask
 	Engine     runtime.Engine
-	Images     Images
+	// Images returns the image store as a tenant sees it.
+	Images func(tenant string) Images
 	// Differ reads the changes of sandboxes. Default: none; diff, commit, snapshots and RUN fail.
 	Differ Differ
 	// Deposits keeps detached execs for the next daemon. Default: none; they end with this one.
@@ -149,7 +152,7 @@ type Options struct {
 type core struct {
 	opts       Options
 	supervisor *runtime.Supervisor
-	images     Images
+	own        Images // the store as the daemon's own tenant sees it
 	log        *slog.Logger
 	builds     chan struct{} // semaphore of the builds under way
 	execs      *execs
@@ -166,7 +169,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		return nil, errors.New("start service: Engine, Images, Profile, DataDir and RuntimeDir are needed")
 	}
 	s := &core{
-		opts: opts, images: opts.Images, log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
+		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
 		builds: make(chan struct{}, maxBuilds), pools: newPools(opts.Pools),
 	}
 	var err error
@@ -189,8 +192,8 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	s.execs = newExecs(context.WithoutCancel(ctx))
 	s.adoptExecs(ctx)
 	// Images may be removed from here on: running sandboxes have been adopted, so their images are known.
-	opts.Images.SetHolders(s.holders)
-	opts.Images.OnRemoval(s.forsake)
+	s.own.SetHolders(s.holders)
+	s.own.OnRemoval(s.forsake)
 	return &Service{s}, nil
 }
 
@@ -218,7 +221,7 @@ func (s *Service) Maintain(ctx context.Context) {
 
 // enforceImages enforces the limits of images and snapshots once: the limits may be new.
 func (s *core) enforceImages(ctx context.Context) {
-	switch err := s.images.Enforce(ctx); {
+	switch err := s.own.Enforce(ctx); {
 	case err == nil:
 	case ctx.Err() != nil:
 		s.log.Info("images over the limit are left to the next start", "error", err)
@@ -226,7 +229,7 @@ func (s *core) enforceImages(ctx context.Context) {
 		s.log.Warn("limit of images is not enforced", "error", err)
 	}
 	// The last daemon may have left layers that it was about to give to a fork, or to remove.
-	if err := s.images.EnforceSnapshots(ctx); err != nil && ctx.Err() == nil {
+	if err := s.own.EnforceSnapshots(ctx); err != nil && ctx.Err() == nil {
 		s.log.Warn("unused snapshot layers are left", "error", err)
 	}
 }
@@ -258,18 +261,12 @@ func (s *Service) Close(ctx context.Context, keep bool) error {
 	return err
 }
 
-// Rights limit a caller to a part of the API.
+// Rights are a set of what a caller may do beyond working with the objects of its tenant.
 type Rights uint
 
-const (
-	// UseSandboxes allows all operations on the objects of the caller's tenant.
-	UseSandboxes Rights = 1 << iota
-	// Administer allows operations on the host and the daemon.
-	Administer
-
-	// AllRights is the set of all rights.
-	AllRights = UseSandboxes | Administer
-)
+// Administer allows operations on the host, on the daemon and on objects of all tenants together. Without it a caller may work
+// with the objects of its tenant.
+const Administer Rights = 1
 
 // Caller identifies the origin of a request. A face fills it in from credentials that it has verified.
 type Caller struct {
@@ -282,14 +279,21 @@ type Caller struct {
 type API struct {
 	*core
 	caller Caller
-	build  bool // sees the sandboxes of builds, too
+	images Images // of the caller's tenant
+	build  bool   // sees the sandboxes of builds, too
 }
 
 // For returns the API of a caller.
-func (s *Service) For(caller Caller) *API { return &API{core: s.core, caller: caller} }
+func (s *Service) For(caller Caller) *API {
+	return &API{core: s.core, caller: caller, images: s.core.opts.Images(caller.Tenant)}
+}
 
 // inBuild returns the API of a build, which sees the sandboxes of builds.
-func (s *API) inBuild() *API { return &API{core: s.core, caller: s.caller, build: true} }
+func (s *API) inBuild() *API {
+	b := *s
+	b.build = true
+	return &b
+}
 
 // allow returns an error of the class ErrForbidden unless the caller has the right.
 func (s *API) allow(right Rights) error {
@@ -305,9 +309,6 @@ func (s *API) visible(rec *runtime.Record) bool { return !rec.Ephemeral || s.bui
 
 // lookup returns the sandbox of the caller's tenant with this id or name.
 func (s *API) lookup(ref string) (runtime.Record, error) {
-	if err := s.allow(UseSandboxes); err != nil {
-		return runtime.Record{}, err
-	}
 	rec, err := s.supervisor.Lookup(s.caller.Tenant, ref)
 	if err == nil && !s.visible(&rec) {
 		return runtime.Record{}, fmt.Errorf("%w: %q", runtime.ErrNotFound, ref)

@@ -42,7 +42,7 @@ func (s *Service) Supervisor() *runtime.Supervisor { return s.core.supervisor }
 
 func (s *Service) Builds() chan struct{} { return s.core.builds }
 
-func (s *Service) Own() *API { return s.For(Caller{Rights: AllRights}) }
+func (s *Service) Own() *API { return s.For(Caller{Rights: Administer}) }
 
 func (s *Service) SetSpare(f func() error) { s.core.pools.spare = f }
 

@@ -22,7 +22,7 @@ func (s *core) holders() map[string][]string {
 	held := make(map[string][]string)
 	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true}) {
 		for _, id := range slices.Concat(rec.Rootfs.Taken(), []string{rec.ImageDigest}) {
-			held[id] = append(held[id], rec.Name)
+			held[id] = append(held[id], image.Holder(rec.Tenant, rec.Name))
 		}
 	}
 	return held
@@ -127,6 +127,9 @@ func (s *API) TagImage(ctx context.Context, req api.TagImage) (api.Image, error)
 
 // VerifyImages reads everything that is stored and says what is damaged.
 func (s *API) VerifyImages(ctx context.Context) (api.ImagesVerified, error) {
+	if err := s.allow(Administer); err != nil {
+		return api.ImagesVerified{}, err
+	}
 	out, err := s.images.Verify(ctx)
 	if err != nil {
 		return out, err

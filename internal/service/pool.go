@@ -151,7 +151,7 @@ func (s *core) fillPool(ctx context.Context, w Pool) error {
 func (s *core) park(ctx context.Context, w Pool) (more bool, err error) {
 	s.pools.making.Lock()
 	defer s.pools.making.Unlock()
-	img, release, err := s.images.Acquire(ctx, w.Image)
+	img, release, err := s.own.Acquire(ctx, w.Image)
 	if err != nil {
 		if ctx.Err() == nil {
 			err = errors.Join(err, s.unpark(ctx, func(pool, _ string, _ []string) bool { return pool == w.key() }))

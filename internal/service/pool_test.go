@@ -94,7 +94,7 @@ func waitPool(t *testing.T, r *daemontest.Running, what string, check func(api.P
 func TestPoolIsFilledClaimedAndFollowsItsImage(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	images := &poolImages{Images: b.Images, digest: "sha256:11", layer: "sha256:01"}
-	b.Options.Images = images
+	b.Options.Images = func(string) service.Images { return images }
 	b.Options.Pools = []service.Pool{{Image: "example.org/app:1", Size: 2}}
 	r := pooled(b)
 	full := func(p api.Pool) bool { return p.Ready == 2 && p.Error == "" }

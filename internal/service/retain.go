@@ -135,9 +135,13 @@ func (s *core) removeOverdue(ctx context.Context, r retention, now, up time.Time
 	if r.snapshot == 0 || now.Sub(up) < grace(r.snapshot) {
 		return
 	}
-	out, err := s.images.PruneSnapshots(ctx, now.Add(-r.snapshot), nil)
-	if len(out.Removed) > 0 {
-		s.log.Info("snapshots were removed for their age", "snapshot_age", r.snapshot, "snapshots", out.Removed, "bytes", out.Bytes)
+	tenants, err := s.own.Tenants()
+	for _, tenant := range tenants {
+		out, perr := s.opts.Images(tenant).PruneSnapshots(ctx, now.Add(-r.snapshot), nil)
+		if len(out.Removed) > 0 {
+			s.log.Info("snapshots were removed for their age", "snapshot_age", r.snapshot, "tenant", tenant, "snapshots", out.Removed, "bytes", out.Bytes)
+		}
+		err = errors.Join(err, perr)
 	}
 	if err != nil && ctx.Err() == nil {
 		s.log.Warn("snapshots could not be removed, trying again", "error", err)

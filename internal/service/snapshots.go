@@ -86,14 +86,14 @@ func (s *core) release(ctx context.Context, t *taken) {
 
 // enforceSnapshots keeps to the limit of snapshots' bytes. One that is held, as the newest is, stays.
 func (s *core) enforceSnapshots(ctx context.Context) {
-	if err := s.images.EnforceSnapshots(context.WithoutCancel(ctx)); err != nil {
+	if err := s.own.EnforceSnapshots(context.WithoutCancel(ctx)); err != nil {
 		s.log.Warn("the limit of snapshots could not be kept to", "error", err)
 	}
 }
 
 // settleSnapshots removes layers that the last sandbox has left which stood on them.
 func (s *core) settleSnapshots(ctx context.Context) {
-	if err := s.images.Settle(ctx); err != nil {
+	if err := s.own.Settle(ctx); err != nil {
 		s.log.Warn("a layer of a snapshot that nothing needs is left until the next start", "error", err)
 	}
 }
@@ -226,29 +226,10 @@ func (s *API) forkRequest(t *taken, body *api.ForkSandbox) (runtime.Request, err
 		image: rec.Image, digest: rec.ImageDigest, imageEnv: rec.ImageEnv, rootfs: t.Rootfs, profile: profile, defaults: rec.Limits,
 		env: rec.Env, cwd: rec.Cwd, user: rec.User,
 	}, &api.CreateSandbox{
-		Env: body.Env, Labels: labels, Limits: heldLimits(rec), Command: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen,
+		Env: body.Env, Labels: labels, Limits: rec.HeldLimits(), Command: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen,
 		Timeout: body.Timeout, IdleTimeout: cmp.Or(body.IdleTimeout, rec.IdleTimeout),
 	})
 	return r, errors.Join(err, validateLabels(labels), validateEnv(r.Env)) // their number
-}
-
-// heldLimits are those limits of a sandbox that really hold it. One that is made like it must be held by them too; the others
-// were wishes.
-func heldLimits(rec *runtime.Record) api.Limits {
-	l, held := rec.Limits, api.Limits{Nofile: rec.Explicit.Nofile, Pids: rec.Limits.Pids}
-	if rec.Enforced.Memory == "cgroup" {
-		held.Memory, held.MemoryHigh, held.Swap, held.OOMGroup = l.Memory, l.MemoryHigh, l.Swap, l.OOMGroup
-	}
-	if rec.Enforced.CPU == "cgroup" {
-		held.CPUs, held.CPUWeight = l.CPUs, l.CPUWeight
-	}
-	if rec.Enforced.CPUSet == "cgroup" {
-		held.CPUSet = l.CPUSet
-	}
-	if rec.Enforced.IO == "cgroup" || rec.Enforced.IO == "direct" {
-		held.IO = l.IO
-	}
-	return held
 }
 
 // Rollback gives a sandbox the files of a snapshot of the same image in the place of its own.
@@ -348,7 +329,7 @@ func (s *core) readLayer(ctx context.Context, source rootfs.Source, holes bool, 
 
 // verifySnapshots reads every layer of a snapshot and holds it against what it was when it was taken: content, owners, modes,
 // times, extended attributes and deletions. There is no other copy to compare it with.
-func (s *core) verifySnapshots(ctx context.Context, out *api.ImagesVerified) error {
+func (s *API) verifySnapshots(ctx context.Context, out *api.ImagesVerified) error {
 	all, err := s.images.Snapshots("")
 	if err != nil {
 		return err

@@ -74,27 +74,13 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 // refuse names the first explicit limit that this host cannot hold.
 func refuse(spec *runtime.Spec, host *Host, has func(controller string) bool) error {
 	x := &spec.Explicit
-	for _, l := range []struct {
-		asked            bool
-		what, controller string
-		file             string // that settings writes it to; not every kernel has every one
-	}{
-		{x.Memory > 0, "memory", "memory", "memory.max"},
-		{x.MemoryHigh > 0, "memory_high", "memory", "memory.high"},
-		{x.Swap != nil, "swap", "memory", "memory.swap.max"},
-		{x.OOMGroup, "oom_group", "memory", "memory.oom.group"},
-		{x.CPUs > 0, "cpu", "cpu", "cpu.max"},
-		{x.CPUWeight > 0, "cpu_weight", "cpu", "cpu.weight"},
-		{x.CPUSet != "", "cpuset", "cpuset", "cpuset.cpus"},
-		{throttles(x.IO), "io", "io", "io.max"},
-		{x.IO.Weight > 0, "io.weight", "io", ""}, // its file depends on the device
-	} {
+	for _, row := range api.LimitTable() {
 		switch {
-		case !l.asked:
-		case !has(l.controller):
-			return fmt.Errorf("%s limit: no cgroup v2 %s controller is delegated to the daemon: %w", l.what, l.controller, runtime.ErrUnenforceable)
-		case l.file != "" && !host.hasFile(l.file):
-			return fmt.Errorf("%s limit: this kernel's cgroups have no %s%s: %w", l.what, l.file, builtWith[l.file], runtime.ErrUnenforceable)
+		case !row.IsSet(x) || row.Rlimit != "":
+		case !has(row.Controller):
+			return fmt.Errorf("%s limit: no cgroup v2 %s controller is delegated to the daemon: %w", row.Name, row.Controller, runtime.ErrUnenforceable)
+		case row.File != "" && !host.hasFile(row.File): // not every kernel has every file
+			return fmt.Errorf("%s limit: this kernel's cgroups have no %s%s: %w", row.Name, row.File, builtWith[row.File], runtime.ErrUnenforceable)
 		}
 	}
 	device := &spec.IODevice

@@ -65,9 +65,9 @@ func TestDeadlinesOfTheLauncher(t *testing.T) {
 	testenv.RequireUserNS(t)
 	f := newFixture(t)
 	// Where a machine that has much else to do takes longer to start two sandboxes, they get more time.
-	soon := testenv.Patience(3 * time.Second)
+	soon := 3 * time.Second
 	for round := 0; !deadlines(t, f, fmt.Sprint(round), soon); round++ {
-		if soon *= 3; soon > testenv.Patience(5*time.Minute) {
+		if soon *= 3; soon > testenv.HungAfter {
 			t.Fatal("the host starts no two sandboxes in time")
 		}
 	}
@@ -79,7 +79,7 @@ func deadlines(t *testing.T, f runtimetest.Fixture, round string, soon time.Dura
 	t.Helper()
 	began := time.Now()
 	remove := func(id string) {
-		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 		defer cancel()
 		if err := f.Engine.Delete(ctx, id); err != nil {
 			t.Error(err)
@@ -117,7 +117,7 @@ func deadlines(t *testing.T, f runtimetest.Fixture, round string, soon time.Dura
 		}
 	}
 	// The one that is brought forward ends after the old deadline of the other.
-	harness.Eventually(t, soon+testenv.Patience(time.Minute), func() error {
+	harness.Eventually(t, func() error {
 		list, err := f.Engine.List(t.Context())
 		if err != nil {
 			return err
@@ -146,7 +146,7 @@ func TestLayersThatComeTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 		defer cancel()
 		if err := client.Shutdown(ctx); err != nil {
 			t.Error(err)
@@ -401,7 +401,7 @@ func fixture(t *testing.T, o launcher.Options) runtimetest.Fixture {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 		defer cancel()
 		// What a layer or a sandbox holds belongs to ids that only the launcher may remove.
 		if err := client.RemoveLayer(ctx, chain); err != nil {

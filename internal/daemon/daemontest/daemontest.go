@@ -49,7 +49,7 @@ func New(tb testing.TB, init runtimetest.Init) *Bench {
 		DataDir:    tb.TempDir(),
 		RuntimeDir: filepath.Join(tb.TempDir(), "run"),
 		Engine:     b.Engine,
-		Images:     b.Images,
+		Images:     func(string) service.Images { return b.Images },
 		Profile: func(name string) (runtime.Profile, api.Limits, error) {
 			if name != "default" && name != "hardened" && name != "build" {
 				return runtime.Profile{}, api.Limits{}, errors.New("no such profile")
@@ -122,7 +122,7 @@ func (b *Bench) Start() *Running {
 
 // API returns the service as the daemon's owner sees it.
 func (r *Running) API() *service.API {
-	return r.D.Service().For(service.Caller{UID: os.Getuid(), Rights: service.AllRights})
+	return r.D.Service().For(service.Caller{UID: os.Getuid(), Rights: service.Administer})
 }
 
 // Of is the same for a subtest.

@@ -90,3 +90,6 @@ func (f *Images) List(context.Context) ([]api.Image, error) {
 func (f *Images) Pull(_ context.Context, _ string, opts image.PullOptions) (*image.Image, error) {
 	return f.PullImage(opts)
 }
+
+// Tenants implements the store.
+func (f *Images) Tenants() ([]string, error) { return []string{""}, nil }

@@ -14,7 +14,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -41,7 +40,7 @@ func ListenStale(dir, name string) (*net.UnixListener, error) {
 const envInit = "SANDBOXD_DAEMON_TEST_INIT"
 
 // Patience bounds a wait for something that must happen.
-var Patience = testenv.Patience(20 * time.Second)
+var Patience = testenv.HungAfter
 
 // Main runs the tests of a package whose sandboxes have [RealInit].
 func Main(m *testing.M) {
