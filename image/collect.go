@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/errdefs"
+	"github.com/sandboxd/sandboxd/image/reference"
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
@@ -263,11 +265,11 @@ func (s *Service) flushUsed() error {
 // refused; with force it loses the name and goes, by a later Prune, when the sandbox has.
 func (s *Service) Remove(ctx context.Context, ref string, force bool) (api.ImagesRemoved, error) {
 	if ref == api.HostImage {
-		return api.ImagesRemoved{}, classf(ErrReference, "the image %q is made of this host's own programs and takes no room to speak of; it cannot be removed", ref)
+		return api.ImagesRemoved{}, errdefs.Classf(ErrReference, "the image %q is made of this host's own programs and takes no room to speak of; it cannot be removed", ref)
 	}
-	r, err := s.record(ref)
+	r, err := s.lookup(ref)
 	if errors.Is(err, ErrNotFound) {
-		return api.ImagesRemoved{}, classf(ErrNotFound, "image %s is not stored here; sandboxd images lists what is", ref)
+		return api.ImagesRemoved{}, errdefs.Classf(ErrNotFound, "image %s is not stored here; sandboxd images lists what is", ref)
 	} else if err != nil {
 		return api.ImagesRemoved{}, err
 	}
@@ -275,7 +277,7 @@ func (s *Service) Remove(ctx context.Context, ref string, force bool) (api.Image
 	return s.sweep(context.WithoutCancel(ctx), false, func(records []*store.Record, _ []*store.Step, held map[string][]string) (choice, error) {
 		i := slices.IndexFunc(records, func(o *store.Record) bool { return o.Name == r.Name })
 		if i < 0 {
-			return choice{}, classf(ErrNotFound, "image %s is not stored here any more", r.Name)
+			return choice{}, errdefs.Classf(ErrNotFound, "image %s is not stored here any more", r.Name)
 		}
 		r := records[i]
 		who := held[r.Manifest.Digest]
@@ -288,10 +290,10 @@ func (s *Service) Remove(ctx context.Context, ref string, force bool) (api.Image
 		}
 		who = slices.DeleteFunc(slices.Clone(who), func(w string) bool { return w == busy })
 		if len(who) == 0 {
-			return choice{}, classf(ErrInUse, "image %s is needed by %s; try again when that is over", r.Name, busy)
+			return choice{}, errdefs.Classf(ErrInUse, "image %s is needed by %s; try again when that is over", r.Name, busy)
 		}
 		slices.Sort(who)
-		return choice{}, classf(ErrInUse, "image %s is held by %s; delete what holds it first: %s", r.Name, strings.Join(who, ", "), remedy(who))
+		return choice{}, errdefs.Classf(ErrInUse, "image %s is held by %s; delete what holds it first: %s", r.Name, strings.Join(who, ", "), remedy(who))
 	})
 }
 
@@ -333,15 +335,15 @@ func (s *Service) Prune(ctx context.Context, all bool) (api.ImagesRemoved, error
 // Tag gives a stored image one more name. An image that has the name loses it.
 func (s *Service) Tag(ctx context.Context, source, target string) (*Image, error) {
 	if source == api.HostImage || target == api.HostImage {
-		return nil, classf(ErrReference, "%q is this host's own image; it has one name, and no other image has it", api.HostImage)
+		return nil, errdefs.Classf(ErrReference, "%q is this host's own image; it has one name, and no other image has it", api.HostImage)
 	}
-	parsed, err := parse(target)
+	parsed, err := reference.Parse(target)
 	if err != nil {
 		return nil, err
 	}
-	name := normalised(parsed)
+	name := reference.Normalize(parsed)
 	if strings.Contains(name, "@") {
-		return nil, classf(ErrReference, "%q is a digest; give a tag like %s:1.0", target, store.Repository(name))
+		return nil, errdefs.Classf(ErrReference, "%q is a digest; give a tag like %s:1.0", target, store.Repository(name))
 	}
 	img, release, err := s.Acquire(ctx, source)
 	if err != nil {

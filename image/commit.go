@@ -15,7 +15,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/archive"
+	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/reference"
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
@@ -41,7 +44,7 @@ type CommitLayer struct {
 
 // Commit stores a new image: all that a stored one has, and one layer more. Errors of Layer are returned as they are.
 func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ layer.Result, err error) {
-	target, err := importName(opts.Reference)
+	target, err := reference.ParseTag(opts.Reference)
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
@@ -50,13 +53,13 @@ func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ l
 		return nil, layer.Result{}, err
 	}
 	defer release()
-	want, err := platform(base.Platform)
+	want, err := reference.ParsePlatform(base.Platform)
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
-	a := &archive{service: s, left: s.opts.Limits.Bytes}
+	a := s.staging()
 	defer func() {
-		if rerr := s.release(ctx, a.pinned, nil, true); rerr != nil {
+		if rerr := s.release(ctx, a.Pinned, nil, true); rerr != nil {
 			err = errors.Join(err, rerr)
 		}
 	}()
@@ -64,7 +67,7 @@ func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ l
 	var made []committed
 	var diffIDs []string
 	for _, l := range append(slices.Clone(opts.Below), CommitLayer{Write: opts.Layer}) {
-		b, err := a.pack(ctx, func(ctx context.Context, w io.Writer) (err error) {
+		b, err := a.Pack(ctx, func(ctx context.Context, w io.Writer) (err error) {
 			result, err = l.Write(ctx, w)
 			return err
 		})
@@ -72,23 +75,23 @@ func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ l
 			return nil, layer.Result{}, err
 		}
 		if l.DiffID != "" && result.DiffID != l.DiffID {
-			return nil, layer.Result{}, classf(ErrInvalid, "a snapshot that the sandbox stands on is damaged: its layer reads as %s, and was %s when it was taken",
+			return nil, layer.Result{}, errdefs.Classf(ErrInvalid, "a snapshot that the sandbox stands on is damaged: its layer reads as %s, and was %s when it was taken",
 				result.DiffID, l.DiffID)
 		}
 		if result.Entries > 0 {
 			made, diffIDs = append(made, committed{b, result.DiffID}), append(diffIDs, result.DiffID)
 		}
 	}
-	manifest, err := a.commit(ctx, base, made, &opts)
+	manifest, err := s.commitManifest(ctx, a, base, made, &opts)
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
-	p := &pull{service: s, ref: target, want: want, explicit: true, made: diffIDs, origin: &archiveOrigin{service: s, root: manifest}}
+	p := &pull{service: s, ref: target, want: want, explicit: true, made: diffIDs, origin: archive.Source{Store: s.store, Root: manifest}}
 	ready, err := p.run(ctx)
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
-	images, err := s.finish(ctx, []*prepared{ready})
+	images, err := s.record(ctx, []*prepared{ready})
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
@@ -115,40 +118,7 @@ func (s *Service) byDigest(ctx context.Context, digest string) (*store.Record, f
 			return nil, nil, err
 		}
 	}
-	return nil, nil, classf(ErrNotFound, "the image %s, which the sandbox was made of, is not stored any more", digest)
-}
-
-// pack stores the layer that write writes, compressed. Write should stop when its writer fails or its context ends. Its error
-// is returned as it is, unless it only follows from one of storing.
-func (a *archive) pack(ctx context.Context, write func(context.Context, io.Writer) error) (store.Blob, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	r, w := io.Pipe()
-	written := make(chan error, 1)
-	go func() {
-		zip := layer.NewCompressor(w) // the same stream is always the same blob
-		err := write(ctx, zip)
-		if err == nil {
-			err = zip.Close()
-		}
-		_ = w.CloseWithError(err) // always nil; no error is io.EOF
-		written <- err
-	}()
-	b, err := a.add(ctx, r, a.left)
-	_ = r.Close() // always nil, as below; a writer that is not done is to end
-	if err != nil {
-		cancel()
-	}
-	if werr := <-written; werr != nil && (err == nil || errors.Is(err, werr)) {
-		return store.Blob{}, werr
-	}
-	if errors.Is(err, store.ErrMismatch) {
-		err = classf(ErrInvalid, "%w", layer.ExceededBytes.Errorf("it has more than %d bytes", a.left))
-	}
-	if err != nil {
-		return store.Blob{}, fmt.Errorf("store the layer: %w", err)
-	}
-	return b, nil
+	return nil, nil, errdefs.Classf(ErrNotFound, "the image %s, which the sandbox was made of, is not stored any more", digest)
 }
 
 // committed is a layer of a new image, stored.
@@ -158,14 +128,14 @@ type committed struct {
 }
 
 // commit makes the configuration and manifest of the new image, and returns the manifest's digest.
-func (a *archive) commit(ctx context.Context, base *store.Record, made []committed, opts *CommitOptions) (string, error) {
+func (s *Service) commitManifest(ctx context.Context, a *archive.Staging, base *store.Record, made []committed, opts *CommitOptions) (string, error) {
 	read := func(what, digest string, into any) ([]byte, error) {
-		data, err := a.service.store.ReadBlob(digest, maxDocument)
+		data, err := s.store.ReadBlob(digest, store.MaxDocument)
 		if err == nil {
 			err = json.Unmarshal(data, into)
 		}
 		if err != nil {
-			return nil, classf(ErrInvalid, "image %s: its stored %s cannot be read: %w; pull it anew", base.Name, what, err)
+			return nil, errdefs.Classf(ErrInvalid, "image %s: its stored %s cannot be read: %w; pull it anew", base.Name, what, err)
 		}
 		return data, nil
 	}
@@ -192,7 +162,7 @@ func (a *archive) commit(ctx context.Context, base *store.Record, made []committ
 		}
 		diffIDs = append(diffIDs, digest)
 		l.blob.MediaType = string(layerType)
-		d, err := asDescriptor(l.blob)
+		d, err := archive.Descriptor(l.blob)
 		if err != nil {
 			return "", err
 		}
@@ -202,15 +172,15 @@ func (a *archive) commit(ctx context.Context, base *store.Record, made []committ
 	if err != nil {
 		return "", err
 	}
-	config, err := a.addDocument(ctx, data)
+	config, err := a.AddDocument(ctx, data)
 	if err != nil {
 		return "", err
 	}
 	config.MediaType = string(configType)
-	if m.Config, err = asDescriptor(config); err != nil {
+	if m.Config, err = archive.Descriptor(config); err != nil {
 		return "", err
 	}
-	return a.addJSON(ctx, m)
+	return a.AddJSON(ctx, m)
 }
 
 // configured is the configuration of an image that has these layers more than that of raw and file.

@@ -14,11 +14,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/store"
 )
 
 // layoutOf is an archive with one image per content, called as names say, each with this configuration, which is completed,
@@ -56,7 +56,7 @@ func adding(content []byte) func(context.Context, io.Writer) (layer.Result, erro
 func TestCommitKeepsWhatItDoesNotChange(t *testing.T) {
 	s, _, _ := service(t)
 	data := layoutOf(t, `,"vendor":{"x":1},"config":{"cmd":["old"],"Env":["A=1","B=2"],"OnBuild":["RUN x"],"Healthcheck":{"Test":["CMD","y"],"StartInterval":5},"Extra":true}`,
-		`,"annotations":{"a":"b"},"urls":["https://layers.example/1"]`, annotationName, []string{"team/base:1"}, "base")
+		`,"annotations":{"a":"b"},"urls":["https://layers.example/1"]`, "io.containerd.image.name", []string{"team/base:1"}, "base")
 	base, err := s.Import(t.Context(), bytes.NewReader(data), ImportOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func TestCommitKeepsWhatItDoesNotChange(t *testing.T) {
 	}
 	read := func(digest string) (out map[string]any) {
 		t.Helper()
-		data, err := s.store.ReadBlob(digest, maxDocument)
+		data, err := s.store.ReadBlob(digest, store.MaxDocument)
 		if err == nil {
 			err = json.Unmarshal(data, &out)
 		}
@@ -107,49 +107,20 @@ func TestCommitKeepsWhatItDoesNotChange(t *testing.T) {
 	}
 }
 
-// A layer that cannot be stored is told as that, not as the end that its writer comes to by it.
-func TestPackThatCannotBeStored(t *testing.T) {
-	s, _, _ := service(t)
-	a := &archive{service: s, left: 1000}
-	_, err := a.pack(t.Context(), func(ctx context.Context, w io.Writer) error {
-		for ctx.Err() == nil {
-			if _, err := w.Write(noise()); err != nil {
-				<-ctx.Done()
-			}
-		}
-		return fmt.Errorf("read the sandbox: %w", ctx.Err())
-	})
-	if !errors.Is(err, layer.ExceededBytes) || errors.Is(err, context.Canceled) {
-		t.Errorf("%v, want the store's error", err)
-	}
-	own := errors.New("own")
-	if _, err := a.pack(t.Context(), func(context.Context, io.Writer) error { return own }); err != own { //nolint:errorlint // as it is
-		t.Errorf("%v, want the writer's error", err)
-	}
-}
-
 // Two images that differ in a bare tag are two images, and not the platforms of one.
 func TestImportOfBareTags(t *testing.T) {
 	s, _, _ := service(t)
-	two := layoutOf(t, "", "", annotationRefName, []string{"v1", "v2"}, "one", "two")
+	two := layoutOf(t, "", "", "org.opencontainers.image.ref.name", []string{"v1", "v2"}, "one", "two")
 	if _, err := s.Import(t.Context(), bytes.NewReader(two), ImportOptions{Reference: "team/app:1"}); !errors.Is(err, ErrReference) || !strings.Contains(err.Error(), "2 images") {
 		t.Errorf("two tags: %v", err)
 	}
-	same := layoutOf(t, "", "", annotationRefName, []string{"v1", "v1"}, "one", "two")
+	same := layoutOf(t, "", "", "org.opencontainers.image.ref.name", []string{"v1", "v1"}, "one", "two")
 	if _, err := s.Import(t.Context(), bytes.NewReader(same), ImportOptions{Reference: "team/app:1"}); !errors.Is(err, ErrReference) || !strings.Contains(err.Error(), "2 images") {
 		t.Errorf("one tag: %v", err)
 	}
-	whole := layoutOf(t, "", "", annotationName, []string{"team/app:1", "team/app:1"}, "one", "two")
+	whole := layoutOf(t, "", "", "io.containerd.image.name", []string{"team/app:1", "team/app:1"}, "one", "two")
 	if _, err := s.Import(t.Context(), bytes.NewReader(whole), ImportOptions{}); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "calls two images") {
 		t.Errorf("one name: %v", err)
-	}
-}
-
-func TestDocumentsThatBecomeTooLarge(t *testing.T) {
-	s, _, _ := service(t)
-	a := &archive{service: s}
-	if _, err := a.addJSON(t.Context(), v1.Manifest{Annotations: map[string]string{"a": strings.Repeat("<", maxDocument/2)}}); !errors.Is(err, ErrInvalid) {
-		t.Errorf("%v", err) // "<" is six bytes
 	}
 }
 

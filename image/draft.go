@@ -14,7 +14,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/archive"
+	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/reference"
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
@@ -24,8 +27,8 @@ type Draft struct {
 	service  *Service
 	platform v1.Platform
 	names    []name.Reference
-	archive  *archive // of blobs that are pinned
-	chains   []string // pinned
+	staging  *archive.Staging // of blobs that are pinned
+	chains   []string         // pinned
 	sizes    map[string]store.Tree
 	done     bool // there is an image
 }
@@ -43,16 +46,16 @@ type Base struct {
 // Draft begins to make an image for a platform, empty for this host's, with these names, or without any as one that has
 // lost its name. Programs of other platforms cannot be run here, so it must be one that suits.
 func (s *Service) Draft(want string, names []string) (*Draft, error) {
-	p, err := platform(want)
+	p, err := reference.ParsePlatform(want)
 	if err != nil {
 		return nil, err
 	}
-	if mine, _ := platform(""); !suits(p, mine) {
-		return nil, classf(ErrReference, "platform %s: programs of a build run on this host, which is %s", p, mine)
+	if mine, _ := reference.ParsePlatform(""); !reference.Suits(p, mine) {
+		return nil, errdefs.Classf(ErrReference, "platform %s: programs of a build run on this host, which is %s", p, mine)
 	}
 	var refs []name.Reference
 	for _, n := range names {
-		ref, err := importName(n)
+		ref, err := reference.ParseTag(n)
 		if err != nil {
 			return nil, err
 		}
@@ -60,7 +63,7 @@ func (s *Service) Draft(want string, names []string) (*Draft, error) {
 	}
 	return &Draft{
 		service: s, platform: p, names: refs, sizes: make(map[string]store.Tree),
-		archive: &archive{service: s, left: s.opts.Limits.Bytes},
+		staging: s.staging(),
 	}, nil
 }
 
@@ -70,7 +73,7 @@ func (d *Draft) Platform() v1.Platform { return d.platform }
 // Close lets go of what the draft has. What no image and no step needs is removed, and where no image has come of it the
 // limit is kept to: the steps are kept all the same.
 func (d *Draft) Close(ctx context.Context) error {
-	err := d.service.release(ctx, d.archive.pinned, d.chains, true)
+	err := d.service.release(ctx, d.staging.Pinned, d.chains, true)
 	if !d.done {
 		if lerr := d.service.Enforce(ctx); lerr != nil {
 			d.service.opts.Log.Warn("the limit of images could not be kept to", "error", lerr)
@@ -85,7 +88,7 @@ func (d *Draft) pin(ctx context.Context, layers []Layer) error {
 		if err := d.service.pin(ctx, []string{blobKey(l.Blob.Digest), treeKey(l.ChainID)}); err != nil {
 			return err
 		}
-		d.archive.pinned, d.chains = append(d.archive.pinned, l.Blob.Digest), append(d.chains, l.ChainID)
+		d.staging.Pinned, d.chains = append(d.staging.Pinned, l.Blob.Digest), append(d.chains, l.ChainID)
 	}
 	return nil
 }
@@ -94,7 +97,7 @@ func (d *Draft) pin(ctx context.Context, layers []Layer) error {
 func (d *Draft) Base(ctx context.Context, ref string, progress func(api.PullEvent)) (*Base, error) {
 	s := d.service
 	if ref == api.HostImage {
-		return nil, classf(ErrReference, "the image %q shows this host's own /usr, which cannot become part of an image; use another", ref)
+		return nil, errdefs.Classf(ErrReference, "the image %q shows this host's own /usr, which cannot become part of an image; use another", ref)
 	}
 	_, r, release, err := s.acquireRecord(ctx, ref)
 	if errors.Is(err, ErrNotFound) {
@@ -107,12 +110,12 @@ func (d *Draft) Base(ctx context.Context, ref string, progress func(api.PullEven
 		return nil, err
 	}
 	defer release()
-	if have, err := v1.ParsePlatform(r.Platform); err == nil && !suits(*have, d.platform) {
-		return nil, classf(ErrInvalid, "image %s is for %s, not for %s", r.Name, r.Platform, d.platform)
+	if have, err := v1.ParsePlatform(r.Platform); err == nil && !reference.Suits(*have, d.platform) {
+		return nil, errdefs.Classf(ErrInvalid, "image %s is for %s, not for %s", r.Name, r.Platform, d.platform)
 	}
-	config, err := s.store.ReadBlob(r.Config.Digest, maxDocument)
+	config, err := s.store.ReadBlob(r.Config.Digest, store.MaxDocument)
 	if err != nil {
-		return nil, classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
+		return nil, errdefs.Classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
 	}
 	return &Base{Digest: r.Manifest.Digest, Config: config, Layers: r.Layers}, d.pin(ctx, r.Layers)
 }
@@ -182,21 +185,21 @@ func (d *Draft) Remember(key, parent string, l *Layer) error {
 // AddLayer stores the tar stream that write writes as a layer on top of the others and has it extracted, with the checks
 // that pulled layers get: it may come from a sandbox. Write should stop when its writer fails.
 func (d *Draft) AddLayer(ctx context.Context, below []Layer, write func(io.Writer) error) (*Layer, error) {
-	if len(below) >= maxLayers {
-		return nil, classf(ErrInvalid, "the image has more than %d layers", maxLayers)
+	if len(below) >= store.MaxLayers {
+		return nil, errdefs.Classf(ErrInvalid, "the image has more than %d layers", store.MaxLayers)
 	}
-	plain := &atMost{left: d.archive.left, most: d.service.opts.Limits.Bytes}
-	b, err := d.archive.pack(ctx, func(_ context.Context, w io.Writer) error {
+	plain := &atMost{left: d.staging.Left, most: d.service.opts.Limits.Bytes}
+	b, err := d.staging.Pack(ctx, func(_ context.Context, w io.Writer) error {
 		plain.w = w
 		return write(plain)
 	})
-	d.archive.left = plain.left // of all layers together
+	d.staging.Left = plain.left // of all layers together
 	if err != nil {
 		return nil, err
 	}
 	b.MediaType = string(types.OCILayer)
 	l := Layer{Blob: b}
-	if l.DiffID, err = d.archive.diffID(ctx, b, d.service.opts.Limits.AnyRatio()); err != nil {
+	if l.DiffID, err = d.staging.DiffID(ctx, b, d.service.opts.Limits.AnyRatio()); err != nil {
 		return nil, err
 	}
 	parent := ""
@@ -221,7 +224,7 @@ type atMost struct {
 
 func (a *atMost) Write(p []byte) (int, error) {
 	if int64(len(p)) > a.left {
-		return 0, classf(ErrInvalid, "%w", layer.ExceededBytes.Errorf("the layers of the build have more than %d bytes", a.most))
+		return 0, errdefs.Classf(ErrInvalid, "%w", layer.ExceededBytes.Errorf("the layers of the build have more than %d bytes", a.most))
 	}
 	a.left -= int64(len(p))
 	return a.w.Write(p)
@@ -231,7 +234,7 @@ func (d *Draft) extract(ctx context.Context, l Layer, parents []string) error {
 	s := d.service
 	_, err := s.extract(ctx, []store.Layer{l}, parents, func(store.Layer) bool { return true })
 	if errors.Is(err, layer.ErrInvalid) {
-		return classf(ErrInvalid, "layer: %w", err)
+		return errdefs.Classf(ErrInvalid, "layer: %w", err)
 	} else if err != nil {
 		return fmt.Errorf("extract layer: %w", err)
 	}
@@ -250,7 +253,7 @@ func (d *Draft) Commit(ctx context.Context, config any, layers []Layer) (*Image,
 	if err != nil {
 		return nil, fmt.Errorf("encode configuration: %w", err)
 	}
-	b, err := d.archive.addDocument(ctx, data)
+	b, err := d.staging.AddDocument(ctx, data)
 	if err != nil {
 		return nil, err
 	}
@@ -259,27 +262,27 @@ func (d *Draft) Commit(ctx context.Context, config any, layers []Layer) (*Image,
 	for _, l := range layers {
 		blobs = append(blobs, l.Blob)
 	}
-	digest, err := d.archive.manifest(ctx, b, blobs)
+	digest, err := d.staging.Manifest(ctx, b, blobs)
 	if err != nil {
 		return nil, err
 	}
 	if len(refs) == 0 {
-		ref, err := parse(unnamed + "@" + digest)
+		ref, err := reference.Parse(unnamed + "@" + digest)
 		if err != nil {
 			return nil, err
 		}
 		refs = []name.Reference{ref}
 	}
-	p := &pull{service: s, ref: refs[0], want: d.platform, origin: &archiveOrigin{service: s, root: digest}}
+	p := &pull{service: s, ref: refs[0], want: d.platform, origin: archive.Source{Store: s.store, Root: digest}}
 	ready, err := p.run(ctx)
 	if err != nil {
 		return nil, err
 	}
 	ready.Untagged = len(d.names) == 0
 	for _, ref := range refs[1:] {
-		ready.names = append(ready.names, normalised(ref))
+		ready.names = append(ready.names, reference.Normalize(ref))
 	}
-	images, err := s.finish(ctx, []*prepared{ready})
+	images, err := s.record(ctx, []*prepared{ready})
 	if err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
+	"github.com/sandboxd/sandboxd/image/reference"
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
@@ -64,7 +65,7 @@ func config(layers ...Layer) *v1.ConfigFile {
 	return c
 }
 
-func hostArch() string { p, _ := platform(""); return p.Architecture }
+func hostArch() string { p, _ := reference.ParsePlatform(""); return p.Architecture }
 
 func TestDraftBecomesAnImage(t *testing.T) {
 	s, a, dir := service(t)
@@ -123,7 +124,7 @@ func TestDraftLeavesNothing(t *testing.T) {
 	if _, err := d.AddLayer(t.Context(), []Layer{one}, writes(layerTar(t, "../up", "x"))); !errors.Is(err, ErrInvalid) {
 		t.Errorf("%v", err)
 	}
-	d.archive.left = 1000
+	d.staging.Left = 1000
 	if _, err := d.AddLayer(t.Context(), []Layer{one}, writes(layerTar(t, "b", strings.Repeat("x", 2000)))); !errors.Is(err, ErrInvalid) {
 		t.Errorf("%v", err)
 	}
@@ -246,7 +247,7 @@ func TestLayersOfADraftAreCountedTogether(t *testing.T) {
 	s, _, _ := service(t)
 	d := draft(t, s)
 	defer closeDraft(t, d)
-	d.archive.left = 5 << 10
+	d.staging.Left = 5 << 10
 	l := addLayer(t, d, nil, "a", strings.Repeat("1", 1000))
 	if _, err := d.AddLayer(t.Context(), []Layer{l}, writes(layerTar(t, "b", strings.Repeat("2", 3000)))); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a second layer, of more than there is left: %v", err)

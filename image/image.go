@@ -18,10 +18,12 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/reference"
+	"github.com/sandboxd/sandboxd/image/registry"
 	"github.com/sandboxd/sandboxd/image/store"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
@@ -58,12 +60,8 @@ type Image struct {
 type Service struct {
 	store    *store.Store
 	applier  Applier
-	keychain authn.Keychain
-	backoff  remote.Backoff // between attempts after errors that may pass
-	patience time.Duration  // with registries that answer 429
+	registry *registry.Client
 	flights  flights
-
-	helperTimeout time.Duration // of credential helpers
 
 	background sync.WaitGroup     // the clean-up that Open begins
 	retrier    sync.WaitGroup     // who goes on with it
@@ -96,8 +94,8 @@ type Options struct {
 	SnapshotLimit int64
 	// LayersDir is where the applier keeps extracted layers. Verify alone looks there; empty: it compares no trees.
 	LayersDir string
-	// Registries say how certain registries are spoken to.
-	Registries Registries
+	// Registries holds the settings of particular registries.
+	Registries registry.Config
 	// Limits bound each image, and each snapshot with the image that it stands on, however it comes here: an image that is beyond
 	// them is refused, be its layers there already or not. Zero fields are those of [layer.DefaultLimits].
 	Limits layer.Limits
@@ -122,17 +120,18 @@ func Open(dir string, applier Applier, opts Options) (*Service, error) {
 		return nil, err
 	}
 	s := &Service{
-		store: st, applier: applier, keychain: opts.Keychain, opts: opts, patience: maxPatience, helperTimeout: credentialsTimeout,
+		store: st, applier: applier, opts: opts,
 		pins: make(map[string]int), going: make(map[string]chan struct{}), left: make(map[string]bool), used: make(map[string]time.Time), sizes: make(map[string]store.Tree),
-		backoff: remote.Backoff{Duration: 500 * time.Millisecond, Factor: 3, Jitter: 0.1, Steps: 3},
 	}
 	s.opts.Limits = s.opts.Limits.WithDefaults()
 	if s.opts.Log == nil {
 		s.opts.Log = slog.New(slog.DiscardHandler)
 	}
 	s.host.root = "/"
-	if s.keychain == nil {
-		s.keychain = authn.DefaultKeychain
+	s.registry = registry.NewClient(opts.Registries, s.opts.Log)
+	s.registry.Lookup = opts.Lookup
+	if opts.Keychain != nil {
+		s.registry.Keychain = opts.Keychain
 	}
 	if s.opts.HostLayer == nil {
 		s.opts.HostLayer = func(_ context.Context, to *os.File) ([]string, error) { return WriteHostLayer(s.host.root, to) }
@@ -262,23 +261,23 @@ func (s *Service) Get(ctx context.Context, ref string) (*Image, error) {
 	if ref == api.HostImage {
 		return s.getHost(ctx)
 	}
-	r, err := s.record(ref)
+	r, err := s.lookup(ref)
 	if err != nil {
 		return nil, err
 	}
 	return s.image(r)
 }
 
-// record finds a stored image by a reference as people write it.
-func (s *Service) record(ref string) (*store.Record, error) {
-	parsed, err := parse(ref)
+// lookup finds a stored image by a reference as people write it.
+func (s *Service) lookup(ref string) (*store.Record, error) {
+	parsed, err := reference.Parse(ref)
 	if err != nil {
 		return nil, err
 	}
-	name := normalised(parsed)
+	name := reference.Normalize(parsed)
 	r, err := s.store.Get(name)
 	if errors.Is(err, store.ErrNotFound) {
-		return nil, classf(ErrNotFound, "image %s is not stored here; pull it first: sandboxd pull %s", name, ref)
+		return nil, errdefs.Classf(ErrNotFound, "image %s is not stored here; pull it first: sandboxd pull %s", name, ref)
 	}
 	return r, err
 }

@@ -9,18 +9,19 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
 // configFile reads an image's stored configuration.
 func (s *Service) configFile(r *store.Record) (*v1.ConfigFile, error) {
-	data, err := s.store.ReadBlob(r.Config.Digest, maxDocument)
+	data, err := s.store.ReadBlob(r.Config.Digest, store.MaxDocument)
 	if err != nil {
-		return nil, classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
+		return nil, errdefs.Classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
 	}
 	c, err := v1.ParseConfigFile(bytes.NewReader(data))
 	if err != nil {
-		return nil, classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
+		return nil, errdefs.Classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
 	}
 	return c, nil
 }
@@ -30,7 +31,7 @@ func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, err
 	if ref == api.HostImage {
 		return s.inspectHost(ctx)
 	}
-	r, err := s.record(ref)
+	r, err := s.lookup(ref)
 	if err != nil {
 		return api.ImageDetail{}, err
 	}

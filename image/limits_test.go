@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/compression"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
@@ -89,10 +90,10 @@ func TestLimitsAreOfTheWholeImage(t *testing.T) {
 		_, err = d.AddLayer(t.Context(), base.Layers, writes(third))
 		exceeds(t, layer.ExceededBytes, err)
 	}()
-	snapshot := layerTar(t, snapshotName, fmt.Sprintf(`{"version":1,"snapshot":{"image":%q,"image_digest":%q,"rootfs":{"snapshots":[%q]}}}`, two, img.Digest, sha(third)),
-		layerFile(0), string(third))
+	file := layerTar(t, "snapshot.json", fmt.Sprintf(`{"version":1,"snapshot":{"image":%q,"image_digest":%q,"rootfs":{"snapshots":[%q]}}}`, two, img.Digest, sha(third)),
+		"layer-1.tar", string(third))
 	importSnapshot := func() error {
-		_, err := s.ImportSnapshot(t.Context(), bytes.NewReader(snapshot), "", func(*Snapshot) error { return nil },
+		_, err := s.ImportSnapshot(t.Context(), bytes.NewReader(file), "", func(*Snapshot) error { return nil },
 			func(context.Context, rootfs.Source, bool, io.Writer) (layer.Result, error) {
 				return layer.Result{DiffID: sha(third)}, nil
 			})
@@ -159,7 +160,7 @@ func TestLayerThatAnotherHasJustMadeCounts(t *testing.T) {
 	parent := ""
 	for i := range 2 {
 		content := layerTar(t, fmt.Sprint("n", i), strings.Repeat("x", size))
-		b := store.Blob{MediaType: uncompressedTar, Digest: sha(content), Size: int64(len(content))}
+		b := store.Blob{MediaType: string(types.OCIUncompressedLayer), Digest: sha(content), Size: int64(len(content))}
 		if err := s.store.WriteBlob(t.Context(), b, bytes.NewReader(content)); err != nil {
 			t.Fatal(err)
 		}

@@ -10,29 +10,27 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/reference"
+	"github.com/sandboxd/sandboxd/image/registry"
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
 const (
-	parallelDownloads = 3
-	maxLayers         = 250 // overlayfs stacks 500; Docker allows 127
-	maxNesting        = 3   // indexes in indexes
+	maxNesting = 3 // indexes in indexes
 )
 
 // PullOptions say how an image is fetched.
@@ -46,37 +44,36 @@ type PullOptions struct {
 	Progress func(api.PullEvent)
 }
 
-// Pull asks the registry for the image, fetches what is not stored yet, and has its layers extracted. It returns when
-// everything is durable. A pull that fails removes what it brought.
+// Pull resolves the image at its registry or a mirror, fetches the parts that are not stored yet, and
+// has its layers extracted. It returns when everything is durable. A pull that fails removes the parts
+// that it brought.
 func (s *Service) Pull(ctx context.Context, ref string, opts PullOptions) (*Image, error) {
 	if ref == api.HostImage {
 		return s.getHost(ctx)
 	}
-	want, err := platform(opts.Platform)
+	want, err := reference.ParsePlatform(opts.Platform)
 	if err != nil {
 		return nil, err
 	}
-	parsed, err := parse(ref)
+	parsed, err := reference.Parse(ref)
 	if err != nil {
 		return nil, err
 	}
 	if d, ok := parsed.(name.Digest); ok && !strings.HasPrefix(d.DigestStr(), "sha256:") {
-		return nil, classf(ErrReference, "image reference %q: only sha256 digests are supported", ref)
+		return nil, errdefs.Classf(ErrReference, "image reference %q: only sha256 digests are supported", ref)
 	}
-	sources := s.opts.Registries.sources(parsed)
 	var ready *prepared
-	for i, source := range sources {
-		ready, err = s.pullFrom(ctx, parsed, source, want, opts)
-		// A mirror is a convenience: where it fails, for whatever reason of its own, the registry itself is asked.
-		if err == nil || i == len(sources)-1 || !errors.Is(err, ErrRegistry) && !errors.Is(err, ErrInvalid) {
-			break
-		}
-		s.opts.Log.Warn("a mirror does not serve an image", "image", normalised(parsed), "mirror", source.Context().RegistryStr(), "error", err)
-	}
+	err = s.registry.Pull(ctx, parsed, opts.Insecure, func(source *registry.Source) (err error) {
+		p := &pull{service: s, ref: parsed, want: want, explicit: opts.Platform != "", origin: source}
+		p.progress.report = opts.Progress
+		defer p.progress.end()
+		ready, err = p.run(ctx)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	images, err := s.finish(ctx, []*prepared{ready})
+	images, err := s.record(ctx, []*prepared{ready})
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +90,7 @@ type prepared struct {
 
 // finish gives prepared images their names, all or none of them, keeps to the limit and lets go of what was pinned: only
 // now, so that an image is there when its caller is told of it.
-func (s *Service) finish(ctx context.Context, ready []*prepared) (_ []*Image, err error) {
+func (s *Service) record(ctx context.Context, ready []*prepared) (_ []*Image, err error) {
 	defer func() {
 		for _, p := range ready {
 			err = errors.Join(err, s.release(ctx, p.blobs, p.chains, err != nil))
@@ -126,95 +123,15 @@ func (s *Service) finish(ctx context.Context, ready []*prepared) (_ []*Image, er
 	return out, nil
 }
 
-// pullFrom gets an image from one of the places where it may be.
-func (s *Service) pullFrom(ctx context.Context, ref, source name.Reference, want v1.Platform, opts PullOptions) (*prepared, error) {
-	c, err := s.connect(ctx, "pull", ref, source, opts.Insecure)
-	if err != nil {
-		return nil, err
-	}
-	defer c.tr.close()
-	puller, err := remote.NewPuller(append(c.options, remote.WithJobs(parallelDownloads))...)
-	if err != nil {
-		return nil, fmt.Errorf("prepare to pull %s: %w", normalised(ref), err)
-	}
-	p := &pull{service: s, ref: ref, want: want, explicit: opts.Platform != ""}
-	p.origin = &registryOrigin{pull: p, connection: c, puller: puller}
-	p.progress.tell = opts.Progress
-	defer p.progress.end()
-	return p.run(ctx)
-}
-
-// retryStatusCodes are the answers after which go-containerregistry tries again: those that it has by itself but 429, for
-// which our transport waits as long as the registry says, and no longer.
-func retryStatusCodes() []int {
-	return []int{
-		http.StatusRequestTimeout, http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout,
-		499, // nginx: the client closed the request
-		522, // Cloudflare: its own connection timed out
-	}
-}
-
-// credentialsTimeout bounds how long a credential helper may think.
-const credentialsTimeout = 30 * time.Second
-
-// credentials asks the keychain, which may run a helper. Helpers cannot be told to stop, so one that hangs is left
-// behind: it must not keep a pull from being given up, nor the daemon from ending.
-func (s *Service) credentials(ctx context.Context, source name.Reference) (authn.Authenticator, error) {
-	type answer struct {
-		auth authn.Authenticator
-		err  error
-	}
-	got := make(chan answer, 1) // nobody may be there any more to take it
-	go func() {
-		auth, err := authn.Resolve(ctx, s.keychain, source.Context())
-		got <- answer{auth, err}
-	}()
-	timer := time.NewTimer(s.helperTimeout)
-	defer timer.Stop()
-	select {
-	case a := <-got:
-		return a.auth, a.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-timer.C:
-		return nil, fmt.Errorf("the credential helper does not answer within %v", s.helperTimeout)
-	}
-}
-
-// origin is where the parts of an image come from: a registry, or an archive that has been read already.
+// origin is the source of the parts of an image: a registry, or an archive that has been read.
 type origin interface {
-	// document returns a manifest or index: the one that was asked for, or where digest is not empty that one.
-	document(ctx context.Context, digest string) ([]byte, error)
-	// blob sees to it that a blob is stored.
-	blob(ctx context.Context, b store.Blob, progress func(int64)) error
-	// sender names who is to blame for what is wrong: "the registry".
-	sender() string
-}
-
-// registryOrigin is a repository of a registry.
-type registryOrigin struct {
-	*pull
-	*connection
-
-	puller *remote.Puller
-}
-
-func (o *registryOrigin) sender() string { return "the registry" }
-
-func (o *registryOrigin) document(ctx context.Context, digest string) ([]byte, error) {
-	ref := o.at
-	if digest != "" {
-		ref = o.at.Context().Digest(digest)
-	}
-	got, err := o.puller.Get(ctx, ref)
-	if err != nil {
-		return nil, o.explain(ctx, err)
-	}
-	return got.Manifest, nil
-}
-
-func (o *registryOrigin) blob(ctx context.Context, b store.Blob, progress func(int64)) error {
-	return o.download(ctx, b, progress)
+	// Document returns a manifest or index, unchecked: that of the digest, or the one that was asked
+	// for if digest is empty.
+	Document(ctx context.Context, digest string) ([]byte, error)
+	// Blob passes the content of a blob to write, which checks and keeps it.
+	Blob(ctx context.Context, b store.Blob, write func(io.Reader) error, progress func(int64)) error
+	// Sender names the origin in messages: "the registry".
+	Sender() string
 }
 
 // pull is one image on its way.
@@ -230,22 +147,22 @@ type pull struct {
 
 // progress passes on events until the pull is over: work that it began may go on for another pull.
 type progress struct {
-	mu   sync.Mutex
-	tell func(api.PullEvent)
+	mu     sync.Mutex
+	report func(api.PullEvent)
 }
 
 func (p *progress) event(e api.PullEvent) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.tell != nil {
-		p.tell(e)
+	if p.report != nil {
+		p.report(e)
 	}
 }
 
 func (p *progress) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.tell = nil
+	p.report = nil
 }
 
 // run has everything stored that the image needs.
@@ -255,12 +172,12 @@ func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &store.Record{Name: normalised(p.ref), Manifest: raw.blob, PulledAt: time.Now().UTC()}
+	r := &store.Record{Name: reference.Normalize(p.ref), Manifest: raw.blob, PulledAt: time.Now().UTC()}
 	if r.Config, err = p.descriptor("configuration", manifest.Config); err != nil {
 		return nil, err
 	}
-	if r.Config.Size > maxDocument {
-		return nil, p.invalidf("its configuration has %d bytes, %d are allowed", r.Config.Size, maxDocument)
+	if r.Config.Size > store.MaxDocument {
+		return nil, p.invalidf("its configuration has %d bytes, %d are allowed", r.Config.Size, store.MaxDocument)
 	}
 	for _, d := range manifest.Layers {
 		b, err := p.descriptor("layer", d)
@@ -357,7 +274,7 @@ func (s *Service) treeSizes(records []*store.Record) map[string]store.Tree {
 }
 
 func (p *pull) invalidf(format string, args ...any) error {
-	return classf(ErrInvalid, "image %s: %w", normalised(p.ref), fmt.Errorf(format, args...))
+	return errdefs.Classf(ErrInvalid, "image %s: %w", reference.Normalize(p.ref), fmt.Errorf(format, args...))
 }
 
 // document is a manifest as it came.
@@ -428,23 +345,23 @@ func (p *pull) document(ctx context.Context, expect *v1.Descriptor) (document, e
 	}
 	asked := ""
 	if expect != nil {
-		if expect.Size > maxDocument {
-			return document{}, p.invalidf("manifest %s has %d bytes, %d are allowed", expect.Digest, expect.Size, maxDocument)
+		if expect.Size > store.MaxDocument {
+			return document{}, p.invalidf("manifest %s has %d bytes, %d are allowed", expect.Digest, expect.Size, store.MaxDocument)
 		}
 		asked = expect.Digest.String()
 		want = asked
 	}
-	data, err := p.origin.document(ctx, asked)
+	data, err := p.origin.Document(ctx, asked)
 	if err != nil {
 		return document{}, err
 	}
-	if len(data) > maxDocument {
-		return document{}, p.invalidf("its manifest has %d bytes, %d are allowed", len(data), maxDocument)
+	if len(data) > store.MaxDocument {
+		return document{}, p.invalidf("its manifest has %d bytes, %d are allowed", len(data), store.MaxDocument)
 	}
 	sum := sha256.Sum256(data)
 	doc := document{data: data, blob: store.Blob{Digest: "sha256:" + hex.EncodeToString(sum[:]), Size: int64(len(data))}}
 	if want != "" && want != doc.blob.Digest {
-		return document{}, p.invalidf("%s sent a manifest with the digest %s for %s", p.origin.sender(), doc.blob.Digest, want)
+		return document{}, p.invalidf("%s sent a manifest with the digest %s for %s", p.origin.Sender(), doc.blob.Digest, want)
 	}
 	if expect != nil && expect.Size != doc.blob.Size {
 		return document{}, p.invalidf("manifest %s has %d bytes, its index says %d", expect.Digest, doc.blob.Size, expect.Size)
@@ -468,7 +385,7 @@ func (p *pull) choose(ix *v1.IndexManifest) (*v1.Descriptor, error) {
 		if d.Platform.OS != "unknown" { // that is how attestations are marked
 			have = append(have, d.Platform.String())
 		}
-		if !suits(*d.Platform, p.want) {
+		if !reference.Suits(*d.Platform, p.want) {
 			continue
 		}
 		// The very variant, or else one for every variant, or else the first.
@@ -493,8 +410,8 @@ func (p *pull) checkManifest(m *v1.Manifest) error {
 	if len(m.Layers) == 0 {
 		return p.invalidf("it has no layers, so there is nothing to run")
 	}
-	if len(m.Layers) > maxLayers {
-		return p.invalidf("it has %d layers, %d are allowed", len(m.Layers), maxLayers)
+	if len(m.Layers) > store.MaxLayers {
+		return p.invalidf("it has %d layers, %d are allowed", len(m.Layers), store.MaxLayers)
 	}
 	return nil
 }
@@ -516,7 +433,7 @@ func (p *pull) descriptor(what string, d v1.Descriptor) (store.Blob, error) {
 
 // config reads the stored configuration and fills in what it says about platform and layers.
 func (p *pull) config(r *store.Record) error {
-	data, err := p.service.store.ReadBlob(r.Config.Digest, maxDocument)
+	data, err := p.service.store.ReadBlob(r.Config.Digest, store.MaxDocument)
 	if err != nil {
 		return err
 	}
@@ -525,7 +442,7 @@ func (p *pull) config(r *store.Record) error {
 		return p.invalidf("its configuration cannot be read: %w", err)
 	}
 	made := v1.Platform{OS: c.OS, Architecture: c.Architecture, Variant: c.Variant}
-	if made.OS != "" && made.Architecture != "" && !suits(made, p.want) {
+	if made.OS != "" && made.Architecture != "" && !reference.Suits(made, p.want) {
 		hint := "; ask for that platform if this host can run it"
 		if p.explicit {
 			hint = ""
@@ -577,7 +494,7 @@ func (p *pull) layers(ctx context.Context, layers []store.Layer) error {
 		ready[i] = make(chan struct{})
 	}
 	var next atomic.Int64
-	for range min(parallelDownloads, len(layers)) {
+	for range min(registry.ParallelDownloads, len(layers)) {
 		g.Go(func() error {
 			for {
 				i := int(next.Add(1)) - 1
@@ -636,84 +553,13 @@ func (p *pull) fetch(ctx context.Context, b store.Blob, tell bool) error {
 		if s.store.Has(b) { // since the pull that was about to store it has done so, after we had looked
 			return nil
 		}
-		return p.origin.blob(ctx, b, func(n int64) { event("downloading", n) })
+		write := func(r io.Reader) error { return s.store.WriteBlob(ctx, b, r) }
+		return p.origin.Blob(ctx, b, write, func(n int64) { event("downloading", n) })
 	})
 	if err == nil {
 		event("downloading", b.Size)
 	}
 	return err
-}
-
-// download gets a blob from the registry, again where the network failed.
-func (o *registryOrigin) download(ctx context.Context, b store.Blob, progress func(int64)) error {
-	wait := o.service.backoff.Duration
-	for attempt := 1; ; attempt++ {
-		retry, err := o.try(ctx, b, progress)
-		if err == nil || !retry || attempt >= o.service.backoff.Steps || ctx.Err() != nil {
-			return err
-		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return err
-		}
-		wait = time.Duration(float64(wait) * o.service.backoff.Factor)
-	}
-}
-
-func (o *registryOrigin) try(ctx context.Context, b store.Blob, progress func(int64)) (retry bool, err error) {
-	l, err := o.puller.Layer(ctx, o.at.Context().Digest(b.Digest))
-	if err != nil {
-		return false, o.explain(ctx, err)
-	}
-	rc, err := l.Compressed()
-	if err != nil {
-		return false, o.explain(ctx, err) // go-containerregistry has tried again already
-	}
-	src := &source{r: rc, progress: progress}
-	err = o.service.store.WriteBlob(ctx, b, src)
-	_ = rc.Close() // everything that matters has been read and checked
-	var network *networkError
-	switch {
-	case err == nil:
-		return false, nil
-	case gaveUp(ctx, err):
-		return false, err
-	case errors.Is(err, store.ErrMismatch):
-		return false, o.invalidf("%w; the registry sends something else than the image was made of", err)
-	case src.err == nil:
-		return false, err // ours: the disk
-	case errors.As(src.err, &network):
-		return true, classf(ErrRegistry, "image %s: registry %s broke off blob %s after %d of %d bytes: %w; try again",
-			normalised(o.image), registryName(o.at), b.Digest, src.n, b.Size, network)
-	}
-	// go-containerregistry checks digest and length too, and may be the first to notice.
-	return false, o.invalidf("blob %s: %w; the registry sends something else than the image was made of", b.Digest, src.err)
-}
-
-// source counts what comes from the registry and remembers the error that ended it.
-type source struct {
-	r        io.Reader
-	progress func(int64)
-	n, told  int64
-	err      error
-}
-
-const progressStep = 1 << 20
-
-func (s *source) Read(b []byte) (int, error) {
-	n, err := s.r.Read(b)
-	s.n += int64(n)
-	if s.n-s.told >= progressStep {
-		s.told = s.n
-		s.progress(s.n)
-	}
-	if err != nil && !errors.Is(err, io.EOF) {
-		s.err = err
-	}
-	return n, err
 }
 
 // apply has the layers from first up to next extracted, whose blobs are stored.
@@ -733,9 +579,9 @@ func (p *pull) apply(ctx context.Context, layers []store.Layer, first, next int)
 	case errors.Is(err, layer.ErrInvalid) && failed != nil:
 		return p.invalidf("layer %s: %w", failed.Blob.Digest, err)
 	case err != nil && failed != nil:
-		return fmt.Errorf("image %s: extract layer %s: %w", normalised(p.ref), failed.Blob.Digest, err)
+		return fmt.Errorf("image %s: extract layer %s: %w", reference.Normalize(p.ref), failed.Blob.Digest, err)
 	case err != nil:
-		return fmt.Errorf("image %s: extract layers: %w", normalised(p.ref), err)
+		return fmt.Errorf("image %s: extract layers: %w", reference.Normalize(p.ref), err)
 	}
 	event("done")
 	return nil
@@ -800,7 +646,7 @@ func (s *Service) extract(ctx context.Context, layers []store.Layer, parents []s
 	for i, l := range layers {
 		// Empty: it was there, and what is there was checked when it was made.
 		if got := results[i].DiffID; got != "" && got != l.DiffID {
-			err := classf(layer.ErrInvalid, "content is %s, the image's configuration promises %s", got, l.DiffID)
+			err := errdefs.Classf(layer.ErrInvalid, "content is %s, the image's configuration promises %s", got, l.DiffID)
 			for _, above := range layers[i:] {
 				err = errors.Join(err, s.applier.RemoveLayer(ctx, above.ChainID))
 			}

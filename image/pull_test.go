@@ -29,6 +29,8 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/reference"
+	"github.com/sandboxd/sandboxd/image/registry"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
@@ -51,10 +53,10 @@ func reopenWith(t *testing.T, dir string, a Applier, opts Options) *Service {
 		t.Fatal(err)
 	}
 	s.background.Wait()
-	s.backoff.Duration = time.Millisecond
-	s.patience = 0
+	s.registry.Backoff.Duration = time.Millisecond
+	s.registry.MaxWait = 0
 	// What the person who runs the tests may be logged in to is not their business.
-	s.keychain = authn.NewMultiKeychain()
+	s.registry.Keychain = authn.NewMultiKeychain()
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -199,16 +201,16 @@ func TestPullRefusesWhatIsWrong(t *testing.T) {
 		class   error
 		err     string
 	}{
-		{name: "other bytes in a layer", class: ErrInvalid, err: "sends something else", falsify: func(f *faulty, p *parts) {
+		{name: "other bytes in a layer", class: ErrInvalid, err: "sends other bytes", falsify: func(f *faulty, p *parts) {
 			blob(f, p.manifest.Layers[0].Digest.String(), answer("application/octet-stream", other(p.layer)))
 		}},
-		{name: "other bytes in the configuration", class: ErrInvalid, err: "sends something else", falsify: func(f *faulty, p *parts) {
+		{name: "other bytes in the configuration", class: ErrInvalid, err: "sends other bytes", falsify: func(f *faulty, p *parts) {
 			blob(f, p.manifest.Config.Digest.String(), answer("application/octet-stream", other(p.config)))
 		}},
-		{name: "a layer that is too short", class: ErrInvalid, err: "sends something else", falsify: func(f *faulty, p *parts) {
+		{name: "a layer that is too short", class: ErrInvalid, err: "sends other bytes", falsify: func(f *faulty, p *parts) {
 			blob(f, p.manifest.Layers[0].Digest.String(), answer("application/octet-stream", p.layer[:10]))
 		}},
-		{name: "a layer that is too long", class: ErrInvalid, err: "sends something else", falsify: func(f *faulty, p *parts) {
+		{name: "a layer that is too long", class: ErrInvalid, err: "sends other bytes", falsify: func(f *faulty, p *parts) {
 			blob(f, p.manifest.Layers[0].Digest.String(), answer("application/octet-stream", append(bytes.Clone(p.layer), "more"...)))
 		}},
 		{name: "a layer without end", class: ErrInvalid, err: "more than", falsify: func(f *faulty, p *parts) {
@@ -807,7 +809,7 @@ func TestLayersThatHaveComeAreAppliedTogether(t *testing.T) {
 		}
 		// The last event of each download may come just before its blob counts as there: the first request, one up to the first of
 		// these blobs, and one for each of them.
-		if len(requests) > 2+parallelDownloads {
+		if len(requests) > 2+registry.ParallelDownloads {
 			t.Errorf("%s: requests with %v layers", name, requests)
 		}
 		if left := leftovers(t, dir, a); name == "bad" && len(left) > 0 {
@@ -835,5 +837,65 @@ func TestErrorOfNoLayerIsAnError(t *testing.T) {
 	defer s.Close()
 	if _, err := s.Pull(t.Context(), f.host+"/one:1", PullOptions{Platform: "linux/amd64"}); err == nil || !strings.Contains(err.Error(), "nobody knows what") {
 		t.Errorf("error %v", err)
+	}
+}
+
+func TestChoice(t *testing.T) {
+	ref, err := reference.Parse("app")
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := func(platforms ...string) *v1.IndexManifest {
+		ix := &v1.IndexManifest{}
+		for _, s := range platforms {
+			d := v1.Descriptor{Annotations: map[string]string{"is": s}}
+			if s != "" {
+				p, err := v1.ParsePlatform(s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				d.Platform = p
+			}
+			ix.Manifests = append(ix.Manifests, d)
+		}
+		return ix
+	}
+	tests := []struct {
+		want, chosen string // chosen "!" for none
+		have         []string
+	}{
+		{"linux/amd64", "linux/amd64", []string{"linux/arm64", "linux/amd64"}},
+		{"linux/amd64", "linux/amd64", []string{"linux/amd64/v3", "linux/amd64"}},
+		{"linux/amd64", "linux/amd64/v2", []string{"linux/amd64/v2", "linux/amd64/v3"}},
+		{"linux/arm/v6", "linux/arm/v6", []string{"linux/arm/v7", "linux/arm/v6"}},
+		{"linux/arm/v6", "!", []string{"linux/arm/v7"}},
+		{"linux/arm64/v8", "linux/arm64", []string{"linux/arm64"}},
+		{"linux/amd64", "!", []string{"windows/amd64", "unknown/unknown"}},
+		{"linux/amd64", "", []string{""}},
+		{"linux/amd64", "!", []string{"", ""}},
+		{"linux/amd64", "!", nil},
+	}
+	for _, tt := range tests {
+		want, err := reference.ParsePlatform(tt.want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := (&pull{ref: ref, want: want}).choose(index(tt.have...))
+		switch {
+		case tt.chosen == "!" && !errors.Is(err, ErrInvalid):
+			t.Errorf("%s of %v: %v, want an error", tt.want, tt.have, d)
+		case tt.chosen != "!" && (err != nil || d.Annotations["is"] != tt.chosen):
+			t.Errorf("%s of %v: %v, %v; want %q", tt.want, tt.have, d, err, tt.chosen)
+		}
+	}
+}
+
+func TestChainIDs(t *testing.T) {
+	// Of the OCI image specification's config.md: ChainID(L0|L1) = Digest(ChainID(L0) + " " + DiffID(L1)).
+	if got := chainID("", "sha256:a"); got != "sha256:a" {
+		t.Error(got)
+	}
+	if got, want := chainID("sha256:a", "sha256:b"), sha([]byte("sha256:a sha256:b")); got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }

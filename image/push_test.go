@@ -240,7 +240,7 @@ func TestPushTriesAgain(t *testing.T) {
 			t.Parallel()
 			r := newRecorded(t)
 			s, _, ref, img := pushed(t, r.host)
-			s.patience = 10 * time.Second
+			s.registry.MaxWait = 10 * time.Second
 			var once sync.Once
 			r.instead = func(w http.ResponseWriter, req *http.Request) (done bool) {
 				if (req.Method == http.MethodPatch || req.Method == http.MethodPut) && strings.Contains(req.URL.Path, test.path) {
@@ -356,24 +356,6 @@ func TestPushWithoutATokenForMounts(t *testing.T) {
 	}
 }
 
-// A blob that is closed while it is sent is not damaged: the registry has said no already.
-func TestClosedBlobsAreNoErrorOfOurs(t *testing.T) {
-	s, _, ref, _ := pushed(t, "127.0.0.1:1")
-	record, err := s.store.Get(ref)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := &storedBlob{ctx: t.Context(), service: s, blob: record.Layers[0].Blob, progress: func(int64) {}}
-	rc, err := b.Compressed()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = rc.Close()
-	if _, err := rc.Read(make([]byte, 10)); !errors.Is(err, os.ErrClosed) || b.failed.Load() != nil {
-		t.Errorf("%v, recorded %v", err, b.failed.Load())
-	}
-}
-
 // A blob that has rotted on disk is not passed on, and one that is not there is told as this host's fault.
 func TestPushOfDamagedBlobs(t *testing.T) {
 	r := newRecorded(t)
@@ -416,31 +398,3 @@ func TestPushOfWhatCannotBe(t *testing.T) {
 		}
 	}
 }
-
-// A registry that stops taking what is sent does not hold a push for ever.
-func TestUploadsThatStallEnd(t *testing.T) {
-	hold := make(chan struct{})
-	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, _ *http.Request) { <-hold }))
-	t.Cleanup(srv.Close)
-	t.Cleanup(func() { close(hold) })
-	tr := newTransport("localhost", func(string) bool { return true }, nil)
-	tr.stall = 50 * time.Millisecond
-	defer tr.close()
-	// Endless, and one that is in buffers before anyone takes it.
-	for _, body := range []io.Reader{struct{ io.Reader }{io.LimitReader(zeros{}, 1<<40)}, strings.NewReader("short")} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, srv.URL+"/v2/a/blobs/uploads/1", body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if resp, err := tr.RoundTrip(req); !errors.Is(err, errNotTaking) {
-			if err == nil {
-				_ = resp.Body.Close()
-			}
-			t.Errorf("%v, want %v", err, errNotTaking)
-		}
-	}
-}
-
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }

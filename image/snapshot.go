@@ -1,7 +1,6 @@
 package image
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -10,19 +9,15 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/snapshot"
 	"github.com/sandboxd/sandboxd/image/store"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
 // Snapshot is what is recorded of one.
 type Snapshot = store.Snapshot
-
-// ErrSnapshotExists is the class of errors about a name that a snapshot has already.
-var ErrSnapshotExists = store.ErrExists
-
-// ErrNoSnapshot is the class of errors about snapshots that are not there.
-var ErrNoSnapshot = errors.New("no such snapshot")
 
 // Taken are layers of snapshots that have been made. They, and what they lie on, stay until Release, and longer where Keep has
 // succeeded.
@@ -114,7 +109,7 @@ func (s *Service) Snapshots(of string) ([]api.Snapshot, error) {
 	list := []api.Snapshot{}
 	for _, snap := range all {
 		if of == "" || snap.Sandbox == of {
-			list = append(list, s.summary(snap, sizes))
+			list = append(list, snapshot.Summary(snap, sizes))
 		}
 	}
 	return list, nil
@@ -130,14 +125,14 @@ func (s *Service) InspectSnapshot(ref string) (api.Snapshot, error) {
 	if err != nil {
 		return api.Snapshot{}, err
 	}
-	return s.summary(snap, sizes), nil
+	return snapshot.Summary(snap, sizes), nil
 }
 
 // Snapshot finds one by its id or name.
 func (s *Service) Snapshot(ref string) (*Snapshot, error) {
 	snap, err := s.store.Snapshot(ref)
 	if errors.Is(err, store.ErrNotFound) {
-		return nil, classf(ErrNoSnapshot, "snapshot %q is not here", ref)
+		return nil, errdefs.Classf(snapshot.ErrNotFound, "snapshot %q is not here", ref)
 	}
 	return snap, err
 }
@@ -185,49 +180,36 @@ func (s *Service) RemoveSnapshot(ctx context.Context, ref string) (int64, error)
 // PruneSnapshots removes the snapshots that were taken, or imported, before a time, that have all these labels, and that no sandbox stands on.
 // Those with [api.LabelKeep] stay.
 func (s *Service) PruneSnapshots(ctx context.Context, before time.Time, labels map[string]string) (api.SnapshotsRemoved, error) {
-	pick := func(held map[string][]string) (ids, names []string, err error) {
+	expired := func(held map[string][]string) ([]*Snapshot, error) {
 		all, err := s.store.Snapshots()
-		for _, snap := range all {
-			if snap.CreatedAt.Before(before) && snap.ImportedAt.Before(before) && !api.Kept(snap.Labels) && hasLabels(snap.Labels, labels) && !s.stoodOn(snap, held) {
-				ids, names = append(ids, snap.ID), append(names, cmp.Or(snap.Name, snap.ID))
-			}
-		}
-		return ids, names, err
+		return snapshot.Expired(all, before, labels, func(snap *Snapshot) bool { return s.stoodOn(snap, held) }), err
 	}
 	out := api.SnapshotsRemoved{Removed: []string{}}
-	// A sweep writes to the disk, and this is asked for every minute.
+	// A sweep writes to the disk, and this is called every minute.
 	s.mu.Lock()
 	held, err := s.heldLocked()
-	var ids []string
+	var old []*Snapshot
 	if err == nil {
-		ids, _, err = pick(held)
+		old, err = expired(held)
 	}
 	s.mu.Unlock()
-	if err != nil || len(ids) == 0 {
+	if err != nil || len(old) == 0 {
 		return out, err
 	}
 	removed, err := s.sweep(context.WithoutCancel(ctx), false, func(_ []*store.Record, _ []*store.Step, held map[string][]string) (c choice, err error) {
-		var names []string
-		c.discard, names, err = pick(held)
-		out.Removed = append(out.Removed, names...)
+		old, err := expired(held)
+		for _, snap := range old {
+			c.discard, out.Removed = append(c.discard, snap.ID), append(out.Removed, snapshot.Name(snap))
+		}
 		return c, err
 	})
 	out.Bytes = removed.Bytes
 	return out, err
 }
 
-func hasLabels(labels, wanted map[string]string) bool {
-	for k, v := range wanted {
-		if got, ok := labels[k]; !ok || got != v {
-			return false
-		}
-	}
-	return true
-}
-
 // stoodOn says that a sandbox stands on the snapshot, or is about to. It needs mu.
 func (s *Service) stoodOn(snap *Snapshot, held map[string][]string) bool {
-	top := snap.Rootfs.Layers[len(snap.Rootfs.Layers)-1]
+	top := snapshot.Top(snap)
 	return held[top] != nil || s.pins[treeKey(top)] > 0
 }
 
@@ -287,28 +269,8 @@ func (s *Service) EnforceSnapshots(ctx context.Context) error {
 		if err != nil {
 			return c, err
 		}
-		total := func() (n int64) {
-			seen := make(map[string]bool)
-			for _, snap := range snapshots {
-				for _, id := range snap.Rootfs.Taken() {
-					if !seen[id] {
-						seen[id] = true
-						n += sizes[id]
-					}
-				}
-			}
-			return n
-		}
-		for i := 0; i < len(snapshots) && total() > s.opts.SnapshotLimit; {
-			if api.Kept(snapshots[i].Labels) || s.stoodOn(snapshots[i], held) {
-				i++
-				continue
-			}
-			c.discard = append(c.discard, snapshots[i].ID)
-			discarded = append(discarded, snapshots[i].ID)
-			snapshots = slices.Delete(snapshots, i, i+1)
-		}
-		left = total()
+		c.discard, left = snapshot.Excess(snapshots, sizes, s.opts.SnapshotLimit, func(snap *Snapshot) bool { return s.stoodOn(snap, held) })
+		discarded = c.discard
 		return c, nil
 	})
 	if err != nil {
@@ -350,40 +312,10 @@ func (s *Service) holdSnapshots(held map[string][]string) error {
 		return err
 	}
 	for _, snap := range snapshots {
-		name := snap.Name
-		if name == "" {
-			name = snap.ID
-		}
-		held[snap.ImageDigest] = append(held[snap.ImageDigest], snapshotHolder+name)
+		held[snap.ImageDigest] = append(held[snap.ImageDigest], snapshotHolder+snapshot.Name(snap))
 	}
 	return nil
 }
 
 // snapshotHolder stands before the name of a snapshot among the names of sandboxes.
 const snapshotHolder = "snapshot "
-
-// NewSnapshotID returns an id that no snapshot had before.
-func NewSnapshotID() string {
-	const alphabet = "abcdefghjkmnpqrstuvwxyz023456789"
-	var b [12]byte
-	_, _ = rand.Read(b[:]) // as above
-	for i := range b {
-		b[i] = alphabet[b[i]%32]
-	}
-	return string(b[:])
-}
-
-// summary is what the API shows of a snapshot.
-func (s *Service) summary(snap *Snapshot, sizes map[string]int64) api.Snapshot {
-	out := api.Snapshot{
-		ID: snap.ID, Name: snap.Name, Comment: snap.Comment, Labels: snap.Labels, Sandbox: snap.Sandbox, SandboxName: snap.SandboxName,
-		Image: snap.Image, ImageDigest: snap.ImageDigest, Layers: len(snap.Rootfs.Snapshots), CreatedAt: snap.CreatedAt,
-		Size: snap.Size, Entries: snap.Entries, Consistent: snap.Consistent,
-	}
-	for i, id := range snap.Rootfs.Taken() {
-		if i < len(snap.Rootfs.Snapshots)-1 {
-			out.SharedSize += sizes[id]
-		}
-	}
-	return out
-}

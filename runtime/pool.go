@@ -41,6 +41,7 @@ type pool struct {
 type poolCount struct {
 	digest       string // of the image that was parked last, or that Learn has named
 	profile      string
+	tenant       string // a claim never crosses tenants
 	hits, misses int64
 	learns       *Request // what a request must have of its own to count in asked; nil where nobody wants to know
 	asked        demand
@@ -66,7 +67,8 @@ type PoolState struct {
 }
 
 // fixed is what of a request cannot be given to a sandbox that runs already. Whatever is not cleared here counts, so that
-// something new is not forgotten: a sandbox that was parked without it does not fit.
+// something new is not forgotten: a sandbox that was parked without it does not fit. The tenant stays: a claim never
+// crosses tenants.
 func (r *Request) fixed() Request {
 	f := *r
 	limits := mergeLimits(r.Limits, r.Defaults)
@@ -98,7 +100,7 @@ func (s *Supervisor) take(req *Request) *parked {
 		}
 	}
 	for _, c := range s.pool.counts {
-		if c.digest == req.ImageDigest && c.profile == req.Profile.Name {
+		if c.tenant == req.Tenant && c.digest == req.ImageDigest && c.profile == req.Profile.Name {
 			c.misses++
 			break
 		}
@@ -125,7 +127,7 @@ func (s *Supervisor) Learn(name string, req Request) {
 	defer s.mu.Unlock()
 	c := s.countOf(name)
 	fixed := req.fixed()
-	c.digest, c.profile, c.learns = req.ImageDigest, req.Profile.Name, &fixed
+	c.tenant, c.digest, c.profile, c.learns = req.Tenant, req.ImageDigest, req.Profile.Name, &fixed
 }
 
 // countOf is what is counted of a pool. It needs mu.
@@ -195,7 +197,8 @@ func (s *Supervisor) count(pool string, hit bool) {
 	}
 }
 
-// Park makes a sandbox for the pool of this name, with the request's image, profile and their defaults.
+// Park makes a sandbox for the pool of this name, with the request's tenant, image, profile and their defaults. Only
+// requests of that tenant can claim it.
 func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err error) {
 	s.mu.Lock()
 	if s.closed {
@@ -206,10 +209,7 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 		s.mu.Unlock()
 		return fmt.Errorf("%w: %d sandboxes are the most this daemon holds", ErrPoolFull, s.opts.MaxSandboxes)
 	}
-	id := newID()
-	for s.taken(id) {
-		id = newID()
-	}
+	id := s.unusedID(req.Tenant)
 	s.ops.Add(1)
 	s.mu.Unlock()
 	defer s.ops.Done()
@@ -261,7 +261,7 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.countOf(name)
-	c.digest, c.profile = p.digest, p.fixed.Profile.Name
+	c.tenant, c.digest, c.profile = p.fixed.Tenant, p.digest, p.fixed.Profile.Name
 	s.pool.parked[id] = p
 	s.watchers.Add(1)
 	go s.watchParked(context.WithoutCancel(ctx), p) // it outlives the caller, and ends when p is taken

@@ -18,6 +18,9 @@ import (
 // Record is what is known of one sandbox: what the API shows, and what the daemon needs again after a restart.
 type Record struct {
 	api.Sandbox
+	// Tenant is the tenant on whose behalf the sandbox runs; empty for the daemon's own, as in records without the field.
+	// A name is unique within its tenant.
+	Tenant string `json:"tenant,omitempty"`
 	// ImageEnv is the environment that the image asked for when the sandbox was created. It is kept because the image may
 	// be pulled anew, or removed, while the sandbox runs.
 	ImageEnv []string `json:"image_env,omitempty"`

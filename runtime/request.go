@@ -14,7 +14,8 @@ import (
 // Request is what [Supervisor.Create] makes a sandbox of. References and names in it have been resolved and values have
 // been validated; only limits, times and a missing name are filled in here.
 type Request struct {
-	Name        string // unique; made up when empty
+	Tenant      string // empty: the daemon's own
+	Name        string // unique within the tenant; made up when empty
 	Image       string // as asked for
 	ImageDigest string
 	Snapshot    string // id of the one that it is made of

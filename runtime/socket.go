@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
 // controlBacklog is how many requests may wait for an init that is slow to accept.
@@ -44,27 +46,10 @@ func socketName(id string) string { return id + ".sock" }
 func (s *sockets) pathOf(id string) string { return filepath.Join(s.path, socketName(id)) }
 
 // listen makes the socket on which the init of sandbox id will accept. The caller passes it on and closes its copy.
-func (s *sockets) listen(id string) (_ *os.File, err error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+func (s *sockets) listen(id string) (*os.File, error) {
+	f, err := unixmsg.Listen(s.dir, socketName(id), controlBacklog)
 	if err != nil {
-		return nil, fmt.Errorf("make control socket: %w", err)
-	}
-	f := os.NewFile(uintptr(fd), socketName(id))
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, f.Close())
-		}
-	}()
-	// The mode of the unbound socket is the mode of the file that bind makes: there is no moment at which it is wider.
-	if err := unix.Fchmod(fd, 0o600); err != nil {
-		return nil, fmt.Errorf("set mode of control socket: %w", err)
-	}
-	addr := fmt.Sprintf("/proc/self/fd/%d/%s", s.dir.Fd(), socketName(id))
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: addr}); err != nil {
-		return nil, fmt.Errorf("bind control socket %s: %w", s.pathOf(id), err)
-	}
-	if err := unix.Listen(fd, controlBacklog); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen on control socket %s: %w", s.pathOf(id), err), s.remove(id))
+		return nil, fmt.Errorf("make control socket %s: %w", s.pathOf(id), err)
 	}
 	return f, nil
 }

@@ -78,9 +78,12 @@ type Supervisor struct {
 	closed  bool
 	closing chan struct{} // closed with it
 	byID    map[string]*sandbox
-	names   map[string]*sandbox
+	names   map[tenantName]*sandbox
 	pool    pool
 }
+
+// tenantName is a sandbox's name within its tenant.
+type tenantName struct{ tenant, name string }
 
 // sandbox is one entry of the supervisor. Its fields are guarded by Supervisor.mu, but for the channels.
 type sandbox struct {
@@ -126,7 +129,7 @@ func Open(ctx context.Context, dir string, engine Engine, opts Options) (_ *Supe
 		log:     cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
 		closing: make(chan struct{}),
 		byID:    make(map[string]*sandbox),
-		names:   make(map[string]*sandbox),
+		names:   make(map[tenantName]*sandbox),
 	}
 	var undo cleanup
 	defer undo.unwind(&err)
@@ -287,7 +290,7 @@ func (s *Supervisor) enter(rec Record) *sandbox {
 	if rec.State != api.StateCreating {
 		close(sb.saved)
 	}
-	s.byID[rec.ID], s.names[rec.Name] = sb, sb
+	s.byID[rec.ID], s.names[tenantName{rec.Tenant, rec.Name}] = sb, sb
 	return sb
 }
 
@@ -401,17 +404,14 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *parked, error
 	name := req.Name
 	switch {
 	case name == "":
-		for name = newName(); s.taken(name); {
+		for name = newName(); s.nameTaken(req.Tenant, name); {
 			name += "-" + newID()[:3]
 		}
-	case s.taken(name):
+	case s.nameTaken(req.Tenant, name):
 		return nil, nil, fmt.Errorf("%w: the name %q is taken", ErrExists, name)
 	}
 	var p *parked
-	id := newID()
-	for s.taken(id) {
-		id = newID()
-	}
+	id := s.unusedID(req.Tenant)
 	if pooled {
 		if p = s.take(&req); p != nil {
 			id = p.id
@@ -438,6 +438,7 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *parked, error
 			TTY:         req.TTY,
 			StdinOpen:   req.StdinOpen,
 		},
+		Tenant:    req.Tenant,
 		Timeout:   cmp.Or(req.Timeout, s.opts.Timeout),
 		Explicit:  req.Limits,
 		ImageEnv:  slices.Clone(req.ImageEnv),
@@ -448,17 +449,35 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *parked, error
 	return sb, p, nil
 }
 
-// taken reports whether a word already says which sandbox is meant. Ids and names share one space, so that neither can
-// be used to hide the other.
-func (s *Supervisor) taken(word string) bool {
-	return s.byID[word] != nil || s.names[word] != nil || s.pool.parked[word] != nil
+// nameTaken reports whether name already refers to a sandbox that the tenant can look up. Ids and names of a tenant share
+// one space, so that neither can hide the other. The ids of other tenants are free to it: a conflict would tell that they
+// exist. The daemon's own tenant shares the space with every id, because most methods find a sandbox by id or own name.
+func (s *Supervisor) nameTaken(tenant, name string) bool {
+	if s.names[tenantName{tenant, name}] != nil {
+		return true
+	}
+	if sb := s.byID[name]; sb != nil && (tenant == "" || sb.rec.Tenant == tenant) {
+		return true
+	}
+	p := s.pool.parked[name]
+	return p != nil && (tenant == "" || p.fixed.Tenant == tenant)
+}
+
+// unusedID returns an id for a sandbox of the tenant. It needs mu.
+func (s *Supervisor) unusedID(tenant string) string {
+	for {
+		id := newID()
+		if s.byID[id] == nil && s.pool.parked[id] == nil && !s.nameTaken(tenant, id) && !s.nameTaken("", id) {
+			return id
+		}
+	}
 }
 
 func (s *Supervisor) forget(sb *sandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byID, sb.rec.ID)
-	delete(s.names, sb.rec.Name)
+	delete(s.names, tenantName{sb.rec.Tenant, sb.rec.Name})
 	sb.markGone()
 }
 
@@ -529,7 +548,22 @@ func liveState(started *Started) api.SandboxState {
 	return api.StateRunning
 }
 
-// Get returns the sandbox with this id or name.
+// Lookup returns the sandbox of the tenant with this id or name. It is the one place where a reference of a caller becomes
+// a sandbox: the id of another tenant's sandbox fails with [ErrNotFound], like one that does not exist.
+func (s *Supervisor) Lookup(tenant, ref string) (Record, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sb := s.byID[ref]
+	if sb == nil || sb.rec.Tenant != tenant {
+		sb = s.names[tenantName{tenant, ref}]
+	}
+	if sb == nil {
+		return Record{}, fmt.Errorf("%w: %q", ErrNotFound, ref)
+	}
+	return sb.rec.clone(), nil
+}
+
+// Get returns the sandbox with this id, of any tenant, or with this name of the daemon's own.
 func (s *Supervisor) Get(ref string) (Record, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -540,10 +574,11 @@ func (s *Supervisor) Get(ref string) (Record, error) {
 	return sb.rec.clone(), nil
 }
 
+// find returns the sandbox with this id, of any tenant, or with this name of the daemon's own. It needs mu.
 func (s *Supervisor) find(ref string) (*sandbox, error) {
 	sb := s.byID[ref]
 	if sb == nil {
-		sb = s.names[ref]
+		sb = s.names[tenantName{"", ref}]
 	}
 	if sb == nil {
 		return nil, fmt.Errorf("%w: %q", ErrNotFound, ref)
@@ -551,11 +586,13 @@ func (s *Supervisor) find(ref string) (*sandbox, error) {
 	return sb, nil
 }
 
-// Filter chooses sandboxes; the zero value chooses all.
+// Filter chooses sandboxes of one tenant; the zero value chooses all of the daemon's own.
 type Filter struct {
-	Labels map[string]string // all of them must be there with these values
-	State  api.SandboxState
-	Limit  int
+	Tenant     string            // exactly this one
+	AllTenants bool              // of every tenant: for the daemon's housekeeping, never for a caller
+	Labels     map[string]string // all of them must be there with these values
+	State      api.SandboxState
+	Limit      int
 }
 
 // List returns the sandboxes that filter chooses, oldest first.
@@ -578,6 +615,9 @@ func (s *Supervisor) List(filter Filter) []Record {
 }
 
 func (f *Filter) match(rec *Record) bool {
+	if !f.AllTenants && rec.Tenant != f.Tenant {
+		return false
+	}
 	if f.State != "" && rec.State != f.State {
 		return false
 	}

@@ -21,6 +21,7 @@ const layerSnapshot = "snapshot"
 
 // Snapshot is what a sandbox was at one time: the layers that it stood on, and one more of what it had changed itself.
 type Snapshot struct {
+	Tenant      string            `json:"tenant,omitempty"` // empty for the daemon's own
 	ID          string            `json:"id"`
 	Name        string            `json:"name,omitempty"` // unique, also among ids
 	Comment     string            `json:"comment,omitempty"`

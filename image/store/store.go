@@ -206,6 +206,13 @@ func readDir(root *os.Root, dir string) ([]string, error) {
 	return names, errors.Join(err, d.Close())
 }
 
+// MaxDocument limits the bytes of a manifest or configuration: the size that the OCI distribution
+// specification asks registries to accept.
+const MaxDocument = 4 << 20
+
+// MaxLayers limits the layers of an image. Overlayfs stacks 500; Docker allows 127.
+const MaxLayers = 250
+
 const blobDir = "blobs/sha256"
 
 // blobPath is where a blob lies in the layout. Digests come from manifests, so nothing but hexadecimal digits gets

@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/snapshot"
 	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -104,7 +105,7 @@ func (s *Service) TakeSnapshot(ctx context.Context, ref string, body api.TakeSna
 	}
 	if body.Name != "" { // before anything stands still for it
 		if _, err := s.images.InspectSnapshot(body.Name); err == nil {
-			return api.Snapshot{}, classify(image.ErrSnapshotExists, fmt.Errorf("snapshot %q: there is one of that name", body.Name))
+			return api.Snapshot{}, classify(snapshot.ErrExists, fmt.Errorf("snapshot %q: there is one of that name", body.Name))
 		}
 	}
 	t, err := s.take(ctx, ref)
@@ -114,7 +115,7 @@ func (s *Service) TakeSnapshot(ctx context.Context, ref string, body api.TakeSna
 	defer s.release(ctx, t)
 	rec := &t.of
 	snap := &image.Snapshot{
-		ID: image.NewSnapshotID(), Name: body.Name, Comment: body.Comment, Labels: body.Labels, Sandbox: rec.ID, SandboxName: rec.Name,
+		ID: snapshot.NewID(), Name: body.Name, Comment: body.Comment, Labels: body.Labels, Sandbox: rec.ID, SandboxName: rec.Name,
 		Image: rec.Image, ImageEnv: rec.ImageEnv, Env: rec.Env, Cwd: rec.Cwd, User: rec.User, Profile: rec.Profile,
 		CreatedAt: time.Now().UTC(), Size: t.result.Size, Entries: t.result.Entries, Consistent: t.consistent,
 	}
@@ -349,7 +350,7 @@ func (s *Service) Snapshots(ref string) (api.SnapshotList, error) {
 	return api.SnapshotList{Snapshots: list}, err
 }
 
-// readLayer is an [image.ReadLayer].
+// readLayer is a [snapshot.ReadLayer].
 func (s *Service) readLayer(ctx context.Context, source rootfs.Source, holes bool, w io.Writer) (layer.Result, error) {
 	if s.opts.Differ == nil {
 		return layer.Result{}, fmt.Errorf("%w: nobody reads what snapshots have", runtime.ErrUnavailable)
@@ -367,7 +368,7 @@ func (s *Service) verifySnapshots(ctx context.Context, out *api.ImagesVerified) 
 	checked := make(map[string]bool)
 	for _, told := range all {
 		snap, release, err := s.images.AcquireSnapshot(ctx, told.ID)
-		if errors.Is(err, image.ErrNoSnapshot) {
+		if errors.Is(err, snapshot.ErrNotFound) {
 			continue // removed meanwhile
 		} else if err != nil {
 			return err
@@ -379,7 +380,7 @@ func (s *Service) verifySnapshots(ctx context.Context, out *api.ImagesVerified) 
 			checked[id] = true
 			out.Snapshots++
 			want := snap.Rootfs.Snapshots[i]
-			result, err := image.ReadLayer(s.readLayer).ReadAs(ctx, snap.Rootfs.Below(len(snap.Rootfs.Snapshots)-1-i), want, io.Discard, func() error { return nil })
+			result, err := snapshot.ReadLayer(s.readLayer).ReadAs(ctx, snap.Rootfs.Below(len(snap.Rootfs.Snapshots)-1-i), want, io.Discard, func() error { return nil })
 			switch {
 			case ctx.Err() != nil:
 				release()

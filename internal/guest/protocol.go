@@ -9,93 +9,94 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // The bounds of the protocol. Both sides hold them, and the host holds init to them.
 const (
 	// maxPacket is the largest packet either side sends or accepts. It stays well below the default send buffer of a
 	// socket (net.core.wmem_default, 208 KiB), above which a packet could not be sent at all.
-	maxPacket = 64 << 10
+	MaxPacket = 64 << 10
 	// maxArgs is how many bytes argv and env may have together, each string with its NUL: what the kernel's execve takes
 	// with the usual stack limit (ARG_MAX). What does not fit into a packet travels in a memfd.
-	maxArgs = 2 << 20
+	MaxArgs = 2 << 20
 	// maxArg is the longest single string that execve takes (MAX_ARG_STRLEN).
-	maxArg = 128 << 10
+	MaxArg = 128 << 10
 	// maxPath is PATH_MAX with its NUL.
-	maxPath = 4096
+	MaxPath = 4096
 	// maxLimits bounds the limits of an exec: RLIM_NLIMITS.
-	maxLimits = 16
+	MaxLimits = 16
 	// maxGroups bounds the supplementary groups. The kernel takes 65536, which would not fit into a packet.
-	maxGroups = 1024
+	MaxGroups = 1024
 	// maxFDs is how many descriptors one packet carries at most: the three of an exec and its memfd.
-	maxFDs = 4
+	MaxFDs = 4
 	// maxProcesses is how many processes one answer tells of, maxProcessArgs how many bytes of a process's arguments, and
 	// maxListedArgs how many of all: what comes after has none.
-	maxProcesses   = 4096
-	maxProcessArgs = 4096
-	maxListedArgs  = 1 << 20
+	MaxProcesses   = 4096
+	MaxProcessArgs = 4096
+	MaxListedArgs  = 1 << 20
 	// maxConns is how many connections init serves at a time. Later ones are refused (EMFILE).
-	maxConns = 1024
+	MaxConns = 1024
 	// maxListDepth is how deep a list goes: a descriptor of init is open for every level.
-	maxListDepth = 200
+	MaxListDepth = 200
 	// maxBatch is how many entries or events one packet has at most, and maxBatchBytes how many bytes their strings may have
 	// had before the last one was added: with those and the JSON a packet is full to three quarters.
-	maxBatch      = 128
-	maxBatchBytes = 20 << 10
+	MaxBatch      = 128
+	MaxBatchBytes = 20 << 10
 	// maxWatched is how many directories init watches, and maxWatches how many watches it keeps at a time.
-	maxWatched = 8192
-	maxWatches = 16
+	MaxWatched = 8192
+	MaxWatches = 16
 )
 
 // A kind is the first word of a packet and says which struct follows.
-type kind = string
+type Kind = string
 
 // The daemon's kinds; all but the last four open a request, those come on a running one.
 const (
-	kindPing   kind = "ping"
-	kindExec   kind = "exec"    // execRequest + cwd, argv…, env… + stdin, stdout, stderr (none with TTY) [+ memfd]
-	kindOpen   kind = "open"    // + path
-	kindCreate kind = "create"  // createRequest + path
-	kindAppend kind = "append"  // createRequest + path
-	kindStat   kind = "stat"    // statRequest + path
-	kindList   kind = "list"    // listRequest + path
-	kindMkdir  kind = "mkdir"   // mkdirRequest + path
-	kindMove   kind = "move"    // moveRequest + old path, new path
-	kindRemove kind = "remove"  // removeRequest + path
-	kindWatch  kind = "watch"   // watchRequest + path
-	kindTarOut kind = "tar-out" // + path + pipe to write
-	kindTarIn  kind = "tar-in"  // tarInRequest + path + pipe to read
+	KindPing   Kind = "ping"
+	KindExec   Kind = "exec"    // execRequest + cwd, argv…, env… + stdin, stdout, stderr (none with TTY) [+ memfd]
+	KindOpen   Kind = "open"    // + path
+	KindCreate Kind = "create"  // createRequest + path
+	KindAppend Kind = "append"  // createRequest + path
+	KindStat   Kind = "stat"    // statRequest + path
+	KindList   Kind = "list"    // listRequest + path
+	KindMkdir  Kind = "mkdir"   // mkdirRequest + path
+	KindMove   Kind = "move"    // moveRequest + old path, new path
+	KindRemove Kind = "remove"  // removeRequest + path
+	KindWatch  Kind = "watch"   // watchRequest + path
+	KindTarOut Kind = "tar-out" // + path + pipe to write
+	KindTarIn  Kind = "tar-in"  // tarInRequest + path + pipe to read
 
-	kindProcesses kind = "processes"
+	KindProcesses Kind = "processes"
 
-	kindSignal kind = "signal" // signalRequest; exec only
-	kindKill   kind = "kill"   // exec only
-	kindCommit kind = "commit" // create only
-	kindAbort  kind = "abort"  // create only
+	KindSignal Kind = "signal" // signalRequest; exec only
+	KindKill   Kind = "kill"   // exec only
+	KindCommit Kind = "commit" // create only
+	KindAbort  Kind = "abort"  // create only
 )
 
 // Init's kinds.
 const (
-	kindError    kind = "error"    // errorAnswer + path; always the last packet
-	kindPong     kind = "pong"     // answers ping
-	kindStarted  kind = "started"  // startedAnswer [+ terminal]; answers exec
-	kindExited   kind = "exited"   // exitedAnswer; the last packet of an exec
-	kindOpened   kind = "opened"   // + file; answers open and append
-	kindCreated  kind = "created"  // + file; answers create
-	kindInfo     kind = "info"     // infoAnswer + link target; answers stat
-	kindEntries  kind = "entries"  // entriesAnswer + name and link target of each; answers list, any number of times
-	kindListed   kind = "listed"   // listedAnswer; the last packet of a list
-	kindWatching kind = "watching" // answers watch
-	kindEvents   kind = "events"   // eventsAnswer + path and new path of each; any number of times after watching
-	kindDone     kind = "done"     // answers commit, abort, mkdir, move, remove, tar-out and tar-in; the last packet of a watch and of a listing
-	kindListing  kind = "listing"  // answers processes; any number of process follow, and then done
-	kindProcess  kind = "process"  // processAnswer + argv…
+	KindError    Kind = "error"    // errorAnswer + path; always the last packet
+	KindPong     Kind = "pong"     // answers ping
+	KindStarted  Kind = "started"  // startedAnswer [+ terminal]; answers exec
+	KindExited   Kind = "exited"   // exitedAnswer; the last packet of an exec
+	KindOpened   Kind = "opened"   // + file; answers open and append
+	KindCreated  Kind = "created"  // + file; answers create
+	KindInfo     Kind = "info"     // infoAnswer + link target; answers stat
+	KindEntries  Kind = "entries"  // entriesAnswer + name and link target of each; answers list, any number of times
+	KindListed   Kind = "listed"   // listedAnswer; the last packet of a list
+	KindWatching Kind = "watching" // answers watch
+	KindEvents   Kind = "events"   // eventsAnswer + path and new path of each; any number of times after watching
+	KindDone     Kind = "done"     // answers commit, abort, mkdir, move, remove, tar-out and tar-in; the last packet of a watch and of a listing
+	KindListing  Kind = "listing"  // answers processes; any number of process follow, and then done
+	KindProcess  Kind = "process"  // processAnswer + argv…
 )
 
 // none is the struct of the kinds that have nothing to say.
-type none struct{}
+type None struct{}
 
-type execRequest struct {
+type ExecRequest struct {
 	Args   int      `json:"args"` // how many of the strings after cwd are argv; the others are env
 	UID    uint32   `json:"uid"`
 	GID    uint32   `json:"gid"`
@@ -114,49 +115,49 @@ type execRequest struct {
 	Memfd bool `json:"memfd,omitempty"`
 }
 
-type createRequest struct {
+type CreateRequest struct {
 	Mode uint32 `json:"mode"` // permission bits only
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
 }
 
-type commitRequest struct {
+type CommitRequest struct {
 	New bool `json:"new,omitempty"` // EEXIST where something has the name by now
 }
 
-type statRequest struct {
+type StatRequest struct {
 	Follow bool `json:"follow,omitempty"` // a link in the last place too
 }
 
-type listRequest struct {
+type ListRequest struct {
 	Depth int `json:"depth"` // 1: what is in the directory itself
 }
 
-type mkdirRequest struct {
+type MkdirRequest struct {
 	Mode    uint32 `json:"mode"` // permission bits only
 	UID     uint32 `json:"uid"`
 	GID     uint32 `json:"gid"`
 	Parents bool   `json:"parents,omitempty"`
 }
 
-type moveRequest struct {
+type MoveRequest struct {
 	Overwrite bool `json:"overwrite,omitempty"`
 }
 
-type removeRequest struct {
+type RemoveRequest struct {
 	Recursive bool `json:"recursive,omitempty"`
 }
 
-type watchRequest struct {
+type WatchRequest struct {
 	Recursive bool `json:"recursive,omitempty"`
 }
 
-type tarInRequest struct {
+type TarInRequest struct {
 	UID uint32 `json:"uid"`
 	GID uint32 `json:"gid"`
 }
 
-type signalRequest struct {
+type SignalRequest struct {
 	Signal int  `json:"signal"`
 	All    bool `json:"all,omitempty"` // not only the main process's group: all that the exec has started
 }
@@ -167,7 +168,7 @@ type Rlimit struct {
 	Value    uint64 `json:"value"`
 }
 
-type processAnswer struct {
+type ProcessAnswer struct {
 	PID   int    `json:"pid"`
 	PPID  int    `json:"ppid"` // 0: its parent is outside of the sandbox
 	UID   uint32 `json:"uid"`
@@ -180,16 +181,16 @@ type processAnswer struct {
 	Cut   bool   `json:"cut,omitempty"`  // it has more arguments than follow
 }
 
-type errorAnswer struct {
+type ErrorAnswer struct {
 	Stage Stage `json:"stage"`
 	Errno int   `json:"errno"`
 }
 
-type startedAnswer struct {
+type StartedAnswer struct {
 	PID int `json:"pid"`
 }
 
-type exitedAnswer struct {
+type ExitedAnswer struct {
 	PID     int   `json:"pid,omitempty"` // where started was not sent, and only there
 	Code    int   `json:"code,omitempty"`
 	Signal  int   `json:"signal,omitempty"`
@@ -199,7 +200,7 @@ type exitedAnswer struct {
 	MaxRSS  int64 `json:"maxrss"` // bytes
 }
 
-type infoAnswer struct {
+type InfoAnswer struct {
 	Size  int64  `json:"size"`
 	Mode  uint32 `json:"mode"` // st_mode as it is
 	MTime int64  `json:"mtime"`
@@ -210,27 +211,27 @@ type infoAnswer struct {
 
 // entriesAnswer has at least one entry but in the first packet. Each comes with two strings: its path below the directory that
 // is listed, and what it says if it is a link.
-type entriesAnswer struct {
-	List []entryAnswer `json:"list,omitempty"`
+type EntriesAnswer struct {
+	List []EntryAnswer `json:"list,omitempty"`
 }
 
-type entryAnswer struct {
-	infoAnswer
+type EntryAnswer struct {
+	InfoAnswer
 
 	Errno int `json:"errno,omitempty"` // why a directory was to be read, and could not
 }
 
-type listedAnswer struct {
+type ListedAnswer struct {
 	More bool `json:"more,omitempty"` // something was left out that no entry tells of: too deep, or too long a path
 }
 
 // eventsAnswer has at least one event. Each comes with two strings: a path below the one that is watched, empty for that one
 // itself, and for a move the new one.
-type eventsAnswer struct {
-	List []eventAnswer `json:"list"`
+type EventsAnswer struct {
+	List []EventAnswer `json:"list"`
 }
 
-type eventAnswer struct {
+type EventAnswer struct {
 	Kind ChangeKind `json:"kind"`
 	Dir  bool       `json:"dir,omitempty"`
 }
@@ -248,7 +249,7 @@ const (
 	ChangeOverflow   ChangeKind = "overflow" // something was missed at or below the path
 )
 
-func validChange(k ChangeKind) bool {
+func ValidChange(k ChangeKind) bool {
 	switch k {
 	case ChangeCreated, ChangeModified, ChangeAttributes, ChangeDeleted, ChangeMoved, ChangeOverflow:
 		return true
@@ -306,7 +307,7 @@ func (e *Error) Unwrap() error { return e.Errno }
 // Is makes errors.Is(err, ErrNotRegular) work.
 func (e *Error) Is(target error) bool { return target == ErrNotRegular && e.Stage == StageType }
 
-func validStage(s Stage) bool {
+func ValidStage(s Stage) bool {
 	switch s {
 	case StageRequest, StageLookup, StageCwd, StageTTY, StageLimit, StageStart, StageOpen, StageType, StageStat, StageRead,
 		StageWrite, StageCommit, StageMove, StageRemove, StageWatch, StageArchive:
@@ -320,7 +321,7 @@ var errNUL = errors.New("string with a NUL byte")
 // encode makes a packet: the kind, a space, the message as JSON and then, each between a NUL and the next, the strings.
 // They travel beside the JSON because paths, arguments and environments are bytes, and JSON would replace those that
 // are not UTF-8. encoding/json never writes a NUL.
-func encode(k kind, msg any, strs ...string) ([]byte, error) {
+func Encode(k Kind, msg any, strs ...string) ([]byte, error) {
 	body, err := json.Marshal(msg)
 	if err != nil {
 		return nil, err
@@ -344,44 +345,53 @@ func encode(k kind, msg any, strs ...string) ([]byte, error) {
 }
 
 // A packet is a received message whose JSON has not been read yet. It does not refer to the receive buffer.
-type packet struct {
-	kind kind
+type Packet struct {
+	Kind Kind
 	body []byte
-	strs []string
+	Strs []string
 }
 
-// decode splits a packet. Nothing of p is kept.
-func decode(p []byte) (packet, error) {
-	head, tail, more := bytes.Cut(p, []byte{0})
+// Decode splits a packet. Nothing of p is kept.
+func Decode(p []byte) (pkt Packet, err error) {
+	err = pkt.decode(p)
+	return pkt, err
+}
+
+func (p *Packet) decode(data []byte) error {
+	head, tail, more := bytes.Cut(data, []byte{0})
 	k, body, ok := bytes.Cut(head, []byte{' '})
 	if !ok || len(k) == 0 || len(k) > 16 {
-		return packet{}, errors.New("packet without a kind")
+		return errors.New("packet without a kind")
 	}
-	pkt := packet{kind: string(k), body: bytes.Clone(body)}
+	*p = Packet{Kind: string(k), body: bytes.Clone(body)}
 	if more {
-		pkt.strs = strings.Split(string(tail), "\x00")
+		p.Strs = strings.Split(string(tail), "\x00")
 	}
-	return pkt, nil
+	return nil
 }
 
 // into reads the packet's JSON, strictly, and checks that exactly n strings came with it (any number if n < 0).
-func (p packet) into(msg any, n int) error {
+func (p Packet) Into(msg any, n int) error {
 	dec := json.NewDecoder(bytes.NewReader(p.body))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(msg); err != nil {
-		return fmt.Errorf("read %s: %w", strconv.Quote(p.kind), err)
+		return fmt.Errorf("read %s: %w", strconv.Quote(p.Kind), err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("read %s: something follows the message", strconv.Quote(p.kind))
+		return fmt.Errorf("read %s: something follows the message", strconv.Quote(p.Kind))
 	}
-	if n >= 0 && len(p.strs) != n {
-		return fmt.Errorf("read %s: %d strings, want %d", strconv.Quote(p.kind), len(p.strs), n)
+	if n >= 0 && len(p.Strs) != n {
+		return fmt.Errorf("read %s: %d strings, want %d", strconv.Quote(p.Kind), len(p.Strs), n)
 	}
 	return nil
 }
 
 // splitStrings reads what joinStrings wrote.
-func splitStrings(b []byte) []string { return strings.Split(string(b), "\x00") }
+func SplitStrings(b []byte) []string { return strings.Split(string(b), "\x00") }
 
 // joinStrings is the form of an exec's strings in a memfd: as in a packet, without the leading NUL.
-func joinStrings(strs []string) []byte { return []byte(strings.Join(strs, "\x00")) }
+func JoinStrings(strs []string) []byte { return []byte(strings.Join(strs, "\x00")) }
+
+// wholeFor is how long init waits for the end of a process whose start nobody waits for, before it tells that all the same: more
+// than small programs take, and less than whoever reads a large output notices.
+const WholeWait = 3 * time.Millisecond

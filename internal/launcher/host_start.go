@@ -21,6 +21,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/flock"
 	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
@@ -381,37 +382,22 @@ func missing(o Options) []string {
 	return out
 }
 
-// listen binds a SOCK_SEQPACKET socket at path, whose stale predecessor is removed: the caller has found that nobody
-// answers there, and holds the data directory's lock.
+// listen makes the launcher's socket at path and removes its stale predecessor: the caller has found that no launcher answers
+// there, and holds the data directory's lock.
 func listen(path string) (*os.File, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove stale socket: %w", err)
 	}
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("make socket: %w", err)
-	}
-	f := os.NewFile(uintptr(fd), path)
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open socket's directory: %w", err), f.Close())
+		return nil, fmt.Errorf("open socket's directory: %w", err)
 	}
-	defer dir.Close()
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: shortName(dir, filepath.Base(path))}); err != nil {
-		return nil, errors.Join(fmt.Errorf("bind %s: %w", path, err), f.Close())
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(fmt.Errorf("bind %s: %w", path, err), f.Close())
-	}
-	if err := unix.Listen(fd, 128); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen on %s: %w", path, err), f.Close())
+	defer dir.Close() // only read
+	f, err := unixmsg.Listen(dir, filepath.Base(path), 128)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	return f, nil
-}
-
-// shortName names a file of an open directory in a way that fits sockaddr_un's 108 bytes.
-func shortName(dir *os.File, name string) string {
-	return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + name
 }
 
 // nobodyListens tells whether a dial failed because there is no launcher. Anything else (no descriptor left, a full backlog,
@@ -423,16 +409,14 @@ func nobodyListens(err error) bool {
 
 // dial connects to a SOCK_SEQPACKET socket, whatever the length of its path.
 func dial(ctx context.Context, path string) (*net.UnixConn, error) {
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return nil, fmt.Errorf("open socket's directory: %w", err)
-	}
-	defer dir.Close()
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unixpacket", shortName(dir, filepath.Base(path)))
+	var conn net.Conn
+	err := unixmsg.WithShortName(path, func(name string) (err error) {
+		conn, err = new(net.Dialer).DialContext(ctx, "unixpacket", name)
+		return err
+	})
 	if err != nil {
 		if sys, ok := errors.AsType[*os.SyscallError](err); ok {
-			err = sys // the name with the descriptor's number tells nobody anything
+			err = sys // without the short name, which means nothing to a reader
 		}
 		return nil, fmt.Errorf("connect to %s: %w", path, err)
 	}

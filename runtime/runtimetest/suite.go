@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/runtime"
@@ -70,23 +72,16 @@ type suite struct {
 // control makes a listening socket as the supervisor does.
 func (s *suite) control(t *testing.T, id string) *os.File {
 	t.Helper()
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := os.NewFile(uintptr(fd), id)
-	t.Cleanup(func() { _ = f.Close() }) // closed by most tests
 	dir, err := os.Open(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), id)}); err != nil {
+	f, err := unixmsg.Listen(dir, id, 16)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Listen(fd, 16); err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(func() { _ = f.Close() }) // closed by most tests
 	return f
 }
 
@@ -103,7 +98,7 @@ func (s *suite) connect(t *testing.T, id string) error {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	return unix.Connect(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), id)})
+	return unix.Connect(fd, &unix.SockaddrUnix{Name: unixmsg.ShortName(dir, id)})
 }
 
 func (s *suite) create(t *testing.T, id string) *runtime.Started {

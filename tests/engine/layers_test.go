@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/attack"
-	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/runtimetest"
@@ -154,7 +154,7 @@ func TestInitThatCannotConfineStartsNothing(t *testing.T) {
 	control := f.NewSpec(t, "refuse")
 	client := begin(t, f, control)
 	// Init's own program ends at once where it is started by anybody else.
-	x, err := client.Exec(t.Context(), guest.ExecRequest{Argv: []string{"/dev/sandboxd-init"}, NoStdin: true})
+	x, err := client.Exec(t.Context(), host.ExecRequest{Argv: []string{"/dev/sandboxd-init"}, NoStdin: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +194,7 @@ func listen(t *testing.T) (path string, file *os.File) {
 }
 
 // begin starts a sandbox and returns what speaks to its init.
-func begin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) *guest.Client {
+func begin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) *host.Client {
 	t.Helper()
 	client, err := tryBegin(t, f, spec)
 	if err != nil {
@@ -204,7 +204,7 @@ func begin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) *guest.Clien
 }
 
 // tryBegin is begin where the start may fail.
-func tryBegin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) (*guest.Client, error) {
+func tryBegin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) (*host.Client, error) {
 	t.Helper()
 	socket, file := listen(t)
 	st, err := f.Engine.Create(t.Context(), spec, file)
@@ -220,7 +220,7 @@ func tryBegin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) (*guest.C
 			t.Error(err)
 		}
 	})
-	return guest.NewClient(socket), nil
+	return host.NewClient(socket), nil
 }
 
 // attacked says which attacks work in a sandbox without these layers.
@@ -250,7 +250,7 @@ func attacked(t *testing.T, f runtimetest.Fixture, id, program string, attacks, 
 const inside = "/tmp/attacker"
 
 // put puts a program into a sandbox.
-func put(t *testing.T, client *guest.Client, program string) {
+func put(t *testing.T, client *host.Client, program string) {
 	t.Helper()
 	data, err := os.ReadFile(program)
 	if err != nil {
@@ -269,9 +269,9 @@ func put(t *testing.T, client *guest.Client, program string) {
 }
 
 // says runs it, and returns what it prints and how it ends.
-func says(t *testing.T, client *guest.Client, args ...string) (string, guest.ExecExit) {
+func says(t *testing.T, client *host.Client, args ...string) (string, host.ExecExit) {
 	t.Helper()
-	x, err := client.Exec(t.Context(), guest.ExecRequest{Argv: append([]string{inside}, args...), NoStdin: true, Timeout: 2 * time.Minute})
+	x, err := client.Exec(t.Context(), host.ExecRequest{Argv: append([]string{inside}, args...), NoStdin: true, Timeout: 2 * time.Minute})
 	if err != nil {
 		t.Fatalf("%v: %v", args, err)
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/attack"
-	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/runtimetest"
@@ -46,7 +46,7 @@ func TestAttacksWorkWithoutTheMountsAndNamespaces(t *testing.T) {
 		serial++
 		return string([]rune{rune('a' + serial/26), rune('a' + serial%26)})
 	}
-	start := func(t *testing.T, off []string, change func(*runtime.Spec)) *guest.Client {
+	start := func(t *testing.T, off []string, change func(*runtime.Spec)) *host.Client {
 		t.Helper()
 		// Landlock is the profile's, and not left out but made to have no effect.
 		profile := slices.DeleteFunc(slices.Clone(off), func(layer string) bool { return layer != landlock })
@@ -142,9 +142,9 @@ func TestAttacksWorkWithoutTheMountsAndNamespaces(t *testing.T) {
 }
 
 // plant has a sandbox hold what others are to reach.
-func plant(t *testing.T, client *guest.Client, name string) {
+func plant(t *testing.T, client *host.Client, name string) {
 	t.Helper()
-	x, err := client.Exec(t.Context(), guest.ExecRequest{Argv: []string{inside, "plant", name}, NoStdin: true})
+	x, err := client.Exec(t.Context(), host.ExecRequest{Argv: []string{inside, "plant", name}, NoStdin: true})
 	if err != nil {
 		t.Fatal(err)
 	}

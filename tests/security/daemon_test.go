@@ -279,8 +279,8 @@ func statusOf(pid int, field string) string {
 	return strings.TrimSpace(value)
 }
 
-// runnerOf is the process that runs the daemon's errands.
-func runnerOf(t *testing.T, daemon int) (pid int) {
+// brokerOf returns the pid of the daemon's broker.
+func brokerOf(t *testing.T, daemon int) (pid int) {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -288,7 +288,7 @@ func runnerOf(t *testing.T, daemon int) (pid int) {
 	}
 	for _, file := range files {
 		line, err := os.ReadFile(file)
-		if err != nil || !strings.HasSuffix(string(line), "\x00run-errands\x00") {
+		if err != nil || !strings.HasSuffix(string(line), "\x00broker\x00") {
 			continue // it has ended, or is another
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
@@ -296,19 +296,18 @@ func runnerOf(t *testing.T, daemon int) (pid int) {
 			return pid
 		}
 	}
-	t.Fatal("nobody runs the daemon's errands")
+	t.Fatal("the daemon has no broker")
 	return 0
 }
 
-// The runner of errands ends with a daemon that is killed, and one that is killed takes nothing
-// along but its errands.
-func TestRunnerOfErrands(t *testing.T) {
+// A broker ends with a daemon that is killed. A broker that is killed takes only its requests along.
+func TestBroker(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
-	runner := runnerOf(t, d.PID())
+	broker := brokerOf(t, d.PID())
 	gone := func() error {
-		if state := statusOf(runner, "State"); state != "" && !strings.HasPrefix(state, "Z") {
-			return fmt.Errorf("the runner is there: %s", state)
+		if state := statusOf(broker, "State"); state != "" && !strings.HasPrefix(state, "Z") {
+			return fmt.Errorf("the broker is there: %s", state)
 		}
 		return nil
 	}
@@ -316,11 +315,11 @@ func TestRunnerOfErrands(t *testing.T) {
 	harness.Eventually(t, gone)
 	d.Launch(t)
 	if d.System(t).ErrandsGone {
-		t.Error("control: nobody runs errands")
+		t.Error("control: the broker is gone")
 	}
 	d.Create(t, api.CreateSandbox{}).Delete(t) // the image of the host is made
-	runner = runnerOf(t, d.PID())
-	process, err := os.FindProcess(runner)
+	broker = brokerOf(t, d.PID())
+	process, err := os.FindProcess(broker)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,7 +330,7 @@ func TestRunnerOfErrands(t *testing.T) {
 	other := d.Create(t, api.CreateSandbox{})
 	for _, s := range []*harness.Sandbox{s, other} {
 		if r := s.Exec(t, api.ExecRequest{Argv: []string{"true"}}); r.Exit.Code != 0 {
-			t.Errorf("without a runner: %+v", r)
+			t.Errorf("without a broker: %+v", r)
 		}
 		s.Delete(t)
 	}
@@ -343,7 +342,7 @@ func TestRunnerOfErrands(t *testing.T) {
 		if err != nil || !slices.ContainsFunc(checks, func(c api.Check) bool {
 			return !c.OK && strings.Contains(c.Found, "is gone") && strings.Contains(c.Remedy, "--keep-sandboxes")
 		}) {
-			return fmt.Errorf("doctor does not say that nobody runs errands: %+v, %w", checks, err)
+			return fmt.Errorf("doctor does not report the lost broker: %+v, %w", checks, err)
 		}
 		return nil
 	})
@@ -362,7 +361,7 @@ func TestRunnerOfErrands(t *testing.T) {
 	d.Launch(t)
 }
 
-// Descriptors that the daemon's caller left open reach neither the broker nor the launcher.
+// Files that the daemon's caller forgot to close reach neither the broker nor the launcher.
 func TestOpenFilesAreTheDaemonsAlone(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -395,8 +394,8 @@ func TestOpenFilesAreTheDaemonsAlone(t *testing.T) {
 	if !has(d.PID()) {
 		t.Error("control: the daemon does not have it")
 	}
-	if has(runnerOf(t, d.PID())) {
-		t.Error("the runner of errands has it")
+	if has(brokerOf(t, d.PID())) {
+		t.Error("the broker has it")
 	}
 	if os.Getuid() == 0 { // no other process may look
 		if has(d.System(t).Launcher) {
