@@ -209,7 +209,7 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 // A path with dots that stays absolute is a name inside the sandbox, where there is nothing to
 // climb out to.
 func TestDotsInAPathStayInTheSandbox(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	name := fmt.Sprintf("planted-%d", os.Getpid())
 	if err := s.Put(t.Context(), "/tmp/../../../../../tmp/"+name, []byte("x")); err != nil {

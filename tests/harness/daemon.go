@@ -102,6 +102,7 @@ type Daemon struct {
 	exited  chan struct{} // closed when cmd has ended
 	log     *logBuffer
 	marks   *Footprint // everything that was ever seen to be ours
+	shared  bool       // by several tests, see [Shared]
 }
 
 // Start starts a daemon and waits until it answers.

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,6 +26,8 @@ import (
 // the host. It is gathered while they run, by descent from the daemon and the launcher, so that
 // other daemons on the same machine do not disturb it.
 type Footprint struct {
+	mu sync.Mutex // guards the maps
+
 	processes  map[int]string       // pid -> start time and command, so that a reused pid is not taken for ours
 	namespaces map[string]namespace // "net:[4026532008]" -> the process that was seen in it
 	cgroups    map[string]struct{}  // directories
@@ -147,6 +150,8 @@ func descendants(table []process, root int) []int {
 }
 
 func (f *Footprint) mark(roots []int) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	table, err := processTable()
 	if err != nil {
 		return err
@@ -229,6 +234,8 @@ func cgroupOf(pid int) string {
 
 // left says what of the footprint still exists.
 func (f *Footprint) left(dirs ...string) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	var left []string
 	for pid, mark := range f.processes {
 		if p, err := readProcess(pid); err == nil && p.mark == mark {

@@ -467,6 +467,9 @@ func (l *lane) credential() *syscall.Credential {
 // runPackage runs one test binary and returns the results of its tests.
 func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree string, env []string) testresult.Package {
 	args := testresult.Flags(o.timeout(), o.run)
+	if p.chain != "" {
+		args = append(args, "-test.parallel="+strconv.Itoa(2*o.parallel)) // they mostly wait for daemons
+	}
 	name := p.Binary
 	if l.sudo {
 		// env(1) because sudo replaces the environment.
