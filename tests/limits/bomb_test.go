@@ -145,7 +145,9 @@ func TestBombsAreHeldByTheCgroup(t *testing.T) {
 				t.Errorf("the daemon: %v", err)
 			}
 			s.Delete(t)
-			<-ended // by the deletion, or by the kernel for its memory
+			if err := <-ended; err == nil {
+				t.Log("the kernel ended all of it for its memory")
+			}
 		})
 	}
 }
