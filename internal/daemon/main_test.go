@@ -172,7 +172,7 @@ func (f *fakeImages) PruneSnapshots(_ context.Context, before time.Time, labels 
 	return api.SnapshotsRemoved{Removed: []string{before.UTC().Format(time.RFC3339), labels["k"]}}, nil
 }
 
-func (f *fakeImages) Settle(context.Context) error { return nil }
+func (f *fakeImages) CollectSnapshotLayers(context.Context) error { return nil }
 
 func (f *fakeImages) Acquire(_ context.Context, ref string) (*image.Image, func(), error) {
 	img, err := f.get(ref)

@@ -3,7 +3,6 @@ package security
 import (
 	"encoding/json"
 	"flag"
-	"os"
 	"regexp"
 	"strings"
 	"sync"

@@ -1,9 +1,9 @@
-// Package image measures the time until an image of a registry can be run, and its cost, against
-// Debian's tools for the same: skopeo with umoci, and podman. `make bench-image` runs it and makes
-// the page of its figures.
+// Package image measures the time and cost until an image of a registry can be run, against
+// Debian's tools for it: skopeo with umoci, and podman. `make bench-image` runs it and writes the
+// page of its figures.
 //
-// The sides take turns, and which comes first changes from round to round: a loaded machine slows
-// all of them.
+// The sides take turns, and the first one changes from round to round: a loaded machine slows all
+// of them.
 package image
 
 import (
@@ -231,8 +231,8 @@ type watch struct {
 func watchDaemon(daemon, launcher int) (*watch, error) {
 	w := &watch{daemon: daemon, launcher: launcher, stop: make(chan struct{}), peak: make(chan int64)}
 	for _, pid := range []int{daemon, launcher} {
-		// 5 resets the peak to the current resident set. The launcher belongs to its own user namespace,
-		// and its earlier peak stays counted.
+		// 5 resets the peak to the resident size. The launcher belongs to its own user namespace, and its
+		// past usage stays counted.
 		err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
 		if err != nil && pid == daemon {
 			return nil, err
@@ -328,7 +328,7 @@ func measure(b *testing.B, what string, all []side, ref string) {
 			if s.once && round > 0 {
 				continue
 			}
-			// Unwritten data of earlier programs is not this one's to wait for.
+			// Data that other programs have left to be written is not this one's to wait for.
 			unix.Sync()
 			began := time.Now()
 			used, err := s.pull(ref)
@@ -346,8 +346,8 @@ func measure(b *testing.B, what string, all []side, ref string) {
 	}
 }
 
-// BenchmarkPull is an image that is pulled into an empty store until it can be run, and then one
-// nine tenths of whose layers another image has brought already.
+// BenchmarkPull pulls an image into an empty store until it can be run, and then one that shares
+// nine tenths of its layers.
 func BenchmarkPull(b *testing.B) {
 	refs := served(b)
 	all := sides(b)
@@ -375,9 +375,9 @@ func BenchmarkPull(b *testing.B) {
 	})
 }
 
-// BenchmarkRun is the first program in a sandbox of an image that is there, of a large one and of
-// a tiny one: nothing of it may grow with the image. A sandbox is new in every round, so each of
-// them is a first one.
+// BenchmarkRun is the first program in a sandbox of an image that is there, of a large one and of a
+// tiny one: nothing of it may grow with the image. A sandbox is new in every round, so each of them
+// is a first one.
 func BenchmarkRun(b *testing.B) {
 	refs := served(b)
 	testenv.RequireUserNS(b)
