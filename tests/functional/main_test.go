@@ -8,7 +8,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// common is the daemon of all tests that test no life cycle of one and look at their own sandboxes only.
+// common is the daemon of all tests that test no life cycle of one and look at their own sandboxes
+// only.
 var common harness.Shared
 
 func TestMain(m *testing.M) { os.Exit(common.Stop(m.Run())) }

@@ -159,8 +159,8 @@ func Start(t testing.TB, options Options) *Daemon {
 	return d
 }
 
-// checked validates every response that passes next against the OpenAPI document. A benchmark does without: it would be
-// measured.
+// checked validates every response that passes next against the OpenAPI document. A benchmark does
+// without: it would be measured.
 func (d *Daemon) checked(t testing.TB, next http.RoundTripper) http.RoundTripper {
 	t.Helper()
 	if _, ok := t.(*testing.B); ok {
@@ -250,8 +250,9 @@ func RemoveAll(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// launcherLate is the end of a daemon whose launcher took longer to start than the daemon waits. The
-// daemon has undone its start then, and its service manager starts it again, as [Daemon.Launch] does.
+// launcherLate is the end of a daemon whose launcher took longer to start than the daemon waits.
+// The daemon has undone its start then, and its service manager starts it again, as
+// [Daemon.Launch] does.
 const launcherLate = "start launcher: it is not ready: context deadline exceeded"
 
 // Launch starts the daemon again on the same directories, after [Daemon.Kill9].

@@ -8,9 +8,10 @@ import (
 	"testing"
 )
 
-// A Shared is one daemon for all tests of a package that test no life cycle of it. Starting a daemon
-// and its first sandbox costs more than most such tests do with it. Its tests may run in parallel: they
-// have sandboxes of their own, and look at no other ones. The package's TestMain calls [Shared.Stop].
+// A Shared is one daemon for all tests of a package that test no life cycle of it. Starting a
+// daemon and its first sandbox costs more than most such tests do with it. Its tests may run in
+// parallel: they have sandboxes of their own, and look at no other ones. The package's TestMain
+// calls [Shared.Stop].
 type Shared struct {
 	mu     sync.Mutex
 	daemon *Daemon  // nil: the next test starts it
@@ -38,8 +39,8 @@ func (s *Shared) Daemon(t testing.TB) *Daemon {
 	return d
 }
 
-// Stop shuts the daemon down, which must leave nothing behind, and returns the exit status of the test
-// binary: code, or 1 if something was left.
+// Stop shuts the daemon down, which must leave nothing behind, and returns the exit status of the
+// test binary: code, or 1 if something was left.
 func (s *Shared) Stop(code int) int {
 	if s.daemon == nil {
 		return code
@@ -63,7 +64,8 @@ func (d *Daemon) deleteAtEnd(t testing.TB, s *Sandbox) {
 	}
 }
 
-// sharing is the test that has started a shared daemon, and goes on for it when that test has ended.
+// sharing is the test that has started a shared daemon, and goes on for it when that test has
+// ended.
 type sharing struct {
 	testing.TB
 

@@ -345,7 +345,8 @@ func each(s slots, packages []*testPackage, f func(*testPackage)) {
 	wg.Wait()
 }
 
-// longest are the packages outside chains that take longest. They begin, so that what runs alone at the end is short.
+// longest are the packages outside chains that take longest. They begin, so that what runs alone
+// at the end is short.
 var longest = []string{"image/layer", "agent", "internal/cli", "image", "internal/guest/host", "internal/daemon", "image/build", "runtime/libct", "agent/llm"}
 
 // byLength orders packages.
