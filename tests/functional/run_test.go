@@ -71,7 +71,7 @@ func TestRunFromARegistryPrintsAndPassesTheExitCodeThrough(t *testing.T) {
 func TestUnverifiedCertificateIsRefused(t *testing.T) {
 	registry := harness.DebianRegistry(t, true)
 	reference := registry.Push(t, "test/busybox:1", busybox(t))
-	d := start(t)
+	d := shared(t)
 	_, err := d.Pull(t.Context(), reference, false)
 	wantProblem(t, err, api.CodeRegistry, "certificate")
 	if _, err := d.Pull(t.Context(), reference, true); err != nil {
@@ -116,7 +116,7 @@ func TestWhiteoutsHideLowerLayers(t *testing.T) {
 			harness.File{Name: "opaque/", Type: tar.TypeDir}, harness.File{Name: "opaque/upper", Body: "5"}, harness.File{Name: "opaque/.wh..wh..opq"},
 			harness.File{Name: "replaced", Body: "a file now"})))
 	reference := registry.Push(t, "test/whiteout:1", image)
-	d := start(t)
+	d := shared(t)
 	d.MustPull(t, reference)
 	s := d.Create(t, api.CreateSandbox{Image: reference})
 	got := s.Sh(t, "ls -A /data /opaque; cat /replaced")
@@ -195,7 +195,7 @@ func TestHostFilesAreNotThere(t *testing.T) {
 	if err := os.WriteFile(planted, []byte("of the host"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	for _, path := range []string{planted, "/etc/shadow", "/etc/subuid", d.DataDir, d.Socket, "/var/lib/dpkg", "/run/user", "/boot/*", "/root/.bashrc"} {
 		if got := s.Sh(t, fmt.Sprintf("ls -d %s 2>/dev/null || true", path)); got != "" {

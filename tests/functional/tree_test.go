@@ -235,7 +235,7 @@ func TestTreesAreListedMadeMovedAndRemoved(t *testing.T) {
 
 func TestOwnersOfFilesAreTheSandboxsOwn(t *testing.T) {
 	testenv.RequireSubIDs(t)
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	c := clientOf(t, d)
 	if err := errors.Join(

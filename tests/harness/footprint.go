@@ -36,7 +36,7 @@ type Footprint struct {
 
 // A namespace is one that a process of ours was in.
 type namespace struct {
-	who string
+	owner string // the process that was seen in it
 	// others are processes in it that are not known to be ours: pid -> mark. The kernel gives both
 	// pids and namespace numbers again, and other daemons' sandboxes come to have them.
 	others map[int]string
@@ -252,7 +252,7 @@ func (f *Footprint) left(dirs ...string) []string {
 			for _, link := range namespacesOf(p.pid) {
 				ns, ok := f.namespaces[link]
 				if ok && (isOurs(p.pid) || isOurs(p.ppid) || ns.others[p.pid] == p.mark) {
-					left = append(left, fmt.Sprintf("namespace %s of %s, held by process %d (%s)", link, ns.who, p.pid, p.mark))
+					left = append(left, fmt.Sprintf("namespace %s of %s, held by process %d (%s)", link, ns.owner, p.pid, p.mark))
 				}
 			}
 		}
@@ -426,7 +426,7 @@ func (d *Daemon) NothingLeaked(t testing.TB, before Snapshot, allowed ...string)
 	})
 }
 
-// Threads is how many there are on the whole machine, those of the kernel too.
+// Threads is the number of threads on the whole machine, those of the kernel too.
 func Threads(t testing.TB) (n int) {
 	t.Helper()
 	data, err := os.ReadFile("/proc/loadavg")
