@@ -202,7 +202,7 @@ func Fork(ctx context.Context, dir string, at int, opts Options) (*Result, error
 	if err != nil {
 		return nil, err
 	}
-	if r.dir, err = makeRunDir(r.OutputDir, r.began); err != nil {
+	if r.dir, err = MakeDir(r.OutputDir, runDirName(r.began)); err != nil {
 		return nil, err
 	}
 	first := *shared[0].Run

@@ -148,7 +148,7 @@ func Run(ctx context.Context, opts Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.dir, err = makeRunDir(r.OutputDir, r.began); err != nil {
+	if r.dir, err = MakeDir(r.OutputDir, runDirName(r.began)); err != nil {
 		return nil, err
 	}
 	first.ID = filepath.Base(r.dir)
@@ -274,18 +274,19 @@ func setDefault[T comparable](v *T, def T) {
 	}
 }
 
-// makeRunDir makes parent/YYYYmmdd_HHMMSS, with a suffix _2, _3, ... if the name is taken.
-func makeRunDir(parent string, now time.Time) (string, error) {
+// runDirName returns the name of a run that begins now: YYYYmmdd_HHMMSS.
+func runDirName(now time.Time) string { return now.Format("20060102_150405") }
+
+// MakeDir makes the directory parent/name durably, with a suffix _2, _3, ... if the name is taken.
+func MakeDir(parent, name string) (string, error) {
 	if err := os.MkdirAll(parent, 0o755); err != nil { //nolint:gosec // results are readable by others, as the umask allows
 		return "", fmt.Errorf("make the output directory: %w", err)
 	}
-	stamp := now.Format("20060102_150405")
 	for n := 1; ; n++ {
-		name := stamp
-		if n > 1 {
-			name += "_" + strconv.Itoa(n)
-		}
 		dir := filepath.Join(parent, name)
+		if n > 1 {
+			dir += "_" + strconv.Itoa(n)
+		}
 		err := os.Mkdir(dir, 0o755) //nolint:gosec // results are readable by others, as the umask allows
 		if err == nil {
 			return dir, syncDir(parent)

@@ -470,7 +470,7 @@ func TestOurFailures(t *testing.T) {
 func TestRunDirectoriesAreDistinct(t *testing.T) {
 	parent := filepath.Join(t.TempDir(), "a", "b")
 	for _, want := range []string{"20260116_143000", "20260116_143000_2", "20260116_143000_3"} {
-		got, err := makeRunDir(parent, testTime)
+		got, err := MakeDir(parent, runDirName(testTime))
 		if err != nil || got != filepath.Join(parent, want) {
 			t.Errorf("%q, %v, want %q", got, err, want)
 		}
