@@ -18,24 +18,24 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// fakeSandbox is no sandbox: it runs programs on the host, in a temporary directory. It is for testing what the loop does
-// with answers, not what a sandbox holds. The same runs against real ones stand in tests/functional.
+// fakeSandbox runs programs on the host, in a temporary directory. It tests how the loop handles
+// answers, not the restrictions of a sandbox; tests/functional repeats the runs in real ones.
 type fakeSandbox struct {
-	dir string // prompt configs of tests name directories below it
+	dir string // the prompt configs of tests name directories below it
 
 	mu       sync.Mutex
 	req      api.CreateSandbox
 	execs    []api.ExecRequest
 	deleted  int
 	stopped  int
-	gone     bool                            // answers as a daemon whose sandbox has ended
-	missing  map[string]bool                 // programs that the "image" does not have
+	gone     bool                            // answers like a daemon whose sandbox has ended
+	missing  map[string]bool                 // programs that the "image" lacks
 	onExec   func(api.ExecRequest)           // called before each exec
-	expire   <-chan struct{}                 // closed: an exec's time is over; nil: when it is
-	archive  func() (io.ReadCloser, error)   // in place of the output directory
-	onDelete func(ctx context.Context) error // called at delete
+	expire   <-chan struct{}                 // closed when an exec's timeout ends; nil means by the clock
+	archive  func() (io.ReadCloser, error)   // replaces the output directory
+	onDelete func(ctx context.Context) error // called by Delete
 
-	cpu       func() time.Duration // nil: not counted
+	cpu       func() time.Duration // nil means not counted
 	snapshots [][]byte             // of dir, as tar
 	comments  []string             // of the snapshots
 }
@@ -188,7 +188,7 @@ func (s *fakeSandbox) Delete(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// newToolbox gives tools in a fake sandbox whose working directory is empty.
+// newToolbox returns tools in a fake sandbox with an empty working directory.
 func newToolbox(t *testing.T) (*toolbox, *fakeSandbox, string) {
 	t.Helper()
 	dir := t.TempDir()

@@ -13,7 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// upTo is a record up to and with its n-th line that has the text.
+// upTo returns a record up to and including its n-th line with the text.
 func upTo(t *testing.T, lines [][]byte, text string, n int) [][]byte {
 	t.Helper()
 	for i := range lines {
@@ -27,7 +27,7 @@ func upTo(t *testing.T, lines [][]byte, text string, n int) [][]byte {
 	return nil
 }
 
-// A question that was put on record and not answered is not asked when what is given now does not allow it.
+// A recorded request without an answer is not repeated if the new budget does not allow it.
 func TestResumeHoldsTheBudgetForAnOpenQuestion(t *testing.T) {
 	opts, sandbox, _ := newRun(t, llmtest.Turn{PromptTokens: 500, Calls: []llmtest.Call{llmtest.Bash("true")}}, turn(llmtest.Submit()))
 	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
@@ -58,7 +58,7 @@ func TestResumeHoldsTheBudgetForAnOpenQuestion(t *testing.T) {
 	})
 }
 
-// What another policy had allowed and what has not begun is decided about anew.
+// Calls that had not begun are decided on again under a new policy.
 func TestResumeWithAnotherPolicy(t *testing.T) {
 	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("echo x > w")), turn(llmtest.Submit()))
 	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
@@ -80,7 +80,7 @@ func TestResumeWithAnotherPolicy(t *testing.T) {
 	}
 }
 
-// Time and processor time of a turn that a crash has cut off are spent all the same.
+// Time and processor time of a turn that a crash interrupted count as spent.
 func TestResumeCountsAnInterruptedTurn(t *testing.T) {
 	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("echo x > w")), turn(llmtest.Submit()))
 	used := func() time.Duration { return time.Second }
@@ -113,7 +113,7 @@ func readEventsOf(lines [][]byte) ([]Event, error) {
 	return events, err
 }
 
-// A turn that was begun, undone by a snapshot and done again is one turn of a branch.
+// A turn that was begun, undone by a snapshot and repeated is one turn of a fork.
 func TestForkOfARunThatWentOnInASnapshot(t *testing.T) {
 	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("echo one > w")), turn(llmtest.Bash("echo two >> w")), turn(llmtest.Submit()))
 	opts.SnapshotTurns = true
@@ -134,7 +134,8 @@ func TestForkOfARunThatWentOnInASnapshot(t *testing.T) {
 	}
 }
 
-// An interrupted run can leave its sandbox, and goes on in it: with the files as they are, and no turn twice.
+// An interrupted run can keep its sandbox and continue in it: with its files, and with no turn
+// repeated.
 func TestInterruptedRunGoesOnInItsSandbox(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	opts, sandbox, srv := newRun(t,
@@ -154,7 +155,7 @@ func TestInterruptedRunGoesOnInItsSandbox(t *testing.T) {
 	}
 }
 
-// The input that a record names is copied again only where that is allowed now.
+// The input that a record names is copied again only if that is allowed now.
 func TestResumeAsksForTheInput(t *testing.T) {
 	opts, sandbox, _ := newRun(t, turn(llmtest.Submit()))
 	opts.InputDir = t.TempDir()
@@ -172,7 +173,7 @@ func TestResumeAsksForTheInput(t *testing.T) {
 	}
 }
 
-// A sandbox in which nothing was done yet is not kept.
+// A sandbox in which no call has run is not kept.
 func TestInterruptWhileItIsSetUpKeepsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	opts, sandbox, _ := newRun(t)

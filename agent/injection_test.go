@@ -22,15 +22,14 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// plantedKey is the model's key in these runs. No record, output or printed line may have it.
+// plantedKey is the model's key in these runs. No record, output or printed line may hold it.
 const plantedKey = "sk-planted-0123456789/+\"<&>"
 
-// inertSandbox runs nothing: what is hostile about these commands must not be found out by running them here. It says what a
-// hostile program would.
+// inertSandbox runs no commands, since these are hostile. It answers like a hostile program.
 type inertSandbox struct {
 	fakeSandbox
 	stdout string
-	ran    []string // every command line
+	ran    []string // all command lines
 }
 
 func (s *inertSandbox) Exec(_ context.Context, req api.ExecRequest, stdout, _ io.Writer) (Outcome, error) {
@@ -60,7 +59,7 @@ func (s *inertSandbox) ReadFile(context.Context, string) (io.ReadCloser, error) 
 }
 
 func (s *inertSandbox) List(_ context.Context, path string, on func(api.FileEntry) error) (bool, error) {
-	// What it lists has nothing to do with what it then hands out.
+	// The list of the output is independent of the archive.
 	return false, on(api.FileEntry{Path: path + "/\x1b[2Jx\n\u202ename", Type: "file\x1b[1m", Size: -5})
 }
 
@@ -71,19 +70,19 @@ func (f askerFunc) Ask(_ context.Context, q policy.Question) (policy.Answer, err
 	return f(q)
 }
 
-// A hostile is something that the world does to a run.
+// hostile is one attack on a run.
 type hostile struct {
 	name   string
 	turns  []llmtest.Turn // a submit follows
 	stdout string         // of every command and file
-	output []entry        // what the sandbox hands out as its output
+	output []entry        // entries of the archive that the sandbox returns as its output
 	query  string
 	asker  policy.Asker
 	change func(*Options)
-	ran    []string // what alone may have been run
+	ran    []string // only commands that may have run
 }
 
-// manyCalls is a turn of n calls.
+// manyCalls returns a turn of n calls.
 func manyCalls(n int) llmtest.Turn {
 	var t llmtest.Turn
 	for range n {
@@ -175,10 +174,10 @@ func hostiles() []hostile {
 		hostile{name: "asked: the answer has escapes", turns: []llmtest.Turn{turn(llmtest.Bash("ask me"))}, asker: askerFunc(func(policy.Question) (policy.Answer, error) {
 			return policy.Answer{Reason: "\x1b[2Jno" + strings.Repeat("x", 1<<20)}, nil
 		})},
-		hostile{name: "asked: nobody answers", turns: []llmtest.Turn{turn(llmtest.Bash("ask me"))}, asker: askerFunc(func(policy.Question) (policy.Answer, error) {
+		hostile{name: "asked: no answer", turns: []llmtest.Turn{turn(llmtest.Bash("ask me"))}, asker: askerFunc(func(policy.Question) (policy.Answer, error) {
 			return policy.Answer{Allow: true}, errors.New("broken")
 		})},
-		hostile{name: "asked: there is nobody", turns: []llmtest.Turn{turn(llmtest.Bash("ask me"))}},
+		hostile{name: "asked: no asker", turns: []llmtest.Turn{turn(llmtest.Bash("ask me"))}},
 	)
 	return all
 }
@@ -188,8 +187,9 @@ presets: [strict]
 rules: [{name: asks, when: 'command.startsWith("ask ")', action: ask}]
 `
 
-// Whatever tools, files, documents, models and those who are asked say: nothing runs that the policy does not allow, nothing is
-// written outside the run's directory, the budget holds, the key is nowhere, and the terminal shows what it would obey.
+// For any output of tools, files, models and askers: only commands that the policy allows run, only
+// the run's directory is written, the budget holds, the key appears nowhere, and the terminal is
+// safe.
 func TestNothingHostileGetsOutOfARun(t *testing.T) {
 	all := hostiles()
 	if len(all) < 40 {
@@ -235,7 +235,7 @@ func TestNothingHostileGetsOutOfARun(t *testing.T) {
 			if res.Steps > 20 || len(sandbox.ran) > 20+maxCallsPerTurn {
 				t.Errorf("%d turns, %d commands", res.Steps, len(sandbox.ran))
 			}
-			// Beside the run's directory there is what there was.
+			// Files beside the run's directory are unchanged.
 			others := tree(t, base)
 			maps.DeleteFunc(others, func(name, _ string) bool { return strings.HasPrefix(name, "output") })
 			if diff := cmp.Diff(map[string]string{"secret": "of the host"}, others); diff != "" {
@@ -281,7 +281,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// noSecret looks for the key in what was shown and in every file of a run, as it is and as JSON has it.
+// noSecret searches the output and every file of a run for the key, plain and in JSON form.
 func noSecret(t *testing.T, dir, shown string) {
 	t.Helper()
 	forms := []string{plantedKey}
