@@ -193,8 +193,8 @@ func newAgentRun(d deps) *cobra.Command {
 execute_bash, str_replace_editor and submit, until it submits. The sandbox is
 deleted at the end, whatever the reason, but for Ctrl-C and SIGTERM: these leave it
 stopped, and "sandboxd agent resume" goes on in it. What the model left in its
-output directory is copied to OUTPUT_DIR/YYYYmmdd_HHMMSS/files, and every turn is
-recorded beside it in trajectory.json as it happens.
+output directory is copied to OUTPUT_DIR/YYYYmmdd_HHMMSS/files. Beside it, record.jsonl
+holds every turn as it happens, and trajectory.json the whole run at its end.
 
 Any server with OpenAI's chat completions and tool calls will do. A name that
 begins with anthropic/ is called by Anthropic's Messages, one that begins with
