@@ -110,7 +110,7 @@ func converse(t *testing.T, c *llmtest.Conversation, format llm.Format, stream b
 			SystemPrompt: "work in {working_dir}", InstancePrompt: "{problem_statement}",
 			WorkingDir: filepath.Join(dir, "w"), InputDir: filepath.Join(dir, "w/in"), OutputDir: filepath.Join(dir, "w/out"),
 		},
-		Create:    func(context.Context, api.CreateSandbox) (Sandbox, error) { return sandbox, nil },
+		Create:    func(context.Context, api.CreateSandbox) (*Sandbox, error) { return sandbox.open(t), nil },
 		OutputDir: filepath.Join(dir, "output"), SaveRequests: !stream,
 		Budget: Budget{Turns: c.MaxSteps, Conversation: c.TokenLimit}, MaxTokensPerCall: c.CallTokens, Temperature: c.Temperature, ExtraBody: c.ExtraBody,
 	}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path"
@@ -40,12 +39,12 @@ func mustParse(t *testing.T, text string) *policy.Policy {
 
 // withOpen changes the options of a run to those of a later process, for which the sandbox exists
 // until it is deleted.
-func withOpen(opts Options, sandbox *fakeSandbox) Options {
-	opts.Open = func(_ context.Context, ref string, _ time.Duration) (Sandbox, error) {
+func withOpen(t *testing.T, opts Options, sandbox *fakeSandbox) Options {
+	opts.Open = func(_ context.Context, ref string, _ time.Duration) (*Sandbox, error) {
 		if sandbox.deleted > 0 {
 			return nil, problem(api.CodeNotFound, "there is no sandbox "+ref)
 		}
-		return sandbox, nil
+		return sandbox.open(t), nil
 	}
 	return opts
 }
@@ -132,7 +131,7 @@ func TestResumeFromEveryLineOfTheRecord(t *testing.T) {
 					command = args.Command
 				}
 			}
-			if _, err := newTools(sandbox, work, time.Minute).bash(t.Context(), command); err != nil {
+			if _, err := newTools(sandbox.open(t), work, time.Minute).bash(t.Context(), command); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -142,7 +141,7 @@ func TestResumeFromEveryLineOfTheRecord(t *testing.T) {
 			moved[i] = append(moved[i], '\n')
 		}
 		dir := crashed(t, moved, n, n%2 == 0)
-		res, err := Resume(t.Context(), dir, withOpen(opts, sandbox))
+		res, err := Resume(t.Context(), dir, withOpen(t, opts, sandbox))
 		if err != nil || res.ExitReason != ExitSubmitted || sandbox.deleted == 0 {
 			t.Fatalf("after line %d: %+v, %v, deleted %d times", n, res, err, sandbox.deleted)
 		}
@@ -213,7 +212,7 @@ func TestTrajectoryIsDerivedFromTheRecord(t *testing.T) {
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a reader has written the trajectory: %v", err)
 	}
-	if _, err := Resume(t.Context(), res.Dir, withOpen(opts, sandbox)); !errors.Is(err, ErrEnded) {
+	if _, err := Resume(t.Context(), res.Dir, withOpen(t, opts, sandbox)); !errors.Is(err, ErrEnded) {
 		t.Errorf("resumed: %v", err)
 	}
 	again, err := os.ReadFile(path)
@@ -248,7 +247,7 @@ func TestResumeFromASnapshot(t *testing.T) {
 	}
 	again, _, srv := newRun(t, llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("cat w")}, Check: during}, turn(llmtest.Submit()))
 	second := &fakeSandbox{dir: sandbox.dir}
-	again.Create = func(_ context.Context, req api.CreateSandbox) (Sandbox, error) {
+	again.Create = func(_ context.Context, req api.CreateSandbox) (*Sandbox, error) {
 		created = req
 		root, err := os.OpenRoot(sandbox.dir)
 		if err != nil {
@@ -259,10 +258,10 @@ func TestResumeFromASnapshot(t *testing.T) {
 			return nil, err
 		}
 		_, err = extract(root, bytes.NewReader(sandbox.snapshots[0]), CollectLimits{})
-		return second, err
+		return second.open(t), err
 	}
 	again.Message, again.Budget.Turns = "go on, please", 9
-	resumed, err := Resume(t.Context(), res.Dir, withOpen(again, sandbox))
+	resumed, err := Resume(t.Context(), res.Dir, withOpen(t, again, sandbox))
 	if err != nil || resumed.ExitReason != ExitSubmitted || second.deleted != 1 {
 		t.Fatalf("%+v, %v", resumed, err)
 	}
@@ -285,7 +284,7 @@ func TestResumeFromASnapshot(t *testing.T) {
 	opts, sandbox, _ = newRun(t, turn(llmtest.Bash("echo kept > w")), llmtest.Turn{Hang: true, Check: func(llmtest.Request) error { cancel(errors.New("interrupt")); return nil }})
 	res, _ = mustRun(t, ctx, opts, sandbox, ExitInterrupted)
 	before := recordOf(t, res.Dir)
-	if _, err := Resume(t.Context(), res.Dir, withOpen(opts, sandbox)); !errors.Is(err, ErrEnded) || !strings.Contains(err.Error(), "no snapshot") {
+	if _, err := Resume(t.Context(), res.Dir, withOpen(t, opts, sandbox)); !errors.Is(err, ErrEnded) || !strings.Contains(err.Error(), "no snapshot") {
 		t.Errorf("%v", err)
 	}
 	if diff := cmp.Diff(before, recordOf(t, res.Dir)); diff != "" {
@@ -471,33 +470,13 @@ func (zeros) Read(p []byte) (int, error) {
 func keeper(t *testing.T) (c *client.Client, asked *[]string) {
 	t.Helper()
 	asked = new([]string)
-	dir, err := os.MkdirTemp("", "ag") //nolint:usetesting // a socket's path has 108 bytes, and a test's name is long
-	if err != nil {
-		t.Fatal(err)
-	}
-	socket := filepath.Join(dir, "s")
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	c = serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodDelete {
 			*asked = append(*asked, path.Base(r.URL.Path)) // requests are sequential
 		}
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, `{"snapshots":[{"id":"sn1","sandbox":"sb1","labels":{"sandboxd.agent":"turn"}}]}`)
-	})}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(listener) }()
-	c = client.New(socket)
-	t.Cleanup(func() {
-		c.Close()
-		_ = srv.Close()
-		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
-			t.Error(err)
-		}
-		_ = os.RemoveAll(dir)
-	})
+	}))
 	return c, asked
 }
 
@@ -554,7 +533,7 @@ func TestRemoveOfARunThatBegins(t *testing.T) {
 func TestResumeOfWhatCannotBe(t *testing.T) {
 	opts, sandbox, _ := newRun(t, turn(llmtest.Submit()))
 	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
-	if _, err := Resume(t.Context(), res.Dir, withOpen(opts, sandbox)); !errors.Is(err, ErrEnded) {
+	if _, err := Resume(t.Context(), res.Dir, withOpen(t, opts, sandbox)); !errors.Is(err, ErrEnded) {
 		t.Errorf("submitted: %v", err)
 	}
 	// A sandbox that is or may be left is deleted, or reported.
@@ -568,7 +547,7 @@ func TestResumeOfWhatCannotBe(t *testing.T) {
 	} {
 		left := &fakeSandbox{onDelete: func(context.Context) error { return tc.del }}
 		again := opts
-		again.Open = func(context.Context, string, time.Duration) (Sandbox, error) { return left, tc.open }
+		again.Open = func(context.Context, string, time.Duration) (*Sandbox, error) { return left.open(t), tc.open }
 		_, err := Resume(t.Context(), res.Dir, again)
 		if !errors.Is(err, ErrEnded) || strings.Contains(err.Error(), "may be left") != (tc.want != "") ||
 			!strings.Contains(err.Error(), tc.want) {
@@ -604,7 +583,7 @@ func TestResumeOfWhatCannotBe(t *testing.T) {
 				copied[i] = bytes.Clone(lines[i])
 			}
 			changed := change(copied)
-			if _, err := Resume(t.Context(), crashed(t, changed, len(changed), false), withOpen(opts, sandbox)); err == nil || errors.Is(err, ErrEnded) {
+			if _, err := Resume(t.Context(), crashed(t, changed, len(changed), false), withOpen(t, opts, sandbox)); err == nil || errors.Is(err, ErrEnded) {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -615,7 +594,7 @@ func TestResumeOfWhatCannotBe(t *testing.T) {
 		opts, sandbox, _ := newRun(t, turn(llmtest.Submit()))
 		opts.OnStart = func(s Started) { dir = s.Dir }
 		opts.OnStep = func(Step) {
-			_, while = Resume(t.Context(), dir, withOpen(opts, sandbox))
+			_, while = Resume(t.Context(), dir, withOpen(t, opts, sandbox))
 			if s, _, err := LoadRun(dir); err != nil || s.State != RunRunning {
 				t.Errorf("%+v, %v", s, err)
 			}
@@ -773,7 +752,7 @@ func TestBudgets(t *testing.T) {
 		}
 		again, sandbox, _ := newRun(t)
 		again.Budget.Tokens = 800
-		resumed, err := Resume(t.Context(), crashed(t, lines, n, false), withOpen(again, sandbox))
+		resumed, err := Resume(t.Context(), crashed(t, lines, n, false), withOpen(t, again, sandbox))
 		if err != nil || resumed.ExitReason != ExitTokenLimit {
 			t.Errorf("%+v, %v", resumed, err)
 		}
@@ -847,7 +826,7 @@ func TestOutputIsCollectedByResume(t *testing.T) {
 	}
 	again, _, _ := newRun(t)
 	sandbox.gone, sandbox.deleted, sandbox.onDelete = false, 0, nil
-	res, err = Resume(t.Context(), res.Dir, withOpen(again, sandbox))
+	res, err = Resume(t.Context(), res.Dir, withOpen(t, again, sandbox))
 	if err != nil || res.ExitReason != ExitSubmitted || res.Answer != "42\n" || sandbox.deleted != 1 {
 		t.Errorf("%+v, %v", res, err)
 	}

@@ -36,7 +36,7 @@ func TestQuickstartExample(t *testing.T) {
 	opts := Options{
 		Query: replay.Recording().ProblemStatement, Model: replay, ModelName: "replay", Prompt: prompt,
 		InputDir: filepath.Join(example, "input"), OutputDir: here("output"),
-		Create: func(context.Context, api.CreateSandbox) (Sandbox, error) { return sandbox, nil },
+		Create: func(context.Context, api.CreateSandbox) (*Sandbox, error) { return sandbox.open(t), nil },
 	}
 	if *update {
 		opts.Now = func() time.Time { return testTime } // reproducible figures

@@ -3,7 +3,6 @@ package agent
 import (
 	"archive/tar"
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"io/fs"
@@ -15,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sandboxd/sandboxd/api"
 )
 
 // tree maps the names below dir to content, link target, or "/" for a directory.
@@ -268,7 +269,7 @@ func TestInputIsCopiedAndNothingBesideIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	target := filepath.Join(dir, "sandbox")
-	skipped, err := SendDir(t.Context(), &fakeSandbox{}, filepath.Join(dir, "alias"), target)
+	skipped, err := SendDir(t.Context(), (&fakeSandbox{}).open(t), filepath.Join(dir, "alias"), target)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,17 +282,12 @@ func TestInputIsCopiedAndNothingBesideIt(t *testing.T) {
 	}
 }
 
-// refusing is a sandbox that stops reading an archive at once.
-type refusing struct{ fakeSandbox }
-
-func (*refusing) ArchiveIn(context.Context, string, io.Reader) error { return errors.New("no room") }
-
 func TestRefusedInputEnds(t *testing.T) {
 	in := t.TempDir()
 	if err := os.WriteFile(filepath.Join(in, "big"), make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := SendDir(t.Context(), &refusing{}, in, "/x"); err == nil || !strings.Contains(err.Error(), "no room") {
+	if _, err := SendDir(t.Context(), (&fakeSandbox{refuse: problem(api.CodeInternal, "no room")}).open(t), in, "/x"); err == nil || !strings.Contains(err.Error(), "no room") {
 		t.Errorf("got %v", err)
 	}
 }

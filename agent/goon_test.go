@@ -40,7 +40,7 @@ func TestResumeHoldsTheBudgetForAnOpenQuestion(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			again, sandbox, srv := newRun(t, turn(llmtest.Submit()))
 			change(&again)
-			resumed, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(again, sandbox))
+			resumed, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(t, again, sandbox))
 			if err != nil || resumed.ExitReason != ExitTokenLimit && resumed.ExitReason != ExitMaxSteps || srv.Left() != 1 {
 				t.Errorf("%+v, %v, %d turns left", resumed, err, srv.Left())
 			}
@@ -49,7 +49,7 @@ func TestResumeHoldsTheBudgetForAnOpenQuestion(t *testing.T) {
 	t.Run("the answer is bounded", func(t *testing.T) {
 		again, sandbox, srv := newRun(t, turn(llmtest.Submit()))
 		again.Budget.Tokens = 2000
-		if _, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(again, sandbox)); err != nil {
+		if _, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(t, again, sandbox)); err != nil {
 			t.Fatal(err)
 		}
 		if got := string(srv.Requests()[0].Fields["max_tokens"]); len(got) > 3 {
@@ -66,7 +66,7 @@ func TestResumeWithAnotherPolicy(t *testing.T) {
 	again, sandbox, _ := newRun(t, turn(llmtest.Submit()))
 	again.Policy = mustParse(t, "rules: [{when: 'tool == \"execute_bash\"', action: deny, reason: no more}]")
 	dir := crashed(t, lines, len(lines), false)
-	if _, err := Resume(t.Context(), dir, withOpen(again, sandbox)); err != nil {
+	if _, err := Resume(t.Context(), dir, withOpen(t, again, sandbox)); err != nil {
 		t.Fatal(err)
 	}
 	call := readTrajectory(t, dir).Steps[0].ToolCalls[0]
@@ -95,7 +95,7 @@ func TestResumeCountsAnInterruptedTurn(t *testing.T) {
 	worked := first[len(first)-1].At.Sub(first[0].At)
 	again, sandbox, _ := newRun(t, turn(llmtest.Submit()))
 	sandbox.cpu = func() time.Duration { return 40 * time.Second }
-	resumed, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(again, sandbox))
+	resumed, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(t, again, sandbox))
 	if err != nil || resumed.Spent.CPU != 40*time.Second || resumed.Spent.Time <= worked || worked == 0 {
 		t.Errorf("%+v, %v; it had worked for %v", resumed, err, worked)
 	}
@@ -123,7 +123,7 @@ func TestForkOfARunThatWentOnInASnapshot(t *testing.T) {
 	again, second, _ := newRun(t, turn(llmtest.Submit()))
 	again.Create = opts.Create
 	second.deleted = 1 // the first sandbox is gone
-	if _, err := Resume(t.Context(), dir, withOpen(again, second)); err != nil {
+	if _, err := Resume(t.Context(), dir, withOpen(t, again, second)); err != nil {
 		t.Fatal(err)
 	}
 	branch, _, _ := newRun(t, turn(llmtest.Submit()))
@@ -146,10 +146,10 @@ func TestInterruptedRunGoesOnInItsSandbox(t *testing.T) {
 	)
 	opts.KeepInterrupted = func(error) bool { return true }
 	res, err := Run(ctx, opts)
-	if err != nil || res.ExitReason != ExitInterrupted || res.Kept != sandbox.ID() || sandbox.stopped != 1 || sandbox.deleted != 0 {
+	if err != nil || res.ExitReason != ExitInterrupted || res.Kept != "fake" || sandbox.stopped != 1 || sandbox.deleted != 0 {
 		t.Fatalf("%+v, %v, stopped %d times, deleted %d times", res, err, sandbox.stopped, sandbox.deleted)
 	}
-	res, err = Resume(t.Context(), res.Dir, withOpen(opts, sandbox))
+	res, err = Resume(t.Context(), res.Dir, withOpen(t, opts, sandbox))
 	if err != nil || res.ExitReason != ExitSubmitted || res.Answer != "one\n" || res.Kept != "" || sandbox.deleted != 1 || srv.Left() != 0 {
 		t.Errorf("%+v, %v, deleted %d times, %d turns left", res, err, sandbox.deleted, srv.Left())
 	}
@@ -164,7 +164,7 @@ func TestResumeAsksForTheInput(t *testing.T) {
 	again, second, _ := newRun(t, turn(llmtest.Submit()))
 	asked := ""
 	again.InputAllowed = func(dir string) error { asked = dir; return errors.New("not any more") }
-	_, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(again, second))
+	_, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(t, again, second))
 	if err == nil || !strings.Contains(err.Error(), "not any more") || asked != opts.InputDir {
 		t.Errorf("asked for %q: %v", asked, err)
 	}

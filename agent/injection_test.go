@@ -25,42 +25,33 @@ import (
 // plantedKey is the model's key in these runs. No record, output or printed line may hold it.
 const plantedKey = "sk-planted-0123456789/+\"<&>"
 
-// inertSandbox runs no commands, since these are hostile. It answers like a hostile program.
-type inertSandbox struct {
-	fakeSandbox
-	stdout string
-	ran    []string // all command lines
-}
-
-func (s *inertSandbox) Exec(_ context.Context, req api.ExecRequest, stdout, _ io.Writer) (Outcome, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(req.Argv) == 3 && req.Argv[1] == "-c" {
-		s.ran = append(s.ran, req.Argv[2])
-		_, err := io.WriteString(stdout, s.stdout)
-		return Outcome{}, err
+// inert returns a sandbox that runs no commands, since these are hostile. It answers like a hostile
+// program with stdout. commands returns the command lines and the names of written files.
+func inert(dir, stdout string) (sandbox *fakeSandbox, commands func() []string) {
+	sandbox = &fakeSandbox{dir: dir}
+	var ran []string
+	sandbox.exec = func(req api.ExecRequest, w io.Writer) api.Exit {
+		sandbox.mu.Lock()
+		defer sandbox.mu.Unlock()
+		if len(req.Argv) == 3 && req.Argv[1] == "-c" {
+			ran = append(ran, req.Argv[2])
+			_, _ = io.WriteString(w, stdout)
+			return api.Exit{}
+		}
+		if req.Argv[0] == "mkdir" {
+			return api.Exit{}
+		}
+		return api.Exit{Code: 1} // readlink, stat, find
 	}
-	if req.Argv[0] == "mkdir" {
-		return Outcome{}, nil
+	sandbox.write = func(path string) {
+		sandbox.mu.Lock()
+		defer sandbox.mu.Unlock()
+		ran = append(ran, "write "+path)
 	}
-	return Outcome{Exit: api.Exit{Code: 1}}, nil // readlink, stat, find
-}
-
-func (s *inertSandbox) WriteFile(_ context.Context, path string, r io.Reader, _ fs.FileMode, _ string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ran = append(s.ran, "write "+path)
-	_, err := io.Copy(io.Discard, r)
-	return err
-}
-
-func (s *inertSandbox) ReadFile(context.Context, string) (io.ReadCloser, error) {
-	return io.NopCloser(strings.NewReader(s.stdout)), nil
-}
-
-func (s *inertSandbox) List(_ context.Context, path string, on func(api.FileEntry) error) (bool, error) {
+	sandbox.read = func() io.ReadCloser { return io.NopCloser(strings.NewReader(stdout)) }
 	// The list of the output is independent of the archive.
-	return false, on(api.FileEntry{Path: path + "/\x1b[2Jx\n\u202ename", Type: "file\x1b[1m", Size: -5})
+	sandbox.entries = []api.FileEntry{{Path: "/testbed/output/\x1b[2Jx\n\u202ename", Type: "file\x1b[1m", Size: -5}}
+	return sandbox, func() []string { return ran }
 }
 
 type askerFunc func(policy.Question) (policy.Answer, error)
@@ -212,9 +203,9 @@ func TestNothingHostileGetsOutOfARun(t *testing.T) {
 			if h.change != nil {
 				h.change(&opts)
 			}
-			sandbox := &inertSandbox{fakeSandbox: fakeSandbox{dir: base}, stdout: h.stdout}
+			sandbox, commands := inert(base, h.stdout)
 			sandbox.archive = func() (io.ReadCloser, error) { return io.NopCloser(makeTar(t, h.output...)), nil }
-			opts.Create = func(context.Context, api.CreateSandbox) (Sandbox, error) { return sandbox, nil }
+			opts.Create = func(context.Context, api.CreateSandbox) (*Sandbox, error) { return sandbox.open(t), nil }
 			var shown strings.Builder
 			opts.OnStep = func(s Step) { must(t, PrintStep(&shown, s)) }
 			opts.OnOutputs = func(o Outputs) { must(t, PrintOutputs(&shown, o)) }
@@ -224,16 +215,17 @@ func TestNothingHostileGetsOutOfARun(t *testing.T) {
 			if res == nil || sandbox.deleted != 1 {
 				t.Fatalf("%+v, %v, deleted %d times", res, err, sandbox.deleted)
 			}
-			for _, command := range sandbox.ran {
+			ran := commands()
+			for _, command := range ran {
 				if !slices.Contains(h.ran, command) {
 					t.Errorf("%.100q was run", command)
 				}
 			}
-			if h.ran != nil && len(sandbox.ran) == 0 {
+			if h.ran != nil && len(ran) == 0 {
 				t.Error("what is allowed was not run")
 			}
-			if res.Steps > 20 || len(sandbox.ran) > 20+maxCallsPerTurn {
-				t.Errorf("%d turns, %d commands", res.Steps, len(sandbox.ran))
+			if res.Steps > 20 || len(ran) > 20+maxCallsPerTurn {
+				t.Errorf("%d turns, %d commands", res.Steps, len(ran))
 			}
 			// Files beside the run's directory are unchanged.
 			others := tree(t, base)

@@ -44,9 +44,9 @@ func newRun(t *testing.T, turns ...llmtest.Turn) (Options, *fakeSandbox, *llmtes
 			SystemPrompt: "work in {working_dir}", InstancePrompt: "<p>{problem_statement}</p>",
 			WorkingDir: filepath.Join(dir, "w d"), InputDir: filepath.Join(dir, "w d/in"), OutputDir: filepath.Join(dir, "w d/out"),
 		},
-		Create: func(_ context.Context, req api.CreateSandbox) (Sandbox, error) {
+		Create: func(_ context.Context, req api.CreateSandbox) (*Sandbox, error) {
 			sandbox.req = req
-			return sandbox, nil
+			return sandbox.open(t), nil
 		},
 		OutputDir: filepath.Join(dir, "output"),
 		Now: func() time.Time {
@@ -405,7 +405,7 @@ func TestLostSandbox(t *testing.T) {
 func TestOurFailures(t *testing.T) {
 	t.Run("no sandbox", func(t *testing.T) {
 		opts, sandbox, _ := newRun(t)
-		opts.Create = func(context.Context, api.CreateSandbox) (Sandbox, error) {
+		opts.Create = func(context.Context, api.CreateSandbox) (*Sandbox, error) {
 			return nil, problem(api.CodeNotFound, "no image of that name")
 		}
 		res, err := Run(t.Context(), opts)

@@ -297,7 +297,7 @@ func connectAgent(run *agent.Options, dial func(context.Context) (*client.Client
 		}
 		return c, err
 	}
-	run.Create = func(ctx context.Context, req api.CreateSandbox) (agent.Sandbox, error) {
+	run.Create = func(ctx context.Context, req api.CreateSandbox) (*agent.Sandbox, error) {
 		c, err := daemon(ctx)
 		if err != nil {
 			return nil, err
@@ -306,14 +306,14 @@ func connectAgent(run *agent.Options, dial func(context.Context) (*client.Client
 		if err != nil {
 			return nil, err
 		}
-		return agent.NewClient(c, sb.ID), nil
+		return agent.NewSandbox(c, sb.ID), nil
 	}
-	run.Open = func(ctx context.Context, ref string, lifetime time.Duration) (agent.Sandbox, error) {
+	run.Open = func(ctx context.Context, ref string, lifetime time.Duration) (*agent.Sandbox, error) {
 		c, err := daemon(ctx)
 		if err != nil {
 			return nil, err
 		}
-		return agent.OpenClient(ctx, c, ref, lifetime)
+		return agent.OpenSandbox(ctx, c, ref, lifetime)
 	}
 	return func() {
 		if c != nil {
