@@ -380,7 +380,7 @@ var Operations = []Operation{
 	},
 	{
 		ID: "verify", Method: "GET", Path: "/v1/images/verify", Tag: "Images", Summary: "Read everything that is stored and report damage",
-		Detail: "Every blob must have its digest and size, every layer its diff id, and every entry of a layer its type, permissions, size, target and bytes on disk. " +
+		Detail: "Every blob must have its digest and size, and every layer its diff id. Every entry of a layer must have its type, permissions, size, target and bytes on disk. " +
 			"Owners, times and attributes are not compared. `unseen` counts entries that only the sandboxes' ids may read.",
 		Answers: []Answer{ok(api.ImagesVerified{Blobs: 3, Bytes: 1049600, Layers: 1, Entries: 24, Snapshots: 1, Problems: []api.ImageProblem{}})},
 	},

@@ -14,7 +14,7 @@ const (
 )
 
 var (
-	sentenceEnd = regexp.MustCompile(`[.!?:;]["')]*(?:\s|$)`)
+	sentenceEnd = regexp.MustCompile(`[.!?:;]["')*]*(?:\s|$)`)
 	linkTarget  = regexp.MustCompile(`\]\([^)]*\)`)
 )
 
