@@ -113,7 +113,8 @@ func TestDocumentsNameTestsThatExist(t *testing.T) {
 	}
 }
 
-// rowsOf are the cells of the tables of a document whose first column is headed so, without their heads.
+// rowsOf are the cells of the tables of a document whose first column is headed so, without their
+// heads.
 func rowsOf(text, head string) [][]string {
 	var rows [][]string
 	inside := false
@@ -131,7 +132,8 @@ func rowsOf(text, head string) [][]string {
 	return rows
 }
 
-// Every promise of SPECIFICATION.md and every claim of SECURITY.md names at least one test, and the promises have numbers.
+// Every promise of SPECIFICATION.md and every claim of SECURITY.md names at least one test, and the
+// promises have numbers.
 func TestPromisesNameTheirTests(t *testing.T) {
 	root := harness.Root(t)
 	test := regexp.MustCompile("`[a-z]+\\.(?:Test|Benchmark)\\w+`")
@@ -218,7 +220,8 @@ func TestEveryDirectDependencyHasAReason(t *testing.T) {
 	}
 }
 
-// Imports run one way (ARCHITECTURE.md). The linter holds most of it; these are the rules it cannot say.
+// Imports run one way (ARCHITECTURE.md). The linter holds most of it; these are the rules it cannot
+// say.
 func TestImportsRunOneWay(t *testing.T) {
 	tr := readTree(t, harness.Root(t))
 	for dir, imports := range tr.imports {

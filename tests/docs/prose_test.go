@@ -18,8 +18,8 @@ var (
 	linkTarget  = regexp.MustCompile(`\]\([^)]*\)`)
 )
 
-// prose returns the paragraphs and list items of a document, each with its number of lines. Tables, code and headings
-// are left out.
+// prose returns the paragraphs and list items of a document, each with its number of lines. Tables,
+// code and headings are left out.
 func prose(text string) (paragraphs []string, lines []int) {
 	current, count := "", 0
 	flush := func() {

@@ -101,8 +101,8 @@ func matches(shown, output string) bool {
 	return regexp.MustCompile("^" + pattern + "$").MatchString(strings.TrimSpace(strings.Join(lines, "\n")))
 }
 
-// session runs the blocks of documents with one daemon. Every document has a home directory of its own, and its blocks
-// run in their order.
+// session runs the blocks of documents with one daemon. Every document has a home directory of its
+// own, and its blocks run in their order.
 type session struct {
 	daemon   *harness.Daemon
 	home     string
@@ -207,8 +207,8 @@ func (s *session) check(t *testing.T, b block) {
 	}
 }
 
-// shown are the documents whose commands run: README.md and those of docs, without the decisions and what is for
-// contributors.
+// shown are the documents whose commands run: README.md and those of docs, without the decisions
+// and what is for contributors.
 func shown(t *testing.T, root string) []string {
 	t.Helper()
 	var names []string
