@@ -131,7 +131,7 @@ func (s *session) begin(t *testing.T) {
 	}
 }
 
-// end deletes what the document has left.
+// end deletes the sandboxes and snapshots that the document has left.
 func (s *session) end(t *testing.T) {
 	t.Helper()
 	outputs, codes := s.run(t, []string{"sandboxd rm --all", "sandboxd snapshots -q | xargs -r sandboxd snapshots rm"})
@@ -207,8 +207,8 @@ func (s *session) check(t *testing.T, b block) {
 	}
 }
 
-// shown are the documents whose commands run: README.md and those of docs, without the decisions
-// and what is for contributors.
+// shown returns the documents whose commands run: README.md and those of docs, without decisions
+// and pages for contributors.
 func shown(t *testing.T, root string) []string {
 	t.Helper()
 	var names []string
@@ -220,7 +220,7 @@ func shown(t *testing.T, root string) []string {
 	return names
 }
 
-// Every command that the documents show runs, and prints what they show.
+// Every command of the documents runs, and prints the shown output.
 func TestShownCommandsRun(t *testing.T) {
 	root := harness.Root(t)
 	excused := 0
