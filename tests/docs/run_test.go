@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
@@ -150,7 +149,7 @@ func (s *session) run(t *testing.T, commands []string) (outputs []string, codes 
 	for _, c := range commands {
 		fmt.Fprintf(script, "%s\nprintf '%s%%s\\n' $?\n", strings.TrimSuffix(c, "\n"), mark)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(5*time.Minute)) // it only ends a command that hangs
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter) // it only ends a command that hangs
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-c", strings.ReplaceAll(script.String(), "localhost:5000", s.registry))
 	cmd.Dir = s.home

@@ -21,6 +21,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -34,7 +35,7 @@ func seq(last int) []byte {
 	return b.Bytes()
 }
 
-// output is what an attachment has told.
+// output is everything that an attachment has received.
 type output struct {
 	stdout, stderr bytes.Buffer
 	dropped        int64
@@ -65,7 +66,7 @@ func (o *output) take(e api.ExecEvent) {
 // attach follows an exec to its end.
 func attach(t *testing.T, c *client.Client, s *harness.Sandbox, exec string, from int64, o *output) *client.End {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	end, err := c.AttachStream(ctx, s.ID, exec, from, func(e api.ExecEvent) error { o.take(e); return nil })
 	if err != nil {
@@ -97,8 +98,8 @@ func noProcess(word string) error {
 	return nil
 }
 
-// A detached exec goes on through any number of killed daemons, and loses neither a byte of its output nor its exit code,
-// also where it ends while no daemon is there.
+// A detached exec goes on through any number of killed daemons, and loses neither a byte of its
+// output nor its exit code, also where it ends while no daemon is there.
 func TestDetachedExecSurvivesKilledDaemons(t *testing.T) {
 	d := start(t)
 	c := d.Client(t)
@@ -172,7 +173,8 @@ func TestDetachedExecSurvivesKilledDaemons(t *testing.T) {
 	wantProblem(t, err, api.CodeNotFound, x.ID)
 }
 
-// A client that goes away loses nothing, several see the same, and one that does not read holds nobody up.
+// A client that goes away loses nothing, several see the same, and one that does not read blocks
+// no other.
 func TestAttachersDoNotDisturb(t *testing.T) {
 	d := start(t)
 	c := d.Client(t)
@@ -219,7 +221,7 @@ func TestAttachersDoNotDisturb(t *testing.T) {
 	}
 }
 
-// What a program writes without end costs no more than the limit, and what is kept no more is counted.
+// Endless output costs no more than the limit, and dropped output is counted.
 func TestDetachedFloodIsBounded(t *testing.T) {
 	d := start(t)
 	c := d.Client(t)
@@ -310,8 +312,8 @@ func (l *locked) has(word string) error {
 	return nil
 }
 
-// A detached terminal takes input, sizes and signals from whoever is attached, by the WebSocket and by the routes, before and
-// after the daemon was killed.
+// A detached terminal takes input, sizes and signals from whoever is attached, by the WebSocket
+// and by the routes, before and after the daemon was killed.
 func TestDetachedTerminal(t *testing.T) {
 	d := start(t)
 	c := d.Client(t)
@@ -361,7 +363,7 @@ func TestDetachedTerminal(t *testing.T) {
 		end, err = c.Attach(t.Context(), s.ID, x.ID, 0, client.Streams{Stdout: &second}, nil)
 		done <- err
 	}()
-	// The size alone may be what was typed before says, which the shell has not come to yet.
+	// The size alone may be the echo of earlier input, which the shell has not come to yet.
 	eventually(t, func() error {
 		return errors.Join(second.has("55 77"), second.has("42\r\n"), second.has("armed 3\r\n"))
 	})
@@ -369,7 +371,8 @@ func TestDetachedTerminal(t *testing.T) {
 		t.Error(err)
 	}
 	eventually(t, func() error {
-		// A shell looks for signals between commands, and the signal goes through init, which input does not.
+		// A shell looks for signals between commands, and the signal goes through init, which input does
+		// not.
 		if err := c.WriteStdin(t.Context(), s.ID, x.ID, strings.NewReader("true\n"), false); err != nil {
 			return err
 		}
@@ -383,8 +386,8 @@ func TestDetachedTerminal(t *testing.T) {
 	}
 }
 
-// A signal to all reaches what has left the process group; kill ends everything; what is left behind by a program that ends
-// goes on.
+// A signal to all reaches processes that have left the process group; kill ends everything;
+// children that outlive their program go on.
 func TestSignalsReachAllOfAnExec(t *testing.T) {
 	d := start(t)
 	c := d.Client(t)
@@ -411,7 +414,7 @@ func TestSignalsReachAllOfAnExec(t *testing.T) {
 	}
 	eventually(t, func() error { return out.has("far") })
 
-	// Which processes there are, and whose.
+	// The list of processes, each with its exec.
 	eventually(t, func() error {
 		list, err := c.Processes(t.Context(), s.ID)
 		if err != nil {
@@ -425,7 +428,7 @@ func TestSignalsReachAllOfAnExec(t *testing.T) {
 					t.Fatalf("%+v", p)
 				}
 			}
-			// What has exited, or is about to, has no namespace by which to tell.
+			// A process that has exited, or is about to, has no namespace to tell it by.
 			if p.Exec != x.ID && p.State != "Z" {
 				return fmt.Errorf("%+v is not said to be the exec's", p)
 			}
@@ -455,7 +458,8 @@ func TestSignalsReachAllOfAnExec(t *testing.T) {
 	})
 }
 
-// Limits of one exec hold for it alone, from its first instruction on, hard and soft; none can be raised.
+// Limits of one exec hold for it alone, from its first instruction on, hard and soft; none can be
+// raised.
 func TestRlimitsOfAnExec(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
@@ -490,7 +494,7 @@ func TestRlimitsOfAnExec(t *testing.T) {
 	wantProblem(t, limited("nofile", 64, "/tmp/script"), api.CodeProgramMissing, "/tmp/script")
 	c := d.Client(t)
 	defer c.Close()
-	eventually(t, func() error { // what has just exited may be there for a moment
+	eventually(t, func() error { // an exited process may be there for a moment
 		list, err := c.Processes(t.Context(), s.ID)
 		if err == nil && len(list) != 0 {
 			err = fmt.Errorf("%+v", list)
@@ -542,7 +546,7 @@ func TestSplitCharactersArriveWhole(t *testing.T) {
 	}
 }
 
-// A process may call itself what it likes; it is told as it is, and does nothing to a terminal.
+// A process may call itself anything; the name is told as it is, and does nothing to a terminal.
 func TestHostileProcessNames(t *testing.T) {
 	d := start(t)
 	c := d.Client(t)
@@ -607,8 +611,9 @@ func TestDetachedCommandLine(t *testing.T) {
 	}
 }
 
-// A small limit of memory ends the program, or keeps it from starting. It never ends what sets the limit, whose last words would
-// look like the program's. It is of the built binaries: in a test's own the race detector needs more than these limits.
+// A small limit of memory ends the program, or keeps it from starting. It never ends the process
+// that sets the limit, whose last words would look like the program's. It needs the built
+// binaries: in a test's own the race detector takes more than these limits.
 func TestSmallLimitOfMemory(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
@@ -675,8 +680,8 @@ func TestDetachedExecIsLostWithItsSandbox(t *testing.T) {
 	lost(s, x)
 }
 
-// A stdin that is closed has ended for the program, by the route and on the WebSocket, also where the daemon is another one, and the
-// daemon does not wait for a paused sandbox before it ends.
+// A stdin that is closed has ended for the program, by the route and on the WebSocket, also where
+// the daemon is another one, and the daemon does not wait for a paused sandbox before it ends.
 func TestDetachedStdinEnds(t *testing.T) {
 	d := start(t)
 	c := d.Client(t)

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/coder/websocket"
 
@@ -302,7 +301,7 @@ func (w *walk) agent() {
 	w.names["run"] = run.ID
 	w.step("agentRuns")
 	w.step("agentRun")
-	harness.Eventually(t, time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		if len(model.Requests()) == 0 {
 			return io.ErrNoProgress
 		}
