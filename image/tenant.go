@@ -111,9 +111,9 @@ func (s *Service) entitled(key string) (bool, error) {
 	return owned[store.Key(s.tenant, key)], err
 }
 
-// ownedContent returns the blobs and layers of the images and build steps of all tenants: blobKey or
-// treeKey, as [store.Key]. It reads the records again only after a change, because a pull asks for
-// each layer.
+// ownedContent returns the blobs and layers of the images and build steps of all tenants, as
+// [store.Key] of blobKey or treeKey. It reads the records again only after a change, because a pull
+// asks for each layer.
 func (s *Service) ownedContent() (map[string]bool, error) {
 	s.ownedMu.Lock()
 	defer s.ownedMu.Unlock()
