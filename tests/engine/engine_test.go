@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -385,7 +384,7 @@ func options(t *testing.T) launcher.Options {
 	}
 	return launcher.Options{
 		DataDir: dir, RuntimeDir: run, Launcher: harness.Program(t, "sandboxd-launcher"), Init: harness.Program(t, "sandboxd-init"),
-		IDs: ids, Cgroup: cgroup.Subtree{Mount: cgroupMount(t)}, Version: "test", Log: slog.New(slog.DiscardHandler),
+		IDs: ids, Cgroup: cgroup.Subtree{Mount: cgroupMount(t)}, Version: "test",
 	}
 }
 
