@@ -93,7 +93,7 @@ func (s *Service) enforceSnapshots(ctx context.Context) {
 
 // settleSnapshots removes layers that the last sandbox has left which stood on them.
 func (s *Service) settleSnapshots(ctx context.Context) {
-	if err := s.images.Settle(ctx); err != nil {
+	if err := s.images.CollectSnapshotLayers(ctx); err != nil {
 		s.log.Warn("a layer of a snapshot that nothing needs is left until the next start", "error", err)
 	}
 }
@@ -223,7 +223,7 @@ func (s *Service) forkRequest(t *taken, body *api.ForkSandbox) (runtime.Request,
 	rec := &t.of
 	r := runtime.Request{
 		Image: rec.Image, ImageDigest: rec.ImageDigest, ImageEnv: rec.ImageEnv, Rootfs: t.Rootfs, Env: mergeEnv(rec.Env, body.Env),
-		Cwd: rec.Cwd, Labels: maps.Clone(rec.Labels), Limits: heldLimits(rec), Defaults: rec.Limits,
+		Cwd: rec.Cwd, Labels: maps.Clone(rec.Labels), Limits: rec.HeldLimits(), Defaults: rec.Limits,
 		Command: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen,
 	}
 	if r.Labels == nil {
@@ -242,25 +242,6 @@ func (s *Service) forkRequest(t *taken, body *api.ForkSandbox) (runtime.Request,
 	}
 	r.IdleTimeout, err = seconds("idle_timeout", cmp.Or(body.IdleTimeout, rec.IdleTimeout))
 	return r, errors.Join(err, validateLabels(r.Labels), validateEnv(r.Env)) // their number
-}
-
-// heldLimits are those limits of a sandbox that really hold it. One that is made like it must be held by them too; the others
-// were wishes.
-func heldLimits(rec *runtime.Record) api.Limits {
-	l, held := rec.Limits, api.Limits{Nofile: rec.Explicit.Nofile, Pids: rec.Limits.Pids}
-	if rec.Enforced.Memory == "cgroup" {
-		held.Memory, held.MemoryHigh, held.Swap, held.OOMGroup = l.Memory, l.MemoryHigh, l.Swap, l.OOMGroup
-	}
-	if rec.Enforced.CPU == "cgroup" {
-		held.CPUs, held.CPUWeight = l.CPUs, l.CPUWeight
-	}
-	if rec.Enforced.CPUSet == "cgroup" {
-		held.CPUSet = l.CPUSet
-	}
-	if rec.Enforced.IO == "cgroup" || rec.Enforced.IO == "direct" {
-		held.IO = l.IO
-	}
-	return held
 }
 
 // Rollback gives a sandbox the files of a snapshot of the same image in the place of its own.

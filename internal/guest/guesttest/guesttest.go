@@ -50,7 +50,7 @@ func Leaks(tb testing.TB) {
 // another test may keep the machine busy.
 func Within(tb testing.TB, ready func() bool) bool {
 	tb.Helper()
-	deadline := time.After(testenv.Patience(30 * time.Second))
+	deadline := time.After(testenv.HungAfter)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !ready() {

@@ -182,7 +182,7 @@ func TestHeldTerminalHoldsNobody(t *testing.T) {
 			if !errors.Is(err, context.Canceled) && !errors.Is(err, errHeld) {
 				t.Error(err)
 			}
-		case <-time.After(testenv.Patience(30 * time.Second)):
+		case <-time.After(testenv.HungAfter):
 			t.Fatal("the terminal holds somebody")
 		}
 	}
@@ -193,7 +193,7 @@ func TestHeldTerminalHoldsNobody(t *testing.T) {
 	}()
 	select {
 	case <-closed:
-	case <-time.After(testenv.Patience(30 * time.Second)):
+	case <-time.After(testenv.HungAfter):
 		t.Fatal("the terminal holds who closes it")
 	}
 	_ = s.cmd.Process.Kill()
