@@ -82,8 +82,9 @@ func seed(f *testing.F, v any) []byte {
 	return data
 }
 
-// Whatever comes to the launcher, with whatever descriptors, is answered once and in a form that the daemon reads; nothing
-// of it stays open, and no sandbox is there but one that the answer names.
+// Whatever comes to the launcher, with whatever descriptors, is answered once and in a form that
+// the daemon reads; nothing of it stays open, and no sandbox is there but one that the answer
+// names.
 func FuzzLauncherServe(f *testing.F) {
 	chain := "sha256:" + strings.Repeat("0", 64)
 	for _, v := range []struct {
@@ -141,7 +142,8 @@ func FuzzLauncherServe(f *testing.F) {
 		}
 		s := &Server{
 			Engine: inMemory{e}, Log: slog.New(slog.DiscardHandler), stop: make(chan struct{}), sessions: map[*net.UnixConn]struct{}{},
-			// Nobody ever leaves its slots, and it is ending: what would start a child is refused just before.
+			// Nobody ever leaves its slots, and it is ending: what would start a child is refused just
+			// before.
 			Layers: &Layers{slots: make(chan struct{}), diffs: make(chan struct{}), working: make(map[string]chan struct{})},
 		}
 		close(s.stop)
@@ -196,8 +198,8 @@ func FuzzLauncherServe(f *testing.F) {
 	})
 }
 
-// Whatever a launcher answers to any request: what the daemon takes for a success has all that belongs to it, and nothing
-// stays open.
+// Whatever a launcher answers to any request: what the daemon takes for a success has all that
+// belongs to it, and nothing stays open.
 func FuzzLauncherAnswers(f *testing.F) {
 	for _, v := range []struct {
 		r   response

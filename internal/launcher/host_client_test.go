@@ -13,8 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// A launcher that is only busy must not be replaced: the second one would take away the socket of the first, whose
-// sandboxes nobody could then reach.
+// A launcher that is only busy must not be replaced: the second one would take away the socket of
+// the first, whose sandboxes nobody could then reach.
 func TestBusyLauncherIsNotReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "launcher.sock")
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -50,8 +50,8 @@ func TestBusyLauncherIsNotReplaced(t *testing.T) {
 	}
 }
 
-// A launcher that is being killed lets one connect and answers no more. A deletion is then its successor's: nobody else
-// knows of what there is to delete.
+// A launcher that is being killed lets one connect and answers no more. A deletion is then its
+// successor's: nobody else knows of what there is to delete.
 func TestDeletionSurvivesADyingLauncher(t *testing.T) {
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "launcher.sock"), Net: "unixpacket"})
 	if err != nil {

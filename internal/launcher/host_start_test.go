@@ -61,7 +61,8 @@ func TestLauncherOfAnotherDataDirIsRefused(t *testing.T) {
 	}
 }
 
-// What stands in the two directories where trees come and go is spread over the disk, where that is ext4.
+// What stands in the two directories where trees come and go is spread over the disk, where that is
+// ext4.
 func TestTreesAreSpread(t *testing.T) {
 	dir := t.TempDir()
 	var fsys unix.Statfs_t
@@ -90,7 +91,8 @@ func TestTreesAreSpread(t *testing.T) {
 	}
 }
 
-// Every fixed descriptor of the launcher is open from its first moment, so that none can be the Go runtime's.
+// Every fixed descriptor of the launcher is open from its first moment, so that none can be the Go
+// runtime's.
 func TestEveryDescriptorIsPassed(t *testing.T) {
 	files := passed(os.Stdin, os.Stdin, os.Stdin, os.Stdin, os.Stderr)
 	if len(files) != fdEnd-fdListener {
@@ -103,7 +105,8 @@ func TestEveryDescriptorIsPassed(t *testing.T) {
 	}
 }
 
-// The reason of a crash stands at the beginning of what a launcher has written, before all its goroutines.
+// The reason of a crash stands at the beginning of what a launcher has written, before all its
+// goroutines.
 func TestLogOfACrashShowsItsReason(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "launcher.log")
 	crash := "fatal error: the reason\n" + strings.Repeat("goroutine\n", 1000) + "the end\n"

@@ -83,7 +83,8 @@ func TestDeposits(t *testing.T) {
 			t.Errorf("%s is deposited", name)
 		}
 	}
-	// As many as fit, of one sandbox and of all, in pages. Whatever the others have, each has room for one.
+	// As many as fit, of one sandbox and of all, in pages. Whatever the others have, each has room for
+	// one.
 	const most = maxDeposits + 13
 	full := 0
 	for i := range 12 {

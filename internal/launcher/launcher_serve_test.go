@@ -126,8 +126,8 @@ func answer(t *testing.T, daemon *net.UnixConn) (resp response) {
 	return resp
 }
 
-// A daemon that dies while it has a sandbox started leaves one that nobody knows of. It is ended, and the next daemon, which has
-// found the sandbox stopped, starts it.
+// A daemon that dies while it has a sandbox started leaves one that nobody knows of. It is ended,
+// and the next daemon, which has found the sandbox stopped, starts it.
 func TestStartAfterOneThatNobodyKnowsOf(t *testing.T) {
 	e := slowStart{inMemory{runtimetest.NewEngine(nil)}, make(chan struct{}, 2), make(chan struct{})}
 	null := devNull(t)
@@ -158,7 +158,8 @@ func TestStartAfterOneThatNobodyKnowsOf(t *testing.T) {
 	}
 }
 
-// A sandbox whose creation nobody got to know of is deleted, and the next daemon's list does not have it.
+// A sandbox whose creation nobody got to know of is deleted, and the next daemon's list does not
+// have it.
 func TestListWithoutOneThatNobodyKnowsOf(t *testing.T) {
 	e := slowStart{inMemory{runtimetest.NewEngine(nil)}, make(chan struct{}, 2), make(chan struct{})}
 	s := &asked{Server: &Server{Engine: e, Log: slog.New(slog.DiscardHandler)}}

@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pair returns two connected sockets; net.UnixConn is the strictest user, because it has deadlines and a poller.
+// pair returns two connected sockets; net.UnixConn is the strictest user, because it has deadlines
+// and a poller.
 func pair(t *testing.T) (a, b *net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -191,7 +192,8 @@ func TestOddControlMessageIsRefused(t *testing.T) {
 	}
 }
 
-// A packet that arrived before its deadline was looked at is not late, and neither is the end of the connection.
+// A packet that arrived before its deadline was looked at is not late, and neither is the end of
+// the connection.
 func TestArrivedPacketIsNotLate(t *testing.T) {
 	a, b := pair(t)
 	format := Format{MaxBytes: 100, MaxFiles: 3}

@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// What has come is not late because nobody looked until its time was over: a machine may stop between the two. Nor is the end.
+// What has come is not late because nobody looked until its time was over: a machine may stop
+// between the two. Nor is the end.
 func TestWhatHasComeIsNotLate(t *testing.T) {
 	guesttest.Leaks(t)
 	a, b := connPair(t)

@@ -17,8 +17,9 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// FuzzHostAnswers has an init say anything, in up to four packets with descriptors of any kind, to every request of the host.
-// What the host takes for an answer is one; everything else is a refusal or a lost init; nothing stays open, and nobody waits.
+// FuzzHostAnswers has an init say anything, in up to four packets with descriptors of any kind, to
+// every request of the host. What the host takes for an answer is one; everything else is a refusal
+// or a lost init; nothing stays open, and nobody waits.
 func FuzzHostAnswers(f *testing.F) {
 	for _, s := range []string{
 		"pong {}", "started {\"pid\":7}\nexited {\"code\":3,\"wall\":1,\"cpu\":1,\"maxrss\":1}", "started {\"pid\":7}", "exited {\"pid\":7,\"code\":3,\"wall\":1,\"cpu\":1,\"maxrss\":1}", "opened {}", "created {}\ndone {}", "done {}",

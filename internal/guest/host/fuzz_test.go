@@ -11,7 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzHostDecode feeds the host what an init could send, and checks that what it accepts is within bounds.
+// FuzzHostDecode feeds the host what an init could send, and checks that what it accepts is within
+// bounds.
 func FuzzHostDecode(f *testing.F) {
 	for _, s := range []string{
 		`started {"pid":7}`, `exited {"code":3,"wall":1,"cpu":1,"maxrss":1}`, `exited {"signal":9,"timeout":true,"wall":1,"cpu":1,"maxrss":1}`,

@@ -16,7 +16,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// Init is given its time anew for as long as its sandbox is kept from running, and not a moment more.
+// Init is given its time anew for as long as its sandbox is kept from running, and not a moment
+// more.
 func TestSilenceOfAHeldSandbox(t *testing.T) {
 	var asked atomic.Int32
 	answer := make(chan struct{})
@@ -32,7 +33,8 @@ func TestSilenceOfAHeldSandbox(t *testing.T) {
 		}
 		conn.await()
 	})
-	// It must be short where it is to end, and long where we look at the clock ourselves: between what Held says and the look at it.
+	// It must be short where it is to end, and long where we look at the clock ourselves: between what
+	// Held says and the look at it.
 	const short, long = 20 * time.Millisecond, 500 * time.Millisecond
 	ping := func(grace time.Duration) error {
 		req, err := guest.Encode(guest.KindPing, guest.None{})

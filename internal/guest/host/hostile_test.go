@@ -25,7 +25,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// fakeInit serves every connection with f, after its first request has been read. It has ended when the test has.
+// fakeInit serves every connection with f, after its first request has been read. It has ended when
+// the test has.
 func fakeInit(t testing.TB, f func(c *conn, req guest.Packet, fds []int)) *Client {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "guest.sock")
@@ -501,7 +502,8 @@ func TestHostileInitLeaksNothing(t *testing.T) {
 	}
 }
 
-// An init that says a little again and again, each in time, is lost once all of it has taken too long.
+// An init that says a little again and again, each in time, is lost once all of it has taken too
+// long.
 func TestDrippingInit(t *testing.T) {
 	drip := func(first, then string) *Client {
 		c := fakeInit(t, func(c *conn, _ guest.Packet, _ []int) {
@@ -565,7 +567,8 @@ func TestNobodyThere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Listening, but nobody accepts: a backlog that fills up must not hold anybody longer than his context.
+	// Listening, but nobody accepts: a backlog that fills up must not hold anybody longer than his
+	// context.
 	c := NewClient(path)
 	for range 3 {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
@@ -718,7 +721,8 @@ func TestManyConnections(t *testing.T) {
 	}
 }
 
-// Where init has no descriptor left it says so, rather than let the daemon wait until that takes it for dead.
+// Where init has no descriptor left it says so, rather than let the daemon wait until that takes it
+// for dead.
 func TestNoDescriptorIsLeft(t *testing.T) {
 	s := startInit(t)
 	guesttest.Leaks(t)
@@ -759,7 +763,8 @@ func TestNoDescriptorIsLeft(t *testing.T) {
 	}
 }
 
-// inFlight has so many descriptors under way, of the user whom the ids' root is on the host, that init may send no more.
+// inFlight has so many descriptors under way, of the user whom the ids' root is on the host, that
+// init may send no more.
 func inFlight(t *testing.T, s *sandbox) (land func()) {
 	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -779,7 +784,8 @@ func inFlight(t *testing.T, s *sandbox) (land func()) {
 	return land
 }
 
-// Where the kernel lets init send no descriptor, what needs one is refused, nothing of it is left, and the sandbox goes on.
+// Where the kernel lets init send no descriptor, what needs one is refused, nothing of it is left,
+// and the sandbox goes on.
 func TestNoDescriptorCanBeSent(t *testing.T) {
 	s := startInitWith(t, 1)
 	guesttest.Leaks(t)
@@ -830,7 +836,8 @@ func TestNoDescriptorCanBeSent(t *testing.T) {
 	_ = e.Close()
 }
 
-// Where init has other ids it sends under one of them, whatever is under way for root, and is itself again afterwards.
+// Where init has other ids it sends under one of them, whatever is under way for root, and is
+// itself again afterwards.
 func TestDescriptorsAreSentUnderOtherIDs(t *testing.T) {
 	s := startInit(t)
 	guesttest.Leaks(t)
@@ -879,7 +886,8 @@ func dial(t *testing.T, c *Client, deadline time.Time) (*conn, error) {
 	return newConn(fd)
 }
 
-// Where init has no place for another connection it says so at once: its silence would be taken for its death.
+// Where init has no place for another connection it says so at once: its silence would be taken for
+// its death.
 func TestConnectionsThatAreTooMany(t *testing.T) {
 	s := startInit(t)
 	var conns []*conn
@@ -890,7 +898,8 @@ func TestConnectionsThatAreTooMany(t *testing.T) {
 		conns = nil
 	}
 	defer closeConns()
-	// On a slow machine the first may have been let go of, for saying nothing, before the last has come.
+	// On a slow machine the first may have been let go of, for saying nothing, before the last has
+	// come.
 	if !guesttest.Within(t, func() bool {
 		closeConns()
 		ctx, cancel := context.WithTimeout(t.Context(), initRequestTimeout)

@@ -83,7 +83,8 @@ func (m *memory) read(t *testing.T) string {
 	return string(b)
 }
 
-// An exec that is kept goes from one holder to the next; both the output and the exit that came in between are there.
+// An exec that is kept goes from one holder to the next; both the output and the exit that came in
+// between are there.
 func TestKeptExecIsAdopted(t *testing.T) {
 	s := startInit(t)
 	for _, tty := range []bool{false, true} {
@@ -140,8 +141,9 @@ func TestKeptExecIsAdopted(t *testing.T) {
 	}
 }
 
-// A hostile init has made the master blocking and taken what there was to read, or lets nobody read what is written: whoever is in a
-// read or a write then is given up when the exec is, and nobody waits for him.
+// A hostile init has made the master blocking and taken what there was to read, or lets nobody read
+// what is written: whoever is in a read or a write then is given up when the exec is, and nobody
+// waits for him.
 func TestHeldTerminalHoldsNobody(t *testing.T) {
 	s := startInit(t)
 	r := ExecRequest{Argv: []string{"sh", "-c", "stty raw -echo; echo; sleep 600"}, Env: testEnv, TTY: true, Keep: true}
@@ -200,7 +202,8 @@ func TestHeldTerminalHoldsNobody(t *testing.T) {
 	guesttest.WaitFor(t, func() bool { return !held(s) })
 }
 
-// A sandbox whose init holds terminals has no more of the daemon's threads for it than its share, and gives them back.
+// A sandbox whose init holds terminals has no more of the daemon's threads for it than its share,
+// and gives them back.
 func TestHeldTerminalsAreBounded(t *testing.T) {
 	s := startInit(t)
 	e, err := s.Exec(t.Context(), ExecRequest{Argv: []string{"sleep", "600"}, Env: testEnv, TTY: true})

@@ -23,8 +23,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// A test's init is this binary again, process 1 of its own user, PID and mount namespace: what init does to its children cannot be
-// undone in a process.
+// A test's init is this binary again, process 1 of its own user, PID and mount namespace: what init
+// does to its children cannot be undone in a process.
 const (
 	envInit   = "SANDBOXD_GUEST_TEST_INIT"
 	envHelper = "SANDBOXD_GUEST_TEST_HELPER"
@@ -75,8 +75,8 @@ func testInit() error {
 	if err := unix.Mount("/dev/pts/ptmx", "/dev/ptmx", "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind ptmx: %w", err)
 	}
-	// inside.Run needs AllThreadsSyscall, which a test binary with cgo lacks; the race detector needs cgo. The tests of
-	// cmd/sandboxd-init cover the rest.
+	// inside.Run needs AllThreadsSyscall, which a test binary with cgo lacks; the race detector needs
+	// cgo. The tests of cmd/sandboxd-init cover the rest.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return err
 	}
@@ -228,7 +228,8 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// ignored is the mask of ignored signals, without what the Go runtime of this very process may have done.
+// ignored is the mask of ignored signals, without what the Go runtime of this very process may have
+// done.
 func ignored() string {
 	for line := range strings.Lines(string(must(os.ReadFile("/proc/self/status")))) {
 		if v, ok := strings.CutPrefix(line, "SigIgn:"); ok {

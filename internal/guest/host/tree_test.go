@@ -121,7 +121,8 @@ func TestWritesThatEndLeaveNothing(t *testing.T) {
 	}
 }
 
-// A directory that another makes just then, or that a link leads to by then, is none that init has made and may remove.
+// A directory that another makes just then, or that a link leads to by then, is none that init has
+// made and may remove.
 func TestWritesThatEndLeaveDirectoriesOfOthers(t *testing.T) {
 	s := startInit(t)
 	guesttest.Leaks(t)
@@ -464,7 +465,8 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// While a tree is removed, its directories turn into links to others and back. None of those is touched.
+// While a tree is removed, its directories turn into links to others and back. None of those is
+// touched.
 func TestRemoveIsNotLedAstray(t *testing.T) {
 	s := startInit(t)
 	guesttest.Leaks(t)
@@ -519,8 +521,8 @@ func TestRemoveIsNotLedAstray(t *testing.T) {
 	}
 }
 
-// watched collects what a watch tells until it ends. Others of the same user may have all that the kernel gives him of inotify for a
-// moment.
+// watched collects what a watch tells until it ends. Others of the same user may have all that the
+// kernel gives him of inotify for a moment.
 func (s *sandbox) watched(t *testing.T, path string, recursive bool) (next func() Change, stop func() error) {
 	t.Helper()
 	var err error

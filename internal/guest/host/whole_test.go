@@ -14,8 +14,9 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// An exec of which nobody waits for the start is as any other: whether it ends before init tells of the start or long after,
-// every byte that it wrote is there, its exit is right, and what it left behind is not waited for.
+// An exec of which nobody waits for the start is as any other: whether it ends before init tells of
+// the start or long after, every byte that it wrote is there, its exit is right, and what it left
+// behind is not waited for.
 func TestWholeExec(t *testing.T) {
 	s := startInit(t)
 	for _, tc := range []struct {

@@ -9,7 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// FuzzInitDecode feeds init what a faulty daemon could send, and checks that an accepted packet survives the way back.
+// FuzzInitDecode feeds init what a faulty daemon could send, and checks that an accepted packet
+// survives the way back.
 func FuzzInitDecode(f *testing.F) {
 	for _, s := range []string{
 		"ping {}", "exec {\"args\":1,\"uid\":0,\"gid\":0}\x00/\x00true\x00A=b", "open {}\x00/x", "create {\"mode\":420,\"uid\":0,\"gid\":0}\x00/x",

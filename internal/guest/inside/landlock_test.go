@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is taken away and given back, for each version of Landlock that knows more than the one before.
+// What is taken away and given back, for each version of Landlock that knows more than the one
+// before.
 func TestLandlockPlan(t *testing.T) {
 	const (
 		block    = unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK
