@@ -12,9 +12,9 @@ import (
 
 const module = "github.com/sandboxd/sandboxd/"
 
-// The two sides share the protocol and nothing else: what init says is untrusted, so the daemon's
-// side has no code in common with it beyond messages and bounds. Each package lists all packages of
-// this module that it may import.
+// The two sides share the protocol and nothing else: init is untrusted, so the daemon's side has no
+// code in common with it beyond messages and bounds. Each package lists all packages of this module
+// that it may import.
 func TestSidesStayApart(t *testing.T) {
 	for dir, allowed := range map[string][]string{
 		".":      {"internal/unixmsg"},

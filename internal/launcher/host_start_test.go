@@ -35,7 +35,7 @@ func TestLogIsBounded(t *testing.T) {
 			t.Errorf("%s has %d bytes (%v), want %d", name, len(got), err, len(want))
 		}
 	}
-	// Somebody's link is not followed.
+	// A foreign link is not followed.
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
@@ -61,8 +61,7 @@ func TestLauncherOfAnotherDataDirIsRefused(t *testing.T) {
 	}
 }
 
-// What stands in the two directories where trees come and go is spread over the disk, where that is
-// ext4.
+// The trees in both directories are spread over the disk if that is ext4.
 func TestTreesAreSpread(t *testing.T) {
 	dir := t.TempDir()
 	var fsys unix.Statfs_t
@@ -105,8 +104,7 @@ func TestEveryDescriptorIsPassed(t *testing.T) {
 	}
 }
 
-// The reason of a crash stands at the beginning of what a launcher has written, before all its
-// goroutines.
+// The reason of a crash stands at the beginning of a launcher's output, before all its goroutines.
 func TestLogOfACrashShowsItsReason(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "launcher.log")
 	crash := "fatal error: the reason\n" + strings.Repeat("goroutine\n", 1000) + "the end\n"

@@ -135,7 +135,7 @@ func TestReceive(t *testing.T) {
 	}
 }
 
-// A process whose descriptor table is full must not take that for the peer's fault.
+// A full descriptor table of this process must not count against the peer.
 func TestFullDescriptorTableIsOurs(t *testing.T) {
 	a, b := pair(t)
 	format := Format{MaxBytes: 100, MaxFiles: 3}

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// FuzzInitDecode feeds init what a faulty daemon could send, and checks that an accepted packet
+// FuzzInitDecode feeds init packets of a faulty daemon, and checks that an accepted packet
 // survives the way back.
 func FuzzInitDecode(f *testing.F) {
 	for _, s := range []string{
@@ -76,7 +76,7 @@ func FuzzInitDecode(f *testing.F) {
 	})
 }
 
-// FuzzInitEvents feeds init what a kernel never gives; names in it are the sandbox's.
+// FuzzInitEvents feeds init events that no kernel sends; names in real ones are the sandbox's.
 func FuzzInitEvents(f *testing.F) {
 	event := func(wd, mask, cookie uint32, name string) []byte {
 		b := binary.NativeEndian.AppendUint32(nil, wd)
