@@ -26,7 +26,7 @@ import (
 )
 
 // patience ends what waits for an event that does not come.
-var patience = testenv.Patience(time.Minute)
+var patience = testenv.HungAfter
 
 // clock is a clock that stands still but for advance.
 type clock struct {

@@ -77,7 +77,7 @@ func watch(master *os.File) *screen {
 
 func (s *screen) waitFor(t *testing.T, text string) {
 	t.Helper()
-	timer := time.AfterFunc(testenv.Patience(time.Minute), func() {
+	timer := time.AfterFunc(testenv.HungAfter, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.over = true

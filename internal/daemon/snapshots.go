@@ -93,7 +93,7 @@ func (s *Service) enforceSnapshots(ctx context.Context) {
 
 // settleSnapshots removes layers that the last sandbox has left which stood on them.
 func (s *Service) settleSnapshots(ctx context.Context) {
-	if err := s.images.Settle(ctx); err != nil {
+	if err := s.images.CollectSnapshotLayers(ctx); err != nil {
 		s.log.Warn("a layer of a snapshot that nothing needs is left until the next start", "error", err)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -67,9 +66,9 @@ func TestDeadlinesOfTheLauncher(t *testing.T) {
 	f := newFixture(t)
 	// Where a machine that has much else to do takes longer to start two sandboxes, they get more
 	// time.
-	soon := testenv.Patience(3 * time.Second)
+	soon := 3 * time.Second
 	for round := 0; !deadlines(t, f, fmt.Sprint(round), soon); round++ {
-		if soon *= 3; soon > testenv.Patience(5*time.Minute) {
+		if soon *= 3; soon > testenv.HungAfter {
 			t.Fatal("the host starts no two sandboxes in time")
 		}
 	}
@@ -81,7 +80,7 @@ func deadlines(t *testing.T, f runtimetest.Fixture, round string, soon time.Dura
 	t.Helper()
 	began := time.Now()
 	remove := func(id string) {
-		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 		defer cancel()
 		if err := f.Engine.Delete(ctx, id); err != nil {
 			t.Error(err)
@@ -119,7 +118,7 @@ func deadlines(t *testing.T, f runtimetest.Fixture, round string, soon time.Dura
 		}
 	}
 	// The one that is brought forward ends after the old deadline of the other.
-	harness.Eventually(t, soon+testenv.Patience(time.Minute), func() error {
+	harness.Eventually(t, func() error {
 		list, err := f.Engine.List(t.Context())
 		if err != nil {
 			return err
@@ -148,7 +147,7 @@ func TestLayersThatComeTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 		defer cancel()
 		if err := client.Shutdown(ctx); err != nil {
 			t.Error(err)
@@ -389,7 +388,7 @@ func options(t *testing.T) launcher.Options {
 	}
 	return launcher.Options{
 		DataDir: dir, RuntimeDir: run, Launcher: harness.Program(t, "sandboxd-launcher"), Init: harness.Program(t, "sandboxd-init"),
-		IDs: ids, Cgroup: cgroup.Subtree{Mount: cgroupMount(t)}, Version: "test", Log: slog.New(slog.DiscardHandler),
+		IDs: ids, Cgroup: cgroup.Subtree{Mount: cgroupMount(t)}, Version: "test",
 	}
 }
 
@@ -405,7 +404,7 @@ func fixture(t *testing.T, o launcher.Options) runtimetest.Fixture {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 		defer cancel()
 		// The files of layers and sandboxes belong to ids that only the launcher may remove.
 		if err := client.RemoveLayer(ctx, chain); err != nil {

@@ -216,7 +216,7 @@ func tryBegin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) (*host.Cl
 	}
 	t.Cleanup(func() {
 		_ = st.Pidfd.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 		defer cancel()
 		if err := f.Engine.Delete(ctx, spec.ID); err != nil {
 			t.Error(err)

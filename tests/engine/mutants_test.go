@@ -168,7 +168,7 @@ func plant(t *testing.T, client *host.Client, name string) {
 		}
 	case <-ended:
 		t.Fatal("the victim has ended")
-	case <-time.After(testenv.Patience(time.Minute)):
+	case <-time.After(testenv.HungAfter):
 		t.Fatal("the victim plants nothing")
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"os"
 	"runtime/debug"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -79,7 +78,7 @@ func FuzzHostAnswers(f *testing.F) {
 		// A file that is forgotten is closed by the garbage collector.
 		defer debug.SetGCPercent(debug.SetGCPercent(-1))
 		before := descriptorsOpen(t)
-		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(time.Minute))
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 		defer cancel()
 		judge := func(what string, err error) bool {
 			ge, refused := errors.AsType[*guest.Error](err)

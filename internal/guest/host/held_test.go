@@ -59,7 +59,7 @@ func TestSilenceOfAHeldSandbox(t *testing.T) {
 		if asked.Load() == 3 {
 			close(answer)
 		}
-		return time.Now().Add(testenv.Patience(time.Minute)) // a slow machine has its time
+		return time.Now().Add(testenv.HungAfter) // a slow machine has its time
 	}
 	// Others may keep us from the look at the clock for too long, but not each time.
 	var err error
@@ -77,13 +77,13 @@ func TestSilenceOfAHeldSandbox(t *testing.T) {
 	})
 	list.Held = sync.OnceValue(func() time.Time {
 		close(goOn)
-		return time.Now().Add(testenv.Patience(time.Minute)) // as above
+		return time.Now().Add(testenv.HungAfter) // as above
 	})
 	req, err := guest.Encode(guest.KindProcesses, guest.None{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	listing, _, _, err := list.request(t.Context(), testenv.Patience(time.Minute), req, nil, guest.KindListing, 0)
+	listing, _, _, err := list.request(t.Context(), testenv.HungAfter, req, nil, guest.KindListing, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -441,7 +441,7 @@ func TestHostileInit(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			c := fakeInit(t, tc.init)
-			ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(30*time.Second))
+			ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 			defer cancel()
 			if strings.HasPrefix(tc.name, "hangs") || tc.name == "silent watch" || tc.name == "list without an end" {
 				ctx, cancel = context.WithTimeout(ctx, 50*time.Millisecond)
@@ -606,7 +606,7 @@ func TestFullBacklogIsWaitedFor(t *testing.T) {
 	}
 	done := make(chan error)
 	go func() {
-		second, err := dial(t, c, time.Now().Add(testenv.Patience(30*time.Second)))
+		second, err := dial(t, c, time.Now().Add(testenv.HungAfter))
 		if err == nil {
 			_ = second.Close()
 		}
@@ -645,7 +645,7 @@ func TestInitDies(t *testing.T) {
 func TestInitRefusesNonsense(t *testing.T) {
 	s := startInit(t)
 	ask := func(p string, fds ...int) error {
-		conn, _, got, err := s.request(t.Context(), testenv.Patience(30*time.Second), []byte(p), fds, "nothing", 0)
+		conn, _, got, err := s.request(t.Context(), testenv.HungAfter, []byte(p), fds, "nothing", 0)
 		if err == nil {
 			unixmsg.CloseAll(got)
 			_ = conn.Close()
@@ -731,7 +731,7 @@ func TestNoDescriptorIsLeft(t *testing.T) {
 	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	var idle []*conn
 	for refused := 0; refused < 3; { // one after the other: on a slow machine those that say nothing may be let go of meanwhile

@@ -561,7 +561,7 @@ func (s *sandbox) tryWatched(t *testing.T, path string, recursive bool) (next fu
 					return Change{Kind: "end"}
 				}
 				return c
-			case <-time.After(testenv.Patience(30 * time.Second)):
+			case <-time.After(testenv.HungAfter):
 				t.Fatal("nothing is told")
 			}
 			panic("unreachable")
@@ -732,7 +732,7 @@ func TestWatchOfTooMany(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for deadline := time.Now().Add(testenv.Patience(30 * time.Second)); ; {
+	for deadline := time.Now().Add(testenv.HungAfter); ; {
 		next, stop, err := s.tryWatched(t, small, true)
 		if errors.Is(err, unix.EMFILE) && time.Now().Before(deadline) {
 			continue // init is about to see that the ones before have ended
