@@ -104,7 +104,7 @@ func (d *document) resolve(name string) (Profile, error) {
 		}
 		p.NonRoot, p.User = true, strconv.Itoa(int(u.UID))+":"+strconv.Itoa(int(u.GID))
 		if len(p.Capabilities) > 0 {
-			return p, errors.New("process.user: a profile without root has no capabilities either: nobody would have them")
+			return p, errors.New("process.user: a profile without root has no capabilities either: no process would have them")
 		}
 	}
 	if p.Cwd = d.Process.Cwd; p.Cwd != "" && !plainPath(p.Cwd) {

@@ -20,7 +20,7 @@ import (
 // the engine changes limits, deadline and hostname; the rest is in the record alone.
 
 const (
-	// parkedFor is how long a sandbox waits to be claimed before it is replaced by a new one.
+	// parkedFor is the time after which an unclaimed sandbox is replaced by a new one.
 	parkedFor = time.Hour
 	// parkedGrace is the additional time after which the launcher ends it if no daemon runs.
 	parkedGrace = time.Minute
@@ -60,7 +60,7 @@ type parked struct {
 	watch   *os.File // pidfd; closed by its watcher
 }
 
-// PoolState says how a pool stands.
+// PoolState holds the figures of a pool.
 type PoolState struct {
 	Ready        int
 	Hits, Misses int64
@@ -330,7 +330,7 @@ func (s *Supervisor) unpark(ctx context.Context, choose func(pool, digest string
 	return errors.Join(eachOf(out, func(p *parked) error { return s.discard(ctx, p) })...)
 }
 
-// PoolState says how the pool of this name stands.
+// PoolState returns the figures of the pool of this name.
 func (s *Supervisor) PoolState(name string) PoolState {
 	s.mu.Lock()
 	defer s.mu.Unlock()

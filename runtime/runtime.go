@@ -135,7 +135,7 @@ type Engine interface {
 	// Stats reads all that the kernel counts of the sandbox. Of an engine without cgroups only the
 	// wall time is set.
 	Stats(ctx context.Context, id string) (api.Stats, error)
-	// OOMKills is how many processes of the sandbox the kernel killed for want of memory; 0 without a
-	// memory cgroup.
+	// OOMKills returns the number of processes of the sandbox that the kernel killed for want of
+	// memory; 0 without a memory cgroup.
 	OOMKills(ctx context.Context, id string) (int, error)
 }

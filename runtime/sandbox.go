@@ -178,7 +178,7 @@ func (s *Supervisor) stillAlive(sb *sandbox, ref string) error {
 	return err
 }
 
-// errState says why a sandbox that is not live cannot be used. It needs Supervisor.mu.
+// errState returns the error for a use of a sandbox that is not live. It needs Supervisor.mu.
 func (sb *sandbox) errState() error {
 	switch {
 	case sb.phase == phaseDeleting:
