@@ -1,5 +1,5 @@
-// Package runtime is the life of a sandbox: a [Spec] goes in, a [Started] sandbox and its exit come
-// out.
+// Package runtime supervises sandboxes over their lives: a [Spec] goes in, a [Started] sandbox and
+// its exit come out.
 //
 // The package knows nothing of HTTP, images or the sandbox's inside. It needs an [Engine]: that
 // behind the launcher uses libcontainer, that in runtimetest keeps everything in memory.
