@@ -156,8 +156,7 @@ func (d *document) paths(p *Profile) error {
 
 func (d *document) limits() error {
 	l := d.Limits
-	switch {
-	case l.Memory <= 0 || l.Pids <= 0 || l.Nofile == 0 || l.Swap == nil:
+	if l.Memory <= 0 || l.Pids <= 0 || l.Nofile == 0 || l.Swap == nil {
 		return errors.New("limits: memory, swap, pids and nofile are needed: a profile leaves none of them open")
 	}
 	return l.Check()

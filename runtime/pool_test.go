@@ -31,7 +31,7 @@ func park(t *testing.T, b *bench, s *runtime.Supervisor, n int) []string {
 	return slices.DeleteFunc(b.engine.IDs(), func(id string) bool { return slices.Contains(before, id) })
 }
 
-// fitting is a request that what park has parked fits.
+// fitting returns a request that fits the sandboxes of park.
 func fitting(name string) runtime.Request {
 	req := request(name)
 	req.ImageDigest = "sha256:11"
@@ -51,13 +51,13 @@ func TestParkedSandboxBecomesTheOneAskedFor(t *testing.T) {
 	s := b.open(t)
 	parked := park(t, b, s, 1)[0]
 	if list := s.List(runtime.Filter{}); len(list) != 0 || s.Count() != 0 {
-		t.Errorf("a parked sandbox is listed: %v", list)
+		t.Errorf("a warm sandbox is listed: %v", list)
 	}
 	if _, err := s.Get(parked); !errors.Is(err, runtime.ErrNotFound) {
-		t.Errorf("get a parked sandbox: %v", err)
+		t.Errorf("get a warm sandbox: %v", err)
 	}
 	if err := s.Delete(t.Context(), parked); !errors.Is(err, runtime.ErrNotFound) {
-		t.Errorf("delete a parked sandbox: %v", err)
+		t.Errorf("delete a warm sandbox: %v", err)
 	}
 
 	began := b.clock.Now()
@@ -153,7 +153,7 @@ func TestOnlyWhatFitsIsClaimed(t *testing.T) {
 	ephemeral := fitting("ephemeral")
 	ephemeral.Ephemeral = true
 	if rec := create(t, s, ephemeral); rec.ID == parked {
-		t.Error("a build took a parked sandbox")
+		t.Error("a build took a warm sandbox")
 	}
 	poolState(t, s, 1, 0, 2) // of the same image and profile
 	if rec := create(t, s, fitting("last")); rec.ID != parked {
