@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Limit is one row of the table of limits: one field of [Limits], with all that code which walks the limits must know. A
-// field without a row fails a test.
+// Limit is one row of the table of limits: one field of [Limits], with all that code which walks
+// the limits must know. A field without a row fails a test.
 type Limit struct {
 	Name       string // JSON path in [Limits], such as "io.read_bps"
 	Controller string // cgroup v2 controller; empty if only a resource limit holds it
@@ -25,7 +25,8 @@ type Limit struct {
 	Copy func(to, from *Limits)
 	// value is the number to compare with Min and Max; for a list of cores, its length.
 	value func(l *Limits) (shown any, number float64)
-	// update sets the limit in limits and in explicit, if u has a value for it. Zero means that of defaults.
+	// update sets the limit in limits and in explicit, if u has a value for it. Zero means that of
+	// defaults.
 	update func(u *LimitsUpdate, limits, explicit, defaults *Limits)
 }
 
@@ -38,8 +39,8 @@ const (
 	maxPids   = 1 << 22 // the kernel's PID_MAX_LIMIT
 )
 
-// LimitTable returns the rows of all limits, in the order in which a host's reasons for refusing them are reported. The
-// caller must not change it.
+// LimitTable returns the rows of all limits, in the order in which a host's reasons for refusing
+// them are reported. The caller must not change it.
 var LimitTable = sync.OnceValue(func() []Limit {
 	l := func(name, controller, file string, row Limit, minimum, maximum float64, unit, zero string) Limit {
 		row.Name, row.Controller, row.File = name, controller, file
@@ -128,7 +129,8 @@ var swap = Limit{
 	},
 }
 
-// Check returns an error for the first limit that is out of its range on every host. It does not parse the list of cores.
+// Check returns an error for the first limit that is out of its range on every host. It does not
+// parse the list of cores.
 func (l *Limits) Check() error {
 	for _, row := range LimitTable() {
 		if row.value == nil {
@@ -180,8 +182,8 @@ func (l *Limits) Matching(other *Limits) Limits {
 	return kept
 }
 
-// Apply returns limits with the changes, and the changed ones alone, as they were asked for. A zero value means that of
-// defaults.
+// Apply returns limits with the changes, and the changed ones alone, as they were asked for. A zero
+// value means that of defaults.
 func (u *LimitsUpdate) Apply(limits, defaults Limits) (changed, explicit Limits) {
 	for _, row := range LimitTable() {
 		row.update(u, &limits, &explicit, &defaults)

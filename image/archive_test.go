@@ -49,7 +49,8 @@ func FuzzImport(f *testing.F) {
 	}
 	f.Cleanup(func() { _ = s.Close() })
 	f.Fuzz(func(t *testing.T, data []byte) {
-		// It may be an image or not; it must not panic, and what is refused must be so as the archive's fault.
+		// It may be an image or not; it must not panic, and a refusal must be classed as the archive's
+		// fault.
 		_, err := s.Import(t.Context(), bytes.NewReader(data), ImportOptions{Reference: "fuzz/image:1"})
 		if err != nil && !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrReference) {
 			t.Errorf("error of no class: %v", err)
@@ -131,7 +132,7 @@ func TestImportOfNoRootFileSystem(t *testing.T) {
 	}
 }
 
-// saved is what docker save writes of an image with these names.
+// saved returns docker save's output for an image with these names.
 func saved(names ...string) []byte {
 	layer := string(rawEntry("x", tar.TypeReg, "x")) + strings.Repeat("\x00", 1024)
 	sum := sha256.Sum256([]byte(layer))
@@ -166,7 +167,8 @@ func TestImportOfManyNames(t *testing.T) {
 	}
 }
 
-// The platforms of one image, written straight into the layout: the one that is wanted is imported, under the one name.
+// The platforms of one image, written straight into the layout: the one that is wanted is imported,
+// under the one name.
 func TestImportOfPlatformsWithoutAnIndex(t *testing.T) {
 	for _, named := range []string{"registry.example/team/app:1", ""} {
 		var files []string

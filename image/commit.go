@@ -22,27 +22,28 @@ import (
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
-// CommitOptions say what becomes of an image and one more layer.
+// CommitOptions describe an image made of a stored one and further layers.
 type CommitOptions struct {
 	Base      string          // digest of the manifest of a stored image
 	Reference string          // of the new image
-	Config    api.ImageConfig // changes, as [api.CommitSandbox] says
+	Config    api.ImageConfig // changes, as in [api.CommitSandbox]
 	Comment   string
 	Created   time.Time
-	// Layer writes the new layer as an uncompressed tar stream and returns what [layer.Diff] does, with the DiffID. Where it
-	// has no entries the new image has the layers of the old one.
+	// Layer writes the new layer as an uncompressed tar stream and returns the result of [layer.Diff],
+	// with the DiffID. Without entries the new image has the layers of the old one.
 	Layer func(ctx context.Context, w io.Writer) (layer.Result, error)
-	// Below are layers that come before Layer, lowest first: of the snapshots that a sandbox stands on.
+	// Below are layers before Layer, lowest first: of the snapshots below a sandbox.
 	Below []CommitLayer
 }
 
-// CommitLayer is one that has been made before.
+// CommitLayer is a layer of a snapshot.
 type CommitLayer struct {
-	DiffID string // that it had then, and must have still
+	DiffID string // required digest, from when it was made
 	Write  func(ctx context.Context, w io.Writer) (layer.Result, error)
 }
 
-// Commit stores a new image: all that a stored one has, and one layer more. Errors of Layer are returned as they are.
+// Commit stores a new image: a stored one with further layers. Errors of Layer are returned
+// unchanged.
 func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ layer.Result, err error) {
 	target, err := reference.ParseTag(opts.Reference)
 	if err != nil {
@@ -112,7 +113,7 @@ func (s *Service) byDigest(ctx context.Context, digest string) (*store.Record, f
 		switch {
 		case err == nil && now.Manifest.Digest == digest:
 			return now, release, nil
-		case err == nil: // the name is another image's meanwhile
+		case err == nil: // the name belongs to another image by now
 			release()
 		case !errors.Is(err, ErrNotFound):
 			return nil, nil, err
@@ -121,13 +122,14 @@ func (s *Service) byDigest(ctx context.Context, digest string) (*store.Record, f
 	return nil, nil, errdefs.Classf(ErrNotFound, "the image %s, which the sandbox was made of, is not stored any more", digest)
 }
 
-// committed is a layer of a new image, stored.
+// committed is a stored layer of a new image.
 type committed struct {
 	blob   store.Blob
 	diffID string
 }
 
-// commit makes the configuration and manifest of the new image, and returns the manifest's digest.
+// commitManifest makes the configuration and manifest of the new image, and returns the manifest's
+// digest.
 func (s *Service) commitManifest(ctx context.Context, a *archive.Staging, base *store.Record, made []committed, opts *CommitOptions) (string, error) {
 	read := func(what, digest string, into any) ([]byte, error) {
 		data, err := s.store.ReadBlob(digest, store.MaxDocument)
@@ -139,7 +141,7 @@ func (s *Service) commitManifest(ctx context.Context, a *archive.Staging, base *
 		}
 		return data, nil
 	}
-	var below v1.Manifest // whose descriptors may say more than the store's records
+	var below v1.Manifest // whose descriptors may have more fields than the store's records
 	if _, err := read("manifest", base.Manifest.Digest, &below); err != nil {
 		return "", err
 	}
@@ -150,7 +152,7 @@ func (s *Service) commitManifest(ctx context.Context, a *archive.Staging, base *
 	}
 	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Layers: slices.Clone(below.Layers)}
 	configType, layerType := types.OCIConfigJSON, types.OCILayer
-	// One family of media types: tools are particular about it.
+	// One family of media types: some tools refuse a mixture.
 	if types.MediaType(base.Manifest.MediaType) == types.DockerManifestSchema2 {
 		m.MediaType, configType, layerType = types.DockerManifestSchema2, types.DockerConfigJSON, types.DockerLayer
 	}
@@ -183,8 +185,8 @@ func (s *Service) commitManifest(ctx context.Context, a *archive.Staging, base *
 	return a.AddJSON(ctx, m)
 }
 
-// configured is the configuration of an image that has these layers more than that of raw and file.
-// What it has that is unknown here stays in it, so it is changed as the JSON that it is.
+// configured returns the configuration of raw and file with further layers. It changes the JSON
+// itself, so that unknown fields stay.
 func configured(raw []byte, file *v1.ConfigFile, diffIDs []v1.Hash, opts *CommitOptions) ([]byte, error) {
 	var doc, config object
 	var history []json.RawMessage
@@ -194,14 +196,14 @@ func configured(raw []byte, file *v1.ConfigFile, diffIDs []v1.Hash, opts *Commit
 	if err := errors.Join(doc.get("config", &config), doc.get("history", &history)); err != nil {
 		return nil, err
 	}
-	// A history has an entry for every layer or is none: tools refuse others.
-	told := 0
+	// A history has an entry for every layer or is empty: tools refuse others.
+	described := 0
 	for _, h := range file.History {
 		if !h.EmptyLayer {
-			told++
+			described++
 		}
 	}
-	for range len(file.RootFS.DiffIDs) - told {
+	for range len(file.RootFS.DiffIDs) - described {
 		history = append(history, json.RawMessage("{}"))
 	}
 	created := v1.Time{Time: opts.Created.UTC()}
@@ -210,11 +212,11 @@ func configured(raw []byte, file *v1.ConfigFile, diffIDs []v1.Hash, opts *Commit
 		if i >= len(diffIDs)-1 {
 			entry.CreatedBy, entry.Comment = "sandboxd commit", opts.Comment
 		}
-		mine, err := json.Marshal(entry)
+		encoded, err := json.Marshal(entry)
 		if err != nil {
 			return nil, fmt.Errorf("encode history: %w", err)
 		}
-		history = append(history, mine)
+		history = append(history, encoded)
 	}
 	file.RootFS.DiffIDs = append(file.RootFS.DiffIDs, diffIDs...)
 	if config == nil {
@@ -231,7 +233,7 @@ func configured(raw []byte, file *v1.ConfigFile, diffIDs []v1.Hash, opts *Commit
 	return data, nil
 }
 
-// object is one of JSON. Its members are known by their names in any case, as encoding/json knows them.
+// object is a JSON object. Names of members match in any case, as in encoding/json.
 type object map[string]json.RawMessage
 
 func (o object) get(name string, into any) error {
@@ -245,7 +247,7 @@ func (o object) get(name string, into any) error {
 	return nil
 }
 
-// set gives a member a value, nil for none.
+// set sets a member; nil removes it.
 func (o object) set(name string, value any) error {
 	maps.DeleteFunc(o, func(key string, _ json.RawMessage) bool { return strings.EqualFold(key, name) })
 	if value == nil {
@@ -259,9 +261,9 @@ func (o object) set(name string, value any) error {
 	return nil
 }
 
-// configure changes how an image is run, which is so far as c says.
+// configure applies changes to c, the present configuration of how to run the image.
 func (o object) configure(c *v1.Config, change api.ImageConfig) error {
-	err := o.set("OnBuild", nil) // it was for who builds on the image, and that has been done
+	err := o.set("OnBuild", nil) // for builds based on the image; this is one
 	if len(change.Entrypoint) > 0 {
 		err = errors.Join(err, o.set("Entrypoint", change.Entrypoint), o.set("Cmd", nil))
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
-// layoutOf is an archive with one image per content, called as names say, each with this configuration, which is completed,
-// and with this said of its layer.
+// layoutOf returns an archive with one image for each content. The images have the annotations of
+// names, an addition to their configuration, and one to the descriptor of their layer.
 func layoutOf(t *testing.T, config, ofLayer string, annotation string, names []string, contents ...string) []byte {
 	t.Helper()
 	var files, manifests []string
@@ -52,7 +52,7 @@ func adding(content []byte) func(context.Context, io.Writer) (layer.Result, erro
 	}
 }
 
-// What the base says and we do not know is kept, where it is not for somebody else.
+// Unknown fields of the base are kept, except those meant for builds.
 func TestCommitKeepsWhatItDoesNotChange(t *testing.T) {
 	s, _, _ := service(t)
 	data := layoutOf(t, `,"vendor":{"x":1},"config":{"cmd":["old"],"Env":["A=1","B=2"],"OnBuild":["RUN x"],"Healthcheck":{"Test":["CMD","y"],"StartInterval":5},"Extra":true}`,
@@ -87,7 +87,8 @@ func TestCommitKeepsWhatItDoesNotChange(t *testing.T) {
 	want := map[string]any{
 		"os": "linux", "architecture": goruntime.GOARCH, "vendor": map[string]any{"x": 1.0}, "created": "1970-01-01T00:00:01Z",
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []any{sha(layerTar(t, "content", "base")), sha(added)}},
-		// The base told nothing of its layer, which is told of all the same: it is the first of two.
+		// The base has no history for its layer. An empty entry stands for it, because it is the first of
+		// two.
 		"history": []any{map[string]any{}, map[string]any{"created": "1970-01-01T00:00:01Z", "created_by": "sandboxd commit", "comment": "why"}},
 		"config": map[string]any{
 			"Entrypoint": []any{"new"}, "Env": []any{"B=2", "A=3"}, "Labels": map[string]any{"l": "m"}, "Extra": true,
@@ -124,7 +125,7 @@ func TestImportOfBareTags(t *testing.T) {
 	}
 }
 
-// noise is what no compression makes small.
+// noise returns incompressible bytes.
 func noise() []byte {
 	b := make([]byte, 64<<10)
 	_, _ = rand.Read(b) // never fails

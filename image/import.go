@@ -22,14 +22,14 @@ type ImportOptions struct {
 	// Rootfs is true if the archive is a root file system, and Config is that image's configuration.
 	Rootfs bool
 	Config api.ImageConfig
-	// Progress is called about the layers, by one goroutine at a time, after the archive has been read and
-	// not after Import has returned. It should be quick.
+	// Progress is called about the layers, by one goroutine at a time, after the archive has been read
+	// and not after Import has returned. It should be quick.
 	Progress func(api.PullEvent)
 }
 
-// Import stores the images of the archive in r: an OCI layout in a tar, the output of docker save, or
-// a root file system. It reads r once and keeps no file in memory. Files of the archive that belong to
-// no image are removed.
+// Import stores the images of the archive in r: an OCI layout in a tar, the output of docker save,
+// or a root file system. It reads r once and keeps no file in memory. Files of the archive that
+// belong to no image are removed.
 //
 // An archive is imported whole or not at all. Errors of reading r are returned unchanged.
 func (s *Service) Import(ctx context.Context, r io.Reader, opts ImportOptions) (_ []*Image, err error) {
@@ -131,7 +131,7 @@ func (s *Service) archived(staging *archive.Staging, root string) archive.Source
 	return archive.Source{Store: s.store, Root: root, Known: func(digest string) (bool, error) { return s.staged(staging, digest) }}
 }
 
-// staged reports whether the tenant may use a blob that is staged or stored.
+// staged reports whether the tenant may use a blob: it is staged, or stored for the tenant.
 func (s *Service) staged(staging *archive.Staging, digest string) (bool, error) {
 	if staging != nil && slices.Contains(staging.Pinned, digest) {
 		return true, nil
@@ -139,8 +139,8 @@ func (s *Service) staged(staging *archive.Staging, digest string) (bool, error) 
 	return s.entitled(blobKey(digest))
 }
 
-// Export writes a stored image to w as an archive, in one of the formats of [archive.Export]. It writes
-// nothing if the request is invalid.
+// Export writes a stored image to w as an archive, in one of the formats of [archive.Export]. It
+// writes nothing if the request is invalid.
 func (s *Service) Export(ctx context.Context, ref, format string, w io.Writer) error {
 	if ref == api.HostImage {
 		return errdefs.Classf(ErrReference, "the image %q shows this host's own /usr, which is not exported; pull or import an image", ref)

@@ -40,7 +40,7 @@ func TestPullWaitsAsLongAsTheRegistrySays(t *testing.T) {
 		t.Errorf("asked again after %v, the registry wanted a second", waited)
 	}
 
-	// One that wants too much is not asked again, by nobody.
+	// A wait that is too long ends in an error, without a second request.
 	asked := 0
 	f.replace("/manifests/1", func(w http.ResponseWriter, _ *http.Request) {
 		asked++
@@ -82,8 +82,8 @@ func TestCredentialHelperThatHangs(t *testing.T) {
 	}
 }
 
-// Credentials are for the registry that they were given for: neither a mirror nor the storage that a redirect leads to
-// sees them.
+// Credentials are for the registry that they were given for: neither a mirror nor the storage that
+// a redirect leads to sees them.
 func TestCredentialsGoNowhereElse(t *testing.T) {
 	good := newFaulty(t)
 	push(t, good.host+"/team/app:1", testImage(t, "amd64", asLayer(t, layerTar(t, "x", "x"), compression.GZip)))
@@ -93,7 +93,7 @@ func TestCredentialsGoNowhereElse(t *testing.T) {
 	}
 	proxy := httputil.NewSingleHostReverseProxy(target)
 	var mu sync.Mutex
-	seen := make(map[string][]string) // Authorization, by who saw it
+	seen := make(map[string][]string) // Authorization, by receiver
 	note := func(who string, r *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -141,7 +141,7 @@ func TestCredentialsGoNowhereElse(t *testing.T) {
 	}
 }
 
-// A mirror whose image is damaged is no better than one that does not answer.
+// A damaged image at a mirror is like a mirror that does not answer.
 func TestMirrorWithADamagedImage(t *testing.T) {
 	f, m := newFaulty(t), newFaulty(t)
 	ref := f.host + "/team/app:1"

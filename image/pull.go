@@ -34,20 +34,21 @@ const (
 	maxNesting = 3 // indexes in indexes
 )
 
-// PullOptions say how an image is fetched.
+// PullOptions are the options of [Service.Pull].
 type PullOptions struct {
-	Platform string // "linux/amd64"; empty: this host's
-	// Insecure allows plain HTTP, and HTTPS with any certificate, to the registry of the image's name and its mirrors,
-	// but not to where these send us for tokens or blobs. Digests are checked all the same, but a tag is then
-	// whatever the network says it is, and credentials can be read on the way.
+	Platform string // "linux/amd64"; empty means this host's
+	// Insecure allows plain HTTP, and HTTPS with any certificate, to the registry of the image's name
+	// and its mirrors, but not to their token servers or storage. Digests are still checked, but the
+	// network decides which image a tag means, and can read credentials.
 	Insecure bool
-	// Progress is told what happens, by one goroutine at a time and not after Pull has returned. It should be quick.
+	// Progress is called by one goroutine at a time and not after Pull has returned. It should be
+	// quick.
 	Progress func(api.PullEvent)
 }
 
-// Pull resolves the image at its registry or a mirror, fetches the parts that are not stored yet, and
-// has its layers extracted. It returns when everything is durable. A pull that fails removes the parts
-// that it brought.
+// Pull resolves the image at its registry or a mirror, fetches the parts that are not stored yet,
+// and has its layers extracted. It returns when everything is durable. A pull that fails removes
+// the parts that it brought.
 func (s *Service) Pull(ctx context.Context, ref string, opts PullOptions) (*Image, error) {
 	if ref == api.HostImage {
 		return s.getHost(ctx)
@@ -81,7 +82,7 @@ func (s *Service) Pull(ctx context.Context, ref string, opts PullOptions) (*Imag
 	return images[0], nil
 }
 
-// prepared is an image whose parts are stored and pinned until it is finished or given up.
+// prepared is an image whose parts are stored and pinned until it is recorded or given up.
 type prepared struct {
 	*store.Record
 
@@ -90,14 +91,15 @@ type prepared struct {
 	forget        func()   // ends the proofs of content
 }
 
-// releasePrepared ends the pins and proofs of an image that is recorded, or given up with discard.
+// releasePrepared ends the pins and proofs of an image after it was recorded, or with discard given
+// up.
 func (s *Service) releasePrepared(ctx context.Context, p *prepared, discard bool) error {
 	p.forget()
 	return s.release(ctx, p.blobs, p.chains, discard)
 }
 
-// finish gives prepared images their names, all or none of them, keeps to the limit and lets go of what was pinned: only
-// now, so that an image is there when its caller is told of it.
+// record gives prepared images their names, all or none of them, enforces the limit and then
+// releases the pins, so that an image exists when its caller hears of it.
 func (s *Service) record(ctx context.Context, ready []*prepared) (_ []*Image, err error) {
 	defer func() {
 		for _, p := range ready {
@@ -116,7 +118,7 @@ func (s *Service) record(ctx context.Context, ready []*prepared) (_ []*Image, er
 	if err := s.store.Put(s.treeSizes(records), records...); err != nil {
 		return nil, err
 	}
-	// The images are there; that another one could not be removed is no reason to say they are not.
+	// The images are stored, even if another one could not be removed.
 	if err := s.Enforce(context.WithoutCancel(ctx)); err != nil {
 		s.opts.Log.Warn("the limit of images could not be kept to", "error", err)
 	}
@@ -142,14 +144,14 @@ type origin interface {
 	Sender() string
 }
 
-// pull is one image on its way.
+// pull is the transfer of one image into the store.
 type pull struct {
 	service  *Service
 	ref      name.Reference
 	want     v1.Platform
-	explicit bool             // the platform was asked for, not ours by default
-	made     []string         // diff ids of layers that we have just made
-	staging  *archive.Staging // of blobs that are stored already; nil for a registry
+	explicit bool             // the caller named the platform
+	made     []string         // diff ids of layers made on this host just now
+	staging  *archive.Staging // of stored blobs; nil for a registry
 	origin   origin
 	progress progress
 
@@ -158,12 +160,12 @@ type pull struct {
 	over   bool
 }
 
-// prove notes that the origin has sent the content of a blob, until forget.
+// prove records that the origin has sent the content of a blob, until forget.
 func (p *pull) prove(digest string) {
 	forget := p.service.prove(blobKey(digest))
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.over { // a download for another pull
+	if p.over { // the download served another pull
 		forget()
 		return
 	}
@@ -180,7 +182,7 @@ func (p *pull) forget() {
 	p.proofs = nil
 }
 
-// progress passes on events until the pull is over: work that it began may go on for another pull.
+// progress passes on events until the pull ends: its downloads may go on for another pull.
 type progress struct {
 	mu     sync.Mutex
 	report func(api.PullEvent)
@@ -200,7 +202,7 @@ func (p *progress) end() {
 	p.report = nil
 }
 
-// run has everything stored that the image needs.
+// run stores all parts of the image.
 func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 	s := p.service
 	defer func() {
@@ -227,7 +229,7 @@ func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 		r.Layers = append(r.Layers, store.Layer{Blob: b})
 	}
 
-	// From here on things are stored. They are pinned first.
+	// From here on parts are stored. They are pinned first.
 	var blobs, chains []string
 	for _, b := range r.Blobs() {
 		blobs = append(blobs, b.Digest)
@@ -240,7 +242,7 @@ func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 			err = errors.Join(err, s.release(ctx, blobs, chains, true))
 		}
 	}()
-	// Beside each other: to make a blob last takes as long as to fetch a small one.
+	// In parallel: syncing a blob takes as long as fetching a small one.
 	p.prove(raw.blob.Digest)
 	both, bothCtx := errgroup.WithContext(ctx)
 	both.Go(func() error { return s.store.WriteBlob(bothCtx, raw.blob, bytes.NewReader(raw.data)) })
@@ -262,7 +264,7 @@ func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 	if err := p.layers(ctx, r.Layers); err != nil {
 		return nil, err
 	}
-	// Also of an image whose layers were there.
+	// Also for an image whose layers existed.
 	all, err := s.usage(chains)
 	if err != nil {
 		return nil, err
@@ -273,7 +275,7 @@ func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 	return &prepared{Record: r, blobs: blobs, chains: chains, forget: p.forget}, nil
 }
 
-// usage is what stored layers have of the limits that they share. One that is not known, or not there, has nothing.
+// usage returns the shared usage of stored layers. An unknown or missing one counts as nothing.
 func (s *Service) usage(chains []string) (all layer.Usage, err error) {
 	trees, err := s.trees()
 	if err != nil {
@@ -285,7 +287,7 @@ func (s *Service) usage(chains []string) (all layer.Usage, err error) {
 	return all, nil
 }
 
-// trees are the sizes of all layers that are known.
+// trees returns the known sizes of all layers.
 func (s *Service) trees() (map[string]store.Tree, error) {
 	trees, err := s.store.Trees()
 	if err != nil {
@@ -299,7 +301,8 @@ func (s *Service) trees() (map[string]store.Tree, error) {
 
 func usageOf(t store.Tree) layer.Usage { return layer.Usage{Entries: t.Entries, Bytes: t.Bytes} }
 
-// treeSizes are the sizes of those of the images' trees that were extracted since the daemon started.
+// treeSizes returns the sizes of those of the images' trees that were extracted since the daemon
+// started.
 func (s *Service) treeSizes(records []*store.Record) map[string]store.Tree {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -318,13 +321,13 @@ func (p *pull) invalidf(format string, args ...any) error {
 	return errdefs.Classf(ErrInvalid, "image %s: %w", reference.Normalize(p.ref), fmt.Errorf(format, args...))
 }
 
-// document is a manifest as it came.
+// document is a manifest with its original bytes.
 type document struct {
 	blob store.Blob
 	data []byte
 }
 
-// manifest fetches the manifest for the wanted platform, through an index where there is one.
+// manifest fetches the manifest for the wanted platform, through an index if there is one.
 func (p *pull) manifest(ctx context.Context) (*v1.Manifest, document, error) {
 	var expect *v1.Descriptor
 	for range maxNesting {
@@ -332,8 +335,8 @@ func (p *pull) manifest(ctx context.Context) (*v1.Manifest, document, error) {
 		if err != nil {
 			return nil, document{}, err
 		}
-		// What it is says its content. The registry's header may say something else, and a document that could be
-		// read both ways has two meanings (CVE-2021-41190).
+		// The content decides the type. The registry's header may claim another, and a document with two
+		// readings has two meanings (CVE-2021-41190).
 		var shape struct {
 			SchemaVersion int             `json:"schemaVersion"`
 			MediaType     types.MediaType `json:"mediaType"`
@@ -348,13 +351,13 @@ func (p *pull) manifest(ctx context.Context) (*v1.Manifest, document, error) {
 		isIndex, isImage := shape.Manifests != nil, shape.Config != nil || shape.Layers != nil
 		switch {
 		case shape.SchemaVersion == 1 || shape.FSLayers != nil:
-			return nil, document{}, p.invalidf("its manifest has the old schema 1, which has no digests of what is in the layers; have it pushed anew by a current tool")
+			return nil, document{}, p.invalidf("its manifest has the old schema 1, which has no digests of the layers' content; have it pushed anew by a current tool")
 		case shape.SchemaVersion != 2:
 			return nil, document{}, p.invalidf("its manifest has schema version %d, 2 is supported", shape.SchemaVersion)
 		case isIndex == isImage:
 			return nil, document{}, p.invalidf("its manifest is neither an image's nor an index")
 		case isIndex && shape.MediaType != "" && !shape.MediaType.IsIndex(), isImage && shape.MediaType != "" && !shape.MediaType.IsImage():
-			return nil, document{}, p.invalidf("its manifest has the media type %.80q, which is not what is in it", shape.MediaType)
+			return nil, document{}, p.invalidf("its manifest has the media type %.80q, which does not match its content", shape.MediaType)
 		}
 		if isImage {
 			m, err := v1.ParseManifest(bytes.NewReader(doc.data))
@@ -378,7 +381,8 @@ func (p *pull) manifest(ctx context.Context) (*v1.Manifest, document, error) {
 	return nil, document{}, p.invalidf("its indexes are nested more than %d deep", maxNesting)
 }
 
-// document fetches one manifest or index and checks its digest and size against what an index or the reference says.
+// document fetches one manifest or index and checks its digest and size against the index or
+// reference.
 func (p *pull) document(ctx context.Context, expect *v1.Descriptor) (document, error) {
 	want := ""
 	if d, ok := p.ref.(name.Digest); ok {
@@ -417,19 +421,19 @@ func (p *pull) choose(ix *v1.IndexManifest) (*v1.Descriptor, error) {
 	for i := range ix.Manifests {
 		d := &ix.Manifests[i]
 		if d.Platform == nil {
-			// Allowed, but only of use where there is no choice.
+			// Allowed, but only useful without a choice.
 			if len(ix.Manifests) == 1 {
 				best = d
 			}
 			continue
 		}
-		if d.Platform.OS != "unknown" { // that is how attestations are marked
+		if d.Platform.OS != "unknown" { // the mark of attestations
 			have = append(have, d.Platform.String())
 		}
 		if !reference.Suits(*d.Platform, p.want) {
 			continue
 		}
-		// The very variant, or else one for every variant, or else the first.
+		// That variant, or else a manifest for all variants, or else the first.
 		if best == nil || best.Platform.Variant != p.want.Variant && (d.Platform.Variant == p.want.Variant || d.Platform.Variant == "") {
 			best = d
 		}
@@ -457,7 +461,7 @@ func (p *pull) checkManifest(m *v1.Manifest) error {
 	return nil
 }
 
-// descriptor checks what a manifest says about a blob.
+// descriptor checks a manifest's description of a blob.
 func (p *pull) descriptor(what string, d v1.Descriptor) (store.Blob, error) {
 	b := store.Blob{MediaType: string(d.MediaType), Digest: d.Digest.String(), Size: d.Size}
 	if d.Digest.Algorithm != "sha256" {
@@ -472,7 +476,7 @@ func (p *pull) descriptor(what string, d v1.Descriptor) (store.Blob, error) {
 	return b, nil
 }
 
-// config reads the stored configuration and fills in what it says about platform and layers.
+// config reads the stored configuration and fills in the platform and layers.
 func (p *pull) config(r *store.Record) error {
 	data, err := p.service.store.ReadBlob(r.Config.Digest, store.MaxDocument)
 	if err != nil {
@@ -509,7 +513,7 @@ func (p *pull) config(r *store.Record) error {
 	return nil
 }
 
-// chainID is the digest of a stack of layers, as the OCI image specification defines it.
+// chainID returns the digest of a stack of layers, as the OCI image specification defines it.
 func chainID(parent, diffID string) string {
 	if parent == "" {
 		return diffID
@@ -518,8 +522,8 @@ func chainID(parent, diffID string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// layers downloads some at a time and has them extracted in their order: all those at once that have come meanwhile, because
-// to make them durable takes about as long for many as for one.
+// layers downloads some layers at a time and has them extracted in order. All that are ready are
+// extracted at once, because syncing many takes about as long as syncing one.
 func (p *pull) layers(ctx context.Context, layers []store.Layer) error {
 	g, ctx := errgroup.WithContext(ctx)
 	// At once, and while the first blob is on its way: extract finds them noted.
@@ -576,11 +580,11 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// fetch stores a blob, unless it is stored already or another pull is about to store it.
-func (p *pull) fetch(ctx context.Context, b store.Blob, tell bool) error {
+// fetch stores a blob, unless the tenant has it or another pull of the tenant is storing it.
+func (p *pull) fetch(ctx context.Context, b store.Blob, report bool) error {
 	s := p.service
 	event := func(status string, n int64) {
-		if tell {
+		if report {
 			p.progress.event(api.PullEvent{Layer: b.Digest, Status: status, Bytes: n, Total: b.Size})
 		}
 	}
@@ -653,9 +657,9 @@ func (p *pull) apply(ctx context.Context, layers []store.Layer, first, next int)
 	return nil
 }
 
-// extract has layers extracted, each on top of the one before and the first on top of parents. Those that we have made of what
-// has been on this host are not judged by how well we could compress them; their bytes are bounded in any case. With an error
-// comes the layer that it is about, where the applier knows one.
+// extract has layers extracted, each on top of the one before and the first on top of parents.
+// Layers of our own making have no limit of compression ratio; their bytes are limited. With an
+// error extract returns the layer at fault, if the applier names one.
 func (s *Service) extract(ctx context.Context, layers []store.Layer, parents []string, made func(store.Layer) bool) (failed *store.Layer, err error) {
 	req := layer.ApplyRequest{Parents: parents}
 	var chains []string
@@ -703,7 +707,7 @@ func (s *Service) extract(ctx context.Context, layers []store.Layer, parents []s
 	}
 	s.mu.Lock()
 	for i, l := range layers {
-		// Zero: it was there, and nobody knows.
+		// Zero means that it existed, with an unknown size.
 		if u := results[i].Usage(); u != (layer.Usage{}) {
 			s.sizes[l.ChainID] = store.Tree{Bytes: u.Bytes, Entries: u.Entries}
 		}
@@ -711,7 +715,7 @@ func (s *Service) extract(ctx context.Context, layers []store.Layer, parents []s
 	s.mu.Unlock()
 	for i, l := range layers {
 		got := results[i].DiffID
-		if got == "" { // the tree was there before
+		if got == "" { // the tree existed
 			if made(l) {
 				continue
 			}

@@ -55,7 +55,7 @@ func reopenWith(t *testing.T, dir string, a Applier, opts Options) *Service {
 	s.background.Wait()
 	s.registry.Backoff.Duration = time.Millisecond
 	s.registry.MaxWait = 0
-	// What the person who runs the tests may be logged in to is not their business.
+	// The logins of the user who runs the tests are out of bounds.
 	s.registry.Keychain = authn.NewMultiKeychain()
 	t.Cleanup(func() { _ = s.Close() })
 	return s
@@ -282,7 +282,7 @@ func TestPullRefusesWhatIsWrong(t *testing.T) {
 		{name: "two meanings", class: ErrInvalid, err: "neither", falsify: func(_ *faulty, p *parts) {
 			p.raw = []byte(`{"schemaVersion":2,"config":{},"layers":[],"manifests":[]}`)
 		}},
-		{name: "a media type that its content is not", class: ErrInvalid, err: "not what is in it", falsify: func(_ *faulty, p *parts) {
+		{name: "a media type that its content is not", class: ErrInvalid, err: "does not match its content", falsify: func(_ *faulty, p *parts) {
 			p.raw = []byte(`{"schemaVersion":2,"mediaType":"` + string(types.OCIImageIndex) + `","config":{},"layers":[]}`)
 		}},
 		{name: "no layers", class: ErrInvalid, err: "no layers", falsify: func(_ *faulty, p *parts) { p.manifest.Layers = nil }},
@@ -591,7 +591,7 @@ func TestOneCallerLeavingDoesNotEndTheOthersPull(t *testing.T) {
 	}
 }
 
-// waitFor polls for what no event announces.
+// waitFor polls for a state that no event announces.
 func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -660,7 +660,8 @@ func TestOpenCleansUpAfterACrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := leftovers(t, dir, a)
-	// As if the daemon had been killed in the middle of another pull: a blob half written, one complete, a layer applied.
+	// As if the daemon had been killed in the middle of another pull: a blob half written, one
+	// complete, a layer applied.
 	pending := sha([]byte("pending"))
 	if err := s.store.BeginLayers(pending); err != nil {
 		t.Fatal(err)
@@ -772,8 +773,8 @@ func TestStoreIsAnOCILayout(t *testing.T) {
 	}
 }
 
-// Layers whose blobs have come while others were extracted are extracted with one request, and the one that is to blame for
-// an error is named, whichever it is.
+// Layers whose blobs arrive during an extraction are extracted in one request, and an error names
+// the layer at fault, whichever it is.
 func TestLayersThatHaveComeAreAppliedTogether(t *testing.T) {
 	f := newFaulty(t)
 	const n = 10
@@ -806,8 +807,8 @@ func TestLayersThatHaveComeAreAppliedTogether(t *testing.T) {
 		if want == "" && err != nil || want != "" && (!errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: error %v, want one with %q", name, err, want)
 		}
-		// The last event of each download may come just before its blob counts as there: the first request, one up to the first of
-		// these blobs, and one for each of them.
+		// The last event of each download may come just before its blob counts as there: the first
+		// request, one up to the first of these blobs, and one for each of them.
 		if len(requests) > 2+registry.ParallelDownloads {
 			t.Errorf("%s: requests with %v layers", name, requests)
 		}
@@ -817,7 +818,7 @@ func TestLayersThatHaveComeAreAppliedTogether(t *testing.T) {
 	}
 }
 
-// confused says of all layers that they are fine, and of something that it is not.
+// confused reports success for all layers, and an error for none of them.
 type confused struct{ nullApplier }
 
 func (c confused) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Result, error) {
@@ -825,7 +826,7 @@ func (c confused) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Re
 	return results, fmt.Errorf("%w: nobody knows what", layer.ErrInvalid)
 }
 
-// What applies layers reads what strangers wrote, and may have been taken over: no answer of its ends the daemon.
+// The applier reads hostile input and may have been taken over: no answer of it ends the daemon.
 func TestErrorOfNoLayerIsAnError(t *testing.T) {
 	f := newFaulty(t)
 	push(t, f.host+"/one:1", testImage(t, "amd64", asLayer(t, layerTar(t, "f", "x"), compression.GZip)))
@@ -890,7 +891,8 @@ func TestChoice(t *testing.T) {
 }
 
 func TestChainIDs(t *testing.T) {
-	// Of the OCI image specification's config.md: ChainID(L0|L1) = Digest(ChainID(L0) + " " + DiffID(L1)).
+	// Of the OCI image specification's config.md: ChainID(L0|L1) = Digest(ChainID(L0) + " " +
+	// DiffID(L1)).
 	if got := chainID("", "sha256:a"); got != "sha256:a" {
 		t.Error(got)
 	}

@@ -16,12 +16,14 @@ type PushOptions struct {
 	Insecure bool // as in [PullOptions]
 	// Platform is the one to push; empty means the stored one.
 	Platform string
-	// Progress is called by one goroutine at a time and not after Push has returned. It should be quick.
+	// Progress is called by one goroutine at a time and not after Push has returned. It should be
+	// quick.
 	Progress func(api.PullEvent)
 }
 
-// Push sends a stored image to the registry of its name, under that name. The manifest is the one that
-// was pulled, built or imported. The store has the parts for one platform, so no index is sent.
+// Push sends a stored image to the registry of its name, under that name. The manifest is the one
+// that was pulled, built or imported. The store has the parts for one platform, so no index is
+// sent.
 func (s *Service) Push(ctx context.Context, ref string, opts PushOptions) (*Image, error) {
 	if ref == api.HostImage {
 		return nil, errdefs.Classf(ErrReference, "the image %q shows this host's own /usr, which is not pushed; pull, build or import an image", ref)

@@ -16,11 +16,11 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// Snapshot is what is recorded of one.
+// Snapshot is the record of a snapshot.
 type Snapshot = store.Snapshot
 
-// Taken are layers of snapshots that have been made. They, and what they lie on, stay until Release, and longer where Keep has
-// succeeded.
+// Taken holds new layers of snapshots. They, and the layers below, stay until Release, and longer
+// after Keep.
 type Taken struct {
 	Rootfs rootfs.Source
 
@@ -30,14 +30,16 @@ type Taken struct {
 	sizes   map[string]store.Tree
 
 	released bool
-	held     []string // chain ids below, which are only pinned
+	held     []string // pinned chain ids below
 }
 
-// Take makes a layer of a snapshot on top of base, which is of the image of that digest. Make has it extracted under the
-// chain id that it is told, and returns what the layer turned out to be; an error of it is returned as it is, and nothing is left.
+// Take makes a layer of a snapshot on top of base, a rootfs of the image of that digest. Make has
+// it extracted under the given chain id and returns its result; its error is returned unchanged,
+// and nothing stays.
 //
-// The chain id is random. It is not made of the layer's content, which is known only afterwards, nor of any name: an image
-// whose author knew what such an id is the digest of would find a snapshot in the place of its own layer.
+// The chain id is random. It is neither made of the layer's content, which is known only
+// afterwards, nor of a name: an image whose author knew the preimage of such an id would find a
+// snapshot in the place of its own layer.
 func (s *Service) Take(ctx context.Context, digest string, base rootfs.Source, make func(ctx context.Context, chainID string) (layer.Result, error)) (*Taken, layer.Result, error) {
 	t := &Taken{service: s, digest: digest, Rootfs: base.Clone(), sizes: map[string]store.Tree{}}
 	if err := s.pin(ctx, append(treeKeys(base.Layers), blobKey(digest))); err != nil {
@@ -51,7 +53,7 @@ func (s *Service) Take(ctx context.Context, digest string, base rootfs.Source, m
 	return t, result, nil
 }
 
-// Add makes one more layer on top. On error there are those that were there before.
+// Add makes one more layer on top. After an error the earlier ones remain.
 func (t *Taken) Add(ctx context.Context, make func(ctx context.Context, chainID string) (layer.Result, error)) (layer.Result, error) {
 	var random [32]byte
 	_, _ = rand.Read(random[:]) // since Go 1.24 it never fails
@@ -72,8 +74,8 @@ func (t *Taken) Add(ctx context.Context, make func(ctx context.Context, chainID 
 	return result, nil
 }
 
-// Keep records the snapshot with these layers; with nil, the layers alone, for sandboxes that stand on them. When it returns
-// that is on disk.
+// Keep records the snapshot with these layers; with nil, the layers alone, for sandboxes based on
+// them. It returns when that is on disk.
 func (t *Taken) Keep(snap *Snapshot) error {
 	if snap != nil {
 		snap.Tenant, snap.Rootfs, snap.ImageDigest = t.service.tenant, t.Rootfs.Clone(), t.digest
@@ -81,8 +83,8 @@ func (t *Taken) Keep(snap *Snapshot) error {
 	return t.service.store.KeepSnapshot(t.sizes, snap)
 }
 
-// Release lets go of what Take held. Layers that were not kept are removed, and those below them that nothing needs any more, as
-// what stood on them may have gone meanwhile. A second call does nothing.
+// Release returns Take's pins. It removes layers that were not kept, and layers below them that
+// nothing needs any more, as other users may have gone meanwhile. A second call does nothing.
 func (t *Taken) Release(ctx context.Context) error {
 	s := t.service
 	if t.released {
@@ -93,10 +95,11 @@ func (t *Taken) Release(ctx context.Context) error {
 	s.unpin([]string{t.digest}, blobKey)
 	s.unpin(t.held, treeKey)
 	s.mu.Unlock()
-	return errors.Join(s.release(ctx, nil, t.made, true), s.Settle(ctx))
+	return errors.Join(s.release(ctx, nil, t.made, true), s.CollectSnapshotLayers(ctx))
 }
 
-// Snapshots lists all snapshots, oldest first; of is the id of the sandbox whose are wanted, empty for all.
+// Snapshots lists all snapshots, oldest first; of selects those of a sandbox by its id, empty means
+// all.
 func (s *Service) Snapshots(of string) ([]api.Snapshot, error) {
 	all, err := s.snapshots()
 	if err != nil {
@@ -115,7 +118,7 @@ func (s *Service) Snapshots(of string) ([]api.Snapshot, error) {
 	return list, nil
 }
 
-// InspectSnapshot is what the API shows of one.
+// InspectSnapshot returns the API's view of a snapshot.
 func (s *Service) InspectSnapshot(ref string) (api.Snapshot, error) {
 	snap, err := s.Snapshot(ref)
 	if err != nil {
@@ -128,7 +131,7 @@ func (s *Service) InspectSnapshot(ref string) (api.Snapshot, error) {
 	return snapshot.Summary(snap, sizes), nil
 }
 
-// Snapshot finds one by its id or name.
+// Snapshot finds a snapshot by its id or name.
 func (s *Service) Snapshot(ref string) (*Snapshot, error) {
 	snap, err := s.store.Snapshot(s.tenant, ref)
 	if errors.Is(err, store.ErrNotFound) {
@@ -137,11 +140,12 @@ func (s *Service) Snapshot(ref string) (*Snapshot, error) {
 	return snap, err
 }
 
-// AcquireSnapshot is [Service.Snapshot] for one that a sandbox is about to be made of: what it needs stays until release is
-// called, which happens when the holders know of the sandbox, or there is none.
+// AcquireSnapshot is [Service.Snapshot] for a new sandbox: the snapshot's parts stay until release
+// is called. The caller releases them when the holders include the sandbox, or its creation has
+// failed.
 func (s *Service) AcquireSnapshot(ctx context.Context, ref string) (_ *Snapshot, release func(), err error) {
 	s.mu.Lock()
-	defer s.mu.Unlock() // a collection that takes it away has ended, or comes later
+	defer s.mu.Unlock() // a collection that removes it has ended, or comes later
 	snap, err := s.Snapshot(ref)
 	if err != nil {
 		return nil, nil, err
@@ -154,18 +158,19 @@ func (s *Service) AcquireSnapshot(ctx context.Context, ref string) (_ *Snapshot,
 		s.unpin(snap.Rootfs.Layers, treeKey)
 		s.unpin([]string{snap.ImageDigest}, blobKey)
 		s.mu.Unlock()
-		// Its removal has left what was held here, and nobody else may come by.
+		// Its removal has left these layers, and no other event may trigger a collection.
 		if _, err := s.store.Snapshot(s.tenant, snap.ID); !errors.Is(err, store.ErrNotFound) {
 			return
 		}
-		if err := s.Settle(ctx); err != nil {
+		if err := s.CollectSnapshotLayers(ctx); err != nil {
 			s.opts.Log.Warn("a layer of a snapshot that nothing needs is left until the next start", "error", err)
 		}
 	}, nil
 }
 
-// RemoveSnapshot takes a snapshot away, and those of its layers that neither another one nor a sandbox stands on. The others
-// go by [Service.Settle] when the last of these has gone. It returns the bytes of files that are gone.
+// RemoveSnapshot removes a snapshot, and those of its layers that no other one and no sandbox is
+// based on. [Service.CollectSnapshotLayers] removes the others when the last of these is gone. It
+// returns the bytes of removed files.
 func (s *Service) RemoveSnapshot(ctx context.Context, ref string) (int64, error) {
 	out, err := s.sweep(context.WithoutCancel(ctx), false, func([]*store.Record, []*store.Step, map[string][]string) (choice, error) {
 		snap, err := s.Snapshot(ref)
@@ -177,12 +182,12 @@ func (s *Service) RemoveSnapshot(ctx context.Context, ref string) (int64, error)
 	return out.Bytes, err
 }
 
-// PruneSnapshots removes the snapshots that were taken, or imported, before a time, that have all these labels, and that no sandbox stands on.
-// Those with [api.LabelKeep] stay.
+// PruneSnapshots removes the snapshots that were taken, or imported, before a time, that have all
+// these labels, and that no sandbox is based on. Those with [api.LabelKeep] stay.
 func (s *Service) PruneSnapshots(ctx context.Context, before time.Time, labels map[string]string) (api.SnapshotsRemoved, error) {
 	expired := func(held map[string][]string) ([]*Snapshot, error) {
 		all, err := s.snapshots()
-		return snapshot.Expired(all, before, labels, func(snap *Snapshot) bool { return s.stoodOn(snap, held) }), err
+		return snapshot.Expired(all, before, labels, func(snap *Snapshot) bool { return s.inUse(snap, held) }), err
 	}
 	out := api.SnapshotsRemoved{Removed: []string{}}
 	// A sweep writes to the disk, and this is called every minute.
@@ -207,15 +212,15 @@ func (s *Service) PruneSnapshots(ctx context.Context, before time.Time, labels m
 	return out, err
 }
 
-// stoodOn says that a sandbox stands on the snapshot, or is about to. It needs mu.
-func (s *Service) stoodOn(snap *Snapshot, held map[string][]string) bool {
+// inUse reports whether a sandbox is based on the snapshot, or about to be. It needs mu.
+func (s *Service) inUse(snap *Snapshot, held map[string][]string) bool {
 	top := snapshot.Top(snap)
 	return held[top] != nil || s.pins[treeKey(top)] > 0
 }
 
-// Settle removes layers of snapshots that nothing stands on any more.
-func (s *Service) Settle(ctx context.Context) error {
-	if idle, err := s.settled(); idle || err != nil {
+// CollectSnapshotLayers removes layers of snapshots that nothing is based on any more.
+func (s *Service) CollectSnapshotLayers(ctx context.Context) error {
+	if idle, err := s.nothingToCollect(); idle || err != nil {
 		return err
 	}
 	_, err := s.sweep(context.WithoutCancel(ctx), false, func([]*store.Record, []*store.Step, map[string][]string) (choice, error) {
@@ -224,8 +229,9 @@ func (s *Service) Settle(ctx context.Context) error {
 	return err
 }
 
-// settled reports whether there is nothing to be removed, without writing anything: it is asked after each deletion.
-func (s *Service) settled() (bool, error) {
+// nothingToCollect reports whether all layers of snapshots are needed, without writing anything: it
+// runs after each deletion.
+func (s *Service) nothingToCollect() (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	layers, err := s.store.SnapshotLayers()
@@ -247,16 +253,16 @@ func (s *Service) settled() (bool, error) {
 		}
 	}
 	return !slices.ContainsFunc(layers, func(id string) bool {
-		return !needed[id] && held[id] == nil && s.pins[treeKey(id)] == 0 && s.going[treeKey(id)] == nil
+		return !needed[id] && held[id] == nil && s.pins[treeKey(id)] == 0 && s.removing[treeKey(id)] == nil
 	}), nil
 }
 
-// EnforceSnapshots removes the oldest snapshots that no sandbox stands on, until the files of all have no more bytes than
-// [Options.SnapshotLimit].
+// EnforceSnapshots removes the oldest snapshots that no sandbox is based on, until the files of all
+// have no more bytes than [Options.SnapshotLimit].
 func (s *Service) EnforceSnapshots(ctx context.Context) error {
 	over, err := s.snapshotsOver()
 	if err != nil || !over {
-		return errors.Join(err, s.Settle(ctx))
+		return errors.Join(err, s.CollectSnapshotLayers(ctx))
 	}
 	sizes, err := s.store.LayerSizes()
 	if err != nil {
@@ -269,7 +275,7 @@ func (s *Service) EnforceSnapshots(ctx context.Context) error {
 		if err != nil {
 			return c, err
 		}
-		c.discard, left = snapshot.Excess(snapshots, sizes, s.opts.SnapshotLimit, func(snap *Snapshot) bool { return s.stoodOn(snap, held) })
+		c.discard, left = snapshot.Excess(snapshots, sizes, s.opts.SnapshotLimit, func(snap *Snapshot) bool { return s.inUse(snap, held) })
 		discarded = c.discard
 		return c, nil
 	})
@@ -280,12 +286,12 @@ func (s *Service) EnforceSnapshots(ctx context.Context) error {
 		s.opts.Log.Info("snapshots were removed to keep to the limit", "limit", s.opts.SnapshotLimit, "snapshots", discarded)
 	}
 	if left > s.opts.SnapshotLimit {
-		s.opts.Log.Warn("snapshots have more bytes than the limit, and what is left is to be kept, or sandboxes stand on it", "limit", s.opts.SnapshotLimit, "bytes", left)
+		s.opts.Log.Warn("snapshots exceed the limit, and all others are labelled to be kept or below sandboxes", "limit", s.opts.SnapshotLimit, "bytes", left)
 	}
 	return nil
 }
 
-// snapshotsOver reports whether there is a limit that may be exceeded.
+// snapshotsOver reports whether the limit may be exceeded.
 func (s *Service) snapshotsOver() (bool, error) {
 	if s.opts.SnapshotLimit <= 0 {
 		return false, nil
@@ -305,7 +311,7 @@ func (s *Service) snapshotsOver() (bool, error) {
 	return total > s.opts.SnapshotLimit, nil
 }
 
-// holdSnapshots adds to the holders of images the snapshots that need them.
+// holdSnapshots adds the snapshots to the holders of their images.
 func (s *Service) holdSnapshots(held map[string][]string) error {
 	snapshots, err := s.store.Snapshots()
 	if err != nil {
@@ -317,5 +323,5 @@ func (s *Service) holdSnapshots(held map[string][]string) error {
 	return nil
 }
 
-// snapshotHolder stands before the name of a snapshot among the names of sandboxes.
+// snapshotHolder precedes the name of a snapshot among the names of sandboxes.
 const snapshotHolder = "snapshot "

@@ -17,8 +17,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// A layer of a snapshot is there as long as a record of a snapshot or a sandbox needs it, and what was not kept is gone after a
-// crash.
+// A snapshot's layer stays as long as a record of a snapshot or a sandbox needs it, and layers that
+// were not kept are removed after a crash.
 func TestLayersOfSnapshotsAreKeptAsLongAsNeeded(t *testing.T) {
 	s, a, dir := service(t)
 	var held map[string][]string
@@ -47,7 +47,7 @@ func TestLayersOfSnapshotsAreKeptAsLongAsNeeded(t *testing.T) {
 	}
 	check := func(when string, want ...string) {
 		t.Helper()
-		if err := s.Settle(t.Context()); err != nil {
+		if err := s.CollectSnapshotLayers(t.Context()); err != nil {
 			t.Fatalf("%s: %v", when, err)
 		}
 		got := a.layers(t)
@@ -116,7 +116,8 @@ func TestLayersOfSnapshotsAreKeptAsLongAsNeeded(t *testing.T) {
 	check("after a failure")
 }
 
-// What was removed while somebody still held it goes when he lets go: nobody else comes by to look for it.
+// A layer that was removed while it was held goes with its last holder: no later event may collect
+// it.
 func TestLayersOfSnapshotsGoWithTheLastWhoHoldsThem(t *testing.T) {
 	s, a, _ := service(t)
 	s.SetHolders(func() map[string][]string { return map[string][]string{} })
@@ -242,7 +243,8 @@ func TestSnapshotsArePruned(t *testing.T) {
 	}
 }
 
-// A layer that was taken when zeros were still in the stream is read as it was then: it is not damaged.
+// A layer that was taken when zeros were still in the stream is read as it was then: it is not
+// damaged.
 func TestSnapshotsThatHaveTheirZerosAreExported(t *testing.T) {
 	s, a, _ := service(t)
 	s.SetHolders(func() map[string][]string { return map[string][]string{} })

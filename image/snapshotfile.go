@@ -31,13 +31,13 @@ func (s *Service) ExportSnapshot(ctx context.Context, ref string, read snapshot.
 	return nil
 }
 
-// ImportSnapshot keeps the snapshot of a file that [Service.ExportSnapshot], or anything else, has
-// written. Only claims that pass check are trusted, and every layer must have its diff id. The image
-// must be stored. Name replaces the snapshot's name unless it is empty.
+// ImportSnapshot stores the snapshot of a file that [Service.ExportSnapshot], or any other program,
+// has written. Only claims that pass check are trusted, and every layer must have its diff id. The
+// image must be stored. Name replaces the snapshot's name unless it is empty.
 //
 // The recorded diff id of a layer is the one that read returns, and later reads are compared with
-// that. It differs from the file's if the file was not written by us, or if this host cannot keep all
-// of the layer, such as owners with a single id.
+// that. It differs from the file's if the file was not written by us, or if this host cannot keep
+// all of the layer, such as owners with a single id.
 func (s *Service) ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*Snapshot) error, read snapshot.ReadLayer) (_ api.Snapshot, err error) {
 	file, err := snapshot.Open(r)
 	if err != nil {
@@ -121,14 +121,14 @@ func (s *Service) ImportSnapshot(ctx context.Context, r io.Reader, name string, 
 	if err := t.Keep(snap); err != nil {
 		return api.Snapshot{}, err
 	}
-	// While it is pinned: it may be the oldest of all, and is the one that is wanted now.
+	// While it is pinned: it may be the oldest of all, and is the wanted one.
 	if err := s.EnforceSnapshots(context.WithoutCancel(ctx)); err != nil {
 		s.opts.Log.Warn("the limit of snapshots is exceeded", "error", err)
 	}
 	return s.InspectSnapshot(snap.ID)
 }
 
-// baseOf finds the image that a snapshot from elsewhere needs, and keeps it until release.
+// baseOf finds the image of an imported snapshot, and keeps it until release.
 func (s *Service) baseOf(ctx context.Context, snap *Snapshot) (rootfs.Source, func(), error) {
 	if snap.Image == api.HostImage {
 		img, release, err := s.Acquire(ctx, api.HostImage)
@@ -156,7 +156,8 @@ func (s *Service) baseOf(ctx context.Context, snap *Snapshot) (rootfs.Source, fu
 	return base, release, nil
 }
 
-// applyStream has a layer extracted from a stream. What ends the stream too early makes it another one than its diff id says.
+// applyStream has a layer extracted from a stream. A truncated stream fails the check of its diff
+// id.
 func (s *Service) applyStream(ctx context.Context, content io.Reader, parents []string, req layer.Request) (layer.Result, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -169,7 +170,7 @@ func (s *Service) applyStream(ctx context.Context, content io.Reader, parents []
 	}()
 	req.Blob = r
 	results, err := s.applier.Apply(ctx, layer.ApplyRequest{Parents: parents, Layers: []layer.Request{req}})
-	_ = r.Close() // a copy that is not done ends
+	_ = r.Close() // ends an unfinished copy
 	cerr := <-copied
 	if err == nil {
 		err = cerr

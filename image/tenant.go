@@ -12,14 +12,14 @@ import (
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
-// For returns the images as tenant sees them. A tenant has names, snapshots and build steps of its
-// own and finds no others, be it by name, by digest or by id. The empty tenant is the daemon's own, and
-// [Open] returns its view. The image "host" is everybody's.
+// For returns the images as tenant sees them. A tenant has its own names, snapshots and build
+// steps, and finds no others by name, digest or id. The empty tenant is the daemon's own, and
+// [Open] returns its view. All tenants have the image "host".
 //
 // Blobs and layers are kept once for all tenants. A tenant gets those of another only after its
 // registry or archive has sent their whole content: a digest alone proves nothing. The limits of
 // [Options] are common to all tenants; [Service.Enforce], [Service.EnforceSnapshots] and
-// [Service.Settle] work on the objects of all of them.
+// [Service.CollectSnapshotLayers] work on the objects of all of them.
 func (s *Service) For(tenant string) *Service { return &Service{state: s.state, tenant: tenant} }
 
 // Tenants returns the tenants that have images, build steps or snapshots, sorted.
@@ -43,8 +43,8 @@ func (s *Service) Tenants() ([]string, error) {
 // Holder returns the name of a tenant's sandbox for [Service.SetHolders].
 func Holder(tenant, name string) string { return store.Key(tenant, name) }
 
-// ownHolders returns those of the holders that the tenant may know of, by their plain names: its own,
-// and requests under way.
+// ownHolders returns those of the holders that the tenant may know of, by their plain names: its
+// own, and requests under way.
 func (s *Service) ownHolders(holders []string) []string {
 	var out []string
 	for _, h := range holders {
@@ -81,9 +81,9 @@ func (s *Service) snapshots() ([]*Snapshot, error) {
 	return slices.DeleteFunc(all, func(snap *Snapshot) bool { return snap.Tenant != s.tenant }), err
 }
 
-// prove notes that the tenant has presented the content of a blob or layer, by blobKey or treeKey, until
-// the returned function is called. By then a record must say so, or the content counts as unknown to
-// the tenant again.
+// prove records that the tenant has presented the content of a blob, by blobKey, until forget is
+// called. Without a record of the tenant that has the content, the tenant is not entitled to it
+// after that.
 func (s *Service) prove(key string) (forget func()) {
 	key = store.Key(s.tenant, key)
 	s.mu.Lock()
@@ -98,8 +98,8 @@ func (s *Service) prove(key string) (forget func()) {
 	}
 }
 
-// entitled reports whether the tenant may use a stored blob or layer, by blobKey or treeKey: one of its
-// images or build steps has it, or a request of the tenant under way has presented it.
+// entitled reports whether the tenant may use a stored blob or layer, by blobKey or treeKey: one of
+// its images or build steps has it, or a request of the tenant under way has presented it.
 func (s *Service) entitled(key string) (bool, error) {
 	s.mu.Lock()
 	proven := s.proven[store.Key(s.tenant, key)] > 0

@@ -249,7 +249,7 @@ func TestDigestsProveNothing(t *testing.T) {
 	if _, err := a.Get(t.Context(), "app:1"); err != nil {
 		t.Error(err)
 	}
-	// The same tenant may leave out a blob that it has stored.
+	// A tenant may leave out a blob that it has stored.
 	if _, err := a.Import(t.Context(), bytes.NewReader(without), ImportOptions{Reference: "app:2"}); err != nil {
 		t.Errorf("a, without the layer: %v", err)
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// adopt compares the records with the sandboxes that the engine runs. Apart from the watchers that it starts, no other
-// goroutine knows s yet.
+// adopt compares the records with the sandboxes that the engine runs. Apart from the watchers that
+// it starts, no other goroutine knows s yet.
 func (s *Supervisor) adopt(ctx context.Context) error {
 	recs, err := s.records.all()
 	if err != nil {
@@ -45,8 +45,8 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 			leftovers = slices.DeleteFunc(leftovers, func(id string) bool { return id == rec.ID })
 			continue
 		case rec.State == api.StateCreating && st == nil && !slices.Contains(leftovers, rec.ID):
-			// Its creation came to nothing and was never answered, so no client knows of it. One that has left something
-			// may have been answered, and is listed like any other that has ended.
+			// Its creation came to nothing and was never answered, so no client knows of it. One that has
+			// left something may have been answered, and is listed like any other that has ended.
 			if _, err := s.removeUnanswered(ctx, rec, "half-made sandbox"); err != nil {
 				return err
 			}
@@ -83,8 +83,8 @@ func (s *Supervisor) adopt(ctx context.Context) error {
 	})
 }
 
-// survey lists the sandboxes that the engine runs, by their ids, and those that have left something. The caller closes the
-// pidfds, also after an error.
+// survey lists the sandboxes that the engine runs, by their ids, and those that have left
+// something. The caller closes the pidfds, also after an error.
 func (s *Supervisor) survey(ctx context.Context) (running map[string]*Started, leftovers []string, err error) {
 	list, err := s.engine.List(ctx)
 	if err != nil {
@@ -100,8 +100,9 @@ func (s *Supervisor) survey(ctx context.Context) (running map[string]*Started, l
 	return running, leftovers, nil
 }
 
-// removeUnanswered deletes a sandbox that no client knows of, and its record. If the engine refuses, the sandbox is treated
-// as one without a record, and the record goes when the next daemon starts.
+// removeUnanswered deletes a sandbox that no client knows of, and its record. If the engine
+// refuses, the sandbox is treated as one without a record, and the record goes when the next daemon
+// starts.
 func (s *Supervisor) removeUnanswered(ctx context.Context, rec *Record, what string) (removed bool, err error) {
 	if err := ignoreNotFound(s.engine.Delete(ctx, rec.ID)); err != nil {
 		s.log.Error(what+" could not be deleted", "id", rec.ID, "error", err)
@@ -114,8 +115,8 @@ func (s *Supervisor) removeUnanswered(ctx context.Context, rec *Record, what str
 	return true, nil
 }
 
-// adoptRunning watches a sandbox that runs, whatever its record says: a client was told that it is created, started, paused
-// or resumed, or was about to be.
+// adoptRunning watches a sandbox that runs, whatever its record says: a client was told that it is
+// created, started, paused or resumed, or was about to be.
 func (s *Supervisor) adoptRunning(ctx context.Context, rec *Record, st *Started) error {
 	if state := liveState(st); rec.State != state {
 		if !lives(rec.State) && rec.State != api.StateCreating { // the exit on record is of an earlier life
@@ -127,8 +128,8 @@ func (s *Supervisor) adoptRunning(ctx context.Context, rec *Record, st *Started)
 			return errors.Join(err, st.Pidfd.Close())
 		}
 	}
-	// The engine may have applied an update that the crash kept from the record. The engine is right; the next write of
-	// the record has it.
+	// The engine may have applied an update that the crash kept from the record. The engine is right;
+	// the next write of the record has it.
 	if !st.Deadline.IsZero() {
 		rec.Limits, rec.Deadline = st.Limits, st.Deadline
 	}
@@ -153,9 +154,9 @@ func (s *Supervisor) adoptEnded(rec *Record) {
 	}
 }
 
-// deleteStrays deletes the sandboxes and leftovers that no record claims: a crash of daemon and launcher together can leave
-// those of a creation whose record was not yet written. One that cannot be deleted does not keep the daemon from starting:
-// the reconciler tries again.
+// deleteStrays deletes the sandboxes and leftovers that no record claims: a crash of daemon and
+// launcher together can leave those of a creation whose record was not yet written. One that cannot
+// be deleted does not keep the daemon from starting: the reconciler tries again.
 func (s *Supervisor) deleteStrays(ctx context.Context, running map[string]*Started, leftovers []string) {
 	stray := func(id, what string) {
 		if err := ignoreNotFound(s.engine.Delete(ctx, id)); err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Create makes a sandbox, or claims a parked one that fits, and returns when it runs and its record is on disk. On error
-// nothing of it is left.
+// Create makes a sandbox, or claims a parked one that fits, and returns when it runs and its record
+// is on disk. On error nothing of it is left.
 func (s *Supervisor) Create(ctx context.Context, req Request) (Record, error) {
 	sb, p, err := s.reserve(req, true)
 	if err != nil {
@@ -26,7 +26,8 @@ func (s *Supervisor) Create(ctx context.Context, req Request) (Record, error) {
 		if err == nil || ctx.Err() != nil {
 			return rec, err
 		}
-		// It has just ended, or cannot be changed as the request asks. If no sandbox can be, the error of a new one says why.
+		// It has just ended, or cannot be changed as the request asks. If no sandbox can be, the error of
+		// a new one says why.
 		s.log.Info("a parked sandbox could not be claimed", "id", p.id, "error", err)
 		if sb, _, err = s.reserve(req, false); err != nil {
 			return Record{}, err
@@ -49,7 +50,8 @@ func (s *Supervisor) create(ctx context.Context, sb *sandbox, req Request) (_ Re
 	defer undo.unwind(&err)
 	undo.add("release name", func() error { s.forget(sb); return nil })
 
-	// The intent goes to disk while the engine works: a daemon that starts after a crash then knows what to take back.
+	// The intent goes to disk while the engine works: a daemon that starts after a crash then knows
+	// what to take back.
 	intent := make(chan error, 1)
 	go func(rec Record) { intent <- s.records.put(&rec) }(rec)
 	intended := sync.OnceValue(func() error { return <-intent })
@@ -64,7 +66,8 @@ func (s *Supervisor) create(ctx context.Context, sb *sandbox, req Request) (_ Re
 	}
 	undo.add("remove control socket", func() error { return s.sockets.remove(id) })
 
-	// Also after a failure: if ctx ended or the connection broke, the engine may have made the sandbox.
+	// Also after a failure: if ctx ended or the connection broke, the engine may have made the
+	// sandbox.
 	undo.add("delete sandbox", func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()
@@ -72,12 +75,13 @@ func (s *Supervisor) create(ctx context.Context, sb *sandbox, req Request) (_ Re
 	})
 	spec := req.spec(id, rec.Name, rec.Deadline)
 	spec.IODevice = s.opts.IODevice
-	// The engine's answer is awaited although the client hangs up: a deletion before the engine has begun would find
-	// nothing, and the creation would begin after it.
+	// The engine's answer is awaited although the client hangs up: a deletion before the engine has
+	// begun would find nothing, and the creation would begin after it.
 	making, done := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer done()
 	started, err := s.engine.Create(making, spec, control)
-	// From here init alone holds the socket: a copy kept here would let connections hang after init died.
+	// From here init alone holds the socket: a copy kept here would let connections hang after init
+	// died.
 	cerr := control.Close()
 	if err != nil {
 		return Record{}, err
@@ -96,8 +100,8 @@ func (s *Supervisor) create(ctx context.Context, sb *sandbox, req Request) (_ Re
 		return Record{}, err
 	}
 	undo.release()
-	// The answer does not wait for a second write: the next daemon takes a sandbox that runs for running, although its
-	// record says "creating". Later writers wait for sandbox.write.
+	// The answer does not wait for a second write: the next daemon takes a sandbox that runs for
+	// running, although its record says "creating". Later writers wait for sandbox.write.
 	s.ops.Go(func() {
 		defer sb.write.Unlock()
 		if err := s.records.put(&rec); err != nil {
@@ -108,8 +112,9 @@ func (s *Supervisor) create(ctx context.Context, sb *sandbox, req Request) (_ Re
 	return rec.clone(), nil
 }
 
-// reserve inserts an entry with an id and a name, and counts an operation that the caller ends with ops.Done. With pooled it
-// takes a parked sandbox that fits, if there is one, and its id. The caller holds sandbox.write.
+// reserve inserts an entry with an id and a name, and counts an operation that the caller ends with
+// ops.Done. With pooled it takes a parked sandbox that fits, if there is one, and its id. The
+// caller holds sandbox.write.
 func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *parked, error) {
 	now := s.now().UTC()
 	s.mu.Lock()
@@ -169,10 +174,10 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *parked, error
 	return sb, p, nil
 }
 
-// nameTaken reports whether name already refers to a sandbox that the tenant can look up. Ids and names of a tenant share
-// one space, so that neither can hide the other. The ids of other tenants are free to it: a conflict would tell that they
-// exist. The daemon's own tenant shares the space with every id, because most methods find a sandbox by id or own name.
-// It needs mu.
+// nameTaken reports whether name already refers to a sandbox that the tenant can look up. Ids and
+// names of a tenant share one space, so that neither can hide the other. The ids of other tenants
+// are free to it: a conflict would tell that they exist. The daemon's own tenant shares the space
+// with every id, because most methods find a sandbox by id or own name. It needs mu.
 func (s *Supervisor) nameTaken(tenant, name string) bool {
 	if s.names[tenantName{tenant, name}] != nil {
 		return true
@@ -220,7 +225,8 @@ func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started 
 	return nil
 }
 
-// liveState returns the state that the engine reports: a crash may have been between its pause and the record.
+// liveState returns the state that the engine reports: a crash may have been between its pause and
+// the record.
 func liveState(started *Started) api.SandboxState {
 	if started.Paused {
 		return api.StatePaused

@@ -7,16 +7,17 @@ import (
 	"time"
 )
 
-// Delete ends the sandbox with this id or name, and removes everything of it. If several callers delete one sandbox, all
-// wait for one deletion and get its outcome. A deletion that began goes on although ctx ends; one that failed may be
-// repeated.
+// Delete ends the sandbox with this id or name, and removes everything of it. If several callers
+// delete one sandbox, all wait for one deletion and get its outcome. A deletion that began goes on
+// although ctx ends; one that failed may be repeated.
 func (s *Supervisor) Delete(ctx context.Context, ref string) error {
 	return s.deleteIf(ctx, ref, func(*sandbox) error { return nil })
 }
 
-// DeleteEnded deletes the sandbox of a record if it has ended and has not been started since. Otherwise it fails with
-// ErrNotEnded. It does so too if its files were used within the last unread: a read for a snapshot or a fork, which the
-// deletion would cut off, a rollback, or an attempt to start it.
+// DeleteEnded deletes the sandbox of a record if it has ended and has not been started since.
+// Otherwise it fails with ErrNotEnded. It does so too if its files were used within the last
+// unread: a read for a snapshot or a fork, which the deletion would cut off, a rollback, or an
+// attempt to start it.
 func (s *Supervisor) DeleteEnded(ctx context.Context, rec *Record, unread time.Duration) error {
 	return s.deleteIf(ctx, rec.ID, func(sb *sandbox) error {
 		switch {
@@ -79,14 +80,15 @@ func (s *Supervisor) beginDeletion(sb *sandbox) *deletion {
 	return sb.deletion
 }
 
-// delete removes the sandbox, which is in phaseDeleting. If it fails, the phase and the record say what the sandbox is by
-// then.
+// delete removes the sandbox, which is in phaseDeleting. If it fails, phase and record give the
+// sandbox's present state.
 func (s *Supervisor) delete(ctx context.Context, sb *sandbox) error {
 	err := s.remove(ctx, sb)
 	if err == nil {
 		return nil
 	}
-	// The phase first: a watcher that has still seen the deletion has updated sb.rec before, and any other writes it itself.
+	// The phase first: a watcher that has still seen the deletion has updated sb.rec before, and any
+	// other writes it itself.
 	s.mu.Lock()
 	sb.deletion, sb.filesGone = nil, make(chan struct{})
 	switch {
@@ -103,7 +105,8 @@ func (s *Supervisor) delete(ctx context.Context, sb *sandbox) error {
 
 func (s *Supervisor) remove(ctx context.Context, sb *sandbox) error {
 	id, l := sb.rec.ID, sb.life
-	// The record goes while the engine works: the next daemon removes the traces of a crash, for which there is no record.
+	// The record goes while the engine works: the next daemon removes the traces of a crash, for which
+	// there is no record.
 	removed := make(chan error, 1)
 	go func() {
 		sb.write.Lock() // an update that is under way writes before; none writes afterwards

@@ -16,7 +16,7 @@ type Demand struct{ d demand }
 func (d *Demand) Ask(now time.Time)        { d.d.ask(now) }
 func (d *Demand) Wanted(now time.Time) int { return d.d.wanted(now) }
 
-// Reconcile does rounds of what the reconciler does every minute.
+// Reconcile does rounds of the reconciler, which has one every minute.
 func Reconcile(ctx context.Context, s *Supervisor, rounds int) error {
 	found := map[mismatch]bool{}
 	for range rounds {
@@ -28,7 +28,8 @@ func Reconcile(ctx context.Context, s *Supervisor, rounds int) error {
 	return nil
 }
 
-// RefuseRecords has the supervisor's disk refuse every record until restore is called. Scratch is a file that does not exist.
+// RefuseRecords has the supervisor's disk refuse every record until restore is called. Scratch is a
+// file that does not exist.
 func RefuseRecords(s *Supervisor, scratch string) (restore func() error, err error) {
 	empty, err := bolt.Open(scratch, 0o600, nil)
 	if err != nil {

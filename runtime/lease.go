@@ -21,12 +21,12 @@ type Lease struct {
 	once sync.Once
 }
 
-// Begin takes a lease on the sandbox with this id or name. It fails with ErrState unless the sandbox runs. The caller
-// must end the lease.
+// Begin takes a lease on the sandbox with this id or name. It fails with ErrState unless the
+// sandbox runs. The caller must end the lease.
 func (s *Supervisor) Begin(ref string) (*Lease, error) { return s.beginLease(ref, s.usable) }
 
-// Rejoin takes a lease for a use that began before the sandbox was paused, or with another supervisor: also of a paused
-// sandbox.
+// Rejoin takes a lease for a use that began before the sandbox was paused, or with another
+// supervisor: also of a paused sandbox.
 func (s *Supervisor) Rejoin(ref string) (*Lease, error) { return s.beginLease(ref, s.alive) }
 
 func (s *Supervisor) beginLease(ref string, find func(ref string) (*sandbox, error)) (*Lease, error) {
@@ -59,8 +59,9 @@ func (l *Lease) End() {
 	})
 }
 
-// AfterGone arranges for f to be called when the sandbox ceases to run, at once if it has, unless stop is called before.
-// F must neither block nor call the supervisor. It costs no goroutine, which waiting for Gone does.
+// AfterGone arranges for f to be called when the sandbox ceases to run, at once if it has, unless
+// stop is called before. F must neither block nor call the supervisor. It costs no goroutine, which
+// waiting for Gone does.
 func (l *Lease) AfterGone(f func()) (stop func()) {
 	l.s.mu.Lock()
 	defer l.s.mu.Unlock()
@@ -79,7 +80,8 @@ func (l *Lease) AfterGone(f func()) (stop func()) {
 	}
 }
 
-// Hold notes that the sandbox is kept from running until release is called, so that its silence is not taken for a fault.
+// Hold notes that the sandbox is kept from running until release is called, so that its silence is
+// not taken for a fault.
 func (l *Lease) Hold() (release func()) {
 	l.s.mu.Lock()
 	defer l.s.mu.Unlock()
@@ -92,8 +94,9 @@ func (l *Lease) Hold() (release func()) {
 	})
 }
 
-// Held returns the end of the last time that the sandbox was kept from running, by any lease or a pause: now, while it is.
-// It is a time of the real clock, in which answers of the sandbox are awaited.
+// Held returns the end of the last time that the sandbox was kept from running, by any lease or a
+// pause: now, while it is. It is a time of the real clock, in which answers of the sandbox are
+// awaited.
 func (l *Lease) Held() time.Time {
 	l.s.mu.Lock()
 	defer l.s.mu.Unlock()
@@ -103,8 +106,9 @@ func (l *Lease) Held() time.Time {
 	return l.sb.heldUntil
 }
 
-// Read is for readers of a sandbox's directories, whether it runs or has ended: it returns the record and a channel that is
-// closed when removal of its files begins. Everything read before that is whole. It does not count as a use of the sandbox.
+// Read is for readers of a sandbox's directories, whether it runs or has ended: it returns the
+// record and a channel that is closed when removal of its files begins. Everything read before that
+// is whole. It does not count as a use of the sandbox.
 func (s *Supervisor) Read(ref string) (Record, <-chan struct{}, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,8 +130,8 @@ func (s *Supervisor) Read(ref string) (Record, <-chan struct{}, error) {
 	return sb.rec.clone(), sb.filesGone, nil
 }
 
-// Kill ends every process of a sandbox for a reason that the record will show, and returns when it is stopped. The
-// sandbox remains to be looked at until it is deleted.
+// Kill ends every process of a sandbox for a reason that the record will show, and returns when it
+// is stopped. The sandbox remains to be looked at until it is deleted.
 func (s *Supervisor) Kill(ctx context.Context, id, reason string) error {
 	s.mu.Lock()
 	sb, err := s.find(id)
@@ -138,8 +142,8 @@ func (s *Supervisor) Kill(ctx context.Context, id, reason string) error {
 	return s.kill(ctx, sb, reason)
 }
 
-// Kill ends the life of the sandbox in which the lease began, for a reason that the record will show. If that has ended, it
-// does nothing, also if the sandbox has been started again.
+// Kill ends the life of the sandbox in which the lease began, for a reason that the record will
+// show. If that has ended, it does nothing, also if the sandbox has been started again.
 func (l *Lease) Kill(ctx context.Context, reason string) error {
 	l.s.mu.Lock()
 	if l.sb.life != l.life {

@@ -11,11 +11,13 @@ import (
 // reasonUnseen is the reason on record of a sandbox whose end no daemon has seen.
 const reasonUnseen = "its processes ended while no daemon was running"
 
-// MainEnded records how the main process of a sandbox ended, nil if that is unknown, and ends the sandbox with it for a
-// reason that the record will show, unless it has ended or is being stopped. Life is that of the record when the process was
-// started: the exit of another life changes nothing.
+// MainEnded records how the main process of a sandbox ended, nil if that is unknown, and ends the
+// sandbox with it for a reason that the record will show, unless it has ended or is being stopped.
+// Life is that of the record when the process was started: the exit of another life changes
+// nothing.
 //
-// When it returns, the record is on disk, or the operation that ends the sandbox is about to write it.
+// When it returns, the record is on disk, or the operation that ends the sandbox is about to write
+// it.
 func (s *Supervisor) MainEnded(ctx context.Context, id string, life int, exit *api.SandboxExit, reason string) error {
 	s.mu.Lock()
 	sb := s.byID[id]
@@ -74,8 +76,9 @@ func (s *Supervisor) rewrite(sb *sandbox, l *life) error {
 	return s.putEnd(sb, &rec)
 }
 
-// WaitEnded returns when the sandbox with this id or name does not run, with its record, which is then on disk. If it is
-// deleted meanwhile, it fails with ErrNotFound. It does not count as a use of the sandbox.
+// WaitEnded returns when the sandbox with this id or name does not run, with its record, which is
+// then on disk. If it is deleted meanwhile, it fails with ErrNotFound. It does not count as a use
+// of the sandbox.
 func (s *Supervisor) WaitEnded(ctx context.Context, ref string) (Record, error) {
 	s.mu.Lock()
 	sb, err := s.find(ref)

@@ -2,8 +2,9 @@ package runtime
 
 import "github.com/sandboxd/sandboxd/api"
 
-// phase is the step in its life at which the supervisor holds a sandbox. It decides which operations may begin. The state of
-// the record is the part of it that clients see, and is on disk: a deletion that fails leaves that as it was.
+// phase is the step in its life at which the supervisor holds a sandbox. It decides which
+// operations may begin. The state of the record is the part of it that clients see, and is on disk:
+// a deletion that fails leaves that as it was.
 type phase uint8
 
 const (

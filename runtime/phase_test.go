@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestPhaseTransitions judges every pair of phases. A row is the phase left, a column the phase entered.
+// TestPhaseTransitions judges every pair of phases. A row is the phase left, a column the phase
+// entered.
 func TestPhaseTransitions(t *testing.T) {
 	legal := []struct{ from, to string }{
 		//               c r p P s e E S d D
@@ -36,7 +37,8 @@ func TestPhaseTransitions(t *testing.T) {
 	}
 }
 
-// TestNoPhaseIsATrap checks that every phase can be reached, and that a deletion can be reached from every one.
+// TestNoPhaseIsATrap checks that every phase can be reached, and that a deletion can be reached
+// from every one.
 func TestNoPhaseIsATrap(t *testing.T) {
 	reach := func(from phase) map[phase]bool {
 		seen := map[phase]bool{}

@@ -14,21 +14,22 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// A parked sandbox runs, and is nobody's: [Supervisor.Create] gives it to the first request that it fits, and never takes
-// it back. It is in no list and has no record, so that a daemon that starts after a crash deletes it like anything else
-// that no record tells of. What is a user's, and can be given to a sandbox that runs, is applied when it is claimed: limits, deadline and
-// hostname by the engine, the rest is of the record alone.
+// A warm sandbox runs before a request asks for it: [Supervisor.Create] hands it to the first
+// request that it fits, and never takes it back. It is in no list and has no record, so that a
+// daemon that starts after a crash deletes it as a stray. A claim applies the request's own values:
+// the engine changes limits, deadline and hostname; the rest is in the record alone.
 
 const (
 	// parkedFor is how long a sandbox waits to be claimed before it is replaced by a new one.
 	parkedFor = time.Hour
-	// parkedGrace is what the launcher, which ends it where no daemon does, adds to that.
+	// parkedGrace is the additional time after which the launcher ends it if no daemon runs.
 	parkedGrace = time.Minute
-	// parkedHostname is what a sandbox calls itself until it is claimed.
+	// parkedHostname is the hostname of a warm sandbox until it is claimed.
 	parkedHostname = "sandbox"
 )
 
-// ErrPoolFull is that there would be more sandboxes than [Options.MaxSandboxes], those that are parked among them.
+// ErrPoolFull is that there would be more sandboxes than [Options.MaxSandboxes], those that are
+// parked among them.
 var ErrPoolFull = errors.New("no room for parked sandboxes")
 
 // pool holds the parked sandboxes. Its fields are guarded by Supervisor.mu.
@@ -42,20 +43,21 @@ type poolCount struct {
 	profile      string
 	tenant       string // a claim never crosses tenants
 	hits, misses int64
-	learns       *Request // what a request must have of its own to count in asked; nil where nobody wants to know
+	learns       *Request // fixed part of the requests to count in asked; nil unless the pool learns
 	asked        demand
 }
 
-// parked is one that waits. It is taken out of pool.parked by the one who claims or removes it, who then owns it.
+// parked is a warm sandbox. The goroutine that claims or removes it takes it out of pool.parked
+// first, and then owns it.
 type parked struct {
 	id      string
 	pool    string
-	fixed   Request // what it is good for
+	fixed   Request // properties that a request must have to claim it
 	pids    int64   // the limit that each of its processes has had since its start; 0 where the engine can change it
 	digest  string
 	started *Started
 	limits  api.Limits
-	watch   *os.File // pidfd for the watcher, who closes it
+	watch   *os.File // pidfd; closed by its watcher
 }
 
 // PoolState says how a pool stands.
@@ -65,9 +67,9 @@ type PoolState struct {
 	Wanted       int // how many are worth having ready, of a pool that learns it
 }
 
-// fixed is what of a request cannot be given to a sandbox that runs already. Whatever is not cleared here counts, so that
-// something new is not forgotten: a sandbox that was parked without it does not fit. The tenant stays: a claim never
-// crosses tenants.
+// fixed is what of a request cannot be given to a sandbox that runs already. Whatever is not
+// cleared here counts, so that something new is not forgotten: a sandbox that was parked without it
+// does not fit. The tenant stays: a claim never crosses tenants.
 func (r *Request) fixed() Request {
 	f := *r
 	limits := r.Limits.WithDefaults(r.Defaults)
@@ -79,13 +81,13 @@ func (r *Request) fixed() Request {
 	return f
 }
 
-// fits tells whether p can be what the request asks for.
+// fits reports whether the request may claim p.
 func (p *parked) fits(fixed *Request, limits *api.Limits) bool {
 	return p.digest == fixed.ImageDigest && (p.pids == 0 || p.pids == limits.Pids) && reflect.DeepEqual(&p.fixed, fixed)
 }
 
-// take finds a parked sandbox for the request, and counts where there is none but could be: in the pool of its image and
-// profile. It needs mu.
+// take finds a parked sandbox for the request, and counts where there is none but could be: in the
+// pool of its image and profile. It needs mu.
 func (s *Supervisor) take(req *Request) *parked {
 	if req.Ephemeral || len(s.pool.counts) == 0 {
 		return nil
@@ -107,7 +109,7 @@ func (s *Supervisor) take(req *Request) *parked {
 	return nil
 }
 
-// learn counts what is asked for in the pool that it is of, if that wants to know. It needs mu.
+// learn counts the request in the pool that it fits, if that learns. It needs mu.
 func (s *Supervisor) learn(req, fixed *Request) {
 	for _, c := range s.pool.counts {
 		if c.learns != nil && c.digest == req.ImageDigest && reflect.DeepEqual(c.learns, fixed) {
@@ -119,8 +121,9 @@ func (s *Supervisor) learn(req, fixed *Request) {
 	}
 }
 
-// Learn has the pool of this name, in which nothing need be parked yet, count the creations that a sandbox of the request would
-// fit: [PoolState] then says how many are worth parking. To say it again changes nothing, unless the image is another.
+// Learn has the pool of this name, in which nothing need be parked yet, count the creations that a
+// sandbox of the request would fit: [PoolState] then says how many are worth parking. To say it
+// again changes nothing, unless the image is another.
 func (s *Supervisor) Learn(name string, req Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,7 +132,7 @@ func (s *Supervisor) Learn(name string, req Request) {
 	c.tenant, c.digest, c.profile, c.learns = req.Tenant, req.ImageDigest, req.Profile.Name, &fixed
 }
 
-// countOf is what is counted of a pool. It needs mu.
+// countOf returns the counters of a pool. It needs mu.
 func (s *Supervisor) countOf(name string) *poolCount {
 	if s.pool.counts == nil {
 		s.pool.parked, s.pool.counts = make(map[string]*parked), make(map[string]*poolCount)
@@ -140,7 +143,7 @@ func (s *Supervisor) countOf(name string) *poolCount {
 	return s.pool.counts[name]
 }
 
-// takeOut makes p the caller's. It returns false where it is somebody else's. It needs mu.
+// takeOut makes p the caller's. It returns false if another goroutine has taken it. It needs mu.
 func (s *Supervisor) takeOut(p *parked) bool {
 	if s.pool.parked[p.id] != p {
 		return false
@@ -153,7 +156,8 @@ func (s *Supervisor) takeOut(p *parked) bool {
 	return true
 }
 
-// claim makes a parked sandbox the one that was reserved, which has its id. On error nothing is left of either.
+// claim makes a parked sandbox the one that was reserved, which has its id. On error nothing is
+// left of either.
 func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *parked, req *Request) (_ Record, err error) {
 	rec := sb.rec // as in create
 	var undo cleanup
@@ -170,7 +174,8 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *parked, req *Req
 		return Record{}, err
 	}
 	rec.State, rec.PID = api.StateRunning, PIDOf(p.started.Pidfd)
-	// Only now: of a claim that a crash cut off before, no record tells, and the next daemon deletes the sandbox.
+	// Only now: of a claim that a crash cut off before, no record tells, and the next daemon deletes
+	// the sandbox.
 	undo.add("remove record", func() error { return s.records.remove(rec.ID) })
 	if err := s.records.put(&rec); err != nil {
 		return Record{}, err
@@ -196,8 +201,8 @@ func (s *Supervisor) count(pool string, hit bool) {
 	}
 }
 
-// Park makes a sandbox for the pool of this name, with the request's tenant, image, profile and their defaults. Only
-// requests of that tenant can claim it.
+// Park makes a sandbox for the pool of this name, with the request's tenant, image, profile and
+// their defaults. Only requests of that tenant can claim it.
 func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err error) {
 	s.mu.Lock()
 	if s.closed {
@@ -298,8 +303,8 @@ func (s *Supervisor) discard(ctx context.Context, p *parked) error {
 	return errors.Join(ignoreNotFound(s.engine.Delete(ctx, p.id)), s.sockets.remove(p.id))
 }
 
-// Unpark removes the parked sandboxes of which choose says so, by their pool, the digest of their image and their request's
-// layers. When it returns they are gone.
+// Unpark removes the parked sandboxes of which choose says so, by their pool, the digest of their
+// image and their request's layers. When it returns they are gone.
 func (s *Supervisor) Unpark(ctx context.Context, choose func(pool, digest string, layers []string) bool) error {
 	s.mu.Lock()
 	if s.closed {

@@ -9,16 +9,17 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// The sandboxes of the engine and the records are compared when a supervisor opens, and every minute after. Faults in
-// between, such as a lost answer or a failed clean-up, are repaired while the daemon runs.
+// The sandboxes of the engine and the records are compared when a supervisor opens, and every
+// minute after. Faults in between, such as a lost answer or a failed clean-up, are repaired while
+// the daemon runs.
 //
-// A mismatch is repaired only if the round before found it as well: between two answers of the engine, sandboxes are created
-// and deleted by requests.
+// A mismatch is repaired only if the round before found it as well: between two answers of the
+// engine, sandboxes are created and deleted by requests.
 
 const reconcileEvery = time.Minute
 
-// mismatch is one difference between engine and records; two rounds that find an equal one are about one life of the
-// sandbox.
+// mismatch is one difference between engine and records; two rounds that find an equal one are
+// about one life of the sandbox.
 type mismatch struct {
 	id, what string
 	life     *life // nil if there is no record
@@ -117,7 +118,8 @@ func (s *Supervisor) compare(running map[string]*Started, leftovers []string) []
 	return found
 }
 
-// shouldRun reports whether a sandbox is to live, and its watcher has no reason to think otherwise. It needs Supervisor.mu.
+// shouldRun reports whether a sandbox is to live, and its watcher has no reason to think otherwise.
+// It needs Supervisor.mu.
 func (sb *sandbox) shouldRun() bool {
 	return sb.phase.live() && !sb.life.dismissed && !sb.life.processesGone()
 }

@@ -11,8 +11,9 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// Request is what [Supervisor.Create] makes a sandbox of. References and names in it have been resolved and values have
-// been validated; only limits, times and a missing name are filled in here.
+// Request is what [Supervisor.Create] makes a sandbox of. References and names in it have been
+// resolved and values have been validated; only limits, times and a missing name are filled in
+// here.
 type Request struct {
 	Tenant      string // empty: the daemon's own
 	Name        string // unique within the tenant; made up when empty
@@ -34,9 +35,10 @@ type Request struct {
 	Command   []string
 	TTY       bool
 	StdinOpen bool
-	// Hostname is what the sandbox calls itself where that must not be its name, which nobody else has.
+	// Hostname is the sandbox's hostname, if that must not be its unique name.
 	Hostname string
-	// Ephemeral says that the sandbox serves one request: a daemon that comes after a crash deletes it.
+	// Ephemeral says that the sandbox serves one request: a daemon that comes after a crash deletes
+	// it.
 	Ephemeral bool
 }
 
@@ -71,6 +73,6 @@ func newName() string {
 	first := [...]string{"amber", "brave", "brisk", "calm", "clear", "crisp", "early", "fair", "fleet", "fresh", "glad", "keen", "light", "lucid", "mild", "neat"}
 	second := [...]string{"ash", "bay", "brook", "cliff", "cove", "dune", "elm", "fern", "finch", "heron", "linden", "marsh", "otter", "reed", "tern", "wren"}
 	var b [4]byte
-	_, _ = rand.Read(b[:]) // as above
+	_, _ = rand.Read(b[:]) // never fails either
 	return fmt.Sprintf("%s-%s-%03d", first[b[0]%16], second[b[1]%16], binary.LittleEndian.Uint16(b[2:])%1000)
 }

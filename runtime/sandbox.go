@@ -25,21 +25,22 @@ type sandbox struct {
 	filesUsed time.Time     // last read of its files, start or rollback; zero if none
 	deletion  *deletion     // nil unless a deletion is under way
 
-	// write is held by the one goroutine that writes the record, and taken before Supervisor.mu. A creation holds it
-	// until the record of its start is on disk.
+	// write is held by the one goroutine that writes the record, and taken before Supervisor.mu. A
+	// creation holds it until the record of its start is on disk.
 	write   sync.Mutex
 	unsaved bool // the record of its end is not on disk, and is to be written again
 }
 
-// life is one life of a sandbox, from a start to its end. Supervisor.mu guards its fields, but for the channels and pidfd.
+// life is one life of a sandbox, from a start to its end. Supervisor.mu guards its fields, but for
+// the channels and pidfd.
 type life struct {
 	pidfd     *os.File             // nil while it is created, and if it was found ended; closed by its watcher
 	watched   chan struct{}        // closed when its watcher has returned; nil if it never had one
 	dismissed bool                 // the watcher shall return
 	gone      chan struct{}        // closed when it has ended
 	afterGone map[*func()]struct{} // functions to call then
-	// kills counts the operations that end this life by the sandbox's id, which the next life has too: that begins after
-	// them. An operation is added before gone is closed.
+	// kills counts the operations that end this life by the sandbox's id, which the next life has too:
+	// that begins after them. An operation is added before gone is closed.
 	kills sync.WaitGroup
 }
 
@@ -76,7 +77,8 @@ func (l *life) end() {
 	l.afterGone = nil
 }
 
-// processesGone reports whether the processes of the life have ended, or its watcher has. It needs Supervisor.mu.
+// processesGone reports whether the processes of the life have ended, or its watcher has. It needs
+// Supervisor.mu.
 func (l *life) processesGone() bool {
 	conn, err := l.pidfd.SyscallConn()
 	if err != nil {
@@ -87,8 +89,9 @@ func (l *life) processesGone() bool {
 	return err != nil || ended
 }
 
-// enter takes the sandbox to another phase. A transition that the table does not have is a bug: it is logged, and made,
-// because a sandbox that is held in a wrong phase could never be deleted. It needs mu.
+// enter takes the sandbox to another phase. A transition that the table does not have is a bug: it
+// is logged, and made, because a sandbox that is held in a wrong phase could never be deleted. It
+// needs mu.
 func (s *Supervisor) enter(sb *sandbox, p phase) {
 	if !sb.phase.mayBecome(p) {
 		s.log.Error("illegal phase of a sandbox", "id", sb.rec.ID, "from", sb.phase.String(), "to", p.String())
@@ -96,14 +99,16 @@ func (s *Supervisor) enter(sb *sandbox, p phase) {
 	sb.phase = p
 }
 
-// enterIf takes the sandbox from one phase to another; in any other phase it does nothing. It needs mu.
+// enterIf takes the sandbox from one phase to another; in any other phase it does nothing. It needs
+// mu.
 func (s *Supervisor) enterIf(sb *sandbox, from, to phase) {
 	if sb.phase == from {
 		s.enter(sb, to)
 	}
 }
 
-// beginEnd notes the reason for ending a live sandbox, and that nothing new begins in it. The first reason stays. It needs mu.
+// beginEnd notes the reason for ending a live sandbox, and that nothing new begins in it. The first
+// reason stays. It needs mu.
 func (s *Supervisor) beginEnd(sb *sandbox, reason string) {
 	if sb.endReason == "" {
 		sb.endReason = reason
@@ -121,7 +126,8 @@ func (s *Supervisor) markEnded(sb *sandbox) {
 	}
 }
 
-// find returns the sandbox with this id, of any tenant, or with this name of the daemon's own. It needs mu.
+// find returns the sandbox with this id, of any tenant, or with this name of the daemon's own. It
+// needs mu.
 func (s *Supervisor) find(ref string) (*sandbox, error) {
 	sb := s.byID[ref]
 	if sb == nil {
@@ -149,7 +155,8 @@ func (s *Supervisor) usable(ref string) (*sandbox, error) {
 	return sb, nil
 }
 
-// alive finds a sandbox that runs or is paused, and shall not end; others are ErrState. It needs mu.
+// alive finds a sandbox that runs or is paused, and shall not end; others are ErrState. It needs
+// mu.
 func (s *Supervisor) alive(ref string) (*sandbox, error) {
 	sb, err := s.find(ref)
 	switch {
@@ -161,7 +168,8 @@ func (s *Supervisor) alive(ref string) (*sandbox, error) {
 	return nil, sb.errState()
 }
 
-// stillAlive checks, after a wait for sandbox.write, that sb is live and still the one that ref has named. It needs mu.
+// stillAlive checks, after a wait for sandbox.write, that sb is live and still the one that ref has
+// named. It needs mu.
 func (s *Supervisor) stillAlive(sb *sandbox, ref string) error {
 	now, err := s.alive(sb.rec.ID)
 	if err == nil && now != sb {

@@ -9,12 +9,13 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// Rollback replaces the files of a sandbox by those of a snapshot, for good: it ends the sandbox without grace, makes source
-// its root, and starts it again if it ran before. Id, name, labels and limits stay. Snapshot is the id that its record shows.
-// A rollback that began goes on although ctx ends.
+// Rollback replaces the files of a sandbox by those of a snapshot, for good: it ends the sandbox
+// without grace, makes source its root, and starts it again if it ran before. Id, name, labels and
+// limits stay. Snapshot is the id that its record shows. A rollback that began goes on although ctx
+// ends.
 //
-// The record is written first, and marks the sandbox's own files as obsolete. After a crash the next daemon finds a sandbox
-// with its old files, or an ended one with those of the snapshot.
+// The record is written first, and marks the sandbox's own files as obsolete. After a crash the
+// next daemon finds a sandbox with its old files, or an ended one with those of the snapshot.
 func (s *Supervisor) Rollback(ctx context.Context, ref string, source rootfs.Source, snapshot string, req StartRequest) (_ Record, err error) {
 	rec, err := s.Get(ref)
 	if err != nil {
@@ -66,13 +67,14 @@ func (s *Supervisor) replaceFiles(ctx context.Context, id string, source rootfs.
 	return rec, nil
 }
 
-// errFresh is the error for a reader of a sandbox that was rolled back: it has no files until it runs.
+// errFresh is the error for a reader of a sandbox that was rolled back: it has no files until it
+// runs.
 func errFresh(rec *Record) error {
 	return fmt.Errorf("%w: %s (%s) was rolled back to snapshot %s and has not run since; start it first", ErrState, rec.Name, rec.ID, rec.Snapshot)
 }
 
-// CanRollBack returns nil if a sandbox can have the files of a snapshot: both must be made of one image. Host images are one
-// image until the host's programs change.
+// CanRollBack returns nil if a sandbox can have the files of a snapshot: both must be made of one
+// image. Host images are one image until the host's programs change.
 func CanRollBack(rec *Record, source *rootfs.Source) error {
 	base, other := rec.Rootfs.Below(len(rec.Rootfs.Snapshots)), source.Below(len(source.Snapshots))
 	if !base.Equal(&other) {

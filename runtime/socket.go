@@ -15,8 +15,9 @@ import (
 // controlBacklog is how many requests may wait for an init that is slow to accept.
 const controlBacklog = 256
 
-// sockets is the directory of the control sockets, <runtime dir>/s. It is held open, and every socket is bound, looked
-// for and removed relative to the descriptor: the path may be longer than the 108 bytes of a sockaddr_un.
+// sockets is the directory of the control sockets, <runtime dir>/s. It is held open, and every
+// socket is bound, looked for and removed relative to the descriptor: the path may be longer than
+// the 108 bytes of a sockaddr_un.
 type sockets struct {
 	path string
 	dir  *os.File
@@ -31,7 +32,8 @@ func openSockets(runtimeDir string) (*sockets, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open socket directory: %w", err)
 	}
-	// Whoever reaches a control socket commands the sandbox's init: nobody but us may search the directory.
+	// A process that reaches a control socket commands the sandbox's init: only our uid may search the
+	// directory.
 	if err := dir.Chmod(0o700); err != nil {
 		return nil, errors.Join(fmt.Errorf("close socket directory to others: %w", err), dir.Close())
 	}
@@ -45,7 +47,8 @@ func socketName(id string) string { return id + ".sock" }
 // pathOf is where a guest client dials.
 func (s *sockets) pathOf(id string) string { return filepath.Join(s.path, socketName(id)) }
 
-// listen makes the socket on which the init of sandbox id will accept. The caller passes it on and closes its copy.
+// listen makes the socket on which the init of sandbox id will accept. The caller passes it on and
+// closes its copy.
 func (s *sockets) listen(id string) (*os.File, error) {
 	f, err := unixmsg.Listen(s.dir, socketName(id), controlBacklog)
 	if err != nil {
@@ -69,7 +72,8 @@ func (s *sockets) remove(id string) error {
 	return nil
 }
 
-// removeStale unlinks every socket whose id keep does not know. Files that are not ours are left alone.
+// removeStale unlinks every socket whose id keep does not know. Files that are not ours are left
+// alone.
 func (s *sockets) removeStale(keep func(id string) bool) error {
 	entries, err := os.ReadDir(s.path)
 	if err != nil {

@@ -17,10 +17,12 @@ type StartRequest struct {
 	Idle    bool          // see [Record]
 }
 
-// Start runs a sandbox that has stopped or was lost once more: with its own files, id, name, labels and limits. Its deadline
-// begins anew. When it returns the sandbox runs, and its record is on disk; on error it has ended, as before.
+// Start runs a sandbox that has stopped or was lost once more: with its own files, id, name, labels
+// and limits. Its deadline begins anew. When it returns the sandbox runs, and its record is on
+// disk; on error it has ended, as before.
 //
-// Nothing is written before: a daemon that starts after a crash adopts a sandbox that runs, whatever its record says.
+// Nothing is written before: a daemon that starts after a crash adopts a sandbox that runs,
+// whatever its record says.
 func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_ Record, err error) {
 	sb, rec, release, err := s.takeEnded(ref)
 	if err != nil {
@@ -52,7 +54,8 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	})
 	was := rec.clone()
 	rec.Deadline = s.now().UTC().Add(cmp.Or(req.Timeout, rec.Timeout, s.opts.Timeout))
-	// As in create: a start that the engine has not begun cannot be ended, and it would begin after that.
+	// As in create: a start that the engine has not begun cannot be ended, and it would begin after
+	// that.
 	making, done := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer done()
 	started, err := s.engine.Start(making, &Spec{
@@ -84,8 +87,8 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	return rec, nil
 }
 
-// takeEnded reserves a sandbox that has ended, with its record: until release is called no other operation writes that, or
-// starts or deletes the sandbox. It waits until the end is on disk.
+// takeEnded reserves a sandbox that has ended, with its record: until release is called no other
+// operation writes that, or starts or deletes the sandbox. It waits until the end is on disk.
 func (s *Supervisor) takeEnded(ref string) (sb *sandbox, rec Record, release func(), err error) {
 	sb, err = s.beginStart(ref)
 	if err != nil {
@@ -108,7 +111,8 @@ func (s *Supervisor) takeEnded(ref string) (sb *sandbox, rec Record, release fun
 	}, nil
 }
 
-// beginStart reserves a sandbox that has ended, and counts an operation that the caller ends with ops.Done.
+// beginStart reserves a sandbox that has ended, and counts an operation that the caller ends with
+// ops.Done.
 func (s *Supervisor) beginStart(ref string) (*sandbox, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,9 +139,10 @@ func (s *Supervisor) beginStart(ref string) (*sandbox, error) {
 // reasonStopped is the reason on record of a sandbox that a client stopped.
 const reasonStopped = "stopped"
 
-// Stop ends a sandbox and keeps its files, for Start or Delete. Its processes are asked to end, and those that have not when
-// the grace is over are killed. If the sandbox has ended already, or is started again meanwhile, Stop returns its record.
-// When it returns, the end is on disk. It goes on although ctx ends; when the supervisor is closed the grace is over.
+// Stop ends a sandbox and keeps its files, for Start or Delete. Its processes are asked to end, and
+// those that have not when the grace is over are killed. If the sandbox has ended already, or is
+// started again meanwhile, Stop returns its record. When it returns, the end is on disk. It goes on
+// although ctx ends; when the supervisor is closed the grace is over.
 func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) (Record, error) {
 	s.mu.Lock()
 	if s.closed {
@@ -210,9 +215,9 @@ func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) 
 	return sb.rec.clone(), nil
 }
 
-// Pause freezes every process of a running sandbox until [Supervisor.Resume]. Meanwhile it cannot be used and is not idle.
-// Time goes on: its deadline comes, and timers of its programs fire when it goes on. A paused sandbox stays as it is. When
-// Pause returns, the record is on disk.
+// Pause freezes every process of a running sandbox until [Supervisor.Resume]. Meanwhile it cannot
+// be used and is not idle. Time goes on: its deadline comes, and timers of its programs fire when
+// it goes on. A paused sandbox stays as it is. When Pause returns, the record is on disk.
 func (s *Supervisor) Pause(ctx context.Context, ref string) (Record, error) {
 	return s.changeTo(ctx, ref, &pausing, s.engine.Pause, s.engine.Resume)
 }
@@ -292,7 +297,8 @@ func (s *Supervisor) changeTo(ctx context.Context, ref string, step *step, do, u
 	return sb.rec.clone(), nil
 }
 
-// undoUnclear undoes a change whose answer is late or lost: the engine may have made it all the same.
+// undoUnclear undoes a change whose answer is late or lost: the engine may have made it all the
+// same.
 func (s *Supervisor) undoUnclear(ctx context.Context, id string, err error, undo func(context.Context, string) error) error {
 	if !unclear(err) {
 		return nil

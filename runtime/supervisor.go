@@ -29,13 +29,15 @@ const (
 	defaultTimeout      = time.Hour
 	defaultIdleTimeout  = 10 * time.Minute
 
-	// createTimeout bounds how long the engine may take to make a sandbox, which is milliseconds if nothing hangs.
+	// createTimeout bounds how long the engine may take to make a sandbox, which is milliseconds if
+	// nothing hangs.
 	createTimeout = time.Minute
 	// undoTimeout bounds work that must go on although the request that started it was cancelled.
 	undoTimeout = 30 * time.Second
 	// killRetry is the interval at which a sandbox that should have ended is killed again.
 	killRetry = 2 * time.Second
-	// deleteWorkers bounds concurrent deletions: the launcher works in parallel, but a thousand at once are not faster.
+	// deleteWorkers bounds concurrent deletions: the launcher works in parallel, but a thousand at
+	// once are not faster.
 	deleteWorkers = 8
 )
 
@@ -46,19 +48,20 @@ type Options struct {
 	Timeout      time.Duration // of a sandbox that asks for none; default an hour
 	IdleTimeout  time.Duration // of a sandbox that asks for none; default ten minutes
 	IODevice     cgroup.Device // see [Spec]; the default is none
-	// Exercise is called for a sandbox that is about to be parked, with the path of its control socket. If it fails, the
-	// sandbox is removed. Default: nothing.
+	// Exercise is called for a sandbox that is about to be parked, with the path of its control
+	// socket. If it fails, the sandbox is removed. Default: nothing.
 	Exercise    func(ctx context.Context, socket string) error
 	PoolChanged func()           // called when a parked sandbox is claimed or gone; must neither block nor call the supervisor
 	Log         *slog.Logger     // default: discarded
 	Now         func() time.Time // clock of deadlines and idle timeouts; default [time.Now]
 }
 
-// Supervisor holds all sandboxes of one daemon from their creation to their deletion: it keeps their records, watches
-// their processes, and ends them at their deadline. Its methods may be called from several goroutines.
+// Supervisor holds all sandboxes of one daemon from their creation to their deletion: it keeps
+// their records, watches their processes, and ends them at their deadline. Its methods may be
+// called from several goroutines.
 //
-// A sandbox is in one of these states. Deleting takes it out of any of them but creating. The steps between them are the
-// phases of phase.go.
+// A sandbox is in one of these states. Deleting takes it out of any of them but creating. The steps
+// between them are the phases of phase.go.
 //
 //	          Create              Pause
 //	─▶ creating ───▶ running ◀────────────▶ paused
@@ -89,8 +92,8 @@ type Supervisor struct {
 // tenantName is a sandbox's name within its tenant.
 type tenantName struct{ tenant, name string }
 
-// Open reads the records in dir, adopts the sandboxes that the engine still runs, and repairs the traces of a crash. No
-// other supervisor may have dir open.
+// Open reads the records in dir, adopts the sandboxes that the engine still runs, and repairs the
+// traces of a crash. No other supervisor may have dir open.
 func Open(ctx context.Context, dir string, engine Engine, opts Options) (_ *Supervisor, err error) {
 	opts.MaxSandboxes = cmp.Or(opts.MaxSandboxes, defaultMaxSandboxes)
 	opts.Timeout = cmp.Or(opts.Timeout, defaultTimeout)
@@ -153,8 +156,9 @@ func (s *Supervisor) forget(sb *sandbox) {
 	s.enter(sb, phaseDeleted)
 }
 
-// Lookup returns the sandbox of the tenant with this id or name. It is the one place where a reference of a caller becomes
-// a sandbox: the id of another tenant's sandbox fails with [ErrNotFound], like one that does not exist.
+// Lookup returns the sandbox of the tenant with this id or name. It is the one place where a
+// reference of a caller becomes a sandbox: the id of another tenant's sandbox fails with
+// [ErrNotFound], like one that does not exist.
 func (s *Supervisor) Lookup(tenant, ref string) (Record, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -229,7 +233,8 @@ func (s *Supervisor) Count() int {
 	return len(s.byID)
 }
 
-// Stats returns the kernel's counters of the sandbox with this id or name. It does not count as a use of it.
+// Stats returns the kernel's counters of the sandbox with this id or name. It does not count as a
+// use of it.
 func (s *Supervisor) Stats(ctx context.Context, ref string) (api.Stats, error) {
 	s.mu.Lock()
 	sb, err := s.alive(ref)
@@ -244,13 +249,15 @@ func (s *Supervisor) Stats(ctx context.Context, ref string) (api.Stats, error) {
 	return st, nil
 }
 
-// OOMKills returns the number of processes of the sandbox that the kernel has killed for want of memory.
+// OOMKills returns the number of processes of the sandbox that the kernel has killed for want of
+// memory.
 func (s *Supervisor) OOMKills(ctx context.Context, id string) (int, error) {
 	return s.engine.OOMKills(ctx, id)
 }
 
-// Close refuses new work, waits for operations under way, deletes every sandbox unless keep is set, and returns when no
-// goroutine of the supervisor runs any more. With keep the engine's sandboxes go on, for the next Open to adopt.
+// Close refuses new work, waits for operations under way, deletes every sandbox unless keep is set,
+// and returns when no goroutine of the supervisor runs any more. With keep the engine's sandboxes
+// go on, for the next Open to adopt.
 func (s *Supervisor) Close(ctx context.Context, keep bool) error {
 	s.mu.Lock()
 	if s.closed {

@@ -45,7 +45,8 @@ func newBench(t *testing.T) *bench {
 	}}
 }
 
-// legalPhases is a log that fails the test if a sandbox took a transition that the table of phases does not have.
+// legalPhases is a log that fails the test if a sandbox took a transition that the table of phases
+// does not have.
 type legalPhases struct {
 	slog.Handler
 	t *testing.T
@@ -279,7 +280,8 @@ func TestLimitsAreMergedAndExplicitOnesKept(t *testing.T) {
 	}
 }
 
-// A socket path beyond the 108 bytes of sockaddr_un is ordinary in a test's temporary directory, and in a deep home.
+// A socket path beyond the 108 bytes of sockaddr_un is ordinary in a test's temporary directory,
+// and in a deep home.
 func TestControlSocketWithALongPath(t *testing.T) {
 	b := newBench(t)
 	b.options.RuntimeDir = filepath.Join(t.TempDir(), strings.Repeat("long/", 30))
@@ -380,8 +382,8 @@ func TestIdleTimeoutWaitsForTheLastLease(t *testing.T) {
 	}
 }
 
-// idlesAfter gives a sandbox its idle time when something already keeps it from idling: from its creation on that might be over
-// before the test has come to its first use of it.
+// idlesAfter gives a sandbox its idle time when something already keeps it from idling: from its
+// creation on that might be over before the test has come to its first use of it.
 func idlesAfter(t *testing.T, s *runtime.Supervisor, id string, idle time.Duration) {
 	t.Helper()
 	if _, err := s.Update(t.Context(), id, func(rec *runtime.Record) (api.Limits, error) {
@@ -465,7 +467,8 @@ func TestConcurrentDeletesAgree(t *testing.T) {
 	}
 }
 
-// A sandbox that served one request goes with the daemon that was to answer it, in whatever state it is found.
+// A sandbox that served one request goes with the daemon that was to answer it, in whatever state
+// it is found.
 func TestRestartDeletesWhatServedOneRequest(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
@@ -550,8 +553,9 @@ func TestRestartAdoptsWhatRuns(t *testing.T) {
 	}
 }
 
-// ending is a log that holds up who says that a sandbox has ended, and an engine whose deletions wait for him. They meet by a
-// directory: anything else would order their memory, and hide from the race detector what is to be seen.
+// ending is a log that holds up the watcher that reports an end, and an engine whose deletions wait
+// for that. They meet by a directory: any other way would order their memory accesses, and hide a
+// race from the detector.
 type ending struct {
 	slog.Handler
 	*runtimetest.Engine
@@ -580,7 +584,7 @@ func (e *ending) Delete(ctx context.Context, id string) error {
 	return e.Engine.Delete(ctx, id)
 }
 
-// What was adopted may end at once, while the supervisor still puts right what else it finds.
+// An adopted sandbox may end at once, while the supervisor still repairs the rest.
 func TestRestartAdoptsWhatIsToEnd(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
@@ -642,8 +646,9 @@ func TestRestartRemovesWhatNobodyKnows(t *testing.T) {
 	}
 }
 
-// The daemon died while it created, and the launcher, whose answer nobody took, is still removing the sandbox or died too.
-// No later daemon may take it for one that is being created: nobody could ever delete that.
+// The daemon died while it created. The launcher, whose answer was not read, is still removing the
+// sandbox or died too. No later daemon may take it for one that is being created: it could never be
+// deleted.
 func TestRestartEndsACreationThatLeftSomething(t *testing.T) {
 	b := newBench(t)
 	rec := runtime.Record{Sandbox: api.Sandbox{ID: "halfmade1", Name: "half", State: api.StateCreating, Deadline: time.Now().Add(time.Hour)}}
@@ -725,7 +730,8 @@ func openNull(t *testing.T) *os.File {
 	return f
 }
 
-// vanishing is an engine whose answer is lost: the launcher has made the sandbox, and the client is gone.
+// vanishing is an engine whose answer is lost: the launcher has made the sandbox, and the client is
+// gone.
 type vanishing struct{ *runtimetest.Engine }
 
 func (e vanishing) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
@@ -736,7 +742,8 @@ func (e vanishing) Create(ctx context.Context, spec *runtime.Spec, control *os.F
 	return nil, errors.Join(context.Canceled, st.Pidfd.Close())
 }
 
-// A client that asks for a sandbox and hangs up must not get one that nobody counts and nobody can delete.
+// A client that asks for a sandbox and hangs up must not leave one that is neither counted nor
+// deleted.
 func TestCreateWhoseAnswerIsLostLeavesNothing(t *testing.T) {
 	b := newBench(t)
 	s, err := runtime.Open(t.Context(), b.dir, vanishing{b.engine}, b.options)
@@ -754,7 +761,7 @@ func TestCreateWhoseAnswerIsLostLeavesNothing(t *testing.T) {
 	}
 }
 
-// slow is an engine that hears of a deletion before it has begun with the creation, whose context has ended.
+// slow is an engine that gets a deletion before it has begun the creation, whose context has ended.
 type slow struct {
 	*runtimetest.Engine
 
@@ -828,7 +835,7 @@ func TestCreateThatBeginsLateLeavesNothing(t *testing.T) {
 	}
 }
 
-// Whoever reads a sandbox's directories learns when they begin to go, in whatever state it is.
+// A reader of a sandbox's directories learns when their removal begins, in every state.
 func TestReadersLearnOfADeletion(t *testing.T) {
 	s := newBench(t).open(t)
 	rec := create(t, s, request(""))

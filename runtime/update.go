@@ -8,12 +8,14 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Update changes a running or paused sandbox. It calls edit with a copy of the record. Edit may change the limits, labels,
-// deadline and idle timeout, which are applied as a whole or not at all; when Update returns, they hold and are on disk.
-// Edit returns the limits that were asked for explicitly, and may refuse. It must not call the supervisor.
+// Update changes a running or paused sandbox. It calls edit with a copy of the record. Edit may
+// change the limits, labels, deadline and idle timeout, which are applied as a whole or not at all;
+// when Update returns, they hold and are on disk. Edit returns the limits that were asked for
+// explicitly, and may refuse. It must not call the supervisor.
 //
-// A crash in the middle is the exception: the next daemon takes limits and deadline from the engine, all old or all new, and
-// labels and idle timeout from the record, which may then be the old ones.
+// A crash in the middle is the exception: the next daemon takes limits and deadline from the
+// engine, all old or all new, and labels and idle timeout from the record, which may then be the
+// old ones.
 //
 // Updates of one sandbox follow one another. An update that began goes on although ctx ends.
 func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Record) (explicit api.Limits, err error)) (Record, error) {
@@ -102,7 +104,8 @@ func (s *Supervisor) show(sb *sandbox, rec *Record) Record {
 	return sb.rec.clone()
 }
 
-// unclear reports whether an engine's error leaves open if the change was made. The errors of its contract do not.
+// unclear reports whether an engine's error leaves open if the change was made. The errors of its
+// contract do not.
 func unclear(err error) bool {
 	return err != nil && !errors.Is(err, ErrUnenforceable) && !errors.Is(err, ErrInUse) && !errors.Is(err, ErrNotFound)
 }
@@ -140,7 +143,8 @@ func (s *Supervisor) apply(ctx context.Context, from, to *Record, explicit api.L
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
 	var change Change
-	// Also an unchanged explicit limit: the default that it equals may be one that this host does not enforce.
+	// Also an unchanged explicit limit: the default that it equals may be one that this host does not
+	// enforce.
 	if to.Limits != from.Limits || explicit != (api.Limits{}) {
 		change.Limits, change.Explicit = &to.Limits, explicit
 	}

@@ -10,11 +10,12 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Each life of a sandbox is watched by one goroutine, which waits for one descriptor: the pidfd of its init. The read
-// deadline of that descriptor is the timer of both the deadline and the idle timeout, so there is one wait and no second
-// goroutine to stop.
+// Each life of a sandbox is watched by one goroutine, which waits for one descriptor: the pidfd of
+// its init. The read deadline of that descriptor is the timer of both the deadline and the idle
+// timeout, so there is one wait and no second goroutine to stop.
 
-// wakeAt returns the real time at which the supervisor's clock will show at: descriptors know no other clock.
+// wakeAt returns the real time at which the supervisor's clock will show at: descriptors know no
+// other clock.
 func (s *Supervisor) wakeAt(at time.Time) time.Time { return time.Now().Add(at.Sub(s.now())) }
 
 // arm sets the next time at which the watcher wakes up. It needs mu.
@@ -53,7 +54,8 @@ func (s *Supervisor) retryKill(l *life) {
 	}
 }
 
-// canIdle reports whether the idle time runs. A paused sandbox cannot be used, so its idle time does not.
+// canIdle reports whether the idle time runs. A paused sandbox cannot be used, so its idle time
+// does not.
 func (sb *sandbox) canIdle() bool { return sb.leases == 0 && sb.rec.State == api.StateRunning }
 
 func (sb *sandbox) idleAt() time.Time { return sb.idleSince.Add(sb.idleTimeout()) }
@@ -89,16 +91,16 @@ func (s *Supervisor) watch(ctx context.Context, sb *sandbox, l *life) {
 	}
 }
 
-// overtaken reports whether the sandbox was killed and its watcher was dismissed before it saw the end. No other goroutine
-// records why it ended, and the next daemon would take it for lost.
+// overtaken reports whether the sandbox was killed and its watcher was dismissed before it saw the
+// end. No other goroutine records why it ended, and the next daemon would take it for lost.
 func (s *Supervisor) overtaken(sb *sandbox, l *life) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return sb.phase == phaseEnding && !l.ended() && l.processesGone()
 }
 
-// expire kills the sandbox if its time has come, and sets the next time to look if not. It returns false if the watcher has
-// been dismissed.
+// expire kills the sandbox if its time has come, and sets the next time to look if not. It returns
+// false if the watcher has been dismissed.
 func (s *Supervisor) expire(ctx context.Context, sb *sandbox, l *life) bool {
 	now := s.now()
 	s.mu.Lock()
@@ -185,8 +187,9 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 	}
 }
 
-// putEnd writes the record of a sandbox that has ended. If that fails (the disk is full), the reconciler tries again: else
-// the end would be known until the daemon exits, and no longer. It needs sandbox.write.
+// putEnd writes the record of a sandbox that has ended. If that fails (the disk is full), the
+// reconciler tries again: else the end would be known until the daemon exits, and no longer. It
+// needs sandbox.write.
 func (s *Supervisor) putEnd(sb *sandbox, rec *Record) error {
 	err := s.records.put(rec)
 	s.mu.Lock()

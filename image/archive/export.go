@@ -22,8 +22,8 @@ import (
 
 // Formats of exports.
 const (
-	FormatOCI    = "oci"    // an OCI layout in a tar: the very blobs that were pulled
-	FormatDocker = "docker" // what docker save writes and docker load reads
+	FormatOCI    = "oci"    // an OCI layout in a tar, with the original blobs
+	FormatDocker = "docker" // written by docker save, read by docker load
 )
 
 // CheckFormat returns an error if format is none of the formats of exports.
@@ -34,8 +34,8 @@ func CheckFormat(format string) error {
 	return nil
 }
 
-// Export writes a stored image to w as an archive. It checks the blobs on the way: if one is damaged,
-// w has received a part of an archive and the error says so.
+// Export writes a stored image to w as an archive. It checks the blobs on the way: if one is
+// damaged, w has received a part of an archive and the error says so.
 func Export(ctx context.Context, st *store.Store, r *store.Record, format string, w io.Writer) error {
 	err := CheckFormat(format)
 	if err != nil {
@@ -61,7 +61,7 @@ type export struct {
 	tar   *tar.Writer
 }
 
-// file writes one entry. There are no times and owners in it: one image is always the same archive.
+// file writes one entry. Times and owners are omitted: one image always gives the same archive.
 func (e *export) file(name string, size int64, r io.Reader) error {
 	hdr := &tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: size, Format: tar.FormatPAX}
 	if size < 8<<30 && len(name) < 100 {
@@ -82,7 +82,7 @@ func (e *export) json(name string, v any) error {
 	return e.file(name, int64(len(data)), bytes.NewReader(data))
 }
 
-// blob writes a stored blob and checks it meanwhile.
+// blob writes a stored blob and checks it on the way.
 func (e *export) blob(ctx context.Context, name string, b store.Blob) (err error) {
 	f, err := e.store.OpenBlob(b.Digest)
 	if err != nil {
@@ -99,7 +99,8 @@ func (e *export) blob(ctx context.Context, name string, b store.Blob) (err error
 	return nil
 }
 
-// layout writes an OCI layout. The index stands first, so that a reader of the stream knows what will come.
+// layout writes an OCI layout. The index comes first, so that a reader of the stream knows its
+// content.
 func (e *export) layout(ctx context.Context, r *store.Record) error {
 	d, err := Descriptor(r.Manifest)
 	if err != nil {
@@ -116,7 +117,7 @@ func (e *export) layout(ctx context.Context, r *store.Record) error {
 		e.json(layoutFile, map[string]string{"imageLayoutVersion": "1.0.0"}),
 		e.json(indexFile, v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: []v1.Descriptor{d}}),
 	)
-	// Directories too: what makes those that are missing may want to give them to root, as skopeo does.
+	// Directories too: a reader that makes missing ones may try to give them to root, as skopeo does.
 	for _, dir := range []string{"blobs/", "blobs/sha256/"} {
 		if err == nil {
 			err = e.tar.WriteHeader(&tar.Header{Name: dir, Typeflag: tar.TypeDir, Mode: 0o755, Format: tar.FormatUSTAR})
@@ -133,7 +134,7 @@ func (e *export) layout(ctx context.Context, r *store.Record) error {
 	return nil
 }
 
-// dockerSave writes what docker save does: layers without compression, each under its diff id.
+// dockerSave writes docker save's format: layers without compression, each under its diff id.
 func (e *export) dockerSave(ctx context.Context, r *store.Record) error {
 	type item struct {
 		Config   string
@@ -162,8 +163,8 @@ func (e *export) dockerSave(ctx context.Context, r *store.Record) error {
 	return e.json(manifestFile, []item{it})
 }
 
-// plainLayer writes a layer without its compression. A tar says the size first, which is known only at the end, so the
-// layer takes a detour through a file.
+// plainLayer writes a layer without its compression. The tar needs its size first, which is known
+// at the end, so a temporary file holds it.
 func (e *export) plainLayer(ctx context.Context, name string, l store.Layer) (err error) {
 	f, err := e.store.OpenBlob(l.Blob.Digest)
 	if err != nil {

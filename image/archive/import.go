@@ -26,13 +26,14 @@ import (
 const (
 	maxArchiveEntries = 100_000
 	maxArchiveImages  = 1000
-	maxArchiveName    = 1024 // bytes of a file's name, or of what a link leads to
+	maxArchiveName    = 1024 // bytes of the name of a file or of a link's target
 
 	layoutFile   = "oci-layout"
 	indexFile    = "index.json"
 	manifestFile = "manifest.json" // of docker save
 
-	// Names of images in an index: containerd's and Docker's is whole, that of the specification may be a mere tag.
+	// Names of images in an index: containerd's and Docker's is complete, that of the specification
+	// may be a mere tag.
 	annotationName    = "io.containerd.image.name"
 	annotationRefName = "org.opencontainers.image.ref.name"
 )
@@ -40,7 +41,7 @@ const (
 // Root is an image of an archive.
 type Root struct {
 	Digest string           // of its manifest or index, stored as a blob
-	Names  []name.Reference // that the archive gives it
+	Names  []name.Reference // in the archive
 }
 
 // Source is an archive whose files are blobs already.
@@ -53,7 +54,8 @@ type Source struct {
 // Sender names the source in messages about its content.
 func (Source) Sender() string { return "the archive" }
 
-// Document returns a stored manifest or index: that of the digest, or the root's if digest is empty.
+// Document returns a stored manifest or index: that of the digest, or the root's if digest is
+// empty.
 func (s Source) Document(_ context.Context, digest string) ([]byte, error) {
 	if digest == "" {
 		digest = s.Root
@@ -77,9 +79,9 @@ func (Source) Blob(_ context.Context, b store.Blob, _ func(io.Reader) error, _ f
 	return errdefs.Classf(errdefs.ErrInvalid, "the archive lacks blob %s of %d bytes", b.Digest, b.Size)
 }
 
-// Import stores the files of a tar, which is an OCI layout or written by docker save, and returns its
-// images. It reads the tar once and keeps no file in memory. Every file becomes a blob under the
-// digest of its bytes; no name of the archive is ever used as a path.
+// Import stores the files of a tar, which is an OCI layout or written by docker save, and returns
+// its images. It reads the tar once and keeps no file in memory. Every file becomes a blob under
+// the digest of its bytes; no name of the archive is ever used as a path.
 func Import(ctx context.Context, s *Staging, r io.Reader) ([]Root, error) {
 	a := &archive{Staging: s, blobs: make(map[string]store.Blob), links: make(map[string]string), documents: make(map[string][]byte)}
 	return a.read(ctx, r)
@@ -99,7 +101,7 @@ func Invalidf(format string, args ...any) error {
 	return errdefs.Classf(errdefs.ErrInvalid, "the archive cannot be imported: %w", fmt.Errorf(format, args...))
 }
 
-// read stores the files of a tar and finds out what images they make.
+// read stores the files of a tar and finds its images.
 func (a *archive) read(ctx context.Context, r io.Reader) ([]Root, error) {
 	plain, err := layer.Uncompress(r, "", a.Limits)
 	if err != nil {
@@ -143,8 +145,8 @@ func (a *archive) entry(ctx context.Context, hdr *tar.Header, r io.Reader) error
 	if len(hdr.Linkname) > maxArchiveName {
 		return Invalidf("%.100q leads to a name of %d bytes, %d are allowed", key, len(hdr.Linkname), maxArchiveName)
 	}
-	// The holes of a sparse file are not in the stream, which is what the limits of decompression count. Who writes images
-	// has no use for them.
+	// The holes of a sparse file are not in the stream, whose bytes the limits count. No writer of
+	// images needs them.
 	if sparse(hdr) {
 		return Invalidf("%.100q is a sparse file", key)
 	}
@@ -189,7 +191,7 @@ func (a *archive) entry(ctx context.Context, hdr *tar.Header, r io.Reader) error
 	return nil
 }
 
-// sparse reports whether an entry is a file with holes, in any of the ways that GNU tar writes them.
+// sparse reports whether an entry is a file with holes, in any of GNU tar's formats.
 func sparse(hdr *tar.Header) bool {
 	for key := range hdr.PAXRecords {
 		if strings.HasPrefix(key, "GNU.sparse.") {
@@ -218,7 +220,7 @@ func (a *archive) layout(ctx context.Context) ([]Root, error) {
 	}
 	for _, d := range manifests {
 		if !d.MediaType.IsImage() && !d.MediaType.IsIndex() {
-			continue // artefacts, signatures: nothing to run
+			continue // artefacts, signatures: not runnable
 		}
 		r := Root{Digest: d.Digest.String()}
 		if n := layoutName(d.Annotations); n != nil {
@@ -236,15 +238,15 @@ func (a *archive) layout(ctx context.Context) ([]Root, error) {
 	return roots, nil
 }
 
-// platforms puts an index in the place of manifests that are called the same, or nothing, and say what platform each is for:
-// some tools write the platforms of an image straight into the layout. The one that is wanted is chosen from it as from any
-// index. Where two are for one platform they are not one image.
+// platforms replaces manifests that have one name, or none, and different platforms by an index of
+// them: some tools write the platforms of an image straight into the layout. The wanted platform is
+// chosen from it like from any index. Two manifests for one platform are not one image.
 func (a *archive) platforms(ctx context.Context, all []v1.Descriptor) ([]v1.Descriptor, error) {
 	called := func(d v1.Descriptor) string {
 		if n := layoutName(d.Annotations); n != nil {
 			return reference.Normalize(n)
 		}
-		return d.Annotations[annotationRefName] // a bare tag, which is no name and tells images from each other all the same
+		return d.Annotations[annotationRefName] // a bare tag, which is no name but distinguishes images
 	}
 	same := make(map[string][]v1.Descriptor)
 	twice := make(map[string]bool)
@@ -289,11 +291,11 @@ func (a *archive) platforms(ctx context.Context, all []v1.Descriptor) ([]v1.Desc
 	return out, nil
 }
 
-// unknownPlatform is the operating system of what belongs to the images of an index and is none: attestations.
+// unknownPlatform is the operating system of attestations, which are in an index but are no images.
 const unknownPlatform = "unknown"
 
-// layoutName is what annotations call an image, nil where they do not. A bare tag is no name: "latest" would be
-// docker.io/library/latest.
+// layoutName returns the image's name in the annotations, nil if there is none. A bare tag is no
+// name: "latest" would be docker.io/library/latest.
 func layoutName(annotations map[string]string) name.Reference {
 	for _, key := range []string{annotationName, annotationRefName} {
 		text := annotations[key]
@@ -307,8 +309,8 @@ func layoutName(annotations map[string]string) name.Reference {
 	return nil
 }
 
-// dockerSave finds the images of an archive that docker save wrote. It has no manifests as registries know them, so they
-// are made.
+// dockerSave finds the images of an archive of docker save. It has no manifests as in registries,
+// so they are made.
 func (a *archive) dockerSave(ctx context.Context) ([]Root, error) {
 	var items []struct {
 		Config   string   `json:"Config"`
@@ -418,8 +420,8 @@ func ImportRootfs(ctx context.Context, s *Staging, r io.Reader, want v1.Platform
 	return []Root{{Digest: manifest}}, err
 }
 
-// checkTar looks whether a stored layer begins like a tar with anything in it. Zeros, or nothing at all, are an empty
-// one; nobody means that by a root file system.
+// checkTar checks that a stored layer begins like a tar with an entry. Zeros, or nothing at all,
+// are an empty tar, which is never meant as a root file system.
 func checkTar(ctx context.Context, s *Staging, b store.Blob) error {
 	plain, done, err := s.plain(ctx, b, s.Limits)
 	if err != nil {

@@ -21,14 +21,14 @@ import (
 type Staging struct {
 	Store  *store.Store
 	Limits layer.Limits
-	Left   int64    // bytes that further files may have
+	Left   int64    // bytes left for further files
 	Pinned []string // digests of the blobs, for the caller to unpin
 
 	pin func(ctx context.Context, digest string) error
 }
 
-// NewStaging returns a staging area in a store. Pin keeps a blob from collection; it is called before
-// the blob is in its place.
+// NewStaging returns a staging area in a store. Pin keeps a blob from collection; it is called
+// before the blob is in its place.
 func NewStaging(st *store.Store, limits layer.Limits, pin func(ctx context.Context, digest string) error) *Staging {
 	return &Staging{Store: st, Limits: limits, Left: limits.Bytes, pin: pin}
 }
@@ -44,7 +44,7 @@ func (s *Staging) add(ctx context.Context, r io.Reader, limit int64) (store.Blob
 	})
 }
 
-// layerType tells the compression of a stored layer.
+// layerType detects the media type of a stored layer.
 func (s *Staging) layerType(b store.Blob) (string, error) {
 	f, err := s.Store.OpenBlob(b.Digest)
 	if err != nil {
@@ -63,7 +63,8 @@ func (s *Staging) layerType(b store.Blob) (string, error) {
 	return media, nil
 }
 
-// manifest makes and stores the manifest of an image whose other blobs are stored.
+// Manifest makes and stores the manifest of an image whose other blobs are stored, and returns its
+// digest.
 func (s *Staging) Manifest(ctx context.Context, config store.Blob, layers []store.Blob) (string, error) {
 	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Layers: []v1.Descriptor{}}
 	var err error
@@ -89,9 +90,9 @@ func (s *Staging) AddJSON(ctx context.Context, v any) (string, error) {
 	return b.Digest, err
 }
 
-// AddDocument stores a manifest or configuration that is made here.
+// AddDocument stores a manifest or configuration.
 func (s *Staging) AddDocument(ctx context.Context, data []byte) (store.Blob, error) {
-	if len(data) > store.MaxDocument { // made of what has less
+	if len(data) > store.MaxDocument { // possible although its parts are smaller
 		return store.Blob{}, errdefs.Classf(errdefs.ErrInvalid, "the image would have a manifest or configuration of %d bytes, %d are allowed", len(data), store.MaxDocument)
 	}
 	return s.add(ctx, bytes.NewReader(data), store.MaxDocument)
@@ -105,7 +106,7 @@ func Descriptor(b store.Blob) (v1.Descriptor, error) {
 	return v1.Descriptor{MediaType: types.MediaType(b.MediaType), Digest: digest, Size: b.Size}, nil
 }
 
-// plain is a stored layer without its compression, until done is called.
+// plain returns a stored layer without its compression, which is valid until done is called.
 func (s *Staging) plain(ctx context.Context, b store.Blob, limits layer.Limits) (_ *layer.Uncompressed, done func(), err error) {
 	f, err := s.Store.OpenBlob(b.Digest)
 	if err != nil {
@@ -113,7 +114,7 @@ func (s *Staging) plain(ctx context.Context, b store.Blob, limits layer.Limits) 
 	}
 	plain, err := layer.Uncompress(store.WithContext(ctx, f), b.MediaType, limits)
 	if err != nil {
-		_ = f.Close() // only read, as below
+		_ = f.Close() // only read
 		return nil, nil, Invalidf("%w", err)
 	}
 	return plain, func() {
@@ -122,7 +123,7 @@ func (s *Staging) plain(ctx context.Context, b store.Blob, limits layer.Limits) 
 	}, nil
 }
 
-// diffID is the digest of a stored layer without its compression.
+// DiffID returns the digest of a stored layer without its compression.
 func (s *Staging) DiffID(ctx context.Context, b store.Blob, limits layer.Limits) (string, error) {
 	plain, done, err := s.plain(ctx, b, limits)
 	if err != nil {
@@ -136,15 +137,16 @@ func (s *Staging) DiffID(ctx context.Context, b store.Blob, limits layer.Limits)
 	return id, err
 }
 
-// pack stores the layer that write writes, compressed. Write should stop when its writer fails or its context ends. Its error
-// is returned as it is, unless it only follows from one of storing.
+// Pack stores the layer that write writes, compressed. Write should stop when its writer fails or
+// its context ends. Its error is returned unchanged, unless it only follows from an error of
+// storing.
 func (s *Staging) Pack(ctx context.Context, write func(context.Context, io.Writer) error) (store.Blob, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	r, w := io.Pipe()
 	written := make(chan error, 1)
 	go func() {
-		zip := layer.NewCompressor(w) // the same stream is always the same blob
+		zip := layer.NewCompressor(w) // equal streams give equal blobs
 		err := write(ctx, zip)
 		if err == nil {
 			err = zip.Close()
@@ -153,7 +155,7 @@ func (s *Staging) Pack(ctx context.Context, write func(context.Context, io.Write
 		written <- err
 	}()
 	b, err := s.add(ctx, r, s.Left)
-	_ = r.Close() // always nil, as below; a writer that is not done is to end
+	_ = r.Close() // always nil; ends an unfinished write
 	if err != nil {
 		cancel()
 	}

@@ -30,7 +30,7 @@ func staging(t *testing.T, limit int64) *Staging {
 	return NewStaging(st, limits, func(context.Context, string) error { return nil })
 }
 
-// A layer that cannot be stored is told as that, not as the end that its writer comes to by it.
+// A layer that cannot be stored is reported as such, not by the resulting error of its writer.
 func TestPackThatCannotBeStored(t *testing.T) {
 	a := staging(t, 1000)
 	_, err := a.Pack(t.Context(), func(ctx context.Context, w io.Writer) error {
@@ -45,7 +45,7 @@ func TestPackThatCannotBeStored(t *testing.T) {
 		t.Errorf("%v, want the store's error", err)
 	}
 	own := errors.New("own")
-	if _, err := a.Pack(t.Context(), func(context.Context, io.Writer) error { return own }); err != own { //nolint:errorlint // as it is
+	if _, err := a.Pack(t.Context(), func(context.Context, io.Writer) error { return own }); err != own { //nolint:errorlint // unchanged
 		t.Errorf("%v, want the writer's error", err)
 	}
 }
@@ -64,7 +64,7 @@ func TestDocumentsThatBecomeTooLarge(t *testing.T) {
 	}
 }
 
-// noise is what no compression makes small.
+// noise returns incompressible bytes.
 func noise() []byte {
 	b := make([]byte, 64<<10)
 	_, _ = rand.Read(b) // never fails

@@ -200,7 +200,7 @@ func creatable(full string) error {
 	base := path.Base(full)
 	switch {
 	case strings.HasPrefix(base, whiteout):
-		return fmt.Errorf("%q cannot be in an image: layers say by such names what they delete", clip(full))
+		return fmt.Errorf("%q cannot be in an image: such names mark deletions in layers", clip(full))
 	case len(base) > 255:
 		return fmt.Errorf("%q has a component of more than 255 bytes", clip(full))
 	}

@@ -77,7 +77,7 @@ func (s *Spool) pull(ctx context.Context, a *Archive, wanted map[int][]*node) (e
 	for entry := 0; len(wanted) > 0; entry++ {
 		hdr, err := tr.Next()
 		if errors.Is(err, io.EOF) {
-			return invalidf("an archive ends before what was in it a moment ago")
+			return invalidf("an archive is shorter than a moment ago")
 		}
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
 			return invalidf("read an archive again: %w", err)

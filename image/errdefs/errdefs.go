@@ -30,7 +30,8 @@ func Classf(class error, format string, args ...any) error {
 	return &classed{class, fmt.Errorf(format, args...)}
 }
 
-// Canceled reports whether the caller ended the request, which is no error of the registry or image.
+// Canceled reports whether the caller ended the request, which is no error of the registry or
+// image.
 func Canceled(ctx context.Context, err error) bool {
 	return ctx.Err() != nil || errors.Is(err, context.Canceled)
 }

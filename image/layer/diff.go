@@ -398,7 +398,7 @@ func (d *differ) deleted(rel string, names []string, lowers []lowerDir) error {
 	for _, l := range lowers {
 		below, err := d.names(l.fd)
 		if err != nil {
-			return fmt.Errorf("list what %q hides: %w", short(d.name(rel)), err)
+			return fmt.Errorf("list names hidden by %q: %w", short(d.name(rel)), err)
 		}
 		for _, base := range below {
 			if _, ok := slices.BinarySearch(names, base); ok {
@@ -495,7 +495,7 @@ func (d *differ) openLower(live []int, rel string) ([]lowerDir, error) {
 		}
 		if err != nil {
 			closeAll(dirs)
-			return nil, fmt.Errorf("open what is below %q: %w", short(d.name(rel)), err)
+			return nil, fmt.Errorf("open directory below %q: %w", short(d.name(rel)), err)
 		}
 		dirs = append(dirs, lowerDir{layer, fd})
 	}
@@ -888,7 +888,7 @@ func (a *archiver) file(i *item) error {
 // describe returns the beginning of an entry's header.
 func (a *archiver) describe(i *item, typ byte) (*tar.Header, error) {
 	if i.st.Uid > maxID || i.st.Gid > maxID {
-		return nil, invalidf("its owner %d:%d is outside 0..%d, which is what a sandbox maps", i.st.Uid, i.st.Gid, maxID)
+		return nil, invalidf("its owner %d:%d is outside 0..%d, the ids of a sandbox", i.st.Uid, i.st.Gid, maxID)
 	}
 	hdr := &tar.Header{
 		Typeflag: typ, Name: i.name, Mode: int64(i.st.Mode & 0o7777), Uid: int(i.st.Uid), Gid: int(i.st.Gid),

@@ -101,7 +101,7 @@ func (x *extractor) entry(hdr *tar.Header, content io.Reader) error {
 	}
 
 	if !x.opts.SingleID && (hdr.Uid < 0 || hdr.Uid > maxID || hdr.Gid < 0 || hdr.Gid > maxID) {
-		return invalidf("owner %d:%d is outside 0..%d, which is what a sandbox maps", hdr.Uid, hdr.Gid, maxID)
+		return invalidf("owner %d:%d is outside 0..%d, the ids of a sandbox", hdr.Uid, hdr.Gid, maxID)
 	}
 	switch hdr.Typeflag {
 	case tar.TypeDir:
@@ -163,7 +163,7 @@ func (x *extractor) whiteout(dir, base string) error {
 	return nil
 }
 
-// hide makes a whiteout and records it for settle.
+// hide makes a whiteout and records it for applyLower.
 func (x *extractor) hide(h handle, base string) error {
 	path := h.join(base)
 	if err := x.tree.hold(path); err != nil {
@@ -522,14 +522,14 @@ func (x *extractor) skipXattrs(hdr *tar.Header) {
 	}
 }
 
-// settle does the work that depends on the layers below, if they are known.
-func (x *extractor) settle() error {
+// applyLower does the work that depends on the layers below, if they are known.
+func (x *extractor) applyLower() error {
 	if x.opts.Lower == nil || x.opts.FromDiff {
 		return nil
 	}
 	if x.opaqueRoot {
 		if err := x.hideAll(); err != nil {
-			return fmt.Errorf("hide what is below the root: %w", err)
+			return fmt.Errorf("hide the layers below the root: %w", err)
 		}
 	}
 	// In a directory that it does not merge with another layer's, overlayfs shows whiteouts by name.
@@ -634,7 +634,7 @@ func (x *extractor) hideAll() error {
 // finish gives the directories their modes and times, children first: a mode may block the way to
 // them.
 func (x *extractor) finish() error {
-	if err := x.settle(); err != nil {
+	if err := x.applyLower(); err != nil {
 		return err
 	}
 	x.tree.forget()

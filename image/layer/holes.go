@@ -220,7 +220,7 @@ func getPieces(hdr *tar.Header, content io.Reader) (parts []piece, size int64, o
 		end, sum = p.at+p.n, sum+p.n
 	}
 	if sum != hdr.Size-count*perPiece {
-		return bad("they are not what follows")
+		return bad("they differ from the content")
 	}
 	return parts, size, true, nil
 }

@@ -205,10 +205,10 @@ type Options struct {
 	// Lower need not be complete. Zeros that Diff has written out or left out (see
 	// [DiffOptions].Holes) become holes again.
 	FromDiff bool
-	// Settled returns when the layers below are complete, or with an error that ends the extraction;
+	// LowerReady returns when the layers below are complete, or with an error that ends the extraction;
 	// nil means that they are. The layers below are first read after that, when all of the stream has
 	// been read.
-	Settled func() error
+	LowerReady func() error
 }
 
 // Result is the result of [Apply]. In an [ApplyRequest] it has no DiffID if the layer existed, and
@@ -315,8 +315,8 @@ func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 	if opts.DiffID != "" && x.result.DiffID != opts.DiffID {
 		return Result{}, invalidf("content is %s, the image's configuration promises %s", x.result.DiffID, opts.DiffID)
 	}
-	if opts.Settled != nil {
-		if err := opts.Settled(); err != nil {
+	if opts.LowerReady != nil {
+		if err := opts.LowerReady(); err != nil {
 			return Result{}, err
 		}
 	}

@@ -49,7 +49,7 @@ func TestHostsErrorsAreNotTakenForReplacedDirectories(t *testing.T) {
 	if is, err := x.merged("a/b", map[string]bool{}); !errors.Is(err, unix.EBADF) {
 		t.Errorf("merged: %v, %v", is, err)
 	}
-	if err := x.settle(); !errors.Is(err, unix.EBADF) {
+	if err := x.applyLower(); !errors.Is(err, unix.EBADF) {
 		t.Errorf("settle: %v", err)
 	}
 }

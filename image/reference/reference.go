@@ -102,8 +102,8 @@ func Registry(ref name.Reference) string {
 	return dockerHub
 }
 
-// CanonicalRegistry returns a registry's address for comparison: in lower case, docker.io for Docker
-// Hub.
+// CanonicalRegistry returns a registry's address for comparison: in lower case, and docker.io for
+// Docker Hub.
 func CanonicalRegistry(address string) string {
 	if address = strings.ToLower(address); address == name.DefaultRegistry {
 		return dockerHub

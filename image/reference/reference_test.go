@@ -34,7 +34,7 @@ func TestReferences(t *testing.T) {
 		if got := Registry(ref); got != tt.registry {
 			t.Errorf("%s is at %s, want %s", tt.ref, got, tt.registry)
 		}
-		// What is stored under a name must be found by it.
+		// A stored name must find its image.
 		if again, err := Parse(tt.name); err != nil || Normalize(again) != tt.name {
 			t.Errorf("%s does not lead to itself: %v", tt.name, err)
 		}

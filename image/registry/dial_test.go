@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// The first address that answers is the one; one that does not answer keeps the next for a moment only, and nothing is left open.
+// The first address that answers is the one; one that does not answer keeps the next for a moment
+// only, and nothing is left open.
 func TestDialFirst(t *testing.T) {
 	silent, dead, alive := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3")
 	refused := errors.New("refused")
@@ -48,7 +49,7 @@ func TestDialFirst(t *testing.T) {
 	}
 }
 
-// Who looks names up elsewhere has the addresses checked all the same.
+// Addresses from an external lookup are checked too.
 func TestLookedUpAddressesAreChecked(t *testing.T) {
 	tr := newTransport("registry.example", nowhere, nil)
 	defer tr.close()

@@ -26,9 +26,9 @@ type Source struct {
 	puller *remote.Puller
 }
 
-// Pull calls fetch with each place of an image, mirrors first, until fetch succeeds. It goes on after
-// errors of the classes ErrRegistry and ErrInvalid, whatever their cause: a mirror is a convenience.
-// A source is valid until its fetch returns.
+// Pull calls fetch with each place of an image, mirrors first, until fetch succeeds. It goes on
+// after errors of the classes ErrRegistry and ErrInvalid, whatever their cause: a mirror is a
+// convenience. A source is valid until its fetch returns.
 //
 // Insecure allows plain HTTP, and HTTPS with any certificate, to the sources' own addresses.
 func (c *Client) Pull(ctx context.Context, ref name.Reference, insecure bool, fetch func(*Source) error) error {
@@ -73,8 +73,8 @@ func (s *Source) Document(ctx context.Context, digest string) ([]byte, error) {
 	return got.Manifest, nil
 }
 
-// Blob passes the content of a blob to write, which must check it, and retries after network errors.
-// It calls progress with the bytes so far.
+// Blob passes the content of a blob to write, which must check it, and retries after network
+// errors. It calls progress with the bytes so far.
 func (s *Source) Blob(ctx context.Context, b store.Blob, write func(io.Reader) error, progress func(int64)) error {
 	wait := s.client.Backoff.Duration
 	for attempt := 1; ; attempt++ {

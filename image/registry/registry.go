@@ -64,7 +64,8 @@ func (c *Client) connect(ctx context.Context, verb string, ref, source name.Refe
 		return c.Config.insecure(address) || insecure && address == registry
 	}
 	if lax(registry) || loopback(registry) {
-		// Allows plain HTTP where HTTPS does not answer. The transport holds all other addresses to HTTPS.
+		// Allows plain HTTP where HTTPS does not answer. The transport holds all other addresses to
+		// HTTPS.
 		var err error
 		if source, err = name.ParseReference(source.Name(), name.Insecure); err != nil {
 			return nil, errdefs.Classf(errdefs.ErrReference, "image reference %q: %w", source, err)
@@ -144,7 +145,8 @@ func (c *connection) explain(ctx context.Context, err error) error {
 		return errdefs.Classf(errdefs.ErrInvalid, "image %s: %w", image, err)
 	case errdefs.Canceled(ctx, err):
 		return fmt.Errorf("%s %s: %w", c.verb, image, err)
-	// Before the answer: on this machine plain HTTP is tried next, and a TLS server's answer to that explains nothing.
+	// Before the answer: on this machine plain HTTP is tried next, and a TLS server's answer to that
+	// explains nothing.
 	case errors.As(err, &untrusted), errors.As(err, &unknownCA):
 		return errdefs.Classf(errdefs.ErrRegistry, "image %s: the certificate of registry %s is not trusted: %w; install its CA on this host, name it with serve --registry-ca, or allow insecure", image, registry, err)
 	case errors.As(err, &answer):

@@ -33,11 +33,11 @@ const (
 	maxRedirects  = 10               // as net/http allows by itself
 )
 
-// transport applies the rules that hold for every request, be it made by us, by go-containerregistry
-// for a token, or after a redirect:
+// transport applies the rules that hold for every request, be it made by us, by
+// go-containerregistry for a token, or after a redirect:
 //
-//   - Plain HTTP only to this machine, unless insecure was asked for, and then to that address only.
-//     A token server or storage that a registry names is held to the rules again.
+//   - Plain HTTP only to this machine, unless insecure was asked for, and then to that address
+//     only. A token server or storage that a registry names is held to the rules again.
 //     go-containerregistry also allows plain HTTP to private addresses and to .local, which are as
 //     easy to listen on as any other.
 //   - Only a registry of this machine may send us to this machine, by any scheme: remote registries
@@ -45,8 +45,8 @@ const (
 //   - Bodies other than blobs are limited.
 //   - The redirects that follow from one request are counted.
 //   - A stalled body ends, in either direction.
-//   - A blob that breaks off is resumed if the registry offers ranges. A registry that answers 429 is
-//     waited for. Both are limited.
+//   - A blob that breaks off is resumed if the registry offers ranges. A registry that answers 429
+//     is waited for. Both are limited.
 type transport struct {
 	base     *http.Transport
 	lax      *http.Transport // to insecure addresses: accepts every certificate
@@ -81,8 +81,8 @@ func newTransport(registry string, insecure func(address string) bool, cas *x509
 	return t
 }
 
-// mayBeHere reports whether address may be this machine's: it is the registry's own, or the operator
-// has named it, or the registry is on this machine.
+// mayBeHere reports whether address may be this machine's: it is the registry's own, or the
+// operator has named it, or the registry is on this machine.
 func (t *transport) mayBeHere(address string) bool {
 	if loopback(t.registry) || t.insecure(address) || strings.EqualFold(address, t.registry) {
 		return true
@@ -198,7 +198,7 @@ func (t *transport) close() {
 
 // RoundTrip implements [http.RoundTripper].
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	if loopback(req.URL.Host) && !t.mayBeHere(req.URL.Host) { // also where a proxy would be asked for it
+	if loopback(req.URL.Host) && !t.mayBeHere(req.URL.Host) { // also with a proxy in between
 		return nil, fmt.Errorf("%s://%s: %w", req.URL.Scheme, req.URL.Host, errThisMachine)
 	}
 	if req.URL.Scheme != "https" && !t.insecure(req.URL.Host) && !loopback(req.URL.Host) {
@@ -236,7 +236,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !isBlob(first.URL.Path) { // those are bounded by their descriptors
+	if !isBlob(first.URL.Path) { // descriptors limit those
 		b.left = store.MaxDocument
 	} else if req.Method == http.MethodGet && resp.StatusCode == http.StatusOK && resp.Header.Get("Accept-Ranges") != "none" {
 		b.resume = func(at int64) (*body, error) { return t.resume(req, resp, at) }
@@ -301,7 +301,8 @@ func (t *transport) send(req *http.Request) (*http.Response, *body, error) {
 	return resp, b, nil
 }
 
-// resume requests the rest of resp's body from byte at on, and fails if the answer is not just that.
+// resume requests the rest of resp's body from byte at on, and fails if the answer is not just
+// that.
 func (t *transport) resume(req *http.Request, resp *http.Response, at int64) (*body, error) {
 	again := req.Clone(req.Context())
 	again.Header.Set("Range", fmt.Sprintf("bytes=%d-", at))

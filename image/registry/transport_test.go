@@ -158,7 +158,7 @@ func TestOnlyRegistriesHereLeadHere(t *testing.T) {
 		t.Errorf("by its address: %v", err)
 	}
 	for _, to := range []string{address, strings.Replace(address, "127.0.0.1", "0.0.0.0", 1), strings.Replace(address, "127.0.0.1", "[::ffff:127.0.0.1]", 1)} {
-		// What any name may turn out to be.
+		// Any name may resolve to these.
 		if c, err := elsewhere.dial(t.Context(), "tcp", to); !errors.Is(err, errThisMachine) {
 			if err == nil {
 				_ = c.Close()
@@ -183,7 +183,7 @@ func TestOnlyRegistriesHereLeadHere(t *testing.T) {
 			t.Errorf("%s may be here: %v", address, got)
 		}
 	}
-	// The operator's proxy is where the operator says.
+	// The operator decides the proxy's address.
 	elsewhere.proxies.Store(address, true)
 	elsewhere.base.Proxy = func(*http.Request) (*url.URL, error) { return url.Parse(here.URL) }
 	if err := get(t, elsewhere, "http://localhost:1/"); !errors.Is(err, errThisMachine) {
@@ -233,7 +233,7 @@ func TestMirrorAddresses(t *testing.T) {
 	}
 }
 
-// A registry that stops taking what is sent does not hold a push for ever.
+// A registry that stops reading does not block a push for ever.
 func TestUploadsThatStallEnd(t *testing.T) {
 	hold := make(chan struct{})
 	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, _ *http.Request) { <-hold }))

@@ -33,13 +33,14 @@ const (
 
 func layerName(i int) string { return "layer-" + strconv.Itoa(i+1) + ".tar" }
 
-// ReadLayer writes the uppermost layer of a source, a snapshot's, as an uncompressed tar stream. Holes
-// leaves out the zeros of files that are mostly zeros, as [layer.DiffOptions].Holes does.
+// ReadLayer writes the uppermost layer of a source, a snapshot's, as an uncompressed tar stream.
+// Holes leaves out the zeros of files that are mostly zeros, as [layer.DiffOptions].Holes does.
 type ReadLayer func(ctx context.Context, source rootfs.Source, holes bool, w io.Writer) (layer.Result, error)
 
 // ReadAs reads the uppermost layer of a source, whose stream had the diff id want when it was made.
-// Older streams did not leave out holes, so a stream with another diff id is read once more with its
-// zeros. Reset is called between the two. If neither matches, ReadAs returns the result of the first.
+// Older streams did not leave out holes, so a stream with another diff id is read once more with
+// its zeros. Reset is called between the two. If neither matches, ReadAs returns the result of the
+// first.
 func (read ReadLayer) ReadAs(ctx context.Context, source rootfs.Source, want string, w io.Writer, reset func() error) (layer.Result, error) {
 	result, err := read(ctx, source, true, w)
 	if err != nil || result.DiffID == want {

@@ -51,8 +51,8 @@ func Summary(snap *store.Snapshot, sizes map[string]int64) api.Snapshot {
 	return out
 }
 
-// Expired returns the snapshots that were taken or imported before a time, that have all the labels,
-// and that are neither in use nor labelled [api.LabelKeep].
+// Expired returns the snapshots that were taken or imported before a time, that have all the
+// labels, and that are neither in use nor labelled [api.LabelKeep].
 func Expired(all []*store.Snapshot, before time.Time, labels map[string]string, inUse func(*store.Snapshot) bool) []*store.Snapshot {
 	var out []*store.Snapshot
 	for _, snap := range all {

@@ -81,19 +81,19 @@ type Garbage struct {
 }
 
 // Collect removes the names of the [Key]s in drop, the steps of the keys in forget and the
-// snapshots of the ids in discard, and makes the names in loosen untagged. It returns the layers,
+// snapshots of the ids in discard, and makes the names in untagged untagged. It returns the layers,
 // by chain id, and blobs, by digest, that no image, step or snapshot needs then and that keepLayer
 // and keepBlob do not keep.
 //
 // Names and steps are removed durably when it returns. The caller then removes the trees and blobs,
 // with [Store.ForgetLayers] and [Store.RemoveUnused] in this order. [Store.WriteIndex] comes last:
 // it needs disk space, of which there may be none before.
-func (s *Store) Collect(drop, loosen, forget, discard []string, keepLayer, keepBlob func(id string) bool) (Garbage, error) {
+func (s *Store) Collect(drop, untagged, forget, discard []string, keepLayer, keepBlob func(id string) bool) (Garbage, error) {
 	var g Garbage
 	err := s.db.Update(func(tx *bolt.Tx) error {
 		g = Garbage{} // bbolt may call this again
 		images, layers := tx.Bucket(bucketImages), tx.Bucket(bucketLayers)
-		for _, name := range loosen {
+		for _, name := range untagged {
 			r, err := recordOf(images, name)
 			if err != nil {
 				return err

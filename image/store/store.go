@@ -40,7 +40,7 @@ import (
 // The classes of errors that are not this host's fault.
 var (
 	ErrNotFound = errors.New("not in the image store")
-	ErrMismatch = errors.New("content is not what its descriptor says") // digest or size of a blob
+	ErrMismatch = errors.New("content does not match its descriptor") // digest or size of a blob
 )
 
 // Blob describes stored bytes like a descriptor of the OCI specification.

@@ -44,7 +44,7 @@ func newBroker(t *testing.T, a Agents) (*broker, *bufio.Reader) {
 	if err := log.SetReadDeadline(time.Now().Add(testenv.HungAfter)); err != nil {
 		t.Fatal(err)
 	}
-	b.cfg.Launcher.Log = slog.New(slog.NewTextHandler(to, nil))
+	b.log = slog.New(slog.NewTextHandler(to, nil))
 	return b, bufio.NewReader(log)
 }
 

@@ -6,17 +6,20 @@ import (
 	"strings"
 )
 
-// filterArg is the argument of an init that is to load a seccomp filter before anything else.
+// filterArg is the prefix of init's argument for its seccomp filter.
 const filterArg = "filter="
 
-// FilterArg tells init that descriptor fd is a SOCK_SEQPACKET socket of the launcher's, in which the program of its filter lies as one
-// packet, or [LoadedAlready]. It answers with one byte when the filter holds every thread of it, and Landlock what it will start.
+// FilterArg returns the argument by which init learns its filter socket: descriptor fd, a
+// SOCK_SEQPACKET socket of the launcher's with one packet, the program or [LoadedAlready]. Init
+// answers with one byte when the filter holds all of its threads, and Landlock everything that it
+// will start.
 func FilterArg(fd int) string { return filterArg + strconv.Itoa(fd) }
 
-// LoadedAlready is the packet that stands for a program where whoever executed init has loaded the filter.
+// LoadedAlready is the packet instead of a program if the launcher has loaded the filter before
+// executing init.
 const LoadedAlready = "."
 
-// ParseFilterArg takes FilterArg from the arguments. Without it the descriptor is -1.
+// ParseFilterArg removes FilterArg from the arguments. Without it, fd is -1.
 func ParseFilterArg(args []string) (fd int, rest []string, err error) {
 	if len(args) == 0 || !strings.HasPrefix(args[0], filterArg) {
 		return -1, args, nil
@@ -28,17 +31,17 @@ func ParseFilterArg(args []string) (fd int, rest []string, err error) {
 	return fd, args[1:], nil
 }
 
-// Confinement is what the launcher tells init of Landlock.
+// Confinement tells init how to apply Landlock to programs.
 type Confinement struct {
-	ABI int // of the kernel, as the launcher's probe found it
-	// Writable are the directories below which programs may write; nil: everywhere.
+	ABI int // version of the kernel's Landlock, as the launcher's probe found it
+	// Directories below which programs may write; nil: everywhere.
 	Writable []string
 }
 
-// confineArg is the first argument of an init that is to confine its programs.
+// confineArg is the prefix of init's first argument for Landlock.
 const confineArg = "landlock="
 
-// InitArgs are the arguments of an init that confines its programs so; none where the ABI is 0.
+// InitArgs returns the arguments of an init with this confinement; none if the ABI is 0.
 func (c *Confinement) InitArgs() []string {
 	if c.ABI == 0 {
 		return nil
@@ -49,7 +52,7 @@ func (c *Confinement) InitArgs() []string {
 	return append([]string{confineArg + strconv.Itoa(c.ABI)}, c.Writable...)
 }
 
-// ParseInitArgs reads what InitArgs has written. Nil is none.
+// ParseInitArgs parses the arguments that InitArgs returns. The result is nil if there are none.
 func ParseInitArgs(args []string) (*Confinement, error) {
 	if len(args) == 0 {
 		return nil, nil //nolint:nilnil // there is nothing to confine by, and that is no error

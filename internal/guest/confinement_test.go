@@ -27,7 +27,7 @@ func TestInitArgs(t *testing.T) {
 			t.Errorf("%+v became %+v, %v", c, got, err)
 		}
 	}
-	// Nothing writable is not everything.
+	// An empty list of writable directories is not nil.
 	c := Confinement{ABI: 7, Writable: []string{}}
 	if got, err := ParseInitArgs(c.InitArgs()); err != nil || got.Writable == nil {
 		t.Errorf("%+v became %+v, %v", c, got, err)

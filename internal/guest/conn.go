@@ -15,8 +15,8 @@ import (
 // format bounds the packets of both sides.
 var format = unixmsg.Format{MaxBytes: MaxPacket, MaxFiles: MaxFDs}
 
-// A Conn is one end of a connection between the daemon and init. Sending and receiving may happen at the same time, each by
-// one goroutine.
+// A Conn is one end of a connection between the daemon and init. Sending and receiving may happen
+// at the same time, each by one goroutine.
 type Conn struct {
 	file   *os.File
 	conn   syscall.RawConn
@@ -37,14 +37,14 @@ func NewConn(fd int) (*Conn, error) {
 // File returns the socket, which stays the connection's.
 func (c *Conn) File() *os.File { return c.file }
 
-// Close closes the connection. What waits on it returns [os.ErrClosed].
+// Close closes the connection. Waits on it return [os.ErrClosed].
 func (c *Conn) Close() error {
 	c.closed.Store(true)
 	return c.file.Close()
 }
 
-// closedErr turns the error of an operation on a closed connection into [os.ErrClosed]; package os has no name for that of raw
-// operations.
+// closedErr turns the error of an operation on a closed connection into [os.ErrClosed]; package os
+// has no name for that of raw operations.
 func (c *Conn) closedErr(err error) error {
 	if err != nil && c.closed.Load() {
 		return os.ErrClosed
@@ -69,11 +69,12 @@ func (c *Conn) Send(p []byte, fds ...int) error {
 	return c.closedErr(format.Send(c.conn, p, fds...))
 }
 
-// SendTo sends one packet on a socket that is no connection yet; EAGAIN means that its buffer is full.
+// SendTo sends one packet on a socket that is no connection yet; EAGAIN means that its buffer is
+// full.
 func SendTo(fd int, p []byte, fds []int) error { return format.SendTo(fd, p, fds...) }
 
-// SendNow is Send for a caller that must not wait: a peer that does not read loses the packet. The few packets of a request
-// always fit into the socket's buffer.
+// SendNow is Send for a caller that must not wait: a peer that does not read loses the packet. The
+// few packets of a request always fit into the socket's buffer.
 func (c *Conn) SendNow(p []byte) error {
 	var sent error
 	if err := c.conn.Control(func(fd uintptr) { sent = format.SendTo(int(fd), p) }); err != nil {
@@ -82,8 +83,9 @@ func (c *Conn) SendNow(p []byte) error {
 	return sent
 }
 
-// Recv receives one packet and its descriptors, which are close-on-exec and the caller's to close. A closed connection is
-// io.EOF. On error no descriptor is left open. A deadline that has passed is an error only if no packet has arrived.
+// Recv receives one packet and its descriptors, which are close-on-exec and the caller's to close.
+// A closed connection is io.EOF. On error no descriptor is left open. A deadline that has passed is
+// an error only if no packet has arrived.
 func (c *Conn) Recv() (Packet, []int, error) { return c.receive(0) }
 
 // Peek is Recv that leaves the packet in the queue.
@@ -94,7 +96,8 @@ func (c *Conn) receive(flags int) (pkt Packet, fds []int, err error) {
 	return pkt, fds, c.closedErr(err)
 }
 
-// RecvFrom is Recv on a socket that is no connection yet. It does not wait: EAGAIN means that no packet has arrived.
+// RecvFrom is Recv on a socket that is no connection yet. It does not wait: EAGAIN means that no
+// packet has arrived.
 func RecvFrom(fd int) (pkt Packet, fds []int, err error) {
 	fds, err = format.ReceiveFrom(fd, 0, pkt.decode)
 	return pkt, fds, err

@@ -2,7 +2,7 @@ package guest
 
 import "golang.org/x/sys/unix"
 
-// pseudo tells the file systems whose files are the kernel's voice.
+// IsKernelFS reports whether a file system's content comes from the kernel, by its magic number.
 func IsKernelFS(magic int64) bool {
 	switch magic {
 	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.DEBUGFS_MAGIC,

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -35,7 +34,6 @@ type Options struct {
 	IDs        idmap.Plan
 	Cgroup     cgroup.Subtree // what the host delegates; its zero value is none
 	Version    string
-	Log        *slog.Logger `json:"-"` // told of a start that had to be repeated; nil for nobody
 	// Start has a launcher started where this process cannot do it any more, and returns when it is ready. Default: [Start].
 	Start func(ctx context.Context) error `json:"-"`
 }
@@ -166,36 +164,26 @@ func openLog(path string) (*os.File, error) {
 	return f, nil
 }
 
-// errEnded says that the launcher died without a word.
-var errEnded = errors.New("it ended before it was ready")
-
 func (o Options) socket() string { return filepath.Join(o.RuntimeDir, "launcher.sock") }
 
-// Start starts a launcher, which nobody else must be doing in RuntimeDir, and returns when it is ready. It gives a launcher that died without a word a second chance: starting has no effect that lasts. One has been seen
-// to die so, on a loaded machine; its cause is not known, and a thousand starts since have not shown it again.
-func Start(ctx context.Context, o Options) error {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	first := start(ctx, o, o.socket())
-	if !errors.Is(first, errEnded) {
-		return first
-	}
-	o.Log.Warn("launcher is started once more", "error", first)
-	if err := start(ctx, o, o.socket()); err != nil {
-		return errors.Join(first, err)
-	}
-	return nil
-}
-
-// tail is the end of a log, on one line.
-func tail(path string) string {
-	data, err := os.ReadFile(path)
+// logged returns what the launcher's log has from an offset on, on one line: the beginning, which has the reason of a crash, and
+// the end.
+func logged(path string, from int64) string {
+	f, err := os.Open(path)
 	if err != nil {
 		return err.Error()
 	}
-	text := strings.TrimSpace(string(data[max(0, len(data)-1000):]))
-	return strings.ReplaceAll(text, "\n", "; ")
+	defer f.Close() // only read
+	data, err := io.ReadAll(io.NewSectionReader(f, from, 1<<20))
+	if err != nil {
+		return err.Error()
+	}
+	const most = 1000
+	text := strings.ReplaceAll(strings.TrimSpace(string(data)), "\n", "; ")
+	if len(text) > 2*most {
+		text = text[:most] + " … " + text[len(text)-most:]
+	}
+	return text
 }
 
 // prepareDirs makes the directories that the launcher works in and gives them to its root, which is another uid than the
@@ -242,7 +230,8 @@ func spread(dir string) {
 	_ = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, int(flags|top)) // see above
 }
 
-func start(ctx context.Context, o Options, socket string) (err error) {
+// Start starts a launcher and returns when it is ready. The caller makes sure that no other process starts one in RuntimeDir.
+func Start(ctx context.Context, o Options) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	if err := o.IDs.Validate(); err != nil {
@@ -256,7 +245,7 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 	if err := prepareDirs(o); err != nil {
 		return err
 	}
-	listener, err := listen(socket)
+	listener, err := listen(o.socket())
 	if err != nil {
 		return err
 	}
@@ -266,6 +255,15 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 		return err
 	}
 	defer logFile.Close()
+	logStart, err := logFile.Seek(0, io.SeekEnd)
+	if err != nil {
+		return fmt.Errorf("find the end of the log: %w", err)
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return err
+	}
+	defer null.Close() // only read
 	// Not synced: after a crash of the host there is no launcher either.
 	if err := os.WriteFile(filepath.Join(o.RuntimeDir, ownerFile), []byte(o.DataDir), 0o600); err != nil {
 		return fmt.Errorf("note whose launcher it is: %w", err)
@@ -287,7 +285,7 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 	cmd.Env = []string{}
 	cmd.Dir = "/"
 	cmd.Stderr = logFile
-	cmd.ExtraFiles = []*os.File{listener, syncR, statusW, lock} // fdListener, fdSync, fdStatus, fdLock
+	cmd.ExtraFiles = passed(listener, syncR, statusW, lock, null)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true, // it survives the daemon and its terminal
 		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
@@ -354,7 +352,7 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 			case <-ctx.Done():
 				return fmt.Errorf("it is not ready, and closed its pipe: %w", ctx.Err())
 			}
-			return fmt.Errorf("%w: %s; the end of %s: %q", errEnded, cmd.ProcessState, logFile.Name(), tail(logFile.Name()))
+			return fmt.Errorf("it ended before it was ready: %s; %s has: %q", cmd.ProcessState, logFile.Name(), logged(logFile.Name(), logStart))
 		}
 		return errors.New(line)
 	case <-ctx.Done():

@@ -77,8 +77,9 @@ type Images interface {
 	PruneSnapshots(ctx context.Context, before time.Time, labels map[string]string) (api.SnapshotsRemoved, error)
 	ExportSnapshot(ctx context.Context, ref string, read snapshot.ReadLayer, w io.Writer) error
 	ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*image.Snapshot) error, read snapshot.ReadLayer) (api.Snapshot, error)
-	// Settle removes layers whose last sandbox is gone; EnforceSnapshots keeps to the limit of snapshots' bytes.
-	Settle(ctx context.Context) error
+	// CollectSnapshotLayers removes layers that only deleted sandboxes stood on; EnforceSnapshots
+	// enforces the limit of snapshots' bytes.
+	CollectSnapshotLayers(ctx context.Context) error
 	EnforceSnapshots(ctx context.Context) error
 
 	// Draft begins an image.

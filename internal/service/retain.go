@@ -169,7 +169,7 @@ func (s *core) removeEnded(ctx context.Context, recs []runtime.Record, unread ti
 		removed = append(removed, api.SandboxRef{ID: rec.ID, Name: rec.Name})
 	}
 	if removed != nil {
-		s.settleSnapshots(ctx)
+		s.collectSnapshots(ctx)
 	}
 	return removed, errors.Join(errs...)
 }

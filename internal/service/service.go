@@ -161,7 +161,7 @@ func (s *API) DeleteSandbox(ctx context.Context, ref string) error {
 		return err
 	}
 	s.forgetSandbox(ctx, rec.ID)
-	s.settleSnapshots(ctx) // whatever rec says: it may have been rolled back meanwhile
+	s.collectSnapshots(ctx) // whatever rec says: it may have been rolled back meanwhile
 	return nil
 }
 

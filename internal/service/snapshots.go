@@ -91,9 +91,9 @@ func (s *core) enforceSnapshots(ctx context.Context) {
 	}
 }
 
-// settleSnapshots removes layers that the last sandbox has left which stood on them.
-func (s *core) settleSnapshots(ctx context.Context) {
-	if err := s.own.Settle(ctx); err != nil {
+// collectSnapshots removes snapshot layers that only deleted sandboxes stood on.
+func (s *core) collectSnapshots(ctx context.Context) {
+	if err := s.own.CollectSnapshotLayers(ctx); err != nil {
 		s.log.Warn("a layer of a snapshot that nothing needs is left until the next start", "error", err)
 	}
 }
@@ -245,7 +245,7 @@ func (s *API) Rollback(ctx context.Context, ref string, body api.RollbackSandbox
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	defer s.settleSnapshots(ctx) // it may have been the last on another one
+	defer s.collectSnapshots(ctx) // it may have been the last on another one
 	defer release()
 	if err := runtime.CanRollBack(&rec, &snap.Rootfs); err != nil {
 		return api.Sandbox{}, class.Mark(class.ErrUnreadable, fmt.Errorf("roll back to snapshot %s: %w", body.Snapshot, err))

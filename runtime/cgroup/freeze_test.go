@@ -16,7 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// What is frozen stands still until it is thawed, and can be killed.
+// A frozen process stands still until it is thawed, and can be killed.
 func TestFreeze(t *testing.T) {
 	testenv.RequireRoot(t)
 	at, err := find("self")

@@ -12,7 +12,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
 
-// Enforce plans which limits hold a sandbox on this host. An explicit limit that cannot be held is ErrUnenforceable.
+// Enforce plans which limits hold a sandbox on this host. An explicit limit that cannot be held is
+// ErrUnenforceable.
 func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 	e := api.Enforced{
 		Namespaces: []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "net"},
@@ -101,11 +102,13 @@ func refuse(spec *runtime.Spec, host *Host, has func(controller string) bool) er
 	return nil
 }
 
-// builtWith names the kernel's build option where a file can be missing though its controller is there.
+// builtWith names the kernel's build option where a file can be missing though its controller is
+// there.
 var builtWith = map[string]string{"cpu.max": " (CONFIG_CFS_BANDWIDTH)", "cpu.weight": " (CONFIG_FAIR_GROUP_SCHED)", "io.max": " (CONFIG_BLK_DEV_THROTTLING)"}
 
-// onlyDirect says why a ceiling on the device does not hold what goes out through the page cache; empty where it does. The file
-// system must tell whose page it writes out, and the kernel keeps that with the page's memory (cgroup-v2.rst, "Writeback").
+// onlyDirect returns the reason why a ceiling on the device does not hold writes through the page
+// cache; empty if it does. The file system must name the cgroup of a page that it writes out, and
+// the kernel keeps that with the page's memory (cgroup-v2.rst, "Writeback").
 func onlyDirect(device *cgroup.Device, has func(controller string) bool) string {
 	switch {
 	case !device.Writeback:
@@ -137,9 +140,10 @@ func (h *Host) hasPids() bool {
 	return h.Cgroup && slices.Contains(h.Controllers, "pids") && h.hasFile("pids.max")
 }
 
-// settings plans the files of a sandbox's cgroup, each with the value that holds the limit, or with the kernel's own where
-// there is none. It is pure, and has every file that limits are about and this host's cgroups have: those of no limits
-// at all are what a new cgroup begins with. The memory comes last: it alone can be refused by the sandbox's own state.
+// settings plans the files of a sandbox's cgroup, each with the value that holds the limit, or with
+// the kernel's own if there is none. It is pure. It has every file of a limit that this host's
+// cgroups have: a new cgroup begins with the settings of no limits. The memory comes last: it alone
+// can be refused by the sandbox's own state.
 func settings(l *api.Limits, device *cgroup.Device, host *Host) []cgroup.Setting {
 	var all []cgroup.Setting
 	set := func(file, value string) {

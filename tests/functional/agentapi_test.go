@@ -29,7 +29,7 @@ var plantedKey = "sk-planted-" + rand.Text() + "-do-not-keep"
 
 func apiClient(t *testing.T, d *harness.Daemon) *client.Client {
 	t.Helper()
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	t.Cleanup(c.Close)
 	return c
 }

@@ -102,7 +102,7 @@ func noProcess(word string) error {
 // output nor its exit code, also where it ends while no daemon is there.
 func TestDetachedExecSurvivesKilledDaemons(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	const lines, last = 600000, 3000
@@ -177,7 +177,7 @@ func TestDetachedExecSurvivesKilledDaemons(t *testing.T) {
 // no other.
 func TestAttachersDoNotDisturb(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	const lines = 300000
@@ -224,7 +224,7 @@ func TestAttachersDoNotDisturb(t *testing.T) {
 // Endless output costs no more than the limit, and dropped output is counted.
 func TestDetachedFloodIsBounded(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	x := detach(t, c, s, api.ExecRequest{Argv: []string{"sh", "-c", "yes & yes >&2"}, OutputLimit: 1 << 20})
@@ -316,7 +316,7 @@ func (l *locked) has(word string) error {
 // and by the routes, before and after the daemon was killed.
 func TestDetachedTerminal(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	x := detach(t, c, s, api.ExecRequest{Argv: []string{"sh"}, TTY: true, Rows: 33, Cols: 99, Env: []string{"PS1=$ "}})
@@ -390,7 +390,7 @@ func TestDetachedTerminal(t *testing.T) {
 // children that outlive their program go on.
 func TestSignalsReachAllOfAnExec(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	// The one that says that it is ready is the last to be so.
@@ -492,7 +492,7 @@ func TestRlimitsOfAnExec(t *testing.T) {
 	wantProblem(t, limited("nofile", 64, "/tmp"), api.CodeProgramDenied, "/tmp")
 	s.Sh(t, "printf '#!/no/such/interpreter\n' >/tmp/script; chmod +x /tmp/script")
 	wantProblem(t, limited("nofile", 64, "/tmp/script"), api.CodeProgramMissing, "/tmp/script")
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	eventually(t, func() error { // an exited process may be there for a moment
 		list, err := c.Processes(t.Context(), s.ID)
@@ -523,7 +523,7 @@ func onlyRoot(t *testing.T, s *harness.Sandbox) bool {
 // Text that is written in pieces arrives as text, wherever it is cut.
 func TestSplitCharactersArriveWhole(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	const text = "aé€😀z"
@@ -549,7 +549,7 @@ func TestSplitCharactersArriveWhole(t *testing.T) {
 // A process may call itself anything; the name is told as it is, and does nothing to a terminal.
 func TestHostileProcessNames(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	detach(t, c, s, api.ExecRequest{Argv: []string{
@@ -617,7 +617,7 @@ func TestDetachedCommandLine(t *testing.T) {
 func TestSmallLimitOfMemory(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	argv := append([]string{"/bin/sh", "-c", "exit 3"}, slices.Repeat([]string{strings.Repeat("x", 1000)}, 1000)...)
 	for range 5 {
@@ -635,7 +635,7 @@ func TestSmallLimitOfMemory(t *testing.T) {
 // An exec whose sandbox ends is lost, and says so; so is one whose launcher dies.
 func TestDetachedExecIsLostWithItsSandbox(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	lost := func(s *harness.Sandbox, x *api.Exec) {
 		t.Helper()
@@ -684,7 +684,7 @@ func TestDetachedExecIsLostWithItsSandbox(t *testing.T) {
 // the daemon is another one, and the daemon does not wait for a paused sandbox before it ends.
 func TestDetachedStdinEnds(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	cat := func() *api.Exec {

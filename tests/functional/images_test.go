@@ -497,7 +497,7 @@ func TestImportOfARootFileSystem(t *testing.T) {
 	}
 	// With its progress.
 	var events []api.PullEvent
-	images, err := client.New(d.Socket).ImportImages(t.Context(), bytes.NewReader(root), client.ImportOptions{
+	images, err := d.Client(t).ImportImages(t.Context(), bytes.NewReader(root), client.ImportOptions{
 		Reference: "tools/told:1", Rootfs: true, Progress: func(e api.PullEvent) { events = append(events, e) },
 	})
 	if err != nil || len(images) != 1 || images[0].Reference != "docker.io/tools/told:1" {

@@ -67,7 +67,7 @@ func logSays(t *testing.T, c *client.Client, id, want string) {
 // there.
 func TestMainProcessSurvivesKilledDaemons(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	const lines, last = 200000, 3000
 	word := fmt.Sprintf("main-%d", os.Getpid())
@@ -123,7 +123,7 @@ func TestMainProcessSurvivesKilledDaemons(t *testing.T) {
 // that has ended, once.
 func TestMainProcessEndsWhileDaemonsAreKilled(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	for i := range 12 {
 		s := d.Create(t, api.CreateSandbox{Command: []string{"sh", "-c", fmt.Sprintf("echo begun; sleep 0.%02d; echo ended; exit 9", i)}})
@@ -148,7 +148,7 @@ func TestMainProcessEndsWhileDaemonsAreKilled(t *testing.T) {
 // Stop asks the main process, whatever it is, and the record says how it took it.
 func TestMainProcessIsStopped(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	for name, test := range map[string]struct {
 		command []string
@@ -198,7 +198,7 @@ func TestMainProcessIsStopped(t *testing.T) {
 // one like any other. A sandbox made of a snapshot has none unless it asks for one.
 func TestMainProcessOfCopies(t *testing.T) {
 	d := pooled(t, 2)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	script := "echo $WHO $(cat /mark 2>/dev/null) >>/runs; cat /runs; exec sleep 600"
 	s := d.Create(t, api.CreateSandbox{Command: []string{"sh", "-c", script}, Env: []string{"WHO=me"}})
@@ -255,7 +255,7 @@ func TestMainProcessOfCopies(t *testing.T) {
 func TestMainProcessFillsNothing(t *testing.T) {
 	const size, files = 256 << 10, 2
 	d := harness.Start(t, harness.Options{Args: []string{"--log-size", "256k", "--log-files", fmt.Sprint(files)}})
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	before := d.System(t).HeapLive
 	s := d.Create(t, api.CreateSandbox{Command: []string{"sh", "-c", "while :; do printf '\\001\\377\\n'; done & while :; do echo x >&2; done & exec yes"}})

@@ -28,7 +28,7 @@ import (
 // clientOf is the Go client, as a program would use it.
 func clientOf(t *testing.T, d *harness.Daemon) *client.Client {
 	t.Helper()
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	t.Cleanup(c.Close)
 	return c
 }

@@ -23,7 +23,9 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/contract"
 	"github.com/sandboxd/sandboxd/tests/testtree"
 )
 
@@ -96,12 +98,13 @@ type Daemon struct {
 	// HTTP speaks to the socket; Do and the methods built on it use it.
 	HTTP *http.Client
 
-	options Options
-	program string
-	cmd     *exec.Cmd
-	exited  chan struct{} // closed when cmd has ended
-	log     *logBuffer
-	marks   *Footprint // everything that was ever seen to be ours
+	options    Options
+	program    string
+	cmd        *exec.Cmd
+	exited     chan struct{} // closed when cmd has ended
+	log        *logBuffer
+	violations *violations
+	marks      *Footprint // everything that was ever seen to be ours
 }
 
 // Start starts a daemon and waits until it answers.
@@ -114,7 +117,7 @@ func Start(t testing.TB, options Options) *Daemon {
 	}
 	d := &Daemon{
 		DataDir: filepath.Join(dir, "data"), RuntimeDir: filepath.Join(dir, "run"),
-		options: options, program: Program(t, "sandboxd"), log: new(logBuffer), marks: newFootprint(),
+		options: options, program: Program(t, "sandboxd"), log: new(logBuffer), marks: newFootprint(), violations: &violations{all: map[string]error{}},
 	}
 	d.Socket = filepath.Join(d.RuntimeDir, "api.sock")
 	// As in /var/lib: the ids that sandboxes map to must be able to pass through.
@@ -126,14 +129,15 @@ func Start(t testing.TB, options Options) *Daemon {
 			t.Fatal(err)
 		}
 	}
-	d.HTTP = &http.Client{Transport: &http.Transport{
+	d.HTTP = &http.Client{Transport: d.checked(t, &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", d.Socket)
 		},
 		MaxIdleConnsPerHost: 64, // clients beside each other keep their connections
-	}}
+	})}
 	t.Cleanup(func() {
 		d.stop(t)
+		d.violations.report(t)
 		d.marks.check(t, "after the daemon was shut down", d.DataDir, d.RuntimeDir)
 		if t.Failed() {
 			t.Logf("the daemon said:\n%s", d.said())
@@ -152,6 +156,49 @@ func Start(t testing.TB, options Options) *Daemon {
 	})
 	d.Launch(t)
 	return d
+}
+
+// checked validates every response that passes next against the OpenAPI document. A benchmark does without: it would be
+// measured.
+func (d *Daemon) checked(t testing.TB, next http.RoundTripper) http.RoundTripper {
+	t.Helper()
+	if _, ok := t.(*testing.B); ok {
+		return next
+	}
+	c, err := contract.Load()
+	if err != nil {
+		t.Fatalf("load the OpenAPI document: %v", err)
+	}
+	return c.Check(next, d.violations.add)
+}
+
+// violations are responses that the OpenAPI document does not allow, reported when the test ends.
+type violations struct {
+	mu  sync.Mutex
+	all map[string]error // by text, so that each is reported once
+}
+
+func (v *violations) add(err error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.all[err.Error()] = err
+}
+
+func (v *violations) report(t testing.TB) {
+	t.Helper()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, err := range v.all {
+		t.Errorf("a response violates docs/reference/openapi.json: %v", err)
+	}
+}
+
+// Client returns a client of the API whose responses are validated.
+func (d *Daemon) Client(t testing.TB) *client.Client {
+	t.Helper()
+	c := client.New(d.Socket, func(next http.RoundTripper) http.RoundTripper { return d.checked(t, next) })
+	t.Cleanup(c.Close)
+	return c
 }
 
 // keepLog writes the output of the daemon and its launcher to a file of the directory that

@@ -53,7 +53,7 @@ func (f *Images) PruneSnapshots(_ context.Context, before time.Time, labels map[
 }
 
 // Settle implements the store.
-func (f *Images) Settle(context.Context) error { return nil }
+func (f *Images) CollectSnapshotLayers(context.Context) error { return nil }
 
 // Acquire implements the store.
 func (f *Images) Acquire(_ context.Context, ref string) (*image.Image, func(), error) {

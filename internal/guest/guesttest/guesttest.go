@@ -46,8 +46,8 @@ func Leaks(tb testing.TB) {
 	})
 }
 
-// Within asks until the answer is yes, and says whether it was in the end. What it is asked about happens soon where nothing is wrong,
-// but for a machine that is busy with other tests.
+// Within waits until ready returns true, and reports whether it did. It gives up late, because
+// another test may keep the machine busy.
 func Within(tb testing.TB, ready func() bool) bool {
 	tb.Helper()
 	deadline := time.After(testenv.HungAfter)
@@ -57,13 +57,13 @@ func Within(tb testing.TB, ready func() bool) bool {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			return ready() // we may have been kept from asking for as long
+			return ready() // this process may have been stopped until the deadline
 		}
 	}
 	return true
 }
 
-// WaitFor is within where the test has nothing to add.
+// WaitFor is Within that fails the test.
 func WaitFor(tb testing.TB, ready func() bool) {
 	tb.Helper()
 	if !Within(tb, ready) {
@@ -71,7 +71,8 @@ func WaitFor(tb testing.TB, ready func() bool) {
 	}
 }
 
-// OddFiles is a directory of everything that is not a regular file, and links to it.
+// OddFiles returns a directory with one file of each type that is not regular, and with links to
+// them.
 func OddFiles(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -97,7 +98,7 @@ func OddFiles(t *testing.T) string {
 	return dir
 }
 
-// Tree lists a directory: type, permissions, name, and what a link or a file holds.
+// Tree lists a directory: type, permissions, name, and the content of files or the target of links.
 func Tree(t *testing.T, dir string) []string {
 	t.Helper()
 	var list []string
@@ -137,7 +138,7 @@ func Tree(t *testing.T, dir string) []string {
 	return list
 }
 
-// SocketPair returns two connected SOCK_SEQPACKET sockets that do not block.
+// SocketPair returns two connected non-blocking SOCK_SEQPACKET sockets.
 func SocketPair(tb testing.TB) (int, int) {
 	tb.Helper()
 	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -147,7 +148,7 @@ func SocketPair(tb testing.TB) (int, int) {
 	return p[0], p[1]
 }
 
-// Listen makes the socket that an init is to inherit. The path may be longer than a socket address.
+// Listen makes the socket that an init inherits. The path may exceed a socket address.
 func Listen(path string) (*os.File, error) {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
@@ -158,12 +159,13 @@ func Listen(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = l.Close() }() // it has a copy
+	defer func() { _ = l.Close() }() // the result is a copy
 	fd, err := unix.FcntlInt(l.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	// Only a file that is made of a non-blocking descriptor waits in the runtime's poller, which Close ends.
+	// Only a file made of a non-blocking descriptor uses the runtime's poller, so that Close ends a
+	// wait.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, err
 	}

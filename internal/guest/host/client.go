@@ -1,5 +1,5 @@
-// Package host is the daemon's side of the guest protocol: it asks the init of a sandbox. Init is untrusted, so every answer is
-// bounded, validated and timed out.
+// Package host is the daemon's side of the guest protocol: it sends requests to the init of a
+// sandbox. Init is untrusted, so every answer is bounded, validated and timed out.
 package host
 
 import (
@@ -19,37 +19,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How long the host waits where the caller's context sets no deadline of its own.
+// Time limits of the host where the caller's context has no deadline.
 const (
-	replyTimeout = 30 * time.Second // for init's first answer; it may share a small part of a core with what makes it slow
-	exitGrace    = 10 * time.Second // for exited, after an exec's timeout or a Kill; a fork bomb or a busy host slows init down
-	treeTimeout  = 10 * time.Minute // for a whole tree
+	replyTimeout = 30 * time.Second // init's first answer; init may share a small part of a core with the programs that slow it down
+	exitGrace    = 10 * time.Second // exited, after an exec's timeout or a Kill; a fork bomb or a busy host slows init down
+	treeTimeout  = 10 * time.Minute // a whole tree
 )
 
-// ErrLost means that init is gone, silent, or speaks nonsense. The sandbox cannot be used any more: end it.
+// ErrLost reports that init is gone, silent, or sends nonsense. The sandbox is unusable: end it.
 var ErrLost = errors.New("the sandbox's init is lost")
 
-// A Client asks the init of one sandbox. It holds no connection: every request makes its own, so that any number of
-// goroutines may use one Client, and a Client needs no Close.
+// A Client sends requests to the init of one sandbox. It holds no connection: every request makes
+// its own. Any number of goroutines may use one Client, and a Client needs no Close.
 type Client struct {
-	// Held, where set, says until when the sandbox was last kept from running, which is now while it is, or init from answering.
-	// Init is not to blame for that time: what it has to answer by itself, it may answer that much later. Set it before the
-	// request that it is for.
+	// Held, if not nil, returns the end of the last time in which the sandbox or init was kept from
+	// running; while it still is, that is now. Init is given the time of its answers anew from then
+	// on. Set Held before the request that it is for.
 	Held func() time.Time
 
 	path string
 
-	// How long init may take in all for a list that comes in many packets; each of them has replyTimeout.
+	// Total time of init for a list that comes in many packets, each of which has replyTimeout.
 	processesFor, listFor time.Duration
 }
 
-// await is [conn.answer] for an answer that init has so long to give, counted from when it could run last. The connection's
-// deadline is as of now already; who closes quit sets it too, to end the wait.
+// await is [conn.answer] for an answer that is due within grace, counted from the moment when init
+// could last run. The connection's deadline is set already. Closing quit, with an expired deadline,
+// ends the wait.
 func (c *Client) await(quit <-chan struct{}, conn *conn, grace time.Duration) (guest.Packet, []int, error) {
 	return c.awaitBy(conn.answer, quit, conn, grace)
 }
 
-// awaitBy is await where answer receives.
+// awaitBy is await with answer as the receiver.
 func (c *Client) awaitBy(answer func() (guest.Packet, []int, error), quit <-chan struct{}, conn *conn, grace time.Duration) (guest.Packet, []int, error) {
 	for {
 		pkt, fds, err := answer()
@@ -61,14 +62,15 @@ func (c *Client) awaitBy(answer func() (guest.Packet, []int, error), quit <-chan
 			return pkt, fds, err
 		}
 		select {
-		case <-quit: // perhaps before we put the deadline off
+		case <-quit: // perhaps closed before the deadline was extended
 			return pkt, fds, err
 		default:
 		}
 	}
 }
 
-// putOff is the new end of a wait for init that has just ended, if init could not run for a part of it.
+// putOff returns a later deadline for a wait that has just ended, if init could not run during a
+// part of it.
 func (c *Client) putOff(grace time.Duration) (time.Time, bool) {
 	if c.Held == nil {
 		return time.Time{}, false
@@ -77,12 +79,14 @@ func (c *Client) putOff(grace time.Duration) (time.Time, bool) {
 	return until, time.Now().Before(until)
 }
 
-// NewClient returns the client of the init that accepts on the socket at path. It does not connect; use [Client.Ping].
+// NewClient returns a client of the init that accepts on the socket at path. It does not connect;
+// use [Client.Ping].
 func NewClient(path string) *Client {
 	return &Client{path: path, processesFor: replyTimeout, listFor: treeTimeout}
 }
 
-// lost wraps an error of the connection, or of what came over it, into ErrLost, unless the fault is the host's own.
+// lost wraps an error of the connection, or of a packet, into ErrLost, unless the host itself is at
+// fault.
 func lost(doing string, err error) error {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -90,7 +94,7 @@ func lost(doing string, err error) error {
 	case errors.Is(err, io.EOF), errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.EPIPE):
 		return fmt.Errorf("%s: %w: it closed the connection", doing, ErrLost)
 	case errors.Is(err, os.ErrClosed),
-		// A daemon that is out of something must not take its sandboxes for dead.
+		// A daemon that has run out of a resource must not declare its sandboxes dead.
 		errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS),
 		errors.Is(err, unix.ETOOMANYREFS), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		return fmt.Errorf("%s: %w", doing, err)
@@ -103,14 +107,15 @@ func lostUnless(ctx context.Context, doing string, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%s: %w", doing, context.Cause(ctx))
 	}
-	// The connection's deadline is the context's, and may come a moment before the context notices.
+	// The connection has the context's deadline, and may reach it a moment before the context does.
 	if _, ok := ctx.Deadline(); ok && errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("%s: %w", doing, context.DeadlineExceeded)
 	}
 	return lost(doing, err)
 }
 
-// connect connects to init. A full backlog is waited for until the deadline, which putOff may put off.
+// connect connects to init. It waits for room in the backlog until the deadline, which putOff may
+// extend.
 func (c *Client) connect(ctx context.Context, deadline time.Time, putOff func() (time.Time, bool)) (int, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -126,8 +131,8 @@ func (c *Client) connect(ctx context.Context, deadline time.Time, putOff func() 
 			if !errors.Is(err, unix.EAGAIN) {
 				return err
 			}
-			// The backlog is full: init is flooded or does not accept. The kernel offers no event for a free place, so
-			// this is the one wait that has to ask again.
+			// The backlog is full: init is flooded or does not accept. The kernel has no event for a free
+			// place, so this is the one wait that has to poll.
 			if time.Until(deadline) < wait {
 				var ok bool
 				if deadline, ok = putOff(); !ok {
@@ -150,8 +155,9 @@ func (c *Client) connect(ctx context.Context, deadline time.Time, putOff func() 
 	return fd, nil
 }
 
-// request sends one request and receives the first answer, which must be of kind want or an error. On success the
-// connection is the caller's, without a deadline and no longer bound to ctx, and so are the descriptors, exactly nfds of them.
+// request sends one request and receives the first answer, which must be of kind want or an error.
+// On success the caller owns the connection, which has no deadline and is no longer bound to ctx.
+// The caller owns the descriptors too, exactly nfds of them.
 func (c *Client) request(ctx context.Context, timeout time.Duration, req []byte, send []int, want guest.Kind, nfds int) (*conn, guest.Packet, []int, error) {
 	fd, deadline, bounded, err := c.ask(ctx, timeout, req, send)
 	if err != nil {
@@ -160,12 +166,13 @@ func (c *Client) request(ctx context.Context, timeout time.Duration, req []byte,
 	return c.first(ctx, timeout, fd, deadline, bounded, nfds, want)
 }
 
-// ask connects and sends one request. The answer has to come by the deadline, which is ctx's own where that has one.
+// ask connects and sends one request. The answer is due at the deadline, which is that of ctx if
+// ctx has one.
 func (c *Client) ask(ctx context.Context, timeout time.Duration, req []byte, send []int) (fd int, deadline time.Time, bounded bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return -1, time.Time{}, false, context.Cause(ctx)
 	}
-	deadline, bounded = ctx.Deadline() // then the caller's word counts, whatever became of the sandbox
+	deadline, bounded = ctx.Deadline() // the caller's deadline counts, whatever holds the sandbox
 	if !bounded {
 		deadline = time.Now().Add(timeout)
 	}
@@ -176,8 +183,9 @@ func (c *Client) ask(ctx context.Context, timeout time.Duration, req []byte, sen
 	if err != nil {
 		return -1, time.Time{}, false, lostUnless(ctx, "connect to init", err)
 	}
-	// Sent before the runtime's poller hears of the socket: init can begin meanwhile, and the poller would wake a thread
-	// only to learn that an empty socket can be written to. The buffer of a new connection takes any packet.
+	// Send before the runtime's poller learns of the socket: init can begin meanwhile, and the poller
+	// would wake a thread only to learn that an empty socket is writable. The buffer of a new
+	// connection takes any packet.
 	if err := guest.SendTo(fd, req, send); err != nil {
 		_ = unix.Close(fd)
 		return -1, time.Time{}, false, lostUnless(ctx, "ask init", err)
@@ -217,7 +225,7 @@ func (c *Client) first(ctx context.Context, timeout time.Duration, fd int, deadl
 		return nil, guest.Packet{}, nil, err
 	}
 	if !stop() {
-		// The context ended this very moment, and its function may set the deadline after we clear it.
+		// The context ended this very moment: its function may set the deadline after it is cleared here.
 		return nil, guest.Packet{}, nil, fmt.Errorf("await init's answer: %w", context.Cause(ctx))
 	}
 	if err := conn.SetDeadline(time.Time{}); err != nil {
@@ -226,7 +234,8 @@ func (c *Client) first(ctx context.Context, timeout time.Duration, fd int, deadl
 	return conn, pkt, fds, nil
 }
 
-// expected checks a first answer: one of these kinds with so many descriptors, or a refusal, which is its error.
+// expected checks a first answer: a packet of one of these kinds with nfds descriptors, or a
+// refusal, which it returns.
 func expected(pkt guest.Packet, fds []int, nfds int, want ...guest.Kind) error {
 	switch {
 	case pkt.Kind == guest.KindError && len(fds) == 0:
@@ -239,8 +248,8 @@ func expected(pkt guest.Packet, fds []int, nfds int, want ...guest.Kind) error {
 	return nil
 }
 
-// answer is recv for the host. A peer that closes with something unread makes the kernel report ECONNRESET once before
-// it hands out what the peer had sent.
+// answer is Recv on the host. If a peer closes with unread packets in its queue, the kernel reports
+// ECONNRESET once before it hands out the peer's last packets.
 func (c *conn) answer() (guest.Packet, []int, error) {
 	pkt, fds, err := c.Recv()
 	if errors.Is(err, unix.ECONNRESET) {
@@ -249,7 +258,7 @@ func (c *conn) answer() (guest.Packet, []int, error) {
 	return pkt, fds, err
 }
 
-// peek is answer, but leaves the packet where it is.
+// peek is answer that leaves the packet in the queue.
 func (c *conn) peek() (guest.Packet, []int, error) {
 	pkt, fds, err := c.Peek()
 	if errors.Is(err, unix.ECONNRESET) {
@@ -258,7 +267,7 @@ func (c *conn) peek() (guest.Packet, []int, error) {
 	return pkt, fds, err
 }
 
-// refusal reads an error answer. What is not a proper one counts as nonsense.
+// refusal reads an error answer. A malformed one is ErrLost.
 func refusal(pkt guest.Packet) error {
 	var a guest.ErrorAnswer
 	if err := pkt.Into(&a, 1); err != nil {

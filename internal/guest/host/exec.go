@@ -20,42 +20,45 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An ExecRequest is a process to be started. It is complete: init adds nothing to it.
+// An ExecRequest describes a process to start. It is complete: init adds nothing to it.
 type ExecRequest struct {
-	Argv []string // the program, looked up in the PATH of Env if it has no "/", and its arguments
-	Env  []string // the whole environment, "NAME=value"
+	Argv []string // program, looked up in the PATH of Env if it has no "/", and its arguments
+	Env  []string // whole environment, "NAME=value"
 	Cwd  string   // absolute; "/" if empty
 
 	UID, GID uint32 // ids of the sandbox
 	Groups   []uint32
 
 	NoStdin bool // stdin is /dev/null, which is cheaper than a pipe that is closed at once; not with TTY
-	// StdinFile, where set, is stdin; not with TTY. It stays the caller's. It is as the process's own: what it must not see or
-	// change must not be open in it.
+	// StdinFile, if not nil, is stdin; not with TTY. It stays the caller's. The process can use it
+	// like any of its files, so it must not give access to anything that the process may not see or
+	// change.
 	StdinFile  *os.File
 	TTY        bool   // stdin, stdout and stderr are one terminal
-	Rows, Cols uint16 // of the terminal
+	Rows, Cols uint16 // size of the terminal
 
-	MakeCwd bool           // what is missing of Cwd is made, and belongs to UID and GID
+	MakeCwd bool           // make missing directories of Cwd, owned by UID and GID
 	Limits  []guest.Rlimit // none above the sandbox's own hard limits
 
-	// Timeout after which everything that this exec started is killed; 0 is none.
+	// Timeout after which everything that this exec started is killed; zero means none.
 	Timeout time.Duration
 
-	// Keep makes an exec that can be adopted: its exit stays in the connection's queue, where whoever holds the connection next
-	// finds it. Use [Exec.Spool] to take its output.
+	// Keep makes an exec that another daemon can adopt: its exit stays in the connection's queue for
+	// the next holder of the connection. Use [Exec.Spool] to take its output.
 	Keep bool
 
-	// Whole says that nobody waits for the start, only for the end: then init tells both at once of a program that ends soon, and
-	// nobody waits for its output, which is there. The start of another one is known some milliseconds late. Not with TTY or Keep.
+	// Whole asks for the end only. Init then reports the start and the end of a short program
+	// together, and its output is read from the pipes afterwards. The start of a longer one is known
+	// some milliseconds late. Not with TTY or Keep.
 	Whole bool
 }
 
-// ExecExit is how a process ended and what it used. Init says so, the host has only checked that it can be true.
+// ExecExit reports how a process ended and how much it used. Init is the source; the host has only
+// checked that the values are possible.
 type ExecExit struct {
 	Code    int            // exit code, 128+n after signal n
 	Signal  syscall.Signal // 0 if the process exited by itself
-	Timeout bool           // the request's timeout ended; everything that the exec started has been killed
+	Timeout bool           // the request's timeout has ended, and everything that the exec started has been killed
 	Wall    time.Duration
 	CPU     time.Duration // user and system time, with waited-for children
 	MaxRSS  int64         // bytes of the largest process
@@ -63,38 +66,39 @@ type ExecExit struct {
 
 // An Exec is a process that has started. Close it in the end.
 //
-// Stdin is nil where the request said so. It may be closed at any time to give the process end of file. Its pipe is not read by init: a Write blocks while
-// the process does not read, until Close.
+// Stdin is nil if the request has none. Close it at any time to give the process end of file. Init
+// does not read its pipe: a Write blocks until the process reads, or until Close.
 type Exec struct {
 	PID int // inside the sandbox
 
-	// The host's ends. With a terminal Stdin and Stdout are the same file and Stderr is nil; use [Exec.Write] for it.
+	// Host's ends. With a terminal, Stdin and Stdout are the same file and Stderr is nil; use
+	// [Exec.Write] for it.
 	Stdin, Stdout, Stderr *os.File
 
 	client  *Client
-	conn    *conn // nil of one that had ended when it was known
+	conn    *conn // nil of an exec that ended before its start was reported
 	tty     bool
 	keep    bool
 	begun   time.Time
 	timeout time.Duration
 
-	stopped chan struct{} // of a terminal: closed when nobody is to wait for it any more
+	stopped chan struct{} // closed when no goroutine is to wait for the terminal any more; nil without one
 	stop    sync.Once
 
-	over chan struct{} // closed when Wait knows
+	over chan struct{} // closed when Wait has a result
 
-	held [2][]byte // of an exec that had ended when it was known: all of stdout and stderr, which are nil
+	held [2][]byte // stdout and stderr of an exec that ended before its start was reported; the files are nil then
 
-	quit <-chan struct{} // ends the wait also while init is held; nil but for Spool
+	quit <-chan struct{} // ends the wait even while init is held; nil except in Spool
 	wait sync.Once
 	exit ExecExit
 	err  error
 
-	mu     sync.Mutex // serialises the sending of Signal and Kill
+	mu     sync.Mutex // serializes Signal and Kill
 	closed sync.Once
 }
 
-// check refuses what init could not be asked, so that a mistake of the caller is never taken for one of init.
+// check refuses invalid requests, so that a mistake of the caller never counts against init.
 func (r *ExecRequest) check() error {
 	refuse := func(errno syscall.Errno, what string) error {
 		return &guest.Error{Stage: guest.StageRequest, Errno: errno, Path: what}
@@ -130,16 +134,16 @@ func (r *ExecRequest) check() error {
 		return refuse(unix.EINVAL, "timeout "+r.Timeout.String())
 	case len(r.Limits) > guest.MaxLimits:
 		return refuse(unix.EINVAL, strconv.Itoa(len(r.Limits))+" limits")
-	// The kernel keeps the highest id for "no change".
+	// The kernel reserves the highest id for "no change".
 	case r.UID == math.MaxUint32, r.GID == math.MaxUint32:
 		return refuse(unix.EINVAL, "id 4294967295")
 	}
 	return nil
 }
 
-// Exec starts a process and returns when init says that it runs. A process that cannot be started is an *[Error] with
-// the stage that failed; everything else that goes wrong is [ErrLost] or the context's error. The context bounds the
-// start only, not the process.
+// Exec starts a process and returns when init reports that it runs. A process that cannot be
+// started is a *[guest.Error] with the stage that failed; any other failure is [ErrLost] or the
+// context's error. The context bounds the start, not the process.
 func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 	if err := r.check(); err != nil {
 		return nil, err
@@ -160,7 +164,7 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 	}
 
 	e := &Exec{client: c, tty: r.TTY, keep: r.Keep, timeout: r.Timeout, over: make(chan struct{})}
-	var give, take []int // the process's ends, ours until init has them; and the host's of its output, until they are files
+	var give, take []int // ends of the process, closed here once init has them; ends of the host, until they are files
 	defer func() {
 		unixmsg.CloseAll(give)
 		unixmsg.CloseAll(take)
@@ -265,7 +269,8 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 	return e, nil
 }
 
-// pipeTo makes a pipe of which the host writes one end. The other one is blocking, as programs expect.
+// pipeTo makes a pipe and returns its write end for the host. The other end is blocking, as
+// programs expect.
 func pipeTo(name string) (host *os.File, child int, err error) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
@@ -274,7 +279,7 @@ func pipeTo(name string) (host *os.File, child int, err error) {
 	return hostEnd(p[1], p[0], name)
 }
 
-// files makes files of the host's ends of stdout and stderr, if there are any, and takes them.
+// files makes files of the host's ends of stdout and stderr, if there are any, and takes them over.
 func (e *Exec) files(take *[]int) error {
 	fds := *take
 	*take = nil
@@ -288,14 +293,14 @@ func (e *Exec) files(take *[]int) error {
 	return nil
 }
 
-// soon waits a little longer than init does for an exec whose start nobody waits for, and says whether init has answered. It
-// holds a thread meanwhile, which costs less than to have the runtime's poller watch a socket for one packet.
+// soon waits a little longer than [guest.WholeWait] for init's answer, and reports whether it has
+// come. It blocks a thread, which costs less than the runtime's poller for a single packet.
 func soon(fd int) bool {
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int((guest.WholeWait + 2*time.Millisecond).Milliseconds())) //nolint:gosec // descriptors are small
 	return err == nil && n > 0
 }
 
-// wholeAnswer takes over the socket of such an exec and receives the answer that it has.
+// wholeAnswer takes over the socket of an exec with Whole and receives the answer that has come.
 func wholeAnswer(fd int) (*conn, guest.Packet, error) {
 	pkt, fds, err := guest.RecvFrom(fd)
 	if errors.Is(err, unix.ECONNRESET) { // see answer
@@ -317,7 +322,8 @@ func wholeAnswer(fd int) (*conn, guest.Packet, error) {
 	return c, pkt, err
 }
 
-// whole is for an exec of which init has told the end before the start: what it has written lies in the pipes.
+// whole handles a process that exited before its start was reported. All of its output is in the
+// pipes.
 func (e *Exec) whole(pkt guest.Packet, pipes []int) error {
 	if e.conn != nil {
 		_ = e.conn.Close()
@@ -348,13 +354,15 @@ func (e *Exec) whole(pkt guest.Packet, pipes []int) error {
 	return nil
 }
 
-// readHeld reads what a pipe holds at this moment. What a process left behind writes later is not waited for.
+// readHeld reads the current content of a pipe. It does not wait for later output of processes that
+// were left behind.
 func readHeld(fd int) ([]byte, error) {
 	left, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
 	if err != nil || left == 0 {
 		return nil, err
 	}
-	// A process can open its end for reading too (/proc/self/fd/1), and so take away what we would then wait for.
+	// Non-blocking: a process can open its end for reading too (/proc/self/fd/1), and take away the
+	// bytes that a read would wait for.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, err
 	}
@@ -373,8 +381,8 @@ func readHeld(fd int) ([]byte, error) {
 	return held, nil
 }
 
-// hostEnd makes ours a file of the runtime's poller. Each end of a pipe has its own flags, so the process cannot make
-// ours blocking again.
+// hostEnd makes ours a file of the runtime's poller. Each end of a pipe has flags of its own, so
+// the process cannot make ours blocking again.
 func hostEnd(ours, theirs int, name string) (*os.File, int, error) {
 	if err := unix.SetNonblock(ours, true); err != nil {
 		unixmsg.CloseAll([]int{ours, theirs})
@@ -383,7 +391,7 @@ func hostEnd(ours, theirs int, name string) (*os.File, int, error) {
 	return os.NewFile(uintptr(ours), name), theirs, nil
 }
 
-// memfd holds what does not fit into a packet.
+// memfd returns a file of memory for strings that exceed a packet.
 func memfd(b []byte) (int, error) {
 	fd, err := unix.MemfdCreate("exec", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -403,13 +411,15 @@ func memfd(b []byte) (int, error) {
 // maxPID is the kernel's PID_MAX_LIMIT.
 const maxPID = 1 << 22
 
-// Wait returns when the process has exited, or with [ErrLost] when init has not said so some seconds after it must have: after
-// the request's timeout or a Kill. It may be called more than once, also from several goroutines.
+// Wait returns when the process has exited. It returns [ErrLost] if init does not report that in
+// time after the request's timeout or a Kill. It may be called more than once and from several
+// goroutines.
 func (e *Exec) Wait() (ExecExit, error) {
 	e.wait.Do(func() {
 		e.exit, e.err = e.await()
 		if !e.keep {
-			// Init has nothing more to say, and need not keep the connection while the caller drains the pipes.
+			// Init has nothing more to send, and need not keep the connection while the caller drains the
+			// pipes.
 			_ = e.conn.Close()
 		}
 		close(e.over)
@@ -417,7 +427,8 @@ func (e *Exec) Wait() (ExecExit, error) {
 	return e.exit, e.err
 }
 
-// Over is closed when a [Exec.Wait], one of [Exec.Stream] or [Exec.Spool] too, has found out how the process ended, or that it cannot.
+// Over returns a channel that is closed when the exit is known, or known to be lost. [Exec.Wait],
+// [Exec.Stream] or [Exec.Spool] must run meanwhile.
 func (e *Exec) Over() <-chan struct{} { return e.over }
 
 func (e *Exec) await() (ExecExit, error) {
@@ -425,7 +436,7 @@ func (e *Exec) await() (ExecExit, error) {
 	if e.keep {
 		answer = e.conn.peek
 	}
-	pkt, fds, err := e.client.awaitBy(answer, e.quit, e.conn, exitGrace) // Close ends it
+	pkt, fds, err := e.client.awaitBy(answer, e.quit, e.conn, exitGrace) // Close ends the wait
 	if err != nil {
 		return ExecExit{}, lost("await the process's exit", err)
 	}
@@ -438,13 +449,14 @@ func (e *Exec) await() (ExecExit, error) {
 		return ExecExit{}, fmt.Errorf("await the process's exit: %w: %w", ErrLost, err)
 	}
 	x, ok := exitOf(&a, e.timeout, time.Since(e.begun))
-	if !ok || a.PID != 0 { // which started has told
+	if !ok || a.PID != 0 { // started has reported the pid
 		return ExecExit{}, fmt.Errorf("await the process's exit: %w: an exit that cannot be", ErrLost)
 	}
 	return x, nil
 }
 
-// exit checks what init says about the end of an exec with this timeout that began elapsed ago.
+// exitOf validates init's report about the end of an exec with this timeout that started elapsed
+// ago.
 func exitOf(a *guest.ExitedAnswer, timeout, elapsed time.Duration) (ExecExit, bool) {
 	switch {
 	case a.Code < 0 || a.Code > 255,
@@ -466,8 +478,8 @@ func exitOf(a *guest.ExitedAnswer, timeout, elapsed time.Duration) (ExecExit, bo
 	return x, true
 }
 
-// Signal sends sig to the process's group, or to all that the exec has started and can be found in one look at /proc. A
-// process that has exited is no error.
+// Signal sends sig to the process's group, or, with all, to everything that the exec has started
+// and that one pass over /proc shows. A process that has exited is no error.
 func (e *Exec) Signal(sig syscall.Signal, all bool) error {
 	if sig < 1 || sig > 64 {
 		return fmt.Errorf("signal %d: %w", int(sig), unix.EINVAL)
@@ -475,14 +487,14 @@ func (e *Exec) Signal(sig syscall.Signal, all bool) error {
 	return e.tell("signal", guest.KindSignal, guest.SignalRequest{Signal: int(sig), All: all})
 }
 
-// Kill ends everything that the exec has started, however far it has gone from its parent. Wait then tells the exit; if
-// init does not get it done within some seconds, Wait returns [ErrLost].
+// Kill ends everything that the exec has started, however far it has gone from its parent. Wait
+// then returns the exit, or [ErrLost] if init does not finish within some seconds.
 func (e *Exec) Kill() error {
 	if err := e.tell("kill", guest.KindKill, guest.None{}); err != nil || e.conn == nil {
 		return err
 	}
 	err := e.conn.SetReadDeadline(time.Now().Add(exitGrace))
-	if err != nil && !errors.Is(err, os.ErrClosed) { // closed: it has exited
+	if err != nil && !errors.Is(err, os.ErrClosed) { // closed: the process has exited
 		return fmt.Errorf("kill: %w", err)
 	}
 	return nil
@@ -498,7 +510,7 @@ func (e *Exec) tell(doing string, k guest.Kind, msg any) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// Init reads at once. One that does not must not hold up the caller for long.
+	// Init reads at once. An init that does not must not delay the caller for long.
 	_ = e.conn.SetWriteDeadline(time.Now().Add(exitGrace))
 	for {
 		err = e.conn.Send(p)
@@ -511,7 +523,7 @@ func (e *Exec) tell(doing string, k guest.Kind, msg any) error {
 		}
 	}
 	if errors.Is(err, os.ErrClosed) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
-		return nil // it has exited; or init is lost, which is for Wait to tell
+		return nil // the process has exited, or init is lost, which Wait reports
 	}
 	if err != nil {
 		return lost(doing, err)
@@ -519,7 +531,7 @@ func (e *Exec) tell(doing string, k guest.Kind, msg any) error {
 	return nil
 }
 
-// Resize tells the process's terminal its new size.
+// Resize sets the size of the process's terminal.
 func (e *Exec) Resize(rows, cols uint16) error {
 	if !e.tty {
 		return fmt.Errorf("resize: %w", unix.ENOTTY)
@@ -540,8 +552,8 @@ func (e *Exec) Resize(rows, cols uint16) error {
 	return nil
 }
 
-// Close closes the connection and the files. A process that still runs is killed, with everything that the exec has
-// started; Wait and Stream return.
+// Close closes the connection and the files. If the process still runs, init kills everything that
+// the exec has started. Wait and Stream return.
 func (e *Exec) Close() error {
 	e.closed.Do(func() {
 		if e.conn != nil {
@@ -553,7 +565,7 @@ func (e *Exec) Close() error {
 }
 
 func (e *Exec) closeFiles() {
-	e.letGo()
+	e.abandon()
 	for _, f := range []*os.File{e.Stdin, e.Stdout, e.Stderr} {
 		if f != nil {
 			_ = f.Close() // a second Close of one file is a harmless error
@@ -561,16 +573,17 @@ func (e *Exec) closeFiles() {
 	}
 }
 
-// Stream copies what the process writes to onOut and returns how it ended. Stream is "stdout" or "stderr", and "stdout"
-// for everything from a terminal. onOut is never called twice at a time; p is its own until it returns.
+// Stream copies the output of the process to onOut and returns the exit. The stream is "stdout" or
+// "stderr"; all output of a terminal is "stdout". Calls of onOut do not overlap; p is valid until
+// it returns.
 //
-// Everything that the process wrote is delivered, and nothing is waited for after its exit: processes that it left
-// behind may hold the pipes open for ever. If ctx ends or onOut fails, the exec is killed and that error returned. Do not
-// read Stdout or Stderr elsewhere.
+// Everything that the process wrote is delivered. Stream does not wait for output after the exit,
+// because processes that were left behind may hold the pipes open for ever. If ctx ends or onOut
+// fails, the exec is killed and that error returned. Do not read Stdout or Stderr elsewhere.
 func (e *Exec) Stream(ctx context.Context, onOut func(stream string, p []byte) error) (ExecExit, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var mu sync.Mutex // over onOut
+	var mu sync.Mutex // guards onOut
 	deliver := func(stream string, p []byte) error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -594,7 +607,7 @@ func (e *Exec) Stream(ctx context.Context, onOut func(stream string, p []byte) e
 	if e.Stderr != nil {
 		start("stderr", e.Stderr)
 	}
-	// A failed copy or a cancelled context ends the wait: closing the connection makes init kill the exec.
+	// A failed copy or a cancelled context ends the wait: on a closed connection init kills the exec.
 	stop := context.AfterFunc(ctx, func() {
 		_ = e.conn.Close()
 		e.stopReading()
@@ -613,7 +626,7 @@ func (e *Exec) Stream(ctx context.Context, onOut func(stream string, p []byte) e
 	return exit, err
 }
 
-// streamHeld is Stream for an exec that has ended when it was known.
+// streamHeld is Stream for an exec that ended before its start was reported.
 func (e *Exec) streamHeld(ctx context.Context, onOut func(stream string, p []byte) error) (ExecExit, error) {
 	for i, stream := range []string{"stdout", "stderr"} {
 		if err := ctx.Err(); err != nil {
@@ -628,9 +641,9 @@ func (e *Exec) streamHeld(ctx context.Context, onOut func(stream string, p []byt
 	return e.Wait()
 }
 
-// stopReading wakes the readers; they take what lies in the pipes and end.
+// stopReading wakes the readers, which empty the pipes and end.
 func (e *Exec) stopReading() {
-	e.letGo()
+	e.abandon()
 	for _, f := range []*os.File{e.Stdout, e.Stderr} {
 		if f != nil {
 			_ = f.SetReadDeadline(guest.Expired)
@@ -638,15 +651,16 @@ func (e *Exec) stopReading() {
 	}
 }
 
-// streamBuffers are as large as what a pipe holds by default.
+// streamBuffers have the default size of a pipe.
 var streamBuffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
-// copyOut copies f until its end or, once stopReading was called, until what f held at that moment has been copied.
+// copyOut copies f until its end. Once stopReading was called it copies the content that f has at
+// that moment.
 func (e *Exec) copyOut(f *os.File, deliver func([]byte) error) error {
 	var buf []byte
 	read := f.Read
 	if e.tty {
-		buf, read = make([]byte, 4<<10), e.readTTY // a read that is left alone keeps it
+		buf, read = make([]byte, 4<<10), e.readTTY // an abandoned read keeps its buffer
 	} else {
 		pooled := streamBuffers.Get().(*[64 << 10]byte)
 		defer streamBuffers.Put(pooled)
@@ -661,7 +675,7 @@ func (e *Exec) copyOut(f *os.File, deliver func([]byte) error) error {
 		}
 		switch {
 		case err == nil:
-		case errors.Is(err, io.EOF), errors.Is(err, errHeld), e.tty && errors.Is(err, unix.EIO): // EIO: nobody has the terminal open any more
+		case errors.Is(err, io.EOF), errors.Is(err, errHeld), e.tty && errors.Is(err, unix.EIO): // EIO: no process has the terminal open any more
 			return nil
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return e.drain(f, buf, deliver)
@@ -671,8 +685,8 @@ func (e *Exec) copyOut(f *os.File, deliver func([]byte) error) error {
 	}
 }
 
-// drain copies what f holds. It is bounded by what f can hold at a moment, because a process left behind may write
-// faster than we read; what the exited process wrote comes first.
+// drain copies the current content of f. It is bounded by the capacity of f, because a process that
+// was left behind may write faster than drain reads; output of the exited process comes first.
 func (e *Exec) drain(f *os.File, buf []byte, deliver func([]byte) error) error {
 	rc, err := f.SyscallConn()
 	if err != nil {
@@ -686,13 +700,13 @@ func (e *Exec) drain(f *os.File, buf []byte, deliver func([]byte) error) error {
 		return fmt.Errorf("drain %s: %w", f.Name(), err)
 	}
 	if e.tty {
-		// A terminal's count leaves out what is on its way through the line discipline, which holds up to 64 KiB. A read
-		// pushes that through, so that EAGAIN does mean empty.
+		// A terminal's count leaves out bytes in the line discipline, which holds up to 64 KiB. A read
+		// pushes these through, so EAGAIN does mean empty.
 		left = 128 << 10
 	}
 	for left > 0 {
 		var n int
-		// Not f.Read, whose deadline has passed; the file is non-blocking, or a terminal.
+		// Not f.Read, whose deadline has passed. The file is non-blocking, or a terminal.
 		if e.tty {
 			n, err = e.readNow(buf[:min(left, len(buf))])
 		} else if cerr := rc.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf[:min(left, len(buf))]) }); cerr != nil {

@@ -19,18 +19,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A FileInfo is what a path of the sandbox names.
+// A FileInfo describes a file of the sandbox.
 type FileInfo struct {
-	Name     string // the path's last element
+	Name     string // last element of the path
 	Size     int64
 	Mode     fs.FileMode // type and permissions
 	ModTime  time.Time
 	IsDir    bool
-	Link     string // what a symbolic link says
+	Link     string // target of a symbolic link
 	UID, GID uint32 // ids of the sandbox
 }
 
-// checkPath refuses what init could not be asked. Dots and links are init's to resolve, inside the sandbox.
+// checkPath refuses invalid paths. Init resolves dots and links, inside the sandbox.
 func checkPath(p string) error {
 	switch {
 	case p == "" || p[0] != '/', strings.IndexByte(p, 0) >= 0:
@@ -41,7 +41,7 @@ func checkPath(p string) error {
 	return nil
 }
 
-// file is a request for one path that is answered with one packet and nfds descriptors.
+// file sends a request for one path that is answered by one packet with nfds descriptors.
 func (c *Client) file(ctx context.Context, k guest.Kind, msg any, p string, want guest.Kind, nfds int) (*conn, guest.Packet, []int, error) {
 	if err := checkPath(p); err != nil {
 		return nil, guest.Packet{}, nil, err
@@ -53,8 +53,8 @@ func (c *Client) file(ctx context.Context, k guest.Kind, msg any, p string, want
 	return c.request(ctx, replyTimeout, req, nil, want, nfds)
 }
 
-// Open opens a regular file of the sandbox for reading, as the sandbox's root. A FIFO, device, socket or a file of /proc
-// is refused ([ErrNotRegular]) without being opened.
+// Open opens a regular file of the sandbox for reading, as the sandbox's root. FIFOs, devices,
+// sockets and files of /proc are refused ([guest.ErrNotRegular]) without being opened.
 func (c *Client) Open(ctx context.Context, path string) (*os.File, error) {
 	conn, pkt, fds, err := c.file(ctx, guest.KindOpen, guest.None{}, path, guest.KindOpened, 1)
 	if err != nil {
@@ -73,7 +73,8 @@ func (c *Client) Open(ctx context.Context, path string) (*os.File, error) {
 	return f, nil
 }
 
-// regular takes over a descriptor that init says is a regular file open for access. On error it has closed it.
+// regular takes over a descriptor that init reports to be a regular file open for access. On error
+// it has closed it.
 func regular(fd int, name string, access int) (*os.File, *unix.Stat_t, error) {
 	st := new(unix.Stat_t)
 	var fsys unix.Statfs_t
@@ -89,7 +90,7 @@ func regular(fd int, name string, access int) (*os.File, *unix.Stat_t, error) {
 	case err != nil:
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		err = guest.ErrNotRegular
-	// What is read from or written to these depends on who does it, and init must not do it through the daemon.
+	// The content of these depends on the reader: init must not read or write them through the daemon.
 	case guest.IsKernelFS(fsys.Type):
 		err = errors.New("the file lies in a file system of the kernel's")
 	case flags&unix.O_PATH != 0 || flags&(unix.O_ACCMODE|unix.O_APPEND) != access:
@@ -102,8 +103,9 @@ func regular(fd int, name string, access int) (*os.File, *unix.Stat_t, error) {
 	return os.NewFile(uintptr(fd), name), st, nil
 }
 
-// A PendingFile is a file that is being written. The sandbox sees it under its name once Commit has succeeded, and
-// never half written. Without Commit or Abort the sandbox's init removes it when the daemon is gone.
+// A PendingFile is a file that is being written. The sandbox sees it under its name once Commit has
+// succeeded, and never half written. Without Commit or Abort, init removes it when the daemon is
+// gone.
 type PendingFile struct {
 	File *os.File // write here; closed by Commit and Abort
 
@@ -112,9 +114,9 @@ type PendingFile struct {
 	once   sync.Once
 }
 
-// Create makes a file beside path that Commit renames to it, with this mode and owner. Missing parents are made with
-// the same owner and mode 0755, and stay when it is committed. If path names a link, what it points to is replaced; a directory, FIFO, device
-// or socket is refused.
+// Create makes a file beside path that Commit renames to path, with this mode and owner. Missing
+// parents are made with the same owner and mode 0755; Commit keeps them. If path is a link, its
+// target is replaced. Directories, FIFOs, devices and sockets are refused.
 func (c *Client) Create(ctx context.Context, path string, mode fs.FileMode, uid, gid uint32) (*PendingFile, error) {
 	if uid == math.MaxUint32 || gid == math.MaxUint32 { // "no change" to the kernel
 		return nil, &guest.Error{Stage: guest.StageRequest, Errno: unix.EINVAL, Path: path}
@@ -156,7 +158,8 @@ func (p *PendingFile) Commit() error {
 	return nil
 }
 
-// publish puts the file in its place where nothing has its name, and leaves it open. After an error it is gone.
+// publish puts the file in its place if the name is free, and leaves it open. After an error the
+// file is gone.
 func (p *PendingFile) publish() error {
 	err := fs.ErrClosed
 	p.once.Do(func() { err = p.end(guest.KindCommit, guest.CommitRequest{New: true}) })
@@ -166,7 +169,7 @@ func (p *PendingFile) publish() error {
 	return nil
 }
 
-// Abort removes the file. After Commit it does nothing, so that it can be deferred.
+// Abort removes the file. After Commit it does nothing, so it can be deferred.
 func (p *PendingFile) Abort() error {
 	var err error
 	p.once.Do(func() {
@@ -178,7 +181,7 @@ func (p *PendingFile) Abort() error {
 	return nil
 }
 
-// end asks for the last step, takes the answer and closes the connection.
+// end sends the last request, receives the answer and closes the connection.
 func (p *PendingFile) end(k guest.Kind, msg any) error {
 	defer func() { _ = p.conn.Close() }()
 	req, err := guest.Encode(k, msg)
@@ -207,8 +210,8 @@ func (p *PendingFile) end(k guest.Kind, msg any) error {
 	return nil
 }
 
-// An AppendedFile is a regular file of the sandbox that is open for writing at its end. One that was not there is there with the first
-// write: where that is refused, or none comes before Abort, nothing is left.
+// An AppendedFile is a regular file of the sandbox that is open for writing at its end. A missing
+// file is made by the first write; if that is refused, or Abort comes first, nothing is left.
 type AppendedFile struct {
 	client *Client
 	ctx    context.Context //nolint:containedctx // lives as long as one request
@@ -218,7 +221,8 @@ type AppendedFile struct {
 	made   *PendingFile // until it has its name
 }
 
-// Append opens a regular file of the sandbox, or one that will be made as [Client.Create] makes one, with its parents.
+// Append opens a regular file of the sandbox. A missing one will be made like those of
+// [Client.Create], with its parents.
 func (c *Client) Append(ctx context.Context, path string, mode fs.FileMode, uid, gid uint32) (*AppendedFile, error) {
 	if uid == math.MaxUint32 || gid == math.MaxUint32 {
 		return nil, &guest.Error{Stage: guest.StageRequest, Errno: unix.EINVAL, Path: path}
@@ -230,7 +234,7 @@ func (c *Client) Append(ctx context.Context, path string, mode fs.FileMode, uid,
 	return a, nil
 }
 
-// open opens the file that is there, or begins with one.
+// open opens the existing file, or begins a new one.
 func (a *AppendedFile) open() (err error) {
 	a.file, err = a.client.openAtEnd(a.ctx, a.path, a.msg)
 	if e, ok := errors.AsType[*guest.Error](err); !ok || e.Errno != unix.ENOENT {
@@ -265,9 +269,9 @@ func (c *Client) openAtEnd(ctx context.Context, path string, msg guest.CreateReq
 	return f, nil
 }
 
-// Write writes p to the end of the file with one write, where the file system takes it all.
+// Write appends p with one write, if the file system takes all of it.
 func (a *AppendedFile) Write(p []byte) (n int, err error) {
-	// Others may make the file meanwhile, to which it then goes, and remove it again.
+	// Others may make the file meanwhile, which then gets the bytes, or remove it again.
 	for range 4 {
 		if n, err = a.file.Write(p); err != nil {
 			return n, err
@@ -285,7 +289,7 @@ func (a *AppendedFile) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// publish gives a file that was made its name. After an error it is gone.
+// publish gives a new file its name. After an error the file is gone.
 func (a *AppendedFile) publish() error {
 	if a.made == nil {
 		return nil
@@ -298,7 +302,7 @@ func (a *AppendedFile) publish() error {
 	return nil
 }
 
-// Close ends the writing. A file of which nothing was written is there, and empty.
+// Close ends the writing. A new file without a write is empty.
 func (a *AppendedFile) Close() error {
 	if a.made != nil {
 		if _, err := a.Write(nil); err != nil {
@@ -308,12 +312,12 @@ func (a *AppendedFile) Close() error {
 	return a.file.Close()
 }
 
-// Abort ends the writing. What was written stays.
+// Abort ends the writing. Bytes that were written stay.
 func (a *AppendedFile) Abort() error {
 	if a.made != nil {
 		return a.made.Abort()
 	}
-	if a.file == nil { // another's, which is gone again
+	if a.file == nil { // another process's file, which is gone again
 		return nil
 	}
 	if err := a.file.Close(); !errors.Is(err, fs.ErrClosed) {
@@ -322,7 +326,7 @@ func (a *AppendedFile) Abort() error {
 	return nil
 }
 
-// Stat tells what path names. A link in the last place is followed if asked.
+// Stat describes the file at a path. With follow, a link in the last place is followed.
 func (c *Client) Stat(ctx context.Context, name string, follow bool) (FileInfo, error) {
 	conn, pkt, _, err := c.file(ctx, guest.KindStat, guest.StatRequest{Follow: follow}, name, guest.KindInfo, 0)
 	if err != nil {
@@ -340,7 +344,7 @@ func (c *Client) Stat(ctx context.Context, name string, follow bool) (FileInfo, 
 	return fi, nil
 }
 
-// info checks what init says about a file.
+// fileInfo validates init's description of a file.
 func fileInfo(a *guest.InfoAnswer, name, link string) (FileInfo, bool) {
 	fi := FileInfo{
 		Name: name, Size: a.Size, Mode: fs.FileMode(a.Mode & 0o777), ModTime: time.Unix(a.MTime, a.NSec),
@@ -376,31 +380,32 @@ func fileInfo(a *guest.InfoAnswer, name, link string) (FileInfo, bool) {
 	case a.Mode>>16 != 0, a.Size < 0, a.NSec < 0 || a.NSec >= 1e9,
 		(fi.Mode&fs.ModeSymlink != 0) != (link != ""), len(link) >= guest.MaxPath:
 		return FileInfo{}, false
-	// A time that cannot be written as RFC 3339 would break whoever prints it, encoding/json first.
+	// Times beyond RFC 3339 would make encoding/json and others fail.
 	case fi.ModTime.UTC().Year() < 0 || fi.ModTime.UTC().Year() > 9999:
 		fi.ModTime = time.Unix(0, 0)
 	}
 	return fi, true
 }
 
-// TarOut writes the tree at path as a tar stream into w, which must be a pipe: it is given to init, so what it refers to
-// is in the sandbox's hands. Names are relative to path; if path is a file it is the stream's only entry. Regular files,
-// directories, links and hard links are written, everything else and what lies in the kernel's file systems is left
-// out.
+// TarOut writes the tree at path as a tar stream into w, which must be a pipe: init gets a copy, so
+// its content is under the sandbox's control. Names are relative to path; if path is a file, it is
+// the only entry. The stream has regular files, directories, links and hard links; other types and
+// the kernel's file systems are left out.
 //
-// TarOut returns when init has written all, after 10 minutes at the latest if neither ctx has a deadline nor Held puts it off;
-// somebody must read the pipe meanwhile. The caller keeps w and closes it to give the reader its end of file, in any case after
-// TarOut has returned.
+// TarOut returns when init has written all. If ctx has no deadline and Held does not extend it,
+// TarOut gives up after 10 minutes. The pipe must be read meanwhile. The caller keeps w, and closes
+// it after TarOut has returned, so that the reader gets end of file.
 func (c *Client) TarOut(ctx context.Context, path string, w *os.File) error {
 	return c.tar(ctx, guest.KindTarOut, guest.None{}, path, w)
 }
 
-// TarIn extracts the tar stream that init reads from r, which must be a pipe, below path. The directory and its parents
-// are made if they are missing. Everything belongs to uid and gid afterwards, whatever the stream says. Existing files
-// are replaced, existing directories kept; an entry that would leave path, also through a link, is an error, and so are
-// devices, FIFOs and sockets. After an error what had been extracted stays.
+// TarIn extracts the tar stream that init reads from r, which must be a pipe, below path. Missing
+// directories are made. All entries get the owner uid and gid, whatever the stream says. Existing
+// files are replaced, existing directories kept. An entry that would leave path, also through a
+// link, is an error, and so are devices, FIFOs and sockets. After an error the entries before it
+// stay.
 //
-// The caller keeps r. After an error nobody reads the rest: close r so that the writer notices.
+// The caller keeps r. After an error, close r so that the writer notices: the rest is not read.
 func (c *Client) TarIn(ctx context.Context, path string, r *os.File, uid, gid uint32) error {
 	if uid == math.MaxUint32 || gid == math.MaxUint32 {
 		return &guest.Error{Stage: guest.StageRequest, Errno: unix.EINVAL, Path: path}
@@ -416,7 +421,7 @@ func (c *Client) tar(ctx context.Context, k guest.Kind, msg any, path string, pi
 	if err != nil {
 		return err
 	}
-	rc, err := pipe.SyscallConn() // not Fd, which would make it blocking
+	rc, err := pipe.SyscallConn() // not Fd, which would make the pipe blocking
 	if err != nil {
 		return fmt.Errorf("%s: use the pipe: %w", k, err)
 	}

@@ -16,21 +16,23 @@ import (
 
 // How an exec survives the daemon.
 //
-// Nothing of it lives in the daemon's memory alone. Its exit stays in the queue of init's connection, which is only looked at
-// (MSG_PEEK). Its output is moved by splice(2) from the pipe to a file of memory without passing through the daemon: the kernel
-// takes the bytes out of the pipe and advances the file's own offset in one system call, so a daemon that is killed at
-// whatever moment has taken just as many bytes as the file has, and the rest waits in the pipe. A terminal cannot be spliced to
-// a file, so there a pipe stands between, the relay, which outlives the daemon like the others. What remains for the
-// daemon is to keep copies of all these descriptors alive elsewhere; package launcher does.
+// Nothing of it exists in the daemon's memory alone. Its exit stays in the queue of init's
+// connection, which the daemon only peeks at (MSG_PEEK). Its output moves by splice(2) from the
+// pipe to a file of memory without passing through the daemon. The kernel takes the bytes out of
+// the pipe and advances the file's own offset in one system call. A daemon that is killed at any
+// moment has therefore taken exactly the bytes that the file has; the rest waits in the pipe. A
+// terminal cannot be spliced to a file, so a pipe stands between, the relay, which outlives the
+// daemon too. The daemon only has to keep copies of these descriptors elsewhere: in the launcher's
+// descriptor store.
 
-// Kept are the descriptors of an exec that was started with [ExecRequest.Keep], for another daemon to go on with it. They are
-// the exec's; do not close them.
+// Kept holds the descriptors of an exec that was started with [ExecRequest.Keep], by which another
+// daemon adopts it. The exec owns them; do not close them.
 type Kept struct {
 	Conn                  *os.File // init's connection
-	Stdin, Stdout, Stderr *os.File // of a terminal Stdout is its master, and the others are nil
+	Stdin, Stdout, Stderr *os.File // of a terminal Stdout is the master, and the others are nil
 }
 
-// Kept gives the descriptors.
+// Kept returns the descriptors.
 func (e *Exec) Kept() Kept {
 	k := Kept{Conn: e.conn.File(), Stdin: e.Stdin, Stdout: e.Stdout, Stderr: e.Stderr}
 	if e.tty {
@@ -39,13 +41,13 @@ func (e *Exec) Kept() Kept {
 	return k
 }
 
-// Adopt goes on with an exec that another daemon has started at begun, with these descriptors, which it takes over even on error. A
-// connection on which the exit has been told may be nil: then Wait must not be called.
+// Adopt continues an exec that another daemon started at begun. It takes the descriptors over even
+// on error. Do not call Wait if the exit has been reported; k.Conn may be nil then.
 func (c *Client) Adopt(k Kept, r ExecRequest, pid int, begun time.Time) (_ *Exec, err error) {
 	e := &Exec{
 		PID: pid, Stdin: k.Stdin, Stdout: k.Stdout, Stderr: k.Stderr,
 		client: c, tty: r.TTY, keep: true, timeout: r.Timeout, over: make(chan struct{}),
-		// Begun stays zero: whether init's account of the time can be true cannot be told by another daemon's clock.
+		// Begun stays zero: the clock of another daemon cannot validate the times that init reports.
 	}
 	if r.TTY {
 		e.Stdin, e.stopped = k.Stdout, make(chan struct{})
@@ -74,17 +76,17 @@ func (c *Client) Adopt(k Kept, r ExecRequest, pid int, begun time.Time) (_ *Exec
 
 // A Sink takes the output of an exec that is kept.
 type Sink interface {
-	// Take calls move, which moves bytes to the file at its offset and returns how many, and notes of which stream they are.
-	// Calls come from two goroutines.
+	// Take calls move, which moves bytes to the file at its offset and returns their number, and
+	// records the stream that they belong to. Calls come from two goroutines.
 	Take(stream string, move func(file int) (int, error)) (int, error)
-	// Relay is the pipe for a terminal's output, nil without one.
+	// Relay returns the pipe for a terminal's output, nil without a terminal.
 	Relay() (r, w *os.File)
-	// Followed says that somebody reads the output as it comes: then it is taken as fast as it does.
+	// Followed reports whether a client reads the output as it comes. Then it is not throttled.
 	Followed() bool
 }
 
-// Spool is [Exec.Stream] for an exec that is kept, with a sink instead of a function. Where ctx ends it returns and leaves the
-// exec alone.
+// Spool is [Exec.Stream] with a sink, for an exec that is kept. When ctx ends, it returns and the
+// exec goes on.
 func (e *Exec) Spool(ctx context.Context, sink Sink) (ExecExit, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -119,7 +121,7 @@ func (e *Exec) Spool(ctx context.Context, sink Sink) (ExecExit, error) {
 	return exit, err
 }
 
-// spliceSize is how much is moved at a time: what a pipe holds by default.
+// spliceSize is the default size of a pipe, moved at once.
 const spliceSize = 64 << 10
 
 func splice(from, to, most int) (int, error) {
@@ -138,7 +140,7 @@ func (e *Exec) move(f *os.File, stream string, sink Sink) error {
 		return fmt.Errorf("read %s: %w", f.Name(), err)
 	}
 	once := e.once(stream, sink)
-	if e.tty { // what the daemon before had on its way
+	if e.tty { // bytes that the daemon before left in the relay
 		if _, err := e.relayed(sink, stream); err != nil {
 			return err
 		}
@@ -163,7 +165,7 @@ func (e *Exec) move(f *os.File, stream string, sink Sink) error {
 		switch {
 		case err == nil && n > 0:
 			if !sink.Followed() {
-				pace.Wait(e.over, 2) // to move it is twice the work
+				pace.Wait(e.over, 2) // to move is twice the work of a read
 			}
 		case e.tty && errors.Is(err, unix.EAGAIN):
 		case err == nil, errors.Is(err, io.EOF), errors.Is(err, errHeld), e.tty && errors.Is(err, unix.EIO):
@@ -176,7 +178,8 @@ func (e *Exec) move(f *os.File, stream string, sink Sink) error {
 	}
 }
 
-// once moves at most so many bytes from a descriptor to the sink; from the terminal, if there is one, whatever the descriptor.
+// once returns a function that moves at most a number of bytes from a descriptor to the sink. With
+// a terminal it ignores the descriptor.
 func (e *Exec) once(stream string, sink Sink) func(fd, most int) (int, error) {
 	if !e.tty {
 		return func(fd, most int) (int, error) {
@@ -192,11 +195,12 @@ func (e *Exec) once(stream string, sink Sink) func(fd, most int) (int, error) {
 	}
 }
 
-// relay moves what a terminal has to the relay, if it is ready. The kernel has the relay locked for as long as that is held: nobody
-// may read from it then, and it is not let go of, for which the last one that has a descriptor of either end would wait.
+// relay moves the content of a terminal to the relay, if it is ready. While a splice is held, the
+// kernel keeps the relay locked. Then no other goroutine may read from it, and its last descriptor
+// must stay open: closing it would block.
 func (e *Exec) relay(sink Sink, ready func(fd int) bool, most int) (int, error) {
 	r, w := sink.Relay()
-	return e.alone(func(own []int) (int, error) {
+	return e.abandonable(func(own []int) (int, error) {
 		if !ready(own[0]) {
 			return 0, unix.EAGAIN
 		}
@@ -222,7 +226,7 @@ func (e *Exec) relayed(sink Sink, stream string) (total int, err error) {
 // drainBy is drain for output that is moved.
 func (e *Exec) drainBy(f *os.File, once func(fd, most int) (int, error)) error {
 	if e.tty {
-		return e.drained(f, 128<<10, -1, once) // as in drain
+		return e.drained(f, 128<<10, -1, once) // the bound of drain
 	}
 	rc, err := f.SyscallConn()
 	if err != nil {
@@ -242,7 +246,7 @@ func (e *Exec) drainBy(f *os.File, once func(fd, most int) (int, error)) error {
 	return failed
 }
 
-// drained moves what is there, and at most so much.
+// drained moves the current content, at most left bytes.
 func (e *Exec) drained(f *os.File, left, fd int, once func(fd, most int) (int, error)) error {
 	for left > 0 {
 		n, err := once(fd, min(left, spliceSize))

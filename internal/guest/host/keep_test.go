@@ -212,21 +212,21 @@ func TestHeldTerminalsAreBounded(t *testing.T) {
 	if err := unix.SetNonblock(int(hold.Fd()), false); err != nil {
 		t.Fatal(err)
 	}
-	const all = 3 * maxTurns
+	const all = 3 * maxTerminalOps
 	entered, ended := make(chan struct{}, all), make(chan error, all)
 	for range all {
 		go func() {
-			_, err := e.alone(func(own []int) (int, error) {
+			_, err := e.abandonable(func(own []int) (int, error) {
 				entered <- struct{}{}
 				return unix.Read(own[0], make([]byte, 1))
 			})
 			ended <- err
 		}()
 	}
-	for range maxTurns {
+	for range maxTerminalOps {
 		<-entered
 	}
-	e.letGo()
+	e.abandon()
 	for range all {
 		if err := <-ended; !errors.Is(err, errHeld) {
 			t.Error(err)

@@ -10,20 +10,22 @@ import (
 )
 
 const (
-	// paceShare is which part of the time may go by in read(2) alone. What belongs to it, as waking up and what becomes of the bytes, takes ten
-	// times as much and more.
+	// paceShare is the part of the time that may go by in read(2) alone, one in paceShare. Waking up
+	// and processing the bytes takes ten times as long and more.
 	paceShare = 200
-	// paceBurst is how long a reader at that share would have read already, before anything is slowed.
+	// paceBurst is the time in which a reader may exceed its share, before it is slowed.
 	paceBurst = 2 * time.Second
-	// fastestRead and slowestRead bound what is measured: 2000 and 50 reads a second, of what a pipe holds each.
+	// fastestRead and slowestRead bound the measured time: 2,000 and 50 reads a second, each of a full
+	// pipe.
 	fastestRead = 2500 * time.Nanosecond
 	slowestRead = 100 * time.Microsecond
 )
 
-// measuredRead is the read time that was measured, 0 before.
+// measuredRead is the measured read time, zero before.
 var measuredRead atomic.Int64
 
-// readTime is how long a pipe's content takes to be read on this machine, at best. Where no pipe is to be had it is the slowest, until one is.
+// readTime returns the time in which this machine reads a full pipe, at best. If no pipe can be
+// made, that is slowestRead until one can.
 func readTime() time.Duration {
 	if known := measuredRead.Load(); known > 0 {
 		return time.Duration(known)
@@ -51,15 +53,17 @@ func readTime() time.Duration {
 	return best
 }
 
-// Pace bounds what it costs to read a stream of output that nobody waits for: beyond an answer's limit, or into a log of which the beginning
-// is dropped. A program floods within the limits of its sandbox, while who reads is in nobody's, and so takes a tenth of a processor, about.
-// One who is read slowly waits, as at any pipe that is full. The zero value is ready; it is not for several goroutines at once.
+// Pace throttles the reader of output that no client waits for: output beyond an answer's limit, or
+// into a log that drops its oldest part. A program floods within the limits of its sandbox, but its
+// reader is in no sandbox, and so takes about a tenth of a processor. A program whose output is
+// read slowly waits, as at any full pipe. The zero value is ready. A Pace is for one goroutine.
 type Pace struct {
-	due time.Time // when all that was read would have been, at that share
+	due time.Time // when all reads so far would have been done at that share
 }
 
-// Wait notes work as that of so many reads, whatever they gave, and waits until the next one is due: not at all for who does not flood, at most
-// 20 ms for each of them, and never once over is closed, for what the kernel still holds of a program that has ended is little.
+// Wait records a number of reads and waits until the next one is due. A program that does not flood
+// never waits, others 20 ms per read at most. Once over is closed, Wait returns: the kernel holds
+// little of a program that has ended.
 func (p *Pace) Wait(over <-chan struct{}, reads int) {
 	wait := p.read(time.Now(), reads, readTime())
 	if wait == 0 {

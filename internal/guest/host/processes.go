@@ -11,7 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// A Process is one process of a sandbox, as its init describes it; the host has only checked that it can be true.
+// A Process describes one process of a sandbox. Init is the source; the host has only checked that
+// the values are possible.
 type Process struct {
 	PID, PPID int // inside the sandbox
 	UID       uint32
@@ -19,13 +20,13 @@ type Process struct {
 	Age       time.Duration
 	CPU       time.Duration // user and system
 	RSS       int64         // bytes
-	Name      string        // what the kernel calls it; valid UTF-8
-	Argv      []string      // at most 4 KiB, and 1 MiB of all; any bytes. Nil of a zombie
+	Name      string        // kernel's name for it; valid UTF-8
+	Argv      []string      // at most 4 KiB, and 1 MiB for all processes; any bytes. Nil of a zombie
 	Cut       bool          // there are more arguments
-	Main      int           // pid of the main process of the exec that it comes from; 0 where that has ended
+	Main      int           // pid of the main process of its exec; 0 if that has ended
 }
 
-// Processes lists the processes of the sandbox but init, 4096 at most.
+// Processes lists the processes of the sandbox without init, 4096 at most.
 func (c *Client) Processes(ctx context.Context) (_ []Process, err error) {
 	req, err := guest.Encode(guest.KindProcesses, guest.None{})
 	if err != nil {
@@ -71,7 +72,7 @@ func (c *Client) Processes(ctx context.Context) (_ []Process, err error) {
 	}
 }
 
-// process checks what init says of a process.
+// processOf validates init's description of a process.
 func processOf(p guest.Packet) (Process, error) {
 	var a guest.ProcessAnswer
 	if err := p.Into(&a, -1); err != nil {

@@ -14,9 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal checks that what init sent is the master of a pseudoterminal, and takes it over. On error it has closed fd.
+// terminal checks that a descriptor of init's is the master of a pseudoterminal, and takes it over.
+// On error it has closed fd.
 //
-// The file is shared with init, which may make it blocking again, and take what there is to read: see alone.
+// Init shares the file: it may make it blocking again, and take the bytes that a read waits for.
+// See abandonable.
 func terminal(fd int) (*os.File, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(fd, &st)
@@ -37,14 +39,15 @@ func terminal(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "tty"), nil
 }
 
-// heldGrace is how long a terminal may hold a read or a write that must not block, on a machine that is busy.
+// heldGrace is the time that a non-blocking read or write of a terminal may take on a busy machine.
 const heldGrace = 2 * time.Second
 
-// errHeld means that init holds a read or a write of its terminal's master, and nobody waits for that any more.
+// errHeld reports that init blocks a read or a write of its terminal's master, and that the exec no
+// longer waits for it.
 var errHeld = errors.New("the terminal is held by the sandbox's init")
 
-// letGo says that a terminal is not to be waited for any more.
-func (e *Exec) letGo() {
+// abandon ends the waits for a terminal.
+func (e *Exec) abandon() {
 	e.stop.Do(func() {
 		if e.stopped != nil {
 			close(e.stopped)
@@ -52,32 +55,33 @@ func (e *Exec) letGo() {
 	})
 }
 
-// maxTurns is how many reads and writes of terminals of one sandbox may be under way: each that is held has a thread, of which
-// the daemon has not many for all.
-const maxTurns = 8
+// maxTerminalOps bounds the reads and writes under way on terminals of one sandbox. Each one that
+// is held occupies a thread, and the daemon has few for all sandboxes.
+const maxTerminalOps = 8
 
-// turns are given out to whoever reads from or writes to a terminal, by the socket of its init.
-type turns struct {
+// terminalSlots holds one semaphore for each sandbox, by the socket of its init.
+type terminalSlots struct {
 	mu sync.Mutex
-	of map[string]*turn
+	of map[string]*terminalSlot
 }
 
-type turn struct {
+type terminalSlot struct {
 	users int
-	free  chan struct{} // has as many as there are left
+	free  chan struct{} // has a value for each free slot
 }
 
-// terminals are those of all sandboxes: a Client is one request's.
-var terminals = turns{of: make(map[string]*turn)}
+// terminals covers all sandboxes: a Client belongs to one request.
+var terminals = terminalSlots{of: make(map[string]*terminalSlot)}
 
-// enter returns where to receive a turn. Leave follows, after the turn, if there was one, has been given back.
-func (t *turns) enter(socket string) chan struct{} {
+// acquire returns the channel from which to receive a slot. After the slot, if one was received, is
+// back in the channel, call release.
+func (t *terminalSlots) acquire(socket string) chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	of := t.of[socket]
 	if of == nil {
-		of = &turn{free: make(chan struct{}, maxTurns)}
-		for range maxTurns {
+		of = &terminalSlot{free: make(chan struct{}, maxTerminalOps)}
+		for range maxTerminalOps {
 			of.free <- struct{}{}
 		}
 		t.of[socket] = of
@@ -86,7 +90,7 @@ func (t *turns) enter(socket string) chan struct{} {
 	return of.free
 }
 
-func (t *turns) leave(socket string) {
+func (t *terminalSlots) release(socket string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.of[socket].users--; t.of[socket].users == 0 {
@@ -94,7 +98,7 @@ func (t *turns) leave(socket string) {
 	}
 }
 
-// unlessHeld receives from c, unless nobody wants the exec any more and it takes too long.
+// unlessHeld receives from c. Once the exec is abandoned, it waits for heldGrace at most.
 func unlessHeld[T any](e *Exec, c <-chan T) (v T, err error) {
 	select {
 	case v = <-c:
@@ -111,22 +115,23 @@ func unlessHeld[T any](e *Exec, c <-chan T) (v T, err error) {
 	}
 }
 
-// alone reads from or writes to a terminal's master. Whether that blocks is init's to say, who shares the file, at any moment, and
-// whether there is anything to read: so it is left alone when the exec has ended or nobody wants it any more, and ends with the
-// sandbox at the latest. Nothing of the exec waits for it then. So do gets descriptors of its own, of the terminal and of the other
-// files that it needs: theirs may have been closed, and their numbers be others' by then.
-func (e *Exec) alone(do func(own []int) (int, error), others ...*os.File) (int, error) {
+// abandonable reads from or writes to a terminal's master, in a goroutine that the exec can
+// abandon. Init shares the file, and can make it block at any moment. So the operation is abandoned
+// when the exec has ended or is closed; it ends with the sandbox at the latest. Do gets descriptors
+// of its own, of the terminal and of the other files: the exec's may be closed by then, and their
+// numbers reused.
+func (e *Exec) abandonable(do func(own []int) (int, error), others ...*os.File) (int, error) {
 	socket := e.client.path
-	free := terminals.enter(socket)
+	free := terminals.acquire(socket)
 	if _, err := unlessHeld(e, free); err != nil {
-		terminals.leave(socket)
+		terminals.release(socket)
 		return 0, err
 	}
 	var own []int
 	end := func() {
 		unixmsg.CloseAll(own)
 		free <- struct{}{}
-		terminals.leave(socket)
+		terminals.release(socket)
 	}
 	for _, f := range append([]*os.File{e.Stdout}, others...) {
 		fd, err := duplicate(f)
@@ -166,16 +171,16 @@ func (e *Exec) alone(do func(own []int) (int, error), others ...*os.File) (int, 
 	return r.n, r.err
 }
 
-// rouse ends a write to a terminal unless init sees to it that it goes on. Without that one does not end with the sandbox: for the
-// kernel a master's other end is there for as long as the master is.
+// rouse ends a write to a terminal, unless init keeps it going. Without it, the write would outlive
+// the sandbox: for the kernel a master's other end exists as long as the master does.
 func rouse(fd int) {
 	const off, on = 0, 1 // TCOOFF, TCOON
 	_ = unix.SetNonblock(fd, true)
 	_ = unix.IoctlSetInt(fd, unix.TCXONC, off)
-	_ = unix.IoctlSetInt(fd, unix.TCXONC, on) // wakes whoever writes
+	_ = unix.IoctlSetInt(fd, unix.TCXONC, on) // wakes every writer
 }
 
-// duplicate is another descriptor of a file that may be closed at any time.
+// duplicate returns another descriptor of a file that may be closed at any time.
 func duplicate(f *os.File) (int, error) {
 	rc, err := f.SyscallConn()
 	if err != nil {
@@ -188,14 +193,15 @@ func duplicate(f *os.File) (int, error) {
 	return own, err
 }
 
-// ready tells, without waiting, whether something can be read or written, or never will.
+// ready reports, without waiting, whether a file can be read or written, or never will be.
 func ready(fd int, events int16) bool {
 	p := []unix.PollFd{{Fd: int32(fd), Events: events}} //nolint:gosec // descriptors are small
 	n, err := unix.Poll(p, 0)
 	return n != 0 || err != nil && !errors.Is(err, unix.EINTR)
 }
 
-// Write writes to the process's stdin, which is not nil. Its write deadline holds while the process does not read.
+// Write writes to the process's stdin, which is not nil. Its write deadline holds while the process
+// does not read.
 func (e *Exec) Write(p []byte) (int, error) {
 	if !e.tty {
 		return e.Stdin.Write(p)
@@ -204,9 +210,9 @@ func (e *Exec) Write(p []byte) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	data := bytes.Clone(p) // a write that is left alone has it for longer
+	data := bytes.Clone(p) // an abandoned write keeps it
 	for len(data) > 0 {
-		// Whoever wakes another that is held wakes us, and the terminal may never have room again.
+		// Any held write that is woken wakes this one too, and the terminal may never have room again.
 		select {
 		case <-e.stopped:
 			return len(p) - len(data), errHeld
@@ -215,7 +221,7 @@ func (e *Exec) Write(p []byte) (int, error) {
 		if err := rc.Write(func(fd uintptr) bool { return ready(int(fd), unix.POLLOUT) }); err != nil {
 			return len(p) - len(data), err
 		}
-		n, err := e.alone(func(own []int) (int, error) { return unix.Write(own[0], data) })
+		n, err := e.abandonable(func(own []int) (int, error) { return unix.Write(own[0], data) })
 		if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
 			return len(p) - len(data), err
 		}
@@ -224,7 +230,7 @@ func (e *Exec) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// readTTY is Read of a terminal's master.
+// readTTY is Read on a terminal's master.
 func (e *Exec) readTTY(buf []byte) (int, error) {
 	rc, err := e.Stdout.SyscallConn()
 	if err != nil {
@@ -241,9 +247,9 @@ func (e *Exec) readTTY(buf []byte) (int, error) {
 	}
 }
 
-// readNow reads what a terminal's master has, or says EAGAIN.
+// readNow reads the current content of a terminal's master, or returns EAGAIN.
 func (e *Exec) readNow(buf []byte) (int, error) {
-	n, err := e.alone(func(own []int) (int, error) {
+	n, err := e.abandonable(func(own []int) (int, error) {
 		for {
 			if !ready(own[0], unix.POLLIN) {
 				return 0, unix.EAGAIN

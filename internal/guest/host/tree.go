@@ -21,15 +21,16 @@ import (
 type Entry struct {
 	FileInfo
 
-	Path  string     // below the directory that is listed
-	Errno unix.Errno // not 0: why what is in this directory is missing
+	Path  string     // relative to the directory that is listed
+	Errno unix.Errno // not 0: the reason why the content of this directory is missing
 }
 
-// List calls found for what is in the directory at path, and depth-1 levels below, parents first, in no other order. More says
-// that something was left out that no entry tells of. Links are not followed, and the kernel's file systems not entered, but
-// for path itself. An error of found ends the list.
+// List calls found for the entries of the directory at path and depth-1 levels below, parents
+// first, in no other order. More reports that something was left out that no entry shows. Links are
+// not followed and the kernel's file systems not entered, except for path itself. An error of found
+// ends the list.
 //
-// There is no limit to how many entries a sandbox tells of: found has to set one.
+// A sandbox may have any number of entries: found has to set a limit.
 func (c *Client) List(ctx context.Context, name string, depth int, found func(Entry) error) (more bool, err error) {
 	conn, pkt, _, err := c.file(ctx, guest.KindList, guest.ListRequest{Depth: depth}, name, guest.KindEntries, 0)
 	if err != nil {
@@ -37,7 +38,7 @@ func (c *Client) List(ctx context.Context, name string, depth int, found func(En
 	}
 	defer func() { _ = conn.Close() }()
 	defer conn.endsWith(ctx)()
-	patience := c.listFor // what found takes is not init's fault
+	patience := c.listFor // the time that found takes does not count
 	for first := true; ; first = false {
 		if pkt.Kind == guest.KindListed {
 			var a guest.ListedAnswer
@@ -61,7 +62,7 @@ func (c *Client) List(ctx context.Context, name string, depth int, found func(En
 	}
 }
 
-// entries reads and checks what init says that it has found. Only the first packet may say nothing.
+// entriesOf validates the entries of a packet. Only the first packet may be empty.
 func entriesOf(p guest.Packet, first bool) ([]Entry, error) {
 	var a guest.EntriesAnswer
 	if err := p.Into(&a, -1); err != nil {
@@ -83,7 +84,8 @@ func entriesOf(p guest.Packet, first bool) ([]Entry, error) {
 	return entries, nil
 }
 
-// below tells whether what init says is a path below something, in its shortest form.
+// below reports whether p is a relative path in its shortest form, which cannot lead out of its
+// directory.
 func below(p string) bool {
 	if len(p) >= guest.MaxPath {
 		return false
@@ -96,8 +98,8 @@ func below(p string) bool {
 	return true
 }
 
-// Mkdir makes a directory. With parents those that are missing are made too, with mode 0755 and the same owner, and it is no
-// error if it exists.
+// Mkdir makes a directory. With parents, missing ones are made too, with mode 0755 and the same
+// owner, and an existing directory is no error.
 func (c *Client) Mkdir(ctx context.Context, path string, parents bool, mode fs.FileMode, uid, gid uint32) error {
 	if uid == math.MaxUint32 || gid == math.MaxUint32 {
 		return &guest.Error{Stage: guest.StageRequest, Errno: unix.EINVAL, Path: path}
@@ -105,21 +107,23 @@ func (c *Client) Mkdir(ctx context.Context, path string, parents bool, mode fs.F
 	return c.change(ctx, replyTimeout, guest.KindMkdir, guest.MkdirRequest{Mode: uint32(mode.Perm()), UID: uid, GID: gid, Parents: parents}, path)
 }
 
-// Move renames. Links in the last place of either path are not followed. What is there is replaced only if asked, and then at
-// once: a file by a file, an empty directory by a directory. What would have to be copied is refused (EXDEV).
+// Move renames. Links in the last place of either path are not followed. With overwrite, the target
+// is replaced atomically: a file by a file, an empty directory by a directory. Moves that need a
+// copy are refused (EXDEV).
 func (c *Client) Move(ctx context.Context, from, to string, overwrite bool) error {
 	return c.change(ctx, replyTimeout, guest.KindMove, guest.MoveRequest{Overwrite: overwrite}, from, to)
 }
 
-// Remove removes a file, a link, an empty directory or, if asked, a tree. Mount points stay (EBUSY). After an error a part of
-// the tree may be gone. After 10 minutes init is told to give up, which is no fault of its: some trees are that large.
+// Remove removes a file, a link, an empty directory or, with recursive, a tree. Mount points stay
+// (EBUSY). After an error a part of the tree may be gone. After 10 minutes init is told to give up,
+// which does not count as lost: some trees are that large.
 func (c *Client) Remove(ctx context.Context, path string, recursive bool) error {
 	ctx, cancel := context.WithTimeout(ctx, treeTimeout)
 	defer cancel()
 	return c.change(ctx, treeTimeout, guest.KindRemove, guest.RemoveRequest{Recursive: recursive}, path)
 }
 
-// change asks for something that is done or not.
+// change sends a request that is answered by done.
 func (c *Client) change(ctx context.Context, timeout time.Duration, k guest.Kind, msg any, paths ...string) error {
 	for _, p := range paths {
 		if err := checkPath(p); err != nil {
@@ -141,20 +145,22 @@ func (c *Client) change(ctx context.Context, timeout time.Duration, k guest.Kind
 	return nil
 }
 
-// A Change is what a watch tells of.
+// A Change is one event of a watch.
 type Change struct {
 	Kind guest.ChangeKind
-	Path string // below what is watched; empty: that itself
-	To   string // the new path of what was moved
-	Dir  bool   // it is about a directory
+	Path string // relative to the watched path; empty: the path itself
+	To   string // new path of a moved file
+	Dir  bool   // the file is a directory
 }
 
-// Watch calls ready when changes at path are told from now on, and then told for each. It ends without an error when what is
-// watched is gone from its path, and otherwise with ctx or an error of told; in between silence means nothing.
+// Watch calls ready when changes at path are reported from now on, and then told for each change.
+// It ends without an error when the watched file is gone from its path, and otherwise with ctx or
+// an error of told. No time limit applies to silence in between.
 //
-// Recursive also watches the directories below; a sandbox has 8192 watched ones at most. What cannot be watched, or was missed, is told as
-// [ChangeOverflow]. What appears in a new directory is told at least once; a change may come twice. Links are not followed but
-// in path. A path in a file system of the kernel's is refused.
+// Recursive also watches the directories below; a sandbox has 8192 watched ones at most.
+// Directories that cannot be watched, and missed changes, are reported as [guest.ChangeOverflow].
+// Entries of a new directory are reported at least once; a change may come twice. Links are
+// followed in path only. A path in a file system of the kernel's is refused.
 func (c *Client) Watch(ctx context.Context, name string, recursive bool, ready func() error, told func(Change) error) error {
 	if err := checkPath(name); err != nil {
 		return err
@@ -198,7 +204,7 @@ func (c *Client) Watch(ctx context.Context, name string, recursive bool, ready f
 	}
 }
 
-// changes reads and checks what init says that has happened.
+// changesOf validates the events of a packet.
 func changesOf(p guest.Packet) ([]Change, error) {
 	var a guest.EventsAnswer
 	if err := p.Into(&a, -1); err != nil {
@@ -219,14 +225,15 @@ func changesOf(p guest.Packet) ([]Change, error) {
 	return changes, nil
 }
 
-// endsWith ends all waiting for init with ctx, until the function that it returns is called.
+// endsWith ends all waits for init when ctx ends, until the returned function is called.
 func (c *conn) endsWith(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(guest.Expired) })
 }
 
-// next receives another packet of an answer that has several: one of two kinds, or an error. Init has so long to send it, and
-// patience for all of them, of which next takes away what init has used, not counting the time that it was held; 0 is for ever. The
-// connection must end with ctx.
+// next receives another packet of an answer that has several: one of two kinds, or an error. Init
+// has grace to send it, and patience for all of them, zero meaning no limit. Next subtracts the
+// time that init has used from patience, without the time in which it was held. The connection must
+// end with ctx.
 func (c *Client) next(ctx context.Context, conn *conn, timeout time.Duration, patience *time.Duration, one, other guest.Kind) (guest.Packet, error) {
 	const doing = "await more of init's answer"
 	var deadline time.Time
@@ -235,7 +242,7 @@ func (c *Client) next(ctx context.Context, conn *conn, timeout time.Duration, pa
 		timeout = min(timeout, *patience)
 		deadline = begun.Add(timeout)
 		defer func() {
-			could := begun // run
+			could := begun // since when init could run
 			if c.Held != nil {
 				if held := c.Held(); held.After(could) {
 					could = held
@@ -247,7 +254,7 @@ func (c *Client) next(ctx context.Context, conn *conn, timeout time.Duration, pa
 	if err := conn.SetReadDeadline(deadline); err != nil {
 		return guest.Packet{}, fmt.Errorf("%s: %w", doing, err)
 	}
-	if ctx.Err() != nil { // it may have set its deadline before we set ours
+	if ctx.Err() != nil { // it may have set its deadline before this one was set
 		return guest.Packet{}, fmt.Errorf("%s: %w", doing, context.Cause(ctx))
 	}
 	pkt, fds, err := c.await(ctx.Done(), conn, timeout)

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// parentOf opens the directory in which path's last element is or would be. Links on the way are followed, the last element
-// is not looked at. Paths that have none, such as "/", are refused with errno.
+// parentOf opens the parent directory of path. Links on the way are followed; the last element need
+// not exist. Paths without a last element, such as "/", are refused with errno.
 func parentOf(stage guest.Stage, path string, errno unix.Errno) (dir int, base string, err error) {
 	parent, base := splitPath(trimSlashes(path))
 	if !named(base) {
@@ -41,7 +41,7 @@ func (s *server) mkdir(c *conn, pkt guest.Packet, fds []int) error {
 	}
 	path := pkt.Strs[0]
 	if m.Parents {
-		// A directory that is there, also by a link, is all that was wanted.
+		// With parents an existing directory will do, also behind a link.
 		if fd, err := openPath(unix.AT_FDCWD, path, unix.O_DIRECTORY); err == nil {
 			_ = unix.Close(fd)
 			return c.reply(guest.KindDone, guest.None{})
@@ -73,8 +73,8 @@ func (s *server) mkdir(c *conn, pkt guest.Packet, fds []int) error {
 	return c.reply(guest.KindDone, guest.None{})
 }
 
-// move renames. What the kernel cannot rename, it refuses: a mount point, a directory into itself, anything across file
-// systems.
+// move renames. The kernel refuses mount points, a directory into itself, and targets on another
+// file system.
 func (s *server) move(c *conn, pkt guest.Packet, fds []int) error {
 	var m guest.MoveRequest
 	if err := expect(pkt, &m, 2, fds, 0); err != nil {
@@ -95,7 +95,7 @@ func (s *server) move(c *conn, pkt guest.Packet, fds []int) error {
 		return err
 	}
 	defer func() { _ = unix.Close(dir) }()
-	// The kernel does nothing when it shall rename a file to itself, or to another name of it, and says that it has.
+	// rename(2) does nothing if both names belong to one file, and reports success.
 	err = unix.Fstatat(dir, base, &there, unix.AT_SYMLINK_NOFOLLOW)
 	if err == nil && (have.Dev == there.Dev && have.Ino == there.Ino || !m.Overwrite) {
 		return fail(guest.StageMove, unix.EEXIST, to)
@@ -111,22 +111,23 @@ func (s *server) move(c *conn, pkt guest.Packet, fds []int) error {
 }
 
 const (
-	// maxRemoveDepth is how many directories a removal has open. What is deeper is first moved up.
+	// maxRemoveDepth bounds the directories that a removal has open. Deeper ones are moved up first.
 	maxRemoveDepth = 64
-	// maxRemovePasses is how often a directory is read again that is not empty after all that was in it has been removed:
-	// somebody writes there.
+	// maxRemovePasses bounds the passes over a directory that is not empty after one: a program writes
+	// there.
 	maxRemovePasses = 4
 )
 
 type removeLevel struct {
 	dirReader
 
-	name   string // in the level above
+	name   string // name in the level above
 	passes int
 }
 
-// remove removes a file or, if asked, a tree. No path is resolved after the first: each directory is opened in the one above
-// it, which is open, and is neither a link nor a mount point, so that whoever swaps them meanwhile leads nowhere else.
+// remove removes a file or, if asked, a tree. Only the first path is resolved. Each directory is
+// opened in its parent, which is open, and is neither a link nor a mount point: a program that
+// swaps them meanwhile redirects nothing.
 func (s *server) remove(c *conn, pkt guest.Packet, fds []int) error {
 	var m guest.RemoveRequest
 	if err := expect(pkt, &m, 1, fds, 0); err != nil {
@@ -155,7 +156,7 @@ func (s *server) remove(c *conn, pkt guest.Packet, fds []int) error {
 	return c.reply(guest.KindDone, guest.None{})
 }
 
-// removeTree removes a directory, level by level. The daemon's end of the connection ends it.
+// removeTree removes a directory, level by level. It stops when the daemon closes the connection.
 func (s *server) removeTree(c *conn, dir int, base, path string) error {
 	var given atomic.Bool
 	settled := c.onClose(func() { given.Store(true) })
@@ -167,7 +168,7 @@ func (s *server) removeTree(c *conn, dir int, base, path string) error {
 			level.close()
 		}
 	}()
-	// where is what an error is about.
+	// where returns the path of an error.
 	where := func(name string) string {
 		names := []string{trimSlashes(path)}
 		for _, level := range stack[min(1, len(stack)):] {
@@ -239,14 +240,14 @@ func (s *server) removeTree(c *conn, dir int, base, path string) error {
 			switch {
 			case err == nil:
 				moved = true
-			case errors.Is(err, unix.EXDEV): // a directory of the image's: overlays do not rename them
+			case errors.Is(err, unix.EXDEV): // a directory of the image, which overlays do not rename
 				return fail(guest.StageRemove, unix.ENAMETOOLONG, where(name))
 			case !errors.Is(err, unix.ENOENT):
 				return fail(guest.StageRemove, err, where(name))
 			}
 			continue
 		}
-		// What has been swapped meanwhile is removed when the directory is read again.
+		// An entry that was swapped meanwhile is removed in the next pass.
 		if err := enter(top.fd, name); err != nil && !swapped(err) {
 			return fail(guest.StageRemove, err, where(name))
 		}

@@ -4,7 +4,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/guest"
 )
 
-// A conn is init's end of a connection of the daemon's.
+// A conn is init's end of a connection with the daemon.
 type conn struct {
 	*guest.Conn
 

@@ -22,18 +22,18 @@ type process struct {
 	pid   int
 	begun time.Time
 	conn  *conn
-	// uts is the exec's own UTS namespace, which is how everything that it starts is known; -1 if the process had ended
-	// before it could be opened. Holding it keeps its number from being used again. See kill.
+	// uts is the exec's own UTS namespace, which marks everything that it starts; -1 if the process
+	// had ended before it could be opened. While it is open, its number is not reused. See kill.
 	uts  int
 	mark string
 
 	done chan struct{} // closed when the process has been waited for
 
 	mu      sync.Mutex
-	started bool // the daemon has been told
-	whole   bool // it is told with the exit
-	pidfd   int  // of one that may end while init waits for it; -1: none
-	killing bool // somebody is killing the exec, and will tell its exit
+	started bool // the daemon knows of the start
+	whole   bool // the start is reported with the exit
+	pidfd   int  // pidfd of a process that may end while init waits for it; -1: none
+	killing bool // another goroutine kills the exec and will report its exit
 	exited  bool
 	timeout bool
 	exit    guest.ExitedAnswer
@@ -48,13 +48,13 @@ func (s *server) exec(c *conn, pkt guest.Packet, fds []int) error {
 	}
 	if r.Whole {
 		if s.ended(p, time.Duration(r.Timeout)) {
-			return nil // the daemon has it all
+			return nil // the daemon has the whole answer
 		}
 		err = c.reply(guest.KindStarted, guest.StartedAnswer{PID: p.pid})
 	}
 	if err != nil {
 		if !s.undo(p) {
-			return nil // the daemon hears nothing, and ends the sandbox
+			return nil // silence makes the daemon end the sandbox
 		}
 		return fail(guest.StageStart, err, "")
 	}
@@ -64,8 +64,9 @@ func (s *server) exec(c *conn, pkt guest.Packet, fds []int) error {
 	return nil
 }
 
-// undo leaves nothing of an exec that the daemon has not been told of, and will not be told of: it is gone, or the terminal cannot be
-// sent, as when other sandboxes of the same ids have more descriptors under way than the kernel lets a user have.
+// undo removes an exec that the daemon does not know of and will not learn of. The daemon may be
+// gone, or the terminal cannot be sent: other sandboxes with these ids have more descriptors in
+// flight than the kernel lets a user have.
 func (s *server) undo(p *process) bool {
 	if !s.kill(p) {
 		return false
@@ -78,8 +79,9 @@ func (s *server) undo(p *process) bool {
 	return true
 }
 
-// launch starts the process and tells the daemon so, if it waits for that: an error with a process is that of the telling. When it
-// returns, init holds neither the process's descriptors nor its terminal: they must end when the process does.
+// launch starts the process and reports the start, unless that is to come with the exit. An error
+// together with a process means that the report failed. When it returns, init holds neither the
+// process's descriptors nor its terminal: they must end when the process does.
 func (s *server) launch(c *conn, pkt guest.Packet, fds []int) (_ *process, r guest.ExecRequest, err error) {
 	defer func() { unixmsg.CloseAll(fds) }()
 	if err := pkt.Into(&r, -1); err != nil {
@@ -125,7 +127,8 @@ func (s *server) launch(c *conn, pkt guest.Packet, fds []int) (_ *process, r gue
 	return p, r, err
 }
 
-// control reads what the daemon says while the process runs, until it closes the connection.
+// control handles the daemon's packets while the process runs, until the daemon closes the
+// connection.
 func (s *server) control(p *process) {
 	for {
 		pkt, fds, err := p.conn.Recv()
@@ -149,13 +152,14 @@ func (s *server) control(p *process) {
 	}
 }
 
-// begin is called once the daemon knows that the process has started: now its exit may be told and its time runs out.
+// begin starts the timeout once the daemon knows of the start. From then on the exit may be
+// reported.
 func (p *process) begin(s *server, timeout time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.started = true
 	if p.exited {
-		p.tell()
+		p.reportExit()
 		return
 	}
 	if timeout > 0 {
@@ -163,8 +167,9 @@ func (p *process) begin(s *server, timeout time.Duration) {
 	}
 }
 
-// ended waits a moment for a process that nobody else does anything about yet, and tells its exit if it comes. What a small program
-// costs is above all that somebody is woken: here it is one thread, and the daemon once.
+// ended waits a moment for a process that no other goroutine knows yet, and reports its exit if it
+// comes. Wake-ups are the main cost of a small program: this way they are one thread here, and the
+// daemon once.
 func (s *server) ended(p *process, timeout time.Duration) bool {
 	if p.pidfd < 0 {
 		return false
@@ -188,8 +193,8 @@ func (s *server) ended(p *process, timeout time.Duration) bool {
 	}
 	s.mu.Lock()
 	s.quick--
-	if !s.alone() {
-		s.wake() // for the process, or for what it has left behind
+	if !s.childless() {
+		s.wake() // for the process, or for its orphans
 	}
 	s.mu.Unlock()
 	p.mu.Lock()
@@ -200,18 +205,18 @@ func (s *server) ended(p *process, timeout time.Duration) bool {
 	return p.exited
 }
 
-// alone tells whether init has no child. The caller holds mu.
-func (s *server) alone() bool {
+// childless reports whether init has no child. The caller holds mu.
+func (s *server) childless() bool {
 	return errors.Is(unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG|unix.WALL, nil), unix.ECHILD)
 }
 
-// wake tells the reaper that there is a child. The caller holds mu.
+// wake signals the reaper that there is a child. The caller holds mu.
 func (s *server) wake() {
 	s.begun++
 	s.forked.Signal()
 }
 
-// finish is called by the reaper.
+// finish records the exit. The reaper calls it.
 func (p *process) finish(ws unix.WaitStatus, ru *unix.Rusage) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -230,13 +235,14 @@ func (p *process) finish(ws unix.WaitStatus, ru *unix.Rusage) {
 		p.timer.Stop()
 	}
 	if (p.started || p.whole) && !p.killing {
-		p.tell()
+		p.reportExit()
 	}
 	close(p.done)
 }
 
-// tell sends the exit and lets go of the namespace. The caller holds mu, or is the only one left.
-func (p *process) tell() {
+// reportExit sends the exit and releases the namespace. The caller holds mu, or is the only user
+// left.
+func (p *process) reportExit() {
 	p.exit.Timeout = p.timeout
 	if p.whole {
 		p.exit.PID = p.pid
@@ -250,7 +256,8 @@ func (p *process) tell() {
 	}
 }
 
-// end kills all of an exec that still runs, and then tells its exit: the daemon may rely on nothing being left.
+// end kills everything of an exec that still runs, and then reports its exit: the daemon may rely
+// on nothing being left.
 func (s *server) end(p *process, timeout bool) {
 	p.mu.Lock()
 	if p.exited || p.killing {
@@ -264,14 +271,14 @@ func (s *server) end(p *process, timeout bool) {
 	}
 	p.mu.Unlock()
 	if !s.kill(p) {
-		return // the daemon hears nothing, and ends the sandbox
+		return // silence makes the daemon end the sandbox
 	}
 	<-p.done
-	p.tell()
+	p.reportExit()
 }
 
-// signal sends sig to the group of a process that has not been waited for. The main process leads its session, so it
-// cannot leave that group.
+// signal sends sig to the group of a process that has not been reaped. The main process leads its
+// session, so it cannot leave that group.
 func (s *server) signal(p *process, sig syscall.Signal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -303,7 +310,8 @@ func readStrings(fd int) ([]string, error) {
 	return guest.SplitStrings(b), nil
 }
 
-// openTTY makes a terminal of the sandbox's own devpts. The slave is opened from the master's descriptor, not by its name.
+// openTTY makes a terminal of the sandbox's own devpts. The slave is opened through the master's
+// descriptor, not by its name.
 func openTTY(rows, cols uint16, uid uint32) (master, slave int, err error) {
 	master, err = unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -337,15 +345,15 @@ func openTTY(rows, cols uint16, uid uint32) (master, slave int, err error) {
 	if err = unix.IoctlSetWinsize(master, unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: cols}); err != nil {
 		return -1, -1, err
 	}
-	// The user may open his terminal by name, /dev/tty or /dev/pts/0.
+	// The user may open the terminal by name, /dev/tty or /dev/pts/0.
 	if err = unix.Fchown(slave, int(uid), -1); err != nil {
 		return -1, -1, err
 	}
 	return master, slave, nil
 }
 
-// start forks and executes. Of the errno of a failed start nobody says which step had it, so the likely ones are tried
-// beforehand and the others found out afterwards.
+// start forks and executes. The errno of a failed start does not name its step, so the likely steps
+// are tried beforehand and the others diagnosed afterwards.
 func (s *server) start(c *conn, r *guest.ExecRequest, cwd string, argv, env []string, files []int) (*process, error) {
 	if r.MakeCwd {
 		fd, _, err := makeDir(cwd, r.UID, r.GID)
@@ -366,7 +374,7 @@ func (s *server) start(c *conn, r *guest.ExecRequest, cwd string, argv, env []st
 	}
 	cred := &syscall.Credential{Uid: r.UID, Gid: r.GID, Groups: r.Groups}
 	if s.lonely {
-		// setgroups(2) always fails, also for what changes nothing.
+		// setgroups(2) always fails, also without any change.
 		for _, g := range r.Groups {
 			if g != r.GID {
 				return nil, fail(guest.StageStart, unix.EPERM, "group "+strconv.Itoa(int(g)))
@@ -377,20 +385,21 @@ func (s *server) start(c *conn, r *guest.ExecRequest, cwd string, argv, env []st
 	attr := &syscall.ProcAttr{
 		Dir: cwd,
 		Env: env,
-		// Everything else that init has open is close-on-exec.
+		// All other descriptors of init are close-on-exec.
 		Files: []uintptr{uintptr(files[0]), uintptr(files[1]), uintptr(files[2])},
 		Sys: &syscall.SysProcAttr{
 			Credential: cred,
 			Setsid:     true,
 			Setctty:    r.TTY,
 			Ctty:       0,
-			// The mark of everything that this exec starts, see kill. With these attributes the syscall package uses clone(2)
-			// (forkAndExecInChild1: clone3 only for UseCgroupFD and CLONE_NEWTIME), which the seccomp filter can look into.
+			// The new UTS namespace marks everything that this exec starts, see kill. With these attributes
+			// the syscall package uses clone(2) (forkAndExecInChild1: clone3 only for UseCgroupFD and
+			// CLONE_NEWTIME), which the seccomp filter can inspect.
 			Cloneflags: unix.CLONE_NEWUTS,
 		},
 	}
 	paths, none := lookup(argv[0], cwd, env)
-	// As execvp(3): what cannot be executed here may be there, and the refusal outweighs the absence.
+	// As execvp(3): a later file may be executable, and a refusal outweighs an absence.
 	failure := none
 	for _, path := range paths {
 		p, err := s.forkLimited(c, path, argv, attr, r)
@@ -411,7 +420,7 @@ func (s *server) start(c *conn, r *guest.ExecRequest, cwd string, argv, env []st
 			case errors.Is(err, unix.EACCES):
 				failure = fail(guest.StageLookup, unix.EACCES, path)
 			case failure.Errno != unix.EACCES:
-				// The file is there, so it is its interpreter that is not.
+				// The file exists, so its interpreter is missing.
 				failure = fail(guest.StageStart, err, path)
 			}
 		default:
@@ -421,8 +430,9 @@ func (s *server) start(c *conn, r *guest.ExecRequest, cwd string, argv, env []st
 	return nil, failure
 }
 
-// diagnose finds out after a failed start whether the user or the working directory was the reason; nil if it was the
-// program. A name longer than any file's is refused with an errno that only execve can give.
+// diagnose finds out after a failed start whether the user or the working directory was the reason;
+// nil if it was the program. Only execve refuses a name that is longer than any file's with that
+// errno.
 func (s *server) diagnose(attr *syscall.ProcAttr, cwd string, r *guest.ExecRequest) error {
 	probe := func(dir string) error {
 		a := *attr
@@ -443,8 +453,9 @@ func (s *server) diagnose(attr *syscall.ProcAttr, cwd string, r *guest.ExecReque
 	return fail(guest.StageStart, err, "user "+strconv.Itoa(int(r.UID))+":"+strconv.Itoa(int(r.GID)))
 }
 
-// lookup gives the files that a program's name may mean, in their order, and the error to report if none can be
-// executed. It looks with init's eyes: whether the user may execute a file is for the kernel to say.
+// lookup returns the files that a program's name may mean, in order, and the error to report if
+// none is executable. It looks with init's permissions: the kernel decides whether the user may
+// execute a file.
 func lookup(name, cwd string, env []string) ([]string, *guest.Error) {
 	failure := fail(guest.StageLookup, unix.ENOENT, name)
 	look := func(path string) bool {
@@ -484,7 +495,7 @@ func lookup(name, cwd string, env []string) ([]string, *guest.Error) {
 	return found, failure
 }
 
-// pathOf is PATH of an environment.
+// pathOf returns PATH of an environment.
 func pathOf(env []string) string {
 	for _, e := range env {
 		if v, ok := strings.CutPrefix(e, "PATH="); ok {
@@ -494,35 +505,37 @@ func pathOf(env []string) string {
 	return "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 }
 
-// errUnreadable is the start of a program that init cannot look into and so could not kill in full.
+// errUnreadable refuses a program that init cannot inspect and so could not kill in full.
 var errUnreadable = errors.New("the program's file can be read by nobody in the sandbox")
 
-// errUnmarked is any start after which init does not know the process's namespace.
+// errUnmarked is a start whose namespace init cannot read.
 var errUnmarked = errors.New("read the process's namespace")
 
-// programSlack is how late the timers of a program may be, which is the kernel's default. Init's own are later (libct).
+// programSlack is the timer slack of programs, the kernel's default. Init's own is larger (libct).
 const programSlack = 50 * time.Microsecond
 
-// forkExec starts a program in the thread that sets what the program inherits from its thread.
+// forkExec starts a program on the thread that sets the attributes which the program inherits from
+// its thread.
 func forkExec(path string, argv []string, attr *syscall.ProcAttr) (int, error) {
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(programSlack), 0, 0, 0); err != nil {
 		return 0, err
 	}
-	return syscall.ForkExec(path, argv, attr) //nolint:gosec // to run what the daemon asks for is the purpose
+	return syscall.ForkExec(path, argv, attr) //nolint:gosec // running the daemon's programs is the purpose
 }
 
-// maxQuick is how many processes are waited for at a time by those who serve them.
+// maxQuick bounds the processes that are waited for in [server.ended] at a time.
 const maxQuick = 2
 
-// fork starts path and enters it into the table. Of a whole one, if it can be that, the caller must call [server.ended].
+// fork starts path and adds the process to the table. If the result is a whole one, the caller must
+// call [server.ended].
 func (s *server) fork(c *conn, path string, argv []string, attr *syscall.ProcAttr, whole bool) (*process, error) {
 	p := &process{conn: c, uts: -1, pidfd: -1, done: make(chan struct{})}
 	err := func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		// Whoever waits takes a thread, of which there are few (spareThreads).
+		// A wait occupies a thread, of which there are few (spareThreads).
 		attr.Sys.PidFD = nil
 		if p.whole = whole && s.quick < maxQuick; p.whole {
 			attr.Sys.PidFD = &p.pidfd
@@ -543,7 +556,7 @@ func (s *server) fork(c *conn, path string, argv []string, attr *syscall.ProcAtt
 		} else {
 			s.wake()
 		}
-		// Under the lock, so that the process may have ended but is still there.
+		// Under the lock, so that a process that has ended is not reaped yet.
 		p.uts, p.mark, err = s.utsOf(pid)
 		if err != nil && p.whole {
 			p.whole = false
@@ -559,21 +572,21 @@ func (s *server) fork(c *conn, path string, argv []string, attr *syscall.ProcAtt
 	case p.pid == 0:
 		return nil, err
 	}
-	// It runs but could not be killed in full later on. Its descendants, if it has any so soon, are as unreadable as itself, so that
-	// they are found now.
+	// It runs but could not be killed in full later on. Its descendants, if it has any so soon, are as
+	// unreadable as itself, and this kill finds them.
 	s.kill(p)
 	<-p.done
 	return nil, fmt.Errorf("%w: %w", errUnmarked, err)
 }
 
-// reap waits for every child: the execs, and the orphans that process 1 inherits. It alone calls wait4, save for the
-// syscall package after a failed start, which is under mu.
+// reap waits for every child: the execs, and the orphans that process 1 inherits. No other code
+// calls wait4, except the syscall package after a failed start, under mu.
 func (s *server) reap() {
 	for begun := 0; ; {
-		// Leaves the child as it is: it is taken under mu only.
+		// WNOWAIT leaves the child unreaped: that happens under mu only.
 		err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT|unix.WALL, nil)
 		if errors.Is(err, unix.ECHILD) {
-			// No process but us. Orphans can only come from an exec, so the next fork is what to wait for.
+			// Init has no child. Orphans can only come from an exec, so wait for the next fork.
 			s.mu.Lock()
 			for s.begun == begun {
 				s.forked.Wait()

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Paths are resolved here, inside the sandbox, where there is nothing to escape from. Magic links of /proc are not followed
-// all the same: they would lead to init's own descriptors.
+// Init resolves paths here, inside the sandbox, where there is nothing to escape from. Magic links
+// of /proc are not followed all the same: they would lead to init's own descriptors.
 
 func openPath(dir int, path string, flags int) (int, error) {
 	how := unix.OpenHow{
@@ -30,7 +30,7 @@ func openPath(dir int, path string, flags int) (int, error) {
 	}
 }
 
-// notRegular tells why a file is not to be read or written; nil if it may be.
+// notRegular returns the reason why a file must not be read or written; nil if it may be.
 func notRegular(fd int, path string) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -60,7 +60,7 @@ func (s *server) open(c *conn, pkt guest.Packet, fds []int) error {
 	return s.handOver(c, pkt.Strs[0], unix.O_RDONLY)
 }
 
-// hand gives the daemon a file.
+// hand sends a file to the daemon.
 func (c *conn) hand(k guest.Kind, fd int, path string) error {
 	if err := c.reply(k, guest.None{}, fd); err != nil {
 		return fail(guest.StageOpen, err, path)
@@ -68,8 +68,8 @@ func (c *conn) hand(k guest.Kind, fd int, path string) error {
 	return nil
 }
 
-// reopen opens the very file that a handle is of. Non-blocking because of leases (F_SETLEASE): the sandbox could hold us for
-// 45 s.
+// reopen opens the file that a handle refers to. Non-blocking because of leases (F_SETLEASE), by
+// which the sandbox could block init for 45 s.
 func (s *server) reopen(handle, flags int) (int, error) {
 	return unix.Openat(s.proc, "self/fd/"+strconv.Itoa(handle), flags|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 }
@@ -119,8 +119,8 @@ func readLink(dir int, name string) (string, error) {
 	return string(buf[:n]), nil
 }
 
-// splitPath cuts the last element off. It does not clean the rest: what ".." means is known only after links have been
-// followed.
+// splitPath cuts the last element off. It does not clean the rest: ".." has a meaning only after
+// links have been followed.
 func splitPath(path string) (dir, base string) {
 	i := strings.LastIndexByte(path, '/')
 	dir, base = path[:i+1], path[i+1:]
@@ -132,8 +132,8 @@ func splitPath(path string) (dir, base string) {
 
 func named(base string) bool { return base != "" && base != "." && base != ".." }
 
-// makeDir opens a directory. What is missing of it is made, and belongs to uid and gid: made are the names of these, the outermost first.
-// After an error there is none of them.
+// makeDir opens a directory. It makes missing ones, owned by uid and gid, and returns their names,
+// outermost first. After an error none of them is left.
 func makeDir(path string, uid, gid uint32) (fd int, made []string, err error) {
 	path = strings.TrimRight(path, "/")
 	if path == "" {
@@ -162,30 +162,30 @@ func makeDir(path string, uid, gid uint32) (fd int, made []string, err error) {
 	switch {
 	case err == nil:
 		if err = unix.Fchownat(parent, base, int(uid), int(gid), unix.AT_SYMLINK_NOFOLLOW); err == nil {
-			fd, err = openPath(parent, base, unix.O_DIRECTORY|unix.O_NOFOLLOW) // a link by now leads to what is another's
+			fd, err = openPath(parent, base, unix.O_DIRECTORY|unix.O_NOFOLLOW) // a link put there by now leads to foreign files
 		}
 		if err != nil {
 			_ = unix.Unlinkat(parent, base, unix.AT_REMOVEDIR)
 			return -1, made, err
 		}
 		return fd, append(made, base), nil
-	case !errors.Is(err, unix.EEXIST): // a dangling link, or somebody was faster
+	case !errors.Is(err, unix.EEXIST): // a dangling link, or another process was faster
 		return -1, made, err
 	}
 	if fd, err = openPath(parent, base, unix.O_DIRECTORY); err == nil {
-		made = nil // they lead to another's directory, which keeps them
+		made = nil // they lead to a directory of another process, which keeps them
 	}
 	return fd, made, err
 }
 
-// unmakeDir removes the directories that were made down to dir, as far as nothing else is in them now.
+// unmakeDir removes the new directories down to dir, as far as they are empty.
 func unmakeDir(dir int, made []string) {
 	at := dir
 	for _, name := range slices.Backward(made) {
 		up, err := openPath(at, "..", unix.O_DIRECTORY)
 		if err == nil {
 			var here, there unix.Stat_t
-			// Somebody may have moved it, and that name is another's there.
+			// The directory may have been moved, and its name taken by another.
 			err = errors.Join(unix.Fstat(at, &here), unix.Fstatat(up, name, &there, unix.AT_SYMLINK_NOFOLLOW))
 			if err == nil && (here.Dev != there.Dev || here.Ino != there.Ino) {
 				err = unix.EEXIST
@@ -207,10 +207,11 @@ func unmakeDir(dir int, made []string) {
 	}
 }
 
-// target finds the directory and the name that a file written to path is to have. A link is replaced where it points to, not
-// itself. made are the directories that were made for that: after an error there is none of them.
+// target finds the directory and the name for a file that is written to path. A link's target is
+// replaced, not the link. Made are the directories that were made for it; after an error none of
+// them is left.
 func target(path string, uid, gid uint32) (dir int, base string, made []string, err error) {
-	for range 40 { // as many links as the kernel follows
+	for range 40 { // the kernel's own limit of links
 		var parent string
 		parent, base = splitPath(path)
 		if !named(base) {
@@ -258,8 +259,9 @@ func target(path string, uid, gid uint32) (dir int, base string, made []string, 
 	return -1, "", nil, fail(guest.StageOpen, unix.ELOOP, path)
 }
 
-// append opens the file that is there for writing at its end. Where there is none it is the daemon's to have one made, by create. What
-// the request says of a new one is for an init that was started by an earlier version, and made it.
+// append opens an existing file for writing at its end. For a missing one the daemon requests
+// create. Mode and owner in the request are for an init of an earlier version, which made the file
+// itself.
 func (s *server) append(c *conn, pkt guest.Packet, fds []int) error {
 	if err := expect(pkt, &guest.CreateRequest{}, 1, fds, 0); err != nil {
 		return err
@@ -267,9 +269,9 @@ func (s *server) append(c *conn, pkt guest.Packet, fds []int) error {
 	return s.handOver(c, pkt.Strs[0], unix.O_WRONLY|unix.O_APPEND)
 }
 
-// handOver opens a regular file and gives it to the daemon.
+// handOver opens a regular file and sends it to the daemon.
 func (s *server) handOver(c *conn, path string, flags int) error {
-	// First without opening it: to open a FIFO or a device does something to it.
+	// First without opening it: to open a FIFO or a device has effects.
 	handle, err := openPath(unix.AT_FDCWD, path, 0)
 	if err != nil {
 		return fail(guest.StageOpen, err, path)
@@ -286,7 +288,7 @@ func (s *server) handOver(c *conn, path string, flags int) error {
 	return c.hand(guest.KindOpened, fd, path)
 }
 
-// own gives a new file or directory away.
+// own sets owner and mode of a new file or directory.
 func own(fd int, uid, gid, mode uint32) error {
 	if err := unix.Fchown(fd, int(uid), int(gid)); err != nil {
 		return err
@@ -294,7 +296,7 @@ func own(fd int, uid, gid, mode uint32) error {
 	return unix.Fchmod(fd, mode&0o777) // after chown, which may clear bits
 }
 
-// usable refuses what is to be changed in a file system of the kernel's.
+// usable refuses changes in file systems of the kernel's.
 func usable(dir int, path string) error {
 	var fsys unix.Statfs_t
 	if err := unix.Fstatfs(dir, &fsys); err != nil {
@@ -306,7 +308,7 @@ func usable(dir int, path string) error {
 	return nil
 }
 
-// create makes the file, gives it to the daemon and waits for what is to become of it.
+// create makes the file, sends it to the daemon and waits for commit or abort.
 func (s *server) create(c *conn, pkt guest.Packet, fds []int) error {
 	var m guest.CreateRequest
 	if err := expect(pkt, &m, 1, fds, 0); err != nil {
@@ -330,7 +332,7 @@ func (s *server) create(c *conn, pkt guest.Packet, fds []int) error {
 		}
 		unmakeDir(dir, made)
 		_ = unix.Close(dir)
-		if !errors.Is(err, unix.ENOENT) { // which is another's that has made the directory, and removed it because nothing came of its file
+		if !errors.Is(err, unix.ENOENT) { // another writer made the directory, and removed it when its file was aborted
 			break
 		}
 	}
@@ -379,7 +381,7 @@ func (s *server) create(c *conn, pkt guest.Packet, fds []int) error {
 		}
 		committed = true
 	case pkt.Kind == guest.KindAbort:
-		if err := undo(); err != nil { // so that it is gone before the answer
+		if err := undo(); err != nil { // before the answer, so that the file is gone by then
 			return fail(guest.StageWrite, err, path)
 		}
 	default:
@@ -388,7 +390,7 @@ func (s *server) create(c *conn, pkt guest.Packet, fds []int) error {
 	return c.reply(guest.KindDone, guest.None{})
 }
 
-// tempName is a name that nobody has. Its beginning tells a person whose it is.
+// tempName returns a random name, whose beginning tells people where it comes from.
 func tempName() (string, error) {
 	var b [8]byte
 	if _, err := unix.Getrandom(b[:], 0); err != nil {

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxFilter is how many instructions the kernel takes (BPF_MAXINSNS).
+// maxFilter is the kernel's limit of instructions (BPF_MAXINSNS).
 const maxFilter = 4096
 
-// loadFilter takes the program and loads it on every thread. No_new_privs the launcher has set.
+// loadFilter receives the program and loads it on every thread. The launcher has set no_new_privs.
 func loadFilter(fd int) error {
 	program := make([]unix.SockFilter, maxFilter+1)
 	const size = int(unsafe.Sizeof(unix.SockFilter{}))
@@ -29,7 +29,8 @@ func loadFilter(fd int) error {
 		return err
 	}
 	if n == len(guest.LoadedAlready) {
-		// One of them is the launcher's own: where the kernel does not count, or the launcher has none, that is for who loaded it to know.
+		// One of them is the launcher's own. If the kernel does not count, or the launcher has none, only
+		// the launcher knows.
 		if known && before == 0 {
 			return errNoFilter
 		}
@@ -47,7 +48,8 @@ func loadFilter(fd int) error {
 	case tid != 0:
 		return fmt.Errorf("thread %d has another", tid)
 	}
-	// Asked, not believed; and counted, for init has the launcher's filter in any case.
+	// Ask the kernel instead of trusting the call, and count: init has the launcher's filter in any
+	// case.
 	if after, known, err := filtersHeld(); err != nil || known && after != before+1 {
 		return errors.Join(errNoFilter, err)
 	}
@@ -56,7 +58,8 @@ func loadFilter(fd int) error {
 
 var errNoFilter = errors.New("it does not hold")
 
-// filtersHeld is how many filters hold the calling thread. The kernel counts them from Linux 5.9 on.
+// filtersHeld returns the number of filters of the calling thread. The kernel counts them since
+// Linux 5.9.
 func filtersHeld() (n int, known bool, err error) {
 	fd, err := unix.Open("/proc/thread-self/status", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -70,7 +73,7 @@ func filtersHeld() (n int, known bool, err error) {
 	return countFilters(string(status[:size]))
 }
 
-// countFilters is pure.
+// countFilters parses /proc/<pid>/status.
 func countFilters(status string) (n int, known bool, err error) {
 	_, count, known := strings.Cut(status, "\nSeccomp_filters:\t")
 	if !known {
@@ -83,7 +86,7 @@ func countFilters(status string) (n int, known bool, err error) {
 	return n, true, nil
 }
 
-// reportConfined tells the launcher that everything that holds programs holds.
+// reportConfined tells the launcher that all confinement of programs is in place.
 func reportConfined(fd int) error {
 	_, err := unix.Write(fd, []byte{1})
 	return errors.Join(err, unix.Close(fd))

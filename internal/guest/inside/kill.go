@@ -11,27 +11,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How everything that an exec has started is found and killed.
+// How init finds and kills everything that an exec has started.
 //
-// Every exec begins in a UTS namespace of its own, which clone(2) makes for init and for nobody else: the sandbox's
-// seccomp filter and its capabilities refuse unshare, setns and the CLONE_NEW* flags to everything that init starts. So
-// /proc/<pid>/ns/uts says of every process which exec it comes from, however often it has forked, whoever its parent is
-// now, and whatever session it leads. What has to be dealt with:
+// Every exec begins in a UTS namespace of its own, which only init can make by clone(2): the
+// sandbox's seccomp filter and its capabilities refuse unshare, setns and the CLONE_NEW* flags to
+// everything that init starts. So /proc/<pid>/ns/uts identifies the exec of every process, however
+// often it has forked, whatever its parent is by now, and whatever session it leads. Difficulties:
 //
-//   - A process may fork while /proc is read. Rounds are repeated until two find nothing; the names are read a few at a
-//     time, so that a chain of processes that fork and exit can hardly run between the reading of a name and its use.
-//     New pids are mostly higher than old ones, hence found by the same round. The main process's group is killed as a
-//     whole, which the kernel does atomically.
-//   - A pid may be another process's by the time it is used. Processes are held by a /proc directory and a pidfd.
-//   - A process whose first thread has ended has no namespace of its own to show; its other threads have.
-//   - A process that has executed a file which its user may execute but not read, and whose owner has no id in the sandbox,
-//     cannot be looked into even by init (would_dump in fs/exec.c hands it to the parent user namespace). Whoever hides
-//     like that is killed with the first exec that is; an exec's own first program must not be such a file.
-//   - What still makes new processes after a second, in which all that was found has been killed some times, is stopped by killing
-//     all of the sandbox but init. The other execs then end as well: better than to leave a process after its deadline. The
-//     second alone says nothing: a machine that stands still for one has killed nobody in it.
-//   - A process may be unkillable for a while (frozen, or waiting for a disk). After ten seconds init gives up and
-//     does not say exited, so the daemon ends the sandbox. In practice it has done so by then.
+//   - A process may fork while /proc is read. Rounds are repeated until two find nothing. The names
+//     are read a few at a time, so that a chain of processes that fork and exit can hardly run
+//     between the reading of a name and its use. New pids are mostly higher than old ones, hence
+//     found by the same round. The main process's group is killed as a whole, which the kernel does
+//     atomically.
+//   - A pid may be reused before it is signalled. Processes are held by a /proc directory and a
+//     pidfd.
+//   - A process whose first thread has ended shows no namespace of its own; its other threads do.
+//   - A process may have executed a file which its user may execute but not read, and whose owner
+//     has no id in the sandbox. Then even init cannot inspect it (would_dump in fs/exec.c hands it
+//     to the parent user namespace). Such a process is killed with the first exec that is killed;
+//     an exec's own first program must not be such a file.
+//   - Some programs still make new processes after a second in which all found ones were killed
+//     several times. Then everything in the sandbox except init is killed, other execs too: better
+//     than to leave a process after its deadline. The time alone proves nothing, because a machine
+//     may stand still for a second.
+//   - A process may be unkillable for a while (frozen, or waiting for a disk). After ten seconds
+//     init gives up and does not send exited, so the daemon ends the sandbox. In practice it has
+//     done so by then.
 const (
 	killAll    = time.Second
 	killRounds = 3
@@ -64,8 +69,8 @@ func (s *server) kill(p *process) bool {
 				return false
 			}
 		case vanished && round < 16:
-			// Something ended while we looked: perhaps one that had forked before. In a busy sandbox it is somebody else's,
-			// so this alone must not go on for ever.
+			// A process ended during this round and may have forked before. In a busy sandbox it belongs to
+			// another exec, so this alone must not go on for ever.
 			clean = 0
 		default:
 			clean++
@@ -74,13 +79,14 @@ func (s *server) kill(p *process) bool {
 	return true
 }
 
-// hopeless says that killing what is found does not get the better of what makes new processes, of which this round has found fresh ones.
+// hopeless reports whether killing in rounds loses against a program that makes new processes;
+// fresh means that this round has found some.
 func hopeless(fresh bool, elapsed time.Duration, round int) bool {
 	return fresh && elapsed > killAll && round >= killRounds
 }
 
-// killGroup kills the main process's group, unless it has been waited for. A fork that does not come back, because its child
-// was stopped before its exec, holds mu; then only the rest is done.
+// killGroup kills the main process's group, unless it has been reaped. While a fork does not
+// return, because its child was stopped before its exec, mu is locked; then killGroup does nothing.
 func (s *server) killGroup(p *process) {
 	if !s.mu.TryLock() {
 		return
@@ -91,8 +97,8 @@ func (s *server) killGroup(p *process) {
 	}
 }
 
-// killMarked is one round over /proc. It returns the processes that it found and killed, after waiting a little for
-// their end, and whether some process ended before it could be looked at.
+// killMarked is one round over /proc. It kills the processes of the exec, waits a little for their
+// end and returns them. Vanished reports whether some process ended before it could be inspected.
 func (s *server) killMarked(p *process) (found map[int]bool, vanished bool) {
 	found = map[int]bool{}
 	var dying []int
@@ -118,7 +124,7 @@ func (s *server) killMarked(p *process) (found map[int]bool, vanished bool) {
 		}
 		pidfd, err := unix.PidfdOpen(pid, 0)
 		if err != nil {
-			// Gone, or the filter does not know pidfds.
+			// Gone, or the filter has no rule for pidfds.
 			if !errors.Is(err, unix.ESRCH) {
 				_ = unix.Kill(pid, unix.SIGKILL)
 				found[pid] = true
@@ -140,7 +146,7 @@ func (s *server) killMarked(p *process) (found map[int]bool, vanished bool) {
 		}
 		return true
 	})
-	// A pidfd is readable when the process has ended. The next round sees who is late.
+	// A pidfd is readable when the process has ended. The next round finds late ones.
 	for deadline := time.Now().Add(20 * time.Millisecond); len(dying) > 0; {
 		left := time.Until(deadline)
 		if left <= 0 {
@@ -156,8 +162,8 @@ func (s *server) killMarked(p *process) (found map[int]bool, vanished bool) {
 	return found, vanished
 }
 
-// signalAll sends sig to the main process's group and to everything else that the exec has started, as one look at /proc shows
-// it. What forks meanwhile may be missed: for a certain end there is kill.
+// signalAll sends sig to the main process's group and to everything else that the exec has started,
+// as one pass over /proc finds it. A process that forks meanwhile may be missed; kill misses none.
 func (s *server) signalAll(p *process, sig syscall.Signal) {
 	s.signal(p, sig)
 	s.each(s.proc, ".", func(pid int, name string) bool {
@@ -173,14 +179,14 @@ func (s *server) signalAll(p *process, sig syscall.Signal) {
 			return true
 		}
 		if pgid, err := unix.Getpgid(pid); err == nil && pgid == p.pid {
-			return true // it has the signal already
+			return true // the group has the signal already
 		}
 		pidfd, err := unix.PidfdOpen(pid, 0)
 		if err != nil {
 			return true
 		}
 		defer func() { _ = unix.Close(pidfd) }()
-		// As in killMarked: the directory still shows a process, so the number was its own.
+		// See killMarked: the directory still shows a process, so the number was its own.
 		if _, err := s.markIn(dir); err == nil {
 			_ = unix.PidfdSendSignal(pidfd, sig, nil, 0)
 		}
@@ -188,7 +194,8 @@ func (s *server) signalAll(p *process, sig syscall.Signal) {
 	})
 }
 
-// markOf is the mark while the process's exit has not been told; then the number may be another namespace's.
+// markOf returns the mark until the exit is reported; afterwards the number may belong to another
+// namespace.
 func (p *process) markOf() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -198,7 +205,7 @@ func (p *process) markOf() string {
 	return p.mark
 }
 
-// othersMain tells whether pid is the main process of another exec than p.
+// othersMain reports whether pid is the main process of another exec than p.
 func (s *server) othersMain(pid int, p *process) bool {
 	if !s.mu.TryLock() {
 		return false
@@ -208,7 +215,8 @@ func (s *server) othersMain(pid int, p *process) bool {
 	return o != nil && o != p
 }
 
-// each calls f for the numbers in a directory of /proc, a few at a time, until f returns false.
+// each calls f for the numbers in a directory of /proc, read a few at a time, until f returns
+// false.
 func (s *server) each(dirfd int, path string, f func(n int, name string) bool) {
 	dir, err := unix.Openat(dirfd, path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -234,12 +242,12 @@ func (s *server) each(dirfd int, path string, f func(n int, name string) bool) {
 	}
 }
 
-// markIn reads the mark of the process whose /proc directory dir is; "" for one that has ended and has not been waited for,
-// errUnreadable for one that must not be looked into.
+// markIn returns the mark of the process whose /proc directory is dir. The mark is "" for one that
+// has ended and has not been reaped; errUnreadable is for one that init must not inspect.
 func (s *server) markIn(dir int) (string, error) {
 	mark, err := readMark(dir, "ns/uts")
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
-		// The kernel gives the same errno for a process that went away meanwhile.
+		// The kernel returns the same errno for a process that has just ended.
 		var st unix.Stat_t
 		if err := unix.Fstatat(dir, "stat", &st, 0); err != nil {
 			return "", err
@@ -249,7 +257,7 @@ func (s *server) markIn(dir int) (string, error) {
 	if !errors.Is(err, unix.ENOENT) {
 		return mark, err
 	}
-	// The first thread has ended. The kernel shows the process as long as there are others.
+	// The first thread has ended. The kernel shows the process while it has others.
 	mark = ""
 	s.each(dir, "task", func(_ int, name string) bool {
 		m, err := readMark(dir, "task/"+name+"/ns/uts")
@@ -270,9 +278,10 @@ func readMark(dir int, path string) (string, error) {
 	return string(buf[:n]), nil
 }
 
-// offer makes a process that was just started, and what it starts, the kernel's choice before init when the sandbox has no
-// memory left: with init the whole sandbox ends (TestMemoryLimitSparesTheInit). Raising the value is everybody's right,
-// and a process that takes it back endangers its own sandbox alone.
+// offer makes a new process, and everything that it starts, a better target of the kernel than init
+// when the sandbox runs out of memory: with init the whole sandbox ends
+// (TestMemoryLimitSparesTheInit). Every process may raise the value, and one that lowers it again
+// endangers its own sandbox alone.
 func (s *server) offer(proc int) {
 	fd, err := unix.Openat(proc, "oom_score_adj", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -282,8 +291,8 @@ func (s *server) offer(proc int) {
 	_ = unix.Close(fd)
 }
 
-// utsOf opens the UTS namespace of a child that cannot be waited for meanwhile, and gives its mark; -1 and "" if the child has
-// ended.
+// utsOf opens the UTS namespace of a child that cannot be reaped meanwhile, and returns its mark;
+// -1 and "" if the child has ended.
 func (s *server) utsOf(pid int) (fd int, mark string, err error) {
 	dir, err := unix.Openat(s.proc, strconv.Itoa(pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -314,8 +323,9 @@ func (s *server) utsOf(pid int) (fd int, mark string, err error) {
 	return fd, "uts:[" + strconv.FormatUint(st.Ino, 10) + "]", nil
 }
 
-// markLate is for a process whose first thread had ended before its mark could be read, while another one was just being
-// made. A process that has really ended stays without a mark, and has not left anything that is its exec's to kill.
+// markLate handles a process whose first thread had ended before its mark could be read, while
+// another one was being made. A process that has really ended stays without a mark, and has left
+// nothing to kill.
 func (s *server) markLate(p *process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,26 +12,28 @@ import (
 	"github.com/sandboxd/sandboxd/internal/landlock"
 )
 
-// Everything that the daemon starts in a sandbox, and what that starts, is in one Landlock domain, which init is not in. So what
-// Landlock refuses is refused to programs: to write outside of where the profile lets them, to change any mount, to make block
-// devices, to use devices elsewhere than in /dev; and to look into init, to signal it, or to reach a socket or process outside.
+// Everything that the daemon starts in a sandbox is in one Landlock domain, and so are its
+// children; init is not. Landlock refuses them: to write outside of the profile's directories, to
+// change any mount, to make block devices, to use devices outside of /dev, to inspect or signal
+// init, and to reach a socket or process outside.
 //
-// A domain belongs to a thread, and its children inherit it. Two threads that restrict themselves alike are in two domains,
-// whose programs could not signal each other. So one thread restricts itself and forks everything (see forker).
+// A domain belongs to a thread, and its children inherit it. Two threads with the same restrictions
+// are in two domains, whose programs could not signal each other. So one thread restricts itself
+// and forks everything (see forker).
 
-// landlockRule lets something be done beneath a directory.
+// landlockRule allows access beneath a directory.
 type landlockRule struct {
 	Dir    string
 	Access uint64
 }
 
-// landlockPlan is what is taken away, and what is given back.
+// landlockPlan holds the access that is taken away, and the exceptions.
 type landlockPlan struct {
 	Handled unix.LandlockRulesetAttr
 	Rules   []landlockRule
 }
 
-// plan is a pure function of what is known of the kernel and the profile.
+// planLandlock computes the plan from the kernel's ABI and the profile.
 func planLandlock(c *guest.Confinement) landlockPlan {
 	const write = unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
 		unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG |
@@ -48,10 +50,11 @@ func planLandlock(c *guest.Confinement) landlockPlan {
 	if c.ABI >= 6 {
 		p.Handled.Scoped = unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET | unix.LANDLOCK_SCOPE_SIGNAL
 	}
-	// Nobody makes a block device. Character devices are whiteouts: others the kernel refuses a user namespace.
+	// Programs never make block devices. Character devices include whiteouts: the kernel refuses
+	// others to a user namespace.
 	p.Handled.Handled_access_fs = unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK | unix.LANDLOCK_ACCESS_FS_REFER | device
 	if c.Writable == nil {
-		// Links and renames between directories are refused unless they are allowed, whatever is handled.
+		// Links and renames between directories need a rule in any case, whatever is handled.
 		p.Rules = []landlockRule{{"/", unix.LANDLOCK_ACCESS_FS_REFER}, {"/dev", device}}
 	} else {
 		p.Handled.Handled_access_fs |= write | truncate
@@ -63,7 +66,8 @@ func planLandlock(c *guest.Confinement) landlockPlan {
 	return p
 }
 
-// apply restricts the calling thread and all that it starts, for good. No_new_privs, which it needs, the launcher has set.
+// apply restricts the calling thread and everything that it starts, for good. It needs
+// no_new_privs, which the launcher has set.
 func (p *landlockPlan) apply() (err error) {
 	rules, err := landlock.New(&p.Handled)
 	if err != nil {
@@ -72,7 +76,7 @@ func (p *landlockPlan) apply() (err error) {
 	defer func() { err = errors.Join(err, rules.Close()) }()
 	for _, r := range p.Rules {
 		if r.Access == 0 {
-			continue // this kernel's Landlock does not know what it would allow
+			continue // this kernel's Landlock has no such access
 		}
 		if err := rules.AllowPath(r.Dir, r.Access); err != nil {
 			return err
@@ -81,7 +85,7 @@ func (p *landlockPlan) apply() (err error) {
 	return rules.RestrictThread()
 }
 
-// forker is the thread that everything is forked from.
+// forker is the thread that forks everything.
 type forker struct{ requests chan forkRequest }
 
 type forkRequest struct {
@@ -96,12 +100,12 @@ type forkDone struct {
 	err error
 }
 
-// newForker starts it. It runs for as long as init.
+// newForker starts the thread, which runs as long as init.
 func newForker(c *guest.Confinement) (*forker, error) {
 	f := &forker{requests: make(chan forkRequest)}
 	confined := make(chan error)
 	go func() {
-		goruntime.LockOSThread() // and never unlocked: nothing else may run on it
+		goruntime.LockOSThread() // never unlocked: no other goroutine may run on this thread
 		p := planLandlock(c)
 		err := p.apply()
 		confined <- err

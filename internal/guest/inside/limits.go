@@ -18,23 +18,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of an exec are set by the process itself, between fork and exec, as a shell's ulimit does. Package syscall has no
-// place for them there, and from outside they would come late (prlimit on a process that runs) or for good (a hard limit that
-// init lowers for itself over the fork it cannot raise again, without CAP_SYS_RESOURCE on the host). So the forked process
-// first becomes init's own program with the user's ids and an argument list that begins with shimName; that sets the limits and
-// executes the program. It costs such an exec one start of this small program, and no other exec anything.
+// A process sets its own limits between fork and exec, as a shell's ulimit does. Package syscall
+// has no place for that. From outside limits would come late (prlimit on a running process), or for
+// good: init cannot raise a hard limit again that it lowers for itself over the fork (without
+// CAP_SYS_RESOURCE on the host). So the forked process first becomes init's own program, the shim,
+// with the user's ids and an argument list that begins with shimName. The shim sets the limits and
+// executes the program. That costs such an exec one start of this small program, and other execs
+// nothing.
 
-// shimName is what the shim has as argv[0]. Started by anybody else it does no harm: it has the rights of who starts it.
+// shimName is argv[0] of the shim. Any program may start it: it has its starter's rights alone.
 const shimName = "sandboxd-limits"
 
-// shimTimeout is for the shim's way to the program.
+// shimTimeout bounds the time until the shim executes the program.
 const shimTimeout = 10 * time.Second
 
-// IsShim tells whether these are the arguments of a process that is to set its limits and become another program.
+// IsShim reports whether these are the arguments of a shim.
 func IsShim(args []string) bool { return len(args) > 0 && args[0] == shimName }
 
-// shimArgs are limits, how many arguments, the path, the arguments, the environment. The environment travels as arguments
-// because the shim's own runtime would heed parts of it.
+// shimArgs returns the limits, the number of arguments, the path, the arguments and the
+// environment. The environment travels as arguments because the shim's own runtime would heed parts
+// of it.
 func shimArgs(limits []guest.Rlimit, path string, argv, env []string) []string {
 	var l strings.Builder
 	for _, r := range limits {
@@ -43,7 +46,8 @@ func shimArgs(limits []guest.Rlimit, path string, argv, env []string) []string {
 	return append(append([]string{shimName, l.String(), strconv.Itoa(len(argv)), path}, argv...), env...)
 }
 
-// RunShim sets the limits and becomes the program; it does not return. Descriptor 3 is told the errno of what goes wrong.
+// RunShim sets the limits and executes the program; it does not return. On failure it writes the
+// errno to descriptor 3.
 func RunShim(args []string) {
 	unix.CloseOnExec(3)
 	err := shim(args)
@@ -81,7 +85,7 @@ func shim(args []string) error {
 	argv, env := args[4:4+n], args[4+n:]
 	makeRoom(argv, env)
 	for _, l := range limits {
-		// Package syscall's, which then knows that the limit of descriptors is not to be restored.
+		// By package syscall, which then does not restore the limit of descriptors.
 		if err := syscall.Setrlimit(l.Resource, &syscall.Rlimit{Cur: l.Value, Max: l.Value}); err != nil {
 			return err
 		}
@@ -89,15 +93,16 @@ func shim(args []string) error {
 	return syscall.Exec(args[3], argv, env) //nolint:gosec // to run what the daemon asks for is the purpose
 }
 
-// makeRoom sees to it that the runtime needs no more memory, nor a thread for collecting it, until another program takes its place:
-// under a small limit of memory it would get neither, and die with an exit that would look like the program's. Exec copies all
-// arguments; here that is done before, and the copies are given back to be used again.
+// makeRoom makes sure that the runtime needs no more memory, nor a thread for its collector, until
+// exec. Under a small limit of memory it would get neither, and die with an exit that looks like
+// the program's. Exec copies all arguments; here that is done before, and the copies are freed for
+// reuse.
 func makeRoom(lists ...[]string) {
 	debug.SetGCPercent(-1)
 	var held [][]*byte
-	for range 2 { // what is given back may be in other pieces
+	for range 2 { // the freed memory may be in other pieces
 		for _, list := range lists {
-			if pointers, err := syscall.SlicePtrFromStrings(list); err == nil { // as Exec does, which says what is wrong
+			if pointers, err := syscall.SlicePtrFromStrings(list); err == nil { // Exec does the same, and reports the error
 				held = append(held, pointers)
 			}
 		}
@@ -106,7 +111,7 @@ func makeRoom(lists ...[]string) {
 	goruntime.GC()
 }
 
-// lowering refuses limits above those that the sandbox has, which the kernel would refuse the shim.
+// lowering refuses limits above the sandbox's own, which the kernel would refuse the shim.
 func lowering(limits []guest.Rlimit) error {
 	for _, l := range limits {
 		var own unix.Rlimit
@@ -121,7 +126,7 @@ func lowering(limits []guest.Rlimit) error {
 	return nil
 }
 
-// forkLimited is fork with limits, if there are any.
+// forkLimited is fork, with limits if there are any.
 func (s *server) forkLimited(c *conn, path string, argv []string, attr *syscall.ProcAttr, r *guest.ExecRequest) (*process, error) {
 	if len(r.Limits) == 0 {
 		return s.fork(c, path, argv, attr, r.Whole)
@@ -148,7 +153,8 @@ func (s *server) forkLimited(c *conn, path string, argv []string, attr *syscall.
 	var b [4]byte
 	n, err := told.Read(b[:])
 	if n == 0 && !errors.Is(err, os.ErrDeadlineExceeded) {
-		// The pipe's end: the shim has become the program, or was killed. Of the program init must be able to see whose it is.
+		// End of file: the shim has become the program, or was killed. Init must be able to identify the
+		// exec of the program.
 		fd, _, err := s.utsOf(p.pid)
 		if fd >= 0 {
 			_ = unix.Close(fd)
@@ -157,7 +163,7 @@ func (s *server) forkLimited(c *conn, path string, argv []string, attr *syscall.
 			return p, nil
 		}
 	}
-	errno := unix.ETIMEDOUT // somebody in the sandbox has stopped it
+	errno := unix.ETIMEDOUT // a program in the sandbox has stopped it
 	if n == len(b) {
 		errno = syscall.Errno(binary.NativeEndian.Uint32(b[:]))
 	} else if err == nil {

@@ -10,15 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A dirReader reads a directory a few names at a time: it may hold millions. It owns its descriptor, which server.reader has counted.
+// A dirReader reads a directory a few names at a time: there may be millions. It owns its
+// descriptor, which server.reader has counted.
 type dirReader struct {
 	s    *server
 	fd   int
-	buf  []byte // 8 KiB, made at the first read
-	left []byte // of it
+	buf  []byte // 8 KiB, allocated by the first read
+	left []byte // unread part of buf
 }
 
-// next is the next name and its type, DT_UNKNOWN where the file system does not say. An empty name is the end.
+// next returns the next name and its type, DT_UNKNOWN if the file system has none. An empty name is
+// the end.
 func (d *dirReader) next() (name string, typ byte, err error) {
 	for {
 		for len(d.left) == 0 {
@@ -29,7 +31,7 @@ func (d *dirReader) next() (name string, typ byte, err error) {
 			if errors.Is(err, unix.EINTR) {
 				continue
 			}
-			if errors.Is(err, unix.ENOENT) { // the directory itself has been removed: nothing is in it
+			if errors.Is(err, unix.ENOENT) { // the directory itself has been removed, so it is empty
 				return "", 0, nil
 			}
 			if err != nil || n <= 0 {
@@ -55,7 +57,7 @@ func (d *dirReader) next() (name string, typ byte, err error) {
 	}
 }
 
-// again begins anew.
+// again starts from the first name.
 func (d *dirReader) again() error {
 	d.left = nil
 	_, err := unix.Seek(d.fd, 0, 0)
@@ -67,7 +69,7 @@ func (d *dirReader) close() {
 	d.s.dirs.Add(-1)
 }
 
-// reader makes a reader of the directory that open gives, if there is room for one more.
+// reader returns a reader of the directory that open opens, if the budget has room for one more.
 func (s *server) reader(open func() (int, error)) (dirReader, error) {
 	if s.dirs.Add(1) > s.maxDirs {
 		s.dirs.Add(-1)
@@ -81,8 +83,8 @@ func (s *server) reader(open func() (int, error)) (dirReader, error) {
 	return dirReader{s: s, fd: fd}, nil
 }
 
-// openDir opens a directory for reading below another one, through no link. Resolve may say more (RESOLVE_NO_XDEV: nor a mount
-// point).
+// openDir opens a directory below another one for reading, through no link. Resolve may add
+// restrictions (RESOLVE_NO_XDEV: no mount point either).
 func openDir(at int, name string, resolve uint64) (int, error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC,
@@ -96,13 +98,14 @@ func openDir(at int, name string, resolve uint64) (int, error) {
 	}
 }
 
-// swapped tells the errors of openDir that mean that what was a directory a moment ago is gone, or something else.
+// swapped reports whether an error of openDir means that the directory was removed or replaced a
+// moment ago.
 func swapped(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR)
 }
 
-// A lister sends what is in a tree, parents first, and keeps no more of it than one packet and the directories on the way
-// down.
+// A lister sends the entries of a tree, parents first. It holds one packet and the directories on
+// the way down.
 type lister struct {
 	s    *server
 	c    *conn
@@ -164,7 +167,7 @@ func (s *server) list(c *conn, pkt guest.Packet, fds []int) error {
 			stack = append(stack, below)
 		}
 		if m.Depth == guest.MaxListDepth && len(stack) == guest.MaxListDepth {
-			l.more = true // perhaps there is nothing below, but nobody has looked
+			l.more = true // perhaps it is empty: it was not opened
 		}
 	}
 	if len(l.list) > 0 || !l.sent {
@@ -175,7 +178,7 @@ func (s *server) list(c *conn, pkt guest.Packet, fds []int) error {
 	return c.reply(guest.KindListed, guest.ListedAnswer{More: l.more})
 }
 
-// entry adds one entry, and opens it if it is a directory into which the list shall go.
+// entry adds one entry, and opens it if it is a directory above the list's depth.
 func (l *lister) entry(at *listLevel, name string, descend bool) (*listLevel, error) {
 	full := at.prefix + name
 	if len(full) >= guest.MaxPath {
@@ -194,7 +197,7 @@ func (l *lister) entry(at *listLevel, name string, descend bool) (*listLevel, er
 	case unix.S_IFLNK:
 		var err error
 		if link, err = readLink(at.fd, name); err != nil || link == "" || len(link) >= guest.MaxPath {
-			l.more = l.more || !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) // gone, or something else by now
+			l.more = l.more || !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) // removed or replaced
 			return nil, nil
 		}
 	case unix.S_IFDIR:
@@ -228,7 +231,7 @@ func (l *lister) entry(at *listLevel, name string, descend bool) (*listLevel, er
 	return below, nil
 }
 
-// flush waits for the daemon to take what there is.
+// flush sends the entries so far, and waits for the daemon to read them.
 func (l *lister) flush() error {
 	p, err := guest.Encode(guest.KindEntries, guest.EntriesAnswer{List: l.list}, l.strs...)
 	if err == nil {

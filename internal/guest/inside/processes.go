@@ -15,7 +15,7 @@ import (
 // clockTick is the unit of times in /proc/<pid>/stat. The kernel's USER_HZ is 100 wherever Go runs.
 const clockTick = 10 * time.Millisecond
 
-// processes tells of every process of the sandbox but init.
+// processes lists every process of the sandbox except init.
 func (s *server) processes(c *conn, pkt guest.Packet, fds []int) error {
 	if err := expect(pkt, &guest.None{}, 0, fds, 0); err != nil {
 		return err
@@ -67,7 +67,7 @@ func (s *server) processes(c *conn, pkt guest.Packet, fds []int) error {
 	return c.reply(guest.KindDone, guest.None{})
 }
 
-// description is what is known of a process, with its mark.
+// description holds the properties of a process and its mark.
 type description struct {
 	guest.ProcessAnswer
 
@@ -115,7 +115,7 @@ func (s *server) describe(name string, since time.Duration) (d description, argv
 			d.UID = uint32(uid)
 		}
 	}
-	d.mark, _ = s.markIn(dir) // of a process that must not be looked into nobody says where it comes from
+	d.mark, _ = s.markIn(dir) // a process that init must not inspect has no mark
 	line, err := readSmall(dir, "cmdline", guest.MaxProcessArgs+1)
 	if err != nil {
 		return d, nil, err

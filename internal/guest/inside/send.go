@@ -10,17 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel counts the descriptors that are under way over Unix sockets per user of the host, and refuses whoever has more than his
-// own RLIMIT_NOFILE allows one process (too_many_unix_fds). The user is the sender's real uid, and that of every sandbox's root is the
-// same: what a program in one of them leaves unread is counted against the inits of all. A limit of init's own above that of
-// programs would not do: nothing can lower it for good between fork and exec but a program of ours, which the sandbox could stop.
-// So init sends under another of its ids where it has others. Which one nobody can know before, and to fill the counts
-// of all takes 65,536 times what fills one.
+// The kernel counts the descriptors in flight over Unix sockets per user of the host. It refuses a
+// sender whose user has more than the sender's RLIMIT_NOFILE (too_many_unix_fds). The user is the
+// sender's real uid, and that of every sandbox's root is the same: descriptors that a program in
+// one sandbox leaves unread count against the inits of all. A higher limit for init alone is
+// impossible: only a program of ours between fork and exec could lower it for good, which the
+// sandbox could stop. So init sends under another of its ids if it has others. The id is
+// unpredictable, and to fill the counts of all takes 65,536 times as much as to fill one.
 
-// otherUsers is how many of them are tried.
+// otherUsers bounds the attempts with another id.
 const otherUsers = 8
 
-// countIDs is how many uids there are here, from 0 on.
+// countIDs returns the number of uids of the sandbox, from 0 on.
 func countIDs(proc int) (uint32, error) {
 	fd, err := unix.Openat(proc, "self/uid_map", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -38,14 +39,14 @@ func countIDs(proc int) (uint32, error) {
 			return 0, fmt.Errorf("read own id map: %w", err)
 		}
 		if inside != ids {
-			break // a gap, which no map of ours has
+			break // a gap, which no map of this module has
 		}
 		ids += size
 	}
 	return ids, nil
 }
 
-// sendFiles is send for descriptors of init's.
+// sendFiles is Send for descriptors of init's.
 func (c *conn) sendFiles(p []byte, fds []int) error {
 	err := c.Send(p, fds...)
 	for try := 0; try < otherUsers && errors.Is(err, unix.ETOOMANYREFS) && c.ids > 1; try++ {
@@ -54,21 +55,22 @@ func (c *conn) sendFiles(p []byte, fds []int) error {
 	return err
 }
 
-// sendAs sends under another real uid. Nothing else of the thread changes: rights go by the effective one.
+// sendAs sends under another real uid. Nothing else of the thread changes: permissions depend on
+// the effective uid.
 func (c *conn) sendAs(uid uint32, p []byte, fds []int) error {
 	goruntime.LockOSThread()
-	if setRealUID(uid) != nil { // a profile of one's own may refuse it; what is wrong is the count
+	if setRealUID(uid) != nil { // a custom profile may refuse it; the cause stays the count
 		goruntime.UnlockOSThread()
 		return unix.ETOOMANYREFS
 	}
 	err := c.Send(p, fds...)
 	if setRealUID(0) == nil {
 		goruntime.UnlockOSThread()
-	} // else nothing but this goroutine runs on the thread any more, which ends with it
+	} // else the thread stays locked, and ends with this goroutine
 	return err
 }
 
-// setRealUID is for the calling thread alone.
+// setRealUID sets the real uid of the calling thread alone.
 func setRealUID(uid uint32) error {
 	const same = ^uintptr(0)
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), same, same); errno != 0 {

@@ -1,5 +1,5 @@
-// Package inside is init's side of the guest protocol: process 1 of a sandbox, which serves the daemon, reaps orphans and kills
-// everything that an exec has started.
+// Package inside is init's side of the guest protocol: process 1 of a sandbox, which serves the
+// daemon, reaps orphans and kills everything that an exec has started.
 package inside
 
 import (
@@ -25,60 +25,65 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A server is the init of a sandbox: process 1, which serves the daemon and reaps everybody.
+// A server is the init of a sandbox: process 1, which serves the daemon and reaps every child.
 //
-// Known limit: a process of the sandbox that stops everything it sees (kill(-1, SIGSTOP) in a loop) may hit a child of init between fork and
-// exec, for which init then waits. It harms its own sandbox: the daemon gets no answer in time, and ends it.
+// Known limit: a process of the sandbox that stops all others (kill(-1, SIGSTOP) in a loop) may hit
+// a child of init between fork and exec, for which init then waits. It harms its own sandbox: the
+// daemon gets no answer in time, and ends it.
 type server struct {
 	listener syscall.RawConn
 	proc     int     // /proc, opened before anything else ran here
 	lonely   bool    // setgroups(2) is denied: the sandbox has one id
-	ids      uint32  // how many uids the sandbox has, from 0 on
-	reserve  int     // a descriptor for turnAway; -1: lost for now
-	forker   *forker // confines what it starts; nil: nothing does
+	ids      uint32  // number of uids of the sandbox, from 0 on
+	reserve  int     // spare descriptor for turnAway; -1: lost for now
+	forker   *forker // confines everything that it starts; nil: no confinement
 
-	conns   chan struct{} // a place for each connection; without one it is refused
-	dirs    atomic.Int32  // directories that lists, removals, watches and archives have open
-	maxDirs int32         // of them
-	watches chan struct{} // and for each watch
-	watched atomic.Int32  // directories, of all watches
-	freed   chan struct{} // told, without waiting, that a connection has ended
+	conns   chan struct{} // semaphore of connections; those beyond it are refused
+	dirs    atomic.Int32  // directories open in lists, removals, watches and archives
+	maxDirs int32         // limit of dirs
+	watches chan struct{} // semaphore of watches
+	watched atomic.Int32  // watched directories of all watches
+	freed   chan struct{} // receives, if there is room, when a connection has ended
 
-	// mu is held over fork and the entry into procs, and over wait4 and the removal. So an exit always finds its entry, and a
-	// pid of procs is never another process's: it cannot be reused before wait4.
+	// mu is held over fork and the insertion into procs, and over wait4 and the removal. So an exit
+	// always finds its entry, and a pid of procs always belongs to its process: it cannot be reused
+	// before wait4.
 	mu     sync.Mutex
-	procs  map[int]*process // the execs' main processes that have not been waited for
-	forked *sync.Cond       // a child exists
-	begun  int              // counts forks
-	quick  int              // processes that somebody waits for in [server.ended]
+	procs  map[int]*process // main processes of execs that have not been reaped
+	forked *sync.Cond       // signalled when there is a child
+	begun  int              // number of forks
+	quick  int              // processes that are waited for in [server.ended]
 }
 
-// requestTimeout is for the first packet of a connection.
+// requestTimeout bounds the wait for the first packet of a connection.
 const requestTimeout = 10 * time.Second
 
-// Run is the whole of sandboxd-init. It serves the guest protocol on the listening socket that is inherited as
-// descriptor fd, and returns only if it cannot start.
+// Run is the whole of sandboxd-init. It serves the guest protocol on the listening socket that is
+// inherited as descriptor fd, and returns only if it cannot start.
 //
-// Its seccomp filter comes from descriptor filter (see [FilterArg]), or nobody is asked for one and told anything where that is -1. What it
-// starts is confined by Landlock, where confine is not nil: a kernel that refuses is an error.
+// Its seccomp filter comes from descriptor filter (see [guest.FilterArg]); -1 means that the
+// launcher neither sends one nor waits for an answer. If confine is not nil, Landlock confines
+// everything that init starts: a kernel that refuses is an error.
 //
-// It must be called on the first thread, with that locked to the caller (runtime.LockOSThread in an init function).
+// Run must be called on the first thread, which must be locked to the caller (runtime.LockOSThread
+// in an init function).
 //
-// The order matters: nothing of the sandbox runs before the first request, and everything that could leak into a process or
-// let one reach init is closed before that.
+// The order matters: nothing of the sandbox runs before the first request, and everything that
+// could leak into a process, or let one reach init, is closed before that.
 func Run(fd, filter int, confine *guest.Confinement) error {
-	// Nobody in the sandbox may start a second init on a descriptor of his own making and be taken for us: a started
-	// init is harmless (it has the rights of whoever starts it), but it should say what it is.
+	// A program may start a second init on a descriptor of its own. That is harmless (it has its
+	// starter's rights), but it must not be mistaken for process 1.
 	if err := checkListener(fd); err != nil {
 		return fmt.Errorf("use descriptor %d: %w", fd, err)
 	}
-	// As if it had been there when this program began.
+	// First, as if it had been there when this program began.
 	if filter >= 0 {
 		if err := loadFilter(filter); err != nil {
 			return fmt.Errorf("load seccomp filter: %w", err)
 		}
 	}
-	// Before any other step: no ptrace, no /proc/1/{mem,environ,exe,fd} for a process with our uid and less capabilities.
+	// Before any other step: no ptrace, no /proc/1/{mem,environ,exe,fd} for a process with the same
+	// uid and fewer capabilities.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("become undumpable: %w", err)
 	}
@@ -103,8 +108,9 @@ func checkListener(fd int) error {
 	return nil
 }
 
-// dropInheritable empties the inheritable and the ambient set of every thread. What root executes gets the inheritable
-// and the bounding set; the bounding set is the profile's, and lacks what init keeps for itself.
+// dropInheritable empties the inheritable and the ambient set of every thread. A program that root
+// executes gets the inheritable and the bounding set; the bounding set is the profile's, and lacks
+// the capabilities that init keeps for itself.
 func dropInheritable() error {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -112,7 +118,8 @@ func dropInheritable() error {
 		return err
 	}
 	data[0].Inheritable, data[1].Inheritable = 0, 0 // the kernel empties the ambient set with it (capabilities(7))
-	// One thread's capabilities are its own, and any thread may fork. This needs a binary without cgo.
+	// Capabilities belong to a thread, and any thread may fork. AllThreadsSyscall needs a binary
+	// without cgo.
 	//nolint:gosec // the addresses are those of the two structures of capset(2); AllThreadsSyscall keeps them alive
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&hdr)), uintptr(unsafe.Pointer(&data[0])), 0)
 	if errno != 0 {
@@ -121,18 +128,20 @@ func dropInheritable() error {
 	return nil
 }
 
-// spareThreads makes threads in advance, which the runtime keeps for when it needs one. It ends a program that cannot have
-// one, and where a fork bomb has filled the sandbox (pids.max, RLIMIT_NPROC) none can be had: init would end, and with it
-// the sandbox (TestPidsLimitStopsAForkBomb). One thread runs Go code; the others are for blocking system calls.
+// spareThreads makes threads in advance, which the runtime keeps for later use. The runtime ends a
+// program that needs a thread and gets none, as in a sandbox that a fork bomb has filled (pids.max,
+// RLIMIT_NPROC). Init would end, and the sandbox with it (TestPidsLimitStopsAForkBomb). One thread
+// runs Go code; the others are for blocking system calls.
 func spareThreads() {
-	const spare = 8 // with those that the runtime has anyway, within what the launcher adds to pids.max for init
+	const spare = 8 // with the runtime's own, within the launcher's addition to pids.max for init
 	holdThreads(spare)
-	// When the last of them waits the runtime asks for one more, which another thread makes while this one goes on. Whoever finds one idle
-	// asks for none: so that is there, or has been refused, when as many less one have been held again.
+	// When the last of them waits, the runtime starts one more in another thread, while this one goes
+	// on. A thread that finds an idle one starts none. So by the time that one less are held again, it
+	// is there or was refused.
 	holdThreads(spare - 1)
 }
 
-// holdThreads has so many threads at a time.
+// holdThreads occupies n threads at a time.
 func holdThreads(n int) {
 	var made, left sync.WaitGroup
 	made.Add(n)
@@ -150,11 +159,13 @@ func holdThreads(n int) {
 	left.Wait() // none is held any more
 }
 
-// Serve is the part of Run that a test binary can do to itself. Only tests call it: what Run does before keeps the sandbox away from init.
+// Serve is the part of Run that a test binary can do to itself. Only tests call it: the steps
+// before it in Run protect init from the sandbox.
 func Serve(fd, filter int, confine *guest.Confinement) error {
-	// Init is small and shall stay so; the sandbox's memory and threads are its user's. One thread at a time is also the fastest:
-	// forks follow each other anyway, and waking a second thread for every packet costs an exec a fifth (BenchmarkExec).
-	// Setting it ends the runtime's own watching of the cgroup, whose descriptors closeOthers closes.
+	// Init is small and must stay so; the sandbox's memory and threads belong to its user. One thread
+	// at a time is also fastest: forks follow each other anyway, and waking a second thread for every
+	// packet costs an exec a fifth (BenchmarkExec). Setting it also stops the runtime from watching
+	// the cgroup, whose descriptors closeOthers closes.
 	goruntime.GOMAXPROCS(1)
 	debug.SetGCPercent(50)
 	if err := catchSignals(); err != nil {
@@ -183,10 +194,11 @@ func Serve(fd, filter int, confine *guest.Confinement) error {
 	if err != nil {
 		return err
 	}
-	// Before the launcher is told: where there is no room for them the sandbox is not created, rather than gone at its first request.
+	// Before the answer to the launcher: without room for threads the sandbox is not created, instead
+	// of ending at its first request.
 	spareThreads()
 	if filter >= 0 {
-		// Before what is left to do, which can fail only where nothing works: that goes on while the launcher answers.
+		// Before the remaining steps, which hardly fail: they overlap with the launcher's work.
 		if err := reportConfined(filter); err != nil {
 			return fmt.Errorf("tell the launcher: %w", err)
 		}
@@ -211,7 +223,7 @@ func Serve(fd, filter int, confine *guest.Confinement) error {
 	go func() {
 		err := s.accept()
 		_, _ = os.Stderr.WriteString("sandboxd-init: " + err.Error() + "\n")
-		unix.Exit(1) // the socket is unusable: nobody can ask for anything any more
+		unix.Exit(1) // the socket is unusable: no request can come any more
 	}()
 	// On the first thread, which forks nothing and runs no handler.
 	if err := keepHandlersOff(); err != nil {
@@ -221,10 +233,11 @@ func Serve(fd, filter int, confine *guest.Confinement) error {
 	return nil
 }
 
-// keepHandlersOff blocks, on the calling first thread, the signals that still have a handler: they go to other threads. The
-// kernel drops a signal without a handler for process 1 only where the first thread does not block it (sig_ignored);
-// otherwise another thread gets it, and it ends init. Go's handlers block every signal while they run, so a flood of
-// handled signals mixed with others would do that. No system call on all threads can be made any more.
+// keepHandlersOff blocks, on the calling first thread, the signals that still have a handler: they
+// go to other threads. For process 1 the kernel drops a signal without a handler only if the first
+// thread does not block it (sig_ignored); otherwise another thread gets it, and it ends init. Go's
+// handlers block every signal while they run, so a flood of handled signals mixed with others would
+// do that. After this call no system call on all threads can be made any more.
 func keepHandlersOff() error {
 	var mask uint64
 	for _, sig := range []uint{uint(unix.SIGBUS), uint(unix.SIGFPE), uint(unix.SIGSEGV), uint(unix.SIGURG), uint(unix.SIGPROF), 33} {
@@ -238,8 +251,8 @@ func keepHandlersOff() error {
 	return nil
 }
 
-// maxDirs leaves half of the descriptors that init may have to everything but the reading of directories: a daemon with clients that
-// do not read on keeps up to 200 open for each of them.
+// maxDirs leaves half of init's descriptors to other uses than the reading of directories: a client
+// that stops reading keeps up to 200 of them open.
 func maxDirs() int32 {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
@@ -248,15 +261,16 @@ func maxDirs() int32 {
 	return int32(min(l.Cur/2, 1<<16))
 }
 
-// catchSignals makes sure that no signal ends init. The kernel drops what is sent to process 1 from inside and is not
-// handled; but the Go runtime handles everything, and dies of some. So its handlers are taken away, as far as it can do without.
-// That also spares every exec about sixty system calls: the runtime takes its handlers away in the child.
+// catchSignals makes sure that no signal ends init. The kernel drops signals to process 1 from
+// inside that have no handler. The Go runtime handles all signals, and dies of some. So its
+// handlers are removed, as far as it works without. That also spares every exec about sixty system
+// calls: the runtime removes its handlers in the child.
 func catchSignals() error {
 	if os.Getpid() != 1 {
 		return errors.New("become deaf to signals: only process 1 can be")
 	}
-	// The runtime needs these. A faked one of the first three is caught by os/signal, and dropped because nobody receives;
-	// the others do no harm.
+	// The runtime needs these. A forged one of the first three is caught by os/signal, and dropped
+	// because no goroutine receives; the others are harmless.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGSEGV, unix.SIGBUS, unix.SIGFPE)
 	for n := 1; n <= 64; n++ {
 		sig := syscall.Signal(n)
@@ -270,9 +284,9 @@ func catchSignals() error {
 		case sig == unix.SIGKILL, sig == unix.SIGSTOP: // never delivered to process 1 from inside
 			continue
 		}
-		// The runtime lets go of a signal that is to be ignored. Every program would inherit that, so at once back to the
-		// default, behind the runtime's back. Signal 32 is none of the runtime's, but may have been ignored by whoever
-		// started the daemon.
+		// signal.Ignore makes the runtime release the signal. Programs would inherit that, so set the
+		// default at once, behind the runtime's back. The runtime does not use signal 32, but the
+		// daemon's parent may have ignored it.
 		if n != 32 {
 			signal.Ignore(sig)
 		}
@@ -286,7 +300,8 @@ func catchSignals() error {
 	return nil
 }
 
-// openProc opens /proc for good. Later it could not be told from what a process with CAP_SYS_ADMIN mounted there.
+// openProc opens /proc once and for all. Later a process with CAP_SYS_ADMIN may have mounted
+// another file system there.
 func openProc() (int, error) {
 	fd, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -299,7 +314,7 @@ func openProc() (int, error) {
 	if st.Type != unix.PROC_SUPER_MAGIC {
 		return -1, errors.New("look at /proc: it is not a proc file system")
 	}
-	// Of our own PID namespace? Another one's would show other processes under our pids.
+	// A proc of another PID namespace would show foreign processes under these pids.
 	var buf [16]byte
 	n, err := unix.Readlinkat(fd, "self", buf[:])
 	if err != nil || string(buf[:n]) != strconv.Itoa(os.Getpid()) {
@@ -308,8 +323,9 @@ func openProc() (int, error) {
 	return fd, nil
 }
 
-// closeOthers closes what the launcher left open besides the standard streams and our socket (CVE-2024-21626), and makes the
-// rest close-on-exec. Descriptors of anonymous inodes stay: among them is the Go runtime's poller.
+// closeOthers closes inherited descriptors except the standard streams and the listening socket
+// (CVE-2024-21626), and makes the rest close-on-exec. Descriptors of anonymous inodes stay: among
+// them is the Go runtime's poller.
 func closeOthers(proc, listener int) error {
 	if err := unix.CloseRange(3, ^uint(0)>>1&0x7fffffff, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return err
@@ -339,7 +355,7 @@ func closeOthers(proc, listener int) error {
 	return nil
 }
 
-// setgroupsDenied tells whether the user namespace was made by an ordinary user with a single id.
+// setgroupsDenied reports whether an ordinary user with a single id made the user namespace.
 func setgroupsDenied(proc int) bool {
 	fd, err := unix.Openat(proc, "self/setgroups", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -370,7 +386,8 @@ func (s *server) accept() error {
 				if s.turnAway(got) {
 					break
 				}
-				// The daemon's connections wait in the backlog until one of ours ends, or the sandbox has memory again.
+				// The daemon's connections wait in the backlog until a connection ends, or the sandbox has
+				// memory again.
 				t := time.NewTimer(100 * time.Millisecond)
 				select {
 				case <-s.freed:
@@ -399,8 +416,9 @@ func (s *server) accept() error {
 	}
 }
 
-// turnAway says to the next one that waits that there is no descriptor for him, with the one that is kept for it. What has them
-// may have them for long (a list of a deep tree that nobody reads), and the daemon would take our silence for death.
+// turnAway refuses the next connection in the backlog for lack of a descriptor; the reserve makes
+// that possible. The others may stay open for long (a list of a deep tree whose client does not
+// read), and silence would look like death to the daemon.
 func (s *server) turnAway(cause error) bool {
 	if s.reserve >= 0 {
 		_ = unix.Close(s.reserve)
@@ -422,21 +440,21 @@ func (s *server) turnAway(cause error) bool {
 	return true
 }
 
-// refuse answers a connection for which there is no room: the daemon would take our silence for death.
+// refuse answers a connection that exceeds a limit: silence would look like death to the daemon.
 func refuse(fd int, cause error) {
 	c, err := newConn(fd)
 	if err != nil {
 		return
 	}
 	defer func() { _ = c.Close() }()
-	// The request is on its way: closed before it has come, the connection would be a broken one.
+	// Wait for the request: the daemon would take a connection that is closed before for broken.
 	_ = c.SetReadDeadline(time.Now().Add(requestTimeout))
 	_, fds, _ := c.Recv()
 	unixmsg.CloseAll(fds)
 	c.refuse(fail(guest.StageRequest, cause, ""))
 }
 
-// handle serves one connection: one request.
+// handle serves one connection, with one request.
 func (s *server) handle(fd int) {
 	c, err := newConn(fd)
 	if err != nil {
@@ -448,7 +466,7 @@ func (s *server) handle(fd int) {
 	pkt, fds, err := c.Recv()
 	if err != nil {
 		if !errors.Is(err, io.EOF) {
-			// Above all EMFILE: the daemon must not think that we are gone.
+			// Above all EMFILE: the daemon must not take init for dead.
 			c.refuse(fail(guest.StageRequest, err, "packet"))
 		}
 		return
@@ -499,7 +517,7 @@ func (s *server) handle(fd int) {
 	}
 }
 
-// expect reads a request's message and checks what came with it.
+// expect decodes a request's message and checks the numbers of strings and descriptors.
 func expect(pkt guest.Packet, msg any, nstrs int, fds []int, nfds int) error {
 	if err := pkt.Into(msg, nstrs); err != nil {
 		return fail(guest.StageRequest, unix.EINVAL, pkt.Kind)
@@ -510,7 +528,7 @@ func expect(pkt guest.Packet, msg any, nstrs int, fds []int, nfds int) error {
 	return nil
 }
 
-// fail is the refusal of a request. Any error will do as cause: what has no errno is EIO.
+// fail returns the refusal of a request. A cause without an errno becomes EIO.
 func fail(stage guest.Stage, cause error, path string) *guest.Error {
 	var errno syscall.Errno
 	if !errors.As(cause, &errno) {
@@ -543,12 +561,13 @@ func (c *conn) reply(k guest.Kind, msg any, fds ...int) error {
 	return c.sendFiles(p, fds)
 }
 
-// onClose calls ended, once, when the daemon has closed the connection of a request on which it has nothing more to say. What
-// is returned must be called before the connection is used for reading again; ended may be called a last time by then.
+// onClose calls ended, once, when the daemon has closed the connection of a request that has no
+// further packets. Call the returned function before reading from the connection again; ended may
+// be called a last time by then.
 func (c *conn) onClose(ended func()) (settled func()) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		_, fds, _ := c.Recv() // the end of the connection, or our own deadline
+		_, fds, _ := c.Recv() // the end of the connection, or the deadline of settled
 		unixmsg.CloseAll(fds)
 		ended()
 	})
