@@ -1,8 +1,9 @@
-// Package service is everything that the API can do, free of any protocol: the one place where images, profiles and the
-// runtime meet.
+// Package service is everything that the API can do, free of any protocol: the one place where
+// images, profiles and the runtime meet.
 //
-// A face (internal/httpapi, and later those of other protocols) asks [Service.For] for the [API] of a caller. It passes
-// requests of package api, and gets answers of package api or errors of the classes in package class, which it maps itself.
+// A face (internal/httpapi, and later those of other protocols) asks [Service.For] for the [API] of
+// a caller. It passes requests of package api, and gets answers of package api or errors of the
+// classes in package class, which it maps itself.
 //
 // # The life of a main process
 //
@@ -12,8 +13,9 @@
 //	exit             noted in the memfd; the log is completed; the record gets the exit, and the sandbox is killed;
 //	                 then the launcher keeps no more of the exec than the memory
 //
-// A daemon that starts after a crash finds one of three states. If nothing was left with the launcher, it starts the process.
-// If the process runs, the log continues where it ends. If the process has ended, the remaining steps are done once more.
+// A daemon that starts after a crash finds one of three states. If nothing was left with the
+// launcher, it starts the process. If the process runs, the log continues where it ends. If the
+// process has ended, the remaining steps are done once more.
 package service
 
 import (
@@ -85,8 +87,8 @@ type Images interface {
 	// Draft begins an image.
 	Draft(platform string, names []string) (*image.Draft, error)
 
-	// Acquire keeps an image from being removed until release is called. SetHolders sets the function that returns the
-	// images that sandboxes hold.
+	// Acquire keeps an image from being removed until release is called. SetHolders sets the function
+	// that returns the images that sandboxes hold.
 	Acquire(ctx context.Context, reference string) (img *image.Image, release func(), err error)
 	SetHolders(f func() map[string][]string)
 	// OnRemoval sets the function that is called before layers are removed.
@@ -95,8 +97,9 @@ type Images interface {
 
 // Options configure a service. A field without a stated default is required.
 //
-// To add one: give it a default that is right for nearly every host, document it here, and add a flag only if it differs
-// between daemons of one host. To retire one: keep the field, ignore it and note since when, for one release.
+// To add one: give it a default that is right for nearly every host, document it here, and add a
+// flag only if it differs between daemons of one host. To retire one: keep the field, ignore it and
+// note since when, for one release.
 type Options struct {
 	Version    string
 	DataDir    string // holds state.db
@@ -116,7 +119,8 @@ type Options struct {
 
 	// Confined is the version of Landlock that confines the daemon; zero means none.
 	Confined int
-	// LauncherInfo returns the launcher's pid and the enforcement of a default sandbox. Default: unknown.
+	// LauncherInfo returns the launcher's pid and the enforcement of a default sandbox. Default:
+	// unknown.
 	LauncherInfo func(ctx context.Context) (int, api.Enforced, error)
 	// Checks probes the host. Default: no checks.
 	Checks func(ctx context.Context) []api.Check
@@ -125,13 +129,13 @@ type Options struct {
 	// Agents hosts agent runs. Default: none.
 	Agents *agents.Host
 
-	// EndedAge is the maximum age of sandboxes that have ended, EndedLimit their maximum number, SnapshotAge the maximum age of
-	// unused snapshots. Default: no limit. See [retention].
+	// EndedAge is the maximum age of sandboxes that have ended, EndedLimit their maximum number,
+	// SnapshotAge the maximum age of unused snapshots. Default: no limit. See [retention].
 	EndedAge    time.Duration
 	EndedLimit  int
 	SnapshotAge time.Duration
-	// AgentAge is the maximum age of idle agent runs, AgentLimit their maximum size in bytes. Default: no limit. See
-	// [agents.Retention].
+	// AgentAge is the maximum age of idle agent runs, AgentLimit their maximum size in bytes. Default:
+	// no limit. See [agents.Retention].
 	AgentAge   time.Duration
 	AgentLimit int64
 
@@ -164,7 +168,8 @@ type core struct {
 // Service is the whole that all faces share.
 type Service struct{ core *core }
 
-// New opens the records and adopts the sandboxes and detached execs that the engine runs. [Service.Close] undoes it.
+// New opens the records and adopts the sandboxes and detached execs that the engine runs.
+// [Service.Close] undoes it.
 func New(ctx context.Context, opts Options) (*Service, error) {
 	if opts.Engine == nil || opts.Images == nil || opts.Profile == nil || opts.DataDir == "" || opts.RuntimeDir == "" {
 		return nil, errors.New("start service: Engine, Images, Profile, DataDir and RuntimeDir are needed")
@@ -192,13 +197,15 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	s.sweepLogs()
 	s.execs = newExecs(context.WithoutCancel(ctx))
 	s.adoptExecs(ctx)
-	// Images may be removed from here on: running sandboxes have been adopted, so their images are known.
+	// Images may be removed from here on: running sandboxes have been adopted, so their images are
+	// known.
 	s.own.SetHolders(s.holders)
-	s.own.OnRemoval(s.forsake)
+	s.own.OnRemoval(s.unparkRemoved)
 	return &Service{s}, nil
 }
 
-// Maintain fills the pools and enforces the limits of images, snapshots, ended sandboxes and agent runs until ctx ends.
+// Maintain fills the pools and enforces the limits of images, snapshots, ended sandboxes and agent
+// runs until ctx ends.
 func (s *Service) Maintain(ctx context.Context) {
 	c := s.core
 	every := cmp.Or(c.opts.RetainEvery, retainEvery)
@@ -238,7 +245,8 @@ func (s *core) enforceImages(ctx context.Context) {
 // Sandboxes returns the number of sandboxes of all tenants.
 func (s *Service) Sandboxes() int { return s.core.supervisor.Count() }
 
-// CloseAgents ends the agent runs. It is called while they can still use the API to collect their output.
+// CloseAgents ends the agent runs. It is called while they can still use the API to collect their
+// output.
 func (s *Service) CloseAgents(ctx context.Context) {
 	if s.core.opts.Agents == nil {
 		return
@@ -250,7 +258,8 @@ func (s *Service) CloseAgents(ctx context.Context) {
 	}
 }
 
-// Close leaves detached execs to the next daemon and ends all sandboxes, unless keep is set. No request may be under way.
+// Close leaves detached execs to the next daemon and ends all sandboxes, unless keep is set. No
+// request may be under way.
 func (s *Service) Close(ctx context.Context, keep bool) error {
 	s.core.execs.stop()
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
@@ -262,14 +271,15 @@ func (s *Service) Close(ctx context.Context, keep bool) error {
 	return err
 }
 
-// Rights are a set of what a caller may do beyond working with the objects of its tenant.
+// Rights extend a caller beyond the objects of its tenant.
 type Rights uint
 
-// Administer allows operations on the host, on the daemon and on objects of all tenants together. Without it a caller may work
-// with the objects of its tenant.
+// Administer allows operations on the host, on the daemon and on objects of all tenants together.
+// Without it a caller may work with the objects of its tenant.
 const Administer Rights = 1
 
-// Caller identifies the origin of a request. A face fills it in from credentials that it has verified.
+// Caller identifies the origin of a request. A face fills it in from credentials that it has
+// verified.
 type Caller struct {
 	Tenant string // empty: the daemon's own
 	UID    int    // of the calling process; -1 if unknown
@@ -304,8 +314,9 @@ func (s *API) allow(right Rights) error {
 	return class.Mark(class.ErrForbidden, fmt.Errorf("uid %d of tenant %q lacks the right to do this", s.caller.UID, s.caller.Tenant))
 }
 
-// visible reports whether the caller may know of a sandbox of its tenant. Sandboxes of builds are hidden: a client that
-// writes into one while a program of the build runs changes the step's outcome, and the cache with it.
+// visible reports whether the caller may know of a sandbox of its tenant. Sandboxes of builds are
+// hidden: a client that writes into one while a program of the build runs changes the step's
+// outcome, and the cache with it.
 func (s *API) visible(rec *runtime.Record) bool { return !rec.Ephemeral || s.build }
 
 // lookup returns the sandbox of the caller's tenant with this id or name.

@@ -71,7 +71,8 @@ type discard struct{}
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
 
-// CountExecs returns the number of detached execs, their bytes and the number of sandboxes that have execs.
+// CountExecs returns the number of detached execs, their bytes and the number of sandboxes that
+// have execs.
 func (s *Service) CountExecs() (count int, kept int64, sandboxes int) {
 	e := s.core.execs
 	e.mu.Lock()

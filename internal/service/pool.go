@@ -19,18 +19,19 @@ import (
 )
 
 const (
-	// poolPause is how long there must have been no claim before a pool is filled up, so that it takes no time from those who
-	// are busy with what they have claimed; poolPatience is when it is filled up all the same.
+	// poolPause is the debounce time without a claim before a pool is filled, so that filling takes no
+	// time from busy clients; poolPatience bounds the delay.
 	poolPause    = 20 * time.Millisecond
 	poolPatience = 500 * time.Millisecond
-	// poolLook is how often the names of images are looked up anew, where nothing else tells of a change.
+	// poolLook is the interval at which image names are resolved again, if no event reports a change.
 	poolLook = 10 * time.Second
-	// poolMemory is the part of the host's memory, as 1/n, that must be available for more to be parked.
+	// poolMemory is the part of the host's memory, as 1/n, that must be available for more to be
+	// parked.
 	poolMemory = 10
 )
 
-// Pool says how many sandboxes of an image, with one profile, are kept ready to be claimed: Size, or where that is learned from what
-// is asked for as many as are worth it, and Size at most.
+// Pool is a warm pool: sandboxes of an image with one profile that are kept ready to be claimed.
+// Size is their number; with Learn it is the maximum, and the number follows the demand.
 type Pool struct {
 	Image   string
 	Profile string
@@ -38,7 +39,7 @@ type Pool struct {
 	Learn   bool
 }
 
-// size is how many shall be ready now.
+// size returns the number of sandboxes that should be ready now.
 func (p *Pool) size(st runtime.PoolState) int {
 	if p.Learn {
 		return min(st.Wanted, p.Size)
@@ -55,7 +56,7 @@ type pools struct {
 	wake   chan struct{} // told, without waiting, that one was claimed or an image has changed
 	spare  func() error  // memoryToSpare, but for tests
 
-	// making is held while a sandbox is parked, and by who removes images: what is being made of one holds it.
+	// making serializes parking with the removal of images: a sandbox being parked holds its image.
 	making sync.Mutex
 
 	mu   sync.Mutex
@@ -70,7 +71,7 @@ func newPools(wanted []Pool) *pools {
 	return &pools{wanted: wanted, wake: make(chan struct{}, 1), spare: memoryToSpare, errs: make(map[string]string)}
 }
 
-// changed says that there may be something to do. It does not wait.
+// changed wakes the filler. It does not block.
 func (p *pools) changed() {
 	select {
 	case p.wake <- struct{}{}:
@@ -87,7 +88,8 @@ func (p *pools) removing() (done func()) {
 	}
 }
 
-// fillPools keeps the pools full until ctx ends: one sandbox after the other, and when nobody is busy with what was claimed.
+// fillPools keeps the pools full until ctx ends, one sandbox after the other, while no client is
+// busy with claims.
 func (s *core) fillPools(ctx context.Context) {
 	if len(s.pools.wanted) == 0 {
 		return
@@ -111,13 +113,13 @@ func (s *core) fillPools(ctx context.Context) {
 		case <-ctx.Done():
 		case <-look.C:
 		case <-s.pools.wake:
-			s.settle(ctx)
+			s.debounce(ctx)
 		}
 	}
 }
 
-// settle returns when nothing was claimed for a moment.
-func (s *core) settle(ctx context.Context) {
+// debounce returns when no sandbox was claimed for a moment.
+func (s *core) debounce(ctx context.Context) {
 	most := time.NewTimer(poolPatience)
 	defer most.Stop()
 	pause := time.NewTimer(poolPause)
@@ -136,7 +138,8 @@ func (s *core) settle(ctx context.Context) {
 	}
 }
 
-// fillPool parks what one pool lacks, and removes what it has of an image that its name does not mean any more.
+// fillPool parks the missing sandboxes of a pool, and removes those of an image that its name no
+// longer refers to.
 func (s *core) fillPool(ctx context.Context, w Pool) error {
 	for ctx.Err() == nil {
 		more, err := s.park(ctx, w)
@@ -173,7 +176,7 @@ func (s *core) park(ctx context.Context, w Pool) (more bool, err error) {
 	st := s.supervisor.PoolState(w.key())
 	surplus := st.Ready - w.size(st)
 	if surplus > 0 {
-		// What is claimed meanwhile is made again by the next look.
+		// The next round replaces sandboxes that are claimed meanwhile.
 		return false, s.unpark(ctx, func(pool, _ string, _ []string) bool {
 			if pool != w.key() || surplus == 0 {
 				return false
@@ -192,11 +195,13 @@ func (s *core) park(ctx context.Context, w Pool) (more bool, err error) {
 	return err == nil, err
 }
 
-// initProgram is where every sandbox has its init, which ends at once where it is executed by anybody else.
+// initProgram is the path of the init in every sandbox; executed by another process, it exits at
+// once.
 const initProgram = "/dev/sandboxd-init"
 
-// exercise has a sandbox execute a program once. The first exec of a sandbox takes twice the time of the second: init's
-// pages are faulted in one by one, and the file system's directories are read. And one that cannot is not to be parked.
+// exercise has a sandbox execute a program once. The first exec of a sandbox takes twice the time
+// of the second: init's pages are faulted in one by one, and the file system's directories are
+// read. And one that cannot is not to be parked.
 func exercise(ctx context.Context, socket string) error {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
@@ -223,8 +228,9 @@ func (s *core) unpark(ctx context.Context, choose func(pool, digest string, laye
 	return err
 }
 
-// forsake removes what is parked on layers that are about to be removed: it must not keep an image, nor outlive it.
-func (s *core) forsake(ctx context.Context, layers []string) {
+// unparkRemoved removes parked sandboxes on layers that are about to be removed: they must not keep
+// an image, nor outlive it.
+func (s *core) unparkRemoved(ctx context.Context, layers []string) {
 	err := s.unpark(ctx, func(_, _ string, below []string) bool {
 		return slices.ContainsFunc(below, func(l string) bool { return slices.Contains(layers, l) })
 	})
@@ -233,7 +239,7 @@ func (s *core) forsake(ctx context.Context, layers []string) {
 	}
 }
 
-// poolStates says how the pools stand.
+// poolStates returns the states of the pools.
 func (s *core) poolStates() []api.Pool {
 	var all []api.Pool
 	for _, w := range s.pools.wanted {
@@ -252,7 +258,8 @@ func (s *core) poolStates() []api.Pool {
 	return all
 }
 
-// memoryToSpare is an error where the host's memory is short: what is parked would then be paid for by what works.
+// memoryToSpare returns an error if the host's memory is short: parked sandboxes would take it from
+// working ones.
 func memoryToSpare() error {
 	data, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

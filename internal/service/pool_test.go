@@ -118,7 +118,8 @@ func TestPoolIsFilledClaimedAndFollowsItsImage(t *testing.T) {
 		t.Errorf("after a creation with another profile: %+v", p)
 	}
 
-	// The name moves on: what is parked is of the old image, and is never given to who asks for the new one.
+	// The name moves on: parked sandboxes are of the old image, and no request for the new one gets
+	// them.
 	old := b.Engine.IDs()
 	if rep := r.Do("POST", "/v1/images/pull", api.PullImage{Reference: "example.org/app:1"}); rep.Status != http.StatusOK {
 		t.Fatalf("pull: %s", rep.Body)
@@ -137,7 +138,7 @@ func TestPoolIsFilledClaimedAndFollowsItsImage(t *testing.T) {
 		return p.Ready == 2 && fresh == 2
 	})
 
-	// What is parked does not outlive its image.
+	// Parked sandboxes do not outlive their image.
 	if rep := r.Do("DELETE", "/v1/images?reference=example.org/app:1", nil); rep.Status != http.StatusOK {
 		t.Fatalf("remove: %d %s", rep.Status, rep.Body)
 	}
@@ -174,8 +175,8 @@ func TestPoolOfAHostThatIsShortOfMemory(t *testing.T) {
 	}
 }
 
-// A pool whose size is learned is empty until somebody asks, has then what is asked for but not more than it may, and gets rid
-// of what is not worth it.
+// A pool of learned size is empty until a request comes, then follows the demand up to its maximum,
+// and drops sandboxes that are not worth keeping.
 func TestPoolOfLearnedSize(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	b.Options.Pools = []service.Pool{{Image: api.HostImage, Size: 3, Learn: true}}
