@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -34,6 +35,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/agents"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/pool"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
@@ -141,6 +143,7 @@ type Options struct {
 
 	IODevice     cgroup.Device // device of DataDir; default: none, and io limits are refused
 	Pools        []Pool        // sandboxes that are kept ready; default: none
+	SpareMemory  func() error  // fails if no sandbox may be parked; default: see [pool.Options]
 	LogSize      int64         // bytes of one file of a sandbox's log; default 4 MiB, at least 256 KiB
 	LogFiles     int           // files of one sandbox's log; default 3
 	LogLimit     int64         // bytes of all logs; default 2 GiB
@@ -153,6 +156,9 @@ type Options struct {
 	RetainEvery time.Duration
 }
 
+// Pool describes a warm pool.
+type Pool = pool.Spec
+
 // core is the state that all callers share.
 type core struct {
 	opts       Options
@@ -162,7 +168,7 @@ type core struct {
 	builds     chan struct{} // semaphore of the builds under way
 	execs      *execs
 	logs       *mainLogs
-	pools      *pools
+	pools      *pool.Pools
 }
 
 // Service is the whole that all faces share.
@@ -176,8 +182,13 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	}
 	s := &core{
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
-		builds: make(chan struct{}, maxBuilds), pools: newPools(opts.Pools),
+		builds: make(chan struct{}, maxBuilds),
 	}
+	specs := slices.Clone(opts.Pools)
+	for i := range specs {
+		specs[i].Profile = cmp.Or(specs[i].Profile, defaultProfile)
+	}
+	s.pools = pool.New(pool.Options{Pools: specs, Acquire: s.poolImage, SpareMemory: opts.SpareMemory, Log: s.log})
 	var err error
 	s.supervisor, err = runtime.Open(ctx, opts.DataDir, opts.Engine, runtime.Options{
 		RuntimeDir:   opts.RuntimeDir,
@@ -185,13 +196,14 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		Timeout:      opts.Timeout,
 		IdleTimeout:  opts.IdleTimeout,
 		IODevice:     opts.IODevice,
-		PoolChanged:  s.pools.changed,
-		Exercise:     exercise,
+		PoolChanged:  s.pools.Changed,
+		Exercise:     pool.Exercise,
 		Log:          s.log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start service: %w", err)
 	}
+	s.pools.Use(s.supervisor)
 	s.logs = newMainLogs(opts.DataDir, max(minLogSize, cmp.Or(opts.LogSize, defaultLogSize)), cmp.Or(opts.LogFiles, defaultLogFiles), cmp.Or(opts.LogLimit, defaultLogLimit))
 	s.logs.log = s.log
 	s.sweepLogs()
@@ -200,7 +212,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	// Images may be removed from here on: running sandboxes have been adopted, so their images are
 	// known.
 	s.own.SetHolders(s.holders)
-	s.own.OnRemoval(s.unparkRemoved)
+	s.own.OnRemoval(s.pools.Unpark)
 	return &Service{s}, nil
 }
 
@@ -211,7 +223,7 @@ func (s *Service) Maintain(ctx context.Context) {
 	every := cmp.Or(c.opts.RetainEvery, retainEvery)
 	tasks := []func(){
 		func() { c.enforceImages(ctx) },
-		func() { c.fillPools(ctx) },
+		func() { c.pools.Fill(ctx) },
 		func() { c.retain(ctx, every) },
 		func() { c.retainRuns(ctx, every) },
 	}

@@ -44,11 +44,7 @@ func (s *Service) Builds() chan struct{} { return s.core.builds }
 
 func (s *Service) Own() *API { return s.For(Caller{Rights: Administer}) }
 
-func (s *Service) SetSpare(f func() error) { s.core.pools.spare = f }
-
-func (s *Service) PoolKey() string { return s.core.pools.wanted[0].key() }
-
-func (s *Service) WakePools() { s.core.pools.changed() }
+func (s *Service) WakePools() { s.core.pools.Changed() }
 
 func (s *Service) RemoveEnded(ctx context.Context, recs []runtime.Record, unread time.Duration) (int, error) {
 	removed, err := s.core.removeEnded(ctx, recs, unread)

@@ -40,7 +40,7 @@ func (s *API) Pull(ctx context.Context, req api.PullImage, progress func(api.Pul
 	if err != nil {
 		return api.Image{}, fmt.Errorf("pull %q: %w", req.Reference, err)
 	}
-	s.pools.changed()
+	s.pools.Changed()
 	return img.Image, nil
 }
 
@@ -99,13 +99,13 @@ func (s *API) RemoveImage(ctx context.Context, ref string, force bool) (api.Imag
 	if err := validReference("reference", ref); err != nil {
 		return api.ImagesRemoved{}, err
 	}
-	defer s.pools.removing()()
+	defer s.pools.Removing()()
 	return s.images.Remove(ctx, ref, force)
 }
 
 // PruneImages removes images that no sandbox holds.
 func (s *API) PruneImages(ctx context.Context, req api.PruneImages) (api.ImagesRemoved, error) {
-	defer s.pools.removing()()
+	defer s.pools.Removing()()
 	return s.images.Prune(ctx, req.All)
 }
 
@@ -121,7 +121,7 @@ func (s *API) TagImage(ctx context.Context, req api.TagImage) (api.Image, error)
 	if err != nil {
 		return api.Image{}, err
 	}
-	s.pools.changed()
+	s.pools.Changed()
 	return img.Image, nil
 }
 

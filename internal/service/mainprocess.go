@@ -17,7 +17,7 @@ import (
 //
 //   - The daemon starts it with the sandbox: after a creation, a claim, a start and a rollback, for
 //     each fork, and where a killed daemon did not. A creation that cannot start it leaves nothing.
-//   - Its output is kept in the sandbox's log (mainlog.go) rather than in memory only. One goroutine
+//   - Its output is kept in the sandbox's log (mainlog.go) rather than in memory only. A goroutine
 //     follows it like a client. The memory drops nothing before it is written, so that the process
 //     waits for the disk. Output that the disk refuses is missing in the log; the process goes on.
 //   - When it ends, the sandbox is killed and its record has the exit. Both happen before the

@@ -255,8 +255,8 @@ func TestMainProcessThatIsMissingIsStarted(t *testing.T) {
 	}
 }
 
-// The kept end of a main process of an earlier life says nothing about the sandbox since. The output
-// of several comes into the log in their order, whichever the launcher returns first.
+// The kept end of a main process of an earlier life says nothing about the sandbox since. The
+// output of several comes into the log in their order, whichever the launcher returns first.
 func TestMainProcessesOfSeveralLives(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	b.Options.Deposits = servicetest.NewShelf(t)

@@ -13,7 +13,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
-	"github.com/sandboxd/sandboxd/internal/daemon"
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
 	"github.com/sandboxd/sandboxd/internal/service"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -63,7 +62,7 @@ func (p *poolImages) Pull(context.Context, string, image.PullOptions) (*image.Im
 
 // pooled is a daemon with pools, which are filled whatever else takes the host's memory.
 func pooled(b *daemontest.Bench) *daemontest.Running {
-	b.Prepare = func(d *daemon.Daemon) { d.Service().SetSpare(func() error { return nil }) }
+	b.Options.SpareMemory = func() error { return nil }
 	return b.Start()
 }
 
@@ -167,7 +166,7 @@ func TestPoolEndsWithItsDaemon(t *testing.T) {
 func TestPoolOfAHostThatIsShortOfMemory(t *testing.T) {
 	b := daemontest.New(t, nil)
 	b.Options.Pools = []service.Pool{{Image: api.HostImage, Size: 1}}
-	b.Prepare = func(d *daemon.Daemon) { d.Service().SetSpare(func() error { return errors.New("memory is short") }) }
+	b.Options.SpareMemory = func() error { return errors.New("memory is short") }
 	r := b.Start()
 	waitPool(t, r, "complaining", func(p api.Pool) bool { return p.Error == "memory is short" })
 	if ids := b.Engine.IDs(); len(ids) > 0 {
@@ -185,7 +184,7 @@ func TestPoolOfLearnedSize(t *testing.T) {
 		t.Errorf("at first: %+v", p)
 	}
 	svc := r.D.Service()
-	key := svc.PoolKey()
+	key := (&service.Pool{Image: api.HostImage, Profile: service.DefaultProfile}).Key()
 	// Those that are asked for at once are so within seconds on any machine, however long each takes.
 	createAtOnce := func(n int) {
 		var wg sync.WaitGroup

@@ -2,10 +2,12 @@ package service
 
 import (
 	"cmp"
+	"context"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/pool"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -56,4 +58,18 @@ func validateNetwork(n api.Network) error {
 		return class.Invalidf("network mode %q: only %q exists so far", class.Clip(string(n.Mode)), api.NetworkNone)
 	}
 	return nil
+}
+
+// poolImage acquires an image for a pool. Parked sandboxes are of the daemon's own tenant.
+func (s *core) poolImage(ctx context.Context, reference string) (*pool.Image, error) {
+	img, release, err := s.own.Acquire(ctx, reference)
+	if err != nil {
+		return nil, err
+	}
+	return &pool.Image{Digest: img.Digest, Release: release, Request: func(name string) (runtime.Request, error) {
+		profile, defaults, err := s.opts.Profile(name)
+		return newRequest("", &origin{
+			image: reference, digest: img.Digest, rootfs: img.Rootfs, profile: profile, defaults: defaults,
+		}), err
+	}}, nil
 }

@@ -178,7 +178,7 @@ func (s *API) System(ctx context.Context) (api.SystemInfo, error) {
 		DataDir:   s.opts.DataDir,
 		Socket:    s.opts.Socket,
 		Sandboxes: s.supervisor.Count(),
-		Pools:     s.poolStates(),
+		Pools:     s.pools.States(),
 		Confined:  s.opts.Confined,
 
 		Goroutines: goruntime.NumGoroutine(),
