@@ -1,10 +1,12 @@
-package cli
+package main
 
 import (
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
 // A benchmark that cannot be meant is refused before a daemon is asked.
@@ -22,7 +24,7 @@ func TestAgentBenchUsage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	socket := newFake().start(t)
+	socket := cmdtest.New().Start(t)
 	for _, tc := range []struct {
 		args string
 		code int
@@ -46,8 +48,8 @@ func TestAgentBenchUsage(t *testing.T) {
 		{"--resume DIR/old", 125, "/nowhere"},
 	} {
 		args := append([]string{"agent", "bench"}, strings.Fields(strings.ReplaceAll(tc.args, "DIR", dir))...)
-		if got := finish(t, command(t, socket, args...)); got.code != tc.code || !strings.Contains(got.stderr, tc.says) {
-			t.Errorf("%s: %d, %s", tc.args, got.code, got.stderr)
+		if got := cmdtest.Finish(t, cmdtest.Command(t, socket, args...)); got.Code != tc.code || !strings.Contains(got.Stderr, tc.says) {
+			t.Errorf("%s: %d, %s", tc.args, got.Code, got.Stderr)
 		}
 	}
 }
