@@ -33,8 +33,8 @@
 // # Exec
 //
 //	daemon                                        init
-//	  ── exec {args, uid, gid, groups, timeout,
-//	     make_cwd, limits}
+//	  ── exec {args, user, non_root | uid, gid,
+//	     groups; timeout, make_cwd, limits}
 //	     cwd argv… env… + stdin stdout stderr ──▶   looks the program up, forks, executes
 //	  ◀────────────── started {pid} ────────────   init has closed its copies of the three
 //	  ── signal {signal, all} ─────────────────▶   to the main process's group, or to every process of the exec
@@ -73,6 +73,13 @@
 //
 // Silence means: no started in 10 s (or the caller's deadline), no exited 2 s after the timeout or
 // a kill: init is lost, and the daemon ends the sandbox.
+//
+// # Users
+//
+//	── user {non_root} user ─────────────────▶   looks it up in /etc/passwd and /etc/group of the sandbox
+//	◀── account {uid, gid, groups} home ──────
+//
+// With user in place of the ids, exec looks the user up itself, and adds HOME to env if that has none.
 //
 // # Processes
 //
