@@ -12,6 +12,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -26,6 +27,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/broker"
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/daemon"
+	"github.com/sandboxd/sandboxd/internal/dirs"
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/launcher"
@@ -57,7 +59,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	programs, err := findPrograms()
+	programs, err := findPrograms(log)
 	if err != nil {
 		return err
 	}
@@ -208,6 +210,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	owned = true
+	debug.FreeOSMemory() // start-up leaves garbage, profiles and certificates; an idle daemon would hold it for minutes
 	return d.Serve(ctx)
 }
 
@@ -270,22 +273,20 @@ func warnOfLogout(log *slog.Logger) error {
 type programs struct{ launcher, init, agent string }
 
 // findPrograms finds the other binaries beside this one. sandboxd-agent may be missing: agent runs then fail to start.
-func findPrograms() (programs, error) {
-	self, err := os.Executable()
+func findPrograms(log *slog.Logger) (programs, error) {
+	launcher, err := dirs.Program(dirs.LauncherProgram)
 	if err != nil {
-		return programs{}, fmt.Errorf("find own executable: %w", err)
+		return programs{}, err
 	}
-	if self, err = filepath.EvalSymlinks(self); err != nil {
-		return programs{}, fmt.Errorf("find own executable: %w", err)
+	init, err := dirs.Program(dirs.InitProgram)
+	if err != nil {
+		return programs{}, err
 	}
-	dir := filepath.Dir(self)
-	p := programs{filepath.Join(dir, "sandboxd-launcher"), filepath.Join(dir, "sandboxd-init"), self}
-	for _, path := range []string{p.launcher, p.init} {
-		if _, err := os.Stat(path); err != nil {
-			return p, fmt.Errorf("find %s: %w; it belongs beside %s (make build puts all binaries into bin/)", filepath.Base(path), err, self)
-		}
+	agent, err := dirs.Program(dirs.AgentProgram)
+	if err != nil {
+		log.Warn("hosted agent runs cannot start", "error", err)
 	}
-	return p, nil
+	return programs{launcher, init, agent}, nil
 }
 
 // privateDir makes dir, or checks that it belongs to this user and that no other user can enter it. Sandboxes keep

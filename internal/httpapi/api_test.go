@@ -516,7 +516,7 @@ func TestHalfABodyIsNoFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	daemontest.Problem(t, daemontest.Reply{resp.StatusCode, resp.Header, body}, api.CodeInvalid)
+	daemontest.Problem(t, daemontest.Reply{Status: resp.StatusCode, Header: resp.Header, Body: body}, api.CodeInvalid)
 	_ = c.Close() // read to its end
 	got, err := os.ReadFile(path)
 	entries, derr := os.ReadDir(dir)

@@ -1,4 +1,4 @@
-// Package docs holds the documents to what the tree says, so that neither can change alone.
+// Package docs compares the documents with the tree and the built binaries.
 package docs
 
 import (
@@ -23,7 +23,7 @@ import (
 
 const module = "github.com/sandboxd/sandboxd"
 
-// tree is what the sources say: import paths by directory, and the test functions of each.
+// tree holds facts of the sources.
 type tree struct {
 	imports map[string][]string // directory -> imports
 	tests   map[string]bool     // "functional.TestX"
@@ -114,7 +114,8 @@ func TestDocumentsNameTestsThatExist(t *testing.T) {
 	}
 }
 
-// rowsOf are the cells of the tables of a document whose first column is headed so, without their heads.
+// rowsOf are the cells of the tables of a document whose first column is headed so, without their
+// heads.
 func rowsOf(text, head string) [][]string {
 	var rows [][]string
 	inside := false
@@ -132,7 +133,8 @@ func rowsOf(text, head string) [][]string {
 	return rows
 }
 
-// Every promise of SPECIFICATION.md and every claim of SECURITY.md names at least one test, and the promises have numbers.
+// Every promise of SPECIFICATION.md and every claim of SECURITY.md names at least one test, and the
+// promises have numbers.
 func TestPromisesNameTheirTests(t *testing.T) {
 	root := harness.Root(t)
 	test := regexp.MustCompile("`[a-z]+\\.(?:Test|Benchmark)\\w+`")
@@ -193,7 +195,7 @@ func TestEveryDirectDependencyHasAReason(t *testing.T) {
 	for _, m := range required.FindAllStringSubmatch(document(t, root, "go.mod"), -1) {
 		modules = append(modules, m[1])
 	}
-	direct := map[string]string{} // module -> who imports it
+	direct := map[string]string{} // module -> a directory that imports it
 	for dir, imports := range readTree(t, root).imports {
 		for _, path := range imports {
 			if first, _, _ := strings.Cut(path, "/"); !strings.Contains(first, ".") || strings.HasPrefix(path, module) {

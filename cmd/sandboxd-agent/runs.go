@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/agent"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 const exitReplay = `  0    every observation was as recorded
@@ -31,22 +32,22 @@ func (o *agentRunFlags) addFlags(f *pflag.FlagSet, what string) {
 	f.BoolVar(&o.json, "json", false, "print "+what+" as JSON")
 }
 
-func newAgentList(d deps) *cobra.Command {
+func newAgentList(d cmdline.Deps) *cobra.Command {
 	var opts agentRunFlags
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List runs",
 		Long: `List the runs in a directory. A run that is "stopped" has no process and no end:
 its agent was killed, and "sandboxd agent resume" goes on with it.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error { return agentError(runAgentList(opts, d)) },
 	}
 	opts.addFlags(cmd.Flags(), "the list")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
-func runAgentList(opts agentRunFlags, d deps) error {
+func runAgentList(opts agentRunFlags, d cmdline.Deps) error {
 	runs, err := agent.ListRuns(opts.outputDir)
 	if err != nil {
 		return err
@@ -55,7 +56,7 @@ func runAgentList(opts agentRunFlags, d deps) error {
 		if runs == nil {
 			runs = []agent.Summary{}
 		}
-		return printJSON(d.stdout, map[string]any{"runs": runs})
+		return cmdline.PrintJSON(d.Stdout, map[string]any{"runs": runs})
 	}
 	rows := [][]string{{"RUN", "STATE", "TURNS", "CALLS", "DENIED", "TOKENS", "COST", "MODEL", "TASK"}}
 	for i := range runs {
@@ -76,10 +77,10 @@ func runAgentList(opts agentRunFlags, d deps) error {
 			filepath.Base(s.Dir), state, strconv.Itoa(s.Turns), strconv.Itoa(s.Calls), strconv.Itoa(s.Denied), strconv.Itoa(s.Spent.Tokens), cost, s.Model, agent.OneLine(s.Query, 60),
 		})
 	}
-	return table(d.stdout, rows)
+	return cmdline.Table(d.Stdout, rows)
 }
 
-func newAgentShow(d deps) *cobra.Command {
+func newAgentShow(d cmdline.Deps) *cobra.Command {
 	var opts agentRunFlags
 	var report string
 	cmd := &cobra.Command{
@@ -90,16 +91,16 @@ decided about them, and the observations, shortened. RUN is the run's directory,
 or its name below OUTPUT_DIR. It may still be going on. With --json the whole
 trajectory is printed, as it follows from the record; with --report it is
 written as one HTML page, which needs nothing else and runs nothing.`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error { return agentError(runAgentShow(args[0], opts, report, d)) },
 	}
 	opts.addFlags(cmd.Flags(), "the trajectory")
 	cmd.Flags().StringVar(&report, "report", "", "write the run as one HTML page to this `file`, and print nothing")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
-func runAgentShow(ref string, opts agentRunFlags, report string, d deps) error {
+func runAgentShow(ref string, opts agentRunFlags, report string, d cmdline.Deps) error {
 	dir, err := agent.FindRun(opts.outputDir, ref)
 	if err != nil {
 		return err
@@ -112,9 +113,9 @@ func runAgentShow(ref string, opts agentRunFlags, report string, d deps) error {
 		return err
 	}
 	if opts.json {
-		return printJSON(d.stdout, trajectory)
+		return cmdline.PrintJSON(d.Stdout, trajectory)
 	}
-	return agent.PrintRun(d.stdout, summary, trajectory)
+	return agent.PrintRun(d.Stdout, summary, trajectory)
 }
 
 // agentGoOnOptions are the flags of the commands that go on with a run.
@@ -138,13 +139,13 @@ func (o *agentGoOnOptions) addFlags(f *pflag.FlagSet) {
 }
 
 // resolve gives the directory of the run, and what it goes on with. At is how many turns are shared with it, -1 for all.
-func (o *agentGoOnOptions) resolve(ctx context.Context, ref string, at int, changed func(string) bool, d deps) (dir string, run agent.Options, err error) {
+func (o *agentGoOnOptions) resolve(ctx context.Context, ref string, at int, changed func(string) bool, d cmdline.Deps) (dir string, run agent.Options, err error) {
 	run = agent.Options{Message: o.message, KeepInterrupted: o.keepInterrupted}
 	if run.Budget, err = o.budget(changed); err != nil {
 		return "", run, err
 	}
 	if o.retries < 0 {
-		return "", run, usagef("--llm_retries %d is less than 0", o.retries)
+		return "", run, cmdline.Usagef("--llm_retries %d is less than 0", o.retries)
 	}
 	if dir, err = agent.FindRun(o.outputDir, ref); err != nil {
 		return "", run, err
@@ -166,7 +167,7 @@ func (o *agentGoOnOptions) resolve(ctx context.Context, ref string, at int, chan
 	return dir, run, o.agentPolicyFlags.resolve(&run, d)
 }
 
-func newAgentResume(d deps) *cobra.Command {
+func newAgentResume(d cmdline.Deps) *cobra.Command {
 	var opts agentGoOnOptions
 	cmd := &cobra.Command{
 		Use:   "resume [flags] RUN",
@@ -185,17 +186,17 @@ The model's key is not on record: it comes from a flag, settings or environment,
 as in "agent run".`,
 		Example: `  sandboxd agent resume 20260116_143000
   sandboxd agent resume output/20260116_143000 --max_steps 200 --message 'You have more time now.'`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return agentError(runAgentResume(cmd.Context(), args[0], opts, cmd.Flags().Changed, d))
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitAgent)
+	cmdline.ExitStatus(cmd, exitAgent)
 	return cmd
 }
 
-func runAgentResume(ctx context.Context, ref string, opts agentGoOnOptions, changed func(string) bool, d deps) error {
+func runAgentResume(ctx context.Context, ref string, opts agentGoOnOptions, changed func(string) bool, d cmdline.Deps) error {
 	dir, run, err := opts.resolve(ctx, ref, -1, changed, d)
 	if err != nil {
 		return err
@@ -204,7 +205,7 @@ func runAgentResume(ctx context.Context, ref string, opts agentGoOnOptions, chan
 	return endAgent(res, err, opts.json, opts.report, d)
 }
 
-func newAgentFork(d deps) *cobra.Command {
+func newAgentFork(d cmdline.Deps) *cobra.Command {
 	var opts agentGoOnOptions
 	at := -1
 	cmd := &cobra.Command{
@@ -216,10 +217,10 @@ comes of it. The sandbox is made of the snapshot that --snapshot_turns has kept
 of that turn; where there is none, the calls of the shared turns are run again,
 and it is said how many observations differ.`,
 		Example: `  sandboxd agent fork 20260116_143000 --at 3 --message 'Use a script this time.'`,
-		Args:    usageArgs(cobra.ExactArgs(1)),
+		Args:    cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if at < 0 {
-				return usagef("--at is required: the last turn that is shared, 0 for none")
+				return cmdline.Usagef("--at is required: the last turn that is shared, 0 for none")
 			}
 			return agentError(runAgentFork(cmd.Context(), args[0], at, opts, cmd.Flags().Changed, d))
 		},
@@ -227,11 +228,11 @@ and it is said how many observations differ.`,
 	cmd.Flags().SortFlags = false
 	cmd.Flags().IntVar(&at, "at", -1, "the last `turn` that is shared; 0 shares the task only")
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitAgent)
+	cmdline.ExitStatus(cmd, exitAgent)
 	return cmd
 }
 
-func runAgentFork(ctx context.Context, ref string, at int, opts agentGoOnOptions, changed func(string) bool, d deps) error {
+func runAgentFork(ctx context.Context, ref string, at int, opts agentGoOnOptions, changed func(string) bool, d cmdline.Deps) error {
 	dir, run, err := opts.resolve(ctx, ref, at, changed, d)
 	if err != nil {
 		return err
@@ -240,7 +241,7 @@ func runAgentFork(ctx context.Context, ref string, at int, opts agentGoOnOptions
 	return endAgent(res, err, opts.json, opts.report, d)
 }
 
-func newAgentReplay(d deps) *cobra.Command {
+func newAgentReplay(d cmdline.Deps) *cobra.Command {
 	var opts agentRunFlags
 	var inputDir string
 	cmd := &cobra.Command{
@@ -250,18 +251,18 @@ func newAgentReplay(d deps) *cobra.Command {
 and input, and say where the observations differ. No model is asked. (To have a
 recorded model's turns played in a new run: agent run --llm replay:FILE.)`,
 		Example: `  sandboxd agent replay 20260116_143000`,
-		Args:    usageArgs(cobra.ExactArgs(1)),
+		Args:    cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return agentError(runAgentReplay(cmd.Context(), args[0], inputDir, opts, d))
 		},
 	}
 	opts.addFlags(cmd.Flags(), "what differs")
 	cmd.Flags().StringVar(&inputDir, "input_dir", "", "`directory` with the input, if it is elsewhere now")
-	exitStatus(cmd, exitReplay)
+	cmdline.ExitStatus(cmd, exitReplay)
 	return cmd
 }
 
-func runAgentReplay(ctx context.Context, ref, inputDir string, opts agentRunFlags, d deps) error {
+func runAgentReplay(ctx context.Context, ref, inputDir string, opts agentRunFlags, d cmdline.Deps) error {
 	dir, err := agent.FindRun(opts.outputDir, ref)
 	if err != nil {
 		return err
@@ -273,12 +274,12 @@ func runAgentReplay(ctx context.Context, ref, inputDir string, opts agentRunFlag
 		return err
 	}
 	if opts.json {
-		err = printJSON(d.stdout, replayed)
+		err = cmdline.PrintJSON(d.Stdout, replayed)
 	} else {
-		err = printReplayed(d.stdout, replayed)
+		err = printReplayed(d.Stdout, replayed)
 	}
 	if err == nil && len(replayed.Differences) > 0 {
-		return &exitError{codeError, nil}
+		return &cmdline.ExitError{Code: cmdline.CodeError, Err: nil}
 	}
 	return err
 }

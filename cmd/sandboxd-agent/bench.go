@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 	"github.com/sandboxd/sandboxd/agent/llm"
 	"github.com/sandboxd/sandboxd/agent/policy"
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 const exitBench = `  0    every problem has a score
@@ -43,13 +44,13 @@ type agentBenchOptions struct {
 	extraBody                      string
 	saveResponses                  bool
 	outputDir                      string
-	memory                         size
+	memory                         cmdline.Size
 	cpus                           float64
 	pids                           int64
 	json                           bool
 }
 
-func newAgentBench(d deps) *cobra.Command {
+func newAgentBench(d cmdline.Deps) *cobra.Command {
 	var opts agentBenchOptions
 	cmd := &cobra.Command{
 		Use:     "bench {--task DIRECTORY | --resume DIRECTORY} [flags]",
@@ -75,19 +76,19 @@ task's own directory "replay".`,
 		Example: `  sandboxd agent bench --task examples/bench/demo --llm replay:
   sandboxd agent bench --task ./chem --data chem.jsonl --llm_name qwen3-coder --num_workers 8
   sandboxd agent bench --resume output/20260116_143000_chem_qwen3-coder_LLMinSandbox`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return agentError(runAgentBench(cmd.Context(), opts, cmd.Flags(), d))
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitBench)
+	cmdline.ExitStatus(cmd, exitBench)
 	return cmd
 }
 
 func (o *agentBenchOptions) addFlags(f *pflag.FlagSet) {
 	underscores(f)
-	o.memory.least = 1
+	o.memory.Least = 1
 	var methods []string
 	for _, m := range bench.Methods() {
 		methods = append(methods, string(m))
@@ -131,37 +132,37 @@ func (o *agentBenchOptions) addFlags(f *pflag.FlagSet) {
 // resumable are the flags that may be given with --resume: all else is as it was.
 var resumable = []string{"resume", "num_workers", "llm_base_url", "api_key", "judge_base_url", "judge_api_key", "settings", "llm_retries", "stream", "json", "socket", "policy_hook"}
 
-func runAgentBench(ctx context.Context, opts agentBenchOptions, flags *pflag.FlagSet, d deps) error {
+func runAgentBench(ctx context.Context, opts agentBenchOptions, flags *pflag.FlagSet, d cmdline.Deps) error {
 	run, err := opts.resolve(ctx, flags, os.Getenv, d)
 	if err != nil {
 		return err
 	}
 	// The daemon is asked for when everything else has been checked: a wrong command line starts none.
-	c, err := d.daemon(ctx)
+	c, err := d.Daemon(ctx)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	run.Run.Create = func(ctx context.Context, req api.CreateSandbox) (agent.Sandbox, error) {
-		sb, err := create(ctx, c, req, d)
+	run.Run.Create = func(ctx context.Context, req api.CreateSandbox) (*agent.Sandbox, error) {
+		sb, err := cmdline.CreateSandbox(ctx, c, req, d.Stderr)
 		if err != nil {
 			return nil, err
 		}
-		return agent.NewClient(c, sb.ID), nil
+		return agent.NewSandbox(c, sb.ID), nil
 	}
-	run.Run.Open = func(ctx context.Context, ref string, lifetime time.Duration) (agent.Sandbox, error) {
-		return agent.OpenClient(ctx, c, ref, lifetime)
+	run.Run.Open = func(ctx context.Context, ref string, lifetime time.Duration) (*agent.Sandbox, error) {
+		return agent.OpenSandbox(ctx, c, ref, lifetime)
 	}
 	run.Remove = func(ctx context.Context, id string) error { return agent.RemoveSandbox(ctx, c, id) }
 	run.Clean = func(ctx context.Context, labels map[string]string) error { return agent.RemoveLabelled(ctx, c, labels) }
 	total, done := 0, 0
 	run.OnStart = func(dir string, problems, scored int) {
 		total, done = problems, scored
-		fmt.Fprintf(d.stderr, "task: %s, %d problems", printable(run.Task.Name), problems)
+		fmt.Fprintf(d.Stderr, "task: %s, %d problems", cmdline.Printable(run.Task.Name), problems)
 		if scored > 0 {
-			fmt.Fprintf(d.stderr, ", of which %d are scored", scored)
+			fmt.Fprintf(d.Stderr, ", of which %d are scored", scored)
 		}
-		fmt.Fprintf(d.stderr, "\nresults: %s\n", dir)
+		fmt.Fprintf(d.Stderr, "\nresults: %s\n", dir)
 	}
 	run.OnResult = func(r bench.Result) {
 		done++
@@ -173,7 +174,7 @@ func runAgentBench(ctx context.Context, opts agentBenchOptions, flags *pflag.Fla
 		if r.Error != "" {
 			text += "  error: " + agent.OneLine(r.Error, 200)
 		}
-		fmt.Fprintln(d.stderr, printable(text))
+		fmt.Fprintln(d.Stderr, cmdline.Printable(text))
 	}
 	run.OnNote = noted(d)
 	res, err := bench.Run(ctx, run)
@@ -181,31 +182,31 @@ func runAgentBench(ctx context.Context, opts agentBenchOptions, flags *pflag.Fla
 		return err
 	}
 	if opts.json {
-		if printErr := printJSON(d.stdout, res); err == nil {
+		if printErr := cmdline.PrintJSON(d.Stdout, res); err == nil {
 			err = printErr
 		}
-	} else if printErr := printBench(d.stdout, res); err == nil {
+	} else if printErr := printBench(d.Stdout, res); err == nil {
 		err = printErr
 	}
 	if err != nil {
-		return &exitError{codeError, fmt.Errorf("stopped: %w (sandboxd agent bench --resume %s goes on)", err, res.Dir)}
+		return &cmdline.ExitError{Code: cmdline.CodeError, Err: fmt.Errorf("stopped: %w (sandboxd agent bench --resume %s goes on)", err, res.Dir)}
 	}
 	return nil
 }
 
 // resolve gives what is to be run: by the flags, or by the record of what was begun.
-func (o *agentBenchOptions) resolve(ctx context.Context, flags *pflag.FlagSet, getenv func(string) string, d deps) (bench.Options, error) {
+func (o *agentBenchOptions) resolve(ctx context.Context, flags *pflag.FlagSet, getenv func(string) string, d cmdline.Deps) (bench.Options, error) {
 	settings, _, err := agent.LoadSettings(o.settings, getenv)
 	if err != nil {
 		return bench.Options{}, err
 	}
 	if text := getenv("LLM_NUM_WORKERS"); text != "" && !flags.Changed("num_workers") {
 		if o.workers, err = strconv.Atoi(text); err != nil {
-			return bench.Options{}, usagef("LLM_NUM_WORKERS %q is not a number", text)
+			return bench.Options{}, cmdline.Usagef("LLM_NUM_WORKERS %q is not a number", text)
 		}
 	}
 	if o.workers < 1 || o.workers > 1024 {
-		return bench.Options{}, usagef("--num_workers %d is not from 1 to 1024", o.workers)
+		return bench.Options{}, cmdline.Usagef("--num_workers %d is not from 1 to 1024", o.workers)
 	}
 	run := agent.Options{}
 	var cfg *bench.Config
@@ -237,7 +238,7 @@ func (o *agentBenchOptions) resolve(ctx context.Context, flags *pflag.FlagSet, g
 	}
 	opts.Start, opts.End = cfg.Start, min(cfg.End, len(opts.Task.Problems))
 	if opts.Start >= opts.End {
-		return opts, usagef("no problem from --start_id %d on and before --end_id %d; the task has %d", cfg.Start, cfg.End, len(opts.Task.Problems))
+		return opts, cmdline.Usagef("no problem from --start_id %d on and before --end_id %d; the task has %d", cfg.Start, cfg.End, len(opts.Task.Problems))
 	}
 	cfg.End = opts.End
 
@@ -249,7 +250,7 @@ func (o *agentBenchOptions) resolve(ctx context.Context, flags *pflag.FlagSet, g
 		}
 	}
 	unattended := d
-	unattended.stdin = nil // several problems cannot ask one person
+	unattended.Stdin = nil // several problems cannot ask one person
 	if o.resume != "" {
 		o.policy = ""
 	}
@@ -275,7 +276,7 @@ func (o *agentBenchOptions) recorded(flags *pflag.FlagSet) (*bench.Config, error
 		}
 	})
 	if wrong != "" {
-		return nil, usagef("--%s cannot be changed with --resume: the scores would not be of one kind", wrong)
+		return nil, cmdline.Usagef("--%s cannot be changed with --resume: the scores would not be of one kind", wrong)
 	}
 	return bench.ReadConfig(o.resume)
 }
@@ -291,34 +292,34 @@ func (o *agentBenchOptions) config(flags *pflag.FlagSet, getenv func(string) str
 	}
 	if text := getenv("LLM_TEMPERATURE"); text != "" && !flags.Changed("temperature") {
 		if o.temperature, err = strconv.ParseFloat(text, 64); err != nil {
-			return nil, usagef("LLM_TEMPERATURE %q is not a number", text)
+			return nil, cmdline.Usagef("LLM_TEMPERATURE %q is not a number", text)
 		}
 	}
 	switch {
 	case o.task == "":
-		return nil, usagef("--task is required: the directory of a task")
+		return nil, cmdline.Usagef("--task is required: the directory of a task")
 	case o.mode != string(bench.ModeSandbox) && o.mode != string(bench.ModeLLM):
-		return nil, usagef("--mode %q: want %s or %s", o.mode, bench.ModeSandbox, bench.ModeLLM)
+		return nil, cmdline.Usagef("--mode %q: want %s or %s", o.mode, bench.ModeSandbox, bench.ModeLLM)
 	case o.mode == string(bench.ModeLLM) && (flags.Changed("max_cost") || flags.Changed("max_total_tokens")):
-		return nil, usagef("--max_cost and --max_total_tokens cannot be held with --mode llm: a problem is one call; --max_response_len bounds its answer")
+		return nil, cmdline.Usagef("--max_cost and --max_total_tokens cannot be held with --mode llm: a problem is one call; --max_response_len bounds its answer")
 	case o.start < 0 || flags.Changed("end_id") && o.end <= o.start:
-		return nil, usagef("no problem from --start_id %d on and before --end_id %d", o.start, o.end)
+		return nil, cmdline.Usagef("no problem from --start_id %d on and before --end_id %d", o.start, o.end)
 	case o.maxTokens < 1 || o.maxResponse < 1:
-		return nil, usagef("--max_tokens_per_call %d, --max_response_len %d: less than 1", o.maxTokens, o.maxResponse)
+		return nil, cmdline.Usagef("--max_tokens_per_call %d, --max_response_len %d: less than 1", o.maxTokens, o.maxResponse)
 	case o.retries < 0:
-		return nil, usagef("--llm_retries %d is less than 0", o.retries)
+		return nil, cmdline.Usagef("--llm_retries %d is less than 0", o.retries)
 	case !(o.temperature >= 0 && o.temperature <= 100): // NaN too
-		return nil, usagef("--temperature %v is not a temperature", o.temperature)
+		return nil, cmdline.Usagef("--temperature %v is not a temperature", o.temperature)
 	case flags.Changed("cpus") && !(o.cpus > 0 && o.cpus <= 1e6):
-		return nil, usagef("--cpus %v is not a number of cores greater than 0", o.cpus)
+		return nil, cmdline.Usagef("--cpus %v is not a number of cores greater than 0", o.cpus)
 	case flags.Changed("pids") && o.pids < 1:
-		return nil, usagef("--pids %d is less than 1", o.pids)
+		return nil, cmdline.Usagef("--pids %d is less than 1", o.pids)
 	case o.image == "":
-		return nil, usagef("the image has an empty name")
+		return nil, cmdline.Usagef("the image has an empty name")
 	}
 	cfg := &bench.Config{
 		Mode: bench.Mode(o.mode), Scoring: bench.Method(o.scoring), Start: o.start, End: o.end, JudgeName: o.judgeModel, JudgeURL: o.judgeURL,
-		Image: o.image, ScoreImage: o.scoreImage, Limits: api.Limits{Memory: o.memory.bytes, CPUs: o.cpus, Pids: o.pids}, MaxSteps: o.maxSteps,
+		Image: o.image, ScoreImage: o.scoreImage, Limits: api.Limits{Memory: o.memory.Bytes, CPUs: o.cpus, Pids: o.pids}, MaxSteps: o.maxSteps,
 		MaxTokenLimit: o.maxTokenLimit, MaxTokens: o.maxTokens, MaxResponse: o.maxResponse, SaveRequests: o.saveResponses, Budget: budget,
 	}
 	if cfg.ExtraBody, err = parseExtraBody(o.extraBody); err != nil {
@@ -334,7 +335,7 @@ func (o *agentBenchOptions) config(flags *pflag.FlagSet, getenv func(string) str
 	}
 	switch file, isReplay := strings.CutPrefix(o.model, "replay:"); {
 	case o.model != "" && !isReplay:
-		return nil, usagef("--llm %q: want replay:DIRECTORY; a live model is named with --llm_name", o.model)
+		return nil, cmdline.Usagef("--llm %q: want replay:DIRECTORY; a live model is named with --llm_name", o.model)
 	case isReplay:
 		if file == "" {
 			file = filepath.Join(cfg.TaskDir, "replay")
@@ -391,7 +392,7 @@ func (o *agentBenchOptions) models(ctx context.Context, opts *bench.Options, run
 		return nil
 	}
 	if cfg.JudgeName == "" {
-		return usagef("--judge_model is required: the task is scored by a model")
+		return cmdline.Usagef("--judge_model is required: the task is scored by a model")
 	}
 	flags := agentModelFlags{
 		llmName: cfg.JudgeName, baseURL: first(o.judgeURL, cfg.JudgeURL), apiKey: o.judgeKey, settings: o.settings, prices: o.prices, retries: o.retries,
@@ -431,7 +432,7 @@ func printBench(w io.Writer, r *bench.Results) error {
 			cost += " (+?)"
 		}
 		return []string{
-			printable(name), strconv.Itoa(s.Total), fmt.Sprintf("%.4f", s.Mean), fmt.Sprintf("%.4f - %.4f", s.Low, s.High), strconv.Itoa(s.Errors), strconv.Itoa(s.Steps),
+			cmdline.Printable(name), strconv.Itoa(s.Total), fmt.Sprintf("%.4f", s.Mean), fmt.Sprintf("%.4f - %.4f", s.Low, s.High), strconv.Itoa(s.Errors), strconv.Itoa(s.Steps),
 			strconv.Itoa(s.Usage.PromptTokens + s.Usage.CompletionTokens), cost,
 		}
 	}
@@ -442,7 +443,7 @@ func printBench(w io.Writer, r *bench.Results) error {
 		}
 	}
 	rows = append(rows, row(&r.Summary, r.Task))
-	if err := table(w, rows); err != nil {
+	if err := cmdline.Table(w, rows); err != nil {
 		return err
 	}
 	if r.Total < r.Problems {

@@ -1,8 +1,9 @@
-package cli
+package cmdtest
 
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,47 +11,49 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
+	"net/http/httptest"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/coder/websocket"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/internal/boot"
 )
 
-// fakeDaemon answers as a daemon would and runs nothing: what an exec does is decided by the name of its program.
-type fakeDaemon struct {
-	mu        sync.Mutex
-	sandboxes []api.Sandbox
-	images    []string
+// Daemon answers as a daemon would and runs nothing: what an exec does is decided by the name of its program.
+type Daemon struct {
+	Mu        sync.Mutex
+	Sandboxes []api.Sandbox
+	Images    []string
 	next      int
-	log       []string              // "METHOD path" of every request
-	creates   []api.CreateSandbox   // as they came
-	execs     []api.ExecRequest     // as they came
-	updates   []string              // as they came
-	uploads   map[string]string     // PUT archive: path → list of what was in it
-	archives  map[string][]tarEntry // GET archive: path → what is in it
-	files     map[string]bool       // which of the archives are of one file
-	controls  []string              // text frames of interactive execs after the first
-	killed    chan struct{}         // an exec lost its client
-	started   chan struct{}         // an exec that waits has begun
-	stop      context.CancelFunc    // called by shutdown
-	deleteErr *api.Problem          // what delete answers
+	Log       []string            // "METHOD path" of every request
+	Creates   []api.CreateSandbox // as they came
+	Execs     []api.ExecRequest   // as they came
+	Updates   []string            // as they came
+	Uploads   map[string]string   // PUT archive: path → list of what was in it
+	Archives  map[string][]Entry  // GET archive: path → what is in it
+	Files     map[string]bool     // which of the archives are of one file
+	Controls  []string            // text frames of interactive execs after the first
+	Killed    chan struct{}       // an exec lost its client
+	Started   chan struct{}       // an exec that waits has begun
+	Stop      context.CancelFunc  // called by shutdown
+	DeleteErr *api.Problem        // what delete answers
 }
 
-type tarEntry struct {
+type Entry struct {
 	tar.Header
-	body string
+
+	Body string
 }
 
-func newFake() *fakeDaemon {
-	return &fakeDaemon{
-		uploads: map[string]string{}, archives: map[string][]tarEntry{}, files: map[string]bool{},
-		killed: make(chan struct{}, 10), started: make(chan struct{}, 10), stop: func() {},
+func New() *Daemon {
+	return &Daemon{
+		Uploads: map[string]string{}, Archives: map[string][]Entry{}, Files: map[string]bool{},
+		Killed: make(chan struct{}, 10), Started: make(chan struct{}, 10), Stop: func() {},
 	}
 }
 
@@ -66,7 +69,7 @@ func answerJSON(w http.ResponseWriter, status int, v any) {
 	_ = json.NewEncoder(w).Encode(v)
 }
 
-func (f *fakeDaemon) handler() http.Handler {
+func (f *Daemon) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("GET /v1/system", func(w http.ResponseWriter, _ *http.Request) {
@@ -80,12 +83,12 @@ func (f *fakeDaemon) handler() http.Handler {
 	})
 	mux.HandleFunc("POST /v1/system/shutdown", func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusAccepted)
-		f.stop()
+		f.Stop()
 	})
 	mux.HandleFunc("POST /v1/sandboxes", f.create)
 	mux.HandleFunc("GET /v1/sandboxes", func(w http.ResponseWriter, r *http.Request) {
 		list := []api.Sandbox{}
-		for _, s := range f.sandboxes {
+		for _, s := range f.Sandboxes {
 			if l := r.URL.Query().Get("label"); l != "" {
 				if k, v, _ := strings.Cut(l, "="); s.Labels[k] != v {
 					continue
@@ -99,7 +102,7 @@ func (f *fakeDaemon) handler() http.Handler {
 	mux.HandleFunc("PATCH /v1/sandboxes/{id}", f.with(func(w http.ResponseWriter, r *http.Request, s api.Sandbox) {
 		var body bytes.Buffer
 		_, _ = body.ReadFrom(r.Body)
-		f.updates = append(f.updates, strings.TrimSpace(body.String()))
+		f.Updates = append(f.Updates, strings.TrimSpace(body.String()))
 		answerJSON(w, 200, s)
 	}))
 	mux.HandleFunc("GET /v1/sandboxes/{id}/stats", f.with(func(w http.ResponseWriter, _ *http.Request, _ api.Sandbox) {
@@ -114,17 +117,17 @@ func (f *fakeDaemon) handler() http.Handler {
 	} {
 		mux.HandleFunc("POST /v1/sandboxes/{id}/"+verb, f.with(func(w http.ResponseWriter, r *http.Request, s api.Sandbox) {
 			body, _ := io.ReadAll(r.Body) // what is missing the test sees
-			f.updates = append(f.updates, verb+" "+string(body))
+			f.Updates = append(f.Updates, verb+" "+string(body))
 			s.State = state
 			answerJSON(w, 200, s)
 		}))
 	}
 	mux.HandleFunc("DELETE /v1/sandboxes/{id}", f.with(func(w http.ResponseWriter, _ *http.Request, s api.Sandbox) {
-		if f.deleteErr != nil {
-			refuse(w, f.deleteErr.Code, f.deleteErr.Hint, "%s", f.deleteErr.Detail)
+		if f.DeleteErr != nil {
+			refuse(w, f.DeleteErr.Code, f.DeleteErr.Hint, "%s", f.DeleteErr.Detail)
 			return
 		}
-		f.sandboxes = slices.DeleteFunc(f.sandboxes, func(o api.Sandbox) bool { return o.ID == s.ID })
+		f.Sandboxes = slices.DeleteFunc(f.Sandboxes, func(o api.Sandbox) bool { return o.ID == s.ID })
 		w.WriteHeader(http.StatusNoContent)
 	}))
 	mux.HandleFunc("POST /v1/sandboxes/{id}/exec", f.with(f.exec))
@@ -134,8 +137,8 @@ func (f *fakeDaemon) handler() http.Handler {
 		dir := r.URL.Query().Get("path")
 		w.Header().Set("Content-Type", api.TypeNDJSON)
 		enc := json.NewEncoder(w)
-		for _, e := range f.archives[dir] {
-			_ = enc.Encode(api.ListEvent{Entry: &api.FileEntry{Path: dir + "/" + e.Name, Type: api.TypeFile, Size: int64(len(e.body))}})
+		for _, e := range f.Archives[dir] {
+			_ = enc.Encode(api.ListEvent{Entry: &api.FileEntry{Path: dir + "/" + e.Name, Type: api.TypeFile, Size: int64(len(e.Body))}})
 		}
 		_ = enc.Encode(api.ListEvent{Done: true})
 	}))
@@ -143,7 +146,7 @@ func (f *fakeDaemon) handler() http.Handler {
 	mux.HandleFunc("PUT /v1/sandboxes/{id}/archive", f.with(f.archiveIn))
 	mux.HandleFunc("GET /v1/images", func(w http.ResponseWriter, _ *http.Request) {
 		list := api.ImageList{}
-		for _, ref := range f.images {
+		for _, ref := range f.Images {
 			list.Images = append(list.Images, api.Image{Reference: ref, Digest: "sha256:0123456789abcdef", Platform: "linux/amd64", Size: 1_500_000, Layers: 2})
 		}
 		answerJSON(w, 200, list)
@@ -152,16 +155,16 @@ func (f *fakeDaemon) handler() http.Handler {
 	f.imageRoutes(mux)
 	f.execRoutes(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		f.mu.Lock()
+		f.Mu.Lock()
 		if r.URL.Path != "/healthz" {
-			f.log = append(f.log, r.Method+" "+r.URL.Path)
+			f.Log = append(f.Log, r.Method+" "+r.URL.Path)
 		}
 		if !isExec(r) {
-			defer f.mu.Unlock()
+			defer f.Mu.Unlock()
 			mux.ServeHTTP(w, r)
 			return
 		}
-		f.mu.Unlock()
+		f.Mu.Unlock()
 		mux.ServeHTTP(w, r) // takes its time, and locks for itself
 	})
 }
@@ -169,15 +172,15 @@ func (f *fakeDaemon) handler() http.Handler {
 func isExec(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/exec") }
 
 // with finds the sandbox by id or name.
-func (f *fakeDaemon) with(h func(http.ResponseWriter, *http.Request, api.Sandbox)) http.HandlerFunc {
+func (f *Daemon) with(h func(http.ResponseWriter, *http.Request, api.Sandbox)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		id := r.PathValue("id")
 		if isExec(r) {
-			f.mu.Lock()
+			f.Mu.Lock()
 		}
-		list := slices.Clone(f.sandboxes)
+		list := slices.Clone(f.Sandboxes)
 		if isExec(r) {
-			f.mu.Unlock()
+			f.Mu.Unlock()
 		}
 		for _, s := range list {
 			if s.ID == id || s.Name == id {
@@ -189,7 +192,7 @@ func (f *fakeDaemon) with(h func(http.ResponseWriter, *http.Request, api.Sandbox
 	}
 }
 
-func (f *fakeDaemon) create(w http.ResponseWriter, r *http.Request) {
+func (f *Daemon) create(w http.ResponseWriter, r *http.Request) {
 	var req api.CreateSandbox
 	d := json.NewDecoder(r.Body)
 	d.DisallowUnknownFields()
@@ -197,21 +200,21 @@ func (f *fakeDaemon) create(w http.ResponseWriter, r *http.Request) {
 		refuse(w, api.CodeInvalid, "", "decode: %v", err)
 		return
 	}
-	f.creates = append(f.creates, req)
-	if req.Image != "" && req.Image != "host" && !slices.Contains(f.images, req.Image) {
+	f.Creates = append(f.Creates, req)
+	if req.Image != "" && req.Image != "host" && !slices.Contains(f.Images, req.Image) {
 		refuse(w, api.CodeNotFound, "pull it", "there is no image %q", req.Image)
 		return
 	}
 	f.next++
-	s := api.Sandbox{ID: fmt.Sprintf("sb%d", f.next), Name: req.Name, Image: orHost(req.Image), State: api.StateRunning, Labels: req.Labels}
+	s := api.Sandbox{ID: fmt.Sprintf("sb%d", f.next), Name: req.Name, Image: cmp.Or(req.Image, api.HostImage), State: api.StateRunning, Labels: req.Labels}
 	if s.Name == "" {
 		s.Name = fmt.Sprintf("name%d", f.next)
 	}
-	f.sandboxes = append(f.sandboxes, s)
+	f.Sandboxes = append(f.Sandboxes, s)
 	answerJSON(w, http.StatusCreated, s)
 }
 
-func (f *fakeDaemon) pull(w http.ResponseWriter, r *http.Request) {
+func (f *Daemon) pull(w http.ResponseWriter, r *http.Request) {
 	var req api.PullImage
 	_ = json.NewDecoder(r.Body).Decode(&req)
 	w.Header().Set("Content-Type", api.TypeNDJSON)
@@ -223,13 +226,13 @@ func (f *fakeDaemon) pull(w http.ResponseWriter, r *http.Request) {
 		}})
 		return
 	}
-	f.images = append(f.images, req.Reference)
+	f.Images = append(f.Images, req.Reference)
 	_ = e.Encode(api.PullEvent{Layer: "sha256:aabbccddeeff00112233", Status: "done", Bytes: 1000, Total: 1000})
 	_ = e.Encode(api.PullEvent{Image: &api.Image{Reference: req.Reference, Digest: "sha256:0123"}})
 }
 
 // exec plays the program that argv names.
-func (f *fakeDaemon) exec(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
+func (f *Daemon) exec(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
 	var req api.ExecRequest
 	d := json.NewDecoder(r.Body)
 	d.DisallowUnknownFields()
@@ -237,9 +240,9 @@ func (f *fakeDaemon) exec(w http.ResponseWriter, r *http.Request, _ api.Sandbox)
 		refuse(w, api.CodeInvalid, "", "decode: %v", err)
 		return
 	}
-	f.mu.Lock()
-	f.execs = append(f.execs, req)
-	f.mu.Unlock()
+	f.Mu.Lock()
+	f.Execs = append(f.Execs, req)
+	f.Mu.Unlock()
 	if req.Detach {
 		answerJSON(w, http.StatusCreated, api.Exec{ID: "x1", Sandbox: "sb1", Argv: req.Argv, State: api.ExecRunning, Detached: true})
 		return
@@ -272,15 +275,15 @@ func (f *fakeDaemon) exec(w http.ResponseWriter, r *http.Request, _ api.Sandbox)
 				break
 			}
 		}
-		f.killed <- struct{}{}
+		f.Killed <- struct{}{}
 		return
 	case "wait":
 		w.Header().Set("Content-Type", api.TypeNDJSON)
 		_, _ = io.WriteString(w, `{"pid":1}`+"\n")
 		_ = http.NewResponseController(w).Flush()
-		f.started <- struct{}{}
+		f.Started <- struct{}{}
 		<-r.Context().Done()
-		f.killed <- struct{}{}
+		f.Killed <- struct{}{}
 		return
 	case "die":
 		w.Header().Set("Content-Type", api.TypeNDJSON)
@@ -299,7 +302,7 @@ func (f *fakeDaemon) exec(w http.ResponseWriter, r *http.Request, _ api.Sandbox)
 }
 
 // converse is cat: what comes on stdin goes to stdout, until it is closed, or a q comes, or a signal.
-func (f *fakeDaemon) converse(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
+func (f *Daemon) converse(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
 	conn, err := websocket.Accept(w, r, nil)
 	if err != nil {
 		return
@@ -311,10 +314,10 @@ func (f *fakeDaemon) converse(w http.ResponseWriter, r *http.Request, _ api.Sand
 	if err := errors.Join(err, json.Unmarshal(b, &req)); err != nil {
 		return
 	}
-	f.mu.Lock()
-	f.execs = append(f.execs, req)
-	f.mu.Unlock()
-	f.started <- struct{}{}
+	f.Mu.Lock()
+	f.Execs = append(f.Execs, req)
+	f.Mu.Unlock()
+	f.Started <- struct{}{}
 	end := func(e api.ExecEvent) {
 		b, _ := json.Marshal(e)
 		_ = conn.Write(ctx, websocket.MessageText, b)
@@ -323,7 +326,7 @@ func (f *fakeDaemon) converse(w http.ResponseWriter, r *http.Request, _ api.Sand
 	for {
 		typ, b, err := conn.Read(ctx)
 		if err != nil {
-			f.killed <- struct{}{}
+			f.Killed <- struct{}{}
 			return
 		}
 		if typ == websocket.MessageBinary {
@@ -334,9 +337,9 @@ func (f *fakeDaemon) converse(w http.ResponseWriter, r *http.Request, _ api.Sand
 			}
 			continue
 		}
-		f.mu.Lock()
-		f.controls = append(f.controls, string(b))
-		f.mu.Unlock()
+		f.Mu.Lock()
+		f.Controls = append(f.Controls, string(b))
+		f.Mu.Unlock()
 		if strings.Contains(string(b), "stdin_close") && !req.TTY {
 			end(api.ExecEvent{Exit: &api.Exit{}})
 			return
@@ -348,23 +351,23 @@ func (f *fakeDaemon) converse(w http.ResponseWriter, r *http.Request, _ api.Sand
 }
 
 // readFile knows a file by its archive: one entry, of its own name.
-func (f *fakeDaemon) readFile(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
+func (f *Daemon) readFile(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
 	p := r.URL.Query().Get("path")
-	entries, ok := f.archives[p]
+	entries, ok := f.Archives[p]
 	switch {
 	case !ok:
 		refuse(w, api.CodeNotFound, "", "there is no %q in the sandbox", p)
-	case len(entries) > 0 && f.files[p]:
+	case len(entries) > 0 && f.Files[p]:
 		w.Header().Set("Content-Type", api.TypeBytes)
-		_, _ = io.WriteString(w, entries[0].body)
+		_, _ = io.WriteString(w, entries[0].Body)
 	default:
 		refuse(w, api.CodeInvalid, "", "%q: not a regular file", p)
 	}
 }
 
-func (f *fakeDaemon) archiveOut(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
+func (f *Daemon) archiveOut(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
 	p := r.URL.Query().Get("path")
-	entries, ok := f.archives[p]
+	entries, ok := f.Archives[p]
 	if !ok {
 		refuse(w, api.CodeNotFound, "", "there is no %q in the sandbox", p)
 		return
@@ -372,7 +375,7 @@ func (f *fakeDaemon) archiveOut(w http.ResponseWriter, r *http.Request, _ api.Sa
 	w.Header().Set("Content-Type", api.TypeTar)
 	t := tar.NewWriter(w)
 	for _, e := range entries {
-		e.Size = int64(len(e.body))
+		e.Size = int64(len(e.Body))
 		if e.Typeflag == 0 {
 			e.Typeflag = tar.TypeReg
 		}
@@ -382,12 +385,12 @@ func (f *fakeDaemon) archiveOut(w http.ResponseWriter, r *http.Request, _ api.Sa
 		if err := t.WriteHeader(&e.Header); err != nil {
 			panic(err)
 		}
-		_, _ = io.WriteString(t, e.body)
+		_, _ = io.WriteString(t, e.Body)
 	}
 	_ = t.Close()
 }
 
-func (f *fakeDaemon) archiveIn(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
+func (f *Daemon) archiveIn(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
 	p := r.URL.Query().Get("path")
 	if p == "/full" {
 		refuse(w, api.CodeConflict, "", "the disk is full")
@@ -407,21 +410,18 @@ func (f *fakeDaemon) archiveIn(w http.ResponseWriter, r *http.Request, _ api.San
 		body, _ := io.ReadAll(t)
 		fmt.Fprintf(&b, "%c %s %o %s%s\n", h.Typeflag, h.Name, h.Mode, h.Linkname, body)
 	}
-	f.uploads[p] = b.String()
+	f.Uploads[p] = b.String()
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// serveFake is the daemon of the commands that start one.
-func serveFake(ctx context.Context, opts boot.Options) error {
-	if os.Getenv("FAKE_BROKEN") != "" {
-		return errors.New("the data directory is no good")
-	}
-	l, err := net.Listen("unix", opts.Socket)
+// Serve is a daemon of the commands that start one: it serves a new fake on the socket until ctx or a client ends it.
+func Serve(ctx context.Context, socket string) error {
+	l, err := net.Listen("unix", socket)
 	if err != nil {
 		return err
 	}
-	f := newFake()
-	ctx, f.stop = context.WithCancel(ctx)
+	f := New()
+	ctx, f.Stop = context.WithCancel(ctx)
 	s := &http.Server{Handler: f.handler(), ReadHeaderTimeout: time.Minute}
 	stopped := context.AfterFunc(ctx, func() { _ = s.Close() })
 	defer stopped()
@@ -429,4 +429,28 @@ func serveFake(ctx context.Context, opts boot.Options) error {
 		return err
 	}
 	return nil
+}
+
+// start serves the fake on a socket.
+func (f *Daemon) Start(t *testing.T) (socket string) {
+	t.Helper()
+	socket = filepath.Join(ShortDir(t), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewUnstartedServer(f.handler())
+	s.Listener = l
+	f.Stop = func() { _ = l.Close() }
+	s.Start()
+	t.Cleanup(s.Close)
+	return socket
+}
+
+// Left describes the sandboxes that are not deleted; empty if there are none.
+func (f *Daemon) Left() string {
+	if len(f.Sandboxes) > 0 {
+		return fmt.Sprintf("left behind: %v", f.Sandboxes)
+	}
+	return ""
 }

@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"encoding/json"
@@ -20,6 +20,8 @@ import (
 	"github.com/sandboxd/sandboxd/agent"
 	"github.com/sandboxd/sandboxd/agent/llm"
 	"github.com/sandboxd/sandboxd/agent/llm/llmtest"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
+	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
 // emulator is a terminal that knows what a view writes, and complains about everything else.
@@ -152,7 +154,7 @@ func (e *emulator) String() string {
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", "view", name+".txt")
-	if *update {
+	if *cmdtest.Update {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -319,10 +321,10 @@ func TestViewLeavesNothing(t *testing.T) {
 
 // A panic of what is watched leaves a terminal without a panel.
 func TestViewAfterAPanic(t *testing.T) {
-	master, slave := openPTY(t)
-	resize(t, master, 24, 80)
+	master, slave := cmdtest.OpenPTY(t)
+	cmdtest.Resize(t, master, 24, 80)
 	t.Setenv("TERM", "xterm")
-	s := watch(master)
+	s := cmdtest.Watch(master)
 	func() {
 		defer func() {
 			if recover() == nil {
@@ -330,18 +332,18 @@ func TestViewAfterAPanic(t *testing.T) {
 			}
 		}()
 		run := agent.Options{}
-		_, _ = watched(&run, true, deps{stderr: slave, socket: new(string)}, func() (*agent.Result, error) {
+		_, _ = watched(&run, true, cmdline.Deps{Stderr: slave}.WithSocket(""), func() (*agent.Result, error) {
 			run.OnStart(agent.Started{})
-			s.waitFor(t, "beginning")
+			s.WaitFor(t, "beginning")
 			panic("a defect")
 		})
 	}()
 	if _, err := slave.WriteString("after\n"); err != nil {
 		t.Fatal(err)
 	}
-	s.waitFor(t, "after")
+	s.WaitFor(t, "after")
 	e := newEmulator(24, 80)
-	_, _ = e.Write([]byte(s.said()))
+	_, _ = e.Write([]byte(s.Output()))
 	if screen := e.String(); strings.Contains(screen, "turns") || !strings.Contains(screen, "|after ") {
 		t.Errorf("left behind:\n%s", screen)
 	}
@@ -356,14 +358,6 @@ func TestClock(t *testing.T) {
 }
 
 // said is what the terminal was sent since it was last asked.
-func (s *screen) said() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	text := s.buf.String()
-	s.buf.Reset()
-	return text
-}
-
 // masked is a screen without what differs from run to run, and without a trace of how wide that was.
 func masked(screen string) string {
 	const span = `(?:[0-9]+m)?[0-9]+s`
@@ -402,8 +396,8 @@ func TestAgentRunInATerminal(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			master, slave := openPTY(t)
-			resize(t, master, 24, 90)
+			master, slave := cmdtest.OpenPTY(t)
+			cmdtest.Resize(t, master, 24, 90)
 			before, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
 			if err != nil {
 				t.Fatal(err)
@@ -414,39 +408,39 @@ func TestAgentRunInATerminal(t *testing.T) {
 				// It begins with another letter than the first turn, of which the panel may have shown something too.
 				llmtest.Turn{Content: "But now I think", HangAfter: true, Pieces: llmtest.PiecesBytes},
 			)
-			cmd := command(t, f.start(t), "agent", "run", "--query", "q", "--llm_name", "m", "--llm_base_url", srv.URL, "--llm_retries", "0")
+			cmd := cmdtest.Command(t, f.Start(t), "agent", "run", "--query", "q", "--llm_name", "m", "--llm_base_url", srv.URL, "--llm_retries", "0")
 			cmd.Env = append(cmd.Env, "TERM=xterm", "NO_COLOR=1")
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			s := watch(master)
-			s.waitFor(t, "turn 2: asking the model")
-			s.waitFor(t, "| B") // the first byte of the answer
+			s := cmdtest.Watch(master)
+			s.WaitFor(t, "turn 2: asking the model")
+			s.WaitFor(t, "| B") // the first byte of the answer
 			e := newEmulator(24, 90)
 			shown := func() string {
-				_, _ = e.Write([]byte(s.said()))
+				_, _ = e.Write([]byte(s.Output()))
 				return masked(e.String())
 			}
 			// whole waits for the end of the panel: what a terminal is sent comes in pieces.
 			whole := func() string {
 				screen := shown()
 				for !strings.Contains(screen, "/8h00m") {
-					s.waitFor(t, "/8h00m")
+					s.WaitFor(t, "/8h00m")
 					screen = shown()
 				}
 				return screen
 			}
 			golden(t, "terminal", whole())
 			e.resize(10, 44) // one line has room for the budget, also when minutes have gone by
-			resize(t, master, 10, 44)
-			s.waitFor(t, "\x1b[2J")
+			cmdtest.Resize(t, master, 10, 44)
+			s.WaitFor(t, "\x1b[2J")
 			golden(t, "terminal-smaller", whole())
 			end(t, master, cmd.Process)
 			err = cmd.Wait()
 			if name == "ctrl-c" {
-				s.waitFor(t, "hint: ")
+				s.WaitFor(t, "hint: ")
 				screen := shown()
 				if !strings.Contains(screen, "kept: sandbox sb1") || strings.Contains(screen, "asking the model") {
 					t.Errorf("%v; left behind:\n%s", err, screen)
@@ -471,19 +465,19 @@ func TestAgentRunInATerminal(t *testing.T) {
 
 // Where nothing can be drawn there are plain lines.
 func TestAgentRunWhereNothingIsDrawn(t *testing.T) {
-	master, slave := openPTY(t)
-	resize(t, master, 24, 90)
+	master, slave := cmdtest.OpenPTY(t)
+	cmdtest.Resize(t, master, 24, 90)
 	f := agentFake("42\n")
 	srv := llmtest.Start(t, llmtest.Turn{Calls: []llmtest.Call{llmtest.Submit()}})
-	cmd := command(t, f.start(t), "agent", "run", "--query", "q", "--llm_name", "m", "--llm_base_url", srv.URL)
+	cmd := cmdtest.Command(t, f.Start(t), "agent", "run", "--query", "q", "--llm_name", "m", "--llm_base_url", srv.URL)
 	cmd.Env = append(cmd.Env, "TERM=dumb")
 	cmd.Stderr = slave
-	s := watch(master)
+	s := cmdtest.Watch(master)
 	if err := cmd.Run(); err != nil && !errors.Is(err, os.ErrClosed) {
 		t.Fatal(err)
 	}
-	s.waitFor(t, "ended: submitted")
-	if said := s.said(); strings.Contains(said, "\x1b") {
+	s.WaitFor(t, "ended: submitted")
+	if said := s.Output(); strings.Contains(said, "\x1b") {
 		t.Errorf("%q", said)
 	}
 }

@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"context"
@@ -8,9 +8,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/agent"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-func newAgentRm(d deps) *cobra.Command {
+func newAgentRm(d cmdline.Deps) *cobra.Command {
 	var opts agentRunFlags
 	snapshots := false
 	cmd := &cobra.Command{
@@ -22,19 +23,19 @@ name below OUTPUT_DIR. A run that is still going on is not removed.
 
 Snapshots stay when a run ends, for resume and fork. With --snapshots they are all
 that is removed: record and output stay, and a fork does the turns again.`,
-		Args: usageArgs(cobra.MinimumNArgs(1)),
+		Args: cmdline.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return agentError(runAgentRm(cmd.Context(), args, snapshots, opts, d))
 		},
 	}
 	opts.addFlags(cmd.Flags(), "what was removed")
 	cmd.Flags().BoolVar(&snapshots, "snapshots", false, "remove the snapshots only")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
-func runAgentRm(ctx context.Context, refs []string, snapshots bool, opts agentRunFlags, d deps) error {
-	c, err := d.daemon(ctx)
+func runAgentRm(ctx context.Context, refs []string, snapshots bool, opts agentRunFlags, d cmdline.Deps) error {
+	c, err := d.Daemon(ctx)
 	if err != nil {
 		return err
 	}
@@ -53,12 +54,12 @@ func runAgentRm(ctx context.Context, refs []string, snapshots bool, opts agentRu
 		if opts.json {
 			continue
 		}
-		if _, err := fmt.Fprintf(d.stdout, "%s: %d snapshots, %s\n", printable(done.Run), len(done.Snapshots), units.BytesSize(float64(done.Size))); err != nil {
+		if _, err := fmt.Fprintf(d.Stdout, "%s: %d snapshots, %s\n", cmdline.Printable(done.Run), len(done.Snapshots), units.BytesSize(float64(done.Size))); err != nil {
 			return err
 		}
 	}
 	if opts.json {
-		return printJSON(d.stdout, map[string]any{"removed": all})
+		return cmdline.PrintJSON(d.Stdout, map[string]any{"removed": all})
 	}
 	return nil
 }

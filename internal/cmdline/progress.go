@@ -1,4 +1,4 @@
-package cli
+package cmdline
 
 import (
 	"fmt"
@@ -10,8 +10,8 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// progress draws one line for each layer of a pull. On anything but a terminal it stays silent.
-type progress struct {
+// Progress draws one line for each layer of a pull. On anything but a terminal it stays silent.
+type Progress struct {
 	w      *os.File
 	tty    bool
 	layers []string // in order of appearance
@@ -19,14 +19,14 @@ type progress struct {
 	drawn  int
 }
 
-func newProgress(w *os.File) *progress {
-	return &progress{w: w, tty: isTerminal(w), last: map[string]api.PullEvent{}}
+func NewProgress(w *os.File) *Progress {
+	return &Progress{w: w, tty: IsTerminal(w), last: map[string]api.PullEvent{}}
 }
 
 // maxLines keeps the drawing from scrolling: what has left the screen cannot be drawn over.
 const maxLines = 20
 
-func (p *progress) event(e api.PullEvent) {
+func (p *Progress) Event(e api.PullEvent) {
 	if !p.tty || e.Layer == "" {
 		return
 	}
@@ -47,12 +47,12 @@ func (p *progress) event(e api.PullEvent) {
 	_, _ = p.w.WriteString(b.String()) // a progress bar that cannot be shown is no reason to stop
 }
 
-// end leaves the lines on the screen as they are.
-func (p *progress) end() { p.drawn = 0 }
+// End leaves the lines on the screen as they are.
+func (p *Progress) End() { p.drawn = 0 }
 
 func progressLine(e api.PullEvent) string {
 	const width = 30
-	line := fmt.Sprintf("%-12s  %-11s", printable(shortDigest(e.Layer)), printable(e.Status))
+	line := fmt.Sprintf("%-12s  %-11s", Printable(ShortDigest(e.Layer)), Printable(e.Status))
 	if e.Total <= 0 {
 		return line
 	}
@@ -65,8 +65,8 @@ func progressLine(e api.PullEvent) string {
 		units.HumanSize(float64(done)), units.HumanSize(float64(e.Total)))
 }
 
-// shortDigest is the beginning of a digest's hash, enough to tell two apart by eye.
-func shortDigest(d string) string {
+// ShortDigest is the beginning of a digest's hash, enough to tell two apart by eye.
+func ShortDigest(d string) string {
 	_, hash, ok := strings.Cut(d, ":")
 	if !ok {
 		hash = d

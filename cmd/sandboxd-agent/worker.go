@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"context"
@@ -24,6 +24,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/agents"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 	"github.com/sandboxd/sandboxd/internal/confine"
 )
 
@@ -41,18 +42,18 @@ type agentWorkers struct {
 }
 
 // newAgentWorker is the other side of package agents: the daemon starts it, people do not.
-func newAgentWorker(d deps) *cobra.Command {
+func newAgentWorker(d cmdline.Deps) *cobra.Command {
 	var held agentWorkers
 	cmd := &cobra.Command{
 		Use:    "worker",
 		Short:  "Work on one run for the daemon",
 		Hidden: true,
-		Args:   usageArgs(cobra.NoArgs),
+		Args:   cmdline.UsageArgs(cobra.NoArgs),
 		RunE:   func(cmd *cobra.Command, _ []string) error { return runAgentWorker(cmd.Context(), held, d) },
 	}
 	cmd.Flags().StringVar(&held.Runs, "runs", "", "`directory` of all runs")
 	cmd.Flags().StringArrayVar(&held.Inputs, "inputs", nil, "`directory` below which a run may have its input; repeatable")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -63,19 +64,19 @@ func (*cancelled) Error() string { return "cancelled" }
 
 var errNotByHand = errors.New("this command is for the daemon, which says on stdin what is to be done")
 
-func runAgentWorker(ctx context.Context, a agentWorkers, d deps) error {
+func runAgentWorker(ctx context.Context, a agentWorkers, d cmdline.Deps) error {
 	if !filepath.IsAbs(a.Runs) {
 		return errNotByHand
 	}
 	// Whoever writes to our stdin may have been taken over, and what a model says is not to be trusted either.
 	confined, err := a.confine(d)
 	if err != nil {
-		return d.reply(agents.Reply{Problem: &api.Problem{
+		return reply(d, agents.Reply{Problem: &api.Problem{
 			Code: api.CodeInternal, Title: "The agent's process cannot begin", Status: api.CodeInternal.Status(), Detail: err.Error(),
 		}})
 	}
 	defer confined.Close()
-	text, err := io.ReadAll(io.LimitReader(d.stdin, agents.MaxRequest+1))
+	text, err := io.ReadAll(io.LimitReader(d.Stdin, agents.MaxRequest+1))
 	if err != nil {
 		return err
 	}
@@ -84,13 +85,13 @@ func runAgentWorker(ctx context.Context, a agentWorkers, d deps) error {
 		return errNotByHand
 	}
 	if req.Remove {
-		return d.reply(a.remove(ctx, req.Run, d))
+		return reply(d, a.remove(ctx, req.Run, d))
 	}
 	// What is said goes into the record. What else the run would tell a terminal may have a model's words, or a key, and there is none.
-	if d.stderr, err = os.OpenFile(os.DevNull, os.O_WRONLY, 0); err != nil {
+	if d.Stderr, err = os.OpenFile(os.DevNull, os.O_WRONLY, 0); err != nil {
 		return err
 	}
-	defer d.stderr.Close()
+	defer d.Stderr.Close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	w := &agentWorker{a: a, d: d, cancel: cancel, ended: make(chan struct{})}
@@ -118,7 +119,7 @@ func meaningful(r agents.Request) bool {
 }
 
 // confine holds this process to the runs, the daemon's socket and what may be the runs' input, where the kernel can.
-func (a agentWorkers) confine(d deps) (*confine.Held, error) {
+func (a agentWorkers) confine(d cmdline.Deps) (*confine.Held, error) {
 	// What is only read once is read now: the host's certificates and its time zone.
 	if _, err := x509.SystemCertPool(); err != nil {
 		return nil, fmt.Errorf("read the host's certificates: %w", err)
@@ -135,7 +136,7 @@ func (a agentWorkers) confine(d deps) (*confine.Held, error) {
 }
 
 // confinement is what such a process may still touch.
-func (a agentWorkers) confinement(d deps) (confine.Worker, error) {
+func (a agentWorkers) confinement(d cmdline.Deps) (confine.Worker, error) {
 	files, dirs, err := confine.Resolver()
 	if err != nil {
 		return confine.Worker{}, err
@@ -152,7 +153,7 @@ func (a agentWorkers) confinement(d deps) (confine.Worker, error) {
 			dirs = append(dirs, dir)
 		}
 	}
-	return confine.Worker{Socket: d.socketPath(), Runs: a.Runs, Files: files, Dirs: dirs}, nil
+	return confine.Worker{Socket: d.SocketPath(), Runs: a.Runs, Files: files, Dirs: dirs}, nil
 }
 
 // input finds a file or directory that a request names, if it may be read.
@@ -180,8 +181,8 @@ func (a agentWorkers) input(field, path string) (string, error) {
 }
 
 // remove removes a run that nobody works on.
-func (a agentWorkers) remove(ctx context.Context, id string, d deps) agents.Reply {
-	c := d.client()
+func (a agentWorkers) remove(ctx context.Context, id string, d cmdline.Deps) agents.Reply {
+	c := d.Client()
 	defer c.Close()
 	dir := filepath.Join(a.Runs, id)
 	_, err := agent.RemoveRun(ctx, c, dir, false)
@@ -221,7 +222,7 @@ func agentProblem(err error, secrets []string) *api.Problem {
 // agentWorker works on one run.
 type agentWorker struct {
 	a       agentWorkers
-	d       deps
+	d       cmdline.Deps
 	cancel  context.CancelCauseFunc
 	replied bool
 	failed  error // that something could not be told
@@ -232,14 +233,14 @@ type agentWorker struct {
 
 func (w *agentWorker) reply(r agents.Reply) error {
 	w.replied = true
-	return w.d.reply(r)
+	return reply(w.d, r)
 }
 
 // reply is what a worker says.
-func (d deps) reply(r agents.Reply) error {
+func reply(d cmdline.Deps, r agents.Reply) error {
 	line, err := json.Marshal(r)
 	if err == nil {
-		_, err = d.stdout.Write(append(line, '\n'))
+		_, err = d.Stdout.Write(append(line, '\n'))
 	}
 	return err
 }
@@ -273,7 +274,7 @@ func (w *agentWorker) work(ctx context.Context, req agents.Request) (secrets []s
 // attend gives a run the daemon, and has what happens written where the daemon looks.
 func (w *agentWorker) attend(run *agent.Options) (end func()) {
 	// It is never this process that starts a daemon: the one that has started it is there, or has ended on purpose.
-	end = connectAgent(run, func(context.Context) (*client.Client, error) { return w.d.client(), nil }, w.d)
+	end = connectAgent(run, func(context.Context) (*client.Client, error) { return w.d.Client(), nil }, w.d)
 	run.InputAllowed = func(dir string) error { // the record of a run that goes on names one that may have been allowed then
 		_, err := w.a.input("input_dir", dir)
 		return err
@@ -408,7 +409,7 @@ func policyOf(source string) (*policy.Policy, error) {
 }
 
 // startedRun makes the options of a new run of a request.
-func startedRun(ctx context.Context, req agents.Request, a agentWorkers, d deps) (run agent.Options, err error) {
+func startedRun(ctx context.Context, req agents.Request, a agentWorkers, d cmdline.Deps) (run agent.Options, err error) {
 	r := req.Start
 	for _, in := range []struct {
 		name string
@@ -462,7 +463,7 @@ func startedRun(ctx context.Context, req agents.Request, a agentWorkers, d deps)
 }
 
 // resumedRun makes the options with which a run goes on.
-func resumedRun(ctx context.Context, req agents.Request, a agentWorkers, d deps) (run agent.Options, err error) {
+func resumedRun(ctx context.Context, req agents.Request, a agentWorkers, d cmdline.Deps) (run agent.Options, err error) {
 	r, dir := req.Resume, filepath.Join(a.Runs, req.Run)
 	if r.Model.Replay == "" && r.Model.Name == "" { // the one on record
 		was, _, err := agent.RecordedModel(dir)

@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"errors"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/agent"
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/landlock"
 )
@@ -25,7 +26,7 @@ func TestAgentWorkersConfinement(t *testing.T) {
 	t.Setenv("LLM_IN_SANDBOX_CONFIG", "")
 	t.Chdir(dir)
 	socket, inputs, runs := filepath.Join(dir, "run", "api.sock"), t.TempDir(), t.TempDir()
-	w, err := agentWorkers{Runs: runs, Inputs: []string{inputs, filepath.Join(dir, "gone")}}.confinement(deps{socket: &socket})
+	w, err := agentWorkers{Runs: runs, Inputs: []string{inputs, filepath.Join(dir, "gone")}}.confinement(cmdline.Deps{}.WithSocket(socket))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"fmt"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/agent"
 	"github.com/sandboxd/sandboxd/agent/llm"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 const (
@@ -64,7 +65,7 @@ type view struct {
 
 // newView is a view of the terminal, if it is one on which things can be drawn; else nil.
 func newView(out *os.File) *view {
-	if kind := os.Getenv("TERM"); out == nil || !isTerminal(out) || kind == "" || kind == "dumb" {
+	if kind := os.Getenv("TERM"); out == nil || !cmdline.IsTerminal(out) || kind == "" || kind == "dumb" {
 		return nil
 	}
 	return &view{

@@ -1,4 +1,4 @@
-package cli
+package cmdline
 
 import (
 	"bytes"
@@ -26,8 +26,8 @@ const (
 )
 
 // daemon returns a client for a running daemon. Where there is none it starts one in the background and says so.
-func (d deps) daemon(ctx context.Context) (*client.Client, error) {
-	c := d.client()
+func (d Deps) Daemon(ctx context.Context) (*client.Client, error) {
+	c := d.Client()
 	err := c.Health(ctx)
 	if _, ok := errors.AsType[*client.NotRunning](err); !ok {
 		return c, err
@@ -36,27 +36,28 @@ func (d deps) daemon(ctx context.Context) (*client.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	socket, err := filepath.Abs(d.socketPath())
+	socket, err := filepath.Abs(d.SocketPath())
 	if err != nil {
 		return nil, err
 	}
-	s := starter{client: c, socket: socket, data: where.Data, log: where.Log()}
+	s := starter{client: c, socket: socket, data: where.Data, log: where.Log(), program: d.Program}
 	pid, err := s.start(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("no daemon was running, and starting one went wrong: %w", err)
 	}
 	if pid != 0 {
-		fmt.Fprintf(d.stderr, "sandboxd: no daemon was running; started one (pid %d, log %s); stop it with: sandboxd shutdown\n", pid, s.log)
+		fmt.Fprintf(d.Stderr, "sandboxd: no daemon was running; started one (pid %d, log %s); stop it with: sandboxd shutdown\n", pid, s.log)
 	}
 	return c, nil
 }
 
 // starter starts a daemon in the background.
 type starter struct {
-	client *client.Client
-	socket string
-	data   string
-	log    string
+	client  *client.Client
+	socket  string
+	data    string
+	log     string
+	program func() (string, error)
 }
 
 // start returns the daemon's pid when it answers, or 0 where another command had the same idea a moment earlier.
@@ -84,12 +85,12 @@ func (s *starter) start(ctx context.Context) (pid int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("find the end of its log: %w", err)
 	}
-	exe, err := os.Executable()
+	exe, err := s.program()
 	if err != nil {
-		return 0, fmt.Errorf("find our own executable: %w", err)
+		return 0, fmt.Errorf("find sandboxd: %w", err)
 	}
 	// Not CommandContext: the daemon is to outlive us.
-	cmd := exec.Command(exe, "serve", "--idle-exit", idleExit.String(), "--socket", s.socket) //nolint:gosec,noctx // our own executable; it outlives the command
+	cmd := exec.Command(exe, "serve", "--idle-exit", idleExit.String(), "--socket", s.socket) //nolint:gosec,noctx // our own program; it outlives the command
 	cmd.Dir = "/"                                                                             // the directory we were called in stays free to be removed
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // out of reach of our terminal's signals

@@ -1,10 +1,12 @@
-package cli
+package main
 
 import (
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
 // A benchmark that cannot be meant is refused before a daemon is asked.
@@ -22,7 +24,7 @@ func TestAgentBenchUsage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	socket := newFake().start(t)
+	socket := cmdtest.New().Start(t)
 	for _, tc := range []struct {
 		args string
 		code int
@@ -37,7 +39,7 @@ func TestAgentBenchUsage(t *testing.T) {
 		{"--task DIR --start_id 1 --llm_name m", 2, "the task has 1"},
 		{"--task DIR", 2, "--llm_name is required"},
 		{"--task DIR --llm_name m", 2, "--judge_model is required"},
-		{"--task DIR --llm_name m --scoring guess", 125, "no method"},
+		{"--task DIR --llm_name m --scoring guess", 125, "unknown method"},
 		{"--task DIR --llm played:x", 2, "replay:DIRECTORY"},
 		{"--task DIR/nowhere --llm_name m", 125, "nowhere"},
 		{"--resume DIR/old --task DIR", 2, "--task cannot be changed"},
@@ -46,8 +48,8 @@ func TestAgentBenchUsage(t *testing.T) {
 		{"--resume DIR/old", 125, "/nowhere"},
 	} {
 		args := append([]string{"agent", "bench"}, strings.Fields(strings.ReplaceAll(tc.args, "DIR", dir))...)
-		if got := finish(t, command(t, socket, args...)); got.code != tc.code || !strings.Contains(got.stderr, tc.says) {
-			t.Errorf("%s: %d, %s", tc.args, got.code, got.stderr)
+		if got := cmdtest.Finish(t, cmdtest.Command(t, socket, args...)); got.Code != tc.code || !strings.Contains(got.Stderr, tc.says) {
+			t.Errorf("%s: %d, %s", tc.args, got.Code, got.Stderr)
 		}
 	}
 }

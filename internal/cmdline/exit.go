@@ -1,4 +1,4 @@
-package cli
+package cmdline
 
 import (
 	"context"
@@ -20,41 +20,41 @@ import (
 
 // Exit codes of ours. Those of run and exec leave room for the program's, as env(1) and timeout(1) do.
 const (
-	codeError      = 1
-	codeUsage      = 2
-	codeTimeout    = 124
-	codeOurs       = 125 // run, exec: not the program failed, we did
-	codeNotAllowed = 126 // run, exec: the program was found and could not be executed
-	codeNotFound   = 127 // run, exec: there is no such program
+	CodeError      = 1
+	CodeUsage      = 2
+	CodeTimeout    = 124
+	CodeOurs       = 125 // run, exec: not the program failed, we did
+	CodeNotAllowed = 126 // run, exec: the program was found and could not be executed
+	CodeNotFound   = 127 // run, exec: there is no such program
 )
 
-// exitError ends the command with a code. A nil err says that everything has been said.
-type exitError struct {
-	code int
-	err  error
+// ExitError ends the command with a code. A nil err says that everything has been said.
+type ExitError struct {
+	Code int
+	Err  error
 }
 
-func (e *exitError) Error() string {
-	if e.err == nil {
-		return "exit status " + strconv.Itoa(e.code)
+func (e *ExitError) Error() string {
+	if e.Err == nil {
+		return "exit status " + strconv.Itoa(e.Code)
 	}
-	return e.err.Error()
+	return e.Err.Error()
 }
 
-func (e *exitError) Unwrap() error { return e.err }
+func (e *ExitError) Unwrap() error { return e.Err }
 
-// usageError is a command line that cannot be meant as it stands.
-type usageError struct{ err error }
+// UsageError is a command line that cannot be meant as it stands.
+type UsageError struct{ Err error }
 
-func (e *usageError) Error() string { return e.err.Error() }
-func (e *usageError) Unwrap() error { return e.err }
+func (e *UsageError) Error() string { return e.Err.Error() }
+func (e *UsageError) Unwrap() error { return e.Err }
 
-func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
+func Usagef(format string, args ...any) error { return &UsageError{fmt.Errorf(format, args...)} }
 
-// signalled is the cause of a context that a signal ended.
-type signalled struct{ sig syscall.Signal }
+// Signalled is the cause of a context that a signal ended.
+type Signalled struct{ sig syscall.Signal }
 
-func (s signalled) Error() string { return s.sig.String() }
+func (s Signalled) Error() string { return s.sig.String() }
 
 // withSignals returns a context that SIGINT, SIGTERM or SIGHUP ends. Only the first one does: a second finds the default
 // action again, for the user who does not want to wait for the cleaning up.
@@ -73,7 +73,7 @@ func withSignals(ctx context.Context) (context.Context, context.CancelFunc) {
 		select {
 		case sig := <-ch:
 			if s, ok := sig.(syscall.Signal); ok {
-				cancel(signalled{s})
+				cancel(Signalled{s})
 			}
 		case <-ctx.Done():
 		}
@@ -84,17 +84,16 @@ func withSignals(ctx context.Context) (context.Context, context.CancelFunc) {
 	}
 }
 
-// run runs one command line and returns the exit code.
-func run(ctx context.Context, args []string, d deps) int {
+// Run runs one command line and returns the exit code.
+func Run(ctx context.Context, args []string, root *cobra.Command, stderr io.Writer) int {
 	// With a handler in place, writing to a closed pipe is an error like any other, and a sandbox is not left behind
 	// because of `sandboxd run … | head`.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, stop := withSignals(ctx)
 	defer stop()
-	root := newRoot(d)
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
-	return report(ctx, d.stderr, cmd, err)
+	return report(ctx, stderr, cmd, err)
 }
 
 // report says on stderr what went wrong and picks the exit code.
@@ -102,42 +101,42 @@ func report(ctx context.Context, stderr io.Writer, cmd *cobra.Command, err error
 	if err == nil {
 		return 0
 	}
-	if exit, ok := errors.AsType[*exitError](err); ok {
-		if exit.err != nil {
-			explain(stderr, exit.err)
+	if exit, ok := errors.AsType[*ExitError](err); ok {
+		if exit.Err != nil {
+			Explain(stderr, exit.Err)
 		}
-		return exit.code
+		return exit.Code
 	}
-	if s, ok := errors.AsType[signalled](context.Cause(ctx)); ok {
+	if s, ok := errors.AsType[Signalled](context.Cause(ctx)); ok {
 		return 128 + int(s.sig)
 	}
 	if errors.Is(err, syscall.EPIPE) {
 		return 128 + int(syscall.SIGPIPE)
 	}
-	ours := cmd.Annotations[annotationCodes] == exitProgram
-	_, usage := errors.AsType[*usageError](err)
+	ours := cmd.Annotations[annotationCodes] == ExitProgram
+	_, usage := errors.AsType[*UsageError](err)
 	if usage = usage || !cmd.HasParent(); usage { // an unknown command is found by the root
 		err = errors.New(strings.Join(strings.Fields(err.Error()), " ")) // cobra's suggestions take lines of their own
 	}
-	explain(stderr, err)
+	Explain(stderr, err)
 	if usage {
 		fmt.Fprintf(stderr, "hint: %s --help\n", cmd.CommandPath())
 	}
 	switch {
 	case errors.Is(err, &api.Problem{Code: api.CodeProgramMissing}) && ours:
-		return codeNotFound
+		return CodeNotFound
 	case errors.Is(err, &api.Problem{Code: api.CodeProgramDenied}) && ours:
-		return codeNotAllowed
+		return CodeNotAllowed
 	case ours:
-		return codeOurs
+		return CodeOurs
 	case usage:
-		return codeUsage
+		return CodeUsage
 	}
-	return codeError
+	return CodeError
 }
 
-// explain writes an error as one line, and the way out, where there is one, as a second.
-func explain(w io.Writer, err error) {
+// Explain writes an error as one line, and the way out, where there is one, as a second.
+func Explain(w io.Writer, err error) {
 	text, hint := err.Error(), ""
 	if p, ok := errors.AsType[*api.Problem](err); ok {
 		if p.Detail == "" {
@@ -148,15 +147,15 @@ func explain(w io.Writer, err error) {
 			text = strings.TrimSuffix(text, " ("+hint+")")
 		}
 	}
-	fmt.Fprintf(w, "sandboxd: %s\n", printable(text))
+	fmt.Fprintf(w, "sandboxd: %s\n", Printable(text))
 	if hint != "" {
-		fmt.Fprintf(w, "hint: %s\n", printable(hint))
+		fmt.Fprintf(w, "hint: %s\n", Printable(hint))
 	}
 }
 
-// printable makes text fit for a terminal. Names and messages may come from a registry, an image or a sandbox, and an
+// Printable makes text fit for a terminal. Names and messages may come from a registry, an image or a sandbox, and an
 // escape sequence in them would act on the user's terminal.
-func printable(s string) string {
+func Printable(s string) string {
 	clean := true
 	for _, r := range s {
 		if r == utf8.RuneError || !unicode.IsPrint(r) {
@@ -193,29 +192,29 @@ EXIT STATUS
 {{end}}{{end}}`
 
 const (
-	exitPlain = `  0    success
+	ExitPlain = `  0    success
   1    error; stderr says which and what to do
   2    the command line is wrong`
-	exitProgram = `  The program's own, or 128+n where signal n ended it, and:
+	ExitProgram = `  The program's own, or 128+n where signal n ended it, and:
   124  the program was stopped at the end of its --timeout
   125  sandboxd itself failed; stderr says how and what to do
   126  the program was found but cannot be executed
   127  there is no such program in the sandbox`
 )
 
-// exitStatus gives a command its codes.
-func exitStatus(cmd *cobra.Command, codes string) {
+// ExitStatus gives a command its codes.
+func ExitStatus(cmd *cobra.Command, codes string) {
 	if cmd.Annotations == nil {
 		cmd.Annotations = map[string]string{}
 	}
 	cmd.Annotations[annotationCodes] = codes
 }
 
-// usageArgs makes what an argument check of cobra finds a usage error.
-func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+// UsageArgs makes what an argument check of cobra finds a usage error.
+func UsageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
-			return &usageError{err}
+			return &UsageError{err}
 		}
 		return nil
 	}
