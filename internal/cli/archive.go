@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 // pack writes a local file or tree as a tar stream whose top entry is called top. What is neither a file, a directory
@@ -71,7 +73,7 @@ func packOne(t *tar.Writer, root *os.Root, p string, fi fs.FileInfo, name string
 		hdr.Typeflag, hdr.Linkname = tar.TypeSymlink, link
 		return t.WriteHeader(hdr)
 	case !fi.Mode().IsRegular():
-		fmt.Fprintf(notes, "sandboxd: left out %s: neither a file, a directory nor a symbolic link\n", printable(p))
+		fmt.Fprintf(notes, "sandboxd: left out %s: neither a file, a directory nor a symbolic link\n", cmdline.Printable(p))
 		return nil
 	}
 	// What was a file a moment ago may be a pipe now; opening that must not wait for a writer.
@@ -194,7 +196,7 @@ func (u *unpacker) entry(root *os.Root, r io.Reader, hdr *tar.Header) error {
 	switch hdr.Typeflag {
 	case tar.TypeReg, tar.TypeSymlink, tar.TypeLink:
 	default:
-		fmt.Fprintf(u.notes, "sandboxd: left out %s: neither a file, a directory nor a link\n", printable(name))
+		fmt.Fprintf(u.notes, "sandboxd: left out %s: neither a file, a directory nor a link\n", cmdline.Printable(name))
 		return nil
 	}
 	if dir := filepath.Dir(name); dir != "." {

@@ -18,6 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/attack"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 // attackedProfiles are those in whose sandboxes `doctor --attack` tries everything.
@@ -94,7 +95,7 @@ func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
 	if err != nil {
 		return fmt.Errorf("find own executable: %w", err)
 	}
-	c, err := d.daemon(ctx)
+	c, err := d.Daemon(ctx)
 	if err != nil {
 		return err
 	}
@@ -130,12 +131,12 @@ func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
 	report.features()
 	report.Seconds = time.Since(began).Seconds()
 	if opts.json {
-		err = printJSON(d.stdout, &report)
+		err = cmdline.PrintJSON(d.Stdout, &report)
 	} else {
-		err = report.print(d.stdout)
+		err = report.print(d.Stdout)
 	}
 	if err == nil && !report.Held {
-		return &exitError{code: codeError}
+		return &cmdline.ExitError{Code: cmdline.CodeError}
 	}
 	return err
 }
@@ -150,7 +151,7 @@ func chosen(names []string) ([]attack.Attack, error) {
 	for _, name := range names {
 		i := slices.IndexFunc(all, func(a attack.Attack) bool { return a.Name == name })
 		if i < 0 {
-			return nil, usagef("there is no attack %q; the table of all attacks has their names", name)
+			return nil, cmdline.Usagef("there is no attack %q; the table of all attacks has their names", name)
 		}
 		some = append(some, all[i])
 	}
@@ -313,11 +314,11 @@ func (r *attacked) print(w io.Writer) error {
 		}
 		rows = append(rows, row)
 	}
-	if err := table(w, rows); err != nil {
+	if err := cmdline.Table(w, rows); err != nil {
 		return err
 	}
 	for _, p := range r.Profiles {
-		line := fmt.Sprintf("no sandbox of it here: %s", printable(p.Error))
+		line := fmt.Sprintf("no sandbox of it here: %s", cmdline.Printable(p.Error))
 		if e := p.Enforced; e != nil {
 			line = fmt.Sprintf("%d system calls, %d capabilities, ids %s, Landlock %d", p.Syscalls, e.Caps, e.IDs, e.Landlock)
 		}
@@ -366,7 +367,7 @@ func (p *attackedProfile) printMeasured(w io.Writer) (wrong int, err error) {
 		}
 	}
 	for _, line := range lines {
-		if _, err := fmt.Fprintf(w, "  %s\n", printable(line)); err != nil {
+		if _, err := fmt.Fprintf(w, "  %s\n", cmdline.Printable(line)); err != nil {
 			return 0, err
 		}
 	}

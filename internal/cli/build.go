@@ -20,6 +20,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/build"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type buildOptions struct {
@@ -33,8 +34,8 @@ type buildOptions struct {
 	platform   string
 	network    string
 	noCache    bool
-	timeout    seconds
-	runTimeout seconds
+	timeout    cmdline.Seconds
+	runTimeout cmdline.Seconds
 	quiet      bool
 	json       bool
 }
@@ -55,7 +56,7 @@ time, and the same input makes the same image to the byte.`,
 		Example: `  sandboxd build -t tools/app:1.0 .
   sandboxd build -f docker/Dockerfile --target test --build-arg VERSION=3 .
   SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) sandboxd build -t app .`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req, err := opts.request(cmd.Flags().Changed)
 			if err != nil {
@@ -65,13 +66,13 @@ time, and the same input makes the same image to the byte.`,
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
 func (o *buildOptions) addFlags(f *pflag.FlagSet) {
 	o.limitFlags.addFlags(f)
-	o.memory.least, o.memoryHigh.least, o.readBPS.least, o.writeBPS.least = 1, 1, 1, 1
+	o.memory.Least, o.memoryHigh.Least, o.readBPS.Least, o.writeBPS.Least = 1, 1, 1, 1
 	f.StringArrayVarP(&o.tags, "tag", "t", nil, "`name` of the image; may be given more than once")
 	f.StringVarP(&o.file, "file", "f", "", "the Dockerfile, a `file` in PATH or elsewhere, or - for stdin (default PATH/Dockerfile)")
 	f.StringArrayVar(&o.args, "build-arg", nil, "value of an ARG: `NAME=value`, or NAME to pass on its value here")
@@ -93,7 +94,7 @@ func (o *buildOptions) request(changed func(string) bool) (api.Build, error) {
 		Network: api.Network{Mode: api.NetworkNone}, Timeout: float64(o.timeout), RunTimeout: float64(o.runTimeout),
 	}
 	if o.network != string(api.NetworkNone) {
-		return req, usagef("--network %q: so far there is only none", o.network)
+		return req, cmdline.Usagef("--network %q: so far there is only none", o.network)
 	}
 	var err error
 	if req.Limits, err = o.limits(changed); err != nil {
@@ -108,7 +109,7 @@ func (o *buildOptions) request(changed func(string) bool) (api.Build, error) {
 	for _, a := range o.args {
 		name, value, ok := strings.Cut(a, "=")
 		if name == "" {
-			return req, usagef("--build-arg %q has no name", a)
+			return req, cmdline.Usagef("--build-arg %q has no name", a)
 		}
 		if !ok {
 			if value, ok = os.LookupEnv(name); !ok {
@@ -125,12 +126,12 @@ func runBuild(ctx context.Context, source string, opts buildOptions, req api.Bui
 	if err != nil {
 		return err
 	}
-	c, err := d.daemon(ctx)
+	c, err := d.Daemon(ctx)
 	if err != nil {
 		return errors.Join(err, body.Close())
 	}
 	defer c.Close()
-	p := &buildProgress{w: d.stderr}
+	p := &buildProgress{w: d.Stderr}
 	show := p.event
 	if opts.quiet {
 		show = nil
@@ -145,29 +146,29 @@ func runBuild(ctx context.Context, source string, opts buildOptions, req api.Bui
 		return err
 	}
 	if opts.json {
-		return printJSON(d.stdout, image)
+		return cmdline.PrintJSON(d.Stdout, image)
 	}
-	return printImage(d.stdout, image)
+	return printImage(d.Stdout, image)
 }
 
 // open begins to send the context, and returns what to call when that is no longer read.
 func (o *buildOptions) open(source string, req *api.Build, d deps) (io.ReadCloser, func() error, error) {
 	if source == "-" {
 		if o.file == "-" {
-			return nil, nil, usagef("context and Dockerfile cannot both come from stdin")
+			return nil, nil, cmdline.Usagef("context and Dockerfile cannot both come from stdin")
 		}
-		if isTerminal(d.stdin) {
-			return nil, nil, usagef("a context is expected on stdin, which is a terminal")
+		if cmdline.IsTerminal(d.Stdin) {
+			return nil, nil, cmdline.Usagef("a context is expected on stdin, which is a terminal")
 		}
 		req.Dockerfile = o.file
-		return io.NopCloser(d.stdin), func() error { return nil }, nil
+		return io.NopCloser(d.Stdin), func() error { return nil }, nil
 	}
 	fi, err := os.Stat(source)
 	if err != nil {
 		return nil, nil, err
 	}
 	if !fi.IsDir() {
-		return nil, nil, usagef("%s is not a directory; give the one that is the context, and the Dockerfile with -f", source)
+		return nil, nil, cmdline.Usagef("%s is not a directory; give the one that is the context, and the Dockerfile with -f", source)
 	}
 	root, err := os.OpenRoot(source)
 	if err != nil {
@@ -176,7 +177,7 @@ func (o *buildOptions) open(source string, req *api.Build, d deps) (io.ReadClose
 	var extra []byte // a Dockerfile from elsewhere
 	switch name, inside := within(source, o.file); {
 	case o.file == "-":
-		extra, err = io.ReadAll(io.LimitReader(d.stdin, maxDockerfile+1))
+		extra, err = io.ReadAll(io.LimitReader(d.Stdin, maxDockerfile+1))
 	case o.file != "" && inside:
 		req.Dockerfile = name
 	case o.file != "":
@@ -199,7 +200,7 @@ func (o *buildOptions) open(source string, req *api.Build, d deps) (io.ReadClose
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		err := packContext(w, root, ignore, needed, extra, d.stderr)
+		err := packContext(w, root, ignore, needed, extra, d.Stderr)
 		_ = w.CloseWithError(err) // nil is io.EOF
 		done <- errors.Join(err, root.Close())
 	}()
@@ -315,13 +316,13 @@ func (p *buildProgress) event(e api.BuildEvent) {
 	switch {
 	case e.Pull != nil:
 		if e.Pull.Status == "done" {
-			fmt.Fprintf(p.w, "%s pulled layer %s\n", at, printable(shortDigest(e.Pull.Layer)))
+			fmt.Fprintf(p.w, "%s pulled layer %s\n", at, cmdline.Printable(cmdline.ShortDigest(e.Pull.Layer)))
 		}
 	case e.Stream != "":
 		p.output(e)
 	case e.Status == api.BuildStarted:
 		p.end() // of the step before, which may have made no layer
-		fmt.Fprintf(p.w, "%s %s\n", at, printable(e.Text))
+		fmt.Fprintf(p.w, "%s %s\n", at, cmdline.Printable(e.Text))
 	case e.Status == api.BuildCached && e.Layer != "":
 		fmt.Fprintf(p.w, "%s cached\n", at)
 	case e.Status == api.BuildDone && e.Layer != "":
@@ -364,6 +365,6 @@ func (p *buildProgress) show(line *strings.Builder) {
 	if line.Len() == 0 {
 		return
 	}
-	fmt.Fprintf(p.w, "  | %s\n", printable(strings.ReplaceAll(strings.TrimRight(line.String(), "\r"), "\t", "        ")))
+	fmt.Fprintf(p.w, "  | %s\n", cmdline.Printable(strings.ReplaceAll(strings.TrimRight(line.String(), "\r"), "\t", "        ")))
 	line.Reset()
 }

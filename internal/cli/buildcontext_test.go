@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 // TestBuildOutputIsShownInWholeLines has two streams whose pieces come between each other.
@@ -44,7 +45,7 @@ func TestDockerfileIsSentWhereverItLies(t *testing.T) {
 	if err := os.Symlink("ci/Dockerfile.prod", filepath.Join(dir, "Dockerfile")); err != nil {
 		t.Fatal(err)
 	}
-	body, wait, err := (&buildOptions{}).open(dir, new(api.Build), deps{stderr: os.Stderr})
+	body, wait, err := (&buildOptions{}).open(dir, new(api.Build), deps{Deps: cmdline.Deps{Stderr: os.Stderr}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,14 +17,15 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type cpOptions struct {
-	max size
+	max cmdline.Size
 }
 
 func newCp(d deps) *cobra.Command {
-	opts := cpOptions{max: size{set: true, bytes: 16 * units.GiB, least: 1}}
+	opts := cpOptions{max: cmdline.Size{Given: true, Bytes: 16 * units.GiB, Least: 1}}
 	cmd := &cobra.Command{
 		Use:   "cp [flags] SOURCE SANDBOX:PATH\n  sandboxd cp [flags] SANDBOX:PATH DESTINATION",
 		Short: "Copy files into or out of a sandbox",
@@ -39,11 +40,11 @@ destination, whatever names and links it makes up.`,
 		Example: `  sandboxd cp main.py work:/app/
   sandboxd cp work:/app/out ./results
   sandboxd cp src/. work:/app`,
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runCp(cmd.Context(), args[0], args[1], opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -60,20 +61,20 @@ type place struct {
 // parsePlace tells ID:PATH from a local name: a colon before any slash makes the difference.
 func parsePlace(arg string) (place, error) {
 	if arg == "" {
-		return place{}, usagef("a source or destination has an empty name")
+		return place{}, cmdline.Usagef("a source or destination has an empty name")
 	}
 	if strings.ContainsRune(arg, 0) {
-		return place{}, usagef("%q contains a NUL byte", arg)
+		return place{}, cmdline.Usagef("%q contains a NUL byte", arg)
 	}
 	id, p, ok := strings.Cut(arg, ":")
 	if !ok || strings.ContainsRune(id, '/') || strings.HasPrefix(arg, ".") {
 		return place{path: arg}, nil
 	}
 	if id == "" {
-		return place{}, usagef("%q names no sandbox before the colon", arg)
+		return place{}, cmdline.Usagef("%q names no sandbox before the colon", arg)
 	}
 	if p == "" {
-		return place{}, usagef("%q names no path after the colon", arg)
+		return place{}, cmdline.Usagef("%q names no path after the colon", arg)
 	}
 	if !strings.HasPrefix(p, "/") {
 		p = "/" + p
@@ -98,7 +99,7 @@ func runCp(ctx context.Context, source, destination string, opts cpOptions, d de
 	if err != nil {
 		return err
 	}
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	switch {
 	case from.sandbox == "" && to.sandbox != "":
@@ -106,9 +107,9 @@ func runCp(ctx context.Context, source, destination string, opts cpOptions, d de
 	case from.sandbox != "" && to.sandbox == "":
 		return copyOut(ctx, c, from, to, opts, d)
 	case from.sandbox == "":
-		return usagef("neither %q nor %q is in a sandbox: write SANDBOX:PATH", source, destination)
+		return cmdline.Usagef("neither %q nor %q is in a sandbox: write SANDBOX:PATH", source, destination)
 	}
-	return usagef("both %q and %q are in a sandbox: copy through a local directory", source, destination)
+	return cmdline.Usagef("both %q and %q are in a sandbox: copy through a local directory", source, destination)
 }
 
 // copyIn sends a local file or tree.
@@ -146,7 +147,7 @@ func copyIn(ctx context.Context, c *client.Client, from, to place, d deps) error
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		err := pack(w, name, fi, top, d.stderr)
+		err := pack(w, name, fi, top, d.Stderr)
 		_ = w.CloseWithError(err) // nil is io.EOF
 		done <- err
 	}()
@@ -220,7 +221,7 @@ func copyOut(ctx context.Context, c *client.Client, from, to place, opts cpOptio
 		return err
 	}
 	defer root.Close()
-	u := unpacker{root: root, maxBytes: opts.max.bytes, notes: d.stderr}
+	u := unpacker{root: root, maxBytes: opts.max.Bytes, notes: d.Stderr}
 	unpack := u.tree
 	if what == file {
 		unpack = u.file

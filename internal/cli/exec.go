@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type execOptions struct {
@@ -60,7 +61,7 @@ the sandbox is not idle.`,
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitProgram)
+	cmdline.ExitStatus(cmd, cmdline.ExitProgram)
 	return cmd
 }
 
@@ -79,7 +80,7 @@ func rlimitsOf(list []string) (map[string]uint64, error) {
 		name, value, ok := strings.Cut(l, "=")
 		n, err := strconv.ParseUint(value, 10, 64)
 		if !ok || name == "" || err != nil {
-			return nil, usagef("--rlimit %q is not name=number", l)
+			return nil, cmdline.Usagef("--rlimit %q is not name=number", l)
 		}
 		if limits == nil {
 			limits = map[string]uint64{}
@@ -96,21 +97,21 @@ func (o *execOptions) parse(args []string) error {
 		}
 	}
 	if len(args) == 0 || args[0] == "" {
-		return usagef("no sandbox is named; sandboxd ps lists them")
+		return cmdline.Usagef("no sandbox is named; sandboxd ps lists them")
 	}
 	o.id, args = args[0], args[1:]
 	if len(args) > 0 && args[0] == "--" {
 		args = args[1:]
 	}
 	if len(args) == 0 || args[0] == "" {
-		return usagef("no program is named; as in: sandboxd exec %s -- PROGRAM", o.id)
+		return cmdline.Usagef("no program is named; as in: sandboxd exec %s -- PROGRAM", o.id)
 	}
 	o.argv = args
 	return nil
 }
 
 func runExec(ctx context.Context, opts execOptions, req api.ExecRequest, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	if opts.detach {
 		req.Timeout, req.TTY, req.StdinOpen = float64(opts.timeout), opts.tty, opts.interactive
@@ -122,9 +123,9 @@ func runExec(ctx context.Context, opts execOptions, req api.ExecRequest, d deps)
 			return err
 		}
 		if opts.json {
-			return printJSON(d.stdout, x)
+			return cmdline.PrintJSON(d.Stdout, x)
 		}
-		_, err = fmt.Fprintln(d.stdout, printable(x.ID))
+		_, err = fmt.Fprintln(d.Stdout, cmdline.Printable(x.ID))
 		return err
 	}
 	return execute(ctx, c, opts.id, req, opts.terminalFlags, d)

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type exportOptions struct {
@@ -30,11 +31,11 @@ same archive. The file appears whole or not at all; a device or a pipe is writte
 into.`,
 		Example: `  sandboxd export -o debian.tar debian:12
   skopeo inspect oci-archive:debian.tar`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runExport(cmd.Context(), args[0], opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -45,7 +46,7 @@ func (o *exportOptions) addFlags(f *pflag.FlagSet) {
 
 func runExport(ctx context.Context, reference string, opts exportOptions, d deps) error {
 	if opts.format != "oci" && opts.format != "docker" {
-		return usagef("--format %q: want oci or docker", opts.format)
+		return cmdline.Usagef("--format %q: want oci or docker", opts.format)
 	}
 	return writeArchive(ctx, reference, opts.output, d, func(ctx context.Context, c *client.Client) (io.ReadCloser, error) {
 		return c.ExportImage(ctx, reference, opts.format)
@@ -55,10 +56,10 @@ func runExport(ctx context.Context, reference string, opts exportOptions, d deps
 // writeArchive writes what the daemon sends to a file, or to stdout.
 func writeArchive(ctx context.Context, what, output string, d deps, open func(context.Context, *client.Client) (io.ReadCloser, error)) (err error) {
 	toStdout := output == "" || output == "-"
-	if toStdout && isTerminal(d.stdout) {
-		return usagef("an archive does not belong on a terminal; name a file with -o")
+	if toStdout && cmdline.IsTerminal(d.Stdout) {
+		return cmdline.Usagef("an archive does not belong on a terminal; name a file with -o")
 	}
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	r, err := open(ctx, c)
 	if err != nil {
@@ -66,7 +67,7 @@ func writeArchive(ctx context.Context, what, output string, d deps, open func(co
 	}
 	defer func() { _ = r.Close() }() // read to its end, or given up
 	if toStdout {
-		_, err := io.Copy(d.stdout, r)
+		_, err := io.Copy(d.Stdout, r)
 		return brokeOff(ctx, what, err)
 	}
 	// A device, a pipe or a socket's file is written into: it is what the name stands for, not to be replaced.

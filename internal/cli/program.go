@@ -14,9 +14,10 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// execute runs a program in a sandbox, connected to our own streams, and returns how it ended as an exitError, or nil.
+// execute runs a program in a sandbox, connected to our own streams, and returns how it ended as an cmdline.ExitError, or nil.
 func execute(ctx context.Context, c *client.Client, id string, req api.ExecRequest, t terminalFlags, d deps) error {
 	req.Timeout = float64(t.timeout)
 	switch {
@@ -25,25 +26,25 @@ func execute(ctx context.Context, c *client.Client, id string, req api.ExecReque
 		if err != nil {
 			return err
 		}
-		if err := printJSON(d.stdout, res); err != nil {
+		if err := cmdline.PrintJSON(d.Stdout, res); err != nil {
 			return err
 		}
-		return ending(res.Exit, t, d.stderr)
+		return ending(res.Exit, t, d.Stderr)
 	case t.tty || t.interactive:
 		end, err := converse(ctx, c, id, req, t, d)
 		if err != nil {
 			return err
 		}
-		return ending(end.Exit, t, d.stderr)
+		return ending(end.Exit, t, d.Stderr)
 	}
 	end, err := c.ExecStream(ctx, id, req, func(e api.ExecEvent) error {
 		out := client.Output(e)
 		if len(out) == 0 {
 			return nil
 		}
-		w := d.stdout
+		w := d.Stdout
 		if e.Stream == "stderr" {
-			w = d.stderr
+			w = d.Stderr
 		}
 		_, err := w.Write(out)
 		return err
@@ -51,14 +52,14 @@ func execute(ctx context.Context, c *client.Client, id string, req api.ExecReque
 	if err != nil {
 		return err
 	}
-	return ending(end.Exit, t, d.stderr)
+	return ending(end.Exit, t, d.Stderr)
 }
 
 // ending makes our exit code of the program's end, and says what the code alone would not.
 func ending(e api.Exit, t terminalFlags, stderr io.Writer) error {
 	if e.Timeout {
 		fmt.Fprintf(stderr, "sandboxd: the program was stopped: its timeout of %v had ended\n", t.timeout.String())
-		return &exitError{code: codeTimeout}
+		return &cmdline.ExitError{Code: cmdline.CodeTimeout}
 	}
 	if e.OOM {
 		fmt.Fprintln(stderr, "sandboxd: the sandbox ran out of memory, and the kernel killed a process in it (see --memory)")
@@ -67,14 +68,14 @@ func ending(e api.Exit, t terminalFlags, stderr io.Writer) error {
 		return nil
 	}
 	if e.Code < 0 || e.Code > 255 {
-		return &exitError{codeOurs, fmt.Errorf("the daemon says that the program's exit code was %d, which cannot be", e.Code)}
+		return &cmdline.ExitError{Code: cmdline.CodeOurs, Err: fmt.Errorf("the daemon says that the program's exit code was %d, which cannot be", e.Code)}
 	}
-	return &exitError{code: e.Code}
+	return &cmdline.ExitError{Code: e.Code}
 }
 
 // converse connects the program to our stdin, and to our terminal where one was asked for.
 func converse(ctx context.Context, c *client.Client, id string, req api.ExecRequest, t terminalFlags, d deps) (_ *client.End, err error) {
-	s := client.Streams{Stdout: d.stdout, Stderr: d.stderr}
+	s := client.Streams{Stdout: d.Stdout, Stderr: d.Stderr}
 	if t.tty {
 		req.TTY = true
 		req.Env = withTerm(req.Env)
@@ -100,7 +101,7 @@ func withTerm(env []string) []string {
 
 // windowSize is the size of our terminal, if we have one.
 func windowSize(d deps) (api.TerminalSize, bool) {
-	f := terminal(d.stdout, d.stdin)
+	f := terminal(d.Stdout, d.Stdin)
 	if f == nil {
 		return api.TerminalSize{}, false
 	}
@@ -122,7 +123,7 @@ func connect(s *client.Streams, t terminalFlags, d deps) (undo func(), err error
 		}
 	}()
 	if t.interactive {
-		in, err := newInterruptible(d.stdin)
+		in, err := newInterruptible(d.Stdin)
 		if err != nil {
 			return nil, err
 		}
@@ -130,13 +131,13 @@ func connect(s *client.Streams, t terminalFlags, d deps) (undo func(), err error
 		undos = append(undos, in.interrupt)
 		s.Stdin = in
 	}
-	if t.tty && terminal(d.stdout, d.stdin) != nil {
+	if t.tty && terminal(d.Stdout, d.Stdin) != nil {
 		resize, stop := watchSize(func() (api.TerminalSize, bool) { return windowSize(d) })
 		undos = append(undos, stop)
 		s.Resize = resize
 	}
-	if t.tty && t.interactive && isTerminal(d.stdin) {
-		restore, err := raw(d.stdin)
+	if t.tty && t.interactive && cmdline.IsTerminal(d.Stdin) {
+		restore, err := raw(d.Stdin)
 		if err != nil {
 			return nil, err
 		}
@@ -190,7 +191,7 @@ func watchSize(size func() (api.TerminalSize, bool)) (<-chan api.TerminalSize, f
 // terminal is the first of the files that is one.
 func terminal(files ...*os.File) *os.File {
 	for _, f := range files {
-		if isTerminal(f) {
+		if cmdline.IsTerminal(f) {
 			return f
 		}
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/boot"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 	"github.com/sandboxd/sandboxd/internal/dirs"
 	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 )
@@ -41,29 +42,29 @@ func newServe(d deps) *cobra.Command {
 		EndedAge:           30 * 24 * time.Hour,
 	}}
 	var level string
-	var limit, snapshots size
-	logs := size{set: true, bytes: 4 << 20, least: 256 << 10}
-	allLogs := size{set: true, bytes: 2 << 30, least: 1 << 20}
-	runs := size{set: true, bytes: 20 << 30}
+	var limit, snapshots cmdline.Size
+	logs := cmdline.Size{Given: true, Bytes: 4 << 20, Least: 256 << 10}
+	allLogs := cmdline.Size{Given: true, Bytes: 2 << 30, Least: 1 << 20}
+	runs := cmdline.Size{Given: true, Bytes: 20 << 30}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon in the foreground",
 		Long: `Run the daemon in the foreground: it answers on the socket until SIGTERM, SIGINT or
 "sandboxd shutdown" ends it. Sandboxes outlive a daemon that is killed; the next
 one on the same data directory adopts them. The log goes to stderr.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := opts.LogLevel.UnmarshalText([]byte(level)); err != nil {
-				return usagef("--log-level %q: want debug, info, warn or error", level)
+				return cmdline.Usagef("--log-level %q: want debug, info, warn or error", level)
 			}
 			if opts.LogFiles < 2 || opts.LogFiles > 1000 {
-				return usagef("--log-files %d: must be from 2 to 1000", opts.LogFiles)
+				return cmdline.Usagef("--log-files %d: must be from 2 to 1000", opts.LogFiles)
 			}
 			if opts.AgentRuns < 1 || opts.AgentRuns > 1000 {
-				return usagef("--agent-runs %d: must be from 1 to 1000", opts.AgentRuns)
+				return cmdline.Usagef("--agent-runs %d: must be from 1 to 1000", opts.AgentRuns)
 			}
-			opts.Socket, opts.ImageLimit, opts.SnapshotLimit, opts.LogSize = *d.socket, limit.bytes, snapshots.bytes, logs.bytes
-			opts.LogLimit, opts.AgentLimit = allLogs.bytes, runs.bytes
+			opts.Socket, opts.ImageLimit, opts.SnapshotLimit, opts.LogSize = d.SocketFlag(), limit.Bytes, snapshots.Bytes, logs.Bytes
+			opts.LogLimit, opts.AgentLimit = allLogs.Bytes, runs.Bytes
 			return runServe(cmd.Context(), opts, d)
 		},
 	}
@@ -74,7 +75,7 @@ one on the same data directory adopts them. The log goes to stderr.`,
 	cmd.Flags().Var(&logs, "log-size", "most that one file of a sandbox's log may have, such as 1m, before the next one is begun; at least 256k")
 	cmd.Flags().Var(&allLogs, "log-limit", "most that the logs of all sandboxes may have, such as 10g, before the oldest files are removed of those that have most; the one that a main process writes to stays")
 	cmd.Flags().Var(&runs, "agent-limit", "most that the agent runs that are hosted and that nobody works on may have on disk, such as 100g, before the oldest of them are removed, but none within an hour; 0: any amount")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -108,9 +109,9 @@ func runServe(ctx context.Context, opts serveOptions, d deps) error {
 	o.Version = d.version
 	err = d.serve(ctx, o)
 	if wrong, ok := errors.AsType[*boot.OptionError](err); ok {
-		return &usageError{wrong}
+		return cmdline.Usagef("%w", wrong)
 	}
-	if _, ok := errors.AsType[signalled](context.Cause(ctx)); ok && (err == nil || errors.Is(err, context.Cause(ctx)) || errors.Is(err, context.Canceled)) {
+	if _, ok := errors.AsType[cmdline.Signalled](context.Cause(ctx)); ok && (err == nil || errors.Is(err, context.Cause(ctx)) || errors.Is(err, context.Canceled)) {
 		return nil // asked to stop, and did
 	}
 	return err
@@ -158,7 +159,7 @@ func (s serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 	}
 	for i, name := range o.Require {
 		if o.Require[i] = strings.TrimSpace(name); o.Require[i] == "" {
-			return o, usagef("--require has an empty name")
+			return o, cmdline.Usagef("--require has an empty name")
 		}
 	}
 	if o.Profiles != "" {
@@ -177,21 +178,21 @@ func (s serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 		o.Pools = append(o.Pools, pool)
 		pool.Size, pool.Learn = 0, false
 		if seen[pool] {
-			return o, usagef("--pool names %s twice with profile %s", pool.Image, pool.Profile)
+			return o, cmdline.Usagef("--pool names %s twice with profile %s", pool.Image, pool.Profile)
 		}
 		seen[pool] = true
 	}
 	switch {
 	case o.DefaultTimeout <= 0:
-		return o, usagef("--default-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultTimeout)
+		return o, cmdline.Usagef("--default-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultTimeout)
 	case o.DefaultIdleTimeout <= 0:
-		return o, usagef("--default-idle-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultIdleTimeout)
+		return o, cmdline.Usagef("--default-idle-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultIdleTimeout)
 	case o.EndedAge < 0 || o.SnapshotAge < 0 || o.AgentAge < 0:
-		return o, usagef("--ended-age %v, --snapshot-age %v, --agent-age %v: none may be negative", o.EndedAge, o.SnapshotAge, o.AgentAge)
+		return o, cmdline.Usagef("--ended-age %v, --snapshot-age %v, --agent-age %v: none may be negative", o.EndedAge, o.SnapshotAge, o.AgentAge)
 	case o.EndedLimit < 0:
-		return o, usagef("--ended-limit %d is negative", o.EndedLimit)
+		return o, cmdline.Usagef("--ended-limit %d is negative", o.EndedLimit)
 	case o.IdleExit < 0:
-		return o, usagef("--idle-exit %v is negative", o.IdleExit)
+		return o, cmdline.Usagef("--idle-exit %v is negative", o.IdleExit)
 	}
 	return o, nil
 }
@@ -203,13 +204,13 @@ func inputsDir(dir string) (string, error) {
 		found, err = filepath.EvalSymlinks(found)
 	}
 	if err != nil {
-		return "", usagef("--agent-inputs %q: %w", dir, err)
+		return "", cmdline.Usagef("--agent-inputs %q: %w", dir, err)
 	}
 	if fi, err := os.Stat(found); err != nil || !fi.IsDir() {
-		return "", usagef("--agent-inputs %q: not a directory", dir)
+		return "", cmdline.Usagef("--agent-inputs %q: not a directory", dir)
 	}
 	if found == "/" {
-		return "", usagef("--agent-inputs %q: that is all there is; name the directory that has the input", dir)
+		return "", cmdline.Usagef("--agent-inputs %q: that is all there is; name the directory that has the input", dir)
 	}
 	return found, nil
 }
@@ -238,7 +239,7 @@ func parsePool(s string) (p boot.Pool, err error) {
 		p.Size, err = strconv.Atoi(size)
 	}
 	if i <= 0 || err != nil || p.Size < 1 || p.Size > maxPool || p.Profile == "" {
-		return p, usagef("--pool %q: want IMAGE=N, IMAGE=auto or IMAGE=auto:N, with N from 1 to %d, and perhaps ,PROFILE", s, maxPool)
+		return p, cmdline.Usagef("--pool %q: want IMAGE=N, IMAGE=auto or IMAGE=auto:N, with N from 1 to %d, and perhaps ,PROFILE", s, maxPool)
 	}
 	return p, nil
 }
