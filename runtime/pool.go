@@ -159,7 +159,7 @@ func (s *Supervisor) takeOut(p *warmSandbox) bool {
 // claim makes a warm sandbox the one that was reserved, which has its id. On error nothing is
 // left of either.
 func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *warmSandbox, req *Request) (_ Record, err error) {
-	rec := sb.rec // as in create
+	rec := sb.rec // changed here alone while the phase is creating
 	var undo cleanup
 	defer undo.unwind(&err)
 	undo.add("release name", func() error { s.forget(sb); return nil })
@@ -235,7 +235,7 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	spec := req.spec(id, warmHostname, until.Add(warmGrace))
 	spec.IODevice = s.opts.IODevice
 	p.started, err = s.engine.Create(ctx, spec, control)
-	cerr := control.Close() // as in create
+	cerr := control.Close() // init alone holds it, see create
 	if err != nil {
 		return err
 	}
@@ -303,8 +303,8 @@ func (s *Supervisor) discard(ctx context.Context, p *warmSandbox) error {
 	return errors.Join(ignoreNotFound(s.engine.Delete(ctx, p.id)), s.sockets.remove(p.id))
 }
 
-// Unpark removes the warm sandboxes of which choose says so, by their pool, the digest of their
-// image and their request's layers. When it returns they are gone.
+// Unpark removes the warm sandboxes that choose selects, by their pool, the digest of their image and
+// their request's layers. When it returns they are gone.
 func (s *Supervisor) Unpark(ctx context.Context, choose func(pool, digest string, layers []string) bool) error {
 	s.mu.Lock()
 	if s.closed {

@@ -8,12 +8,12 @@
 // # Theory of operation
 //
 // libcontainer executes the launcher's own binary anew as "sandboxd-launcher init". Its C part
-// makes the namespaces; then [Init] runs, already root of the sandbox's user namespace, and mounts
+// makes the namespaces; then [Init] runs, already root of the sandbox's user namespace. It mounts
 // the sandbox's overlay in the sandbox's own mount namespace, so that the launcher's mount table
 // does not grow with the number of sandboxes. After that libcontainer builds /dev, /proc and /sys,
 // pivots, drops capabilities and executes the sandbox's init, which loads the seccomp filter: a
 // program that the launcher has compiled once for all sandboxes of a profile. A sandbox has been
-// created when its init says that it is confined.
+// created when its init reports that it is confined.
 package libct
 
 import (

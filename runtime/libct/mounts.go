@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The last process of a mount namespace has not ended before the kernel has taken its mounts down,
-// and for an overlay the kernel then writes out the whole file system below it (ovl_sync_fs): a
+// The last process of a mount namespace has not ended before the kernel has taken its mounts down.
+// For an overlay the kernel then writes out the whole file system below it (ovl_sync_fs): a
 // deletion would wait for all writes of the host to reach the disk. So the namespace is held for
 // the time of the deletion, and let go after it. The overlays' files are removed by then; to have
 // written them out is useless.
