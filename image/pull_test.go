@@ -596,7 +596,7 @@ func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(testenv.Patience(time.Minute))
+	deadline := time.After(testenv.HungAfter)
 	for !ok() {
 		select {
 		case <-tick.C:

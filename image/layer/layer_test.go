@@ -461,7 +461,7 @@ func TestNothingIsReadAfterAnError(t *testing.T) {
 	}
 	// The goroutine signals its end a moment before it ends.
 	stacks := make([]byte, 1<<20)
-	for deadline := time.Now().Add(testenv.Patience(time.Minute)); ; goruntime.Gosched() {
+	for deadline := time.Now().Add(testenv.HungAfter); ; goruntime.Gosched() {
 		n := goruntime.Stack(stacks, true)
 		if !bytes.Contains(stacks[:n], []byte("readAhead).run")) {
 			return

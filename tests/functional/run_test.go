@@ -26,7 +26,8 @@ func start(t *testing.T) *harness.Daemon {
 	return harness.Start(t, harness.Options{})
 }
 
-// busybox makes the image that most tests of images run: its files in a gzip layer, a mark in a zstd layer.
+// busybox makes the image that most tests of images run: its files in a gzip layer, a mark in a
+// zstd layer.
 func busybox(t *testing.T) v1.Image {
 	t.Helper()
 	return harness.Image(t, v1.Config{Env: []string{"PATH=/bin", "FROM_IMAGE=yes"}, WorkingDir: "/home", Cmd: []string{"sh"}},
@@ -34,8 +35,8 @@ func busybox(t *testing.T) v1.Image {
 		harness.Layer(t, "zstd", harness.Tar(t, harness.File{Name: "home/second-layer", Body: "zstd\n"})))
 }
 
-// The first promise of all: an image index in a real registry, gzip and zstd layers, and the program's own output and
-// exit code through the command line.
+// The first promise of all: an image index in a real registry, gzip and zstd layers, and the
+// program's own output and exit code through the command line.
 func TestRunFromARegistryPrintsAndPassesTheExitCodeThrough(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -70,7 +71,7 @@ func TestRunFromARegistryPrintsAndPassesTheExitCodeThrough(t *testing.T) {
 func TestUnverifiedCertificateIsRefused(t *testing.T) {
 	registry := harness.DebianRegistry(t, true)
 	reference := registry.Push(t, "test/busybox:1", busybox(t))
-	d := start(t)
+	d := shared(t)
 	_, err := d.Pull(t.Context(), reference, false)
 	wantProblem(t, err, api.CodeRegistry, "certificate")
 	if _, err := d.Pull(t.Context(), reference, true); err != nil {
@@ -115,14 +116,14 @@ func TestWhiteoutsHideLowerLayers(t *testing.T) {
 			harness.File{Name: "opaque/", Type: tar.TypeDir}, harness.File{Name: "opaque/upper", Body: "5"}, harness.File{Name: "opaque/.wh..wh..opq"},
 			harness.File{Name: "replaced", Body: "a file now"})))
 	reference := registry.Push(t, "test/whiteout:1", image)
-	d := start(t)
+	d := shared(t)
 	d.MustPull(t, reference)
 	s := d.Create(t, api.CreateSandbox{Image: reference})
 	got := s.Sh(t, "ls -A /data /opaque; cat /replaced")
 	if want := "/data:\nkept\n\n/opaque:\nupper\na file now"; got != want {
 		t.Errorf("the merged tree shows %q, want %q", got, want)
 	}
-	// The sandbox can make again what the image hid, and that stays its own.
+	// The sandbox can make again a file that the image hid, and that stays its own.
 	if got := s.Sh(t, "echo mine >/data/gone; cat /data/gone; ls /opaque"); got != "mine\nupper\n" {
 		t.Errorf("after writing into the hidden places: %q", got)
 	}
@@ -133,7 +134,7 @@ func TestWhiteoutsHideLowerLayers(t *testing.T) {
 
 func TestHostImageRunsPython(t *testing.T) {
 	testenv.RequirePeer(t, "python3")
-	d := start(t)
+	d := shared(t)
 	got := d.CLI(t, "run", "host", "--", "python3", "-c", "print(1)")
 	if got.Code != 0 || got.Stdout != "1\n" {
 		t.Errorf("run host -- python3 -c 'print(1)' ended with %+v", got)
@@ -141,14 +142,15 @@ func TestHostImageRunsPython(t *testing.T) {
 }
 
 func TestSandboxRunsUnderSeccompAndNoNewPrivs(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	status := statusFields(d.Create(t, api.CreateSandbox{}).Sh(t, "cat /proc/self/status"))
 	for field, want := range map[string]string{"Seccomp": "2", "NoNewPrivs": "1", "CapInh": "0000000000000000", "CapAmb": "0000000000000000"} {
 		if status[field] != want {
 			t.Errorf("%s is %q, want %q", field, status[field], want)
 		}
 	}
-	// What an exec may ever get is what the profile's bounding set holds: never the administrator of anything.
+	// An exec can at most get the capabilities of the profile's bounding set: never an
+	// administrator's.
 	bounding, err := strconv.ParseUint(status["CapBnd"], 16, 64)
 	if err != nil {
 		t.Fatal(err)
@@ -176,7 +178,7 @@ func statusFields(status string) map[string]string {
 }
 
 func TestSandboxHasNoRoute(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	if got := s.Sh(t, "cat /proc/net/route"); strings.Count(got, "\n") > 1 {
 		t.Errorf("routes: %q", got)
@@ -186,14 +188,14 @@ func TestSandboxHasNoRoute(t *testing.T) {
 	}
 }
 
-// A file planted on the host, where the daemon's user can read it, is not there; nor is anything but the few
-// directories that the host image shows.
+// A file planted on the host, where the daemon's user can read it, is not there; nor is anything
+// but the few directories that the host image shows.
 func TestHostFilesAreNotThere(t *testing.T) {
 	planted := t.TempDir() + "/secret"
 	if err := os.WriteFile(planted, []byte("of the host"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	for _, path := range []string{planted, "/etc/shadow", "/etc/subuid", d.DataDir, d.Socket, "/var/lib/dpkg", "/run/user", "/boot/*", "/root/.bashrc"} {
 		if got := s.Sh(t, fmt.Sprintf("ls -d %s 2>/dev/null || true", path)); got != "" {
@@ -207,7 +209,7 @@ func TestHostFilesAreNotThere(t *testing.T) {
 			t.Errorf("%s is visible: %q", home, got)
 		}
 	}
-	// What is shown of the host is read-only.
+	// Visible directories of the host are read-only.
 	for _, path := range []string{"/usr/bin", "/usr/lib"} {
 		s.Sh(t, fmt.Sprintf("touch %s/planted-by-a-sandbox 2>/dev/null || true", path))
 		if _, err := os.Stat(path + "/planted-by-a-sandbox"); err == nil {
@@ -217,9 +219,10 @@ func TestHostFilesAreNotThere(t *testing.T) {
 }
 
 func TestOtherSandboxesProcessesAreInvisible(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	a, b := d.Create(t, api.CreateSandbox{}), d.Create(t, api.CreateSandbox{})
-	// It is there when it is itself: while a process is about to be another program it has no command line.
+	// It is there when it is itself: while a process is about to be another program it has no command
+	// line.
 	a.Sh(t, `sleep 98765 >/dev/null 2>&1 & until [ "$(tr '\0' ' ' </proc/$!/cmdline)" = "sleep 98765 " ]; do :; done`)
 	if got := a.Sh(t, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"); !strings.Contains(got, "sleep 98765") {
 		t.Fatalf("control: the sandbox that started the process does not see it: %q", got)
@@ -235,7 +238,7 @@ func TestOtherSandboxesProcessesAreInvisible(t *testing.T) {
 // Read from the host: no process of a sandbox is the host's root or the daemon's user.
 func TestSandboxProcessesAreNeitherRootNorTheDaemonsUser(t *testing.T) {
 	testenv.RequireSubIDs(t)
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	if s.Enforced.IDs != "subordinate" {
 		t.Fatalf("enforced.ids is %q", s.Enforced.IDs)
@@ -272,9 +275,9 @@ func TestSandboxProcessesAreNeitherRootNorTheDaemonsUser(t *testing.T) {
 	}
 }
 
-// What is not enforced is said, never hidden.
+// Missing enforcement is reported, never hidden.
 func TestEnforcedIsHonest(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	e := s.Enforced
 	for _, ns := range []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "net"} {
@@ -285,7 +288,8 @@ func TestEnforcedIsHonest(t *testing.T) {
 	if !e.NoNewPrivs || e.Seccomp == "" || e.Network != "none" {
 		t.Errorf("enforced: %+v", e)
 	}
-	// The defaults limit memory and not cpu: what they ask for and the host lacks is missing, and no more.
+	// The defaults limit memory and not cpu: limits that they ask for and the host lacks are missing,
+	// and no more.
 	limited, err := d.TryCreate(t.Context(), api.CreateSandbox{Limits: api.Limits{Memory: 64 << 20, CPUs: 1}})
 	if e.Memory != "cgroup" {
 		if len(e.Missing) == 0 {

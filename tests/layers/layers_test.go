@@ -81,7 +81,7 @@ func TestUnpackingAgreesWithUmociAndContainerd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), unshare, append(args, self, "-test.run=^"+t.Name()+"$", "-test.v", "-test.parallel=2", "-test.timeout="+testenv.Patience(15*time.Minute).String())...)
+	cmd := exec.CommandContext(t.Context(), unshare, append(args, self, "-test.run=^"+t.Name()+"$", "-test.v", "-test.parallel=2", "-test.timeout="+testenv.HungAfter.String())...)
 	cmd.Env = env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	out, err := cmd.CombinedOutput()
