@@ -106,7 +106,7 @@ type AgentRunList struct {
 // last line holds the run's state instead, once no process works on it.
 type AgentRunEvent struct {
 	N       int             `json:"n,omitempty"`       // line number in the record, from 1
-	Event   json.RawMessage `json:"event,omitempty"`   // described in docs/agent.md
+	Event   json.RawMessage `json:"event,omitempty"`   // described in docs/reference/agent.md
 	Omitted int64           `json:"omitted,omitempty"` // bytes of a line that is too long to send; the record has it
 	Run     *AgentRun       `json:"run,omitempty"`
 }

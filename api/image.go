@@ -119,8 +119,8 @@ type ImageHistory struct {
 	Size       int64     `json:"size,omitempty"` // of the layer's blob
 }
 
-// ImagesVerified is the answer to GET /v1/images/verify. docs/api.md states the extent of the
-// proof.
+// ImagesVerified is the answer to GET /v1/images/verify. docs/reference/api.md states the extent of
+// the proof.
 type ImagesVerified struct {
 	Blobs   int   `json:"blobs"`   // blobs that were read
 	Bytes   int64 `json:"bytes"`   // their total size

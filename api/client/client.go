@@ -56,22 +56,26 @@ type Client struct {
 }
 
 // New returns a client for the daemon that listens on the Unix socket at path. It does not connect
-// yet.
-func New(socket string) *Client {
+// yet. Each of wrap returns a transport around the one that it gets, for example to trace requests.
+func New(socket string, wrap ...func(http.RoundTripper) http.RoundTripper) *Client {
+	var transport http.RoundTripper = &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dial(ctx, socket)
+		},
+		DisableCompression:  true, // a local socket gains nothing from it
+		MaxIdleConnsPerHost: 32,
+		IdleConnTimeout:     30 * time.Second,
+		// A daemon always says whether it wants the body, however busy it is. Another server on the
+		// socket may never say it.
+		ExpectContinueTimeout: time.Minute,
+	}
+	for _, w := range wrap {
+		transport = w(transport)
+	}
 	return &Client{
 		socket: socket,
 		http: &http.Client{
-			Transport: &http.Transport{
-				DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-					return dial(ctx, socket)
-				},
-				DisableCompression:  true, // a local socket gains nothing from it
-				MaxIdleConnsPerHost: 32,
-				IdleConnTimeout:     30 * time.Second,
-				// A daemon always says whether it wants the body, however busy it is. Another server on
-				// the socket may never say it.
-				ExpectContinueTimeout: time.Minute,
-			},
+			Transport: transport,
 			// A redirect cannot come from sandboxd.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},

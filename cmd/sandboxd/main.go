@@ -1,96 +1,26 @@
-// Command sandboxd is the daemon and the command line that drives it. Every command but serve talks to a daemon over
-// its socket, as any other program would.
+// Command sandboxd is the daemon and the command line that drives it.
 package main
 
 import (
 	"context"
 	"os"
 
-	"github.com/spf13/cobra"
-
-	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/attack"
-	"github.com/sandboxd/sandboxd/internal/doctor"
+	"github.com/sandboxd/sandboxd/internal/broker"
+	"github.com/sandboxd/sandboxd/internal/cli"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 )
 
+// version is set by the linker (see Makefile).
+var version = "unknown"
+
 func main() {
-	// A probe of the kernel is a child of ours in namespaces of its own.
-	if code, ok := kernel.Main(os.Args[1:]); ok {
-		os.Exit(code)
+	// The program executes itself for three other purposes: as the child of a kernel probe, as the broker of a confined
+	// daemon, and, copied into a sandbox, as an attack on it.
+	for _, other := range []func(args []string) (code int, handled bool){kernel.Main, broker.Main, attack.Main} {
+		if code, ok := other(os.Args[1:]); ok {
+			os.Exit(code)
+		}
 	}
-	// A daemon has done by us what it cannot do itself any more.
-	if code, ok := outsideMain(os.Args[1:]); ok {
-		os.Exit(code)
-	}
-	// And an attack on a sandbox is this program, put into it.
-	if code, ok := attack.Main(os.Args[1:]); ok {
-		os.Exit(code)
-	}
-	os.Exit(cli(context.Background(), os.Args[1:], deps{
-		stdin:  os.Stdin,
-		stdout: os.Stdout,
-		stderr: os.Stderr,
-		serve:  serve,
-		checks: doctor.Run,
-	}))
-}
-
-// deps is what the commands work with. The zero socket is filled in by newRoot.
-type deps struct {
-	stdin, stdout, stderr *os.File
-	// socket is what --socket says, once the flags are parsed; use socketPath.
-	socket *string
-	// serve runs the daemon until ctx ends or it is told to shut down.
-	serve func(context.Context, serveOptions) error
-	// checks looks at the host where no daemon does it.
-	checks func(ctx context.Context, dataDir string) []api.Check
-}
-
-// socketPath is where the daemon is to be found: the flag, else SANDBOXD_SOCKET, else the usual place.
-func (d deps) socketPath() string {
-	if *d.socket != "" {
-		return *d.socket
-	}
-	return client.DefaultSocket()
-}
-
-// client returns a client for the daemon, running or not. Commands that start one use daemon instead.
-func (d deps) client() *client.Client { return client.New(d.socketPath()) }
-
-// newRoot wires the commands by hand.
-func newRoot(d deps) *cobra.Command {
-	d.socket = new(string)
-	root := &cobra.Command{
-		Use:   "sandboxd",
-		Short: "Run untrusted programs in sandboxes",
-		Long: `sandboxd runs untrusted programs in sandboxes that start in milliseconds, without
-Docker and without root. One daemon per user holds them; "sandboxd run" starts
-it where none is running.
-
-  sandboxd run -- python3 -c 'print(1)'            in an image of this host's own /usr
-  sandboxd run debian:12 -- sh -c 'cat /etc/os-release'
-  sandboxd doctor                                  what this host can enforce`,
-		SilenceErrors: true,
-		SilenceUsage:  true,
-	}
-	root.PersistentFlags().StringVar(d.socket, "socket", "", "the daemon's Unix `socket` (default: $SANDBOXD_SOCKET, else in the runtime directory)")
-	root.SetIn(d.stdin)
-	root.SetOut(d.stdout)
-	root.SetErr(d.stderr)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.SetUsageTemplate(root.UsageTemplate() + exitStatusTemplate)
-	exitStatus(root, exitPlain)
-	for _, newCommand := range []func(deps) *cobra.Command{
-		newRun, newCreate, newExec, newPs, newStop, newStart, newPause, newResume, newUpdate, newStats, newDiff, newCommit, newRm, newPruneEnded, newCp, newFiles,
-		newSnapshot, newSnapshots, newFork, newRollback,
-		newPull, newPush, newImages, newImage, newRmi, newTag, newImport, newExport, newBuild,
-		newAttach, newExecs, newKill, newTop, newLogs, newWait,
-		newAgent,
-		newServe, newShutdown, newDoctor, newProfiles, newVersion,
-	} {
-		root.AddCommand(newCommand(d))
-	}
-	return root
+	os.Exit(cli.Main(context.Background(), os.Args[1:], version))
 }

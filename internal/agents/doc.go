@@ -3,7 +3,7 @@
 // # Who does what
 //
 //	daemon   Host: has a worker started, gives it the request on its stdin, and reads small files
-//	runner   of errands (package errand): starts workers and signals them, which a confined daemon cannot; was told before what to start, how
+//	runner   of errands (package broker): starts workers and signals them, which a confined daemon cannot; was told before what to start, how
 //	         many of them, and what they may read
 //	worker   `sandboxd agent worker`: the same loop as `sandboxd agent run`, a client of the daemon's socket; confines itself (package confine)
 //	         before it reads its stdin

@@ -4,7 +4,7 @@
 // From then on, where the kernel has Landlock, the daemon opens, makes, renames and removes files below its data and its runtime directory
 // only, reads what the kernel says about itself, and executes nothing. It reaches no abstract socket and no process outside where
 // Landlock has scopes (6.12; of signals with an erratum mended), and no socket that has a path where it knows those (7.1). What else it
-// needs of the host it has done by a process that it has started before (package errand), which knows a short list of
+// needs of the host it has done by a process that it has started before (package broker), which knows a short list of
 // things to do. What is open already stays open: descriptors that sandboxes pass are not affected.
 //
 // Landlock has no right to look at what a file is, or to change its mode, owner, times and attributes: file permissions alone keep

@@ -8,8 +8,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// The launcher and the init start with every sandbox and hold its power or its processes: what talks to models or parses
-// their answers must not be linked into them.
+// The launcher and the init start with every sandbox and hold its power or its processes: what
+// talks to models or parses their answers must not be linked into them.
 func TestModelSDKsAreInTheCommandLineOnly(t *testing.T) {
 	sdks := []string{"github.com/openai/", "github.com/anthropics/", "github.com/tidwall/", "go.opentelemetry.io/"}
 	for _, program := range []string{"sandboxd", "sandboxd-launcher", "sandboxd-init"} {

@@ -1,0 +1,316 @@
+package broker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/internal/doctor"
+	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/runtime/cgroup"
+)
+
+// brokerArg is the first argument of the daemon's own program when it runs as a broker.
+const brokerArg = "broker"
+
+// Main runs a broker if the arguments ask for one. Every program that calls [Start] calls Main
+// first.
+func Main(args []string) (code int, handled bool) {
+	if len(args) != 1 || args[0] != brokerArg {
+		return 0, false
+	}
+	// A terminal or a service manager signals the daemon too, and its orderly end is ours. The signals
+	// are caught, not ignored, because children inherit ignored ones.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	if err := serve(context.Background(), new(broker).handlers(), drainTimeout); err != nil {
+		fmt.Fprintln(os.Stderr, "sandboxd:", err)
+		return 1, true
+	}
+	return 0, true
+}
+
+// broker holds the state of a broker process.
+type broker struct {
+	mu         sync.Mutex
+	configured bool
+	cfg        Config
+	log        *slog.Logger
+	adopted    cgroup.Subtree      // of the adopted launcher
+	agents     map[int]*os.Process // running processes of agent runs, by pid
+}
+
+func (b *broker) handlers() map[string]handler {
+	return map[string]handler{
+		requestConfigure:     handle(b.configure),
+		requestAdoptLauncher: handle(b.adoptLauncher),
+		requestStartLauncher: handle(func(ctx context.Context, _ none) (none, error) {
+			cfg, _ := b.config()
+			return none{}, launcher.Start(ctx, cfg.Launcher)
+		}),
+		requestLeaveCgroups: handle(func(ctx context.Context, _ none) (none, error) {
+			cfg, adopted := b.config()
+			return none{}, errors.Join(adopted.Leave(ctx), cfg.Launcher.Cgroup.Leave(ctx))
+		}),
+		requestAbandonCgroups: handle(func(context.Context, none) (none, error) {
+			cfg, _ := b.config()
+			return none{}, cfg.Launcher.Cgroup.Abandon()
+		}),
+		requestChecks: handle(func(ctx context.Context, _ none) ([]api.Check, error) {
+			cfg, _ := b.config()
+			return doctor.Run(ctx, cfg.Launcher.DataDir), nil
+		}),
+		requestCredentials: handle(credentials),
+		requestLookup:      handle(lookup),
+		requestHostLayer:   writeHostLayer,
+		requestStartAgent:  b.startAgent,
+		requestSignalAgent: handle(b.signalAgent),
+	}
+}
+
+// config returns the configuration, and the cgroups of an adopted launcher.
+func (b *broker) config() (Config, cgroup.Subtree) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.cfg, b.adopted
+}
+
+func (b *broker) configure(_ context.Context, cfg Config) (none, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.configured {
+		return none{}, errors.New("the broker is configured already")
+	}
+	b.configured, b.cfg, b.log = true, cfg, slog.New(slog.NewTextHandler(os.Stderr, nil))
+	return none{}, nil
+}
+
+func (b *broker) adoptLauncher(_ context.Context, pid int) (_ none, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.adopted, err = cgroup.Of(pid, b.cfg.Name)
+	return none{}, err
+}
+
+// credentials reads a registry's credentials, which may run a credential helper of the user. It
+// returns nil if there are none.
+func credentials(ctx context.Context, r registry) (*authn.AuthConfig, error) {
+	auth, err := authn.Resolve(ctx, authn.DefaultKeychain, r)
+	if err != nil || auth == authn.Anonymous {
+		return nil, err
+	}
+	return authn.Authorization(ctx, auth)
+}
+
+func lookup(ctx context.Context, host string) ([]netip.Addr, error) {
+	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	for i := range found {
+		found[i] = found[i].Unmap()
+	}
+	return found, err
+}
+
+func writeHostLayer(_ context.Context, _ json.RawMessage, files []*os.File) (any, error) {
+	if len(files) != 1 {
+		return nil, fmt.Errorf("want one file to write to, got %d", len(files))
+	}
+	return image.WriteHostLayer("/", files[0])
+}
+
+// startAgent starts sandboxd-agent to work on an agent run. The process outlives the broker,
+// because runs outlive a daemon that is killed.
+func (b *broker) startAgent(_ context.Context, _ json.RawMessage, files []*os.File) (any, error) {
+	if len(files) != 2 {
+		return nil, fmt.Errorf("want two files, for stdin and stdout, got %d", len(files))
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a := b.cfg.Agents
+	if !b.configured || len(b.agents) >= a.Max {
+		return nil, fmt.Errorf("start an agent process: %d are running, which is the limit", len(b.agents))
+	}
+	cmd := exec.Command(a.Program, a.arguments()...)                  //nolint:noctx,gosec // our own program; it outlives the request
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = files[0], files[1], os.Stderr // stderr gets panics
+	// A session of its own keeps Ctrl-C at the terminal of a foreground daemon from the process.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start an agent process: %w", err)
+	}
+	if b.agents == nil {
+		b.agents = map[int]*os.Process{}
+	}
+	pid := cmd.Process.Pid
+	b.agents[pid] = cmd.Process
+	go func() {
+		err := cmd.Wait()
+		b.mu.Lock()
+		delete(b.agents, pid)
+		log := b.log
+		b.mu.Unlock()
+		if err != nil {
+			log.Warn("an agent process has ended", "pid", pid, "error", err)
+		}
+	}()
+	return pid, nil
+}
+
+// arguments returns the arguments of sandboxd-agent for a hosted run.
+func (a Agents) arguments() []string {
+	args := []string{"--socket", a.Socket, "agent", "worker", "--runs", a.Runs}
+	for _, dir := range a.Inputs {
+		args = append(args, "--inputs", dir)
+	}
+	return args
+}
+
+// signalAgent signals a process that this broker has started, and no other: the daemon may have
+// been taken over.
+func (b *broker) signalAgent(_ context.Context, s agentSignal) (none, error) {
+	b.mu.Lock()
+	process := b.agents[s.PID]
+	b.mu.Unlock()
+	if process == nil {
+		return none{}, fmt.Errorf("no agent process has the pid %d", s.PID)
+	}
+	sig := syscall.SIGTERM
+	if s.Kill {
+		sig = syscall.SIGKILL
+	}
+	if err := process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return none{}, fmt.Errorf("signal agent process %d: %w", s.PID, err)
+	}
+	return none{}, nil
+}
+
+// handler handles a request. Its files are closed afterwards.
+type handler func(ctx context.Context, args json.RawMessage, files []*os.File) (result any, err error)
+
+// handle returns the handler of a function that takes and returns values, and no files.
+func handle[A, R any](do func(ctx context.Context, args A) (R, error)) handler {
+	return func(ctx context.Context, args json.RawMessage, files []*os.File) (any, error) {
+		var a A
+		if err := decodeStrict(args, &a); err != nil {
+			return nil, fmt.Errorf("decode: %w", err)
+		}
+		if len(files) > 0 {
+			return nil, fmt.Errorf("%d unexpected files", len(files))
+		}
+		return do(ctx, a)
+	}
+}
+
+// serve handles requests until the client has ended, then drains those in progress. After an error,
+// which includes requests that ignore their cancellation, the program has to end.
+func serve(ctx context.Context, handlers map[string]handler, drain time.Duration) (err error) {
+	unix.CloseOnExec(fdRequests)
+	conn, err := unixConn(os.NewFile(fdRequests, "broker"))
+	if err != nil {
+		return fmt.Errorf("run broker: %w", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer func() {
+		_ = conn.Close()
+		cancel()
+		err = errors.Join(err, waitFor(&running, drain))
+	}()
+	slots := make(chan struct{}, maxRequests)
+	for {
+		req, to, files, err := receive(conn)
+		if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("run broker: %w", err)
+		}
+		select {
+		case slots <- struct{}{}:
+		default:
+			refuse(to)
+			closeAll(files)
+			continue
+		}
+		running.Go(func() {
+			defer func() { <-slots }()
+			defer closeAll(files)
+			defer to.Close()
+			respond(ctx, req, to, files, handlers)
+		})
+	}
+}
+
+// refuse answers a request over the limit. It must not block, because all other requests wait
+// meanwhile. The socket buffer of a client that listens has room. A write deadline does not do: if
+// it passes before the write begins, nothing is written, and the client takes the broker for gone.
+func refuse(to *net.UnixConn) {
+	defer to.Close()
+	text, err := json.Marshal(&answer{Error: fmt.Sprintf("%d broker requests are in progress already", maxRequests)})
+	if err != nil {
+		return
+	}
+	rc, err := to.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = rc.Control(func(fd uintptr) {
+		_ = unix.Sendmsg(int(fd), text, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL) // lost if the client does not read
+	})
+}
+
+// waitFor waits until all cancelled requests have returned, or for the timeout.
+func waitFor(running *sync.WaitGroup, timeout time.Duration) error {
+	ended := make(chan struct{})
+	go func() {
+		running.Wait()
+		close(ended)
+	}()
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-ended:
+		return nil
+	case <-timer.C:
+		return fmt.Errorf("cancelled broker requests are still running after %v", timeout)
+	}
+}
+
+// respond handles one request and answers it. The client may be gone by then.
+func respond(ctx context.Context, req *request, to *net.UnixConn, files []*os.File, handlers map[string]handler) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		// The client sends nothing: Read returns when it closes its end, or at the deadline below.
+		_, _ = to.Read(make([]byte, 1))
+		cancel()
+	}()
+	var a answer
+	handle := handlers[req.Request]
+	if handle == nil {
+		a.Error = fmt.Sprintf("no broker request is called %q", req.Request)
+	} else if result, err := handle(ctx, req.Args, files); err != nil {
+		a.Error = err.Error()
+	} else if a.Result, err = json.Marshal(result); err != nil {
+		a.Error = fmt.Sprintf("encode the result of broker request %s: %v", req.Request, err)
+	}
+	_ = to.SetReadDeadline(time.Unix(1, 0))
+	<-watched
+	_ = to.SetWriteDeadline(time.Now().Add(endTimeout)) // a client that does not read must not hold a slot
+	_ = json.NewEncoder(to).Encode(&a)
+}

@@ -1,0 +1,289 @@
+package broker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/launcher"
+)
+
+// ErrGone is the error of every request to a broker that has ended.
+var ErrGone = errors.New("the broker process is gone; restart the daemon")
+
+// The consequences of a lost broker, and the remedy, as log and doctor report them.
+const (
+	GoneMeans = "launchers that die are not replaced, agent runs do not start, credentials and addresses of registries are not found, " +
+		"and the host is not examined"
+	GoneRemedy = "restart the daemon, sandboxes keep running: sandboxd shutdown --keep-sandboxes, then sandboxd serve"
+)
+
+// peerGone lists the errors of a write to a socket whose peer, or our end, is closed. Other errors,
+// such as a lack of memory, are transient.
+var peerGone = []error{unix.EPIPE, unix.ECONNRESET, unix.ECONNREFUSED, unix.ENOTCONN, net.ErrClosed}
+
+// Config fixes what a broker acts on, before the daemon reads anything hostile.
+type Config struct {
+	Launcher launcher.Options `json:"launcher"`
+	// Name is the name of the daemon's cgroups.
+	Name   string `json:"name"`
+	Agents Agents `json:"agents"`
+}
+
+// Agents describes the processes of hosted agent runs.
+type Agents struct {
+	// Program is the path of sandboxd-agent.
+	Program string   `json:"program"`
+	Socket  string   `json:"socket"`
+	Runs    string   `json:"runs"`
+	Inputs  []string `json:"inputs,omitempty"`
+	// Max limits the processes, so that a daemon that was taken over starts no more.
+	Max int `json:"max"`
+}
+
+// Client is the daemon's handle on its broker process.
+type Client struct {
+	conn  *net.UnixConn
+	ended chan struct{}
+
+	mu     sync.Mutex
+	closed bool
+}
+
+// Start starts the calling program a second time, as a broker with the configuration. Close ends
+// it.
+func Start(ctx context.Context, cfg Config) (*Client, error) {
+	c, err := start(brokerArg)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.send(ctx, requestConfigure, &cfg, nil); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+func start(args ...string) (*Client, error) {
+	ours, theirs, err := socketpair(unix.SOCK_SEQPACKET)
+	if err != nil {
+		return nil, fmt.Errorf("start broker: %w", err)
+	}
+	defer theirs.Close()
+	conn, err := unixConn(ours)
+	if err != nil {
+		return nil, fmt.Errorf("start broker: %w", err)
+	}
+	cmd := exec.Command("/proc/self/exe", args...) //nolint:noctx,gosec // our own program; it ends when its socket does
+	cmd.Args[0] = os.Args[0]
+	cmd.ExtraFiles = []*os.File{theirs} // fdRequests
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := cmd.Start(); err != nil {
+		return nil, errors.Join(fmt.Errorf("start broker: %w", err), conn.Close())
+	}
+	c := &Client{conn: conn, ended: make(chan struct{})}
+	go func() {
+		_ = cmd.Wait() // each later request reports the end
+		close(c.ended)
+	}()
+	return c, nil
+}
+
+// Close cancels all requests and returns when the broker has ended. A second call does nothing.
+// Close does not kill the broker, because a confined daemon may not be able to.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	closed := c.closed
+	c.closed = true
+	c.mu.Unlock()
+	if closed {
+		return nil
+	}
+	err := c.conn.Close()
+	timer := time.NewTimer(endTimeout)
+	defer timer.Stop()
+	select {
+	case <-c.ended:
+		return err
+	case <-timer.C:
+		return errors.Join(err, fmt.Errorf("the broker did not end within %v", endTimeout))
+	}
+}
+
+// Gone returns a channel that is closed when the broker has ended.
+func (c *Client) Gone() <-chan struct{} { return c.ended }
+
+// IsGone reports whether the broker has ended.
+func (c *Client) IsGone() bool {
+	select {
+	case <-c.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// StartLauncher starts a launcher.
+func (c *Client) StartLauncher(ctx context.Context) error {
+	return c.call(ctx, requestStartLauncher, none{}, nil)
+}
+
+// AdoptLauncher names a launcher that an earlier daemon has started, perhaps in other cgroups,
+// which LeaveCgroups then removes too.
+func (c *Client) AdoptLauncher(ctx context.Context, pid int) error {
+	return c.call(ctx, requestAdoptLauncher, pid, nil)
+}
+
+// LeaveCgroups removes the daemon's cgroups, once its launcher has ended.
+func (c *Client) LeaveCgroups(ctx context.Context) error {
+	return c.call(ctx, requestLeaveCgroups, none{}, nil)
+}
+
+// AbandonCgroups removes the cgroups of a daemon that has not started a launcher.
+func (c *Client) AbandonCgroups(ctx context.Context) error {
+	return c.call(ctx, requestAbandonCgroups, none{}, nil)
+}
+
+// Checks examines the host, or reports in a check why that was not possible.
+func (c *Client) Checks(ctx context.Context) (found []api.Check) {
+	switch err := c.send(ctx, requestChecks, none{}, &found); {
+	case errors.Is(err, ErrGone):
+		return []api.Check{{Name: "broker", Found: ErrGone.Error(), Means: GoneMeans, Remedy: GoneRemedy}}
+	case err != nil:
+		return []api.Check{{Name: "checks", Found: err.Error(), Means: "the host could not be examined", Remedy: "try again"}}
+	}
+	return found
+}
+
+// Lookup resolves a host name.
+func (c *Client) Lookup(ctx context.Context, host string) (found []netip.Addr, err error) {
+	err = c.call(ctx, requestLookup, host, &found)
+	return found, err
+}
+
+// WriteHostLayer writes the layer of the host image to a file.
+func (c *Client) WriteHostLayer(ctx context.Context, to *os.File) (hostDirs []string, err error) {
+	err = c.call(ctx, requestHostLayer, none{}, &hostDirs, to)
+	return hostDirs, err
+}
+
+// StartAgent starts a process for an agent run.
+func (c *Client) StartAgent(ctx context.Context, stdin, stdout *os.File) (pid int, err error) {
+	err = c.call(ctx, requestStartAgent, none{}, &pid, stdin, stdout)
+	return pid, err
+}
+
+// SignalAgent terminates or kills a process that StartAgent has started.
+func (c *Client) SignalAgent(ctx context.Context, pid int, kill bool) error {
+	return c.call(ctx, requestSignalAgent, agentSignal{pid, kill}, nil)
+}
+
+// Resolve implements authn.Keychain.
+func (c *Client) Resolve(r authn.Resource) (authn.Authenticator, error) {
+	return c.ResolveContext(context.Background(), r)
+}
+
+// ResolveContext implements authn.ContextKeychain.
+func (c *Client) ResolveContext(ctx context.Context, r authn.Resource) (authn.Authenticator, error) {
+	var found *authn.AuthConfig
+	if err := c.call(ctx, requestCredentials, registry{r.String(), r.RegistryStr()}, &found); err != nil {
+		return nil, err
+	}
+	if found == nil {
+		return authn.Anonymous, nil
+	}
+	return authn.FromConfig(*found), nil
+}
+
+// call is send, except that a lost broker is an API problem with the remedy.
+func (c *Client) call(ctx context.Context, name string, args, result any, files ...*os.File) error {
+	err := c.send(ctx, name, args, result, files...)
+	if errors.Is(err, ErrGone) {
+		return &api.Problem{
+			Code: api.CodeUnavailable, Title: "Unavailable", Status: api.CodeUnavailable.Status(), Detail: err.Error(), Hint: GoneRemedy,
+		}
+	}
+	return err
+}
+
+// send sends a request with its files and decodes the result into result, unless that is nil. If
+// the request itself fails, the error has the broker's text.
+func (c *Client) send(ctx context.Context, name string, args, result any, files ...*os.File) error {
+	err := c.exchange(ctx, name, args, result, files)
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("%s: %w", name, ctx.Err())
+	}
+	return err
+}
+
+func (c *Client) exchange(ctx context.Context, name string, args, result any, files []*os.File) error {
+	encoded, err := json.Marshal(args)
+	if err != nil {
+		return fmt.Errorf("encode broker request %s: %w", name, err)
+	}
+	packet, err := json.Marshal(request{name, encoded})
+	if err != nil {
+		return fmt.Errorf("encode broker request %s: %w", name, err)
+	}
+	if len(packet) > maxRequest || len(files) > maxFiles {
+		return fmt.Errorf("broker request %s is too large: %d bytes and %d files", name, len(packet), len(files))
+	}
+	ours, theirs, err := socketpair(unix.SOCK_STREAM)
+	if err != nil {
+		return err
+	}
+	conn, err := unixConn(ours)
+	if err != nil {
+		return errors.Join(err, theirs.Close())
+	}
+	defer conn.Close()
+	fds := []int{int(theirs.Fd())}
+	for _, f := range files {
+		fds = append(fds, int(f.Fd()))
+	}
+	_, _, err = c.conn.WriteMsgUnix(packet, unix.UnixRights(fds...), nil)
+	_ = theirs.Close() // the broker has a copy
+	if err != nil {
+		if slices.ContainsFunc(peerGone, func(is error) bool { return errors.Is(err, is) }) {
+			err = fmt.Errorf("%w (%w)", ErrGone, err)
+		}
+		return fmt.Errorf("send broker request %s: %w", name, err)
+	}
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	data, err := io.ReadAll(io.LimitReader(conn, maxAnswer+1))
+	if err != nil {
+		return fmt.Errorf("wait for broker request %s: %w", name, err)
+	}
+	var a answer
+	switch {
+	case len(data) == 0:
+		return fmt.Errorf("wait for broker request %s: %w", name, ErrGone)
+	case len(data) > maxAnswer:
+		return fmt.Errorf("broker request %s: the answer is larger than %d bytes", name, maxAnswer)
+	}
+	if err := decodeStrict(data, &a); err != nil {
+		return fmt.Errorf("decode the answer of broker request %s: %w", name, err)
+	}
+	if a.Error != "" {
+		return errors.New(a.Error)
+	}
+	if result == nil {
+		return nil
+	}
+	if err := decodeStrict(a.Result, result); err != nil {
+		return fmt.Errorf("decode the result of broker request %s: %w", name, err)
+	}
+	return nil
+}

@@ -1,0 +1,22 @@
+// Package broker is a helper process that does for a confined daemon the few things that
+// confinement forbids, and its client.
+//
+// The daemon starts its own program a second time before it confines itself ([Start]). That process
+// ([Main]) keeps the privileges of the daemon's user. It starts launchers and processes of agent
+// runs, removes the daemon's cgroups, probes the host, reads registry credentials, resolves host
+// names, and writes the layer of the host image.
+//
+//	daemon                                       broker
+//	  │ {"request":"NAME","args":{…}}              │
+//	  │ + answer socket, + files of the request ──►│  one packet on the socket that is the broker's descriptor 3
+//	  │                                            │  handles it, in parallel with others
+//	  │◄───────────────────── {"error":"…"} or {"result":{…}}, then end of file, on the answer socket
+//
+// Closing the answer socket cancels the request. When the daemon has ended, all requests are
+// cancelled and the broker ends. A broker that has ended is not replaced, because a confined daemon
+// can only start confined processes: every later request is [ErrGone].
+//
+// The broker does not trust the daemon, which parses hostile input. Requests are bounded, unknown
+// fields are refused, programs and paths are fixed by the first request, and each request must be
+// harmless whoever sends it.
+package broker

@@ -1,0 +1,96 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
+)
+
+type attachOptions struct {
+	interactive bool
+	json        bool
+}
+
+func newAttach(d deps) *cobra.Command {
+	var opts attachOptions
+	cmd := &cobra.Command{
+		Use:   "attach [flags] SANDBOX [EXEC]",
+		Short: "Follow a detached program",
+		Long: `Print what a program started with exec --detach, or without EXEC the sandbox's main
+process, has written and goes on to write,
+until it ends, and exit with its code. Of a program that has ended, print what
+is kept. What is kept no more is counted on stderr.
+
+Ctrl-C leaves the program alone and ends this command only; sandboxd kill ends
+the program. With -i and a terminal on both sides every key goes to the program,
+Ctrl-C included; close the terminal to leave it.`,
+		Example: `  id=$(sandboxd exec -d work -- sh -c 'make all')
+  sandboxd attach work $id
+  sandboxd attach -i work $(sandboxd exec -dit work bash)`,
+		Args: usageArgs(cobra.RangeArgs(1, 2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			args = append(args, api.MainExec)
+			return runAttach(cmd.Context(), args[0], args[1], opts, d)
+		},
+	}
+	opts.addFlags(cmd.Flags())
+	exitStatus(cmd, exitProgram)
+	return cmd
+}
+
+func (o *attachOptions) addFlags(f *pflag.FlagSet) {
+	f.BoolVarP(&o.interactive, "interactive", "i", false, "pass stdin on to the program; its end ends the program's")
+	f.BoolVar(&o.json, "json", false, "print the events as JSON, one a line")
+}
+
+func runAttach(ctx context.Context, id, exec string, opts attachOptions, d deps) error {
+	if opts.json && opts.interactive {
+		return usagef("--json cannot be combined with --interactive")
+	}
+	c := d.client()
+	defer c.Close()
+	x, err := c.GetExec(ctx, id, exec)
+	if err != nil {
+		return err
+	}
+	t := terminalFlags{tty: x.TTY, interactive: opts.interactive}
+	var end *client.End
+	if opts.json {
+		lines := json.NewEncoder(d.stdout)
+		end, err = c.AttachStream(ctx, id, exec, 0, func(e api.ExecEvent) error { return lines.Encode(e) })
+	} else {
+		end, err = follow(ctx, c, x, t, d)
+	}
+	if _, ok := errors.AsType[signalled](context.Cause(ctx)); ok && err != nil {
+		fmt.Fprintf(d.stderr, "sandboxd: detached; the program goes on, see: sandboxd attach %s %s\n", printable(id), printable(exec))
+	}
+	if err != nil {
+		return err
+	}
+	return ending(end.Exit, t, d.stderr)
+}
+
+// follow connects us to a program that runs, until it ends.
+func follow(ctx context.Context, c *client.Client, x *api.Exec, t terminalFlags, d deps) (*client.End, error) {
+	if size, ok := windowSize(d); ok && x.TTY && x.State == api.ExecRunning {
+		if err := c.ResizeExec(ctx, x.Sandbox, x.ID, size); err != nil {
+			return nil, err
+		}
+	}
+	s := client.Streams{Stdout: d.stdout, Stderr: d.stderr}
+	undo, err := connect(&s, t, d)
+	if err != nil {
+		return nil, err
+	}
+	defer undo()
+	return c.Attach(ctx, x.Sandbox, x.ID, 0, s, func(n int64) {
+		fmt.Fprintf(d.stderr, "sandboxd: %d bytes of output before this are kept no more\n", n)
+	})
+}

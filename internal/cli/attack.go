@@ -1,0 +1,376 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/attack"
+)
+
+// attackedProfiles are those in whose sandboxes `doctor --attack` tries everything.
+var attackedProfiles = []string{"default", "hardened"}
+
+const (
+	attackerPath   = "/tmp/sandboxd-attacker"
+	attackTimeout  = 20 * time.Second // of one attempt
+	callsTimeout   = 4 * time.Minute  // of measuring the system calls: seconds, but minutes where it is emulated
+	attackLifetime = 30 * time.Minute // of the sandboxes, should nobody be left to delete them
+)
+
+// attacked is what `doctor --attack --json` prints.
+type attacked struct {
+	Profiles []attackedProfile `json:"profiles"`
+	Attacks  []attackedBy      `json:"attacks"`
+	Held     bool              `json:"held"` // nothing worked in a sandbox, and each filter is the planned one
+	Seconds  float64           `json:"seconds"`
+}
+
+// attackedProfile is one sandbox that was attacked, or why there was none.
+type attackedProfile struct {
+	Name     string        `json:"name"`
+	Enforced *api.Enforced `json:"enforced,omitempty"`
+	Syscalls int           `json:"syscalls,omitempty"` // that its filter lets through
+	Error    string        `json:"error,omitempty"`    // why no sandbox could be had
+	// Measured is what each system call answered that was made inside, against the plan.
+	Measured *attack.Judged `json:"measured,omitempty"`
+	Docker   *dockerCompare `json:"docker,omitempty"`
+}
+
+// dockerCompare holds one sandbox against the default filter of Docker, which is known for x86-64.
+type dockerCompare struct {
+	Source   string `json:"source"`
+	Syscalls int    `json:"syscalls"` // that Docker's filter lets through
+	// More and Less are the calls that it lets through and this does not, and the reverse.
+	More []string `json:"more"`
+	Less []string `json:"less"`
+	// Features are the attacks that its filter lets reach the kernel and that were stopped here; Opened those that worked here,
+	// and that it stops.
+	Features []string `json:"features"`
+	Opened   []string `json:"opened"`
+}
+
+// attackedBy is one attack.
+type attackedBy struct {
+	Name  string `json:"name"`
+	Layer string `json:"layer"` // that should stop it
+	// Control says that it works on this host where nothing but bare namespaces holds it. Where it does not, Reason says what it
+	// ran into, and that it does not work in a sandbox either proves nothing.
+	Control bool              `json:"control"`
+	Reason  string            `json:"reason,omitempty"`
+	Stopped map[string]string `json:"stopped"` // by profile: the error that it got, "killed", or empty: it worked
+}
+
+// worked reports whether it did in any sandbox.
+func (a *attackedBy) worked() bool {
+	for _, by := range a.Stopped {
+		if by == "" {
+			return true
+		}
+	}
+	return false
+}
+
+// runAttack attacks sandboxes of its own with this very program, and says what held.
+func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
+	began := time.Now()
+	corpus, err := chosen(opts.attacks)
+	if err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find own executable: %w", err)
+	}
+	c, err := d.daemon(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+
+	report := attacked{Held: true}
+	report.Attacks = make([]attackedBy, len(corpus))
+	for i, a := range corpus {
+		report.Attacks[i] = attackedBy{Name: a.Name, Layer: a.Layer, Stopped: make(map[string]string)}
+	}
+	// Each kind one after the other, and beside each other: the machine may have cores, and one sandbox is as long as all attacks.
+	var mu sync.Mutex // guards what is in report.Attacks
+	var wg sync.WaitGroup
+	errs := make([]error, 1+len(attackedProfiles))
+	wg.Go(func() { errs[0] = controls(ctx, self, report.Attacks, &mu) })
+	report.Profiles = make([]attackedProfile, len(attackedProfiles))
+	for i, profile := range attackedProfiles {
+		wg.Go(func() { report.Profiles[i], errs[i+1] = attackProfile(ctx, c, self, profile, report.Attacks, &mu) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("attack: %w", err)
+	}
+	if report.Profiles[0].Error != "" {
+		return fmt.Errorf("attack: profile %s: %s", report.Profiles[0].Name, report.Profiles[0].Error)
+	}
+	for i := range report.Attacks {
+		report.Held = report.Held && !report.Attacks[i].worked()
+	}
+	for _, p := range report.Profiles {
+		report.Held = report.Held && (p.Measured == nil || len(p.Measured.Wrong) == 0)
+	}
+	report.features()
+	report.Seconds = time.Since(began).Seconds()
+	if opts.json {
+		err = printJSON(d.stdout, &report)
+	} else {
+		err = report.print(d.stdout)
+	}
+	if err == nil && !report.Held {
+		return &exitError{code: codeError}
+	}
+	return err
+}
+
+// chosen are the attacks of these names, or all there are.
+func chosen(names []string) ([]attack.Attack, error) {
+	all := attack.Corpus()
+	if len(names) == 0 {
+		return all, nil
+	}
+	var some []attack.Attack
+	for _, name := range names {
+		i := slices.IndexFunc(all, func(a attack.Attack) bool { return a.Name == name })
+		if i < 0 {
+			return nil, usagef("there is no attack %q; the table of all attacks has their names", name)
+		}
+		some = append(some, all[i])
+	}
+	return some, nil
+}
+
+func controls(ctx context.Context, self string, attacks []attackedBy, mu *sync.Mutex) error {
+	for i := range attacks {
+		worked, found, err := attack.Control(ctx, self, attacks[i].Name)
+		if err != nil {
+			return fmt.Errorf("%s: %w", attacks[i].Name, err)
+		}
+		mu.Lock()
+		attacks[i].Control, attacks[i].Reason = worked, found
+		mu.Unlock()
+	}
+	return nil
+}
+
+// attackProfile tries everything in a sandbox of one profile.
+func attackProfile(ctx context.Context, c *client.Client, self, profile string, attacks []attackedBy, mu *sync.Mutex) (p attackedProfile, err error) {
+	p.Name = profile
+	s, err := c.CreateSandbox(ctx, api.CreateSandbox{Profile: profile, Timeout: attackLifetime.Seconds()})
+	if err != nil {
+		p.Error = err.Error() // as where there are no subordinate ids
+		return p, nil
+	}
+	defer func() {
+		err = errors.Join(err, c.DeleteSandbox(context.WithoutCancel(ctx), s.ID))
+	}()
+	p.Enforced = &s.Enforced
+	shown, err := c.Profile(ctx, profile)
+	if err != nil {
+		return p, err
+	}
+	p.Syscalls = shown.Syscalls
+	f, err := os.Open(self)
+	if err != nil {
+		return p, fmt.Errorf("open own executable: %w", err)
+	}
+	defer f.Close() // only read
+	if err := c.WriteFile(ctx, s.ID, attackerPath, f, 0o755, ""); err != nil {
+		return p, err
+	}
+	for i := range attacks {
+		a := &attacks[i]
+		result, err := c.Exec(ctx, s.ID, api.ExecRequest{
+			Argv: append([]string{attackerPath}, attack.Try(a.Name)...), Timeout: attackTimeout.Seconds(),
+		})
+		if err != nil {
+			return p, fmt.Errorf("%s: %w", a.Name, err)
+		}
+		stopped, err := stoppedBy(result)
+		if err != nil {
+			return p, fmt.Errorf("%s in profile %s: %w", a.Name, profile, err)
+		}
+		mu.Lock()
+		a.Stopped[profile] = stopped
+		mu.Unlock()
+	}
+	if len(attacks) < len(attack.Corpus()) {
+		return p, nil // who names attacks has asked for nothing else
+	}
+	return p, p.measure(ctx, c, s.ID, shown.Seccomp)
+}
+
+// measure makes every system call but sync in the sandbox, and holds what it finds against the plan and against Docker's filter.
+func (p *attackedProfile) measure(ctx context.Context, c *client.Client, id string, filter json.RawMessage) error {
+	plan := new(specs.LinuxSeccomp)
+	if err := json.Unmarshal(filter, plan); err != nil {
+		return fmt.Errorf("read the filter of profile %s: %w", p.Name, err)
+	}
+	result, err := c.Exec(ctx, id, api.ExecRequest{Argv: append([]string{attackerPath}, attack.Calls()...), Timeout: callsTimeout.Seconds()})
+	if err != nil {
+		return fmt.Errorf("measure system calls: %w", err)
+	}
+	var measured attack.Measured
+	if err := json.Unmarshal([]byte(result.Stdout), &measured); err != nil {
+		return fmt.Errorf("measure system calls in profile %s: %w; it ended with %+v %s", p.Name, err, result.Exit, result.Stderr)
+	}
+	judged := measured.Judge(plan)
+	p.Measured = &judged
+	if docker := attack.DockerCalls(measured.Arch); docker != nil {
+		open := judged.Open()
+		p.Docker = &dockerCompare{
+			Source: attack.DockerSource, Syscalls: len(docker),
+			More: attack.Beyond(docker, open), Less: attack.Beyond(open, docker),
+		}
+	}
+	return nil
+}
+
+// features compares, once everything has been tried.
+func (r *attacked) features() {
+	docker := attack.DockerFeatures()
+	for i := range r.Profiles {
+		p := &r.Profiles[i]
+		if p.Docker == nil {
+			continue
+		}
+		p.Docker.Features, p.Docker.Opened = []string{}, []string{}
+		for _, a := range r.Attacks {
+			stopped, tried := a.Stopped[p.Name]
+			switch {
+			case !tried:
+			case stopped != "" && slices.Contains(docker, a.Name):
+				p.Docker.Features = append(p.Docker.Features, a.Name)
+			case stopped == "" && !slices.Contains(docker, a.Name):
+				p.Docker.Opened = append(p.Docker.Opened, a.Name)
+			}
+		}
+	}
+}
+
+// stoppedBy is what kept an attempt from working; empty where nothing did.
+func stoppedBy(result *api.ExecResult) (string, error) {
+	if result.Exit.Signal == "SIGSYS" {
+		return attack.Killed, nil
+	}
+	r, err := attack.Decode(result.Stdout)
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("%w; it ended with %+v %s", err, result.Exit, result.Stderr)
+	case r.Worked:
+		return "", nil
+	}
+	return cmp.Or(r.Errno, r.Detail, "stopped"), nil
+}
+
+func (r *attacked) print(w io.Writer) error {
+	head := []string{"ATTACK", "LAYER", "CONTROL"}
+	for _, p := range r.Profiles {
+		head = append(head, strings.ToUpper(p.Name))
+	}
+	rows := [][]string{head}
+	proven, worked, differ := 0, 0, 0
+	for i := range r.Attacks {
+		a := &r.Attacks[i]
+		control := "works"
+		if !a.Control {
+			control = "does not work here"
+		} else if proven++; a.worked() {
+			proven--
+		}
+		if a.worked() {
+			worked++
+		}
+		row := []string{a.Name, a.Layer, control}
+		for _, p := range r.Profiles {
+			by, tried := a.Stopped[p.Name]
+			switch {
+			case !tried:
+				by = "not tried"
+			case by == "":
+				by = "WORKED"
+			default:
+				by = "held: " + by
+			}
+			row = append(row, by)
+		}
+		rows = append(rows, row)
+	}
+	if err := table(w, rows); err != nil {
+		return err
+	}
+	for _, p := range r.Profiles {
+		line := fmt.Sprintf("no sandbox of it here: %s", printable(p.Error))
+		if e := p.Enforced; e != nil {
+			line = fmt.Sprintf("%d system calls, %d capabilities, ids %s, Landlock %d", p.Syscalls, e.Caps, e.IDs, e.Landlock)
+		}
+		if _, err := fmt.Fprintf(w, "\nprofile %s: %s\n", p.Name, line); err != nil {
+			return err
+		}
+		wrong, err := p.printMeasured(w)
+		if err != nil {
+			return err
+		}
+		differ += wrong
+	}
+	verdict := "everything held"
+	switch {
+	case worked > 0:
+		verdict = fmt.Sprintf("%d WORKED", worked)
+	case differ > 0:
+		verdict = fmt.Sprintf("%d SYSTEM CALLS ARE NOT FILTERED AS PLANNED", differ)
+	}
+	_, err := fmt.Fprintf(w, "\n%d attacks, %d of them work on this host without a sandbox and were stopped in it: %s (%.0f s)\n",
+		len(r.Attacks), proven, verdict, r.Seconds)
+	return err
+}
+
+// printMeasured says what system calls answered, and how that compares. It returns how many answers are not the planned ones.
+func (p *attackedProfile) printMeasured(w io.Writer) (wrong int, err error) {
+	if p.Measured == nil {
+		return 0, nil
+	}
+	var lines []string
+	line := fmt.Sprintf("%d system calls reach the kernel, measured from inside", len(p.Measured.Reached))
+	if n := len(p.Measured.Unclear); n > 0 {
+		line += fmt.Sprintf(", and %d may: %s", n, strings.Join(p.Measured.Unclear, " "))
+	}
+	lines = append(lines, line)
+	for _, differs := range p.Measured.Wrong {
+		lines = append(lines, "NOT AS PLANNED: "+differs)
+	}
+	if d := p.Docker; d != nil {
+		lines = append(lines, fmt.Sprintf("Docker's default filter (%s) lets %d through.", d.Source, d.Syscalls),
+			fmt.Sprintf("Of these %d are closed here: %s", len(d.More), orNone(d.More)),
+			"Open here and closed there: "+orNone(d.Less),
+			fmt.Sprintf("Of the attacks above it lets %d more reach the kernel: %s", len(d.Features), orNone(d.Features)))
+		if len(d.Opened) > 0 {
+			lines = append(lines, "Worked here, and it stops them: "+orNone(d.Opened))
+		}
+	}
+	for _, line := range lines {
+		if _, err := fmt.Fprintf(w, "  %s\n", printable(line)); err != nil {
+			return 0, err
+		}
+	}
+	return len(p.Measured.Wrong), nil
+}
+
+func orNone(words []string) string { return cmp.Or(strings.Join(words, " "), "none") }

@@ -1,0 +1,106 @@
+package cli
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/attack"
+)
+
+func TestAttackReport(t *testing.T) {
+	r := attacked{
+		Profiles: []attackedProfile{{Name: "default", Syscalls: 293, Enforced: &api.Enforced{IDs: "single"}}, {Name: "hardened", Error: "no ids"}},
+		Attacks: []attackedBy{
+			{Name: "a", Layer: "filter", Control: true, Stopped: map[string]string{"default": "EPERM"}},
+			{Name: "b", Layer: "filter", Stopped: map[string]string{"default": "killed"}},
+		},
+		Held: true,
+	}
+	text := func() string {
+		t.Helper()
+		var b strings.Builder
+		if err := r.print(&b); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	if got := text(); !strings.Contains(got, "2 attacks, 1 of them work on this host without a sandbox and were stopped in it: everything held") ||
+		!strings.Contains(got, "held: EPERM    not tried") || !strings.Contains(got, "does not work here") || !strings.Contains(got, "no ids") {
+		t.Error(got)
+	}
+	// One that worked is told whether or not its control did.
+	for i := range r.Attacks {
+		was := r.Attacks[i].Stopped["default"]
+		if r.Attacks[i].Stopped["default"] = ""; !r.Attacks[i].worked() {
+			t.Errorf("attack %d: it did not work", i)
+		}
+		r.Held = false
+		if got := text(); !strings.Contains(got, "WORKED") || !strings.Contains(got, "1 WORKED") {
+			t.Error(got)
+		}
+		r.Attacks[i].Stopped["default"] = was
+	}
+}
+
+// What was measured is told, beside what Docker lets through; a filter that is not the planned one is no success.
+func TestAttackReportCompares(t *testing.T) {
+	r := attacked{
+		Profiles: []attackedProfile{{
+			Name: "default", Enforced: &api.Enforced{},
+			Measured: &attack.Judged{Reached: []string{"read", "write"}, Unclear: []string{"mseal"}},
+			Docker:   &dockerCompare{Source: "somewhere v1", Syscalls: 4, More: []string{"chroot", "modify_ldt"}},
+		}},
+		Attacks: []attackedBy{
+			{Name: "tiocsti", Control: true, Stopped: map[string]string{"default": "EPERM"}},
+			{Name: "keyctl", Control: true, Stopped: map[string]string{"default": ""}},
+		},
+		Held: true,
+	}
+	r.features()
+	if d := r.Profiles[0].Docker; !slices.Equal(d.Features, []string{"tiocsti"}) || !slices.Equal(d.Opened, []string{"keyctl"}) {
+		t.Errorf("%+v", d)
+	}
+	r.Attacks[1].Stopped["default"] = "EPERM"
+	r.features()
+	for _, wrong := range []string{"", "bpf answers EBADF, planned was ENOSYS"} {
+		want := []string{
+			"2 system calls reach the kernel, measured from inside, and 1 may: mseal", "Docker's default filter (somewhere v1) lets 4 through.",
+			"Of these 2 are closed here: chroot modify_ldt", "Open here and closed there: none", "lets 1 more reach the kernel: tiocsti", "everything held",
+		}
+		if wrong != "" {
+			r.Profiles[0].Measured.Wrong = []string{wrong}
+			want = append(want[:5], "NOT AS PLANNED: "+wrong, "1 SYSTEM CALLS ARE NOT FILTERED AS PLANNED")
+		}
+		var b strings.Builder
+		if err := r.print(&b); err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range want {
+			if !strings.Contains(b.String(), line) {
+				t.Errorf("not told: %q\n%s", line, &b)
+			}
+		}
+	}
+}
+
+func TestWhatStoppedAnAttack(t *testing.T) {
+	for name, tc := range map[string]struct {
+		result api.ExecResult
+		want   string
+		bad    bool
+	}{
+		"it worked":     {api.ExecResult{Stdout: `{"attack":"a","worked":true}`}, "", false},
+		"an error":      {api.ExecResult{Stdout: `{"attack":"a","worked":false,"errno":"EPERM","detail":"not permitted"}`}, "EPERM", false},
+		"another":       {api.ExecResult{Stdout: `{"attack":"a","worked":false,"detail":"empty"}`}, "empty", false},
+		"nothing said":  {api.ExecResult{Stdout: `{"attack":"a","worked":false}`}, "stopped", false},
+		"the filter":    {api.ExecResult{Exit: api.Exit{Signal: "SIGSYS"}}, "killed", false},
+		"it said none":  {api.ExecResult{}, "", true},
+		"it did not go": {api.ExecResult{Exit: api.Exit{Timeout: true}}, "", true},
+	} {
+		if got, err := stoppedBy(&tc.result); got != tc.want || (err != nil) != tc.bad {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+}

@@ -1,0 +1,369 @@
+package cli
+
+import (
+	"archive/tar"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/moby/patternmatcher"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/build"
+)
+
+type buildOptions struct {
+	limitFlags
+
+	tags       []string
+	file       string
+	args       []string
+	labels     []string
+	target     string
+	platform   string
+	network    string
+	noCache    bool
+	timeout    seconds
+	runTimeout seconds
+	quiet      bool
+	json       bool
+}
+
+func newBuild(d deps) *cobra.Command {
+	var opts buildOptions
+	cmd := &cobra.Command{
+		Use:   "build [flags] PATH|-",
+		Short: "Build an image from a Dockerfile",
+		Long: `Build an image from the Dockerfile in PATH and print its reference and digest.
+PATH is the context: what COPY finds there, but for what .dockerignore leaves
+out. "-" reads a context from stdin, a tar.
+
+Every RUN is a program in a sandbox of its own, with the limits given here and
+without a network. Steps whose result is known are not done again. With
+SOURCE_DATE_EPOCH in the environment, or as a --build-arg, no file has a later
+time, and the same input makes the same image to the byte.`,
+		Example: `  sandboxd build -t tools/app:1.0 .
+  sandboxd build -f docker/Dockerfile --target test --build-arg VERSION=3 .
+  SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) sandboxd build -t app .`,
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req, err := opts.request(cmd.Flags().Changed)
+			if err != nil {
+				return err
+			}
+			return runBuild(cmd.Context(), args[0], opts, req, d)
+		},
+	}
+	opts.addFlags(cmd.Flags())
+	exitStatus(cmd, exitPlain)
+	return cmd
+}
+
+func (o *buildOptions) addFlags(f *pflag.FlagSet) {
+	o.limitFlags.addFlags(f)
+	o.memory.least, o.memoryHigh.least, o.readBPS.least, o.writeBPS.least = 1, 1, 1, 1
+	f.StringArrayVarP(&o.tags, "tag", "t", nil, "`name` of the image; may be given more than once")
+	f.StringVarP(&o.file, "file", "f", "", "the Dockerfile, a `file` in PATH or elsewhere, or - for stdin (default PATH/Dockerfile)")
+	f.StringArrayVar(&o.args, "build-arg", nil, "value of an ARG: `NAME=value`, or NAME to pass on its value here")
+	f.StringArrayVarP(&o.labels, "label", "l", nil, "`label` of the image: key=value")
+	f.StringVar(&o.target, "target", "", "`stage` to build (default: the last)")
+	f.StringVar(&o.platform, "platform", "", "`platform`, one that this host runs (default: this host's)")
+	f.StringVar(&o.network, "network", string(api.NetworkNone), "`network` that RUN has: none")
+	f.BoolVar(&o.noCache, "no-cache", false, "do every step anew")
+	f.Var(&o.timeout, "timeout", "give up after this time (default 1h)")
+	f.Var(&o.runTimeout, "run-timeout", "end the program of a RUN after this time (default: --timeout)")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress and no output of programs")
+	f.BoolVar(&o.json, "json", false, "print the image as JSON")
+}
+
+// request is the build asked for, but for the Dockerfile's name.
+func (o *buildOptions) request(changed func(string) bool) (api.Build, error) {
+	req := api.Build{
+		Tags: o.tags, Target: o.target, Platform: o.platform, NoCache: o.noCache, Args: map[string]string{},
+		Network: api.Network{Mode: api.NetworkNone}, Timeout: float64(o.timeout), RunTimeout: float64(o.runTimeout),
+	}
+	if o.network != string(api.NetworkNone) {
+		return req, usagef("--network %q: so far there is only none", o.network)
+	}
+	var err error
+	if req.Limits, err = o.limits(changed); err != nil {
+		return req, err
+	}
+	if req.Labels, err = labelsOf(o.labels); err != nil {
+		return req, err
+	}
+	if epoch, ok := os.LookupEnv("SOURCE_DATE_EPOCH"); ok && epoch != "" {
+		req.Args["SOURCE_DATE_EPOCH"] = epoch
+	}
+	for _, a := range o.args {
+		name, value, ok := strings.Cut(a, "=")
+		if name == "" {
+			return req, usagef("--build-arg %q has no name", a)
+		}
+		if !ok {
+			if value, ok = os.LookupEnv(name); !ok {
+				continue
+			}
+		}
+		req.Args[name] = value
+	}
+	return req, nil
+}
+
+func runBuild(ctx context.Context, source string, opts buildOptions, req api.Build, d deps) error {
+	body, wait, err := opts.open(source, &req, d)
+	if err != nil {
+		return err
+	}
+	c, err := d.daemon(ctx)
+	if err != nil {
+		return errors.Join(err, body.Close())
+	}
+	defer c.Close()
+	p := &buildProgress{w: d.stderr}
+	show := p.event
+	if opts.quiet {
+		show = nil
+	}
+	image, err := c.Build(ctx, body, req, show)
+	p.end()
+	_ = body.Close() // read to its end, or nobody wants more of it
+	if perr := wait(); perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
+		return perr
+	}
+	if err != nil {
+		return err
+	}
+	if opts.json {
+		return printJSON(d.stdout, image)
+	}
+	return printImage(d.stdout, image)
+}
+
+// open begins to send the context, and returns what to call when that is no longer read.
+func (o *buildOptions) open(source string, req *api.Build, d deps) (io.ReadCloser, func() error, error) {
+	if source == "-" {
+		if o.file == "-" {
+			return nil, nil, usagef("context and Dockerfile cannot both come from stdin")
+		}
+		if isTerminal(d.stdin) {
+			return nil, nil, usagef("a context is expected on stdin, which is a terminal")
+		}
+		req.Dockerfile = o.file
+		return io.NopCloser(d.stdin), func() error { return nil }, nil
+	}
+	fi, err := os.Stat(source)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !fi.IsDir() {
+		return nil, nil, usagef("%s is not a directory; give the one that is the context, and the Dockerfile with -f", source)
+	}
+	root, err := os.OpenRoot(source)
+	if err != nil {
+		return nil, nil, err
+	}
+	var extra []byte // a Dockerfile from elsewhere
+	switch name, inside := within(source, o.file); {
+	case o.file == "-":
+		extra, err = io.ReadAll(io.LimitReader(d.stdin, maxDockerfile+1))
+	case o.file != "" && inside:
+		req.Dockerfile = name
+	case o.file != "":
+		extra, err = readDockerfile(o.file)
+	}
+	if err == nil && extra != nil {
+		req.Dockerfile = build.HiddenDockerfile
+	}
+	var ignore *patternmatcher.PatternMatcher
+	if err == nil {
+		ignore, err = readIgnore(root, req.Dockerfile)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, root.Close())
+	}
+	needed := []string{cmp.Or(req.Dockerfile, defaultDockerfile)}
+	if target, inside := within(source, filepath.Join(source, needed[0])); extra == nil && inside {
+		needed = append(needed, target) // where it is a link to what .dockerignore leaves out
+	}
+	r, w := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		err := packContext(w, root, ignore, needed, extra, d.stderr)
+		_ = w.CloseWithError(err) // nil is io.EOF
+		done <- errors.Join(err, root.Close())
+	}()
+	return r, func() error { return <-done }, nil
+}
+
+const (
+	defaultDockerfile = "Dockerfile"
+	maxDockerfile     = 1 << 20 // the daemon takes no larger one
+)
+
+func readDockerfile(name string) (_ []byte, err error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return io.ReadAll(io.LimitReader(f, maxDockerfile+1))
+}
+
+// within is the name of a file in a directory, if it lies there. Links are followed on both sides.
+func within(dir, file string) (string, bool) {
+	if file == "" || file == "-" {
+		return "", false
+	}
+	realDir, err1 := filepath.EvalSymlinks(dir)
+	realFile, err2 := filepath.EvalSymlinks(file)
+	if err1 != nil || err2 != nil {
+		return "", false
+	}
+	absDir, err1 := filepath.Abs(realDir)
+	absFile, err2 := filepath.Abs(realFile)
+	if err1 != nil || err2 != nil {
+		return "", false
+	}
+	name, err := filepath.Rel(absDir, absFile)
+	return filepath.ToSlash(name), err == nil && filepath.IsLocal(name)
+}
+
+// readIgnore reads what need not be sent. The daemon leaves it out in any case.
+func readIgnore(root *os.Root, dockerfile string) (*patternmatcher.PatternMatcher, error) {
+	dockerfile = cmp.Or(dockerfile, defaultDockerfile)
+	for _, name := range []string{dockerfile + ".dockerignore", ".dockerignore"} {
+		data, err := root.ReadFile(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		return build.Ignore(data)
+	}
+	return nil, nil //nolint:nilnil // nothing is ignored
+}
+
+// packContext writes a context as a tar stream. What the daemon needs for itself is sent even where it is ignored: the
+// Dockerfile by its names, and what else says what is ignored.
+func packContext(w io.Writer, root *os.Root, ignore *patternmatcher.PatternMatcher, dockerfiles []string, extra []byte, notes io.Writer) error {
+	t := tar.NewWriter(w)
+	if extra != nil {
+		hdr := &tar.Header{Typeflag: tar.TypeReg, Name: build.HiddenDockerfile, Mode: 0o644, Size: int64(len(extra))}
+		if err := t.WriteHeader(hdr); err != nil {
+			return err
+		}
+		if _, err := t.Write(extra); err != nil {
+			return err
+		}
+	}
+	err := fs.WalkDir(root.FS(), ".", func(p string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return fmt.Errorf("read %s: %w", filepath.Join(root.Name(), p), err)
+		}
+		if p == "." || p == build.HiddenDockerfile {
+			return nil
+		}
+		needed := p == ".dockerignore" || p == dockerfiles[0]+".dockerignore" || slices.Contains(dockerfiles, p)
+		if ignore != nil && !needed {
+			out, err := ignore.MatchesOrParentMatches(p)
+			if err != nil {
+				return err
+			}
+			switch {
+			case out && e.IsDir() && !ignore.Exclusions() && !slices.ContainsFunc(dockerfiles, func(d string) bool { return strings.HasPrefix(d, p+"/") }):
+				return fs.SkipDir
+			case out && !e.IsDir():
+				return nil
+			}
+		}
+		fi, err := e.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // deleted since the directory was listed
+		}
+		if err != nil {
+			return err
+		}
+		return packOne(t, root, p, fi, p, notes)
+	})
+	if err != nil {
+		return err
+	}
+	return t.Close()
+}
+
+// buildProgress shows the steps of a build, and what its programs write, as lines: they are worth keeping.
+type buildProgress struct {
+	w io.Writer
+	// By stream, what has no end of line yet: stdout and stderr come in pieces, in any order.
+	stdout, stderr strings.Builder
+}
+
+func (p *buildProgress) event(e api.BuildEvent) {
+	at := fmt.Sprintf("[%d/%d]", e.Step, e.Steps)
+	switch {
+	case e.Pull != nil:
+		if e.Pull.Status == "done" {
+			fmt.Fprintf(p.w, "%s pulled layer %s\n", at, printable(shortDigest(e.Pull.Layer)))
+		}
+	case e.Stream != "":
+		p.output(e)
+	case e.Status == api.BuildStarted:
+		p.end() // of the step before, which may have made no layer
+		fmt.Fprintf(p.w, "%s %s\n", at, printable(e.Text))
+	case e.Status == api.BuildCached && e.Layer != "":
+		fmt.Fprintf(p.w, "%s cached\n", at)
+	case e.Status == api.BuildDone && e.Layer != "":
+		p.end()
+		fmt.Fprintf(p.w, "%s done in %v\n", at, time.Duration(e.WallMS)*time.Millisecond)
+	}
+}
+
+// output shows whole lines: two streams come in pieces. They are a program's that nobody vouches for, so nothing in them
+// reaches the terminal as a command to it.
+func (p *buildProgress) output(e api.BuildEvent) {
+	text := e.Output
+	if text == "" {
+		text = string(e.Data)
+	}
+	line := &p.stdout
+	if e.Stream == "stderr" {
+		line = &p.stderr
+	}
+	for {
+		before, after, whole := strings.Cut(text, "\n")
+		if line.Len() < 64<<10 {
+			line.WriteString(before)
+		}
+		if !whole {
+			return
+		}
+		p.show(line)
+		text = after
+	}
+}
+
+// end shows what has no end of line.
+func (p *buildProgress) end() {
+	p.show(&p.stdout)
+	p.show(&p.stderr)
+}
+
+func (p *buildProgress) show(line *strings.Builder) {
+	if line.Len() == 0 {
+		return
+	}
+	fmt.Fprintf(p.w, "  | %s\n", printable(strings.ReplaceAll(strings.TrimRight(line.String(), "\r"), "\t", "        ")))
+	line.Reset()
+}

@@ -1,0 +1,286 @@
+package cli
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/pflag"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// seconds is a flag for a time span: "90s", "1h30m", or a bare number of seconds.
+type seconds float64
+
+func (s *seconds) String() string {
+	if *s == 0 {
+		return "" // pflag then shows no default
+	}
+	return time.Duration(float64(*s) * float64(time.Second)).String()
+}
+
+func (s *seconds) Type() string { return "duration" }
+
+func (s *seconds) Set(text string) error {
+	v, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		d, derr := time.ParseDuration(text)
+		if derr != nil {
+			return fmt.Errorf("%q is no time span such as 90s or 1h30m", text)
+		}
+		v = d.Seconds()
+	}
+	// A tenth of the largest time.Duration is thirty years.
+	if !(v > 0) || v > math.MaxInt64/1e10 {
+		return fmt.Errorf("%q is not a time span greater than zero", text)
+	}
+	*s = seconds(v)
+	return nil
+}
+
+// size is a flag for bytes: "512m", "2GiB", or a bare number.
+type size struct {
+	set   bool
+	bytes int64
+	least int64
+}
+
+func (s *size) String() string {
+	if !s.set {
+		return ""
+	}
+	return units.BytesSize(float64(s.bytes))
+}
+
+func (s *size) Type() string { return "size" }
+
+func (s *size) Set(text string) error {
+	n, err := units.RAMInBytes(text)
+	if err != nil {
+		return fmt.Errorf("%q is no size such as 512m or 2g", text)
+	}
+	if n < s.least {
+		return fmt.Errorf("%q is less than %d bytes", text, s.least)
+	}
+	s.set, s.bytes = true, n
+	return nil
+}
+
+// processFlags are what a program is started with.
+type processFlags struct {
+	env  []string
+	cwd  string
+	user string
+}
+
+func (p *processFlags) addFlags(f *pflag.FlagSet) {
+	f.StringArrayVarP(&p.env, "env", "e", nil, "set a `variable`: KEY=value, or KEY to pass on its value here")
+	f.StringVarP(&p.cwd, "cwd", "w", "", "working `directory` (default: the image's)")
+	f.StringVarP(&p.user, "user", "u", "", "`user` in the sandbox: name, uid or uid:gid (default: the image's)")
+}
+
+// resolve turns KEY into KEY=value.
+func (p *processFlags) resolve(getenv func(string) (string, bool)) ([]string, error) {
+	var out []string
+	for _, e := range p.env {
+		key, _, ok := strings.Cut(e, "=")
+		if key == "" {
+			return nil, usagef("--env %q has no name", e)
+		}
+		if !ok {
+			value, set := getenv(key)
+			if !set {
+				continue // as unset here as it will be there
+			}
+			e = key + "=" + value
+		}
+		out = append(out, e)
+	}
+	return out, nil
+}
+
+// limitFlags are those limits of a sandbox that can be changed while it runs.
+type limitFlags struct {
+	memory     size
+	memoryHigh size
+	swap       size
+	oomGroup   bool
+	cpus       float64
+	cpuWeight  int64
+	cpuset     string
+	pids       int64
+	ioWeight   int64
+	readBPS    size
+	writeBPS   size
+	readIOPS   int64
+	writeIOPS  int64
+}
+
+func (l *limitFlags) addFlags(f *pflag.FlagSet) {
+	f.VarP(&l.memory, "memory", "m", "most memory, such as 512m")
+	f.Var(&l.memoryHigh, "memory-high", "memory from which on it is slowed down, such as 400m")
+	f.Var(&l.swap, "swap", "most swap, such as 1g (default 0)")
+	f.BoolVar(&l.oomGroup, "oom-group", false, "out of memory ends the sandbox, not one process of it")
+	f.Float64Var(&l.cpus, "cpus", 0, "most processor time, in `cores` such as 0.5")
+	f.Int64Var(&l.cpuWeight, "cpu-weight", 0, "share where cores are short, a `number` from 1 to 10000 (default 100)")
+	f.StringVar(&l.cpuset, "cpuset", "", "the `cores` it may use, such as 0-1,3")
+	f.Int64Var(&l.pids, "pids", 0, "most processes and threads, a `number`")
+	f.Int64Var(&l.ioWeight, "io-weight", 0, "share where the disk is busy, a `number` from 1 to 10000 (default 100)")
+	f.Var(&l.readBPS, "io-read-bps", "most bytes read from disk in a second, such as 10m")
+	f.Var(&l.writeBPS, "io-write-bps", "most bytes written to disk in a second, such as 10m")
+	f.Int64Var(&l.readIOPS, "io-read-iops", 0, "most reads from disk in a second, a `number`")
+	f.Int64Var(&l.writeIOPS, "io-write-iops", 0, "most writes to disk in a second, a `number`")
+}
+
+func (l *limitFlags) io() api.IOLimits {
+	return api.IOLimits{
+		Weight: l.ioWeight, ReadBPS: l.readBPS.bytes, WriteBPS: l.writeBPS.bytes, ReadIOPS: l.readIOPS, WriteIOPS: l.writeIOPS,
+	}
+}
+
+// limits are those asked for. changed tells an explicit zero, which is refused, from a flag that was not given.
+func (l *limitFlags) limits(changed func(string) bool) (api.Limits, error) {
+	limits := api.Limits{
+		Memory: l.memory.bytes, MemoryHigh: l.memoryHigh.bytes, OOMGroup: l.oomGroup, CPUs: l.cpus, CPUWeight: l.cpuWeight, CPUSet: l.cpuset,
+		Pids: l.pids, IO: l.io(),
+	}
+	if l.swap.set {
+		limits.Swap = &l.swap.bytes
+	}
+	switch {
+	case changed("cpus") && !(l.cpus > 0 && l.cpus <= 1e6): // NaN too
+		return limits, usagef("--cpus %v is not a number of cores greater than 0", l.cpus)
+	case changed("pids") && l.pids < 1:
+		return limits, usagef("--pids %d is less than 1", l.pids)
+	case changed("cpu-weight") && l.cpuWeight < 1:
+		return limits, usagef("--cpu-weight %d is less than 1", l.cpuWeight)
+	case changed("cpuset") && l.cpuset == "":
+		return limits, usagef("--cpuset names no core")
+	case changed("io-weight") && l.ioWeight < 1:
+		return limits, usagef("--io-weight %d is less than 1", l.ioWeight)
+	case changed("io-read-iops") && l.readIOPS < 1:
+		return limits, usagef("--io-read-iops %d is less than 1", l.readIOPS)
+	case changed("io-write-iops") && l.writeIOPS < 1:
+		return limits, usagef("--io-write-iops %d is less than 1", l.writeIOPS)
+	}
+	return limits, nil
+}
+
+// sandboxFlags are what a sandbox is created with.
+type sandboxFlags struct {
+	processFlags
+	limitFlags
+
+	imageCommand bool
+
+	name     string
+	snapshot string
+	labels   []string
+	profile  string
+	network  string
+	nofile   uint64
+	lifetime seconds
+	idle     seconds
+}
+
+func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
+	s.processFlags.addFlags(f)
+	s.limitFlags.addFlags(f)
+	s.memory.least, s.memoryHigh.least, s.readBPS.least, s.writeBPS.least = 1, 1, 1, 1
+	f.StringVar(&s.name, "name", "", "`name` of the sandbox (default: made up)")
+	f.StringVar(&s.snapshot, "snapshot", "", "`snapshot` to make it of, by id or name, in the place of an image")
+	f.BoolVar(&s.imageCommand, "image-command", false, "run what the image says as main process: its ENTRYPOINT, and its CMD unless a program is given")
+	f.StringArrayVarP(&s.labels, "label", "l", nil, "`label` to find it by: key=value")
+	f.StringVar(&s.profile, "profile", "", "security `profile` (default \"default\")")
+	f.StringVar(&s.network, "network", string(api.NetworkNone), "`network` that it sees: none")
+	f.Uint64Var(&s.nofile, "nofile", 0, "most open files of one process, a `number`")
+	f.Var(&s.lifetime, "lifetime", "stop the sandbox after this time, whatever it does (default: the daemon's)")
+	f.Var(&s.idle, "idle-timeout", "stop it after this time without a request (default: the daemon's)")
+}
+
+// request is the sandbox asked for. changed tells an explicit zero, which is refused, from a flag that was not given.
+func (s *sandboxFlags) request(image string, changed func(string) bool) (api.CreateSandbox, error) {
+	req := api.CreateSandbox{
+		Image: image, Snapshot: s.snapshot, Name: s.name, Cwd: s.cwd, User: s.user, Profile: s.profile,
+		Timeout: float64(s.lifetime), IdleTimeout: float64(s.idle),
+	}
+	if s.snapshot != "" && image != "" {
+		return req, usagef("--snapshot %s: a snapshot has its image, so %q means nothing; what stands before \"--\" is an image", s.snapshot, image)
+	}
+	var err error
+	if req.Limits, err = s.limits(changed); err != nil {
+		return req, err
+	}
+	if s.network != string(api.NetworkNone) {
+		return req, usagef("--network %q: so far there is only none", s.network)
+	}
+	req.Network.Mode = api.NetworkNone
+	if changed("nofile") && s.nofile < 1 {
+		return req, usagef("--nofile %d is less than 1", s.nofile)
+	}
+	req.Limits.Nofile = s.nofile
+	if req.Env, err = s.resolve(os.LookupEnv); err != nil {
+		return req, err
+	}
+	req.Labels, err = labelsOf(s.labels)
+	return req, err
+}
+
+// main adds the main process to the sandbox asked for.
+func (s *sandboxFlags) main(req *api.CreateSandbox, argv []string, tty, interactive bool) error {
+	switch {
+	case len(argv) > 0 && argv[0] == "":
+		return usagef("the program has an empty name")
+	case s.imageCommand && s.snapshot != "":
+		return usagef("--image-command: a snapshot does not say what its image runs; name the program")
+	case (tty || interactive) && len(argv) == 0 && !s.imageCommand:
+		return usagef("--tty and --interactive are of the main process, and there is none; name a program behind \"--\"")
+	}
+	req.Command, req.ImageCommand, req.TTY, req.StdinOpen = argv, s.imageCommand, tty, interactive
+	if tty {
+		req.Env = withTerm(req.Env)
+	}
+	return nil
+}
+
+func labelsOf(list []string) (map[string]string, error) {
+	var labels map[string]string
+	for _, l := range list {
+		key, value, _ := strings.Cut(l, "=")
+		if key == "" {
+			return nil, usagef("--label %q has no key", l)
+		}
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		labels[key] = value
+	}
+	return labels, nil
+}
+
+// terminalFlags are how a program is connected to the caller.
+type terminalFlags struct {
+	tty         bool
+	interactive bool
+	timeout     seconds
+	json        bool
+}
+
+func (t *terminalFlags) addFlags(f *pflag.FlagSet) {
+	f.BoolVarP(&t.tty, "tty", "t", false, "give the program a terminal")
+	f.BoolVarP(&t.interactive, "interactive", "i", false, "pass stdin on to the program (otherwise it is empty)")
+	f.Var(&t.timeout, "timeout", "stop the program, and all that it started, after this time")
+	f.BoolVar(&t.json, "json", false, "print the result with its output, exit and usage as JSON")
+}
+
+func (t *terminalFlags) check() error {
+	if t.json && (t.tty || t.interactive) {
+		return usagef("--json waits for the program's end and cannot be combined with --tty or --interactive")
+	}
+	return nil
+}

@@ -1,0 +1,143 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+type imagesOptions struct {
+	verify bool
+	json   bool
+}
+
+func newImages(d deps) *cobra.Command {
+	var opts imagesOptions
+	cmd := &cobra.Command{
+		Use:   "images",
+		Short: "List the images that are here",
+		Long: `List the images that the daemon has. SIZE is what was pulled, compressed. UNIQUE
+is what an image alone takes on disk, blobs and unpacked files, and its removal
+frees; SHARED is what other images need too.
+
+--verify reads all of it. It proves that every blob has its digest, that every
+layer unpacks to what its image promises, and that every file, directory and link
+of a layer is in its unpacked tree with the same type, permissions, size, target
+and bytes. It does not look at owners, times and extended attributes, nor for
+files that are there besides; and files that only the sandboxes' own ids may read
+are counted, not compared. The layers of snapshots, which have no blob, are read and
+held against what they were when they were taken.`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if opts.verify {
+				return runVerify(cmd.Context(), opts, d)
+			}
+			return runImages(cmd.Context(), opts, d)
+		},
+	}
+	opts.addFlags(cmd.Flags())
+	exitStatus(cmd, exitPlain)
+	cmd.AddCommand(newPrune(d))
+	return cmd
+}
+
+func (o *imagesOptions) addFlags(f *pflag.FlagSet) {
+	f.BoolVar(&o.verify, "verify", false, "read everything that is stored and say what is damaged")
+	f.BoolVar(&o.json, "json", false, "print the list as JSON")
+}
+
+func runImages(ctx context.Context, opts imagesOptions, d deps) error {
+	c := d.client()
+	defer c.Close()
+	images, err := c.Images(ctx)
+	if err != nil {
+		return err
+	}
+	if opts.json {
+		if images == nil {
+			images = []api.Image{}
+		}
+		return printJSON(d.stdout, api.ImageList{Images: images})
+	}
+	rows := [][]string{{"REFERENCE", "DIGEST", "PLATFORM", "LAYERS", "SIZE", "SHARED", "UNIQUE", "PULLED"}}
+	for _, i := range images {
+		rows = append(rows, []string{
+			i.Reference, shortDigest(i.Digest), i.Platform, strconv.Itoa(i.Layers), sizeOf(i.Size), sizeOf(i.SharedSize), sizeOf(i.UniqueSize), since(i.PulledAt),
+		})
+	}
+	return table(d.stdout, rows)
+}
+
+func sizeOf(n int64) string { return units.HumanSize(float64(n)) }
+
+func runVerify(ctx context.Context, opts imagesOptions, d deps) error {
+	c := d.client()
+	defer c.Close()
+	v, err := c.VerifyImages(ctx)
+	if err != nil {
+		return err
+	}
+	if opts.json {
+		err = printJSON(d.stdout, v)
+	} else {
+		for _, p := range v.Problems {
+			hint := "of " + printable(strings.Join(p.Images, ", ")) + "; remove it with sandboxd rmi and pull it anew"
+			if len(p.Images) == 0 {
+				hint = "only builds have kept it; sandboxd images prune removes it"
+			} else if name, ok := strings.CutPrefix(p.Images[0], "snapshot "); ok {
+				hint = "of a snapshot; remove it with sandboxd snapshots rm " + printable(name)
+			}
+			fmt.Fprintf(d.stderr, "sandboxd: %s: %s\nhint: %s\n", printable(p.Digest), printable(p.Detail), hint)
+		}
+		_, err = fmt.Fprintf(d.stdout, "%d blobs (%s) read, %d trees compared, %d entries alike or told above, %d out of sight, %d layers of snapshots read; %d problems\n",
+			v.Blobs, sizeOf(v.Bytes), v.Layers, v.Entries, v.Unseen, v.Snapshots, len(v.Problems))
+	}
+	if err == nil && len(v.Problems) > 0 {
+		return &exitError{code: codeError}
+	}
+	return err
+}
+
+type pruneOptions struct {
+	all  bool
+	json bool
+}
+
+func newPrune(d deps) *cobra.Command {
+	var opts pruneOptions
+	cmd := &cobra.Command{
+		Use:   "prune",
+		Short: "Remove images that nothing needs",
+		Long: `Remove images whose tag has moved on to another one, with --all every image, the
+steps that builds have kept to be quicker the next time, and what is stored
+without belonging to any. What a sandbox has stays, whatever its state. Prints
+what is gone and how many bytes that freed.`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runPrune(cmd.Context(), opts, d) },
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&opts.all, "all", "a", false, "every image that no sandbox has")
+	f.BoolVar(&opts.json, "json", false, "print what was removed as JSON")
+	exitStatus(cmd, exitPlain)
+	return cmd
+}
+
+func runPrune(ctx context.Context, opts pruneOptions, d deps) error {
+	c := d.client()
+	defer c.Close()
+	out, err := c.PruneImages(ctx, api.PruneImages{All: opts.all})
+	if err != nil {
+		return err
+	}
+	if opts.json {
+		return printJSON(d.stdout, out)
+	}
+	return printRemoved(d, out.Removed, fmt.Sprintf("%d images, %d steps of builds, %s", len(out.Removed), out.Steps, sizeOf(out.Bytes)))
+}

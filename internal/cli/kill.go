@@ -1,0 +1,54 @@
+package cli
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+type killOptions struct {
+	signal string
+	all    bool
+}
+
+func newKill(d deps) *cobra.Command {
+	var opts killOptions
+	cmd := &cobra.Command{
+		Use:   "kill [flags] SANDBOX EXEC",
+		Short: "End a program in a sandbox, or send it a signal",
+		Long: `Kill a program that was started with exec, and everything that it has started,
+however far that has gone from it. With --signal send that signal to the
+program's process group instead. What it has written stays to be read with
+sandboxd attach. A program that has ended is no error.`,
+		Example: `  sandboxd kill work 3fqk2mzr7yxa
+  sandboxd kill --signal HUP work 3fqk2mzr7yxa`,
+		Args: usageArgs(cobra.ExactArgs(2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runKill(cmd.Context(), args[0], args[1], opts, d)
+		},
+	}
+	opts.addFlags(cmd.Flags())
+	exitStatus(cmd, exitPlain)
+	return cmd
+}
+
+func (o *killOptions) addFlags(f *pflag.FlagSet) {
+	f.StringVarP(&o.signal, "signal", "s", "", "`signal` to send, such as TERM (default: kill everything)")
+	f.BoolVar(&o.all, "all", false, "send it to everything that the program has started")
+}
+
+func runKill(ctx context.Context, id, exec string, opts killOptions, d deps) error {
+	if opts.all && opts.signal == "" {
+		return usagef("--all says whom a --signal is for; without one everything is killed")
+	}
+	req := api.ExecSignal{Signal: opts.signal, All: opts.all}
+	if opts.signal == "" {
+		req = api.ExecSignal{Signal: "SIGKILL", All: true}
+	}
+	c := d.client()
+	defer c.Close()
+	return c.SignalExec(ctx, id, exec, req)
+}

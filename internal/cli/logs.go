@@ -1,0 +1,154 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
+)
+
+type logsOptions struct {
+	follow     bool
+	tail       string
+	since      string
+	timestamps bool
+	json       bool
+}
+
+func newLogs(d deps) *cobra.Command {
+	var opts logsOptions
+	cmd := &cobra.Command{
+		Use:   "logs [flags] SANDBOX",
+		Short: "Print what the main process of a sandbox has written",
+		Long: `Print what the main process of a sandbox has written, to stdout and stderr as it did.
+The log goes on when the sandbox is started again, and is kept until it is deleted;
+of a long one the beginning is not (see --log-size and --log-files of "sandboxd serve").
+
+As with exec and attach, what a program writes comes out as it is: on a terminal
+its escape sequences act. With --json they do not.`,
+		Example: `  sandboxd logs -f web
+  sandboxd logs --tail 20 --since 10m --timestamps web`,
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error { return runLogs(cmd.Context(), args[0], opts, d) },
+	}
+	opts.addFlags(cmd.Flags())
+	exitStatus(cmd, exitPlain)
+	return cmd
+}
+
+func (o *logsOptions) addFlags(f *pflag.FlagSet) {
+	f.BoolVarP(&o.follow, "follow", "f", false, "go on until the main process ends")
+	f.StringVarP(&o.tail, "tail", "n", "all", "print only so many `lines` from the end")
+	f.StringVar(&o.since, "since", "", "print only what was written since a `time`: 10m ago, or 2006-01-02T15:04:05Z")
+	f.BoolVarP(&o.timestamps, "timestamps", "t", false, "begin each line with the time at which the daemon took it")
+	f.BoolVar(&o.json, "json", false, "print the entries as JSON, one a line")
+}
+
+// choose turns the flags into what the daemon is asked for.
+func (o *logsOptions) choose(now time.Time) (client.LogOptions, error) {
+	c := client.LogOptions{Follow: o.follow}
+	if o.tail != "all" {
+		n, err := strconv.Atoi(o.tail)
+		if err != nil || n < 0 {
+			return c, usagef("--tail %q is neither all nor a number of lines", o.tail)
+		}
+		c.Last = &n
+	}
+	if o.since == "" {
+		return c, nil
+	}
+	var span seconds
+	if span.Set(o.since) == nil {
+		c.Since = now.Add(-time.Duration(float64(span) * float64(time.Second)))
+		return c, nil
+	}
+	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02 15:04:05", time.DateOnly} {
+		if t, err := time.ParseInLocation(layout, o.since, time.Local); err == nil {
+			c.Since = t
+			return c, nil
+		}
+	}
+	return c, usagef("--since %q is neither a time span such as 10m nor a time such as 2006-01-02T15:04:05Z", o.since)
+}
+
+func runLogs(ctx context.Context, id string, opts logsOptions, d deps) error {
+	chosen, err := opts.choose(time.Now())
+	if err != nil {
+		return err
+	}
+	c := d.client()
+	defer c.Close()
+	if opts.json {
+		lines := json.NewEncoder(d.stdout)
+		return c.Logs(ctx, id, chosen, func(e api.LogEntry) error { return lines.Encode(e) })
+	}
+	out, errs := &stamped{w: d.stdout, on: opts.timestamps}, &stamped{w: d.stderr, on: opts.timestamps}
+	return c.Logs(ctx, id, chosen, func(e api.LogEntry) error {
+		if e.Dropped > 0 {
+			fmt.Fprintf(d.stderr, "sandboxd: %d bytes of output before this are kept no more\n", e.Dropped)
+		}
+		w := out
+		if e.Stream == "stderr" {
+			w = errs
+		}
+		return w.write(e.Time, client.Output(api.ExecEvent{Text: e.Text, Data: e.Data}))
+	})
+}
+
+// stamped writes lines, if on with the time of each.
+type stamped struct {
+	w      io.Writer
+	on     bool
+	within bool // a line has begun
+}
+
+func (s *stamped) write(t time.Time, p []byte) error {
+	if !s.on {
+		_, err := s.w.Write(p)
+		return err
+	}
+	var b bytes.Buffer
+	for line := range bytes.Lines(p) {
+		if !s.within {
+			b.WriteString(t.Format(time.RFC3339Nano) + " ")
+		}
+		b.Write(line)
+		s.within = line[len(line)-1] != '\n'
+	}
+	_, err := s.w.Write(b.Bytes())
+	return err
+}
+
+func newWait(d deps) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "wait [flags] SANDBOX...",
+		Short: "Wait until sandboxes have ended",
+		Long: `Wait until sandboxes have ended, one after the other, and print the exit code of each
+one's main process, 128+n where signal n ended it: "-" where it has none, or where
+nobody knows.`,
+		Example: `  id=$(sandboxd run -d debian:12 -- make -C /src)
+  code=$(sandboxd wait $id)`,
+		Args: usageArgs(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return eachSandbox(cmd.Context(), args, asJSON, d, (*client.Client).WaitSandbox, func(sb *api.Sandbox) string {
+				if sb.Exit == nil {
+					return "-"
+				}
+				return strconv.Itoa(sb.Exit.Code)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the sandboxes as JSON")
+	exitStatus(cmd, exitPlain)
+	return cmd
+}

@@ -1,0 +1,26 @@
+package cli
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"unicode"
+)
+
+// JSON that is printed on a terminal does nothing there, and reads back as what it was.
+func TestJSONIsSafeForATerminal(t *testing.T) {
+	const hostile = "a\x1b[2J\u009b2J\x7f\u202eb\tc\n<&>\u00e9"
+	var b strings.Builder
+	if err := printJSON(&b, map[string]any{"text": hostile, "list": []int{1}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range b.String() {
+		if r != '\n' && (unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r)) {
+			t.Errorf("%q is printed", r)
+		}
+	}
+	var back struct{ Text string }
+	if err := json.Unmarshal([]byte(b.String()), &back); err != nil || back.Text != hostile || !strings.Contains(b.String(), "<&>\u00e9") {
+		t.Errorf("%q, %v", b.String(), err)
+	}
+}

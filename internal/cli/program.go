@@ -1,0 +1,200 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/term"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
+)
+
+// execute runs a program in a sandbox, connected to our own streams, and returns how it ended as an exitError, or nil.
+func execute(ctx context.Context, c *client.Client, id string, req api.ExecRequest, t terminalFlags, d deps) error {
+	req.Timeout = float64(t.timeout)
+	switch {
+	case t.json:
+		res, err := c.Exec(ctx, id, req)
+		if err != nil {
+			return err
+		}
+		if err := printJSON(d.stdout, res); err != nil {
+			return err
+		}
+		return ending(res.Exit, t, d.stderr)
+	case t.tty || t.interactive:
+		end, err := converse(ctx, c, id, req, t, d)
+		if err != nil {
+			return err
+		}
+		return ending(end.Exit, t, d.stderr)
+	}
+	end, err := c.ExecStream(ctx, id, req, func(e api.ExecEvent) error {
+		out := client.Output(e)
+		if len(out) == 0 {
+			return nil
+		}
+		w := d.stdout
+		if e.Stream == "stderr" {
+			w = d.stderr
+		}
+		_, err := w.Write(out)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return ending(end.Exit, t, d.stderr)
+}
+
+// ending makes our exit code of the program's end, and says what the code alone would not.
+func ending(e api.Exit, t terminalFlags, stderr io.Writer) error {
+	if e.Timeout {
+		fmt.Fprintf(stderr, "sandboxd: the program was stopped: its timeout of %v had ended\n", t.timeout.String())
+		return &exitError{code: codeTimeout}
+	}
+	if e.OOM {
+		fmt.Fprintln(stderr, "sandboxd: the sandbox ran out of memory, and the kernel killed a process in it (see --memory)")
+	}
+	if e.Code == 0 {
+		return nil
+	}
+	if e.Code < 0 || e.Code > 255 {
+		return &exitError{codeOurs, fmt.Errorf("the daemon says that the program's exit code was %d, which cannot be", e.Code)}
+	}
+	return &exitError{code: e.Code}
+}
+
+// converse connects the program to our stdin, and to our terminal where one was asked for.
+func converse(ctx context.Context, c *client.Client, id string, req api.ExecRequest, t terminalFlags, d deps) (_ *client.End, err error) {
+	s := client.Streams{Stdout: d.stdout, Stderr: d.stderr}
+	if t.tty {
+		req.TTY = true
+		req.Env = withTerm(req.Env)
+		if now, ok := windowSize(d); ok {
+			req.Rows, req.Cols = now.Rows, now.Cols
+		}
+	}
+	undo, err := connect(&s, t, d)
+	if err != nil {
+		return nil, err
+	}
+	defer undo()
+	return c.ExecInteractive(ctx, id, req, s)
+}
+
+// withTerm adds our TERM to an environment that has none.
+func withTerm(env []string) []string {
+	if v := os.Getenv("TERM"); v != "" && !slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, "TERM=") }) {
+		env = append(env, "TERM="+v)
+	}
+	return env
+}
+
+// windowSize is the size of our terminal, if we have one.
+func windowSize(d deps) (api.TerminalSize, bool) {
+	f := terminal(d.stdout, d.stdin)
+	if f == nil {
+		return api.TerminalSize{}, false
+	}
+	w, h, err := term.GetSize(int(f.Fd()))
+	return api.TerminalSize{Rows: clamp(h), Cols: clamp(w)}, err == nil && w > 0 && h > 0
+}
+
+// connect connects a program to our stdin and terminal, as t asks for, until undo is called.
+func connect(s *client.Streams, t terminalFlags, d deps) (undo func(), err error) {
+	var undos []func()
+	undo = func() {
+		for _, f := range slices.Backward(undos) {
+			f()
+		}
+	}
+	defer func() {
+		if err != nil {
+			undo()
+		}
+	}()
+	if t.interactive {
+		in, err := newInterruptible(d.stdin)
+		if err != nil {
+			return nil, err
+		}
+		// The terminal's next line belongs to the shell again, not to a Read of ours that was left behind.
+		undos = append(undos, in.interrupt)
+		s.Stdin = in
+	}
+	if t.tty && terminal(d.stdout, d.stdin) != nil {
+		resize, stop := watchSize(func() (api.TerminalSize, bool) { return windowSize(d) })
+		undos = append(undos, stop)
+		s.Resize = resize
+	}
+	if t.tty && t.interactive && isTerminal(d.stdin) {
+		restore, err := raw(d.stdin)
+		if err != nil {
+			return nil, err
+		}
+		undos = append(undos, restore)
+	}
+	return undo, nil
+}
+
+// raw puts the terminal into raw mode: every key, Ctrl-C included, goes to the program.
+func raw(f *os.File) (restore func(), err error) {
+	fd := int(f.Fd())
+	old, err := term.MakeRaw(fd)
+	if err != nil {
+		return nil, fmt.Errorf("put the terminal into raw mode: %w", err)
+	}
+	return func() { _ = term.Restore(fd, old) }, nil // fails where the terminal is gone, and then nobody minds
+}
+
+// watchSize sends the terminal's size whenever it changes, until stop is called.
+func watchSize(size func() (api.TerminalSize, bool)) (<-chan api.TerminalSize, func()) {
+	out := make(chan api.TerminalSize)
+	sig := make(chan os.Signal, 1)
+	signal.Notify(sig, syscall.SIGWINCH)
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		defer signal.Stop(sig)
+		for {
+			select {
+			case <-sig:
+				now, ok := size()
+				if !ok {
+					continue
+				}
+				select {
+				case out <- now:
+				case <-quit:
+					return
+				}
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return out, func() {
+		close(quit)
+		<-done
+	}
+}
+
+// terminal is the first of the files that is one.
+func terminal(files ...*os.File) *os.File {
+	for _, f := range files {
+		if isTerminal(f) {
+			return f
+		}
+	}
+	return nil
+}
+
+func clamp(n int) uint16 { return uint16(min(max(n, 0), 0xffff)) }

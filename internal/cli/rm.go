@@ -1,0 +1,89 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
+)
+
+type rmOptions struct {
+	all  bool
+	json bool
+}
+
+func newRm(d deps) *cobra.Command {
+	var opts rmOptions
+	cmd := &cobra.Command{
+		Use:   "rm [flags] SANDBOX...\n  sandboxd rm --all",
+		Short: "Delete sandboxes",
+		Long: `Delete sandboxes, running or not, and print their ids. When it returns, their
+processes are dead and their files are gone.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case opts.all && len(args) > 0:
+				return usagef("--all and names exclude each other")
+			case !opts.all && len(args) == 0:
+				return usagef("no sandbox is named; sandboxd ps lists them")
+			}
+			return runRm(cmd.Context(), args, opts, d)
+		},
+	}
+	opts.addFlags(cmd.Flags())
+	exitStatus(cmd, exitPlain)
+	return cmd
+}
+
+func (o *rmOptions) addFlags(f *pflag.FlagSet) {
+	f.BoolVarP(&o.all, "all", "a", false, "delete all of yours")
+	f.BoolVar(&o.json, "json", false, "print what was deleted as JSON")
+}
+
+func runRm(ctx context.Context, ids []string, opts rmOptions, d deps) error {
+	c := d.client()
+	defer c.Close()
+	if opts.all {
+		list, err := c.ListSandboxes(ctx, client.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, s := range list {
+			ids = append(ids, s.ID)
+		}
+	}
+	deleted := []string{}
+	failed := false
+	for _, id := range ids {
+		err := c.DeleteSandbox(ctx, id)
+		switch {
+		case opts.all && errors.Is(err, &api.Problem{Code: api.CodeNotFound}):
+			continue // its deadline was faster
+		case err == nil:
+			deleted = append(deleted, id)
+			if !opts.json {
+				if _, err := fmt.Fprintln(d.stdout, printable(id)); err != nil {
+					return err
+				}
+			}
+			continue
+		case ctx.Err() != nil || len(ids) == 1:
+			return err
+		}
+		failed = true
+		explain(d.stderr, err)
+	}
+	if opts.json {
+		if err := printJSON(d.stdout, map[string][]string{"deleted": deleted}); err != nil {
+			return err
+		}
+	}
+	if failed {
+		return &exitError{code: codeError}
+	}
+	return nil
+}

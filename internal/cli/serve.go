@@ -1,0 +1,291 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/boot"
+	"github.com/sandboxd/sandboxd/internal/dirs"
+	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
+)
+
+// serveOptions holds the flags of serve. To add an option: a field of [boot.Options] with its default in newServe, a line
+// in addFlags, a line in the golden help. To retire one: MarkDeprecated for two minor versions, then delete both.
+type serveOptions struct {
+	boot.Options
+
+	pools []string // IMAGE=N, IMAGE=auto or IMAGE=auto:N, with an optional ,PROFILE
+}
+
+func newServe(d deps) *cobra.Command {
+	opts := serveOptions{Options: boot.Options{
+		DefaultTimeout:     time.Hour,
+		DefaultIdleTimeout: 10 * time.Minute,
+		UnpackLimits:       layer.DefaultLimits(),
+		LogFiles:           3,
+		AgentRuns:          8,
+		AgentAge:           30 * 24 * time.Hour,
+		EndedAge:           30 * 24 * time.Hour,
+	}}
+	var level string
+	var limit, snapshots size
+	logs := size{set: true, bytes: 4 << 20, least: 256 << 10}
+	allLogs := size{set: true, bytes: 2 << 30, least: 1 << 20}
+	runs := size{set: true, bytes: 20 << 30}
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the daemon in the foreground",
+		Long: `Run the daemon in the foreground: it answers on the socket until SIGTERM, SIGINT or
+"sandboxd shutdown" ends it. Sandboxes outlive a daemon that is killed; the next
+one on the same data directory adopts them. The log goes to stderr.`,
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := opts.LogLevel.UnmarshalText([]byte(level)); err != nil {
+				return usagef("--log-level %q: want debug, info, warn or error", level)
+			}
+			if opts.LogFiles < 2 || opts.LogFiles > 1000 {
+				return usagef("--log-files %d: must be from 2 to 1000", opts.LogFiles)
+			}
+			if opts.AgentRuns < 1 || opts.AgentRuns > 1000 {
+				return usagef("--agent-runs %d: must be from 1 to 1000", opts.AgentRuns)
+			}
+			opts.Socket, opts.ImageLimit, opts.SnapshotLimit, opts.LogSize = *d.socket, limit.bytes, snapshots.bytes, logs.bytes
+			opts.LogLimit, opts.AgentLimit = allLogs.bytes, runs.bytes
+			return runServe(cmd.Context(), opts, d)
+		},
+	}
+	opts.addFlags(cmd.Flags())
+	cmd.Flags().StringVar(&level, "log-level", "info", "least `level` that is logged: debug, info, warn or error")
+	cmd.Flags().Var(&limit, "image-limit", "most that all images may have on disk, such as 20g, before the least recently used ones that no sandbox has are removed (default: any amount)")
+	cmd.Flags().Var(&snapshots, "snapshot-limit", "most that the files of all snapshots may have, such as 20g, before the oldest ones that no sandbox stands on are removed (default: any amount)")
+	cmd.Flags().Var(&logs, "log-size", "most that one file of a sandbox's log may have, such as 1m, before the next one is begun; at least 256k")
+	cmd.Flags().Var(&allLogs, "log-limit", "most that the logs of all sandboxes may have, such as 10g, before the oldest files are removed of those that have most; the one that a main process writes to stays")
+	cmd.Flags().Var(&runs, "agent-limit", "most that the agent runs that are hosted and that nobody works on may have on disk, such as 100g, before the oldest of them are removed, but none within an hour; 0: any amount")
+	exitStatus(cmd, exitPlain)
+	return cmd
+}
+
+func (o *serveOptions) addFlags(f *pflag.FlagSet) {
+	f.StringVar(&o.DataDir, "data-dir", "", "`directory` for images, sandboxes and state (default: $XDG_DATA_HOME/sandboxd; for root /var/lib/sandboxd)")
+	f.StringVar(&o.RuntimeDir, "runtime-dir", "", "`directory` for sockets (default: $XDG_RUNTIME_DIR/sandboxd; for root /run/sandboxd)")
+	f.StringSliceVar(&o.Require, "require", nil, "refuse to start where the host lacks one of these `layers`: cgroup,landlock,subids")
+	f.DurationVar(&o.DefaultTimeout, "default-timeout", o.DefaultTimeout, "lifetime of a sandbox that asks for none")
+	f.DurationVar(&o.DefaultIdleTimeout, "default-idle-timeout", o.DefaultIdleTimeout, "idle timeout of a sandbox that asks for none")
+	f.StringArrayVar(&o.Mirrors, "registry-mirror", nil, "ask a mirror first: `REGISTRY=MIRROR`, such as docker.io=mirror.example:5000; repeatable")
+	f.StringArrayVar(&o.InsecureRegistries, "insecure-registry", nil, "allow plain HTTP and unverified certificates to this `registry`; repeatable")
+	f.StringArrayVar(&o.RegistryCAs, "registry-ca", nil, "trust the certificates in this PEM `file` for registries, beside the host's own; repeatable")
+	f.Var((*unpackLimits)(&o.UnpackLimits), "unpack-limits", "what an image may have at most: entries and bytes in all its layers together, bytes for each compressed one (ratio), directories in one another (depth); as `NAME=N,...`, and the others keep their defaults")
+	f.IntVar(&o.LogFiles, "log-files", o.LogFiles, "most files of a sandbox's log, a `number` from 2 to 1000; the oldest goes when there are more")
+	f.StringArrayVar(&o.pools, "pool", nil, "keep N sandboxes of an image ready, so that creating one takes no time: `IMAGE=N[,PROFILE]`, such as host=4; with auto or auto:N as many as the creations of the last ten minutes make worth it, 8 or N at most; repeatable")
+	f.DurationVar(&o.EndedAge, "ended-age", o.EndedAge, "how long a sandbox that has ended is kept, unless it has the label sandboxd.keep; 0: for ever")
+	f.IntVar(&o.EndedLimit, "ended-limit", 0, "most sandboxes that have ended, a `number`; those that ended first go when there are more, but none within an hour; 0: any number")
+	f.DurationVar(&o.SnapshotAge, "snapshot-age", 0, "how long a snapshot is kept that no sandbox stands on, unless it has the label sandboxd.keep (default: for ever)")
+	f.StringVar(&o.Profiles, "profiles", "", "`directory` of security profiles beside those that sandboxd brings along (default: none)")
+	f.IntVar(&o.AgentRuns, "agent-runs", o.AgentRuns, "most agent runs that are hosted at a time, a `number` from 1 to 1000")
+	f.DurationVar(&o.AgentAge, "agent-age", o.AgentAge, "how long an agent run is kept that is hosted and that nobody works on, with its outputs; 0: for ever")
+	f.StringArrayVar(&o.AgentInputs, "agent-inputs", nil, "let agent runs that are hosted read below this `directory`, for their input_dir and model.replay; repeatable (default: none)")
+	f.DurationVar(&o.IdleExit, "idle-exit", 0, "end after this time without a sandbox and a request (default: never)")
+}
+
+func runServe(ctx context.Context, opts serveOptions, d deps) error {
+	o, err := opts.complete(os.Getenv("SANDBOXD_SOCKET"), dirs.Default)
+	if err != nil {
+		return err
+	}
+	o.Version = d.version
+	err = d.serve(ctx, o)
+	if wrong, ok := errors.AsType[*boot.OptionError](err); ok {
+		return &usageError{wrong}
+	}
+	if _, ok := errors.AsType[signalled](context.Cause(ctx)); ok && (err == nil || errors.Is(err, context.Cause(ctx)) || errors.Is(err, context.Canceled)) {
+		return nil // asked to stop, and did
+	}
+	return err
+}
+
+// complete checks the options and fills in what was not given. socket is what the environment says; a flag beats it.
+func (s serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (boot.Options, error) {
+	o := s.Options
+	if o.Socket == "" && o.RuntimeDir == "" {
+		o.Socket = socket
+	}
+	if o.DataDir == "" || o.RuntimeDir == "" {
+		found, err := find()
+		switch {
+		case err == nil:
+		case o.DataDir == "":
+			return o, err
+		default: // no home, but a data directory was named: it has a place for sockets
+			found.Runtime = filepath.Join(o.DataDir, "run")
+		}
+		o.DataDir = cmp.Or(o.DataDir, found.Data)
+		o.RuntimeDir = cmp.Or(o.RuntimeDir, found.Runtime)
+	}
+	o.Socket = cmp.Or(o.Socket, filepath.Join(o.RuntimeDir, dirs.SocketName))
+	for _, p := range []*string{&o.DataDir, &o.RuntimeDir, &o.Socket} {
+		abs, err := filepath.Abs(*p)
+		if err != nil {
+			return o, fmt.Errorf("make %s absolute: %w", *p, err)
+		}
+		*p = abs
+	}
+	for i, file := range o.RegistryCAs {
+		abs, err := filepath.Abs(file)
+		if err != nil {
+			return o, fmt.Errorf("make %s absolute: %w", file, err)
+		}
+		o.RegistryCAs[i] = abs
+	}
+	for i, dir := range o.AgentInputs {
+		found, err := inputsDir(dir)
+		if err != nil {
+			return o, err
+		}
+		o.AgentInputs[i] = found
+	}
+	for i, name := range o.Require {
+		if o.Require[i] = strings.TrimSpace(name); o.Require[i] == "" {
+			return o, usagef("--require has an empty name")
+		}
+	}
+	if o.Profiles != "" {
+		abs, err := filepath.Abs(o.Profiles)
+		if err != nil {
+			return o, fmt.Errorf("make %s absolute: %w", o.Profiles, err)
+		}
+		o.Profiles = abs
+	}
+	seen := make(map[boot.Pool]bool)
+	for _, text := range s.pools {
+		pool, err := parsePool(text)
+		if err != nil {
+			return o, err
+		}
+		o.Pools = append(o.Pools, pool)
+		pool.Size, pool.Learn = 0, false
+		if seen[pool] {
+			return o, usagef("--pool names %s twice with profile %s", pool.Image, pool.Profile)
+		}
+		seen[pool] = true
+	}
+	switch {
+	case o.DefaultTimeout <= 0:
+		return o, usagef("--default-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultTimeout)
+	case o.DefaultIdleTimeout <= 0:
+		return o, usagef("--default-idle-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultIdleTimeout)
+	case o.EndedAge < 0 || o.SnapshotAge < 0 || o.AgentAge < 0:
+		return o, usagef("--ended-age %v, --snapshot-age %v, --agent-age %v: none may be negative", o.EndedAge, o.SnapshotAge, o.AgentAge)
+	case o.EndedLimit < 0:
+		return o, usagef("--ended-limit %d is negative", o.EndedLimit)
+	case o.IdleExit < 0:
+		return o, usagef("--idle-exit %v is negative", o.IdleExit)
+	}
+	return o, nil
+}
+
+// inputsDir finds a directory that --agent-inputs names.
+func inputsDir(dir string) (string, error) {
+	found, err := filepath.Abs(dir)
+	if err == nil {
+		found, err = filepath.EvalSymlinks(found)
+	}
+	if err != nil {
+		return "", usagef("--agent-inputs %q: %w", dir, err)
+	}
+	if fi, err := os.Stat(found); err != nil || !fi.IsDir() {
+		return "", usagef("--agent-inputs %q: not a directory", dir)
+	}
+	if found == "/" {
+		return "", usagef("--agent-inputs %q: that is all there is; name the directory that has the input", dir)
+	}
+	return found, nil
+}
+
+// maxPool is the largest pool: what is parked has memory, and a thousand sandboxes are the most there can be.
+const maxPool = 100
+
+// learnedPool is the most that a pool has whose size is learned and for which nothing else is said.
+const learnedPool = 8
+
+// parsePool reads IMAGE=N, IMAGE=auto or IMAGE=auto:N, and ,PROFILE behind it.
+func parsePool(s string) (p boot.Pool, err error) {
+	i := strings.LastIndexByte(s, '=')
+	if i > 0 {
+		size, profile, named := strings.Cut(s[i+1:], ",")
+		p.Image, p.Profile = s[:i], profile
+		if !named {
+			p.Profile = ociprofiles.Default
+		}
+		switch most, found := strings.CutPrefix(size, "auto:"); {
+		case found:
+			p.Learn, size = true, most
+		case size == "auto":
+			p.Learn, size = true, strconv.Itoa(learnedPool)
+		}
+		p.Size, err = strconv.Atoi(size)
+	}
+	if i <= 0 || err != nil || p.Size < 1 || p.Size > maxPool || p.Profile == "" {
+		return p, usagef("--pool %q: want IMAGE=N, IMAGE=auto or IMAGE=auto:N, with N from 1 to %d, and perhaps ,PROFILE", s, maxPool)
+	}
+	return p, nil
+}
+
+// unpackLimits is a flag for limits: "bytes=100g,entries=5000000".
+type unpackLimits layer.Limits
+
+// The names are those that an error says is exceeded.
+const (
+	limitEntries = string(layer.ExceededEntries)
+	limitBytes   = string(layer.ExceededBytes)
+	limitRatio   = string(layer.ExceededRatio)
+	limitDepth   = string(layer.ExceededDepth)
+)
+
+func (l *unpackLimits) String() string {
+	if *l == (unpackLimits{}) {
+		return "" // pflag asks what a zero value looks like
+	}
+	return fmt.Sprintf("%s=%d,%s=%s,%s=%d,%s=%d", limitEntries, l.Entries, limitBytes, units.BytesSize(float64(l.Bytes)), limitRatio, l.Ratio, limitDepth, l.Depth)
+}
+
+func (l *unpackLimits) Type() string { return "limits" }
+
+func (l *unpackLimits) Set(text string) error {
+	for one := range strings.SplitSeq(text, ",") {
+		name, value, _ := strings.Cut(one, "=")
+		n, err := strconv.ParseInt(value, 10, 64)
+		most := int64(math.MaxInt64)
+		switch name {
+		case limitEntries:
+			l.Entries = n
+		case limitBytes:
+			if n, err = units.RAMInBytes(value); err == nil {
+				l.Bytes = n
+			}
+		case limitRatio:
+			l.Ratio = n
+		case limitDepth:
+			most = layer.MaxDepth
+			l.Depth = int(min(n, most))
+		default:
+			return fmt.Errorf("%q is none of %s, %s, %s and %s", name, limitEntries, limitBytes, limitRatio, limitDepth)
+		}
+		if err != nil || n < 1 || n > most {
+			return fmt.Errorf("%q: want a number from 1 to %d", one, most)
+		}
+	}
+	return nil
+}
