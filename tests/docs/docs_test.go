@@ -221,8 +221,9 @@ func TestEveryDirectDependencyHasAReason(t *testing.T) {
 	}
 }
 
-// imports returns the packages of this module that the packages of the pattern and all below them import, tests left out.
-// Unlike the sources alone, go list knows what a build with the product's tags has.
+// imports returns the packages of this module that the packages of the pattern and all below them
+// import, tests left out. Unlike the sources alone, go list knows what a build with the product's
+// tags has.
 func imports(t *testing.T, format, pattern string) map[string][]string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-tags", "seccomp osusergo netgo", "-f", "{{.ImportPath}} {{join "+format+" \" \"}}", pattern)
@@ -242,8 +243,8 @@ func imports(t *testing.T, format, pattern string) map[string][]string {
 	return all
 }
 
-// oneWay is a rule of imports: packages below the directories from import none of the packages deny, nor any below those,
-// but the packages except.
+// oneWay is a rule of imports: packages below the directories from import none of the packages
+// deny, nor any below those, but the packages except.
 type oneWay struct {
 	from, deny, except []string
 	deep               bool // counts what imported packages import, too
@@ -272,7 +273,8 @@ var oneWays = map[string]oneWay{
 // below reports whether a package is the directory or lies below it.
 func below(pkg, dir string) bool { return pkg == dir || strings.HasPrefix(pkg, dir+"/") }
 
-// TestImportsRunOneWay holds the rules that go list can see; those of the linter (.golangci.yml) overlap on purpose.
+// TestImportsRunOneWay holds the rules that go list can see; those of the linter (.golangci.yml)
+// overlap on purpose.
 func TestImportsRunOneWay(t *testing.T) {
 	direct, all := imports(t, ".Imports", "./..."), imports(t, ".Deps", "./...")
 	for name, rule := range oneWays {

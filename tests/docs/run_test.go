@@ -20,7 +20,7 @@ import (
 )
 
 // mostNotRun bounds the shell blocks that say why they cannot run here.
-const mostNotRun = 30
+const mostNotRun = 16
 
 // block is one fenced block of shell commands.
 type block struct {
