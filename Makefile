@@ -74,9 +74,31 @@ clean: ## Remove what was built
 
 ##@ Check
 
+# The lanes mostly wait, so lint runs beside them. Its output is kept, and shown where it fails.
 .PHONY: test
-test: deps build check-tree ## Everything there is: format, lint with vet, every test as root and as an ordinary user, the rest in the test bed
-	$(GO) run -buildvcs=false ./tests/lanes -p $(P) -lane all -run '$(RUN)' -pkg '$(PKG)' $(if $(BED),-bed '$(BED)')
+test: deps build ## What a change must pass: format, lint with vet, every deterministic test in every lane; what CI runs
+	@mkdir -p build; \
+	$(MAKE) --no-print-directory check-tree >build/check-tree.log 2>&1 & lint=$$!; \
+	status=0; \
+	$(GO) run -buildvcs=false ./tests/lanes -p $(P) -lane all -run '$(RUN)' -pkg '$(PKG)' $(if $(BED),-bed '$(BED)') || status=1; \
+	if wait $$lint; then echo 'format and lint: ok'; else cat build/check-tree.log; echo 'format or lint: FAILED'; status=1; fi; \
+	exit $$status
+
+# What a contributor's edit is answered by, in some minutes: no race detector, one user, one pass.
+SMOKE := TestRunFromARegistryPrintsAndPassesTheExitCodeThrough|TestRunStartsADaemonWhereNoneRuns|TestBadRequestsAreAnsweredClearly|TestCommandLineExitCodes|TestBuildOfAProgramAndAPackage|TestCommit|TestDetachedStdinEnds|TestFilesGoInAndOutUnchanged|TestTerminal|TestStdinReachesTheProgram|TestMainProcessCommands|TestSandboxRunsUnderSeccompAndNoNewPrivs|TestRollback|TestStopAndStartCommands|TestKilledDaemonAdoptsItsSandboxes|TestQuickstartReplay
+.PHONY: quick
+quick: build vet ## In three minutes: build, vet, unit tests without the race detector, some functional tests, as you are
+	CGO_ENABLED=1 $(GO) test -p $(P) -buildvcs=false -vet=off -tags '$(TAGS)' $(UNITS)
+	CGO_ENABLED=0 $(GO) test -buildvcs=false -vet=off -count=1 -run '^($(SMOKE))$$' ./tests/functional
+
+.PHONY: check
+check: check-tree voice unit ## Before a commit: format, lint with vet, voice, unit tests with the race detector, as you are
+
+# Rates and delays by the clock, hundreds of kills, every machine of the bed, long fuzzing.
+.PHONY: soak
+soak: deps build ## Before a release, on a quiet machine: all of test and what only a clock or chance can judge; hours. RUN= PKG= narrow
+	$(GO) run -buildvcs=false ./tests/lanes -soak -p $(P) -lane all -run '$(RUN)' -pkg '$(PKG)' $(if $(BED),-bed '$(BED)')
+	$(if $(RUN)$(PKG),,@hack/fuzz.sh 5m '$(TAGS)')
 
 .PHONY: test-root
 test-root: deps build ## Every test as root (through sudo, if you are not)
@@ -86,22 +108,25 @@ test-root: deps build ## Every test as root (through sudo, if you are not)
 test-rootless: deps build ## Every test as an ordinary user (one made for it, if you are root)
 	$(GO) run -buildvcs=false ./tests/lanes -p $(P) -lane rootless -run '$(RUN)' -pkg '$(PKG)'
 
-.PHONY: check
-check: check-tree unit ## What to run before a commit: format, lint with vet, unit tests as you are
-
 .PHONY: check-tree
 check-tree: fmt-check lint # whose govet is vet's
 
+.PHONY: voice
+voice: ## How comments are written, measured (CONTRIBUTING.md)
+	@hack/voice.sh
+
+# The packages whose tests are beside the code.
+UNITS = $(or $(PKG),$$($(GO) list -tags '$(TAGS)' ./... | grep -v /tests/))
+
 .PHONY: unit
 unit: ## The tests beside the code, with the race detector, as you are
-	CGO_ENABLED=1 $(GO) test -p $(P) -buildvcs=false -race -tags '$(TAGS)' $(if $(RUN),-run '$(RUN)') \
-		$(or $(PKG),$$($(GO) list -tags '$(TAGS)' ./... | grep -v /tests/))
+	CGO_ENABLED=1 $(GO) test -p $(P) -buildvcs=false -race -tags '$(TAGS)' $(if $(RUN),-run '$(RUN)') $(UNITS)
 
 # Its exit status: 0, the tests' own, or 125 where a machine died and nothing is known.
 TESTBED := build/testbed-cmd
 .PHONY: testbed
-testbed: build-deps build $(TESTBED) ## The limits on a real cgroup v2 host, in a machine of its own: KERNEL=6.1|6.12|newest|all FLAVOUR=tiny|systemd|all WHO=dev|root|all SHORT=yes
-	$(TESTBED) -kernel $(or $(KERNEL),6.12) -flavour $(or $(FLAVOUR),tiny) -as $(or $(WHO),all) $(if $(TIMEOUT),-timeout $(TIMEOUT)) $(if $(SHORT),-short all) $(if $(RUN),-run '$(RUN)') $(if $(PKG),-pkg '$(PKG)')
+testbed: build-deps build $(TESTBED) ## The limits on a real cgroup v2 host, in a machine of its own: KERNEL=6.1|6.12|newest|all FLAVOUR=tiny|systemd|all WHO=dev|root|all SOAK=yes
+	$(TESTBED) -kernel $(or $(KERNEL),6.12) -flavour $(or $(FLAVOUR),tiny) -as $(or $(WHO),all) $(if $(TIMEOUT),-timeout $(TIMEOUT)) $(if $(SOAK),-soak) $(if $(RUN),-run '$(RUN)') $(if $(PKG),-pkg '$(PKG)')
 
 .PHONY: testbed-shell
 testbed-shell: build-deps build $(TESTBED) ## A root shell in that machine, with our binaries in /payload/bin; testbed-as dev bash makes you a user

@@ -8,31 +8,32 @@ import (
 	"github.com/sandboxd/sandboxd/agent/llm"
 )
 
-// Budget is what a run may spend. The first part that is used up ends the run, its output is collected all the same, and
-// the exit reason names the part. A zero part has no ceiling, but for those that [Options] gives a default.
+// Budget bounds the resources of a run. The first part that is used up ends the run and gives its
+// exit reason; the output is collected all the same. A zero part has no ceiling, except those with
+// a default in [Options].
 //
-// Turns, conversation, tokens and money are looked at before a model call, whose answer is bounded by what is left. How many tokens
-// a question has is an estimate until it is answered, by which the last call may miss. Time and CPU are looked at while
-// tools run, the latter twice a second.
+// Turns, conversation, tokens and cost are checked before a model call, whose answer is bounded by
+// the remainder. The size of a prompt is an estimate, so the last call may miss its ceiling. Time
+// and CPU are also checked while tools run, CPU twice a second.
 type Budget struct {
 	Turns        int           `json:"turns"`
-	Conversation int           `json:"conversation_tokens"` // of the whole conversation, looked at before each model call
-	Tokens       int           `json:"tokens,omitempty"`    // of all model calls together, in and out
-	Cost         float64       `json:"cost_usd,omitempty"`  // of all model calls together
-	Time         time.Duration `json:"time_ns"`             // while an agent works on it: not between a crash and resume
-	CPU          time.Duration `json:"cpu_ns,omitempty"`    // of everything in the sandbox, as the kernel counts it
+	Conversation int           `json:"conversation_tokens"` // ceiling of one conversation, checked before each model call
+	Tokens       int           `json:"tokens,omitempty"`    // sum over all model calls, in and out
+	Cost         float64       `json:"cost_usd,omitempty"`  // sum over all model calls
+	Time         time.Duration `json:"time_ns"`             // working time; the time between a crash and a resume is not counted
+	CPU          time.Duration `json:"cpu_ns,omitempty"`    // all processes of the sandbox, as counted by the kernel
 }
 
-// Spent is how much of a budget is gone.
+// Spent is the used part of a budget.
 type Spent struct {
 	Turns  int           `json:"turns"`
-	Tokens int           `json:"tokens"` // counted by the provider; where it does not, four bytes to a token
+	Tokens int           `json:"tokens"` // counted by the provider, otherwise estimated at four bytes a token
 	Cost   float64       `json:"cost_usd,omitempty"`
 	Time   time.Duration `json:"time_ns"`
 	CPU    time.Duration `json:"cpu_ns,omitempty"`
 }
 
-// over says which part is used up, or "".
+// over returns the first part that is used up, or "".
 func (b Budget) over(s Spent) (ExitReason, string) {
 	switch {
 	case b.Time > 0 && s.Time >= b.Time:
@@ -49,17 +50,18 @@ func (b Budget) over(s Spent) (ExitReason, string) {
 	return "", ""
 }
 
-// leastAnswer is the smallest ceiling of an answer that it makes sense to ask a model for.
-const leastAnswer = 16
+// minAnswer is the smallest useful ceiling of an answer, in tokens.
+const minAnswer = 16
 
-// answerTokens is the ceiling of the next answer: perCall, or what the budget leaves beside a prompt of about that size.
+// answerTokens returns the ceiling of the next answer: perCall, or less if the budget leaves less
+// beside a prompt of the given size.
 func (b Budget) answerTokens(s Spent, prompt, perCall int, price *llm.Price) (int, ExitReason, string) {
 	if b.Conversation > 0 && prompt > b.Conversation {
 		return 0, ExitTokenLimit, fmt.Sprintf("the conversation has about %d tokens, more than the limit of %d", prompt, b.Conversation)
 	}
 	if b.Tokens > 0 {
 		left := b.Tokens - s.Tokens - prompt
-		if left < leastAnswer {
+		if left < minAnswer {
 			return 0, ExitTokenLimit, fmt.Sprintf("all model calls together have taken %d tokens of %d, and the next needs %d for its question alone", s.Tokens, b.Tokens, prompt)
 		}
 		perCall = min(perCall, left)
@@ -68,9 +70,9 @@ func (b Budget) answerTokens(s Spent, prompt, perCall int, price *llm.Price) (in
 		question, answer := price.Cost(llm.Usage{PromptTokens: prompt}), price.Cost(llm.Usage{PromptTokens: prompt, CompletionTokens: 1})
 		left := b.Cost - s.Cost - question
 		if each := answer - question; each > 0 && left < each*float64(perCall) {
-			perCall = int(left/each + 1e-6) // what rounding has taken
+			perCall = int(left/each + 1e-6) // compensates for rounding
 		}
-		if left < 0 || perCall < leastAnswer {
+		if left < 0 || perCall < minAnswer {
 			return 0, ExitCostLimit, fmt.Sprintf("the model has cost $%.4f of $%.4f, and the next call's question alone costs $%.4f", s.Cost, b.Cost, question)
 		}
 	}
@@ -84,7 +86,7 @@ func (b Budget) check() error {
 	return nil
 }
 
-// facts are a budget and what is spent of it, as a policy sees them.
+// facts returns the budget as a policy sees it.
 func (b Budget) facts() map[string]float64 {
 	return map[string]float64{
 		"turns": float64(b.Turns), "tokens": float64(b.Tokens), "cost": b.Cost, "seconds": b.Time.Seconds(), "cpu_seconds": b.CPU.Seconds(),

@@ -17,13 +17,14 @@ type Client struct {
 	id  string
 }
 
-// NewClient is the sandbox of that id behind c. It must exist.
+// NewClient returns the existing sandbox with this ID.
 func NewClient(c *client.Client, id string) *Client { return &Client{api: c, id: id} }
 
-// OpenClient is the sandbox of that id or name, running: one that has stopped is started, one that is paused resumed. It is given
-// that much time from now on. A sandbox that does not exist is an [*api.Problem] of [api.CodeNotFound].
+// OpenClient returns the running sandbox with this ID or name. It starts a stopped sandbox and
+// resumes a paused one, and sets its remaining lifetime. If the sandbox does not exist, the error
+// is an [*api.Problem] of [api.CodeNotFound].
 func OpenClient(ctx context.Context, c *client.Client, ref string, lifetime time.Duration) (*Client, error) {
-	sb, err := awaitMade(ctx, c, ref)
+	sb, err := waitCreated(ctx, c, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -43,17 +44,19 @@ func OpenClient(ctx context.Context, c *client.Client, ref string, lifetime time
 	return NewClient(c, sb.ID), nil
 }
 
-// making is how long a sandbox may be on its way that somebody asked for who was killed since, and makingEvery how often it is looked for.
+// createTimeout bounds the wait for a sandbox that a killed process has requested; createPoll is
+// the polling interval.
 const (
-	making      = time.Minute
-	makingEvery = 50 * time.Millisecond
+	createTimeout = time.Minute
+	createPoll    = 50 * time.Millisecond
 )
 
-// awaitMade gives a sandbox that is there. While it is being made nothing can be done with it, not even delete it.
-func awaitMade(ctx context.Context, c *client.Client, ref string) (*api.Sandbox, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, making, fmt.Errorf("it is still being made after %v", making))
+// waitCreated returns a sandbox once its creation is over. Until then the daemon refuses all
+// operations on it, deletion included.
+func waitCreated(ctx context.Context, c *client.Client, ref string) (*api.Sandbox, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, createTimeout, fmt.Errorf("it is still being created after %v", createTimeout))
 	defer cancel()
-	tick := time.NewTicker(makingEvery)
+	tick := time.NewTicker(createPoll)
 	defer tick.Stop()
 	for {
 		sb, err := c.GetSandbox(ctx, ref)
@@ -86,9 +89,9 @@ func RemoveLabelled(ctx context.Context, c *client.Client, labels map[string]str
 	return nil
 }
 
-// RemoveSandbox deletes the sandbox of that id, whatever its state. It need not be there.
+// RemoveSandbox deletes the sandbox with this ID in any state. A missing one is no error.
 func RemoveSandbox(ctx context.Context, c *client.Client, id string) error {
-	_, err := awaitMade(ctx, c, id)
+	_, err := waitCreated(ctx, c, id)
 	if err == nil {
 		err = c.DeleteSandbox(ctx, id)
 	}
@@ -98,10 +101,11 @@ func RemoveSandbox(ctx context.Context, c *client.Client, id string) error {
 	return err
 }
 
-// ID is the sandbox's id.
+// ID returns the sandbox's ID.
 func (c *Client) ID() string { return c.id }
 
-// Exec runs a program and streams its output: a buffered answer would keep the beginning only, and both ends matter.
+// Exec runs a program and streams its output: a buffered answer would keep the beginning only, and
+// both ends matter.
 func (c *Client) Exec(ctx context.Context, req api.ExecRequest, stdout, stderr io.Writer) (Outcome, error) {
 	end, err := c.api.ExecStream(ctx, c.id, req, func(e api.ExecEvent) error {
 		w := stdout
@@ -131,7 +135,7 @@ func (c *Client) ReadFile(ctx context.Context, path string) (io.ReadCloser, erro
 	return c.api.ReadFile(ctx, c.id, path)
 }
 
-// WriteFile writes a file whole or not at all.
+// WriteFile writes a file as a whole or not at all.
 func (c *Client) WriteFile(ctx context.Context, path string, r io.Reader, mode fs.FileMode, user string) error {
 	return c.api.WriteFile(ctx, c.id, path, r, mode, user)
 }
@@ -141,20 +145,21 @@ func (c *Client) ArchiveIn(ctx context.Context, path string, r io.Reader) error 
 	return c.api.ArchiveIn(ctx, c.id, path, r)
 }
 
-// ArchiveOut gives the tree at path as a tar stream.
+// ArchiveOut returns the tree at path as a tar stream.
 func (c *Client) ArchiveOut(ctx context.Context, path string) (io.ReadCloser, error) {
 	return c.api.ArchiveOut(ctx, c.id, path)
 }
 
-// listDepth is deeper than any tree that a run is likely to leave; what is below is collected and checked all the same.
+// listDepth exceeds the depth of any likely output. Deeper files are collected and checked all the
+// same.
 const listDepth = 64
 
-// List lists what is below a directory.
+// List lists the tree below a directory.
 func (c *Client) List(ctx context.Context, path string, on func(api.FileEntry) error) (more bool, err error) {
 	return c.api.ListEachFile(ctx, c.id, path, listDepth, on)
 }
 
-// CPU asks the kernel's count.
+// CPU returns the kernel's count.
 func (c *Client) CPU(ctx context.Context) (used time.Duration, known bool, err error) {
 	stats, err := c.api.Stats(ctx, c.id)
 	if err != nil || stats.CPU == nil || stats.CPU.UsageMS == nil {
@@ -163,10 +168,10 @@ func (c *Client) CPU(ctx context.Context) (used time.Duration, known bool, err e
 	return time.Duration(*stats.CPU.UsageMS * float64(time.Millisecond)), true, nil
 }
 
-// A snapshot of a turn has this label.
+// turnLabel with the value turnValue marks snapshots of turns.
 const turnLabel, turnValue = "sandboxd.agent", "turn"
 
-// Snapshot takes one.
+// Snapshot takes a snapshot and returns its ID.
 func (c *Client) Snapshot(ctx context.Context, comment string) (string, error) {
 	s, err := c.api.TakeSnapshot(ctx, c.id, api.TakeSnapshot{Comment: comment, Labels: map[string]string{turnLabel: turnValue}})
 	if err != nil {
@@ -175,10 +180,10 @@ func (c *Client) Snapshot(ctx context.Context, comment string) (string, error) {
 	return s.ID, nil
 }
 
-// stopGrace is how long programs may take to end, in seconds. What a run has left behind in the background is not waited for longer.
+// stopGrace is the time in seconds for background programs of a run to end.
 const stopGrace = 2
 
-// Stop ends everything in the sandbox and keeps its files.
+// Stop ends all processes of the sandbox and keeps its files.
 func (c *Client) Stop(ctx context.Context) error {
 	grace := float64(stopGrace)
 	_, err := c.api.StopSandbox(ctx, c.id, api.StopSandbox{Grace: &grace})

@@ -15,16 +15,16 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// maxEditable bounds the files that the editor reads: they are held in memory, several times over.
+// maxEditable bounds the files that the editor reads, in bytes: several copies are in memory.
 const maxEditable = 64 << 20
 
 // maxListed bounds the entries of a directory view.
 const maxListed = 100
 
-// snippetLines is how much is shown around an edit on each side.
+// snippetLines is the number of lines shown on each side of an edit.
 const snippetLines = 4
 
-// editorArgs are the arguments of str_replace_editor. A nil field was not given.
+// editorArgs holds the arguments of str_replace_editor. A nil field was not given.
 type editorArgs struct {
 	Command    string     `json:"command"`
 	Path       *string    `json:"path"`
@@ -35,9 +35,9 @@ type editorArgs struct {
 	ViewRange  *[]integer `json:"view_range"`
 }
 
-// surplus finds an argument that the command does not have. Some models fill in every field of a schema, so an
-// empty value passes.
-func (a editorArgs) surplus(allowed ...string) error {
+// extraArgument returns an error for an argument that the command does not take. Some models fill
+// in every field of a schema, so an empty value passes.
+func (a editorArgs) extraArgument(allowed ...string) error {
 	given := map[string]bool{
 		"file_text":   a.FileText != nil && *a.FileText != "",
 		"old_str":     a.OldStr != nil && *a.OldStr != "",
@@ -50,13 +50,13 @@ func (a editorArgs) surplus(allowed ...string) error {
 	}
 	for _, name := range []string{"file_text", "old_str", "new_str", "insert_line", "view_range"} {
 		if given[name] {
-			return mistake("Error: argument `%s` does not go with command `%s`.", name, a.Command)
+			return toolErrorf("Error: argument `%s` does not go with command `%s`.", name, a.Command)
 		}
 	}
 	return nil
 }
 
-// check finds what is missing or too much, which shows without a look at the file.
+// check finds missing and extra arguments, as far as that needs no access to the file.
 func (a editorArgs) check() error {
 	var allowed []string
 	switch a.Command {
@@ -69,33 +69,33 @@ func (a editorArgs) check() error {
 	case "insert":
 		allowed = []string{"insert_line", "new_str"}
 	case "":
-		return mistake("Error: argument `command` is required: view, create, str_replace or insert.")
+		return toolErrorf("Error: argument `command` is required: view, create, str_replace or insert.")
 	default:
-		return mistake("Error: unknown command %s; want view, create, str_replace or insert.", quoteBrief(a.Command))
+		return toolErrorf("Error: unknown command %s; want view, create, str_replace or insert.", quoteBrief(a.Command))
 	}
-	if err := a.surplus(allowed...); err != nil {
+	if err := a.extraArgument(allowed...); err != nil {
 		return err
 	}
 	switch {
 	case a.Path == nil || *a.Path == "":
-		return mistake("Error: argument `path` is required.")
+		return toolErrorf("Error: argument `path` is required.")
 	case strings.ContainsRune(*a.Path, 0):
-		return mistake("Error: the path holds a NUL character.")
+		return toolErrorf("Error: the path holds a NUL character.")
 	case len(*a.Path) > 4095:
-		return mistake("Error: the path is longer than 4095 bytes.")
+		return toolErrorf("Error: the path is longer than 4095 bytes.")
 	case a.Command == "create" && a.FileText == nil:
-		return mistake("Error: argument `file_text` is required for command `create`.")
+		return toolErrorf("Error: argument `file_text` is required for command `create`.")
 	case a.Command == "str_replace" && (a.OldStr == nil || *a.OldStr == ""):
-		return mistake("Error: argument `old_str` is required for command `str_replace` and must not be empty.")
+		return toolErrorf("Error: argument `old_str` is required for command `str_replace` and must not be empty.")
 	case a.Command == "insert" && a.InsertLine == nil:
-		return mistake("Error: argument `insert_line` is required for command `insert`.")
+		return toolErrorf("Error: argument `insert_line` is required for command `insert`.")
 	case a.Command == "insert" && a.NewStr == nil:
-		return mistake("Error: argument `new_str` is required for command `insert`.")
+		return toolErrorf("Error: argument `new_str` is required for command `insert`.")
 	}
 	return nil
 }
 
-// edit runs one checked call of str_replace_editor. Where its path leads is decided inside the sandbox.
+// edit runs one checked call of str_replace_editor. The sandbox resolves the path.
 func (t *toolbox) edit(ctx context.Context, a editorArgs) (string, error) {
 	p := *a.Path
 	if !path.IsAbs(p) {
@@ -117,15 +117,15 @@ func (t *toolbox) edit(ctx context.Context, a editorArgs) (string, error) {
 	}
 }
 
-// errNotRegular is the answer of read for what is there and is not a regular file.
+// errNotRegular is the error of read for a path that exists and is no regular file.
 var errNotRegular = errors.New("not a regular file")
 
-// read gets a whole file.
+// read returns the content of a file.
 func (t *toolbox) read(ctx context.Context, p string) ([]byte, error) {
 	r, err := t.sandbox.ReadFile(ctx, p)
 	switch {
 	case hasCode(err, api.CodeNotFound):
-		return nil, mistake("Error: The path %s does not exist. Please provide a valid path.", p)
+		return nil, toolErrorf("Error: The path %s does not exist. Please provide a valid path.", p)
 	case hasCode(err, api.CodeInvalid), hasCode(err, api.CodeConflict):
 		return nil, fmt.Errorf("%w: %w", errNotRegular, err)
 	case err != nil:
@@ -139,27 +139,27 @@ func (t *toolbox) read(ctx context.Context, p string) ([]byte, error) {
 	case err != nil:
 		return nil, t.refused("read "+p, err)
 	case len(data) > maxEditable:
-		return nil, mistake("Error: %s is larger than %d MiB; look at it and change it with %s.", p, maxEditable>>20, ToolBash)
+		return nil, toolErrorf("Error: %s is larger than %d MiB; look at it and change it with %s.", p, maxEditable>>20, ToolBash)
 	}
 	return data, nil
 }
 
-// readText is read for commands that need a regular file.
+// readText returns the content of a text file.
 func (t *toolbox) readText(ctx context.Context, p string) ([]byte, error) {
 	data, err := t.read(ctx, p)
 	if errors.Is(err, errNotRegular) {
-		return nil, mistake("Error: %s is not a regular file.", p)
+		return nil, toolErrorf("Error: %s is not a regular file.", p)
 	}
 	if err != nil {
 		return nil, err
 	}
 	if binary(data) {
-		return nil, mistake("Error: %s is a binary file (%d bytes); look at it and change it with %s.", p, len(data), ToolBash)
+		return nil, toolErrorf("Error: %s is a binary file (%d bytes); look at it and change it with %s.", p, len(data), ToolBash)
 	}
 	return data, nil
 }
 
-// binary reports whether data is not text. Text in an encoding other than UTF-8 is text still.
+// binary reports whether data is not text. Text in an encoding other than UTF-8 counts as text.
 func binary(data []byte) bool {
 	return bytes.IndexByte(data[:min(len(data), 8<<10)], 0) >= 0
 }
@@ -168,7 +168,7 @@ func (t *toolbox) view(ctx context.Context, p string, viewRange *[]integer) (str
 	data, err := t.read(ctx, p)
 	if errors.Is(err, errNotRegular) {
 		if viewRange != nil && len(*viewRange) > 0 {
-			return "", mistake("Error: `view_range` is for files, and %s is not a regular file.", p)
+			return "", toolErrorf("Error: `view_range` is for files, and %s is not a regular file.", p)
 		}
 		return t.list(ctx, p)
 	}
@@ -176,7 +176,7 @@ func (t *toolbox) view(ctx context.Context, p string, viewRange *[]integer) (str
 		return "", err
 	}
 	if binary(data) {
-		return "", mistake("Error: %s is a binary file (%d bytes); look at it with %s (file, od -c, ...).", p, len(data), ToolBash)
+		return "", toolErrorf("Error: %s is a binary file (%d bytes); look at it with %s (file, od -c, ...).", p, len(data), ToolBash)
 	}
 	all := lines(data)
 	first, last := 1, len(all)
@@ -195,7 +195,7 @@ func (t *toolbox) view(ctx context.Context, p string, viewRange *[]integer) (str
 // checkRange validates [first, last] for a file of n lines and resolves -1.
 func checkRange(r []integer, n int) (first, last int, err error) {
 	if len(r) != 2 {
-		return 0, 0, mistake("Error: Invalid `view_range`: want two integers, [first, last], got %d.", len(r))
+		return 0, 0, toolErrorf("Error: Invalid `view_range`: want two integers, [first, last], got %d.", len(r))
 	}
 	first, last = int(r[0]), int(r[1])
 	if last == -1 {
@@ -203,19 +203,19 @@ func checkRange(r []integer, n int) (first, last int, err error) {
 	}
 	switch {
 	case first < 1 || first > n:
-		return 0, 0, mistake("Error: Invalid `view_range`: [%d, %d]. The first line must be between 1 and %d, the file's last line.", r[0], r[1], n)
+		return 0, 0, toolErrorf("Error: Invalid `view_range`: [%d, %d]. The first line must be between 1 and %d, the file's last line.", r[0], r[1], n)
 	case last < first:
-		return 0, 0, mistake("Error: Invalid `view_range`: [%d, %d]. The last line must not come before the first; -1 means the end.", r[0], r[1])
+		return 0, 0, toolErrorf("Error: Invalid `view_range`: [%d, %d]. The last line must not come before the first; -1 means the end.", r[0], r[1])
 	case last > n:
-		return 0, 0, mistake("Error: Invalid `view_range`: [%d, %d]. The file has %d lines; -1 means the end.", r[0], r[1], n)
+		return 0, 0, toolErrorf("Error: Invalid `view_range`: [%d, %d]. The file has %d lines; -1 means the end.", r[0], r[1], n)
 	}
 	return first, last, nil
 }
 
-// numbered shows lines as cat -n does, the first of them with number first. What exceeds the limit is left out in the
-// middle, by whole lines where lines are short enough, and the gap says which view_range shows it.
+// numbered formats lines as cat -n does, beginning with number first. Beyond the limit it cuts out
+// the middle, between lines if they are short enough. The gap names the view_range that shows it.
 func (t *toolbox) numbered(l [][]byte, first int) string {
-	const longest = 4000 // of one line; minified files have one
+	const longest = 4000 // bytes of one line; minified files have a single one
 	half := t.outputLimit / 2
 	show := func(i int) string {
 		text := strings.TrimSuffix(strings.ToValidUTF8(string(l[i]), "\uFFFD"), "\n")
@@ -254,14 +254,15 @@ func (t *toolbox) numbered(l [][]byte, first int) string {
 
 // list shows a directory two levels deep.
 func (t *toolbox) list(ctx context.Context, p string) (string, error) {
-	// The slash makes find follow a link to a directory and refuse everything else; -print0 keeps names with newlines whole.
-	out, ok, err := t.small(ctx, "find", strings.TrimRight(p, "/")+"/", "-mindepth", "1", "-maxdepth", "2",
+	// The slash makes find follow a link to a directory and refuse other files. -print0 keeps names
+	// with newlines intact.
+	out, ok, err := t.runProgram(ctx, "find", strings.TrimRight(p, "/")+"/", "-mindepth", "1", "-maxdepth", "2",
 		"(", "-name", ".*", "-prune", ")", "-o", "-print0")
 	if err != nil {
 		return "", err
 	}
 	if !ok {
-		return "", mistake("Error: cannot view %s: it is neither a regular file nor a directory that can be listed.", p)
+		return "", toolErrorf("Error: cannot view %s: it is neither a regular file nor a directory that can be listed.", p)
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "Here's the files and directories up to 2 levels deep in %s, excluding hidden:\n%s\n", p, p)
@@ -278,7 +279,7 @@ func (t *toolbox) list(ctx context.Context, p string) (string, error) {
 	return b.String(), nil
 }
 
-// visible shows a file name on one line.
+// visible returns a file name on one line.
 func visible(name string) string {
 	if strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 		return strconv.Quote(name)
@@ -311,13 +312,13 @@ func (t *toolbox) strReplace(ctx context.Context, p string, old, replacement []b
 		if bytes.Contains(data, []byte("\r\n")) && bytes.Contains(old, []byte("\n")) && !bytes.Contains(old, []byte("\r\n")) {
 			hint = ` Its lines end in "\r\n": old_str must have these too.`
 		}
-		return "", mistake("Error: No occurrences of old_str found in %s for replacement.%s", p, hint)
+		return "", toolErrorf("Error: No occurrences of old_str found in %s for replacement.%s", p, hint)
 	case len(at) > 1:
 		var numbers []string
 		for _, offset := range at[:min(len(at), 20)] {
 			numbers = append(numbers, strconv.Itoa(1+bytes.Count(data[:offset], []byte("\n"))))
 		}
-		return "", mistake("Error: Multiple occurrences (%d) of old_str found in %s, at lines %s. Please ensure it is unique before replacing.", len(at), p, strings.Join(numbers, ", "))
+		return "", toolErrorf("Error: Multiple occurrences (%d) of old_str found in %s, at lines %s. Please ensure it is unique before replacing.", len(at), p, strings.Join(numbers, ", "))
 	}
 	changed := make([]byte, 0, len(data)-len(old)+len(replacement))
 	changed = append(changed, data[:at[0]]...)
@@ -326,8 +327,8 @@ func (t *toolbox) strReplace(ctx context.Context, p string, old, replacement []b
 	return t.edited(ctx, p, changed, 1+bytes.Count(data[:at[0]], []byte("\n")), bytes.Count(replacement, []byte("\n")))
 }
 
-// occurrences gives the offsets at which old stands, overlapping ones included: "aa" stands twice in "aaa", and which one
-// was meant is as unclear as in "aa aa". It stops counting at a thousand.
+// occurrences returns the offsets of old, overlapping ones included: in "aaa", "aa" is as ambiguous
+// as in "aa aa". It stops at a thousand.
 func occurrences(data, old []byte) []int {
 	var at []int
 	for offset := 0; len(at) < 1000; {
@@ -348,12 +349,12 @@ func (t *toolbox) insert(ctx context.Context, p string, after int, text []byte) 
 	}
 	all := lines(data)
 	if after < 0 || after > len(all) {
-		return "", mistake("Error: Invalid `insert_line` %d: it must be between 0 and %d, the number of lines of %s.", after, len(all), p)
+		return "", toolErrorf("Error: Invalid `insert_line` %d: it must be between 0 and %d, the number of lines of %s.", after, len(all), p)
 	}
 	before := bytes.Join(all[:after], nil)
 	rest := data[len(before):]
 	newline := []byte("\n")
-	// A newline is added only where the text would otherwise run into its neighbour, and at the end of a file that had one there.
+	// Add a newline only where lines would join, and at the end of a file that had one.
 	var changed []byte
 	changed = append(changed, before...)
 	endsLine := bytes.HasSuffix(before, newline)
@@ -368,7 +369,8 @@ func (t *toolbox) insert(ctx context.Context, p string, after int, text []byte) 
 	return t.edited(ctx, p, changed, after+1, bytes.Count(bytes.TrimSuffix(text, newline), newline))
 }
 
-// edited writes the changed file and shows what is around the change, which starts at line first and goes on for more lines.
+// edited writes the changed file and shows the lines around the change, which begins at line first
+// and spans more further lines.
 func (t *toolbox) edited(ctx context.Context, p string, changed []byte, first, more int) (string, error) {
 	if _, err := t.write(ctx, p, changed); err != nil {
 		return "", err
@@ -384,18 +386,18 @@ func (t *toolbox) edited(ctx context.Context, p string, changed []byte, first, m
 	return fmt.Sprintf("The file %s has been edited. Here's the result of running `cat -n` on a snippet of %s:\n%sReview the changes and make sure they are as expected. Edit the file again if necessary.\n", p, p, snippet), nil
 }
 
-// write replaces the content of the file at p, or makes it. The file API replaces files by renaming, so a link is
-// resolved first, to be written through as an editor would, and mode and owner of a file that is there are kept.
+// write replaces or creates the file at p. The files API replaces files by renaming. So a link is
+// resolved first, as an editor writes through it, and an existing file keeps its mode and owner.
 func (t *toolbox) write(ctx context.Context, p string, content []byte) (replaced bool, err error) {
 	target, mode, owner := p, fs.FileMode(0o644), ""
-	out, ok, err := t.small(ctx, "readlink", "-f", "--", p)
+	out, ok, err := t.runProgram(ctx, "readlink", "-f", "--", p)
 	if err != nil {
 		return false, err
 	}
 	if name := strings.TrimSuffix(string(out), "\n"); ok && strings.HasPrefix(name, "/") {
 		target = name
 	}
-	if out, ok, err = t.small(ctx, "stat", "-c", "%a %u:%g", "--", target); err != nil {
+	if out, ok, err = t.runProgram(ctx, "stat", "-c", "%a %u:%g", "--", target); err != nil {
 		return false, err
 	}
 	if ok {
@@ -411,11 +413,11 @@ func (t *toolbox) write(ctx context.Context, p string, content []byte) (replaced
 	return replaced, nil
 }
 
-// writeRefused is refused for writes, where "not found" is about the path as a rule and not about the sandbox: that the
-// latter is gone shows in the next exec.
+// writeRefused is refused for writes, whose "not found" usually concerns the path. If the sandbox
+// is gone, the next exec reports it.
 func (t *toolbox) writeRefused(p string, err error) error {
 	if hasCode(err, api.CodeNotFound) || hasCode(err, api.CodeConflict) {
-		return mistake("Error: cannot write %s: %v", p, err)
+		return toolErrorf("Error: cannot write %s: %v", p, err)
 	}
 	return t.refused("write "+p, err)
 }

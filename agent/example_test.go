@@ -61,7 +61,7 @@ func TestQuickstartExample(t *testing.T) {
 				s.ToolCalls[j].Observation = strings.ReplaceAll(s.ToolCalls[j].Observation, dir, "")
 			}
 		}
-		if err := tr.save(example, false); err != nil {
+		if err := tr.save(example); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.WriteFile(filepath.Join(example, "answer.txt"), []byte(res.Answer), 0o644); err != nil {

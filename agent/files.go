@@ -23,70 +23,72 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// CollectLimits bound what may leave a sandbox in one run.
+// CollectLimits bounds the files that may leave a sandbox in one run.
 type CollectLimits struct {
 	Entries int   `json:"entries,omitempty"`
 	Bytes   int64 `json:"bytes,omitempty"` // of all files
-	File    int64 `json:"file,omitempty"`  // of one file; 0: no limit but that of all
-	// Deny are patterns of what stays, in the manner of .dockerignore: "**/*.so", "cache", "!keep.so". They are about names below
-	// the output directory; what is in a directory that stays does too.
+	File    int64 `json:"file,omitempty"`  // of one file; 0 means no limit but Bytes
+	// Deny holds patterns of files that stay in the sandbox, in the syntax of .dockerignore:
+	// "**/*.so", "cache", "!keep.so". They match names below the output directory; a matched
+	// directory stays with its content.
 	Deny []string `json:"deny,omitempty"`
 }
 
-// DefaultCollectLimits is used where a limit is zero.
+// DefaultCollectLimits replace zero limits.
 var DefaultCollectLimits = CollectLimits{Entries: 100_000, Bytes: 4 << 30}
 
 func (l CollectLimits) check() error {
 	if l.Entries < 0 || l.Bytes < 0 || l.File < 0 {
 		return errors.New("a limit of the output is negative")
 	}
-	_, err := l.filter()
+	_, err := l.newFilter()
 	return err
 }
 
-// gate decides about single entries.
-type gate struct {
+// filter decides on single entries.
+type filter struct {
 	limits CollectLimits
 	deny   *patternmatcher.PatternMatcher
 }
 
-func (l CollectLimits) filter() (*gate, error) {
+func (l CollectLimits) newFilter() (*filter, error) {
 	setDefault(&l.Entries, DefaultCollectLimits.Entries)
 	setDefault(&l.Bytes, DefaultCollectLimits.Bytes)
 	deny, err := patternmatcher.New(l.Deny)
 	if err != nil {
 		return nil, fmt.Errorf("patterns of the output: %w", err)
 	}
-	return &gate{l, deny}, nil
+	return &filter{l, deny}, nil
 }
 
-// stays says why an entry stays in the sandbox; "" if it may leave.
-func (g *gate) stays(name string, size int64) string {
-	if denied, err := g.deny.MatchesOrParentMatches(name); err != nil || denied {
+// reject returns the reason why an entry must stay in the sandbox, or "" if it may leave.
+func (f *filter) reject(name string, size int64) string {
+	if denied, err := f.deny.MatchesOrParentMatches(name); err != nil || denied {
 		return "a pattern says that it stays"
 	}
-	if g.limits.File > 0 && size > g.limits.File {
-		return fmt.Sprintf("it has %d bytes, more than the limit of %d", size, g.limits.File)
+	if f.limits.File > 0 && size > f.limits.File {
+		return fmt.Sprintf("it has %d bytes, more than the limit of %d", size, f.limits.File)
 	}
 	return ""
 }
 
 const (
-	// maxSkipped bounds how many names of left-out entries are recorded.
+	// maxSkipped bounds the recorded names of omitted entries.
 	maxSkipped = 100
-	// maxListedOutputs bounds how many entries are recorded one by one.
+	// maxListedOutputs bounds the entries that are recorded one by one.
 	maxListedOutputs = 1000
-	// maxDepth bounds how many names an entry's path has, as the daemon bounds those of images. A name in an archive may have a
-	// megabyte, and for each of its parents the tree is gone through from its root.
+	// maxDepth bounds the elements of an entry's path, like the daemon's bound for images. A name in
+	// an archive may have a megabyte, and each of its parents costs a walk from the root.
 	maxDepth = 128
 )
 
-// Outputs is what was in the output directory when the run ended, as the sandbox listed it, before any of it left.
+// Outputs is the sandbox's own list of the output directory at the run's end, before the
+// collection.
 type Outputs struct {
-	Files   []Output `json:"files"` // the first thousand, by name
+	Files   []Output `json:"files"` // the first thousand, sorted by name
 	Entries int      `json:"entries"`
 	Bytes   int64    `json:"bytes"`          // of all files
-	More    bool     `json:"more,omitempty"` // there is more than could be listed
+	More    bool     `json:"more,omitempty"` // the list is incomplete
 }
 
 // Output is one entry of the output directory.
@@ -94,12 +96,13 @@ type Output struct {
 	Path  string       `json:"path"` // below the output directory
 	Type  api.FileType `json:"type"`
 	Size  int64        `json:"size"`
-	Stays string       `json:"stays,omitempty"` // why it does not leave
+	Stays string       `json:"stays,omitempty"` // reason why it does not leave the sandbox
 }
 
-// listOutputs asks the sandbox what is below dir. Its word is not relied on: what then comes out is held to the same rules.
+// listOutputs asks the sandbox for the content of dir. The list is untrusted: the collection
+// applies the same rules again.
 func listOutputs(ctx context.Context, sandbox Sandbox, dir string, limits CollectLimits) (*Outputs, error) {
-	g, err := limits.filter()
+	g, err := limits.newFilter()
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +116,7 @@ func listOutputs(ctx context.Context, sandbox Sandbox, dir string, limits Collec
 		}
 		if len(out.Files) < maxListedOutputs {
 			o.Path = clipMiddle(o.Path, 1000)
-			o.Stays = g.stays(o.Path, o.Size)
+			o.Stays = g.reject(o.Path, o.Size)
 			out.Files = append(out.Files, o)
 		}
 		if out.Entries >= 2*g.limits.Entries {
@@ -125,7 +128,7 @@ func listOutputs(ctx context.Context, sandbox Sandbox, dir string, limits Collec
 	case errors.Is(err, errEnough):
 		out.More = true
 	case hasCode(err, api.CodeNotFound), hasCode(err, api.CodeInvalid), hasCode(err, api.CodeConflict):
-		// It is not there, or no directory: collect says which.
+		// The directory is missing or no directory: collect reports which.
 	case err != nil:
 		return nil, fmt.Errorf("list the output: %w", err)
 	}
@@ -135,22 +138,23 @@ func listOutputs(ctx context.Context, sandbox Sandbox, dir string, limits Collec
 
 var errEnough = errors.New("enough")
 
-// Collected says what came out of the sandbox.
+// Collected describes the files that left the sandbox.
 type Collected struct {
 	Entries int   `json:"entries"` // files, directories and links
 	Bytes   int64 `json:"bytes"`   // of the files
-	// Files are those that came out, with what they are; the first thousand.
+	// Files describes the first thousand collected files.
 	Files []CollectedFile `json:"files,omitempty"`
-	// Skipped names what was left out, each with the reason; at most 100 of them, and a last line with how many more.
+	// Skipped names the omitted entries with the reasons, at most 100; a last line counts the
+	// others.
 	Skipped []string `json:"skipped,omitempty"`
 	dropped int
 }
 
-// CollectedFile is one file that came out.
+// CollectedFile is one file that left the sandbox.
 type CollectedFile struct {
 	Path   string `json:"path"`
 	Size   int64  `json:"size"`
-	Media  string `json:"media"` // by its first bytes, as browsers guess
+	Media  string `json:"media"` // derived from its first bytes, as browsers do
 	Digest string `json:"digest"`
 }
 
@@ -162,8 +166,9 @@ func (c *Collected) skip(name, reason string) {
 	c.Skipped = append(c.Skipped, fmt.Sprintf("%s: %s", clipMiddle(visible(name), 300), reason))
 }
 
-// SendDir copies the children of the host directory dir to target in the sandbox. Links are copied as links, so nothing outside
-// dir is read; sockets, pipes and devices are left out, and named in the result.
+// SendDir copies the children of the host directory dir to target in the sandbox. Links are copied
+// as links, so that nothing outside dir is read. Sockets, pipes and devices are omitted and
+// returned.
 func SendDir(ctx context.Context, sandbox Sandbox, dir, target string) (skipped []string, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -190,7 +195,8 @@ func SendDir(ctx context.Context, sandbox Sandbox, dir, target string) (skipped 
 	return skipped, nil
 }
 
-// packDir writes the tree below root as a tar. It carries no owners: in the sandbox the files belong to the sandbox's user.
+// packDir writes the tree below root as a tar without owners: in the sandbox the files belong to
+// its user.
 func packDir(root *os.Root, w io.Writer) (skipped []string, err error) {
 	tw := tar.NewWriter(w)
 	err = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
@@ -227,7 +233,7 @@ func packFile(tw *tar.Writer, root *os.Root, name string, h *tar.Header) (err er
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	info, err := f.Stat() // of what was opened; it may have been exchanged since
+	info, err := f.Stat() // of the open file; the name may be replaced
 	if err != nil {
 		return err
 	}
@@ -245,8 +251,8 @@ func packFile(tw *tar.Writer, root *os.Root, name string, h *tar.Header) (err er
 	return err
 }
 
-// collect copies the tree at source in the sandbox into the new host directory at dest. A source that does not exist gives an empty
-// directory.
+// collect copies the tree at source in the sandbox into the new host directory dest. A missing
+// source gives an empty directory.
 func collect(ctx context.Context, sandbox Sandbox, source, dest string, limits CollectLimits) (c *Collected, err error) {
 	if err := os.Mkdir(dest, 0o755); err != nil { //nolint:gosec // results are meant to be read by others, as the umask allows
 		return nil, fmt.Errorf("make the output directory: %w", err)
@@ -272,13 +278,13 @@ func collect(ctx context.Context, sandbox Sandbox, source, dest string, limits C
 	return c, nil
 }
 
-// extract writes a tar made by a sandbox below root. Everything in it may be a lie: names are local ones or left out,
-// no entry is written through a link (not even one that stays inside), nothing is overwritten, modes lose their special bits, and
-// what exceeds the limits, of which depth is one, ends the extraction. What was extracted before stays. An entry that cannot be written does
-// not keep the others from being so.
+// extract writes a sandbox's tar below root. The archive is hostile: names must be local, no entry
+// is written through a link (not even one that stays inside), nothing is overwritten, and modes
+// lose their special bits. An entry beyond a limit, depth included, ends the extraction; earlier
+// ones stay. An entry that cannot be written is skipped.
 func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, error) {
 	c := &Collected{}
-	g, err := limits.filter()
+	g, err := limits.newFilter()
 	if err != nil {
 		return c, err
 	}
@@ -288,7 +294,7 @@ func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, erro
 			c.Skipped = append(c.Skipped, fmt.Sprintf("and %d more", c.dropped))
 		}
 	}()
-	var dirs []*tar.Header // their modes and times come last: a read-only one could not be filled
+	var dirs []*tar.Header // modes and times are set last: a read-only directory could not be filled
 	tr := tar.NewReader(r)
 	for seen := 0; ; seen++ {
 		h, err := tr.Next()
@@ -313,7 +319,7 @@ func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, erro
 			return c, fmt.Errorf("%s is %d directories deep, and %d are the most; what came before it is kept", clipMiddle(visible(name), 300), n, maxDepth)
 		}
 		regular := h.Typeflag == tar.TypeReg || h.Typeflag == tar.TypeGNUSparse // a sparse file's size is that of its content
-		if reason := g.stays(name, h.Size); reason != "" {
+		if reason := g.reject(name, h.Size); reason != "" {
 			c.skip(h.Name, reason)
 			continue
 		}
@@ -342,17 +348,17 @@ func extract(root *os.Root, r io.Reader, limits CollectLimits) (*Collected, erro
 		}
 	}
 	for _, h := range slices.Backward(dirs) {
-		if err := finish(root, h.Name, h, 0o700); err != nil {
+		if err := setAttributes(root, h.Name, h, 0o700); err != nil {
 			c.skip(h.Name, err.Error())
 		}
 	}
 	return c, nil
 }
 
-// depth is how many names a clean path has.
+// depth returns the number of elements of a clean path.
 func depth(name string) int { return strings.Count(name, "/") + 1 }
 
-// sniffer sees a file's content go by.
+// sniffer hashes a file's content and keeps its beginning.
 type sniffer struct {
 	first []byte
 	size  int64
@@ -366,7 +372,7 @@ func (s *sniffer) Write(p []byte) (int, error) {
 	}
 	s.sum.Write(p)
 	s.size += int64(len(p))
-	if room := 512 - len(s.first); room > 0 { // as much as DetectContentType looks at
+	if room := 512 - len(s.first); room > 0 { // the part that DetectContentType uses
 		s.first = append(s.first, p[:min(room, len(p))]...)
 	}
 	return len(p), nil
@@ -381,7 +387,8 @@ func (s *sniffer) file(name string) CollectedFile {
 	return CollectedFile{Path: clipMiddle(name, 1000), Size: s.size, Media: http.DetectContentType(s.first), Digest: "sha256:" + hex.EncodeToString(digest)}
 }
 
-// extractEntry makes one entry. A reason says why it was left out; an error ends the extraction.
+// extractEntry makes one entry. It returns a reason if it skips the entry; an error ends the
+// extraction.
 func extractEntry(root *os.Root, r io.Reader, h *tar.Header, name string) (made bool, reason string, err error) {
 	if reason := makeParents(root, path.Dir(name)); reason != "" {
 		return false, reason, nil
@@ -390,16 +397,16 @@ func extractEntry(root *os.Root, r io.Reader, h *tar.Header, name string) (made 
 	case tar.TypeDir:
 		if err := root.Mkdir(name, 0o755); errors.Is(err, fs.ErrExist) {
 			if fi, statErr := root.Lstat(name); statErr == nil && fi.IsDir() {
-				return true, "", nil // made as a parent before
+				return true, "", nil // created before as a parent
 			}
 			return false, "there is an entry of this name already", nil
 		} else if err != nil {
-			return false, brief(err), nil
+			return false, cause(err), nil
 		}
 	case tar.TypeSymlink:
-		// The target is text. Nothing here ever follows it.
+		// The target is only stored; it is never followed.
 		if err := root.Symlink(h.Linkname, name); err != nil {
-			return false, brief(err), nil
+			return false, cause(err), nil
 		}
 	case tar.TypeLink:
 		target := path.Clean(h.Linkname)
@@ -407,33 +414,33 @@ func extractEntry(root *os.Root, r io.Reader, h *tar.Header, name string) (made 
 			return false, "hard link to a name outside", nil
 		}
 		if depth(target) > maxDepth {
-			return false, "hard link to a name that is too deep", nil // nothing here has one
+			return false, "hard link to a name that is too deep", nil // no collected entry has such a name
 		}
 		if reason := throughLink(root, path.Dir(target)); reason != "" {
 			return false, "hard link " + reason, nil
 		}
 		fi, err := root.Lstat(target)
 		if err != nil {
-			return false, "hard link to what is not in this archive: " + brief(err), nil
+			return false, "hard link to what is not in this archive: " + cause(err), nil
 		}
 		if !fi.Mode().IsRegular() {
 			return false, "hard link to what is not a file", nil
 		}
 		if err := root.Link(target, name); err != nil {
-			return false, brief(err), nil
+			return false, cause(err), nil
 		}
 	case tar.TypeReg, tar.TypeGNUSparse:
 		f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
-			return false, brief(err), nil
+			return false, cause(err), nil
 		}
 		_, err = io.Copy(f, r)
 		if err = errors.Join(err, f.Close()); err != nil {
-			// Disk full or a stream cut short: the next entry would fare no better.
+			// A full disk or a broken stream would fail for the next entry too.
 			return false, "", errors.Join(fmt.Errorf("write %s: %w", clipMiddle(visible(name), 300), err), root.Remove(name))
 		}
-		if err := finish(root, name, h, 0o600); err != nil {
-			return false, brief(err), nil
+		if err := setAttributes(root, name, h, 0o600); err != nil {
+			return false, cause(err), nil
 		}
 	default:
 		return false, "not a file, directory or link", nil
@@ -441,19 +448,21 @@ func extractEntry(root *os.Root, r io.Reader, h *tar.Header, name string) (made 
 	return true, "", nil
 }
 
-// finish sets mode and time. least are the bits without which the owner could not read and remove the result.
-func finish(root *os.Root, name string, h *tar.Header, least fs.FileMode) error {
+// setAttributes sets mode and time. least holds the bits that the owner needs to read and remove
+// the result.
+func setAttributes(root *os.Root, name string, h *tar.Header, least fs.FileMode) error {
 	if err := root.Chmod(name, fs.FileMode(h.Mode)&0o777|least); err != nil { //nolint:gosec // masked
 		return err
 	}
 	when := h.ModTime
-	if when.Year() < 1970 || when.Year() > 2200 { // beyond what file systems hold
+	if when.Year() < 1970 || when.Year() > 2200 { // outside the range of file systems
 		when = time.Unix(0, 0)
 	}
 	return root.Chtimes(name, when, when)
 }
 
-// makeParents makes dir and those above it, without passing through a link. It gives the reason if it cannot.
+// makeParents makes dir and its parents without passing through a link. It returns a reason if it
+// cannot.
 func makeParents(root *os.Root, dir string) (reason string) {
 	if dir == "." {
 		return ""
@@ -462,12 +471,13 @@ func makeParents(root *os.Root, dir string) (reason string) {
 		return reason
 	}
 	if err := root.MkdirAll(dir, 0o755); err != nil {
-		return brief(err)
+		return cause(err)
 	}
 	return ""
 }
 
-// throughLink reports a link among the components of dir. Nobody else writes below root, so what it saw stays true.
+// throughLink returns a reason if an element of dir is a link. No other process writes below root,
+// so the result stays true.
 func throughLink(root *os.Root, dir string) (reason string) {
 	for at := dir; at != "."; at = path.Dir(at) {
 		if fi, err := root.Lstat(at); err == nil && fi.Mode()&fs.ModeSymlink != 0 {
@@ -477,8 +487,8 @@ func throughLink(root *os.Root, dir string) (reason string) {
 	return ""
 }
 
-// brief is an error without the path, which stands beside it already.
-func brief(err error) string {
+// cause returns the text of an error without the path, which the message already has.
+func cause(err error) string {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		return e.Err.Error()
 	}
@@ -488,7 +498,8 @@ func brief(err error) string {
 	return err.Error()
 }
 
-// ReadAnswer reads answer.txt among the collected files: a regular file, not a link, and not more than limit bytes of it.
+// ReadAnswer reads at most limit bytes of answer.txt among the collected files. A link does not
+// count.
 func ReadAnswer(filesDir string, limit int64) (text string, found bool, err error) {
 	root, err := os.OpenRoot(filesDir)
 	if err != nil {

@@ -285,7 +285,7 @@ func must(t *testing.T, err error) {
 func noSecret(t *testing.T, dir, shown string) {
 	t.Helper()
 	forms := []string{plantedKey}
-	for _, form := range inJSON(forms) {
+	for _, form := range secretForms(forms) {
 		forms = append(forms, string(form))
 	}
 	look := func(where, text string) {

@@ -5,11 +5,12 @@ import (
 	"strings"
 )
 
-// maxLastLine is more of a line than any terminal shows.
+// maxLastLine exceeds the width of any terminal, in bytes.
 const maxLastLine = 1000
 
-// LastLines is the end of what a program writes, at most n lines of it, for a terminal: escape sequences are taken out, of a line that was
-// written over itself the last form stands, and the rest is [Printable]. A line that is not finished counts.
+// LastLines returns the last n lines of a program's output for a terminal. It removes escape
+// sequences, keeps the last form of a line that was overwritten with \r, and makes the rest
+// [Printable]. An unfinished line counts.
 func LastLines(written []byte, n int) []string {
 	var lines []string
 	for text := strings.TrimRight(string(written), "\r\n"); text != "" && len(lines) < n; {

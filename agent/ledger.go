@@ -11,27 +11,28 @@ import (
 	"github.com/sandboxd/sandboxd/agent/policy"
 )
 
-// ledger is what the events of a record amount to. It changes by apply alone, in the process that writes an event as in
-// those that read it later: what a crash has interrupted goes on from exactly what was known.
+// ledger is the state of a run, derived from the events of its record. Only apply changes it, both
+// in the process that writes events and in later readers. So a resumed run continues from exactly
+// the recorded state.
 type ledger struct {
 	run     RunEvent
 	sandbox SandboxEvent
 	talk    conversation
 	steps   []Step
 	usage   llm.Usage
-	spent   Spent // up to the last turn's end, and the open turn's model calls
+	spent   Spent // up to the end of the last turn, plus the open turn's model calls
 	idle    int   // turns in a row without a tool call
 	open    *openTurn
 	end     *EndEvent
 	outputs *Outputs
 	started time.Time
 	last    time.Time
-	counted time.Time // up to when the time stands in spent
+	counted time.Time // time up to which spent is accounted
 	resumed int
 
 	snapshots map[int]string // by turn
-	calls     map[string]int // by tool, those that ran
-	same      map[string]int // by tool and arguments, those that ran
+	calls     map[string]int // calls that ran, by tool
+	same      map[string]int // calls that ran, by tool and arguments
 	denied    int
 	failed    int
 	total     int
@@ -42,19 +43,19 @@ type openTurn struct {
 	number   int
 	request  RequestEvent
 	asked    time.Time
-	response *ResponseEvent // nil while the model has not answered
+	response *ResponseEvent // nil until the model has answered
 	calls    []openCall
 }
 
-// openCall is how far a call has come.
+// openCall is the progress of a call.
 type openCall struct {
 	verdict *policy.Verdict
 	began   *BeganEvent
 	ended   *EndedEvent
 }
 
-// forgetVerdicts has the calls that are still to run decided about anew: another policy holds now.
-func (t *openTurn) forgetVerdicts() {
+// clearVerdicts drops the verdicts of calls that are still to run: another policy holds now.
+func (t *openTurn) clearVerdicts() {
 	for i := range t.calls {
 		if c := &t.calls[i]; c.ended == nil && (c.began == nil || c.began.Repeatable) {
 			c.verdict = nil
@@ -62,10 +63,11 @@ func (t *openTurn) forgetVerdicts() {
 	}
 }
 
-// unaccounted is how long a process had worked, as far as its lines tell, on what it did not live to put into spent.
+// unaccounted returns the working time that the record shows beyond spent: the process ended before
+// it recorded a total.
 func (l *ledger) unaccounted() time.Duration { return max(l.last.Sub(l.counted), 0) }
 
-// readLedger sums up a record.
+// readLedger applies the events of a record.
 func readLedger(events []Event) (*ledger, error) {
 	l := newLedger()
 	for _, e := range events {
@@ -80,7 +82,7 @@ func newLedger() *ledger {
 	return &ledger{snapshots: map[int]string{}, calls: map[string]int{}, same: map[string]int{}}
 }
 
-// apply takes one event in. An event that cannot stand where it does is an error: going on would be on wrong grounds.
+// apply adds one event. An event out of order is an error: the state would be wrong.
 func (l *ledger) apply(e Event) error {
 	l.last = e.At
 	if l.run.ID == "" && e.Run == nil {
@@ -102,7 +104,7 @@ func (l *ledger) apply(e Event) error {
 	case e.Sandbox != nil:
 		l.sandbox = *e.Sandbox
 		if e.Sandbox.Ready && e.Sandbox.Snapshot != "" && l.open != nil {
-			// It is as it was before this turn: in this one, no call of the turn has begun.
+			// The snapshot precedes this turn, so none of its calls has begun.
 			clear(l.open.calls)
 		}
 	case e.Request != nil:
@@ -132,7 +134,7 @@ func (l *ledger) apply(e Event) error {
 	case e.Resumed != nil:
 		l.resumed++
 		if l.open != nil && e.Resumed.Policy != l.run.Policy {
-			l.open.forgetVerdicts()
+			l.open.clearVerdicts()
 		}
 		l.run.Budget, l.run.Policy, l.spent, l.counted = e.Resumed.Budget, e.Resumed.Policy, e.Resumed.Spent, e.At
 		l.run.LLMName = e.Resumed.LLMName
@@ -169,10 +171,10 @@ func (l *ledger) applyCall(e Event) error {
 		if call.verdict == nil || call.verdict.Action != policy.Allow {
 			return fmt.Errorf("call %d of turn %d has begun without leave", e.Call, e.Turn)
 		}
-		if call.began == nil { // one that may be repeated begins again after a crash
+		if call.began == nil { // a repeatable call begins again after a crash
 			l.total++
 			l.calls[c.Name]++
-			l.same[sameCall(c)]++
+			l.same[callKey(c)]++
 		}
 		call.began = e.Began
 	default:
@@ -187,8 +189,8 @@ func (l *ledger) applyCall(e Event) error {
 	return nil
 }
 
-// sameCall is equal for calls that ask for the same.
-func sameCall(c RecordedCall) string {
+// callKey returns a key that is equal for calls of the same tool with equal arguments.
+func callKey(c RecordedCall) string {
 	var v any
 	if json.Unmarshal([]byte(c.Arguments), &v) == nil {
 		if b, err := json.Marshal(v); err == nil {
@@ -198,7 +200,8 @@ func sameCall(c RecordedCall) string {
 	return c.Name + " " + c.Arguments
 }
 
-// closeTurn answers every call in the conversation, in the order in which the model made them, and makes the step of it.
+// closeTurn adds the answers of all calls to the conversation, in the model's order, and the turn
+// to the steps.
 func (l *ledger) closeTurn(e Event) error {
 	t := l.open
 	if t == nil || t.response == nil || e.Turn != t.number {
@@ -252,7 +255,7 @@ func (l *ledger) closeTurn(e Event) error {
 	return nil
 }
 
-// submitted reports whether the last whole turn ended the run.
+// submitted reports whether the last complete turn submitted.
 func (l *ledger) submitted() bool {
 	if len(l.steps) == 0 {
 		return false
@@ -265,7 +268,7 @@ func (l *ledger) submitted() bool {
 	return false
 }
 
-// trajectory is trajectory.json of what has happened so far.
+// trajectory returns the trajectory of the run so far.
 func (l *ledger) trajectory() *Trajectory {
 	t := &Trajectory{ProblemStatement: l.run.Query, Steps: l.steps, Metadata: RunMetadata{
 		TotalSteps: len(l.steps), Model: l.run.Model, ModelSource: l.run.ModelSource, Image: l.run.Image, SandboxID: l.sandbox.ID,

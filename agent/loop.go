@@ -16,16 +16,16 @@ import (
 	"github.com/sandboxd/sandboxd/agent/policy"
 )
 
-// MaxIdleTurns is how many turns in a row may go without a tool call before the run ends.
+// MaxIdleTurns is the number of consecutive turns without a tool call after which the run ends.
 const MaxIdleTurns = 3
 
-// maxCallsPerTurn bounds how many calls of one turn are run; the rest are answered that they were not.
+// maxCallsPerTurn bounds the calls of one turn that run; further ones are answered as not run.
 const maxCallsPerTurn = 64
 
 // reminder answers a turn without a tool call.
 const reminder = `Your last turn called no tool, so nothing happened. Work goes on through tools only: call execute_bash or str_replace_editor to continue, or submit if the results are in the output directory. Nobody is there to answer questions; decide for yourself.`
 
-// budgetEnd is the cause with which a run's context ends when a part of its budget is used up in the middle of a turn.
+// budgetEnd is the cause of a context that ends because a part of the budget is used up.
 type budgetEnd struct {
 	reason ExitReason
 	detail string
@@ -36,8 +36,8 @@ func (e *budgetEnd) Error() string { return e.detail }
 // conversation is the history that the model sees, with an estimate of its size.
 type conversation struct {
 	messages []llm.Message
-	counted  int // tokens up to the last model call, as the provider counted; 0 if it does not
-	since    int // bytes added after that
+	counted  int // tokens up to the last model call, by the provider's count; 0 if it does not count
+	since    int // bytes added after that call
 }
 
 func (c *conversation) add(m llm.Message) {
@@ -45,14 +45,14 @@ func (c *conversation) add(m llm.Message) {
 	c.since += messageSize(m)
 }
 
-// remind appends text to the last message. It stays there: a history that only grows can be cached by the provider.
+// remind appends text to the last message, for good: providers can cache a history that only grows.
 func (c *conversation) remind(text string) {
 	last := &c.messages[len(c.messages)-1]
 	last.Content += text
 	c.since += len(text)
 }
 
-// answered records a model call and adds its turn.
+// answered adds the turn of a model call.
 func (c *conversation) answered(m llm.Message, u llm.Usage) {
 	if total := u.PromptTokens + u.CompletionTokens; total > 0 {
 		c.counted, c.since = total, 0
@@ -62,7 +62,7 @@ func (c *conversation) answered(m llm.Message, u llm.Usage) {
 	c.add(m)
 }
 
-// tokens is the provider's count where there is one, and four bytes to a token for what came since.
+// tokens returns the provider's count, plus an estimate of four bytes a token for later messages.
 func (c *conversation) tokens() int { return c.counted + c.since/4 }
 
 func messageSize(m llm.Message) int {
@@ -76,14 +76,14 @@ func messageSize(m llm.Message) int {
 	return n
 }
 
-// loop takes turns until one of the reasons to end. It begins wherever the ledger stands: at the start, between two turns or
-// within one. Its error is a failure on our side.
+// loop takes turns until the run ends. It continues from the ledger's state: at the start, between
+// two turns or within one. An error is a failure of the agent itself.
 func (r *run) loop(ctx context.Context) (ExitReason, string, error) {
 	tools := newTools(r.sandbox, r.l.run.Prompt.WorkingDir, r.l.run.ToolTimeout)
 	tools.onOutput = r.OnOutput
 	for {
 		if r.l.open == nil {
-			if reason, detail, err := r.between(ctx); reason != "" || err != nil {
+			if reason, detail, err := r.beginTurn(ctx); reason != "" || err != nil {
 				return reason, detail, err
 			}
 		}
@@ -111,15 +111,12 @@ func (r *run) loop(ctx context.Context) (ExitReason, string, error) {
 		if err := r.emit(Event{Turn: turn, TurnEnd: &end}, true); err != nil {
 			return ExitFailed, err.Error(), err
 		}
-		if err := r.l.trajectory().save(r.dir, false); err != nil {
-			return ExitFailed, err.Error(), err
-		}
 		r.OnStep(r.l.steps[turn-1])
-		r.tellStatus(true)
+		r.reportStatus(true)
 		switch {
 		case callErr != nil && ctx.Err() != nil:
 			reason, detail := interrupted(ctx)
-			return reason, detail, nil //nolint:nilerr // how a run ends is a result
+			return reason, detail, nil //nolint:nilerr // the end of a run is a result
 		case callErr != nil && lost(callErr):
 			return ExitSandboxLost, callErr.Error(), nil
 		case callErr != nil:
@@ -128,8 +125,8 @@ func (r *run) loop(ctx context.Context) (ExitReason, string, error) {
 	}
 }
 
-// between is what is looked at before a turn begins, and its beginning.
-func (r *run) between(ctx context.Context) (ExitReason, string, error) {
+// beginTurn checks the end conditions, then opens the turn.
+func (r *run) beginTurn(ctx context.Context) (ExitReason, string, error) {
 	b, spent := r.l.run.Budget, r.spend(ctx)
 	switch {
 	case r.l.submitted():
@@ -138,7 +135,7 @@ func (r *run) between(ctx context.Context) (ExitReason, string, error) {
 		return ExitNoToolCall, fmt.Sprintf("%d turns in a row called no tool", r.l.idle), nil
 	case ctx.Err() != nil:
 		reason, detail := interrupted(ctx)
-		return reason, detail, nil //nolint:nilerr // how a run ends is a result
+		return reason, detail, nil //nolint:nilerr // the end of a run is a result
 	}
 	if reason, detail := b.over(spent); reason != "" {
 		return reason, detail, nil
@@ -151,15 +148,15 @@ func (r *run) between(ctx context.Context) (ExitReason, string, error) {
 	if req.MaxTokens, reason, detail = b.answerTokens(spent, req.Tokens, r.l.run.PerCall, r.Price); reason != "" {
 		return reason, detail, nil
 	}
-	r.fits = true
+	r.budgetChecked = true
 	return "", "", r.emit(Event{Turn: turn, Request: &req}, false)
 }
 
-// askable is whether the open turn's question, which another process has put on record, still fits the budget, and how many tokens its
-// answer may have.
-func (r *run) askable(ctx context.Context) (most int, reason ExitReason, detail string) {
+// checkOpenRequest reports whether the open turn's request, which another process has recorded,
+// still fits the budget. It returns the ceiling of the answer.
+func (r *run) checkOpenRequest(ctx context.Context) (most int, reason ExitReason, detail string) {
 	most = r.l.open.request.MaxTokens
-	if r.fits {
+	if r.budgetChecked {
 		return most, "", ""
 	}
 	b, spent := r.l.run.Budget, r.spend(ctx)
@@ -170,9 +167,9 @@ func (r *run) askable(ctx context.Context) (most int, reason ExitReason, detail 
 	return min(most, left), reason, detail
 }
 
-// ask makes one model call and keeps its request and answer if that was asked for.
+// ask makes one model call, and saves its request and answer if the run's options say so.
 func (r *run) ask(ctx context.Context, turn int) (ExitReason, string, error) {
-	most, reason, detail := r.askable(ctx)
+	most, reason, detail := r.checkOpenRequest(ctx)
 	if reason != "" {
 		return reason, detail, nil
 	}
@@ -201,7 +198,7 @@ func (r *run) ask(ctx context.Context, turn int) (ExitReason, string, error) {
 		resp.Usage.UnpricedCalls = 1
 	} else {
 		used := resp.Usage
-		if used.PromptTokens+used.CompletionTokens == 0 { // not counted: as the conversation's size says
+		if used.PromptTokens+used.CompletionTokens == 0 { // not counted by the provider: estimate
 			used = llm.Usage{PromptTokens: r.l.open.request.Tokens, CompletionTokens: messageSize(resp.Message) / 4}
 		}
 		resp.Usage.CostUSD = r.Price.Cost(used)
@@ -209,7 +206,8 @@ func (r *run) ask(ctx context.Context, turn int) (ExitReason, string, error) {
 	return "", "", r.emit(Event{Turn: turn, Response: newResponse(resp, took)}, false)
 }
 
-// SaveRequest writes what is sent to dir/request_NNN.json, in the shape that LLM-in-Sandbox gives it. The API key is not part of it.
+// SaveRequest writes a request to dir/request_NNN.json, in the form of LLM-in-Sandbox. The file has
+// no API key.
 func SaveRequest(dir string, step int, req llm.Request, baseURL string, secrets []string) error {
 	extra := map[string]any{}
 	if len(req.ExtraBody) > 0 {
@@ -224,7 +222,7 @@ func SaveRequest(dir string, step int, req llm.Request, baseURL string, secrets 
 	})
 }
 
-// SaveResponse writes what came back to dir/response_NNN.json.
+// SaveResponse writes a response to dir/response_NNN.json.
 func SaveResponse(dir string, step int, resp *llm.Response, secrets []string) error {
 	raw := resp.Raw
 	if raw == nil { // a replay has none
@@ -236,11 +234,11 @@ func SaveResponse(dir string, step int, resp *llm.Response, secrets []string) er
 	return saveCall(dir, fmt.Sprintf("response_%03d.json", step), secrets, map[string]any{"call_id": step, "response": raw})
 }
 
-// saveCall writes one of these files, without the secrets that a server may have said back.
+// saveCall writes one of these files without secrets, which a server may have echoed.
 func saveCall(dir, name string, secrets []string, v any) error {
 	line, err := marshalLine(v)
 	if err == nil {
-		err = writeJSON(filepath.Join(dir, name), json.RawMessage(redact(line, inJSON(secrets))), false)
+		err = writeJSON(filepath.Join(dir, name), json.RawMessage(redact(line, secretForms(secrets))), false)
 	}
 	if err != nil {
 		return fmt.Errorf("keep %s: %w", name, err)
@@ -248,16 +246,17 @@ func saveCall(dir, name string, secrets []string, v any) error {
 	return nil
 }
 
-// atOnce bounds how many calls that change nothing run at the same time.
-const atOnce = 8
+// maxParallelCalls bounds the read-only calls that run concurrently.
+const maxParallelCalls = 8
 
-// answerCalls runs the tool calls of the open turn that have not ended and answers every one. callErr says that the run
-// cannot go on; the calls left are then answered that they were not run. err is a failure on our side.
+// answerCalls runs the open turn's remaining calls and answers each of them. callErr means that the
+// run cannot continue; the remaining calls are then answered as not run. err is a failure of the
+// agent itself.
 func (r *run) answerCalls(ctx context.Context, tools *toolbox) (callErr, err error) {
 	t := r.l.open
 	for i := 0; i < len(t.calls); {
 		var group []pending
-		for ; i < len(t.calls) && len(group) < atOnce; i++ {
+		for ; i < len(t.calls) && len(group) < maxParallelCalls; i++ {
 			if t.calls[i].ended != nil {
 				continue
 			}
@@ -268,11 +267,11 @@ func (r *run) answerCalls(ctx context.Context, tools *toolbox) (callErr, err err
 			if !ready {
 				continue
 			}
-			if !p.action.changesNothing() {
+			if !p.action.readOnly() {
 				if len(group) == 0 {
 					group, i = append(group, p), i+1
 				}
-				break // it waits for those before it; its verdict stands already
+				break // it waits for earlier calls; its verdict is recorded already
 			}
 			group = append(group, p)
 		}
@@ -296,7 +295,7 @@ type pending struct {
 	action action
 }
 
-// prepare brings a call to where it may run, or answers it without that.
+// prepare returns a call that is ready to run, or answers it without running it.
 func (r *run) prepare(ctx context.Context, i int, callErr *error) (p pending, ready bool, err error) {
 	t := r.l.open
 	call := llm.ToolCall(t.response.ToolCalls[i])
@@ -326,7 +325,7 @@ func (r *run) prepare(ctx context.Context, i int, callErr *error) (p pending, re
 	}
 	if t.calls[i].verdict == nil {
 		v, err := r.decide(ctx, i, call, a)
-		if err != nil { // it ended while somebody was asked: nothing is decided
+		if err != nil { // the run ended during the question, so there is no verdict
 			*callErr = err
 			return answer(EndedEvent{NotRun: true, Observation: "Error: not run, because the run ended before."})
 		}
@@ -340,10 +339,10 @@ func (r *run) prepare(ctx context.Context, i int, callErr *error) (p pending, re
 	return pending{i, a}, true, nil
 }
 
-// unknownDone answers a call during which the agent ended.
+// unknownDone answers a call that was running when the agent ended.
 const unknownDone = "Error: it is unknown whether this was done. The run was interrupted after the call had begun; it may have been done, in part, or not at all. It has not been repeated. Look at the state of things before you go on."
 
-// denial is what the model is told of a call that a policy did not allow.
+// denial returns the answer to a call that the policy did not allow.
 func denial(v policy.Verdict) string {
 	text := "Error: not run. The policy of this run does not allow it"
 	if v.Rule != "" {
@@ -358,7 +357,7 @@ func denial(v policy.Verdict) string {
 	return text + ". Do not try to get round it; find another way or do without."
 }
 
-// decide asks the policy, and where it says so a person or a service.
+// decide asks the policy, and if the policy says so, a person or a service.
 func (r *run) decide(ctx context.Context, i int, call llm.ToolCall, a action) (policy.Verdict, error) {
 	facts := r.facts(i, call, a)
 	if ctx.Err() != nil {
@@ -394,20 +393,20 @@ func (r *run) decide(ctx context.Context, i int, call llm.ToolCall, a action) (p
 	return v, nil
 }
 
-// maxReason bounds what somebody who was asked can tell the model.
+// maxReason bounds the reason of a person or a service in bytes, since the model receives it.
 const maxReason = 2000
 
-// facts are what a policy sees of a call.
+// facts returns a call as a policy sees it.
 func (r *run) facts(i int, call llm.ToolCall, a action) policy.Facts {
 	l := r.l
 	f := policy.Facts{
 		Tool: a.tool, WorkingDir: l.run.Prompt.WorkingDir, InputDir: l.run.Prompt.InputDir, OutputDir: l.run.Prompt.OutputDir,
-		Turn: l.open.number, Repeats: l.same[sameCall(l.open.response.ToolCalls[i])], Spent: l.spent.facts(), Budget: l.run.Budget.facts(),
+		Turn: l.open.number, Repeats: l.same[callKey(l.open.response.ToolCalls[i])], Spent: l.spent.facts(), Budget: l.run.Budget.facts(),
 		Count: map[string]int{"calls": l.total, "denied": l.denied, "failed": l.failed, ToolBash: 0, ToolEditor: 0, ToolSubmit: 0},
 	}
-	f.Spent["seconds"] = r.worked().Seconds()
+	f.Spent["seconds"] = r.elapsed().Seconds()
 	maps.Copy(f.Count, l.calls)
-	// It has been read once, strictly, so this gives the same.
+	// The strict parser has accepted the text, so this cannot differ from its result.
 	if err := json.Unmarshal([]byte(call.Arguments), &f.Arguments); err != nil {
 		f.Arguments = nil
 	}
@@ -415,16 +414,16 @@ func (r *run) facts(i int, call llm.ToolCall, a action) policy.Facts {
 	case ToolBash:
 		f.Shell(a.command)
 	case ToolEditor:
-		f.File(*a.edit.Path, !a.changesNothing())
+		f.File(*a.edit.Path, !a.readOnly())
 	}
 	return f
 }
 
-// runGroup runs calls at the same time, or the only one, and records how they ended.
+// runGroup runs a group of calls concurrently, or a single one, and records their ends.
 func (r *run) runGroup(ctx context.Context, tools *toolbox, group []pending) (callErr, err error) {
 	turn := r.l.open.number
 	for _, p := range group {
-		repeatable := p.action.changesNothing() || p.action.tool == ToolSubmit
+		repeatable := p.action.readOnly() || p.action.tool == ToolSubmit
 		if err := r.emit(Event{Turn: turn, Call: p.index + 1, Began: &BeganEvent{Repeatable: repeatable}}, !repeatable); err != nil {
 			return nil, err
 		}
@@ -453,7 +452,7 @@ func (r *run) runGroup(ctx context.Context, tools *toolbox, group []pending) (ca
 		e := EndedEvent{Observation: o.obs.text, Failed: o.obs.failed, ToolUse: o.obs.use, Time: seconds(o.took)}
 		if o.err != nil {
 			callErr = o.err
-			e.Failed, e.Unknown = true, !group[i].action.changesNothing()
+			e.Failed, e.Unknown = true, !group[i].action.readOnly()
 			e.Observation = "Error: not finished: " + o.err.Error()
 		}
 		if err := r.emit(Event{Turn: turn, Call: group[i].index + 1, Ended: &e}, false); err != nil {
@@ -463,7 +462,7 @@ func (r *run) runGroup(ctx context.Context, tools *toolbox, group []pending) (ca
 	return callErr, nil
 }
 
-// snapshot keeps the sandbox's files as they are after a turn.
+// snapshot keeps the sandbox's files after a turn.
 func (r *run) snapshot(ctx context.Context, turn int) (string, error) {
 	id, err := r.sandbox.Snapshot(ctx, fmt.Sprintf("agent run %s, turn %d", clipMiddle(r.l.run.ID, 200), turn))
 	switch {
@@ -475,7 +474,7 @@ func (r *run) snapshot(ctx context.Context, turn int) (string, error) {
 	return "", fmt.Errorf("take a snapshot after turn %d: %w", turn, err)
 }
 
-// endOfModel is why a failed model call ends the run.
+// endOfModel returns the exit reason for a failed model call.
 func endOfModel(ctx context.Context, err error) (ExitReason, string) {
 	var e *llm.Error
 	switch {
@@ -497,5 +496,5 @@ func interrupted(ctx context.Context) (ExitReason, string) {
 	return ExitInterrupted, cause.Error()
 }
 
-// seconds is a duration for the record: to the microsecond, so that it reads well.
+// seconds returns a duration in seconds, rounded to microseconds for readability.
 func seconds(d time.Duration) float64 { return math.Round(d.Seconds()*1e6) / 1e6 }

@@ -8,39 +8,40 @@ import (
 )
 
 const (
-	// defaultOutputLimit is how many bytes of each stream of a command, and of a file, the model gets to see.
+	// defaultOutputLimit is the part of a command's stream, or of a file, that the model sees, in
+	// bytes.
 	defaultOutputLimit = 16 << 10
-	// captureBytes is what is kept of a stream while it flows, half from each end: more than is shown, since escape
-	// sequences are taken out afterwards.
+	// captureBytes is the size kept of a stream, half from each end. It exceeds the shown size,
+	// because escape sequences are removed later.
 	captureBytes = 256 << 10
 )
 
 var dashes = strings.Repeat("-", 50)
 
-// truncated stands where text was left out.
+// truncated marks removed text.
 var truncated = dashes + "<Observation truncated in middle for saving context>" + dashes
 
-// ends is a writer that keeps the first and the last bytes of what is written, in bounded memory: a command may write
-// gigabytes, and what matters stands at the two ends.
-type ends struct {
+// headTail is a writer that keeps the first and the last bytes in bounded memory. A command may
+// write gigabytes, and the important parts are at both ends.
+type headTail struct {
 	half int
 	head []byte
-	tail []byte // ring of at most half bytes
-	next int    // where the ring goes on once it is full
-	lost int64  // bytes that fell out of the ring
+	tail []byte // ring buffer of at most half bytes
+	next int    // write position in a full ring
+	lost int64  // bytes overwritten in the ring
 }
 
-func newEnds(limit int) *ends { return &ends{half: limit / 2} }
+func newHeadTail(limit int) *headTail { return &headTail{half: limit / 2} }
 
 // Write never fails.
-func (e *ends) Write(p []byte) (int, error) {
+func (e *headTail) Write(p []byte) (int, error) {
 	n := len(p)
 	if room := e.half - len(e.head); room > 0 {
 		take := min(room, len(p))
 		e.head, p = append(e.head, p[:take]...), p[take:]
 	}
 	if len(p) > e.half {
-		// Everything in the ring and the start of p would be overwritten.
+		// The rest of p overwrites the whole ring and its own beginning.
 		e.lost += int64(len(e.tail) + len(p) - e.half)
 		e.tail, e.next = append(e.tail[:0], p[len(p)-e.half:]...), 0
 		return n, nil
@@ -58,15 +59,15 @@ func (e *ends) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// bytes is what was kept, without a mark between the ends.
-func (e *ends) bytes() []byte {
+// bytes returns the kept bytes, without a mark between the ends.
+func (e *headTail) bytes() []byte {
 	b := append([]byte(nil), e.head...)
 	b = append(b, e.tail[e.next:]...)
 	return append(b, e.tail[:e.next]...)
 }
 
-// text is what the model sees: cleaned, valid UTF-8, at most about limit bytes from both ends.
-func (e *ends) text(limit int) string {
+// text returns the text for the model: cleaned, valid UTF-8, about limit bytes from both ends.
+func (e *headTail) text(limit int) string {
 	if e.lost == 0 {
 		return truncate(clean(string(e.bytes())), limit, 0)
 	}
@@ -75,7 +76,7 @@ func (e *ends) text(limit int) string {
 	return truncate(head+tail, limit, e.lost)
 }
 
-// clean takes out what only a terminal understands, and makes the text valid UTF-8.
+// clean removes terminal control sequences and makes the text valid UTF-8.
 func clean(s string) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	if !strings.ContainsAny(s, "\x1b\r\x00") {
@@ -96,8 +97,9 @@ func clean(s string) string {
 	return b.String()
 }
 
-// escapeLength is the length of the control sequence at the start of s, which begins with ESC: CSI ... final byte,
-// OSC ... BEL or ST, or two bytes. A sequence that does not end within a sensible length is only its ESC.
+// escapeLength returns the length of the control sequence at the start of s, which begins with ESC:
+// CSI up to the final byte, OSC up to BEL or ST, or two bytes. For a sequence of unreasonable
+// length it counts the ESC alone.
 func escapeLength(s string) int {
 	const longest = 256
 	if len(s) < 2 {
@@ -131,8 +133,9 @@ func escapeLength(s string) int {
 	return 1
 }
 
-// truncate shortens s to about limit bytes by leaving out its middle. It cuts between lines where a line's end is near,
-// and never inside a character. dropped are bytes that were lost before, in the middle of s.
+// truncate shortens s to about limit bytes by cutting out its middle. It cuts between lines if a
+// line ends nearby, and never inside a character. dropped counts bytes that the middle of s already
+// lacks.
 func truncate(s string, limit int, dropped int64) string {
 	if len(s) <= limit && dropped == 0 {
 		return s
@@ -156,7 +159,7 @@ func truncate(s string, limit int, dropped int64) string {
 	return fmt.Sprintf("%s%s%s\n(%d bytes left out)\n%s", head, newline, truncated, out, tail)
 }
 
-// clipMiddle shortens one line.
+// clipMiddle shortens a line by cutting out its middle.
 func clipMiddle(s string, limit int) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	if len(s) <= limit {
@@ -166,7 +169,8 @@ func clipMiddle(s string, limit int) string {
 	return fmt.Sprintf("%s...<%d bytes left out>...%s", head, len(s)-len(head)-len(tail), tail)
 }
 
-// cutHead and cutTail give at most n bytes from one end of s, whole characters only. s is valid UTF-8.
+// cutHead and cutTail return at most n bytes from one end of s, in complete characters. s is valid
+// UTF-8.
 func cutHead(s string, n int) string {
 	n = min(n, len(s))
 	for n > 0 && n < len(s) && !utf8.RuneStart(s[n]) {
@@ -183,8 +187,8 @@ func cutTail(s string, n int) string {
 	return s[start:]
 }
 
-// Printable makes text from a model or a sandbox safe for a terminal: control characters are shown as \x1b and the like, and
-// so are the invisible characters that reorder what a person sees. Newline and tab stay.
+// Printable makes text of a model or a sandbox safe for a terminal. Control characters are shown as
+// \x1b and the like, and so are the invisible characters that reorder text. Newline and tab stay.
 func Printable(s string) string {
 	unsafe := func(r rune) bool {
 		return r != '\n' && r != '\t' && (unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == utf8.RuneError)

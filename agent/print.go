@@ -10,13 +10,13 @@ import (
 	"github.com/sandboxd/sandboxd/agent/policy"
 )
 
-// How much of a turn is printed; all of it is in the trajectory.
+// Bounds on the printed part of a turn; the trajectory has all of it.
 const (
 	printLines = 12
 	printWidth = 400
 )
 
-// PrintStep writes one turn as plain lines, short and safe for a terminal.
+// PrintStep writes a turn as short plain lines that are safe for a terminal.
 func PrintStep(w io.Writer, s Step) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\n--- turn %d · model %.1f s · tools %.2f s\n", s.Metadata.Step, s.Metadata.ExecTime, s.Metadata.ToolTime)
@@ -37,7 +37,7 @@ func PrintStep(w io.Writer, s Step) error {
 	return err
 }
 
-// CallText is what a call does, in a line or a few. It is not [Printable] yet.
+// CallText returns a call in a line or a few. The text is not [Printable] yet.
 func CallText(function, arguments string) string {
 	var args struct {
 		Command string `json:"command"`
@@ -69,7 +69,7 @@ func indent(text, prefix string) string {
 	return b.String()
 }
 
-// PrintRun writes a whole run: what it was about, its turns, and how it ended.
+// PrintRun writes a whole run: its task, its turns and its end.
 func PrintRun(w io.Writer, s *Summary, t *Trajectory) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "run: %s (%s)\nmodel: %s, %s\nimage: %s\ntask:\n%s", OneLine(s.ID, 100), s.State, Printable(s.Model), Printable(t.Metadata.ModelSource), Printable(t.Metadata.Image), indent(s.Query, "  "))
@@ -105,10 +105,10 @@ func PrintRun(w io.Writer, s *Summary, t *Trajectory) error {
 	return err
 }
 
-// printedOutputs is how many entries of the output are printed.
+// printedOutputs is the maximum number of output entries that are printed.
 const printedOutputs = 20
 
-// PrintOutputs writes what is about to leave the sandbox.
+// PrintOutputs writes the list of the output directory before its collection.
 func PrintOutputs(w io.Writer, o Outputs) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\noutput: %d entries, %d bytes\n", o.Entries, o.Bytes)
@@ -127,13 +127,13 @@ func PrintOutputs(w io.Writer, o Outputs) error {
 	return err
 }
 
-// PrintDifference writes where an observation was another.
+// PrintDifference writes the two observations of a call.
 func PrintDifference(w io.Writer, d Difference) error {
 	_, err := fmt.Fprintf(w, "turn %d, call %d, %s:\n%s%s", d.Turn, d.Call, OneLine(d.Function, 100), indent(d.Recorded, "  - "), indent(d.Observed, "  + "))
 	return err
 }
 
-// OneLine makes text from a model or a sandbox one short line that is safe for a terminal.
+// OneLine shortens text of a model or a sandbox to one line that is safe for a terminal.
 func OneLine(text string, limit int) string {
 	return clipMiddle(Printable(strings.Join(strings.Fields(text), " ")), limit)
 }

@@ -15,20 +15,20 @@ import (
 //go:embed prompts/general.yaml
 var generalPrompt []byte
 
-// PromptConfig is a prompt config file: what the model is told, and where its directories are.
+// PromptConfig is a prompt config file: the prompts, and the directories in the sandbox.
 //
-// In both texts {working_dir}, {input_dir} and {output_dir} are replaced first. What is left is a template in the manner of Python's
-// str.format: {problem_statement} in the instance prompt ({command_docs} and {demo}, which are empty, in the system prompt),
-// and a literal brace is written twice.
+// In both prompts {working_dir}, {input_dir} and {output_dir} are replaced first. The result is a
+// template in the manner of Python's str.format: the instance prompt may use {problem_statement},
+// and the system prompt {command_docs} and {demo}, which are empty. A literal brace is doubled.
 type PromptConfig struct {
 	SystemPrompt   string `yaml:"system_prompt"`
-	InstancePrompt string `yaml:"instance_prompt"` // empty: the user message is the problem alone
+	InstancePrompt string `yaml:"instance_prompt"` // if empty, the user message is the problem alone
 	WorkingDir     string `yaml:"working_dir"`
 	InputDir       string `yaml:"input_dir"`
 	OutputDir      string `yaml:"output_dir"`
 }
 
-// LoadPromptConfig reads the file at name; the built-in config if name is empty.
+// LoadPromptConfig reads the file at name, or the built-in config if name is empty.
 func LoadPromptConfig(name string) (PromptConfig, error) {
 	data := generalPrompt
 	if name != "" {
@@ -46,7 +46,8 @@ func LoadPromptConfig(name string) (PromptConfig, error) {
 	return c, nil
 }
 
-// ParsePromptConfig reads a prompt config. Keys that it does not know are passed over: benchmark tasks have more of them.
+// ParsePromptConfig parses a prompt config. It ignores unknown keys: benchmark tasks have further
+// ones.
 func ParsePromptConfig(data []byte) (PromptConfig, error) {
 	var c PromptConfig
 	if err := yaml.Unmarshal(data, &c); err != nil {
@@ -69,7 +70,7 @@ func ParsePromptConfig(data []byte) (PromptConfig, error) {
 	return c, nil
 }
 
-// Render gives the system prompt and the first user message for a problem.
+// Render returns the system prompt and the first user message for a problem.
 func (c PromptConfig) Render(problem string) (system, user string, err error) {
 	system, err = formatBraces(c.directories(c.SystemPrompt), map[string]string{"command_docs": "", "demo": ""})
 	if err != nil {
@@ -86,7 +87,7 @@ func (c PromptConfig) Render(problem string) (system, user string, err error) {
 }
 
 func (c PromptConfig) directories(text string) string {
-	double := strings.NewReplacer("{", "{{", "}", "}}") // what is put in goes through the template as well
+	double := strings.NewReplacer("{", "{{", "}", "}}") // the inserted text passes through the template too
 	return strings.NewReplacer(
 		"{working_dir}", double.Replace(c.WorkingDir),
 		"{input_dir}", double.Replace(c.InputDir),
@@ -94,7 +95,7 @@ func (c PromptConfig) directories(text string) string {
 	).Replace(text)
 }
 
-// formatBraces is the part of Python's str.format that prompts use: {name}, {{ and }}.
+// formatBraces implements the part of Python's str.format that prompts use: {name}, {{ and }}.
 func formatBraces(template string, values map[string]string) (string, error) {
 	var b strings.Builder
 	for i := 0; i < len(template); i++ {
@@ -128,7 +129,7 @@ func whereIs(text string, offset int) string {
 	return fmt.Sprintf("in line %d", 1+strings.Count(text[:offset], "\n"))
 }
 
-// Settings is the file in which a user keeps what is the same for every run.
+// Settings is a user's file with defaults for all runs.
 type Settings struct {
 	LLMName      string `yaml:"llm_name"`
 	LLMBaseURL   string `yaml:"llm_base_url"`
@@ -136,9 +137,10 @@ type Settings struct {
 	PromptConfig string `yaml:"prompt_config"`
 }
 
-// LoadSettings reads the first settings file that exists: the one named, or where none is named $LLM_IN_SANDBOX_CONFIG,
-// ./llm-in-sandbox.yaml, ./llm_in_sandbox.yaml, ~/.llm-in-sandbox/config.yaml, ~/.llm-in-sandbox.yaml. No file at all is
-// no error unless one was named. It also says which file it was, after an error too.
+// LoadSettings reads the named settings file, or else the first that exists of
+// $LLM_IN_SANDBOX_CONFIG, ./llm-in-sandbox.yaml, ./llm_in_sandbox.yaml,
+// ~/.llm-in-sandbox/config.yaml and ~/.llm-in-sandbox.yaml. A missing file is an error only if it
+// was named. The name of the file is returned with an error too.
 func LoadSettings(named string, getenv func(string) string) (Settings, string, error) {
 	candidates := []string{named}
 	if named == "" {

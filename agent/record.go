@@ -19,28 +19,30 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// RecordName is the record's file in a run's directory.
+// RecordName is the name of the record in a run's directory.
 const RecordName = "record.jsonl"
 
-// recordVersion is raised when an older reader would misunderstand what is written.
+// recordVersion changes when an older reader would misread new lines.
 const recordVersion = 1
 
-// maxRecordLine bounds one event. A model's turn is bounded by its provider, an observation by us.
+// maxRecordLine bounds the size of one event in bytes. Providers bound a model's turn, and we bound
+// observations.
 const maxRecordLine = 256 << 20
 
-// Event is one line of record.jsonl, the one source of what is known about a run: trajectory.json, show, list, resume,
-// fork and replay are derived from it. Lines are only ever appended. Exactly one of the pointers is set, by which the event's
-// kind is known; its json name is the kind's name.
+// Event is one line of record.jsonl, the only source about a run: trajectory.json, show, list,
+// resume, fork and replay are derived from it. Lines are only appended. Exactly one of the pointers
+// is set; its JSON name is the kind of the event.
 //
-// The order within a turn is request, response, then for each call verdict, began, ended, and at the end turn_end. That a call
-// with effects has begun, and all before it, is durable before it runs; a turn is durable before the next begins. A call that
-// has begun and not ended may have been done, in whole or in part.
+// The order within a turn is request and response; then verdict, began and ended for each call;
+// then turn_end. The began event of a call with effects, and all earlier events, are durable before
+// the call runs. A turn is durable before the next begins. A call that has begun and not ended may
+// have been done, in whole or in part.
 type Event struct {
 	V    int       `json:"v"`
-	N    int       `json:"n"` // counts the lines, from 1
+	N    int       `json:"n"` // number of the line, from 1
 	At   time.Time `json:"at"`
 	Turn int       `json:"turn,omitempty"` // from 1
-	Call int       `json:"call,omitempty"` // of the turn, from 1
+	Call int       `json:"call,omitempty"` // number within the turn, from 1
 
 	Run      *RunEvent       `json:"run,omitempty"`
 	Sandbox  *SandboxEvent   `json:"sandbox,omitempty"`
@@ -55,7 +57,7 @@ type Event struct {
 	End      *EndEvent       `json:"end,omitempty"`
 }
 
-// kinds counts what is set of an event.
+// kinds returns the number of pointers that are set.
 func (e *Event) kinds() int {
 	n := 0
 	for _, set := range []bool{
@@ -69,14 +71,15 @@ func (e *Event) kinds() int {
 	return n
 }
 
-// RunEvent is the first line: all that is needed to go on with the run but the model's key and the hook's address.
+// RunEvent is the first line. With the model's key and the hook's address, it is sufficient to
+// resume the run.
 type RunEvent struct {
-	ID          string         `json:"id"` // the name of the run's directory when it was made
+	ID          string         `json:"id"` // original name of the run's directory
 	Query       string         `json:"query"`
-	System      string         `json:"system"` // the prompts as the model gets them
+	System      string         `json:"system"` // rendered prompts
 	User        string         `json:"user"`
 	Prompt      PromptConfig   `json:"prompt"`
-	LLMName     string         `json:"llm_name,omitempty"` // as the user named the model, provider and all
+	LLMName     string         `json:"llm_name,omitempty"` // as the user named the model, with its provider
 	Model       string         `json:"model"`
 	ModelSource string         `json:"model_source"`
 	BaseURL     string         `json:"base_url,omitempty"`
@@ -89,35 +92,38 @@ type RunEvent struct {
 	ExtraBody   map[string]any `json:"extra_body,omitempty"`
 	ToolTimeout time.Duration  `json:"tool_timeout_ns"`
 	Collect     CollectLimits  `json:"collect"`
-	Policy      string         `json:"policy,omitempty"` // its source
+	Policy      string         `json:"policy,omitempty"` // source text
 	Snapshots   bool           `json:"snapshot_turns,omitempty"`
 	SaveCalls   bool           `json:"save_requests,omitempty"`
 	Fork        *ForkOrigin    `json:"fork,omitempty"`
 }
 
-// ForkOrigin says of which turn of which run this is a branch. The turns up to it follow as they stand there.
+// ForkOrigin names the run and the turn from which a run was forked. The record repeats the turns
+// up to that one.
 type ForkOrigin struct {
 	Dir  string `json:"dir"`
 	Turn int    `json:"turn"`
 }
 
-// SandboxEvent says that the run has a sandbox: first that it is about to be made under a name, then that it is ready.
+// SandboxEvent records a sandbox of the run: first its name before its creation, then that it is
+// ready.
 type SandboxEvent struct {
 	Name     string `json:"name"`
 	ID       string `json:"id,omitempty"`
 	Ready    bool   `json:"ready,omitempty"`
-	Snapshot string `json:"snapshot,omitempty"` // that it was made of
-	// Rebuilt is how many calls were run in it again, for a branch without a snapshot, and Differences how many of them were
-	// answered otherwise than the first time.
+	Snapshot string `json:"snapshot,omitempty"` // origin of its files
+	// Rebuilt is the number of calls that a fork without a snapshot ran again. Differences is the
+	// number of those whose observation differed.
 	Rebuilt     int `json:"rebuilt,omitempty"`
 	Differences int `json:"differences,omitempty"`
 }
 
-// RequestEvent says that the model is about to be asked. What it is asked follows from the events before.
+// RequestEvent records that the model is about to be called. The request follows from earlier
+// events.
 type RequestEvent struct {
-	Reminder  string `json:"reminder,omitempty"` // put behind the last message
+	Reminder  string `json:"reminder,omitempty"` // text appended to the last message
 	Messages  int    `json:"messages"`
-	Tokens    int    `json:"tokens"` // of the conversation, about
+	Tokens    int    `json:"tokens"` // estimated size of the conversation
 	MaxTokens int    `json:"max_tokens"`
 }
 
@@ -128,19 +134,19 @@ type ResponseEvent struct {
 	ToolCalls    []RecordedCall  `json:"tool_calls,omitempty"`
 	FinishReason string          `json:"finish_reason,omitempty"`
 	Usage        llm.Usage       `json:"usage"`
-	Raw          json.RawMessage `json:"raw,omitempty"` // the message as its provider wants it back, and in which wire format
+	Raw          json.RawMessage `json:"raw,omitempty"` // message as its provider expects it back; RawFormat is its format
 	RawFormat    llm.Format      `json:"raw_format,omitempty"`
 	Time         float64         `json:"seconds"`
 }
 
-// RecordedCall is an [llm.ToolCall] as the record has it.
+// RecordedCall is the recorded form of an [llm.ToolCall].
 type RecordedCall struct {
 	ID        string `json:"id"`
 	Name      string `json:"name"`
 	Arguments string `json:"arguments"` // the model's own text, valid JSON or not
 }
 
-// message is the turn as it stands in later requests.
+// message returns the turn in the form for later requests.
 func (r *ResponseEvent) message() llm.Message {
 	m := llm.Message{Role: llm.RoleAssistant, Content: r.Content, Raw: r.Raw, RawFormat: r.RawFormat}
 	for _, c := range r.ToolCalls {
@@ -149,7 +155,7 @@ func (r *ResponseEvent) message() llm.Message {
 	return m
 }
 
-// newResponse takes a model's turn into the record.
+// newResponse converts a model's turn for the record.
 func newResponse(resp *llm.Response, took time.Duration) *ResponseEvent {
 	e := &ResponseEvent{
 		Content: resp.Content, Reasoning: resp.Reasoning, FinishReason: resp.FinishReason, Usage: resp.Usage, Raw: resp.Message.Raw, RawFormat: resp.Message.RawFormat, Time: seconds(took),
@@ -160,37 +166,37 @@ func newResponse(resp *llm.Response, took time.Duration) *ResponseEvent {
 	return e
 }
 
-// BeganEvent says that a call is about to be run.
+// BeganEvent records that a call is about to run.
 type BeganEvent struct {
-	Repeatable bool `json:"repeatable,omitempty"` // to run it twice is as good as once
+	Repeatable bool `json:"repeatable,omitempty"` // running it twice has the effect of running it once
 }
 
-// EndedEvent is the answer to a call, whether it was run or not.
+// EndedEvent is the answer to a call, whether it ran or not.
 type EndedEvent struct {
 	Observation string   `json:"observation"`
 	Failed      bool     `json:"failed,omitempty"`
 	Submit      bool     `json:"submit,omitempty"`
-	NotRun      bool     `json:"not_run,omitempty"` // denied, malformed, or too late
-	Unknown     bool     `json:"unknown,omitempty"` // it had begun when the agent ended: nobody knows whether it was done
+	NotRun      bool     `json:"not_run,omitempty"` // denied, malformed or too late
+	Unknown     bool     `json:"unknown,omitempty"` // begun when the agent ended; its outcome is unknown
 	ToolUse     *ToolUse `json:"use,omitempty"`
 	Time        float64  `json:"seconds"`
 }
 
-// ToolUse is what a command used, as its sandbox says, and how it ended.
+// ToolUse holds the sandbox's figures for a command, and its exit.
 type ToolUse struct {
 	CPU    float64  `json:"cpu_time"`              // seconds
 	Memory int64    `json:"memory_peak,omitempty"` // bytes
 	Exit   api.Exit `json:"exit"`
 }
 
-// TurnEvent says that all of a turn is done and answered.
+// TurnEvent records that a turn is complete and answered.
 type TurnEvent struct {
-	Reminder string `json:"reminder,omitempty"` // said to a model that called no tool
+	Reminder string `json:"reminder,omitempty"` // sent to a model that called no tool
 	Spent    Spent  `json:"spent"`
-	Snapshot string `json:"snapshot,omitempty"` // id of the one taken after it
+	Snapshot string `json:"snapshot,omitempty"` // ID of the snapshot taken after it
 }
 
-// ResumedEvent says that another process goes on with the run.
+// ResumedEvent records that another process continues the run.
 type ResumedEvent struct {
 	Budget      Budget  `json:"budget"`
 	Policy      string  `json:"policy,omitempty"`
@@ -199,37 +205,38 @@ type ResumedEvent struct {
 	ModelSource string  `json:"model_source"`
 	BaseURL     string  `json:"base_url,omitempty"`
 	Spent       Spent   `json:"spent"`
-	Message     *string `json:"message,omitempty"` // said to the model by the person who resumes
+	Message     *string `json:"message,omitempty"` // message of the user to the model
 }
 
-// EndEvent is how a run ended.
+// EndEvent records the end of a run.
 type EndEvent struct {
 	Reason ExitReason `json:"reason"`
 	Detail string     `json:"detail,omitempty"`
 	Output *Collected `json:"output,omitempty"`
 	Spent  Spent      `json:"spent"`
-	// OutputError is why the output is not all there. Resume collects it again, if the sandbox is.
+	// OutputError is the reason why the output is incomplete. Resume collects it again if the
+	// sandbox exists.
 	OutputError string `json:"output_error,omitempty"`
 }
 
-// record is the open file. One process has it at a time.
+// record is an open record. One process at a time holds its lock.
 type record struct {
 	file    *os.File
 	n       int
 	now     func() time.Time
-	secrets [][]byte // as they would stand in JSON
-	dirty   bool     // lines are written and not synced
-	broken  error    // nothing may follow a line that could not be written
+	secrets [][]byte // in their JSON forms
+	dirty   bool     // lines were written since the last sync
+	broken  error    // first write error; no line may follow a broken one
 }
 
 // ErrRunning is the error of [Resume] and [RemoveRun] for a run that another process works on.
 var ErrRunning = errors.New("another process is working on this run")
 
-// ErrUnreadable is the class of errors for a record that will not be read by this program, whenever it is tried again: it is damaged, of a
-// newer version, or no file that can be opened.
+// ErrUnreadable is the class of permanent errors of a record: it is damaged, has a newer version,
+// or is no file that can be opened.
 var ErrUnreadable = errors.New("the record cannot be read")
 
-// unreadableError is one of that class, without the class's words in its text.
+// unreadableError belongs to ErrUnreadable without repeating its text.
 type unreadableError struct{ error }
 
 func (unreadableError) Is(target error) bool { return target == ErrUnreadable }
@@ -239,22 +246,23 @@ func unreadablef(format string, args ...any) error {
 	return unreadableError{fmt.Errorf(format, args...)}
 }
 
-// errNotBegun is the error for what a crash leaves that struck while the first line was written.
+// errNotBegun is the error for a record whose first line was cut off by a crash.
 var errNotBegun error = unreadableError{errors.New("it has no whole line: the run had not begun")}
 
-// createRecord begins the record of a new run.
+// createRecord creates the record of a new run.
 func createRecord(dir string, now func() time.Time, secrets []string) (*record, error) {
-	f, err := os.OpenFile(filepath.Join(dir, RecordName), os.O_RDWR|os.O_CREATE|os.O_EXCL|os.O_APPEND, 0o644) //nolint:gosec // read by others, as the umask allows
+	f, err := os.OpenFile(filepath.Join(dir, RecordName), os.O_RDWR|os.O_CREATE|os.O_EXCL|os.O_APPEND, 0o644) //nolint:gosec // readable by others, as the umask allows
 	if err != nil {
 		return nil, fmt.Errorf("begin the record: %w", err)
 	}
 	if err := lock(f); err != nil {
 		return nil, errors.Join(fmt.Errorf("begin the record: %w", err), f.Close())
 	}
-	return &record{file: f, now: now, secrets: inJSON(secrets)}, nil
+	return &record{file: f, now: now, secrets: secretForms(secrets)}, nil
 }
 
-// openFile opens the record of a run that is there. Whoever has left the run may have made a FIFO of it, on which one would wait.
+// openFile opens an existing record without blocking: an untrusted process may have replaced it by
+// a FIFO.
 func openFile(dir string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, RecordName), flag|unix.O_NONBLOCK, 0)
 	if err != nil && slices.ContainsFunc(noRecord, func(no error) bool { return errors.Is(err, no) }) {
@@ -273,11 +281,12 @@ func openFile(dir string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// noRecord are the errors with which the kernel says that a record is none: others it says of itself, or of that moment.
+// noRecord lists the errors that describe the record itself. Other errors describe the kernel or
+// the moment.
 var noRecord = []error{unix.ENOENT, unix.ELOOP, unix.ENXIO, unix.EISDIR, unix.ENODEV, unix.EACCES, unix.EPERM}
 
-// openRecord opens the record of a run to go on with it. What a crash has left of a last line is taken off: nothing
-// had been done on the strength of it.
+// openRecord opens the record of a run to continue it. It removes an incomplete last line: no
+// action can have followed one.
 func openRecord(dir string, now func() time.Time, secrets []string) (*record, []Event, error) {
 	f, err := openFile(dir, os.O_RDWR|os.O_APPEND)
 	if err != nil {
@@ -296,11 +305,11 @@ func openRecord(dir string, now func() time.Time, secrets []string) (*record, []
 	if err := f.Truncate(whole); err != nil {
 		return fail(err)
 	}
-	return &record{file: f, n: len(events), now: now, secrets: inJSON(secrets)}, events, nil
+	return &record{file: f, n: len(events), now: now, secrets: secretForms(secrets)}, events, nil
 }
 
-// wholeFile is the lock of who writes a record. It belongs to the open file, so it goes with its process, however that ends;
-// and unlike flock(2)'s it can be asked for without being taken.
+// wholeFile is the lock of a record's writer. As an open file description lock it ends with its
+// process. Unlike a lock of flock(2) it can be queried without being taken.
 func wholeFile() unix.Flock_t { return unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart} }
 
 func lock(f *os.File) error {
@@ -312,7 +321,8 @@ func lock(f *os.File) error {
 	return err
 }
 
-// ReadRecord reads the record in a run's directory, of a run that still goes on as well. running says that it does.
+// ReadRecord reads the record in a run's directory; running reports whether a process works on the
+// run.
 func ReadRecord(dir string) (events []Event, running bool, err error) {
 	f, err := openFile(dir, os.O_RDONLY)
 	if err != nil {
@@ -331,13 +341,13 @@ func ReadRecord(dir string) (events []Event, running bool, err error) {
 	return events, running, nil
 }
 
-// readEvents reads the whole lines of a record, and says where they end.
+// readEvents reads the complete lines of a record and returns their total size.
 func readEvents(r io.Reader) (events []Event, whole int64, err error) {
 	br := bufio.NewReaderSize(r, 1<<16)
 	for {
 		line, err := readLine(br)
 		if errors.Is(err, io.EOF) {
-			break // what stands behind the last newline was not finished
+			break // text behind the last newline is incomplete
 		}
 		if err != nil {
 			return nil, 0, err
@@ -365,14 +375,15 @@ func readEvents(r io.Reader) (events []Event, whole int64, err error) {
 	return events, whole, nil
 }
 
-// maxLeft is how many lines are kept of what is left of a record. An honest run has a few that name sandboxes.
-const maxLeft = 10_000
+// maxSalvaged is the maximum number of lines taken from an unreadable record. An honest run has a
+// few that name sandboxes.
+const maxSalvaged = 10_000
 
-// readWhatIsLeft reads those lines of a record that name sandboxes and can be read, whatever stands between them. Who has left the record
-// may have made it as long as no disk is: no more is read than an honest line may have, which is where one that is too long ends too.
-func readWhatIsLeft(r io.Reader) (events []Event, err error) {
+// salvageEvents returns the readable lines of a damaged record that name sandboxes. The record may
+// be hostile and of any size, so it reads no more than one honest line may have.
+func salvageEvents(r io.Reader) (events []Event, err error) {
 	br := bufio.NewReaderSize(io.LimitReader(r, maxRecordLine), 1<<16)
-	for len(events) < maxLeft {
+	for len(events) < maxSalvaged {
 		line, err := readLine(br)
 		if errors.Is(err, io.EOF) {
 			break
@@ -401,14 +412,14 @@ func readLine(br *bufio.Reader) ([]byte, error) {
 	}
 }
 
-// append writes one event and gives it back as it stands in the file: without secrets. sync makes it and all before
-// it durable before append returns.
+// append writes an event and returns it as recorded, without secrets. With sync the event and all
+// earlier ones are durable when append returns.
 func (r *record) append(e Event, sync bool) (Event, error) {
 	if r.broken != nil {
 		return e, r.broken
 	}
 	e.V, e.N = recordVersion, r.n+1
-	if e.At.IsZero() { // else it is a copy
+	if e.At.IsZero() { // otherwise it is a copy
 		e.At = r.now().UTC()
 	}
 	line, err := marshalLine(e)
@@ -427,7 +438,7 @@ func (r *record) append(e Event, sync bool) (Event, error) {
 		e = again
 	}
 	if _, err := r.file.Write(line); err != nil {
-		r.broken = fmt.Errorf("record: %w", err) // a piece of the line may be there
+		r.broken = fmt.Errorf("record: %w", err) // a part of the line may have been written
 		return e, r.broken
 	}
 	r.n, r.dirty = e.N, true
@@ -442,7 +453,8 @@ func (r *record) sync() error {
 		return nil
 	}
 	if err := unix.Fdatasync(int(r.file.Fd())); err != nil {
-		// The kernel may have dropped what it could not write: a second try would say that all is well.
+		// The kernel may have dropped the pages that it could not write: a second fdatasync would
+		// report success.
 		r.broken = fmt.Errorf("record: sync: %w", err)
 		return r.broken
 	}
@@ -450,30 +462,31 @@ func (r *record) sync() error {
 	return nil
 }
 
-// close syncs, closes, and so gives the run free.
+// close syncs and closes the record, which releases the run.
 func (r *record) close() error { return errors.Join(r.sync(), r.file.Close()) }
 
 func marshalLine(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false) // people read these files
+	enc.SetEscapeHTML(false) // these files are for people
 	err := enc.Encode(v)
 	return b.Bytes(), err
 }
 
-// leastSecret is the shortest text that is taken out: shorter ones would stand in other words.
-const leastSecret = 8
+// minSecret is the length of the shortest text that is redacted; shorter ones would match parts of
+// words.
+const minSecret = 8
 
-// inJSON gives secrets as they stand within JSON text, and within JSON text that is a text in JSON, as a call's arguments are. What
-// a secret was made into by somebody who knows it is not found.
-func inJSON(secrets []string) [][]byte {
+// secretForms returns secrets as they appear within JSON text, and within JSON text that is itself
+// a JSON string, such as a call's arguments. Other encodings of a secret are not found.
+func secretForms(secrets []string) [][]byte {
 	var out [][]byte
 	for _, s := range secrets {
-		if len(s) < leastSecret {
+		if len(s) < minSecret {
 			continue
 		}
 		html, err := json.Marshal(s)
-		if err != nil { // a text always marshals
+		if err != nil { // a string always marshals
 			continue
 		}
 		once := [][]byte{quoted(s), html[1 : len(html)-1]}
@@ -486,10 +499,10 @@ func inJSON(secrets []string) [][]byte {
 	return out
 }
 
-// quoted is a text as JSON has it, without the quotes.
+// quoted returns a text as a JSON string, without the quotes.
 func quoted(s string) []byte {
 	b, err := marshalLine(s)
-	if err != nil { // a text always marshals
+	if err != nil { // a string always marshals
 		return []byte(s)
 	}
 	b = bytes.TrimSuffix(b, []byte("\n"))

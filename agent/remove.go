@@ -14,27 +14,28 @@ import (
 	"github.com/sandboxd/sandboxd/api/client"
 )
 
-// Removed is what there was of a run and is not any more.
+// Removed describes the removed parts of a run.
 type Removed struct {
 	Run       string   `json:"run"`
 	Dir       string   `json:"dir"`
-	Snapshots []string `json:"snapshots"`         // ids
-	Size      int64    `json:"snapshot_bytes"`    // of files in them
-	Sandbox   string   `json:"sandbox,omitempty"` // that was left of it
+	Snapshots []string `json:"snapshots"`         // IDs
+	Size      int64    `json:"snapshot_bytes"`    // size of the files in them
+	Sandbox   string   `json:"sandbox,omitempty"` // sandbox that the run had left
 }
 
-// RemoveRun removes the run in dir: the snapshots that were taken of its turns, a sandbox that an interrupt or a crash has left, and its directory. With
-// snapshotsOnly the latter two stay: what was done is still on record, but the run cannot be resumed from a snapshot, and branches do the
-// turns again. Branches that stand on its snapshots go on all the same. A run that is being worked on is not touched.
+// RemoveRun removes the run in dir: the snapshots of its turns, a sandbox left by an interrupt or a
+// crash, and its directory. With snapshotsOnly it removes only the snapshots. The record then
+// stays, but the run cannot be resumed from a snapshot, and forks run the turns again. Existing
+// forks are not affected. A run that a process works on is refused.
 //
-// The directory goes last: after an error, or a crash, the same call does the rest.
+// The directory is removed last: after an error or a crash, the same call completes the removal.
 func RemoveRun(ctx context.Context, c *client.Client, dir string, snapshotsOnly bool) (done *Removed, err error) {
 	dir = filepath.Clean(dir)
-	rec, events, err := openRecord(dir, time.Now, nil) // and so nobody begins to work on it
+	rec, events, err := openRecord(dir, time.Now, nil) // the lock keeps other processes from resuming the run
 	if errors.Is(err, errNotBegun) && !snapshotsOnly {
 		err := removeNotBegun(dir)
 		if errors.Is(err, unix.EACCES) {
-			giveBack(dir)
+			restoreAccess(dir)
 			err = removeNotBegun(dir)
 		}
 		if err != nil {
@@ -50,18 +51,18 @@ func RemoveRun(ctx context.Context, c *client.Client, dir string, snapshotsOnly 
 	return done, done.remove(ctx, c, events, snapshotsOnly)
 }
 
-// RemoveUnreadable is RemoveRun for a directory that is known to be a run's, and whose record cannot be read ([ErrUnreadable]). Of the snapshots
-// and sandboxes those go that what is left of the record names; the caller knows that nobody works on the run where its record cannot
-// even be opened.
+// RemoveUnreadable is RemoveRun for a directory of a run whose record cannot be read
+// ([ErrUnreadable]). It removes the snapshots and sandboxes that the rest of the record names. If
+// not even the record can be opened, the caller must know that no process works on the run.
 func RemoveUnreadable(ctx context.Context, c *client.Client, dir string) (done *Removed, err error) {
 	dir = filepath.Clean(dir)
 	done = &Removed{Run: filepath.Base(dir), Dir: dir, Snapshots: []string{}}
 	var events []Event
-	f, err := openFile(dir, os.O_RDWR|unix.O_NOFOLLOW) // what another run's record says is not to be heeded
+	f, err := openFile(dir, os.O_RDWR|unix.O_NOFOLLOW) // a link could lead to another run's record
 	if err == nil {
 		defer func() { err = errors.Join(err, f.Close()) }()
-		if err = lock(f); err == nil { // until it is gone
-			events, err = readWhatIsLeft(f)
+		if err = lock(f); err == nil { // held until the run is removed
+			events, err = salvageEvents(f)
 		}
 	} else if errors.Is(err, ErrUnreadable) {
 		err = nil
@@ -72,9 +73,9 @@ func RemoveUnreadable(ctx context.Context, c *client.Client, dir string) (done *
 	return done, done.remove(ctx, c, events, false)
 }
 
-// remove removes the run that the events are of.
+// remove removes the run of these events.
 func (done *Removed) remove(ctx context.Context, c *client.Client, events []Event, snapshotsOnly bool) error {
-	sandboxes := map[string]bool{} // by id and by name, of which nobody else's are
+	sandboxes := map[string]bool{} // by ID and by name, all unique to the run
 	last := ""
 	for _, e := range events {
 		if e.Sandbox == nil {
@@ -97,7 +98,7 @@ func (done *Removed) remove(ctx context.Context, c *client.Client, events []Even
 	}
 	err := os.RemoveAll(done.Dir)
 	if errors.Is(err, unix.EACCES) {
-		giveBack(done.Dir)
+		restoreAccess(done.Dir)
 		err = os.RemoveAll(done.Dir)
 	}
 	if err != nil {
@@ -106,20 +107,20 @@ func (done *Removed) remove(ctx context.Context, c *client.Client, events []Even
 	return syncDir(filepath.Dir(done.Dir))
 }
 
-// giveBack opens a directory, and those in it, to their owner: whoever has left them may have closed them to us. What it
-// cannot open is told by who wants to remove it.
-func giveBack(dir string) {
+// restoreAccess restores the owner's access to a directory and its subdirectories, which a hostile
+// process may have removed. The subsequent removal reports failures.
+func restoreAccess(dir string) {
 	root, err := os.OpenRoot(filepath.Dir(dir))
 	if err != nil {
 		return
 	}
 	defer root.Close()
-	giveBackBelow(root, filepath.Base(dir))
+	restoreAccessBelow(root, filepath.Base(dir))
 }
 
-func giveBackBelow(root *os.Root, name string) {
+func restoreAccessBelow(root *os.Root, name string) {
 	info, err := root.Lstat(name)
-	if err != nil || !info.IsDir() { // a link above all
+	if err != nil || !info.IsDir() { // never follow a link
 		return
 	}
 	if info.Mode()&0o700 != 0o700 {
@@ -138,20 +139,20 @@ func giveBackBelow(root *os.Root, name string) {
 	_ = f.Close()
 	for _, e := range entries {
 		if e.IsDir() {
-			giveBackBelow(dir, e.Name())
+			restoreAccessBelow(dir, e.Name())
 		}
 	}
 }
 
-// removeNotBegun removes the directory of a run that had not begun: there is a record in it that nobody works on, and
-// nothing else. Where there is, it may be no run's.
+// removeNotBegun removes the directory of a run that had not begun, which holds only an unlocked
+// record. Any other directory may not be a run's.
 func removeNotBegun(dir string) (err error) {
 	f, err := os.OpenFile(filepath.Join(dir, RecordName), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if err := lock(f); err != nil { // until it is gone
+	if err := lock(f); err != nil { // held until the run is removed
 		return err
 	}
 	if _, _, err := readEvents(f); !errors.Is(err, errNotBegun) {
@@ -170,14 +171,15 @@ func removeNotBegun(dir string) (err error) {
 	return syncDir(filepath.Dir(dir))
 }
 
-// removeKept removes what the daemon has of a run.
+// removeKept removes the objects of a run that the daemon holds.
 func removeKept(ctx context.Context, c *client.Client, sandboxes map[string]bool, last string, snapshotsOnly bool, done *Removed) error {
 	snapshots, err := c.Snapshots(ctx, "")
 	if err != nil {
 		return err
 	}
 	for _, s := range snapshots {
-		// Its sandbox says whose it is: also of one that a crash has kept out of the record. What a person took of the sandbox is theirs.
+		// A snapshot names its sandbox, also if a crash kept the snapshot out of the record.
+		// Snapshots that a user took of the sandbox have no label and stay.
 		if s.Labels[turnLabel] != turnValue || !sandboxes[s.Sandbox] && !sandboxes[s.SandboxName] {
 			continue
 		}

@@ -9,15 +9,15 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Replayed is what came of running a record's tool calls again.
+// Replayed is the result of running a record's tool calls again.
 type Replayed struct {
 	Turns       int          `json:"turns"`
-	Calls       int          `json:"calls"`   // that were run again
-	Unknown     int          `json:"unknown"` // that were not, because nobody knows whether they were done the first time
+	Calls       int          `json:"calls"`   // calls that ran again
+	Unknown     int          `json:"unknown"` // calls that did not, because their first outcome is unknown
 	Differences []Difference `json:"differences"`
 }
 
-// Difference is a call whose observation was another this time.
+// Difference is a call whose observation changed.
 type Difference struct {
 	Turn     int    `json:"turn"`
 	Call     int    `json:"call"`
@@ -26,9 +26,10 @@ type Difference struct {
 	Observed string `json:"observed"`
 }
 
-// ReplayRun runs every tool call of the run in dir again, in a new sandbox with the same image, limits and input, and says where
-// the observations differ. No model is asked. What was not run the first time is not run now. Of opts count Create, InputDir
-// (where the input is now, if it has moved), OnNote and Now.
+// ReplayRun runs the tool calls of the run in dir again, in a new sandbox with the same image,
+// limits and input, and returns the observations that differ. It calls no model. Calls that did not
+// run the first time are skipped. Of opts it uses Create, InputDir (if the input has moved), OnNote
+// and Now.
 func ReplayRun(ctx context.Context, dir string, opts Options) (out *Replayed, err error) {
 	events, _, err := ReadRecord(dir)
 	if err != nil {
@@ -56,11 +57,11 @@ func ReplayRun(ctx context.Context, dir string, opts Options) (out *Replayed, er
 	if err := r.setUp(ctx); err != nil {
 		return nil, err
 	}
-	return r.again(ctx, r.l.steps)
+	return r.rerun(ctx, r.l.steps)
 }
 
-// again runs the calls of steps in the run's sandbox, in their order.
-func (r *run) again(ctx context.Context, steps []Step) (*Replayed, error) {
+// rerun runs the calls of steps in the run's sandbox, in order.
+func (r *run) rerun(ctx context.Context, steps []Step) (*Replayed, error) {
 	tools := newTools(r.sandbox, r.l.run.Prompt.WorkingDir, r.l.run.ToolTimeout)
 	out := &Replayed{Turns: len(steps), Differences: []Difference{}}
 	for _, s := range steps {

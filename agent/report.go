@@ -26,20 +26,22 @@ var (
 )
 
 const (
-	// maxReportText is how much of one text a report shows, from both ends; all of it is in the trajectory.
+	// maxReportText bounds one text of a report in bytes; its middle is cut out. The trajectory has
+	// all of it.
 	maxReportText = 64 << 10
 	maxReportLine = 1000
 )
 
 // budgetLine is one part of a budget in a report.
 type budgetLine struct {
-	Name, Spent, Ceiling string // no ceiling: ""
+	Name, Spent, Ceiling string // Ceiling is "" if there is none
 	Part                 float64
 }
 
-// WriteReport writes a run as one HTML page that needs nothing else: no script, no image, no other address. What models and
-// sandboxes have said is text in it, with all that could reorder or hide it made visible; and should a mistake of ours let
-// markup through, the page's own policy still forbids it to run or to load anything.
+// WriteReport writes a run as a self-contained HTML page, without scripts, images or external
+// addresses. The texts of models and sandboxes appear as text, with all invisible and reordering
+// characters made visible. Should a defect let markup through, the page's own policy still forbids
+// it to run or to load anything.
 func WriteReport(w io.Writer, s *Summary, t *Trajectory) error {
 	page, err := template.New("report").Funcs(template.FuncMap{
 		"text":      func(v string) string { return truncate(Printable(v), maxReportText, 0) },
@@ -57,11 +59,11 @@ func WriteReport(w io.Writer, s *Summary, t *Trajectory) error {
 	if s.State != RunEnded {
 		ended = string(s.State)
 	}
-	// To memory first: half a page would look like a whole one.
+	// Render to memory first: a partial page would look complete.
 	var b bytes.Buffer
 	err = page.Execute(&b, map[string]any{
 		"Summary": s, "Meta": t.Metadata, "Steps": t.Steps, "Ended": ended, "Budget": budgetLines(t.Metadata.Budget, t.Metadata.Spent),
-		"Style":     template.CSS(reportStyle), //nolint:gosec // our own file
+		"Style":     template.CSS(reportStyle), //nolint:gosec // embedded file
 		"StyleHash": "sha256-" + base64.StdEncoding.EncodeToString(sum[:]),
 	})
 	if err != nil {
@@ -71,7 +73,7 @@ func WriteReport(w io.Writer, s *Summary, t *Trajectory) error {
 	return err
 }
 
-// SaveReport writes the report of the run in dir to a file, whole or not at all.
+// SaveReport writes the report of the run in dir to a file, as a whole or not at all.
 func SaveReport(dir, path string) error {
 	s, t, err := LoadRun(dir)
 	if err != nil {
@@ -87,7 +89,7 @@ func SaveReport(dir, path string) error {
 	return nil
 }
 
-// budgetLines compares what was spent with the ceilings.
+// budgetLines compares the spending with the ceilings.
 func budgetLines(b Budget, s Spent) []budgetLine {
 	line := func(name string, spent, ceiling float64, show func(float64) string) budgetLine {
 		l := budgetLine{Name: name, Spent: show(spent)}
@@ -108,7 +110,7 @@ func budgetLines(b Budget, s Spent) []budgetLine {
 	}
 }
 
-// reportUsage says what model calls took.
+// reportUsage describes the usage of model calls.
 func reportUsage(u llm.Usage) string {
 	text := fmt.Sprintf("%d tokens in, %d out", u.PromptTokens, u.CompletionTokens)
 	if u.CostUSD > 0 {
@@ -120,7 +122,8 @@ func reportUsage(u llm.Usage) string {
 	return text
 }
 
-// reportCall is a call's arguments: a command as its lines, the others one by one, and what is not JSON as it stands.
+// reportCall formats a call's arguments: a command as lines, other arguments one by one, and
+// invalid JSON unchanged.
 func reportCall(c ToolRecord) string {
 	var args map[string]any
 	if json.Unmarshal([]byte(c.Arguments), &args) != nil || args == nil {

@@ -12,16 +12,17 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// ErrEnded is the error of [Resume] for a run that cannot go on.
+// ErrEnded is the error of [Resume] for a run that cannot continue.
 var ErrEnded = errors.New("the run has ended")
 
-// Resume goes on with the run in dir, from wherever it stopped: after a crash of the agent or the daemon in the sandbox as it is, after
-// an end whose sandbox is gone in a new one made of the last turn's snapshot, where there is one.
+// Resume continues the run in dir from its last recorded state. After a crash of the agent or the
+// daemon it uses the existing sandbox. If the sandbox is gone, it makes a new one from the last
+// turn's snapshot, if there is one.
 //
-// Of opts count Model, LLMName, ModelName, BaseURL, Price, Create, Open, InputAllowed, Asker, Secrets, Message, Now and the
-// functions that are told what happens. Policy, and the parts of Budget that are set, replace what the record says. No turn
-// that is on record is asked for again, and no call that had begun is run again unless it changes nothing: the model is told
-// that it is unknown whether such a call was done.
+// Of opts it uses Model, LLMName, ModelName, BaseURL, Price, Create, Open, InputAllowed, Asker,
+// Secrets, Message, Now and the callbacks. Policy, and the set parts of Budget, override the
+// record. No recorded turn is requested again. No call that had begun runs again unless it is
+// read-only: the model is told that the outcome is unknown.
 func Resume(ctx context.Context, dir string, opts Options) (*Result, error) {
 	r, err := newWork(opts)
 	if err != nil {
@@ -45,17 +46,18 @@ func (r *run) resume(ctx context.Context, events []Event) (*Result, error) {
 		return nil, err
 	}
 	if r.l.end != nil && r.l.end.Reason == ExitSubmitted && r.l.end.OutputError == "" {
-		// All is done, but perhaps for the sandbox, of which a crash had no time to dispose.
+		// The run is complete, but a crash may have left its sandbox, and no trajectory.
+		saveErr := r.l.trajectory().save(r.dir)
 		sb, err := r.Open(ctx, r.l.sandbox.ID, deleteTime)
 		if err == nil {
 			err = sb.Delete(ctx)
 		}
 		if err != nil && !hasCode(err, api.CodeNotFound) {
-			// Not wrapped: what came of the run is that it has ended, whatever the daemon answers.
-			//nolint:errorlint // see above
-			return nil, fmt.Errorf("%w: it was submitted; its sandbox %s may be left: %v", ErrEnded, r.l.sandbox.ID, err)
+			// Not wrapped: the run has ended, whatever the daemon answers.
+			//nolint:errorlint // see the comment
+			return nil, errors.Join(fmt.Errorf("%w: it was submitted; its sandbox %s may be left: %v", ErrEnded, r.l.sandbox.ID, err), saveErr)
 		}
-		return nil, fmt.Errorf("%w: it was submitted", ErrEnded)
+		return nil, errors.Join(fmt.Errorf("%w: it was submitted", ErrEnded), saveErr)
 	}
 	if r.Message != "" && r.l.open != nil && r.l.open.response != nil {
 		return nil, errors.New("the run stopped in the middle of a turn, where nothing can be said to the model: resume it without a message first")
@@ -70,6 +72,9 @@ func (r *run) resume(ctx context.Context, events []Event) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := discardTrajectory(r.dir); err != nil {
+		return nil, err
+	}
 	if err := r.emit(Event{Resumed: resumed}, true); err != nil {
 		return nil, err
 	}
@@ -82,7 +87,8 @@ func (r *run) resume(ctx context.Context, events []Event) (*Result, error) {
 		if err != nil {
 			return nil, err
 		}
-		// What an interrupted turn has used stands in no line, but the sandbox has counted it, unless it was started anew since.
+		// The usage of an interrupted turn is not recorded, but the sandbox has counted it, unless it
+		// was restarted since.
 		if r.cpuStart = used; used > r.base.CPU {
 			r.cpuStart = r.base.CPU
 		}
@@ -90,7 +96,7 @@ func (r *run) resume(ctx context.Context, events []Event) (*Result, error) {
 	return r.finish(ctx, nil)
 }
 
-// discard deletes a sandbox that was made for an attempt that came to nothing.
+// discard deletes the sandbox of a failed attempt.
 func (r *run) discard(ctx context.Context) error {
 	if r.sandbox == nil {
 		return nil
@@ -100,7 +106,8 @@ func (r *run) discard(ctx context.Context) error {
 	return r.sandbox.Delete(ctx)
 }
 
-// resumed is what changes with this process, and takes the policy of the record where no other is given.
+// resumed returns the changes that this process makes. Without another policy it adopts the
+// recorded one.
 func (r *run) resumed() (*ResumedEvent, error) {
 	was := r.l.run
 	e := &ResumedEvent{
@@ -143,10 +150,10 @@ func override[T comparable](v *T, given T) {
 	}
 }
 
-// reopen finds the run's sandbox, or says of which snapshot a new one can be made.
+// reopen opens the run's sandbox, or returns the snapshot for a new one.
 func (r *run) reopen(ctx context.Context, b Budget) (snapshot string, err error) {
 	sb := r.l.sandbox
-	lifetime := max(b.Time-r.worked(), 0) + collectTime + deleteTime
+	lifetime := max(b.Time-r.elapsed(), 0) + collectTime + deleteTime
 	ref := sb.ID
 	if !sb.Ready {
 		ref = sb.Name
@@ -158,7 +165,7 @@ func (r *run) reopen(ctx context.Context, b Budget) (snapshot string, err error)
 			r.sandbox = found
 			return "", nil
 		case err == nil:
-			// It was being made when the agent ended, and nobody knows how far that had come.
+			// The agent ended while it created this sandbox, so its state is unknown.
 			if err := found.Delete(ctx); err != nil && !hasCode(err, api.CodeNotFound) {
 				return "", fmt.Errorf("delete the unfinished sandbox %s: %w", ref, err)
 			}
@@ -167,7 +174,7 @@ func (r *run) reopen(ctx context.Context, b Budget) (snapshot string, err error)
 		}
 	}
 	if r.l.total == 0 {
-		return "", nil // nothing has been done in it
+		return "", nil // no call has run in it
 	}
 	if snapshot := r.l.snapshots[len(r.l.steps)]; snapshot != "" {
 		return snapshot, nil
@@ -175,9 +182,10 @@ func (r *run) reopen(ctx context.Context, b Budget) (snapshot string, err error)
 	return "", fmt.Errorf("%w: its sandbox is gone, and there is no snapshot of its last turn to go on from (agent run --snapshot_turns takes them; agent fork does the turns again)", ErrEnded)
 }
 
-// Fork begins a new run beside the one in dir that shares its first turns, up to and with turn at; 0 shares the task only. The
-// sandbox is made of that turn's snapshot; where there is none, of the image and the input, and the calls of those turns are
-// run again in it. Opts are as for [Resume]; OutputDir is where the new run's directory is made, by default beside dir.
+// Fork begins a new run that shares the first turns of the run in dir, up to and including turn at;
+// 0 shares the task only. The sandbox is made from that turn's snapshot. Without one it is made
+// from the image and the input, and the calls of those turns run again. Opts are as for [Resume].
+// OutputDir is the parent of the new run's directory, by default that of dir.
 func Fork(ctx context.Context, dir string, at int, opts Options) (*Result, error) {
 	events, _, err := ReadRecord(dir)
 	if err != nil {
@@ -194,7 +202,7 @@ func Fork(ctx context.Context, dir string, at int, opts Options) (*Result, error
 	if err != nil {
 		return nil, err
 	}
-	if r.dir, err = makeRunDir(r.OutputDir, r.began); err != nil {
+	if r.dir, err = MakeDir(r.OutputDir, runDirName(r.began)); err != nil {
 		return nil, err
 	}
 	first := *shared[0].Run
@@ -208,7 +216,7 @@ func Fork(ctx context.Context, dir string, at int, opts Options) (*Result, error
 	return res, err
 }
 
-// sharedTurns are the events that a branch has in common with its origin.
+// sharedTurns returns the events that a fork shares with its origin.
 func sharedTurns(events []Event, at int) ([]Event, error) {
 	var shared []Event
 	turns := 0
@@ -217,7 +225,7 @@ func sharedTurns(events []Event, at int) ([]Event, error) {
 			break
 		}
 		if e.Sandbox != nil && e.Sandbox.Ready && e.Sandbox.Snapshot != "" {
-			// It went on in the files of the turn before: what the open turn had done until then was undone.
+			// The run went on from the files of the turn before, which undid the open turn's work.
 			shared = slices.DeleteFunc(shared, func(s Event) bool {
 				return s.Turn == turns+1 && (s.Verdict != nil || s.Began != nil || s.Ended != nil)
 			})

@@ -26,96 +26,101 @@ const (
 )
 
 const (
-	// collectTime and deleteTime bound what is done after the run has ended, by an interrupt perhaps.
+	// collectTime and deleteTime bound the work after the end of a run, also of an interrupted one.
 	collectTime = 5 * time.Minute
 	deleteTime  = time.Minute
-	// idleTime is how long the sandbox may wait for a model. It has to outlast a call that is queued, times out and is
-	// repeated; and it is how long a sandbox outlives an agent that was killed.
+	// idleTime bounds the sandbox's wait for a model. It exceeds a call that is queued, times out
+	// and is repeated. A sandbox also outlives a killed agent by this time.
 	idleTime = 2 * time.Hour
-	// watchEvery is how often a budget of processor time is looked at while a turn goes on.
+	// watchEvery is the interval at which a budget of processor time is checked during a turn.
 	watchEvery = 500 * time.Millisecond
-	// maxAnswer is how much of answer.txt is printed.
+	// maxAnswer is the printed part of answer.txt in bytes.
 	maxAnswer = 1 << 20
 )
 
-// Options is one run. Zero values mean the default where one exists, and in [Resume] and [Fork] what the record says.
+// Options describes one run. Zero values mean the defaults; in [Resume] and [Fork] they mean the
+// values in the record.
 type Options struct {
-	Query     string // the problem statement
+	Query     string // problem statement
 	Model     llm.Model
 	ModelName string // sent to the model; may be empty for a replay
 	BaseURL   string // for the record
 	Prompt    PromptConfig
-	LLMName   string     // as the user has named the model, for [Resume]: ModelName lacks the provider
-	Price     *llm.Price // of the model; nil where nobody knows it, and then there is no budget of money
+	LLMName   string     // as the user named the model, for [Resume]: ModelName lacks the provider
+	Price     *llm.Price // of the model; nil if unknown, and then a budget of cost is refused
 
-	// Create makes the sandbox; Run deletes it.
+	// Create creates the sandbox; Run deletes it.
 	Create func(ctx context.Context, req api.CreateSandbox) (Sandbox, error)
-	// Open finds a sandbox by id or name and has it running for so long; [Resume] needs it.
+	// Open finds a sandbox by ID or name and runs it for the given lifetime; only [Resume] needs it.
 	Open   func(ctx context.Context, ref string, lifetime time.Duration) (Sandbox, error)
 	Image  string // "" means the host image
 	Limits api.Limits
 
-	InputDir  string // its children are copied into the sandbox; "" for none
-	OutputDir string // each run makes a directory named by its time below it
-	// InputAllowed, if set, may refuse to have the input copied: the directory may be one that a record names.
+	InputDir  string // directory whose children are copied into the sandbox; "" for none
+	OutputDir string // parent of the run's directory, which is named by its time
+	// InputAllowed, if set, may refuse to copy the input: a record may name the directory.
 	InputAllowed func(dir string) error
 
 	Budget           Budget
 	MaxTokensPerCall int
-	Temperature      *float64 // nil: the provider's default
+	Temperature      *float64 // nil means the provider's default
 	ExtraBody        map[string]any
 	ToolTimeout      time.Duration
 	Collect          CollectLimits
-	SaveRequests     bool // keep request_NNN.json and response_NNN.json
-	SnapshotTurns    bool // keep the sandbox's files as they are after each turn
-	// KeepInterrupted, if set, says whether a run that this cause has interrupted leaves its sandbox, stopped, for [Resume] to go on in.
-	// Nothing runs in it then; who does not resume the run deletes it.
+	SaveRequests     bool // write request_NNN.json and response_NNN.json
+	SnapshotTurns    bool // snapshot the sandbox after each turn
+	// KeepInterrupted, if set, reports whether a run that ends by this cause keeps its sandbox,
+	// stopped, for [Resume]. If the run is not resumed, the caller deletes the sandbox.
 	KeepInterrupted func(cause error) bool
 
-	Policy *policy.Policy // nil: every call is allowed
-	Asker  policy.Asker   // nil: what the policy says to ask is denied
-	// Secrets are taken out of everything that is recorded: the model's key, which a server may say back.
+	Policy *policy.Policy // nil allows every call
+	Asker  policy.Asker   // nil denies every call that the policy would ask about
+	// Secrets are redacted from all records: a server may echo the model's key.
 	Secrets []string
-	// Message, if set, is said to the model before a resumed run or a branch goes on.
+	// Message, if set, is sent to the model before a resumed run or a fork continues.
 	Message string
 
-	Now func() time.Time // nil: time.Now
-	// OnStart, OnStep, OnOutputs and OnNote, if set, are told what happens, in order and from one goroutine. OnOutputs has what is
-	// about to leave the sandbox.
+	Now func() time.Time // nil means time.Now
+	// withTimeout replaces context.WithTimeoutCause for the budget's time in tests.
+	withTimeout func(context.Context, time.Duration, error) (context.Context, context.CancelFunc)
+
+	// OnStart, OnStep, OnOutputs and OnNote, if set, are called in order and from one goroutine.
+	// OnOutputs receives the list of the output directory before its collection.
 	OnStart   func(Started)
 	OnStep    func(Step)
 	OnOutputs func(Outputs)
 	OnNote    func(text string)
-	// OnEvent, if set, is given every line of the record when it is written, as it stands there.
+	// OnEvent, if set, receives every line of the record as written.
 	OnEvent func(Event)
-	// OnStatus, if set, is told how the run stands when it begins, after each turn and when it has ended.
+	// OnStatus, if set, receives the state of the run at its start, after each turn and at its end.
 	OnStatus func(Summary)
-	// OnOutput, if set, is given what a command writes while it runs. It is called from other goroutines.
+	// OnOutput, if set, receives the output of a command while it runs, from other goroutines.
 	OnOutput func([]byte)
-	// OnDelta, if set, asks the model to stream and is given what it writes, before OnStep has the whole turn.
+	// OnDelta, if set, makes the model stream and receives its deltas, before OnStep receives the
+	// turn.
 	OnDelta func(llm.Delta)
 }
 
-// Started is what is known when the first turn begins.
+// Started describes a run at its first turn.
 type Started struct {
 	SandboxID, Image, Dir, ModelSource string
 }
 
-// Result is how a run ended.
+// Result describes the end of a run.
 type Result struct {
 	ExitReason ExitReason `json:"exit_reason"`
 	Detail     string     `json:"detail,omitempty"`
-	Dir        string     `json:"output_dir"` // holds files/, record.jsonl and trajectory.json
+	Dir        string     `json:"output_dir"` // with files/, record.jsonl and trajectory.json
 	Steps      int        `json:"total_steps"`
 	Spent      Spent      `json:"spent"`
-	Answer     string     `json:"answer,omitempty"` // of files/answer.txt
+	Answer     string     `json:"answer,omitempty"` // content of files/answer.txt
 	HasAnswer  bool       `json:"has_answer"`
-	Usage      llm.Usage  `json:"usage"` // of all model calls
+	Usage      llm.Usage  `json:"usage"` // sum over all model calls
 	Output     *Collected `json:"output,omitempty"`
-	Kept       string     `json:"kept_sandbox,omitempty"` // id of the sandbox, if it was left for [Resume]
+	Kept       string     `json:"kept_sandbox,omitempty"` // ID of the sandbox, if it was kept for [Resume]
 }
 
-// run is what one process knows of a run that it works on; all that must outlast it is in the ledger.
+// run is one process's work on a run. The ledger holds the state that outlasts the process.
 type run struct {
 	Options
 	dir     string
@@ -124,31 +129,31 @@ type run struct {
 	policy  *policy.Policy
 	sandbox Sandbox
 
-	began time.Time // when this process took it up
-	base  Spent     // what had been spent then
-	// fits: the budget was looked at for the question that is open.
-	fits bool
-	// cpuStart is what the kernel had counted of the sandbox when this process took it up.
+	began time.Time // start of this process's work
+	base  Spent     // spending before that
+	// budgetChecked reports whether this process has checked the budget for the open turn's request.
+	budgetChecked bool
+	// cpuStart is the kernel's count for the sandbox at the start of this process's work.
 	cpuStart time.Duration
 }
 
-// Run does one whole run. A run that ends without submit is a [Result] like any other; an error means that it could not be
-// started, or that its record or output could not be kept. There is a result beside the error from the time when
-// there is a sandbox.
+// Run performs a whole run. A run that ends without submit is a [Result] too. An error means that
+// the run did not start, or that its record or output could not be kept. Once a sandbox exists, a
+// result accompanies the error.
 //
-// When ctx ends, the loop stops, and the output is still collected and the sandbox deleted, or with [Options.KeepInterrupted] stopped,
-// before Run returns.
+// When ctx ends, the loop stops. Run then still collects the output, and deletes the sandbox or, by
+// [Options.KeepInterrupted], stops it.
 func Run(ctx context.Context, opts Options) (*Result, error) {
 	r, first, err := prepare(opts)
 	if err != nil {
 		return nil, err
 	}
-	if r.dir, err = makeRunDir(r.OutputDir, r.began); err != nil {
+	if r.dir, err = MakeDir(r.OutputDir, runDirName(r.began)); err != nil {
 		return nil, err
 	}
 	first.ID = filepath.Base(r.dir)
 	nothing := func(err error) (*Result, error) {
-		// Nothing has happened, so there is nothing to keep.
+		// No work was done, so no record is kept.
 		return nil, errors.Join(err, r.closeRecord(), os.RemoveAll(r.dir))
 	}
 	if r.rec, err = createRecord(r.dir, r.Now, r.Secrets); err != nil {
@@ -161,9 +166,6 @@ func Run(ctx context.Context, opts Options) (*Result, error) {
 	if err := syncDir(r.dir); err != nil {
 		return nothing(err)
 	}
-	if err := r.l.trajectory().save(r.dir, false); err != nil {
-		return nothing(err)
-	}
 	err = r.makeSandbox(ctx, "", nil)
 	if r.sandbox == nil {
 		return nothing(err)
@@ -171,7 +173,7 @@ func Run(ctx context.Context, opts Options) (*Result, error) {
 	return r.finish(ctx, err)
 }
 
-// prepare checks the options and fills in the defaults. It touches nothing.
+// prepare checks the options and fills in the defaults. It has no side effects.
 func prepare(opts Options) (*run, *RunEvent, error) {
 	if opts.Query == "" {
 		return nil, nil, errors.New("the query is empty: say what the model shall do")
@@ -223,7 +225,7 @@ func prepare(opts Options) (*run, *RunEvent, error) {
 	return r, first, nil
 }
 
-// newWork is what [Run], [Resume] and [Fork] begin with.
+// newWork returns the common start of [Run], [Resume] and [Fork].
 func newWork(opts Options) (*run, error) {
 	if err := opts.Budget.check(); err != nil {
 		return nil, err
@@ -233,6 +235,9 @@ func newWork(opts Options) (*run, error) {
 	}
 	if opts.Now == nil {
 		opts.Now = time.Now
+	}
+	if opts.withTimeout == nil {
+		opts.withTimeout = context.WithTimeoutCause
 	}
 	if opts.OnStart == nil {
 		opts.OnStart = func(Started) {}
@@ -269,19 +274,20 @@ func setDefault[T comparable](v *T, def T) {
 	}
 }
 
-// makeRunDir makes parent/YYYYmmdd_HHMMSS, with _2, _3, ... behind it while another run of the same second has the name.
-func makeRunDir(parent string, now time.Time) (string, error) {
-	if err := os.MkdirAll(parent, 0o755); err != nil { //nolint:gosec // results are meant to be read by others, as the umask allows
+// runDirName returns the name of a run that begins now: YYYYmmdd_HHMMSS.
+func runDirName(now time.Time) string { return now.Format("20060102_150405") }
+
+// MakeDir makes the directory parent/name durably, with a suffix _2, _3, ... if the name is taken.
+func MakeDir(parent, name string) (string, error) {
+	if err := os.MkdirAll(parent, 0o755); err != nil { //nolint:gosec // results are readable by others, as the umask allows
 		return "", fmt.Errorf("make the output directory: %w", err)
 	}
-	stamp := now.Format("20060102_150405")
 	for n := 1; ; n++ {
-		name := stamp
-		if n > 1 {
-			name += "_" + strconv.Itoa(n)
-		}
 		dir := filepath.Join(parent, name)
-		err := os.Mkdir(dir, 0o755) //nolint:gosec // as above
+		if n > 1 {
+			dir += "_" + strconv.Itoa(n)
+		}
+		err := os.Mkdir(dir, 0o755) //nolint:gosec // results are readable by others, as the umask allows
 		if err == nil {
 			return dir, syncDir(parent)
 		}
@@ -291,7 +297,7 @@ func makeRunDir(parent string, now time.Time) (string, error) {
 	}
 }
 
-// emit appends an event to the record and takes it into the ledger, as it stands in the record.
+// emit appends an event to the record and applies it, as recorded, to the ledger.
 func (r *run) emit(e Event, sync bool) error {
 	e, err := r.rec.append(e, sync)
 	if err != nil {
@@ -304,7 +310,7 @@ func (r *run) emit(e Event, sync bool) error {
 	return nil
 }
 
-func (r *run) tellStatus(running bool) { r.OnStatus(*r.l.summary(r.dir, running)) }
+func (r *run) reportStatus(running bool) { r.OnStatus(*r.l.summary(r.dir, running)) }
 
 func (r *run) closeRecord() error {
 	if r.rec == nil {
@@ -313,9 +319,9 @@ func (r *run) closeRecord() error {
 	return r.rec.close()
 }
 
-// makeSandbox makes the run's sandbox, of a snapshot or anew with directories and input. That it is about to be made is on record
-// first, with its name: who finds that and no more deletes what there is of that name. The calls of the steps to rebuild are run
-// in it again.
+// makeSandbox creates the run's sandbox from a snapshot, or anew with directories and input. It
+// records the name before the creation, so that a later process can delete a sandbox of unknown
+// state. Then it runs the calls of the steps in rebuild again.
 func (r *run) makeSandbox(ctx context.Context, snapshot string, rebuild []Step) error {
 	name := fmt.Sprintf("agent-%.24s-%s", r.began.Format("20060102-150405"), rand.Text()[:8])
 	if err := r.emit(Event{Sandbox: &SandboxEvent{Name: name}}, true); err != nil {
@@ -340,7 +346,7 @@ func (r *run) makeSandbox(ctx context.Context, snapshot string, rebuild []Step) 
 	}
 	ready := SandboxEvent{Name: name, ID: sandbox.ID(), Ready: true, Snapshot: snapshot}
 	if len(rebuild) > 0 {
-		done, err := r.again(ctx, rebuild)
+		done, err := r.rerun(ctx, rebuild)
 		if err != nil {
 			return fmt.Errorf("do the turns again: %w", err)
 		}
@@ -351,18 +357,19 @@ func (r *run) makeSandbox(ctx context.Context, snapshot string, rebuild []Step) 
 	if err != nil {
 		return err
 	}
-	if len(rebuild) > 0 { // else all that was counted is the run's
+	if len(rebuild) > 0 { // otherwise the whole count belongs to the run
 		r.cpuStart = used
 	}
 	return r.emit(Event{Sandbox: &ready}, true)
 }
 
-// lifetime is how long a sandbox is given: what is left of the run, and the time for its end.
+// lifetime returns the lifetime of a sandbox: the rest of the run's time, and the time for its end.
 func (r *run) lifetime() time.Duration {
-	return max(r.l.run.Budget.Time-r.worked(), 0) + collectTime + deleteTime
+	return max(r.l.run.Budget.Time-r.elapsed(), 0) + collectTime + deleteTime
 }
 
-// checkCPU asks for what the sandbox has used, and refuses a budget of processor time where nobody counts it.
+// checkCPU returns the sandbox's processor time. It refuses a budget of processor time if the host
+// does not count it.
 func (r *run) checkCPU(ctx context.Context) (used time.Duration, err error) {
 	if r.l.run.Budget.CPU == 0 {
 		return 0, nil
@@ -377,16 +384,16 @@ func (r *run) checkCPU(ctx context.Context) (used time.Duration, err error) {
 	return used, nil
 }
 
-// worked is how long processes have worked on the run.
-func (r *run) worked() time.Duration { return r.base.Time + r.Now().Sub(r.began) }
+// elapsed returns the working time of all processes of the run.
+func (r *run) elapsed() time.Duration { return r.base.Time + r.Now().Sub(r.began) }
 
-// spend is what has been spent by now.
+// spend returns the current spending.
 func (r *run) spend(ctx context.Context) Spent {
 	s := r.l.spent
-	s.Time = r.worked()
+	s.Time = r.elapsed()
 	if r.l.run.Budget.CPU > 0 && r.sandbox != nil {
 		if used, known, err := r.sandbox.CPU(ctx); err == nil && known {
-			if used < r.cpuStart { // it was started anew, and counts from there
+			if used < r.cpuStart { // it was restarted, and so was its count
 				r.cpuStart = 0
 			}
 			s.CPU = max(s.CPU, r.base.CPU+used-r.cpuStart)
@@ -395,7 +402,7 @@ func (r *run) spend(ctx context.Context) Spent {
 	return s
 }
 
-// watch ends a run's context when its processor time is used up, and returns when ctx has ended.
+// watch ends a run's context when its processor time is used up. It returns when ctx has ended.
 func (r *run) watch(ctx context.Context, end context.CancelCauseFunc) {
 	if r.l.run.Budget.CPU == 0 {
 		return
@@ -411,7 +418,7 @@ func (r *run) watch(ctx context.Context, end context.CancelCauseFunc) {
 		}
 		used, known, err := r.sandbox.CPU(ctx)
 		if err != nil || !known {
-			continue // the next call of a tool finds out
+			continue // the next tool call reports it
 		}
 		if used < start {
 			start = 0
@@ -423,13 +430,15 @@ func (r *run) watch(ctx context.Context, end context.CancelCauseFunc) {
 	}
 }
 
-// finish works on a run that has a sandbox until it ends. setUpErr is why it cannot.
+// finish works on a run with a sandbox until the run's end. If setUpErr is set, it only ends the
+// run.
 func (r *run) finish(ctx context.Context, setUpErr error) (*Result, error) {
 	res := &Result{Dir: r.dir, ExitReason: ExitFailed}
-	// The reason is kept apart from the error: what is wrong on our side must not hide that the model submitted.
+	// The reason is separate from the error: a failure of ours must not hide that the model
+	// submitted.
 	reason, detail, missing, err := ExitReason(""), "", "", setUpErr
 	if err == nil {
-		r.tellStatus(true)
+		r.reportStatus(true)
 		r.OnStart(Started{SandboxID: r.sandbox.ID(), Image: r.l.run.Image, Dir: r.dir, ModelSource: r.Model.Describe()})
 		reason, detail, err = r.work(ctx)
 		collectErr := r.collect(ctx, res)
@@ -452,37 +461,39 @@ func (r *run) finish(ctx context.Context, setUpErr error) (*Result, error) {
 	defer cancel()
 	detail = WithoutSecrets(detail, r.Secrets)
 	err = errors.Join(err, r.emit(Event{End: &EndEvent{Reason: reason, Detail: detail, Output: res.Output, Spent: r.spend(clean), OutputError: missing}}, true))
-	// The end is on record before the sandbox goes: a crash in between leaves a sandbox, which resume deletes, and no doubt.
+	err = errors.Join(err, r.l.trajectory().save(r.dir))
+	// Record the end before the sandbox is deleted. After a crash in between, resume finds the end
+	// and deletes the sandbox.
 	if reason == ExitInterrupted && r.KeepInterrupted != nil && setUpErr == nil && r.KeepInterrupted(context.Cause(ctx)) && r.sandbox.Stop(clean) == nil {
 		res.Kept = r.sandbox.ID()
 	} else if delErr := r.sandbox.Delete(clean); delErr != nil && !hasCode(delErr, api.CodeNotFound) {
 		delErr = fmt.Errorf("delete the sandbox %s: %w", r.sandbox.ID(), delErr)
 		if reason == ExitSandboxLost {
-			r.OnNote(delErr.Error()) // it said so already
+			r.OnNote(delErr.Error()) // the exit reason reports it
 		} else {
 			err = errors.Join(err, delErr)
 		}
 	}
 	res.ExitReason, res.Detail, res.Steps, res.Spent, res.Usage = reason, detail, len(r.l.steps), r.l.spent, r.l.usage
-	r.tellStatus(false)
-	return res, errors.Join(err, r.l.trajectory().save(r.dir, true), r.closeRecord())
+	r.reportStatus(false)
+	return res, errors.Join(err, r.closeRecord())
 }
 
-// WithoutSecrets takes secrets out of a text, but for those that are too short to be told from other words.
+// WithoutSecrets redacts secrets from a text, except those too short to be told from other words.
 func WithoutSecrets(text string, secrets []string) string {
 	for _, s := range secrets {
-		if len(s) >= leastSecret {
+		if len(s) >= minSecret {
 			text = strings.ReplaceAll(text, s, "[secret]")
 		}
 	}
 	return text
 }
 
-// work takes turns within the time that is left.
+// work takes turns within the remaining time.
 func (r *run) work(ctx context.Context) (ExitReason, string, error) {
 	budget := r.l.run.Budget
 	reason, detail := Budget{Time: budget.Time}.over(Spent{Time: budget.Time})
-	timed, cancel := context.WithTimeoutCause(ctx, max(budget.Time-r.worked(), 0), &budgetEnd{reason, detail})
+	timed, cancel := r.withTimeout(ctx, max(budget.Time-r.elapsed(), 0), &budgetEnd{reason, detail})
 	defer cancel()
 	loopCtx, end := context.WithCancelCause(timed)
 	watched := make(chan struct{})
@@ -497,7 +508,7 @@ func (r *run) work(ctx context.Context) (ExitReason, string, error) {
 	return r.loop(loopCtx)
 }
 
-// collect lists what the model has left, and then takes what may leave.
+// collect lists the output directory, and then collects the files that may leave the sandbox.
 func (r *run) collect(ctx context.Context, res *Result) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), collectTime)
 	defer cancel()
@@ -506,7 +517,8 @@ func (r *run) collect(ctx context.Context, res *Result) error {
 	case err != nil && lost(err):
 		return err
 	case err != nil:
-		// The list is for who reads it. What leaves is held to the rules again, and must not be lost for want of one.
+		// The list is only informative. The collection applies the rules again, and must not fail for
+		// want of a list.
 		r.OnNote(err.Error())
 	default:
 		if err := r.emit(Event{Outputs: outputs}, true); err != nil {
@@ -514,7 +526,7 @@ func (r *run) collect(ctx context.Context, res *Result) error {
 		}
 		r.OnOutputs(*outputs)
 	}
-	// A directory that is there is of an end before this one, and one with the other name of a crash.
+	// An existing directory belongs to an earlier end, and one with the suffix to a crash.
 	filesDir := filepath.Join(r.dir, "files")
 	partial := filesDir + ".part"
 	if err := os.RemoveAll(partial); err != nil {
@@ -538,9 +550,9 @@ func (r *run) collect(ctx context.Context, res *Result) error {
 	return collectErr
 }
 
-// setUp makes the directories and copies the input.
+// setUp makes the directories in the sandbox and copies the input.
 func (r *run) setUp(ctx context.Context) error {
-	stderr := newEnds(4 << 10)
+	stderr := newHeadTail(4 << 10)
 	outcome, err := r.sandbox.Exec(ctx, api.ExecRequest{
 		Argv: []string{"mkdir", "-p", "--", r.l.run.Prompt.WorkingDir, r.l.run.Prompt.InputDir, r.l.run.Prompt.OutputDir}, Cwd: "/", Timeout: 60,
 	}, stderr, stderr)

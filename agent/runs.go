@@ -13,17 +13,17 @@ import (
 	"github.com/sandboxd/sandboxd/agent/policy"
 )
 
-// RunState says where a run stands.
+// RunState is the phase of a run.
 type RunState string
 
-// The states of a run.
+// States of a run.
 const (
 	RunRunning RunState = "running" // a process works on it
-	RunStopped RunState = "stopped" // nobody does, and it has no end: a crash. Resume goes on
+	RunStopped RunState = "stopped" // no process works on it, and its record has no end: a crash; it can be resumed
 	RunEnded   RunState = "ended"
 )
 
-// Summary is one run of a list.
+// Summary describes one run in a list.
 type Summary struct {
 	ID         string     `json:"id"`
 	Dir        string     `json:"dir"`
@@ -38,11 +38,11 @@ type Summary struct {
 	Model      string     `json:"model"`
 	Query      string     `json:"query"`
 	StartedAt  time.Time  `json:"started_at"`
-	// Error is why the record cannot be read; then all but ID and Dir is empty.
+	// Error is the reason why the record is unreadable; then only ID and Dir are set.
 	Error string `json:"error,omitempty"`
 }
 
-// LoadRun reads what is known of the run in dir.
+// LoadRun derives the state of the run in dir from its record, whether the run is over or not.
 func LoadRun(dir string) (*Summary, *Trajectory, error) {
 	events, running, err := ReadRecord(dir)
 	if err != nil {
@@ -55,7 +55,7 @@ func LoadRun(dir string) (*Summary, *Trajectory, error) {
 	return l.summary(dir, running), l.trajectory(), nil
 }
 
-// summary is how the run stands.
+// summary returns the state of the run.
 func (l *ledger) summary(dir string, running bool) *Summary {
 	s := &Summary{
 		ID: l.run.ID, Dir: dir, State: RunStopped, Turns: len(l.steps), Calls: l.total, Denied: l.denied, Spent: l.spent, Model: l.run.Model,
@@ -70,8 +70,8 @@ func (l *ledger) summary(dir string, running bool) *Summary {
 	return s
 }
 
-// ListRuns is the runs below an output directory, by name, which is by time. One whose record cannot be read is in the list with
-// the reason.
+// ListRuns returns the runs below an output directory, sorted by name, which is by time. A run with
+// an unreadable record is listed with the reason.
 func ListRuns(outputDir string) ([]Summary, error) {
 	entries, err := os.ReadDir(outputDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -96,7 +96,7 @@ func ListRuns(outputDir string) ([]Summary, error) {
 	return runs, nil
 }
 
-// FindRun is the directory of a run that is named by its path, or by its name below outputDir.
+// FindRun returns the directory of a run that is named by its path, or by its name below outputDir.
 func FindRun(outputDir, ref string) (string, error) {
 	for _, dir := range []string{ref, filepath.Join(outputDir, ref)} {
 		if _, err := os.Stat(filepath.Join(dir, RecordName)); err == nil && ref != "" {
@@ -106,7 +106,8 @@ func FindRun(outputDir, ref string) (string, error) {
 	return "", fmt.Errorf("there is no run %q, neither as a directory nor in %s (sandboxd agent list shows them)", ref, outputDir)
 }
 
-// RecordedModel is what the record in dir says of the run's model, and how many turns it has given.
+// RecordedModel returns the settings of the run in dir, and the number of turns that its model has
+// given.
 func RecordedModel(dir string) (was RunEvent, answered int, err error) {
 	events, _, err := ReadRecord(dir)
 	if err != nil {
@@ -125,7 +126,7 @@ func RecordedModel(dir string) (was RunEvent, answered int, err error) {
 
 var errNoPrice = errors.New("a budget of money cannot be held: nobody knows what this model costs")
 
-// parsePolicy reads the policy of a record.
+// parsePolicy parses the policy in a record.
 func parsePolicy(source string) (*policy.Policy, error) {
 	p, err := policy.Parse([]byte(source))
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// The names of the tools, as the model calls them.
+// Names of the tools for the model.
 const (
 	ToolEditor = "str_replace_editor"
 	ToolBash   = "execute_bash"
@@ -26,7 +26,7 @@ const (
 // finished is the observation of submit.
 const finished = "<<< Finished >>>"
 
-// Tools is what the model is told, in this order.
+// Tools returns the tools as described to the model.
 func Tools() []llm.Tool {
 	return []llm.Tool{
 		{
@@ -78,9 +78,9 @@ type toolbox struct {
 	workingDir  string
 	timeout     time.Duration
 	outputLimit int    // bytes of each stream that the model sees
-	shell       string // "bash", or "sh" once the image turned out not to have it
-	scriptDir   string // where commands go that are too long for argv
-	scripts     int    // long commands that went through a file
+	shell       string // "bash", or "sh" if the image lacks bash
+	scriptDir   string // directory for commands that are too long for argv
+	scripts     int    // number of such commands
 	onOutput    func([]byte)
 }
 
@@ -91,31 +91,31 @@ func newTools(sandbox Sandbox, workingDir string, timeout time.Duration) *toolbo
 // observation is the answer to one tool call.
 type observation struct {
 	text   string
-	failed bool // the call itself was at fault or could not be run; a command that exits 1 is not that
+	failed bool // the call was defective or could not run; a non-zero exit is no failure
 	use    *ToolUse
 }
 
-// toolError is a mistake in a call: it is told to the model and the run goes on.
+// toolError is a defect of a call. The model receives it and the run continues.
 type toolError struct{ text string }
 
 func (e *toolError) Error() string { return e.text }
 
-func mistake(format string, args ...any) error {
+func toolErrorf(format string, args ...any) error {
 	return &toolError{fmt.Sprintf(format, args...)}
 }
 
-// action is a tool call whose arguments have been read. What a policy decides about and what then runs are both this value: a
-// second reading of the model's text might see something else in it.
+// action is a parsed tool call. The policy decides on this value, and this value runs: a second
+// parse of the model's text might differ.
 type action struct {
 	tool    string
 	command string     // of execute_bash
 	edit    editorArgs // of str_replace_editor
 }
 
-// changesNothing reports a call that can be run twice, and at the same time as its like.
-func (a action) changesNothing() bool { return a.tool == ToolEditor && a.edit.Command == "view" }
+// readOnly reports whether the call can run twice, and concurrently with others like it.
+func (a action) readOnly() bool { return a.tool == ToolEditor && a.edit.Command == "view" }
 
-// parse reads a call. Its error is for the model.
+// parse parses a call. Its error is for the model.
 func parse(call llm.ToolCall) (action, error) {
 	a := action{tool: call.Name}
 	switch call.Name {
@@ -127,10 +127,10 @@ func parse(call llm.ToolCall) (action, error) {
 			return a, err
 		}
 		if args.Command == nil || strings.TrimSpace(*args.Command) == "" {
-			return a, mistake("Error: No command provided.")
+			return a, toolErrorf("Error: No command provided.")
 		}
 		if strings.ContainsRune(*args.Command, 0) {
-			return a, mistake("Error: the command holds a NUL character, which no program can be given.")
+			return a, toolErrorf("Error: the command holds a NUL character, which no program can be given.")
 		}
 		a.command = *args.Command
 	case ToolEditor:
@@ -141,12 +141,13 @@ func parse(call llm.ToolCall) (action, error) {
 	case ToolSubmit:
 		return a, decodeArguments(call.Arguments, &struct{}{})
 	default:
-		return a, mistake("Unknown action: %s. The tools are %s, %s and %s.", clipMiddle(call.Name, 200), ToolEditor, ToolBash, ToolSubmit)
+		return a, toolErrorf("Unknown action: %s. The tools are %s, %s and %s.", clipMiddle(call.Name, 200), ToolEditor, ToolBash, ToolSubmit)
 	}
 	return a, nil
 }
 
-// run does one action. Its error means that the run cannot go on: the context ended or the sandbox is lost.
+// run performs one action. An error means that the run cannot continue: the context ended or the
+// sandbox is lost.
 func (t *toolbox) run(ctx context.Context, a action) (observation, error) {
 	var obs observation
 	var err error
@@ -169,7 +170,7 @@ func (t *toolbox) run(ctx context.Context, a action) (observation, error) {
 	return refusal(a.tool, err)
 }
 
-// refusal is the answer to a call that was at fault; other errors it gives back.
+// refusal returns the answer to a defective call; other errors are returned unchanged.
 func refusal(tool string, err error) (observation, error) {
 	m, ok := errors.AsType[*toolError](err)
 	if !ok {
@@ -182,9 +183,10 @@ func refusal(tool string, err error) (observation, error) {
 	return observation{text: text, failed: true}, nil
 }
 
-// decodeArguments reads a call's arguments into dst, strictly: what we would pass over in silence the model would
-// believe done. The names are those of dst, and stand at most once and in these very letters: encoding/json would take
-// the last of "command" and "COMMAND". No text at all counts as no arguments, null as an argument not given; models send both.
+// decodeArguments decodes a call's arguments into dst, strictly: the model would believe that an
+// ignored argument had effect. Names must match exactly and occur once; encoding/json would accept
+// the last of "command" and "COMMAND". Empty text counts as no arguments, and null as an argument
+// not given, since models send both.
 func decodeArguments(raw string, dst any, names ...string) error {
 	const want = "The arguments must be one JSON object."
 	trimmed := strings.TrimSpace(raw)
@@ -192,19 +194,19 @@ func decodeArguments(raw string, dst any, names ...string) error {
 		trimmed = "{}"
 	}
 	if !strings.HasPrefix(trimmed, "{") {
-		return mistake("Error: cannot read the arguments %s. %s", quoteBrief(raw), want)
+		return toolErrorf("Error: cannot read the arguments %s. %s", quoteBrief(raw), want)
 	}
 	keys, err := topKeys(trimmed)
 	if err != nil {
-		return mistake("Error: cannot read the arguments %s: %v. %s", quoteBrief(raw), err, want)
+		return toolErrorf("Error: cannot read the arguments %s: %v. %s", quoteBrief(raw), err, want)
 	}
 	seen := map[string]bool{}
 	for _, key := range keys {
 		if !slices.Contains(names, key) {
-			return mistake("Error: unknown argument %q.", clipMiddle(key, 200))
+			return toolErrorf("Error: unknown argument %q.", clipMiddle(key, 200))
 		}
 		if seen[key] {
-			return mistake("Error: the argument `%s` stands twice.", key)
+			return toolErrorf("Error: the argument `%s` stands twice.", key)
 		}
 		seen[key] = true
 	}
@@ -214,17 +216,17 @@ func decodeArguments(raw string, dst any, names ...string) error {
 	switch {
 	case err == nil:
 	case errors.As(err, &typeErr) && typeErr.Field != "":
-		return mistake("Error: argument `%s` has the wrong type: got %s.", typeErr.Field, typeErr.Value)
+		return toolErrorf("Error: argument `%s` has the wrong type: got %s.", typeErr.Field, typeErr.Value)
 	default:
-		return mistake("Error: cannot read the arguments %s: %v. %s", quoteBrief(raw), err, want)
+		return toolErrorf("Error: cannot read the arguments %s: %v. %s", quoteBrief(raw), err, want)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return mistake("Error: there is more text after the arguments %s. %s", quoteBrief(raw), want)
+		return toolErrorf("Error: there is more text after the arguments %s. %s", quoteBrief(raw), want)
 	}
 	return nil
 }
 
-// topKeys gives the keys of a JSON object, as often as they stand there.
+// topKeys returns the keys of a JSON object, repetitions included.
 func topKeys(text string) ([]string, error) {
 	dec := json.NewDecoder(strings.NewReader(text))
 	if _, err := dec.Token(); err != nil {
@@ -251,7 +253,7 @@ func topKeys(text string) ([]string, error) {
 
 func quoteBrief(s string) string { return "`" + clipMiddle(s, 300) + "`" }
 
-// integer accepts 5 and 5.0: JSON knows one kind of number, and some models write every one with a fraction.
+// integer accepts 5 and 5.0: JSON has one kind of number, and some models always write a fraction.
 type integer int
 
 func (i *integer) UnmarshalJSON(b []byte) error {
@@ -263,10 +265,10 @@ func (i *integer) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// commandArgMax is the longest command that goes through argv: Linux allows 128 KiB for one argument.
+// commandArgMax is the longest command in argv, in bytes: Linux allows 128 KiB for one argument.
 const commandArgMax = 120 << 10
 
-// bash runs the model's command line in a fresh shell.
+// bash runs the model's command line in a new shell.
 func (t *toolbox) bash(ctx context.Context, command string) (observation, error) {
 	argv := []string{t.shell, "-c", command}
 	if len(command) > commandArgMax {
@@ -277,13 +279,13 @@ func (t *toolbox) bash(ctx context.Context, command string) (observation, error)
 		}
 		argv = []string{t.shell, script}
 	}
-	stdout, stderr := newEnds(captureBytes), newEnds(captureBytes)
+	stdout, stderr := newHeadTail(captureBytes), newHeadTail(captureBytes)
 	req := api.ExecRequest{Argv: argv, Cwd: t.workingDir, Timeout: t.timeout.Seconds()}
-	outcome, err := t.sandbox.Exec(ctx, req, t.heard(stdout), t.heard(stderr))
+	outcome, err := t.sandbox.Exec(ctx, req, t.tee(stdout), t.tee(stderr))
 	if hasCode(err, api.CodeProgramMissing) && t.shell == "bash" {
-		t.shell = "sh" // Alpine and its like
+		t.shell = "sh" // Alpine, for example
 		req.Argv = append([]string{t.shell}, argv[1:]...)
-		outcome, err = t.sandbox.Exec(ctx, req, t.heard(stdout), t.heard(stderr))
+		outcome, err = t.sandbox.Exec(ctx, req, t.tee(stdout), t.tee(stderr))
 	}
 	if err != nil {
 		return observation{}, t.refused("run the command", err)
@@ -325,46 +327,46 @@ func endLine(b *strings.Builder) {
 	}
 }
 
-// heard is a writer that whoever watches hears as well.
-func (t *toolbox) heard(w io.Writer) io.Writer {
+// tee returns a writer to w that also calls onOutput.
+func (t *toolbox) tee(w io.Writer) io.Writer {
 	if t.onOutput == nil {
 		return w
 	}
-	return io.MultiWriter(w, heard(t.onOutput))
+	return io.MultiWriter(w, writerFunc(t.onOutput))
 }
 
-type heard func([]byte)
+type writerFunc func([]byte)
 
-func (h heard) Write(p []byte) (int, error) {
-	h(p)
+func (f writerFunc) Write(p []byte) (int, error) {
+	f(p)
 	return len(p), nil
 }
 
-// refused turns the error of a call to the sandbox into one for the model, unless the sandbox is gone.
+// refused converts an error of the sandbox to one for the model, unless the sandbox is lost.
 func (t *toolbox) refused(doing string, err error) error {
 	if lost(err) {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
-	return mistake("Error: cannot %s: %v", doing, err)
+	return toolErrorf("Error: cannot %s: %v", doing, err)
 }
 
-// small runs one of the tools that every image has, without a shell, and gives its output. ok is false when it is not there or
-// exited with an error.
-func (t *toolbox) small(ctx context.Context, argv ...string) (out []byte, ok bool, err error) {
-	stdout := newEnds(captureBytes)
+// runProgram runs a common program without a shell and returns its output. ok is false if the
+// program is missing or fails.
+func (t *toolbox) runProgram(ctx context.Context, argv ...string) (out []byte, ok bool, err error) {
+	stdout := newHeadTail(captureBytes)
 	outcome, err := t.sandbox.Exec(ctx, api.ExecRequest{Argv: argv, Cwd: "/", Timeout: 30}, stdout, io.Discard)
 	switch {
 	case err != nil && lost(err):
 		return nil, false, fmt.Errorf("run %s: %w", argv[0], err)
 	case err != nil:
-		return nil, false, nil //nolint:nilerr // an image without this program is no reason to end the run
+		return nil, false, nil //nolint:nilerr // an image may lack the program; the run continues
 	case outcome.Exit.Timeout || outcome.Exit.Code != 0:
 		return nil, false, nil
 	}
 	return stdout.bytes(), true, nil
 }
 
-// lines splits text after its newlines; a last line without one counts.
+// lines splits text after its newlines. An unfinished last line counts.
 func lines(text []byte) [][]byte {
 	if len(text) == 0 {
 		return nil

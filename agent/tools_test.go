@@ -174,7 +174,7 @@ func TestEndsWriter(t *testing.T) {
 	const text = "abcdefghijklmnopqrstuvwxyz"
 	for limit := 2; limit < 60; limit += 2 {
 		for piece := 1; piece <= len(text); piece++ {
-			e := newEnds(limit)
+			e := newHeadTail(limit)
 			for at := 0; at < len(text); at += piece {
 				if _, err := e.Write([]byte(text[at:min(len(text), at+piece)])); err != nil {
 					t.Fatal(err)
@@ -519,7 +519,7 @@ func FuzzTruncate(f *testing.F) {
 		if limit < 2 || limit > 1<<16 {
 			return
 		}
-		e := newEnds(limit)
+		e := newHeadTail(limit)
 		if _, err := e.Write([]byte(text)); err != nil {
 			t.Fatal(err)
 		}

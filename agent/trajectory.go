@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -14,69 +15,69 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Trajectory is trajectory.json: the record of a run. It holds the keys that LLM-in-Sandbox writes, with the same meaning, and
-// more beside them.
+// Trajectory is the content of trajectory.json, which a run writes once, at its end. It holds the
+// keys of LLM-in-Sandbox with the same meaning, and further ones.
 type Trajectory struct {
 	ProblemStatement string      `json:"problem_statement"`
 	Steps            []Step      `json:"steps"`
 	Metadata         RunMetadata `json:"metadata"`
 }
 
-// Step is one turn of the model and what came of it.
+// Step is one turn of the model with its outcome.
 type Step struct {
 	Thought          string `json:"thought"`
 	ReasoningContent string `json:"reasoning_content"`
-	// Action is the first tool call; its function is empty in a turn without one, and its parameters are empty where
-	// they could not be parsed. ToolCalls has every call.
+	// Action is the first tool call. Its function is empty in a turn without a call, and its
+	// parameters are empty if they could not be parsed. ToolCalls holds every call.
 	Action      Action       `json:"action"`
-	Observation string       `json:"observation"` // what the model was answered; of several calls one after the other
+	Observation string       `json:"observation"` // answers to the model, joined
 	ToolCalls   []ToolRecord `json:"tool_calls"`
 	Metadata    StepMetadata `json:"metadata"`
 }
 
-// Action is a tool call with its arguments parsed.
+// Action is a tool call with parsed arguments.
 type Action struct {
 	Function   string                     `json:"function"`
 	Parameters map[string]json.RawMessage `json:"parameters"`
 }
 
-// ToolRecord is one tool call as the model wrote it, and its answer.
+// ToolRecord is one tool call as the model wrote it, with its answer.
 type ToolRecord struct {
 	ID          string  `json:"id"`
 	Function    string  `json:"function"`
 	Arguments   string  `json:"arguments"` // the model's own text, valid JSON or not
 	Observation string  `json:"observation"`
-	Failed      bool    `json:"failed,omitempty"` // answered as a tool error; a command that exits 1 is not one
+	Failed      bool    `json:"failed,omitempty"` // answered with a tool error; a command's non-zero exit is none
 	ToolTime    float64 `json:"tool_time"`        // seconds
-	// CPUTime, MemoryPeak and Exit are of a command, as its sandbox says.
+	// CPUTime, MemoryPeak and Exit are the sandbox's figures for a command.
 	CPUTime    float64         `json:"cpu_time,omitempty"`    // seconds
 	MemoryPeak int64           `json:"memory_peak,omitempty"` // bytes
 	Exit       *api.Exit       `json:"exit,omitempty"`
-	Verdict    *policy.Verdict `json:"verdict,omitempty"` // what was decided before it ran
-	NotRun     bool            `json:"not_run,omitempty"` // denied, malformed, or too late
-	Unknown    bool            `json:"unknown,omitempty"` // begun before a crash: nobody knows whether it was done
+	Verdict    *policy.Verdict `json:"verdict,omitempty"` // decision before the call ran
+	NotRun     bool            `json:"not_run,omitempty"` // denied, malformed or too late
+	Unknown    bool            `json:"unknown,omitempty"` // begun before a crash; its outcome is unknown
 }
 
-// StepMetadata is what is known about a step beside its content.
+// StepMetadata describes a step beside its content.
 type StepMetadata struct {
 	Step         int       `json:"step"`
-	ExecTime     float64   `json:"exec_time"` // seconds of the model call, retries included
-	ToolTime     float64   `json:"tool_time"` // seconds of all its tool calls, added up
+	ExecTime     float64   `json:"exec_time"` // duration of the model call in seconds, retries included
+	ToolTime     float64   `json:"tool_time"` // sum over its tool calls, in seconds
 	StartedAt    time.Time `json:"started_at"`
 	FinishReason string    `json:"finish_reason,omitempty"`
-	Usage        llm.Usage `json:"usage"`                 // as the provider counted, zeros where it did not; and its cost
+	Usage        llm.Usage `json:"usage"`                 // as counted by the provider, with its cost; zeros if not counted
 	CPUTime      float64   `json:"cpu_time,omitempty"`    // seconds, of all its commands
 	MemoryPeak   int64     `json:"memory_peak,omitempty"` // bytes, of the largest process
-	Snapshot     string    `json:"snapshot,omitempty"`    // id of the one taken after it
+	Snapshot     string    `json:"snapshot,omitempty"`    // ID of the snapshot taken after it
 }
 
-// RunMetadata is what is known about the run.
+// RunMetadata describes a run.
 type RunMetadata struct {
 	TotalSteps  int        `json:"total_steps"`
-	ExitReason  ExitReason `json:"exit_reason"` // empty while the run goes on
+	ExitReason  ExitReason `json:"exit_reason"` // empty while the run is not over
 	ExitDetail  string     `json:"exit_detail,omitempty"`
 	Model       string     `json:"model"`
-	ModelSource string     `json:"model_source"` // where the turns came from; says so when they are a replay
+	ModelSource string     `json:"model_source"` // source of the turns; names a replay as such
 	Image       string     `json:"image"`
 	SandboxID   string     `json:"sandbox_id,omitempty"`
 	StartedAt   time.Time  `json:"started_at"`
@@ -87,32 +88,32 @@ type RunMetadata struct {
 	RunID     string      `json:"run_id"`
 	Budget    Budget      `json:"budget"`
 	Spent     Spent       `json:"spent"`
-	ToolCalls int         `json:"tool_calls"` // that ran
+	ToolCalls int         `json:"tool_calls"` // calls that ran
 	Denied    int         `json:"denied"`
-	Resumed   int         `json:"resumed,omitempty"` // how often another process went on with it
-	Outputs   *Outputs    `json:"outputs,omitempty"` // what was to be collected, listed before
+	Resumed   int         `json:"resumed,omitempty"` // number of times that a process resumed it
+	Outputs   *Outputs    `json:"outputs,omitempty"` // output directory as listed before the collection
 	Fork      *ForkOrigin `json:"fork,omitempty"`
 }
 
-// ExitReason is why a run ended.
+// ExitReason is the reason why a run ended.
 type ExitReason string
 
-// The reasons. All but the first make `sandboxd agent run` exit with 1.
+// Reasons. For all but the first `sandboxd agent run` exits with 1.
 const (
 	ExitSubmitted   ExitReason = "submitted"    // the model called submit
-	ExitMaxSteps    ExitReason = "max_steps"    // as many turns as allowed, and no submit
+	ExitMaxSteps    ExitReason = "max_steps"    // the turns are used up, without a submit
 	ExitTokenLimit  ExitReason = "token_limit"  // the conversation exceeds its ceiling, or the model's context
-	ExitTimeLimit   ExitReason = "time_limit"   // the run took as long as allowed
-	ExitCostLimit   ExitReason = "cost_limit"   // the model cost as much as allowed
-	ExitCPULimit    ExitReason = "cpu_limit"    // the sandbox used as much processor time as allowed
+	ExitTimeLimit   ExitReason = "time_limit"   // the time is used up
+	ExitCostLimit   ExitReason = "cost_limit"   // the money is used up
+	ExitCPULimit    ExitReason = "cpu_limit"    // the sandbox's processor time is used up
 	ExitNoToolCall  ExitReason = "no_tool_call" // several turns in a row without a tool call, in spite of reminders
-	ExitModelError  ExitReason = "model_error"  // the model could not be reached, or answered nonsense, retries included
-	ExitSandboxLost ExitReason = "sandbox_lost" // the sandbox or the daemon went away
+	ExitModelError  ExitReason = "model_error"  // the model is unreachable, or its answers are unusable, after all retries
+	ExitSandboxLost ExitReason = "sandbox_lost" // the sandbox or the daemon is gone
 	ExitInterrupted ExitReason = "interrupted"  // Ctrl-C, SIGTERM
-	ExitFailed      ExitReason = "failed"       // a failure on our side, such as a full disk
+	ExitFailed      ExitReason = "failed"       // a failure of the agent, such as a full disk
 )
 
-// newAction parses a call's arguments for the record.
+// newAction parses a call's arguments for the trajectory.
 func newAction(function, arguments string) Action {
 	a := Action{Function: function}
 	if err := json.Unmarshal([]byte(arguments), &a.Parameters); err != nil || a.Parameters == nil {
@@ -121,20 +122,31 @@ func newAction(function, arguments string) Action {
 	return a
 }
 
-// save writes the trajectory to dir/trajectory.json: beside it first, then renamed, so that there always is a whole one. It is
-// derived from the record; what it must outlast a crash of the machine is in there.
-func (t *Trajectory) save(dir string, durable bool) error {
-	if err := writeJSON(filepath.Join(dir, "trajectory.json"), t, durable); err != nil {
+// trajectoryName is the name of the trajectory in a run's directory.
+const trajectoryName = "trajectory.json"
+
+// save writes dir/trajectory.json durably.
+func (t *Trajectory) save(dir string) error {
+	if err := writeJSON(filepath.Join(dir, trajectoryName), t, true); err != nil {
 		return fmt.Errorf("save the trajectory: %w", err)
 	}
 	return nil
 }
 
-// writeJSON writes v whole or not at all to the file at path.
+// discardTrajectory removes the trajectory of an earlier end of the run in dir: it would not match
+// the record.
+func discardTrajectory(dir string) error {
+	if err := os.Remove(filepath.Join(dir, trajectoryName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the earlier trajectory: %w", err)
+	}
+	return nil
+}
+
+// writeJSON writes v to the file at path, as a whole or not at all.
 func writeJSON(path string, v any, durable bool) error {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false) // people read these files
+	enc.SetEscapeHTML(false) // these files are for people
 	enc.SetIndent("", "  ")
 	if err := enc.Encode(v); err != nil {
 		return err
@@ -142,10 +154,10 @@ func writeJSON(path string, v any, durable bool) error {
 	return writeFile(path, b.Bytes(), durable)
 }
 
-// writeFile writes a file whole or not at all.
+// writeFile writes a file as a whole or not at all: beside it first, then renamed.
 func writeFile(path string, data []byte, durable bool) error {
 	temporary := path + ".new"
-	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644) //nolint:gosec // results are meant to be read by others, as the umask allows
+	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644) //nolint:gosec // results are readable by others, as the umask allows
 	if err != nil {
 		return err
 	}

@@ -2,79 +2,83 @@ package api
 
 import "time"
 
-// Media types that choose how an exec is answered.
+// Media types. The Accept header of an exec selects the form of its answer.
 const (
-	TypeJSON    = "application/json"         // wait and answer with one [ExecResult]
-	TypeNDJSON  = "application/x-ndjson"     // one [ExecEvent] a line as it happens
-	TypeProblem = "application/problem+json" // every error
-	TypeTar     = "application/x-tar"        // the archive routes
-	TypeBytes   = "application/octet-stream" // the file routes
+	TypeJSON    = "application/json"         // a single [ExecResult] at the end
+	TypeNDJSON  = "application/x-ndjson"     // one [ExecEvent] per line as it happens
+	TypeProblem = "application/problem+json" // all errors
+	TypeTar     = "application/x-tar"        // archive routes
+	TypeBytes   = "application/octet-stream" // file routes
 )
 
 // ExecRequest is the body of POST /v1/sandboxes/{id}/exec.
 type ExecRequest struct {
-	Argv  []string `json:"argv"`            // program and arguments, no shell; a name without "/" is looked up in PATH of env
-	Env   []string `json:"env,omitempty"`   // added to the sandbox's; the last of one name wins
-	Cwd   string   `json:"cwd,omitempty"`   // absolute; default: the sandbox's. It must exist, unless cwd_create is set
+	Argv  []string `json:"argv"`            // program and arguments, without a shell; a name without "/" is looked up in PATH of env
+	Env   []string `json:"env,omitempty"`   // added to the sandbox's; the last value of a name wins
+	Cwd   string   `json:"cwd,omitempty"`   // absolute; default: the sandbox's. It must exist unless cwd_create is set
 	User  string   `json:"user,omitempty"`  // as in [CreateSandbox]
-	Stdin []byte   `json:"stdin,omitempty"` // given to the program, then end of file; base64 in JSON
+	Stdin []byte   `json:"stdin,omitempty"` // whole input of the program; base64 in JSON
 	TTY   bool     `json:"tty,omitempty"`   // stdin, stdout and stderr are one terminal; output arrives as stdout
 	Rows  uint16   `json:"rows,omitempty"`  // of the terminal, default 24
 	Cols  uint16   `json:"cols,omitempty"`  // of the terminal, default 80
-	// Timeout in seconds; at its end everything that this exec started is killed. 0: none but the sandbox's own deadline.
+	// Timeout is the time in seconds after which every process of this exec is killed; 0 means only
+	// the sandbox's deadline.
 	Timeout float64 `json:"timeout,omitempty"`
-	// OutputLimit is how many bytes of each stream a buffered answer keeps (default 1 MiB, at most 16 MiB). What exceeds it is
-	// dropped, the program goes on, and truncated is set. Streaming answers are not limited. Of a detached exec it is how much of
-	// its latest output is kept, all streams together.
+	// OutputLimit is the maximum number of bytes kept of each stream in a buffered answer; default 1
+	// MiB, at most 16 MiB. Excess output is dropped and sets truncated; the program goes on.
+	// Streaming answers have no limit. For a detached exec it bounds the latest output of all
+	// streams together.
 	OutputLimit int64 `json:"output_limit,omitempty"`
 
-	CwdCreate bool `json:"cwd_create,omitempty"` // what is missing of cwd is made, mode 0755, owned by the user
-	// Rlimits are limits of each process of the exec, soft and hard at once: as, core, cpu, data, fsize, memlock, nofile, nproc or
-	// stack, in the units of setrlimit(2). Only lower ones than the sandbox's are possible.
+	CwdCreate bool `json:"cwd_create,omitempty"` // creates missing directories of cwd, mode 0755, owned by the user
+	// Rlimits holds resource limits of each process of the exec, soft and hard alike, in the units
+	// of setrlimit(2). Names are as, core, cpu, data, fsize, memlock, nofile, nproc and stack.
+	// Values must not exceed the sandbox's.
 	Rlimits map[string]uint64 `json:"rlimits,omitempty"`
-	// Detach answers 201 with an [Exec] as soon as the program has started. It then goes on without a client, also while the
-	// daemon is stopped or killed and started again, and keeps the sandbox from idling.
+	// Detach answers 201 with an [Exec] as soon as the program has started. The program then runs
+	// without a client, also while the daemon is down, and keeps the sandbox from idling.
 	Detach bool `json:"detach,omitempty"`
-	// StdinOpen keeps a detached program's stdin open after Stdin, for whoever attaches or uses the stdin route. With a terminal it
-	// always is.
+	// StdinOpen keeps a detached program's stdin open after Stdin, for clients that attach or use
+	// the stdin route. With a terminal it is always open.
 	StdinOpen bool `json:"stdin_open,omitempty"`
 }
 
-// ExecState is where an exec is in its life.
+// ExecState is the phase of an exec's life.
 type ExecState string
 
-// The states of an exec.
+// States of an exec.
 const (
 	ExecRunning ExecState = "running"
-	ExecExited  ExecState = "exited" // how, says exit
-	ExecLost    ExecState = "lost"   // nobody knows how it ended: its sandbox ended first; error says more
+	ExecExited  ExecState = "exited" // see exit
+	ExecLost    ExecState = "lost"   // its sandbox ended first, so its exit is unknown; see error
 )
 
-// Exec is one exec of a sandbox. Those with a client are listed while they run; detached ones for an hour after, the latest 32 of
-// a sandbox, until they or their sandbox are deleted.
+// Exec is one exec of a sandbox. Execs with a client are listed while they run. Detached ones are
+// listed for an hour after their end, the latest 32 of a sandbox, until they or the sandbox are
+// deleted.
 type Exec struct {
 	ID        string    `json:"id"`
 	Sandbox   string    `json:"sandbox"` // its id
-	Argv      []string  `json:"argv"`    // the first 4 KiB of it
+	Argv      []string  `json:"argv"`    // its first 4 KiB
 	User      string    `json:"user,omitempty"`
 	Cwd       string    `json:"cwd"`
 	TTY       bool      `json:"tty,omitempty"`
 	Detached  bool      `json:"detached,omitempty"`
-	Main      bool      `json:"main,omitempty"` // the sandbox's main process, or one that was; the latest is found as "main" too
+	Main      bool      `json:"main,omitempty"` // current or former main process; "main" also names the latest
 	PID       int       `json:"pid"`            // inside the sandbox
 	State     ExecState `json:"state"`
 	StartedAt time.Time `json:"started_at"`
 	EndedAt   time.Time `json:"ended_at,omitzero"`
 	Exit      *Exit     `json:"exit,omitempty"`
 	Usage     *Usage    `json:"usage,omitempty"`
-	Error     *Problem  `json:"error,omitempty"` // of a lost one
+	Error     *Problem  `json:"error,omitempty"` // of a lost exec
 
 	StdoutBytes int64 `json:"stdout_bytes"` // written so far
 	StderrBytes int64 `json:"stderr_bytes"`
-	Dropped     int64 `json:"dropped,omitempty"` // of a detached one: bytes of its output, from the beginning, that are kept no more
+	Dropped     int64 `json:"dropped,omitempty"` // of a detached exec: bytes at the beginning of its output that are no longer kept
 }
 
-// ExecList answers GET /v1/sandboxes/{id}/execs, oldest first.
+// ExecList is the answer to GET /v1/sandboxes/{id}/execs, oldest first.
 type ExecList struct {
 	Execs []Exec `json:"execs"`
 }
@@ -82,85 +86,90 @@ type ExecList struct {
 // ExecSignal is the body of POST /v1/sandboxes/{id}/execs/{exec}/signal.
 type ExecSignal struct {
 	Signal string `json:"signal"` // "SIGINT", ...
-	// All sends it to everything that the exec has started and that one look finds, not only to the program's process group.
+	// All signals every process of the exec that one scan finds, not only the program's process
+	// group.
 	All bool `json:"all,omitempty"`
 }
 
-// Process is one process of a sandbox, other than its init.
+// Process is one process of a sandbox, its init excluded.
 type Process struct {
 	PID       int       `json:"pid"`
 	PPID      int       `json:"ppid"`
 	UID       uint32    `json:"uid"`
-	State     string    `json:"state"` // one letter, as ps(1) explains it
+	State     string    `json:"state"` // one letter, as in ps(1)
 	StartedAt time.Time `json:"started_at"`
 	CPUMS     float64   `json:"cpu_ms"`
 	RSS       int64     `json:"rss"`            // bytes
-	Name      string    `json:"name"`           // what the kernel calls it
+	Name      string    `json:"name"`           // the kernel's name for it
 	Argv      []string  `json:"argv,omitempty"` // the first 4 KiB; invalid UTF-8 replaced
 	Truncated bool      `json:"truncated,omitempty"`
-	Exec      string    `json:"exec,omitempty"` // id of the running exec that it comes from; none for one that has exited (state Z)
+	Exec      string    `json:"exec,omitempty"` // ID of its running exec; absent if that has exited (state Z)
 }
 
-// ProcessList answers GET /v1/sandboxes/{id}/processes: at most 4096, in the order of their pids.
+// ProcessList is the answer to GET /v1/sandboxes/{id}/processes: at most 4096, ordered by pid.
 type ProcessList struct {
 	Processes []Process `json:"processes"`
 }
 
-// Exit is how a process ended. Exactly one of a code (no signal) or a signal is meaningful.
+// Exit describes how a process ended. Either its code or its signal is meaningful.
 type Exit struct {
 	Code    int    `json:"code"`              // exit code; 128+n after signal n
 	Signal  string `json:"signal,omitempty"`  // "SIGKILL", ...
-	OOM     bool   `json:"oom,omitempty"`     // the kernel's out-of-memory killer struck in the sandbox's cgroup during the exec
-	Timeout bool   `json:"timeout,omitempty"` // killed because its timeout ended
+	OOM     bool   `json:"oom,omitempty"`     // the out-of-memory killer acted in the sandbox's cgroup during the exec
+	Timeout bool   `json:"timeout,omitempty"` // killed at its timeout
 }
 
-// Usage is what an exec or a sandbox used.
+// Usage holds the resources that an exec or a sandbox consumed.
 type Usage struct {
 	WallMS     float64 `json:"wall_ms"`
-	CPUMS      float64 `json:"cpu_ms"`                // user and system, of the process and its waited-for children
-	MemoryPeak int64   `json:"memory_peak,omitempty"` // bytes of the largest process, as getrusage counts
+	CPUMS      float64 `json:"cpu_ms"`                // user and system time, of the process and its waited-for children
+	MemoryPeak int64   `json:"memory_peak,omitempty"` // bytes of the largest process, as in getrusage(2)
 }
 
-// ExecResult is the buffered answer. A program that exits 3 is a result, not an error.
+// ExecResult is the buffered answer to an exec. A non-zero exit code is a result, not an error.
 type ExecResult struct {
 	Exit   Exit   `json:"exit"`
 	Usage  Usage  `json:"usage"`
-	Stdout string `json:"stdout"` // invalid UTF-8 replaced; then stdout_bytes has the exact bytes
+	Stdout string `json:"stdout"` // invalid UTF-8 is replaced; stdout_bytes then has the exact bytes
 	Stderr string `json:"stderr"`
-	// StdoutBytes and StderrBytes are set only where the text form loses something.
+	// StdoutBytes and StderrBytes are set only if the text form is not exact.
 	StdoutBytes []byte `json:"stdout_bytes,omitempty"`
 	StderrBytes []byte `json:"stderr_bytes,omitempty"`
 	Truncated   bool   `json:"truncated,omitempty"`
 }
 
-// ExecEvent is one line of a streaming answer. The last line has Exit set, or Error where the exec was lost.
+// ExecEvent is one line of a streaming answer. The last line has Exit, or Error if the exec was
+// lost.
 type ExecEvent struct {
 	Stream string   `json:"stream,omitempty"` // "stdout" or "stderr" for output
 	Text   string   `json:"text,omitempty"`   // output that is valid UTF-8 as it stands
-	Data   []byte   `json:"data,omitempty"`   // output that is not; a character that is written in two pieces arrives whole
-	PID    int      `json:"pid,omitempty"`    // first line: the process has started (pid inside the sandbox)
-	Exec   string   `json:"exec,omitempty"`   // first line: its id
+	Data   []byte   `json:"data,omitempty"`   // other output; a character that is written in two pieces arrives whole
+	PID    int      `json:"pid,omitempty"`    // first line: pid inside the sandbox
+	Exec   string   `json:"exec,omitempty"`   // first line: ID of the exec
 	Exit   *Exit    `json:"exit,omitempty"`
 	Usage  *Usage   `json:"usage,omitempty"` // with exit
 	Error  *Problem `json:"error,omitempty"`
-	// Where one has attached: Offset is where in the whole output, all streams together, the event's begins, and Dropped how
-	// much before that was wanted and is kept no more. To go on after an event attach from Offset and the length of its output.
+	// Offset and Dropped are set after an attach. Offset is the position of the event's output in
+	// the whole output, all streams together. Dropped is the number of requested bytes before it
+	// that are no longer kept. To continue after an event, attach at Offset plus the length of its
+	// output.
 	Offset  int64 `json:"offset,omitempty"`
 	Dropped int64 `json:"dropped,omitempty"`
 }
 
-// RunRequest is the body of POST /v1/run: a sandbox is created, runs one program and is deleted. The answer is that of an
-// exec, buffered or streaming.
+// RunRequest is the body of POST /v1/run: it creates a sandbox, runs one program and deletes the
+// sandbox. The answer is that of an exec, buffered or streaming.
 type RunRequest struct {
 	Sandbox CreateSandbox `json:"sandbox,omitzero"`
 	Exec    ExecRequest   `json:"exec"`
 }
 
-// ExecControl is a text frame that a client sends on the WebSocket of an interactive exec, after the first one, which is
-// the [ExecRequest]. One field of it is set. Bytes travel in binary frames whose first byte is a Channel.
+// ExecControl is a text frame from the client on the WebSocket of an interactive exec. It follows
+// the first frame, which is the [ExecRequest]; exactly one field is set. Bytes travel in binary
+// frames whose first byte is a Channel.
 type ExecControl struct {
 	Resize     *TerminalSize `json:"resize,omitempty"`
-	Signal     string        `json:"signal,omitempty"` // "SIGINT", ...: to the program's process group
+	Signal     string        `json:"signal,omitempty"` // "SIGINT", ...: for the program's process group
 	StdinClose bool          `json:"stdin_close,omitempty"`
 }
 
@@ -170,9 +179,9 @@ type TerminalSize struct {
 	Cols uint16 `json:"cols"`
 }
 
-// Channels: the first byte of a binary frame on the WebSocket of an exec.
+// Channels, the first byte of a binary frame on the WebSocket of an exec.
 const (
 	ChannelStdin  byte = 0 // client to program
-	ChannelStdout byte = 1 // program to client; with a terminal all output
+	ChannelStdout byte = 1 // program to client; with a terminal, all output
 	ChannelStderr byte = 2
 )

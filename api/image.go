@@ -2,29 +2,31 @@ package api
 
 import "time"
 
-// HostImage is the reference of the image made of the host's own read-only /usr.
+// HostImage is the reference of the image that consists of the host's own read-only /usr.
 const HostImage = "host"
 
-// PullImage is the body of POST /v1/images/pull. The answer is one [PullEvent] a line.
+// PullImage is the body of POST /v1/images/pull. The answer is one [PullEvent] per line.
 type PullImage struct {
 	Reference string `json:"reference"`
 	Platform  string `json:"platform,omitempty"` // "linux/amd64"; default: the host's
-	// Insecure allows plain HTTP, and HTTPS without a verified certificate. Registries on loopback may always use plain HTTP.
+	// Insecure allows plain HTTP, and HTTPS without a verified certificate. Registries on loopback
+	// may always use plain HTTP.
 	Insecure bool `json:"insecure,omitempty"`
 }
 
-// PushImage is the body of POST /v1/images/push. The answer is one [PullEvent] a line.
+// PushImage is the body of POST /v1/images/push. The answer is one [PullEvent] per line.
 type PushImage struct {
-	Reference string `json:"reference"`          // of a stored image; also where it goes
+	Reference string `json:"reference"`          // of a stored image, and its destination
 	Insecure  bool   `json:"insecure,omitempty"` // as in [PullImage]
-	// Platform is the one that is to be sent, "linux/amd64". What is stored of an image is one platform: where that is another
-	// one the push is refused. Default: whichever is stored.
+	// Platform is the platform to send, such as "linux/amd64". One platform of an image is stored;
+	// the push fails if it is a different one. Default: the stored platform.
 	Platform string `json:"platform,omitempty"`
 }
 
-// PullEvent is one line of progress of a pull, push or import. The last line has Image, Images or Error.
+// PullEvent is one line of progress of a pull, push or import. The last line has Image, Images or
+// Error.
 type PullEvent struct {
-	Layer  string   `json:"layer,omitempty"`  // digest of the layer this is about
+	Layer  string   `json:"layer,omitempty"`  // digest of the layer
 	Status string   `json:"status,omitempty"` // "downloading", "applying", "uploading", "exists", "done"
 	Bytes  int64    `json:"bytes,omitempty"`  // so far
 	Total  int64    `json:"total,omitempty"`  // of the compressed layer
@@ -33,16 +35,17 @@ type PullEvent struct {
 	Error  *Problem `json:"error,omitempty"`
 }
 
-// Image is what the API shows of a stored image.
+// Image describes a stored image.
 type Image struct {
 	Reference string    `json:"reference"` // normalised: registry/repository:tag or @digest
-	Digest    string    `json:"digest"`    // of the platform's manifest; of the host image's only layer
+	Digest    string    `json:"digest"`    // of the platform's manifest, or of the host image's only layer
 	Platform  string    `json:"platform"`
-	Size      int64     `json:"size"` // bytes of its blobs, compressed
+	Size      int64     `json:"size"` // bytes of its compressed blobs
 	Layers    int       `json:"layers"`
-	PulledAt  time.Time `json:"pulled_at"` // or imported
-	// What it takes on disk, blobs and unpacked trees: SharedSize is needed by other images too, UniqueSize would be freed
-	// by its removal, under all its names. Only lists and inspections have them.
+	PulledAt  time.Time `json:"pulled_at"` // time of the pull or import
+	// SharedSize and UniqueSize are the bytes on disk, blobs and unpacked trees. Other images need
+	// the shared part; removing the image under all its names frees the unique part. Only lists and
+	// inspections set them.
 	SharedSize int64 `json:"shared_size,omitempty"`
 	UniqueSize int64 `json:"unique_size,omitempty"`
 }
@@ -54,38 +57,39 @@ type ImageList struct {
 
 // ImagesRemoved is the answer to DELETE /v1/images and POST /v1/images/prune.
 type ImagesRemoved struct {
-	Removed  []string `json:"removed"`            // references that are gone
-	Untagged []string `json:"untagged,omitempty"` // references that are gone while their image stays, because a sandbox has it
-	Steps    int      `json:"steps,omitempty"`    // of builds, that were kept to be quicker the next time
-	Bytes    int64    `json:"bytes"`              // that are free again: blobs and unpacked trees
+	Removed  []string `json:"removed"`            // removed references
+	Untagged []string `json:"untagged,omitempty"` // removed references whose image stays, because a sandbox uses it
+	Steps    int      `json:"steps,omitempty"`    // removed steps of the build cache
+	Bytes    int64    `json:"bytes"`              // freed bytes of blobs and unpacked trees
 }
 
-// PruneImages is the body of POST /v1/images/prune, which may be left out.
+// PruneImages is the optional body of POST /v1/images/prune.
 type PruneImages struct {
-	All bool `json:"all,omitempty"` // every image that no sandbox has, not only those whose tag has moved on
+	All bool `json:"all,omitempty"` // every image without a sandbox, not only those whose tag has moved on
 }
 
 // TagImage is the body of POST /v1/images/tag.
 type TagImage struct {
 	Source string `json:"source"`
-	Target string `json:"target"` // registry/repository:tag; an image that has this name loses it
+	Target string `json:"target"` // registry/repository:tag; an existing image loses the name
 }
 
 // ImageDetail is the answer to GET /v1/images/inspect.
 type ImageDetail struct {
 	Image
 
-	Names   []string       `json:"names"`             // all references of this image
+	Names   []string       `json:"names"`             // all references of the image
 	UsedBy  []string       `json:"used_by,omitempty"` // names of sandboxes
-	UsedAt  time.Time      `json:"used_at,omitzero"`  // when a sandbox was last made of it
-	Created time.Time      `json:"created,omitzero"`  // as its maker says, like all that follows
+	UsedAt  time.Time      `json:"used_at,omitzero"`  // last creation of a sandbox from it
+	Created time.Time      `json:"created,omitzero"`  // as the image states, like the fields below
 	Author  string         `json:"author,omitempty"`
 	Config  ImageConfig    `json:"config"`
-	Parts   []ImageLayer   `json:"parts"` // its layers, lowest first
+	Parts   []ImageLayer   `json:"parts"` // layers, lowest first
 	History []ImageHistory `json:"history"`
 }
 
-// ImageConfig is how an image wants to be run. Imports of root file systems take it from the request.
+// ImageConfig is the configuration with which an image is run. Imports of root file systems take it
+// from the request.
 type ImageConfig struct {
 	Entrypoint []string          `json:"entrypoint,omitempty"`
 	Cmd        []string          `json:"cmd,omitempty"`
@@ -102,11 +106,11 @@ type ImageLayer struct {
 	ChainID   string   `json:"chain_id"`
 	MediaType string   `json:"media_type"`
 	Size      int64    `json:"size"`                // of the blob
-	TreeSize  int64    `json:"tree_size,omitempty"` // of the files, unpacked; 0 where it is not known
+	TreeSize  int64    `json:"tree_size,omitempty"` // bytes of the unpacked files; 0 if unknown
 	SharedBy  []string `json:"shared_by,omitempty"` // other images that need it
 }
 
-// ImageHistory is one step of an image's making, as its maker tells it.
+// ImageHistory is one step of an image's history, as the image states it.
 type ImageHistory struct {
 	Created    time.Time `json:"created,omitzero"`
 	CreatedBy  string    `json:"created_by,omitempty"`
@@ -115,27 +119,29 @@ type ImageHistory struct {
 	Size       int64     `json:"size,omitempty"` // of the layer's blob
 }
 
-// ImagesVerified is the answer to GET /v1/images/verify. What is proved, and what is not, docs/api.md says.
+// ImagesVerified is the answer to GET /v1/images/verify. docs/reference/api.md states the extent of
+// the proof.
 type ImagesVerified struct {
-	Blobs   int   `json:"blobs"`   // that were read
-	Bytes   int64 `json:"bytes"`   // of them
-	Layers  int   `json:"layers"`  // whose trees were compared
-	Entries int64 `json:"entries"` // that were looked at in trees
-	Unseen  int64 `json:"unseen"`  // entries that only the sandboxes' own ids may look at
-	// Snapshots are layers of snapshots that were read. Each must read as it did when it was taken, in all that it has: there
-	// is no blob to compare it with.
+	Blobs   int   `json:"blobs"`   // blobs that were read
+	Bytes   int64 `json:"bytes"`   // their total size
+	Layers  int   `json:"layers"`  // layers whose trees were compared
+	Entries int64 `json:"entries"` // entries of trees that were examined
+	Unseen  int64 `json:"unseen"`  // entries that only the sandboxes' own IDs may read
+	// Snapshots counts the snapshot layers that were read. Each must equal its state at the time of
+	// its creation; no blob exists to compare it with.
 	Snapshots int            `json:"snapshots"`
 	Problems  []ImageProblem `json:"problems"`
 }
 
-// ImageProblem is something that is not what it was.
+// ImageProblem describes a damaged blob or tree.
 type ImageProblem struct {
-	Images []string `json:"images"` // that need it; "snapshot NAME" is one
-	Digest string   `json:"digest"` // of the blob, or the chain id of the tree
+	Images []string `json:"images"` // images that need it; "snapshot NAME" for a snapshot
+	Digest string   `json:"digest"` // of the blob, or chain ID of the tree
 	Detail string   `json:"detail"`
 }
 
-// ImagesImported is the answer to POST /v1/images/import; with progress=true that is one [PullEvent] a line instead.
+// ImagesImported is the answer to POST /v1/images/import; with progress=true the answer is one
+// [PullEvent] per line instead.
 type ImagesImported struct {
 	Images []Image `json:"images"`
 }

@@ -2,25 +2,26 @@ package api
 
 import "time"
 
-// MainExec is what the routes of execs call the main process of a sandbox, beside its id.
+// MainExec names the main process of a sandbox in the routes of execs; its ID works too.
 const MainExec = "main"
 
-// SandboxExit is how the main process of a sandbox ended. Where everything in the sandbox was killed while it ran, by a stop
-// without grace, a deadline, or for want of memory, that is SIGKILL.
+// SandboxExit describes how the main process of a sandbox ended. If the whole sandbox was killed
+// while it ran (a stop without grace, a deadline, out of memory), the signal is SIGKILL.
 type SandboxExit struct {
 	Exit
 	StartedAt time.Time `json:"started_at"`
 	EndedAt   time.Time `json:"ended_at"`
-	Usage     *Usage    `json:"usage,omitempty"` // where it is known
+	Usage     *Usage    `json:"usage,omitempty"` // absent if unknown
 }
 
-// LogEntry is one line of the answer to GET /v1/sandboxes/{id}/logs: output of main processes, as it came, or Error, last.
+// LogEntry is one line of the answer to GET /v1/sandboxes/{id}/logs: output of main processes, in
+// order, or a final Error.
 type LogEntry struct {
-	Time   time.Time `json:"time,omitzero"` // when the daemon took it
+	Time   time.Time `json:"time,omitzero"` // time at which the daemon received it
 	Stream string    `json:"stream,omitempty"`
 	Text   string    `json:"text,omitempty"` // as in [ExecEvent]
 	Data   []byte    `json:"data,omitempty"`
-	// Dropped is how many bytes of the process's output before this are kept no more, or could not be.
+	// Dropped is the number of bytes of the process's output before this entry that are not kept.
 	Dropped int64    `json:"dropped,omitempty"`
 	Error   *Problem `json:"error,omitempty"`
 }

@@ -1,18 +1,19 @@
 package api
 
-// Pool is how it stands with the sandboxes that the daemon keeps ready of one image, with one profile, so that a creation need not wait for
-// one to be made. They are nobody's until then: no list shows them, and no creation is refused for them.
+// Pool is the state of one warm pool. The daemon keeps sandboxes of one image and profile ready, so
+// that a creation need not wait. No list shows a pooled sandbox, and no limit on creations counts
+// it.
 type Pool struct {
-	Image   string `json:"image"` // the reference, as it was configured
+	Image   string `json:"image"` // reference as configured
 	Profile string `json:"profile"`
-	Size    int    `json:"size"`           // how many shall be ready; where Most is given, what was learned from the creations of the last ten minutes
-	Most    int    `json:"most,omitempty"` // the most that Size may become, of a pool that learns it
-	Ready   int    `json:"ready"`          // how many are
-	// Hits and Misses count, since the daemon's start, the creations of this image with this profile that took a sandbox from
-	// the pool, and those that could not: nothing was ready, or what was asked for cannot be given to a sandbox that runs (a
-	// nofile limit of its own).
+	Size    int    `json:"size"`           // target number of ready sandboxes; with Most, derived from the last ten minutes
+	Most    int    `json:"most,omitempty"` // maximum of Size, for a pool that adapts
+	Ready   int    `json:"ready"`          // current number of ready sandboxes
+	// Hits and Misses count the creations of this image and profile since the daemon's start. A hit
+	// took a sandbox from the pool. A miss found none ready, or asked for a property that a running
+	// sandbox cannot be given, such as a nofile limit.
 	Hits   int64 `json:"hits"`
 	Misses int64 `json:"misses"`
-	// Error is why the pool is not full, where that is not for want of time.
+	// Error is the reason why the pool could not be filled.
 	Error string `json:"error,omitempty"`
 }

@@ -1,29 +1,29 @@
 package api
 
-// Code is the machine-readable kind of an error: a closed list.
+// Code is the machine-readable class of an error, from a closed list.
 type Code string
 
-// The codes, each with the status in [Code.Status].
+// Error codes. [Code.Status] holds the status of each.
 const (
-	CodeInvalid        Code = "invalid_argument"    // the request itself is wrong; repeating it cannot help
+	CodeInvalid        Code = "invalid_argument"    // the request is wrong; repeating it does not help
 	CodeTooLarge       Code = "too_large"           // the body exceeds its bound
 	CodeForbidden      Code = "forbidden"           // the peer's uid may not do this
 	CodeNotFound       Code = "not_found"           // no such sandbox, image, file or route
 	CodeExists         Code = "already_exists"      // the name is taken
-	CodeConflict       Code = "conflict"            // the sandbox is in a state that does not allow it, or there is no room for more
-	CodeGone           Code = "gone"                // the sandbox ended while the request was under way
-	CodeProgramMissing Code = "program_not_found"   // exec: no such program in the sandbox (shells say 127)
-	CodeProgramDenied  Code = "program_not_allowed" // exec: found but not executable (shells say 126)
-	CodeUnenforceable  Code = "unenforceable"       // a limit or layer was asked for that this host cannot apply
-	CodeRegistry       Code = "registry_error"      // the registry refused, is unreachable or sent something wrong
-	CodeImage          Code = "image_invalid"       // digest, size, manifest or layer is not what it must be
-	CodeBuild          Code = "build_failed"        // a program that a Dockerfile runs has failed
+	CodeConflict       Code = "conflict"            // the sandbox's state does not allow it, or no room is left
+	CodeGone           Code = "gone"                // the sandbox ended during the request
+	CodeProgramMissing Code = "program_not_found"   // exec: no such program in the sandbox (127 in shells)
+	CodeProgramDenied  Code = "program_not_allowed" // exec: the program is not executable (126 in shells)
+	CodeUnenforceable  Code = "unenforceable"       // this host cannot apply a requested limit or layer
+	CodeRegistry       Code = "registry_error"      // the registry refused, is unreachable or sent invalid data
+	CodeImage          Code = "image_invalid"       // digest, size, manifest or layer is invalid
+	CodeBuild          Code = "build_failed"        // a program of a RUN instruction failed
 	CodeUnavailable    Code = "unavailable"         // the daemon is stopping, or the launcher cannot be reached
-	CodeInternal       Code = "internal"            // a defect of ours
+	CodeInternal       Code = "internal"            // defect of the daemon
 )
 
-// Status is the HTTP status that carries the code. The numbers stand here as such because net/http would come along into
-// the launcher, which is executed anew at every start of a sandbox.
+// Status returns the HTTP status of the code. It uses numbers, because an import of net/http would
+// reach the launcher, which is executed at every start of a sandbox.
 func (c Code) Status() int {
 	switch c {
 	case CodeInvalid:
@@ -50,17 +50,17 @@ func (c Code) Status() int {
 	return 500
 }
 
-// Problem is an error as RFC 9457 writes it. It is a Go error: the client returns the one that it received, so that
-// errors.As works across the socket.
+// Problem is an error in the form of RFC 9457. The client returns the Problem that it received as a
+// Go error, so that errors.As works across the socket.
 type Problem struct {
 	Code   Code   `json:"code"`
 	Title  string `json:"title"`          // the code in words
-	Status int    `json:"status"`         // as in the response
-	Detail string `json:"detail"`         // what was being done and what went wrong, with the names involved
-	Hint   string `json:"hint,omitempty"` // what to do about it
+	Status int    `json:"status"`         // status of the response
+	Detail string `json:"detail"`         // operation and cause, with the names involved
+	Hint   string `json:"hint,omitempty"` // remedy
 }
 
-// Error returns the detail, followed by the hint in parentheses where there is one.
+// Error returns the detail, followed by the hint in parentheses if there is one.
 func (p *Problem) Error() string {
 	if p.Hint == "" {
 		return p.Detail
@@ -68,7 +68,8 @@ func (p *Problem) Error() string {
 	return p.Detail + " (" + p.Hint + ")"
 }
 
-// Is reports whether target is a *Problem of the same code: errors.Is(err, &Problem{Code: CodeNotFound}).
+// Is reports whether target is a *Problem with this code and no detail: errors.Is(err,
+// &Problem{Code: CodeNotFound}).
 func (p *Problem) Is(target error) bool {
 	t, ok := target.(*Problem)
 	return ok && t.Code == p.Code && t.Detail == ""

@@ -2,26 +2,28 @@ package api
 
 import "time"
 
-// Snapshot is a sandbox's file system as it was at one time. It holds what the sandbox had written, not its processes, and
-// needs the image that the sandbox was made of.
+// Snapshot is the file system of a sandbox at one time. It holds the files that the sandbox had
+// changed, not its processes, and depends on the sandbox's image.
 type Snapshot struct {
 	ID          string            `json:"id"`
 	Name        string            `json:"name,omitempty"`
 	Comment     string            `json:"comment,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
-	Sandbox     string            `json:"sandbox,omitempty"`      // id of the one that it was taken of, which may be gone; empty where it was imported
-	SandboxName string            `json:"sandbox_name,omitempty"` // at that time
-	Image       string            `json:"image"`                  // as the sandbox was asked for
-	ImageDigest string            `json:"image_digest"`           // which is held as long as the snapshot is there
-	Layers      int               `json:"layers"`                 // its own one, and those of the snapshots that the sandbox stood on
+	Sandbox     string            `json:"sandbox,omitempty"`      // ID of its source, which may be deleted; empty if imported
+	SandboxName string            `json:"sandbox_name,omitempty"` // name of its source at that time
+	Image       string            `json:"image"`                  // reference that the sandbox was created with
+	ImageDigest string            `json:"image_digest"`           // digest of that image, which is kept while the snapshot exists
+	Layers      int               `json:"layers"`                 // its own, and those of the snapshots below it
 	CreatedAt   time.Time         `json:"created_at"`
 	Size        int64             `json:"size"`                  // bytes of files in its own layer
-	SharedSize  int64             `json:"shared_size,omitempty"` // bytes of files in the layers below, which are other snapshots'
+	SharedSize  int64             `json:"shared_size,omitempty"` // bytes of files in the layers below, which belong to other snapshots
 	Entries     int64             `json:"entries"`               // files, directories and deletions in its own layer
-	// Consistent says that nothing in the sandbox ran while it was read. Without a cgroup nobody can hold a sandbox: then what
-	// was written meanwhile may be there in part, and a file that changed under the reader made the snapshot fail.
+	// Consistent reports that all processes of the sandbox were frozen while its files were read.
+	// Without a cgroup they cannot be: the snapshot may then hold partial writes, and fails if a
+	// file changes while it is read.
 	Consistent bool `json:"consistent"`
-	// Skipped is what no snapshot can have, as in [SandboxCommitted]; it is told only to who takes it.
+	// Skipped lists files that no snapshot can hold, as in [SandboxCommitted]. Only the answer to
+	// the creation holds it.
 	Skipped     []string `json:"skipped,omitempty"`
 	SkippedMore int64    `json:"skipped_more,omitempty"`
 }
@@ -31,51 +33,57 @@ type SnapshotList struct {
 	Snapshots []Snapshot `json:"snapshots"`
 }
 
-// TakeSnapshot is the body of POST /v1/sandboxes/{id}/snapshots; all of it may be left out.
+// TakeSnapshot is the optional body of POST /v1/sandboxes/{id}/snapshots.
 type TakeSnapshot struct {
-	Name    string            `json:"name,omitempty"`    // unique among snapshots; as a sandbox's; default: none
+	Name    string            `json:"name,omitempty"`    // unique among snapshots; same rules as a sandbox's; default: none
 	Labels  map[string]string `json:"labels,omitempty"`  // as a sandbox's
 	Comment string            `json:"comment,omitempty"` // at most 1024 bytes
 }
 
 // SnapshotRemoved is the answer to DELETE /v1/snapshots/{id}.
 type SnapshotRemoved struct {
-	// Bytes of files that are gone. What sandboxes and other snapshots stand on stays until the last of them has gone.
+	// Bytes is the size of the files that were removed. Layers that sandboxes or other snapshots
+	// need stay until the last of these is deleted.
 	Bytes int64 `json:"bytes"`
 }
 
-// PruneSnapshots is the body of POST /v1/snapshots/prune: it removes snapshots that no sandbox stands on. One of the two is needed.
+// PruneSnapshots is the body of POST /v1/snapshots/prune. It removes snapshots that no sandbox
+// depends on; at least one field is required.
 type PruneSnapshots struct {
-	OlderThan *float64          `json:"older_than,omitempty"` // seconds since they were taken, or imported
-	Labels    map[string]string `json:"labels,omitempty"`     // that they must have; those with [LabelKeep] stay whatever is given
+	OlderThan *float64          `json:"older_than,omitempty"` // minimum age in seconds, since creation or import
+	Labels    map[string]string `json:"labels,omitempty"`     // required labels; snapshots with [LabelKeep] always stay
 }
 
 // SnapshotsRemoved is the answer to POST /v1/snapshots/prune.
 type SnapshotsRemoved struct {
-	Removed []string `json:"removed"` // names, or the ids of those that have none
-	Bytes   int64    `json:"bytes"`   // of files that are gone
+	Removed []string `json:"removed"` // names, or IDs of snapshots without a name
+	Bytes   int64    `json:"bytes"`   // size of the removed files
 }
 
-// ForkSandbox is the body of POST /v1/sandboxes/{id}/fork: new sandboxes with the files that one has now, and its image, limits,
-// profile, environment, user, directory, labels and idle timeout. Its processes are not copied.
+// ForkSandbox is the body of POST /v1/sandboxes/{id}/fork. It creates sandboxes with a sandbox's
+// current files, image, limits, profile, environment, user, directory, labels and idle timeout.
+// Processes are not copied.
 type ForkSandbox struct {
-	Count int `json:"count,omitempty"` // how many, at most 100; default 1
-	// Names are those of the new sandboxes, as many as Count; default: made up.
+	Count int `json:"count,omitempty"` // number of new sandboxes, at most 100; default 1
+	// Names are the names of the new sandboxes, as many as Count; generated by default.
 	Names  []string          `json:"names,omitempty"`
 	Labels map[string]string `json:"labels,omitempty"` // added to the sandbox's
 	Env    []string          `json:"env,omitempty"`    // added to the sandbox's
-	// Timeout and IdleTimeout are as in [CreateSandbox]; 0 means the daemon's default lifetime, and the sandbox's idle timeout.
+	// Timeout and IdleTimeout are as in [CreateSandbox]; 0 means the daemon's default lifetime, and
+	// the sandbox's idle timeout.
 	Timeout     float64 `json:"timeout,omitempty"`
 	IdleTimeout float64 `json:"idle_timeout,omitempty"`
 }
 
-// RollbackSandbox is the body of POST /v1/sandboxes/{id}/rollback: what the sandbox has written since, and all that runs in it, is
-// lost. Id, name, labels and limits stay, and one that ran or was paused runs again, with a new deadline.
+// RollbackSandbox is the body of POST /v1/sandboxes/{id}/rollback. All later writes and all
+// processes of the sandbox are lost. ID, name, labels and limits stay. A sandbox that ran or was
+// paused runs again, with a new deadline.
 type RollbackSandbox struct {
-	Snapshot string `json:"snapshot"` // id or name; of a sandbox of the same image, be it this one or another
+	Snapshot string `json:"snapshot"` // ID or name; of any sandbox with the same image
 }
 
-// SandboxForked is the answer to it: all of them, or with an error none.
+// SandboxForked is the answer to POST /v1/sandboxes/{id}/fork. Either all sandboxes are created, or
+// none and the answer is an error.
 type SandboxForked struct {
 	Sandboxes   []Sandbox `json:"sandboxes"`
 	Consistent  bool      `json:"consistent"` // as in [Snapshot]

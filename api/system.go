@@ -7,16 +7,17 @@ type SystemInfo struct {
 	Rootless  bool     `json:"rootless"`
 	DataDir   string   `json:"data_dir"`
 	Socket    string   `json:"socket"`
-	Launcher  int      `json:"launcher_pid"` // as the host counts
+	Launcher  int      `json:"launcher_pid"` // on the host
 	Sandboxes int      `json:"sandboxes"`
-	Enforced  Enforced `json:"enforced"` // what a sandbox with the defaults would get
-	Confined  int      `json:"confined"` // version of Landlock that holds the daemon itself to its own directories; 0: it is not held
-	// ErrandsGone: the process is gone that does for the daemon what it cannot do itself any more. It has to be started anew;
-	// checks say what does not work until then.
+	Enforced  Enforced `json:"enforced"` // restrictions of a sandbox with the defaults
+	Confined  int      `json:"confined"` // Landlock version that confines the daemon; 0 means unconfined
+	// ErrandsGone reports that the broker process has died, which performs the operations that the
+	// confined daemon cannot. The daemon must be restarted; the checks list the failing operations.
 	ErrandsGone bool   `json:"errands_gone,omitempty"`
 	Pools       []Pool `json:"pools,omitempty"`
-	// Goroutines and HeapLive are the daemon's own: threads of execution, and bytes in use as its garbage collector last saw
-	// them. With as many sandboxes and requests as before they are about what they were; what goes on growing is a defect.
+	// Goroutines and HeapLive describe the daemon itself: its goroutines, and the heap bytes in use
+	// at the last garbage collection. For equal numbers of sandboxes and requests they stay level;
+	// continued growth is a defect.
 	Goroutines int   `json:"goroutines"`
 	HeapLive   int64 `json:"heap_live"`
 }
@@ -25,15 +26,16 @@ type SystemInfo struct {
 type Check struct {
 	Name   string `json:"name"`            // "user namespaces"
 	OK     bool   `json:"ok"`              //
-	Found  string `json:"found"`           // what was seen
-	Means  string `json:"means"`           // what it costs when not OK
-	Remedy string `json:"remedy"`          // the exact thing to do; empty when OK
-	Fatal  bool   `json:"fatal,omitempty"` // without it no sandbox starts
+	Found  string `json:"found"`           // observation
+	Means  string `json:"means"`           // consequence if not OK
+	Remedy string `json:"remedy"`          // exact action; empty if OK
+	Fatal  bool   `json:"fatal,omitempty"` // no sandbox starts while it is not OK
 }
 
 // Shutdown is the body of POST /v1/system/shutdown.
 type Shutdown struct {
-	// KeepSandboxes leaves the launcher and what runs in it alone; the next daemon adopts them. Otherwise every sandbox is deleted.
+	// KeepSandboxes leaves the launcher and its sandboxes running; the next daemon adopts them.
+	// Otherwise every sandbox is deleted.
 	KeepSandboxes bool `json:"keep_sandboxes,omitempty"`
 }
 

@@ -16,7 +16,8 @@ import (
 	"github.com/sandboxd/sandboxd/image/layer"
 )
 
-// directApplier extracts in this process, which the product never does. It keeps the promises of [Applier] otherwise.
+// directApplier extracts in this process, which the product never does. It keeps the promises of
+// [Applier] otherwise.
 type directApplier struct {
 	dir string
 

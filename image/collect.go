@@ -10,29 +10,33 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/errdefs"
+	"github.com/sandboxd/sandboxd/image/reference"
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
-// SetHolders says how to find out which sandboxes hold which images: their names by the digest of the image, and by the chain
-// ids of the layers of snapshots that they stand on. The
-// sandboxes' own records are the truth, so nothing can be held by a sandbox that is gone, or be free although one is
-// there, whatever crashed in between. Before it is called nothing is collected. F must not call the service.
+// SetHolders sets the function that returns the holders of images: names of sandboxes, as [Holder]
+// returns them, by the digest of their image and by the chain ids of their snapshots' layers. The
+// sandboxes' own records are authoritative, so neither a crash nor a restart leaves a holder
+// without a sandbox or a sandbox without a holder. Nothing is collected before the first call. F
+// must not call the service.
 func (s *Service) SetHolders(f func() map[string][]string) {
 	s.mu.Lock()
 	s.holders = f
 	s.mu.Unlock()
 }
 
-// OnRemoval says whom to tell of layers, by their chain ids, that no image and no sandbox needs any more and that are about
-// to be removed. Nobody can acquire an image of them until f, and the removal, are over. F must not call the service.
+// OnRemoval sets a function that is called with the chain ids of layers that no image and no
+// sandbox needs, before their removal. Images of them cannot be acquired until f, and the removal,
+// have ended. F must not call the service.
 func (s *Service) OnRemoval(f func(ctx context.Context, layers []string)) {
 	s.mu.Lock()
 	s.removal = f
 	s.mu.Unlock()
 }
 
-// Acquire is [Service.Get] for an image that a sandbox is about to be made of: it is not removed before release is
-// called, which happens when the holders know of the sandbox, or there is none.
+// Acquire is [Service.Get] for an image for a new sandbox: it is not removed before release is
+// called. The caller releases it when the holders include the sandbox, or its creation has failed.
 func (s *Service) Acquire(ctx context.Context, ref string) (_ *Image, release func(), err error) {
 	for {
 		img, err := s.Get(ctx, ref)
@@ -40,10 +44,12 @@ func (s *Service) Acquire(ctx context.Context, ref string) (_ *Image, release fu
 			return nil, nil, err
 		}
 		s.mu.Lock()
-		// It may have been removed, or replaced, before we had the lock.
+		// It may have been removed, or replaced, before s.mu was locked.
 		if s.currentLocked(img) {
 			s.pins[blobKey(img.Digest)]++
-			s.used[img.Reference] = time.Now().UTC()
+			if img.Reference != api.HostImage {
+				s.used[store.Key(s.tenant, img.Reference)] = time.Now().UTC()
+			}
 			s.mu.Unlock()
 			return img, func() {
 				s.mu.Lock()
@@ -58,14 +64,14 @@ func (s *Service) Acquire(ctx context.Context, ref string) (_ *Image, release fu
 	}
 }
 
-// acquireRecord is [Service.Acquire] with what the store knows of the same image.
+// acquireRecord is [Service.Acquire] with the record of the image.
 func (s *Service) acquireRecord(ctx context.Context, ref string) (*Image, *store.Record, func(), error) {
 	for {
 		img, release, err := s.Acquire(ctx, ref)
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		r, err := s.store.Get(img.Reference)
+		r, err := s.store.Get(s.tenant, img.Reference)
 		if err == nil && r.Manifest.Digest == img.Digest {
 			return img, r, release, nil
 		}
@@ -73,15 +79,15 @@ func (s *Service) acquireRecord(ctx context.Context, ref string) (*Image, *store
 		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			return nil, nil, nil, err
 		}
-		// Its name was given to another image in between, or taken away, which Acquire will say.
+		// Its name has moved to another image, or was removed, which Acquire reports.
 	}
 }
 
 func (s *Service) currentLocked(img *Image) bool {
 	if img.Reference == api.HostImage {
-		return s.host.digest() == img.Digest && s.going[treeKey(img.Digest)] == nil
+		return s.host.digest() == img.Digest && s.removing[treeKey(img.Digest)] == nil
 	}
-	r, err := s.store.Get(img.Reference)
+	r, err := s.store.Get(s.tenant, img.Reference)
 	return err == nil && r.Manifest.Digest == img.Digest
 }
 
@@ -94,13 +100,13 @@ func (h *hostImage) digest() string {
 	return h.image.Digest
 }
 
-// busy is who holds an image where no sandbox does yet.
+// busy is the holder of an image that only requests under way need.
 const busy = "a request under way"
 
-// heldLocked are the images that may not go, by digest: who has them.
+// heldLocked returns the holders of images that must stay, by digest.
 func (s *Service) heldLocked() (map[string][]string, error) {
 	if s.holders == nil {
-		return nil, errors.New("it is not known yet what the sandboxes hold")
+		return nil, errors.New("the images of the sandboxes are not known yet")
 	}
 	held := s.holders()
 	if err := s.holdSnapshots(held); err != nil {
@@ -114,47 +120,65 @@ func (s *Service) heldLocked() (map[string][]string, error) {
 	return held, nil
 }
 
-// choice is what is to be removed.
+// choice lists the objects to remove.
 type choice struct {
-	drop   []string // names
-	loosen []string // names that are lost while their image stays, because a sandbox holds it
-	forget []string // keys of steps of builds
+	drop   []*store.Record
+	untag  []*store.Record // lose their names; sandboxes hold the images
+	forget []string        // IDs of build steps
 
 	discard []string // ids of snapshots
 }
 
-// chooser makes the choice. Held are the images that sandboxes have, as SetHolders says.
+func recordIDs(records []*store.Record) (ids []string) {
+	for _, r := range records {
+		ids = append(ids, r.ID())
+	}
+	return ids
+}
+
+func recordNames(records []*store.Record) []string {
+	names := make([]string, len(records))
+	for i, r := range records {
+		names[i] = r.Name
+	}
+	return names
+}
+
+// chooser makes the choice. Held has the holders of images.
 type chooser func(records []*store.Record, steps []*store.Step, held map[string][]string) (choice, error)
 
-// sweep removes what choose names, and what no image and no step of a build needs after that.
+// sweep removes the objects that choose returns, and everything that no image and no build step
+// needs after that.
 //
-// When ctx ends, the removal stops after the tree that it is at.
+// When ctx ends, the removal stops after the current tree.
 //
-// With strays, what belongs to no image even before goes too: layers of host images that the host has outgrown.
+// With strays, layers that belonged to no image even before are removed too: those of outdated host
+// images.
 func (s *Service) sweep(ctx context.Context, strays bool, choose chooser) (api.ImagesRemoved, error) {
-	// On a disk that is full neither this nor the index can be written, and that is when things must go.
+	// On a full disk neither this nor the index can be written, and then removal matters most.
 	if err := s.flushUsed(); err != nil {
 		s.opts.Log.Warn("the last use of images could not be noted", "error", err)
 	}
-	g, out, settle, err := s.plan(strays, choose)
+	g, out, endRemoval, err := s.plan(strays, choose)
 	if err != nil {
 		return api.ImagesRemoved{}, err
 	}
-	defer settle()
-	// The names are gone and the layers are noted as pending, so from here on a crash is mended by Open.
+	defer endRemoval()
+	// The names are gone and the layers are recorded as pending, so Open finishes the removal after a
+	// crash.
 	removal, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTimeout)
 	defer cancel()
 	s.mu.Lock()
-	told := s.removal
+	notify := s.removal
 	s.mu.Unlock()
-	if told != nil && len(g.Layers) > 0 {
-		told(removal, g.Layers)
+	if notify != nil && len(g.Layers) > 0 {
+		notify(removal, g.Layers)
 	}
 	var errs []error
 	for i, c := range g.Layers {
 		if ctx.Err() != nil {
 			errs = append(errs, context.Cause(ctx))
-			s.leave(g.Layers[i:])
+			s.scheduleRetry(g.Layers[i:])
 			break
 		}
 		errs = append(errs, s.removeLayers(removal, []string{c}))
@@ -164,15 +188,16 @@ func (s *Service) sweep(ctx context.Context, strays bool, choose chooser) (api.I
 		s.opts.Log.Warn("the index of the image store is out of date until the next change", "error", ierr)
 	}
 	if err != nil {
-		return out, fmt.Errorf("remove what no image needs: %w; the daemon tries again in a minute", err)
+		return out, fmt.Errorf("remove unused layers and blobs: %w; the daemon retries in a minute", err)
 	}
 	return out, nil
 }
 
-// sweepTimeout bounds the removal of trees. Of one tree it goes on after the caller has given up: half of it helps nobody.
+// sweepTimeout limits the removal of trees. The removal of one tree continues after the caller is
+// gone: half a tree is useless.
 const sweepTimeout = 10 * time.Minute
 
-// plan is the part of a sweep during which nobody may acquire an image: some milliseconds.
+// plan is the part of a sweep that blocks acquisition: some milliseconds.
 func (s *Service) plan(strays bool, choose chooser) (store.Garbage, api.ImagesRemoved, func(), error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,9 +225,9 @@ func (s *Service) plan(strays bool, choose chooser) (store.Garbage, api.ImagesRe
 		return fail(err)
 	}
 	keepBlob := func(digest string) bool {
-		return s.pins[blobKey(digest)] > 0 || s.going[blobKey(digest)] != nil || held[digest] != nil
+		return s.pins[blobKey(digest)] > 0 || s.removing[blobKey(digest)] != nil || held[digest] != nil
 	}
-	g, err := s.store.Collect(chosen.drop, chosen.loosen, chosen.forget, chosen.discard, keepLayer, keepBlob)
+	g, err := s.store.Collect(recordIDs(chosen.drop), recordIDs(chosen.untag), chosen.forget, chosen.discard, keepLayer, keepBlob)
 	if err != nil {
 		return fail(err)
 	}
@@ -210,18 +235,18 @@ func (s *Service) plan(strays bool, choose chooser) (store.Garbage, api.ImagesRe
 		delete(s.sizes, c)
 	}
 	out := api.ImagesRemoved{
-		Removed: append([]string{}, chosen.drop...), Untagged: append([]string{}, chosen.loosen...), Steps: len(chosen.forget), Bytes: g.Bytes,
+		Removed: recordNames(chosen.drop), Untagged: recordNames(chosen.untag), Steps: len(chosen.forget), Bytes: g.Bytes,
 	}
-	return g, out, s.depart(append(treeKeys(g.Layers), blobKeys(g.Blobs)...)), nil
+	return g, out, s.beginRemoval(append(treeKeys(g.Layers), blobKeys(g.Blobs)...)), nil
 }
 
-// keepLocked says which layers are needed although no image has them: what pulls under way bring, the host image's layer and the
-// older ones that sandboxes still run on.
+// keepLocked returns a predicate for needed layers without an image: those of pulls under way, of
+// the host image, and of older host images below sandboxes.
 func (s *Service) keepLocked(records []*store.Record, held map[string][]string, strays bool) (func(string) bool, error) {
 	host := s.host.digest()
 	stray := make(map[string]bool)
-	// "" is what a sandbox has that was made by a daemon which did not note the digest of the host image: any layer
-	// without an image may be its.
+	// "" holds sandboxes of an old daemon that did not record the digest of the host image: any layer
+	// without an image may be theirs.
 	if _, unknown := held[""]; unknown || !strays {
 		all, err := s.store.Layers()
 		if err != nil {
@@ -235,7 +260,7 @@ func (s *Service) keepLocked(records []*store.Record, held map[string][]string, 
 				delete(stray, l.ChainID)
 			}
 		}
-		// Who stands on a snapshot says so in its record.
+		// The records of sandboxes name the snapshots' layers below them.
 		taken, err := s.store.SnapshotLayers()
 		if err != nil {
 			return nil, err
@@ -245,64 +270,65 @@ func (s *Service) keepLocked(records []*store.Record, held map[string][]string, 
 		}
 	}
 	return func(id string) bool {
-		return s.pins[treeKey(id)] > 0 || s.going[treeKey(id)] != nil || held[id] != nil || id == host || stray[id]
+		return s.pins[treeKey(id)] > 0 || s.removing[treeKey(id)] != nil || held[id] != nil || id == host || stray[id]
 	}, nil
 }
 
-// flushUsed writes down what was used since it was called last. Until then a crash loses it: it only decides what is
-// removed first.
+// flushUsed writes the last uses since its last call. A crash loses them: they only determine the
+// order of removal.
 func (s *Service) flushUsed() error {
 	s.mu.Lock()
 	used := maps.Clone(s.used)
 	s.mu.Unlock()
-	delete(used, api.HostImage)
 	return s.store.SetUsed(used)
 }
 
-// Remove takes away the name of an image, and the image itself where it has no other. One that a sandbox holds is
-// refused; with force it loses the name and goes, by a later Prune, when the sandbox has.
+// Remove removes the name of an image, and the image itself if it has no other. An image that a
+// sandbox holds is refused. With force it loses its name, and a later Prune removes it when the
+// sandbox is gone.
 func (s *Service) Remove(ctx context.Context, ref string, force bool) (api.ImagesRemoved, error) {
 	if ref == api.HostImage {
-		return api.ImagesRemoved{}, classf(ErrReference, "the image %q is made of this host's own programs and takes no room to speak of; it cannot be removed", ref)
+		return api.ImagesRemoved{}, errdefs.Classf(ErrReference, "the image %q is made of this host's own programs and takes no room to speak of; it cannot be removed", ref)
 	}
-	r, err := s.record(ref)
+	r, err := s.lookup(ref)
 	if errors.Is(err, ErrNotFound) {
-		return api.ImagesRemoved{}, classf(ErrNotFound, "image %s is not stored here; sandboxd images lists what is", ref)
+		return api.ImagesRemoved{}, errdefs.Classf(ErrNotFound, "image %s is not stored here; sandboxd images lists the stored ones", ref)
 	} else if err != nil {
 		return api.ImagesRemoved{}, err
 	}
-	// It goes on after the caller has given up.
+	// It continues after the caller is gone.
 	return s.sweep(context.WithoutCancel(ctx), false, func(records []*store.Record, _ []*store.Step, held map[string][]string) (choice, error) {
+		records = s.ownRecords(records)
 		i := slices.IndexFunc(records, func(o *store.Record) bool { return o.Name == r.Name })
 		if i < 0 {
-			return choice{}, classf(ErrNotFound, "image %s is not stored here any more", r.Name)
+			return choice{}, errdefs.Classf(ErrNotFound, "image %s is not stored here any more", r.Name)
 		}
 		r := records[i]
-		who := held[r.Manifest.Digest]
+		holders := s.ownHolders(held[r.Manifest.Digest])
 		others := slices.ContainsFunc(records, func(o *store.Record) bool { return o.Name != r.Name && o.Manifest.Digest == r.Manifest.Digest })
 		switch {
-		case len(who) == 0 || others:
-			return choice{drop: []string{r.Name}}, nil
+		case len(holders) == 0 || others:
+			return choice{drop: []*store.Record{r}}, nil
 		case force && !r.Untagged && !strings.Contains(r.Name, "@"):
-			return choice{loosen: []string{r.Name}}, nil
+			return choice{untag: []*store.Record{r}}, nil
 		}
-		who = slices.DeleteFunc(slices.Clone(who), func(w string) bool { return w == busy })
-		if len(who) == 0 {
-			return choice{}, classf(ErrInUse, "image %s is needed by %s; try again when that is over", r.Name, busy)
+		holders = slices.DeleteFunc(slices.Clone(holders), func(h string) bool { return h == busy })
+		if len(holders) == 0 {
+			return choice{}, errdefs.Classf(ErrInUse, "image %s is needed by %s; try again when that is over", r.Name, busy)
 		}
-		slices.Sort(who)
-		return choice{}, classf(ErrInUse, "image %s is held by %s; delete what holds it first: %s", r.Name, strings.Join(who, ", "), remedy(who))
+		slices.Sort(holders)
+		return choice{}, errdefs.Classf(ErrInUse, "image %s is held by %s; delete that first: %s", r.Name, strings.Join(holders, ", "), remedy(holders))
 	})
 }
 
-// remedy says how to delete sandboxes and snapshots.
-func remedy(who []string) string {
+// remedy returns the commands that delete sandboxes and snapshots.
+func remedy(holders []string) string {
 	var sandboxes, snapshots, commands []string
-	for _, w := range who {
-		if name, ok := strings.CutPrefix(w, snapshotHolder); ok {
+	for _, h := range holders {
+		if name, ok := strings.CutPrefix(h, snapshotHolder); ok {
 			snapshots = append(snapshots, name)
 		} else {
-			sandboxes = append(sandboxes, w)
+			sandboxes = append(sandboxes, h)
 		}
 	}
 	if sandboxes != nil {
@@ -314,17 +340,19 @@ func remedy(who []string) string {
 	return strings.Join(commands, "; ")
 }
 
-// Prune removes images that no sandbox holds: those whose tag has moved on, or with all every one; what builds have kept
-// to be quicker the next time; and layers and blobs that no image needs.
+// Prune removes images without holders: those whose tag has moved on, or with all every one. It
+// also removes the cache of builds, and layers and blobs that no image needs.
 func (s *Service) Prune(ctx context.Context, all bool) (api.ImagesRemoved, error) {
 	return s.sweep(context.WithoutCancel(ctx), true, func(records []*store.Record, steps []*store.Step, held map[string][]string) (c choice, _ error) {
-		for _, r := range records {
-			if (all || r.Untagged) && len(held[r.Manifest.Digest]) == 0 {
-				c.drop = append(c.drop, r.Name)
+		for _, r := range s.ownRecords(records) {
+			if (all || r.Untagged) && len(s.ownHolders(held[r.Manifest.Digest])) == 0 {
+				c.drop = append(c.drop, r)
 			}
 		}
 		for _, step := range steps {
-			c.forget = append(c.forget, step.Key)
+			if step.Tenant == s.tenant {
+				c.forget = append(c.forget, step.ID())
+			}
 		}
 		return c, nil
 	})
@@ -333,22 +361,22 @@ func (s *Service) Prune(ctx context.Context, all bool) (api.ImagesRemoved, error
 // Tag gives a stored image one more name. An image that has the name loses it.
 func (s *Service) Tag(ctx context.Context, source, target string) (*Image, error) {
 	if source == api.HostImage || target == api.HostImage {
-		return nil, classf(ErrReference, "%q is this host's own image; it has one name, and no other image has it", api.HostImage)
+		return nil, errdefs.Classf(ErrReference, "%q is this host's own image; it has one name, and no other image has it", api.HostImage)
 	}
-	parsed, err := parse(target)
+	parsed, err := reference.Parse(target)
 	if err != nil {
 		return nil, err
 	}
-	name := normalised(parsed)
+	name := reference.Normalize(parsed)
 	if strings.Contains(name, "@") {
-		return nil, classf(ErrReference, "%q is a digest; give a tag like %s:1.0", target, store.Repository(name))
+		return nil, errdefs.Classf(ErrReference, "%q is a digest; give a tag like %s:1.0", target, store.Repository(name))
 	}
 	img, release, err := s.Acquire(ctx, source)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	r, err := s.store.Get(img.Reference)
+	r, err := s.store.Get(s.tenant, img.Reference)
 	if err != nil {
 		return nil, err
 	}
@@ -363,9 +391,9 @@ func (s *Service) Tag(ctx context.Context, source, target string) (*Image, error
 	return s.image(&tagged)
 }
 
-// Enforce removes what builds have kept, and then the least recently used images with all their names, the oldest first,
-// until all of it together has no more bytes than the limit. It leaves those that a sandbox holds or a request under way needs. An image was used when one of its
-// names was. When ctx ends, trees that are left are removed by the next Open.
+// Enforce keeps to the limit of bytes. It removes cached build steps first, and then the least
+// recently used images with all their names. It keeps images with holders. An image is used when
+// one of its names is. When ctx ends, the next Open removes the remaining trees.
 func (s *Service) Enforce(ctx context.Context) error {
 	if s.opts.Limit <= 0 {
 		return nil
@@ -378,7 +406,7 @@ func (s *Service) Enforce(ctx context.Context) error {
 	removed, err := s.sweep(ctx, true, func(records []*store.Record, steps []*store.Step, held map[string][]string) (c choice, _ error) {
 		images := shareOf(records, sizes)
 		left = images.total
-		c.forget, left = tooMuch(steps, images, s.opts.Limit-left, left)
+		c.forget, left = excessSteps(steps, images, s.opts.Limit-left, left)
 		for _, digest := range oldestFirst(records) {
 			if left <= s.opts.Limit {
 				break
@@ -389,7 +417,7 @@ func (s *Service) Enforce(ctx context.Context) error {
 			var stay []*store.Record
 			for _, r := range records {
 				if r.Manifest.Digest == digest {
-					c.drop = append(c.drop, r.Name)
+					c.drop = append(c.drop, r)
 				} else {
 					stay = append(stay, r)
 				}
@@ -410,10 +438,10 @@ func (s *Service) Enforce(ctx context.Context) error {
 	return nil
 }
 
-// tooMuch are the steps beyond the room that there is for what they alone need, the least recently used first; and how
-// many bytes there are with those that stay. A step was used when one was that was done on top of it: without it that one
-// would never be found.
-func tooMuch(steps []*store.Step, images *shares, room, total int64) ([]string, int64) {
+// excessSteps returns the least recently used steps that exceed the room for bytes that only steps
+// need, and the total bytes with the other steps. The use of a step counts for the steps below it:
+// without them it would never be found.
+func excessSteps(steps []*store.Step, images *shares, room, total int64) ([]string, int64) {
 	const (
 		kept = iota + 1
 		gone
@@ -432,7 +460,7 @@ func tooMuch(steps []*store.Step, images *shares, room, total int64) ([]string, 
 			}
 		}
 		if size > room || chains[step.Parent] == gone {
-			forget = append(forget, step.Key)
+			forget = append(forget, step.ID())
 			if l != nil && chains[l.ChainID] == 0 {
 				chains[l.ChainID] = gone
 			}
@@ -447,7 +475,7 @@ func tooMuch(steps []*store.Step, images *shares, room, total int64) ([]string, 
 	return forget, total
 }
 
-// newestFirst sorts steps by their last use, each after those that have made what it was done on.
+// newestFirst sorts steps by their last use, each after the steps that made its parent.
 func newestFirst(steps []*store.Step) []*store.Step {
 	makers := make(map[string][]*store.Step)
 	for _, step := range steps {
@@ -458,7 +486,7 @@ func newestFirst(steps []*store.Step) []*store.Step {
 	var out []*store.Step
 	seen := make(map[*store.Step]bool)
 	for _, step := range slices.SortedFunc(slices.Values(steps), func(a, b *store.Step) int { return b.UsedAt.Compare(a.UsedAt) }) {
-		// From the step down to the first that was seen, and in the order in which they were made.
+		// The step and its unseen ancestors, in the order of their creation.
 		var line []*store.Step
 		for todo := []*store.Step{step}; len(todo) > 0; {
 			next := todo[0]
@@ -477,7 +505,7 @@ func newestFirst(steps []*store.Step) []*store.Step {
 	return out
 }
 
-// oldestFirst are the digests of the images, the least recently used first.
+// oldestFirst returns the digests of the images, the least recently used first.
 func oldestFirst(records []*store.Record) []string {
 	last := make(map[string]time.Time)
 	var digests []string
@@ -501,7 +529,7 @@ func lastUse(r *store.Record) time.Time {
 	return r.PulledAt
 }
 
-// shares knows how many images need a thing, each image counted once whatever its names.
+// shares counts the images that need a blob or tree, each image once whatever its names.
 type shares struct {
 	users map[string]int
 	trees map[string]int64
@@ -525,7 +553,7 @@ func shareOf(records []*store.Record, trees map[string]int64) *shares {
 	return s
 }
 
-// parts are the blobs and trees of an image, by digest and by chain id.
+// parts returns the sizes of the blobs and trees of an image, by blobKey and treeKey.
 func (s *shares) parts(r *store.Record) map[string]int64 {
 	parts := make(map[string]int64)
 	for _, b := range r.Blobs() {
@@ -537,7 +565,7 @@ func (s *shares) parts(r *store.Record) map[string]int64 {
 	return parts
 }
 
-// of returns how much of an image other images need too, and how much it alone needs.
+// of returns the bytes of an image that other images need too, and those that it alone needs.
 func (s *shares) of(r *store.Record) (shared, unique int64) {
 	for key, size := range s.parts(r) {
 		if s.users[key] > 1 {

@@ -19,8 +19,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// Pulls, removals and collections of images that share a layer, all at once: whoever acquires an image finds its layers,
-// and in the end nothing is left over.
+// Pulls, removals and collections of images that share a layer, all at once: whoever acquires an
+// image finds its layers, and in the end nothing is left over.
 func TestCollectionAndPullsDoNotDisturbEachOther(t *testing.T) {
 	f := newFaulty(t)
 	s, a, dir := service(t)
@@ -73,7 +73,7 @@ func TestCollectionAndPullsDoNotDisturbEachOther(t *testing.T) {
 	}
 }
 
-// Until it is known what the sandboxes hold, nothing is removed.
+// Nothing is removed before the holders are known.
 func TestNothingIsCollectedBeforeTheHoldersAreKnown(t *testing.T) {
 	f := newFaulty(t)
 	s, _, _ := service(t)
@@ -90,7 +90,7 @@ func TestNothingIsCollectedBeforeTheHoldersAreKnown(t *testing.T) {
 	}
 }
 
-// The names are gone and nothing else is: what a crash at that moment leaves, the next start removes.
+// After the names are gone, a crash leaves the rest to the next start.
 func TestOpenFinishesAnInterruptedRemoval(t *testing.T) {
 	f := newFaulty(t)
 	s, a, dir := service(t)
@@ -102,7 +102,7 @@ func TestOpenFinishesAnInterruptedRemoval(t *testing.T) {
 		t.Fatal(err)
 	}
 	g, _, _, err := s.plan(false, func([]*store.Record, []*store.Step, map[string][]string) (choice, error) {
-		return choice{drop: []string{img.Reference}}, nil
+		return choice{drop: []*store.Record{{Name: img.Reference}}}, nil
 	})
 	if err != nil || len(g.Layers) != 1 || len(g.Blobs) != 3 {
 		t.Fatalf("garbage %+v, %v", g, err)
@@ -119,7 +119,7 @@ func TestOpenFinishesAnInterruptedRemoval(t *testing.T) {
 	}
 }
 
-// What cannot write its index, as on a disk that is full, can still remove what fills it.
+// Removal must work without writing the index, because a full disk is when it matters.
 func TestRemovalNeedsNoIndex(t *testing.T) {
 	f := newFaulty(t)
 	s, a, dir := service(t)
@@ -140,7 +140,8 @@ func TestRemovalNeedsNoIndex(t *testing.T) {
 	}
 }
 
-// The daemon starts although what a crash left cannot be removed, and ends although that hangs.
+// The daemon starts although the remains of a crash cannot be removed, and ends although their
+// removal hangs.
 func TestOpenDoesNotWaitForTheCleanUp(t *testing.T) {
 	dir := t.TempDir()
 	st, err := store.Open(dir)
@@ -160,7 +161,7 @@ func TestOpenDoesNotWaitForTheCleanUp(t *testing.T) {
 		if got := <-stuck.begun; got != chain {
 			t.Errorf("removing %s", got)
 		}
-		// A pull of the same layer must not find a tree that is half gone.
+		// A pull of that layer must not find a half removed tree.
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if err := s.pin(ctx, treeKeys([]string{chain})); !errors.Is(err, context.Canceled) {
@@ -185,7 +186,8 @@ func (a *stuckApplier) RemoveLayer(ctx context.Context, chainID string) error {
 	return ctx.Err()
 }
 
-// limited is a service with images of one layer each, used one after the other, and a limit that all but one exceed.
+// limited is a service with images of one layer each, used one after the other, and a limit that
+// all but one exceed.
 func limited(t *testing.T) (s *Service, a *directApplier, refs []string) {
 	t.Helper()
 	f := newFaulty(t)
@@ -204,7 +206,7 @@ func limited(t *testing.T) (s *Service, a *directApplier, refs []string) {
 
 func names(t *testing.T, s *Service) (out []string) {
 	t.Helper()
-	records, err := s.store.List()
+	records, err := s.records()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +218,8 @@ func names(t *testing.T, s *Service) (out []string) {
 
 func TestEnforceTakesTheLeastRecentlyUsed(t *testing.T) {
 	s, _, refs := limited(t)
-	// The first was used last, by a name that it got later, and its old name must not count against it.
+	// The first was used last, by a name that it got later, and its old name must not count against
+	// it.
 	other := store.Repository(refs[0]) + ":other"
 	if _, err := s.Tag(t.Context(), refs[0], other); err != nil {
 		t.Fatal(err)
@@ -275,7 +278,7 @@ func TestEnforceSparesWhatIsNeeded(t *testing.T) {
 	}
 }
 
-// A daemon that is told to stop does not finish removing everything first.
+// A stopping daemon does not finish removing everything first.
 func TestEnforceEndsBetweenLayers(t *testing.T) {
 	s, a, _ := limited(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -292,7 +295,7 @@ func TestEnforceEndsBetweenLayers(t *testing.T) {
 	}
 }
 
-// What could not be removed is tried again while the daemon runs, but not while somebody needs it again.
+// Failed removals are retried while the daemon runs, but not while the layer is needed again.
 func TestLayersThatCouldNotBeRemovedAreTriedAgain(t *testing.T) {
 	s, a, _ := limited(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -325,12 +328,13 @@ func TestLayersThatCouldNotBeRemovedAreTriedAgain(t *testing.T) {
 	if got := a.layers(t); len(got) != 0 {
 		t.Errorf("left: %v", got)
 	}
-	if left := s.leftLayers(); len(left) != 0 {
+	if left := s.failedRemovals(); len(left) != 0 {
 		t.Errorf("to be tried again: %v", left)
 	}
 }
 
-// To remove one layer may take long. Another that a pull has completed meanwhile is an image's, and stays.
+// To remove one layer may take long. Another that a pull has completed meanwhile is an image's, and
+// stays.
 func TestRetryLeavesWhatAPullHasCompleted(t *testing.T) {
 	s, a, refs := limited(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -378,7 +382,7 @@ func (a *brokenApplier) RemoveLayer(ctx context.Context, chainID string) error {
 	return a.Applier.RemoveLayer(ctx, chainID)
 }
 
-// What a layer is called as a blob says nothing about its tree, also where both have one digest.
+// A blob's pins are independent of a tree's, even if both have one digest.
 func TestPinsOfBlobsAndTreesAreApart(t *testing.T) {
 	s, _, _ := service(t)
 	id := "sha256:" + strings.Repeat("2", 64)

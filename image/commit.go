@@ -15,33 +15,37 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/archive"
+	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/reference"
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
-// CommitOptions say what becomes of an image and one more layer.
+// CommitOptions describe an image made of a stored one and further layers.
 type CommitOptions struct {
 	Base      string          // digest of the manifest of a stored image
 	Reference string          // of the new image
-	Config    api.ImageConfig // changes, as [api.CommitSandbox] says
+	Config    api.ImageConfig // changes, as in [api.CommitSandbox]
 	Comment   string
 	Created   time.Time
-	// Layer writes the new layer as an uncompressed tar stream and returns what [layer.Diff] does, with the DiffID. Where it
-	// has no entries the new image has the layers of the old one.
+	// Layer writes the new layer as an uncompressed tar stream and returns the result of [layer.Diff],
+	// with the DiffID. Without entries the new image has the layers of the old one.
 	Layer func(ctx context.Context, w io.Writer) (layer.Result, error)
-	// Below are layers that come before Layer, lowest first: of the snapshots that a sandbox stands on.
+	// Below are layers before Layer, lowest first: of the snapshots below a sandbox.
 	Below []CommitLayer
 }
 
-// CommitLayer is one that has been made before.
+// CommitLayer is a layer of a snapshot.
 type CommitLayer struct {
-	DiffID string // that it had then, and must have still
+	DiffID string // required digest, from when it was made
 	Write  func(ctx context.Context, w io.Writer) (layer.Result, error)
 }
 
-// Commit stores a new image: all that a stored one has, and one layer more. Errors of Layer are returned as they are.
+// Commit stores a new image: a stored one with further layers. Errors of Layer are returned
+// unchanged.
 func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ layer.Result, err error) {
-	target, err := importName(opts.Reference)
+	target, err := reference.ParseTag(opts.Reference)
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
@@ -50,13 +54,13 @@ func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ l
 		return nil, layer.Result{}, err
 	}
 	defer release()
-	want, err := platform(base.Platform)
+	want, err := reference.ParsePlatform(base.Platform)
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
-	a := &archive{service: s, left: s.opts.Limits.Bytes}
+	a := s.staging()
 	defer func() {
-		if rerr := s.release(ctx, a.pinned, nil, true); rerr != nil {
+		if rerr := s.release(ctx, a.Pinned, nil, true); rerr != nil {
 			err = errors.Join(err, rerr)
 		}
 	}()
@@ -64,7 +68,7 @@ func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ l
 	var made []committed
 	var diffIDs []string
 	for _, l := range append(slices.Clone(opts.Below), CommitLayer{Write: opts.Layer}) {
-		b, err := a.pack(ctx, func(ctx context.Context, w io.Writer) (err error) {
+		b, err := a.Pack(ctx, func(ctx context.Context, w io.Writer) (err error) {
 			result, err = l.Write(ctx, w)
 			return err
 		})
@@ -72,23 +76,23 @@ func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ l
 			return nil, layer.Result{}, err
 		}
 		if l.DiffID != "" && result.DiffID != l.DiffID {
-			return nil, layer.Result{}, classf(ErrInvalid, "a snapshot that the sandbox stands on is damaged: its layer reads as %s, and was %s when it was taken",
+			return nil, layer.Result{}, errdefs.Classf(ErrInvalid, "a snapshot that the sandbox stands on is damaged: its layer reads as %s, and was %s when it was taken",
 				result.DiffID, l.DiffID)
 		}
 		if result.Entries > 0 {
 			made, diffIDs = append(made, committed{b, result.DiffID}), append(diffIDs, result.DiffID)
 		}
 	}
-	manifest, err := a.commit(ctx, base, made, &opts)
+	manifest, err := s.commitManifest(ctx, a, base, made, &opts)
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
-	p := &pull{service: s, ref: target, want: want, explicit: true, made: diffIDs, origin: &archiveOrigin{service: s, root: manifest}}
+	p := &pull{service: s, ref: target, want: want, explicit: true, staging: a, made: diffIDs, origin: s.archived(a, manifest)}
 	ready, err := p.run(ctx)
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
-	images, err := s.finish(ctx, []*prepared{ready})
+	images, err := s.record(ctx, []*prepared{ready})
 	if err != nil {
 		return nil, layer.Result{}, err
 	}
@@ -97,7 +101,7 @@ func (s *Service) Commit(ctx context.Context, opts CommitOptions) (_ *Image, _ l
 
 // byDigest finds a stored image by its manifest and keeps it until release is called.
 func (s *Service) byDigest(ctx context.Context, digest string) (*store.Record, func(), error) {
-	records, err := s.store.List()
+	records, err := s.records()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -109,67 +113,35 @@ func (s *Service) byDigest(ctx context.Context, digest string) (*store.Record, f
 		switch {
 		case err == nil && now.Manifest.Digest == digest:
 			return now, release, nil
-		case err == nil: // the name is another image's meanwhile
+		case err == nil: // the name belongs to another image by now
 			release()
 		case !errors.Is(err, ErrNotFound):
 			return nil, nil, err
 		}
 	}
-	return nil, nil, classf(ErrNotFound, "the image %s, which the sandbox was made of, is not stored any more", digest)
+	return nil, nil, errdefs.Classf(ErrNotFound, "the image %s, which the sandbox was made of, is not stored any more", digest)
 }
 
-// pack stores the layer that write writes, compressed. Write should stop when its writer fails or its context ends. Its error
-// is returned as it is, unless it only follows from one of storing.
-func (a *archive) pack(ctx context.Context, write func(context.Context, io.Writer) error) (store.Blob, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	r, w := io.Pipe()
-	written := make(chan error, 1)
-	go func() {
-		zip := layer.NewCompressor(w) // the same stream is always the same blob
-		err := write(ctx, zip)
-		if err == nil {
-			err = zip.Close()
-		}
-		_ = w.CloseWithError(err) // always nil; no error is io.EOF
-		written <- err
-	}()
-	b, err := a.add(ctx, r, a.left)
-	_ = r.Close() // always nil, as below; a writer that is not done is to end
-	if err != nil {
-		cancel()
-	}
-	if werr := <-written; werr != nil && (err == nil || errors.Is(err, werr)) {
-		return store.Blob{}, werr
-	}
-	if errors.Is(err, store.ErrMismatch) {
-		err = classf(ErrInvalid, "%w", layer.ExceededBytes.Errorf("it has more than %d bytes", a.left))
-	}
-	if err != nil {
-		return store.Blob{}, fmt.Errorf("store the layer: %w", err)
-	}
-	return b, nil
-}
-
-// committed is a layer of a new image, stored.
+// committed is a stored layer of a new image.
 type committed struct {
 	blob   store.Blob
 	diffID string
 }
 
-// commit makes the configuration and manifest of the new image, and returns the manifest's digest.
-func (a *archive) commit(ctx context.Context, base *store.Record, made []committed, opts *CommitOptions) (string, error) {
+// commitManifest makes the configuration and manifest of the new image, and returns the manifest's
+// digest.
+func (s *Service) commitManifest(ctx context.Context, a *archive.Staging, base *store.Record, made []committed, opts *CommitOptions) (string, error) {
 	read := func(what, digest string, into any) ([]byte, error) {
-		data, err := a.service.store.ReadBlob(digest, maxDocument)
+		data, err := s.store.ReadBlob(digest, store.MaxDocument)
 		if err == nil {
 			err = json.Unmarshal(data, into)
 		}
 		if err != nil {
-			return nil, classf(ErrInvalid, "image %s: its stored %s cannot be read: %w; pull it anew", base.Name, what, err)
+			return nil, errdefs.Classf(ErrInvalid, "image %s: its stored %s cannot be read: %w; pull it anew", base.Name, what, err)
 		}
 		return data, nil
 	}
-	var below v1.Manifest // whose descriptors may say more than the store's records
+	var below v1.Manifest // whose descriptors may have more fields than the store's records
 	if _, err := read("manifest", base.Manifest.Digest, &below); err != nil {
 		return "", err
 	}
@@ -180,7 +152,7 @@ func (a *archive) commit(ctx context.Context, base *store.Record, made []committ
 	}
 	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Layers: slices.Clone(below.Layers)}
 	configType, layerType := types.OCIConfigJSON, types.OCILayer
-	// One family of media types: tools are particular about it.
+	// One family of media types: some tools refuse a mixture.
 	if types.MediaType(base.Manifest.MediaType) == types.DockerManifestSchema2 {
 		m.MediaType, configType, layerType = types.DockerManifestSchema2, types.DockerConfigJSON, types.DockerLayer
 	}
@@ -192,7 +164,7 @@ func (a *archive) commit(ctx context.Context, base *store.Record, made []committ
 		}
 		diffIDs = append(diffIDs, digest)
 		l.blob.MediaType = string(layerType)
-		d, err := asDescriptor(l.blob)
+		d, err := archive.Descriptor(l.blob)
 		if err != nil {
 			return "", err
 		}
@@ -202,19 +174,19 @@ func (a *archive) commit(ctx context.Context, base *store.Record, made []committ
 	if err != nil {
 		return "", err
 	}
-	config, err := a.addDocument(ctx, data)
+	config, err := a.AddDocument(ctx, data)
 	if err != nil {
 		return "", err
 	}
 	config.MediaType = string(configType)
-	if m.Config, err = asDescriptor(config); err != nil {
+	if m.Config, err = archive.Descriptor(config); err != nil {
 		return "", err
 	}
-	return a.addJSON(ctx, m)
+	return a.AddJSON(ctx, m)
 }
 
-// configured is the configuration of an image that has these layers more than that of raw and file.
-// What it has that is unknown here stays in it, so it is changed as the JSON that it is.
+// configured returns the configuration of raw and file with further layers. It changes the JSON
+// itself, so that unknown fields stay.
 func configured(raw []byte, file *v1.ConfigFile, diffIDs []v1.Hash, opts *CommitOptions) ([]byte, error) {
 	var doc, config object
 	var history []json.RawMessage
@@ -224,14 +196,14 @@ func configured(raw []byte, file *v1.ConfigFile, diffIDs []v1.Hash, opts *Commit
 	if err := errors.Join(doc.get("config", &config), doc.get("history", &history)); err != nil {
 		return nil, err
 	}
-	// A history has an entry for every layer or is none: tools refuse others.
-	told := 0
+	// A history has an entry for every layer or is empty: tools refuse others.
+	described := 0
 	for _, h := range file.History {
 		if !h.EmptyLayer {
-			told++
+			described++
 		}
 	}
-	for range len(file.RootFS.DiffIDs) - told {
+	for range len(file.RootFS.DiffIDs) - described {
 		history = append(history, json.RawMessage("{}"))
 	}
 	created := v1.Time{Time: opts.Created.UTC()}
@@ -240,11 +212,11 @@ func configured(raw []byte, file *v1.ConfigFile, diffIDs []v1.Hash, opts *Commit
 		if i >= len(diffIDs)-1 {
 			entry.CreatedBy, entry.Comment = "sandboxd commit", opts.Comment
 		}
-		mine, err := json.Marshal(entry)
+		encoded, err := json.Marshal(entry)
 		if err != nil {
 			return nil, fmt.Errorf("encode history: %w", err)
 		}
-		history = append(history, mine)
+		history = append(history, encoded)
 	}
 	file.RootFS.DiffIDs = append(file.RootFS.DiffIDs, diffIDs...)
 	if config == nil {
@@ -261,7 +233,7 @@ func configured(raw []byte, file *v1.ConfigFile, diffIDs []v1.Hash, opts *Commit
 	return data, nil
 }
 
-// object is one of JSON. Its members are known by their names in any case, as encoding/json knows them.
+// object is a JSON object. Names of members match in any case, as in encoding/json.
 type object map[string]json.RawMessage
 
 func (o object) get(name string, into any) error {
@@ -275,7 +247,7 @@ func (o object) get(name string, into any) error {
 	return nil
 }
 
-// set gives a member a value, nil for none.
+// set sets a member; nil removes it.
 func (o object) set(name string, value any) error {
 	maps.DeleteFunc(o, func(key string, _ json.RawMessage) bool { return strings.EqualFold(key, name) })
 	if value == nil {
@@ -289,9 +261,9 @@ func (o object) set(name string, value any) error {
 	return nil
 }
 
-// configure changes how an image is run, which is so far as c says.
+// configure applies changes to c, the present configuration of how to run the image.
 func (o object) configure(c *v1.Config, change api.ImageConfig) error {
-	err := o.set("OnBuild", nil) // it was for who builds on the image, and that has been done
+	err := o.set("OnBuild", nil) // for builds based on the image; this is one
 	if len(change.Entrypoint) > 0 {
 		err = errors.Join(err, o.set("Entrypoint", change.Entrypoint), o.set("Cmd", nil))
 	}

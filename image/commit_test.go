@@ -14,15 +14,15 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/store"
 )
 
-// layoutOf is an archive with one image per content, called as names say, each with this configuration, which is completed,
-// and with this said of its layer.
+// layoutOf returns an archive with one image for each content. The images have the annotations of
+// names, an addition to their configuration, and one to the descriptor of their layer.
 func layoutOf(t *testing.T, config, ofLayer string, annotation string, names []string, contents ...string) []byte {
 	t.Helper()
 	var files, manifests []string
@@ -52,11 +52,11 @@ func adding(content []byte) func(context.Context, io.Writer) (layer.Result, erro
 	}
 }
 
-// What the base says and we do not know is kept, where it is not for somebody else.
+// Unknown fields of the base are kept, except those meant for builds.
 func TestCommitKeepsWhatItDoesNotChange(t *testing.T) {
 	s, _, _ := service(t)
 	data := layoutOf(t, `,"vendor":{"x":1},"config":{"cmd":["old"],"Env":["A=1","B=2"],"OnBuild":["RUN x"],"Healthcheck":{"Test":["CMD","y"],"StartInterval":5},"Extra":true}`,
-		`,"annotations":{"a":"b"},"urls":["https://layers.example/1"]`, annotationName, []string{"team/base:1"}, "base")
+		`,"annotations":{"a":"b"},"urls":["https://layers.example/1"]`, "io.containerd.image.name", []string{"team/base:1"}, "base")
 	base, err := s.Import(t.Context(), bytes.NewReader(data), ImportOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -69,13 +69,13 @@ func TestCommitKeepsWhatItDoesNotChange(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	record, err := s.store.Get(img.Reference)
+	record, err := s.store.Get("", img.Reference)
 	if err != nil {
 		t.Fatal(err)
 	}
 	read := func(digest string) (out map[string]any) {
 		t.Helper()
-		data, err := s.store.ReadBlob(digest, maxDocument)
+		data, err := s.store.ReadBlob(digest, store.MaxDocument)
 		if err == nil {
 			err = json.Unmarshal(data, &out)
 		}
@@ -87,7 +87,8 @@ func TestCommitKeepsWhatItDoesNotChange(t *testing.T) {
 	want := map[string]any{
 		"os": "linux", "architecture": goruntime.GOARCH, "vendor": map[string]any{"x": 1.0}, "created": "1970-01-01T00:00:01Z",
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []any{sha(layerTar(t, "content", "base")), sha(added)}},
-		// The base told nothing of its layer, which is told of all the same: it is the first of two.
+		// The base has no history for its layer. An empty entry stands for it, because it is the first of
+		// two.
 		"history": []any{map[string]any{}, map[string]any{"created": "1970-01-01T00:00:01Z", "created_by": "sandboxd commit", "comment": "why"}},
 		"config": map[string]any{
 			"Entrypoint": []any{"new"}, "Env": []any{"B=2", "A=3"}, "Labels": map[string]any{"l": "m"}, "Extra": true,
@@ -107,53 +108,24 @@ func TestCommitKeepsWhatItDoesNotChange(t *testing.T) {
 	}
 }
 
-// A layer that cannot be stored is told as that, not as the end that its writer comes to by it.
-func TestPackThatCannotBeStored(t *testing.T) {
-	s, _, _ := service(t)
-	a := &archive{service: s, left: 1000}
-	_, err := a.pack(t.Context(), func(ctx context.Context, w io.Writer) error {
-		for ctx.Err() == nil {
-			if _, err := w.Write(noise()); err != nil {
-				<-ctx.Done()
-			}
-		}
-		return fmt.Errorf("read the sandbox: %w", ctx.Err())
-	})
-	if !errors.Is(err, layer.ExceededBytes) || errors.Is(err, context.Canceled) {
-		t.Errorf("%v, want the store's error", err)
-	}
-	own := errors.New("own")
-	if _, err := a.pack(t.Context(), func(context.Context, io.Writer) error { return own }); err != own { //nolint:errorlint // as it is
-		t.Errorf("%v, want the writer's error", err)
-	}
-}
-
 // Two images that differ in a bare tag are two images, and not the platforms of one.
 func TestImportOfBareTags(t *testing.T) {
 	s, _, _ := service(t)
-	two := layoutOf(t, "", "", annotationRefName, []string{"v1", "v2"}, "one", "two")
+	two := layoutOf(t, "", "", "org.opencontainers.image.ref.name", []string{"v1", "v2"}, "one", "two")
 	if _, err := s.Import(t.Context(), bytes.NewReader(two), ImportOptions{Reference: "team/app:1"}); !errors.Is(err, ErrReference) || !strings.Contains(err.Error(), "2 images") {
 		t.Errorf("two tags: %v", err)
 	}
-	same := layoutOf(t, "", "", annotationRefName, []string{"v1", "v1"}, "one", "two")
+	same := layoutOf(t, "", "", "org.opencontainers.image.ref.name", []string{"v1", "v1"}, "one", "two")
 	if _, err := s.Import(t.Context(), bytes.NewReader(same), ImportOptions{Reference: "team/app:1"}); !errors.Is(err, ErrReference) || !strings.Contains(err.Error(), "2 images") {
 		t.Errorf("one tag: %v", err)
 	}
-	whole := layoutOf(t, "", "", annotationName, []string{"team/app:1", "team/app:1"}, "one", "two")
+	whole := layoutOf(t, "", "", "io.containerd.image.name", []string{"team/app:1", "team/app:1"}, "one", "two")
 	if _, err := s.Import(t.Context(), bytes.NewReader(whole), ImportOptions{}); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "calls two images") {
 		t.Errorf("one name: %v", err)
 	}
 }
 
-func TestDocumentsThatBecomeTooLarge(t *testing.T) {
-	s, _, _ := service(t)
-	a := &archive{service: s}
-	if _, err := a.addJSON(t.Context(), v1.Manifest{Annotations: map[string]string{"a": strings.Repeat("<", maxDocument/2)}}); !errors.Is(err, ErrInvalid) {
-		t.Errorf("%v", err) // "<" is six bytes
-	}
-}
-
-// noise is what no compression makes small.
+// noise returns incompressible bytes.
 func noise() []byte {
 	b := make([]byte, 64<<10)
 	_, _ = rand.Read(b) // never fails

@@ -14,45 +14,50 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/archive"
+	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/reference"
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
-// Draft is an image that is being made, layer by layer. What it has come to have stays until Close, whatever is pruned
-// meanwhile; after that only what an image or the cache of steps needs. A draft is for one goroutine.
+// Draft is an image in the making, layer by layer. Its parts stay until Close, whatever is pruned
+// meanwhile; after that only those that an image or the cache of steps needs. A draft is for one
+// goroutine.
 type Draft struct {
 	service  *Service
 	platform v1.Platform
 	names    []name.Reference
-	archive  *archive // of blobs that are pinned
-	chains   []string // pinned
+	staging  *archive.Staging // of pinned blobs
+	chains   []string         // pinned
 	sizes    map[string]store.Tree
-	done     bool // there is an image
+	done     bool // the image is stored
 }
 
 // Layer is one layer of a draft.
 type Layer = store.Layer
 
-// Base is an image that a draft can begin with.
+// Base is an image for a draft to start from.
 type Base struct {
 	Digest string // of its manifest
 	Config []byte
 	Layers []Layer
 }
 
-// Draft begins to make an image for a platform, empty for this host's, with these names, or without any as one that has
-// lost its name. Programs of other platforms cannot be run here, so it must be one that suits.
+// Draft starts an image for a platform, empty for this host's, with these names. Without names the
+// image is untagged. Programs of other platforms cannot run here, so the platform must suit the
+// host.
 func (s *Service) Draft(want string, names []string) (*Draft, error) {
-	p, err := platform(want)
+	p, err := reference.ParsePlatform(want)
 	if err != nil {
 		return nil, err
 	}
-	if mine, _ := platform(""); !suits(p, mine) {
-		return nil, classf(ErrReference, "platform %s: programs of a build run on this host, which is %s", p, mine)
+	if host, _ := reference.ParsePlatform(""); !reference.Suits(p, host) {
+		return nil, errdefs.Classf(ErrReference, "platform %s: programs of a build run on this host, which is %s", p, host)
 	}
 	var refs []name.Reference
 	for _, n := range names {
-		ref, err := importName(n)
+		ref, err := reference.ParseTag(n)
 		if err != nil {
 			return nil, err
 		}
@@ -60,17 +65,17 @@ func (s *Service) Draft(want string, names []string) (*Draft, error) {
 	}
 	return &Draft{
 		service: s, platform: p, names: refs, sizes: make(map[string]store.Tree),
-		archive: &archive{service: s, left: s.opts.Limits.Bytes},
+		staging: s.staging(),
 	}, nil
 }
 
-// Platform is whom the image is for.
+// Platform returns the target platform.
 func (d *Draft) Platform() v1.Platform { return d.platform }
 
-// Close lets go of what the draft has. What no image and no step needs is removed, and where no image has come of it the
-// limit is kept to: the steps are kept all the same.
+// Close releases the draft's parts and removes those that no image and no step needs. If no image
+// was committed, it enforces the limit: the cached steps count.
 func (d *Draft) Close(ctx context.Context) error {
-	err := d.service.release(ctx, d.archive.pinned, d.chains, true)
+	err := d.service.release(ctx, d.staging.Pinned, d.chains, true)
 	if !d.done {
 		if lerr := d.service.Enforce(ctx); lerr != nil {
 			d.service.opts.Log.Warn("the limit of images could not be kept to", "error", lerr)
@@ -79,22 +84,22 @@ func (d *Draft) Close(ctx context.Context) error {
 	return err
 }
 
-// pin keeps layers that are stored, and their trees, from being removed.
+// pin keeps stored layers and their trees from removal.
 func (d *Draft) pin(ctx context.Context, layers []Layer) error {
 	for _, l := range layers {
 		if err := d.service.pin(ctx, []string{blobKey(l.Blob.Digest), treeKey(l.ChainID)}); err != nil {
 			return err
 		}
-		d.archive.pinned, d.chains = append(d.archive.pinned, l.Blob.Digest), append(d.chains, l.ChainID)
+		d.staging.Pinned, d.chains = append(d.staging.Pinned, l.Blob.Digest), append(d.chains, l.ChainID)
 	}
 	return nil
 }
 
-// Base finds a stored image, or pulls it where it is not stored.
+// Base returns a stored image, or pulls it if it is not stored.
 func (d *Draft) Base(ctx context.Context, ref string, progress func(api.PullEvent)) (*Base, error) {
 	s := d.service
 	if ref == api.HostImage {
-		return nil, classf(ErrReference, "the image %q shows this host's own /usr, which cannot become part of an image; use another", ref)
+		return nil, errdefs.Classf(ErrReference, "the image %q shows this host's own /usr, which cannot become part of an image; use another", ref)
 	}
 	_, r, release, err := s.acquireRecord(ctx, ref)
 	if errors.Is(err, ErrNotFound) {
@@ -107,20 +112,20 @@ func (d *Draft) Base(ctx context.Context, ref string, progress func(api.PullEven
 		return nil, err
 	}
 	defer release()
-	if have, err := v1.ParsePlatform(r.Platform); err == nil && !suits(*have, d.platform) {
-		return nil, classf(ErrInvalid, "image %s is for %s, not for %s", r.Name, r.Platform, d.platform)
+	if have, err := v1.ParsePlatform(r.Platform); err == nil && !reference.Suits(*have, d.platform) {
+		return nil, errdefs.Classf(ErrInvalid, "image %s is for %s, not for %s", r.Name, r.Platform, d.platform)
 	}
-	config, err := s.store.ReadBlob(r.Config.Digest, maxDocument)
+	config, err := s.store.ReadBlob(r.Config.Digest, store.MaxDocument)
 	if err != nil {
-		return nil, classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
+		return nil, errdefs.Classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
 	}
 	return &Base{Digest: r.Manifest.Digest, Config: config, Layers: r.Layers}, d.pin(ctx, r.Layers)
 }
 
-// TempFile makes a file that has no name any more.
+// TempFile makes a file without a name.
 func (d *Draft) TempFile() (*os.File, error) { return d.service.store.TempFile() }
 
-// Open reads a layer without its compression.
+// Open opens a layer without its compression.
 func (d *Draft) Open(ctx context.Context, l Layer) (io.ReadCloser, error) {
 	f, err := d.service.store.OpenBlob(l.Blob.Digest)
 	if err != nil {
@@ -143,10 +148,11 @@ func (p *plainLayer) Close() error {
 	return p.f.Close()
 }
 
-// Step returns the layer that a step with that key has made before, nil where it changed nothing, and whether it is known.
+// Step returns the layer that a step with that key has made, nil if it changed nothing, and whether
+// the step is cached.
 func (d *Draft) Step(ctx context.Context, key string) (*Layer, bool, error) {
 	s := d.service
-	step, err := s.store.Step(key)
+	step, err := s.store.Step(s.tenant, key)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, false, nil
 	}
@@ -158,8 +164,8 @@ func (d *Draft) Step(ctx context.Context, key string) (*Layer, bool, error) {
 			return nil, false, err
 		}
 	}
-	// It may have been forgotten before we had it pinned, and its layer removed.
-	if step, err = s.store.Step(key); errors.Is(err, store.ErrNotFound) || err == nil && step.Layer != nil && !s.store.Has(step.Layer.Blob) {
+	// Before the pin, the step may have been forgotten and its layer removed.
+	if step, err = s.store.Step(s.tenant, key); errors.Is(err, store.ErrNotFound) || err == nil && step.Layer != nil && !s.store.Has(step.Layer.Blob) {
 		return nil, false, nil
 	} else if err != nil {
 		return nil, false, err
@@ -168,7 +174,7 @@ func (d *Draft) Step(ctx context.Context, key string) (*Layer, bool, error) {
 	return step.Layer, true, s.store.PutStep(step, nil)
 }
 
-// Remember keeps what a step has made on top of the chain id parent for those who come with the same key.
+// Remember caches the result of a step on top of the chain id parent for later steps with that key.
 func (d *Draft) Remember(key, parent string, l *Layer) error {
 	var size *store.Tree
 	if l != nil {
@@ -176,27 +182,28 @@ func (d *Draft) Remember(key, parent string, l *Layer) error {
 			size = &t
 		}
 	}
-	return d.service.store.PutStep(&store.Step{Key: key, Parent: parent, Layer: l, UsedAt: time.Now().UTC()}, size)
+	return d.service.store.PutStep(&store.Step{Tenant: d.service.tenant, Key: key, Parent: parent, Layer: l, UsedAt: time.Now().UTC()}, size)
 }
 
-// AddLayer stores the tar stream that write writes as a layer on top of the others and has it extracted, with the checks
-// that pulled layers get: it may come from a sandbox. Write should stop when its writer fails.
+// AddLayer stores the tar stream that write writes as a layer on top of the others and has it
+// extracted, with the checks of a pulled layer: it may come from a sandbox. Write should stop when
+// its writer fails.
 func (d *Draft) AddLayer(ctx context.Context, below []Layer, write func(io.Writer) error) (*Layer, error) {
-	if len(below) >= maxLayers {
-		return nil, classf(ErrInvalid, "the image has more than %d layers", maxLayers)
+	if len(below) >= store.MaxLayers {
+		return nil, errdefs.Classf(ErrInvalid, "the image has more than %d layers", store.MaxLayers)
 	}
-	plain := &atMost{left: d.archive.left, most: d.service.opts.Limits.Bytes}
-	b, err := d.archive.pack(ctx, func(_ context.Context, w io.Writer) error {
+	plain := &limitedWriter{left: d.staging.Left, most: d.service.opts.Limits.Bytes}
+	b, err := d.staging.Pack(ctx, func(_ context.Context, w io.Writer) error {
 		plain.w = w
 		return write(plain)
 	})
-	d.archive.left = plain.left // of all layers together
+	d.staging.Left = plain.left // of all layers together
 	if err != nil {
 		return nil, err
 	}
 	b.MediaType = string(types.OCILayer)
 	l := Layer{Blob: b}
-	if l.DiffID, err = d.archive.diffID(ctx, b, d.service.opts.Limits.AnyRatio()); err != nil {
+	if l.DiffID, err = d.staging.DiffID(ctx, b, d.service.opts.Limits.AnyRatio()); err != nil {
 		return nil, err
 	}
 	parent := ""
@@ -212,16 +219,16 @@ func (d *Draft) AddLayer(ctx context.Context, below []Layer, write func(io.Write
 	return &l, d.extract(ctx, l, parents)
 }
 
-// atMost is a writer that takes no more than so many bytes.
-type atMost struct {
+// limitedWriter is a writer that accepts a limited number of bytes.
+type limitedWriter struct {
 	w    io.Writer
 	left int64
-	most int64 // that it took in all
+	most int64 // the whole limit, for messages
 }
 
-func (a *atMost) Write(p []byte) (int, error) {
+func (a *limitedWriter) Write(p []byte) (int, error) {
 	if int64(len(p)) > a.left {
-		return 0, classf(ErrInvalid, "%w", layer.ExceededBytes.Errorf("the layers of the build have more than %d bytes", a.most))
+		return 0, errdefs.Classf(ErrInvalid, "%w", layer.ExceededBytes.Errorf("the layers of the build have more than %d bytes", a.most))
 	}
 	a.left -= int64(len(p))
 	return a.w.Write(p)
@@ -231,7 +238,7 @@ func (d *Draft) extract(ctx context.Context, l Layer, parents []string) error {
 	s := d.service
 	_, err := s.extract(ctx, []store.Layer{l}, parents, func(store.Layer) bool { return true })
 	if errors.Is(err, layer.ErrInvalid) {
-		return classf(ErrInvalid, "layer: %w", err)
+		return errdefs.Classf(ErrInvalid, "layer: %w", err)
 	} else if err != nil {
 		return fmt.Errorf("extract layer: %w", err)
 	}
@@ -243,14 +250,15 @@ func (d *Draft) extract(ctx context.Context, l Layer, parents []string) error {
 	return nil
 }
 
-// Commit stores the image that has these layers and this configuration, whose root file system is filled in.
+// Commit stores the image with these layers and this configuration, whose root file system is
+// filled in.
 func (d *Draft) Commit(ctx context.Context, config any, layers []Layer) (*Image, error) {
 	s, refs := d.service, d.names
 	data, err := json.Marshal(config)
 	if err != nil {
 		return nil, fmt.Errorf("encode configuration: %w", err)
 	}
-	b, err := d.archive.addDocument(ctx, data)
+	b, err := d.staging.AddDocument(ctx, data)
 	if err != nil {
 		return nil, err
 	}
@@ -259,27 +267,27 @@ func (d *Draft) Commit(ctx context.Context, config any, layers []Layer) (*Image,
 	for _, l := range layers {
 		blobs = append(blobs, l.Blob)
 	}
-	digest, err := d.archive.manifest(ctx, b, blobs)
+	digest, err := d.staging.Manifest(ctx, b, blobs)
 	if err != nil {
 		return nil, err
 	}
 	if len(refs) == 0 {
-		ref, err := parse(unnamed + "@" + digest)
+		ref, err := reference.Parse(unnamed + "@" + digest)
 		if err != nil {
 			return nil, err
 		}
 		refs = []name.Reference{ref}
 	}
-	p := &pull{service: s, ref: refs[0], want: d.platform, origin: &archiveOrigin{service: s, root: digest}}
+	p := &pull{service: s, ref: refs[0], want: d.platform, origin: s.archived(d.staging, digest), staging: d.staging}
 	ready, err := p.run(ctx)
 	if err != nil {
 		return nil, err
 	}
 	ready.Untagged = len(d.names) == 0
 	for _, ref := range refs[1:] {
-		ready.names = append(ready.names, normalised(ref))
+		ready.names = append(ready.names, reference.Normalize(ref))
 	}
-	images, err := s.finish(ctx, []*prepared{ready})
+	images, err := s.record(ctx, []*prepared{ready})
 	if err != nil {
 		return nil, err
 	}

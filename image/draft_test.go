@@ -16,6 +16,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
+	"github.com/sandboxd/sandboxd/image/reference"
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
@@ -64,7 +65,7 @@ func config(layers ...Layer) *v1.ConfigFile {
 	return c
 }
 
-func hostArch() string { p, _ := platform(""); return p.Architecture }
+func hostArch() string { p, _ := reference.ParsePlatform(""); return p.Architecture }
 
 func TestDraftBecomesAnImage(t *testing.T) {
 	s, a, dir := service(t)
@@ -80,7 +81,7 @@ func TestDraftBecomesAnImage(t *testing.T) {
 	if len(img.Rootfs.Layers) != 2 || img.Reference != "docker.io/library/app:1" || img.Rootfs.Layers[1] != chainID(one.ChainID, two.DiffID) {
 		t.Errorf("%+v", img)
 	}
-	// The same steps make the same blobs; without a name it is pruned.
+	// Equal steps make equal blobs; without a name the image is pruned.
 	d = draft(t, s)
 	if same := addLayer(t, d, nil, "a", "1"); same != one {
 		t.Errorf("%+v, was %+v", same, one)
@@ -108,7 +109,8 @@ func TestDraftBecomesAnImage(t *testing.T) {
 	}
 }
 
-// What was not remembered goes with its draft, be it that the writer failed, the layer is bad, or nobody committed.
+// Layers that were not cached go with their draft, after an error of the writer, of the layer, or
+// without a commit.
 func TestDraftLeavesNothing(t *testing.T) {
 	s, a, dir := service(t)
 	d := draft(t, s)
@@ -123,7 +125,7 @@ func TestDraftLeavesNothing(t *testing.T) {
 	if _, err := d.AddLayer(t.Context(), []Layer{one}, writes(layerTar(t, "../up", "x"))); !errors.Is(err, ErrInvalid) {
 		t.Errorf("%v", err)
 	}
-	d.archive.left = 1000
+	d.staging.Left = 1000
 	if _, err := d.AddLayer(t.Context(), []Layer{one}, writes(layerTar(t, "b", strings.Repeat("x", 2000)))); !errors.Is(err, ErrInvalid) {
 		t.Errorf("%v", err)
 	}
@@ -141,8 +143,8 @@ func TestDraftLeavesNothing(t *testing.T) {
 	}
 }
 
-// Steps stay over a restart, are found with their layers, and go by prune or by the limit, the oldest first; but for those
-// that a draft has.
+// Steps stay over a restart, are found with their layers, and go by prune or by the limit, the
+// oldest first; but for those that a draft has.
 func TestStepsAreKeptUntilTheyAreTooMuch(t *testing.T) {
 	s, a, dir := service(t)
 	s.SetHolders(func() map[string][]string { return map[string][]string{} })
@@ -181,10 +183,10 @@ func TestStepsAreKeptUntilTheyAreTooMuch(t *testing.T) {
 	if err := s.Enforce(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.store.Step("0"); !errors.Is(err, store.ErrNotFound) {
+	if _, err := s.store.Step("", "0"); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("the oldest step is there: %v", err)
 	}
-	if _, err := s.store.Step("1"); err != nil {
+	if _, err := s.store.Step("", "1"); err != nil {
 		t.Errorf("the newest step is gone: %v", err)
 	}
 	if got := a.layers(t); len(got) != 1 || got[0] != two.ChainID {
@@ -213,7 +215,8 @@ func TestStepsAreKeptUntilTheyAreTooMuch(t *testing.T) {
 	}
 }
 
-// TestStepsGoFromTheTop has an old build in three steps and a new one that shares the lowest with it.
+// TestStepsGoFromTheTop has an old build in three steps and a new one that shares the lowest with
+// it.
 func TestStepsGoFromTheTop(t *testing.T) {
 	step := func(key, parent, chain string, used int64) *store.Step {
 		s := &store.Step{Key: key, Parent: parent, UsedAt: time.Unix(used, 0)}
@@ -222,7 +225,7 @@ func TestStepsGoFromTheTop(t *testing.T) {
 		}
 		return s
 	}
-	// As a build leaves them: the lower, the earlier. "b" is a copy that has two keys.
+	// As left by a build: the lower, the earlier. "b" is a copy that has two keys.
 	steps := []*store.Step{step("a", "", "A", 1), step("b", "A", "B", 2), step("b2", "A", "B", 2), step("w", "B", "", 2), step("c", "B", "C", 3), step("x", "", "X", 0)}
 	for _, c := range []struct {
 		room  int64
@@ -231,7 +234,7 @@ func TestStepsGoFromTheTop(t *testing.T) {
 	}{
 		{100, "", 40}, {39, "x", 30}, {29, "c x", 20}, {19, "b b2 c w x", 10}, {9, "a b b2 c w x", 0},
 	} {
-		forget, total := tooMuch(steps, shareOf(nil, nil), c.room, 0)
+		forget, total := excessSteps(steps, shareOf(nil, nil), c.room, 0)
 		slices.Sort(forget)
 		if got := strings.Join(forget, " "); got != c.want {
 			t.Errorf("with room for %d go %q, want %q", c.room, got, c.want)
@@ -246,7 +249,7 @@ func TestLayersOfADraftAreCountedTogether(t *testing.T) {
 	s, _, _ := service(t)
 	d := draft(t, s)
 	defer closeDraft(t, d)
-	d.archive.left = 5 << 10
+	d.staging.Left = 5 << 10
 	l := addLayer(t, d, nil, "a", strings.Repeat("1", 1000))
 	if _, err := d.AddLayer(t.Context(), []Layer{l}, writes(layerTar(t, "b", strings.Repeat("2", 3000)))); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a second layer, of more than there is left: %v", err)
@@ -268,7 +271,7 @@ func TestDraftThatFailsKeepsToTheLimit(t *testing.T) {
 	}
 }
 
-// TestVerifyLooksAtWhatBuildsHaveKept has a layer that no image has, with a byte that is not what it was.
+// TestVerifyLooksAtWhatBuildsHaveKept has a damaged layer of no image.
 func TestVerifyLooksAtWhatBuildsHaveKept(t *testing.T) {
 	s, _, dir := service(t)
 	d := draft(t, s)

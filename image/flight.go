@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// flights does each piece of work once for all who want it at the same time.
+// flights runs each piece of work once for all concurrent callers.
 type flights struct {
 	mu   sync.Mutex
 	live map[string]*flight
@@ -16,12 +16,13 @@ type flight struct {
 	waiters int
 	cancel  context.CancelFunc
 	done    chan struct{}
-	err     error // once done is closed
+	err     error // valid after done is closed
 }
 
-// do returns what work(ctx) returns, run for this caller or for one that came before with the same key. The work's
-// context ends when nobody waits any more, not when the first caller goes. An error of another caller's work, who may
-// have asked another registry with other credentials, makes this one try for itself.
+// do returns the result of work(ctx), run for this caller or for an earlier one with that key. The
+// work's context ends when no caller waits any more, not when the first one leaves. After an error
+// of another caller's work, perhaps from another registry or with other credentials, this caller
+// tries itself.
 func (f *flights) do(ctx context.Context, key string, work func(context.Context) error) error {
 	for {
 		first, err := f.join(ctx, key, work)
@@ -31,7 +32,7 @@ func (f *flights) do(ctx context.Context, key string, work func(context.Context)
 	}
 }
 
-// join is one attempt of do; first says whether the work was this caller's.
+// join is one attempt of do; first reports whether the work was this caller's.
 func (f *flights) join(ctx context.Context, key string, work func(context.Context) error) (first bool, err error) {
 	f.mu.Lock()
 	fl, ok := f.live[key]
@@ -65,21 +66,21 @@ func (f *flights) join(ctx context.Context, key string, work func(context.Contex
 	f.mu.Lock()
 	if fl.waiters--; fl.waiters == 0 {
 		fl.cancel()
-		// Who comes now must not join work that is being given up.
+		// New callers must not join abandoned work.
 		if f.live[key] == fl {
 			delete(f.live, key)
 		}
 	}
 	f.mu.Unlock()
 	if ctx.Err() != nil {
-		// Work that was cancelled leaves things behind until it has noticed.
-		f.settle(fl)
+		// Cancelled work leaves things behind until it has ended.
+		f.awaitAbandoned(fl)
 	}
 	return !ok, err
 }
 
-// settle waits for the work to end if nobody else waits for it.
-func (f *flights) settle(fl *flight) {
+// awaitAbandoned waits for the work to end if no other caller waits for it.
+func (f *flights) awaitAbandoned(fl *flight) {
 	f.mu.Lock()
 	last := fl.waiters == 0
 	f.mu.Unlock()
@@ -88,5 +89,5 @@ func (f *flights) settle(fl *flight) {
 	}
 }
 
-// wait returns when no work is left.
+// wait waits for all work to end.
 func (f *flights) wait() { f.wg.Wait() }

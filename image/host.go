@@ -22,16 +22,16 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// hostImage is the host image as it was last made.
+// hostImage is the latest host image.
 type hostImage struct {
-	root string // "/" but in tests
+	root string // "/" outside of tests
 
 	mu    sync.Mutex
 	image *Image
-	stamp string // of the host when it was made
+	stamp string // of the host at that time
 }
 
-// hostPlatform is the only one that the host's own programs are for.
+// hostPlatform returns the platform of the host's own programs.
 func hostPlatform() string { return "linux/" + goruntime.GOARCH }
 
 func (h *hostImage) summary() api.Image {
@@ -43,11 +43,11 @@ func (h *hostImage) summary() api.Image {
 	return h.image.Image
 }
 
-// current returns the image if nothing that it was made of has changed since.
+// current returns the image if the host has not changed since.
 func (h *hostImage) current() *Image {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.image == nil || h.stamp != h.look() {
+	if h.image == nil || h.stamp != h.stat() {
 		return nil
 	}
 	img := *h.image
@@ -57,9 +57,9 @@ func (h *hostImage) current() *Image {
 	return &img
 }
 
-// look sums up, in some microseconds, what changes when programs are installed or removed. Files are replaced by
-// renaming, which changes their directory.
-func (h *hostImage) look() string {
+// stat returns a fingerprint, in some microseconds, that changes when programs are installed or
+// removed. Files are replaced by renaming, which changes their directory.
+func (h *hostImage) stat() string {
 	var b strings.Builder
 	for _, name := range []string{
 		"etc", "etc/ld.so.cache", "etc/alternatives", "etc/ssl/certs", "usr", "usr/bin", "usr/lib", "usr/local", "usr/local/bin", "usr/local/lib",
@@ -72,7 +72,7 @@ func (h *hostImage) look() string {
 	return b.String()
 }
 
-// getHost returns the host image and makes it if there is none or the host has changed.
+// getHost returns the host image, making it on first use or after a change of the host.
 func (s *Service) getHost(ctx context.Context) (*Image, error) {
 	if img := s.host.current(); img != nil {
 		return img, nil
@@ -87,10 +87,10 @@ func (s *Service) getHost(ctx context.Context) (*Image, error) {
 }
 
 func (s *Service) makeHost(ctx context.Context) (err error) {
-	if s.host.current() != nil { // since whoever was about to make it has done so, after we had looked
+	if s.host.current() != nil { // an earlier flight has made it after our check
 		return nil
 	}
-	stamp := s.host.look()
+	stamp := s.host.stat()
 	f, err := s.store.TempFile()
 	if err != nil {
 		return err
@@ -100,13 +100,13 @@ func (s *Service) makeHost(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	size, err := f.Seek(0, io.SeekCurrent) // whoever wrote has the offset in common with us
+	size, err := f.Seek(0, io.SeekCurrent) // the writer shares our offset
 	if err != nil {
-		return fmt.Errorf("read what was written: %w", err)
+		return fmt.Errorf("read the written layer: %w", err)
 	}
 	hash := sha256.New()
 	if _, err := io.Copy(hash, io.NewSectionReader(f, 0, size)); err != nil {
-		return fmt.Errorf("read what was written: %w", err)
+		return fmt.Errorf("read the written layer: %w", err)
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return fmt.Errorf("rewind: %w", err)
@@ -134,7 +134,7 @@ func (s *Service) makeHost(ctx context.Context) (err error) {
 	img := &Image{
 		Image: api.Image{Reference: api.HostImage, Digest: id, Platform: hostPlatform(), Size: size, Layers: 1, PulledAt: time.Now().UTC()},
 		Config: Config{
-			// C.UTF-8 is built into the C library; without it python takes every file name for ASCII.
+			// C.UTF-8 is built into the C library; without it python decodes file names as ASCII.
 			Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"},
 			Cmd: []string{"/bin/sh"}, WorkingDir: "/",
 		},
@@ -146,7 +146,8 @@ func (s *Service) makeHost(ctx context.Context) (err error) {
 	return nil
 }
 
-// WriteHostLayer writes the layer of the image of the host with this root, and returns which of [rootfs.HostDirs] lie below it.
+// WriteHostLayer writes the layer of the image of the host with this root, and returns those of
+// [rootfs.HostDirs] that lie below it.
 func WriteHostLayer(root string, to io.Writer) ([]string, error) {
 	r, err := os.OpenRoot(root)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// fakeHost builds a root with what a careless administrator may have in it.
+// fakeHost builds a root with the secrets that a careless administrator leaves.
 func fakeHost(t *testing.T) string {
 	t.Helper()
 	top := t.TempDir()
@@ -65,7 +65,7 @@ func fakeHost(t *testing.T) string {
 		t.Fatal(err)
 	}
 	link("etc/alternatives/vi", "/usr/bin/vim")
-	link("etc/localtime", "/root/x") // says nothing by itself
+	link("etc/localtime", "/root/x") // reveals nothing by itself
 	link("etc/services", "/etc/shadow")
 	link("bin", "usr/bin")
 	link("lib64", "/root")
@@ -166,7 +166,7 @@ func TestHostImageIsMadeOnceAndAgainWhenTheHostChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Who has looked before the first one was made comes here when it is.
+	// A caller that found no image before the first one was made gets here afterwards.
 	if err := s.makeHost(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -17,12 +17,13 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// hostEtc is what programs in /usr read in /etc to work as installed. It holds no secret and nothing about the host's
-// people or network on a host that is set up as usual; in case it is not, files that not everybody may read, files that
-// look like keys, and directories called "private" are left out. Whatever may have credentials in it on some hosts
-// (pip.conf, npmrc, profile.d, environment, wgetrc, maven/settings.xml, ...) is not listed.
+// hostEtc are the files of /etc that programs in /usr need to work as installed. On a usual host
+// they hold no secret and nothing about its users or network. In case they do, files that are not
+// world-readable, files that look like keys, and directories called "private" are left out. Files
+// that may hold credentials on some hosts (pip.conf, npmrc, profile.d, environment, wgetrc,
+// maven/settings.xml, ...) are not listed.
 var hostEtc = []string{
-	// where libraries, commands and data are found
+	// places of libraries, commands and data
 	"alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "os-release", "debian_version", "lsb-release", "magic", "magic.mime", "mime.types",
 	"protocols", "rpc", "services", "ethertypes", "terminfo", "xml", "sgml", "fonts", "papersize", "paperspecs", "inputrc", "mailcap",
 	// certificates, never keys
@@ -32,27 +33,27 @@ var hostEtc = []string{
 	"localtime", "timezone", "locale.alias", "locale.conf", "default/locale", "default/nss",
 	// languages
 	"perl", "texmf", "R", "octave.conf", "maven/m2.conf", "maven/logging", "vulkan", "OpenCL", "glvnd", "ImageMagick-6", "ImageMagick-7",
-	// what packages' scripts want when they run in a sandbox
+	// for packages' scripts that run in a sandbox
 	"adduser.conf", "deluser.conf", "login.defs",
 }
 
-// hostEtcGlobs are names with a version in them.
+// hostEtcGlobs are names with a version.
 var hostEtcGlobs = []string{"python3*", "java-*-openjdk"}
 
-// hostMade is what a host has of its own and a sandbox gets in general words instead.
-var hostMade = map[string]string{
+// hostReplacements are generic files in place of the host's own.
+var hostReplacements = map[string]string{
 	"etc/hostname":      "sandbox\n",
 	"etc/hosts":         "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n",
 	"etc/resolv.conf":   "",
 	"etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\nprotocols: files\nservices: files\nrpc: files\n",
 	"etc/host.conf":     "multi on\n",
 	"etc/group":         "root:x:0:\ndaemon:x:1:\nbin:x:2:\nsys:x:3:\nadm:x:4:\ntty:x:5:\nman:x:12:\nmail:x:8:\nwww-data:x:33:\nutmp:x:43:\nstaff:x:50:\ngames:x:60:\nusers:x:100:\nsandbox:x:1000:\nnogroup:x:65534:\n",
-	// Not the host's: people put tokens there for every login.
+	// Not the host's: users put tokens there for every login.
 	"etc/profile":     "# The sandbox's own; the host's is not shown.\nif [ -z \"$PATH\" ]; then\n\tPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n\texport PATH\nfi\n",
 	"etc/bash.bashrc": "# The sandbox's own; the host's is not shown.\n[ -z \"$PS1\" ] || PS1='\\u@\\h:\\w\\$ '\n",
 }
 
-// hostSkeleton are the directories of the root with their modes.
+// hostSkeleton has the directories of the root with their modes.
 var hostSkeleton = map[string]int64{
 	"boot": 0o755, "dev": 0o755, "etc": 0o755, "home": 0o755, "media": 0o755, "mnt": 0o755, "opt": 0o755, "proc": 0o555, "root": 0o700,
 	"run": 0o755, "run/lock": 0o1777, "srv": 0o755, "sys": 0o555, "tmp": 0o1777, "usr": 0o755,
@@ -65,12 +66,12 @@ const (
 	maxHostCount = 20_000
 )
 
-// writeHostTar writes the layer of the host image as an uncompressed tar, the same bytes for the same host, and returns
-// which of [rootfs.HostDirs] lie below it.
+// writeHostTar writes the layer of the host image as an uncompressed tar, equal bytes for an equal
+// host, and returns those of [rootfs.HostDirs] that lie below it.
 //
-// The launcher mounts <layer>/usr over the host's /usr. A directory that both have takes owner and mode from the layer,
-// so those listed here belong to the sandbox's root and can be written to (in the sandbox's own upper layer), while all
-// others belong to nobody.
+// The launcher mounts <layer>/usr over the host's /usr. A directory in both takes owner and mode
+// from the layer. So the listed directories belong to the sandbox's root and are writable in the
+// sandbox's own upper layer; all others have an unmapped owner.
 func writeHostTar(w io.Writer, host *os.Root) (hostDirs []string, err error) {
 	t := &hostTar{host: host, entries: make(map[string]hostEntry)}
 	for name, mode := range hostSkeleton {
@@ -97,7 +98,7 @@ func writeHostTar(w io.Writer, host *os.Root) (hostDirs []string, err error) {
 			}
 		}
 	}
-	for name, content := range hostMade {
+	for name, content := range hostReplacements {
 		t.file(name, []byte(content))
 	}
 	t.accounts()
@@ -116,19 +117,19 @@ type hostTar struct {
 	total   int64
 }
 
-// longAgo is when everything was made that the host has not.
-var longAgo = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+// fixedTime is the time of entries that the host does not have.
+var fixedTime = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func (t *hostTar) put(name string, e hostEntry) {
 	if e.hdr.ModTime.IsZero() {
-		e.hdr.ModTime = longAgo
+		e.hdr.ModTime = fixedTime
 	}
 	t.entries[name] = e
 	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
 		if _, ok := t.entries[dir]; ok {
 			break
 		}
-		t.entries[dir] = hostEntry{hdr: tar.Header{Typeflag: tar.TypeDir, Mode: 0o755, ModTime: longAgo}}
+		t.entries[dir] = hostEntry{hdr: tar.Header{Typeflag: tar.TypeDir, Mode: 0o755, ModTime: fixedTime}}
 	}
 }
 
@@ -144,7 +145,7 @@ func (t *hostTar) link(name, target string) {
 	t.put(name, hostEntry{hdr: tar.Header{Typeflag: tar.TypeSymlink, Mode: 0o777, Linkname: target}})
 }
 
-// accounts are the few that programs look for, and one for programs that refuse to be root.
+// accounts adds the few accounts that programs expect, and one for programs that refuse to be root.
 func (t *hostTar) accounts() {
 	shell := "/bin/sh"
 	shells := "/bin/sh\n"
@@ -166,21 +167,21 @@ nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
 `, shell))
 }
 
-// system adds the directories where programs are: links as the host has them, and of real directories those that
-// installing something writes to.
+// system adds the directories of programs: links like the host's, and the real directories that
+// installations write to.
 func (t *hostTar) system() (hostDirs []string) {
 	for _, d := range rootfs.HostDirs {
 		name := strings.TrimPrefix(d, "/")
 		fi, err := t.host.Lstat(name)
 		switch {
 		case err != nil:
-			continue // hosts have some of them
+			continue // not every host has all of them
 		case fi.Mode()&fs.ModeSymlink != 0:
 			target, err := t.host.Readlink(name)
 			if err == nil && strings.HasPrefix(path.Clean("/"+target), "/usr/") {
 				t.link(name, target)
 			}
-		case fi.IsDir() && everybody(fi):
+		case fi.IsDir() && worldReadable(fi):
 			hostDirs = append(hostDirs, d)
 			t.dirs(name, 1)
 		}
@@ -189,7 +190,7 @@ func (t *hostTar) system() (hostDirs []string) {
 	for _, pattern := range []string{"usr/lib/python3*/*-packages", "usr/lib64/python3*/*-packages", "usr/lib/node_modules", "usr/share/node_modules"} {
 		names, err := fs.Glob(t.host.FS(), pattern)
 		if err != nil {
-			continue // a pattern of ours is well-formed
+			continue // the pattern is ours and valid
 		}
 		for _, name := range names {
 			t.dirs(name, 0)
@@ -201,7 +202,7 @@ func (t *hostTar) system() (hostDirs []string) {
 // dirs adds the directory of the host, and the directories below it to some depth.
 func (t *hostTar) dirs(name string, depth int) {
 	fi, err := t.host.Lstat(name)
-	if err != nil || !fi.IsDir() || !everybody(fi) || len(t.entries) > maxHostCount {
+	if err != nil || !fi.IsDir() || !worldReadable(fi) || len(t.entries) > maxHostCount {
 		return
 	}
 	// Not the group's bits or set-id: the host's staff group is not the sandbox's.
@@ -228,21 +229,22 @@ func (t *hostTar) list(name string) []string {
 	return names
 }
 
-// everybody reports whether every user of the host may read the file, or read and enter the directory.
-func everybody(fi fs.FileInfo) bool {
+// worldReadable reports whether every user of the host may read the file, or read and enter the
+// directory.
+func worldReadable(fi fs.FileInfo) bool {
 	if fi.IsDir() {
 		return fi.Mode().Perm()&0o005 == 0o005
 	}
 	return fi.Mode().Perm()&0o004 != 0
 }
 
-// copy adds a file, link or directory of the host with everything below that everybody may read. What is not there or
-// may not be read is left out; only too much is an error.
+// copy adds a file, link or directory of the host with everything world-readable below it. Absent
+// and unreadable files are left out; only an excess is an error.
 func (t *hostTar) copy(name string) error {
-	// Every directory on the way counts: a readable file in a closed directory is not for everybody.
+	// Every directory on the way counts: a readable file in a closed directory is not world-readable.
 	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
-		if fi, err := t.host.Lstat(dir); err != nil || !fi.IsDir() || !everybody(fi) {
-			return nil //nolint:nilerr // as above
+		if fi, err := t.host.Lstat(dir); err != nil || !fi.IsDir() || !worldReadable(fi) {
+			return nil //nolint:nilerr // left out, as the directory is closed or gone
 		}
 	}
 	return t.tree(name)
@@ -258,7 +260,7 @@ func (t *hostTar) tree(name string) error {
 	}
 	fi, err := t.host.Lstat(name)
 	if err != nil {
-		return nil //nolint:nilerr // hosts have some of them
+		return nil //nolint:nilerr // not every host has all of them
 	}
 	switch {
 	case fi.Mode()&fs.ModeSymlink != 0:
@@ -266,9 +268,9 @@ func (t *hostTar) tree(name string) error {
 		if err != nil {
 			return nil //nolint:nilerr // gone meanwhile
 		}
-		// It means something in the sandbox only, where nothing but what is copied can be at its end.
+		// The link is only followed in the sandbox, where its target can only be a copied file.
 		t.put(name, hostEntry{hdr: tar.Header{Typeflag: tar.TypeSymlink, Mode: 0o777, Linkname: target, ModTime: fi.ModTime()}})
-	case !everybody(fi):
+	case !worldReadable(fi):
 	case fi.IsDir():
 		t.dir(name, 0o755, fi.ModTime())
 		for _, child := range t.list(name) {
@@ -287,7 +289,7 @@ func (t *hostTar) tree(name string) error {
 	return nil
 }
 
-// read reads a file of the host that is still the one which was looked at.
+// read reads a file of the host if it is still the checked one.
 func (t *hostTar) read(name string, want fs.FileInfo) ([]byte, bool) {
 	if want.Size() > maxHostFile {
 		return nil, false
@@ -298,7 +300,7 @@ func (t *hostTar) read(name string, want fs.FileInfo) ([]byte, bool) {
 	}
 	defer func() { _ = f.Close() }()
 	fi, err := f.Stat()
-	if err != nil || !os.SameFile(fi, want) || !everybody(fi) {
+	if err != nil || !os.SameFile(fi, want) || !worldReadable(fi) {
 		return nil, false
 	}
 	content, err := io.ReadAll(io.LimitReader(f, maxHostFile+1))
@@ -314,7 +316,7 @@ func (t *hostTar) write(w io.Writer) error {
 		e := t.entries[name]
 		e.hdr.Name = name
 		e.hdr.Size = int64(len(e.body))
-		// Whole seconds in the oldest format that can hold the entry: the same bytes on every run.
+		// Whole seconds in the oldest possible format: equal bytes on every run.
 		e.hdr.ModTime = e.hdr.ModTime.Truncate(time.Second)
 		if e.hdr.Typeflag == tar.TypeDir {
 			e.hdr.Name += "/"

@@ -1,8 +1,10 @@
-// Package image leads from a reference to a verified image and a rootfs ready to mount.
+// Package image resolves a reference to a verified image and a rootfs ready to mount, for each
+// tenant.
 //
-// It speaks to registries, checks every digest and size, and keeps blobs and names in an image/store. It never
-// extracts anything itself: layers are hostile input, so an [Applier] with less power does that, which in the product
-// is the launcher's confined child.
+// It unites the parts below it: registry and archive bring images, snapshot describes those of
+// sandboxes, store keeps blobs and names, layer defines the extraction. It never extracts a layer
+// itself: layers are hostile input, so an [Applier] with less privilege does that, in the product
+// the launcher's confined child.
 package image
 
 import (
@@ -18,27 +20,30 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/reference"
+	"github.com/sandboxd/sandboxd/image/registry"
 	"github.com/sandboxd/sandboxd/image/store"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
 // An Applier keeps extracted layers by their chain ids.
 type Applier interface {
-	// Apply extracts the blobs into the layers of their chain ids, completely and durably or not at all; their content must
-	// have the diff ids that are asked for. A layer that exists is left alone, and its result then has no diff id. A layer that
-	// is asked for by several is extracted once. An error that a blob is to blame for is of the class [layer.ErrInvalid], and
-	// comes with the results of the layers below it; any other one may come with less than that.
+	// Apply extracts the blobs into the layers of their chain ids, completely and durably or not at
+	// all; their content must have the requested diff ids. An existing layer stays, and its result has
+	// no diff id. Concurrent requests for one layer extract it once. An error caused by a blob is of
+	// the class [layer.ErrInvalid], and comes with the results of the layers below it; any other error
+	// may come with fewer.
 	Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Result, error)
-	// RemoveLayer removes a layer. One that does not exist is no error.
+	// RemoveLayer removes a layer. A missing one is no error.
 	RemoveLayer(ctx context.Context, chainID string) error
 }
 
-// Config is the part of an image's configuration that matters to running it. All of it was written by whoever made the
-// image.
+// Config is the part of an image's configuration that matters to running it. All of it is
+// untrusted.
 type Config struct {
 	Env        []string // "NAME=value"
 	Entrypoint []string
@@ -47,92 +52,103 @@ type Config struct {
 	User       string
 }
 
-// Image is an image that is stored, with every layer extracted.
+// Image is a stored image, with every layer extracted.
 type Image struct {
 	api.Image
 	Config Config
 	Rootfs rootfs.Source
 }
 
-// Service is the images of one data directory. Its methods may be called from several goroutines.
+// Service is the images of one data directory as one tenant sees them; see [Service.For]. Its
+// methods may be called from several goroutines.
 type Service struct {
+	*state
+
+	tenant string
+}
+
+// state is shared by the views of all tenants.
+type state struct {
 	store    *store.Store
 	applier  Applier
-	keychain authn.Keychain
-	backoff  remote.Backoff // between attempts after errors that may pass
-	patience time.Duration  // with registries that answer 429
+	registry *registry.Client
 	flights  flights
 
-	helperTimeout time.Duration // of credential helpers
-
-	background sync.WaitGroup     // the clean-up that Open begins
-	retrier    sync.WaitGroup     // who goes on with it
+	background sync.WaitGroup     // clean-up begun by Open
+	retrier    sync.WaitGroup     // later attempts of the clean-up
 	stop       context.CancelFunc // ends both
 	host       hostImage
 	opts       Options
 
 	mu sync.Mutex
-	// pins counts who needs a blob or layer just now, by blobKey or treeKey, or an image, by its manifest's: running
-	// pulls, so that one pull's failure does not take away what another has found, and sandboxes that are being created.
-	// A layer that is not compressed can have one digest as a blob and as a tree.
+	// pins counts the requests under way that need a blob or layer, by blobKey or treeKey, or an
+	// image, by its manifest's blobKey. Running pulls pin, so that one pull's failure does not remove
+	// the parts that another has found, and so do sandboxes in creation. An uncompressed layer can
+	// have one digest as a blob and as a tree.
 	pins map[string]int
-	// going are the blobs and layers that are being removed; the channel is closed when that is over. Who wants to pin
-	// one of them waits.
-	going   map[string]chan struct{}
-	left    map[string]bool                            // chain ids of layers that could not be removed, for retry
-	holders func() map[string][]string                 // see SetHolders; nil: unknown, nothing may be collected
-	removal func(ctx context.Context, layers []string) // see OnRemoval; nil: nobody is told
-	used    map[string]time.Time                       // of images by name, where it is later than what is stored
-	sizes   map[string]store.Tree                      // of the trees that were extracted here, by chain id
+	// removing holds the blobs and layers in removal; the channel is closed at its end. Requests that
+	// pin one of them wait.
+	removing map[string]chan struct{}
+	failed   map[string]bool                            // chain ids of layers whose removal failed, for retry
+	holders  func() map[string][]string                 // see SetHolders; nil means unknown, so nothing may be collected
+	removal  func(ctx context.Context, layers []string) // see OnRemoval; may be nil
+	used     map[string]time.Time                       // by ID of the record, if later than the record's
+	proven   map[string]int                             // content that tenants have presented; see prove
+	sizes    map[string]store.Tree                      // of trees extracted since the start, by chain id
 }
 
-// Options configure a [Service]. The zero value is what tests want.
+// Options configure a [Service]. The zero value suits tests.
 type Options struct {
-	// Limit is how many bytes blobs and trees of all images may have before the least recently used ones are removed;
-	// 0: any number.
+	// Limit is the maximum of bytes for blobs and trees of all images; the least recently used ones
+	// are removed first. Zero means no limit.
 	Limit int64
-	// SnapshotLimit is how many bytes the files of all snapshots may have before the oldest ones that no sandbox stands on are
-	// removed; 0: any number.
+	// SnapshotLimit is the maximum of bytes for the files of all snapshots; the oldest ones without a
+	// sandbox based on them are removed first. Zero means no limit.
 	SnapshotLimit int64
-	// LayersDir is where the applier keeps extracted layers. Verify alone looks there; empty: it compares no trees.
+	// LayersDir is the applier's directory of extracted layers, for Verify alone. If empty, Verify
+	// compares no trees.
 	LayersDir string
-	// Registries say how certain registries are spoken to.
-	Registries Registries
-	// Limits bound each image, and each snapshot with the image that it stands on, however it comes here: an image that is beyond
-	// them is refused, be its layers there already or not. Zero fields are those of [layer.DefaultLimits].
+	// Registries holds the settings of particular registries.
+	Registries registry.Config
+	// Limits bound each image, and each snapshot together with its image, from any origin. An image
+	// beyond them is refused even if its layers are stored. Zero fields are those of
+	// [layer.DefaultLimits].
 	Limits layer.Limits
-	// What a daemon that has confined itself has done for it outside. Keychain finds credentials; default: the configuration files of
-	// Docker and podman, and the helpers that they name. Lookup finds the addresses of a host; default: as the host does. HostLayer
-	// writes the layer of the host image; default: [WriteHostLayer].
+	// The following run outside of a confined daemon. Keychain finds credentials; by default in the
+	// configuration files of Docker and podman, and with the helpers that those name. Lookup resolves
+	// a host; by default as the host does. HostLayer writes the layer of the host image; by default
+	// [WriteHostLayer].
 	Keychain  authn.Keychain
 	Lookup    func(ctx context.Context, host string) ([]netip.Addr, error)
 	HostLayer func(ctx context.Context, to *os.File) (hostDirs []string, err error)
 
-	Log *slog.Logger // default: discarded
+	Log *slog.Logger // nil discards
 }
 
-// removeTimeout bounds the clean-up after a failed pull, which goes on after the caller has given up.
+// removeTimeout limits the clean-up after a failed pull, which continues after the caller is gone.
 const removeTimeout = 30 * time.Second
 
-// Open opens the images in dir and cleans up what interrupted pulls and removals left there. What they left with the
-// applier is removed in the background.
+// Open opens the images in dir and cleans up after interrupted pulls and removals. Their layers are
+// removed in the background.
 func Open(dir string, applier Applier, opts Options) (*Service, error) {
 	st, err := store.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	s := &Service{
-		store: st, applier: applier, keychain: opts.Keychain, opts: opts, patience: maxPatience, helperTimeout: credentialsTimeout,
-		pins: make(map[string]int), going: make(map[string]chan struct{}), left: make(map[string]bool), used: make(map[string]time.Time), sizes: make(map[string]store.Tree),
-		backoff: remote.Backoff{Duration: 500 * time.Millisecond, Factor: 3, Jitter: 0.1, Steps: 3},
-	}
+	s := &Service{state: &state{
+		store: st, applier: applier, opts: opts,
+		pins: make(map[string]int), removing: make(map[string]chan struct{}), failed: make(map[string]bool), used: make(map[string]time.Time),
+		sizes: make(map[string]store.Tree), proven: make(map[string]int),
+	}}
 	s.opts.Limits = s.opts.Limits.WithDefaults()
 	if s.opts.Log == nil {
 		s.opts.Log = slog.New(slog.DiscardHandler)
 	}
 	s.host.root = "/"
-	if s.keychain == nil {
-		s.keychain = authn.DefaultKeychain
+	s.registry = registry.NewClient(opts.Registries, s.opts.Log)
+	s.registry.Lookup = opts.Lookup
+	if opts.Keychain != nil {
+		s.registry.Keychain = opts.Keychain
 	}
 	if s.opts.HostLayer == nil {
 		s.opts.HostLayer = func(_ context.Context, to *os.File) ([]string, error) { return WriteHostLayer(s.host.root, to) }
@@ -145,19 +161,19 @@ func Open(dir string, applier Applier, opts Options) (*Service, error) {
 	return s, nil
 }
 
-// retryEvery is how long a layer that could not be removed waits for the next attempt.
-const retryEvery = time.Minute
+// retryInterval is the time between attempts to remove a layer.
+const retryInterval = time.Minute
 
-// cleanUp removes layers in the background: a large tree, or one that cannot be removed, must not keep the daemon from
-// starting. Whoever wants to pin one of them waits for it. What is left is tried again every minute, and stays pending for the next
-// Open.
+// cleanUp removes layers in the background: a large tree, or one that cannot be removed, must not
+// delay the daemon's start. Requests that pin one of them wait for its removal. Failed removals are
+// retried every minute, and stay pending for the next Open.
 func (s *Service) cleanUp(pending []string) {
 	var ctx context.Context
 	ctx, s.stop = context.WithCancel(context.Background())
 	s.mu.Lock()
-	settle := make([]func(), 0, len(pending))
+	ends := make([]func(), 0, len(pending))
 	for _, c := range pending {
-		settle = append(settle, s.depart(treeKeys([]string{c})))
+		ends = append(ends, s.beginRemoval(treeKeys([]string{c})))
 	}
 	s.mu.Unlock()
 	s.background.Go(func() {
@@ -165,11 +181,11 @@ func (s *Service) cleanUp(pending []string) {
 			if ctx.Err() == nil {
 				s.cleanUpLayer(ctx, c)
 			}
-			settle[i]()
+			ends[i]()
 		}
 	})
 	s.retrier.Go(func() {
-		tick := time.NewTicker(retryEvery)
+		tick := time.NewTicker(retryInterval)
 		defer tick.Stop()
 		for {
 			select {
@@ -182,69 +198,69 @@ func (s *Service) cleanUp(pending []string) {
 	})
 }
 
-// retry removes layers that could not be removed before, and that nobody has begun to use since.
+// retry removes layers whose removal failed before and that are still unused.
 func (s *Service) retry(ctx context.Context) {
-	for _, c := range s.leftLayers() {
-		settle := s.departLeft(c)
-		if settle == nil {
+	for _, c := range s.failedRemovals() {
+		end := s.beginRetry(c)
+		if end == nil {
 			continue
 		}
 		s.cleanUpLayer(ctx, c)
-		settle()
+		end()
 		if ctx.Err() != nil {
 			return
 		}
 	}
 }
 
-// departLeft is [Service.depart] for a layer of leftLayers, or nil where somebody has it or it is not pending by now: to remove
-// those before it takes its time, in which a pull may have completed it.
-func (s *Service) departLeft(chainID string) (settle func()) {
+// beginRetry is [Service.beginRemoval] for a layer of failedRemovals. It returns nil if the layer
+// is pinned, or no longer pending: while others were removed, a pull may have completed it.
+func (s *Service) beginRetry(chainID string) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := treeKey(chainID)
-	if s.pins[key] > 0 || s.going[key] != nil {
+	if s.pins[key] > 0 || s.removing[key] != nil {
 		return nil
 	}
 	if pending, err := s.store.PendingLayers(); err != nil || !slices.Contains(pending, chainID) {
 		return nil
 	}
-	return s.depart([]string{key})
+	return s.beginRemoval([]string{key})
 }
 
-// leave has layers that are pending removed by retry.
-func (s *Service) leave(chainIDs []string) {
+// scheduleRetry schedules the removal of pending layers by retry.
+func (s *Service) scheduleRetry(chainIDs []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range chainIDs {
-		s.left[c] = true
+		s.failed[c] = true
 	}
 }
 
-// leftLayers forgets those that a pull has completed since, and returns the others.
-func (s *Service) leftLayers() []string {
+// failedRemovals forgets the layers that a pull has completed since, and returns the others.
+func (s *Service) failedRemovals() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.left) == 0 {
+	if len(s.failed) == 0 {
 		return nil
 	}
 	pending, err := s.store.PendingLayers()
 	if err != nil {
-		return nil // the next time
+		return nil // retried later
 	}
-	maps.DeleteFunc(s.left, func(c string, _ bool) bool { return !slices.Contains(pending, c) })
-	return slices.Sorted(maps.Keys(s.left))
+	maps.DeleteFunc(s.failed, func(c string, _ bool) bool { return !slices.Contains(pending, c) })
+	return slices.Sorted(maps.Keys(s.failed))
 }
 
 func (s *Service) cleanUpLayer(ctx context.Context, chainID string) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	if err := s.removeLayers(ctx, []string{chainID}); err != nil {
-		s.opts.Log.Warn("what an interrupted pull or removal left could not be cleaned up, trying again", "error", err)
+		s.opts.Log.Warn("clean-up after an interrupted pull or removal failed; retrying", "error", err)
 	}
 }
 
-// Close waits for work under way, whose callers should have been cancelled, and closes the store.
+// Close waits for running work, whose callers should have been cancelled, and closes the store.
 func (s *Service) Close() error {
 	s.stop()
 	s.background.Wait()
@@ -253,39 +269,39 @@ func (s *Service) Close() error {
 	return errors.Join(s.flushUsed(), s.store.Close())
 }
 
-// Limits are those of [Options].
+// Limits returns those of [Options].
 func (s *Service) Limits() layer.Limits { return s.opts.Limits }
 
-// Get returns an image that is stored, without asking any registry. "host" is made on first use, and anew after the
-// host's own programs have changed.
+// Get returns a stored image, without asking any registry. "host" is made on first use, and again
+// after a change of the host's programs.
 func (s *Service) Get(ctx context.Context, ref string) (*Image, error) {
 	if ref == api.HostImage {
 		return s.getHost(ctx)
 	}
-	r, err := s.record(ref)
+	r, err := s.lookup(ref)
 	if err != nil {
 		return nil, err
 	}
 	return s.image(r)
 }
 
-// record finds a stored image by a reference as people write it.
-func (s *Service) record(ref string) (*store.Record, error) {
-	parsed, err := parse(ref)
+// lookup finds a stored image by a reference as users write it.
+func (s *Service) lookup(ref string) (*store.Record, error) {
+	parsed, err := reference.Parse(ref)
 	if err != nil {
 		return nil, err
 	}
-	name := normalised(parsed)
-	r, err := s.store.Get(name)
+	name := reference.Normalize(parsed)
+	r, err := s.store.Get(s.tenant, name)
 	if errors.Is(err, store.ErrNotFound) {
-		return nil, classf(ErrNotFound, "image %s is not stored here; pull it first: sandboxd pull %s", name, ref)
+		return nil, errdefs.Classf(ErrNotFound, "image %s is not stored here; pull it first: sandboxd pull %s", name, ref)
 	}
 	return r, err
 }
 
 // List returns the stored images sorted by reference, the host image first.
 func (s *Service) List(context.Context) ([]api.Image, error) {
-	records, err := s.store.List()
+	records, err := s.records()
 	if err != nil {
 		return nil, err
 	}
@@ -302,9 +318,6 @@ func (s *Service) List(context.Context) ([]api.Image, error) {
 	}
 	return images, nil
 }
-
-// LayerUsers returns, for each chain id that a stored image needs, the references of those images.
-func (s *Service) LayerUsers() (map[string][]string, error) { return s.store.LayerUsers() }
 
 func summary(r *store.Record) api.Image {
 	img := api.Image{Reference: r.Name, Digest: r.Manifest.Digest, Platform: r.Platform, Layers: len(r.Layers), PulledAt: r.PulledAt}
@@ -347,7 +360,7 @@ func treeKeys(chainIDs []string) []string {
 	return keys
 }
 
-// pin keeps blobs and layers from being cleaned up until release. What is just being removed it lets go first.
+// pin keeps blobs and layers from removal until release. It waits for removals under way.
 func (s *Service) pin(ctx context.Context, keys []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -355,7 +368,7 @@ func (s *Service) pin(ctx context.Context, keys []string) error {
 		var busy chan struct{}
 		for _, k := range keys {
 			if busy == nil {
-				busy = s.going[k]
+				busy = s.removing[k]
 			}
 		}
 		if busy == nil {
@@ -377,7 +390,7 @@ func (s *Service) pin(ctx context.Context, keys []string) error {
 	return nil
 }
 
-// unpin gives back the pins that key makes of ids and returns those of the ids that nobody pins any more. It needs s.mu.
+// unpin returns the pins that key makes of ids, and the ids without any pin left. It needs s.mu.
 func (s *Service) unpin(ids []string, key func(string) string) (free []string) {
 	for _, id := range ids {
 		k := key(id)
@@ -389,7 +402,7 @@ func (s *Service) unpin(ids []string, key func(string) string) (free []string) {
 	return free
 }
 
-// release gives back pins. With discard, what nobody else pins and no stored image needs is removed.
+// release returns pins. With discard, it removes the parts without pins that no stored image needs.
 func (s *Service) release(ctx context.Context, blobs, chains []string, discard bool) error {
 	s.mu.Lock()
 	blobs, chains = s.unpin(blobs, blobKey), s.unpin(chains, treeKey)
@@ -402,33 +415,33 @@ func (s *Service) release(ctx context.Context, blobs, chains []string, discard b
 		s.mu.Unlock()
 		return err
 	}
-	// Layers that are not pending were there before this pull, and sandboxes may run on them.
+	// Layers that are not pending existed before this pull, and sandboxes may run on them.
 	gone := slices.DeleteFunc(chains, func(c string) bool { return !slices.Contains(pending, c) })
-	settle := s.depart(append(blobKeys(blobs), treeKeys(gone)...))
+	end := s.beginRemoval(append(blobKeys(blobs), treeKeys(gone)...))
 	s.mu.Unlock()
-	defer settle()
+	defer end()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
 	return errors.Join(s.removeLayers(ctx, gone), s.store.RemoveUnused(blobs))
 }
 
-// depart makes whoever wants to pin one of the keys wait until settle is called. It needs s.mu, settle takes it.
-func (s *Service) depart(keys []string) (settle func()) {
+// beginRemoval blocks pins of the keys until end is called. It needs s.mu, end locks it.
+func (s *Service) beginRemoval(keys []string) (end func()) {
 	done := make(chan struct{})
 	for _, k := range keys {
-		s.going[k] = done
+		s.removing[k] = done
 	}
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, k := range keys {
-			delete(s.going, k)
+			delete(s.removing, k)
 		}
 		close(done)
 	}
 }
 
-// removeLayers removes layers that are pending. Those that cannot be removed stay so, for retry.
+// removeLayers removes pending layers. Failed ones stay pending, for retry.
 func (s *Service) removeLayers(ctx context.Context, chainIDs []string) error {
 	var gone []string
 	var errs []error
@@ -441,7 +454,7 @@ func (s *Service) removeLayers(ctx context.Context, chainIDs []string) error {
 	}
 	errs = append(errs, s.store.ForgetLayers(gone...))
 	if err := errors.Join(errs...); err != nil {
-		s.leave(chainIDs) // one that is gone is not pending, and leftLayers forgets it
+		s.scheduleRetry(chainIDs) // failedRemovals forgets those that are not pending
 		return err
 	}
 	return nil

@@ -9,28 +9,29 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
 // configFile reads an image's stored configuration.
 func (s *Service) configFile(r *store.Record) (*v1.ConfigFile, error) {
-	data, err := s.store.ReadBlob(r.Config.Digest, maxDocument)
+	data, err := s.store.ReadBlob(r.Config.Digest, store.MaxDocument)
 	if err != nil {
-		return nil, classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
+		return nil, errdefs.Classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
 	}
 	c, err := v1.ParseConfigFile(bytes.NewReader(data))
 	if err != nil {
-		return nil, classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
+		return nil, errdefs.Classf(ErrInvalid, "image %s: its stored configuration cannot be read: %w; pull it anew", r.Name, err)
 	}
 	return c, nil
 }
 
-// Inspect returns everything that is known of a stored image.
+// Inspect returns all details of a stored image.
 func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, error) {
 	if ref == api.HostImage {
 		return s.inspectHost(ctx)
 	}
-	r, err := s.record(ref)
+	r, err := s.lookup(ref)
 	if err != nil {
 		return api.ImageDetail{}, err
 	}
@@ -38,7 +39,7 @@ func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, err
 	if err != nil {
 		return api.ImageDetail{}, err
 	}
-	records, err := s.store.List()
+	records, err := s.records()
 	if err != nil {
 		return api.ImageDetail{}, err
 	}
@@ -57,7 +58,7 @@ func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, err
 	d.SharedSize, d.UniqueSize = shareOf(records, trees).of(r)
 	s.mu.Lock()
 	d.UsedAt = r.UsedAt
-	if at := s.used[r.Name]; at.After(d.UsedAt) {
+	if at := s.used[r.ID()]; at.After(d.UsedAt) {
 		d.UsedAt = at
 	}
 	s.mu.Unlock()
@@ -82,7 +83,8 @@ func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, err
 	next := 0
 	for _, h := range c.History {
 		step := api.ImageHistory{Created: moment(h.Created.Time), CreatedBy: h.CreatedBy, Comment: h.Comment, EmptyLayer: h.EmptyLayer}
-		// The history is the maker's tale; where it has more steps with a layer than there are layers, it is told all the same.
+		// The history is untrusted; if it has more steps with a layer than there are layers, it is shown
+		// anyway.
 		if !h.EmptyLayer && next < len(r.Layers) {
 			step.Size = r.Layers[next].Blob.Size
 			next++
@@ -92,8 +94,8 @@ func (s *Service) Inspect(ctx context.Context, ref string) (api.ImageDetail, err
 	return d, nil
 }
 
-// moment is a time that an image's maker wrote, in UTC. One that is outside the years 0 to 9999 there, as its own zone
-// can make it, could not be sent on, and is none.
+// moment returns an image's time in UTC, or zero if its year is not within 0 to 9999, as its zone
+// can cause: JSON could not express it.
 func moment(t time.Time) time.Time {
 	t = t.UTC()
 	if y := t.Year(); y < 0 || y > 9999 {
@@ -116,7 +118,7 @@ func (s *Service) inspectHost(ctx context.Context) (api.ImageDetail, error) {
 	}, nil
 }
 
-// usedBy are the sandboxes that hold an image.
+// usedBy returns the tenant's sandboxes that hold an image.
 func (s *Service) usedBy(digest string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,9 +127,9 @@ func (s *Service) usedBy(digest string) []string {
 	}
 	held, err := s.heldLocked()
 	if err != nil {
-		s.opts.Log.Warn("it is not known who holds an image", "error", err)
+		s.opts.Log.Warn("the holders of an image are unknown", "error", err)
 	}
-	who := slices.DeleteFunc(slices.Clone(held[digest]), func(w string) bool { return w == busy })
-	slices.Sort(who)
-	return who
+	holders := slices.DeleteFunc(s.ownHolders(held[digest]), func(h string) bool { return h == busy })
+	slices.Sort(holders)
+	return holders
 }

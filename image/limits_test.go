@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/compression"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
@@ -20,8 +21,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// What an image may have holds for all its layers together, whichever way they come and whether they are there already. Nothing
-// is left of what is refused.
+// The limits hold for all layers of an image together, from any origin and whether or not they
+// exist already. A refused image leaves nothing.
 func TestLimitsAreOfTheWholeImage(t *testing.T) {
 	const size = 60 << 10 // of each layer, which no limit here refuses alone
 	f := newFaulty(t)
@@ -54,7 +55,8 @@ func TestLimitsAreOfTheWholeImage(t *testing.T) {
 		_, err := s.Pull(t.Context(), ref, PullOptions{})
 		return err
 	}
-	// All its layers come now; then all but one are there. Seven entries are what the first of the other one has.
+	// First all its layers are fetched; then all but one exist. Seven entries are those of the other
+	// image's first layer.
 	for range 2 {
 		before := leftovers(t, dir, a)
 		exceeds(t, layer.ExceededBytes, pull(three))
@@ -89,10 +91,10 @@ func TestLimitsAreOfTheWholeImage(t *testing.T) {
 		_, err = d.AddLayer(t.Context(), base.Layers, writes(third))
 		exceeds(t, layer.ExceededBytes, err)
 	}()
-	snapshot := layerTar(t, snapshotName, fmt.Sprintf(`{"version":1,"snapshot":{"image":%q,"image_digest":%q,"rootfs":{"snapshots":[%q]}}}`, two, img.Digest, sha(third)),
-		layerFile(0), string(third))
+	file := layerTar(t, "snapshot.json", fmt.Sprintf(`{"version":1,"snapshot":{"image":%q,"image_digest":%q,"rootfs":{"snapshots":[%q]}}}`, two, img.Digest, sha(third)),
+		"layer-1.tar", string(third))
 	importSnapshot := func() error {
-		_, err := s.ImportSnapshot(t.Context(), bytes.NewReader(snapshot), "", func(*Snapshot) error { return nil },
+		_, err := s.ImportSnapshot(t.Context(), bytes.NewReader(file), "", func(*Snapshot) error { return nil },
 			func(context.Context, rootfs.Source, bool, io.Writer) (layer.Result, error) {
 				return layer.Result{DiffID: sha(third)}, nil
 			})
@@ -118,7 +120,8 @@ func TestLimitsAreOfTheWholeImage(t *testing.T) {
 		t.Errorf("what was refused left (-before +after):\n%s", diff)
 	}
 
-	// With more allowed all of it is there, and refused again when the limit is what it was: to tag it anew would make it an image.
+	// Within larger limits everything is accepted, and refused again under the old ones: a new name
+	// would make it an image.
 	s.opts.Limits.Bytes, s.opts.Limits.Entries = math.MaxInt64, 100
 	for name, err := range map[string]error{"pull": pull(three), "more entries": pull(wider), "snapshot": importSnapshot(), "archive": imported()} {
 		if err != nil {
@@ -136,7 +139,7 @@ func TestLimitsAreOfTheWholeImage(t *testing.T) {
 	}
 }
 
-// overtaken lets somebody else come first, once.
+// overtaken lets another request come first, once.
 type overtaken struct {
 	*directApplier
 	by func()
@@ -150,7 +153,7 @@ func (o *overtaken) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.
 	return o.directApplier.Apply(ctx, req)
 }
 
-// A layer that another pull makes after this one has looked at what is there counts with what it has.
+// The usage of a layer counts even if another pull makes it after this one has checked for it.
 func TestLayerThatAnotherHasJustMadeCounts(t *testing.T) {
 	const size = 60 << 10
 	a := &overtaken{directApplier: newApplier(t)}
@@ -159,7 +162,7 @@ func TestLayerThatAnotherHasJustMadeCounts(t *testing.T) {
 	parent := ""
 	for i := range 2 {
 		content := layerTar(t, fmt.Sprint("n", i), strings.Repeat("x", size))
-		b := store.Blob{MediaType: uncompressedTar, Digest: sha(content), Size: int64(len(content))}
+		b := store.Blob{MediaType: string(types.OCIUncompressedLayer), Digest: sha(content), Size: int64(len(content))}
 		if err := s.store.WriteBlob(t.Context(), b, bytes.NewReader(content)); err != nil {
 			t.Fatal(err)
 		}
@@ -179,7 +182,8 @@ func TestLayerThatAnotherHasJustMadeCounts(t *testing.T) {
 	if got, ok := errors.AsType[layer.Exceeded](err); !ok || got != layer.ExceededBytes || failed == nil || failed.ChainID != layers[1].ChainID {
 		t.Errorf("%+v, %v", failed, err)
 	}
-	// Who has found it there knows it for the layers above, when the one that made it has not been told yet.
+	// A request that found the layer there knows its usage for the layers above, before the request
+	// that made it has returned.
 	s.mu.Lock()
 	clear(s.sizes)
 	s.mu.Unlock()

@@ -10,93 +10,100 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/archive"
+	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/reference"
+	"github.com/sandboxd/sandboxd/image/registry"
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
 const (
-	parallelDownloads = 3
-	maxLayers         = 250 // overlayfs stacks 500; Docker allows 127
-	maxNesting        = 3   // indexes in indexes
+	maxNesting = 3 // indexes in indexes
 )
 
-// PullOptions say how an image is fetched.
+// PullOptions are the options of [Service.Pull].
 type PullOptions struct {
-	Platform string // "linux/amd64"; empty: this host's
-	// Insecure allows plain HTTP, and HTTPS with any certificate, to the registry of the image's name and its mirrors,
-	// but not to where these send us for tokens or blobs. Digests are checked all the same, but a tag is then
-	// whatever the network says it is, and credentials can be read on the way.
+	Platform string // "linux/amd64"; empty means this host's
+	// Insecure allows plain HTTP, and HTTPS with any certificate, to the registry of the image's name
+	// and its mirrors, but not to their token servers or storage. Digests are still checked, but the
+	// network decides which image a tag means, and can read credentials.
 	Insecure bool
-	// Progress is told what happens, by one goroutine at a time and not after Pull has returned. It should be quick.
+	// Progress is called by one goroutine at a time and not after Pull has returned. It should be
+	// quick.
 	Progress func(api.PullEvent)
 }
 
-// Pull asks the registry for the image, fetches what is not stored yet, and has its layers extracted. It returns when
-// everything is durable. A pull that fails removes what it brought.
+// Pull resolves the image at its registry or a mirror, fetches the parts that are not stored yet,
+// and has its layers extracted. It returns when everything is durable. A pull that fails removes
+// the parts that it brought.
 func (s *Service) Pull(ctx context.Context, ref string, opts PullOptions) (*Image, error) {
 	if ref == api.HostImage {
 		return s.getHost(ctx)
 	}
-	want, err := platform(opts.Platform)
+	want, err := reference.ParsePlatform(opts.Platform)
 	if err != nil {
 		return nil, err
 	}
-	parsed, err := parse(ref)
+	parsed, err := reference.Parse(ref)
 	if err != nil {
 		return nil, err
 	}
 	if d, ok := parsed.(name.Digest); ok && !strings.HasPrefix(d.DigestStr(), "sha256:") {
-		return nil, classf(ErrReference, "image reference %q: only sha256 digests are supported", ref)
+		return nil, errdefs.Classf(ErrReference, "image reference %q: only sha256 digests are supported", ref)
 	}
-	sources := s.opts.Registries.sources(parsed)
 	var ready *prepared
-	for i, source := range sources {
-		ready, err = s.pullFrom(ctx, parsed, source, want, opts)
-		// A mirror is a convenience: where it fails, for whatever reason of its own, the registry itself is asked.
-		if err == nil || i == len(sources)-1 || !errors.Is(err, ErrRegistry) && !errors.Is(err, ErrInvalid) {
-			break
-		}
-		s.opts.Log.Warn("a mirror does not serve an image", "image", normalised(parsed), "mirror", source.Context().RegistryStr(), "error", err)
-	}
+	err = s.registry.Pull(ctx, parsed, opts.Insecure, func(source *registry.Source) (err error) {
+		p := &pull{service: s, ref: parsed, want: want, explicit: opts.Platform != "", origin: source}
+		p.progress.report = opts.Progress
+		defer p.progress.end()
+		ready, err = p.run(ctx)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	images, err := s.finish(ctx, []*prepared{ready})
+	images, err := s.record(ctx, []*prepared{ready})
 	if err != nil {
 		return nil, err
 	}
 	return images[0], nil
 }
 
-// prepared is an image whose parts are stored and pinned until it is finished or given up.
+// prepared is an image whose parts are stored and pinned until it is recorded or given up.
 type prepared struct {
 	*store.Record
 
 	names         []string // further ones
 	blobs, chains []string // pinned
+	forget        func()   // ends the proofs of content
 }
 
-// finish gives prepared images their names, all or none of them, keeps to the limit and lets go of what was pinned: only
-// now, so that an image is there when its caller is told of it.
-func (s *Service) finish(ctx context.Context, ready []*prepared) (_ []*Image, err error) {
+// releasePrepared ends the pins and proofs of an image after it was recorded, or with discard given
+// up.
+func (s *Service) releasePrepared(ctx context.Context, p *prepared, discard bool) error {
+	p.forget()
+	return s.release(ctx, p.blobs, p.chains, discard)
+}
+
+// record gives prepared images their names, all or none of them, enforces the limit and then
+// releases the pins, so that an image exists when its caller hears of it.
+func (s *Service) record(ctx context.Context, ready []*prepared) (_ []*Image, err error) {
 	defer func() {
 		for _, p := range ready {
-			err = errors.Join(err, s.release(ctx, p.blobs, p.chains, err != nil))
+			err = errors.Join(err, s.releasePrepared(ctx, p, err != nil))
 		}
 	}()
 	var records []*store.Record
@@ -111,7 +118,7 @@ func (s *Service) finish(ctx context.Context, ready []*prepared) (_ []*Image, er
 	if err := s.store.Put(s.treeSizes(records), records...); err != nil {
 		return nil, err
 	}
-	// The images are there; that another one could not be removed is no reason to say they are not.
+	// The images are stored, even if another one could not be removed.
 	if err := s.Enforce(context.WithoutCancel(ctx)); err != nil {
 		s.opts.Log.Warn("the limit of images could not be kept to", "error", err)
 	}
@@ -126,141 +133,93 @@ func (s *Service) finish(ctx context.Context, ready []*prepared) (_ []*Image, er
 	return out, nil
 }
 
-// pullFrom gets an image from one of the places where it may be.
-func (s *Service) pullFrom(ctx context.Context, ref, source name.Reference, want v1.Platform, opts PullOptions) (*prepared, error) {
-	c, err := s.connect(ctx, "pull", ref, source, opts.Insecure)
-	if err != nil {
-		return nil, err
-	}
-	defer c.tr.close()
-	puller, err := remote.NewPuller(append(c.options, remote.WithJobs(parallelDownloads))...)
-	if err != nil {
-		return nil, fmt.Errorf("prepare to pull %s: %w", normalised(ref), err)
-	}
-	p := &pull{service: s, ref: ref, want: want, explicit: opts.Platform != ""}
-	p.origin = &registryOrigin{pull: p, connection: c, puller: puller}
-	p.progress.tell = opts.Progress
-	defer p.progress.end()
-	return p.run(ctx)
-}
-
-// retryStatusCodes are the answers after which go-containerregistry tries again: those that it has by itself but 429, for
-// which our transport waits as long as the registry says, and no longer.
-func retryStatusCodes() []int {
-	return []int{
-		http.StatusRequestTimeout, http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout,
-		499, // nginx: the client closed the request
-		522, // Cloudflare: its own connection timed out
-	}
-}
-
-// credentialsTimeout bounds how long a credential helper may think.
-const credentialsTimeout = 30 * time.Second
-
-// credentials asks the keychain, which may run a helper. Helpers cannot be told to stop, so one that hangs is left
-// behind: it must not keep a pull from being given up, nor the daemon from ending.
-func (s *Service) credentials(ctx context.Context, source name.Reference) (authn.Authenticator, error) {
-	type answer struct {
-		auth authn.Authenticator
-		err  error
-	}
-	got := make(chan answer, 1) // nobody may be there any more to take it
-	go func() {
-		auth, err := authn.Resolve(ctx, s.keychain, source.Context())
-		got <- answer{auth, err}
-	}()
-	timer := time.NewTimer(s.helperTimeout)
-	defer timer.Stop()
-	select {
-	case a := <-got:
-		return a.auth, a.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-timer.C:
-		return nil, fmt.Errorf("the credential helper does not answer within %v", s.helperTimeout)
-	}
-}
-
-// origin is where the parts of an image come from: a registry, or an archive that has been read already.
+// origin is the source of the parts of an image: a registry, or an archive that has been read.
 type origin interface {
-	// document returns a manifest or index: the one that was asked for, or where digest is not empty that one.
-	document(ctx context.Context, digest string) ([]byte, error)
-	// blob sees to it that a blob is stored.
-	blob(ctx context.Context, b store.Blob, progress func(int64)) error
-	// sender names who is to blame for what is wrong: "the registry".
-	sender() string
+	// Document returns a manifest or index, unchecked: that of the digest, or the one that was asked
+	// for if digest is empty.
+	Document(ctx context.Context, digest string) ([]byte, error)
+	// Blob passes the content of a blob to write, which checks and keeps it.
+	Blob(ctx context.Context, b store.Blob, write func(io.Reader) error, progress func(int64)) error
+	// Sender names the origin in messages: "the registry".
+	Sender() string
 }
 
-// registryOrigin is a repository of a registry.
-type registryOrigin struct {
-	*pull
-	*connection
-
-	puller *remote.Puller
-}
-
-func (o *registryOrigin) sender() string { return "the registry" }
-
-func (o *registryOrigin) document(ctx context.Context, digest string) ([]byte, error) {
-	ref := o.at
-	if digest != "" {
-		ref = o.at.Context().Digest(digest)
-	}
-	got, err := o.puller.Get(ctx, ref)
-	if err != nil {
-		return nil, o.explain(ctx, err)
-	}
-	return got.Manifest, nil
-}
-
-func (o *registryOrigin) blob(ctx context.Context, b store.Blob, progress func(int64)) error {
-	return o.download(ctx, b, progress)
-}
-
-// pull is one image on its way.
+// pull is the transfer of one image into the store.
 type pull struct {
 	service  *Service
 	ref      name.Reference
 	want     v1.Platform
-	explicit bool     // the platform was asked for, not ours by default
-	made     []string // diff ids of layers that we have just made
+	explicit bool             // the caller named the platform
+	made     []string         // diff ids of layers made on this host just now
+	staging  *archive.Staging // of stored blobs; nil for a registry
 	origin   origin
 	progress progress
+
+	mu     sync.Mutex
+	proofs []func() // see Service.prove
+	over   bool
 }
 
-// progress passes on events until the pull is over: work that it began may go on for another pull.
+// prove records that the origin has sent the content of a blob, until forget.
+func (p *pull) prove(digest string) {
+	forget := p.service.prove(blobKey(digest))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over { // the download served another pull
+		forget()
+		return
+	}
+	p.proofs = append(p.proofs, forget)
+}
+
+func (p *pull) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.over = true
+	for _, forget := range p.proofs {
+		forget()
+	}
+	p.proofs = nil
+}
+
+// progress passes on events until the pull ends: its downloads may go on for another pull.
 type progress struct {
-	mu   sync.Mutex
-	tell func(api.PullEvent)
+	mu     sync.Mutex
+	report func(api.PullEvent)
 }
 
 func (p *progress) event(e api.PullEvent) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.tell != nil {
-		p.tell(e)
+	if p.report != nil {
+		p.report(e)
 	}
 }
 
 func (p *progress) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.tell = nil
+	p.report = nil
 }
 
-// run has everything stored that the image needs.
+// run stores all parts of the image.
 func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 	s := p.service
+	defer func() {
+		if err != nil {
+			p.forget()
+		}
+	}()
 	manifest, raw, err := p.manifest(ctx)
 	if err != nil {
 		return nil, err
 	}
-	r := &store.Record{Name: normalised(p.ref), Manifest: raw.blob, PulledAt: time.Now().UTC()}
+	r := &store.Record{Tenant: s.tenant, Name: reference.Normalize(p.ref), Manifest: raw.blob, PulledAt: time.Now().UTC()}
 	if r.Config, err = p.descriptor("configuration", manifest.Config); err != nil {
 		return nil, err
 	}
-	if r.Config.Size > maxDocument {
-		return nil, p.invalidf("its configuration has %d bytes, %d are allowed", r.Config.Size, maxDocument)
+	if r.Config.Size > store.MaxDocument {
+		return nil, p.invalidf("its configuration has %d bytes, %d are allowed", r.Config.Size, store.MaxDocument)
 	}
 	for _, d := range manifest.Layers {
 		b, err := p.descriptor("layer", d)
@@ -270,7 +229,7 @@ func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 		r.Layers = append(r.Layers, store.Layer{Blob: b})
 	}
 
-	// From here on things are stored. They are pinned first.
+	// From here on parts are stored. They are pinned first.
 	var blobs, chains []string
 	for _, b := range r.Blobs() {
 		blobs = append(blobs, b.Digest)
@@ -283,7 +242,8 @@ func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 			err = errors.Join(err, s.release(ctx, blobs, chains, true))
 		}
 	}()
-	// Beside each other: to make a blob last takes as long as to fetch a small one.
+	// In parallel: syncing a blob takes as long as fetching a small one.
+	p.prove(raw.blob.Digest)
 	both, bothCtx := errgroup.WithContext(ctx)
 	both.Go(func() error { return s.store.WriteBlob(bothCtx, raw.blob, bytes.NewReader(raw.data)) })
 	both.Go(func() error { return p.fetch(bothCtx, r.Config, false) })
@@ -304,7 +264,7 @@ func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 	if err := p.layers(ctx, r.Layers); err != nil {
 		return nil, err
 	}
-	// Also of an image whose layers were there.
+	// Also for an image whose layers existed.
 	all, err := s.usage(chains)
 	if err != nil {
 		return nil, err
@@ -312,10 +272,10 @@ func (p *pull) run(ctx context.Context) (_ *prepared, err error) {
 	if err := s.opts.Limits.Check(all); err != nil {
 		return nil, p.invalidf("%w", err)
 	}
-	return &prepared{Record: r, blobs: blobs, chains: chains}, nil
+	return &prepared{Record: r, blobs: blobs, chains: chains, forget: p.forget}, nil
 }
 
-// usage is what stored layers have of the limits that they share. One that is not known, or not there, has nothing.
+// usage returns the shared usage of stored layers. An unknown or missing one counts as nothing.
 func (s *Service) usage(chains []string) (all layer.Usage, err error) {
 	trees, err := s.trees()
 	if err != nil {
@@ -327,7 +287,7 @@ func (s *Service) usage(chains []string) (all layer.Usage, err error) {
 	return all, nil
 }
 
-// trees are the sizes of all layers that are known.
+// trees returns the known sizes of all layers.
 func (s *Service) trees() (map[string]store.Tree, error) {
 	trees, err := s.store.Trees()
 	if err != nil {
@@ -341,7 +301,8 @@ func (s *Service) trees() (map[string]store.Tree, error) {
 
 func usageOf(t store.Tree) layer.Usage { return layer.Usage{Entries: t.Entries, Bytes: t.Bytes} }
 
-// treeSizes are the sizes of those of the images' trees that were extracted since the daemon started.
+// treeSizes returns the sizes of those of the images' trees that were extracted since the daemon
+// started.
 func (s *Service) treeSizes(records []*store.Record) map[string]store.Tree {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -357,16 +318,16 @@ func (s *Service) treeSizes(records []*store.Record) map[string]store.Tree {
 }
 
 func (p *pull) invalidf(format string, args ...any) error {
-	return classf(ErrInvalid, "image %s: %w", normalised(p.ref), fmt.Errorf(format, args...))
+	return errdefs.Classf(ErrInvalid, "image %s: %w", reference.Normalize(p.ref), fmt.Errorf(format, args...))
 }
 
-// document is a manifest as it came.
+// document is a manifest with its original bytes.
 type document struct {
 	blob store.Blob
 	data []byte
 }
 
-// manifest fetches the manifest for the wanted platform, through an index where there is one.
+// manifest fetches the manifest for the wanted platform, through an index if there is one.
 func (p *pull) manifest(ctx context.Context) (*v1.Manifest, document, error) {
 	var expect *v1.Descriptor
 	for range maxNesting {
@@ -374,8 +335,8 @@ func (p *pull) manifest(ctx context.Context) (*v1.Manifest, document, error) {
 		if err != nil {
 			return nil, document{}, err
 		}
-		// What it is says its content. The registry's header may say something else, and a document that could be
-		// read both ways has two meanings (CVE-2021-41190).
+		// The content decides the type. The registry's header may claim another, and a document with two
+		// readings has two meanings (CVE-2021-41190).
 		var shape struct {
 			SchemaVersion int             `json:"schemaVersion"`
 			MediaType     types.MediaType `json:"mediaType"`
@@ -390,13 +351,13 @@ func (p *pull) manifest(ctx context.Context) (*v1.Manifest, document, error) {
 		isIndex, isImage := shape.Manifests != nil, shape.Config != nil || shape.Layers != nil
 		switch {
 		case shape.SchemaVersion == 1 || shape.FSLayers != nil:
-			return nil, document{}, p.invalidf("its manifest has the old schema 1, which has no digests of what is in the layers; have it pushed anew by a current tool")
+			return nil, document{}, p.invalidf("its manifest has the old schema 1, which has no digests of the layers' content; have it pushed anew by a current tool")
 		case shape.SchemaVersion != 2:
 			return nil, document{}, p.invalidf("its manifest has schema version %d, 2 is supported", shape.SchemaVersion)
 		case isIndex == isImage:
 			return nil, document{}, p.invalidf("its manifest is neither an image's nor an index")
 		case isIndex && shape.MediaType != "" && !shape.MediaType.IsIndex(), isImage && shape.MediaType != "" && !shape.MediaType.IsImage():
-			return nil, document{}, p.invalidf("its manifest has the media type %.80q, which is not what is in it", shape.MediaType)
+			return nil, document{}, p.invalidf("its manifest has the media type %.80q, which does not match its content", shape.MediaType)
 		}
 		if isImage {
 			m, err := v1.ParseManifest(bytes.NewReader(doc.data))
@@ -420,7 +381,8 @@ func (p *pull) manifest(ctx context.Context) (*v1.Manifest, document, error) {
 	return nil, document{}, p.invalidf("its indexes are nested more than %d deep", maxNesting)
 }
 
-// document fetches one manifest or index and checks its digest and size against what an index or the reference says.
+// document fetches one manifest or index and checks its digest and size against the index or
+// reference.
 func (p *pull) document(ctx context.Context, expect *v1.Descriptor) (document, error) {
 	want := ""
 	if d, ok := p.ref.(name.Digest); ok {
@@ -428,23 +390,23 @@ func (p *pull) document(ctx context.Context, expect *v1.Descriptor) (document, e
 	}
 	asked := ""
 	if expect != nil {
-		if expect.Size > maxDocument {
-			return document{}, p.invalidf("manifest %s has %d bytes, %d are allowed", expect.Digest, expect.Size, maxDocument)
+		if expect.Size > store.MaxDocument {
+			return document{}, p.invalidf("manifest %s has %d bytes, %d are allowed", expect.Digest, expect.Size, store.MaxDocument)
 		}
 		asked = expect.Digest.String()
 		want = asked
 	}
-	data, err := p.origin.document(ctx, asked)
+	data, err := p.origin.Document(ctx, asked)
 	if err != nil {
 		return document{}, err
 	}
-	if len(data) > maxDocument {
-		return document{}, p.invalidf("its manifest has %d bytes, %d are allowed", len(data), maxDocument)
+	if len(data) > store.MaxDocument {
+		return document{}, p.invalidf("its manifest has %d bytes, %d are allowed", len(data), store.MaxDocument)
 	}
 	sum := sha256.Sum256(data)
 	doc := document{data: data, blob: store.Blob{Digest: "sha256:" + hex.EncodeToString(sum[:]), Size: int64(len(data))}}
 	if want != "" && want != doc.blob.Digest {
-		return document{}, p.invalidf("%s sent a manifest with the digest %s for %s", p.origin.sender(), doc.blob.Digest, want)
+		return document{}, p.invalidf("%s sent a manifest with the digest %s for %s", p.origin.Sender(), doc.blob.Digest, want)
 	}
 	if expect != nil && expect.Size != doc.blob.Size {
 		return document{}, p.invalidf("manifest %s has %d bytes, its index says %d", expect.Digest, doc.blob.Size, expect.Size)
@@ -459,19 +421,19 @@ func (p *pull) choose(ix *v1.IndexManifest) (*v1.Descriptor, error) {
 	for i := range ix.Manifests {
 		d := &ix.Manifests[i]
 		if d.Platform == nil {
-			// Allowed, but only of use where there is no choice.
+			// Allowed, but only useful without a choice.
 			if len(ix.Manifests) == 1 {
 				best = d
 			}
 			continue
 		}
-		if d.Platform.OS != "unknown" { // that is how attestations are marked
+		if d.Platform.OS != "unknown" { // the mark of attestations
 			have = append(have, d.Platform.String())
 		}
-		if !suits(*d.Platform, p.want) {
+		if !reference.Suits(*d.Platform, p.want) {
 			continue
 		}
-		// The very variant, or else one for every variant, or else the first.
+		// That variant, or else a manifest for all variants, or else the first.
 		if best == nil || best.Platform.Variant != p.want.Variant && (d.Platform.Variant == p.want.Variant || d.Platform.Variant == "") {
 			best = d
 		}
@@ -493,13 +455,13 @@ func (p *pull) checkManifest(m *v1.Manifest) error {
 	if len(m.Layers) == 0 {
 		return p.invalidf("it has no layers, so there is nothing to run")
 	}
-	if len(m.Layers) > maxLayers {
-		return p.invalidf("it has %d layers, %d are allowed", len(m.Layers), maxLayers)
+	if len(m.Layers) > store.MaxLayers {
+		return p.invalidf("it has %d layers, %d are allowed", len(m.Layers), store.MaxLayers)
 	}
 	return nil
 }
 
-// descriptor checks what a manifest says about a blob.
+// descriptor checks a manifest's description of a blob.
 func (p *pull) descriptor(what string, d v1.Descriptor) (store.Blob, error) {
 	b := store.Blob{MediaType: string(d.MediaType), Digest: d.Digest.String(), Size: d.Size}
 	if d.Digest.Algorithm != "sha256" {
@@ -514,9 +476,9 @@ func (p *pull) descriptor(what string, d v1.Descriptor) (store.Blob, error) {
 	return b, nil
 }
 
-// config reads the stored configuration and fills in what it says about platform and layers.
+// config reads the stored configuration and fills in the platform and layers.
 func (p *pull) config(r *store.Record) error {
-	data, err := p.service.store.ReadBlob(r.Config.Digest, maxDocument)
+	data, err := p.service.store.ReadBlob(r.Config.Digest, store.MaxDocument)
 	if err != nil {
 		return err
 	}
@@ -525,7 +487,7 @@ func (p *pull) config(r *store.Record) error {
 		return p.invalidf("its configuration cannot be read: %w", err)
 	}
 	made := v1.Platform{OS: c.OS, Architecture: c.Architecture, Variant: c.Variant}
-	if made.OS != "" && made.Architecture != "" && !suits(made, p.want) {
+	if made.OS != "" && made.Architecture != "" && !reference.Suits(made, p.want) {
 		hint := "; ask for that platform if this host can run it"
 		if p.explicit {
 			hint = ""
@@ -551,7 +513,7 @@ func (p *pull) config(r *store.Record) error {
 	return nil
 }
 
-// chainID is the digest of a stack of layers, as the OCI image specification defines it.
+// chainID returns the digest of a stack of layers, as the OCI image specification defines it.
 func chainID(parent, diffID string) string {
 	if parent == "" {
 		return diffID
@@ -560,8 +522,8 @@ func chainID(parent, diffID string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// layers downloads some at a time and has them extracted in their order: all those at once that have come meanwhile, because
-// to make them durable takes about as long for many as for one.
+// layers downloads some layers at a time and has them extracted in order. All that are ready are
+// extracted at once, because syncing many takes about as long as syncing one.
 func (p *pull) layers(ctx context.Context, layers []store.Layer) error {
 	g, ctx := errgroup.WithContext(ctx)
 	// At once, and while the first blob is on its way: extract finds them noted.
@@ -577,7 +539,7 @@ func (p *pull) layers(ctx context.Context, layers []store.Layer) error {
 		ready[i] = make(chan struct{})
 	}
 	var next atomic.Int64
-	for range min(parallelDownloads, len(layers)) {
+	for range min(registry.ParallelDownloads, len(layers)) {
 		g.Go(func() error {
 			for {
 				i := int(next.Add(1)) - 1
@@ -618,102 +580,56 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// fetch stores a blob, unless it is stored already or another pull is about to store it.
-func (p *pull) fetch(ctx context.Context, b store.Blob, tell bool) error {
+// fetch stores a blob, unless the tenant has it or another pull of the tenant is storing it.
+func (p *pull) fetch(ctx context.Context, b store.Blob, report bool) error {
 	s := p.service
 	event := func(status string, n int64) {
-		if tell {
+		if report {
 			p.progress.event(api.PullEvent{Layer: b.Digest, Status: status, Bytes: n, Total: b.Size})
 		}
 	}
-	if s.store.Has(b) {
+	_, known, err := p.look(b)
+	if err != nil {
+		return err
+	}
+	if known {
 		event("exists", b.Size)
 		return nil
 	}
 	event("downloading", 0)
-	// By size too: descriptors that lie about it are refused each for itself.
-	err := s.flights.do(ctx, fmt.Sprintf("blob %s %d", b.Digest, b.Size), func(ctx context.Context) error {
-		if s.store.Has(b) { // since the pull that was about to store it has done so, after we had looked
-			return nil
+	// One download for each size too: descriptors that lie about it fail each by itself. And one for
+	// each tenant: the origin of one proves nothing for another.
+	err = s.flights.do(ctx, store.Key(s.tenant, fmt.Sprintf("blob %s %d", b.Digest, b.Size)), func(ctx context.Context) error {
+		stored, known, err := p.look(b) // again: another pull may have stored it meanwhile
+		if known || err != nil {
+			return err
 		}
-		return p.origin.blob(ctx, b, func(n int64) { event("downloading", n) })
+		write := func(r io.Reader) error {
+			if stored { // by another tenant
+				return b.Check(ctx, r)
+			}
+			return s.store.WriteBlob(ctx, b, r)
+		}
+		err = p.origin.Blob(ctx, b, write, func(n int64) { event("downloading", n) })
+		if err == nil {
+			p.prove(b.Digest)
+		}
+		return err
 	})
 	if err == nil {
+		p.prove(b.Digest)
 		event("downloading", b.Size)
 	}
 	return err
 }
 
-// download gets a blob from the registry, again where the network failed.
-func (o *registryOrigin) download(ctx context.Context, b store.Blob, progress func(int64)) error {
-	wait := o.service.backoff.Duration
-	for attempt := 1; ; attempt++ {
-		retry, err := o.try(ctx, b, progress)
-		if err == nil || !retry || attempt >= o.service.backoff.Steps || ctx.Err() != nil {
-			return err
-		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return err
-		}
-		wait = time.Duration(float64(wait) * o.service.backoff.Factor)
+// look reports whether a blob is stored, and whether the tenant may use it.
+func (p *pull) look(b store.Blob) (stored, known bool, err error) {
+	if !p.service.store.Has(b) {
+		return false, false, nil
 	}
-}
-
-func (o *registryOrigin) try(ctx context.Context, b store.Blob, progress func(int64)) (retry bool, err error) {
-	l, err := o.puller.Layer(ctx, o.at.Context().Digest(b.Digest))
-	if err != nil {
-		return false, o.explain(ctx, err)
-	}
-	rc, err := l.Compressed()
-	if err != nil {
-		return false, o.explain(ctx, err) // go-containerregistry has tried again already
-	}
-	src := &source{r: rc, progress: progress}
-	err = o.service.store.WriteBlob(ctx, b, src)
-	_ = rc.Close() // everything that matters has been read and checked
-	var network *networkError
-	switch {
-	case err == nil:
-		return false, nil
-	case gaveUp(ctx, err):
-		return false, err
-	case errors.Is(err, store.ErrMismatch):
-		return false, o.invalidf("%w; the registry sends something else than the image was made of", err)
-	case src.err == nil:
-		return false, err // ours: the disk
-	case errors.As(src.err, &network):
-		return true, classf(ErrRegistry, "image %s: registry %s broke off blob %s after %d of %d bytes: %w; try again",
-			normalised(o.image), registryName(o.at), b.Digest, src.n, b.Size, network)
-	}
-	// go-containerregistry checks digest and length too, and may be the first to notice.
-	return false, o.invalidf("blob %s: %w; the registry sends something else than the image was made of", b.Digest, src.err)
-}
-
-// source counts what comes from the registry and remembers the error that ended it.
-type source struct {
-	r        io.Reader
-	progress func(int64)
-	n, told  int64
-	err      error
-}
-
-const progressStep = 1 << 20
-
-func (s *source) Read(b []byte) (int, error) {
-	n, err := s.r.Read(b)
-	s.n += int64(n)
-	if s.n-s.told >= progressStep {
-		s.told = s.n
-		s.progress(s.n)
-	}
-	if err != nil && !errors.Is(err, io.EOF) {
-		s.err = err
-	}
-	return n, err
+	known, err = p.service.staged(p.staging, b.Digest)
+	return true, known, err
 }
 
 // apply has the layers from first up to next extracted, whose blobs are stored.
@@ -733,17 +649,17 @@ func (p *pull) apply(ctx context.Context, layers []store.Layer, first, next int)
 	case errors.Is(err, layer.ErrInvalid) && failed != nil:
 		return p.invalidf("layer %s: %w", failed.Blob.Digest, err)
 	case err != nil && failed != nil:
-		return fmt.Errorf("image %s: extract layer %s: %w", normalised(p.ref), failed.Blob.Digest, err)
+		return fmt.Errorf("image %s: extract layer %s: %w", reference.Normalize(p.ref), failed.Blob.Digest, err)
 	case err != nil:
-		return fmt.Errorf("image %s: extract layers: %w", normalised(p.ref), err)
+		return fmt.Errorf("image %s: extract layers: %w", reference.Normalize(p.ref), err)
 	}
 	event("done")
 	return nil
 }
 
-// extract has layers extracted, each on top of the one before and the first on top of parents. Those that we have made of what
-// has been on this host are not judged by how well we could compress them; their bytes are bounded in any case. With an error
-// comes the layer that it is about, where the applier knows one.
+// extract has layers extracted, each on top of the one before and the first on top of parents.
+// Layers of our own making have no limit of compression ratio; their bytes are limited. With an
+// error extract returns the layer at fault, if the applier names one.
 func (s *Service) extract(ctx context.Context, layers []store.Layer, parents []string, made func(store.Layer) bool) (failed *store.Layer, err error) {
 	req := layer.ApplyRequest{Parents: parents}
 	var chains []string
@@ -791,16 +707,25 @@ func (s *Service) extract(ctx context.Context, layers []store.Layer, parents []s
 	}
 	s.mu.Lock()
 	for i, l := range layers {
-		// Zero: it was there, and nobody knows.
+		// Zero means that it existed, with an unknown size.
 		if u := results[i].Usage(); u != (layer.Usage{}) {
 			s.sizes[l.ChainID] = store.Tree{Bytes: u.Bytes, Entries: u.Entries}
 		}
 	}
 	s.mu.Unlock()
 	for i, l := range layers {
-		// Empty: it was there, and what is there was checked when it was made.
-		if got := results[i].DiffID; got != "" && got != l.DiffID {
-			err := classf(layer.ErrInvalid, "content is %s, the image's configuration promises %s", got, l.DiffID)
+		got := results[i].DiffID
+		if got == "" { // the tree existed
+			if made(l) {
+				continue
+			}
+			if err := s.checkExisting(ctx, l, limits); err != nil {
+				return &l, err
+			}
+			continue
+		}
+		if got != l.DiffID {
+			err := errdefs.Classf(layer.ErrInvalid, "content is %s, the image's configuration promises %s", got, l.DiffID)
 			for _, above := range layers[i:] {
 				err = errors.Join(err, s.applier.RemoveLayer(ctx, above.ChainID))
 			}

@@ -29,6 +29,8 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/reference"
+	"github.com/sandboxd/sandboxd/image/registry"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
@@ -51,10 +53,10 @@ func reopenWith(t *testing.T, dir string, a Applier, opts Options) *Service {
 		t.Fatal(err)
 	}
 	s.background.Wait()
-	s.backoff.Duration = time.Millisecond
-	s.patience = 0
-	// What the person who runs the tests may be logged in to is not their business.
-	s.keychain = authn.NewMultiKeychain()
+	s.registry.Backoff.Duration = time.Millisecond
+	s.registry.MaxWait = 0
+	// The logins of the user who runs the tests are out of bounds.
+	s.registry.Keychain = authn.NewMultiKeychain()
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -150,9 +152,8 @@ func TestPullFromDockerRegistry(t *testing.T) {
 			if err != nil || len(images) != 2 || images[1].Reference != ref {
 				t.Errorf("list %+v, %v", images, err)
 			}
-			users, err := s.LayerUsers()
-			if err != nil || len(users) != 3 || users[img.Rootfs.Layers[2]][0] != ref {
-				t.Errorf("layer users %v, %v", users, err)
+			if detail, err := s.Inspect(t.Context(), ref); err != nil || len(detail.Parts) != 3 || detail.Parts[2].ChainID != img.Rootfs.Layers[2] {
+				t.Errorf("layers %+v, %v", detail.Parts, err)
 			}
 
 			// The other platform takes the name over; its only layer is there already.
@@ -199,16 +200,16 @@ func TestPullRefusesWhatIsWrong(t *testing.T) {
 		class   error
 		err     string
 	}{
-		{name: "other bytes in a layer", class: ErrInvalid, err: "sends something else", falsify: func(f *faulty, p *parts) {
+		{name: "other bytes in a layer", class: ErrInvalid, err: "sends other bytes", falsify: func(f *faulty, p *parts) {
 			blob(f, p.manifest.Layers[0].Digest.String(), answer("application/octet-stream", other(p.layer)))
 		}},
-		{name: "other bytes in the configuration", class: ErrInvalid, err: "sends something else", falsify: func(f *faulty, p *parts) {
+		{name: "other bytes in the configuration", class: ErrInvalid, err: "sends other bytes", falsify: func(f *faulty, p *parts) {
 			blob(f, p.manifest.Config.Digest.String(), answer("application/octet-stream", other(p.config)))
 		}},
-		{name: "a layer that is too short", class: ErrInvalid, err: "sends something else", falsify: func(f *faulty, p *parts) {
+		{name: "a layer that is too short", class: ErrInvalid, err: "sends other bytes", falsify: func(f *faulty, p *parts) {
 			blob(f, p.manifest.Layers[0].Digest.String(), answer("application/octet-stream", p.layer[:10]))
 		}},
-		{name: "a layer that is too long", class: ErrInvalid, err: "sends something else", falsify: func(f *faulty, p *parts) {
+		{name: "a layer that is too long", class: ErrInvalid, err: "sends other bytes", falsify: func(f *faulty, p *parts) {
 			blob(f, p.manifest.Layers[0].Digest.String(), answer("application/octet-stream", append(bytes.Clone(p.layer), "more"...)))
 		}},
 		{name: "a layer without end", class: ErrInvalid, err: "more than", falsify: func(f *faulty, p *parts) {
@@ -281,7 +282,7 @@ func TestPullRefusesWhatIsWrong(t *testing.T) {
 		{name: "two meanings", class: ErrInvalid, err: "neither", falsify: func(_ *faulty, p *parts) {
 			p.raw = []byte(`{"schemaVersion":2,"config":{},"layers":[],"manifests":[]}`)
 		}},
-		{name: "a media type that its content is not", class: ErrInvalid, err: "not what is in it", falsify: func(_ *faulty, p *parts) {
+		{name: "a media type that its content is not", class: ErrInvalid, err: "does not match its content", falsify: func(_ *faulty, p *parts) {
 			p.raw = []byte(`{"schemaVersion":2,"mediaType":"` + string(types.OCIImageIndex) + `","config":{},"layers":[]}`)
 		}},
 		{name: "no layers", class: ErrInvalid, err: "no layers", falsify: func(_ *faulty, p *parts) { p.manifest.Layers = nil }},
@@ -590,12 +591,12 @@ func TestOneCallerLeavingDoesNotEndTheOthersPull(t *testing.T) {
 	}
 }
 
-// waitFor polls for what no event announces.
+// waitFor polls for a state that no event announces.
 func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(testenv.Patience(time.Minute))
+	deadline := time.After(testenv.HungAfter)
 	for !ok() {
 		select {
 		case <-tick.C:
@@ -659,7 +660,8 @@ func TestOpenCleansUpAfterACrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := leftovers(t, dir, a)
-	// As if the daemon had been killed in the middle of another pull: a blob half written, one complete, a layer applied.
+	// As if the daemon had been killed in the middle of another pull: a blob half written, one
+	// complete, a layer applied.
 	pending := sha([]byte("pending"))
 	if err := s.store.BeginLayers(pending); err != nil {
 		t.Fatal(err)
@@ -771,8 +773,8 @@ func TestStoreIsAnOCILayout(t *testing.T) {
 	}
 }
 
-// Layers whose blobs have come while others were extracted are extracted with one request, and the one that is to blame for
-// an error is named, whichever it is.
+// Layers whose blobs arrive during an extraction are extracted in one request, and an error names
+// the layer at fault, whichever it is.
 func TestLayersThatHaveComeAreAppliedTogether(t *testing.T) {
 	f := newFaulty(t)
 	const n = 10
@@ -805,9 +807,9 @@ func TestLayersThatHaveComeAreAppliedTogether(t *testing.T) {
 		if want == "" && err != nil || want != "" && (!errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: error %v, want one with %q", name, err, want)
 		}
-		// The last event of each download may come just before its blob counts as there: the first request, one up to the first of
-		// these blobs, and one for each of them.
-		if len(requests) > 2+parallelDownloads {
+		// The last event of each download may come just before its blob counts as there: the first
+		// request, one up to the first of these blobs, and one for each of them.
+		if len(requests) > 2+registry.ParallelDownloads {
 			t.Errorf("%s: requests with %v layers", name, requests)
 		}
 		if left := leftovers(t, dir, a); name == "bad" && len(left) > 0 {
@@ -816,7 +818,7 @@ func TestLayersThatHaveComeAreAppliedTogether(t *testing.T) {
 	}
 }
 
-// confused says of all layers that they are fine, and of something that it is not.
+// confused reports success for all layers, and an error for none of them.
 type confused struct{ nullApplier }
 
 func (c confused) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Result, error) {
@@ -824,7 +826,7 @@ func (c confused) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Re
 	return results, fmt.Errorf("%w: nobody knows what", layer.ErrInvalid)
 }
 
-// What applies layers reads what strangers wrote, and may have been taken over: no answer of its ends the daemon.
+// The applier reads hostile input and may have been taken over: no answer of it ends the daemon.
 func TestErrorOfNoLayerIsAnError(t *testing.T) {
 	f := newFaulty(t)
 	push(t, f.host+"/one:1", testImage(t, "amd64", asLayer(t, layerTar(t, "f", "x"), compression.GZip)))
@@ -835,5 +837,66 @@ func TestErrorOfNoLayerIsAnError(t *testing.T) {
 	defer s.Close()
 	if _, err := s.Pull(t.Context(), f.host+"/one:1", PullOptions{Platform: "linux/amd64"}); err == nil || !strings.Contains(err.Error(), "nobody knows what") {
 		t.Errorf("error %v", err)
+	}
+}
+
+func TestChoice(t *testing.T) {
+	ref, err := reference.Parse("app")
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := func(platforms ...string) *v1.IndexManifest {
+		ix := &v1.IndexManifest{}
+		for _, s := range platforms {
+			d := v1.Descriptor{Annotations: map[string]string{"is": s}}
+			if s != "" {
+				p, err := v1.ParsePlatform(s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				d.Platform = p
+			}
+			ix.Manifests = append(ix.Manifests, d)
+		}
+		return ix
+	}
+	tests := []struct {
+		want, chosen string // chosen "!" for none
+		have         []string
+	}{
+		{"linux/amd64", "linux/amd64", []string{"linux/arm64", "linux/amd64"}},
+		{"linux/amd64", "linux/amd64", []string{"linux/amd64/v3", "linux/amd64"}},
+		{"linux/amd64", "linux/amd64/v2", []string{"linux/amd64/v2", "linux/amd64/v3"}},
+		{"linux/arm/v6", "linux/arm/v6", []string{"linux/arm/v7", "linux/arm/v6"}},
+		{"linux/arm/v6", "!", []string{"linux/arm/v7"}},
+		{"linux/arm64/v8", "linux/arm64", []string{"linux/arm64"}},
+		{"linux/amd64", "!", []string{"windows/amd64", "unknown/unknown"}},
+		{"linux/amd64", "", []string{""}},
+		{"linux/amd64", "!", []string{"", ""}},
+		{"linux/amd64", "!", nil},
+	}
+	for _, tt := range tests {
+		want, err := reference.ParsePlatform(tt.want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := (&pull{ref: ref, want: want}).choose(index(tt.have...))
+		switch {
+		case tt.chosen == "!" && !errors.Is(err, ErrInvalid):
+			t.Errorf("%s of %v: %v, want an error", tt.want, tt.have, d)
+		case tt.chosen != "!" && (err != nil || d.Annotations["is"] != tt.chosen):
+			t.Errorf("%s of %v: %v, %v; want %q", tt.want, tt.have, d, err, tt.chosen)
+		}
+	}
+}
+
+func TestChainIDs(t *testing.T) {
+	// Of the OCI image specification's config.md: ChainID(L0|L1) = Digest(ChainID(L0) + " " +
+	// DiffID(L1)).
+	if got := chainID("", "sha256:a"); got != "sha256:a" {
+		t.Error(got)
+	}
+	if got, want := chainID("sha256:a", "sha256:b"), sha([]byte("sha256:a sha256:b")); got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }

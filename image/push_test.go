@@ -24,7 +24,8 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// pushed returns a service that has an image, which was pulled from another registry, under a name of host.
+// pushed returns a service that has an image, which was pulled from another registry, under a name
+// of host.
 func pushed(t *testing.T, host string) (s *Service, dir, ref string, img *Image) {
 	t.Helper()
 	from := newFaulty(t)
@@ -43,13 +44,13 @@ func pushed(t *testing.T, host string) (s *Service, dir, ref string, img *Image)
 	return s, dir, ref, img
 }
 
-// recorded is a registry that remembers what it was asked and can answer otherwise.
+// recorded is a registry that records requests and can answer otherwise.
 type recorded struct {
 	host string
 
 	mu    sync.Mutex
 	asked []string // "PUT /v2/…?…"
-	// instead, where set, may answer a request and then says so.
+	// instead, if set, may answer a request and then returns true.
 	instead func(w http.ResponseWriter, r *http.Request) bool
 }
 
@@ -94,8 +95,8 @@ func (r *recorded) forget() {
 	r.asked = nil
 }
 
-// What is pushed is what was pulled, byte for byte; what is there is not sent again, and what is in another repository is
-// mounted from there.
+// A push sends the pulled bytes unchanged. Existing blobs are not sent again, and those of another
+// repository are mounted from there.
 func TestPush(t *testing.T) {
 	r := newRecorded(t)
 	s, _, ref, img := pushed(t, r.host)
@@ -133,7 +134,8 @@ func TestPush(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.forget()
-	// Two layers and the configuration. This registry has one store for all repositories, and says so when asked.
+	// Two layers and the configuration. This registry has one store for all repositories, and finds
+	// blobs of any.
 	r.mu.Lock()
 	r.instead = func(w http.ResponseWriter, req *http.Request) bool {
 		if req.Method == http.MethodHead && strings.Contains(req.URL.Path, "/other/app/blobs/") {
@@ -152,7 +154,7 @@ func TestPush(t *testing.T) {
 	}
 }
 
-// A registry's refusal is told as what it is, with what to do, and the image stays.
+// A registry's refusal is explained, with a remedy, and the image stays.
 func TestPushThatFails(t *testing.T) {
 	answerTo := func(method, path string, h http.HandlerFunc) func(http.ResponseWriter, *http.Request) bool {
 		return func(w http.ResponseWriter, r *http.Request) bool {
@@ -214,7 +216,7 @@ func TestPushThatFails(t *testing.T) {
 	}
 }
 
-// What may pass is tried again: an error, a connection that ends, a registry that wants a moment.
+// Temporary failures are retried: an error, a connection that ends, a registry that wants a pause.
 func TestPushTriesAgain(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -240,7 +242,7 @@ func TestPushTriesAgain(t *testing.T) {
 			t.Parallel()
 			r := newRecorded(t)
 			s, _, ref, img := pushed(t, r.host)
-			s.patience = 10 * time.Second
+			s.registry.MaxWait = 10 * time.Second
 			var once sync.Once
 			r.instead = func(w http.ResponseWriter, req *http.Request) (done bool) {
 				if (req.Method == http.MethodPatch || req.Method == http.MethodPut) && strings.Contains(req.URL.Path, test.path) {
@@ -272,7 +274,7 @@ func TestPushOfDamagedDocuments(t *testing.T) {
 			t.Parallel()
 			r := newRecorded(t)
 			s, dir, ref, _ := pushed(t, r.host)
-			record, err := s.store.Get(ref)
+			record, err := s.store.Get("", ref)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -302,7 +304,7 @@ func TestPushOfDamagedDocuments(t *testing.T) {
 	}
 }
 
-// A digest of what is not stored cannot be pushed: the registry would get another image under the name of that one.
+// The digest of an index cannot be pushed: the registry would get another image under its name.
 func TestPushByTheDigestOfAnIndex(t *testing.T) {
 	r := newRecorded(t)
 	s, _, _ := service(t)
@@ -356,29 +358,11 @@ func TestPushWithoutATokenForMounts(t *testing.T) {
 	}
 }
 
-// A blob that is closed while it is sent is not damaged: the registry has said no already.
-func TestClosedBlobsAreNoErrorOfOurs(t *testing.T) {
-	s, _, ref, _ := pushed(t, "127.0.0.1:1")
-	record, err := s.store.Get(ref)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := &storedBlob{ctx: t.Context(), service: s, blob: record.Layers[0].Blob, progress: func(int64) {}}
-	rc, err := b.Compressed()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = rc.Close()
-	if _, err := rc.Read(make([]byte, 10)); !errors.Is(err, os.ErrClosed) || b.failed.Load() != nil {
-		t.Errorf("%v, recorded %v", err, b.failed.Load())
-	}
-}
-
-// A blob that has rotted on disk is not passed on, and one that is not there is told as this host's fault.
+// A damaged blob is not pushed, and a missing one is reported as this host's fault.
 func TestPushOfDamagedBlobs(t *testing.T) {
 	r := newRecorded(t)
 	s, dir, ref, _ := pushed(t, r.host)
-	record, err := s.store.Get(ref)
+	record, err := s.store.Get("", ref)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -416,31 +400,3 @@ func TestPushOfWhatCannotBe(t *testing.T) {
 		}
 	}
 }
-
-// A registry that stops taking what is sent does not hold a push for ever.
-func TestUploadsThatStallEnd(t *testing.T) {
-	hold := make(chan struct{})
-	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, _ *http.Request) { <-hold }))
-	t.Cleanup(srv.Close)
-	t.Cleanup(func() { close(hold) })
-	tr := newTransport("localhost", func(string) bool { return true }, nil)
-	tr.stall = 50 * time.Millisecond
-	defer tr.close()
-	// Endless, and one that is in buffers before anyone takes it.
-	for _, body := range []io.Reader{struct{ io.Reader }{io.LimitReader(zeros{}, 1<<40)}, strings.NewReader("short")} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, srv.URL+"/v2/a/blobs/uploads/1", body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if resp, err := tr.RoundTrip(req); !errors.Is(err, errNotTaking) {
-			if err == nil {
-				_ = resp.Body.Close()
-			}
-			t.Errorf("%v, want %v", err, errNotTaking)
-		}
-	}
-}
-
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }

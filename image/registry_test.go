@@ -7,6 +7,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -45,7 +46,7 @@ func dockerRegistry(t *testing.T, https bool) string {
 	t.Helper()
 	bin := testenv.RequirePeer(t, "docker-registry")
 	dir := t.TempDir()
-	// It finds a port itself, which nobody else can then have, and says which. That is no more than information.
+	// It finds a free port itself and logs it at the level info.
 	config := fmt.Sprintf("version: 0.1\nlog: {level: info, accesslog: {disabled: true}}\nstorage: {filesystem: {rootdirectory: %s}}\nhttp:\n  addr: 127.0.0.1:0\n  secret: test\n",
 		filepath.Join(dir, "data"))
 	if https {
@@ -79,7 +80,7 @@ func dockerRegistry(t *testing.T, https bool) string {
 		if found := listening.FindSubmatch(lines.Bytes()); found != nil {
 			go func() {
 				defer close(read)
-				_, _ = io.Copy(io.Discard, output) // or what it writes would be in its way
+				_, _ = io.Copy(io.Discard, output) // or its output would block it
 			}()
 			return string(found[1])
 		}
@@ -89,7 +90,7 @@ func dockerRegistry(t *testing.T, https bool) string {
 	return ""
 }
 
-// listening is what docker-registry says when it accepts connections.
+// listening matches docker-registry's message that it accepts connections.
 var listening = regexp.MustCompile(`listening on (127\.0\.0\.1:[0-9]+)`)
 
 func selfSigned(t *testing.T, dir string) (cert, key string) {
@@ -119,7 +120,7 @@ func selfSigned(t *testing.T, dir string) (cert, key string) {
 	return cert, key
 }
 
-// layerTar is a layer's content: files by name, with a whiteout where the name says so.
+// layerTar returns a layer's content: files by name, whiteouts included.
 func layerTar(t *testing.T, files ...string) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -185,7 +186,7 @@ func push(t *testing.T, ref string, what any) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	opts := []remote.Option{remote.WithTransport(newTransport("localhost", func(string) bool { return true }, nil)), remote.WithContext(t.Context())}
+	opts := []remote.Option{remote.WithTransport(&http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}), remote.WithContext(t.Context())}
 	switch what := what.(type) {
 	case v1.Image:
 		err = remote.Write(parsed, what, opts...)

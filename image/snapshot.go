@@ -1,7 +1,6 @@
 package image
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -10,22 +9,18 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/snapshot"
 	"github.com/sandboxd/sandboxd/image/store"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// Snapshot is what is recorded of one.
+// Snapshot is the record of a snapshot.
 type Snapshot = store.Snapshot
 
-// ErrSnapshotExists is the class of errors about a name that a snapshot has already.
-var ErrSnapshotExists = store.ErrExists
-
-// ErrNoSnapshot is the class of errors about snapshots that are not there.
-var ErrNoSnapshot = errors.New("no such snapshot")
-
-// Taken are layers of snapshots that have been made. They, and what they lie on, stay until Release, and longer where Keep has
-// succeeded.
+// Taken holds new layers of snapshots. They, and the layers below, stay until Release, and longer
+// after Keep.
 type Taken struct {
 	Rootfs rootfs.Source
 
@@ -35,14 +30,16 @@ type Taken struct {
 	sizes   map[string]store.Tree
 
 	released bool
-	held     []string // chain ids below, which are only pinned
+	held     []string // pinned chain ids below
 }
 
-// Take makes a layer of a snapshot on top of base, which is of the image of that digest. Make has it extracted under the
-// chain id that it is told, and returns what the layer turned out to be; an error of it is returned as it is, and nothing is left.
+// Take makes a layer of a snapshot on top of base, a rootfs of the image of that digest. Make has
+// it extracted under the given chain id and returns its result; its error is returned unchanged,
+// and nothing stays.
 //
-// The chain id is random. It is not made of the layer's content, which is known only afterwards, nor of any name: an image
-// whose author knew what such an id is the digest of would find a snapshot in the place of its own layer.
+// The chain id is random. It is neither made of the layer's content, which is known only
+// afterwards, nor of a name: an image whose author knew the preimage of such an id would find a
+// snapshot in the place of its own layer.
 func (s *Service) Take(ctx context.Context, digest string, base rootfs.Source, make func(ctx context.Context, chainID string) (layer.Result, error)) (*Taken, layer.Result, error) {
 	t := &Taken{service: s, digest: digest, Rootfs: base.Clone(), sizes: map[string]store.Tree{}}
 	if err := s.pin(ctx, append(treeKeys(base.Layers), blobKey(digest))); err != nil {
@@ -56,7 +53,7 @@ func (s *Service) Take(ctx context.Context, digest string, base rootfs.Source, m
 	return t, result, nil
 }
 
-// Add makes one more layer on top. On error there are those that were there before.
+// Add makes one more layer on top. After an error the earlier ones remain.
 func (t *Taken) Add(ctx context.Context, make func(ctx context.Context, chainID string) (layer.Result, error)) (layer.Result, error) {
 	var random [32]byte
 	_, _ = rand.Read(random[:]) // since Go 1.24 it never fails
@@ -77,17 +74,17 @@ func (t *Taken) Add(ctx context.Context, make func(ctx context.Context, chainID 
 	return result, nil
 }
 
-// Keep records the snapshot with these layers; with nil, the layers alone, for sandboxes that stand on them. When it returns
-// that is on disk.
+// Keep records the snapshot with these layers; with nil, the layers alone, for sandboxes based on
+// them. It returns when that is on disk.
 func (t *Taken) Keep(snap *Snapshot) error {
 	if snap != nil {
-		snap.Rootfs, snap.ImageDigest = t.Rootfs.Clone(), t.digest
+		snap.Tenant, snap.Rootfs, snap.ImageDigest = t.service.tenant, t.Rootfs.Clone(), t.digest
 	}
 	return t.service.store.KeepSnapshot(t.sizes, snap)
 }
 
-// Release lets go of what Take held. Layers that were not kept are removed, and those below them that nothing needs any more, as
-// what stood on them may have gone meanwhile. A second call does nothing.
+// Release returns Take's pins. It removes layers that were not kept, and layers below them that
+// nothing needs any more, as other users may have gone meanwhile. A second call does nothing.
 func (t *Taken) Release(ctx context.Context) error {
 	s := t.service
 	if t.released {
@@ -98,12 +95,13 @@ func (t *Taken) Release(ctx context.Context) error {
 	s.unpin([]string{t.digest}, blobKey)
 	s.unpin(t.held, treeKey)
 	s.mu.Unlock()
-	return errors.Join(s.release(ctx, nil, t.made, true), s.Settle(ctx))
+	return errors.Join(s.release(ctx, nil, t.made, true), s.CollectSnapshotLayers(ctx))
 }
 
-// Snapshots lists all snapshots, oldest first; of is the id of the sandbox whose are wanted, empty for all.
+// Snapshots lists all snapshots, oldest first; of selects those of a sandbox by its id, empty means
+// all.
 func (s *Service) Snapshots(of string) ([]api.Snapshot, error) {
-	all, err := s.store.Snapshots()
+	all, err := s.snapshots()
 	if err != nil {
 		return nil, err
 	}
@@ -114,13 +112,13 @@ func (s *Service) Snapshots(of string) ([]api.Snapshot, error) {
 	list := []api.Snapshot{}
 	for _, snap := range all {
 		if of == "" || snap.Sandbox == of {
-			list = append(list, s.summary(snap, sizes))
+			list = append(list, snapshot.Summary(snap, sizes))
 		}
 	}
 	return list, nil
 }
 
-// InspectSnapshot is what the API shows of one.
+// InspectSnapshot returns the API's view of a snapshot.
 func (s *Service) InspectSnapshot(ref string) (api.Snapshot, error) {
 	snap, err := s.Snapshot(ref)
 	if err != nil {
@@ -130,23 +128,24 @@ func (s *Service) InspectSnapshot(ref string) (api.Snapshot, error) {
 	if err != nil {
 		return api.Snapshot{}, err
 	}
-	return s.summary(snap, sizes), nil
+	return snapshot.Summary(snap, sizes), nil
 }
 
-// Snapshot finds one by its id or name.
+// Snapshot finds a snapshot by its id or name.
 func (s *Service) Snapshot(ref string) (*Snapshot, error) {
-	snap, err := s.store.Snapshot(ref)
+	snap, err := s.store.Snapshot(s.tenant, ref)
 	if errors.Is(err, store.ErrNotFound) {
-		return nil, classf(ErrNoSnapshot, "snapshot %q is not here", ref)
+		return nil, errdefs.Classf(snapshot.ErrNotFound, "snapshot %q is not here", ref)
 	}
 	return snap, err
 }
 
-// AcquireSnapshot is [Service.Snapshot] for one that a sandbox is about to be made of: what it needs stays until release is
-// called, which happens when the holders know of the sandbox, or there is none.
+// AcquireSnapshot is [Service.Snapshot] for a new sandbox: the snapshot's parts stay until release
+// is called. The caller releases them when the holders include the sandbox, or its creation has
+// failed.
 func (s *Service) AcquireSnapshot(ctx context.Context, ref string) (_ *Snapshot, release func(), err error) {
 	s.mu.Lock()
-	defer s.mu.Unlock() // a collection that takes it away has ended, or comes later
+	defer s.mu.Unlock() // a collection that removes it has ended, or comes later
 	snap, err := s.Snapshot(ref)
 	if err != nil {
 		return nil, nil, err
@@ -159,18 +158,19 @@ func (s *Service) AcquireSnapshot(ctx context.Context, ref string) (_ *Snapshot,
 		s.unpin(snap.Rootfs.Layers, treeKey)
 		s.unpin([]string{snap.ImageDigest}, blobKey)
 		s.mu.Unlock()
-		// Its removal has left what was held here, and nobody else may come by.
-		if _, err := s.store.Snapshot(snap.ID); !errors.Is(err, store.ErrNotFound) {
+		// Its removal has left these layers, and no other event may trigger a collection.
+		if _, err := s.store.Snapshot(s.tenant, snap.ID); !errors.Is(err, store.ErrNotFound) {
 			return
 		}
-		if err := s.Settle(ctx); err != nil {
+		if err := s.CollectSnapshotLayers(ctx); err != nil {
 			s.opts.Log.Warn("a layer of a snapshot that nothing needs is left until the next start", "error", err)
 		}
 	}, nil
 }
 
-// RemoveSnapshot takes a snapshot away, and those of its layers that neither another one nor a sandbox stands on. The others
-// go by [Service.Settle] when the last of these has gone. It returns the bytes of files that are gone.
+// RemoveSnapshot removes a snapshot, and those of its layers that no other one and no sandbox is
+// based on. [Service.CollectSnapshotLayers] removes the others when the last of these is gone. It
+// returns the bytes of removed files.
 func (s *Service) RemoveSnapshot(ctx context.Context, ref string) (int64, error) {
 	out, err := s.sweep(context.WithoutCancel(ctx), false, func([]*store.Record, []*store.Step, map[string][]string) (choice, error) {
 		snap, err := s.Snapshot(ref)
@@ -182,58 +182,45 @@ func (s *Service) RemoveSnapshot(ctx context.Context, ref string) (int64, error)
 	return out.Bytes, err
 }
 
-// PruneSnapshots removes the snapshots that were taken, or imported, before a time, that have all these labels, and that no sandbox stands on.
-// Those with [api.LabelKeep] stay.
+// PruneSnapshots removes the snapshots that were taken, or imported, before a time, that have all
+// these labels, and that no sandbox is based on. Those with [api.LabelKeep] stay.
 func (s *Service) PruneSnapshots(ctx context.Context, before time.Time, labels map[string]string) (api.SnapshotsRemoved, error) {
-	pick := func(held map[string][]string) (ids, names []string, err error) {
-		all, err := s.store.Snapshots()
-		for _, snap := range all {
-			if snap.CreatedAt.Before(before) && snap.ImportedAt.Before(before) && !api.Kept(snap.Labels) && hasLabels(snap.Labels, labels) && !s.stoodOn(snap, held) {
-				ids, names = append(ids, snap.ID), append(names, cmp.Or(snap.Name, snap.ID))
-			}
-		}
-		return ids, names, err
+	expired := func(held map[string][]string) ([]*Snapshot, error) {
+		all, err := s.snapshots()
+		return snapshot.Expired(all, before, labels, func(snap *Snapshot) bool { return s.inUse(snap, held) }), err
 	}
 	out := api.SnapshotsRemoved{Removed: []string{}}
-	// A sweep writes to the disk, and this is asked for every minute.
+	// A sweep writes to the disk, and this is called every minute.
 	s.mu.Lock()
 	held, err := s.heldLocked()
-	var ids []string
+	var old []*Snapshot
 	if err == nil {
-		ids, _, err = pick(held)
+		old, err = expired(held)
 	}
 	s.mu.Unlock()
-	if err != nil || len(ids) == 0 {
+	if err != nil || len(old) == 0 {
 		return out, err
 	}
 	removed, err := s.sweep(context.WithoutCancel(ctx), false, func(_ []*store.Record, _ []*store.Step, held map[string][]string) (c choice, err error) {
-		var names []string
-		c.discard, names, err = pick(held)
-		out.Removed = append(out.Removed, names...)
+		old, err := expired(held)
+		for _, snap := range old {
+			c.discard, out.Removed = append(c.discard, snap.ID), append(out.Removed, snapshot.Name(snap))
+		}
 		return c, err
 	})
 	out.Bytes = removed.Bytes
 	return out, err
 }
 
-func hasLabels(labels, wanted map[string]string) bool {
-	for k, v := range wanted {
-		if got, ok := labels[k]; !ok || got != v {
-			return false
-		}
-	}
-	return true
-}
-
-// stoodOn says that a sandbox stands on the snapshot, or is about to. It needs mu.
-func (s *Service) stoodOn(snap *Snapshot, held map[string][]string) bool {
-	top := snap.Rootfs.Layers[len(snap.Rootfs.Layers)-1]
+// inUse reports whether a sandbox is based on the snapshot, or about to be. It needs mu.
+func (s *Service) inUse(snap *Snapshot, held map[string][]string) bool {
+	top := snapshot.Top(snap)
 	return held[top] != nil || s.pins[treeKey(top)] > 0
 }
 
-// Settle removes layers of snapshots that nothing stands on any more.
-func (s *Service) Settle(ctx context.Context) error {
-	if idle, err := s.settled(); idle || err != nil {
+// CollectSnapshotLayers removes layers of snapshots that nothing is based on any more.
+func (s *Service) CollectSnapshotLayers(ctx context.Context) error {
+	if idle, err := s.nothingToCollect(); idle || err != nil {
 		return err
 	}
 	_, err := s.sweep(context.WithoutCancel(ctx), false, func([]*store.Record, []*store.Step, map[string][]string) (choice, error) {
@@ -242,8 +229,9 @@ func (s *Service) Settle(ctx context.Context) error {
 	return err
 }
 
-// settled reports whether there is nothing to be removed, without writing anything: it is asked after each deletion.
-func (s *Service) settled() (bool, error) {
+// nothingToCollect reports whether all layers of snapshots are needed, without writing anything: it
+// runs after each deletion.
+func (s *Service) nothingToCollect() (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	layers, err := s.store.SnapshotLayers()
@@ -265,16 +253,16 @@ func (s *Service) settled() (bool, error) {
 		}
 	}
 	return !slices.ContainsFunc(layers, func(id string) bool {
-		return !needed[id] && held[id] == nil && s.pins[treeKey(id)] == 0 && s.going[treeKey(id)] == nil
+		return !needed[id] && held[id] == nil && s.pins[treeKey(id)] == 0 && s.removing[treeKey(id)] == nil
 	}), nil
 }
 
-// EnforceSnapshots removes the oldest snapshots that no sandbox stands on, until the files of all have no more bytes than
-// [Options.SnapshotLimit].
+// EnforceSnapshots removes the oldest snapshots that no sandbox is based on, until the files of all
+// have no more bytes than [Options.SnapshotLimit].
 func (s *Service) EnforceSnapshots(ctx context.Context) error {
 	over, err := s.snapshotsOver()
 	if err != nil || !over {
-		return errors.Join(err, s.Settle(ctx))
+		return errors.Join(err, s.CollectSnapshotLayers(ctx))
 	}
 	sizes, err := s.store.LayerSizes()
 	if err != nil {
@@ -287,28 +275,8 @@ func (s *Service) EnforceSnapshots(ctx context.Context) error {
 		if err != nil {
 			return c, err
 		}
-		total := func() (n int64) {
-			seen := make(map[string]bool)
-			for _, snap := range snapshots {
-				for _, id := range snap.Rootfs.Taken() {
-					if !seen[id] {
-						seen[id] = true
-						n += sizes[id]
-					}
-				}
-			}
-			return n
-		}
-		for i := 0; i < len(snapshots) && total() > s.opts.SnapshotLimit; {
-			if api.Kept(snapshots[i].Labels) || s.stoodOn(snapshots[i], held) {
-				i++
-				continue
-			}
-			c.discard = append(c.discard, snapshots[i].ID)
-			discarded = append(discarded, snapshots[i].ID)
-			snapshots = slices.Delete(snapshots, i, i+1)
-		}
-		left = total()
+		c.discard, left = snapshot.Excess(snapshots, sizes, s.opts.SnapshotLimit, func(snap *Snapshot) bool { return s.inUse(snap, held) })
+		discarded = c.discard
 		return c, nil
 	})
 	if err != nil {
@@ -318,12 +286,12 @@ func (s *Service) EnforceSnapshots(ctx context.Context) error {
 		s.opts.Log.Info("snapshots were removed to keep to the limit", "limit", s.opts.SnapshotLimit, "snapshots", discarded)
 	}
 	if left > s.opts.SnapshotLimit {
-		s.opts.Log.Warn("snapshots have more bytes than the limit, and what is left is to be kept, or sandboxes stand on it", "limit", s.opts.SnapshotLimit, "bytes", left)
+		s.opts.Log.Warn("snapshots exceed the limit, and all others are labelled to be kept or below sandboxes", "limit", s.opts.SnapshotLimit, "bytes", left)
 	}
 	return nil
 }
 
-// snapshotsOver reports whether there is a limit that may be exceeded.
+// snapshotsOver reports whether the limit may be exceeded.
 func (s *Service) snapshotsOver() (bool, error) {
 	if s.opts.SnapshotLimit <= 0 {
 		return false, nil
@@ -343,47 +311,17 @@ func (s *Service) snapshotsOver() (bool, error) {
 	return total > s.opts.SnapshotLimit, nil
 }
 
-// holdSnapshots adds to the holders of images the snapshots that need them.
+// holdSnapshots adds the snapshots to the holders of their images.
 func (s *Service) holdSnapshots(held map[string][]string) error {
 	snapshots, err := s.store.Snapshots()
 	if err != nil {
 		return err
 	}
 	for _, snap := range snapshots {
-		name := snap.Name
-		if name == "" {
-			name = snap.ID
-		}
-		held[snap.ImageDigest] = append(held[snap.ImageDigest], snapshotHolder+name)
+		held[snap.ImageDigest] = append(held[snap.ImageDigest], Holder(snap.Tenant, snapshotHolder+snapshot.Name(snap)))
 	}
 	return nil
 }
 
-// snapshotHolder stands before the name of a snapshot among the names of sandboxes.
+// snapshotHolder precedes the name of a snapshot among the names of sandboxes.
 const snapshotHolder = "snapshot "
-
-// NewSnapshotID returns an id that no snapshot had before.
-func NewSnapshotID() string {
-	const alphabet = "abcdefghjkmnpqrstuvwxyz023456789"
-	var b [12]byte
-	_, _ = rand.Read(b[:]) // as above
-	for i := range b {
-		b[i] = alphabet[b[i]%32]
-	}
-	return string(b[:])
-}
-
-// summary is what the API shows of a snapshot.
-func (s *Service) summary(snap *Snapshot, sizes map[string]int64) api.Snapshot {
-	out := api.Snapshot{
-		ID: snap.ID, Name: snap.Name, Comment: snap.Comment, Labels: snap.Labels, Sandbox: snap.Sandbox, SandboxName: snap.SandboxName,
-		Image: snap.Image, ImageDigest: snap.ImageDigest, Layers: len(snap.Rootfs.Snapshots), CreatedAt: snap.CreatedAt,
-		Size: snap.Size, Entries: snap.Entries, Consistent: snap.Consistent,
-	}
-	for i, id := range snap.Rootfs.Taken() {
-		if i < len(snap.Rootfs.Snapshots)-1 {
-			out.SharedSize += sizes[id]
-		}
-	}
-	return out
-}

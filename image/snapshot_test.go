@@ -1,7 +1,6 @@
 package image
 
 import (
-	"archive/tar"
 	"bytes"
 	"context"
 	"errors"
@@ -14,11 +13,12 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/snapshot"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// A layer of a snapshot is there as long as a record of a snapshot or a sandbox needs it, and what was not kept is gone after a
-// crash.
+// A snapshot's layer stays as long as a record of a snapshot or a sandbox needs it, and layers that
+// were not kept are removed after a crash.
 func TestLayersOfSnapshotsAreKeptAsLongAsNeeded(t *testing.T) {
 	s, a, dir := service(t)
 	var held map[string][]string
@@ -47,7 +47,7 @@ func TestLayersOfSnapshotsAreKeptAsLongAsNeeded(t *testing.T) {
 	}
 	check := func(when string, want ...string) {
 		t.Helper()
-		if err := s.Settle(t.Context()); err != nil {
+		if err := s.CollectSnapshotLayers(t.Context()); err != nil {
 			t.Fatalf("%s: %v", when, err)
 		}
 		got := a.layers(t)
@@ -116,7 +116,8 @@ func TestLayersOfSnapshotsAreKeptAsLongAsNeeded(t *testing.T) {
 	check("after a failure")
 }
 
-// What was removed while somebody still held it goes when he lets go: nobody else comes by to look for it.
+// A layer that was removed while it was held goes with its last holder: no later event may collect
+// it.
 func TestLayersOfSnapshotsGoWithTheLastWhoHoldsThem(t *testing.T) {
 	s, a, _ := service(t)
 	s.SetHolders(func() map[string][]string { return map[string][]string{} })
@@ -179,7 +180,7 @@ func TestNamesOfSnapshots(t *testing.T) {
 		id, name string
 		class    error
 	}{
-		{"a", "one", nil}, {"b", "", nil}, {"c", "", nil}, {"d", "one", ErrSnapshotExists}, {"e", "a", ErrSnapshotExists}, {"one", "", ErrSnapshotExists}, {"f", "two", nil},
+		{"a", "one", nil}, {"b", "", nil}, {"c", "", nil}, {"d", "one", snapshot.ErrExists}, {"e", "a", snapshot.ErrExists}, {"one", "", snapshot.ErrExists}, {"f", "two", nil},
 	} {
 		if err := keep(test.id, test.name); !errors.Is(err, test.class) {
 			t.Errorf("%s %q: %v", test.id, test.name, err)
@@ -191,7 +192,7 @@ func TestNamesOfSnapshots(t *testing.T) {
 	if snap, err := s.Snapshot("two"); err != nil || snap.ID != "f" {
 		t.Errorf("%+v, %v", snap, err)
 	}
-	if _, err := s.Snapshot(""); !errors.Is(err, ErrNoSnapshot) {
+	if _, err := s.Snapshot(""); !errors.Is(err, snapshot.ErrNotFound) {
 		t.Errorf("a snapshot without a name is found by none: %v", err)
 	}
 }
@@ -242,11 +243,12 @@ func TestSnapshotsArePruned(t *testing.T) {
 	}
 }
 
-// A layer that was taken when zeros were still in the stream is read as it was then: it is not damaged.
+// A layer that was taken when zeros were still in the stream is read as it was then: it is not
+// damaged.
 func TestSnapshotsThatHaveTheirZerosAreExported(t *testing.T) {
 	s, a, _ := service(t)
 	s.SetHolders(func() map[string][]string { return map[string][]string{} })
-	read := ReadLayer(func(_ context.Context, _ rootfs.Source, holes bool, w io.Writer) (layer.Result, error) {
+	read := snapshot.ReadLayer(func(_ context.Context, _ rootfs.Source, holes bool, w io.Writer) (layer.Result, error) {
 		text := "with zeros"
 		if holes {
 			text = "without them, and longer"
@@ -261,7 +263,7 @@ func TestSnapshotsThatHaveTheirZerosAreExported(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		snap := &Snapshot{ID: NewSnapshotID()}
+		snap := &Snapshot{ID: snapshot.NewID()}
 		if err := errors.Join(taken.Keep(snap), taken.Release(t.Context())); err != nil {
 			t.Fatal(err)
 		}
@@ -274,14 +276,15 @@ func TestSnapshotsThatHaveTheirZerosAreExported(t *testing.T) {
 		} else if err != nil {
 			t.Fatalf("%s: %v", was, err)
 		}
-		in := tar.NewReader(&file)
-		if told, err := readSnapshotFile(in); err != nil || !slices.Equal(told.Rootfs.Snapshots, []string{sha([]byte(was))}) {
-			t.Errorf("%s: %+v, %v", was, told, err)
+		in, err := snapshot.Open(&file)
+		if err != nil || !slices.Equal(in.Snapshot.Rootfs.Snapshots, []string{sha([]byte(was))}) {
+			t.Fatalf("%s: %+v, %v", was, in, err)
 		}
-		if _, err := in.Next(); err != nil {
+		content, err := in.Layer()
+		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := io.ReadAll(in); err != nil || string(got) != want {
+		if got, err := io.ReadAll(content); err != nil || string(got) != want {
 			t.Errorf("%s: the layer is %q, %v", was, got, err)
 		}
 	}

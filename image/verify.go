@@ -14,13 +14,13 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// Verify reads everything that is stored. It proves of every blob that its bytes have the digest and size under which
-// images know it; of every layer that its blob unpacks to the diff id which the image's configuration promises; and of
-// every tree that it has what [layer.Compare] looks for. Layers that builds have kept are stored, too. Trees of images that are being removed or replaced meanwhile
-// may be reported as damaged.
+// Verify checks everything stored. Every blob must have its digest and size. Every layer's blob
+// must unpack to the diff id in the image's configuration. Every tree must pass [layer.Compare].
+// The layers of cached build steps are checked too. Trees of images that are being removed or
+// replaced may be reported as damaged.
 func (s *Service) Verify(ctx context.Context) (api.ImagesVerified, error) {
 	out := api.ImagesVerified{Problems: []api.ImageProblem{}}
-	records, err := s.store.List()
+	records, err := s.records()
 	if err != nil {
 		return out, err
 	}
@@ -33,7 +33,7 @@ func (s *Service) Verify(ctx context.Context) (api.ImagesVerified, error) {
 			users["tree "+l.ChainID] = append(users["tree "+l.ChainID], r.Name)
 		}
 	}
-	// What only the cache of builds has, is checked as well: problems of it name no image.
+	// Parts that only cached build steps have are checked as well: their problems name no image.
 	type part struct {
 		blobs  []store.Blob
 		layers []store.Layer
@@ -42,7 +42,7 @@ func (s *Service) Verify(ctx context.Context) (api.ImagesVerified, error) {
 	for _, r := range records {
 		parts = append(parts, part{r.Blobs(), r.Layers})
 	}
-	steps, err := s.store.Steps()
+	steps, err := s.steps()
 	if err != nil {
 		return out, err
 	}
@@ -92,7 +92,7 @@ func (s *Service) Verify(ctx context.Context) (api.ImagesVerified, error) {
 			case c.DiffID != l.DiffID:
 				problem(key, l.ChainID, fmt.Errorf("blob %s unpacks to %s, the image's configuration promises %s", l.Blob.Digest, c.DiffID, l.DiffID))
 			case len(c.Differences) > 0:
-				problem(key, l.ChainID, fmt.Errorf("the unpacked tree is not what layer %s has in it: %s", l.Blob.Digest, strings.Join(c.Differences, "; ")))
+				problem(key, l.ChainID, fmt.Errorf("the unpacked tree differs from layer %s: %s", l.Blob.Digest, strings.Join(c.Differences, "; ")))
 			}
 		}
 	}
@@ -111,7 +111,7 @@ func (s *Service) compare(ctx context.Context, l store.Layer) (c layer.Compariso
 	defer func() { err = errors.Join(err, f.Close()) }()
 	root, err := os.OpenRoot(filepath.Join(s.opts.LayersDir, name))
 	if err != nil {
-		return c, fmt.Errorf("the unpacked tree cannot be opened: %w", err)
+		return c, fmt.Errorf("open unpacked tree: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
 	return layer.Compare(root, store.WithContext(ctx, f), layer.Options{MediaType: l.Blob.MediaType, Limits: layer.NoLimits()})

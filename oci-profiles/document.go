@@ -13,8 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/seccomp"
 )
 
-// document is NAME.json. What has a name of the OCI runtime specification means the same here; the rest of the specification
-// is not for profiles to say.
+// document is NAME.json. Fields named as in the OCI runtime specification mean the same here;
+// profiles do not set the rest of it.
 type document struct {
 	Name        string `json:"name"`
 	Description string `json:"description"`
@@ -52,8 +52,9 @@ type mount struct {
 	Options     []string `json:"options"`
 }
 
-// grantable are the capabilities that a profile may have: those of Docker's default. Others reach, inside a user namespace,
-// the kernel code that most published escapes went through, or the sandbox's init.
+// grantable are the capabilities that a profile may have: those of Docker's default. Others reach,
+// inside a user namespace, the kernel code that most published escapes went through, or the
+// sandbox's init.
 var grantable = []string{
 	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD", "CAP_NET_BIND_SERVICE",
 	"CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
@@ -158,14 +159,12 @@ func (d *document) limits() error {
 	switch {
 	case l.Memory <= 0 || l.Pids <= 0 || l.Nofile == 0 || l.Swap == nil:
 		return errors.New("limits: memory, swap, pids and nofile are needed: a profile leaves none of them open")
-	case l.MemoryHigh < 0 || *l.Swap < 0 || l.CPUs < 0 || l.CPUWeight < 0 || l.IO.Weight < 0 || l.IO.ReadBPS < 0 || l.IO.WriteBPS < 0 ||
-		l.IO.ReadIOPS < 0 || l.IO.WriteIOPS < 0:
-		return errors.New("limits: none is negative")
 	}
-	return nil
+	return l.Check()
 }
 
-// resolve takes the one kind of mount that a profile may have: a file system in memory, of a stated size.
+// resolve takes the one kind of mount that a profile may have: a file system in memory, of a stated
+// size.
 func (m *mount) resolve() (api.Scratch, error) {
 	s := api.Scratch{Path: m.Destination, Mode: 0o755}
 	if m.Type != "tmpfs" || m.Source != "" && m.Source != "tmpfs" {

@@ -1,12 +1,13 @@
 // Package ociprofiles holds the named profiles of sandboxes as data.
 //
-// A profile NAME is a document NAME.json, made of fragments of the OCI runtime specification (process, root, mounts, linux)
-// and the limits of a sandbox that asks for none, and a filter for each architecture, NAME.seccomp.ARCH.json, which other
-// OCI run-times can load as it is. A document may name another profile's filter instead. The embedded filters are generated
-// from package seccomp; a test compares. The README says why each choice is what it is.
+// A profile NAME is a document NAME.json, made of fragments of the OCI runtime specification
+// (process, root, mounts, linux) and the limits of a sandbox that asks for none, and a filter for
+// each architecture, NAME.seccomp.ARCH.json, which other OCI run-times can load unchanged. A
+// document may name another profile's filter instead. The embedded filters are generated from
+// package seccomp; a test compares. The README gives the reason for each choice.
 //
-// Whatever is in a document has an effect or is an error: what is not known is refused, and so is what would leave a sandbox
-// without a layer that none goes without.
+// Every field of a document has an effect or is an error. Unknown fields are refused, and so is a
+// document that would leave a sandbox without a mandatory layer.
 package ociprofiles
 
 //go:generate go test . -run TestFilterIsThePlan -update
@@ -60,11 +61,12 @@ type Profile struct {
 // Set is the profiles that there are. It is not changed once it is made.
 type Set struct {
 	byName   map[string]Profile
-	borrowed map[string]string // who has whose filter
+	borrowed map[string]string // profile to the profile whose filter it has
 }
 
-// Open resolves the embedded profiles and those in dir, which may be empty, for this machine's architecture. It fails where
-// one is not as it should be or the kernel cannot hold its filter: a profile is applied as a whole or not at all.
+// Open resolves the embedded profiles and those in dir, which may be empty, for this machine's
+// architecture. It fails where one is not as it should be or the kernel cannot hold its filter: a
+// profile is applied as a whole or not at all.
 func Open(dir string, k seccomp.Abilities) (*Set, error) { return open(dir, goruntime.GOARCH, k) }
 
 func open(dir, arch string, k seccomp.Abilities) (*Set, error) {

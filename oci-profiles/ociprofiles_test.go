@@ -19,7 +19,8 @@ var update = flag.Bool("update", false, "write the filters from package seccomp"
 
 var able = seccomp.Abilities{Actions: []string{"errno", "allow"}}
 
-// TestFilterIsThePlan keeps the embedded filters and the source that they are generated from together.
+// TestFilterIsThePlan keeps the embedded filters and the source that they are generated from
+// together.
 func TestFilterIsThePlan(t *testing.T) {
 	for _, filter := range seccomp.Embedded() {
 		for _, arch := range []string{seccomp.AMD64, seccomp.ARM64} {
@@ -46,7 +47,7 @@ func comparePlan(t *testing.T, filter seccomp.Filter, arch string) {
 				t.Fatal(err)
 			}
 		}
-		// From the disk, not from what was embedded when the test was built.
+		// From the disk, not the files embedded when the test was built.
 		have, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -94,8 +95,8 @@ func TestEveryProfileLoads(t *testing.T) {
 	}
 }
 
-// TestNoProfileHoldsPowerOverTheKernel lists the capabilities by which a user namespace reaches the kernel code that
-// most published escapes went through.
+// TestNoProfileHoldsPowerOverTheKernel lists the capabilities by which a user namespace reaches the
+// kernel code that most published escapes went through.
 func TestNoProfileHoldsPowerOverTheKernel(t *testing.T) {
 	for _, s := range all(t) {
 		for _, p := range s.byName {
@@ -220,7 +221,7 @@ func TestOwnProfiles(t *testing.T) {
 	}
 }
 
-// What a profile says has an effect or is an error, which says where it is.
+// Every field of a profile has an effect, or is an error that names its place.
 func TestBadProfilesAreRefused(t *testing.T) {
 	type doc = map[string]any
 	at := func(d doc, keys ...string) doc {

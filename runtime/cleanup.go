@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// cleanup undoes what was half built, last step first. A function that builds something defers unwind, adds a step
-// after each thing it made, and calls release when everything stands.
+// cleanup undoes a half-finished operation, last step first. A function that builds something
+// defers unwind, adds a step after each part, and calls release when all parts stand.
 type cleanup struct {
 	steps []cleanupStep
 }

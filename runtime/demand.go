@@ -3,15 +3,16 @@ package runtime
 import "time"
 
 const (
-	// demandWindow is how far back it counts what was asked for, and demandSlot how finely.
+	// demandWindow is the time over which requests are counted, in slots of demandSlot.
 	demandWindow = 10 * time.Minute
 	demandSlot   = time.Second
 	demandSlots  = int64(demandWindow / demandSlot)
 )
 
-// demand counts how many sandboxes of a pool were asked for lately, and says from that how many are worth having ready: the most
-// that were asked for within two seconds, about the time that a pool takes to be filled up again. What was long ago counts for
-// less, evenly down to nothing at the end of the window, so that a pool shrinks one by one when nobody comes any more.
+// demand counts the recent requests for sandboxes of a pool, and computes from them the number
+// worth keeping ready: the most within two seconds, about the time that a pool needs to refill.
+// Older requests count for less, evenly down to zero at the end of the window, so that an unused
+// pool shrinks one by one.
 //
 // The zero value is ready for use. Times must not go back.
 type demand struct {

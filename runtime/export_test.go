@@ -3,6 +3,8 @@ package runtime
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -14,19 +16,20 @@ type Demand struct{ d demand }
 func (d *Demand) Ask(now time.Time)        { d.d.ask(now) }
 func (d *Demand) Wanted(now time.Time) int { return d.d.wanted(now) }
 
-// Reconcile does rounds of what the reconciler does every minute.
+// Reconcile does rounds of the reconciler, which has one every minute.
 func Reconcile(ctx context.Context, s *Supervisor, rounds int) error {
-	odd := map[oddity]bool{}
+	found := map[mismatch]bool{}
 	for range rounds {
 		var err error
-		if odd, err = s.reconcile(ctx, odd); err != nil {
+		if found, err = s.reconcile(ctx, found); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// RefuseRecords has the supervisor's disk refuse every record until restore is called. Scratch is a file that does not exist.
+// RefuseRecords has the supervisor's disk refuse every record until restore is called. Scratch is a
+// file that does not exist.
 func RefuseRecords(s *Supervisor, scratch string) (restore func() error, err error) {
 	empty, err := bolt.Open(scratch, 0o600, nil)
 	if err != nil {
@@ -40,10 +43,14 @@ func RefuseRecords(s *Supervisor, scratch string) (restore func() error, err err
 		return nil, err
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, sb := range s.byID {
-		<-sb.saved // what its start still writes does not go through the lock
+	all := slices.Collect(maps.Values(s.byID))
+	s.mu.Unlock()
+	for _, sb := range all {
+		sb.write.Lock()   // waits for the record of its start
+		sb.write.Unlock() //nolint:staticcheck // nothing to do in between
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	was := s.records.db
 	s.records.db = refuses
 	return func() error {
@@ -58,7 +65,7 @@ func RefuseRecords(s *Supervisor, scratch string) (restore func() error, err err
 func Dismissed(s *Supervisor, id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.byID[id].dismissed
+	return s.byID[id].life.dismissed
 }
 
 // PutRecord writes a record as a daemon does that dies right after it.

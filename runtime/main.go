@@ -4,58 +4,56 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// reasonUnseen is what the record says of a sandbox whose end nobody has seen.
+// reasonUnseen is the reason on record of a sandbox whose end no daemon has seen.
 const reasonUnseen = "its processes ended while no daemon was running"
 
-// MainEnded notes how the main process of a sandbox ended, nil if nobody knows, and ends the sandbox with it for a reason that
-// the record will show, unless it has ended or is being stopped. Life is that of the record when the process was started:
-// what another one left behind changes nothing.
+// MainEnded records how the main process of a sandbox ended, nil if that is unknown, and ends the
+// sandbox with it for a reason that the record will show, unless it has ended or is being stopped.
+// Life is that of the record when the process was started: the exit of another life changes
+// nothing.
 //
-// When it returns, the record is on disk, or whoever ends the sandbox is about to write it.
+// When it returns, the record is on disk, or the operation that ends the sandbox is about to write
+// it.
 func (s *Supervisor) MainEnded(ctx context.Context, id string, life int, exit *api.SandboxExit, reason string) error {
 	s.mu.Lock()
 	sb := s.byID[id]
-	if sb == nil || sb.deletion != nil || sb.rec.Life != life {
+	if sb == nil || sb.phase == phaseDeleting || sb.rec.Life != life {
 		s.mu.Unlock()
 		return nil
 	}
 	if sb.rec.Exit == nil {
 		sb.rec.Exit = exit
 	}
-	if sb.isGone && exit != nil && sb.rec.Reason == reasonUnseen { // now it is known
+	l := sb.life
+	ended, stopping := l.ended(), sb.endReason != ""
+	if ended && exit != nil && sb.rec.Reason == reasonUnseen { // now it is known
 		sb.rec.State, sb.rec.Reason = api.StateStopped, reason
 	}
-	ended, stopping, watched := sb.isGone, sb.killing != "", sb.watched
 	if !ended && !stopping {
-		sb.killing = cmp.Or(reason, "its main process ended")
-		sb.kills.Add(1)
+		s.beginEnd(sb, cmp.Or(reason, "its main process ended"))
+		l.kills.Add(1)
 	}
 	s.mu.Unlock()
 	switch {
 	case ended:
-		return s.rewrite(sb, life, watched)
+		return s.rewrite(sb, l)
 	case stopping:
 		return nil // its watcher writes the end, and this with it
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	err := ignoreNotFound(s.engine.Kill(ctx, id))
-	sb.kills.Done()
+	l.kills.Done()
 	if err != nil {
-		s.mu.Lock()
-		if !sb.isGone {
-			_ = sb.pidfd.SetReadDeadline(time.Now()) // the watcher tries on
-		}
-		s.mu.Unlock()
+		s.retryKill(l)
 		return fmt.Errorf("end sandbox %s with its main process: %w", id, err)
 	}
 	select {
-	case <-watched:
+	case <-l.watched:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("wait for the end of sandbox %s: %w", id, context.Cause(ctx))
@@ -63,24 +61,24 @@ func (s *Supervisor) MainEnded(ctx context.Context, id string, life int, exit *a
 }
 
 // rewrite puts the record of an ended sandbox on disk once more.
-func (s *Supervisor) rewrite(sb *sandbox, life int, watched <-chan struct{}) error {
-	<-sb.saved
-	if watched != nil {
-		<-watched
+func (s *Supervisor) rewrite(sb *sandbox, l *life) error {
+	if l.watched != nil {
+		<-l.watched
 	}
 	sb.write.Lock()
 	defer sb.write.Unlock()
 	s.mu.Lock()
-	rec, mine := sb.rec.clone(), sb.deletion == nil && sb.isGone && sb.rec.Life == life
+	rec, mine := sb.rec.clone(), sb.phase != phaseDeleting && sb.life == l
 	s.mu.Unlock()
 	if !mine {
-		return nil // deleted, or started again, and with it written
+		return nil // deleted, or started again, which has written it
 	}
 	return s.putEnd(sb, &rec)
 }
 
-// WaitEnded returns when the sandbox with this id or name does not run, with its record, which is then on disk. One that
-// is deleted meanwhile is ErrNotFound. It does not count as a use of the sandbox.
+// WaitEnded returns when the sandbox with this id or name does not run, with its record, which is
+// then on disk. If it is deleted meanwhile, it fails with ErrNotFound. It does not count as a use
+// of the sandbox.
 func (s *Supervisor) WaitEnded(ctx context.Context, ref string) (Record, error) {
 	s.mu.Lock()
 	sb, err := s.find(ref)
@@ -90,7 +88,7 @@ func (s *Supervisor) WaitEnded(ctx context.Context, ref string) (Record, error) 
 	}
 	for {
 		s.mu.Lock()
-		gone, watched, over, deletion := sb.gone, sb.watched, sb.isGone, sb.deletion
+		l, over, deletion := sb.life, sb.life.ended(), sb.deletion
 		s.mu.Unlock()
 		if over && deletion != nil {
 			select {
@@ -100,17 +98,17 @@ func (s *Supervisor) WaitEnded(ctx context.Context, ref string) (Record, error) 
 			}
 		}
 		if over {
-			if watched != nil {
-				<-watched // on its way to the disk
+			if l.watched != nil {
+				<-l.watched // the record is on its way to the disk
 			}
 			rec, err := s.Get(sb.rec.ID)
 			if err != nil || !lives(rec.State) {
 				return rec, err
 			}
-			continue // somebody has started it again
+			continue // it has been started again
 		}
 		select {
-		case <-gone:
+		case <-l.gone:
 		case <-s.closing:
 			return Record{}, ErrClosed
 		case <-ctx.Done():

@@ -10,7 +10,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// A sandbox ends with its main process, and the record says how; what another life of it left behind changes nothing.
+// A sandbox ends with its main process, and the record says how; what another life of it left
+// behind changes nothing.
 func TestMainEnded(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
@@ -67,7 +68,7 @@ func TestMainEnded(t *testing.T) {
 	if rec := now(); rec.Exit.Code != 6 {
 		t.Errorf("%+v", rec.Exit)
 	}
-	// One that ended while no daemon was there, of whose main process something is known.
+	// A sandbox that ended while no daemon ran, but whose main process's exit is known.
 	if rec, err := s.Start(t.Context(), "one", runtime.StartRequest{Profile: request("").Profile, Idle: true}); err != nil || !rec.Idle {
 		t.Fatalf("%+v, %v", rec, err)
 	}

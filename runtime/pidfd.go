@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pollable takes over an engine's pidfd and returns it in a form on which the Go poller can wait, so that a thousand
-// watched sandboxes cost a thousand goroutines and no thread.
+// pollable takes over an engine's pidfd and returns it in a form on which the Go poller can wait,
+// so that a thousand watched sandboxes cost a thousand goroutines and no thread.
 func pollable(f *os.File) (_ *os.File, err error) {
 	defer func() { err = errors.Join(err, f.Close()) }()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		return nil, fmt.Errorf("duplicate pidfd: %w", err)
 	}
-	// os.NewFile registers with the poller only what is in non-blocking mode already.
+	// os.NewFile registers only non-blocking descriptors with the poller.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, errors.Join(fmt.Errorf("make pidfd non-blocking: %w", err), unix.Close(fd))
 	}
@@ -31,8 +31,8 @@ func pollable(f *os.File) (_ *os.File, err error) {
 	return p, nil
 }
 
-// waitReadable returns nil once f is readable or hung up, and os.ErrDeadlineExceeded at f's read deadline. It reads
-// nothing.
+// waitReadable returns nil once f is readable or hung up, and os.ErrDeadlineExceeded at f's read
+// deadline. It reads nothing.
 func waitReadable(f *os.File) error {
 	conn, err := f.SyscallConn()
 	if err != nil {
@@ -56,7 +56,8 @@ func readable(fd int) (bool, error) {
 	}
 }
 
-// PIDOf asks the kernel which process a pidfd refers to, as our PID namespace counts; 0 where it cannot say.
+// PIDOf asks the kernel which process a pidfd refers to, as our PID namespace counts; 0 where it
+// cannot say.
 func PIDOf(f *os.File) int {
 	conn, err := f.SyscallConn()
 	if err != nil {

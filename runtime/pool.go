@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"reflect"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,21 +14,22 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// A parked sandbox runs, and is nobody's: [Supervisor.Create] gives it to the first request that it fits, and never takes
-// it back. It is in no list and has no record, so that a daemon that starts after a crash deletes it like anything else
-// that no record tells of. What is a user's, and can be given to a sandbox that runs, is applied when it is claimed: limits, deadline and
-// hostname by the engine, the rest is of the record alone.
+// A warm sandbox runs before a request asks for it: [Supervisor.Create] hands it to the first
+// request that it fits, and never takes it back. It is in no list and has no record, so that a
+// daemon that starts after a crash deletes it as a stray. A claim applies the request's own values:
+// the engine changes limits, deadline and hostname; the rest is in the record alone.
 
 const (
 	// parkedFor is how long a sandbox waits to be claimed before it is replaced by a new one.
 	parkedFor = time.Hour
-	// parkedGrace is what the launcher, which ends it where no daemon does, adds to that.
+	// parkedGrace is the additional time after which the launcher ends it if no daemon runs.
 	parkedGrace = time.Minute
-	// parkedHostname is what a sandbox calls itself until it is claimed.
+	// parkedHostname is the hostname of a warm sandbox until it is claimed.
 	parkedHostname = "sandbox"
 )
 
-// ErrPoolFull is that there would be more sandboxes than [Options.MaxSandboxes], those that are parked among them.
+// ErrPoolFull is that there would be more sandboxes than [Options.MaxSandboxes], those that are
+// parked among them.
 var ErrPoolFull = errors.New("no room for parked sandboxes")
 
 // pool holds the parked sandboxes. Its fields are guarded by Supervisor.mu.
@@ -41,21 +41,23 @@ type pool struct {
 type poolCount struct {
 	digest       string // of the image that was parked last, or that Learn has named
 	profile      string
+	tenant       string // a claim never crosses tenants
 	hits, misses int64
-	learns       *Request // what a request must have of its own to count in asked; nil where nobody wants to know
+	learns       *Request // fixed part of the requests to count in asked; nil unless the pool learns
 	asked        demand
 }
 
-// parked is one that waits. It is taken out of pool.parked by the one who claims or removes it, who then owns it.
+// parked is a warm sandbox. The goroutine that claims or removes it takes it out of pool.parked
+// first, and then owns it.
 type parked struct {
 	id      string
 	pool    string
-	fixed   Request // what it is good for
+	fixed   Request // properties that a request must have to claim it
 	pids    int64   // the limit that each of its processes has had since its start; 0 where the engine can change it
 	digest  string
 	started *Started
 	limits  api.Limits
-	watch   *os.File // pidfd for the watcher, who closes it
+	watch   *os.File // pidfd; closed by its watcher
 }
 
 // PoolState says how a pool stands.
@@ -65,11 +67,12 @@ type PoolState struct {
 	Wanted       int // how many are worth having ready, of a pool that learns it
 }
 
-// fixed is what of a request cannot be given to a sandbox that runs already. Whatever is not cleared here counts, so that
-// something new is not forgotten: a sandbox that was parked without it does not fit.
+// fixed is what of a request cannot be given to a sandbox that runs already. Whatever is not
+// cleared here counts, so that something new is not forgotten: a sandbox that was parked without it
+// does not fit. The tenant stays: a claim never crosses tenants.
 func (r *Request) fixed() Request {
 	f := *r
-	limits := mergeLimits(r.Limits, r.Defaults)
+	limits := r.Limits.WithDefaults(r.Defaults)
 	f.Limits, f.Defaults = api.Limits{Nofile: limits.Nofile}, api.Limits{} // each process has its own since its start
 	f.Name, f.Hostname, f.Image, f.Labels = "", "", "", nil
 	f.ImageEnv, f.Env, f.Cwd, f.User = nil, nil, "", ""
@@ -78,18 +81,18 @@ func (r *Request) fixed() Request {
 	return f
 }
 
-// fits tells whether p can be what the request asks for.
+// fits reports whether the request may claim p.
 func (p *parked) fits(fixed *Request, limits *api.Limits) bool {
 	return p.digest == fixed.ImageDigest && (p.pids == 0 || p.pids == limits.Pids) && reflect.DeepEqual(&p.fixed, fixed)
 }
 
-// take finds a parked sandbox for the request, and counts where there is none but could be: in the pool of its image and
-// profile. It needs mu.
+// take finds a parked sandbox for the request, and counts where there is none but could be: in the
+// pool of its image and profile. It needs mu.
 func (s *Supervisor) take(req *Request) *parked {
 	if req.Ephemeral || len(s.pool.counts) == 0 {
 		return nil
 	}
-	fixed, limits := req.fixed(), mergeLimits(req.Limits, req.Defaults)
+	fixed, limits := req.fixed(), req.Limits.WithDefaults(req.Defaults)
 	s.learn(req, &fixed)
 	for _, p := range s.pool.parked {
 		if p.fits(&fixed, &limits) {
@@ -98,7 +101,7 @@ func (s *Supervisor) take(req *Request) *parked {
 		}
 	}
 	for _, c := range s.pool.counts {
-		if c.digest == req.ImageDigest && c.profile == req.Profile.Name {
+		if c.tenant == req.Tenant && c.digest == req.ImageDigest && c.profile == req.Profile.Name {
 			c.misses++
 			break
 		}
@@ -106,11 +109,11 @@ func (s *Supervisor) take(req *Request) *parked {
 	return nil
 }
 
-// learn counts what is asked for in the pool that it is of, if that wants to know. It needs mu.
+// learn counts the request in the pool that it fits, if that learns. It needs mu.
 func (s *Supervisor) learn(req, fixed *Request) {
 	for _, c := range s.pool.counts {
 		if c.learns != nil && c.digest == req.ImageDigest && reflect.DeepEqual(c.learns, fixed) {
-			c.asked.ask(time.Now())
+			c.asked.ask(s.now())
 			if s.opts.PoolChanged != nil {
 				s.opts.PoolChanged() // also where nothing was ready: more may be worth it now
 			}
@@ -118,17 +121,18 @@ func (s *Supervisor) learn(req, fixed *Request) {
 	}
 }
 
-// Learn has the pool of this name, in which nothing need be parked yet, count the creations that a sandbox of the request would
-// fit: [PoolState] then says how many are worth parking. To say it again changes nothing, unless the image is another.
+// Learn has the pool of this name, in which nothing need be parked yet, count the creations that a
+// sandbox of the request would fit: [PoolState] then says how many are worth parking. To say it
+// again changes nothing, unless the image is another.
 func (s *Supervisor) Learn(name string, req Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.countOf(name)
 	fixed := req.fixed()
-	c.digest, c.profile, c.learns = req.ImageDigest, req.Profile.Name, &fixed
+	c.tenant, c.digest, c.profile, c.learns = req.Tenant, req.ImageDigest, req.Profile.Name, &fixed
 }
 
-// countOf is what is counted of a pool. It needs mu.
+// countOf returns the counters of a pool. It needs mu.
 func (s *Supervisor) countOf(name string) *poolCount {
 	if s.pool.counts == nil {
 		s.pool.parked, s.pool.counts = make(map[string]*parked), make(map[string]*poolCount)
@@ -139,7 +143,7 @@ func (s *Supervisor) countOf(name string) *poolCount {
 	return s.pool.counts[name]
 }
 
-// takeOut makes p the caller's. It returns false where it is somebody else's. It needs mu.
+// takeOut makes p the caller's. It returns false if another goroutine has taken it. It needs mu.
 func (s *Supervisor) takeOut(p *parked) bool {
 	if s.pool.parked[p.id] != p {
 		return false
@@ -152,7 +156,8 @@ func (s *Supervisor) takeOut(p *parked) bool {
 	return true
 }
 
-// claim makes a parked sandbox the one that was reserved, which has its id. On error nothing is left of either.
+// claim makes a parked sandbox the one that was reserved, which has its id. On error nothing is
+// left of either.
 func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *parked, req *Request) (_ Record, err error) {
 	rec := sb.rec // as in create
 	var undo cleanup
@@ -162,14 +167,15 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *parked, req *Req
 	undo.add("remove parked sandbox", func() error { return s.discard(ctx, p) })
 
 	change := Change{Deadline: rec.Deadline, Hostname: cmp.Or(req.Hostname, rec.Name)}
-	if req.Limits != (api.Limits{}) || !sameLimits(rec.Limits, p.limits) {
+	if req.Limits != (api.Limits{}) || !rec.Limits.Equal(&p.limits) {
 		change.Limits, change.Explicit = &rec.Limits, req.Limits
 	}
 	if rec.Enforced, err = s.engine.Update(ctx, p.id, &change); err != nil {
 		return Record{}, err
 	}
 	rec.State, rec.PID = api.StateRunning, PIDOf(p.started.Pidfd)
-	// Only now: of a claim that a crash cut off before, no record tells, and the next daemon deletes the sandbox.
+	// Only now: of a claim that a crash cut off before, no record tells, and the next daemon deletes
+	// the sandbox.
 	undo.add("remove record", func() error { return s.records.remove(rec.ID) })
 	if err := s.records.put(&rec); err != nil {
 		return Record{}, err
@@ -179,7 +185,7 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *parked, req *Req
 		return Record{}, err
 	}
 	undo.release()
-	close(sb.saved)
+	sb.write.Unlock()
 	s.log.Info("parked sandbox claimed", "id", rec.ID, "name", rec.Name, "image", rec.Image, "profile", rec.Profile)
 	return rec.clone(), nil
 }
@@ -195,7 +201,8 @@ func (s *Supervisor) count(pool string, hit bool) {
 	}
 }
 
-// Park makes a sandbox for the pool of this name, with the request's image, profile and their defaults.
+// Park makes a sandbox for the pool of this name, with the request's tenant, image, profile and
+// their defaults. Only requests of that tenant can claim it.
 func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err error) {
 	s.mu.Lock()
 	if s.closed {
@@ -206,10 +213,7 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 		s.mu.Unlock()
 		return fmt.Errorf("%w: %d sandboxes are the most this daemon holds", ErrPoolFull, s.opts.MaxSandboxes)
 	}
-	id := newID()
-	for s.taken(id) {
-		id = newID()
-	}
+	id := s.unusedID(req.Tenant)
 	s.ops.Add(1)
 	s.mu.Unlock()
 	defer s.ops.Done()
@@ -225,9 +229,9 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	if err != nil {
 		return err
 	}
-	p := &parked{id: id, pool: name, fixed: req.fixed(), digest: req.ImageDigest, limits: mergeLimits(req.Limits, req.Defaults)}
+	p := &parked{id: id, pool: name, fixed: req.fixed(), digest: req.ImageDigest, limits: req.Limits.WithDefaults(req.Defaults)}
 	undo.add("remove parked sandbox", func() error { return s.discard(ctx, p) })
-	until := time.Now().Add(parkedFor)
+	until := s.now().Add(parkedFor)
 	spec := req.spec(id, parkedHostname, until.Add(parkedGrace))
 	spec.IODevice = s.opts.IODevice
 	p.started, err = s.engine.Create(ctx, spec, control)
@@ -253,7 +257,7 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	if p.watch, err = pollable(os.NewFile(uintptr(fd), "pidfd")); err != nil {
 		return err
 	}
-	if err := p.watch.SetReadDeadline(until); err != nil {
+	if err := p.watch.SetReadDeadline(s.wakeAt(until)); err != nil {
 		return errors.Join(fmt.Errorf("watch it: %w", err), p.watch.Close())
 	}
 	undo.release()
@@ -261,7 +265,7 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.countOf(name)
-	c.digest, c.profile = p.digest, p.fixed.Profile.Name
+	c.tenant, c.digest, c.profile = p.fixed.Tenant, p.digest, p.fixed.Profile.Name
 	s.pool.parked[id] = p
 	s.watchers.Add(1)
 	go s.watchParked(context.WithoutCancel(ctx), p) // it outlives the caller, and ends when p is taken
@@ -299,8 +303,8 @@ func (s *Supervisor) discard(ctx context.Context, p *parked) error {
 	return errors.Join(ignoreNotFound(s.engine.Delete(ctx, p.id)), s.sockets.remove(p.id))
 }
 
-// Unpark removes the parked sandboxes of which choose says so, by their pool, the digest of their image and their request's
-// layers. When it returns they are gone.
+// Unpark removes the parked sandboxes of which choose says so, by their pool, the digest of their
+// image and their request's layers. When it returns they are gone.
 func (s *Supervisor) Unpark(ctx context.Context, choose func(pool, digest string, layers []string) bool) error {
 	s.mu.Lock()
 	if s.closed {
@@ -323,18 +327,7 @@ func (s *Supervisor) unpark(ctx context.Context, choose func(pool, digest string
 		}
 	}
 	s.mu.Unlock()
-	errs := make([]error, len(out))
-	slots := make(chan struct{}, 8) // as in deleteAll
-	var wg sync.WaitGroup
-	for i, p := range out {
-		slots <- struct{}{}
-		wg.Go(func() {
-			errs[i] = s.discard(ctx, p)
-			<-slots
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return errors.Join(eachOf(out, func(p *parked) error { return s.discard(ctx, p) })...)
 }
 
 // PoolState says how the pool of this name stands.
@@ -345,7 +338,7 @@ func (s *Supervisor) PoolState(name string) PoolState {
 	if c := s.pool.counts[name]; c != nil {
 		st.Hits, st.Misses = c.hits, c.misses
 		if c.learns != nil {
-			st.Wanted = c.asked.wanted(time.Now())
+			st.Wanted = c.asked.wanted(s.now())
 		}
 	}
 	for _, p := range s.pool.parked {
@@ -354,13 +347,4 @@ func (s *Supervisor) PoolState(name string) PoolState {
 		}
 	}
 	return st
-}
-
-// sameLimits compares what two limits mean.
-func sameLimits(a, b api.Limits) bool {
-	if (a.Swap == nil) != (b.Swap == nil) || a.Swap != nil && *a.Swap != *b.Swap {
-		return false
-	}
-	a.Swap, b.Swap = nil, nil
-	return a == b
 }

@@ -104,7 +104,7 @@ func TestParkedSandboxBecomesTheOneAskedFor(t *testing.T) {
 	}
 }
 
-// No two creations get one sandbox, whoever is first, and whether or not there is one for each.
+// No two creations get one sandbox, in any order, and whether or not there is one for each.
 func TestParkedSandboxIsClaimedOnce(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
@@ -161,7 +161,7 @@ func TestOnlyWhatFitsIsClaimed(t *testing.T) {
 	}
 }
 
-// What cannot be changed on the parked one fails, or succeeds, as it does without a pool.
+// A change that the warm sandbox refuses fails, or succeeds, as it does without a pool.
 func TestRefusedClaimIsMadeAnew(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
@@ -264,7 +264,7 @@ func TestFailedDeletionIsOnRecord(t *testing.T) {
 	}
 }
 
-// reluctant is an engine that cannot remove what it ends.
+// reluctant is an engine that fails to remove the sandboxes that it ends.
 type reluctant struct {
 	*runtimetest.Engine
 
@@ -284,7 +284,8 @@ func (e reluctant) Delete(ctx context.Context, id string) error {
 
 var errDisk = errors.New("disk is broken")
 
-// What is on record of it is how it has ended, whoever was faster; and no daemon is kept from starting by what cannot be removed.
+// The record says how the sandbox has ended, in every order of events. A sandbox that cannot be
+// removed keeps no daemon from starting.
 func TestFailedDeletionEndsTheSandbox(t *testing.T) {
 	b := newBench(t)
 	e := reluctant{b.engine, new(sync.WaitGroup), new(time.Duration)}
@@ -315,7 +316,7 @@ func TestFailedDeletionEndsTheSandbox(t *testing.T) {
 	if err := s.Close(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
-	// Nobody knows of what runs now.
+	// No supervisor knows these.
 	for _, id := range []string{"unknown", "served"} {
 		orphan, err := b.engine.Create(t.Context(), &runtime.Spec{ID: id}, openNull(t))
 		if err != nil {
@@ -340,8 +341,8 @@ func TestFailedDeletionEndsTheSandbox(t *testing.T) {
 	e.kills.Wait()
 }
 
-// A pool that learns counts every creation that it could have served, whether or not something was ready, and no others; and
-// what is ready is still given to one of them each.
+// A pool that learns counts exactly the creations that it could have served, whether or not a
+// sandbox was ready. Each ready sandbox still goes to one of them.
 func TestPoolLearnsFromWhatIsAskedFor(t *testing.T) {
 	b := newBench(t)
 	var told atomic.Int64
@@ -365,7 +366,8 @@ func TestPoolLearnsFromWhatIsAskedFor(t *testing.T) {
 		seen[rec.ID] = true
 	}
 	took := time.Since(began)
-	// All in one second are a burst of five, wherever its slots begin. What takes longer may be several.
+	// All in one second are a burst of five, wherever its slots begin. What takes longer may be
+	// several.
 	if st := s.PoolState("host"); st.Wanted > 5 || st.Wanted < 5 && took < time.Second || st.Wanted < 1 {
 		t.Errorf("after five in %s: %+v", took, st)
 	}

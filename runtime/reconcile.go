@@ -9,24 +9,26 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// What the engine has and what the records say is compared when a supervisor opens, and every minute after: whatever went
-// wrong in between, an answer that was lost, a clean-up that failed, is put right while the daemon runs.
+// The sandboxes of the engine and the records are compared when a supervisor opens, and every
+// minute after. Faults in between, such as a lost answer or a failed clean-up, are repaired while
+// the daemon runs.
 //
-// Something is wrong only if it was so a round before as well: between two answers of the engine sandboxes are created and
-// deleted by those whose business it is.
+// A mismatch is repaired only if the round before found it as well: between two answers of the
+// engine, sandboxes are created and deleted by requests.
 
 const reconcileEvery = time.Minute
 
-// oddity is one thing that does not fit; two rounds that find the same one are about the same life of the sandbox.
-type oddity struct {
+// mismatch is one difference between engine and records; two rounds that find an equal one are
+// about one life of the sandbox.
+type mismatch struct {
 	id, what string
-	gone     <-chan struct{} // of that life; nil where no record tells of it
+	life     *life // nil if there is no record
 }
 
 const (
-	oddUnknown = "nobody knows of it"
-	oddRuns    = "it runs, and is recorded as ended"
-	oddMissing = "it is recorded as running, and does not exist"
+	mismatchUnknown = "it has no record"
+	mismatchRuns    = "it runs, and is recorded as ended"
+	mismatchMissing = "it is recorded as running, and does not exist"
 )
 
 // reconciler ends when the supervisor is closed.
@@ -36,7 +38,7 @@ func (s *Supervisor) reconciler(ctx context.Context) {
 	defer cancel()
 	tick := time.NewTicker(reconcileEvery)
 	defer tick.Stop()
-	odd := map[oddity]bool{}
+	found := map[mismatch]bool{}
 	for {
 		select {
 		case <-s.closing:
@@ -46,10 +48,10 @@ func (s *Supervisor) reconciler(ctx context.Context) {
 		round := make(chan struct{})
 		go func() {
 			defer close(round)
-			if now, err := s.reconcile(ctx, odd); err != nil {
+			if now, err := s.reconcile(ctx, found); err != nil {
 				s.log.Warn("records and engine could not be compared", "error", err)
 			} else {
-				odd = now
+				found = now
 			}
 		}()
 		select {
@@ -62,113 +64,105 @@ func (s *Supervisor) reconciler(ctx context.Context) {
 	}
 }
 
-// reconcile puts right what was wrong before and still is, and returns what is wrong now.
-func (s *Supervisor) reconcile(ctx context.Context, before map[oddity]bool) (map[oddity]bool, error) {
+// reconcile repairs the mismatches that were found before and still are, and returns the new ones.
+func (s *Supervisor) reconcile(ctx context.Context, before map[mismatch]bool) (map[mismatch]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
-	if err := s.saveEnds(); err != nil {
-		s.log.Warn("ends of sandboxes are still not on disk", "error", err) // which keeps nothing else from being put right
+	if err := s.saveEnds(); err != nil { // no obstacle to the rest
+		s.log.Warn("ends of sandboxes are still not on disk", "error", err)
 	}
-	list, err := s.engine.List(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("list what runs: %w", err)
-	}
-	running := make(map[string]bool, len(list))
-	for _, st := range list {
+	running, leftovers, err := s.survey(ctx)
+	for _, st := range running {
 		_ = st.Pidfd.Close() // never read or written
-		running[st.ID] = true
 	}
-	leftovers, err := s.engine.Leftovers(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list what is left of sandboxes: %w", err)
+		return nil, err
 	}
 	var errs []error
-	now := map[oddity]bool{}
-	for _, o := range s.compare(running, leftovers) {
-		if !before[o] {
-			now[o] = true
+	now := map[mismatch]bool{}
+	for _, m := range s.compare(running, leftovers) {
+		if !before[m] {
+			now[m] = true
 			continue
 		}
-		s.log.Warn("sandbox does not fit its record", "id", o.id, "what", o.what)
-		if err := s.putRight(ctx, o); err != nil {
-			errs = append(errs, fmt.Errorf("sandbox %s: %s: %w", o.id, o.what, err))
+		s.log.Warn("sandbox does not fit its record", "id", m.id, "what", m.what)
+		if err := s.repair(ctx, m); err != nil {
+			errs = append(errs, fmt.Errorf("sandbox %s: %s: %w", m.id, m.what, err))
 		}
 	}
 	return now, errors.Join(errs...)
 }
 
-func (s *Supervisor) compare(running map[string]bool, leftovers []string) []oddity {
+func (s *Supervisor) compare(running map[string]*Started, leftovers []string) []mismatch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var odd []oddity
+	var found []mismatch
 	for id := range running {
 		switch sb := s.byID[id]; {
 		case sb == nil && !s.owned(id):
-			odd = append(odd, oddity{id: id, what: oddUnknown})
-		case sb != nil && sb.isGone && !sb.starting && sb.deletion == nil:
-			odd = append(odd, oddity{id, oddRuns, sb.gone})
+			found = append(found, mismatch{id: id, what: mismatchUnknown})
+		case sb != nil && sb.phase == phaseEnded:
+			found = append(found, mismatch{id, mismatchRuns, sb.life})
 		}
 	}
 	for _, id := range leftovers {
 		if !s.owned(id) {
-			odd = append(odd, oddity{id: id, what: oddUnknown})
+			found = append(found, mismatch{id: id, what: mismatchUnknown})
 		}
 	}
 	for id, sb := range s.byID {
-		if !running[id] && sb.stands() {
-			odd = append(odd, oddity{id, oddMissing, sb.gone})
+		if running[id] == nil && sb.shouldRun() {
+			found = append(found, mismatch{id, mismatchMissing, sb.life})
 		}
 	}
-	return odd
+	return found
 }
 
-// stands says that a sandbox is to live, and that its watcher has no reason to think otherwise. It needs Supervisor.mu.
-func (sb *sandbox) stands() bool {
-	if !lives(sb.rec.State) || sb.deletion != nil || sb.killing != "" || sb.dismissed {
-		return false
-	}
-	return !sb.over()
+// shouldRun reports whether a sandbox is to live, and its watcher has no reason to think otherwise.
+// It needs Supervisor.mu.
+func (sb *sandbox) shouldRun() bool {
+	return sb.phase.live() && !sb.life.dismissed && !sb.life.processesGone()
 }
 
-// owned says that a sandbox of the engine is somebody's. It needs mu.
+// owned reports whether the supervisor knows a sandbox of the engine. It needs mu.
 func (s *Supervisor) owned(id string) bool { return s.byID[id] != nil || s.pool.parked[id] != nil }
 
-func (s *Supervisor) putRight(ctx context.Context, o oddity) error {
+func (s *Supervisor) repair(ctx context.Context, m mismatch) error {
 	s.mu.Lock()
-	sb := s.byID[o.id]
-	if o.what == oddUnknown && !s.owned(o.id) {
+	sb := s.byID[m.id]
+	if m.what == mismatchUnknown && !s.owned(m.id) {
 		s.mu.Unlock()
-		if err := ignoreNotFound(s.engine.Delete(ctx, o.id)); err != nil {
+		if err := ignoreNotFound(s.engine.Delete(ctx, m.id)); err != nil {
 			return err
 		}
-		return s.sockets.remove(o.id)
+		return s.sockets.remove(m.id)
 	}
-	runs := o.what == oddRuns && sb != nil && sb.isGone && !sb.starting && sb.deletion == nil
-	missing := o.what == oddMissing && sb != nil && sb.stands()
-	if !runs && !missing || sb.gone != o.gone {
+	runs := m.what == mismatchRuns && sb != nil && sb.phase == phaseEnded
+	missing := m.what == mismatchMissing && sb != nil && sb.shouldRun()
+	if !runs && !missing || sb.life != m.life {
 		s.mu.Unlock()
-		return nil // it has been put right by others
+		return nil // an operation has repaired it meanwhile
 	}
-	sb.starting = true // nobody starts or deletes it meanwhile
 	defer func() {
 		s.mu.Lock()
-		sb.starting = false
+		s.enterIf(sb, phaseStarting, phaseEnded)
 		s.mu.Unlock()
 	}()
 	if runs {
+		s.enter(sb, phaseStarting) // keeps starts and deletions out meanwhile
 		s.mu.Unlock()
-		return ignoreNotFound(s.engine.Kill(ctx, o.id))
+		return ignoreNotFound(s.engine.Kill(ctx, m.id))
 	}
-	sb.rec.State, sb.rec.Reason, sb.rec.PID, sb.rec.EndedAt = api.StateLost, "the launcher does not know of it any more", 0, time.Now().UTC()
-	s.dismiss(sb)
-	sb.markGone()
+	sb.rec.State, sb.rec.Reason, sb.rec.PID, sb.rec.EndedAt = api.StateLost, "the launcher does not know of it any more", 0, s.now().UTC()
+	sb.life.dismiss()
+	s.markEnded(sb)
+	s.enter(sb, phaseStarting)
 	s.mu.Unlock()
-	<-sb.watched
-	<-sb.saved
+	<-m.life.watched
 	sb.write.Lock()
 	defer sb.write.Unlock()
 	s.mu.Lock()
-	rec, deleting := sb.rec.clone(), sb.deletion != nil
+	rec, deleting := sb.rec.clone(), sb.phase == phaseDeleting
 	s.mu.Unlock()
 	if deleting { // by Close
 		return nil

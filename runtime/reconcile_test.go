@@ -11,21 +11,21 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// What does not fit is put right in the second round that finds it, and what fits is left alone.
+// The second round that finds a mismatch repairs it; everything else is left alone.
 func TestReconcile(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
 	fits := create(t, s, request("fits"))
 	stopped := create(t, s, request("stopped"))
 	stop(t, s, "stopped")
-	// Two that nobody knows of, one of which has ended, and one that runs although it was stopped.
+	// Two without a record, one of which has ended, and one that runs although it was stopped.
 	for _, id := range []string{"stranger1", "stranger2"} {
 		control := listenAt(t, b, id)
 		st, err := b.engine.Create(t.Context(), &runtime.Spec{ID: id, Profile: request("").Profile}, control)
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _ = st.Pidfd.Close(), control.Close() // read by nobody
+		_, _ = st.Pidfd.Close(), control.Close() // never read
 	}
 	if err := b.engine.Kill(t.Context(), "stranger2"); err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestReconcile(t *testing.T) {
 		if st.ID != fits.ID {
 			t.Errorf("%s runs", st.ID)
 		}
-		_ = st.Pidfd.Close() // read by nobody
+		_ = st.Pidfd.Close() // never read
 	}
 	if rec, err := s.Get("fits"); err != nil || rec.State != api.StateRunning {
 		t.Errorf("what fits: %+v, %v", rec, err)
@@ -75,7 +75,7 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
-// What is recorded and does not exist is said.
+// A sandbox that is recorded and does not exist is recorded as lost.
 func TestReconcileSaysWhatIsMissing(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
@@ -102,7 +102,7 @@ func TestReconcileSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-// Creations, starts and deletions that are under way are nobody's oddities.
+// Creations, starts and deletions under way are no mismatches.
 func TestReconcileBesideEverything(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)

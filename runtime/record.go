@@ -15,26 +15,48 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// Record is what is known of one sandbox: what the API shows, and what the daemon needs again after a restart.
+// Record is the state of one sandbox on disk: the part that the API shows, and the part that the
+// daemon needs after a restart.
 type Record struct {
 	api.Sandbox
-	// ImageEnv is the environment that the image asked for when the sandbox was created. It is kept because the image may
-	// be pulled anew, or removed, while the sandbox runs.
+	// Tenant is the tenant on whose behalf the sandbox runs; empty for the daemon's own, as in records
+	// without the field. A name is unique within its tenant.
+	Tenant string `json:"tenant,omitempty"`
+	// ImageEnv is the environment that the image asked for when the sandbox was created. It is kept
+	// because the image may be pulled anew, or removed, while the sandbox runs.
 	ImageEnv []string `json:"image_env,omitempty"`
-	// Rootfs is what its root is made of below what it has written itself.
+	// Rootfs is the read-only part of its root, below its own files.
 	Rootfs rootfs.Source `json:"rootfs,omitzero"`
 	// Timeout is the time that it was given when it was created.
 	Timeout time.Duration `json:"timeout,omitempty"`
-	// Explicit are the limits that were asked for in so many words, and some of which a later change may have replaced.
+	// Explicit are the limits that were asked for in so many words, and some of which a later change
+	// may have replaced.
 	Explicit api.Limits `json:"explicit,omitzero"`
-	// Fresh says that what it has written itself is of no use any more: it was rolled back, and has not run since.
+	// Fresh marks its own files as obsolete: it was rolled back, and has not run since.
 	Fresh bool `json:"fresh,omitempty"`
 	// Ephemeral is [Request.Ephemeral].
 	Ephemeral bool `json:"ephemeral,omitempty"`
-	// Life counts how often it was started again: what one life has left behind is told from what another one has.
+	// Life counts how often it was started again: what one life has left behind is told from what
+	// another one has.
 	Life int `json:"life,omitempty"`
 	// Idle says that it was started without its main process.
 	Idle bool `json:"idle,omitempty"`
+}
+
+// HeldLimits returns the limits that hold the sandbox, and not those that its host could not
+// enforce. A sandbox that is made like it must be held by them too.
+func (r *Record) HeldLimits() api.Limits {
+	by := map[string]string{"memory": r.Enforced.Memory, "cpu": r.Enforced.CPU, "cpuset": r.Enforced.CPUSet, "io": r.Enforced.IO}
+	var held api.Limits
+	for _, row := range api.LimitTable() {
+		switch {
+		case row.Controller == "": // each process has its own
+			row.Copy(&held, &r.Explicit)
+		case row.Rlimit != "" || by[row.Controller] == "cgroup" || by[row.Controller] == "direct":
+			row.Copy(&held, &r.Limits)
+		}
+	}
+	return held
 }
 
 // clone returns a copy whose maps and slices may be kept by a caller.
@@ -53,13 +75,14 @@ func (r *Record) clone() Record {
 
 var bucketSandboxes = []byte("sandboxes")
 
-// records are the durable part of the supervisor: one JSON value a sandbox, in a bbolt file. Each put and remove returns
-// when the kernel says that the data is on disk.
+// records are the durable part of the supervisor: one JSON value a sandbox, in a bbolt file. Each
+// put and remove returns when the kernel says that the data is on disk.
 type records struct{ db *bolt.DB }
 
 func openRecords(dir string) (*records, error) {
 	path := filepath.Join(dir, "state.db")
-	// bbolt holds a lock on the file for as long as it is open. A second supervisor is told so rather than left waiting.
+	// bbolt holds a lock on the file for as long as it is open. A second supervisor is told so rather
+	// than left waiting.
 	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: time.Second, FreelistType: bolt.FreelistMapType})
 	if err != nil {
 		if errors.Is(err, bolterrors.ErrTimeout) {

@@ -11,10 +11,12 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// Request is what [Supervisor.Create] makes a sandbox of. References and names in it have been resolved and values have
-// been validated; only limits, times and a missing name are filled in here.
+// Request is what [Supervisor.Create] makes a sandbox of. References and names in it have been
+// resolved and values have been validated; only limits, times and a missing name are filled in
+// here.
 type Request struct {
-	Name        string // unique; made up when empty
+	Tenant      string // empty: the daemon's own
+	Name        string // unique within the tenant; made up when empty
 	Image       string // as asked for
 	ImageDigest string
 	Snapshot    string // id of the one that it is made of
@@ -33,48 +35,11 @@ type Request struct {
 	Command   []string
 	TTY       bool
 	StdinOpen bool
-	// Hostname is what the sandbox calls itself where that must not be its name, which nobody else has.
+	// Hostname is the sandbox's hostname, if that must not be its unique name.
 	Hostname string
-	// Ephemeral says that the sandbox serves one request: a daemon that comes after a crash deletes it.
+	// Ephemeral says that the sandbox serves one request: a daemon that comes after a crash deletes
+	// it.
 	Ephemeral bool
-}
-
-// mergeLimits fills what was not asked for from the profile's defaults.
-func mergeLimits(asked, defaults api.Limits) api.Limits {
-	m := asked
-	if m.Memory == 0 {
-		m.Memory = defaults.Memory
-	}
-	if m.MemoryHigh == 0 {
-		m.MemoryHigh = defaults.MemoryHigh
-	}
-	if !m.OOMGroup {
-		m.OOMGroup = defaults.OOMGroup
-	}
-	if m.CPUWeight == 0 {
-		m.CPUWeight = defaults.CPUWeight
-	}
-	if m.CPUSet == "" {
-		m.CPUSet = defaults.CPUSet
-	}
-	m.IO.Weight = cmp.Or(m.IO.Weight, defaults.IO.Weight)
-	m.IO.ReadBPS = cmp.Or(m.IO.ReadBPS, defaults.IO.ReadBPS)
-	m.IO.WriteBPS = cmp.Or(m.IO.WriteBPS, defaults.IO.WriteBPS)
-	m.IO.ReadIOPS = cmp.Or(m.IO.ReadIOPS, defaults.IO.ReadIOPS)
-	m.IO.WriteIOPS = cmp.Or(m.IO.WriteIOPS, defaults.IO.WriteIOPS)
-	if m.Swap == nil {
-		m.Swap = defaults.Swap
-	}
-	if m.CPUs == 0 {
-		m.CPUs = defaults.CPUs
-	}
-	if m.Pids == 0 {
-		m.Pids = defaults.Pids
-	}
-	if m.Nofile == 0 {
-		m.Nofile = defaults.Nofile
-	}
-	return m
 }
 
 // spec is the pure part of Create: everything the engine is told.
@@ -84,7 +49,7 @@ func (r *Request) spec(id, name string, deadline time.Time) *Spec {
 		Rootfs:   r.Rootfs,
 		Hostname: cmp.Or(r.Hostname, name),
 		Profile:  r.Profile,
-		Limits:   mergeLimits(r.Limits, r.Defaults),
+		Limits:   r.Limits.WithDefaults(r.Defaults),
 		Explicit: r.Limits,
 		Deadline: deadline,
 	}
@@ -108,6 +73,6 @@ func newName() string {
 	first := [...]string{"amber", "brave", "brisk", "calm", "clear", "crisp", "early", "fair", "fleet", "fresh", "glad", "keen", "light", "lucid", "mild", "neat"}
 	second := [...]string{"ash", "bay", "brook", "cliff", "cove", "dune", "elm", "fern", "finch", "heron", "linden", "marsh", "otter", "reed", "tern", "wren"}
 	var b [4]byte
-	_, _ = rand.Read(b[:]) // as above
+	_, _ = rand.Read(b[:]) // never fails either
 	return fmt.Sprintf("%s-%s-%03d", first[b[0]%16], second[b[1]%16], binary.LittleEndian.Uint16(b[2:])%1000)
 }

@@ -9,12 +9,13 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// Rollback gives a sandbox the files of a snapshot in the place of its own, which are gone for good: it is ended without grace,
-// its root is source from then on, and it runs again if it did before. Id, name, labels and limits stay. Snapshot is the id that its
-// record shows. What has begun goes on although ctx ends.
+// Rollback replaces the files of a sandbox by those of a snapshot, for good: it ends the sandbox
+// without grace, makes source its root, and starts it again if it ran before. Id, name, labels and
+// limits stay. Snapshot is the id that its record shows. A rollback that began goes on although ctx
+// ends.
 //
-// The record is written first, and says that what the sandbox had written is of no use any more. A daemon that comes after a
-// crash finds a sandbox that has its old files, or one that has ended and has those of the snapshot.
+// The record is written first, and marks the sandbox's own files as obsolete. After a crash the
+// next daemon finds a sandbox with its old files, or an ended one with those of the snapshot.
 func (s *Supervisor) Rollback(ctx context.Context, ref string, source rootfs.Source, snapshot string, req StartRequest) (_ Record, err error) {
 	rec, err := s.Get(ref)
 	if err != nil {
@@ -31,7 +32,7 @@ func (s *Supervisor) Rollback(ctx context.Context, ref string, source rootfs.Sou
 		return rec, err
 	}
 	rec, err = s.Start(context.WithoutCancel(ctx), id, req)
-	if errors.Is(err, ErrNotEnded) { // somebody else has started it
+	if errors.Is(err, ErrNotEnded) { // another request has started it
 		return s.Get(id)
 	}
 	return rec, err
@@ -53,9 +54,9 @@ func (s *Supervisor) replaceFiles(ctx context.Context, id string, source rootfs.
 		return Record{}, err
 	}
 	s.mu.Lock()
-	sb.rec.Rootfs, sb.rec.Snapshot, sb.rec.Fresh = source.Clone(), snapshot, true // no more: others read its id without the lock
-	close(sb.doomed)                                                              // who reads its files may read them half removed
-	sb.doomed = make(chan struct{})
+	sb.rec.Rootfs, sb.rec.Snapshot, sb.rec.Fresh = source.Clone(), snapshot, true // nothing else: its id is read without the lock
+	close(sb.filesGone)                                                           // a reader may see them half removed
+	sb.filesGone = make(chan struct{})
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
@@ -66,13 +67,14 @@ func (s *Supervisor) replaceFiles(ctx context.Context, id string, source rootfs.
 	return rec, nil
 }
 
-// errFresh says of a sandbox that was rolled back that there is nothing to read of it.
+// errFresh is the error for a reader of a sandbox that was rolled back: it has no files until it
+// runs.
 func errFresh(rec *Record) error {
 	return fmt.Errorf("%w: %s (%s) was rolled back to snapshot %s and has not run since; start it first", ErrState, rec.Name, rec.ID, rec.Snapshot)
 }
 
-// CanRollBack reports why a sandbox cannot have the files of a snapshot: both must have been made of the same image. Host images
-// are the same until the host's programs change.
+// CanRollBack returns nil if a sandbox can have the files of a snapshot: both must be made of one
+// image. Host images are one image until the host's programs change.
 func CanRollBack(rec *Record, source *rootfs.Source) error {
 	base, other := rec.Rootfs.Below(len(rec.Rootfs.Snapshots)), source.Below(len(source.Snapshots))
 	if !base.Equal(&other) {

@@ -8,13 +8,16 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
 // controlBacklog is how many requests may wait for an init that is slow to accept.
 const controlBacklog = 256
 
-// sockets is the directory of the control sockets, <runtime dir>/s. It is held open, and every socket is bound, looked
-// for and removed relative to the descriptor: the path may be longer than the 108 bytes of a sockaddr_un.
+// sockets is the directory of the control sockets, <runtime dir>/s. It is held open, and every
+// socket is bound, looked for and removed relative to the descriptor: the path may be longer than
+// the 108 bytes of a sockaddr_un.
 type sockets struct {
 	path string
 	dir  *os.File
@@ -29,7 +32,8 @@ func openSockets(runtimeDir string) (*sockets, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open socket directory: %w", err)
 	}
-	// Whoever reaches a control socket commands the sandbox's init: nobody but us may search the directory.
+	// A process that reaches a control socket commands the sandbox's init: only our uid may search the
+	// directory.
 	if err := dir.Chmod(0o700); err != nil {
 		return nil, errors.Join(fmt.Errorf("close socket directory to others: %w", err), dir.Close())
 	}
@@ -43,28 +47,12 @@ func socketName(id string) string { return id + ".sock" }
 // pathOf is where a guest client dials.
 func (s *sockets) pathOf(id string) string { return filepath.Join(s.path, socketName(id)) }
 
-// listen makes the socket on which the init of sandbox id will accept. The caller passes it on and closes its copy.
-func (s *sockets) listen(id string) (_ *os.File, err error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+// listen makes the socket on which the init of sandbox id will accept. The caller passes it on and
+// closes its copy.
+func (s *sockets) listen(id string) (*os.File, error) {
+	f, err := unixmsg.Listen(s.dir, socketName(id), controlBacklog)
 	if err != nil {
-		return nil, fmt.Errorf("make control socket: %w", err)
-	}
-	f := os.NewFile(uintptr(fd), socketName(id))
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, f.Close())
-		}
-	}()
-	// The mode of the unbound socket is the mode of the file that bind makes: there is no moment at which it is wider.
-	if err := unix.Fchmod(fd, 0o600); err != nil {
-		return nil, fmt.Errorf("set mode of control socket: %w", err)
-	}
-	addr := fmt.Sprintf("/proc/self/fd/%d/%s", s.dir.Fd(), socketName(id))
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: addr}); err != nil {
-		return nil, fmt.Errorf("bind control socket %s: %w", s.pathOf(id), err)
-	}
-	if err := unix.Listen(fd, controlBacklog); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen on control socket %s: %w", s.pathOf(id), err), s.remove(id))
+		return nil, fmt.Errorf("make control socket %s: %w", s.pathOf(id), err)
 	}
 	return f, nil
 }
@@ -84,7 +72,8 @@ func (s *sockets) remove(id string) error {
 	return nil
 }
 
-// removeStale unlinks every socket whose id keep does not know. Files that are not ours are left alone.
+// removeStale unlinks every socket whose id keep does not know. Files that are not ours are left
+// alone.
 func (s *sockets) removeStale(keep func(id string) bool) error {
 	entries, err := os.ReadDir(s.path)
 	if err != nil {

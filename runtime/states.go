@@ -10,17 +10,19 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// StartRequest is what [Supervisor.Start] needs beside the record.
+// StartRequest holds the parameters of a start that the record does not have.
 type StartRequest struct {
 	Profile Profile       // the record's, resolved as for a creation
-	Timeout time.Duration // from now on; 0: as long as it was given when it was created
+	Timeout time.Duration // from now on; zero means the timeout of its creation
 	Idle    bool          // see [Record]
 }
 
-// Start runs a sandbox that has stopped or was lost once more: with its own files, id, name, labels and limits. Its deadline
-// begins anew. When it returns the sandbox runs, and its record is on disk; on error it is what it was.
+// Start runs a sandbox that has stopped or was lost once more: with its own files, id, name, labels
+// and limits. Its deadline begins anew. When it returns the sandbox runs, and its record is on
+// disk; on error it has ended, as before.
 //
-// Nothing is written before: a daemon that starts after a crash takes what runs for what it is, whatever the record says.
+// Nothing is written before: a daemon that starts after a crash adopts a sandbox that runs,
+// whatever its record says.
 func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_ Record, err error) {
 	sb, rec, release, err := s.takeEnded(ref)
 	if err != nil {
@@ -33,7 +35,7 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 		}
 	}()
 	if len(rec.Rootfs.Layers) == 0 {
-		return Record{}, fmt.Errorf("%w: it is of an earlier version of sandboxd, which did not note what its root is made of", ErrState)
+		return Record{}, fmt.Errorf("%w: it is of an earlier version of sandboxd, whose records do not name the layers of its root", ErrState)
 	}
 	var undo cleanup
 	defer undo.unwind(&err)
@@ -45,22 +47,23 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 		return Record{}, err
 	}
 	undo.add("remove control socket", func() error { return s.sockets.remove(rec.ID) })
-	undo.add("end sandbox", func() error { // nobody knows how far the engine came
+	undo.add("end sandbox", func() error { // the engine may have come any distance
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()
 		return ignoreNotFound(s.engine.Kill(ctx, rec.ID))
 	})
 	was := rec.clone()
-	rec.Deadline = time.Now().UTC().Add(cmp.Or(req.Timeout, rec.Timeout, s.opts.Timeout))
-	// As in create: what the engine has not begun cannot be ended, and it would begin after that.
+	rec.Deadline = s.now().UTC().Add(cmp.Or(req.Timeout, rec.Timeout, s.opts.Timeout))
+	// As in create: a start that the engine has not begun cannot be ended, and it would begin after
+	// that.
 	making, done := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	defer done()
 	started, err := s.engine.Start(making, &Spec{
 		ID: rec.ID, Rootfs: rec.Rootfs, Hostname: rec.Name, Profile: req.Profile,
-		Limits: rec.Limits, Explicit: stillExplicit(rec.Explicit, rec.Limits), IODevice: s.opts.IODevice, Deadline: rec.Deadline, Fresh: rec.Fresh,
+		Limits: rec.Limits, Explicit: rec.Explicit.Matching(&rec.Limits), IODevice: s.opts.IODevice, Deadline: rec.Deadline, Fresh: rec.Fresh,
 	}, control)
 	cerr := control.Close()          // as in Create
-	if errors.Is(err, ErrNotFound) { // it is there; what it was made of is not
+	if errors.Is(err, ErrNotFound) { // the sandbox exists; its layers do not
 		return Record{}, fmt.Errorf("%w: its files are gone: %v", ErrState, err) //nolint:errorlint // another class
 	}
 	if err != nil {
@@ -84,31 +87,32 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	return rec, nil
 }
 
-// takeEnded claims a sandbox that has ended, with its record: until release is called nobody else writes that, or starts or
-// deletes the sandbox. It waits until the end is on disk.
+// takeEnded reserves a sandbox that has ended, with its record: until release is called no other
+// operation writes that, or starts or deletes the sandbox. It waits until the end is on disk.
 func (s *Supervisor) takeEnded(ref string) (sb *sandbox, rec Record, release func(), err error) {
 	sb, err = s.beginStart(ref)
 	if err != nil {
 		return nil, Record{}, nil, err
 	}
-	<-sb.saved
-	if sb.watched != nil {
-		<-sb.watched
+	l := sb.life // its own until release
+	if l.watched != nil {
+		<-l.watched
 	}
-	sb.kills.Wait()
+	l.kills.Wait()
 	sb.write.Lock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return sb, sb.rec.clone(), func() {
 		sb.write.Unlock()
 		s.mu.Lock()
-		sb.starting = false
+		s.enterIf(sb, phaseStarting, phaseEnded)
 		s.mu.Unlock()
 		s.ops.Done()
 	}, nil
 }
 
-// beginStart claims a sandbox that has ended, and counts an operation that the caller ends with ops.Done.
+// beginStart reserves a sandbox that has ended, and counts an operation that the caller ends with
+// ops.Done.
 func (s *Supervisor) beginStart(ref string) (*sandbox, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,54 +123,26 @@ func (s *Supervisor) beginStart(ref string) (*sandbox, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case sb.deletion != nil:
-		return nil, fmt.Errorf("%w: %s (%s) is being deleted", ErrState, sb.rec.Name, sb.rec.ID)
-	case sb.starting:
+	case sb.phase == phaseDeleting:
+		return nil, sb.errState()
+	case sb.phase == phaseStarting:
 		return nil, fmt.Errorf("%w: %s (%s) is being started", ErrState, sb.rec.Name, sb.rec.ID)
-	case sb.rec.State != api.StateStopped && sb.rec.State != api.StateLost:
+	case sb.phase != phaseEnded:
 		return nil, fmt.Errorf("%w: %s (%s) is %s", ErrNotEnded, sb.rec.Name, sb.rec.ID, sb.rec.State)
 	}
-	sb.starting, sb.read = true, time.Now()
+	s.enter(sb, phaseStarting)
+	sb.filesUsed = s.now()
 	s.ops.Add(1)
 	return sb, nil
 }
 
-// stillExplicit are those of the limits asked for in so many words that no later change has replaced by a default.
-func stillExplicit(explicit, limits api.Limits) api.Limits {
-	keep := func(asked, is int64) int64 {
-		if asked != is {
-			return 0
-		}
-		return asked
-	}
-	e := explicit
-	e.Memory, e.MemoryHigh = keep(e.Memory, limits.Memory), keep(e.MemoryHigh, limits.MemoryHigh)
-	e.CPUWeight, e.Pids = keep(e.CPUWeight, limits.CPUWeight), keep(e.Pids, limits.Pids)
-	e.IO.Weight = keep(e.IO.Weight, limits.IO.Weight)
-	e.IO.ReadBPS, e.IO.WriteBPS = keep(e.IO.ReadBPS, limits.IO.ReadBPS), keep(e.IO.WriteBPS, limits.IO.WriteBPS)
-	e.IO.ReadIOPS, e.IO.WriteIOPS = keep(e.IO.ReadIOPS, limits.IO.ReadIOPS), keep(e.IO.WriteIOPS, limits.IO.WriteIOPS)
-	if e.Swap != nil && (limits.Swap == nil || *limits.Swap != *e.Swap) {
-		e.Swap = nil
-	}
-	e.OOMGroup = e.OOMGroup && limits.OOMGroup
-	if e.CPUs != limits.CPUs {
-		e.CPUs = 0
-	}
-	if e.CPUSet != limits.CPUSet {
-		e.CPUSet = ""
-	}
-	if e.Nofile != limits.Nofile {
-		e.Nofile = 0
-	}
-	return e
-}
-
-// reasonStopped is what the record says of a sandbox that somebody stopped.
+// reasonStopped is the reason on record of a sandbox that a client stopped.
 const reasonStopped = "stopped"
 
-// Stop ends a sandbox and keeps its files, for Start or Delete. Its processes are asked to end, and those that have not when
-// the grace is over are killed. Of one that has ended, or that somebody has started again meanwhile, it returns the record as it is.
-// When it returns, the end is on disk. It goes on although ctx ends; when the supervisor is closed the grace is over.
+// Stop ends a sandbox and keeps its files, for Start or Delete. Its processes are asked to end, and
+// those that have not when the grace is over are killed. If the sandbox has ended already, or is
+// started again meanwhile, Stop returns its record. When it returns, the end is on disk. It goes on
+// although ctx ends; when the supervisor is closed the grace is over.
 func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) (Record, error) {
 	s.mu.Lock()
 	if s.closed {
@@ -176,28 +152,28 @@ func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) 
 	sb, err := s.find(ref)
 	switch {
 	case err != nil:
-	case sb.deletion != nil:
-		err = fmt.Errorf("%w: %s (%s) is being deleted", ErrState, sb.rec.Name, sb.rec.ID)
-	case sb.starting, sb.rec.State == api.StateCreating:
+	case sb.phase == phaseDeleting:
+		err = sb.errState()
+	case sb.phase == phaseStarting, sb.phase == phaseCreating:
 		err = fmt.Errorf("%w: %s (%s) is being started", ErrState, sb.rec.Name, sb.rec.ID)
 	}
 	if err != nil {
 		s.mu.Unlock()
 		return Record{}, err
 	}
-	id, watched := sb.rec.ID, sb.watched
-	if sb.isGone {
+	id, l := sb.rec.ID, sb.life
+	if l.ended() {
 		rec := sb.rec.clone()
 		s.mu.Unlock()
 		return rec, nil
 	}
-	if sb.killing != "" { // by somebody else, who may give it a longer time
+	if sb.phase == phaseEnding { // by another stop, perhaps with a longer grace
 		grace = 0
 	}
-	sb.killing = cmp.Or(sb.killing, reasonStopped) // from here on nothing new begins in it
-	_ = sb.pidfd.SetReadDeadline(sb.rec.Deadline)  // only a closed pidfd refuses, and then nobody waits; it is not idle
+	s.beginEnd(sb, reasonStopped)
+	l.wake(s.wakeAt(sb.rec.Deadline)) // it cannot idle any more
 	s.ops.Add(1)
-	sb.kills.Add(1)
+	l.kills.Add(1)
 	s.mu.Unlock()
 	defer s.ops.Done()
 
@@ -221,42 +197,50 @@ func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) 
 	if grace == 0 || err != nil { // not asked, or its answer was not waited for
 		err = s.engine.Kill(ctx, id)
 	}
-	sb.kills.Done()
+	l.kills.Done()
 	if err = ignoreNotFound(err); err != nil {
-		s.mu.Lock()
-		if !sb.isGone {
-			_ = sb.pidfd.SetReadDeadline(time.Now()) // the watcher tries on
-		}
-		s.mu.Unlock()
+		s.retryKill(l)
 		return Record{}, fmt.Errorf("stop sandbox %s: %w", id, err)
 	}
 	select {
-	case <-watched: // the end is on disk
+	case <-l.watched: // the end is on disk
 	case <-ctx.Done():
 		return Record{}, fmt.Errorf("wait for the end of sandbox %s: %w", id, context.Cause(ctx))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if lives(sb.rec.State) && sb.watched == watched { // nobody has watched it to its end; else somebody has started it again
+	if lives(sb.rec.State) && sb.life == l { // its watcher was dismissed
 		return Record{}, fmt.Errorf("%w: %s was deleted meanwhile", ErrNotFound, id)
 	}
 	return sb.rec.clone(), nil
 }
 
-// Pause makes every process of a running sandbox stand still until [Supervisor.Resume]. Nothing can be asked of it
-// meanwhile, it is not idle, and what runs in it is late: time goes on, its deadline comes, and those of what runs in it
-// strike when it goes on. One that is paused is left as it is. When Pause returns, it is on disk.
+// Pause freezes every process of a running sandbox until [Supervisor.Resume]. Meanwhile it cannot
+// be used and is not idle. Time goes on: its deadline comes, and timers of its programs fire when
+// it goes on. A paused sandbox stays as it is. When Pause returns, the record is on disk.
 func (s *Supervisor) Pause(ctx context.Context, ref string) (Record, error) {
-	return s.turn(ctx, ref, "pause", api.StatePaused, s.engine.Pause, s.engine.Resume)
+	return s.changeTo(ctx, ref, &pausing, s.engine.Pause, s.engine.Resume)
 }
 
-// Resume lets a paused sandbox go on; its idle time begins anew. One that runs is left as it is.
+// Resume lets a paused sandbox go on; its idle time begins anew. A running sandbox stays as it is.
 func (s *Supervisor) Resume(ctx context.Context, ref string) (Record, error) {
-	return s.turn(ctx, ref, "resume", api.StateRunning, s.engine.Resume, s.engine.Pause)
+	return s.changeTo(ctx, ref, &resuming, s.engine.Resume, s.engine.Pause)
 }
 
-// turn takes a sandbox to one of the two states of those that live. It goes on although ctx ends.
-func (s *Supervisor) turn(ctx context.Context, ref, verb string, to api.SandboxState, do, undo func(context.Context, string) error) (_ Record, err error) {
+// step is the way between running and paused.
+type step struct {
+	verb              string
+	from, during, end phase
+	state             api.SandboxState // at the end
+}
+
+var (
+	pausing  = step{"pause", phaseRunning, phasePausing, phasePaused, api.StatePaused}
+	resuming = step{"resume", phasePaused, phaseResuming, phaseRunning, api.StateRunning}
+)
+
+// changeTo pauses or resumes a sandbox. It goes on although ctx ends.
+func (s *Supervisor) changeTo(ctx context.Context, ref string, step *step, do, undo func(context.Context, string) error) (_ Record, err error) {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
@@ -270,54 +254,52 @@ func (s *Supervisor) turn(ctx context.Context, ref, verb string, to api.SandboxS
 	s.ops.Add(1)
 	s.mu.Unlock()
 	defer s.ops.Done()
-	<-sb.saved
 	sb.write.Lock()
 	defer sb.write.Unlock()
 
 	s.mu.Lock()
-	now, err := s.alive(sb.rec.ID) // still; its name may be another's by now
-	if err == nil && now != sb {
-		err = fmt.Errorf("%w: %q", ErrNotFound, ref)
-	}
+	err = s.stillAlive(sb, ref)
 	rec := sb.rec.clone()
-	if err != nil || rec.State == to {
+	if err != nil || sb.phase == step.end {
 		s.mu.Unlock()
 		return rec, err
 	}
-	sb.turning = verb // from here on nothing new begins in it, and nobody is to blame that nothing comes of what has begun
+	s.enter(sb, step.during) // from here on nothing new begins in it, and its silence is no fault
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	defer func() {
 		s.mu.Lock()
-		sb.turning = ""
+		s.enterIf(sb, step.during, step.from) // unless it has succeeded
 		sb.heldUntil = time.Now()
 		s.mu.Unlock()
 		if err != nil {
-			err = fmt.Errorf("%s sandbox %s: %w", verb, rec.Name, err)
+			err = fmt.Errorf("%s sandbox %s: %w", step.verb, rec.Name, err)
 		}
 	}()
 	if err := do(ctx, rec.ID); err != nil {
-		return Record{}, errors.Join(err, ignoreNotFound(s.undoTurn(ctx, rec.ID, err, undo)))
+		return Record{}, errors.Join(err, ignoreNotFound(s.undoUnclear(ctx, rec.ID, err, undo)))
 	}
-	rec.State = to
+	rec.State = step.state
 	if err := s.records.put(&rec); err != nil {
 		return Record{}, errors.Join(err, ignoreNotFound(undo(ctx, rec.ID)))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if sb.isGone { // its end waits for us to write it
+	if sb.life.ended() { // the write of its end waits for this one
 		return Record{}, fmt.Errorf("%w: it has ended: %s", ErrState, sb.rec.Reason)
 	}
-	sb.rec.State = to
-	sb.idleSince = time.Now()
+	sb.rec.State = step.state
+	s.enterIf(sb, step.during, step.end)
+	sb.idleSince = s.now()
 	s.arm(sb)
-	s.log.Info("sandbox "+verb+"d", "id", rec.ID, "name", rec.Name)
+	s.log.Info("sandbox "+step.verb+"d", "id", rec.ID, "name", rec.Name)
 	return sb.rec.clone(), nil
 }
 
-// undoTurn is for an answer that is late or lost: perhaps it was done all the same.
-func (s *Supervisor) undoTurn(ctx context.Context, id string, err error, undo func(context.Context, string) error) error {
+// undoUnclear undoes a change whose answer is late or lost: the engine may have made it all the
+// same.
+func (s *Supervisor) undoUnclear(ctx context.Context, id string, err error, undo func(context.Context, string) error) error {
 	if !unclear(err) {
 		return nil
 	}

@@ -88,7 +88,7 @@ func TestStopAndStart(t *testing.T) {
 		}
 		l.End()
 	}
-	// What began in its first life has ended with it.
+	// A lease of its first life has ended with that.
 	called := false
 	lease.AfterGone(func() { called = true })
 	if !called {
@@ -133,7 +133,7 @@ func TestStartAfterEveryEnd(t *testing.T) {
 	start(t, s, "lost", 0)
 }
 
-// The next daemon knows what was started and what was stopped, also where the crash was in the middle.
+// The next daemon knows which sandboxes were started and stopped, also after a crash in the middle.
 func TestStatesOutliveTheDaemon(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
@@ -147,7 +147,8 @@ func TestStatesOutliveTheDaemon(t *testing.T) {
 	if err := s.Close(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	// What a crash between the engine's start and the record's leaves: it runs, and is recorded as stopped.
+	// The trace of a crash between the engine's start and the record's: it runs, and is recorded as
+	// stopped.
 	spec := b.engine.Spec(middle.ID)
 	spec.Deadline = time.Now().Add(40 * time.Minute)
 	control := listenAt(t, b, middle.ID)
@@ -155,7 +156,7 @@ func TestStatesOutliveTheDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _ = st.Pidfd.Close(), control.Close() // read by nobody
+	_, _ = st.Pidfd.Close(), control.Close() // never read
 
 	s = b.open(t)
 	for name, want := range map[string]api.SandboxState{"stopped": api.StateStopped, "started": api.StateRunning, "middle": api.StateRunning} {
@@ -190,9 +191,7 @@ func TestFailedStartLeavesItStopped(t *testing.T) {
 	}
 }
 
-// Stopping what does not want to end takes its grace; whoever is in a hurry does not wait for it, and neither does the
-// end of the daemon.
-// slowStart is an engine that is slow to begin with a start.
+// slowStart is an engine whose start begins late.
 type slowStart struct{ *slow }
 
 func (e slowStart) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
@@ -203,7 +202,7 @@ func (e slowStart) Start(ctx context.Context, spec *runtime.Spec, control *os.Fi
 	return e.late(ctx, spec, control, e.Engine.Start)
 }
 
-// A start whose client hangs up before the engine has begun is none either.
+// A client that hangs up before the engine has begun gets no start either.
 func TestStartThatBeginsLateLeavesItStopped(t *testing.T) {
 	b := newBench(t)
 	e := slowStart{&slow{Engine: b.engine, asked: make(chan struct{}), begin: make(chan struct{}), made: make(chan struct{})}}
@@ -255,7 +254,7 @@ func (e left) Delete(ctx context.Context, id string) error {
 	return e.Engine.Delete(ctx, id)
 }
 
-// What is rolled back runs again, although the client has left.
+// A sandbox that is rolled back runs again, although the client has left.
 func TestRollbackGoesOn(t *testing.T) {
 	b := newBench(t)
 	ctx, leave := context.WithCancel(t.Context())
@@ -273,6 +272,7 @@ func TestRollbackGoesOn(t *testing.T) {
 	}
 }
 
+// Another stop, a deletion and the end of the daemon each cut a grace short.
 func TestGraceEnds(t *testing.T) {
 	for name, hurry := range map[string]func(t *testing.T, s *runtime.Supervisor){
 		"another stop": func(t *testing.T, s *runtime.Supervisor) {
@@ -418,7 +418,7 @@ func TestPauseAndResume(t *testing.T) {
 	select {
 	case <-lease.Gone:
 		t.Fatal("it was ended for being idle")
-	case <-time.After(150 * time.Millisecond): // three times what would have ended it
+	case <-time.After(150 * time.Millisecond): // three idle timeouts
 	}
 	rec, err = s.Resume(t.Context(), "one")
 	if err != nil || rec.State != api.StateRunning {
@@ -475,7 +475,7 @@ func TestPausedSandboxesEnd(t *testing.T) {
 	}
 }
 
-// The next daemon asks the engine what is paused, not the record.
+// The next daemon asks the engine which sandboxes are paused, not the record.
 func TestPauseOutlivesTheDaemon(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
@@ -510,7 +510,7 @@ func TestPauseOutlivesTheDaemon(t *testing.T) {
 	}
 }
 
-// slowKiller is an engine whose Kill says that it has been called, and does it when it may.
+// slowKiller is an engine whose Kill announces itself and then waits for permission.
 type slowKiller struct {
 	*runtimetest.Engine
 
@@ -523,8 +523,8 @@ func (e *slowKiller) Kill(ctx context.Context, id string) error {
 	return e.Engine.Kill(ctx, id)
 }
 
-// Who ends a sandbox by its id ends the life that he means: the next one does not begin before he is done, and who comes late
-// ends nothing.
+// An operation that ends a sandbox by its id ends one life of it: the next life does not begin
+// before the operation is over, and a late one ends nothing.
 func TestKillMeansOneLife(t *testing.T) {
 	for name, end := range map[string]func(*runtime.Supervisor, *runtime.Lease) error{
 		"lease": func(_ *runtime.Supervisor, l *runtime.Lease) error { return l.Kill(t.Context(), "by the test") },
@@ -590,7 +590,8 @@ func TestKillMeansOneLife(t *testing.T) {
 	}
 }
 
-// What a daemon has ended is on record as that, although it stops before it has seen the end.
+// The record says that the daemon ended the sandbox, although the daemon stops before it has seen
+// the end.
 func TestEndIsToldByADaemonThatStops(t *testing.T) {
 	b := newBench(t)
 	e := &slowKiller{b.engine, make(chan struct{}, 100), make(chan struct{})}
@@ -618,7 +619,8 @@ func TestEndIsToldByADaemonThatStops(t *testing.T) {
 	}
 }
 
-// A disk that refuses the record of an end, because it is full, does not lose it: the reconciler writes it when it can.
+// A disk that refuses the record of an end, because it is full, does not lose it: the reconciler
+// writes it when it can.
 func TestEndIsWrittenWhenTheDiskTakesIt(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
@@ -647,7 +649,7 @@ func TestEndIsWrittenWhenTheDiskTakesIt(t *testing.T) {
 	if err := s.Close(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	// As if the daemon had been killed: what its end wrote is gone.
+	// As if the daemon had been killed: the records of its shutdown are gone.
 	if err := os.WriteFile(filepath.Join(b.dir, "state.db"), crash, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -657,7 +659,7 @@ func TestEndIsWrittenWhenTheDiskTakesIt(t *testing.T) {
 	}
 }
 
-// A sandbox that has ended is not taken from those who read its files or have tried to start it.
+// An ended sandbox whose files are being read, or that was started, is not deleted by age.
 func TestDeleteEndedSparesWhatIsUsed(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)

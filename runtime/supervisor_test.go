@@ -26,7 +26,7 @@ import (
 )
 
 // patience ends what waits for an event that does not come.
-var patience = testenv.Patience(time.Minute)
+var patience = testenv.HungAfter
 
 // bench is one daemon's worth of state, which survives its supervisor.
 type bench struct {
@@ -40,7 +40,25 @@ func newBench(t *testing.T) *bench {
 	checkGoroutines(t)
 	e := runtimetest.NewEngine(nil)
 	t.Cleanup(e.Close)
-	return &bench{engine: e, dir: t.TempDir(), options: runtime.Options{RuntimeDir: t.TempDir(), MaxSandboxes: 100}}
+	return &bench{engine: e, dir: t.TempDir(), options: runtime.Options{
+		RuntimeDir: t.TempDir(), MaxSandboxes: 100, Log: slog.New(legalPhases{slog.DiscardHandler, t}),
+	}}
+}
+
+// legalPhases is a log that fails the test if a sandbox took a transition that the table of phases
+// does not have.
+type legalPhases struct {
+	slog.Handler
+	t *testing.T
+}
+
+func (h legalPhases) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h legalPhases) Handle(_ context.Context, r slog.Record) error {
+	if strings.HasPrefix(r.Message, "illegal phase") {
+		r.Attrs(func(a slog.Attr) bool { h.t.Errorf("%s: %s", r.Message, a); return true })
+	}
+	return nil
 }
 
 // checkGoroutines fails the test if more goroutines run at its end than at its start.
@@ -262,7 +280,8 @@ func TestLimitsAreMergedAndExplicitOnesKept(t *testing.T) {
 	}
 }
 
-// A socket path beyond the 108 bytes of sockaddr_un is ordinary in a test's temporary directory, and in a deep home.
+// A socket path beyond the 108 bytes of sockaddr_un is ordinary in a test's temporary directory,
+// and in a deep home.
 func TestControlSocketWithALongPath(t *testing.T) {
 	b := newBench(t)
 	b.options.RuntimeDir = filepath.Join(t.TempDir(), strings.Repeat("long/", 30))
@@ -363,8 +382,8 @@ func TestIdleTimeoutWaitsForTheLastLease(t *testing.T) {
 	}
 }
 
-// idlesAfter gives a sandbox its idle time when something already keeps it from idling: from its creation on that might be over
-// before the test has come to its first use of it.
+// idlesAfter gives a sandbox its idle time when something already keeps it from idling: from its
+// creation on that might be over before the test has come to its first use of it.
 func idlesAfter(t *testing.T, s *runtime.Supervisor, id string, idle time.Duration) {
 	t.Helper()
 	if _, err := s.Update(t.Context(), id, func(rec *runtime.Record) (api.Limits, error) {
@@ -448,7 +467,8 @@ func TestConcurrentDeletesAgree(t *testing.T) {
 	}
 }
 
-// A sandbox that served one request goes with the daemon that was to answer it, in whatever state it is found.
+// A sandbox that served one request goes with the daemon that was to answer it, in whatever state
+// it is found.
 func TestRestartDeletesWhatServedOneRequest(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
@@ -533,8 +553,9 @@ func TestRestartAdoptsWhatRuns(t *testing.T) {
 	}
 }
 
-// ending is a log that holds up who says that a sandbox has ended, and an engine whose deletions wait for him. They meet by a
-// directory: anything else would order their memory, and hide from the race detector what is to be seen.
+// ending is a log that holds up the watcher that reports an end, and an engine whose deletions wait
+// for that. They meet by a directory: any other way would order their memory accesses, and hide a
+// race from the detector.
 type ending struct {
 	slog.Handler
 	*runtimetest.Engine
@@ -563,7 +584,7 @@ func (e *ending) Delete(ctx context.Context, id string) error {
 	return e.Engine.Delete(ctx, id)
 }
 
-// What was adopted may end at once, while the supervisor still puts right what else it finds.
+// An adopted sandbox may end at once, while the supervisor still repairs the rest.
 func TestRestartAdoptsWhatIsToEnd(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
@@ -625,8 +646,9 @@ func TestRestartRemovesWhatNobodyKnows(t *testing.T) {
 	}
 }
 
-// The daemon died while it created, and the launcher, whose answer nobody took, is still removing the sandbox or died too.
-// No later daemon may take it for one that is being created: nobody could ever delete that.
+// The daemon died while it created. The launcher, whose answer was not read, is still removing the
+// sandbox or died too. No later daemon may take it for one that is being created: it could never be
+// deleted.
 func TestRestartEndsACreationThatLeftSomething(t *testing.T) {
 	b := newBench(t)
 	rec := runtime.Record{Sandbox: api.Sandbox{ID: "halfmade1", Name: "half", State: api.StateCreating, Deadline: time.Now().Add(time.Hour)}}
@@ -708,7 +730,8 @@ func openNull(t *testing.T) *os.File {
 	return f
 }
 
-// vanishing is an engine whose answer is lost: the launcher has made the sandbox, and the client is gone.
+// vanishing is an engine whose answer is lost: the launcher has made the sandbox, and the client is
+// gone.
 type vanishing struct{ *runtimetest.Engine }
 
 func (e vanishing) Create(ctx context.Context, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
@@ -719,7 +742,8 @@ func (e vanishing) Create(ctx context.Context, spec *runtime.Spec, control *os.F
 	return nil, errors.Join(context.Canceled, st.Pidfd.Close())
 }
 
-// A client that asks for a sandbox and hangs up must not get one that nobody counts and nobody can delete.
+// A client that asks for a sandbox and hangs up must not leave one that is neither counted nor
+// deleted.
 func TestCreateWhoseAnswerIsLostLeavesNothing(t *testing.T) {
 	b := newBench(t)
 	s, err := runtime.Open(t.Context(), b.dir, vanishing{b.engine}, b.options)
@@ -737,7 +761,7 @@ func TestCreateWhoseAnswerIsLostLeavesNothing(t *testing.T) {
 	}
 }
 
-// slow is an engine that hears of a deletion before it has begun with the creation, whose context has ended.
+// slow is an engine that gets a deletion before it has begun the creation, whose context has ended.
 type slow struct {
 	*runtimetest.Engine
 
@@ -811,7 +835,7 @@ func TestCreateThatBeginsLateLeavesNothing(t *testing.T) {
 	}
 }
 
-// Whoever reads a sandbox's directories learns when they begin to go, in whatever state it is.
+// A reader of a sandbox's directories learns when their removal begins, in every state.
 func TestReadersLearnOfADeletion(t *testing.T) {
 	s := newBench(t).open(t)
 	rec := create(t, s, request(""))

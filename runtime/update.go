@@ -8,14 +8,16 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Update changes a running or paused sandbox. It calls edit with a copy of the record, and what edit makes of its limits, labels,
-// deadline and idle timeout is applied as a whole or not at all; when Update returns, it holds and is on disk. Edit returns
-// those limits that were asked for in so many words, and may refuse. It must not call the supervisor.
+// Update changes a running or paused sandbox. It calls edit with a copy of the record. Edit may
+// change the limits, labels, deadline and idle timeout, which are applied as a whole or not at all;
+// when Update returns, they hold and are on disk. Edit returns the limits that were asked for
+// explicitly, and may refuse. It must not call the supervisor.
 //
-// A crash in the middle is the exception: the next daemon takes limits and deadline from the engine, all old or all new, and
-// labels and idle timeout from the record, which may be the old ones then.
+// A crash in the middle is the exception: the next daemon takes limits and deadline from the
+// engine, all old or all new, and labels and idle timeout from the record, which may then be the
+// old ones.
 //
-// Updates of one sandbox follow one another. One that began goes on although ctx ends.
+// Updates of one sandbox follow one another. An update that began goes on although ctx ends.
 func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Record) (explicit api.Limits, err error)) (Record, error) {
 	s.mu.Lock()
 	if s.closed {
@@ -33,14 +35,10 @@ func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Reco
 	defer s.ops.Done()
 	defer lease.End()
 	sb := lease.sb
-	<-sb.saved
 	sb.write.Lock()
 	defer sb.write.Unlock()
 	s.mu.Lock()
-	now, err := s.alive(sb.rec.ID) // still; its name may be another's by now
-	if err == nil && now != sb {
-		err = fmt.Errorf("%w: %q", ErrNotFound, ref)
-	}
+	err = s.stillAlive(sb, ref)
 	was := sb.rec.clone()
 	s.mu.Unlock()
 	if err != nil {
@@ -51,8 +49,8 @@ func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Reco
 	if err != nil {
 		return Record{}, err
 	}
-	next := was // nothing but the four
-	next.Explicit = mergeLimits(explicit, was.Explicit)
+	next := was // with nothing but these four
+	next.Explicit = explicit.WithDefaults(was.Explicit)
 	next.Limits, next.Labels, next.Deadline, next.IdleTimeout = edited.Limits, edited.Labels, edited.Deadline, edited.IdleTimeout
 	if err := s.change(context.WithoutCancel(ctx), sb, &was, &next, explicit); err != nil {
 		return Record{}, fmt.Errorf("update sandbox %s: %w", was.Name, err)
@@ -65,11 +63,11 @@ func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Reco
 func (s *Supervisor) change(ctx context.Context, sb *sandbox, was, next *Record, explicit api.Limits) error {
 	enforced, err := s.apply(ctx, was, next, explicit)
 	if unclear(err) {
-		// The answer is late or lost: perhaps the change was made all the same.
+		// The answer is late or lost: the engine may have made the change all the same.
 		held, serr := s.held(ctx, was)
 		switch {
 		case serr != nil:
-			return fmt.Errorf("%w; what holds now is not known: %w", err, serr)
+			return fmt.Errorf("%w; the limits in force are not known: %w", err, serr)
 		case sameHeld(&held, next):
 			enforced, err = held.Enforced, nil
 		case !sameHeld(&held, was):
@@ -87,7 +85,7 @@ func (s *Supervisor) change(ctx context.Context, sb *sandbox, was, next *Record,
 		if _, uerr := s.apply(ctx, next, was, api.Limits{}); uerr != nil {
 			err = errors.Join(err, fmt.Errorf("undo: %w", uerr))
 			if held, herr := s.held(ctx, was); herr == nil {
-				s.show(sb, &held) // the next daemon learns it from the engine
+				s.show(sb, &held) // the next daemon reads it from the engine
 			}
 		}
 		return err
@@ -95,7 +93,7 @@ func (s *Supervisor) change(ctx context.Context, sb *sandbox, was, next *Record,
 	return nil
 }
 
-// show makes what everybody sees of a sandbox say what holds.
+// show publishes the changed part of a record.
 func (s *Supervisor) show(sb *sandbox, rec *Record) Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,22 +104,23 @@ func (s *Supervisor) show(sb *sandbox, rec *Record) Record {
 	return sb.rec.clone()
 }
 
-// unclear says that an engine's error does not tell whether the change was made. Those that do are the ones of its contract.
+// unclear reports whether an engine's error leaves open if the change was made. The errors of its
+// contract do not.
 func unclear(err error) bool {
 	return err != nil && !errors.Is(err, ErrUnenforceable) && !errors.Is(err, ErrInUse) && !errors.Is(err, ErrNotFound)
 }
 
-// held is the record with what the engine holds of it.
+// held returns the record with the limits and the deadline that the engine has in force.
 func (s *Supervisor) held(ctx context.Context, rec *Record) (Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
-	// An empty change waits for one that is still being made.
+	// An empty change waits for a change that is still being made.
 	if _, err := s.engine.Update(ctx, rec.ID, &Change{}); err != nil {
 		return Record{}, fmt.Errorf("wait for the end of the update: %w", err)
 	}
 	list, err := s.engine.List(ctx)
 	if err != nil {
-		return Record{}, fmt.Errorf("list what runs: %w", err)
+		return Record{}, fmt.Errorf("list running sandboxes: %w", err)
 	}
 	err = fmt.Errorf("%w: %s", ErrNotFound, rec.ID)
 	held := rec.clone()
@@ -134,17 +133,18 @@ func (s *Supervisor) held(ctx context.Context, rec *Record) (Record, error) {
 	return held, err
 }
 
-// sameHeld compares what an engine holds of two records.
+// sameHeld reports whether an engine holds equal limits and deadlines for two records.
 func sameHeld(a, b *Record) bool {
-	return sameLimits(a.Limits, b.Limits) && a.Deadline.Equal(b.Deadline)
+	return a.Limits.Equal(&b.Limits) && a.Deadline.Equal(b.Deadline)
 }
 
-// apply tells the engine what is its business of the difference between two records.
+// apply has the engine make the difference between two records.
 func (s *Supervisor) apply(ctx context.Context, from, to *Record, explicit api.Limits) (api.Enforced, error) {
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
 	var change Change
-	// Also one that is what it was: it may be a wish of the defaults that this host does not hold.
+	// Also an unchanged explicit limit: the default that it equals may be one that this host does not
+	// enforce.
 	if to.Limits != from.Limits || explicit != (api.Limits{}) {
 		change.Limits, change.Explicit = &to.Limits, explicit
 	}

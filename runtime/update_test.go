@@ -14,7 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// What an update changes, the engine holds, the API shows, and the next daemon knows.
+// The engine, the API and the next daemon have the values of an update.
 func TestUpdateIsKept(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
@@ -81,7 +81,8 @@ func TestRefusedUpdateChangesNothing(t *testing.T) {
 	}); err != nil {
 		t.Errorf("labels alone: %v", err)
 	}
-	// A limit that is what it was is asked for all the same: perhaps it is a wish that does not hold.
+	// An explicit limit goes to the engine although its value is not new: the old one may be a default
+	// that is not enforced.
 	if _, err := s.Update(t.Context(), "one", func(*runtime.Record) (api.Limits, error) { return api.Limits{Pids: 1}, nil }); !errors.Is(err, runtime.ErrInUse) {
 		t.Errorf("an explicit limit: %v", err)
 	}
@@ -133,7 +134,8 @@ func TestUpdatedDeadlineCounts(t *testing.T) {
 	}
 }
 
-// An answer that is lost or late says nothing about what was done: the supervisor asks, and shows and keeps what holds.
+// A lost or late answer leaves the outcome open: the supervisor asks the engine, and keeps its
+// answer.
 func TestLostAnswerIsAskedFor(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
@@ -174,7 +176,7 @@ func TestLostAnswerIsAskedFor(t *testing.T) {
 	}
 	rec, err := s.Update(t.Context(), "one", edit(8))
 	check("an update that was made", rec, err)
-	// Nor can be asked: it is an error that says so, and the next update starts from what was known.
+	// If that fails as well, the error says so, and the next update starts from the last known values.
 	b.engine.LoseAnswer = func(*runtime.Change) error { return lost }
 	if _, err := s.Update(t.Context(), "one", edit(9)); !errors.Is(err, runtime.ErrUnavailable) || !strings.Contains(err.Error(), "not known") {
 		t.Errorf("an engine that cannot be asked: %v", err)

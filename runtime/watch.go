@@ -10,35 +10,53 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// The life of a running sandbox is watched by one goroutine each, which waits for one descriptor: the pidfd of its init.
-// The read deadline of that descriptor is the timer for both the deadline and the idle timeout, so there is one wait and
-// no second goroutine to stop.
+// Each life of a sandbox is watched by one goroutine, which waits for one descriptor: the pidfd of
+// its init. The read deadline of that descriptor is the timer of both the deadline and the idle
+// timeout, so there is one wait and no second goroutine to stop.
 
-// arm sets when the watcher wakes up next. It needs mu.
+// wakeAt returns the real time at which the supervisor's clock will show at: descriptors know no
+// other clock.
+func (s *Supervisor) wakeAt(at time.Time) time.Time { return time.Now().Add(at.Sub(s.now())) }
+
+// arm sets the next time at which the watcher wakes up. It needs mu.
 func (s *Supervisor) arm(sb *sandbox) {
-	if sb.pidfd == nil || sb.isGone || sb.killing != "" || sb.dismissed {
+	l := sb.life
+	if l.pidfd == nil || l.ended() || l.dismissed || sb.endReason != "" {
 		return
 	}
 	at := sb.rec.Deadline
 	if idle := sb.idleAt(); sb.canIdle() && idle.Before(at) {
 		at = idle
 	}
-	// Only a closed pidfd refuses a deadline, and then nobody waits.
-	_ = sb.pidfd.SetReadDeadline(at)
+	l.wake(s.wakeAt(at))
 }
 
-// dismiss makes the watcher end, whatever becomes of the sandbox. It needs mu.
-func (s *Supervisor) dismiss(sb *sandbox) {
-	if sb.pidfd == nil {
+// wake makes the watcher wake up at a time of the real clock. It needs Supervisor.mu.
+func (l *life) wake(at time.Time) {
+	_ = l.pidfd.SetReadDeadline(at) // only a closed pidfd refuses, and then its watcher has returned
+}
+
+// dismiss makes the watcher return, whatever becomes of the sandbox. It needs Supervisor.mu.
+func (l *life) dismiss() {
+	if l.pidfd == nil {
 		return
 	}
-	sb.dismissed = true
-	// Not Close: the poller's error for it cannot be told from others.
-	_ = sb.pidfd.SetReadDeadline(time.Unix(1, 0)) // fails only where the watcher has ended
+	l.dismissed = true
+	l.wake(time.Unix(1, 0)) // not Close: the poller's error for it cannot be told from others
 }
 
-// canIdle says that the idle time runs. That of a paused sandbox does not: nobody can use it.
-func (sb *sandbox) canIdle() bool { return sb.active == 0 && sb.rec.State == api.StateRunning }
+// retryKill has the watcher kill a sandbox again whose end an operation could not bring about.
+func (s *Supervisor) retryKill(l *life) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !l.ended() {
+		l.wake(time.Now())
+	}
+}
+
+// canIdle reports whether the idle time runs. A paused sandbox cannot be used, so its idle time
+// does not.
+func (sb *sandbox) canIdle() bool { return sb.leases == 0 && sb.rec.State == api.StateRunning }
 
 func (sb *sandbox) idleAt() time.Time { return sb.idleSince.Add(sb.idleTimeout()) }
 
@@ -46,22 +64,22 @@ func (sb *sandbox) idleTimeout() time.Duration {
 	return time.Duration(sb.rec.IdleTimeout * float64(time.Second))
 }
 
-// watch returns when the sandbox has ended or the watcher is dismissed.
-func (s *Supervisor) watch(ctx context.Context, sb *sandbox) {
+// watch returns when the life has ended or the watcher is dismissed.
+func (s *Supervisor) watch(ctx context.Context, sb *sandbox, l *life) {
 	defer s.watchers.Done()
-	defer close(sb.watched)
-	defer func() { _ = sb.pidfd.Close() }() // never read or written
+	defer close(l.watched)
+	defer func() { _ = l.pidfd.Close() }() // never read or written
 	for {
-		err := waitReadable(sb.pidfd)
+		err := waitReadable(l.pidfd)
 		switch {
 		case err == nil:
 			s.ended(ctx, sb)
 			return
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			if s.expire(ctx, sb) {
+			if s.expire(ctx, sb, l) {
 				continue
 			}
-			if s.overtaken(sb) {
+			if s.overtaken(sb, l) {
 				s.ended(ctx, sb)
 			}
 			return
@@ -73,46 +91,35 @@ func (s *Supervisor) watch(ctx context.Context, sb *sandbox) {
 	}
 }
 
-// overtaken says that the sandbox has ended of its being killed, and that its watcher was dismissed before he saw it: nobody
-// else would say why, and the next daemon would take it for lost.
-func (s *Supervisor) overtaken(sb *sandbox) bool {
+// overtaken reports whether the sandbox was killed and its watcher was dismissed before it saw the
+// end. No other goroutine records why it ended, and the next daemon would take it for lost.
+func (s *Supervisor) overtaken(sb *sandbox, l *life) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return sb.killing != "" && !sb.isGone && sb.deletion == nil && sb.over()
+	return sb.phase == phaseEnding && !l.ended() && l.processesGone()
 }
 
-// over says that the sandbox has ended, or that its watcher has. It needs mu.
-func (sb *sandbox) over() bool {
-	conn, err := sb.pidfd.SyscallConn()
-	if err != nil {
-		return true // closed by its watcher
-	}
-	ended := true
-	err = conn.Control(func(fd uintptr) { ended, _ = readable(int(fd)) })
-	return err != nil || ended
-}
-
-// expire kills the sandbox if its time has come, and sets the next time to look if not. It returns false to a watcher
-// that has been dismissed.
-func (s *Supervisor) expire(ctx context.Context, sb *sandbox) bool {
-	now := time.Now()
+// expire kills the sandbox if its time has come, and sets the next time to look if not. It returns
+// false if the watcher has been dismissed.
+func (s *Supervisor) expire(ctx context.Context, sb *sandbox, l *life) bool {
+	now := s.now()
 	s.mu.Lock()
 	switch {
-	case sb.dismissed:
+	case l.dismissed:
 		s.mu.Unlock()
 		return false
-	case sb.killing != "": // once more
+	case sb.endReason != "": // once more
 	case !now.Before(sb.rec.Deadline):
-		sb.killing = "deadline reached"
+		s.beginEnd(sb, "deadline reached")
 	case sb.canIdle() && !now.Before(sb.idleAt()):
-		sb.killing = fmt.Sprintf("idle for %s", sb.idleTimeout())
+		s.beginEnd(sb, fmt.Sprintf("idle for %s", sb.idleTimeout()))
 	default:
 		s.arm(sb)
 		s.mu.Unlock()
 		return true
 	}
-	reason := sb.killing
-	_ = sb.pidfd.SetReadDeadline(now.Add(killRetry)) // as in arm
+	reason := sb.endReason
+	l.wake(time.Now().Add(killRetry))
 	s.mu.Unlock()
 
 	s.log.Info("sandbox is killed", "id", sb.rec.ID, "reason", reason)
@@ -124,27 +131,27 @@ func (s *Supervisor) expire(ctx context.Context, sb *sandbox) bool {
 	return true
 }
 
-// ended records why the sandbox's processes are gone.
+// ended records why the sandbox's processes are gone. Its watcher calls it, once a life.
 func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
 	s.mu.Lock()
-	deleting := sb.deletion != nil
+	deleting := sb.phase == phaseDeleting
 	s.mu.Unlock()
 	var oom int
 	var oomErr error
-	if !deleting { // whose engine is busy, and nobody is told the reason
+	if !deleting { // else the engine is busy with it, and no client reads the reason
 		oom, oomErr = s.engine.OOMKills(ctx, sb.rec.ID)
 	}
 
 	s.mu.Lock()
-	deleting = sb.deletion != nil
-	state, reason := api.StateStopped, sb.killing
+	deleting = sb.phase == phaseDeleting
+	state, reason := api.StateStopped, sb.endReason
 	switch {
 	case reason != "":
 	case deleting:
 		reason = "its deletion had begun"
-	case !time.Now().Before(sb.rec.Deadline):
+	case !s.now().Before(sb.rec.Deadline):
 		reason = "deadline reached" // the launcher was first
 	case errors.Is(oomErr, ErrUnavailable), errors.Is(oomErr, ErrNotFound): // gone, or replaced by a new one that knows nothing
 		state, reason = api.StateLost, "the launcher that held it died"
@@ -155,19 +162,18 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 	default:
 		reason = "its init ended"
 	}
-	sb.rec.State, sb.rec.Reason, sb.rec.PID, sb.rec.EndedAt = state, reason, 0, time.Now().UTC()
-	sb.markGone()
+	sb.rec.State, sb.rec.Reason, sb.rec.PID, sb.rec.EndedAt = state, reason, 0, s.now().UTC()
+	s.markEnded(sb)
 	s.mu.Unlock()
 
 	if deleting {
 		return // the record is about to be removed
 	}
-	<-sb.saved
 	sb.write.Lock()
 	defer sb.write.Unlock()
 	s.mu.Lock()
-	rec := sb.rec.clone() // with what an update has changed meanwhile
-	deleting = sb.deletion != nil
+	rec := sb.rec.clone() // with the changes of an update meanwhile
+	deleting = sb.phase == phaseDeleting
 	s.mu.Unlock()
 	if deleting {
 		return // a deletion that fails writes it
@@ -181,8 +187,9 @@ func (s *Supervisor) ended(ctx context.Context, sb *sandbox) {
 	}
 }
 
-// putEnd writes the record of a sandbox that has ended. Where that fails (the disk is full) the reconciler tries again: else
-// how it ended would be known until the daemon ends, and no longer. It needs sandbox.write.
+// putEnd writes the record of a sandbox that has ended. If that fails (the disk is full), the
+// reconciler tries again: else the end would be known until the daemon exits, and no longer. It
+// needs sandbox.write.
 func (s *Supervisor) putEnd(sb *sandbox, rec *Record) error {
 	err := s.records.put(rec)
 	s.mu.Lock()
@@ -191,7 +198,7 @@ func (s *Supervisor) putEnd(sb *sandbox, rec *Record) error {
 	return err
 }
 
-// saveEnds writes the records of sandboxes that have ended and that the disk has refused before.
+// saveEnds writes the records of ended sandboxes that the disk has refused before.
 func (s *Supervisor) saveEnds() error {
 	s.mu.Lock()
 	var late []*sandbox
@@ -212,7 +219,7 @@ func (s *Supervisor) saveEnd(sb *sandbox) error {
 	sb.write.Lock()
 	defer sb.write.Unlock()
 	s.mu.Lock()
-	rec, still := sb.rec.clone(), sb.unsaved && sb.deletion == nil
+	rec, still := sb.rec.clone(), sb.unsaved && sb.phase != phaseDeleting
 	s.mu.Unlock()
 	if !still {
 		return nil

@@ -8,8 +8,9 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Check refuses a plan, which may come from elsewhere, that is no allow-list for the architecture, says what nothing here would
-// act on, or opens what no profile opens: what the default profile refuses by name, another namespace, an odd socket.
+// Check refuses a plan, which may come from elsewhere, in three cases: it is no allow-list for the
+// architecture, it has parts without effect here, or it permits calls that no profile permits.
+// Those are the calls that the default profile refuses by name, new namespaces, and odd sockets.
 func Check(p *specs.LinuxSeccomp, arch string) error {
 	oci, ok := ociArch[arch]
 	switch {
@@ -45,7 +46,7 @@ func Check(p *specs.LinuxSeccomp, arch string) error {
 			}
 		}
 	}
-	// Or it would be refused all the same, and nobody told.
+	// Else the call would be refused all the same, in silence.
 	through := Launcher().calls(arch)
 	for _, name := range open {
 		if !slices.Contains(through, name) {
@@ -69,7 +70,7 @@ func kills(a specs.LinuxSeccompAction) bool {
 	return a == specs.ActKill || a == specs.ActKillProcess || a == specs.ActKillThread
 }
 
-// needed are calls without which no init starts or starts anything, or confines what it starts.
+// needed are the calls without which no init starts, starts a program or confines it.
 var needed = []string{
 	"accept4", "capset", "clone", "close_range", "execve", "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self",
 	"openat", "prctl", "recvmsg", "rt_sigaction", "sendmsg", "setgid", "setgroups", "setsid", "setuid", "waitid", "wait4",
@@ -81,13 +82,15 @@ type closedCall struct {
 	reason string
 }
 
-// allowedBy does not ask which rule comes first: libseccomp prefers one without conditions, wherever it stands.
+// allowedBy does not ask which rule comes first: libseccomp prefers one without conditions,
+// wherever it stands.
 func (c *closedCall) allowedBy(rule specs.LinuxSyscall) bool {
 	return rule.Action == specs.ActAllow && slices.Contains(rule.Names, c.name) && holds(rule.Args, c.args)
 }
 
-// closed are examples of what no filter lets through in calls that are not closed as a whole. With bits above those that the
-// kernel looks at, for a filter that compares all 64 can be walked around (CVE-2019-10063).
+// closed are examples of what no filter lets through in calls that are not closed as a whole. With
+// bits above those that the kernel looks at, for a filter that compares all 64 can be walked around
+// (CVE-2019-10063).
 func closed() []closedCall {
 	var all []closedCall
 	for _, high := range []uint64{0, 1 << 32} {

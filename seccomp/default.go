@@ -2,8 +2,8 @@ package seccomp
 
 import "slices"
 
-// Numbers of errors and arguments that filters use, spelled out because a plan for arm64 may be made on amd64. They are
-// the same on both.
+// Numbers of errors and arguments that filters use, spelled out because a plan for arm64 may be
+// made on amd64. They are the same on both.
 const (
 	errnoEPERM           = 1
 	errnoENOSYS          = 38
@@ -33,9 +33,9 @@ const (
 	tiocSTI, tiocLINUX, tiocSETD = 0x5412, 0x541c, 0x5423
 )
 
-// Default is the filter of profile "default": an allow-list on which package managers, compilers, debuggers, shells and
-// the run-times of Go, Python, Node, Java and Rust run as they do on a plain host, without the parts of the kernel where
-// most of its published holes were.
+// Default is the filter of profile "default": an allow-list on which package managers, compilers,
+// debuggers, shells and the run-times of Go, Python, Node, Java and Rust run as they do on a plain
+// host, without the parts of the kernel where most of its published holes were.
 func Default() Filter {
 	f := Filter{Name: "default"}
 	f.Groups = slices.Concat(allowed(), conditional(), refused())
@@ -57,7 +57,8 @@ func allowed() []Group {
 			"removexattrat", "renameat", "renameat2", "sendfile", "setxattr", "setxattrat", "splice", "statfs", "statx",
 			"symlinkat", "sync", "sync_file_range", "syncfs", "tee", "truncate", "umask", "unlinkat", "utimensat", "vmsplice",
 			"write", "writev",
-			// FIFOs and sockets are ordinary files; device nodes the kernel refuses to a user namespace by itself.
+			// FIFOs and sockets are ordinary files; device nodes the kernel refuses to a user namespace by
+			// itself.
 			"mknodat",
 		}},
 		{Reason: "memory", Calls: []string{
@@ -115,11 +116,12 @@ func allowed() []Group {
 	}
 }
 
-// conditional are the calls whose arguments decide. Values that no program uses are left over and answer ENOSYS: rules
-// for them would only cost time, at every start of a sandbox.
+// conditional are the calls whose arguments decide. Values that no program uses are left over and
+// answer ENOSYS: rules for them would only cost time, at every start of a sandbox.
 func conditional() []Group {
-	// CLONE_NEWUTS is not among them: the init marks every exec with a UTS namespace of its own and finds by it what to
-	// kill. It needs CAP_SYS_ADMIN, which in a sandbox the init alone has. CLONE_NEWTIME is no flag of clone(2).
+	// CLONE_NEWUTS is not among them: the init marks every exec with a UTS namespace of its own and
+	// finds by it what to kill. It needs CAP_SYS_ADMIN, which in a sandbox the init alone has.
+	// CLONE_NEWTIME is no flag of clone(2).
 	const namespaces = cloneNewNS | cloneNewCgroup | cloneNewIPC | cloneNewUser | cloneNewPID | cloneNewNet
 
 	// AF_INET is 2 and AF_INET6 10: one bit apart, so one condition.
@@ -152,8 +154,8 @@ func conditional() []Group {
 			When:   [][]Cond{{is(0, afNetlink), is(2, netlinkRoute)}},
 		},
 		{
-			// Go listens with MPTCP by default and useradd speaks to the audit system: both go on after this answer,
-			// and stop after EPERM.
+			// Go listens with MPTCP by default and useradd speaks to the audit system: both go on after this
+			// answer, and stop after EPERM.
 			Reason: "no other protocol (MPTCP, SCTP, DCCP, SMC, netfilter, audit, …)",
 			Calls:  []string{"socket"},
 			Errno:  errnoEPROTONOSUPPORT,
@@ -175,7 +177,8 @@ func conditional() []Group {
 			When:   noneOf(0, afMask, afUnix),
 		},
 		{
-			// Options 0 to 63 of TCP but one; the levels of kernel TLS, RDS, ALG, MPTCP and the like are not named.
+			// Options 0 to 63 of TCP but one; the levels of kernel TLS, RDS, ALG, MPTCP and the like are not
+			// named.
 			Reason: "options of the sockets that can be made",
 			Calls:  []string{"setsockopt"},
 			When: slices.Concat(
@@ -190,8 +193,8 @@ func conditional() []Group {
 			When:   [][]Cond{{is(1, solTCP), is(2, tcpULP)}},
 		},
 		{
-			// The upper half of a request is direction and size. Looking at the lower only closes 65,535 requests more than
-			// it must, none of which a sandbox has a device for.
+			// The upper half of a request is direction and size. Looking at the lower only closes 65,535
+			// requests more than it must, none of which a sandbox has a device for.
 			Reason: "controlling terminals, files and sockets",
 			Calls:  []string{"ioctl"},
 			When:   noneOf(1, 0xffff, tiocSTI, tiocLINUX, tiocSETD),
@@ -203,8 +206,8 @@ func conditional() []Group {
 			When:   [][]Cond{{low16(1, tiocSTI)}, {low16(1, tiocLINUX)}, {low16(1, tiocSETD)}},
 		},
 		{
-			// Any of PER_LINUX, PER_LINUX32 (8) and UNAME26 (0x20000), and asking. The rest takes away address randomisation
-			// or makes data executable.
+			// Any of PER_LINUX, PER_LINUX32 (8) and UNAME26 (0x20000), and asking. The rest takes away
+			// address randomisation or makes data executable.
 			Reason: "personalities that do not weaken a process",
 			Calls:  []string{"personality"},
 			When:   [][]Cond{{{Arg: 0, Mask: low32 &^ 0x20008, Value: 0}}, {is(0, low32)}},
@@ -222,8 +225,8 @@ func within(none uint64, alternatives [][]Cond) [][]Cond {
 	return alternatives
 }
 
-// refused are the calls that are known and closed. To leave one out here would close it as well; being listed, it has a
-// reason and answers EPERM.
+// refused are the calls that are known and closed. To leave one out here would close it as well;
+// being listed, it has a reason and answers EPERM.
 func refused() []Group {
 	groups := []Group{
 		{Reason: "namespaces are made and entered by the launcher alone", Calls: []string{"setns", "unshare"}},
@@ -251,7 +254,8 @@ func refused() []Group {
 		groups[i].Errno = errnoEPERM
 	}
 	return append(groups, Group{
-		// Its flags lie in memory, where a filter cannot look. glibc, musl and Go fall back to clone(2) on ENOSYS only.
+		// Its flags lie in memory, where a filter cannot look. glibc, musl and Go fall back to clone(2)
+		// on ENOSYS only.
 		Reason: "clone3 hides its flags from filters",
 		Calls:  []string{"clone3"},
 		Errno:  errnoENOSYS,

@@ -2,10 +2,11 @@ package seccomp
 
 import "slices"
 
-// Hardened is the filter of profile "hardened": for programs that compute, read and write files, start other programs and
-// speak over sockets, as nobody and with nothing. Each call is here because programs of tests/security
-// TestRealProgramsRun or the sandbox's init, which the filter holds too, make it; what has a fallback that programs take
-// by themselves (splice, extended attributes, pkeys, sync_file_range, …) is not.
+// Hardened is the filter of profile "hardened": for programs that compute, read and write files,
+// start other programs and speak over sockets, without root and without privileges. Each call is
+// here because programs of tests/security TestRealProgramsRun or the sandbox's init, which the
+// filter holds too, make it. Calls with a fallback that programs take by themselves (splice,
+// extended attributes, pkeys, sync_file_range, …) are not.
 func Hardened() Filter {
 	return Filter{Name: "hardened", Groups: slices.Concat(hardenedAllowed(), without("personality", conditional()), refused(), hardenedRefused())}
 }
@@ -65,7 +66,8 @@ func hardenedRefused() []Group {
 		Calls:  []string{"ptrace"},
 		Errno:  errnoEPERM,
 	}, {
-		// What copies files takes this for a file system without attributes; of ENOSYS Python makes an error.
+		// Programs that copy files take this for a file system without attributes; of ENOSYS Python makes
+		// an error.
 		Reason: "no extended attributes: a second store of data, read and written by much code of its own in each file system",
 		Calls: []string{
 			"fgetxattr", "flistxattr", "fremovexattr", "fsetxattr", "getxattr", "getxattrat", "lgetxattr", "listxattr", "listxattrat", "llistxattr",

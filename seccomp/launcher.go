@@ -2,12 +2,13 @@ package seccomp
 
 import "slices"
 
-// Launcher is the filter of the launcher itself: what starting sandboxes takes, and what any profile may let through, for filters
-// are inherited: whatever a profile says, its sandboxes are held by this one too.
+// Launcher is the filter of the launcher itself: what starting sandboxes takes, and what any
+// profile may let through, for filters are inherited: whatever a profile says, its sandboxes are
+// held by this one too.
 //
-// What it lets through it lets through whatever the arguments, but for sockets. The kernel remembers such calls in a bitmap and runs
-// no program for them (Linux 5.11), so that sandboxes do not pay for a second filter; see
-// docs/decisions/0017-the-launcher-has-a-filter.md.
+// It permits its calls with all arguments, but for sockets. The kernel remembers such calls in a
+// bitmap and runs no program for them (Linux 5.11), so that sandboxes do not pay for a second
+// filter; see docs/decisions/0017-the-launcher-has-a-filter.md.
 func Launcher() Filter {
 	f := Filter{Name: "launcher"}
 	var decided []string

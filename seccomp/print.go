@@ -8,7 +8,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Verdict is what a plan answers to one system call.
+// Verdict is a plan's answer to one system call.
 type Verdict struct {
 	Action specs.LinuxSeccompAction
 	Errno  uint // where Action is ActErrno
@@ -32,9 +32,10 @@ var errnoNames = map[uint]string{
 	errnoENOTSUP: "ENOTSUP",
 }
 
-// Lookup says what a plan answers to a call with these arguments; those not given are 0. It reads the plan as libseccomp
-// does: conditions of one rule hold together, and the first rule that holds answers. It understands every operator of
-// the runtime-spec, so a plan from elsewhere can be asked too.
+// Lookup returns a plan's answer to a call with these arguments; missing ones are 0. It reads the
+// plan as libseccomp does: conditions of one rule hold together, and the first rule that holds
+// answers. It understands every operator of the runtime-spec, so a plan from elsewhere can be
+// checked too.
 func Lookup(p *specs.LinuxSeccomp, call string, args ...uint64) Verdict {
 	for _, rule := range p.Syscalls {
 		if slices.Contains(rule.Names, call) && holds(rule.Args, args) {
@@ -85,7 +86,7 @@ func holds(conds []specs.LinuxSeccompArg, args []uint64) bool {
 	return true
 }
 
-// Text prints a plan for a reader, one line a call: what it answers, and under which conditions.
+// Text prints a plan for a reader, one line per call: its answer, and the conditions of that.
 func Text(p *specs.LinuxSeccomp) string {
 	var b strings.Builder
 	for _, a := range p.Architectures {
@@ -125,7 +126,8 @@ func condText(c specs.LinuxSeccompArg) string {
 	}
 }
 
-// Reachable are the names of the calls that a plan lets through, with some arguments at least, sorted.
+// Reachable are the names of the calls that a plan lets through, with some arguments at least,
+// sorted.
 func Reachable(p *specs.LinuxSeccomp) []string {
 	var names []string
 	for _, rule := range p.Syscalls {

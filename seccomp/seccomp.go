@@ -1,18 +1,21 @@
 // Package seccomp plans the system call filter of a sandbox.
 //
-// A [Filter] says, in groups that carry their reasons, which system calls a program may make. [Plan] turns it into the
-// runtime-spec's form for one architecture: a value that can be printed, compared and asked ([Lookup]). Nothing here
-// touches the kernel; libseccomp loads the plan in the launcher.
+// A [Filter] says, in groups that carry their reasons, which system calls a program may make.
+// [Plan] turns it into the runtime-spec's form for one architecture: a value that can be printed,
+// compared and asked ([Lookup]). Nothing here touches the kernel; libseccomp loads the plan in the
+// launcher.
 //
-// # What a refused call answers
+// # Answers to refused calls
 //
-// A call that the filter does not name answers ENOSYS, as if the kernel were older: programs know how to live with that,
-// and a call that a later kernel adds stays closed until somebody has looked at it. A call that the filter knows and
-// refuses answers EPERM, or what the program would expect to see (EAFNOSUPPORT for a socket family).
+// A call that the filter does not name answers ENOSYS, as if the kernel were older: programs can
+// handle that, and a call that a later kernel adds stays closed until it has been reviewed. A call
+// that the filter knows and refuses answers EPERM, or the error that the program would expect
+// (EAFNOSUPPORT for a socket family).
 //
-// A call through another entry of the kernel than the native one (on x86-64 the 32-bit int 0x80 and the x32 numbers) does
-// not reach any rule: only the native architecture is in the plan, and libseccomp then kills the calling thread (its
-// "bad architecture" action, SCMP_ACT_KILL_THREAD, which libcontainer leaves as it is).
+// A call through another entry of the kernel than the native one (on x86-64 the 32-bit int 0x80 and
+// the x32 numbers) does not reach any rule: only the native architecture is in the plan, and
+// libseccomp then kills the calling thread (its "bad architecture" action, SCMP_ACT_KILL_THREAD,
+// which libcontainer leaves as it is).
 package seccomp
 
 import (
@@ -33,9 +36,10 @@ const (
 
 var ociArch = map[string]specs.Arch{AMD64: specs.ArchX86_64, ARM64: specs.ArchAARCH64}
 
-// Abilities is what the kernel can do with filters.
+// Abilities are the kernel's abilities with filters.
 type Abilities struct {
-	// Actions are the kernel's words for what a filter may answer, from /proc/sys/kernel/seccomp/actions_avail.
+	// Actions are the kernel's names of a filter's possible answers, from
+	// /proc/sys/kernel/seccomp/actions_avail.
 	Actions []string
 }
 
@@ -48,8 +52,8 @@ func (e *UnsupportedError) Error() string {
 	return fmt.Sprintf("this kernel's seccomp does not know the action %q", e.Action)
 }
 
-// Filter describes which system calls may be made. Its groups do not contradict each other: for one call with given
-// arguments at most one group answers.
+// Filter describes which system calls may be made. Its groups do not contradict each other: for one
+// call with given arguments at most one group answers.
 type Filter struct {
 	Name   string
 	Groups []Group
@@ -63,23 +67,25 @@ type Group struct {
 	Only string
 	// Errno is the answer; 0 allows the call.
 	Errno uint
-	// When restricts the group to calls whose arguments meet all conditions of any alternative; empty: always. Within
-	// one alternative each argument has at most one condition: libcontainer turns two into "or".
+	// When restricts the group to calls whose arguments meet all conditions of any alternative; empty:
+	// always. Within one alternative each argument has at most one condition: libcontainer turns two
+	// into "or".
 	When [][]Cond
 }
 
 // Cond is a condition on one argument: the bits of Mask are those of Value.
 //
-// Conditions on what the kernel declares as int or unsigned int must not look at the upper 32 bits. The kernel does not
-// either, so a filter that compares all 64 can be walked around (CVE-2019-10063).
+// Conditions on arguments that the kernel declares as int or unsigned int must ignore the upper 32
+// bits. The kernel ignores them too, so a filter that compares all 64 can be walked around
+// (CVE-2019-10063).
 type Cond struct {
 	Arg   uint
 	Mask  uint64
 	Value uint64
 }
 
-// Plan makes the runtime-spec's form of the filter for an architecture. It fails where the filter contradicts itself or
-// the kernel cannot hold it; it never leaves anything out silently.
+// Plan makes the runtime-spec's form of the filter for an architecture. It fails where the filter
+// contradicts itself or the kernel cannot hold it; it never leaves anything out silently.
 func Plan(f Filter, arch string, k Abilities) (*specs.LinuxSeccomp, error) {
 	oci, ok := ociArch[arch]
 	if !ok {
@@ -122,15 +128,16 @@ func Plan(f Filter, arch string, k Abilities) (*specs.LinuxSeccomp, error) {
 	return p, nil
 }
 
-// Supported says whether the kernel knows every answer that a plan gives; otherwise the error is an [*UnsupportedError].
+// Supported says whether the kernel knows every answer that a plan gives; otherwise the error is an
+// [*UnsupportedError].
 func Supported(p *specs.LinuxSeccomp, k Abilities) error {
 	actions := []specs.LinuxSeccompAction{p.DefaultAction}
 	for _, rule := range p.Syscalls {
 		actions = append(actions, rule.Action)
 	}
 	for _, a := range actions {
-		// SCMP_ACT_ERRNO is the kernel's "errno". SCMP_ACT_KILL and SCMP_ACT_NOTIFY are spelled otherwise there; no
-		// filter of ours has them, so they count as unknown.
+		// SCMP_ACT_ERRNO is the kernel's "errno". SCMP_ACT_KILL and SCMP_ACT_NOTIFY are spelled otherwise
+		// there; no filter of ours has them, so they count as unknown.
 		if word := strings.ToLower(strings.TrimPrefix(string(a), "SCMP_ACT_")); !slices.Contains(k.Actions, word) {
 			return &UnsupportedError{Action: word}
 		}
@@ -138,7 +145,8 @@ func Supported(p *specs.LinuxSeccomp, k Abilities) error {
 	return nil
 }
 
-// check finds what libseccomp would resolve in a way that nobody reading the filter expects.
+// check finds rules that libseccomp would resolve in a way that a reader of the filter does not
+// expect.
 func (f Filter) check(arch string) error {
 	always := map[string]bool{}
 	sometimes := map[string]bool{}
@@ -196,10 +204,11 @@ func anyOf(arg uint, values ...uint32) [][]Cond {
 	return out
 }
 
-// noneOf are the alternatives that the bits of an argument in mask are those of none of the values. A filter has no "not"
-// for part of an argument, so this covers the rest of the space: from the top bit down, every prefix that no value shares
-// but whose parent some value does. The alternatives exclude each other. There are up to as many as mask has bits for each
-// value, and libseccomp takes time for each of them at every start of a sandbox: choose a narrow mask.
+// noneOf are the alternatives that the bits of an argument in mask are those of none of the values.
+// A filter has no "not" for part of an argument, so this covers the rest of the space: from the top
+// bit down, every prefix that no value shares but whose parent some value does. The alternatives
+// exclude each other. There are up to as many as mask has bits for each value, and libseccomp takes
+// time for each of them at every start of a sandbox: choose a narrow mask.
 func noneOf(arg uint, mask uint32, values ...uint32) [][]Cond {
 	var out [][]Cond
 	var walk func(seen, prefix uint32)

@@ -57,8 +57,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// The launcher's filter is what sandboxes inherit: it lets through all that a profile does, and none of what the launcher has no use
-// for either.
+// Sandboxes inherit the launcher's filter: it permits all calls of every profile, and no call that
+// neither they nor the launcher need.
 func TestLaunchersFilter(t *testing.T) {
 	for _, arch := range []string{AMD64, ARM64} {
 		through := Reachable(planOf(t, Launcher(), arch))
@@ -81,7 +81,7 @@ func TestLaunchersFilter(t *testing.T) {
 		if v := Lookup(planOf(t, Launcher(), arch), "socket", 38, 5, 0); v.Allowed() {
 			t.Errorf("%s: the launcher may make a socket of AF_ALG", arch)
 		}
-		// What costs nothing: no condition but on sockets.
+		// The kernel's bitmap needs this: no condition but on sockets.
 		for _, rule := range planOf(t, Launcher(), arch).Syscalls {
 			if len(rule.Args) > 0 && !slices.Contains(rule.Names, "socket") && !slices.Contains(rule.Names, "socketpair") {
 				t.Errorf("%s: %v are let through for some arguments only", arch, rule.Names)
@@ -192,7 +192,7 @@ func TestDefaultAnswers(t *testing.T) {
 		args []uint64
 		want uint
 	}{
-		// What programs live on.
+		// Calls that programs need.
 		{"execve", nil, allow},
 		{"futex_waitv", nil, allow},
 		{"rseq", nil, allow},
@@ -216,7 +216,7 @@ func TestDefaultAnswers(t *testing.T) {
 		{"personality", []uint64{0xffffffff}, allow},
 		{"personality", []uint64{0xffffffffffffffff}, allow},
 
-		// What attackers live on.
+		// Calls that attacks need.
 		{"unshare", []uint64{cloneNewUser}, errnoEPERM},
 		{"setns", nil, errnoEPERM},
 		{"clone", []uint64{cloneNewUser | 17}, errnoEPERM},
@@ -270,7 +270,7 @@ func TestDefaultAnswers(t *testing.T) {
 		{"setsockopt", []uint64{3, 282, 1}, errnoENOSYS}, // kernel TLS
 		{"setsockopt", []uint64{3, 284, 1}, errnoENOSYS}, // MPTCP
 
-		// What nobody has looked at.
+		// A call that has not been reviewed.
 		{"a_call_of_next_year", nil, errnoENOSYS},
 		{"nfsservctl", nil, errnoENOSYS},
 		{"lookup_dcookie", nil, errnoENOSYS},
@@ -294,8 +294,8 @@ func TestLegacyCallsAreOnlyThereWhereTheyExist(t *testing.T) {
 	}
 }
 
-// TestOneAnswer checks on the plan itself that no call with given arguments gets two answers, so that the order in which
-// libseccomp arranges rules cannot matter.
+// TestOneAnswer checks on the plan itself that no call with given arguments gets two answers, so
+// that the order in which libseccomp arranges rules cannot matter.
 func TestOneAnswer(t *testing.T) {
 	p := plan(t, AMD64)
 	interesting := []uint64{0, 1, 2, 6, 8, 9, 10, 16, 17, 31, 38, tiocSTI, tiocLINUX, tiocSETD, 0x20000, 0x20008, 1 << 31, low32}

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -18,53 +17,54 @@ import (
 	"github.com/sandboxd/sandboxd/agent/llm"
 )
 
-// Mode is how the model works.
+// Mode is the way in which the model works.
 type Mode string
 
-// The modes, by the names that users of LLM-in-Sandbox know.
+// Modes, by their names in LLM-in-Sandbox.
 const (
 	ModeSandbox Mode = "llm-in-sandbox"
-	ModeLLM     Mode = "llm" // one answer, without tools
+	ModeLLM     Mode = "llm" // a single answer, without tools
 )
 
-// DefaultTimeout is what one problem may take.
+// DefaultTimeout is the default time limit of one problem.
 const DefaultTimeout = 30 * time.Minute
 
-// maxAnswer is how much of an answer is scored.
+// maxAnswer is the scored part of an answer in bytes.
 const maxAnswer = 1 << 20
 
-// Options is one benchmark.
+// Options describes one benchmark.
 type Options struct {
 	Task   *Task
-	Config Config // for the record; Run begins with it
+	Config Config // for the record
 	Mode   Mode
-	// Run is what every problem's run begins with: limits, policy, prices, how a sandbox is made. Its query, prompt, directories and
-	// model are filled in.
+	// Run is the template of every problem's run: limits, policy, prices, the creation of sandboxes.
+	// Its query, prompt, directories and model are filled in.
 	Run agent.Options
-	// Model gives the model for one problem, of which so many turns are on record.
+	// Model returns the model for one problem whose record holds the given number of turns.
 	Model func(p *Problem, turns int) (llm.Model, error)
 	Judge *Judge // for [MethodJudge]
-	// MaxResponse bounds an answer of [ModeLLM].
+	// MaxResponse is the answer ceiling of [ModeLLM] in tokens.
 	MaxResponse int
-	Start, End  int // which problems: from Start up to but not with End
+	Start, End  int // indices of the first problem, and of the one after the last
 	Workers     int
 
-	OutputDir string // a new benchmark makes a directory below it
-	Resume    string // the directory of one that goes on, in place of a new one
+	OutputDir string // parent of a new benchmark's directory
+	Resume    string // directory of the benchmark to continue; "" begins a new one
 
-	Now func() time.Time // nil: time.Now
-	// Remove deletes the sandbox of that id, in whatever state it is, and is content if there is none.
+	Now func() time.Time // nil means time.Now
+	// Remove deletes the sandbox with that ID in any state. A missing one is no error.
 	Remove func(ctx context.Context, id string) error
-	// Clean, if set, deletes the sandboxes that have all of these labels: those in which an earlier process, killed since, scored.
+	// Clean, if set, deletes the sandboxes with all of these labels, in which a killed process
+	// scored.
 	Clean func(ctx context.Context, labels map[string]string) error
 
-	// OnStart, OnResult and OnNote, if set, are told what happens, one at a time.
+	// OnStart, OnResult and OnNote, if set, are called one at a time.
 	OnStart  func(dir string, problems, done int)
 	OnResult func(Result)
 	OnNote   func(text string)
 }
 
-// bench is what one process knows of a benchmark.
+// bench is one process's work on a benchmark.
 type bench struct {
 	Options
 	dir string
@@ -74,10 +74,10 @@ type bench struct {
 	stop context.CancelCauseFunc
 }
 
-// Run works on a benchmark until every problem is scored, or ctx ends. It gives the results as far as they go, which are written to results.json
-// too; an error with them says why it stopped.
+// Run works on a benchmark until every problem is scored or ctx ends. It returns the results so far
+// and writes them to results.json; an error beside them is the reason why it stopped.
 //
-// When it returns, there is no sandbox of its own left.
+// When Run returns, none of its sandboxes is left.
 func Run(ctx context.Context, opts Options) (res *Results, err error) {
 	b, err := open(&opts)
 	if err != nil {
@@ -107,7 +107,7 @@ func Run(ctx context.Context, opts Options) (res *Results, err error) {
 	return res, errors.Join(err, saveErr)
 }
 
-// open makes a benchmark's directory and record, or opens those that are there.
+// open creates a benchmark's directory and record, or opens existing ones.
 func open(opts *Options) (*bench, error) {
 	switch {
 	case opts.Start < 0 || opts.Start > opts.End || opts.End > len(opts.Task.Problems):
@@ -140,10 +140,10 @@ func open(opts *Options) (*bench, error) {
 	}
 	name := opts.Now().Format("20060102_150405") + "_" + fileName(b.Task.Name) + "_" + fileName(b.Run.ModelName) + "_" + kind
 	var err error
-	if b.dir, err = makeDir(b.OutputDir, name); err != nil {
+	if b.dir, err = agent.MakeDir(b.OutputDir, name); err != nil {
 		return nil, err
 	}
-	if err = os.Mkdir(filepath.Join(b.dir, "logs"), 0o755); err == nil { //nolint:gosec // results are meant to be read by others, as the umask allows
+	if err = os.Mkdir(filepath.Join(b.dir, "logs"), 0o755); err == nil { //nolint:gosec // results are readable by others, as the umask allows
 		b.Config.ID = rand.Text()
 		b.l, err = createLedger(b.dir, b.Config, opts.Now)
 	}
@@ -161,26 +161,7 @@ func (b *bench) discard() error {
 	return os.RemoveAll(b.dir)
 }
 
-func makeDir(parent, name string) (string, error) {
-	if err := os.MkdirAll(parent, 0o755); err != nil { //nolint:gosec // as above
-		return "", fmt.Errorf("make the output directory: %w", err)
-	}
-	for n := 1; ; n++ {
-		dir := filepath.Join(parent, name)
-		if n > 1 {
-			dir += "_" + strconv.Itoa(n)
-		}
-		err := os.Mkdir(dir, 0o755) //nolint:gosec // as above
-		if err == nil {
-			return dir, syncDir(parent)
-		}
-		if !errors.Is(err, fs.ErrExist) || n >= 10_000 {
-			return "", fmt.Errorf("make the output directory: %w", err)
-		}
-	}
-}
-
-// fileName makes a name of a file of one that comes from a task or a model.
+// fileName converts a name of a task or a model to a file name.
 func fileName(text string) string {
 	text = strings.Map(func(r rune) rune {
 		switch {
@@ -193,7 +174,7 @@ func fileName(text string) string {
 	return text[:min(len(text), 80)]
 }
 
-// work has every problem answered and scored.
+// work solves and scores all problems.
 func (b *bench) work(ctx context.Context, problems []Problem) error {
 	ctx, b.stop = context.WithCancelCause(ctx)
 	defer b.stop(nil)
@@ -222,7 +203,7 @@ func (b *bench) work(ctx context.Context, problems []Problem) error {
 	return context.Cause(ctx)
 }
 
-// solve brings one problem from wherever it stands to its score.
+// solve brings one problem from its recorded state to its score.
 func (b *bench) solve(ctx context.Context, p *Problem) error {
 	a, s := b.l.of(p.Index)
 	if s != nil {
@@ -230,11 +211,11 @@ func (b *bench) solve(ctx context.Context, p *Problem) error {
 	}
 	name := fmt.Sprintf("%05d-%s", p.Index, fileName(p.ID))
 	logName := name
-	if fileName(p.ID) == p.ID { // no other id comes to the same name
+	if fileName(p.ID) == p.ID { // no other ID has this file name
 		logName = p.ID
 	}
 	if a == nil {
-		log, err := os.OpenFile(filepath.Join(b.dir, "logs", logName+".txt"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644) //nolint:gosec // as above
+		log, err := os.OpenFile(filepath.Join(b.dir, "logs", logName+".txt"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644) //nolint:gosec // results are readable by others, as the umask allows
 		if err != nil {
 			return fmt.Errorf("open its log: %w", err)
 		}
@@ -272,14 +253,14 @@ func (b *bench) solve(ctx context.Context, p *Problem) error {
 	return nil
 }
 
-// score gives what an answer is worth. Its error is nobody's answer's fault.
+// score scores an answer. An error is not the answer's fault.
 func (b *bench) score(ctx context.Context, p *Problem, a *Answered) (*Scored, error) {
 	s := &Scored{Index: p.Index}
 	var err error
 	switch b.Task.Scoring.Method {
 	case MethodJudge:
 		if trim(a.Answer) == "" {
-			return s, nil // there is nothing to judge
+			return s, nil // an empty answer needs no judge
 		}
 		s.Score, s.Judge, err = b.judged(ctx, p, a.Answer)
 	case MethodCommand, MethodReward:
@@ -305,7 +286,7 @@ func (b *bench) score(ctx context.Context, p *Problem, a *Answered) (*Scored, er
 	return s, nil
 }
 
-// run has a problem solved in a sandbox: by a run that was begun before, where there is one that can go on, or a new one.
+// run solves a problem in a sandbox. It resumes an earlier run if possible.
 func (b *bench) run(ctx context.Context, p *Problem, below string, log io.Writer) (*Answered, error) {
 	dir := filepath.Join(b.dir, below)
 	runs, err := agent.ListRuns(dir)
@@ -318,15 +299,15 @@ func (b *bench) run(ctx context.Context, p *Problem, below string, log io.Writer
 		last := runs[attempts-1]
 		switch {
 		case last.Error != "":
-			// It had not begun when the process ended.
+			// The process ended before the run had begun.
 		case last.State == agent.RunEnded && settled(last.ExitReason):
 			return b.recorded(ctx, p, last.Dir, attempts)
-		case last.State == agent.RunStopped, last.ExitReason == agent.ExitSandboxLost: // the daemon was lost, perhaps, and the sandbox not
+		case last.State == agent.RunStopped, last.ExitReason == agent.ExitSandboxLost: // if the daemon was lost, the sandbox may exist
 			opts, err := b.options(p, last.Turns, log)
 			if err != nil {
 				return nil, err
 			}
-			opts.Prompt, opts.Query, opts.Budget, opts.Policy = agent.PromptConfig{}, "", agent.Budget{}, nil // as on record
+			opts.Prompt, opts.Query, opts.Budget, opts.Policy = agent.PromptConfig{}, "", agent.Budget{}, nil // from the record
 			if _, answered, err := agent.RecordedModel(last.Dir); err != nil {
 				return nil, err
 			} else if opts.Model, err = b.model(p, answered); err != nil {
@@ -336,7 +317,7 @@ func (b *bench) run(ctx context.Context, p *Problem, below string, log io.Writer
 			if res != nil || !errors.Is(err, agent.ErrEnded) {
 				return b.answered(ctx, res, err, attempts, b.Now().Sub(began))
 			}
-			// Its sandbox is gone, or it had ended after all.
+			// Its sandbox is gone, or it had ended.
 			if s, _, loadErr := agent.LoadRun(last.Dir); loadErr == nil && s.State == agent.RunEnded && settled(s.ExitReason) {
 				return b.recorded(ctx, p, last.Dir, attempts)
 			}
@@ -347,7 +328,7 @@ func (b *bench) run(ctx context.Context, p *Problem, below string, log io.Writer
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // as above
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // results are readable by others, as the umask allows
 		return nil, err
 	}
 	opts.OutputDir = dir
@@ -356,14 +337,16 @@ func (b *bench) run(ctx context.Context, p *Problem, below string, log io.Writer
 	}
 	res, err := agent.Run(ctx, opts)
 	if attempts == 0 && res != nil && res.ExitReason == agent.ExitSandboxLost && ctx.Err() == nil {
-		// The sandbox, or the daemon: in the latter case the second attempt stops the benchmark.
+		// Either the sandbox or the daemon was lost. In the latter case the second attempt stops the
+		// benchmark.
 		b.note(fmt.Sprintf("problem %s has lost its sandbox, and is tried again: %s", p.ID, res.Detail))
 		return b.run(ctx, p, below, log)
 	}
 	return b.answered(ctx, res, err, attempts+1, b.Now().Sub(began))
 }
 
-// addEarlier adds what the runs took that were begun before the one that gave the answer, and could not go on: somebody pays for them.
+// addEarlier adds the usage of earlier runs of the problem, which could not be resumed: they were
+// paid for.
 func (b *bench) addEarlier(a *Answered, below string) error {
 	runs, err := agent.ListRuns(filepath.Join(b.dir, below))
 	if err != nil {
@@ -382,7 +365,7 @@ func (b *bench) addEarlier(a *Answered, below string) error {
 	return nil
 }
 
-// settled reports an end that another attempt would not be likely to change.
+// settled reports whether another attempt would probably end alike.
 func settled(reason agent.ExitReason) bool {
 	switch reason {
 	case agent.ExitSubmitted, agent.ExitMaxSteps, agent.ExitTokenLimit, agent.ExitTimeLimit, agent.ExitCostLimit, agent.ExitCPULimit, agent.ExitNoToolCall:
@@ -392,11 +375,11 @@ func settled(reason agent.ExitReason) bool {
 	return false
 }
 
-// options are those of one problem's run.
+// options returns the options of one problem's run.
 func (b *bench) options(p *Problem, turns int, log io.Writer) (agent.Options, error) {
 	opts := b.Run
 	opts.Query, opts.Prompt = p.Statement, b.Task.Prompt
-	opts.OnStep = func(s agent.Step) { _ = agent.PrintStep(log, s) } // the record has it
+	opts.OnStep = func(s agent.Step) { _ = agent.PrintStep(log, s) } // the record holds it too
 	opts.OnNote = func(text string) { _, _ = fmt.Fprintln(log, agent.Printable(text)) }
 	opts.OnStart, opts.OnOutputs = nil, nil
 	var err error
@@ -404,11 +387,11 @@ func (b *bench) options(p *Problem, turns int, log io.Writer) (agent.Options, er
 	return opts, err
 }
 
-// answered is what a run's end amounts to. Its error stops the benchmark.
+// answered converts the end of a run. Its error stops the benchmark.
 func (b *bench) answered(ctx context.Context, res *agent.Result, err error, attempts int, took time.Duration) (*Answered, error) {
 	switch {
 	case ctx.Err() != nil:
-		return nil, context.Cause(ctx) // what was done so far is on record, and not scored
+		return nil, context.Cause(ctx) // the record keeps the work so far, unscored
 	case res == nil:
 		return nil, err
 	}
@@ -423,13 +406,13 @@ func (b *bench) answered(ctx context.Context, res *agent.Result, err error, atte
 	return a, err
 }
 
-// recorded is what a run amounts to that had ended when another process was killed.
+// recorded converts a run that had ended when another process was killed.
 func (b *bench) recorded(ctx context.Context, p *Problem, dir string, attempts int) (*Answered, error) {
 	_, t, err := agent.LoadRun(dir)
 	if err != nil {
 		return nil, err
 	}
-	// Its sandbox is there still if the process had no time to delete it, or half of it: it is not opened, which could fail.
+	// The sandbox may still exist, or be half deleted. It is not opened, since that could fail.
 	if t.Metadata.SandboxID != "" {
 		if err := b.Remove(ctx, t.Metadata.SandboxID); err != nil {
 			b.note(fmt.Sprintf("delete the sandbox %s of problem %s: %v", t.Metadata.SandboxID, p.ID, err))
@@ -444,7 +427,7 @@ func (b *bench) recorded(ctx context.Context, p *Problem, dir string, attempts i
 	return a, err
 }
 
-// ask has a problem answered in one turn, without tools.
+// ask has the model answer a problem in one turn, without tools.
 func (b *bench) ask(ctx context.Context, p *Problem, below string, log io.Writer) (*Answered, error) {
 	text, err := b.question(ctx, p)
 	if err != nil {
@@ -463,7 +446,7 @@ func (b *bench) ask(ctx context.Context, p *Problem, below string, log io.Writer
 		Temperature: b.Run.Temperature, ExtraBody: b.Run.ExtraBody,
 	}
 	if b.Run.SaveRequests {
-		if err := os.MkdirAll(filepath.Join(b.dir, below), 0o755); err != nil { //nolint:gosec // as above
+		if err := os.MkdirAll(filepath.Join(b.dir, below), 0o755); err != nil { //nolint:gosec // results are readable by others, as the umask allows
 			return nil, err
 		}
 		if err := agent.SaveRequest(filepath.Join(b.dir, below), 1, req, b.Run.BaseURL, b.Run.Secrets); err != nil {
@@ -486,7 +469,7 @@ func (b *bench) ask(ctx context.Context, p *Problem, below string, log io.Writer
 		a.ExitReason, a.Error = agent.ExitModelError, clip(err.Error())
 	default:
 		a.Answer, a.Steps, a.Usage = resp.Content, 1, priced(resp.Usage, b.Run.Price)
-		if len(a.Answer) > maxAnswer { // the end is where the answer stands
+		if len(a.Answer) > maxAnswer { // the result stands at the end
 			a.Answer = strings.ToValidUTF8(a.Answer[len(a.Answer)-maxAnswer:], "")
 		}
 	}
@@ -497,7 +480,8 @@ func (b *bench) ask(ctx context.Context, p *Problem, below string, log io.Writer
 	return a, err
 }
 
-// model is the model for a problem. An error that all other problems would meet as well stops the benchmark.
+// model returns the model for a problem. An error that would recur for all other problems stops the
+// benchmark.
 func (b *bench) model(p *Problem, turns int) (llm.Model, error) {
 	m, err := b.Model(p, turns)
 	if err != nil {
@@ -512,7 +496,7 @@ type watched struct {
 	stop func(error)
 }
 
-// Complete asks the model, and stops the benchmark where nobody lets it in or answers at all.
+// Complete calls the model. If the model is unreachable or refuses the key, it stops the benchmark.
 func (w *watched) Complete(ctx context.Context, req llm.Request) (*llm.Response, error) {
 	resp, err := w.Model.Complete(ctx, req)
 	if e, ok := errors.AsType[*llm.Error](err); ok && ctx.Err() == nil && (e.Kind == llm.KindAuth || e.Kind == llm.KindNetwork) {
@@ -521,15 +505,8 @@ func (w *watched) Complete(ctx context.Context, req llm.Request) (*llm.Response,
 	return resp, err
 }
 
-// clean takes the keys out of what servers say, which may have said them back. Those that are shorter than eight bytes stand in other words.
-func (b *bench) clean(text string) string {
-	for _, s := range b.Run.Secrets {
-		if len(s) >= 8 {
-			text = strings.ReplaceAll(text, s, "[secret]")
-		}
-	}
-	return text
-}
+// clean redacts keys, which a server may have echoed.
+func (b *bench) clean(text string) string { return agent.WithoutSecrets(text, b.Run.Secrets) }
 
 func (b *bench) note(text string) {
 	if b.OnNote != nil {
@@ -539,7 +516,7 @@ func (b *bench) note(text string) {
 	}
 }
 
-// writeBelow writes a new file below root, with the directories above it.
+// writeBelow writes a new file below root, and creates its parent directories.
 func writeBelow(root *os.Root, name, text string) error {
 	if dir := filepath.Dir(name); dir != "." {
 		if err := root.MkdirAll(dir, 0o755); err != nil {

@@ -1,22 +1,25 @@
-// Package bench has a model solve the problems of a task, each in a sandbox of its own or by one answer alone, and scores what it
-// answers.
+// Package bench has a model solve the problems of a task, each in a sandbox of its own or by a
+// single answer, and scores the answers.
 //
-// A [Task] is a directory: config.yaml with prompts and the sandbox's directories, a file of problems, and how answers are scored.
-// The keys are those of LLM-in-Sandbox, whose tasks can be used as they are: their Python files, reward.py and
-// vanilla_llm_prompt.py, run in sandboxes, never here. All that a task names lies in its directory.
+// A [Task] is a directory with a config.yaml (prompts and the sandbox's directories), a file of
+// problems, and a scoring method. The keys are those of LLM-in-Sandbox, whose tasks work
+// unchanged. Their Python files, reward.py and vanilla_llm_prompt.py, run in sandboxes, never on
+// the host. All files of a task lie in its directory.
 //
-// [Run] gives the problems to workers. Like the agent, of which each problem is a run, the package is a client of the daemon's
-// socket.
+// [Run] distributes the problems to workers. Each problem is a run of the agent. Like the agent,
+// the package is a client of the daemon's socket.
 //
-// # What is kept
+// # Records
 //
-// bench.jsonl is a benchmark's record, one line an event, only ever appended and synced: that a problem was answered, and with what;
-// that an answer was scored. The turns in between are in the records of the runs, below runs/. So after a kill -9 nothing is
-// asked twice: a problem that was scored is done, one that was answered is scored, and one that was being worked on is resumed in the
-// sandbox as it is. results.json and trajectory.json follow from these.
+// bench.jsonl is a benchmark's record, one line an event, appended and synced: a problem was
+// answered, with the answer; an answer was scored. The turns are in the records of the runs, below
+// runs/. So no request is repeated after a kill -9. A scored problem is done, an answered one is
+// scored, and an open one is resumed in its sandbox. results.json and trajectory.json are derived
+// from these.
 //
-// # Whose fault it is
+// # Failures
 //
-// What is the model's, or its provider's for one problem, is a score of 0, as in the original. What is nobody's answer, such as a key that is
-// refused or a daemon that cannot make sandboxes, stops the benchmark, which can be resumed.
+// A failure of the model, or of its provider for one problem, scores 0, as in LLM-in-Sandbox. A
+// failure that concerns all problems stops the benchmark, which can be resumed: a refused key, or
+// a daemon that cannot create sandboxes.
 package bench

@@ -8,7 +8,7 @@ import (
 	"github.com/sandboxd/sandboxd/agent/llm"
 )
 
-// What a judge is asked by default, as the original asks.
+// Defaults of a judge, as in LLM-in-Sandbox.
 const (
 	judgeRepeats   = 4
 	judgeTokens    = 16384
@@ -16,7 +16,7 @@ const (
 	judgeMaxAnswer = 1 << 20
 )
 
-// judgePrompt is the question to a judge. Its last word counts.
+// judgePrompt is the question to a judge. The last verdict in the answer counts.
 const judgePrompt = `Decide whether an answer to a question is right. It is right if it says the same as the reference answer, in whatever words or form; what it says beside that does not matter unless it contradicts.
 
 <question>
@@ -33,16 +33,16 @@ const judgePrompt = `Decide whether an answer to a question is right. It is righ
 
 End with one word: CORRECT if the answer is right, INCORRECT if it is not.`
 
-// Judge is a model that scores.
+// Judge is a model that scores answers.
 type Judge struct {
 	Model   llm.Model
 	Name    string     // sent to the model
-	LLMName string     // as the user has named it
+	LLMName string     // as the user named it
 	BaseURL string     // for the record
-	Price   *llm.Price // nil where nobody knows it
+	Price   *llm.Price // nil if unknown
 }
 
-// verdict is what a judge's answer comes to: the last time that it says one of the two words.
+// verdict returns the judge's last verdict.
 func verdict(text string) (correct, known bool) {
 	const right = "CORRECT"
 	text = strings.ToUpper(text)
@@ -50,7 +50,7 @@ func verdict(text string) (correct, known bool) {
 	return at >= 0 && !strings.HasSuffix(text[:at], "IN"), at >= 0
 }
 
-// judged asks the judge several times, and gives the share of the times that it said yes.
+// judged asks the judge several times and returns the share of positive verdicts.
 func (b *bench) judged(ctx context.Context, p *Problem, answer string) (score float64, used llm.Usage, err error) {
 	if _, after, found := strings.Cut(answer, "</think>"); found {
 		answer = trim(after)
@@ -85,7 +85,7 @@ func (b *bench) judged(ctx context.Context, p *Problem, answer string) (score fl
 	return float64(right) / float64(repeats), used, nil
 }
 
-// priced is a call's usage with what it cost.
+// priced returns a call's usage with its cost.
 func priced(u llm.Usage, price *llm.Price) llm.Usage {
 	if price == nil {
 		u.UnpricedCalls = 1

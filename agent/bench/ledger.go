@@ -19,7 +19,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// LedgerName is the record's file in a benchmark's directory.
+// LedgerName is the name of the record in a benchmark's directory.
 const LedgerName = "bench.jsonl"
 
 const ledgerVersion = 1
@@ -27,25 +27,25 @@ const ledgerVersion = 1
 // event is a line of bench.jsonl. Exactly one of the pointers is set.
 type event struct {
 	V  int       `json:"v"`
-	N  int       `json:"n"` // counts the lines, from 1
+	N  int       `json:"n"` // number of the line, from 1
 	At time.Time `json:"at"`
 
 	Begin    *Config   `json:"begin,omitempty"`
 	Answered *Answered `json:"answered,omitempty"`
 	Scored   *Scored   `json:"scored,omitempty"`
-	Resumed  *struct{} `json:"resumed,omitempty"` // another process goes on
+	Resumed  *struct{} `json:"resumed,omitempty"` // another process continues the benchmark
 }
 
-// Config is what a benchmark was begun with: all that is needed to go on with it but keys.
+// Config holds the parameters of a benchmark. With the keys, they are sufficient to resume it.
 type Config struct {
-	ID            string         `json:"id"` // in a label of the sandboxes that score
+	ID            string         `json:"id"` // label of the sandboxes that score
 	Mode          Mode           `json:"mode"`
 	TaskDir       string         `json:"task_dir"`
 	Data          string         `json:"data,omitempty"`
 	Digest        string         `json:"digest"` // of the task
 	Scoring       Method         `json:"scoring"`
 	Start         int            `json:"start_id"`
-	End           int            `json:"end_id"` // the first that is not asked
+	End           int            `json:"end_id"` // index after the last problem
 	LLMName       string         `json:"llm_name"`
 	BaseURL       string         `json:"llm_base_url,omitempty"`
 	JudgeName     string         `json:"judge_model,omitempty"`
@@ -61,26 +61,26 @@ type Config struct {
 	ExtraBody     map[string]any `json:"extra_body"`
 	SaveRequests  bool           `json:"save_litellm_response"`
 	Budget        agent.Budget   `json:"budget"`           // of each problem; its turns and conversation are MaxSteps and MaxTokenLimit
-	Policy        string         `json:"policy,omitempty"` // its source
+	Policy        string         `json:"policy,omitempty"` // source text
 	Prices        string         `json:"prices,omitempty"`
 }
 
-// Answered says that a problem has an answer, or will have none.
+// Answered records the answer to a problem, or the failure to give one.
 type Answered struct {
 	Index      int              `json:"index"`
 	ID         string           `json:"id"`
 	Answer     string           `json:"answer"`
-	Run        string           `json:"run,omitempty"` // the run's directory, below the benchmark's
+	Run        string           `json:"run,omitempty"` // directory of the run, relative to the benchmark's
 	ExitReason agent.ExitReason `json:"exit_reason,omitempty"`
-	Error      string           `json:"error,omitempty"` // why the score is 0 whatever the answer is worth
+	Error      string           `json:"error,omitempty"` // reason for a score of 0, whatever the answer
 	Steps      int              `json:"steps"`
 	Usage      llm.Usage        `json:"usage"`
 	Seconds    float64          `json:"seconds"`
-	// Attempts counts the runs that were begun; more than one where one could not be resumed.
+	// Attempts is the number of runs; it exceeds one if a run could not be resumed.
 	Attempts int `json:"attempts"`
 }
 
-// Scored is an answer's score.
+// Scored records an answer's score.
 type Scored struct {
 	Index int       `json:"index"`
 	Score float64   `json:"score"`
@@ -88,7 +88,7 @@ type Scored struct {
 	Judge llm.Usage `json:"judge_usage,omitzero"`
 }
 
-// ledger is the open file and what it adds up to.
+// ledger is the open record and the state derived from it.
 type ledger struct {
 	file *os.File
 	now  func() time.Time
@@ -98,14 +98,14 @@ type ledger struct {
 	begin    Config
 	answered map[int]*Answered
 	scored   map[int]*Scored
-	worked   time.Duration // of processes before this one
-	since    time.Time     // when the last process began
+	worked   time.Duration // by earlier processes
+	since    time.Time     // start of the last process
 	last     time.Time
 	broken   error
 }
 
 func createLedger(dir string, c Config, now func() time.Time) (*ledger, error) {
-	f, err := os.OpenFile(filepath.Join(dir, LedgerName), os.O_RDWR|os.O_CREATE|os.O_EXCL|os.O_APPEND, 0o644) //nolint:gosec // read by others, as the umask allows
+	f, err := os.OpenFile(filepath.Join(dir, LedgerName), os.O_RDWR|os.O_CREATE|os.O_EXCL|os.O_APPEND, 0o644) //nolint:gosec // readable by others, as the umask allows
 	if err != nil {
 		return nil, fmt.Errorf("begin the record: %w", err)
 	}
@@ -123,7 +123,7 @@ func createLedger(dir string, c Config, now func() time.Time) (*ledger, error) {
 	return l, nil
 }
 
-// openLedger opens a benchmark's record to go on with it. What a crash has left of a last line is taken off.
+// openLedger opens a benchmark's record to continue it. It removes an incomplete last line.
 func openLedger(dir string, now func() time.Time) (*ledger, error) {
 	f, err := openFile(os.OpenFile, filepath.Join(dir, LedgerName), os.O_RDWR|os.O_APPEND)
 	if err != nil {
@@ -143,7 +143,7 @@ func openLedger(dir string, now func() time.Time) (*ledger, error) {
 	return l, nil
 }
 
-// ReadConfig gives what the benchmark in dir was begun with.
+// ReadConfig returns the parameters of the benchmark in dir.
 func ReadConfig(dir string) (*Config, error) {
 	f, err := openFile(os.OpenFile, filepath.Join(dir, LedgerName), os.O_RDONLY)
 	if err != nil {
@@ -157,7 +157,7 @@ func ReadConfig(dir string) (*Config, error) {
 	return &l.begin, nil
 }
 
-// lock keeps two processes from working on one benchmark. It goes with the process.
+// lock excludes other processes from the benchmark until this one ends.
 func (l *ledger) lock() error {
 	held := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 	err := unix.FcntlFlock(l.file.Fd(), unix.F_OFD_SETLK, &held)
@@ -167,13 +167,13 @@ func (l *ledger) lock() error {
 	return err
 }
 
-// read takes in the whole lines, and says where they end.
+// read applies the complete lines and returns their total size.
 func (l *ledger) read(r io.Reader) (whole int64, err error) {
 	br := bufio.NewReaderSize(r, 1<<16)
 	for {
 		line, err := br.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			break // what stands behind the last newline was not finished
+			break // text behind the last newline is incomplete
 		}
 		if err != nil {
 			return 0, err
@@ -196,7 +196,7 @@ func (l *ledger) read(r io.Reader) (whole int64, err error) {
 	return whole, nil
 }
 
-// apply takes an event in. One that cannot stand where it does is an error.
+// apply adds an event to the state. An event out of order is an error.
 func (l *ledger) apply(e event) error {
 	switch {
 	case (e.Begin != nil) != (l.n == 0):
@@ -226,7 +226,7 @@ func (l *ledger) apply(e event) error {
 	return nil
 }
 
-// add appends an event, durably, and takes it in.
+// add appends an event durably and applies it.
 func (l *ledger) add(e event) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -236,7 +236,7 @@ func (l *ledger) add(e event) error {
 	e.V, e.N, e.At = ledgerVersion, l.n+1, l.now().UTC()
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false) // people read these files
+	enc.SetEscapeHTML(false) // these files are for people
 	err := enc.Encode(e)
 	if err != nil {
 		return fmt.Errorf("record: %w", err)
@@ -245,20 +245,20 @@ func (l *ledger) add(e event) error {
 		err = unix.Fdatasync(int(l.file.Fd()))
 	}
 	if err != nil {
-		l.broken = fmt.Errorf("record: %w", err) // a piece of the line may be there
+		l.broken = fmt.Errorf("record: %w", err) // a part of the line may have been written
 		return l.broken
 	}
 	return l.apply(e)
 }
 
-// elapsed is how long processes have worked on the benchmark, up to the last line.
+// elapsed returns the working time of all processes, up to the last line.
 func (l *ledger) elapsed() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.worked + max(l.last.Sub(l.since), 0)
 }
 
-// of gives what is known of a problem.
+// of returns the recorded state of a problem.
 func (l *ledger) of(index int) (*Answered, *Scored) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A record is read as far as it is whole, and what cannot stand in one is an error.
+// A record is read up to its last complete line, and an event out of order is an error.
 func TestLedger(t *testing.T) {
 	dir := t.TempDir()
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -34,11 +34,11 @@ func TestLedger(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A crash in the midst of a line.
+	// A crash in the middle of a line.
 	if err := os.WriteFile(name, append(bytes.Clone(whole), `{"v":1,"n":5,"scor`...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	now = now.Add(time.Hour) // in which nobody worked
+	now = now.Add(time.Hour) // no process works in this hour
 	if l, err = openLedger(dir, clock); err != nil {
 		t.Fatal(err)
 	}

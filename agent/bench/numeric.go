@@ -7,10 +7,11 @@ import (
 	"sync"
 )
 
-// defaultTolerance is where two decimals are no longer told apart.
+// defaultTolerance is the largest difference between equal decimals.
 const defaultTolerance = 1e-6
 
-// maxNumber bounds the text of a number, and maxExponent what stands behind its e: a rational has as many digits as that.
+// maxNumber bounds the text of a number, and maxExponent its exponent: a rational has that many
+// digits.
 const (
 	maxNumber   = 1000
 	maxExponent = 400
@@ -27,8 +28,8 @@ var numberPatterns = sync.OnceValue(func() (p struct{ plain, fraction, power, la
 	return p
 })
 
-// numeric compares what stands in the box, or else all of the answer, or else its last number, with the expected answer: as numbers where
-// both are, or else as formulas.
+// numeric compares the boxed text, else the whole answer, else its last number with the expected
+// answer: as numbers if both are numbers, otherwise as formulas.
 func numeric(answer, truth string, tolerance, relative float64) bool {
 	given, isBoxed := boxed(answer)
 	if !isBoxed {
@@ -50,7 +51,7 @@ func numeric(answer, truth string, tolerance, relative float64) bool {
 	}
 	got, gotExact, ok := number(a)
 	if !ok && !isBoxed {
-		// A sentence: what counts is the number that it comes to.
+		// In a sentence the last number is the result.
 		if all := numberPatterns().last.FindAllString(given, -1); len(all) > 0 {
 			got, gotExact, ok = number(formula(all[len(all)-1]))
 		}
@@ -69,7 +70,7 @@ func numeric(answer, truth string, tolerance, relative float64) bool {
 	return within(diff, tolerance, new(big.Rat).SetInt64(1)) || within(diff, relative, want)
 }
 
-// within is whether diff is at most share of whole.
+// within reports whether diff is at most share of whole.
 func within(diff *big.Rat, share float64, whole *big.Rat) bool {
 	most := new(big.Rat).SetFloat64(share)
 	if most == nil || share == 0 {
@@ -79,7 +80,7 @@ func within(diff *big.Rat, share float64, whole *big.Rat) bool {
 	return diff.Cmp(most) <= 0
 }
 
-// formula is a formula without what LaTeX has in it for the eye alone.
+// formula removes the purely visual parts of a LaTeX formula.
 func formula(text string) string {
 	if len(text) > 100*maxNumber {
 		return ""
@@ -97,8 +98,8 @@ func formula(text string) string {
 	return text
 }
 
-// number reads a formula that is one: an integer, a decimal, a fraction, a power of ten's multiple, per cent of these. It is exact when no
-// decimal stands in it.
+// number parses an integer, a decimal, a fraction, a multiple of a power of ten, or a percentage of
+// these. The value is exact if the text has no decimal.
 func number(text string) (value *big.Rat, exact, ok bool) {
 	if len(text) > maxNumber {
 		return nil, false, false

@@ -16,7 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/agent/llm"
 )
 
-// Result is what became of one problem.
+// Result is the outcome of one problem.
 type Result struct {
 	ID         string           `json:"id"`
 	Domain     string           `json:"domain"`
@@ -27,7 +27,7 @@ type Result struct {
 	Seconds    float64          `json:"seconds"`
 	Attempts   int              `json:"attempts"`
 	Usage      llm.Usage        `json:"usage"`
-	Run        string           `json:"run,omitempty"` // its directory, below the benchmark's
+	Run        string           `json:"run,omitempty"` // directory of the run, relative to the benchmark's
 }
 
 func newResult(p *Problem, a *Answered, s *Scored) Result {
@@ -38,13 +38,13 @@ func newResult(p *Problem, a *Answered, s *Scored) Result {
 	return r
 }
 
-// Summary is what the results of some problems come to.
+// Summary aggregates the results of several problems.
 type Summary struct {
 	Domain string  `json:"domain,omitempty"`
 	Total  int     `json:"total"`
 	Mean   float64 `json:"mean_score"`
-	// Low and High are the ends of a confidence interval of 95 % by Wilson's formula. It is exact enough for scores of 0 and 1, and wider
-	// than need be for those between. It takes problems to be independent of each other.
+	// Low and High bound the 95 % confidence interval by Wilson's formula, which assumes independent
+	// problems. It is accurate for scores of 0 and 1, and conservative for scores in between.
 	Low    float64   `json:"ci95_low"`
 	High   float64   `json:"ci95_high"`
 	Errors int       `json:"num_errors"`
@@ -52,21 +52,21 @@ type Summary struct {
 	Steps  int       `json:"steps"`
 }
 
-// Results is results.json.
+// Results is the content of results.json.
 type Results struct {
 	Config map[string]any `json:"config"`
 	Task   string         `json:"task"`
 	Summary
 
 	Elapsed  float64   `json:"elapsed_time_seconds"`
-	Problems int       `json:"problems"` // that there are; fewer in Total if it has not come to its end
+	Problems int       `json:"problems"` // number of problems; exceeds Total if the benchmark is unfinished
 	Judge    llm.Usage `json:"judge_usage,omitzero"`
 	Domains  []Summary `json:"domains"`
 	Results  []Result  `json:"results"`
 	Dir      string    `json:"-"`
 }
 
-// interval is Wilson's, for a mean of n scores from 0 to 1.
+// interval returns Wilson's interval for the mean of n scores from 0 to 1.
 func interval(mean float64, n int) (low, high float64) {
 	if n == 0 {
 		return 0, 1
@@ -77,7 +77,7 @@ func interval(mean float64, n int) (low, high float64) {
 	middle := (mean + z*z/(2*size)) / scale
 	half := z / scale * math.Sqrt(mean*(1-mean)/size+z*z/(4*size*size))
 	low, high = max(middle-half, 0), min(middle+half, 1)
-	if mean == 0 { // which rounding misses
+	if mean == 0 { // rounding misses it
 		low = 0
 	}
 	if mean == 1 {
@@ -104,7 +104,7 @@ func summarize(domain string, results []Result) Summary {
 	return s
 }
 
-// save writes results.json and trajectory.json of what has been scored so far.
+// save writes results.json and trajectory.json for the problems scored so far.
 func (b *bench) save(problems []Problem) (*Results, error) {
 	res := &Results{Task: b.Task.Name, Problems: len(problems), Dir: b.dir, Domains: []Summary{}, Results: []Result{}}
 	var done []*Problem
@@ -137,13 +137,14 @@ func (b *bench) save(problems []Problem) (*Results, error) {
 		whole(filepath.Join(b.dir, "trajectory.json"), func(w *bufio.Writer) error { return b.trajectories(w, done) }),
 		whole(filepath.Join(b.dir, "results.json"), func(w *bufio.Writer) error {
 			enc := json.NewEncoder(w)
-			enc.SetEscapeHTML(false) // people read it
+			enc.SetEscapeHTML(false) // the file is for people
 			enc.SetIndent("", "  ")
 			return enc.Encode(res)
 		}))
 }
 
-// trajectories writes what the original calls trajectory.json: of each problem, by its id, the turns, the answer and the score.
+// trajectories writes the trajectory.json of LLM-in-Sandbox: by problem ID, the turns, the answer
+// and the score.
 func (b *bench) trajectories(w *bufio.Writer, done []*Problem) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
@@ -183,9 +184,9 @@ func (b *bench) trajectories(w *bufio.Writer, done []*Problem) error {
 	return err
 }
 
-// whole writes a file beside its name first, so that there always is a whole one.
+// whole writes a file as a whole or not at all: beside it first, then renamed.
 func whole(name string, write func(*bufio.Writer) error) error {
-	f, err := os.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644) //nolint:gosec // as above
+	f, err := os.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644) //nolint:gosec // results are readable by others, as the umask allows
 	if err != nil {
 		return err
 	}

@@ -6,14 +6,15 @@ import (
 	"strings"
 )
 
-// maxRougeWords bounds the words of each side: the time that the comparison takes grows with their product.
+// maxRougeWords bounds the words of each side: the time of the comparison grows with their product.
 const maxRougeWords = 20_000
 
-// maxStemmed is longer than any word that has a stem.
+// maxStemmed exceeds the length of any word that has a stem.
 const maxStemmed = 100
 
-// rougeL is the F-measure of ROUGE-L: by the longest common subsequence of words, which are runs of ASCII letters and digits without
-// case, and of which those with more than three characters are stemmed.
+// rougeL returns the F-measure of ROUGE-L, by the longest common subsequence of words. Words are
+// runs of ASCII letters and digits, case ignored; those with more than three characters are
+// stemmed.
 func rougeL(answer, truth string, stemmed bool) (float64, error) {
 	got, want := rougeWords(answer, stemmed), rougeWords(truth, stemmed)
 	if len(got) > maxRougeWords || len(want) > maxRougeWords {
@@ -37,7 +38,7 @@ func rougeWords(text string, stemmed bool) []string {
 func commonSubsequence(a, b []string) int {
 	row := make([]int, len(b)+1)
 	for _, x := range a {
-		above := 0 // of the row before, one to the left
+		above := 0 // value at j-1 of the row above
 		for j, y := range b {
 			kept := row[j+1]
 			if x == y {
@@ -51,7 +52,8 @@ func commonSubsequence(a, b []string) int {
 	return row[len(b)]
 }
 
-// stem is Porter's, with the extensions of the NLTK, which ROUGE's scorers use. Words are of lower-case ASCII letters and digits.
+// stem is Porter's stemmer with NLTK's extensions, as used by ROUGE's scorers. Words consist of
+// lower-case ASCII letters and digits.
 func stem(w string) string {
 	if s, ok := irregular[w]; ok {
 		return s
@@ -132,7 +134,7 @@ var (
 	}
 )
 
-// replaceEnd applies the first rule whose ending the word has, if what is left fulfils the condition.
+// replaceEnd applies the first rule whose ending matches, if the rest meets the condition.
 func replaceEnd(w string, rules []ending, when func(string) bool) string {
 	i := slices.IndexFunc(rules, func(e ending) bool { return strings.HasSuffix(w, e.from) })
 	if i < 0 {
@@ -203,7 +205,8 @@ func step2(w string) string {
 	return replaceEnd(w, step2List, func(s string) bool { return measure(s) > 0 })
 }
 
-// consonant is whether the letter at i is one; y is where it begins the word or follows a vowel.
+// consonant reports whether the letter at i is one. A y is one at the start of the word or after a
+// vowel.
 func consonant(w string, i int) bool {
 	switch w[i] {
 	case 'a', 'e', 'i', 'o', 'u':
@@ -223,7 +226,7 @@ func hasVowel(w string) bool {
 	return false
 }
 
-// measure is how often a consonant follows a vowel.
+// measure counts the vowel-consonant sequences of a word, Porter's m.
 func measure(w string) int {
 	n, vowel := 0, false
 	for i := range len(w) {
@@ -236,7 +239,7 @@ func measure(w string) int {
 	return n
 }
 
-// shortEnd is whether a word ends as "hop" does; one of two letters, as "at".
+// shortEnd reports whether a word ends like "hop", or is a word of two letters like "at".
 func shortEnd(w string) bool {
 	n := len(w)
 	if n == 2 {

@@ -15,56 +15,58 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Method is how an answer is scored.
+// Method is a scoring method.
 type Method string
 
-// The methods.
+// Scoring methods.
 const (
-	MethodExact   Method = "exact"   // equal but for case and the space around it
-	MethodNumeric Method = "numeric" // equal as numbers, or as formulas but for their spacing
+	MethodExact   Method = "exact"   // equal except for case and surrounding space
+	MethodNumeric Method = "numeric" // equal as numbers, or as formulas without spacing
 	MethodLetter  Method = "letter"  // names the same choice
-	MethodChoices Method = "choices" // F1 of two sets of choices, with commas between
+	MethodChoices Method = "choices" // F1 of two sets of choices, separated by commas
 	MethodRegex   Method = "regex"
 	MethodF1      Method = "f1"      // F1 of the words
 	MethodRougeL  Method = "rouge_l" // F-measure of the longest common subsequence of words
-	MethodCommand Method = "command" // a program of the task's, in a sandbox
+	MethodCommand Method = "command" // a program of the task, in a sandbox
 	MethodReward  Method = "reward"  // compute_score of the task's reward.py, in a sandbox
 	MethodJudge   Method = "judge"   // a model
 )
 
-// Methods are all of them.
+// Methods returns all methods.
 func Methods() []Method {
 	return []Method{MethodExact, MethodNumeric, MethodLetter, MethodChoices, MethodRegex, MethodF1, MethodRougeL, MethodCommand, MethodReward, MethodJudge}
 }
 
-// Scoring says how a task's answers are scored. In config.yaml it is a method's name, or a mapping with these keys.
+// Scoring holds a task's scoring rules. In config.yaml it is a method's name, or a mapping with
+// these keys.
 type Scoring struct {
 	Method Method `yaml:"method"`
-	// CaseSensitive is of exact.
+	// CaseSensitive applies to exact.
 	CaseSensitive bool `yaml:"case_sensitive"`
-	// Tolerance is by how much a decimal may differ, of numeric; 1e-6 where it is 0. Relative is the same, times the expected number.
-	// Integers and fractions on both sides have to be equal.
+	// Tolerance is the allowed difference of a decimal for numeric; 0 means 1e-6. Relative is an
+	// allowed difference relative to the expected number. Integers and fractions must be equal.
 	Tolerance float64 `yaml:"tolerance"`
 	Relative  float64 `yaml:"relative"`
-	// Pattern is of regex: its first group, or all of it, is compared with the expected answer as by exact. Without one the expected
-	// answer is the pattern, to be found in the answer.
+	// Pattern applies to regex: its first group, or its whole match, is compared with the expected
+	// answer as by exact. If empty, the expected answer is the pattern, to be found in the answer.
 	Pattern string `yaml:"pattern"`
-	// NoStemmer is of rouge_l: words are compared as they are, rather than their stems.
+	// NoStemmer makes rouge_l compare words instead of their stems.
 	NoStemmer bool `yaml:"no_stemmer"`
 
-	// Command is a program and its arguments, of command; see scoreSandbox. Files are what it needs of the task's directory.
+	// Command is a program with its arguments for command; see scoreSandbox. Files are the files of
+	// the task's directory that it needs.
 	Command []string `yaml:"command"`
 	Files   []string `yaml:"files"`
-	Image   string   `yaml:"image"` // of the sandbox it runs in; "" for the runs' own
-	// Timeout is how long a program that scores may take; 2 minutes where it is 0.
+	Image   string   `yaml:"image"` // image of its sandbox; "" means the image of the runs
+	// Timeout is the time limit of a scoring program; 0 means 2 minutes.
 	Timeout time.Duration `yaml:"timeout"`
 
-	// Repeats is how often a judge is asked, 4 times where it is 0, and Prompt what in place of [judgePrompt].
+	// Repeats is the number of questions to a judge; 0 means 4. Prompt replaces [judgePrompt].
 	Repeats int    `yaml:"repeats"`
 	Prompt  string `yaml:"prompt"`
 }
 
-// UnmarshalYAML reads a name or a mapping; a key that is not known is an error, for it would be a rule that is not heeded.
+// UnmarshalYAML decodes a name or a mapping. An unknown key is an error: the rule would be ignored.
 func (s *Scoring) UnmarshalYAML(node *yaml.Node) error {
 	if node.Kind == yaml.ScalarNode {
 		s.Method = Method(node.Value)
@@ -83,17 +85,17 @@ func (s *Scoring) UnmarshalYAML(node *yaml.Node) error {
 	return nil
 }
 
-// check finds what is wrong before anything is asked.
+// check validates the rules before any model is called.
 func (s *Scoring) check(t *Task) error {
 	if !slices.Contains(Methods(), s.Method) {
-		return fmt.Errorf("scoring: there is no method %q; the methods are %v", s.Method, Methods())
+		return fmt.Errorf("scoring: unknown method %q; known are %v", s.Method, Methods())
 	}
 	switch {
 	case s.Method == MethodCommand && len(s.Command) == 0:
 		return errors.New("scoring: method command wants a command, a list of words")
 	case s.Method == MethodReward && t.scripts[rewardName] == nil:
-		return fmt.Errorf("scoring: there is no %s", rewardName)
-	case !(s.Tolerance >= 0) || !(s.Relative >= 0) || s.Timeout < 0 || s.Repeats < 0 || s.Repeats > 100: // NaN too
+		return fmt.Errorf("scoring: %s does not exist", rewardName)
+	case !(s.Tolerance >= 0) || !(s.Relative >= 0) || s.Timeout < 0 || s.Repeats < 0 || s.Repeats > 100: // !(x >= 0) covers NaN
 		return errors.New("scoring: a figure is out of range")
 	}
 	for _, name := range s.Files {
@@ -110,13 +112,14 @@ func (s *Scoring) check(t *Task) error {
 	return nil
 }
 
-// Override takes another method than the task's own.
+// Override replaces the task's own method.
 func (t *Task) Override(m Method) error {
 	t.Scoring.Method = m
 	return t.Scoring.check(t)
 }
 
-// scoreText scores by the answer's text alone. It knows the methods that need neither a sandbox nor a model.
+// scoreText scores by the answer's text alone, for the methods that need neither a sandbox nor a
+// model.
 func (s *Scoring) scoreText(answer, truth string) (float64, error) {
 	switch s.Method {
 	case MethodExact:
@@ -145,12 +148,12 @@ func bit(b bool) float64 {
 	return 0
 }
 
-// space is what Python's str.strip and \s take for it.
+// space reports whether Python's str.strip and \s treat r as white space.
 func space(r rune) bool { return unicode.IsSpace(r) || r >= 0x1c && r <= 0x1f }
 
 func trim(s string) string { return strings.TrimFunc(s, space) }
 
-// exact is never true of nothing.
+// exact compares two texts. Empty texts are never equal.
 func exact(answer, truth string, cased bool) bool {
 	answer, truth = trim(answer), trim(truth)
 	if answer == "" || truth == "" {
@@ -162,7 +165,7 @@ func exact(answer, truth string, cased bool) bool {
 	return strings.ToLower(answer) == strings.ToLower(truth) //nolint:staticcheck // SA6005: folding takes more for the same than lower case does, by which the original compares
 }
 
-// boxed is what stands in the last \boxed{...} of a text whose braces close; found is false without one.
+// boxed returns the content of the last \boxed{...} with balanced braces.
 func boxed(text string) (inner string, found bool) {
 	const open = `\boxed{`
 	start := strings.LastIndex(text, open)
@@ -185,8 +188,8 @@ func boxed(text string) (inner string, found bool) {
 	return "", false
 }
 
-// letterPatterns are the ways to name a choice, in the order in which they are tried. What follows the letter is looked at
-// apart: \b of this package knows ASCII only.
+// letterPatterns are the ways to name a choice, in the order of their trial. The character after
+// the letter is checked separately: \b of package regexp knows ASCII only.
 var letterPatterns = sync.OnceValue(func() []*regexp.Regexp {
 	const ws = `[\s\p{Z}\x{85}\x0b\x1c-\x1f]`
 	return []*regexp.Regexp{
@@ -202,8 +205,8 @@ func letter(answer, truth string) bool {
 	return truth != "" && (strings.ToUpper(trim(answer)) == truth || choice(answer) == truth)
 }
 
-// choice is the letter that an answer names: by the words "answer" or "choice", in a box, or standing alone; at last the one that it
-// begins with. "" if there is none.
+// choice returns the letter that an answer names: by the words "answer" or "choice", in a box, or
+// standing alone. Otherwise it is the first letter, or "" if there is none.
 func choice(answer string) string {
 	for i, p := range letterPatterns() {
 		for at := 0; at < len(answer); {
@@ -247,12 +250,12 @@ func firstRune(s string) rune {
 	return -1
 }
 
-// word is what \w is to Python.
+// word reports whether Python's \w matches r.
 func word(r rune) bool { return r == '_' || unicode.IsLetter(r) || unicode.IsNumber(r) }
 
 func wordAt(s string) bool { return word(firstRune(s)) }
 
-// choices is the F1 of two sets of choices.
+// choices returns the F1 of two sets of choices.
 func choices(answer, truth string) float64 {
 	got, want := set(answer), set(truth)
 	both := 0
@@ -274,7 +277,7 @@ func set(text string) map[string]bool {
 	return out
 }
 
-// f1 of a number of things in common, of those given and of those expected.
+// f1 returns the F1 for the numbers of common, given and expected items.
 func f1(both, got, want int) float64 {
 	if both == 0 {
 		return 0
@@ -302,7 +305,7 @@ func (s *Scoring) regex(answer, truth string) (float64, error) {
 	return bit(exact(m[min(1, len(m)-1)], truth, s.CaseSensitive)), nil
 }
 
-// wordF1 compares words as SQuAD does: without case, punctuation and articles, and as often as they stand there.
+// wordF1 compares words as SQuAD does: without case, punctuation and articles, with multiplicity.
 func wordF1(answer, truth string) float64 {
 	got, want := words(answer), words(truth)
 	if len(got) == 0 || len(want) == 0 {
@@ -332,7 +335,7 @@ func words(text string) []string {
 	return slices.DeleteFunc(strings.FieldsFunc(text, space), func(w string) bool { return w == "a" || w == "an" || w == "the" })
 }
 
-// valid says whether a program or a file's score is one.
+// valid reports an error unless score is from 0 to 1.
 func valid(score float64) error {
 	if !(score >= 0 && score <= 1) || math.IsInf(score, 0) {
 		return fmt.Errorf("%v is no score from 0 to 1", score)

@@ -15,15 +15,15 @@ func score(t *testing.T, s Scoring, answer, truth string) float64 {
 	return got
 }
 
-// What each method says of an answer. The rules of exact, letter, choices and rouge_l, and what stands in a box, are those that
-// LLM-in-Sandbox's benchmarks document; the cases were worked out by hand from them.
+// Scores of each method. The rules of exact, letter, choices, rouge_l and the box are those that
+// LLM-in-Sandbox's benchmarks document; the cases were derived from them by hand.
 func TestScores(t *testing.T) {
 	for _, tc := range []struct {
 		method        Method
 		answer, truth string
 		want          float64
 	}{
-		// Equal but for case and the space around; of nothing, nothing.
+		// Equal except for case and surrounding space; empty texts never are.
 		{MethodExact, "Paris", "paris", 1},
 		{MethodExact, "  PARIS\n", "Paris", 1},
 		{MethodExact, "Paris.", "Paris", 0},
@@ -35,7 +35,7 @@ func TestScores(t *testing.T) {
 		{MethodExact, "ÉCOLE\u00a0", "école", 1},
 		{MethodExact, "1. Airline (12)\n2. Hotel (4)\n", "1. airline (12)\n2. hotel (4)", 1},
 
-		// The first way to name a letter that there is, in their order.
+		// The first matching way to name a letter counts.
 		{MethodLetter, "C", "C", 1},
 		{MethodLetter, " c\n", "C", 1},
 		{MethodLetter, `{"answer": "B"}`, "B", 1},
@@ -44,24 +44,24 @@ func TestScores(t *testing.T) {
 		{MethodLetter, "Answer: D", "D", 1},
 		{MethodLetter, "ANSWER：D", "D", 1},
 		{MethodLetter, "answer:D)", "D", 1},
-		{MethodLetter, "Answer: Dog. B", "B", 1}, // no letter follows "Answer:" but a word
+		{MethodLetter, "Answer: Dog. B", "B", 1}, // a word follows "Answer:", not a letter
 		{MethodLetter, "The answer is B, I think. C is not.", "B", 1},
 		{MethodLetter, "My choice is a", "A", 1},
-		{MethodLetter, "the answer is both A and B", "B", 1}, // the last that stands alone
+		{MethodLetter, "the answer is both A and B", "B", 1}, // the last standalone letter
 		{MethodLetter, `so it is \boxed{C}. A`, "C", 1},
 		{MethodLetter, `\boxed{B) the second}`, "B", 1},
-		{MethodLetter, `\boxed{\text{A}}`, "A", 1}, // the box begins with no letter; the last alone
-		{MethodLetter, `\boxed{B`, "B", 1},         // a box that does not close is none
+		{MethodLetter, `\boxed{\text{A}}`, "A", 1}, // the box begins with no letter; the last standalone one
+		{MethodLetter, `\boxed{B`, "B", 1},         // the box is not closed
 		{MethodLetter, "(B)", "B", 1},
 		{MethodLetter, "A. first\nB. second", "B", 1},
 		{MethodLetter, "I would say C", "C", 1},
-		{MethodLetter, "C, I would say", "C", 0}, // "I" is the last letter that stands alone
+		{MethodLetter, "C, I would say", "C", 0}, // "I" is the last standalone letter
 		{MethodLetter, "Because of this", "B", 1},
 		{MethodLetter, "42", "B", 0},
 		{MethodLetter, "", "B", 0},
 		{MethodLetter, "B", "", 0},
-		{MethodLetter, "éA", "A", 0}, // one word
-		{MethodLetter, "A_", "A", 1}, // no letter alone; begins with one
+		{MethodLetter, "éA", "A", 0}, // a single word
+		{MethodLetter, "A_", "A", 1}, // no standalone letter; begins with one
 		{MethodLetter, "J", "J", 1},
 
 		{MethodChoices, "A,B", "A,B", 1},
@@ -103,7 +103,7 @@ func TestScores(t *testing.T) {
 		{MethodNumeric, "1e400", "1e400", 1},
 		{MethodNumeric, `\boxed{\frac{1}{k} m g \sin \alpha + d}`, `\frac{1}{k}mg\sin\alpha+d`, 1},
 		{MethodNumeric, `\boxed{\left( x, y \right)}`, "(x,y)", 1},
-		{MethodNumeric, `\boxed{x+1}`, "1+x", 0}, // formulas are not computed with
+		{MethodNumeric, `\boxed{x+1}`, "1+x", 0}, // formulas are not evaluated
 		{MethodNumeric, `\boxed{12\text{ cm}}`, `12\,\mathrm{cm}`, 1},
 		{MethodNumeric, `30^\circ`, "30", 1},
 
@@ -111,7 +111,7 @@ func TestScores(t *testing.T) {
 		{MethodF1, "a cat", "the dog", 0},
 		{MethodF1, "cat dog", "cat", 2.0 / 3},
 		{MethodF1, "cat cat", "cat", 2.0 / 3},
-		{MethodF1, "", "the", 1}, // no word in either
+		{MethodF1, "", "the", 1}, // neither has a word
 		{MethodF1, "", "cat", 0},
 
 		// The longest common subsequence of stems.
@@ -121,7 +121,7 @@ func TestScores(t *testing.T) {
 		{MethodRougeL, "police ended the gunman", "police kill the gunman", 0.75},
 		{MethodRougeL, "the gunman", "police kill the gunman", 2 * 0.5 / 1.5},
 		{MethodRougeL, "", "police", 0},
-		{MethodRougeL, "Über", "ber", 1}, // ASCII alone makes words
+		{MethodRougeL, "Über", "ber", 1}, // words are ASCII only
 		{MethodRougeL, "running dogs", "run dog", 1},
 		{MethodRougeL, "dogs", "dog", 1},
 		{MethodRougeL, "hes", "he", 0}, // three letters are not stemmed
@@ -168,7 +168,7 @@ func TestScoresBySettings(t *testing.T) {
 	}
 }
 
-// The stems of Porter's paper, and of the extensions.
+// Stems from Porter's paper, and of the extensions.
 func TestStems(t *testing.T) {
 	for word, want := range map[string]string{
 		"caresses": "caress", "ponies": "poni", "ties": "tie", "caress": "caress", "cats": "cat", "feed": "feed", "agreement": "agreement", "plastered": "plaster",
@@ -201,7 +201,7 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// Wilson's interval, against published values.
+// Wilson's interval, compared with published values.
 func TestInterval(t *testing.T) {
 	for _, tc := range []struct {
 		mean      float64

@@ -19,13 +19,13 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Where a program that scores finds things. It is started in scoreDir.
+// Names that a scoring program finds in its working directory scoreDir.
 const (
 	scoreDir    = "/score"
-	recordName  = "problem.json" // the problem's record
+	recordName  = "problem.json" // record of the problem
 	answerName  = "answer.txt"   // the answer
-	outputName  = "output"       // all that the model has left
-	inputName   = "input"        // the problem's input
+	outputName  = "output"       // files that the model has left
+	inputName   = "input"        // input of the problem
 	questionOut = "question.txt"
 )
 
@@ -36,7 +36,7 @@ const (
 	scoreCapture = 64 << 10
 )
 
-// rewardDriver calls reward.py as the original does.
+// rewardDriver calls reward.py as LLM-in-Sandbox does.
 const rewardDriver = `import json
 from reward import compute_score
 problem = json.load(open("problem.json", encoding="utf-8"))
@@ -45,7 +45,7 @@ truth = problem.pop("ground_truth", "")
 print("\nscore:", float(compute_score(answer, truth, **problem)))
 `
 
-// promptDriver calls vanilla_llm_prompt.py as the original does.
+// promptDriver calls vanilla_llm_prompt.py as LLM-in-Sandbox does.
 const promptDriver = `import json
 import vanilla_llm_prompt as module
 problem = json.load(open("problem.json", encoding="utf-8"))
@@ -53,15 +53,16 @@ make = getattr(module, "create_prompt", lambda problem: problem["problem_stateme
 open("question.txt", "w", encoding="utf-8", newline="").write(make(problem))
 `
 
-// tried is an answer that is to be scored.
+// tried is an answer to score.
 type tried struct {
 	problem *Problem
 	answer  string
-	files   string // directory with what the model has left; "" for none
+	files   string // directory with the model's files; "" for none
 }
 
-// scoreSandbox runs the program that scores in a new sandbox. Exit status 0 is a score of 1, exit status 1 one of 0, unless the last line of its
-// stdout says "score: " and a number from 0 to 1; any other end is an error.
+// scoreSandbox runs the scoring program in a new sandbox. If the last line of its stdout is "score:
+// " and a number from 0 to 1, that is the score. Otherwise exit status 0 scores 1, and exit status
+// 1 scores 0. Any other end is an error.
 func (b *bench) scoreSandbox(ctx context.Context, t tried) (float64, error) {
 	s := b.Task.Scoring
 	argv := s.Command
@@ -77,7 +78,7 @@ func (b *bench) scoreSandbox(ctx context.Context, t tried) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// What is said on stderr is for people: a warning there may come after the score.
+	// stderr does not count: it is for people, and a warning may follow the score there.
 	text := strings.TrimSpace(string(out.kept))
 	last := strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
 	given, says := strings.CutPrefix(last, "score:")
@@ -99,7 +100,7 @@ func (b *bench) scoreSandbox(ctx context.Context, t tried) (float64, error) {
 	return score, nil
 }
 
-// scoreError is a scoring program that does not score: it is the task's fault, for this problem.
+// scoreError is the failure of a scoring program, which concerns this problem only.
 type scoreError struct{ err error }
 
 func errScore(err error) error { return &scoreError{err} }
@@ -108,7 +109,8 @@ func (e *scoreError) Error() string { return "the program that scores: " + e.err
 
 func (e *scoreError) Unwrap() error { return e.err }
 
-// checkScripts finds out whether the task's Python files can be loaded where they run, before anything is asked.
+// checkScripts loads the task's Python files in a sandbox, so that a broken file is found before
+// any model is called.
 func (b *bench) checkScripts(ctx context.Context) error {
 	for name, used := range map[string]bool{rewardName: b.Task.Scoring.Method == MethodReward, promptName: b.Mode == ModeLLM && b.Task.LLMPrompt == "" && b.Task.scripts[promptName] != nil} {
 		if !used {
@@ -128,7 +130,7 @@ func (b *bench) checkScripts(ctx context.Context) error {
 	return nil
 }
 
-// question is what the model is asked in [ModeLLM].
+// question returns the prompt of a problem in [ModeLLM].
 func (b *bench) question(ctx context.Context, p *Problem) (text string, err error) {
 	if b.Task.LLMPrompt != "" {
 		var files strings.Builder
@@ -170,8 +172,8 @@ func (b *bench) scoreTime() time.Duration {
 	return scoreTime
 }
 
-// inSandbox runs a program of the task's in a sandbox of its own, with the task's files, the record, the answer and the output, and hands both
-// to then.
+// inSandbox runs a program of the task in its own sandbox, with the task's files, the record, the
+// answer and the output. It passes the sandbox and the outcome to then.
 func (b *bench) inSandbox(ctx context.Context, t tried, argv []string, stdout, stderr *tail, then func(agent.Sandbox, agent.Outcome) error) (err error) {
 	image := b.Run.Image
 	if b.Task.Scoring.Image != "" {
@@ -188,7 +190,7 @@ func (b *bench) inSandbox(ctx context.Context, t tried, argv []string, stdout, s
 		defer cancel()
 		err = errors.Join(err, sandbox.Delete(clean))
 	}()
-	if b.Task.Inputs != "" { // first: a problem's own files take the place of the task's, as they did where it was solved
+	if b.Task.Inputs != "" { // first, so that a problem's files replace the task's, as in its run
 		if _, err := agent.SendDir(ctx, sandbox, b.Task.Inputs, scoreDir+"/"+inputName); err != nil {
 			return err
 		}
@@ -212,12 +214,12 @@ func (b *bench) inSandbox(ctx context.Context, t tried, argv []string, stdout, s
 	return then(sandbox, outcome)
 }
 
-// scoreLabels are those of the sandboxes in which this benchmark's answers are scored.
+// scoreLabels returns the labels of the sandboxes in which this benchmark scores.
 func (b *bench) scoreLabels() map[string]string {
 	return map[string]string{"sandboxd.agent": "score", "sandboxd.agent.bench": b.l.begin.ID}
 }
 
-// packScore writes the texts that a program of the task's gets.
+// packScore writes the texts for a program of the task as a tar.
 func (b *bench) packScore(w io.Writer, t tried) error {
 	files := maps.Clone(b.Task.scripts)
 	files[recordName], files[answerName] = t.problem.Record, []byte(t.answer)
@@ -241,7 +243,7 @@ func (b *bench) packScore(w io.Writer, t tried) error {
 	return tw.Close()
 }
 
-// tail keeps the end of what is written.
+// tail is a writer that keeps the end.
 type tail struct{ kept []byte }
 
 // Write never fails.
@@ -253,7 +255,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// clip shortens what a program has said to its end.
+// clip shortens a program's output to its end.
 func clip(text string) string {
 	const most = 2000
 	if len(text) > most {
@@ -262,7 +264,8 @@ func clip(text string) string {
 	return strings.ToValidUTF8(text, "\uFFFD")
 }
 
-// inputDir writes a problem's input below dir, for a run to copy into its sandbox; "" if there is none.
+// inputDir writes a problem's input below dir, for a run to copy into its sandbox. It returns "" if
+// there is none.
 func (b *bench) inputDir(p *Problem, dir string) (string, error) {
 	if len(p.Files) == 0 {
 		return b.Task.Inputs, nil

@@ -22,10 +22,10 @@ import (
 	"github.com/sandboxd/sandboxd/agent/llm"
 )
 
-// What a task may have.
+// Bounds on a task.
 const (
 	maxConfig   = 1 << 20
-	maxScript   = 16 << 20 // of a file that scores
+	maxScript   = 16 << 20 // of one scoring file
 	maxData     = 1 << 30
 	maxProblems = 100_000
 	maxID       = 200
@@ -33,57 +33,58 @@ const (
 	maxReplay   = 256 << 20
 )
 
-// The files of a task.
+// Files of a task.
 const (
 	configName = "config.yaml"
 	rewardName = "reward.py"
 	promptName = "vanilla_llm_prompt.py"
 )
 
-// Task is a set of problems, with what the model is told about them and how its answers are scored.
+// Task is a set of problems with their prompts and scoring.
 type Task struct {
-	Name     string // the directory's
-	Dir      string // absolute
+	Name     string // name of the directory
+	Dir      string // absolute path
 	Prompt   agent.PromptConfig
 	Scoring  Scoring
 	Problems []Problem
-	// LLMPrompt is the question of [ModeLLM], a template like an instance prompt; "" for the problem statement, or what
-	// vanilla_llm_prompt.py makes of it.
+	// LLMPrompt is the prompt template of [ModeLLM]. If empty, the prompt is the problem statement,
+	// or the result of vanilla_llm_prompt.py.
 	LLMPrompt string
-	// Inputs is a directory whose files every problem gets, absolute; "" for none.
+	// Inputs is the absolute path of a directory whose files every problem gets; "" for none.
 	Inputs string
-	// Digest names the task's configuration, data, input and files that score: a benchmark is not resumed with others.
+	// Digest identifies the task's configuration, data, input and scoring files: a benchmark is not
+	// resumed with others.
 	Digest string
 
-	scripts map[string][]byte // files that scoring needs, reward.py and vanilla_llm_prompt.py, by name
+	scripts map[string][]byte // scoring files, reward.py and vanilla_llm_prompt.py, by name
 }
 
 // Problem is one record of a task's data.
 type Problem struct {
-	Index     int    // in the data, from 0
+	Index     int    // position in the data, from 0
 	ID        string // unique
 	Domain    string
 	Statement string
-	Truth     string            // the expected answer, as text
-	Files     map[string]string // the input: texts by local names
-	Record    json.RawMessage   // all of the record
+	Truth     string            // expected answer as text
+	Files     map[string]string // input: texts by local names
+	Record    json.RawMessage   // whole record
 }
 
-// config is config.yaml beside its prompts.
+// config is the part of config.yaml other than the prompts.
 type config struct {
 	Dataset      string    `yaml:"dataset"`
 	DataFiles    yaml.Node `yaml:"data_files"`
-	PromptConfig string    `yaml:"prompt_config"` // an older form: the prompts are in a file of their own
+	PromptConfig string    `yaml:"prompt_config"` // older form: the file with the prompts
 	SystemPrompt *string   `yaml:"system_prompt"`
 
-	// What the original does not know.
+	// Keys that LLM-in-Sandbox does not have.
 	Scoring   *Scoring `yaml:"scoring"`
 	LLMPrompt string   `yaml:"llm_prompt"`
 	Inputs    string   `yaml:"inputs"`
 }
 
-// LoadTask reads the task in a directory. Data, if it is not empty, is a file with the problems in place of those that the configuration
-// names. Nothing that the task names is read through a link out of its directory.
+// LoadTask reads the task in a directory. If data is not empty, it names the file of problems and
+// overrides the configuration. Links that lead out of the directory are not followed.
 func LoadTask(dir, data string) (*Task, error) {
 	t, err := loadTask(dir, data)
 	if err != nil {
@@ -116,7 +117,7 @@ func loadTask(dir, data string) (t *Task, err error) {
 	prompts := text
 	if c.SystemPrompt == nil {
 		if c.PromptConfig == "" {
-			return nil, fmt.Errorf("%s: it has neither system_prompt nor prompt_config", configName)
+			return nil, fmt.Errorf("%s: neither system_prompt nor prompt_config is set", configName)
 		}
 		if prompts, err = readFile(root, c.PromptConfig, maxConfig); err != nil {
 			return nil, fmt.Errorf("prompt_config: %w", err)
@@ -154,9 +155,9 @@ func loadTask(dir, data string) (t *Task, err error) {
 		}
 	}
 	if len(t.Problems) == 0 {
-		return nil, errors.New("there is no problem in its data")
+		return nil, errors.New("no problem in the data")
 	}
-	// A template that cannot be filled in is found before anything is asked.
+	// A broken template is found before any model is called.
 	if _, _, err := t.Prompt.Render("x"); err != nil {
 		return nil, fmt.Errorf("%s: %w", configName, err)
 	}
@@ -164,7 +165,7 @@ func loadTask(dir, data string) (t *Task, err error) {
 	return t, nil
 }
 
-// addTree adds the names and the content of what is below a directory to a digest.
+// addTree adds the names and contents below a directory to a digest.
 func addTree(sum io.Writer, root *os.Root, dir string) (err error) {
 	below, err := root.OpenRoot(dir)
 	if err != nil {
@@ -176,7 +177,7 @@ func addTree(sum io.Writer, root *os.Root, dir string) (err error) {
 			return err
 		}
 		var target string
-		if d.Type() == fs.ModeSymlink { // sent as such, and not followed
+		if d.Type() == fs.ModeSymlink { // copied as a link, not followed
 			if target, err = below.Readlink(name); err != nil {
 				return err
 			}
@@ -196,8 +197,8 @@ func addTree(sum io.Writer, root *os.Root, dir string) (err error) {
 	})
 }
 
-// parsePrompts reads prompts and directories. The latter's defaults are those of the original's benchmarks, which are not those of
-// its runs: prompts of tasks may name them literally.
+// parsePrompts parses prompts and directories. The defaults of the directories are those of
+// LLM-in-Sandbox's benchmarks, which differ from those of its runs: prompts may name them.
 func parsePrompts(text []byte) (agent.PromptConfig, error) {
 	var dirs struct {
 		WorkingDir string `yaml:"working_dir"`
@@ -220,7 +221,7 @@ func parsePrompts(text []byte) (agent.PromptConfig, error) {
 	return p, nil
 }
 
-// loadScripts reads the files that score, so that nobody changes them while the benchmark runs.
+// loadScripts reads the scoring files, so that later changes do not affect the benchmark.
 func (t *Task) loadScripts(root *os.Root, c *config, sum io.Writer) error {
 	for _, name := range []string{rewardName, promptName} {
 		text, err := readFile(root, name, maxScript)
@@ -238,7 +239,7 @@ func (t *Task) loadScripts(root *os.Root, c *config, sum io.Writer) error {
 	case t.scripts[rewardName] != nil:
 		t.Scoring = Scoring{Method: MethodReward}
 	default:
-		return fmt.Errorf("%s says nothing about scoring, and there is no %s", configName, rewardName)
+		return fmt.Errorf("%s has no scoring, and %s does not exist", configName, rewardName)
 	}
 	for _, name := range t.Scoring.Files {
 		text, err := readFile(root, name, maxScript)
@@ -255,7 +256,7 @@ func (t *Task) loadScripts(root *os.Root, c *config, sum io.Writer) error {
 	return t.Scoring.check(t)
 }
 
-// loadData reads the files with the problems.
+// loadData reads the files of problems.
 func (t *Task) loadData(root *os.Root, c *config, named string) (files [][]byte, err error) {
 	if named != "" {
 		text, err := readNamed(named, maxData)
@@ -265,7 +266,7 @@ func (t *Task) loadData(root *os.Root, c *config, named string) (files [][]byte,
 		return nil, fmt.Errorf("its dataset %q is on a hub, from which nothing is fetched here: save the split as JSON lines and name the file with --data", c.Dataset)
 	}
 	var names []string
-	switch c.DataFiles.Kind { //nolint:exhaustive // it is one of two, or none
+	switch c.DataFiles.Kind { //nolint:exhaustive // Kind is one of two, or none
 	case 0:
 		for _, name := range []string{"data.json", "data.jsonl"} {
 			if _, err := root.Lstat(name); err == nil {
@@ -286,7 +287,7 @@ func (t *Task) loadData(root *os.Root, c *config, named string) (files [][]byte,
 		return nil, errors.New("data_files: want a name or a list of names")
 	}
 	for _, name := range names {
-		// The original looks for it from the directory that holds the tasks.
+		// LLM-in-Sandbox resolves the name from the parent of the task's directory.
 		if inside, ok := strings.CutPrefix(path.Clean(name), t.Name+"/"); ok {
 			if _, err := root.Lstat(name); errors.Is(err, fs.ErrNotExist) {
 				name = inside
@@ -301,7 +302,7 @@ func (t *Task) loadData(root *os.Root, c *config, named string) (files [][]byte,
 	return files, nil
 }
 
-// addProblems reads the records of a JSON list or of JSON lines.
+// addProblems adds the records of a JSON list or of JSON lines.
 func (t *Task) addProblems(data []byte) error {
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
 	dec := json.NewDecoder(bytes.NewReader(data))
@@ -335,14 +336,14 @@ func (t *Task) addProblems(data []byte) error {
 		if p.Domain == "" {
 			p.Domain = t.Name
 		}
-		// Data with each problem several times, for the mean, calls them all the same.
+		// Data that repeats each problem for a mean repeats its ID too.
 		for id := p.ID; seen[p.ID] > 0; {
 			seen[id]++
 			p.ID = id + "#" + strconv.Itoa(seen[id])
 		}
 		seen[p.ID]++
 		if t.Problems = append(t.Problems, p); len(t.Problems) > maxProblems {
-			return fmt.Errorf("there are more than %d problems", maxProblems)
+			return fmt.Errorf("more than %d problems", maxProblems)
 		}
 	}
 	_, err := dec.Token()
@@ -351,7 +352,7 @@ func (t *Task) addProblems(data []byte) error {
 			return nil
 		}
 		if err == nil {
-			err = errors.New("there is more behind the list")
+			err = errors.New("text after the list")
 		}
 	}
 	return fmt.Errorf("problems: %w", err)
@@ -364,7 +365,7 @@ func parseProblem(record json.RawMessage) (Problem, error) {
 		return p, fmt.Errorf("want an object: %w", err)
 	}
 	if _, ok := fields["problem_statement"]; !ok && fields["extra_info"] != nil {
-		// As data for training has it.
+		// The form of training data.
 		p.Record = fields["extra_info"]
 		fields = nil
 		if err := json.Unmarshal(p.Record, &fields); err != nil {
@@ -385,7 +386,7 @@ func parseProblem(record json.RawMessage) (Problem, error) {
 	return p, err
 }
 
-// text is a text of JSON as it is, and anything else in its JSON form; null and nothing are "".
+// text returns a JSON string's value, or the JSON form of another value; null and nothing give "".
 func text(raw json.RawMessage) string {
 	var s string
 	if len(raw) == 0 || json.Unmarshal(raw, &s) == nil {
@@ -394,8 +395,8 @@ func text(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// inputFiles reads a record's input: an object of texts by name, or a text that holds one. A null is no file: a loader that
-// gives all records the same keys puts them there.
+// inputFiles decodes a record's input: an object of texts by name, or a string that holds one. A
+// null is no file: loaders that give all records the same keys insert nulls.
 func inputFiles(raw json.RawMessage) (map[string]string, error) {
 	if inner := text(raw); len(raw) > 0 && raw[0] == '"' {
 		raw = json.RawMessage(inner)
@@ -445,8 +446,8 @@ func readFile(root *os.Root, name string, most int64) ([]byte, error) {
 	return readOpen(f, name, most)
 }
 
-// OpenReplay opens the recorded trajectory dir/ID.json for the problem of that id. It is a task's file like the others: nothing out of
-// dir is read for it.
+// OpenReplay opens the recorded trajectory dir/ID.json for the problem with that ID. As for other
+// files of a task, a link that leads out of dir is an error.
 func OpenReplay(dir, id string) (*llm.Replay, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -460,7 +461,7 @@ func OpenReplay(dir, id string) (*llm.Replay, error) {
 	return llm.NewReplay(filepath.Join(dir, id+".json"), bytes.NewReader(text))
 }
 
-// readNamed reads a file that the user has named.
+// readNamed reads a file that the user named.
 func readNamed(name string, most int64) ([]byte, error) {
 	f, err := openFile(os.OpenFile, name, os.O_RDONLY)
 	if err != nil {
@@ -469,7 +470,7 @@ func readNamed(name string, most int64) ([]byte, error) {
 	return readOpen(f, name, most)
 }
 
-// openFile opens a regular file. A pipe without a writer does not hold it up.
+// openFile opens a regular file. A pipe without a writer does not block it.
 func openFile(open func(string, int, fs.FileMode) (*os.File, error), name string, flags int) (*os.File, error) {
 	f, err := open(name, flags|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// write makes a task of files by name.
+// write makes a task from files by name.
 func write(t testing.TB, dir string, files map[string]string) string {
 	t.Helper()
 	for name, text := range files {
@@ -30,7 +30,7 @@ const (
 	plainData   = `[{"id":"a","problem_statement":"q","ground_truth":"x"}]`
 )
 
-// Tasks with the keys and shapes of LLM-in-Sandbox's are read as it reads them.
+// Tasks with LLM-in-Sandbox's keys and shapes are read with its meaning.
 func TestTasksOfTheOriginalsShape(t *testing.T) {
 	const reward = "def compute_score(agent_answer, ground_truth, **kwargs):\n    return 1.0\n"
 	for name, tc := range map[string]struct {
@@ -106,7 +106,7 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// A task that would read elsewhere, or that cannot be what was meant, is refused.
+// A task that reads outside its directory, or that is contradictory, is refused.
 func TestHostileTasks(t *testing.T) {
 	outside := write(t, t.TempDir(), map[string]string{"secret.json": plainData, "secret.yaml": plainConfig})
 	for name, tc := range map[string]struct {
@@ -138,7 +138,7 @@ func TestHostileTasks(t *testing.T) {
 		"bad YAML":          {map[string]string{"config.yaml": "system_prompt: [", "data.json": plainData}, "config.yaml", nil},
 		"a YAML bomb":       {map[string]string{"config.yaml": "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e,*e,*e,*e,*e]\ng: &g [*f,*f,*f,*f,*f,*f,*f,*f,*f]\nscoring: *g\nsystem_prompt: s\n", "data.json": plainData}, "config.yaml", nil},
 		"bad JSON":          {map[string]string{"config.yaml": plainConfig, "data.json": `[{"problem_statement":`}, "problem 1", nil},
-		"more than a list":  {map[string]string{"config.yaml": plainConfig, "data.json": plainData + plainData}, "more behind the list", nil},
+		"more than a list":  {map[string]string{"config.yaml": plainConfig, "data.json": plainData + plainData}, "text after the list", nil},
 		"a list of texts":   {map[string]string{"config.yaml": plainConfig, "data.json": `["x"]`}, "want an object", nil},
 		"no problem":        {map[string]string{"config.yaml": plainConfig, "data.json": `[]`}, "no problem", nil},
 		"no statement":      {map[string]string{"config.yaml": plainConfig, "data.json": `[{"id":"a"}]`}, "problem_statement", nil},
@@ -169,13 +169,13 @@ func TestHostileTasks(t *testing.T) {
 	}
 }
 
-// A benchmark does not go on with another input, nor with files that score differently.
+// A benchmark does not continue with another input or other scoring files.
 func TestDigestIsOfAllThatCounts(t *testing.T) {
 	dir := write(t, filepath.Join(t.TempDir(), "task"), map[string]string{"config.yaml": plainConfig + "inputs: in\n", "data.json": plainData, "in/a": "1", "in/sub/b": "2"})
 	if err := os.Symlink("a", filepath.Join(dir, "in/link")); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mkfifo(filepath.Join(dir, "in/pipe"), 0o600); err != nil { // is not read, and not sent
+	if err := syscall.Mkfifo(filepath.Join(dir, "in/pipe"), 0o600); err != nil { // neither read nor sent
 		t.Fatal(err)
 	}
 	seen := map[string]string{}
@@ -203,7 +203,7 @@ func TestDigestIsOfAllThatCounts(t *testing.T) {
 	look("another link")
 }
 
-// A recording is one of the directory's own files, whatever a problem is called, and a pipe holds nobody up.
+// A recording is a file of the directory, whatever the problem's ID, and a pipe does not block.
 func TestRecordingsOfATask(t *testing.T) {
 	const recording = `{"steps":[{"action":{"function":"submit","parameters":{}}}]}`
 	outside := write(t, t.TempDir(), map[string]string{"secret.json": recording})
@@ -227,7 +227,8 @@ func TestRecordingsOfATask(t *testing.T) {
 	}
 }
 
-// Whatever the two files hold, a task is read or refused, and what is read can be used as names of files below a directory.
+// For any content of the two files, a task is read or refused. Names in a task are safe below a
+// directory.
 func FuzzTask(f *testing.F) {
 	f.Add([]byte(plainConfig), []byte(plainData))
 	f.Add([]byte("prompt_config: p\nscoring: {method: judge, repeats: 3}\ndata_files: [data.json]\n"), []byte("{\"problem_statement\":\"a\",\"input_files\":\"{\\\"x\\\":null}\"}\n{}"))
@@ -256,7 +257,7 @@ func FuzzTask(f *testing.F) {
 	})
 }
 
-// No answer makes a score that is none.
+// No answer yields an invalid score.
 func FuzzScores(f *testing.F) {
 	f.Add(`\boxed{\frac{1}{2}}`, "0.5")
 	f.Add("Answer: B", "B")

@@ -17,23 +17,23 @@ import (
 
 // Anthropic calls a server that speaks Anthropic's Messages. It does not retry: wrap it in [Retry].
 //
-// The conversation is marked for the provider's cache, so that what stood in the request before is read from there: it costs a
-// tenth, and a run sends its beginning with every turn.
+// It marks the conversation for the provider's cache, because every turn sends the whole beginning
+// again. Cached input costs a tenth.
 type Anthropic struct {
 	endpoint
 	service anthropic.MessageService
 }
 
-// NewAnthropic prepares calls to the server at opts.BaseURL, with or without the /v1 that other formats want; nothing is
-// sent yet.
+// NewAnthropic returns a model for the server at opts.BaseURL, with or without the /v1 that other
+// formats need. It sends nothing yet.
 func NewAnthropic(opts ServerOptions) (*Anthropic, error) {
 	opts.BaseURL = strings.TrimSuffix(strings.TrimRight(opts.BaseURL, "/"), "/v1") // the SDK adds it
 	e, err := newEndpoint(opts)
 	if err != nil {
 		return nil, err
 	}
-	// Not anthropic.NewClient: that one also reads keys, profiles and headers from the environment and the home directory, and would
-	// send them to whichever server the user named.
+	// anthropic.NewClient is not used: it also reads keys, profiles and headers from the environment
+	// and the home directory, and would send them to any server that the user names.
 	return &Anthropic{endpoint: e, service: anthropic.NewMessageService(
 		option.WithBaseURL(opts.BaseURL),
 		option.WithAPIKey(e.key),
@@ -46,7 +46,7 @@ func NewAnthropic(opts ServerOptions) (*Anthropic, error) {
 // Describe names the server.
 func (a *Anthropic) Describe() string { return "Anthropic Messages at " + a.baseURL }
 
-// Complete makes one message.
+// Complete requests one message.
 func (a *Anthropic) Complete(ctx context.Context, req Request) (*Response, error) {
 	params, err := anthropicParams(req)
 	if err != nil {
@@ -61,12 +61,12 @@ func (a *Anthropic) Complete(ctx context.Context, req Request) (*Response, error
 		return err
 	}, &anthropicStream{show: req.show})
 	if err != nil {
-		return a.done(nil, err)
+		return a.finish(nil, err)
 	}
-	return a.done(parseAnthropic(body))
+	return a.finish(parseAnthropic(body))
 }
 
-// block is one content block, as far as we write them.
+// block is a content block that we write.
 type block struct {
 	Type         string          `json:"type"`
 	Text         string          `json:"text,omitempty"`
@@ -82,18 +82,18 @@ type cacheControl struct {
 	Type string `json:"type"`
 }
 
-// turn is one message of a request: user and assistant take turns, and what stands between two answers of the model is one
-// message.
+// turn is one message of a request. The roles user and assistant alternate, so all messages between
+// two answers of the model form one turn.
 type turn struct {
 	role   Role
 	blocks []block
-	raw    json.RawMessage // an assistant's blocks as they came
+	raw    json.RawMessage // an assistant's blocks as received
 }
 
-// defaultMaxTokens is sent when the request sets no ceiling, since this format demands one.
+// defaultMaxTokens is the ceiling if the request sets none; this format requires one.
 const defaultMaxTokens = MinMaxTokens
 
-// anthropicParams is the pure part: from our request to the SDK's.
+// anthropicParams converts a request to the SDK's form.
 func anthropicParams(req Request) (anthropic.MessageNewParams, error) {
 	params := anthropic.MessageNewParams{Model: req.Model, MaxTokens: defaultMaxTokens}
 	if req.MaxTokens > 0 {
@@ -107,7 +107,7 @@ func anthropicParams(req Request) (anthropic.MessageNewParams, error) {
 		messages = messages[1:]
 	}
 	if n := len(params.System); n > 0 {
-		params.System[n-1].CacheControl = anthropic.NewCacheControlEphemeralParam() // and the tools, which stand before it
+		params.System[n-1].CacheControl = anthropic.NewCacheControlEphemeralParam() // covers the tools too, which precede it
 	}
 	turns := anthropicTurns(messages)
 	markForCache(turns)
@@ -132,7 +132,7 @@ func anthropicParams(req Request) (anthropic.MessageNewParams, error) {
 		}
 		params.Tools = append(params.Tools, param.Override[anthropic.ToolUnionParam](json.RawMessage(tool)))
 	}
-	// 1 is the default, and newer models refuse to be told even that.
+	// 1 is the default, and newer models refuse any temperature.
 	if req.Temperature != nil && *req.Temperature != 1 {
 		params.Temperature = anthropic.Float(*req.Temperature)
 	}
@@ -142,8 +142,8 @@ func anthropicParams(req Request) (anthropic.MessageNewParams, error) {
 	return params, nil
 }
 
-// anthropicTurns puts messages into the form in which this provider takes them: the answers to the tool calls of a turn first and in one
-// message with what else is said, and no text that is empty.
+// anthropicTurns groups messages as this provider requires. The results of a turn's tool calls
+// share one message with the user's text and precede it, and no text is empty.
 func anthropicTurns(messages []Message) []turn {
 	var turns []turn
 	for _, m := range messages {
@@ -178,8 +178,8 @@ func anthropicTurns(messages []Message) []turn {
 	return turns
 }
 
-// markForCache marks the last two messages that are ours: up to the older one the provider has the conversation already, up
-// to the newer one it will have it next time.
+// markForCache marks the last two user turns. The provider's cache holds the conversation up to the
+// older mark; this call stores it up to the newer one.
 func markForCache(turns []turn) {
 	left := 2
 	for _, t := range slices.Backward(turns) {
@@ -190,7 +190,8 @@ func markForCache(turns []turn) {
 	}
 }
 
-// anthropicUsage is the count of a message, or of a piece of it, where the fields that did not change may be missing.
+// anthropicUsage holds the counts of a message or of a stream event. An event may omit counts that
+// did not change.
 type anthropicUsage struct {
 	InputTokens   int `json:"input_tokens"`
 	OutputTokens  int `json:"output_tokens"`
@@ -208,10 +209,10 @@ type contentBlock struct {
 	Thinking string          `json:"thinking"`
 	ID       string          `json:"id"`
 	Name     string          `json:"name"`
-	Input    json.RawMessage `json:"input"` // an object; a string if what was streamed is none
+	Input    json.RawMessage `json:"input"` // an object; a string if the streamed text was no object
 }
 
-// parseAnthropic reads a message. Everything in it comes from outside.
+// parseAnthropic decodes a message. Its content is untrusted.
 func parseAnthropic(raw []byte) (*Response, error) {
 	var a struct {
 		Type       string                       `json:"type"`
@@ -231,7 +232,7 @@ func parseAnthropic(raw []byte) (*Response, error) {
 	}
 	u := a.Usage
 	resp := &Response{FinishReason: finishOf(a.StopReason), Raw: raw, Usage: Usage{
-		// What is read from the cache or written to it is not part of the provider's input_tokens.
+		// The provider's input_tokens exclude tokens read from the cache or written to it.
 		PromptTokens:     max(0, u.InputTokens) + max(0, u.CacheRead) + max(0, u.CacheCreation),
 		CompletionTokens: max(0, u.OutputTokens),
 		CachedTokens:     max(0, u.CacheRead), CacheWriteTokens: max(0, u.CacheCreation),
@@ -241,7 +242,7 @@ func parseAnthropic(raw []byte) (*Response, error) {
 
 	var content, reasoning []string
 	var history, calls []map[string]json.RawMessage
-	said := false // something but thoughts
+	said := false // whether a block other than reasoning was seen
 	for i, fields := range a.Content {
 		b, err := decodeFields[contentBlock](fields)
 		if err != nil {
@@ -251,7 +252,7 @@ func parseAnthropic(raw []byte) (*Response, error) {
 		switch b.Type {
 		case "text":
 			if strings.TrimSpace(b.Text) == "" {
-				continue // would be refused in a request
+				continue // empty text is refused in a request
 			}
 			content = append(content, b.Text)
 		case "thinking":
@@ -259,7 +260,7 @@ func parseAnthropic(raw []byte) (*Response, error) {
 		case "tool_use":
 			args := string(bytes.TrimSpace(b.Input))
 			if strings.HasPrefix(args, `"`) {
-				_ = json.Unmarshal(b.Input, &args) // it was parsed before, as part of the block
+				_ = json.Unmarshal(b.Input, &args) // valid: it was decoded before, as part of the block
 			}
 			resp.ToolCalls = append(resp.ToolCalls, ToolCall{ID: identifier(b.ID), Name: b.Name, Arguments: args})
 			calls = append(calls, fields)
@@ -273,7 +274,7 @@ func parseAnthropic(raw []byte) (*Response, error) {
 	}
 	resp.Content, resp.Reasoning = strings.Join(content, ""), strings.Join(reasoning, "\n")
 	resp.Message = Message{Role: RoleAssistant, Content: resp.Content, ToolCalls: resp.ToolCalls, RawFormat: FormatAnthropic}
-	if said { // a message of thoughts alone is refused; without Raw and content it is left out
+	if said { // a message of reasoning alone is refused; without Raw and content it is omitted
 		var err error
 		if resp.Message.Raw, err = json.Marshal(history); err != nil {
 			return nil, badResponse("the answer's content cannot be kept: %v", err)
@@ -282,7 +283,7 @@ func parseAnthropic(raw []byte) (*Response, error) {
 	return resp, nil
 }
 
-// finishOf is our word for a stop reason.
+// finishOf translates a stop reason to our constants.
 func finishOf(reason string) string {
 	switch reason {
 	case "end_turn", "stop_sequence", "":
@@ -297,7 +298,7 @@ func finishOf(reason string) string {
 	return reason
 }
 
-// anthropicStream puts a streamed message together.
+// anthropicStream assembles a streamed message.
 type anthropicStream struct {
 	show    func(DeltaKind, string)
 	message map[string]json.RawMessage
@@ -306,7 +307,7 @@ type anthropicStream struct {
 	stopped bool
 }
 
-// streamedBlock is a content block that is being written.
+// streamedBlock is an unfinished content block.
 type streamedBlock struct {
 	index  int
 	fields map[string]json.RawMessage
@@ -341,7 +342,7 @@ func (s *anthropicStream) event(data []byte) (bool, error) {
 	case event.Type == "message_stop":
 		s.stopped = true
 		return true, nil
-	case s.message == nil: // pings, and what comes before its time
+	case s.message == nil: // a ping, or an event before the message starts
 	case event.Type == "message_delta":
 		for name, value := range event.Delta {
 			if present(value) {
@@ -358,14 +359,14 @@ func (s *anthropicStream) event(data []byte) (bool, error) {
 		if raw, err := json.Marshal(event.Block); err == nil && json.Unmarshal(raw, &start) == nil && start.Type == "tool_use" {
 			s.show(DeltaCall, start.Name)
 		}
-		s.delta(event.Index, event.Block) // what the block begins with; no text, as a rule
+		s.delta(event.Index, event.Block) // initial text of the block, usually none
 	case event.Type == "content_block_delta":
 		s.delta(event.Index, event.Delta)
 	}
 	return false, nil
 }
 
-// count takes the counts of an event, which are totals so far.
+// count merges the counts of an event; each is a running total.
 func (s *anthropicStream) count(usage map[string]json.RawMessage) {
 	for name, value := range usage {
 		if present(value) {
@@ -398,7 +399,7 @@ func (s *anthropicStream) delta(index int, delta map[string]json.RawMessage) {
 	}
 }
 
-// complete: what may be missing is the end mark. The stop reason comes with the final counts.
+// complete accepts a stream without its end mark: the stop reason arrives with the final counts.
 func (s *anthropicStream) complete() bool {
 	return s.stopped || s.message != nil && present(s.message["stop_reason"])
 }
@@ -415,7 +416,7 @@ func (s *anthropicStream) answer() ([]byte, error) {
 				fields[name] = quoted(text.String())
 				continue
 			}
-			// What was written may be no JSON object: then it is kept as a text.
+			// Keep text that is no JSON object as a string.
 			input := strings.TrimSpace(text.String())
 			switch {
 			case input == "": // no arguments: the block began with {}

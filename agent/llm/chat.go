@@ -15,13 +15,14 @@ import (
 	"github.com/openai/openai-go/v3/shared"
 )
 
-// OpenAI calls a server that speaks OpenAI's chat completions, as most do. It does not retry: wrap it in [Retry].
+// OpenAI calls a server that speaks OpenAI's chat completions, as most do. It does not retry: wrap
+// it in [Retry].
 type OpenAI struct {
 	endpoint
 	service openai.ChatCompletionService
 }
 
-// NewOpenAI prepares calls to the server at opts.BaseURL; nothing is sent yet.
+// NewOpenAI returns a model for the server at opts.BaseURL; it sends nothing yet.
 func NewOpenAI(opts ServerOptions) (*OpenAI, error) {
 	e, err := newEndpoint(opts)
 	if err != nil {
@@ -30,8 +31,8 @@ func NewOpenAI(opts ServerOptions) (*OpenAI, error) {
 	return &OpenAI{endpoint: e, service: openai.NewChatCompletionService(e.openAIOptions(opts.BaseURL)...)}, nil
 }
 
-// openAIOptions are the options of an OpenAI service. Not openai.NewClient: that one also reads OPENAI_ORG_ID and friends from
-// the environment, and would send them to whichever server the user named.
+// openAIOptions returns the options of an OpenAI service. openai.NewClient is not used: it also
+// reads OPENAI_ORG_ID and other variables, and would send them to any server that the user names.
 func (e *endpoint) openAIOptions(baseURL string) []option.RequestOption {
 	return []option.RequestOption{
 		option.WithBaseURL(baseURL),
@@ -45,7 +46,7 @@ func (e *endpoint) openAIOptions(baseURL string) []option.RequestOption {
 // Describe names the server.
 func (o *OpenAI) Describe() string { return "OpenAI-compatible server at " + o.baseURL }
 
-// Complete sends one chat completion.
+// Complete requests one chat completion.
 func (o *OpenAI) Complete(ctx context.Context, req Request) (*Response, error) {
 	params, err := chatParams(req)
 	if err != nil {
@@ -60,12 +61,12 @@ func (o *OpenAI) Complete(ctx context.Context, req Request) (*Response, error) {
 		return err
 	}, &chatStream{show: req.show})
 	if err != nil {
-		return o.done(nil, err)
+		return o.finish(nil, err)
 	}
-	return o.done(parseCompletion(body))
+	return o.finish(parseCompletion(body))
 }
 
-// chatParams is the pure part: from our request to the SDK's.
+// chatParams converts a request to the SDK's form.
 func chatParams(req Request) (openai.ChatCompletionNewParams, error) {
 	params := openai.ChatCompletionNewParams{Model: req.Model}
 	for i, m := range req.Messages {
@@ -91,7 +92,7 @@ func chatParams(req Request) (openai.ChatCompletionNewParams, error) {
 		if reasoningModel(req.Model) {
 			params.MaxCompletionTokens = openai.Int(int64(req.MaxTokens))
 		} else {
-			// Deprecated by OpenAI, but the one name that every other server knows.
+			// Deprecated by OpenAI, but the only name that all other servers know.
 			params.MaxTokens = openai.Int(int64(req.MaxTokens))
 		}
 	}
@@ -123,10 +124,10 @@ type answer struct {
 }
 
 type answerMessage struct {
-	Content          any     `json:"content"` // a string; a list of parts from a few servers
+	Content          any     `json:"content"` // a string, or a list of parts from a few servers
 	Refusal          string  `json:"refusal"`
 	ReasoningContent *string `json:"reasoning_content"` // DeepSeek, vLLM, SGLang, llama.cpp
-	Reasoning        any     `json:"reasoning"`         // OpenRouter, newer vLLM; a string there
+	Reasoning        any     `json:"reasoning"`         // OpenRouter, newer vLLM: a string
 	Provider         struct {
 		Thinking string `json:"thinking"`
 	} `json:"provider_specific_fields"`
@@ -134,7 +135,7 @@ type answerMessage struct {
 		ID       string `json:"id"`
 		Function struct {
 			Name      string          `json:"name"`
-			Arguments json.RawMessage `json:"arguments"` // a string; an object from a few servers
+			Arguments json.RawMessage `json:"arguments"` // a string, or an object from a few servers
 		} `json:"function"`
 	} `json:"tool_calls"`
 }
@@ -143,7 +144,7 @@ func badResponse(format string, args ...any) error {
 	return &Error{Kind: KindBadResponse, Message: clip(fmt.Sprintf(format, args...), 600)}
 }
 
-// parseCompletion reads a chat completion. Everything in it comes from outside.
+// parseCompletion decodes a chat completion. Its content is untrusted.
 func parseCompletion(raw []byte) (*Response, error) {
 	var a answer
 	if err := json.Unmarshal(raw, &a); err != nil {
@@ -205,7 +206,7 @@ func parseCompletion(raw []byte) (*Response, error) {
 	return resp, nil
 }
 
-// contentText is the text of a message's content: a string, or the texts of a list of parts.
+// contentText returns the text of a message's content: a string, or the texts of a list of parts.
 func contentText(content any) string {
 	parts, ok := content.([]any)
 	if !ok {
@@ -222,7 +223,8 @@ func contentText(content any) string {
 	return b.String()
 }
 
-// MakeUnique gives an id to each call that has none or repeats an earlier one: every call is answered by its id.
+// MakeUnique gives an ID to each call that has none or repeats an earlier one, because results
+// refer to calls by ID.
 func MakeUnique(calls []ToolCall) {
 	seen := make(map[string]bool, len(calls))
 	for i := range calls {
@@ -233,8 +235,8 @@ func MakeUnique(calls []ToolCall) {
 	}
 }
 
-// historyMessage is the assistant message as it is sent back: the fields that came, known or not, except what strict
-// servers refuse in a request although they or others send it in an answer.
+// historyMessage returns the assistant message as it is sent back. It keeps all fields, known or
+// not, except those that some servers send in answers and strict ones refuse in requests.
 func historyMessage(fields map[string]json.RawMessage, calls []ToolCall) (json.RawMessage, error) {
 	for name, value := range fields {
 		if string(value) == "null" {
@@ -243,7 +245,7 @@ func historyMessage(fields map[string]json.RawMessage, calls []ToolCall) (json.R
 	}
 	fields["role"] = json.RawMessage(`"assistant"`)
 	if _, ok := fields["content"]; !ok {
-		// null is right beside tool calls; without any, the content is required.
+		// Beside tool calls null is correct; without calls a string is required.
 		fields["content"] = json.RawMessage("null")
 		if len(calls) == 0 {
 			fields["content"] = json.RawMessage(`""`)

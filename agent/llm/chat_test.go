@@ -64,14 +64,15 @@ func TestRequestCarriesWhatWasAskedFor(t *testing.T) {
 	}
 }
 
-// What only the provider understands must come back to it, and what strict providers refuse must not.
+// Fields that only the provider understands must return to it; fields that strict providers refuse
+// must not.
 func TestAssistantMessageComesBackAsItWas(t *testing.T) {
 	srv := llmtest.Start(t,
 		llmtest.Turn{
 			Content: "thinking aloud", Reasoning: "because",
 			Calls: []llmtest.Call{
 				{ID: "a", Name: "t", Arguments: `{"x":1}`},
-				{ID: "a", Name: "t", Arguments: `{"x":`}, // repeated id, broken JSON
+				{ID: "a", Name: "t", Arguments: `{"x":`}, // repeated ID, invalid JSON
 				{ID: llmtest.NoID, Name: "t", Arguments: ""},
 			},
 			Extra: map[string]any{"reasoning_details": []any{map[string]any{"signature": "abc"}}},
@@ -220,13 +221,13 @@ func TestHugeAnswerIsRefused(t *testing.T) {
 	}))
 	t.Cleanup(srv.Close)
 	_, err := newOpenAI(t, srv.URL).Complete(t.Context(), llm.Request{Model: "m", Messages: userMessage("x")})
-	if err == nil || !strings.Contains(err.Error(), "exceeds 64 MiB") {
+	if err == nil || !strings.Contains(err.Error(), "more than 64 MiB") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestUnreachableServer(t *testing.T) {
-	// A port that is taken, so that nobody else listens there, and refuses.
+	// A bound port refuses connections while no socket listens on it.
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -276,7 +277,7 @@ func TestBaseURLIsChecked(t *testing.T) {
 			t.Errorf("%q was accepted", url)
 		}
 	}
-	// Whatever stands before the host may be a secret, and is neither used nor shown.
+	// Text before the host may be a secret, and is neither used nor shown.
 	for _, url := range []string{
 		"http://me:secret@host/v1", "http://secret@host/v1", "https://secret:@host/v1", "http://:secret@host/v1", "http://se%63ret@host/v1",
 		"secret@host/v1", "me:secret@host/v1", "http:secret@host/v1", "ftp://secret@host/v1", "http:/secret@host/v1", "/v1?key=secret", "http://a b/?key=secret",
@@ -325,7 +326,7 @@ func TestParseName(t *testing.T) {
 	}
 }
 
-// The scripted model must refuse what strict providers refuse, or the tests built on it prove nothing.
+// The scripted model must refuse requests that strict providers refuse: the tests rely on it.
 func TestScriptedModelIsStrict(t *testing.T) {
 	assistant := `{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"t","arguments":"{}"}},{"id":"2","type":"function","function":{"name":"t","arguments":"{}"}}]}`
 	tool := func(id string) string { return fmt.Sprintf(`{"role":"tool","tool_call_id":%q,"content":"x"}`, id) }
@@ -358,7 +359,7 @@ func TestScriptedModelIsStrict(t *testing.T) {
 	}
 }
 
-// A call that is given up in the middle of its answer ends with the reason, and is not taken for a broken connection.
+// A call that is cancelled in the middle of its answer returns the cause, not a connection error.
 func TestCancelledStream(t *testing.T) {
 	for _, format := range []llm.Format{llm.FormatChat, llm.FormatResponses, llm.FormatAnthropic} {
 		why := errors.New("enough")

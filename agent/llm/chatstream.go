@@ -7,36 +7,37 @@ import (
 	"strconv"
 )
 
-// chatStream puts a streamed chat completion together.
+// chatStream assembles a streamed chat completion.
 type chatStream struct {
 	show func(DeltaKind, string)
 
 	id, model string
-	fields    map[string]json.RawMessage // of the message; the last value of each that is not put together
+	fields    map[string]json.RawMessage // of the message; last value of each field that is not joined
 	texts     map[string]*jsonText       // of the message
 	details   []*reasoningDetail
 	calls     []*chatCall
 	finish    string
 	usage     json.RawMessage
-	begun     bool // something of the answer came
+	begun     bool // whether a choice was received
 }
 
-// textFields are the message's fields whose pieces are joined.
+// textFields are the fields of a message whose pieces are joined.
 var textFields = map[string]DeltaKind{
 	"content": DeltaContent, "refusal": DeltaContent, "reasoning_content": DeltaReasoning, "reasoning": DeltaReasoning,
 }
 
-// maxCalls bounds the tool calls of one answer, so that finding the right one takes no time worth a server's malice.
+// maxCalls bounds the tool calls of one answer. The search for a call is linear, so a hostile
+// server could otherwise make it slow.
 const maxCalls = 1000
 
-// chatCall is a tool call that is being written.
+// chatCall is an unfinished tool call.
 type chatCall struct {
 	index     int
 	id, name  string
-	fields    map[string]json.RawMessage // beside those here
+	fields    map[string]json.RawMessage // other than the fields below
 	function  map[string]json.RawMessage
 	arguments jsonText
-	object    json.RawMessage // arguments that are no string, from a few servers
+	object    json.RawMessage // arguments that are not a string, from a few servers
 }
 
 // reasoningDetail is an element of OpenRouter's reasoning_details.
@@ -119,7 +120,7 @@ func (s *chatStream) delta(fields map[string]json.RawMessage) error {
 				s.texts[name] = &jsonText{}
 			}
 			text := s.texts[name].add(value)
-			// Gateways that send the reasoning under two names are shown once.
+			// A gateway may send the reasoning under two names: show it once.
 			if name != "reasoning" || s.texts["reasoning_content"] == nil && fields["reasoning_content"] == nil {
 				s.show(kind, text)
 			}
@@ -127,7 +128,7 @@ func (s *chatStream) delta(fields map[string]json.RawMessage) error {
 			s.fields[name] = value
 		}
 	}
-	// After the text: the order in which people read.
+	// Tool calls follow the text, in reading order.
 	if raw := fields["tool_calls"]; present(raw) {
 		return s.toolCalls(raw)
 	}
@@ -141,7 +142,7 @@ func (s *chatStream) toolCalls(raw json.RawMessage) error {
 	}
 	for _, fields := range list {
 		var id string
-		_ = json.Unmarshal(fields["id"], &id) // anything else counts as none
+		_ = json.Unmarshal(fields["id"], &id) // any other type counts as no ID
 		var function map[string]json.RawMessage
 		_ = json.Unmarshal(fields["function"], &function)
 		if len(s.calls) > maxCalls {
@@ -162,7 +163,7 @@ func (s *chatStream) toolCalls(raw json.RawMessage) error {
 			case name == "name":
 				var text string
 				_ = json.Unmarshal(value, &text)
-				if text != call.name { // some servers repeat it, none cuts it so that a piece equals what came before
+				if text != call.name { // some servers repeat the name; none splits it into equal pieces
 					call.name += text
 					s.show(DeltaCall, text)
 				}
@@ -178,8 +179,8 @@ func (s *chatStream) toolCalls(raw json.RawMessage) error {
 	return nil
 }
 
-// call finds the call that a piece belongs to: by its index; without one, or where servers give all calls the same,
-// a new id begins a new call.
+// call returns the call that a piece belongs to, by its index. If the index is missing or shared by
+// all calls, a new ID begins a new call.
 func (s *chatStream) call(rawIndex json.RawMessage, id string) *chatCall {
 	index := -1
 	if n, err := strconv.Atoi(string(rawIndex)); err == nil {
@@ -195,7 +196,7 @@ func (s *chatStream) call(rawIndex json.RawMessage, id string) *chatCall {
 	return c
 }
 
-// detail takes a piece of reasoning_details: one that goes on with the last is joined to it.
+// detail adds a piece of reasoning_details, joined to the last one if it continues that.
 func (s *chatStream) detail(fields map[string]json.RawMessage) {
 	if n := len(s.details); n > 0 {
 		last := s.details[n-1]

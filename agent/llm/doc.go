@@ -1,19 +1,22 @@
-// Package llm makes provider-neutral calls to a language model that can use tools.
+// Package llm makes provider-neutral calls to language models that can use tools.
 //
-// A [Model] takes one [Request], the whole conversation so far, and answers with one [Response]. [OpenAI] speaks the
-// chat-completions format that OpenAI, vLLM, SGLang, llama.cpp and most gateways share, [Responses] OpenAI's newer one,
-// [Anthropic] the Messages of Anthropic; [ParseName] and [Open] choose. [Replay] gives the model's turns of a recorded run
-// again. [Retry] wraps any of them: it waits and repeats what may go away by itself, shrinks a request that does not fit into
-// the model's context, and heeds what a model's refusals say about all its calls. [Price] says what a call costs.
+// A [Model] takes a [Request], which holds the whole conversation so far, and returns a [Response].
+// [OpenAI] speaks chat completions, the format that OpenAI, vLLM, SGLang, llama.cpp and most
+// gateways share. [Responses] speaks OpenAI's newer format, [Anthropic] Anthropic's Messages.
+// [ParseName] and [Open] choose among them, and [Replay] plays the model turns of a recorded run.
 //
-// What a provider needs to see again in the next request but nobody else understands (reasoning signatures, extra fields
-// of a gateway) travels in [Message.Raw], so that nothing above this package knows a provider. A conversation that is
-// kept for later has to keep it, with [Message.RawFormat].
+// [Retry] wraps any model. It waits and repeats calls whose failure may be temporary, shrinks
+// requests that exceed the model's context, and remembers limits that a model's refusals name.
+// [Price] computes the cost of a call.
 //
-// # How an answer is read
+// Some fields of an answer are for the provider alone and must return in the next request:
+// reasoning signatures, extra fields of a gateway. They travel in [Message.Raw], so that callers of
+// this package know no provider. A stored conversation has to keep Raw and [Message.RawFormat].
 //
-// The official SDKs write the requests, as far as we have words for them, and carry them. The answers are read here, as they
-// came: the SDKs' types lose what their maker does not have. A streamed answer is first put together to what the server would
-// have sent whole, and then read like that one. All of it comes from outside and is bounded: the header, a line, the body,
-// the number of calls.
+// # Reading answers
+//
+// The official SDKs encode and send the requests. This package decodes the answers itself, because
+// the SDKs' types drop fields that their own provider does not use. A streamed answer is first
+// assembled into the answer that the server would have sent whole, and then decoded like it.
+// Everything in an answer is untrusted and bounded: header, line, body and number of calls.
 package llm

@@ -9,33 +9,33 @@ import (
 	"time"
 )
 
-// Kind is the class of an [Error]: it decides whether trying again can help.
+// Kind is the class of an [Error]; it decides whether another attempt can help.
 type Kind string
 
-// The kinds of errors.
+// Kinds of errors.
 const (
 	KindRateLimit     Kind = "rate limit"       // 429: wait and try again
-	KindServer        Kind = "server error"     // 5xx, 408, 409: may go away
+	KindServer        Kind = "server error"     // 5xx, 408, 409: may be temporary
 	KindNetwork       Kind = "network"          // no answer at all: refused, reset, timed out
 	KindBadResponse   Kind = "bad response"     // an answer that is not a chat completion
 	KindContextLength Kind = "context length"   // the request does not fit into the model's context
 	KindAuth          Kind = "not authorised"   // 401, 403
 	KindRequest       Kind = "request refused"  // any other 4xx: repeating it cannot help
-	KindReplayEnd     Kind = "recording's end"  // a replay has no turn left
+	KindReplayEnd     Kind = "recording's end"  // the replay has no turn left
 	KindUnsupported   Kind = "unsupported name" // no adapter for this model name
 )
 
 // Error is a model call that failed on the model's side.
 type Error struct {
 	Kind       Kind
-	Endpoint   string        // where the call went
+	Endpoint   string        // address of the model's server
 	Status     int           // HTTP status, 0 if there was none
-	Message    string        // what the server said, or what was wrong with its answer; bounded
-	RetryAfter time.Duration // what the server asked for; 0: nothing
-	Err        error         // cause, if there was one below HTTP
+	Message    string        // server's message, or the defect of its answer; bounded
+	RetryAfter time.Duration // wait that the server asked for; 0 if none
+	Err        error         // cause below HTTP; nil if none
 }
 
-// Error says where the call went, what happened and, where there is one, the way out.
+// Error returns the address, the failure and, for some kinds, the remedy.
 func (e *Error) Error() string {
 	var b strings.Builder
 	if e.Endpoint != "" {
@@ -55,7 +55,7 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
 // Temporary reports whether the same request may succeed later.
@@ -68,8 +68,9 @@ func (e *Error) Temporary() bool {
 	return false
 }
 
-// The wordings of OpenAI, Anthropic, vLLM, SGLang and llama.cpp for a request that does not fit. They are compiled on first use: the
-// command line carries this package and most of its commands never need them.
+// contextPatterns match the messages with which OpenAI, Anthropic, vLLM, SGLang and llama.cpp
+// refuse a request that exceeds the context. They are compiled on first use: most commands of the
+// binary that carries this package never need them.
 var contextPatterns = sync.OnceValue(func() (p struct{ context, input, output, overflow, temperature *regexp.Regexp }) {
 	p.context = regexp.MustCompile(`(?i)(?:context (?:length|size|window)|maximum)[^0-9]{0,40}([0-9]{1,12}) ?tokens?|n_ctx\W{1,4}([0-9]{1,12})|[0-9] \+ [0-9]{1,12} > ([0-9]{1,12})|tokens > ([0-9]{1,12}) maximum`)
 	p.input = regexp.MustCompile(`(?i)([0-9]{1,12}) (?:input tokens?|tokens? (?:from|in) (?:the |your )?(?:input|prompt|messages?))|n_prompt_tokens\W{1,4}([0-9]{1,12})|([0-9]{1,12}) \+ [0-9]{1,12} > [0-9]|prompt is too long: ([0-9]{1,12}) tokens`)
@@ -79,8 +80,8 @@ var contextPatterns = sync.OnceValue(func() (p struct{ context, input, output, o
 	return p
 })
 
-// contextOverflow reports whether the text of a refused request says that it does not fit into the model's context,
-// and the two figures that such texts usually hold; 0 where they do not.
+// contextOverflow reports whether the message of a refused request says that the request exceeds
+// the model's context. It returns the two figures that such messages usually hold, or 0.
 func contextOverflow(text string) (overflow bool, context, input int) {
 	p := contextPatterns()
 	if !p.overflow.MatchString(text) {
@@ -89,10 +90,10 @@ func contextOverflow(text string) (overflow bool, context, input int) {
 	return true, firstNumber(p.context, text), firstNumber(p.input, text)
 }
 
-// outputLimit is the ceiling of the model's answers that a refusal of a higher one names; 0 if it names none.
+// outputLimit returns the answer ceiling that a refusal of a higher one names, or 0.
 func outputLimit(text string) int { return firstNumber(contextPatterns().output, text) }
 
-// refusesTemperature reports whether a refusal is about a temperature having been sent.
+// refusesTemperature reports whether a message refuses the request's temperature.
 func refusesTemperature(text string) bool { return contextPatterns().temperature.MatchString(text) }
 
 func firstNumber(re *regexp.Regexp, text string) int {
@@ -108,7 +109,7 @@ func firstNumber(re *regexp.Regexp, text string) int {
 	return 0
 }
 
-// clip bounds what a stranger's server can put into an error message.
+// clip bounds the text of an untrusted server in an error message.
 func clip(s string, limit int) string {
 	s = strings.TrimSpace(strings.ToValidUTF8(s, "\uFFFD"))
 	if len(s) <= limit {

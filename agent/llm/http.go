@@ -18,30 +18,32 @@ import (
 	"github.com/openai/openai-go/v3/packages/ssestream"
 )
 
-// HTTPTimeout is how long one call may take, queueing and generation included. Local servers under load need it.
+// HTTPTimeout is the default time limit of one call, queueing and generation included. Local
+// servers under load need that long.
 const HTTPTimeout = 1200 * time.Second
 
 const (
-	// maxResponseBytes bounds what a server may send: a turn is text, and streamed it takes some 300 bytes for each token.
+	// maxResponseBytes bounds the body of an answer. A streamed answer takes some 300 bytes a token.
 	maxResponseBytes = 64 << 20
 	// maxHeaderBytes bounds the header of an answer.
 	maxHeaderBytes = 1 << 20
-	// minScrubbed is the length from which a key is looked for in what a server says. Shorter ones ("dummy", "none") are no
-	// secrets, and are words.
+	// minScrubbed is the shortest key that is removed from a server's text. Shorter ones ("dummy",
+	// "none") are ordinary words and no secrets.
 	minScrubbed = 8
 )
 
-// ServerOptions says where a model is served and how it is called.
+// ServerOptions holds the address of a model's server and the parameters of calls to it.
 type ServerOptions struct {
-	BaseURL string // ending in /v1 as a rule
-	APIKey  string // empty: "dummy", which local servers accept
+	BaseURL string // usually ends in /v1
+	APIKey  string // "" means "dummy", which local servers accept
 	Timeout time.Duration
-	Now     func() time.Time // for Retry-After dates; nil: time.Now
+	Now     func() time.Time // clock for Retry-After dates; nil means time.Now
 }
 
-// endpoint is what the wire formats share: one server, and how its answers are read and its errors understood.
+// endpoint is the part that all wire formats share: one server, the reading of its answers and the
+// classification of its errors.
 type endpoint struct {
-	baseURL string // as it may be shown
+	baseURL string // without parts that may be secret
 	key     string
 	timeout time.Duration
 	now     func() time.Time
@@ -54,7 +56,8 @@ func newEndpoint(opts ServerOptions) (endpoint, error) {
 		return endpoint{}, fmt.Errorf("model base URL %q: want http://HOST[:PORT]/v1 or https://", shownURL(u))
 	}
 	if u.User != nil {
-		// Where calls go is on record, and told of in errors, and who resumes a run calls what stands there: no place for a secret.
+		// The address is recorded and appears in errors, and resuming a run calls the recorded
+		// address. A secret must not be part of it.
 		return endpoint{}, fmt.Errorf("model base URL %q: a user name, token or password stands before its host; give the key with --api_key (in a request, as \"key\") or in LLM_API_KEY", shownURL(u))
 	}
 	transport, ok := http.DefaultTransport.(*http.Transport)
@@ -75,14 +78,16 @@ func newEndpoint(opts ServerOptions) (endpoint, error) {
 	}
 	e.client = &http.Client{
 		Transport: boundedTransport{transport, maxResponseBytes},
-		// The key and the conversation go to the server that the user named and to no other. Go would drop the
-		// Authorization header at another host, but not Anthropic's x-api-key, and would send the body again.
+		// The key and the conversation go only to the server that the user named. On a redirect to
+		// another host Go drops the Authorization header, but not Anthropic's x-api-key, and resends
+		// the body.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	return e, nil
 }
 
-// shownURL is a URL without what may be secret in it. Of one without a host, nothing can be told from a secret but its scheme.
+// shownURL returns a URL without parts that may be secret. Without a host, any part but the scheme
+// could be one.
 func shownURL(u *url.URL) string {
 	switch {
 	case u == nil:
@@ -98,20 +103,21 @@ func shownURL(u *url.URL) string {
 	return shown.String()
 }
 
-// BaseURL is where the calls go, without what may be secret in it.
+// BaseURL returns the address of the server, without parts that may be secret.
 func (e *endpoint) BaseURL() string { return e.baseURL }
 
-// accumulator puts one streamed answer together.
+// accumulator assembles one streamed answer.
 type accumulator interface {
-	// event takes one server-sent event, and reports whether it was the last.
+	// event adds one server-sent event, and reports whether it was the last.
 	event(data []byte) (done bool, err error)
-	// complete reports whether a stream that ends here has given a whole answer.
+	// complete reports whether a stream that ends here holds a whole answer.
 	complete() bool
-	// answer is what the server would have sent, had it not been asked to stream.
+	// answer returns the answer as the server would have sent it without streaming.
 	answer() ([]byte, error)
 }
 
-// exchange makes one call with send and gives the JSON of the answer, put together by acc if the server streams it.
+// exchange makes one call with send and returns the JSON of the answer, assembled by acc if the
+// server streams it.
 func (e *endpoint) exchange(ctx context.Context, send func(**http.Response) error, acc accumulator) ([]byte, error) {
 	var resp *http.Response
 	if err := send(&resp); err != nil {
@@ -119,23 +125,23 @@ func (e *endpoint) exchange(ctx context.Context, send func(**http.Response) erro
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return nil, &Error{Kind: KindRequest, Status: resp.StatusCode, Message: e.elsewhere(resp)}
+		return nil, &Error{Kind: KindRequest, Status: resp.StatusCode, Message: e.redirectMessage(resp)}
 	}
-	// The body is taken as it came. The SDKs' decoders lose the fields that their maker does not have, and give a nil answer
-	// for "null".
+	// The body is read as received. The SDKs' decoders lose fields that their provider does not use,
+	// and return a nil answer for "null".
 	var body []byte
 	var err error
 	if kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); kind == "text/event-stream" {
 		body, err = e.readEvents(ctx, resp, acc)
 	} else if body, err = io.ReadAll(resp.Body); err != nil {
-		err = e.brokenOff(ctx, err)
+		err = e.connectionError(ctx, err)
 	}
 	if err != nil {
 		return nil, err
 	}
 	body = bytes.ToValidUTF8(body, []byte("\uFFFD"))
 	if len(e.key) >= minScrubbed {
-		body = bytes.ReplaceAll(body, []byte(e.key), []byte("[API key]")) // a gateway that echoes what it was sent
+		body = bytes.ReplaceAll(body, []byte(e.key), []byte("[API key]")) // some gateways echo the request
 	}
 	return body, nil
 }
@@ -153,25 +159,25 @@ func (e *endpoint) readEvents(ctx context.Context, resp *http.Response, acc accu
 	}
 	switch err := dec.Err(); {
 	case errors.Is(err, errResponseTooLarge) || errors.Is(err, bufio.ErrTooLong):
-		return nil, e.brokenOff(ctx, err)
-	case acc.complete(): // all but the end mark, or the usage
+		return nil, e.connectionError(ctx, err)
+	case acc.complete(): // only the end mark or the usage is missing
 		return acc.answer()
 	case err != nil:
-		return nil, e.brokenOff(ctx, err)
+		return nil, e.connectionError(ctx, err)
 	}
-	return nil, &Error{Kind: KindNetwork, Message: "the answer broke off: the stream ended before the answer did"}
+	return nil, &Error{Kind: KindNetwork, Message: "the stream ended before the answer was complete"}
 }
 
-// elsewhere says what is wrong with an answer that is neither 200 nor an error.
-func (e *endpoint) elsewhere(resp *http.Response) string {
+// redirectMessage describes an answer that is neither 200 nor an error.
+func (e *endpoint) redirectMessage(resp *http.Response) string {
 	if at, err := resp.Location(); err == nil {
-		return clip("the server is elsewhere: "+shownURL(at)+"; redirects are not followed, so that the key goes to no other server", 600)
+		return clip("redirect to "+shownURL(at)+" refused: the key goes to the named server only", 600)
 	}
-	return "an answer of this status holds no turn"
+	return "no turn in an answer of this status"
 }
 
-// done gives an error its endpoint and takes the key out of it.
-func (e *endpoint) done(resp *Response, err error) (*Response, error) {
+// finish adds the endpoint to an error and removes the key from it.
+func (e *endpoint) finish(resp *Response, err error) (*Response, error) {
 	if m, ok := errors.AsType[*Error](err); ok {
 		m.Endpoint = e.baseURL
 		if len(e.key) >= minScrubbed {
@@ -181,29 +187,31 @@ func (e *endpoint) done(resp *Response, err error) (*Response, error) {
 	return resp, err
 }
 
-// classify turns what an SDK returned into an [*Error], or the context's error if that is what ended the call.
+// classify converts an SDK's error to an [*Error], or to the context's error if that ended the
+// call.
 func (e *endpoint) classify(ctx context.Context, err error, resp *http.Response) error {
 	if resp != nil && resp.StatusCode >= 400 && ctx.Err() == nil {
 		// Not wrapped: the SDKs' errors hold the request, and with it the key.
 		return refused(resp, e.now())
 	}
-	return e.brokenOff(ctx, err)
+	return e.connectionError(ctx, err)
 }
 
-// brokenOff is the error of a call that was sent, or should have been, and whose answer did not come or did not end.
-func (e *endpoint) brokenOff(ctx context.Context, err error) error {
+// connectionError returns the error of a call whose answer did not arrive or broke off.
+func (e *endpoint) connectionError(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("model call: %w", context.Cause(ctx))
 	case errors.Is(err, errResponseTooLarge) || errors.Is(err, bufio.ErrTooLong):
-		return &Error{Kind: KindRequest, Message: clip(err.Error(), 600), Err: err} // repeating it would only cost as much again
+		return &Error{Kind: KindRequest, Message: clip(err.Error(), 600), Err: err} // repeating it would cost as much again
 	case errors.Is(err, context.DeadlineExceeded):
 		return &Error{Kind: KindNetwork, Message: "no answer within the time limit of one call", Err: err}
 	}
 	return &Error{Kind: KindNetwork, Message: clip(err.Error(), 600), Err: err}
 }
 
-// refused is the error of an answer with an error status. The SDK has read its body and put it back.
+// refused returns the error of an answer with an error status. The SDK has read the body and
+// restored it.
 func refused(resp *http.Response, now time.Time) *Error {
 	e := &Error{Status: resp.StatusCode, RetryAfter: retryAfter(resp.Header, now)}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
@@ -215,14 +223,14 @@ func refused(resp *http.Response, now time.Time) *Error {
 	return e
 }
 
-// kindOf is the class of an error by its status and what the server said.
+// kindOf classifies an error by its status and the server's message.
 func kindOf(status int, message string) Kind {
 	lower := strings.ToLower(message)
 	var kind Kind
 	switch {
 	case strings.Contains(lower, "insufficient_quota"):
-		return KindRequest // OpenAI says 429, and no waiting brings money
-	case status == http.StatusTooManyRequests || status == 529: // Anthropic's "overloaded" passes as slowly as a rate limit
+		return KindRequest // OpenAI answers 429, but waiting does not restore a quota
+	case status == http.StatusTooManyRequests || status == 529: // 529 is Anthropic's "overloaded", which lasts as long as a rate limit
 		return KindRateLimit
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
 		return KindAuth
@@ -231,7 +239,8 @@ func kindOf(status int, message string) Kind {
 	default:
 		kind = KindRequest
 	}
-	// llama.cpp and older vLLM say it with 500; there the word must be "context", since quotas have tokens too.
+	// llama.cpp and older vLLM answer 500. There the message must say "context", since quotas have
+	// tokens too.
 	if kind == KindRequest || strings.Contains(lower, "context") {
 		if overflow, _, _ := contextOverflow(message); overflow {
 			return KindContextLength
@@ -240,8 +249,8 @@ func kindOf(status int, message string) Kind {
 	return kind
 }
 
-// streamError is an error that came in the middle of an answer, in place of a status: an object with a type or a code, or a
-// text. Where it does not say what class it is, it may go away.
+// streamError returns an error that arrived in the middle of an answer instead of a status. It is
+// an object with a type or a code, or a text. Without a class it counts as temporary.
 func streamError(raw json.RawMessage) *Error {
 	wrapped, err := json.Marshal(map[string]json.RawMessage{"error": raw})
 	if err != nil {
@@ -277,9 +286,9 @@ func streamError(raw json.RawMessage) *Error {
 	return e
 }
 
-// serverMessage finds the readable part of an error body: {"error":{"message":...}}, {"error":"..."}, {"message":...},
-// {"detail":...}, or the text itself. llama.cpp puts its figures beside the message, so an error object is kept
-// whole when it has more than OpenAI's fields.
+// serverMessage returns the readable part of an error body: {"error":{"message":...}},
+// {"error":"..."}, {"message":...}, {"detail":...}, or the text itself. llama.cpp puts its figures
+// beside the message, so an object with n_ctx is kept whole.
 func serverMessage(body []byte) string {
 	var shape struct {
 		Error   any `json:"error"`
@@ -306,7 +315,7 @@ func serverMessage(body []byte) string {
 	return string(body)
 }
 
-// retryAfter reads the wait that a server asked for, in any of the three forms in use.
+// retryAfter returns the wait that a server asks for, in any of the three forms in use.
 func retryAfter(header http.Header, now time.Time) time.Duration {
 	if ms, err := strconv.ParseFloat(header.Get("Retry-After-Ms"), 64); err == nil && ms > 0 && ms < 1e9 {
 		return time.Duration(ms * float64(time.Millisecond))
@@ -326,7 +335,8 @@ func retryAfter(header http.Header, now time.Time) time.Duration {
 
 var errResponseTooLarge = errors.New("the answer is too large")
 
-// boundedTransport ends a response body that exceeds limit with an error: bodies are read whole, and error bodies by the SDKs.
+// boundedTransport fails the read of a response body that exceeds limit: bodies are read whole, and
+// the SDKs read error bodies.
 type boundedTransport struct {
 	next  http.RoundTripper
 	limit int64
@@ -348,7 +358,7 @@ type boundedBody struct {
 
 func (b *boundedBody) Read(p []byte) (int, error) {
 	if b.left <= 0 {
-		return 0, fmt.Errorf("%w: it exceeds %d MiB", errResponseTooLarge, b.limit>>20)
+		return 0, fmt.Errorf("%w: more than %d MiB", errResponseTooLarge, b.limit>>20)
 	}
 	if int64(len(p)) > b.left {
 		p = p[:b.left]

@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// Model is one source of model turns.
+// Model is a source of model turns.
 type Model interface {
-	// Complete asks for the next turn. Errors that came from the model's side are of type [*Error]; a context that
-	// ended gives the context's error.
+	// Complete requests the next turn. Failures on the model's side are of type [*Error]; if ctx
+	// ends, the error is the context's.
 	Complete(ctx context.Context, req Request) (*Response, error)
-	// Describe says in one line where the turns come from, for the person who watches and for the record.
+	// Describe names the source of the turns in one line, for the user and the record.
 	Describe() string
 }
 
-// Role says who speaks in a [Message].
+// Role names the author of a [Message].
 type Role string
 
-// The roles of a conversation.
+// Roles of a conversation.
 const (
 	RoleSystem    Role = "system"
 	RoleUser      Role = "user"
@@ -31,92 +31,94 @@ type Message struct {
 	Role       Role
 	Content    string
 	ToolCalls  []ToolCall // of an assistant message
-	ToolCallID string     // of a tool message: the call that it answers
-	// Raw is an assistant message as its provider wants it back, in the wire format RawFormat. A provider of that format
-	// sends it in place of the other fields; the others send those.
+	ToolCallID string     // of a tool message: ID of the call that it answers
+	// Raw is an assistant message as its provider expects it back, in the wire format RawFormat. A
+	// model of that format sends Raw in place of the other fields; other models send the fields.
 	Raw       json.RawMessage
 	RawFormat Format
 }
 
-// Format is a wire format: the shape of requests and answers.
+// Format is a wire format of requests and answers.
 type Format string
 
-// The formats.
+// Wire formats.
 const (
 	FormatChat      Format = ""          // OpenAI's chat completions
 	FormatResponses Format = "responses" // OpenAI's Responses
 	FormatAnthropic Format = "anthropic" // Anthropic's Messages
 )
 
-// ToolCall is one action that the model asks for.
+// ToolCall is one action that the model requests.
 type ToolCall struct {
 	ID   string // unique within its message, never empty
 	Name string
-	// Arguments is the text that the model wrote. It should be a JSON object and often is not: parse it with suspicion.
+	// Arguments is the text that the model wrote. It should be a JSON object but often is not;
+	// validate it.
 	Arguments string
 }
 
-// Tool is what the model is told about one tool.
+// Tool describes one tool to the model.
 type Tool struct {
 	Name        string
 	Description string
 	Parameters  json.RawMessage // JSON schema of the arguments
 }
 
-// Request is one call of a model. Nothing in it is kept by the model after the call.
+// Request is one call of a model. A model keeps no part of it after the call.
 type Request struct {
 	Model       string
 	Messages    []Message
 	Tools       []Tool
-	Temperature *float64       // nil: not sent, the provider's default holds
-	MaxTokens   int            // ceiling of the answer; 0: not sent
-	ExtraBody   map[string]any // added to the request's body, overriding what stands there
-	// OnDelta, if set, asks for a streamed answer and is given its pieces as they come, from one goroutine and before
-	// Complete returns.
+	Temperature *float64       // nil means the provider's default: none is sent
+	MaxTokens   int            // answer ceiling in tokens; 0 sends none
+	ExtraBody   map[string]any // further fields of the request's body; they override the others
+	// OnDelta, if set, requests a streamed answer and receives its pieces, from one goroutine and
+	// before Complete returns.
 	OnDelta func(Delta)
 }
 
-// show hands a piece to who watches.
+// show passes a piece of the answer to OnDelta.
 func (r *Request) show(kind DeltaKind, text string) {
 	if r.OnDelta != nil && (text != "" || kind == DeltaRestart) {
 		r.OnDelta(Delta{Kind: kind, Text: text})
 	}
 }
 
-// Delta is a piece of an answer that is still being written. It is for who watches: what counts is the [Response].
+// Delta is a piece of an unfinished answer, for display only: the [Response] is authoritative.
 type Delta struct {
 	Kind DeltaKind
-	Text string // whole characters, but not made safe for a terminal
+	Text string // complete characters, not sanitised for a terminal
 }
 
-// DeltaKind says what a [Delta] is a piece of.
+// DeltaKind is the part of the answer that a [Delta] belongs to.
 type DeltaKind string
 
-// The kinds of deltas.
+// Kinds of deltas.
 const (
 	DeltaContent   DeltaKind = "content"
 	DeltaReasoning DeltaKind = "reasoning"
-	DeltaCall      DeltaKind = "call"      // the name of a tool; its arguments follow
-	DeltaArguments DeltaKind = "arguments" // of the last tool that was named
-	// DeltaRestart says that what was shown of this answer is void: it broke off, and is asked for again.
+	DeltaCall      DeltaKind = "call"      // name of a tool; its arguments follow
+	DeltaArguments DeltaKind = "arguments" // of the last named tool
+	// DeltaRestart voids all earlier deltas of the answer: it broke off and is requested again.
 	DeltaRestart DeltaKind = "restart"
 )
 
-// Usage is what the provider counted for one call, or a sum of such. Zero fields were not reported.
+// Usage holds a provider's token counts for one call, or a sum of them. Zero fields were not
+// reported.
 type Usage struct {
-	PromptTokens     int `json:"prompt_tokens"` // all of the input, cached or not
+	PromptTokens     int `json:"prompt_tokens"` // whole input, cached or not
 	CompletionTokens int `json:"completion_tokens"`
 	TotalTokens      int `json:"total_tokens"`
 	CachedTokens     int `json:"cached_tokens,omitempty"`      // of PromptTokens: read from the provider's cache
-	CacheWriteTokens int `json:"cache_write_tokens,omitempty"` // of PromptTokens: written to it, which some charge for
+	CacheWriteTokens int `json:"cache_write_tokens,omitempty"` // of PromptTokens: written to that cache, for which some providers charge
 	ReasoningTokens  int `json:"reasoning_tokens,omitempty"`   // of CompletionTokens
-	// CostUSD is what the calls cost by [Prices], and UnpricedCalls how many it leaves out because the price of their model is not
-	// known. No model of this package fills them in.
+	// CostUSD is the cost of the calls by [Prices]. UnpricedCalls counts the calls that it omits
+	// because their model has no known price. The models of this package set neither.
 	CostUSD       float64 `json:"cost_usd,omitempty"`
 	UnpricedCalls int     `json:"unpriced_calls,omitempty"`
 }
 
-// Add adds what another call used.
+// Add adds the usage of another call.
 func (u *Usage) Add(v Usage) {
 	u.PromptTokens += v.PromptTokens
 	u.CompletionTokens += v.CompletionTokens
@@ -128,24 +130,25 @@ func (u *Usage) Add(v Usage) {
 	u.UnpricedCalls += v.UnpricedCalls
 }
 
-// What [Response.FinishReason] is, whatever the provider calls it. Others are given as they come.
+// Values of [Response.FinishReason], independent of the provider's words. Unknown reasons are
+// passed on unchanged.
 const (
 	FinishStop      = "stop"
 	FinishToolCalls = "tool_calls"
-	FinishLength    = "length"         // cut off at the ceiling of tokens, or at the end of the context
-	FinishRefusal   = "refusal"        // the model would not
-	FinishFilter    = "content_filter" // the provider would not
+	FinishLength    = "length"         // cut off at the answer ceiling or the end of the context
+	FinishRefusal   = "refusal"        // the model refused
+	FinishFilter    = "content_filter" // the provider refused
 )
 
 // Response is one model turn.
 type Response struct {
 	Content      string
-	Reasoning    string // what the provider shows of the model's thinking, where it does
+	Reasoning    string // the model's reasoning, if the provider shows it
 	ToolCalls    []ToolCall
 	FinishReason string // FinishStop, FinishToolCalls, ...
 	Usage        Usage
-	Raw          json.RawMessage // the whole answer as received, for the record
-	Message      Message         // this turn as it must stand in the next request
+	Raw          json.RawMessage // whole answer as received, for the record
+	Message      Message         // this turn in the form for the next request
 }
 
 // wireMessage is the chat-completions form of a message.
@@ -167,7 +170,7 @@ type wireFunction struct {
 	Arguments string `json:"arguments"`
 }
 
-// MarshalJSON writes the chat-completions form, which is Raw where that has this form.
+// MarshalJSON writes the chat-completions form, which is Raw if Raw has that format.
 func (m Message) MarshalJSON() ([]byte, error) {
 	if m.Raw != nil && m.RawFormat == FormatChat {
 		return m.Raw, nil
@@ -179,8 +182,8 @@ func (m Message) MarshalJSON() ([]byte, error) {
 	return json.Marshal(w)
 }
 
-// historyName is how the name of a past call is shown to the provider again: what a model made up may be no name that
-// providers take in a request, and would spoil the conversation for ever after.
+// historyName returns the name of a past call as it is sent back. A model can invent a name that
+// providers refuse in a request, which would break every later call of the conversation.
 func historyName(name string) string {
 	name = identifier(name)
 	if name == "" {
@@ -189,7 +192,8 @@ func historyName(name string) string {
 	return name[:min(len(name), 64)]
 }
 
-// identifier is text with an underscore for each character but ASCII letters, digits, underscores and dashes.
+// identifier replaces every character but ASCII letters, digits, underscores and dashes by an
+// underscore.
 func identifier(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -200,9 +204,10 @@ func identifier(text string) string {
 	}, text)
 }
 
-// historyArguments is how a call's arguments are shown to the provider again. Several servers (vLLM's chat templates
-// among them) parse the arguments of past calls and answer 400 or 500 for ever after when one is not a JSON object, so
-// what cannot be parsed is quoted inside an object. The model's own text stands in the tool error that it gets.
+// historyArguments returns the arguments of a past call as they are sent back. Several servers,
+// vLLM's chat templates among them, parse these and answer 400 or 500 from then on if one is not a
+// JSON object. Text that does not parse is therefore quoted inside an object. The tool error that
+// the model received holds its own text.
 func historyArguments(args string) string {
 	var object map[string]json.RawMessage
 	if json.Unmarshal([]byte(args), &object) == nil && object != nil {

@@ -18,27 +18,27 @@ import (
 //go:embed prices.yaml
 var listPrices []byte
 
-// maxPriceFile bounds a file of prices.
+// maxPriceFile is the maximum size of a price file in bytes.
 const maxPriceFile = 1 << 20
 
-// Price is what the calls of one model cost, in US dollars for a million tokens.
+// Price holds the prices of one model, in US dollars per million tokens.
 type Price struct {
 	Input      float64  `yaml:"input"`
-	Cached     *float64 `yaml:"cached"`      // nil: as Input
-	CacheWrite *float64 `yaml:"cache_write"` // nil: as Input
+	Cached     *float64 `yaml:"cached"`      // nil means Input
+	CacheWrite *float64 `yaml:"cache_write"` // nil means Input
 	Output     float64  `yaml:"output"`
 	Long       *struct {
 		Above int `yaml:"above"`
 		Price `yaml:",inline"`
-	} `yaml:"long"` // of a call whose request has more than Above tokens
+	} `yaml:"long"` // for a call whose request exceeds Above tokens
 }
 
-// Prices are the prices of models by the names that are sent to their providers.
+// Prices maps the names that are sent to providers to the prices of the models.
 type Prices map[string]Price
 
 var builtIn = sync.OnceValues(func() (Prices, error) { return parsePrices(listPrices) })
 
-// LoadPrices gives the built-in list, with what stands in the file at path, if one is named, put over it.
+// LoadPrices returns the built-in list, overridden by the file at path unless path is empty.
 func LoadPrices(path string) (Prices, error) {
 	list, err := builtIn()
 	if err != nil {
@@ -73,7 +73,7 @@ func parsePrices(data []byte) (Prices, error) {
 		Models Prices `yaml:"models"`
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(data))
-	dec.KnownFields(true) // a price that is passed over for a slip of the pen is a wrong bill
+	dec.KnownFields(true) // a mistyped key would give a wrong bill
 	if err := dec.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func parsePrices(data []byte) (Prices, error) {
 
 func (p Price) check() error {
 	for _, v := range []float64{p.Input, orInput(p.Cached, p), orInput(p.CacheWrite, p), p.Output} {
-		if !(v >= 0) || math.IsInf(v, 0) { // NaN too
+		if !(v >= 0) || math.IsInf(v, 0) { // !(v >= 0) covers NaN
 			return fmt.Errorf("%v is no price", v)
 		}
 	}
@@ -107,7 +107,7 @@ func orInput(v *float64, p Price) float64 {
 	return *v
 }
 
-// Of gives the price of a model by the name that is sent, or by that name without the date behind it.
+// Of returns the price of a model by its name, or by its name without a trailing date.
 func (p Prices) Of(model string) (Price, bool) {
 	if price, ok := p[model]; ok {
 		return price, true
@@ -116,7 +116,7 @@ func (p Prices) Of(model string) (Price, bool) {
 	return price, ok
 }
 
-// undated takes a date off: -20251101 or -2025-08-07.
+// undated removes a trailing date: -20251101 or -2025-08-07.
 func undated(model string) string {
 	for _, form := range []string{"-dddddddd", "-dddd-dd-dd"} {
 		if at := len(model) - len(form); at > 0 && strings.Map(digitsToD, model[at:]) == form {
@@ -136,12 +136,13 @@ func digitsToD(r rune) rune {
 	return r
 }
 
-// Cost is what a call of this usage costs, in US dollars. Who keeps the usage puts it there.
+// Cost returns the price of a call of this usage, in US dollars. The caller stores it in
+// Usage.CostUSD.
 func (p Price) Cost(u Usage) float64 {
 	if p.Long != nil && u.PromptTokens > p.Long.Above {
 		p = p.Long.Price
 	}
-	// What the provider counted may not add up.
+	// A provider's counts may not add up.
 	cached := min(u.CachedTokens, u.PromptTokens)
 	written := min(u.CacheWriteTokens, u.PromptTokens-cached)
 	plain := u.PromptTokens - cached - written

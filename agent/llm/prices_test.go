@@ -28,11 +28,11 @@ func TestPrices(t *testing.T) {
 		{"claude-opus-4-5-20251101", million, 30},
 		{"gpt-5-mini-2025-08-07", million, 2.25},
 		{"claude-sonnet-4-6", Usage{PromptTokens: 1_000_000, CachedTokens: 400_000, CacheWriteTokens: 500_000}, 0.1*3 + 0.4*0.3 + 0.5*3.75},
-		{"gpt-4o", Usage{PromptTokens: 1_000_000, CacheWriteTokens: 500_000}, 2.5}, // no price of its own for writes
-		{"gpt-4o", Usage{PromptTokens: 1_000_000, CachedTokens: 9_000_000}, 1.25},  // more cached than there was
+		{"gpt-4o", Usage{PromptTokens: 1_000_000, CacheWriteTokens: 500_000}, 2.5}, // no price for cache writes
+		{"gpt-4o", Usage{PromptTokens: 1_000_000, CachedTokens: 9_000_000}, 1.25},  // more cached tokens than tokens
 		{"claude-haiku-5-5", Usage{PromptTokens: 100_000, CompletionTokens: 1000}, 0.0105},
 		{"claude-haiku-5-5", Usage{PromptTokens: 100_001, CompletionTokens: 1000}, 0.0525005},
-		{"gpt-5", million, 15}, // the user's
+		{"gpt-5", million, 15}, // from the user's file
 		{"mine", Usage{PromptTokens: 100, CachedTokens: 50, CompletionTokens: 1}, 52e-6},
 		{"mine", Usage{PromptTokens: 101, CompletionTokens: 1}, 1030e-6},
 		{"free", million, 0},

@@ -6,18 +6,19 @@ import (
 	"strings"
 )
 
-// Provider says who is called and how, as the prefix of a model's name does.
+// Provider is the service that the prefix of a model name selects.
 type Provider struct {
 	Format  Format
-	BaseURL string // where it is served when nothing else is said; "" means that it has to be said
-	KeyName string // the environment variable that holds its key by custom
+	BaseURL string // default address; "" if the user must name one
+	KeyName string // environment variable that holds the key by convention
 }
 
-// anthropicURL is where Anthropic serves its models.
+// anthropicURL is the address of Anthropic's own service.
 const anthropicURL = "https://api.anthropic.com"
 
-// ParseName splits the name that a user gave a model into who serves it and the name that is sent there. The prefixes are those
-// that other tools know; one is taken off, so "openai/openai/gpt-oss-20b" reaches a server as "openai/gpt-oss-20b":
+// ParseName splits a model name into its provider and the name that is sent to it. The prefixes are
+// those of other tools. Only the first one is removed: "openai/openai/gpt-oss-20b" reaches a server
+// as "openai/gpt-oss-20b":
 //
 //	anthropic/NAME          Anthropic's Messages
 //	openai/responses/NAME   OpenAI's Responses
@@ -51,10 +52,11 @@ func ParseName(name string) (provider Provider, wireName string, err error) {
 // Server is a model behind HTTP.
 type Server interface {
 	Model
-	BaseURL() string // without what may be secret in it
+	BaseURL() string // without parts that may be secret
 }
 
-// Open prepares calls in the given format; nothing is sent yet. Wrap what it gives in [Retry].
+// Open returns a model that speaks the given format; it sends nothing yet. Wrap the model in
+// [Retry].
 func Open(format Format, opts ServerOptions) (Server, error) {
 	switch format {
 	case FormatChat:
@@ -67,7 +69,7 @@ func Open(format Format, opts ServerOptions) (Server, error) {
 	return nil, &Error{Kind: KindUnsupported, Message: fmt.Sprintf("no wire format %q", format)}
 }
 
-// reasoningModel reports whether a name is one of OpenAI's models that refuse max_tokens and a temperature.
+// reasoningModel reports whether name is an OpenAI model that refuses max_tokens and temperature.
 func reasoningModel(name string) bool {
 	base := strings.ToLower(path.Base(name))
 	for _, prefix := range []string{"o1", "o3", "o4", "gpt-5", "gpt-6"} {
@@ -78,6 +80,6 @@ func reasoningModel(name string) bool {
 	return false
 }
 
-// AcceptsTemperature reports whether a temperature may be sent to the model of this name. [Retry] learns the rest from the
-// refusals.
+// AcceptsTemperature reports whether a temperature may be sent to the named model. [Retry] learns
+// further exceptions from refusals.
 func AcceptsTemperature(name string) bool { return !reasoningModel(name) }

@@ -11,17 +11,17 @@ import (
 	"sync"
 )
 
-// maxRecording bounds the size of a trajectory that is read.
+// maxRecording is the maximum size of a trajectory in bytes.
 const maxRecording = 256 << 20
 
-// Recording is the model's side of a trajectory.json: what a replay needs of it.
+// Recording holds the model turns of a trajectory.json.
 type Recording struct {
 	ProblemStatement string
 	Turns            []Response
 }
 
-// trajectory is trajectory.json as far as the model's turns go. Recordings of other tools hold one action a step; ours
-// also hold every tool call.
+// trajectory is the part of a trajectory.json that describes the model's turns. Other tools record
+// one action a step; ours also records every tool call.
 type trajectory struct {
 	ProblemStatement string `json:"problem_statement"`
 	Steps            *[]struct {
@@ -39,7 +39,8 @@ type trajectory struct {
 	} `json:"steps"`
 }
 
-// ReadRecording reads a trajectory.json. Unknown keys are passed over: a trajectory is meant to be extended.
+// ReadRecording reads a trajectory.json. It ignores unknown keys, because trajectories may be
+// extended.
 func ReadRecording(r io.Reader) (*Recording, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxRecording+1))
 	if err != nil {
@@ -80,8 +81,8 @@ func ReadRecording(r io.Reader) (*Recording, error) {
 	return rec, nil
 }
 
-// Replay gives the turns of a recording, one for each call, whatever it is asked. No model is involved: what the tools
-// answer this time has no influence on the next turn. The tools themselves really run.
+// Replay is a model that returns the turns of a recording, one for each call, whatever the request
+// holds. The tool results of this run do not influence the next turn; the tools really run.
 type Replay struct {
 	name string
 	rec  *Recording
@@ -90,7 +91,7 @@ type Replay struct {
 	next int
 }
 
-// OpenReplay reads the recording in the file at path.
+// OpenReplay reads the recording at path.
 func OpenReplay(path string) (*Replay, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -100,7 +101,7 @@ func OpenReplay(path string) (*Replay, error) {
 	return NewReplay(path, f)
 }
 
-// NewReplay reads a recording of that name.
+// NewReplay reads a recording; name appears in messages.
 func NewReplay(name string, r io.Reader) (*Replay, error) {
 	rec, err := ReadRecording(r)
 	if err != nil {
@@ -112,15 +113,15 @@ func NewReplay(name string, r io.Reader) (*Replay, error) {
 	return &Replay{name: name, rec: rec}, nil
 }
 
-// Recording is what is replayed.
+// Recording returns the recording that is replayed.
 func (r *Replay) Recording() *Recording { return r.rec }
 
-// Describe says that this is a replay.
+// Describe says that the model is a replay.
 func (r *Replay) Describe() string {
 	return fmt.Sprintf("REPLAY of %s: the %d model turns are recorded, every command is really executed", r.name, len(r.rec.Turns))
 }
 
-// Complete gives the next recorded turn, or an error of [KindReplayEnd] after the last.
+// Complete returns the next recorded turn, or an error of [KindReplayEnd] after the last.
 func (r *Replay) Complete(ctx context.Context, _ Request) (*Response, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("replay: %w", context.Cause(ctx))

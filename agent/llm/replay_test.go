@@ -17,7 +17,8 @@ const recording = `{"problem_statement": "p", "extra": 1, "steps": [
  {"thought": "t3", "action": {"function": "", "parameters": {}}}
 ]}`
 
-// A recording of LLM-in-Sandbox holds one action a step, ours all tool calls: these are replayed where they are there.
+// Recordings of LLM-in-Sandbox hold one action a step. Ours hold all tool calls, which are
+// replayed.
 func TestReplay(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trajectory.json")
 	if err := os.WriteFile(path, []byte(recording), 0o600); err != nil {

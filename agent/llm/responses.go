@@ -14,14 +14,15 @@ import (
 	"github.com/openai/openai-go/v3/responses"
 )
 
-// Responses calls a server that speaks OpenAI's Responses. Nothing is stored there: every request holds the whole
-// conversation, and the model's reasoning travels in it encrypted. It does not retry: wrap it in [Retry].
+// Responses calls a server that speaks OpenAI's Responses. The server stores nothing: every request
+// holds the whole conversation, and the model's reasoning travels in it encrypted. Responses does
+// not retry: wrap it in [Retry].
 type Responses struct {
 	endpoint
 	service responses.ResponseService
 }
 
-// NewResponses prepares calls to the server at opts.BaseURL; nothing is sent yet.
+// NewResponses returns a model for the server at opts.BaseURL; it sends nothing yet.
 func NewResponses(opts ServerOptions) (*Responses, error) {
 	e, err := newEndpoint(opts)
 	if err != nil {
@@ -33,7 +34,7 @@ func NewResponses(opts ServerOptions) (*Responses, error) {
 // Describe names the server.
 func (r *Responses) Describe() string { return "OpenAI Responses at " + r.baseURL }
 
-// Complete makes one response.
+// Complete requests one response.
 func (r *Responses) Complete(ctx context.Context, req Request) (*Response, error) {
 	params, err := responsesParams(req)
 	if err != nil {
@@ -48,12 +49,12 @@ func (r *Responses) Complete(ctx context.Context, req Request) (*Response, error
 		return err
 	}, &responsesStream{show: req.show})
 	if err != nil {
-		return r.done(nil, err)
+		return r.finish(nil, err)
 	}
-	return r.done(parseResponses(body))
+	return r.finish(parseResponses(body))
 }
 
-// inputItem is one element of a request's input, as far as we write them.
+// inputItem is an element of a request's input that we write.
 type inputItem struct {
 	Type      string  `json:"type"`
 	Role      Role    `json:"role,omitempty"`
@@ -64,10 +65,10 @@ type inputItem struct {
 	Output    *string `json:"output,omitempty"`
 }
 
-// responsesParams is the pure part: from our request to the SDK's.
+// responsesParams converts a request to the SDK's form.
 func responsesParams(req Request) (responses.ResponseNewParams, error) {
 	params := responses.ResponseNewParams{Model: req.Model, Store: openai.Bool(false)}
-	if reasoningModel(req.Model) { // the others refuse to be asked
+	if reasoningModel(req.Model) { // other models refuse the option
 		params.Include = []responses.ResponseIncludable{responses.ResponseIncludableReasoningEncryptedContent}
 	}
 	var items []json.RawMessage
@@ -111,7 +112,7 @@ func responsesParams(req Request) (responses.ResponseNewParams, error) {
 		}
 		params.Tools = append(params.Tools, responses.ToolUnionParam{OfFunction: &responses.FunctionToolParam{
 			Name: t.Name, Description: openai.String(t.Description), Parameters: schema,
-			Strict: openai.Bool(false), // strict wants every argument required
+			Strict: openai.Bool(false), // strict mode requires every argument
 		}})
 	}
 	if req.Temperature != nil {
@@ -164,7 +165,7 @@ type outputPart struct {
 	Refusal string `json:"refusal"`
 }
 
-// parseResponses reads a response. Everything in it comes from outside.
+// parseResponses decodes a response. Its content is untrusted.
 func parseResponses(raw []byte) (*Response, error) {
 	var a responsesAnswer
 	if err := json.Unmarshal(raw, &a); err != nil {
@@ -185,8 +186,8 @@ func parseResponses(raw []byte) (*Response, error) {
 		ReasoningTokens:  max(0, a.Usage.OutputDetails.ReasoningTokens),
 	}}
 	var content, refusal, reasoning []string
-	var calls []int // which items the tool calls are
-	last := -1      // the last item that is not reasoning
+	var calls []int // indices of the tool calls in the output
+	last := -1      // index of the last item other than reasoning
 	for i, fields := range a.Output {
 		item, err := decodeFields[outputItem](fields)
 		if err != nil {
@@ -222,7 +223,7 @@ func parseResponses(raw []byte) (*Response, error) {
 		resp.Content, resp.FinishReason = strings.Join(refusal, "\n"), FinishRefusal
 	}
 
-	// Sent back: what came, but for reasoning that led to nothing, which is refused without the item that it led to.
+	// Trailing reasoning is not sent back: without the item that follows it, it is refused.
 	for n, i := range calls {
 		c, fields := resp.ToolCalls[n], a.Output[i]
 		fields["call_id"], fields["name"], fields["arguments"] = quoted(c.ID), quoted(historyName(c.Name)), quoted(historyArguments(c.Arguments))
@@ -246,7 +247,7 @@ func appendText(list []string, text string) []string {
 	return append(list, text)
 }
 
-// decodeFields reads an object that is also kept field by field.
+// decodeFields decodes an object whose fields are also kept one by one.
 func decodeFields[T any](fields map[string]json.RawMessage) (v T, err error) {
 	raw, err := json.Marshal(fields)
 	if err != nil {
@@ -255,7 +256,7 @@ func decodeFields[T any](fields map[string]json.RawMessage) (v T, err error) {
 	return v, json.Unmarshal(raw, &v)
 }
 
-// dropNulls removes what several servers send and refuse to get.
+// dropNulls removes null fields, which several servers send and refuse to receive.
 func dropNulls(fields map[string]json.RawMessage) {
 	for name, value := range fields {
 		if !present(value) {
@@ -264,11 +265,11 @@ func dropNulls(fields map[string]json.RawMessage) {
 	}
 }
 
-// responsesStream puts a streamed response together: its last event holds the whole.
+// responsesStream assembles a streamed response, whose last event holds the whole.
 type responsesStream struct {
 	show  func(DeltaKind, string)
-	texts map[string]*jsonText // what is being shown, by item
-	items []json.RawMessage    // that are done, for servers whose last event leaves them out
+	texts map[string]*jsonText // shown text, by kind and item
+	items []json.RawMessage    // finished items, for servers that omit them from the last event
 	final map[string]json.RawMessage
 }
 
@@ -311,7 +312,7 @@ func (s *responsesStream) event(data []byte) (bool, error) {
 		if present(event.Error) {
 			return false, streamError(event.Error)
 		}
-		return false, streamError(data) // the fields stand in the event itself
+		return false, streamError(data) // here the event itself holds the error's fields
 	case "":
 		if present(event.Error) {
 			return false, streamError(event.Error)

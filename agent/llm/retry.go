@@ -9,44 +9,47 @@ import (
 	"time"
 )
 
-// How often and how long [Retry] waits when nothing else is said.
+// Defaults and bounds of [Retry].
 const (
 	DefaultRetries = 5
-	// MinMaxTokens is the smallest answer ceiling that a request is shrunk to: below it a turn is cut in the middle
-	// of its thoughts more often than it is of use.
+	// MinMaxTokens is the lowest answer ceiling to which [Retry] shrinks a request. A lower one
+	// would cut most turns in the middle of the reasoning.
 	MinMaxTokens = 8192
-	// leastOutputLimit is the smallest ceiling of a model's answers that is believed.
+	// leastOutputLimit is the smallest answer ceiling in a refusal that is believed.
 	leastOutputLimit = 256
-	// maxWait bounds what a server can ask for with Retry-After.
+	// maxWait bounds the wait that a server asks for with Retry-After.
 	maxWait = 10 * time.Minute
 )
 
-// Retry repeats calls that failed for a reason that may go away, and shrinks those that do not fit the context.
+// Retry repeats calls whose failure may be temporary, and shrinks requests that exceed the model's
+// context.
 type Retry struct {
 	Model   Model
-	Retries int // further attempts after the first
-	// Backoff is the wait before retry number n (from 1) when the server did not ask for one. nil: [Backoff].
+	Retries int // attempts after the first
+	// Backoff returns the wait before retry n (from 1) if the server asked for none. nil means
+	// [Backoff].
 	Backoff func(n int, kind Kind) time.Duration
-	// Wait sleeps, or returns early with the context's error. nil: the real clock.
+	// Wait sleeps, or returns early with the context's error. nil means the real clock.
 	Wait func(ctx context.Context, d time.Duration) error
-	// Notice, if set, is told of each retry in one line.
+	// Notice, if set, receives one line about each retry.
 	Notice func(text string)
 
 	mu      sync.Mutex
 	learned map[string]learned // by model
 }
 
-// learned is what a model's refusals said about all calls of it, so that each is refused only once.
+// learned holds the limits that a model's refusals named for all its calls, so that each is refused
+// only once.
 type learned struct {
-	maxTokens     int // its ceiling for one answer; 0: not known
+	maxTokens     int // answer ceiling; 0 if unknown
 	noTemperature bool
 }
 
-// Describe is the wrapped model's.
+// Describe returns the wrapped model's description.
 func (r *Retry) Describe() string { return r.Model.Describe() }
 
-// Backoff doubles from half a second to half a minute, with up to a quarter of jitter so that many runs do not
-// return at once; a rate limit starts at four seconds and ends at a minute.
+// Backoff doubles the wait from 0.5 s to 30 s, or from 4 s to 60 s after a rate limit. Up to a
+// quarter of it is random, so that concurrent runs do not return at once.
 func Backoff(n int, kind Kind) time.Duration {
 	base, top := 500*time.Millisecond, 30*time.Second
 	if kind == KindRateLimit {
@@ -59,7 +62,8 @@ func Backoff(n int, kind Kind) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(d)/4+1)) //nolint:gosec // jitter needs no secrecy
 }
 
-// Complete calls the wrapped model until it answers, the error is one that repeating cannot cure, or the retries are used up.
+// Complete calls the wrapped model until it answers, the error is permanent, or the retries are
+// used up.
 func (r *Retry) Complete(ctx context.Context, req Request) (*Response, error) {
 	backoff, wait := r.Backoff, r.Wait
 	if backoff == nil {
@@ -110,7 +114,7 @@ func (r *Retry) Complete(ctx context.Context, req Request) (*Response, error) {
 			if !ok {
 				return nil, err
 			}
-			// Each shrinking makes MaxTokens strictly smaller and it has a floor, so this ends.
+			// This terminates: each pass lowers MaxTokens, which has a floor.
 			r.notice("the request does not fit the model's context: max_tokens %d -> %d", req.MaxTokens, smaller)
 			req.MaxTokens = smaller
 			continue
@@ -137,7 +141,7 @@ func (r *Retry) Complete(ctx context.Context, req Request) (*Response, error) {
 	}
 }
 
-// learn keeps what a refusal said, and makes req heed it.
+// learn stores the limits that a refusal named, and applies them to req.
 func (r *Retry) learn(known learned, req *Request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -163,9 +167,10 @@ func (r *Retry) notice(format string, args ...any) {
 	}
 }
 
-// shrink gives the next answer ceiling to try after a server said message. With both figures known, it is what the
-// context leaves beside the input, less 100 for what the two sides count differently; else half. It never goes below
-// MinMaxTokens, and a request that is there already does not fit.
+// shrink returns the next answer ceiling to try after a server's message. If the message names both
+// figures, the ceiling is the context less the input, less 100 tokens for differences in counting.
+// Otherwise it is half the current one. It is at least MinMaxTokens; ok is false if a request at
+// that floor still does not fit.
 func shrink(current int, message string) (int, bool) {
 	if current <= MinMaxTokens {
 		return 0, false
@@ -178,7 +183,7 @@ func shrink(current int, message string) (int, bool) {
 		if left < current {
 			return left, true
 		}
-		// The figures say that it should have fitted: believe the refusal, not the figures.
+		// By the figures the request fits. The refusal counts, not the figures.
 	}
 	return max(current/2, MinMaxTokens), true
 }

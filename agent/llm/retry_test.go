@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// script is a model that fails in the given ways and then answers.
+// script is a model that fails with errs, one after the other, and then answers.
 type script struct {
 	errs []error
 	seen []Request
@@ -37,10 +37,10 @@ func TestRetry(t *testing.T) {
 		waits  []time.Duration
 		fails  string
 	}{
-		{name: "nothing wrong", start: 100, tokens: []int{100}},
+		{name: "no error", start: 100, tokens: []int{100}},
 		{name: "passes", errs: []error{server, network, bad, server, server}, tokens: []int{0, 0, 0, 0, 0, 0}, waits: []time.Duration{1, 2, 3, 4, 5}},
 		{name: "stays", errs: []error{server, server, server, server, server, server}, tokens: []int{0, 0, 0, 0, 0, 0}, waits: []time.Duration{1, 2, 3, 4, 5}, fails: "gave up after 6 attempts: s"},
-		{name: "cannot be cured", errs: []error{&Error{Kind: KindAuth, Message: "who"}}, tokens: []int{0}, fails: "who"},
+		{name: "cannot be cured", errs: []error{&Error{Kind: KindAuth, Message: "no key"}}, tokens: []int{0}, fails: "no key"},
 		{name: "not an answer of a model", errs: []error{errors.New("disk")}, tokens: []int{0}, fails: "disk"},
 		{name: "server says how long", errs: []error{&Error{Kind: KindRateLimit, RetryAfter: 42}}, tokens: []int{0, 0}, waits: []time.Duration{42}},
 		{name: "server says for ever", errs: []error{&Error{Kind: KindRateLimit, RetryAfter: 1000 * time.Hour}}, tokens: []int{0, 0}, waits: []time.Duration{maxWait}},
@@ -95,7 +95,7 @@ func TestBackoffGrowsAndIsBounded(t *testing.T) {
 	}
 }
 
-// The wordings are those of the servers' sources.
+// The texts are taken from the servers' sources.
 func TestContextOverflowWordings(t *testing.T) {
 	for _, tc := range []struct {
 		server, text   string

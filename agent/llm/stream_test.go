@@ -16,7 +16,7 @@ import (
 	"unicode/utf8"
 )
 
-// endless writes head and then block for ever.
+// endless serves head and then block without end.
 func endless(t *testing.T, contentType, head, block string) string {
 	t.Helper()
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -32,24 +32,24 @@ func endless(t *testing.T, contentType, head, block string) string {
 	return srv.URL + "/v1"
 }
 
-// A server that never stops must take neither endless memory nor endless time, whatever it sends.
+// An endless answer must exhaust neither memory nor time, whatever its content.
 func TestEndlessStreamsAreEnded(t *testing.T) {
-	const limit = 4 << 20 // TestHugeAnswerIsRefused meets the real one
+	const limit = 4 << 20 // TestHugeAnswerIsRefused tests the real limit
 	pad := strings.Repeat("x", 1<<20)
 	for name, tc := range map[string]struct{ head, block string }{
-		"one line":      {"data: ", pad},
-		"one event":     {"", "data: " + pad + "\n"},
-		"comments":      {"", ": " + pad + "\n\n"},
-		"text":          {"", `data: {"choices":[{"index":0,"delta":{"content":"` + pad + `"}}]}` + "\n\n"},
-		"small pieces":  {"", strings.Repeat(`data: {"choices":[{"index":0,"delta":{"content":"x"}}]}`+"\n\n", 5000)},
-		"arguments":     {"", `data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"` + pad + `"}}]}}]}` + "\n\n"},
-		"calls":         {"", strings.Repeat(`data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":7,"id":"","function":{"name":"a"}}]}}]}`+"\n\n", 5000)},
-		"fields":        {"", `data: {"choices":[{"index":0,"delta":{"f":"` + pad + `"}}]}` + "\n\n"},
-		"what is whole": {"", pad},
+		"one line":     {"data: ", pad},
+		"one event":    {"", "data: " + pad + "\n"},
+		"comments":     {"", ": " + pad + "\n\n"},
+		"text":         {"", `data: {"choices":[{"index":0,"delta":{"content":"` + pad + `"}}]}` + "\n\n"},
+		"small pieces": {"", strings.Repeat(`data: {"choices":[{"index":0,"delta":{"content":"x"}}]}`+"\n\n", 5000)},
+		"arguments":    {"", `data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"` + pad + `"}}]}}]}` + "\n\n"},
+		"calls":        {"", strings.Repeat(`data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":7,"id":"","function":{"name":"a"}}]}}]}`+"\n\n", 5000)},
+		"fields":       {"", `data: {"choices":[{"index":0,"delta":{"f":"` + pad + `"}}]}` + "\n\n"},
+		"not streamed": {"", pad},
 	} {
 		t.Run(name, func(t *testing.T) {
 			contentType := "text/event-stream"
-			if name == "what is whole" {
+			if name == "not streamed" {
 				contentType = "application/json"
 			}
 			m, err := NewOpenAI(ServerOptions{BaseURL: endless(t, contentType, tc.head, tc.block)})
@@ -70,7 +70,7 @@ func TestEndlessStreamsAreEnded(t *testing.T) {
 			if !errors.As(err, &e) || len(err.Error()) > 2000 {
 				t.Fatalf("got %T %.300v", err, err)
 			}
-			// What was allocated in all, freed or not.
+			// TotalAlloc counts freed memory too.
 			if got := after.TotalAlloc - before.TotalAlloc; got > 200*limit {
 				t.Errorf("%d MiB were allocated", got>>20)
 			}
@@ -81,20 +81,20 @@ func TestEndlessStreamsAreEnded(t *testing.T) {
 	}
 }
 
-// A line has a bound of its own, in the SDK's reader.
+// The SDK's reader bounds a line on its own.
 func TestEndlessLineIsRefusedForGood(t *testing.T) {
 	e, err := newEndpoint(ServerOptions{BaseURL: "http://x/v1"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := e.brokenOff(t.Context(), fmt.Errorf("read: %w", bufio.ErrTooLong))
+	got := e.connectionError(t.Context(), fmt.Errorf("read: %w", bufio.ErrTooLong))
 	var m *Error
 	if !errors.As(got, &m) || m.Temporary() {
 		t.Errorf("got %v", got)
 	}
 }
 
-// One id for each call keeps the search for a call's pieces short only as long as the calls are few.
+// The search for a call's pieces is linear, so the number of calls must be bounded.
 func TestEndlessCallsAreRefused(t *testing.T) {
 	var s chatStream
 	s.show = func(DeltaKind, string) {}
@@ -113,7 +113,7 @@ func TestEndlessCallsAreRefused(t *testing.T) {
 	t.Error("every call was taken")
 }
 
-// The key goes to the server that was named and to no other, and no error holds it.
+// The key goes to the named server only, and no error holds it.
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		t.Errorf("the other server got %s %v", r.URL, r.Header)
@@ -136,7 +136,8 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 }
 
-// What a call sends is decided by its options: other programs' variables must not reach a server that the user named.
+// The options alone decide the content of a call: variables of other programs must not reach a
+// server that the user named.
 func TestEnvironmentIsNotSent(t *testing.T) {
 	for _, name := range []string{
 		"OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_ADMIN_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN",
@@ -191,7 +192,7 @@ func TestErrorsDoNotHoldTheKey(t *testing.T) {
 	}
 }
 
-// Every way of cutting a text gives the text.
+// Every way to cut a text restores the text.
 func FuzzTextInPieces(f *testing.F) {
 	f.Add("Grüße, 世界 👩‍🚀 \\ \" \x00", uint64(0x5555))
 	f.Add("\ufffd\\ud83d", uint64(1))
@@ -201,7 +202,7 @@ func FuzzTextInPieces(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The literal is cut anywhere but inside an escape, which no server can do: each piece is JSON.
+		// Servers cut literals anywhere but inside an escape: each piece is JSON.
 		var pieces []json.RawMessage
 		piece := []byte{'"'}
 		for i, n := 1, 0; i < len(whole)-1; n++ {
@@ -233,7 +234,7 @@ func FuzzTextInPieces(f *testing.F) {
 	})
 }
 
-// fuzzStream gives an accumulator events and checks what comes of them.
+// fuzzStream feeds events to an accumulator and checks the result.
 func fuzzStream(t *testing.T, acc accumulator, events string, parse func([]byte) (*Response, error)) {
 	t.Helper()
 	for line := range strings.Lines(events) {

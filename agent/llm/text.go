@@ -6,16 +6,16 @@ import (
 	"unicode/utf8"
 )
 
-// jsonText is a string that comes in pieces, each of them a JSON string. The pieces are joined before they are decoded: servers
-// cut at their tokens, which may be halves of a character, as bytes of its UTF-8 form or as halves of a surrogate pair, and
-// decoding half a character loses it.
+// jsonText is a string that arrives in pieces, each of them a JSON string. The pieces are joined
+// before they are decoded: servers cut at token boundaries, which can split a character's UTF-8
+// bytes or a surrogate pair. Decoding half a character would lose it.
 type jsonText struct {
-	raw   []byte // the literals without their quotes
-	shown int    // bytes of raw that add has given back
+	raw   []byte // literals without their quotes
+	shown int    // bytes of raw that add has returned
 }
 
-// add takes the next piece and gives what can be shown: all whole characters that were not given back before. What is no
-// JSON string is passed over.
+// add appends the next piece and returns the complete characters that were not returned before. A
+// piece that is no JSON string is skipped.
 func (t *jsonText) add(piece json.RawMessage) string {
 	if len(piece) < 2 || piece[0] != '"' {
 		return ""
@@ -27,7 +27,7 @@ func (t *jsonText) add(piece json.RawMessage) string {
 	return text
 }
 
-// String is the whole text.
+// String returns the whole text.
 func (t *jsonText) String() string { return decodeText(t.raw) }
 
 func decodeText(inner []byte) string {
@@ -35,12 +35,12 @@ func decodeText(inner []byte) string {
 	literal = append(append(append(literal, '"'), inner...), '"')
 	var s string
 	if json.Unmarshal(literal, &s) != nil {
-		return "" // the pieces were parsed as JSON strings, and so is what they make
+		return "" // unreachable: every piece was valid, and so is the joined literal
 	}
 	return s
 }
 
-// unfinished is how many bytes at the end of raw are the first part of a character.
+// unfinished returns the number of bytes at the end of raw that begin an incomplete character.
 func unfinished(raw []byte) int {
 	// A high surrogate, \ud800 to \udbff, whose backslash is not itself escaped.
 	if i := len(raw) - 6; i >= 0 && raw[i] == '\\' && raw[i+1] == 'u' && raw[i+2]|0x20 == 'd' && bytes.IndexByte([]byte("89abAB"), raw[i+3]) >= 0 {
@@ -66,7 +66,7 @@ func unfinished(raw []byte) int {
 // present reports whether a field was sent and is not null.
 func present(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
 
-// quoted is text as JSON.
+// quoted returns text as a JSON string.
 func quoted(text string) json.RawMessage {
 	b, err := json.Marshal(text)
 	if err != nil { // a string always marshals

@@ -1,10 +1,13 @@
-// Package policy decides about tool calls before they run: allow, deny with a reason, or ask a person or a service.
+// Package policy decides about tool calls before they run: it allows them, denies them with a
+// reason, or asks a person or a service.
 //
-// A [Policy] is rules as data: a YAML file with CEL expressions over [Facts], which say what a call is and what the run
-// has spent and done. The first rule that matches decides; where none does, the policy's default. [Parse] checks every
-// expression, so that a policy with a mistake never begins to run; one that fails while it is evaluated denies.
+// A [Policy] is rules as data: a YAML file with CEL expressions over [Facts], which describe the
+// call, the run's spending and its earlier calls. The first rule that matches decides, and if none
+// matches, the policy's default. [Parse] checks every expression, so that a run never begins with a
+// broken policy. A rule that fails while it is evaluated denies.
 //
-// What this is not: the wall. A command line can hide what it does (variables, eval, an interpreter's own code), a path
-// can lead through a link. Facts says with Opaque where a line could not be read, and a rule can deny those; but what
-// holds a program is the sandbox. A policy is for what the sandbox cannot know: what the person wants done.
+// A policy is no security boundary; the sandbox is. A command line can hide its effects behind
+// variables, eval or an interpreter's own code, and a path can lead through a symbolic link.
+// Facts.Opaque marks lines that could not be read in full, and a rule can deny those. Use a policy
+// for intentions that the sandbox does not know: which of its freedoms a run may use.
 package policy

@@ -10,25 +10,26 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 )
 
-// Facts are what a rule can look at. Each is a variable of the name in its comment.
+// Facts holds the variables of a rule's condition. A field's comment begins with the name of its
+// variable.
 type Facts struct {
 	Tool      string         // tool
-	Arguments map[string]any // arguments: as the tool has read them, not the model's text
+	Arguments map[string]any // arguments: as parsed by the tool, not the model's text
 	Command   string         // command: a shell line; "" for other tools
 
 	Words    []string // words: the line's literal words
-	Programs []string // programs: base names of what it runs, as far as it says so itself
-	Opaque   bool     // opaque: it runs what cannot be told by reading it, or cannot be read
-	Paths    []string // paths: absolute names that it mentions, relative ones from the working directory
-	Writes   []string // writes: names that it writes to, as far as it says so itself
+	Programs []string // programs: base names of the programs that the line names
+	Opaque   bool     // opaque: the line runs code that cannot be determined from its text, or cannot be parsed
+	Paths    []string // paths: absolute names in the call; relative ones are resolved against the working directory
+	Writes   []string // writes: files that the call visibly writes to
 	Hosts    []string // hosts: of URLs, user@host, IPv4 addresses and /dev/tcp, in lower case and without port
 
 	WorkingDir, InputDir, OutputDir string // working_dir, input_dir, output_dir
 
 	Turn    int                // turn: from 1
-	Repeats int                // repeats: how often the run has made the very same call before
+	Repeats int                // repeats: earlier identical calls of the run
 	Spent   map[string]float64 // spent: turns, tokens, cost (dollars), seconds, cpu_seconds
-	Budget  map[string]float64 // budget: of the same names; 0 where there is no ceiling
+	Budget  map[string]float64 // budget: ceilings under the same names; 0 if there is none
 	Count   map[string]int     // count: calls, denied, failed, and the calls of each tool by its name
 }
 
@@ -56,20 +57,20 @@ func orEmpty[V any](m map[string]V) map[string]V {
 }
 
 const (
-	// maxLine bounds the command lines that are read; longer ones are opaque.
+	// maxLine bounds the command lines that are parsed; longer ones are opaque.
 	maxLine = 256 << 10
 	// maxNested bounds lines within lines: bash -c "bash -c ...".
 	maxNested = 8
 )
 
-// Shell reads a command line and fills in what it says: words, programs, paths, writes, hosts, opaque.
+// Shell parses a command line and fills in its words, programs, paths, writes, hosts and opaque.
 func (f *Facts) Shell(line string) {
 	f.Command = line
 	r := reader{facts: f, dirs: []string{path.Clean("/" + f.WorkingDir)}}
 	r.line(line, 0)
 	for _, dir := range r.dirs {
-		f.Paths = append(f.Paths, below(dir, r.paths)...)
-		f.Writes = append(f.Writes, below(dir, r.writes)...)
+		f.Paths = append(f.Paths, resolve(dir, r.paths)...)
+		f.Writes = append(f.Writes, resolve(dir, r.writes)...)
 	}
 	f.Hosts = append(f.Hosts, hosts(line)...)
 	for _, l := range []*[]string{&f.Words, &f.Programs, &f.Paths, &f.Writes, &f.Hosts} {
@@ -78,9 +79,9 @@ func (f *Facts) Shell(line string) {
 	}
 }
 
-// File says that a tool reads or writes one file.
+// File adds a file that the tool reads or, if written is set, writes.
 func (f *Facts) File(name string, written bool) {
-	names := below(path.Clean("/"+f.WorkingDir), []string{name})
+	names := resolve(path.Clean("/"+f.WorkingDir), []string{name})
 	f.Paths = append(f.Paths, names...)
 	if written {
 		f.Writes = append(f.Writes, names...)
@@ -89,16 +90,17 @@ func (f *Facts) File(name string, written bool) {
 
 type reader struct {
 	facts *Facts
-	// Names as they stand in the line, and the directories from which they may be meant: a line may go elsewhere with cd, and which of
-	// its commands it reaches is not followed.
+	// Names as written, and the directories that they may be relative to. A line may change its
+	// directory with cd; which of its commands that affects is not tracked, so every combination
+	// counts.
 	paths, writes, dirs []string
 }
 
-// maxDirs bounds the directories of a line; one that goes to more is opaque.
+// maxDirs bounds the directories of a line; a line with more is opaque.
 const maxDirs = 16
 
-// below gives names as they are from a directory.
-func below(dir string, names []string) []string {
+// resolve returns absolute, clean names; relative ones are taken from dir.
+func resolve(dir string, names []string) []string {
 	var out []string
 	for _, name := range names {
 		if !path.IsAbs(name) {
@@ -109,8 +111,9 @@ func below(dir string, names []string) []string {
 	return out
 }
 
-// functions are those that a line defines for all of it, by where their definition ends. One that is defined in a subshell
-// or on a condition may not be there when its name is called, nor one that is called before.
+// functions returns the functions that a line certainly defines, with the offset at which each
+// definition ends. A function of a subshell or behind a condition may not exist when its name is
+// called, and neither does one that is called before its definition.
 func functions(file *syntax.File) map[string]uint {
 	found := map[string]uint{}
 	for _, s := range file.Stmts {
@@ -121,7 +124,7 @@ func functions(file *syntax.File) map[string]uint {
 	syntax.Walk(file, func(n syntax.Node) bool {
 		if w, ok := n.(*syntax.Word); ok {
 			if text, _ := literal(w); text == "eval" || strings.Contains(text, "unset") {
-				clear(found) // they can be taken away
+				clear(found) // eval and unset can remove them
 			}
 		}
 		return true
@@ -131,12 +134,12 @@ func functions(file *syntax.File) map[string]uint {
 
 func (r *reader) line(line string, depth int) {
 	if depth > maxNested || len(line) > maxLine {
-		r.unread(strings.Fields(line))
+		r.addOpaque(strings.Fields(line))
 		return
 	}
 	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(line), "")
 	if err != nil {
-		r.unread(strings.Fields(line))
+		r.addOpaque(strings.Fields(line))
 		return
 	}
 	known := functions(file)
@@ -149,7 +152,7 @@ func (r *reader) line(line string, depth int) {
 		case *syntax.Word:
 			if text, ok := literal(n); ok {
 				r.facts.Words = append(r.facts.Words, text)
-				r.path(text)
+				r.addPath(text)
 				r.assigns(text)
 			}
 		case *syntax.Assign:
@@ -188,11 +191,12 @@ func (r *reader) line(line string, depth int) {
 	})
 }
 
-// unread takes words of what is not read: what a rule looks for may stand there all the same.
-func (r *reader) unread(words []string) {
+// addOpaque adds the words of text that is not parsed: a name that a rule looks for may stand there
+// all the same.
+func (r *reader) addOpaque(words []string) {
 	r.facts.Opaque = true
 	for _, w := range words {
-		if w == "" || len(w) > 255 { // no name of a file is longer
+		if w == "" || len(w) > 255 { // longer than any file name
 			continue
 		}
 		r.facts.Words = append(r.facts.Words, w)
@@ -200,7 +204,8 @@ func (r *reader) unread(words []string) {
 	}
 }
 
-// assigns looks at a name that is given a value, or at NAME=VALUE: some decide what is run in the place of what is named.
+// assigns inspects the name of an assignment, or NAME=VALUE. Some variables decide which program a
+// name runs.
 func (r *reader) assigns(text string) {
 	name, _, _ := strings.Cut(text, "=")
 	name, _, _ = strings.Cut(strings.TrimSuffix(name, "+"), "[")
@@ -212,8 +217,8 @@ func (r *reader) assigns(text string) {
 	}
 }
 
-// declare looks at declare, export and their like. A variable that is another's name, or a number, is evaluated when it is given
-// a value.
+// declare inspects declare, export and the like. A name reference or an integer variable is
+// evaluated when a value is assigned to it.
 func (r *reader) declare(d *syntax.DeclClause) {
 	for _, a := range d.Args {
 		if !a.Naked || a.Value == nil {
@@ -226,14 +231,15 @@ func (r *reader) declare(d *syntax.DeclClause) {
 	}
 }
 
-// arithmetic: the shell evaluates the value of a variable that stands in it as an expression, and that can run commands.
+// arithmetic inspects an arithmetic expression. The shell evaluates a variable's value in it as an
+// expression too, and that can run commands.
 func (r *reader) arithmetic(x syntax.ArithmExpr) {
 	if !number(x) {
 		r.facts.Opaque = true
 	}
 }
 
-// number reports an expression of numbers alone.
+// number reports whether x consists of numbers alone.
 func number(x syntax.ArithmExpr) bool {
 	if x == nil {
 		return true
@@ -249,12 +255,12 @@ func number(x syntax.ArithmExpr) bool {
 	return all
 }
 
-// call looks at one simple command.
+// call inspects one simple command.
 func (r *reader) call(c *syntax.CallExpr, known map[string]uint, depth int) {
 	if len(c.Args) == 0 {
 		return
 	}
-	var words []string // "" where it is not known what a word will be
+	var words []string // "" for a word whose value is not known
 	for i, w := range c.Args {
 		text, _ := literal(w)
 		if expands(w) && (i > 0 || text != "[") {
@@ -263,12 +269,13 @@ func (r *reader) call(c *syntax.CallExpr, known map[string]uint, depth int) {
 		words = append(words, text)
 	}
 	if end, ok := known[words[0]]; ok && end <= c.Pos().Offset() {
-		return // its body is read where it stands
+		return // the body is inspected where it is defined
 	}
 	r.run(words, depth)
 }
 
-// wrappers run the program that their arguments name; the value are the options that take an argument of their own.
+// wrappers run the program that their arguments name. A value lists the options that take an
+// argument of their own.
 var wrappers = map[string]string{
 	"env": "uC", "nice": "n", "nohup": "", "time": "fo", "timeout": "ks", "setsid": "", "stdbuf": "ioe", "exec": "a", "command": "",
 	"builtin": "", "sudo": "ugpCDhRrTtU", "doas": "uC", "ionice": "cnp", "chroot": "", "unshare": "", "xargs": "aEdILnPs", "busybox": "", "toybox": "",
@@ -276,20 +283,20 @@ var wrappers = map[string]string{
 
 var shells = map[string]bool{"sh": true, "bash": true, "dash": true, "ash": true, "zsh": true, "ksh": true, "mksh": true}
 
-// runners run what some of their arguments say, or what is not in the line.
+// runners run code from their arguments, or from outside the line.
 var runners = map[string]bool{
 	"source": true, ".": true, "trap": true, "alias": true, "hash": true, "enable": true, "bind": true, "complete": true, "compgen": true, "fc": true,
 	"parallel": true, "su": true, "runuser": true, "script": true, "watch": true, "flock": true, "strace": true, "ltrace": true, "gdb": true, "setpriv": true,
 	"taskset": true, "chrt": true, "nsenter": true, "start-stop-daemon": true, "systemd-run": true,
 }
 
-// writers write to what their arguments name: to the last one where it is true.
+// writers write to the files that their arguments name; true means only to the last one.
 var writers = map[string]bool{
 	"tee": false, "rm": false, "rmdir": false, "unlink": false, "shred": false, "mv": false, "touch": false, "truncate": false, "mkdir": false, "mkfifo": false,
 	"mknod": false, "chmod": false, "chown": false, "chgrp": false, "cp": true, "install": true, "ln": true, "rsync": true,
 }
 
-// run looks at a program with its arguments.
+// run inspects a program with its arguments.
 func (r *reader) run(words []string, depth int) {
 	if len(words) == 0 {
 		return
@@ -299,7 +306,7 @@ func (r *reader) run(words []string, depth int) {
 		return
 	}
 	if depth > maxNested {
-		r.unread(words)
+		r.addOpaque(words)
 		return
 	}
 	name, args := path.Base(words[0]), words[1:]
@@ -307,7 +314,7 @@ func (r *reader) run(words []string, depth int) {
 	options, wraps := wrappers[name]
 	switch {
 	case runners[name] || strings.HasPrefix(name, "ld-linux"):
-		r.unread(args)
+		r.addOpaque(args)
 	case name == "eval":
 		if slices.Contains(args, "") {
 			r.facts.Opaque = true
@@ -315,9 +322,9 @@ func (r *reader) run(words []string, depth int) {
 		}
 		r.line(strings.Join(args, " "), depth+1)
 	case name == "cd" || name == "pushd" || name == "popd":
-		r.goTo(args)
+		r.changeDir(args)
 	case name == "test" || name == "[" || name == "printf" || name == "read" || name == "unset" || name == "mapfile" || name == "readarray":
-		// They take names of variables, whose index is evaluated.
+		// They take names of variables, and the shell evaluates an index in such a name.
 		if slices.ContainsFunc(args, func(w string) bool { return w == "-v" || w == "-R" || w == "-C" }) ||
 			name != "test" && name != "[" && name != "printf" && slices.ContainsFunc(args, func(w string) bool { return w == "" || strings.Contains(w, "[") }) {
 			r.facts.Opaque = true
@@ -333,15 +340,15 @@ func (r *reader) run(words []string, depth int) {
 	case wraps:
 		rest, known := skipOptions(name, options, args)
 		if !known {
-			r.unread(args)
+			r.addOpaque(args)
 			return
 		}
 		if _, again := wrappers[path.Base(first(rest))]; name == "xargs" && (again || shells[path.Base(first(rest))]) {
-			r.facts.Opaque = true // what it runs comes from elsewhere
+			r.facts.Opaque = true // the program comes from standard input
 		}
 		r.run(rest, depth+1)
 	}
-	r.written(name, args)
+	r.addWrites(name, args)
 }
 
 func first(words []string) string {
@@ -351,22 +358,22 @@ func first(words []string) string {
 	return words[0]
 }
 
-// goTo takes the directory that a line goes to.
-func (r *reader) goTo(args []string) {
+// changeDir adds the directories that the line may change to.
+func (r *reader) changeDir(args []string) {
 	args = slices.DeleteFunc(slices.Clone(args), func(w string) bool { return len(w) > 1 && w[0] == '-' })
 	if len(args) != 1 || args[0] == "" || args[0] == "-" || strings.HasPrefix(args[0], "+") || len(r.dirs) >= maxDirs {
-		r.facts.Opaque = true // home, or wherever it came from
+		r.facts.Opaque = true // the home or a previous directory
 		return
 	}
 	for _, dir := range slices.Clone(r.dirs) {
-		if to := below(dir, args)[0]; !slices.Contains(r.dirs, to) {
+		if to := resolve(dir, args)[0]; !slices.Contains(r.dirs, to) {
 			r.dirs = append(r.dirs, to)
 		}
 	}
 }
 
-// written takes the files that a program says it writes to.
-func (r *reader) written(name string, args []string) {
+// addWrites adds the files that a program visibly writes to.
+func (r *reader) addWrites(name string, args []string) {
 	last, ok := writers[name]
 	inPlace := name == "sed" && slices.ContainsFunc(args, func(w string) bool {
 		return strings.HasPrefix(w, "--in-place") || strings.HasPrefix(w, "-") && !strings.HasPrefix(w, "--") && strings.Contains(w, "i")
@@ -399,7 +406,8 @@ func (r *reader) written(name string, args []string) {
 	r.writes = append(r.writes, names...)
 }
 
-// shell looks at the arguments of a shell: its -c is a line, all else is a script that is not here to be read.
+// shell inspects the arguments of a shell. The argument of -c is a line; all others name a script
+// whose text is not known here.
 func (r *reader) shell(args []string, depth int) {
 	isLine := false
 	for len(args) > 0 {
@@ -426,14 +434,14 @@ func (r *reader) shell(args []string, depth int) {
 		break
 	}
 	if !isLine || first(args) == "" {
-		r.unread(args)
+		r.addOpaque(args)
 		return
 	}
 	r.line(args[0], depth+1)
 }
 
-// skipOptions gives what follows a wrapper's own options, assignments and, for some, first argument. known is false where
-// an option may or may not take what follows it.
+// skipOptions returns the words after a wrapper's options and assignments, and after the first
+// argument of timeout and chroot. known is false if an option may or may not take the next word.
 func skipOptions(name, takes string, args []string) (rest []string, known bool) {
 	for len(args) > 0 {
 		w := args[0]
@@ -448,7 +456,7 @@ func skipOptions(name, takes string, args []string) (rest []string, known bool) 
 			continue
 		case strings.HasPrefix(w, "-") && len(w) > 1:
 			if name == "env" && strings.Contains(w, "S") {
-				return nil, false // a line of its own kind
+				return nil, false // -S has a syntax of its own
 			}
 			args = args[1:]
 			if i := strings.IndexAny(w[1:], takes); i == len(w)-2 && len(args) > 0 {
@@ -470,7 +478,7 @@ func skipOptions(name, takes string, args []string) (rest []string, known bool) 
 func (r *reader) redirect(n *syntax.Redirect) {
 	text, ok := literal(n.Word)
 	if slices.Contains([]syntax.RedirOperator{syntax.RdrIn, syntax.Hdoc, syntax.DashHdoc, syntax.WordHdoc, syntax.DplIn}, n.Op) {
-		return // it reads
+		return // input only
 	}
 	if n.Op == syntax.DplOut && ok && (text == "-" || strings.Trim(text, "0123456789-") == "") {
 		return // 2>&1; but >&name writes to the file
@@ -482,8 +490,8 @@ func (r *reader) redirect(n *syntax.Redirect) {
 	}
 }
 
-// path takes a word that looks like a file's name: it has a slash, or begins with a tilde or a dot.
-func (r *reader) path(word string) {
+// addPath adds a word that looks like a file name: it has a slash, or begins with a tilde or a dot.
+func (r *reader) addPath(word string) {
 	if _, after, ok := strings.Cut(word, "="); ok && strings.Contains(after, "/") { // dd of=/x, --output=/x
 		word = after
 	}
@@ -496,7 +504,7 @@ func (r *reader) path(word string) {
 	}
 }
 
-// literal is what a word means where nothing is put into it when it runs.
+// literal returns the value of a word without expansions; ok is false for any other word.
 func literal(w *syntax.Word) (string, bool) {
 	if w == nil {
 		return "", false
@@ -527,7 +535,7 @@ func literal(w *syntax.Word) (string, bool) {
 	return text, text != ""
 }
 
-// expands reports a word that the shell makes something else of: {curl,x}, /usr/bin/c?rl.
+// expands reports whether the shell expands a word: {curl,x}, /usr/bin/c?rl.
 func expands(w *syntax.Word) bool {
 	for _, p := range w.Parts {
 		if lit, ok := p.(*syntax.Lit); ok && strings.ContainsAny(lit.Value, "{*?[~") {
@@ -537,7 +545,7 @@ func expands(w *syntax.Word) bool {
 	return false
 }
 
-// unescape takes the backslashes out: c\url is curl.
+// unescape removes backslashes: c\url is curl.
 func unescape(s string) string {
 	if !strings.Contains(s, `\`) {
 		return s
@@ -555,7 +563,7 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// hostPatterns find hosts in a text, whatever the program: URLs, addresses of both kinds, user@host, bash's /dev/tcp.
+// hostPatterns match hosts in any text: URLs, IP addresses, user@host, bash's /dev/tcp.
 var hostPatterns = sync.OnceValue(func() []*regexp.Regexp {
 	return []*regexp.Regexp{
 		regexp.MustCompile(`(?i)[a-z][a-z0-9+.-]*://(?:[^/@\s"'` + "`" + `]*@)?(\[[0-9a-f:.]+\]|[^/:?#\s"'` + "`" + `\\)]+)`),
@@ -565,7 +573,7 @@ var hostPatterns = sync.OnceValue(func() []*regexp.Regexp {
 	}
 })
 
-// hosts are those that a text mentions.
+// hosts returns the hosts that a text mentions.
 func hosts(text string) []string {
 	if len(text) > maxLine {
 		text = text[:maxLine]

@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// Question is what is asked about one call, and the body of a hook's request.
+// Question describes one call to an [Asker]. It is the body of a hook's request.
 type Question struct {
 	Run       string             `json:"run"`
 	Turn      int                `json:"turn"`
-	Call      int                `json:"call"` // of the turn, from 1
+	Call      int                `json:"call"` // number within the turn, from 1
 	Tool      string             `json:"tool"`
 	Arguments map[string]any     `json:"arguments"`
-	Rule      string             `json:"rule,omitempty"` // that says to ask
+	Rule      string             `json:"rule,omitempty"` // name of the rule that asks
 	Reason    string             `json:"reason,omitempty"`
 	Programs  []string           `json:"programs,omitempty"`
 	Paths     []string           `json:"paths,omitempty"`
@@ -28,36 +28,37 @@ type Question struct {
 	Spent     map[string]float64 `json:"spent"`
 }
 
-// Answer is what was answered, and the body of a hook's response.
+// Answer is the reply to a [Question], and the body of a hook's response.
 type Answer struct {
 	Allow  bool   `json:"allow"`
 	Reason string `json:"reason,omitempty"`
 }
 
-// Asker answers questions: a person at a terminal, or a [Hook]. An error is a denial.
+// Asker answers questions: a person at a terminal, or a [Hook]. An error counts as a denial.
 type Asker interface {
 	Ask(ctx context.Context, q Question) (Answer, error)
-	// By says who answers, for the record.
+	// By names the one that answers, for the record.
 	By() string
 }
 
 const (
-	hookTime   = 5 * time.Minute // a person may stand behind it
+	hookTime   = 5 * time.Minute // a person may have to answer
 	hookAnswer = 64 << 10
 )
 
-// Hook asks a service over HTTP: POST with a [Question], 200 with an [Answer]. Whatever else comes is a denial.
+// Hook asks a service over HTTP: POST with a [Question], 200 with an [Answer]. Any other response
+// is an error, and so a denial.
 type Hook struct {
 	url  string
 	host string
 	http *http.Client
 }
 
-// NewHook is the hook at an http or https address.
+// NewHook returns a hook for an http or https address.
 func NewHook(address string) (*Hook, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, errors.New("the hook's address must begin with http:// or https:// and name a host") // without the address: it may hold a token
+		return nil, errors.New("the hook's address must begin with http:// or https:// and name a host") // not the address itself: it may hold a token
 	}
 	client := &http.Client{Timeout: hookTime, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	return &Hook{url: address, host: u.Host, http: client}, nil
@@ -66,7 +67,7 @@ func NewHook(address string) (*Hook, error) {
 // By names the host only: the rest of the address may be a secret.
 func (h *Hook) By() string { return "hook at " + h.host }
 
-// Ask sends the question once.
+// Ask sends the question once; a hook is not retried.
 func (h *Hook) Ask(ctx context.Context, q Question) (Answer, error) {
 	body, err := json.Marshal(q)
 	if err != nil {
@@ -80,7 +81,7 @@ func (h *Hook) Ask(ctx context.Context, q Question) (Answer, error) {
 	resp, err := h.http.Do(req)
 	if err != nil {
 		if u, ok := errors.AsType[*url.Error](err); ok {
-			err = u.Err // the other says the whole address
+			err = u.Err // url.Error prints the whole address
 		}
 		return Answer{}, fmt.Errorf("ask the hook at %s: %w", h.host, err)
 	}

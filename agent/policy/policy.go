@@ -18,10 +18,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Action is what a policy decides.
+// Action is a policy's decision.
 type Action string
 
-// The actions. The zero value is none: it never lets a call through.
+// Actions of a rule. The zero value is none of them and never lets a call through.
 const (
 	Allow Action = "allow"
 	Deny  Action = "deny"
@@ -30,29 +30,31 @@ const (
 
 func (a Action) valid() bool { return a == Allow || a == Deny || a == Ask }
 
-// Verdict is a decision about one call. After an [Ask] it is what was answered, and By says by whom.
+// Verdict is the decision about one call. After an [Ask] it holds the answer, and By names the one
+// that answered.
 type Verdict struct {
 	Action Action `json:"action"`
-	Rule   string `json:"rule,omitempty"`   // that decided; empty for the policy's default
-	Reason string `json:"reason,omitempty"` // told to the model with a denial
-	By     string `json:"by"`               // "policy", or who answered
-	Asked  bool   `json:"asked,omitempty"`  // the rule was to ask
+	Rule   string `json:"rule,omitempty"`   // rule that decided; empty for the policy's default
+	Reason string `json:"reason,omitempty"` // sent to the model with a denial
+	By     string `json:"by"`               // "policy", or the source of the answer
+	Asked  bool   `json:"asked,omitempty"`  // the rule's action was Ask
 }
 
 const (
-	// evaluationCost bounds the work of one expression, in CEL's units; facts are as long as a model likes.
+	// evaluationCost bounds the work of one expression, in CEL's units: a model decides how long the
+	// facts are.
 	evaluationCost = 300_000
-	// interruptEvery is how many steps of a comprehension go by between two looks at the context.
+	// interruptEvery is the number of comprehension steps between checks of the context.
 	interruptEvery = 100
 	maxRules       = 1000
 	maxPolicy      = 1 << 20
 )
 
-// Policy is a set of rules, ready to decide. It may be used by several goroutines.
+// Policy is a compiled set of rules. It is safe for concurrent use.
 type Policy struct {
-	source  string
-	fallout Action // where no rule matches
-	rules   []rule
+	source   string
+	fallback Action // if no rule matches
+	rules    []rule
 }
 
 type rule struct {
@@ -61,11 +63,11 @@ type rule struct {
 	program      cel.Program
 }
 
-// document is the YAML form.
+// document is the YAML form of a policy.
 type document struct {
-	// Presets are rules of ours, tried after those of this file, in their order.
+	// Presets are built-in rule sets, tried in this order after the rules of the file.
 	Presets []string `yaml:"presets"`
-	// Default is what happens where no rule matches; "allow" where it is not said and no preset says otherwise.
+	// Default decides if no rule matches. If empty, the first preset's default holds, else "allow".
 	Default Action `yaml:"default"`
 	Rules   []struct {
 		Name   string `yaml:"name"`
@@ -78,7 +80,7 @@ type document struct {
 //go:embed presets.yaml
 var presetData []byte
 
-// presets are read when a policy is made: most commands of the binary that this is part of need none.
+// presets parses the built-in rule sets on demand: most commands of the binary need none.
 func presets() (map[string]document, error) {
 	var m map[string]document
 	if err := decode(presetData, &m); err != nil {
@@ -87,16 +89,16 @@ func presets() (map[string]document, error) {
 	return m, nil
 }
 
-// Presets are the names that [Preset] and a file's presets know.
+// Presets returns the names of the built-in rule sets, sorted.
 func Presets() []string {
 	m, err := presets()
-	if err != nil { // the test of the presets would have failed
+	if err != nil { // TestPresets fails first
 		return nil
 	}
 	return slices.Sorted(maps.Keys(m))
 }
 
-// Preset is the policy of one preset.
+// Preset returns the policy that consists of one built-in rule set.
 func Preset(name string) (*Policy, error) {
 	return Parse([]byte(fmt.Sprintf("presets: [%q]\n", name)))
 }
@@ -106,16 +108,16 @@ func decode(data []byte, into any) error {
 	d.KnownFields(true)
 	err := d.Decode(into)
 	if errors.Is(err, io.EOF) {
-		return errors.New("it is empty")
+		return errors.New("the document is empty")
 	}
 	return err
 }
 
-// Parse reads a policy file and compiles its rules. A key that it does not know is an error: a rule that is passed over
-// would make a run look safer than it is.
+// Parse reads a policy file and compiles its rules. An unknown key is an error: a rule that is
+// skipped would make a run look safer than it is.
 func Parse(data []byte) (*Policy, error) {
 	if len(data) > maxPolicy {
-		return nil, fmt.Errorf("the policy is larger than %d bytes", maxPolicy)
+		return nil, fmt.Errorf("policy larger than %d bytes", maxPolicy)
 	}
 	var doc document
 	if err := decode(data, &doc); err != nil {
@@ -129,30 +131,30 @@ func Parse(data []byte) (*Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Policy{source: string(data), fallout: doc.Default}
+	p := &Policy{source: string(data), fallback: doc.Default}
 	if err := p.add(env, doc, ""); err != nil {
 		return nil, err
 	}
 	for _, name := range doc.Presets {
 		preset, ok := known[name]
 		if !ok {
-			return nil, fmt.Errorf("preset %q: there is none of this name; there are %s", name, strings.Join(Presets(), ", "))
+			return nil, fmt.Errorf("preset %q: unknown; known are %s", name, strings.Join(Presets(), ", "))
 		}
 		if err := p.add(env, preset, name+"/"); err != nil {
 			return nil, fmt.Errorf("preset %s: %w", name, err)
 		}
-		if p.fallout == "" {
-			p.fallout = preset.Default
+		if p.fallback == "" {
+			p.fallback = preset.Default
 		}
 	}
-	if p.fallout == "" {
-		p.fallout = Allow
+	if p.fallback == "" {
+		p.fallback = Allow
 	}
-	if !p.fallout.valid() {
-		return nil, fmt.Errorf("default %q: want allow, deny or ask", p.fallout)
+	if !p.fallback.valid() {
+		return nil, fmt.Errorf("default %q: want allow, deny or ask", p.fallback)
 	}
 	if len(p.rules) > maxRules {
-		return nil, fmt.Errorf("there are more than %d rules", maxRules)
+		return nil, fmt.Errorf("policy with more than %d rules", maxRules)
 	}
 	return p, nil
 }
@@ -167,7 +169,7 @@ func (p *Policy) add(env *cel.Env, doc document, prefix string) error {
 			return fmt.Errorf("%s: action %q: want allow, deny or ask", name, r.Action)
 		}
 		if strings.TrimSpace(r.When) == "" {
-			return fmt.Errorf("%s: it has no condition; \"true\" is one that always holds", name)
+			return fmt.Errorf("%s: no condition; \"true\" always holds", name)
 		}
 		ast, issues := env.Compile(r.When)
 		if err := issues.Err(); err != nil {
@@ -185,7 +187,8 @@ func (p *Policy) add(env *cel.Env, doc document, prefix string) error {
 	return nil
 }
 
-// environment is what an expression may use: the variables of [Facts] and CEL's standard functions, and under(path, dir).
+// environment declares the names that expressions may use: the variables of [Facts], CEL's standard
+// functions, and under(path, dir).
 func environment() (*cel.Env, error) {
 	text, texts := cel.StringType, cel.ListType(cel.StringType)
 	env, err := cel.NewEnv(
@@ -209,17 +212,17 @@ func environment() (*cel.Env, error) {
 	return env, nil
 }
 
-// under reports whether a path is dir or below it, by its name.
+// under reports whether a path is dir or below it, by name only.
 func under(name, dir string) bool {
 	name, dir = path.Clean(name), path.Clean(dir)
 	return name == dir || strings.HasPrefix(name, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// Source is the text that the policy was parsed from, for the record.
+// Source returns the text that the policy was parsed from, for the record.
 func (p *Policy) Source() string { return p.source }
 
-// Decide gives the verdict of the first rule that matches. A rule that cannot be evaluated denies: nobody knows what it
-// would have said.
+// Decide returns the verdict of the first rule that matches. A rule that fails to evaluate denies,
+// since its outcome is unknown.
 func (p *Policy) Decide(ctx context.Context, f Facts) Verdict {
 	vars := f.variables()
 	for _, r := range p.rules {
@@ -231,5 +234,5 @@ func (p *Policy) Decide(ctx context.Context, f Facts) Verdict {
 			return Verdict{Action: r.action, Rule: r.name, Reason: r.reason, By: "policy"}
 		}
 	}
-	return Verdict{Action: p.fallout, By: "policy"}
+	return Verdict{Action: p.fallback, By: "policy"}
 }

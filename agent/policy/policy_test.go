@@ -68,17 +68,17 @@ func TestShellFacts(t *testing.T) {
 		{"ssh me@evil.example", []string{"ssh"}, []string{"evil.example"}, nil, false},
 		{"python3 -c 'import urllib; urlopen(\"http://169.254.169.254/latest\")'", []string{"python3"}, []string{"169.254.169.254"}, nil, false},
 		{"cat <<'E'\ncurl\nE", []string{"cat"}, nil, nil, false},
-		// A function that is not there, or not yet, or no more, hides nothing.
+		// A function that does not exist, does not exist yet or no longer exists hides nothing.
 		{"(curl() { :; }); curl x", []string{":", "curl"}, nil, nil, false},
 		{"curl x; curl() { :; }", []string{":", "curl"}, nil, nil, false},
 		{"curl() { :; }; unset -f curl; curl x", []string{":", "curl", "unset"}, nil, nil, false},
 		{"if x; then curl() { :; }; fi; curl x", []string{":", "curl", "x"}, nil, nil, false},
-		// What a shell is told to run.
+		// Arguments of shells.
 		{"bash evil.sh -c ls", []string{"-c", "bash", "evil.sh", "ls"}, nil, nil, true},
 		{"bash -c -o posix 'curl x'", []string{"bash", "curl"}, nil, nil, false},
 		{"bash -O extglob -ec 'curl x'", []string{"bash", "curl"}, nil, nil, false},
 		{"bash --rcfile x -ic ls", []string{"bash", "ls"}, nil, nil, true},
-		// What wrappers are told to run.
+		// Arguments of wrappers.
 		{"timeout --signal KILL 5 curl x", []string{"--signal", "5", "KILL", "curl", "timeout", "x"}, nil, nil, true},
 		{"timeout --signal=KILL 5 curl x", []string{"curl", "timeout"}, nil, nil, false},
 		{"env -iu X curl x", []string{"curl", "env"}, nil, nil, false},
@@ -90,7 +90,7 @@ func TestShellFacts(t *testing.T) {
 		{"echo curl | xargs env", []string{"echo", "env", "xargs"}, nil, nil, true},
 		{"echo curl | xargs -I{} {} x", []string{"echo", "xargs"}, nil, nil, true},
 		{"find . -exec {} x ;", []string{"find"}, nil, nil, true},
-		// What changes which program a name is.
+		// Changes to which program a name runs.
 		{"export PATH=/tmp; ls", []string{"ls"}, nil, nil, true},
 		{"declare 'PATH=/tmp'; ls", []string{"ls"}, nil, nil, true},
 		{"for PATH in /tmp; do ls; done", []string{"ls"}, nil, nil, true},
@@ -98,7 +98,7 @@ func TestShellFacts(t *testing.T) {
 		{"hash -p /tmp/x ls; ls", []string{"-p", "hash", "ls", "x"}, nil, nil, true},
 		{"BASH_CMDS[ls]=/tmp/x; ls", []string{"ls"}, nil, nil, true},
 		{"PS4='$(curl x)'; set -x; ls", []string{"ls", "set"}, nil, nil, true},
-		// What evaluates a text.
+		// Text that the shell evaluates.
 		{"x='a[$(curl y)]'; echo $((x))", []string{"echo"}, nil, nil, true},
 		{"x='a[$(curl y)]'; ((x))", nil, nil, nil, true},
 		{"x='a[$(curl y)]'; [[ $x -eq 1 ]]", nil, nil, nil, true},
@@ -111,7 +111,7 @@ func TestShellFacts(t *testing.T) {
 		{"declare -i x='a[$(curl y)]'", nil, nil, nil, true},
 		{"x='$(curl y)'; echo ${x@P} ${!z}", []string{"echo"}, nil, nil, true},
 		{"echo $((1 + 2)) ${x:0:3} ${x##*/}; [[ a == b && -f c ]]; read -r line; printf '%s' '[x]'", []string{"echo", "printf", "read"}, nil, nil, false},
-		// Where a line writes.
+		// Files that a line writes to.
 		{"cd /etc && echo x > passwd", []string{"cd", "echo"}, nil, []string{"/etc/passwd", "/testbed/passwd"}, false},
 		{"cd ..; cd etc; echo x > passwd", []string{"cd", "echo"}, nil, []string{"/etc/passwd", "/passwd", "/testbed/etc/passwd", "/testbed/passwd"}, false},
 		{"cd; echo x > a", []string{"cd", "echo"}, nil, []string{"/testbed/a"}, true},
@@ -155,7 +155,7 @@ func TestPresets(t *testing.T) {
 	for _, tc := range []struct {
 		what  string
 		facts Facts
-		want  map[string]Action // of each preset; open allows everything
+		want  map[string]Action // by preset; open allows everything
 	}{
 		{"ls", shell("ls"), map[string]Action{"careful": Allow, "strict": Allow, "readonly": Allow, "ask": Ask}},
 		{"python", shell("python3 x.py > output/answer.txt"), map[string]Action{"careful": Allow, "strict": Allow, "readonly": Deny, "ask": Ask}},
@@ -225,7 +225,7 @@ rules:
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	}
-	// What cannot be evaluated denies, and names the rule.
+	// A rule that fails to evaluate denies, and the verdict names the rule.
 	if v := ask(func(f *Facts) { f.Spent = nil }, "ls"); v.Action != Deny || v.Rule != "dear" || !strings.Contains(v.Reason, "could not be evaluated") {
 		t.Errorf("%+v", v)
 	}
@@ -249,11 +249,11 @@ rules:
 
 func TestBadPoliciesAreRefused(t *testing.T) {
 	for _, tc := range []struct{ text, want string }{
-		{"", "it is empty"},
+		{"", "document is empty"},
 		{"rules: 7", "parse the policy"},
 		{"rulez: []", "rulez"},
 		{"default: maybe", `default "maybe"`},
-		{"presets: [nope]", "there are ask, careful, open, readonly, strict"},
+		{"presets: [nope]", "known are ask, careful, open, readonly, strict"},
 		{"rules: [{when: 'true', action: permit}]", `action "permit"`},
 		{"rules: [{when: 'true', action: allow, unless: x}]", "unless"},
 		{"rules: [{action: allow}]", "no condition"},
@@ -306,14 +306,14 @@ func TestHook(t *testing.T) {
 	}
 	srv.Close()
 	if got, err := h.Ask(t.Context(), q); err == nil || got.Allow || strings.Contains(err.Error(), "planted") {
-		t.Errorf("nobody there: %+v, %v", got, err)
+		t.Errorf("server closed: %+v, %v", got, err)
 	}
 	if strings.Contains(h.By(), "planted") {
 		t.Error(h.By())
 	}
 	for _, bad := range []string{"", "ftp://x", "localhost:1", "http://"} {
 		if _, err := NewHook(bad); err == nil {
-			t.Errorf("%q is taken", bad)
+			t.Errorf("%q is accepted", bad)
 		}
 	}
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Build has an image made of a context, a tar stream that may be compressed with gzip or zstd, and calls progress, which
-// may be nil, for every event but the last. A build whose context ends is stopped; the steps that were complete by then
-// are kept for the next one.
+// Build builds an image from a context, which is a tar stream, plain or compressed with gzip or
+// zstd. It calls progress, which may be nil, for every event but the last. If ctx ends, the build
+// is stopped; the cache keeps the steps that were complete.
 func (c *Client) Build(ctx context.Context, buildContext io.Reader, opts api.Build, progress func(api.BuildEvent)) (*api.Image, error) {
 	options, err := json.Marshal(opts)
 	if err != nil {
@@ -23,8 +23,7 @@ func (c *Client) Build(ctx context.Context, buildContext io.Reader, opts api.Bui
 	var image *api.Image
 	err = c.lines(ctx, request{
 		method: http.MethodPost, path: []string{"v1", "builds"}, query: url.Values{"options": {string(options)}},
-		// Only Read is passed on, as in ImportImages.
-		body: struct{ io.Reader }{buildContext}, typ: api.TypeTar,
+		body: readOnly(buildContext), typ: api.TypeTar,
 	}, func(line []byte) error {
 		var e api.BuildEvent
 		if err := json.Unmarshal(line, &e); err != nil {
@@ -45,7 +44,7 @@ func (c *Client) Build(ctx context.Context, buildContext io.Reader, opts api.Bui
 		return nil, err
 	}
 	if image == nil {
-		return nil, errors.New("the daemon ended the build without saying how")
+		return nil, errors.New("the daemon ended the build without a result")
 	}
 	return image, nil
 }

@@ -1,14 +1,14 @@
-// Package client drives a sandboxd daemon over its Unix socket.
+// Package client is the Go client of the sandboxd API over its Unix socket.
 //
-// A [Client] is made with [New] and may be used by several goroutines at once; it keeps connections open between
-// requests. Every method takes a context and stops waiting when that is done; what a stopped request leaves behind in
-// the daemon is said at the method.
+// [New] returns a [Client], which is safe for concurrent use and keeps connections open between
+// requests. Every method takes a context and returns when that ends. The method's comment states
+// the effect of a cancelled request on the daemon.
 //
-// An error that the daemon answered is an [*api.Problem] and is found with errors.As, or by its code with
+// An error from the daemon is an [*api.Problem]. Use errors.As, or match its code with
 //
 //	errors.Is(err, &api.Problem{Code: api.CodeNotFound})
 //
-// A daemon that is not there at all is a [*NotRunning].
+// If no daemon listens, the error is a [*NotRunning].
 package client
 
 import (
@@ -33,58 +33,65 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Bounds on what is read from the daemon. They are far above what it sends, and far below what would hurt.
+// Bounds on data from the daemon, far above its own bounds and far below harmful sizes.
 const (
-	maxProblem = 256 << 10 // one error document
-	maxAnswer  = 32 << 20  // one JSON answer other than the output of a program
-	maxLine    = 4 << 20   // one line of a stream; the daemon sends pieces of at most 64 KiB
+	maxProblem = 256 << 10 // an error document
+	maxAnswer  = 32 << 20  // a JSON answer, program output excepted
+	maxLine    = 4 << 20   // a line of a stream; the daemon sends pieces of at most 64 KiB
 )
 
-// The daemon's own default and ceiling of [api.ExecRequest.OutputLimit].
+// Default and maximum of [api.ExecRequest.OutputLimit], as in the daemon.
 const (
 	defaultOutput = 1 << 20
 	maxOutput     = 16 << 20
 )
 
-// origin is what the requests' URLs start with. The host in it is never looked up: the transport dials the socket.
+// origin is the prefix of all URLs. The host is never looked up: the transport dials the socket.
 const origin = "http://sandboxd"
 
-// Client talks to the daemon behind one socket.
+// Client is a client of the daemon behind one socket.
 type Client struct {
 	socket string
 	http   *http.Client
 }
 
-// New returns a client for the daemon that listens on the Unix socket at path. It does not connect yet.
-func New(socket string) *Client {
+// New returns a client for the daemon that listens on the Unix socket at path. It does not connect
+// yet. Each of wrap returns a transport around the one that it gets, for example to trace requests.
+func New(socket string, wrap ...func(http.RoundTripper) http.RoundTripper) *Client {
+	var transport http.RoundTripper = &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dial(ctx, socket)
+		},
+		DisableCompression:  true, // a local socket gains nothing from it
+		MaxIdleConnsPerHost: 32,
+		IdleConnTimeout:     30 * time.Second,
+		// A daemon always says whether it wants the body, however busy it is. Another server on the
+		// socket may never say it.
+		ExpectContinueTimeout: time.Minute,
+	}
+	for _, w := range wrap {
+		transport = w(transport)
+	}
 	return &Client{
 		socket: socket,
 		http: &http.Client{
-			Transport: &http.Transport{
-				DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-					return dial(ctx, socket)
-				},
-				DisableCompression:  true, // a local socket gains nothing from it
-				MaxIdleConnsPerHost: 32,
-				IdleConnTimeout:     30 * time.Second,
-				// A daemon says whether it wants the body, however busy it is; only something else on the socket may never say it.
-				ExpectContinueTimeout: time.Minute,
-			},
-			// A redirect would not come from a sandboxd.
+			Transport: transport,
+			// A redirect cannot come from sandboxd.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 	}
 }
 
-// Socket is the path that the client dials.
+// Socket returns the path that the client dials.
 func (c *Client) Socket() string { return c.socket }
 
-// Close closes the connections that no request uses.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// DefaultSocket is where the caller's own daemon listens unless told otherwise: the file that SANDBOXD_SOCKET names,
-// else api.sock in the runtime directory. (Package internal/dirs holds the same rule for the daemon's side, with its
-// data directory; a test there keeps the two in step. This package stays free of our internal ones.)
+// DefaultSocket returns the path on which the user's own daemon listens by default: the value of
+// SANDBOXD_SOCKET, else api.sock in the runtime directory. Package internal/dirs implements the
+// same rule for the daemon, and a test compares the two. The copy keeps internal packages out of
+// this one.
 func DefaultSocket() string {
 	if s := os.Getenv("SANDBOXD_SOCKET"); s != "" {
 		return s
@@ -113,7 +120,7 @@ func DefaultSocket() string {
 // NotRunning is the error of a request that found no daemon behind the socket.
 type NotRunning struct {
 	Socket string
-	Err    error // what connect said
+	Err    error // error of connect(2)
 }
 
 func (e *NotRunning) Error() string {
@@ -122,11 +129,12 @@ func (e *NotRunning) Error() string {
 
 func (e *NotRunning) Unwrap() error { return e.Err }
 
-// oPath is O_PATH, which package syscall does not have: who may connect need not be able to read the directory.
+// oPath is O_PATH, which package syscall lacks. A user that may connect need not be able to read
+// the directory.
 const oPath = 0x200000
 
-// dial connects to the socket. A path that exceeds the 107 bytes of sockaddr_un is reached through a descriptor of its
-// directory: data directories below a deep home are real.
+// dial connects to the socket. A path longer than the 107 bytes of sockaddr_un, such as one below a
+// deep home directory, is reached through a descriptor of its directory.
 func dial(ctx context.Context, socket string) (net.Conn, error) {
 	addr := socket
 	if len(addr) > 107 {
@@ -156,17 +164,17 @@ func dial(ctx context.Context, socket string) (net.Conn, error) {
 // request is one call to the daemon.
 type request struct {
 	method string
-	path   []string // segments, unescaped: ids come from users
+	path   []string // unescaped segments: IDs come from users
 	query  url.Values
-	json   any       // sent as a JSON body
-	body   io.Reader // or sent as it is, with its type
+	json   any       // JSON body
+	body   io.Reader // raw body of type typ
 	typ    string
 	accept string
-	span   string // the header Range
+	span   string // Range header
 }
 
-// do sends the request. The response has a 2xx status, and its body is the caller's to close; every other answer is an
-// error already.
+// do sends the request and returns a response with a 2xx status; every other one is an error. The
+// caller closes the body.
 func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 	u, err := r.url()
 	if err != nil {
@@ -188,7 +196,8 @@ func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 		req.Header.Set("Content-Type", typ)
 	}
 	if r.body != nil {
-		// Let the daemon refuse an upload before it is sent; otherwise its answer races with our broken pipe.
+		// The daemon can refuse an upload before it is sent. Otherwise its answer would race with a
+		// broken pipe here.
 		req.Header.Set("Expect", "100-continue")
 	}
 	if r.accept != "" {
@@ -208,11 +217,15 @@ func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 	return resp, nil
 }
 
+// readOnly hides all methods of r but Read: http.NewRequest would take a length from r, and close
+// it.
+func readOnly(r io.Reader) io.Reader { return struct{ io.Reader }{r} }
+
 func (r request) url() (string, error) {
 	var b strings.Builder
 	b.WriteString(origin)
 	for _, s := range r.path {
-		// These would turn one route into another on the way through URL cleaning.
+		// URL cleaning would turn these into another route.
 		if s == "" || s == "." || s == ".." {
 			return "", &api.Problem{
 				Code: api.CodeInvalid, Title: "invalid argument", Status: api.CodeInvalid.Status(),
@@ -229,7 +242,25 @@ func (r request) url() (string, error) {
 	return b.String(), nil
 }
 
-// call sends the request and decodes its JSON answer, of at most limit bytes, into out. A nil out expects no content.
+// download sends the request and returns a body of type r.accept, which the caller closes.
+func (c *Client) download(ctx context.Context, r request) (io.ReadCloser, error) {
+	resp, err := c.do(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if mediaType(resp) != r.accept {
+		defer resp.Body.Close()
+		return nil, unexpectedAnswer(resp, read(resp.Body, 200))
+	}
+	if r.span != "" && resp.StatusCode != http.StatusPartialContent {
+		defer resp.Body.Close()
+		return nil, errors.New("the daemon sent the whole file instead of a range")
+	}
+	return resp.Body, nil
+}
+
+// call sends the request and decodes its JSON answer, of at most limit bytes, into out. A nil out
+// expects no content.
 func (c *Client) call(ctx context.Context, r request, limit int64, out any) (err error) {
 	r.accept = api.TypeJSON
 	resp, err := c.do(ctx, r)
@@ -238,12 +269,12 @@ func (c *Client) call(ctx context.Context, r request, limit int64, out any) (err
 	}
 	defer resp.Body.Close()
 	if out == nil {
-		// Drained so that the connection can be used again.
-		_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxProblem)) // the answer counts, what trails it does not
+		// Drain the body, so that the connection can be reused.
+		_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxProblem)) // only trailing bytes can fail here
 		return nil
 	}
 	if t := mediaType(resp); t != api.TypeJSON {
-		return notOurs(resp, read(resp.Body, 200))
+		return unexpectedAnswer(resp, read(resp.Body, 200))
 	}
 	b, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
 	if err != nil {
@@ -258,8 +289,17 @@ func (c *Client) call(ctx context.Context, r request, limit int64, out any) (err
 	return nil
 }
 
-// transportError says what went wrong below HTTP. net/http's own `Get "http://sandboxd/v1/...": EOF` names a host that
-// does not exist and not the socket that does.
+// fetch sends the request and returns its decoded JSON answer.
+func fetch[T any](ctx context.Context, c *Client, r request) (*T, error) {
+	out := new(T)
+	if err := c.call(ctx, r, maxAnswer, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// transportError describes a failure below HTTP. The message of net/http names a host that does not
+// exist (`Get "http://sandboxd/v1/...": EOF`) instead of the socket.
 func (c *Client) transportError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -281,7 +321,7 @@ func mediaType(resp *http.Response) string {
 	return t
 }
 
-// problem makes an error of an answer that is not a success.
+// problem returns the error of a response without a 2xx status.
 func problem(resp *http.Response) error {
 	if t := mediaType(resp); t == api.TypeProblem {
 		b := read(resp.Body, maxProblem)
@@ -290,13 +330,14 @@ func problem(resp *http.Response) error {
 			p.Status = resp.StatusCode
 			return p
 		}
-		return notOurs(resp, b)
+		return unexpectedAnswer(resp, b)
 	}
-	return notOurs(resp, read(resp.Body, 200))
+	return unexpectedAnswer(resp, read(resp.Body, 200))
 }
 
-// notOurs is the error for an answer no sandboxd gives: something else listens on the socket.
-func notOurs(resp *http.Response, start []byte) error {
+// unexpectedAnswer returns the error for an answer that no sandboxd gives: another server listens
+// on the socket.
+func unexpectedAnswer(resp *http.Response, start []byte) error {
 	if len(start) > 200 {
 		start = start[:200]
 	}
@@ -304,12 +345,12 @@ func notOurs(resp *http.Response, start []byte) error {
 	if resp.Request != nil && resp.Request.URL != nil {
 		path = resp.Request.Method + " " + resp.Request.URL.Path
 	}
-	return fmt.Errorf("%s: unexpected answer %s of type %q, beginning %q; is it a sandboxd that listens there?",
+	return fmt.Errorf("%s: unexpected answer %s of type %q, beginning %q; does another server listen on the socket?",
 		path, resp.Status, resp.Header.Get("Content-Type"), strings.ToValidUTF8(string(start), string(utf8.RuneError)))
 }
 
-// read returns up to n bytes, fewer when reading ends early: it serves error messages only.
+// read returns up to n bytes for an error message, fewer if reading fails.
 func read(r io.Reader, n int64) []byte {
-	b, _ := io.ReadAll(io.LimitReader(r, n)) // what came is all there is to say
+	b, _ := io.ReadAll(io.LimitReader(r, n)) // a partial text is good enough
 	return b
 }

@@ -66,7 +66,8 @@ func answer(w http.ResponseWriter, typ string, status int, body string) {
 	_, _ = io.WriteString(w, body)
 }
 
-// TestRoutes walks the table of routes in both directions: what the client sends, and what it makes of the answer.
+// TestRoutes checks the table of routes in both directions: the requests that the client sends, and
+// its results.
 func TestRoutes(t *testing.T) {
 	created := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	sandbox := api.Sandbox{ID: "abc123", Name: "n", State: api.StateRunning, CreatedAt: created}
@@ -76,7 +77,7 @@ func TestRoutes(t *testing.T) {
 		method     string
 		uri        string
 		accept     string
-		send       string // body that must arrive; JSON is compared as JSON
+		send       string // expected body; JSON is compared as JSON
 		answerType string
 		status     int
 		answer     string
@@ -445,7 +446,7 @@ func nothing(api.ExecEvent) error { return nil }
 
 func ignore(_ *client.End, err error) error { return err }
 
-// What listens on the socket may be anything: the client says what it saw, and reads a bounded part of it.
+// Any program may listen on the socket: the client reports the answer, and reads a bounded part.
 func TestStrangeAnswers(t *testing.T) {
 	system := func(ctx context.Context, c *client.Client) error { _, err := c.System(ctx); return err }
 	stream := func(ctx context.Context, c *client.Client) error {
@@ -467,7 +468,7 @@ func TestStrangeAnswers(t *testing.T) {
 		{"HTML error", func(w http.ResponseWriter, _ *http.Request) {
 			answer(w, "text/html", 404, "<h1>404</h1>"+strings.Repeat("x", 1<<20))
 		}, system, `unexpected answer 404 Not Found of type "text/html", beginning "<h1>404</h1>`},
-		{"HTML success", func(w http.ResponseWriter, _ *http.Request) { answer(w, "text/html", 200, "hi") }, system, "is it a sandboxd"},
+		{"HTML success", func(w http.ResponseWriter, _ *http.Request) { answer(w, "text/html", 200, "hi") }, system, "does another server listen"},
 		{"redirect", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, system, "302 Found"},
 		{"problem that is not one", func(w http.ResponseWriter, _ *http.Request) { answer(w, api.TypeProblem, 500, "{}") }, system, "500 Internal"},
 		{"broken JSON", func(w http.ResponseWriter, _ *http.Request) { answer(w, api.TypeJSON, 200, "{") }, system, "decode the answer to GET /v1/system"},
@@ -491,7 +492,7 @@ func TestStrangeAnswers(t *testing.T) {
 		}, stream, "token too long"},
 		{"stream without an end", func(w http.ResponseWriter, _ *http.Request) {
 			answer(w, api.TypeNDJSON, 200, `{"stream":"stdout","text":"x"}`+"\n")
-		}, stream, "without saying how the program ended"},
+		}, stream, "without the exit of the program"},
 		{"stream that breaks off", func(w http.ResponseWriter, _ *http.Request) {
 			answer(w, api.TypeNDJSON, 200, `{"pid":1}`+"\n")
 			_ = http.NewResponseController(w).Flush()
@@ -500,11 +501,11 @@ func TestStrangeAnswers(t *testing.T) {
 		{"stream of something else", func(w http.ResponseWriter, _ *http.Request) {
 			answer(w, api.TypeNDJSON, 200, "hello\n")
 		}, stream, "decode an exec event"},
-		{"stream of another type", func(w http.ResponseWriter, _ *http.Request) { answer(w, api.TypeJSON, 200, "{}") }, stream, "is it a sandboxd"},
+		{"stream of another type", func(w http.ResponseWriter, _ *http.Request) { answer(w, api.TypeJSON, 200, "{}") }, stream, "does another server listen"},
 		{"stream with an error at the end", func(w http.ResponseWriter, _ *http.Request) {
 			answer(w, api.TypeNDJSON, 200, `{"pid":1}`+"\n"+`{"error":{"code":"gone","detail":"the sandbox ended"}}`+"\n")
 		}, stream, "the sandbox ended"},
-		{"pull without an end", func(w http.ResponseWriter, _ *http.Request) { answer(w, api.TypeNDJSON, 200, "") }, pull, "without saying how"},
+		{"pull without an end", func(w http.ResponseWriter, _ *http.Request) { answer(w, api.TypeNDJSON, 200, "") }, pull, "without a result"},
 		{"pull with an error at the end", func(w http.ResponseWriter, _ *http.Request) {
 			answer(w, api.TypeNDJSON, 200, `{"error":{"code":"registry_error","detail":"no such host"}}`)
 		}, pull, "no such host"},
@@ -536,7 +537,7 @@ func TestNotRunning(t *testing.T) {
 	stale := filepath.Join(dir, "stale.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: stale})
 	if err != nil {
-		t.Skipf("listen: %v", err) // a TMPDIR that is too long for a socket
+		t.Skipf("listen: %v", err) // TMPDIR is too long for a socket
 	}
 	l.SetUnlinkOnClose(false)
 	_ = l.Close()
@@ -611,14 +612,15 @@ func TestConnectionReuse(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A connection whose writer is late to say that it is done is not used again: on a busy machine that happens. One kind of request
-	// that uses none again makes 20.
+	// A connection is not reused if its writer finishes late, as happens on a busy machine. A kind
+	// of request that never reuses one needs 20.
 	if n := conns.Load(); n > 10 {
 		t.Errorf("60 requests used %d connections", n)
 	}
 }
 
-// A callback that has seen enough, and a context that ends, both close the stream: the daemon kills the exec then.
+// An error of the callback and the end of the context both close the stream: the daemon then kills
+// the exec.
 func TestStreamIsClosedEarly(t *testing.T) {
 	enough := errors.New("enough")
 	tests := []struct {
@@ -647,12 +649,12 @@ func TestStreamIsClosedEarly(t *testing.T) {
 			if !errors.Is(err, enough) {
 				t.Errorf("error %v, want %v", err, enough)
 			}
-			<-gone // when the daemon has seen the client go
+			<-gone // the daemon has seen the client disconnect
 		})
 	}
 }
 
-// The daemon refuses an upload before it is sent: its reason arrives, not our broken pipe.
+// The daemon refuses an upload before it is sent: the client gets its reason, not a broken pipe.
 func TestUploadRefused(t *testing.T) {
 	c := listen(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, api.TypeProblem, 404, `{"code":"not_found","detail":"no sandbox"}`)
@@ -663,7 +665,7 @@ func TestUploadRefused(t *testing.T) {
 	}
 }
 
-// A failing source must not end in a half-written archive that looks complete.
+// A failing source must not leave a partial archive that looks complete.
 func TestUploadSourceFails(t *testing.T) {
 	complete := make(chan error, 1)
 	c := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -681,11 +683,11 @@ func TestUploadSourceFails(t *testing.T) {
 	}
 }
 
-// interactive serves one exec and leaves the conversation to talk.
+// interactive serves one exec with talk.
 func interactive(t *testing.T, talk func(ctx context.Context, conn *websocket.Conn, req api.ExecRequest) error) *client.Client {
 	t.Helper()
 	var talking sync.WaitGroup
-	t.Cleanup(talking.Wait) // the server does not wait for who has taken over a connection
+	t.Cleanup(talking.Wait) // the server does not wait for hijacked connections
 	return listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		talking.Add(1)
 		defer talking.Done()
@@ -724,7 +726,7 @@ func TestInteractive(t *testing.T) {
 		if err := say(ctx, conn, `{"pid":4}`); err != nil {
 			return err
 		}
-		// cat: stdin back until it is closed; what the user did to the terminal on stderr.
+		// cat: stdin is echoed until it is closed; terminal events appear on stderr.
 		controls := 0
 		for {
 			typ, b, err := conn.Read(ctx)
@@ -790,7 +792,7 @@ func TestInteractiveErrors(t *testing.T) {
 		}, client.Streams{}, `no program "x"`},
 		{"broken off", func(_ context.Context, conn *websocket.Conn, _ api.ExecRequest) error {
 			return conn.CloseNow()
-		}, client.Streams{}, "without saying how"},
+		}, client.Streams{}, "without the exit of the program"},
 		{"nonsense", func(ctx context.Context, conn *websocket.Conn, _ api.ExecRequest) error {
 			return say(ctx, conn, `[]`)
 		}, client.Streams{}, "decode"},
@@ -828,22 +830,22 @@ func TestInteractiveCancelled(t *testing.T) {
 			}
 		}
 	})
-	r, w := io.Pipe() // a stdin that says nothing
+	r, w := io.Pipe() // stdin without data
 	defer w.Close()
 	if _, err := c.ExecInteractive(ctx, "abc", api.ExecRequest{}, client.Streams{Stdin: r}); !errors.Is(err, enough) {
 		t.Errorf("error %v, want %v", err, enough)
 	}
-	<-gone // when the daemon has seen the client go
+	<-gone // the daemon has seen the client disconnect
 }
 
-// The client's idea of where the daemon listens and the daemon's own are written twice; this keeps them one.
+// Client and daemon each implement the rule for the socket's path; this test compares them.
 func TestDefaultSocketAgreesWithDirs(t *testing.T) {
 	ours := t.TempDir()
 	for _, env := range []map[string]string{
 		{},
 		{"XDG_RUNTIME_DIR": ours},
 		{"XDG_RUNTIME_DIR": filepath.Join(ours, "missing")},
-		{"XDG_RUNTIME_DIR": "/"}, // root's, for everyone but root
+		{"XDG_RUNTIME_DIR": "/"}, // belongs to root; a different user must skip it
 		{"XDG_RUNTIME_DIR": "relative", "XDG_DATA_HOME": ours},
 		{"XDG_RUNTIME_DIR": "", "XDG_DATA_HOME": "relative", "HOME": ours},
 	} {

@@ -11,14 +11,15 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// End is how a streamed program ended.
+// End describes how a streamed program ended.
 type End struct {
 	Exit  api.Exit
 	Usage api.Usage
 }
 
-// Exec executes a program and waits for its end. Output beyond req.OutputLimit is dropped, and the result says so; use
-// [Client.ExecStream] for all of it. When ctx ends first, the program and everything it started is killed.
+// Exec executes a program and waits for its end. Output beyond req.OutputLimit is dropped and
+// marked in the result; [Client.ExecStream] returns all of it. If ctx ends first, the program and
+// its descendants are killed.
 func (c *Client) Exec(ctx context.Context, id string, req api.ExecRequest) (*api.ExecResult, error) {
 	out := new(api.ExecResult)
 	r := request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "exec"}, json: req}
@@ -28,7 +29,8 @@ func (c *Client) Exec(ctx context.Context, id string, req api.ExecRequest) (*api
 	return out, nil
 }
 
-// Run creates a sandbox, executes one program in it and deletes it. When ctx ends first, all of it is undone.
+// Run creates a sandbox, executes one program in it and deletes it. If ctx ends first, the sandbox
+// is deleted at once.
 func (c *Client) Run(ctx context.Context, req api.RunRequest) (*api.ExecResult, error) {
 	out := new(api.ExecResult)
 	r := request{method: http.MethodPost, path: []string{"v1", "run"}, json: req}
@@ -38,8 +40,8 @@ func (c *Client) Run(ctx context.Context, req api.RunRequest) (*api.ExecResult, 
 	return out, nil
 }
 
-// outputBound is the most that a buffered answer can be: each stream once as text, where a byte takes up to six
-// characters ("\u0000"), and once in base64.
+// outputBound returns the maximum size of a buffered answer: each stream once as text, where a byte
+// takes up to six characters ("\u0000"), and once in base64.
 func outputBound(req api.ExecRequest) int64 {
 	n := req.OutputLimit
 	if n <= 0 {
@@ -48,8 +50,9 @@ func outputBound(req api.ExecRequest) int64 {
 	return maxProblem + 2*8*min(n, maxOutput)
 }
 
-// ExecStream executes a program and calls on for every event as it happens, the last one included. When on returns an
-// error or ctx ends, the program and everything it started is killed and ExecStream returns that error.
+// ExecStream executes a program and calls on for every event as it happens, the last one included.
+// If on returns an error or ctx ends, the program and its descendants are killed and ExecStream
+// returns that error.
 func (c *Client) ExecStream(ctx context.Context, id string, req api.ExecRequest, on func(api.ExecEvent) error) (*End, error) {
 	return c.stream(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "exec"}, json: req}, on)
 }
@@ -83,7 +86,7 @@ func (c *Client) stream(ctx context.Context, r request, on func(api.ExecEvent) e
 	return end, nil
 }
 
-// ending is what an event says about the end: both nil while the program runs.
+// ending returns the program's end if e reports it; both results are nil while the program runs.
 func ending(e api.ExecEvent) (*End, error) {
 	switch {
 	case e.Error != nil:
@@ -99,12 +102,12 @@ func ending(e api.ExecEvent) (*End, error) {
 }
 
 var (
-	errEnd  = errors.New("the last line was read") // stops lines without an error
-	errLost = errors.New("the daemon ended the stream without saying how the program ended")
+	errEnd  = errors.New("the last line was read") // ends lines without an error
+	errLost = errors.New("the daemon ended the stream without the exit of the program")
 )
 
-// lines sends the request and calls on for every line of the streamed answer, until on returns an error; errEnd is not
-// one. The stream is then closed, which for an exec means that the program is killed if it is still there.
+// lines sends the request and calls on for every line of the streamed answer until on returns an
+// error; errEnd counts as success. Then it closes the stream, which kills the program of an exec.
 func (c *Client) lines(ctx context.Context, r request, on func([]byte) error) error {
 	r.accept = api.TypeNDJSON
 	resp, err := c.do(ctx, r)
@@ -113,7 +116,7 @@ func (c *Client) lines(ctx context.Context, r request, on func([]byte) error) er
 	}
 	defer resp.Body.Close()
 	if t := mediaType(resp); t != api.TypeNDJSON {
-		return notOurs(resp, read(resp.Body, 200))
+		return unexpectedAnswer(resp, read(resp.Body, 200))
 	}
 	s := bufio.NewScanner(resp.Body)
 	s.Buffer(make([]byte, 0, 64<<10), maxLine)
@@ -122,8 +125,9 @@ func (c *Client) lines(ctx context.Context, r request, on func([]byte) error) er
 			continue
 		}
 		if err := on(s.Bytes()); errors.Is(err, errEnd) {
-			// Read to the end of the body, so that the connection can be used again: the daemon has nothing more to say.
-			_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 1)) // whatever happens now, the answer was complete
+			// Read to the end of the body, so that the connection can be reused: the daemon sends no
+			// more.
+			_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 1)) // the answer was complete, whatever fails here
 			return nil
 		} else if err != nil {
 			return err
@@ -138,7 +142,7 @@ func (c *Client) lines(ctx context.Context, r request, on func([]byte) error) er
 	return nil
 }
 
-// Output is the bytes of an event's output, whichever form they came in; nil for any other event.
+// Output returns the output of an event in either form, or nil if the event has none.
 func Output(e api.ExecEvent) []byte {
 	if len(e.Data) > 0 {
 		return e.Data

@@ -14,33 +14,35 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// ReadFile opens a regular file in the sandbox. The caller closes it; reading fails with io.ErrUnexpectedEOF where the
-// daemon could not send all of it.
+// ReadFile opens a regular file in the sandbox. The caller closes it. Reading fails with
+// io.ErrUnexpectedEOF if the daemon could not send all of it.
 func (c *Client) ReadFile(ctx context.Context, id, path string) (io.ReadCloser, error) {
-	return c.download(ctx, id, "files", path, api.TypeBytes, "")
+	return c.download(ctx, readRequest(id, "files", path, api.TypeBytes, ""))
 }
 
-// ReadFileRange is [Client.ReadFile] of length bytes from offset on; a negative length is all that there are. Where the file
-// ends before, there are fewer. An offset at or beyond the file's end is [api.CodeInvalid].
+// ReadFileRange opens length bytes of a regular file from offset on; a negative length reads to the
+// end. It yields fewer bytes if the file ends earlier. An offset at or beyond the file's end is
+// [api.CodeInvalid].
 func (c *Client) ReadFileRange(ctx context.Context, id, path string, offset, length int64) (io.ReadCloser, error) {
 	if length == 0 {
-		return io.NopCloser(http.NoBody), nil // a range has at least one byte
+		return io.NopCloser(http.NoBody), nil // an HTTP range has at least one byte
 	}
 	span := "bytes=" + strconv.FormatInt(offset, 10) + "-"
 	if length > 0 {
 		span += strconv.FormatInt(offset+length-1, 10)
 	}
-	return c.download(ctx, id, "files", path, api.TypeBytes, span)
+	return c.download(ctx, readRequest(id, "files", path, api.TypeBytes, span))
 }
 
-// WriteFile writes a regular file in the sandbox from r and makes the directories above it. The file appears complete
-// or not at all. A zero mode means 0644; user is as in [api.CreateSandbox] and may be empty.
+// WriteFile writes a regular file in the sandbox from r and creates its parent directories. The
+// file appears complete or not at all. A zero mode means 0644; user is as in [api.CreateSandbox]
+// and may be empty.
 func (c *Client) WriteFile(ctx context.Context, id, path string, r io.Reader, mode fs.FileMode, user string) error {
 	return c.upload(ctx, id, "files", writeQuery(path, mode, user), api.TypeBytes, r)
 }
 
-// AppendFile writes what r holds to the end of a regular file in the sandbox, part by part as it comes. Where there is no file,
-// one is made as by [Client.WriteFile]. What was written before an error stays.
+// AppendFile appends r to a regular file in the sandbox, piece by piece. A missing file is created
+// as by [Client.WriteFile]. Bytes written before an error stay.
 func (c *Client) AppendFile(ctx context.Context, id, path string, r io.Reader, mode fs.FileMode, user string) error {
 	q := writeQuery(path, mode, user)
 	q.Set("append", "true")
@@ -60,8 +62,8 @@ func writeQuery(path string, mode fs.FileMode, user string) url.Values {
 
 func octal(mode fs.FileMode) string { return "0" + strconv.FormatUint(uint64(mode.Perm()), 8) }
 
-// RemoveFile removes a file, a link or an empty directory of the sandbox; recursive also a directory with all that is in it.
-// After an error a part of that may be gone.
+// RemoveFile removes a file, a link or an empty directory of the sandbox, or with recursive a whole
+// tree. After an error a part of the tree may be gone.
 func (c *Client) RemoveFile(ctx context.Context, id, path string, recursive bool) error {
 	q := url.Values{"path": {path}}
 	if recursive {
@@ -70,21 +72,18 @@ func (c *Client) RemoveFile(ctx context.Context, id, path string, recursive bool
 	return c.call(ctx, request{method: http.MethodDelete, path: []string{"v1", "sandboxes", id, "files"}, query: q}, maxAnswer, nil)
 }
 
-// StatFile tells what a path of the sandbox names. A link in the last place is followed if asked.
+// StatFile describes the file at path. A link in the last element is followed if follow is set.
 func (c *Client) StatFile(ctx context.Context, id, path string, follow bool) (*api.FileEntry, error) {
 	q := url.Values{"path": {path}}
 	if follow {
 		q.Set("follow", "true")
 	}
-	out := new(api.FileEntry)
-	if err := c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, "stat"}, query: q}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.FileEntry](ctx, c, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, "stat"}, query: q})
 }
 
-// ListFiles lists what is in a directory of the sandbox and depth-1 levels below, by path. It holds 10,000 entries at most, and
-// says when there are more; [Client.ListEachFile] has no such limit.
+// ListFiles lists a directory of the sandbox and depth-1 levels below it, sorted by path. It
+// returns at most 10,000 entries and reports whether there are more; [Client.ListEachFile] has no
+// limit.
 func (c *Client) ListFiles(ctx context.Context, id, path string, depth int) (*api.FileList, error) {
 	out := new(api.FileList)
 	if err := c.call(ctx, listRequest(id, path, depth), 2*maxAnswer, out); err != nil {
@@ -93,8 +92,9 @@ func (c *Client) ListFiles(ctx context.Context, id, path string, depth int) (*ap
 	return out, nil
 }
 
-// ListEachFile calls on for every entry as the sandbox tells of it, in no order but that directories precede what is in them.
-// More says that something was left out, as in [api.FileList]. An error of on ends the list.
+// ListEachFile calls on for every entry as the sandbox reports it. A directory precedes its
+// entries; the order is otherwise arbitrary. More reports omissions, as in [api.FileList]. An error
+// of on ends the list.
 func (c *Client) ListEachFile(ctx context.Context, id, path string, depth int, on func(api.FileEntry) error) (more bool, err error) {
 	whole := false
 	err = c.lines(ctx, listRequest(id, path, depth), func(line []byte) error {
@@ -114,7 +114,7 @@ func (c *Client) ListEachFile(ctx context.Context, id, path string, depth int, o
 		return nil
 	})
 	if err == nil && !whole {
-		err = errors.New("the daemon ended the list before its end")
+		err = errors.New("the daemon sent an incomplete list")
 	}
 	return more, err
 }
@@ -134,9 +134,9 @@ func (c *Client) MoveFile(ctx context.Context, id string, req api.MoveFile) erro
 	return c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "move"}, json: req}, maxAnswer, nil)
 }
 
-// WatchFiles calls on for every change at path, and if recursive below it, the first time with [api.WatchReady]. It returns nil
-// when the path itself is gone, and otherwise when ctx ends or on returns an error. A watch is no use of the sandbox, which
-// idles and ends as without it.
+// WatchFiles calls on for every change at path and, if recursive is set, below it; the first event
+// is [api.WatchReady]. It returns nil when path itself is gone, else when ctx ends or on returns an
+// error. A watch does not count as use of the sandbox, which idles regardless.
 func (c *Client) WatchFiles(ctx context.Context, id, path string, recursive bool, on func(api.FileChange) error) error {
 	q := url.Values{"path": {path}}
 	if recursive {
@@ -155,42 +155,27 @@ func (c *Client) WatchFiles(ctx context.Context, id, path string, recursive bool
 	})
 }
 
-// ArchiveOut returns a tar stream of the file or tree at path, with names relative to path. The caller closes it. What
-// is in it was made by the sandbox: extract it with care (never by path, never through links).
+// ArchiveOut returns a tar stream of the file or tree at path, with names relative to path. The
+// caller closes it. The sandbox controls its content: never extract it by path or through links.
 func (c *Client) ArchiveOut(ctx context.Context, id, path string) (io.ReadCloser, error) {
-	return c.download(ctx, id, "archive", path, api.TypeTar, "")
+	return c.download(ctx, readRequest(id, "archive", path, api.TypeTar, ""))
 }
 
-// ArchiveIn extracts a tar stream below path, which is created. The extraction happens inside the sandbox.
+// ArchiveIn extracts a tar stream below path, inside the sandbox. It creates path.
 func (c *Client) ArchiveIn(ctx context.Context, id, path string, r io.Reader) error {
 	return c.upload(ctx, id, "archive", url.Values{"path": {path}}, api.TypeTar, r)
 }
 
-func (c *Client) download(ctx context.Context, id, route, path, typ, span string) (io.ReadCloser, error) {
-	resp, err := c.do(ctx, request{
-		method: http.MethodGet, path: []string{"v1", "sandboxes", id, route}, query: url.Values{"path": {path}}, accept: typ, span: span,
-	})
-	if err != nil {
-		return nil, err
-	}
-	if t := mediaType(resp); t != typ {
-		defer resp.Body.Close()
-		return nil, notOurs(resp, read(resp.Body, 200))
-	}
-	if span != "" && resp.StatusCode != http.StatusPartialContent {
-		defer resp.Body.Close()
-		return nil, errors.New("the daemon sends the whole file instead of a part")
-	}
-	return resp.Body, nil
+// readRequest returns a request for the content at path, or for the range span of it.
+func readRequest(id, route, path, typ, span string) request {
+	return request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, route}, query: url.Values{"path": {path}}, accept: typ, span: span}
 }
 
 func (c *Client) upload(ctx context.Context, id, route string, q url.Values, typ string, r io.Reader) error {
 	if r == nil {
 		r = http.NoBody
 	}
-	// Only Read is passed on: http.NewRequest would look into the reader for a length, and close it.
-	body := struct{ io.Reader }{r}
 	return c.call(ctx, request{
-		method: http.MethodPut, path: []string{"v1", "sandboxes", id, route}, query: q, body: body, typ: typ,
+		method: http.MethodPut, path: []string{"v1", "sandboxes", id, route}, query: q, body: readOnly(r), typ: typ,
 	}, maxAnswer, nil)
 }

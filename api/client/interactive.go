@@ -14,26 +14,26 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Streams are what an interactive exec is connected to. Nil members are absent.
+// Streams holds the streams of an interactive exec. Nil members are absent.
 type Streams struct {
-	// Stdin is copied to the program, then its stdin is closed. A Read that is under way when the program ends is left
-	// to the caller, who alone knows how to interrupt it; its bytes are dropped.
+	// Stdin is copied to the program's stdin, which is then closed. A Read that blocks when the
+	// program ends stays blocked, since only the caller can interrupt it; its bytes are dropped.
 	Stdin io.Reader
-	// Stdout and Stderr take the output. An error of theirs ends the exec.
+	// Stdout and Stderr receive the output. A write error ends the exec.
 	Stdout, Stderr io.Writer
-	// Resize and Signals carry what the user does to a local terminal. They need not be closed.
+	// Resize and Signals carry events of a local terminal. They need not be closed.
 	Resize  <-chan api.TerminalSize
 	Signals <-chan string // "SIGINT", ...
 }
 
-// ExecInteractive executes a program whose streams are connected to s while it runs. When ctx ends, the program and
-// everything it started is killed.
+// ExecInteractive executes a program connected to s. If ctx ends, the program and its descendants
+// are killed.
 func (c *Client) ExecInteractive(ctx context.Context, id string, req api.ExecRequest, s Streams) (*End, error) {
 	conn, err := c.dialWebSocket(ctx, request{path: []string{"v1", "sandboxes", id, "exec"}})
 	if err != nil {
 		return nil, err
 	}
-	// Whatever was not said by now is not worth waiting for.
+	// An unfinished closing handshake is not worth waiting for.
 	defer conn.CloseNow() //nolint:errcheck // the exit or the error has been read
 	if err := writeText(ctx, conn, req); err != nil {
 		return nil, fmt.Errorf("send the exec request: %w", err)
@@ -57,7 +57,8 @@ func (c *Client) dialWebSocket(ctx context.Context, r request) (*websocket.Conn,
 	return conn, nil
 }
 
-// converse connects s to a program until that ends. Feed says that stdin is s's, to be ended even where it is nil.
+// converse connects s to a program until that ends. If feed is set, it copies s.Stdin and then
+// closes the program's stdin, also for a nil s.Stdin.
 func converse(ctx context.Context, conn *websocket.Conn, s Streams, feed bool, dropped func(int64)) (*End, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
@@ -65,7 +66,7 @@ func converse(ctx context.Context, conn *websocket.Conn, s Streams, feed bool, d
 	defer cancel(nil) // runs first
 	wg.Go(func() { control(ctx, conn, s) })
 	if feed {
-		go stdin(ctx, conn, s.Stdin, cancel) // may be inside Stdin.Read for longer than we live: see Streams.Stdin
+		go stdin(ctx, conn, s.Stdin, cancel) // may block in Stdin.Read after our return: see Streams.Stdin
 	}
 
 	for {
@@ -95,14 +96,14 @@ func converse(ctx context.Context, conn *websocket.Conn, s Streams, feed bool, d
 			}
 			if end != nil {
 				// The daemon waits for our half of the closing handshake.
-				_ = conn.Close(websocket.StatusNormalClosure, "") // the exit is known; nothing depends on a tidy goodbye
+				_ = conn.Close(websocket.StatusNormalClosure, "") // the exit is known; a failed handshake changes nothing
 				return end, nil
 			}
 		}
 	}
 }
 
-// deliver writes one binary frame to the stream that it belongs to.
+// deliver writes a binary frame to its stream.
 func deliver(frame []byte, s Streams) error {
 	if len(frame) == 0 {
 		return errors.New("the daemon sent a frame without a channel")
@@ -128,7 +129,7 @@ func deliver(frame []byte, s Streams) error {
 	return nil
 }
 
-// stdin copies the caller's stdin into frames until its end.
+// stdin copies r into frames until its end, then closes the program's stdin.
 func stdin(ctx context.Context, conn *websocket.Conn, r io.Reader, cancel context.CancelCauseFunc) {
 	if r != nil {
 		buf := make([]byte, 1+32<<10)
@@ -140,7 +141,7 @@ func stdin(ctx context.Context, conn *websocket.Conn, r io.Reader, cancel contex
 			}
 			if n > 0 {
 				if werr := conn.Write(ctx, websocket.MessageBinary, buf[:1+n]); werr != nil {
-					return // the reading side sees the same end, and knows more about it
+					return // the reader sees the same end, with its reason
 				}
 			}
 			if errors.Is(err, io.EOF) {
@@ -152,10 +153,10 @@ func stdin(ctx context.Context, conn *websocket.Conn, r io.Reader, cancel contex
 			}
 		}
 	}
-	_ = writeText(ctx, conn, api.ExecControl{StdinClose: true}) // as above
+	_ = writeText(ctx, conn, api.ExecControl{StdinClose: true}) // the reader sees the same end, with its reason
 }
 
-// control passes on resizes and signals until ctx ends.
+// control forwards resizes and signals until ctx ends.
 func control(ctx context.Context, conn *websocket.Conn, s Streams) {
 	resize, signals := s.Resize, s.Signals
 	for resize != nil || signals != nil {
@@ -177,7 +178,7 @@ func control(ctx context.Context, conn *websocket.Conn, s Streams) {
 			msg.Signal = sig
 		}
 		if err := writeText(ctx, conn, msg); err != nil {
-			return // the reading side sees the same end
+			return // the reader sees the same end, with its reason
 		}
 	}
 }

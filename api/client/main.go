@@ -12,24 +12,22 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// WaitSandbox returns when a sandbox has ended, with how its main process did if it has one.
+// WaitSandbox waits for a sandbox to end and returns it, with the exit of its main process if it
+// has one.
 func (c *Client) WaitSandbox(ctx context.Context, id string) (*api.Sandbox, error) {
-	out := new(api.Sandbox)
-	if err := c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, "wait"}}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.Sandbox](ctx, c, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, "wait"}})
 }
 
-// LogOptions choose what is read of a log. The zero value chooses all that is there.
+// LogOptions selects a part of a log. The zero value selects all of it.
 type LogOptions struct {
-	Follow bool      // go on until the main process ends
-	Last   *int      // only so many lines, and what follows them
-	Since  time.Time // only what was written from then on
+	Follow bool      // continue until the main process ends
+	Last   *int      // number of last lines to begin with
+	Since  time.Time // earliest time of output
 	Stream string    // "stdout" or "stderr"; default: both
 }
 
-// Logs calls on for what the main processes of a sandbox have written, in order, until on returns an error or there is no more.
+// Logs calls on for the output of a sandbox's main processes, in order, until the log ends or on
+// returns an error.
 func (c *Client) Logs(ctx context.Context, id string, opts LogOptions, on func(api.LogEntry) error) error {
 	q := url.Values{}
 	if opts.Follow {

@@ -8,27 +8,19 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// CreateSandbox starts a sandbox. When it returns, execs are accepted.
+// CreateSandbox creates and starts a sandbox. When it returns, execs are accepted.
 func (c *Client) CreateSandbox(ctx context.Context, req api.CreateSandbox) (*api.Sandbox, error) {
-	out := new(api.Sandbox)
-	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes"}, json: req}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.Sandbox](ctx, c, request{method: http.MethodPost, path: []string{"v1", "sandboxes"}, json: req})
 }
 
 // GetSandbox returns one sandbox.
 func (c *Client) GetSandbox(ctx context.Context, id string) (*api.Sandbox, error) {
-	out := new(api.Sandbox)
-	if err := c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id}}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.Sandbox](ctx, c, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id}})
 }
 
-// ListOptions narrows a list of sandboxes down.
+// ListOptions filters a list of sandboxes.
 type ListOptions struct {
-	Labels []string // "key=value", all of which a sandbox must have
+	Labels []string // "key=value"; a sandbox must have all of them
 }
 
 // ListSandboxes returns the caller's sandboxes, oldest first.
@@ -42,81 +34,60 @@ func (c *Client) ListSandboxes(ctx context.Context, opts ListOptions) ([]api.San
 	return out.Sandboxes, err
 }
 
-// UpdateSandbox changes a running sandbox: all that is asked for, or with an error nothing.
+// UpdateSandbox changes a running sandbox. It applies all changes, or returns an error and applies
+// none.
 func (c *Client) UpdateSandbox(ctx context.Context, id string, req api.UpdateSandbox) (*api.Sandbox, error) {
-	out := new(api.Sandbox)
-	if err := c.call(ctx, request{method: http.MethodPatch, path: []string{"v1", "sandboxes", id}, json: req}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.Sandbox](ctx, c, request{method: http.MethodPatch, path: []string{"v1", "sandboxes", id}, json: req})
 }
 
-// Stats returns what the kernel counts of a running sandbox.
+// Stats returns the kernel's counters for a running sandbox.
 func (c *Client) Stats(ctx context.Context, id string) (*api.Stats, error) {
-	out := new(api.Stats)
-	if err := c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, "stats"}}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.Stats](ctx, c, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, "stats"}})
 }
 
-// Diff returns what a sandbox has changed of its image.
+// Diff returns the differences between a sandbox's files and its image.
 func (c *Client) Diff(ctx context.Context, id string) (*api.SandboxDiff, error) {
-	out := new(api.SandboxDiff)
-	if err := c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, "diff"}}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.SandboxDiff](ctx, c, request{method: http.MethodGet, path: []string{"v1", "sandboxes", id, "diff"}})
 }
 
-// Commit makes an image of a sandbox.
+// Commit creates an image from a sandbox.
 func (c *Client) Commit(ctx context.Context, id string, req api.CommitSandbox) (*api.SandboxCommitted, error) {
-	out := new(api.SandboxCommitted)
-	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "commit"}, json: req}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.SandboxCommitted](ctx, c, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "commit"}, json: req})
 }
 
-// DeleteSandbox ends everything in the sandbox and removes what it left. When it returns, nothing of it is there.
+// DeleteSandbox ends all processes of the sandbox and removes its files. When it returns, no part
+// of the sandbox is left.
 func (c *Client) DeleteSandbox(ctx context.Context, id string) error {
 	return c.call(ctx, request{method: http.MethodDelete, path: []string{"v1", "sandboxes", id}}, maxAnswer, nil)
 }
 
-// PruneSandboxes deletes sandboxes that have ended.
+// PruneSandboxes deletes ended sandboxes.
 func (c *Client) PruneSandboxes(ctx context.Context, req api.PruneSandboxes) (*api.SandboxesRemoved, error) {
-	out := new(api.SandboxesRemoved)
-	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", "prune"}, json: req}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.SandboxesRemoved](ctx, c, request{method: http.MethodPost, path: []string{"v1", "sandboxes", "prune"}, json: req})
 }
 
-// StopSandbox ends every process of a sandbox and keeps its files. When it returns, it is stopped.
+// StopSandbox ends all processes of a sandbox and keeps its files. When it returns, the sandbox is
+// stopped.
 func (c *Client) StopSandbox(ctx context.Context, id string, req api.StopSandbox) (*api.Sandbox, error) {
-	return c.turn(ctx, id, "stop", req)
+	return c.changeState(ctx, id, "stop", req)
 }
 
-// StartSandbox runs a sandbox that has ended once more, with its files. When it returns, execs are accepted.
+// StartSandbox runs an ended sandbox again, with its files. When it returns, execs are accepted.
 func (c *Client) StartSandbox(ctx context.Context, id string, req api.StartSandbox) (*api.Sandbox, error) {
-	return c.turn(ctx, id, "start", req)
+	return c.changeState(ctx, id, "start", req)
 }
 
-// PauseSandbox makes every process of a sandbox stand still, as it is, until ResumeSandbox.
+// PauseSandbox freezes all processes of a sandbox until ResumeSandbox.
 func (c *Client) PauseSandbox(ctx context.Context, id string) (*api.Sandbox, error) {
-	return c.turn(ctx, id, "pause", struct{}{})
+	return c.changeState(ctx, id, "pause", struct{}{})
 }
 
-// ResumeSandbox lets a paused sandbox go on.
+// ResumeSandbox lets a paused sandbox continue.
 func (c *Client) ResumeSandbox(ctx context.Context, id string) (*api.Sandbox, error) {
-	return c.turn(ctx, id, "resume", struct{}{})
+	return c.changeState(ctx, id, "resume", struct{}{})
 }
 
-// turn brings a sandbox into another state.
-func (c *Client) turn(ctx context.Context, id, verb string, req any) (*api.Sandbox, error) {
-	out := new(api.Sandbox)
-	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, verb}, json: req}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+// changeState moves a sandbox to another state.
+func (c *Client) changeState(ctx context.Context, id, verb string, req any) (*api.Sandbox, error) {
+	return fetch[api.Sandbox](ctx, c, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, verb}, json: req})
 }

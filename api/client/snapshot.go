@@ -9,16 +9,12 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// TakeSnapshot keeps what a sandbox has in its files. When it returns, that is on disk.
+// TakeSnapshot snapshots the files of a sandbox. When it returns, the snapshot is on disk.
 func (c *Client) TakeSnapshot(ctx context.Context, id string, req api.TakeSnapshot) (*api.Snapshot, error) {
-	out := new(api.Snapshot)
-	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "snapshots"}, json: req}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.Snapshot](ctx, c, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "snapshots"}, json: req})
 }
 
-// Snapshots lists snapshots, oldest first: those of one sandbox, or with an empty id all.
+// Snapshots returns the snapshots of one sandbox, or with an empty id all of them, oldest first.
 func (c *Client) Snapshots(ctx context.Context, id string) ([]api.Snapshot, error) {
 	path := []string{"v1", "snapshots"}
 	if id != "" {
@@ -29,77 +25,47 @@ func (c *Client) Snapshots(ctx context.Context, id string) ([]api.Snapshot, erro
 	return out.Snapshots, err
 }
 
-// Snapshot returns one by its id or name.
+// Snapshot returns one snapshot by its ID or name.
 func (c *Client) Snapshot(ctx context.Context, ref string) (*api.Snapshot, error) {
-	out := new(api.Snapshot)
-	if err := c.call(ctx, request{method: http.MethodGet, path: []string{"v1", "snapshots", ref}}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.Snapshot](ctx, c, request{method: http.MethodGet, path: []string{"v1", "snapshots", ref}})
 }
 
-// RemoveSnapshot takes one away. Sandboxes that were made of it go on.
+// RemoveSnapshot removes a snapshot. Sandboxes that were created from it are not affected.
 func (c *Client) RemoveSnapshot(ctx context.Context, ref string) (*api.SnapshotRemoved, error) {
-	out := new(api.SnapshotRemoved)
-	if err := c.call(ctx, request{method: http.MethodDelete, path: []string{"v1", "snapshots", ref}}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.SnapshotRemoved](ctx, c, request{method: http.MethodDelete, path: []string{"v1", "snapshots", ref}})
 }
 
-// PruneSnapshots removes snapshots that no sandbox stands on.
+// PruneSnapshots removes snapshots that no sandbox depends on.
 func (c *Client) PruneSnapshots(ctx context.Context, req api.PruneSnapshots) (*api.SnapshotsRemoved, error) {
-	out := new(api.SnapshotsRemoved)
-	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "snapshots", "prune"}, json: req}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.SnapshotsRemoved](ctx, c, request{method: http.MethodPost, path: []string{"v1", "snapshots", "prune"}, json: req})
 }
 
-// Fork makes new sandboxes with the files that one has now: all that were asked for or, with an error, none.
+// Fork creates sandboxes with the current files of another. It creates all of them, or returns an
+// error and creates none.
 func (c *Client) Fork(ctx context.Context, id string, req api.ForkSandbox) (*api.SandboxForked, error) {
-	out := new(api.SandboxForked)
-	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "fork"}, json: req}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.SandboxForked](ctx, c, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "fork"}, json: req})
 }
 
-// Rollback gives a sandbox the files of a snapshot in the place of its own.
+// Rollback replaces the files of a sandbox by those of a snapshot.
 func (c *Client) Rollback(ctx context.Context, id string, req api.RollbackSandbox) (*api.Sandbox, error) {
-	out := new(api.Sandbox)
-	if err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "rollback"}, json: req}, maxAnswer, out); err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.Sandbox](ctx, c, request{method: http.MethodPost, path: []string{"v1", "sandboxes", id, "rollback"}, json: req})
 }
 
-// ExportSnapshot returns a snapshot as one file, a tar with its layers and the name and digest of its image. The caller closes
-// it; reading fails with io.ErrUnexpectedEOF where the daemon could not send all of it.
+// ExportSnapshot returns a snapshot as a tar with its layers and the name and digest of its image.
+// The caller closes it. Reading fails with io.ErrUnexpectedEOF if the daemon could not send all of
+// it.
 func (c *Client) ExportSnapshot(ctx context.Context, ref string) (io.ReadCloser, error) {
-	resp, err := c.do(ctx, request{method: http.MethodGet, path: []string{"v1", "snapshots", ref, "export"}, accept: api.TypeTar})
-	if err != nil {
-		return nil, err
-	}
-	if t := mediaType(resp); t != api.TypeTar {
-		defer resp.Body.Close()
-		return nil, notOurs(resp, read(resp.Body, 200))
-	}
-	return resp.Body, nil
+	return c.download(ctx, request{method: http.MethodGet, path: []string{"v1", "snapshots", ref, "export"}, accept: api.TypeTar})
 }
 
-// ImportSnapshot sends what [Client.ExportSnapshot] has returned. The image must be stored there. An empty name leaves the snapshot
-// the one that it has.
+// ImportSnapshot sends an archive from [Client.ExportSnapshot]. Its image must be stored. An empty
+// name keeps the snapshot's own.
 func (c *Client) ImportSnapshot(ctx context.Context, r io.Reader, name string) (*api.Snapshot, error) {
 	q := url.Values{}
 	if name != "" {
 		q.Set("name", name)
 	}
-	out := new(api.Snapshot)
-	body := struct{ io.Reader }{r} // as in ImportImages
-	err := c.call(ctx, request{method: http.MethodPost, path: []string{"v1", "snapshots", "import"}, query: q, body: body, typ: api.TypeTar}, maxAnswer, out)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
+	return fetch[api.Snapshot](ctx, c, request{
+		method: http.MethodPost, path: []string{"v1", "snapshots", "import"}, query: q, body: readOnly(r), typ: api.TypeTar,
+	})
 }

@@ -59,7 +59,7 @@ func newBench(d cmdline.Deps) *cobra.Command {
 		Long: `Have every problem of a task solved by a model, each in a sandbox of its own, and
 score the answers. A task is a directory with config.yaml, a file of problems and
 a rule of scoring; those of LLM-in-Sandbox can be used as they are, and
-docs/agent-bench.md says what else they may have.
+docs/reference/agent-bench.md says what else they may have.
 
 With --mode llm the model answers each problem in one turn, without a sandbox, for
 comparison.

@@ -105,7 +105,7 @@ func newBrowser(t *testing.T) *browser {
 			}
 			// Serve each connection on its own: a browser may open one without sending a request.
 			serving.Go(func() {
-				_ = c.SetReadDeadline(time.Now().Add(testenv.Patience(time.Minute)))
+				_ = c.SetReadDeadline(time.Now().Add(testenv.HungAfter))
 				line := make([]byte, 300)
 				n, _ := c.Read(line)
 				b.mu.Lock()
@@ -138,7 +138,7 @@ func (b *browser) run(args ...string) string {
 	}
 	cmd := exec.CommandContext(b.t.Context(), b.program, args...)
 	cmd.Env = []string{"HOME=" + profile, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + profile, "LANG=C.UTF-8"}
-	cmd.WaitDelay = testenv.Patience(time.Minute)
+	cmd.WaitDelay = testenv.HungAfter
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {

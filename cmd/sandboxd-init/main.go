@@ -7,9 +7,10 @@ import (
 	goruntime "runtime"
 
 	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/inside"
 )
 
-// The first thread must be main's: see guest.RunInit.
+// The first thread must be main's: see inside.Run.
 func init() { goruntime.LockOSThread() }
 
 // run returns only if it cannot start.
@@ -22,12 +23,12 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	return guest.RunInit(3, filter, confine)
+	return inside.Run(3, filter, confine)
 }
 
 func main() {
-	if guest.IsShim(os.Args) {
-		guest.RunShim(os.Args)
+	if inside.IsShim(os.Args) {
+		inside.RunShim(os.Args)
 	}
 	_, _ = os.Stderr.WriteString("sandboxd-init: " + run().Error() + "\n")
 	os.Exit(1)

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
+
 	"errors"
 	"fmt"
 	"os"
@@ -13,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
@@ -127,7 +129,7 @@ func TestInit(t *testing.T) {
 	})
 
 	path := filepath.Join(t.TempDir(), "guest.sock")
-	l, err := guest.Listen(path)
+	l, err := guesttest.Listen(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +153,7 @@ func TestInit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
-	c := guest.NewClient(path)
+	c := host.NewClient(path)
 	if err := c.Ping(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +188,7 @@ func TestInit(t *testing.T) {
 
 	run := func(t *testing.T, script string) string {
 		t.Helper()
-		e, err := c.Exec(t.Context(), guest.ExecRequest{Argv: []string{"sh", "-c", script}, Env: []string{"PATH=/usr/bin:/bin"}})
+		e, err := c.Exec(t.Context(), host.ExecRequest{Argv: []string{"sh", "-c", script}, Env: []string{"PATH=/usr/bin:/bin"}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,21 +1,23 @@
-// Package build plans what a Dockerfile asks for: which stages are needed, what each instruction means once variables
-// are filled in, which files a COPY takes and what layer that makes.
+// Package build plans the execution of a Dockerfile: the needed stages, the meaning of each
+// instruction after variables are filled in, and the files and layer of each COPY.
 //
 // # Theory of operation
 //
-// Everything here is computation on values: no file of an image is opened, no path is resolved by a kernel. A root file
-// system is a [Tree], read from the tar streams of its layers; the context of a build is one, too. A COPY looks up its
-// sources in one tree and its destination in another, follows the links that it meets in there, and writes the outcome
-// as a tar stream, which is applied by whoever applies pulled layers, with the same checks. So there is no link, "..",
-// mount or race by which a Dockerfile or a context could reach a file of the host: there are no files.
+// Everything here is computation on values: no file of an image is opened, and no path is resolved
+// by a kernel. A root file system is a [Tree], read from the tar streams of its layers; the context
+// of a build is one, too. A COPY looks up its sources in one tree and its destination in another
+// and follows their links in there. Its result is a tar stream, which is applied like a pulled
+// layer, with all checks. So no link, "..", mount or race lets a Dockerfile or a context reach a
+// file of the host: there are no files.
 //
-// Parsing is BuildKit's own, and what instructions mean follows it; docs/api.md says where it does not. Instructions and
-// flags that are not supported are refused by name and line before anything runs. What depends on variables, on files or
-// on a base is refused when its stage is reached. Comments for linters are ignored, and so are the host's side of EXPOSE
-// and devices in layers.
+// Parsing is BuildKit's own, and instructions mean the same as there; docs/reference/builds.md
+// lists the differences. Unsupported instructions and flags are refused by name and line before anything
+// runs. Errors that depend on variables, files or a base appear when their stage is reached.
+// Comments for linters are ignored, and so are the host's side of EXPOSE and devices in layers.
 //
-// [Parse] reads the Dockerfile, [File.Plan] chooses the stages, and [Stage.Evaluate] turns one into [Step]s as soon as the
-// configuration of its base is known. A step that changes files has a key: the digest of all that its result follows from.
+// [Parse] parses the Dockerfile, [File.Plan] chooses the stages, and [Stage.Evaluate] turns a stage
+// into [Step]s once the configuration of its base is known. A step that changes files has a key:
+// the digest of all its inputs.
 package build
 
 import (
@@ -24,13 +26,14 @@ import (
 	"unicode/utf8"
 )
 
-// ErrInvalid is the class of errors that the Dockerfile, the context or the options are to blame for.
+// ErrInvalid is the class of errors caused by the Dockerfile, the context or the options.
 var ErrInvalid = errors.New("cannot be built")
 
-// Error is what is wrong with a line of a Dockerfile. It is of the class [ErrInvalid] unless what it wraps is of another.
+// Error is an error in a line of a Dockerfile. It is of the class [ErrInvalid] unless it wraps an
+// error of another.
 type Error struct {
 	File string
-	Line int // 0: of no line
+	Line int // 0 if of no line
 	Err  error
 }
 
@@ -41,7 +44,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d: %v", e.File, e.Line, e.Err)
 }
 
-// Unwrap gives what the line did.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
 type invalid struct{ err error }
@@ -51,7 +54,7 @@ func (e *invalid) Unwrap() []error { return []error{ErrInvalid, e.err} }
 
 func invalidf(format string, args ...any) error { return &invalid{fmt.Errorf(format, args...)} }
 
-// Bounds of what a Dockerfile and a context may ask for. They are far above what people write.
+// Limits of Dockerfiles and contexts, far above those in use.
 const (
 	maxDockerfile = 1 << 20
 	maxStages     = 100
@@ -60,7 +63,7 @@ const (
 	maxVariables  = 1000      // of one stage
 	maxArgs       = 512 << 10 // bytes of the arguments of one stage
 	maxCreatedBy  = 4 << 10   // bytes of an entry of the history
-	maxHistory    = 1 << 20   // bytes of all entries of a build; those beyond are short
+	maxHistory    = 1 << 20   // bytes of all entries of a build; entries beyond are shortened
 	maxWord       = 1 << 20   // bytes that one word may grow to
 	maxConfig     = 512 << 10 // bytes of an image's configuration
 	maxName       = 4095      // bytes of a path
@@ -74,7 +77,7 @@ type Limits struct {
 	Bytes   int64 // of file contents in one archive
 }
 
-// DefaultLimits are what a build on a machine of a few GiB can hold: an entry takes some 300 bytes of memory.
+// DefaultLimits returns limits for a machine of a few GiB: an entry takes some 300 bytes of memory.
 func DefaultLimits() Limits { return Limits{Entries: 1_000_000, Bytes: 32 << 30} }
 
 func (l Limits) withDefaults() Limits {
@@ -90,7 +93,7 @@ func (l Limits) withDefaults() Limits {
 
 func clip(s string) string { return clipTo(s, 200) }
 
-// clipTo cuts a text between its characters.
+// clipTo cuts a text between two characters.
 func clipTo(s string, n int) string {
 	if len(s) <= n {
 		return s

@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "write the golden files")
 
 var here = Platform{OS: "linux", Architecture: "amd64"}
 
-// base is what stages that are FROM an image begin with.
+// base is the configuration below stages that are FROM an image.
 func base() *Image {
 	img := &Image{}
 	img.Config.Env = []string{"PATH=/usr/bin:/bin", "FROM_BASE=yes"}
@@ -27,7 +27,7 @@ func base() *Image {
 	return img
 }
 
-// evaluate does what the daemon does with a Dockerfile, but for doing it.
+// evaluate treats a Dockerfile as the daemon does, without executing its steps.
 func evaluate(t testing.TB, data []byte, opts Options) (*Plan, map[*Stage][]Step, map[*Stage]*Image, error) {
 	t.Helper()
 	f, err := Parse("Dockerfile", data)
@@ -54,8 +54,8 @@ func evaluate(t testing.TB, data []byte, opts Options) (*Plan, map[*Stage][]Step
 	return p, steps, images, nil
 }
 
-// TestDockerfilesMeanWhatTheyMeanToBuildKit compares with golden files, which were compared by hand with what BuildKit's
-// documentation says.
+// TestDockerfilesMeanWhatTheyMeanToBuildKit compares with golden files, which were compared by hand
+// with BuildKit's documentation.
 func TestDockerfilesMeanWhatTheyMeanToBuildKit(t *testing.T) {
 	files, err := filepath.Glob("testdata/dockerfiles/*")
 	if err != nil || len(files) < 5 {
@@ -146,7 +146,8 @@ func shown(c *Copy) *shownCopy {
 	return s
 }
 
-// TestWhatIsNotSupportedIsRefusedByNameAndLine has an error for each thing that another builder does and this one does not.
+// TestWhatIsNotSupportedIsRefusedByNameAndLine has an error for each thing that another builder
+// does and this one does not.
 func TestWhatIsNotSupportedIsRefusedByNameAndLine(t *testing.T) {
 	double := "FROM base\nENV A=0123456789abcdef\n" + strings.Repeat("ENV A=$A$A$A$A$A$A$A$A\n", 8)
 	for _, c := range []struct{ dockerfile, want string }{
@@ -241,7 +242,7 @@ func TestTargetAndStages(t *testing.T) {
 	}
 }
 
-// TestBaseThatWantsToRunThingsIsRefused is about instructions that an image has for those who build on it.
+// TestBaseThatWantsToRunThingsIsRefused is about instructions in an image for builds based on it.
 func TestBaseThatWantsToRunThingsIsRefused(t *testing.T) {
 	f, err := Parse("Dockerfile", []byte("\nFROM a\nRUN x\n"))
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/moby/patternmatcher/ignorefile"
 )
 
-// HiddenDockerfile is the name under which a Dockerfile comes along that is no part of the context. COPY never sees it.
+// HiddenDockerfile is the name of a Dockerfile that is sent with the context without being part of
+// it. COPY never sees it.
 const HiddenDockerfile = ".sandboxd-dockerfile"
 
 const (
@@ -24,8 +25,8 @@ const (
 	maxPatternBytes   = 16 << 10
 )
 
-// Context reads the context of a build from a, and the Dockerfile in it, called name or by default Dockerfile. What
-// .dockerignore leaves out is left out here, whether or not the sender has done so already.
+// Context reads the context of a build from a, and the Dockerfile in it, called name or by default
+// Dockerfile. It leaves out the entries of .dockerignore, whether or not the sender has done so.
 func Context(ctx context.Context, a *Archive, name string, limits Limits) (*Tree, []byte, error) {
 	t := NewTree(limits)
 	if err := t.Load(a); err != nil {
@@ -40,7 +41,7 @@ func Context(ctx context.Context, a *Archive, name string, limits Limits) (*Tree
 	} else if err != nil {
 		return nil, nil, invalidf("read %q in the context: %w", clip(name), err)
 	}
-	// That of the Dockerfile's own goes before the one for all.
+	// The Dockerfile's own ignore file takes precedence over the common one.
 	ignore, err := t.small(name+ignoreFile, maxIgnore)
 	if errors.Is(err, errAbsent) {
 		ignore, err = t.small(ignoreFile, maxIgnore)
@@ -49,7 +50,7 @@ func Context(ctx context.Context, a *Archive, name string, limits Limits) (*Tree
 		return nil, nil, invalidf("read %s: %w", ignoreFile, err)
 	}
 	delete(t.root.children, HiddenDockerfile)
-	// Who sends a context has ids of a host that mean nothing here.
+	// The sender's ids belong to its host and mean nothing here.
 	seen := func(_ string, n *node) error {
 		n.uid, n.gid, n.xattrs = 0, 0, nil
 		return nil
@@ -72,10 +73,10 @@ func Context(ctx context.Context, a *Archive, name string, limits Limits) (*Tree
 	return t, dockerfile, nil
 }
 
-// Ignore reads a .dockerignore.
+// Ignore parses a .dockerignore.
 func Ignore(data []byte) (_ *patternmatcher.PatternMatcher, err error) {
 	defer func() {
-		if p := recover(); p != nil { // as with the parser of Dockerfiles
+		if p := recover(); p != nil { // the parser is not ours
 			err = invalidf("%s cannot be read (%v)", ignoreFile, p)
 		}
 	}()
@@ -86,7 +87,7 @@ func Ignore(data []byte) (_ *patternmatcher.PatternMatcher, err error) {
 	if len(patterns) > maxPatterns {
 		return nil, invalidf("%s has %d patterns, %d are allowed", ignoreFile, len(patterns), maxPatterns)
 	}
-	// Every file is compared with all of them.
+	// Every file is compared with all patterns.
 	size := 0
 	for _, p := range patterns {
 		size += len(p)
@@ -126,7 +127,7 @@ func (t *Tree) leaveOut(ctx context.Context, m *patternmatcher.PatternMatcher, d
 	return nil
 }
 
-// small reads a file of the tree that has at most limit bytes and is at hand.
+// small reads a file of the tree that has at most limit bytes and is in the spool.
 func (t *Tree) small(name string, limit int64) ([]byte, error) {
 	n, err := t.file(name)
 	if err != nil {
@@ -142,7 +143,7 @@ func (t *Tree) small(name string, limit int64) ([]byte, error) {
 	return io.ReadAll(r)
 }
 
-// file is the regular file that a path leads to.
+// file returns the regular file at a path.
 func (t *Tree) file(name string) (*node, error) {
 	if strings.IndexByte(name, 0) >= 0 || len(name) > maxName {
 		return nil, invalidf("not the name of a file")
@@ -161,7 +162,7 @@ func (t *Tree) file(name string) (*node, error) {
 	return n, nil
 }
 
-// open reads content that is at hand.
+// open opens content that is in the spool.
 func (n *node) open() (io.Reader, error) {
 	switch {
 	case n.content.in == nil:

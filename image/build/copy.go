@@ -16,10 +16,10 @@ import (
 	"github.com/sandboxd/sandboxd/image/layer"
 )
 
-// Stamp says what times a layer that is made here has.
+// Stamp holds the times for a layer that is made here.
 type Stamp struct {
-	Now    time.Time // of directories that nobody described
-	Latest time.Time // later times are set back to it; zero: none is
+	Now    time.Time // of directories without an entry
+	Latest time.Time // later times are set back to it; zero means none
 }
 
 func (s Stamp) of(t time.Time) time.Time {
@@ -29,16 +29,16 @@ func (s Stamp) of(t time.Time) time.Time {
 	return t
 }
 
-// changer makes one change to a tree and remembers what it touched.
+// changer makes one change to a tree and records the touched nodes.
 type changer struct {
 	tree    *Tree
 	ctx     context.Context //nolint:containedctx // lives as long as one step
 	spool   *Spool
 	stamp   Stamp
-	owner   *owner // nil: as the source says
-	mode    int64  // -1: as the source says
+	owner   *owner // nil keeps the source's
+	mode    int64  // -1 keeps the source's
 	changed map[string]*node
-	links   map[*node]*node // source to copy, so that names of one file stay that
+	links   map[*node]*node // source to copy, so that hard links stay hard links
 }
 
 func (t *Tree) changer(ctx context.Context, spool *Spool, stamp Stamp) *changer {
@@ -48,10 +48,11 @@ func (t *Tree) changer(ctx context.Context, spool *Spool, stamp Stamp) *changer 
 	}
 }
 
-// Change is what a step has changed in a tree, to be written as a layer before the tree is changed again.
+// Change is the change of a tree by one step, to be written as a layer before the next change.
 type Change struct{ c *changer }
 
-// Write writes it as the tar stream of a layer, which depends on the files and their times alone.
+// Write writes the change as the tar stream of a layer, which depends only on the files and their
+// times.
 func (c *Change) Write(w io.Writer) error { return c.c.write(w) }
 
 func (c *changer) change() *Change {
@@ -61,7 +62,7 @@ func (c *changer) change() *Change {
 	return &Change{c}
 }
 
-// Copy puts a selection into t, the root of a stage. Where that changes nothing there is no change.
+// Copy puts a selection into t, the root of a stage. It returns nil if that changes nothing.
 func (t *Tree) Copy(ctx context.Context, s *Selection, spool *Spool, stamp Stamp) (*Change, error) {
 	c := t.changer(ctx, spool, stamp)
 	cp := s.copy
@@ -82,7 +83,8 @@ func (t *Tree) Copy(ctx context.Context, s *Selection, spool *Spool, stamp Stamp
 	return c.change(), nil
 }
 
-// MakeDir makes a directory of the stage and those above it. Where it is there already there is no change.
+// MakeDir makes a directory of the stage and those above it. It returns nil if the directory
+// exists.
 func (t *Tree) MakeDir(ctx context.Context, d *Dir, spool *Spool, stamp Stamp) (*Change, error) {
 	c := t.changer(ctx, spool, stamp)
 	full, err := t.resolve(d.Path, true, true)
@@ -141,7 +143,8 @@ func (c *changer) item(cp *Copy, it item) error {
 	return nil
 }
 
-// content copies what is in a directory. Where the destination does not exist, it becomes like the source.
+// content copies the content of a directory. If the destination does not exist, it gets the
+// source's metadata.
 func (c *changer) content(cp *Copy, dest string, there, dir *node) error {
 	if there == nil {
 		if err := c.put(dest, dir, false); err != nil {
@@ -160,7 +163,7 @@ func (c *changer) content(cp *Copy, dest string, there, dir *node) error {
 	return nil
 }
 
-// mkdirs makes the directories of a resolved path that are missing.
+// mkdirs makes the missing directories of a resolved path.
 func (c *changer) mkdirs(full string) (*node, error) {
 	d, at := c.tree.root, ""
 	for part := range strings.SplitSeq(full, "/") {
@@ -192,20 +195,20 @@ func (c *changer) mkdirs(full string) (*node, error) {
 	return d, nil
 }
 
-// creatable refuses names that a layer cannot give to a file.
+// creatable refuses names that no file of a layer can have.
 func creatable(full string) error {
 	base := path.Base(full)
 	switch {
 	case strings.HasPrefix(base, whiteout):
-		return fmt.Errorf("%q cannot be in an image: layers say by such names what they delete", clip(full))
+		return fmt.Errorf("%q cannot be in an image: such names mark deletions in layers", clip(full))
 	case len(base) > 255:
 		return fmt.Errorf("%q has a component of more than 255 bytes", clip(full))
 	}
 	return nil
 }
 
-// put copies a file or a whole directory to a resolved path. With describe, a directory that is there becomes like the one
-// that is copied.
+// put copies a file or a whole directory to a resolved path. With describe, an existing directory
+// gets the source's metadata.
 func (c *changer) put(full string, src *node, describe bool) error {
 	if err := c.ctx.Err(); err != nil {
 		return err
@@ -270,7 +273,7 @@ func (c *changer) put(full string, src *node, describe bool) error {
 	return nil
 }
 
-// like is a copy of a node as it arrives.
+// like returns a copy of a node with the metadata for the destination.
 func (c *changer) like(src *node) (*node, error) {
 	if err := c.tree.room(); err != nil {
 		return nil, err
@@ -287,7 +290,7 @@ func (c *changer) like(src *node) (*node, error) {
 	return &n, nil
 }
 
-// unpack reads a file that may be an archive; nil where it is none.
+// unpack reads a file that may be an archive; it returns nil if it is none.
 func (c *changer) unpack(it item) (*Tree, error) {
 	open := func() (io.ReadCloser, error) {
 		r, err := it.node.open()
@@ -300,7 +303,7 @@ func (c *changer) unpack(it item) (*Tree, error) {
 		}
 		return &uncompressed{u, bufio.NewReaderSize(u, 64<<10)}, nil
 	}
-	// A file that merely begins like something compressed is copied as it is, as is one that is not a tar.
+	// A file that is not a tar, even one that begins like a compressed stream, is copied unchanged.
 	first, err := open()
 	if err != nil {
 		r, oerr := it.node.open()
@@ -308,17 +311,17 @@ func (c *changer) unpack(it item) (*Tree, error) {
 			return nil, oerr
 		}
 		magic := make([]byte, 6)
-		if n, _ := io.ReadFull(r, magic); strings.HasPrefix(string(magic[:n]), "BZh") || string(magic[:n]) == "\xfd7zXZ\x00" { // short: neither
+		if n, _ := io.ReadFull(r, magic); strings.HasPrefix(string(magic[:n]), "BZh") || string(magic[:n]) == "\xfd7zXZ\x00" { // too short for either
 			return nil, errors.New("archives compressed with bzip2 or xz are not unpacked; gzip, zstd and none are, and COPY takes it as it is")
 		}
-		return nil, nil //nolint:nilnil // damaged: a file like any other
+		return nil, nil //nolint:nilnil // damaged, so an ordinary file
 	}
 	_, err = tar.NewReader(first).Next()
 	if cerr := first.Close(); cerr != nil {
 		return nil, cerr
 	}
 	if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
-		return nil, c.ctx.Err() // nil: it is no archive
+		return nil, c.ctx.Err() // nil if it is no archive
 	}
 	t := c.tree.New()
 	if err := t.Load(&Archive{Open: open}); err != nil {
@@ -342,8 +345,8 @@ type uncompressed struct {
 
 func (u *uncompressed) Close() error { u.u.Close(); return nil }
 
-// unpacked puts an archive's content into the destination, which becomes a directory. Unlike a COPY, an archive's
-// directories may lie behind links of the image, as they do for tar.
+// unpacked puts an archive's content into the destination, which becomes a directory. Unlike in a
+// COPY, an archive's directories may lie behind links of the image, as with tar.
 func (c *changer) unpacked(cp *Copy, a *Tree) error {
 	dest, err := c.tree.resolve(cp.Dest, true, true)
 	if err != nil {
@@ -393,7 +396,8 @@ func (c *changer) merge(dir string, src *node, into map[string]bool) error {
 	return nil
 }
 
-// write writes what was changed, with the directories above it as they are: who applies a layer need not know them.
+// write writes the changed nodes, with the directories above them unchanged, so that the layer can
+// be applied without the layers below.
 func (c *changer) write(w io.Writer) error {
 	all := maps.Clone(c.changed)
 	for full := range c.changed {
@@ -432,7 +436,7 @@ func (c *changer) write(w io.Writer) error {
 }
 
 func (c *changer) entry(tw *tar.Writer, name string, n *node, names map[*node]string) error {
-	// Whole seconds: the parts of them are of no use, and not every reader has them.
+	// Whole seconds: not every reader supports fractions.
 	hdr := &tar.Header{
 		Typeflag: n.kind, Name: name, Mode: n.mode, Uid: n.uid, Gid: n.gid, Linkname: n.link,
 		ModTime: c.stamp.of(n.mtime).Truncate(time.Second), PAXRecords: n.xattrs, Format: tar.FormatPAX,

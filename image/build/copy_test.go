@@ -17,8 +17,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// archive makes a tar of lines: "name" is a file whose content is its name, "name=content" one with that, "name/" a
-// directory, "name>target" a symbolic link, "name~target" a hard link. "0750 1:2 name" has a mode and an owner.
+// archive makes a tar of lines: "name" is a file with its name as content, "name=content" one with
+// that, "name/" a directory, "name>target" a symbolic link, "name~target" a hard link. "0750 1:2
+// name" has a mode and an owner.
 func archive(t testing.TB, lines ...string) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -81,7 +82,8 @@ func spool(t testing.TB) *Spool {
 	return NewSpool(f, 1<<30)
 }
 
-// list says what is in a tar, a line each, as archive takes it but for owners and modes that are not 0:0 and usual.
+// list lists a tar, a line each, in archive's notation without owners and modes that are 0:0 and
+// usual.
 func list(t testing.TB, data []byte) []string {
 	t.Helper()
 	var out []string
@@ -116,7 +118,7 @@ func list(t testing.TB, data []byte) []string {
 	}
 }
 
-// rootfs is what the tests copy into: a merged /usr, a sticky /tmp, links that lead everywhere.
+// rootfs is the destination of the tests: a merged /usr, a sticky /tmp, links in all directions.
 var rootfs = []string{
 	"bin>usr/bin", "lib>usr/lib", "etc/", "etc/passwd=root:x:0:0::/:\nbob:x:1000:1001::/:\nevil:x:x0:0::/:\n", "etc/group=staff:x:50:\nbad:x:-1:\n",
 	"usr/", "usr/bin/", "usr/bin/sh", "usr/lib/", "01777 0:0 tmp/", "0700 5:6 home/", "out>../../../../etc", "abs>/etc/..", "loop>loop2", "loop2>loop",
@@ -220,7 +222,8 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// doCopy does the last instruction of a stage whose working directory is /wd, after the ones before it.
+// doCopy executes the last instruction of a stage whose working directory is /wd, after the ones
+// before it.
 func doCopy(t testing.TB, instructions string, files, rootfs []string) ([]string, error) {
 	t.Helper()
 	_, steps, _, err := evaluate(t, []byte("FROM base\nWORKDIR /wd\n"+instructions+"\n"), Options{Platform: here})
@@ -264,7 +267,7 @@ func doCopy(t testing.TB, instructions string, files, rootfs []string) ([]string
 	return out, nil
 }
 
-// checkWritten applies what was written to the tree as it was before: that must give the tree as it is now.
+// checkWritten applies the written layer to the tree from before: that must give the present tree.
 func checkWritten(t testing.TB, now *Tree, layer []byte, rootfs []string) {
 	t.Helper()
 	again := NewTree(Limits{})
@@ -458,8 +461,7 @@ func TestBadContextsAreRefused(t *testing.T) {
 	}
 }
 
-// TestCopyKeyIsAboutContent says what may change without a COPY being done again.
-// TestWorkdirCannotDelete is about WORKDIR /.wh.etc, whose layer would take /etc away.
+// TestWorkdirCannotDelete is about WORKDIR /.wh.etc, whose layer would delete /etc.
 func TestWorkdirCannotDelete(t *testing.T) {
 	for _, dir := range []string{"/.wh.etc", "/.wh..wh..opq", "/a/.wh.b/c", "/" + strings.Repeat("n", 256)} {
 		tree := NewTree(Limits{})
@@ -469,6 +471,7 @@ func TestWorkdirCannotDelete(t *testing.T) {
 	}
 }
 
+// TestCopyKeyIsAboutContent has the changes that do not repeat a COPY, and those that do.
 func TestCopyKeyIsAboutContent(t *testing.T) {
 	key := func(instruction string, context ...string) string {
 		t.Helper()
@@ -518,7 +521,7 @@ func TestCopyKeyIsAboutContent(t *testing.T) {
 			t.Errorf("another %s makes the same key", name)
 		}
 	}
-	// Of four names of two files, which are whose.
+	// Of four names of two files, the pairs of one file.
 	files := []string{"d/", "d/a=x", "d/b=x"}
 	if key("COPY d /x", append(files, "d/c~d/a", "d/d~d/b")...) == key("COPY d /x", append(files, "d/c~d/b", "d/d~d/a")...) {
 		t.Error("other hard links make the same key")
@@ -608,8 +611,8 @@ func FuzzContext(f *testing.F) {
 	})
 }
 
-// checkContext reads a context: what is left of it after .dockerignore is a part of it that belongs to root, and the Dockerfile
-// is the one that was sent.
+// checkContext reads a context: after .dockerignore the rest is a part of it that belongs to root,
+// and the Dockerfile is the one that was sent.
 func checkContext(t *testing.T, data []byte) {
 	t.Helper()
 	limits := Limits{Entries: 1000, Bytes: 1 << 20}
@@ -648,7 +651,7 @@ func checkContext(t *testing.T, data []byte) {
 	}) // f never fails
 }
 
-// checkTree holds a tree against its limits and against what no name in it may be.
+// checkTree checks a tree's limits and names.
 func checkTree(t *testing.T, tree *Tree, entries int, bytes int64) {
 	t.Helper()
 	count, size := 0, int64(0)
@@ -674,7 +677,7 @@ func checkTree(t *testing.T, tree *Tree, entries int, bytes int64) {
 	}
 }
 
-// TestSourcesAreCounted is about a few lines that would name the same files without end.
+// TestSourcesAreCounted is about a few lines that would name some files endlessly.
 func TestSourcesAreCounted(t *testing.T) {
 	limits := Limits{Entries: 2000}
 	files := []string{"Dockerfile", "a/", "a/b"}
@@ -715,7 +718,8 @@ func TestSourcesAreCounted(t *testing.T) {
 	}
 }
 
-// TestTreesOfABuildAreBoundedTogether is about many stages with many files, and about files that are replaced.
+// TestTreesOfABuildAreBoundedTogether is about many stages with many files, and about files that
+// are replaced.
 func TestTreesOfABuildAreBoundedTogether(t *testing.T) {
 	context := NewTree(Limits{Entries: 800})
 	var files []string
@@ -724,7 +728,7 @@ func TestTreesOfABuildAreBoundedTogether(t *testing.T) {
 	}
 	layer := archive(t, files...)
 	one := context.New()
-	for range 20 { // the same files again
+	for range 20 { // those files again
 		if err := one.Apply(streamed(layer)); err != nil {
 			t.Fatal(err)
 		}

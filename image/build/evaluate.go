@@ -21,10 +21,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Image is an image's configuration with the fields that Docker added to the specification's.
+// Image is an image's configuration with Docker's additional fields.
 type Image = dockerspec.DockerOCIImage
 
-// ParseImage reads the configuration of a base image.
+// ParseImage parses the configuration of a base image.
 func ParseImage(data []byte) (*Image, error) {
 	img := new(Image)
 	if err := json.Unmarshal(data, img); err != nil {
@@ -33,55 +33,56 @@ func ParseImage(data []byte) (*Image, error) {
 	return img, nil
 }
 
-// Step is one instruction with everything filled in. Exactly one of Run, Copy and Dir is set where files change; none
-// where the configuration alone does.
+// Step is one instruction with everything filled in. At most one of Run, Copy and Dir is set; none
+// if only the configuration changes.
 type Step struct {
 	Line int
-	Text string // the instruction as it is shown, on one line
+	Text string // the instruction on one line, for display
 	Run  *Run
 	Copy *Copy
 	Dir  *Dir
-	// History is the entry for the image's history; its EmptyLayer holds for what changes no files.
+	// History is the entry for the image's history; its EmptyLayer is right for steps that change no
+	// files.
 	History ocispec.History
 }
 
-// Run is a program to be run.
+// Run is a program to execute.
 type Run struct {
 	Argv    []string
-	Env     []string // complete; the arguments among them
-	Proxy   []string // variables of proxies: the program has them, the result does not depend on them
+	Env     []string // complete, with the arguments
+	Proxy   []string // variables of proxies, for the program; the result does not depend on them
 	Cwd     string
 	User    string
 	Network string // always "none"
-	// Script is a here-document that is a program of its own, for it begins with "#!"; the last word of Argv is where it
-	// is expected.
+	// Script is a here-document that is a program of its own, beginning with "#!"; the last word of
+	// Argv is its path.
 	Script string
 }
 
-// Copy is files to be copied.
+// Copy is a COPY or ADD.
 type Copy struct {
 	Add     bool // archives are unpacked
 	Unpack  bool // false with ADD --unpack=false
 	From    string
-	Stage   *Stage // where From says so
-	Image   string // or From is an image; both empty: the context
+	Stage   *Stage // the stage in From, or
+	Image   string // the image in From; both empty: the context
 	Sources []string
 	Inline  []Inline
-	Dest    string // absolute; a slash at its end says that it is a directory
+	Dest    string // absolute; a slash at its end marks a directory
 	Chown   string
 	Chmod   string
 }
 
-// Inline is a file whose content stands in the Dockerfile.
+// Inline is a file whose content is in the Dockerfile.
 type Inline struct{ Name, Data string }
 
-// Dir is a directory that must be there.
+// Dir is a directory that must exist.
 type Dir struct {
 	Path string
-	User string // owner, where it has to be made
+	User string // owner of a new directory
 }
 
-// evaluation is a stage half-way through.
+// evaluation is the state of a stage during Evaluate.
 type evaluation struct {
 	stage  *Stage
 	image  *Image
@@ -90,8 +91,8 @@ type evaluation struct {
 	steps  []Step
 }
 
-// Evaluate fills in the variables of a stage whose base has the configuration base, nil for nothing at all. The image
-// returned has everything but layers, times and history.
+// Evaluate fills in the variables of a stage. Base is the configuration of its base, nil for
+// scratch. The returned image lacks layers, times and history.
 func (s *Stage) Evaluate(ctx context.Context, base *Image) ([]Step, *Image, error) {
 	img := &Image{}
 	if base != nil {
@@ -118,7 +119,7 @@ func (s *Stage) Evaluate(ctx context.Context, base *Image) ([]Step, *Image, erro
 		img.Config.Env = append(img.Config.Env, "PATH="+defaultPath)
 	}
 	e := &evaluation{stage: s, image: img}
-	// Arguments of a stage are there in those that begin with it, as with BuildKit.
+	// A stage passes its arguments on to stages based on it, as with BuildKit.
 	if s.Base != nil && s.Base.vars != nil {
 		e.vars = s.Base.vars.clone()
 	} else {
@@ -147,7 +148,7 @@ func (s *Stage) Evaluate(ctx context.Context, base *Image) ([]Step, *Image, erro
 	return e.steps, img, nil
 }
 
-// defaultPath is what Docker gives images that have none.
+// defaultPath is Docker's for images without one.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 func (e *evaluation) setEnv(key, value string) error {
@@ -176,7 +177,7 @@ func (e *evaluation) expander() instructions.SingleWordExpander {
 	return func(word string) (string, error) { return e.stage.plan.expand(word, e.vars) }
 }
 
-// add notes a step. What is shown is the instruction, on one line.
+// add adds a step. The displayed text is the instruction, on one line.
 func (e *evaluation) add(c instructions.Command, s Step) {
 	s.Line = lineOf(c.Location())
 	text := c.Name()
@@ -187,7 +188,7 @@ func (e *evaluation) add(c instructions.Command, s Step) {
 	if s.History.CreatedBy == "" {
 		s.History.CreatedBy = s.Text
 	}
-	// All of it is kept for every image, so it cannot be as long as its variables.
+	// Every image keeps the text, so it cannot be as long as its variables.
 	most := maxCreatedBy
 	if e.stage.plan.history > maxHistory {
 		most = 200
@@ -249,7 +250,7 @@ func (e *evaluation) command(c instructions.Command) error {
 		}
 		return e.copy(c, Copy{Add: true, Unpack: c.Unpack == nil || *c.Unpack, Chown: c.Chown, Chmod: c.Chmod}, c.SourcesAndDest)
 	case *instructions.WorkdirCommand:
-		dir, err := e.absolute(cmp.Or(c.Path, ".")) // as with BuildKit, where a variable is empty
+		dir, err := e.absolute(cmp.Or(c.Path, ".")) // as BuildKit treats an empty variable
 		if err != nil {
 			return err
 		}
@@ -264,7 +265,7 @@ func (e *evaluation) command(c instructions.Command) error {
 	case *instructions.EntrypointCommand:
 		config.Entrypoint = e.words(c.ShellDependantCmdLine)
 		if !e.cmdSet {
-			config.Cmd = nil // the base's was meant for the base's entry point
+			config.Cmd = nil // the base's belongs to the base's entry point
 		}
 	case *instructions.ExposeCommand:
 		return e.expose(c)
@@ -294,7 +295,7 @@ func (e *evaluation) command(c instructions.Command) error {
 	return nil
 }
 
-// duplicate copies what Expand changes: one stage may be evaluated more than once.
+// duplicate copies the parts that Expand changes: one stage may be evaluated more than once.
 func duplicate(c instructions.Command) instructions.Command {
 	switch c := c.(type) {
 	case *instructions.EnvCommand:
@@ -350,7 +351,7 @@ func (e *evaluation) arg(c *instructions.ArgCommand) error {
 	return nil
 }
 
-// words is a command line, with the shell in front where it is written for one.
+// words returns a command line, with the shell in front if it needs one.
 func (e *evaluation) words(c instructions.ShellDependantCmdLine) []string {
 	if !c.PrependShell {
 		return c.CmdLine
@@ -362,13 +363,13 @@ func (e *evaluation) words(c instructions.ShellDependantCmdLine) []string {
 	return append(slices.Clone(shell), strings.Join(c.CmdLine, " "))
 }
 
-// proxies are the arguments that need no declaration. What a build makes must not depend on them.
+// proxies are the arguments that need no declaration. A build's result must not depend on them.
 var proxies = []string{
 	"HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "FTP_PROXY", "ftp_proxy", "NO_PROXY", "no_proxy", "ALL_PROXY", "all_proxy",
 }
 
-// scriptDir is where BuildKit, too, puts a here-document that is a program. It is below a file system that every sandbox
-// has anew, so nothing of it stays.
+// scriptDir is BuildKit's place for here-documents that are programs. It is in a file system that
+// is new in every sandbox, so nothing of it stays.
 const scriptDir = "/dev/pipes/"
 
 func (e *evaluation) run(c *instructions.RunCommand) error {
@@ -389,7 +390,7 @@ func (e *evaluation) run(c *instructions.RunCommand) error {
 	if r.Argv == nil {
 		r.Argv = e.words(line)
 	}
-	var given []string // to be shown: not more of them than are
+	var given []string // for display, so only the given ones
 	for shown, i := 0, 0; i < len(e.vars.args) && shown < maxCreatedBy; i++ {
 		if k := e.vars.args[i]; e.vars.isArg[k] && !slices.Contains(proxies, k) {
 			given = append(given, e.vars.list[e.vars.at[k]])
@@ -423,8 +424,8 @@ func (e *evaluation) run(c *instructions.RunCommand) error {
 	return nil
 }
 
-// heredoc does what BuildKit does: a document that is a program is run as one; one that is all there is, is the script;
-// anything else is put together again for the shell to read.
+// heredoc does the same as BuildKit. A document that is a program is executed; one without a
+// command is the script; all others are reassembled for the shell.
 func (e *evaluation) heredoc(r *Run, line *instructions.ShellDependantCmdLine) error {
 	text := line.CmdLine[0]
 	only, err := parser.ParseHeredoc(text)
@@ -454,10 +455,10 @@ func (e *evaluation) heredoc(r *Run, line *instructions.ShellDependantCmdLine) e
 	return nil
 }
 
-const maxScript = 32 << 10 // the file system that it is put into is small
+const maxScript = 32 << 10 // its file system is small
 
 func (e *evaluation) copy(c instructions.Command, cp Copy, what instructions.SourcesAndDest) error {
-	dest, err := e.absolute(cmp.Or(what.DestPath, "./")) // as with BuildKit, where a variable is empty
+	dest, err := e.absolute(cmp.Or(what.DestPath, "./")) // as BuildKit treats an empty variable
 	if err != nil {
 		return err
 	}
@@ -490,7 +491,7 @@ func (e *evaluation) copy(c instructions.Command, cp Copy, what instructions.Sou
 	return nil
 }
 
-// absolute is a path of the stage. A slash at its end stays.
+// absolute returns a path of the stage. A slash at its end stays.
 func (e *evaluation) absolute(name string) (string, error) {
 	if name == "" || strings.IndexByte(name, 0) >= 0 || len(name) > maxName {
 		return "", invalidf("%q is not a path", clip(name))
@@ -529,8 +530,9 @@ func (e *evaluation) expose(c *instructions.ExposeCommand) error {
 	return nil
 }
 
-// addPorts adds what EXPOSE names: a port, or a range of them, of tcp unless another protocol is named. As with BuildKit
-// an address and a port of the host may stand before it, which mean nothing in an image.
+// addPorts adds the ports of an EXPOSE: a port, or a range, of tcp unless another protocol is
+// named. As with BuildKit, an address and a port of the host may precede it, which mean nothing in
+// an image.
 func addPorts(ports map[string]struct{}, spec string) error {
 	bad := invalidf("EXPOSE %s: want a port like 80, 53/udp or 8000-8010", clip(spec))
 	numbers, proto, _ := strings.Cut(spec, "/")
@@ -572,7 +574,7 @@ func addPorts(ports map[string]struct{}, spec string) error {
 	return nil
 }
 
-// portRange reads a port, or two with a "-" between them.
+// portRange parses a port, or two with a "-" between them.
 func portRange(s string) (from, to int, ok bool) {
 	first, last, ranged := strings.Cut(s, "-")
 	if !ranged {
@@ -583,7 +585,7 @@ func portRange(s string) (from, to int, ok bool) {
 	return int(a), int(b), err1 == nil && err2 == nil && a <= b
 }
 
-// realTime are the names of the signals that have only numbers.
+// realTime matches the names of signals that have only numbers.
 var realTime = regexp.MustCompile(`^RTM(IN(\+([1-9]|1[0-5]))?|AX(-([1-9]|1[0-4]))?)$`)
 
 func validSignal(s string) error {
@@ -607,7 +609,7 @@ func remote(source string) bool {
 	return false
 }
 
-// parseMode reads the octal number of --chmod; -1 where there is none.
+// parseMode parses the octal number of --chmod; -1 if there is none.
 func parseMode(s string) (int64, error) {
 	if s == "" {
 		return -1, nil
@@ -619,7 +621,7 @@ func parseMode(s string) (int64, error) {
 	return int64(n), nil
 }
 
-// Epoch is the time that SOURCE_DATE_EPOCH names.
+// Epoch returns the time of a SOURCE_DATE_EPOCH.
 func Epoch(s string) (time.Time, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || n < 0 || n > 253402300799 { // the end of the year 9999

@@ -11,26 +11,26 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/shell"
 )
 
-// Bounds of what filling in variables may take. A few lines that double each other, or name a long variable a thousand
-// times, would be gigabytes.
+// Limits of variable expansion. A few lines that double each other, or name a long variable a
+// thousand times, would be gigabytes.
 const (
-	maxGrowth  = 64 << 20 // bytes that a word may become for a moment
-	maxFilled  = 4 << 20  // bytes that come out, of one instruction
-	maxAll     = 16 << 20 // bytes that come out, of all instructions
+	maxGrowth  = 64 << 20 // bytes of a word during its expansion
+	maxFilled  = 4 << 20  // bytes of expansions, of one instruction
+	maxAll     = 16 << 20 // bytes of expansions, of all instructions
 	maxPattern = 1 << 10  // bytes of a pattern, as in ${name#pattern}
-	maxMatch   = 16 << 20 // bytes of patterns times bytes of what they are compared with, of all instructions
+	maxMatch   = 16 << 20 // bytes of patterns times bytes of their subjects, of all instructions
 )
 
-// filled counts what filling in has come to.
+// filled counts the cost of expansions.
 type filled struct{ instruction, all, match int }
 
-// scope is the variables that instructions see: those of the image, and arguments. What was set last wins, as with
-// BuildKit, be it the one or the other.
+// scope holds the variables that instructions see: those of the image, and arguments. The last
+// setting wins, of either kind, as with BuildKit.
 type scope struct {
-	list  []string        // "name=value" in the order in which they came, one string for all who need it
+	list  []string        // "name=value" in order, one string shared by all users
 	at    map[string]int  // index in list
-	args  []string        // names of arguments in their order, those that the image has overridden among them
-	isArg map[string]bool // of the names in args: whether the argument was set last
+	args  []string        // names of arguments in order, including those that the image has overridden
+	isArg map[string]bool // of the names in args: whether the last setting was an argument
 	bytes int             // of arguments
 }
 
@@ -40,7 +40,7 @@ func (s *scope) clone() *scope {
 	return &scope{slices.Clone(s.list), maps.Clone(s.at), slices.Clone(s.args), maps.Clone(s.isArg), s.bytes}
 }
 
-// Get is the value of a variable, and whether there is one.
+// Get returns the value of a variable, and whether it is set.
 func (s *scope) Get(key string) (string, bool) {
 	i, ok := s.at[key]
 	if !ok {
@@ -54,10 +54,10 @@ func (s *scope) has(key string) bool {
 	return ok
 }
 
-// Keys are all names.
+// Keys returns all names.
 func (s *scope) Keys() []string { return slices.Collect(maps.Keys(s.at)) }
 
-// set sets a variable from what an image has: "name=value".
+// set sets a variable of an image: "name=value".
 func (s *scope) set(key, pair string) {
 	i, ok := s.at[key]
 	if !ok {
@@ -99,7 +99,7 @@ func (p *Plan) expand(word string, env shell.EnvGetter) (string, error) {
 	return out, err
 }
 
-// expandWith fills variables into a word, and cuts the outcome at its blanks, too.
+// expandWith fills variables into a word and splits the result at its blanks.
 func (p *Plan) expandWith(lex *shell.Lex, word string, env shell.EnvGetter) (string, []string, error) {
 	if growth(word, env) > maxGrowth {
 		return "", nil, invalidf("%q could grow without measure when its variables are filled in", clip(word))
@@ -127,8 +127,9 @@ func (p *Plan) expandWith(lex *shell.Lex, word string, env shell.EnvGetter) (str
 	return out.Result, out.Words, nil
 }
 
-// growth is a bound of what a word becomes: every "$" puts in one of the variables that it names, and each
-// ${name//pattern/replacement} may put its replacement, which may be the outcome of another, in place of every byte.
+// growth returns an upper bound for the length of an expansion. Every "$" puts in one of the
+// variables that the word names. Each ${name//pattern/replacement} may put its replacement, itself
+// perhaps an expansion, in place of every byte.
 func growth(word string, env shell.EnvGetter) int {
 	longest, n := 0, 0
 	for rest := word; ; n++ {
@@ -151,8 +152,8 @@ func growth(word string, env shell.EnvGetter) int {
 	return most
 }
 
-// matching is a bound of what the patterns of a word cost: each becomes a regular expression that is compared with a
-// variable. A pattern in which nothing is to be filled in has the length that it is written with.
+// matching returns an upper bound for the cost of a word's patterns: each becomes a regular
+// expression that is compared with a variable. A pattern without variables has its written length.
 func matching(word string, env shell.EnvGetter) (int, error) {
 	work := 0
 	for rest := word; ; {
@@ -182,8 +183,8 @@ func matching(word string, env shell.EnvGetter) (int, error) {
 	}
 }
 
-// named is the variable's name at the beginning of s, as the shell package reads it: digits, or one special character, or
-// letters with digits.
+// named returns the variable's name at the beginning of s, as the shell package reads it: digits,
+// or one special character, or letters with digits.
 func named(s string) string {
 	for i, r := range s {
 		switch {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// last is what the program of the last RUN has in its environment and where it runs, and the image.
+// last returns the environment and working directory of the last RUN, and the image.
 func last(t testing.TB, dockerfile string, opts Options) (map[string]string, *Run, *Image) {
 	t.Helper()
 	opts.Platform = here
@@ -36,7 +36,8 @@ func last(t testing.TB, dockerfile string, opts Options) (map[string]string, *Ru
 	return env, run, images[p.Target()]
 }
 
-// TestVariablesAreWhatTheyAreToBuildKit has what dispatchArg, dispatchEnv and defaultArgs of BuildKit v0.34 do.
+// TestVariablesAreWhatTheyAreToBuildKit has the results of dispatchArg, dispatchEnv and defaultArgs
+// of BuildKit v0.34.
 func TestVariablesAreWhatTheyAreToBuildKit(t *testing.T) {
 	for _, c := range []struct {
 		name, dockerfile, want string
@@ -90,7 +91,8 @@ func TestVariablesAreWhatTheyAreToBuildKit(t *testing.T) {
 	}
 }
 
-// TestSmallFilesStaySmall has Dockerfiles of a few kilobytes that would be gigabytes of memory, or hours.
+// TestSmallFilesStaySmall has Dockerfiles of a few kilobytes that would be gigabytes of memory, or
+// hours.
 func TestSmallFilesStaySmall(t *testing.T) {
 	long := strings.Repeat("x", 30_000)
 	words := func(instruction, word string, n int) string {

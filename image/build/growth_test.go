@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestGrowthIsNeverLessThanWhatComesOut is what keeps a Dockerfile of a few lines from becoming gigabytes.
+// TestGrowthIsNeverLessThanWhatComesOut keeps a Dockerfile of a few lines from becoming gigabytes.
 func TestGrowthIsNeverLessThanWhatComesOut(t *testing.T) {
 	env := newScope()
 	for k, v := range map[string]string{"A": strings.Repeat("x", 50), "B_1": strings.Repeat("y", 70), "1": "one", "@": strings.Repeat("z", 30), "Ä": strings.Repeat("u", 20)} {

@@ -14,7 +14,7 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 )
 
-// File is a Dockerfile that has been read.
+// File is a parsed Dockerfile.
 type File struct {
 	name   string
 	escape rune
@@ -22,10 +22,10 @@ type File struct {
 	stages []instructions.Stage
 }
 
-// syntaxes are the frontends that this parser is: the directive then changes nothing.
+// syntaxes match the frontends that equal this parser: the directive then changes nothing.
 var syntaxes = regexp.MustCompile(`^(docker\.io/)?docker/dockerfile(:(1(\.\d+){0,2}|latest))?$`)
 
-// Parse reads a Dockerfile and refuses what is not supported in it. Name is what errors call it.
+// Parse parses a Dockerfile and refuses unsupported instructions. Name is its name in errors.
 func Parse(name string, data []byte) (_ *File, err error) {
 	if len(data) > maxDockerfile {
 		return nil, &Error{File: name, Err: invalidf("it has %d bytes, %d are allowed", len(data), maxDockerfile)}
@@ -33,7 +33,8 @@ func Parse(name string, data []byte) (_ *File, err error) {
 	if before, _, found := bytes.Cut(data, []byte{0}); found {
 		return nil, &Error{File: name, Line: 1 + bytes.Count(before, []byte("\n")), Err: invalidf("a NUL byte")}
 	}
-	// The parser is not ours, and what it reads comes from strangers: a defect in it is an error of one build.
+	// The parser is not ours, and its input comes from strangers: a defect in it is an error of one
+	// build.
 	defer func() {
 		if p := recover(); p != nil {
 			err = &Error{File: name, Err: invalidf("the parser cannot read it (%v)", p)}
@@ -88,12 +89,12 @@ func lineOf(where []parser.Range) int {
 	return where[0].Start.Line
 }
 
-// fault blames an instruction.
+// fault returns an error of an instruction.
 func (f *File) fault(c instructions.Command, err error) error {
 	return &Error{File: f.name, Line: lineOf(c.Location()), Err: err}
 }
 
-// located is an error of the parser's, with the line first as in all of ours.
+// located returns an error of the parser with the line first, like all of ours.
 func located(name string, err error) error {
 	e := &Error{File: name, Err: &invalid{errors.New(clip(strings.ToValidUTF8(innermost(err), "\uFFFD")))}}
 	if at, ok := errors.AsType[*parser.LocationError](err); ok && len(at.Locations) > 0 {
@@ -106,7 +107,8 @@ var parsePrefix = regexp.MustCompile(`^dockerfile parse error on line \d+: `)
 
 func innermost(err error) string { return parsePrefix.ReplaceAllString(err.Error(), "") }
 
-// supported refuses what this package does not do. BuildKit's own parser has refused what it does not know.
+// supported refuses instructions that this package does not implement. BuildKit's parser has
+// refused unknown ones.
 func supported(c instructions.Command) error {
 	if n := words(c); n > maxVariables {
 		return invalidf("%s of %d words, %d are allowed", strings.ToUpper(c.Name()), n, maxVariables)
@@ -140,7 +142,7 @@ func supported(c instructions.Command) error {
 	return nil
 }
 
-// words is how many of them have variables to be filled in.
+// words returns the number of words with variables.
 func words(c instructions.Command) int {
 	switch c := c.(type) {
 	case *instructions.EnvCommand:
@@ -162,7 +164,7 @@ func words(c instructions.Command) int {
 }
 
 func supportedRun(c *instructions.RunCommand) error {
-	// Mounts are parsed when variables are filled in; as they are refused, their text will do.
+	// Mounts are parsed when variables are filled in. They are refused, so their text suffices.
 	if slices.Contains(c.FlagsUsed, "mount") {
 		kind := "bind"
 		if err := c.Expand(func(word string) (string, error) { return word, nil }); err == nil {
@@ -184,15 +186,15 @@ func supportedRun(c *instructions.RunCommand) error {
 	return nil
 }
 
-// Options say what is built of a Dockerfile.
+// Options are the options of a build.
 type Options struct {
 	Args     map[string]string // --build-arg
-	Target   string            // name or number of a stage; empty: the last
+	Target   string            // name or number of a stage; empty means the last
 	Platform Platform
-	Epoch    string // seconds, as SOURCE_DATE_EPOCH; empty: none
+	Epoch    string // SOURCE_DATE_EPOCH in seconds; empty means none
 }
 
-// Platform is what an image is built for and on.
+// Platform is the platform of an image or of this host.
 type Platform struct{ OS, Architecture, Variant string }
 
 func (p Platform) String() string {
@@ -203,33 +205,33 @@ func (p Platform) String() string {
 	return s
 }
 
-// Plan is the stages that are needed, each after those that it needs.
+// Plan holds the needed stages, each after those that it needs.
 type Plan struct {
 	Stages []*Stage
 	file   *File
 	opts   Options
 	global *scope // arguments before the first FROM
 	filled filled
-	// Bytes of what Evaluate has put into histories.
+	// Bytes of histories so far.
 	history int
 }
 
-// Stage is one that is needed.
+// Stage is a needed stage.
 type Stage struct {
 	Index int
 	Name  string
 	Line  int
-	From  string // as it is written, with variables filled in
+	From  string // as written, with variables filled in
 	Base  *Stage // another stage, or
-	Image string // an image; both empty: nothing at all (scratch)
+	Image string // an image; both empty: scratch
 
 	plan *Plan
 	in   *instructions.Stage
-	uses map[string]source // what --from says
-	vars *scope            // at its end, for the stages that begin with it
+	uses map[string]source // by the value of --from
+	vars *scope            // at its end, for the stages based on it
 }
 
-// Fault blames a line of the Dockerfile.
+// Fault returns an error of a line of the Dockerfile.
 func (s *Stage) Fault(line int, err error) error {
 	if _, ok := errors.AsType[*Error](err); ok {
 		return err
@@ -237,10 +239,10 @@ func (s *Stage) Fault(line int, err error) error {
 	return &Error{File: s.plan.file.name, Line: line, Err: err}
 }
 
-// Steps is how many Evaluate will return.
+// Steps returns the number of steps that Evaluate will return.
 func (s *Stage) Steps() int { return len(s.in.Commands) }
 
-// Uses are the stages and the images that it begins with or copies from.
+// Uses returns the stages and the images that it is based on or copies from.
 func (s *Stage) Uses() (stages []*Stage, images []string) {
 	stages, images = append(stages, s.Base), append(images, s.Image)
 	for _, from := range s.uses {
@@ -249,14 +251,14 @@ func (s *Stage) Uses() (stages []*Stage, images []string) {
 	return stages, images
 }
 
-// source is where a COPY --from takes its files: a stage or an image.
+// source is the source of a COPY --from: a stage or an image.
 type source struct {
 	stage *Stage
 	image string
 }
 
-// builtins are the arguments that exist without being declared before the first FROM, and in a stage that declares them.
-// What the caller gives goes before them.
+// builtins returns the arguments that exist without a declaration before the first FROM, and in a
+// stage that declares them. Arguments of the caller take precedence.
 func (o *Options) builtins(last string) (*scope, error) {
 	p, s := o.Platform, newScope()
 	for _, kv := range [][2]string{
@@ -325,7 +327,7 @@ func (f *File) Plan(ctx context.Context, opts Options) (*Plan, error) {
 	return p, nil
 }
 
-// Target is the stage whose image is wanted.
+// Target returns the stage of the wanted image.
 func (p *Plan) Target() *Stage { return p.Stages[len(p.Stages)-1] }
 
 // stage finds one of the first n stages by name or number.
@@ -339,7 +341,7 @@ func (f *File) stage(name string, n int) (int, bool) {
 	return 0, false
 }
 
-// add adds a stage after all that it needs. Only stages before it can be named, so this ends.
+// add adds a stage after all that it needs. Only earlier stages can be named, so this ends.
 func (p *Plan) add(i int, done map[int]*Stage) (*Stage, error) {
 	if s := done[i]; s != nil {
 		return s, nil
@@ -401,8 +403,8 @@ func (p *Plan) add(i int, done map[int]*Stage) (*Stage, error) {
 
 const scratch = "scratch"
 
-// argument is the value of an ARG: what the caller gives, else the default, else what stands before the first FROM; nil
-// where there is none.
+// argument returns the value of an ARG: the caller's, else the default, else the one before the
+// first FROM; nil if unset.
 func (p *Plan) argument(a instructions.KeyValuePairOptional, env *scope) (*string, error) {
 	if err := validVariable(a.Key); err != nil {
 		return nil, err

@@ -16,19 +16,20 @@ import (
 	"time"
 )
 
-// Selection is what a COPY takes: files by the names that they get, and directories whose content is taken.
+// Selection holds the sources of a COPY: files with their names in the destination, and directories
+// whose content is copied.
 type Selection struct {
 	copy  *Copy
 	items []item
 }
 
 type item struct {
-	name string // of a file in the directory that it is copied into
+	name string // of a file in the destination directory
 	node *node
 }
 
-// Select finds the sources of a COPY or ADD in t, the context or the root of a stage, and has their contents at hand and
-// their digests known when it returns.
+// Select finds the sources of a COPY or ADD in t, the context or the root of a stage. When it
+// returns, their contents are in the spool and their digests known.
 func (t *Tree) Select(ctx context.Context, c *Copy, spool *Spool) (*Selection, error) {
 	s := &Selection{copy: c}
 	where := "the context (or .dockerignore leaves it out)"
@@ -54,7 +55,7 @@ func (t *Tree) Select(ctx context.Context, c *Copy, spool *Spool) (*Selection, e
 		}
 	}
 	for _, f := range c.Inline {
-		// Time stands still in them: what the Dockerfile says is all that there is to them.
+		// A fixed time: the Dockerfile's text is all their content.
 		s.items = append(s.items, item{f.Name, &node{
 			kind: tar.TypeReg, mode: 0o644, size: int64(len(f.Data)), content: content{inline: f.Data}, mtime: time.Unix(0, 0),
 		}})
@@ -62,7 +63,7 @@ func (t *Tree) Select(ctx context.Context, c *Copy, spool *Spool) (*Selection, e
 	if len(s.items) > 1 && !strings.HasSuffix(c.Dest, "/") {
 		return nil, invalidf("%d sources match: the destination %q must be a directory, with a slash at its end", len(s.items), clip(c.Dest))
 	}
-	// A tree may be named any number of times, by itself or through links. What is copied is counted as often.
+	// A tree may be named any number of times, by itself or through links. Each copy counts.
 	files, seen, count := []*node(nil), make(map[*node]bool), 0
 	for _, i := range s.items {
 		err := walk("", i.node, func(_ string, n *node) error {
@@ -84,8 +85,9 @@ func (t *Tree) Select(ctx context.Context, c *Copy, spool *Spool) (*Selection, e
 
 const wildcards = `*?[\`
 
-// match finds what a source means. Links are followed within the tree on the way to the first wildcard, and at the end;
-// as with BuildKit a pattern does not look through them: with links to ".", its matches would be without number.
+// match finds the files of a source. Links are followed within the tree up to the first wildcard,
+// and at the end. As with BuildKit a pattern does not look through links: with links to ".", its
+// matches would be endless.
 func (t *Tree) match(ctx context.Context, source string) (found []item, wild bool, err error) {
 	clean := path.Clean("/" + source)
 	if !strings.ContainsAny(source, wildcards) {
@@ -106,14 +108,14 @@ func (t *Tree) match(ctx context.Context, source string) (found []item, wild boo
 		}
 	}
 	if first < 0 {
-		first = len(parts) // the wildcard was taken back by a ".."
+		first = len(parts) // a ".." has undone the wildcard
 	}
 	start, err := t.resolve("/"+strings.Join(parts[:first], "/"), true, false)
 	if err != nil {
-		return nil, true, nil //nolint:nilerr // it does not match then
+		return nil, true, nil //nolint:nilerr // an unreadable directory has no match
 	}
 	type match struct {
-		name string // its path in the tree
+		name string // path in the tree
 		node *node
 	}
 	matches := []match{{start, t.lookup(start)}}
@@ -130,7 +132,7 @@ func (t *Tree) match(ctx context.Context, source string) (found []item, wild boo
 				continue
 			}
 			for _, name := range dir.node.sorted() {
-				if ok, _ := path.Match(part, name); ok { // it was read above
+				if ok, _ := path.Match(part, name); ok { // the pattern was checked above
 					next = append(next, match{path.Join(dir.name, name), dir.node.children[name]})
 				}
 			}
@@ -150,11 +152,11 @@ func (t *Tree) match(ctx context.Context, source string) (found []item, wild boo
 	return found, true, nil
 }
 
-// A key is the digest of all that a step's result follows from: what it was made of, and what is done to that. Times are
-// left out, so that a fresh checkout is the same context.
+// A key is the digest of all inputs of a step: the layers below it, and the step itself. Times are
+// left out, so that a fresh checkout is an equal context.
 func key(parent, epoch string, v any) string {
 	data, err := json.Marshal(struct {
-		Version int    `json:"version"` // to be raised when the same step makes something else than before
+		Version int    `json:"version"` // to be increased when an equal step has another result than before
 		Parent  string `json:"parent"`  // chain id
 		Epoch   string `json:"epoch,omitempty"`
 		Step    any    `json:"step"`
@@ -166,24 +168,24 @@ func key(parent, epoch string, v any) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Key is the step's, on a stage with the chain id parent.
+// Key returns the step's key on a stage with the chain id parent.
 func (r *Run) Key(parent, epoch string) string {
 	return key(parent, epoch, map[string]any{
 		"run": raw(r.Argv), "env": raw(r.Env), "cwd": []byte(r.Cwd), "user": []byte(r.User), "network": r.Network, "script": []byte(r.Script),
 	})
 }
 
-// Key is the step's, on a stage with the chain id parent.
+// Key returns the step's key on a stage with the chain id parent.
 func (d *Dir) Key(parent, epoch string) string {
 	return key(parent, epoch, map[string]any{"dir": []byte(d.Path), "user": []byte(d.User)})
 }
 
-// Key is the step's, on a stage with the chain id parent.
+// Key returns the step's key on a stage with the chain id parent.
 func (s *Selection) Key(parent, epoch string) string {
 	c := s.copy
 	hash := sha256.New()
 	enc := json.NewEncoder(hash)
-	first := make(map[*node]int) // names of one file are not files of the same content
+	first := make(map[*node]int) // hard links differ from files of equal content
 	for i, it := range s.items {
 		_ = walk("", it.node, func(name string, n *node) error {
 			at, ok := first[n]
@@ -196,7 +198,7 @@ func (s *Selection) Key(parent, epoch string) string {
 				attrs = append(attrs, k, n.xattrs[k])
 			}
 			return enc.Encode([]any{i, at, []byte(it.name), []byte(name), n.kind, n.mode, n.uid, n.gid, n.size, []byte(n.link), n.digest, raw(attrs)})
-		}) // a hash takes everything
+		}) // a hash never fails
 	}
 	return key(parent, epoch, map[string]any{
 		"copy": hex.EncodeToString(hash.Sum(nil)), "add": c.Add, "unpack": c.Unpack, "dest": []byte(c.Dest), "chown": []byte(c.Chown), "chmod": c.Chmod,
@@ -204,14 +206,15 @@ func (s *Selection) Key(parent, epoch string) string {
 	})
 }
 
-// Key names a COPY from other layers by these instead of by the files, which saves reading them where nothing changed.
+// Key returns the key of a COPY from other layers, by the layers instead of the files, which saves
+// reading them if nothing changed.
 func (c *Copy) Key(parent, epoch string, layers []string) string {
 	return key(parent, epoch, map[string]any{
 		"layers": layers, "sources": raw(c.Sources), "dest": []byte(c.Dest), "chown": []byte(c.Chown), "chmod": c.Chmod, "inline": len(c.Inline),
 	})
 }
 
-// raw keeps words that are no text apart, which JSON would make the same.
+// raw keeps words distinct that are not valid text, which JSON would make equal.
 func raw(words []string) [][]byte {
 	out := make([][]byte, len(words))
 	for i, w := range words {
@@ -220,10 +223,11 @@ func raw(words []string) [][]byte {
 	return out
 }
 
-// owner is whom copied files belong to; nil: whom they belonged to.
+// owner is the owner of copied files; nil keeps the source's.
 type owner struct{ uid, gid int }
 
-// account finds the ids of "user", "uid" or either with ":group" in the files of t, as --chown and USER have them.
+// account finds the ids of "user", "uid" or either with ":group" in the files of t, for --chown and
+// USER.
 func (t *Tree) account(ctx context.Context, spec string, spool *Spool) (*owner, error) {
 	name, group, grouped := strings.Cut(spec, ":")
 	o := &owner{}
@@ -265,11 +269,11 @@ func (t *Tree) account(ctx context.Context, spec string, spool *Spool) (*owner, 
 }
 
 const (
-	maxID       = 65535 // what a sandbox maps
+	maxID       = 65535 // highest id in a sandbox
 	maxDatabase = 1 << 20
 )
 
-// idsOf takes plain numbers only: what else is taken for 0 is root.
+// idsOf accepts plain numbers only: a lax parser would turn other text into 0, root.
 func idsOf(uid, gid string) (int, int, error) {
 	u, err := strconv.ParseUint(uid, 10, 31)
 	if err != nil {

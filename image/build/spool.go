@@ -11,7 +11,7 @@ import (
 	"os"
 )
 
-// Spool holds contents that were fetched from streams, until the build ends.
+// Spool holds file contents from streams until the build ends.
 type Spool struct {
 	file  *os.File
 	at    *Archive
@@ -19,12 +19,13 @@ type Spool struct {
 	limit int64
 }
 
-// NewSpool uses f, which stays the caller's, for at most limit bytes.
+// NewSpool returns a spool that uses f, which the caller closes, for at most limit bytes.
 func NewSpool(f *os.File, limit int64) *Spool {
 	return &Spool{file: f, at: &Archive{At: f}, limit: limit}
 }
 
-// fetch brings the contents of files to hand, reading each stream once, and finds out their digests.
+// fetch reads the contents of files into the spool, reading each stream once, and computes their
+// digests.
 func (s *Spool) fetch(ctx context.Context, nodes []*node) error {
 	far := make(map[*Archive]map[int][]*node)
 	var near []*node
@@ -65,7 +66,7 @@ func (s *Spool) fetch(ctx context.Context, nodes []*node) error {
 	return nil
 }
 
-// pull reads a stream once and keeps what is wanted of it.
+// pull reads a stream once and keeps the wanted contents.
 func (s *Spool) pull(ctx context.Context, a *Archive, wanted map[int][]*node) (err error) {
 	r, err := a.Open()
 	if err != nil {
@@ -76,7 +77,7 @@ func (s *Spool) pull(ctx context.Context, a *Archive, wanted map[int][]*node) (e
 	for entry := 0; len(wanted) > 0; entry++ {
 		hdr, err := tr.Next()
 		if errors.Is(err, io.EOF) {
-			return invalidf("an archive ends before what was in it a moment ago")
+			return invalidf("an archive is shorter than a moment ago")
 		}
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
 			return invalidf("read an archive again: %w", err)

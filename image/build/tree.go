@@ -11,23 +11,25 @@ import (
 	"time"
 )
 
-// Tree is a root file system in memory: names, modes, owners and links; of a file's content only where it is to be found.
+// Tree is a root file system in memory: names, modes, owners and links; of a file's content only
+// its place.
 type Tree struct {
 	root    *node
 	pool    *pool
-	count   int // entries and nodes that were made since they were counted, and those that there were then
+	count   int // entries, and nodes made since the last count, of which some may have been replaced
 	text    int // bytes of their names, links and xattrs
-	counted int // what there were when they were counted
+	counted int // count at the last recount
 }
 
-// pool is what all trees of a build may have together.
+// pool holds the limits of all trees of a build together.
 type pool struct {
 	limits Limits
 	count  int
 	text   int
 }
 
-// maxText bounds what names, links and extended attributes of all trees take: an entry may have a MiB of them.
+// maxText limits the names, links and extended attributes of all trees: an entry may have a MiB of
+// them.
 const maxText = 256 << 20
 
 // node is a file, directory, link or FIFO. A file with several names is one node.
@@ -45,22 +47,22 @@ type node struct {
 	described bool             // by an entry of its own
 }
 
-// Archive is a tar stream whose entries trees refer to. It is either at hand as an uncompressed file, or can be read from
-// its beginning as often as it takes.
+// Archive is a tar stream whose entries trees refer to. It is either an uncompressed file, or can
+// be read from its beginning any number of times.
 type Archive struct {
 	At   io.ReaderAt
 	Open func() (io.ReadCloser, error)
 }
 
-// content is where the bytes of a file are.
+// content is the place of a file's bytes.
 type content struct {
 	in     *Archive
 	entry  int    // number of its header
 	offset int64  // of its data in the uncompressed stream
-	inline string // where in is nil
+	inline string // if in is nil
 }
 
-// NewTree is a tree with an empty root.
+// NewTree returns a tree with an empty root.
 func NewTree(limits Limits) *Tree {
 	return (&pool{limits: limits.withDefaults()}).tree()
 }
@@ -71,10 +73,10 @@ func (p *pool) tree() *Tree {
 	return t
 }
 
-// New is a tree with an empty root for the same build: what t and it have is bounded together.
+// New returns a tree with an empty root for the same build: the limits apply to both together.
 func (t *Tree) New() *Tree { return t.pool.tree() }
 
-// Drop gives back what t has of the bounds. It is of no use after that.
+// Drop returns t's share in the limits. T is useless after that.
 func (t *Tree) Drop() {
 	t.spend(-t.count, -t.text)
 	t.root = nil
@@ -87,7 +89,8 @@ func (t *Tree) spend(nodes, text int) {
 	t.pool.text += text
 }
 
-// recount finds out what the tree has, where many nodes were made since it was done: some have been replaced.
+// recount counts the nodes of the tree if many were made since the last count: some have been
+// replaced.
 func (t *Tree) recount() {
 	if t.count-t.counted <= t.pool.limits.Entries/16 {
 		return
@@ -122,7 +125,7 @@ func (t *Tree) directory() *node {
 	return &node{kind: tar.TypeDir, mode: 0o755, mtime: time.Unix(0, 0), children: make(map[string]*node)}
 }
 
-// room says whether there may be one more node.
+// room returns an error if the limits forbid one more node.
 func (t *Tree) room() error {
 	if t.pool.count >= t.pool.limits.Entries {
 		return invalidf("more than %d entries", t.pool.limits.Entries)
@@ -130,7 +133,7 @@ func (t *Tree) room() error {
 	return nil
 }
 
-// Clone is a copy that can be changed without changing t.
+// Clone returns a copy that can be changed without changing t.
 func (t *Tree) Clone() (*Tree, error) {
 	t.recount()
 	if n := t.pool.count + t.count; n > t.pool.limits.Entries || t.pool.text+t.text > maxText {
@@ -138,7 +141,7 @@ func (t *Tree) Clone() (*Tree, error) {
 	}
 	c := &Tree{pool: t.pool, counted: t.counted}
 	c.spend(t.count, t.text)
-	links := make(map[*node]*node) // names of one file stay that
+	links := make(map[*node]*node) // so that hard links stay hard links
 	var clone func(n *node) *node
 	clone = func(n *node) *node {
 		if n.children == nil {
@@ -168,7 +171,8 @@ const (
 	opaque       = ".wh..wh..opq"
 )
 
-// Apply changes the tree as the layer in a does. What image/layer leaves out (devices, notes of aufs) is left out.
+// Apply changes the tree by the layer in a. It leaves out the entries that image/layer leaves out
+// (devices, notes of aufs).
 func (t *Tree) Apply(a *Archive) error {
 	r, err := a.Open()
 	if err != nil {
@@ -178,7 +182,8 @@ func (t *Tree) Apply(a *Archive) error {
 	return errors.Join(err, r.Close())
 }
 
-// Load adds the entries of an archive that is no layer: the context of a build, or what ADD unpacks.
+// Load adds the entries of an archive that is no layer: the context of a build, or the archive of
+// an ADD.
 func (t *Tree) Load(a *Archive) error {
 	r, err := a.Open()
 	if err != nil {
@@ -188,7 +193,7 @@ func (t *Tree) Load(a *Archive) error {
 	return errors.Join(err, r.Close())
 }
 
-// position counts what was read, so that data can be found again.
+// position counts the bytes read, so that data can be found again.
 type position struct {
 	r io.Reader
 	n int64
@@ -205,7 +210,7 @@ func (t *Tree) read(r io.Reader, a *Archive, layer bool) error {
 	tr := tar.NewReader(in)
 	var bytes int64
 	t.recount()
-	made := make(map[*node]bool) // by this layer: an opaque whiteout leaves them
+	made := make(map[*node]bool) // by this layer: an opaque whiteout keeps them
 	for n := 0; ; n++ {
 		hdr, err := tr.Next()
 		if errors.Is(err, io.EOF) {
@@ -227,7 +232,7 @@ func (t *Tree) read(r io.Reader, a *Archive, layer bool) error {
 	}
 }
 
-// components cuts a name into its parts. ".." is nobody's who means well.
+// components splits a name. No honest name has "..".
 func components(name string) ([]string, error) {
 	if len(name) > maxName || strings.IndexByte(name, 0) >= 0 {
 		return nil, errors.New("not the name of a file")
@@ -264,7 +269,7 @@ func (t *Tree) entry(hdr *tar.Header, at content, layer bool, made map[*node]boo
 	}
 	base := parts[len(parts)-1]
 	if layer {
-		// As the extractor has it: what aufs noted for itself is no file, and no whiteout is a directory.
+		// Like the extractor: notes of aufs are no files, and no whiteout is a directory.
 		inside := func(prefix string) bool {
 			return slices.ContainsFunc(parts[:len(parts)-1], func(p string) bool { return strings.HasPrefix(p, prefix) })
 		}
@@ -286,7 +291,7 @@ func (t *Tree) entry(hdr *tar.Header, at content, layer bool, made map[*node]boo
 			n.xattrs[record] = value
 		}
 	}
-	// The header's name is one string for the whole path, which would be kept for the sake of its end.
+	// The header's name is one string for the whole path, which a substring would keep in memory.
 	base = strings.Clone(base)
 	text := len(base) + len(hdr.Linkname)
 	for k, v := range n.xattrs {
@@ -342,7 +347,7 @@ func (t *Tree) entry(hdr *tar.Header, at content, layer bool, made map[*node]boo
 	return nil
 }
 
-// xattrs is how PAX records name extended attributes.
+// xattrs is the prefix of extended attributes in PAX records.
 const xattrs = "SCHILY.xattr."
 
 func sparse(hdr *tar.Header) bool {
@@ -361,7 +366,7 @@ func (n *node) describe(hdr *tar.Header) {
 func (t *Tree) white(dir []string, base string, made map[*node]bool) error {
 	d, err := t.at(dir)
 	if err != nil || d.kind != tar.TypeDir {
-		return nil //nolint:nilerr // nothing there to be hidden
+		return nil //nolint:nilerr // nothing to hide
 	}
 	if base == opaque {
 		for name, child := range d.children {
@@ -378,8 +383,8 @@ func (t *Tree) white(dir []string, base string, made map[*node]bool) error {
 	return nil
 }
 
-// uncover replaces what a layer below has in the way of a directory: overlayfs shows this layer's directory then. Links
-// that this layer made are followed instead.
+// uncover replaces an entry of a layer below in the place of a directory: overlayfs shows this
+// layer's directory then. Links that this layer made are followed instead.
 func (t *Tree) uncover(dir []string, made map[*node]bool) {
 	d := t.root
 	for _, part := range dir {
@@ -398,7 +403,8 @@ func (t *Tree) uncover(dir []string, made map[*node]bool) {
 	}
 }
 
-// at is the node of a name whose directories are followed through links, as in a chroot, and whose end is not.
+// at returns the node of a name. Links to its directories are followed, as in a chroot; a link at
+// its end is not.
 func (t *Tree) at(parts []string) (*node, error) {
 	full, err := t.resolve("/"+strings.Join(parts, "/"), false, false)
 	if err != nil {
@@ -411,7 +417,7 @@ func (t *Tree) at(parts []string) (*node, error) {
 	return n, nil
 }
 
-// mkdirs makes the directories that an entry takes for granted.
+// mkdirs makes the directories that an entry assumes.
 func (t *Tree) mkdirs(parts []string, made map[*node]bool) (*node, error) {
 	full, err := t.resolve("/"+strings.Join(parts, "/"), true, true)
 	if err != nil {
@@ -441,7 +447,7 @@ func (t *Tree) mkdirs(parts []string, made map[*node]bool) (*node, error) {
 
 var errAbsent = errors.New("no such file or directory")
 
-// lookup is the node of a resolved path, nil where there is none.
+// lookup returns the node of a resolved path, nil if there is none.
 func (t *Tree) lookup(full string) *node {
 	n := t.root
 	for part := range strings.SplitSeq(full, "/") {
@@ -455,9 +461,9 @@ func (t *Tree) lookup(full string) *node {
 	return n
 }
 
-// resolve turns an absolute path into one without links, "." and "..": what a process would find there whose root is
-// the tree's. With last, a link at the end is followed too; with missing, what is not there may be part of the outcome,
-// as it is when something is to be made there.
+// resolve returns an absolute path without links, "." and "..", as a process with the tree as its
+// root would resolve it. With last, a link at the end is followed too; with missing, the result may
+// have missing components, for an entry that is to be made there.
 func (t *Tree) resolve(name string, last, missing bool) (string, error) {
 	todo := strings.Split(name, "/")
 	var done []string

@@ -11,8 +11,8 @@ const (
 	aheadSize   = 256 << 10
 )
 
-// readAhead reads a stream in a goroutine of its own, so that it is decompressed, hashed and held against the limits
-// while the files of what came before are made.
+// readAhead reads a stream in a goroutine of its own, so that decompression, hashing and limits run
+// in parallel with the creation of files.
 type readAhead struct {
 	stream *stream
 	full   chan block
@@ -24,7 +24,8 @@ type readAhead struct {
 	left []byte
 }
 
-// block is a piece of the stream, and how things stood when it had been read: the goroutine may be further by now.
+// block is a piece of the stream, with the counters at its end: the goroutine may be further by
+// now.
 type block struct {
 	buf    []byte
 	err    error // after it
@@ -32,7 +33,7 @@ type block struct {
 	srcErr error // of the reader below
 }
 
-// readAhead begins to read; s belongs to its goroutine until close returns.
+// readAhead starts reading; s belongs to the goroutine until close returns.
 func (s *stream) readAhead() *readAhead {
 	r := &readAhead{
 		stream: s, full: make(chan block, aheadBlocks), free: make(chan []byte, aheadBlocks),
@@ -61,7 +62,7 @@ func (r *readAhead) run() {
 			m, err = r.stream.Read(buf[n:])
 			n += m
 		}
-		r.full <- block{buf[:n], err, r.stream.src.n, r.stream.src.err} // there is room for every buffer there is
+		r.full <- block{buf[:n], err, r.stream.src.n, r.stream.src.err} // the channel has room for all buffers
 		if err != nil {
 			return
 		}
@@ -85,13 +86,13 @@ func (r *readAhead) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// check holds bytes of the files in the stream against the limits.
+// check compares bytes of the stream's files with the limits.
 func (r *readAhead) check(out int64) error { return r.stream.limits.check(r.now.in, out) }
 
-// blame is that of the stream.
+// blame is [stream.blame] with the error at the current block.
 func (r *readAhead) blame(err error) error { return blame(err, r.now.srcErr) }
 
-// finish reads to the very end and returns the digest of all that came.
+// finish reads to the very end and returns the digest of everything.
 func (r *readAhead) finish() (string, error) {
 	for r.now.err == nil {
 		r.left = nil
@@ -105,7 +106,7 @@ func (r *readAhead) finish() (string, error) {
 	return r.stream.digest(), nil
 }
 
-// close ends the goroutine and waits for it: as long as one read of what is below takes.
+// close ends the goroutine and waits for it, at most for one read of the source.
 func (r *readAhead) close() {
 	close(r.stop)
 	<-r.ended

@@ -16,19 +16,19 @@ import (
 	"syscall"
 )
 
-// Comparison is what [Compare] found.
+// Comparison is the result of [Compare].
 type Comparison struct {
 	DiffID  string
-	Entries int64 // of the layer that were looked at in the tree
-	Unseen  int64 // that the caller may not look at: they belong to a sandbox's ids
-	// Differences says what is not as in the layer, a line each, at most [MaxSkipped] of them.
+	Entries int64 // of the layer, compared with the tree
+	Unseen  int64 // unreadable for the caller: they belong to a sandbox's ids
+	// Differences are the differences from the layer, a line each, at most [MaxSkipped] of them.
 	Differences []string
 }
 
-// Compare holds an extracted layer against the stream that it was made of. For every file, directory, link and FIFO of
-// the layer it looks whether the tree has it with the same type, permissions, size and target and, where the caller may
-// read the file, the same bytes. It does not look at owners, times, xattrs and whiteouts, nor for what the tree has
-// besides.
+// Compare compares an extracted layer with the stream that it was made of. For every file,
+// directory, link and FIFO of the layer it checks that the tree has it with equal type,
+// permissions, size and target and, if the caller may read the file, equal bytes. It ignores
+// owners, times, xattrs and whiteouts, and entries that only the tree has.
 //
 // The tree is only read, and below root.
 func Compare(root *os.Root, r io.Reader, opts Options) (Comparison, error) {
@@ -74,11 +74,11 @@ func Compare(root *os.Root, r io.Reader, opts Options) (Comparison, error) {
 type comparer struct {
 	root   *os.Root
 	buf    []byte
-	differ map[string]string // by name: a later entry of that name may put it right
+	differ map[string]string // by name; a later entry of that name may correct it
 	result Comparison
 }
 
-// maxDiffer bounds the memory for differences. A tree with more of them is not a layer's any more.
+// maxDiffer limits the memory for differences. A tree with more of them is no longer a layer's.
 const maxDiffer = 10_000
 
 func (c *comparer) entry(hdr *tar.Header, content io.Reader, limits Limits) error {
@@ -112,13 +112,14 @@ func (c *comparer) entry(hdr *tar.Header, content io.Reader, limits Limits) erro
 	return nil
 }
 
-// errUnseen is about what the caller may not look at.
+// errUnseen reports an entry that the caller may not read.
 var errUnseen = errors.New("out of sight")
 
-// unseen tells what an error of looking into the tree means: it is out of sight, or damaged in the way that is returned.
+// unseen classifies an error of reading the tree: hidden from the caller, or damaged in the
+// returned way.
 func unseen(err error) (string, error) {
-	// os.Root does not follow a link in the path that leads through the layer's root as "/", and its error for that has
-	// no name.
+	// os.Root does not follow a link in the path that leads through the layer's root as "/", and its
+	// error for that is unnamed.
 	if errors.Is(err, fs.ErrPermission) || strings.HasSuffix(err.Error(), "path escapes from parent") {
 		return "", errUnseen
 	}
@@ -128,7 +129,8 @@ func unseen(err error) (string, error) {
 	return fmt.Sprintf("it cannot be looked at: %v", err), nil
 }
 
-// compare says in what the tree differs, empty for in nothing. An error is errUnseen, or of reading the layer.
+// compare returns the difference of the tree, empty for none. An error is errUnseen, or of reading
+// the layer.
 func (c *comparer) compare(name string, hdr *tar.Header, content io.Reader, limits Limits) (string, error) {
 	fi, err := c.root.Lstat(name)
 	switch {
@@ -205,7 +207,7 @@ func (c *comparer) bytes(f io.Reader, content io.Reader) (string, error) {
 	}
 }
 
-// replaced reports whether a name is missing because a later entry put something else in the place of a directory above.
+// replaced reports whether a name is missing because a later entry replaced a directory above.
 func (c *comparer) replaced(name string) bool {
 	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
 		if fi, err := c.root.Lstat(dir); err == nil && !fi.IsDir() {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// A tree that was just extracted is alike, and each kind of damage is told by name.
+// A tree that was just extracted matches, and each kind of damage is reported by name.
 func TestCompare(t *testing.T) {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)

@@ -7,25 +7,27 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// Compressor makes the blob of a layer that we make: gzip, the same bytes for the same stream, and never so well compressed
-// that [Apply] with [DefaultLimits] would refuse it.
+// Compressor makes the blob of a layer of ours: gzip, equal bytes for equal streams, and never so
+// well compressed that [Apply] with [DefaultLimits] would refuse it.
 //
-// Those limits take a stream that grows beyond their ratio for a bomb. A layer of ours may grow as much and be none: a file of
-// zeros that somebody wrote in a sandbox. To believe an import, or a registry, that a layer is one of ours would open the door
-// to everybody, as whatever marks ours can be put on another; and other tools have limits of their own. So it is the blob that
-// keeps to the ratio: where a part would grow too much, blocks of the compressed stream that hold nothing come before it, such as
-// every flush makes. All who read gzip know them; of members of the stream for padding, some read the first one alone, and of
-// long fields in their headers nothing. A bomb made in the same way has to be as long, which is what the ratio is about, and the
-// bytes that may come out in the end are bounded as ever.
+// Those limits take a stream that grows beyond their ratio for a bomb. A layer of ours may grow as
+// much and be none: a file of zeros that a program wrote in a sandbox. Trusting a mark of ours on
+// imported or pulled layers would admit every bomb, because any mark can be copied; and other tools
+// have limits of their own. So the blob keeps to the ratio. Before a part that would grow too much
+// come empty blocks of the compressed stream, such as every flush writes.
+//
+// All readers of gzip know such blocks. Of padding members some read only the first, and long
+// header fields have their own limits. A bomb made like this must be as long, which is the point of
+// the ratio, and the limit of uncompressed bytes holds as ever.
 type Compressor struct {
 	out     written
 	zip     *gzip.Writer
 	limits  Limits
 	in      int64 // bytes taken so far
-	allowed int64 // that may have been taken before the next look
+	allowed int64 // in may grow up to this before the next check
 }
 
-// written counts what goes to a writer.
+// written counts the bytes to a writer.
 type written struct {
 	w io.Writer
 	n int64
@@ -37,7 +39,7 @@ func (c *written) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// NewCompressor writes to w.
+// NewCompressor returns a compressor that writes to w.
 func NewCompressor(w io.Writer) *Compressor { return newCompressor(w, DefaultLimits()) }
 
 func newCompressor(w io.Writer, limits Limits) *Compressor {
@@ -63,13 +65,13 @@ func (c *Compressor) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// allow sees to it that enough has been written for one more part.
+// allow writes enough padding for one more part.
 func (c *Compressor) allow() error {
 	next := c.in + c.limits.RatioFloor/8
 	need := (next + c.limits.Ratio - 1) / c.limits.Ratio
-	// What the compressor still holds back is not counted, as long as it would do without.
+	// Bytes that the compressor still buffers are not counted, as if it never wrote them.
 	if c.out.n < need {
-		if err := c.zip.Flush(); err != nil { // to the end of a byte, where a block can begin
+		if err := c.zip.Flush(); err != nil { // up to a whole byte, where a block can begin
 			return err
 		}
 		for c.out.n < need {
@@ -83,11 +85,12 @@ func (c *Compressor) allow() error {
 	return nil
 }
 
-// nothing is a block without content that is not the last one (RFC 1951, section 3.2.4), and padding many of them.
+// nothing is an empty block that is not the last one (RFC 1951, section 3.2.4), and padding is many
+// of them.
 var (
 	nothing = []byte{0, 0, 0, 0xff, 0xff}
 	padding = bytes.Repeat(nothing, 4096)
 )
 
-// Close ends the stream. It does not close what is below.
+// Close ends the stream. It does not close the writer below.
 func (c *Compressor) Close() error { return c.zip.Close() }

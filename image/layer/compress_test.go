@@ -27,7 +27,7 @@ func TestCompressorKeepsToTheRatio(t *testing.T) {
 		"few zeros":       {[][]byte{zeros[:1<<20]}, true},
 		"random":          {[][]byte{random}, true},
 		"zeros":           {[][]byte{zeros}, false},
-		"random at first": {[][]byte{random, zeros}, true}, // which is enough for what follows
+		"random at first": {[][]byte{random, zeros}, true}, // enough to let the zeros pass
 		"random at last":  {[][]byte{zeros, random}, false},
 		"by turns":        {[][]byte{random[:9], zeros[:3<<20], random[:1<<16], zeros[:7<<20], zeros}, false},
 	} {
@@ -90,7 +90,7 @@ func TestCompressorKeepsToTheRatio(t *testing.T) {
 	}
 }
 
-// With the limits of the product, and beyond what its floor and the next eighth of it allow.
+// With the product's limits, and beyond the floor and the next eighth that they allow.
 func TestZerosComeBack(t *testing.T) {
 	var blob bytes.Buffer
 	c := NewCompressor(&blob)

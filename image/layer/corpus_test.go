@@ -16,14 +16,14 @@ import (
 	"github.com/sandboxd/sandboxd/image/layer"
 )
 
-// An oddity is a layer of the corpus, and what it must give.
+// An oddity is a layer of the corpus with its expected result.
 type oddity struct {
 	name    string
 	entries []entry
 	tail    []byte // after the entries instead of an end marker
 	limits  layer.Limits
 	want    string   // the tree afterwards
-	skipped []string // what was left out
+	skipped []string // omissions
 	err     string   // part of the message; then the class is ErrInvalid
 	// wantFiles are looked for instead of comparing the whole tree.
 	wantFiles []string
@@ -40,9 +40,10 @@ func (o *oddity) stream(tb testing.TB) []byte {
 	return stream
 }
 
-// The corpus: layers that are hostile or odd, each with the tree or the error that it must give. Beside every one lies a host
-// directory that must not change. Those that take several layers are in overlay_test.go, those about compression in
-// stream_test.go, and archives that other programs wrote in testdata/fuzz.
+// The corpus: layers that are hostile or odd, each with the tree or the error that it must give.
+// Beside every one lies a host directory that must not change. Those that take several layers are
+// in overlay_test.go, those about compression in stream_test.go, and archives that other programs
+// wrote in testdata/fuzz.
 func corpus() []oddity {
 	long := strings.Repeat("n", 255)
 	deep := strings.Repeat("d/", 100)
@@ -178,7 +179,7 @@ func corpus() []oddity {
 		{name: "a hard link in place of its target's directory", entries: []entry{file("d/a", "x"), hardlink("d", "d/a")}, err: "replaces the directory"},
 		{name: "a hard link to the root", entries: []entry{hardlink("a", "/")}, err: "layer's root"},
 
-		// The same name again.
+		// One name twice.
 		{name: "the last of two files wins", entries: []entry{file("a", "1"), file("a", "2")}, want: lines(`a file "2"`)},
 		{name: "a hard link is not written through", entries: []entry{file("a", "1"), hardlink("b", "a"), file("b", "2")}, want: lines(`a file "1"`, `b file "2"`)},
 		{name: "a file in place of a directory", entries: []entry{file("a/b/c", "1"), file("a", "2")}, want: lines(`a file "2"`)},
@@ -196,7 +197,7 @@ func corpus() []oddity {
 			dir("d"), symlink("d/l", "."), file("d/l/x", "1"), file("d/l/l", "2"), file("d/l/y", "3"),
 		}, err: `"d/l" is not a directory`},
 
-		// What is left out.
+		// Omissions.
 		{
 			name: "devices", entries: []entry{special(tar.TypeChar, "c"), special(tar.TypeBlock, "b"), file("a", "x")},
 			want: lines(`a file "x"`), skipped: []string{"c: a device", "b: a device"},

@@ -15,48 +15,52 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// ErrChanged is the class of errors of what was written to while [Diff] read it. Trying again may help; to stop the
-// writer first does.
+// ErrChanged is the class of errors about files that were written while [Diff] read them. A retry
+// may help, above all after stopping the writer.
 var ErrChanged = errors.New("changed while it was read")
 
 // Overlay is one overlay mount whose upper directory is to become a layer.
 //
-// The upper directory is hostile: whoever lived in the sandbox chose every name, link, mode and length in it, and may be
-// writing to it. It is read as the package's rules say: one component of a name at a time, no link followed, nothing
-// opened that could block or act.
+// The upper directory is hostile: programs of the sandbox chose every name, link, mode and length
+// in it, and may be writing to it. It is read by the package's rules: one component of a name at a
+// time, without following links or opening anything that could block or act.
 type Overlay struct {
-	// At is where in the rootfs it is mounted: a path without leading slash, "." for the rootfs itself.
+	// At is the mount point in the rootfs: a path without leading slash, "." for the rootfs itself.
 	At    string
 	Upper *os.Root
-	// Lower are the directories that it lies on, highest first. They are only looked at for what the upper one hides.
+	// Lower are the directories below it, highest first. They are only searched for entries that the
+	// upper one hides.
 	Lower []*os.Root
-	// Mounted are names at the top of it on which others are mounted: what Upper has there is theirs.
+	// Mounted are names at its top on which other overlays are mounted, which own those names of
+	// Upper.
 	Mounted []string
 }
 
-// DiffOptions are what [Diff] needs to know besides the directories.
+// DiffOptions are the options of [Diff].
 type DiffOptions struct {
-	// Latest is what later modification times are set back to, so that the same changes make the same layer; zero: none
-	// is. It is what SOURCE_DATE_EPOCH asks for.
+	// Latest caps modification times, so that equal changes make equal layers; zero means no cap. It
+	// serves SOURCE_DATE_EPOCH.
 	Latest time.Time
-	// Limits are those of [Apply], which would not take a layer beyond them. Ratio does not count.
+	// Limits are those of [Apply], which would refuse a layer beyond them. Ratio does not count.
 	Limits Limits
-	// Stored says that the upper directories are of a layer that [Apply] has made of such a stream. Every whiteout and opaque mark
-	// is in it then, also those that hide nothing: what is below may have changed since, as the host's own directories do, and the
-	// layer has not.
+	// Stored is true if the upper directories are of a layer that [Apply] has made of such a stream.
+	// Then every whiteout and opaque mark is included, even one that hides nothing: the directories
+	// below may have changed since, as the host's own do, and the layer has not.
 	Stored bool
-	// Holes leaves the zeros of files that are mostly that out, in a form that only [Apply] with FromDiff understands.
+	// Holes leaves out the zeros of files that are mostly zeros, in a form that only [Apply] with
+	// FromDiff understands.
 	Holes bool
 }
 
-// Diff writes what the upper directories have changed as the uncompressed tar stream of a layer: applied to the lower
-// ones it gives what the overlays show.
+// Diff writes the changes in the upper directories as the uncompressed tar stream of a layer:
+// applied to the lower ones it gives the view of the overlays.
 //
-// The stream depends on the changes alone: entries come sorted, the files of a directory before its subdirectories,
-// without names of owners and times of access. What no layer can express, or [Apply] would not take either, is left out
-// and listed: sockets, devices, xattrs beyond user.*, names that would read as whiteouts.
+// The stream depends on the changes alone: entries are sorted, the files of a directory come before
+// its subdirectories, and names of owners and access times are missing. Diff leaves out and lists
+// entries that no layer can express or that [Apply] refuses: sockets, devices, xattrs beyond
+// user.*, names that would read as whiteouts.
 //
-// The result has no DiffID: who receives the stream hashes what has arrived.
+// The result has no DiffID: the receiver of the stream hashes it on arrival.
 func Diff(w io.Writer, overlays []Overlay, opts DiffOptions) (Result, error) {
 	d := newDiffer(opts.Limits)
 	d.stored = opts.Stored
@@ -71,8 +75,8 @@ func Diff(w io.Writer, overlays []Overlay, opts DiffOptions) (Result, error) {
 	return d.result, nil
 }
 
-// Changes calls found for everything that the upper directories have added, changed or deleted, in the order of [Diff]
-// but with what an opaque directory hides as deleted. The result counts them.
+// Changes calls found for every addition, change and deletion in the upper directories, in the
+// order of [Diff], but with entries below an opaque directory as deleted. The result counts them.
 func Changes(overlays []Overlay, limits Limits, found func(api.Change) error) (Result, error) {
 	d := newDiffer(limits)
 	d.all = true
@@ -112,16 +116,17 @@ type item struct {
 	opaque bool // a directory that hides one below
 	base   string
 	dir    int         // open directory that base is in
-	st     unix.Stat_t // of what is there, or was
+	st     unix.Stat_t // of the entry, or of the deleted one
 	attrs  []xattr     // of a directory
 }
 
-// differ walks the upper directories and looks below them.
+// differ walks the upper directories and compares them with those below.
 type differ struct {
 	visit  func(*item) error
-	all    bool // also visit what is deleted by being below an opaque directory
+	all    bool // also visit entries deleted by an opaque directory above them
 	stored bool // DiffOptions.Stored
-	// overlay is the one that is being walked, lower its lower directories, open.
+	// at, lower and the rest belong to the overlay that is being walked; the lower directories are
+	// open.
 	at      string
 	mounted []string
 	lower   []*os.File
@@ -132,7 +137,8 @@ type differ struct {
 	result  Result
 }
 
-// maxHeld bounds the memory for names: that of a directory's entries and of files with several links.
+// maxHeld limits the memory for names: those of a directory's entries and of files with several
+// links.
 const maxHeld = 128 << 20
 
 func newDiffer(limits Limits) *differ {
@@ -193,8 +199,8 @@ func (d *differ) overlay(o *Overlay) (err error) {
 	return d.directory(fd, ".", live, false, 0)
 }
 
-// root visits the root directory only where more than its time differs: it was made with the sandbox, so its time says
-// nothing, and a sandbox that changed nothing has an empty layer.
+// root visits the root directory only if more than its time differs. It was made with the sandbox,
+// so its time means nothing, and a sandbox without changes has an empty layer.
 func (d *differ) root(fd int) error {
 	i := item{name: d.at, kind: api.Changed, base: ".", dir: fd}
 	if err := unix.Fstat(fd, &i.st); err != nil {
@@ -211,7 +217,7 @@ func (d *differ) root(fd int) error {
 		if err := unix.Fstat(below, &st); err != nil {
 			return err
 		}
-		// A directory of the host's may keep its xattrs to itself. What is left out of the lower one is no news.
+		// A directory of the host may hide its xattrs. An omission in the lower directory is not news.
 		was, err := d.xattrs(below, i.name, false)
 		if err != nil && !errors.Is(err, unix.EACCES) {
 			return err
@@ -230,18 +236,18 @@ func (d *differ) found(i *item) error {
 	return d.visit(i)
 }
 
-// subdir is a directory whose turn comes after the files beside it.
+// subdir is a directory to visit after the files beside it.
 type subdir struct {
 	base   string
 	exists bool  // below
 	dirs   []int // as in lowerEntry, which is larger
 }
 
-// size is what it takes in memory.
+// size returns its memory in bytes.
 func (s *subdir) size() int64 { return int64(len(s.base)) + 8*int64(cap(s.dirs)) + perName }
 
-// directory visits what is in the directory fd of the upper tree, at rel in it. live are the lower directories that have
-// a directory there too, of which nothing shows if it is hidden.
+// directory visits the entries of the directory fd of the upper tree, at rel in it. Live are the
+// lower directories that have a directory there too; if hidden, none of them shows.
 func (d *differ) directory(fd int, rel string, live []int, hidden bool, depth int) error {
 	names, err := d.names(fd)
 	if err != nil {
@@ -260,7 +266,7 @@ func (d *differ) directory(fd int, rel string, live []int, hidden bool, depth in
 	if err != nil {
 		return err
 	}
-	// They stay until the last has been visited, and so do those of the directories above.
+	// The names stay until the last has been visited, and so do those of the directories above.
 	var held int64
 	for _, s := range dirs {
 		held += s.size()
@@ -277,7 +283,7 @@ func (d *differ) directory(fd int, rel string, live []int, hidden bool, depth in
 	return nil
 }
 
-// perName is what a name costs in memory beside its bytes.
+// perName is the memory of a name beside its bytes.
 const perName = 64
 
 func sizeOf(names []string) (n int64) {
@@ -287,11 +293,11 @@ func sizeOf(names []string) (n int64) {
 	return n
 }
 
-// files visits what is in a directory but its subdirectories, which it returns.
+// files visits the entries of a directory except subdirectories, which it returns.
 func (d *differ) files(fd int, rel string, names []string, lowers []lowerDir, hidden bool, depth int) ([]subdir, error) {
 	var dirs []subdir
 	for _, base := range names {
-		// All that there is, not only what becomes an entry: it takes as long.
+		// All names count, not only those that become entries: they cost as much time.
 		if d.seen++; d.seen > d.limits.Entries {
 			return nil, ExceededEntries.Errorf("more than %d entries", d.limits.Entries)
 		}
@@ -330,7 +336,8 @@ func (d *differ) files(fd int, rel string, names []string, lowers []lowerDir, hi
 		}
 		switch typ := i.st.Mode & unix.S_IFMT; {
 		case white:
-			// overlayfs keeps whiteouts for what was never below. Where all is hidden there is nothing to be deleted.
+			// overlayfs keeps whiteouts of names that never existed below. If everything is hidden there is
+			// nothing to delete.
 			if (!was.exists || hidden) && !d.stored {
 				continue
 			}
@@ -376,7 +383,7 @@ func (d *differ) subdirectory(dir int, rel string, s subdir, hidden bool, depth 
 		return fmt.Errorf("directory %q: %w", short(i.name), err)
 	}
 	i.attrs = attrs.kept
-	// A new directory is opaque as a rule, to spare overlayfs from looking below.
+	// overlayfs usually marks a new directory as opaque, to skip lookups below.
 	i.opaque = attrs.opaque && (len(s.dirs) > 0 && !hidden || d.stored)
 	if err := d.found(&i); err != nil {
 		return err
@@ -384,13 +391,14 @@ func (d *differ) subdirectory(dir int, rel string, s subdir, hidden bool, depth 
 	return d.directory(fd, rel, s.dirs, hidden || attrs.opaque, depth)
 }
 
-// deleted visits what the lower directories have at rel and the upper one, which hides it, has not.
+// deleted visits the names of the lower directories at rel that the upper one, which hides it,
+// lacks.
 func (d *differ) deleted(rel string, names []string, lowers []lowerDir) error {
 	var gone []string
 	for _, l := range lowers {
 		below, err := d.names(l.fd)
 		if err != nil {
-			return fmt.Errorf("list what %q hides: %w", short(d.name(rel)), err)
+			return fmt.Errorf("list names hidden by %q: %w", short(d.name(rel)), err)
 		}
 		for _, base := range below {
 			if _, ok := slices.BinarySearch(names, base); ok {
@@ -417,7 +425,7 @@ func (d *differ) deleted(rel string, names []string, lowers []lowerDir) error {
 	return nil
 }
 
-// name is the place in the rootfs of what is at rel in the overlay.
+// name returns the place in the rootfs of the entry at rel in the overlay.
 func (d *differ) name(rel string) string {
 	if rel == "." {
 		return d.at
@@ -432,7 +440,7 @@ func pathIn(dir, base string) string {
 	return dir + "/" + base
 }
 
-// names lists a directory, sorted. They count as held.
+// names returns the names in a directory, sorted. They count as held.
 func (d *differ) names(fd int) ([]string, error) {
 	// From the start: the descriptor may have been read before.
 	if _, err := unix.Seek(fd, 0, io.SeekStart); err != nil {
@@ -442,7 +450,7 @@ func (d *differ) names(fd int) ([]string, error) {
 	for {
 		n, err := unix.ReadDirent(fd, d.dirent)
 		if errors.Is(err, unix.ENOENT) {
-			n, err = 0, nil // the directory itself was deleted a moment ago, empty as it was by then
+			n, err = 0, nil // the directory itself was deleted a moment ago, and was empty by then
 		}
 		if err != nil {
 			return nil, err
@@ -473,31 +481,32 @@ func closeAll(dirs []lowerDir) {
 	}
 }
 
-// openLower opens the directories at rel of those lower trees which are known to have one.
+// openLower opens the directories at rel of those lower trees that are known to have one.
 func (d *differ) openLower(live []int, rel string) ([]lowerDir, error) {
-	// Overlayfs merges no mounts that are in a lower directory; in a user namespace the kernel refuses the overlay that would have
-	// to hide one. So there is none below a sandbox, and what shows here is not what it saw.
+	// Overlayfs merges no mounts in a lower directory; in a user namespace the kernel refuses an
+	// overlay that would have to hide one. So there is none below a sandbox, and the sandbox did not
+	// see a mount that is here.
 	how := unix.OpenHow{Flags: openDir, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV}
 	var dirs []lowerDir
 	for _, layer := range live {
 		fd, err := unix.Openat2(int(d.lower[layer].Fd()), rel, &how)
 		if errors.Is(err, unix.EACCES) {
-			continue // of the host's: what we may not look into, the sandbox did not see either
+			continue // of the host: hidden from us, and so from the sandbox
 		}
 		if err != nil {
 			closeAll(dirs)
-			return nil, fmt.Errorf("open what is below %q: %w", short(d.name(rel)), err)
+			return nil, fmt.Errorf("open directory below %q: %w", short(d.name(rel)), err)
 		}
 		dirs = append(dirs, lowerDir{layer, fd})
 	}
 	return dirs, nil
 }
 
-// lowerEntry is what the lower directories together show at one name.
+// lowerEntry is the merged view of the lower directories at one name.
 type lowerEntry struct {
 	exists bool
 	st     unix.Stat_t
-	dirs   []int // the lower trees that it is a directory in, as far as they are merged
+	dirs   []int // indexes of the lower trees that have a directory there, as far as they are merged
 }
 
 // look merges the lower directories at base as overlayfs does.
@@ -506,13 +515,13 @@ func (d *differ) look(lowers []lowerDir, base string) (lowerEntry, error) {
 	for _, l := range lowers {
 		var st unix.Stat_t
 		err := unix.Fstatat(l.fd, base, &st, unix.AT_SYMLINK_NOFOLLOW)
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EACCES) { // as in openLower
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EACCES) { // see openLower
 			continue
 		}
 		if err != nil {
 			return lowerEntry{}, err
 		}
-		// A whiteout or file ends it, be there what may further below.
+		// A whiteout or file ends the search, whatever lies further below.
 		if st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			if !b.exists && !isWhiteout(&st) {
 				b.exists, b.st = true, st
@@ -539,8 +548,8 @@ func (d *differ) look(lowers []lowerDir, base string) (lowerEntry, error) {
 	return b, nil
 }
 
-// whiteout reports whether the upper tree has one of either form: a device 0:0, or, since Linux 6.7, an empty file with a
-// mark.
+// whiteout reports whether the upper tree has a whiteout of either form: a device 0:0 or, since
+// Linux 6.7, an empty file with a mark.
 func (d *differ) whiteout(i *item) (bool, error) {
 	if isWhiteout(&i.st) {
 		return true, nil
@@ -557,7 +566,8 @@ func (d *differ) whiteout(i *item) (bool, error) {
 	return slices.Contains(attrs, overlayPrefix+"whiteout"), err
 }
 
-// open opens a regular file of the upper tree, takes its state anew and holds it against what it was.
+// open opens a regular file of the upper tree, reads its state anew and compares it with the first
+// one.
 func (d *differ) open(i *item) (int, error) {
 	fd, err := unix.Openat(i.dir, i.base, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) {
@@ -579,7 +589,7 @@ func (d *differ) open(i *item) (int, error) {
 
 const overlayPrefix = "user.overlay."
 
-// overlayMark reads one of overlayfs' own xattrs, empty where it is not set.
+// overlayMark returns one of overlayfs' own xattrs, empty if unset.
 func overlayMark(fd int, name string) (string, error) {
 	var buf [64]byte
 	n, err := unix.Fgetxattr(fd, overlayPrefix+name, buf[:])
@@ -613,7 +623,7 @@ func listxattr(fd int) ([]string, error) {
 	return names, nil
 }
 
-// xattr is one that goes into the layer.
+// xattr is an attribute for the layer.
 type xattr struct{ name, value string }
 
 // attributes are the xattrs of a file or directory.
@@ -622,10 +632,11 @@ type attributes struct {
 	opaque bool
 }
 
-// maxXattrs bounds the xattrs of one entry: readers of tar archives take headers of 1 MiB.
+// maxXattrs limits the xattrs of one entry: readers of tar archives accept headers of 1 MiB.
 const maxXattrs = 512 << 10
 
-// xattrs reads those that a layer may have and that [Apply] would set. With note, the others are listed as left out.
+// xattrs reads the attributes that a layer may have and that [Apply] would set. With note, the
+// others are recorded as omissions.
 func (d *differ) xattrs(fd int, name string, note bool) (attributes, error) {
 	names, err := listxattr(fd)
 	if err != nil {
@@ -648,10 +659,11 @@ func (d *differ) xattrs(fd int, name string, note bool) (attributes, error) {
 				}
 				a.opaque = value == "y"
 			case "redirect", "metacopy":
-				// overlayfs writes neither with the mount option userxattr: then the content is in another place than it seems.
+				// overlayfs writes neither with the mount option userxattr. If one is there, the content is
+				// elsewhere than it seems.
 				return attributes{}, invalidf("it has %s, which no overlay of a sandbox does", attr)
 			}
-			// What the sandbox has called user.overlay.x itself the kernel keeps as user.overlay.overlay.x.
+			// The kernel keeps the sandbox's own user.overlay.x as user.overlay.overlay.x.
 			if escaped, ok := strings.CutPrefix(mark, "overlay."); ok {
 				skip(overlayPrefix + escaped)
 			}
@@ -695,14 +707,16 @@ func getxattr(fd int, name string) (string, error) {
 	}
 }
 
-// epoch is the time of whiteouts. Times are in UTC, all of them: archive/tar formats those that it finds hard to express, and
-// to format one in local time opens /etc/localtime, which in the child that does this is the sandbox's, be it a FIFO.
+// epoch is the time of whiteouts. All times are in UTC. archive/tar formats times that are hard to
+// express, and formatting a local time opens /etc/localtime. In the child that does this, that is
+// the sandbox's file, perhaps a FIFO.
 var epoch = time.Unix(0, 0).UTC()
 
-// inode tells files with several names.
+// inode identifies a file with several names.
 type inode struct{ dev, ino uint64 }
 
-// named is a file in the archive: its first name, and what tells it from another file that has got its inode since.
+// named is a file in the archive: its first name, and the data that distinguish it from a later
+// file with its inode.
 type named struct {
 	name         string
 	typ          uint32
@@ -741,7 +755,7 @@ func (a *archiver) write(i *item) error {
 	case unix.S_IFLNK:
 		target, err := readlinkat(i.dir, i.base)
 		if errors.Is(err, unix.EINVAL) {
-			return ErrChanged // no link any more
+			return ErrChanged // no longer a link
 		}
 		if err != nil {
 			return fmt.Errorf("read link: %w", err)
@@ -768,7 +782,7 @@ func (a *archiver) write(i *item) error {
 	return a.file(i)
 }
 
-// link writes a further name of a file that is in the archive.
+// link writes a further name of a file of the archive.
 func (a *archiver) link(i *item) (done bool, err error) {
 	if i.st.Nlink < 2 {
 		return false, nil
@@ -807,7 +821,7 @@ func (a *archiver) directory(i *item) error {
 	if !i.opaque {
 		return nil
 	}
-	// First of all in the directory, for tools that would delete what came before it.
+	// First in the directory, for tools that would delete earlier entries.
 	return a.header(&tar.Header{Typeflag: tar.TypeReg, Name: pathIn(i.name, whiteoutOpaque), ModTime: epoch})
 }
 
@@ -852,7 +866,7 @@ func (a *archiver) file(i *item) error {
 			return fmt.Errorf("copy content: %w", err)
 		}
 	}
-	// An os.File of a descriptor that does not block asks the kernel to be told of data, for each file.
+	// An os.File of a non-blocking descriptor registers with the poller, for each file.
 	in := granules{section: section{fd: fd}, size: i.st.Size}
 	for _, p := range parts {
 		in.at = p.at
@@ -871,10 +885,10 @@ func (a *archiver) file(i *item) error {
 	return nil
 }
 
-// describe begins the header of what is there.
+// describe returns the beginning of an entry's header.
 func (a *archiver) describe(i *item, typ byte) (*tar.Header, error) {
 	if i.st.Uid > maxID || i.st.Gid > maxID {
-		return nil, invalidf("its owner %d:%d is outside 0..%d, which is what a sandbox maps", i.st.Uid, i.st.Gid, maxID)
+		return nil, invalidf("its owner %d:%d is outside 0..%d, the ids of a sandbox", i.st.Uid, i.st.Gid, maxID)
 	}
 	hdr := &tar.Header{
 		Typeflag: typ, Name: i.name, Mode: int64(i.st.Mode & 0o7777), Uid: int(i.st.Uid), Gid: int(i.st.Gid),
@@ -896,7 +910,8 @@ func setXattrs(hdr *tar.Header, attrs []xattr) {
 	}
 }
 
-// header writes one in the form that every tool reads: USTAR, with PAX records for what it has no room for.
+// header writes a header in the most portable form: USTAR, with PAX records for values that do not
+// fit.
 func (a *archiver) header(hdr *tar.Header) error {
 	hdr.Format = tar.FormatPAX
 	if err := a.w.WriteHeader(hdr); err != nil {

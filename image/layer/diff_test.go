@@ -31,10 +31,12 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// A test binary that is started with this variable set mounts an overlay, changes it, and says what it shows.
+// A test binary that is started with this variable set mounts an overlay, changes it, and reports
+// the view of it.
 const inOverlay = "SANDBOXD_TEST_OVERLAY"
 
-// A test binary that is started with this variable set writes the layer of the upper directory that it names.
+// A test binary that is started with this variable set writes the layer of the upper directory that
+// it names.
 const diffOf = "SANDBOXD_TEST_DIFF_OF"
 
 func TestMain(m *testing.M) {
@@ -60,7 +62,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// overlayJob is what is done in an overlay.
+// overlayJob is the work to do in an overlay.
 type overlayJob struct {
 	Lower  []string // highest first
 	Upper  string   // empty: only looked at
@@ -87,7 +89,7 @@ func overlayMain(job string) error {
 	if err := unix.Mount("overlay", j.Merged, "overlay", 0, options); err != nil {
 		return fmt.Errorf("mount %s: %w", options, err)
 	}
-	// What follows may go through links that it has made itself.
+	// The next steps may go through links that they have made themselves.
 	if err := errors.Join(unix.Chroot(j.Merged), unix.Chdir("/")); err != nil {
 		return err
 	}
@@ -162,7 +164,7 @@ func step(words []string) error {
 	return fmt.Errorf("no such step")
 }
 
-// randomStep makes a change or, as it knows nothing of what is there, often none.
+// randomStep makes a change or, as it does not know the tree, often none.
 func randomStep(r *rand.Rand) {
 	name := func() string {
 		parts := make([]string, 1+r.IntN(3))
@@ -173,7 +175,7 @@ func randomStep(r *rand.Rand) {
 	}
 	a, b := name(), name()
 	removeAll := func(name string) {
-		// os.RemoveAll would open a FIFO that is not the directory which the name says.
+		// os.RemoveAll would open a FIFO in place of the directory of the name.
 		if fi, err := os.Stat(filepath.Dir(name)); err == nil && fi.IsDir() {
 			_ = os.RemoveAll(name)
 		}
@@ -202,7 +204,7 @@ func randomStep(r *rand.Rand) {
 	case 10:
 		modes := []uint32{0o755, 0o700, 0o4711, 0o1777, 0o2750, 0o400, 0o600}
 		if oneID() {
-			modes = modes[:5] // those that leave the way open, for who has no privilege when it is read again
+			modes = modes[:5] // those that an unprivileged reader can open again
 		}
 		_ = unix.Chmod(a, modes[r.IntN(len(modes))])
 	case 11:
@@ -224,7 +226,8 @@ func randomStep(r *rand.Rand) {
 // oneID reports whether the test's user, or the namespace that it has made, has no ids but its own.
 func oneID() bool { return os.Getuid() != 0 || os.Getenv("SANDBOXD_TEST_ONE_ID") != "" }
 
-// describe says all that a layer carries of a tree, a line each file. The time of the root is no part of a layer.
+// describe returns everything that a layer carries of a tree, a line each file. The time of the
+// root is not part of a layer.
 func describe(top string) (string, error) {
 	type line struct {
 		text string
@@ -288,7 +291,7 @@ func describe(top string) (string, error) {
 	return b.String(), err
 }
 
-// in does a job in an overlay and returns what it showed at the end.
+// run does a job in an overlay and returns the view at its end.
 func (j overlayJob) run(t *testing.T) string {
 	t.Helper()
 	job, err := json.Marshal(j)
@@ -374,7 +377,7 @@ func (s *stack) push(t *testing.T, stream []byte) {
 	s.lower, s.tars = append([]string{dir}, s.lower...), append(s.tars, stream)
 }
 
-// change has a job done on top of the stack. It returns what was seen, and the upper directory.
+// change does a job on top of the stack. It returns the view and the upper directory.
 func (s *stack) change(t *testing.T, j overlayJob) (shown, upper string) {
 	t.Helper()
 	j.Lower, j.Upper, j.Work, j.Merged = s.lower, s.mkdir(t, "upper"), s.mkdir(t, "work"), s.mkdir(t, "merged")
@@ -408,7 +411,8 @@ func (s *stack) reread(t *testing.T) []byte {
 	return stream
 }
 
-// A stored layer reads as what it is whatever has become of what is below it: of the host's own programs, say.
+// A stored layer reads unchanged whatever happens to the directories below it, such as the host's
+// own programs.
 func TestDiffOfAStoredLayer(t *testing.T) {
 	s := base(t)
 	_, upper := s.change(t, overlayJob{Script: []string{"rm deleted", "rm dir", "mkdir dir", "write dir/new 1", "rm gone"}})
@@ -428,12 +432,12 @@ func TestDiffOfAStoredLayer(t *testing.T) {
 	}
 }
 
-// What an overlay shows is what its layers and the difference show, whatever was done to it; and the difference is the
-// same each time.
+// The layers and the difference show the view of the overlay, whatever was done to it, and repeated
+// differences are equal.
 func TestDiffOfRandomTrees(t *testing.T) {
 	for seed := range uint64(8) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
-			t.Parallel() // most of the time goes by in unmounting
+			t.Parallel() // most of the time is spent in unmounting
 			s := newStack(t)
 			s.push(t, archive(t))
 			for round := range uint64(3) {
@@ -563,7 +567,7 @@ func TestDiffSaysWhatWasDone(t *testing.T) {
 		{name: "names", script: []string{"write " + strings.Repeat("n", 255) + " 1", "write ä%ff 1"}, entries: []string{"0 " + strings.Repeat("n", 255), "0 ä\xff"}, changes: []string{"added file /" + strings.Repeat("n", 255) + " 1", "added file /ä\xff 1"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			t.Parallel() // as above
+			t.Parallel() // most of the time is spent in unmounting
 			s := base(t)
 			shown, upper := s.change(t, overlayJob{Script: test.script})
 			stream, result := s.diff(t, upper, layer.DiffOptions{})
@@ -593,8 +597,8 @@ func TestDiffSaysWhatWasDone(t *testing.T) {
 	}
 }
 
-// A directory that is deleted when it has been told, and before it is listed, had nothing in it: that is no error, and what comes after
-// it is told as ever.
+// A directory that is deleted after it was found and before it is listed was empty: that is no
+// error, and later entries are reported as ever.
 func TestDiffOfADirectoryThatIsDeletedMeanwhile(t *testing.T) {
 	upper := func() (dir string, overlays []layer.Overlay) {
 		t.Helper()
@@ -653,8 +657,8 @@ func TestDiffSetsTimesBack(t *testing.T) {
 	}
 }
 
-// Times that archive/tar formats when it looks for a way to write them are not local ones: the file that says what those are is
-// the sandbox's where layers are made, and may be a FIFO.
+// When archive/tar formats times to find a way to write them, they must not be local: the file with
+// the time zone is the sandbox's where layers are made, and may be a FIFO.
 func TestDiffNeedsNoLocalTime(t *testing.T) {
 	dir := t.TempDir()
 	zone := filepath.Join(dir, "localtime")
@@ -668,7 +672,7 @@ func TestDiffNeedsNoLocalTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, self)
 	cmd.Env = append(os.Environ(), diffOf+"="+upper, "TZ="+zone)
@@ -683,14 +687,16 @@ func TestDiffNeedsNoLocalTime(t *testing.T) {
 	}
 }
 
-// upperDir is one that was made by hand: no sandbox can make it through its overlay, unless the kernel errs.
+// upperDir is one that was made by hand: no sandbox can make it through its overlay, unless the
+// kernel errs.
 func upperDir(t *testing.T) (dir string, root *os.Root) {
 	t.Helper()
 	dir = t.TempDir()
 	return dir, open(t, dir)[0]
 }
 
-// What a hostile upper directory can have is refused or left out, and nothing is followed or waited for.
+// Hostile contents of an upper directory are refused or left out, and nothing is followed or waited
+// for.
 func TestDiffOfHostileUpper(t *testing.T) {
 	lower := t.TempDir()
 	if err := os.WriteFile(filepath.Join(lower, "below"), []byte("1"), 0o644); err != nil {

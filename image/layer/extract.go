@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// extractor puts one entry after the other into the tree.
+// extractor adds entries to the tree one by one.
 type extractor struct {
 	tree   tree
 	opts   Options
 	stream *readAhead
 	buf    []byte
 	result Result
-	// Whiteouts that were made, by resolved path; some may have been replaced since.
+	// Whiteouts by resolved path; some may have been replaced since.
 	whiteouts  map[string]struct{}
 	opaqueRoot bool
 }
@@ -66,7 +66,7 @@ func (x *extractor) close() {
 	_ = x.tree.dir.Close()
 }
 
-// skip notes something that is left out.
+// skip records an omission.
 func (x *extractor) skip(name, what string) {
 	if len(x.result.Skipped) == MaxSkipped {
 		x.result.SkippedMore++
@@ -77,7 +77,7 @@ func (x *extractor) skip(name, what string) {
 
 // entry extracts one entry. content is its data.
 func (x *extractor) entry(hdr *tar.Header, content io.Reader) error {
-	// Defaults for entries that follow, with nothing that we use.
+	// Defaults for later entries; we use none of them.
 	if hdr.Typeflag == tar.TypeXGlobalHeader {
 		return nil
 	}
@@ -101,7 +101,7 @@ func (x *extractor) entry(hdr *tar.Header, content io.Reader) error {
 	}
 
 	if !x.opts.SingleID && (hdr.Uid < 0 || hdr.Uid > maxID || hdr.Gid < 0 || hdr.Gid > maxID) {
-		return invalidf("owner %d:%d is outside 0..%d, which is what a sandbox maps", hdr.Uid, hdr.Gid, maxID)
+		return invalidf("owner %d:%d is outside 0..%d, the ids of a sandbox", hdr.Uid, hdr.Gid, maxID)
 	}
 	switch hdr.Typeflag {
 	case tar.TypeDir:
@@ -115,15 +115,16 @@ func (x *extractor) entry(hdr *tar.Header, content io.Reader) error {
 	case tar.TypeFifo:
 		return x.fifo(dir, base, hdr)
 	case tar.TypeChar, tar.TypeBlock:
-		// Sandboxes get a /dev of their own, and a device 0:0 would be a whiteout that the layer did not declare.
+		// Sandboxes get a /dev of their own, and a device 0:0 would be a whiteout that the layer did not
+		// declare.
 		x.skip(name, "a device")
 		return nil
 	}
 	return invalidf("entries of type %q are not supported", hdr.Typeflag)
 }
 
-// whiteout deletes something of the layers below. It does not touch what this layer has: the order of the two in one
-// layer means nothing.
+// whiteout deletes something of the layers below. It does not touch entries of this layer: the
+// order of the two in one layer has no meaning.
 func (x *extractor) whiteout(dir, base string) error {
 	hidden := strings.TrimPrefix(base, whiteoutPrefix)
 	if base != whiteoutOpaque && (hidden == "" || hidden == "." || hidden == "..") {
@@ -152,17 +153,17 @@ func (x *extractor) whiteout(dir, base string) error {
 		if !nothing {
 			return x.tree.setOpaque(h, hidden)
 		}
-		// It is there for whiteouts, which this one makes needless.
+		// The directory only holds whiteouts, which this one makes needless.
 		if err := x.tree.remove(h, hidden, what); err != nil {
 			return err
 		}
 		return x.hide(h, hidden)
-	case whiteout, other: // already hides what is below
+	case whiteout, other: // hides the layers below already
 	}
 	return nil
 }
 
-// hide makes a whiteout, and notes it for settle.
+// hide makes a whiteout and records it for applyLower.
 func (x *extractor) hide(h handle, base string) error {
 	path := h.join(base)
 	if err := x.tree.hold(path); err != nil {
@@ -211,7 +212,8 @@ func (x *extractor) directory(dir, base string, hdr *tar.Header) error {
 	if err != nil {
 		return err
 	}
-	// What stood there before hid a directory of the layers below; its content must not come back.
+	// The entry that stood there hid a directory of the layers below, whose content must not come
+	// back.
 	if what == whiteout || what == other {
 		if err := x.tree.setOpaque(h, base); err != nil {
 			return err
@@ -237,8 +239,8 @@ func (x *extractor) file(dir, base string, hdr *tar.Header, content io.Reader) (
 	if err := x.content(fd, hdr, content); err != nil {
 		return err
 	}
-	// The owner's bits, which the umask may have taken, are needed to set xattrs. The final mode comes after the
-	// owner, because a change of owner clears the set-id bits.
+	// The owner's bits, which the umask may have removed, are needed to set xattrs. The final mode
+	// comes after the owner, because a change of owner clears the set-id bits.
 	if hasXattrs(hdr) {
 		if err := unix.Fchmod(fd, 0o600); err != nil {
 			return fmt.Errorf("change mode: %w", err)
@@ -256,7 +258,8 @@ func (x *extractor) file(dir, base string, hdr *tar.Header, content io.Reader) (
 	return x.tree.chtimes(h, base, hdr.ModTime)
 }
 
-// hasXattrs tells headers with extended attributes from those that only have fine times or long names.
+// hasXattrs distinguishes headers with extended attributes from those with only fine times or long
+// names.
 func hasXattrs(hdr *tar.Header) bool {
 	for record := range hdr.PAXRecords {
 		if strings.HasPrefix(record, xattrRecord) {
@@ -266,7 +269,7 @@ func hasXattrs(hdr *tar.Header) bool {
 	return false
 }
 
-// create makes an empty file. Mostly nothing is in its place, so that is looked at only when the kernel says so.
+// create makes an empty file. It clears the place only if the kernel reports that it is taken.
 func (x *extractor) create(dir, base string) (handle, int, error) {
 	if base != "." {
 		h, err := x.tree.directory(dir, true)
@@ -290,7 +293,7 @@ func (x *extractor) create(dir, base string) (handle, int, error) {
 
 const newFile = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
 
-// content writes what a file has. Of one that is mostly holes that is the pieces in between.
+// content writes the content of a file: only the pieces between the holes if it is mostly holes.
 func (x *extractor) content(fd int, hdr *tar.Header, content io.Reader) error {
 	if !x.opts.FromDiff {
 		return x.copy(fd, content, 0)
@@ -319,7 +322,8 @@ func (x *extractor) content(fd int, hdr *tar.Header, content io.Reader) error {
 	return nil
 }
 
-// copy writes a file's content from an offset on, at which the descriptor is, with an eye on the limits after every buffer.
+// copy writes a file's content from offset at, the descriptor's own, and checks the limits after
+// every buffer.
 func (x *extractor) copy(fd int, content io.Reader, at int64) error {
 	hole := false
 	for {
@@ -362,7 +366,8 @@ func (x *extractor) copy(fd int, content io.Reader, at int64) error {
 	}
 }
 
-// holeSize is from how many zeros on a hole is worth a system call: no file system has one in less than a block.
+// holeSize is the number of zeros for which a hole is worth a system call: no file system has holes
+// smaller than a block.
 const holeSize = 4096
 
 func allZero(p []byte) bool {
@@ -393,7 +398,7 @@ func (x *extractor) symlink(dir, base string, hdr *tar.Header) error {
 	if err != nil {
 		return err
 	}
-	// Stored as it is, wherever it leads: it means something in the sandbox only.
+	// Stored unchanged, wherever it leads: it is only followed in the sandbox.
 	if err := unix.Symlinkat(hdr.Linkname, h.fd, base); err != nil {
 		return fmt.Errorf("make symbolic link: %w", err)
 	}
@@ -414,7 +419,7 @@ func (x *extractor) link(dir, base string, hdr *tar.Header) error {
 	}
 	gone := invalidf("hard link to %q, which is not in this layer", short(hdr.Linkname))
 	targetDir, targetBase := split(target)
-	// Of its own, as the next call of directory takes back the one before.
+	// A handle of its own, because the next call of directory closes the one before.
 	from, err := x.tree.resolve(targetDir, false)
 	if errors.Is(err, errAbsent) {
 		return gone
@@ -438,11 +443,12 @@ func (x *extractor) link(dir, base string, hdr *tar.Header) error {
 	if err != nil {
 		return err
 	}
-	// To itself, under this name or through a link in the path: replacing would delete the only one.
+	// A link to itself, under this name or through a link in the path: replacing would delete the only
+	// name.
 	if to.join(base) == from.join(targetBase) {
 		return nil
 	}
-	// What is replaced may be a directory with the target in it.
+	// The place may be a directory with the target in it.
 	if strings.HasPrefix(from.join(targetBase), to.join(base)+"/") {
 		return invalidf("hard link replaces the directory that has its target %q", short(hdr.Linkname))
 	}
@@ -467,7 +473,8 @@ func (x *extractor) fifo(dir, base string, hdr *tar.Header) error {
 	if err := x.tree.chown(h, base, hdr.Uid, hdr.Gid); err != nil {
 		return err
 	}
-	// It was made a moment ago and nobody else works here, so base is no link that this could follow.
+	// It was made a moment ago and no other process works here, so base is no link that this could
+	// follow.
 	if err := unix.Fchmodat(h.fd, base, uint32(hdr.Mode)&0o7777, 0); err != nil { //nolint:gosec // masked
 		return fmt.Errorf("change mode: %w", err)
 	}
@@ -475,12 +482,13 @@ func (x *extractor) fifo(dir, base string, hdr *tar.Header) error {
 	return x.tree.chtimes(h, base, hdr.ModTime)
 }
 
-// xattrRecord is how PAX records name xattrs; LIBARCHIVE.xattr. repeats the same ones in another encoding.
+// xattrRecord is the prefix of xattrs in PAX records; LIBARCHIVE.xattr. repeats them in another
+// encoding.
 const xattrRecord = "SCHILY.xattr."
 
-// xattrs sets those that are allowed on a file or directory.
+// xattrs sets the allowed xattrs of a file or directory.
 func (x *extractor) xattrs(h handle, base string, hdr *tar.Header) error {
-	for _, record := range slices.Sorted(maps.Keys(hdr.PAXRecords)) { // so that the same layer gives the same list
+	for _, record := range slices.Sorted(maps.Keys(hdr.PAXRecords)) { // sorted, so that a layer always gives one list
 		name, ok := strings.CutPrefix(record, xattrRecord)
 		if !ok {
 			continue
@@ -494,7 +502,7 @@ func (x *extractor) xattrs(h handle, base string, hdr *tar.Header) error {
 			x.skip(hdr.Name, "xattr "+shown(name)+" (the file system has none)")
 			continue
 		}
-		// The kernel has no such name or no room for such a value, on whatever file system.
+		// The kernel has no such name or no room for such a value, on any file system.
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ERANGE) || errors.Is(err, unix.E2BIG) {
 			return &invalid{err}
 		}
@@ -505,7 +513,7 @@ func (x *extractor) xattrs(h handle, base string, hdr *tar.Header) error {
 	return nil
 }
 
-// skipXattrs notes the xattrs of what can have none of user.*: links and FIFOs.
+// skipXattrs records the xattrs of links and FIFOs, which can have none of user.*.
 func (x *extractor) skipXattrs(hdr *tar.Header) {
 	for _, record := range slices.Sorted(maps.Keys(hdr.PAXRecords)) {
 		if name, ok := strings.CutPrefix(record, xattrRecord); ok {
@@ -514,18 +522,18 @@ func (x *extractor) skipXattrs(hdr *tar.Header) {
 	}
 }
 
-// settle does what depends on the layers below, where they are known.
-func (x *extractor) settle() error {
+// applyLower does the work that depends on the layers below, if they are known.
+func (x *extractor) applyLower() error {
 	if x.opts.Lower == nil || x.opts.FromDiff {
 		return nil
 	}
 	if x.opaqueRoot {
 		if err := x.hideAll(); err != nil {
-			return fmt.Errorf("hide what is below the root: %w", err)
+			return fmt.Errorf("hide the layers below the root: %w", err)
 		}
 	}
-	// Overlayfs shows the name of a whiteout in a directory that it does not merge with one of another layer. Those of this
-	// layer that hide nothing are taken away again.
+	// In a directory that it does not merge with another layer's, overlayfs shows whiteouts by name.
+	// Whiteouts of this layer that hide nothing are removed.
 	dirs := make(map[string]bool)
 	for _, path := range slices.Sorted(maps.Keys(x.whiteouts)) {
 		dir, base := split(path)
@@ -561,11 +569,11 @@ func (x *extractor) settle() error {
 	return nil
 }
 
-// merged reports whether overlayfs merges the directory with one below: neither it nor one above it is opaque. It keeps
-// answers in known.
+// merged reports whether overlayfs merges the directory with one below: neither it nor one above it
+// is opaque. It caches answers in known.
 func (x *extractor) merged(dir string, known map[string]bool) (is bool, err error) {
 	if dir == "." {
-		return true, nil // whatever its xattr says, see hideAll
+		return true, nil // whatever its xattr; see hideAll
 	}
 	is, ok := known[dir]
 	if !ok {
@@ -584,8 +592,8 @@ func (x *extractor) merged(dir string, known map[string]bool) (is bool, err erro
 	return is, nil
 }
 
-// hideAll is what an opaque mark on the root means: overlayfs does not look for one there. All that the layers below have at
-// the top gets a whiteout or, where this layer has a directory, is hidden by that.
+// hideAll applies an opaque mark on the root, where overlayfs ignores it. Each name at the top of
+// the layers below gets a whiteout, or is hidden by this layer's own directory.
 func (x *extractor) hideAll() error {
 	for _, lower := range x.opts.Lower {
 		dir, err := lower.Open(".")
@@ -623,9 +631,10 @@ func (x *extractor) hideAll() error {
 	return nil
 }
 
-// finish gives the directories their modes and times, children first: a mode may forbid the way to them.
+// finish gives the directories their modes and times, children first: a mode may block the way to
+// them.
 func (x *extractor) finish() error {
-	if err := x.settle(); err != nil {
+	if err := x.applyLower(); err != nil {
 		return err
 	}
 	x.tree.forget()

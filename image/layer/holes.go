@@ -13,21 +13,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A file that is mostly holes is written by [Diff] without them, if [DiffOptions].Holes asks for it, and by [Apply] with them again:
-// neither takes longer, nor more room, than what was written to the file. See docs/decisions/0013.
+// A file that is mostly holes is written by [Diff] without them, if [DiffOptions].Holes is set, and
+// by [Apply] with them again. Both cost only the time and room of the bytes that were written to
+// the file. See docs/decisions/0013.
 //
-// Such an entry has the PAX record below, with the file's size and a number of pieces. Its content are the offset and the length
-// of each piece, eight bytes each with the lowest first, and then the pieces. What is left out are zeros by what the file says, not by what
-// the disk has: whether a program has written zeros or skipped over them, the stream is the same, and so is that of the tree
-// that it is unpacked to.
+// Such an entry has the PAX record below, with the file's size and a number of pieces. Its content
+// are the offset and the length of each piece, eight bytes each with the lowest first, and then the
+// pieces. Zeros are left out by the file's content, not by its blocks on disk: if a program has
+// written zeros or skipped over them, the stream is equal, and so is that of the tree that it is
+// unpacked to.
 const holesRecord = "SANDBOXD.pieces"
 
 const (
-	// granule is how much must be zeros, at a multiple of it, to be left out.
+	// granule is the unit of omission: that many zeros at a multiple of it.
 	granule = 64 << 10
-	// minHoles is how much must be left out altogether for a file not to be written like any other.
+	// minHoles is the minimum of zeros left out in all; with fewer, a file is written like any other.
 	minHoles = 1 << 20
-	// maxPieces bounds the memory for them, 16 bytes each. The default of [Limits].Bytes is reached before.
+	// maxPieces limits the memory for pieces, 16 bytes each. The default of [Limits].Bytes is reached
+	// before.
 	maxPieces = 4 << 20
 	perPiece  = 16
 )
@@ -35,8 +38,9 @@ const (
 // piece is a part of a file.
 type piece struct{ at, n int64 }
 
-// pieces are where the file has anything but zeros, in order, and how many bytes they have: one piece, all of it, where it is better
-// written like any other. Holes are not read. It stops when there are more than limit bytes.
+// pieces returns the parts of the file that are not zeros, in order, and their bytes. It returns
+// one piece, the whole file, if that is better written like any other. Holes are not read. It stops
+// at more than limit bytes.
 func pieces(fd int, size, limit int64, buf []byte) (found []piece, content int64, err error) {
 	whole := []piece{{0, size}}
 	if size < minHoles {
@@ -94,7 +98,7 @@ func seek(fd int, at int64, whence int) (int64, error) {
 	}
 }
 
-// zeros says whether n bytes of a file are.
+// zeros reports whether n bytes of a file are zeros.
 func zeros(fd int, at, n int64, buf []byte) (bool, error) {
 	in := section{fd, at}
 	for n > 0 {
@@ -134,13 +138,13 @@ func (s *section) Read(p []byte) (int, error) {
 	}
 }
 
-// granules is a section whose zeros are counted as they are read: a program may write them after [pieces] has looked, and what is
-// unpacked would then be read as another stream.
+// granules is a section that counts its zeros while they are read. A program may write zeros after
+// [pieces] has looked, and the unpacked tree would then read as another stream.
 type granules struct {
 	section
 	size   int64 // of the file
-	filled bool  // the granule that is read has anything but zeros
-	zeros  int64 // bytes of those that have nothing else
+	filled bool  // the current granule has a byte other than zero
+	zeros  int64 // bytes of granules that are all zeros
 }
 
 func (g *granules) Read(p []byte) (int, error) {
@@ -162,7 +166,8 @@ func (g *granules) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// setPieces makes the header one of a file of which only these pieces, with so many bytes, follow behind what [putPieces] writes.
+// setPieces turns the header into one of a file of these pieces, with so many bytes, which follow
+// the output of [putPieces].
 func setPieces(hdr *tar.Header, size, content int64, parts []piece) {
 	if hdr.PAXRecords == nil {
 		hdr.PAXRecords = make(map[string]string, 1)
@@ -184,7 +189,8 @@ func putPieces(w io.Writer, parts []piece) error {
 	return out.Flush()
 }
 
-// getPieces reads the pieces of an entry that has some, and the size of its file; false where it is a file like any other.
+// getPieces reads the pieces of an entry that has some, and the size of its file; ok is false for
+// an ordinary file.
 func getPieces(hdr *tar.Header, content io.Reader) (parts []piece, size int64, ok bool, err error) {
 	record, ok := hdr.PAXRecords[holesRecord]
 	if !ok {
@@ -199,14 +205,14 @@ func getPieces(hdr *tar.Header, content io.Reader) (parts []piece, size int64, o
 	if err != nil || cerr != nil || size < 0 || count < 0 || count > maxPieces || count*perPiece > hdr.Size {
 		return bad("a size, and a number that can be, are not there")
 	}
-	in := bufio.NewReader(io.LimitReader(content, count*perPiece)) // which reads no further
+	in := bufio.NewReader(io.LimitReader(content, count*perPiece)) // the LimitReader keeps bufio from reading further
 	end, sum := int64(0), int64(0)
 	var b [perPiece]byte
 	for range count {
 		if _, err := io.ReadFull(in, b[:]); err != nil {
 			return nil, 0, false, err
 		}
-		p := piece{int64(binary.LittleEndian.Uint64(b[:])), int64(binary.LittleEndian.Uint64(b[8:]))} //nolint:gosec // held against the size next
+		p := piece{int64(binary.LittleEndian.Uint64(b[:])), int64(binary.LittleEndian.Uint64(b[8:]))} //nolint:gosec // checked against the size next
 		if p.at < end || p.n <= 0 || p.at > size || p.n > size-p.at {
 			return bad("one is out of order, empty or beyond the end")
 		}
@@ -214,7 +220,7 @@ func getPieces(hdr *tar.Header, content io.Reader) (parts []piece, size int64, o
 		end, sum = p.at+p.n, sum+p.n
 	}
 	if sum != hdr.Size-count*perPiece {
-		return bad("they are not what follows")
+		return bad("they differ from the content")
 	}
 	return parts, size, true, nil
 }

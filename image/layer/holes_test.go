@@ -21,7 +21,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// written is what a test writes to a file at an offset.
+// written is data that a test writes to a file at an offset.
 type written struct {
 	at   int64
 	text string
@@ -44,7 +44,8 @@ func sparseFile(t *testing.T, path string, size int64, all ...written) {
 	}
 }
 
-// through takes a directory through a snapshot's stream: what it is unpacked to, the stream, and what both ends count.
+// through passes a directory through a snapshot's stream. It returns the unpacked tree, the stream,
+// and the counts of both ends.
 func through(t *testing.T, upper string) (dir string, stream []byte, read, applied layer.Result) {
 	t.Helper()
 	var buf bytes.Buffer
@@ -60,7 +61,7 @@ func through(t *testing.T, upper string) (dir string, stream []byte, read, appli
 	return dir, buf.Bytes(), read, applied
 }
 
-// reread is the stream of what was unpacked.
+// rereadHoles returns the stream of an unpacked tree.
 func rereadHoles(t *testing.T, dir string) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -79,7 +80,8 @@ func blocks(t *testing.T, path string) int64 {
 	return st.Blocks * 512
 }
 
-// What was not written costs nothing: not in the stream, not on the disk, and not in time, or this test would take many minutes.
+// Unwritten parts cost nothing: neither stream nor disk nor time, or this test would take many
+// minutes.
 func TestHolesOfASnapshotAreNotCopied(t *testing.T) {
 	const size = 10 << 40 // of 10 TiB no machine reads the zeros while a test waits
 	upper := t.TempDir()
@@ -88,7 +90,7 @@ func TestHolesOfASnapshotAreNotCopied(t *testing.T) {
 	sparseFile(t, filepath.Join(upper, "empty.img"), 1<<40)
 	began := time.Now()
 	dir, stream, read, applied := through(t, upper)
-	if took := time.Since(began); took > testenv.Patience(2*time.Minute) {
+	if took := time.Since(began); took > testenv.HungAfter {
 		t.Errorf("it took %s", took)
 	}
 	if len(stream) > 1<<20 {
@@ -121,8 +123,8 @@ func TestHolesOfASnapshotAreNotCopied(t *testing.T) {
 	}
 }
 
-// The stream is of what a file says, and not of how the disk has it: a snapshot is held against its digest by what it was
-// unpacked to.
+// The stream depends on a file's content, not on its blocks on disk: a snapshot is compared with
+// the digest of its unpacked tree.
 func TestStreamDoesNotTellHolesFromZeros(t *testing.T) {
 	const size = 4<<20 + 12345
 	var streams [][]byte
@@ -152,7 +154,8 @@ func TestStreamDoesNotTellHolesFromZeros(t *testing.T) {
 	}
 }
 
-// Files of many pieces, of those about the limits, and without any come through as they are, and read again the same.
+// Files of many pieces, of about as many as the limits, and without any come through unchanged, and
+// reread alike.
 func TestFilesOfPiecesComeThrough(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	upper := t.TempDir()
@@ -192,7 +195,7 @@ func TestFilesOfPiecesComeThrough(t *testing.T) {
 	}
 }
 
-// read1 is what is in a file: its size, and what is not zero of each block, with its offset.
+// read1 returns the size of a file and the nonzero content of each block with its offset.
 func read1(t *testing.T, name string) string {
 	t.Helper()
 	f, err := os.Open(name)
@@ -224,7 +227,8 @@ func read1(t *testing.T, name string) string {
 	return out.String()
 }
 
-// Without being asked for, and from whom it does not come, the form means nothing: images have files as they are.
+// The form means nothing unless it is asked for and comes from a snapshot: images have files
+// unchanged.
 func TestHolesAreOfSnapshotsOnly(t *testing.T) {
 	upper := t.TempDir()
 	sparseFile(t, filepath.Join(upper, "f"), 2<<20, written{0, "x"})
@@ -298,7 +302,7 @@ func TestPiecesThatCannotBe(t *testing.T) {
 			}
 		})
 	}
-	// How large a file may be is the file system's to say: tmpfs takes this one.
+	// The file system limits the size of a file: tmpfs accepts this one.
 	probe := filepath.Join(t.TempDir(), "probe")
 	if err := os.WriteFile(probe, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -310,7 +314,8 @@ func TestPiecesThatCannotBe(t *testing.T) {
 	}
 }
 
-// Whatever an entry says of its pieces, it is refused or makes a file of the size that it says, and no more is written than follows.
+// Whatever an entry claims of its pieces, it is refused or makes a file of the claimed size, and no
+// more bytes are written than it has.
 func FuzzPieces(f *testing.F) {
 	f.Add("1099511627776,2", int64(0), int64(3), int64(1<<30), int64(3), "abcdef")
 	f.Add("10,1", int64(1), int64(3), int64(0), int64(0), "abc")
@@ -343,7 +348,8 @@ type writerFunc func(p []byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// A program that writes zeros between the two readings of a file does not get a stream that is none of any tree.
+// A program that writes zeros between the two readings of a file does not get a stream that is none
+// of any tree.
 func TestZerosThatAreWrittenMeanwhile(t *testing.T) {
 	const size = 3<<20 + 777
 	full := strings.Repeat("x", size)

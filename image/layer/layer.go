@@ -1,29 +1,32 @@
-// Package layer turns one layer of an image, a compressed tar stream, into a directory that overlayfs can stack, and what
-// an overlay has changed into a layer.
+// Package layer turns one layer of an image, a compressed tar stream, into a directory for
+// overlayfs to stack, and the changes of an overlay into a layer.
 //
 // # Theory of operation
 //
-// A layer is the most hostile input that we read: its author chooses every name, link, mode and length in it. Four
-// rules keep it where it belongs.
+// A layer is the most hostile input that we read: its author chooses every name, link, mode and
+// length in it. Four rules confine it.
 //
-//   - Everything happens below one descriptor. Names are cut into components, each is opened relative to the directory
-//     before it and never through a symbolic link; or a directory is opened in one call that the kernel refuses where a
-//     link, a ".." or a mount is on the way. No other system call gets a name with a slash in it. There is no path to
-//     confuse and nothing to race for. The layers below are only looked at; they are complete and do not change.
-//   - Symbolic links are stored as they are. Where an entry lies below one that the same layer made, the link is
-//     followed by us, component by component, as if the layer's root were "/": absolute targets start there, ".."
-//     stops there. umoci and containerd do the same.
-//   - What would make the kernel, or another program, do something that the layer's author chose is left out: device
-//     nodes, file capabilities, ACLs and every other xattr outside user.*, and user.overlay.* because those are
-//     overlayfs' own orders. What was left out is listed in the [Result].
-//   - Numbers are bounded: entries, bytes, how much the stream may grow, lengths and depth.
+//   - Everything happens below one descriptor. Names are cut into components, and each is opened
+//     relative to the directory before it, never through a symbolic link. Alternatively a directory
+//     is opened in one call that the kernel refuses if a link, a ".." or a mount is on the way.
+//     No other system call gets a name with a slash in it. No path can be confused and no race
+//     won. The layers below are only read; they are complete and do not change.
+//   - Symbolic links are stored unchanged. If an entry lies below a link of its own layer, we
+//     follow the link component by component as if the layer's root were "/": absolute targets
+//     start there, ".." stops there. umoci and containerd do so too.
+//   - Entries by which the layer's author could direct the kernel or another program are left out:
+//     device nodes, file capabilities, ACLs and all other xattrs outside user.*, and
+//     user.overlay.* because overlayfs acts on those. The [Result] lists the omissions.
+//   - Numbers are limited: entries, bytes, the growth of the stream, lengths and depth.
 //
-// Whiteouts become what overlayfs reads: character devices 0:0, which need no privilege since Linux 5.8, and the xattr
-// user.overlay.opaque on directories, which the mount option userxattr makes it look at. Both mean something in
-// directories that are merged, so the layers below are looked at.
+// Whiteouts become the forms that overlayfs reads: character devices 0:0, which need no privilege
+// since Linux 5.8, and the xattr user.overlay.opaque on directories, which overlayfs honours with
+// the mount option userxattr. Both have a meaning only in merged directories, so the layers below
+// are read.
 //
-// The package has few dependencies, because the launcher links it and is executed anew at every start of a sandbox.
-// It does not sync: whoever moves the finished directory into place does, once, for the whole file system.
+// The package has few dependencies, because the launcher links it and is executed anew at every
+// start of a sandbox. It does not sync: the caller that moves the finished directory into place
+// syncs once, for the whole file system.
 package layer
 
 import (
@@ -37,12 +40,12 @@ import (
 	"strings"
 )
 
-// ErrInvalid is the class of errors that the layer itself is to blame for: it is damaged, not what it should be, or asks
-// for something that it must not have. Trying again cannot help. Errors of any other class are this host's: disk
-// full, permission, a read error.
+// ErrInvalid is the class of errors caused by the layer itself: it is damaged, differs from its
+// description, or asks for something forbidden. A retry cannot help. Errors of any other class are
+// this host's: disk full, permission, a read error.
 var ErrInvalid = errors.New("layer is invalid")
 
-// invalid is an error of the class [ErrInvalid] without the class's words in its message.
+// invalid is an error of the class [ErrInvalid] without the class's text in its message.
 type invalid struct{ err error }
 
 func (e *invalid) Error() string   { return e.err.Error() }
@@ -52,10 +55,11 @@ func invalidf(format string, args ...any) error {
 	return &invalid{fmt.Errorf(format, args...)}
 }
 
-// Exceeded is the class of errors about a limit that can be set, within [ErrInvalid]. Its value is the limit's name.
+// Exceeded is the class of errors about one settable limit, within [ErrInvalid]. Its value is the
+// limit's name.
 type Exceeded string
 
-// The limits that can be set.
+// The settable limits.
 const (
 	ExceededEntries Exceeded = "entries"
 	ExceededBytes   Exceeded = "bytes"
@@ -65,10 +69,10 @@ const (
 
 func (e Exceeded) Error() string { return "the limit of " + string(e) + " is exceeded" }
 
-// Is makes it one of the class [ErrInvalid].
+// Is puts every Exceeded into the class [ErrInvalid].
 func (e Exceeded) Is(target error) bool { return target == ErrInvalid }
 
-// exceeded is an error of the class of that limit without the class's words in its message.
+// exceeded is an error of the class of one limit without the class's text in its message.
 type exceeded struct {
 	limit Exceeded
 	err   error
@@ -77,18 +81,18 @@ type exceeded struct {
 func (e *exceeded) Error() string   { return e.err.Error() }
 func (e *exceeded) Unwrap() []error { return []error{e.limit, e.err} }
 
-// Errorf is an error of the class.
+// Errorf returns an error of the class.
 func (e Exceeded) Errorf(format string, args ...any) error {
 	return &exceeded{e, fmt.Errorf(format, args...)}
 }
 
-// Usage is what layers have of the limits that all layers of an image share.
+// Usage is the share of layers in the limits that all layers of an image have in common.
 type Usage struct {
-	Entries int64 `json:"entries,omitempty"` // as [Limits] counts them
+	Entries int64 `json:"entries,omitempty"` // counted like [Limits].Entries
 	Bytes   int64 `json:"bytes,omitempty"`   // of file contents
 }
 
-// with says that the layers below count, where there are any.
+// with returns a remark that the layers below count, or "" if there are none.
 func (u Usage) with() string {
 	if u == (Usage{}) {
 		return ""
@@ -96,28 +100,29 @@ func (u Usage) with() string {
 	return ", together with the layers below it"
 }
 
-// Add is the usage of both.
+// Add returns the usage of both.
 func (u Usage) Add(o Usage) Usage { return Usage{u.Entries + o.Entries, u.Bytes + o.Bytes} }
 
-// Limits bound what an image may ask for. A zero field means the one of [DefaultLimits].
+// Limits bound the demands of an image. A zero field means the one of [DefaultLimits].
 type Limits struct {
-	// Entries are headers in the streams, and directories that none of them describes; of all layers together.
+	// Entries limits headers in the streams, plus directories without a header, of all layers
+	// together.
 	Entries int64 `json:"entries,omitempty"`
-	// Bytes are those of all file contents (sparse files count in full, but for what a snapshot leaves out of them), of all layers together; and no uncompressed stream has
-	// more.
+	// Bytes limits all file contents of all layers together, and each uncompressed stream. Sparse
+	// files count in full, except for the holes that a snapshot leaves out.
 	Bytes int64 `json:"bytes,omitempty"`
-	// Below is what the layers below one have of these two.
+	// Below is the usage of these two by the layers below.
 	Below Usage `json:"below,omitzero"`
-	// Ratio is how many bytes may come out for each compressed byte that went in. It counts once RatioFloor bytes
-	// have come out, as small layers may be mostly padding.
+	// Ratio limits the uncompressed bytes for each compressed byte. It applies after RatioFloor
+	// uncompressed bytes, because small layers may be mostly padding.
 	Ratio      int64 `json:"ratio,omitempty"`
 	RatioFloor int64 `json:"ratio_floor,omitempty"`
 	Depth      int   `json:"depth,omitempty"` // components of a path, after following links
 	Name       int   `json:"name,omitempty"`  // bytes of one component
 }
 
-// DefaultLimits are far above what images in use have: the largest layers are models and toolchains of some ten GB
-// with some hundred thousand files.
+// DefaultLimits returns limits far above the needs of images in use. The largest layers are models
+// and toolchains of some ten GB with some hundred thousand files.
 func DefaultLimits() Limits {
 	return Limits{
 		Entries:    2_000_000,
@@ -129,22 +134,21 @@ func DefaultLimits() Limits {
 	}
 }
 
-// AnyRatio are the same limits for streams that are not to be judged by how well they are compressed: layers that are our own
-// work.
+// AnyRatio returns the limits without a ratio, for layers that we compressed ourselves.
 func (l Limits) AnyRatio() Limits {
 	l.Ratio = math.MaxInt64
 	return l.WithDefaults()
 }
 
-// NoLimits are for streams that have been unpacked before, within limits that may have been others.
+// NoLimits returns limits for streams that were unpacked before, perhaps within other limits.
 func NoLimits() Limits {
 	return Limits{Entries: math.MaxInt64, Bytes: math.MaxInt64, Ratio: math.MaxInt64, Depth: MaxDepth}.WithDefaults()
 }
 
-// MaxDepth is the largest [Limits.Depth] that means something: no more components fit into a path.
+// MaxDepth is the largest useful [Limits.Depth]: no more components fit into a path.
 const MaxDepth = (maxPath + 1) / 2
 
-// Check holds what all layers of an image have together against the limits.
+// Check compares the usage of all layers of an image with the limits.
 func (l Limits) Check(all Usage) error {
 	l = l.WithDefaults()
 	if all.Entries > l.Entries {
@@ -156,7 +160,7 @@ func (l Limits) Check(all Usage) error {
 	return nil
 }
 
-// WithDefaults has the default in the place of each limit that is not set.
+// WithDefaults returns the limits with defaults in place of zero fields.
 func (l Limits) WithDefaults() Limits {
 	d := DefaultLimits()
 	if l.Entries <= 0 {
@@ -180,43 +184,47 @@ func (l Limits) WithDefaults() Limits {
 	return l
 }
 
-// Options are what [Apply] needs to know besides the stream.
+// Options are the options of [Apply].
 type Options struct {
-	// MediaType is what the manifest says the stream is. A stream that is compressed otherwise is refused. Empty: what
-	// the first bytes say is believed.
+	// MediaType is the type in the manifest. A stream with another compression is refused. Empty means
+	// that the first bytes decide.
 	MediaType string
-	// DiffID is what the digest of the uncompressed stream must be ("sha256:<hex>"); empty: not checked.
+	// DiffID is the required digest of the uncompressed stream ("sha256:<hex>"); empty means
+	// unchecked.
 	DiffID string
 	Limits Limits
-	// SingleID leaves every file with the caller's own ids, for hosts that map only one.
+	// SingleID gives every file the caller's own ids, for hosts that map only one.
 	SingleID bool
-	// Lower are the layers below, highest first; nil where they are not known, which is not the same as none. Directories
-	// that the layer needs but does not describe take owner, mode and times from there, where a layer without an entry
-	// for "tmp" would otherwise take away its sticky bit. Whiteouts that hide nothing there are not kept, and an opaque
-	// mark on the root, which means nothing to overlayfs, becomes a whiteout of all that is there.
+	// Lower are the layers below, highest first; nil means unknown, which differs from none.
+	// Directories that the layer needs but does not describe inherit owner, mode and times from there:
+	// otherwise a layer without an entry for "tmp" would remove its sticky bit. Whiteouts that hide
+	// nothing there are dropped. An opaque mark on the root, which overlayfs ignores, becomes
+	// whiteouts of everything there.
 	Lower []*os.Root
-	// FromDiff says that the stream is [Diff]'s. All its whiteouts are kept: none is in vain, and Lower need not be all that it
-	// lies on. Zeros become holes again, which it has written out or, see [DiffOptions].Holes, left out.
+	// FromDiff is true for a stream of [Diff]. All its whiteouts are kept: each hides something, and
+	// Lower need not be complete. Zeros that Diff has written out or left out (see
+	// [DiffOptions].Holes) become holes again.
 	FromDiff bool
-	// Settled returns when the layers below are complete, or with an error that ends it all; nil: they are. They are not looked
-	// at before, which is when all of the stream has been read.
-	Settled func() error
+	// LowerReady returns when the layers below are complete, or with an error that ends the extraction;
+	// nil means that they are. The layers below are first read after that, when all of the stream has
+	// been read.
+	LowerReady func() error
 }
 
-// Result is what [Apply] found. That of an [ApplyRequest] has no DiffID where the layer was there, and then Size and Entries where they
-// are known.
+// Result is the result of [Apply]. In an [ApplyRequest] it has no DiffID if the layer existed, and
+// then Size and Entries only if known.
 type Result struct {
 	DiffID  string `json:"diff_id"` // digest of the uncompressed stream to its very end
 	Size    int64  `json:"size"`    // bytes of file contents
-	Entries int64  `json:"entries"` // headers in the stream, and directories that were made and none of them describes
-	// Skipped says what was left out and why, a line each, at most [MaxSkipped] of them. Names that are not plain text are quoted
-	// as in Go.
+	Entries int64  `json:"entries"` // headers in the stream, and directories made without one
+	// Skipped lists omissions with their reasons, a line each, at most [MaxSkipped] of them. Names
+	// that are not plain text are quoted as in Go.
 	Skipped []string `json:"skipped,omitempty"`
-	// SkippedMore is how many more there were.
+	// SkippedMore is the number of further omissions.
 	SkippedMore int64 `json:"skipped_more,omitempty"`
 }
 
-// Add adds what another reading has left out.
+// Add adds the omissions of another reading.
 func (r *Result) Add(other Result) {
 	for _, s := range other.Skipped {
 		if len(r.Skipped) == MaxSkipped {
@@ -228,42 +236,45 @@ func (r *Result) Add(other Result) {
 	r.SkippedMore += other.SkippedMore
 }
 
-// Usage is what the layer has of the limits that it shares with others.
+// Usage returns the layer's share in the limits that all layers have in common.
 func (r *Result) Usage() Usage { return Usage{Entries: r.Entries, Bytes: r.Size} }
 
-// MaxSkipped bounds [Result.Skipped]. A line has two names cut to 200 bytes, of which JSON makes six times as many at worst: that
-// fits into one message of the launcher's, 160 KiB.
+// MaxSkipped limits [Result.Skipped]. A line has two names cut to 200 bytes, and JSON makes them up
+// to six times as long. That fits into one message of the launcher's, 160 KiB.
 const MaxSkipped = 50
 
-// ApplyRequest is what the daemon asks of whoever keeps the layers: extract these blobs, each on top of the one before, and
-// keep the directories under their chain ids, all or none of them. It is here because both sides know this package.
+// ApplyRequest asks the keeper of the layers to extract blobs, each on top of the one before, and
+// to keep the directories under their chain ids, all or none of them. The type is here because both
+// sides import this package.
 type ApplyRequest struct {
-	// Parents are the chain ids of the layers below the first one, lowest first; they exist already. They serve
-	// [Options.Lower].
+	// Parents are the chain ids of the layers below the first one, lowest first; they exist. They
+	// serve [Options.Lower].
 	Parents []string  `json:"parents,omitempty"`
 	Layers  []Request `json:"layers"` // 1 to [MaxApply], lowest first
 }
 
 // Request is one layer of an [ApplyRequest].
 type Request struct {
-	ChainID   string `json:"chain_id"` // "sha256:<hex>": the name under which the extracted layer is kept
+	ChainID   string `json:"chain_id"` // "sha256:<hex>", the name of the extracted layer
 	MediaType string `json:"media_type"`
-	DiffID    string `json:"diff_id"` // what the stream's digest must be: nothing is kept under ChainID otherwise
-	// Limits are for it and those before it in the request together; their Below is what the parents have.
+	DiffID    string `json:"diff_id"` // required digest of the stream; otherwise nothing is kept under ChainID
+	// Limits apply to this layer and those before it in the request together; their Below is the usage
+	// of the parents.
 	Limits   Limits   `json:"limits,omitzero"`
-	Known    Usage    `json:"known,omitzero"`      // what it has if it is there, as far as is known; see [Result]
+	Known    Usage    `json:"known,omitzero"`      // usage of the layer if it exists, as far as known; see [Result]
 	FromDiff bool     `json:"from_diff,omitempty"` // see [Options.FromDiff]
-	Blob     *os.File `json:"-"`                   // the verified blob, at offset 0; it stays the caller's to close
+	Blob     *os.File `json:"-"`                   // verified, at offset 0; the caller closes it
 }
 
-// MaxApply bounds the layers of one [ApplyRequest]: their descriptors go with one message.
+// MaxApply limits the layers of one [ApplyRequest]: their descriptors travel in one message.
 const MaxApply = 64
 
-// Apply extracts the layer in r below root, which must be an empty directory, in the form overlayfs wants. On error the
-// directory's content is of no use and the caller removes it. It reads r to its end.
+// Apply extracts the layer in r below root, which must be an empty directory, in the form for
+// overlayfs. After an error the directory is useless and the caller removes it. Apply reads r to
+// its end.
 //
-// Modes do not depend on the process's umask. Owners are set as the layer says, between 0 and 65535, which needs the
-// privilege to do so (be it in a user namespace); see [Options.SingleID].
+// Modes do not depend on the process's umask. Owners are set to those of the layer, between 0 and
+// 65535, which needs that privilege, at least in a user namespace; see [Options.SingleID].
 func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 	opts.Limits = opts.Limits.WithDefaults()
 	s, err := newStream(r, opts.MediaType, opts.Limits)
@@ -285,7 +296,8 @@ func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		// ErrInsecurePath comes, on request by GODEBUG, with a good header; the names are judged below in any case.
+		// ErrInsecurePath comes, if GODEBUG asks for it, with a good header; the names are checked below
+		// in any case.
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
 			return Result{}, fmt.Errorf("read entry %d: %w", n, ahead.blame(err))
 		}
@@ -296,15 +308,15 @@ func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 			return Result{}, fmt.Errorf("entry %q: %w", short(hdr.Name), err)
 		}
 	}
-	// The diff id covers what follows the end of the archive too.
+	// The diff id also covers bytes after the end of the archive.
 	if x.result.DiffID, err = ahead.finish(); err != nil {
 		return Result{}, err
 	}
 	if opts.DiffID != "" && x.result.DiffID != opts.DiffID {
 		return Result{}, invalidf("content is %s, the image's configuration promises %s", x.result.DiffID, opts.DiffID)
 	}
-	if opts.Settled != nil {
-		if err := opts.Settled(); err != nil {
+	if opts.LowerReady != nil {
+		if err := opts.LowerReady(); err != nil {
 			return Result{}, err
 		}
 	}
@@ -315,7 +327,7 @@ func Apply(root *os.Root, r io.Reader, opts Options) (Result, error) {
 	return x.result, nil
 }
 
-// short keeps a name of a layer fit for a message.
+// short shortens a name of a layer for a message.
 func short(name string) string {
 	const most = 200
 	if len(name) <= most {
@@ -324,7 +336,8 @@ func short(name string) string {
 	return name[:most] + "..."
 }
 
-// shown is a name of a layer for people: quoted where it has anything in it that does something to a terminal, or hides.
+// shown returns a name of a layer for people, quoted if it has characters that control a terminal
+// or are invisible.
 func shown(name string) string {
 	name = short(name)
 	if quoted := strconv.Quote(name); name == "" || quoted != `"`+name+`"` {
@@ -333,8 +346,8 @@ func shown(name string) string {
 	return name
 }
 
-// clean returns name as a path without empty, "." and ".." components, "." for the root itself. Leading slashes are
-// dropped: in a layer, "/etc" is the layer's etc.
+// clean returns name as a path without empty, "." and ".." components, "." for the root itself.
+// Leading slashes are dropped: in a layer, "/etc" is the layer's etc.
 func clean(name string, limits Limits) (string, error) {
 	if name == "" {
 		return "", invalidf("the name is empty")
@@ -342,7 +355,7 @@ func clean(name string, limits Limits) (string, error) {
 	if strings.IndexByte(name, 0) >= 0 {
 		return "", invalidf("the name has a NUL in it")
 	}
-	// A path of PATH_MAX could not be opened by anyone in the sandbox.
+	// No program in the sandbox could open a path of PATH_MAX.
 	if len(name) > maxPath {
 		return "", invalidf("the name has %d bytes, %d are allowed", len(name), maxPath)
 	}
@@ -380,8 +393,8 @@ func split(name string) (dir, base string) {
 	return ".", name
 }
 
-// Whiteouts as the OCI image specification names them. Docker's aufs driver wrote further names with the opaque
-// prefix; they mean nothing to anyone else.
+// Whiteouts as the OCI image specification names them. Docker's aufs driver wrote further names
+// with the opaque prefix, which no other program uses.
 const (
 	whiteoutPrefix = ".wh."
 	whiteoutMeta   = ".wh..wh."

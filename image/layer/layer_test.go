@@ -106,7 +106,7 @@ func raw(name string, typ byte, set func(block []byte)) []byte {
 	return b
 }
 
-// single is how ordinary users, who cannot chown, extract.
+// single reports whether files are extracted as by ordinary users, which cannot chown.
 func single() bool { return os.Geteuid() != 0 }
 
 // host is a directory outside of the layer with things that must not change.
@@ -384,7 +384,8 @@ func TestNoDescriptorIsLeftOpen(t *testing.T) {
 	}
 }
 
-// FuzzApply holds the one promise that matters most against any input: nothing outside the layer's directory changes.
+// FuzzApply holds the one promise that matters most against any input: nothing outside the layer's
+// directory changes.
 func FuzzApply(f *testing.F) {
 	for _, o := range corpus() {
 		if stream := o.stream(f); len(stream) < 64<<10 {
@@ -401,19 +402,22 @@ func FuzzApply(f *testing.F) {
 		limits := layer.Limits{Entries: 100, Bytes: 1 << 20, Depth: 20, RatioFloor: 1 << 16, Ratio: 20}
 		_, err := layer.Apply(root, bytes.NewReader(stream), layer.Options{SingleID: single(), Limits: limits})
 		h.unharmed(t)
-		// Whatever is wrong, it is the layer that is to blame, but for an xattr that a file system has no room for.
+		// Whatever is wrong, it is the layer that is to blame, but for an xattr that a file system has no
+		// room for.
 		if err != nil && !errors.Is(err, layer.ErrInvalid) && !errors.Is(err, syscall.ENOSPC) {
 			t.Errorf("the host is blamed: %v", err)
 		}
 		if err == nil {
-			// On top of itself it is accepted as well: everything that the layers below are asked about is there.
+			// On top of itself it is accepted as well: everything that the layers below are asked about is
+			// there.
 			above, top := plant(t)
 			_, err := layer.Apply(top, bytes.NewReader(stream), layer.Options{SingleID: single(), Limits: limits, Lower: []*os.Root{root}})
 			if err != nil && (!single() || !errors.Is(err, fs.ErrPermission)) {
 				t.Errorf("a second time, above itself: %v", err)
 			}
 			above.unharmed(t)
-			// What was accepted has no device but whiteouts and no xattr that overlayfs would obey but the opaque mark.
+			// An accepted layer has no device but whiteouts and no xattr with a meaning for overlayfs but
+			// the opaque mark.
 			for line := range strings.SplitSeq(list(t, root.Name(), false), "\n") {
 				if strings.Contains(line, " chr ") && !strings.HasSuffix(line, " chr 0") {
 					t.Errorf("a device was made: %s", line)
@@ -426,7 +430,7 @@ func FuzzApply(f *testing.F) {
 	})
 }
 
-// untilDone complains about reads that come when nobody should read any more.
+// untilDone reports reads after the end.
 type untilDone struct {
 	t    *testing.T
 	r    io.Reader
@@ -440,7 +444,8 @@ func (u *untilDone) Read(p []byte) (int, error) {
 	return u.r.Read(p)
 }
 
-// What reads ahead ends with Apply, wherever that gives up: the descriptor below may be closed, or mean something else.
+// The read-ahead ends with Apply, wherever that fails: the descriptor below may be closed, or
+// reused.
 func TestNothingIsReadAfterAnError(t *testing.T) {
 	var long []entry
 	long = append(long, file("../out", "x"))
@@ -454,9 +459,9 @@ func TestNothingIsReadAfterAnError(t *testing.T) {
 	if !errors.Is(err, layer.ErrInvalid) {
 		t.Fatalf("error %v, want one that blames the layer", err)
 	}
-	// The goroutine says that it has ended a moment before it does.
+	// The goroutine signals its end a moment before it ends.
 	stacks := make([]byte, 1<<20)
-	for deadline := time.Now().Add(testenv.Patience(time.Minute)); ; goruntime.Gosched() {
+	for deadline := time.Now().Add(testenv.HungAfter); ; goruntime.Gosched() {
 		n := goruntime.Stack(stacks, true)
 		if !bytes.Contains(stacks[:n], []byte("readAhead).run")) {
 			return
@@ -467,7 +472,7 @@ func TestNothingIsReadAfterAnError(t *testing.T) {
 	}
 }
 
-// Each limit that can be set refuses what is beyond it, by its name, and takes it once it is raised.
+// Each settable limit refuses a layer beyond it, by its name, and accepts it once raised.
 func TestLimitsThatCanBeSet(t *testing.T) {
 	deep := strings.Repeat("d/", 40) + "f"
 	zeros := file("zeros", strings.Repeat("\x00", 1<<20))

@@ -9,31 +9,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lower is what the layers below show, as overlayfs would: the highest layer that has a name decides, an opaque directory hides
-// what is further down, and a link is a link. A layer's author chooses how often this is asked and how deep, so an answer
-// costs a few calls for each layer that has the directory, and nothing for the others: what was found out about the
-// directories above the last one is kept, as entries mostly come sorted.
+// lower is the merged view of the layers below, as overlayfs merges them: the highest layer that
+// has a name decides, an opaque directory hides everything further down, and links are not
+// followed. A layer's author chooses the number and depth of lookups, so a lookup costs a few calls
+// for each layer that has the directory, and nothing for the others. Results for the directories
+// above the last one are cached, as entries are mostly sorted.
 type lower struct {
 	roots []*os.File // highest first
 
-	path   string  // the directory last entered
+	path   string  // the last opened directory
 	levels []level // of the root, and of each directory on the way there
-	// That directory in the layers of the last level, if it was entered to the end.
+	// That directory in the layers of the last level, if it was reached.
 	fds     []int
 	entered bool
 }
 
-// level says which layers overlayfs merges in a directory.
+// level holds the layers that overlayfs merges in a directory.
 type level struct {
 	layers []int
-	// unknown says that one could not be looked at. It then may have any name, which keeps a whiteout or costs a default.
+	// unknown is true if one layer could not be read. It may have any name, which keeps a whiteout or
+	// costs a default.
 	unknown bool
 }
 
-// below is a name as the layers below show it.
+// below is a name in the view of the layers below.
 type below struct {
 	there bool
-	stat  *unix.Stat_t // nil where nothing is there or it is unknown what
+	stat  *unix.Stat_t // nil if absent or of unknown kind
 }
 
 func openLower(roots []*os.Root) (*lower, error) {
@@ -47,7 +49,7 @@ func openLower(roots []*os.Root) (*lower, error) {
 		l.roots = append(l.roots, dir)
 		all.layers = append(all.layers, i)
 	}
-	// Overlayfs does not look whether roots are opaque.
+	// Overlayfs ignores opaque marks on roots.
 	l.levels = []level{all}
 	return l, nil
 }
@@ -61,7 +63,7 @@ func (l *lower) close() error {
 	return errors.Join(errs...)
 }
 
-// leave closes the directory that was entered.
+// leave closes the last opened directory.
 func (l *lower) leave() {
 	for _, fd := range l.fds {
 		_ = unix.Close(fd)
@@ -69,7 +71,7 @@ func (l *lower) leave() {
 	l.fds, l.entered = nil, false
 }
 
-// look finds what stands at a resolved path.
+// look finds the entry at a resolved path.
 func (l *lower) look(path string) (below, error) {
 	dir, base := split(path)
 	if path == "." {
@@ -85,7 +87,7 @@ func (l *lower) look(path string) (below, error) {
 		case errors.Is(err, unix.ENOENT):
 			continue
 		case err != nil:
-			return below{there: true}, nil //nolint:nilerr // what cannot be looked at may be anything
+			return below{there: true}, nil //nolint:nilerr // an unreadable entry may be anything
 		case isWhiteout(&st):
 			return below{}, nil
 		}
@@ -100,7 +102,7 @@ func (l *lower) enter(dir string) error {
 		return nil
 	}
 	l.leave()
-	// The levels that both paths have.
+	// The levels that both paths share.
 	common := 0 // bytes of dir
 	keep := 1
 	if dir != "." && l.path != "." {
@@ -127,7 +129,7 @@ func (l *lower) enter(dir string) error {
 		return nil
 	}
 	for end := common; end < len(dir); {
-		l.leave() // at the directories on the way it is only looked whether they are there
+		l.leave() // directories on the way are only tested for existence
 		start := end
 		if start > 0 {
 			start++ // the slash
@@ -146,11 +148,13 @@ func (l *lower) enter(dir string) error {
 	return nil
 }
 
-// open opens one directory in those layers of a level that have it: of its own level, once more, or of the one above.
+// open opens one directory in those layers of a level that have it: of its own level, again, or of
+// the one above.
 func (l *lower) open(path string, in level, again bool) (here level, fds []int, err error) {
 	here.unknown = in.unknown
 	for _, i := range in.layers {
-		// In one call, whatever the depth. A layer that is complete does not change, and has neither links nor mounts here.
+		// In one call, whatever the depth. A complete layer does not change, and has neither links nor
+		// mounts here.
 		fd, err := unix.Openat2(int(l.roots[i].Fd()), path, &unix.OpenHow{
 			Flags: openDir, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
 		})
@@ -158,7 +162,7 @@ func (l *lower) open(path string, in level, again bool) (here level, fds []int, 
 			continue
 		}
 		if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
-			break // a file, a link or a whiteout hides what is further down
+			break // a file, a link or a whiteout hides everything further down
 		}
 		if errors.Is(err, unix.EACCES) {
 			here.unknown = true
@@ -179,7 +183,7 @@ func (l *lower) open(path string, in level, again bool) (here level, fds []int, 
 	return here, fds, nil
 }
 
-// isOpaque reports whether overlayfs takes the directory for all there is.
+// isOpaque reports whether overlayfs ignores the layers below the directory.
 func isOpaque(fd int) bool {
 	var value [2]byte
 	n, err := unix.Fgetxattr(fd, opaqueXattr, value[:])

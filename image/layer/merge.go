@@ -8,18 +8,18 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// MergeChanges tells what several levels of changes, each of which lies on those before it, have changed together. Lists are
-// as [Changes] finds them; the result is sorted by path.
+// MergeChanges merges the changes of several levels, each of which lies on those before it. Lists
+// have the order of [Changes]; the result is sorted by path.
 //
-// A directory that one level has deleted and a later one made anew is changed, and what is in it then is added, whether the
-// first one had something of that name or not: of what is in a directory that was deleted, no list tells.
+// A directory that one level deleted and a later one made anew is changed. Its content counts as
+// added, even if the first one had such a name: no list has the content of a deleted directory.
 func MergeChanges(levels ...[]api.Change) []api.Change {
 	type change struct {
 		api.Change
 		was bool // before the first level
 	}
 	state := make(map[string]change)
-	// hidden forgets what is below a path, because it went with what was there.
+	// hidden forgets everything below a path, because it went with the directory.
 	hidden := func(paths []string) {
 		if len(paths) == 0 {
 			return
@@ -39,7 +39,7 @@ func MergeChanges(levels ...[]api.Change) []api.Change {
 		}
 	}
 	for _, level := range levels {
-		// First what is below them: the level may have put something there itself.
+		// First the entries below them: the level may have put something there itself.
 		var replaced []string
 		for _, c := range level {
 			if c.Kind == api.Deleted || c.Type != "directory" {

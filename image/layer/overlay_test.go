@@ -19,14 +19,15 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// What Apply makes must mean to overlayfs what the layers meant. The mount is made in a user namespace, as in the product.
+// The output of Apply must mean to overlayfs what its layers mean. The mount is made in a user
+// namespace, as in the product.
 func TestOverlayfsReadsTheLayers(t *testing.T) {
 	testenv.RequireUserNS(t)
 	unshare := testenv.RequirePeer(t, "unshare")
 	tests := []struct {
 		name   string
 		layers [][]entry
-		want   string // what is seen: a line for each file, link and FIFO, and for each directory that is empty
+		want   string // the view: a line for each file, link and FIFO, and for each empty directory
 	}{
 		{
 			name: "files, whiteouts and opaque directories",
@@ -189,7 +190,7 @@ func TestOverlayfsReadsTheLayers(t *testing.T) {
 	}
 }
 
-// What is mounted in a lower directory is not what overlayfs shows there, and nobody's business: it is not gone into.
+// Overlayfs does not show mounts in a lower directory, so they are not entered.
 func TestNothingInAMountBelowIsLookedAt(t *testing.T) {
 	testenv.RequireUserNS(t)
 	const in = "SANDBOXD_TEST_MOUNT_BELOW"

@@ -15,22 +15,23 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// compression is how a layer is packed.
+// compression is the compression of a layer.
 type compression string
 
 const (
 	none      compression = "uncompressed"
 	gzipped   compression = "gzip"
 	zstandard compression = "zstd"
-	bzipped   compression = "bzip2" // recognised to be refused by name
-	xzed      compression = "xz"    // recognised to be refused by name
+	bzipped   compression = "bzip2" // recognised only to be refused by name
+	xzed      compression = "xz"    // recognised only to be refused by name
 )
 
-// The window is memory that the layer's author makes us spend. zstd's highest level uses 128 MiB.
+// The window is memory that the layer's author makes us allocate. zstd's highest level uses 128
+// MiB.
 const maxZstdWindow = 128 << 20
 
-// detect tells the compression by the first bytes of a layer. A tar archive starts with a name, which might be any of
-// the magic numbers, and has a magic number of its own further on.
+// detect returns the compression by the first bytes of a layer. A tar archive begins with a name,
+// which might equal any of the magic numbers, and has a magic number of its own further on.
 func detect(magic []byte) compression {
 	switch {
 	case len(magic) >= 262 && bytes.Equal(magic[257:262], []byte("ustar")):
@@ -49,8 +50,8 @@ func detect(magic []byte) compression {
 	return none
 }
 
-// promised is what a media type says about the compression. The types of OCI end in "+gzip", Docker's in ".gzip", both
-// in "tar" where nothing is compressed.
+// promised returns the compression of a media type. The types of OCI end in "+gzip", Docker's in
+// ".gzip", both in "tar" without compression.
 func promised(mediaType string) (compression, error) {
 	switch {
 	case strings.HasSuffix(mediaType, "+gzip"), strings.HasSuffix(mediaType, ".gzip"):
@@ -63,7 +64,7 @@ func promised(mediaType string) (compression, error) {
 	return "", invalidf("media type %q is not a layer that can be unpacked", short(mediaType))
 }
 
-// stream is the uncompressed layer. Reading from it counts, hashes and enforces the limits.
+// stream is the uncompressed layer. Reading it counts, hashes and enforces the limits.
 type stream struct {
 	src    counter
 	dec    io.Reader
@@ -74,8 +75,8 @@ type stream struct {
 	buf    []byte
 }
 
-// counter counts the compressed bytes and remembers the error of the underlying reader, so that a disk's fault is not
-// taken for the layer's.
+// counter counts the compressed bytes and keeps the error of the underlying reader, so that a
+// disk's fault is not taken for the layer's.
 type counter struct {
 	r   io.Reader
 	n   int64
@@ -116,7 +117,8 @@ func newStream(r io.Reader, mediaType string, limits Limits) (*stream, error) {
 			return nil, fmt.Errorf("read gzip header: %w", s.blame(err))
 		}
 	case zstandard:
-		// One goroutine: the layer is extracted in a child with tight limits, and the next bytes are wanted soon anyway.
+		// One goroutine: the layer is extracted in a child with tight limits, and the next bytes are
+		// needed soon anyway.
 		s.zstd, err = zstd.NewReader(in, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxZstdWindow))
 		if err != nil {
 			return nil, fmt.Errorf("prepare zstd: %w", err)
@@ -138,7 +140,8 @@ func (s *stream) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// check holds out bytes, of the stream or of the files in it, against the limits; in is how many went in for them.
+// check compares out bytes, of the stream or of its files, with the limits; in is the number of
+// compressed bytes for them.
 func (l Limits) check(in, out int64) error {
 	if out > l.Bytes {
 		return ExceededBytes.Errorf("more than %d bytes uncompressed", l.Bytes)
@@ -150,7 +153,7 @@ func (l Limits) check(in, out int64) error {
 	return nil
 }
 
-// drain reads what is left.
+// drain reads the rest.
 func (s *stream) drain() error {
 	_, err := io.CopyBuffer(io.Discard, struct{ io.Reader }{s}, s.buf)
 	return err
@@ -160,7 +163,7 @@ func (s *stream) digest() string { return "sha256:" + hex.EncodeToString(s.hash.
 
 func (s *stream) blame(err error) error { return blame(err, s.src.err) }
 
-// blame says whose fault an error of reading is: where the source below had none, the layer is damaged.
+// blame classifies a read error: if the source below had none, the layer is damaged.
 func blame(err, src error) error {
 	if src != nil || errors.Is(err, ErrInvalid) {
 		return err

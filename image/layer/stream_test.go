@@ -47,17 +47,18 @@ func TestCompression(t *testing.T) {
 	gz, zs := compress(t, "gzip", plain), compress(t, "zstd", plain)
 	half := len(plain) / 2
 	header := gzipHeader(t, plain)
-	// As stargz-snapshotter writes them: a gzip member for each entry, a table of contents as the last entry, and a footer
-	// that is an empty member with an extra field.
+	// As stargz-snapshotter writes them: a gzip member for each entry, a table of contents as the last
+	// entry, and a footer that is an empty member with an extra field.
 	index := archive(t, file("stargz.index.json", `{"version":1}`))
 	estargz := cat(compress(t, "gzip", plain[:half]), compress(t, "gzip", plain[half:len(plain)-1024]), compress(t, "gzip", index), gzipFooter(t))
-	// As containers/storage writes them: zstd frames, and a table of contents and a footer in skippable ones.
+	// As containers/storage writes them: zstd frames, and a table of contents and a footer in
+	// skippable ones.
 	chunked := cat(compress(t, "zstd", plain[:half]), compress(t, "zstd", plain[half:]), skippable(`{"version":1}`), skippable(strings.Repeat("f", 64)))
 	const oci, docker = "application/vnd.oci.image.layer.v1.tar", "application/vnd.docker.image.rootfs.diff.tar"
 	tests := []struct {
 		name, mediaType string
 		stream          []byte
-		plain           []byte // what comes out; nil for the archive of file "a"
+		plain           []byte // uncompressed; nil for the archive of file "a"
 		diffID          string
 		err             string
 	}{
@@ -141,8 +142,8 @@ func TestCompression(t *testing.T) {
 	}
 }
 
-// Wherever a layer ends too early, it is the layer that is to blame. An archive may end between two entries, where only the
-// diff id can tell.
+// Wherever a layer ends too early, the layer is at fault. An archive may end between two entries,
+// where only the diff id shows it.
 func TestLayersThatAreCutAnywhereAreInvalid(t *testing.T) {
 	plain := archive(t,
 		file("a", strings.Repeat("x", 700)), entry{typ: tar.TypeReg, name: strings.Repeat("d/", 120) + "x", format: tar.FormatPAX, xattrs: map[string]string{"user.a": "b"}},

@@ -13,37 +13,38 @@ import (
 )
 
 const (
-	// Directories are made and opened like this. A final symbolic link is an error, and a FIFO or device does not block.
+	// Flags for making and opening directories. A final symbolic link is an error, and a FIFO or
+	// device does not block.
 	openDir = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
-	// While the layer is being extracted every directory has this mode; its own comes at the end.
+	// workMode is the mode of every directory during the extraction; its own is set at the end.
 	workMode = 0o700
 
 	maxLinks = 40   // as the kernel's MAXSYMLINKS
 	maxSteps = 4096 // components looked at to resolve one name
 )
 
-// dirMeta is what a directory gets at the end, when nothing is written into it any more: a mode that may forbid writing,
-// times that writing would change. Owners are set at once.
+// dirMeta is set on a directory at the end, when nothing more is written into it: a mode that may
+// forbid writing, times that writing would change. Owners are set at once.
 type dirMeta struct {
 	mode     uint32
 	mtime    time.Time
 	implicit bool // no entry describes it
 }
 
-// tree is the directory below which everything happens.
+// tree is the directory of the extraction.
 type tree struct {
 	root     *os.Root
-	dir      *os.File // root opened
+	dir      *os.File // opened root
 	lower    *lower
 	singleID bool
 	limits   Limits
-	// metas is keyed by resolved path: one without symbolic links.
+	// metas is keyed by resolved path: without symbolic links.
 	metas map[string]dirMeta
 	held  int64 // bytes of the names in metas, and of whiteouts
-	// Headers in the stream, and directories that none of them describes: a name may ask for many.
+	// Headers in the stream, and directories without one: a name may ask for many.
 	entries int64
-	// The last directory asked for and under which name, as entries mostly come sorted. An empty name: its descriptor is
-	// still to be closed, but the name may mean another directory by now.
+	// The last directory and the name that led there, as entries are mostly sorted. With an empty name
+	// the descriptor is still to be closed, but the name may mean another directory by now.
 	cached     *handle
 	cachedName string
 }
@@ -54,7 +55,7 @@ type handle struct {
 	path string
 }
 
-// join is the resolved path of base in the directory.
+// join returns the resolved path of base in the directory.
 func (h handle) join(base string) string {
 	if h.path == "." {
 		return base
@@ -64,9 +65,9 @@ func (h handle) join(base string) string {
 
 var errAbsent = errors.New("not in this layer")
 
-// directory opens the directory at the clean path name. Symbolic links of this layer on the way are followed as in a
-// chroot. With create, what is missing is made; without, it is errAbsent. The handle is good until the next call of
-// directory or forget.
+// directory opens the directory at the clean path name. It follows symbolic links of this layer on
+// the way as in a chroot. With create, it makes missing directories; without, they are errAbsent.
+// The handle is valid until the next call of directory or forget.
 func (t *tree) directory(name string, create bool) (handle, error) {
 	if t.cached != nil && t.cachedName == name {
 		return *t.cached, nil
@@ -80,11 +81,11 @@ func (t *tree) directory(name string, create bool) (handle, error) {
 	return h, nil
 }
 
-// errReplaced says that something else stands where this layer made a directory before.
+// errReplaced means that another entry has replaced a directory of this layer.
 var errReplaced = errors.New("it was replaced in this layer")
 
-// still opens a directory that was made at a resolved path, with no link on the way there since. Where there is none any more
-// it is errReplaced; any other error is the host's.
+// still opens a directory that was made at a resolved path, if no link is on the way there since. A
+// missing one is errReplaced; any other error is the host's.
 func (t *tree) still(path string) (handle, error) {
 	h, err := t.directory(path, false)
 	if errors.Is(err, errAbsent) || errors.Is(err, ErrInvalid) || isReplaced(err) || err == nil && h.path != path {
@@ -106,11 +107,11 @@ func (t *tree) forget() {
 	t.cached, t.cachedName = nil, ""
 }
 
-// resolve is directory without the cache; the caller closes the handle. No system call here follows a link: a component
-// that is one is read and put in front of what is left to do.
+// resolve is directory without the cache; the caller closes the handle. No system call here follows
+// a link: a link is read, and its target put before the remaining components.
 func (t *tree) resolve(name string, create bool) (_ handle, err error) {
-	// Mostly it is there and no link is on the way, which the kernel can see to in one call. For anything else it is
-	// gone through step by step; what is wrong shows there.
+	// Mostly the directory exists without links on the way, which the kernel checks in one call. All
+	// other cases are walked step by step, where errors show.
 	fast, err := unix.Openat2(int(t.dir.Fd()), name, &unix.OpenHow{
 		Flags: openDir, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
 	})
@@ -148,7 +149,8 @@ func (t *tree) resolve(name string, create bool) (_ handle, err error) {
 		case "", ".":
 			continue
 		case "..":
-			// From a link's target only; done has no links in it, so the parent is the one before. The root's is the root.
+			// Only a link's target has "..". Done has no links in it, so the parent is the one before. The
+			// root's parent is the root.
 			up := done[:max(len(done)-1, 0)]
 			todo = append(append([]string(nil), up...), todo...)
 			if err := restart(); err != nil {
@@ -195,7 +197,8 @@ func (t *tree) resolve(name string, create bool) (_ handle, err error) {
 			case isWhiteout(&st) && !create:
 				return handle{}, errAbsent
 			case isWhiteout(&st):
-				// The layer deleted it and now puts a directory there: nothing of the one below may show through.
+				// The layer deleted it and now puts a directory there: nothing of the one below may show
+				// through.
 				if err := unix.Unlinkat(fd, part, 0); err != nil {
 					return handle{}, fmt.Errorf("remove whiteout %q: %w", here.join(part), err)
 				}
@@ -252,7 +255,7 @@ func isWhiteout(st *unix.Stat_t) bool {
 	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0
 }
 
-// mkdir makes a directory that can be worked in; its mode and times wait for finish.
+// mkdir makes a directory that can be worked in; its mode and times are set by finish.
 func (t *tree) mkdir(h handle, base string, meta dirMeta, uid, gid int) error {
 	path := h.join(base)
 	if err := unix.Mkdirat(h.fd, base, workMode); err != nil {
@@ -261,10 +264,10 @@ func (t *tree) mkdir(h handle, base string, meta dirMeta, uid, gid int) error {
 	return t.describe(h, base, meta, uid, gid)
 }
 
-// describe gives an existing directory its owner and notes the rest for finish.
+// describe gives an existing directory its owner and records the rest for finish.
 func (t *tree) describe(h handle, base string, meta dirMeta, uid, gid int) error {
 	path := h.join(base)
-	// Once more, as the umask may have taken bits away.
+	// Again, because the umask may have removed bits.
 	if err := unix.Fchmodat(h.fd, base, workMode, 0); err != nil {
 		return fmt.Errorf("change mode of %q: %w", short(path), err)
 	}
@@ -293,7 +296,7 @@ func (t *tree) chown(h handle, base string, uid, gid int) error {
 	return nil
 }
 
-// count takes one more entry, or what stands for one.
+// count counts one more entry, or a directory without one.
 func (t *tree) count() error {
 	if t.entries++; t.entries > t.limits.Entries-t.limits.Below.Entries {
 		return ExceededEntries.Errorf("more than %d entries, with the directories that they are in%s", t.limits.Entries, t.limits.Below.with())
@@ -301,7 +304,7 @@ func (t *tree) count() error {
 	return nil
 }
 
-// hold takes a path that is kept to the end.
+// hold counts a path that is kept to the end.
 func (t *tree) hold(path string) error {
 	if t.held += int64(len(path)) + perName; t.held > maxHeld {
 		return invalidf("names of directories and whiteouts take more than %d bytes", maxHeld)
@@ -309,8 +312,8 @@ func (t *tree) hold(path string) error {
 	return nil
 }
 
-// mkdirImplicit makes a directory that no entry has described yet. If none does, it becomes like the one in the next layer
-// below that has it, in the end: that layer may still be on its way.
+// mkdirImplicit makes a directory that no entry has described yet. If none does in the end, it
+// becomes like the one in the next layer below that has it; that layer may still be on its way.
 func (t *tree) mkdirImplicit(h handle, base string) error {
 	if err := t.count(); err != nil {
 		return err
@@ -318,10 +321,10 @@ func (t *tree) mkdirImplicit(h handle, base string) error {
 	return t.mkdir(h, base, byDefault, 0, 0)
 }
 
-// byDefault is a directory that neither this layer nor one below describes.
+// byDefault describes a directory that neither this layer nor one below describes.
 var byDefault = dirMeta{mode: 0o755, mtime: epoch, implicit: true}
 
-// inherited describes the directory at path in the layers below, or what a directory is by default.
+// inherited returns the metadata of the directory at path in the layers below, or the default.
 func (t *tree) inherited(path string) (meta dirMeta, uid, gid int, err error) {
 	found, err := t.lower.look(path)
 	if err != nil {
@@ -333,7 +336,7 @@ func (t *tree) inherited(path string) (meta dirMeta, uid, gid int, err error) {
 	return byDefault, 0, 0, nil
 }
 
-// whiteout hides what the layers below have at base, where this one has nothing.
+// whiteout hides the entry of the layers below at base, where this layer has none.
 func (t *tree) whiteout(h handle, base string) error {
 	if err := unix.Mknodat(h.fd, base, unix.S_IFCHR, 0); err != nil {
 		return fmt.Errorf("make whiteout %q: %w", short(h.join(base)), err)
@@ -341,20 +344,20 @@ func (t *tree) whiteout(h handle, base string) error {
 	return t.chown(h, base, 0, 0)
 }
 
-// holdsNothing reports whether the directory at the resolved path has nothing in it but whiteouts and directories for them:
-// no entry describes it.
+// holdsNothing reports whether the directory at the resolved path has no entry and holds only
+// whiteouts and directories for them.
 func (t *tree) holdsNothing(path string) (bool, error) {
 	if !t.metas[path].implicit {
 		return false, nil
 	}
-	// By no descriptor of ours: the cached one would have to be read from its beginning.
+	// Not by a descriptor of ours: the cached one would have to be read from its beginning.
 	dir, err := t.root.Open(path)
 	if err != nil {
 		return false, fmt.Errorf("list %q: %w", short(path), err)
 	}
 	defer dir.Close()
 	if isOpaque(int(dir.Fd())) {
-		return false, nil // asked for, or found out here before: to look again and again would take long
+		return false, nil // described, or examined before: repeated searches would take long
 	}
 	for {
 		names, err := dir.Readdirnames(1000)
@@ -383,7 +386,7 @@ func (t *tree) holdsNothing(path string) (bool, error) {
 	}
 }
 
-// setOpaque hides what the layers below have in the directory.
+// setOpaque hides the content of the directory in the layers below.
 func (t *tree) setOpaque(h handle, base string) error {
 	return t.setxattr(h, base, opaqueXattr, []byte("y"))
 }
@@ -401,7 +404,7 @@ func (t *tree) setxattr(h handle, base, name string, value []byte) error {
 	return nil
 }
 
-// kind is what stands at a place of the layer.
+// kind is the kind of entry at a place of the layer.
 type kind int
 
 const (
@@ -427,9 +430,9 @@ func (t *tree) kind(h handle, base string) (kind, error) {
 	return other, nil
 }
 
-// remove takes away what this layer put at base, with everything below it. The handle stays good.
+// remove removes this layer's entry at base, with everything below it. The handle stays valid.
 func (t *tree) remove(h handle, base string, what kind) error {
-	// A link that the cached name went through may be what is removed.
+	// The removed entry may be a link on the path of the cached name.
 	if what != absent {
 		t.cachedName = ""
 	}
@@ -449,7 +452,7 @@ func (t *tree) remove(h handle, base string, what kind) error {
 	return nil
 }
 
-// chtimes sets both times of what is at base, not following a link.
+// chtimes sets both times of the entry at base, not following a link.
 func (t *tree) chtimes(h handle, base string, mtime time.Time) error {
 	ts, err := unix.TimeToTimespec(mtime)
 	if err != nil {

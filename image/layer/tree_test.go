@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A directory that cannot be opened for want of something of this host's has not been replaced, and goes without its mode
-// only with an error.
+// A directory that cannot be opened for want of something of this host's has not been replaced, and
+// goes without its mode only with an error.
 func TestHostsErrorsAreNotTakenForReplacedDirectories(t *testing.T) {
 	root, err := os.OpenRoot(t.TempDir())
 	if err != nil {
@@ -49,12 +49,13 @@ func TestHostsErrorsAreNotTakenForReplacedDirectories(t *testing.T) {
 	if is, err := x.merged("a/b", map[string]bool{}); !errors.Is(err, unix.EBADF) {
 		t.Errorf("merged: %v, %v", is, err)
 	}
-	if err := x.settle(); !errors.Is(err, unix.EBADF) {
+	if err := x.applyLower(); !errors.Is(err, unix.EBADF) {
 		t.Errorf("settle: %v", err)
 	}
 }
 
-// What was left out is shown to people, on terminals too, and was named by whoever made the layer.
+// Omissions are shown to people, on terminals too, and their names come from the author of the
+// layer.
 func TestNamesOfWhatIsSkippedAreFitToBeShown(t *testing.T) {
 	for name, want := range map[string]string{
 		"a/b c":                  "a/b c",

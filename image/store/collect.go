@@ -13,7 +13,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// usedBlobs are the digests of the blobs that images and steps need.
+// usedBlobs returns the digests of the blobs that images and steps need.
 func usedBlobs(records []*Record, steps []*Step) map[string]bool {
 	used := make(map[string]bool)
 	for _, r := range records {
@@ -41,7 +41,7 @@ func (s *Store) usedBlobs() (map[string]bool, error) {
 	return usedBlobs(records, steps), nil
 }
 
-// Repository is a normalised reference without its tag or digest.
+// Repository returns a normalized reference without its tag or digest.
 func Repository(name string) string {
 	name, _, _ = strings.Cut(name, "@")
 	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
@@ -50,7 +50,7 @@ func Repository(name string) string {
 	return name
 }
 
-// untag records r under repository@digest, unless another name has its manifest.
+// untag records r under repository@digest, unless its tenant has another name for the manifest.
 func untag(images *bolt.Bucket, r *Record) error {
 	tagged := false
 	err := images.ForEach(func(key, value []byte) error {
@@ -58,7 +58,7 @@ func untag(images *bolt.Bucket, r *Record) error {
 		if err := json.Unmarshal(value, &other); err != nil {
 			return fmt.Errorf("record of %s: %w", key, err)
 		}
-		tagged = tagged || other.Manifest.Digest == r.Manifest.Digest && other.Name != r.Name
+		tagged = tagged || other.Tenant == r.Tenant && other.Manifest.Digest == r.Manifest.Digest && other.Name != r.Name
 		return nil
 	})
 	if err != nil || tagged {
@@ -70,26 +70,30 @@ func untag(images *bolt.Bucket, r *Record) error {
 	if err != nil {
 		return err
 	}
-	return images.Put([]byte(moved.Name), value)
+	return images.Put([]byte(moved.ID()), value)
 }
 
-// Garbage is what no image needs any more.
+// Garbage is everything that no image needs any more.
 type Garbage struct {
-	Layers []string // chain ids; they count as pending, so a crash before they are removed is mended by the next Open
-	Blobs  []string // digests; Open removes those that are left
-	Bytes  int64    // of all of it
+	Layers []string // chain ids; they are recorded as pending, so that the next Open resumes an interrupted removal
+	Blobs  []string // digests; Open removes the rest of them
+	Bytes  int64    // sum of both
 }
 
-// Collect takes away the names in drop, the steps in forget and the snapshots of the ids in discard, makes the names in loosen
-// untagged, and returns what is then needed by no image, no step and no snapshot and not kept: layers by their chain ids, blobs by their digests. Names and steps
-// are gone durably when it returns; the trees and the blobs are the caller's to remove, in this order: [Store.ForgetLayers]
-// and [Store.RemoveUnused]. Only then comes [Store.WriteIndex], which needs room on the disk that there may not be before.
-func (s *Store) Collect(drop, loosen, forget, discard []string, keepLayer, keepBlob func(id string) bool) (Garbage, error) {
+// Collect removes the names of the [Key]s in drop, the steps of the keys in forget and the
+// snapshots of the ids in discard, and makes the names in untagged untagged. It returns the layers,
+// by chain id, and blobs, by digest, that no image, step or snapshot needs then and that keepLayer
+// and keepBlob do not keep.
+//
+// Names and steps are removed durably when it returns. The caller then removes the trees and blobs,
+// with [Store.ForgetLayers] and [Store.RemoveUnused] in this order. [Store.WriteIndex] comes last:
+// it needs disk space, of which there may be none before.
+func (s *Store) Collect(drop, untagged, forget, discard []string, keepLayer, keepBlob func(id string) bool) (Garbage, error) {
 	var g Garbage
 	err := s.db.Update(func(tx *bolt.Tx) error {
 		g = Garbage{} // bbolt may call this again
 		images, layers := tx.Bucket(bucketImages), tx.Bucket(bucketLayers)
-		for _, name := range loosen {
+		for _, name := range untagged {
 			r, err := recordOf(images, name)
 			if err != nil {
 				return err
@@ -162,9 +166,9 @@ func (s *Store) Collect(drop, loosen, forget, discard []string, keepLayer, keepB
 		if err != nil {
 			return err
 		}
-		// Not within ForEach, which must not see the bucket change.
+		// Not within ForEach, during which the bucket must not change.
 		for _, id := range g.Layers {
-			size, _ := parseTree(tx.Bucket(bucketSizes).Get([]byte(id))) // unknown: 0
+			size, _ := parseTree(tx.Bucket(bucketSizes).Get([]byte(id))) // 0 if unknown
 			g.Bytes += size.Bytes
 			if err := layers.Put([]byte(id), []byte(layerPending)); err != nil {
 				return err
@@ -193,7 +197,7 @@ func (s *Store) Collect(drop, loosen, forget, discard []string, keepLayer, keepB
 	return g, nil
 }
 
-// LayerSizes are the bytes of the files of layers, where they are known, by chain id.
+// LayerSizes returns the known bytes of layers' files, by chain id.
 func (s *Store) LayerSizes() (map[string]int64, error) {
 	trees, err := s.Trees()
 	if err != nil {
@@ -206,7 +210,7 @@ func (s *Store) LayerSizes() (map[string]int64, error) {
 	return sizes, nil
 }
 
-// Trees are the sizes of layers that are known, by chain id.
+// Trees returns the known sizes of layers, by chain id.
 func (s *Store) Trees() (map[string]Tree, error) {
 	trees := make(map[string]Tree)
 	err := s.db.View(func(tx *bolt.Tx) error {
@@ -225,7 +229,7 @@ func (s *Store) Trees() (map[string]Tree, error) {
 	return trees, nil
 }
 
-// Layers are the chain ids of all layers that are noted, whether an image needs them or not.
+// Layers returns the chain ids of all recorded layers, needed or not.
 func (s *Store) Layers() ([]string, error) {
 	var out []string
 	err := s.db.View(func(tx *bolt.Tx) error {
@@ -240,7 +244,7 @@ func (s *Store) Layers() ([]string, error) {
 	return out, nil
 }
 
-// recordOf reads the record of a name, nil where there is none.
+// recordOf returns the record of a key, nil if there is none.
 func recordOf(images *bolt.Bucket, name string) (*Record, error) {
 	value := images.Get([]byte(name))
 	if value == nil {
@@ -253,7 +257,7 @@ func recordOf(images *bolt.Bucket, name string) (*Record, error) {
 	return r, nil
 }
 
-// SetUsed notes when images were last used, by name. Names that are gone are left out.
+// SetUsed records the last use of images, by [Key]. Removed images are ignored.
 func (s *Store) SetUsed(used map[string]time.Time) error {
 	if len(used) == 0 {
 		return nil
@@ -288,8 +292,8 @@ func (s *Store) SetUsed(used map[string]time.Time) error {
 	return nil
 }
 
-// Verify reads a stored blob and compares size and digest with the descriptor. What does not fit is [ErrMismatch], what
-// is not there [ErrNotFound].
+// Verify reads a stored blob and compares size and digest with the descriptor. A difference is
+// [ErrMismatch], a missing blob [ErrNotFound].
 func (s *Store) Verify(ctx context.Context, b Blob) (err error) {
 	f, err := s.OpenBlob(b.Digest)
 	if err != nil {
@@ -309,5 +313,5 @@ func (s *Store) Verify(ctx context.Context, b Blob) (err error) {
 	return nil
 }
 
-// WithContext makes reading from r end with the context.
+// WithContext returns a reader of r that fails after the end of the context.
 func WithContext(ctx context.Context, r io.Reader) io.Reader { return &ctxReader{ctx, r} }

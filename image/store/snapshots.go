@@ -12,22 +12,24 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// ErrExists is the class of errors about a name that a snapshot has already.
+// ErrExists is the class of errors about a snapshot's name that is taken.
 var ErrExists = errors.New("snapshot exists")
 
-// layerSnapshot is the state of a layer that is a snapshot's: it has no blob, and is kept as long as a snapshot or a sandbox
-// stands on it.
+// layerSnapshot is the state of a snapshot's layer: it has no blob, and is kept while a snapshot or
+// a sandbox is based on it.
 const layerSnapshot = "snapshot"
 
-// Snapshot is what a sandbox was at one time: the layers that it stood on, and one more of what it had changed itself.
+// Snapshot is the state of a sandbox at one time: the layers below it, and one layer of its own
+// changes.
 type Snapshot struct {
+	Tenant      string            `json:"tenant,omitempty"` // empty for the daemon's own
 	ID          string            `json:"id"`
-	Name        string            `json:"name,omitempty"` // unique, also among ids
+	Name        string            `json:"name,omitempty"` // unique in the tenant, also among ids
 	Comment     string            `json:"comment,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
-	Sandbox     string            `json:"sandbox,omitempty"`      // id of the one that it was taken of
+	Sandbox     string            `json:"sandbox,omitempty"`      // id of its sandbox
 	SandboxName string            `json:"sandbox_name,omitempty"` // at that time
-	Image       string            `json:"image"`                  // as the sandbox was asked for
+	Image       string            `json:"image"`                  // as in the sandbox's request
 	ImageDigest string            `json:"image_digest"`
 	Rootfs      rootfs.Source     `json:"rootfs"`
 	ImageEnv    []string          `json:"image_env,omitempty"` // the image's, when the sandbox was created
@@ -42,9 +44,9 @@ type Snapshot struct {
 	Consistent  bool              `json:"consistent"`
 }
 
-// KeepSnapshot records layers of snapshots, with the sizes of their trees by chain id, and the snapshot itself unless that is
-// nil: then the layers are kept by the sandboxes that stand on them alone. All is there when it returns, or nothing. A name
-// that is taken is [ErrExists].
+// KeepSnapshot records layers of snapshots, with the sizes of their trees by chain id, and the
+// snapshot itself unless it is nil: then only the sandboxes based on the layers keep them. It
+// records all or nothing. A taken name is [ErrExists].
 func (s *Store) KeepSnapshot(sizes map[string]Tree, snap *Snapshot) error {
 	err := s.db.Update(func(tx *bolt.Tx) error {
 		for id, size := range sizes {
@@ -63,7 +65,8 @@ func (s *Store) KeepSnapshot(sizes map[string]Tree, snap *Snapshot) error {
 			return err
 		}
 		for _, o := range all {
-			if o.ID == snap.ID || snap.Name != "" && (o.Name == snap.Name || o.ID == snap.Name) || o.Name == snap.ID {
+			named := o.Tenant == snap.Tenant && (snap.Name != "" && (o.Name == snap.Name || o.ID == snap.Name) || o.Name == snap.ID)
+			if o.ID == snap.ID || named {
 				return fmt.Errorf("%w: %q is %s", ErrExists, snap.Name, o.ID)
 			}
 		}
@@ -79,21 +82,21 @@ func (s *Store) KeepSnapshot(sizes map[string]Tree, snap *Snapshot) error {
 	return nil
 }
 
-// Snapshot finds one by its id or name, or is [ErrNotFound].
-func (s *Store) Snapshot(ref string) (*Snapshot, error) {
+// Snapshot returns a tenant's snapshot of that id or name, or [ErrNotFound].
+func (s *Store) Snapshot(tenant, ref string) (*Snapshot, error) {
 	all, err := s.Snapshots()
 	if err != nil {
 		return nil, err
 	}
 	for _, snap := range all {
-		if snap.ID == ref || snap.Name != "" && snap.Name == ref {
+		if snap.Tenant == tenant && (snap.ID == ref || snap.Name != "" && snap.Name == ref) {
 			return snap, nil
 		}
 	}
 	return nil, fmt.Errorf("snapshot %q: %w", ref, ErrNotFound)
 }
 
-// Snapshots returns all of them, oldest first.
+// Snapshots returns the snapshots of all tenants, oldest first.
 func (s *Store) Snapshots() ([]*Snapshot, error) {
 	var all []*Snapshot
 	err := s.db.View(func(tx *bolt.Tx) (err error) {
@@ -120,7 +123,7 @@ func snapshotsOf(tx *bolt.Tx) ([]*Snapshot, error) {
 	return all, err
 }
 
-// SnapshotLayers are the chain ids of all layers that are snapshots', whether one needs them still or not.
+// SnapshotLayers returns the chain ids of all layers of snapshots, needed or not.
 func (s *Store) SnapshotLayers() ([]string, error) {
 	var out []string
 	err := s.db.View(func(tx *bolt.Tx) error {

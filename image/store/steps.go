@@ -9,16 +9,21 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// Step is what a step of a build has made, kept under the digest of all that its result follows from. Its layer is kept
-// as an image's is.
+// Step is the result of a build step, kept under the digest of all its inputs. Its layer is kept
+// like an image's.
 type Step struct {
+	Tenant string    `json:"tenant,omitempty"` // empty for the daemon's own
 	Key    string    `json:"key"`
-	Parent string    `json:"parent,omitempty"` // chain id of what it was done on
-	Layer  *Layer    `json:"layer,omitempty"`  // nil: the step changed nothing
+	Parent string    `json:"parent,omitempty"` // chain id of the layers below
+	Layer  *Layer    `json:"layer,omitempty"`  // nil if the step changed nothing
 	UsedAt time.Time `json:"used_at"`
 }
 
-// PutStep keeps what a step has made, and its layer as ready. Size is that of the layer's tree, nil where it is not known.
+// ID returns the step's key in the database; see [Key].
+func (s *Step) ID() string { return Key(s.Tenant, s.Key) }
+
+// PutStep records the result of a step, and its layer as ready. Size is that of the layer's tree,
+// nil if unknown.
 func (s *Store) PutStep(step *Step, size *Tree) error {
 	if step.Layer != nil && !s.Has(step.Layer.Blob) {
 		return fmt.Errorf("keep step %s: blob %s: %w", step.Key, step.Layer.Blob.Digest, ErrNotFound)
@@ -41,7 +46,7 @@ func (s *Store) PutStep(step *Step, size *Tree) error {
 		if err != nil {
 			return err
 		}
-		return tx.Bucket(bucketSteps).Put([]byte(step.Key), value)
+		return tx.Bucket(bucketSteps).Put([]byte(step.ID()), value)
 	})
 	if err != nil {
 		return fmt.Errorf("keep step %s: %w", step.Key, err)
@@ -49,11 +54,11 @@ func (s *Store) PutStep(step *Step, size *Tree) error {
 	return nil
 }
 
-// Step returns what the step with that key has made, or [ErrNotFound].
-func (s *Store) Step(key string) (*Step, error) {
+// Step returns a tenant's step with that key, or [ErrNotFound].
+func (s *Store) Step(tenant, key string) (*Step, error) {
 	var step *Step
 	err := s.db.View(func(tx *bolt.Tx) error {
-		value := tx.Bucket(bucketSteps).Get([]byte(key))
+		value := tx.Bucket(bucketSteps).Get([]byte(Key(tenant, key)))
 		if value == nil {
 			return ErrNotFound
 		}
@@ -67,7 +72,7 @@ func (s *Store) Step(key string) (*Step, error) {
 	return step, nil
 }
 
-// Steps returns all of them, sorted by key.
+// Steps returns the steps of all tenants, sorted by key.
 func (s *Store) Steps() ([]*Step, error) {
 	var steps []*Step
 	err := s.db.View(func(tx *bolt.Tx) (err error) {

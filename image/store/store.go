@@ -1,16 +1,17 @@
-// Package store keeps pulled images on disk: their blobs as an OCI image layout, their names and the state of their
-// extracted layers in a small database.
+// Package store keeps the images of all tenants on disk: their blobs as an OCI image layout, their
+// names and the state of their extracted layers in a small database.
 //
-//	DIR/blobs/oci-layout, index.json, blobs/sha256/<hex>    an OCI image layout that any tool can read
-//	DIR/images.db                                           bbolt: names, layers; the truth that index.json repeats
-//	DIR/incoming/                                           blobs being written; emptied by Open
+//	DIR/blobs/oci-layout, index.json, blobs/sha256/<hex>    an OCI image layout for any tool
+//	DIR/images.db                                           bbolt: names, layers; authoritative
+//	DIR/incoming/                                           unfinished blobs; emptied by Open
 //
-// The order of writes makes a crash harmless: a blob is written beside, checked, synced and renamed; only when their new names
-// are synced too, for all of an image at once, does a record name them. What no record names at [Open] is left from an
-// interrupted pull and is removed.
+// The order of writes makes a crash harmless. A blob is written under a temporary name, checked,
+// synced and renamed. A record names blobs only after their new names are synced too, for all of an
+// image at once. Blobs without a record at [Open] are left from an interrupted pull and are
+// removed.
 //
-// The extracted layers themselves are not here: whoever extracts them keeps them under their chain ids. The store
-// remembers which of them are wanted.
+// The extracted layers are elsewhere: their extractor keeps them under their chain ids. The store
+// records which of them are needed.
 package store
 
 import (
@@ -39,10 +40,10 @@ import (
 // The classes of errors that are not this host's fault.
 var (
 	ErrNotFound = errors.New("not in the image store")
-	ErrMismatch = errors.New("content is not what its descriptor says") // digest or size of a blob
+	ErrMismatch = errors.New("content does not match its descriptor") // digest or size of a blob
 )
 
-// Blob describes stored bytes, as descriptors of the OCI specification do.
+// Blob describes stored bytes like a descriptor of the OCI specification.
 type Blob struct {
 	MediaType string `json:"media_type"`
 	Digest    string `json:"digest"` // "sha256:<hex>"
@@ -56,20 +57,34 @@ type Layer struct {
 	ChainID string `json:"chain_id"`
 }
 
-// Record is an image under its name.
+// Record is an image under one name of a tenant.
 type Record struct {
-	Name     string    `json:"name"` // normalised reference
+	Tenant   string    `json:"tenant,omitempty"` // empty for the daemon's own
+	Name     string    `json:"name"`             // normalized reference
 	Platform string    `json:"platform"`
 	Manifest Blob      `json:"manifest"`
 	Config   Blob      `json:"config"`
 	Layers   []Layer   `json:"layers"` // lowest first
 	PulledAt time.Time `json:"pulled_at"`
-	UsedAt   time.Time `json:"used_at,omitzero"` // when a sandbox was last made of it, as far as that is on disk
-	// Untagged says that its tag has moved on to another image: it then is called repository@digest.
+	UsedAt   time.Time `json:"used_at,omitzero"` // last creation of a sandbox from it, as far as flushed to disk
+	// Untagged is true after the tag has moved to another image; the name is then repository@digest.
 	Untagged bool `json:"untagged,omitempty"`
 }
 
-// Blobs are all blobs that the record needs, each once.
+// ID returns the record's key in the database; see [Key].
+func (r *Record) ID() string { return Key(r.Tenant, r.Name) }
+
+// Key returns the key of a tenant's object in the database. Names contain no NUL, so keys of two
+// tenants never coincide. Keys of the daemon's own tenant are the names alone, as they were before
+// there were tenants.
+func Key(tenant, name string) string {
+	if tenant == "" {
+		return name
+	}
+	return tenant + "\x00" + name
+}
+
+// Blobs returns all blobs that the record needs, each once.
 func (r *Record) Blobs() []Blob {
 	all := []Blob{r.Manifest, r.Config}
 	for _, l := range r.Layers {
@@ -84,17 +99,17 @@ func (r *Record) Blobs() []Blob {
 }
 
 var (
-	bucketImages = []byte("images") // name -> Record
+	bucketImages = []byte("images") // Key of a name -> Record
 	bucketLayers = []byte("layers") // chain id -> layerPending or layerReady
 	bucketSizes  = []byte("sizes")  // chain id -> Tree
-	bucketSteps  = []byte("steps")  // key of a build's step -> Step
+	bucketSteps  = []byte("steps")  // Key of a build's step -> Step
 
 	bucketSnapshots = []byte("snapshots") // id -> Snapshot
 )
 
 const (
-	layerPending = "pending" // being extracted for a pull that has not succeeded yet, or being removed
-	layerReady   = "ready"   // of an image that was pulled; sandboxes may use it
+	layerPending = "pending" // being extracted by an unfinished pull, or being removed
+	layerReady   = "ready"   // of a stored image; sandboxes may use it
 )
 
 // Store is open until Close. Its methods may be called from several goroutines.
@@ -105,8 +120,8 @@ type Store struct {
 	indexing sync.Mutex // held while the index is written
 }
 
-// Open opens the store in dir, which is made where it does not exist, and removes what interrupted pulls left. One
-// process can have it open at a time.
+// Open opens the store in dir, creating it if necessary, and removes the remains of interrupted
+// pulls. Only one process can have it open.
 func Open(dir string) (_ *Store, err error) {
 	for _, d := range []string{"blobs/blobs/sha256", "incoming"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
@@ -168,7 +183,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// clean removes what is being written, which nobody writes any more, and blobs that no record names.
+// clean removes unfinished blobs, which have no writer any more, and blobs that no record names.
 func (s *Store) clean() error {
 	names, err := readDir(s.incoming, ".")
 	if err != nil {
@@ -206,10 +221,17 @@ func readDir(root *os.Root, dir string) ([]string, error) {
 	return names, errors.Join(err, d.Close())
 }
 
+// MaxDocument limits the bytes of a manifest or configuration: the size that the OCI distribution
+// specification asks registries to accept.
+const MaxDocument = 4 << 20
+
+// MaxLayers limits the layers of an image. Overlayfs stacks 500; Docker allows 127.
+const MaxLayers = 250
+
 const blobDir = "blobs/sha256"
 
-// blobPath is where a blob lies in the layout. Digests come from manifests, so nothing but hexadecimal digits gets
-// through; only SHA-256 is in use.
+// blobPath returns the place of a blob in the layout. Digests come from manifests, so only
+// hexadecimal digits are allowed; only SHA-256 is in use.
 func blobPath(digest string) (string, error) {
 	hexa, ok := strings.CutPrefix(digest, "sha256:")
 	if !ok || len(hexa) != 2*sha256.Size || strings.Trim(hexa, "0123456789abcdef") != "" {
@@ -218,7 +240,7 @@ func blobPath(digest string) (string, error) {
 	return blobDir + "/" + hexa, nil
 }
 
-// Has reports whether the blob is stored. What is stored was verified when it was written.
+// Has reports whether the blob is stored. Stored blobs were verified when they were written.
 func (s *Store) Has(b Blob) bool {
 	path, err := blobPath(b.Digest)
 	if err != nil {
@@ -228,7 +250,7 @@ func (s *Store) Has(b Blob) bool {
 	return err == nil && fi.Mode().IsRegular() && fi.Size() == b.Size
 }
 
-// OpenBlob opens a stored blob for reading. One that is not there is [ErrNotFound].
+// OpenBlob opens a stored blob for reading. A missing one is [ErrNotFound].
 func (s *Store) OpenBlob(digest string) (*os.File, error) {
 	path, err := blobPath(digest)
 	if err != nil {
@@ -243,8 +265,8 @@ func (s *Store) OpenBlob(digest string) (*os.File, error) {
 	return f, nil
 }
 
-// ReadBlob returns a small blob's content: a manifest or configuration of at most limit bytes. One that has more, or whose
-// bytes are not those of its digest any more, is of the class [ErrMismatch].
+// ReadBlob returns the content of a small blob, a manifest or configuration of at most limit bytes.
+// A larger or damaged one is [ErrMismatch].
 func (s *Store) ReadBlob(digest string, limit int64) ([]byte, error) {
 	f, err := s.OpenBlob(digest)
 	if err != nil {
@@ -264,8 +286,9 @@ func (s *Store) ReadBlob(digest string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// WriteBlob stores what r has. It must be exactly b.Size bytes with the digest b.Digest; otherwise nothing is stored and
-// the error is of the class [ErrMismatch]. A blob that exists already is left alone and r is not read.
+// WriteBlob stores the content of r. It must be exactly b.Size bytes with the digest b.Digest;
+// otherwise nothing is stored and the error is of the class [ErrMismatch]. An existing blob stays
+// and r is not read.
 func (s *Store) WriteBlob(ctx context.Context, b Blob, r io.Reader) error {
 	if _, err := blobPath(b.Digest); err != nil {
 		return err
@@ -273,21 +296,35 @@ func (s *Store) WriteBlob(ctx context.Context, b Blob, r io.Reader) error {
 	if s.Has(b) {
 		return nil
 	}
-	return s.write(ctx, r, b.Size, func(got Blob) error {
-		switch {
-		case got.Size > b.Size:
-			return fmt.Errorf("blob %s: %w: it has more than the %d bytes of its descriptor", b.Digest, ErrMismatch, b.Size)
-		case got.Size < b.Size:
-			return fmt.Errorf("blob %s: %w: it has %d bytes, its descriptor says %d", b.Digest, ErrMismatch, got.Size, b.Size)
-		case got.Digest != b.Digest:
-			return fmt.Errorf("blob %s: %w: its digest is %s", b.Digest, ErrMismatch, got.Digest)
-		}
-		return nil
-	})
+	return s.write(ctx, r, b.Size, b.check)
 }
 
-// AddBlob stores what r has, at most limit bytes, under the digest that it turns out to have. Claim is told the digest
-// before the blob has its place, so that it can be kept from collection.
+// check compares read bytes with their descriptor.
+func (b Blob) check(got Blob) error {
+	switch {
+	case got.Size > b.Size:
+		return fmt.Errorf("blob %s: %w: it has more than the %d bytes of its descriptor", b.Digest, ErrMismatch, b.Size)
+	case got.Size < b.Size:
+		return fmt.Errorf("blob %s: %w: it has %d bytes, its descriptor says %d", b.Digest, ErrMismatch, got.Size, b.Size)
+	case got.Digest != b.Digest:
+		return fmt.Errorf("blob %s: %w: its digest is %s", b.Digest, ErrMismatch, got.Digest)
+	}
+	return nil
+}
+
+// Check reads r, at most one byte more than the blob has, and compares it with the descriptor
+// without storing it. A difference is [ErrMismatch].
+func (b Blob) Check(ctx context.Context, r io.Reader) error {
+	hash := sha256.New()
+	n, err := io.Copy(hash, io.LimitReader(&ctxReader{ctx, r}, b.Size+1))
+	if err != nil {
+		return fmt.Errorf("read blob %s: %w", b.Digest, err)
+	}
+	return b.check(Blob{Digest: "sha256:" + hex.EncodeToString(hash.Sum(nil)), Size: n})
+}
+
+// AddBlob stores the content of r, at most limit bytes, under its digest. It calls claim with the
+// digest before the blob is in its place, so that the caller can keep it from collection.
 func (s *Store) AddBlob(ctx context.Context, r io.Reader, limit int64, claim func(digest string) error) (Blob, error) {
 	var b Blob
 	err := s.write(ctx, r, limit, func(got Blob) error {
@@ -300,8 +337,8 @@ func (s *Store) AddBlob(ctx context.Context, r io.Reader, limit int64, claim fun
 	return b, err
 }
 
-// write stores what r has if judge agrees. It reads at most one byte more than most: that shows that there is more,
-// without reading it all.
+// write stores the content of r if judge agrees. It reads at most one byte more than most: that
+// byte proves the excess.
 func (s *Store) write(ctx context.Context, r io.Reader, most int64, judge func(Blob) error) (err error) {
 	tmp, name, err := s.create()
 	if err != nil {
@@ -336,19 +373,20 @@ func (s *Store) write(ctx context.Context, r io.Reader, most int64, judge func(B
 	if closeErr != nil {
 		return fmt.Errorf("write blob %s: %w", digest, closeErr)
 	}
-	// One that is there stays: somebody may be reading it, and it has been synced.
+	// An existing blob stays: it is synced, and may be open for reading.
 	if s.Has(Blob{Digest: digest, Size: n}) {
 		return s.discard(name)
 	}
-	// Both directories are in one file system and below descriptors of ours; os.Root cannot rename between two.
+	// Both directories are in one file system and below our own descriptors; os.Root cannot rename
+	// between two.
 	if err := os.Rename(filepath.Join(s.incoming.Name(), name), filepath.Join(s.layout.Name(), filepath.FromSlash(path))); err != nil {
 		return fmt.Errorf("store blob %s: %w", digest, err)
 	}
-	// It may be there or not after a crash, until a record needs it: see nameBlobs.
+	// Its name need not survive a crash until a record names it: see nameBlobs.
 	return nil
 }
 
-// nameBlobs makes the names of all blobs last, which the next record may rest on.
+// nameBlobs makes the names of all blobs durable, for the next record to name them.
 func (s *Store) nameBlobs() error {
 	if err := syncDir(s.layout, blobDir); err != nil {
 		return fmt.Errorf("sync the names of blobs: %w", err)
@@ -372,7 +410,7 @@ func (s *Store) create() (*os.File, string, error) {
 	return f, filepath.Base(f.Name()), nil
 }
 
-// TempFile makes a file that has no name any more, for something too large for memory.
+// TempFile makes a file without a name, for content too large for memory.
 func (s *Store) TempFile() (*os.File, error) {
 	f, name, err := s.create()
 	if err != nil {
@@ -396,7 +434,7 @@ func (c *ctxReader) Read(p []byte) (int, error) {
 	return c.r.Read(p)
 }
 
-// syncDir makes what was renamed into a directory last.
+// syncDir makes renames into a directory durable.
 func syncDir(root *os.Root, dir string) error {
 	d, err := root.Open(dir)
 	if err != nil {
@@ -424,9 +462,9 @@ func (s *Store) RemoveUnused(digests []string) error {
 	return errors.Join(errs...)
 }
 
-// Put records images under their names and their layers as ready, all or none. Their blobs must be stored. An image that
-// had a name and has no other one stays, untagged, as repository@digest: sandboxes may run on its layers. Sizes are those
-// of their layers that were extracted for them, by chain id.
+// Put records images under their names and their layers as ready, all or none. Their blobs must be
+// stored. An image that loses its only name stays, untagged, as repository@digest: sandboxes may
+// run on its layers. Sizes are those of newly extracted layers, by chain id.
 func (s *Store) Put(sizes map[string]Tree, records ...*Record) error {
 	for _, r := range records {
 		for _, b := range r.Blobs() {
@@ -464,7 +502,7 @@ func put(tx *bolt.Tx, r *Record) error {
 		}
 	}
 	images := tx.Bucket(bucketImages)
-	before, err := recordOf(images, r.Name)
+	before, err := recordOf(images, r.ID())
 	if err != nil {
 		return err
 	}
@@ -477,14 +515,14 @@ func put(tx *bolt.Tx, r *Record) error {
 	if err != nil {
 		return err
 	}
-	return images.Put([]byte(r.Name), value)
+	return images.Put([]byte(r.ID()), value)
 }
 
-// Get returns the image of that name, or [ErrNotFound].
-func (s *Store) Get(name string) (*Record, error) {
+// Get returns a tenant's image of that name, or [ErrNotFound].
+func (s *Store) Get(tenant, name string) (*Record, error) {
 	var r *Record
 	err := s.db.View(func(tx *bolt.Tx) error {
-		value := tx.Bucket(bucketImages).Get([]byte(name))
+		value := tx.Bucket(bucketImages).Get([]byte(Key(tenant, name)))
 		if value == nil {
 			return ErrNotFound
 		}
@@ -496,7 +534,7 @@ func (s *Store) Get(name string) (*Record, error) {
 	return r, nil
 }
 
-// List returns all images, sorted by name.
+// List returns the images of all tenants, those of one tenant sorted by name.
 func (s *Store) List() ([]*Record, error) {
 	var records []*Record
 	err := s.db.View(func(tx *bolt.Tx) error {
@@ -515,28 +553,13 @@ func (s *Store) List() ([]*Record, error) {
 	return records, nil
 }
 
-// LayerUsers returns, for each chain id that an image needs, the names of those images.
-func (s *Store) LayerUsers() (map[string][]string, error) {
-	records, err := s.List()
-	if err != nil {
-		return nil, err
-	}
-	users := make(map[string][]string)
-	for _, r := range records {
-		for _, l := range r.Layers {
-			users[l.ChainID] = append(users[l.ChainID], r.Name)
-		}
-	}
-	return users, nil
-}
-
-// Tree is how large the tree of an extracted layer is.
+// Tree is the size of an extracted layer.
 type Tree struct {
 	Bytes   int64 // of files
-	Entries int64 // 0: not known, as of trees that were extracted by a version that did not count them
+	Entries int64 // 0 if unknown: early versions did not count them
 }
 
-// put notes it as two decimal numbers; there may be but the first one.
+// put stores the size as two decimal numbers; early versions wrote only the first one.
 func (t Tree) put(tx *bolt.Tx, chainID string) error {
 	return tx.Bucket(bucketSizes).Put([]byte(chainID), fmt.Appendf(nil, "%d %d", t.Bytes, t.Entries))
 }
@@ -549,8 +572,8 @@ func parseTree(value []byte) (t Tree, err error) {
 	return t, err
 }
 
-// BeginLayers notes that layers are about to be extracted, so that a crash does not make them be forgotten. A layer that is
-// ready stays so.
+// BeginLayers records layers as pending before their extraction, so that a crash does not lose
+// them. A ready layer stays ready.
 func (s *Store) BeginLayers(chainIDs ...string) error {
 	var fresh []string
 	err := s.db.View(func(tx *bolt.Tx) error {
@@ -561,12 +584,12 @@ func (s *Store) BeginLayers(chainIDs ...string) error {
 		}
 		return nil
 	})
-	if err == nil && len(fresh) > 0 { // every update is synced, be there anything new or not
+	if err == nil && len(fresh) > 0 { // every update is synced, even an empty one
 		err = s.db.Update(func(tx *bolt.Tx) error {
 			b := tx.Bucket(bucketLayers)
 			for _, id := range fresh {
 				if b.Get([]byte(id)) != nil {
-					continue // by now
+					continue // recorded since
 				}
 				if err := b.Put([]byte(id), []byte(layerPending)); err != nil {
 					return err
@@ -581,7 +604,7 @@ func (s *Store) BeginLayers(chainIDs ...string) error {
 	return nil
 }
 
-// MarkLayer notes that a layer is extracted and in use although no image has it: the host image's.
+// MarkLayer records a layer as extracted and in use although no image has it: the host image's.
 func (s *Store) MarkLayer(chainID string, size Tree) error {
 	err := s.db.Update(func(tx *bolt.Tx) error {
 		if err := size.put(tx, chainID); err != nil {
@@ -595,7 +618,7 @@ func (s *Store) MarkLayer(chainID string, size Tree) error {
 	return nil
 }
 
-// ForgetLayers drops the notes of layers whose extraction has failed and that were removed. Ready layers stay.
+// ForgetLayers removes the records of pending layers that were removed. Ready layers stay.
 func (s *Store) ForgetLayers(chainIDs ...string) error {
 	if len(chainIDs) == 0 {
 		return nil // every update is synced
@@ -618,7 +641,8 @@ func (s *Store) ForgetLayers(chainIDs ...string) error {
 	return nil
 }
 
-// PendingLayers are the chain ids of layers that were begun for pulls that have not succeeded (yet).
+// PendingLayers returns the chain ids of layers of pulls that have not succeeded (yet), and of
+// unfinished removals.
 func (s *Store) PendingLayers() ([]string, error) {
 	var out []string
 	err := s.db.View(func(tx *bolt.Tx) error {
@@ -656,10 +680,10 @@ type (
 	}
 )
 
-// WriteIndex repeats the records in index.json for other tools. It is written only when something changed, and by Open
-// in case that the one before crashed between the database and here.
+// WriteIndex repeats the records of the daemon's own tenant in index.json for other tools. It
+// writes only changes. Open calls it too, because a crash may separate the database and the index.
 func (s *Store) WriteIndex() error {
-	// Two writers must not overtake each other.
+	// Writers must not overtake each other.
 	s.indexing.Lock()
 	defer s.indexing.Unlock()
 	err := s.db.View(func(tx *bolt.Tx) error {
@@ -668,6 +692,9 @@ func (s *Store) WriteIndex() error {
 			var r Record
 			if err := json.Unmarshal(value, &r); err != nil {
 				return err
+			}
+			if r.Tenant != "" {
+				return nil // two tenants may use one name, which other tools would confuse
 			}
 			d := descriptor{
 				MediaType: r.Manifest.MediaType, Digest: r.Manifest.Digest, Size: r.Manifest.Size,
@@ -697,8 +724,8 @@ func (s *Store) WriteIndex() error {
 	return nil
 }
 
-// replaceFile writes a file of the layout beside, syncs and renames it. One that has the content already stays. After a crash it
-// is the old one or the new one; Open writes it again.
+// replaceFile replaces a file of the layout atomically: write, sync, rename. It keeps a file that
+// has the content already. After a crash the file is old or new; Open writes it again.
 func (s *Store) replaceFile(name string, data []byte) (err error) {
 	if old, err := s.layout.ReadFile(name); err == nil && bytes.Equal(old, data) {
 		return nil

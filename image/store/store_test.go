@@ -16,6 +16,7 @@ import (
 	"testing/iotest"
 
 	"github.com/google/go-cmp/cmp"
+	bolt "go.etcd.io/bbolt"
 
 	"github.com/sandboxd/sandboxd/image/store"
 )
@@ -133,7 +134,7 @@ func TestImagesOutliveTheProcess(t *testing.T) {
 	if err := s.BeginLayers("sha256:pending"); err != nil {
 		t.Fatal(err)
 	}
-	// Beginning a layer again that is ready takes nothing back.
+	// Beginning a ready layer again does not make it pending.
 	if err := s.BeginLayers(one.Layers[0].ChainID); err != nil {
 		t.Fatal(err)
 	}
@@ -148,26 +149,18 @@ func TestImagesOutliveTheProcess(t *testing.T) {
 	if diff := cmp.Diff([]*store.Record{one, two}, list); diff != "" {
 		t.Errorf("list (-want +got):\n%s", diff)
 	}
-	users, err := s.LayerUsers()
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := map[string][]string{one.Layers[0].ChainID: {"a/one:1", "a/two:1"}, one.Layers[1].ChainID: {"a/one:1"}}
-	if diff := cmp.Diff(want, users); diff != "" {
-		t.Errorf("layer users (-want +got):\n%s", diff)
-	}
 	pending, err := s.PendingLayers()
 	if err != nil || len(pending) != 1 || pending[0] != "sha256:pending" {
 		t.Errorf("pending %v, %v", pending, err)
 	}
-	// What no image needs is gone, what one needs is not.
+	// Garbage is removed, needed blobs are not.
 	if s.Has(blob("stray")) || !s.Has(blob("l2")) || !s.Has(blob("m2")) {
 		t.Errorf("blobs %v", files(t, dir))
 	}
 	if err := s.RemoveUnused([]string{blob("l1").Digest, blob("never").Digest}); err != nil || !s.Has(blob("l1")) {
 		t.Errorf("a blob in use was removed: %v", err)
 	}
-	if _, err := s.Get("a/three:1"); !errors.Is(err, store.ErrNotFound) {
+	if _, err := s.Get("", "a/three:1"); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("error %v", err)
 	}
 	data, err := os.ReadFile(filepath.Join(dir, "blobs/index.json"))
@@ -182,7 +175,7 @@ func TestImageWithoutItsBlobsIsNotRecorded(t *testing.T) {
 	if err := s.Put(nil, record("a:1", "m", "missing")); !errors.Is(err, store.ErrNotFound) {
 		t.Fatalf("error %v", err)
 	}
-	if _, err := s.Get("a:1"); !errors.Is(err, store.ErrNotFound) {
+	if _, err := s.Get("", "a:1"); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -225,7 +218,7 @@ func TestReadBlobIsBounded(t *testing.T) {
 	}
 }
 
-// A blob that is there already is not written over.
+// An existing blob is not overwritten.
 func TestAddBlobLeavesWhatIsThere(t *testing.T) {
 	dir := t.TempDir()
 	s, err := store.Open(dir)
@@ -250,5 +243,74 @@ func TestAddBlobLeavesWhatIsThere(t *testing.T) {
 	}
 	if left, err := os.ReadDir(filepath.Join(dir, "incoming")); err != nil || len(left) != 0 {
 		t.Errorf("left over: %v (%v)", left, err)
+	}
+}
+
+// Databases from before there were tenants are the daemon's own tenant's.
+func TestOldDatabasesAreRead(t *testing.T) {
+	dir := t.TempDir()
+	db, err := bolt.Open(filepath.Join(dir, "images.db"), 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		for bucket, entry := range map[string][2]string{
+			"images":    {"docker.io/library/a:1", `{"name":"docker.io/library/a:1","platform":"linux/amd64","manifest":{"digest":"sha256:m"},"config":{"digest":"sha256:c"},"layers":null}`},
+			"steps":     {"key", `{"key":"key","used_at":"2026-01-01T00:00:00Z"}`},
+			"snapshots": {"one", `{"id":"one","name":"point","rootfs":{}}`},
+		} {
+			b, err := tx.CreateBucketIfNotExists([]byte(bucket))
+			if err != nil {
+				return err
+			}
+			if err := b.Put([]byte(entry[0]), []byte(entry[1])); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, dir)
+	for _, tenant := range []string{"", "a"} {
+		_, err1 := s.Get(tenant, "docker.io/library/a:1")
+		_, err2 := s.Step(tenant, "key")
+		_, err3 := s.Snapshot(tenant, "point")
+		for _, err := range []error{err1, err2, err3} {
+			if tenant == "" && err != nil || tenant != "" && !errors.Is(err, store.ErrNotFound) {
+				t.Errorf("tenant %q: %v", tenant, err)
+			}
+		}
+	}
+}
+
+// A name that is given to another image leaves the old one to its own tenant only.
+func TestNamesOfTenants(t *testing.T) {
+	s := open(t, t.TempDir())
+	fill(t, s, "m", "m2", "c")
+	for _, tenant := range []string{"", "a"} {
+		for _, manifest := range []string{"m", "m2"} {
+			if tenant == "" && manifest == "m2" {
+				continue
+			}
+			r := record("x/y:1", manifest)
+			r.Tenant = tenant
+			if err := s.Put(nil, r); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for tenant, want := range map[string]string{"": "m", "a": "m2", "b": ""} {
+		r, err := s.Get(tenant, "x/y:1")
+		if want == "" && !errors.Is(err, store.ErrNotFound) || want != "" && (err != nil || r.Manifest.Digest != blob(want).Digest) {
+			t.Errorf("tenant %q: %+v, %v", tenant, r, err)
+		}
+	}
+	if r, err := s.Get("a", "x/y@"+blob("m").Digest); err != nil || !r.Untagged {
+		t.Errorf("the image that lost its name: %+v, %v", r, err)
+	}
+	if _, err := s.Get("", "x/y@"+blob("m").Digest); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("another tenant's: %v", err)
 	}
 }

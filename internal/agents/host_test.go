@@ -231,7 +231,7 @@ func TestWorkersThatGoOn(t *testing.T) {
 	testRun(t, dir, "20260116_143000", `{"exit_reason":"submitted"}`)
 	s := shells{script: "trap '' TERM; echo '{\"run\":{\"id\":\"20260116_143000\"}}'; exec sleep 600"}
 	h := New(s.options(dir))
-	h.endAfterKill = testenv.Patience(time.Minute) // a slow machine is not the subject
+	h.endAfterKill = testenv.HungAfter // a slow machine is not the subject
 	if _, err := h.Start(t.Context(), api.StartAgentRun{}); err != nil {
 		t.Fatal(err)
 	}
@@ -534,7 +534,7 @@ func TestCloseEndsWhatItCannotSignal(t *testing.T) {
 		t.Fatal(err)
 	}
 	mine := heeds(t, dir, own, func() error { return errors.Join(f.Close(), worker.stdout.Close()) })
-	soon, stop := context.WithTimeout(t.Context(), testenv.Patience(time.Minute))
+	soon, stop := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer stop()
 	if err := h.Close(soon); err != nil {
 		t.Error(err)
@@ -669,7 +669,7 @@ func TestRunsResumedByHand(t *testing.T) {
 	if err := <-started; !errors.Is(err, ErrWorker) {
 		t.Errorf("another run, whose worker has ended: %v", err)
 	}
-	soon, stop := context.WithTimeout(t.Context(), testenv.Patience(20*time.Second))
+	soon, stop := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer stop()
 	if err := h.Close(soon); err != nil {
 		t.Error(err)
@@ -712,7 +712,7 @@ func TestRunsThatAreNoFiles(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(testenv.Patience(10 * time.Second)):
+	case <-time.After(testenv.HungAfter):
 		t.Fatal("it waits")
 	}
 }

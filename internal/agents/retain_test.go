@@ -481,7 +481,7 @@ func TestRetentionGoesPastARemovalThatDoesNotEnd(t *testing.T) {
 	}
 	s := shells{script: `read -r x; x=${x#*:\"}; x=${x%%\"*}; [ "$x" != ` + endless + ` ] || exec sleep 1000; rm -r '` + dir + `'/"$x" && echo "{\"run\":{\"id\":\"$x\"}}"`}
 	h := New(s.options(dir))
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	retain := func(in, age time.Duration, want ...string) error {
 		t.Helper()
@@ -498,7 +498,7 @@ func TestRetentionGoesPastARemovalThatDoesNotEnd(t *testing.T) {
 	if _, ok := h.kept[endless]; !ok {
 		t.Error("it is tried again at once")
 	}
-	if err := retain(testenv.Patience(time.Minute), time.Hour, other); err != nil {
+	if err := retain(testenv.HungAfter, time.Hour, other); err != nil {
 		t.Error(err)
 	}
 	if err := h.Close(t.Context()); err != nil {

@@ -1,10 +1,13 @@
-// Package attack is the corpus of what a hostile program tries from inside a sandbox, and the program that tries it.
+// Package attack is the corpus of attempts by a hostile program from inside a sandbox, and the
+// program that makes them.
 //
-// A program that contains it calls [Main] first thing and can then be put into a sandbox and told to attack. Tests do that with a
-// small program of their own, `sandboxd doctor --attack` with its own binary. Every attack has a control, the same attempt where
-// nothing but bare namespaces holds it: one that does not work there proves nothing.
+// A program that contains it calls [Main] first thing and can then be put into a sandbox and told
+// to attack. Tests do that with a small program of their own, `sandboxd doctor --attack` with its
+// own binary. Every attack has a control, the same attempt where nothing but bare namespaces holds
+// it: one that does not work there proves nothing.
 //
-// Attacks are harmless where they work: they ask for what they would need, and give it back or end with it.
+// Attacks are harmless where they work: they only take the resources they need, and give them back
+// or end with them.
 package attack
 
 import (
@@ -23,7 +26,7 @@ const mainArg = "attack"
 // Attack is one that a program can be told to try.
 type Attack struct {
 	Name string
-	// Layer is what should stop it, first of all; several mostly would.
+	// Layer is the layer that should stop it first; several mostly would.
 	Layer string
 
 	try func() error // nil: it worked
@@ -49,8 +52,9 @@ const (
 	NoNewPrivs   = "no_new_privs, nosuid"
 )
 
-// Main is to be called first thing by a program that contains the corpus. Where it was told to attack it does so, prints a
-// [Result] for each attempt, and handled is true: the caller then exits with the code and does nothing else.
+// Main is to be called first thing by a program that contains the corpus. Where it was told to
+// attack it does so, prints a [Result] for each attempt, and handled is true: the caller then
+// exits with the code and does nothing else.
 func Main(args []string) (code int, handled bool) {
 	if len(args) < 2 || args[0] != mainArg {
 		return 0, false
@@ -85,7 +89,7 @@ func Try(name string) []string { return []string{mainArg, "try", name} }
 // Calls is the arguments that make it measure which system calls reach the kernel; see [Measured].
 func Calls() []string { return []string{mainArg, "calls"} }
 
-// IDs is the arguments that make it say who it is: its ids and capabilities.
+// IDs is the arguments that make it print its ids and capabilities.
 func IDs() []string { return []string{mainArg, "ids"} }
 
 func find(name string) *Attack {
@@ -97,8 +101,9 @@ func find(name string) *Attack {
 	return nil
 }
 
-// control is PID 1 of fresh namespaces without any further layer. It gives the attack what a sandbox has (a /proc of
-// its own, an empty /tmp, an init to attack: itself) and lets a child try.
+// control is PID 1 of fresh namespaces without any further layer. It gives the attack a sandbox's
+// surroundings (a /proc of its own, an empty /tmp, an init to attack: itself) and lets a child
+// try.
 func control(name string) {
 	for _, m := range []struct {
 		source, target, kind string
@@ -129,5 +134,5 @@ func report(name string, err error) {
 			r.Errno = unix.ErrnoName(errno)
 		}
 	}
-	_ = json.NewEncoder(os.Stdout).Encode(r) // nobody is left to tell
+	_ = json.NewEncoder(os.Stdout).Encode(r) // the reader is gone
 }

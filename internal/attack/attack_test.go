@@ -27,7 +27,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// envTerminal makes this binary a program of a terminal that tries the control of an attack on terminals.
+// envTerminal makes this binary a program of a terminal that tries the control of an attack on
+// terminals.
 const envTerminal = "ATTACK_TEST_TERMINAL"
 
 func TestMain(m *testing.M) {
@@ -42,7 +43,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A control that works does so to itself. As root one hung up the terminal of whoever ran `sandboxd doctor --attack`, and ended it.
+// A control that works does so to itself. As root one hung up the terminal of whoever ran
+// `sandboxd doctor --attack`, and ended it.
 func TestControlsLeaveTheTerminalAlone(t *testing.T) {
 	testenv.RequireUserNS(t)
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -129,7 +131,7 @@ func TestCallsAreThoseOfTheKernel(t *testing.T) {
 	}
 }
 
-// What is said of Docker names calls and attacks that there are.
+// The calls and attacks named for Docker exist.
 func TestDockersFactsAreAboutThisCorpus(t *testing.T) {
 	calls := DockerCalls("amd64")
 	if len(calls) < 300 || !slices.IsSorted(calls) || !slices.Contains(calls, "read") || slices.Contains(calls, "mount") {
@@ -146,7 +148,7 @@ func TestDockersFactsAreAboutThisCorpus(t *testing.T) {
 	}
 }
 
-// The list is what its source says, where the module cache of whoever runs this has that source.
+// The list agrees with its source, if the module cache has that source.
 func TestDockersCallsAreThoseOfItsProfile(t *testing.T) {
 	module, version, _ := strings.Cut(DockerSource, " ")
 	cache, err := exec.CommandContext(t.Context(), "go", "env", "GOMODCACHE").Output()
@@ -250,9 +252,10 @@ func TestEveryCallHasItsAnswer(t *testing.T) {
 	}
 }
 
-// A child that keeps the output open, as one that a fork has left behind, holds nobody up and does not outlive its parent.
+// A child that keeps the output open, as a fork may leave behind, blocks no reader and does not
+// outlive its parent.
 func TestOutputEndsWithItsProgram(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "sh", "-c", "sleep 3600 & echo $!")
 	var out bytes.Buffer
@@ -273,14 +276,15 @@ func TestOutputEndsWithItsProgram(t *testing.T) {
 	defer unix.Close(child)
 	n, err := 0, error(unix.EINTR)
 	for errors.Is(err, unix.EINTR) { // Go signals its threads
-		n, err = unix.Poll([]unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}, int(testenv.Patience(time.Minute).Milliseconds()))
+		n, err = unix.Poll([]unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}, int(testenv.HungAfter.Milliseconds()))
 	}
 	if n != 1 {
 		t.Errorf("it lives on: %d, %v", n, errors.Join(err, unix.PidfdSendSignal(child, unix.SIGKILL, nil, 0)))
 	}
 }
 
-// A call is judged by what comes after its maker has come to it: how long he took to, and whether he did, says nothing about it.
+// A call is judged by what comes after its maker has come to it: how long he took to, and whether
+// he did, says nothing about it.
 func TestTimeOfACallBeginsWithIt(t *testing.T) {
 	late := strconv.FormatFloat((callTimeout + time.Second).Seconds(), 'f', -1, 64)
 	var wg sync.WaitGroup

@@ -30,7 +30,7 @@ const (
 	maxCall     = 511             // beyond the last that any kernel has by now
 	callTimeout = 5 * time.Second // of one that waits: it has been reached
 	callSteps   = 10              // in which that time goes by
-	comeTimeout = time.Minute     // for who makes it to come to it
+	comeTimeout = time.Minute     // for the caller to come to it
 )
 
 // Answers that are no error's name.
@@ -40,11 +40,13 @@ const (
 	NotMade = "not made" // it is one that is never made
 )
 
-// notMade are calls that no argument keeps from doing what they are for: this one waits until everything on the host that was
-// written is on its disks, which may take minutes, and nobody can end who waits for that.
+// notMade are calls that no argument keeps from their effect: this one waits until all written
+// data of the host is on its disks, which may take minutes, and a process that waits for that
+// cannot be killed.
 func notMade(name string) bool { return name == "sync" }
 
-// Measured is what the kernel answers to each system call of one architecture, each but one made once with the arguments of [CallArgs].
+// Measured holds the kernel's answers to the system calls of one architecture, each but one made
+// once with the arguments of [CallArgs].
 type Measured struct {
 	Arch    string         `json:"arch"`
 	Answers map[int]string `json:"answers"` // an error's name, [Reached], [Killed] or [NotMade]
@@ -69,8 +71,8 @@ func callTable() map[int]string {
 	return table
 }
 
-// CallArgs are the arguments that a call is measured with: ones that a filter lets through if it lets any through, and that
-// make no sense to the kernel.
+// CallArgs are the arguments that a call is measured with: ones that a filter lets through if it
+// lets any through, and that make no sense to the kernel.
 func CallArgs(name string) [3]uint64 {
 	const none = ^uint64(0)
 	switch name {
@@ -137,9 +139,10 @@ func measure(call func(number int) (string, error)) (*Measured, error) {
 	return &m, errors.Join(failed...)
 }
 
-// called is the answer to the call of a program that prints an empty line when it has come to the call. The time of one that waits counts
-// from then: on a busy machine the start of the program may take as long, which says nothing about the call. Nor does it that the
-// machine, or we, stand still for a while: of the steps in which the time goes by, that is one.
+// called is the answer to the call of a program that prints an empty line when it has come to the
+// call. The time of one that waits counts from then: on a busy machine the start of the program
+// may take as long, which says nothing about the call. Nor does it that the machine, or we, stand
+// still for a while: of the steps in which the time goes by, that is one.
 func called(come time.Duration, argv ...string) (string, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	begun := make(chan struct{})
@@ -177,9 +180,9 @@ func called(come time.Duration, argv ...string) (string, error) {
 	return answer(out.text.Bytes(), err), nil
 }
 
-// announced is what a program prints. Begun is called with the first of it.
+// announced collects the output of a program. Begun is called with the first of it.
 type announced struct {
-	text  bytes.Buffer // not embedded: who copies would call its ReadFrom
+	text  bytes.Buffer // not embedded: io.Copy would call its ReadFrom
 	begun func()
 }
 
@@ -190,8 +193,9 @@ func (a *announced) Write(p []byte) (int, error) {
 	return a.text.Write(p)
 }
 
-// run runs a program until it ends or its context does. Children that it leaves behind end with it: one that a bare fork makes of
-// a Go program may hang on a lock whose holder it lacks, and would keep the output open for ever.
+// run runs a program until it ends or its context does. Children that it leaves behind end with
+// it: one that a bare fork makes of a Go program may hang on a lock whose holder it lacks, and
+// would keep the output open for ever.
 func run(cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	end := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -199,7 +203,7 @@ func run(cmd *exec.Cmd) error {
 	cmd.WaitDelay = callTimeout / 5 // the output is then closed, whoever has it
 	err := cmd.Run()
 	if cmd.Process != nil {
-		_ = end() // mostly nobody is left
+		_ = end() // mostly it has ended
 	}
 	return err
 }

@@ -15,7 +15,7 @@ import (
 // controlTimeout is that of one control: one that waits for something does not work.
 const controlTimeout = time.Minute
 
-// Decode reads what the attacking program has printed.
+// Decode reads the output of the attacking program.
 func Decode(line string) (Result, error) {
 	var r Result
 	if err := json.Unmarshal([]byte(line), &r); err != nil {
@@ -27,9 +27,10 @@ func Decode(line string) (Result, error) {
 	return r, nil
 }
 
-// Control says whether an attack works without the sandbox's layers: in a bare user namespace, or, for root, in bare
-// namespaces without one. The mount, network and PID namespaces are there to keep the attempt off the host. Program is one that
-// contains the corpus. Found is what it ran into where it does not work.
+// Control reports whether an attack works without the sandbox's layers: in a bare user namespace,
+// or, for root, in bare namespaces without one. The mount, network and PID namespaces are there to
+// keep the attempt off the host. Program is one that contains the corpus. Found is the obstacle if
+// it does not work.
 func Control(ctx context.Context, program, attack string) (worked bool, found string, err error) {
 	const apart = syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWCGROUP
 	tries := []struct {
@@ -51,7 +52,7 @@ func Control(ctx context.Context, program, attack string) (worked bool, found st
 	var said []string
 	for _, t := range tries {
 		cmd := exec.CommandContext(ctx, program, mainArg, "control", attack)
-		t.attr.Setsid = true // some attacks are on the terminal that they find: it must not be that of who asks
+		t.attr.Setsid = true // some attacks are on the terminal that they find: it must not be the caller's
 		cmd.SysProcAttr = t.attr
 		out, err := cmd.Output()
 		if err != nil {

@@ -19,7 +19,7 @@ func Corpus() []Attack {
 	return all
 }
 
-// reached turns what the kernel answers to arguments that make no sense into success: the call was not refused.
+// reached turns the kernel's answer to senseless arguments into success: the call was not refused.
 func reached(err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOSYS) {
 		return err

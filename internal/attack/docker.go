@@ -13,12 +13,12 @@ import (
 //go:embed docker_amd64.txt
 var dockerCalls string
 
-// DockerSource is where the facts about Docker's default filter are from. TestDockersCallsAreThoseOfItsProfile compares, where the
-// Go module of that name is at hand.
+// DockerSource is where the facts about Docker's default filter are from.
+// TestDockersCallsAreThoseOfItsProfile compares, where the Go module of that name is at hand.
 const DockerSource = "github.com/moby/profiles/seccomp v0.2.3"
 
-// DockerCalls are the names of the system calls that Docker's default filter lets through on x86-64; of other architectures there
-// is no list.
+// DockerCalls are the names of the system calls that Docker's default filter lets through on
+// x86-64; of other architectures there is no list.
 func DockerCalls(arch string) []string {
 	if arch != seccomp.AMD64 {
 		return nil
@@ -32,9 +32,10 @@ func DockerCalls(arch string) []string {
 	return names
 }
 
-// dockerFeatures are the attacks on parts of the kernel behind calls that look at their arguments, or behind another entry of it,
-// that Docker's default filter lets reach the kernel. What the kernel or a capability says then is another matter. Facts: of socket
-// families it closes AF_ALG (38) and AF_VSOCK (40) alone; no rule of it is about protocols, ioctl or setsockopt; its
+// dockerFeatures are the attacks on parts of the kernel behind calls that look at their arguments,
+// or behind another entry of it, that Docker's default filter lets reach the kernel. The answer of
+// the kernel or a capability check is another matter. Facts: of socket families it closes AF_ALG
+// (38) and AF_VSOCK (40) alone; no rule of it is about protocols, ioctl or setsockopt; its
 // "subArchitectures" of x86-64 are x86 and x32; and Docker gives CAP_SYS_CHROOT and CAP_NET_RAW.
 var dockerFeatures = []string{
 	"adjtimex", "chroot", "int80-abi", "modify-ldt", "name-to-handle", "process-vm-readv-init",
@@ -44,16 +45,18 @@ var dockerFeatures = []string{
 	"tiocsetd", "tiocsti", "tiocsti-high-bits", "x32-abi",
 }
 
-// DockerFeatures are the attacks of the corpus that Docker's default filter would let reach the kernel, sorted.
+// DockerFeatures are the attacks of the corpus that Docker's default filter would let reach the
+// kernel, sorted.
 func DockerFeatures() []string { return slices.Clone(dockerFeatures) }
 
-// Judged is what was measured, held against the filter that was planned.
+// Judged is a measurement compared with the planned filter.
 type Judged struct {
 	Reached []string `json:"reached"` // the calls that reach the kernel, sorted
-	// Unclear are calls that the plan allows and whose answer is one that the kernel gives too, where it lacks a call or the caller
-	// a capability; and what is never made, as it would hold up the host.
+	// Unclear are calls that the plan allows and whose answer the kernel gives too, if it lacks the
+	// call or the caller a capability. Calls that are never made, because they would hold up the
+	// host, are unclear as well.
 	Unclear []string `json:"unclear,omitempty"`
-	// Wrong says of calls whose answer is not the planned one what it is: the filter that holds is another.
+	// Wrong describes calls whose answer is not the planned one: another filter is active.
 	Wrong []string `json:"wrong,omitempty"`
 }
 
@@ -64,7 +67,7 @@ func (j *Judged) Open() []string {
 	return open
 }
 
-// Judge holds what was measured against a plan.
+// Judge compares a measurement with a plan.
 func (m *Measured) Judge(plan *specs.LinuxSeccomp) Judged {
 	var j Judged
 	for number, answer := range m.Answers {
@@ -91,11 +94,12 @@ func (m *Measured) Judge(plan *specs.LinuxSeccomp) Judged {
 	return j
 }
 
-// exempt are calls that the kernel exempts from filters: from anywhere but its own trampolines they end the program (seccomp.c,
-// __secure_computing).
+// exempt are calls that the kernel exempts from filters: from anywhere but its own trampolines
+// they end the program (seccomp.c, __secure_computing).
 func exempt(name string) bool { return name == "uprobe" || name == "uretprobe" }
 
-// Beyond are the names of one list that the other lacks, without those that no filter is asked about.
+// Beyond are the names of one list that the other lacks, without those that no filter is asked
+// about.
 func Beyond(these, those []string) []string {
 	var more []string
 	for _, name := range these {

@@ -31,7 +31,8 @@ func processorControl() []Attack {
 	}
 }
 
-// survives tries what libseccomp ends the calling thread for, and only that: the others would wait for it for ever.
+// survives tries what libseccomp ends the calling thread for, and only that: the others would wait
+// for it for ever.
 func survives(try func() error) error {
 	goruntime.GOMAXPROCS(4) // the dead thread keeps one
 	var outcome atomic.Pointer[error]

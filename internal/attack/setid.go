@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ids is who this process is, one line.
+// ids returns the ids of this process, one line.
 func ids() string {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -85,7 +85,7 @@ func execCapable() error {
 	if err := unix.Setxattr(path, "security.capability", attr[:], 0); err != nil {
 		return err
 	}
-	goruntime.LockOSThread() // never unlocked: the thread ends with what it gives up
+	goruntime.LockOSThread() // never unlocked: the thread ends with its dropped privileges
 	const noRoot = 1
 	if err := unix.Prctl(unix.PR_SET_SECUREBITS, noRoot, 0, 0, 0); err != nil {
 		return err

@@ -85,7 +85,7 @@ func inChild(trap, arg uintptr) error {
 	return nil
 }
 
-// kernelAddresses reads where the kernel lies: to whom may not know, it tells of zeros.
+// kernelAddresses reads where the kernel lies: unprivileged readers get zeros.
 func kernelAddresses() error {
 	f, err := os.Open("/proc/kallsyms")
 	if err != nil {
@@ -157,7 +157,8 @@ func pidfdGetfd() error {
 	return unix.Close(got)
 }
 
-// openInitFDs follows every descriptor of init that it finds; to see their numbers alone is of no use.
+// openInitFDs follows every descriptor of init that it finds; to see their numbers alone is of no
+// use.
 func openInitFDs() error {
 	entries, err := os.ReadDir("/proc/1/fd")
 	if err != nil {
@@ -222,7 +223,8 @@ func openByHandle() error {
 	return unix.Close(fd)
 }
 
-// writeCgroup makes a cgroup in any hierarchy that is mounted; the old escape mounts one of its own (CVE-2022-0492).
+// writeCgroup makes a cgroup in any hierarchy that is mounted; the old escape mounts one of its
+// own (CVE-2022-0492).
 func writeCgroup() error {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {

@@ -92,7 +92,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 	}
 	options := launcher.Options{
 		DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Launcher: programs.launcher, Init: programs.init,
-		IDs: ids, Cgroup: subtree, Version: o.Version, Log: log,
+		IDs: ids, Cgroup: subtree, Version: o.Version,
 	}
 	// Start the broker before confinement and before anything hostile is read, so that it keeps our
 	// privileges.

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/registry"
 	"github.com/sandboxd/sandboxd/internal/agents"
 	"github.com/sandboxd/sandboxd/internal/broker"
 	"github.com/sandboxd/sandboxd/internal/daemon"
@@ -104,21 +104,21 @@ func (o *Options) agents(program string) broker.Agents {
 
 // registries checks the options of registries and reads the trusted certificates. The host's own
 // are read in any case: the daemon cannot read them once it is confined.
-func (o *Options) registries() (image.Registries, error) {
-	r := image.Registries{Mirrors: make(map[string][]string), Insecure: o.InsecureRegistries}
+func (o *Options) registries() (registry.Config, error) {
+	r := registry.Config{Mirrors: make(map[string][]string), Insecure: o.InsecureRegistries}
 	for _, m := range o.Mirrors {
-		registry, mirror, err := image.ParseMirror(m)
+		address, mirror, err := registry.ParseMirror(m)
 		if err != nil {
 			return r, optionErrorf("--registry-mirror: %w", err)
 		}
-		r.Mirrors[registry] = append(r.Mirrors[registry], mirror)
+		r.Mirrors[address] = append(r.Mirrors[address], mirror)
 	}
 	for _, name := range o.InsecureRegistries {
-		if err := image.CheckRegistry(name); err != nil {
+		if err := registry.CheckAddress(name); err != nil {
 			return r, optionErrorf("--insecure-registry: %w", err)
 		}
 	}
-	pool, err := image.ReadCAs(o.RegistryCAs)
+	pool, err := registry.ReadCAs(o.RegistryCAs)
 	if err != nil {
 		return r, fmt.Errorf("read trusted certificates (--registry-ca adds to the host's): %w", err)
 	}

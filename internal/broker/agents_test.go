@@ -41,10 +41,10 @@ func newBroker(t *testing.T, a Agents) (*broker, *bufio.Reader) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = errors.Join(log.Close(), to.Close()) })
-	if err := log.SetReadDeadline(time.Now().Add(testenv.Patience(time.Minute))); err != nil {
+	if err := log.SetReadDeadline(time.Now().Add(testenv.HungAfter)); err != nil {
 		t.Fatal(err)
 	}
-	b.cfg.Launcher.Log = slog.New(slog.NewTextHandler(to, nil))
+	b.log = slog.New(slog.NewTextHandler(to, nil))
 	return b, bufio.NewReader(log)
 }
 

@@ -50,6 +50,7 @@ type broker struct {
 	mu         sync.Mutex
 	configured bool
 	cfg        Config
+	log        *slog.Logger
 	adopted    cgroup.Subtree      // of the adopted launcher
 	agents     map[int]*os.Process // running processes of agent runs, by pid
 }
@@ -95,8 +96,7 @@ func (b *broker) configure(_ context.Context, cfg Config) (none, error) {
 	if b.configured {
 		return none{}, errors.New("the broker is configured already")
 	}
-	cfg.Launcher.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
-	b.configured, b.cfg = true, cfg
+	b.configured, b.cfg, b.log = true, cfg, slog.New(slog.NewTextHandler(os.Stderr, nil))
 	return none{}, nil
 }
 
@@ -160,7 +160,7 @@ func (b *broker) startAgent(_ context.Context, _ json.RawMessage, files []*os.Fi
 		err := cmd.Wait()
 		b.mu.Lock()
 		delete(b.agents, pid)
-		log := b.cfg.Launcher.Log
+		log := b.log
 		b.mu.Unlock()
 		if err != nil {
 			log.Warn("an agent process has ended", "pid", pid, "error", err)

@@ -171,7 +171,7 @@ func TestBrokerEnds(t *testing.T) {
 	}
 	r = startBroker(t)
 	for i := range 2 {
-		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(20*time.Second))
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 		if err := r.send(ctx, "die", struct{}{}, nil); !errors.Is(err, ErrGone) {
 			t.Errorf("try %d of a broker that dies: %v", i, err)
 		}
@@ -198,7 +198,7 @@ func TestTooManyRequests(t *testing.T) {
 		}()
 	}
 	var err error
-	for deadline := time.Now().Add(testenv.Patience(20 * time.Second)); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(testenv.HungAfter); time.Now().Before(deadline); {
 		if err = r.send(t.Context(), "join", words{}, nil); err != nil {
 			break
 		}
@@ -231,7 +231,7 @@ func TestTooManyRequests(t *testing.T) {
 			t.Errorf("cancelled: %v", err)
 		}
 	}
-	ctx, cancel = context.WithTimeout(t.Context(), testenv.Patience(20*time.Second))
+	ctx, cancel = context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	for {
 		if err = r.send(ctx, "join", words{}, nil); err == nil || !strings.Contains(err.Error(), "in progress already") {

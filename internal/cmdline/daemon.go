@@ -12,10 +12,9 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/dirs"
+	"github.com/sandboxd/sandboxd/internal/flock"
 )
 
 const (
@@ -155,20 +154,11 @@ func lock(ctx context.Context, path string) (unlock func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	tick := time.NewTicker(startPoll)
-	defer tick.Stop()
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case err == nil:
-			return f.Close, nil
-		case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR):
-			return nil, errors.Join(&os.PathError{Op: "flock", Path: path, Err: err}, f.Close())
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
+	if err := flock.Exclusive(ctx.Done(), flock.Forever, f); err != nil {
+		if ctx.Err() != nil {
 			return nil, errors.Join(context.Cause(ctx), f.Close())
 		}
+		return nil, errors.Join(&os.PathError{Op: "flock", Path: path, Err: err}, f.Close())
 	}
+	return f.Close, nil
 }

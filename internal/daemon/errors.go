@@ -13,6 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/image/build"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/snapshot"
 	"github.com/sandboxd/sandboxd/internal/agents"
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -73,8 +74,8 @@ var classes = []class{
 	{err: image.ErrInUse, code: api.CodeConflict, hint: "sandboxd ps lists the sandboxes; rmi --force takes the name away and leaves the image to prune"},
 	{err: image.ErrRegistry, code: api.CodeRegistry, hint: "check the reference, the registry's address and your credentials"},
 	{err: image.ErrInvalid, code: api.CodeImage, hint: "the image is broken or hostile; pull it anew or choose another"},
-	{err: image.ErrNoSnapshot, code: api.CodeNotFound, hint: "sandboxd snapshots lists what there is"},
-	{err: image.ErrSnapshotExists, code: api.CodeExists, hint: "choose another name, or remove the snapshot that has it"},
+	{err: snapshot.ErrNotFound, code: api.CodeNotFound, hint: "sandboxd snapshots lists what there is"},
+	{err: snapshot.ErrExists, code: api.CodeExists, hint: "choose another name, or remove the snapshot that has it"},
 	{err: errTooDeep, code: api.CodeConflict, hint: "copy what is needed into a new sandbox of the image: sandboxd cp"},
 	{err: ErrBuild, code: api.CodeBuild, hint: "the output of the program, before this, says why"},
 	{err: build.ErrInvalid, code: api.CodeInvalid},

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -26,7 +26,7 @@ type Execution struct {
 	s     *Service
 	req   api.ExecRequest
 	lease *runtime.Lease // nil of an adopted one whose sandbox has ended
-	guest *guest.Exec    // nil of an adopted one that has ended
+	guest *host.Exec     // nil of an adopted one that has ended
 	oom   *oomWatch
 	stdin sync.WaitGroup
 	close sync.Once
@@ -56,7 +56,7 @@ func (s *Service) StartExec(ctx context.Context, ref string, req api.ExecRequest
 // startFed is StartExec. With whole nobody waits for the start.
 func (s *Service) startFed(ctx context.Context, ref string, req api.ExecRequest, whole bool) (*Execution, error) {
 	none := len(req.Stdin) == 0 && !req.TTY // then there is nothing to feed, and no pipe needed
-	x, err := s.start(ctx, ref, req, guest.ExecRequest{NoStdin: none, Whole: whole && none})
+	x, err := s.start(ctx, ref, req, host.ExecRequest{NoStdin: none, Whole: whole && none})
 	if err == nil && !none {
 		x.stdin.Go(x.feed)
 	}
@@ -65,13 +65,13 @@ func (s *Service) startFed(ctx context.Context, ref string, req api.ExecRequest,
 
 // StartInteractive is StartExec for a caller who goes on after the request's stdin with Write.
 func (s *Service) StartInteractive(ctx context.Context, ref string, req api.ExecRequest) (*Execution, error) {
-	return s.start(ctx, ref, req, guest.ExecRequest{})
+	return s.start(ctx, ref, req, host.ExecRequest{})
 }
 
 var errDetach = invalidf("detach: only POST /v1/sandboxes/{id}/exec can do that")
 
 // start starts what req asks for. What r has says how it is connected; the rest of r is filled in here.
-func (s *Service) start(ctx context.Context, ref string, req api.ExecRequest, r guest.ExecRequest) (_ *Execution, err error) {
+func (s *Service) start(ctx context.Context, ref string, req api.ExecRequest, r host.ExecRequest) (_ *Execution, err error) {
 	if err := validateExec(&req); err != nil {
 		return nil, err
 	}
@@ -212,7 +212,7 @@ func (x *Execution) Stream(ctx context.Context, sink func(stream string, p []byt
 	return exitOf(exit, x.oom.struck(ctx)), usageOf(exit), nil
 }
 
-func exitOf(e guest.ExecExit, oom bool) api.Exit {
+func exitOf(e host.ExecExit, oom bool) api.Exit {
 	exit := api.Exit{Code: e.Code, OOM: oom, Timeout: e.Timeout}
 	if e.Signal != 0 {
 		exit.Code = 128 + int(e.Signal)
@@ -221,7 +221,7 @@ func exitOf(e guest.ExecExit, oom bool) api.Exit {
 	return exit
 }
 
-func usageOf(e guest.ExecExit) api.Usage {
+func usageOf(e host.ExecExit) api.Usage {
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	return api.Usage{WallMS: ms(e.Wall), CPUMS: ms(e.CPU), MemoryPeak: e.MaxRSS}
 }
@@ -367,7 +367,7 @@ type head struct {
 	limit     int
 	buf       []byte
 	truncated bool
-	pace      guest.Pace // of what is beyond the limit
+	pace      host.Pace // of what is beyond the limit
 }
 
 func (h *head) write(p []byte) {

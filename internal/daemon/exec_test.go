@@ -6,7 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 
 	"github.com/sandboxd/sandboxd/api"
 )
@@ -44,16 +44,16 @@ func TestBufferedOutput(t *testing.T) {
 
 func TestExitOf(t *testing.T) {
 	for name, tc := range map[string]struct {
-		in   guest.ExecExit
+		in   host.ExecExit
 		oom  bool
 		want api.Exit
 	}{
-		"success":      {guest.ExecExit{}, false, api.Exit{}},
-		"code":         {guest.ExecExit{Code: 3}, false, api.Exit{Code: 3}},
-		"signal":       {guest.ExecExit{Signal: 9}, true, api.Exit{Code: 137, Signal: "SIGKILL", OOM: true}},
-		"timeout":      {guest.ExecExit{Signal: 9, Timeout: true}, false, api.Exit{Code: 137, Signal: "SIGKILL", Timeout: true}},
-		"odd signal":   {guest.ExecExit{Signal: 40}, false, api.Exit{Code: 168, Signal: "SIG40"}},
-		"code and oom": {guest.ExecExit{Code: 1}, true, api.Exit{Code: 1, OOM: true}},
+		"success":      {host.ExecExit{}, false, api.Exit{}},
+		"code":         {host.ExecExit{Code: 3}, false, api.Exit{Code: 3}},
+		"signal":       {host.ExecExit{Signal: 9}, true, api.Exit{Code: 137, Signal: "SIGKILL", OOM: true}},
+		"timeout":      {host.ExecExit{Signal: 9, Timeout: true}, false, api.Exit{Code: 137, Signal: "SIGKILL", Timeout: true}},
+		"odd signal":   {host.ExecExit{Signal: 40}, false, api.Exit{Code: 168, Signal: "SIG40"}},
+		"code and oom": {host.ExecExit{Code: 1}, true, api.Exit{Code: 1, OOM: true}},
 	} {
 		if diff := cmp.Diff(tc.want, exitOf(tc.in, tc.oom)); diff != "" {
 			t.Errorf("%s: %s", name, diff)

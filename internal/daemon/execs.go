@@ -20,6 +20,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -348,7 +349,7 @@ func (s *Service) detach(ctx context.Context, ref string, req api.ExecRequest, m
 	if err != nil {
 		return api.Exec{}, err
 	}
-	r := guest.ExecRequest{Keep: true, NoStdin: !req.StdinOpen && len(req.Stdin) == 0 && !req.TTY}
+	r := host.ExecRequest{Keep: true, NoStdin: !req.StdinOpen && len(req.Stdin) == 0 && !req.TTY}
 	if !req.StdinOpen && !req.TTY && len(req.Stdin) > 0 {
 		// A file rather than a pipe: nobody has to feed it, should this daemon end.
 		if r.StdinFile, err = stdinFile(req.Stdin); err != nil {
@@ -502,9 +503,9 @@ func (x *Execution) collect() {
 	case err == nil:
 		e, u := exitOf(exit, x.oom.struck(ctx)), usageOf(exit)
 		rec.State, rec.Exit, rec.Usage = api.ExecExited, &e, &u
-	case x.lease == nil && errors.Is(err, guest.ErrLost):
+	case x.lease == nil && errors.Is(err, host.ErrLost):
 		rec.State, rec.Error = api.ExecLost, ProblemOf(classify(ErrGone, errors.New("the sandbox ended while no daemon was running")))
-	case errors.Is(err, guest.ErrLost):
+	case errors.Is(err, host.ErrLost):
 		rec.State, rec.Error = api.ExecLost, ProblemOf(x.s.gone(ctx, x.lease, err))
 	default:
 		_ = x.guest.Kill() // closing the connection, below, does so too
@@ -966,7 +967,7 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 		s.execs.goOn(func() { x.finish(s.execs.ctx) })
 		return nil
 	}
-	k := guest.Kept{Conn: files[2], Stdout: files[3]}
+	k := host.Kept{Conn: files[2], Stdout: files[3]}
 	more := files[4:]
 	switch {
 	case x.req.TTY && len(more) == 2:
@@ -979,7 +980,7 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 	default:
 		return fmt.Errorf("it runs, with %d descriptors", len(files))
 	}
-	client := guest.NewClient("") // of a sandbox that has ended nothing is asked
+	client := host.NewClient("") // of a sandbox that has ended nothing is asked
 	switch lease, err := s.supervisor.Rejoin(d.Sandbox); {
 	case err != nil:
 	case lease.Record.PID != rest.Init:
@@ -991,7 +992,7 @@ func (s *Service) adoptExec(d launcher.Deposit) (err error) {
 	files = nil
 	timeout, err := seconds("timeout", x.req.Timeout)
 	if err == nil {
-		x.guest, err = client.Adopt(k, guest.ExecRequest{TTY: x.req.TTY, Timeout: timeout}, x.PID, x.record.StartedAt)
+		x.guest, err = client.Adopt(k, host.ExecRequest{TTY: x.req.TTY, Timeout: timeout}, x.PID, x.record.StartedAt)
 	}
 	if err != nil {
 		x.log.close()

@@ -13,11 +13,12 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
 // use takes a lease and a client for one request about files.
-func (s *Service) use(ctx context.Context, ref string) (context.Context, *guest.Client, *runtime.Lease, func(), error) {
+func (s *Service) use(ctx context.Context, ref string) (context.Context, *host.Client, *runtime.Lease, func(), error) {
 	lease, err := s.supervisor.Begin(ref)
 	if err != nil {
 		return nil, nil, nil, nil, err
@@ -27,8 +28,8 @@ func (s *Service) use(ctx context.Context, ref string) (context.Context, *guest.
 }
 
 // guestOf is a client of the sandbox's init that waits for one that is being read.
-func guestOf(lease *runtime.Lease) *guest.Client {
-	c := guest.NewClient(lease.Socket)
+func guestOf(lease *runtime.Lease) *host.Client {
+	c := host.NewClient(lease.Socket)
 	c.Held = lease.Held
 	return c
 }
@@ -99,10 +100,10 @@ func (s *Service) AppendFile(ctx context.Context, ref, path string, opts WriteOp
 	_, err = io.Copy(f, &endsWith{body, ctx})
 	if err == nil {
 		err = f.Close()
-	} else if aerr := f.Abort(); aerr != nil && !errors.Is(aerr, guest.ErrLost) {
+	} else if aerr := f.Abort(); aerr != nil && !errors.Is(aerr, host.ErrLost) {
 		s.log.Warn("a file that nothing was appended to may be left in a sandbox", "id", lease.Record.ID, "error", aerr)
 	}
-	if _, ok := errors.AsType[*guest.Error](err); ok || errors.Is(err, guest.ErrLost) {
+	if _, ok := errors.AsType[*guest.Error](err); ok || errors.Is(err, host.ErrLost) {
 		return s.fail(ctx, lease, path, err)
 	}
 	if err != nil {
@@ -149,7 +150,7 @@ func (s *Service) WriteFile(ctx context.Context, ref, path string, opts WriteOpt
 		if err == nil {
 			return
 		}
-		if aerr := pending.Abort(); aerr != nil && !errors.Is(aerr, guest.ErrLost) {
+		if aerr := pending.Abort(); aerr != nil && !errors.Is(aerr, host.ErrLost) {
 			s.log.Warn("a half-written file may be left in a sandbox", "id", lease.Record.ID, "error", aerr)
 		}
 	}()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/image/archive"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -19,7 +20,7 @@ import (
 // each stands on.
 func (s *Service) holders() map[string][]string {
 	held := make(map[string][]string)
-	for _, rec := range s.supervisor.List(runtime.Filter{}) {
+	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true}) {
 		for _, id := range slices.Concat(rec.Rootfs.Taken(), []string{rec.ImageDigest}) {
 			held[id] = append(held[id], rec.Name)
 		}
@@ -380,7 +381,7 @@ func (d *Daemon) getExport(w http.ResponseWriter, r *http.Request) error {
 	}
 	format := q.Get("format")
 	if format == "" {
-		format = image.FormatOCI
+		format = archive.FormatOCI
 	}
 	out := &stream{w: w, rc: http.NewResponseController(w), contentType: api.TypeTar}
 	return d.service.ExportImage(r.Context(), q.Get("reference"), format, out)

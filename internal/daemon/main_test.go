@@ -36,7 +36,7 @@ import (
 // starts again, mounts what init needs, and becomes it.
 const envInit = "SANDBOXD_DAEMON_TEST_INIT"
 
-var patience = testenv.Patience(20 * time.Second)
+var patience = testenv.HungAfter
 
 func TestMain(m *testing.M) {
 	if path := os.Getenv(envInit); path != "" {
@@ -172,7 +172,7 @@ func (f *fakeImages) PruneSnapshots(_ context.Context, before time.Time, labels 
 	return api.SnapshotsRemoved{Removed: []string{before.UTC().Format(time.RFC3339), labels["k"]}}, nil
 }
 
-func (f *fakeImages) Settle(context.Context) error { return nil }
+func (f *fakeImages) CollectSnapshotLayers(context.Context) error { return nil }
 
 func (f *fakeImages) Acquire(_ context.Context, ref string) (*image.Image, func(), error) {
 	img, err := f.get(ref)

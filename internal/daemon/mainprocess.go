@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -146,7 +146,7 @@ func (s *Service) startAgain(ctx context.Context, rec *runtime.Record) error {
 
 // startMissing starts main processes where a daemon that was killed did not come to it.
 func (s *Service) startMissing() {
-	for _, rec := range s.supervisor.List(runtime.Filter{State: api.StateRunning}) {
+	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true, State: api.StateRunning}) {
 		if !wantsMain(&rec) {
 			continue
 		}
@@ -222,7 +222,7 @@ func (s *Service) writeLog(x *Execution) {
 	defer w.close()
 	x.log.saves(w.next)
 	failing := false
-	var pace guest.Pace
+	var pace host.Pace
 	err = x.attach(s.execs.ctx, w.next, true, make([]byte, logPiece), func(e api.ExecEvent) error {
 		if e.Stream == "" {
 			return nil

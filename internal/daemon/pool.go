@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -199,7 +200,7 @@ const initProgram = "/dev/sandboxd-init"
 func exercise(ctx context.Context, socket string) error {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	x, err := guest.NewClient(socket).Exec(ctx, guest.ExecRequest{Argv: []string{initProgram}, NoStdin: true, Timeout: stepTimeout})
+	x, err := host.NewClient(socket).Exec(ctx, host.ExecRequest{Argv: []string{initProgram}, NoStdin: true, Timeout: stepTimeout})
 	if refusal := (*guest.Error)(nil); errors.As(err, &refusal) {
 		return nil // it answers
 	}

@@ -126,7 +126,7 @@ func upSince(up, now time.Time, told, passed time.Duration) time.Time {
 
 // removeOverdue is one round of retain.
 func (s *Service) removeOverdue(ctx context.Context, r retention, now, up time.Time) {
-	removed, err := s.removeEnded(ctx, r.overdue(now, up, s.supervisor.List(runtime.Filter{})), grace(r.age))
+	removed, err := s.removeEnded(ctx, r.overdue(now, up, s.supervisor.List(runtime.Filter{AllTenants: true})), grace(r.age))
 	for _, sb := range removed {
 		s.log.Info("a sandbox that has ended was removed", "id", sb.ID, "name", sb.Name, "ended_age", r.age, "ended_limit", r.limit)
 	}

@@ -18,7 +18,8 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/image/layer"
-	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/image/snapshot"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -48,10 +49,10 @@ type Images interface {
 	AcquireSnapshot(ctx context.Context, ref string) (snap *image.Snapshot, release func(), err error)
 	RemoveSnapshot(ctx context.Context, ref string) (int64, error)
 	PruneSnapshots(ctx context.Context, before time.Time, labels map[string]string) (api.SnapshotsRemoved, error)
-	ExportSnapshot(ctx context.Context, ref string, read image.ReadLayer, w io.Writer) error
-	ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*image.Snapshot) error, read image.ReadLayer) (api.Snapshot, error)
-	// Settle removes layers that only sandboxes stood on that are gone; EnforceSnapshots keeps to the limit of snapshots' bytes.
-	Settle(ctx context.Context) error
+	ExportSnapshot(ctx context.Context, ref string, read snapshot.ReadLayer, w io.Writer) error
+	ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*image.Snapshot) error, read snapshot.ReadLayer) (api.Snapshot, error)
+	// CollectSnapshotLayers removes layers that only deleted sandboxes stood on; EnforceSnapshots keeps to the limit of snapshots' bytes.
+	CollectSnapshotLayers(ctx context.Context) error
 	EnforceSnapshots(ctx context.Context) error
 
 	// Draft begins to make an image.
@@ -290,7 +291,7 @@ const silenceGrace = 2 * time.Second
 // gone turns an error of the guest protocol into what the caller should hear, when init is lost: either the sandbox has
 // ended, or its init has been taken over and is ended now. Other errors pass.
 func (s *Service) gone(ctx context.Context, lease *runtime.Lease, err error) error {
-	if !errors.Is(err, guest.ErrLost) {
+	if !errors.Is(err, host.ErrLost) {
 		return err
 	}
 	wait := time.NewTimer(silenceGrace)

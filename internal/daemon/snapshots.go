@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/snapshot"
 	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -92,7 +93,7 @@ func (s *Service) enforceSnapshots(ctx context.Context) {
 
 // settleSnapshots removes layers that the last sandbox has left which stood on them.
 func (s *Service) settleSnapshots(ctx context.Context) {
-	if err := s.images.Settle(ctx); err != nil {
+	if err := s.images.CollectSnapshotLayers(ctx); err != nil {
 		s.log.Warn("a layer of a snapshot that nothing needs is left until the next start", "error", err)
 	}
 }
@@ -104,7 +105,7 @@ func (s *Service) TakeSnapshot(ctx context.Context, ref string, body api.TakeSna
 	}
 	if body.Name != "" { // before anything stands still for it
 		if _, err := s.images.InspectSnapshot(body.Name); err == nil {
-			return api.Snapshot{}, classify(image.ErrSnapshotExists, fmt.Errorf("snapshot %q: there is one of that name", body.Name))
+			return api.Snapshot{}, classify(snapshot.ErrExists, fmt.Errorf("snapshot %q: there is one of that name", body.Name))
 		}
 	}
 	t, err := s.take(ctx, ref)
@@ -114,7 +115,7 @@ func (s *Service) TakeSnapshot(ctx context.Context, ref string, body api.TakeSna
 	defer s.release(ctx, t)
 	rec := &t.of
 	snap := &image.Snapshot{
-		ID: image.NewSnapshotID(), Name: body.Name, Comment: body.Comment, Labels: body.Labels, Sandbox: rec.ID, SandboxName: rec.Name,
+		ID: snapshot.NewID(), Name: body.Name, Comment: body.Comment, Labels: body.Labels, Sandbox: rec.ID, SandboxName: rec.Name,
 		Image: rec.Image, ImageEnv: rec.ImageEnv, Env: rec.Env, Cwd: rec.Cwd, User: rec.User, Profile: rec.Profile,
 		CreatedAt: time.Now().UTC(), Size: t.result.Size, Entries: t.result.Entries, Consistent: t.consistent,
 	}
@@ -222,7 +223,7 @@ func (s *Service) forkRequest(t *taken, body *api.ForkSandbox) (runtime.Request,
 	rec := &t.of
 	r := runtime.Request{
 		Image: rec.Image, ImageDigest: rec.ImageDigest, ImageEnv: rec.ImageEnv, Rootfs: t.Rootfs, Env: mergeEnv(rec.Env, body.Env),
-		Cwd: rec.Cwd, Labels: maps.Clone(rec.Labels), Limits: heldLimits(rec), Defaults: rec.Limits,
+		Cwd: rec.Cwd, Labels: maps.Clone(rec.Labels), Limits: rec.HeldLimits(), Defaults: rec.Limits,
 		Command: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen,
 	}
 	if r.Labels == nil {
@@ -241,25 +242,6 @@ func (s *Service) forkRequest(t *taken, body *api.ForkSandbox) (runtime.Request,
 	}
 	r.IdleTimeout, err = seconds("idle_timeout", cmp.Or(body.IdleTimeout, rec.IdleTimeout))
 	return r, errors.Join(err, validateLabels(r.Labels), validateEnv(r.Env)) // their number
-}
-
-// heldLimits are those limits of a sandbox that really hold it. One that is made like it must be held by them too; the others
-// were wishes.
-func heldLimits(rec *runtime.Record) api.Limits {
-	l, held := rec.Limits, api.Limits{Nofile: rec.Explicit.Nofile, Pids: rec.Limits.Pids}
-	if rec.Enforced.Memory == "cgroup" {
-		held.Memory, held.MemoryHigh, held.Swap, held.OOMGroup = l.Memory, l.MemoryHigh, l.Swap, l.OOMGroup
-	}
-	if rec.Enforced.CPU == "cgroup" {
-		held.CPUs, held.CPUWeight = l.CPUs, l.CPUWeight
-	}
-	if rec.Enforced.CPUSet == "cgroup" {
-		held.CPUSet = l.CPUSet
-	}
-	if rec.Enforced.IO == "cgroup" || rec.Enforced.IO == "direct" {
-		held.IO = l.IO
-	}
-	return held
 }
 
 // Rollback gives a sandbox the files of a snapshot of the same image in the place of its own.
@@ -349,7 +331,7 @@ func (s *Service) Snapshots(ref string) (api.SnapshotList, error) {
 	return api.SnapshotList{Snapshots: list}, err
 }
 
-// readLayer is an [image.ReadLayer].
+// readLayer is a [snapshot.ReadLayer].
 func (s *Service) readLayer(ctx context.Context, source rootfs.Source, holes bool, w io.Writer) (layer.Result, error) {
 	if s.opts.Differ == nil {
 		return layer.Result{}, fmt.Errorf("%w: nobody reads what snapshots have", runtime.ErrUnavailable)
@@ -367,7 +349,7 @@ func (s *Service) verifySnapshots(ctx context.Context, out *api.ImagesVerified) 
 	checked := make(map[string]bool)
 	for _, told := range all {
 		snap, release, err := s.images.AcquireSnapshot(ctx, told.ID)
-		if errors.Is(err, image.ErrNoSnapshot) {
+		if errors.Is(err, snapshot.ErrNotFound) {
 			continue // removed meanwhile
 		} else if err != nil {
 			return err
@@ -379,7 +361,7 @@ func (s *Service) verifySnapshots(ctx context.Context, out *api.ImagesVerified) 
 			checked[id] = true
 			out.Snapshots++
 			want := snap.Rootfs.Snapshots[i]
-			result, err := image.ReadLayer(s.readLayer).ReadAs(ctx, snap.Rootfs.Below(len(snap.Rootfs.Snapshots)-1-i), want, io.Discard, func() error { return nil })
+			result, err := snapshot.ReadLayer(s.readLayer).ReadAs(ctx, snap.Rootfs.Below(len(snap.Rootfs.Snapshots)-1-i), want, io.Discard, func() error { return nil })
 			switch {
 			case ctx.Err() != nil:
 				release()

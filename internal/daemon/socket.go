@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/flock"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
 // longPast is a deadline that wakes whoever waits.
@@ -35,14 +38,7 @@ func AcquireLock(dir string) (io.Closer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	// A daemon that is about to end may hold it for another moment.
-	retry := time.NewTicker(10 * time.Millisecond)
-	defer retry.Stop()
-	for began := time.Now(); errors.Is(err, unix.EWOULDBLOCK) && time.Since(began) < lockPatience; {
-		<-retry.C
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	}
+	err = flock.Exclusive(nil, lockPatience, f) // a daemon that is about to end may hold it for another moment
 	if err != nil {
 		_ = f.Close() // nothing was written
 		if errors.Is(err, unix.EWOULDBLOCK) {
@@ -155,7 +151,7 @@ func (s *socket) take(ctx context.Context) error {
 		err := conn.Control(func(fd uintptr) { cerr = unix.Fchmod(int(fd), 0o600) })
 		return errors.Join(err, cerr)
 	}}
-	l, err := config.Listen(ctx, "unix", throughDir(s.dir, s.name))
+	l, err := config.Listen(ctx, "unix", unixmsg.ShortName(s.dir, s.name))
 	if err != nil {
 		return err
 	}
@@ -185,11 +181,6 @@ func (s *socket) leave() error {
 	return err
 }
 
-// throughDir is a path that is short however long that of the directory is: an address has 108 bytes.
-func throughDir(dir *os.File, name string) string {
-	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
-}
-
 // removeStale removes the socket of a daemon that was killed. One that is served is [errServed], and what is no socket is somebody's
 // file.
 func removeStale(ctx context.Context, dir *os.File, name string) error {
@@ -203,7 +194,7 @@ func removeStale(ctx context.Context, dir *os.File, name string) error {
 	case st.Mode&unix.S_IFMT != unix.S_IFSOCK:
 		return fmt.Errorf("%s exists and is no socket", name)
 	}
-	switch c, err := new(net.Dialer).DialContext(ctx, "unix", throughDir(dir, name)); {
+	switch c, err := new(net.Dialer).DialContext(ctx, "unix", unixmsg.ShortName(dir, name)); {
 	case err == nil:
 		_ = c.Close() // nothing was said
 		return errServed
@@ -256,16 +247,8 @@ type peerConn struct {
 const nobody = ^uint32(0)
 
 func peerUID(c *net.UnixConn) uint32 {
-	conn, err := c.SyscallConn()
+	uid, err := unixmsg.PeerUID(c)
 	if err != nil {
-		return nobody
-	}
-	uid := nobody
-	if err := conn.Control(func(fd uintptr) {
-		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			uid = cred.Uid
-		}
-	}); err != nil {
 		return nobody
 	}
 	return uid

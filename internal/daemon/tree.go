@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 )
 
 const (
@@ -93,7 +94,7 @@ func (s *Service) ListEach(ctx context.Context, ref, dir string, opts ListOption
 	}
 	defer end()
 	who := readAccounts(ctx, client.Open)
-	more, err = client.List(ctx, dir, opts.Depth, func(e guest.Entry) error {
+	more, err = client.List(ctx, dir, opts.Depth, func(e host.Entry) error {
 		if left--; left < 0 {
 			return errEnough
 		}
@@ -136,7 +137,7 @@ func readAccounts(ctx context.Context, open func(context.Context, string) (*os.F
 }
 
 // entry is a file as the API shows it.
-func (a accounts) entry(path string, fi guest.FileInfo) api.FileEntry {
+func (a accounts) entry(path string, fi host.FileInfo) api.FileEntry {
 	e := api.FileEntry{
 		Size: fi.Size, Mode: octal(fi.Mode), MTime: fi.ModTime.UTC(), Type: typeOf(fi.Mode),
 		UID: fi.UID, GID: fi.GID, User: a.users[fi.UID], Group: a.groups[fi.GID],
@@ -266,7 +267,7 @@ func (s *Service) Watch(ctx context.Context, ref, dir string, recursive bool, em
 		ready := api.FileChange{Kind: api.WatchReady}
 		ready.Path, ready.PathBytes = asText(dir)
 		return emit(ready)
-	}, func(c guest.Change) error {
+	}, func(c host.Change) error {
 		return emit(changeOf(dir, c))
 	})
 	if err == nil {
@@ -279,7 +280,7 @@ func (s *Service) Watch(ctx context.Context, ref, dir string, recursive bool, em
 }
 
 // changeOf is a change as the API shows it.
-func changeOf(dir string, c guest.Change) api.FileChange {
+func changeOf(dir string, c host.Change) api.FileChange {
 	change := api.FileChange{Kind: api.FileChangeKind(c.Kind)} // they are the same words
 	if c.Dir {
 		change.Type = api.TypeDirectory

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 )
 
 func TestModesAreOctal(t *testing.T) {
@@ -38,15 +39,15 @@ func TestModesAreOctal(t *testing.T) {
 // Names are told as the sandbox has them, below the path that the client knows.
 func TestChangesAreToldInTheClientsPaths(t *testing.T) {
 	for _, tc := range []struct {
-		change guest.Change
+		change host.Change
 		want   api.FileChange
 	}{
-		{guest.Change{Kind: guest.ChangeDeleted}, api.FileChange{Kind: api.FileDeleted, Path: "/d"}},
-		{guest.Change{Kind: guest.ChangeCreated, Path: "a/b", Dir: true}, api.FileChange{Kind: api.FileCreated, Path: "/d/a/b", Type: api.TypeDirectory}},
-		{guest.Change{Kind: guest.ChangeMoved, Path: "a", To: "\xff"}, api.FileChange{Kind: api.FileMoved, From: "/d/a", To: "/d/\uFFFD", ToBytes: []byte("/d/\xff")}},
-		{guest.Change{Kind: guest.ChangeOverflow, Path: "a"}, api.FileChange{Kind: api.WatchOverflow, Path: "/d/a"}},
-		{guest.Change{Kind: guest.ChangeModified, Path: "a"}, api.FileChange{Kind: api.FileModified, Path: "/d/a"}},
-		{guest.Change{Kind: guest.ChangeAttributes, Path: "a"}, api.FileChange{Kind: api.FileAttributes, Path: "/d/a"}},
+		{host.Change{Kind: guest.ChangeDeleted}, api.FileChange{Kind: api.FileDeleted, Path: "/d"}},
+		{host.Change{Kind: guest.ChangeCreated, Path: "a/b", Dir: true}, api.FileChange{Kind: api.FileCreated, Path: "/d/a/b", Type: api.TypeDirectory}},
+		{host.Change{Kind: guest.ChangeMoved, Path: "a", To: "\xff"}, api.FileChange{Kind: api.FileMoved, From: "/d/a", To: "/d/\uFFFD", ToBytes: []byte("/d/\xff")}},
+		{host.Change{Kind: guest.ChangeOverflow, Path: "a"}, api.FileChange{Kind: api.WatchOverflow, Path: "/d/a"}},
+		{host.Change{Kind: guest.ChangeModified, Path: "a"}, api.FileChange{Kind: api.FileModified, Path: "/d/a"}},
+		{host.Change{Kind: guest.ChangeAttributes, Path: "a"}, api.FileChange{Kind: api.FileAttributes, Path: "/d/a"}},
 	} {
 		if diff := cmp.Diff(tc.want, changeOf("/d/", tc.change)); diff != "" {
 			t.Error(diff)

@@ -30,16 +30,6 @@ const (
 
 	defaultOutputLimit = 1 << 20
 	maxOutputLimit     = 16 << 20
-
-	maxWeight = 10000   // the kernel's CGROUP_WEIGHT_MAX
-	maxCPUSet = 1024    // bytes of a list
-	minBPS    = 4 << 10 // below a page a second nothing ends any more
-	maxIOPS   = 1 << 31 // the kernel counts them in 32 bits
-	minMemory = 4 << 20 // below it not even the init starts, and the error would not say why
-	maxMemory = 1 << 50
-	maxCPUs   = 4096
-	maxPids   = 1 << 22 // the kernel's PID_MAX_LIMIT
-	maxNofile = 1 << 20
 )
 
 func validateCreate(req *api.CreateSandbox) error {
@@ -253,42 +243,11 @@ func validateLabels(labels map[string]string) error {
 }
 
 func validateLimits(l *api.Limits) error {
-	switch {
-	case l.Memory < 0 || l.Memory > maxMemory || l.Memory > 0 && l.Memory < minMemory:
-		return invalidf("limits.memory %d: must be 0 (the default) or between %d and %d bytes", l.Memory, int64(minMemory), int64(maxMemory))
-	case l.Swap != nil && (*l.Swap < 0 || *l.Swap > maxMemory):
-		return invalidf("limits.swap %d: must be between 0 and %d bytes", *l.Swap, int64(maxMemory))
-	case math.IsNaN(l.CPUs) || l.CPUs < 0 || l.CPUs > maxCPUs || l.CPUs > 0 && l.CPUs < 0.01:
-		return invalidf("limits.cpus %v: must be 0 (the default) or between 0.01 and %d", l.CPUs, maxCPUs)
-	case l.Pids < 0 || l.Pids > maxPids:
-		return invalidf("limits.pids %d: must be between 0 (the default) and %d", l.Pids, maxPids)
-	case l.Nofile > maxNofile:
-		return invalidf("limits.nofile %d: must be between 0 (the default) and %d", l.Nofile, maxNofile)
-	case l.MemoryHigh < 0 || l.MemoryHigh > maxMemory || l.MemoryHigh > 0 && l.MemoryHigh < minMemory:
-		return invalidf("limits.memory_high %d: must be 0 (the default) or between %d and %d bytes", l.MemoryHigh, int64(minMemory), int64(maxMemory))
-	case l.CPUWeight < 0 || l.CPUWeight > maxWeight:
-		return invalidf("limits.cpu_weight %d: must be 0 (the default) or between 1 and %d", l.CPUWeight, maxWeight)
-	case len(l.CPUSet) > maxCPUSet:
-		return invalidf("limits.cpuset: longer than %d bytes", maxCPUSet)
+	if err := l.Check(); err != nil {
+		return invalidf("%w", err)
 	}
 	if _, err := cgroup.ParseCPUs(l.CPUSet); err != nil {
 		return invalidf("limits.cpuset: must be like \"0-1,3\": %w", err)
-	}
-	if l.IO.Weight < 0 || l.IO.Weight > maxWeight {
-		return invalidf("limits.io.weight %d: must be 0 (the default) or between 1 and %d", l.IO.Weight, maxWeight)
-	}
-	for _, b := range []struct {
-		name           string
-		n, least, most int64
-	}{
-		{"read_bps", l.IO.ReadBPS, minBPS, maxMemory},
-		{"write_bps", l.IO.WriteBPS, minBPS, maxMemory},
-		{"read_iops", l.IO.ReadIOPS, 1, maxIOPS},
-		{"write_iops", l.IO.WriteIOPS, 1, maxIOPS},
-	} {
-		if b.n < 0 || b.n > b.most || b.n > 0 && b.n < b.least {
-			return invalidf("limits.io.%s %d: must be 0 (no ceiling) or between %d and %d", b.name, b.n, b.least, b.most)
-		}
 	}
 	return nil
 }

@@ -1,7 +1,8 @@
-// Package doctor examines a host: what will hold a sandbox there, what will not, what that costs, and what to do.
+// Package doctor examines a host: the restrictions that it can apply to sandboxes, the missing ones
+// with their cost, and the remedies.
 //
-// [Run] collects facts with the probes of internal/kernel and internal/idmap, which leave nothing behind. What the facts
-// mean is decided by a pure function. A program that calls Run calls kernel.Main first.
+// [Run] collects facts with the probes of internal/kernel and internal/idmap, which leave no trace.
+// A pure function judges the facts. A program that calls Run calls kernel.Main first.
 package doctor
 
 import (
@@ -31,10 +32,11 @@ import (
 	"github.com/sandboxd/sandboxd/seccomp"
 )
 
-// Run examines the host for the calling user and a daemon that keeps its data in dataDir, which need not exist yet.
+// Run examines the host for the calling user and a daemon with the given data directory, which need
+// not exist.
 func Run(ctx context.Context, dataDir string) []api.Check { return judge(gather(ctx, dataDir)) }
 
-// Ready reports whether a sandbox can start: every check that is fatal is OK.
+// Ready reports whether a sandbox can start: every fatal check is OK.
 func Ready(checks []api.Check) bool {
 	for _, c := range checks {
 		if c.Fatal && !c.OK {
@@ -44,34 +46,34 @@ func Ready(checks []api.Check) bool {
 	return true
 }
 
-// sysctl is a number below /proc/sys that not every kernel has.
+// sysctl is a number below /proc/sys, which some kernels lack.
 type sysctl struct {
 	value int
 	found bool
 }
 
-// set reports whether the switch is there and has the value.
+// set reports whether the sysctl exists and has the value.
 func (s sysctl) set(value int) bool { return s.found && s.value == value }
 
-// facts is everything that was seen.
+// facts holds all observations.
 type facts struct {
 	release, arch string
-	program       string // the path of sandboxd, as a profile of AppArmor can have it
+	program       string // path of sandboxd, in a form that an AppArmor profile can have
 	calls         error
 	uid           int
-	user          string // a name, or the uid where there is none
+	user          string // name, or uid if there is none
 
 	userNamespaces          error
 	maxUserNamespaces       sysctl
-	unprivilegedUserNSClone sysctl // Debian's and Arch's patch
-	apparmorRestrictsUserNS sysctl // Ubuntu's
+	unprivilegedUserNSClone sysctl // patch of Debian and Arch
+	apparmorRestrictsUserNS sysctl // patch of Ubuntu
 
 	ids      idmap.Inputs
 	idsErr   error
-	freeSubs int // where a new entry of /etc/subuid could start; 0: unknown
+	freeSubs int // possible start of a new entry in /etc/subuid; 0 if unknown
 
 	dataDir    string
-	nearest    string // dataDir or the first directory above that exists
+	nearest    string // dataDir or its nearest existing parent
 	dataErr    error
 	filesystem string
 	xattrs     error
@@ -84,19 +86,19 @@ type facts struct {
 	cgroup    kernel.Cgroup
 	cgroupErr error
 	host      cgroup.Host
-	scope     systemd.Scope // what systemd gives, where the daemon would ask for it
+	scope     systemd.Scope // scope from systemd, if the daemon would ask for one
 	scopeErr  error
 
 	landlock    int
 	landlockErr error
 	ptraceScope sysctl
 
-	freeBytes, freeFiles uint64 // of the disk that the data directory is on, for this user
+	freeBytes, freeFiles uint64 // free for this user, on the data directory's disk
 	diskErr              error
-	counted              map[string]sysctl // ceilings of the kernel that sandboxes use up, by the names of [ceilingsOfKernel]
-	covers               []string          // what is mounted below directories that the host image shows
+	counted              map[string]sysctl // kernel ceilings on resources of sandboxes, by the names of [ceilingsOfKernel]
+	covers               []string          // mounts below directories that the host image shows
 	coversErr            error
-	socket               string // where a daemon listens unless told otherwise
+	socket               string // default path of a daemon's socket
 	socketErr            error
 }
 
@@ -149,7 +151,7 @@ func gather(ctx context.Context, dataDir string) facts {
 		f.diskErr = unix.Statfs(f.nearest, &st)
 		f.freeBytes, f.freeFiles = st.Bavail*uint64(max(0, st.Bsize)), st.Ffree
 		if st.Files == 0 {
-			f.freeFiles = math.MaxUint64 // btrfs and others make them as they are needed
+			f.freeFiles = math.MaxUint64 // btrfs and others create inodes on demand
 		}
 	}
 	f.counted = make(map[string]sysctl)
@@ -167,8 +169,8 @@ func gather(ctx context.Context, dataDir string) facts {
 	return f
 }
 
-// mountedBelow finds mounts strictly below the directories in the form of proc(5), /proc/<pid>/mountinfo. Directories that are links
-// have nothing below them there.
+// mountedBelow returns the mounts strictly below the directories, from /proc/<pid>/mountinfo as
+// described in proc(5). It shows no mounts below directories that are links.
 func mountedBelow(mountinfo string, dirs []string) []string {
 	var found []string
 	for line := range strings.Lines(mountinfo) {
@@ -185,9 +187,10 @@ func mountedBelow(mountinfo string, dirs []string) []string {
 	return found
 }
 
-// usableSocket says why no daemon of this user can listen there. That one listens already is for who starts the next.
+// usableSocket returns the reason why no daemon of this user can listen at path. A running daemon
+// is no such reason: its successor handles it.
 func usableSocket(path string) error {
-	const longest = 107 // of sockaddr_un's 108 bytes, the last is 0
+	const longest = 107 // sockaddr_un has 108 bytes, and the last is 0
 	if len(path) > longest {
 		return fmt.Errorf("%s has %d bytes, and a socket's path %d at most", path, len(path), longest)
 	}
@@ -196,7 +199,7 @@ func usableSocket(path string) error {
 		return err
 	}
 	if dir != filepath.Dir(path) {
-		return nil // it will be made, private
+		return nil // the daemon creates it with mode 0700
 	}
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
@@ -208,10 +211,10 @@ func usableSocket(path string) error {
 	return nil
 }
 
-// plainPath is one that neither a shell nor AppArmor reads as anything else.
+// plainPath matches paths that need no quoting in a shell or an AppArmor profile.
 var plainPath = regexp.MustCompile(`^/[A-Za-z0-9/._+-]+/sandboxd$`)
 
-// ownPath is where this program lies, or where one that is installed by hand usually does.
+// ownPath returns the path of this program, or else the usual path of a manual installation.
 func ownPath() string {
 	if path, err := os.Executable(); err == nil && plainPath.MatchString(path) {
 		return path
@@ -219,13 +222,13 @@ func ownPath() string {
 	return "/usr/local/bin/sandboxd"
 }
 
-// readSysctl takes a switch that cannot be read for one that is not there: the probes decide, switches only explain.
+// readSysctl treats an unreadable sysctl as missing: probes decide, sysctls only explain.
 func readSysctl(name string) sysctl {
 	v, found, err := kernel.Sysctl(name)
 	return sysctl{value: v, found: found && err == nil}
 }
 
-// nearest is dir or the first directory above it that exists, and an error where it cannot be written.
+// nearest returns dir or its nearest existing parent, and an error if that is not writable.
 func nearest(dir string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {

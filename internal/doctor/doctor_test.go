@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// healthy is an ordinary user's host that lacks nothing.
+// healthy returns the facts of an ordinary user's host without defects.
 func healthy() facts {
 	controllers := cgroup.Wanted()
 	all := []idmap.Range{{Inside: 0, Outside: 0, Size: 4294967295}}
@@ -70,8 +70,8 @@ func TestJudge(t *testing.T) {
 		spoil  func(*facts)
 		check  string
 		fatal  bool
-		found  string // a part of it
-		remedy string // a part of it
+		found  string // substring
+		remedy string // substring
 	}{
 		"old kernel": {func(f *facts) { f.calls = refused("openat2") }, "kernel", true, "openat2", "Linux 5.11"},
 		"no namespaces left": {
@@ -226,7 +226,7 @@ func TestJudge(t *testing.T) {
 					continue
 				}
 				if tc.check == "AppArmor" {
-					c.Fatal = tc.fatal // what it means is fatal, and said by "user namespaces"
+					c.Fatal = tc.fatal // "user namespaces" reports that this is fatal
 				}
 				if c.OK || c.Fatal != tc.fatal || c.Means == "" || !strings.Contains(c.Found, tc.found) || !strings.Contains(c.Remedy, tc.remedy) {
 					t.Errorf("%+v", c)
@@ -238,7 +238,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// Where AppArmor restricts others, it does not matter to who may.
+// A profile that exempts this program makes AppArmor's restriction harmless.
 func TestJudgeTakesAProfileOfAppArmor(t *testing.T) {
 	f := healthy()
 	f.apparmorRestrictsUserNS = sysctl{1, true}
@@ -282,7 +282,7 @@ func TestUsableSocket(t *testing.T) {
 	}
 }
 
-// What a low ceiling means for sandboxes is not all that the host's user has of it.
+// A low ceiling's cost counts only the part of it that sandboxes may use.
 func TestSandboxesHaveHalf(t *testing.T) {
 	f := healthy()
 	f.counted["fs/inotify/max_user_instances"] = sysctl{8, true}
@@ -291,7 +291,7 @@ func TestSandboxesHaveHalf(t *testing.T) {
 	}
 }
 
-// In a login session nothing is delegated, and nothing is missing where systemd gives a scope.
+// A login session has no delegation, and needs none if systemd gives a scope.
 func TestJudgeTakesAScopeForACgroup(t *testing.T) {
 	f := healthy()
 	f.cgroup.Delegated, f.cgroup.Kill, f.cgroup.Why = false, false, "cgroup.procs is not ours"
@@ -303,7 +303,7 @@ func TestJudgeTakesAScopeForACgroup(t *testing.T) {
 	}
 }
 
-// TestRun examines this host. What it finds is this host's matter; that it answers everything and leaves nothing is ours.
+// TestRun examines this host: every check must have an answer, and no trace may be left.
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	checks := Run(t.Context(), filepath.Join(dir, "not", "yet"))

@@ -12,7 +12,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/kernel"
 )
 
-// judge says what the facts mean, in the order in which somebody would put them right.
+// judge derives the checks from the facts, in the order in which to repair them.
 func judge(f facts) []api.Check {
 	checks := []api.Check{
 		f.judgeKernel(),
@@ -43,7 +43,7 @@ func judge(f facts) []api.Check {
 	return checks
 }
 
-// sudo writes a command as this user would have to type it.
+// sudo returns a command in the form for this user.
 func (f facts) sudo(command string) string {
 	if f.uid == 0 {
 		return command
@@ -80,8 +80,8 @@ func (f facts) judgeUserNamespaces() api.Check {
 	return c
 }
 
-// apparmorProfile prints a profile that confines nothing, and lets the two programs make user namespaces where they lie: by their names
-// alone, any program so called could.
+// apparmorProfile prints a profile that confines nothing and lets the two programs create user
+// namespaces. It names their paths: by name alone, any program of that name could.
 func (f facts) apparmorProfile() string {
 	return "printf 'abi <abi/4.0>,\\nprofile sandboxd " + f.program + "{,-launcher} flags=(unconfined) {\\n  userns,\\n}\\n'"
 }
@@ -104,8 +104,9 @@ func (f facts) judgeAppArmor() api.Check {
 	return c
 }
 
-// ceilingsOfKernel are what each sandbox uses some of, and how many of it a host should allow at least: the kernel's own defaults are
-// far above, but for inotify, where it is the default.
+// ceilingsOfKernel lists kernel limits on resources that each sandbox uses, with the least value
+// that a host should allow. The kernel's defaults are far higher, except for inotify, where it is
+// the default.
 var ceilingsOfKernel = []struct {
 	name string // below /proc/sys
 	min  int
@@ -142,7 +143,7 @@ func (f facts) judgeSysctls() api.Check {
 	return c
 }
 
-// What should be free: an image of a distribution with a compiler takes as much.
+// Free space for an image of a distribution with a compiler.
 const (
 	minFreeBytes = 2 << 30
 	minFreeFiles = 100_000
@@ -188,7 +189,7 @@ func (f facts) judgeSocket() api.Check {
 	return api.Check{
 		Name: "socket", OK: f.socketErr == nil,
 		Found:  join(f.socket+" can be listened on, by this user alone", f.socketErr),
-		Means:  "the daemon cannot listen, or somebody else could take its place",
+		Means:  "the daemon cannot listen, or another user could take its place",
 		Remedy: "make the directory your own (chmod 700), or choose another with --runtime-dir or --socket; in a shell without a session set XDG_RUNTIME_DIR",
 	}
 }
@@ -212,7 +213,7 @@ func (f facts) judgeIDs() api.Check {
 	if start == 0 {
 		start = 100000
 	}
-	// Its whole width even where some ids are there already: entries may have holes between them.
+	// Add a full range even if some IDs exist: entries may have gaps between them.
 	ids := fmt.Sprintf("%d-%d", start, start+idmap.SandboxIDs-1)
 	add := f.sudo(fmt.Sprintf("usermod --add-subuids %s --add-subgids %s %s", ids, ids, f.user)) + ", then restart the daemon"
 	switch {
@@ -295,13 +296,14 @@ func (f facts) judgeSeccomp() api.Check {
 	}
 }
 
-// usual are the controllers behind the limits that every sandbox has by default, rest those behind the others.
+// usual are the controllers of the limits that every sandbox has by default; rest are those of the
+// other limits.
 var (
 	usual = []string{"cpu", "memory", "pids"}
 	rest  = []string{"cpuset", "io"}
 )
 
-// given is what a daemon would have of cgroups: which controllers, and in words.
+// given returns the controllers that a daemon would have, and a description.
 func (f facts) given() (controllers []string, found string) {
 	switch {
 	case f.cgroupErr != nil:
@@ -328,7 +330,7 @@ func (f facts) judgeCgroup() api.Check {
 			"A creation that asks for such a limit is refused; processes are limited by rlimit",
 	}
 	if len(have) == 0 {
-		missing = nil // the cgroup itself
+		missing = nil // the cgroup itself is missing
 	}
 	c.Remedy = f.host.Remedy(missing)
 	return c
@@ -348,7 +350,7 @@ func (f facts) judgeCgroupRest() api.Check {
 	return c
 }
 
-// ceilings says what controllers would have limited.
+// ceilings names the resources that the controllers would limit.
 func ceilings(controllers []string) string {
 	words := map[string]string{"cpu": "CPU time", "memory": "memory", "pids": "processes"}
 	var out []string
@@ -390,7 +392,7 @@ func (f facts) judgeLogout() api.Check {
 	return c
 }
 
-// landlockScopes is the first version of Landlock that keeps signals and abstract sockets apart.
+// landlockScopes is the first version of Landlock with scopes for signals and abstract sockets.
 const landlockScopes = 6
 
 func (f facts) judgeLandlock() api.Check {
@@ -427,7 +429,7 @@ func (f facts) judgePtrace() api.Check {
 	return c
 }
 
-// join is good where there is no error, and what the kernel said otherwise.
+// join returns good if err is nil, otherwise the kernel's answer.
 func join(good string, err error) string {
 	if err == nil {
 		return good

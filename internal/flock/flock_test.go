@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,23 +21,25 @@ func open(t *testing.T, path string) *os.File {
 	return f
 }
 
-// Who waits for a lock gives up in time, and gets it when its holder lets go.
+// Exclusive gives up in time, and gets a lock that is released before.
 func TestExclusiveWaitsNoLongerThanAsked(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	first, second := open(t, path), open(t, path)
-	if err := Exclusive(nil, time.Minute, first); err != nil {
-		t.Fatal(err)
-	}
-	if err := Exclusive(nil, 3*pause, second); !errors.Is(err, unix.EWOULDBLOCK) {
-		t.Errorf("a lock that another has: %v", err)
-	}
-	stop := make(chan struct{})
-	close(stop)
-	if err := Exclusive(stop, time.Hour, second); !errors.Is(err, unix.EWOULDBLOCK) {
-		t.Errorf("a lock that another has, and who wants it is to stop: %v", err)
-	}
-	time.AfterFunc(2*pause, func() { _ = first.Close() })
-	if err := Exclusive(nil, time.Minute, second); err != nil {
-		t.Errorf("a lock that was let go: %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		wait := func(want error, after time.Duration, err error) {
+			t.Helper()
+			if took := time.Since(begun); !errors.Is(err, want) || took < after || took > after+retry {
+				t.Errorf("%v after %v, want %v after %v", err, took, want, after)
+			}
+			begun = time.Now()
+		}
+		wait(nil, 0, Exclusive(nil, time.Minute, first))
+		wait(unix.EWOULDBLOCK, 5*retry/2, Exclusive(nil, 5*retry/2, second))
+		stop := make(chan struct{})
+		time.AfterFunc(3*retry/2, func() { close(stop) })
+		wait(unix.EWOULDBLOCK, 3*retry/2, Exclusive(stop, Forever, second))
+		time.AfterFunc(5*retry/2, func() { _ = first.Close() })
+		wait(nil, 5*retry/2, Exclusive(nil, Forever, second))
+	})
 }

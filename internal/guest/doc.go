@@ -1,6 +1,6 @@
-// Package guest is the protocol between the daemon and the init of a sandbox, both sides of it.
+// Package guest is the protocol between the daemon and the init of a sandbox: messages, bounds and their validation.
 //
-// host_*.go runs in the daemon, init_*.go in the sandbox (cmd/sandboxd-init), protocol.go and conn_linux.go are what both agree on.
+// Package guest/host is the daemon's side, guest/inside that of the sandbox (cmd/sandboxd-init). Neither imports the other.
 //
 // # Theory of operation
 //
@@ -129,7 +129,7 @@
 // Lists, removals, watches and archives together have half of its descriptors; the one that wants more is refused, or told of what is
 // missing as of a directory that cannot be read.
 //
-// Where the kernel lets init send no descriptor (ETOOMANYREFS: the user has too many under way, see init_send_linux.go), not under
+// Where the kernel lets init send no descriptor (ETOOMANYREFS: the user has too many under way, see inside/send.go), not under
 // another id either, that request is refused, and what it has started is killed before.
 //
 // # Trust

@@ -9,156 +9,158 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
-// The bounds of the protocol. Both sides hold them, and the host holds init to them.
+// Bounds of the protocol. Both sides hold them, and the host holds init to them.
 const (
-	// maxPacket is the largest packet either side sends or accepts. It stays well below the default send buffer of a
+	// MaxPacket is the size of the largest packet. It stays well below the default send buffer of a
 	// socket (net.core.wmem_default, 208 KiB), above which a packet could not be sent at all.
-	maxPacket = 64 << 10
-	// maxArgs is how many bytes argv and env may have together, each string with its NUL: what the kernel's execve takes
-	// with the usual stack limit (ARG_MAX). What does not fit into a packet travels in a memfd.
-	maxArgs = 2 << 20
-	// maxArg is the longest single string that execve takes (MAX_ARG_STRLEN).
-	maxArg = 128 << 10
-	// maxPath is PATH_MAX with its NUL.
-	maxPath = 4096
-	// maxLimits bounds the limits of an exec: RLIM_NLIMITS.
-	maxLimits = 16
-	// maxGroups bounds the supplementary groups. The kernel takes 65536, which would not fit into a packet.
-	maxGroups = 1024
-	// maxFDs is how many descriptors one packet carries at most: the three of an exec and its memfd.
-	maxFDs = 4
-	// maxProcesses is how many processes one answer tells of, maxProcessArgs how many bytes of a process's arguments, and
-	// maxListedArgs how many of all: what comes after has none.
-	maxProcesses   = 4096
-	maxProcessArgs = 4096
-	maxListedArgs  = 1 << 20
-	// maxConns is how many connections init serves at a time. Later ones are refused (EMFILE).
-	maxConns = 1024
-	// maxListDepth is how deep a list goes: a descriptor of init is open for every level.
-	maxListDepth = 200
-	// maxBatch is how many entries or events one packet has at most, and maxBatchBytes how many bytes their strings may have
-	// had before the last one was added: with those and the JSON a packet is full to three quarters.
-	maxBatch      = 128
-	maxBatchBytes = 20 << 10
-	// maxWatched is how many directories init watches, and maxWatches how many watches it keeps at a time.
-	maxWatched = 8192
-	maxWatches = 16
+	MaxPacket = 64 << 10
+	// MaxArgs bounds argv and env together, in bytes with the NUL of each string: the limit of execve
+	// with the usual stack size (ARG_MAX). Strings that exceed a packet travel in a memfd.
+	MaxArgs = 2 << 20
+	// MaxArg bounds a single string (MAX_ARG_STRLEN of execve).
+	MaxArg = 128 << 10
+	// MaxPath is PATH_MAX with its NUL.
+	MaxPath = 4096
+	// MaxLimits bounds the limits of an exec: RLIM_NLIMITS.
+	MaxLimits = 16
+	// MaxGroups bounds the supplementary groups. The kernel's 65536 would exceed a packet.
+	MaxGroups = 1024
+	// MaxFDs bounds the descriptors of a packet: the three of an exec and its memfd.
+	MaxFDs = 4
+	// MaxProcesses bounds the processes of one listing, MaxProcessArgs the bytes of one process's
+	// arguments, and MaxListedArgs those of all; later processes have none.
+	MaxProcesses   = 4096
+	MaxProcessArgs = 4096
+	MaxListedArgs  = 1 << 20
+	// MaxConns bounds init's connections. Later ones are refused (EMFILE).
+	MaxConns = 1024
+	// MaxListDepth bounds the depth of a list: init keeps a descriptor open for every level.
+	MaxListDepth = 200
+	// MaxBatch bounds the entries or events of one packet, and MaxBatchBytes the bytes of their
+	// strings before the last one is added. With both limits and the JSON a packet is three quarters
+	// full.
+	MaxBatch      = 128
+	MaxBatchBytes = 20 << 10
+	// MaxWatched bounds the directories that init watches, and MaxWatches its watches at a time.
+	MaxWatched = 8192
+	MaxWatches = 16
 )
 
-// A kind is the first word of a packet and says which struct follows.
-type kind = string
+// A Kind is the first word of a packet. It determines the struct that follows.
+type Kind = string
 
-// The daemon's kinds; all but the last four open a request, those come on a running one.
+// Kinds of the daemon. The last four come on a running request, the others open one.
 const (
-	kindPing   kind = "ping"
-	kindExec   kind = "exec"    // execRequest + cwd, argv…, env… + stdin, stdout, stderr (none with TTY) [+ memfd]
-	kindOpen   kind = "open"    // + path
-	kindCreate kind = "create"  // createRequest + path
-	kindAppend kind = "append"  // createRequest + path
-	kindStat   kind = "stat"    // statRequest + path
-	kindList   kind = "list"    // listRequest + path
-	kindMkdir  kind = "mkdir"   // mkdirRequest + path
-	kindMove   kind = "move"    // moveRequest + old path, new path
-	kindRemove kind = "remove"  // removeRequest + path
-	kindWatch  kind = "watch"   // watchRequest + path
-	kindTarOut kind = "tar-out" // + path + pipe to write
-	kindTarIn  kind = "tar-in"  // tarInRequest + path + pipe to read
+	KindPing   Kind = "ping"
+	KindExec   Kind = "exec"    // ExecRequest + cwd, argv…, env… + stdin, stdout, stderr (none with TTY) [+ memfd]
+	KindOpen   Kind = "open"    // + path
+	KindCreate Kind = "create"  // CreateRequest + path
+	KindAppend Kind = "append"  // CreateRequest + path
+	KindStat   Kind = "stat"    // StatRequest + path
+	KindList   Kind = "list"    // ListRequest + path
+	KindMkdir  Kind = "mkdir"   // MkdirRequest + path
+	KindMove   Kind = "move"    // MoveRequest + old path, new path
+	KindRemove Kind = "remove"  // RemoveRequest + path
+	KindWatch  Kind = "watch"   // WatchRequest + path
+	KindTarOut Kind = "tar-out" // + path + pipe to write
+	KindTarIn  Kind = "tar-in"  // TarInRequest + path + pipe to read
 
-	kindProcesses kind = "processes"
+	KindProcesses Kind = "processes"
 
-	kindSignal kind = "signal" // signalRequest; exec only
-	kindKill   kind = "kill"   // exec only
-	kindCommit kind = "commit" // create only
-	kindAbort  kind = "abort"  // create only
+	KindSignal Kind = "signal" // SignalRequest; exec only
+	KindKill   Kind = "kill"   // exec only
+	KindCommit Kind = "commit" // create only
+	KindAbort  Kind = "abort"  // create only
 )
 
-// Init's kinds.
+// Kinds of init.
 const (
-	kindError    kind = "error"    // errorAnswer + path; always the last packet
-	kindPong     kind = "pong"     // answers ping
-	kindStarted  kind = "started"  // startedAnswer [+ terminal]; answers exec
-	kindExited   kind = "exited"   // exitedAnswer; the last packet of an exec
-	kindOpened   kind = "opened"   // + file; answers open and append
-	kindCreated  kind = "created"  // + file; answers create
-	kindInfo     kind = "info"     // infoAnswer + link target; answers stat
-	kindEntries  kind = "entries"  // entriesAnswer + name and link target of each; answers list, any number of times
-	kindListed   kind = "listed"   // listedAnswer; the last packet of a list
-	kindWatching kind = "watching" // answers watch
-	kindEvents   kind = "events"   // eventsAnswer + path and new path of each; any number of times after watching
-	kindDone     kind = "done"     // answers commit, abort, mkdir, move, remove, tar-out and tar-in; the last packet of a watch and of a listing
-	kindListing  kind = "listing"  // answers processes; any number of process follow, and then done
-	kindProcess  kind = "process"  // processAnswer + argv…
+	KindError    Kind = "error"    // ErrorAnswer + path; always the last packet
+	KindPong     Kind = "pong"     // answers ping
+	KindStarted  Kind = "started"  // StartedAnswer [+ terminal]; answers exec
+	KindExited   Kind = "exited"   // ExitedAnswer; the last packet of an exec
+	KindOpened   Kind = "opened"   // + file; answers open and append
+	KindCreated  Kind = "created"  // + file; answers create
+	KindInfo     Kind = "info"     // InfoAnswer + link target; answers stat
+	KindEntries  Kind = "entries"  // EntriesAnswer + name and link target of each; answers list, any number of times
+	KindListed   Kind = "listed"   // ListedAnswer; the last packet of a list
+	KindWatching Kind = "watching" // answers watch
+	KindEvents   Kind = "events"   // EventsAnswer + path and new path of each; any number of times after watching
+	KindDone     Kind = "done"     // answers commit, abort, mkdir, move, remove, tar-out and tar-in; the last packet of a watch and of a listing
+	KindListing  Kind = "listing"  // answers processes; any number of process follow, and then done
+	KindProcess  Kind = "process"  // ProcessAnswer + argv…
 )
 
-// none is the struct of the kinds that have nothing to say.
-type none struct{}
+// None is the struct of kinds without fields.
+type None struct{}
 
-type execRequest struct {
-	Args   int      `json:"args"` // how many of the strings after cwd are argv; the others are env
+type ExecRequest struct {
+	Args   int      `json:"args"` // number of strings after cwd that are argv; the others are env
 	UID    uint32   `json:"uid"`
 	GID    uint32   `json:"gid"`
 	Groups []uint32 `json:"groups,omitempty"`
 	TTY    bool     `json:"tty,omitempty"`
 	Rows   uint16   `json:"rows,omitempty"`
 	Cols   uint16   `json:"cols,omitempty"`
-	// Timeout in nanoseconds from the start of the process; 0 is none.
+	// Timeout in nanoseconds from the start of the process; zero means none.
 	Timeout int64 `json:"timeout,omitempty"`
-	MakeCwd bool  `json:"make_cwd,omitempty"` // what is missing of cwd is made, and belongs to the user
-	// Limits are set before the program is executed.
+	MakeCwd bool  `json:"make_cwd,omitempty"` // make missing directories of cwd, owned by the user
+	// Resource limits of the program.
 	Limits []Rlimit `json:"limits,omitempty"`
-	// Whole says that nobody waits for started: it may come a little later, and not at all before an exited that has the pid.
+	// Whole asks init to report the start with the exit if that comes soon, and else a little later.
 	Whole bool `json:"whole,omitempty"`
-	// Memfd says that the strings do not follow: the last descriptor holds them.
+	// Memfd reports that the last descriptor holds the strings, instead of the packet.
 	Memfd bool `json:"memfd,omitempty"`
 }
 
-type createRequest struct {
+type CreateRequest struct {
 	Mode uint32 `json:"mode"` // permission bits only
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
 }
 
-type commitRequest struct {
-	New bool `json:"new,omitempty"` // EEXIST where something has the name by now
+type CommitRequest struct {
+	New bool `json:"new,omitempty"` // EEXIST if the name is taken by now
 }
 
-type statRequest struct {
-	Follow bool `json:"follow,omitempty"` // a link in the last place too
+type StatRequest struct {
+	Follow bool `json:"follow,omitempty"` // follow a link in the last place too
 }
 
-type listRequest struct {
-	Depth int `json:"depth"` // 1: what is in the directory itself
+type ListRequest struct {
+	Depth int `json:"depth"` // 1: entries of the directory itself
 }
 
-type mkdirRequest struct {
+type MkdirRequest struct {
 	Mode    uint32 `json:"mode"` // permission bits only
 	UID     uint32 `json:"uid"`
 	GID     uint32 `json:"gid"`
 	Parents bool   `json:"parents,omitempty"`
 }
 
-type moveRequest struct {
+type MoveRequest struct {
 	Overwrite bool `json:"overwrite,omitempty"`
 }
 
-type removeRequest struct {
+type RemoveRequest struct {
 	Recursive bool `json:"recursive,omitempty"`
 }
 
-type watchRequest struct {
+type WatchRequest struct {
 	Recursive bool `json:"recursive,omitempty"`
 }
 
-type tarInRequest struct {
+type TarInRequest struct {
 	UID uint32 `json:"uid"`
 	GID uint32 `json:"gid"`
 }
 
-type signalRequest struct {
+type SignalRequest struct {
 	Signal int  `json:"signal"`
-	All    bool `json:"all,omitempty"` // not only the main process's group: all that the exec has started
+	All    bool `json:"all,omitempty"` // not the main process's group alone, but everything that the exec has started
 }
 
 // An Rlimit is a limit of setrlimit(2), soft and hard at once.
@@ -167,30 +169,30 @@ type Rlimit struct {
 	Value    uint64 `json:"value"`
 }
 
-type processAnswer struct {
+type ProcessAnswer struct {
 	PID   int    `json:"pid"`
-	PPID  int    `json:"ppid"` // 0: its parent is outside of the sandbox
+	PPID  int    `json:"ppid"` // 0: the parent is outside of the sandbox
 	UID   uint32 `json:"uid"`
 	State string `json:"state"`          // one letter, as in /proc/<pid>/stat
 	Age   int64  `json:"age"`            // nanoseconds
 	CPU   int64  `json:"cpu"`            // nanoseconds
 	RSS   int64  `json:"rss"`            // bytes
-	Name  string `json:"name"`           // what the kernel calls it: of a program without arguments all there is
-	Main  int    `json:"main,omitempty"` // pid of the main process of the exec that it comes from, if that still runs
-	Cut   bool   `json:"cut,omitempty"`  // it has more arguments than follow
+	Name  string `json:"name"`           // kernel's name for it, the only one of a program without arguments
+	Main  int    `json:"main,omitempty"` // pid of the main process of its exec, if that still runs
+	Cut   bool   `json:"cut,omitempty"`  // there are more arguments than follow
 }
 
-type errorAnswer struct {
+type ErrorAnswer struct {
 	Stage Stage `json:"stage"`
 	Errno int   `json:"errno"`
 }
 
-type startedAnswer struct {
+type StartedAnswer struct {
 	PID int `json:"pid"`
 }
 
-type exitedAnswer struct {
-	PID     int   `json:"pid,omitempty"` // where started was not sent, and only there
+type ExitedAnswer struct {
+	PID     int   `json:"pid,omitempty"` // only if started was not sent
 	Code    int   `json:"code,omitempty"`
 	Signal  int   `json:"signal,omitempty"`
 	Timeout bool  `json:"timeout,omitempty"`
@@ -199,56 +201,56 @@ type exitedAnswer struct {
 	MaxRSS  int64 `json:"maxrss"` // bytes
 }
 
-type infoAnswer struct {
+type InfoAnswer struct {
 	Size  int64  `json:"size"`
-	Mode  uint32 `json:"mode"` // st_mode as it is
+	Mode  uint32 `json:"mode"` // st_mode
 	MTime int64  `json:"mtime"`
 	NSec  int64  `json:"nsec"`
 	UID   uint32 `json:"uid"`
 	GID   uint32 `json:"gid"`
 }
 
-// entriesAnswer has at least one entry but in the first packet. Each comes with two strings: its path below the directory that
-// is listed, and what it says if it is a link.
-type entriesAnswer struct {
-	List []entryAnswer `json:"list,omitempty"`
+// EntriesAnswer has at least one entry, except in the first packet. Two strings come with each: its
+// path relative to the listed directory, and its target if it is a link.
+type EntriesAnswer struct {
+	List []EntryAnswer `json:"list,omitempty"`
 }
 
-type entryAnswer struct {
-	infoAnswer
+type EntryAnswer struct {
+	InfoAnswer
 
-	Errno int `json:"errno,omitempty"` // why a directory was to be read, and could not
+	Errno int `json:"errno,omitempty"` // the reason why a directory could not be read
 }
 
-type listedAnswer struct {
-	More bool `json:"more,omitempty"` // something was left out that no entry tells of: too deep, or too long a path
+type ListedAnswer struct {
+	More bool `json:"more,omitempty"` // too deep, or too long a path, was left out without an entry
 }
 
-// eventsAnswer has at least one event. Each comes with two strings: a path below the one that is watched, empty for that one
-// itself, and for a move the new one.
-type eventsAnswer struct {
-	List []eventAnswer `json:"list"`
+// EventsAnswer has at least one event. Two strings come with each: its path relative to the watched
+// one, empty for that itself, and the new path of a move.
+type EventsAnswer struct {
+	List []EventAnswer `json:"list"`
 }
 
-type eventAnswer struct {
+type EventAnswer struct {
 	Kind ChangeKind `json:"kind"`
 	Dir  bool       `json:"dir,omitempty"`
 }
 
-// A ChangeKind is what a watch tells of.
+// A ChangeKind is the kind of an event of a watch.
 type ChangeKind string
 
-// The kinds of changes.
+// Kinds of changes.
 const (
-	ChangeCreated    ChangeKind = "created"    // also: moved here from outside of what is watched
+	ChangeCreated    ChangeKind = "created"    // also: moved here from outside of the watched directory
 	ChangeModified   ChangeKind = "modified"   // the content
 	ChangeAttributes ChangeKind = "attributes" // mode, owner, times
 	ChangeDeleted    ChangeKind = "deleted"    // also: moved away
 	ChangeMoved      ChangeKind = "moved"
-	ChangeOverflow   ChangeKind = "overflow" // something was missed at or below the path
+	ChangeOverflow   ChangeKind = "overflow" // events at or below the path were missed
 )
 
-func validChange(k ChangeKind) bool {
+func ValidChange(k ChangeKind) bool {
 	switch k {
 	case ChangeCreated, ChangeModified, ChangeAttributes, ChangeDeleted, ChangeMoved, ChangeOverflow:
 		return true
@@ -256,12 +258,12 @@ func validChange(k ChangeKind) bool {
 	return false
 }
 
-// A Stage is the step of a request that went wrong inside the sandbox.
+// A Stage is the step of a request that failed inside the sandbox.
 type Stage string
 
-// The stages of an [Error].
+// Stages of an [Error].
 const (
-	StageRequest Stage = "request" // the request itself cannot be served as it stands
+	StageRequest Stage = "request" // validating the request
 	StageLookup  Stage = "lookup"  // finding the program
 	StageCwd     Stage = "cwd"     // entering the working directory
 	StageTTY     Stage = "tty"     // making the terminal
@@ -276,17 +278,17 @@ const (
 	StageMove    Stage = "move"    // renaming
 	StageRemove  Stage = "remove"  // removing a file or a tree
 	StageWatch   Stage = "watch"   // setting up a watch
-	StageArchive Stage = "archive" // the tar stream is malformed, or names what must not be
+	StageArchive Stage = "archive" // reading a malformed tar stream, or one with forbidden names
 )
 
-// An Error is init's refusal of a request: the request was understood, and the sandbox is well.
+// An Error is init's refusal of a request. The sandbox itself is well.
 type Error struct {
 	Stage Stage
 	Errno syscall.Errno
-	Path  string // what the stage was about, as the sandbox names it; may hold any byte
+	Path  string // object of the stage, in the sandbox's terms; any bytes
 }
 
-// ErrNotRegular is what errors.Is finds in the refusal of a FIFO, a device, a socket or a file of /proc.
+// ErrNotRegular matches the refusal of a FIFO, a device, a socket or a file of /proc.
 var ErrNotRegular = errors.New("not a regular file")
 
 func (e *Error) Error() string {
@@ -300,13 +302,13 @@ func (e *Error) Error() string {
 	return string(e.Stage) + " " + strconv.Quote(e.Path) + ": " + what
 }
 
-// Unwrap gives the errno, so that errors.Is(err, fs.ErrNotExist) and the like work.
+// Unwrap returns the errno, so that errors.Is(err, fs.ErrNotExist) and the like work.
 func (e *Error) Unwrap() error { return e.Errno }
 
 // Is makes errors.Is(err, ErrNotRegular) work.
 func (e *Error) Is(target error) bool { return target == ErrNotRegular && e.Stage == StageType }
 
-func validStage(s Stage) bool {
+func ValidStage(s Stage) bool {
 	switch s {
 	case StageRequest, StageLookup, StageCwd, StageTTY, StageLimit, StageStart, StageOpen, StageType, StageStat, StageRead,
 		StageWrite, StageCommit, StageMove, StageRemove, StageWatch, StageArchive:
@@ -317,10 +319,10 @@ func validStage(s Stage) bool {
 
 var errNUL = errors.New("string with a NUL byte")
 
-// encode makes a packet: the kind, a space, the message as JSON and then, each between a NUL and the next, the strings.
-// They travel beside the JSON because paths, arguments and environments are bytes, and JSON would replace those that
-// are not UTF-8. encoding/json never writes a NUL.
-func encode(k kind, msg any, strs ...string) ([]byte, error) {
+// Encode makes a packet: the kind, a space, the message as JSON and then the strings, each after a
+// NUL. They travel beside the JSON because paths, arguments and environments are bytes, and JSON
+// would replace those that are not UTF-8. encoding/json never writes a NUL.
+func Encode(k Kind, msg any, strs ...string) ([]byte, error) {
 	body, err := json.Marshal(msg)
 	if err != nil {
 		return nil, err
@@ -343,45 +345,57 @@ func encode(k kind, msg any, strs ...string) ([]byte, error) {
 	return p, nil
 }
 
-// A packet is a received message whose JSON has not been read yet. It does not refer to the receive buffer.
-type packet struct {
-	kind kind
+// A Packet is a received message whose JSON is still to be read. It does not refer to the receive
+// buffer.
+type Packet struct {
+	Kind Kind
 	body []byte
-	strs []string
+	Strs []string
 }
 
-// decode splits a packet. Nothing of p is kept.
-func decode(p []byte) (packet, error) {
-	head, tail, more := bytes.Cut(p, []byte{0})
+// Decode splits a packet. It keeps nothing of p.
+func Decode(p []byte) (pkt Packet, err error) {
+	err = pkt.decode(p)
+	return pkt, err
+}
+
+func (p *Packet) decode(data []byte) error {
+	head, tail, more := bytes.Cut(data, []byte{0})
 	k, body, ok := bytes.Cut(head, []byte{' '})
 	if !ok || len(k) == 0 || len(k) > 16 {
-		return packet{}, errors.New("packet without a kind")
+		return errors.New("packet without a kind")
 	}
-	pkt := packet{kind: string(k), body: bytes.Clone(body)}
+	*p = Packet{Kind: string(k), body: bytes.Clone(body)}
 	if more {
-		pkt.strs = strings.Split(string(tail), "\x00")
-	}
-	return pkt, nil
-}
-
-// into reads the packet's JSON, strictly, and checks that exactly n strings came with it (any number if n < 0).
-func (p packet) into(msg any, n int) error {
-	dec := json.NewDecoder(bytes.NewReader(p.body))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(msg); err != nil {
-		return fmt.Errorf("read %s: %w", strconv.Quote(p.kind), err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("read %s: something follows the message", strconv.Quote(p.kind))
-	}
-	if n >= 0 && len(p.strs) != n {
-		return fmt.Errorf("read %s: %d strings, want %d", strconv.Quote(p.kind), len(p.strs), n)
+		p.Strs = strings.Split(string(tail), "\x00")
 	}
 	return nil
 }
 
-// splitStrings reads what joinStrings wrote.
-func splitStrings(b []byte) []string { return strings.Split(string(b), "\x00") }
+// Into decodes the packet's JSON strictly, and checks that exactly n strings came with it; any
+// number if n < 0.
+func (p Packet) Into(msg any, n int) error {
+	dec := json.NewDecoder(bytes.NewReader(p.body))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(msg); err != nil {
+		return fmt.Errorf("read %s: %w", strconv.Quote(p.Kind), err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read %s: something follows the message", strconv.Quote(p.Kind))
+	}
+	if n >= 0 && len(p.Strs) != n {
+		return fmt.Errorf("read %s: %d strings, want %d", strconv.Quote(p.Kind), len(p.Strs), n)
+	}
+	return nil
+}
 
-// joinStrings is the form of an exec's strings in a memfd: as in a packet, without the leading NUL.
-func joinStrings(strs []string) []byte { return []byte(strings.Join(strs, "\x00")) }
+// SplitStrings reverses [JoinStrings].
+func SplitStrings(b []byte) []string { return strings.Split(string(b), "\x00") }
+
+// JoinStrings encodes an exec's strings for a memfd: as in a packet, without the leading NUL.
+func JoinStrings(strs []string) []byte { return []byte(strings.Join(strs, "\x00")) }
+
+// WholeWait is the time for which init delays the report of a start, so as to send it with the
+// exit. It exceeds the run time of small programs, and a reader of a large output does not notice
+// it.
+const WholeWait = 3 * time.Millisecond

@@ -14,15 +14,18 @@ import (
 	"strings"
 )
 
-// Apply writes the maps of process pid, a child of the caller that has just been cloned into a new user namespace and
-// waits. Both maps can be written once only; on error the child is of no use and is to be killed.
+// Apply writes the maps of process pid, a child of the caller that has just been cloned into a new
+// user namespace and waits. Both maps can be written once only; on error the child is of no use and
+// is to be killed.
 //
-// Until Apply has returned, every id in the child reads as 65534. What the child then has to know:
+// Until Apply has returned, every id in the child reads as 65534. The child must heed two rules:
 //
-//   - A program executed before the maps were written has lost its capabilities (execve by an unmapped uid drops them)
-//     unless they were ambient. It gets them back by executing itself once more as uid 0.
-//   - With [Direct] the child still runs as the host's root, which the map leaves out. It must call setgroups(nil),
-//     setresgid(0) and setresuid(0) before anything else, and needs ambient capabilities (SETUID, SETGID) to do so.
+//   - A program executed before the maps were written has lost its capabilities (execve by an
+//     unmapped uid drops them) unless they were ambient. It gets them back by executing itself once
+//     more as uid 0.
+//   - With [Direct] the child still runs as the host's root, which the map leaves out. It must call
+//     setgroups(nil), setresgid(0) and setresuid(0) before anything else, and needs ambient
+//     capabilities (SETUID, SETGID) to do so.
 //   - With [Single], setgroups(2) is refused in the namespace for good.
 func Apply(ctx context.Context, pid int, p Plan) error {
 	if err := p.Validate(); err != nil {
@@ -39,8 +42,8 @@ func Apply(ctx context.Context, pid int, p Plan) error {
 	case Helpers:
 		err = errors.Join(runHelper(ctx, p.NewUIDMap, pid, p.UID), runHelper(ctx, p.NewGIDMap, pid, p.GID))
 	case Single:
-		// Since Linux 3.19 an unprivileged gid_map can be written only after setgroups has been denied: otherwise a
-		// process could drop a group by which a file denies it access (CVE-2014-8989).
+		// Since Linux 3.19 an unprivileged gid_map can be written only after setgroups has been denied:
+		// otherwise a process could drop a group by which a file denies it access (CVE-2014-8989).
 		err = errors.Join(
 			write(proc, "setgroups", "deny"),
 			write(proc, "uid_map", kernelForm(p.UID)),

@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// TestMain is also the child that waits in its new user namespace: the test binary executed once more.
+// TestMain is also the child that waits in its new user namespace: the test binary executed once
+// more.
 func TestMain(m *testing.M) {
 	if os.Getenv("IDMAP_TEST_CHILD") == "1" {
 		child()
@@ -37,7 +38,8 @@ func child() {
 	fmt.Println("then uid", syscall.Getuid(), "gid", syscall.Getgid(), "setgroups:", syscall.Setgroups([]int{}))
 }
 
-// applyTo starts a child in a new user namespace, applies the plan and returns what the child printed.
+// applyTo starts a child in a new user namespace, applies the plan and returns what the child
+// printed.
 func applyTo(t *testing.T, p Plan) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

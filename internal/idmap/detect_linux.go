@@ -19,7 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotInstalled is in an error of [FindHelpers] where a program is missing, rather than without power.
+// ErrNotInstalled is in an error of [FindHelpers] where a program is missing, rather than without
+// power.
 var ErrNotInstalled = errors.New("not installed")
 
 // rootEntry is the name in /etc/subuid whose ranges a daemon started as root uses, if it is there.
@@ -63,7 +64,8 @@ func Gather() (Inputs, error) {
 	return in, nil
 }
 
-// FindHelpers finds newuidmap and newgidmap, and an error where they are missing or have not the power to work.
+// FindHelpers finds newuidmap and newgidmap, and an error where they are missing or have not the
+// power to work.
 func FindHelpers() (newuidmap, newgidmap string, err error) {
 	// The bit is inherited and never cleared: under it a setuid program runs as we do.
 	if v, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err == nil && v == 1 {
@@ -123,8 +125,9 @@ func privileged(path string, capability int) error {
 	return fmt.Errorf("%s is neither setuid root nor has file capabilities", path)
 }
 
-// fileCapable reads the permitted set of security.capability (capabilities(7), "Extended attribute"): a little-endian
-// word of revision and flags, then permitted and inheritable words, low ids first.
+// fileCapable reads the permitted set of security.capability (capabilities(7), "Extended
+// attribute"): a little-endian word of revision and flags, then permitted and inheritable words,
+// low ids first.
 func fileCapable(path string, capability int) bool {
 	var buf [64]byte
 	n, err := unix.Getxattr(path, "security.capability", buf[:])
@@ -136,7 +139,8 @@ func fileCapable(path string, capability int) bool {
 	return word&(1<<(capability%32)) != 0
 }
 
-// NextFree is the first id above every range in /etc/subuid and /etc/subgid: where a new entry can start.
+// NextFree is the first id above every range in /etc/subuid and /etc/subgid: where a new entry can
+// start.
 func NextFree() (int, error) {
 	const first = 100000 // SUB_UID_MIN of login.defs
 	next := first
@@ -171,8 +175,8 @@ func readSub(name string, names []string) ([]Range, error) {
 	return ranges, nil
 }
 
-// parseSub takes the ranges of any of names, in the order of the file. A line that cannot be read has a count of 0,
-// which [NewPlan] leaves out, as newuidmap does.
+// parseSub takes the ranges of any of names, in the order of the file. A line that cannot be read
+// has a count of 0, which [NewPlan] leaves out, as newuidmap does.
 func parseSub(r io.Reader, names []string) ([]Range, error) {
 	subs, err := mobyuser.ParseSubIDFilter(r, func(s mobyuser.SubID) bool {
 		return slices.Contains(names, s.Name)

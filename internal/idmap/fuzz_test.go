@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzPlan: whatever an administrator has written into the files, the plan is valid, its lines do not overlap, and no id
-// of a sandbox is the host's root or the user.
+// FuzzPlan: whatever an administrator has written into the files, the plan is valid, its lines do
+// not overlap, and no id of a sandbox is the host's root or the user.
 func FuzzPlan(f *testing.F) {
 	f.Add("ann:100000:65536\n", "ann:100000:65536\n", uint16(1000))
 	f.Add("ann:0:65536\nann:900:200\n1000:4294967290:10\n", "ann:1:1\n", uint16(1000))

@@ -1,5 +1,5 @@
-// Package idmap decides which host ids the launcher and its sandboxes run under, then writes the maps of a new user
-// namespace.
+// Package idmap decides which host ids the launcher and its sandboxes run under, then writes the
+// maps of a new user namespace.
 //
 // There are two maps, one inside the other:
 //
@@ -7,9 +7,10 @@
 //	                  0                 ──▶   the daemon's own uid (ordinary user); nothing of value (root)
 //	0 … 65535   ──▶   1 … 65536         ──▶   subordinate ids
 //
-// so that root of a sandbox is never the uid that runs the daemon: who breaks out owns nothing of the user's. [NewPlan]
-// is a pure function from what the host offers; [Detect] asks the host; [Apply] writes the outer map. The inner one,
-// [Plan.SandboxMap], is written by the launcher when it starts a sandbox.
+// so that root of a sandbox is never the uid that runs the daemon: a program that breaks out owns
+// nothing of the user's. [NewPlan] is a pure function of the host's properties; [Detect] reads
+// them; [Apply] writes the outer map. The launcher writes the inner one, [Plan.SandboxMap], when it
+// starts a sandbox.
 package idmap
 
 import (
@@ -19,22 +20,26 @@ import (
 )
 
 const (
-	// SandboxIDs is how many ids a sandbox has where the host offers enough: what images and /etc/passwd files assume.
+	// SandboxIDs is how many ids a sandbox has where the host offers enough: what images and
+	// /etc/passwd files assume.
 	SandboxIDs = 65536
 
-	// rootBase is the first host id of the launcher started as root: 0x70000000, far above what useradd, systemd
-	// (DynamicUser 61184.., containers 524288..1879048191) and /etc/subuid hand out. See systemd's UIDS-GIDS.md.
+	// rootBase is the first host id of the launcher started as root: 0x70000000, far above what
+	// useradd, systemd (DynamicUser 61184.., containers 524288..1879048191) and /etc/subuid hand out.
+	// See systemd's UIDS-GIDS.md.
 	rootBase = 1879048192
 	// rootTenants is how many disjoint ranges of SandboxIDs the launcher of root holds.
 	rootTenants = 16
 
-	// maxExtents is below the kernel's 340 lines of one map (5 before Linux 4.15, which is too old for us anyway).
+	// maxExtents is below the kernel's 340 lines of one map (5 before Linux 4.15, which is too old for
+	// us anyway).
 	maxExtents = 300
 	// maxID is the last id of Linux; 2^32-1 means "no id".
 	maxID = 1<<32 - 2
 )
 
-// Range maps Size ids: Inside, Inside+1, … of the new user namespace are Outside, Outside+1, … of its parent.
+// Range maps Size ids: Inside, Inside+1, … of the new user namespace are Outside, Outside+1, … of
+// its parent.
 type Range struct {
 	Inside  int `json:"inside"`
 	Outside int `json:"outside"`
@@ -47,14 +52,15 @@ type Method string
 const (
 	// Direct writes /proc/<pid>/uid_map: the daemon is root.
 	Direct Method = "direct"
-	// Helpers runs newuidmap and newgidmap, which read /etc/subuid and /etc/subgid: the daemon is an ordinary user.
+	// Helpers runs newuidmap and newgidmap, which read /etc/subuid and /etc/subgid: the daemon is an
+	// ordinary user.
 	Helpers Method = "helpers"
 	// Single maps id 0 only, to the daemon's own id: all that an ordinary user may do without help.
 	Single Method = "single"
 )
 
-// Plan says which ids the launcher gets. It is a value: it can be printed, compared and sent as JSON. The zero value is
-// not a plan.
+// Plan says which ids the launcher gets. It is a value: it can be printed, compared and sent as
+// JSON. The zero value is not a plan.
 type Plan struct {
 	Method Method `json:"method"`
 	// UID and GID are the launcher's maps. Both have the same Inside ids, from 0 to Size().
@@ -63,24 +69,27 @@ type Plan struct {
 	// NewUIDMap and NewGIDMap are the helper programs, absolute; empty unless Method is Helpers.
 	NewUIDMap string `json:"newuidmap,omitempty"`
 	NewGIDMap string `json:"newgidmap,omitempty"`
-	// Reason says why there is no, or less than, a full range of subordinate ids; empty when all is well.
+	// Reason says why there is no, or less than, a full range of subordinate ids; empty when all is
+	// well.
 	Reason string `json:"reason,omitempty"`
 }
 
 // Inputs is everything that a plan depends on.
 type Inputs struct {
 	UID, GID int // effective ids of the daemon
-	// SubUID and SubGID are the host ranges given to this user (to "sandboxd" when UID is 0), in the order of the files.
-	// Their Inside is ignored.
+	// SubUID and SubGID are the host ranges given to this user (to "sandboxd" when UID is 0), in the
+	// order of the files. Their Inside is ignored.
 	SubUID, SubGID []Range
-	// OwnUID and OwnGID are /proc/self/uid_map and gid_map: in a container, root does not have every id.
+	// OwnUID and OwnGID are /proc/self/uid_map and gid_map: in a container, root does not have every
+	// id.
 	OwnUID, OwnGID []Range
 	// NewUIDMap and NewGIDMap are the helper programs; HelperErr says why they cannot be used.
 	NewUIDMap, NewGIDMap string
 	HelperErr            error
 }
 
-// NewPlan chooses the launcher's ids. It always finds some: the worst is a single-id map, with the reason.
+// NewPlan chooses the launcher's ids. It always finds some: the worst is a single-id map, with the
+// reason.
 func NewPlan(in Inputs) Plan {
 	if in.UID == 0 {
 		return rootPlan(in)
@@ -105,8 +114,8 @@ func NewPlan(in Inputs) Plan {
 	return p
 }
 
-// rootPlan maps a high range, or what /etc/subuid gives to "sandboxd". The host's root is not in the map at all: 0 of
-// the launcher is the range's first id.
+// rootPlan maps a high range, or what /etc/subuid gives to "sandboxd". The host's root is not in
+// the map at all: 0 of the launcher is the range's first id.
 func rootPlan(in Inputs) Plan {
 	uids, gids := usable(in.SubUID, 0), usable(in.SubGID, 0)
 	if total(uids) < 2 || total(gids) < 2 { // one for the launcher, one for the sandbox
@@ -133,7 +142,8 @@ func singlePlan(in Inputs, reason string) Plan {
 	}
 }
 
-// Subordinate reports whether sandboxes get ids of their own. Otherwise their processes run under the daemon's uid.
+// Subordinate reports whether sandboxes get ids of their own. Otherwise their processes run under
+// the daemon's uid.
 func (p Plan) Subordinate() bool { return p.Method == Direct || p.Method == Helpers }
 
 // Size is how many ids a sandbox has: SandboxIDs, fewer where the host gives fewer, or 1.
@@ -144,7 +154,8 @@ func (p Plan) Size() int {
 	return min(total(p.UID)-1, total(p.GID)-1, SandboxIDs)
 }
 
-// SandboxMap is the map of a sandbox's own user namespace, for uids and gids alike. Its Outside ids are the launcher's.
+// SandboxMap is the map of a sandbox's own user namespace, for uids and gids alike. Its Outside ids
+// are the launcher's.
 func (p Plan) SandboxMap() []Range {
 	if !p.Subordinate() {
 		return []Range{{Inside: 0, Outside: 0, Size: 1}}
@@ -214,8 +225,8 @@ func pack(inside int, ranges []Range, size int) []Range {
 	return out
 }
 
-// usable leaves out what must not be given to a sandbox (the host's root, the daemon's own id), what is no range of ids,
-// and what an earlier range has already: the kernel refuses maps that overlap.
+// usable leaves out ids that a sandbox must not have (the host's root, the daemon's own id),
+// invalid ranges, and ids of an earlier range: the kernel refuses maps that overlap.
 func usable(ranges []Range, own int) []Range {
 	var out []Range
 	for _, r := range ranges {

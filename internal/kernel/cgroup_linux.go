@@ -15,24 +15,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cgroup is what the calling process finds of cgroup v2.
+// Cgroup describes the calling process's place in cgroup v2.
 type Cgroup struct {
 	Mount string // where the hierarchy is mounted
 	Path  string // the process's own group, as /proc/self/cgroup names it
 	Dir   string // the directory of that group
 	// Available are the controllers at Mount: those that v1 has taken are not among them.
 	Available []string
-	// Controllers are those that groups below Dir could use; a host with cgroup v1 beside v2 has none or few.
+	// Controllers are those that groups below Dir could use; a host with cgroup v1 beside v2 has none
+	// or few.
 	Controllers []string
-	// Delegated says that groups may be made below Dir, processes moved and controllers handed down. Why says why not.
+	// Delegated says that groups may be made below Dir, processes moved and controllers handed down.
+	// Why says why not.
 	Delegated bool
 	Why       string
 	// Kill says that a group can be ended as a whole (cgroup.kill, Linux 5.14).
 	Kill bool
 }
 
-// ProbeCgroup finds the calling process's place in cgroup v2 and tries, with a group that it removes again, what may be
-// done there. A host without cgroup v2 is an [*UnsupportedError].
+// ProbeCgroup finds the calling process's place in cgroup v2 and probes its rights there, with a
+// group that it removes again. A host without cgroup v2 is an [*UnsupportedError].
 func ProbeCgroup() (Cgroup, error) {
 	own, err := readFile("self/cgroup", parseOwnCgroup)
 	if err != nil {
@@ -49,14 +51,14 @@ func ProbeCgroup() (Cgroup, error) {
 	if c.Available, err = controllers(m.point); err != nil {
 		return c, fmt.Errorf("probe cgroup: %w", err)
 	}
-	// That something is refused is what we came to learn, and no error.
+	// A refusal is the answer that the probe is for, and no error.
 	if refused := c.try(m); refused != nil {
 		c.Why = refused.Error()
 	}
 	return c, nil
 }
 
-// try fills in what may be done in the own group, and says why something may not.
+// try fills in the rights in the own group, and the reasons for missing ones.
 func (c *Cgroup) try(m cgroupMount) (err error) {
 	if c.Dir, err = m.dir(c.Path); err != nil {
 		return err

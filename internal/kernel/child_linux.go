@@ -20,8 +20,9 @@ import (
 //
 //	/proc/self/exe kernel-probe NAME ARGUMENT
 //
-// in new namespaces, as root of a single-id user namespace. The child ([Main]) tries the thing and says "ok" on its
-// standard output; anything else is a failure, and the text is the reason. The child's mounts end with it.
+// in new namespaces, as root of a single-id user namespace. The child ([Main]) tries the thing and
+// says "ok" on its standard output; anything else is a failure, and the text is the reason. The
+// child's mounts end with it.
 
 // childArg is the first argument of a program that is a probe's child.
 const childArg = "kernel-probe"
@@ -30,8 +31,9 @@ const childOK = "ok\n"
 
 var hooked atomic.Bool
 
-// Main is to be called first thing by every program that probes. Where the program was executed as the child of a probe,
-// it does the child's part and handled is true: the caller then exits with the code, and does nothing else.
+// Main is to be called first thing by every program that probes. Where the program was executed as
+// the child of a probe, it does the child's part and handled is true: the caller then exits with
+// the code, and does nothing else.
 func Main(args []string) (code int, handled bool) {
 	hooked.Store(true)
 	if len(args) != 3 || args[0] != childArg {
@@ -40,7 +42,7 @@ func Main(args []string) (code int, handled bool) {
 	var err error
 	switch {
 	case os.Getpid() != 1:
-		// Somebody typed it. As root, on the host, the mounts would stay.
+		// It was typed at a shell. As root, on the host, the mounts would stay.
 		err = errors.New("probes run in a PID namespace of their own")
 	case args[1] == "overlay":
 		err = overlayChild(args[2])
@@ -57,8 +59,8 @@ func Main(args []string) (code int, handled bool) {
 	return 0, true
 }
 
-// Overlay tries to mount an overlay with userxattr in a user namespace, with everything on the file system of dir, and to
-// delete a file of its lower part.
+// Overlay tries to mount an overlay with userxattr in a user namespace, with everything on the
+// file system of dir, and to delete a file of its lower part.
 func Overlay(ctx context.Context, dir string) (err error) {
 	tmp, err := os.MkdirTemp(dir, ".sandboxd-probe-")
 	if err != nil {
@@ -105,8 +107,8 @@ func overlayChild(dir string) error {
 	return nil
 }
 
-// Proc tries to mount a fresh procfs in new user, PID and mount namespaces. The kernel refuses it where parts of the
-// visible /proc are covered, as they are in most containers.
+// Proc tries to mount a fresh procfs in new user, PID and mount namespaces. The kernel refuses it
+// where parts of the visible /proc are covered, as they are in most containers.
 func Proc(ctx context.Context) error {
 	return runChild(ctx, "proc", "-", "a fresh /proc in a user namespace", "3.8")
 }
@@ -122,8 +124,8 @@ func runChild(ctx context.Context, name, arg, feature, since string) error {
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", childArg, name, arg) //nolint:gosec // G204: our own program
 	cmd.Env = []string{}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		// The mounts that the new namespace copies become slaves, because its user namespace is another: what the child
-		// mounts does not come back to us.
+		// The mounts that the new namespace copies become slaves, because its user namespace is another:
+		// mounts of the child do not come back to us.
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},

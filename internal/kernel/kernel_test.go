@@ -18,8 +18,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// unsupported skips where the kernel has refused, and fails on every other error: a probe that breaks is not a kernel
-// that lacks something.
+// unsupported skips where the kernel has refused, and fails on every other error: a probe that
+// breaks is not a kernel that lacks something.
 func unsupported(t *testing.T, err error) {
 	t.Helper()
 	if _, ok := errors.AsType[*UnsupportedError](err); ok {
@@ -42,7 +42,8 @@ func TestUserNamespacesAgreesWithUnshare(t *testing.T) {
 	}
 }
 
-// TestUserNamespacesSeesRefusal has a limit of 0 in a namespace of its own: the control for the probe.
+// TestUserNamespacesSeesRefusal has a limit of 0 in a namespace of its own: the control for the
+// probe.
 func TestUserNamespacesSeesRefusal(t *testing.T) {
 	if os.Getenv("KERNEL_TEST_CHILD") == "1" {
 		if err := os.WriteFile("/proc/sys/user/max_user_namespaces", []byte("0"), 0); err != nil {

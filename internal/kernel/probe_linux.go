@@ -21,16 +21,18 @@ func Release() (string, error) {
 	return unix.ByteSliceToString(u.Release[:]), nil
 }
 
-// UserNamespaces tries to make a user namespace and, with the power that it gives, a mount, network, PID, IPC and UTS
-// namespace. To make the first alone proves little: Ubuntu's AppArmor lets everybody do so and takes the power away.
+// UserNamespaces tries to make a user namespace and, with the privileges that it gives, a mount,
+// network, PID, IPC and UTS namespace. To make the first alone proves little: Ubuntu's AppArmor
+// lets every user do so and takes the privileges away.
 func UserNamespaces() error {
-	// The Go runtime does all of it between fork and exec, and the exec is what must fail: a path below a file. No
-	// other step answers ENOTDIR.
+	// The Go runtime does all of it between fork and exec, and the exec is the step that must fail: a
+	// path below a file. No other step answers ENOTDIR.
 	attr := &os.ProcAttr{Sys: &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
-		// With CLONE_NEWNS the runtime also makes the mounts private, which needs CAP_SYS_ADMIN in the namespace.
+		// With CLONE_NEWNS the runtime also makes the mounts private, which needs CAP_SYS_ADMIN in the
+		// namespace.
 		Unshareflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
 	}}
 	p, err := os.StartProcess("/proc/self/exe/nothing", []string{"nothing"}, attr)
@@ -47,7 +49,8 @@ func UserNamespaces() error {
 	return &UnsupportedError{Feature: "user namespaces", Since: "3.8", Err: err}
 }
 
-// seccompActions are the kernel's words for its answers (Documentation/userspace-api/seccomp_filter.rst).
+// seccompActions are the kernel's words for its answers
+// (Documentation/userspace-api/seccomp_filter.rst).
 var seccompActions = []struct {
 	word  string
 	value uint32
@@ -80,8 +83,8 @@ func SeccompActions() ([]string, error) {
 	return words, nil
 }
 
-// LandlockRefer is the first version of Landlock (Linux 5.19) that lets a file have links in two directories. Under version
-// 1 none may, so that layers cannot be unpacked there.
+// LandlockRefer is the first version of Landlock (Linux 5.19) that lets a file have links in two
+// directories. Under version 1 none may, so that layers cannot be unpacked there.
 const LandlockRefer = 2
 
 // LandlockRemedy is what to do where there is no such version.
@@ -121,8 +124,8 @@ func Calls() error {
 	return nil
 }
 
-// Sysctl reads a number below /proc/sys, such as "kernel/yama/ptrace_scope". Many exist on some kernels only: found says
-// whether it does.
+// Sysctl reads a number below /proc/sys, such as "kernel/yama/ptrace_scope". Many exist on some
+// kernels only: found says whether it does.
 func Sysctl(name string) (value int, found bool, err error) {
 	text, err := fs.ReadFile(os.DirFS("/proc/sys"), name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -138,7 +141,8 @@ func Sysctl(name string) (value int, found bool, err error) {
 	return value, true, nil
 }
 
-// UserXattrs tries whether files in dir can carry user.* attributes: overlay in a user namespace keeps its marks there.
+// UserXattrs tries whether files in dir can carry user.* attributes: overlay in a user namespace
+// keeps its marks there.
 func UserXattrs(dir string) (err error) {
 	f, err := os.CreateTemp(dir, ".sandboxd-probe-")
 	if err != nil {

@@ -340,11 +340,8 @@ func (c *Client) OOMKills(ctx context.Context, id string) (int, error) {
 	return resp.Count, nil
 }
 
-// Deposit are descriptors that are to outlive the daemon.
-type Deposit struct {
-	Sandbox, Name string // at most 32 bytes each
-	Files         []*os.File
-}
+// Deposit is a set of descriptors that outlives the daemon.
+type Deposit = runtime.DescriptorSet
 
 // Deposit has the launcher keep copies of descriptors, at most 8, until they are dropped, the sandbox is deleted or the launcher
 // ends. They replace those that it has under the name. More than it keeps is runtime.ErrInUse.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/flock"
 	"github.com/sandboxd/sandboxd/internal/idmap"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
@@ -34,7 +34,6 @@ type Options struct {
 	IDs        idmap.Plan
 	Cgroup     cgroup.Subtree // what the host delegates; its zero value is none
 	Version    string
-	Log        *slog.Logger `json:"-"` // told of a start that had to be repeated; nil for nobody
 	// Start has a launcher started where this process cannot do it any more, and returns when it is ready. Default: [Start].
 	Start func(ctx context.Context) error `json:"-"`
 }
@@ -165,36 +164,26 @@ func openLog(path string) (*os.File, error) {
 	return f, nil
 }
 
-// errEnded says that the launcher died without a word.
-var errEnded = errors.New("it ended before it was ready")
-
 func (o Options) socket() string { return filepath.Join(o.RuntimeDir, "launcher.sock") }
 
-// Start starts a launcher, which nobody else must be doing in RuntimeDir, and returns when it is ready. It gives a launcher that died without a word a second chance: starting has no effect that lasts. One has been seen
-// to die so, on a loaded machine; its cause is not known, and a thousand starts since have not shown it again.
-func Start(ctx context.Context, o Options) error {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	first := start(ctx, o, o.socket())
-	if !errors.Is(first, errEnded) {
-		return first
-	}
-	o.Log.Warn("launcher is started once more", "error", first)
-	if err := start(ctx, o, o.socket()); err != nil {
-		return errors.Join(first, err)
-	}
-	return nil
-}
-
-// tail is the end of a log, on one line.
-func tail(path string) string {
-	data, err := os.ReadFile(path)
+// logged returns what the launcher's log has from an offset on, on one line: the beginning, which has the reason of a crash, and
+// the end.
+func logged(path string, from int64) string {
+	f, err := os.Open(path)
 	if err != nil {
 		return err.Error()
 	}
-	text := strings.TrimSpace(string(data[max(0, len(data)-1000):]))
-	return strings.ReplaceAll(text, "\n", "; ")
+	defer f.Close() // only read
+	data, err := io.ReadAll(io.NewSectionReader(f, from, 1<<20))
+	if err != nil {
+		return err.Error()
+	}
+	const most = 1000
+	text := strings.ReplaceAll(strings.TrimSpace(string(data)), "\n", "; ")
+	if len(text) > 2*most {
+		text = text[:most] + " … " + text[len(text)-most:]
+	}
+	return text
 }
 
 // prepareDirs makes the directories that the launcher works in and gives them to its root, which is another uid than the
@@ -241,7 +230,8 @@ func spread(dir string) {
 	_ = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, int(flags|top)) // see above
 }
 
-func start(ctx context.Context, o Options, socket string) (err error) {
+// Start starts a launcher and returns when it is ready. The caller makes sure that no other process starts one in RuntimeDir.
+func Start(ctx context.Context, o Options) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	if err := o.IDs.Validate(); err != nil {
@@ -255,7 +245,7 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 	if err := prepareDirs(o); err != nil {
 		return err
 	}
-	listener, err := listen(socket)
+	listener, err := listen(o.socket())
 	if err != nil {
 		return err
 	}
@@ -265,6 +255,15 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 		return err
 	}
 	defer logFile.Close()
+	logStart, err := logFile.Seek(0, io.SeekEnd)
+	if err != nil {
+		return fmt.Errorf("find the end of the log: %w", err)
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return err
+	}
+	defer null.Close() // only read
 	// Not synced: after a crash of the host there is no launcher either.
 	if err := os.WriteFile(filepath.Join(o.RuntimeDir, ownerFile), []byte(o.DataDir), 0o600); err != nil {
 		return fmt.Errorf("note whose launcher it is: %w", err)
@@ -286,7 +285,7 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 	cmd.Env = []string{}
 	cmd.Dir = "/"
 	cmd.Stderr = logFile
-	cmd.ExtraFiles = []*os.File{listener, syncR, statusW, lock} // fdListener, fdSync, fdStatus, fdLock
+	cmd.ExtraFiles = passed(listener, syncR, statusW, lock, null)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true, // it survives the daemon and its terminal
 		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
@@ -353,7 +352,7 @@ func start(ctx context.Context, o Options, socket string) (err error) {
 			case <-ctx.Done():
 				return fmt.Errorf("it is not ready, and closed its pipe: %w", ctx.Err())
 			}
-			return fmt.Errorf("%w: %s; the end of %s: %q", errEnded, cmd.ProcessState, logFile.Name(), tail(logFile.Name()))
+			return fmt.Errorf("it ended before it was ready: %s; %s has: %q", cmd.ProcessState, logFile.Name(), logged(logFile.Name(), logStart))
 		}
 		return errors.New(line)
 	case <-ctx.Done():
@@ -381,37 +380,22 @@ func missing(o Options) []string {
 	return out
 }
 
-// listen binds a SOCK_SEQPACKET socket at path, whose stale predecessor is removed: the caller has found that nobody
-// answers there, and holds the data directory's lock.
+// listen makes the launcher's socket at path and removes its stale predecessor: the caller has found that no launcher answers
+// there, and holds the data directory's lock.
 func listen(path string) (*os.File, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove stale socket: %w", err)
 	}
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("make socket: %w", err)
-	}
-	f := os.NewFile(uintptr(fd), path)
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open socket's directory: %w", err), f.Close())
+		return nil, fmt.Errorf("open socket's directory: %w", err)
 	}
-	defer dir.Close()
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: shortName(dir, filepath.Base(path))}); err != nil {
-		return nil, errors.Join(fmt.Errorf("bind %s: %w", path, err), f.Close())
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(fmt.Errorf("bind %s: %w", path, err), f.Close())
-	}
-	if err := unix.Listen(fd, 128); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen on %s: %w", path, err), f.Close())
+	defer dir.Close() // only read
+	f, err := unixmsg.Listen(dir, filepath.Base(path), 128)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	return f, nil
-}
-
-// shortName names a file of an open directory in a way that fits sockaddr_un's 108 bytes.
-func shortName(dir *os.File, name string) string {
-	return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + name
 }
 
 // nobodyListens tells whether a dial failed because there is no launcher. Anything else (no descriptor left, a full backlog,
@@ -423,16 +407,14 @@ func nobodyListens(err error) bool {
 
 // dial connects to a SOCK_SEQPACKET socket, whatever the length of its path.
 func dial(ctx context.Context, path string) (*net.UnixConn, error) {
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return nil, fmt.Errorf("open socket's directory: %w", err)
-	}
-	defer dir.Close()
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unixpacket", shortName(dir, filepath.Base(path)))
+	var conn net.Conn
+	err := unixmsg.WithShortName(path, func(name string) (err error) {
+		conn, err = new(net.Dialer).DialContext(ctx, "unixpacket", name)
+		return err
+	})
 	if err != nil {
 		if sys, ok := errors.AsType[*os.SyscallError](err); ok {
-			err = sys // the name with the descriptor's number tells nobody anything
+			err = sys // without the short name, which means nothing to a reader
 		}
 		return nil, fmt.Errorf("connect to %s: %w", path, err)
 	}

@@ -89,3 +89,29 @@ func TestTreesAreSpread(t *testing.T) {
 		}
 	}
 }
+
+// Every fixed descriptor of the launcher is open from its first moment, so that none can be the Go runtime's.
+func TestEveryDescriptorIsPassed(t *testing.T) {
+	files := passed(os.Stdin, os.Stdin, os.Stdin, os.Stdin, os.Stderr)
+	if len(files) != fdEnd-fdListener {
+		t.Fatalf("%d files for the descriptors %d to %d", len(files), fdListener, fdEnd-1)
+	}
+	for i, f := range files {
+		if want := i+fdListener >= fdLayers; (f == os.Stderr) != want {
+			t.Errorf("descriptor %d: placeholder %v, want %v", i+fdListener, f == os.Stderr, want)
+		}
+	}
+}
+
+// The reason of a crash stands at the beginning of what a launcher has written, before all its goroutines.
+func TestLogOfACrashShowsItsReason(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "launcher.log")
+	crash := "fatal error: the reason\n" + strings.Repeat("goroutine\n", 1000) + "the end\n"
+	if err := os.WriteFile(path, []byte("an earlier launcher\n"+crash), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got := logged(path, int64(len("an earlier launcher\n")))
+	if !strings.HasPrefix(got, "fatal error: the reason; ") || !strings.HasSuffix(got, "; the end") || len(got) > 2100 {
+		t.Errorf("%q", got)
+	}
+}

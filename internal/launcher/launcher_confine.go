@@ -195,7 +195,7 @@ func apply(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result
 			return layer.Result{}, fmt.Errorf("confine layer child: %w", err)
 		}
 	}
-	opts.Settled = func() error {
+	opts.LowerReady = func() error {
 		for {
 			var word [1]byte
 			n, err := unix.Read(applyGate, word[:])

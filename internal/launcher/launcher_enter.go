@@ -33,7 +33,9 @@ type Setup struct {
 	Version     string   `json:"version"`
 }
 
-// Descriptors that the daemon passes to stage 1, and stage 1 to stage 2.
+// Descriptors that the daemon passes to stage 1, and stage 1 to stage 2. All of them are open from the first moment of stage 1,
+// which replaces /dev/null by directories and files of its own: a number that is free may become one of the Go runtime, which
+// opens its poller when some timer first needs it. A runtime whose poller is replaced or closed ends the process.
 const (
 	fdListener = 3 + iota
 	fdSync     // stage 1 only: the daemon writes the Setup once the id maps are in place
@@ -45,7 +47,17 @@ const (
 	fdInit
 	fdSetup // the Setup once more, for stage 2: a command line can be read by everybody
 	fdCgroup
+	fdEnd // one more than the last
 )
+
+// passed returns the files for the descriptors of stage 1, from 3 on. Null is /dev/null.
+func passed(listener, sync, status, lock, null *os.File) []*os.File {
+	files := []*os.File{listener, sync, status, lock}
+	for len(files) < fdEnd-fdListener {
+		files = append(files, null)
+	}
+	return files
+}
 
 // The launcher's own root, as stage 2 builds it.
 const (
@@ -97,13 +109,10 @@ func stage1() error {
 		if err != nil {
 			return fmt.Errorf("open %s: %w", path, err)
 		}
-		if fd != want {
-			if err := unix.Dup3(fd, want, 0); err != nil {
-				return fmt.Errorf("dup %s: %w", path, err)
-			}
-			return unix.Close(fd)
+		if err := unix.Dup3(fd, want, 0); err != nil {
+			return fmt.Errorf("dup %s: %w", path, err)
 		}
-		return nil
+		return unix.Close(fd)
 	}
 	dir := unix.O_PATH | unix.O_DIRECTORY
 	if err := errors.Join(
@@ -131,12 +140,10 @@ func stage1() error {
 	if _, err := unix.Pwrite(setupFile, data, 0); err != nil {
 		return fmt.Errorf("hand on setup: %w", err)
 	}
-	if setupFile != fdSetup {
-		if err := unix.Dup3(setupFile, fdSetup, 0); err != nil {
-			return fmt.Errorf("hand on setup: %w", err)
-		}
-		_ = unix.Close(setupFile)
+	if err := unix.Dup3(setupFile, fdSetup, 0); err != nil {
+		return fmt.Errorf("hand on setup: %w", err)
 	}
+	_ = unix.Close(setupFile)
 
 	// Supplementary groups are the daemon's: nothing below may hold them. With a single-id map the kernel refuses
 	// (setgroups is denied there), which doctor says.
@@ -211,12 +218,8 @@ func Stage2() (setup *Setup, listener, status *os.File, err error) {
 	if err := buildRoot(setup); err != nil {
 		return nil, nil, status, fmt.Errorf("build the launcher's root: %w", err)
 	}
-	passed := []int{fdLayers, fdSandboxes, fdRoot}
-	if setup.Cgroup != "" || setup.Cgroup2 != "" {
-		passed = append(passed, fdCgroup) // where there is none, the number may be that of a file of Go's runtime
-	}
-	for _, fd := range passed {
-		_ = unix.Close(fd) // O_PATH descriptors of directories: nothing to lose
+	for _, fd := range []int{fdLayers, fdSandboxes, fdRoot, fdCgroup} {
+		_ = unix.Close(fd) // O_PATH descriptors of directories, or /dev/null: nothing to lose
 	}
 	return setup, os.NewFile(fdListener, "listener"), status, nil
 }

@@ -5,17 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
-	"sync"
+	goruntime "runtime"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
@@ -202,6 +200,9 @@ const (
 	saysUnknown   = "unknown request"
 )
 
+// format bounds the messages of both sides.
+var format = unixmsg.Format{MaxBytes: maxPacket, MaxFiles: maxFiles}
+
 // send writes one message with its descriptors, which stay the caller's.
 func send(c *net.UnixConn, msg any, files ...*os.File) error {
 	data, err := json.Marshal(msg)
@@ -211,53 +212,39 @@ func send(c *net.UnixConn, msg any, files ...*os.File) error {
 	if len(data) > maxPacket {
 		return fmt.Errorf("message of %d bytes exceeds the launcher protocol's %d", len(data), maxPacket)
 	}
-	var oob []byte
-	if len(files) > 0 {
-		fds := make([]int, len(files))
-		for i, f := range files {
-			fds[i] = int(f.Fd())
-		}
-		oob = unix.UnixRights(fds...)
+	fds := make([]int, len(files))
+	for i, f := range files {
+		fds[i] = int(f.Fd())
 	}
-	if _, _, err := c.WriteMsgUnix(data, oob, nil); err != nil {
+	conn, err := c.SyscallConn()
+	if err == nil {
+		err = format.Send(conn, data, fds...)
+	}
+	goruntime.KeepAlive(files)
+	if err != nil {
 		return fmt.Errorf("send message: %w", err)
 	}
 	return nil
 }
 
-// packets are reused, for they are large and messages small. Nothing of a decoded message refers to one.
-var packets = sync.Pool{New: func() any { return new([maxPacket + 1]byte) }}
-
-// receive reads one message strictly. Its descriptors are close-on-exec and become the caller's, on error there are none.
-func receive(c *net.UnixConn, msg any) (files []*os.File, err error) {
-	buf := packets.Get().(*[maxPacket + 1]byte)
-	defer packets.Put(buf)
-	data := buf[:]
-	oob := make([]byte, unix.CmsgSpace(maxFiles*4))
-	n, oobn, flags, _, err := c.ReadMsgUnix(data, oob)
-	if errors.Is(err, io.EOF) {
-		// Perhaps not the end: a non-blocking recvmsg that finds the queue empty just before the other side sends its last
-		// packet and closes sees the close first. Asked again the kernel gives the packet, or the end for good.
-		n, oobn, flags, _, err = c.ReadMsgUnix(data, oob)
-	}
+// receive reads one message strictly. Its descriptors are close-on-exec and become the caller's; on error there are none.
+func receive(c *net.UnixConn, msg any) ([]*os.File, error) {
+	conn, err := c.SyscallConn()
 	if err != nil {
 		return nil, fmt.Errorf("receive message: %w", err)
 	}
-	files, err = parseRights(oob[:oobn])
-	if err == nil && flags&unix.MSG_CTRUNC != 0 {
-		err = errors.New("receive message: too many descriptors")
+	var undecoded error
+	fds, err := format.Receive(conn, 0, func(p []byte) error {
+		undecoded = decode(p, msg)
+		return undecoded
+	})
+	switch {
+	case undecoded != nil:
+		return nil, undecoded
+	case err != nil:
+		return nil, fmt.Errorf("receive message: %w", err)
 	}
-	if err == nil && (flags&unix.MSG_TRUNC != 0 || n > maxPacket) {
-		err = fmt.Errorf("receive message: longer than %d bytes", maxPacket)
-	}
-	if err == nil {
-		err = decode(data[:n], msg)
-	}
-	if err != nil {
-		closeAll(files)
-		return nil, err
-	}
-	return files, nil
+	return unixmsg.Files(fds, "received"), nil
 }
 
 // decode is strict: a field that one side does not know may be a restriction that it would fail to apply.
@@ -271,28 +258,6 @@ func decode(data []byte, msg any) error {
 		return errors.New(saysUndecoded + ": data after the message")
 	}
 	return nil
-}
-
-func parseRights(oob []byte) ([]*os.File, error) {
-	if len(oob) == 0 {
-		return nil, nil
-	}
-	cmsgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, fmt.Errorf("parse control message: %w", err)
-	}
-	var files []*os.File
-	for _, m := range cmsgs {
-		fds, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			continue // credentials and the like: nothing we asked for
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "received"))
-		}
-	}
-	return files, nil
 }
 
 func closeAll(files []*os.File) {

@@ -1,12 +1,14 @@
-// Package testenv is what a test may ask of the machine that it runs on.
+// Package testenv declares the needs of a test: properties of the machine, a uid, a peer program,
+// or the patience of a soak run.
 //
-// Every Require function probes; where the need is not met the test is skipped with what was found. A need that is
-// listed in SANDBOXD_TEST_REQUIRE (comma-separated: userns, subids, cgroup, landlock, systemd, reflink, root, user, peer, or all, which is all but reflink, root and user) fails
-// the test instead, so that the places that should have everything cannot skip in silence.
+// Every Require function probes. Where the need is not met, the test is skipped with the finding.
+// A need listed in SANDBOXD_TEST_REQUIRE fails the test instead, so that a machine which should
+// have everything cannot skip in silence. The list is comma-separated: userns, subids, cgroup,
+// landlock, systemd, reflink, root, user, peer, or all, which is all but reflink, root and user.
 //
-// The probes are those of the product, internal/kernel and internal/idmap: a test runs exactly where the product would work.
-// But for cgroups: a test asks for one that is delegated where it runs, and a daemon may be given one elsewhere, by systemd or
-// at the top of the hierarchy.
+// The probes are those of the product, internal/kernel and internal/idmap: a test runs exactly
+// where the product would work. Cgroups are the exception. A test needs one delegated where it
+// runs; a daemon may be given one elsewhere, by systemd or at the top of the hierarchy.
 package testenv
 
 import (
@@ -16,7 +18,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -28,7 +29,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/kernel"
 )
 
-// need names a need as SANDBOXD_TEST_REQUIRE spells it.
+// need is the name of a need in SANDBOXD_TEST_REQUIRE.
 type need string
 
 const (
@@ -62,7 +63,7 @@ func required(list string, n need) bool {
 	return false
 }
 
-// RequireRoot asks for effective uid 0.
+// RequireRoot needs effective uid 0.
 func RequireRoot(t testing.TB) {
 	t.Helper()
 	if uid := os.Geteuid(); uid != 0 {
@@ -70,7 +71,7 @@ func RequireRoot(t testing.TB) {
 	}
 }
 
-// RequireOrdinaryUser asks not to be root.
+// RequireOrdinaryUser needs an effective uid other than 0.
 func RequireOrdinaryUser(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() == 0 {
@@ -78,8 +79,8 @@ func RequireOrdinaryUser(t testing.TB) {
 	}
 }
 
-// RequirePeer asks for a program that a test runs beside the product, to talk to it or to compare with it, and returns where
-// it is.
+// RequirePeer needs a program that a test runs beside the product, to talk to it or to compare with
+// it, and returns its path.
 func RequirePeer(t testing.TB, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -89,8 +90,9 @@ func RequirePeer(t testing.TB, name string) string {
 	return path
 }
 
-// CanReflink says that a machine should meet [RequireReflink], were root asked: its kernel has XFS, or the module, and loop devices. It
-// asks for no program, so that one which is not installed is a failure where the need is listed.
+// CanReflink reports whether root should meet [RequireReflink] here: the kernel has XFS, or the
+// module, and loop devices. Programs are not looked for, so that a missing one fails where the
+// need is listed.
 func CanReflink() bool {
 	if _, err := os.Stat("/dev/loop-control"); err != nil {
 		return false
@@ -111,8 +113,8 @@ func CanReflink() bool {
 	return false
 }
 
-// RequireReflink asks for a file system in which files can share what they have (XFS, on a loop device that only root can have), and
-// returns an empty directory that everybody may pass through, with half a gigabyte.
+// RequireReflink needs a file system whose files can share extents: XFS on a loop device, which
+// takes root. It returns an empty directory there, mode 0711, with half a gigabyte.
 func RequireReflink(t testing.TB) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -149,13 +151,13 @@ func RequireReflink(t testing.TB) string {
 			t.Errorf("unmount %s: %v", at, err)
 		}
 	})
-	if err := os.Chmod(at, 0o711); err != nil { //nolint:gosec // as above
+	if err := os.Chmod(at, 0o711); err != nil { //nolint:gosec // only to be passed through
 		t.Fatal(err)
 	}
 	return at
 }
 
-// RequireUserNS asks for user, mount, PID and network namespaces that this user may make.
+// RequireUserNS needs permission to make user, mount, PID and network namespaces.
 func RequireUserNS(t testing.TB) {
 	t.Helper()
 	if err := userNamespaces(); err != nil {
@@ -163,11 +165,11 @@ func RequireUserNS(t testing.TB) {
 	}
 }
 
-// userNamespaces tries once for all tests of a process.
+// userNamespaces probes once for all tests of a process.
 var userNamespaces = sync.OnceValue(kernel.UserNamespaces)
 
-// RequireSubIDs asks for as many subordinate user and group ids as a sandbox wants, and for what maps them. Root needs
-// neither files nor programs: it maps what it likes.
+// RequireSubIDs needs as many subordinate user and group ids as a sandbox takes, and the programs
+// that map them. Root needs neither files nor programs: it may map any id.
 func RequireSubIDs(t testing.TB) {
 	t.Helper()
 	plan, err := idmap.Detect()
@@ -179,8 +181,8 @@ func RequireSubIDs(t testing.TB) {
 	}
 }
 
-// RequireCgroup asks for a cgroup v2 directory that is delegated to this user, and for the controllers in it. Natively most
-// machines lack them; `make testbed` runs a test in one that has them.
+// RequireCgroup needs a cgroup v2 directory delegated to this user, and the controllers in it. Most
+// machines lack them natively; `make testbed` runs a test in one that has them.
 func RequireCgroup(t testing.TB, controllers ...string) {
 	t.Helper()
 	c, err := kernel.ProbeCgroup()
@@ -200,7 +202,7 @@ func RequireCgroup(t testing.TB, controllers ...string) {
 	}
 }
 
-// RequireLandlock asks for a version of Landlock, or a later one.
+// RequireLandlock needs a version of Landlock, or a later one.
 func RequireLandlock(t testing.TB, abi int) {
 	t.Helper()
 	have, err := kernel.LandlockABI()
@@ -212,10 +214,10 @@ func RequireLandlock(t testing.TB, abi int) {
 	}
 }
 
-// RequireSystemd asks for a host that systemd manages, and reports whether it does.
+// RequireSystemd needs a host that systemd manages, and reports whether it is one.
 func RequireSystemd(t testing.TB) bool {
 	t.Helper()
-	// What sd_booted(3) looks at.
+	// sd_booted(3) looks at this directory too.
 	if _, err := os.Stat("/run/systemd/system"); err != nil {
 		unmet(t, needSystemd, "this machine was not started by systemd; `make testbed FLAVOUR=systemd` has one that was")
 		return false
@@ -223,8 +225,8 @@ func RequireSystemd(t testing.TB) bool {
 	return true
 }
 
-// RequireSystemdUser asks for a service manager of this user's own that can be spoken to over D-Bus, and returns the
-// address of its bus.
+// RequireSystemdUser needs a service manager of this user's own that answers on D-Bus, and returns
+// the address of its bus.
 func RequireSystemdUser(t testing.TB) (bus string) {
 	t.Helper()
 	socket := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "bus")
@@ -243,11 +245,39 @@ func RequireSystemdUser(t testing.TB) (bus string) {
 	return "unix:path=" + socket
 }
 
-// Patience stretches a limit of time that is there to end a test that hangs, where everything takes longer: SANDBOXD_TEST_SLOW
-// is how many times longer. It is not for limits that a test is about.
-func Patience(d time.Duration) time.Duration {
-	if n, err := strconv.Atoi(os.Getenv("SANDBOXD_TEST_SLOW")); err == nil && n > 1 {
-		return time.Duration(n) * d
+// HungAfter bounds every wait of a test for an event that must come. It only ends a test that
+// hangs: no promise is judged by it, so it is the same everywhere, and long enough for a machine
+// that is emulated, overloaded or suspended for minutes. It is shorter than the longest grace of a
+// stop, ten minutes, so that a stop which sits its grace out counts as hung.
+const HungAfter = 9 * time.Minute
+
+// soakVariable is the environment variable that `make soak` sets.
+const soakVariable = "SANDBOXD_TEST_SOAK"
+
+// soakNeed begins the reason of every skip by [Soak]. tests/lanes tells such skips by it.
+const soakNeed = "needs soak"
+
+// Soak skips the test unless this is a soak run: it judges rates or delays by the clock, which a
+// busy machine fails, or repeats random choices for many minutes. The reason is printed with the
+// skip.
+func Soak(t testing.TB, reason string) {
+	t.Helper()
+	if !Soaking() {
+		t.Skipf("%s: %s; `make soak` runs it", soakNeed, reason)
 	}
-	return d
+}
+
+// Soaking reports whether this is a soak run. Tests that repeat a random choice take more rounds
+// then, and those that log a delay judge it.
+func Soaking() bool { return os.Getenv(soakVariable) != "" }
+
+// SkippedForSoak reports whether a skip's reason is that of [Soak].
+func SkippedForSoak(reason string) bool { return strings.Contains(reason, soakNeed+": ") }
+
+// Rounds returns the number of repetitions of a random choice: few in the gate, many in a soak run.
+func Rounds(gate, soak int) int {
+	if Soaking() {
+		return soak
+	}
+	return gate
 }

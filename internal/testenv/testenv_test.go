@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/internal/idmap"
 )
@@ -20,7 +19,7 @@ func TestRequired(t *testing.T) {
 		{"subids, userns", needUserNS, true},
 		{"subids", needUserNS, false},
 		{"all", needCgroup, true},
-		{"all", needRoot, false}, // nobody is both root and not root
+		{"all", needRoot, false}, // root and user exclude each other
 		{"all", needUser, false},
 		{"all,root", needRoot, true},
 	} {
@@ -30,7 +29,7 @@ func TestRequired(t *testing.T) {
 	}
 }
 
-// A skip must say what was found: the summary of `make test` shows nothing else.
+// A skip must name the finding: the summary of `make test` shows nothing else.
 func TestUnmetSkipsWithWhatWasFound(t *testing.T) {
 	t.Setenv("SANDBOXD_TEST_REQUIRE", "")
 	spy := newSpy(t)
@@ -46,12 +45,12 @@ func TestUnmetSkipsWithWhatWasFound(t *testing.T) {
 	}
 }
 
-// Where the need is met nothing is said, and where it is not the skip names what was found. Which of the two it is depends
-// on the machine; that the answer is the product's does not.
+// A need that is met logs nothing, and one that is not skips with the finding. The machine decides
+// which; the answer is always the product's.
 func TestRequirementsSayWhatWasFound(t *testing.T) {
 	t.Setenv("SANDBOXD_TEST_REQUIRE", "")
 	spy := newSpy(t)
-	RequireCgroup(spy, "nonsense") // a controller that no kernel has
+	RequireCgroup(spy, "nonsense") // no kernel has such a controller
 	if !strings.HasPrefix(spy.skipped, "needs cgroup: ") {
 		t.Errorf("cgroup: skipped with %q", spy.skipped)
 	}
@@ -78,12 +77,22 @@ func TestRequirementsSayWhatWasFound(t *testing.T) {
 	}
 }
 
-func TestPatience(t *testing.T) {
-	for slow, want := range map[string]time.Duration{"": time.Minute, "10": 10 * time.Minute, "0": time.Minute, "nonsense": time.Minute} {
-		t.Setenv("SANDBOXD_TEST_SLOW", slow)
-		if got := Patience(time.Minute); got != want {
-			t.Errorf("SANDBOXD_TEST_SLOW=%q: %s, want %s", slow, got, want)
-		}
+// The lanes tell the skips of a gate run from all others, and a soak run skips nothing.
+func TestSoak(t *testing.T) {
+	t.Setenv(soakVariable, "")
+	spy := newSpy(t)
+	Soak(spy, "it judges a rate")
+	if !SkippedForSoak(spy.skipped) || Rounds(2, 200) != 2 {
+		t.Errorf("in the gate it is skipped with %q, and there are %d rounds", spy.skipped, Rounds(2, 200))
+	}
+	if SkippedForSoak("needs cgroup: none") {
+		t.Error("another need counts as one for soak")
+	}
+	t.Setenv(soakVariable, "yes")
+	spy = newSpy(t)
+	Soak(spy, "it judges a rate")
+	if spy.skipped != "" || Rounds(2, 200) != 200 {
+		t.Errorf("in a soak run it is skipped with %q, and there are %d rounds", spy.skipped, Rounds(2, 200))
 	}
 }
 

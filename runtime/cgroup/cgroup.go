@@ -1,21 +1,24 @@
-// Package cgroup finds, prepares and leaves the cgroup v2 subtree that the host delegates to the daemon.
+// Package cgroup finds, prepares and leaves the cgroup v2 subtree that the host delegates to the
+// daemon.
 //
 // The subtree looks like this, where own is the cgroup that the daemon was started in:
 //
 //	own/                      controllers enabled for its children; no process of its own (cgroups.rst, "no internal process")
-//	├── supervisor/           the daemon, and whoever was started in own beside it
+//	├── supervisor/           the daemon, and processes started in own beside it
 //	└── sandboxd-<name>/      [Subtree.Path]; given to the launcher's root, bound at the launcher's /sys/fs/cgroup
 //	    ├── launcher/         the launcher: in here so that its parent is the common ancestor that it must be able to write to
 //	    └── <sandbox id>/     one per sandbox, with its limits
 //
-// Where nothing is delegated and systemd manages the host (a login shell, a user unit without Delegate=), it is asked for a
-// scope to be own: package systemd does the asking. So it is in a service, delegated or not: systemd starts a service again
-// in the unit's cgroup itself, which could hold no process any more once controllers are enabled in it. A service with
-// DelegateSubgroup=supervisor (systemd 254) needs no scope: there the daemon finds itself in its leaf.
+// Where nothing is delegated and systemd manages the host (a login shell, a user unit without
+// Delegate=), it is asked for a scope to be own: package systemd does the asking. So it is in a
+// service, delegated or not: systemd starts a service again in the unit's cgroup itself, which
+// could hold no process any more once controllers are enabled in it. A service with
+// DelegateSubgroup=supervisor (systemd 254) needs no scope: there the daemon finds itself in its
+// leaf.
 //
-// A daemon of root without systemd stays where it is, and makes sandboxd-<name>/ at the top of the hierarchy. In a container
-// own is the root of its cgroup namespace. Several daemons can share one own; each takes and leaves its place in it under a
-// lock on the directory.
+// A daemon of root without systemd stays where it is, and makes sandboxd-<name>/ at the top of the
+// hierarchy. In a container own is the root of its cgroup namespace. Several daemons can share one
+// own; each takes and leaves its place in it under a lock on the directory.
 package cgroup
 
 import (
@@ -38,19 +41,21 @@ import (
 // wanted are the controllers that limits need.
 var wanted = []string{"cpu", "cpuset", "io", "memory", "pids"}
 
-// usual are those that the defaults ask for. Limits by the others are set for who asks, and refused where they are missing.
+// usual are the controllers of the default limits. A limit by another controller is set on request,
+// and refused if that is missing.
 var usual = []string{"cpu", "memory", "pids"}
 
 // Wanted are the controllers that limits need.
 func Wanted() []string { return slices.Clone(wanted) }
 
-// Subtree is what the host delegates. The zero value delegates nothing.
+// Subtree is the cgroup that the host delegates. The zero value delegates nothing.
 type Subtree struct {
 	Mount       string   // where cgroup v2 is mounted, "" if it is not
 	Path        string   // directory for sandboxes, "" if nothing is delegated
 	Controllers []string // those enabled for the children of Path, sorted
-	Reason      string   // what the defaults ask for and miss, and the way out; "" if nothing is missing
-	// Rest is the same for controllers that only explicit limits need (io, cpuset), where Reason is empty.
+	Reason      string   // missing controllers of the default limits, and the remedy; empty if none is missing
+	// Rest is the same for controllers that only explicit limits need (io, cpuset), where Reason is
+	// empty.
 	Rest string
 }
 
@@ -63,14 +68,15 @@ const Leaf = "supervisor"
 const (
 	prefix      = "sandboxd-" // of the directories for sandboxes
 	launcherDir = "launcher"
-	// leafMark is an attribute of a leaf that we have made, as opposed to one that the host made and keeps (systemd's
-	// DelegateSubgroup=): cgroup directories have user attributes since Linux 5.7.
+	// leafMark is an attribute of a leaf that we have made, as opposed to one that the host made and
+	// keeps (systemd's DelegateSubgroup=): cgroup directories have user attributes since Linux 5.7.
 	leafMark = "user.sandboxd.leaf"
 )
 
-// Prepare finds the delegated subtree, moves the daemon into its own leaf and enables what controllers there are. Name
-// keeps the directories of several daemons apart. Enter moves the process into a scope of systemd's; nil where nobody is to
-// be asked. What the host does not give is told in Reason, it is no error.
+// Prepare finds the delegated subtree, moves the daemon into a leaf of its own and enables the
+// available controllers. Name keeps the directories of several daemons apart. Enter moves the
+// process into a scope of systemd's; nil if systemd is not to be asked. Anything that the host does
+// not give is no error, and is listed in Reason.
 func Prepare(ctx context.Context, name string, enter func(ctx context.Context) error) (Subtree, error) {
 	at, err := find("self")
 	if err != nil {
@@ -112,7 +118,8 @@ func Prepare(ctx context.Context, name string, enter func(ctx context.Context) e
 		return Subtree{}, err
 	}
 	defer lock.Close()
-	// Before anything is moved, so that whoever leaves at this moment waits for us and then sees that own is in use.
+	// Before any process moves, so that a daemon that leaves now waits for us and then sees that own
+	// is in use.
 	path := filepath.Join(own, prefix+name)
 	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // G301: cgroups are readable by all
 		return lacks(fmt.Sprintf("a cgroup cannot be made: %v", err), nil), nil
@@ -151,8 +158,8 @@ func Look(pid int) (dir string, controllers []string, err error) {
 	return at.own, words(at.own, "cgroup.controllers"), nil
 }
 
-// Of returns the subtree that a launcher of the same name runs in, for [Subtree.Leave]: a daemon may be started again in
-// another cgroup than the one whose launcher it adopts. The zero value is none.
+// Of returns the subtree in which a launcher of that name runs, for [Subtree.Leave]: a daemon may
+// be started again in another cgroup than the launcher that it adopts. The zero value means none.
 func Of(launcher int, name string) (Subtree, error) {
 	at, err := find(strconv.Itoa(launcher))
 	if err != nil {
@@ -164,17 +171,19 @@ func Of(launcher int, name string) (Subtree, error) {
 	return Subtree{Mount: at.mount}, nil
 }
 
-// isTop says that dir is the root of the whole hierarchy, which alone may hold processes beside cgroups and alone has no
-// cgroup.events. The root of a container's cgroup namespace is not.
+// isTop says that dir is the root of the whole hierarchy, which alone may hold processes beside
+// cgroups and alone has no cgroup.events. The root of a container's cgroup namespace is not.
 func isTop(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, "cgroup.events"))
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// lockPatience is how long lockDir waits. The lock is held for a few writes, but whoever may open the directory can hold it.
+// lockPatience bounds the wait of lockDir. The lock is held for a few writes, but every process
+// that may open the directory can hold it.
 const lockPatience = 10 * time.Second
 
-// lockDir keeps the daemons that share dir from rearranging it at the same time. Closing the file unlocks.
+// lockDir keeps the daemons that share dir from rearranging it at the same time. Closing the file
+// unlocks.
 func lockDir(stop <-chan struct{}, dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -186,10 +195,10 @@ func lockDir(stop <-chan struct{}, dir string) (*os.File, error) {
 	return f, nil
 }
 
-// vacate moves every process of own into its leaf: they are the daemon and what was started beside it.
+// vacate moves every process of own into its leaf: the daemon, and processes started beside it.
 func vacate(own string) error {
 	leaf := filepath.Join(own, Leaf)
-	switch err := os.Mkdir(leaf, 0o755); { //nolint:gosec // G301: as above
+	switch err := os.Mkdir(leaf, 0o755); { //nolint:gosec // G301: cgroup directories have this mode
 	case err == nil:
 		// Without the mark the leaf stays when the daemon leaves, and that is all.
 		_ = unix.Setxattr(leaf, leafMark, []byte("1"), 0)
@@ -199,7 +208,8 @@ func vacate(own string) error {
 	return move(own, leaf)
 }
 
-// move moves every process from one cgroup to another. Those that are born meanwhile are found in the next round.
+// move moves every process from one cgroup to another. Those that are born meanwhile are found in
+// the next round.
 func move(from, to string) error {
 	for range 100 {
 		data, err := os.ReadFile(filepath.Join(from, "cgroup.procs"))
@@ -223,11 +233,11 @@ func move(from, to string) error {
 	return fmt.Errorf("processes keep appearing in %s", from)
 }
 
-// gone says that a cgroup has been removed, before it was opened or since: systemd removes a scope with its last process,
-// and the daemon that leaves it may be in another.
+// gone says that a cgroup has been removed, before it was opened or since: systemd removes a scope
+// with its last process, and the daemon that leaves it may be in another.
 func gone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }
 
-// release undoes what vacate and enable did to own, if the leaf is one that we made and nobody else is there.
+// release undoes vacate and enable on own, if the leaf is ours and has no other process.
 func release(own string) error {
 	leaf := filepath.Join(own, Leaf)
 	if _, err := unix.Getxattr(leaf, leafMark, nil); err != nil {
@@ -242,7 +252,7 @@ func release(own string) error {
 	}
 	for _, e := range entries {
 		if e.IsDir() && e.Name() != Leaf {
-			return nil // another daemon's, or somebody's
+			return nil // of another daemon or program
 		}
 	}
 	data, err := os.ReadFile(filepath.Join(own, "cgroup.subtree_control"))
@@ -267,7 +277,8 @@ func release(own string) error {
 	return nil
 }
 
-// enable turns on for the children of dir each wanted controller that dir has, and returns what is on afterwards.
+// enable turns on each wanted controller of dir for its children, and returns all that are on
+// afterwards.
 func enable(dir string) []string {
 	for _, c := range wanted {
 		// One at a time: a controller that cannot be enabled must not keep the others off.
@@ -285,10 +296,11 @@ func words(dir, file string) []string {
 	return slices.Sorted(strings.FieldsSeq(string(data)))
 }
 
-// EnterLauncher puts the launcher into its leaf and gives the subtree to its root: uid and gid of the host.
+// EnterLauncher puts the launcher into its leaf and gives the subtree to its root: uid and gid of
+// the host.
 func (s Subtree) EnterLauncher(pid, uid, gid int) error {
 	leaf := filepath.Join(s.Path, launcherDir)
-	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // G301: as above
+	if err := os.Mkdir(leaf, 0o755); err != nil && !errors.Is(err, os.ErrExist) { //nolint:gosec // G301: cgroup directories have this mode
 		return fmt.Errorf("make the launcher's cgroup: %w", err)
 	}
 	if err := os.WriteFile(filepath.Join(leaf, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
@@ -307,8 +319,9 @@ func (s Subtree) EnterLauncher(pid, uid, gid int) error {
 	return nil
 }
 
-// Leave removes what Prepare made and puts the daemon back where it was started, so that the cgroups are as they were. The
-// launcher must have been told to end; Leave waits until its last process has, or the context.
+// Leave removes what Prepare made and puts the daemon back where it was started, so that the
+// cgroups are as they were. The launcher must have been told to end; Leave waits until its last
+// process has, or the context.
 func (s Subtree) Leave(ctx context.Context) error {
 	if s.Path == "" {
 		return nil
@@ -319,7 +332,7 @@ func (s Subtree) Leave(ctx context.Context) error {
 	own := filepath.Dir(s.Path)
 	lock, err := lockDir(ctx.Done(), own)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // whoever made it has removed it
+		return nil // its maker has removed it
 	}
 	if err != nil {
 		return err
@@ -334,8 +347,8 @@ func (s Subtree) Leave(ctx context.Context) error {
 	return release(own)
 }
 
-// Abandon is Leave for a daemon that has no launcher, be it that one was started and did not get far: it waits for nobody,
-// and where one is after all, it removes nothing.
+// Abandon is Leave for a daemon without a launcher, perhaps because that did not get far. It waits
+// for no process, and removes nothing if one is there after all.
 func (s Subtree) Abandon() error {
 	if s.Path == "" {
 		return nil
@@ -343,7 +356,7 @@ func (s Subtree) Abandon() error {
 	own := filepath.Dir(s.Path)
 	lock, err := lockDir(nil, own)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // whoever made it has removed it
+		return nil // its maker has removed it
 	}
 	if err != nil {
 		return err
@@ -368,13 +381,15 @@ func (s Subtree) Abandon() error {
 	return release(own)
 }
 
-// Kill ends every process in dir and below, and takes the ceiling on their processor time away: who is killed has to run once
-// more, to die, and hundreds of processes that share a quarter of a processor take most of a minute for that. No program runs
-// on without its ceiling. All of them, and what they are just forking, have been killed before it goes, and a killed process never
-// comes back from the kernel to its program; where that was not possible (cgroup.kill is there since Linux 5.14) it stays.
-// Others keep what their weight gives them.
+// Kill ends every process in dir and below, and lifts the ceiling on their processor time: a killed
+// process has to run once more, to die, and hundreds of processes that share a quarter of a
+// processor take most of a minute for that. No program runs on without its ceiling. All of them,
+// and their children that are just being forked, have been killed before it goes, and a killed
+// process never returns from the kernel to its program. If that was not possible (cgroup.kill
+// exists since Linux 5.14), the ceiling stays. Other sandboxes keep the share of their weight.
 //
-// A cgroup that is not there is one of the class [os.ErrNotExist]. That the ceiling stays is no error: the end only takes longer.
+// A cgroup that is not there is one of the class [os.ErrNotExist]. That the ceiling stays is no
+// error: the end only takes longer.
 func Kill(dir string) error {
 	if err := write(dir, "cgroup.kill", "1"); err != nil {
 		return fmt.Errorf("end the processes of cgroup %s: %w", dir, err)
@@ -383,7 +398,8 @@ func Kill(dir string) error {
 	return nil
 }
 
-// Remove ends every process in dir and below, waits until they are gone, or the context, and removes the cgroups.
+// Remove ends every process in dir and below, waits until they are gone, or the context, and
+// removes the cgroups.
 func Remove(ctx context.Context, dir string) error {
 	if err := Kill(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -424,7 +440,8 @@ func waitEmpty(ctx context.Context, dir string) error {
 	return nil
 }
 
-// waitEvent waits until cgroup.events says so, or dir is gone. The kernel tells of changes of it by POLLPRI.
+// waitEvent waits until cgroup.events says so, or dir is gone. The kernel tells of changes of it by
+// POLLPRI.
 func waitEvent(ctx context.Context, dir, event string) error {
 	f, err := os.Open(filepath.Join(dir, "cgroup.events"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -459,8 +476,9 @@ func waitEvent(ctx context.Context, dir, event string) error {
 
 const fileFreeze = "cgroup.freeze"
 
-// Freeze stops every process in dir and below until [Thaw], and waits until they have stopped. They can be killed, and are
-// when their deadline comes. After an error some may have. A cgroup that is not there is one of the class [os.ErrNotExist].
+// Freeze stops every process in dir and below until [Thaw], and waits until they have stopped. They
+// can be killed, and are when their deadline comes. After an error some may have. A cgroup that is
+// not there is one of the class [os.ErrNotExist].
 func Freeze(ctx context.Context, dir string) error {
 	if err := write(dir, fileFreeze, "1"); err != nil {
 		return fmt.Errorf("freeze: %w", err)

@@ -294,7 +294,8 @@ func TestPrepareSaysWhatSystemdSaid(t *testing.T) {
 	}
 }
 
-// A daemon that gives up removes what a launcher that did not live has left, and nothing of one that runs.
+// A daemon that gives up removes the remains of a launcher that has died, and nothing of one that
+// runs.
 func TestAbandonLooksForALauncher(t *testing.T) {
 	testenv.RequireRoot(t)
 	at, err := find("self")
@@ -351,7 +352,8 @@ func TestAbandonLooksForALauncher(t *testing.T) {
 	}
 }
 
-// The ceiling goes when everybody is killed, not otherwise, and that it cannot be taken away keeps nobody alive.
+// The ceiling goes only when every process is killed, and a ceiling that cannot be lifted keeps
+// none alive.
 func TestKillTakesTheCeilingAway(t *testing.T) {
 	const held = "25000 100000"
 	link := func(dir, file, to string) {
@@ -362,7 +364,7 @@ func TestKillTakesTheCeilingAway(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		change     func(dir string)
-		kill, ceil string // what stands there afterwards
+		kill, ceil string // content afterwards
 		err        error
 	}{
 		"both":                  {func(string) {}, "1", "max00 100000", nil}, // a fake file keeps the end of a longer value

@@ -12,19 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Device is the whole block device behind a directory, on which io.max works. The zero value is none.
+// Device is the whole block device behind a directory, on which io.max works. The zero value is
+// none.
 type Device struct {
 	Number    string `json:"number,omitempty"` // "major:minor"; empty where there is none
 	Name      string `json:"name,omitempty"`   // "nvme0n1", for messages
 	Writeback bool   `json:"writeback,omitempty"`
-	// Weight is the file by which shares of the device are set: io.weight where iocost is switched on for it,
-	// io.bfq.weight where bfq schedules it, else empty.
+	// Weight is the file by which shares of the device are set: io.weight where iocost is switched on
+	// for it, io.bfq.weight where bfq schedules it, else empty.
 	Weight string `json:"weight,omitempty"`
 	Reason string `json:"reason,omitempty"` // why there is no device, or no writeback
 }
 
-// writeback are the file systems that tell the kernel which cgroup a page that it writes out belongs to (cgroup-v2.rst, "Writeback").
-// What the others write out counts for nobody.
+// writeback are the file systems that tell the kernel the cgroup of each page that they write out
+// (cgroup-v2.rst, "Writeback"). Pages that others write out are charged to no cgroup.
 var writeback = []string{"ext2", "ext4", "btrfs", "f2fs", "xfs"}
 
 // DeviceOf finds the device that holds the directory. Mount is where cgroup v2 is mounted.
@@ -57,8 +58,8 @@ func blockDevice(path string) string {
 	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
 }
 
-// mountOf is pure: type and source of the mount with the id, or, where the kernel tells no ids (before Linux 5.8), of one
-// with the device's number.
+// mountOf is pure: type and source of the mount with the id, or, where the kernel tells no ids
+// (before Linux 5.8), of one with the device's number.
 func mountOf(mountinfo string, id uint64, number string) (fs, source string) {
 	for line := range strings.Lines(mountinfo) {
 		left, right, ok := strings.Cut(line, " - ")
@@ -76,8 +77,9 @@ func mountOf(mountinfo string, id uint64, number string) (fs, source string) {
 	return fs, source
 }
 
-// describe looks the device up in sysfs: of a partition it is the whole disk that can be limited. A device-mapper or RAID
-// device stays what it is: the kernel throttles what is submitted to it like to any other.
+// describe looks the device up in sysfs. Of a partition, only the whole disk can be limited. A
+// device-mapper or RAID device can be limited itself: the kernel throttles requests submitted to it
+// like those to any other.
 func describe(sys, mount, number, fs string) Device {
 	dir, err := filepath.EvalSymlinks(filepath.Join(sys, "dev/block", number))
 	if err != nil {
@@ -105,7 +107,7 @@ func describe(sys, mount, number, fs string) Device {
 			}
 		}
 	}
-	// Both files can be there and mean nothing: somebody must weigh.
+	// Both files can exist and have no effect: a scheduler or iocost must weigh.
 	if scheduler, err := os.ReadFile(filepath.Join(dir, "queue/scheduler")); err == nil && strings.Contains(string(scheduler), "[bfq]") {
 		d.Weight = "io.bfq.weight"
 	}

@@ -27,7 +27,7 @@ func TestMountOf(t *testing.T) {
 	}
 }
 
-// sysfs builds what the kernel shows of some disks.
+// sysfs builds the kernel's tree for some disks.
 func sysfs(t *testing.T) (sys, mount string) {
 	t.Helper()
 	sys, mount = t.TempDir(), t.TempDir()

@@ -16,7 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// What is frozen stands still until it is thawed, and can be killed.
+// A frozen process stands still until it is thawed, and can be killed.
 func TestFreeze(t *testing.T) {
 	testenv.RequireRoot(t)
 	at, err := find("self")
@@ -33,7 +33,7 @@ func TestFreeze(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 		defer cancel()
 		if err := Remove(ctx, dir); err != nil {
 			t.Error(err)
@@ -55,7 +55,7 @@ func TestFreeze(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	if err := Freeze(ctx, dir); err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func TestFreeze(t *testing.T) {
 	if err := Thaw(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := pipe.SetReadDeadline(time.Now().Add(testenv.Patience(time.Minute))); err != nil {
+	if err := pipe.SetReadDeadline(time.Now().Add(testenv.HungAfter)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := pipe.Read(make([]byte, 1)); err != nil {

@@ -11,26 +11,29 @@ import (
 	"strings"
 )
 
-// Host is what decides how somebody gets a delegated cgroup, with its controllers, on this host.
+// Host holds the properties of this host that decide how to get a delegated cgroup with its
+// controllers.
 type Host struct {
 	UID     int
 	User    string // a name, or the uid where there is none
 	Systemd bool   // it manages the host
 	// Asks says that a daemon which starts where the calling process is asks systemd for a scope.
 	Asks bool
-	// AtTop says that a daemon which is given no scope makes its place at the top of the hierarchy: root's, where nothing
-	// that it is in was given to it.
+	// AtTop says that a daemon which is given no scope makes its place at the top of the hierarchy:
+	// root's, where nothing that it is in was given to it.
 	AtTop bool
-	// InManager says that the calling process runs below the user's own systemd, and Lingers that the user does. That systemd
-	// and all below it end with the last session of a user who does not.
+	// InManager means that the calling process runs below the user's own systemd; Lingers, that the
+	// user lingers. Otherwise that systemd and all below it end with the user's last session.
 	InManager, Lingers bool
-	// Container says that this is one of Docker's, Podman's or their like, or a cgroup namespace of its own.
+	// Container says that this is one of Docker's, Podman's or their like, or a cgroup namespace of
+	// its own.
 	Container bool
 	// ReadOnly says that cgroup v2 is mounted read-only.
 	ReadOnly bool
 	// Top are the controllers of the whole hierarchy, as far as it is mounted; nil without cgroup v2.
 	Top []string
-	// V1 are the controllers that a cgroup v1 hierarchy holds, Disabled those that the kernel's command line switches off.
+	// V1 are the controllers that a cgroup v1 hierarchy holds, Disabled those that the kernel's
+	// command line switches off.
 	V1, Disabled []string
 	// Manager are the controllers that the user's own systemd was given; nil where there is none.
 	Manager []string
@@ -56,7 +59,8 @@ func survey(at place) Host {
 	for _, mark := range []string{"/.dockerenv", "/run/.containerenv", "/run/systemd/container"} {
 		h.Container = h.Container || exists(mark)
 	}
-	// sd_booted(3). Who is at the root of a namespace is above what a systemd could manage here.
+	// sd_booted(3). A process at the root of a cgroup namespace is above all that a systemd could
+	// manage here.
 	h.Systemd = exists("/run/systemd/system") && (!part || at.own != at.mount)
 	h.Asks = h.Systemd && at.wantsScope()
 	h.AtTop = h.UID == 0 && at.own != "" && !h.Container && isTop(at.mount) && !at.delegated()
@@ -118,14 +122,14 @@ const (
 	dropInText = `[Service]\nDelegate=cpu cpuset io memory pids\n`
 )
 
-// Remedy is the way to what is missing, for this very host, in the order in which it is to be gone. Lacking are the
-// controllers that are missed; none means the cgroup itself.
+// Remedy returns the steps to get the missing controllers on this host, in order. Lacking lists the
+// controllers; none means that the cgroup itself is missing.
 func (h Host) Remedy(lacking []string) string {
 	inOne := len(lacking) > 0 // in a cgroup that is delegated, with less than is wanted
 	if !inOne {
 		lacking = wanted
 	}
-	// What the whole hierarchy does not have, nobody can be given.
+	// A controller that the whole hierarchy lacks can be delegated to no user.
 	absent := without(lacking, h.Top)
 	if h.Container && (!h.Systemd || len(absent) > 0) {
 		return h.inContainer(absent)
@@ -169,7 +173,8 @@ func (h Host) inContainer(absent []string) string {
 	}
 }
 
-// boot says what must be different when the host, or its kernel, is started, so that the hierarchy has the controllers.
+// boot returns the changes to the boot of the host, or to its kernel, after which the hierarchy has
+// the controllers.
 func (h Host) boot(absent []string) (steps []string) {
 	var v1, off, unbuilt []string
 	for _, c := range absent {
@@ -201,7 +206,8 @@ func (h Host) boot(absent []string) (steps []string) {
 	return steps
 }
 
-// delegation says how to get a cgroup with controllers that the host has, or them into the one that there is.
+// delegation says how to get a cgroup with controllers that the host has, or them into the one that
+// there is.
 func (h Host) delegation(lacking []string, inOne bool) string {
 	const delegate = `-p "Delegate=cpu cpuset io memory pids" sandboxd serve`
 	switch {

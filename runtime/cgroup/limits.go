@@ -23,7 +23,8 @@ type Setting struct {
 // Change leads from one setting of a file to another.
 type Change struct{ File, From, To string }
 
-// Changes are what leads from one list of settings to another. A file that only one of them has is not changed.
+// Changes are what leads from one list of settings to another. A file that only one of them has is
+// not changed.
 func Changes(from, to []Setting) []Change {
 	held := make(map[string]string, len(from))
 	for _, s := range from {
@@ -38,10 +39,10 @@ func Changes(from, to []Setting) []Change {
 	return all
 }
 
-// ErrInUse says that a limit lies below what is in use and cannot be taken back.
+// ErrInUse means that a limit lies below the usage, and the kernel cannot reclaim the difference.
 var ErrInUse = errors.New("more than that is in use")
 
-// The files whose values want more than to be written and compared.
+// The files whose values need more than a write and a comparison.
 const (
 	fileMemoryMax  = "memory.max"
 	fileMemoryHigh = "memory.high"
@@ -49,9 +50,9 @@ const (
 	fileIOMax      = "io.max"
 )
 
-// Apply makes the changes in their order and looks at what the kernel then holds: a value that it took for another one is
-// an error. On error everything is as it was before. The context is looked at before each change: nothing begins after its
-// end, and what was done before is taken back.
+// Apply makes the changes in order and reads each back: a value that the kernel took for another
+// one is an error. On error all files are as before. Apply checks the context before each change:
+// no change begins after its end, and earlier ones are undone.
 func Apply(ctx context.Context, dir string, changes []Change) error {
 	for i, c := range changes {
 		err := apply(ctx, dir, c)
@@ -96,8 +97,8 @@ func apply(ctx context.Context, dir string, c Change) error {
 	return nil
 }
 
-// set writes a value and returns the one that was written. A cgroup with processes cannot lose its cores, as the kernel puts it: to have
-// no list of its own again it is given the list of what there is.
+// set writes a value and returns the value written. The kernel does not let a cgroup with processes
+// have an empty list of cores again: such a cgroup gets the list of all available ones.
 func set(dir, file, value string) (string, error) {
 	err := write(dir, file, value)
 	if file != fileCPUs || value != "" || !errors.Is(err, unix.ENOSPC) {
@@ -111,9 +112,9 @@ func set(dir, file, value string) (string, error) {
 	return value, write(dir, file, value)
 }
 
-// makeRoom takes back what can be taken of the memory beyond a limit that is to be set. To write a memory.max below the
-// usage makes the kernel kill until it fits; to memory.high it only reclaims, and slows down who goes on allocating, so
-// that nothing grows meanwhile.
+// makeRoom reclaims memory beyond a limit that is about to be set. A memory.max written below the
+// usage makes the kernel kill until it fits. A memory.high only reclaims, and slows down processes
+// that go on allocating, so that the usage does not grow meanwhile.
 func makeRoom(ctx context.Context, dir, limit string) error {
 	most, err := strconv.ParseInt(limit, 10, 64)
 	if err != nil {
@@ -128,7 +129,7 @@ func makeRoom(ctx context.Context, dir, limit string) error {
 		return err
 	}
 	defer func() {
-		// What it was goes back last, when memory.max holds or is given up; it was valid before.
+		// The old value goes back last, when memory.max holds or is given up; it was valid before.
 		_ = write(dir, fileMemoryHigh, strings.TrimSpace(string(high)))
 	}()
 	for range 3 { // the kernel gives up early when little comes back, and when a signal arrives
@@ -150,8 +151,8 @@ func write(dir, file, value string) error {
 		value = "\n" // a write of nothing would not reach the kernel
 	}
 	path := filepath.Join(dir, file)
-	// Not os.OpenFile: cgroup files can be polled, so Go makes them non-blocking, and Linux 6.16 and later then take a
-	// memory.high or memory.max without reclaiming anything.
+	// Not os.OpenFile: cgroup files can be polled, so Go makes them non-blocking, and Linux 6.16 and
+	// later then take a memory.high or memory.max without reclaiming anything.
 	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: path, Err: err}
@@ -163,7 +164,8 @@ func write(dir, file, value string) error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// holds compares what the kernel shows with what was written, knowing how it rounds and formats. It is pure.
+// holds reports whether the kernel's text means the value that was written, given how the kernel
+// rounds and formats. It is pure.
 func holds(file, got, want string) bool {
 	got = strings.TrimSpace(got)
 	switch {
@@ -206,8 +208,8 @@ func pairs(line string) map[string]string {
 	return m
 }
 
-// onlineCPUs refuses cores that the cgroup does not get: the kernel accepts any that could exist, and without one that does
-// it gives the parent's.
+// onlineCPUs refuses cores that the cgroup does not get: the kernel accepts any that could exist,
+// and without one that does it gives the parent's.
 func onlineCPUs(dir, list string) error {
 	want, err := ParseCPUs(list)
 	if err != nil {

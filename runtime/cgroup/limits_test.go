@@ -31,7 +31,7 @@ func TestParseCPUs(t *testing.T) {
 	}
 }
 
-// The kernel rounds and formats; what it does not hold is seen all the same.
+// The kernel rounds and formats; a value that it does not hold is found all the same.
 func TestHoldsKnowsHowTheKernelWrites(t *testing.T) {
 	for _, c := range []struct {
 		file, got, want string
@@ -101,7 +101,7 @@ func TestApplyIsWholeOrNothing(t *testing.T) {
 	}
 }
 
-// Who asked has gone by then, and was told that nothing is changed.
+// The client has gone by then, and was told that nothing is changed.
 func TestApplyDoesNothingAfterItsContext(t *testing.T) {
 	dir := fake(t, map[string]string{"pids.max": "10"})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -112,7 +112,7 @@ func TestApplyDoesNothingAfterItsContext(t *testing.T) {
 	if got, _ := os.ReadFile(filepath.Join(dir, "pids.max")); string(got) != "10" {
 		t.Errorf("pids.max is %q", got)
 	}
-	// While memory is taken back: what was changed before is as it was.
+	// While memory is reclaimed: earlier changes are undone.
 	dir = fake(t, map[string]string{"pids.max": "10", "memory.max": "200", "memory.high": "max", "memory.current": "150"})
 	err := Apply(&endsAfter{Context: t.Context(), n: 2}, dir, []Change{{"pids.max", "10", "20"}, {"memory.max", "200", "100"}})
 	if !errors.Is(err, context.DeadlineExceeded) {

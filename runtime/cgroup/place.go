@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// place is where a process is in the hierarchy. It says what may be done there; changing it is Prepare's part.
+// place is the position of a process in the hierarchy, and decides the permitted changes; Prepare
+// makes them.
 type place struct {
 	mount    string // where cgroup v2 is mounted, "" if it is not
 	own      string // the process's cgroup, "" if the mount does not show it; never a leaf, but the cgroup above
@@ -49,7 +50,8 @@ func locate(mountinfo, self string) place {
 			continue
 		}
 		this := place{mount: f[4], own: below(f[4], f[3], path), readOnly: slices.Contains(strings.Split(f[5], ","), "ro")}
-		// A later mount at the same point hides the earlier; of several points the first is taken that shows us our own.
+		// A later mount at the same point hides the earlier; of several points the first is taken that
+		// shows us our own.
 		if at.mount == "" || at.mount == this.mount || at.own == "" && this.own != "" {
 			at = this
 		}
@@ -61,10 +63,11 @@ func locate(mountinfo, self string) place {
 	return at
 }
 
-// below is the directory of the cgroup path where root is mounted at mount; "" where it cannot be seen there.
+// below is the directory of the cgroup path where root is mounted at mount; "" where it cannot be
+// seen there.
 func below(mount, root, path string) string {
-	// Names that begin so lie above our cgroup namespace: of a process that was moved there, and of a mount that came from
-	// outside, in which our own cgroup has a name that nobody tells us.
+	// Such names lie above our cgroup namespace: those of a process that was moved there, and of a
+	// mount from outside, in which the name of our own cgroup is unknown.
 	if path == "" || strings.HasPrefix(path, "/..") || strings.HasPrefix(root, "/..") {
 		return ""
 	}
@@ -88,8 +91,8 @@ func (p place) wantsScope() bool {
 	case p.delegated():
 		return false
 	}
-	// A user's manager leaves no mark on what it delegates (not until systemd 252 at least). But in a unit only who was
-	// given it makes groups.
+	// A user's manager does not mark the cgroups that it delegates (not until systemd 252 at least).
+	// But in a unit only the owner of a delegated cgroup makes groups.
 	return unit || p.manager() == ""
 }
 
@@ -103,8 +106,9 @@ func (p place) manager() string {
 	return ""
 }
 
-// delegated says that systemd has given own, or one above it, away (Delegate=). It tells so in an attribute. What it has
-// given to a user's manager is not given to what that manager runs, though an ordinary user may write there.
+// delegated reports whether systemd has delegated own, or a cgroup above it (Delegate=). An
+// attribute of the directory tells. A cgroup delegated to a user's manager is not delegated to the
+// programs that this runs, though an ordinary user may write there.
 func (p place) delegated() bool {
 	top := cmp.Or(p.manager(), p.mount)
 	for dir := p.own; len(dir) > len(top); dir = filepath.Dir(dir) {

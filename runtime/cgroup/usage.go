@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// Value reads a file that holds one number. A file that is not there, or holds something else, has none.
+// Value reads a file that holds one number. A file that is not there, or holds something else, has
+// none.
 func Value(dir, file string) (int64, bool) {
 	data, err := os.ReadFile(filepath.Join(dir, file))
 	if err != nil {
@@ -39,8 +40,9 @@ type Nested struct {
 	Values map[string]string
 }
 
-// ReadNested reads a file of lines "key name=value name=value...", such as io.stat (a line a device) and the pressure files (one
-// for "some", one for "full"), in the order of the lines. A kernel without PSI, or with it switched off, has none.
+// ReadNested reads a file of lines "key name=value name=value...", such as io.stat (a line a
+// device) and the pressure files (one for "some", one for "full"), in the order of the lines. A
+// kernel without PSI, or with it switched off, has none.
 func ReadNested(dir, file string) []Nested {
 	data, err := os.ReadFile(filepath.Join(dir, file))
 	if err != nil {

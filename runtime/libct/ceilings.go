@@ -14,49 +14,55 @@ import (
 
 // Ceilings of user namespaces.
 //
-// What the kernel counts for a user of the host, over everything that he runs, one sandbox could take all of. But it counts
-// in each user namespace: what a program takes is charged to its user in its own namespace, to who made that one in the namespace above,
-// and so on up to the user of the host; and each namespace has a ceiling that holds each of its users (user_namespaces(7),
-// proc_sys_user(5)). So what is counted so is bounded twice:
+// One sandbox could use up all that the kernel counts for a user of the host, over all of that
+// user's programs. But the kernel counts in each user namespace: a program's use is charged to its
+// user in its own namespace, to that namespace's creator in the namespace above, and so on up to
+// the user of the host. Each namespace has a ceiling that holds each of its users
+// (user_namespaces(7), proc_sys_user(5)). So such resources are bounded twice:
 //
-//   - In the launcher's namespace, where all sandboxes count as one user, for the launcher has made their namespaces. Together they
-//     have half of what the host gives, and the other half stays for what its user runs besides.
-//   - In a sandbox's namespace each of its users has half of that again, so that none takes all of it. A program that may become
-//     several of them (CAP_SETUID) is held by the first ceiling alone.
+//   - In the launcher's namespace, where all sandboxes count as one user, because the launcher has
+//     made their namespaces. Together they have half of the host's number; the other half stays for
+//     the other programs of its user.
+//   - In a sandbox's namespace each user has half of that again, so that none takes all of it. A
+//     program that may become several users (CAP_SETUID) is held by the first ceiling alone.
 //
-// Pending signals with POSIX timers, and the bytes of POSIX message queues, are counted alike; there the ceiling of a namespace for all
-// below is the resource limit of who made it (ucounts since Linux 5.14), and a process has one of its own.
+// Pending signals with POSIX timers, and the bytes of POSIX message queues, are counted alike.
+// There the ceiling of a namespace for all below is the resource limit of its creator (ucounts
+// since Linux 5.14), and each process has one of its own.
 //
-// So are processes and threads, but there the launcher cannot be held to what its sandboxes have: whoever makes a sandbox's namespace
-// takes half of the limit just before (see processes.go).
+// So are processes and threads, but there the launcher cannot be held to the sum of its sandboxes:
+// the process that makes a sandbox's namespace halves the limit just before (see processes.go).
 //
-// Those in files are set from inside with CAP_SYS_RESOURCE over the namespace, which no program of a sandbox has, nor its init; the
-// files are read-only to programs besides.
+// Those in files are set from inside with CAP_SYS_RESOURCE over the namespace, which no program of
+// a sandbox has, nor its init; the files are read-only to programs besides.
 
-// ceiling is one in a user namespace: the name of its file below /proc/sys/user, and how many of the thing each user may have.
+// ceiling is one in a user namespace: the name of its file below /proc/sys/user, and how many of
+// the thing each user may have.
 type ceiling struct {
 	Name string `json:"name"`
 	Most int64  `json:"most"`
 }
 
-// shared are what the host's user has a number of for all that he runs: how it is called in a namespace, and where the host's number
-// stands below /proc/sys.
+// shared are the resources that the host counts for all programs of a user: the name in a
+// namespace, and the file of the host's number below /proc/sys.
 var shared = []struct{ name, host string }{
 	{"max_inotify_instances", "fs/inotify/max_user_instances"},
 	{"max_inotify_watches", "fs/inotify/max_user_watches"},
 }
 
-// closed are the namespaces of which nobody can make one in a sandbox, whatever a filter lets through: most local privilege escalations
-// of the last years begin with one. UTS namespaces stay: the init marks execs by them. So do mount namespaces, which take
-// CAP_SYS_ADMIN in this namespace: a detached mount counts as one, and libcontainer makes some, to look at procfs where
-// nobody can have put anything over it.
+// closed are the namespaces that cannot be made in a sandbox, even if a filter permits the call:
+// most local privilege escalations of the last years begin with one. UTS namespaces stay: the init
+// marks execs by them. So do mount namespaces, which take CAP_SYS_ADMIN in this namespace: a
+// detached mount counts as one, and libcontainer makes some, to read procfs at a place over which
+// no program can have mounted.
 var closed = []string{"user", "pid", "net", "ipc", "cgroup", "time"}
 
-// sharedLimits are the resource limits of what is counted in the same way, and the most of it that a program has a use for: a hundred
-// thousand timers take the kernel so long to remove that others wait for it.
+// sharedLimits are resource limits that are counted in this way, with the largest useful value for
+// a program: a hundred thousand timers take the kernel so long to remove that other processes wait
+// for it.
 var sharedLimits = []configs.Rlimit{{Type: unix.RLIMIT_SIGPENDING, Hard: 1024}, {Type: unix.RLIMIT_MSGQUEUE, Hard: 256 << 10}}
 
-// limitsOfAll plans those of the launcher, from what the host gives. It is pure.
+// limitsOfAll plans those of the launcher, from the host's. It is pure.
 func limitsOfAll(host []configs.Rlimit) []configs.Rlimit {
 	var all []configs.Rlimit
 	for _, l := range host {
@@ -75,7 +81,7 @@ func limitsOfOne(host []configs.Rlimit) []configs.Rlimit {
 	return all
 }
 
-// ofAll plans the ceilings of the launcher's namespace, from what the host gives. It is pure.
+// ofAll plans the ceilings of the launcher's namespace, from the host's. It is pure.
 func ofAll(host []ceiling) []ceiling { return part(host, 2) }
 
 // ofOne plans those of a sandbox's. It is pure.
@@ -95,7 +101,7 @@ func part(host []ceiling, n int64) []ceiling {
 	return all
 }
 
-// given reads what the host gives its user of everything that is shared.
+// given reads the host's numbers of all shared resources.
 func given() (all []ceiling, limits []configs.Rlimit, err error) {
 	for _, s := range shared {
 		text, err := os.ReadFile("/proc/sys/" + s.host)
@@ -121,7 +127,7 @@ func given() (all []ceiling, limits []configs.Rlimit, err error) {
 	return all, limits, nil
 }
 
-// boundAll sets what holds all sandboxes together, in the launcher, which has been told what the host gives.
+// boundAll sets the bounds of all sandboxes together, in the launcher, from the host's numbers.
 func (h *Host) boundAll() error {
 	if err := hold(ofAll(h.given)); err != nil {
 		return err
@@ -136,9 +142,10 @@ func (h *Host) boundAll() error {
 
 // hold sets ceilings in the user namespace of the calling thread.
 //
-// It does so in a procfs of its own. In the launcher's, /proc/sys/user has one entry of each name for every user namespace that it was
-// looked up in, and a lookup compares with them all (proc_sys_compare): among 200 sandboxes that took a millisecond of a creation.
-// Nor has anybody put something over this one (CVE-2025-52881).
+// It does so in a procfs of its own. In the launcher's, /proc/sys/user has one entry of each name
+// for every user namespace that it was looked up in, and a lookup compares with them all
+// (proc_sys_compare): among 200 sandboxes that took a millisecond of a creation. Nor can anything
+// be mounted over this one (CVE-2025-52881).
 func hold(all []ceiling) error {
 	user, err := openOwnProc("sys/user")
 	if err != nil {
@@ -147,7 +154,7 @@ func hold(all []ceiling) error {
 	for _, c := range all {
 		fd, err := unix.Openat(int(user.Fd()), c.Name, unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if errors.Is(err, unix.ENOENT) {
-			continue // max_time_namespaces came with Linux 5.6; what cannot be counted cannot be made
+			continue // max_time_namespaces came with Linux 5.6; without the counter there is no such namespace
 		}
 		if err == nil {
 			f := os.NewFile(uintptr(fd), c.Name)
@@ -160,7 +167,8 @@ func hold(all []ceiling) error {
 	return user.Close()
 }
 
-// openOwnProc opens a directory of a fresh procfs of the caller's PID namespace, which is mounted nowhere.
+// openOwnProc opens a directory of a fresh procfs of the caller's PID namespace, which is mounted
+// nowhere.
 func openOwnProc(dir string) (*os.File, error) {
 	fs, err := unix.Fsopen("proc", unix.FSOPEN_CLOEXEC)
 	if err != nil {

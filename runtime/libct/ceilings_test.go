@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// All sandboxes together have half of what the host gives, however much that is; a user of one half of that, and no more than is of use.
+// All sandboxes together have half of the host's number, whatever that is. One of their users has
+// half of that, and no more than the largest useful value.
 func TestCeilingsAreParts(t *testing.T) {
 	host := []ceiling{{"max_inotify_instances", 9}, {"max_inotify_watches", 1 << 31}}
 	if d := cmp.Diff([]ceiling{{"max_inotify_instances", 4}, {"max_inotify_watches", 1 << 30}}, ofAll(host)); d != "" {

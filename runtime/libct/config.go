@@ -16,7 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Host is what the launcher knows of the host when it plans a sandbox.
+// Host holds the launcher's knowledge of the host for planning a sandbox.
 type Host struct {
 	IDs         []idmap.Range    // the map of every sandbox, in the launcher's ids
 	Single      bool             // no subordinate ids
@@ -26,31 +26,34 @@ type Host struct {
 	Nofile      uint64           // the launcher's hard RLIMIT_NOFILE: it cannot be exceeded
 	Nproc       uint64           // and its RLIMIT_NPROC
 	Landlock    int              // its version, where sandboxes can be held by it; 0: they cannot
-	Missing     []string         // what the defaults would like and the host does not give
-	given       []ceiling        // what the host gives its user for all that he runs: in numbers
+	Missing     []string         // wishes of the defaults that the host does not fulfil
+	given       []ceiling        // the host's number for all programs of its user
 	limits      []configs.Rlimit // and as resource limits
 }
 
-// initCapabilities are what the init has beyond the profile's bounding set, in the sandbox's own user namespace: to give
-// every exec a UTS namespace by which it can be found and killed whole, to become the exec's user, and to reach the
-// files of every user of the sandbox. The init passes none of them on: it clears its inheritable set first thing.
+// initCapabilities are those of the init beyond the profile's bounding set, in the sandbox's own
+// user namespace: to give every exec a UTS namespace by which it can be found and killed whole, to
+// become the exec's user, and to reach the files of every user of the sandbox. The init passes none
+// of them on: it clears its inheritable set first thing.
 var initCapabilities = []string{
 	"CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_KILL", "CAP_SETUID", "CAP_SETGID", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER",
 }
 
-// maxFile is the size of the largest file that a sandbox can write: far above what programs need, so that one runaway
-// write does not fill the disk. It is no quota.
+// maxFile is the size of the largest file that a sandbox can write: far above what programs need,
+// so that one runaway write does not fill the disk. It is no quota.
 const maxFile = 16 << 30
 
-// initPath is where the sandbox finds its init: on the fresh /dev, so that no image can be in the way of it and no
-// snapshot contains it.
+// initPath is where the sandbox finds its init: on the fresh /dev, so that no image can be in the
+// way of it and no snapshot contains it.
 const initPath = "/dev/sandboxd-init"
 
-// initThreads is how many threads the init may have beside what the limit leaves to programs: it makes them at its start,
-// for a program that has used up the limit must not be able to starve it (guest: spareThreads).
+// initThreads is the number of threads that the init may have beyond the programs' limit. The init
+// makes them at its start, because a program that has used up the limit must not be able to starve
+// it (guest: spareThreads).
 const initThreads = 16
 
-// Plan turns a spec into libcontainer's configuration. It is pure: its value for a known spec stands in a golden file.
+// Plan turns a spec into libcontainer's configuration. It is pure: its value for a known spec
+// stands in a golden file.
 func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Config, error) {
 	if spec.Profile.Seccomp == nil {
 		return nil, fmt.Errorf("profile %q has no seccomp filter", spec.Profile.Name)
@@ -92,8 +95,8 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 		ReadonlyPaths:   spec.Profile.ReadonlyPaths,
 		Seccomp:         filter,
 		NoNewPrivileges: true,
-		// Each keyring counts against a quota of 200 of its owner. The launcher has one of its own, empty; keyctl(2) is
-		// refused by every profile.
+		// Each keyring counts against a quota of 200 of its owner. The launcher has one of its own,
+		// empty; keyctl(2) is refused by every profile.
 		NoNewKeyring: true,
 		Cgroups:      cgroupConfig(spec, host),
 		Version:      "1.3.0",
@@ -114,19 +117,21 @@ func Plan(spec *runtime.Spec, host *Host, enforced *api.Enforced) (*configs.Conf
 	}
 	c.Rlimits = append(c.Rlimits, limitsOfOne(host.limits)...)
 	if spec.Limits.Pids > 0 && enforced.Pids == "rlimit" {
-		// Counted per uid of the sandbox's own user namespace, so it is a weaker fence than pids.max. More than the launcher has is
-		// not to be given: one that was asked for Enforce has refused.
+		// Counted per uid of the sandbox's own user namespace, so it is a weaker fence than pids.max.
+		// More than the launcher has is not to be given: one that was asked for Enforce has refused.
 		n := min(uint64(spec.Limits.Pids), host.Nproc)
 		c.Rlimits = append(c.Rlimits, configs.Rlimit{Type: unix.RLIMIT_NPROC, Hard: n, Soft: n})
 	}
 	return c, nil
 }
 
-// cgroupConfig names the cgroup, which is there with its limits before libcontainer puts the first process into it.
+// cgroupConfig names the cgroup, which is there with its limits before libcontainer puts the first
+// process into it.
 func cgroupConfig(spec *runtime.Spec, host *Host) *cgroups.Cgroup {
-	// No device rules: they need CAP_BPF on the host, and would protect nothing, for no device node can be made in a user
-	// namespace and every file system of a sandbox is mounted nodev. (Linux 6.17-7.1 also corrupts memory there.) The
-	// code for them, opencontainers/cgroups/devices, is not even linked.
+	// No device rules: they need CAP_BPF on the host, and would protect nothing, for no device node
+	// can be made in a user namespace and every file system of a sandbox is mounted nodev. (Linux
+	// 6.17-7.1 also corrupts memory there.) The code for them, opencontainers/cgroups/devices, is not
+	// even linked.
 	r := &cgroups.Resources{}
 	if !host.Cgroup {
 		return &cgroups.Cgroup{Name: spec.ID, Rootless: true, Resources: r}
@@ -151,7 +156,8 @@ func mounts(host *Host) []*configs.Mount {
 	}
 }
 
-// scratch mounts what a profile gives its programs to write to. Not noexec: what is compiled there is run there.
+// scratch mounts the writable file systems that a profile gives its programs. Not noexec: programs
+// compiled there are run there.
 func scratch(mounts []api.Scratch) []*configs.Mount {
 	var all []*configs.Mount
 	for _, m := range mounts {

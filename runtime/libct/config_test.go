@@ -53,7 +53,7 @@ func testHost() *Host {
 	}
 }
 
-// What libcontainer is told is the whole of what holds a sandbox: a change of it is to be seen in review.
+// libcontainer's configuration is all that holds a sandbox: a review must show every change of it.
 func TestPlanIsTheGoldenOne(t *testing.T) {
 	for name, change := range map[string]func(*Host, *runtime.Profile){
 		"delegated": func(*Host, *runtime.Profile) {},
@@ -178,7 +178,8 @@ func TestExplicitLimitThatCannotBeHeldIsRefused(t *testing.T) {
 	}
 }
 
-// What a profile would like of processes is no more than the launcher has, without a cgroup that counts them: nobody may give more.
+// Without a cgroup that counts processes, a profile's default is cut to the launcher's own limit: a
+// process cannot give more.
 func TestProcessesWithinTheLaunchersOwn(t *testing.T) {
 	for nproc, want := range map[uint64]uint64{50: 50, 100: 100, unix.RLIM_INFINITY: 100} {
 		spec, host := testSpec(), testHost()
@@ -198,7 +199,8 @@ func TestProcessesWithinTheLaunchersOwn(t *testing.T) {
 	}
 }
 
-// An explicit limit is refused or written to a file: without the file that holds it, it must not be accepted.
+// An explicit limit is refused or written to a file: without the file that holds it, it must not be
+// accepted.
 func TestExplicitLimitHasItsFile(t *testing.T) {
 	swap := int64(4096)
 	for file, explicit := range map[string]api.Limits{
@@ -224,7 +226,8 @@ func TestExplicitLimitHasItsFile(t *testing.T) {
 	}
 }
 
-// What is said to hold is written to a file, and what the defaults wish in vain is said to be missing.
+// A limit that is reported as enforced is written to a file; defaults that the host does not fulfil
+// are reported as missing.
 func TestEnforcedIsWhatHolds(t *testing.T) {
 	spec, host := testSpec(), testHost()
 	if e, err := Enforce(spec, host); err != nil || e.CPU != "cgroup" || e.IO != "cgroup" || len(e.Missing) > 0 {
@@ -239,7 +242,8 @@ func TestEnforcedIsWhatHolds(t *testing.T) {
 	}
 }
 
-// A host without Landlock, or with one that forbids links, is told what it lacks, and so is whoever looks at a sandbox of it.
+// A host without Landlock, or with a version that forbids links, reports that, and so does each of
+// its sandboxes.
 func TestMissingLandlockIsSaid(t *testing.T) {
 	for abi, err := range map[int]error{0: errors.ErrUnsupported, 1: nil, 2: nil, 7: nil} {
 		spec, host := testSpec(), testHost()
@@ -263,7 +267,7 @@ func TestNoFilterNoSandbox(t *testing.T) {
 	}
 }
 
-// The settings of no limits are what the kernel gives a new cgroup, so that only what differs is written.
+// The settings of no limits are those of a new cgroup, so that only differences are written.
 func TestSettingsOfNoLimitsAreTheKernels(t *testing.T) {
 	host := testHost()
 	host.Files = append(host.Files, "io.bfq.weight")

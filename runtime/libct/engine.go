@@ -1,16 +1,19 @@
-// Package libct starts sandboxes through libcontainer. It is the only importer of github.com/opencontainers/runc, which
-// guarantees its binary and not its Go API.
+// Package libct starts sandboxes through libcontainer. It is the only importer of
+// github.com/opencontainers/runc, which guarantees its binary and not its Go API.
 //
-// The package runs in the launcher only: importing it registers libcontainer's C constructor, which looks at the
-// environment at every start of the binary, and [Engine] expects the root that the launcher has built for itself.
+// The package runs in the launcher only: importing it registers libcontainer's C constructor, which
+// looks at the environment at every start of the binary, and [Engine] expects the root that the
+// launcher has built for itself.
 //
 // # Theory of operation
 //
-// libcontainer executes the launcher's own binary anew as "sandboxd-launcher init". Its C part makes the namespaces; then
-// [Init] runs, already root of the sandbox's user namespace, and mounts the sandbox's overlay in the sandbox's own mount
-// namespace, so that the launcher's mount table does not grow with the number of sandboxes. After that libcontainer
-// builds /dev, /proc and /sys, pivots, drops capabilities and executes the sandbox's init, which loads the seccomp filter: a program that
-// the launcher has compiled once for all sandboxes of a profile. A sandbox has been created when its init says that it is confined.
+// libcontainer executes the launcher's own binary anew as "sandboxd-launcher init". Its C part
+// makes the namespaces; then [Init] runs, already root of the sandbox's user namespace, and mounts
+// the sandbox's overlay in the sandbox's own mount namespace, so that the launcher's mount table
+// does not grow with the number of sandboxes. After that libcontainer builds /dev, /proc and /sys,
+// pivots, drops capabilities and executes the sandbox's init, which loads the seccomp filter: a
+// program that the launcher has compiled once for all sandboxes of a profile. A sandbox has been
+// created when its init says that it is confined.
 package libct
 
 import (
@@ -43,11 +46,12 @@ import (
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
 
-// killTimeout bounds the wait for a killed sandbox. Processes in an uninterruptible sleep can exceed it.
+// killTimeout bounds the wait for a killed sandbox. Processes in an uninterruptible sleep can
+// exceed it.
 const killTimeout = 30 * time.Second
 
-// updateTimeout bounds an update: when the daemon stops waiting (after 30 s) it has been made or taken back. To take memory back
-// from a sandbox that writes to a slow disk can take that long.
+// updateTimeout bounds an update: when the daemon stops waiting (after 30 s) it has been made or
+// taken back. To take memory back from a sandbox that writes to a slow disk can take that long.
 const updateTimeout = 15 * time.Second
 
 // Engine implements runtime.Engine in the launcher.
@@ -79,7 +83,7 @@ type instance struct {
 	ended     chan struct{} // closed when the init has been reaped, and with it everything in its PID namespace
 }
 
-// Open returns the engine, or an error where it could not hold what it promises.
+// Open returns the engine, or an error if the host cannot hold the engine's promises.
 func Open(host Host) (*Engine, error) {
 	if !seccomp.Enabled {
 		return nil, errors.New("this launcher was built without seccomp (build tag seccomp): it must not run anything")
@@ -118,8 +122,8 @@ func Open(host Host) (*Engine, error) {
 	return e, nil
 }
 
-// landlock notes which version sandboxes can be held by. Where it forbids links between directories, or there is none, nothing is
-// confined by it, and what is enforced says so.
+// landlock notes the version that can hold sandboxes. A version that forbids links between
+// directories confines nothing, like none at all, and the sandboxes' Enforced says so.
 func (h *Host) landlock(abi int, err error) {
 	if err == nil && abi >= kernel.LandlockRefer {
 		h.Landlock = abi
@@ -128,8 +132,9 @@ func (h *Host) landlock(abi int, err error) {
 	h.Missing = append(h.Missing, "Landlock: this kernel has none, or an old one: "+kernel.LandlockRemedy)
 }
 
-// sweep removes the cgroups that sandboxes of an earlier launcher left: their processes ended with it. Their directories
-// stay until the daemon deletes them, because it knows which ones hold something that is still wanted.
+// sweep removes the cgroups that sandboxes of an earlier launcher left: their processes ended with
+// it. Their directories stay until the daemon deletes them, because it knows which ones hold
+// something that is still wanted.
 func (e *Engine) sweep() error {
 	if !e.host.Cgroup {
 		return nil
@@ -142,7 +147,8 @@ func (e *Engine) sweep() error {
 	}
 	for _, entry := range entries {
 		if entry.IsDir() && entry.Name() != "launcher" {
-			// The kernel kills what was in the dead launcher's PID namespace, but nobody waits for that until here.
+			// The kernel has killed all processes in the dead launcher's PID namespace; this is the first
+			// wait for their end.
 			if err := cgroup.Remove(ctx, filepath.Join(launcher.CgroupDir, entry.Name())); err != nil {
 				return fmt.Errorf("clean up after an earlier launcher: %w", err)
 			}
@@ -151,10 +157,11 @@ func (e *Engine) sweep() error {
 	return nil
 }
 
-// Freezer is what pauses sandboxes where they have cgroups. Who else freezes them must use it too.
+// Freezer returns the freezer that pauses sandboxes with cgroups. Every other user of the cgroup
+// freezer must go through it too.
 func (e *Engine) Freezer() *launcher.Freezer { return e.freezer }
 
-// Host is what the engine found of the host.
+// Host returns the engine's findings about the host.
 func (e *Engine) Host() *Host { return &e.host }
 
 func validID(id string) error {
@@ -164,7 +171,7 @@ func validID(id string) error {
 	return nil
 }
 
-// planned is a spec and what was made of it, before anything is done.
+// planned is a spec and the plans made from it, before anything is done.
 type planned struct {
 	spec     *runtime.Spec
 	enforced api.Enforced
@@ -244,7 +251,7 @@ func (e *Engine) Start(ctx context.Context, spec *runtime.Spec, control *os.File
 	})
 	if err != nil {
 		e.mu.Lock()
-		if held != nil && e.sandboxes[spec.ID] == nil { // Delete is to give back what it holds
+		if held != nil && e.sandboxes[spec.ID] == nil { // Delete gives its resources back
 			e.sandboxes[spec.ID] = held
 		}
 		e.mu.Unlock()
@@ -253,8 +260,8 @@ func (e *Engine) Start(ctx context.Context, spec *runtime.Spec, control *os.File
 	return st, nil
 }
 
-// reserve enters a sandbox that is to be started, or deleted, in the place of one that has ended or of none. Kill and Delete
-// wait until that is done.
+// reserve enters a sandbox that is to be started, or deleted, in the place of one that has ended or
+// of none. Kill and Delete wait until that is done.
 func (e *Engine) reserve(id string, was *instance) (*instance, error) {
 	in := &instance{ready: make(chan struct{}), ended: make(chan struct{})}
 	e.mu.Lock()
@@ -272,8 +279,9 @@ func (e *Engine) reserve(id string, was *instance) (*instance, error) {
 	return in, nil
 }
 
-// claim is reserve for a sandbox that is to run: one that is new, or that has ended. Somebody else may have the id for a moment, as
-// a deletion of a daemon that has died has it: its end is waited for.
+// claim reserves the id of a sandbox that is to run: a new one, or one that has ended. Another
+// operation may hold the id for a moment, such as a deletion by a daemon that has died: claim waits
+// for its end.
 func (e *Engine) claim(ctx context.Context, id string, isNew bool) (was, in *instance, err error) {
 	for {
 		e.mu.Lock()
@@ -296,18 +304,19 @@ func (e *Engine) claim(ctx context.Context, id string, isNew bool) (was, in *ins
 			}
 		}
 		in, err = e.reserve(id, was)
-		if !errors.Is(err, runtime.ErrExists) { // else somebody was faster
+		if !errors.Is(err, runtime.ErrExists) { // else another claim was first
 			return was, in, err
 		}
 	}
 }
 
-// forget gives back what a sandbox that has ended holds besides its directories. Once more does no harm.
+// forget gives back the resources of a sandbox that has ended, except its directories. A second
+// call does no harm.
 func (e *Engine) forget(in *instance) error {
 	if err := in.container.Destroy(); err != nil {
 		return err
 	}
-	if err := e.resume(in); err != nil { // or what is started in its place would be frozen
+	if err := e.resume(in); err != nil { // else a sandbox started in its place would be frozen
 		return err
 	}
 	if err := in.pidfd.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
@@ -316,8 +325,8 @@ func (e *Engine) forget(in *instance) error {
 	return nil
 }
 
-// start runs a sandbox that was reserved, in the directory that prepare makes or finds. On error it undoes what it and
-// prepare did, and the entry.
+// start runs a sandbox that was reserved, in the directory that prepare makes or finds. On error it
+// undoes its own work, that of prepare, and the reservation.
 func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *os.File,
 	prepare func(dir string) (undo func(), err error),
 ) (_ *runtime.Started, err error) {
@@ -350,7 +359,8 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 		return nil, err
 	}
 	defer plan.Close()
-	// What goes wrong before the sandbox's init runs is written here; a hostile init can fill it and no more.
+	// Errors from before the sandbox's init runs are written here; a hostile init can fill it and no
+	// more.
 	complaints, err := boundedFile("complaints", 4096)
 	if err != nil {
 		return nil, err
@@ -362,7 +372,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 		undo = append(undo, func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 			defer cancel()
-			_ = cgroup.Remove(ctx, path) // what cannot be removed now is swept by the next launcher
+			_ = cgroup.Remove(ctx, path) // the next launcher sweeps remains
 		})
 		if err := os.Mkdir(path, 0o755); err != nil { //nolint:gosec // G301: cgroups are readable by all
 			return nil, fmt.Errorf("make its cgroup: %w", err)
@@ -406,8 +416,8 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 		close(in.ended)
 	}()
 	undo = append(undo, func() { _ = unix.Kill(pid, unix.SIGKILL); <-in.ended })
-	// The child cannot be reaped before the kill above or its own end, and Wait has it: the pid is not reused under us as
-	// long as the pidfd is opened before anything else is awaited.
+	// The child cannot be reaped before the kill above or its own end, and Wait has it: the pid is not
+	// reused under us as long as the pidfd is opened before anything else is awaited.
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return nil, notStarted(fmt.Errorf("open its pidfd: %w", err), said(complaints)) // it has ended already
@@ -431,10 +441,11 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	return &runtime.Started{ID: spec.ID, Enforced: p.enforced, Limits: spec.Limits, Deadline: spec.Deadline, Pidfd: out}, nil
 }
 
-// slackened runs what starts a sandbox, whose timers may be late: the thread with which Go's runtime watches itself looks every 20 µs
-// while a program does something, for each of which it is woken, on a processor that the start, and later an exec, could use. That
-// is so in libcontainer's child, a Go program, and in the sandbox's init. A process has the slack of the thread that forked it, and
-// hands it on; init gives programs the kernel's default.
+// slackened runs the start of a sandbox with late timers: the thread with which Go's runtime
+// watches itself wakes up every 20 µs while a program is busy, on a processor that the start, and
+// later an exec, could use. That is so in libcontainer's child, a Go program, and in the sandbox's
+// init. A process has the slack of the thread that forked it, and hands it on; init gives programs
+// the kernel's default.
 func slackened(run func() error) (err error) {
 	const slack = 2 * time.Millisecond
 	goruntime.LockOSThread()
@@ -443,12 +454,12 @@ func slackened(run func() error) (err error) {
 		return fmt.Errorf("set timer slack: %w", err)
 	}
 	defer func() {
-		err = errors.Join(err, unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0)) // what the thread began with
+		err = errors.Join(err, unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0)) // the thread's default
 	}()
 	return run()
 }
 
-// confinement says what the sandbox's init holds programs to.
+// confinement returns the restrictions that the sandbox's init puts on programs.
 func confinement(spec *runtime.Spec, enforced *api.Enforced) *guest.Confinement {
 	c := &guest.Confinement{ABI: enforced.Landlock}
 	if spec.Profile.ReadOnlyRoot {
@@ -465,7 +476,7 @@ func planRoot(spec *runtime.Spec, host *Host, config *configs.Config, overlays [
 	plan := &rootPlan{Overlays: overlays, ReadOnly: spec.Profile.ReadOnlyRoot, Ceilings: ofOne(host.given)}
 	if plan.ReadOnly {
 		for _, m := range config.Mounts {
-			if m.Destination != "/dev" && !strings.HasPrefix(m.Destination, "/dev/") { // what is below is made on the fresh /dev
+			if m.Destination != "/dev" && !strings.HasPrefix(m.Destination, "/dev/") { // mounts below are made on the fresh /dev
 				plan.Dirs = append(plan.Dirs, m.Destination)
 			}
 		}
@@ -474,7 +485,8 @@ func planRoot(spec *runtime.Spec, host *Host, config *configs.Config, overlays [
 	return plan
 }
 
-// limit makes a sandbox's cgroup hold what to says; it has held from. A new one is limited before a process is in it.
+// limit makes a sandbox's cgroup hold what to says; it has held from. A new one is limited before a
+// process is in it.
 func (e *Engine) limit(ctx context.Context, path string, from *api.Limits, to *runtime.Spec) error {
 	changes := cgroup.Changes(settings(from, &to.IODevice, &e.host), settings(&to.Limits, &to.IODevice, &e.host))
 	switch err := cgroup.Apply(ctx, path, changes); {
@@ -567,8 +579,9 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 	return enforced, nil
 }
 
-// setHostname gives the sandbox a hostname: that of its init, which what is started from then on copies. The init itself could not,
-// because the filter refuses sethostname to everything in the sandbox.
+// setHostname gives the sandbox a hostname: that of its init, which processes started from then on
+// copy. The init itself could not, because the filter refuses sethostname to everything in the
+// sandbox.
 func (in *instance) setHostname(hostname string) error {
 	failed := make(chan error)
 	go func() {
@@ -597,12 +610,14 @@ func (in *instance) setHostname(hostname string) error {
 	return <-failed
 }
 
-// refusals are how those who cannot have another process or thread say so: the C library and libcontainer in whose words the kernel's
-// EAGAIN is, and Go's runtime, which ends its program.
+// refusals are the words in which programs report that they cannot have another process or thread:
+// the kernel's EAGAIN as the C library and libcontainer write it, and those of Go's runtime, which
+// ends its program.
 var refusals = []string{"esource temporarily unavailable", "failed to create new OS thread"}
 
-// notStarted is the error of a sandbox that could not be started, by what the launcher has of it and what was complained of. The
-// processes in between hand on no errno: where it was the want of another process, only their words tell.
+// notStarted returns the error of a sandbox that could not be started, from the launcher's error
+// and the processes' complaint. The processes in between hand on no errno: only their words tell
+// that another process could not be had.
 func notStarted(err error, complaint string) error {
 	said := err.Error() + complaint
 	if errors.Is(err, unix.EAGAIN) || slices.ContainsFunc(refusals, func(words string) bool { return strings.Contains(said, words) }) {
@@ -617,8 +632,9 @@ func notStarted(err error, complaint string) error {
 	return fmt.Errorf("%w%s", err, complaint)
 }
 
-// reapStage waits for libcontainer's stage 1 of a start that has failed, where that is by its own account. It is a child of the launcher, which
-// libcontainer waits for only once the stages have told its pid: else it would count as a process of all sandboxes until the launcher ends, and each
+// reapStage waits for libcontainer's stage 1 of a start that has failed, where that is by its own
+// account. It is a child of the launcher, which libcontainer waits for only once the stages have
+// told its pid: else it would count as a process of all sandboxes until the launcher ends, and each
 // refusal for want of one leave one less (TestWantOfProcessesIsTold).
 func reapStage(failed error) {
 	_, said, _ := strings.Cut(failed.Error(), "nsexec-1[")
@@ -632,7 +648,8 @@ func reapStage(failed error) {
 		return // it has been waited for
 	}
 	defer unix.Close(fd)
-	// The words may be a client's, which the error quotes: nobody else is waited for, whose end would then be missing where it is wanted.
+	// The error quotes words that may be a client's, so no other process is waited for: its end would
+	// be missing elsewhere.
 	if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || string(name) != "runc:[1:CHILD]\n" {
 		return
 	}
@@ -655,9 +672,10 @@ type imageError struct{ message string }
 func (e *imageError) Error() string { return e.message }
 func (e *imageError) Unwrap() error { return runtime.ErrRootfs }
 
-// prepareOverlays makes the writable directories of a sandbox and says what is to be mounted. Overlayfs shows the root of the
-// upper directory, so the rootfs' has the owner and mode that the image gives its "/"; the others are owned by the sandbox's root. Those of a
-// sandbox that is started again are there, and are as it has made them.
+// prepareOverlays makes the writable directories of a sandbox and returns the mounts. Overlayfs
+// shows the root of the upper directory, so the rootfs' has the owner and mode that the image gives
+// its "/"; the others are owned by the sandbox's root. Directories of a sandbox that is started
+// again exist, and stay as the sandbox has made them.
 func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]launcher.Overlay, error) {
 	overlays, err := launcher.Overlays(dir, source)
 	if err == nil {
@@ -679,7 +697,7 @@ func (e *Engine) prepareOverlays(dir string, source *rootfs.Source) ([]launcher.
 	root := e.host.IDs[0].Outside
 	owner := unix.Stat_t{Uid: uint32(root), Gid: uint32(root), Mode: 0o755} //nolint:gosec // G115: ids of the host
 	for i, o := range overlays {
-		// What an overlay that was cut off left in its work directory is nothing for the next one.
+		// The next overlay has no use for the remains of an interrupted one in its work directory.
 		if err := os.RemoveAll(o.Work); err != nil {
 			return nil, err
 		}
@@ -810,7 +828,8 @@ func (e *Engine) kill(ctx context.Context, in *instance, id string) error {
 
 // strike kills every process of a sandbox.
 func (e *Engine) strike(in *instance, id string) error {
-	// The kernel ends everything in a PID namespace with its init; which comes first, so that it tells nobody of the end of others.
+	// The kernel ends everything in a PID namespace with its init. The init goes first, so that it
+	// reports no end of others.
 	if err := signal(in.pidfd, unix.SIGKILL); err != nil || !e.host.Cgroup {
 		return err
 	}
@@ -822,8 +841,9 @@ func (e *Engine) strike(in *instance, id string) error {
 	return nil
 }
 
-// signal reaches the process of a pidfd. One that has ended, or whose sandbox another call has deleted meanwhile, is no error:
-// the descriptor's number is used only while the file is open, because it may be another sandbox's afterwards.
+// signal reaches the process of a pidfd. A process that has ended, or whose sandbox another call
+// has deleted meanwhile, is no error. The descriptor's number is used only while the file is open,
+// because it may be another sandbox's afterwards.
 func signal(pidfd *os.File, sig unix.Signal) error {
 	conn, err := pidfd.SyscallConn()
 	if err != nil {
@@ -844,7 +864,7 @@ func (e *Engine) Delete(ctx context.Context, id string) error {
 	if err := validID(id); err != nil {
 		return err
 	}
-	var in, gate *instance // what is deleted, and what keeps its id until its directory is gone
+	var in, gate *instance // the sandbox to delete, and the entry that keeps its id until its directory is gone
 	for gate == nil {
 		var err error
 		if in, err = e.find(ctx, id); errors.Is(err, runtime.ErrNotFound) {
@@ -941,7 +961,7 @@ func (e *Engine) Count() int {
 	return n
 }
 
-// memfile is an anonymous file with v in it as JSON, read from its start by whoever inherits it.
+// memfile returns an anonymous file with v in it as JSON, for an heir that reads it from its start.
 func memfile(name string, v any) (*os.File, error) {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -978,8 +998,8 @@ func boundedFile(name string, size int64) (*os.File, error) {
 // complaintSize is how much of a complaint is told.
 const complaintSize = 1000
 
-// said is what stands in a bounded file, as the end of an error message: one line, printable, and not long. Whoever is about to be
-// a sandbox has written it.
+// said returns the content of a bounded file for the end of an error message: one line, printable,
+// and short. The process that becomes the sandbox has written it.
 func said(f *os.File) string {
 	buf := make([]byte, 4096)
 	n, _ := f.ReadAt(buf, 0)

@@ -19,8 +19,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/guest"
 )
 
-// filters keeps what profiles' filters were compiled to: libseccomp takes a fifth of the time of a sandbox's start for it, and the
-// profiles are few.
+// filters keeps what profiles' filters were compiled to: libseccomp takes a fifth of the time of a
+// sandbox's start for it, and the profiles are few.
 type filters struct {
 	mu    sync.Mutex
 	known []compiled // the last one was asked for last
@@ -31,11 +31,13 @@ type compiled struct {
 	program []byte
 }
 
-// maxFilters is how many are kept: profiles that somebody changes again and again must not fill the memory.
+// maxFilters bounds the number of kept programs: profiles that change again and again must not fill
+// the memory.
 const maxFilters = 16
 
-// program returns what the sandbox's init is to load for a filter. It is nil where libcontainer has to: where calls that the
-// filter does not know are not ENOSYS anyway, libcontainer makes those so that are newer than all it knows, with a program of its own.
+// program returns the compiled filter for the sandbox's init to load. It is nil if libcontainer has
+// to: where unknown calls are not ENOSYS anyway, libcontainer makes those so that are newer than
+// all it knows, with a program of its own.
 func (f *filters) program(filter *configs.Seccomp) ([]byte, error) {
 	if filter.DefaultAction != configs.Errno || filter.DefaultErrnoRet == nil || *filter.DefaultErrnoRet != uint(unix.ENOSYS) {
 		return nil, nil
@@ -88,8 +90,8 @@ var operators = map[configs.Operator]libseccomp.ScmpCompareOp{
 	configs.MaskEqualTo: libseccomp.CompareMaskedEqual,
 }
 
-// compile makes of a filter what libcontainer would load for it (TestCompiledFilterIsWhatLibcontainerLoads), as the array of instructions
-// that seccomp(2) takes.
+// compile makes of a filter what libcontainer would load for it
+// (TestCompiledFilterIsWhatLibcontainerLoads), as the array of instructions that seccomp(2) takes.
 func compile(c *configs.Seccomp) (_ []byte, err error) {
 	if len(c.Flags) > 0 || c.ListenerPath != "" {
 		return nil, errors.New("flags and listeners are not for profiles")
@@ -156,7 +158,7 @@ func compile(c *configs.Seccomp) (_ []byte, err error) {
 		return nil, fmt.Errorf("make memfd: %w", err)
 	}
 	file := os.NewFile(uintptr(fd), "filter")
-	defer file.Close() // nothing that anybody else reads
+	defer file.Close() // never read again
 	if err := f.ExportBPF(file); err != nil {
 		return nil, err
 	}
@@ -170,15 +172,17 @@ func compile(c *configs.Seccomp) (_ []byte, err error) {
 // fdFilter is where the sandbox's init finds its filter.
 const fdFilter = 5
 
-// initTimeout is how long an init may take to be confined. It takes a millisecond, on a machine that has nothing else to do.
+// initTimeout is how long an init may take to be confined. It takes a millisecond, on a machine
+// that has nothing else to do.
 const initTimeout = 30 * time.Second
 
 // A channel hands an init its filter, and its word back that it holds.
 type channel struct{ launcher, init *os.File }
 
-// handFilter takes the filter out of what libcontainer is to do, where the init can load it: a program that is there already costs
-// neither libseccomp's work nor the encoding of some 400 rules for each child and each of its states. What runs until then is
-// libcontainer and the init, before it has heard from anybody.
+// handFilter takes the filter out of libcontainer's configuration if the init can load it: a
+// compiled program costs neither libseccomp's work nor the encoding of some 400 rules for each
+// child and each of its states. Until then only libcontainer and the init run, before it has had
+// any request.
 func (e *Engine) handFilter(config *configs.Config) (*channel, error) {
 	program, err := e.filters.program(config.Seccomp)
 	if err != nil {
@@ -206,8 +210,8 @@ func (e *Engine) handFilter(config *configs.Config) (*channel, error) {
 	return c, nil
 }
 
-// wait returns when the init says that it is confined, or why it does not: what is enforced is true from then on, not before.
-// Nothing hostile has run by then; still, all that is read is one byte.
+// wait returns when the init reports that it is confined, or why it is not: Enforced is true from
+// then on, not before. Nothing hostile has run by then; still, it reads one byte only.
 func (c *channel) wait(ctx context.Context) error {
 	_ = c.init.Close() // so that its end is seen
 	if err := c.launcher.SetReadDeadline(time.Now().Add(initTimeout)); err != nil {

@@ -22,7 +22,8 @@ import (
 	"github.com/sandboxd/sandboxd/seccomp"
 )
 
-// envFilter makes the test binary load a filter for good and say which of its threads can still do what it forbids.
+// envFilter makes the test binary load a filter for good and report which of its threads can still
+// make a forbidden call.
 const envFilter = "SANDBOXD_TEST_FILTER"
 
 func TestMain(m *testing.M) {
@@ -73,7 +74,8 @@ func filtered() {
 	}
 }
 
-// held loads the default profile's filter as libcontainer does, and waits for the end of its standard input.
+// held loads the default profile's filter as libcontainer does, and waits for the end of its
+// standard input.
 func held() {
 	config, err := defaultFilter()
 	if err == nil {
@@ -99,8 +101,8 @@ func defaultFilter() (*configs.Seccomp, error) {
 	return config, err
 }
 
-// What a sandbox's init loads is what libcontainer would have loaded: the same instructions, after those by which libcontainer answers
-// ENOSYS for calls that are newer than all it knows, which is what our filters answer anyway.
+// A sandbox's init loads the instructions that libcontainer would have loaded, except its prologue:
+// that answers ENOSYS for calls newer than all it knows, as our filters do anyway.
 func TestCompiledFilterIsWhatLibcontainerLoads(t *testing.T) {
 	config, err := defaultFilter()
 	if err != nil {
@@ -179,7 +181,7 @@ func TestFiltersAreCompiledOnceAndNeverMistaken(t *testing.T) {
 			t.Fatalf("after %d, %d are kept", i, len(f.known))
 		}
 	}
-	// What libcontainer adds instructions of its own to, it loads itself.
+	// A filter to which libcontainer adds instructions of its own is loaded by libcontainer.
 	if p, err := f.program(&configs.Seccomp{DefaultAction: configs.Errno, Architectures: []string{goruntime.GOARCH}}); p != nil || err != nil {
 		t.Errorf("%d bytes, %v for a filter that answers EPERM", len(p), err)
 	}
@@ -223,7 +225,8 @@ func TestCreationWaitsForTheInitsWord(t *testing.T) {
 	}
 }
 
-// What unpacks a layer is a Go program of many threads: a filter on one of them would hold nobody.
+// The child that unpacks layers is a Go program of many threads: a filter on one of them would hold
+// none of the others.
 func TestLoadFilterHoldsEveryThread(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
 	cmd.Env = []string{envFilter + "=1"}

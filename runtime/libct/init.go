@@ -25,11 +25,12 @@ import (
 // fdPlan is where Init finds its overlays; the sandbox's init inherits the number, not the file.
 const fdPlan = 4
 
-// Init is the second life of the launcher's binary, as "sandboxd-launcher init": it runs in the new namespaces of a
-// sandbox, mounts its rootfs, and hands over to libcontainer, which executes the sandbox's init. It does not return.
+// Init is the second life of the launcher's binary, as "sandboxd-launcher init": it runs in the new
+// namespaces of a sandbox, mounts its rootfs, and hands over to libcontainer, which executes the
+// sandbox's init. It does not return.
 func Init() {
-	// It lives for some milliseconds, in which a collection would cost more than the memory it frees. What it executes has
-	// a runtime of its own.
+	// It lives for some milliseconds, in which a collection would cost more than the memory it frees.
+	// The program that it executes has a runtime of its own.
 	debug.SetGCPercent(-1)
 	goruntime.LockOSThread() // capabilities belong to a thread; libcontainer goes on in this one
 	if err := errors.Join(prepareRootfs(), keepInheritable()); err != nil {
@@ -49,7 +50,8 @@ const blamesImage = "image: "
 // rootPlan is what Create tells Init.
 type rootPlan struct {
 	Overlays []launcher.Overlay `json:"overlays"`
-	// ReadOnly makes the root, and every overlay of it, read-only; Dirs are then made before, for what is mounted there.
+	// ReadOnly makes the root, and every overlay of it, read-only; Dirs are made before that, as mount
+	// points.
 	ReadOnly bool     `json:"read_only,omitempty"`
 	Dirs     []string `json:"dirs,omitempty"`
 	// Ceilings are of the sandbox's user namespace.
@@ -87,9 +89,9 @@ func prepareRootfs() error {
 	return hold(plan.Ceilings)
 }
 
-// takePlan reads the plan and leaves /dev/null in its place: libcontainer passes the number on to the sandbox's init, and
-// what is open there must tell nothing of the host (CVE-2024-21626). No os.File: its finalizer would close the number
-// behind our back, for something else to take.
+// takePlan reads the plan and leaves /dev/null in its place: libcontainer passes the number on to
+// the sandbox's init, and a file open there must tell nothing of the host (CVE-2024-21626). No
+// os.File: its finalizer would close the number behind our back, for another file to take.
 func takePlan() (*rootPlan, error) {
 	var data []byte
 	buf := make([]byte, 32<<10)
@@ -118,7 +120,8 @@ func takePlan() (*rootPlan, error) {
 }
 
 func mount(o *launcher.Overlay) error {
-	// userxattr: in a user namespace overlayfs keeps its marks in user.overlay.*; the applier lets no image set those.
+	// userxattr: in a user namespace overlayfs keeps its marks in user.overlay.*; the applier lets no
+	// image set those.
 	options := "userxattr,lowerdir=" + strings.Join(o.Lower, ":") + ",upperdir=" + o.Upper + ",workdir=" + o.Work
 	if len(options) >= os.Getpagesize() {
 		return fmt.Errorf("%d layers are too many for one mount", len(o.Lower))
@@ -130,8 +133,9 @@ func mount(o *launcher.Overlay) error {
 	return nil
 }
 
-// makeReadOnly makes what libcontainer could not make any more, and then the overlays read-only. Not libcontainer's Readonlyfs:
-// that knows nothing of the overlays below the root, and takes nosuid and nodev off it (setReadonly in its rootfs_linux.go).
+// makeReadOnly makes what libcontainer could not make any more, and then the overlays read-only.
+// Not libcontainer's Readonlyfs: that knows nothing of the overlays below the root, and takes
+// nosuid and nodev off it (setReadonly in its rootfs_linux.go).
 func makeReadOnly(plan *rootPlan) error {
 	root, err := os.OpenRoot(launcher.RootfsDir)
 	if err != nil {
@@ -139,7 +143,8 @@ func makeReadOnly(plan *rootPlan) error {
 	}
 	defer root.Close() // only read
 	for _, dir := range plan.Dirs {
-		// Relative links of the image are followed within the root, others are refused. Libcontainer then mounts in there.
+		// Relative links of the image are followed within the root, others are refused. Libcontainer then
+		// mounts in there.
 		if err := root.MkdirAll(strings.TrimPrefix(dir, "/"), 0o755); err != nil {
 			return fmt.Errorf("make %s for the profile's mount: %w: %w", dir, err, runtime.ErrRootfs)
 		}
@@ -154,8 +159,9 @@ func makeReadOnly(plan *rootPlan) error {
 	return nil
 }
 
-// checkTargets refuses an image in which a place that we mount on is not a plain directory: a link there has led many a
-// runtime out of the root (CVE-2019-19921, CVE-2023-27561, CVE-2026-41579, CVE-2026-47766). libcontainer looks too.
+// checkTargets refuses an image in which a place that we mount on is not a plain directory: a link
+// there has led many a runtime out of the root (CVE-2019-19921, CVE-2023-27561, CVE-2026-41579,
+// CVE-2026-47766). libcontainer looks too.
 func checkTargets() error {
 	for _, d := range []string{"proc", "sys", "dev", "usr"} {
 		fi, err := os.Lstat(filepath.Join(launcher.RootfsDir, d))
@@ -172,9 +178,10 @@ func checkTargets() error {
 	return nil
 }
 
-// keepInheritable makes every capability inheritable while the bounding set still holds them all. The kernel refuses to
-// raise the inheritable set above the bounding set later, but lets what is in it stay: that is how the init gets the
-// few capabilities that nothing else in the sandbox can get (see [initCapabilities]).
+// keepInheritable makes every capability inheritable while the bounding set still holds them all.
+// The kernel refuses to raise the inheritable set above the bounding set later, but keeps its
+// present content. So the init gets the few capabilities that nothing else in the sandbox can get
+// (see [initCapabilities]).
 func keepInheritable() error {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -190,8 +197,8 @@ func keepInheritable() error {
 	return nil
 }
 
-// LoadFilter sets no_new_privs and loads a filter on every thread of the calling process, for good. The filter must allow
-// seccomp(2), with which a process can only restrict itself further.
+// LoadFilter sets no_new_privs and loads a filter on every thread of the calling process, for good.
+// The filter must allow seccomp(2), with which a process can only restrict itself further.
 func LoadFilter(filter *specs.LinuxSeccomp) error {
 	if !seccomp.Enabled {
 		return errors.New("this launcher was built without seccomp")
@@ -213,9 +220,10 @@ func LoadFilter(filter *specs.LinuxSeccomp) error {
 	return syncFilters()
 }
 
-// syncFilters gives every thread what the calling one has: no_new_privs and its filters. libcontainer loads without
-// SECCOMP_FILTER_FLAG_TSYNC, because what it starts is about to execute something. A filter that allows everything carries
-// the flag here; the kernel then synchronises the whole chain (seccomp(2)), and says which thread it could not.
+// syncFilters gives every thread no_new_privs and the filters of the calling one. libcontainer
+// loads without SECCOMP_FILTER_FLAG_TSYNC, because its child is about to execute another program. A
+// filter that allows everything carries the flag here; the kernel then synchronises the whole chain
+// (seccomp(2)), and names the thread on which it failed.
 func syncFilters() error {
 	allow := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}
 	prog := unix.SockFprog{Len: 1, Filter: &allow}

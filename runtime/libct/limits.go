@@ -12,7 +12,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
 
-// Enforce plans which limits hold a sandbox on this host. An explicit limit that cannot be held is ErrUnenforceable.
+// Enforce plans which limits hold a sandbox on this host. An explicit limit that cannot be held is
+// ErrUnenforceable.
 func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 	e := api.Enforced{
 		Namespaces: []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "net"},
@@ -74,27 +75,13 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 // refuse names the first explicit limit that this host cannot hold.
 func refuse(spec *runtime.Spec, host *Host, has func(controller string) bool) error {
 	x := &spec.Explicit
-	for _, l := range []struct {
-		asked            bool
-		what, controller string
-		file             string // that settings writes it to; not every kernel has every one
-	}{
-		{x.Memory > 0, "memory", "memory", "memory.max"},
-		{x.MemoryHigh > 0, "memory_high", "memory", "memory.high"},
-		{x.Swap != nil, "swap", "memory", "memory.swap.max"},
-		{x.OOMGroup, "oom_group", "memory", "memory.oom.group"},
-		{x.CPUs > 0, "cpu", "cpu", "cpu.max"},
-		{x.CPUWeight > 0, "cpu_weight", "cpu", "cpu.weight"},
-		{x.CPUSet != "", "cpuset", "cpuset", "cpuset.cpus"},
-		{throttles(x.IO), "io", "io", "io.max"},
-		{x.IO.Weight > 0, "io.weight", "io", ""}, // its file depends on the device
-	} {
+	for _, row := range api.LimitTable() {
 		switch {
-		case !l.asked:
-		case !has(l.controller):
-			return fmt.Errorf("%s limit: no cgroup v2 %s controller is delegated to the daemon: %w", l.what, l.controller, runtime.ErrUnenforceable)
-		case l.file != "" && !host.hasFile(l.file):
-			return fmt.Errorf("%s limit: this kernel's cgroups have no %s%s: %w", l.what, l.file, builtWith[l.file], runtime.ErrUnenforceable)
+		case !row.IsSet(x) || row.Rlimit != "":
+		case !has(row.Controller):
+			return fmt.Errorf("%s limit: no cgroup v2 %s controller is delegated to the daemon: %w", row.Name, row.Controller, runtime.ErrUnenforceable)
+		case row.File != "" && !host.hasFile(row.File): // not every kernel has every file
+			return fmt.Errorf("%s limit: this kernel's cgroups have no %s%s: %w", row.Name, row.File, builtWith[row.File], runtime.ErrUnenforceable)
 		}
 	}
 	device := &spec.IODevice
@@ -115,11 +102,13 @@ func refuse(spec *runtime.Spec, host *Host, has func(controller string) bool) er
 	return nil
 }
 
-// builtWith names the kernel's build option where a file can be missing though its controller is there.
+// builtWith names the kernel's build option where a file can be missing though its controller is
+// there.
 var builtWith = map[string]string{"cpu.max": " (CONFIG_CFS_BANDWIDTH)", "cpu.weight": " (CONFIG_FAIR_GROUP_SCHED)", "io.max": " (CONFIG_BLK_DEV_THROTTLING)"}
 
-// onlyDirect says why a ceiling on the device does not hold what goes out through the page cache; empty where it does. The file
-// system must tell whose page it writes out, and the kernel keeps that with the page's memory (cgroup-v2.rst, "Writeback").
+// onlyDirect returns the reason why a ceiling on the device does not hold writes through the page
+// cache; empty if it does. The file system must name the cgroup of a page that it writes out, and
+// the kernel keeps that with the page's memory (cgroup-v2.rst, "Writeback").
 func onlyDirect(device *cgroup.Device, has func(controller string) bool) string {
 	switch {
 	case !device.Writeback:
@@ -151,9 +140,10 @@ func (h *Host) hasPids() bool {
 	return h.Cgroup && slices.Contains(h.Controllers, "pids") && h.hasFile("pids.max")
 }
 
-// settings plans the files of a sandbox's cgroup, each with the value that holds the limit, or with the kernel's own where
-// there is none. It is pure, and has every file that limits are about and this host's cgroups have: those of no limits
-// at all are what a new cgroup begins with. The memory comes last: it alone can be refused by the sandbox's own state.
+// settings plans the files of a sandbox's cgroup, each with the value that holds the limit, or with
+// the kernel's own if there is none. It is pure. It has every file of a limit that this host's
+// cgroups have: a new cgroup begins with the settings of no limits. The memory comes last: it alone
+// can be refused by the sandbox's own state.
 func settings(l *api.Limits, device *cgroup.Device, host *Host) []cgroup.Setting {
 	var all []cgroup.Setting
 	set := func(file, value string) {

@@ -9,13 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The last process of a mount namespace has not ended before the kernel has taken its mounts down, and for an overlay the
-// kernel then writes out the whole file system below it (ovl_sync_fs): whoever deletes a sandbox would wait for everything
-// that anybody has written to the disk. So the namespace is held for the time of the deletion, and let go after it. What
-// the overlays held is removed by then; that it has been written out is of no use to anyone.
+// The last process of a mount namespace has not ended before the kernel has taken its mounts down,
+// and for an overlay the kernel then writes out the whole file system below it (ovl_sync_fs): a
+// deletion would wait for all writes of the host to reach the disk. So the namespace is held for
+// the time of the deletion, and let go after it. The overlays' files are removed by then; to have
+// written them out is useless.
 
-// holdMounts opens the mount namespace of a sandbox that runs; -1 where that cannot be, and nothing is lost. Nothing is
-// done with the descriptor but to close it.
+// holdMounts opens the mount namespace of a sandbox that runs; -1 where that cannot be, and nothing
+// is lost. Nothing is done with the descriptor but to close it.
 func (in *instance) holdMounts() int {
 	if in.hasEnded() {
 		return -1
@@ -34,8 +35,8 @@ type closer struct {
 	working chan struct{} // closed when everything has been let go; nil: it has
 }
 
-// maxHeld is how many namespaces may wait to be let go. Beyond that deletions wait themselves, or they would get ahead of
-// the disk without a bound.
+// maxHeld is how many namespaces may wait to be let go. Beyond that deletions wait themselves, or
+// they would get ahead of the disk without a bound.
 const maxHeld = 64
 
 // close does not wait for the kernel, as long as there is room. A negative fd is none.

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Who waits for the mounts of deleted sandboxes waits for all that were let go before, and no longer than he has time.
+// A waiter for the mounts of deleted sandboxes waits for all that were let go before, and no longer
+// than its context.
 func TestCloserIsWaitedFor(t *testing.T) {
 	var c closer
 	if err := c.wait(t.Context()); err != nil {

@@ -13,17 +13,19 @@ import (
 	"github.com/sandboxd/sandboxd/internal/launcher"
 )
 
-// This file is in no program that anybody is given. The test of the tests (engine.TestAttacksWorkWithoutTheLayer) builds a launcher
-// with it that leaves out, of a sandbox whose id says so, one layer or several.
+// This file is in no released program. The test of the tests
+// (engine.TestAttacksWorkWithoutTheLayer) builds a launcher with it that leaves out, of a sandbox
+// whose id says so, one layer or several.
 
-// mutants are what can be left out. An id is "mut", the names with "0" behind each, and what makes it unique.
+// mutants are the layers that can be left out. An id is "mut", the names with "0" behind each, and
+// a unique rest.
 var mutants = map[string]func(c *configs.Config){
 	"nouser": func(c *configs.Config) {
 		without(c, configs.NEWUSER)
 		c.UIDMappings, c.GIDMappings = nil, nil
 	},
 	"nopid": func(c *configs.Config) { without(c, configs.NEWPID) },
-	// The kernel lets nobody mount a file system of a namespace that is another user namespace's.
+	// The kernel refuses to mount a file system of a namespace that is another user namespace's.
 	"noipc": func(c *configs.Config) {
 		without(c, configs.NEWIPC)
 		unmounted(c, "/dev/mqueue")
@@ -100,7 +102,8 @@ func mutate(id string, c *configs.Config) {
 	}
 }
 
-// mutantFlags are the mount flags that a mutant leaves out; upper is a directory of the sandbox's, by which its id is known.
+// mutantFlags are the mount flags that a mutant leaves out; upper is a directory of the sandbox's,
+// by which its id is known.
 func mutantFlags(upper string) uintptr {
 	id, _, _ := strings.Cut(strings.TrimPrefix(upper, launcher.SandboxesDir+"/"), "/")
 	if slices.Contains(left(id), "nosuid") {

@@ -15,16 +15,19 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// How a sandbox is paused, its init included: a request that is under way must not make a process after the others stand.
+// How a sandbox is paused, its init included: a request that is under way must not make a process
+// after the others stand.
 //
 // Where it has a cgroup the kernel's freezer does it, and nothing inside can tell or undo it.
 //
-// Elsewhere every process is sent SIGSTOP, the init first, and looked at until all stand. One that has a SIGSTOP to come
-// cannot fork any more, so rounds are repeated until two find nobody who does not stand. What stood still before is left
-// alone at the end. It is a weaker pause: a parent is told that its child has stopped, and a program can arrange for
-// SIGCONT to reach it (a timer, a parent's death), and go on.
+// Elsewhere every process gets SIGSTOP, the init first, and is checked until all stand. A process
+// with a pending SIGSTOP cannot fork any more, so rounds are repeated until two find every process
+// stopped. Processes that were stopped before are left alone at the end. It is a weaker pause: a
+// parent sees that its child has stopped, and a program can arrange for SIGCONT to reach it (a
+// timer, a parent's death), and go on.
 
-// pauseTimeout bounds the wait for a sandbox to stand still. A process in an uninterruptible sleep can exceed it.
+// pauseTimeout bounds the wait for a sandbox to stand still. A process in an uninterruptible sleep
+// can exceed it.
 const pauseTimeout = 10 * time.Second
 
 // pause is how a paused sandbox is made to go on.
@@ -93,7 +96,8 @@ func (e *Engine) Resume(ctx context.Context, id string) error {
 
 var errHasEnded = fmt.Errorf("it has ended: %w", runtime.ErrNotFound)
 
-// blame says of an error whether it was because the sandbox is just ending: the kernel shows little of a process then.
+// blame says of an error whether it was because the sandbox is just ending: the kernel shows little
+// of a process then.
 func (in *instance) blame(err error) error {
 	select {
 	case <-in.ended:
@@ -103,7 +107,7 @@ func (in *instance) blame(err error) error {
 	}
 }
 
-// resume lets a sandbox go on that is paused. Of one that has ended it gives back what the pause held.
+// resume lets a paused sandbox go on. For one that has ended it gives back the pause's resources.
 func (e *Engine) resume(in *instance) error {
 	in.pausing.Lock()
 	defer in.pausing.Unlock()
@@ -128,8 +132,8 @@ func (e *Engine) resume(in *instance) error {
 	return nil
 }
 
-// halt stops every process by SIGSTOP and returns when all stand, with those that had been stopped before. On error they
-// go on.
+// halt stops every process by SIGSTOP and returns when all stand, with those that had been stopped
+// before. On error they go on.
 func (in *instance) halt(ctx context.Context) (before map[int]bool, err error) {
 	t, err := in.tree()
 	if err != nil {
@@ -154,7 +158,7 @@ func (in *instance) halt(ctx context.Context) (before map[int]bool, err error) {
 				before[pid] = true
 			case !is:
 				stands, sent[pid] = false, true
-				delete(before, pid) // somebody has woken it since
+				delete(before, pid) // another process has woken it since
 				_ = unix.PidfdSendSignal(pidfd, unix.SIGSTOP, nil, 0)
 			}
 			_ = unix.Close(pidfd)
@@ -174,8 +178,9 @@ func (in *instance) halt(ctx context.Context) (before map[int]bool, err error) {
 	return before, nil
 }
 
-// standing says that no thread of a process runs its program before a signal wakes it. One that the kernel keeps from
-// running, for a disk or until its child executes, stands if a SIGSTOP awaits it. A process that has ended stands.
+// standing says that no thread of a process runs its program before a signal wakes it. One that the
+// kernel keeps from running, for a disk or until its child executes, stands if a SIGSTOP awaits it.
+// A process that has ended stands.
 func standing(pid int, sent bool) bool {
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {

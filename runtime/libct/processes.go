@@ -1,6 +1,7 @@
 package libct
 
-// Processes and threads count for the daemon's user as well, over all sandboxes and all that he runs besides: see ceilings.go.
+// Processes and threads count for the daemon's user as well, over all sandboxes and all its other
+// programs: see ceilings.go.
 
 /*
 #include <stdio.h>
@@ -8,9 +9,10 @@ package libct
 #include <sys/resource.h>
 #include <unistd.h>
 
-// The ceiling of a user namespace for processes is the soft limit of who makes it, at that moment, and that is libcontainer's own
-// constructor, long before Go runs: so this is one that runs earlier, in a process that is about to be a sandbox's and in no other.
-// The launcher itself keeps all of the limit. Its runtime ends it where no thread can be had, and with it every sandbox.
+// The ceiling of a user namespace for processes is the soft limit of its creator at that moment,
+// and that is libcontainer's own constructor, long before Go runs. So this constructor runs
+// earlier, and only in a process that is about to be a sandbox's. The launcher itself keeps all of
+// the limit: its runtime ends it if no thread can be had, and with it every sandbox.
 __attribute__((constructor(101))) static void sandboxd_hold_processes(void) {
 	struct rlimit held;
 	if (!getenv("_LIBCONTAINER_INITPIPE"))

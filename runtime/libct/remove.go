@@ -13,9 +13,11 @@ const maxOpen = 64
 
 // removeTree removes a sandbox's directory and everything in it; one that is not there is no error.
 //
-// os.RemoveAll holds a descriptor for every level, and a program can make a tree that is deeper than we may have descriptors: it could
-// never be deleted, and while that is tried nothing else here could open anything. So what is maxOpen levels down is moved to
-// the top, where all names are ours, and removed from there. No link is followed; we have CAP_DAC_OVERRIDE over the sandbox's ids only.
+// os.RemoveAll holds a descriptor for every level, and a program can make a tree that is deeper
+// than our limit of descriptors: it could never be deleted, and during the attempt nothing else
+// here could open a file. So a directory maxOpen levels down is moved to the top, where all names
+// are ours, and removed from there. No link is followed; we have CAP_DAC_OVERRIDE over the
+// sandbox's ids only.
 func removeTree(dir string) error {
 	top, err := openDir(unix.AT_FDCWD, dir)
 	if errors.Is(err, unix.ENOENT) {
@@ -48,7 +50,8 @@ func (r *remover) removeDir(parent int, name string, fd, depth int) error {
 		if !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EEXIST) {
 			return err
 		}
-		// Who removes while he reads can miss something, and what is moved to the top comes while that is read.
+		// A removal while reading can miss entries, and directories are moved to the top while that is
+		// read.
 		if _, err := unix.Seek(fd, 0, unix.SEEK_SET); err != nil {
 			return err
 		}
@@ -92,7 +95,8 @@ func (r *remover) remove(parent int, name string, depth int) error {
 	return errors.Join(r.removeDir(parent, name, fd, depth+1), unix.Close(fd))
 }
 
-// move brings a directory to the top. A removal that did not come to its end may have left the name there.
+// move brings a directory to the top. A removal that did not come to its end may have left the name
+// there.
 func (r *remover) move(parent int, name string) error {
 	for {
 		err := unix.Renameat(parent, name, r.top, "deep-"+strconv.Itoa(r.moved))

@@ -13,7 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Who is refused another process says so in many ways, and libcontainer hands on no errno but its own.
+// Programs report in many ways that they cannot have another process, and libcontainer hands on no
+// errno but its own.
 func TestWantOfProcessesIsKnown(t *testing.T) {
 	for _, tc := range []struct {
 		err       error
@@ -38,7 +39,7 @@ func TestWantOfProcessesIsKnown(t *testing.T) {
 	}
 }
 
-// What an init complains of is shown to people: nothing in it obeys, and there is an end to it.
+// People read an init's complaint: it has no control characters and a bounded length.
 func TestComplaintsAreTamed(t *testing.T) {
 	for data, want := range map[string]string{
 		"":                              "",

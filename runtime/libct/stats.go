@@ -49,8 +49,8 @@ func (e *Engine) OOMKills(ctx context.Context, id string) (int, error) {
 	return int(n), nil
 }
 
-// readStats reads a cgroup's files. Each may be missing: that of a controller that is not delegated, and those that the
-// kernel is too old for.
+// readStats reads a cgroup's files. Each may be missing: that of a controller that is not
+// delegated, and those that the kernel is too old for.
 func readStats(dir string) api.Stats {
 	var st api.Stats
 	value := func(file string) *int64 {

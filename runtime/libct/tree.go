@@ -16,23 +16,29 @@ import (
 
 // How the processes of a sandbox are asked to end.
 //
-// The launcher sees them in its own /proc and tells them from others by their PID namespace: nothing inside can make
-// another one. The init is not asked for anything, which may have been taken over, and gets no signal but the last.
+// The launcher sees them in its own /proc and tells them from others by their PID namespace:
+// nothing inside can make another one. The init is not asked for anything, which may have been
+// taken over, and gets no signal but the last.
 //
-//   - Every process gets SIGTERM, once: what a program starts to tidy up with is not disturbed.
-//   - A program that ignores SIGTERM gets SIGHUP too. Interactive shells do (bash, dash), so that a terminal's user does not end
-//     them by accident, and end of SIGHUP, which is how they learn that nobody is there any more. Others never get it: to
-//     many it means to go on with another configuration, and it ends who is tidying up and does not expect it. What
-//     counts is whether it was ignored before: who tidies up may ignore it meanwhile. And it is looked twice, because
-//     readline sets a handler for a moment to see what was there.
-//   - Then SIGCONT, or what is stopped would not notice.
-//   - Who was hung up and has a terminal is again, several times a second: readline (8.2, with bash) looks for signals and then waits for
-//     input, and one that comes in between is noticed with the next key, which nobody will press.
-//   - A pid may be another process's by the time it is used. So a pidfd is opened first: what /proc says of the number
-//     afterwards is about the pidfd's process, or that one has ended and no signal reaches anybody.
-//   - What cannot be seen or does not end within the grace is killed with the init, by the kernel.
+//   - Every process gets SIGTERM, once: a program must not be disturbed while it tidies up.
+//   - A program that ignores SIGTERM gets SIGHUP too. Interactive shells ignore it (bash, dash), so
+//     that a terminal's user does not end them by accident, and end on SIGHUP, which tells them
+//     that the terminal is gone. Others never get it: for many it means to reload the
+//     configuration, and it ends a program that is tidying up and does not expect it. The
+//     disposition before SIGTERM counts: a program that tidies up may ignore it meanwhile. And it
+//     is read twice, because readline sets a handler for a moment to see which one was there.
+//   - Then SIGCONT, or a stopped process would not notice.
+//   - A process with a terminal that got SIGHUP gets it again, several times a second: readline
+//     (8.2, with bash) checks for signals and then waits for input, and notices one in between with
+//     the next key, which will not come.
+//   - A pid may be another process's by the time it is used. So a pidfd is opened first: /proc's
+//     data of the number, read afterwards, is about the pidfd's process, or that one has ended and
+//     the signal reaches none.
+//   - Processes that cannot be seen or do not end within the grace are killed with the init, by the
+//     kernel.
 
-// tree is the processes of one sandbox. The open namespace keeps its number from being another one's.
+// tree is the processes of one sandbox. The open namespace keeps its number from being another
+// one's.
 type tree struct {
 	ns   *os.File
 	init int
@@ -62,7 +68,8 @@ func (in *instance) tree() (_ *tree, err error) {
 
 func (t *tree) close() { _ = t.ns.Close() } // a name, never read
 
-// each calls f for every living process but the init. F owns the pidfd. Processes that begin meanwhile may be missed.
+// each calls f for every living process but the init. F owns the pidfd. Processes that begin
+// meanwhile may be missed.
 func (t *tree) each(f func(pid, pidfd int)) error {
 	proc, err := os.Open("/proc")
 	if err != nil {
@@ -97,10 +104,11 @@ func ended(pidfd int) bool {
 	return err == nil && n > 0
 }
 
-// lookAgain is after how long terminate looks a second time at who ignores SIGTERM.
+// lookAgain is the time after which terminate checks again whether a process ignores SIGTERM.
 const lookAgain = 2 * time.Millisecond
 
-// terminate asks every process to end. It returns pidfds of those at terminals that were hung up, which are the caller's, also on error.
+// terminate asks every process to end. It returns pidfds of those at terminals that were hung up,
+// which are the caller's, also on error.
 func (t *tree) terminate(ctx context.Context) (interactive []int, err error) {
 	deaf := map[int]bool{}
 	err = t.each(func(pid, pidfd int) {
@@ -230,8 +238,8 @@ func (e *Engine) Stop(ctx context.Context, id string, grace time.Duration) error
 	return e.kill(context.WithoutCancel(ctx), in, id)
 }
 
-// ask has every process of a sandbox end by itself, and waits for it as long as the grace and ctx last. Whatever does not work
-// out is left to the kill that follows.
+// ask has every process of a sandbox end by itself, and waits for it as long as the grace and ctx
+// last. Whatever does not work out is left to the kill that follows.
 func (e *Engine) ask(ctx context.Context, in *instance, grace time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
@@ -245,7 +253,7 @@ func (e *Engine) ask(ctx context.Context, in *instance, grace time.Duration) {
 	if len(interactive) > 0 {
 		hangingUp.Go(func() { keepHangingUp(ctx, interactive) })
 	}
-	if err == nil && e.resume(in) == nil && t.wait(ctx) == nil { // what is paused notices no signal
+	if err == nil && e.resume(in) == nil && t.wait(ctx) == nil { // paused processes notice no signal
 		t.settle(ctx)
 	}
 	cancel()
@@ -256,19 +264,20 @@ func (e *Engine) ask(ctx context.Context, in *instance, grace time.Duration) {
 }
 
 const (
-	// settleTime bounds, beside the grace, how long init may take to tell how its children ended. What it takes is a millisecond, and seconds
-	// where the machine stands still.
+	// settleTime bounds, beside the grace, the time for init to report how its children ended. It
+	// takes a millisecond, and seconds on a host that stands still.
 	settleTime = 10 * time.Second
-	// settleLook is how often that is looked at, and slowLook how often after as many looks as settleLooks: one that never is idle takes
-	// its own time, and looking takes ours.
+	// settleLook is how often that is looked at, and slowLook how often after as many looks as
+	// settleLooks: one that never is idle takes its own time, and looking takes ours.
 	settleLook  = time.Millisecond
 	settleLooks = 100
 	slowLook    = 20 * time.Millisecond
 )
 
-// settle waits until init has nothing left to do: how a process ended it tells after it has reaped it, and what it has not told when
-// it is killed nobody will. Two looks in a row must find that: its threads are looked at one after the other, and what one hands to another
-// between two of them is seen by neither.
+// settle waits until init is idle: it reports how a process ended after it has reaped it, and a
+// report that is missing when it is killed is lost. Two checks in a row must find it idle: its
+// threads are checked one after the other, and work that one hands to another in between is seen by
+// neither check.
 func (t *tree) settle(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
@@ -293,7 +302,8 @@ func (t *tree) settle(ctx context.Context) {
 	}
 }
 
-// idle says that init has no children, dead ones included, and that all its threads sleep. One that has ended is idle.
+// idle says that init has no children, dead ones included, and that all its threads sleep. One that
+// has ended is idle.
 func (t *tree) idle() bool {
 	dir := fmt.Sprintf("/proc/%d/task", t.init)
 	threads, err := os.ReadDir(dir)

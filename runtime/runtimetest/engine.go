@@ -1,5 +1,5 @@
-// Package runtimetest holds what tests of sandboxes need: an engine that keeps everything in memory, and the suite that
-// every engine passes.
+// Package runtimetest holds what tests of sandboxes need: an engine that keeps everything in
+// memory, and the suite that every engine passes.
 package runtimetest
 
 import (
@@ -19,14 +19,15 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Init plays the init of a sandbox on control until stop is closed, and returns when it has ended. It owns control.
+// Init plays the init of a sandbox on control until stop is closed, and returns when it has ended.
+// It owns control.
 type Init func(spec *runtime.Spec, control *os.File, stop <-chan struct{})
 
-// Engine is a [runtime.Engine] in memory. An eventfd stands in for the pidfd. It survives the supervisor that uses it,
-// as the launcher survives the daemon.
+// Engine is a [runtime.Engine] in memory. An eventfd stands in for the pidfd. It survives the
+// supervisor that uses it, as the launcher survives the daemon.
 type Engine struct {
-	// Init serves the control socket of each sandbox; nil means a socket on which nobody answers. The sandbox ends when
-	// Init returns.
+	// Init serves the control socket of each sandbox; nil means that no process accepts on it. The
+	// sandbox ends when Init returns.
 	Init Init
 	// CreateError, where set, is asked before each creation and start and may refuse it.
 	CreateError func(*runtime.Spec) error
@@ -35,7 +36,8 @@ type Engine struct {
 	// UpdateError, where set, is asked before each update and may refuse it.
 	UpdateError func(*runtime.Change) error
 
-	// LoseAnswer, where set, is asked after each update that was made, and its error takes the place of the answer.
+	// LoseAnswer, where set, is asked after each update that was made, and its error takes the place
+	// of the answer.
 	LoseAnswer func(*runtime.Change) error
 
 	inits sync.WaitGroup
@@ -43,7 +45,7 @@ type Engine struct {
 	mu          sync.Mutex
 	boxes       map[string]*box
 	forgotten   []*box
-	left        map[string]bool // directories of what a crash has ended
+	left        map[string]bool // directories of sandboxes that a crash has ended
 	unavailable bool
 }
 
@@ -148,7 +150,7 @@ func (e *Engine) start(ctx context.Context, spec *runtime.Spec, control *os.File
 // live is the sandbox.
 func (e *Engine) live(b *box) {
 	defer func() {
-		// Both at once: who has seen the pidfd may start the sandbox again, and is not to find that it still runs.
+		// Both at once: a watcher of the pidfd may start the sandbox again, and must not find it running.
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		_, _ = b.event.Write([]byte{1, 0, 0, 0, 0, 0, 0, 0}) // a counter of 0 cannot overflow
@@ -300,7 +302,7 @@ func (e *Engine) pause(id string, paused bool) error {
 	return nil
 }
 
-// Update keeps what is asked for; [Engine.UpdateError] may refuse it. The deadline is only kept: nothing ends at it.
+// Update keeps the change; [Engine.UpdateError] may refuse it. Nothing ends at the deadline.
 func (e *Engine) Update(_ context.Context, id string, change *runtime.Change) (api.Enforced, error) {
 	b, err := e.box(id)
 	if err != nil {
@@ -397,8 +399,8 @@ func (e *Engine) Forget(id string) {
 	}
 }
 
-// Crash ends every sandbox and makes the engine unavailable, as when the launcher is killed. [Engine.Restart] brings
-// back an empty one.
+// Crash ends every sandbox and makes the engine unavailable, as when the launcher is killed.
+// [Engine.Restart] brings back an empty one.
 func (e *Engine) Crash() {
 	e.mu.Lock()
 	e.unavailable = true
@@ -432,7 +434,7 @@ func (e *Engine) IDs() []string {
 	return ids
 }
 
-// Spec returns what the sandbox was started with, or nil.
+// Spec returns the spec of the last start, or nil.
 func (e *Engine) Spec(id string) *runtime.Spec {
 	e.mu.Lock()
 	defer e.mu.Unlock()

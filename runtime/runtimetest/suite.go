@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/runtime"
@@ -26,8 +28,8 @@ type Fixture struct {
 
 const patience = time.Minute
 
-// RunEngineSuite checks that an engine keeps the promises of [runtime.Engine]. NewFixture is called for each test and
-// may register a cleanup.
+// RunEngineSuite checks that an engine keeps the promises of [runtime.Engine]. NewFixture is called
+// for each test and may register a cleanup.
 func RunEngineSuite(t *testing.T, newFixture func(t *testing.T) Fixture) {
 	t.Helper()
 	tests := map[string]func(*testing.T, *suite){
@@ -70,27 +72,20 @@ type suite struct {
 // control makes a listening socket as the supervisor does.
 func (s *suite) control(t *testing.T, id string) *os.File {
 	t.Helper()
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := os.NewFile(uintptr(fd), id)
-	t.Cleanup(func() { _ = f.Close() }) // closed by most tests
 	dir, err := os.Open(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), id)}); err != nil {
+	f, err := unixmsg.Listen(dir, id, 16)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Listen(fd, 16); err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(func() { _ = f.Close() }) // closed by most tests
 	return f
 }
 
-// connect says whether anybody listens on the socket of id.
+// connect reports whether a process listens on the socket of id.
 func (s *suite) connect(t *testing.T, id string) error {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -103,7 +98,7 @@ func (s *suite) connect(t *testing.T, id string) error {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	return unix.Connect(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), id)})
+	return unix.Connect(fd, &unix.SockaddrUnix{Name: unixmsg.ShortName(dir, id)})
 }
 
 func (s *suite) create(t *testing.T, id string) *runtime.Started {
@@ -115,7 +110,7 @@ func (s *suite) create(t *testing.T, id string) *runtime.Started {
 	}
 	_ = control.Close() // the engine has its own by now
 	t.Cleanup(func() {
-		_ = st.Pidfd.Close()                                        // read by nobody
+		_ = st.Pidfd.Close()                                        // never read
 		_ = s.Engine.Delete(context.WithoutCancel(t.Context()), id) // most tests have done it
 	})
 	return st
@@ -133,7 +128,7 @@ func (s *suite) list(t *testing.T) []string {
 		if hasEnded(t, st.Pidfd, 0) {
 			t.Errorf("%s is listed, but its pidfd says that it has ended", st.ID)
 		}
-		_ = st.Pidfd.Close() // read by nobody
+		_ = st.Pidfd.Close() // never read
 	}
 	slices.Sort(ids)
 	return ids
@@ -274,7 +269,8 @@ func testDeleteConcurrent(t *testing.T, s *suite) {
 	}
 }
 
-// A deletion that somebody else has asked for does not keep an id from being used after one's own.
+// After its own deletion, a caller may use an id again although another caller's deletion is under
+// way.
 func testCreateAfterDelete(t *testing.T, s *suite) {
 	t.Helper()
 	for range 20 {
@@ -353,7 +349,7 @@ func testStats(t *testing.T, s *suite) {
 	}
 }
 
-// find returns what the engine lists of one sandbox.
+// find returns the engine's entry of one sandbox.
 func (s *suite) find(t *testing.T, id string) *runtime.Started {
 	t.Helper()
 	list, err := s.Engine.List(t.Context())
@@ -362,7 +358,7 @@ func (s *suite) find(t *testing.T, id string) *runtime.Started {
 	}
 	var found *runtime.Started
 	for _, st := range list {
-		_ = st.Pidfd.Close() // read by nobody
+		_ = st.Pidfd.Close() // never read
 		if st.ID == id {
 			found = st
 		}
@@ -373,8 +369,8 @@ func (s *suite) find(t *testing.T, id string) *runtime.Started {
 	return found
 }
 
-// What is listed is what holds: a daemon that was killed half way through an update learns it from there. That a deadline
-// which has come ends the sandbox, the tests of the real engine show.
+// The list shows the values in force: the successor of a daemon that was killed during an update
+// reads them there. The tests of the real engine show that a deadline ends the sandbox.
 func testUpdate(t *testing.T, s *suite) {
 	t.Helper()
 	st := s.create(t, "update1")
@@ -389,7 +385,8 @@ func testUpdate(t *testing.T, s *suite) {
 	if got := s.find(t, "update1"); !got.Deadline.Equal(deadline) || got.Limits != st.Limits {
 		t.Errorf("after a change of the deadline: %+v", got)
 	}
-	// A hostname is for who gets a sandbox that ran before, and changes nothing else that can be seen from here.
+	// A hostname is for the claim of a warm sandbox, and changes nothing else that can be seen from
+	// here.
 	hostname := &runtime.Change{Hostname: "claimed", Deadline: deadline}
 	if _, err := s.Engine.Update(t.Context(), "update1", hostname); err != nil {
 		t.Fatalf("change the hostname: %v", err)
@@ -522,7 +519,7 @@ func (s *suite) startAgain(t *testing.T, id string) (*runtime.Started, error) {
 	st, err := s.Engine.Start(t.Context(), s.NewSpec(t, id), control)
 	_ = control.Close() // the engine has its own by now
 	if err == nil {
-		t.Cleanup(func() { _ = st.Pidfd.Close() }) // read by nobody
+		t.Cleanup(func() { _ = st.Pidfd.Close() }) // never read
 	}
 	return st, err
 }
@@ -588,7 +585,7 @@ func testStartRefused(t *testing.T, s *suite) {
 	spec := s.NewSpec(t, "runs1")
 	spec.Rootfs.Layers = append(slices.Clone(spec.Rootfs.Layers), "sha256:"+strings.Repeat("0", 64))
 	if st, err := s.Engine.Start(t.Context(), spec, s.control(t, "nolayer")); err == nil { // an engine without files does not mind
-		_ = st.Pidfd.Close() // read by nobody
+		_ = st.Pidfd.Close() // never read
 		if err := s.Engine.Kill(t.Context(), "runs1"); err != nil {
 			t.Fatal(err)
 		}
@@ -619,7 +616,7 @@ func testStartConcurrent(t *testing.T, s *suite) {
 				}
 				st, err := s.Engine.Start(t.Context(), spec, control)
 				if errs[i] = err; err == nil {
-					_ = st.Pidfd.Close() // read by nobody
+					_ = st.Pidfd.Close() // never read
 				}
 			})
 		}
@@ -697,7 +694,8 @@ func testPause(t *testing.T, s *suite) {
 	if hasEnded(t, st.Pidfd, 0) {
 		t.Error("it has ended of that")
 	}
-	// What is paused can be stopped, and what is started again is not paused, nor frozen by a pause that is over.
+	// A paused sandbox can be stopped. After a new start it is neither paused nor frozen by the old
+	// pause.
 	for _, end := range []func(context.Context) error{
 		func(ctx context.Context) error { return s.Engine.Stop(ctx, "pause1", time.Minute) },
 		func(ctx context.Context) error { return s.Engine.Kill(ctx, "pause1") },

@@ -95,7 +95,7 @@ func TestDocumentsNameTestsThatExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := []string{"SECURITY.md", "SPECIFICATION.md", "README.md", "CONTRIBUTING.md", "docs/security.md"}
+	names := []string{"SECURITY.md", "SPECIFICATION.md", "README.md", "CONTRIBUTING.md", "docs/explain/security.md"}
 	for _, d := range decisions {
 		names = append(names, "docs/decisions/"+filepath.Base(d))
 	}

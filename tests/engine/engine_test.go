@@ -1,5 +1,5 @@
-// Package engine runs the contract suite of runtime.Engine on the real one: the launcher's binary, libcontainer, and the
-// sandbox's init, on this host's kernel.
+// Package engine runs the contract suite of runtime.Engine on the real one: the launcher's binary,
+// libcontainer, and the sandbox's init, on this host's kernel.
 package engine
 
 import (
@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -49,7 +48,7 @@ func TestEngineKeepsItsContract(t *testing.T) {
 	runtimetest.RunEngineSuite(t, newFixture)
 }
 
-// What stops the launcher before it has a voice of its own is told all the same.
+// An error that stops the launcher before it serves is reported all the same.
 func TestLauncherSaysWhyItCannotStart(t *testing.T) {
 	testenv.RequireUserNS(t)
 	o := options(t)
@@ -60,26 +59,28 @@ func TestLauncherSaysWhyItCannotStart(t *testing.T) {
 	}
 }
 
-// A deadline that is put off does not strike at the old time, and one that is brought forward strikes, without any daemon.
+// A deadline that is put off does not strike at the old time, and one that is brought forward
+// strikes, without any daemon.
 func TestDeadlinesOfTheLauncher(t *testing.T) {
 	testenv.RequireUserNS(t)
 	f := newFixture(t)
-	// Where a machine that has much else to do takes longer to start two sandboxes, they get more time.
-	soon := testenv.Patience(3 * time.Second)
+	// Where a machine that has much else to do takes longer to start two sandboxes, they get more
+	// time.
+	soon := 3 * time.Second
 	for round := 0; !deadlines(t, f, fmt.Sprint(round), soon); round++ {
-		if soon *= 3; soon > testenv.Patience(5*time.Minute) {
+		if soon *= 3; soon > testenv.HungAfter {
 			t.Fatal("the host starts no two sandboxes in time")
 		}
 	}
 }
 
-// deadlines starts two sandboxes, one of which is to end soon, and changes their deadlines; it reports false where it could not do so
-// before the first came.
+// deadlines starts two sandboxes, one of which is to end soon, and changes their deadlines; it
+// reports false where it could not do so before the first came.
 func deadlines(t *testing.T, f runtimetest.Fixture, round string, soon time.Duration) bool {
 	t.Helper()
 	began := time.Now()
 	remove := func(id string) {
-		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 		defer cancel()
 		if err := f.Engine.Delete(ctx, id); err != nil {
 			t.Error(err)
@@ -117,7 +118,7 @@ func deadlines(t *testing.T, f runtimetest.Fixture, round string, soon time.Dura
 		}
 	}
 	// The one that is brought forward ends after the old deadline of the other.
-	harness.Eventually(t, soon+testenv.Patience(time.Minute), func() error {
+	harness.Eventually(t, func() error {
 		list, err := f.Engine.List(t.Context())
 		if err != nil {
 			return err
@@ -135,8 +136,8 @@ func deadlines(t *testing.T, f runtimetest.Fixture, round string, soon time.Dura
 	return true
 }
 
-// Layers that come together are there all or none, and what an upper one takes from a lower one does not depend on which is
-// unpacked first.
+// Layers of one request are all kept or none. An upper one takes the attributes of a lower one,
+// whichever is unpacked first.
 func TestLayersThatComeTogether(t *testing.T) {
 	testenv.RequireUserNS(t)
 	opts := options(t)
@@ -146,7 +147,7 @@ func TestLayersThatComeTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 		defer cancel()
 		if err := client.Shutdown(ctx); err != nil {
 			t.Error(err)
@@ -235,7 +236,8 @@ func TestLayersThatComeTogether(t *testing.T) {
 			t.Errorf("%s: %v, %v, want %v", name, fi, err, want)
 		}
 	}
-	// Once more, with one on top: those that are there stay, and count whether who asks knows them or not.
+	// Again, with one on top: existing layers stay, and count whether or not the client knows their
+	// usage.
 	more := request(lower, middle, upper, upper)
 	more.Layers[3].Limits = full
 	if results, err = client.Apply(t.Context(), more); !errors.Is(err, layer.ExceededBytes) || len(results) != 3 {
@@ -250,7 +252,7 @@ func TestLayersThatComeTogether(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// One that an earlier launcher has made is what who asks says.
+	// For a layer that an earlier launcher has made, the client's numbers count.
 	more = request(lower, upper)
 	more.Layers[0].Known, more.Layers[1].Limits = layer.Usage{Bytes: int64(len(big))}, full
 	if err := os.Mkdir(dir(more.Layers[0].ChainID), 0o755); err != nil {
@@ -272,7 +274,8 @@ func TestLayersThatComeTogether(t *testing.T) {
 	}
 }
 
-// What a sandbox has changed is read whether it runs or not, and the layer is one that can be applied.
+// The changes of a sandbox can be read while it runs and after its end, and the layer can be
+// applied.
 func TestDiff(t *testing.T) {
 	testenv.RequireUserNS(t)
 	f := newFixture(t)
@@ -356,8 +359,8 @@ func create(t *testing.T, f runtimetest.Fixture, id string) {
 	begin(t, f, f.NewSpec(t, id))
 }
 
-// shortDir is like t.TempDir, but one that the launcher, which is not root of the host, can enter, and without the test's name in its
-// path, which would be too long for a socket's.
+// shortDir is like t.TempDir, but one that the launcher, which is not root of the host, can enter,
+// and without the test's name in its path, which would be too long for a socket's.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "engine") //nolint:usetesting // see above
@@ -385,7 +388,7 @@ func options(t *testing.T) launcher.Options {
 	}
 	return launcher.Options{
 		DataDir: dir, RuntimeDir: run, Launcher: harness.Program(t, "sandboxd-launcher"), Init: harness.Program(t, "sandboxd-init"),
-		IDs: ids, Cgroup: cgroup.Subtree{Mount: cgroupMount(t)}, Version: "test", Log: slog.New(slog.DiscardHandler),
+		IDs: ids, Cgroup: cgroup.Subtree{Mount: cgroupMount(t)}, Version: "test",
 	}
 }
 
@@ -401,9 +404,9 @@ func fixture(t *testing.T, o launcher.Options) runtimetest.Fixture {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 		defer cancel()
-		// What a layer or a sandbox holds belongs to ids that only the launcher may remove.
+		// The files of layers and sandboxes belong to ids that only the launcher may remove.
 		if err := client.RemoveLayer(ctx, chain); err != nil {
 			t.Error(err)
 		}
@@ -442,7 +445,8 @@ func cgroupMount(t *testing.T) string {
 	return c.Mount
 }
 
-// layerTar is a layer with nothing but an empty directory: the sandbox's init comes from the launcher.
+// layerTar is a layer with nothing but an empty directory: the sandbox's init comes from the
+// launcher.
 var layerTar, chain = func() ([]byte, string) {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/attack"
-	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/runtimetest"
@@ -26,7 +26,7 @@ import (
 // landlock is the one layer that no attack of the corpus has for its first.
 const landlock = "Landlock"
 
-// everyCapability is what a profile would have that takes none away.
+// everyCapability is the set of a profile that drops none.
 var everyCapability = []string{
 	"CAP_AUDIT_CONTROL", "CAP_AUDIT_READ", "CAP_AUDIT_WRITE", "CAP_BLOCK_SUSPEND", "CAP_BPF", "CAP_CHECKPOINT_RESTORE", "CAP_CHOWN",
 	"CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_KILL", "CAP_LEASE",
@@ -36,8 +36,8 @@ var everyCapability = []string{
 	"CAP_SYS_TTY_CONFIG", "CAP_WAKE_ALARM",
 }
 
-// without switches layers of a sandbox off. All of them are data that the launcher is given. What init does to itself is switched
-// off by a filter that answers it success, and does nothing.
+// without switches layers of a sandbox off. All of them are data that the launcher is given. What
+// init does to itself is switched off by a filter that answers it success, and does nothing.
 func without(p *runtime.Profile, layers []string) {
 	off := func(layer string) bool { return slices.Contains(layers, layer) }
 	if off(attack.Filter) {
@@ -64,8 +64,8 @@ func without(p *runtime.Profile, layers []string) {
 
 var landlockCalls = []string{"landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"}
 
-// answer makes a profile's filter answer a call: with an error, or with 0, which is success. Where args are given, only a call
-// with these; it is let through with others.
+// answer makes a profile's filter answer a call: with an error, or with 0, which is success. Where
+// args are given, only a call with these; it is let through with others.
 func answer(p *runtime.Profile, errno uint, call string, args ...specs.LinuxSeccompArg) {
 	filter := *p.Seccomp // the fixture's is shared
 	filter.Syscalls = nil
@@ -84,8 +84,9 @@ func answer(p *runtime.Profile, errno uint, call string, args ...specs.LinuxSecc
 	p.Seccomp = &filter
 }
 
-// The attacks are worth something: of each layer that can be switched off, one of them at least works without it. Where others
-// stand behind a layer, those are off too, and then the layer alone is seen to hold: what works without it does not with it.
+// The attacks are worth something: of each layer that can be switched off, one of them at least
+// works without it. Where others stand behind a layer, those are off too, and then the layer alone
+// is seen to hold: what works without it does not with it.
 func TestAttacksWorkWithoutTheLayer(t *testing.T) {
 	testenv.RequireUserNS(t)
 	testenv.RequireLandlock(t, 2)
@@ -120,8 +121,9 @@ func TestAttacksWorkWithoutTheLayer(t *testing.T) {
 			}
 		})
 	}
-	// That init cannot be looked at has three reasons, of which Landlock and the capabilities that it has more than programs are
-	// enough each. That it is not dumpable is not seen alone: who had all its capabilities may look at what is not dumpable.
+	// Three layers keep a program from reading init's memory. Landlock and init's additional
+	// capabilities are each enough. That it is not dumpable cannot be seen alone: a program with all
+	// of init's capabilities may read undumpable processes.
 	t.Run(attack.Undumpable, func(t *testing.T) {
 		by := attacksOn(attack.Undumpable)
 		works := attacked(t, f, "init", program, by, []string{attack.Undumpable, attack.Capabilities, landlock})
@@ -146,15 +148,15 @@ func attacksOn(layer string) (names []string) {
 	return names
 }
 
-// Where init cannot confine what it starts, there is no sandbox: its creation says why.
+// If init cannot confine its programs, there is no sandbox, and the creation says why.
 func TestInitThatCannotConfineStartsNothing(t *testing.T) {
 	testenv.RequireUserNS(t)
 	testenv.RequireLandlock(t, 2)
 	f := newFixture(t)
 	control := f.NewSpec(t, "refuse")
 	client := begin(t, f, control)
-	// Init's own program ends at once where it is started by anybody else.
-	x, err := client.Exec(t.Context(), guest.ExecRequest{Argv: []string{"/dev/sandboxd-init"}, NoStdin: true})
+	// Init's own program ends at once if it is not started as a sandbox's init.
+	x, err := client.Exec(t.Context(), host.ExecRequest{Argv: []string{"/dev/sandboxd-init"}, NoStdin: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +196,7 @@ func listen(t *testing.T) (path string, file *os.File) {
 }
 
 // begin starts a sandbox and returns what speaks to its init.
-func begin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) *guest.Client {
+func begin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) *host.Client {
 	t.Helper()
 	client, err := tryBegin(t, f, spec)
 	if err != nil {
@@ -204,7 +206,7 @@ func begin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) *guest.Clien
 }
 
 // tryBegin is begin where the start may fail.
-func tryBegin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) (*guest.Client, error) {
+func tryBegin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) (*host.Client, error) {
 	t.Helper()
 	socket, file := listen(t)
 	st, err := f.Engine.Create(t.Context(), spec, file)
@@ -214,13 +216,13 @@ func tryBegin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) (*guest.C
 	}
 	t.Cleanup(func() {
 		_ = st.Pidfd.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 		defer cancel()
 		if err := f.Engine.Delete(ctx, spec.ID); err != nil {
 			t.Error(err)
 		}
 	})
-	return guest.NewClient(socket), nil
+	return host.NewClient(socket), nil
 }
 
 // attacked says which attacks work in a sandbox without these layers.
@@ -250,7 +252,7 @@ func attacked(t *testing.T, f runtimetest.Fixture, id, program string, attacks, 
 const inside = "/tmp/attacker"
 
 // put puts a program into a sandbox.
-func put(t *testing.T, client *guest.Client, program string) {
+func put(t *testing.T, client *host.Client, program string) {
 	t.Helper()
 	data, err := os.ReadFile(program)
 	if err != nil {
@@ -268,10 +270,10 @@ func put(t *testing.T, client *guest.Client, program string) {
 	}
 }
 
-// says runs it, and returns what it prints and how it ends.
-func says(t *testing.T, client *guest.Client, args ...string) (string, guest.ExecExit) {
+// says runs a program, and returns its output and its exit.
+func says(t *testing.T, client *host.Client, args ...string) (string, host.ExecExit) {
 	t.Helper()
-	x, err := client.Exec(t.Context(), guest.ExecRequest{Argv: append([]string{inside}, args...), NoStdin: true, Timeout: 2 * time.Minute})
+	x, err := client.Exec(t.Context(), host.ExecRequest{Argv: append([]string{inside}, args...), NoStdin: true, Timeout: 2 * time.Minute})
 	if err != nil {
 		t.Fatalf("%v: %v", args, err)
 	}

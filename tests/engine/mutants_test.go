@@ -11,15 +11,15 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/attack"
-	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/runtimetest"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// mutant is the id of a sandbox that the launcher of these tests, which nobody else has, starts without some layers
-// (runtime/libct/mutant.go).
+// mutant returns the id of a sandbox that the launcher of these tests, which is built for them
+// alone, starts without some layers (runtime/libct/mutant.go).
 func mutant(unique string, without ...string) string {
 	id := "mut"
 	for _, name := range without {
@@ -28,9 +28,9 @@ func mutant(unique string, without ...string) string {
 	return id + unique
 }
 
-// What a layer of libcontainer's keeps from a program it can do without that layer, and cannot with it: one layer after another is
-// left out by a launcher that was built for that. Where another stands behind a layer, it is left out too, and each is then seen
-// to hold alone.
+// An attack that a layer of libcontainer's prevents works without that layer, and fails with it: a
+// launcher built for this leaves out one layer after another. If another one stands behind a layer,
+// that is left out too, and each is then seen to hold alone.
 func TestAttacksWorkWithoutTheMountsAndNamespaces(t *testing.T) {
 	testenv.RequireUserNS(t)
 	o := options(t)
@@ -46,7 +46,7 @@ func TestAttacksWorkWithoutTheMountsAndNamespaces(t *testing.T) {
 		serial++
 		return string([]rune{rune('a' + serial/26), rune('a' + serial%26)})
 	}
-	start := func(t *testing.T, off []string, change func(*runtime.Spec)) *guest.Client {
+	start := func(t *testing.T, off []string, change func(*runtime.Spec)) *host.Client {
 		t.Helper()
 		// Landlock is the profile's, and not left out but made to have no effect.
 		profile := slices.DeleteFunc(slices.Clone(off), func(layer string) bool { return layer != landlock })
@@ -63,7 +63,7 @@ func TestAttacksWorkWithoutTheMountsAndNamespaces(t *testing.T) {
 	for _, tc := range []struct {
 		layers []string // each alone is enough
 		attack []string
-		victim bool // another sandbox, without the layer too, has what is to be reached
+		victim bool // another sandbox, without the layer too, is the target
 	}{
 		{layers: []string{"noipc"}, attack: []string{"reach-queue"}, victim: true},
 		{layers: []string{"nonet", landlock}, attack: []string{"reach-abstract-socket"}, victim: true},
@@ -113,8 +113,8 @@ func TestAttacksWorkWithoutTheMountsAndNamespaces(t *testing.T) {
 			}
 		}
 	})
-	// These are not left out at all: nothing starts without them. Init refuses a /proc that is not of its own PID namespace, and to be
-	// another process than the first. What the launcher's own /dev has not no sandbox can be given.
+	// Without these nothing starts. Init refuses a /proc that is not of its own PID namespace, and a
+	// pid other than 1. A device that the launcher's own /dev lacks can be given to no sandbox.
 	for _, name := range []string{"nomount", "nopid", "nofreshproc", "moredevices"} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := tryBegin(t, f, f.NewSpec(t, mutant(next(), name))); err == nil {
@@ -124,8 +124,8 @@ func TestAttacksWorkWithoutTheMountsAndNamespaces(t *testing.T) {
 			}
 		})
 	}
-	// Whose a sandbox's processes are is looked at from outside. The last, for what is closed in a sandbox's user namespace is closed in
-	// the launcher's when they have one.
+	// The owner of a sandbox's processes is read from outside. This comes last: namespaces closed in a
+	// sandbox's user namespace are closed in the launcher's when they are one.
 	t.Run("id map", func(t *testing.T) {
 		if !o.IDs.Subordinate() {
 			t.Skip("a single id: there is nothing to tell apart")
@@ -142,9 +142,9 @@ func TestAttacksWorkWithoutTheMountsAndNamespaces(t *testing.T) {
 }
 
 // plant has a sandbox hold what others are to reach.
-func plant(t *testing.T, client *guest.Client, name string) {
+func plant(t *testing.T, client *host.Client, name string) {
 	t.Helper()
-	x, err := client.Exec(t.Context(), guest.ExecRequest{Argv: []string{inside, "plant", name}, NoStdin: true})
+	x, err := client.Exec(t.Context(), host.ExecRequest{Argv: []string{inside, "plant", name}, NoStdin: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,12 +168,12 @@ func plant(t *testing.T, client *guest.Client, name string) {
 		}
 	case <-ended:
 		t.Fatal("the victim has ended")
-	case <-time.After(testenv.Patience(time.Minute)):
+	case <-time.After(testenv.HungAfter):
 		t.Fatal("the victim plants nothing")
 	}
 }
 
-// uidOf starts a sandbox and returns whose its init is, as the host counts.
+// uidOf starts a sandbox and returns the uid of its init, as the host counts.
 func uidOf(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) int {
 	t.Helper()
 	begin(t, f, spec)
@@ -198,7 +198,8 @@ func uidOf(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) int {
 	return uid
 }
 
-// The launcher's own filter holds sandboxes too, should a profile's let everything through. The control is a launcher without it.
+// The launcher's own filter holds sandboxes too, should a profile's let everything through. The
+// control is a launcher without it.
 func TestLaunchersFilterHoldsSandboxes(t *testing.T) {
 	testenv.RequireUserNS(t)
 	program := harness.Helper(t, "attacker")

@@ -24,8 +24,8 @@ import (
 // agentTurns is how many turns a run of this test has, submit included.
 const agentTurns = 7
 
-// forgetfulModel gives the turn that follows the conversation that it is shown, however often it is asked: as a real one, it
-// has no memory of a client that was killed.
+// forgetfulModel gives the turn that follows the conversation that it is shown, however often it
+// is asked: as a real one, it has no memory of a client that was killed.
 type forgetfulModel struct {
 	url   string
 	asked chan int // the turn that was asked for, when it was
@@ -38,7 +38,7 @@ type forgetfulModel struct {
 	freed chan struct{} // closed when they do not any more
 }
 
-// hold has answers wait, from the n-th request on; 0 has nobody wait any more.
+// hold makes answers wait, from the n-th request on; with 0 none waits any more.
 func (m *forgetfulModel) hold(n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -50,7 +50,7 @@ func (m *forgetfulModel) hold(n int) {
 	}
 }
 
-// wait waits where the request is one that does. What it asks for has been counted.
+// wait holds a request back if it must wait. Its question has been counted.
 func (m *forgetfulModel) wait(r *http.Request) {
 	m.mu.Lock()
 	m.count++
@@ -74,8 +74,9 @@ func startForgetful(t *testing.T) *forgetfulModel {
 	return m
 }
 
-// forget drops what earlier attempts have asked for: the next is struck when it has asked itself, and so has found the daemon. What
-// the last one asked just before it was killed may still come; then the daemon may be killed before it is found, which is another instant.
+// forget drops the questions of earlier attempts: the next attempt is struck when it has asked one
+// itself, and so has found the daemon. The last question of a killed attempt may still come; then
+// the daemon may be killed before it is found, which is another instant.
 func (m *forgetfulModel) forget() {
 	for len(m.asked) > 0 {
 		<-m.asked
@@ -175,16 +176,13 @@ func readRunRecord(t *testing.T, dir string) runRecord {
 	return r
 }
 
-// kill -9 of the agent, of the daemon, or of both, at any instant of a run, several times: resume finishes it, no turn is lost or
-// asked for after it was recorded, and no command is run twice; where it is not known whether one was run, the record says so.
-// SANDBOXD_AGENT_FAULT_ROUNDS says how many runs there are.
+// kill -9 of the agent, of the daemon, or of both, at any instant of a run, several times: resume
+// finishes it, no turn is lost or asked for after it was recorded, and no command is run twice;
+// where it is not known whether one was run, the record says so. SANDBOXD_AGENT_FAULT_ROUNDS says
+// how many runs there are.
 func TestKilledAgentsGoOnWhereTheyWere(t *testing.T) {
 	testenv.RequireUserNS(t)
-	otherwise := uint64(12)
-	if testing.Short() {
-		otherwise = 3
-	}
-	rounds, seed := setting(t, "SANDBOXD_AGENT_FAULT_ROUNDS", otherwise), setting(t, "SANDBOXD_FAULT_SEED", rand.Uint64())
+	rounds, seed := setting(t, "SANDBOXD_AGENT_FAULT_ROUNDS", uint64(testenv.Rounds(4, 24))), setting(t, "SANDBOXD_FAULT_SEED", rand.Uint64())
 	t.Logf("SANDBOXD_FAULT_SEED=%d SANDBOXD_AGENT_FAULT_ROUNDS=%d", seed, rounds)
 	r := rand.New(rand.NewPCG(seed, 0))
 	d := harness.Start(t, harness.Options{})
@@ -228,7 +226,7 @@ func killedRun(t *testing.T, d *harness.Daemon, r *rand.Rand, struck map[string]
 		var err error
 		select {
 		case err = <-ended:
-		case <-time.After(testenv.Patience(patience)):
+		case <-time.After(testenv.HungAfter):
 			_ = cmd.Process.Kill()
 			t.Fatalf("attempt %d of the agent did not end (%v); it said:\n%s", attempt, <-ended, &said)
 		}
@@ -247,7 +245,8 @@ func killedRun(t *testing.T, d *harness.Daemon, r *rand.Rand, struck map[string]
 			t.Fatalf("attempt %d with nothing killed ended with %v; it said:\n%s", attempt, err, &said)
 		}
 	}
-	// A crash between the end on record and the end of the sandbox leaves one, which the next resume deletes.
+	// A crash between the end on record and the end of the sandbox leaves one, which the next resume
+	// deletes.
 	d.CLI(t, "agent", "resume", "--stream=false", dir)
 
 	rec := readRunRecord(t, dir)
@@ -286,7 +285,8 @@ func killedRun(t *testing.T, d *harness.Daemon, r *rand.Rand, struck map[string]
 	return len(rec.unknown)
 }
 
-// strike kills something at an instant after the model was asked for a turn, unless the run ends before.
+// strike kills something at an instant after the model was asked for a turn, unless the run ends
+// before.
 func strike(t *testing.T, d *harness.Daemon, cmd *osexec.Cmd, model *forgetfulModel, ended chan error, r *rand.Rand) string {
 	t.Helper()
 	turns, after, what := 1+r.IntN(3), time.Duration(r.Int64N(int64(90*time.Millisecond))), r.IntN(3)
@@ -314,11 +314,11 @@ func strike(t *testing.T, d *harness.Daemon, cmd *osexec.Cmd, model *forgetfulMo
 		return "the agent"
 	}
 	if what == 1 {
-		// It ends by itself, without the daemon: what it did with the next one would be another test.
+		// It ends by itself, without the daemon: going on with the next one would be another test.
 		select {
 		case err := <-ended:
 			ended <- err
-		case <-time.After(testenv.Patience(patience)):
+		case <-time.After(testenv.HungAfter):
 			t.Error("the agent goes on without a daemon")
 		}
 	}

@@ -71,7 +71,8 @@ func startBench(t *testing.T, d *harness.Daemon, model *forgetfulModel, task, ou
 	return cmd, said, ended
 }
 
-// afterTurns waits until the model was asked so many times, and reports whether the benchmark still runs.
+// afterTurns waits until the model was asked so many times, and reports whether the benchmark
+// still runs.
 func afterTurns(model *forgetfulModel, ended chan error, turns int) bool {
 	for range turns {
 		select {
@@ -89,7 +90,7 @@ func waitBench(t *testing.T, cmd *osexec.Cmd, said *bytes.Buffer, ended chan err
 	select {
 	case err := <-ended:
 		return err
-	case <-time.After(testenv.Patience(patience)):
+	case <-time.After(testenv.HungAfter):
 		_ = cmd.Process.Kill()
 		t.Fatalf("the benchmark did not end (%v); it said:\n%s", <-ended, said)
 		return nil
@@ -105,15 +106,12 @@ func oneDir(t *testing.T, output string) string {
 	return dirs[0]
 }
 
-// kill -9 of a benchmark, and of the daemon behind it, at any instant, several times: it goes on, and at the end every problem has been answered
-// and scored once, no turn that was on record was asked again, and no command was run twice.
+// kill -9 of a benchmark, and of the daemon behind it, at any instant, several times: it goes on,
+// and at the end every problem has been answered and scored once, no turn that was on record was
+// asked again, and no command was run twice.
 func TestKilledBenchmarksGoOnWhereTheyWere(t *testing.T) {
 	testenv.RequireUserNS(t)
-	otherwise := uint64(3)
-	if testing.Short() {
-		otherwise = 1
-	}
-	rounds, seed := setting(t, "SANDBOXD_AGENT_FAULT_ROUNDS", otherwise), setting(t, "SANDBOXD_FAULT_SEED", rand.Uint64())
+	rounds, seed := setting(t, "SANDBOXD_AGENT_FAULT_ROUNDS", uint64(testenv.Rounds(1, 6))), setting(t, "SANDBOXD_FAULT_SEED", rand.Uint64())
 	t.Logf("SANDBOXD_FAULT_SEED=%d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
 	d := harness.Start(t, harness.Options{})
@@ -220,7 +218,8 @@ func checkBench(t *testing.T, d *harness.Daemon, model *forgetfulModel, dir stri
 	}
 }
 
-// An interrupt ends a benchmark's own sandboxes and no other of the same image, and nothing that was scored is lost.
+// An interrupt ends a benchmark's own sandboxes and no other of the same image, and nothing that
+// was scored is lost.
 func TestInterruptedBenchmarkLeavesOthersAlone(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})
@@ -257,13 +256,15 @@ func TestInterruptedBenchmarkLeavesOthersAlone(t *testing.T) {
 	}
 }
 
-// crowd is how many runs there are at the same time in the test of fairness, and crowdTurns what each has, submit included.
+// crowd is how many runs there are at the same time in the test of fairness, and crowdTurns what
+// each has, submit included.
 const (
 	crowd      = 64
 	crowdTurns = 11
 )
 
-// crowdModel lets nobody begin before all have asked, and then counts who is how far.
+// crowdModel answers no first request before all runs have asked theirs, and then counts each
+// run's turns.
 type crowdModel struct {
 	mu      sync.Mutex
 	turns   map[string]int // asked for, by problem
@@ -328,9 +329,11 @@ func (m *crowdModel) answer(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// Sixty-four runs that go on at the same time finish, all of them, and none at the cost of the others: when the first is at its last turn,
-// the slowest has had a third of its turns at least, and all together a third of theirs, so that the last does not take three times as
-// long: in turns, for a machine that has much else to do has so for some of the time. (One after the other, it would be 64 times.)
+// Sixty-four runs that go on at the same time finish, all of them, and none at the cost of the
+// others: when the first is at its last turn, the slowest has had a third of its turns at least,
+// and all together a third of theirs, so that the last does not take three times as long: in
+// turns, for a machine that has much else to do has so for some of the time. (One after the other,
+// it would be 64 times.)
 func TestManyAgentRunsAreFair(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})

@@ -59,7 +59,7 @@ func (w *world) reattach(ctx context.Context, b *box) error {
 			return fmt.Errorf("detached exec %s: %w", d.id, err)
 		}
 	}
-	// Those too whose start nobody was answered.
+	// An exec whose start was not answered is forgotten too.
 	execs, err := w.c.ListExecs(ctx, b.id)
 	if err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	"github.com/sandboxd/sandboxd/api/client"
 )
 
-// A mode is a way to run a program and to get what it writes.
+// A mode is a way to run a program and to receive its output.
 type mode int
 
 // The modes: see the media types of package api.
@@ -27,15 +27,17 @@ const modes = int(interactive) + 1
 
 func (m mode) String() string { return [...]string{"buffered", "streamed", "interactive"}[m] }
 
-// wrong is what a test is about: an answer that is not true. Nothing excuses it, unlike an error that was answered.
+// wrong is an untrue answer, the failure that these tests look for. Nothing excuses it, unlike an
+// error that was answered.
 type wrong struct{ error }
 
 func wrongf(format string, args ...any) error { return wrong{fmt.Errorf(format, args...)} }
 
-// echoes gives back on stdout what it reads, and on stderr each byte of it one higher, both at once.
+// echoes copies its input to stdout, and each byte of it plus one to stderr, both at once.
 const echoes = `f=/tmp/echo.$$; cat >$f; tr '\000-\377' '\001-\377\000' <$f >&2 & cat $f; wait $!; rm $f; exit `
 
-// echo runs a program that reads input, writes as much to each stream and exits with a code, and compares every byte.
+// echo runs a program that reads input, writes as much to each stream and exits with a code, and
+// compares every byte.
 func echo(ctx context.Context, c *client.Client, id string, m mode, input []byte, code int) error {
 	req := api.ExecRequest{Argv: []string{"sh", "-c", echoes + strconv.Itoa(code)}}
 	out, errs, exit, err := execute(ctx, c, id, m, req, input)

@@ -39,17 +39,14 @@ func setting(t *testing.T, name string, otherwise uint64) uint64 {
 	return n
 }
 
-// kill -9 of the daemon, of its launcher or of a sandbox's init at any instant of a mixed load. After each round nothing is
-// left of what is gone; what survives answers, with every file and label that was acknowledged; what is lost says why; what
-// was deleted stays so. SANDBOXD_FAULT_SEED repeats the choices of a run, not its instants; SANDBOXD_FAULT_ROUNDS says how
-// many rounds there are.
+// kill -9 of the daemon, of its launcher or of a sandbox's init at any instant of a mixed load.
+// After each round nothing is left of sandboxes that are gone. Survivors answer, with every file
+// and label that was acknowledged. Lost sandboxes say why, and deleted ones stay deleted.
+// SANDBOXD_FAULT_SEED repeats the choices of a run, not its instants; SANDBOXD_FAULT_ROUNDS is the
+// number of rounds.
 func TestKilledAtAnyInstantNothingIsLostOrLeft(t *testing.T) {
 	testenv.RequireUserNS(t)
-	otherwise := uint64(104) // in each lane of make test, of which there are two
-	if testing.Short() {
-		otherwise = 12
-	}
-	rounds, seed := setting(t, "SANDBOXD_FAULT_ROUNDS", otherwise), setting(t, "SANDBOXD_FAULT_SEED", rand.Uint64())
+	rounds, seed := setting(t, "SANDBOXD_FAULT_ROUNDS", uint64(testenv.Rounds(16, 208))), setting(t, "SANDBOXD_FAULT_SEED", rand.Uint64())
 	t.Logf("SANDBOXD_FAULT_SEED=%d SANDBOXD_FAULT_ROUNDS=%d", seed, rounds)
 	registry := harness.LyingRegistry(t, nil)
 	reference := registry.Push(t, "team/base:1", harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}},
@@ -87,7 +84,7 @@ func TestKilledAtAnyInstantNothingIsLostOrLeft(t *testing.T) {
 		}
 	})
 	t.Logf("rounds: %v; operations that were answered: %v", lived, done)
-	if testing.Short() || t.Failed() {
+	if !testenv.Soaking() || t.Failed() {
 		return
 	}
 	for _, o := range operations {
@@ -97,7 +94,7 @@ func TestKilledAtAnyInstantNothingIsLostOrLeft(t *testing.T) {
 	}
 }
 
-// round has users at work, kills something and looks at what there is then.
+// round sets users to work, kills something and checks the outcome.
 func (w *world) round(r *rand.Rand, number uint64, f fault) {
 	w.t.Helper()
 	moment, after := time.Duration(r.Int64N(int64(400*time.Millisecond))), time.Duration(r.Int64N(int64(150*time.Millisecond)))
@@ -123,7 +120,7 @@ func (w *world) round(r *rand.Rand, number uint64, f fault) {
 		w.d.Launch(w.t)
 	}
 	w.settle()
-	ctx, cancel := context.WithTimeout(w.t.Context(), testenv.Patience(2*patience))
+	ctx, cancel := context.WithTimeout(w.t.Context(), testenv.HungAfter)
 	defer cancel()
 	w.agree(f)
 	if w.t.Failed() {
@@ -140,7 +137,7 @@ func (w *world) round(r *rand.Rand, number uint64, f fault) {
 			w.t.Fatal(err)
 		}
 		s := &harness.Sandbox{Sandbox: *now}
-		harness.Eventually(w.t, patience, func() error {
+		harness.Eventually(w.t, func() error {
 			if pids := s.Processes(w.t); len(pids) != 1 {
 				return fmt.Errorf("%s has processes %v after all of its execs have ended", b.name, pids)
 			}
@@ -181,7 +178,7 @@ func (w *world) strike(r *rand.Rand, f fault, launcher int) {
 		}
 	}
 	if victim != nil {
-		// It may have been deleted meanwhile, and then the descriptor is of nobody.
+		// It may have been deleted meanwhile, and then the descriptor refers to no process.
 		if err := unix.PidfdSendSignal(init, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 			w.t.Fatalf("kill an init: %v", err)
 		}
@@ -213,7 +210,7 @@ func (w *world) victim(r *rand.Rand, f fault) (*box, int) {
 	return nil, 0
 }
 
-// work does one thing after the other until it is told to stop or nobody answers.
+// work does one operation after the other until it is told to stop or the daemon is gone.
 func (u *user) work(stop <-chan struct{}) {
 	for {
 		select {
@@ -229,7 +226,7 @@ func (u *user) work(stop <-chan struct{}) {
 				continue
 			}
 		}
-		all, end := context.WithTimeout(u.w.t.Context(), testenv.Patience(patience))
+		all, end := context.WithTimeout(u.w.t.Context(), testenv.HungAfter)
 		ctx, cancel := u.dropped(all)
 		err := o.do(ctx, u, b)
 		hung, left := all.Err() != nil, context.Cause(ctx) == errDropped //nolint:errorlint // it is that very one
@@ -255,7 +252,7 @@ func (u *user) work(stop <-chan struct{}) {
 		}
 		if p, ok := errors.AsType[*api.Problem](err); !ok || p.Code == api.CodeUnavailable {
 			if !left {
-				return // nobody is there to be asked
+				return // there is no daemon to ask
 			}
 		}
 	}
@@ -287,18 +284,18 @@ func (w *world) excused(b *box, err error) bool {
 	return f.hitsLauncher() || f.hitsDaemon() && !errors.As(err, new(*api.Problem))
 }
 
-// ended reports whether an error says that a sandbox has ended, before the request or during it. An answer of bytes breaks
-// off.
+// ended reports whether an error says that a sandbox has ended, before the request or during it.
+// An answer of bytes breaks off.
 func ended(err error) bool {
 	p, ok := errors.AsType[*api.Problem](err)
 	return ok && (p.Code == api.CodeGone || p.Code == api.CodeConflict || p.Code == api.CodeNotFound) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// agree waits until the daemon says of every sandbox what is true, and asks those that run.
+// agree waits until the daemon tells the truth about every sandbox, and asks those that run.
 func (w *world) agree(f fault) {
 	w.t.Helper()
 	var said map[*box]api.Sandbox
-	harness.Eventually(w.t, patience, func() error {
+	harness.Eventually(w.t, func() error {
 		listed := map[string]api.Sandbox{}
 		said = map[*box]api.Sandbox{}
 		for _, s := range w.d.List(w.t) {
@@ -325,8 +322,8 @@ func (w *world) agree(f fault) {
 		b.mu.Unlock()
 		if s.State == api.StateRunning {
 			all.Go(func() {
-				// A deletion that nobody has answered for may still go on in the launcher; a creation that it could not answer it
-				// takes back; and who came while it was being killed may have come to the old one.
+				// An unanswered deletion may still go on in the launcher, and an unanswered creation is
+				// undone. A client that came during the kill may have reached the old daemon.
 				err := w.answers(b)
 				if err != nil && ended(err) && (b.isDoomed() || !answered || f.hitsLauncher()) {
 					return
@@ -351,7 +348,7 @@ func (w *world) agree(f fault) {
 	}
 }
 
-// agree compares what is said of a sandbox with what is known of it.
+// agree compares the daemon's answer about a sandbox with the facts that are known.
 func (b *box) agree(f fault, s api.Sandbox, there bool) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -392,7 +389,7 @@ func (b *box) agree(f fault, s api.Sandbox, there bool) error {
 
 // answers asks a sandbox that runs for all that it should have.
 func (w *world) answers(b *box) error {
-	ctx, cancel := context.WithTimeout(w.t.Context(), testenv.Patience(patience))
+	ctx, cancel := context.WithTimeout(w.t.Context(), testenv.HungAfter)
 	defer cancel()
 	if err := echo(ctx, w.c, b.id, buffered, []byte(b.name), 7); err != nil {
 		return err
@@ -414,10 +411,10 @@ func (w *world) answers(b *box) error {
 	if err != nil {
 		return err
 	}
-	// Init may still be about to see that a daemon has gone, and to take back what that has not finished.
+	// Init may still be about to see that a daemon has gone, and to undo its unfinished requests.
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for patient := time.Now().Add(testenv.Patience(patience)); ; <-tick.C {
+	for patient := time.Now().Add(testenv.HungAfter); ; <-tick.C {
 		files, err := w.filesOf(ctx, b.id)
 		if _, partly := errors.AsType[unread](err); err != nil && !partly {
 			return err
@@ -435,7 +432,7 @@ func (w *world) answers(b *box) error {
 	}
 }
 
-// know notes what is there now that nobody asks for anything: who begins anew has it to rely on.
+// know notes the state of an idle sandbox: the next round relies on it.
 func (b *box) know(files, labels map[string]string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -466,10 +463,12 @@ func (b *box) compare(files map[string]string) error {
 	return nil
 }
 
-// unread says that not all files could be read: one that init takes back may go between its name and its content.
+// unread says that not all files could be read: one that init takes back may go between its name
+// and its content.
 type unread struct{ error }
 
-// filesOf are all files that users have in a sandbox, hidden ones too, and what they hold.
+// filesOf returns all files that users have in a sandbox, hidden ones too, with the hashes of
+// their contents.
 func (w *world) filesOf(ctx context.Context, id string) (map[string]string, error) {
 	out, errs, exit, err := execute(ctx, w.c, id, buffered, api.ExecRequest{
 		Argv: []string{"sh", "-c", "for d in /u*; do test -d $d && find $d -type f -exec /bin/busybox md5sum {} +; done; true"},
@@ -488,7 +487,8 @@ func (w *world) filesOf(ctx context.Context, id string) (map[string]string, erro
 	return files, nil
 }
 
-// tryImages makes sandboxes of images whose commit was answered, a few of them: they have the files of their time.
+// tryImages makes sandboxes of a few images whose commit was acknowledged: they have the files of
+// that time.
 func (w *world) tryImages() {
 	w.t.Helper()
 	tried := 0
@@ -532,7 +532,7 @@ func (w *world) clear() {
 		all.Go(func() {
 			err := w.c.DeleteSandbox(w.t.Context(), id)
 			if errors.Is(err, &api.Problem{Code: api.CodeNotFound}) && !settled {
-				return // a deletion, or an undone creation, that nobody waited for has come to its end
+				return // a deletion, or an undone creation, without a waiting client has come to its end
 			}
 			if err != nil {
 				w.t.Errorf("delete %s: %v", b.name, describe(err))

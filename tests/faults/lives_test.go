@@ -16,7 +16,7 @@ import (
 // private makes a sandbox that no other user has, with one file in it.
 func private(ctx context.Context, u *user) (*box, error) {
 	b := u.w.newBox(false)
-	b.doomed = true // whatever it has come to in the midst of this; what it has of files must be so all the same
+	b.doomed = true // its state may be any in the midst of this; its files must be right all the same
 	if err := u.w.create(ctx, b); err != nil {
 		return b, err
 	}
@@ -32,7 +32,7 @@ func put(ctx context.Context, u *user, b *box, name string, data []byte) error {
 	return nil
 }
 
-// has compares a file with what it must be.
+// has compares a file with its expected content.
 func has(ctx context.Context, u *user, b *box, name string) error {
 	r, err := u.c.ReadFile(ctx, b.id, name)
 	if errors.Is(err, &api.Problem{Code: api.CodeNotFound}) && strings.Contains(err.Error(), name) {

@@ -9,7 +9,8 @@ import (
 	"github.com/sandboxd/sandboxd/api/client"
 )
 
-// mainProcess runs a sandbox with a main process twice. What was answered of its end and its log must be so.
+// mainProcess runs a sandbox with a main process twice. Its exit and its log must be as
+// acknowledged.
 func mainProcess(ctx context.Context, u *user, _ *box) error {
 	b := u.w.newBox(false)
 	b.doomed = true // it ends by itself

@@ -17,8 +17,8 @@ import (
 	"github.com/sandboxd/sandboxd/api/client"
 )
 
-// A user does one thing after another in the sandboxes of a world. What he writes is his own: his files and labels begin
-// with his number.
+// A user does one thing after another in the sandboxes of a world. What he writes is his own: his
+// files and labels begin with his number.
 type user struct {
 	w *world
 	n int
@@ -29,8 +29,9 @@ type user struct {
 // file is one of the few files that a user has in each sandbox.
 func (u *user) file() string { return fmt.Sprintf("/u%d/%d", u.n, u.r.IntN(6)) }
 
-// An operation is one entry of the mixed load. It notes what it asks for before it asks, and what was answered after. An
-// answer that is not true is a [wrong]; other errors are judged by what was killed meanwhile.
+// An operation is one entry of the mixed load. It notes its request before it asks, and the
+// changes after the answer. An untrue answer is a [wrong]; other errors are judged by the fault of
+// the round.
 type operation struct {
 	name   string
 	weight int
@@ -324,7 +325,7 @@ func label(ctx context.Context, u *user, b *box) error {
 	return nil
 }
 
-// changed reports whether an error says that what was read was written meanwhile.
+// changed reports whether an error says that a file was written while it was read.
 func changed(err error) bool {
 	p, ok := errors.AsType[*api.Problem](err)
 	return ok && p.Code == api.CodeConflict && strings.Contains(p.Hint, "try again")

@@ -15,7 +15,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
@@ -24,17 +23,16 @@ import (
 )
 
 const (
-	// residents stay from round to round, for as long as they live; the others are made and deleted by the load.
+	// residents stay from round to round, for as long as they live; the others are made and deleted
+	// by the load.
 	residents = 3
 	// users is how many clients use a daemon at once.
 	users = 3
 	// most is how many sandboxes the load has at a time, residents apart.
 	most = 6
-	// patience ends what hangs.
-	patience = 2 * time.Minute
 )
 
-// A fault is what is killed.
+// A fault is the process that is killed.
 type fault int
 
 const (
@@ -57,7 +55,7 @@ func (f fault) hitsDaemon() bool {
 func (f fault) hitsLauncher() bool { return f == theLauncher || f == daemonAndLauncher }
 func (f fault) hitsInit() bool     { return f == anInit || f == daemonAndInit }
 
-// A world is one daemon, and what its users were told.
+// A world is one daemon, and the answers that its users got.
 type world struct {
 	t      *testing.T
 	d      *harness.Daemon
@@ -89,16 +87,17 @@ type box struct {
 	deleted bool   // and answered
 	victim  bool   // its init was killed
 	held    bool   // it was there when the launcher was killed
-	loose   bool   // it may have files that nobody has written in it
-	late    bool   // somebody has left before he was answered: what he asked for may still come, after what is asked for now
+	loose   bool   // it may have files that no user has written in it
+	late    bool   // a user has left before the answer: the abandoned request may still take effect, after later ones
 	// detached are the execs that were answered and not yet forgotten.
 	detached []detached
-	// may is what a file holds, by its path, or a label by its key: one hash or value where the last change was answered;
-	// where it was not, that of before and that of after. Paths begin with a slash.
+	// may holds the possible contents of a file, by its path, or of a label by its key. It is one
+	// hash or value if the last change was acknowledged, else those before and after it. Paths begin
+	// with a slash.
 	may map[string][]string
 }
 
-// What a file may be, beside a hash.
+// Contents of a file other than a hash.
 const (
 	absent   = ""
 	anything = "?" // a change that need not be whole was cut off
@@ -107,7 +106,7 @@ const (
 // made is an image that was asked for.
 type made struct {
 	answered bool
-	files    map[string]string // that were there, and nobody was writing
+	files    map[string]string // that were there, with no write under way
 }
 
 func sum(data []byte) string {
@@ -136,7 +135,7 @@ func (b *box) settle(key, value string) {
 	b.may[key] = []string{value}
 }
 
-// certain are the files of a user that are known to be in the sandbox, and what they hold.
+// certain returns the files of a user that are known to be in the sandbox, with their contents.
 func (b *box) certain(mine string) map[string]string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -155,7 +154,7 @@ func (b *box) isDoomed() bool {
 	return b.doomed
 }
 
-// begin starts a daemon with its residents and notes what it holds.
+// begin starts a daemon with its residents and takes the first snapshot.
 func begin(t *testing.T, image string) *world {
 	t.Helper()
 	tmp := t.TempDir()
@@ -165,9 +164,9 @@ func begin(t *testing.T, image string) *world {
 	t.Cleanup(w.c.Close)
 	w.image = image
 	w.d.MustPull(t, image)
-	// What the first of each kind brings about once is there before the first look.
+	// Things made only once, for the first sandbox of a kind, are there before the first look.
 	b := w.newBox(false)
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(patience))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	if err := w.create(ctx, b); err != nil {
 		t.Fatal(err)
@@ -179,7 +178,7 @@ func begin(t *testing.T, image string) *world {
 	delete(w.boxes, b.name)
 	w.replenish(ctx)
 	w.dropImages(ctx)
-	harness.Eventually(t, time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		if p := w.d.System(t).Pools; len(p) != 1 || p[0].Ready != parked {
 			return fmt.Errorf("the pools are %+v", p)
 		}
@@ -263,9 +262,10 @@ func (w *world) replenish(ctx context.Context) {
 	}
 }
 
-// look is a snapshot in which all residents have one name, and so have as many sandboxes that nobody has heard of as may be parked.
+// look is a snapshot in which all residents have one name, and so have all unlisted sandboxes, up
+// to the size of the warm pool.
 func (w *world) look() harness.Snapshot {
-	w.c.Close() // the connections that nobody uses
+	w.c.Close() // the idle connections
 	s := w.d.Snapshot(w.t)
 	ids := map[string]string{}
 	for _, b := range w.all() {
@@ -304,10 +304,10 @@ func (w *world) blobsNow() []string {
 	return files
 }
 
-// nothingLeft waits until the daemon holds what it held at the beginning.
+// nothingLeft waits until the daemon holds no more than at the beginning.
 func (w *world) nothingLeft() {
 	w.t.Helper()
-	harness.Eventually(w.t, patience, func() error {
+	harness.Eventually(w.t, func() error {
 		diff := w.base.Diff(w.look())
 		for _, file := range w.blobsNow() {
 			if !slices.Contains(w.blobs, file) {
@@ -328,13 +328,14 @@ func (w *world) nothingLeft() {
 	})
 }
 
-// settle waits until the daemon has come to an end with all that it was asked for. Who went away has not waited for that, and what he
-// asked for last may come as late as the disk is slow: a snapshot after those of the round were looked at, a label after it was known
-// what they are. A connection lasts as long at the daemon's end.
+// settle waits until the daemon has finished all requests. A client that went away has not waited
+// for its last one, which may come as late as the disk is slow: a snapshot after the round's were
+// looked at, a label after its value was checked. At the daemon's end the connection lasts as
+// long.
 func (w *world) settle() {
 	w.t.Helper()
-	harness.Eventually(w.t, patience, func() error {
-		w.c.Close() // the connections that nobody uses
+	harness.Eventually(w.t, func() error {
+		w.c.Close() // the idle connections
 		w.d.HTTP.CloseIdleConnections()
 		w.d.System(w.t) // by a new one, so that all that came before it have been accepted
 		n, err := connections(w.d)
@@ -345,7 +346,8 @@ func (w *world) settle() {
 	})
 }
 
-// connections counts those that a daemon has accepted and not yet closed: one at least, that of who asked it last.
+// connections counts those that a daemon has accepted and not yet closed: at least one, that of
+// the last request.
 func connections(d *harness.Daemon) (n int, err error) {
 	data, err := os.ReadFile("/proc/net/unix")
 	if err != nil {
@@ -357,7 +359,7 @@ func connections(d *harness.Daemon) (n int, err error) {
 			its[strings.TrimSuffix(inode, "]")] = true
 		}
 	}
-	const flags, listens, inode, path = 3, "00010000", 6, 7 // columns, and what the socket itself has in the first
+	const flags, listens, inode, path = 3, "00010000", 6, 7 // columns, and the socket's own names in the first
 	for line := range strings.Lines(string(data)) {
 		f := strings.Fields(line)
 		if len(f) > path && filepath.Base(f[path]) == filepath.Base(d.Socket) && f[flags] != listens && its[f[inode]] {
@@ -401,7 +403,7 @@ func (w *world) dropImages(ctx context.Context) {
 	}
 }
 
-// open is what a process has open.
+// open returns the open descriptors of a process.
 func open(pid int) []string {
 	var links []string
 	dir := fmt.Sprintf("/proc/%d/fd", pid)

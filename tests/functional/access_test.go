@@ -22,8 +22,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// nobody is a uid without a name, without subordinate ids and without anything else.
-const nobody = 64123
+// nobodyUID is a uid without a name, without subordinate ids and without anything else.
+const nobodyUID = 64123
 
 // The socket is its user's alone: a file of mode 0600 in a directory of mode 0700.
 func TestSocketIsPrivate(t *testing.T) {
@@ -63,10 +63,11 @@ func TestAnotherUserIsRefused(t *testing.T) {
 	if err := as(0); err != nil {
 		t.Fatalf("control: the daemon's own user: %v", err)
 	}
-	wantProblem(t, as(nobody), api.CodeForbidden, strconv.Itoa(nobody))
+	wantProblem(t, as(nobodyUID), api.CodeForbidden, strconv.Itoa(nobodyUID))
 }
 
-// dialAs connects with the credentials of another uid. They belong to a thread, which must not be used again.
+// dialAs connects with the credentials of another uid. They belong to a thread, which must not be
+// used again.
 func dialAs(uid int, socket string) (net.Conn, error) {
 	type result struct {
 		conn net.Conn
@@ -116,7 +117,7 @@ func TestUserWithoutSubordinateIDsGetsASingleIDMap(t *testing.T) {
 	}
 	t.Setenv("SANDBOXD_BIN", bin)
 
-	d := harness.Start(t, harness.Options{User: &syscall.Credential{Uid: nobody, Gid: nobody}})
+	d := harness.Start(t, harness.Options{User: &syscall.Credential{Uid: nobodyUID, Gid: nobodyUID}})
 	s := d.Create(t, api.CreateSandbox{})
 	if s.Enforced.IDs != "single" {
 		t.Errorf("enforced.ids is %q, want single", s.Enforced.IDs)
@@ -137,7 +138,7 @@ func TestUserWithoutSubordinateIDsGetsASingleIDMap(t *testing.T) {
 	}
 }
 
-// publicDir makes a directory in /tmp that everybody may enter.
+// publicDir makes a directory in /tmp that every user may enter.
 func publicDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "sandboxd-bin-") //nolint:usetesting // t.TempDir may lie below a directory of mode 0700

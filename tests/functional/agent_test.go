@@ -61,8 +61,8 @@ func readTrajectory(t *testing.T, dir string) trajectory {
 	return tr
 }
 
-// Eleven steps, all three tools, an input directory, a symlink and a sub-folder in the output: the same files come
-// out, and a trajectory with the keys that its readers expect.
+// Eleven steps, all three tools, an input directory, a symlink and a sub-folder in the output: the
+// same files come out, and a trajectory with the keys that its readers expect.
 func TestAgentRunOfElevenSteps(t *testing.T) {
 	input := filepath.Join(t.TempDir(), "input")
 	write(t, input, "numbers.txt", "3\n1\n2\n", 0o644)
@@ -137,7 +137,8 @@ func TestAgentRunOfElevenSteps(t *testing.T) {
 	if !strings.Contains(*tr.Steps[9].Observation, "3") || !strings.Contains(*tr.Steps[9].Observation, "46") {
 		t.Errorf("exit code and output of step 10: %q", *tr.Steps[9].Observation)
 	}
-	// All tool calls of a turn are answered: the scripted model refuses anything else. And the key stays a header.
+	// All tool calls of a turn are answered: the scripted model refuses anything else. And the key
+	// stays a header.
 	data, err := os.ReadFile(filepath.Join(dir, "trajectory.json"))
 	if err != nil || strings.Contains(string(data), "planted-key") {
 		t.Errorf("the model's key is in the trajectory (%v)", err)
@@ -165,7 +166,7 @@ func TestQuickstartReplay(t *testing.T) {
 	}
 }
 
-// A replay of what was just recorded makes the same files.
+// A replay of a fresh recording makes the same files.
 func TestRecordedRunCanBeReplayed(t *testing.T) {
 	model := llmtest.Start(t,
 		llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("mkdir -p /testbed/output; echo $((6*7)) >/testbed/output/answer.txt")}},
@@ -180,7 +181,8 @@ func TestRecordedRunCanBeReplayed(t *testing.T) {
 	}
 }
 
-// A model that fails ends the run with one clear error; what was done is kept, and the sandbox is gone.
+// A model that fails ends the run with one clear error; finished turns are kept, and the sandbox
+// is gone.
 func TestAgentWithABadModel(t *testing.T) {
 	work := llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("mkdir -p /testbed/output; echo kept >/testbed/output/answer.txt")}}
 	d := start(t)
@@ -220,7 +222,7 @@ func TestAgentWithABadModel(t *testing.T) {
 	})
 }
 
-// What a model writes into a command or a path is data: it never reaches a shell of the host.
+// A model's text in a command or a path is data: it never reaches a shell of the host.
 func TestModelsShellTricksStayInside(t *testing.T) {
 	planted := filepath.Join(os.TempDir(), fmt.Sprintf("planted-by-a-model-%d", os.Getpid()))
 	trick := "/testbed/x'; touch " + planted + "; echo '.txt"
@@ -238,7 +240,8 @@ func TestModelsShellTricksStayInside(t *testing.T) {
 	}
 }
 
-// A budget of processor time ends a run in the midst of a command, where the kernel counts it by sandbox; elsewhere it is refused.
+// A budget of processor time ends a run in the midst of a command, where the kernel counts it by
+// sandbox; elsewhere it is refused.
 func TestAgentBudgetOfProcessorTime(t *testing.T) {
 	model := llmtest.Start(t, llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("echo kept > /testbed/output/f; while :; do :; done")}})
 	d := start(t)
@@ -269,8 +272,9 @@ func tryAgentRun(t *testing.T, d *harness.Daemon, args ...string) (harness.Resul
 	return got, strings.Join(runs, "")
 }
 
-// A run with snapshots that was ended by its budget goes on in a sandbox made of the last one; a branch has the files of its turn
-// and no others; a replay gives what is recorded. What the policy denies is not run.
+// A run with snapshots that its budget ended goes on in a sandbox made of the last one. A branch
+// has the files of its turn and no others, and a replay gives the recorded answers. A denied
+// command is not run.
 func TestAgentRunsGoOnBranchAndReplay(t *testing.T) {
 	d := start(t)
 	add := func(what string) llmtest.Turn {
@@ -317,8 +321,9 @@ func TestAgentRunsGoOnBranchAndReplay(t *testing.T) {
 	}
 }
 
-// The snapshots of a run's turns stay for resume and fork until the run is removed, or they are; nobody else's go with them, and a
-// branch from a turn whose snapshot is gone does the turns again.
+// The snapshots of a run's turns stay for resume and fork until the run is removed, or they are.
+// No other snapshots go with them, and a branch from a turn whose snapshot is gone does the turns
+// again.
 func TestAgentRunsAreRemovedWithTheirSnapshots(t *testing.T) {
 	d := start(t)
 	step := func(what string) llmtest.Turn {
@@ -342,7 +347,7 @@ func TestAgentRunsAreRemovedWithTheirSnapshots(t *testing.T) {
 			t.Errorf("%d snapshots, %v; want %d", len(list.Snapshots), err, want)
 		}
 	}
-	count(4) // of three turns, and one that is nobody's run's
+	count(4) // of three turns, and one of no run
 	if got := d.CLI(t, "agent", "fork", "--at", "1", dir, "--output_dir", output); got.Code != 0 || got.Stdout != "one\nbranch\n" {
 		t.Errorf("fork: %+v", got)
 	}

@@ -22,13 +22,14 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// plantedKey is a model's key that must be nowhere but in requests to the model. It is this program's own: the same tests run as
-// another user at the same time, and have commands with theirs.
+// plantedKey is a model's key that must be nowhere but in requests to the model. It is this
+// program's own: the same tests run as another user at the same time, and have commands with
+// theirs.
 var plantedKey = "sk-planted-" + rand.Text() + "-do-not-keep"
 
 func apiClient(t *testing.T, d *harness.Daemon) *client.Client {
 	t.Helper()
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -74,7 +75,8 @@ func follow(t *testing.T, c *client.Client, id string, from int) (*api.AgentRun,
 	return run, events
 }
 
-// secretIn looks for the planted key below a directory and in the arguments and environments of all processes that can be read.
+// secretIn looks for the planted key below a directory and in the arguments and environments of
+// all processes that can be read.
 func secretIn(t *testing.T, dir string) {
 	t.Helper()
 	secretInFiles(t, dir, plantedKey)
@@ -129,8 +131,8 @@ func workers(t *testing.T, d *harness.Daemon) []int {
 	return pids
 }
 
-// A run that the daemon hosts: its record is streamed, a client that goes away and comes back misses nothing, and the key is
-// nowhere.
+// A run that the daemon hosts: its record is streamed, a client that goes away and comes back
+// misses nothing, and the key is nowhere.
 func TestAgentRunOverTheAPI(t *testing.T) {
 	d := start(t)
 	c := apiClient(t, d)
@@ -218,8 +220,8 @@ func TestAgentRunOverTheAPI(t *testing.T) {
 	}
 }
 
-// A run whose record is damaged goes when that is asked for, with the sandbox that it has left and the snapshots of its turns, which what is
-// left of its record names; one whose record is of a newer version goes too.
+// A run whose record is damaged is removed on request, with its sandbox and with the snapshots of
+// its turns that the rest of its record names. One whose record is of a newer version goes too.
 func TestAgentRunWithoutAReadableRecordIsRemoved(t *testing.T) {
 	d := start(t)
 	c := apiClient(t, d)
@@ -322,8 +324,8 @@ func TestAgentRunIsCancelled(t *testing.T) {
 	}
 }
 
-// A daemon that is killed takes no run along: the run goes on if it needs nothing of the daemon meanwhile. One whose process is killed
-// too is stopped, and is resumed.
+// A killed daemon takes no run along: the run goes on if it needs nothing of the daemon meanwhile.
+// One whose process is killed too is stopped, and is resumed.
 func TestAgentRunOutlivesTheDaemon(t *testing.T) {
 	d := start(t)
 	c := apiClient(t, d)
@@ -370,7 +372,8 @@ func TestAgentRunOutlivesTheDaemon(t *testing.T) {
 	}
 }
 
-// A daemon that is told to end interrupts its runs, and those of a daemon before it, which the next can go on with.
+// A daemon that is told to end interrupts its runs, and those of a daemon before it, which the
+// next can go on with.
 func TestAgentRunAndAnEndingDaemon(t *testing.T) {
 	for name, others := range map[string]bool{"its own": false, "of a daemon before": true} {
 		t.Run(name, func(t *testing.T) {
@@ -410,7 +413,8 @@ func TestAgentRunAndAnEndingDaemon(t *testing.T) {
 	}
 }
 
-// Only so many runs at a time, those of a daemon before among them; and what cannot be meant is refused before anything begins.
+// The number of runs at a time is limited, and those of an earlier daemon count. Contradictory
+// requests are refused before anything begins.
 func TestAgentRunsAreLimited(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{Args: []string{"--agent-runs", "1"}})
@@ -477,7 +481,8 @@ func recorded(t *testing.T, command string) string {
 	return string(text)
 }
 
-// What a run reads on the daemon's host lies below directories that the daemon was started with, however it is named.
+// All inputs of a run on the daemon's host lie below directories that the daemon was started with,
+// however they are named.
 func TestAgentRunReadsWhatTheDaemonAllows(t *testing.T) {
 	testenv.RequireUserNS(t)
 	inputs, outside := t.TempDir(), t.TempDir()
@@ -515,7 +520,7 @@ func TestAgentRunReadsWhatTheDaemonAllows(t *testing.T) {
 		}
 	}
 
-	// The next daemon allows nothing. What the record of a run names is not read either.
+	// The next daemon allows nothing. Inputs that the record of a run names are not read either.
 	d.Kill9(t)
 	d.LaunchWith(t)
 	c = apiClient(t, d)
@@ -545,7 +550,8 @@ func TestAgentRunReadsWhatTheDaemonAllows(t *testing.T) {
 	}
 }
 
-// The same at a terminal's command line: Ctrl-C leaves the sandbox, resume goes on in it, show writes a report, rm leaves nothing.
+// The same at a terminal's command line: Ctrl-C leaves the sandbox, resume goes on in it, show
+// writes a report, rm leaves nothing.
 func TestInterruptedAgentGoesOnInItsSandbox(t *testing.T) {
 	t.Parallel() // it mostly waits
 	d := start(t)

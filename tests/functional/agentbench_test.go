@@ -15,7 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// benchResults is results.json as its readers know it, and what we add.
+// benchResults is results.json as its readers know it, and our additions.
 type benchResults struct {
 	Config map[string]any `json:"config"`
 	Task   string         `json:"task"`
@@ -37,7 +37,7 @@ type benchResults struct {
 	} `json:"results"`
 }
 
-// agentBench runs `sandboxd agent bench` and reads what it leaves.
+// agentBench runs `sandboxd agent bench` and reads its results.
 func agentBench(t *testing.T, d *harness.Daemon, args ...string) (harness.Result, string, benchResults) {
 	t.Helper()
 	output := t.TempDir()
@@ -65,7 +65,8 @@ func readResults(t *testing.T, dir string) benchResults {
 	return r
 }
 
-// Every example can be done, by commands that are really run, and its check says so; and says no of what was not done.
+// Every example can be done, by commands that are really run. Its check accepts that, and refuses
+// an unfinished one.
 func TestAgentExamples(t *testing.T) {
 	examples := filepath.Join(harness.Root(t), "examples/agent")
 	tasks, err := filepath.Glob(filepath.Join(examples, "*", "config.yaml"))
@@ -96,7 +97,8 @@ func TestAgentExamples(t *testing.T) {
 	d.NothingLeaked(t, before)
 }
 
-// The task that ships runs without a model, and leaves what readers of LLM-in-Sandbox's benchmarks know.
+// The task that ships runs without a model, and leaves what readers of LLM-in-Sandbox's benchmarks
+// know.
 func TestAgentBenchOfTheDemo(t *testing.T) {
 	d := start(t)
 	got, dir, r := agentBench(t, d, "--task", filepath.Join(harness.Root(t), "examples/bench/demo"), "--llm", "replay:", "--num_workers", "2")
@@ -143,8 +145,8 @@ func task(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// A task with the files that LLM-in-Sandbox's have, reward.py and vanilla_llm_prompt.py among them, is used as it is: Python runs in
-// sandboxes, and is given what it is given there.
+// A task with the files of LLM-in-Sandbox, reward.py and vanilla_llm_prompt.py among them, is used
+// as it is: Python runs in sandboxes, with the same inputs as there.
 func TestAgentBenchOfTheOriginalsFiles(t *testing.T) {
 	dir := task(t, map[string]string{
 		"config.yaml": `dataset: "json"
@@ -218,7 +220,7 @@ output_dir: "/elsewhere"
 		t.Errorf("by another rule: %+v: %+v", got, r)
 	}
 
-	// What a rule of the task's needs and nobody has is found before the model is asked.
+	// A missing need of the task's rule is found before the model is asked.
 	write(t, dir, "reward.py", "import no_such_module\ndef compute_score(a, g, **k): return 1\n", 0o644)
 	result := d.CLI(t, "agent", "bench", "--output_dir", t.TempDir(), "--task", dir, "--llm_name", "m", "--llm_base_url", "http://127.0.0.1:1/v1")
 	if result.Code != 125 || !strings.Contains(result.Stderr, "no_such_module") || !strings.Contains(result.Stderr, "--score_image") {
@@ -227,7 +229,8 @@ output_dir: "/elsewhere"
 	d.NothingLeaked(t, before)
 }
 
-// A judge is asked several times, and its last word counts. What a key that is refused costs is the key, not the scores.
+// A judge is asked several times, and its last word counts. A refused key loses the key, not the
+// scores.
 func TestAgentBenchByAJudge(t *testing.T) {
 	dir := task(t, map[string]string{
 		"config.yaml": "system_prompt: s\nscoring: {method: judge, repeats: 2}\n",
@@ -288,7 +291,7 @@ func TestAgentBenchByAJudge(t *testing.T) {
 	}
 }
 
-// A program that scores is held to what it may say, and a hostile one to its sandbox.
+// A scoring program is held to its range, and a hostile one to its sandbox.
 func TestAgentBenchByACommand(t *testing.T) {
 	d := start(t)
 	d.Warm(t)

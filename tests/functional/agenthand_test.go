@@ -15,7 +15,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// A run of the daemon's that somebody has resumed by hand is his: the daemon neither counts it nor ends it, and does not wait for it when it ends.
+// A run of the daemon's that a user has resumed by hand is the user's: the daemon neither counts
+// it nor ends it, and does not wait for it when it ends.
 func TestAgentRunResumedByHand(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{Args: []string{"--agent-runs", "1"}})

@@ -11,7 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// A secret before the host of a model's address is refused, wherever the address comes from, and is in no record, answer or log.
+// A secret before the host of a model's address is refused, wherever the address comes from, and
+// is in no record, answer or log.
 func TestAgentRunRefusesSecretsInAddresses(t *testing.T) {
 	testenv.RequireUserNS(t)
 	const planted = "tk-planted-in-an-address" // not the key that others look for in all processes

@@ -195,7 +195,7 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 		{"pull of nothing", "POST", "/v1/images/pull", api.PullImage{}, api.CodeInvalid, "reference"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 			defer cancel()
 			wantProblem(t, d.Call(ctx, test.method, test.path, test.body, nil), test.code, test.says)
 		})
@@ -206,7 +206,8 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 	d.NothingLeaked(t, before)
 }
 
-// A path with dots that stays absolute is a name inside the sandbox, where there is nothing to climb out to.
+// A path with dots that stays absolute is a name inside the sandbox, where there is nothing to
+// climb out to.
 func TestDotsInAPathStayInTheSandbox(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
@@ -237,15 +238,15 @@ func TestExecAfterItsSandboxDied(t *testing.T) {
 	select {
 	case err := <-done:
 		wantProblem(t, err, api.CodeGone, s.ID+"|"+s.Name)
-	case <-time.After(time.Minute):
+	case <-time.After(testenv.HungAfter):
 		t.Error("the exec still waits for a sandbox that has died")
 	}
-	s.WaitState(t, time.Minute, api.StateStopped)
+	s.WaitState(t, api.StateStopped)
 	_, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"true"}})
 	wantProblem(t, err, api.CodeConflict, s.ID+"|"+s.Name)
 }
 
-// Exit codes of the command line: the program's own, and 125 to 127 for what is ours.
+// Exit codes of the command line: the program's own, and 125 to 127 for our own errors.
 func TestCommandLineExitCodes(t *testing.T) {
 	d := start(t)
 	for _, test := range []struct {
@@ -276,8 +277,8 @@ func TestCommandLineExitCodes(t *testing.T) {
 	}
 }
 
-// Registries that lie, and layers that attack. Each pull fails with one error, nothing of the image is kept, and
-// nothing is written outside of the layer's directory.
+// Registries that lie, and layers that attack. Each pull fails with one error, nothing of the
+// image is kept, and nothing is written outside of the layer's directory.
 func TestBadImagesAreRefused(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})
@@ -341,7 +342,7 @@ func TestBadImagesAreRefused(t *testing.T) {
 			registry := harness.LyingRegistry(t, lie.wrap(test.tamper))
 			reference := registry.Push(t, "evil/image:1", image(t, test.files...))
 			lie.on.Store(true)
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 			defer cancel()
 			pulled, err := d.Pull(ctx, reference, false)
 			switch {

@@ -48,8 +48,9 @@ func wheel(t *testing.T) string {
 	return b.String()
 }
 
-// A Dockerfile with stages compiles a C program and installs a Python package file: the image runs, has the configuration
-// that the Dockerfile says as other tools read it, and is the same to the byte when everything is done once more.
+// A Dockerfile with stages compiles a C program and installs a Python package file: the image
+// runs, has the configuration that the Dockerfile says as other tools read it, and is the same to
+// the byte when everything is done once more.
 func TestBuildOfAProgramAndAPackage(t *testing.T) {
 	skopeo, umoci := testenv.RequirePeer(t, "skopeo"), testenv.RequirePeer(t, "umoci")
 	d := start(t)
@@ -208,7 +209,7 @@ CMD ["main.py"]
 		!strings.Contains(string(text), `greet("/opt/app")`) {
 		t.Errorf("umoci unpacks %q (%v, %v)", text, err, serr)
 	}
-	// What .dockerignore leaves out was not among what was sent.
+	// Files that .dockerignore leaves out were not sent.
 	if sent, err := filepath.Glob(filepath.Join(bundle, "rootfs/dist/*")); err != nil || len(sent) != 1 || filepath.Ext(sent[0]) != ".whl" {
 		t.Errorf("of dist %q is in the image (%v)", sent, err)
 	}
@@ -270,7 +271,8 @@ func status(events []api.BuildEvent) string {
 	return strings.Join(words, " ")
 }
 
-// Steps are not done again as long as nothing that they follow from has changed, and prune gives back what they take.
+// Steps are not done again as long as none of their inputs has changed, and prune gives back their
+// disk space.
 func TestBuildStepsAreKeptByContent(t *testing.T) {
 	d := small(t)
 	before := stored(t, d)
@@ -281,7 +283,8 @@ func TestBuildStepsAreKeptByContent(t *testing.T) {
 		{"first", "1", "1", "", "done done done done"},
 		{"nothing changed", "1", "1", "", "cached cached cached cached"},
 		{"later file", "1", "2", "", "cached cached done done"},
-		// The first RUN has it too, is run again, and makes the same layer: what follows from that is as it was.
+		// The first RUN has it too, is run again, and makes the same layer: what follows from that is as
+		// it was.
 		{"argument of all that runs after it", "1", "2", "2", "cached done cached done"},
 		{"first file", "2", "2", "", "done done done done"},
 		{"as before", "1", "1", "", "cached cached cached cached"},
@@ -316,7 +319,8 @@ func TestBuildStepsAreKeptByContent(t *testing.T) {
 	onlyStored(t, d, before)
 }
 
-// What fails says where, with the program's own words before it, and leaves neither sandboxes nor layers.
+// What fails says where, with the program's own words before it, and leaves neither sandboxes nor
+// layers.
 func TestFailedBuildsSayWhereAndLeaveNothing(t *testing.T) {
 	d := small(t)
 	before := stored(t, d)
@@ -375,7 +379,7 @@ func TestFailedBuildsSayWhereAndLeaveNothing(t *testing.T) {
 			}
 		})
 	}
-	prune(t, d, false) // what the good steps of these builds have made
+	prune(t, d, false) // the layers of these builds' good steps
 	onlyStored(t, d, before)
 	if text, err := os.ReadFile(planted); err != nil || string(text) != "PLANTED" {
 		t.Errorf("the host's file is %q (%v)", text, err)

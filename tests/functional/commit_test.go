@@ -12,12 +12,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -37,11 +37,12 @@ func diffOf(t *testing.T, d *harness.Daemon, id string) []string {
 	return lines
 }
 
-// tree lists all that a layer carries of some directories of a sandbox, for the sandbox itself to say.
+// tree lists all that a layer carries of some directories of a sandbox, for the sandbox itself to
+// say.
 const tree = `find /data /opt /says -xdev 2>/dev/null | sort | xargs stat -c '%n %A %u:%g %s %Y %h' ; find /data -type f | sort | xargs md5sum; readlink /data/link`
 
-// What a sandbox has changed is told and becomes an image; a sandbox of that image has the very tree, whoever owns what in
-// it, and what was deleted stays so. The new image goes to peers as any other.
+// A sandbox's changes are listed and become an image. A sandbox of that image has the very tree,
+// with every owner, and deleted files stay deleted. The new image goes to peers as any other.
 func TestCommit(t *testing.T) {
 	d := start(t)
 	registry := harness.LyingRegistry(t, nil)
@@ -162,8 +163,8 @@ func TestCommitOfWhatCannotBe(t *testing.T) {
 	}
 }
 
-// What a sandbox plants for whoever reads its directory is not followed, be it there before or put there meanwhile: nothing
-// of the host is in the layer.
+// Traps that a sandbox plants for a reader of its directory are not followed, be they there before
+// or put there meanwhile: nothing of the host is in the layer.
 func TestCommitFollowsNothing(t *testing.T) {
 	d := start(t)
 	registry := harness.LyingRegistry(t, nil)
@@ -189,7 +190,7 @@ func TestCommitFollowsNothing(t *testing.T) {
 		err := d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/"+s.ID+"/commit", api.CommitSandbox{Reference: "team/made:1"}, &made)
 		var p *api.Problem
 		if errors.As(err, &p) && p.Code == api.CodeConflict {
-			continue // it changed meanwhile; nobody could freeze it
+			continue // it changed meanwhile, and could not be frozen
 		}
 		if err != nil {
 			t.Fatalf("commit %d: %v", i, err)
@@ -214,7 +215,7 @@ func TestCommitFollowsNothing(t *testing.T) {
 		t.Errorf("what swaps ended by itself: %v", err)
 	}
 	c := clientOf(t, d)
-	eventually(t, func() error { // it is killed when the daemon sees that nobody waits for it
+	eventually(t, func() error { // it is killed when the daemon sees that no client waits for it
 		list, err := c.Processes(t.Context(), s.ID)
 		if err == nil && len(list) > 0 {
 			err = fmt.Errorf("%+v", list)
@@ -226,7 +227,8 @@ func TestCommitFollowsNothing(t *testing.T) {
 	}
 }
 
-// A FIFO in the place of the file that says what local time is holds nobody up: the layer is made where it would be opened.
+// A FIFO in the place of the file that names the time zone blocks no commit: the layer is made
+// where it would be opened.
 func TestCommitWaitsForNoZone(t *testing.T) {
 	d := start(t)
 	registry := harness.LyingRegistry(t, nil)
@@ -234,7 +236,7 @@ func TestCommitWaitsForNoZone(t *testing.T) {
 	d.MustPull(t, base)
 	s := d.Create(t, api.CreateSandbox{Image: base})
 	s.Sh(t, "mkdir -p /etc; touch -d @-1 /x; rm -rf /etc/localtime; mkfifo /etc/localtime")
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	if err := d.Call(ctx, http.MethodPost, "/v1/sandboxes/"+s.ID+"/commit", api.CommitSandbox{Reference: "a/b:1"}, nil); err != nil {
 		t.Fatal(err)

@@ -16,8 +16,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// committed makes an image of a sandbox that has done to its image all that a layer can carry, and returns what the sandbox
-// shows. Lister is the program that lists it.
+// committed makes an image of a sandbox that has done to its image all that a layer can carry, and
+// returns the sandbox's view of it. Lister is the program that lists it.
 func committed(t *testing.T, d *harness.Daemon, registry *harness.Registry, reference string) (shown, lister string) {
 	t.Helper()
 	lister = harness.Helper(t, "lister")
@@ -64,19 +64,21 @@ func committed(t *testing.T, d *harness.Daemon, registry *harness.Registry, refe
 	return shown, lister
 }
 
-// sameTree holds what a peer's unpacked image shows against what the sandbox did.
+// sameTree compares a peer's unpacked image with the sandbox's own view.
 func sameTree(t *testing.T, want, got string) {
 	t.Helper()
 	if strings.Count(want, "\n") < 100 {
 		t.Fatalf("the sandbox lists its tree as\n%s", want)
 	}
-	// Neither of the peers takes the root's own permissions from a layer that describes it, the first line.
+	// Neither of the peers takes the root's own permissions from a layer that describes it, the first
+	// line.
 	if diff := cmp.Diff(strings.Split(want, "\n")[1:], strings.Split(got, "\n")[1:]); diff != "" {
 		t.Errorf("the tree differs (-sandbox +peer):\n%s", diff)
 	}
 }
 
-// What a sandbox was is what podman makes of the image that was committed and pushed, to the last name, owner and byte.
+// podman makes of the committed and pushed image the tree of the sandbox, to the last name, owner
+// and byte.
 func TestPodmanMakesTheSameTreeOfACommit(t *testing.T) {
 	podman := testenv.RequirePeer(t, "podman")
 	if os.Geteuid() != 0 {
@@ -105,7 +107,8 @@ func TestPodmanMakesTheSameTreeOfACommit(t *testing.T) {
 	}
 	call := append([]string{podman}, args...)
 	peer(append(call, "pull", "--quiet", "--tls-verify=false", made)...)
-	// A mount of an ordinary user's is in the namespaces that podman keeps, where the owners are as in the image, too.
+	// A mount of an ordinary user's is in the namespaces that podman keeps, where the owners are as
+	// in the image, too.
 	script := `p="$1"; l="$2"; i="$3"; shift 3; m=$("$p" "$@" image mount "$i") && "$l" "$m" && "$p" "$@" image unmount "$i" >/dev/null`
 	sh := append([]string{"sh", "-c", script, "sh", podman, lister, made}, args...)
 	if os.Geteuid() != 0 {

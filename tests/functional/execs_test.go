@@ -21,6 +21,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -34,7 +35,7 @@ func seq(last int) []byte {
 	return b.Bytes()
 }
 
-// output is what an attachment has told.
+// output is everything that an attachment has received.
 type output struct {
 	stdout, stderr bytes.Buffer
 	dropped        int64
@@ -65,7 +66,7 @@ func (o *output) take(e api.ExecEvent) {
 // attach follows an exec to its end.
 func attach(t *testing.T, c *client.Client, s *harness.Sandbox, exec string, from int64, o *output) *client.End {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	end, err := c.AttachStream(ctx, s.ID, exec, from, func(e api.ExecEvent) error { o.take(e); return nil })
 	if err != nil {
@@ -97,11 +98,11 @@ func noProcess(word string) error {
 	return nil
 }
 
-// A detached exec goes on through any number of killed daemons, and loses neither a byte of its output nor its exit code,
-// also where it ends while no daemon is there.
+// A detached exec goes on through any number of killed daemons, and loses neither a byte of its
+// output nor its exit code, also where it ends while no daemon is there.
 func TestDetachedExecSurvivesKilledDaemons(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	const lines, last = 600000, 3000
@@ -172,10 +173,11 @@ func TestDetachedExecSurvivesKilledDaemons(t *testing.T) {
 	wantProblem(t, err, api.CodeNotFound, x.ID)
 }
 
-// A client that goes away loses nothing, several see the same, and one that does not read holds nobody up.
+// A client that goes away loses nothing, several see the same, and one that does not read blocks
+// no other.
 func TestAttachersDoNotDisturb(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	const lines = 300000
@@ -219,10 +221,10 @@ func TestAttachersDoNotDisturb(t *testing.T) {
 	}
 }
 
-// What a program writes without end costs no more than the limit, and what is kept no more is counted.
+// Endless output costs no more than the limit, and dropped output is counted.
 func TestDetachedFloodIsBounded(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	x := detach(t, c, s, api.ExecRequest{Argv: []string{"sh", "-c", "yes & yes >&2"}, OutputLimit: 1 << 20})
@@ -310,11 +312,11 @@ func (l *locked) has(word string) error {
 	return nil
 }
 
-// A detached terminal takes input, sizes and signals from whoever is attached, by the WebSocket and by the routes, before and
-// after the daemon was killed.
+// A detached terminal takes input, sizes and signals from whoever is attached, by the WebSocket
+// and by the routes, before and after the daemon was killed.
 func TestDetachedTerminal(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	x := detach(t, c, s, api.ExecRequest{Argv: []string{"sh"}, TTY: true, Rows: 33, Cols: 99, Env: []string{"PS1=$ "}})
@@ -361,7 +363,7 @@ func TestDetachedTerminal(t *testing.T) {
 		end, err = c.Attach(t.Context(), s.ID, x.ID, 0, client.Streams{Stdout: &second}, nil)
 		done <- err
 	}()
-	// The size alone may be what was typed before says, which the shell has not come to yet.
+	// The size alone may be the echo of earlier input, which the shell has not come to yet.
 	eventually(t, func() error {
 		return errors.Join(second.has("55 77"), second.has("42\r\n"), second.has("armed 3\r\n"))
 	})
@@ -369,7 +371,8 @@ func TestDetachedTerminal(t *testing.T) {
 		t.Error(err)
 	}
 	eventually(t, func() error {
-		// A shell looks for signals between commands, and the signal goes through init, which input does not.
+		// A shell looks for signals between commands, and the signal goes through init, which input does
+		// not.
 		if err := c.WriteStdin(t.Context(), s.ID, x.ID, strings.NewReader("true\n"), false); err != nil {
 			return err
 		}
@@ -383,11 +386,11 @@ func TestDetachedTerminal(t *testing.T) {
 	}
 }
 
-// A signal to all reaches what has left the process group; kill ends everything; what is left behind by a program that ends
-// goes on.
+// A signal to all reaches processes that have left the process group; kill ends everything;
+// children that outlive their program go on.
 func TestSignalsReachAllOfAnExec(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	// The one that says that it is ready is the last to be so.
@@ -411,7 +414,7 @@ func TestSignalsReachAllOfAnExec(t *testing.T) {
 	}
 	eventually(t, func() error { return out.has("far") })
 
-	// Which processes there are, and whose.
+	// The list of processes, each with its exec.
 	eventually(t, func() error {
 		list, err := c.Processes(t.Context(), s.ID)
 		if err != nil {
@@ -425,7 +428,7 @@ func TestSignalsReachAllOfAnExec(t *testing.T) {
 					t.Fatalf("%+v", p)
 				}
 			}
-			// What has exited, or is about to, has no namespace by which to tell.
+			// A process that has exited, or is about to, has no namespace to tell it by.
 			if p.Exec != x.ID && p.State != "Z" {
 				return fmt.Errorf("%+v is not said to be the exec's", p)
 			}
@@ -455,7 +458,8 @@ func TestSignalsReachAllOfAnExec(t *testing.T) {
 	})
 }
 
-// Limits of one exec hold for it alone, from its first instruction on, hard and soft; none can be raised.
+// Limits of one exec hold for it alone, from its first instruction on, hard and soft; none can be
+// raised.
 func TestRlimitsOfAnExec(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
@@ -488,9 +492,9 @@ func TestRlimitsOfAnExec(t *testing.T) {
 	wantProblem(t, limited("nofile", 64, "/tmp"), api.CodeProgramDenied, "/tmp")
 	s.Sh(t, "printf '#!/no/such/interpreter\n' >/tmp/script; chmod +x /tmp/script")
 	wantProblem(t, limited("nofile", 64, "/tmp/script"), api.CodeProgramMissing, "/tmp/script")
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
-	eventually(t, func() error { // what has just exited may be there for a moment
+	eventually(t, func() error { // an exited process may be there for a moment
 		list, err := c.Processes(t.Context(), s.ID)
 		if err == nil && len(list) != 0 {
 			err = fmt.Errorf("%+v", list)
@@ -519,7 +523,7 @@ func onlyRoot(t *testing.T, s *harness.Sandbox) bool {
 // Text that is written in pieces arrives as text, wherever it is cut.
 func TestSplitCharactersArriveWhole(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	const text = "aé€😀z"
@@ -542,10 +546,10 @@ func TestSplitCharactersArriveWhole(t *testing.T) {
 	}
 }
 
-// A process may call itself what it likes; it is told as it is, and does nothing to a terminal.
+// A process may call itself anything; the name is told as it is, and does nothing to a terminal.
 func TestHostileProcessNames(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	detach(t, c, s, api.ExecRequest{Argv: []string{
@@ -607,12 +611,13 @@ func TestDetachedCommandLine(t *testing.T) {
 	}
 }
 
-// A small limit of memory ends the program, or keeps it from starting. It never ends what sets the limit, whose last words would
-// look like the program's. It is of the built binaries: in a test's own the race detector needs more than these limits.
+// A small limit of memory ends the program, or keeps it from starting. It never ends the process
+// that sets the limit, whose last words would look like the program's. It needs the built
+// binaries: in a test's own the race detector takes more than these limits.
 func TestSmallLimitOfMemory(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	argv := append([]string{"/bin/sh", "-c", "exit 3"}, slices.Repeat([]string{strings.Repeat("x", 1000)}, 1000)...)
 	for range 5 {
@@ -630,7 +635,7 @@ func TestSmallLimitOfMemory(t *testing.T) {
 // An exec whose sandbox ends is lost, and says so; so is one whose launcher dies.
 func TestDetachedExecIsLostWithItsSandbox(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	lost := func(s *harness.Sandbox, x *api.Exec) {
 		t.Helper()
@@ -675,11 +680,11 @@ func TestDetachedExecIsLostWithItsSandbox(t *testing.T) {
 	lost(s, x)
 }
 
-// A stdin that is closed has ended for the program, by the route and on the WebSocket, also where the daemon is another one, and the
-// daemon does not wait for a paused sandbox before it ends.
+// A stdin that is closed has ended for the program, by the route and on the WebSocket, also where
+// the daemon is another one, and the daemon does not wait for a paused sandbox before it ends.
 func TestDetachedStdinEnds(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
 	cat := func() *api.Exec {

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/testenv"
@@ -44,7 +43,8 @@ func TestFilesGoInAndOutUnchanged(t *testing.T) {
 	}
 }
 
-// Only regular files go out, and nothing that the sandbox makes of a path can block the daemon or lead it astray.
+// Only regular files go out, and nothing that the sandbox makes of a path can block the daemon or
+// lead it astray.
 func TestOnlyRegularFilesAreRead(t *testing.T) {
 	planted := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(planted, []byte("of the host"), 0o644); err != nil {
@@ -65,7 +65,7 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 		"":                 api.CodeInvalid,
 		"/tmp/nul\x00byte": api.CodeInvalid,
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(time.Minute)) // what blocks does so for ever
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter) // what blocks does so for ever
 		defer cancel()
 		response, err := s.Get(ctx, path)
 		if err == nil {
@@ -202,7 +202,8 @@ func TestOutputIsBoundedAndSaysSo(t *testing.T) {
 	}
 }
 
-// Output arrives while the program still runs: it goes on only after the client has seen the first line.
+// Output arrives while the program still runs: it goes on only after the client has seen the first
+// line.
 func TestExecStreamsAsItHappens(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})

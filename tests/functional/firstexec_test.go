@@ -19,9 +19,9 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// A sandbox of an image that is here, by a daemon that has just started, and its first exec open the image's configuration and the
-// files that the program needs, and list no directory: no blob of a layer and no tree is gone through, so there is no work that
-// grows with the image.
+// A sandbox of an image that is here, by a daemon that has just started, and its first exec open
+// the image's configuration and the files that the program needs, and list no directory: no blob
+// of a layer and no tree is gone through, so there is no work that grows with the image.
 func TestFirstExecDoesNotGoThroughTheImage(t *testing.T) {
 	d := start(t)
 	registry := harness.LyingRegistry(t, nil)
@@ -37,7 +37,7 @@ func TestFirstExecDoesNotGoThroughTheImage(t *testing.T) {
 	}
 	large := registry.Push(t, "team/large:1", image)
 	d.MustPull(t, large)
-	d.Create(t, api.CreateSandbox{Image: large}).Delete(t) // what a launcher does once
+	d.Create(t, api.CreateSandbox{Image: large}).Delete(t) // the launcher's one-time work
 	d.Kill9(t)
 	d.Launch(t)
 
@@ -89,7 +89,7 @@ func TestFirstExecDoesNotGoThroughTheImage(t *testing.T) {
 	}
 }
 
-// fileWatch tells what is opened in directories.
+// fileWatch reports files opened in directories.
 type fileWatch struct {
 	fd   int
 	dirs map[int32]string

@@ -30,7 +30,7 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// twoLayers is an image of busybox and one small file on top, whose content it says.
+// twoLayers is an image of busybox and one small file on top, with this content.
 func twoLayers(t *testing.T, says string) v1.Image {
 	t.Helper()
 	return harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}, WorkingDir: "/home", Cmd: []string{"cat", "/says"}},
@@ -95,8 +95,8 @@ func verified(t *testing.T, d *harness.Daemon) api.ImagesVerified {
 	return v
 }
 
-// What a sandbox has is not removed, whatever is asked for; what nobody has is gone, blobs and trees, and what another
-// image shares stays.
+// An image in use by a sandbox is not removed, whatever is asked for. An unused one is gone, blobs
+// and trees, and its shared layers stay.
 func TestRemovedImagesLeaveWhatIsNeeded(t *testing.T) {
 	d := start(t)
 	d.Warm(t)
@@ -127,7 +127,7 @@ func TestRemovedImagesLeaveWhatIsNeeded(t *testing.T) {
 		t.Errorf("rmi --force: %+v, %v", out, err)
 	}
 	kill9(t, s.PID)
-	s.WaitState(t, time.Minute, api.StateStopped)
+	s.WaitState(t, api.StateStopped)
 	if out := prune(t, d, true); len(out.Removed) != 0 {
 		t.Errorf("prune --all removed %+v, which a stopped sandbox has", out)
 	}
@@ -150,7 +150,8 @@ func TestRemovedImagesLeaveWhatIsNeeded(t *testing.T) {
 	}
 }
 
-// Layers of the host image that the host has outgrown, or that no sandbox has, go; those of sandboxes do not.
+// Layers of the host image that the host has outgrown, or that no sandbox has, go; those of
+// sandboxes do not.
 func TestPruneKeepsTheHostImageOfSandboxes(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
@@ -218,7 +219,8 @@ func TestTag(t *testing.T) {
 	}
 }
 
-// The least recently used images go when there is more than the limit, and never one that a sandbox has.
+// The least recently used images go when there is more than the limit, and never one that a
+// sandbox has.
 func TestImageLimit(t *testing.T) {
 	testenv.RequireUserNS(t)
 	size := len(harness.Tar(t, harness.Busybox(t)...))
@@ -251,14 +253,15 @@ func TestImageLimit(t *testing.T) {
 	}
 }
 
-// kill -9 at any moment of a removal, and the next start finishes it: an image is there whole or not at all.
+// kill -9 at any moment of a removal, and the next start finishes it: an image is there whole or
+// not at all.
 func TestKilledRemovalIsFinished(t *testing.T) {
 	d := start(t)
 	registry := harness.LyingRegistry(t, nil)
 	reference := registry.Push(t, "team/app:1", twoLayers(t, "removed"))
 	empty := stored(t, d)
 	gone := 0
-	for i := range 8 {
+	for i := range testenv.Rounds(4, 8) {
 		d.MustPull(t, reference)
 		d.Mark(t)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -287,7 +290,7 @@ func TestKilledRemovalIsFinished(t *testing.T) {
 		} else {
 			gone++
 		}
-		// What the one before left is removed in the background.
+		// Leftovers of the one before are removed in the background.
 		eventually(t, func() error {
 			if left := stored(t, d); strings.Join(left, " ") != strings.Join(empty, " ") {
 				return fmt.Errorf("round %d: left\n%s", i, strings.Join(left, "\n"))
@@ -374,10 +377,10 @@ func TestInspectAndHistory(t *testing.T) {
 	}
 }
 
-// run calls a peer and returns what it printed.
+// run calls a peer and returns its output.
 func run(t *testing.T, program string, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(5*time.Minute)) // it only ends what hangs
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter) // it only ends what hangs
 	defer cancel()
 	cmd := exec.CommandContext(ctx, testenv.RequirePeer(t, program), args...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir(), "HOME="+t.TempDir(), "REGISTRY_AUTH_FILE=")
@@ -388,8 +391,8 @@ func run(t *testing.T, program string, args ...string) string {
 	return string(out)
 }
 
-// skopeo and umoci read what we export, and we import what they write: the same image comes back, or one that runs the
-// same where the format changes its bytes.
+// skopeo and umoci read our exports, and we import theirs: the same image comes back, or one that
+// runs the same where the format changes its bytes.
 func TestArchivesGoToPeersAndBack(t *testing.T) {
 	d := start(t)
 	registry := harness.LyingRegistry(t, nil)
@@ -494,7 +497,7 @@ func TestImportOfARootFileSystem(t *testing.T) {
 	}
 	// With its progress.
 	var events []api.PullEvent
-	images, err := client.New(d.Socket).ImportImages(t.Context(), bytes.NewReader(root), client.ImportOptions{
+	images, err := d.Client(t).ImportImages(t.Context(), bytes.NewReader(root), client.ImportOptions{
 		Reference: "tools/told:1", Rootfs: true, Progress: func(e api.PullEvent) { events = append(events, e) },
 	})
 	if err != nil || len(images) != 1 || images[0].Reference != "docker.io/tools/told:1" {
@@ -652,7 +655,8 @@ func TestBadImageRequestsAreAnsweredClearly(t *testing.T) {
 	d.NothingLeaked(t, before)
 }
 
-// Debian's registry with a certificate of its own CA and a password: refused without either, served with both.
+// Debian's registry with a certificate of its own CA and a password: refused without either,
+// served with both.
 func TestRegistryWithCAAndPassword(t *testing.T) {
 	testenv.RequireUserNS(t)
 	registry := harness.GuardedRegistry(t)
@@ -693,7 +697,8 @@ func TestRegistryWithCAAndPassword(t *testing.T) {
 	}
 }
 
-// What is pushed to a real registry, with TLS and a password, is the image that was imported: skopeo finds the same digests.
+// An image pushed to a real registry, with TLS and a password, is the imported one: skopeo finds
+// the same digests.
 func TestPush(t *testing.T) {
 	testenv.RequireUserNS(t)
 	skopeo := testenv.RequirePeer(t, "skopeo")
@@ -771,7 +776,8 @@ func TestMirror(t *testing.T) {
 	}
 }
 
-// A registry that breaks off in the middle of a layer is asked for the rest only; one that wants patience gets it.
+// A registry that breaks off in the middle of a layer is asked for the rest only; one that wants
+// patience gets it.
 func TestStubbornRegistry(t *testing.T) {
 	t.Parallel() // it mostly waits
 	d := start(t)
@@ -824,7 +830,8 @@ func TestStubbornRegistry(t *testing.T) {
 	}
 }
 
-// What is exported to a registry by a peer is the very image: skopeo pushes our archive, and its digest is the same.
+// An image that a peer exports to a registry is the very image: skopeo pushes our archive, and its
+// digest is the same.
 func TestExportIsThePulledImage(t *testing.T) {
 	d := start(t)
 	registry := harness.DebianRegistry(t, false)

@@ -8,8 +8,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// Only sandboxd-agent links the modules that talk to models and parse their answers. The daemon stays small without them, and
-// the launcher and the init hold power over sandboxes.
+// Only sandboxd-agent links the modules that talk to models and parse their answers. The daemon
+// stays small without them, and the launcher and the init hold power over sandboxes.
 func TestModelSDKsAreInTheAgentOnly(t *testing.T) {
 	sdks := []string{"github.com/openai/", "github.com/anthropics/", "github.com/tidwall/", "go.opentelemetry.io/"}
 	for _, program := range []string{"sandboxd-agent", "sandboxd", "sandboxd-launcher", "sandboxd-init"} {

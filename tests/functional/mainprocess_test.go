@@ -15,6 +15,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -41,7 +42,7 @@ func logOf(t *testing.T, c *client.Client, id string) (stdout, stderr []byte) {
 
 func waitEnded(t *testing.T, c *client.Client, id string) *api.Sandbox {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	sb, err := c.WaitSandbox(ctx, id)
 	if err != nil {
@@ -61,11 +62,12 @@ func logSays(t *testing.T, c *client.Client, id, want string) {
 	})
 }
 
-// A main process goes on through any number of killed daemons; the log has every byte of its output, its sandbox the exit code,
-// and ends with it, also where it ends while no daemon is there.
+// A main process goes on through any number of killed daemons; the log has every byte of its
+// output, its sandbox the exit code, and ends with it, also where it ends while no daemon is
+// there.
 func TestMainProcessSurvivesKilledDaemons(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	const lines, last = 200000, 3000
 	word := fmt.Sprintf("main-%d", os.Getpid())
@@ -117,10 +119,11 @@ func TestMainProcessSurvivesKilledDaemons(t *testing.T) {
 	}
 }
 
-// A daemon that is killed at whatever moment around the end of a main process leaves a sandbox that has ended, once.
+// A daemon that is killed at whatever moment around the end of a main process leaves a sandbox
+// that has ended, once.
 func TestMainProcessEndsWhileDaemonsAreKilled(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	for i := range 12 {
 		s := d.Create(t, api.CreateSandbox{Command: []string{"sh", "-c", fmt.Sprintf("echo begun; sleep 0.%02d; echo ended; exit 9", i)}})
@@ -145,7 +148,7 @@ func TestMainProcessEndsWhileDaemonsAreKilled(t *testing.T) {
 // Stop asks the main process, whatever it is, and the record says how it took it.
 func TestMainProcessIsStopped(t *testing.T) {
 	d := start(t)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	for name, test := range map[string]struct {
 		command []string
@@ -178,13 +181,11 @@ func TestMainProcessIsStopped(t *testing.T) {
 				}
 				return nil
 			})
-			began := time.Now()
-			now, err := c.StopSandbox(t.Context(), s.ID, api.StopSandbox{Grace: &test.grace})
+			ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
+			defer cancel()
+			now, err := c.StopSandbox(ctx, s.ID, api.StopSandbox{Grace: &test.grace})
 			if err != nil {
 				t.Fatal(err)
-			}
-			if took := time.Since(began); took > time.Minute {
-				t.Errorf("it took %v", took)
 			}
 			if now.State != api.StateStopped || now.Reason != "stopped" || now.Exit == nil || now.Exit.Code != test.code || now.Exit.Signal != test.signal {
 				t.Errorf("%+v, exit %+v", now, now.Exit)
@@ -193,11 +194,11 @@ func TestMainProcessIsStopped(t *testing.T) {
 	}
 }
 
-// Forks have a main process each, a rollback starts it anew, a sandbox from the pool has one like any other, and what is made of
-// a snapshot has none unless it asks for one.
+// Forks have a main process each, a rollback starts it anew, and a sandbox of the warm pool has
+// one like any other. A sandbox made of a snapshot has none unless it asks for one.
 func TestMainProcessOfCopies(t *testing.T) {
 	d := pooled(t, 2)
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	script := "echo $WHO $(cat /mark 2>/dev/null) >>/runs; cat /runs; exec sleep 600"
 	s := d.Create(t, api.CreateSandbox{Command: []string{"sh", "-c", script}, Env: []string{"WHO=me"}})
@@ -231,7 +232,7 @@ func TestMainProcessOfCopies(t *testing.T) {
 		t.Errorf("%+v", now)
 	}
 	logSays(t, c, asked.ID, "me\n")
-	// Of one that has ended too: what its files are is asked for without it.
+	// Of one that has ended too: its changes are listed without it.
 	if _, err := c.StartSandbox(t.Context(), asked.ID, api.StartSandbox{Idle: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -249,11 +250,12 @@ func TestMainProcessOfCopies(t *testing.T) {
 	}
 }
 
-// A main process that writes for ever fills neither the disk nor the daemon's memory, keeps nobody else waiting, and can be stopped.
+// A main process that writes for ever fills neither the disk nor the daemon's memory, blocks no
+// client, and can be stopped.
 func TestMainProcessFillsNothing(t *testing.T) {
 	const size, files = 256 << 10, 2
 	d := harness.Start(t, harness.Options{Args: []string{"--log-size", "256k", "--log-files", fmt.Sprint(files)}})
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	defer c.Close()
 	before := d.System(t).HeapLive
 	s := d.Create(t, api.CreateSandbox{Command: []string{"sh", "-c", "while :; do printf '\\001\\377\\n'; done & while :; do echo x >&2; done & exec yes"}})

@@ -27,7 +27,7 @@ func pooled(t *testing.T, size int) *harness.Daemon {
 
 func waitPool(t *testing.T, d *harness.Daemon, check func(api.Pool) bool) {
 	t.Helper()
-	harness.Eventually(t, time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		pools := d.System(t).Pools
 		if len(pools) != 1 || !check(pools[0]) {
 			return fmt.Errorf("the pools are %+v", pools)
@@ -86,7 +86,8 @@ func TestParkedSandboxIsLikeANewOne(t *testing.T) {
 	waitPool(t, d, func(p api.Pool) bool { return p.Ready == 2 })
 }
 
-// A parked sandbox is used once, whoever asks at the same time, and nobody finds what another has left.
+// A pooled sandbox is claimed once, however many claims come at the same time, and no claimant
+// finds another's leftovers.
 func TestParkedSandboxIsNobodyElses(t *testing.T) {
 	d := pooled(t, 4)
 	const n = 24
@@ -121,8 +122,8 @@ func TestParkedSandboxIsNobodyElses(t *testing.T) {
 	}
 }
 
-// Limits that the host cannot hold are refused as without a pool, and those that each process has since its start are not
-// taken from a sandbox that was started without them.
+// Limits that the host cannot hold are refused as without a pool, and those that each process has
+// since its start are not taken from a sandbox that was started without them.
 func TestParkedSandboxKeepsItsLimits(t *testing.T) {
 	d := pooled(t, 1)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Nofile: 77}})
@@ -146,7 +147,8 @@ func TestParkedSandboxKeepsItsLimits(t *testing.T) {
 	}
 }
 
-// kill -9 of a daemon with a full pool, in the middle of claims: what was claimed is adopted, what was parked is gone.
+// kill -9 of a daemon with a full warm pool, in the middle of claims: claimed sandboxes are
+// adopted, pooled ones are gone.
 func TestKilledDaemonLeavesNoParkedSandbox(t *testing.T) {
 	d := pooled(t, 3)
 	s := d.Create(t, api.CreateSandbox{Name: "mine"})
@@ -191,7 +193,8 @@ func TestKilledDaemonLeavesNoParkedSandbox(t *testing.T) {
 	}
 }
 
-// A parked sandbox neither keeps its image from being removed, nor outlives it, and follows its name.
+// A parked sandbox neither keeps its image from being removed, nor outlives it, and follows its
+// name.
 func TestPoolFollowsItsImage(t *testing.T) {
 	testenv.RequireUserNS(t)
 	registry := harness.LyingRegistry(t, nil)
@@ -212,8 +215,8 @@ func TestPoolFollowsItsImage(t *testing.T) {
 
 	registry.Push(t, "pool/app:1", twoLayers(t, "new"))
 	d.MustPull(t, reference)
-	// Whoever asks at once has one of the new image too. The pool has followed when it is a parked one: those of the old image are gone
-	// by then, which would be ready as well.
+	// Whoever asks at once has one of the new image too. The pool has followed when it is a parked
+	// one: those of the old image are gone by then, which would be ready as well.
 	eventually(t, func() error {
 		before := d.System(t).Pools[0]
 		s := d.Create(t, api.CreateSandbox{Image: reference})

@@ -9,7 +9,8 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// wantProblem checks that err is the problem of the code, and that its text names the things; "a|b" is one of them.
+// wantProblem checks that err is the problem of the code, and that its text names the things;
+// "a|b" is one of them.
 func wantProblem(t *testing.T, err error, code api.Code, names ...string) {
 	t.Helper()
 	var p *api.Problem

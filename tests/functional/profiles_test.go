@@ -17,7 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// What a profile says is what the sandbox says and what its programs find.
+// The sandbox's record and its programs' view agree with the profile.
 func TestHardenedSandbox(t *testing.T) {
 	testenv.RequireSubIDs(t)
 	d := start(t)
@@ -33,7 +33,7 @@ func TestHardenedSandbox(t *testing.T) {
 		"65534\n65534\n/work\n/work\n0000000000000000\n" {
 		t.Errorf("a program in it finds %q", got)
 	}
-	// Where it may write, and that it can use what it writes.
+	// The writable places, and that files written there can be used.
 	s.Sh(t, "for d in /work /tmp /var/tmp /dev/shm; do echo x >$d/file && test \"$(cat $d/file)\" = x || exit 1; done; cp /bin/true /work/true && /work/true")
 	for _, path := range []string{"/", "/etc", "/usr", "/usr/bin", "/run", "/proc", "/sys", "/dev", "/var", "/home"} {
 		if got := s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", "echo x >" + path + "/planted"}}); got.Exit.Code == 0 {
@@ -81,8 +81,9 @@ func TestHardenedRunsNothingAsRoot(t *testing.T) {
 	}
 }
 
-// Nor by a name that its own files say is root's, in whatever way a program comes to run: an exec, one that goes on by itself, the
-// main process after a creation, a start, a rollback, in a fork. Nor is a file written to be root's.
+// Nor by a name that its own files say is root's, in whatever way a program comes to run: an exec,
+// one that goes on by itself, the main process after a creation, a start, a rollback, in a fork.
+// Nor is a file written to be root's.
 func TestHardenedRunsNoMainProcessAsRoot(t *testing.T) {
 	testenv.RequireSubIDs(t)
 	d := start(t)
@@ -162,7 +163,8 @@ func TestHardenedRunsNoMainProcessAsRoot(t *testing.T) {
 		t.Fatalf("fork: %v", err)
 	}
 	logged(forked.Sandboxes[0].ID, 1)
-	// Started in the thread that is confined, as every other: it could write its own name in /proc otherwise.
+	// Started in the thread that is confined, as every other: it could write its own name in /proc
+	// otherwise.
 	if s.Enforced.Landlock > 0 {
 		mark := []string{"sh", "-c", "echo x 2>/dev/null >/proc/self/comm && echo written || echo refused"}
 		m := d.Create(t, api.CreateSandbox{Profile: "hardened", Command: mark})
@@ -177,7 +179,7 @@ func TestHardenedRunsNoMainProcessAsRoot(t *testing.T) {
 
 func isInvalid(err error) bool { return errors.Is(err, &api.Problem{Code: api.CodeInvalid}) }
 
-// A profile that cannot be applied is an error: without subordinate ids there is nobody but root.
+// A profile that cannot be applied is an error: without subordinate ids there is only root.
 func TestProfileThatCannotBeAppliedIsAnError(t *testing.T) {
 	d := start(t)
 	if d.System(t).Enforced.IDs != "single" {
@@ -192,8 +194,8 @@ func TestProfileThatCannotBeAppliedIsAnError(t *testing.T) {
 	}
 }
 
-// A profile that would have more processes than the daemon itself may have gives what there is; who asks for more by number is told that it
-// cannot be had, and why.
+// A profile with more processes than the daemon itself may have gets the possible number. A
+// request for more by number is refused with the reason.
 func TestProfileOfMoreProcessesThanThereAre(t *testing.T) {
 	testenv.RequireUserNS(t)
 	most := 2000 + 4*harness.Threads(t) // more than the tests beside this one take, which are of the same user
@@ -209,7 +211,7 @@ func TestProfileOfMoreProcessesThanThereAre(t *testing.T) {
 	d := harness.Start(t, harness.Options{Args: []string{"--profiles", dir}, Processes: most, ProcessesHard: true})
 	s := d.Create(t, api.CreateSandbox{Profile: "mine"})
 	more, err := d.TryCreate(t.Context(), api.CreateSandbox{Limits: api.Limits{Pids: int64(most) + 1}})
-	if s.Enforced.Pids == "cgroup" { // which counts them, and asks nobody
+	if s.Enforced.Pids == "cgroup" { // which counts them, and asks no one else
 		if err != nil {
 			t.Error(err)
 		}
@@ -224,7 +226,8 @@ func TestProfileOfMoreProcessesThanThereAre(t *testing.T) {
 	}
 }
 
-// Profiles of one's own come from a directory; a bad one keeps the daemon from starting, and says why.
+// Profiles of one's own come from a directory; a bad one keeps the daemon from starting, and says
+// why.
 func TestOwnProfile(t *testing.T) {
 	testenv.RequireUserNS(t)
 	dir := t.TempDir()

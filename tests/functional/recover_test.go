@@ -11,8 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// kill -9 of the daemon in the middle of twenty sandboxes, some of them half made: those that ran still run and are
-// adopted, an exec works in each, and deleting them leaves nothing.
+// kill -9 of the daemon in the middle of twenty sandboxes, some of them half made: those that ran
+// still run and are adopted, an exec works in each, and deleting them leaves nothing.
 func TestKilledDaemonAdoptsItsSandboxes(t *testing.T) {
 	d := start(t)
 	d.Warm(t)
@@ -69,7 +69,7 @@ func TestKilledDaemonAdoptsItsSandboxes(t *testing.T) {
 			t.Errorf("exec in sandbox %d after the restart: %q", i, got)
 		}
 	}
-	// Those that were half made may be listed too, or gone; what is listed can be deleted.
+	// Half-made sandboxes may be listed too, or gone; a listed one can be deleted.
 	all := d.List(t)
 	each(len(all), 4, func(i int) {
 		if err := d.Call(t.Context(), "DELETE", "/v1/sandboxes/"+all[i].ID, nil, nil); err != nil {
@@ -114,7 +114,8 @@ func TestShutdownCanKeepSandboxes(t *testing.T) {
 	}
 }
 
-// The launcher's death ends every sandbox, by the kernel, and the daemon says so instead of hanging.
+// The launcher's death ends every sandbox, by the kernel, and the daemon says so instead of
+// hanging.
 func TestLauncherDeathEndsSandboxes(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})

@@ -26,7 +26,8 @@ func start(t *testing.T) *harness.Daemon {
 	return harness.Start(t, harness.Options{})
 }
 
-// busybox makes the image that most tests of images run: its files in a gzip layer, a mark in a zstd layer.
+// busybox makes the image that most tests of images run: its files in a gzip layer, a mark in a
+// zstd layer.
 func busybox(t *testing.T) v1.Image {
 	t.Helper()
 	return harness.Image(t, v1.Config{Env: []string{"PATH=/bin", "FROM_IMAGE=yes"}, WorkingDir: "/home", Cmd: []string{"sh"}},
@@ -34,8 +35,8 @@ func busybox(t *testing.T) v1.Image {
 		harness.Layer(t, "zstd", harness.Tar(t, harness.File{Name: "home/second-layer", Body: "zstd\n"})))
 }
 
-// The first promise of all: an image index in a real registry, gzip and zstd layers, and the program's own output and
-// exit code through the command line.
+// The first promise of all: an image index in a real registry, gzip and zstd layers, and the
+// program's own output and exit code through the command line.
 func TestRunFromARegistryPrintsAndPassesTheExitCodeThrough(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -122,7 +123,7 @@ func TestWhiteoutsHideLowerLayers(t *testing.T) {
 	if want := "/data:\nkept\n\n/opaque:\nupper\na file now"; got != want {
 		t.Errorf("the merged tree shows %q, want %q", got, want)
 	}
-	// The sandbox can make again what the image hid, and that stays its own.
+	// The sandbox can make again a file that the image hid, and that stays its own.
 	if got := s.Sh(t, "echo mine >/data/gone; cat /data/gone; ls /opaque"); got != "mine\nupper\n" {
 		t.Errorf("after writing into the hidden places: %q", got)
 	}
@@ -148,7 +149,8 @@ func TestSandboxRunsUnderSeccompAndNoNewPrivs(t *testing.T) {
 			t.Errorf("%s is %q, want %q", field, status[field], want)
 		}
 	}
-	// What an exec may ever get is what the profile's bounding set holds: never the administrator of anything.
+	// An exec can at most get the capabilities of the profile's bounding set: never an
+	// administrator's.
 	bounding, err := strconv.ParseUint(status["CapBnd"], 16, 64)
 	if err != nil {
 		t.Fatal(err)
@@ -186,8 +188,8 @@ func TestSandboxHasNoRoute(t *testing.T) {
 	}
 }
 
-// A file planted on the host, where the daemon's user can read it, is not there; nor is anything but the few
-// directories that the host image shows.
+// A file planted on the host, where the daemon's user can read it, is not there; nor is anything
+// but the few directories that the host image shows.
 func TestHostFilesAreNotThere(t *testing.T) {
 	planted := t.TempDir() + "/secret"
 	if err := os.WriteFile(planted, []byte("of the host"), 0o600); err != nil {
@@ -207,7 +209,7 @@ func TestHostFilesAreNotThere(t *testing.T) {
 			t.Errorf("%s is visible: %q", home, got)
 		}
 	}
-	// What is shown of the host is read-only.
+	// Visible directories of the host are read-only.
 	for _, path := range []string{"/usr/bin", "/usr/lib"} {
 		s.Sh(t, fmt.Sprintf("touch %s/planted-by-a-sandbox 2>/dev/null || true", path))
 		if _, err := os.Stat(path + "/planted-by-a-sandbox"); err == nil {
@@ -219,7 +221,8 @@ func TestHostFilesAreNotThere(t *testing.T) {
 func TestOtherSandboxesProcessesAreInvisible(t *testing.T) {
 	d := start(t)
 	a, b := d.Create(t, api.CreateSandbox{}), d.Create(t, api.CreateSandbox{})
-	// It is there when it is itself: while a process is about to be another program it has no command line.
+	// It is there when it is itself: while a process is about to be another program it has no command
+	// line.
 	a.Sh(t, `sleep 98765 >/dev/null 2>&1 & until [ "$(tr '\0' ' ' </proc/$!/cmdline)" = "sleep 98765 " ]; do :; done`)
 	if got := a.Sh(t, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"); !strings.Contains(got, "sleep 98765") {
 		t.Fatalf("control: the sandbox that started the process does not see it: %q", got)
@@ -272,7 +275,7 @@ func TestSandboxProcessesAreNeitherRootNorTheDaemonsUser(t *testing.T) {
 	}
 }
 
-// What is not enforced is said, never hidden.
+// Missing enforcement is reported, never hidden.
 func TestEnforcedIsHonest(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
@@ -285,7 +288,8 @@ func TestEnforcedIsHonest(t *testing.T) {
 	if !e.NoNewPrivs || e.Seccomp == "" || e.Network != "none" {
 		t.Errorf("enforced: %+v", e)
 	}
-	// The defaults limit memory and not cpu: what they ask for and the host lacks is missing, and no more.
+	// The defaults limit memory and not cpu: limits that they ask for and the host lacks are missing,
+	// and no more.
 	limited, err := d.TryCreate(t.Context(), api.CreateSandbox{Limits: api.Limits{Memory: 64 << 20, CPUs: 1}})
 	if e.Memory != "cgroup" {
 		if len(e.Missing) == 0 {

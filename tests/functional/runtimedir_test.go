@@ -15,7 +15,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// A daemon that cannot start takes back what it had started: no launcher waits for the next one, and its cgroup is gone.
+// A daemon that cannot start undoes its half-done start: no launcher waits for the next one, and
+// its cgroup is gone.
 func TestDaemonThatCannotStartLeavesNothing(t *testing.T) {
 	dir, err := os.MkdirTemp("", "sbx") //nolint:usetesting // a socket's path has 108 bytes, and the launcher must be able to enter
 	if err != nil {
@@ -45,8 +46,9 @@ func TestDaemonThatCannotStartLeavesNothing(t *testing.T) {
 	})
 }
 
-// Two daemons with data directories of their own and one runtime directory would share a launcher, which works in one of
-// them. The second is refused, also where the first is dead and only its launcher is left.
+// Two daemons with data directories of their own and one runtime directory would share a launcher,
+// which works in one of them. The second is refused, also where the first is dead and only its
+// launcher is left.
 func TestRuntimeDirectoryIsNotShared(t *testing.T) {
 	d := start(t)
 	second := func() string {
@@ -69,8 +71,8 @@ func TestRuntimeDirectoryIsNotShared(t *testing.T) {
 	d.Launch(t)
 }
 
-// A daemon that comes back with another runtime directory does not find the launcher, whose sandboxes it would sweep away
-// with one of its own: it is refused and told where to look.
+// A daemon that comes back with another runtime directory does not find the launcher, whose
+// sandboxes it would sweep away with one of its own: it is refused and told where to look.
 func TestLauncherIsAloneOnItsData(t *testing.T) {
 	t.Parallel() // it mostly waits
 	d := start(t)

@@ -12,11 +12,11 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// A stopped sandbox has its files and nothing else; started again it is the same one, with a life that begins anew.
+// A stopped sandbox has its files and nothing else; started again it is the same one, with a life
+// that begins anew.
 func TestStoppedSandboxIsStartedAgain(t *testing.T) {
 	d := start(t)
 	d.Warm(t)
@@ -53,12 +53,14 @@ func TestStoppedSandboxIsStartedAgain(t *testing.T) {
 		}
 		asked := time.Now()
 		now = s.MustTurn(t, "start", nil, api.StateRunning)
+		answered := time.Now()
 		if now.ID != s.ID || now.Name != "one" || now.Labels["a"] != "b" || now.Reason != "" || now.Limits.Nofile != 100 || now.Limits.Pids != s.Limits.Pids {
 			t.Errorf("started: %+v", now)
 		}
-		s.PID = now.PID // the processes of this life, and not whose pid that of the last one may be by now
-		if left := now.Deadline.Sub(asked); left < 590*time.Second || left > 660*time.Second {
-			t.Errorf("it has %s left of ten minutes", left)
+		s.PID = now.PID // the processes of this life; the pid of the last one may be another's by now
+		// Ten minutes from the start, which came between request and answer.
+		if from := now.Deadline.Add(-10 * time.Minute); from.Before(asked.Add(-time.Second)) || from.After(answered.Add(time.Second)) {
+			t.Errorf("its ten minutes begin at %s; the start was asked for at %s and answered at %s", from, asked, answered)
 		}
 		got := s.Sh(t, `cat file; ls -d /etc/alternatives 2>/dev/null; stat -c %a /; echo $WHO; ulimit -n; cat /proc/[0-9]*/cmdline | tr '\0' ' ' | grep -o 'sleep 6[0]0' || true`)
 		if got != "mine\n751\nme\n100\n" {
@@ -76,16 +78,16 @@ func TestStoppedSandboxIsStartedAgain(t *testing.T) {
 	d.NothingLeaked(t, before)
 }
 
-// What ends by itself, and what the launcher's death has ended, is started again too.
+// Sandboxes that ended by themselves, or with their launcher, are started again too.
 func TestLostAndExpiredSandboxesAreStartedAgain(t *testing.T) {
 	d := start(t)
 	expired, lost := d.Create(t, api.CreateSandbox{}), d.Create(t, api.CreateSandbox{})
 	expired.Sh(t, "echo mine >/file")
 	lost.Sh(t, "echo mine >/file")
 	setTimeout(t, d, expired, 1)
-	expired.WaitState(t, time.Minute, api.StateStopped)
+	expired.WaitState(t, api.StateStopped)
 	kill9(t, d.System(t).Launcher)
-	lost.WaitState(t, time.Minute, api.StateLost)
+	lost.WaitState(t, api.StateLost)
 	for _, s := range []*harness.Sandbox{expired, lost} {
 		now := s.MustTurn(t, "start", api.StartSandbox{Timeout: 300}, api.StateRunning)
 		if left := time.Until(now.Deadline); left < 200*time.Second {
@@ -105,14 +107,15 @@ func setTimeout(t *testing.T, d *harness.Daemon, s *harness.Sandbox, seconds flo
 	}
 }
 
-// Whatever may wait for a signal that ends it stops long before its time is up, shells that ignore SIGTERM too; who tidies up gets
-// the time, and who will not end is killed after it.
+// A program that waits for a signal stops long before its grace is up, shells that ignore SIGTERM
+// too. One that tidies up gets the time, and one that does not end is killed after it.
 func TestStopEndsThingsTheWayTheyWant(t *testing.T) {
 	t.Parallel() // it mostly waits
 	d := start(t)
 	interactive := func(argv ...string) api.ExecRequest { return api.ExecRequest{Argv: argv, TTY: true} }
-	// How long a machine takes that has much else to do is no matter, as long as it is not all the time that there is.
-	const long, most = 600.0, time.Minute
+	// A grace that is longer than any wait of a test, and so are the programs: a stop that sat it
+	// out, or waited for their own ends, would count as hung.
+	const long = 600.0
 	for name, test := range map[string]struct {
 		run   api.ExecRequest
 		up    string // it says when it is there
@@ -121,13 +124,13 @@ func TestStopEndsThingsTheWayTheyWant(t *testing.T) {
 		left  string
 	}{
 		"nothing":            {grace: long},
-		"sleep":              {run: api.ExecRequest{Argv: []string{"sleep", "600"}}, grace: long},
-		"waiting shell":      {run: api.ExecRequest{Argv: []string{"sh", "-c", "echo up; sleep 600; true"}}, grace: long},
+		"sleep":              {run: api.ExecRequest{Argv: []string{"sleep", "7200"}}, grace: long},
+		"waiting shell":      {run: api.ExecRequest{Argv: []string{"sh", "-c", "echo up; sleep 7200; true"}}, grace: long},
 		"interactive bash":   {run: interactive("bash", "-i"), up: "# ", grace: long},
 		"interactive sh":     {run: interactive("sh", "-i"), up: "# ", grace: long},
 		"python":             {run: interactive("python3"), up: ">>> ", grace: long},
 		"ignores SIGTERM":    {run: api.ExecRequest{Argv: []string{"sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"}}, grace: long},
-		"stands still":       {run: api.ExecRequest{Argv: []string{"sh", "-c", "echo up; kill -STOP $$; sleep 600"}}, grace: long},
+		"stands still":       {run: api.ExecRequest{Argv: []string{"sh", "-c", "echo up; kill -STOP $$; sleep 7200"}}, grace: long},
 		"tidies up":          {run: api.ExecRequest{Argv: []string{"sh", "-c", "trap 'sleep 1; echo tidy >/done; exit' TERM; echo up; while :; do sleep 0.1; done"}}, grace: long, least: time.Second, left: "tidy\n"},
 		"ignores everything": {run: api.ExecRequest{Argv: []string{"sh", "-c", "trap '' TERM HUP; echo up; while :; do sleep 1; done"}}, grace: 5, least: 5 * time.Second},
 	} {
@@ -155,7 +158,7 @@ func TestStopEndsThingsTheWayTheyWant(t *testing.T) {
 			s.MustTurn(t, "stop", api.StopSandbox{Grace: &test.grace}, api.StateStopped)
 			took := time.Since(began)
 			t.Logf("took %s", took)
-			if took < test.least || took > testenv.Patience(most) {
+			if took < test.least {
 				t.Errorf("it took %s to stop", took)
 			}
 			if test.left != "" {
@@ -189,9 +192,10 @@ func TestStopAndStartCommands(t *testing.T) {
 
 // ticks is a program that counts in a file, with a child that does so too.
 const ticks = `setsid sh -c 'tick() { i=0; while :; do i=$((i+1)); echo $i >/tmp/tick.$1; sleep 0.02; done; }; tick a & tick b' </dev/null >/dev/null 2>&1 &
-i=0; while ! [ -s /tmp/tick.a ] || ! [ -s /tmp/tick.b ]; do [ $((i=i+1)) -lt 500 ] || exit 1; sleep 0.02; done`
+while ! [ -s /tmp/tick.a ] || ! [ -s /tmp/tick.b ]; do sleep 0.02; done`
 
-// A paused sandbox stands still, refuses what would run something in it and says how to go on, and goes on where it was.
+// A paused sandbox stands still, refuses to run anything and names the remedy, and goes on where
+// it was.
 func TestPausedSandboxStandsStill(t *testing.T) {
 	d := start(t)
 	d.Warm(t)
@@ -249,7 +253,7 @@ func TestPausedSandboxStandsStill(t *testing.T) {
 	if late == nil || late.Stdout != "late\n" || late.Exit.Code != 0 {
 		t.Errorf("the exec that was under way: %+v", late)
 	}
-	// It is adopted as what it is.
+	// It is adopted in its state.
 	s.MustTurn(t, "pause", nil, api.StatePaused)
 	d.Kill9(t)
 	d.Launch(t)
@@ -264,11 +268,8 @@ func TestPausedSandboxStandsStill(t *testing.T) {
 	s.MustTurn(t, "resume", nil, api.StateRunning)
 	// It ends like any other.
 	s.MustTurn(t, "pause", nil, api.StatePaused)
-	began, long := time.Now(), 600.0
+	long := 600.0 // longer than MustTurn waits
 	s.MustTurn(t, "stop", api.StopSandbox{Grace: &long}, api.StateStopped)
-	if took := time.Since(began); took > testenv.Patience(time.Minute) {
-		t.Errorf("to stop it took %s", took)
-	}
 	s.MustTurn(t, "start", nil, api.StateRunning)
 	s.Sh(t, "true")
 	s.MustTurn(t, "pause", nil, api.StatePaused)
@@ -276,7 +277,8 @@ func TestPausedSandboxStandsStill(t *testing.T) {
 	d.NothingLeaked(t, before)
 }
 
-// hostStates are the states of a sandbox's processes and the time that each has used, as the host sees them.
+// hostStates are the states of a sandbox's processes and the time that each has used, as the host
+// sees them.
 func hostStates(t *testing.T, s *harness.Sandbox) []string {
 	t.Helper()
 	var all []string
@@ -299,7 +301,7 @@ func TestPausedSandboxEndsAtItsDeadline(t *testing.T) {
 	s.Sh(t, ticks)
 	s.MustTurn(t, "pause", nil, api.StatePaused)
 	setTimeout(t, d, s, 1) // not before: it may have come by the time that it is paused
-	now := s.WaitState(t, time.Minute, api.StateStopped)
+	now := s.WaitState(t, api.StateStopped)
 	if !strings.Contains(now.Reason, "deadline") {
 		t.Errorf("it ended: %s", now.Reason)
 	}
@@ -323,7 +325,8 @@ func TestPauseOfWhatForks(t *testing.T) {
 	}
 }
 
-// A commit freezes what it reads; what was paused before is so afterwards, and what was not goes on.
+// A commit freezes the sandbox while it reads. A paused one is paused afterwards, and a running
+// one goes on.
 func TestCommitOfAPausedSandbox(t *testing.T) {
 	d := small(t)
 	s := d.Create(t, api.CreateSandbox{Image: "local/base:1"})
@@ -354,7 +357,8 @@ func TestCommitOfAPausedSandbox(t *testing.T) {
 	s.MustTurn(t, "start", nil, api.StateRunning)
 	s.Sh(t, ticks)
 	goesOn(t, s)
-	// Nothing of a pause outlives the sandbox's end: the commit of its next life is the last one that wants it frozen.
+	// Nothing of a pause outlives the sandbox's end: the commit of its next life is the last one that
+	// wants it frozen.
 	s.MustTurn(t, "pause", nil, api.StatePaused)
 	none := 0.0
 	s.MustTurn(t, "stop", api.StopSandbox{Grace: &none}, api.StateStopped)

@@ -7,13 +7,13 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// orphans start, by every trick of the book, processes that leave the exec's process group, session and parent.
+// orphans start, by every trick of the book, processes that leave the exec's process group,
+// session and parent.
 const orphans = `
 setsid sh -c 'echo started >/tmp/marker.1; sleep 600' &
 ( ( nohup setsid sleep 601 >/dev/null 2>&1 & ) & )
@@ -31,17 +31,13 @@ func TestExecTimeoutKillsEverythingTheExecStarted(t *testing.T) {
 
 	var result *api.ExecResult
 	for timeout := 1.5; ; timeout *= 4 { // where all of it has not started before it comes
-		began := time.Now()
 		result = s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", "echo partial output; " + orphans}, Timeout: timeout})
 		if !result.Exit.Timeout || result.Exit.Signal != "SIGKILL" {
 			t.Errorf("exit is %+v, want a timeout by SIGKILL", result.Exit)
 		}
-		if took := time.Since(began).Seconds(); took > timeout+60 { // what it has started sleeps ten minutes
-			t.Errorf("an exec with a timeout of %v s took %v s", timeout, took)
-		}
 		if err := shErr(t, s, "test -s /tmp/marker.1"); err == nil {
 			break
-		} else if timeout > 60 {
+		} else if timeout > testenv.HungAfter.Seconds() {
 			t.Fatalf("control: the orphan had not started: %v", err)
 		}
 	}
@@ -58,7 +54,7 @@ func TestExecTimeoutKillsEverythingTheExecStarted(t *testing.T) {
 	}
 }
 
-// A client that goes away takes what it started with it.
+// A client that goes away takes its program with it.
 func TestExecOfAClientThatLeavesIsKilled(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
@@ -82,10 +78,11 @@ func TestExecOfAClientThatLeavesIsKilled(t *testing.T) {
 func TestDeadlineStopsTheSandbox(t *testing.T) {
 	t.Parallel() // it mostly waits
 	d := start(t)
-	s := d.Create(t, api.CreateSandbox{Timeout: testenv.Patience(10 * time.Second).Seconds()})
+	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, "nohup setsid sleep 600 >/dev/null 2>&1 &")
 	pids := s.Processes(t)
-	now := s.WaitState(t, time.Minute, api.StateStopped)
+	setTimeout(t, d, s, 1) // not before: it may pass while the test is not running
+	now := s.WaitState(t, api.StateStopped)
 	if !strings.Contains(now.Reason, "deadline") {
 		t.Errorf("the reason is %q", now.Reason)
 	}
@@ -101,24 +98,26 @@ func TestDeadlineStopsTheSandbox(t *testing.T) {
 func TestDeadlineHoldsWhileNoDaemonRuns(t *testing.T) {
 	t.Parallel() // it mostly waits
 	d := start(t)
-	s := d.Create(t, api.CreateSandbox{Timeout: testenv.Patience(4 * time.Second).Seconds()})
+	s := d.Create(t, api.CreateSandbox{})
 	pids := s.Processes(t)
+	setTimeout(t, d, s, 4)
 	d.Kill9(t)
 	for _, pid := range pids {
 		eventually(t, func() error { return gone(pid) })
 	}
 	d.Launch(t)
-	s.WaitState(t, time.Minute, api.StateStopped)
+	s.WaitState(t, api.StateStopped)
 }
 
 func TestIdleTimeoutStopsTheSandbox(t *testing.T) {
 	t.Parallel() // it mostly waits
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
-	// An exec that runs keeps it alive, longer than the timeout. That is only given when it runs, however long that takes.
+	// An exec that runs keeps it alive, longer than the timeout. That is only given when it runs,
+	// however long that takes.
 	said, given := "", false
 	if err := s.Stream(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", "echo up; sleep 4; echo alive"}}, func(e api.ExecEvent) {
-		if said += e.Text; !given && strings.HasPrefix(said, "up\n") { // perhaps all of it: who reads may be late
+		if said += e.Text; !given && strings.HasPrefix(said, "up\n") { // perhaps all of it: the reader may be late
 			given = true
 			if err := d.Call(t.Context(), http.MethodPatch, "/v1/sandboxes/"+s.ID, api.UpdateSandbox{IdleTimeout: 2}, nil); err != nil {
 				t.Error(err)
@@ -127,7 +126,7 @@ func TestIdleTimeoutStopsTheSandbox(t *testing.T) {
 	}); err != nil || said != "up\nalive\n" {
 		t.Errorf("an exec of 4 s said %q, %v", said, err)
 	}
-	now := s.WaitState(t, time.Minute, api.StateStopped)
+	now := s.WaitState(t, api.StateStopped)
 	if !strings.Contains(now.Reason, "idle") {
 		t.Errorf("the reason is %q", now.Reason)
 	}
@@ -137,7 +136,7 @@ func TestIdleTimeoutStopsTheSandbox(t *testing.T) {
 func gone(pid int) error {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		return nil //nolint:nilerr // that it cannot be read is what we wait for
+		return nil //nolint:nilerr // the test waits until it cannot be read
 	}
 	if state := statusFields(string(data))["State"]; !strings.HasPrefix(state, "Z") {
 		return fmt.Errorf("process %d is in state %s", pid, state)

@@ -28,7 +28,7 @@ import (
 // clientOf is the Go client, as a program would use it.
 func clientOf(t *testing.T, d *harness.Daemon) *client.Client {
 	t.Helper()
-	c := client.New(d.Socket)
+	c := d.Client(t)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -103,7 +103,8 @@ func TestFilesAreReadInPartsAndAppendedTo(t *testing.T) {
 	}
 }
 
-// An append that comes to nothing, because the file system is full or the client breaks off, leaves nothing that was not there.
+// An append that comes to nothing, because the file system is full or the client breaks off,
+// leaves nothing that was not there.
 func TestRefusedAppendsLeaveNothing(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
@@ -121,7 +122,7 @@ func TestRefusedAppendsLeaveNothing(t *testing.T) {
 			t.Error("a body that breaks off is no error")
 		}
 	}
-	harness.Eventually(t, 10*time.Second, func() error { // the client is not told when that is done
+	harness.Eventually(t, func() error { // the client is not told when that is done
 		if got := s.Sh(t, "find /tmp/empty"); got != "/tmp/empty\n" {
 			return fmt.Errorf("there is now\n%s", got)
 		}
@@ -183,7 +184,7 @@ func TestTreesAreListedMadeMovedAndRemoved(t *testing.T) {
 				t.Errorf("streamed: %q, %v, %v", streamed, more, err)
 			}
 
-			// What is not text goes both ways.
+			// Binary content goes both ways.
 			must(c.MoveFile(t.Context(), s.ID, api.MoveFile{FromBytes: []byte(top + "/odd\xff"), ToBytes: []byte(top + "/odd\xfe")}))
 			e, err := c.StatFile(t.Context(), s.ID, top+"/odd\xfe", false)
 			if err != nil || !bytes.Equal(e.PathBytes, []byte(top+"/odd\xfe")) {
@@ -281,7 +282,7 @@ func TestOwnersOfFilesAreTheSandboxsOwn(t *testing.T) {
 	}
 }
 
-// untar lists an archive: name, type, owner and what a link says.
+// untar lists an archive: name, type, owner and target of a link.
 func untar(t *testing.T, r io.Reader) []string {
 	t.Helper()
 	var list []string
@@ -297,7 +298,7 @@ func untar(t *testing.T, r io.Reader) []string {
 	}
 }
 
-// watching starts a watch and returns what it tells.
+// watching starts a watch and returns its events.
 func watching(ctx context.Context, t *testing.T, d *harness.Daemon, id, path string, recursive bool) (changes <-chan api.FileChange, done <-chan error) {
 	t.Helper()
 	all, end := make(chan api.FileChange, 10000), make(chan error, 1)
@@ -329,7 +330,7 @@ func nextChange(t *testing.T, all <-chan api.FileChange) api.FileChange {
 	select {
 	case e := <-all:
 		return e
-	case <-time.After(testenv.Patience(2 * time.Minute)):
+	case <-time.After(testenv.HungAfter):
 		t.Fatal("nothing is told")
 	}
 	panic("unreachable")
@@ -364,7 +365,7 @@ func TestWatchTellsOfChanges(t *testing.T) {
 			await(api.FileChange{Kind: api.FileCreated, Path: dir + "/new/deeper", Type: api.TypeDirectory})
 			await(api.FileChange{Kind: api.FileCreated, Path: dir + "/new/deeper/g"})
 			await(api.FileChange{Kind: api.FileMoved, From: dir + "/sub/f", To: dir + "/moved"})
-			// What is written through the API is seen by it too: a file appears under its name by a move.
+			// The watch sees writes through the API too: a file appears under its name by a move.
 			if err := s.Put(t.Context(), dir+"/new/put", []byte("x")); err != nil {
 				t.Fatal(err)
 			}
@@ -391,7 +392,7 @@ func TestWatchKeepsNothingAlive(t *testing.T) {
 	select {
 	case err := <-done:
 		wantProblem(t, err, api.CodeGone, s.ID+"|"+s.Name)
-	case <-time.After(testenv.Patience(time.Minute)):
+	case <-time.After(testenv.HungAfter):
 		t.Error("the sandbox does not end")
 	}
 	for e := range changes {

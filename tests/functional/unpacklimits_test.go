@@ -14,8 +14,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// What images may have is for whoever runs the daemon to say, and holds for all layers of one together. What is refused says
-// which limit it was and where that is set, and leaves nothing.
+// The daemon's operator limits images, and the limits hold for all layers of one together. A
+// refusal names the limit and its flag, and leaves nothing.
 func TestUnpackLimits(t *testing.T) {
 	testenv.RequireUserNS(t)
 	registry := harness.LyingRegistry(t, nil)
@@ -63,7 +63,7 @@ func TestUnpackLimits(t *testing.T) {
 	d.MustPull(t, one)
 	pull(d, two, "bytes")
 
-	// What a sandbox has written is held to the same when it becomes part of an image.
+	// A sandbox's files are held to the same limits when they become part of an image.
 	commit := func(s *harness.Sandbox) error {
 		return d.Call(t.Context(), "POST", "/v1/sandboxes/"+s.ID+"/commit", api.CommitSandbox{Reference: "team/made:1"}, nil)
 	}

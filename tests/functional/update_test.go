@@ -9,8 +9,9 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Lifetime, idle timeout and labels can be changed on any host. That changed limits bite, tests/limits shows where there
-// are cgroups; a limit that this host cannot hold is refused, and then nothing else is changed either.
+// Lifetime, idle timeout and labels can be changed on any host. That changed limits bite,
+// tests/limits shows where there are cgroups; a limit that this host cannot hold is refused, and
+// then nothing else is changed either.
 func TestRunningSandboxIsChanged(t *testing.T) {
 	t.Parallel() // it mostly waits
 	d := start(t)
@@ -41,7 +42,8 @@ func TestRunningSandboxIsChanged(t *testing.T) {
 		t.Errorf("stats: %v in %+v", err, out)
 	}
 
-	// The changed deadline counts for the next daemon as for this one, and for the launcher without either.
+	// The changed deadline counts for the next daemon as for this one, and for the launcher without
+	// either.
 	if got := d.CLI(t, "update", "work", "--lifetime", "2s"); got.Code != 0 {
 		t.Fatalf("update: %+v", got)
 	}
@@ -49,7 +51,7 @@ func TestRunningSandboxIsChanged(t *testing.T) {
 	d.Kill9(t)
 	eventually(t, func() error { return gone(pid) })
 	d.Launch(t)
-	// Its launcher may still be taking down what has ended.
+	// Its launcher may still be taking down an ended sandbox.
 	eventually(t, func() error {
 		if now, err := s.Inspect(t.Context()); err != nil || now.State != api.StateStopped || now.Labels["new"] != "2" {
 			return fmt.Errorf("after the deadline: %+v, %w", now, err)

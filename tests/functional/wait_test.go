@@ -4,16 +4,15 @@ import (
 	"fmt"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// eventually waits for what should follow soon; a loaded machine is given time.
+// eventually waits for an event that follows soon.
 func eventually(t *testing.T, check func() error) {
 	t.Helper()
-	harness.Eventually(t, 2*time.Minute, check)
+	harness.Eventually(t, check)
 }
 
 // shErr runs a shell command in the sandbox and returns an error unless it exits 0.
@@ -29,7 +28,8 @@ func shErr(t *testing.T, s *harness.Sandbox, script string) error {
 	return nil
 }
 
-// kill9 kills a process of the daemon under test; as root's launcher is another uid's, only who may.
+// kill9 kills a process of the daemon under test. Root's launcher has another uid, and only root
+// may.
 func kill9(t *testing.T, pid int) {
 	t.Helper()
 	p, err := os.FindProcess(pid)

@@ -2,19 +2,20 @@ package harness
 
 import (
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// A Bomb is a program that takes of one thing whatever it gets, and goes on until it is ended. It writes /tmp/ready when it is
-// about to, and "limit" to its standard output each time that it was refused more; a first "limit" says that something holds.
+// A Bomb is a program that takes of one thing whatever it gets, and goes on until it is ended. It
+// writes /tmp/ready when it is about to, and "limit" to its standard output each time that it was
+// refused more; a first "limit" says that something holds.
 type Bomb struct {
 	Name string
 	// Script is Python: the program that every host image and the machines of the test bed have.
 	Script string
 	TTY    bool // on a terminal of its own
-	// Needs is the controller of cgroup v2 without which nothing holds it: on a host without that it would take the machine.
+	// Needs is the controller of cgroup v2 without which nothing holds it: on a host without that it
+	// would take the machine.
 	Needs string
 	// Unheld says that nothing but the deadline and the rate of the disk ends it: it is never refused.
 	Unheld bool
@@ -49,8 +50,9 @@ while True:
         while True: held.append(b"\x01" * (1 << 20))
     os.waitpid(child, 0)
     limit()`},
-		// Takes nearly all the memory that it may and then wants pages back that are on the disk: without a limit of its own the
-		// kernel would swap out others for it, and here it thrashes alone. Of a limit of 64 MiB.
+		// Takes nearly all the memory that it may and then wants pages back that are on the disk:
+		// without a limit of its own the kernel would swap out others for it, and here it thrashes
+		// alone. Of a limit of 64 MiB.
 		{Name: "swap", Needs: "memory", Script: `
 import mmap
 top, more = 48 << 20, 16 << 20
@@ -110,7 +112,8 @@ while True:
     try:
         while True: os.write(w, b"x" * 65536)
     except OSError: pass`},
-		// Ten times as often, and the interrupts take the machine, whatever holds the sandbox: see SECURITY.md.
+		// Ten times as often, and the interrupts take the machine, whatever holds the sandbox: see
+		// SECURITY.md.
 		{Name: "timers", Script: `
 import ctypes, signal
 libc = ctypes.CDLL(None)
@@ -151,11 +154,12 @@ func (b *Bomb) Request(seconds float64) api.ExecRequest {
 	return api.ExecRequest{Argv: b.Argv(), TTY: b.TTY, Timeout: seconds}
 }
 
-// Await waits until the bomb is about to begin, and reports whether it came to that before it ended, which is what is received from
-// ended and put back. The file is asked for, no program: there may be no room for one.
+// Await waits until the bomb is about to begin, and reports whether it came to that before it
+// ended. A result received from ended is put back. It asks for the file and runs no program: there
+// may be no room for one.
 func (b *Bomb) Await(t testing.TB, s *Sandbox, ended chan error) (begun bool) {
 	t.Helper()
-	Eventually(t, 2*time.Minute, func() error {
+	Eventually(t, func() error {
 		over := false
 		select {
 		case err := <-ended:

@@ -11,8 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Build builds an image of a context through the API and returns it with all events, or the problem that ended the build.
-// See, which may be nil, is called for every event as it arrives.
+// Build builds an image of a context through the API and returns it with all events, or the
+// problem that ended the build. See, which may be nil, is called for every event as it arrives.
 func (d *Daemon) Build(ctx context.Context, buildContext []byte, options api.Build, see func(api.BuildEvent)) (*api.Image, []api.BuildEvent, error) {
 	text, err := json.Marshal(options)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package harness starts the built binaries on directories of their own and gives tests the peers that a real
-// installation has: a registry, images, a client that speaks the bare wire format.
+// Package harness starts the built binaries on directories of their own and gives tests the peers
+// that a real installation has: a registry, images, a client that speaks the bare wire format.
 //
-// Nothing in it imports the daemon's packages but the wire types: what the tests see is what a user's program sees.
+// Of the daemon's packages it imports the wire types only: tests see the view of a user's program.
 package harness
 
 import (
@@ -23,15 +23,14 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/contract"
 	"github.com/sandboxd/sandboxd/tests/testtree"
 )
 
-// startTimeout is how long a daemon may take until it answers: generous, because a loaded machine must not make a
-// test fail that is about something else.
-var startTimeout = testenv.Patience(60 * time.Second)
-
-// Program returns the path of a built binary: in $SANDBOXD_BIN, else in bin/ of the tree that the test lies in.
+// Program returns the path of a built binary: in $SANDBOXD_BIN, else in bin/ of the tree that the
+// test lies in.
 func Program(t testing.TB, name string) string {
 	t.Helper()
 	dir := os.Getenv("SANDBOXD_BIN")
@@ -45,8 +44,8 @@ func Program(t testing.TB, name string) string {
 	return path
 }
 
-// Helper is the path of a program that tests need beside the product's (package testtree). The lanes run where no compiler
-// need be, and have it built; for a plain `go test` it is built here.
+// Helper is the path of a program that tests need beside the product's (package testtree). The
+// lanes run where no compiler need be, and have it built; for a plain `go test` it is built here.
 func Helper(t testing.TB, name string) string {
 	t.Helper()
 	if dir := os.Getenv("SANDBOXD_BIN"); dir != "" {
@@ -82,28 +81,30 @@ func Root(t testing.TB) string {
 type Options struct {
 	Args []string // further flags of `sandboxd serve`
 	Env  []string // added to the environment
-	// User is whom to become; nil: whoever runs the test. Only root can ask for it.
+	// User is the user to become; nil: the test's own. Only root can ask for it.
 	User *syscall.Credential
 	// Cgroup is the directory of the cgroup to start in; "": where the test is.
 	Cgroup string
-	// Processes is how many its user may have (the soft RLIMIT_NPROC); 0: as the test. With ProcessesHard it cannot have more (the hard one).
+	// Processes is how many its user may have (the soft RLIMIT_NPROC); 0: as the test. With
+	// ProcessesHard it cannot have more (the hard one).
 	Processes     int
 	ProcessesHard bool
 }
 
-// A Daemon is one `sandboxd serve` on directories of its own. It is stopped, and must have left nothing behind, when
-// the test ends.
+// A Daemon is one `sandboxd serve` on directories of its own. It is stopped, and must have left
+// nothing behind, when the test ends.
 type Daemon struct {
 	DataDir, RuntimeDir, Socket string
 	// HTTP speaks to the socket; Do and the methods built on it use it.
 	HTTP *http.Client
 
-	options Options
-	program string
-	cmd     *exec.Cmd
-	exited  chan struct{} // closed when cmd has ended
-	log     *logBuffer
-	marks   *Footprint // everything that was ever seen to be ours
+	options    Options
+	program    string
+	cmd        *exec.Cmd
+	exited     chan struct{} // closed when cmd has ended
+	log        *logBuffer
+	violations *violations
+	marks      *Footprint // everything that was ever seen to be ours
 }
 
 // Start starts a daemon and waits until it answers.
@@ -116,7 +117,7 @@ func Start(t testing.TB, options Options) *Daemon {
 	}
 	d := &Daemon{
 		DataDir: filepath.Join(dir, "data"), RuntimeDir: filepath.Join(dir, "run"),
-		options: options, program: Program(t, "sandboxd"), log: new(logBuffer), marks: newFootprint(),
+		options: options, program: Program(t, "sandboxd"), log: new(logBuffer), marks: newFootprint(), violations: &violations{all: map[string]error{}},
 	}
 	d.Socket = filepath.Join(d.RuntimeDir, "api.sock")
 	// As in /var/lib: the ids that sandboxes map to must be able to pass through.
@@ -128,14 +129,15 @@ func Start(t testing.TB, options Options) *Daemon {
 			t.Fatal(err)
 		}
 	}
-	d.HTTP = &http.Client{Transport: &http.Transport{
+	d.HTTP = &http.Client{Transport: d.checked(t, &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", d.Socket)
 		},
 		MaxIdleConnsPerHost: 64, // clients beside each other keep their connections
-	}}
+	})}
 	t.Cleanup(func() {
 		d.stop(t)
+		d.violations.report(t)
 		d.marks.check(t, "after the daemon was shut down", d.DataDir, d.RuntimeDir)
 		if t.Failed() {
 			t.Logf("the daemon said:\n%s", d.said())
@@ -143,8 +145,8 @@ func Start(t testing.TB, options Options) *Daemon {
 		if err := d.keepLog(t.Name()); err != nil {
 			t.Errorf("keep the daemon's log: %v", err)
 		}
-		// Where all of it is removed together when everything has run: removed inodes cost whoever needs new ones next, see
-		// scratch of tests/lanes.
+		// Where all of it is removed together when everything has run: removed inodes cost whoever needs
+		// new ones next, see scratch of tests/lanes.
 		if os.Getenv("SANDBOXD_TEST_DISPOSABLE") != "" {
 			return
 		}
@@ -156,7 +158,51 @@ func Start(t testing.TB, options Options) *Daemon {
 	return d
 }
 
-// keepLog writes what the daemon and its launcher said to a file of the directory that SANDBOXD_TEST_LOGS names.
+// checked validates every response that passes next against the OpenAPI document. A benchmark does without: it would be
+// measured.
+func (d *Daemon) checked(t testing.TB, next http.RoundTripper) http.RoundTripper {
+	t.Helper()
+	if _, ok := t.(*testing.B); ok {
+		return next
+	}
+	c, err := contract.Load()
+	if err != nil {
+		t.Fatalf("load the OpenAPI document: %v", err)
+	}
+	return c.Check(next, d.violations.add)
+}
+
+// violations are responses that the OpenAPI document does not allow, reported when the test ends.
+type violations struct {
+	mu  sync.Mutex
+	all map[string]error // by text, so that each is reported once
+}
+
+func (v *violations) add(err error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.all[err.Error()] = err
+}
+
+func (v *violations) report(t testing.TB) {
+	t.Helper()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, err := range v.all {
+		t.Errorf("a response violates docs/reference/openapi.json: %v", err)
+	}
+}
+
+// Client returns a client of the API whose responses are validated.
+func (d *Daemon) Client(t testing.TB) *client.Client {
+	t.Helper()
+	c := client.New(d.Socket, func(next http.RoundTripper) http.RoundTripper { return d.checked(t, next) })
+	t.Cleanup(c.Close)
+	return c
+}
+
+// keepLog writes the output of the daemon and its launcher to a file of the directory that
+// SANDBOXD_TEST_LOGS names.
 func (d *Daemon) keepLog(test string) error {
 	dir := os.Getenv("SANDBOXD_TEST_LOGS")
 	if dir == "" {
@@ -170,7 +216,7 @@ func (d *Daemon) keepLog(test string) error {
 	return errors.Join(err, f.Close())
 }
 
-// said is what the daemon has written so far, and after it what its launchers have.
+// said returns the daemon's output so far, and after it that of its launchers.
 func (d *Daemon) said() string {
 	said := new(strings.Builder)
 	said.WriteString(d.Log())
@@ -187,8 +233,9 @@ func (d *Daemon) said() string {
 	return said.String()
 }
 
-// RemoveAll removes a daemon's directories. Layers belong to subordinate ids, which their owner can only touch as root of
-// a user namespace that maps them: unshare of util-linux makes one through newuidmap.
+// RemoveAll removes a daemon's directories. Layers belong to subordinate ids, which their owner
+// can only touch as root of a user namespace that maps them: unshare of util-linux makes one
+// through newuidmap.
 func RemoveAll(dir string) error {
 	if err := os.RemoveAll(dir); err == nil {
 		return nil
@@ -237,13 +284,13 @@ func (d *Daemon) Launch(t testing.TB) {
 		_ = cmd.Wait() // how it ended is in ProcessState
 	}(d.cmd, d.exited)
 
-	Eventually(t, 60*time.Second, func() error {
+	Eventually(t, func() error {
 		select {
 		case <-d.exited:
 			t.Fatalf("the daemon ended at its start (%v) and said:\n%s", d.cmd.ProcessState, d.said())
 		default:
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 		defer cancel()
 		response, err := d.Do(ctx, http.MethodGet, "/healthz", nil)
 		if err != nil {
@@ -272,7 +319,7 @@ func (d *Daemon) LaunchWith(t testing.TB, args ...string) {
 	d.Launch(t)
 }
 
-// environment is clean: nothing of the tester's own configuration may decide what a test sees.
+// environment is clean: nothing of the tester's own configuration may decide a test.
 func (d *Daemon) environment() []string {
 	env := []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8",
@@ -284,10 +331,10 @@ func (d *Daemon) environment() []string {
 // PID is the daemon's process.
 func (d *Daemon) PID() int { return d.cmd.Process.Pid }
 
-// Log is what the daemon has written so far.
+// Log returns the daemon's output so far.
 func (d *Daemon) Log() string { return d.log.String() }
 
-// Kill9 ends the daemon as a crash would. What it held goes on.
+// Kill9 ends the daemon as a crash would. Its sandboxes go on.
 func (d *Daemon) Kill9(t testing.TB) {
 	t.Helper()
 	d.Mark(t)
@@ -303,8 +350,8 @@ func (d *Daemon) WaitExit(t testing.TB) {
 	t.Helper()
 	select {
 	case <-d.exited:
-	case <-time.After(startTimeout):
-		t.Fatalf("the daemon still runs after %s", startTimeout)
+	case <-time.After(testenv.HungAfter):
+		t.Fatalf("the daemon still runs after %s", testenv.HungAfter)
 	}
 	d.HTTP.CloseIdleConnections()
 }
@@ -314,13 +361,14 @@ func (d *Daemon) stop(t testing.TB) {
 	t.Helper()
 	select {
 	case <-d.exited:
-		// Killed and not started again: the launcher and the sandboxes still run. The next daemon is the way to end them.
+		// Killed and not started again: the launcher and the sandboxes still run. The next daemon is the
+		// way to end them.
 		d.Launch(t)
 	default:
 	}
 	d.Mark(t)
 	d.HTTP.CloseIdleConnections()
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 	defer cancel()
 	response, err := d.Do(ctx, http.MethodPost, "/v1/system/shutdown", api.Shutdown{})
 	if err != nil {
@@ -334,15 +382,15 @@ func (d *Daemon) stop(t testing.TB) {
 	select {
 	case <-d.exited:
 	case <-ctx.Done():
-		t.Errorf("the daemon still runs %s after it was asked to shut down", startTimeout)
+		t.Errorf("the daemon still runs %s after it was asked to shut down", testenv.HungAfter)
 		_ = d.cmd.Process.Kill()
 		<-d.exited
 	}
 	d.HTTP.CloseIdleConnections()
 }
 
-// Do sends one request. A body that is not nil is sent as JSON, but for []byte and io.Reader, which are sent as they
-// are.
+// Do sends one request. A body that is not nil is sent as JSON, but for []byte and io.Reader,
+// which are sent as they are.
 func (d *Daemon) Do(ctx context.Context, method, path string, body any) (*http.Response, error) {
 	var r io.Reader
 	contentType := api.TypeJSON
@@ -370,8 +418,8 @@ func (d *Daemon) Do(ctx context.Context, method, path string, body any) (*http.R
 	return d.HTTP.Do(request)
 }
 
-// Call sends one request and decodes the answer into out, which may be nil. An answer that is an error is returned as
-// *api.Problem.
+// Call sends one request and decodes the answer into out, which may be nil. An answer that is an
+// error is returned as *api.Problem.
 func (d *Daemon) Call(ctx context.Context, method, path string, body, out any) error {
 	response, err := d.Do(ctx, method, path, body)
 	if err != nil {
@@ -392,7 +440,8 @@ func (d *Daemon) Call(ctx context.Context, method, path string, body, out any) e
 	return nil
 }
 
-// problem reads an error as the API promises to write it, and complains where it does not keep the promise.
+// problem reads an error as the API promises to write it, and complains where it does not keep the
+// promise.
 func problem(response *http.Response) error {
 	data, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
 	if err != nil {
@@ -412,7 +461,7 @@ func problem(response *http.Response) error {
 	return &p
 }
 
-// System asks for what the daemon says of itself.
+// System asks for the daemon's description of itself.
 func (d *Daemon) System(t testing.TB) api.SystemInfo {
 	t.Helper()
 	var info api.SystemInfo
@@ -440,12 +489,11 @@ func (b *logBuffer) String() string {
 	return b.buf.String()
 }
 
-// Eventually calls check until it returns nil, and fails the test with its last error when the time is up, which
-// [testenv.Patience] stretches.
-func Eventually(t testing.TB, within time.Duration, check func() error) {
+// Eventually calls check until it returns nil. It fails the test with the last error after
+// [testenv.HungAfter].
+func Eventually(t testing.TB, check func() error) {
 	t.Helper()
-	within = testenv.Patience(within)
-	deadline := time.After(within)
+	deadline := time.After(testenv.HungAfter)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -456,7 +504,7 @@ func Eventually(t testing.TB, within time.Duration, check func() error) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("not within %s: %v", within, err)
+			t.Fatalf("not within %s: %v", testenv.HungAfter, err)
 		}
 	}
 }
@@ -467,8 +515,8 @@ type Result struct {
 	Stdout, Stderr string
 }
 
-// CLI runs the built command line against this daemon: args[0] is the subcommand, and the flags that lead to the
-// daemon follow it.
+// CLI runs the built command line against this daemon: args[0] is the subcommand, and the flags
+// that lead to the daemon follow it.
 func (d *Daemon) CLI(t testing.TB, args ...string) Result {
 	t.Helper()
 	full := append([]string{args[0], "--socket", d.Socket}, args[1:]...)
@@ -484,7 +532,7 @@ func (d *Daemon) CLIInput(t testing.TB, stdin io.Reader, args ...string) Result 
 
 func (d *Daemon) run(t testing.TB, stdin io.Reader, args []string) Result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(10*time.Minute)) // it only ends what hangs
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter) // it only ends what hangs
 	defer cancel()
 	cmd := exec.CommandContext(ctx, d.program, args...)
 	cmd.Env = d.environment()
@@ -492,7 +540,7 @@ func (d *Daemon) run(t testing.TB, stdin io.Reader, args []string) Result {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: d.options.User}
-	var running []byte // when it was given up: what it waited for may be among them
+	var running []byte // when it was given up: the process that it waited for may be among them
 	cmd.Cancel = func() error {
 		running, _ = exec.Command("ps", "-eo", "pid,ppid,user,stat,wchan:24,etimes,args").CombinedOutput()
 		return cmd.Process.Kill()
@@ -514,8 +562,9 @@ func (d *Daemon) run(t testing.TB, stdin io.Reader, args []string) Result {
 	return Result{Code: cmd.ProcessState.ExitCode(), Stdout: stdout.String(), Stderr: stderr.String()}
 }
 
-// StartsNoDaemon keeps a command that finds none from starting a daemon, which would work in the directories of whoever runs the test:
-// it finds none where that could have any. Root has fixed ones, whatever the environment says, and so calls itself another user.
+// StartsNoDaemon keeps a command that finds none from starting a daemon, which would work in the
+// directories of whoever runs the test: it finds none where that could have any. Root has fixed
+// ones, whatever the environment says, and so calls itself another user.
 func StartsNoDaemon(cmd *exec.Cmd) {
 	const nowhere = "/proc/nowhere"
 	cmd.Env = append(cmd.Env, "XDG_DATA_HOME="+nowhere)

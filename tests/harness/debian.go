@@ -16,8 +16,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// DebianRoot writes a root file system that has the named Debian packages and all that they depend on, as they are
-// installed on this machine: no mirror is asked, and it takes seconds.
+// DebianRoot writes a root file system that has the named Debian packages and all that they depend
+// on, as they are installed on this machine: no mirror is asked, and it takes seconds.
 func DebianRoot(t testing.TB, w io.Writer, packages ...string) {
 	t.Helper()
 	files := debianFiles(t, packages)
@@ -100,8 +100,8 @@ func DebianRoot(t testing.TB, w io.Writer, packages ...string) {
 	}
 }
 
-// needless is what is left out of images, for they are made and read in every run of a test: documents, sanitizers,
-// link-time optimisation.
+// needless are files left out of images, which are made and read in every run of a test:
+// documents, sanitizers, link-time optimisation.
 func needless(name string) bool {
 	for _, p := range []string{"usr/share/doc/", "usr/share/man/", "usr/share/locale/", "usr/share/info/", "usr/share/lintian/", "usr/share/perl/"} {
 		if strings.HasPrefix(name, p) {
@@ -112,7 +112,8 @@ func needless(name string) bool {
 	return strings.HasPrefix(base, "lto") || strings.HasPrefix(base, "x86_64-linux-gnu-lto") || strings.Contains(base, "san.")
 }
 
-// debianFiles are the names of the files of packages, sorted, without leading slash and without links in their directories.
+// debianFiles are the names of the files of packages, sorted, without leading slash and without
+// links in their directories.
 func debianFiles(t testing.TB, packages []string) []string {
 	t.Helper()
 	args := append([]string{"-L"}, debianClosure(t, packages)...)

@@ -14,8 +14,9 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// Debs is the directory of the Debian packages that tests read, or run programs of, without installing them. The lanes have laid
-// them for whoever runs the tests; a plain `go test` fetches those that are not there yet.
+// Debs is the directory of the Debian packages that tests read, or run programs of, without
+// installing them. The lanes have laid them for whoever runs the tests; a plain `go test` fetches
+// those that are not there yet.
 func Debs(t testing.TB) string {
 	t.Helper()
 	if dir := os.Getenv("SANDBOXD_TEST_DEBS"); dir != "" {
@@ -43,9 +44,10 @@ func Deb(t testing.TB, name string) string {
 	return found[len(found)-1]
 }
 
-// Docker starts a Docker daemon, a peer, which needs root, and returns a function that runs its command line. It is never
-// installed, and has mounts, a network, processes and directories of its own; of the host's cgroups and security modules it can
-// change nothing, so it stores images and runs no containers. It ends with the test.
+// Docker starts a Docker daemon, a peer, which needs root, and returns a function that runs its
+// command line. It is never installed, and has mounts, a network, processes and directories of its
+// own; of the host's cgroups and security modules it can change nothing, so it stores images and
+// runs no containers. It ends with the test.
 func Docker(t testing.TB) func(args ...string) string {
 	t.Helper()
 	unshare := testenv.RequirePeer(t, "unshare")
@@ -102,7 +104,7 @@ func Docker(t testing.TB) func(args ...string) string {
 		}
 		return string(out), err
 	}
-	Eventually(t, startTimeout, func() error {
+	Eventually(t, func() error {
 		select {
 		case err := <-ended:
 			ended <- err

@@ -21,11 +21,12 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// A Footprint is what a daemon, its launcher and its sandboxes were seen to own on the host. It is gathered while they
-// run, by descent from the daemon and the launcher, so that other daemons on the same machine do not disturb it.
+// A Footprint holds everything that a daemon, its launcher and its sandboxes were seen to own on
+// the host. It is gathered while they run, by descent from the daemon and the launcher, so that
+// other daemons on the same machine do not disturb it.
 type Footprint struct {
 	processes  map[int]string       // pid -> start time and command, so that a reused pid is not taken for ours
-	namespaces map[string]namespace // "net:[4026532008]" -> who was seen in it
+	namespaces map[string]namespace // "net:[4026532008]" -> the process that was seen in it
 	cgroups    map[string]struct{}  // directories
 	given      map[string]struct{}  // directories that the test made for the daemon: not the daemon's to remove
 }
@@ -33,8 +34,8 @@ type Footprint struct {
 // A namespace is one that a process of ours was in.
 type namespace struct {
 	who string
-	// others were in it too, and are not known to be ours: pid -> mark. Neither a pid nor a namespace's number is anybody's for
-	// ever: the kernel gives both again, and other daemons' sandboxes come to have them.
+	// others are processes in it that are not known to be ours: pid -> mark. The kernel gives both
+	// pids and namespace numbers again, and other daemons' sandboxes come to have them.
 	others map[int]string
 }
 
@@ -42,7 +43,8 @@ func newFootprint() *Footprint {
 	return &Footprint{processes: map[int]string{}, namespaces: map[string]namespace{}, cgroups: map[string]struct{}{}, given: map[string]struct{}{}}
 }
 
-// Mark remembers everything that is ours just now. What is marked must be gone when the daemon has shut down.
+// Mark remembers everything that is ours just now. All of it must be gone when the daemon has shut
+// down.
 func (d *Daemon) Mark(t testing.TB) {
 	t.Helper()
 	roots := []int{d.PID()}
@@ -50,7 +52,7 @@ func (d *Daemon) Mark(t testing.TB) {
 		Launcher int `json:"launcher_pid"`
 	}
 	// Not the test's context: that has ended when its clean-up marks for the last time.
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 	defer cancel()
 	if err := d.Call(ctx, http.MethodGet, "/v1/system", nil, &info); err == nil && info.Launcher > 0 {
 		roots = append(roots, info.Launcher)
@@ -193,7 +195,8 @@ func (f *Footprint) mark(roots []int) error {
 	return nil
 }
 
-// namespacesOf reads the namespaces of a process: kind -> link. Another user's are out of reach, and left out.
+// namespacesOf reads the namespaces of a process: kind -> link. Another user's are out of reach,
+// and left out.
 func namespacesOf(pid int) map[string]string {
 	found := map[string]string{}
 	for _, kind := range []string{"net", "mnt", "pid", "user", "ipc", "uts", "cgroup"} {
@@ -274,7 +277,7 @@ func (f *Footprint) left(dirs ...string) []string {
 func (f *Footprint) check(t testing.TB, when string, dirs ...string) {
 	t.Helper()
 	// The kernel takes namespaces down after the last process has gone.
-	deadline := time.After(testenv.Patience(time.Minute))
+	deadline := time.After(testenv.HungAfter)
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -291,8 +294,8 @@ func (f *Footprint) check(t testing.TB, when string, dirs ...string) {
 	}
 }
 
-// A Snapshot is what a running daemon holds at one moment: what must be the same before a sandbox was made and after
-// it was deleted.
+// A Snapshot holds the resources of a running daemon at one moment. They must be the same before a
+// sandbox was made and after it was deleted.
 type Snapshot struct {
 	Processes   int      // daemon, launcher and everything below them
 	Namespaces  int      // those they are in
@@ -303,8 +306,8 @@ type Snapshot struct {
 	Dirs        []string // below the data and runtime directories
 }
 
-// Warm makes and deletes a sandbox, so that what the first one brings about once (the host image, the launcher's own
-// tables) is there before a snapshot is taken.
+// Warm makes and deletes a sandbox, so that things made only once, for the first (the host image,
+// the launcher's own tables), are there before a snapshot is taken.
 func (d *Daemon) Warm(t testing.TB) {
 	t.Helper()
 	d.Create(t, api.CreateSandbox{}).Delete(t)
@@ -347,7 +350,7 @@ func (d *Daemon) Snapshot(t testing.TB) Snapshot {
 			}
 			rel, _ := filepath.Rel(filepath.Dir(top), path)
 			s.Dirs = append(s.Dirs, rel)
-			// What is inside one layer or one sandbox is content, not state.
+			// The inside of a layer or a sandbox is content, not state.
 			if e.IsDir() && strings.Count(rel, "/") >= 2 {
 				return fs.SkipDir
 			}
@@ -401,11 +404,11 @@ func (s Snapshot) Diff(after Snapshot) []string {
 	return diff
 }
 
-// NothingLeaked waits until the daemon holds no more than it held before, but for new directories below those allowed
-// ("data/layers" where an image was pulled).
+// NothingLeaked waits until the daemon holds no more than it held before, but for new directories
+// below those allowed ("data/layers" where an image was pulled).
 func (d *Daemon) NothingLeaked(t testing.TB, before Snapshot, allowed ...string) {
 	t.Helper()
-	Eventually(t, time.Minute, func() error {
+	Eventually(t, func() error {
 		diff := slices.DeleteFunc(before.Diff(d.Snapshot(t)), func(line string) bool {
 			return slices.ContainsFunc(allowed, func(dir string) bool { return strings.HasPrefix(line, "new: "+dir) })
 		})

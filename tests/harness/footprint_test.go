@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// The kernel gives pids and the numbers of namespaces again. Who has one that was ours is not taken for ours; who is ours, or was in
-// the same namespace when we looked, is told of, and so is what a process of ours has started since.
+// The kernel gives pids and namespace numbers again. A process with a number that was ours is not
+// taken for ours. One that is ours, or was in the same namespace at the time of the look, is
+// reported, and so are its later children.
 func TestNumbersThatAreUsedAgainAreNotOurs(t *testing.T) {
 	child := exec.CommandContext(t.Context(), "sleep", "600")
 	if err := child.Start(); err != nil {

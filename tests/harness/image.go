@@ -147,8 +147,8 @@ func ImageFor(t testing.TB, platform *v1.Platform, config v1.Config, layers ...v
 	return img
 }
 
-// Index makes an index of this platform's image and one for a platform that this machine is not, which stands first
-// so that taking the first is a mistake that shows.
+// Index makes an index of this platform's image and one for a platform that this machine is not,
+// which stands first so that taking the first is a mistake that shows.
 func Index(t testing.TB, mine v1.Image) v1.ImageIndex {
 	t.Helper()
 	other := &v1.Platform{OS: "linux", Architecture: "s390x"}

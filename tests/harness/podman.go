@@ -11,12 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Podman makes directories of its own for a rootless podman, a peer, and returns the environment to run it in. With the test they
-// are removed, and the process that podman leaves to hold its user namespace is ended.
+// Podman makes directories of its own for a rootless podman, a peer, and returns the environment
+// to run it in. With the test they are removed, and the process that podman leaves to hold its
+// user namespace is ended.
 func Podman(t testing.TB) (env []string, home, run string) {
 	t.Helper()
 	home = t.TempDir()
-	// podman allows 50 characters, in a place where everybody is allowed to make something.
+	// podman allows 50 characters, in a directory that every user may write.
 	run, err := os.MkdirTemp("/tmp", "bench") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)

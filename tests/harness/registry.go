@@ -89,7 +89,8 @@ func debianRegistry(t testing.TB, withTLS bool, more string) *Registry {
 		scheme, r.CA = "https", certificate
 		r.transport = trusting(t, certificate)
 	}
-	// It cannot be given a listener, nor say which port it was given. So somebody else may be quicker to take one that was free.
+	// It takes no listener, and does not report its port. So another process may be quicker to take a
+	// free one.
 	for range 20 {
 		r.Host = freeAddress(t)
 		if r.serve(t, program, dir, scheme, more) {
@@ -100,7 +101,8 @@ func debianRegistry(t testing.TB, withTLS bool, more string) *Registry {
 	return nil
 }
 
-// serve starts docker-registry and waits until it answers: itself, and not who has taken its port meanwhile. Then it reports false.
+// serve starts docker-registry and waits until it answers. If another process has taken its port
+// meanwhile, serve returns false.
 func (r *Registry) serve(t testing.TB, program, dir, scheme, more string) bool {
 	t.Helper()
 	const mark = "X-Registry-Of"
@@ -130,7 +132,7 @@ func (r *Registry) serve(t testing.TB, program, dir, scheme, more string) bool {
 	})
 	client := &http.Client{Transport: r.transport, Timeout: 5 * time.Second}
 	lives := true
-	Eventually(t, time.Minute, func() error {
+	Eventually(t, func() error {
 		select {
 		case <-ended:
 			lives = false
@@ -192,7 +194,7 @@ func (r *Registry) Push(t testing.TB, repository string, what any) string {
 	return full
 }
 
-// freeAddress finds a port on loopback that nobody listens on just now.
+// freeAddress finds a port on loopback that has no listener just now.
 func freeAddress(t testing.TB) string {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -280,7 +282,7 @@ func readPull(r io.Reader) (*Pulled, error) {
 // MustPull pulls an image that can be pulled.
 func (d *Daemon) MustPull(t testing.TB, reference string) *Pulled {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(2*time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	image, err := d.Pull(ctx, reference, false)
 	if err != nil {

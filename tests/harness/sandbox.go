@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 )
@@ -32,7 +31,8 @@ func (d *Daemon) Create(t testing.TB, request api.CreateSandbox) *Sandbox {
 	return s
 }
 
-// TryCreate is Create for requests that may fail, and for those that are timed: it does nothing but ask.
+// TryCreate is Create for requests that may fail, and for those that are timed: it does nothing
+// but ask.
 func (d *Daemon) TryCreate(ctx context.Context, request api.CreateSandbox) (*Sandbox, error) {
 	s := &Sandbox{daemon: d}
 	if err := d.Call(ctx, http.MethodPost, "/v1/sandboxes", request, &s.Sandbox); err != nil {
@@ -76,7 +76,7 @@ func (s *Sandbox) Exec(t testing.TB, request api.ExecRequest) *api.ExecResult {
 	return result
 }
 
-// Sh runs a shell command that must exit 0, and returns what it wrote.
+// Sh runs a shell command that must exit 0, and returns its output.
 func (s *Sandbox) Sh(t testing.TB, script string) string {
 	t.Helper()
 	result := s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", script}})
@@ -163,11 +163,11 @@ func (s *Sandbox) Delete(t testing.TB) {
 	}
 }
 
-// WaitState waits until the sandbox is in the state.
-func (s *Sandbox) WaitState(t testing.TB, within time.Duration, want api.SandboxState) *api.Sandbox {
+// WaitState waits until the sandbox is in the state, and returns it.
+func (s *Sandbox) WaitState(t testing.TB, want api.SandboxState) *api.Sandbox {
 	t.Helper()
 	var now *api.Sandbox
-	Eventually(t, within, func() error {
+	Eventually(t, func() error {
 		var err error
 		now, err = s.Inspect(t.Context())
 		if err != nil {

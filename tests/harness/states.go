@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
 // Turn asks for another state: "stop", "start" and the like, with the verb's request or nil.
@@ -17,10 +18,12 @@ func (s *Sandbox) Turn(ctx context.Context, verb string, request any) (*api.Sand
 	return &now, nil
 }
 
-// MustTurn is Turn that must work and end in the state.
+// MustTurn is Turn that must work and end in the state, before a test counts as hung.
 func (s *Sandbox) MustTurn(t testing.TB, verb string, request any, want api.SandboxState) *api.Sandbox {
 	t.Helper()
-	now, err := s.Turn(t.Context(), verb, request)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
+	defer cancel()
+	now, err := s.Turn(ctx, verb, request)
 	if err != nil {
 		t.Fatalf("%s sandbox %s: %v", verb, s.ID, err)
 	}

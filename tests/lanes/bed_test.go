@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,7 +19,8 @@ func test(name string, o testresult.Outcome) testresult.Test {
 	return testresult.Test{Name: name, Outcome: o, Output: "    x_test.go:1: needs cgroup: none\n"}
 }
 
-// The bed's second turn is what every native lane has skipped, and nothing else; tests/limits had the first.
+// The bed's second turn is what every native lane has skipped, and nothing else; tests/limits had
+// the first.
 func TestBedPlan(t *testing.T) {
 	root, rootless := &lane{Name: "root"}, &lane{Name: "rootless"}
 	rs := newResults([]*lane{root, rootless})
@@ -38,38 +40,6 @@ func TestBedPlan(t *testing.T) {
 	}
 }
 
-// What failed in the bed is tried once more, unless it is too much; only what then passed changes its outcome.
-func TestSecondTry(t *testing.T) {
-	const pkg = "github.com/sandboxd/sandboxd/tests/limits"
-	first := testresult.Package{Path: pkg, Tests: []testresult.Test{
-		test("TestGood", testresult.Pass), test("TestBad", testresult.Fail), test("TestBad/one", testresult.Fail), test("TestBad/two", testresult.Pass),
-	}}
-	plan, paths := failedPlan([]testresult.Package{{Path: "x", Tests: []testresult.Test{test("TestX", testresult.Pass)}}, first})
-	if want := pkg + "\t^TestBad$\n"; plan != want || len(paths) != 1 {
-		t.Errorf("plan %q, want %q", plan, want)
-	}
-	if plan, _ := failedPlan([]testresult.Package{first, {Path: "y", Err: errors.New("panic")}}); plan != "" {
-		t.Errorf("a binary that broke is tried again: %q", plan)
-	}
-	many := testresult.Package{Path: pkg}
-	for _, name := range []string{"TestA", "TestB", "TestC", "TestD"} {
-		many.Tests = append(many.Tests, test(name, testresult.Fail))
-	}
-	if plan, _ := failedPlan([]testresult.Package{many}); plan != "" {
-		t.Errorf("many are tried again: %q", plan)
-	}
-	for _, o := range []testresult.Outcome{testresult.Fail, testresult.Skip} {
-		got := first
-		if again := passedAgain(&got, testresult.Package{Path: pkg, Tests: []testresult.Test{test("TestBad", o)}}); again != nil || got.OK() {
-			t.Errorf("second outcome %v counts as passed", o)
-		}
-	}
-	again := passedAgain(&first, testresult.Package{Path: pkg, Tests: []testresult.Test{test("TestBad", testresult.Pass), test("TestBad/one", testresult.Pass)}})
-	if !first.OK() || first.Count(testresult.Pass) != 3 || len(again) != 1 || again[0] != "tests/limits.TestBad" {
-		t.Errorf("after the second try: %+v, %q", first, again)
-	}
-}
-
 // A test that no lane ran is a failure, once the bed has had its turn and skipped it too.
 func TestSkippedEverywhereFails(t *testing.T) {
 	native, bed := &lane{Name: "root"}, &lane{Name: "bed/6.12-tiny/dev", inBed: true}
@@ -79,7 +49,7 @@ func TestSkippedEverywhereFails(t *testing.T) {
 		rs.add(native, testresult.Package{Path: pkg, Tests: []testresult.Test{test("TestGood", testresult.Pass), test("TestMemory", testresult.Skip)}})
 		rs.add(bed, testresult.Package{Path: pkg, Tests: []testresult.Test{test("TestMemory", inBed)}})
 		var out strings.Builder
-		return rs.report(&out, false), out.String()
+		return rs.report(&out, options{packages: everything, lane: "all"}), out.String()
 	}
 	if ok, out := run(testresult.Pass); !ok {
 		t.Errorf("run in the bed:\n%s", out)
@@ -89,16 +59,79 @@ func TestSkippedEverywhereFails(t *testing.T) {
 	}
 }
 
-// Only the whole of the default bed judges what was skipped everywhere.
+// A test that only a soak run runs is no failure of the gate, is not tried in the bed, and is
+// named. In a soak run it is a failure: nothing may be left out of that.
+func TestLeftToSoak(t *testing.T) {
+	native, bed := &lane{Name: "root"}, &lane{Name: "bed/6.12-tiny/dev", inBed: true}
+	skipped := func(why string) testresult.Test {
+		return testresult.Test{Name: "TestRate", Outcome: testresult.Skip, Output: "    x_test.go:1: " + why + "\n"}
+	}
+	spy := &soakSpy{TB: t}
+	testenv.Soak(spy, "it judges a rate")
+	for name, inBed := range map[string]string{"in both lanes": spy.reason, "in one lane": "needs cgroup: none"} {
+		rs := newResults([]*lane{native, bed})
+		rs.add(native, testresult.Package{Path: limitsPackage, Tests: []testresult.Test{test("TestGood", testresult.Pass), skipped(spy.reason)}})
+		rs.add(bed, testresult.Package{Path: limitsPackage, Tests: []testresult.Test{skipped(inBed)}})
+		if left := rs.leftOver(limitsPackage); len(left) != 0 {
+			t.Errorf("%s: left over are %q", name, left)
+		}
+		for _, soak := range []bool{false, true} {
+			var out strings.Builder
+			ok := rs.report(&out, options{packages: everything, lane: "all", soak: soak})
+			if ok == soak || !strings.Contains(out.String(), "tests/limits.TestRate: ") {
+				t.Errorf("%s: in a soak run %v: %v\n%s", name, soak, ok, out.String())
+			}
+		}
+	}
+}
+
+// soakSpy keeps the reason of a skip.
+type soakSpy struct {
+	testing.TB
+	reason string
+}
+
+func (*soakSpy) Helper()                            {}
+func (s *soakSpy) Skipf(format string, args ...any) { s.reason = fmt.Sprintf(format, args...) }
+
+// Packages whose tests are the same for every user run in one lane, if both lanes run.
+func TestShareOfALane(t *testing.T) {
+	pure, asks := &testPackage{Path: "pure"}, &testPackage{Path: "asks", asksForUser: true}
+	root, rootless := &lane{Name: "root"}, &lane{Name: rootlessLane}
+	all := []*testPackage{pure, asks}
+	if got := root.share([]*lane{root, rootless}, all); !slices.Equal(got, all[1:]) {
+		t.Errorf("root beside an ordinary user runs %d packages", len(got))
+	}
+	for name, got := range map[string][]*testPackage{
+		"root alone":                  root.share([]*lane{root}, all),
+		"root beside one that cannot": root.share([]*lane{root, {Name: rootlessLane, Unavailable: "no"}}, all),
+		"the ordinary user":           rootless.share([]*lane{root, rootless}, all),
+	} {
+		if !slices.Equal(got, all) {
+			t.Errorf("%s runs %d packages", name, len(got))
+		}
+	}
+	for dir, want := range map[string]bool{"../../internal/idmap": true, "../functional": true, "../../agent/policy": false, "../testbed": false} {
+		if got, err := asksForUser(dir); err != nil || got != want {
+			t.Errorf("%s: %v, %v", dir, got, err)
+		}
+	}
+}
+
+// Only the whole of the default bed judges tests that were skipped everywhere.
 func TestAnotherBedIsNarrowed(t *testing.T) {
-	for bed, want := range map[string]bool{"": false, defaultBed: false, "no": true, "6.12-systemd/dev": true} {
+	if (options{packages: everything, lane: "all", bed: wholeBed, soak: true}).narrowed() {
+		t.Error("a soak run with the whole bed is narrowed")
+	}
+	for bed, want := range map[string]bool{"": false, defaultBed: false, "no": true, wholeBed: true, "6.12-systemd/dev": true} {
 		if got := (options{packages: everything, lane: "all", bed: bed}).narrowed(); got != want {
 			t.Errorf("with the bed %q a run is narrowed: %v", bed, got)
 		}
 	}
 }
 
-// What is left over runs in the machines that are quick to start, and its lanes are judged with the others.
+// Leftovers run in the machines that are quick to start, and their lanes are judged with the
+// others.
 func TestLanesOfMachines(t *testing.T) {
 	want := []string{"bed/6.1-tiny/dev", "bed/newest-systemd/root", "bed/newest-tiny/root"}
 	if got := lanesOf(defaultBed + "," + defaultRest); !slices.Equal(got, want) {
@@ -137,37 +170,18 @@ func TestEveryLimitIsTriedSomewhere(t *testing.T) {
 			}
 		}
 	}
-	for name, machine := range quiet {
-		if out[name] != "" || !strings.Contains(tests.String(), "func "+name+"(") || !slices.Contains(machinesOf(defaultRest), machine) {
-			t.Errorf("%s of %s", name, machine)
+	flags := skips(options{bed: defaultBed})
+	if len(flags) != 4 || !strings.HasPrefix(flags[1], "6.1-tiny=^TestChangesSurviveTheDaemon$|") {
+		t.Errorf("%q", flags)
+	}
+	for _, whole := range []options{{bed: "6.12-tiny/root"}, {bed: wholeBed, soak: true}, {bed: defaultBed, soak: true}} {
+		if flags := skips(whole); flags != nil {
+			t.Errorf("%+v leaves out %q", whole, flags)
 		}
 	}
-	ofLimits, ofRest := skips(defaultBed)
-	if len(ofLimits) != 4 || len(ofRest) != 4 || !strings.Contains(ofLimits[3], "^TestTimeoutEndsATreeInTime$") ||
-		!strings.HasPrefix(ofRest[1], "6.1-tiny=") || strings.Contains(ofRest[1], "TestTimeout") || !strings.HasSuffix(ofRest[1], "|^TestBombsDoNotSlowANeighbour$") {
-		t.Errorf("%q, %q", ofLimits, ofRest)
-	}
-	want := []string{"-skip", "6.12-tiny=" + tooLong}
-	if got, rest := skips("6.12-tiny/root"); !slices.Equal(got, want) || rest != nil {
-		t.Errorf("%q, %q", got, rest)
-	}
 }
 
-// A package that is run in part in each turn is judged as one.
-func TestTurnsTogether(t *testing.T) {
-	bad := errors.New("it did not end")
-	got := together(
-		[]testresult.Package{{Path: "a", Tests: []testresult.Test{test("TestA", testresult.Pass)}, Output: "x", Elapsed: 1}},
-		[]testresult.Package{
-			{Path: "b"}, {Path: "a", Tests: []testresult.Test{test("TestB", testresult.Fail)}, Output: "y", Elapsed: 2, Err: bad},
-		},
-	)
-	if len(got) != 2 || got[1].Path != "b" || len(got[0].Tests) != 2 || got[0].Output != "xy" || got[0].Elapsed != 3 || !errors.Is(got[0].Err, bad) {
-		t.Errorf("%+v", got)
-	}
-}
-
-// A turn that is called off waits for no image: what does not compile is told at once.
+// A turn that is called off waits for no image: a compile error is reported at once.
 func TestTurnThatIsCalledOff(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -179,7 +193,7 @@ func TestTurnThatIsCalledOff(t *testing.T) {
 		if !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
-	case <-time.After(testenv.Patience(10 * time.Second)):
+	case <-time.After(testenv.HungAfter):
 		t.Error("it waits for the image")
 	}
 }

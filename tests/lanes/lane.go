@@ -12,6 +12,7 @@ import (
 	"os/user"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,10 +29,25 @@ import (
 // testUser is the ordinary user that is made for the rootless lane when the lanes are run by root.
 const testUser = "sandboxd-test"
 
-// testTimeout bounds one package's tests in one lane.
-const testTimeout = 20 * time.Minute
+// testTimeout ends the tests of one package in one lane if they hang. soakTimeout is that of a
+// soak run.
+const (
+	testTimeout = 30 * time.Minute
+	soakTimeout = 6 * time.Hour
+)
 
-// A lane is who runs the tests, and where: here, or in a machine of the test bed.
+// timeout returns the limit of one package's tests.
+func (o options) timeout() time.Duration {
+	if o.soak {
+		return soakTimeout
+	}
+	return testTimeout
+}
+
+// rootlessLane is the name of the ordinary user's lane.
+const rootlessLane = "rootless"
+
+// A lane is a user that runs the tests, here or in a machine of the test bed.
 type lane struct {
 	Name        string
 	Unavailable string   // why it cannot be run here
@@ -39,11 +55,20 @@ type lane struct {
 	sudo        bool     // reach root through sudo
 	user        *account // become this user; nil: stay as we are
 	inBed       bool     // run by the test bed: the fields above are not for it
-	again       []string // tests of the bed that passed only when they were run a second time
 }
 
 // native says that the lane runs all tests on this machine.
-func (l *lane) native() bool { return !l.inBed && l.Unavailable == "" && l.Name != fuzzLane }
+func (l *lane) native() bool { return !l.inBed && l.Unavailable == "" }
+
+// share returns the packages that a lane runs. If both lanes run, a package whose tests are the
+// same for every user runs in the ordinary user's.
+func (l *lane) share(lanes []*lane, packages []*testPackage) []*testPackage {
+	both := slices.ContainsFunc(lanes, func(other *lane) bool { return other.Name == rootlessLane && other.native() })
+	if l.Name == rootlessLane || !both {
+		return packages
+	}
+	return slices.DeleteFunc(slices.Clone(packages), func(p *testPackage) bool { return !p.asksForUser })
+}
 
 // account is the ordinary user of a lane.
 type account struct {
@@ -52,13 +77,14 @@ type account struct {
 	home     string
 }
 
-// planLanes says who runs the tests: pure but for looking for sudo and the test user.
+// planLanes returns the lanes of this machine. It is pure but for looking for sudo and the test
+// user.
 func planLanes(which string, euid int) ([]*lane, error) {
 	root := &lane{Name: "root", require: "userns,root,peer"}
 	if testenv.CanReflink() {
 		root.require += ",reflink"
 	}
-	rootless := &lane{Name: "rootless", require: "userns,subids,user,peer"}
+	rootless := &lane{Name: rootlessLane, require: "userns,subids,user,peer"}
 	if which == "root" || which == "all" {
 		if euid != 0 {
 			root.sudo = true
@@ -128,8 +154,34 @@ type testPackage struct {
 	Path   string // import path
 	Dir    string // relative to the module root
 	Binary string
-	// chain names those that run one after another in each lane, because they drive whole daemons; "" is none.
+	// chain names those that run one after another in each lane, because they drive whole daemons; ""
+	// is none.
 	chain string
+	// asksForUser is set if its tests may differ between users, so that both lanes run them.
+	asksForUser bool
+}
+
+// userMatters matches code whose outcome depends on the user: it asks for the uid, or a test needs
+// a privilege that root and others get in different ways.
+var userMatters = regexp.MustCompile(`\bGete?uid\(\)|\btestenv\.(CanReflink|Require(Root|OrdinaryUser|UserNS|SubIDs|Cgroup|Reflink|Systemd)\w*)\(`)
+
+// asksForUser reports whether a Go file of the directory, test or not, has code that [userMatters]
+// matches.
+func asksForUser(dir string) (bool, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		return false, err
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return false, err
+		}
+		if userMatters.Match(text) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // listPackages lists those that have tests.
@@ -162,12 +214,17 @@ func listPackages(ctx context.Context, o options) ([]*testPackage, error) {
 		if err != nil {
 			return nil, err
 		}
-		packages = append(packages, &testPackage{Path: p.ImportPath, Dir: rel, chain: chainOf(rel)})
+		asks, err := asksForUser(p.Dir)
+		if err != nil {
+			return nil, err
+		}
+		packages = append(packages, &testPackage{Path: p.ImportPath, Dir: rel, chain: chainOf(rel), asksForUser: asks})
 	}
 	return packages, nil
 }
 
-// compile builds the test binaries of these kinds, one per package: several lanes, and several users, run the same ones.
+// compile builds the test binaries of these kinds, one per package: several lanes, and several
+// users, run the same ones.
 func compile(ctx context.Context, o options, packages []*testPackage, kinds ...kind) error {
 	for _, k := range kinds {
 		its := slices.DeleteFunc(slices.Clone(packages), func(p *testPackage) bool { return p.kind() != k })
@@ -182,8 +239,8 @@ func compile(ctx context.Context, o options, packages []*testPackage, kinds ...k
 type kind string
 
 const (
-	// static is for those of a chain, which only drive the built binaries, so that what they measure is not slowed down. The bed's
-	// machines, which have another libc, run them too.
+	// static is for packages of a chain, which only drive the built binaries, so that no race
+	// detector slows them down. The bed's machines, which have another libc, run them too.
 	static kind = "static"
 	plain  kind = "plain" // without cgo
 	raced  kind = "raced" // with the race detector
@@ -202,8 +259,9 @@ func (p *testPackage) kind() kind {
 // dir is where its binaries are.
 func (k kind) dir(o options) string { return filepath.Join(o.workDir, "tests-"+string(k)) }
 
-// compile makes all binaries of a kind by one command: each that is run reads the packages of the whole tree first. Paths are trimmed, so
-// that what one clone of the tree has compiled serves the next.
+// compile makes all binaries of a kind by one command: each that is run reads the packages of the
+// whole tree first. Paths are trimmed, so that what one clone of the tree has compiled serves the
+// next.
 func (k kind) compile(ctx context.Context, o options, packages []*testPackage) error {
 	if len(packages) == 0 {
 		return nil
@@ -212,7 +270,7 @@ func (k kind) compile(ctx context.Context, o options, packages []*testPackage) e
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	// The linter has vetted the tree, and for each kind what it imports would be looked at again.
+	// The linter has vetted the tree, and vet would look at the imports of each kind again.
 	args := []string{"test", "-c", "-vet=off", "-trimpath", "-buildvcs=false", "-p", strconv.Itoa(o.parallel), "-tags", testtree.Tags, "-o", dir + "/"}
 	cgo := "CGO_ENABLED=1"
 	switch k {
@@ -240,11 +298,12 @@ func (k kind) compile(ctx context.Context, o options, packages []*testPackage) e
 	return nil
 }
 
-// withoutCgo are the packages whose tests do what only a program without cgo can, as the product's daemon is one: a system call on
-// all threads. Nor can they look for races then.
+// withoutCgo are the packages whose tests make a system call on all threads, which only a program
+// without cgo can, as the product's daemon is one. Nor can they look for races then.
 var withoutCgo = []string{"internal/confine"}
 
-// chainOf says which chain the package in a directory belongs to. The longest package has one of its own.
+// chainOf says which chain the package in a directory belongs to. The longest package has one of
+// its own.
 func chainOf(dir string) string {
 	switch {
 	case dir == "tests/functional":
@@ -272,7 +331,8 @@ func newSlots(n int) slots { return make(slots, max(n, 1)) }
 func (s slots) take()    { s <- struct{}{} }
 func (s slots) release() { <-s }
 
-// each calls f for every package, in their order, as many at a time as there are slots, and returns when all have returned.
+// each calls f for every package, in their order, as many at a time as there are slots, and
+// returns when all have returned.
 func each(s slots, packages []*testPackage, f func(*testPackage)) {
 	var wg sync.WaitGroup
 	for _, p := range packages {
@@ -286,7 +346,7 @@ func each(s slots, packages []*testPackage, f func(*testPackage)) {
 }
 
 // longest are the packages outside chains that take longest. They begin, so that what runs alone at the end is short.
-var longest = []string{"image/layer", "agent", "internal/cli", "image", "internal/guest", "internal/daemon", "image/build", "runtime/libct", "agent/llm"}
+var longest = []string{"image/layer", "agent", "internal/cli", "image", "internal/guest/host", "internal/daemon", "image/build", "runtime/libct", "agent/llm"}
 
 // byLength orders packages.
 func byLength(a, b *testPackage) int {
@@ -296,9 +356,10 @@ func byLength(a, b *testPackage) int {
 	return cmp.Compare(place(a), place(b))
 }
 
-// runLane runs every binary in a copy of the tree that belongs to the lane's user: a clone below /root, say, is out of
-// an ordinary user's reach, and a test that writes beside its source must not write into ours. What drives whole daemons runs
-// in chains, beside all else and those of another lane: it mostly waits. Each chain has a slot, which the others get when it has ended.
+// runLane runs every binary in a copy of the tree that belongs to the lane's user: a clone below
+// /root, say, is out of an ordinary user's reach, and a test that writes beside its source must
+// not write into ours. What drives whole daemons runs in chains, beside all else and those of
+// another lane: it mostly waits. Each chain has a slot, which the others get when it has ended.
 func runLane(ctx context.Context, o options, l *lane, free slots, packages []*testPackage, results *results) (err error) {
 	tree := filepath.Join(o.workDir, "tree-"+l.Name)
 	if err := testtree.Copy(ctx, tree); err != nil {
@@ -325,8 +386,8 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 		err = joinErr(err, remove())
 	}()
 	if l.Name == "root" {
-		// As /var/lib: root's sandboxes run as high ids, which must be able to pass. An ordinary user's home is 0700 on
-		// Debian, and so is its lane's directory.
+		// As /var/lib: root's sandboxes run as high ids, which must be able to pass. An ordinary user's
+		// home is 0700 on Debian, and so is its lane's directory.
 		if err := os.Chmod(tmp, 0o755); err != nil {
 			return err
 		}
@@ -357,9 +418,12 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 		env = append(env, "SANDBOXD_TEST_DISPOSABLE=yes")
 	}
 	for _, v := range os.Environ() { // how long tests/faults goes on, and with which choices
-		if strings.HasPrefix(v, "SANDBOXD_FAULT_") {
+		if strings.HasPrefix(v, "SANDBOXD_FAULT_") || strings.HasPrefix(v, "SANDBOXD_AGENT_FAULT_") {
 			env = append(env, v)
 		}
+	}
+	if o.soak {
+		env = append(env, "SANDBOXD_TEST_SOAK=yes")
 	}
 	chains := chainsOf(packages)
 	one := func(p *testPackage) { results.add(l, runPackage(ctx, o, l, p, tree, env)) }
@@ -380,7 +444,7 @@ func runLane(ctx context.Context, o options, l *lane, free slots, packages []*te
 	return ctx.Err()
 }
 
-// own gives files to the lane's user, if that is not who runs us.
+// own gives files to the lane's user, if that is another than ours.
 func (l *lane) own(ctx context.Context, dirs ...string) error {
 	if l.user == nil {
 		return nil
@@ -400,16 +464,16 @@ func (l *lane) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: l.user.uid, Gid: l.user.gid}
 }
 
-// runPackage runs one test binary and returns what its tests did.
+// runPackage runs one test binary and returns the results of its tests.
 func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree string, env []string) testresult.Package {
-	args := testresult.Flags(testTimeout, o.run)
+	args := testresult.Flags(o.timeout(), o.run)
 	name := p.Binary
 	if l.sudo {
 		// env(1) because sudo replaces the environment.
 		args = append(append(append([]string{"-n", "env", "-i"}, env...), name), args...)
 		name = "sudo"
 	}
-	limited, cancel := context.WithTimeout(ctx, testTimeout+time.Minute)
+	limited, cancel := context.WithTimeout(ctx, o.timeout()+time.Minute)
 	defer cancel()
 	test := exec.CommandContext(limited, name, args...)
 	test.Dir = filepath.Join(tree, p.Dir)
@@ -427,8 +491,8 @@ func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree st
 	return r
 }
 
-// removeTree removes the work directory, with sudo where root's lane left files in it. What belongs to subordinate ids, an ordinary
-// user who has no sudo removes too.
+// removeTree removes the work directory, with sudo for files that root's lane left in it. Files of
+// subordinate ids go without sudo too.
 func removeTree(ctx context.Context, dir string) error {
 	if err := harness.RemoveAll(dir); err == nil {
 		return nil

@@ -15,8 +15,9 @@ import (
 	"time"
 )
 
-// endLeftovers ends what the tests of an interrupted run have left running: daemons with their sandboxes, which outlive whoever started
-// them, and behind sudo the test binaries. They are told by the run's own directory, whose name nobody else has.
+// endLeftovers ends the processes that the tests of an interrupted run have left: daemons with
+// their sandboxes, which outlive the test binaries, and test binaries behind sudo. It tells them
+// by the run's own directory, whose name is unique.
 func endLeftovers(ctx context.Context, workDir string) {
 	left := leftovers(workDir)
 	for _, pid := range left {
@@ -40,8 +41,8 @@ func endLeftovers(ctx context.Context, workDir string) {
 	}
 }
 
-// shutDown asks a daemon to end with its launcher, which an ordinary user cannot look into to know whose it is. What does not answer
-// is ended like all else.
+// shutDown asks a daemon to end with its launcher, whose paths an ordinary user cannot read. A
+// daemon that does not answer is killed like all else.
 func shutDown(ctx context.Context, pid int) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	args := strings.Split(string(data), "\x00")
@@ -66,8 +67,8 @@ func shutDown(ctx context.Context, pid int) {
 	_ = cmd.Run() // see above
 }
 
-// leftovers are the processes, but for this one, that were started with a path below the directory, or write to a file there, as
-// launchers do.
+// leftovers are the processes, but for this one, that were started with a path below the
+// directory, or write to a file there, as launchers do.
 func leftovers(workDir string) []int {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {

@@ -7,12 +7,12 @@ import (
 	"slices"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// What an interrupted run has started is found and ended, by its arguments or its environment; others are left alone.
+// The processes of an interrupted run are found and ended, by their arguments or their
+// environment; others are left alone.
 func TestLeftoversAreEnded(t *testing.T) {
 	dir := t.TempDir()
 	start := func(env string, args ...string) *exec.Cmd {
@@ -29,7 +29,7 @@ func TestLeftoversAreEnded(t *testing.T) {
 			t.Fatal(err)
 		}
 		// While it is about to be another program it has neither arguments nor an environment.
-		harness.Eventually(t, time.Minute, func() error {
+		harness.Eventually(t, func() error {
 			for _, file := range []string{"cmdline", "environ"} {
 				if data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", cmd.Process.Pid, file)); err != nil || len(data) == 0 {
 					return fmt.Errorf("%s: %q, %w", file, data, err)

@@ -1,10 +1,12 @@
-// Command lanes compiles every test of the tree once and runs it in each lane: as root, and as an ordinary user with
-// subordinate ids and a clean environment. What neither of them could run, it then runs in the machines of the test bed, which
-// are lanes too (docs/testbed.md); tests/limits is run there from the beginning. Meanwhile the targets that read what strangers send
-// are fuzzed.
+// Command lanes compiles every test of the tree once and runs it in each lane: as an ordinary user
+// with subordinate ids and a clean environment, and as root. A package that neither asks for its
+// uid nor for privileges of the kernel runs in the ordinary user's lane only. Tests that no lane
+// of this machine could run then run in the machines of the test bed, which are lanes too
+// (docs/testbed.md); tests/limits runs there from the beginning.
 //
-// It ends with one table of packages by lanes, and fails when a test failed, or when a test was skipped in every lane
-// and is not on the list of expected skips: a promise that no lane checks is no promise.
+// The run ends with one table of packages by lanes. It fails if a test failed, or if a test was
+// skipped in every lane and is neither left to a soak run ([testenv.Soak]) nor on the list of
+// expected skips: a promise that no lane checks is no promise. No test is tried twice.
 package main
 
 import (
@@ -33,20 +35,20 @@ type options struct {
 	packages string // pattern of packages
 	parallel int    // packages compiled or tested at once
 	bed      string // machines of the test bed; "no" for none, empty for the default
+	soak     bool   // set SANDBOXD_TEST_SOAK for the tests
 	workDir  string
 }
 
-// defaultBed is the oldest and the newest kernel, each flavour and each user, in the time that `make test` has for it. What the
-// others do, all of them with each flavour and each user, is for `make testbed`, before a release.
+// defaultBed is the oldest and the newest kernel, each flavour and each user. All other
+// combinations are for soak runs.
 const defaultBed = "6.1-tiny/dev,newest-systemd/root"
 
-// defaultRest is where what the native lanes have skipped is run then: of that nothing asks for systemd, with which a machine takes a
-// minute longer to start.
+// defaultRest are the machines for tests that the native lanes have skipped. None of those tests
+// needs systemd, with which a machine takes a minute longer to start.
 const defaultRest = "6.1-tiny/dev,newest-tiny/root"
 
-// briefly are those machines in which long tests are brief: 300 sandboxes and 16 kills take five minutes where they are emulated
-// beside the other lanes, and are for `make testbed`.
-const briefly = "6.1-tiny,newest-systemd,newest-tiny"
+// wholeBed are all machines: the default bed of a soak run.
+const wholeBed = "6.1-tiny,6.12-tiny,newest-tiny,6.1-systemd,6.12-systemd,newest-systemd"
 
 // module is the import path that all our packages' begin with.
 const module = "github.com/sandboxd/sandboxd"
@@ -54,10 +56,18 @@ const module = "github.com/sandboxd/sandboxd"
 // everything is the pattern of all packages.
 const everything = "./..."
 
-// narrowed says that the run was asked to leave something out, and so cannot be judged by what it left out. Other machines
-// than the default's are left out too: what runs in those that were chosen is not known.
+// narrowed reports whether the run leaves something out, so that tests skipped everywhere cannot
+// be judged. A bed that was chosen narrows it too: it may lack a need.
 func (o options) narrowed() bool {
-	return o.run != "" || o.packages != everything || o.lane != "all" || o.bed != "" && o.bed != defaultBed
+	return o.run != "" || o.packages != everything || o.lane != "all" || o.bed != "" && o.bed != o.ownBed()
+}
+
+// ownBed returns the machines that a whole run has.
+func (o options) ownBed() string {
+	if o.soak {
+		return wholeBed
+	}
+	return defaultBed
 }
 
 func main() {
@@ -66,14 +76,15 @@ func main() {
 	flag.StringVar(&o.run, "run", "", "run only tests that match the `regexp`; missing lanes and skips are then not judged")
 	flag.StringVar(&o.packages, "pkg", "", "test only the packages that match the `pattern`; the same applies")
 	flag.StringVar(&o.bed, "bed", "", "`machines` of the test bed, as testbed -machines takes them, or no;\n"+
-		"the default is "+defaultBed+", and no where -lane, -run or -pkg narrow")
+		"the default is "+defaultBed+", and no if -lane, -run or -pkg narrow")
+	flag.BoolVar(&o.soak, "soak", false, "add the tests that judge the clock, and many rounds of random choices; hours")
 	flag.IntVar(&o.parallel, "p", 2, "how many packages to compile and to test at once")
 	flag.Parse()
 	if o.packages == "" {
 		o.packages = everything
 	}
 	if o.bed == "" {
-		if o.bed = defaultBed; o.narrowed() {
+		if o.bed = o.ownBed(); o.narrowed() {
 			o.bed = "no"
 		}
 	}
@@ -104,9 +115,6 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		return false, err
 	}
 
-	if !o.narrowed() { // then there is a lane of the ordinary user, the second
-		lanes = append(lanes, &lane{Name: fuzzLane, user: lanes[1].user})
-	}
 	var bed *testBed
 	if o.bed != "no" {
 		if bed, err = startBed(ctx, o); err != nil {
@@ -124,10 +132,10 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 	if err := compile(ctx, o, packages, static); err != nil {
 		return false, err
 	}
-	// What needs a cgroup v2 host needs nothing of the lanes: its machines run beside them, and longest, so they begin while the rest
-	// is compiled. What the lanes leave over comes last.
+	// The machines need nothing of the native lanes and run longest, so they begin while the rest is
+	// compiled. Tests that the native lanes have skipped come last.
 	inBed := map[*lane][]testresult.Package{}
-	var beside, fuzzing errgroup.Group // what one could not do is no reason to end the other
+	var beside errgroup.Group // one that could not run does not end the other
 	compiled, uncompiled := context.WithCancel(ctx)
 	defer uncompiled()
 	if bed != nil && slices.ContainsFunc(packages, func(p *testPackage) bool { return p.Path == limitsPackage }) {
@@ -147,33 +155,23 @@ func run(ctx context.Context, o options) (ok bool, err error) {
 		return false, err
 	}
 	fmt.Printf("compiled %d test binaries in %s\n", len(packages), time.Since(began).Round(time.Second))
-	for _, l := range lanes {
-		if l.Name == fuzzLane { // it takes what the others leave, to the end
-			fuzzing.Go(func() error { return finish(l, results, runFuzz(ctx, o, l, results)) })
-		}
-	}
 	beside.Go(func() error { return runNative(ctx, o, lanes, packages, results) })
 	if err = beside.Wait(); err == nil && bed != nil {
 		var rest map[*lane][]testresult.Package
-		rest, err = bed.rest(ctx, o, results)
-		for l, its := range rest {
-			inBed[l] = together(inBed[l], its)
-		}
-		if err == nil {
-			err = bed.secondTries(ctx, o, inBed)
-		}
-		if err != nil {
+		if rest, err = bed.rest(ctx, o, results); err != nil {
 			err = fmt.Errorf("test bed: %w", err)
 		}
+		for l, its := range rest {
+			inBed[l] = append(inBed[l], its...)
+		}
 	}
-	err = joinErr(err, fuzzing.Wait())
-	// Whatever became of the others, what each did is told.
+	// The results of all lanes are reported, whatever became of one.
 	for l, its := range inBed {
 		for _, r := range its {
 			results.add(l, r)
 		}
 	}
-	ok = results.report(os.Stdout, o.narrowed())
+	ok = results.report(os.Stdout, o)
 	if o.narrowed() {
 		fmt.Println("this run was narrowed: that a test was skipped everywhere was not judged")
 	}
@@ -189,7 +187,8 @@ func (o options) helpers() string { return filepath.Join(o.workDir, "helpers") }
 // debs is where the packages lie that tests make images of.
 func (o options) debs() string { return filepath.Join(o.workDir, "debs") }
 
-// provide makes what all lanes need, once. What it takes from the network it keeps, in a cache that other users may not read.
+// provide makes the helpers and packages that all lanes need, once. Downloads are kept in a cache
+// that other users may not read.
 func (o options) provide(ctx context.Context) error {
 	for _, dir := range []string{o.helpers(), o.debs()} {
 		if err := os.Mkdir(dir, 0o755); err != nil {
@@ -233,16 +232,18 @@ func runNative(ctx context.Context, o options, lanes []*lane, packages []*testPa
 		case lane.Unavailable != "":
 			fmt.Printf("\n== lane %s: not run: %s\n", lane.Name, lane.Unavailable)
 			continue
-		case lane.inBed, lane.Name == fuzzLane:
+		case lane.inBed:
 			continue
 		}
 		fmt.Printf("\n== lane %s\n", lane.Name)
-		group.Go(func() error { return finish(lane, results, runLane(ctx, o, lane, free, packages, results)) })
+		group.Go(func() error {
+			return finish(lane, results, runLane(ctx, o, lane, free, lane.share(lanes, packages), results))
+		})
 	}
 	return group.Wait()
 }
 
-// finish writes what a lane of this machine has done, unless it could not be run.
+// finish writes the results of a lane of this machine, unless it could not be run.
 func finish(l *lane, results *results, err error) error {
 	if err == nil {
 		err = testresult.WriteJUnitFile(filepath.Join("build", "junit-"+l.Name+".xml"), results.of(l))
@@ -253,9 +254,9 @@ func finish(l *lane, results *results, err error) error {
 	return nil
 }
 
-// expectedSkips are the tests that no lane can run, neither on this machine nor in the bed, each with the reason. Anything
-// else that is skipped everywhere is a failure.
-// The test's name is that of its package below the module, a dot and its own.
+// expectedSkips are the tests that no lane can run, neither on this machine nor in the bed, each
+// with the reason. Anything else that is skipped everywhere is a failure. The test's name is that
+// of its package below the module, a dot and its own.
 var expectedSkips = []struct{ test, reason string }{
 	{
 		`^tests/security\.TestAttacksAreRefused/(write-uevent-helper|write-binfmt|read-firmware|socket-(can|key|rds|sctp|tipc))$`,
@@ -289,7 +290,7 @@ func joinErr(a, b error) error {
 	return b
 }
 
-// shortName turns an import path into what the table shows.
+// shortName turns an import path into the name in the table.
 func shortName(pkg string) string {
 	rest := strings.TrimPrefix(pkg, module)
 	if rest == "" {

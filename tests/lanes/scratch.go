@@ -13,18 +13,21 @@ import (
 )
 
 const (
-	// scratchSize bounds what a lane's tests may have in memory at once: seven times what they were seen to.
+	// scratchSize bounds a lane's temporary files in memory: seven times the most that was seen.
 	scratchSize = "4g"
-	// scratchMemory is how much of the machine's memory must be free for that, beside two machines of the bed.
+	// scratchMemory is how much of the machine's memory must be free for that, beside two machines of
+	// the bed.
 	scratchMemory = 8 << 30
 )
 
-// scratch readies the directory that a lane has for temporary files, and returns what removes all that is in it.
+// scratch readies the directory that a lane has for temporary files, and returns what removes all
+// that is in it.
 //
-// Every daemon that a test starts makes the host image, a thousand inodes, and they are removed with it. Before ext4 without a
-// journal takes an inode it looks at each one that was removed in the last minutes, and a third of the processor time of the
-// tests went there; and what is synced waits for a disk that the other lane writes to. So the ordinary user's files, of whom
-// root is there to ask, are in memory. Root's stay on disk, because the product's do, and are removed when all have been made.
+// Every daemon that a test starts makes the host image, a thousand inodes, and they are removed
+// with it. Before ext4 without a journal takes an inode, it looks at each one removed in the last
+// minutes: that took a third of the tests' processor time. Syncs wait for a disk that the other
+// lane writes to. So an ordinary user's files are in memory, if root runs the lanes. Root's stay
+// on disk, as the product's do, and are removed when all have been made.
 func (l *lane) scratch(ctx context.Context, dir string) (remove func() error, inMemory bool) {
 	onDisk := func() error { return removeTree(ctx, dir) }
 	if l.user == nil {
@@ -34,7 +37,8 @@ func (l *lane) scratch(ctx context.Context, dir string) (remove func() error, in
 		fmt.Printf("lane %s: its temporary files are on disk, which takes longer: %v\n", l.Name, err)
 		return onDisk, false
 	}
-	// Detached: what a peer of a test leaves running for its next use, as podman does, holds nothing up.
+	// Detached: a peer of a test that leaves something running for its next use, as podman does,
+	// holds nothing up.
 	return func() error { return unix.Unmount(dir, unix.MNT_DETACH) }, true
 }
 

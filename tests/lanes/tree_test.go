@@ -11,7 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// What a lane's daemons have left is owned by subordinate ids; an ordinary user whom sudo asks for a password removes it all the same.
+// The leftovers of a lane's daemons are owned by subordinate ids. An ordinary user without sudo
+// removes them all the same.
 func TestFilesOfSubordinateIDsAreRemoved(t *testing.T) {
 	testenv.RequireUserNS(t)
 	testenv.RequireSubIDs(t)

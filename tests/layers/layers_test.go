@@ -1,6 +1,6 @@
-// Package layers holds the applier against the two that other engines are built on: images made of Debian packages are
-// unpacked by image/layer and read through overlayfs, by umoci, and by containerd's archive.Apply, and the three trees must
-// be the same but for what image/layer says that it left out.
+// Package layers compares the applier with those of other engines. Images made of Debian packages
+// are unpacked by image/layer and read through overlayfs, by umoci, and by containerd's
+// archive.Apply. The three trees must be equal but for the omissions that image/layer reports.
 package layers
 
 import (
@@ -34,7 +34,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// images is how many are compared. Root, for whom nothing is different but the privilege, looks at a few of them.
+// images returns the number of images to compare. Root, which differs only in privilege, compares a
+// few of them.
 func images() int {
 	if os.Geteuid() == 0 && os.Getenv(all) == "" {
 		return 8
@@ -42,8 +43,8 @@ func images() int {
 	return 32
 }
 
-// base is in every image. The others are each in one or two, with set-id files, odd owners, hard links, capabilities that are
-// set after installation, and names that are not ASCII among them.
+// base is in every image. The others are each in one or two, with set-id files, odd owners, hard
+// links, capabilities that are set after installation, and names that are not ASCII among them.
 var base, packages = func() (b, p []string) {
 	first, second, _ := strings.Cut(packageList, "\n\n")
 	return strings.Fields(first), strings.Fields(second)
@@ -68,8 +69,8 @@ func TestUnpackingAgreesWithUmociAndContainerd(t *testing.T) {
 	kept := harness.Debs(t)
 	dir := t.TempDir()
 	env := append(os.Environ(), inside+"="+dir, "SANDBOXD_TEST_DEBS="+kept, "SANDBOXD_TEST_UMOCI="+umoci, "SANDBOXD_TEST_CONTAINERD="+harness.Helper(t, "containerd-apply"))
-	// With a mount namespace of its own, and, for an ordinary user, as root of the subordinate ids: whoever runs this, files get
-	// the owners that the packages give them.
+	// With a mount namespace of its own, and, for an ordinary user, as root of the subordinate ids:
+	// whoever runs this, files get the owners that the packages give them.
 	args := []string{"--mount"}
 	if os.Geteuid() != 0 {
 		testenv.RequireSubIDs(t)
@@ -80,7 +81,7 @@ func TestUnpackingAgreesWithUmociAndContainerd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), unshare, append(args, self, "-test.run=^"+t.Name()+"$", "-test.v", "-test.parallel=2", "-test.timeout="+testenv.Patience(15*time.Minute).String())...)
+	cmd := exec.CommandContext(t.Context(), unshare, append(args, self, "-test.run=^"+t.Name()+"$", "-test.v", "-test.parallel=2", "-test.timeout="+testenv.HungAfter.String())...)
 	cmd.Env = env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	out, err := cmd.CombinedOutput()
@@ -98,7 +99,8 @@ func compareAll(t *testing.T, top string) {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		t.Fatal(err)
 	}
-	// A hundred thousand files are made and removed again. Before Linux 6.6 tmpfs has no user.* xattrs.
+	// A hundred thousand files are made and removed again. Before Linux 6.6 tmpfs has no user.*
+	// xattrs.
 	if err := unix.Mount("tmpfs", top, "tmpfs", 0, "size=2g"); err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +121,7 @@ func compareAll(t *testing.T, top string) {
 			if err := os.Mkdir(dir, 0o755); err != nil {
 				t.Fatal(err)
 			}
-			// Whoever started us could not remove what belongs to others.
+			// The user who started us could not remove files of other owners.
 			defer func() {
 				if err := os.RemoveAll(dir); err != nil {
 					t.Error(err)
@@ -139,7 +141,7 @@ func compare(t *testing.T, dir string, number int, layers [][]byte) {
 		if len(tree) < 100 {
 			t.Errorf("%s has %d files", who, len(tree))
 		}
-		// What is left out, and nothing else, they have and we do not.
+		// Exactly the reported omissions are in their trees and not in ours.
 		for _, line := range skipped {
 			name, what, _ := strings.Cut(line, ": ")
 			name = path.Clean(name)
@@ -207,7 +209,7 @@ func unpackUmoci(t *testing.T, dir string, layers [][]byte) map[string]string {
 	return list(t, root)
 }
 
-// unpackOurs returns what overlayfs makes of our layers, and what they say that they left out.
+// unpackOurs returns overlayfs' view of our layers, and the reported omissions.
 func unpackOurs(t *testing.T, dir string, number int, layers [][]byte) (tree map[string]string, skipped []string) {
 	t.Helper()
 	lower := []*os.Root{}
@@ -245,7 +247,7 @@ func unpackOurs(t *testing.T, dir string, number int, layers [][]byte) (tree map
 		t.Fatalf("mount overlay: %v", err)
 	}
 	defer func() {
-		// A program that another image's test just starts may have what we had open, until it is executed.
+		// A program that another image's test is starting may hold our descriptors until it is executed.
 		if err := unix.Unmount(merged, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
@@ -253,8 +255,9 @@ func unpackOurs(t *testing.T, dir string, number int, layers [][]byte) (tree map
 	return list(t, merged), skipped
 }
 
-// list describes every file below top: type and mode, owner, for all but directories the time, for files size, digest and
-// the first of the names that share them, targets of links, device numbers, and xattrs.
+// list describes every file below top: type and mode, owner, for all but directories the time, for
+// files size, digest and the first of the names that share them, targets of links, device numbers,
+// and xattrs.
 func list(t *testing.T, top string) map[string]string {
 	t.Helper()
 	tree := make(map[string]string)
@@ -335,7 +338,7 @@ func xattrs(t *testing.T, name string) string {
 	return strings.Join(out, "")
 }
 
-// A builder writes one layer and knows what the layers so far have.
+// A builder writes one layer and knows the content of the layers so far.
 type builder struct {
 	t    *testing.T
 	buf  bytes.Buffer
@@ -343,8 +346,8 @@ type builder struct {
 	seen map[string]*tar.Header // by clean name
 }
 
-// build makes the layers of an image: the base; three packages; what no package has; much of the second removed; the first
-// in another version.
+// build makes the layers of an image: the base; three packages; entries that no package has; much
+// of the second removed; the first in another version.
 func build(t *testing.T, number int, names []string) [][]byte {
 	t.Helper()
 	b := &builder{t: t, seen: make(map[string]*tar.Header)}
@@ -431,7 +434,7 @@ func (b *builder) each(name string, f func(*tar.Header, []byte)) {
 func (b *builder) install(name string) {
 	b.t.Helper()
 	b.each(name, func(hdr *tar.Header, content []byte) {
-		// What ping's postinst does.
+		// As ping's postinst does.
 		if path.Clean(hdr.Name) == "bin/ping" {
 			hdr.Format = tar.FormatPAX
 			hdr.PAXRecords = map[string]string{"SCHILY.xattr.security.capability": "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"}
@@ -442,7 +445,7 @@ func (b *builder) install(name string) {
 
 var noted = map[string]string{"SCHILY.xattr.user.note": "d"}
 
-// oddities are what images have that no package does.
+// oddities adds entries that images have and packages do not.
 func (b *builder) oddities(number int) {
 	b.t.Helper()
 	dir := fmt.Sprintf("srv/odd%d/", number)
@@ -451,7 +454,7 @@ func (b *builder) oddities(number int) {
 	b.add(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "set-gid/below", Mode: 0o755}, nil)
 	b.file(dir+"set-id", "x", 0o6755)
 	b.add(&tar.Header{Typeflag: tar.TypeReg, Name: dir + "owned", Mode: 0o640, Uid: 65534, Gid: 65534}, []byte("y"))
-	// Links have the attributes of what they lead to: containerd gives it those of the last one.
+	// Links have the attributes of their targets: containerd gives it those of the last one.
 	b.add(&tar.Header{Typeflag: tar.TypeLink, Name: dir + "owned-too", Linkname: dir + "owned", Mode: 0o640, Uid: 65534, Gid: 65534}, nil)
 	b.add(&tar.Header{Typeflag: tar.TypeSymlink, Name: dir + "link", Linkname: "../../../../etc/passwd", Uid: 33, Gid: 33}, nil)
 	b.add(&tar.Header{Typeflag: tar.TypeLink, Name: dir + "link-too", Linkname: dir + "link", Uid: 33, Gid: 33}, nil)
@@ -469,7 +472,7 @@ func (b *builder) oddities(number int) {
 	b.file("tmp/of-no-entry/below/file", "x", 0o644)
 	b.file(dir+"shut/file", "x", 0)
 	b.add(&tar.Header{Typeflag: tar.TypeDir, Name: dir + "shut", Mode: 0o000}, nil)
-	// The same name twice, of two types.
+	// One name twice, of two types.
 	b.file(dir+"twice", "first", 0o644)
 	b.add(&tar.Header{Typeflag: tar.TypeSymlink, Name: dir + "twice", Linkname: "set-id"}, nil)
 	b.file(dir+"again", "first", 0o644)
@@ -501,7 +504,8 @@ func (b *builder) removals(number int) {
 		}
 		return false
 	}
-	// Whole directories first; some of them have lost a part before. The other way around the two do not agree.
+	// Whole directories first; some of them have lost a part before. The other way around the two do
+	// not agree.
 	for i, name := range names {
 		dir := path.Dir(name)
 		if i%11 == number%11 && strings.HasPrefix(dir, "usr/share/") && strings.Count(dir, "/") > 2 && !below(dir) {
@@ -533,7 +537,8 @@ func (b *builder) removals(number int) {
 	}
 }
 
-// upgrade installs another version of a package: contents and modes differ, and here and there the type.
+// upgrade installs another version of a package: contents and modes differ, and here and there the
+// type.
 func (b *builder) upgrade(name string) {
 	b.t.Helper()
 	n := 0

@@ -11,8 +11,9 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// A run of the agent that the daemon hosts ends when its sandbox has used its processor time. That it gets that far says that its process,
-// which is confined, reaches the daemon: whether it may the kernel decides from Linux 7.1 on, and these tests run there too.
+// A run of the agent that the daemon hosts ends when its sandbox has used its processor time. That
+// it gets that far says that its process, which is confined, reaches the daemon: whether it may
+// the kernel decides from Linux 7.1 on, and these tests run there too.
 func TestHostedAgentRunIsHeldToItsProcessorTime(t *testing.T) {
 	inputs := t.TempDir()
 	recording := filepath.Join(inputs, "recorded.json")

@@ -12,17 +12,15 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// However many sandboxes come and go, the cgroups are as they were: [group] compares when the daemon has shut down, and
-// here it is compared while it runs.
+// However many sandboxes come and go, the cgroups are as they were: [group] compares when the
+// daemon has shut down, and here it is compared while it runs.
 func TestDeletedSandboxesLeaveNoCgroup(t *testing.T) {
 	const workers = 4
-	n := 300
-	if testing.Short() {
-		n = 40
-	}
+	n := testenv.Rounds(16, 300)
 	d := start(t)
 	d.Warm(t)
 	d.Create(t, api.CreateSandbox{}) // stays until the shutdown
@@ -57,13 +55,11 @@ func TestDeletedSandboxesLeaveNoCgroup(t *testing.T) {
 	d.NothingLeaked(t, leaks)
 }
 
-// kill -9 of the daemon or of the launcher, whenever it may be: the next one puts everything right. What is listed can be
-// deleted, and then nothing is left; the shutdown at the end looks for everything that was ever seen.
+// After kill -9 of the daemon or of the launcher at any instant, the next one repairs everything.
+// A listed sandbox can be deleted, and then nothing is left; the shutdown at the end looks for
+// everything that was ever marked.
 func TestKilledAtRandomNothingIsLeft(t *testing.T) {
-	rounds := 16
-	if testing.Short() {
-		rounds = 6
-	}
+	rounds := testenv.Rounds(2, 16)
 	d := start(t)
 	d.Warm(t)
 	base := vacate(t)
@@ -119,7 +115,7 @@ func TestKilledAtRandomNothingIsLeft(t *testing.T) {
 			close(stop)
 			busy.Wait()
 		}
-		harness.Eventually(t, 30*time.Second, func() error {
+		harness.Eventually(t, func() error {
 			for _, s := range d.List(t) {
 				if err := d.Call(t.Context(), http.MethodDelete, "/v1/sandboxes/"+s.ID, nil, nil); err != nil && code(err) != api.CodeNotFound {
 					return fmt.Errorf("delete %s, which is %s (%s): %w", s.ID, s.State, s.Reason, err)

@@ -1,6 +1,7 @@
 package limits
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -9,19 +10,19 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// An exec's timeout ends all that it started, however it hides, within 200 ms: a tree of processes that have forked twice,
-// have sessions of their own, ignore every signal that can be ignored, and go on making such.
+// An exec's timeout ends all that it started, however it hides: a tree of processes that have
+// forked twice, have sessions of their own, ignore every signal that can be ignored, and go on
+// making such. A soak run judges the delay too: 200 ms in the median.
 func TestTimeoutEndsATreeInTime(t *testing.T) {
 	const (
-		rounds  = 3
-		timeout = 10 * time.Second // python takes seconds to start where it is emulated on a busy host
-		within  = 200 * time.Millisecond
-		most    = 2 * time.Second
-		tree    = `
+		within = 200 * time.Millisecond
+		most   = 2 * time.Second
+		tree   = `
 import os, signal, time
-for n in set(range(1, 65)) - {signal.SIGCHLD}: # which ignored leaves nothing to wait for
+for n in set(range(1, 65)) - {signal.SIGCHLD}: # ignored, it would leave nothing to wait for
     try: signal.signal(n, signal.SIG_IGN)
     except (OSError, ValueError): pass
 def hide():
@@ -46,8 +47,9 @@ while True: time.sleep(1)
 	)
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Pids: 200}})
+	timeout := 5 * time.Second // doubled until the machine has the tree up in that time
 	var late []time.Duration
-	for range rounds {
+	for rounds := testenv.Rounds(1, 3); len(late) < rounds; {
 		s.Sh(t, "rm -f /tmp/up")
 		started := make(chan time.Time, 1)
 		ended := make(chan *api.Exit, 1)
@@ -67,28 +69,19 @@ while True: time.sleep(1)
 			ended <- exit
 		}()
 		began := <-started
-		// Just before the end: whoever is there now ends at the timeout, and later births are seen by what is left after it.
-		select {
-		case <-time.After(time.Until(began.Add(timeout - 2*time.Second))):
-		case <-t.Context().Done():
-		}
-		var pidfds []int
-		for _, pid := range s.Processes(t) {
-			if pid == s.PID {
-				continue
+		pidfds := treePidfds(t, s, ended)
+		if pidfds == nil {
+			if timeout *= 2; timeout > testenv.HungAfter {
+				t.Fatal("the tree does not come up")
 			}
-			if fd, err := unix.PidfdOpen(pid, 0); err == nil {
-				pidfds = append(pidfds, fd)
-			}
+			continue
 		}
-		if len(pidfds) < 13 {
-			t.Fatalf("%d processes are up, want 13 and those being born", len(pidfds))
-		}
+		// These end at the timeout. Later births are seen by the processes that are left after it.
 		for _, fd := range pidfds {
 			for {
-				n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 20_000)
+				n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(testenv.HungAfter.Milliseconds()))
 				if n == 0 && err == nil {
-					t.Fatal("a process still runs 20 s after the timeout")
+					t.Fatal("a process still runs after the timeout")
 				}
 				if n > 0 {
 					break
@@ -106,11 +99,51 @@ while True: time.sleep(1)
 	}
 	slices.Sort(late)
 	t.Logf("the last process ended so long after the timeout: %v", late)
-	if median := late[rounds/2]; median > within {
+	if !testenv.Soaking() {
+		return
+	}
+	if median := late[len(late)/2]; median > within {
 		t.Errorf("the median is %s, more than %s", median, within)
 	}
-	// None of them may be a way to run on; a machine that is emulated stops for a while now and then.
-	if worst := late[rounds-1]; worst > testenv.Patience(most) {
-		t.Errorf("the longest is %s, more than %s", worst, testenv.Patience(most))
+	// None of them may be a way to run on.
+	if worst := late[len(late)-1]; worst > most {
+		t.Errorf("the longest is %s, more than %s", worst, most)
 	}
+}
+
+// treePidfds waits until the tree of [TestTimeoutEndsATreeInTime] is up, and returns pidfds of its
+// processes, or nil if the exec has ended before that.
+func treePidfds(t *testing.T, s *harness.Sandbox, ended chan *api.Exit) (pidfds []int) {
+	t.Helper()
+	const least = 13 // the leader and its twelve children; others come and go
+	harness.Eventually(t, func() error {
+		select {
+		case exit := <-ended:
+			if exit == nil || !exit.Timeout {
+				t.Fatalf("the exec ended with %+v", exit)
+			}
+			return nil
+		default:
+		}
+		pids := s.Processes(t)
+		if response, err := s.Get(t.Context(), "/tmp/up"); err != nil {
+			return err
+		} else if err := response.Body.Close(); err != nil {
+			return err
+		}
+		for _, pid := range pids {
+			if fd, err := unix.PidfdOpen(pid, 0); pid != s.PID && err == nil {
+				pidfds = append(pidfds, fd)
+			}
+		}
+		if len(pidfds) >= least {
+			return nil
+		}
+		for _, fd := range pidfds {
+			_ = unix.Close(fd)
+		}
+		pidfds = nil
+		return fmt.Errorf("%d processes are up, want %d and those being born", len(pids)-1, least)
+	})
+	return pidfds
 }

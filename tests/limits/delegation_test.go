@@ -24,7 +24,7 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// Where nothing is delegated: systemd gives a scope, and what cannot be had is said with the way to it.
+// Without delegation systemd gives a scope, and every missing controller is named with its remedy.
 
 // requireSystemd asks for a host that systemd manages. The flavour tiny of the bed is none.
 func requireSystemd(t *testing.T) {
@@ -33,7 +33,7 @@ func requireSystemd(t *testing.T) {
 	testenv.RequireSystemd(t)
 }
 
-// command runs a program of the host that must succeed, and returns what it said.
+// command runs a program of the host that must succeed, and returns its output.
 func command(t testing.TB, argv ...string) string {
 	t.Helper()
 	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
@@ -43,7 +43,7 @@ func command(t testing.TB, argv ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// systemctl speaks to whom the daemon of this user would speak to.
+// systemctl speaks to the service manager that the daemon of this user would speak to.
 func systemctl(t testing.TB, args ...string) string {
 	t.Helper()
 	argv := []string{"systemctl"}
@@ -71,8 +71,8 @@ func ordinary(t *testing.T) (uid int, who *syscall.Credential) {
 	return uid, &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
 }
 
-// scope starts a scope that nothing is delegated to, and returns its cgroup: for root what logind makes of a login, for
-// others what their own manager makes.
+// scope starts a scope that nothing is delegated to, and returns its cgroup: for root what logind
+// makes of a login, for others what their own manager makes.
 func scope(t *testing.T, uid int) string {
 	t.Helper()
 	unit := fmt.Sprintf("login-%d-%d.scope", uid, time.Now().UnixNano())
@@ -91,7 +91,7 @@ func scope(t *testing.T, uid int) string {
 		_ = cmd.Wait() // by our signal
 	})
 	var dir string
-	harness.Eventually(t, 30*time.Second, func() error {
+	harness.Eventually(t, func() error {
 		if dir = cgroupOf(t, cmd.Process.Pid); filepath.Base(dir) != unit {
 			return fmt.Errorf("the process is in %s", dir)
 		}
@@ -118,13 +118,13 @@ func ours(t *testing.T) (found []string) {
 	return found
 }
 
-// nothingLeft checks, when the test's daemon has shut down, that its scope and everything in it is gone. To be called
-// before the daemon is started.
+// nothingLeft checks, when the test's daemon has shut down, that its scope and everything in it is
+// gone. To be called before the daemon is started.
 func nothingLeft(t *testing.T) {
 	t.Helper()
 	before := ours(t)
 	t.Cleanup(func() {
-		harness.Eventually(t, 20*time.Second, func() error {
+		harness.Eventually(t, func() error {
 			if after := ours(t); !slices.Equal(before, after) {
 				return fmt.Errorf("cgroups before: %q, after: %q", before, after)
 			}
@@ -153,8 +153,8 @@ func holds(t *testing.T, s *harness.Sandbox) {
 	}
 }
 
-// A daemon that is started by somebody who logged in, or from a user's unit without Delegate=, gets a scope; the next
-// daemon joins it; and it ends with the last of them.
+// A daemon started from a login, or from a user's unit without Delegate=, gets a scope. The next
+// daemon joins it, and it ends with the last of them.
 func TestDaemonWithoutDelegationGetsAScope(t *testing.T) {
 	requireSystemd(t)
 	type who struct {
@@ -195,7 +195,7 @@ func TestDaemonWithoutDelegationGetsAScope(t *testing.T) {
 	}
 }
 
-// The doctor, started by somebody who logged in, says what a daemon would get, and leaves nothing.
+// The doctor, started from a login, reports the scope that a daemon would get, and leaves nothing.
 func TestDoctorTriesAScope(t *testing.T) {
 	requireSystemd(t)
 	nothingLeft(t)
@@ -212,7 +212,7 @@ func TestDoctorTriesAScope(t *testing.T) {
 	}
 }
 
-// What users get by default is not all: what is missing is named, with the drop-in that gives it.
+// Users get some controllers by default. A missing one is named, with the drop-in that gives it.
 func TestMissingControllersAreNamedWithTheDropIn(t *testing.T) {
 	requireSystemd(t)
 	testenv.RequireRoot(t)
@@ -256,7 +256,7 @@ func TestMissingControllersAreNamedWithTheDropIn(t *testing.T) {
 	}
 }
 
-// at is a daemon that somebody else has started.
+// at returns a client of a daemon that the test does not own.
 func at(dir string) *harness.Daemon {
 	d := &harness.Daemon{DataDir: filepath.Join(dir, "data"), RuntimeDir: filepath.Join(dir, "run"), Socket: filepath.Join(dir, "run", "api.sock")}
 	d.HTTP = &http.Client{Transport: &http.Transport{
@@ -271,13 +271,13 @@ func at(dir string) *harness.Daemon {
 // answers waits for such a daemon.
 func answers(t *testing.T, d *harness.Daemon) {
 	t.Helper()
-	harness.Eventually(t, time.Minute, func() error { return d.Call(t.Context(), http.MethodGet, "/healthz", nil, nil) })
+	harness.Eventually(t, func() error { return d.Call(t.Context(), http.MethodGet, "/healthz", nil, nil) })
 }
 
 // shutDown ends such a daemon with its sandboxes.
 func shutDown(t *testing.T, d *harness.Daemon) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 	defer cancel()
 	if err := d.Call(ctx, http.MethodPost, "/v1/system/shutdown", api.Shutdown{}, nil); err != nil {
 		t.Errorf("shut down: %v", err)
@@ -302,8 +302,8 @@ func place(t *testing.T) string {
 	return dir
 }
 
-// The units that we ship, and what people make of them: systemd starts the daemon again, the sandboxes live on and their
-// limits hold, and after a shutdown nothing is left.
+// The units that we ship, and what people make of them: systemd starts the daemon again, the
+// sandboxes live on and their limits hold, and after a shutdown nothing is left.
 func TestServiceIsRestarted(t *testing.T) {
 	requireSystemd(t)
 	shipped, dir := units.System, "/run/systemd/system"
@@ -370,7 +370,7 @@ func TestServiceIsRestarted(t *testing.T) {
 			started()
 			holds(t, s)
 			shutDown(t, d)
-			harness.Eventually(t, 20*time.Second, func() error {
+			harness.Eventually(t, func() error {
 				if state := systemctl(t, "show", "--property=ActiveState,Result", unit); !strings.Contains(state, "inactive") || !strings.Contains(state, "success") {
 					return fmt.Errorf("after the shutdown the unit is %s", state)
 				}

@@ -12,10 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// device is the number of the disk that the daemon's data lies on: here always a whole one, of the machine's root.
+// device is the number of the disk that the daemon's data lies on: here always a whole one, of the
+// machine's root.
 func device(t *testing.T, d *harness.Daemon) string {
 	t.Helper()
 	var st unix.Stat_t
@@ -25,7 +27,7 @@ func device(t *testing.T, d *harness.Daemon) string {
 	return fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
 }
 
-// moved is what the kernel counts for the disk: "wbytes", "rios" and the like.
+// moved returns the kernel's counter for the disk: "wbytes", "rios" and the like.
 func moved(t *testing.T, dir, disk, what string) int64 {
 	t.Helper()
 	for line := range strings.Lines(read(t, dir, "io.stat")) {
@@ -50,7 +52,8 @@ const (
 	writeDirect = "while :; do dd if=/dev/zero of=/tmp/direct bs=64k count=64 oflag=direct conv=notrunc; done"
 	// Through the page cache, and synced so that it is written out by whoever dirtied it.
 	writeCached = "while :; do dd if=/dev/zero of=/tmp/cached bs=64k count=64 conv=notrunc,fdatasync; done"
-	// Several that do not wait for one another, nor for the disk: they are held when the kernel writes their pages out.
+	// Several that do not wait for one another, nor for the disk: they are held when the kernel
+	// writes their pages out.
 	writeUnsynced = "for i in 1 2 3 4; do while :; do dd if=/dev/zero of=/tmp/unsynced$i bs=64k count=128 conv=notrunc; done & done; wait"
 )
 
@@ -62,7 +65,7 @@ func loop(t *testing.T, s *harness.Sandbox, script string) {
 // await waits until the disk has seen some of a loop: what comes first is not held back.
 func await(t *testing.T, dir, disk, what string, n int64) {
 	t.Helper()
-	harness.Eventually(t, 2*time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		if got := moved(t, dir, disk, what); got < n {
 			return fmt.Errorf("%s is %d", what, got)
 		}
@@ -70,8 +73,8 @@ func await(t *testing.T, dir, disk, what string, n int64) {
 	})
 }
 
-// comesUpTo looks at something of which there is as much as its limit allows, ± 20 %. What an emulated disk does in a given moment may be
-// less, for its processors are the host's; more there is never.
+// comesUpTo waits until a counter grows at its limit, ± 20 %. An emulated disk may be slower at
+// any moment, because its processors are the host's. It is never faster.
 func comesUpTo(t *testing.T, what string, limit float64, counter func() int64) {
 	t.Helper()
 	var seen []float64
@@ -88,7 +91,10 @@ func comesUpTo(t *testing.T, what string, limit float64, counter func() int64) {
 	t.Errorf("%.0f %s a second, want %.0f ± 20 %%", seen, what, limit)
 }
 
+// io.stat counts bytes and no periods, so that a ceiling of bytes per second can only be judged by
+// a clock. TestLimitsAreInTheKernel compares io.max in the gate.
 func TestIOLimitHoldsWrites(t *testing.T) {
+	testenv.Soak(t, "it judges bytes per second")
 	const bps = 1 * mib
 	d := shared(t)
 	disk := device(t, d)
@@ -103,9 +109,9 @@ func TestIOLimitHoldsWrites(t *testing.T) {
 			if script == writeDirect {
 				comesUpTo(t, "bytes", bps, written)
 			} else {
-				// Who goes through the page cache waits for the journal too, and for a writeback that starts when it likes and may
-				// pause for many seconds: how long that takes is not ours, that it is never faster is.
-				began := time.Now() // before it is looked at how much there is: who looks may be held up
+				// Writes through the page cache wait for the journal too, and for a writeback that starts when
+				// it likes and may pause for many seconds. Only the ceiling is judged.
+				began := time.Now() // before the first look at the counter, which may be held up
 				from := written()
 				await(t, dir, disk, "wbytes", from+6*bps)
 				if got := float64(written()-from) / time.Since(began).Seconds(); got > 1.2*bps {
@@ -117,7 +123,7 @@ func TestIOLimitHoldsWrites(t *testing.T) {
 			if got := read(t, dir, "io.max"); got != "" {
 				t.Errorf("io.max is %q after the limit was taken away", got)
 			}
-			// What nobody waits for comes in bursts, when the kernel finds that pages have been dirty for long.
+			// Unsynced writes come in bursts, when the kernel finds that pages have been dirty for long.
 			var freed float64
 			for range 20 {
 				if freed = max(freed, rate(t, 3*time.Second, written)); freed >= 2*bps {
@@ -132,6 +138,7 @@ func TestIOLimitHoldsWrites(t *testing.T) {
 }
 
 func TestIOLimitHoldsOperations(t *testing.T) {
+	testenv.Soak(t, "it judges operations per second")
 	const iops = 40
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{IO: api.IOLimits{WriteIOPS: iops}}})
@@ -145,7 +152,8 @@ func TestIOLimitHoldsOperations(t *testing.T) {
 func TestIOLimitsThatNothingHoldsAreRefused(t *testing.T) {
 	d := shared(t)
 	_, err := d.TryCreate(t.Context(), api.CreateSandbox{Limits: api.Limits{IO: api.IOLimits{Weight: 50}}})
-	// A device that hands its requests on to others (multipath) has no scheduler, nor a file that names it.
+	// A device that hands its requests on to others (multipath) has no scheduler, nor a file that
+	// names it.
 	scheduler, _ := os.ReadFile("/sys/dev/block/" + device(t, d) + "/queue/scheduler")
 	if strings.Contains(string(scheduler), "[bfq]") {
 		if err != nil {
@@ -154,7 +162,8 @@ func TestIOLimitsThatNothingHoldsAreRefused(t *testing.T) {
 	} else if code(err) != api.CodeUnenforceable || !strings.Contains(err.Error(), "bfq") {
 		t.Errorf("a weight without bfq: %v", err)
 	}
-	// On tmpfs there is no device. It must be one with user attributes, or no sandbox starts: Linux 6.6.
+	// On tmpfs there is no device. It must be one with user attributes, or no sandbox starts: Linux
+	// 6.6.
 	dir := filepath.Join("/dev/shm", "limits-"+filepath.Base(d.DataDir))
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)

@@ -1,6 +1,6 @@
-// Package limits tests that limits bite: on a cgroup v2 host with its controllers, the built binaries, as an ordinary
-// user with a delegated subtree and as root. Natively most machines of ours have no such thing, and the tests skip:
-// `make testbed` runs them in a machine that has it.
+// Package limits tests that limits bite: on a cgroup v2 host with its controllers, the built
+// binaries, as an ordinary user with a delegated subtree and as root. Natively most machines of
+// ours have no such thing, and the tests skip: `make testbed` runs them in a machine that has it.
 package limits
 
 import (
@@ -29,8 +29,9 @@ const mount = "/sys/fs/cgroup"
 // controllers are those that our limits need.
 var controllers = []string{"cpu", "cpuset", "io", "memory", "pids"}
 
-// group makes a cgroup for one test, delegated as far as this user can delegate, with all controllers. When the test ends
-// it must be as it was made: nothing below it, nothing enabled for what was below.
+// group makes a cgroup for one test, delegated as far as this user can delegate, with all
+// controllers. When the test ends, the cgroup must be as it was made: no children, no controllers
+// handed on.
 func group(t *testing.T) string {
 	t.Helper()
 	testenv.RequireUserNS(t)
@@ -42,7 +43,8 @@ func group(t *testing.T) string {
 	}
 	before := tree(t, base)
 	t.Cleanup(func() {
-		// Whoever was moved here must be gone first; the daemon's end is waited for by its own clean-up, which runs earlier.
+		// Whoever was moved here must be gone first; the daemon's end is waited for by its own clean-up,
+		// which runs earlier.
 		if after := tree(t, base); !slices.Equal(before, after) {
 			t.Errorf("cgroups before:\n  %s\nafter:\n  %s", strings.Join(before, "\n  "), strings.Join(after, "\n  "))
 			_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
@@ -54,8 +56,9 @@ func group(t *testing.T) string {
 	return dir
 }
 
-// vacate moves the test, and whoever else is in its cgroup, into a leaf, and enables the controllers beside that leaf: what
-// a supervisor that delegates to several does. It returns the cgroup above the leaf.
+// vacate moves the test, and all other processes of its cgroup, into a leaf, and enables the
+// controllers beside that leaf, as a supervisor that delegates to several does. It returns the
+// cgroup above the leaf.
 func vacate(t *testing.T) string {
 	t.Helper()
 	own := cgroupOf(t, os.Getpid())
@@ -75,7 +78,8 @@ func vacate(t *testing.T) string {
 	return own
 }
 
-// tree lists the cgroups below base with the controllers that each hands on, and what daemons of root make at the top.
+// tree lists the cgroups below base with the controllers that each hands on, and what daemons of
+// root make at the top.
 func tree(t *testing.T, base string) []string {
 	t.Helper()
 	var found []string
@@ -104,8 +108,9 @@ func start(t *testing.T) *harness.Daemon {
 	return harness.Start(t, harness.Options{Cgroup: group(t)})
 }
 
-// common is the daemon of all tests that ask nothing special of theirs and leave it running: where processors are emulated, starting one
-// and its first sandbox is more than most of them do with it.
+// common is the daemon of all tests that ask nothing special of theirs and leave it running: where
+// processors are emulated, starting one and its first sandbox is more than most of them do with
+// it.
 var common struct {
 	daemon *harness.Daemon // nil: the next test starts it
 	stop   []func()        // at the very end
@@ -117,20 +122,22 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// stop ends what the tests shared, the last first. What it finds left behind is a panic, for their tests have ended; the others end all the same.
+// stop ends everything that the tests shared, the last first. A leftover is a panic, for the tests
+// have ended; the rest is ended all the same.
 func stop() {
 	for _, f := range common.stop {
 		defer f()
 	}
 }
 
-// outliving is a test whose daemon goes on when it has ended.
+// outliving is a test whose daemon goes on after it.
 type outliving struct{ testing.TB }
 
 func (outliving) Cleanup(f func()) { common.stop = append(common.stop, f) }
-func (outliving) Failed() bool     { return false } // that test tells itself what the daemon said
+func (outliving) Failed() bool     { return false } // the test logs the daemon's output itself
 
-// shared returns the common daemon, without a sandbox. What the test has made is deleted when it ends, and its cgroups must be gone then.
+// shared returns the common daemon, without a sandbox. The test's sandboxes are deleted when it
+// ends, and their cgroups must be gone then.
 func shared(t *testing.T) *harness.Daemon {
 	t.Helper()
 	testenv.RequireUserNS(t)
@@ -163,7 +170,7 @@ func shared(t *testing.T) *harness.Daemon {
 				t.Logf("the daemon said:\n%s", d.Log())
 			}
 		}()
-		d.Mark(t) // what is deleted now must be gone when all have ended, too
+		d.Mark(t) // so that sandboxes deleted now are looked for at the very end, too
 		ctx := context.WithoutCancel(t.Context())
 		var list api.SandboxList
 		if err := d.Call(ctx, http.MethodGet, "/v1/sandboxes", nil, &list); err != nil {
@@ -229,8 +236,9 @@ func number(t *testing.T, dir, file, key string) int64 {
 	return 0
 }
 
-// rate is how much a counter of the kernel grows in a second. It is looked at twice, and what lies between is timed. When it was looked
-// at must be known: on a busy machine who looks may be held up on the way, and what is counted goes on.
+// rate returns the growth of a kernel counter in a second. It takes two looks and times the gap
+// between them. A look that was held up on a busy machine is repeated: the counter goes on
+// meanwhile.
 func rate(t *testing.T, during time.Duration, counter func() int64) float64 {
 	t.Helper()
 	look := func() (n int64, at time.Time) {
@@ -252,10 +260,34 @@ func rate(t *testing.T, during time.Duration, counter func() int64) float64 {
 	return float64(to-from) / ended.Sub(began).Seconds()
 }
 
-// cores is how many cores' time the sandbox takes.
-func cores(t *testing.T, dir string, during time.Duration) float64 {
+// cpuPeriod is the period of every ceiling of CPU time that we set, as cpu.max shows it.
+const cpuPeriod = 100 * time.Millisecond
+
+// throttledTo waits until a cgroup of busy processes has used its share of cores and no more. It
+// compares the kernel's counters of used time and of elapsed periods, and no clock of ours. A
+// machine that stands still adds to neither, or the kernel throttles the group until its debt is
+// paid. A ceiling that does not hold never comes down to its share.
+func throttledTo(t *testing.T, dir string, share float64) {
 	t.Helper()
-	return rate(t, during, func() int64 { return number(t, dir, "cpu.stat", "usage_usec") }) / 1e6
+	const periods = 20
+	count := func() (used, elapsed, throttled int64) {
+		return number(t, dir, "cpu.stat", "usage_usec"), number(t, dir, "cpu.stat", "nr_periods"), number(t, dir, "cpu.stat", "nr_throttled")
+	}
+	used, elapsed, throttled := count()
+	harness.Eventually(t, func() error {
+		u, e, n := count()
+		got := float64(u-used) / float64(max(e-elapsed, 1)) / float64(cpuPeriod.Microseconds())
+		switch {
+		case e-elapsed < periods:
+			return fmt.Errorf("%d periods have elapsed, and %.3f of a core was used", e-elapsed, got)
+		case n == throttled:
+			return fmt.Errorf("it was never throttled in %d periods, and has used %.3f of a core", e-elapsed, got)
+		case got > 1.1*share:
+			return fmt.Errorf("it has used %.3f of a core in %d periods, more than %.2f", got, e-elapsed, share)
+		}
+		t.Logf("%.3f of a core in %d periods, throttled in %d", got, e-elapsed, n-throttled)
+		return nil
+	})
 }
 
 // near says whether got differs from want by no more than the share.
@@ -311,7 +343,7 @@ func background(t *testing.T, s *harness.Sandbox, script string) (wait func() *a
 				t.Fatalf("%s: %v", script, a.err)
 			}
 			return a.result
-		case <-time.After(testenv.Patience(time.Minute)):
+		case <-time.After(testenv.HungAfter):
 			t.Fatalf("%s: no answer", script)
 			return nil
 		}

@@ -5,7 +5,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,7 +17,7 @@ func TestOOMGroupEndsTheSandbox(t *testing.T) {
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, OOMGroup: true}})
 	neighbour := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, OOMGroup: true}})
 	s.Sh(t, "nohup sleep 600 >/dev/null 2>&1 &")
-	var pidfds []int // of who is there before the kill: a pid may be another's afterwards, and the cgroup is gone
+	var pidfds []int // of the processes before the kill: a pid may be another's afterwards, and the cgroup is gone
 	for pid := range strings.FieldsSeq(read(t, cgroupOf(t, s.PID), "cgroup.procs")) {
 		n, err := strconv.Atoi(pid)
 		if err != nil {
@@ -38,7 +37,7 @@ func TestOOMGroupEndsTheSandbox(t *testing.T) {
 	if code(err) != api.CodeGone || !strings.Contains(err.Error(), "out of memory") {
 		t.Errorf("the hog's exec: %v", err)
 	}
-	now := s.WaitState(t, 20*time.Second, api.StateStopped)
+	now := s.WaitState(t, api.StateStopped)
 	if !strings.Contains(now.Reason, "out of memory") {
 		t.Errorf("the reason is %q", now.Reason)
 	}
@@ -52,7 +51,8 @@ func TestOOMGroupEndsTheSandbox(t *testing.T) {
 	}
 }
 
-// A main process that the kernel kills for want of memory ends the sandbox, which says so; so does the end of all with oom_group.
+// A main process that the kernel kills for want of memory ends the sandbox, which says so; so does
+// the end of all with oom_group.
 func TestOOMOfTheMainProcess(t *testing.T) {
 	d := shared(t)
 	for _, group := range []bool{false, true} {
@@ -67,7 +67,7 @@ func TestOOMOfTheMainProcess(t *testing.T) {
 	}
 }
 
-// memory_high slows down and reclaims, and kills nobody.
+// memory_high slows down and reclaims, and kills nothing.
 func TestMemoryHighKillsNobody(t *testing.T) {
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 200 * mib, MemoryHigh: 32 * mib}})

@@ -4,13 +4,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// The kernel's freezer holds a paused sandbox, a commit shares it, and limits can be changed meanwhile.
+// The kernel's freezer holds a paused sandbox, a commit shares it, and limits can be changed
+// meanwhile.
 func TestPauseFreezesTheCgroup(t *testing.T) {
 	testenv.RequireCgroup(t, "memory", "pids")
 	d := shared(t)
@@ -47,11 +47,9 @@ func TestPauseFreezesTheCgroup(t *testing.T) {
 		t.Errorf("what ran goes on: %+v", got)
 	}
 	s.MustTurn(t, "pause", nil, api.StatePaused)
-	began, long := time.Now(), 600.0
+	// A grace that is longer than any wait of a test: frozen processes must not sit it out.
+	long := 600.0
 	s.MustTurn(t, "stop", api.StopSandbox{Grace: &long}, api.StateStopped)
-	if took := time.Since(began); took > testenv.Patience(time.Minute) {
-		t.Errorf("to stop what is frozen took %s", took)
-	}
 	now := s.MustTurn(t, "start", nil, api.StateRunning)
 	dir = filepath.Clean(cgroupOf(t, now.PID))
 	frozen("0")

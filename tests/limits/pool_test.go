@@ -5,18 +5,18 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/testenv"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// A sandbox that was parked without limits of its user's has those that he asks for: in the kernel, and where they bite.
+// A sandbox that was parked without limits of its user's has those that he asks for: in the
+// kernel, and where they bite.
 func TestParkedSandboxIsLimited(t *testing.T) {
 	testenv.RequireCgroup(t, "memory", "pids", "cpu")
 	d := harness.Start(t, harness.Options{Cgroup: group(t), Args: []string{"--pool", api.HostImage + "=1"}})
-	harness.Eventually(t, testenv.Patience(30*time.Second), func() error {
+	harness.Eventually(t, func() error {
 		if p := d.System(t).Pools; len(p) != 1 || p[0].Ready != 1 {
 			return fmt.Errorf("the pools are %+v", p)
 		}

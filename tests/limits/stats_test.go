@@ -19,7 +19,7 @@ func stats(t *testing.T, d *harness.Daemon, s *harness.Sandbox) *api.Stats {
 	return &st
 }
 
-// What stats say is what the kernel's files say, before and after.
+// Stats agree with the kernel's files, before and after.
 func TestStatsAgreeWithTheKernel(t *testing.T) {
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib, CPUs: 0.5, Pids: 30}})
@@ -73,8 +73,8 @@ for i in range(60):
 		"io written": float64(disks.WriteBytes), "io writes": float64(disks.WriteOps),
 	}
 	for name, f := range counters {
-		// The init goes on working and processes are still ending, so a counter may have moved meanwhile; memory and processes
-		// move both ways.
+		// The init goes on working and processes are still ending, so a counter may have moved
+		// meanwhile; memory and processes move both ways.
 		low, high := before[name], f()
 		if low, high = min(low, high), max(low, high); name == "memory" {
 			low, high = low-8*mib, high+8*mib

@@ -20,14 +20,12 @@ func TestChangedLimitsBite(t *testing.T) {
 		dir := cgroupOf(t, s.PID)
 		hog(t, s, 2)
 		mustPatch(t, d, s, api.LimitsUpdate{CPUs: new(0.2)})
-		// How exact the share is, TestCPULimitGivesItsShare shows; here the two must not be taken for one another.
-		if got := cores(t, dir, 4*time.Second); got > 0.4 {
-			t.Errorf("%.3f of a core before the change, want 0.2", got)
-		}
+		throttledTo(t, dir, 0.2)
 		mustPatch(t, d, s, api.LimitsUpdate{CPUs: new(0.8)})
-		if got := cores(t, dir, 4*time.Second); got < 0.5 || got > 1 {
-			t.Errorf("%.3f of a core after the change, want 0.8", got)
+		if got := read(t, dir, "cpu.max"); got != "80000 100000" {
+			t.Errorf("cpu.max is %q after the change", got)
 		}
+		throttledTo(t, dir, 0.8)
 		mustPatch(t, d, s, api.LimitsUpdate{CPUs: new(0.0)}) // the default: no ceiling
 		if got := read(t, dir, "cpu.max"); got != "max 100000" {
 			t.Errorf("cpu.max is %q after the ceiling was taken away", got)
@@ -83,7 +81,8 @@ func TestChangedLimitsBite(t *testing.T) {
 	})
 }
 
-// One limit that cannot be applied, and nothing is changed: not in the kernel, not in what is shown, and nothing is killed.
+// One limit that cannot be applied, and nothing is changed: not in the kernel, not in the record,
+// and nothing is killed.
 func TestRefusedChangeChangesNothing(t *testing.T) {
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{
@@ -138,7 +137,7 @@ print(len(a))'`)
 	if got := holder(); got.Stdout != "67108864\n" || got.Exit.OOM {
 		t.Errorf("the holder of memory ended with %+v", got)
 	}
-	// What is only cached is no obstacle.
+	// Memory that is only cached is no obstacle.
 	s.Sh(t, "head -c 80M /dev/zero >/tmp/cached; sync /tmp/cached")
 	if n := number(t, dir, "memory.current", ""); n < 64*mib {
 		t.Errorf("%d bytes in use with 80 MiB in the page cache", n)
@@ -165,8 +164,9 @@ func TestChangesSurviveTheDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if left := changed.Deadline.Sub(began); left < 7190*time.Second || left > 7300*time.Second {
-		t.Errorf("the deadline is in %s, want two hours from the change", left)
+	// Two hours from the change, which the daemon made between request and answer.
+	if at := changed.Deadline.Add(-2 * time.Hour); at.Before(began.Add(-time.Second)) || at.After(time.Now().Add(time.Second)) {
+		t.Errorf("the deadline is at %s, want two hours from the change", changed.Deadline)
 	}
 	if _, err := patch(t, d, short, api.UpdateSandbox{Timeout: 3}); err != nil {
 		t.Fatal(err)
@@ -174,7 +174,7 @@ func TestChangesSurviveTheDaemon(t *testing.T) {
 	where := cgroupOf(t, d.PID())
 	d.Kill9(t)
 	// No daemon: it is the launcher that ends it.
-	harness.Eventually(t, 20*time.Second, func() error {
+	harness.Eventually(t, func() error {
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d/ns", short.PID)); err == nil {
 			return fmt.Errorf("the init still runs")
 		}

@@ -27,7 +27,8 @@ const (
 	agentCommand = "true"
 )
 
-// instantModel answers at once with the turn that follows the conversation that it is shown, to any number of runs.
+// instantModel answers at once with the turn that follows the conversation that it is shown, to
+// any number of runs.
 func instantModel(b *testing.B) (url string) {
 	b.Helper()
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -60,7 +61,8 @@ func instantModel(b *testing.B) (url string) {
 	return srv.URL + "/v1"
 }
 
-// agentRun is one whole run by the built command line. It gives how long each turn took in which a command ran.
+// agentRun is one whole run by the built command line. It gives how long each turn took in which a
+// command ran.
 func agentRun(b *testing.B, d *harness.Daemon, model, output string) (turns []time.Duration, err error) {
 	b.Helper()
 	result := d.CLI(b, "agent", "run", "--query", "q", "--llm_name", "instant", "--llm_base_url", model, "--llm_retries", "0", "--output_dir", output)
@@ -94,8 +96,9 @@ func agentRun(b *testing.B, d *harness.Daemon, model, output string) (turns []ti
 	return turns, nil
 }
 
-// BenchmarkAgentRun is a whole run of eleven turns with a model that answers at once, from the start of the command line to its end,
-// and of it the turns: question, answer, policy, record, exec; against the exec alone.
+// BenchmarkAgentRun is a whole run of eleven turns with a model that answers at once, from the
+// start of the command line to its end, and of it the turns: question, answer, policy, record,
+// exec; against the exec alone.
 func BenchmarkAgentRun(b *testing.B) {
 	testenv.RequireUserNS(b)
 	d := harness.Start(b, harness.Options{})
@@ -121,7 +124,8 @@ func BenchmarkAgentRun(b *testing.B) {
 	b.ReportMetric(float64((turns[len(turns)/2]-sides[1].times[len(sides[1].times)/2]).Microseconds())/1000, "loop-p50-ms")
 }
 
-// BenchmarkAgentRunsAtOnce is how long it takes until the first and the last of many runs that begin together have ended.
+// BenchmarkAgentRunsAtOnce is how long it takes until the first and the last of many runs that
+// begin together have ended.
 func BenchmarkAgentRunsAtOnce(b *testing.B) {
 	testenv.RequireUserNS(b)
 	d := harness.Start(b, harness.Options{})

@@ -1,5 +1,5 @@
-// Package performance measures what a user waits for, against the nearest thing that the machine has, in one run and
-// in turns: a loaded machine slows both.
+// Package performance measures delays that a user feels, against the nearest peer that the machine
+// has, in one run and in turns: a loaded machine slows both.
 package performance
 
 import (
@@ -42,7 +42,7 @@ var errAgain = errors.New("again")
 type side struct {
 	name  string
 	run   func() error
-	ready func() error // what must be so before run, and is not timed; may be nil
+	ready func() error // set-up before run, which is not timed; may be nil
 	times []time.Duration
 }
 
@@ -55,7 +55,8 @@ func compare(b *testing.B, sides ...side) {
 	}
 }
 
-// measure times the sides in turns; which comes first changes from round to round. It takes back what has been reported before.
+// measure times the sides in turns; the first one changes from round to round. It takes back
+// earlier reports.
 func measure(b *testing.B, sides []side) {
 	b.Helper()
 	for i := range warmUp + b.N {
@@ -86,8 +87,8 @@ func measure(b *testing.B, sides []side) {
 	b.StopTimer()
 }
 
-// BenchmarkExecTrue is one exec of a static program in a running sandbox, asked for over the socket, against fork and
-// exec of the same program on the host.
+// BenchmarkExecTrue is one exec of a static program in a running sandbox, asked for over the
+// socket, against fork and exec of the same program on the host.
 func BenchmarkExecTrue(b *testing.B) {
 	testenv.RequireUserNS(b)
 	busybox := testenv.RequirePeer(b, "busybox")
@@ -113,7 +114,7 @@ func BenchmarkExecTrue(b *testing.B) {
 		}})
 }
 
-// putTrue puts a static `true` into the sandbox: its start costs what an exec costs, and no dynamic linking.
+// putTrue puts a static `true` into the sandbox: its start costs an exec, and no dynamic linking.
 func putTrue(b *testing.B, s *harness.Sandbox) {
 	b.Helper()
 	program, err := os.ReadFile(testenv.RequirePeer(b, "busybox"))
@@ -135,11 +136,13 @@ func execTrue(ctx context.Context, s *harness.Sandbox) error {
 	return err
 }
 
-// BenchmarkCreateRunDelete is a whole sandbox of the host image, from the request to the first byte of its program's
-// output to its deletion, against peers with the same mounts. All do it for the same user.
+// BenchmarkCreateRunDelete is a whole sandbox of the host image, from the request to the first
+// byte of its program's output to its deletion, against peers with the same mounts. All do it for
+// the same user.
 func BenchmarkCreateRunDelete(b *testing.B) {
 	testenv.RequireUserNS(b)
-	// As root runc would put its cgroups into the controllers' v1 hierarchies, and sandboxd has none there.
+	// As root runc would put its cgroups into the controllers' v1 hierarchies, and sandboxd has none
+	// there.
 	testenv.RequireOrdinaryUser(b)
 	bundle := ociBundle(b, testenv.RequirePeer(b, "runc"))
 	d := harness.Start(b, harness.Options{})
@@ -152,8 +155,8 @@ func BenchmarkCreateRunDelete(b *testing.B) {
 	}
 }
 
-// createRunDelete waits for the first byte of output before it deletes, as a user would. It adds to parts how long each
-// of the three took, and the first two together; parts may be nil.
+// createRunDelete waits for the first byte of output before it deletes, as a user would. It adds
+// to parts how long each of the three took, and the first two together; parts may be nil.
 func createRunDelete(ctx context.Context, d *harness.Daemon, parts map[string][]time.Duration) error {
 	began := time.Now()
 	lap := func(name string) {
@@ -177,7 +180,7 @@ func createRunDelete(ctx context.Context, d *harness.Daemon, parts map[string][]
 	}
 	lap("exec")
 	if parts != nil {
-		// What a peer's `run` is compared with: its cleaning up is in that, too, but cannot be had apart.
+		// The peer's `run` for comparison: its cleaning up is in that, too, but cannot be had apart.
 		n := len(parts["exec"]) - 1
 		parts["first-byte"] = append(parts["first-byte"], parts["create"][n]+parts["exec"][n])
 	}
@@ -203,8 +206,8 @@ func BenchmarkHealth(b *testing.B) {
 	report(b, "request", times)
 }
 
-// The promises of the first release, loosely, so that a slow machine does not fail a good change: the figures
-// themselves are in docs/performance.md.
+// The promises of the first release, loosely, so that a slow machine does not fail a good change:
+// the figures themselves are in docs/performance.md.
 func TestExecIsNotAnOrderOfMagnitudeSlowerThanAFork(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})
@@ -216,8 +219,8 @@ func TestExecIsNotAnOrderOfMagnitudeSlowerThanAFork(t *testing.T) {
 		}
 		return time.Since(began)
 	}
-	// In turns, and the fastest of each: what else the machine does makes them slower, and an exec, in which several processes have a
-	// part, more often. So they get as many turns as they need.
+	// In turns, and the fastest of each: what else the machine does makes them slower, and an exec,
+	// in which several processes have a part, more often. So they get as many turns as they need.
 	inside, host := time.Duration(math.MaxInt64), time.Duration(math.MaxInt64)
 	for range 1000 {
 		inside = min(inside, timed(func() error {

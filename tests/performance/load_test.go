@@ -21,21 +21,22 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// What the machine bears is not what is measured: smaller numbers are for trying out.
+// The machine's capacity is not measured: smaller numbers are for trying out.
 var (
 	live   = flag.Int("live", 200, "sandboxes that run while others are created")
 	idle   = flag.Int("idle", 100, "sandboxes whose memory is added up")
 	cycles = flag.Int("cycles", 5000, "creations, execs and deletions between two looks at the daemon's memory")
 )
 
-// BenchmarkWarm is a sandbox that was parked, from the request to the first byte of its program's output to its deletion,
-// against bubblewrap. The next one is parked before anybody's turn, and that is not timed: it is the work of idle moments.
+// BenchmarkWarm claims a sandbox of the warm pool, from the request to the first byte of its
+// program's output to its deletion, against bubblewrap. The pool is refilled before each turn,
+// untimed: it is the work of idle moments.
 func BenchmarkWarm(b *testing.B) {
 	testenv.RequireUserNS(b)
 	d := harness.Start(b, harness.Options{Args: []string{"--pool", api.HostImage + "=2"}})
 	parts := map[string][]time.Duration{}
 	parked := func() error {
-		harness.Eventually(b, time.Minute, func() error {
+		harness.Eventually(b, func() error {
 			for _, p := range d.System(b).Pools {
 				if p.Ready == p.Size {
 					return nil
@@ -59,8 +60,8 @@ func BenchmarkWarm(b *testing.B) {
 	}
 }
 
-// BenchmarkManyLive is what creations and execs cost among many sandboxes, after what they cost beside one: then there are
-// no others on the machine, for the kernel's part grows too.
+// BenchmarkManyLive is the cost of creations and execs among many sandboxes, after their cost
+// beside one: then there are no others on the machine, for the kernel's part grows too.
 func BenchmarkManyLive(b *testing.B) {
 	testenv.RequireUserNS(b)
 	d := harness.Start(b, harness.Options{})
@@ -97,8 +98,8 @@ func populate(b *testing.B, d *harness.Daemon, n int) []*harness.Sandbox {
 	return all
 }
 
-// inParallel calls f for 0 to n-1 by twice as many goroutines as there are processors, so that all are busy while
-// requests wait. It returns the first error.
+// inParallel calls f for 0 to n-1 by twice as many goroutines as there are processors, so that all
+// are busy while requests wait. It returns the first error.
 func inParallel(n int, f func(i int) error) error {
 	var next, failed atomic.Int64
 	var once sync.Once
@@ -122,8 +123,8 @@ func inParallel(n int, f func(i int) error) error {
 	return first
 }
 
-// BenchmarkThroughput is how much is done in a second with all processors busy. The clients are on the same machine, and
-// their part of its time is in the figures.
+// BenchmarkThroughput is how much is done in a second with all processors busy. The clients are on
+// the same machine, and their part of its time is in the figures.
 func BenchmarkThroughput(b *testing.B) {
 	testenv.RequireUserNS(b)
 	d := harness.Start(b, harness.Options{})
@@ -145,8 +146,8 @@ func BenchmarkThroughput(b *testing.B) {
 	perSecond("exec", 4*b.N, func(i int) error { return execTrue(b.Context(), running[i%len(running)]) })
 }
 
-// BenchmarkDaemonGrowth is how much memory the daemon has kept after many sandboxes have come and gone. The first
-// thousand make the heap as large as it will be, so they are not what is looked at.
+// BenchmarkDaemonGrowth is the memory that the daemon has kept after many sandboxes have come and
+// gone. The first thousand, which grow the heap to its size, are not counted.
 func BenchmarkDaemonGrowth(b *testing.B) {
 	testenv.RequireUserNS(b)
 	d := harness.Start(b, harness.Options{})
@@ -164,14 +165,14 @@ func BenchmarkDaemonGrowth(b *testing.B) {
 	b.ReportMetric(100*(float64(after)/float64(before)-1), "growth-percent")
 }
 
-// BenchmarkIdleMemory adds up what the processes of idle sandboxes, and what the daemon and the launcher have grown by for
-// them, take of the host's memory: proportional set sizes, in which what is shared counts once. Only root may read
-// those of processes in other user namespaces.
+// BenchmarkIdleMemory adds up the host's memory that the processes of idle sandboxes take, and the
+// growth of the daemon and the launcher for them: proportional set sizes, in which shared memory
+// counts once. Only root may read those of processes in other user namespaces.
 func BenchmarkIdleMemory(b *testing.B) {
 	testenv.RequireUserNS(b)
 	testenv.RequireRoot(b)
 	d := harness.Start(b, harness.Options{})
-	d.Create(b, api.CreateSandbox{}) // what the first one costs once
+	d.Create(b, api.CreateSandbox{}) // the costs of the first one
 	launcher := d.System(b).Launcher
 	before := pss(b, d.PID()) + pss(b, launcher)
 	all := populate(b, d, *idle)

@@ -17,14 +17,15 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// A peer is a program of the distribution that starts one program apart from the host and ends with it. All show it the
-// host image's directories read-only and no network, and run `echo x`.
+// A peer is a program of the distribution that starts one program apart from the host and ends
+// with it. All show it the host image's directories read-only and no network, and run `echo x`.
 type peer struct {
 	name    string
 	command func(ctx context.Context, n int) *exec.Cmd // of the n-th run
 }
 
-// peers are the sides of those that run here. One that does not is said in the output, with its own words.
+// peers are the sides of those that run here. One that does not is said in the output, with its
+// own words.
 func peers(b *testing.B, all ...peer) []side {
 	b.Helper()
 	var sides []side
@@ -69,7 +70,8 @@ func ociPeer(name, bundle string) peer {
 	}}
 }
 
-// bwrapPeer has namespaces and mounts, but neither a filter nor a limit nor anybody who could be asked for a second program.
+// bwrapPeer has namespaces and mounts, but neither a filter nor a limit nor a daemon for a second
+// program.
 func bwrapPeer(b *testing.B) peer {
 	b.Helper()
 	args := []string{"--unshare-all"}
@@ -131,7 +133,7 @@ func hostDirs(b *testing.B) []hostDir {
 	return dirs
 }
 
-// ociBundle is what the host image shows, as a bundle: the host's directories read-only on a small root.
+// ociBundle is the host image as a bundle: the host's directories read-only on a small root.
 func ociBundle(b *testing.B, runc string) string {
 	b.Helper()
 	bundle := b.TempDir()

@@ -28,8 +28,8 @@ func written(b *testing.B) (*harness.Daemon, *harness.Sandbox) {
 	return d, s
 }
 
-// BenchmarkSnapshot is a snapshot of a sandbox that has written 1,000 files of 10 KB, on disk when it is answered, against
-// the like files written on the host by one program and synced.
+// BenchmarkSnapshot is a snapshot of a sandbox that has written 1,000 files of 10 KB, on disk when
+// it is answered, against the like files written on the host by one program and synced.
 func BenchmarkSnapshot(b *testing.B) {
 	d, s := written(b)
 	content := bytes.Repeat([]byte("0123456789"), 1024)

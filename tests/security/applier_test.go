@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -27,9 +26,10 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// What unpacks a layer reads the most hostile input there is. Here it is taken over: the program that the launcher starts for
-// it (command applier) attacks from the place where the product begins to read, and says what worked. Before the confinement
-// everything works; without the filter, and without Landlock, what the other one holds is still held.
+// The unpacker reads the most hostile input there is. Here it is taken over: the program that the
+// launcher starts for it (command applier) attacks from the place where the product begins to
+// read, and reports the attacks that worked. Before the confinement everything works; without the
+// filter, or without Landlock, the other still holds.
 func TestUnpackerIsConfined(t *testing.T) {
 	testenv.RequireUserNS(t)
 	a := newApplier(t)
@@ -44,8 +44,8 @@ func TestUnpackerIsConfined(t *testing.T) {
 	}
 
 	noLandlock := worked(a.attack(t, "no-landlock"))
-	// The control for Landlock: what only it holds. All of it takes a descriptor that should not be there, but a
-	// socket among the layer's files and reading what lies below.
+	// The control for Landlock: what only it holds. All of it takes a descriptor that should not be
+	// there, but a socket among the layer's files and reading what lies below.
 	if diff := cmp.Diff([]string{
 		"create-outside-descriptor", "make-socket-file", "read-layer-below", "read-outside-descriptor", "remove-outside-descriptor",
 		"write-outside-descriptor",
@@ -76,7 +76,7 @@ func TestUnpackerIsConfined(t *testing.T) {
 	}
 }
 
-// What reads what a sandbox has changed has a whole sandbox's files to choose names and content from.
+// The child that reads a sandbox's changes reads names and contents that the whole sandbox chose.
 func TestDifferIsConfined(t *testing.T) {
 	testenv.RequireUserNS(t)
 	a := newApplier(t)
@@ -94,7 +94,8 @@ func TestDifferIsConfined(t *testing.T) {
 		}
 	}
 
-	// The control for Landlock: what only it holds. Its filter knows no call that makes or removes names, but openat(2) does.
+	// The control for Landlock: what only it holds. Its filter knows no call that makes or removes
+	// names, but openat(2) does.
 	noLandlock := worked(a.attackDiff(t, "attacknolandlock"))
 	if diff := cmp.Diff([]string{
 		"create-outside-descriptor", "read-layer-below", "read-outside-descriptor", "write-outside-descriptor",
@@ -145,7 +146,7 @@ func TestLayersAreUnpackedWithoutLandlock(t *testing.T) {
 type applier struct {
 	client  *launcher.Client
 	dir     string // where the launcher keeps its data
-	outside string // a directory of the host that everybody may write to
+	outside string // a directory of the host that every user may write to
 	parent  string // chain id of a layer
 	applied []string
 }
@@ -186,7 +187,7 @@ func newApplier(t *testing.T) *applier {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience(time.Minute))
+		ctx, cancel := context.WithTimeout(context.Background(), testenv.HungAfter)
 		defer cancel()
 		for _, chain := range a.applied {
 			if err := a.client.RemoveLayer(ctx, chain); err != nil {
@@ -230,8 +231,8 @@ func (a *applier) send(t *testing.T, mediaType string, blob *os.File, parents []
 	return results[0], nil
 }
 
-// attack has the unpacker attack, with a directory of the host in the place of the layer's stream, and looks at that
-// afterwards: what is said to have been refused must not have happened.
+// attack has the unpacker attack, with a directory of the host in the place of the layer's stream,
+// and looks at that afterwards: an attack reported as refused must not have happened.
 func (a *applier) attack(t *testing.T, order string) map[string]string {
 	t.Helper()
 	return a.run(t, order, func() error {
@@ -258,7 +259,8 @@ func (a *applier) attackDiff(t *testing.T, id string) map[string]string {
 	})
 }
 
-// run plants files outside, has the attack happen, and compares what it says with what has become of them.
+// run plants files outside, has the attack happen, and compares the report with the state of the
+// files.
 func (a *applier) run(t *testing.T, order string, attack func() error) map[string]string {
 	t.Helper()
 	for name, body := range map[string]string{"planted": "the host's", "removed": "not yet"} {

@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -47,7 +46,8 @@ func statuses(t *testing.T, pid int, field string) (values []string) {
 	return values
 }
 
-// A daemon that is led out of its own directories, by a link in the place of one of them, does not follow.
+// A daemon that is led out of its own directories, by a link in the place of one of them, does not
+// follow.
 func TestDaemonIsConfined(t *testing.T) {
 	testenv.RequireLandlock(t, 2)
 	d := start(t)
@@ -71,7 +71,7 @@ func TestDaemonIsConfined(t *testing.T) {
 	dir := filepath.Join(d.DataDir, "logs", s.ID)
 	file := filepath.Join(dir, "00000001.log")
 	var log []byte
-	harness.Eventually(t, time.Minute, func() (err error) {
+	harness.Eventually(t, func() (err error) {
 		if log, err = os.ReadFile(file); err == nil && !strings.Contains(string(log), "its own words") {
 			err = fmt.Errorf("the log is %q", log)
 		}
@@ -113,7 +113,7 @@ func TestDaemonIsConfined(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The control: what is below its own directories it reads by way of a link.
+	// The control: the daemon reads through a link below its own directories.
 	inside := filepath.Join(d.DataDir, "planted")
 	if err := os.CopyFS(inside, os.DirFS(outside)); err != nil {
 		t.Fatal(err)
@@ -136,7 +136,8 @@ func TestDaemonIsConfined(t *testing.T) {
 	}
 }
 
-// A process for a run of the agent, which a daemon that was taken over tells what to do, is not led out of the runs by a link among them.
+// A process for a run of the agent, which a daemon that was taken over tells what to do, is not
+// led out of the runs by a link among them.
 func TestAgentWorkerIsConfined(t *testing.T) {
 	testenv.RequireLandlock(t, 2)
 	runs, outside := t.TempDir(), t.TempDir()
@@ -166,7 +167,7 @@ func TestAgentWorkerIsConfined(t *testing.T) {
 		return reply.Problem, ""
 	}
 	for _, what := range []string{`"resume":{}`, `"remove":true`} {
-		// The control: below the runs a link is followed, and what it leads to is read, and is no record.
+		// The control: below the runs a link is followed, and its target is read, and is no record.
 		if p, failed := ask(`{"run":"` + in + `",` + what + `}`); failed != "" || p.Detail == "" || strings.Contains(p.Detail, "permission denied") {
 			t.Errorf("control: %s: %+v %s", what, p, failed)
 		}
@@ -185,7 +186,8 @@ func TestAgentWorkerIsConfined(t *testing.T) {
 	}
 }
 
-// While a run goes on, every thread of its process is held, and a daemon that was killed leaves it to the next one.
+// While a run goes on, every thread of its process is held, and a daemon that was killed leaves it
+// to the next one.
 func TestHostedRunsProcessIsHeld(t *testing.T) {
 	testenv.RequireLandlock(t, 2)
 	d := start(t)
@@ -234,7 +236,7 @@ func TestHostedRunsProcessIsHeld(t *testing.T) {
 	}
 }
 
-// What the daemon cannot do any more it has done for it, and a launcher that dies is replaced.
+// A broker does the work that the daemon is confined from, and a launcher that dies is replaced.
 func TestConfinedDaemonStartsALauncher(t *testing.T) {
 	d := start(t)
 	before := d.System(t).Launcher
@@ -252,8 +254,8 @@ func TestConfinedDaemonStartsALauncher(t *testing.T) {
 	if err := process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	harness.Eventually(t, testenv.Patience(60*time.Second), func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	harness.Eventually(t, func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 		defer cancel()
 		s, err := d.TryCreate(ctx, api.CreateSandbox{})
 		if err != nil {
@@ -310,7 +312,7 @@ func TestBroker(t *testing.T) {
 		return nil
 	}
 	d.Kill9(t)
-	harness.Eventually(t, time.Minute, gone)
+	harness.Eventually(t, gone)
 	d.Launch(t)
 	if d.System(t).ErrandsGone {
 		t.Error("control: the broker is gone")
@@ -324,7 +326,7 @@ func TestBroker(t *testing.T) {
 	if err := process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	harness.Eventually(t, time.Minute, gone)
+	harness.Eventually(t, gone)
 	other := d.Create(t, api.CreateSandbox{})
 	for _, s := range []*harness.Sandbox{s, other} {
 		if r := s.Exec(t, api.ExecRequest{Argv: []string{"true"}}); r.Exit.Code != 0 {
@@ -335,7 +337,7 @@ func TestBroker(t *testing.T) {
 	c := client.New(d.Socket)
 	defer c.Close()
 	// It is seen by the daemon, too, before long.
-	harness.Eventually(t, time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		checks, err := c.Checks(t.Context())
 		if err != nil || !slices.ContainsFunc(checks, func(c api.Check) bool {
 			return !c.OK && strings.Contains(c.Found, "is gone") && strings.Contains(c.Remedy, "--keep-sandboxes")
@@ -344,7 +346,7 @@ func TestBroker(t *testing.T) {
 		}
 		return nil
 	})
-	harness.Eventually(t, time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		if !d.System(t).ErrandsGone {
 			return errors.New("nor does /v1/system")
 		}
@@ -395,7 +397,7 @@ func TestOpenFilesAreTheDaemonsAlone(t *testing.T) {
 	if has(brokerOf(t, d.PID())) {
 		t.Error("the broker has it")
 	}
-	if os.Getuid() == 0 { // nobody else may look
+	if os.Getuid() == 0 { // no other process may look
 		if has(d.System(t).Launcher) {
 			t.Error("the launcher has it")
 		}

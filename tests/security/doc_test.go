@@ -1,5 +1,6 @@
 // Package security attacks sandboxes of the built daemon, one test per claim of SECURITY.md.
 //
-// Every attack has a control: the same attempt where the layer that should stop it is off. An attack whose control
-// does not work on this machine proves nothing and is skipped, with what the control said.
+// Every attack has a control: the same attempt without the layer that should stop it. An attack
+// whose control does not work on this machine proves nothing, and is skipped with the control's
+// reason.
 package security

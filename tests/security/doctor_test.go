@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/attack"
@@ -18,13 +17,16 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// How many attacks there are at least, and how many of them work on every host where nothing holds them: none gets lost.
+// How many attacks there are at least, and how many of them work on every host where nothing holds
+// them: none gets lost.
 const minAttacks, minControls = 120, 80
 
-// TestAttacksAreRefused runs every attack of the corpus in sandboxes of the host image: kernel surface at large, nested namespaces,
-// mounts, /proc and /sys, init and its descriptors, cgroups, odd socket families. The installed program does it, with nothing of
-// the tests. That attacks see the layers is for engine.TestAttacksWorkWithoutTheLayer. Where -run names attacks, as the bed does
-// with those whose controls work nowhere else, only they are tried: four hundred programs take a minute where it is emulated.
+// TestAttacksAreRefused runs every attack of the corpus in sandboxes of the host image: kernel
+// surface at large, nested namespaces, mounts, /proc and /sys, init and its descriptors, cgroups,
+// odd socket families. The installed program does it, with nothing of the tests. That attacks see
+// the layers is for engine.TestAttacksWorkWithoutTheLayer. Where -run names attacks, only they are
+// tried: the bed names those whose controls work nowhere else, and four hundred programs take a
+// minute where processors are emulated.
 func TestAttacksAreRefused(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})
@@ -45,14 +47,11 @@ func TestAttacksAreRefused(t *testing.T) {
 	if !report.Held || got.Code != 0 {
 		t.Errorf("held: %v, exit code %d", report.Held, got.Code)
 	}
-	// A minute is what it may take where nothing else wants the processors or the disk: the program that attacks is 84 MB, and is written
-	// to each sandbox. Beside machines that are emulated it took two.
-	switch limit := testenv.Patience(time.Minute); {
-	case report.Seconds < limit.Seconds():
-	case crowd(t) < 1:
-		t.Errorf("it took %.0f s", report.Seconds)
-	default:
-		t.Logf("it took %.0f s, with %.1f processes for each processor", report.Seconds, crowd(t))
+	// The limit is for a quiet machine: the attacking program has 84 MB and is written to each
+	// sandbox.
+	t.Logf("it took %.0f s", report.Seconds)
+	if testenv.Soaking() && report.Seconds > 60 {
+		t.Errorf("it took %.0f s, more than a minute", report.Seconds)
 	}
 	if n := len(report.Attacks); named != nil && n != len(named) {
 		t.Errorf("%d attacks of the %d that were named", n, len(named))
@@ -111,8 +110,9 @@ func namedAttacks(run string) (named []string) {
 	return named
 }
 
-// What Landlock alone holds: under a profile with a read-only root /proc is not to be written, though it is mounted writable; and
-// init, which programs share a PID namespace and perhaps a uid with, gets no signal. What must go on working does.
+// Landlock alone holds these. A profile with a read-only root forbids writing /proc, though it is
+// mounted writable. Init, which shares a PID namespace and perhaps a uid with programs, gets no
+// signal. Everything that must go on working does.
 func TestLandlockHolds(t *testing.T) {
 	testenv.RequireLandlock(t, 6)
 	testenv.RequireSubIDs(t)
@@ -138,12 +138,13 @@ func TestLandlockHolds(t *testing.T) {
 		// Two execs are forked one after the other, and are in one domain.
 		var sleeper sync.WaitGroup
 		sleeper.Go(func() {
-			_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", "echo $$ >/tmp/pid; exec sleep 1000"}, Timeout: testenv.Patience(time.Minute).Seconds()})
+			_, _ = s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", "echo $$ >/tmp/pid; exec sleep 1000"}, Timeout: testenv.HungAfter.Seconds()})
 		})
 		s.Sh(t, "while ! test -s /tmp/pid; do :; done; kill $(cat /tmp/pid) && mkdir /tmp/d && echo x >/tmp/a && mv /tmp/a /tmp/d/ && ln /tmp/d/a /tmp/b && echo y >/dev/null")
 		sleeper.Wait()
 	}
-	// A domain forbids every change of mounts: the first of the layers of attacks "mount-…", which the filter answers before it.
+	// A domain forbids every change of mounts: the first of the layers of attacks "mount-…", which
+	// the filter answers before it.
 	if got := ordinary.Sh(t, "tr '\\0' ' ' </proc/1/cmdline"); !strings.HasPrefix(got, "/dev/sandboxd-init filter=5 landlock=") {
 		t.Errorf("init was told %q", got)
 	}

@@ -35,14 +35,14 @@ func inBackground(t *testing.T, s *harness.Sandbox, script string) (stop func())
 	})
 	select {
 	case <-begun:
-	case <-time.After(testenv.Patience(time.Minute)):
+	case <-time.After(testenv.HungAfter):
 		t.Error("the script does not start")
 	}
 	return func() { cancel(); wg.Wait() }
 }
 
-// While files are listed, read, removed and watched, a program of the sandbox swaps them for links and FIFOs. Nothing that the
-// links name is touched, there or on the host, and nothing blocks.
+// While files are listed, read, removed and watched, a program of the sandbox swaps them for links
+// and FIFOs. Nothing that the links name is touched, there or on the host, and nothing blocks.
 func TestSwappedFilesLeadNowhereElse(t *testing.T) {
 	planted := filepath.Join(t.TempDir(), "planted")
 	if err := os.Mkdir(planted, 0o777); err != nil {
@@ -64,7 +64,7 @@ func TestSwappedFilesLeadNowhereElse(t *testing.T) {
 			rm -f t/f; mkfifo t/f; rm -f t/f; ln -s /dev/zero t/f; rm -f t/f; echo x >x && mv -f x t/f
 		done 2>/dev/null`)
 	defer stop()
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(10*time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	watched := watchOn(ctx, c, s.ID)
 	secrets := 0
@@ -118,7 +118,8 @@ func watchOn(ctx context.Context, c *client.Client, id string) <-chan struct{} {
 	return done
 }
 
-// refusedOrDone accepts that a file is not what was expected. That the sandbox is lost, or the daemon, it does not accept.
+// refusedOrDone accepts that a file is not as expected. It does not accept that the sandbox or the
+// daemon is lost.
 func refusedOrDone(t *testing.T, what string, err error) {
 	t.Helper()
 	if err == nil {
@@ -130,7 +131,8 @@ func refusedOrDone(t *testing.T, what string, err error) {
 	}
 }
 
-// A tree that is deep, wide and full of events costs a watch and a list a bounded memory, says so, and can be removed.
+// A tree that is deep, wide and full of events costs a watch and a list a bounded memory, says so,
+// and can be removed.
 func TestHostileTreeIsBounded(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
@@ -143,7 +145,7 @@ func TestHostileTreeIsBounded(t *testing.T) {
 		t.Errorf("before, init has %d MiB", got>>20)
 	}
 	// A client that reads nothing after the first line.
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(10*time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sandboxd/v1/sandboxes/"+s.ID+"/watch?recursive=true&path="+url.QueryEscape("/tmp/evil"), nil)
 	if err != nil {

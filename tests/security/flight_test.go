@@ -12,7 +12,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// holdInFlight sends descriptors to nobody until the kernel refuses it more, and keeps them under way.
+// holdInFlight sends descriptors that are never received until the kernel refuses more, and keeps
+// them under way.
 const holdInFlight = `
 import array, errno, os, socket
 fd, held = os.open("/dev/null", os.O_RDONLY), []
@@ -28,8 +29,8 @@ import time
 while True: time.sleep(100)
 `
 
-// The kernel counts descriptors that are under way for each user of the host, and the root of every sandbox is the same: what one leaves
-// unread must not keep another's init from sending any.
+// The kernel counts descriptors that are under way for each user of the host, and the root of
+// every sandbox is the same: what one leaves unread must not keep another's init from sending any.
 func TestDescriptorsUnderWayAreNoNeighboursMatter(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})
@@ -50,7 +51,7 @@ func TestDescriptorsUnderWayAreNoNeighboursMatter(t *testing.T) {
 		}
 	case err := <-done:
 		t.Fatalf("it ended: %v", err)
-	case <-time.After(testenv.Patience(2 * time.Minute)):
+	case <-time.After(testenv.HungAfter):
 		t.Fatal("it is never refused more")
 	}
 	for _, s := range []*harness.Sandbox{neighbour, hog} {

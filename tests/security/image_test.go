@@ -36,7 +36,7 @@ func busybox(t *testing.T) v1.Layer {
 	return harness.Layer(t, "gzip", harness.Tar(t, harness.Busybox(t)...))
 }
 
-// planted is a directory of the host that is open to everybody, with something in it.
+// planted is a non-empty directory of the host that every user may write.
 func planted(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "planted") //nolint:usetesting // its parents must be open to the ids of sandboxes
@@ -66,9 +66,10 @@ func untouched(t *testing.T, dir string) {
 	}
 }
 
-// CVE-2021-30465, -2025-31133, -2025-52565, -2025-52881, -2019-19921, -2023-27561, -2026-41579: at each place where something is
-// mounted, made or written to, an image has a link: to the host's root by dots, to a directory of its own that a link of it leads out
-// of, or to procfs. A sandbox of it does not start, or it has what every other one has; the host sees nothing of it.
+// CVE-2021-30465, -2025-31133, -2025-52565, -2025-52881, -2019-19921, -2023-27561, -2026-41579: at
+// each place where something is mounted, made or written to, an image has a link: to the host's
+// root by dots, to a directory of its own that a link of it leads out of, or to procfs. A sandbox
+// of it does not start, or it has what every other one has; the host sees nothing of it.
 func TestLinksAtMountTargetsLeadNowhere(t *testing.T) {
 	testenv.RequireUserNS(t)
 	r := harness.DebianRegistry(t, false)
@@ -105,7 +106,7 @@ func TestLinksAtMountTargetsLeadNowhere(t *testing.T) {
 						continue
 					}
 					d.Mark(t)
-					// Where they are is what they are: fresh mounts and devices, and what is written goes nowhere else.
+					// Their places hold fresh mounts and devices, and writes go nowhere else.
 					const look = `for p in /dev /proc /sys; do stat -f -c "$p %T" $p 2>/dev/null || grep " $p " /proc/mounts; done
 						for f in /dev/null /dev/zero /dev/tty; do test -c $f || echo "$f is no device"; done; test -d /proc/1/fd && test -e /proc/self/stat || echo no proc
 						grep -c . /proc/self/mountinfo >/dev/null; cat /proc/mounts`
@@ -140,8 +141,8 @@ func TestLinksAtMountTargetsLeadNowhere(t *testing.T) {
 	untouched(t, dir)
 }
 
-// Devices, setuid and setgid programs and programs with capabilities that an image brings, or that the sandbox's root makes: none gives
-// a program anything.
+// Devices, setuid and setgid programs and programs with capabilities that an image brings, or that
+// the sandbox's root makes: none gives a program anything.
 func TestSetuidAndDevicesOfImagesHaveNoEffect(t *testing.T) {
 	testenv.RequireUserNS(t)
 	r := harness.DebianRegistry(t, false)
@@ -199,9 +200,11 @@ func TestSetuidAndDevicesOfImagesHaveNoEffect(t *testing.T) {
 			}
 		})
 	}
-	// That the bits of such a program mean something where nothing holds it is the control of attacks exec-setuid, exec-setgid and
-	// exec-file-capability; here, that the image does have them where they are kept.
+	// That the bits of such a program mean something where nothing holds it is the control of attacks
+	// exec-setuid, exec-setgid and exec-file-capability; here, that the image does have them where
+	// they are kept.
 }
 
-// everyCapability is the extended attribute of a program that has them all, permitted and effective (VFS_CAP_REVISION_2).
+// everyCapability is the extended attribute of a program that has them all, permitted and
+// effective (VFS_CAP_REVISION_2).
 var everyCapability = string(bytes.Join([][]byte{{1, 0, 0, 2}, {255, 255, 255, 255}, {0, 0, 0, 0}, {255, 1, 0, 0}, {0, 0, 0, 0}}, nil))

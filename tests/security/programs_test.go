@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/testenv"
@@ -16,7 +15,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// program is something that people run in sandboxes. Its script runs in an empty directory that it can write to.
+// program is something that people run in sandboxes. Its script runs in an empty directory that it
+// can write to.
 type program struct {
 	name   string
 	needs  []string // on the host, whose /usr the sandboxes show; those that CI installs are always there
@@ -92,8 +92,9 @@ require("http").createServer((q, r) => r.end("x")).listen(0, "127.0.0.1", functi
 		gdb -q -batch -ex starti -ex 'info registers' --args /bin/true 2>&1 | grep -q '^rip\|^pc'`},
 }
 
-// aptIndex makes a package, a repository of files with an index that has it, and a configuration by which apt-get and dpkg work below
-// the directory: the database of the host's packages is not the sandbox's.
+// aptIndex makes a package, a repository of files with an index that has it, and a configuration
+// by which apt-get and dpkg work below the directory: the database of the host's packages is not
+// the sandbox's.
 const aptIndex = `
 		mkdir -p d/DEBIAN d/opt repo root/var/lib/dpkg/info root/var/lib/dpkg/updates state/lists/partial cache/archives/partial
 		printf 'Package: thing\nVersion: 1\nArchitecture: all\nMaintainer: a <a@b>\nDescription: x\n' >d/DEBIAN/control
@@ -124,7 +125,8 @@ func (p *program) shell() []string {
 	return []string{"bash", "-c", "set -eu; dir=$(mktemp -d); cd \"$dir\"\n" + p.script}
 }
 
-// Real programs run, under each profile as far as it is for them. The evidence for what is in the filters.
+// Real programs run, under each profile that allows them: the evidence for the contents of the
+// filters.
 func TestRealProgramsRun(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})
@@ -145,7 +147,7 @@ func TestRealProgramsRun(t *testing.T) {
 					testenv.RequirePeer(t, missing)
 					t.Skipf("%s is not where sandboxes of the host image have it", missing)
 				}
-				got := s.Exec(t, api.ExecRequest{Argv: p.shell(), Timeout: testenv.Patience(5 * time.Minute).Seconds()})
+				got := s.Exec(t, api.ExecRequest{Argv: p.shell(), Timeout: testenv.HungAfter.Seconds()})
 				if got.Exit.Code != 0 || got.Exit.Signal != "" {
 					t.Errorf("%+v\nstdout: %s\nstderr: %s", got.Exit, got.Stdout, got.Stderr)
 				}
@@ -158,17 +160,18 @@ func TestRealProgramsRun(t *testing.T) {
 	}
 }
 
-// fallbacks are calls that programs make where they can and do without where they cannot: each was seen in a trace of a program
-// that runs all the same in TestRealProgramsRun.
+// fallbacks are calls that programs make where they can and do without where they cannot: each was
+// seen in a trace of a program that runs all the same in TestRealProgramsRun.
 var fallbacks = []string{
 	"clone3",                                                                                                            // glibc: clone
-	"lchown",                                                                                                            // apt: who is root gives files to their owners, and nobody does not try
+	"lchown",                                                                                                            // apt: root gives files to their owners; other users do not try
 	"fgetxattr", "flistxattr", "fsetxattr", "getxattr", "lgetxattr", "listxattr", "llistxattr", "lsetxattr", "setxattr", // cp, tar, ls: no attributes
 	"get_mempolicy", "set_mempolicy", // numpy's BLAS, the Java virtual machine: one node
 	"pkey_alloc", "pkey_free", "pkey_mprotect", // node's engine: no protection keys; the last two only where the processor has them
 }
 
-// The recorder: what programs call, traced on the host, is what the profiles let through, or is known to be done without.
+// The recorder: the system calls of programs, traced on the host, are allowed by the profiles or
+// known to be dispensable.
 func TestRecordedCallsAreAllowed(t *testing.T) {
 	strace := testenv.RequirePeer(t, "strace")
 	if err := exec.CommandContext(t.Context(), strace, "-qq", "-o", "/dev/null", "true").Run(); err != nil {
@@ -199,7 +202,7 @@ func TestRecordedCallsAreAllowed(t *testing.T) {
 	}
 }
 
-// callName is what a system call's name looks like.
+// callName matches the name of a system call.
 var callName = regexp.MustCompile(`^[a-z0-9_]+$`)
 
 // recorded are the traces that were made.

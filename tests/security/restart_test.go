@@ -1,16 +1,18 @@
 package security
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// A sandbox that is started again stands on a tree which hostile code has prepared for it: what is mounted and made at the start
-// must not lead out of it, whatever lies in its place now (CVE-2019-19921, CVE-2023-27561 and their like, whose image is the
-// sandbox's own files here).
+// A sandbox that is started again stands on a tree which hostile code has prepared: mounts and
+// devices made at the start must not lead out of it, whatever lies in their places now
+// (CVE-2019-19921, CVE-2023-27561 and their like, whose image is the sandbox's own files here).
 func TestStartOnAPreparedTree(t *testing.T) {
 	d := start(t)
 	outside := t.TempDir()
@@ -24,7 +26,7 @@ func TestStartOnAPreparedTree(t *testing.T) {
 		}
 	}
 	for name, script := range map[string]string{
-		// What is mounted over cannot be moved; what lies beside it can.
+		// A mount point in use cannot be moved; its neighbours can.
 		"moved mount points": "for d in proc sys dev; do mv /$d /moved-$d; rm -rf /$d; ln -s " + outside + " /$d; done 2>/dev/null; true",
 		"links everywhere":   "for d in /*; do [ -L $d ] || rmdir $d && ln -s " + outside + " $d; done 2>/dev/null; rm -rf /etc /tmp /home /root /srv; ln -s " + outside + " /etc; ln -s " + outside + " /tmp; ln -s / /root; true",
 		"closed root":        "chmod 0 /; true",
@@ -56,7 +58,8 @@ func TestStartOnAPreparedTree(t *testing.T) {
 	}
 }
 
-// Who ignores every signal, forks without end and leaves its session and parents does not outlive a stop, nor hide from it.
+// A program that ignores every signal, forks without end and leaves its session and parents
+// neither outlives a stop nor hides from it.
 func TestNothingOutlivesAStop(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})
@@ -64,11 +67,13 @@ func TestNothingOutlivesAStop(t *testing.T) {
 trap '' TERM HUP INT CONT
 while :; do (setsid sh -c "trap '' TERM HUP; sleep 0.3" &) ; sleep 0.01; done
 X
-for i in 1 2 3; do nohup setsid sh /tmp/survive >/dev/null 2>&1 & done; sleep 0.3`)
-	pids := s.Processes(t)
-	if len(pids) < 4 {
-		t.Fatalf("control: only %v run", pids)
-	}
+for i in 1 2 3; do nohup setsid sh /tmp/survive >/dev/null 2>&1 & done`)
+	harness.Eventually(t, func() error { // the control
+		if pids := s.Processes(t); len(pids) < 4 {
+			return fmt.Errorf("only %v run", pids)
+		}
+		return nil
+	})
 	grace := 0.5
 	s.MustTurn(t, "stop", api.StopSandbox{Grace: &grace}, api.StateStopped)
 	if left := s.Processes(t); len(left) > 0 {

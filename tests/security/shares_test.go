@@ -30,8 +30,8 @@ type thing struct {
 	host func() error // takes one as a program of the user's, to the end of the test
 }
 
-// taking has users of a sandbox, one after the other, take of a thing until they are refused more; it says how many each has got, and
-// keeps them until it is ended.
+// taking has users of a sandbox, one after the other, take of a thing until they are refused more;
+// it says how many each has got, and keeps them until it is ended.
 const taking = `
 import ctypes, os, time
 libc = ctypes.CDLL(None)
@@ -53,9 +53,9 @@ open("/tmp/said", "w").write(" ".join(taken))
 os.rename("/tmp/said", "/tmp/taken")
 time.sleep(3600)`
 
-// One user of a sandbox gets a quarter, at most, of what the kernel gives the daemon's user of inotify, POSIX timers and message
-// queues, and all sandboxes together get no more than half: a neighbour, the files that the API watches, and what else that user runs
-// have theirs.
+// One user of a sandbox gets at most a quarter of the kernel's allowance of inotify, POSIX timers
+// and message queues for the daemon's user. All sandboxes together get at most half: a neighbour,
+// the files that the API watches, and that user's other programs have theirs.
 func TestWhatUsersShareIsLeftToOthers(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})
@@ -142,11 +142,13 @@ func TestWhatUsersShareIsLeftToOthers(t *testing.T) {
 	}
 }
 
-// All sandboxes together have no more than half of the processes that the kernel gives the daemon's user: he, the daemon and its launcher go on
-// starting theirs, whatever one sandbox may have by its own limit.
+// All sandboxes together have no more than half of the processes that the kernel gives the
+// daemon's user: he, the daemon and its launcher go on starting theirs, whatever one sandbox may
+// have by its own limit.
 func TestProcessesAreLeftToTheDaemonsUser(t *testing.T) {
 	testenv.RequireUserNS(t)
-	// What he runs besides, and of the other tests there may be more where there are more processors, takes a part of his half and no more.
+	// What he runs besides, and of the other tests there may be more where there are more processors,
+	// takes a part of his half and no more.
 	most := 2000 + 2*harness.Threads(t)
 	d := harness.Start(t, harness.Options{Processes: most})
 	before := d.Create(t, api.CreateSandbox{})
@@ -168,8 +170,9 @@ func TestProcessesAreLeftToTheDaemonsUser(t *testing.T) {
 	after.Delete(t)
 }
 
-// filling takes every thread that it can get, and says how many: at first, and for each line that it reads. Before that it lets one go, or
-// takes what others have let go of meanwhile where the line says so.
+// filling takes every thread that it can get, and says how many: at first, and for each line that
+// it reads. Before that it lets one go, or takes what others have let go of meanwhile where the
+// line says so.
 const filling = `
 import ctypes, os, sys
 libc = ctypes.CDLL(None)
@@ -188,8 +191,9 @@ for line in sys.stdin:
         while threads() == n: os.sched_yield()
     print(threads(), flush=True)`
 
-// Where all sandboxes together have as many processes as they may, who asks for one more, be it a sandbox or a program, is told that, and what to
-// do, by whichever process of a start it is that gets none; and all is well when there is room again.
+// If all sandboxes together have as many processes as they may, a request for one more, a sandbox
+// or a program, is refused with a hint, whichever process of the start gets none. All is well when
+// there is room again.
 func TestWantOfProcessesIsTold(t *testing.T) {
 	testenv.RequireUserNS(t)
 	most := 2000 + 2*harness.Threads(t) // as above: what runs besides leaves most of the half
@@ -219,7 +223,7 @@ func TestWantOfProcessesIsTold(t *testing.T) {
 			return n
 		case err := <-attached:
 			t.Fatalf("it has ended: %v", err)
-		case <-time.After(testenv.Patience(time.Minute)):
+		case <-time.After(testenv.HungAfter):
 			t.Fatal("it says nothing")
 		}
 		return ""
@@ -240,8 +244,9 @@ func TestWantOfProcessesIsTold(t *testing.T) {
 		wait()
 	}
 	program := api.ExecRequest{Argv: []string{"true"}}
-	// What tests beside this one let go of counts as well, and leaves room that was not there a moment ago.
-	harness.Eventually(t, time.Minute, func() error {
+	// What tests beside this one let go of counts as well, and leaves room that was not there a
+	// moment ago.
+	harness.Eventually(t, func() error {
 		if _, err := before.TryExec(t.Context(), program); err != nil {
 			told("a program in another sandbox", err)
 			return nil
@@ -249,7 +254,7 @@ func TestWantOfProcessesIsTold(t *testing.T) {
 		ask("fill\n")
 		return errors.New("nothing is refused")
 	})
-	harness.Eventually(t, 2*time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		refused := 0
 		for {
 			created, err := d.TryCreate(t.Context(), api.CreateSandbox{})
@@ -289,7 +294,7 @@ func take(t *testing.T, d *harness.Daemon, of api.CreateSandbox, expression stri
 		result, err := s.TryExec(t.Context(), api.ExecRequest{Argv: []string{"python3", "-c", script}, Timeout: 600})
 		ended <- fmt.Sprintf("they have ended: %+v, %v", result, err)
 	}()
-	harness.Eventually(t, 2*time.Minute, func() error {
+	harness.Eventually(t, func() error {
 		select {
 		case how := <-ended:
 			t.Fatal(how)

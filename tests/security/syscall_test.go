@@ -5,7 +5,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -25,8 +24,8 @@ func profiles(t *testing.T, d *harness.Daemon) []string {
 	return []string{"default", "hardened"}
 }
 
-// The filter that holds is the one that was planned: every system call but sync is made from inside, and answers what the plan
-// says. What reaches the kernel is counted; SECURITY.md states the numbers.
+// The active filter is the planned one: every system call but sync is made from inside, and
+// answers as planned. Those that reach the kernel are counted; SECURITY.md states the numbers.
 func TestReachableSystemCalls(t *testing.T) {
 	testenv.RequireUserNS(t)
 	program := harness.Helper(t, "attacker")
@@ -43,7 +42,7 @@ func TestReachableSystemCalls(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := d.Create(t, api.CreateSandbox{Profile: profile})
-			limit := testenv.Patience(2 * time.Minute).Seconds()
+			limit := testenv.HungAfter.Seconds()
 			result := s.Exec(t, api.ExecRequest{Argv: append([]string{plant(t, s, program)}, attack.Calls()...), Timeout: limit})
 			var measured attack.Measured
 			if err := json.Unmarshal([]byte(result.Stdout), &measured); err != nil {

@@ -50,8 +50,8 @@ func (i images) of(kernel string) (root, vmlinuz string) {
 	return filepath.Join(i.dir, "root.img"), filepath.Join(i.dir, "vmlinuz-"+kernel)
 }
 
-// prepare makes what the kernels need, where it is missing. It lies in the user's cache directory, which may vanish at any
-// time.
+// prepare makes the missing images. They lie in the user's cache directory, which may vanish at
+// any time.
 func prepare(ctx context.Context, kernels []string) (made images, err error) {
 	ctx, cancel := context.WithTimeout(ctx, prepareLimit)
 	defer cancel()
@@ -69,7 +69,7 @@ func prepare(ctx context.Context, kernels []string) (made images, err error) {
 	}
 	made.dir = filepath.Join(cache, "testbed-"+hash)
 
-	// One at a time; the second finds what the first has made.
+	// One at a time; the second finds the images of the first.
 	lock, err := os.OpenFile(filepath.Join(cache, "testbed.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return made, err
@@ -95,8 +95,9 @@ func prepare(ctx context.Context, kernels []string) (made images, err error) {
 	return made, errors.Join(used(cache, "testbed-*", made.dir), used(made.dir, newest+"-*", filepath.Join(made.dir, made.newest)))
 }
 
-// findNewest returns the directory of the newest kernel, made first where it is missing. Debian is asked now and then; where
-// it does not answer, the newest that it once named is used, with a word.
+// findNewest returns the directory of the newest kernel, made first where it is missing. Debian is
+// asked now and then; where it does not answer, the newest that it once named is used, with a
+// word.
 func findNewest(ctx context.Context, dir string) (string, error) {
 	file := filepath.Join(dir, newest)
 	fi, err := os.Stat(file)
@@ -119,7 +120,8 @@ func findNewest(ctx context.Context, dir string) (string, error) {
 	return strings.TrimSpace(string(known)), err
 }
 
-// script writes the recipe out and runs one of its scripts, with dir and with other files of the recipe.
+// script writes the recipe out and runs one of its scripts, with dir and with other files of the
+// recipe.
 func script(ctx context.Context, name, dir string, files ...string) (err error) {
 	work, err := os.MkdirTemp("", "testbed-recipe-")
 	if err != nil {
@@ -143,8 +145,8 @@ func script(ctx context.Context, name, dir string, files ...string) (err error) 
 	return cmd.Run()
 }
 
-// used notes that dir is in use now, and forgets its siblings (of other recipes, of kernels that were the newest) that nobody
-// has used for a while: a run of somebody else may have them just now.
+// used notes that dir is in use now, and removes its siblings (of other recipes, of kernels that
+// were the newest) that have been unused for a while: another run may have them just now.
 func used(parent, siblings, dir string) error {
 	now := time.Now()
 	errs := []error{os.Chtimes(dir, now, now)}

@@ -1,5 +1,5 @@
-// Command testbed runs tests in a machine of its own: a small Debian in QEMU, where cgroup v2 has its controllers and an
-// ordinary user has a subtree of it. docs/testbed.md says how to use it.
+// Command testbed runs tests in a machine of its own: a small Debian in QEMU, where cgroup v2 has
+// its controllers and an ordinary user has a subtree of it. docs/testbed.md says how to use it.
 //
 //	main.go      what is asked for, and what its outcome means
 //	image.go     the image and the kernels, made once by image.sh and kept by the hash of their recipe
@@ -26,7 +26,8 @@ import (
 	"github.com/sandboxd/sandboxd/tests/testresult"
 )
 
-// exitDead is the exit status where a machine died, hung or could not be made: nothing is known of the tests.
+// exitDead is the exit status where a machine died, hung or could not be made: nothing is known of
+// the tests.
 const exitDead = 125
 
 var (
@@ -39,7 +40,7 @@ type options struct {
 	kernels, flavours, users []string
 	machines                 []spec // instead of all combinations of these
 	parallel                 int    // machines that run at once
-	short                    string // machines in which long tests are to be brief, or "all"
+	soak                     bool   // tests are to judge the clock, and to repeat random choices many times
 
 	plan     string        // file with packages and the tests of each
 	packages string        // patterns of test packages, separated by spaces
@@ -54,7 +55,6 @@ type options struct {
 	out      string        // directory for logs and results
 	bin      string        // directory of the built binaries
 	tests    string        // directory of test binaries that need not be compiled
-	again    bool          // start a machine that died once more
 }
 
 // choice is a flag that takes some of a few words, separated by commas, or "all".
@@ -85,7 +85,7 @@ func (c choice) Set(s string) error {
 	return nil
 }
 
-// spec is a machine, and who runs the job in it.
+// spec is a machine and the users that run the job in it.
 type spec struct {
 	kernel, flavour string
 	users           []string
@@ -119,7 +119,7 @@ func (l specs) Set(s string) error {
 	return nil
 }
 
-// skips is a flag of what a machine leaves out.
+// skips is a flag of tests that a machine leaves out.
 type skips map[string]string
 
 func (skips) String() string { return "" }
@@ -141,8 +141,7 @@ func main() {
 	flag.Var(choice{users, &o.users}, "as", "who runs the job: dev (an ordinary user with a delegated cgroup), root or all")
 	flag.Var(specs{&o.machines}, "machines", "`list` of machines instead, each with all users or one: 6.1-tiny,6.12-systemd/root")
 	flag.IntVar(&o.parallel, "parallel", 1, "how many machines run at once; their consoles are shown for 1 only")
-	flag.StringVar(&o.short, "short", "", "`list` of machines in which long tests are to be brief (-test.short): 6.1-tiny,newest-tiny, or all")
-	flag.BoolVar(&o.again, "again", false, "start a machine that died once more")
+	flag.BoolVar(&o.soak, "soak", false, "run what `make soak` adds: tests that judge the clock, and many rounds of random choices")
 	flag.StringVar(&o.packages, "pkg", "./tests/limits", "test `packages` to compile and run")
 	flag.StringVar(&o.run, "run", "", "run only tests that match the `regexp`")
 	flag.Var(o.skips, "skip", "leave out tests that match a regexp, as go test does, in one machine: `6.1-tiny=REGEXP`; repeatable")
@@ -167,7 +166,7 @@ func main() {
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	if o.shell {
-		// What is typed is the machine's business.
+		// Typed signals are the machine's business.
 		stop()
 		ctx, stop = signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	}
@@ -231,13 +230,14 @@ func run(ctx context.Context, o options) (code int, err error) {
 	return code, errors.Join(errs...)
 }
 
-// runMachine runs the job in one machine and writes its results; an error comes with the code [exitDead].
+// runMachine runs the job in one machine and writes its results; an error comes with the code
+// [exitDead].
 func (o options) runMachine(ctx context.Context, s spec, made images, payload string, p plan) (code int, err error) {
 	root, vmlinuz := made.of(s.kernel)
 	m := machine{
 		name: s.String(), root: root, vmlinuz: vmlinuz, flavour: s.flavour, users: s.users, payload: payload, shell: o.shell, quiet: o.parallel > 1,
-		short: o.short == "all" || slices.Contains(strings.Split(o.short, ","), s.String()),
-		out:   filepath.Join(o.out, s.String()),
+		soak: o.soak,
+		out:  filepath.Join(o.out, s.String()),
 		// The job's own limits end it first, with its results.
 		limit: time.Duration(len(s.users))*(o.timeout+15*time.Second) + bootLimit,
 	}
@@ -246,18 +246,7 @@ func (o options) runMachine(ctx context.Context, s spec, made images, payload st
 		what += " (" + made.newest + ")"
 	}
 	fmt.Printf("== %s\n", what)
-	died := m.out + ".died"
-	if err := os.RemoveAll(died); err != nil { // an earlier run's
-		return exitDead, err
-	}
 	outcome, err := m.run(ctx)
-	if err != nil && o.again && ctx.Err() == nil {
-		if keepErr := os.Rename(m.out, died); keepErr != nil {
-			return exitDead, errors.Join(err, fmt.Errorf("keep what it left: %w", keepErr))
-		}
-		fmt.Printf("== %s: %v\n== %s: what it left is in %s; once more\n", s, err, what, died)
-		outcome, err = m.run(ctx)
-	}
 	if err != nil {
 		return exitDead, err
 	}

@@ -34,7 +34,8 @@ func TestMachinesAreReadAndJoined(t *testing.T) {
 	}
 }
 
-// The two kinds of kernels: in the image by their series, and the newest beside it with an image of its own.
+// The two kinds of kernels: in the image by their series, and the newest beside it with an image
+// of its own.
 func TestKernelsHaveTheirImages(t *testing.T) {
 	i := images{dir: "/cache/testbed-0", newest: "newest-7.3.4-1~bpo13+1"}
 	for kernel, want := range map[string][2]string{
@@ -85,7 +86,7 @@ func TestResultsStayInTheirDirectory(t *testing.T) {
 	}
 }
 
-// Images that somebody may be running are not taken away, and what nobody has used for long is.
+// Images that another run may have are kept, and images unused for long are removed.
 func TestOldImagesAreForgotten(t *testing.T) {
 	cache := t.TempDir()
 	for name, age := range map[string]time.Duration{"newest-1": 2 * keepFor, "newest-2": keepFor / 2, "newest-3": 2 * keepFor, "other": 2 * keepFor} {

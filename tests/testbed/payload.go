@@ -31,7 +31,8 @@ var suite []byte
 //	job/timeout   seconds for each user
 //	...           the directory that the command is run in
 //
-// For the suite that directory holds bin/, suite.sh and its plan, tests/<name>.test, and a copy of the tree.
+// For the suite that directory holds bin/, suite.sh and its plan, tests/<name>.test, and a copy of
+// the tree.
 func assemble(ctx context.Context, o options, p plan) (path string, remove func(), err error) {
 	work, err := os.MkdirTemp("", "testbed-payload-")
 	if err != nil {
@@ -74,7 +75,7 @@ func assemble(ctx context.Context, o options, p plan) (path string, remove func(
 	return path, clean, nil
 }
 
-// A plan is what the suite runs: test binaries, and of each all tests or some.
+// A plan lists the suite's test binaries, with all tests of each or some.
 type plan []planned
 
 type planned struct {
@@ -91,7 +92,7 @@ func (p plan) paths() []string {
 	return paths
 }
 
-// makePlan reads the file of that name, or lists what the options narrow to.
+// makePlan reads the file of that name, or lists the packages that the options narrow to.
 func makePlan(ctx context.Context, o options) (plan, error) {
 	switch {
 	case o.payload != "" || o.shell || o.prepare:
@@ -142,7 +143,8 @@ func list(ctx context.Context, patterns []string, run string) (plan, error) {
 	return p, nil
 }
 
-// compile fills dir with the built binaries and the tests, all of them static: the machine has another libc.
+// compile fills dir with the built binaries and the tests, all of them static: the machine has
+// another libc.
 func compile(ctx context.Context, o options, p plan, dir string) (argv []string, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -182,7 +184,8 @@ func compile(ctx context.Context, o options, p plan, dir string) (argv []string,
 	return append([]string{"bash", "suite.sh"}, testresult.Flags(o.timeout-15*time.Second, "")...), nil
 }
 
-// compileTests makes the test binary of a package, or takes the one that lies in the directory that -tests names.
+// compileTests makes the test binary of a package, or takes the one that lies in the directory
+// that -tests names.
 func (o options) compileTests(ctx context.Context, path, binary string) error {
 	if err := os.MkdirAll(filepath.Dir(binary), 0o755); err != nil {
 		return err
@@ -202,7 +205,7 @@ func (o options) compileTests(ctx context.Context, path, binary string) error {
 	return nil
 }
 
-// resultLimit bounds what a machine may give back.
+// resultLimit bounds the results of a machine, in bytes.
 const resultLimit = 1 << 30
 
 // unpack extracts directories and regular files into dir, which nothing in the tar can lead out of.

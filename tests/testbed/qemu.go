@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// bootLimit is for a machine of two busy cores; a quiet one takes four seconds, eight with systemd.
+	// bootLimit is for a machine of two busy cores; a quiet one takes four seconds, eight with
+	// systemd.
 	bootLimit = 4 * time.Minute
 	// pollEvery is how often the file behind the port vm.status is looked at.
 	pollEvery = 100 * time.Millisecond
@@ -25,11 +26,11 @@ const (
 type machine struct {
 	root, vmlinuz string // files
 	name, flavour string
-	users         []string // who runs the job, one after the other
+	users         []string // that run the job, one after the other
 	payload       string
 	shell         bool
 	quiet         bool          // the console is kept, not shown
-	short         bool          // long tests are to be brief
+	soak          bool          // set SANDBOXD_TEST_SOAK for the tests
 	out           string        // directory: console.log, kernel.log, results/
 	limit         time.Duration // for everything
 }
@@ -40,8 +41,8 @@ type outcome struct {
 	cpu        time.Duration // of the host's processors
 }
 
-// run starts the machine and waits for its end. An error means that the machine died, or never lived: whatever the job
-// may have done does not count.
+// run starts the machine and waits for its end. An error means that the machine died, or never
+// lived: whatever the job may have done does not count.
 func (m machine) run(ctx context.Context) (outcome, error) {
 	if err := os.RemoveAll(m.out); err != nil {
 		return outcome{}, err
@@ -61,8 +62,9 @@ func (m machine) run(ctx context.Context) (outcome, error) {
 		defer limit.Stop()
 	}
 	began := time.Now()
-	// Others work on this machine too: a session of its own gets its share of the processors where the kernel groups by
-	// session (sched(7)), and no more. No accelerator is looked for, so that every machine tests the same.
+	// Others work on this machine too: a session of its own gets its share of the processors where
+	// the kernel groups by session (sched(7)), and no more. No accelerator is looked for, so that
+	// every machine tests the same.
 	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", "10", "qemu-system-x86_64"}, m.arguments()...)...)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = io.MultiWriter(os.Stdout, console), &said
@@ -144,8 +146,8 @@ func (m machine) arguments() []string {
 	if m.shell {
 		start += " testbed.shell"
 	}
-	if m.short {
-		start += " testbed.short"
+	if m.soak {
+		start += " testbed.soak"
 	}
 	start += " testbed.machine=" + m.name + " testbed.flavour=" + m.flavour + " testbed.users=" + strings.Join(m.users, ",")
 	return []string{
@@ -156,7 +158,8 @@ func (m machine) arguments() []string {
 		// panic=-1 and -no-reboot: a panic ends QEMU.
 		"-append", "root=/dev/nvme0n1 rootfstype=ext4 rw console=ttyS0 quiet panic=-1 oops=panic mitigations=off no5lvl " +
 			"rcupdate.rcu_expedited=1 audit=0 nowatchdog " + start,
-		// The root is the only NVMe device, because their numbers are random; it needs no initrd. All runs share the file.
+		// The root is the only NVMe device, because their numbers are random; it needs no initrd. All
+		// runs share the file.
 		"-drive", "file=" + root + ",format=raw,if=none,id=root,snapshot=on,cache=unsafe", "-device", "nvme,drive=root,serial=root",
 		"-drive", "file=" + strings.ReplaceAll(m.payload, ",", ",,") + ",format=raw,if=none,id=payload,readonly=on",
 		"-device", "virtio-blk-pci,drive=payload,serial=payload",

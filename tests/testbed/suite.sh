@@ -7,8 +7,6 @@ top=$PWD
 results=/results/$USER
 mkdir -p "$results/logs"
 export SANDBOXD_BIN=$top/bin SANDBOXD_TEST_LOGS=$results/logs
-# Everything is emulated in software: what takes a second elsewhere may take ten.
-export SANDBOXD_TEST_SLOW=10
 # Nothing that a machine of ours has is skipped in silence.
 export SANDBOXD_TEST_REQUIRE=userns,subids,cgroup,landlock,peer
 if [ "$USER" = root ]; then
@@ -18,7 +16,7 @@ else
 fi
 # By what the machine was started as, not by what is found: that is for the tests.
 ! grep -qw testbed.flavour=systemd /proc/cmdline || SANDBOXD_TEST_REQUIRE+=,systemd
-! grep -qw testbed.short /proc/cmdline || set -- "$@" -test.short
+! grep -qw testbed.soak /proc/cmdline || export SANDBOXD_TEST_SOAK=yes
 machine=$(tr ' ' '\n' </proc/cmdline | sed -n 's/^testbed\.machine=//p')
 ! [ -f "skip.$machine" ] || set -- "$@" "-test.skip=$(cat "skip.$machine")"
 worst=0

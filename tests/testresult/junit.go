@@ -70,8 +70,8 @@ func WriteJUnitFile(path string, lanes ...Lane) (err error) {
 	return WriteJUnit(f, lanes...)
 }
 
-// WriteJUnit writes the lanes as JUnit XML: a suite for each package, whose host is the lane. A binary that did not end as it
-// should is a case of its own, named for the package, with an error.
+// WriteJUnit writes the lanes as JUnit XML: a suite for each package, with the lane as its host. A
+// binary that did not end as it should is a case of its own, named for the package, with an error.
 func WriteJUnit(w io.Writer, lanes ...Lane) error {
 	var all junitSuites
 	for _, lane := range lanes {
@@ -111,7 +111,8 @@ func WriteJUnit(w io.Writer, lanes ...Lane) error {
 	return err
 }
 
-// tail keeps the end of a long output, where the reason stands; encoding/xml replaces what XML cannot hold.
+// tail keeps the end of a long output, where the reason stands; encoding/xml replaces what XML
+// cannot hold.
 func tail(s string) string {
 	if len(s) <= outputLimit {
 		return s

@@ -1,5 +1,6 @@
-// Package testresult reads what test binaries print and writes it as the files that other programs read: test2json's
-// events in, counts and JUnit XML out. The lanes and the test bed judge by the same reading.
+// Package testresult reads what test binaries print and writes it as the files that other programs
+// read: test2json's events in, counts and JUnit XML out. The lanes and the test bed judge by the
+// same reading.
 package testresult
 
 import (
@@ -45,12 +46,13 @@ func (t Test) Reason() string {
 	return remark
 }
 
-// Package is what the tests of one package did for one user.
+// Package holds the results of one package's tests for one user.
 type Package struct {
 	Path    string // import path
 	Tests   []Test // in the order in which they began
 	Elapsed time.Duration
-	// Processors is the time that the binary, and those of its descendants that were waited for, had of them; 0 is unknown.
+	// Processors is the time that the binary, and those of its descendants that were waited for, had
+	// of them; 0 is unknown.
 	Processors time.Duration
 	Output     string // what belongs to no test: a panic, a race, the words of TestMain
 	Err        error  // the binary did not end as a test binary should
@@ -79,7 +81,8 @@ func Flags(timeout time.Duration, run string) []string {
 	return flags
 }
 
-// Read makes a result of what a test binary printed. ended is the error that it ended with, as far as there is one.
+// Read makes a result of the output of a test binary. ended is the error that it ended with, or
+// nil.
 func Read(ctx context.Context, path string, output []byte, ended error) Package {
 	convert := exec.CommandContext(ctx, "go", "tool", "test2json", "-t", "-p", path)
 	convert.Stdin = bytes.NewReader(output)
@@ -133,8 +136,8 @@ func parse(path string, events []byte) Package {
 	return p
 }
 
-// FileName is what the binary, the output and the end of a package's tests are called, where the package has this import
-// path or lies in this directory of the module.
+// FileName returns the base name of a package's binary, output and end. pkg is its import path or
+// its directory in the module.
 func FileName(pkg string) string {
 	if _, below, ok := strings.Cut(pkg, "/sandboxd/sandboxd/"); ok {
 		pkg = below
@@ -142,8 +145,9 @@ func FileName(pkg string) string {
 	return strings.ReplaceAll(strings.Trim(pkg, "/"), "/", "-")
 }
 
-// ReadDir reads what the test bed's suite.sh wrote: for each package NAME.out, the output of its tests, and NAME.end, their
-// exit status and how many seconds they took. Without the latter they were cut off, or never begun.
+// ReadDir reads the files of the test bed's suite.sh: for each package NAME.out, the output of its
+// tests, and NAME.end, their exit status and duration in seconds. Without the latter they were cut
+// off, or never begun.
 func ReadDir(ctx context.Context, dir string, paths []string) []Package {
 	var packages []Package
 	for _, path := range paths {

@@ -15,7 +15,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// printed is what a test binary prints with the flags of [Flags]; \x16 marks the lines that are the testing package's.
+// printed is the output of a test binary with the flags of [Flags]; \x16 marks the testing
+// package's own lines.
 const printed = "\x16=== RUN   TestGood\n\x16--- PASS: TestGood (0.25s)\n" +
 	"\x16=== RUN   TestSkipped\n    x_test.go:5: needs cgroup: no memory controller\n\x16--- SKIP: TestSkipped (0.00s)\n" +
 	"\x16=== RUN   TestParent\n\x16=== RUN   TestParent/bad\n    x_test.go:9: got 1 < 2 & \x01\n" +

@@ -1,5 +1,6 @@
-// Package testtree lays out what compiled tests need around them: a copy of the tree, and the programs that tests put into
-// sandboxes. The lanes and the test bed run the same binaries over the same tree.
+// Package testtree lays out what compiled tests need around them: a copy of the tree, and the
+// programs that tests put into sandboxes. The lanes and the test bed run the same binaries over
+// the same tree.
 package testtree
 
 import (
@@ -13,7 +14,8 @@ import (
 // Tags are the build tags of the launcher, and so of every test; see the Makefile.
 const Tags = "seccomp osusergo netgo"
 
-// A helper is a program that tests need beside the built binaries. All are static: they run in sandboxes and in other machines.
+// A helper is a program that tests need beside the built binaries. All are static: they run in
+// sandboxes and in other machines.
 type helper struct {
 	name, dir string
 	pkg       string // relative to dir, which is the root of its module
@@ -30,8 +32,8 @@ var helpers = []helper{
 	{name: "containerd-apply", dir: "tests/layers/containerd", pkg: "."},
 }
 
-// BuildHelpers compiles the programs that tests need beside the built binaries into a directory. It is called at the root of
-// the tree.
+// BuildHelpers compiles the programs that tests need beside the built binaries into a directory.
+// It is called at the root of the tree.
 func BuildHelpers(ctx context.Context, to string) error {
 	for _, h := range helpers {
 		if err := h.build(ctx, ".", to); err != nil {
@@ -41,8 +43,8 @@ func BuildHelpers(ctx context.Context, to string) error {
 	return nil
 }
 
-// Helper compiles one of them into a directory and returns its path; root is the root of the tree. It is for tests that are
-// run by a plain `go test`: the lanes build all of them before.
+// Helper compiles one of them into a directory and returns its path; root is the root of the tree.
+// It is for tests that are run by a plain `go test`: the lanes build all of them before.
 func Helper(ctx context.Context, root, name, to string) (string, error) {
 	for _, h := range helpers {
 		if h.name == name {

@@ -11,7 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/agent/llm"
 )
 
-// anthropicBlocks are the content blocks of a turn. Arguments that are no JSON object can only come in a stream.
+// anthropicBlocks returns the content blocks of a turn. Arguments that are no JSON object can only
+// arrive in a stream.
 func anthropicBlocks(n int, t Turn) []map[string]any {
 	blocks := []map[string]any{}
 	if t.Reasoning != "" {
@@ -59,7 +60,7 @@ func anthropicWhole(n int, model string, t Turn) map[string]any {
 	}
 }
 
-// inputUsage is the count of the request, of which what the cache served or kept is not input_tokens here.
+// inputUsage returns the counts of the request; input_tokens excludes cached tokens here.
 func (t Turn) inputUsage() map[string]any {
 	return map[string]any{
 		"input_tokens": t.PromptTokens - t.CachedTokens - t.CacheWriteTokens, "output_tokens": 1,

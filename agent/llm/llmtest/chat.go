@@ -10,8 +10,8 @@ import (
 	"github.com/sandboxd/sandboxd/agent/llm"
 )
 
-// completion is the answer as vLLM writes it: with fields that OpenAI does not have, and nulls and empty lists that
-// must not be sent back.
+// completion returns the answer as vLLM writes it: with fields that OpenAI does not have, and with
+// nulls and empty lists that must not be sent back.
 func completion(n int, model string, t Turn) map[string]any {
 	calls := []map[string]any{}
 	for _, c := range t.calls(n) {
@@ -57,7 +57,8 @@ func (t Turn) chatUsage() map[string]any {
 	}
 }
 
-// chatEvents streams as OpenAI does: the role first, a call's id and name before its arguments, the usage last and without a choice.
+// chatEvents streams as OpenAI does: the role first, a call's ID and name before its arguments, and
+// the usage last, without a choice.
 func chatEvents(n int, model string, t Turn) []event {
 	var events []event
 	chunk := func(choices []any, more map[string]any, piece bool) {
@@ -100,7 +101,7 @@ func chatEvents(n int, model string, t Turn) []event {
 	return append(events, event{data: []byte("[DONE]")})
 }
 
-// ParseFormat reads and checks a request body as a strict provider of the format does.
+// ParseFormat decodes and checks a request body as a strict provider of the format does.
 func ParseFormat(format llm.Format, body []byte) (Request, error) {
 	switch format {
 	case llm.FormatResponses:
@@ -112,7 +113,7 @@ func ParseFormat(format llm.Format, body []byte) (Request, error) {
 	return Parse(body)
 }
 
-// Parse reads and checks a chat completion's request.
+// Parse decodes and checks the request of a chat completion.
 func Parse(body []byte) (Request, error) {
 	req := Request{Format: llm.FormatChat}
 	if err := json.Unmarshal(body, &req.Fields); err != nil {
@@ -163,10 +164,10 @@ func Parse(body []byte) (Request, error) {
 
 var functionName = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,64}$`)
 
-// checkMessages holds the rule that most agents break: every tool call of an assistant message is answered by exactly
-// one of the tool messages that follow it at once, and by nothing else.
+// checkMessages enforces the rule that agents break most often. The tool messages that follow an
+// assistant message answer each of its calls exactly once, and no other call.
 func checkMessages(messages []Message) error {
-	open := map[string]bool{} // ids of the last assistant message; true: answered
+	open := map[string]bool{} // IDs of the last assistant message; true if answered
 	unanswered := func() error {
 		for id, answered := range open {
 			if !answered {

@@ -1,8 +1,10 @@
-// Package llmtest is a scripted model behind the real wire formats, for tests: chat completions, Responses and Anthropic's
-// Messages, whole and streamed. No model is involved, and every answer says so in its Server header.
+// Package llmtest serves a scripted model for tests in the real wire formats: chat completions,
+// Responses and Anthropic's Messages, whole and streamed. No model is involved, and the Server
+// header of every answer says so.
 //
-// The server is as strict as the strictest providers: a conversation in which a tool call is not answered exactly once, or
-// a tool message answers nothing, is refused with 400, as OpenAI does. It plays its turns in order, whatever the tools said.
+// The server is as strict as the strictest provider. Like OpenAI, it answers 400 if a tool call is
+// not answered exactly once, or if a tool message answers no call. It plays its turns in order,
+// whatever the requests hold.
 package llmtest
 
 import (
@@ -26,33 +28,33 @@ import (
 
 // Call is one tool call of a scripted turn.
 type Call struct {
-	ID        string // "": made up; NoID for a call without one
+	ID        string // "" for a generated ID; NoID for a call without one
 	Name      string
-	Arguments string // sent as it is, valid or not
+	Arguments string // sent unchanged, valid or not
 }
 
-// NoID makes the server send an empty tool call id, as some local servers do.
+// NoID makes the server send an empty tool call ID, as some local servers do.
 const NoID = "\x00none"
 
-// Tool builds a call whose arguments are the JSON of args; a string is taken as the JSON itself.
+// Tool returns a call whose arguments are the JSON of args; a string is taken as JSON.
 func Tool(name string, args any) Call {
 	if s, ok := args.(string); ok {
 		return Call{Name: name, Arguments: s}
 	}
 	b, err := json.Marshal(args)
 	if err != nil {
-		panic(fmt.Sprintf("llmtest: arguments of %s: %v", name, err)) // a mistake in the test itself
+		panic(fmt.Sprintf("llmtest: arguments of %s: %v", name, err)) // a defect of the test
 	}
 	return Call{Name: name, Arguments: string(b)}
 }
 
-// Bash is a call of execute_bash.
+// Bash returns a call of execute_bash.
 func Bash(command string) Call { return Tool("execute_bash", map[string]string{"command": command}) }
 
-// Edit is a call of str_replace_editor.
+// Edit returns a call of str_replace_editor.
 func Edit(args map[string]any) Call { return Tool("str_replace_editor", args) }
 
-// Submit is a call of submit.
+// Submit returns a call of submit.
 func Submit() Call { return Tool("submit", "{}") }
 
 // Turn is one answer of the model.
@@ -60,62 +62,63 @@ type Turn struct {
 	Content      string
 	Reasoning    string // sent as reasoning_content
 	Calls        []Call
-	FinishReason string         // "": "tool_calls" or "stop"
-	Extra        map[string]any // further fields of the message; they must come back in later requests
-	Refusal      string         // in place of Content
-	PromptTokens int            // reported usage; 0: none is reported
-	// The rest of the usage. CompletionTokens is 10 when it is 0.
+	FinishReason string         // "" means "tool_calls" or "stop"
+	Extra        map[string]any // further fields of the message; later requests must repeat them
+	Refusal      string         // replaces Content
+	PromptTokens int            // reported usage; 0 reports none
+	// Rest of the usage. A zero CompletionTokens means 10.
 	CompletionTokens, CachedTokens, CacheWriteTokens, ReasoningTokens int
 
-	// Status, when set, answers with this HTTP status, Header and Body in place of a completion.
+	// Status, if set, answers with this HTTP status, Header and Body instead of a completion.
 	Status int
 	Header http.Header
-	Body   string // with Status 200: garbage in place of a completion
-	// Hang holds the answer back until the client goes away or the server closes; HangAfter does so after the first piece of
-	// a streamed answer.
+	Body   string // with Status 200: garbage instead of a completion
+	// Hang withholds the answer until the client disconnects or the server closes. HangAfter does so
+	// after the first piece of a streamed answer.
 	Hang, HangAfter bool
 	// Drop breaks the answer off.
 	Drop Drop
-	// StreamError is the type of an error that follows the first piece of a streamed answer. In an answer that is not streamed
-	// it stands in place of the turn.
+	// StreamError is the type of an error after the first piece of a streamed answer. If the answer
+	// is not streamed, the error replaces it.
 	StreamError, StreamMessage string
-	// Pieces says how a streamed answer's texts are cut, Chunk how many bytes go out in one write; 0: each event.
+	// Pieces selects how the texts of a streamed answer are cut. Chunk is the number of bytes of one
+	// write; 0 writes each event at once.
 	Pieces Pieces
 	Chunk  int
-	// Check, if set, looks at the request first; its error is answered with 400 and kept in Errors.
+	// Check, if set, inspects the request first. Its error is answered with 400 and kept in Errors.
 	Check func(Request) error
 }
 
-// Drop is where an answer breaks off.
+// Drop is the place at which an answer breaks off.
 type Drop string
 
-// The places.
+// Places to break an answer off.
 const (
 	DropNone   Drop = ""
-	DropAtOnce Drop = "at once" // before a byte was sent
-	DropFirst  Drop = "first"   // after the first piece of the turn; half-way where the answer is not streamed
+	DropAtOnce Drop = "at once" // before the first byte
+	DropFirst  Drop = "first"   // after the first piece of the turn; half-way if the answer is not streamed
 	DropMiddle Drop = "middle"  // in the middle of a line
-	DropEnd    Drop = "end"     // before the mark of the end
-	DropClean  Drop = "clean"   // after the first piece, as if that were all
+	DropEnd    Drop = "end"     // before the end mark
+	DropClean  Drop = "clean"   // after the first piece, with a clean end of the body
 )
 
-// Pieces is how texts are cut into deltas.
+// Pieces is a way to cut texts into deltas.
 type Pieces string
 
-// The ways.
+// Ways to cut a text.
 const (
 	PiecesWords Pieces = ""      // a few characters each
-	PiecesBytes Pieces = "bytes" // each byte of the UTF-8 form
-	PiecesUnits Pieces = "units" // each UTF-16 unit, as an escape
+	PiecesBytes Pieces = "bytes" // single bytes of the UTF-8 form
+	PiecesUnits Pieces = "units" // single UTF-16 units, escaped
 )
 
-// Message is a message of a request as the server got it.
+// Message is a message of a request as received.
 type Message struct {
 	Role       string                     `json:"role"`
 	Content    *string                    `json:"content"`
 	ToolCallID string                     `json:"tool_call_id"`
 	ToolCalls  []MessageCall              `json:"tool_calls"`
-	Fields     map[string]json.RawMessage `json:"-"` // everything that was sent
+	Fields     map[string]json.RawMessage `json:"-"` // all fields that were sent
 }
 
 // MessageCall is a tool call in a request.
@@ -128,7 +131,7 @@ type MessageCall struct {
 	} `json:"function"`
 }
 
-// Text is the content, or "" for none.
+// Text returns the content, or "" if there is none.
 func (m Message) Text() string {
 	if m.Content == nil {
 		return ""
@@ -136,8 +139,8 @@ func (m Message) Text() string {
 	return *m.Content
 }
 
-// Request is one request as the server got it. Its messages are in one form, whichever format they came in; Fields is the body
-// as it was.
+// Request is one request as received. Its messages have one form, whatever the format; Fields is
+// the body as sent.
 type Request struct {
 	Format   llm.Format
 	Model    string
@@ -148,13 +151,13 @@ type Request struct {
 	Header   http.Header
 }
 
-// Last is the last message.
+// Last returns the last message.
 func (r Request) Last() Message { return r.Messages[len(r.Messages)-1] }
 
 // Server is a scripted model.
 type Server struct {
 	URL string // base URL, ending in /v1
-	// Key, if set, is the only one that is let in.
+	// Key, if set, is the only accepted key.
 	Key string
 
 	http *httptest.Server
@@ -167,7 +170,7 @@ type Server struct {
 	errs     []error
 }
 
-// New starts a server on the loopback address that plays the turns. Close it.
+// New starts a server on the loopback address that plays the turns. The caller closes it.
 func New(turns ...Turn) *Server {
 	s := &Server{turns: turns, stop: make(chan struct{})}
 	mux := http.NewServeMux()
@@ -184,7 +187,8 @@ func New(turns ...Turn) *Server {
 	return s
 }
 
-// Start is New for a test: closed at its end, which fails if the server had to refuse a request as malformed.
+// Start starts a server for a test and closes it at its end. The test fails if the server had to
+// refuse a malformed request.
 func Start(tb testing.TB, turns ...Turn) *Server {
 	tb.Helper()
 	s := New(turns...)
@@ -197,28 +201,29 @@ func Start(tb testing.TB, turns ...Turn) *Server {
 	return s
 }
 
-// Close ends the server and every answer that hangs.
+// Close stops the server and all withheld answers.
 func (s *Server) Close() {
 	close(s.stop)
 	s.http.CloseClientConnections()
 	s.http.Close()
 }
 
-// Requests are those that were answered from the script, in order.
+// Requests returns the requests that were answered from the script, in order.
 func (s *Server) Requests() []Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]Request(nil), s.requests...)
 }
 
-// Left is how many turns of the script have not been played.
+// Left returns the number of turns that were not played.
 func (s *Server) Left() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.turns) - s.next
 }
 
-// Errors are the breaches of the wire format, of a turn's Check, and calls after the script's end.
+// Errors returns the violations of the wire format and of Check, and the calls after the script's
+// end.
 func (s *Server) Errors() []error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -234,7 +239,7 @@ func (s *Server) refuse(w http.ResponseWriter, err error) {
 
 func (s *Server) complete(w http.ResponseWriter, r *http.Request, format llm.Format) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, 64<<20))
-	if err != nil { // of who has gone away while it sent: its time was over
+	if err != nil { // the client disconnected while it sent
 		panic(http.ErrAbortHandler)
 	}
 	req, err := ParseFormat(format, body)
@@ -305,7 +310,7 @@ func (s *Server) hang(r *http.Request) {
 	}
 }
 
-// key is the key that a request of the format carries.
+// key returns the key that a request of the format carries.
 func key(format llm.Format, h http.Header) string {
 	if format == llm.FormatAnthropic {
 		return h.Get("X-Api-Key")
@@ -313,7 +318,7 @@ func key(format llm.Format, h http.Header) string {
 	return strings.TrimPrefix(h.Get("Authorization"), "Bearer ")
 }
 
-// stream writes events. The first with a piece of the turn is at index first.
+// stream writes the events. The first one with a piece of the turn is at index first.
 func (s *Server) stream(w http.ResponseWriter, r *http.Request, events []event, turn Turn) {
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	first := max(0, slices.IndexFunc(events, func(e event) bool { return e.piece }))
@@ -363,7 +368,8 @@ func requestFormat(r *http.Request) llm.Format {
 	return llm.FormatChat
 }
 
-// chunkWriter flushes after every size bytes, so that the client reads them apart; without a size, after every write.
+// chunkWriter flushes after every size bytes, so that the client reads them apart. With size 0 it
+// flushes after every write.
 type chunkWriter struct {
 	w     io.Writer
 	flush func() error
@@ -399,7 +405,7 @@ func (e event) encode() []byte {
 	return b.Bytes()
 }
 
-// format is one wire format's answers.
+// wire encodes answers in one wire format.
 type wire struct {
 	whole  func(n int, model string, t Turn) map[string]any
 	events func(n int, model string, t Turn) []event
@@ -416,7 +422,7 @@ func encoder(format llm.Format) wire {
 	return wire{completion, chatEvents}
 }
 
-// ErrorBody is an error as the format's provider writes it.
+// ErrorBody returns an error in the form of the format's provider.
 func ErrorBody(format llm.Format, kind, message string) map[string]any {
 	if format == llm.FormatAnthropic {
 		return map[string]any{"type": "error", "error": map[string]any{"type": kind, "message": message}, "request_id": "req_scripted"}
@@ -424,7 +430,7 @@ func ErrorBody(format llm.Format, kind, message string) map[string]any {
 	return map[string]any{"error": map[string]any{"message": message, "type": kind, "param": nil, "code": kind}}
 }
 
-// calls gives each call of a turn its id.
+// calls returns the calls of a turn with their IDs.
 func (t Turn) calls(n int) []Call {
 	calls := slices.Clone(t.Calls)
 	for i := range calls {
@@ -448,12 +454,12 @@ func (t Turn) outputTokens() int {
 func mustJSON(v any) json.RawMessage {
 	b, err := json.Marshal(v)
 	if err != nil {
-		panic(fmt.Sprintf("llmtest: %v", err)) // a mistake in the test itself
+		panic(fmt.Sprintf("llmtest: %v", err)) // a defect of the test
 	}
 	return b
 }
 
-// cut gives the JSON strings of the pieces of a text.
+// cut returns the JSON strings of the pieces of a text.
 func (p Pieces) cut(text string) []json.RawMessage {
 	var pieces []json.RawMessage
 	switch p {

@@ -8,7 +8,7 @@ import (
 	"github.com/sandboxd/sandboxd/agent/llm"
 )
 
-// responsesItems are the output items of a turn.
+// responsesItems returns the output items of a turn.
 func responsesItems(n int, t Turn) []map[string]any {
 	items := []map[string]any{}
 	id := func(kind string) string { return kind + "_" + strconv.Itoa(n+1) + "_" + strconv.Itoa(len(items)) }
@@ -126,7 +126,7 @@ func parseResponses(body []byte) (Request, error) {
 	if w.Instructions != "" {
 		req.Messages = append(req.Messages, Message{Role: "system", Content: &w.Instructions})
 	}
-	open := false // the last message is an assistant's, which further items of the same turn join
+	open := false // the last message is an assistant's, and further items of its turn join it
 	assistant := func() *Message {
 		if !open {
 			req.Messages = append(req.Messages, Message{Role: "assistant", Fields: map[string]json.RawMessage{}})
@@ -189,7 +189,7 @@ func parseResponses(body []byte) (Request, error) {
 	return req, checkMessages(req.Messages)
 }
 
-// responsesText reads a message's content: a text, or the parts that the model wrote.
+// responsesText decodes a message's content: a text, or the parts that the model wrote.
 func responsesText(raw json.RawMessage) (string, error) {
 	var text string
 	if json.Unmarshal(raw, &text) == nil {

@@ -16,13 +16,13 @@ import (
 	"github.com/sandboxd/sandboxd/agent/llm"
 )
 
-// Conversation is a scripted conversation from a file: what the model says, and what must come of it. It is played in every
-// format and mode that it names.
+// Conversation is a scripted conversation from a file: the model's turns and the expected outcome.
+// It is played in every format and mode that it names.
 type Conversation struct {
 	Name    string   `yaml:"-"`
-	About   string   `yaml:"about"`   // the promise that it holds
-	Formats []string `yaml:"formats"` // chat, responses, anthropic; none: all
-	Modes   []string `yaml:"modes"`   // whole, stream; none: both
+	About   string   `yaml:"about"`   // promise that the conversation tests
+	Formats []string `yaml:"formats"` // chat, responses, anthropic; default: all
+	Modes   []string `yaml:"modes"`   // whole, stream; default: both
 
 	Model       string         `yaml:"model"` // default "scripted"
 	MaxSteps    int            `yaml:"max_steps"`
@@ -30,7 +30,7 @@ type Conversation struct {
 	CallTokens  int            `yaml:"call_tokens"` // of one answer
 	Temperature *float64       `yaml:"temperature"`
 	ExtraBody   map[string]any `yaml:"extra_body"`
-	CallTimeout time.Duration  `yaml:"call_timeout"` // of the turns that hang
+	CallTimeout time.Duration  `yaml:"call_timeout"` // for turns that hang
 	Retries     *int           `yaml:"retries"`      // default 5
 
 	Pieces Pieces       `yaml:"pieces"` // of every turn
@@ -39,7 +39,7 @@ type Conversation struct {
 	Expect Expectation  `yaml:"expect"`
 }
 
-// ScriptTurn is one answer, and what the request that it answers must hold.
+// ScriptTurn is one answer, with the expected content of the request that it answers.
 type ScriptTurn struct {
 	Say    string `yaml:"say"`
 	Think  string `yaml:"think"`
@@ -47,7 +47,7 @@ type ScriptTurn struct {
 	Calls  []struct {
 		Tool string         `yaml:"tool"`
 		Args map[string]any `yaml:"args"`
-		Raw  *string        `yaml:"raw"` // in place of args: the arguments as they are, JSON or not
+		Raw  *string        `yaml:"raw"` // arguments as raw text, JSON or not; replaces args
 		ID   string         `yaml:"id"`
 	} `yaml:"calls"`
 	Finish string         `yaml:"finish"`
@@ -62,38 +62,38 @@ type ScriptTurn struct {
 
 	Status  int               `yaml:"status"`
 	Headers map[string]string `yaml:"headers"`
-	Error   string            `yaml:"error"` // message in the format's own error body; its type is Kind
+	Error   string            `yaml:"error"` // message in the format's own error body; Kind is its type
 	Kind    string            `yaml:"kind"`
-	Body    *string           `yaml:"body"`  // in place of all that: the body as it is
-	Event   string            `yaml:"event"` // an error with the message Error in the middle of a stream, of this type
+	Body    *string           `yaml:"body"`  // raw body; replaces all of these
+	Event   string            `yaml:"event"` // type of an error in the middle of a stream, with the message Error
 	Drop    Drop              `yaml:"drop"`
 	Hang    string            `yaml:"hang"` // "at once" or "first"
 
 	Request struct {
-		Last        []string       `yaml:"last"`     // texts that the last message holds, in this order
-		Results     [][]string     `yaml:"results"`  // the same of each answer to the tool calls of the turn before
+		Last        []string       `yaml:"last"`     // texts in the last message, in this order
+		Results     [][]string     `yaml:"results"`  // texts in each answer to the tool calls of the previous turn
 		Messages    string         `yaml:"messages"` // roles: "system user assistant tool"
 		MaxTokens   int            `yaml:"max_tokens"`
 		Temperature *float64       `yaml:"temperature"`
 		NoTemp      bool           `yaml:"no_temperature"`
-		Fields      map[string]any `yaml:"fields"`    // of the body, as they are
-		Arguments   []string       `yaml:"arguments"` // of the tool calls of the last assistant message, as they came back
-		Holds       []string       `yaml:"holds"`     // texts somewhere in the body
+		Fields      map[string]any `yaml:"fields"`    // raw fields of the body
+		Arguments   []string       `yaml:"arguments"` // arguments of the tool calls of the last assistant message, as sent back
+		Holds       []string       `yaml:"holds"`     // texts anywhere in the body
 		Lacks       []string       `yaml:"lacks"`
 	} `yaml:"request"`
 }
 
-// Expectation is what must come of a conversation. Usage, cost and what a turn said are checked as far as they are given.
+// Expectation is the expected outcome of a conversation. Zero fields are not checked.
 type Expectation struct {
 	Exit     string     `yaml:"exit"`
 	Detail   string     `yaml:"detail"` // a part of it
 	Steps    int        `yaml:"steps"`
-	Notices  []string   `yaml:"notices"` // a part of each, in order; there are no others
+	Notices  []string   `yaml:"notices"` // a part of each notice, in order; no others may occur
 	Thoughts []string   `yaml:"thoughts"`
 	Thinking []string   `yaml:"thinking"`
 	Finish   []string   `yaml:"finish"`
-	Results  [][]string `yaml:"results"`  // texts that each step's observation holds, in order
-	Restarts *int       `yaml:"restarts"` // how often what was streamed was void
+	Results  [][]string `yaml:"results"`  // texts in each step's observation, in order
+	Restarts *int       `yaml:"restarts"` // number of voided streams
 	Counts   *struct {
 		Input     int     `yaml:"input"`
 		Output    int     `yaml:"output"`
@@ -102,7 +102,7 @@ type Expectation struct {
 		Reasoning int     `yaml:"reasoning"`
 		Cost      float64 `yaml:"cost"` // with the prices of the test
 		Unpriced  int     `yaml:"unpriced"`
-		Estimated bool    `yaml:"estimated"` // the cost is some, by a size that depends on the format
+		Estimated bool    `yaml:"estimated"` // the cost is not zero; its amount depends on the format
 	} `yaml:"usage"`
 	Answer string `yaml:"answer"`
 }
@@ -135,7 +135,8 @@ func LoadConversations(tb testing.TB, dir string) []Conversation {
 	return list
 }
 
-// Play gives the turns as the server plays them in a format. {key} in an error is the key.
+// Play returns the turns as the server plays them in a format. {key} in an error is replaced by the
+// key.
 func (c *Conversation) Play(format llm.Format, key string) []Turn {
 	turns := make([]Turn, len(c.Turns))
 	for i, s := range c.Turns {
@@ -182,7 +183,7 @@ func (c *Conversation) Play(format llm.Format, key string) []Turn {
 	return turns
 }
 
-// check holds a request against what its turn says of it.
+// check compares a request with the expectations of its turn.
 func (s *ScriptTurn) check(req Request) error {
 	want := s.Request
 	var roles []string
@@ -252,7 +253,7 @@ func (s *ScriptTurn) check(req Request) error {
 	return nil
 }
 
-// HoldsInOrder reports which of the parts is not in text behind those before it.
+// HoldsInOrder returns an error for the first part that is missing from text or out of order.
 func HoldsInOrder(text string, parts []string) error {
 	left := text
 	for _, part := range parts {

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
@@ -36,7 +35,7 @@ func Command(t *testing.T, socket string, args ...string) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience(3*time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, exe, args...)
 	home := t.TempDir()

@@ -75,7 +75,7 @@ func Watch(master *os.File) *Screen {
 
 func (s *Screen) WaitFor(t *testing.T, text string) {
 	t.Helper()
-	timer := time.AfterFunc(testenv.Patience(time.Minute), func() {
+	timer := time.AfterFunc(testenv.HungAfter, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.over = true

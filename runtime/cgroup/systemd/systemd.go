@@ -1,7 +1,9 @@
-// Package systemd asks systemd, over D-Bus, for a delegated cgroup: a transient scope around a process that runs already.
+// Package systemd asks systemd, over D-Bus, for a delegated cgroup: a transient scope around a
+// process that runs already.
 //
-// An ordinary user's request goes to the user's own manager (systemd --user), root's to the system's. Only the daemon and
-// the doctor link it: what starts with every sandbox has nothing to ask.
+// An ordinary user's request goes to the user's own manager (systemd --user), root's to the
+// system's. Only the daemon and the doctor link it: what starts with every sandbox has nothing to
+// ask.
 package systemd
 
 import (
@@ -25,14 +27,17 @@ import (
 const (
 	// patience bounds everything that one request asks of systemd.
 	patience = 15 * time.Second
-	// A scope whose last process has just ended is still there, and then it is not: so often, so far apart it is tried again.
+	// The number of attempts, and the pause between them: a scope whose last process has just ended
+	// exists for a moment longer.
 	rounds, pause = 20, 100 * time.Millisecond
-	// stopLimit is how long the processes of a scope may take to end when systemd ends it, at a logout or a power-off.
+	// stopLimit is how long the processes of a scope may take to end when systemd ends it, at a logout
+	// or a power-off.
 	stopLimit = 10 * time.Second
 )
 
-// Enter moves the calling process into the scope of that name: a new one, or the one that its predecessor was in and whose
-// launcher still runs. There the cgroup is delegated. The caller checks what it was given.
+// Enter moves the calling process into the scope of that name: a new one, or that of its
+// predecessor, in which the launcher still runs. Systemd delegates the scope's cgroup. The caller
+// verifies the result.
 func Enter(ctx context.Context, name string) error {
 	return enter(ctx, name, os.Getpid())
 }
@@ -43,7 +48,8 @@ type Scope struct {
 	Kill        bool     // groups can be ended as a whole (cgroup.kill, Linux 5.14)
 }
 
-// Probe asks for a scope around a process of its own, looks at it, and ends the process, which ends the scope.
+// Probe asks for a scope around a process of its own, looks at it, and ends the process, which ends
+// the scope.
 func Probe(ctx context.Context) (s Scope, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -117,7 +123,8 @@ func start(ctx context.Context, conn *dbus.Conn, unit string, pid int) error {
 		dbus.PropDescription("sandboxd and its sandboxes"),
 		dbus.PropPids(uint32(pid)), //nolint:gosec // G115: a pid
 		property("DelegateControllers", cgroup.Wanted()),
-		// Sandboxes have limits of their own; the default, made for one service, is soon reached by hundreds of them.
+		// Sandboxes have limits of their own; the default, made for one service, is soon reached by
+		// hundreds of them.
 		property("TasksMax", uint64(math.MaxUint64)),
 		property("TimeoutStopUSec", uint64(stopLimit.Microseconds())), //nolint:gosec // G115: a constant
 		property("CollectMode", "inactive-or-failed"),                 // or a scope that failed would keep its name
@@ -136,8 +143,8 @@ func start(ctx context.Context, conn *dbus.Conn, unit string, pid int) error {
 	}
 }
 
-// connect speaks to the manager itself, as systemctl does, and not to a bus: it needs no session, and what the environment
-// says of one (after sudo and su it is another user's) has no say.
+// connect speaks to the manager itself, as systemctl does, and not to a bus: it needs no session,
+// and ignores the environment's session (after sudo and su it is another user's).
 func connect(ctx context.Context) (*dbus.Conn, error) {
 	path := "/run/systemd/private"
 	if uid := os.Geteuid(); uid != 0 {

@@ -1,5 +1,5 @@
-// Command neighbour is a hostile program in one sandbox and its victim in another: it plants what others must not reach, and tries
-// to reach it. It prints "worked", or what stopped it.
+// Command neighbour is a hostile program in one sandbox and its victim in another: it plants what
+// others must not reach, and tries to reach it. It prints "worked", or what stopped it.
 package main
 
 import (
@@ -43,7 +43,7 @@ func main() {
 	fmt.Print("worked")
 }
 
-// plant holds what a neighbour could reach, until it is killed.
+// plant holds the targets for a neighbour, until it is killed.
 func plant(name string) {
 	_, _, errno := unix.Syscall(unix.SYS_MSGGET, queue, unix.IPC_CREAT|0o666, 0)
 	a, err := net.Listen("unix", abstract+name)
@@ -94,7 +94,7 @@ var attacks = map[string]func(argument string) error{
 		return f.Close()
 	},
 	"write-root": func(string) error { return os.Mkdir("/attacked", 0o700) },
-	// A program of root's with the set-user-id bit, started by somebody else.
+	// A program of root's with the set-user-id bit, started by another user.
 	"set-user-id": func(string) error {
 		self, err := os.ReadFile("/proc/self/exe")
 		if err != nil {

@@ -1,5 +1,6 @@
-// Command lister tells all that a layer can carry of a tree: names, types, permissions, owners, links, extended attributes,
-// times and bytes. The same program looks at a sandbox from inside and at what other engines have unpacked.
+// Command lister tells all that a layer can carry of a tree: names, types, permissions, owners,
+// links, extended attributes, times and bytes. The same program looks at a sandbox from inside and
+// at what other engines have unpacked.
 //
 //	lister DIR                      a line for each entry, sorted, but of /dev, /proc and /sys
 //	lister set FILE NAME VALUE      sets an extended attribute

@@ -1,5 +1,6 @@
-// Command containerd-apply applies layers with containerd's own code: containerd-apply DIR LAYER.tar... It has a module of
-// its own, because containerd's brings some twenty others that nothing else here needs.
+// Command containerd-apply applies layers with containerd's own code: containerd-apply DIR
+// LAYER.tar... It has a module of its own, because containerd's brings some twenty others that
+// nothing else here needs.
 package main
 
 import (

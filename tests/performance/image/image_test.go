@@ -1,7 +1,9 @@
-// Package image measures how long it takes until an image of a registry can be run, and what that costs, against what
-// Debian has for the same: skopeo with umoci, and podman. `make bench-image` runs it and makes the page of its figures.
+// Package image measures the time and cost until an image of a registry can be run, against
+// Debian's tools for it: skopeo with umoci, and podman. `make bench-image` runs it and writes the
+// page of its figures.
 //
-// The sides take turns, and which comes first changes from round to round: a loaded machine slows all of them.
+// The sides take turns, and the first one changes from round to round: a loaded machine slows all
+// of them.
 package image
 
 import (
@@ -65,7 +67,7 @@ func record(b *testing.B, m Measurement) {
 	fmt.Println(string(line))
 }
 
-// usage is what a pull took: the processor time and memory of all its processes.
+// usage is the cost of a pull: the processor time and memory of all its processes.
 type usage struct {
 	cpu  time.Duration
 	peak int64 // bytes
@@ -202,7 +204,7 @@ func podman(b *testing.B) side {
 	}
 }
 
-// command runs a program and tells what it and its children used.
+// command runs a program and returns the usage of it and its children.
 func command(ctx context.Context, env []string, program string, args ...string) (usage, error) {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = env
@@ -218,7 +220,7 @@ func command(ctx context.Context, env []string, program string, args ...string) 
 	return usage{cpu: cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), peak: ru.Maxrss << 10}, nil
 }
 
-// watch follows a daemon, its launcher and what the launcher starts, from outside.
+// watch follows a daemon, its launcher and the launcher's children, from outside.
 type watch struct {
 	daemon, launcher int
 	began            time.Duration // processor time before
@@ -229,8 +231,8 @@ type watch struct {
 func watchDaemon(daemon, launcher int) (*watch, error) {
 	w := &watch{daemon: daemon, launcher: launcher, stop: make(chan struct{}), peak: make(chan int64)}
 	for _, pid := range []int{daemon, launcher} {
-		// 5 sets the peak back to what is resident now. The launcher belongs to its own user namespace, and what it has had
-		// stays counted.
+		// 5 resets the peak to the resident size. The launcher belongs to its own user namespace, and its
+		// past usage stays counted.
 		err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
 		if err != nil && pid == daemon {
 			return nil, err
@@ -257,7 +259,8 @@ func watchDaemon(daemon, launcher int) (*watch, error) {
 	return w, nil
 }
 
-// resident is the sum of the peaks of all processes that live now, which is never less than the peak of their sum.
+// resident is the sum of the peaks of all processes that live now, which is never less than the
+// peak of their sum.
 func (w *watch) resident() (sum int64) {
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", w.launcher, w.launcher))
 	pids := []string{strconv.Itoa(w.daemon), strconv.Itoa(w.launcher)}
@@ -325,7 +328,7 @@ func measure(b *testing.B, what string, all []side, ref string) {
 			if s.once && round > 0 {
 				continue
 			}
-			// What somebody else has left to be written is not this one's to wait for.
+			// Data that other programs have left to be written is not this one's to wait for.
 			unix.Sync()
 			began := time.Now()
 			used, err := s.pull(ref)
@@ -343,8 +346,8 @@ func measure(b *testing.B, what string, all []side, ref string) {
 	}
 }
 
-// BenchmarkPull is an image that is pulled into an empty store until it can be run, and then one nine tenths of whose
-// layers another image has brought already.
+// BenchmarkPull pulls an image into an empty store until it can be run, and then one that shares
+// nine tenths of its layers.
 func BenchmarkPull(b *testing.B) {
 	refs := served(b)
 	all := sides(b)
@@ -372,8 +375,9 @@ func BenchmarkPull(b *testing.B) {
 	})
 }
 
-// BenchmarkRun is the first program in a sandbox of an image that is there, of a large one and of a tiny one: nothing of
-// it may grow with the image. A sandbox is new in every round, so each of them is a first one.
+// BenchmarkRun is the first program in a sandbox of an image that is there, of a large one and of a
+// tiny one: nothing of it may grow with the image. A sandbox is new in every round, so each of them
+// is a first one.
 func BenchmarkRun(b *testing.B) {
 	refs := served(b)
 	testenv.RequireUserNS(b)

@@ -22,7 +22,7 @@ func main() {
 	}
 }
 
-// rows is what the page shows: benchmark, side, and the side that it is compared with.
+// rows are the lines of the page: benchmark, side, and the side for comparison.
 var rows = []struct{ bench, side, title string }{
 	{"BenchmarkExecTrue", "sandbox", "exec of a static `true` in a running sandbox, over the socket"},
 	{"BenchmarkExecTrue", "host", "the same: fork and exec on the host"},
@@ -144,7 +144,8 @@ figure is the median of the runs. Other machines give other figures: run it on y
 	return nil
 }
 
-// read collects metrics: "Benchmark metric" -> one value a run; and what was said of peers that do not run here.
+// read collects metrics: "Benchmark metric" -> one value a run; and remarks about peers that do
+// not run here.
 func read(r io.Reader) (values map[string][]float64, absent []string, cpu string, err error) {
 	values, cpu = map[string][]float64{}, "unknown"
 	scan := bufio.NewScanner(r)

@@ -30,17 +30,18 @@ func attack() string {
 	return marker + string(data)
 }
 
-// outside is a directory that was let slip: one of the host, which the test gives as the layer's stream, or another sandbox's.
+// outside is a directory that was let slip: one of the host, which the test gives as the layer's
+// stream, or another sandbox's.
 const outside = 0
 
-// attacks are tried in this order. Where reached is set, that error says that the call got as far as an honest one with such
-// arguments would: nothing forbade it.
+// attacks are tried in this order. Where reached is set, that error says that the call got as far
+// as an honest one with such arguments would: nothing forbade it.
 var attacks = []struct {
 	name    string
 	reached error
 	try     func() error
 }{
-	// Files. /host is what the launcher's root has, and no layer of the test's.
+	// Files. /host is visible in the launcher's root, and in no layer of the test's.
 	{name: "open-outside-path", try: func() error { return open(unix.AT_FDCWD, launcher.HostDir, unix.O_RDONLY) }},
 	{name: "open-outside-dotdot", try: func() error { return open(unix.AT_FDCWD, "../../../.."+launcher.HostDir, unix.O_RDONLY) }},
 	{name: "open-proc", try: func() error { return open(unix.AT_FDCWD, "/proc/self/status", unix.O_RDONLY) }},
@@ -106,7 +107,8 @@ func open(dir int, name string, flags int) error {
 	return err
 }
 
-// below is the descriptor of the layer below, which has a directory "below". The first stage has none yet.
+// below is the descriptor of the layer below, which has a directory "below". The first stage has
+// none yet.
 func below() (int, error) {
 	for fd := 3; fd < 50; fd++ {
 		var st unix.Stat_t

@@ -1,6 +1,7 @@
-// Command applier is sandboxd-launcher with one difference: what unpacks layers, and what reads what a sandbox has changed,
-// attacks its confinement instead, and reports as its error what worked. Package security has it unpack "layers" whose media
-// type says what to leave out, and read a sandbox whose id does, without its "/" and "-":
+// Command applier is sandboxd-launcher with one difference: the children that unpack layers, and
+// that read a sandbox's changes, attack their confinement instead. Their error reports the attacks
+// that worked. Package security has it unpack "layers" whose media type names the layers of
+// defence to leave out, and read a sandbox whose id does, without its "/" and "-":
 //
 //	attack/confined      attack from where the product would begin to read the layer
 //	attack/control       attack from before the confinement: everything should work
@@ -101,7 +102,8 @@ func orderIn(arg string) (string, error) {
 	return job.MediaType, err
 }
 
-// slip puts the directory of another sandbox in the place of the standard input of a child that reads a sandbox's.
+// slip puts the directory of another sandbox in the place of the standard input of a child that
+// reads a sandbox's.
 func slip() error {
 	dir, err := unix.Open(filepath.Join(launcher.SandboxesDir, "outside"), unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {

@@ -1,5 +1,6 @@
-// Command attacker is a small program that contains the attack corpus: package security puts it into sandboxes and runs it where
-// the layers that should stop it are off. It is static, so that it runs in any image.
+// Command attacker is a small program that contains the attack corpus: package security puts it
+// into sandboxes and runs it where the layers that should stop it are off. It is static, so that
+// it runs in any image.
 package main
 
 import (

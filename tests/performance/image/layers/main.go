@@ -1,10 +1,11 @@
-// Command layers makes the images that `make bench-image` pulls, out of one root file system: an OCI layout with
+// Command layers makes the images for `make bench-image` out of one root file system: an OCI layout
+// with
 //
-//	big         two layers: a Debian base, and all that apt-get put above it
-//	forty       the same files in forty layers
-//	forty-next  the same again, where the four highest layers have changed
+//	big         two layers: a Debian base, and everything that apt-get put above it
+//	forty       those files in forty layers
+//	forty-next  those again, with changes in the four highest layers
 //
-// Every layer begins with the directories that its files lie in, as those that docker build makes do.
+// Every layer begins with the parent directories of its files, like layers of docker build.
 package main
 
 import (
@@ -30,7 +31,7 @@ import (
 const (
 	many    = 40
 	changed = 4
-	// baseList is a file in the archive that names, a line each, what the base alone had.
+	// baseList is a file in the archive with the names of the base, a line each.
 	baseList = ".base.list"
 )
 
@@ -87,7 +88,7 @@ func run(archive, into string) (err error) {
 	return nil
 }
 
-// contents is what a first look at the archive tells.
+// contents is the result of the first pass over the archive.
 type contents struct {
 	total int64 // bytes, with a block for every header
 	base  map[string]bool
@@ -114,7 +115,8 @@ func survey(archive string) (*contents, error) {
 	return in, err
 }
 
-// walk calls f for every entry that belongs into an image. Devices do not: no rootless tool can make them.
+// walk calls f for every entry that belongs into an image. Devices do not: no rootless tool can
+// make them.
 func walk(archive string, f func(*tar.Header, io.Reader) error) error {
 	file, err := os.Open(archive)
 	if err != nil {
@@ -151,7 +153,8 @@ type part struct {
 	dirs map[string]bool
 }
 
-// split distributes the entries over n archives. Choose is told how many bytes came before.
+// split distributes the entries over n archives. Choose receives the number of bytes before the
+// entry.
 func split(archive, prefix string, n int, choose func(name string, before int64) int, fresh int) (files []string, err error) {
 	parts := make([]part, n)
 	for i := range parts {

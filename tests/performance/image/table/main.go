@@ -1,6 +1,7 @@
-// Command table turns the measurements of `make bench-image` into the section "Images" of docs/performance.md. It reads them
-// from standard input and the page as it is from the file that is its argument, and writes the new page: what follows
-// the figures, from "### Where the time goes" on, was written by hand and stays.
+// Command table turns the measurements of `make bench-image` into the section "Images" of
+// docs/performance.md. It reads them from standard input and the page from the file that is its
+// argument, and writes the new page. The text after the figures, from "### Where the time goes" on,
+// was written by hand and stays.
 package main
 
 import (
@@ -20,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where the section begins, and where what was written by hand does.
+// The beginning of the section, and of the text that was written by hand.
 const (
 	heading = "## Images\n"
 	byHand  = "### Where the time goes\n"
@@ -37,7 +38,7 @@ func main() {
 	}
 }
 
-// measurement is what the benchmark writes.
+// measurement is a record of the benchmark.
 type measurement struct {
 	What, Side string
 	Round      int
@@ -182,7 +183,7 @@ what unpacks, and the command line together; for the peers, their largest proces
 	return nil
 }
 
-// ratio compares round by round, as both sides of a round had the same load.
+// ratio compares round by round, as both sides of a round had equal load.
 func ratio(a, b measurements, field func(measurement) float64) float64 {
 	var ratios []float64
 	for _, m := range a {

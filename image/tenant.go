@@ -1,0 +1,151 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/image/errdefs"
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/store"
+)
+
+// For returns the images as tenant sees them. A tenant has its own names, snapshots and build
+// steps, and finds no others by name, digest or id. The empty tenant is the daemon's own, and
+// [Open] returns its view. All tenants have the image "host".
+//
+// Blobs and layers are kept once for all tenants. A tenant gets those of another only after its
+// registry or archive has sent their whole content: a digest alone proves nothing. The limits of
+// [Options] are common to all tenants; [Service.Enforce], [Service.EnforceSnapshots] and
+// [Service.CollectSnapshotLayers] work on the objects of all of them.
+func (s *Service) For(tenant string) *Service { return &Service{state: s.state, tenant: tenant} }
+
+// Tenants returns the tenants that have images, build steps or snapshots, sorted.
+func (s *Service) Tenants() ([]string, error) {
+	records, err1 := s.store.List()
+	steps, err2 := s.store.Steps()
+	snapshots, err3 := s.store.Snapshots()
+	seen := make(map[string]bool)
+	for _, r := range records {
+		seen[r.Tenant] = true
+	}
+	for _, step := range steps {
+		seen[step.Tenant] = true
+	}
+	for _, snap := range snapshots {
+		seen[snap.Tenant] = true
+	}
+	return slices.Sorted(maps.Keys(seen)), errors.Join(err1, err2, err3)
+}
+
+// Holder returns the name of a tenant's sandbox for [Service.SetHolders].
+func Holder(tenant, name string) string { return store.Key(tenant, name) }
+
+// ownHolders returns those of the holders that the tenant may know of, by their plain names: its
+// own, and requests under way.
+func (s *Service) ownHolders(holders []string) []string {
+	var out []string
+	for _, h := range holders {
+		tenant, name := "", h
+		if i := strings.LastIndexByte(h, 0); i >= 0 {
+			tenant, name = h[:i], h[i+1:]
+		}
+		if tenant == s.tenant || h == busy {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// records returns the tenant's images, sorted by name.
+func (s *Service) records() ([]*store.Record, error) {
+	all, err := s.store.List()
+	return s.ownRecords(all), err
+}
+
+func (s *Service) ownRecords(all []*store.Record) []*store.Record {
+	return slices.DeleteFunc(slices.Clone(all), func(r *store.Record) bool { return r.Tenant != s.tenant })
+}
+
+// steps returns the tenant's build steps.
+func (s *Service) steps() ([]*store.Step, error) {
+	all, err := s.store.Steps()
+	return slices.DeleteFunc(all, func(step *store.Step) bool { return step.Tenant != s.tenant }), err
+}
+
+// snapshots returns the tenant's snapshots, oldest first.
+func (s *Service) snapshots() ([]*Snapshot, error) {
+	all, err := s.store.Snapshots()
+	return slices.DeleteFunc(all, func(snap *Snapshot) bool { return snap.Tenant != s.tenant }), err
+}
+
+// prove records that the tenant has presented the content of a blob, by blobKey, until forget is
+// called. Without a record of the tenant that has the content, the tenant is not entitled to it
+// after that.
+func (s *Service) prove(key string) (forget func()) {
+	key = store.Key(s.tenant, key)
+	s.mu.Lock()
+	s.proven[key]++
+	s.mu.Unlock()
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.proven[key]--; s.proven[key] == 0 {
+			delete(s.proven, key)
+		}
+	}
+}
+
+// entitled reports whether the tenant may use a stored blob or layer, by blobKey or treeKey: one of
+// its images or build steps has it, or a request of the tenant under way has presented it.
+func (s *Service) entitled(key string) (bool, error) {
+	s.mu.Lock()
+	proven := s.proven[store.Key(s.tenant, key)] > 0
+	s.mu.Unlock()
+	if proven {
+		return true, nil
+	}
+	records, err := s.records()
+	if err != nil {
+		return false, err
+	}
+	for _, r := range records {
+		if slices.ContainsFunc(r.Blobs(), func(b store.Blob) bool { return blobKey(b.Digest) == key }) ||
+			slices.ContainsFunc(r.Layers, func(l store.Layer) bool { return treeKey(l.ChainID) == key }) {
+			return true, nil
+		}
+	}
+	steps, err := s.steps()
+	return slices.ContainsFunc(steps, func(step *store.Step) bool {
+		return step.Layer != nil && (blobKey(step.Layer.Blob.Digest) == key || treeKey(step.Layer.ChainID) == key)
+	}), err
+}
+
+// checkExisting checks that the blob of a layer unpacks to the diff id of the tree that was there
+// before, unless the tenant has that tree already. Otherwise an image could name the diff ids of
+// another tenant's layers over blobs of its own, and get their trees.
+func (s *Service) checkExisting(ctx context.Context, l store.Layer, limits layer.Limits) error {
+	if ok, err := s.entitled(treeKey(l.ChainID)); ok || err != nil {
+		return err
+	}
+	f, err := s.store.OpenBlob(l.Blob.Digest)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // only read
+	plain, err := layer.Uncompress(store.WithContext(ctx, f), l.Blob.MediaType, limits)
+	if err != nil {
+		return err
+	}
+	defer plain.Close()
+	got, err := plain.DiffID()
+	if err != nil {
+		return err
+	}
+	if got != l.DiffID {
+		return errdefs.Classf(layer.ErrInvalid, "content is %s, the image's configuration promises %s", got, l.DiffID)
+	}
+	return nil
+}

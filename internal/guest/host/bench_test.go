@@ -1,0 +1,112 @@
+package host
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+)
+
+// programs runs f for two static programs that do nothing: one of the C library, which is what the promise is about, and the smallest
+// that there can be, where everything that is not the kernel's work shows most.
+func programs(b *testing.B, f func(b *testing.B, bin string)) {
+	b.Helper()
+	b.Run("libc", func(b *testing.B) {
+		dir := b.TempDir()
+		src, bin := filepath.Join(dir, "true.c"), filepath.Join(dir, "true")
+		if err := os.WriteFile(src, []byte("int main(void) { return 0; }\n"), 0o600); err != nil {
+			b.Fatal(err)
+		}
+		if out, err := exec.Command("cc", "-O2", "-static", "-o", bin, src).CombinedOutput(); err != nil {
+			b.Skipf("compile a static program: %v %s", err, out)
+		}
+		f(b, bin)
+	})
+	b.Run("tiny", func(b *testing.B) { f(b, staticTrue(b)) })
+}
+
+// median runs f b.N times and reports the median, which is what the promise is about: the mean is the machine's noise.
+func median(b *testing.B, f func()) {
+	b.Helper()
+	var took []time.Duration
+	for b.Loop() {
+		begun := time.Now()
+		f()
+		took = append(took, time.Since(begun))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2]), "p50-ns")
+}
+
+// BenchmarkExec is a whole exec through a running init. Of libc's program it is to cost at most twice BenchmarkForkExec.
+func BenchmarkExec(b *testing.B) {
+	programs(b, func(b *testing.B, bin string) {
+		b.Helper()
+		s := startInit(b)
+		median(b, func() {
+			e, err := s.Exec(b.Context(), ExecRequest{Argv: []string{bin}, Env: testEnv})
+			if err != nil {
+				b.Fatal(err)
+			}
+			if exit, err := e.Stream(b.Context(), func(string, []byte) error { return nil }); err != nil || exit.Code != 0 {
+				b.Fatalf("%+v, %v", exit, err)
+			}
+			_ = e.Close()
+		})
+	})
+}
+
+// BenchmarkWholeExec is BenchmarkExec where nobody waits for the start.
+func BenchmarkWholeExec(b *testing.B) {
+	programs(b, func(b *testing.B, bin string) {
+		b.Helper()
+		s := startInit(b)
+		median(b, func() {
+			e, err := s.Exec(b.Context(), ExecRequest{Argv: []string{bin}, Env: testEnv, NoStdin: true, Whole: true})
+			if err != nil {
+				b.Fatal(err)
+			}
+			if exit, err := e.Stream(b.Context(), func(string, []byte) error { return nil }); err != nil || exit.Code != 0 {
+				b.Fatalf("%+v, %v", exit, err)
+			}
+			_ = e.Close()
+		})
+	})
+}
+
+// BenchmarkForkExec starts the same program on the host and reads its output through pipes.
+func BenchmarkForkExec(b *testing.B) {
+	programs(b, func(b *testing.B, bin string) {
+		b.Helper()
+		median(b, func() {
+			cmd := exec.Command(bin)
+			cmd.Env = testEnv
+			if _, err := cmd.Output(); err != nil {
+				b.Fatal(err)
+			}
+		})
+	})
+}
+
+// BenchmarkForkOnly is the bare fork, exec and wait, without pipes.
+func BenchmarkForkOnly(b *testing.B) {
+	programs(b, func(b *testing.B, bin string) {
+		b.Helper()
+		median(b, func() {
+			if err := exec.Command(bin).Run(); err != nil {
+				b.Fatal(err)
+			}
+		})
+	})
+}
+
+func BenchmarkPing(b *testing.B) {
+	s := startInit(b)
+	median(b, func() {
+		if err := s.Ping(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+	})
+}

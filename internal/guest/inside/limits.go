@@ -1,0 +1,178 @@
+package inside
+
+import (
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
+
+	"encoding/binary"
+	"errors"
+	"os"
+	goruntime "runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A process sets its own limits between fork and exec, as a shell's ulimit does. Package syscall
+// has no place for that. From outside limits would come late (prlimit on a running process), or for
+// good: init cannot raise a hard limit again that it lowers for itself over the fork (without
+// CAP_SYS_RESOURCE on the host). So the forked process first becomes init's own program, the shim,
+// with the user's ids and an argument list that begins with shimName. The shim sets the limits and
+// executes the program. That costs such an exec one start of this small program, and other execs
+// nothing.
+
+// shimName is argv[0] of the shim. Any program may start it: it has its starter's rights alone.
+const shimName = "sandboxd-limits"
+
+// shimTimeout bounds the time until the shim executes the program.
+const shimTimeout = 10 * time.Second
+
+// IsShim reports whether these are the arguments of a shim.
+func IsShim(args []string) bool { return len(args) > 0 && args[0] == shimName }
+
+// shimArgs returns the limits, the number of arguments, the path, the arguments and the
+// environment. The environment travels as arguments because the shim's own runtime would heed parts
+// of it.
+func shimArgs(limits []guest.Rlimit, path string, argv, env []string) []string {
+	var l strings.Builder
+	for _, r := range limits {
+		l.WriteString(strconv.Itoa(r.Resource) + "=" + strconv.FormatUint(r.Value, 10) + ",")
+	}
+	return append(append([]string{shimName, l.String(), strconv.Itoa(len(argv)), path}, argv...), env...)
+}
+
+// RunShim sets the limits and executes the program; it does not return. On failure it writes the
+// errno to descriptor 3.
+func RunShim(args []string) {
+	unix.CloseOnExec(3)
+	err := shim(args)
+	var errno syscall.Errno
+	if !errors.As(err, &errno) {
+		errno = unix.EINVAL
+	}
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], uint32(errno))
+	_, _ = unix.Write(3, b[:])
+	unix.Exit(127)
+}
+
+func shim(args []string) error {
+	if len(args) < 5 {
+		return unix.EINVAL
+	}
+	n, err := strconv.Atoi(args[2])
+	if err != nil || n < 1 || n > len(args)-4 {
+		return unix.EINVAL
+	}
+	var limits []guest.Rlimit
+	for pair := range strings.SplitSeq(strings.TrimSuffix(args[1], ","), ",") {
+		name, value, _ := strings.Cut(pair, "=")
+		resource, err := strconv.Atoi(name)
+		if err != nil {
+			return unix.EINVAL
+		}
+		v, err := strconv.ParseUint(value, 10, 64)
+		if err != nil {
+			return unix.EINVAL
+		}
+		limits = append(limits, guest.Rlimit{Resource: resource, Value: v})
+	}
+	argv, env := args[4:4+n], args[4+n:]
+	makeRoom(argv, env)
+	for _, l := range limits {
+		// By package syscall, which then does not restore the limit of descriptors.
+		if err := syscall.Setrlimit(l.Resource, &syscall.Rlimit{Cur: l.Value, Max: l.Value}); err != nil {
+			return err
+		}
+	}
+	return syscall.Exec(args[3], argv, env) //nolint:gosec // to run what the daemon asks for is the purpose
+}
+
+// makeRoom makes sure that the runtime needs no more memory, nor a thread for its collector, until
+// exec. Under a small limit of memory it would get neither, and die with an exit that looks like
+// the program's. Exec copies all arguments; here that is done before, and the copies are freed for
+// reuse.
+func makeRoom(lists ...[]string) {
+	debug.SetGCPercent(-1)
+	var held [][]*byte
+	for range 2 { // the freed memory may be in other pieces
+		for _, list := range lists {
+			if pointers, err := syscall.SlicePtrFromStrings(list); err == nil { // Exec does the same, and reports the error
+				held = append(held, pointers)
+			}
+		}
+	}
+	goruntime.KeepAlive(held)
+	goruntime.GC()
+}
+
+// lowering refuses limits above the sandbox's own, which the kernel would refuse the shim.
+func lowering(limits []guest.Rlimit) error {
+	for _, l := range limits {
+		var own unix.Rlimit
+		name := strconv.Itoa(l.Resource)
+		if err := unix.Getrlimit(l.Resource, &own); err != nil {
+			return fail(guest.StageLimit, err, name)
+		}
+		if l.Value > own.Max {
+			return fail(guest.StageLimit, unix.EPERM, name)
+		}
+	}
+	return nil
+}
+
+// forkLimited is fork, with limits if there are any.
+func (s *server) forkLimited(c *conn, path string, argv []string, attr *syscall.ProcAttr, r *guest.ExecRequest) (*process, error) {
+	if len(r.Limits) == 0 {
+		return s.fork(c, path, argv, attr, r.Whole)
+	}
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		return nil, err
+	}
+	if err := unix.SetNonblock(pipe[0], true); err != nil {
+		unixmsg.CloseAll(pipe[:])
+		return nil, err
+	}
+	told := os.NewFile(uintptr(pipe[0]), "shim")
+	defer func() { _ = told.Close() }()
+	_ = told.SetReadDeadline(time.Now().Add(shimTimeout))
+	a := *attr
+	a.Env = nil
+	a.Files = append(append([]uintptr{}, attr.Files...), uintptr(pipe[1]))
+	p, err := s.fork(c, "/proc/self/exe", shimArgs(r.Limits, path, argv, attr.Env), &a, false)
+	_ = unix.Close(pipe[1])
+	if err != nil {
+		return nil, err
+	}
+	var b [4]byte
+	n, err := told.Read(b[:])
+	if n == 0 && !errors.Is(err, os.ErrDeadlineExceeded) {
+		// End of file: the shim has become the program, or was killed. Init must be able to identify the
+		// exec of the program.
+		fd, _, err := s.utsOf(p.pid)
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
+		if !errors.Is(err, errUnreadable) {
+			return p, nil
+		}
+	}
+	errno := unix.ETIMEDOUT // a program in the sandbox has stopped it
+	if n == len(b) {
+		errno = syscall.Errno(binary.NativeEndian.Uint32(b[:]))
+	} else if err == nil {
+		errno = unix.EACCES
+	}
+	s.kill(p)
+	<-p.done
+	if p.uts >= 0 {
+		_ = unix.Close(p.uts)
+	}
+	return nil, errno
+}

@@ -1,0 +1,155 @@
+package inside
+
+import (
+	"github.com/sandboxd/sandboxd/internal/guest"
+
+	"bytes"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// clockTick is the unit of times in /proc/<pid>/stat. The kernel's USER_HZ is 100 wherever Go runs.
+const clockTick = 10 * time.Millisecond
+
+// processes lists every process of the sandbox except init.
+func (s *server) processes(c *conn, pkt guest.Packet, fds []int) error {
+	if err := expect(pkt, &guest.None{}, 0, fds, 0); err != nil {
+		return err
+	}
+	mains := map[string]int{}
+	s.mu.Lock()
+	running := make([]*process, 0, len(s.procs))
+	for _, p := range s.procs {
+		running = append(running, p)
+	}
+	s.mu.Unlock()
+	for _, p := range running {
+		if mark := p.markOf(); mark != "" {
+			mains[mark] = p.pid
+		}
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return fail(guest.StageRead, err, "clock")
+	}
+	if err := c.reply(guest.KindListing, guest.None{}); err != nil {
+		return nil //nolint:nilerr // the daemon is gone
+	}
+	told := 0
+	var sent error
+	s.each(s.proc, ".", func(pid int, name string) bool {
+		if pid == 1 {
+			return true
+		}
+		if told == guest.MaxProcesses {
+			return false
+		}
+		a, argv, err := s.describe(name, time.Duration(now.Nano()))
+		if err != nil {
+			return true // it has ended
+		}
+		a.PID, a.Main = pid, mains[a.mark]
+		p, err := guest.Encode(guest.KindProcess, a.ProcessAnswer, argv...)
+		if err != nil {
+			return true
+		}
+		told++
+		sent = c.Send(p)
+		return sent == nil
+	})
+	if sent != nil {
+		return nil //nolint:nilerr // the daemon is gone, or does not read: there is nobody to tell
+	}
+	return c.reply(guest.KindDone, guest.None{})
+}
+
+// description holds the properties of a process and its mark.
+type description struct {
+	guest.ProcessAnswer
+
+	mark string
+}
+
+// describe reads a process's files of /proc. Since is the time from boot.
+func (s *server) describe(name string, since time.Duration) (d description, argv []string, err error) {
+	dir, err := unix.Openat(s.proc, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return d, nil, err
+	}
+	defer func() { _ = unix.Close(dir) }()
+	stat, err := readSmall(dir, "stat", 4096)
+	if err != nil {
+		return d, nil, err
+	}
+	// The name, in parentheses, may hold any byte.
+	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
+	if open < 0 || end < open {
+		return d, nil, unix.EINVAL
+	}
+	d.Name = strings.ToValidUTF8(string(stat[open+1:end]), "?")
+	fields := strings.Fields(string(stat[end+1:])) // the first one is the third of proc(5)
+	if len(fields) < 22 {
+		return d, nil, unix.EINVAL
+	}
+	number := func(field int) int64 {
+		n, _ := strconv.ParseInt(fields[field-3], 10, 64) // the kernel writes numbers
+		return n
+	}
+	d.State = fields[0]
+	d.PPID = int(number(4))
+	d.CPU = (number(14) + number(15)) * int64(clockTick)
+	d.Age = max(0, int64(since)-number(22)*int64(clockTick))
+	d.RSS = number(24) * int64(unix.Getpagesize())
+	status, err := readSmall(dir, "status", 8192)
+	if err != nil {
+		return d, nil, err
+	}
+	if _, after, ok := bytes.Cut(status, []byte("\nUid:\t")); ok {
+		f := strings.Fields(string(after))
+		if len(f) > 1 {
+			uid, _ := strconv.ParseUint(f[1], 10, 32) // the effective one; the kernel writes numbers
+			d.UID = uint32(uid)
+		}
+	}
+	d.mark, _ = s.markIn(dir) // a process that init must not inspect has no mark
+	line, err := readSmall(dir, "cmdline", guest.MaxProcessArgs+1)
+	if err != nil {
+		return d, nil, err
+	}
+	if len(line) > guest.MaxProcessArgs {
+		line, d.Cut = line[:guest.MaxProcessArgs], true
+	}
+	if line = bytes.TrimSuffix(line, []byte{0}); len(line) > 0 {
+		argv = strings.Split(string(line), "\x00")
+	}
+	return d, argv, nil
+}
+
+// readSmall reads the beginning of a file of /proc.
+func readSmall(dir int, name string, most int) ([]byte, error) {
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	b := make([]byte, most)
+	n := 0
+	for n < most {
+		m, err := unix.Read(fd, b[n:])
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if m == 0 {
+			break
+		}
+		n += m
+	}
+	return b[:n], nil
+}

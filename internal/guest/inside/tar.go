@@ -1,0 +1,501 @@
+package inside
+
+import (
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
+
+	"archive/tar"
+	"bufio"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxDepth is how deep a tree may be that is archived: a descriptor is open for every level.
+	maxDepth = 200
+	// maxLinks bounds the memory for finding hard links again: how many files. Those beyond are written as files of their own.
+	maxLinks     = 1 << 16
+	maxLinkNames = 4 << 20 // and of their names together, in bytes
+	// maxTrailer is what may follow the end of an archive: tar programs pad to their block.
+	maxTrailer = 1 << 20
+)
+
+// tar serves tar-out and tar-in. It owns fds, and has closed the pipe when it returns, so that a reader has its end of file before
+// the answer. A daemon that closes the connection ends the copying.
+func (s *server) tar(c *conn, pkt guest.Packet, fds []int) error {
+	var m guest.TarInRequest
+	var err error
+	if pkt.Kind == guest.KindTarIn {
+		err = expect(pkt, &m, 1, fds, 1)
+	} else {
+		err = expect(pkt, &guest.None{}, 1, fds, 1)
+	}
+	if err == nil {
+		// The runtime's poller waits for the pipe, so that it can be told to stop.
+		err = unix.SetNonblock(fds[0], true)
+	}
+	if err != nil {
+		unixmsg.CloseAll(fds)
+		return err
+	}
+	pipe := os.NewFile(uintptr(fds[0]), "pipe")
+	defer func() { _ = pipe.Close() }()
+	settled := c.onClose(func() { _ = pipe.SetDeadline(guest.Expired) })
+	if pkt.Kind == guest.KindTarIn {
+		err = s.tarIn(pkt.Strs[0], pipe, m.UID, m.GID)
+	} else {
+		err = s.tarOut(pkt.Strs[0], pipe)
+	}
+	settled()
+	return err
+}
+
+// A tarWriter writes one tree.
+type tarWriter struct {
+	s     *server
+	tar   *tar.Writer
+	links map[[2]uint64]string // device and inode of files with several names
+	names int                  // bytes of those names
+	buf   []byte
+}
+
+func (s *server) tarOut(root string, pipe *os.File) error {
+	out := bufio.NewWriterSize(pipe, 32<<10)
+	w := &tarWriter{s: s, tar: tar.NewWriter(out), links: map[[2]uint64]string{}, buf: make([]byte, 32<<10)}
+	handle, err := openPath(unix.AT_FDCWD, root, 0)
+	if err != nil {
+		return fail(guest.StageOpen, err, root)
+	}
+	defer func() { _ = unix.Close(handle) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(handle, &st); err != nil {
+		return fail(guest.StageStat, err, root)
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		if err := w.dir(s.proc, "self/fd/"+strconv.Itoa(handle), "", 0); err != nil {
+			return err
+		}
+	} else {
+		if err := notRegular(handle, root); err != nil {
+			return err
+		}
+		fd, err := unix.Openat(s.proc, "self/fd/"+strconv.Itoa(handle), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fail(guest.StageOpen, err, root)
+		}
+		if err := w.file(fd, path.Base(root)); err != nil {
+			return err
+		}
+	}
+	if err := w.tar.Close(); err != nil {
+		return fail(guest.StageArchive, err, root)
+	}
+	if err := out.Flush(); err != nil {
+		return fail(guest.StageArchive, err, root)
+	}
+	return nil
+}
+
+// dir writes what is in a directory, a few names at a time: it may hold millions.
+func (w *tarWriter) dir(at int, name, prefix string, depth int) error {
+	flags := unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC | unix.O_NONBLOCK
+	if depth > 0 {
+		flags |= unix.O_NOFOLLOW // a directory may have become a link
+	}
+	r, err := w.s.reader(func() (int, error) { return unix.Openat(at, name, flags, 0) })
+	switch {
+	case depth > 0 && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR)):
+		return nil
+	case err != nil:
+		return fail(guest.StageRead, err, prefix)
+	}
+	defer r.close()
+	var fsys unix.Statfs_t
+	if err := unix.Fstatfs(r.fd, &fsys); err != nil {
+		return fail(guest.StageRead, err, prefix)
+	}
+	if guest.IsKernelFS(fsys.Type) {
+		return nil
+	}
+	if depth >= maxDepth {
+		return fail(guest.StageRead, unix.ENAMETOOLONG, prefix)
+	}
+	for {
+		name, _, err := r.next()
+		if err != nil {
+			return fail(guest.StageRead, err, prefix)
+		}
+		if name == "" {
+			return nil
+		}
+		if err := w.entry(r.fd, name, path.Join(prefix, name), depth); err != nil {
+			return err
+		}
+	}
+}
+
+func (w *tarWriter) entry(at int, name, full string, depth int) error {
+	var st unix.Stat_t
+	err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	switch {
+	case errors.Is(err, unix.ENOENT): // gone meanwhile
+		return nil
+	case err != nil:
+		return fail(guest.StageStat, err, full)
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		h := header(&st, full+"/", tar.TypeDir)
+		if err := w.tar.WriteHeader(h); err != nil {
+			return fail(guest.StageArchive, err, full)
+		}
+		return w.dir(at, name, full, depth+1)
+	case unix.S_IFLNK:
+		link, err := readLink(at, name)
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) { // gone, or something else by now
+			return nil
+		}
+		if err != nil {
+			return fail(guest.StageRead, err, full)
+		}
+		h := header(&st, full, tar.TypeSymlink)
+		h.Linkname = link
+		if err := w.tar.WriteHeader(h); err != nil {
+			return fail(guest.StageArchive, err, full)
+		}
+		return nil
+	case unix.S_IFREG:
+		fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) {
+			return nil
+		}
+		if err != nil {
+			return fail(guest.StageRead, err, full)
+		}
+		return w.file(fd, full)
+	}
+	return nil
+}
+
+// file writes a file that may change meanwhile: as much as it had at first, filled up with zeros if it has become
+// shorter. It closes fd.
+func (w *tarWriter) file(fd int, full string) error {
+	defer func() { _ = unix.Close(fd) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fail(guest.StageStat, err, full)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil // it was one when it was looked at
+	}
+	h := header(&st, full, tar.TypeReg)
+	if st.Nlink > 1 {
+		id := [2]uint64{st.Dev, st.Ino}
+		if first, ok := w.links[id]; ok {
+			h.Typeflag, h.Linkname, h.Size = tar.TypeLink, first, 0
+		} else if len(w.links) < maxLinks && w.names+len(full) <= maxLinkNames {
+			w.links[id] = full
+			w.names += len(full)
+		}
+	}
+	if err := w.tar.WriteHeader(h); err != nil {
+		return fail(guest.StageArchive, err, full)
+	}
+	for left := h.Size; left > 0; {
+		n, err := unix.Read(fd, w.buf[:min(left, int64(len(w.buf)))])
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return fail(guest.StageRead, err, full)
+		case n == 0:
+			n = int(min(left, int64(len(w.buf))))
+			clear(w.buf[:n])
+		}
+		if _, err := w.tar.Write(w.buf[:n]); err != nil {
+			return fail(guest.StageArchive, err, full)
+		}
+		left -= int64(n)
+	}
+	return nil
+}
+
+func header(st *unix.Stat_t, name string, typ byte) *tar.Header {
+	h := &tar.Header{
+		Typeflag: typ, Name: name, Mode: int64(st.Mode & 0o7777), Uid: int(st.Uid), Gid: int(st.Gid),
+		ModTime: time.Unix(st.Mtim.Unix()),
+	}
+	if typ == tar.TypeReg {
+		h.Size = st.Size
+	}
+	return h
+}
+
+// A tarReader extracts one stream. Everything goes through an os.Root, which follows no link out of it.
+type tarReader struct {
+	root     *os.Root
+	dir      int // the same, for what os.Root does by name only
+	uid, gid int
+	made     string // the parent that was made last
+}
+
+func (s *server) tarIn(dest string, pipe *os.File, uid, gid uint32) error {
+	handle, _, err := makeDir(dest, uid, gid)
+	if err != nil {
+		return fail(guest.StageWrite, err, dest)
+	}
+	defer func() { _ = unix.Close(handle) }()
+	var fsys unix.Statfs_t
+	if err := unix.Fstatfs(handle, &fsys); err != nil {
+		return fail(guest.StageOpen, err, dest)
+	}
+	if guest.IsKernelFS(fsys.Type) {
+		return fail(guest.StageType, unix.EINVAL, dest)
+	}
+	root, err := os.OpenRoot("/proc/self/fd/" + strconv.Itoa(handle))
+	if err != nil {
+		return fail(guest.StageOpen, err, dest)
+	}
+	defer func() { _ = root.Close() }()
+	x := &tarReader{root: root, dir: handle, uid: int(uid), gid: int(gid), made: "."}
+	in := bufio.NewReaderSize(pipe, 32<<10)
+	tr := tar.NewReader(in)
+	for {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return fail(guest.StageArchive, malformed(err), "")
+		}
+		if err := x.entry(h, tr); err != nil {
+			return err
+		}
+	}
+	// Padding follows. Were it left, its writer would think that we had not wanted it all.
+	n, err := io.CopyN(io.Discard, in, maxTrailer+1)
+	if n > maxTrailer {
+		return fail(guest.StageArchive, unix.EBADMSG, "")
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		return fail(guest.StageArchive, malformed(err), "")
+	}
+	return nil
+}
+
+// malformed gives an errno to an error of archive/tar.
+func malformed(err error) error {
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
+		return errno
+	}
+	return unix.EBADMSG
+}
+
+// local is an entry's name below the destination; "." is the destination itself.
+func local(name string) (string, bool) {
+	name = strings.TrimRight(name, "/")
+	if name == "" || name[0] == '/' || strings.IndexByte(name, 0) >= 0 {
+		return "", false
+	}
+	for e := range strings.SplitSeq(name, "/") {
+		if e == ".." {
+			return "", false
+		}
+	}
+	return path.Clean(name), true
+}
+
+func (x *tarReader) entry(h *tar.Header, r io.Reader) error {
+	if h.Typeflag == tar.TypeXGlobalHeader {
+		return nil
+	}
+	name, ok := local(h.Name)
+	if !ok {
+		return fail(guest.StageArchive, unix.EXDEV, h.Name)
+	}
+	if name == "." {
+		if h.Typeflag != tar.TypeDir {
+			return fail(guest.StageArchive, unix.EISDIR, h.Name)
+		}
+		return nil // it exists, and keeps its mode as every existing directory
+	}
+	if err := x.parents(path.Dir(name)); err != nil {
+		return x.fail(guest.StageWrite, err, path.Dir(name))
+	}
+	var err error
+	switch h.Typeflag {
+	case tar.TypeDir:
+		err = x.mkdir(name, fs.FileMode(h.Mode&0o777))
+	case tar.TypeReg, tar.TypeGNUSparse, tar.TypeCont:
+		err = x.file(name, h, r)
+	case tar.TypeSymlink:
+		if err = x.remove(name); err == nil {
+			err = x.symlink(h.Linkname, name)
+		}
+	case tar.TypeLink:
+		old, ok := local(h.Linkname)
+		if !ok {
+			return fail(guest.StageArchive, unix.EXDEV, h.Linkname)
+		}
+		if old == name {
+			return nil
+		}
+		if err = x.remove(name); err == nil {
+			err = x.root.Link(old, name)
+		}
+	default:
+		return fail(guest.StageType, unix.EINVAL, h.Name)
+	}
+	if err != nil {
+		return x.fail(guest.StageWrite, err, h.Name)
+	}
+	return nil
+}
+
+// fail tells an error of the sandbox's files from one of the stream, and from what os.Root refuses.
+func (x *tarReader) fail(stage guest.Stage, err error, name string) error {
+	if e, ok := errors.AsType[*guest.Error](err); ok {
+		return e
+	}
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
+		return fail(stage, errno, name)
+	}
+	// os.Root does not export its error, but has no other without an errno.
+	return fail(guest.StageArchive, unix.EXDEV, name)
+}
+
+func (x *tarReader) mkdir(name string, mode fs.FileMode) error {
+	err := x.root.Mkdir(name, 0o700)
+	if errors.Is(err, fs.ErrExist) {
+		fi, err := x.root.Stat(name)
+		if err != nil {
+			return err
+		}
+		if !fi.IsDir() {
+			return unix.ENOTDIR
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return x.ownDir(name, uint32(mode))
+}
+
+// symlink makes a link and gives it away. What stands under its name by then may be something else: another name of a file of
+// root's, say.
+func (x *tarReader) symlink(target, name string) error {
+	if err := x.root.Symlink(target, name); err != nil {
+		return err
+	}
+	fd, err := x.open(name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return x.ownLink(fd)
+}
+
+func (x *tarReader) ownLink(fd int) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		return unix.ELOOP // as where a directory has been swapped
+	}
+	return unix.Fchownat(fd, "", x.uid, x.gid, unix.AT_EMPTY_PATH)
+}
+
+// open opens what a name stands for below the destination.
+func (x *tarReader) open(name string, flags uint64) (int, error) {
+	how := unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS} // as os.Root: links within it may lead there
+	fd, err := -1, error(unix.EAGAIN)
+	// EAGAIN: something on the host was renamed while a link with ".." was followed.
+	for try := 0; try < 100 && (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)); try++ {
+		fd, err = unix.Openat2(x.dir, name, &how)
+	}
+	return fd, err
+}
+
+// ownDir gives away a directory that has just been made. By its name os.Root would change what a link leads to that somebody has
+// put there meanwhile: a file of root's, say, which everybody may read then.
+func (x *tarReader) ownDir(name string, mode uint32) error {
+	fd, err := x.open(name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return own(fd, uint32(x.uid), uint32(x.gid), mode) //nolint:gosec // they came as such
+}
+
+// parents makes the directories that an entry's name takes for granted.
+func (x *tarReader) parents(dir string) error {
+	if dir == x.made || dir == "." {
+		return nil
+	}
+	if err := x.parents(path.Dir(dir)); err != nil {
+		return err
+	}
+	if err := x.mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	x.made = dir
+	return nil
+}
+
+// remove makes room for an entry. A directory is in the way.
+func (x *tarReader) remove(name string) error {
+	fi, err := x.root.Lstat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case fi.IsDir():
+		return unix.EISDIR
+	}
+	return x.root.Remove(name)
+}
+
+func (x *tarReader) file(name string, h *tar.Header, r io.Reader) (err error) {
+	if err := x.remove(name); err != nil {
+		return err
+	}
+	// O_EXCL: not through what somebody has put there meanwhile.
+	f, err := x.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := f.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	if _, err := io.Copy(fileOnly{f}, r); err != nil {
+		var pe *fs.PathError
+		if errors.As(err, &pe) && pe.Path == f.Name() {
+			return err
+		}
+		return fail(guest.StageArchive, malformed(err), h.Name)
+	}
+	if err := f.Chown(x.uid, x.gid); err != nil {
+		return err
+	}
+	if err := f.Chmod(fs.FileMode(h.Mode & 0o777)); err != nil {
+		return err
+	}
+	return x.root.Chtimes(name, h.ModTime, h.ModTime)
+}
+
+// fileOnly hides ReadFrom, which would only come back to io.Copy.
+type fileOnly struct{ io.Writer }

@@ -1,0 +1,235 @@
+package runtime
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// Create makes a sandbox, or claims a parked one that fits, and returns when it runs and its record
+// is on disk. On error nothing of it is left.
+func (s *Supervisor) Create(ctx context.Context, req Request) (Record, error) {
+	sb, p, err := s.reserve(req, true)
+	if err != nil {
+		return Record{}, err
+	}
+	if p != nil {
+		rec, err := s.claim(ctx, sb, p, &req)
+		s.ops.Done()
+		if err == nil || ctx.Err() != nil {
+			return rec, err
+		}
+		// It has just ended, or cannot be changed as the request asks. If no sandbox can be, the error of
+		// a new one says why.
+		s.log.Info("a parked sandbox could not be claimed", "id", p.id, "error", err)
+		if sb, _, err = s.reserve(req, false); err != nil {
+			return Record{}, err
+		}
+	}
+	defer s.ops.Done()
+	return s.create(ctx, sb, req)
+}
+
+// create starts a new sandbox under a reserved entry. It takes over sandbox.write.
+func (s *Supervisor) create(ctx context.Context, sb *sandbox, req Request) (_ Record, err error) {
+	rec := sb.rec // changed here alone while the phase is creating; readers see sb.rec
+	id := rec.ID
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("create sandbox %s: %w", rec.Name, err)
+		}
+	}()
+	var undo cleanup
+	defer undo.unwind(&err)
+	undo.add("release name", func() error { s.forget(sb); return nil })
+
+	// The intent goes to disk while the engine works: a daemon that starts after a crash then knows
+	// what to take back.
+	intent := make(chan error, 1)
+	go func(rec Record) { intent <- s.records.put(&rec) }(rec)
+	intended := sync.OnceValue(func() error { return <-intent })
+	undo.add("remove record", func() error {
+		_ = intended() // reported at the call below
+		return s.records.remove(id)
+	})
+
+	control, err := s.sockets.listen(id)
+	if err != nil {
+		return Record{}, err
+	}
+	undo.add("remove control socket", func() error { return s.sockets.remove(id) })
+
+	// Also after a failure: if ctx ended or the connection broke, the engine may have made the
+	// sandbox.
+	undo.add("delete sandbox", func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+		defer cancel()
+		return ignoreNotFound(s.engine.Delete(ctx, id))
+	})
+	spec := req.spec(id, rec.Name, rec.Deadline)
+	spec.IODevice = s.opts.IODevice
+	// The engine's answer is awaited although the client hangs up: a deletion before the engine has
+	// begun would find nothing, and the creation would begin after it.
+	making, done := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer done()
+	started, err := s.engine.Create(making, spec, control)
+	// From here init alone holds the socket: a copy kept here would let connections hang after init
+	// died.
+	cerr := control.Close()
+	if err != nil {
+		return Record{}, err
+	}
+	if cerr != nil {
+		return Record{}, errors.Join(fmt.Errorf("close control socket: %w", cerr), started.Pidfd.Close())
+	}
+	if ctx.Err() != nil {
+		return Record{}, errors.Join(context.Cause(ctx), started.Pidfd.Close())
+	}
+	if err := intended(); err != nil {
+		return Record{}, errors.Join(err, started.Pidfd.Close())
+	}
+	rec.State, rec.Enforced, rec.PID = api.StateRunning, started.Enforced, PIDOf(started.Pidfd)
+	if err := s.run(ctx, sb, &rec, started); err != nil {
+		return Record{}, err
+	}
+	undo.release()
+	// The answer does not wait for a second write: the next daemon takes a sandbox that runs for
+	// running, although its record says "creating". Later writers wait for sandbox.write.
+	s.ops.Go(func() {
+		defer sb.write.Unlock()
+		if err := s.records.put(&rec); err != nil {
+			s.log.Error("start of sandbox is not on disk", "id", id, "error", err)
+		}
+	})
+	s.log.Info("sandbox created", "id", id, "name", rec.Name, "image", rec.Image, "profile", rec.Profile)
+	return rec.clone(), nil
+}
+
+// reserve inserts an entry with an id and a name, and counts an operation that the caller ends with
+// ops.Done. With pooled it takes a parked sandbox that fits, if there is one, and its id. The
+// caller holds sandbox.write.
+func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *parked, error) {
+	now := s.now().UTC()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, nil, ErrClosed
+	}
+	if len(s.byID) >= s.opts.MaxSandboxes {
+		return nil, nil, fmt.Errorf("%w: %d exist, which is the most this daemon holds", ErrTooMany, len(s.byID))
+	}
+	name := req.Name
+	switch {
+	case name == "":
+		for name = newName(); s.nameTaken(req.Tenant, name); {
+			name += "-" + newID()[:3]
+		}
+	case s.nameTaken(req.Tenant, name):
+		return nil, nil, fmt.Errorf("%w: the name %q is taken", ErrExists, name)
+	}
+	var p *parked
+	id := s.unusedID(req.Tenant)
+	if pooled {
+		if p = s.take(&req); p != nil {
+			id = p.id
+		}
+	}
+	sb := s.insert(Record{
+		Sandbox: api.Sandbox{
+			ID:          id,
+			Name:        name,
+			Image:       req.Image,
+			ImageDigest: req.ImageDigest,
+			Snapshot:    req.Snapshot,
+			State:       api.StateCreating,
+			Profile:     req.Profile.Name,
+			Labels:      maps.Clone(req.Labels),
+			Limits:      req.Limits.WithDefaults(req.Defaults),
+			Env:         slices.Clone(req.Env),
+			Cwd:         req.Cwd,
+			User:        req.User,
+			CreatedAt:   now,
+			Deadline:    now.Add(cmp.Or(req.Timeout, s.opts.Timeout)),
+			IdleTimeout: cmp.Or(req.IdleTimeout, s.opts.IdleTimeout).Seconds(),
+			Command:     slices.Clone(req.Command),
+			TTY:         req.TTY,
+			StdinOpen:   req.StdinOpen,
+		},
+		Tenant:    req.Tenant,
+		Timeout:   cmp.Or(req.Timeout, s.opts.Timeout),
+		Explicit:  req.Limits,
+		ImageEnv:  slices.Clone(req.ImageEnv),
+		Rootfs:    req.Rootfs,
+		Ephemeral: req.Ephemeral,
+	}, phaseCreating)
+	sb.write.Lock()
+	s.ops.Add(1)
+	return sb, p, nil
+}
+
+// nameTaken reports whether name already refers to a sandbox that the tenant can look up. Ids and
+// names of a tenant share one space, so that neither can hide the other. The ids of other tenants
+// are free to it: a conflict would tell that they exist. The daemon's own tenant shares the space
+// with every id, because most methods find a sandbox by id or own name. It needs mu.
+func (s *Supervisor) nameTaken(tenant, name string) bool {
+	if s.names[tenantName{tenant, name}] != nil {
+		return true
+	}
+	if sb := s.byID[name]; sb != nil && (tenant == "" || sb.rec.Tenant == tenant) {
+		return true
+	}
+	p := s.pool.parked[name]
+	return p != nil && (tenant == "" || p.fixed.Tenant == tenant)
+}
+
+// unusedID returns an id for a sandbox of the tenant. It needs mu.
+func (s *Supervisor) unusedID(tenant string) string {
+	for {
+		id := newID()
+		if s.byID[id] == nil && s.pool.parked[id] == nil && !s.nameTaken(tenant, id) && !s.nameTaken("", id) {
+			return id
+		}
+	}
+}
+
+// run begins a life of the sandbox with rec as its record, and watches it. It takes over the pidfd.
+func (s *Supervisor) run(ctx context.Context, sb *sandbox, rec *Record, started *Started) error {
+	pid := PIDOf(started.Pidfd)
+	pidfd, err := pollable(started.Pidfd)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sb.life.ended() { // started again
+		sb.life, sb.endReason = newLife(), ""
+	}
+	l := sb.life
+	l.pidfd, l.watched = pidfd, make(chan struct{})
+	sb.idleSince = s.now()
+	sb.rec.State, sb.rec.Reason, sb.rec.Deadline = liveState(started), "", rec.Deadline
+	sb.rec.Enforced, sb.rec.PID, sb.rec.Fresh = started.Enforced, pid, false
+	sb.rec.Life, sb.rec.Idle, sb.rec.Exit, sb.rec.EndedAt = rec.Life, rec.Idle, rec.Exit, time.Time{}
+	sb.unsaved = false
+	s.enter(sb, phaseOf(sb.rec.State))
+	s.arm(sb)
+	s.watchers.Add(1)
+	go s.watch(context.WithoutCancel(ctx), sb, l) // it outlives the request, and ends when it is dismissed
+	return nil
+}
+
+// liveState returns the state that the engine reports: a crash may have been between its pause and
+// the record.
+func liveState(started *Started) api.SandboxState {
+	if started.Paused {
+		return api.StatePaused
+	}
+	return api.StateRunning
+}
