@@ -97,9 +97,9 @@ func (o *benchOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.resume, "resume", "", "go on with the benchmark in this `directory`")
 	f.StringVar(&o.data, "data", "", "`file` with the problems, JSON or JSON lines, in place of the task's own")
 	f.StringVar(&o.mode, "mode", string(bench.ModeSandbox), "llm-in-sandbox, or llm: one answer without tools")
-	f.IntVar(&o.workers, "num_workers", 1, "how many problems are worked on at the same time, a `number`")
+	f.IntVar(&o.workers, "num_workers", 1, "maximum `number` of problems in progress")
 	f.IntVar(&o.start, "start_id", 0, "`number` of the first problem, from 0")
-	f.IntVar(&o.end, "end_id", 0, "`number` of the first problem that is not asked (default: all)")
+	f.IntVar(&o.end, "end_id", 0, "`number` of the problem to stop before (default: all)")
 	f.StringVar(&o.scoring, "scoring", "", "score by this `method` in place of the task's: "+strings.Join(methods, ", "))
 	f.StringVar(&o.scoreImage, "score_image", "", "`image` of the sandboxes in which a task's own programs score (default: that of the runs)")
 	f.StringVar(&o.judgeModel, "judge_model", "", "`name` of the model that judges, for --scoring judge")
@@ -110,22 +110,22 @@ func (o *benchOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.outputDir, "output_dir", "./output", "`directory` for the results; each benchmark makes one below it")
 	o.budgetFlags.addFlags(f, agent.DefaultMaxSteps, agent.DefaultMaxTokenLimit)
 	for name, usage := range map[string]string{
-		"timeout": "end the work on a problem after this time (default 30m)", "max_steps": "most turns of a problem, a `number`",
-		"max_total_tokens": "most tokens of all model calls of a problem, a `number`", "max_cost": "most that the model calls of a problem may cost, in US `dollars`",
+		"timeout": "end the work on a problem after this time (default 30m)", "max_steps": "maximum `number` of turns of a problem",
+		"max_total_tokens": "maximum `number` of tokens of all model calls of a problem", "max_cost": "maximum cost of the model calls of a problem, in US `dollars`",
 		"max_cpu": "end the work on a problem when its sandbox has used this much processor time",
-		"stream":  "have answers sent as they are written; false for servers that do it badly",
+		"stream":  "stream answers; false for servers with faulty streaming",
 	} {
 		f.Lookup(name).Usage = usage
 	}
-	f.IntVar(&o.maxTokens, "max_tokens_per_call", agent.DefaultMaxTokensPerCall, "most tokens of one answer, a `number`")
-	f.IntVar(&o.maxResponse, "max_response_len", agent.DefaultMaxTokensPerCall, "most tokens of the answer with --mode llm, a `number`")
+	f.IntVar(&o.maxTokens, "max_tokens_per_call", agent.DefaultMaxTokensPerCall, "maximum `number` of tokens of one answer")
+	f.IntVar(&o.maxResponse, "max_response_len", agent.DefaultMaxTokensPerCall, "maximum `number` of tokens of the answer with --mode llm")
 	f.Float64Var(&o.temperature, "temperature", 1.0, "sampling temperature, a `number`; not sent to models that refuse one")
 	f.StringVar(&o.extraBody, "extra_body", "", "`JSON` object added to every request")
 	f.BoolVar(&o.saveResponses, "save_litellm_response", false, "keep request_NNN.json and response_NNN.json beside each trajectory")
 	o.policyFlags.addFlags(f)
-	f.VarP(&o.memory, "memory", "m", "most memory of a sandbox, such as 2g")
-	f.Float64Var(&o.cpus, "cpus", 0, "most processor time of a sandbox, in `cores`")
-	f.Int64Var(&o.pids, "pids", 0, "most processes and threads in a sandbox, a `number`")
+	f.VarP(&o.memory, "memory", "m", "maximum memory of a sandbox, such as 2g")
+	f.Float64Var(&o.cpus, "cpus", 0, "maximum processor time of a sandbox, in `cores`")
+	f.Int64Var(&o.pids, "pids", 0, "maximum `number` of processes and threads in a sandbox")
 	f.BoolVar(&o.json, "json", false, "print the results as JSON")
 }
 

@@ -78,7 +78,7 @@ type endFlags struct {
 }
 
 func (o *endFlags) addFlags(f *pflag.FlagSet) {
-	f.BoolVar(&o.keep, "keep_interrupted", true, "leave the sandbox of a run that is interrupted, stopped, for resume to go on in")
+	f.BoolVar(&o.keep, "keep_interrupted", true, "keep the stopped sandbox of an interrupted run, for resume")
 	f.StringVar(&o.report, "report", "", "write the run as one HTML page to this `file`, at its end")
 }
 
@@ -94,11 +94,11 @@ type modelFlags struct {
 func (o *modelFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.llmName, "llm_name", "", "the model's `name`, with its provider before it: anthropic/, openai/responses/, openai/, azure/, hosted_vllm/")
 	f.StringVar(&o.baseURL, "llm_base_url", "", "`URL` of the model's server (default http://localhost:8000/v1; for anthropic/ https://api.anthropic.com)")
-	f.StringVar(&o.apiKey, "api_key", "", "the server's `key`; better put into the environment or settings, where ps does not show it")
+	f.StringVar(&o.apiKey, "api_key", "", "the server's `key`; environment and settings are safer, because ps shows flags")
 	f.StringVar(&o.model, "llm", "", "`replay:FILE` plays the model turns of a recorded trajectory.json")
 	f.StringVar(&o.settings, "settings", "", "YAML `file` with llm_name, llm_base_url, api_key, prompt_config")
-	f.IntVar(&o.retries, "llm_retries", llm.DefaultRetries, "how often a failed model call is repeated, a `number`")
-	f.BoolVar(&o.stream, "stream", true, "have answers sent as they are written, and show them; false for servers that do it badly")
+	f.IntVar(&o.retries, "llm_retries", llm.DefaultRetries, "maximum `number` of retries of a failed model call")
+	f.BoolVar(&o.stream, "stream", true, "stream answers and show them; false for servers with faulty streaming")
 	f.StringVar(&o.prices, "prices", "", "YAML `file` with prices of models, over the built-in ones, for the cost in the record")
 }
 
@@ -112,13 +112,13 @@ type budgetFlags struct {
 
 func (o *budgetFlags) addFlags(f *pflag.FlagSet, steps, tokens int) {
 	o.maxEgress.Least = 1
-	f.IntVar(&o.maxSteps, "max_steps", steps, "most turns, a `number`")
-	f.IntVar(&o.maxTokenLimit, "max_token_limit", tokens, "most tokens of the whole conversation, a `number`")
-	f.IntVar(&o.maxTotalTokens, "max_total_tokens", 0, "most tokens of all model calls together, a `number`")
-	f.Float64Var(&o.maxCost, "max_cost", 0, "most that all model calls together may cost, in US `dollars`")
+	f.IntVar(&o.maxSteps, "max_steps", steps, "maximum `number` of turns")
+	f.IntVar(&o.maxTokenLimit, "max_token_limit", tokens, "maximum `number` of tokens of the whole conversation")
+	f.IntVar(&o.maxTotalTokens, "max_total_tokens", 0, "maximum `number` of tokens of all model calls together")
+	f.Float64Var(&o.maxCost, "max_cost", 0, "maximum cost of all model calls, in US `dollars`")
 	f.Var(&o.timeout, "timeout", "end the run after this time (default 8h)")
 	f.Var(&o.maxCPU, "max_cpu", "end the run when the sandbox has used this much processor time")
-	f.Var(&o.maxEgress, "max_egress", "refused: sandboxes have no network so far, and nothing counts what leaves")
+	f.Var(&o.maxEgress, "max_egress", "refused: sandboxes have no network yet")
 }
 
 // budget checks the given limits. The others are zero.
@@ -150,8 +150,8 @@ func timeSpan(s cmdline.Seconds) time.Duration {
 type policyFlags struct{ policy, hook string }
 
 func (o *policyFlags) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&o.policy, "policy", "", "what tool calls are allowed: a YAML `file`, or "+strings.Join(policy.Presets(), ", ")+" (default open)")
-	f.StringVar(&o.hook, "policy_hook", "", "`URL` that is asked where the policy says to ask; without it, who sits at the terminal is")
+	f.StringVar(&o.policy, "policy", "", "policy of tool calls: a YAML `file`, or "+strings.Join(policy.Presets(), ", ")+" (default open)")
+	f.StringVar(&o.hook, "policy_hook", "", "`URL` to ask where the policy says ask (default: the person at the terminal)")
 }
 
 // resolve sets the run's policy and asker. Without --policy the policy stays nil.
@@ -243,22 +243,22 @@ func (o *runOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.query, "query", "", "the `task`; required, except in a replay")
 	o.modelFlags.addFlags(f)
 	f.StringVar(&o.image, "image", api.HostImage, "`image` of the sandbox (also --docker_image)")
-	f.StringVar(&o.inputDir, "input_dir", "", "copy what is in this `directory` into the sandbox")
+	f.StringVar(&o.inputDir, "input_dir", "", "copy the content of this `directory` into the sandbox")
 	f.StringVar(&o.outputDir, "output_dir", "./output", "`directory` for the results; each run makes one below it")
 	f.StringVar(&o.promptConfig, "prompt_config", "", "YAML `file` with prompts and the sandbox's directories (default: built in)")
 	o.budgetFlags.addFlags(f, agent.DefaultMaxSteps, agent.DefaultMaxTokenLimit)
-	f.IntVar(&o.maxTokens, "max_tokens_per_call", agent.DefaultMaxTokensPerCall, "most tokens of one answer, a `number`")
+	f.IntVar(&o.maxTokens, "max_tokens_per_call", agent.DefaultMaxTokensPerCall, "maximum `number` of tokens of one answer")
 	f.Float64Var(&o.temperature, "temperature", 1.0, "sampling temperature, a `number`; not sent to models that refuse one")
 	f.StringVar(&o.extraBody, "extra_body", "", "`JSON` object added to every request")
 	f.BoolVar(&o.saveResponses, "save_litellm_response", false, "keep request_NNN.json and response_NNN.json beside the trajectory")
-	f.BoolVar(&o.snapshotTurns, "snapshot_turns", false, "keep the sandbox's files as they are after each turn, for resume and fork")
+	f.BoolVar(&o.snapshotTurns, "snapshot_turns", false, "take a snapshot after each turn, for resume and fork")
 	o.policyFlags.addFlags(f)
 	f.StringArrayVar(&o.outputDeny, "output_deny", nil, "`pattern` of output that stays in the sandbox, such as '**/*.so'; may be repeated")
-	f.Var(&o.outputLimit, "output_limit", "most bytes of output in all (default 4GiB)")
-	f.Var(&o.fileLimit, "output_file_limit", "most bytes of one file of the output; larger ones stay in the sandbox")
-	f.VarP(&o.memory, "memory", "m", "most memory of the sandbox, such as 2g")
-	f.Float64Var(&o.cpus, "cpus", 0, "most processor time of the sandbox, in `cores`")
-	f.Int64Var(&o.pids, "pids", 0, "most processes and threads in the sandbox, a `number`")
+	f.Var(&o.outputLimit, "output_limit", "maximum bytes of output (default 4GiB)")
+	f.Var(&o.fileLimit, "output_file_limit", "maximum bytes of an output file; larger ones stay in the sandbox")
+	f.VarP(&o.memory, "memory", "m", "maximum memory of the sandbox, such as 2g")
+	f.Float64Var(&o.cpus, "cpus", 0, "maximum processor time of the sandbox, in `cores`")
+	f.Int64Var(&o.pids, "pids", 0, "maximum `number` of processes and threads in the sandbox")
 	f.BoolVar(&o.json, "json", false, "print how the run ended as JSON")
 	o.endFlags.addFlags(f)
 }

@@ -535,7 +535,7 @@ func chown(t *testing.T, cred *syscall.Credential, path string) {
 // The help texts are part of the interface: a change shows in review.
 func TestHelpGolden(t *testing.T) {
 	cmdtest.HelpGolden(t, func() *cobra.Command {
-		return newRoot(deps{Deps: cmdline.Deps{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}})
+		return newRoot(testDeps)
 	}, agentName) // of sandboxd-agent
 }
 

@@ -49,7 +49,7 @@ destination, whatever names and links it makes up.`,
 }
 
 func (o *cpOptions) addFlags(f *pflag.FlagSet) {
-	f.Var(&o.max, "max", "most that is copied out of a sandbox")
+	f.Var(&o.max, "max", "maximum size to copy out of a sandbox")
 }
 
 // place is one side of a copy.

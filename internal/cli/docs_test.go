@@ -2,10 +2,9 @@ package cli
 
 import (
 	"bytes"
-	"maps"
+	"iter"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -36,37 +35,69 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// commandReference returns the reference of the command line, as Markdown, from the golden help
-// texts of both programs.
+// testDeps are for commands that only print help.
+var testDeps = deps{Deps: cmdline.Deps{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}}
+
+// agentHelp yields the help texts of sandboxd-agent's commands, from the golden files that its own
+// test compares with them.
+func agentHelp(t *testing.T) iter.Seq2[string, string] {
+	t.Helper()
+	const dir = "../../cmd/sandboxd-agent/testdata/help/"
+	files, err := filepath.Glob(dir + "sandboxd-agent-*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%v: %v", files, err)
+	}
+	return func(yield func(path, text string) bool) {
+		for _, file := range append([]string{dir + "sandboxd-agent.txt"}, files...) {
+			path := strings.ReplaceAll(strings.TrimSuffix(filepath.Base(file), ".txt"), "-", " ")
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if path != "sandboxd agent worker" && !yield(path, string(text)) { // which is hidden
+				return
+			}
+		}
+	}
+}
+
+// commandReference returns the reference of the command line, as Markdown.
 func commandReference(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
 	b.WriteString("# Command line\n\n<!-- Generated from the commands by `go test ./internal/cli -run CommandLineReference -update`. -->\n\n" +
 		"Every command takes `--socket SOCKET`, the daemon's Unix socket. `sandboxd COMMAND --help` prints the same.\n")
-	texts := map[string]string{}
-	for _, dir := range []string{"../../cmd/sandboxd-agent/testdata/help", "testdata/help"} {
-		files, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, f := range files {
-			text, err := os.ReadFile(filepath.Join(dir, f.Name()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			name, _ := strings.CutSuffix(f.Name(), ".txt")
-			texts[strings.ReplaceAll(name, "-", " ")] = string(text)
-		}
-	}
-	delete(texts, "sandboxd agent worker") // hidden: only the broker starts it
-	for _, command := range slices.Sorted(maps.Keys(texts)) {
-		text := texts[command]
+	write := func(path, text string) {
 		if before, after, ok := strings.Cut(text, "\nGlobal Flags:\n"); ok {
 			_, after, _ = strings.Cut(after, "\n\n")
 			text = before + "\n" + after
 		}
-		b.WriteString("\n## " + command + "\n\n```text\n" + text + "```\n")
+		b.WriteString("\n## " + path + "\n\n```text\n" + text + "```\n")
 	}
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		if cmd.Name() == "completion" || cmd.Name() == "help" || cmd.Hidden {
+			return // the first two are cobra's
+		}
+		if cmd.Name() == agentName {
+			for path, text := range agentHelp(t) {
+				write(path, text)
+			}
+			return
+		}
+		var out bytes.Buffer
+		root := newRoot(testDeps)
+		root.SetOut(&out)
+		root.SetArgs(append(strings.Fields(cmd.CommandPath())[1:], "--help"))
+		if err := root.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		write(cmd.CommandPath(), out.String())
+		for _, c := range cmd.Commands() {
+			walk(c)
+		}
+	}
+	walk(newRoot(testDeps))
 	return b.String()
 }
 
@@ -93,7 +124,7 @@ func TestConfigurationHasEveryFlag(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	newServe(deps{Deps: cmdline.Deps{}.WithSocket("")}).Flags().VisitAll(func(f *pflag.Flag) {
+	newServe(testDeps).Flags().VisitAll(func(f *pflag.Flag) {
 		if !strings.Contains(string(text), "`--"+f.Name+"`") {
 			t.Errorf("docs/reference/configuration.md does not have --%s", f.Name)
 		}

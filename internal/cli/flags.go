@@ -61,19 +61,19 @@ type limitFlags struct {
 }
 
 func (l *limitFlags) addFlags(f *pflag.FlagSet) {
-	f.VarP(&l.memory, "memory", "m", "most memory, such as 512m")
-	f.Var(&l.memoryHigh, "memory-high", "memory from which on it is slowed down, such as 400m")
-	f.Var(&l.swap, "swap", "most swap, such as 1g (default 0)")
-	f.BoolVar(&l.oomGroup, "oom-group", false, "out of memory ends the sandbox, not one process of it")
-	f.Float64Var(&l.cpus, "cpus", 0, "most processor time, in `cores` such as 0.5")
-	f.Int64Var(&l.cpuWeight, "cpu-weight", 0, "share where cores are short, a `number` from 1 to 10000 (default 100)")
-	f.StringVar(&l.cpuset, "cpuset", "", "the `cores` it may use, such as 0-1,3")
-	f.Int64Var(&l.pids, "pids", 0, "most processes and threads, a `number`")
-	f.Int64Var(&l.ioWeight, "io-weight", 0, "share where the disk is busy, a `number` from 1 to 10000 (default 100)")
-	f.Var(&l.readBPS, "io-read-bps", "most bytes read from disk in a second, such as 10m")
-	f.Var(&l.writeBPS, "io-write-bps", "most bytes written to disk in a second, such as 10m")
-	f.Int64Var(&l.readIOPS, "io-read-iops", 0, "most reads from disk in a second, a `number`")
-	f.Int64Var(&l.writeIOPS, "io-write-iops", 0, "most writes to disk in a second, a `number`")
+	f.VarP(&l.memory, "memory", "m", "maximum memory, such as 512m")
+	f.Var(&l.memoryHigh, "memory-high", "memory above which the sandbox is throttled, such as 400m")
+	f.Var(&l.swap, "swap", "maximum swap, such as 1g (default 0)")
+	f.BoolVar(&l.oomGroup, "oom-group", false, "end the whole sandbox when it is out of memory, not one process")
+	f.Float64Var(&l.cpus, "cpus", 0, "maximum processor time, in `cores` such as 0.5")
+	f.Int64Var(&l.cpuWeight, "cpu-weight", 0, "share of busy processors, a `number` from 1 to 10000 (default 100)")
+	f.StringVar(&l.cpuset, "cpuset", "", "usable `cores`, such as 0-1,3")
+	f.Int64Var(&l.pids, "pids", 0, "maximum `number` of processes and threads")
+	f.Int64Var(&l.ioWeight, "io-weight", 0, "share of a busy disk, a `number` from 1 to 10000 (default 100)")
+	f.Var(&l.readBPS, "io-read-bps", "maximum bytes read from disk per second, such as 10m")
+	f.Var(&l.writeBPS, "io-write-bps", "maximum bytes written to disk per second, such as 10m")
+	f.Int64Var(&l.readIOPS, "io-read-iops", 0, "maximum `number` of disk reads per second")
+	f.Int64Var(&l.writeIOPS, "io-write-iops", 0, "maximum `number` of disk writes per second")
 }
 
 func (l *limitFlags) io() api.IOLimits {
@@ -132,15 +132,15 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 	s.processFlags.addFlags(f)
 	s.limitFlags.addFlags(f)
 	s.memory.Least, s.memoryHigh.Least, s.readBPS.Least, s.writeBPS.Least = 1, 1, 1, 1
-	f.StringVar(&s.name, "name", "", "`name` of the sandbox (default: made up)")
-	f.StringVar(&s.snapshot, "snapshot", "", "`snapshot` to make it of, by id or name, in the place of an image")
-	f.BoolVar(&s.imageCommand, "image-command", false, "run what the image says as main process: its ENTRYPOINT, and its CMD unless a program is given")
-	f.StringArrayVarP(&s.labels, "label", "l", nil, "`label` to find it by: key=value")
+	f.StringVar(&s.name, "name", "", "`name` of the sandbox (default: generated)")
+	f.StringVar(&s.snapshot, "snapshot", "", "id or name of a `snapshot` to create it from, instead of an image")
+	f.BoolVar(&s.imageCommand, "image-command", false, "run the image's ENTRYPOINT as main process, with its CMD unless a program is given")
+	f.StringArrayVarP(&s.labels, "label", "l", nil, "`label` of the sandbox: key=value")
 	f.StringVar(&s.profile, "profile", "", "security `profile` (default \"default\")")
-	f.StringVar(&s.network, "network", string(api.NetworkNone), "`network` that it sees: none")
-	f.Uint64Var(&s.nofile, "nofile", 0, "most open files of one process, a `number`")
-	f.Var(&s.lifetime, "lifetime", "stop the sandbox after this time, whatever it does (default: the daemon's)")
-	f.Var(&s.idle, "idle-timeout", "stop it after this time without a request (default: the daemon's)")
+	f.StringVar(&s.network, "network", string(api.NetworkNone), "`network`: none")
+	f.Uint64Var(&s.nofile, "nofile", 0, "maximum `number` of open files per process")
+	f.Var(&s.lifetime, "lifetime", "maximum lifetime of the sandbox (default: the daemon's)")
+	f.Var(&s.idle, "idle-timeout", "stop the sandbox after this time without a request (default: the daemon's)")
 }
 
 // request returns the create request. changed tells an explicit zero, which is refused, from a
@@ -215,7 +215,7 @@ type terminalFlags struct {
 func (t *terminalFlags) addFlags(f *pflag.FlagSet) {
 	f.BoolVarP(&t.tty, "tty", "t", false, "give the program a terminal")
 	f.BoolVarP(&t.interactive, "interactive", "i", false, "pass stdin on to the program (otherwise it is empty)")
-	f.Var(&t.timeout, "timeout", "stop the program, and all that it started, after this time")
+	f.Var(&t.timeout, "timeout", "stop the program and all its children after this time")
 	f.BoolVar(&t.json, "json", false, "print the result with its output, exit and usage as JSON")
 }
 
