@@ -79,7 +79,8 @@
 //	── user {non_root} user ─────────────────▶   looks it up in /etc/passwd and /etc/group of the sandbox
 //	◀── account {uid, gid, groups} home ──────
 //
-// With user in place of the ids, exec looks the user up itself, and adds HOME to env if that has none.
+// With user in place of the ids, exec looks the user up itself, and adds HOME to env if that has
+// none.
 //
 // # Processes
 //

@@ -283,8 +283,8 @@ const (
 	StageRequest Stage = "request" // validating the request
 	// StageUser is finding the user. The path is that of a database that cannot be read, and else the
 	// user. Then the errno is ESRCH if there is no such user, ENOENT if there is no such group, ERANGE
-	// if an id is beyond 65535, E2BIG if the user is in more than MaxGroups groups, EPERM if it is root
-	// and must not be, and EINVAL if it is malformed.
+	// if an id is beyond 65535, E2BIG if the user is in more than MaxGroups groups, EPERM if it is
+	// root and must not be, and EINVAL if it is malformed.
 	StageUser    Stage = "user"
 	StageLookup  Stage = "lookup"  // finding the program
 	StageCwd     Stage = "cwd"     // entering the working directory

@@ -361,15 +361,15 @@ func Start(ctx context.Context, o Options) (err error) {
 			select {
 			case <-exited: // it ends: the pipe's last writer is gone
 			case <-ctx.Done():
-				return fmt.Errorf("it is not ready, and closed its pipe: %w", ctx.Err())
+				return fmt.Errorf("closed its pipe without being ready: %w", ctx.Err())
 			}
-			return fmt.Errorf("it ended before it was ready: %s; %s has: %q", cmd.ProcessState, logFile.Name(), logged(logFile.Name(), logStart))
+			return fmt.Errorf("ended before it was ready: %s; %s has: %q", cmd.ProcessState, logFile.Name(), logged(logFile.Name(), logStart))
 		}
 		return errors.New(line)
 	case <-ctx.Done():
 		_ = cmd.Process.Kill() // ends the reader above: the pipe's last writer is gone
 		<-done
-		return fmt.Errorf("it is not ready: %w", ctx.Err())
+		return fmt.Errorf("not ready in time: %w", ctx.Err())
 	}
 }
 

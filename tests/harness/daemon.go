@@ -253,7 +253,7 @@ func RemoveAll(dir string) error {
 // launcherLate is the end of a daemon whose launcher took longer to start than the daemon waits.
 // The daemon has undone its start then, and its service manager starts it again, as
 // [Daemon.Launch] does.
-const launcherLate = "start launcher: it is not ready: context deadline exceeded"
+const launcherLate = "start launcher: not ready in time: context deadline exceeded"
 
 // Launch starts the daemon again on the same directories, after [Daemon.Kill9].
 func (d *Daemon) Launch(t testing.TB) {

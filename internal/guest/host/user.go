@@ -23,8 +23,8 @@ type Account struct {
 	Home     string   // not empty; any bytes
 }
 
-// Account finds a user in the sandbox's /etc/passwd and /etc/group: a name or a uid, and perhaps a colon
-// and a group or a gid. A number needs no entry; without one its group is 0. Refusals have
+// Account finds a user in the sandbox's /etc/passwd and /etc/group: a name or a uid, and perhaps a
+// colon and a group or a gid. A number needs no entry; without one its group is 0. Refusals have
 // [guest.StageUser]. NonRoot refuses every user that turns out to be uid 0.
 func (c *Client) Account(ctx context.Context, user string, nonRoot bool) (Account, error) {
 	if user == "" || len(user) > maxUser {

@@ -107,7 +107,8 @@ func FuzzInitEvents(f *testing.F) {
 	})
 }
 
-// FuzzAccounts feeds init databases of a hostile sandbox: a user is refused, or has ids of a sandbox.
+// FuzzAccounts feeds init databases of a hostile sandbox: a user is refused, or has ids of a
+// sandbox.
 func FuzzAccounts(f *testing.F) {
 	f.Add("app", passwd, group)
 	f.Add("app:video", passwd, group)

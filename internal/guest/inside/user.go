@@ -42,8 +42,8 @@ func (s *server) user(c *conn, pkt guest.Packet, fds []int) error {
 }
 
 // account finds the ids and the home directory of a user: "name", "uid" or either with ":group" or
-// ":gid", in the sandbox's /etc/passwd and /etc/group. Root needs neither. Other users are refused if
-// one of these files cannot be read; a missing file is an empty one.
+// ":gid", in the sandbox's /etc/passwd and /etc/group. Root needs neither. Other users are refused
+// if one of these files cannot be read; a missing file is an empty one.
 func (s *server) account(user string, nonRoot bool) (a guest.AccountAnswer, home string, err error) {
 	switch user {
 	case "0", "root", "0:0", "root:root":
@@ -70,8 +70,8 @@ func (s *server) account(user string, nonRoot bool) (a guest.AccountAnswer, home
 	return a, home, nil
 }
 
-// database calls parse for a file of the sandbox. Hostile files are refused like those of a request: the
-// path leads nowhere else, FIFOs and devices are not opened, and the size is bounded.
+// database calls parse for a file of the sandbox. Hostile files are refused like those of a
+// request: the path leads nowhere else, FIFOs and devices are not opened, and the size is bounded.
 func (s *server) database(path string, parse func(io.Reader) error) error {
 	handle, err := openPath(unix.AT_FDCWD, path, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -129,8 +129,9 @@ type accounts struct {
 	tooHigh bool
 }
 
-// lines calls f for the fields of each line whose fields first to last are plain numbers. Other lines
-// do not count: a parser that takes anything else for 0 makes it root (CVE-2026-30892 is of this kind).
+// lines calls f for the fields of each line whose fields first to last are plain numbers. Other
+// lines do not count: a parser that takes anything else for 0 makes it root (CVE-2026-30892 is of
+// this kind).
 func lines(r io.Reader, first, last int, f func(size int, fields []string) error) error {
 	limited := &io.LimitedReader{R: r, N: maxDatabase + 1}
 	s := bufio.NewScanner(limited)
@@ -200,7 +201,8 @@ func (a *accounts) groups(r io.Reader) error {
 	})
 }
 
-// account returns what the databases have shown: ids that a sandbox can have, or the errno of a refusal.
+// account returns the result of both databases: ids that a sandbox can have, or the errno of a
+// refusal.
 func (a *accounts) account() (guest.AccountAnswer, string, error) {
 	var none guest.AccountAnswer
 	uid, gid := a.uid, a.gid
