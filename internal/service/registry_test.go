@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	goruntime "runtime"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/servicetest"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -133,5 +135,25 @@ func TestAdoptionIsWaitedForNoLongerThanTheClient(t *testing.T) {
 	<-s.execs.adopting
 	if err := s.adoption(t.Context()); err != nil || !s.execs.adopted.Load() {
 		t.Errorf("%v", err)
+	}
+}
+
+// Records of lost execs of earlier versions have a problem document in the place of a failure.
+func TestOldRecordsOfLostExecsAreRead(t *testing.T) {
+	for text, want := range map[string]error{
+		`{"id":"x","state":"lost","error":{"code":"gone","title":"Gone","status":410,"detail":"it ended"}}`: class.ErrGone,
+		`{"id":"x","state":"lost","error":{"code":"internal_error","detail":"it ended"}}`:                   nil,
+		`{"id":"x","state":"lost","failure":{"class":"unavailable","message":"it ended"}}`:                  class.ErrUnavailable,
+	} {
+		var rec ExecRecord
+		if err := json.Unmarshal([]byte(text), &rec); err != nil {
+			t.Fatal(err)
+		}
+		rec.convert()
+		if rec.Error != nil || rec.Failure == nil || rec.Failure.Error() != "it ended" || rec.ID != "x" {
+			t.Errorf("%s: %+v, %v", text, rec, rec.Failure)
+		} else if want != nil && !errors.Is(rec.Failure, want) || want == nil && rec.Failure.Unwrap() != nil {
+			t.Errorf("%s: class %v", text, rec.Failure.Unwrap())
+		}
 	}
 }
