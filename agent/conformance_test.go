@@ -18,14 +18,15 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// conformanceKey must not be found in anything that a run writes or says.
+// conformanceKey must not appear in any output of a run.
 const conformanceKey = "sk-scripted-0123456789abcdef"
 
-// minConversations is how many conversations the suite is promised to have.
+// minConversations is the promised number of conversations.
 const minConversations = 60
 
-// TestConformance plays every conversation of testdata/conversations over the real wire formats, whole and streamed, through the
-// whole loop: scripted server, SDK, adapter, retries, prices, tools in a fake sandbox, record.
+// TestConformance plays every conversation of testdata/conversations over the real wire formats,
+// whole and streamed, through the whole loop: scripted server, SDK, adapter, retries, prices,
+// tools, record.
 func TestConformance(t *testing.T) {
 	conversations := llmtest.LoadConversations(t, filepath.Join("testdata", "conversations"))
 	if len(conversations) < minConversations {
@@ -57,7 +58,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// modelFunc is a model that is two functions.
+// modelFunc is a model made of two functions.
 type modelFunc struct {
 	describe func() string
 	complete func(context.Context, llm.Request) (*llm.Response, error)
@@ -84,7 +85,7 @@ func converse(t *testing.T, c *llmtest.Conversation, format llm.Format, stream b
 		t.Fatal(err)
 	}
 	model := modelFunc{server.Describe, func(ctx context.Context, req llm.Request) (*llm.Response, error) {
-		// A turn that comes may take as long as this machine needs for it.
+		// A turn that arrives may take as long as this machine needs.
 		if next := len(script) - srv.Left(); next < len(script) && (script[next].Hang || script[next].HangAfter) {
 			return hasty.Complete(ctx, req)
 		}
@@ -109,7 +110,7 @@ func converse(t *testing.T, c *llmtest.Conversation, format llm.Format, stream b
 			SystemPrompt: "work in {working_dir}", InstancePrompt: "{problem_statement}",
 			WorkingDir: filepath.Join(dir, "w"), InputDir: filepath.Join(dir, "w/in"), OutputDir: filepath.Join(dir, "w/out"),
 		},
-		Create:    func(context.Context, api.CreateSandbox) (Sandbox, error) { return sandbox, nil },
+		Create:    func(context.Context, api.CreateSandbox) (*Sandbox, error) { return sandbox.open(t), nil },
 		OutputDir: filepath.Join(dir, "output"), SaveRequests: !stream,
 		Budget: Budget{Turns: c.MaxSteps, Conversation: c.TokenLimit}, MaxTokensPerCall: c.CallTokens, Temperature: c.Temperature, ExtraBody: c.ExtraBody,
 	}
@@ -134,8 +135,8 @@ func converse(t *testing.T, c *llmtest.Conversation, format llm.Format, stream b
 		}
 		want := map[llm.DeltaKind]string{llm.DeltaContent: s.Thought, llm.DeltaReasoning: s.ReasoningContent, llm.DeltaCall: names, llm.DeltaArguments: arguments}
 		for kind, text := range want {
-			// Anthropic's empty arguments are an object of which nothing was written. And an answer that came whole although it was
-			// asked for in pieces shows none.
+			// Anthropic streams empty arguments as an object without any delta. And an answer that
+			// came whole, although a stream was requested, has no deltas.
 			if kind == llm.DeltaArguments && format == llm.FormatAnthropic && watched[kind] == "" && text == "{}" {
 				continue
 			}
@@ -202,7 +203,7 @@ func converse(t *testing.T, c *llmtest.Conversation, format llm.Format, stream b
 	noKey(t, res.Dir, append(slices.Clone(notices), res.Detail, tr.Metadata.ModelSource))
 }
 
-// noKey checks that the key stands nowhere in what a run says and leaves.
+// noKey checks that no output of a run holds the key.
 func noKey(t *testing.T, dir string, said []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path"
@@ -28,7 +27,7 @@ import (
 	"github.com/sandboxd/sandboxd/api/client"
 )
 
-// mustParse is a policy of a test.
+// mustParse returns the policy of a test.
 func mustParse(t *testing.T, text string) *policy.Policy {
 	t.Helper()
 	p, err := policy.Parse([]byte(text))
@@ -38,18 +37,19 @@ func mustParse(t *testing.T, text string) *policy.Policy {
 	return p
 }
 
-// withOpen makes the options of a run those of a later process, for which the sandbox is still there.
-func withOpen(opts Options, sandbox *fakeSandbox) Options {
-	opts.Open = func(_ context.Context, ref string, _ time.Duration) (Sandbox, error) {
+// withOpen changes the options of a run to those of a later process, for which the sandbox exists
+// until it is deleted.
+func withOpen(t *testing.T, opts Options, sandbox *fakeSandbox) Options {
+	opts.Open = func(_ context.Context, ref string, _ time.Duration) (*Sandbox, error) {
 		if sandbox.deleted > 0 {
 			return nil, problem(api.CodeNotFound, "there is no sandbox "+ref)
 		}
-		return sandbox, nil
+		return sandbox.open(t), nil
 	}
 	return opts
 }
 
-// recordOf is the record of a finished run, as its lines.
+// recordOf returns the lines of a finished run's record.
 func recordOf(t *testing.T, dir string) [][]byte {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(dir, RecordName))
@@ -59,7 +59,8 @@ func recordOf(t *testing.T, dir string) [][]byte {
 	return bytes.SplitAfter(bytes.TrimSuffix(b, []byte("\n")), []byte("\n"))
 }
 
-// crashed makes the directory that a crash leaves which struck after some lines of a record, and in the middle of the next.
+// crashed makes the directory that a crash leaves after n lines of a record; torn adds half of the
+// next line.
 func crashed(t *testing.T, lines [][]byte, n int, torn bool) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "20260116_143000")
@@ -76,8 +77,8 @@ func crashed(t *testing.T, lines [][]byte, n int, torn bool) string {
 	return dir
 }
 
-// Wherever a crash strikes, the run is finished: each turn once on record, no call that has effects twice, and the model is told of
-// the one that may have been done.
+// After a crash at any line the run is completed. Every turn is recorded once, no call with effects
+// runs twice, and the model is told of the call of unknown outcome.
 func TestResumeFromEveryLineOfTheRecord(t *testing.T) {
 	script := []llmtest.Turn{
 		{Content: "first", PromptTokens: 50, Calls: []llmtest.Call{llmtest.Bash("echo a >> w; cat w"), llmtest.Edit(map[string]any{"command": "view", "path": "w"})}},
@@ -102,7 +103,7 @@ func TestResumeFromEveryLineOfTheRecord(t *testing.T) {
 		if err != nil {
 			t.Fatalf("line %d: %v", n, err)
 		}
-		// What has happened by then: the calls that have begun, in this test's sandbox with their effects.
+		// State at the crash: the calls that had begun have had their effects in this test's sandbox.
 		left := script[len(l.steps):]
 		if l.open != nil && l.open.response != nil {
 			left = left[1:]
@@ -130,17 +131,17 @@ func TestResumeFromEveryLineOfTheRecord(t *testing.T) {
 					command = args.Command
 				}
 			}
-			if _, err := newTools(sandbox, work, time.Minute).bash(t.Context(), command); err != nil {
+			if _, err := newTools(sandbox.open(t), work, time.Minute).bash(t.Context(), command); err != nil {
 				t.Fatal(err)
 			}
 		}
-		// The record names the directories of the first test run; these are others.
+		// The record names the directories of the first test run; replace them.
 		moved := bytes.Split([]byte(strings.ReplaceAll(string(bytes.Join(lines, nil)), events[0].Run.Prompt.WorkingDir, work)), []byte("\n"))
 		for i := range moved {
 			moved[i] = append(moved[i], '\n')
 		}
 		dir := crashed(t, moved, n, n%2 == 0)
-		res, err := Resume(t.Context(), dir, withOpen(opts, sandbox))
+		res, err := Resume(t.Context(), dir, withOpen(t, opts, sandbox))
 		if err != nil || res.ExitReason != ExitSubmitted || sandbox.deleted == 0 {
 			t.Fatalf("after line %d: %+v, %v, deleted %d times", n, res, err, sandbox.deleted)
 		}
@@ -176,14 +177,14 @@ func TestResumeFromEveryLineOfTheRecord(t *testing.T) {
 		if turns != len(script) {
 			t.Errorf("after line %d: %d turns", n, turns)
 		}
-		// The effects are those of one run, whether or not a call was answered: here each was done when it had begun.
+		// Every call was done when it had begun, so the effects equal those of one run.
 		if res.Answer != "a\nb\nc\n" {
 			t.Errorf("after line %d: answer %q", n, res.Answer)
 		}
 		if began := events[n-1].Began; unknown != (began != nil && !began.Repeatable) {
 			t.Errorf("after line %d: told that something is unknown: %v", n, unknown)
 		}
-		// What the model saw was, but for such a call, what it would have seen without the crash.
+		// Except for that call, the model saw the same as without the crash.
 		tr := readTrajectory(t, dir)
 		if tr.Metadata.Resumed != 1 || tr.Metadata.ExitReason != ExitSubmitted || len(tr.Steps) != len(script) {
 			t.Errorf("after line %d: %+v", n, tr.Metadata)
@@ -211,7 +212,7 @@ func TestTrajectoryIsDerivedFromTheRecord(t *testing.T) {
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a reader has written the trajectory: %v", err)
 	}
-	if _, err := Resume(t.Context(), res.Dir, withOpen(opts, sandbox)); !errors.Is(err, ErrEnded) {
+	if _, err := Resume(t.Context(), res.Dir, withOpen(t, opts, sandbox)); !errors.Is(err, ErrEnded) {
 		t.Errorf("resumed: %v", err)
 	}
 	again, err := os.ReadFile(path)
@@ -223,7 +224,8 @@ func TestTrajectoryIsDerivedFromTheRecord(t *testing.T) {
 	}
 }
 
-// Every kind of end but submit can be gone on from, where the files are: here, a snapshot of the last turn.
+// A run can continue after any end but submit if its files exist: here, in the last turn's
+// snapshot.
 func TestResumeFromASnapshot(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("echo kept > w")), llmtest.Turn{Hang: true, Check: func(llmtest.Request) error { cancel(errors.New("interrupt")); return nil }})
@@ -232,7 +234,7 @@ func TestResumeFromASnapshot(t *testing.T) {
 	if tr.Steps[0].Metadata.Snapshot != "snap1" || !strings.HasSuffix(sandbox.comments[0], "turn 1") {
 		t.Fatalf("%+v, %q", tr.Steps[0].Metadata, sandbox.comments)
 	}
-	// The files are gone with the sandbox.
+	// The files are deleted with the sandbox.
 	if err := os.Remove(filepath.Join(opts.Prompt.WorkingDir, "w")); err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +247,7 @@ func TestResumeFromASnapshot(t *testing.T) {
 	}
 	again, _, srv := newRun(t, llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("cat w")}, Check: during}, turn(llmtest.Submit()))
 	second := &fakeSandbox{dir: sandbox.dir}
-	again.Create = func(_ context.Context, req api.CreateSandbox) (Sandbox, error) {
+	again.Create = func(_ context.Context, req api.CreateSandbox) (*Sandbox, error) {
 		created = req
 		root, err := os.OpenRoot(sandbox.dir)
 		if err != nil {
@@ -256,10 +258,10 @@ func TestResumeFromASnapshot(t *testing.T) {
 			return nil, err
 		}
 		_, err = extract(root, bytes.NewReader(sandbox.snapshots[0]), CollectLimits{})
-		return second, err
+		return second.open(t), err
 	}
 	again.Message, again.Budget.Turns = "go on, please", 9
-	resumed, err := Resume(t.Context(), res.Dir, withOpen(again, sandbox))
+	resumed, err := Resume(t.Context(), res.Dir, withOpen(t, again, sandbox))
 	if err != nil || resumed.ExitReason != ExitSubmitted || second.deleted != 1 {
 		t.Fatalf("%+v, %v", resumed, err)
 	}
@@ -277,12 +279,12 @@ func TestResumeFromASnapshot(t *testing.T) {
 		t.Errorf("the output of the first end: %v", err)
 	}
 
-	// Without one it is said that it cannot be, and nothing is written.
+	// Without a snapshot the resume is refused, and the record does not change.
 	ctx, cancel = context.WithCancelCause(t.Context())
 	opts, sandbox, _ = newRun(t, turn(llmtest.Bash("echo kept > w")), llmtest.Turn{Hang: true, Check: func(llmtest.Request) error { cancel(errors.New("interrupt")); return nil }})
 	res, _ = mustRun(t, ctx, opts, sandbox, ExitInterrupted)
 	before := recordOf(t, res.Dir)
-	if _, err := Resume(t.Context(), res.Dir, withOpen(opts, sandbox)); !errors.Is(err, ErrEnded) || !strings.Contains(err.Error(), "no snapshot") {
+	if _, err := Resume(t.Context(), res.Dir, withOpen(t, opts, sandbox)); !errors.Is(err, ErrEnded) || !strings.Contains(err.Error(), "no snapshot") {
 		t.Errorf("%v", err)
 	}
 	if diff := cmp.Diff(before, recordOf(t, res.Dir)); diff != "" {
@@ -290,7 +292,7 @@ func TestResumeFromASnapshot(t *testing.T) {
 	}
 }
 
-// What a crash leaves that struck before the first line was whole can be removed, and nothing else of which nothing is known.
+// A run whose first line was cut off by a crash can be removed, but no directory with other files.
 func TestRemoveOfARunThatHadNotBegun(t *testing.T) {
 	for name, files := range map[string][]string{"nothing": {RecordName}, "more": {RecordName, "thesis.txt"}} {
 		dir := filepath.Join(t.TempDir(), "20260116_143000")
@@ -310,14 +312,14 @@ func TestRemoveOfARunThatHadNotBegun(t *testing.T) {
 	}
 }
 
-// A directory that is known to be a run's goes whatever its record is, with what is left of the record names; never while somebody
-// works on the run.
+// RemoveUnreadable removes a run's directory whatever its record holds, with the objects that the
+// rest of the record names. It refuses a run that a process works on.
 func TestRemoveOfARunWithoutAReadableRecord(t *testing.T) {
 	line := func(v, n int, rest string) string {
 		return fmt.Sprintf(`{"v":%d,"n":%d,"at":"2026-01-16T14:30:00Z",%s}`+"\n", v, n, rest)
 	}
 	run, box := `"run":{"id":"r"}`, `"sandbox":{"name":"agent-1","id":"sb1","ready":true}`
-	other := filepath.Join(t.TempDir(), RecordName) // of another run, which stays as it is
+	other := filepath.Join(t.TempDir(), RecordName) // of another run; must stay unchanged
 	if err := os.WriteFile(other, []byte(line(1, 1, run)+"nonsense\n"+line(1, 3, `"sandbox":{"name":"agent-2","id":"sb2"}`)), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -326,7 +328,7 @@ func TestRemoveOfARunWithoutAReadableRecord(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		make func(path string) error
-		want []string // what the daemon was asked to delete
+		want []string // expected deletions at the daemon
 	}{
 		"a damaged line":        {write(line(1, 1, run) + line(1, 2, box) + "\x00\x00\x00\n" + line(1, 4, `"turn":1,"request":{"messages":1}`)), []string{"sn1", "sb1"}},
 		"a damaged first line":  {write("{\n" + line(1, 2, box)), []string{"sn1", "sb1"}},
@@ -348,7 +350,7 @@ func TestRemoveOfARunWithoutAReadableRecord(t *testing.T) {
 			c, asked := keeper(t)
 			done, err := RemoveRun(t.Context(), c, dir, false)
 			if err == nil || len(*asked) > 0 {
-				t.Fatalf("one that may be somebody else's: %+v, %v, asked for %v", done, err, *asked)
+				t.Fatalf("possibly not a run: %+v, %v, asked for %v", done, err, *asked)
 			}
 			if !errors.Is(err, ErrUnreadable) {
 				t.Errorf("%v is not known for what it is", err)
@@ -368,7 +370,7 @@ func TestRemoveOfARunWithoutAReadableRecord(t *testing.T) {
 			}
 		})
 	}
-	t.Run("while somebody works on it", func(t *testing.T) {
+	t.Run("while a process works on it", func(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "20260116_143000")
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
@@ -392,11 +394,12 @@ func TestRemoveOfARunWithoutAReadableRecord(t *testing.T) {
 	})
 }
 
-// A directory goes even if whoever has left it has closed what is in it to its owner; what links in it lead to stays as it is.
+// A directory is removed even if a hostile process has revoked its owner's access. Targets of links
+// in it are untouched.
 func TestRemoveOfWhatIsClosed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		record string
-		closed string // which directory
+		closed string // directory without access
 		mode   os.FileMode
 	}{
 		"nothing may be done with":    {`{"v":1,"n":1,"run":{"id":"r"}}` + "\n", "files/closed", 0},
@@ -430,12 +433,13 @@ func TestRemoveOfWhatIsClosed(t *testing.T) {
 			if info, err := os.Stat(outside); err != nil || info.Mode().Perm() != 0o500 {
 				t.Errorf("outside of it: %v, %v", info.Mode(), err)
 			}
-			restoreAccess(dir) // so that the test's directory can go
+			restoreAccess(dir) // for the cleanup of the test's directory
 		})
 	}
 }
 
-// What is read and kept of a record that cannot be read is bounded, however long whoever has left it has made the file, or full of sandboxes.
+// The data taken from an unreadable record is bounded, whatever its size and the number of its
+// sandboxes.
 func TestWhatIsLeftIsBounded(t *testing.T) {
 	const box, other = `{"v":1,"n":1,"sandbox":{"name":"a"}}` + "\n", `{"v":1,"n":1,"began":{}}` + "\n"
 	endless := io.MultiReader(io.LimitReader(zeros{}, 2*maxRecordLine), iotest.ErrReader(errors.New("it is read on and on")))
@@ -453,7 +457,7 @@ func TestWhatIsLeftIsBounded(t *testing.T) {
 	}
 }
 
-// zeros is what a file has where nothing was written.
+// zeros reads like a hole in a file.
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) {
@@ -461,41 +465,22 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// keeper is a daemon that has a snapshot of the sandbox sb1, and says what it was asked to delete.
+// keeper is a daemon with a snapshot of the sandbox sb1. It returns the deletions that it was asked
+// for.
 func keeper(t *testing.T) (c *client.Client, asked *[]string) {
 	t.Helper()
 	asked = new([]string)
-	dir, err := os.MkdirTemp("", "ag") //nolint:usetesting // a socket's path has 108 bytes, and a test's name is long
-	if err != nil {
-		t.Fatal(err)
-	}
-	socket := filepath.Join(dir, "s")
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	c = serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodDelete {
-			*asked = append(*asked, path.Base(r.URL.Path)) // one request after the other
+			*asked = append(*asked, path.Base(r.URL.Path)) // requests are sequential
 		}
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, `{"snapshots":[{"id":"sn1","sandbox":"sb1","labels":{"sandboxd.agent":"turn"}}]}`)
-	})}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(listener) }()
-	c = client.New(socket)
-	t.Cleanup(func() {
-		c.Close()
-		_ = srv.Close()
-		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
-			t.Error(err)
-		}
-		_ = os.RemoveAll(dir)
-	})
+	}))
 	return c, asked
 }
 
-// A FIFO in the place of a record keeps nobody waiting.
+// A FIFO in the place of a record does not block.
 func TestRecordThatIsNoFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "20260116_143000")
 	if err := errors.Join(os.Mkdir(dir, 0o700), unix.Mkfifo(filepath.Join(dir, RecordName), 0o600)); err != nil {
@@ -518,7 +503,7 @@ func TestRecordThatIsNoFile(t *testing.T) {
 	}
 }
 
-// One that another process begins in that instant is not removed under it.
+// A run that another process is just beginning is not removed.
 func TestRemoveOfARunThatBegins(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "20260116_143000")
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -548,21 +533,21 @@ func TestRemoveOfARunThatBegins(t *testing.T) {
 func TestResumeOfWhatCannotBe(t *testing.T) {
 	opts, sandbox, _ := newRun(t, turn(llmtest.Submit()))
 	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
-	if _, err := Resume(t.Context(), res.Dir, withOpen(opts, sandbox)); !errors.Is(err, ErrEnded) {
+	if _, err := Resume(t.Context(), res.Dir, withOpen(t, opts, sandbox)); !errors.Is(err, ErrEnded) {
 		t.Errorf("submitted: %v", err)
 	}
-	// A sandbox that was left, or may have been: it is deleted, or it is said.
+	// A sandbox that is or may be left is deleted, or reported.
 	for name, tc := range map[string]struct {
 		open, del error
 		want      string
 	}{
 		"left": {}, "gone meanwhile": {del: problem(api.CodeNotFound, "no such sandbox")},
-		"no answer":   {open: errors.New("nobody answers"), want: "may be left: nobody answers"},
+		"no answer":   {open: errors.New("no answer"), want: "may be left: no answer"},
 		"not deleted": {del: problem(api.CodeConflict, "it will not"), want: "may be left: it will not"},
 	} {
 		left := &fakeSandbox{onDelete: func(context.Context) error { return tc.del }}
 		again := opts
-		again.Open = func(context.Context, string, time.Duration) (Sandbox, error) { return left, tc.open }
+		again.Open = func(context.Context, string, time.Duration) (*Sandbox, error) { return left.open(t), tc.open }
 		_, err := Resume(t.Context(), res.Dir, again)
 		if !errors.Is(err, ErrEnded) || strings.Contains(err.Error(), "may be left") != (tc.want != "") ||
 			!strings.Contains(err.Error(), tc.want) {
@@ -598,7 +583,7 @@ func TestResumeOfWhatCannotBe(t *testing.T) {
 				copied[i] = bytes.Clone(lines[i])
 			}
 			changed := change(copied)
-			if _, err := Resume(t.Context(), crashed(t, changed, len(changed), false), withOpen(opts, sandbox)); err == nil || errors.Is(err, ErrEnded) {
+			if _, err := Resume(t.Context(), crashed(t, changed, len(changed), false), withOpen(t, opts, sandbox)); err == nil || errors.Is(err, ErrEnded) {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -609,7 +594,7 @@ func TestResumeOfWhatCannotBe(t *testing.T) {
 		opts, sandbox, _ := newRun(t, turn(llmtest.Submit()))
 		opts.OnStart = func(s Started) { dir = s.Dir }
 		opts.OnStep = func(Step) {
-			_, while = Resume(t.Context(), dir, withOpen(opts, sandbox))
+			_, while = Resume(t.Context(), dir, withOpen(t, opts, sandbox))
 			if s, _, err := LoadRun(dir); err != nil || s.State != RunRunning {
 				t.Errorf("%+v, %v", s, err)
 			}
@@ -694,7 +679,8 @@ func TestBudgets(t *testing.T) {
 		}, ExitCostLimit, "question alone costs $0.30"},
 		{"processor time between turns", []llmtest.Turn{work}, func(o *Options, s *fakeSandbox) {
 			o.Budget.CPU = time.Second
-			// It is used up when the turn is done, however often it was asked for until then: that depends on how long the turn takes here.
+			// It is used up at the end of the turn, independent of the number of earlier checks, which
+			// varies with the speed of the machine.
 			var used atomic.Int64
 			s.cpu = func() time.Duration { return time.Duration(used.Load()) }
 			o.OnStep = func(Step) { used.Store(int64(1200 * time.Millisecond)) }
@@ -766,17 +752,17 @@ func TestBudgets(t *testing.T) {
 		}
 		again, sandbox, _ := newRun(t)
 		again.Budget.Tokens = 800
-		resumed, err := Resume(t.Context(), crashed(t, lines, n, false), withOpen(again, sandbox))
+		resumed, err := Resume(t.Context(), crashed(t, lines, n, false), withOpen(t, again, sandbox))
 		if err != nil || resumed.ExitReason != ExitTokenLimit {
 			t.Errorf("%+v, %v", resumed, err)
 		}
 	})
 	for name, change := range map[string]func(*Options){
-		"money without a price":             func(o *Options) { o.Budget.Cost = 1 },
-		"processor time that nobody counts": func(o *Options) { o.Budget.CPU = time.Second },
-		"negative":                          func(o *Options) { o.Budget.CPU = -1 },
-		"a pattern that is none":            func(o *Options) { o.Collect.Deny = []string{"[a"} },
-		"negative limit of the output":      func(o *Options) { o.Collect.File = -1 },
+		"money without a price":              func(o *Options) { o.Budget.Cost = 1 },
+		"processor time that is not counted": func(o *Options) { o.Budget.CPU = time.Second },
+		"negative":                           func(o *Options) { o.Budget.CPU = -1 },
+		"a pattern that is none":             func(o *Options) { o.Collect.Deny = []string{"[a"} },
+		"negative limit of the output":       func(o *Options) { o.Collect.File = -1 },
 	} {
 		t.Run("refused: "+name, func(t *testing.T) {
 			opts, sandbox, srv := newRun(t, turn(llmtest.Submit()))
@@ -800,7 +786,7 @@ func TestBudgets(t *testing.T) {
 	})
 }
 
-// Calls that change nothing run at the same time; the order of the answers is that of the calls, and what follows waits.
+// Read-only calls run concurrently; the answers keep the order of the calls, and later calls wait.
 func TestViewsOfATurnRunAtTheSameTime(t *testing.T) {
 	view := func(name string) llmtest.Call { return llmtest.Edit(map[string]any{"command": "view", "path": name}) }
 	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("mkdir a b; echo 1 > a/1; echo 2 > b/2")), turn(view("a"), view("b"), llmtest.Bash("rm -r a"), view("a")), turn(llmtest.Submit()))
@@ -811,7 +797,7 @@ func TestViewsOfATurnRunAtTheSameTime(t *testing.T) {
 			return
 		}
 		switch n := listing.Add(1); {
-		case n == 2: // one of the two only: the other is the first
+		case n == 2: // only the second; the first one waits
 			close(go0)
 		case n > 2:
 			return
@@ -828,18 +814,19 @@ func TestViewsOfATurnRunAtTheSameTime(t *testing.T) {
 	}
 }
 
-// A daemon that goes away between submit and the output costs neither: resume collects what is still there.
+// If the daemon fails between submit and the collection, the run keeps its submit, and resume
+// collects the output.
 func TestOutputIsCollectedByResume(t *testing.T) {
 	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("mkdir -p out; echo 42 > out/answer.txt")), turn(llmtest.Submit()))
 	opts.OnStep = func(s Step) { sandbox.gone = s.Action.Function == ToolSubmit }
-	sandbox.onDelete = func(context.Context) error { return problem(api.CodeUnavailable, "nobody answers") }
+	sandbox.onDelete = func(context.Context) error { return problem(api.CodeUnavailable, "no answer") }
 	res, err := Run(t.Context(), opts)
 	if err == nil || res.ExitReason != ExitSubmitted || res.HasAnswer {
 		t.Fatalf("%+v, %v", res, err)
 	}
 	again, _, _ := newRun(t)
 	sandbox.gone, sandbox.deleted, sandbox.onDelete = false, 0, nil
-	res, err = Resume(t.Context(), res.Dir, withOpen(again, sandbox))
+	res, err = Resume(t.Context(), res.Dir, withOpen(t, again, sandbox))
 	if err != nil || res.ExitReason != ExitSubmitted || res.Answer != "42\n" || sandbox.deleted != 1 {
 		t.Errorf("%+v, %v", res, err)
 	}

@@ -17,8 +17,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the recorded example from a run of it")
 
-// The example that newcomers run first must work, and hold what really comes out. It is run in the fake sandbox here,
-// and in a real one by tests/functional.
+// The example for new users must work, with the recorded results. This test uses the fake sandbox,
+// tests/functional a real one.
 func TestQuickstartExample(t *testing.T) {
 	example := filepath.Join("..", "examples", "quickstart")
 	replay, err := llm.OpenReplay(filepath.Join(example, "trajectory.json"))
@@ -36,10 +36,10 @@ func TestQuickstartExample(t *testing.T) {
 	opts := Options{
 		Query: replay.Recording().ProblemStatement, Model: replay, ModelName: "replay", Prompt: prompt,
 		InputDir: filepath.Join(example, "input"), OutputDir: here("output"),
-		Create: func(context.Context, api.CreateSandbox) (Sandbox, error) { return sandbox, nil },
+		Create: func(context.Context, api.CreateSandbox) (*Sandbox, error) { return sandbox.open(t), nil },
 	}
 	if *update {
-		opts.Now = func() time.Time { return testTime } // no figures that differ each time
+		opts.Now = func() time.Time { return testTime } // reproducible figures
 	}
 	res, err := Run(t.Context(), opts)
 	if err != nil || res.ExitReason != ExitSubmitted {

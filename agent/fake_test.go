@@ -3,48 +3,195 @@ package agent
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"log"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 )
 
-// fakeSandbox is no sandbox: it runs programs on the host, in a temporary directory. It is for testing what the loop does
-// with answers, not what a sandbox holds. The same runs against real ones stand in tests/functional.
+// fakeSandbox answers like a daemon with one sandbox, over a socket. It runs the programs on the
+// host, in a temporary directory. It tests how the loop handles answers, not the restrictions of a
+// sandbox; tests/functional repeats the runs in real ones.
 type fakeSandbox struct {
-	dir string // prompt configs of tests name directories below it
+	dir string // the prompt configs of tests name directories below it
 
 	mu       sync.Mutex
 	req      api.CreateSandbox
 	execs    []api.ExecRequest
 	deleted  int
 	stopped  int
-	gone     bool                            // answers as a daemon whose sandbox has ended
-	missing  map[string]bool                 // programs that the "image" does not have
-	onExec   func(api.ExecRequest)           // called before each exec
-	expire   <-chan struct{}                 // closed: an exec's time is over; nil: when it is
-	archive  func() (io.ReadCloser, error)   // in place of the output directory
-	onDelete func(ctx context.Context) error // called at delete
+	gone     bool                                      // answers like a daemon whose sandbox has ended
+	missing  map[string]bool                           // programs that the "image" lacks
+	onExec   func(api.ExecRequest)                     // called before each exec
+	exec     func(api.ExecRequest, io.Writer) api.Exit // replaces the programs
+	read     func() io.ReadCloser                      // replaces the files
+	entries  []api.FileEntry                           // replaces the lists
+	refuse   error                                     // answers archives
+	write    func(path string)                         // replaces the writing of files
+	expire   <-chan struct{}                           // closed when an exec's timeout ends; nil means by the clock
+	archive  func() (io.ReadCloser, error)             // replaces the output directory
+	onDelete func(ctx context.Context) error           // called by Delete
 
-	cpu       func() time.Duration // nil: not counted
+	cpu       func() time.Duration // nil means not counted
 	snapshots [][]byte             // of dir, as tar
 	comments  []string             // of the snapshots
 }
 
-func problem(code api.Code, detail string) error {
+func problem(code api.Code, detail string) *api.Problem {
 	return &api.Problem{Code: code, Title: string(code), Status: code.Status(), Detail: detail}
 }
 
-func (s *fakeSandbox) ID() string { return "fake" }
+// serve starts a daemon on a Unix socket and returns a client of it.
+func serve(t *testing.T, handler http.Handler) *client.Client {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ag") //nolint:usetesting // a socket's path has 108 bytes, and a test's name is long
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "s")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: handler, ErrorLog: log.New(io.Discard, "", 0)}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(listener) }()
+	c := client.New(socket)
+	t.Cleanup(func() {
+		c.Close()
+		_ = srv.Close()
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+		_ = os.RemoveAll(dir)
+	})
+	return c
+}
+
+// open serves the fake and returns the sandbox behind its socket.
+func (s *fakeSandbox) open(t *testing.T) *Sandbox {
+	t.Helper()
+	mux := http.NewServeMux()
+	answer := func(w http.ResponseWriter, v any, err error) {
+		status := http.StatusOK
+		w.Header().Set("Content-Type", api.TypeJSON)
+		if err != nil {
+			p, ok := errors.AsType[*api.Problem](err)
+			if !ok {
+				p = problem(api.CodeInternal, err.Error())
+			}
+			w.Header().Set("Content-Type", api.TypeProblem)
+			v, status = p, p.Status
+		}
+		w.WriteHeader(status)
+		_ = json.NewEncoder(w).Encode(v)
+	}
+	content := func(w http.ResponseWriter, typ string, r io.ReadCloser, err error) {
+		if err != nil {
+			answer(w, nil, err)
+			return
+		}
+		w.Header().Set("Content-Type", typ)
+		if _, err := io.Copy(w, r); errors.Join(err, r.Close()) != nil {
+			panic(http.ErrAbortHandler) // as the daemon does: the client must not take a part for the whole
+		}
+	}
+	path := func(r *http.Request) string { return r.URL.Query().Get("path") }
+	mux.HandleFunc("POST /v1/sandboxes/fake/exec", func(w http.ResponseWriter, r *http.Request) {
+		var req api.ExecRequest
+		if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
+			answer(w, nil, problem(api.CodeInvalid, err.Error()))
+			return
+		}
+		var mu sync.Mutex
+		begun := false
+		line := func(e api.ExecEvent) error {
+			mu.Lock()
+			defer mu.Unlock()
+			begun = true
+			w.Header().Set("Content-Type", api.TypeNDJSON)
+			return errors.Join(json.NewEncoder(w).Encode(e), http.NewResponseController(w).Flush())
+		}
+		output := func(stream string) writer {
+			return func(p []byte) (int, error) { return len(p), line(api.ExecEvent{Stream: stream, Data: p}) }
+		}
+		end, err := s.run(r.Context(), req, output("stdout"), output("stderr"))
+		switch {
+		case err == nil:
+			_ = line(api.ExecEvent{Exit: &end.Exit, Usage: &end.Usage})
+		case begun:
+			panic(http.ErrAbortHandler)
+		default:
+			answer(w, nil, err)
+		}
+	})
+	mux.HandleFunc("GET /v1/sandboxes/fake/files", func(w http.ResponseWriter, r *http.Request) {
+		f, err := s.readFile(path(r))
+		content(w, api.TypeBytes, f, err)
+	})
+	mux.HandleFunc("PUT /v1/sandboxes/fake/files", func(w http.ResponseWriter, r *http.Request) {
+		mode, err := strconv.ParseUint(r.URL.Query().Get("mode"), 8, 32)
+		answer(w, nil, errors.Join(err, s.writeFile(path(r), r.Body, fs.FileMode(mode))))
+	})
+	mux.HandleFunc("GET /v1/sandboxes/fake/archive", func(w http.ResponseWriter, r *http.Request) {
+		f, err := s.archiveOut(path(r))
+		content(w, api.TypeTar, f, err)
+	})
+	mux.HandleFunc("PUT /v1/sandboxes/fake/archive", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, nil, s.archiveIn(path(r), r.Body))
+	})
+	mux.HandleFunc("GET /v1/sandboxes/fake/list", func(w http.ResponseWriter, r *http.Request) {
+		enc := json.NewEncoder(w)
+		w.Header().Set("Content-Type", api.TypeNDJSON)
+		err := s.list(path(r), func(e api.FileEntry) error { return enc.Encode(api.ListEvent{Entry: &e}) })
+		last := api.ListEvent{Done: err == nil}
+		last.Error, _ = errors.AsType[*api.Problem](err)
+		_ = enc.Encode(last)
+	})
+	mux.HandleFunc("GET /v1/sandboxes/fake/stats", func(w http.ResponseWriter, _ *http.Request) {
+		stats := api.Stats{}
+		if s.cpu != nil {
+			used := float64(s.cpu()) / float64(time.Millisecond)
+			stats.CPU = &api.CPUStats{UsageMS: &used}
+		}
+		answer(w, stats, s.check())
+	})
+	mux.HandleFunc("POST /v1/sandboxes/fake/snapshots", func(w http.ResponseWriter, r *http.Request) {
+		var req api.TakeSnapshot
+		err := json.NewDecoder(r.Body).Decode(&req)
+		id := ""
+		if err == nil {
+			id, err = s.snapshot(req.Comment)
+		}
+		answer(w, api.Snapshot{ID: id}, err)
+	})
+	mux.HandleFunc("POST /v1/sandboxes/fake/stop", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, api.Sandbox{}, s.stop(r.Context()))
+	})
+	mux.HandleFunc("DELETE /v1/sandboxes/fake", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, nil, s.remove(r.Context()))
+	})
+	return NewSandbox(serve(t, mux), "fake")
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }
 
 func (s *fakeSandbox) check() error {
 	if s.gone {
@@ -53,22 +200,25 @@ func (s *fakeSandbox) check() error {
 	return nil
 }
 
-func (s *fakeSandbox) Exec(ctx context.Context, req api.ExecRequest, stdout, stderr io.Writer) (Outcome, error) {
+func (s *fakeSandbox) run(ctx context.Context, req api.ExecRequest, stdout, stderr io.Writer) (*client.End, error) {
 	s.mu.Lock()
 	s.execs = append(s.execs, req)
 	err := s.check()
 	s.mu.Unlock()
 	if err != nil {
-		return Outcome{}, err
+		return nil, err
 	}
 	if s.onExec != nil {
 		s.onExec(req)
 	}
+	if s.exec != nil {
+		return &client.End{Exit: s.exec(req, stdout)}, nil
+	}
 	if s.missing[req.Argv[0]] {
-		return Outcome{}, problem(api.CodeProgramMissing, req.Argv[0]+": not found in PATH")
+		return nil, problem(api.CodeProgramMissing, req.Argv[0]+": not found in PATH")
 	}
 	if fi, err := os.Stat(req.Cwd); err != nil || !fi.IsDir() {
-		return Outcome{}, problem(api.CodeInvalid, "working directory "+req.Cwd+": no such directory")
+		return nil, problem(api.CodeInvalid, "working directory "+req.Cwd+": no such directory")
 	}
 	timed, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -89,22 +239,25 @@ func (s *fakeSandbox) Exec(ctx context.Context, req api.ExecRequest, stdout, std
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	err = cmd.Run()
 	if ctx.Err() != nil {
-		return Outcome{}, context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
-		return Outcome{}, problem(api.CodeInternal, err.Error())
+		return nil, problem(api.CodeInternal, err.Error())
 	}
-	out := Outcome{Exit: api.Exit{Code: cmd.ProcessState.ExitCode(), Timeout: timed.Err() != nil}}
+	out := &client.End{Exit: api.Exit{Code: cmd.ProcessState.ExitCode(), Timeout: timed.Err() != nil}}
 	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
 		out.Exit.Code, out.Exit.Signal = 128+int(ws.Signal()), "SIGKILL"
 	}
 	return out, nil
 }
 
-func (s *fakeSandbox) ReadFile(_ context.Context, path string) (io.ReadCloser, error) {
+func (s *fakeSandbox) readFile(path string) (io.ReadCloser, error) {
 	if err := s.check(); err != nil {
 		return nil, err
+	}
+	if s.read != nil {
+		return s.read(), nil
 	}
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -116,8 +269,13 @@ func (s *fakeSandbox) ReadFile(_ context.Context, path string) (io.ReadCloser, e
 	return f, nil
 }
 
-func (s *fakeSandbox) WriteFile(_ context.Context, path string, r io.Reader, mode fs.FileMode, _ string) error {
+func (s *fakeSandbox) writeFile(path string, r io.Reader, mode fs.FileMode) error {
 	if err := s.check(); err != nil {
+		return err
+	}
+	if s.write != nil {
+		s.write(path)
+		_, err := io.Copy(io.Discard, r)
 		return err
 	}
 	write := func() error {
@@ -137,7 +295,10 @@ func (s *fakeSandbox) WriteFile(_ context.Context, path string, r io.Reader, mod
 	return nil
 }
 
-func (s *fakeSandbox) ArchiveIn(_ context.Context, path string, r io.Reader) error {
+func (s *fakeSandbox) archiveIn(path string, r io.Reader) error {
+	if s.refuse != nil {
+		return s.refuse
+	}
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return err
 	}
@@ -152,7 +313,7 @@ func (s *fakeSandbox) ArchiveIn(_ context.Context, path string, r io.Reader) err
 	return errors.Join(err, root.Close())
 }
 
-func (s *fakeSandbox) ArchiveOut(_ context.Context, path string) (io.ReadCloser, error) {
+func (s *fakeSandbox) archiveOut(path string) (io.ReadCloser, error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
@@ -171,14 +332,14 @@ func (s *fakeSandbox) ArchiveOut(_ context.Context, path string) (io.ReadCloser,
 	return pr, nil
 }
 
-func (s *fakeSandbox) Stop(ctx context.Context) error {
+func (s *fakeSandbox) stop(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stopped++
 	return ctx.Err()
 }
 
-func (s *fakeSandbox) Delete(ctx context.Context) error {
+func (s *fakeSandbox) remove(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.deleted++
@@ -188,22 +349,30 @@ func (s *fakeSandbox) Delete(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// newToolbox gives tools in a fake sandbox whose working directory is empty.
+// newToolbox returns tools in a fake sandbox with an empty working directory.
 func newToolbox(t *testing.T) (*toolbox, *fakeSandbox, string) {
 	t.Helper()
 	dir := t.TempDir()
 	s := &fakeSandbox{dir: dir}
-	return &toolbox{sandbox: s, workingDir: dir, timeout: DefaultToolTimeout, outputLimit: defaultOutputLimit, shell: "bash", scriptDir: dir}, s, dir
+	return &toolbox{sandbox: s.open(t), workingDir: dir, timeout: DefaultToolTimeout, outputLimit: defaultOutputLimit, shell: "bash", scriptDir: dir}, s, dir
 }
 
-func (s *fakeSandbox) List(_ context.Context, path string, on func(api.FileEntry) error) (bool, error) {
+func (s *fakeSandbox) list(path string, on func(api.FileEntry) error) error {
 	if err := s.check(); err != nil {
-		return false, err
+		return err
+	}
+	for _, e := range s.entries {
+		if err := on(e); err != nil {
+			return err
+		}
+	}
+	if s.entries != nil {
+		return nil
 	}
 	if fi, err := os.Stat(path); err != nil || !fi.IsDir() {
-		return false, problem(api.CodeNotFound, path)
+		return problem(api.CodeNotFound, path)
 	}
-	return false, filepath.WalkDir(path, func(name string, d fs.DirEntry, err error) error {
+	return filepath.WalkDir(path, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || name == path {
 			return err
 		}
@@ -222,14 +391,7 @@ func (s *fakeSandbox) List(_ context.Context, path string, on func(api.FileEntry
 	})
 }
 
-func (s *fakeSandbox) CPU(context.Context) (time.Duration, bool, error) {
-	if s.cpu == nil {
-		return 0, false, s.check()
-	}
-	return s.cpu(), true, s.check()
-}
-
-func (s *fakeSandbox) Snapshot(_ context.Context, comment string) (string, error) {
+func (s *fakeSandbox) snapshot(comment string) (string, error) {
 	if err := s.check(); err != nil {
 		return "", err
 	}

@@ -101,7 +101,7 @@ type Output struct {
 
 // listOutputs asks the sandbox for the content of dir. The list is untrusted: the collection
 // applies the same rules again.
-func listOutputs(ctx context.Context, sandbox Sandbox, dir string, limits CollectLimits) (*Outputs, error) {
+func listOutputs(ctx context.Context, sandbox *Sandbox, dir string, limits CollectLimits) (*Outputs, error) {
 	g, err := limits.newFilter()
 	if err != nil {
 		return nil, err
@@ -169,7 +169,7 @@ func (c *Collected) skip(name, reason string) {
 // SendDir copies the children of the host directory dir to target in the sandbox. Links are copied
 // as links, so that nothing outside dir is read. Sockets, pipes and devices are omitted and
 // returned.
-func SendDir(ctx context.Context, sandbox Sandbox, dir, target string) (skipped []string, err error) {
+func SendDir(ctx context.Context, sandbox *Sandbox, dir, target string) (skipped []string, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open the input directory: %w", err)
@@ -253,7 +253,7 @@ func packFile(tw *tar.Writer, root *os.Root, name string, h *tar.Header) (err er
 
 // collect copies the tree at source in the sandbox into the new host directory dest. A missing
 // source gives an empty directory.
-func collect(ctx context.Context, sandbox Sandbox, source, dest string, limits CollectLimits) (c *Collected, err error) {
+func collect(ctx context.Context, sandbox *Sandbox, source, dest string, limits CollectLimits) (c *Collected, err error) {
 	if err := os.Mkdir(dest, 0o755); err != nil { //nolint:gosec // results are meant to be read by others, as the umask allows
 		return nil, fmt.Errorf("make the output directory: %w", err)
 	}

@@ -3,7 +3,6 @@ package agent
 import (
 	"archive/tar"
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"io/fs"
@@ -15,9 +14,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sandboxd/sandboxd/api"
 )
 
-// tree lists what is below dir: name, and content, link target or "/" for a directory.
+// tree maps the names below dir to content, link target, or "/" for a directory.
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	got := map[string]string{}
@@ -86,7 +87,7 @@ func makeTar(t *testing.T, entries ...entry) *bytes.Buffer {
 	return &b
 }
 
-// A sandbox's archive is made by whoever owns the sandbox. A secret stands beside the output directory: nothing may
+// A sandbox's archive is hostile. A secret lies beside the output directory, and no archive may
 // change or copy it (CVE-2019-14271, CVE-2018-15664, CVE-2024-28185 in other systems).
 func TestHostileArchive(t *testing.T) {
 	type m = map[string]string
@@ -193,7 +194,7 @@ func TestArchiveLimits(t *testing.T) {
 		if err := tw.WriteHeader(&tar.Header{Name: "bomb", Size: size, Mode: 0o644}); err != nil {
 			t.Fatal(err)
 		}
-		return &b // cut short on purpose
+		return &b // truncated on purpose
 	}
 	for _, tc := range []struct {
 		name string
@@ -224,8 +225,8 @@ func TestArchiveLimits(t *testing.T) {
 	}
 }
 
-// A name that is deeper than an honest one ends the extraction, as what exceeds the other limits does, before anything is made of it: a
-// megabyte of it would have the tree gone through half a million times.
+// A name that is too deep ends the extraction, like other limits, before any part of it is made:
+// for a name of a megabyte the tree would be walked half a million times.
 func TestArchiveDepth(t *testing.T) {
 	deepest := strings.Repeat("d/", maxDepth-1) + "f"
 	for name, beyond := range map[string]entry{
@@ -268,7 +269,7 @@ func TestInputIsCopiedAndNothingBesideIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	target := filepath.Join(dir, "sandbox")
-	skipped, err := SendDir(t.Context(), &fakeSandbox{}, filepath.Join(dir, "alias"), target)
+	skipped, err := SendDir(t.Context(), (&fakeSandbox{}).open(t), filepath.Join(dir, "alias"), target)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,17 +282,12 @@ func TestInputIsCopiedAndNothingBesideIt(t *testing.T) {
 	}
 }
 
-// refusing is a sandbox that stops reading an archive at once.
-type refusing struct{ fakeSandbox }
-
-func (*refusing) ArchiveIn(context.Context, string, io.Reader) error { return errors.New("no room") }
-
 func TestRefusedInputEnds(t *testing.T) {
 	in := t.TempDir()
 	if err := os.WriteFile(filepath.Join(in, "big"), make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := SendDir(t.Context(), &refusing{}, in, "/x"); err == nil || !strings.Contains(err.Error(), "no room") {
+	if _, err := SendDir(t.Context(), (&fakeSandbox{refuse: problem(api.CodeInternal, "no room")}).open(t), in, "/x"); err == nil || !strings.Contains(err.Error(), "no room") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -323,7 +319,7 @@ func TestAnswerIsNeverALink(t *testing.T) {
 	}
 }
 
-// Its coverage differs a little from run to run, so minimising does not end by itself: use -fuzzminimizetime=10x.
+// Coverage varies between runs, so minimising does not end by itself: use -fuzzminimizetime=10x.
 func FuzzExtract(f *testing.F) {
 	var t testing.T
 	f.Add(makeTar(&t, entry{name: "a", content: "1"}, entry{name: "l", typ: tar.TypeSymlink, link: ".."}, entry{name: "l/x", content: "2"}).Bytes())

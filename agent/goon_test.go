@@ -13,7 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// upTo is a record up to and with its n-th line that has the text.
+// upTo returns a record up to and including its n-th line with the text.
 func upTo(t *testing.T, lines [][]byte, text string, n int) [][]byte {
 	t.Helper()
 	for i := range lines {
@@ -27,7 +27,7 @@ func upTo(t *testing.T, lines [][]byte, text string, n int) [][]byte {
 	return nil
 }
 
-// A question that was put on record and not answered is not asked when what is given now does not allow it.
+// A recorded request without an answer is not repeated if the new budget does not allow it.
 func TestResumeHoldsTheBudgetForAnOpenQuestion(t *testing.T) {
 	opts, sandbox, _ := newRun(t, llmtest.Turn{PromptTokens: 500, Calls: []llmtest.Call{llmtest.Bash("true")}}, turn(llmtest.Submit()))
 	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
@@ -40,7 +40,7 @@ func TestResumeHoldsTheBudgetForAnOpenQuestion(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			again, sandbox, srv := newRun(t, turn(llmtest.Submit()))
 			change(&again)
-			resumed, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(again, sandbox))
+			resumed, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(t, again, sandbox))
 			if err != nil || resumed.ExitReason != ExitTokenLimit && resumed.ExitReason != ExitMaxSteps || srv.Left() != 1 {
 				t.Errorf("%+v, %v, %d turns left", resumed, err, srv.Left())
 			}
@@ -49,7 +49,7 @@ func TestResumeHoldsTheBudgetForAnOpenQuestion(t *testing.T) {
 	t.Run("the answer is bounded", func(t *testing.T) {
 		again, sandbox, srv := newRun(t, turn(llmtest.Submit()))
 		again.Budget.Tokens = 2000
-		if _, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(again, sandbox)); err != nil {
+		if _, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(t, again, sandbox)); err != nil {
 			t.Fatal(err)
 		}
 		if got := string(srv.Requests()[0].Fields["max_tokens"]); len(got) > 3 {
@@ -58,7 +58,7 @@ func TestResumeHoldsTheBudgetForAnOpenQuestion(t *testing.T) {
 	})
 }
 
-// What another policy had allowed and what has not begun is decided about anew.
+// Calls that had not begun are decided on again under a new policy.
 func TestResumeWithAnotherPolicy(t *testing.T) {
 	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("echo x > w")), turn(llmtest.Submit()))
 	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
@@ -66,7 +66,7 @@ func TestResumeWithAnotherPolicy(t *testing.T) {
 	again, sandbox, _ := newRun(t, turn(llmtest.Submit()))
 	again.Policy = mustParse(t, "rules: [{when: 'tool == \"execute_bash\"', action: deny, reason: no more}]")
 	dir := crashed(t, lines, len(lines), false)
-	if _, err := Resume(t.Context(), dir, withOpen(again, sandbox)); err != nil {
+	if _, err := Resume(t.Context(), dir, withOpen(t, again, sandbox)); err != nil {
 		t.Fatal(err)
 	}
 	call := readTrajectory(t, dir).Steps[0].ToolCalls[0]
@@ -80,7 +80,7 @@ func TestResumeWithAnotherPolicy(t *testing.T) {
 	}
 }
 
-// Time and processor time of a turn that a crash has cut off are spent all the same.
+// Time and processor time of a turn that a crash interrupted count as spent.
 func TestResumeCountsAnInterruptedTurn(t *testing.T) {
 	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("echo x > w")), turn(llmtest.Submit()))
 	used := func() time.Duration { return time.Second }
@@ -95,7 +95,7 @@ func TestResumeCountsAnInterruptedTurn(t *testing.T) {
 	worked := first[len(first)-1].At.Sub(first[0].At)
 	again, sandbox, _ := newRun(t, turn(llmtest.Submit()))
 	sandbox.cpu = func() time.Duration { return 40 * time.Second }
-	resumed, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(again, sandbox))
+	resumed, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(t, again, sandbox))
 	if err != nil || resumed.Spent.CPU != 40*time.Second || resumed.Spent.Time <= worked || worked == 0 {
 		t.Errorf("%+v, %v; it had worked for %v", resumed, err, worked)
 	}
@@ -113,7 +113,7 @@ func readEventsOf(lines [][]byte) ([]Event, error) {
 	return events, err
 }
 
-// A turn that was begun, undone by a snapshot and done again is one turn of a branch.
+// A turn that was begun, undone by a snapshot and repeated is one turn of a fork.
 func TestForkOfARunThatWentOnInASnapshot(t *testing.T) {
 	opts, sandbox, _ := newRun(t, turn(llmtest.Bash("echo one > w")), turn(llmtest.Bash("echo two >> w")), turn(llmtest.Submit()))
 	opts.SnapshotTurns = true
@@ -123,7 +123,7 @@ func TestForkOfARunThatWentOnInASnapshot(t *testing.T) {
 	again, second, _ := newRun(t, turn(llmtest.Submit()))
 	again.Create = opts.Create
 	second.deleted = 1 // the first sandbox is gone
-	if _, err := Resume(t.Context(), dir, withOpen(again, second)); err != nil {
+	if _, err := Resume(t.Context(), dir, withOpen(t, again, second)); err != nil {
 		t.Fatal(err)
 	}
 	branch, _, _ := newRun(t, turn(llmtest.Submit()))
@@ -134,7 +134,8 @@ func TestForkOfARunThatWentOnInASnapshot(t *testing.T) {
 	}
 }
 
-// An interrupted run can leave its sandbox, and goes on in it: with the files as they are, and no turn twice.
+// An interrupted run can keep its sandbox and continue in it: with its files, and with no turn
+// repeated.
 func TestInterruptedRunGoesOnInItsSandbox(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	opts, sandbox, srv := newRun(t,
@@ -145,16 +146,16 @@ func TestInterruptedRunGoesOnInItsSandbox(t *testing.T) {
 	)
 	opts.KeepInterrupted = func(error) bool { return true }
 	res, err := Run(ctx, opts)
-	if err != nil || res.ExitReason != ExitInterrupted || res.Kept != sandbox.ID() || sandbox.stopped != 1 || sandbox.deleted != 0 {
+	if err != nil || res.ExitReason != ExitInterrupted || res.Kept != "fake" || sandbox.stopped != 1 || sandbox.deleted != 0 {
 		t.Fatalf("%+v, %v, stopped %d times, deleted %d times", res, err, sandbox.stopped, sandbox.deleted)
 	}
-	res, err = Resume(t.Context(), res.Dir, withOpen(opts, sandbox))
+	res, err = Resume(t.Context(), res.Dir, withOpen(t, opts, sandbox))
 	if err != nil || res.ExitReason != ExitSubmitted || res.Answer != "one\n" || res.Kept != "" || sandbox.deleted != 1 || srv.Left() != 0 {
 		t.Errorf("%+v, %v, deleted %d times, %d turns left", res, err, sandbox.deleted, srv.Left())
 	}
 }
 
-// The input that a record names is copied again only where that is allowed now.
+// The input that a record names is copied again only if that is allowed now.
 func TestResumeAsksForTheInput(t *testing.T) {
 	opts, sandbox, _ := newRun(t, turn(llmtest.Submit()))
 	opts.InputDir = t.TempDir()
@@ -163,7 +164,7 @@ func TestResumeAsksForTheInput(t *testing.T) {
 	again, second, _ := newRun(t, turn(llmtest.Submit()))
 	asked := ""
 	again.InputAllowed = func(dir string) error { asked = dir; return errors.New("not any more") }
-	_, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(again, second))
+	_, err := Resume(t.Context(), crashed(t, lines, len(lines), false), withOpen(t, again, second))
 	if err == nil || !strings.Contains(err.Error(), "not any more") || asked != opts.InputDir {
 		t.Errorf("asked for %q: %v", asked, err)
 	}
@@ -172,7 +173,7 @@ func TestResumeAsksForTheInput(t *testing.T) {
 	}
 }
 
-// A sandbox in which nothing was done yet is not kept.
+// A sandbox in which no call has run is not kept.
 func TestInterruptWhileItIsSetUpKeepsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	opts, sandbox, _ := newRun(t)

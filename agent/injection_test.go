@@ -22,46 +22,36 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// plantedKey is the model's key in these runs. No record, output or printed line may have it.
+// plantedKey is the model's key in these runs. No record, output or printed line may hold it.
 const plantedKey = "sk-planted-0123456789/+\"<&>"
 
-// inertSandbox runs nothing: what is hostile about these commands must not be found out by running them here. It says what a
-// hostile program would.
-type inertSandbox struct {
-	fakeSandbox
-	stdout string
-	ran    []string // every command line
-}
-
-func (s *inertSandbox) Exec(_ context.Context, req api.ExecRequest, stdout, _ io.Writer) (Outcome, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(req.Argv) == 3 && req.Argv[1] == "-c" {
-		s.ran = append(s.ran, req.Argv[2])
-		_, err := io.WriteString(stdout, s.stdout)
-		return Outcome{}, err
+// inert returns a sandbox that runs no commands, since these are hostile. It answers like a hostile
+// program with stdout. commands returns the command lines and the names of written files.
+func inert(dir, stdout string) (sandbox *fakeSandbox, commands func() []string) {
+	sandbox = &fakeSandbox{dir: dir}
+	var ran []string
+	sandbox.exec = func(req api.ExecRequest, w io.Writer) api.Exit {
+		sandbox.mu.Lock()
+		defer sandbox.mu.Unlock()
+		if len(req.Argv) == 3 && req.Argv[1] == "-c" {
+			ran = append(ran, req.Argv[2])
+			_, _ = io.WriteString(w, stdout)
+			return api.Exit{}
+		}
+		if req.Argv[0] == "mkdir" {
+			return api.Exit{}
+		}
+		return api.Exit{Code: 1} // readlink, stat, find
 	}
-	if req.Argv[0] == "mkdir" {
-		return Outcome{}, nil
+	sandbox.write = func(path string) {
+		sandbox.mu.Lock()
+		defer sandbox.mu.Unlock()
+		ran = append(ran, "write "+path)
 	}
-	return Outcome{Exit: api.Exit{Code: 1}}, nil // readlink, stat, find
-}
-
-func (s *inertSandbox) WriteFile(_ context.Context, path string, r io.Reader, _ fs.FileMode, _ string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ran = append(s.ran, "write "+path)
-	_, err := io.Copy(io.Discard, r)
-	return err
-}
-
-func (s *inertSandbox) ReadFile(context.Context, string) (io.ReadCloser, error) {
-	return io.NopCloser(strings.NewReader(s.stdout)), nil
-}
-
-func (s *inertSandbox) List(_ context.Context, path string, on func(api.FileEntry) error) (bool, error) {
-	// What it lists has nothing to do with what it then hands out.
-	return false, on(api.FileEntry{Path: path + "/\x1b[2Jx\n\u202ename", Type: "file\x1b[1m", Size: -5})
+	sandbox.read = func() io.ReadCloser { return io.NopCloser(strings.NewReader(stdout)) }
+	// The list of the output is independent of the archive.
+	sandbox.entries = []api.FileEntry{{Path: "/testbed/output/\x1b[2Jx\n\u202ename", Type: "file\x1b[1m", Size: -5}}
+	return sandbox, func() []string { return ran }
 }
 
 type askerFunc func(policy.Question) (policy.Answer, error)
@@ -71,19 +61,19 @@ func (f askerFunc) Ask(_ context.Context, q policy.Question) (policy.Answer, err
 	return f(q)
 }
 
-// A hostile is something that the world does to a run.
+// hostile is one attack on a run.
 type hostile struct {
 	name   string
 	turns  []llmtest.Turn // a submit follows
 	stdout string         // of every command and file
-	output []entry        // what the sandbox hands out as its output
+	output []entry        // entries of the archive that the sandbox returns as its output
 	query  string
 	asker  policy.Asker
 	change func(*Options)
-	ran    []string // what alone may have been run
+	ran    []string // only commands that may have run
 }
 
-// manyCalls is a turn of n calls.
+// manyCalls returns a turn of n calls.
 func manyCalls(n int) llmtest.Turn {
 	var t llmtest.Turn
 	for range n {
@@ -175,10 +165,10 @@ func hostiles() []hostile {
 		hostile{name: "asked: the answer has escapes", turns: []llmtest.Turn{turn(llmtest.Bash("ask me"))}, asker: askerFunc(func(policy.Question) (policy.Answer, error) {
 			return policy.Answer{Reason: "\x1b[2Jno" + strings.Repeat("x", 1<<20)}, nil
 		})},
-		hostile{name: "asked: nobody answers", turns: []llmtest.Turn{turn(llmtest.Bash("ask me"))}, asker: askerFunc(func(policy.Question) (policy.Answer, error) {
+		hostile{name: "asked: no answer", turns: []llmtest.Turn{turn(llmtest.Bash("ask me"))}, asker: askerFunc(func(policy.Question) (policy.Answer, error) {
 			return policy.Answer{Allow: true}, errors.New("broken")
 		})},
-		hostile{name: "asked: there is nobody", turns: []llmtest.Turn{turn(llmtest.Bash("ask me"))}},
+		hostile{name: "asked: no asker", turns: []llmtest.Turn{turn(llmtest.Bash("ask me"))}},
 	)
 	return all
 }
@@ -188,8 +178,9 @@ presets: [strict]
 rules: [{name: asks, when: 'command.startsWith("ask ")', action: ask}]
 `
 
-// Whatever tools, files, documents, models and those who are asked say: nothing runs that the policy does not allow, nothing is
-// written outside the run's directory, the budget holds, the key is nowhere, and the terminal shows what it would obey.
+// For any output of tools, files, models and askers: only commands that the policy allows run, only
+// the run's directory is written, the budget holds, the key appears nowhere, and the terminal is
+// safe.
 func TestNothingHostileGetsOutOfARun(t *testing.T) {
 	all := hostiles()
 	if len(all) < 40 {
@@ -212,9 +203,9 @@ func TestNothingHostileGetsOutOfARun(t *testing.T) {
 			if h.change != nil {
 				h.change(&opts)
 			}
-			sandbox := &inertSandbox{fakeSandbox: fakeSandbox{dir: base}, stdout: h.stdout}
+			sandbox, commands := inert(base, h.stdout)
 			sandbox.archive = func() (io.ReadCloser, error) { return io.NopCloser(makeTar(t, h.output...)), nil }
-			opts.Create = func(context.Context, api.CreateSandbox) (Sandbox, error) { return sandbox, nil }
+			opts.Create = func(context.Context, api.CreateSandbox) (*Sandbox, error) { return sandbox.open(t), nil }
 			var shown strings.Builder
 			opts.OnStep = func(s Step) { must(t, PrintStep(&shown, s)) }
 			opts.OnOutputs = func(o Outputs) { must(t, PrintOutputs(&shown, o)) }
@@ -224,18 +215,19 @@ func TestNothingHostileGetsOutOfARun(t *testing.T) {
 			if res == nil || sandbox.deleted != 1 {
 				t.Fatalf("%+v, %v, deleted %d times", res, err, sandbox.deleted)
 			}
-			for _, command := range sandbox.ran {
+			ran := commands()
+			for _, command := range ran {
 				if !slices.Contains(h.ran, command) {
 					t.Errorf("%.100q was run", command)
 				}
 			}
-			if h.ran != nil && len(sandbox.ran) == 0 {
+			if h.ran != nil && len(ran) == 0 {
 				t.Error("what is allowed was not run")
 			}
-			if res.Steps > 20 || len(sandbox.ran) > 20+maxCallsPerTurn {
-				t.Errorf("%d turns, %d commands", res.Steps, len(sandbox.ran))
+			if res.Steps > 20 || len(ran) > 20+maxCallsPerTurn {
+				t.Errorf("%d turns, %d commands", res.Steps, len(ran))
 			}
-			// Beside the run's directory there is what there was.
+			// Files beside the run's directory are unchanged.
 			others := tree(t, base)
 			maps.DeleteFunc(others, func(name, _ string) bool { return strings.HasPrefix(name, "output") })
 			if diff := cmp.Diff(map[string]string{"secret": "of the host"}, others); diff != "" {
@@ -281,7 +273,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// noSecret looks for the key in what was shown and in every file of a run, as it is and as JSON has it.
+// noSecret searches the output and every file of a run for the key, plain and in JSON form.
 func noSecret(t *testing.T, dir, shown string) {
 	t.Helper()
 	forms := []string{plantedKey}

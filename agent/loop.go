@@ -372,7 +372,7 @@ func (r *run) decide(ctx context.Context, i int, call llm.ToolCall, a action) (p
 	}
 	v.Asked, v.Action = true, policy.Deny
 	if r.Asker == nil {
-		v.By, v.Reason = "nobody", "there is nobody to be asked"
+		v.By, v.Reason = "none", "no person or service is set up to be asked"
 		return v, nil
 	}
 	v.By = r.Asker.By()

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The hundreds of runs of these tests sync their records many thousand times. In memory that takes no time.
+// These tests perform hundreds of runs, which sync their records many thousand times. In memory a
+// sync takes no time.
 func TestMain(m *testing.M) {
 	const memory = "/dev/shm"
 	if os.Getenv("TMPDIR") == "" && unix.Access(memory, unix.W_OK|unix.X_OK) == nil {

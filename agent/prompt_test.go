@@ -87,7 +87,7 @@ func TestSettingsSearchOrder(t *testing.T) {
 	if s, name, err := LoadSettings("", getenv); err != nil || name != "" || s != (Settings{}) {
 		t.Errorf("without any: %+v, %q, %v", s, name, err)
 	}
-	// From the last to the first: each one found hides those after it.
+	// From last to first: each file that is found hides the later ones.
 	for _, name := range []string{filepath.Join(home, ".llm-in-sandbox.yaml"), filepath.Join(home, ".llm-in-sandbox", "config.yaml"), "llm_in_sandbox.yaml", "llm-in-sandbox.yaml", filepath.Join(dir, "env.yaml")} {
 		write(name)
 		if strings.HasSuffix(name, "env.yaml") {

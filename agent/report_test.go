@@ -9,7 +9,7 @@ import (
 	"github.com/sandboxd/sandboxd/agent/llm/llmtest"
 )
 
-// The report of a real run, from its record.
+// A report of a real run, from its record.
 func TestReportOfRun(t *testing.T) {
 	opts, sandbox, _ := newRun(t,
 		llmtest.Turn{Content: "Look & see", Calls: []llmtest.Call{llmtest.Bash("echo '<b>'; echo yes > out/answer.txt")}},

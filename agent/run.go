@@ -50,9 +50,9 @@ type Options struct {
 	Price     *llm.Price // of the model; nil if unknown, and then a budget of cost is refused
 
 	// Create creates the sandbox; Run deletes it.
-	Create func(ctx context.Context, req api.CreateSandbox) (Sandbox, error)
+	Create func(ctx context.Context, req api.CreateSandbox) (*Sandbox, error)
 	// Open finds a sandbox by ID or name and runs it for the given lifetime; only [Resume] needs it.
-	Open   func(ctx context.Context, ref string, lifetime time.Duration) (Sandbox, error)
+	Open   func(ctx context.Context, ref string, lifetime time.Duration) (*Sandbox, error)
 	Image  string // "" means the host image
 	Limits api.Limits
 
@@ -127,7 +127,7 @@ type run struct {
 	rec     *record
 	l       *ledger
 	policy  *policy.Policy
-	sandbox Sandbox
+	sandbox *Sandbox
 
 	began time.Time // start of this process's work
 	base  Spent     // spending before that

@@ -24,7 +24,8 @@ import (
 
 var testTime = time.Date(2026, 1, 16, 14, 30, 0, 0, time.UTC)
 
-// newRun gives the options of a run with a scripted model in a fake sandbox. Its clock moves a second at each look.
+// newRun returns the options of a run with a scripted model in a fake sandbox. Its clock advances a
+// second at each reading.
 func newRun(t *testing.T, turns ...llmtest.Turn) (Options, *fakeSandbox, *llmtest.Server) {
 	t.Helper()
 	dir := t.TempDir()
@@ -35,7 +36,7 @@ func newRun(t *testing.T, turns ...llmtest.Turn) (Options, *fakeSandbox, *llmtes
 	}
 	sandbox := &fakeSandbox{dir: dir}
 	clock := testTime.Add(-time.Second)
-	var mu sync.Mutex // calls of a turn run at the same time
+	var mu sync.Mutex // calls of a turn run concurrently
 	return Options{
 		Query: "the task", ModelName: "scripted", BaseURL: srv.URL,
 		Model: &llm.Retry{Model: server, Retries: 5, Wait: func(ctx context.Context, _ time.Duration) error { return ctx.Err() }},
@@ -43,9 +44,9 @@ func newRun(t *testing.T, turns ...llmtest.Turn) (Options, *fakeSandbox, *llmtes
 			SystemPrompt: "work in {working_dir}", InstancePrompt: "<p>{problem_statement}</p>",
 			WorkingDir: filepath.Join(dir, "w d"), InputDir: filepath.Join(dir, "w d/in"), OutputDir: filepath.Join(dir, "w d/out"),
 		},
-		Create: func(_ context.Context, req api.CreateSandbox) (Sandbox, error) {
+		Create: func(_ context.Context, req api.CreateSandbox) (*Sandbox, error) {
 			sandbox.req = req
-			return sandbox, nil
+			return sandbox.open(t), nil
 		},
 		OutputDir: filepath.Join(dir, "output"),
 		Now: func() time.Time {
@@ -72,7 +73,8 @@ func readTrajectory(t *testing.T, dir string) Trajectory {
 	return tr
 }
 
-// run runs and checks what must hold for every run: the sandbox is deleted once, the record is whole and says the reason.
+// mustRun performs a run and checks the invariants of every run: the sandbox is deleted once, and
+// the trajectory is complete and holds the reason.
 func mustRun(t *testing.T, ctx context.Context, opts Options, sandbox *fakeSandbox, reason ExitReason) (*Result, Trajectory) {
 	t.Helper()
 	res, err := Run(ctx, opts)
@@ -140,7 +142,7 @@ func TestElevenSteps(t *testing.T) {
 		t.Errorf("%d turns were not played", srv.Left())
 	}
 
-	// What the model saw.
+	// Texts that the model received.
 	requests := srv.Requests()
 	if diff := cmp.Diff([]string{ToolEditor, ToolBash, ToolSubmit}, requests[0].Tools); diff != "" {
 		t.Errorf("tools (-want +got):\n%s", diff)
@@ -158,7 +160,7 @@ func TestElevenSteps(t *testing.T) {
 		t.Errorf("reasoning came back as %s", got)
 	}
 
-	// What was recorded.
+	// Recorded figures.
 	first := tr.Steps[0]
 	if first.Thought != "Let me look." || first.ReasoningContent != "I should look first." || first.Metadata.Step != 1 ||
 		first.Metadata.ExecTime != 1 || first.Metadata.ToolTime != 1 || first.Metadata.Usage.PromptTokens != 100 || first.Metadata.FinishReason != "tool_calls" {
@@ -178,7 +180,7 @@ func TestElevenSteps(t *testing.T) {
 	}
 }
 
-// The keys that readers of LLM-in-Sandbox's trajectories rely on, with their types.
+// Keys that readers of LLM-in-Sandbox's trajectories rely on, with their types.
 func TestTrajectoryKeys(t *testing.T) {
 	opts, sandbox, _ := newRun(t, llmtest.Turn{Content: "no tool"}, turn(llmtest.Bash("echo hi")), turn(llmtest.Submit()))
 	res, _ := mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
@@ -221,7 +223,8 @@ func TestTrajectoryKeys(t *testing.T) {
 	}
 }
 
-// The scripted model refuses a history in which a call is not answered exactly once, so these runs would end as model errors.
+// The scripted model refuses a history in which a call is not answered exactly once. These runs
+// would then end with a model error.
 func TestEveryCallOfATurnIsAnswered(t *testing.T) {
 	opts, sandbox, srv := newRun(t,
 		turn(llmtest.Bash("echo one >> log"), llmtest.Bash("echo two >> log; cat log"), llmtest.Tool("wizard", "{}"), llmtest.Tool(ToolBash, `{"command":`), llmtest.Bash("cat log")),
@@ -344,7 +347,8 @@ func TestEndsOfARun(t *testing.T) {
 	}
 }
 
-// Ctrl-C: the call under way ends, outputs are kept, the sandbox is deleted with a context that still lives.
+// Ctrl-C: the current call ends, the output is kept, and the sandbox is deleted with a live
+// context.
 func TestInterrupt(t *testing.T) {
 	why := errors.New("interrupt")
 	t.Run("while a command runs", func(t *testing.T) {
@@ -401,7 +405,7 @@ func TestLostSandbox(t *testing.T) {
 func TestOurFailures(t *testing.T) {
 	t.Run("no sandbox", func(t *testing.T) {
 		opts, sandbox, _ := newRun(t)
-		opts.Create = func(context.Context, api.CreateSandbox) (Sandbox, error) {
+		opts.Create = func(context.Context, api.CreateSandbox) (*Sandbox, error) {
 			return nil, problem(api.CodeNotFound, "no image of that name")
 		}
 		res, err := Run(t.Context(), opts)
@@ -504,7 +508,7 @@ func TestEveryTurnIsOnDiskBeforeTheNext(t *testing.T) {
 	mustRun(t, t.Context(), opts, sandbox, ExitSubmitted)
 }
 
-// What was recorded replays: the same calls, the same observations, and it says that it is a replay.
+// A recording replays: same calls, same observations, and the trajectory names the replay.
 func TestRecordedRunReplays(t *testing.T) {
 	opts, sandbox, _ := newRun(t,
 		llmtest.Turn{Content: "two at once", Reasoning: "r", Calls: []llmtest.Call{llmtest.Bash("echo a > f"), llmtest.Bash("cat f; rm f")}},
@@ -564,7 +568,7 @@ func TestSavedRequests(t *testing.T) {
 	}
 }
 
-// Nothing that a model writes in a path or argument reaches a shell of ours.
+// No text of a model in a path or argument reaches a shell of ours.
 func TestPathsNeverReachAShell(t *testing.T) {
 	box, s, dir := newToolbox(t)
 	for _, path := range []string{"$(touch pwned)", "a;touch pwned", "`touch pwned`", "-rf", "a\nb", "' \" \\", "*"} {

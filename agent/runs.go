@@ -124,7 +124,7 @@ func RecordedModel(dir string) (was RunEvent, answered int, err error) {
 	return l.run, answered, nil
 }
 
-var errNoPrice = errors.New("a budget of money cannot be held: nobody knows what this model costs")
+var errNoPrice = errors.New("a budget of money needs the price of this model, which is unknown")
 
 // parsePolicy parses the policy in a record.
 func parsePolicy(source string) (*policy.Policy, error) {

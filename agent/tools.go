@@ -74,7 +74,7 @@ func Tools() []llm.Tool {
 
 // toolbox runs tool calls in one sandbox.
 type toolbox struct {
-	sandbox     Sandbox
+	sandbox     *Sandbox
 	workingDir  string
 	timeout     time.Duration
 	outputLimit int    // bytes of each stream that the model sees
@@ -84,7 +84,7 @@ type toolbox struct {
 	onOutput    func([]byte)
 }
 
-func newTools(sandbox Sandbox, workingDir string, timeout time.Duration) *toolbox {
+func newTools(sandbox *Sandbox, workingDir string, timeout time.Duration) *toolbox {
 	return &toolbox{sandbox: sandbox, workingDir: workingDir, timeout: timeout, outputLimit: defaultOutputLimit, shell: "bash", scriptDir: "/tmp"}
 }
 

@@ -34,7 +34,7 @@ func bashCall(command string) llm.ToolCall {
 
 type args = map[string]any
 
-// runCall is what becomes of a call that nothing stands against.
+// runCall parses and runs a call without a policy.
 func runCall(ctx context.Context, box *toolbox, c llm.ToolCall) (observation, error) {
 	a, err := parse(c)
 	if err != nil {
@@ -81,7 +81,7 @@ func TestBashObservation(t *testing.T) {
 func TestBashTimeoutKeepsWhatWasWritten(t *testing.T) {
 	box, s, dir := newToolbox(t)
 	box.timeout = 300 * time.Millisecond
-	// The time is over when both were written, however long that takes here.
+	// The timeout ends when both were written, independent of this machine's speed.
 	written := filepath.Join(dir, "written")
 	if err := syscall.Mkfifo(written, 0o600); err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestBashTimeoutKeepsWhatWasWritten(t *testing.T) {
 	s.expire = expire
 	go func() {
 		defer close(expire)
-		_, _ = f.Read(make([]byte, 1)) // an error: f is closed, and nobody waits any more
+		_, _ = f.Read(make([]byte, 1)) // fails once f is closed
 	}()
 	obs := observe(t, box, bashCall("echo before; echo problem >&2; echo > written; sleep 60"))
 	if err := f.Close(); err != nil {
@@ -124,7 +124,7 @@ func TestBashWithoutBash(t *testing.T) {
 	}
 }
 
-// One argument of a program can have 128 KiB; the original's tools end there with "argument list too long".
+// One argument may have 128 KiB; LLM-in-Sandbox's tools fail there with "argument list too long".
 func TestLongCommandAndFile(t *testing.T) {
 	box, _, dir := newToolbox(t)
 	long := strings.Repeat("x", 300<<10)
@@ -338,7 +338,7 @@ func TestView(t *testing.T) {
 					t.Errorf("%q is missing in %q", want, obs.text)
 				}
 			}
-			listed := strings.ReplaceAll(obs.text, dir, "") // what the directory of this test is called is not ours
+			listed := strings.ReplaceAll(obs.text, dir, "") // the name of the test's directory may hold anything
 			for _, never := range []string{"/c\n", "secret", ".x"} {
 				if strings.Contains(listed, never) {
 					t.Errorf("%q is in %q", never, obs.text)
@@ -357,8 +357,8 @@ func TestView(t *testing.T) {
 	})
 }
 
-// Files come out as they went in but for what was asked: tabs, line ends, the last newline, bytes that are not UTF-8,
-// mode, and links.
+// Files keep everything but the requested change: tabs, line ends, the last newline, invalid UTF-8,
+// mode and links.
 func TestEditsAreExact(t *testing.T) {
 	replace := func(old, replacement string) args {
 		return args{"command": "str_replace", "old_str": old, "new_str": replacement}
@@ -493,7 +493,8 @@ func FuzzToolCall(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, arguments string) {
-		// The arguments are decoded as they are for each tool; nothing is run, since a fuzzer's commands would really be.
+		// The arguments are decoded as for each tool, but nothing runs: a fuzzer's commands would be
+		// real.
 		for _, dst := range []any{&struct {
 			Command *string `json:"command"`
 		}{}, new(editorArgs), new(struct{})} {

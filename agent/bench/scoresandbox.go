@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/agent"
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/api/client"
 )
 
 // Names that a scoring program finds in its working directory scoreDir.
@@ -71,7 +72,7 @@ func (b *bench) scoreSandbox(ctx context.Context, t tried) (float64, error) {
 	}
 	var out, said tail
 	var exit api.Exit
-	err := b.inSandbox(ctx, t, argv, &out, &said, func(_ agent.Sandbox, o agent.Outcome) error {
+	err := b.inSandbox(ctx, t, argv, &out, &said, func(_ *agent.Sandbox, o *client.End) error {
 		exit = o.Exit
 		return nil
 	})
@@ -117,7 +118,7 @@ func (b *bench) checkScripts(ctx context.Context) error {
 			continue
 		}
 		var out tail
-		err := b.inSandbox(ctx, tried{problem: &Problem{Record: json.RawMessage("{}")}}, []string{"python3", "-c", "import " + strings.TrimSuffix(name, ".py")}, &out, &out, func(_ agent.Sandbox, o agent.Outcome) error {
+		err := b.inSandbox(ctx, tried{problem: &Problem{Record: json.RawMessage("{}")}}, []string{"python3", "-c", "import " + strings.TrimSuffix(name, ".py")}, &out, &out, func(_ *agent.Sandbox, o *client.End) error {
 			if o.Exit.Code != 0 {
 				return fmt.Errorf("it exited %d: %s", o.Exit.Code, clip(string(out.kept)))
 			}
@@ -143,7 +144,7 @@ func (b *bench) question(ctx context.Context, p *Problem) (text string, err erro
 		return p.Statement, nil
 	}
 	var out tail
-	err = b.inSandbox(ctx, tried{problem: p}, []string{"python3", "-c", promptDriver}, &out, &out, func(s agent.Sandbox, o agent.Outcome) error {
+	err = b.inSandbox(ctx, tried{problem: p}, []string{"python3", "-c", promptDriver}, &out, &out, func(s *agent.Sandbox, o *client.End) error {
 		if o.Exit.Code != 0 {
 			return fmt.Errorf("%s exited %d: %s", promptName, o.Exit.Code, clip(string(out.kept)))
 		}
@@ -174,7 +175,7 @@ func (b *bench) scoreTime() time.Duration {
 
 // inSandbox runs a program of the task in its own sandbox, with the task's files, the record, the
 // answer and the output. It passes the sandbox and the outcome to then.
-func (b *bench) inSandbox(ctx context.Context, t tried, argv []string, stdout, stderr *tail, then func(agent.Sandbox, agent.Outcome) error) (err error) {
+func (b *bench) inSandbox(ctx context.Context, t tried, argv []string, stdout, stderr *tail, then func(*agent.Sandbox, *client.End) error) (err error) {
 	image := b.Run.Image
 	if b.Task.Scoring.Image != "" {
 		image = b.Task.Scoring.Image

@@ -147,7 +147,7 @@ func TestHostileTasks(t *testing.T) {
 		"input twice":       {map[string]string{"config.yaml": plainConfig, "data.json": `[{"problem_statement":"q","input_files":{"a":"1","a/b":"2"}}]`}, "a file and a directory", nil},
 		"input in pieces":   {map[string]string{"config.yaml": plainConfig, "data.json": `[{"problem_statement":"q","input_files":[1]}]`}, "input_files", nil},
 		"no scoring":        {map[string]string{"config.yaml": "system_prompt: s\n", "data.json": plainData}, "reward.py", nil},
-		"unknown scoring":   {map[string]string{"config.yaml": "system_prompt: s\nscoring: guess\n", "data.json": plainData}, `no method "guess"`, nil},
+		"unknown scoring":   {map[string]string{"config.yaml": "system_prompt: s\nscoring: guess\n", "data.json": plainData}, `unknown method "guess"`, nil},
 		"scoring misspelt":  {map[string]string{"config.yaml": "system_prompt: s\nscoring: {method: numeric, tolerant: 1}\n", "data.json": plainData}, "tolerant", nil},
 		"no command":        {map[string]string{"config.yaml": "system_prompt: s\nscoring: command\n", "data.json": plainData}, "wants a command", nil},
 		"bad pattern":       {map[string]string{"config.yaml": "system_prompt: s\nscoring: {method: regex, pattern: (}\n", "data.json": plainData}, "pattern", nil},

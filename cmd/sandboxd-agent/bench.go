@@ -143,15 +143,15 @@ func runAgentBench(ctx context.Context, opts agentBenchOptions, flags *pflag.Fla
 		return err
 	}
 	defer c.Close()
-	run.Run.Create = func(ctx context.Context, req api.CreateSandbox) (agent.Sandbox, error) {
+	run.Run.Create = func(ctx context.Context, req api.CreateSandbox) (*agent.Sandbox, error) {
 		sb, err := cmdline.CreateSandbox(ctx, c, req, d.Stderr)
 		if err != nil {
 			return nil, err
 		}
-		return agent.NewClient(c, sb.ID), nil
+		return agent.NewSandbox(c, sb.ID), nil
 	}
-	run.Run.Open = func(ctx context.Context, ref string, lifetime time.Duration) (agent.Sandbox, error) {
-		return agent.OpenClient(ctx, c, ref, lifetime)
+	run.Run.Open = func(ctx context.Context, ref string, lifetime time.Duration) (*agent.Sandbox, error) {
+		return agent.OpenSandbox(ctx, c, ref, lifetime)
 	}
 	run.Remove = func(ctx context.Context, id string) error { return agent.RemoveSandbox(ctx, c, id) }
 	run.Clean = func(ctx context.Context, labels map[string]string) error { return agent.RemoveLabelled(ctx, c, labels) }

@@ -39,7 +39,7 @@ func TestAgentBenchUsage(t *testing.T) {
 		{"--task DIR --start_id 1 --llm_name m", 2, "the task has 1"},
 		{"--task DIR", 2, "--llm_name is required"},
 		{"--task DIR --llm_name m", 2, "--judge_model is required"},
-		{"--task DIR --llm_name m --scoring guess", 125, "no method"},
+		{"--task DIR --llm_name m --scoring guess", 125, "unknown method"},
 		{"--task DIR --llm played:x", 2, "replay:DIRECTORY"},
 		{"--task DIR/nowhere --llm_name m", 125, "nowhere"},
 		{"--resume DIR/old --task DIR", 2, "--task cannot be changed"},

@@ -196,8 +196,8 @@ func newAgentRun(d cmdline.Deps) *cobra.Command {
 execute_bash, str_replace_editor and submit, until it submits. The sandbox is
 deleted at the end, whatever the reason, but for Ctrl-C and SIGTERM: these leave it
 stopped, and "sandboxd agent resume" goes on in it. What the model left in its
-output directory is copied to OUTPUT_DIR/YYYYmmdd_HHMMSS/files, and every turn is
-recorded beside it in trajectory.json as it happens.
+output directory is copied to OUTPUT_DIR/YYYYmmdd_HHMMSS/files. Beside it, record.jsonl
+holds every turn as it happens, and trajectory.json the whole run at its end.
 
 Any server with OpenAI's chat completions and tool calls will do. A name that
 begins with anthropic/ is called by Anthropic's Messages, one that begins with
@@ -300,7 +300,7 @@ func connectAgent(run *agent.Options, dial func(context.Context) (*client.Client
 		}
 		return c, err
 	}
-	run.Create = func(ctx context.Context, req api.CreateSandbox) (agent.Sandbox, error) {
+	run.Create = func(ctx context.Context, req api.CreateSandbox) (*agent.Sandbox, error) {
 		c, err := daemon(ctx)
 		if err != nil {
 			return nil, err
@@ -309,14 +309,14 @@ func connectAgent(run *agent.Options, dial func(context.Context) (*client.Client
 		if err != nil {
 			return nil, err
 		}
-		return agent.NewClient(c, sb.ID), nil
+		return agent.NewSandbox(c, sb.ID), nil
 	}
-	run.Open = func(ctx context.Context, ref string, lifetime time.Duration) (agent.Sandbox, error) {
+	run.Open = func(ctx context.Context, ref string, lifetime time.Duration) (*agent.Sandbox, error) {
 		c, err := daemon(ctx)
 		if err != nil {
 			return nil, err
 		}
-		return agent.OpenClient(ctx, c, ref, lifetime)
+		return agent.OpenSandbox(ctx, c, ref, lifetime)
 	}
 	return func() {
 		if c != nil {

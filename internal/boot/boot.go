@@ -31,6 +31,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/internal/service"
 	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
@@ -170,9 +171,9 @@ func Serve(ctx context.Context, o Options) (err error) {
 	}
 	held := new(confine.Held)
 	defer func() { err = errors.Join(err, held.Close()) }()
-	d, err := daemon.New(ctx, daemon.Options{
-		Version: o.Version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket, Lock: lock,
-		Engine: l, Images: images, Differ: l, Deposits: l,
+	d, err := daemon.New(ctx, daemon.Options{Options: service.Options{
+		Version: o.Version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket,
+		Engine: l, Images: func(tenant string) service.Images { return images.For(tenant) }, Differ: l, Deposits: l,
 		Profile: func(name string) (runtime.Profile, api.Limits, error) {
 			p, err := profiles.Get(name)
 			return p.Profile, p.Limits, err
@@ -184,6 +185,17 @@ func Serve(ctx context.Context, o Options) (err error) {
 			}
 			return info.PID, info.Enforced, nil
 		},
+		Checks:     func(ctx context.Context) []api.Check { return append(helper.Checks(ctx), checkConfined(limits)) },
+		BrokerGone: helper.IsGone, IODevice: device,
+		Agents: agents.New(agents.Options{
+			Dir: hosted.Runs, Max: o.AgentRuns, Start: helper.StartAgent, Signal: helper.SignalAgent, Log: log,
+		}),
+		Pools: o.Pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, LogLimit: o.LogLimit,
+		AgentAge: o.AgentAge, AgentLimit: o.AgentLimit,
+		EndedAge: o.EndedAge, EndedLimit: o.EndedLimit, SnapshotAge: o.SnapshotAge,
+		Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, Log: log,
+	},
+		Lock: lock, EndEngine: end, IdleExit: o.IdleExit,
 		// By then all files that are read once have been read, the host's certificates included.
 		Confine: func() (_ int, err error) {
 			if !confinable {
@@ -193,16 +205,6 @@ func Serve(ctx context.Context, o Options) (err error) {
 			held, err = limits.Plan().Apply()
 			return limits.ABI, err
 		},
-		Checks:      func(ctx context.Context) []api.Check { return append(helper.Checks(ctx), checkConfined(limits)) },
-		ErrandsGone: helper.IsGone,
-		EndEngine:   end, IODevice: device,
-		Agents: agents.New(agents.Options{
-			Dir: hosted.Runs, Max: o.AgentRuns, Start: helper.StartAgent, Signal: helper.SignalAgent, Log: log,
-		}),
-		Pools: o.Pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, LogLimit: o.LogLimit,
-		AgentAge: o.AgentAge, AgentLimit: o.AgentLimit,
-		EndedAge: o.EndedAge, EndedLimit: o.EndedLimit, SnapshotAge: o.SnapshotAge,
-		Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit, Log: log,
 	})
 	if err != nil {
 		return err

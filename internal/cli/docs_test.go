@@ -41,7 +41,7 @@ func TestDocs(t *testing.T) {
 func commandReference(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
-	b.WriteString("# Command line\n\n<!-- Generated from the commands by `go test -run CommandLineReference -update` in their package. -->\n\n" +
+	b.WriteString("# Command line\n\n<!-- Generated from the commands by `go test ./internal/cli -run CommandLineReference -update`. -->\n\n" +
 		"Every command takes `--socket SOCKET`, the daemon's Unix socket. `sandboxd COMMAND --help` prints the same.\n")
 	texts := map[string]string{}
 	for _, dir := range []string{"../../cmd/sandboxd-agent/testdata/help", "testdata/help"} {

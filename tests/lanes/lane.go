@@ -347,7 +347,7 @@ func each(s slots, packages []*testPackage, f func(*testPackage)) {
 
 // longest are the packages outside chains that take longest. They begin, so that what runs alone
 // at the end is short.
-var longest = []string{"image/layer", "agent", "internal/cli", "image", "internal/guest/host", "internal/daemon", "image/build", "runtime/libct", "agent/llm"}
+var longest = []string{"image/layer", "agent", "internal/cli", "image", "internal/guest/host", "internal/service", "image/build", "runtime/libct", "agent/llm"}
 
 // byLength orders packages.
 func byLength(a, b *testPackage) int {
