@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -128,10 +129,7 @@ func TestOpenAPIExamples(t *testing.T) {
 	d := start(t)
 	registry := harness.LyingRegistry(t, nil)
 	registry.Push(t, "tool:1", busybox(t))
-	names := map[string]string{}
-	for k, v := range openapi.Names {
-		names[k] = v
-	}
+	names := maps.Clone(openapi.Names)
 	w := &walk{t: t, d: d, names: names, host: registry.Host, done: map[string]bool{}}
 
 	w.step("health")
