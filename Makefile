@@ -16,7 +16,8 @@ BIN     := bin
 TAGS    := seccomp osusergo netgo
 # -buildvcs=false: a clone that belongs to another uid makes git, and so `go build`, fail; the version is given by hand.
 GOBUILD := $(GO) build -p $(P) -trimpath -buildvcs=false
-LDFLAGS := -X main.version=$(VERSION)
+# -s -w: without symbols and debug data, which panics and the Go tools do not need. The size of sandboxd-init is paid at every start.
+LDFLAGS := -s -w -X main.version=$(VERSION)
 SUDO    := $(if $(filter 0,$(shell id -u)),,sudo)
 
 # What building needs, what the quickstart runs in its sandbox, and what the tests need besides: a registry, a runtime
@@ -56,20 +57,16 @@ demo-deps:
 ##@ Build
 
 .PHONY: build
-build: $(BIN)/sandboxd $(BIN)/sandboxd-launcher $(BIN)/sandboxd-init ## Build the three binaries into bin/
+build: $(BIN)/sandboxd $(BIN)/sandboxd-agent $(BIN)/sandboxd-launcher $(BIN)/sandboxd-init ## Build the four binaries into bin/
 
 # The go tool knows better than make what is out of date, so each binary is always asked for.
-.PHONY: $(BIN)/sandboxd $(BIN)/sandboxd-launcher $(BIN)/sandboxd-init
-$(BIN)/sandboxd:
-	CGO_ENABLED=0 $(GOBUILD) -ldflags '$(LDFLAGS)' -o $@ ./cmd/sandboxd
+.PHONY: $(BIN)/sandboxd $(BIN)/sandboxd-agent $(BIN)/sandboxd-launcher $(BIN)/sandboxd-init
+$(BIN)/sandboxd $(BIN)/sandboxd-agent $(BIN)/sandboxd-init:
+	CGO_ENABLED=0 $(GOBUILD) -ldflags '$(LDFLAGS)' -o $@ ./cmd/$(@F)
 
 # Static, because it runs as the root of a namespace whose root file system is not the host's.
 $(BIN)/sandboxd-launcher:
 	CGO_ENABLED=1 $(GOBUILD) -tags '$(TAGS)' -ldflags '$(LDFLAGS) -linkmode external -extldflags "-static"' -o $@ ./cmd/sandboxd-launcher
-
-# Stripped: every sandbox maps it, and its size is paid at every start.
-$(BIN)/sandboxd-init:
-	CGO_ENABLED=0 $(GOBUILD) -ldflags '-s -w $(LDFLAGS)' -o $@ ./cmd/sandboxd-init
 
 .PHONY: clean
 clean: ## Remove what was built

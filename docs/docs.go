@@ -1,4 +1,4 @@
-// Package docs embeds the documents for users, so that `sandboxd docs` prints them without a network.
+// Package docs embeds the documents for users; `sandboxd docs` prints them offline.
 package docs
 
 import "embed"

@@ -19,7 +19,7 @@ if [ $# -eq 0 ]; then
 	go test -buildvcs=false -c -o "$work/image.test" ./tests/performance/image
 	go build -buildvcs=false -o "$work/table" ./tests/performance/image/table
 	mkdir "$work/bin" "$work/tmp" "$work/run"
-	cp bin/sandboxd bin/sandboxd-launcher bin/sandboxd-init "$work/bin/"
+	cp bin/sandboxd bin/sandboxd-agent bin/sandboxd-launcher bin/sandboxd-init "$work/bin/"
 	cp -r "$layout" "$work/layout"
 	alone=()
 	if [ "$(id -u)" -eq 0 ]; then

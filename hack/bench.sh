@@ -12,7 +12,7 @@ chmod 755 "$work"
 go test -buildvcs=false -c -o "$work/performance.test" ./tests/performance
 go build -buildvcs=false -o "$work/table" ./tests/performance/table
 mkdir "$work/bin" "$work/tmp" "$work/run"
-cp bin/sandboxd bin/sandboxd-launcher bin/sandboxd-init "$work/bin/"
+cp bin/sandboxd bin/sandboxd-agent bin/sandboxd-launcher bin/sandboxd-init "$work/bin/"
 
 bench() { # COUNT RUN [COMMAND…]: the command becomes whom to measure as
 	local count=$1 run=$2

@@ -41,7 +41,7 @@ const (
 	Build    = "build"    // of the RUN steps of a build
 )
 
-// ErrUnknown says that no profile has the name asked for.
+// ErrUnknown means that no profile has the requested name.
 var ErrUnknown = errors.New("no such profile")
 
 //go:embed *.json

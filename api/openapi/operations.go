@@ -20,7 +20,7 @@ var Operations = []Operation{
 		Answers: []Answer{ok(Health{Status: "ok"})},
 	},
 	{
-		ID: "system", Method: "GET", Path: "/v1/system", Tag: "System", Summary: "Describe the daemon",
+		ID: "getSystem", Method: "GET", Path: "/v1/system", Tag: "System", Summary: "Describe the daemon",
 		Answers: []Answer{ok(api.SystemInfo{
 			Version: "1.0.0", UID: 1000, Rootless: true, DataDir: "/home/ann/.local/share/sandboxd", Socket: "/run/user/1000/sandboxd/api.sock",
 			Launcher: 41300, Sandboxes: 1, Enforced: enforced, Confined: 6, Goroutines: 21, HeapLive: 4 << 20,
@@ -40,7 +40,7 @@ var Operations = []Operation{
 		Body:   optionalBody(api.Shutdown{KeepSandboxes: false}), Answers: []Answer{{Status: http.StatusAccepted}},
 	},
 	{
-		ID: "profiles", Method: "GET", Path: "/v1/profiles", Tag: "Profiles", Summary: "List the security profiles",
+		ID: "listProfiles", Method: "GET", Path: "/v1/profiles", Tag: "Profiles", Summary: "List the security profiles",
 		Detail: "Without their filters.", Answers: []Answer{ok(api.ProfileList{Profiles: []api.Profile{profile("hardened")}})},
 	},
 	{
@@ -59,7 +59,7 @@ var Operations = []Operation{
 		Answers: []Answer{created(running)},
 	},
 	{
-		ID: "sandboxes", Method: "GET", Path: "/v1/sandboxes", Tag: "Sandboxes", Summary: "List sandboxes", Detail: "Oldest first.",
+		ID: "listSandboxes", Method: "GET", Path: "/v1/sandboxes", Tag: "Sandboxes", Summary: "List sandboxes", Detail: "Oldest first.",
 		Query: []Parameter{
 			{Name: "label", Type: "string", Repeated: true, Detail: "`KEY=VALUE` that a sandbox must have.", Example: "team=docs"},
 			{Name: "state", Type: "string", Enum: []string{"creating", "running", "paused", "stopped", "lost"}, Detail: "State that a sandbox must be in.", Example: "running"},
@@ -182,7 +182,7 @@ var Operations = []Operation{
 		Answers: []Answer{ok(api.SnapshotList{Snapshots: []api.Snapshot{base}})},
 	},
 	{
-		ID: "snapshots", Method: "GET", Path: "/v1/snapshots", Tag: "Snapshots", Summary: "List all snapshots", Detail: "Oldest first.",
+		ID: "listSnapshots", Method: "GET", Path: "/v1/snapshots", Tag: "Snapshots", Summary: "List all snapshots", Detail: "Oldest first.",
 		Answers: []Answer{ok(api.SnapshotList{Snapshots: []api.Snapshot{base}})},
 	},
 	{
@@ -230,7 +230,7 @@ var Operations = []Operation{
 		Detail: "See [WebSockets](websocket.md). Without a handshake the answer is `invalid_argument`.", Socket: true,
 	},
 	{
-		ID: "execs", Method: "GET", Path: "/v1/sandboxes/{id}/execs", Tag: "Execs", Summary: "List execs",
+		ID: "listExecs", Method: "GET", Path: "/v1/sandboxes/{id}/execs", Tag: "Execs", Summary: "List execs",
 		Detail: "Those that run, and detached ones that ended within the hour. Oldest first.", Answers: []Answer{ok(api.ExecList{Execs: []api.Exec{detached}})},
 	},
 	{
@@ -335,7 +335,7 @@ var Operations = []Operation{
 	},
 
 	{
-		ID: "images", Method: "GET", Path: "/v1/images", Tag: "Images", Summary: "List stored images",
+		ID: "listImages", Method: "GET", Path: "/v1/images", Tag: "Images", Summary: "List stored images",
 		Answers: []Answer{ok(api.ImageList{Images: []api.Image{stored}})},
 	},
 	{
@@ -380,7 +380,7 @@ var Operations = []Operation{
 	},
 	{
 		ID: "verify", Method: "GET", Path: "/v1/images/verify", Tag: "Images", Summary: "Read everything that is stored and report damage",
-		Detail: "Every blob must have its digest and size, every layer its diff id, and every entry of a layer its type, permissions, size, target and bytes on disk. " +
+		Detail: "Every blob must have its digest and size, and every layer its diff id. Every entry of a layer must have its type, permissions, size, target and bytes on disk. " +
 			"Owners, times and attributes are not compared. `unseen` counts entries that only the sandboxes' ids may read.",
 		Answers: []Answer{ok(api.ImagesVerified{Blobs: 3, Bytes: 1049600, Layers: 1, Entries: 24, Snapshots: 1, Problems: []api.ImageProblem{}})},
 	},

@@ -1,5 +1,5 @@
-// Package boot assembles the daemon: it prepares directories and cgroups, starts the broker, connects to the launcher
-// or starts one, confines the process, and serves the API.
+// Package boot assembles the daemon: it prepares directories and cgroups, starts the broker,
+// connects to the launcher or starts one, confines the process, and serves the API.
 package boot
 
 import (
@@ -12,6 +12,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -26,9 +27,11 @@ import (
 	"github.com/sandboxd/sandboxd/internal/broker"
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/daemon"
+	"github.com/sandboxd/sandboxd/internal/dirs"
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/internal/service"
 	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
@@ -41,8 +44,8 @@ const undoTimeout = 30 * time.Second
 
 // Serve runs the daemon until ctx ends or a client shuts it down.
 func Serve(ctx context.Context, o Options) (err error) {
-	// Keep inherited descriptors from children: a launcher outlives us, and would keep the caller's files and pipes open.
-	// Kernels before 5.11 lack the flag or the call.
+	// Keep inherited descriptors from children: a launcher outlives us, and would keep the caller's
+	// files and pipes open. Kernels before 5.11 lack the flag or the call.
 	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("mark inherited descriptors close-on-exec: %w", err)
 	}
@@ -56,7 +59,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	programs, err := findPrograms()
+	programs, err := findPrograms(log)
 	if err != nil {
 		return err
 	}
@@ -92,7 +95,8 @@ func Serve(ctx context.Context, o Options) (err error) {
 		DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Launcher: programs.launcher, Init: programs.init,
 		IDs: ids, Cgroup: subtree, Version: o.Version,
 	}
-	// Start the broker before confinement and before anything hostile is read, so that it keeps our privileges.
+	// Start the broker before confinement and before anything hostile is read, so that it keeps our
+	// privileges.
 	helper, err := broker.Start(ctx, broker.Config{Launcher: options, Name: name, Agents: hosted})
 	if err != nil {
 		return errors.Join(err, subtree.Abandon())
@@ -168,9 +172,9 @@ func Serve(ctx context.Context, o Options) (err error) {
 	}
 	held := new(confine.Held)
 	defer func() { err = errors.Join(err, held.Close()) }()
-	d, err := daemon.New(ctx, daemon.Options{
-		Version: o.Version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket, Lock: lock,
-		Engine: l, Images: images, Differ: l, Deposits: l,
+	d, err := daemon.New(ctx, daemon.Options{Options: service.Options{
+		Version: o.Version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket,
+		Engine: l, Images: func(tenant string) service.Images { return images.For(tenant) }, Differ: l, Deposits: l,
 		Profile: func(name string) (runtime.Profile, api.Limits, error) {
 			p, err := profiles.Get(name)
 			return p.Profile, p.Limits, err
@@ -182,6 +186,17 @@ func Serve(ctx context.Context, o Options) (err error) {
 			}
 			return info.PID, info.Enforced, nil
 		},
+		Checks:     func(ctx context.Context) []api.Check { return append(helper.Checks(ctx), checkConfined(limits)) },
+		BrokerGone: helper.IsGone, IODevice: device,
+		Agents: agents.New(agents.Options{
+			Dir: hosted.Runs, Max: o.AgentRuns, Start: helper.StartAgent, Signal: helper.SignalAgent, Log: log,
+		}),
+		Pools: o.Pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, LogLimit: o.LogLimit,
+		AgentAge: o.AgentAge, AgentLimit: o.AgentLimit,
+		EndedAge: o.EndedAge, EndedLimit: o.EndedLimit, SnapshotAge: o.SnapshotAge,
+		Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, Log: log,
+	},
+		Lock: lock, EndEngine: end, IdleExit: o.IdleExit,
 		// By then all files that are read once have been read, the host's certificates included.
 		Confine: func() (_ int, err error) {
 			if !confinable {
@@ -191,21 +206,12 @@ func Serve(ctx context.Context, o Options) (err error) {
 			held, err = limits.Plan().Apply()
 			return limits.ABI, err
 		},
-		Checks:      func(ctx context.Context) []api.Check { return append(helper.Checks(ctx), checkConfined(limits)) },
-		ErrandsGone: helper.IsGone,
-		EndEngine:   end, IODevice: device,
-		Agents: agents.New(agents.Options{
-			Dir: hosted.Runs, Max: o.AgentRuns, Start: helper.StartAgent, Signal: helper.SignalAgent, Log: log,
-		}),
-		Pools: o.Pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, LogLimit: o.LogLimit,
-		AgentAge: o.AgentAge, AgentLimit: o.AgentLimit,
-		EndedAge: o.EndedAge, EndedLimit: o.EndedLimit, SnapshotAge: o.SnapshotAge,
-		Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, IdleExit: o.IdleExit, Log: log,
 	})
 	if err != nil {
 		return err
 	}
 	owned = true
+	debug.FreeOSMemory() // start-up leaves garbage, profiles and certificates; an idle daemon would hold it for minutes
 	return d.Serve(ctx)
 }
 
@@ -226,8 +232,8 @@ func reportGone(ctx context.Context, b *broker.Client, log *slog.Logger) (stop f
 	}
 }
 
-// OpenProfiles reads the security profiles once, because a filter is some 40 KB of JSON. A profile that this kernel
-// cannot enforce is a reason not to start.
+// OpenProfiles reads the security profiles once, because a filter is some 40 KB of JSON. A profile
+// that this kernel cannot enforce is a reason not to start.
 func OpenProfiles(dir string) (*ociprofiles.Set, []api.Profile, error) {
 	actions, err := kernel.SeccompActions()
 	if err != nil {
@@ -267,28 +273,27 @@ func warnOfLogout(log *slog.Logger) error {
 // programs holds the paths of the other binaries.
 type programs struct{ launcher, init, agent string }
 
-// findPrograms finds the other binaries beside this one. sandboxd-agent may be missing: agent runs then fail to start.
-func findPrograms() (programs, error) {
-	self, err := os.Executable()
+// findPrograms finds the other binaries beside this one. sandboxd-agent may be missing: agent runs
+// then fail to start.
+func findPrograms(log *slog.Logger) (programs, error) {
+	launcher, err := dirs.Program(dirs.LauncherProgram)
 	if err != nil {
-		return programs{}, fmt.Errorf("find own executable: %w", err)
+		return programs{}, err
 	}
-	if self, err = filepath.EvalSymlinks(self); err != nil {
-		return programs{}, fmt.Errorf("find own executable: %w", err)
+	init, err := dirs.Program(dirs.InitProgram)
+	if err != nil {
+		return programs{}, err
 	}
-	dir := filepath.Dir(self)
-	p := programs{filepath.Join(dir, "sandboxd-launcher"), filepath.Join(dir, "sandboxd-init"), self}
-	for _, path := range []string{p.launcher, p.init} {
-		if _, err := os.Stat(path); err != nil {
-			return p, fmt.Errorf("find %s: %w; it belongs beside %s (make build puts all binaries into bin/)", filepath.Base(path), err, self)
-		}
+	agent, err := dirs.Program(dirs.AgentProgram)
+	if err != nil {
+		log.Warn("hosted agent runs cannot start", "error", err)
 	}
-	return p, nil
+	return programs{launcher, init, agent}, nil
 }
 
-// privateDir makes dir, or checks that it belongs to this user and that no other user can enter it. Sandboxes keep
-// set-user-id files of their root below it, which other users of the host must not reach. It never changes the mode of
-// an existing directory: --data-dir /run may be a mistake.
+// privateDir makes dir, or checks that it belongs to this user and that no other user can enter it.
+// Sandboxes keep set-user-id files of their root below it, which other users of the host must not
+// reach. It never changes the mode of an existing directory: --data-dir /run may be a mistake.
 func privateDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make directory: %w", err)

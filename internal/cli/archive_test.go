@@ -10,11 +10,15 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sandboxd/sandboxd/internal/cmdline"
+	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
-// FuzzUnpack feeds archives that a sandbox could send. Whatever they are, nothing beside the destination changes.
+// FuzzUnpack extracts archives as a sandbox could send them. Nothing outside the destination may
+// change.
 func FuzzUnpack(f *testing.F) {
-	for _, entries := range [][]tarEntry{
+	for _, entries := range [][]cmdtest.Entry{
 		{fileEntry("a", "b")},
 		{fileEntry("../a", "b")},
 		{link("a", ".."), fileEntry("a/b", "c")},
@@ -24,11 +28,11 @@ func FuzzUnpack(f *testing.F) {
 		var b bytes.Buffer
 		t := tar.NewWriter(&b)
 		for _, e := range entries {
-			e.Size = int64(len(e.body))
+			e.Size = int64(len(e.Body))
 			if err := t.WriteHeader(&e.Header); err != nil {
 				f.Fatal(err)
 			}
-			_, _ = io.WriteString(t, e.body)
+			_, _ = io.WriteString(t, e.Body)
 		}
 		_ = t.Close()
 		f.Add(b.Bytes(), true)
@@ -52,7 +56,7 @@ func FuzzUnpack(f *testing.F) {
 		} else {
 			err = u.file(bytes.NewReader(data), "x")
 		}
-		_ = err // either way
+		_ = err // success is not the point
 		var beside []string
 		for _, line := range tree(t, outer) {
 			if !strings.HasPrefix(line, "dst/") {
@@ -77,8 +81,8 @@ func TestPrintable(t *testing.T) {
 		"a real \ufffd is kept": "a real \ufffd is kept",
 	}
 	for in, want := range tests {
-		if got := printable(in); got != want {
-			t.Errorf("printable(%q) = %q, want %q", in, got, want)
+		if got := cmdline.Printable(in); got != want {
+			t.Errorf("cmdline.Printable(%q) = %q, want %q", in, got, want)
 		}
 	}
 }

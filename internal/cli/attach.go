@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type attachOptions struct {
@@ -34,14 +35,14 @@ Ctrl-C included; close the terminal to leave it.`,
 		Example: `  id=$(sandboxd exec -d work -- sh -c 'make all')
   sandboxd attach work $id
   sandboxd attach -i work $(sandboxd exec -dit work bash)`,
-		Args: usageArgs(cobra.RangeArgs(1, 2)),
+		Args: cmdline.UsageArgs(cobra.RangeArgs(1, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			args = append(args, api.MainExec)
 			return runAttach(cmd.Context(), args[0], args[1], opts, d)
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitProgram)
+	cmdline.ExitStatus(cmd, cmdline.ExitProgram)
 	return cmd
 }
 
@@ -52,9 +53,9 @@ func (o *attachOptions) addFlags(f *pflag.FlagSet) {
 
 func runAttach(ctx context.Context, id, exec string, opts attachOptions, d deps) error {
 	if opts.json && opts.interactive {
-		return usagef("--json cannot be combined with --interactive")
+		return cmdline.Usagef("--json cannot be combined with --interactive")
 	}
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	x, err := c.GetExec(ctx, id, exec)
 	if err != nil {
@@ -63,34 +64,34 @@ func runAttach(ctx context.Context, id, exec string, opts attachOptions, d deps)
 	t := terminalFlags{tty: x.TTY, interactive: opts.interactive}
 	var end *client.End
 	if opts.json {
-		lines := json.NewEncoder(d.stdout)
+		lines := json.NewEncoder(d.Stdout)
 		end, err = c.AttachStream(ctx, id, exec, 0, func(e api.ExecEvent) error { return lines.Encode(e) })
 	} else {
 		end, err = follow(ctx, c, x, t, d)
 	}
-	if _, ok := errors.AsType[signalled](context.Cause(ctx)); ok && err != nil {
-		fmt.Fprintf(d.stderr, "sandboxd: detached; the program goes on, see: sandboxd attach %s %s\n", printable(id), printable(exec))
+	if _, ok := errors.AsType[cmdline.Signalled](context.Cause(ctx)); ok && err != nil {
+		fmt.Fprintf(d.Stderr, "sandboxd: detached; the program goes on, see: sandboxd attach %s %s\n", cmdline.Printable(id), cmdline.Printable(exec))
 	}
 	if err != nil {
 		return err
 	}
-	return ending(end.Exit, t, d.stderr)
+	return ending(end.Exit, t, d.Stderr)
 }
 
-// follow connects us to a program that runs, until it ends.
+// follow connects the terminal to a running program until it ends.
 func follow(ctx context.Context, c *client.Client, x *api.Exec, t terminalFlags, d deps) (*client.End, error) {
 	if size, ok := windowSize(d); ok && x.TTY && x.State == api.ExecRunning {
 		if err := c.ResizeExec(ctx, x.Sandbox, x.ID, size); err != nil {
 			return nil, err
 		}
 	}
-	s := client.Streams{Stdout: d.stdout, Stderr: d.stderr}
+	s := client.Streams{Stdout: d.Stdout, Stderr: d.Stderr}
 	undo, err := connect(&s, t, d)
 	if err != nil {
 		return nil, err
 	}
 	defer undo()
 	return c.Attach(ctx, x.Sandbox, x.ID, 0, s, func(n int64) {
-		fmt.Fprintf(d.stderr, "sandboxd: %d bytes of output before this are kept no more\n", n)
+		fmt.Fprintf(d.Stderr, "sandboxd: %d bytes of output before this are kept no more\n", n)
 	})
 }

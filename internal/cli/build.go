@@ -20,6 +20,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/build"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type buildOptions struct {
@@ -33,8 +34,8 @@ type buildOptions struct {
 	platform   string
 	network    string
 	noCache    bool
-	timeout    seconds
-	runTimeout seconds
+	timeout    cmdline.Seconds
+	runTimeout cmdline.Seconds
 	quiet      bool
 	json       bool
 }
@@ -55,7 +56,7 @@ time, and the same input makes the same image to the byte.`,
 		Example: `  sandboxd build -t tools/app:1.0 .
   sandboxd build -f docker/Dockerfile --target test --build-arg VERSION=3 .
   SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) sandboxd build -t app .`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req, err := opts.request(cmd.Flags().Changed)
 			if err != nil {
@@ -65,13 +66,13 @@ time, and the same input makes the same image to the byte.`,
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
 func (o *buildOptions) addFlags(f *pflag.FlagSet) {
 	o.limitFlags.addFlags(f)
-	o.memory.least, o.memoryHigh.least, o.readBPS.least, o.writeBPS.least = 1, 1, 1, 1
+	o.memory.Least, o.memoryHigh.Least, o.readBPS.Least, o.writeBPS.Least = 1, 1, 1, 1
 	f.StringArrayVarP(&o.tags, "tag", "t", nil, "`name` of the image; may be given more than once")
 	f.StringVarP(&o.file, "file", "f", "", "the Dockerfile, a `file` in PATH or elsewhere, or - for stdin (default PATH/Dockerfile)")
 	f.StringArrayVar(&o.args, "build-arg", nil, "value of an ARG: `NAME=value`, or NAME to pass on its value here")
@@ -86,14 +87,14 @@ func (o *buildOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.json, "json", false, "print the image as JSON")
 }
 
-// request is the build asked for, but for the Dockerfile's name.
+// request returns the build request without the Dockerfile's name.
 func (o *buildOptions) request(changed func(string) bool) (api.Build, error) {
 	req := api.Build{
 		Tags: o.tags, Target: o.target, Platform: o.platform, NoCache: o.noCache, Args: map[string]string{},
 		Network: api.Network{Mode: api.NetworkNone}, Timeout: float64(o.timeout), RunTimeout: float64(o.runTimeout),
 	}
 	if o.network != string(api.NetworkNone) {
-		return req, usagef("--network %q: so far there is only none", o.network)
+		return req, cmdline.Usagef("--network %q: so far there is only none", o.network)
 	}
 	var err error
 	if req.Limits, err = o.limits(changed); err != nil {
@@ -108,7 +109,7 @@ func (o *buildOptions) request(changed func(string) bool) (api.Build, error) {
 	for _, a := range o.args {
 		name, value, ok := strings.Cut(a, "=")
 		if name == "" {
-			return req, usagef("--build-arg %q has no name", a)
+			return req, cmdline.Usagef("--build-arg %q has no name", a)
 		}
 		if !ok {
 			if value, ok = os.LookupEnv(name); !ok {
@@ -125,19 +126,19 @@ func runBuild(ctx context.Context, source string, opts buildOptions, req api.Bui
 	if err != nil {
 		return err
 	}
-	c, err := d.daemon(ctx)
+	c, err := d.Daemon(ctx)
 	if err != nil {
 		return errors.Join(err, body.Close())
 	}
 	defer c.Close()
-	p := &buildProgress{w: d.stderr}
+	p := &buildProgress{w: d.Stderr}
 	show := p.event
 	if opts.quiet {
 		show = nil
 	}
 	image, err := c.Build(ctx, body, req, show)
 	p.end()
-	_ = body.Close() // read to its end, or nobody wants more of it
+	_ = body.Close() // read to its end, or no longer needed
 	if perr := wait(); perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		return perr
 	}
@@ -145,38 +146,38 @@ func runBuild(ctx context.Context, source string, opts buildOptions, req api.Bui
 		return err
 	}
 	if opts.json {
-		return printJSON(d.stdout, image)
+		return cmdline.PrintJSON(d.Stdout, image)
 	}
-	return printImage(d.stdout, image)
+	return printImage(d.Stdout, image)
 }
 
-// open begins to send the context, and returns what to call when that is no longer read.
+// open starts to send the context. Call wait when the reader is done.
 func (o *buildOptions) open(source string, req *api.Build, d deps) (io.ReadCloser, func() error, error) {
 	if source == "-" {
 		if o.file == "-" {
-			return nil, nil, usagef("context and Dockerfile cannot both come from stdin")
+			return nil, nil, cmdline.Usagef("context and Dockerfile cannot both come from stdin")
 		}
-		if isTerminal(d.stdin) {
-			return nil, nil, usagef("a context is expected on stdin, which is a terminal")
+		if cmdline.IsTerminal(d.Stdin) {
+			return nil, nil, cmdline.Usagef("a context is expected on stdin, which is a terminal")
 		}
 		req.Dockerfile = o.file
-		return io.NopCloser(d.stdin), func() error { return nil }, nil
+		return io.NopCloser(d.Stdin), func() error { return nil }, nil
 	}
 	fi, err := os.Stat(source)
 	if err != nil {
 		return nil, nil, err
 	}
 	if !fi.IsDir() {
-		return nil, nil, usagef("%s is not a directory; give the one that is the context, and the Dockerfile with -f", source)
+		return nil, nil, cmdline.Usagef("%s is not a directory; give the one that is the context, and the Dockerfile with -f", source)
 	}
 	root, err := os.OpenRoot(source)
 	if err != nil {
 		return nil, nil, err
 	}
-	var extra []byte // a Dockerfile from elsewhere
+	var extra []byte // a Dockerfile outside the context
 	switch name, inside := within(source, o.file); {
 	case o.file == "-":
-		extra, err = io.ReadAll(io.LimitReader(d.stdin, maxDockerfile+1))
+		extra, err = io.ReadAll(io.LimitReader(d.Stdin, maxDockerfile+1))
 	case o.file != "" && inside:
 		req.Dockerfile = name
 	case o.file != "":
@@ -194,12 +195,12 @@ func (o *buildOptions) open(source string, req *api.Build, d deps) (io.ReadClose
 	}
 	needed := []string{cmp.Or(req.Dockerfile, defaultDockerfile)}
 	if target, inside := within(source, filepath.Join(source, needed[0])); extra == nil && inside {
-		needed = append(needed, target) // where it is a link to what .dockerignore leaves out
+		needed = append(needed, target) // a link whose target .dockerignore may exclude
 	}
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		err := packContext(w, root, ignore, needed, extra, d.stderr)
+		err := packContext(w, root, ignore, needed, extra, d.Stderr)
 		_ = w.CloseWithError(err) // nil is io.EOF
 		done <- errors.Join(err, root.Close())
 	}()
@@ -208,7 +209,7 @@ func (o *buildOptions) open(source string, req *api.Build, d deps) (io.ReadClose
 
 const (
 	defaultDockerfile = "Dockerfile"
-	maxDockerfile     = 1 << 20 // the daemon takes no larger one
+	maxDockerfile     = 1 << 20 // the daemon's limit
 )
 
 func readDockerfile(name string) (_ []byte, err error) {
@@ -220,7 +221,8 @@ func readDockerfile(name string) (_ []byte, err error) {
 	return io.ReadAll(io.LimitReader(f, maxDockerfile+1))
 }
 
-// within is the name of a file in a directory, if it lies there. Links are followed on both sides.
+// within returns the name of a file relative to a directory, if it lies there. It follows links in
+// both.
 func within(dir, file string) (string, bool) {
 	if file == "" || file == "-" {
 		return "", false
@@ -239,7 +241,7 @@ func within(dir, file string) (string, bool) {
 	return filepath.ToSlash(name), err == nil && filepath.IsLocal(name)
 }
 
-// readIgnore reads what need not be sent. The daemon leaves it out in any case.
+// readIgnore reads .dockerignore, to send less. The daemon applies it in any case.
 func readIgnore(root *os.Root, dockerfile string) (*patternmatcher.PatternMatcher, error) {
 	dockerfile = cmp.Or(dockerfile, defaultDockerfile)
 	for _, name := range []string{dockerfile + ".dockerignore", ".dockerignore"} {
@@ -255,8 +257,8 @@ func readIgnore(root *os.Root, dockerfile string) (*patternmatcher.PatternMatche
 	return nil, nil //nolint:nilnil // nothing is ignored
 }
 
-// packContext writes a context as a tar stream. What the daemon needs for itself is sent even where it is ignored: the
-// Dockerfile by its names, and what else says what is ignored.
+// packContext writes a context as a tar stream. It sends the files that the daemon itself needs
+// even if they are ignored: the Dockerfile under its names, and .dockerignore.
 func packContext(w io.Writer, root *os.Root, ignore *patternmatcher.PatternMatcher, dockerfiles []string, extra []byte, notes io.Writer) error {
 	t := tar.NewWriter(w)
 	if extra != nil {
@@ -303,10 +305,11 @@ func packContext(w io.Writer, root *os.Root, ignore *patternmatcher.PatternMatch
 	return t.Close()
 }
 
-// buildProgress shows the steps of a build, and what its programs write, as lines: they are worth keeping.
+// buildProgress prints the steps of a build and the output of its programs as lines, which are
+// worth keeping.
 type buildProgress struct {
 	w io.Writer
-	// By stream, what has no end of line yet: stdout and stderr come in pieces, in any order.
+	// The incomplete lines by stream: pieces of stdout and stderr arrive in any order.
 	stdout, stderr strings.Builder
 }
 
@@ -315,13 +318,13 @@ func (p *buildProgress) event(e api.BuildEvent) {
 	switch {
 	case e.Pull != nil:
 		if e.Pull.Status == "done" {
-			fmt.Fprintf(p.w, "%s pulled layer %s\n", at, printable(shortDigest(e.Pull.Layer)))
+			fmt.Fprintf(p.w, "%s pulled layer %s\n", at, cmdline.Printable(cmdline.ShortDigest(e.Pull.Layer)))
 		}
 	case e.Stream != "":
 		p.output(e)
 	case e.Status == api.BuildStarted:
-		p.end() // of the step before, which may have made no layer
-		fmt.Fprintf(p.w, "%s %s\n", at, printable(e.Text))
+		p.end() // of the previous step, which may have no layer
+		fmt.Fprintf(p.w, "%s %s\n", at, cmdline.Printable(e.Text))
 	case e.Status == api.BuildCached && e.Layer != "":
 		fmt.Fprintf(p.w, "%s cached\n", at)
 	case e.Status == api.BuildDone && e.Layer != "":
@@ -330,8 +333,8 @@ func (p *buildProgress) event(e api.BuildEvent) {
 	}
 }
 
-// output shows whole lines: two streams come in pieces. They are a program's that nobody vouches for, so nothing in them
-// reaches the terminal as a command to it.
+// output prints complete lines of both streams. A program's output is untrusted, so control
+// characters are escaped.
 func (p *buildProgress) output(e api.BuildEvent) {
 	text := e.Output
 	if text == "" {
@@ -354,7 +357,7 @@ func (p *buildProgress) output(e api.BuildEvent) {
 	}
 }
 
-// end shows what has no end of line.
+// end prints incomplete lines.
 func (p *buildProgress) end() {
 	p.show(&p.stdout)
 	p.show(&p.stderr)
@@ -364,6 +367,6 @@ func (p *buildProgress) show(line *strings.Builder) {
 	if line.Len() == 0 {
 		return
 	}
-	fmt.Fprintf(p.w, "  | %s\n", printable(strings.ReplaceAll(strings.TrimRight(line.String(), "\r"), "\t", "        ")))
+	fmt.Fprintf(p.w, "  | %s\n", cmdline.Printable(strings.ReplaceAll(strings.TrimRight(line.String(), "\r"), "\t", "        ")))
 	line.Reset()
 }

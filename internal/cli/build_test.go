@@ -1,59 +1,15 @@
 package cli
 
 import (
-	"archive/tar"
-	"encoding/json"
-	"errors"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
-
-// build answers as a daemon does that has one step to do, and notes what it was sent.
-func (f *fakeDaemon) build(w http.ResponseWriter, r *http.Request) {
-	var names []string
-	tr := tar.NewReader(r.Body)
-	for {
-		hdr, err := tr.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			refuse(w, api.CodeInvalid, "", "context: %v", err)
-			return
-		}
-		names = append(names, hdr.Name)
-	}
-	slices.Sort(names)
-	f.log = append(f.log, "build "+r.URL.Query().Get("options"), "files "+strings.Join(names, " "))
-	w.Header().Set("Content-Type", api.TypeNDJSON)
-	enc := json.NewEncoder(w)
-	step := api.BuildEvent{Step: 1, Steps: 2, Line: 2, Text: "RUN make \x1b[31m", Status: api.BuildStarted}
-	events := []api.BuildEvent{
-		step,
-		{Step: 1, Steps: 2, Stream: "stdout", Output: "half a "},
-		{Step: 1, Steps: 2, Stream: "stdout", Output: "line\n\x1b]0;title\atab\there\r\nno end"},
-		{Step: 1, Steps: 2, Status: api.BuildDone, Layer: "sha256:0123", WallMS: 1500},
-		{Step: 2, Steps: 2, Text: "COPY a b", Status: api.BuildStarted},
-		{Step: 2, Steps: 2, Status: api.BuildCached, Layer: "sha256:4567"},
-	}
-	if strings.Contains(r.URL.RawQuery, "failing") {
-		events = append(events[:4:4], api.BuildEvent{Error: &api.Problem{Code: api.CodeBuild, Detail: "Dockerfile:2: RUN make: exit code 2", Hint: "see above"}})
-	} else {
-		events = append(events, api.BuildEvent{Image: &api.Image{Reference: "app:1", Digest: "sha256:89ab"}})
-	}
-	for _, e := range events {
-		_ = enc.Encode(e)
-	}
-}
 
 func writeTree(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
@@ -100,21 +56,21 @@ func TestBuildSendsTheContextAndShowsTheSteps(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := newFake()
-			cmd := command(t, f.start(t), append([]string{"build"}, c.args...)...)
+			f := cmdtest.New()
+			cmd := cmdtest.Command(t, f.Start(t), append([]string{"build"}, c.args...)...)
 			cmd.Stdin = strings.NewReader(c.stdin)
 			cmd.Env = append(cmd.Env, "SOURCE_DATE_EPOCH=42", "PASSED=on")
-			got := finish(t, cmd)
-			if got.code != 0 || got.stdout != "app:1 sha256:89ab\n" {
+			got := cmdtest.Finish(t, cmd)
+			if got.Code != 0 || got.Stdout != "app:1 sha256:89ab\n" {
 				t.Errorf("%+v", got)
 			}
 			want := "[1/2] RUN make \\x1b[31m\n  | half a line\n  | \\x1b]0;title\\atab        here\n  | no end\n[1/2] done in 1.5s\n[2/2] COPY a b\n[2/2] cached\n"
-			if diff := cmp.Diff(want, got.stderr); diff != "" {
+			if diff := cmp.Diff(want, got.Stderr); diff != "" {
 				t.Errorf("progress (-want +got)\n%s", diff)
 			}
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			log := strings.Join(f.log, "\n")
+			f.Mu.Lock()
+			defer f.Mu.Unlock()
+			log := strings.Join(f.Log, "\n")
 			for _, want := range c.log {
 				if !strings.Contains(log, want) {
 					t.Errorf("the daemon got\n%s\nwithout %s", log, want)
@@ -150,11 +106,11 @@ func TestBuildRefusesAndFails(t *testing.T) {
 			if strings.HasSuffix(c.name, "ignored") {
 				writeTree(t, dir, map[string]string{"Bad": "FROM a", "Bad.dockerignore": "a[\n"})
 			}
-			got := finish(t, command(t, newFake().start(t), append([]string{"build"}, c.args...)...))
-			if got.code != c.code || !strings.Contains(got.stderr, c.stderr) || got.stdout != "" {
+			got := cmdtest.Finish(t, cmdtest.Command(t, cmdtest.New().Start(t), append([]string{"build"}, c.args...)...))
+			if got.Code != c.code || !strings.Contains(got.Stderr, c.stderr) || got.Stdout != "" {
 				t.Errorf("%+v", got)
 			}
-			if c.name == "quiet" && strings.Contains(got.stderr, "[1/2]") {
+			if c.name == "quiet" && strings.Contains(got.Stderr, "[1/2]") {
 				t.Errorf("%+v", got)
 			}
 		})

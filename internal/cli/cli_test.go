@@ -6,10 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
-	"net"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,94 +20,35 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/internal/boot"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
+	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
-// The test binary is the command when it is told so: no second build, and the race detector looks on.
-const asCommand = "SANDBOXD_TEST_AS_COMMAND"
-
+// TestMain makes the test binary the command itself if [cmdtest.Command] runs it.
 func TestMain(m *testing.M) {
-	if os.Getenv(asCommand) != "" {
+	if os.Getenv(cmdtest.AsCommand) != "" {
 		os.Exit(run(context.Background(), os.Args[1:], deps{
-			stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
+			Deps:  cmdline.Deps{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Program: os.Executable},
 			serve: serveFake,
 			checks: func(_ context.Context, dir string) []api.Check {
 				return []api.Check{{Name: "data directory", Found: dir, Means: "nothing works", Fatal: true}}
 			},
 		}))
 	}
-	syscall.Umask(0o022) // the modes that the tests expect have gone through it
+	syscall.Umask(0o022) // the tests expect modes under this umask
 	os.Exit(m.Run())
 }
 
-var update = flag.Bool("update", false, "rewrite the golden files")
-
-// shortDir is a temporary directory whose sockets have an address.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "sbx") //nolint:usetesting // t.TempDir is too long for a socket's address
-	if err != nil {
-		t.Fatal(err)
+// serveFake is the daemon of the commands that start one.
+func serveFake(ctx context.Context, opts boot.Options) error {
+	if os.Getenv("FAKE_BROKEN") != "" {
+		return errors.New("the data directory is no good")
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
+	return cmdtest.Serve(ctx, opts.Socket)
 }
 
-// start serves the fake on a socket.
-func (f *fakeDaemon) start(t *testing.T) (socket string) {
-	t.Helper()
-	socket = filepath.Join(shortDir(t), "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := httptest.NewUnstartedServer(f.handler())
-	s.Listener = l
-	f.stop = func() { _ = l.Close() }
-	s.Start()
-	t.Cleanup(s.Close)
-	return socket
-}
-
-// command is a run of sandboxd that has not begun.
-func command(t *testing.T, socket string, args ...string) *exec.Cmd {
-	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
-	t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, exe, args...)
-	home := t.TempDir()
-	cmd.Env = []string{
-		asCommand + "=1", "SANDBOXD_SOCKET=" + socket, "HOME=" + home, "TERM=vt52", "FROM_HERE=here", "GOCOVERDIR=" + home,
-		"GORACE=atexit_sleep_ms=0",
-	}
-	cmd.Dir = t.TempDir()
-	return cmd
-}
-
-type outcome struct {
-	stdout, stderr string
-	code           int
-}
-
-func finish(t *testing.T, cmd *exec.Cmd) outcome {
-	t.Helper()
-	var out, errs bytes.Buffer
-	if cmd.Stdout == nil {
-		cmd.Stdout = &out
-	}
-	cmd.Stderr = &errs
-	err := cmd.Run()
-	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
-		t.Fatalf("%v: %v (%v)", cmd.Args, err, exit)
-	}
-	return outcome{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
-}
-
-// TestCommands drives the command line against the fake daemon. A nil want means: anything.
+// TestCommands drives the command line against the fake daemon. A nil check accepts anything.
 func TestCommands(t *testing.T) {
 	is := func(want string) func(string) bool { return func(s string) bool { return s == want } }
 	has := func(parts ...string) func(string) bool {
@@ -128,35 +66,35 @@ func TestCommands(t *testing.T) {
 		name   string
 		args   string // split at spaces; "_" is an empty argument
 		stdin  string
-		setup  func(*fakeDaemon)
+		setup  func(*cmdtest.Daemon)
 		stdout func(string) bool
 		stderr func(string) bool
 		code   int
-		check  func(*fakeDaemon) string // what is wrong
+		check  func(*cmdtest.Daemon) string // returns a description of the defect
 	}{
-		{name: "run passes output on", args: "run -- echo hi there", stdout: is("hi there\n"), stderr: is("\xff\n"), check: func(f *fakeDaemon) string {
+		{name: "run passes output on", args: "run -- echo hi there", stdout: is("hi there\n"), stderr: is("\xff\n"), check: func(f *cmdtest.Daemon) string {
 			want := []string{"POST /v1/sandboxes", "POST /v1/sandboxes/sb1/exec", "DELETE /v1/sandboxes/sb1"}
-			return cmp.Diff(want, f.log)
+			return cmp.Diff(want, f.Log)
 		}},
-		{name: "run passes the exit code on", args: "run -- exit3", stdout: none, stderr: none, code: 3, check: nothingLeft},
+		{name: "run passes the exit code on", args: "run -- exit3", stdout: none, stderr: none, code: 3, check: (*cmdtest.Daemon).Left},
 		{name: "flags behind the image are the program's", args: "run host echo --json -t", stdout: is("--json -t\n")},
 		{name: "the first -- behind the image is ours, the second is not", args: "run host -- echo -- x", stdout: is("-- x\n")},
 		{name: "a signal is 128+n, and memory is mentioned", args: "run -- killed", stderr: has("ran out of memory"), code: 137},
 		{
 			name: "timeout is 124", args: "run --timeout 1.5 -- slow", stderr: is("sandboxd: the program was stopped: its timeout of 1.5s had ended\n"), code: 124,
-			check: func(f *fakeDaemon) string { return cmp.Diff(1.5, f.execs[0].Timeout) },
+			check: func(f *cmdtest.Daemon) string { return cmp.Diff(1.5, f.Execs[0].Timeout) },
 		},
-		{name: "no such program", args: "run -- missing", stderr: is("sandboxd: there is no program \"missing\" in the sandbox\nhint: name a program that is in the image\n"), code: 127, check: nothingLeft},
-		{name: "not executable", args: "run -- denied", stderr: has("denied", "hint: chmod"), code: 126, check: nothingLeft},
-		{name: "the sandbox dies", args: "run -- die", stderr: is("sandboxd: the sandbox ended\nhint: see its reason\n"), code: 125, check: nothingLeft},
+		{name: "no such program", args: "run -- missing", stderr: is("sandboxd: there is no program \"missing\" in the sandbox\nhint: name a program that is in the image\n"), code: 127, check: (*cmdtest.Daemon).Left},
+		{name: "not executable", args: "run -- denied", stderr: has("denied", "hint: chmod"), code: 126, check: (*cmdtest.Daemon).Left},
+		{name: "the sandbox dies", args: "run -- die", stderr: is("sandboxd: the sandbox ended\nhint: see its reason\n"), code: 125, check: (*cmdtest.Daemon).Left},
 		{name: "an exit code that cannot be", args: "run -- wild", stderr: has("1048576"), code: 125},
 		{name: "run without a program", args: "run debian", stdout: none, stderr: has("no program is named", "sandboxd run debian -- PROGRAM", "hint: sandboxd run --help"), code: 125},
 		{name: "run without anything", args: "run", stderr: has("sandboxd run host -- PROGRAM"), code: 125},
 		{name: "run with an unknown flag", args: "run --nope -- x", stderr: has("unknown flag: --nope", "hint:"), code: 125},
 		{name: "run with an empty program", args: "run -- _", stderr: has("empty name"), code: 125},
-		{name: "run pulls what is not here", args: "run debian:12 -- echo hi", stdout: is("hi\n"), stderr: is("\xff\n"), check: func(f *fakeDaemon) string {
+		{name: "run pulls what is not here", args: "run debian:12 -- echo hi", stdout: is("hi\n"), stderr: is("\xff\n"), check: func(f *cmdtest.Daemon) string {
 			want := []string{"POST /v1/sandboxes", "POST /v1/images/pull", "POST /v1/sandboxes", "POST /v1/sandboxes/sb1/exec", "DELETE /v1/sandboxes/sb1"}
-			return cmp.Diff(want, f.log)
+			return cmp.Diff(want, f.Log)
 		}},
 		{
 			name: "run of an image that cannot be had, said without its escape sequences", args: "run missing:1 -- echo", code: 125,
@@ -164,16 +102,16 @@ func TestCommands(t *testing.T) {
 		},
 		{
 			name: "everything that can be asked for", args: "run -e A=1 -e FROM_HERE -e NOT_HERE --cwd /w -u 7:8 --name n -l a=b -l c --memory 512m --swap 0 --cpus 0.5 --pids 9 --nofile 10 --profile p --network none --lifetime 2h --idle-timeout 30 -- echo",
-			check: func(f *fakeDaemon) string {
+			check: func(f *cmdtest.Daemon) string {
 				want := api.CreateSandbox{
 					Name: "n", Env: []string{"A=1", "FROM_HERE=here"}, Cwd: "/w", User: "7:8", Labels: map[string]string{"a": "b", "c": ""}, Profile: "p",
 					Limits:  api.Limits{Memory: 512 << 20, Swap: new(int64), CPUs: 0.5, Pids: 9, Nofile: 10},
 					Network: api.Network{Mode: api.NetworkNone}, Timeout: 7200, IdleTimeout: 30,
 				}
-				return cmp.Diff(want, f.creates[0])
+				return cmp.Diff(want, f.Creates[0])
 			},
 		},
-		{name: "a long timeout lengthens the sandbox's life", args: "run --timeout 2h -- echo", check: func(f *fakeDaemon) string { return cmp.Diff(7260.0, f.creates[0].Timeout) }},
+		{name: "a long timeout lengthens the sandbox's life", args: "run --timeout 2h -- echo", check: func(f *cmdtest.Daemon) string { return cmp.Diff(7260.0, f.Creates[0].Timeout) }},
 		{name: "memory of nothing", args: "run --memory 0 -- x", stderr: has("--memory"), code: 125, check: nothingAsked},
 		{name: "memory of words", args: "run --memory lots -- x", stderr: has(`"lots" is no size such as 512m`), code: 125, check: nothingAsked},
 		{name: "no cores", args: "run --cpus 0 -- x", stderr: has("--cpus 0"), code: 125, check: nothingAsked},
@@ -185,7 +123,7 @@ func TestCommands(t *testing.T) {
 		{name: "a label without a key", args: "run -l =x -- x", stderr: has("has no key"), code: 125, check: nothingAsked},
 		{name: "run --json", args: "run --json -- exit3", stdout: has(`"code": 3`, `"stdout": "out"`), stderr: none, code: 3},
 		{name: "run --json -i", args: "run --json -i -- x", stderr: has("--json waits"), code: 125, check: nothingAsked},
-		{name: "run --keep", args: "run --keep -- echo", stderr: has("the sandbox stays: sb1 (name1)"), check: func(f *fakeDaemon) string { return cmp.Diff(1, len(f.sandboxes)) }},
+		{name: "run --keep", args: "run --keep -- echo", stderr: has("the sandbox stays: sb1 (name1)"), check: func(f *cmdtest.Daemon) string { return cmp.Diff(1, len(f.Sandboxes)) }},
 		{name: "run -d", args: "run -d", stdout: is("sb1\n"), stderr: none},
 		{name: "run -d with a program", args: "run -dit host x -y", stdout: is("sb1\n"), stderr: none, check: mainProcess("host", true, "x", "-y")},
 		{name: "run -d with the image's program", args: "run -d --image-command host", stdout: is("sb1\n"), check: mainProcess("host", false)},
@@ -194,24 +132,26 @@ func TestCommands(t *testing.T) {
 		{name: "run with the image's program", args: "run --image-command host -- x", stderr: has("--detach"), code: 125, check: nothingAsked},
 		{
 			name: "run, and the sandbox cannot be deleted", args: "run -- exit3", code: 3, stderr: has("sandbox sb1 was left behind: busy", "hint: wait"),
-			setup: func(f *fakeDaemon) { f.deleteErr = &api.Problem{Code: api.CodeInternal, Detail: "busy", Hint: "wait"} },
+			setup: func(f *cmdtest.Daemon) {
+				f.DeleteErr = &api.Problem{Code: api.CodeInternal, Detail: "busy", Hint: "wait"}
+			},
 		},
-		{name: "run -i", args: "run -i -- cat", stdin: "some\nlines\n", stdout: is("some\nlines\n"), check: func(f *fakeDaemon) string {
-			return cmp.Diff([]string{`{"stdin_close":true}`}, f.controls) + nothingLeft(f)
+		{name: "run -i", args: "run -i -- cat", stdin: "some\nlines\n", stdout: is("some\nlines\n"), check: func(f *cmdtest.Daemon) string {
+			return cmp.Diff([]string{`{"stdin_close":true}`}, f.Controls) + f.Left()
 		}},
-		{name: "run -i: the program ends first", args: "run -i -- cat", stdin: "q", stdout: is("q"), code: 7, check: nothingLeft},
-		{name: "run without -i does not pass stdin on", args: "run -- echo x", stdin: "secret", stdout: is("x\n"), check: func(f *fakeDaemon) string { return cmp.Diff([]byte(nil), f.execs[0].Stdin) }},
+		{name: "run -i: the program ends first", args: "run -i -- cat", stdin: "q", stdout: is("q"), code: 7, check: (*cmdtest.Daemon).Left},
+		{name: "run without -i does not pass stdin on", args: "run -- echo x", stdin: "secret", stdout: is("x\n"), check: func(f *cmdtest.Daemon) string { return cmp.Diff([]byte(nil), f.Execs[0].Stdin) }},
 
-		{name: "create", args: "create --name work debian:12", stdout: is("sb1\n"), stderr: none, setup: func(f *fakeDaemon) { f.images = []string{"debian:12"} }},
+		{name: "create", args: "create --name work debian:12", stdout: is("sb1\n"), stderr: none, setup: func(f *cmdtest.Daemon) { f.Images = []string{"debian:12"} }},
 		{name: "create --json", args: "create --json", stdout: has(`"id": "sb1"`, `"state": "running"`)},
 		{name: "create, two images", args: "create a b", stderr: has("behind \"--\""), code: 2},
 		{name: "create with a program", args: "create host -it -- x -y", stdout: is("sb1\n"), check: mainProcess("host", true, "x", "-y")},
 		{name: "create of the host with a program", args: "create -- x", stdout: is("sb1\n"), check: mainProcess("", false, "x")},
 		{name: "create with a terminal for nothing", args: "create -t", stderr: has("there is none"), code: 2, check: nothingAsked},
 
-		{name: "exec", args: "exec -e K=v -w /d -u me sb1 -- echo a b", setup: oneSandbox, stdout: is("a b\n"), check: func(f *fakeDaemon) string {
+		{name: "exec", args: "exec -e K=v -w /d -u me sb1 -- echo a b", setup: oneSandbox, stdout: is("a b\n"), check: func(f *cmdtest.Daemon) string {
 			want := api.ExecRequest{Argv: []string{"echo", "a", "b"}, Env: []string{"K=v"}, Cwd: "/d", User: "me"}
-			return cmp.Diff(want, f.execs[0]) + cmp.Diff(1, len(f.sandboxes))
+			return cmp.Diff(want, f.Execs[0]) + cmp.Diff(1, len(f.Sandboxes))
 		}},
 		{name: "exec by name, without --", args: "exec first echo -e", setup: oneSandbox, stdout: is("-e\n")},
 		{name: "exec in nothing", args: "exec nope -- echo", stderr: is("sandboxd: there is no sandbox \"nope\"\nhint: sandboxd ps lists them\n"), code: 125},
@@ -225,13 +165,13 @@ func TestCommands(t *testing.T) {
 		{name: "ps -q", args: "ps -q", setup: oneSandbox, stdout: is("sb1\n")},
 		{
 			name: "update", args: "update sb1 --memory 512m --cpus 0 --cpuset _ --oom-group=false --io-write-bps 1m --lifetime 2h --label a=b --label c-", setup: oneSandbox,
-			stdout: is("sb1\n"), stderr: none, check: func(f *fakeDaemon) string {
+			stdout: is("sb1\n"), stderr: none, check: func(f *cmdtest.Daemon) string {
 				return cmp.Diff([]string{`{"limits":{"memory":536870912,"oom_group":false,"cpus":0,"cpuset":"","io":{"write_bps":1048576}},` +
-					`"labels":{"a":"b","c":null},"timeout":7200}`}, f.updates)
+					`"labels":{"a":"b","c":null},"timeout":7200}`}, f.Updates)
 			},
 		},
-		{name: "update of one of io", args: "update sb1 --io-read-iops 0 --io-weight 5", setup: oneSandbox, check: func(f *fakeDaemon) string {
-			return cmp.Diff([]string{`{"limits":{"io":{"weight":5,"read_iops":0}}}`}, f.updates)
+		{name: "update of one of io", args: "update sb1 --io-read-iops 0 --io-weight 5", setup: oneSandbox, check: func(f *cmdtest.Daemon) string {
+			return cmp.Diff([]string{`{"limits":{"io":{"weight":5,"read_iops":0}}}`}, f.Updates)
 		}},
 		{name: "update of nothing", args: "update sb1", setup: oneSandbox, stderr: has("nothing is to be changed"), code: 2},
 		{name: "update with half a label", args: "update sb1 --label a", setup: oneSandbox, stderr: has("neither key=value nor key-"), code: 2},
@@ -243,8 +183,8 @@ func TestCommands(t *testing.T) {
 		{name: "stats --json", args: "stats sb1 --json", setup: oneSandbox, stdout: func(s string) bool {
 			return has(`"current": 67108864`)(s) && !strings.Contains(s, "swap")
 		}},
-		{name: "create with limits", args: "create --memory-high 1g --oom-group --cpu-weight 50 --cpuset 0-1 --io-read-iops 7", check: func(f *fakeDaemon) string {
-			return cmp.Diff(api.Limits{MemoryHigh: 1 << 30, OOMGroup: true, CPUWeight: 50, CPUSet: "0-1", IO: api.IOLimits{ReadIOPS: 7}}, f.creates[0].Limits)
+		{name: "create with limits", args: "create --memory-high 1g --oom-group --cpu-weight 50 --cpuset 0-1 --io-read-iops 7", check: func(f *cmdtest.Daemon) string {
+			return cmp.Diff(api.Limits{MemoryHigh: 1 << 30, OOMGroup: true, CPUWeight: 50, CPUSet: "0-1", IO: api.IOLimits{ReadIOPS: 7}}, f.Creates[0].Limits)
 		}},
 		{name: "create with a memory-high of nothing", args: "create --memory-high 0", stderr: has("--memory-high"), code: 2},
 		{name: "create with no writes", args: "create --io-write-iops 0", stderr: has("--io-write-iops"), code: 2},
@@ -253,27 +193,27 @@ func TestCommands(t *testing.T) {
 		{name: "ps --label", args: "ps -q --label k=other", setup: oneSandbox, stdout: none},
 		{name: "ps with half a label", args: "ps --label k", stderr: has("is not key=value"), code: 2},
 		{name: "ps --json of nothing is a list", args: "ps --json", stdout: has(`"sandboxes": []`)},
-		{name: "a state that would act on the terminal", args: "ps", stdout: has(`stopped (\x1b[2J)`), setup: func(f *fakeDaemon) {
-			f.sandboxes = []api.Sandbox{{ID: "x", State: api.StateStopped, Reason: "\x1b[2J"}}
+		{name: "a state that would act on the terminal", args: "ps", stdout: has(`stopped (\x1b[2J)`), setup: func(f *cmdtest.Daemon) {
+			f.Sandboxes = []api.Sandbox{{ID: "x", State: api.StateStopped, Reason: "\x1b[2J"}}
 		}},
 
-		{name: "stop", args: "stop -t 0.5 sb1", setup: oneSandbox, stdout: is("sb1\n"), check: func(f *fakeDaemon) string {
-			return cmp.Diff([]string{`stop {"grace":0.5}`}, f.updates)
+		{name: "stop", args: "stop -t 0.5 sb1", setup: oneSandbox, stdout: is("sb1\n"), check: func(f *cmdtest.Daemon) string {
+			return cmp.Diff([]string{`stop {"grace":0.5}`}, f.Updates)
 		}},
-		{name: "stop at once", args: "stop -t 0 --json sb1", setup: oneSandbox, stdout: has(`"state": "stopped"`), check: func(f *fakeDaemon) string {
-			return cmp.Diff([]string{`stop {"grace":0}`}, f.updates)
+		{name: "stop at once", args: "stop -t 0 --json sb1", setup: oneSandbox, stdout: has(`"state": "stopped"`), check: func(f *cmdtest.Daemon) string {
+			return cmp.Diff([]string{`stop {"grace":0}`}, f.Updates)
 		}},
 		{name: "stop with a negative grace", args: "stop -t -1 sb1", setup: oneSandbox, stderr: has("grace"), code: 2},
 		{name: "stop of nothing", args: "stop", code: 2},
-		{name: "start", args: "start --lifetime 2h nope sb1", setup: oneSandbox, stdout: is("sb1\n"), stderr: has("nope"), code: 1, check: func(f *fakeDaemon) string {
-			return cmp.Diff([]string{`start {"timeout":7200}`}, f.updates)
+		{name: "start", args: "start --lifetime 2h nope sb1", setup: oneSandbox, stdout: is("sb1\n"), stderr: has("nope"), code: 1, check: func(f *cmdtest.Daemon) string {
+			return cmp.Diff([]string{`start {"timeout":7200}`}, f.Updates)
 		}},
 		{name: "pause", args: "pause sb1", setup: oneSandbox, stdout: is("sb1\n")},
 		{name: "resume", args: "resume sb1 --json", setup: oneSandbox, stdout: has(`"state": "running"`)},
-		{name: "rm", args: "rm sb1", setup: oneSandbox, stdout: is("sb1\n"), check: nothingLeft},
-		{name: "rm --all", args: "rm --all", setup: oneSandbox, stdout: is("sb1\n"), check: nothingLeft},
+		{name: "rm", args: "rm sb1", setup: oneSandbox, stdout: is("sb1\n"), check: (*cmdtest.Daemon).Left},
+		{name: "rm --all", args: "rm --all", setup: oneSandbox, stdout: is("sb1\n"), check: (*cmdtest.Daemon).Left},
 		{name: "rm of one that is gone", args: "rm nope", stderr: has(`no sandbox "nope"`), code: 1},
-		{name: "rm goes on after an error", args: "rm nope sb1", setup: oneSandbox, stdout: is("sb1\n"), stderr: has("nope"), code: 1, check: nothingLeft},
+		{name: "rm goes on after an error", args: "rm nope sb1", setup: oneSandbox, stdout: is("sb1\n"), stderr: has("nope"), code: 1, check: (*cmdtest.Daemon).Left},
 		{name: "rm --json", args: "rm --json sb1", setup: oneSandbox, stdout: has(`"deleted": [`, `"sb1"`)},
 		{name: "rm of nothing", args: "rm", stderr: has("no sandbox is named"), code: 2},
 		{name: "rm of all and some", args: "rm --all x", stderr: has("exclude"), code: 2},
@@ -282,7 +222,7 @@ func TestCommands(t *testing.T) {
 		{name: "pull --json", args: "pull --json debian:12", stdout: has(`"reference": "debian:12"`)},
 		{name: "pull of what is not there", args: "pull missing", stderr: has("MANIFEST_UNKNOWN", "hint: check the name"), code: 1},
 		{name: "pull of nothing", args: "pull", stderr: has("accepts 1 arg"), code: 2},
-		{name: "images", args: "images", setup: func(f *fakeDaemon) { f.images = []string{"debian:12"} }, stdout: has("REFERENCE", "debian:12", "0123456789ab", "1.5MB")},
+		{name: "images", args: "images", setup: func(f *cmdtest.Daemon) { f.Images = []string{"debian:12"} }, stdout: has("REFERENCE", "debian:12", "0123456789ab", "1.5MB")},
 		{name: "images --json of nothing is a list", args: "images --json", stdout: has(`"images": []`)},
 
 		{name: "doctor asks the daemon", args: "doctor", stdout: has("ok    user namespaces: 3 of 3", "lack  cgroup: v1", "means: no memory limit", "remedy: boot with", "1 of 2 checks are ok")},
@@ -304,7 +244,7 @@ func TestCommands(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			f := newFake()
+			f := cmdtest.New()
 			if tt.setup != nil {
 				tt.setup(f)
 			}
@@ -314,51 +254,45 @@ func TestCommands(t *testing.T) {
 					args[i] = ""
 				}
 			}
-			cmd := command(t, f.start(t), args...)
+			cmd := cmdtest.Command(t, f.Start(t), args...)
 			cmd.Stdin = strings.NewReader(tt.stdin)
-			got := finish(t, cmd)
-			if tt.stdout != nil && !tt.stdout(got.stdout) || tt.stderr != nil && !tt.stderr(got.stderr) || got.code != tt.code {
-				t.Errorf("exit %d, want %d\nstdout: %q\nstderr: %q", got.code, tt.code, got.stdout, got.stderr)
+			got := cmdtest.Finish(t, cmd)
+			if tt.stdout != nil && !tt.stdout(got.Stdout) || tt.stderr != nil && !tt.stderr(got.Stderr) || got.Code != tt.code {
+				t.Errorf("exit %d, want %d\nstdout: %q\nstderr: %q", got.Code, tt.code, got.Stdout, got.Stderr)
 			}
 			if tt.check != nil {
-				f.mu.Lock()
-				defer f.mu.Unlock()
+				f.Mu.Lock()
+				defer f.Mu.Unlock()
 				if wrong := tt.check(f); wrong != "" {
-					t.Error(wrong) // of a difference: -want +got
+					t.Error(wrong) // a diff is -want +got
 				}
 			}
 		})
 	}
 }
 
-func oneSandbox(f *fakeDaemon) {
-	f.sandboxes = []api.Sandbox{{ID: "sb1", Name: "first", Image: "host", State: api.StateRunning, Labels: map[string]string{"k": "v"}}}
+func oneSandbox(f *cmdtest.Daemon) {
+	f.Sandboxes = []api.Sandbox{{ID: "sb1", Name: "first", Image: "host", State: api.StateRunning, Labels: map[string]string{"k": "v"}}}
 }
 
-// mainProcess checks that a sandbox was asked for with this main process; none is the image's.
-func mainProcess(image string, terminal bool, argv ...string) func(*fakeDaemon) string {
-	return func(f *fakeDaemon) string {
-		if len(f.creates) != 1 {
-			return fmt.Sprintf("asked for %+v", f.creates)
+// mainProcess checks that one sandbox was created with this main process; no argv means the
+// image's.
+func mainProcess(image string, terminal bool, argv ...string) func(*cmdtest.Daemon) string {
+	return func(f *cmdtest.Daemon) string {
+		if len(f.Creates) != 1 {
+			return fmt.Sprintf("asked for %+v", f.Creates)
 		}
-		c := f.creates[0]
-		if c.Image != image || c.TTY != terminal || c.StdinOpen != terminal || c.ImageCommand != (argv == nil) || !slices.Equal(c.Command, argv) || len(f.execs) > 0 {
-			return fmt.Sprintf("asked for %+v and %+v", c, f.execs)
+		c := f.Creates[0]
+		if c.Image != image || c.TTY != terminal || c.StdinOpen != terminal || c.ImageCommand != (argv == nil) || !slices.Equal(c.Command, argv) || len(f.Execs) > 0 {
+			return fmt.Sprintf("asked for %+v and %+v", c, f.Execs)
 		}
 		return ""
 	}
 }
 
-func nothingLeft(f *fakeDaemon) string {
-	if len(f.sandboxes) > 0 {
-		return fmt.Sprintf("left behind: %v", f.sandboxes)
-	}
-	return ""
-}
-
-func nothingAsked(f *fakeDaemon) string {
-	if len(f.log) > 0 {
-		return fmt.Sprintf("a wrong command line led to requests: %v", f.log)
+func nothingAsked(f *cmdtest.Daemon) string {
+	if len(f.Log) > 0 {
+		return fmt.Sprintf("a wrong command line led to requests: %v", f.Log)
 	}
 	return ""
 }
@@ -376,9 +310,9 @@ func TestRunInterrupted(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(tt.sig, tt.args), func(t *testing.T) {
 			t.Parallel()
-			f := newFake()
-			cmd := command(t, f.start(t), tt.args...)
-			in, err := cmd.StdinPipe() // open, and silent
+			f := cmdtest.New()
+			cmd := cmdtest.Command(t, f.Start(t), tt.args...)
+			in, err := cmd.StdinPipe() // open, and without input
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -388,7 +322,7 @@ func TestRunInterrupted(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			<-f.started
+			<-f.Started
 			if err := cmd.Process.Signal(tt.sig); err != nil {
 				t.Fatal(err)
 			}
@@ -396,42 +330,43 @@ func TestRunInterrupted(t *testing.T) {
 			if got := cmd.ProcessState.ExitCode(); got != tt.code || errs.Len() > 0 {
 				t.Errorf("exit %d, want %d; stderr %q", got, tt.code, errs.String())
 			}
-			<-f.killed
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			if left := nothingLeft(f); left != "" {
+			<-f.Killed
+			f.Mu.Lock()
+			defer f.Mu.Unlock()
+			if left := f.Left(); left != "" {
 				t.Error(left)
 			}
 		})
 	}
 }
 
-// `sandboxd run … | head -1`: the program is killed and the sandbox deleted, though nobody reads any more.
+// `sandboxd run … | head -1` kills the program and deletes the sandbox after its reader is gone.
 func TestRunIntoClosedPipe(t *testing.T) {
-	f := newFake()
-	cmd := command(t, f.start(t), "run", "--", "flood")
+	f := cmdtest.New()
+	cmd := cmdtest.Command(t, f.Start(t), "run", "--", "flood")
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = r.Close()
 	cmd.Stdout = w
-	got := finish(t, cmd)
+	got := cmdtest.Finish(t, cmd)
 	_ = w.Close()
-	if got.code != 128+int(syscall.SIGPIPE) || got.stderr != "" {
-		t.Errorf("exit %d, stderr %q", got.code, got.stderr)
+	if got.Code != 128+int(syscall.SIGPIPE) || got.Stderr != "" {
+		t.Errorf("exit %d, stderr %q", got.Code, got.Stderr)
 	}
-	<-f.killed
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if left := nothingLeft(f); left != "" {
+	<-f.Killed
+	f.Mu.Lock()
+	defer f.Mu.Unlock()
+	if left := f.Left(); left != "" {
 		t.Error(left)
 	}
 }
 
-// Without a daemon: what needs one to look at says so, doctor looks for itself, shutdown has nothing to do.
+// Without a daemon, commands that need one fail clearly, doctor examines the host itself, and
+// shutdown has nothing to do.
 func TestNoDaemon(t *testing.T) {
-	socket := filepath.Join(shortDir(t), "none", "s")
+	socket := filepath.Join(cmdtest.ShortDir(t), "none", "s")
 	tests := []struct {
 		args   []string
 		code   int
@@ -451,47 +386,47 @@ func TestNoDaemon(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(strings.Join(tt.args, " "), func(t *testing.T) {
 			t.Parallel()
-			got := finish(t, command(t, socket, tt.args...))
-			if got.code != tt.code || !strings.Contains(got.stdout, tt.stdout) || !strings.Contains(got.stderr, tt.stderr) {
-				t.Errorf("exit %d, want %d\nstdout: %q\nstderr: %q", got.code, tt.code, got.stdout, got.stderr)
+			got := cmdtest.Finish(t, cmdtest.Command(t, socket, tt.args...))
+			if got.Code != tt.code || !strings.Contains(got.Stdout, tt.stdout) || !strings.Contains(got.Stderr, tt.stderr) {
+				t.Errorf("exit %d, want %d\nstdout: %q\nstderr: %q", got.Code, tt.code, got.Stdout, got.Stderr)
 			}
 		})
 	}
 }
 
-// withHome gives a command a home of its own. As root the data directory does not depend on it, so the commands that
-// start a daemon are tested as an ordinary user only.
+// withHome gives a command a home of its own. Root's data directory does not depend on it, so tests
+// run commands that start a daemon as an ordinary user.
 func withHome(t *testing.T, cmd *exec.Cmd, home string) *exec.Cmd {
 	t.Helper()
 	cmd.Env = append(cmd.Env, "HOME="+home)
 	return cmd
 }
 
-// run without a daemon starts one, says so, and the next run uses it.
+// Without a daemon, run starts one and says so, and the next run uses it.
 func TestRunStartsDaemon(t *testing.T) {
 	cred := ordinaryUser(t)
-	home := shortDir(t)
+	home := cmdtest.ShortDir(t)
 	chown(t, cred, home)
 	socket := filepath.Join(home, "s")
-	spawn := func(args ...string) outcome {
-		cmd := withHome(t, command(t, socket, args...), home)
+	spawn := func(args ...string) cmdtest.Outcome {
+		cmd := withHome(t, cmdtest.Command(t, socket, args...), home)
 		cmd.Dir = "/"
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred}
-		return finish(t, cmd)
+		return cmdtest.Finish(t, cmd)
 	}
 	defer spawn("shutdown")
 
 	got := spawn("run", "--", "echo", "hi")
-	if got.code != 0 || got.stdout != "hi\n" {
-		t.Fatalf("exit %d\nstdout: %q\nstderr: %q", got.code, got.stdout, got.stderr)
+	if got.Code != 0 || got.Stdout != "hi\n" {
+		t.Fatalf("exit %d\nstdout: %q\nstderr: %q", got.Code, got.Stdout, got.Stderr)
 	}
 	log := filepath.Join(home, ".local", "share", "sandboxd", "daemon.log")
-	first, _, _ := strings.Cut(got.stderr, "\n")
+	first, _, _ := strings.Cut(got.Stderr, "\n")
 	var pid int
 	if _, err := fmt.Sscanf(first, "sandboxd: no daemon was running; started one (pid %d, log "+log+"); stop it with: sandboxd shutdown", &pid); err != nil {
 		t.Fatalf("stderr %q: %v", first, err)
 	}
-	// It leads a session of its own, so that our terminal's signals do not reach it.
+	// The daemon leads a session of its own, so that the terminal's signals do not reach it.
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		t.Fatal(err)
@@ -500,64 +435,65 @@ func TestRunStartsDaemon(t *testing.T) {
 	if f := strings.Fields(rest); f[3] != strconv.Itoa(pid) {
 		t.Errorf("session %s, want %d", f[3], pid)
 	}
-	if got := spawn("run", "--", "exit3"); got.code != 3 || got.stderr != "" {
-		t.Errorf("second run: exit %d, stderr %q", got.code, got.stderr)
+	if got := spawn("run", "--", "exit3"); got.Code != 3 || got.Stderr != "" {
+		t.Errorf("second run: exit %d, stderr %q", got.Code, got.Stderr)
 	}
-	if got := spawn("shutdown"); got.code != 0 || got.stderr != "" {
-		t.Errorf("shutdown: exit %d, stderr %q", got.code, got.stderr)
+	if got := spawn("shutdown"); got.Code != 0 || got.Stderr != "" {
+		t.Errorf("shutdown: exit %d, stderr %q", got.Code, got.Stderr)
 	}
-	if got := spawn("ps"); got.code != 1 {
-		t.Errorf("ps after shutdown: exit %d", got.code)
+	if got := spawn("ps"); got.Code != 1 {
+		t.Errorf("ps after shutdown: exit %d", got.Code)
 	}
 }
 
-// Several at once start one daemon, and one of them says so.
+// Of several commands at once, one starts the daemon and says so.
 func TestRunStartsOneDaemon(t *testing.T) {
 	cred := ordinaryUser(t)
-	home := shortDir(t)
+	home := cmdtest.ShortDir(t)
 	chown(t, cred, home)
 	socket := filepath.Join(home, "s")
-	spawn := func(args ...string) outcome {
-		cmd := withHome(t, command(t, socket, args...), home)
+	spawn := func(args ...string) cmdtest.Outcome {
+		cmd := withHome(t, cmdtest.Command(t, socket, args...), home)
 		cmd.Dir = "/"
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred}
-		return finish(t, cmd)
+		return cmdtest.Finish(t, cmd)
 	}
 	defer spawn("shutdown")
 	const n = 4
-	results := make(chan outcome, n)
+	results := make(chan cmdtest.Outcome, n)
 	for range n {
 		go func() { results <- spawn("run", "--", "exit3") }()
 	}
 	started := 0
 	for range n {
 		got := <-results
-		if got.code != 3 {
-			t.Errorf("exit %d, stderr %q", got.code, got.stderr)
+		if got.Code != 3 {
+			t.Errorf("exit %d, stderr %q", got.Code, got.Stderr)
 		}
-		started += strings.Count(got.stderr, "started one")
+		started += strings.Count(got.Stderr, "started one")
 	}
 	if started != 1 {
 		t.Errorf("%d said that they started a daemon", started)
 	}
 }
 
-// A daemon that cannot start is reported with what it logged.
+// The error about a daemon that cannot start has its log.
 func TestRunCannotStartDaemon(t *testing.T) {
 	cred := ordinaryUser(t)
-	home := shortDir(t)
+	home := cmdtest.ShortDir(t)
 	chown(t, cred, home)
-	cmd := withHome(t, command(t, filepath.Join(home, "s"), "run", "--", "echo"), home)
+	cmd := withHome(t, cmdtest.Command(t, filepath.Join(home, "s"), "run", "--", "echo"), home)
 	cmd.Dir = "/"
 	cmd.Env = append(cmd.Env, "FAKE_BROKEN=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred}
-	got := finish(t, cmd)
-	if got.code != 125 || !strings.Contains(got.stderr, "it ended at once (exit status 1)") || !strings.Contains(got.stderr, "the data directory is no good") {
-		t.Errorf("exit %d, stderr %q", got.code, got.stderr)
+	got := cmdtest.Finish(t, cmd)
+	if got.Code != 125 || !strings.Contains(got.Stderr, "it ended at once (exit status 1)") || !strings.Contains(got.Stderr, "the data directory is no good") {
+		t.Errorf("exit %d, stderr %q", got.Code, got.Stderr)
 	}
 }
 
-// ordinaryUser is whom a command runs as that must not be root: nil where we are not root ourselves.
+// ordinaryUser returns the credential to run a command with that must not be root; nil if the test
+// is not root.
 func ordinaryUser(t *testing.T) *syscall.Credential {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -568,7 +504,7 @@ func ordinaryUser(t *testing.T) *syscall.Credential {
 		t.Fatal(err)
 	}
 	const nobody = 65534
-	// go test builds into a directory that nobody else may enter.
+	// go test builds into a directory that other users cannot enter.
 	for dir := filepath.Dir(exe); ; dir = filepath.Dir(dir) {
 		fi, err := os.Stat(dir)
 		if err != nil {
@@ -598,55 +534,9 @@ func chown(t *testing.T, cred *syscall.Credential, path string) {
 
 // The help texts are part of the interface: a change shows in review.
 func TestHelpGolden(t *testing.T) {
-	root := func(out *bytes.Buffer, args ...string) *cobra.Command {
-		root := newRoot(deps{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr})
-		root.SetOut(out)
-		root.SetArgs(args)
-		return root
-	}
-	var walk func(cmd *cobra.Command)
-	walk = func(cmd *cobra.Command) {
-		if cmd.Name() == "completion" || cmd.Name() == "help" {
-			return // cobra's
-		}
-		path := strings.Fields(cmd.CommandPath())
-		name := strings.Join(path, "-")
-		t.Run(name, func(t *testing.T) {
-			var out bytes.Buffer
-			if err := root(&out, append(path[1:], "--help")...).Execute(); err != nil {
-				t.Fatal(err)
-			}
-			for i, line := range strings.Split(out.String(), "\n") {
-				if strings.TrimRight(line, " ") != line {
-					t.Errorf("line %d ends with spaces", i+1)
-				}
-			}
-			// The list of codes ends every help.
-			if i := strings.LastIndex(out.String(), "\nEXIT STATUS\n"); i < 0 || strings.Contains(out.String()[i+1:], "\n\n") {
-				t.Error("it does not end with EXIT STATUS")
-			}
-			golden := filepath.Join("testdata", "help", name+".txt")
-			if *update {
-				if err := os.MkdirAll(filepath.Dir(golden), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(golden, out.Bytes(), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), out.String()); diff != "" {
-				t.Errorf("help (-want +got; go test ./internal/cli -run Golden -update):\n%s", diff)
-			}
-		})
-		for _, c := range cmd.Commands() {
-			walk(c)
-		}
-	}
-	walk(root(new(bytes.Buffer)))
+	cmdtest.HelpGolden(t, func() *cobra.Command {
+		return newRoot(deps{Deps: cmdline.Deps{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}})
+	}, agentName) // of sandboxd-agent
 }
 
 // Output that is JSON is exactly one document.
@@ -654,21 +544,21 @@ func TestJSONIsOneDocument(t *testing.T) {
 	for _, args := range []string{"ps --json", "stats --json sb1", "update --json --pids 5 sb1", "images --json", "doctor --json", "version --json", "run --json -- echo", "run -d --json", "create --json", "rm --all --json", "pull --json x"} {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()
-			f := newFake()
+			f := cmdtest.New()
 			oneSandbox(f)
-			got := finish(t, command(t, f.start(t), strings.Fields(args)...))
+			got := cmdtest.Finish(t, cmdtest.Command(t, f.Start(t), strings.Fields(args)...))
 			var v any
-			if err := json.Unmarshal([]byte(got.stdout), &v); err != nil || got.code != 0 {
-				t.Errorf("exit %d, %v in %q; stderr %q", got.code, err, got.stdout, got.stderr)
+			if err := json.Unmarshal([]byte(got.Stdout), &v); err != nil || got.Code != 0 {
+				t.Errorf("exit %d, %v in %q; stderr %q", got.Code, err, got.Stdout, got.Stderr)
 			}
 		})
 	}
 }
 
-func dirEntry(name string) tarEntry {
-	return tarEntry{Header: tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}}
+func dirEntry(name string) cmdtest.Entry {
+	return cmdtest.Entry{Header: tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}}
 }
 
-func fileEntry(name, body string) tarEntry {
-	return tarEntry{Header: tar.Header{Name: name}, body: body}
+func fileEntry(name, body string) cmdtest.Entry {
+	return cmdtest.Entry{Header: tar.Header{Name: name}, Body: body}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type commitOptions struct {
@@ -28,13 +29,13 @@ flags change how the new image is run. Sandboxes of the host image cannot be
 committed.`,
 		Example: `  sandboxd commit build team/tool:1.0
   sandboxd commit --entrypoint python3 --entrypoint /app/main.py -w /app build team/app:1.0`,
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runCommit(cmd.Context(), args[0], args[1], opts, d)
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -50,7 +51,7 @@ func (o *commitOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.json, "json", false, "print the image as JSON")
 }
 
-// complete is the request, with variables and labels read as run reads them.
+// complete returns the request. Variables and labels are parsed as by run.
 func (o *commitOptions) complete(reference string, lookup func(string) (string, bool)) (api.CommitSandbox, error) {
 	req := o.request
 	req.Reference = reference
@@ -67,16 +68,16 @@ func runCommit(ctx context.Context, id, reference string, opts commitOptions, d 
 	if err != nil {
 		return err
 	}
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	done, err := c.Commit(ctx, id, req)
 	if err != nil {
 		return err
 	}
 	if opts.json {
-		return printJSON(d.stdout, done)
+		return cmdline.PrintJSON(d.Stdout, done)
 	}
-	if err := printImage(d.stdout, &done.Image); err != nil {
+	if err := printImage(d.Stdout, &done.Image); err != nil {
 		return err
 	}
 	leftOut(d, done.Skipped, done.SkippedMore)

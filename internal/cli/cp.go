@@ -17,14 +17,15 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type cpOptions struct {
-	max size
+	max cmdline.Size
 }
 
 func newCp(d deps) *cobra.Command {
-	opts := cpOptions{max: size{set: true, bytes: 16 * units.GiB, least: 1}}
+	opts := cpOptions{max: cmdline.Size{Given: true, Bytes: 16 * units.GiB, Least: 1}}
 	cmd := &cobra.Command{
 		Use:   "cp [flags] SOURCE SANDBOX:PATH\n  sandboxd cp [flags] SANDBOX:PATH DESTINATION",
 		Short: "Copy files into or out of a sandbox",
@@ -39,11 +40,11 @@ destination, whatever names and links it makes up.`,
 		Example: `  sandboxd cp main.py work:/app/
   sandboxd cp work:/app/out ./results
   sandboxd cp src/. work:/app`,
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runCp(cmd.Context(), args[0], args[1], opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -54,26 +55,26 @@ func (o *cpOptions) addFlags(f *pflag.FlagSet) {
 // place is one side of a copy.
 type place struct {
 	sandbox string // empty: the local file system
-	path    string // as given
+	path    string // as given on the command line
 }
 
-// parsePlace tells ID:PATH from a local name: a colon before any slash makes the difference.
+// parsePlace parses ID:PATH or a local name, which has no colon before its first slash.
 func parsePlace(arg string) (place, error) {
 	if arg == "" {
-		return place{}, usagef("a source or destination has an empty name")
+		return place{}, cmdline.Usagef("a source or destination has an empty name")
 	}
 	if strings.ContainsRune(arg, 0) {
-		return place{}, usagef("%q contains a NUL byte", arg)
+		return place{}, cmdline.Usagef("%q contains a NUL byte", arg)
 	}
 	id, p, ok := strings.Cut(arg, ":")
 	if !ok || strings.ContainsRune(id, '/') || strings.HasPrefix(arg, ".") {
 		return place{path: arg}, nil
 	}
 	if id == "" {
-		return place{}, usagef("%q names no sandbox before the colon", arg)
+		return place{}, cmdline.Usagef("%q names no sandbox before the colon", arg)
 	}
 	if p == "" {
-		return place{}, usagef("%q names no path after the colon", arg)
+		return place{}, cmdline.Usagef("%q names no path after the colon", arg)
 	}
 	if !strings.HasPrefix(p, "/") {
 		p = "/" + p
@@ -81,12 +82,12 @@ func parsePlace(arg string) (place, error) {
 	return place{sandbox: id, path: p}, nil
 }
 
-// contents says that the place ends with "/.": not the directory is meant but what is in it.
+// contents reports whether the place ends with "/.", which means the entries of the directory.
 func (p place) contents() bool {
 	return p.path == "." || p.path == "/" || strings.HasSuffix(p.path, "/.")
 }
 
-// directory says that the place can be a directory only.
+// directory reports whether the place can only be a directory.
 func (p place) directory() bool { return strings.HasSuffix(p.path, "/") || p.contents() }
 
 func runCp(ctx context.Context, source, destination string, opts cpOptions, d deps) error {
@@ -98,7 +99,7 @@ func runCp(ctx context.Context, source, destination string, opts cpOptions, d de
 	if err != nil {
 		return err
 	}
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	switch {
 	case from.sandbox == "" && to.sandbox != "":
@@ -106,9 +107,9 @@ func runCp(ctx context.Context, source, destination string, opts cpOptions, d de
 	case from.sandbox != "" && to.sandbox == "":
 		return copyOut(ctx, c, from, to, opts, d)
 	case from.sandbox == "":
-		return usagef("neither %q nor %q is in a sandbox: write SANDBOX:PATH", source, destination)
+		return cmdline.Usagef("neither %q nor %q is in a sandbox: write SANDBOX:PATH", source, destination)
 	}
-	return usagef("both %q and %q are in a sandbox: copy through a local directory", source, destination)
+	return cmdline.Usagef("both %q and %q are in a sandbox: copy through a local directory", source, destination)
 }
 
 // copyIn sends a local file or tree.
@@ -116,7 +117,7 @@ func copyIn(ctx context.Context, c *client.Client, from, to place, d deps) error
 	name := filepath.Clean(from.path)
 	fi, err := os.Lstat(name)
 	if err == nil && from.directory() && fi.Mode().Type() == fs.ModeSymlink {
-		fi, err = os.Stat(name) // "link/" is what the link points to
+		fi, err = os.Stat(name) // "link/" means the link's target
 	}
 	if err != nil {
 		return err
@@ -129,7 +130,7 @@ func copyIn(ctx context.Context, c *client.Client, from, to place, d deps) error
 	if err != nil {
 		return err
 	}
-	// The archive is extracted below a directory, so that one file and a tree look alike.
+	// Extract the archive below a directory, so that a file and a tree are alike.
 	below, top := path.Dir(target), path.Base(target)
 	switch {
 	case there == file && (fi.IsDir() || to.directory()):
@@ -137,7 +138,7 @@ func copyIn(ctx context.Context, c *client.Client, from, to place, d deps) error
 	case from.contents():
 		below, top = target, "."
 	case there == other || to.directory():
-		abs, err := filepath.Abs(name) // the name of ".." is not ".."
+		abs, err := filepath.Abs(name) // ".." has a real name
 		if err != nil {
 			return err
 		}
@@ -146,12 +147,12 @@ func copyIn(ctx context.Context, c *client.Client, from, to place, d deps) error
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		err := pack(w, name, fi, top, d.stderr)
+		err := pack(w, name, fi, top, d.Stderr)
 		_ = w.CloseWithError(err) // nil is io.EOF
 		done <- err
 	}()
 	err = c.ArchiveIn(ctx, to.sandbox, below, r)
-	_ = r.CloseWithError(errStopped) // nobody reads any more
+	_ = r.CloseWithError(errStopped) // the reader is gone
 	if perr := <-done; perr != nil && !errors.Is(perr, errStopped) {
 		return perr
 	}
@@ -160,16 +161,16 @@ func copyIn(ctx context.Context, c *client.Client, from, to place, d deps) error
 
 var errStopped = errors.New("the receiver has stopped")
 
-// kind is what stands at a path in a sandbox, as far as copying must know.
+// kind is the type of a path in a sandbox, as far as copying needs it.
 type kind int
 
 const (
 	missing kind = iota
 	file
-	other // a directory, or what the daemon will refuse with a better reason than we could give
+	other // a directory, or a path that the daemon refuses with a better reason
 )
 
-// probe finds out by opening the path as a file: that is refused where it is anything else.
+// probe determines the kind by opening the path as a file, which fails for anything else.
 func probe(ctx context.Context, c *client.Client, id, p string) (kind, error) {
 	r, err := c.ReadFile(ctx, id, p)
 	switch {
@@ -178,7 +179,7 @@ func probe(ctx context.Context, c *client.Client, id, p string) (kind, error) {
 	case errors.Is(err, &api.Problem{Code: api.CodeInvalid}):
 		return other, nil
 	case errors.Is(err, &api.Problem{Code: api.CodeNotFound}):
-		// The path or the sandbox: the difference matters before anything is sent.
+		// Tell a missing path from a missing sandbox before sending anything.
 		_, gerr := c.GetSandbox(ctx, id)
 		return missing, gerr
 	}
@@ -188,8 +189,8 @@ func probe(ctx context.Context, c *client.Client, id, p string) (kind, error) {
 // copyOut receives a file or a tree.
 func copyOut(ctx context.Context, c *client.Client, from, to place, opts cpOptions, d deps) error {
 	source := path.Clean(from.path)
-	// The destination that the user named is trusted, links and all. Everything below it is not: a link that an earlier
-	// copy brought along must not lead the next one away.
+	// The named destination is trusted, including its links. Entries below it are not: a link from an
+	// earlier copy must not lead this one out.
 	rootDir, top := filepath.Clean(to.path), path.Base(source)
 	fi, err := os.Stat(rootDir)
 	switch {
@@ -203,7 +204,7 @@ func copyOut(ctx context.Context, c *client.Client, from, to place, opts cpOptio
 		return fmt.Errorf("%s is not a directory", to.path)
 	case err != nil && to.directory():
 		return fmt.Errorf("%s does not exist", to.path)
-	default: // a new name, or a file that is replaced
+	default: // a new name, or a file to replace
 		rootDir, top = filepath.Dir(rootDir), filepath.Base(rootDir)
 	}
 	what, err := probe(ctx, c, from.sandbox, source)
@@ -220,7 +221,7 @@ func copyOut(ctx context.Context, c *client.Client, from, to place, opts cpOptio
 		return err
 	}
 	defer root.Close()
-	u := unpacker{root: root, maxBytes: opts.max.bytes, notes: d.stderr}
+	u := unpacker{root: root, maxBytes: opts.max.Bytes, notes: d.Stderr}
 	unpack := u.tree
 	if what == file {
 		unpack = u.file

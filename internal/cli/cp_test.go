@@ -12,9 +12,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
-// tree describes what is below dir, a line each.
+// tree lists the entries below dir, one per line.
 func tree(t *testing.T, dir string) []string {
 	t.Helper()
 	var out []string
@@ -71,16 +73,16 @@ func symlink(t *testing.T, target, path string) {
 	}
 }
 
-func link(name, target string) tarEntry {
-	return tarEntry{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}}
+func link(name, target string) cmdtest.Entry {
+	return cmdtest.Entry{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}}
 }
 
-func hardlink(name, target string) tarEntry {
-	return tarEntry{Header: tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: target}}
+func hardlink(name, target string) cmdtest.Entry {
+	return cmdtest.Entry{Header: tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: target}}
 }
 
 func TestCopyOut(t *testing.T) {
-	someTree := []tarEntry{
+	someTree := []cmdtest.Entry{
 		fileEntry("f", "file"), dirEntry("d/"), fileEntry("d/g", "deeper"), link("l", "/etc/passwd"), hardlink("h", "f"),
 		{Header: tar.Header{Typeflag: tar.TypeFifo, Name: "pipe"}},
 	}
@@ -93,24 +95,24 @@ func TestCopyOut(t *testing.T) {
 	}
 	tests := []struct {
 		name    string
-		entries []tarEntry
+		entries []cmdtest.Entry
 		file    bool
 		from    string            // default sb1:/x
 		to      string            // default .
-		before  map[string]string // what is there: a path and its content, or "-> target"
+		before  map[string]string // existing entries: path → content, or "-> target"
 		want    []string
 		err     string
 	}{
-		{name: "file into a directory", file: true, entries: []tarEntry{fileEntry("x", "hi")}, want: []string{"x -rw-r--r-- hi"}},
-		{name: "file, called by its place", file: true, entries: []tarEntry{fileEntry(".", "hi")}, want: []string{"x -rw-r--r-- hi"}},
-		{name: "file under a new name", file: true, entries: []tarEntry{fileEntry("x", "hi")}, to: "y", want: []string{"y -rw-r--r-- hi"}},
+		{name: "file into a directory", file: true, entries: []cmdtest.Entry{fileEntry("x", "hi")}, want: []string{"x -rw-r--r-- hi"}},
+		{name: "file, called by its place", file: true, entries: []cmdtest.Entry{fileEntry(".", "hi")}, want: []string{"x -rw-r--r-- hi"}},
+		{name: "file under a new name", file: true, entries: []cmdtest.Entry{fileEntry("x", "hi")}, to: "y", want: []string{"y -rw-r--r-- hi"}},
 		{
-			name: "file over a file", file: true, entries: []tarEntry{fileEntry("x", "new")}, to: "y", before: map[string]string{"y": "old"},
+			name: "file over a file", file: true, entries: []cmdtest.Entry{fileEntry("x", "new")}, to: "y", before: map[string]string{"y": "old"},
 			want: []string{"y -rw-r--r-- new"},
 		},
-		{name: "file into a directory that is missing", file: true, entries: []tarEntry{fileEntry("x", "hi")}, to: "d/", err: "d/ does not exist"},
+		{name: "file into a directory that is missing", file: true, entries: []cmdtest.Entry{fileEntry("x", "hi")}, to: "d/", err: "d/ does not exist"},
 		{
-			name: "file into a file", file: true, entries: []tarEntry{fileEntry("x", "hi")}, to: "y/", before: map[string]string{"y": "old"},
+			name: "file into a file", file: true, entries: []cmdtest.Entry{fileEntry("x", "hi")}, to: "y/", before: map[string]string{"y": "old"},
 			err: "not a directory", want: []string{"y -rw-r--r-- old"},
 		},
 		{name: "tree into a directory", entries: someTree, want: append([]string{"x/"}, got("x/")...)},
@@ -124,49 +126,49 @@ func TestCopyOut(t *testing.T) {
 			name: "tree into a tree", entries: someTree, before: map[string]string{"x/f": "old", "x/kept": "mine"},
 			want: []string{"x/", "x/d/", "x/d/g -rw-r--r-- deeper", "x/f -rw-r--r-- file", "x/h -rw-r--r-- file", "x/kept -rw-r--r-- mine", "x/l -> /etc/passwd"},
 		},
-		{name: "empty directory", entries: []tarEntry{}, to: "y", want: []string{"y/"}},
-		{name: "setuid and unreadable directories do not come along", entries: []tarEntry{
+		{name: "empty directory", entries: []cmdtest.Entry{}, to: "y", want: []string{"y/"}},
+		{name: "setuid and unreadable directories do not come along", entries: []cmdtest.Entry{
 			{Header: tar.Header{Typeflag: tar.TypeDir, Name: "d/", Mode: 0}},
-			{Header: tar.Header{Name: "d/s", Mode: 0o6755}, body: "#!"},
+			{Header: tar.Header{Name: "d/s", Mode: 0o6755}, Body: "#!"},
 		}, to: "y", want: []string{"y/", "y/d/", "y/d/s -rwxr-xr-x #!"}},
-		{name: "relative sandbox path", file: true, entries: []tarEntry{fileEntry("x", "hi")}, from: "sb1:x", want: []string{"x -rw-r--r-- hi"}},
+		{name: "relative sandbox path", file: true, entries: []cmdtest.Entry{fileEntry("x", "hi")}, from: "sb1:x", want: []string{"x -rw-r--r-- hi"}},
 
-		// What a hostile sandbox sends.
-		{name: "parent", entries: []tarEntry{fileEntry("../evil", "x")}, want: []string{"x/"}, err: "does not stay"},
-		{name: "hidden parent", entries: []tarEntry{fileEntry("a/../../evil", "x")}, want: []string{"x/"}, err: "does not stay"},
-		{name: "absolute", entries: []tarEntry{fileEntry("/tmp/evil", "x")}, want: []string{"x/"}, err: "does not stay"},
-		{name: "through a link", entries: []tarEntry{link("a", "../.."), fileEntry("a/evil", "x")}, want: []string{"x/", "x/a -> ../.."}, err: "escapes"},
-		{name: "through an absolute link", entries: []tarEntry{link("a", "/tmp"), fileEntry("a/evil", "x")}, want: []string{"x/", "x/a -> /tmp"}, err: "escapes"},
-		{name: "directory through a link", entries: []tarEntry{link("a", "../outside"), dirEntry("a/evil/")}, want: []string{"x/", "x/a -> ../outside"}, err: "escapes"},
-		{name: "file over a link is the file", entries: []tarEntry{link("a", "../outside"), fileEntry("a", "x")}, want: []string{"x/", "x/a -rw-r--r-- x"}},
-		{name: "link over a link is the link", entries: []tarEntry{link("a", "b"), link("a", "c")}, want: []string{"x/", "x/a -> c"}},
-		{name: "hard link to the outside", entries: []tarEntry{hardlink("h", "../secret")}, want: []string{"x/"}, err: "does not stay"},
-		{name: "hard link through a link", entries: []tarEntry{link("a", ".."), hardlink("h", "a/secret")}, want: []string{"x/", "x/a -> .."}, err: "escapes"},
-		{name: "hard link to itself", entries: []tarEntry{fileEntry("f", "x"), hardlink("f", "f")}, want: []string{"x/", "x/f -rw-r--r-- x"}, err: "itself"},
-		{name: "a file that turns into a tree", file: true, entries: []tarEntry{fileEntry("x", "hi"), fileEntry("evil", "x")}, want: []string{"x -rw-r--r-- hi"}, err: "more than that file"},
-		{name: "a file over the destination", entries: []tarEntry{fileEntry(".", "x")}, want: []string{"x/"}, err: "replace the destination"},
-		{name: "a link in the place of a file", file: true, entries: []tarEntry{link("x", "../outside")}, err: "something else"},
-		{name: "nothing in the place of a file", file: true, entries: []tarEntry{dirEntry("x/")}, err: "something else"},
-		{name: "a tree that holds one file of its own name", entries: []tarEntry{fileEntry("x", "hi")}, want: []string{"x/", "x/x -rw-r--r-- hi"}},
-		{name: "the contents of a file", file: true, from: "sb1:/x/.", entries: []tarEntry{fileEntry("x", "hi")}, err: "not a directory"},
+		// Archives of a hostile sandbox.
+		{name: "parent", entries: []cmdtest.Entry{fileEntry("../evil", "x")}, want: []string{"x/"}, err: "does not stay"},
+		{name: "hidden parent", entries: []cmdtest.Entry{fileEntry("a/../../evil", "x")}, want: []string{"x/"}, err: "does not stay"},
+		{name: "absolute", entries: []cmdtest.Entry{fileEntry("/tmp/evil", "x")}, want: []string{"x/"}, err: "does not stay"},
+		{name: "through a link", entries: []cmdtest.Entry{link("a", "../.."), fileEntry("a/evil", "x")}, want: []string{"x/", "x/a -> ../.."}, err: "escapes"},
+		{name: "through an absolute link", entries: []cmdtest.Entry{link("a", "/tmp"), fileEntry("a/evil", "x")}, want: []string{"x/", "x/a -> /tmp"}, err: "escapes"},
+		{name: "directory through a link", entries: []cmdtest.Entry{link("a", "../outside"), dirEntry("a/evil/")}, want: []string{"x/", "x/a -> ../outside"}, err: "escapes"},
+		{name: "file over a link is the file", entries: []cmdtest.Entry{link("a", "../outside"), fileEntry("a", "x")}, want: []string{"x/", "x/a -rw-r--r-- x"}},
+		{name: "link over a link is the link", entries: []cmdtest.Entry{link("a", "b"), link("a", "c")}, want: []string{"x/", "x/a -> c"}},
+		{name: "hard link to the outside", entries: []cmdtest.Entry{hardlink("h", "../secret")}, want: []string{"x/"}, err: "does not stay"},
+		{name: "hard link through a link", entries: []cmdtest.Entry{link("a", ".."), hardlink("h", "a/secret")}, want: []string{"x/", "x/a -> .."}, err: "escapes"},
+		{name: "hard link to itself", entries: []cmdtest.Entry{fileEntry("f", "x"), hardlink("f", "f")}, want: []string{"x/", "x/f -rw-r--r-- x"}, err: "itself"},
+		{name: "a file that turns into a tree", file: true, entries: []cmdtest.Entry{fileEntry("x", "hi"), fileEntry("evil", "x")}, want: []string{"x -rw-r--r-- hi"}, err: "more than that file"},
+		{name: "a file over the destination", entries: []cmdtest.Entry{fileEntry(".", "x")}, want: []string{"x/"}, err: "replace the destination"},
+		{name: "a link in the place of a file", file: true, entries: []cmdtest.Entry{link("x", "../outside")}, err: "something else"},
+		{name: "nothing in the place of a file", file: true, entries: []cmdtest.Entry{dirEntry("x/")}, err: "something else"},
+		{name: "a tree that holds one file of its own name", entries: []cmdtest.Entry{fileEntry("x", "hi")}, want: []string{"x/", "x/x -rw-r--r-- hi"}},
+		{name: "the contents of a file", file: true, from: "sb1:/x/.", entries: []cmdtest.Entry{fileEntry("x", "hi")}, err: "not a directory"},
 		{
-			name: "a copy does not follow a link that an earlier one brought", entries: []tarEntry{fileEntry("evil", "x")}, before: map[string]string{"x": "-> ../outside"},
+			name: "a copy does not follow a link that an earlier one brought", entries: []cmdtest.Entry{fileEntry("evil", "x")}, before: map[string]string{"x": "-> ../outside"},
 			want: []string{"x -> ../outside"}, err: "escapes",
 		},
-		{name: "a device is left out", entries: []tarEntry{{Header: tar.Header{Typeflag: tar.TypeChar, Name: "null", Devmajor: 1, Devminor: 3}}}, want: []string{"x/"}},
+		{name: "a device is left out", entries: []cmdtest.Entry{{Header: tar.Header{Typeflag: tar.TypeChar, Name: "null", Devmajor: 1, Devminor: 3}}}, want: []string{"x/"}},
 		{
-			name: "too much", entries: []tarEntry{fileEntry("a", strings.Repeat("x", 600)), fileEntry("b", strings.Repeat("x", 600))},
+			name: "too much", entries: []cmdtest.Entry{fileEntry("a", strings.Repeat("x", 600)), fileEntry("b", strings.Repeat("x", 600))},
 			want: []string{"x/", "x/a -rw-r--r-- " + strings.Repeat("x", 600)}, err: "more than 1000 bytes",
 		},
-		{name: "a name without end", entries: []tarEntry{fileEntry(strings.Repeat("a/", 3000)+"x", "x")}, want: []string{"x/"}, err: "a name of 6001 bytes"},
+		{name: "a name without end", entries: []cmdtest.Entry{fileEntry(strings.Repeat("a/", 3000)+"x", "x")}, want: []string{"x/"}, err: "a name of 6001 bytes"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			f := newFake()
+			f := cmdtest.New()
 			oneSandbox(f)
-			f.archives["/x"], f.files["/x"] = tt.entries, tt.file
-			// What must stay as it is, and what is compared: nothing may appear beside the destination.
+			f.Archives["/x"], f.Files["/x"] = tt.entries, tt.file
+			// Compare the outer directory too: nothing may appear beside the destination.
 			outer := t.TempDir()
 			write(t, outer+"/secret", "mine")
 			write(t, outer+"/outside/kept", "mine")
@@ -188,11 +190,11 @@ func TestCopyOut(t *testing.T) {
 			if to == "" {
 				to = "."
 			}
-			cmd := command(t, f.start(t), "cp", "--max", "1000", from, to)
+			cmd := cmdtest.Command(t, f.Start(t), "cp", "--max", "1000", from, to)
 			cmd.Dir = dir
-			got := finish(t, cmd)
-			if tt.err == "" && got.code != 0 || tt.err != "" && (got.code != 1 || !strings.Contains(got.stderr, tt.err)) {
-				t.Errorf("exit %d, stderr %q, want %q", got.code, got.stderr, tt.err)
+			got := cmdtest.Finish(t, cmd)
+			if tt.err == "" && got.Code != 0 || tt.err != "" && (got.Code != 1 || !strings.Contains(got.Stderr, tt.err)) {
+				t.Errorf("exit %d, stderr %q, want %q", got.Code, got.Stderr, tt.err)
 			}
 			if diff := cmp.Diff(tt.want, tree(t, dir)); diff != "" {
 				t.Errorf("destination (-want +got):\n%s", diff)
@@ -240,12 +242,12 @@ func TestCopyIn(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			f := newFake()
+			f := cmdtest.New()
 			oneSandbox(f)
-			f.archives["/dir"] = []tarEntry{fileEntry("dir", "confusing")}
-			f.archives["/"] = []tarEntry{fileEntry("dir/dir", "")}
-			f.files["/file"] = true
-			f.archives["/file"] = []tarEntry{fileEntry("file", "old")}
+			f.Archives["/dir"] = []cmdtest.Entry{fileEntry("dir", "confusing")}
+			f.Archives["/"] = []cmdtest.Entry{fileEntry("dir/dir", "")}
+			f.Files["/file"] = true
+			f.Archives["/file"] = []cmdtest.Entry{fileEntry("file", "old")}
 			dir := t.TempDir()
 			write(t, dir+"/f", "file")
 			write(t, dir+"/a:b", "colon")
@@ -262,18 +264,18 @@ func TestCopyIn(t *testing.T) {
 			if to == "" {
 				to = "sb1:/app"
 			}
-			cmd := command(t, f.start(t), "cp", tt.from, to)
+			cmd := cmdtest.Command(t, f.Start(t), "cp", tt.from, to)
 			cmd.Dir = dir
-			got := finish(t, cmd)
-			if tt.err == "" && got.code != 0 || tt.err != "" && (got.code != 1 || !strings.Contains(got.stderr, tt.err)) {
-				t.Errorf("exit %d, stderr %q, want %q", got.code, got.stderr, tt.err)
+			got := cmdtest.Finish(t, cmd)
+			if tt.err == "" && got.Code != 0 || tt.err != "" && (got.Code != 1 || !strings.Contains(got.Stderr, tt.err)) {
+				t.Errorf("exit %d, stderr %q, want %q", got.Code, got.Stderr, tt.err)
 			}
-			f.mu.Lock()
-			defer f.mu.Unlock()
+			f.Mu.Lock()
+			defer f.Mu.Unlock()
 			if tt.want == nil {
 				tt.want = map[string]string{}
 			}
-			if diff := cmp.Diff(tt.want, f.uploads); diff != "" {
+			if diff := cmp.Diff(tt.want, f.Uploads); diff != "" {
 				t.Errorf("uploads (-want +got):\n%s", diff)
 			}
 		})

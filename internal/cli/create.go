@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type createOptions struct {
@@ -50,20 +51,21 @@ Where no daemon runs, one is started in the background.`,
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
-// imageAndProgram tells the two apart by the "--" that stood behind dash arguments; -1: there was none.
+// imageAndProgram tells the two apart by the "--" that stood behind dash arguments; -1: there was
+// none.
 func imageAndProgram(args []string, dash int) (image string, argv []string, err error) {
 	if dash >= 0 {
 		args, argv = args[:dash], args[dash:]
 	}
 	switch {
 	case len(args) > 1:
-		return "", nil, usagef("%q stands behind the image; a program stands behind \"--\"", args[1])
+		return "", nil, cmdline.Usagef("%q stands behind the image; a program stands behind \"--\"", args[1])
 	case len(args) == 1 && args[0] == "":
-		return "", nil, usagef("the image has an empty name")
+		return "", nil, cmdline.Usagef("the image has an empty name")
 	case len(args) == 1:
 		image = args[0]
 	}
@@ -78,12 +80,12 @@ func (o *createOptions) addFlags(f *pflag.FlagSet) {
 }
 
 func runCreate(ctx context.Context, opts createOptions, req api.CreateSandbox, d deps) error {
-	c, err := d.daemon(ctx)
+	c, err := d.Daemon(ctx)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	sb, err := create(ctx, c, req, d)
+	sb, err := cmdline.CreateSandbox(ctx, c, req, d.Stderr)
 	if err != nil {
 		return err
 	}

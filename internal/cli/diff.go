@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type diffOptions struct {
@@ -23,11 +24,11 @@ func newDiff(d deps) *cobra.Command {
 		Long: `Show what a sandbox, be it running or not, has changed of its image: A for what it
 has added, C for what it has changed, D for what it has deleted, and the sizes of
 files. Of a directory that is deleted, what was in it is not shown.`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runDiff(cmd.Context(), args[0], opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -36,38 +37,38 @@ func (o *diffOptions) addFlags(f *pflag.FlagSet) {
 }
 
 func runDiff(ctx context.Context, id string, opts diffOptions, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	diff, err := c.Diff(ctx, id)
 	if err != nil {
 		return err
 	}
 	if opts.json {
-		return printJSON(d.stdout, diff)
+		return cmdline.PrintJSON(d.Stdout, diff)
 	}
 	letters := map[api.ChangeKind]string{api.Added: "A", api.Changed: "C", api.Deleted: "D"}
 	for _, change := range diff.Changes {
-		line := letters[change.Kind] + " " + printable(change.Path)
+		line := letters[change.Kind] + " " + cmdline.Printable(change.Path)
 		if change.Type == "file" {
 			line += "  " + units.HumanSize(float64(change.Size))
 		}
-		if _, err := fmt.Fprintln(d.stdout, line); err != nil {
+		if _, err := fmt.Fprintln(d.Stdout, line); err != nil {
 			return err
 		}
 	}
 	if diff.More {
-		_, _ = fmt.Fprintln(d.stderr, "there are more changes than can be shown")
+		_, _ = fmt.Fprintln(d.Stderr, "there are more changes than can be shown")
 	}
 	leftOut(d, diff.Skipped, diff.SkippedMore)
 	return nil
 }
 
-// leftOut tells what a commit leaves out.
+// leftOut prints the paths that a commit leaves out.
 func leftOut(d deps, skipped []string, more int64) {
 	for _, s := range skipped {
-		_, _ = fmt.Fprintln(d.stderr, "left out of an image: "+printable(s)) // a remark that cannot be shown is no reason to fail
+		_, _ = fmt.Fprintln(d.Stderr, "left out of an image: "+cmdline.Printable(s)) // a note that cannot be printed is no failure
 	}
 	if more > 0 {
-		_, _ = fmt.Fprintf(d.stderr, "and %d more\n", more) // as above
+		_, _ = fmt.Fprintf(d.Stderr, "and %d more\n", more) // see above
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/docs"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 func newDocs(d deps) *cobra.Command {
@@ -20,8 +21,8 @@ part of this program: no network is needed. The last part of a topic is enough
 where only one topic has it.`,
 		Example: `  sandboxd docs quickstart
   sandboxd docs guides/files | less`,
-		Args: usageArgs(cobra.MaximumNArgs(1)),
-		RunE: func(_ *cobra.Command, args []string) error { return runDocs(d.stdout, args) },
+		Args: cmdline.UsageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(_ *cobra.Command, args []string) error { return runDocs(d.Stdout, args) },
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			names, err := topics()
 			if err != nil {
@@ -30,7 +31,7 @@ where only one topic has it.`,
 			return names, cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -61,7 +62,7 @@ func runDocs(w io.Writer, args []string) error {
 			title, _, _ := strings.Cut(string(text), "\n")
 			rows = append(rows, []string{name, strings.TrimPrefix(title, "# ")})
 		}
-		return table(w, rows)
+		return cmdline.Table(w, rows)
 	}
 	var found []string
 	for _, name := range names {
@@ -75,10 +76,10 @@ func runDocs(w io.Writer, args []string) error {
 	}
 	switch len(found) {
 	case 0:
-		return usagef("no topic %q; sandboxd docs lists the topics", args[0])
+		return cmdline.Usagef("no topic %q; sandboxd docs lists the topics", args[0])
 	case 1:
 	default:
-		return usagef("several topics end with %q: %s", args[0], strings.Join(found, ", "))
+		return cmdline.Usagef("several topics end with %q: %s", args[0], strings.Join(found, ", "))
 	}
 	text, err := fs.ReadFile(docs.FS, found[0]+".md")
 	if err != nil {

@@ -2,13 +2,18 @@ package cli
 
 import (
 	"bytes"
+	"maps"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/sandboxd/sandboxd/internal/cmdline"
+	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
 func TestDocs(t *testing.T) {
@@ -31,42 +36,44 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// commandReference returns the reference of the command line, as Markdown.
+// commandReference returns the reference of the command line, as Markdown, from the golden help
+// texts of both programs.
 func commandReference(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
-	b.WriteString("# Command line\n\n<!-- Generated from the commands by `go test -run CommandLineReference -update` in their package. -->\n\n" +
+	b.WriteString("# Command line\n\n<!-- Generated from the commands by `go test ./internal/cli -run CommandLineReference -update`. -->\n\n" +
 		"Every command takes `--socket SOCKET`, the daemon's Unix socket. `sandboxd COMMAND --help` prints the same.\n")
-	var walk func(cmd *cobra.Command)
-	walk = func(cmd *cobra.Command) {
-		if cmd.Name() == "completion" || cmd.Name() == "help" || cmd.Hidden {
-			return // the first two are cobra's
-		}
-		var out bytes.Buffer
-		root := newRoot(deps{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr})
-		root.SetOut(&out)
-		root.SetArgs(append(strings.Fields(cmd.CommandPath())[1:], "--help"))
-		if err := root.Execute(); err != nil {
+	texts := map[string]string{}
+	for _, dir := range []string{"../../cmd/sandboxd-agent/testdata/help", "testdata/help"} {
+		files, err := os.ReadDir(dir)
+		if err != nil {
 			t.Fatal(err)
 		}
-		text := out.String()
+		for _, f := range files {
+			text, err := os.ReadFile(filepath.Join(dir, f.Name()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, _ := strings.CutSuffix(f.Name(), ".txt")
+			texts[strings.ReplaceAll(name, "-", " ")] = string(text)
+		}
+	}
+	delete(texts, "sandboxd agent worker") // hidden: only the broker starts it
+	for _, command := range slices.Sorted(maps.Keys(texts)) {
+		text := texts[command]
 		if before, after, ok := strings.Cut(text, "\nGlobal Flags:\n"); ok {
 			_, after, _ = strings.Cut(after, "\n\n")
 			text = before + "\n" + after
 		}
-		b.WriteString("\n## " + cmd.CommandPath() + "\n\n```text\n" + text + "```\n")
-		for _, c := range cmd.Commands() {
-			walk(c)
-		}
+		b.WriteString("\n## " + command + "\n\n```text\n" + text + "```\n")
 	}
-	walk(newRoot(deps{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}))
 	return b.String()
 }
 
 func TestCommandLineReferenceIsCurrent(t *testing.T) {
 	const path = "../../docs/reference/cli.md"
 	want := commandReference(t)
-	if *update {
+	if *cmdtest.Update {
 		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -86,7 +93,7 @@ func TestConfigurationHasEveryFlag(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	newServe(deps{socket: new(string)}).Flags().VisitAll(func(f *pflag.Flag) {
+	newServe(deps{Deps: cmdline.Deps{}.WithSocket("")}).Flags().VisitAll(func(f *pflag.Flag) {
 		if !strings.Contains(string(text), "`--"+f.Name+"`") {
 			t.Errorf("docs/reference/configuration.md does not have --%s", f.Name)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 	"github.com/sandboxd/sandboxd/internal/dirs"
 	"github.com/sandboxd/sandboxd/internal/doctor"
 )
@@ -19,7 +20,7 @@ type doctorOptions struct {
 	dataDir string
 	attack  bool
 	json    bool
-	attacks []string // those to try; none: all
+	attacks []string // names of attacks to try; none means all
 }
 
 func newDoctor(d deps) *cobra.Command {
@@ -36,7 +37,7 @@ nothing holds it, and prints what stopped it; that starts a daemon where none ru
 Attacks that are named are tried alone.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if opts.attacks = args; len(args) > 0 && !opts.attack {
-				return usagef("an attack is named, and --attack is not there")
+				return cmdline.Usagef("an attack is named, and --attack is not there")
 			}
 			if opts.attack {
 				return runAttack(cmd.Context(), opts, d)
@@ -45,7 +46,7 @@ Attacks that are named are tried alone.`,
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, `  0    sandboxes can be started
+	cmdline.ExitStatus(cmd, `  0    sandboxes can be started
   1    they cannot: a check marked FAIL says why; or the check went wrong; or, with
        --attack, something that should have held did not
   2    the command line is wrong`)
@@ -59,7 +60,7 @@ func (o *doctorOptions) addFlags(f *pflag.FlagSet) {
 }
 
 func runDoctor(ctx context.Context, opts doctorOptions, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	checks, err := c.Checks(ctx)
 	asked := "the daemon at " + c.Socket()
@@ -74,15 +75,15 @@ func runDoctor(ctx context.Context, opts doctorOptions, d deps) error {
 		if checks == nil {
 			checks = []api.Check{}
 		}
-		err = printJSON(d.stdout, api.CheckList{Checks: checks})
+		err = cmdline.PrintJSON(d.Stdout, api.CheckList{Checks: checks})
 	} else {
-		err = printChecks(d.stdout, asked, checks)
+		err = printChecks(d.Stdout, asked, checks)
 	}
 	if err != nil {
 		return err
 	}
 	if !doctor.Ready(checks) {
-		return &exitError{code: codeError}
+		return &cmdline.ExitError{Code: cmdline.CodeError}
 	}
 	return nil
 }
@@ -113,7 +114,7 @@ func printChecks(w io.Writer, asked string, checks []api.Check) error {
 		default:
 			mark = "lack"
 		}
-		if _, err := fmt.Fprintf(w, "%s  %s: %s\n", mark, printable(c.Name), printable(c.Found)); err != nil {
+		if _, err := fmt.Fprintf(w, "%s  %s: %s\n", mark, cmdline.Printable(c.Name), cmdline.Printable(c.Found)); err != nil {
 			return err
 		}
 		if c.OK {
@@ -123,7 +124,7 @@ func printChecks(w io.Writer, asked string, checks []api.Check) error {
 			if line.text == "" {
 				continue
 			}
-			if _, err := fmt.Fprintf(w, "      %s: %s\n", line.head, printable(line.text)); err != nil {
+			if _, err := fmt.Fprintf(w, "      %s: %s\n", line.head, cmdline.Printable(line.text)); err != nil {
 				return err
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type execOptions struct {
@@ -60,12 +61,12 @@ the sandbox is not idle.`,
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitProgram)
+	cmdline.ExitStatus(cmd, cmdline.ExitProgram)
 	return cmd
 }
 
 func (o *execOptions) addFlags(f *pflag.FlagSet) {
-	f.SetInterspersed(false) // flags behind SANDBOX are the program's
+	f.SetInterspersed(false) // flags after SANDBOX are the program's
 	o.processFlags.addFlags(f)
 	o.terminalFlags.addFlags(f)
 	f.BoolVarP(&o.detach, "detach", "d", false, "print the program's id and leave it alone; with -i its stdin stays open")
@@ -79,7 +80,7 @@ func rlimitsOf(list []string) (map[string]uint64, error) {
 		name, value, ok := strings.Cut(l, "=")
 		n, err := strconv.ParseUint(value, 10, 64)
 		if !ok || name == "" || err != nil {
-			return nil, usagef("--rlimit %q is not name=number", l)
+			return nil, cmdline.Usagef("--rlimit %q is not name=number", l)
 		}
 		if limits == nil {
 			limits = map[string]uint64{}
@@ -90,27 +91,27 @@ func rlimitsOf(list []string) (map[string]uint64, error) {
 }
 
 func (o *execOptions) parse(args []string) error {
-	if !o.detach { // then there is nothing that --json would wait for
+	if !o.detach { // with --detach, --json does not wait for the program
 		if err := o.check(); err != nil {
 			return err
 		}
 	}
 	if len(args) == 0 || args[0] == "" {
-		return usagef("no sandbox is named; sandboxd ps lists them")
+		return cmdline.Usagef("no sandbox is named; sandboxd ps lists them")
 	}
 	o.id, args = args[0], args[1:]
 	if len(args) > 0 && args[0] == "--" {
 		args = args[1:]
 	}
 	if len(args) == 0 || args[0] == "" {
-		return usagef("no program is named; as in: sandboxd exec %s -- PROGRAM", o.id)
+		return cmdline.Usagef("no program is named; as in: sandboxd exec %s -- PROGRAM", o.id)
 	}
 	o.argv = args
 	return nil
 }
 
 func runExec(ctx context.Context, opts execOptions, req api.ExecRequest, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	if opts.detach {
 		req.Timeout, req.TTY, req.StdinOpen = float64(opts.timeout), opts.tty, opts.interactive
@@ -122,9 +123,9 @@ func runExec(ctx context.Context, opts execOptions, req api.ExecRequest, d deps)
 			return err
 		}
 		if opts.json {
-			return printJSON(d.stdout, x)
+			return cmdline.PrintJSON(d.Stdout, x)
 		}
-		_, err = fmt.Fprintln(d.stdout, printable(x.ID))
+		_, err = fmt.Fprintln(d.Stdout, cmdline.Printable(x.ID))
 		return err
 	}
 	return execute(ctx, c, opts.id, req, opts.terminalFlags, d)

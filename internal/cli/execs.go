@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type execsOptions struct {
@@ -24,11 +25,11 @@ func newExecs(d deps) *cobra.Command {
 		Short: "List the programs started in a sandbox",
 		Long: `List the programs that were started in a sandbox with run or exec, oldest first:
 those that run and, of the detached ones, those that ended within the last hour.`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runExecs(cmd.Context(), args[0], opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -38,7 +39,7 @@ func (o *execsOptions) addFlags(f *pflag.FlagSet) {
 }
 
 func runExecs(ctx context.Context, id string, opts execsOptions, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	execs, err := c.ListExecs(ctx, id)
 	if err != nil {
@@ -49,10 +50,10 @@ func runExecs(ctx context.Context, id string, opts execsOptions, d deps) error {
 		if execs == nil {
 			execs = []api.Exec{}
 		}
-		return printJSON(d.stdout, api.ExecList{Execs: execs})
+		return cmdline.PrintJSON(d.Stdout, api.ExecList{Execs: execs})
 	case opts.quiet:
 		for _, x := range execs {
-			if _, err := fmt.Fprintln(d.stdout, printable(x.ID)); err != nil {
+			if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(x.ID)); err != nil {
 				return err
 			}
 		}
@@ -62,7 +63,7 @@ func runExecs(ctx context.Context, id string, opts execsOptions, d deps) error {
 	for _, x := range execs {
 		rows = append(rows, []string{x.ID, strconv.Itoa(x.PID), execState(x), since(x.StartedAt), commandLine(x.Argv)})
 	}
-	return table(d.stdout, rows)
+	return cmdline.Table(d.Stdout, rows)
 }
 
 func execState(x api.Exec) string {
@@ -77,7 +78,7 @@ func execState(x api.Exec) string {
 	return string(x.State)
 }
 
-// commandLine is an argument list for a person, of whom a shell would understand the same.
+// commandLine quotes an argument list so that a shell would parse it back.
 func commandLine(argv []string) string {
 	const most = 80
 	var b strings.Builder

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 func newFiles(d deps) *cobra.Command {
@@ -25,33 +26,33 @@ func newFiles(d deps) *cobra.Command {
 		Short: "Look at and change the files of a sandbox",
 		Long: `Look at and change the files of a running sandbox. Every PATH starts at the
 sandbox's root and is resolved there. Whole trees are copied with "sandboxd cp".`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cmdline.UsageArgs(cobra.NoArgs),
 	}
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	cmd.AddCommand(newFilesLs(d), newFilesStat(d), newFilesCat(d), newFilesWrite(d), newFilesMkdir(d), newFilesMv(d), newFilesRm(d), newFilesWatch(d))
 	return cmd
 }
 
-// inSandbox is a path of a sandbox as people write it.
+// inSandbox checks an absolute path of a sandbox.
 func inSandbox(p string) (string, error) {
 	switch {
 	case p == "":
-		return "", usagef("the path is empty")
+		return "", cmdline.Usagef("the path is empty")
 	case strings.ContainsRune(p, 0):
-		return "", usagef("%q contains a NUL byte", p)
+		return "", cmdline.Usagef("%q contains a NUL byte", p)
 	case !strings.HasPrefix(p, "/"):
 		p = "/" + p
 	}
 	return p, nil
 }
 
-// withPath runs f with a client, for the sandbox and the path that the first two arguments name.
+// withPath calls f with a client, for the sandbox and the path of the first two arguments.
 func withPath(d deps, args []string, f func(c *client.Client, id, path string) error) error {
 	p, err := inSandbox(args[1])
 	if err != nil {
 		return err
 	}
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	return f(c, args[0], p)
 }
@@ -68,11 +69,11 @@ func newFilesLs(d deps) *cobra.Command {
 		Short: "List a directory",
 		Long: `List what is in a directory of a sandbox, sorted, or show one file. A list has 10000
 entries at most. Links are shown and not followed.`,
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runFilesLs(cmd.Context(), args, opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -83,14 +84,14 @@ func (o *filesLsOptions) addFlags(f *pflag.FlagSet) {
 
 func runFilesLs(ctx context.Context, args []string, opts filesLsOptions, d deps) error {
 	if opts.depth < 1 || opts.depth > 200 {
-		return usagef("--depth %d is not between 1 and 200", opts.depth)
+		return cmdline.Usagef("--depth %d is not between 1 and 200", opts.depth)
 	}
 	return withPath(d, args, func(c *client.Client, id, p string) error {
 		there, err := c.StatFile(ctx, id, p, true)
 		var list *api.FileList
 		switch {
 		case err != nil && errors.Is(err, &api.Problem{Code: api.CodeNotFound}), err == nil && there.Type != api.TypeDirectory:
-			// One file, or a link that leads nowhere.
+			// The path is a file, or a link to nowhere.
 			if there, err = c.StatFile(ctx, id, p, false); err != nil {
 				return err
 			}
@@ -103,23 +104,23 @@ func runFilesLs(ctx context.Context, args []string, opts filesLsOptions, d deps)
 			}
 		}
 		if opts.json {
-			return printJSON(d.stdout, list)
+			return cmdline.PrintJSON(d.Stdout, list)
 		}
 		rows := [][]string{}
 		for i := range list.Entries {
 			rows = append(rows, entryRow(&list.Entries[i], path.Clean(p)))
 		}
-		if err := table(d.stdout, rows); err != nil {
+		if err := cmdline.Table(d.Stdout, rows); err != nil {
 			return err
 		}
 		if list.More {
-			_, _ = io.WriteString(d.stderr, "something is missing: too many entries, or too deep ones\n") // a remark
+			_, _ = io.WriteString(d.Stderr, "something is missing: too many entries, or too deep ones\n") // a note
 		}
 		return nil
 	})
 }
 
-// entryRow is a line of a list. Whoever prints it neutralises what is in the names.
+// entryRow returns a row of a list. The caller escapes the names.
 func entryRow(e *api.FileEntry, dir string) []string {
 	name := pathOf(e.Path, e.PathBytes)
 	if below, ok := strings.CutPrefix(name, strings.TrimSuffix(dir, "/")+"/"); ok {
@@ -142,7 +143,7 @@ func entryRow(e *api.FileEntry, dir string) []string {
 	return []string{string(e.Type), e.Mode, owner, size, e.MTime.Local().Format(time.DateTime), name}
 }
 
-// pathOf is a path as it is, which need not be text.
+// pathOf returns a path, which need not be text.
 func pathOf(text string, b []byte) string {
 	if len(b) > 0 {
 		return string(b)
@@ -162,7 +163,7 @@ func newFilesStat(d deps) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stat SANDBOX PATH",
 		Short: "Show what a path names",
-		Args:  usageArgs(cobra.ExactArgs(2)),
+		Args:  cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withPath(d, args, func(c *client.Client, id, p string) error {
 				e, err := c.StatFile(cmd.Context(), id, p, follow)
@@ -170,15 +171,15 @@ func newFilesStat(d deps) *cobra.Command {
 					return err
 				}
 				if asJSON {
-					return printJSON(d.stdout, e)
+					return cmdline.PrintJSON(d.Stdout, e)
 				}
-				return table(d.stdout, [][]string{entryRow(e, "")})
+				return cmdline.Table(d.Stdout, [][]string{entryRow(e, "")})
 			})
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "L", false, "follow a link")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print it as JSON")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -189,10 +190,10 @@ func newFilesCat(d deps) *cobra.Command {
 		Short: "Write a file to stdout",
 		Long: `Write a regular file of a sandbox to stdout, byte for byte. What comes from a
 sandbox can act on a terminal: look at it with a pager if in doubt.`,
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if offset < 0 {
-				return usagef("--offset %d is negative", offset)
+				return cmdline.Usagef("--offset %d is negative", offset)
 			}
 			return withPath(d, args, func(c *client.Client, id, p string) error {
 				ctx := cmd.Context()
@@ -207,14 +208,14 @@ sandbox can act on a terminal: look at it with a pager if in doubt.`,
 					return err
 				}
 				defer r.Close()
-				_, err = io.Copy(d.stdout, r)
+				_, err = io.Copy(d.Stdout, r)
 				return err
 			})
 		},
 	}
 	cmd.Flags().Int64Var(&offset, "offset", 0, "begin at this `byte`")
 	cmd.Flags().Int64Var(&length, "length", -1, "write so many `bytes` at most; negative: to the file's end")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -230,7 +231,7 @@ func newFilesWrite(d deps) *cobra.Command {
 		Short: "Write a file from stdin",
 		Long: `Write a file of a sandbox from stdin, and make the directories above it. The file
 appears whole or not at all. With --append it grows instead, part by part.`,
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			mode, err := permissionsOf(opts.mode)
 			if err != nil {
@@ -241,25 +242,25 @@ appears whole or not at all. With --append it grows instead, part by part.`,
 				if opts.append {
 					write = c.AppendFile
 				}
-				return write(cmd.Context(), id, p, d.stdin, mode, opts.user)
+				return write(cmd.Context(), id, p, d.Stdin, mode, opts.user)
 			})
 		},
 	}
 	cmd.Flags().BoolVarP(&opts.append, "append", "a", false, "write to the file's end")
 	cmd.Flags().StringVar(&opts.mode, "mode", "", "octal `mode` of a new file (default 0644)")
 	cmd.Flags().StringVar(&opts.user, "user", "", "owner of a new file: `name` or uid, and optionally :group (default: the sandbox's user)")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
-// permissionsOf reads a mode as chmod takes it; none are 0.
+// permissionsOf parses a mode as chmod does; empty means 0.
 func permissionsOf(s string) (fs.FileMode, error) {
 	if s == "" {
 		return 0, nil
 	}
 	mode, err := strconv.ParseUint(s, 8, 16)
 	if err != nil || mode > 0o777 || mode == 0 {
-		return 0, usagef("--mode %q is not octal, 1 to 777", s)
+		return 0, cmdline.Usagef("--mode %q is not octal, 1 to 777", s)
 	}
 	return fs.FileMode(mode), nil
 }
@@ -269,7 +270,7 @@ func newFilesMkdir(d deps) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mkdir SANDBOX PATH",
 		Short: "Make a directory",
-		Args:  usageArgs(cobra.ExactArgs(2)),
+		Args:  cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, err := permissionsOf(req.Mode); err != nil {
 				return err
@@ -283,11 +284,11 @@ func newFilesMkdir(d deps) *cobra.Command {
 	cmd.Flags().BoolVarP(&req.Parents, "parents", "p", false, "make missing parents too; no error if it exists")
 	cmd.Flags().StringVar(&req.Mode, "mode", "", "octal `mode` (default 0755)")
 	cmd.Flags().StringVar(&req.User, "user", "", "owner: `name` or uid, and optionally :group (default: the sandbox's user)")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
-// bodyPath is a path in the two fields of a body.
+// bodyPath returns a path for the two fields of a request body.
 func bodyPath(p string) (string, []byte) {
 	if strings.ToValidUTF8(p, "") == p {
 		return p, nil
@@ -302,7 +303,7 @@ func newFilesMv(d deps) *cobra.Command {
 		Short: "Rename a file or a directory",
 		Long: `Rename a file or a directory within one file system of a sandbox. A TO that ends
 with "/" is the directory to move into.`,
-		Args: usageArgs(cobra.ExactArgs(3)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(3)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			to, err := inSandbox(args[2])
 			if err != nil {
@@ -320,7 +321,7 @@ with "/" is the directory to move into.`,
 		},
 	}
 	cmd.Flags().BoolVarP(&overwrite, "force", "f", false, "replace what is there: a file by a file, an empty directory by a directory")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -332,7 +333,7 @@ func newFilesRm(d deps) *cobra.Command {
 		Long: `Remove a file, a link or an empty directory of a sandbox, or with --recursive a
 directory with all that is in it. Links are removed and not followed, and mount
 points stay.`,
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withPath(d, args, func(c *client.Client, id, p string) error {
 				return c.RemoveFile(cmd.Context(), id, p, recursive)
@@ -340,7 +341,7 @@ points stay.`,
 		},
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "also what is in a directory")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -352,14 +353,14 @@ func newFilesWatch(d deps) *cobra.Command {
 		Long: `Show changes of a file or a directory of a sandbox as they happen, until it is gone
 or you interrupt. "overflow" says that something was missed. Watching does not keep
 a sandbox from ending when it is idle.`,
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withPath(d, args, func(c *client.Client, id, p string) error {
 				return c.WatchFiles(cmd.Context(), id, p, recursive, func(e api.FileChange) error {
 					if asJSON {
-						return json.NewEncoder(d.stdout).Encode(e)
+						return json.NewEncoder(d.Stdout).Encode(e)
 					}
-					_, err := io.WriteString(d.stdout, changeLine(e)+"\n")
+					_, err := io.WriteString(d.Stdout, changeLine(e)+"\n")
 					return err
 				})
 			})
@@ -367,7 +368,7 @@ a sandbox from ending when it is idle.`,
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "also the directories below; a sandbox has 8192 watched ones at most")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document a line")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -381,5 +382,5 @@ func changeLine(e api.FileChange) string {
 	if e.Type == api.TypeDirectory {
 		line += "/"
 	}
-	return printable(line)
+	return cmdline.Printable(line)
 }

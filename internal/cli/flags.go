@@ -1,77 +1,16 @@
 package cli
 
 import (
-	"fmt"
-	"math"
 	"os"
-	"strconv"
 	"strings"
-	"time"
 
-	"github.com/docker/go-units"
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// seconds is a flag for a time span: "90s", "1h30m", or a bare number of seconds.
-type seconds float64
-
-func (s *seconds) String() string {
-	if *s == 0 {
-		return "" // pflag then shows no default
-	}
-	return time.Duration(float64(*s) * float64(time.Second)).String()
-}
-
-func (s *seconds) Type() string { return "duration" }
-
-func (s *seconds) Set(text string) error {
-	v, err := strconv.ParseFloat(text, 64)
-	if err != nil {
-		d, derr := time.ParseDuration(text)
-		if derr != nil {
-			return fmt.Errorf("%q is no time span such as 90s or 1h30m", text)
-		}
-		v = d.Seconds()
-	}
-	// A tenth of the largest time.Duration is thirty years.
-	if !(v > 0) || v > math.MaxInt64/1e10 {
-		return fmt.Errorf("%q is not a time span greater than zero", text)
-	}
-	*s = seconds(v)
-	return nil
-}
-
-// size is a flag for bytes: "512m", "2GiB", or a bare number.
-type size struct {
-	set   bool
-	bytes int64
-	least int64
-}
-
-func (s *size) String() string {
-	if !s.set {
-		return ""
-	}
-	return units.BytesSize(float64(s.bytes))
-}
-
-func (s *size) Type() string { return "size" }
-
-func (s *size) Set(text string) error {
-	n, err := units.RAMInBytes(text)
-	if err != nil {
-		return fmt.Errorf("%q is no size such as 512m or 2g", text)
-	}
-	if n < s.least {
-		return fmt.Errorf("%q is less than %d bytes", text, s.least)
-	}
-	s.set, s.bytes = true, n
-	return nil
-}
-
-// processFlags are what a program is started with.
+// processFlags describe a program to start.
 type processFlags struct {
 	env  []string
 	cwd  string
@@ -90,12 +29,12 @@ func (p *processFlags) resolve(getenv func(string) (string, bool)) ([]string, er
 	for _, e := range p.env {
 		key, _, ok := strings.Cut(e, "=")
 		if key == "" {
-			return nil, usagef("--env %q has no name", e)
+			return nil, cmdline.Usagef("--env %q has no name", e)
 		}
 		if !ok {
 			value, set := getenv(key)
 			if !set {
-				continue // as unset here as it will be there
+				continue // unset here, unset there
 			}
 			e = key + "=" + value
 		}
@@ -104,19 +43,19 @@ func (p *processFlags) resolve(getenv func(string) (string, bool)) ([]string, er
 	return out, nil
 }
 
-// limitFlags are those limits of a sandbox that can be changed while it runs.
+// limitFlags are the limits of a sandbox that can be changed while it runs.
 type limitFlags struct {
-	memory     size
-	memoryHigh size
-	swap       size
+	memory     cmdline.Size
+	memoryHigh cmdline.Size
+	swap       cmdline.Size
 	oomGroup   bool
 	cpus       float64
 	cpuWeight  int64
 	cpuset     string
 	pids       int64
 	ioWeight   int64
-	readBPS    size
-	writeBPS   size
+	readBPS    cmdline.Size
+	writeBPS   cmdline.Size
 	readIOPS   int64
 	writeIOPS  int64
 }
@@ -139,39 +78,40 @@ func (l *limitFlags) addFlags(f *pflag.FlagSet) {
 
 func (l *limitFlags) io() api.IOLimits {
 	return api.IOLimits{
-		Weight: l.ioWeight, ReadBPS: l.readBPS.bytes, WriteBPS: l.writeBPS.bytes, ReadIOPS: l.readIOPS, WriteIOPS: l.writeIOPS,
+		Weight: l.ioWeight, ReadBPS: l.readBPS.Bytes, WriteBPS: l.writeBPS.Bytes, ReadIOPS: l.readIOPS, WriteIOPS: l.writeIOPS,
 	}
 }
 
-// limits are those asked for. changed tells an explicit zero, which is refused, from a flag that was not given.
+// limits returns the given limits. changed tells an explicit zero, which is refused, from a missing
+// flag.
 func (l *limitFlags) limits(changed func(string) bool) (api.Limits, error) {
 	limits := api.Limits{
-		Memory: l.memory.bytes, MemoryHigh: l.memoryHigh.bytes, OOMGroup: l.oomGroup, CPUs: l.cpus, CPUWeight: l.cpuWeight, CPUSet: l.cpuset,
+		Memory: l.memory.Bytes, MemoryHigh: l.memoryHigh.Bytes, OOMGroup: l.oomGroup, CPUs: l.cpus, CPUWeight: l.cpuWeight, CPUSet: l.cpuset,
 		Pids: l.pids, IO: l.io(),
 	}
-	if l.swap.set {
-		limits.Swap = &l.swap.bytes
+	if l.swap.Given {
+		limits.Swap = &l.swap.Bytes
 	}
 	switch {
-	case changed("cpus") && !(l.cpus > 0 && l.cpus <= 1e6): // NaN too
-		return limits, usagef("--cpus %v is not a number of cores greater than 0", l.cpus)
+	case changed("cpus") && !(l.cpus > 0 && l.cpus <= 1e6): // rejects NaN too
+		return limits, cmdline.Usagef("--cpus %v is not a number of cores greater than 0", l.cpus)
 	case changed("pids") && l.pids < 1:
-		return limits, usagef("--pids %d is less than 1", l.pids)
+		return limits, cmdline.Usagef("--pids %d is less than 1", l.pids)
 	case changed("cpu-weight") && l.cpuWeight < 1:
-		return limits, usagef("--cpu-weight %d is less than 1", l.cpuWeight)
+		return limits, cmdline.Usagef("--cpu-weight %d is less than 1", l.cpuWeight)
 	case changed("cpuset") && l.cpuset == "":
-		return limits, usagef("--cpuset names no core")
+		return limits, cmdline.Usagef("--cpuset names no core")
 	case changed("io-weight") && l.ioWeight < 1:
-		return limits, usagef("--io-weight %d is less than 1", l.ioWeight)
+		return limits, cmdline.Usagef("--io-weight %d is less than 1", l.ioWeight)
 	case changed("io-read-iops") && l.readIOPS < 1:
-		return limits, usagef("--io-read-iops %d is less than 1", l.readIOPS)
+		return limits, cmdline.Usagef("--io-read-iops %d is less than 1", l.readIOPS)
 	case changed("io-write-iops") && l.writeIOPS < 1:
-		return limits, usagef("--io-write-iops %d is less than 1", l.writeIOPS)
+		return limits, cmdline.Usagef("--io-write-iops %d is less than 1", l.writeIOPS)
 	}
 	return limits, nil
 }
 
-// sandboxFlags are what a sandbox is created with.
+// sandboxFlags describe a sandbox to create.
 type sandboxFlags struct {
 	processFlags
 	limitFlags
@@ -184,14 +124,14 @@ type sandboxFlags struct {
 	profile  string
 	network  string
 	nofile   uint64
-	lifetime seconds
-	idle     seconds
+	lifetime cmdline.Seconds
+	idle     cmdline.Seconds
 }
 
 func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 	s.processFlags.addFlags(f)
 	s.limitFlags.addFlags(f)
-	s.memory.least, s.memoryHigh.least, s.readBPS.least, s.writeBPS.least = 1, 1, 1, 1
+	s.memory.Least, s.memoryHigh.Least, s.readBPS.Least, s.writeBPS.Least = 1, 1, 1, 1
 	f.StringVar(&s.name, "name", "", "`name` of the sandbox (default: made up)")
 	f.StringVar(&s.snapshot, "snapshot", "", "`snapshot` to make it of, by id or name, in the place of an image")
 	f.BoolVar(&s.imageCommand, "image-command", false, "run what the image says as main process: its ENTRYPOINT, and its CMD unless a program is given")
@@ -203,25 +143,26 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 	f.Var(&s.idle, "idle-timeout", "stop it after this time without a request (default: the daemon's)")
 }
 
-// request is the sandbox asked for. changed tells an explicit zero, which is refused, from a flag that was not given.
+// request returns the create request. changed tells an explicit zero, which is refused, from a
+// missing flag.
 func (s *sandboxFlags) request(image string, changed func(string) bool) (api.CreateSandbox, error) {
 	req := api.CreateSandbox{
 		Image: image, Snapshot: s.snapshot, Name: s.name, Cwd: s.cwd, User: s.user, Profile: s.profile,
 		Timeout: float64(s.lifetime), IdleTimeout: float64(s.idle),
 	}
 	if s.snapshot != "" && image != "" {
-		return req, usagef("--snapshot %s: a snapshot has its image, so %q means nothing; what stands before \"--\" is an image", s.snapshot, image)
+		return req, cmdline.Usagef("--snapshot %s: a snapshot has its image, so %q means nothing; what stands before \"--\" is an image", s.snapshot, image)
 	}
 	var err error
 	if req.Limits, err = s.limits(changed); err != nil {
 		return req, err
 	}
 	if s.network != string(api.NetworkNone) {
-		return req, usagef("--network %q: so far there is only none", s.network)
+		return req, cmdline.Usagef("--network %q: so far there is only none", s.network)
 	}
 	req.Network.Mode = api.NetworkNone
 	if changed("nofile") && s.nofile < 1 {
-		return req, usagef("--nofile %d is less than 1", s.nofile)
+		return req, cmdline.Usagef("--nofile %d is less than 1", s.nofile)
 	}
 	req.Limits.Nofile = s.nofile
 	if req.Env, err = s.resolve(os.LookupEnv); err != nil {
@@ -231,15 +172,15 @@ func (s *sandboxFlags) request(image string, changed func(string) bool) (api.Cre
 	return req, err
 }
 
-// main adds the main process to the sandbox asked for.
+// main adds the main process to the create request.
 func (s *sandboxFlags) main(req *api.CreateSandbox, argv []string, tty, interactive bool) error {
 	switch {
 	case len(argv) > 0 && argv[0] == "":
-		return usagef("the program has an empty name")
+		return cmdline.Usagef("the program has an empty name")
 	case s.imageCommand && s.snapshot != "":
-		return usagef("--image-command: a snapshot does not say what its image runs; name the program")
+		return cmdline.Usagef("--image-command: a snapshot does not say what its image runs; name the program")
 	case (tty || interactive) && len(argv) == 0 && !s.imageCommand:
-		return usagef("--tty and --interactive are of the main process, and there is none; name a program behind \"--\"")
+		return cmdline.Usagef("--tty and --interactive are of the main process, and there is none; name a program behind \"--\"")
 	}
 	req.Command, req.ImageCommand, req.TTY, req.StdinOpen = argv, s.imageCommand, tty, interactive
 	if tty {
@@ -253,7 +194,7 @@ func labelsOf(list []string) (map[string]string, error) {
 	for _, l := range list {
 		key, value, _ := strings.Cut(l, "=")
 		if key == "" {
-			return nil, usagef("--label %q has no key", l)
+			return nil, cmdline.Usagef("--label %q has no key", l)
 		}
 		if labels == nil {
 			labels = map[string]string{}
@@ -263,11 +204,11 @@ func labelsOf(list []string) (map[string]string, error) {
 	return labels, nil
 }
 
-// terminalFlags are how a program is connected to the caller.
+// terminalFlags control how a program is connected to the caller.
 type terminalFlags struct {
 	tty         bool
 	interactive bool
-	timeout     seconds
+	timeout     cmdline.Seconds
 	json        bool
 }
 
@@ -280,7 +221,7 @@ func (t *terminalFlags) addFlags(f *pflag.FlagSet) {
 
 func (t *terminalFlags) check() error {
 	if t.json && (t.tty || t.interactive) {
-		return usagef("--json waits for the program's end and cannot be combined with --tty or --interactive")
+		return cmdline.Usagef("--json waits for the program's end and cannot be combined with --tty or --interactive")
 	}
 	return nil
 }

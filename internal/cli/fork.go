@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type forkOptions struct {
@@ -16,8 +17,8 @@ type forkOptions struct {
 	names    []string
 	labels   []string
 	env      []string
-	lifetime seconds
-	idle     seconds
+	lifetime cmdline.Seconds
+	idle     cmdline.Seconds
 	json     bool
 }
 
@@ -31,16 +32,16 @@ with its image, limits, profile, environment, user, directory and labels, and
 print their ids: all of them or, if one cannot be made, none. What the sandbox
 has written is copied once, however many there are. Processes are not copied.`,
 		Example: `  for id in $(sandboxd fork -n 4 work); do sandboxd exec $id -- ./try & done`,
-		Args:    usageArgs(cobra.ExactArgs(1)),
+		Args:    cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("count") && opts.count < 1 {
-				return usagef("--count %d is less than 1", opts.count)
+				return cmdline.Usagef("--count %d is less than 1", opts.count)
 			}
 			return runFork(cmd.Context(), args[0], opts, d)
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -63,21 +64,21 @@ func runFork(ctx context.Context, id string, opts forkOptions, d deps) error {
 	if req.Env, err = (&processFlags{env: opts.env}).resolve(os.LookupEnv); err != nil {
 		return err
 	}
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
-	// As in create: half-way out nobody would know which sandboxes there are to delete.
+	// Do not interrupt the request: the caller would not know which sandboxes to delete.
 	out, err := c.Fork(context.WithoutCancel(ctx), id, req)
 	if err != nil {
 		return err
 	}
 	if opts.json {
-		return printJSON(d.stdout, out)
+		return cmdline.PrintJSON(d.Stdout, out)
 	}
 	for _, s := range out.Sandboxes {
-		if _, err := fmt.Fprintln(d.stdout, printable(s.ID)); err != nil {
+		if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(s.ID)); err != nil {
 			return err
 		}
 	}
-	told(d, out.Consistent, out.Skipped, out.SkippedMore)
+	printGaps(d, out.Consistent, out.Skipped, out.SkippedMore)
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type imagesOptions struct {
@@ -34,7 +35,7 @@ and bytes. It does not look at owners, times and extended attributes, nor for
 files that are there besides; and files that only the sandboxes' own ids may read
 are counted, not compared. The layers of snapshots, which have no blob, are read and
 held against what they were when they were taken.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if opts.verify {
 				return runVerify(cmd.Context(), opts, d)
@@ -43,7 +44,7 @@ held against what they were when they were taken.`,
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	cmd.AddCommand(newPrune(d))
 	return cmd
 }
@@ -54,7 +55,7 @@ func (o *imagesOptions) addFlags(f *pflag.FlagSet) {
 }
 
 func runImages(ctx context.Context, opts imagesOptions, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	images, err := c.Images(ctx)
 	if err != nil {
@@ -64,43 +65,43 @@ func runImages(ctx context.Context, opts imagesOptions, d deps) error {
 		if images == nil {
 			images = []api.Image{}
 		}
-		return printJSON(d.stdout, api.ImageList{Images: images})
+		return cmdline.PrintJSON(d.Stdout, api.ImageList{Images: images})
 	}
 	rows := [][]string{{"REFERENCE", "DIGEST", "PLATFORM", "LAYERS", "SIZE", "SHARED", "UNIQUE", "PULLED"}}
 	for _, i := range images {
 		rows = append(rows, []string{
-			i.Reference, shortDigest(i.Digest), i.Platform, strconv.Itoa(i.Layers), sizeOf(i.Size), sizeOf(i.SharedSize), sizeOf(i.UniqueSize), since(i.PulledAt),
+			i.Reference, cmdline.ShortDigest(i.Digest), i.Platform, strconv.Itoa(i.Layers), sizeOf(i.Size), sizeOf(i.SharedSize), sizeOf(i.UniqueSize), since(i.PulledAt),
 		})
 	}
-	return table(d.stdout, rows)
+	return cmdline.Table(d.Stdout, rows)
 }
 
 func sizeOf(n int64) string { return units.HumanSize(float64(n)) }
 
 func runVerify(ctx context.Context, opts imagesOptions, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	v, err := c.VerifyImages(ctx)
 	if err != nil {
 		return err
 	}
 	if opts.json {
-		err = printJSON(d.stdout, v)
+		err = cmdline.PrintJSON(d.Stdout, v)
 	} else {
 		for _, p := range v.Problems {
-			hint := "of " + printable(strings.Join(p.Images, ", ")) + "; remove it with sandboxd rmi and pull it anew"
+			hint := "of " + cmdline.Printable(strings.Join(p.Images, ", ")) + "; remove it with sandboxd rmi and pull it anew"
 			if len(p.Images) == 0 {
 				hint = "only builds have kept it; sandboxd images prune removes it"
 			} else if name, ok := strings.CutPrefix(p.Images[0], "snapshot "); ok {
-				hint = "of a snapshot; remove it with sandboxd snapshots rm " + printable(name)
+				hint = "of a snapshot; remove it with sandboxd snapshots rm " + cmdline.Printable(name)
 			}
-			fmt.Fprintf(d.stderr, "sandboxd: %s: %s\nhint: %s\n", printable(p.Digest), printable(p.Detail), hint)
+			fmt.Fprintf(d.Stderr, "sandboxd: %s: %s\nhint: %s\n", cmdline.Printable(p.Digest), cmdline.Printable(p.Detail), hint)
 		}
-		_, err = fmt.Fprintf(d.stdout, "%d blobs (%s) read, %d trees compared, %d entries alike or told above, %d out of sight, %d layers of snapshots read; %d problems\n",
+		_, err = fmt.Fprintf(d.Stdout, "%d blobs (%s) read, %d trees compared, %d entries alike or told above, %d out of sight, %d layers of snapshots read; %d problems\n",
 			v.Blobs, sizeOf(v.Bytes), v.Layers, v.Entries, v.Unseen, v.Snapshots, len(v.Problems))
 	}
 	if err == nil && len(v.Problems) > 0 {
-		return &exitError{code: codeError}
+		return &cmdline.ExitError{Code: cmdline.CodeError}
 	}
 	return err
 }
@@ -119,25 +120,25 @@ func newPrune(d deps) *cobra.Command {
 steps that builds have kept to be quicker the next time, and what is stored
 without belonging to any. What a sandbox has stays, whatever its state. Prints
 what is gone and how many bytes that freed.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runPrune(cmd.Context(), opts, d) },
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&opts.all, "all", "a", false, "every image that no sandbox has")
 	f.BoolVar(&opts.json, "json", false, "print what was removed as JSON")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
 func runPrune(ctx context.Context, opts pruneOptions, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	out, err := c.PruneImages(ctx, api.PruneImages{All: opts.all})
 	if err != nil {
 		return err
 	}
 	if opts.json {
-		return printJSON(d.stdout, out)
+		return cmdline.PrintJSON(d.Stdout, out)
 	}
 	return printRemoved(d, out.Removed, fmt.Sprintf("%d images, %d steps of builds, %s", len(out.Removed), out.Steps, sizeOf(out.Bytes)))
 }

@@ -1,90 +1,15 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
-
-// imageRoutes answer for images: what is called "used…" a sandbox has, what is called "damaged" is.
-func (f *fakeDaemon) imageRoutes(mux *http.ServeMux) {
-	mux.HandleFunc("DELETE /v1/images", func(w http.ResponseWriter, r *http.Request) {
-		ref := r.URL.Query().Get("reference")
-		if strings.HasPrefix(ref, "used") && r.URL.Query().Get("force") != "true" {
-			refuse(w, api.CodeConflict, "sandboxd ps", "image %s is held by work", ref)
-			return
-		}
-		answerJSON(w, 200, api.ImagesRemoved{Removed: []string{ref}, Bytes: 10})
-	})
-	mux.HandleFunc("POST /v1/images/prune", func(w http.ResponseWriter, r *http.Request) {
-		var req api.PruneImages
-		_ = json.NewDecoder(r.Body).Decode(&req)
-		out := api.ImagesRemoved{Removed: []string{"old:1"}, Bytes: 1500000}
-		if req.All {
-			out.Removed = append(out.Removed, "unused:1")
-		}
-		answerJSON(w, 200, out)
-	})
-	mux.HandleFunc("POST /v1/sandboxes/prune", func(w http.ResponseWriter, r *http.Request) {
-		var req api.PruneSandboxes
-		_ = json.NewDecoder(r.Body).Decode(&req)
-		answerJSON(w, 200, api.SandboxesRemoved{Removed: []api.SandboxRef{{ID: "x", Name: fmt.Sprint(*req.OlderThan, req.Labels)}}, Recent: 2})
-	})
-	mux.HandleFunc("POST /v1/snapshots/prune", func(w http.ResponseWriter, r *http.Request) {
-		var req api.PruneSnapshots
-		_ = json.NewDecoder(r.Body).Decode(&req)
-		answerJSON(w, 200, api.SnapshotsRemoved{Removed: []string{fmt.Sprint(req.OlderThan != nil, req.Labels)}, Bytes: 1500000})
-	})
-	mux.HandleFunc("POST /v1/images/tag", func(w http.ResponseWriter, r *http.Request) {
-		var req api.TagImage
-		_ = json.NewDecoder(r.Body).Decode(&req)
-		answerJSON(w, 200, api.Image{Reference: req.Target, Digest: "sha256:0123"})
-	})
-	mux.HandleFunc("GET /v1/images/inspect", func(w http.ResponseWriter, r *http.Request) {
-		answerJSON(w, 200, api.ImageDetail{
-			Image:   api.Image{Reference: r.URL.Query().Get("reference")},
-			History: []api.ImageHistory{{CreatedBy: "first\x1b[31m\n step", Size: 2000000}, {Created: time.Now(), CreatedBy: "second step", EmptyLayer: true}},
-		})
-	})
-	mux.HandleFunc("GET /v1/images/verify", func(w http.ResponseWriter, _ *http.Request) {
-		out := api.ImagesVerified{Blobs: 3, Bytes: 1000, Layers: 1, Entries: 7, Problems: []api.ImageProblem{}}
-		for _, name := range f.images {
-			if name == "damaged" {
-				out.Problems = append(out.Problems, api.ImageProblem{Images: []string{name}, Digest: "sha256:0123", Detail: "its digest is another"})
-			}
-		}
-		answerJSON(w, 200, out)
-	})
-	mux.HandleFunc("POST /v1/images/import", func(w http.ResponseWriter, r *http.Request) {
-		data, _ := io.ReadAll(r.Body)
-		q := r.URL.Query()
-		f.log = append(f.log, "import "+q.Get("config")+" "+string(data[:min(len(data), 5)]))
-		if q.Get("progress") != "true" {
-			f.log = append(f.log, "without progress")
-		}
-		w.Header().Set("Content-Type", api.TypeNDJSON)
-		for _, e := range []api.PullEvent{{Layer: "sha256:4567", Status: "applying"}, {Status: "done", Images: []api.Image{{Reference: q.Get("reference"), Digest: "sha256:0123"}}}} {
-			_ = json.NewEncoder(w).Encode(e)
-		}
-	})
-	mux.HandleFunc("POST /v1/builds", f.build)
-	mux.HandleFunc("GET /v1/images/export", func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", api.TypeTar)
-		if r.URL.Query().Get("reference") == "damaged" {
-			w.Header().Set("Content-Length", "100")
-		}
-		_, _ = io.WriteString(w, "archive in "+r.URL.Query().Get("format"))
-	})
-}
 
 func TestImageCommands(t *testing.T) {
 	dir := t.TempDir()
@@ -98,8 +23,8 @@ func TestImageCommands(t *testing.T) {
 		args   []string
 		images []string
 		code   int
-		stdout string // is in it
-		stderr string // is in it
+		stdout string // a substring
+		stderr string // a substring
 	}{
 		{name: "rmi", args: []string{"rmi", "a:1", "b:1"}, stdout: "a:1\nb:1\n"},
 		{name: "rmi of one in use", args: []string{"rmi", "used:1"}, code: 1, stderr: "held by work"},
@@ -132,11 +57,11 @@ func TestImageCommands(t *testing.T) {
 		{name: "export that breaks off", args: []string{"export", "-o", filepath.Join(dir, "half.tar"), "damaged"}, code: 1, stderr: "--verify"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			f := newFake()
-			f.images = test.images
-			got := finish(t, command(t, f.start(t), test.args...))
-			if got.code != test.code || !strings.Contains(got.stdout, test.stdout) || !strings.Contains(got.stderr, test.stderr) {
-				t.Errorf("%q ended with %d\nstdout %q\nstderr %q", test.args, got.code, got.stdout, got.stderr)
+			f := cmdtest.New()
+			f.Images = test.images
+			got := cmdtest.Finish(t, cmdtest.Command(t, f.Start(t), test.args...))
+			if got.Code != test.code || !strings.Contains(got.Stdout, test.stdout) || !strings.Contains(got.Stderr, test.stderr) {
+				t.Errorf("%q ended with %d\nstdout %q\nstderr %q", test.args, got.Code, got.Stdout, got.Stderr)
 			}
 		})
 	}
@@ -149,25 +74,25 @@ func TestImageCommands(t *testing.T) {
 	}
 }
 
-// What runs a root file system is sent with it, word by word.
+// The configuration of an imported root file system is sent with it.
 func TestImportSendsTheConfiguration(t *testing.T) {
-	f := newFake()
+	f := cmdtest.New()
 	archive := filepath.Join(t.TempDir(), "root.tar")
 	if err := os.WriteFile(archive, []byte("bytes"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got := finish(t, command(t, f.start(t), "import", "--rootfs", "--entrypoint", "sh", "--entrypoint", "-c", "--cmd", "a, b", "-e", "A=b,c", "-w", "/w", "-u", "1:2", archive, "a:1"))
+	got := cmdtest.Finish(t, cmdtest.Command(t, f.Start(t), "import", "--rootfs", "--entrypoint", "sh", "--entrypoint", "-c", "--cmd", "a, b", "-e", "A=b,c", "-w", "/w", "-u", "1:2", archive, "a:1"))
 	const want = `import {"entrypoint":["sh","-c"],"cmd":["a, b"],"env":["A=b,c"],"working_dir":"/w","user":"1:2"} bytes`
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if log := strings.Join(f.log, "\n"); got.code != 0 || !strings.Contains(log, want) {
-		t.Errorf("exit %d, %s; the daemon got\n%s", got.code, got.stderr, log)
+	f.Mu.Lock()
+	defer f.Mu.Unlock()
+	if log := strings.Join(f.Log, "\n"); got.Code != 0 || !strings.Contains(log, want) {
+		t.Errorf("exit %d, %s; the daemon got\n%s", got.Code, got.Stderr, log)
 	}
 }
 
-// What is no regular file stays what it is, and so does a link.
+// Exports keep links, devices and pipes under the target's name.
 func TestExportKeepsWhatTheNameStandsFor(t *testing.T) {
-	d := newFake().start(t)
+	d := cmdtest.New().Start(t)
 	dir := t.TempDir()
 	fifo, link, file := filepath.Join(dir, "fifo"), filepath.Join(dir, "link"), filepath.Join(dir, "file")
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
@@ -185,8 +110,8 @@ func TestExportKeepsWhatTheNameStandsFor(t *testing.T) {
 		read <- fmt.Sprint(string(data), err)
 	}()
 	for _, target := range []string{fifo, link} {
-		if got := finish(t, command(t, d, "export", "-o", target, "a:1")); got.code != 0 {
-			t.Errorf("%s: exit code %d: %s", target, got.code, got.stderr)
+		if got := cmdtest.Finish(t, cmdtest.Command(t, d, "export", "-o", target, "a:1")); got.Code != 0 {
+			t.Errorf("%s: exit code %d: %s", target, got.Code, got.Stderr)
 		}
 	}
 	if got := <-read; !strings.HasPrefix(got, "archive in oci") {

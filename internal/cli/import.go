@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type importOptions struct {
@@ -35,7 +36,7 @@ a terminal.`,
 		Example: `  skopeo copy docker://debian:12 oci-archive:debian.tar:debian:12
   sandboxd import debian.tar
   mmdebstrap bookworm - | sandboxd import --rootfs --cmd bash - tools/base:1.0`,
-		Args: usageArgs(cobra.RangeArgs(1, 2)),
+		Args: cmdline.UsageArgs(cobra.RangeArgs(1, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			reference := ""
 			if len(args) == 2 {
@@ -45,7 +46,7 @@ a terminal.`,
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -65,9 +66,9 @@ func (o *importOptions) check(reference string) error {
 	configured := len(c.Entrypoint)+len(c.Cmd)+len(c.Env) > 0 || c.WorkingDir != "" || c.User != ""
 	switch {
 	case !o.rootfs && configured:
-		return usagef("--entrypoint, --cmd, --env, --workdir and --user are for --rootfs; an image brings its own")
+		return cmdline.Usagef("--entrypoint, --cmd, --env, --workdir and --user are for --rootfs; an image brings its own")
 	case o.rootfs && reference == "":
-		return usagef("a root file system has no name; give a REFERENCE, like tools/base:1.0")
+		return cmdline.Usagef("a root file system has no name; give a REFERENCE, like tools/base:1.0")
 	}
 	return nil
 }
@@ -80,17 +81,17 @@ func runImport(ctx context.Context, source, reference string, opts importOptions
 	if err != nil {
 		return err
 	}
-	c, err := d.daemon(ctx)
+	c, err := d.Daemon(ctx)
 	if err != nil {
 		return errors.Join(err, r.Close())
 	}
 	defer c.Close()
-	p := newProgress(d.stderr)
+	p := cmdline.NewProgress(d.Stderr)
 	images, err := c.ImportImages(ctx, r, client.ImportOptions{
-		Reference: reference, Platform: opts.platform, Rootfs: opts.rootfs, Config: opts.config, Progress: p.event,
+		Reference: reference, Platform: opts.platform, Rootfs: opts.rootfs, Config: opts.config, Progress: p.Event,
 	})
-	p.end()
-	_ = r.Close() // read to its end, or nobody wants more of it
+	p.End()
+	_ = r.Close() // read to its end, or no longer needed
 	if perr := wait(); perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		return perr
 	}
@@ -98,24 +99,24 @@ func runImport(ctx context.Context, source, reference string, opts importOptions
 		return err
 	}
 	if opts.json {
-		return printJSON(d.stdout, api.ImagesImported{Images: images})
+		return cmdline.PrintJSON(d.Stdout, api.ImagesImported{Images: images})
 	}
 	for i := range images {
-		if err := printImage(d.stdout, &images[i]); err != nil {
+		if err := printImage(d.Stdout, &images[i]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// open opens what is to be imported as a stream, and returns what to call when that is no longer read.
+// open opens the source as a stream. Call wait when the reader is done.
 func (o *importOptions) open(source string, d deps) (io.ReadCloser, func() error, error) {
 	nothing := func() error { return nil }
 	if source == "-" {
-		if isTerminal(d.stdin) {
-			return nil, nil, usagef("an archive is expected on stdin, which is a terminal")
+		if cmdline.IsTerminal(d.Stdin) {
+			return nil, nil, cmdline.Usagef("an archive is expected on stdin, which is a terminal")
 		}
-		return io.NopCloser(d.stdin), nothing, nil
+		return io.NopCloser(d.Stdin), nothing, nil
 	}
 	fi, err := os.Stat(source)
 	if err != nil {
@@ -126,7 +127,7 @@ func (o *importOptions) open(source string, d deps) (io.ReadCloser, func() error
 		return f, nothing, err
 	}
 	if o.rootfs {
-		return nil, nil, usagef("%s is a directory; give a root file system as a tar, which knows its owners: tar -C %s -c . | sandboxd import --rootfs - REFERENCE", source, source)
+		return nil, nil, cmdline.Usagef("%s is a directory; give a root file system as a tar, which knows its owners: tar -C %s -c . | sandboxd import --rootfs - REFERENCE", source, source)
 	}
 	if _, err := os.Stat(filepath.Join(source, "index.json")); err != nil {
 		return nil, nil, fmt.Errorf("%s is not an OCI layout: %w", source, err)
@@ -134,7 +135,7 @@ func (o *importOptions) open(source string, d deps) (io.ReadCloser, func() error
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		err := pack(w, filepath.Clean(source), fi, ".", d.stderr)
+		err := pack(w, filepath.Clean(source), fi, ".", d.Stderr)
 		_ = w.CloseWithError(err) // nil is io.EOF
 		done <- err
 	}()

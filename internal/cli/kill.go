@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type killOptions struct {
@@ -25,13 +26,13 @@ program's process group instead. What it has written stays to be read with
 sandboxd attach. A program that has ended is no error.`,
 		Example: `  sandboxd kill work 3fqk2mzr7yxa
   sandboxd kill --signal HUP work 3fqk2mzr7yxa`,
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runKill(cmd.Context(), args[0], args[1], opts, d)
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -42,13 +43,13 @@ func (o *killOptions) addFlags(f *pflag.FlagSet) {
 
 func runKill(ctx context.Context, id, exec string, opts killOptions, d deps) error {
 	if opts.all && opts.signal == "" {
-		return usagef("--all says whom a --signal is for; without one everything is killed")
+		return cmdline.Usagef("--all says whom a --signal is for; without one everything is killed")
 	}
 	req := api.ExecSignal{Signal: opts.signal, All: opts.all}
 	if opts.signal == "" {
 		req = api.ExecSignal{Signal: "SIGKILL", All: true}
 	}
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	return c.SignalExec(ctx, id, exec, req)
 }

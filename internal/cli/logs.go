@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type logsOptions struct {
@@ -37,11 +38,11 @@ As with exec and attach, what a program writes comes out as it is: on a terminal
 its escape sequences act. With --json they do not.`,
 		Example: `  sandboxd logs -f web
   sandboxd logs --tail 20 --since 10m --timestamps web`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runLogs(cmd.Context(), args[0], opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -53,20 +54,20 @@ func (o *logsOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.json, "json", false, "print the entries as JSON, one a line")
 }
 
-// choose turns the flags into what the daemon is asked for.
+// choose returns the daemon's options for the flags.
 func (o *logsOptions) choose(now time.Time) (client.LogOptions, error) {
 	c := client.LogOptions{Follow: o.follow}
 	if o.tail != "all" {
 		n, err := strconv.Atoi(o.tail)
 		if err != nil || n < 0 {
-			return c, usagef("--tail %q is neither all nor a number of lines", o.tail)
+			return c, cmdline.Usagef("--tail %q is neither all nor a number of lines", o.tail)
 		}
 		c.Last = &n
 	}
 	if o.since == "" {
 		return c, nil
 	}
-	var span seconds
+	var span cmdline.Seconds
 	if span.Set(o.since) == nil {
 		c.Since = now.Add(-time.Duration(float64(span) * float64(time.Second)))
 		return c, nil
@@ -77,7 +78,7 @@ func (o *logsOptions) choose(now time.Time) (client.LogOptions, error) {
 			return c, nil
 		}
 	}
-	return c, usagef("--since %q is neither a time span such as 10m nor a time such as 2006-01-02T15:04:05Z", o.since)
+	return c, cmdline.Usagef("--since %q is neither a time span such as 10m nor a time such as 2006-01-02T15:04:05Z", o.since)
 }
 
 func runLogs(ctx context.Context, id string, opts logsOptions, d deps) error {
@@ -85,16 +86,16 @@ func runLogs(ctx context.Context, id string, opts logsOptions, d deps) error {
 	if err != nil {
 		return err
 	}
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	if opts.json {
-		lines := json.NewEncoder(d.stdout)
+		lines := json.NewEncoder(d.Stdout)
 		return c.Logs(ctx, id, chosen, func(e api.LogEntry) error { return lines.Encode(e) })
 	}
-	out, errs := &stamped{w: d.stdout, on: opts.timestamps}, &stamped{w: d.stderr, on: opts.timestamps}
+	out, errs := &stamped{w: d.Stdout, on: opts.timestamps}, &stamped{w: d.Stderr, on: opts.timestamps}
 	return c.Logs(ctx, id, chosen, func(e api.LogEntry) error {
 		if e.Dropped > 0 {
-			fmt.Fprintf(d.stderr, "sandboxd: %d bytes of output before this are kept no more\n", e.Dropped)
+			fmt.Fprintf(d.Stderr, "sandboxd: %d bytes of output before this are kept no more\n", e.Dropped)
 		}
 		w := out
 		if e.Stream == "stderr" {
@@ -104,11 +105,11 @@ func runLogs(ctx context.Context, id string, opts logsOptions, d deps) error {
 	})
 }
 
-// stamped writes lines, if on with the time of each.
+// stamped writes lines, each with its time if on is set.
 type stamped struct {
 	w      io.Writer
 	on     bool
-	within bool // a line has begun
+	within bool // the last line is incomplete
 }
 
 func (s *stamped) write(t time.Time, p []byte) error {
@@ -138,7 +139,7 @@ one's main process, 128+n where signal n ended it: "-" where it has none, or whe
 nobody knows.`,
 		Example: `  id=$(sandboxd run -d debian:12 -- make -C /src)
   code=$(sandboxd wait $id)`,
-		Args: usageArgs(cobra.MinimumNArgs(1)),
+		Args: cmdline.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return eachSandbox(cmd.Context(), args, asJSON, d, (*client.Client).WaitSandbox, func(sb *api.Sandbox) string {
 				if sb.Exit == nil {
@@ -149,6 +150,6 @@ nobody knows.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the sandboxes as JSON")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }

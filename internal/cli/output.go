@@ -1,66 +1,23 @@
 package cli
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
-	"os"
-	"strings"
-	"text/tabwriter"
 	"time"
-	"unicode"
 
 	"github.com/docker/go-units"
-	"golang.org/x/term"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// printJSON writes v for machines: indented, one document.
-//
-// What a terminal would obey of a text that is not ours is escaped, as JSON can, and means the same to a program.
-func printJSON(w io.Writer, v any) error {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
-		return err
-	}
-	var out strings.Builder
-	for _, r := range b.String() {
-		if r != '\n' && (unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r)) {
-			fmt.Fprintf(&out, `\u%04x`, r)
-		} else {
-			out.WriteRune(r)
-		}
-	}
-	_, err := io.WriteString(w, out.String())
-	return err
-}
-
-// printImage writes what an image is called and what it is.
+// printImage writes an image's reference and digest.
 func printImage(w io.Writer, image *api.Image) error {
-	_, err := fmt.Fprintf(w, "%s %s\n", printable(image.Reference), printable(image.Digest))
+	_, err := fmt.Fprintf(w, "%s %s\n", cmdline.Printable(image.Reference), cmdline.Printable(image.Digest))
 	return err
 }
 
-// table writes rows in columns; the first row is the head.
-func table(w io.Writer, rows [][]string) error {
-	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
-	for _, row := range rows {
-		for i := range row {
-			row[i] = printable(row[i])
-		}
-		if _, err := fmt.Fprintln(t, strings.Join(row, "\t")); err != nil {
-			return err
-		}
-	}
-	return t.Flush()
-}
-
-// since says how long ago t was, in words.
+// since returns the time passed since t, in words.
 func since(t time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -68,7 +25,7 @@ func since(t time.Time) string {
 	return units.HumanDuration(time.Since(t)) + " ago"
 }
 
-// until says how long it is to t, in words.
+// until returns the time left until t, in words.
 func until(t time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -79,5 +36,3 @@ func until(t time.Time) string {
 	}
 	return "in " + units.HumanDuration(d)
 }
-
-func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }

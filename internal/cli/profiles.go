@@ -17,6 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
 	"github.com/sandboxd/sandboxd/internal/boot"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 	"github.com/sandboxd/sandboxd/seccomp"
 )
 
@@ -30,17 +31,17 @@ func newProfiles(d deps) *cobra.Command {
 		Long: `List the security profiles that a sandbox can have: "run --profile NAME". A running
 daemon is asked, since it may have more than sandboxd brings along (serve
 --profiles); without one those are listed.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runProfiles(cmd.Context(), opts, d) },
 	}
 	cmd.Flags().BoolVar(&opts.json, "json", false, "print the list as JSON")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	cmd.AddCommand(newProfilesShow(d))
 	return cmd
 }
 
 func runProfiles(ctx context.Context, opts profilesOptions, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	profiles, err := c.Profiles(ctx)
 	if _, ok := errors.AsType[*client.NotRunning](err); ok {
@@ -53,7 +54,7 @@ func runProfiles(ctx context.Context, opts profilesOptions, d deps) error {
 		return err
 	}
 	if opts.json {
-		return printJSON(d.stdout, api.ProfileList{Profiles: profiles})
+		return cmdline.PrintJSON(d.Stdout, api.ProfileList{Profiles: profiles})
 	}
 	rows := [][]string{{"NAME", "CAPABILITIES", "SYSCALLS", "USER", "ROOT", "FOR"}}
 	for _, p := range profiles {
@@ -65,7 +66,7 @@ func runProfiles(ctx context.Context, opts profilesOptions, d deps) error {
 			p.Name, strconv.Itoa(len(p.Capabilities)), strconv.Itoa(p.Syscalls), cmp.Or(p.User, "any"), root, strings.TrimPrefix(p.Description, "for "),
 		})
 	}
-	return table(d.stdout, rows)
+	return cmdline.Table(d.Stdout, rows)
 }
 
 func newProfilesShow(d deps) *cobra.Command {
@@ -75,16 +76,16 @@ func newProfilesShow(d deps) *cobra.Command {
 		Short: "Print a security profile whole",
 		Long: `Print a security profile whole: what a sandbox with it is held by, and what its
 filter answers to every system call that it names.`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runProfilesShow(cmd.Context(), args[0], opts, d) },
 	}
 	cmd.Flags().BoolVar(&opts.json, "json", false, "print the profile as JSON, with the filter in the form of the OCI runtime specification")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
 func runProfilesShow(ctx context.Context, name string, opts profilesOptions, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	p, err := c.Profile(ctx, name)
 	if _, ok := errors.AsType[*client.NotRunning](err); ok {
@@ -94,9 +95,9 @@ func runProfilesShow(ctx context.Context, name string, opts profilesOptions, d d
 		return err
 	}
 	if opts.json {
-		return printJSON(d.stdout, p)
+		return cmdline.PrintJSON(d.Stdout, p)
 	}
-	return printProfile(d.stdout, p)
+	return printProfile(d.Stdout, p)
 }
 
 func printProfile(w io.Writer, p *api.Profile) error {
@@ -105,7 +106,9 @@ func printProfile(w io.Writer, p *api.Profile) error {
 		return fmt.Errorf("read the filter of profile %q: %w", p.Name, err)
 	}
 	var b strings.Builder
-	line := func(what, value string) { fmt.Fprintf(&b, "%-16s %s\n", what, cmp.Or(printable(value), "none")) }
+	line := func(what, value string) {
+		fmt.Fprintf(&b, "%-16s %s\n", what, cmp.Or(cmdline.Printable(value), "none"))
+	}
 	line("profile", p.Name)
 	line("for", strings.TrimPrefix(p.Description, "for "))
 	line("source", cmp.Or(p.Source, "sandboxd brings it along"))

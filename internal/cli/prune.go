@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type pruneEndedOptions struct {
@@ -28,11 +29,11 @@ for one can still read how it did; "--older-than 0s" takes them too. A sandbox w
 the label ` + api.LabelKeep + ` stays whatever is given; "sandboxd rm" deletes it.`,
 		Example: `  sandboxd prune
   sandboxd prune --older-than 0s --label job=nightly`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runPruneEnded(cmd.Context(), opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -48,37 +49,37 @@ func runPruneEnded(ctx context.Context, opts pruneEndedOptions, d deps) error {
 		return err
 	}
 	if opts.olderThan < 0 {
-		return usagef("--older-than %v is negative", opts.olderThan)
+		return cmdline.Usagef("--older-than %v is negative", opts.olderThan)
 	}
 	age := opts.olderThan.Seconds()
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	out, err := c.PruneSandboxes(ctx, api.PruneSandboxes{OlderThan: &age, Labels: labels})
 	if err != nil {
 		return err
 	}
 	if opts.json {
-		return printJSON(d.stdout, out)
+		return cmdline.PrintJSON(d.Stdout, out)
 	}
 	for _, r := range out.Removed {
-		if _, err := fmt.Fprintln(d.stdout, printable(r.Name)); err != nil {
+		if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(r.Name)); err != nil {
 			return err
 		}
 	}
 	if out.Recent > 0 {
-		_, _ = fmt.Fprintf(d.stderr, "%d more have ended since then and stay; --older-than 0s takes them too\n", out.Recent) // a remark
+		_, _ = fmt.Fprintf(d.Stderr, "%d more have ended since then and stay; --older-than 0s takes them too\n", out.Recent) // a note
 	}
 	return nil
 }
 
-// printRemoved prints what is gone, a line each, and what that comes to.
+// printRemoved prints the removed names, one per line, and their sum.
 func printRemoved(d deps, names []string, sum string) error {
 	for _, name := range names {
-		if _, err := fmt.Fprintln(d.stdout, printable(name)); err != nil {
+		if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(name)); err != nil {
 			return err
 		}
 	}
-	_, err := fmt.Fprintln(d.stdout, sum)
+	_, err := fmt.Fprintln(d.Stdout, sum)
 	return err
 }
 
@@ -89,7 +90,7 @@ func newSnapshotsPrune(d deps) *cobra.Command {
 		Short: "Remove snapshots that no sandbox stands on",
 		Long: `Remove snapshots by age, by label or by both, and print their names. Those that a
 sandbox stands on stay, and those with the label ` + api.LabelKeep + `.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runSnapshotsPrune(cmd.Context(), opts, cmd.Flags().Changed("older-than"), d)
 		},
@@ -98,7 +99,7 @@ sandbox stands on stay, and those with the label ` + api.LabelKeep + `.`,
 	f.DurationVar(&opts.olderThan, "older-than", 0, "only those that were taken, or imported, this long ago; 0s: all")
 	f.StringArrayVarP(&opts.labels, "label", "l", nil, "only those with this `label`: key=value; may be given again")
 	f.BoolVar(&opts.json, "json", false, "print what was removed as JSON")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -110,21 +111,21 @@ func runSnapshotsPrune(ctx context.Context, opts pruneEndedOptions, aged bool, d
 	req := api.PruneSnapshots{Labels: labels}
 	switch {
 	case opts.olderThan < 0:
-		return usagef("--older-than %v is negative", opts.olderThan)
+		return cmdline.Usagef("--older-than %v is negative", opts.olderThan)
 	case aged:
 		age := opts.olderThan.Seconds()
 		req.OlderThan = &age
 	case labels == nil:
-		return usagef("which snapshots? give --older-than (0s: all) or --label")
+		return cmdline.Usagef("which snapshots? give --older-than (0s: all) or --label")
 	}
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	out, err := c.PruneSnapshots(ctx, req)
 	if err != nil {
 		return err
 	}
 	if opts.json {
-		return printJSON(d.stdout, out)
+		return cmdline.PrintJSON(d.Stdout, out)
 	}
 	return printRemoved(d, out.Removed, fmt.Sprintf("%d snapshots, %s", len(out.Removed), sizeOf(out.Bytes)))
 }

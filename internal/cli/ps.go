@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type psOptions struct {
@@ -24,11 +25,11 @@ func newPs(d deps) *cobra.Command {
 		Use:   "ps",
 		Short: "List sandboxes",
 		Long:  "List your sandboxes, oldest first, with their state and when they end.",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  cmdline.UsageArgs(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return runPs(cmd.Context(), opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -41,10 +42,10 @@ func (o *psOptions) addFlags(f *pflag.FlagSet) {
 func runPs(ctx context.Context, opts psOptions, d deps) error {
 	for _, l := range opts.labels {
 		if key, _, ok := strings.Cut(l, "="); !ok || key == "" {
-			return usagef("--label %q is not key=value", l)
+			return cmdline.Usagef("--label %q is not key=value", l)
 		}
 	}
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	sandboxes, err := c.ListSandboxes(ctx, client.ListOptions{Labels: opts.labels})
 	if err != nil {
@@ -55,10 +56,10 @@ func runPs(ctx context.Context, opts psOptions, d deps) error {
 		if sandboxes == nil {
 			sandboxes = []api.Sandbox{}
 		}
-		return printJSON(d.stdout, api.SandboxList{Sandboxes: sandboxes})
+		return cmdline.PrintJSON(d.Stdout, api.SandboxList{Sandboxes: sandboxes})
 	case opts.quiet:
 		for _, s := range sandboxes {
-			if _, err := fmt.Fprintln(d.stdout, printable(s.ID)); err != nil {
+			if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(s.ID)); err != nil {
 				return err
 			}
 		}
@@ -75,5 +76,5 @@ func runPs(ctx context.Context, opts psOptions, d deps) error {
 		}
 		rows = append(rows, []string{s.ID, s.Name, s.Image, state, since(s.CreatedAt), ends})
 	}
-	return table(d.stdout, rows)
+	return cmdline.Table(d.Stdout, rows)
 }

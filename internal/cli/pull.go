@@ -8,6 +8,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type pullOptions struct {
@@ -25,11 +26,11 @@ func newPull(d deps) *cobra.Command {
 already is not fetched again. Progress is shown on a terminal.`,
 		Example: `  sandboxd pull debian:12
   sandboxd pull localhost:5000/team/tool@sha256:…`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runPull(cmd.Context(), args[0], opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -45,21 +46,21 @@ func runPull(ctx context.Context, reference string, opts pullOptions, d deps) er
 	})
 }
 
-// transfer pulls or pushes an image, shows how that goes on, and prints the image.
+// transfer pulls or pushes an image, shows the progress, and prints the image.
 func transfer(ctx context.Context, d deps, asJSON bool, do func(*client.Client, func(api.PullEvent)) (*api.Image, error)) error {
-	c, err := d.daemon(ctx)
+	c, err := d.Daemon(ctx)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	p := newProgress(d.stderr)
-	image, err := do(c, p.event)
-	p.end()
+	p := cmdline.NewProgress(d.Stderr)
+	image, err := do(c, p.Event)
+	p.End()
 	if err != nil {
 		return err
 	}
 	if asJSON {
-		return printJSON(d.stdout, image)
+		return cmdline.PrintJSON(d.Stdout, image)
 	}
-	return printImage(d.stdout, image)
+	return printImage(d.Stdout, image)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type rmOptions struct {
@@ -27,15 +28,15 @@ processes are dead and their files are gone.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case opts.all && len(args) > 0:
-				return usagef("--all and names exclude each other")
+				return cmdline.Usagef("--all and names exclude each other")
 			case !opts.all && len(args) == 0:
-				return usagef("no sandbox is named; sandboxd ps lists them")
+				return cmdline.Usagef("no sandbox is named; sandboxd ps lists them")
 			}
 			return runRm(cmd.Context(), args, opts, d)
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -45,7 +46,7 @@ func (o *rmOptions) addFlags(f *pflag.FlagSet) {
 }
 
 func runRm(ctx context.Context, ids []string, opts rmOptions, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	if opts.all {
 		list, err := c.ListSandboxes(ctx, client.ListOptions{})
@@ -62,11 +63,11 @@ func runRm(ctx context.Context, ids []string, opts rmOptions, d deps) error {
 		err := c.DeleteSandbox(ctx, id)
 		switch {
 		case opts.all && errors.Is(err, &api.Problem{Code: api.CodeNotFound}):
-			continue // its deadline was faster
+			continue // its deadline came first
 		case err == nil:
 			deleted = append(deleted, id)
 			if !opts.json {
-				if _, err := fmt.Fprintln(d.stdout, printable(id)); err != nil {
+				if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(id)); err != nil {
 					return err
 				}
 			}
@@ -75,15 +76,15 @@ func runRm(ctx context.Context, ids []string, opts rmOptions, d deps) error {
 			return err
 		}
 		failed = true
-		explain(d.stderr, err)
+		cmdline.Explain(d.Stderr, err)
 	}
 	if opts.json {
-		if err := printJSON(d.stdout, map[string][]string{"deleted": deleted}); err != nil {
+		if err := cmdline.PrintJSON(d.Stdout, map[string][]string{"deleted": deleted}); err != nil {
 			return err
 		}
 	}
 	if failed {
-		return &exitError{code: codeError}
+		return &cmdline.ExitError{Code: cmdline.CodeError}
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type rmiOptions struct {
@@ -23,11 +24,11 @@ func newRmi(d deps) *cobra.Command {
 		Long: `Take away names of images and print them. With its last name an image goes, and
 with it what no other image needs. One that a sandbox has, running or not, is
 refused.`,
-		Args: usageArgs(cobra.MinimumNArgs(1)),
+		Args: cmdline.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runRmi(cmd.Context(), args, opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -37,7 +38,7 @@ func (o *rmiOptions) addFlags(f *pflag.FlagSet) {
 }
 
 func runRmi(ctx context.Context, references []string, opts rmiOptions, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	all := api.ImagesRemoved{Removed: []string{}}
 	failed := false
@@ -48,7 +49,7 @@ func runRmi(ctx context.Context, references []string, opts rmiOptions, d deps) e
 				return err
 			}
 			failed = true
-			explain(d.stderr, err)
+			cmdline.Explain(d.Stderr, err)
 			continue
 		}
 		all.Removed, all.Untagged = append(all.Removed, out.Removed...), append(all.Untagged, out.Untagged...)
@@ -57,18 +58,18 @@ func runRmi(ctx context.Context, references []string, opts rmiOptions, d deps) e
 			continue
 		}
 		for _, name := range append(out.Removed, out.Untagged...) {
-			if _, err := fmt.Fprintln(d.stdout, printable(name)); err != nil {
+			if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(name)); err != nil {
 				return err
 			}
 		}
 	}
 	if opts.json {
-		if err := printJSON(d.stdout, all); err != nil {
+		if err := cmdline.PrintJSON(d.Stdout, all); err != nil {
 			return err
 		}
 	}
 	if failed {
-		return &exitError{code: codeError}
+		return &cmdline.ExitError{Code: cmdline.CodeError}
 	}
 	return nil
 }
@@ -79,17 +80,17 @@ func newTag(d deps) *cobra.Command {
 		Short: "Give an image one more name",
 		Long: `Give a stored image one more name. An image that has the name loses it. Nothing
 is copied.`,
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c := d.client()
+			c := d.Client()
 			defer c.Close()
 			image, err := c.TagImage(cmd.Context(), args[0], args[1])
 			if err != nil {
 				return err
 			}
-			return printImage(d.stdout, image)
+			return printImage(d.Stdout, image)
 		},
 	}
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }

@@ -11,9 +11,10 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// deleteTimeout bounds the cleaning up after a program, which goes on when the user has asked us to stop.
+// deleteTimeout limits the clean-up after a program, which continues after a signal.
 const deleteTimeout = 30 * time.Second
 
 type runOptions struct {
@@ -60,20 +61,20 @@ runs, one is started in the background and ends when it is idle.`,
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitProgram)
+	cmdline.ExitStatus(cmd, cmdline.ExitProgram)
 	return cmd
 }
 
 func (o *runOptions) addFlags(f *pflag.FlagSet) {
-	f.SetInterspersed(false) // flags behind IMAGE are the program's
+	f.SetInterspersed(false) // flags after IMAGE are the program's
 	o.sandboxFlags.addFlags(f)
 	o.terminalFlags.addFlags(f)
 	f.BoolVar(&o.keep, "keep", false, "do not delete the sandbox afterwards")
 	f.BoolVarP(&o.detach, "detach", "d", false, "only create the sandbox, with PROGRAM as its main process if one is named, and print its id, as create does")
 }
 
-// parse tells image and program apart. dash is how many arguments stood before "--", or -1; behind IMAGE cobra leaves
-// the "--" in place.
+// parse separates image and program. dash is the number of arguments before "--", or -1; after
+// IMAGE cobra leaves the "--" in place.
 func (o *runOptions) parse(args []string, dash int) error {
 	if err := o.check(); err != nil && !o.detach {
 		return err
@@ -81,7 +82,7 @@ func (o *runOptions) parse(args []string, dash int) error {
 	if dash != 0 && len(args) > 0 {
 		o.image, args = args[0], args[1:]
 		if o.image == "" {
-			return usagef("the image has an empty name")
+			return cmdline.Usagef("the image has an empty name")
 		}
 		if len(args) > 0 && args[0] == "--" {
 			args = args[1:]
@@ -90,13 +91,13 @@ func (o *runOptions) parse(args []string, dash int) error {
 	o.argv = args
 	switch {
 	case o.detach && o.timeout != 0:
-		return usagef("--detach: a main process has no --timeout of its own; the sandbox has a --lifetime")
+		return cmdline.Usagef("--detach: a main process has no --timeout of its own; the sandbox has a --lifetime")
 	case !o.detach && o.imageCommand:
-		return usagef("--image-command is about the main process of a sandbox that stays; give --detach, or name a program")
+		return cmdline.Usagef("--image-command is about the main process of a sandbox that stays; give --detach, or name a program")
 	case !o.detach && len(args) == 0:
-		return usagef("no program is named; as in: sandboxd run %s -- PROGRAM", orHost(o.image))
+		return cmdline.Usagef("no program is named; as in: sandboxd run %s -- PROGRAM", orHost(o.image))
 	case !o.detach && args[0] == "":
-		return usagef("the program has an empty name")
+		return cmdline.Usagef("the program has an empty name")
 	}
 	return nil
 }
@@ -109,7 +110,7 @@ func orHost(image string) string {
 }
 
 func runRun(ctx context.Context, opts runOptions, req api.CreateSandbox, d deps) (err error) {
-	c, err := d.daemon(ctx)
+	c, err := d.Daemon(ctx)
 	if err != nil {
 		return err
 	}
@@ -117,7 +118,7 @@ func runRun(ctx context.Context, opts runOptions, req api.CreateSandbox, d deps)
 	if opts.timeout != 0 && req.Timeout == 0 {
 		req.Timeout = lifetimeFor(float64(opts.timeout))
 	}
-	sb, err := create(ctx, c, req, d)
+	sb, err := cmdline.CreateSandbox(ctx, c, req, d.Stderr)
 	if err != nil {
 		return err
 	}
@@ -125,24 +126,25 @@ func runRun(ctx context.Context, opts runOptions, req api.CreateSandbox, d deps)
 		return printCreated(sb, opts.json, d)
 	}
 	if opts.keep {
-		fmt.Fprintf(d.stderr, "sandboxd: the sandbox stays: %s (%s)\n", sb.ID, printable(sb.Name))
+		fmt.Fprintf(d.Stderr, "sandboxd: the sandbox stays: %s (%s)\n", sb.ID, cmdline.Printable(sb.Name))
 	} else {
 		defer func() {
 			if derr := remove(ctx, c, sb.ID); derr != nil {
-				// The program's own outcome stands; the user must know all the same.
-				explain(d.stderr, fmt.Errorf("sandbox %s was left behind: %w", sb.ID, derr))
+				// The program's own exit code stands, but the user must know about the sandbox.
+				cmdline.Explain(d.Stderr, fmt.Errorf("sandbox %s was left behind: %w", sb.ID, derr))
 			}
 		}()
 	}
-	// A signal that came while the sandbox was made.
+	// A signal arrived while the sandbox was created.
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return execute(ctx, c, sb.ID, api.ExecRequest{Argv: opts.argv}, opts.terminalFlags, d)
 }
 
-// lifetimeFor is the lifetime of a sandbox whose one program has a timeout: the daemon's default where that is enough
-// in any case, else a little longer than the program may take, so that it is the program's end that is reported.
+// lifetimeFor returns the lifetime of a sandbox whose program has a timeout. Zero, the daemon's
+// default, suffices for short ones. Else it is a little longer than the timeout, so that the
+// program's end is reported.
 func lifetimeFor(timeout float64) float64 {
 	const ample, margin = 30 * 60, 60
 	if timeout <= ample {
@@ -151,28 +153,7 @@ func lifetimeFor(timeout float64) float64 {
 	return timeout + margin
 }
 
-// create makes a sandbox, and pulls its image first where the daemon does not have it.
-//
-// A signal does not interrupt the request: it takes milliseconds, and half-way out nobody would know whether there is a
-// sandbox to delete.
-func create(ctx context.Context, c *client.Client, req api.CreateSandbox, d deps) (*api.Sandbox, error) {
-	sb, err := c.CreateSandbox(context.WithoutCancel(ctx), req)
-	if !errors.Is(err, &api.Problem{Code: api.CodeNotFound}) || req.Image == "" || req.Image == api.HostImage {
-		return sb, err
-	}
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
-	p := newProgress(d.stderr)
-	_, perr := c.Pull(ctx, api.PullImage{Reference: req.Image}, p.event)
-	p.end()
-	if perr != nil {
-		return nil, perr
-	}
-	return c.CreateSandbox(context.WithoutCancel(ctx), req)
-}
-
-// remove deletes a sandbox even when ctx has ended. One that is not there any more is fine.
+// remove deletes a sandbox even if ctx has ended. A missing sandbox is no error.
 func remove(ctx context.Context, c *client.Client, id string) error {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), deleteTimeout, fmt.Errorf("no answer within %v", deleteTimeout))
 	defer cancel()
@@ -185,8 +166,8 @@ func remove(ctx context.Context, c *client.Client, id string) error {
 
 func printCreated(sb *api.Sandbox, asJSON bool, d deps) error {
 	if asJSON {
-		return printJSON(d.stdout, sb)
+		return cmdline.PrintJSON(d.Stdout, sb)
 	}
-	_, err := fmt.Fprintln(d.stdout, printable(sb.ID))
+	_, err := fmt.Fprintln(d.Stdout, cmdline.Printable(sb.ID))
 	return err
 }

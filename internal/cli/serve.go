@@ -18,12 +18,14 @@ import (
 
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/boot"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 	"github.com/sandboxd/sandboxd/internal/dirs"
 	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 )
 
-// serveOptions holds the flags of serve. To add an option: a field of [boot.Options] with its default in newServe, a line
-// in addFlags, a line in the golden help. To retire one: MarkDeprecated for two minor versions, then delete both.
+// serveOptions holds the flags of serve. To add an option: a field of [boot.Options] with its
+// default in newServe, a line in addFlags, a line in the golden help. To retire one: MarkDeprecated
+// for two minor versions, then delete both.
 type serveOptions struct {
 	boot.Options
 
@@ -41,29 +43,29 @@ func newServe(d deps) *cobra.Command {
 		EndedAge:           30 * 24 * time.Hour,
 	}}
 	var level string
-	var limit, snapshots size
-	logs := size{set: true, bytes: 4 << 20, least: 256 << 10}
-	allLogs := size{set: true, bytes: 2 << 30, least: 1 << 20}
-	runs := size{set: true, bytes: 20 << 30}
+	var limit, snapshots cmdline.Size
+	logs := cmdline.Size{Given: true, Bytes: 4 << 20, Least: 256 << 10}
+	allLogs := cmdline.Size{Given: true, Bytes: 2 << 30, Least: 1 << 20}
+	runs := cmdline.Size{Given: true, Bytes: 20 << 30}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon in the foreground",
 		Long: `Run the daemon in the foreground: it answers on the socket until SIGTERM, SIGINT or
 "sandboxd shutdown" ends it. Sandboxes outlive a daemon that is killed; the next
 one on the same data directory adopts them. The log goes to stderr.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := opts.LogLevel.UnmarshalText([]byte(level)); err != nil {
-				return usagef("--log-level %q: want debug, info, warn or error", level)
+				return cmdline.Usagef("--log-level %q: want debug, info, warn or error", level)
 			}
 			if opts.LogFiles < 2 || opts.LogFiles > 1000 {
-				return usagef("--log-files %d: must be from 2 to 1000", opts.LogFiles)
+				return cmdline.Usagef("--log-files %d: must be from 2 to 1000", opts.LogFiles)
 			}
 			if opts.AgentRuns < 1 || opts.AgentRuns > 1000 {
-				return usagef("--agent-runs %d: must be from 1 to 1000", opts.AgentRuns)
+				return cmdline.Usagef("--agent-runs %d: must be from 1 to 1000", opts.AgentRuns)
 			}
-			opts.Socket, opts.ImageLimit, opts.SnapshotLimit, opts.LogSize = *d.socket, limit.bytes, snapshots.bytes, logs.bytes
-			opts.LogLimit, opts.AgentLimit = allLogs.bytes, runs.bytes
+			opts.Socket, opts.ImageLimit, opts.SnapshotLimit, opts.LogSize = d.SocketFlag(), limit.Bytes, snapshots.Bytes, logs.Bytes
+			opts.LogLimit, opts.AgentLimit = allLogs.Bytes, runs.Bytes
 			return runServe(cmd.Context(), opts, d)
 		},
 	}
@@ -74,7 +76,7 @@ one on the same data directory adopts them. The log goes to stderr.`,
 	cmd.Flags().Var(&logs, "log-size", "most that one file of a sandbox's log may have, such as 1m, before the next one is begun; at least 256k")
 	cmd.Flags().Var(&allLogs, "log-limit", "most that the logs of all sandboxes may have, such as 10g, before the oldest files are removed of those that have most; the one that a main process writes to stays")
 	cmd.Flags().Var(&runs, "agent-limit", "most that the agent runs that are hosted and that nobody works on may have on disk, such as 100g, before the oldest of them are removed, but none within an hour; 0: any amount")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -108,15 +110,16 @@ func runServe(ctx context.Context, opts serveOptions, d deps) error {
 	o.Version = d.version
 	err = d.serve(ctx, o)
 	if wrong, ok := errors.AsType[*boot.OptionError](err); ok {
-		return &usageError{wrong}
+		return cmdline.Usagef("%w", wrong)
 	}
-	if _, ok := errors.AsType[signalled](context.Cause(ctx)); ok && (err == nil || errors.Is(err, context.Cause(ctx)) || errors.Is(err, context.Canceled)) {
-		return nil // asked to stop, and did
+	if _, ok := errors.AsType[cmdline.Signalled](context.Cause(ctx)); ok && (err == nil || errors.Is(err, context.Cause(ctx)) || errors.Is(err, context.Canceled)) {
+		return nil // a requested end
 	}
 	return err
 }
 
-// complete checks the options and fills in what was not given. socket is what the environment says; a flag beats it.
+// complete checks the options and sets their defaults. socket is the environment's, which a flag
+// overrides.
 func (s serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (boot.Options, error) {
 	o := s.Options
 	if o.Socket == "" && o.RuntimeDir == "" {
@@ -128,7 +131,7 @@ func (s serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 		case err == nil:
 		case o.DataDir == "":
 			return o, err
-		default: // no home, but a data directory was named: it has a place for sockets
+		default: // without a home directory, the named data directory has the sockets too
 			found.Runtime = filepath.Join(o.DataDir, "run")
 		}
 		o.DataDir = cmp.Or(o.DataDir, found.Data)
@@ -158,7 +161,7 @@ func (s serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 	}
 	for i, name := range o.Require {
 		if o.Require[i] = strings.TrimSpace(name); o.Require[i] == "" {
-			return o, usagef("--require has an empty name")
+			return o, cmdline.Usagef("--require has an empty name")
 		}
 	}
 	if o.Profiles != "" {
@@ -177,50 +180,51 @@ func (s serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 		o.Pools = append(o.Pools, pool)
 		pool.Size, pool.Learn = 0, false
 		if seen[pool] {
-			return o, usagef("--pool names %s twice with profile %s", pool.Image, pool.Profile)
+			return o, cmdline.Usagef("--pool names %s twice with profile %s", pool.Image, pool.Profile)
 		}
 		seen[pool] = true
 	}
 	switch {
 	case o.DefaultTimeout <= 0:
-		return o, usagef("--default-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultTimeout)
+		return o, cmdline.Usagef("--default-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultTimeout)
 	case o.DefaultIdleTimeout <= 0:
-		return o, usagef("--default-idle-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultIdleTimeout)
+		return o, cmdline.Usagef("--default-idle-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultIdleTimeout)
 	case o.EndedAge < 0 || o.SnapshotAge < 0 || o.AgentAge < 0:
-		return o, usagef("--ended-age %v, --snapshot-age %v, --agent-age %v: none may be negative", o.EndedAge, o.SnapshotAge, o.AgentAge)
+		return o, cmdline.Usagef("--ended-age %v, --snapshot-age %v, --agent-age %v: none may be negative", o.EndedAge, o.SnapshotAge, o.AgentAge)
 	case o.EndedLimit < 0:
-		return o, usagef("--ended-limit %d is negative", o.EndedLimit)
+		return o, cmdline.Usagef("--ended-limit %d is negative", o.EndedLimit)
 	case o.IdleExit < 0:
-		return o, usagef("--idle-exit %v is negative", o.IdleExit)
+		return o, cmdline.Usagef("--idle-exit %v is negative", o.IdleExit)
 	}
 	return o, nil
 }
 
-// inputsDir finds a directory that --agent-inputs names.
+// inputsDir resolves a directory of --agent-inputs.
 func inputsDir(dir string) (string, error) {
 	found, err := filepath.Abs(dir)
 	if err == nil {
 		found, err = filepath.EvalSymlinks(found)
 	}
 	if err != nil {
-		return "", usagef("--agent-inputs %q: %w", dir, err)
+		return "", cmdline.Usagef("--agent-inputs %q: %w", dir, err)
 	}
 	if fi, err := os.Stat(found); err != nil || !fi.IsDir() {
-		return "", usagef("--agent-inputs %q: not a directory", dir)
+		return "", cmdline.Usagef("--agent-inputs %q: not a directory", dir)
 	}
 	if found == "/" {
-		return "", usagef("--agent-inputs %q: that is all there is; name the directory that has the input", dir)
+		return "", cmdline.Usagef("--agent-inputs %q: that is all there is; name the directory that has the input", dir)
 	}
 	return found, nil
 }
 
-// maxPool is the largest pool: what is parked has memory, and a thousand sandboxes are the most there can be.
+// maxPool is the maximum size of a pool: idle sandboxes take memory, and a daemon has at most a
+// thousand.
 const maxPool = 100
 
-// learnedPool is the most that a pool has whose size is learned and for which nothing else is said.
+// learnedPool is the default maximum of a pool with a learned size.
 const learnedPool = 8
 
-// parsePool reads IMAGE=N, IMAGE=auto or IMAGE=auto:N, and ,PROFILE behind it.
+// parsePool parses IMAGE=N, IMAGE=auto or IMAGE=auto:N, with an optional ,PROFILE.
 func parsePool(s string) (p boot.Pool, err error) {
 	i := strings.LastIndexByte(s, '=')
 	if i > 0 {
@@ -238,7 +242,7 @@ func parsePool(s string) (p boot.Pool, err error) {
 		p.Size, err = strconv.Atoi(size)
 	}
 	if i <= 0 || err != nil || p.Size < 1 || p.Size > maxPool || p.Profile == "" {
-		return p, usagef("--pool %q: want IMAGE=N, IMAGE=auto or IMAGE=auto:N, with N from 1 to %d, and perhaps ,PROFILE", s, maxPool)
+		return p, cmdline.Usagef("--pool %q: want IMAGE=N, IMAGE=auto or IMAGE=auto:N, with N from 1 to %d, and perhaps ,PROFILE", s, maxPool)
 	}
 	return p, nil
 }
@@ -246,7 +250,7 @@ func parsePool(s string) (p boot.Pool, err error) {
 // unpackLimits is a flag for limits: "bytes=100g,entries=5000000".
 type unpackLimits layer.Limits
 
-// The names are those that an error says is exceeded.
+// The names are those of exceeded limits in errors.
 const (
 	limitEntries = string(layer.ExceededEntries)
 	limitBytes   = string(layer.ExceededBytes)
@@ -256,7 +260,7 @@ const (
 
 func (l *unpackLimits) String() string {
 	if *l == (unpackLimits{}) {
-		return "" // pflag asks what a zero value looks like
+		return "" // pflag's zero value
 	}
 	return fmt.Sprintf("%s=%d,%s=%s,%s=%d,%s=%d", limitEntries, l.Entries, limitBytes, units.BytesSize(float64(l.Bytes)), limitRatio, l.Ratio, limitDepth, l.Depth)
 }

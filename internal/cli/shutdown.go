@@ -14,10 +14,14 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// shutdownTimeout is how long the daemon may take to delete its sandboxes and end.
+// shutdownTimeout limits the time in which the daemon deletes its sandboxes and ends.
 const shutdownTimeout = time.Minute
+
+// shutdownPoll is the interval of looking whether the daemon has ended.
+const shutdownPoll = 10 * time.Millisecond
 
 type shutdownOptions struct {
 	keep bool
@@ -30,11 +34,11 @@ func newShutdown(d deps) *cobra.Command {
 		Short: "Stop the daemon",
 		Long: `Stop the daemon and wait until it has ended. Every sandbox is deleted, unless
 --keep-sandboxes says otherwise. That no daemon was running is no error.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runShutdown(cmd.Context(), opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -45,21 +49,21 @@ func (o *shutdownOptions) addFlags(f *pflag.FlagSet) {
 func runShutdown(ctx context.Context, opts shutdownOptions, d deps) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, shutdownTimeout, fmt.Errorf("the daemon has not ended within %v", shutdownTimeout))
 	defer cancel()
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	err := c.Shutdown(ctx, api.Shutdown{KeepSandboxes: opts.keep})
 	if _, ok := errors.AsType[*client.NotRunning](err); ok {
-		fmt.Fprintf(d.stderr, "sandboxd: no daemon is running at %s\n", c.Socket())
+		fmt.Fprintf(d.Stderr, "sandboxd: no daemon is running at %s\n", c.Socket())
 		return nil
 	}
-	// A daemon that is quicker than its answer has done what it was asked for.
+	// A daemon may end before its answer arrives.
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, syscall.ECONNRESET) {
 		return err
 	}
-	tick := time.NewTicker(startPoll)
+	tick := time.NewTicker(shutdownPoll)
 	defer tick.Stop()
 	for {
-		// It refuses connections as soon as it begins to stop; the socket's path is among the last things to go.
+		// A stopping daemon refuses connections at once, and removes the socket's path near its end.
 		if _, err := os.Lstat(c.Socket()); errors.Is(err, os.ErrNotExist) {
 			return nil
 		}

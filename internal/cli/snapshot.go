@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type snapshotOptions struct {
@@ -33,19 +34,19 @@ not to be consistent. Processes are not kept.
 "sandboxd create --snapshot" makes a sandbox of it.`,
 		Example: `  sandboxd snapshot build ready
   sandboxd run --snapshot ready -- make test`,
-		Args: usageArgs(cobra.RangeArgs(1, 2)),
+		Args: cmdline.UsageArgs(cobra.RangeArgs(1, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := ""
 			if len(args) == 2 {
 				if name = args[1]; name == "" {
-					return usagef("the snapshot has an empty name")
+					return cmdline.Usagef("the snapshot has an empty name")
 				}
 			}
 			return runSnapshot(cmd.Context(), args[0], name, opts, d)
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -60,33 +61,33 @@ func runSnapshot(ctx context.Context, id, name string, opts snapshotOptions, d d
 	if err != nil {
 		return err
 	}
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	snap, err := c.TakeSnapshot(ctx, id, api.TakeSnapshot{Name: name, Labels: labels, Comment: opts.comment})
 	if err != nil {
 		return err
 	}
 	if opts.json {
-		return printJSON(d.stdout, snap)
+		return cmdline.PrintJSON(d.Stdout, snap)
 	}
-	if _, err := fmt.Fprintln(d.stdout, printable(snap.ID)); err != nil {
+	if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(snap.ID)); err != nil {
 		return err
 	}
-	told(d, snap.Consistent, snap.Skipped, snap.SkippedMore)
+	printGaps(d, snap.Consistent, snap.Skipped, snap.SkippedMore)
 	return nil
 }
 
-// told says what a copy of a sandbox's files lacks.
-func told(d deps, consistent bool, skipped []string, more int64) {
-	// A remark that cannot be shown is no reason to fail.
+// printGaps prints the parts that a copy of a sandbox's files lacks.
+func printGaps(d deps, consistent bool, skipped []string, more int64) {
+	// A note that cannot be printed is no failure.
 	if !consistent {
-		_, _ = fmt.Fprintln(d.stderr, "not consistent: the sandbox could not be held, and what it wrote meanwhile may be there in part")
+		_, _ = fmt.Fprintln(d.Stderr, "not consistent: the sandbox could not be held, and what it wrote meanwhile may be there in part")
 	}
 	for _, s := range skipped {
-		_, _ = fmt.Fprintln(d.stderr, "left out: "+printable(s))
+		_, _ = fmt.Fprintln(d.Stderr, "left out: "+cmdline.Printable(s))
 	}
 	if more > 0 {
-		_, _ = fmt.Fprintf(d.stderr, "and %d more\n", more)
+		_, _ = fmt.Fprintf(d.Stderr, "and %d more\n", more)
 	}
 }
 
@@ -102,25 +103,25 @@ func newSnapshots(d deps) *cobra.Command {
 		Long: `List the snapshots that are here, or those of one sandbox. SIZE is what the files
 of a snapshot's own layer have; SHARED is what it stands on that other snapshots
 and sandboxes may stand on too.`,
-		Args: usageArgs(cobra.MaximumNArgs(1)),
+		Args: cmdline.UsageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id := ""
 			if len(args) == 1 {
 				if id = args[0]; id == "" {
-					return usagef("the sandbox has an empty name")
+					return cmdline.Usagef("the sandbox has an empty name")
 				}
 			}
 			return runSnapshots(cmd.Context(), id, opts, d)
 		},
 	}
 	cmd.Flags().BoolVar(&opts.json, "json", false, "print the list as JSON")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	cmd.AddCommand(newSnapshotsRm(d), newSnapshotsPrune(d), newSnapshotsExport(d), newSnapshotsImport(d))
 	return cmd
 }
 
 func runSnapshots(ctx context.Context, id string, opts snapshotsOptions, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	list, err := c.Snapshots(ctx, id)
 	if err != nil {
@@ -130,7 +131,7 @@ func runSnapshots(ctx context.Context, id string, opts snapshotsOptions, d deps)
 		if list == nil {
 			list = []api.Snapshot{}
 		}
-		return printJSON(d.stdout, api.SnapshotList{Snapshots: list})
+		return cmdline.PrintJSON(d.Stdout, api.SnapshotList{Snapshots: list})
 	}
 	rows := [][]string{{"ID", "NAME", "SANDBOX", "IMAGE", "LAYERS", "SIZE", "SHARED", "CONSISTENT", "CREATED"}}
 	for i := range list {
@@ -143,7 +144,7 @@ func runSnapshots(ctx context.Context, id string, opts snapshotsOptions, d deps)
 			s.ID, s.Name, s.SandboxName, s.Image, strconv.Itoa(s.Layers), sizeOf(s.Size), sizeOf(s.SharedSize), consistent, since(s.CreatedAt),
 		})
 	}
-	return table(d.stdout, rows)
+	return cmdline.Table(d.Stdout, rows)
 }
 
 func newSnapshotsRm(d deps) *cobra.Command {
@@ -152,15 +153,15 @@ func newSnapshotsRm(d deps) *cobra.Command {
 		Short: "Remove snapshots",
 		Long: `Remove snapshots and print their names as they were given. Sandboxes that were
 made of one go on; what they stand on goes when the last of them has gone.`,
-		Args: usageArgs(cobra.MinimumNArgs(1)),
+		Args: cmdline.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runSnapshotsRm(cmd.Context(), args, d) },
 	}
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
 func runSnapshotsRm(ctx context.Context, refs []string, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	failed := false
 	for _, ref := range refs {
@@ -169,15 +170,15 @@ func runSnapshotsRm(ctx context.Context, refs []string, d deps) error {
 				return err
 			}
 			failed = true
-			explain(d.stderr, err)
+			cmdline.Explain(d.Stderr, err)
 			continue
 		}
-		if _, err := fmt.Fprintln(d.stdout, printable(ref)); err != nil {
+		if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(ref)); err != nil {
 			return err
 		}
 	}
 	if failed {
-		return &exitError{code: codeError}
+		return &cmdline.ExitError{Code: cmdline.CodeError}
 	}
 	return nil
 }
@@ -189,7 +190,7 @@ func newSnapshotsExport(d deps) *cobra.Command {
 		Short: "Write a snapshot to a file",
 		Long: `Write a snapshot to a file: a tar with its layers, and the name and digest of its
 image, which is not in it. The file appears whole or not at all.`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return writeArchive(cmd.Context(), args[0], output, d, func(ctx context.Context, c *client.Client) (io.ReadCloser, error) {
 				return c.ExportSnapshot(ctx, args[0])
@@ -197,7 +198,7 @@ image, which is not in it. The file appears whole or not at all.`,
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "", "`file` to write (default: stdout, unless that is a terminal)")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -209,22 +210,22 @@ func newSnapshotsImport(d deps) *cobra.Command {
 		Short: "Read a snapshot from a file",
 		Long: `Read a snapshot from a file that "sandboxd snapshots export" has written, and print
 its id. "-" is stdin. The image that it needs must be stored.`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runSnapshotsImport(cmd.Context(), args[0], name, asJSON, d)
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "", "`name` of the snapshot (default: the one that it has)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the snapshot as JSON")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
 func runSnapshotsImport(ctx context.Context, file, name string, asJSON bool, d deps) error {
-	in := d.stdin
+	in := d.Stdin
 	if file == "-" {
-		if isTerminal(d.stdin) {
-			return usagef("a snapshot is expected on stdin, which is a terminal")
+		if cmdline.IsTerminal(d.Stdin) {
+			return cmdline.Usagef("a snapshot is expected on stdin, which is a terminal")
 		}
 	} else {
 		f, err := os.Open(file)
@@ -234,7 +235,7 @@ func runSnapshotsImport(ctx context.Context, file, name string, asJSON bool, d d
 		defer f.Close()
 		in = f
 	}
-	c, err := d.daemon(ctx)
+	c, err := d.Daemon(ctx)
 	if err != nil {
 		return err
 	}
@@ -244,8 +245,8 @@ func runSnapshotsImport(ctx context.Context, file, name string, asJSON bool, d d
 		return err
 	}
 	if asJSON {
-		return printJSON(d.stdout, snap)
+		return cmdline.PrintJSON(d.Stdout, snap)
 	}
-	_, err = fmt.Fprintln(d.stdout, printable(snap.ID))
+	_, err = fmt.Fprintln(d.Stdout, cmdline.Printable(snap.ID))
 	return err
 }

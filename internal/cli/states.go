@@ -8,9 +8,10 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// The commands that bring sandboxes from one state into another.
+// This file has the commands that change the state of sandboxes.
 
 type stopOptions struct {
 	grace float64
@@ -27,24 +28,24 @@ func newStop(d deps) *cobra.Command {
 
 Processes get SIGTERM; those that ignore it, as interactive shells do, SIGHUP too.
 What has not ended after the grace is killed.`,
-		Args: usageArgs(cobra.MinimumNArgs(1)),
+		Args: cmdline.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !(opts.grace >= 0) { // NaN too
-				return usagef("--grace %v is not a number of seconds", opts.grace)
+			if !(opts.grace >= 0) { // rejects NaN too
+				return cmdline.Usagef("--grace %v is not a number of seconds", opts.grace)
 			}
-			return runTurn(cmd.Context(), args, opts.json, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
+			return runTransition(cmd.Context(), args, opts.json, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
 				return c.StopSandbox(ctx, id, api.StopSandbox{Grace: &opts.grace})
 			})
 		},
 	}
 	cmd.Flags().Float64VarP(&opts.grace, "grace", "t", api.DefaultGrace, "kill what has not ended after so many `seconds`")
 	cmd.Flags().BoolVar(&opts.json, "json", false, "print the sandboxes as JSON")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
 type startOptions struct {
-	lifetime seconds
+	lifetime cmdline.Seconds
 	idle     bool
 	json     bool
 }
@@ -57,9 +58,9 @@ func newStart(d deps) *cobra.Command {
 		Long: `Run sandboxes again that are stopped or lost, and print their ids. Each has its own
 files, name, labels and limits, and its lifetime begins anew. Of what ran in it
 before, its main process is started, if it has one.`,
-		Args: usageArgs(cobra.MinimumNArgs(1)),
+		Args: cmdline.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runTurn(cmd.Context(), args, opts.json, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
+			return runTransition(cmd.Context(), args, opts.json, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
 				return c.StartSandbox(ctx, id, api.StartSandbox{Timeout: float64(opts.lifetime), Idle: opts.idle})
 			})
 		},
@@ -67,7 +68,7 @@ before, its main process is started, if it has one.`,
 	cmd.Flags().Var(&opts.lifetime, "lifetime", "stop the sandbox after this time, whatever it does (default: as it was created with)")
 	cmd.Flags().BoolVar(&opts.idle, "idle", false, "do not start the main process: to look at the files, for example")
 	cmd.Flags().BoolVar(&opts.json, "json", false, "print the sandboxes as JSON")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -82,15 +83,15 @@ lifetime goes on, their idle timeout does not.
 
 Without a cgroup v2 of the sandbox's own the processes are stopped by SIGSTOP, which
 programs can see, and which one that wants to can get around.`,
-		Args: usageArgs(cobra.MinimumNArgs(1)),
+		Args: cmdline.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runTurn(cmd.Context(), args, asJSON, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
+			return runTransition(cmd.Context(), args, asJSON, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
 				return c.PauseSandbox(ctx, id)
 			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the sandboxes as JSON")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -100,30 +101,32 @@ func newResume(d deps) *cobra.Command {
 		Use:   "resume [flags] SANDBOX...",
 		Short: "Let paused sandboxes go on",
 		Long:  "Let paused sandboxes go on, and print their ids. Their idle time begins anew.",
-		Args:  usageArgs(cobra.MinimumNArgs(1)),
+		Args:  cmdline.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runTurn(cmd.Context(), args, asJSON, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
+			return runTransition(cmd.Context(), args, asJSON, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
 				return c.ResumeSandbox(ctx, id)
 			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the sandboxes as JSON")
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
-// runTurn does turn to one sandbox after another, and prints their ids.
-func runTurn(ctx context.Context, ids []string, asJSON bool, d deps, turn func(context.Context, *client.Client, string) (*api.Sandbox, error)) error {
-	return eachSandbox(ctx, ids, asJSON, d, func(c *client.Client, ctx context.Context, id string) (*api.Sandbox, error) { return turn(ctx, c, id) },
+// runTransition applies transition to one sandbox after another, and prints their ids.
+func runTransition(ctx context.Context, ids []string, asJSON bool, d deps, transition func(context.Context, *client.Client, string) (*api.Sandbox, error)) error {
+	return eachSandbox(ctx, ids, asJSON, d, func(c *client.Client, ctx context.Context, id string) (*api.Sandbox, error) {
+		return transition(ctx, c, id)
+	},
 		func(sb *api.Sandbox) string { return sb.ID })
 }
 
-// eachSandbox does something with one sandbox after another, and prints what line makes of each. One that fails does not keep the
-// next from being tried.
+// eachSandbox applies do to one sandbox after another, and prints a line for each. It continues
+// after an error.
 func eachSandbox(ctx context.Context, ids []string, asJSON bool, d deps, do func(*client.Client, context.Context, string) (*api.Sandbox, error),
 	line func(*api.Sandbox) string,
 ) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	done := api.SandboxList{Sandboxes: []api.Sandbox{}}
 	failed := false
@@ -133,7 +136,7 @@ func eachSandbox(ctx context.Context, ids []string, asJSON bool, d deps, do func
 		case err == nil:
 			done.Sandboxes = append(done.Sandboxes, *sb)
 			if !asJSON {
-				if _, err := fmt.Fprintln(d.stdout, printable(line(sb))); err != nil {
+				if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(line(sb))); err != nil {
 					return err
 				}
 			}
@@ -142,15 +145,15 @@ func eachSandbox(ctx context.Context, ids []string, asJSON bool, d deps, do func
 			return err
 		}
 		failed = true
-		explain(d.stderr, err)
+		cmdline.Explain(d.Stderr, err)
 	}
 	if asJSON {
-		if err := printJSON(d.stdout, done); err != nil {
+		if err := cmdline.PrintJSON(d.Stdout, done); err != nil {
 			return err
 		}
 	}
 	if failed {
-		return &exitError{code: codeError}
+		return &cmdline.ExitError{Code: cmdline.CodeError}
 	}
 	return nil
 }

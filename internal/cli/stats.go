@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type statsOptions struct {
@@ -25,11 +26,11 @@ func newStats(d deps) *cobra.Command {
 		Long: `Show what the kernel counts of a running sandbox, its init included: memory,
 processor time, processes, input and output, and how long it waited for them.
 What the kernel does not tell on this host is not shown.`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runStats(cmd.Context(), args[0], opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -38,14 +39,14 @@ func (o *statsOptions) addFlags(f *pflag.FlagSet) {
 }
 
 func runStats(ctx context.Context, id string, opts statsOptions, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	st, err := c.Stats(ctx, id)
 	if err != nil {
 		return err
 	}
 	if opts.json {
-		return printJSON(d.stdout, st)
+		return cmdline.PrintJSON(d.Stdout, st)
 	}
 	rows := [][]string{{"WHAT", "NOW"}}
 	add := func(what, value string) {
@@ -79,7 +80,7 @@ func runStats(ctx context.Context, id string, opts statsOptions, d deps) error {
 			add("waited for "+resource, pressure(p.Some))
 		}
 	}
-	return table(d.stdout, rows)
+	return cmdline.Table(d.Stdout, rows)
 }
 
 func pressure(l *api.PressureLine) string {

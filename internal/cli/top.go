@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type topOptions struct{ json bool }
@@ -22,11 +23,11 @@ func newTop(d deps) *cobra.Command {
 		Long: `List the processes of a sandbox by their pids inside, with what they have used and
 which running program of sandboxd execs they come from. The sandbox's init says
 so, which a hostile program may have taken over.`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return runTop(cmd.Context(), args[0], opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -35,7 +36,7 @@ func (o *topOptions) addFlags(f *pflag.FlagSet) {
 }
 
 func runTop(ctx context.Context, id string, opts topOptions, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	processes, err := c.Processes(ctx, id)
 	if err != nil {
@@ -45,7 +46,7 @@ func runTop(ctx context.Context, id string, opts topOptions, d deps) error {
 		if processes == nil {
 			processes = []api.Process{}
 		}
-		return printJSON(d.stdout, api.ProcessList{Processes: processes})
+		return cmdline.PrintJSON(d.Stdout, api.ProcessList{Processes: processes})
 	}
 	rows := [][]string{{"PID", "PPID", "UID", "STATE", "STARTED", "CPU", "MEMORY", "EXEC", "PROGRAM"}}
 	for _, p := range processes {
@@ -61,5 +62,5 @@ func runTop(ctx context.Context, id string, opts topOptions, d deps) error {
 			time.Duration(p.CPUMS * float64(time.Millisecond)).Round(10 * time.Millisecond).String(), units.BytesSize(float64(p.RSS)), exec, line,
 		})
 	}
-	return table(d.stdout, rows)
+	return cmdline.Table(d.Stdout, rows)
 }

@@ -9,14 +9,15 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type updateOptions struct {
 	limitFlags
 
 	labels   []string
-	lifetime seconds
-	idle     seconds
+	lifetime cmdline.Seconds
+	idle     cmdline.Seconds
 	json     bool
 }
 
@@ -33,7 +34,7 @@ Memory in use that cannot be taken back is no ground for killing anything: a
 --memory below it is refused.`,
 		Example: `  sandboxd update work --memory 512m --cpus 0.5
   sandboxd update work --lifetime 2h --label owner=me --label temporary-`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req, err := opts.request(cmd.Flags().Changed)
 			if err != nil {
@@ -43,7 +44,7 @@ Memory in use that cannot be taken back is no ground for killing anything: a
 		},
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -56,25 +57,25 @@ func (o *updateOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.json, "json", false, "print the whole sandbox as JSON")
 }
 
-// request is the change asked for.
+// request returns the requested change.
 func (o *updateOptions) request(changed func(string) bool) (api.UpdateSandbox, error) {
 	req := api.UpdateSandbox{Timeout: float64(o.lifetime), IdleTimeout: float64(o.idle)}
 	l := &req.Limits
 	if changed("memory") {
-		l.Memory = &o.memory.bytes
+		l.Memory = &o.memory.Bytes
 	}
 	if changed("memory-high") {
-		l.MemoryHigh = &o.memoryHigh.bytes
+		l.MemoryHigh = &o.memoryHigh.Bytes
 	}
 	if changed("swap") {
-		l.Swap = &o.swap.bytes
+		l.Swap = &o.swap.Bytes
 	}
 	if changed("oom-group") {
 		l.OOMGroup = &o.oomGroup
 	}
 	if changed("cpus") {
-		if !(o.cpus >= 0 && o.cpus <= 1e6) { // NaN too
-			return req, usagef("--cpus %v is not a number of cores", o.cpus)
+		if !(o.cpus >= 0 && o.cpus <= 1e6) { // rejects NaN too
+			return req, cmdline.Usagef("--cpus %v is not a number of cores", o.cpus)
 		}
 		l.CPUs = &o.cpus
 	}
@@ -91,10 +92,10 @@ func (o *updateOptions) request(changed func(string) bool) (api.UpdateSandbox, e
 		l.IO.Weight = &o.ioWeight
 	}
 	if changed("io-read-bps") {
-		l.IO.ReadBPS = &o.readBPS.bytes
+		l.IO.ReadBPS = &o.readBPS.Bytes
 	}
 	if changed("io-write-bps") {
-		l.IO.WriteBPS = &o.writeBPS.bytes
+		l.IO.WriteBPS = &o.writeBPS.Bytes
 	}
 	if changed("io-read-iops") {
 		l.IO.ReadIOPS = &o.readIOPS
@@ -106,7 +107,7 @@ func (o *updateOptions) request(changed func(string) bool) (api.UpdateSandbox, e
 		key, value, set := strings.Cut(label, "=")
 		key, gone := strings.CutSuffix(key, "-")
 		if key == "" || set == gone {
-			return req, usagef("--label %q is neither key=value nor key-", label)
+			return req, cmdline.Usagef("--label %q is neither key=value nor key-", label)
 		}
 		if req.Labels == nil {
 			req.Labels = map[string]*string{}
@@ -116,21 +117,21 @@ func (o *updateOptions) request(changed func(string) bool) (api.UpdateSandbox, e
 		}
 	}
 	if *l == (api.LimitsUpdate{}) && req.Labels == nil && req.Timeout == 0 && req.IdleTimeout == 0 {
-		return req, usagef("nothing is to be changed; as in: sandboxd update SANDBOX --memory 512m")
+		return req, cmdline.Usagef("nothing is to be changed; as in: sandboxd update SANDBOX --memory 512m")
 	}
 	return req, nil
 }
 
 func runUpdate(ctx context.Context, id string, opts updateOptions, req api.UpdateSandbox, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	sb, err := c.UpdateSandbox(ctx, id, req)
 	if err != nil {
 		return err
 	}
 	if opts.json {
-		return printJSON(d.stdout, sb)
+		return cmdline.PrintJSON(d.Stdout, sb)
 	}
-	_, err = fmt.Fprintln(d.stdout, printable(sb.ID))
+	_, err = fmt.Fprintln(d.Stdout, cmdline.Printable(sb.ID))
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
 type versionOptions struct {
@@ -22,11 +23,11 @@ func newVersion(d deps) *cobra.Command {
 		Use:   "version",
 		Short: "Print the version of this command and of the running daemon",
 		Long:  "Print the version of this command, and that of the daemon where one is running.",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  cmdline.UsageArgs(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return runVersion(cmd.Context(), opts, d) },
 	}
 	opts.addFlags(cmd.Flags())
-	exitStatus(cmd, exitPlain)
+	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
@@ -35,7 +36,7 @@ func (o *versionOptions) addFlags(f *pflag.FlagSet) {
 }
 
 func runVersion(ctx context.Context, opts versionOptions, d deps) error {
-	c := d.client()
+	c := d.Client()
 	defer c.Close()
 	v := struct {
 		Client string          `json:"client"`
@@ -45,16 +46,16 @@ func runVersion(ctx context.Context, opts versionOptions, d deps) error {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		v.Client, v.Go = cmp.Or(info.Main.Version, v.Client), info.GoVersion
 	}
-	if sys, err := c.System(ctx); err == nil { // otherwise there is no daemon to have a version
+	if sys, err := c.System(ctx); err == nil { // without a daemon there is no second version
 		v.Daemon = sys
 	}
 	if opts.json {
-		return printJSON(d.stdout, v)
+		return cmdline.PrintJSON(d.Stdout, v)
 	}
 	daemon := "not running"
 	if v.Daemon != nil {
 		daemon = v.Daemon.Version
 	}
-	_, err := fmt.Fprintf(d.stdout, "sandboxd %s (%s)\ndaemon   %s\n", v.Client, v.Go, printable(daemon))
+	_, err := fmt.Fprintf(d.Stdout, "sandboxd %s (%s)\ndaemon   %s\n", v.Client, v.Go, cmdline.Printable(daemon))
 	return err
 }

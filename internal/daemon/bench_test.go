@@ -1,20 +1,22 @@
-package daemon
+package daemon_test
 
 import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/api/client"
+	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
+	"github.com/sandboxd/sandboxd/internal/service/servicetest"
 )
 
 // What an exec costs beyond fork and exec: HTTP, the lease, the guest protocol.
 func BenchmarkExecTrue(b *testing.B) {
-	r := newBench(b, realInit(b)).start()
-	sb, err := r.d.Service().CreateSandbox(b.Context(), api.CreateSandbox{})
+	r := daemontest.New(b, servicetest.RealInit(b)).Start()
+	sb, err := r.API().CreateSandbox(b.Context(), api.CreateSandbox{})
 	if err != nil {
 		b.Fatal(err)
 	}
-	c := client.New(r.d.Socket())
+	c := client.New(r.D.Socket())
 	defer c.Close()
 	for b.Loop() {
 		if res, err := c.Exec(b.Context(), sb.ID, api.ExecRequest{Argv: []string{"/bin/true"}}); err != nil || res.Exit.Code != 0 {
@@ -24,13 +26,13 @@ func BenchmarkExecTrue(b *testing.B) {
 }
 
 func BenchmarkCreateAndDelete(b *testing.B) {
-	r := newBench(b, nil).start()
+	r := daemontest.New(b, nil).Start()
 	for b.Loop() {
-		sb, err := r.d.Service().CreateSandbox(b.Context(), api.CreateSandbox{})
+		sb, err := r.API().CreateSandbox(b.Context(), api.CreateSandbox{})
 		if err != nil {
 			b.Fatal(err)
 		}
-		if err := r.d.Service().DeleteSandbox(b.Context(), sb.ID); err != nil {
+		if err := r.API().DeleteSandbox(b.Context(), sb.ID); err != nil {
 			b.Fatal(err)
 		}
 	}

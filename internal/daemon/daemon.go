@@ -1,3 +1,4 @@
+// Package daemon is the life cycle of the daemon: locks, socket, service and native face, from start to shutdown.
 package daemon
 
 import (
@@ -7,128 +8,73 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/internal/agents"
-	"github.com/sandboxd/sandboxd/runtime"
-	"github.com/sandboxd/sandboxd/runtime/cgroup"
+	"github.com/sandboxd/sandboxd/internal/httpapi"
+	"github.com/sandboxd/sandboxd/internal/service"
+	"github.com/sandboxd/sandboxd/internal/service/class"
 )
 
 const (
-	defaultProfile = "default"
-	buildProfile   = "build"
-
-	// stepTimeout bounds each step that must be tried although nobody waits for it any more.
-	stepTimeout = 10 * time.Second
-	// drainTimeout is how long requests under way may take when the daemon stops, before they are cancelled.
+	// drainTimeout is the time that requests under way have when the daemon stops, before they are cancelled.
 	drainTimeout = 2 * time.Second
-	// cutTimeout is how long a cancelled request may take to say so, before its connection is closed.
-	cutTimeout = 2 * time.Second
-	// agentTimeout is how long runs of the agent may take to collect their output when the daemon stops.
-	agentTimeout = 30 * time.Second
-	// closeTimeout bounds the end of all sandboxes.
-	closeTimeout = 60 * time.Second
+	// stepTimeout bounds the end of the engine.
+	stepTimeout = 10 * time.Second
 )
 
-// Options are what a daemon is made of. Those without a stated default are needed.
-//
-// To add one: give it a default that is right for nearly everyone, say it here, and add a flag only if people set it
-// differently on one host. To retire one: keep the field, ignore it and say since when, for one release.
+// Options configure a daemon: those of the service, and its own. A field without a stated default is required.
 type Options struct {
-	Version    string
-	DataDir    string // state.db lies here
-	RuntimeDir string // the control sockets lie here; made with mode 0700
-	Socket     string // of the API; default: [SocketName] in RuntimeDir
-	Engine     runtime.Engine
-	Images     Images
-	Differ     Differ // default: none; what sandboxes have changed cannot be asked for, and nothing is built that runs a program
-	// Deposits keeps detached execs for the daemon after this one. Default: none; they end with this one.
-	Deposits Deposits
-	// Profile finds a profile by name, and the limits that a sandbox of it has by default.
-	Profile func(name string) (runtime.Profile, api.Limits, error)
-	// Profiles are shown to clients, by name. Default: none are shown.
-	Profiles []api.Profile
+	// Options are those of the service. Socket defaults to [SocketName] in RuntimeDir; New sets Confined.
+	service.Options
 
-	// Confine holds the daemon to its own directories, and returns the version of Landlock that does, 0 where none can. It is called when the
-	// socket is bound and nothing that a sandbox sends has been read. Default: nothing.
+	// Confine restricts the daemon to its own directories, and returns the version of Landlock that does, zero where none can. It
+	// is called when the socket is bound and nothing that a sandbox sends has been read. Default: nothing.
 	Confine func() (landlock int, err error)
-	// LauncherInfo asks the launcher for its pid and for what a sandbox with the defaults would get. Default: unknown.
-	LauncherInfo func(ctx context.Context) (int, api.Enforced, error)
-	// Checks probes the host. Default: no checks.
-	Checks func(ctx context.Context) []api.Check
 	// EndEngine is called at the end of a shutdown that keeps no sandboxes, to end the launcher. Default: nothing.
 	EndEngine func(ctx context.Context) error
-	// Lock is what [AcquireLock] returned for DataDir. Default: New acquires it.
+	// Lock is the lock of DataDir that [AcquireLock] returned. Default: New acquires it.
 	Lock io.Closer
-
-	// ErrandsGone reports whether nobody does any more what the daemon cannot do itself. Default: nobody has to.
-	ErrandsGone func() bool
-	// Agents hosts runs of the agent. Default: none; the routes are not there.
-	Agents *agents.Host
-
-	// EndedAge is how long sandboxes that have ended are kept, and EndedLimit how many of them; SnapshotAge is how long snapshots are
-	// kept that no sandbox stands on. Default: for ever, and any number. See [retention].
-	EndedAge    time.Duration
-	EndedLimit  int
-	SnapshotAge time.Duration
-	// AgentAge is how long runs of the agent are kept that nobody works on, AgentLimit how many bytes they have together. Default: for ever,
-	// and any amount. See [agents.Retention].
-	AgentAge   time.Duration
-	AgentLimit int64
-
-	IODevice     cgroup.Device // that DataDir lies on; the default is none, and io limits are refused
-	Pools        []Pool        // sandboxes that are kept ready; default: none
-	LogSize      int64         // bytes of one file of a sandbox's log; default 4 MiB, at least 256 KiB
-	LogFiles     int           // of one sandbox, the oldest of which go; default 3
-	LogLimit     int64         // bytes of all logs, the oldest files of which go; default 2 GiB
-	MaxSandboxes int           // default 1000
-	Timeout      time.Duration // of a sandbox that asks for none; default an hour
-	IdleTimeout  time.Duration // of a sandbox that asks for none; default ten minutes
-	IdleExit     time.Duration // the daemon ends after this time without a sandbox and a request; 0: never
-	Log          *slog.Logger  // default: discarded
-}
-
-func (o *Options) socketPath() string {
-	return cmp.Or(o.Socket, filepath.Join(o.RuntimeDir, SocketName))
+	// IdleExit is the time without a sandbox and a request after which the daemon ends; zero means never.
+	IdleExit time.Duration
 }
 
 // SocketName is the API socket's file in the runtime directory.
 const SocketName = "api.sock"
 
-// Daemon is the running whole: sandboxes, services and the server in front of them.
+// Pool is a warm pool that the options ask for.
+type Pool = service.Pool
+
+// AcquireLock makes sure that no other daemon works in dir until the lock is closed or the process ends.
+func AcquireLock(dir string) (io.Closer, error) { return httpapi.AcquireLock(dir) }
+
+// Daemon is the running whole: the service and the native face.
 type Daemon struct {
 	opts    Options
 	log     *slog.Logger
-	service *Service
+	service *service.Service
+	server  *httpapi.Server
+	socket  *httpapi.Socket
 	lock    io.Closer
-	socket  *socket
 	drain   time.Duration // drainTimeout, but for tests
-	look    time.Duration // retainEvery, but for tests
-
-	requests sync.WaitGroup // handlers, those of hijacked connections among them, and enforce
-	mu       sync.Mutex
-	drained  bool // requests is waited for: nothing may be added to it
-	active   int  // requests that are counted
-	lastUse  time.Time
 
 	stopOnce sync.Once
 	stop     chan struct{} // closed when a client asks for the end
 	keep     bool          // written before stop is closed
 }
 
-// New locks the data directory, adopts the sandboxes that the engine runs, and listens on the API socket. [Daemon.Serve]
-// must be called next: it undoes all this in the end.
+// New locks the data directory, listens on the API socket and adopts the sandboxes that the engine runs. [Daemon.Serve] must
+// be called next: it undoes all this in the end.
 func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
-	if opts.Engine == nil || opts.Images == nil || opts.Profile == nil || opts.DataDir == "" || opts.RuntimeDir == "" {
-		return nil, errors.New("start daemon: Engine, Images, Profile, DataDir and RuntimeDir are needed")
+	if opts.DataDir == "" || opts.RuntimeDir == "" {
+		return nil, errors.New("start daemon: DataDir and RuntimeDir are needed")
 	}
-	d := &Daemon{opts: opts, log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)), lock: opts.Lock, drain: drainTimeout, look: retainEvery, stop: make(chan struct{})}
+	opts.Socket = cmp.Or(opts.Socket, filepath.Join(opts.RuntimeDir, SocketName))
+	opts.Log = cmp.Or(opts.Log, slog.New(slog.DiscardHandler))
+	d := &Daemon{opts: opts, log: opts.Log, lock: opts.Lock, drain: drainTimeout, stop: make(chan struct{})}
 	if d.lock == nil {
 		if d.lock, err = AcquireLock(opts.DataDir); err != nil {
 			return nil, err
@@ -139,51 +85,31 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			}
 		}()
 	}
-	if d.socket, err = listen(ctx, opts.RuntimeDir, opts.socketPath()); err != nil {
+	if d.socket, err = httpapi.Listen(ctx, opts.RuntimeDir, opts.Socket); err != nil {
 		return nil, fmt.Errorf("start daemon: %w", err)
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, d.socket.remove())
+			err = errors.Join(err, d.socket.Remove())
 		}
 	}()
-	confined := 0
 	if opts.Confine != nil {
-		if confined, err = opts.Confine(); err != nil {
+		if d.opts.Confined, err = opts.Confine(); err != nil {
 			return nil, fmt.Errorf("start daemon: %w", err)
 		}
 	}
-	pools := newPools(opts.Pools)
-	supervisor, err := runtime.Open(ctx, opts.DataDir, opts.Engine, runtime.Options{
-		RuntimeDir:   opts.RuntimeDir,
-		MaxSandboxes: opts.MaxSandboxes,
-		Timeout:      opts.Timeout,
-		IdleTimeout:  opts.IdleTimeout,
-		IODevice:     opts.IODevice,
-		PoolChanged:  pools.changed,
-		Exercise:     exercise,
-		Log:          d.log,
-	})
-	if err != nil {
+	if d.service, err = service.New(ctx, d.opts.Options); err != nil {
 		return nil, fmt.Errorf("start daemon: %w", err)
 	}
-	d.service = &Service{opts: opts, confined: confined, supervisor: supervisor, images: opts.Images, log: d.log, builds: make(chan struct{}, maxBuilds), pools: pools}
-	d.service.logs = newMainLogs(opts.DataDir, max(minLogSize, cmp.Or(opts.LogSize, defaultLogSize)), cmp.Or(opts.LogFiles, defaultLogFiles), cmp.Or(opts.LogLimit, defaultLogLimit))
-	d.service.logs.log = d.log
-	d.service.sweepLogs()
-	d.service.execs = newExecs(context.WithoutCancel(ctx))
-	d.service.adoptExecs(ctx)
-	// From here on images may be removed: what runs has been adopted, so it is known what they are needed for.
-	opts.Images.SetHolders(d.service.holders)
-	opts.Images.OnRemoval(d.service.forsake)
+	d.server = httpapi.New(ctx, httpapi.Options{Service: d.service, Socket: d.socket, Shutdown: d.Shutdown, Stopping: d.stop, Log: d.log})
 	return d, nil
 }
 
-// Service is what the API can do, for faces other than HTTP.
-func (d *Daemon) Service() *Service { return d.service }
+// Service is the service, for other faces.
+func (d *Daemon) Service() *service.Service { return d.service }
 
 // Socket is the path of the API socket.
-func (d *Daemon) Socket() string { return d.opts.socketPath() }
+func (d *Daemon) Socket() string { return d.opts.Socket }
 
 // Shutdown makes Serve return, as POST /v1/system/shutdown does. Only the first call counts.
 func (d *Daemon) Shutdown(req api.Shutdown) {
@@ -193,38 +119,7 @@ func (d *Daemon) Shutdown(req api.Shutdown) {
 	})
 }
 
-// enter counts a request; leave must follow unless it returns false.
-func (d *Daemon) enter() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.drained {
-		return false
-	}
-	d.requests.Add(1)
-	d.active++
-	return true
-}
-
-func (d *Daemon) leave() {
-	d.mu.Lock()
-	d.active--
-	d.lastUse = time.Now()
-	d.mu.Unlock()
-	d.requests.Done()
-}
-
-// idleFor is how long there has been no request; 0 while there is one, or a sandbox.
-func (d *Daemon) idleFor() time.Duration {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.active > 0 || d.service.supervisor.Count() > 0 {
-		d.lastUse = time.Now()
-		return 0
-	}
-	return time.Since(d.lastUse)
-}
-
-// watchIdle ends a daemon that was started for one session and is not needed any more.
+// watchIdle ends a daemon that was started for one session and has been idle for long enough.
 func (d *Daemon) watchIdle() {
 	timer := time.NewTimer(d.opts.IdleExit)
 	defer timer.Stop()
@@ -234,9 +129,9 @@ func (d *Daemon) watchIdle() {
 			return
 		case <-timer.C:
 		}
-		idle := d.idleFor()
+		idle := d.server.IdleFor()
 		if idle >= d.opts.IdleExit {
-			d.log.Info("nobody needs the daemon", "idle", idle)
+			d.log.Info("daemon is idle, ending", "idle", idle)
 			d.Shutdown(api.Shutdown{})
 			return
 		}
@@ -244,38 +139,19 @@ func (d *Daemon) watchIdle() {
 	}
 }
 
-// Serve answers requests until ctx ends or a client asks for the end, and returns when nothing of the daemon runs any
-// more. Where ctx ended, the sandboxes go on for the next daemon to adopt; a client says what shall become of them.
+// Serve answers requests until ctx ends or a client asks for the end, and returns when nothing of the daemon runs any more.
+// Where ctx ends, the sandboxes run on for the next daemon to adopt; a client says whether they do.
 func (d *Daemon) Serve(ctx context.Context) error {
-	requestCtx, cancelRequests := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer cancelRequests(nil)
-	server := &http.Server{
-		Handler: d.handler(),
-		// A request must announce itself soon; what follows is bounded where it is read.
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
-		BaseContext:       func(net.Listener) context.Context { return requestCtx },
-		ConnContext:       peerContext,
-		ErrorLog:          slog.NewLogLogger(d.log.Handler(), slog.LevelDebug),
-	}
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(d.socket) }()
-	d.log.Info("daemon is ready", "socket", d.Socket(), "uid", os.Getuid(), "sandboxes", d.service.supervisor.Count())
+	go func() { served <- d.server.Serve() }()
+	d.log.Info("daemon is ready", "socket", d.Socket(), "uid", os.Getuid(), "sandboxes", d.service.Sandboxes())
 
-	// Images may have grown beyond a limit that is new. Removing them takes its time, and nobody need wait for it.
-	enforceCtx, cancelEnforce := context.WithCancelCause(requestCtx)
-	defer cancelEnforce(nil)
-	d.requests.Go(func() { d.enforce(enforceCtx) })
-	d.requests.Go(func() { d.service.fillPools(enforceCtx) })
-	d.requests.Go(func() { d.service.retain(enforceCtx, d.look) })
-	d.requests.Go(func() { d.retainRuns(enforceCtx) })
-
+	maintain, endMaintenance := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer endMaintenance(nil)
+	var background sync.WaitGroup
+	background.Go(func() { d.service.Maintain(maintain) })
 	if d.opts.IdleExit > 0 {
-		d.lastUse = time.Now()
-		watched := make(chan struct{})
-		go func() { defer close(watched); d.watchIdle() }()
-		defer func() { <-watched }()
+		background.Go(d.watchIdle)
 	}
 	var failure error
 	select {
@@ -283,75 +159,34 @@ func (d *Daemon) Serve(ctx context.Context) error {
 		d.Shutdown(api.Shutdown{KeepSandboxes: true})
 	case <-d.stop:
 	case failure = <-served:
-		served <- http.ErrServerClosed
 		d.Shutdown(api.Shutdown{KeepSandboxes: true})
+		served <- nil
 	}
 	<-d.stop // orders our reading of keep
-	cancelEnforce(ErrStopping)
-	return errors.Join(failure, d.shutdown(context.WithoutCancel(ctx), server, served, cancelRequests))
-}
-
-// enforce keeps to the limit of images once.
-func (d *Daemon) enforce(ctx context.Context) {
-	switch err := d.opts.Images.Enforce(ctx); {
-	case err == nil:
-	case ctx.Err() != nil:
-		d.log.Info("images that are too many are removed by the next start", "error", err)
-	default:
-		d.log.Warn("the limit of images could not be kept to", "error", err)
-	}
-	// What the last daemon left of snapshots: layers that it was about to give to a fork, or to remove.
-	if err := d.opts.Images.EnforceSnapshots(ctx); err != nil && ctx.Err() == nil {
-		d.log.Warn("what no snapshot needs could not be removed", "error", err)
-	}
+	endMaintenance(class.ErrStopping)
+	return errors.Join(failure, d.shutdown(context.WithoutCancel(ctx), &background, served))
 }
 
 // shutdown reads top to bottom. Each step has its own deadline, and a step that fails does not keep the next from being
 // tried.
-func (d *Daemon) shutdown(ctx context.Context, server *http.Server, served <-chan error, cancelRequests context.CancelCauseFunc) error {
+func (d *Daemon) shutdown(ctx context.Context, background *sync.WaitGroup, served <-chan error) error {
 	d.log.Info("daemon is stopping", "keep_sandboxes", d.keep)
-	step := func(timeout time.Duration, f func(context.Context) error) error {
-		ctx, cancel := context.WithTimeout(ctx, timeout)
-		defer cancel()
-		return f(ctx)
-	}
-	// 0. The runs of the agent end, while they can still ask for what they have left.
-	if d.opts.Agents != nil {
-		if err := step(agentTimeout, d.opts.Agents.Close); err != nil {
-			d.log.Warn("not all agent runs have ended by themselves", "error", err)
-		}
-	}
-	// 1. Nobody new comes in, and what is under way may come to its end.
-	if step(d.drain, server.Shutdown) != nil {
-		// 2. What does not is told why, and then cut off.
-		cancelRequests(ErrStopping)
-		if step(cutTimeout, server.Shutdown) != nil {
-			d.log.Warn("requests are cut off")
-		}
-	}
-	cancelRequests(ErrStopping)
-	_ = server.Close() // the connections that are left; their requests are waited for next
-	var errs []error
-	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
-		errs = append(errs, fmt.Errorf("serve: %w", err))
-	}
-	// 3. Connections that became WebSockets are not the server's any more.
-	d.mu.Lock()
-	d.drained = true
-	d.mu.Unlock()
-	d.requests.Wait()
-	d.service.execs.stop()
-	// 4. The sandboxes end, or are left alone.
-	errs = append(errs, step(closeTimeout, func(ctx context.Context) error { return d.service.supervisor.Close(ctx, d.keep) }))
-	if !d.keep {
-		d.service.sweepLogs()
-	}
+	// 1. Agent runs end while they can still collect their output through the API.
+	d.service.CloseAgents(ctx)
+	// 2. No request comes in any more, and those under way end.
+	d.server.Drain(ctx, d.drain)
+	errs := []error{<-served}
+	background.Wait()
+	// 3. The sandboxes end, or run on.
+	errs = append(errs, d.service.Close(ctx, d.keep))
 	if !d.keep && d.opts.EndEngine != nil {
-		errs = append(errs, step(stepTimeout, d.opts.EndEngine))
+		ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+		errs = append(errs, d.opts.EndEngine(ctx))
+		cancel()
 	}
-	// 5. The locks and the socket go last: until here a new daemon must not start. Whoever sees that the socket is gone finds
-	// the data directory free.
-	errs = append(errs, d.lock.Close(), d.socket.remove())
+	// 4. The locks and the socket go last: until here a new daemon must not start. A client that sees the socket gone finds the
+	// data directory free.
+	errs = append(errs, d.lock.Close(), d.socket.Remove())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("stop daemon: %w", err)
 	}

@@ -35,8 +35,8 @@ type closer struct {
 	working chan struct{} // closed when everything has been let go; nil: it has
 }
 
-// maxHeld is how many namespaces may wait to be let go. Beyond that deletions wait themselves, or
-// they would get ahead of the disk without a bound.
+// maxHeld is the number of namespaces that may wait to be let go. Beyond that deletions wait
+// themselves, or they would get ahead of the disk without a bound.
 const maxHeld = 64
 
 // close does not wait for the kernel, as long as there is room. A negative fd is none.

@@ -1,4 +1,4 @@
-// Package docs holds the documents to what the tree says, so that neither can change alone.
+// Package docs compares the documents with the tree and the built binaries.
 package docs
 
 import (
@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	goruntime "runtime"
@@ -22,7 +23,7 @@ import (
 
 const module = "github.com/sandboxd/sandboxd"
 
-// tree is what the sources say: import paths by directory, and the test functions of each.
+// tree holds facts of the sources.
 type tree struct {
 	imports map[string][]string // directory -> imports
 	tests   map[string]bool     // "functional.TestX"
@@ -113,7 +114,8 @@ func TestDocumentsNameTestsThatExist(t *testing.T) {
 	}
 }
 
-// rowsOf are the cells of the tables of a document whose first column is headed so, without their heads.
+// rowsOf are the cells of the tables of a document whose first column is headed so, without their
+// heads.
 func rowsOf(text, head string) [][]string {
 	var rows [][]string
 	inside := false
@@ -131,7 +133,8 @@ func rowsOf(text, head string) [][]string {
 	return rows
 }
 
-// Every promise of SPECIFICATION.md and every claim of SECURITY.md names at least one test, and the promises have numbers.
+// Every promise of SPECIFICATION.md and every claim of SECURITY.md names at least one test, and the
+// promises have numbers.
 func TestPromisesNameTheirTests(t *testing.T) {
 	root := harness.Root(t)
 	test := regexp.MustCompile("`[a-z]+\\.(?:Test|Benchmark)\\w+`")
@@ -192,7 +195,7 @@ func TestEveryDirectDependencyHasAReason(t *testing.T) {
 	for _, m := range required.FindAllStringSubmatch(document(t, root, "go.mod"), -1) {
 		modules = append(modules, m[1])
 	}
-	direct := map[string]string{} // module -> who imports it
+	direct := map[string]string{} // module -> a directory that imports it
 	for dir, imports := range readTree(t, root).imports {
 		for _, path := range imports {
 			if first, _, _ := strings.Cut(path, "/"); !strings.Contains(first, ".") || strings.HasPrefix(path, module) {
@@ -218,24 +221,92 @@ func TestEveryDirectDependencyHasAReason(t *testing.T) {
 	}
 }
 
-// Imports run one way (ARCHITECTURE.md). The linter holds most of it; these are the rules it cannot say.
+// imports returns the packages of this module that the packages of the pattern and all below them import, tests left out.
+// Unlike the sources alone, go list knows what a build with the product's tags has.
+func imports(t *testing.T, format, pattern string) map[string][]string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-tags", "seccomp osusergo netgo", "-f", "{{.ImportPath}} {{join "+format+" \" \"}}", pattern)
+	cmd.Dir = harness.Root(t)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list %s: %v", pattern, err)
+	}
+	all := make(map[string][]string)
+	for line := range strings.Lines(string(out)) {
+		fields := strings.Fields(line)
+		all[strings.TrimPrefix(fields[0], module+"/")] = fields[1:]
+	}
+	if len(all) == 0 {
+		t.Fatalf("go list %s: no packages", pattern)
+	}
+	return all
+}
+
+// oneWay is a rule of imports: packages below the directories from import none of the packages deny, nor any below those,
+// but the packages except.
+type oneWay struct {
+	from, deny, except []string
+	deep               bool // counts what imported packages import, too
+}
+
+// The rules of ARCHITECTURE.md.
+var oneWays = map[string]oneWay{
+	"the service is free of any protocol": {
+		from: []string{"internal/service"}, deny: []string{"github.com/coder/websocket", "internal/httpapi", "internal/daemon", "internal/boot", "internal/cli"},
+	},
+	"a face knows the API, the service and its classes, nothing below": {
+		from: []string{"internal/httpapi", "tests/face"}, deny: []string{"runtime", "image", "internal", "agent", "seccomp", "oci-profiles"},
+		except: []string{"internal/httpapi", "internal/service", "internal/service/class", "internal/flock", "internal/unixmsg"},
+	},
+	"only the launcher links libcontainer": {
+		from: []string{"internal/service", "internal/httpapi", "internal/daemon", "internal/boot", "internal/cli", "cmd/sandboxd"},
+		deny: []string{"runtime/libct", "github.com/opencontainers/runc"}, deep: true,
+	},
+	"image does not know runtime":           {from: []string{"image"}, deny: []string{"runtime"}, deep: true},
+	"runtime does not know image":           {from: []string{"runtime"}, deny: []string{"image"}},
+	"the agent is a client of the socket":   {from: []string{"agent"}, deny: []string{"runtime", "image", "internal/service", "internal/httpapi", "internal/daemon"}},
+	"what is below does not know the faces": {from: []string{"image", "runtime", "agent"}, deny: []string{"internal/httpapi", "internal/service", "internal/boot"}, deep: true},
+	"api is for clients, too":               {from: []string{"api"}, deny: []string{"runtime", "image", "internal", "agent"}, deep: true},
+}
+
+// below reports whether a package is the directory or lies below it.
+func below(pkg, dir string) bool { return pkg == dir || strings.HasPrefix(pkg, dir+"/") }
+
+// TestImportsRunOneWay holds the rules that go list can see; those of the linter (.golangci.yml) overlap on purpose.
 func TestImportsRunOneWay(t *testing.T) {
-	tr := readTree(t, harness.Root(t))
-	for dir, imports := range tr.imports {
-		for _, path := range imports {
-			pkg := strings.TrimPrefix(strings.TrimPrefix(path, module), "/")
-			switch {
-			case dir == "api" && path != pkg: // anything of ours
-				t.Errorf("api imports %s", pkg)
-			case dir == "api" && strings.Contains(strings.Split(path, "/")[0], "."):
-				t.Errorf("api imports %s, and is for the standard library only", path)
-			case strings.HasPrefix(dir, "image") && (pkg == "runtime" && path != "runtime" || strings.HasPrefix(pkg, "runtime/") && path != pkg):
-				t.Errorf("%s imports %s: image and runtime do not know each other", dir, pkg)
-			case strings.HasPrefix(dir, "runtime") && path != pkg && strings.HasPrefix(pkg, "image"):
-				t.Errorf("%s imports %s: image and runtime do not know each other", dir, pkg)
-			case strings.HasPrefix(dir, "agent") && path != pkg && !strings.HasPrefix(pkg, "agent") && !strings.HasPrefix(pkg, "api"):
-				t.Errorf("%s imports %s: the agent is a client of the socket", dir, pkg)
+	direct, all := imports(t, ".Imports", "./..."), imports(t, ".Deps", "./...")
+	for name, rule := range oneWays {
+		graph, found := direct, false
+		if rule.deep {
+			graph = all
+		}
+		for pkg, imported := range graph {
+			if !slices.ContainsFunc(rule.from, func(dir string) bool { return below(pkg, dir) }) || strings.HasSuffix(pkg, "test") {
+				continue
 			}
+			found = true
+			for _, path := range imported {
+				path, ours := strings.CutPrefix(path, module+"/")
+				denied := func(dir string) bool {
+					return below(path, dir) && (ours || strings.Contains(strings.Split(path, "/")[0], "."))
+				}
+				if slices.ContainsFunc(rule.deny, denied) && !slices.Contains(rule.except, path) {
+					t.Errorf("%s imports %s: %s", pkg, path, name)
+				}
+			}
+		}
+		if !found {
+			t.Errorf("%s: the rule is about no package", name)
+		}
+	}
+	for pkg, imported := range direct {
+		if below(pkg, "internal/service") && !strings.HasSuffix(pkg, "test") && slices.Contains(imported, "net/http") {
+			t.Errorf("%s imports net/http: the service is free of any protocol", pkg)
+		}
+		if below(pkg, "api") && slices.ContainsFunc(imported, func(path string) bool {
+			return strings.Contains(strings.Split(path, "/")[0], ".") && !strings.HasPrefix(path, module) && pkg == "api"
+		}) {
+			t.Errorf("%s imports %q, and is for the standard library only", pkg, imported)
 		}
 	}
 }

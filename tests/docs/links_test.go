@@ -84,6 +84,16 @@ func broken(root, name, text string) []string {
 func TestLinksLeadSomewhere(t *testing.T) {
 	root := harness.Root(t)
 	for _, name := range markdown(t, root) {
+		if strings.HasPrefix(name, "docs/reference/") {
+			titles := map[string]bool{}
+			for _, m := range heading.FindAllStringSubmatch(fence.ReplaceAllString(document(t, root, name), ""), -1) {
+				if title := strings.ToLower(m[1]); titles[title] {
+					t.Errorf("%s: two headings are %q, and links lead to the first", name, m[1])
+				} else {
+					titles[title] = true
+				}
+			}
+		}
 		for _, target := range broken(root, name, document(t, root, name)) {
 			t.Errorf("%s: a link leads nowhere: %s", name, target)
 		}

@@ -100,8 +100,8 @@ func matches(shown, output string) bool {
 	return regexp.MustCompile("^" + pattern + "$").MatchString(strings.TrimSpace(strings.Join(lines, "\n")))
 }
 
-// session runs the blocks of documents with one daemon. Every document has a home directory of its own, and its blocks
-// run in their order.
+// session runs the blocks of documents with one daemon. Every document has a home directory of its
+// own, and its blocks run in their order.
 type session struct {
 	daemon   *harness.Daemon
 	home     string
@@ -130,7 +130,7 @@ func (s *session) begin(t *testing.T) {
 	}
 }
 
-// end deletes what the document has left.
+// end deletes the sandboxes and snapshots that the document has left.
 func (s *session) end(t *testing.T) {
 	t.Helper()
 	outputs, codes := s.run(t, []string{"sandboxd rm --all", "sandboxd snapshots -q | xargs -r sandboxd snapshots rm"})
@@ -206,8 +206,8 @@ func (s *session) check(t *testing.T, b block) {
 	}
 }
 
-// shown are the documents whose commands run: README.md and those of docs, without the decisions and what is for
-// contributors.
+// shown returns the documents whose commands run: README.md and those of docs, without decisions
+// and pages for contributors.
 func shown(t *testing.T, root string) []string {
 	t.Helper()
 	var names []string
@@ -219,7 +219,7 @@ func shown(t *testing.T, root string) []string {
 	return names
 }
 
-// Every command that the documents show runs, and prints what they show.
+// Every command of the documents runs, and prints the shown output.
 func TestShownCommandsRun(t *testing.T) {
 	root := harness.Root(t)
 	excused := 0

@@ -435,7 +435,7 @@ func fixture(t *testing.T, o launcher.Options) runtimetest.Fixture {
 	}}
 }
 
-// cgroupMount is where cgroup v2 is mounted; the suite runs without a subtree of its own.
+// cgroupMount is the mount point of cgroup v2; the suite runs without a subtree of its own.
 func cgroupMount(t *testing.T) string {
 	t.Helper()
 	c, err := kernel.ProbeCgroup()

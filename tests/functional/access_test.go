@@ -106,7 +106,7 @@ func TestUserWithoutSubordinateIDsGetsASingleIDMap(t *testing.T) {
 	// Neither the binaries nor the temporary directory need lie where that user can go.
 	t.Setenv("TMPDIR", "/tmp")
 	bin := publicDir(t)
-	for _, name := range []string{"sandboxd", "sandboxd-launcher", "sandboxd-init"} {
+	for _, name := range []string{"sandboxd", "sandboxd-agent", "sandboxd-launcher", "sandboxd-init"} {
 		data, err := os.ReadFile(harness.Program(t, name))
 		if err != nil {
 			t.Fatal(err)

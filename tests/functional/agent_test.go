@@ -149,7 +149,7 @@ func TestAgentRunOfElevenSteps(t *testing.T) {
 // The recorded trajectory that the quickstart plays needs no model.
 func TestQuickstartReplay(t *testing.T) {
 	example := filepath.Join(harness.Root(t), "examples/quickstart")
-	d := start(t)
+	d := shared(t)
 	got, dir := agentRun(t, d, "--llm", "replay:"+filepath.Join(example, "trajectory.json"), "--input_dir", filepath.Join(example, "input"))
 	if got.Code != 0 || got.Stdout == "" {
 		t.Errorf("the replay ended with %+v", got)
@@ -231,7 +231,7 @@ func TestModelsShellTricksStayInside(t *testing.T) {
 		llmtest.Turn{Calls: []llmtest.Call{llmtest.Edit(map[string]any{"command": "view", "path": "$(touch " + planted + ")"})}},
 		llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("touch " + planted + " /planted-in-the-sandbox")}},
 		llmtest.Turn{Calls: []llmtest.Call{llmtest.Submit()}})
-	d := start(t)
+	d := shared(t)
 	if got, _ := agentRun(t, d, "--query", "q", "--llm_name", "m", "--llm_base_url", model.URL); got.Code != 0 {
 		t.Errorf("the run ended with %+v", got)
 	}
@@ -244,7 +244,7 @@ func TestModelsShellTricksStayInside(t *testing.T) {
 // sandbox; elsewhere it is refused.
 func TestAgentBudgetOfProcessorTime(t *testing.T) {
 	model := llmtest.Start(t, llmtest.Turn{Calls: []llmtest.Call{llmtest.Bash("echo kept > /testbed/output/f; while :; do :; done")}})
-	d := start(t)
+	d := shared(t)
 	got, dir := tryAgentRun(t, d, "--query", "q", "--llm_name", "m", "--llm_base_url", model.URL, "--max_cpu", "1s")
 	if got.Code == 125 && strings.Contains(got.Stderr, "cannot be held here") {
 		if model.Left() != 1 {

@@ -100,7 +100,7 @@ func TestAgentExamples(t *testing.T) {
 // The task that ships runs without a model, and leaves what readers of LLM-in-Sandbox's benchmarks
 // know.
 func TestAgentBenchOfTheDemo(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	got, dir, r := agentBench(t, d, "--task", filepath.Join(harness.Root(t), "examples/bench/demo"), "--llm", "replay:", "--num_workers", "2")
 	if got.Code != 0 || r.Task != "demo" || r.Total != 4 || *r.Mean != 1 || r.Low < 0.5 || r.High != 1 {
 		t.Fatalf("ended with %+v: %+v", got, r)
@@ -236,7 +236,7 @@ func TestAgentBenchByAJudge(t *testing.T) {
 		"config.yaml": "system_prompt: s\nscoring: {method: judge, repeats: 2}\n",
 		"data.json":   `[{"id":"q","problem_statement":"why {answer}?","ground_truth":"because"}]`,
 	})
-	d := start(t)
+	d := shared(t)
 	model := llmtest.Start(t, llmtest.Turn{Content: "<think>CORRECT</think>it is so"})
 	judge := llmtest.Start(t,
 		llmtest.Turn{Content: "INCORRECT? No: correct.", Check: func(r llmtest.Request) error {

@@ -209,7 +209,7 @@ func TestBadRequestsAreAnsweredClearly(t *testing.T) {
 // A path with dots that stays absolute is a name inside the sandbox, where there is nothing to
 // climb out to.
 func TestDotsInAPathStayInTheSandbox(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	name := fmt.Sprintf("planted-%d", os.Getpid())
 	if err := s.Put(t.Context(), "/tmp/../../../../../tmp/"+name, []byte("x")); err != nil {
@@ -226,7 +226,7 @@ func TestDotsInAPathStayInTheSandbox(t *testing.T) {
 
 // An exec whose sandbox dies under it ends with an answer.
 func TestExecAfterItsSandboxDied(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	done := make(chan error, 1)
 	go func() {
@@ -375,7 +375,7 @@ func TestBadImagesAreRefused(t *testing.T) {
 
 // Odd but legal: applied, and harmless.
 func TestOddImagesAreTamed(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	registry := harness.LyingRegistry(t, nil)
 	outside := t.TempDir()
 	for _, test := range []struct {
@@ -443,7 +443,7 @@ func TestLayerThatLiesAboutItsSizeIsRefused(t *testing.T) {
 }
 
 func TestUnreachableRegistry(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	_, err := d.Pull(t.Context(), "127.0.0.1:1/some/image:1", false)
 	wantProblem(t, err, api.CodeRegistry, "127.0.0.1:1")
 	if got := d.CLI(t, "pull", "127.0.0.1:1/some/image:1"); got.Code == 0 || !strings.Contains(got.Stderr, "127.0.0.1:1") {
@@ -452,7 +452,7 @@ func TestUnreachableRegistry(t *testing.T) {
 }
 
 func TestNoImageForThisPlatform(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	registry := harness.LyingRegistry(t, nil)
 	other := &v1.Platform{OS: "linux", Architecture: "s390x"}
 	reference := registry.Push(t, "other/platform:1", harness.OnlyFor(t, other))

@@ -115,7 +115,7 @@ func TestCommit(t *testing.T) {
 
 // A sandbox shows its image's "/" with the owner and mode that it has there, which is no change.
 func TestTheRootIsAsInItsImage(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	registry := harness.LyingRegistry(t, nil)
 	base := registry.Push(t, "team/root:1", harness.Image(t, v1.Config{Env: []string{"PATH=/bin"}, Cmd: []string{"sh"}},
 		harness.Layer(t, "gzip", harness.Tar(t, append(harness.Busybox(t), harness.File{Name: "./", Type: tar.TypeDir, Mode: 0o1751})...)),
@@ -230,7 +230,7 @@ func TestCommitFollowsNothing(t *testing.T) {
 // A FIFO in the place of the file that names the time zone blocks no commit: the layer is made
 // where it would be opened.
 func TestCommitWaitsForNoZone(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	registry := harness.LyingRegistry(t, nil)
 	base := registry.Push(t, "team/base:1", twoLayers(t, "base"))
 	d.MustPull(t, base)

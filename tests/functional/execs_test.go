@@ -176,7 +176,7 @@ func TestDetachedExecSurvivesKilledDaemons(t *testing.T) {
 // A client that goes away loses nothing, several see the same, and one that does not read blocks
 // no other.
 func TestAttachersDoNotDisturb(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
@@ -389,7 +389,7 @@ func TestDetachedTerminal(t *testing.T) {
 // A signal to all reaches processes that have left the process group; kill ends everything;
 // children that outlive their program go on.
 func TestSignalsReachAllOfAnExec(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
@@ -461,7 +461,7 @@ func TestSignalsReachAllOfAnExec(t *testing.T) {
 // Limits of one exec hold for it alone, from its first instruction on, hard and soft; none can be
 // raised.
 func TestRlimitsOfAnExec(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	const show = "ulimit -Sn; ulimit -Hn; ulimit -Hc; ulimit -Ht; ulimit -Hf"
 	got := s.Exec(t, api.ExecRequest{
@@ -504,7 +504,7 @@ func TestRlimitsOfAnExec(t *testing.T) {
 }
 
 func TestWorkingDirectoryIsMade(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	got := s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", "pwd; stat -c %u:%g:%a . .."}, Cwd: "/work/a/b", CwdCreate: true, User: "12:34"})
 	if want := "/work/a/b\n12:34:755\n12:34:755\n"; got.Stdout != want && !onlyRoot(t, s) {
@@ -522,7 +522,7 @@ func onlyRoot(t *testing.T, s *harness.Sandbox) bool {
 
 // Text that is written in pieces arrives as text, wherever it is cut.
 func TestSplitCharactersArriveWhole(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
@@ -548,7 +548,7 @@ func TestSplitCharactersArriveWhole(t *testing.T) {
 
 // A process may call itself anything; the name is told as it is, and does nothing to a terminal.
 func TestHostileProcessNames(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	c := d.Client(t)
 	defer c.Close()
 	s := d.Create(t, api.CreateSandbox{})
@@ -615,7 +615,7 @@ func TestDetachedCommandLine(t *testing.T) {
 // that sets the limit, whose last words would look like the program's. It needs the built
 // binaries: in a test's own the race detector takes more than these limits.
 func TestSmallLimitOfMemory(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	c := d.Client(t)
 	defer c.Close()

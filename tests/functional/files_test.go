@@ -17,7 +17,7 @@ import (
 )
 
 func TestFilesGoInAndOutUnchanged(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	large := make([]byte, 5<<20)
 	_, _ = rand.Read(large) // never fails
@@ -50,7 +50,7 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 	if err := os.WriteFile(planted, []byte("of the host"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, "cd /tmp && mkfifo fifo && mkdir dir && ln -s "+planted+" out && ln -s loop loop && ln -s /dev/zero zero")
 	for path, code := range map[string]api.Code{
@@ -82,7 +82,7 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 }
 
 func TestCopyCommandCopiesTreesBothWays(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	in := filepath.Join(t.TempDir(), "project")
 	write(t, in, "README", "read me\n", 0o644)
@@ -134,7 +134,7 @@ func TestCopyCommandCopiesTreesBothWays(t *testing.T) {
 
 // A tree that tries to write outside of where it is copied to does not.
 func TestArchiveCannotWriteOutsideItsTarget(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, "mkdir -p /tmp/target /tmp/beside; ln -s /tmp/beside /tmp/target/link")
 	for name, files := range map[string][]harness.File{
@@ -168,7 +168,7 @@ func write(t *testing.T, dir, name, body string, mode fs.FileMode) {
 
 // An interactive exec has a terminal: the program sees one, and its size.
 func TestTerminal(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	result := s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", "tty; stty size; test -t 1 && echo terminal"}, TTY: true, Rows: 33, Cols: 99})
 	if got := strings.ReplaceAll(result.Stdout, "\r\n", "\n"); got != "/dev/pts/0\n33 99\nterminal\n" {
@@ -177,7 +177,7 @@ func TestTerminal(t *testing.T) {
 }
 
 func TestStdinReachesTheProgram(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	result := s.Exec(t, api.ExecRequest{Argv: []string{"cat"}, Stdin: []byte("from the client\n")})
 	if result.Stdout != "from the client\n" {
@@ -190,7 +190,7 @@ func TestStdinReachesTheProgram(t *testing.T) {
 }
 
 func TestOutputIsBoundedAndSaysSo(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	result := s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", "yes | head -c 3000000; echo end >&2"}, OutputLimit: 1000})
 	if !result.Truncated || len(result.Stdout) > 1100 || result.Stderr != "end\n" || result.Exit.Code != 0 {
@@ -205,7 +205,7 @@ func TestOutputIsBoundedAndSaysSo(t *testing.T) {
 // Output arrives while the program still runs: it goes on only after the client has seen the first
 // line.
 func TestExecStreamsAsItHappens(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, "mkfifo /tmp/go")
 	var text string
@@ -232,7 +232,7 @@ func TestExecStreamsAsItHappens(t *testing.T) {
 }
 
 func TestSignalNamesTheSignal(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	if exit := s.Exec(t, api.ExecRequest{Argv: []string{"sh", "-c", "kill -TERM $$"}}).Exit; exit.Signal != "SIGTERM" || exit.Code != 128+15 {
 		t.Errorf("exit is %+v", exit)

@@ -833,7 +833,7 @@ func TestStubbornRegistry(t *testing.T) {
 // An image that a peer exports to a registry is the very image: skopeo pushes our archive, and its
 // digest is the same.
 func TestExportIsThePulledImage(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	registry := harness.DebianRegistry(t, false)
 	reference := registry.Push(t, "team/app:1", twoLayers(t, "round"))
 	pulled := d.MustPull(t, reference)

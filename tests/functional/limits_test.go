@@ -10,7 +10,7 @@ import (
 // A program that takes more memory than its sandbox has is killed, and the answer says why.
 func TestMemoryLimitKillsTheProgram(t *testing.T) {
 	testenv.RequireCgroup(t, "memory")
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 << 20}})
 	if s.Enforced.Memory != "cgroup" {
 		t.Errorf("enforced.memory is %q", s.Enforced.Memory)
@@ -27,7 +27,7 @@ func TestMemoryLimitKillsTheProgram(t *testing.T) {
 // With the pids controller the kernel counts, whoever the processes belong to.
 func TestPidsLimitIsTheCgroups(t *testing.T) {
 	testenv.RequireCgroup(t, "pids")
-	s := start(t).Create(t, api.CreateSandbox{Limits: api.Limits{Pids: 32}})
+	s := shared(t).Create(t, api.CreateSandbox{Limits: api.Limits{Pids: 32}})
 	if s.Enforced.Pids != "cgroup" {
 		t.Errorf("enforced.pids is %q", s.Enforced.Pids)
 	}

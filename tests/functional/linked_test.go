@@ -8,11 +8,11 @@ import (
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
-// The launcher and the init start with every sandbox and hold its power or its processes: what
-// talks to models or parses their answers must not be linked into them.
-func TestModelSDKsAreInTheCommandLineOnly(t *testing.T) {
+// Only sandboxd-agent links the modules that talk to models and parse their answers. The daemon
+// stays small without them, and the launcher and the init hold power over sandboxes.
+func TestModelSDKsAreInTheAgentOnly(t *testing.T) {
 	sdks := []string{"github.com/openai/", "github.com/anthropics/", "github.com/tidwall/", "go.opentelemetry.io/"}
-	for _, program := range []string{"sandboxd", "sandboxd-launcher", "sandboxd-init"} {
+	for _, program := range []string{"sandboxd-agent", "sandboxd", "sandboxd-launcher", "sandboxd-init"} {
 		info, err := buildinfo.ReadFile(harness.Program(t, program))
 		if err != nil {
 			t.Fatal(err)
@@ -26,9 +26,9 @@ func TestModelSDKsAreInTheCommandLineOnly(t *testing.T) {
 			}
 		}
 		switch {
-		case program == "sandboxd" && len(linked) != len(sdks):
+		case program == "sandboxd-agent" && len(linked) != len(sdks):
 			t.Errorf("%s links %v of %v: the test looks for the wrong names", program, linked, sdks)
-		case program != "sandboxd" && len(linked) > 0:
+		case program != "sandboxd-agent" && len(linked) > 0:
 			t.Errorf("%s links %v", program, linked)
 		}
 	}

@@ -147,7 +147,7 @@ func TestMainProcessEndsWhileDaemonsAreKilled(t *testing.T) {
 
 // Stop asks the main process, whatever it is, and the record says how it took it.
 func TestMainProcessIsStopped(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	c := d.Client(t)
 	defer c.Close()
 	for name, test := range map[string]struct {

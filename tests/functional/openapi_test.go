@@ -135,16 +135,16 @@ func TestOpenAPIExamples(t *testing.T) {
 	w := &walk{t: t, d: d, names: names, host: registry.Host, done: map[string]bool{}}
 
 	w.step("health")
-	w.step("system")
+	w.step("getSystem")
 	w.step("checks")
-	w.step("profiles")
+	w.step("listProfiles")
 	w.step("profile")
 
 	w.step("pull")
-	w.step("images")
+	w.step("listImages")
 	w.step("inspectImage")
 	w.step("createSandbox")
-	w.step("sandboxes")
+	w.step("listSandboxes")
 	w.step("sandbox")
 	w.step("updateSandbox")
 	w.step("stats")
@@ -158,7 +158,7 @@ func TestOpenAPIExamples(t *testing.T) {
 	x := decoded[api.Exec](t, w.step("exec", jsonOf(t, api.ExecRequest{Argv: []string{"echo", "hi"}, Detach: true})))
 	names["exec"] = x.ID
 	w.step("attach")
-	w.step("execs")
+	w.step("listExecs")
 	w.step("execRecord")
 	w.step("deleteExec")
 	names["exec"] = "main"
@@ -180,7 +180,7 @@ func TestOpenAPIExamples(t *testing.T) {
 
 	w.step("takeSnapshot")
 	w.step("sandboxSnapshots")
-	w.step("snapshots")
+	w.step("listSnapshots")
 	w.step("snapshot")
 	w.step("importSnapshot", body(w.step("exportSnapshot")))
 	w.step("fork")

@@ -20,7 +20,7 @@ import (
 // The sandbox's record and its programs' view agree with the profile.
 func TestHardenedSandbox(t *testing.T) {
 	testenv.RequireSubIDs(t)
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Profile: "hardened"})
 	e := s.Enforced
 	if e.Profile != "hardened" || e.Seccomp != "hardened" || e.Caps != 0 || !e.NonRoot || !e.ReadOnlyRoot || !e.NoNewPrivs {
@@ -60,7 +60,7 @@ func TestHardenedSandbox(t *testing.T) {
 // Nothing runs as root under it, whoever asks for it and in whatever spelling.
 func TestHardenedRunsNothingAsRoot(t *testing.T) {
 	testenv.RequireSubIDs(t)
-	d := start(t)
+	d := shared(t)
 	for _, user := range []string{"root", "0", "0:0", "00", "root:nogroup", "0:65534"} {
 		if _, err := d.TryCreate(t.Context(), api.CreateSandbox{Profile: "hardened", User: user}); !isInvalid(err) {
 			t.Errorf("a sandbox of user %q: %v", user, err)
@@ -310,7 +310,7 @@ func save(t *testing.T, path string, doc any) {
 // A snapshot remembers the profile; what lies on its scratch file systems is in none.
 func TestHardenedSandboxIsForkedAndStarted(t *testing.T) {
 	testenv.RequireSubIDs(t)
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Profile: "hardened", Name: fmt.Sprintf("h%d", time.Now().UnixNano())})
 	s.Sh(t, "echo x >/work/mine")
 	var forked api.SandboxForked

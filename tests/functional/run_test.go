@@ -71,7 +71,7 @@ func TestRunFromARegistryPrintsAndPassesTheExitCodeThrough(t *testing.T) {
 func TestUnverifiedCertificateIsRefused(t *testing.T) {
 	registry := harness.DebianRegistry(t, true)
 	reference := registry.Push(t, "test/busybox:1", busybox(t))
-	d := start(t)
+	d := shared(t)
 	_, err := d.Pull(t.Context(), reference, false)
 	wantProblem(t, err, api.CodeRegistry, "certificate")
 	if _, err := d.Pull(t.Context(), reference, true); err != nil {
@@ -116,7 +116,7 @@ func TestWhiteoutsHideLowerLayers(t *testing.T) {
 			harness.File{Name: "opaque/", Type: tar.TypeDir}, harness.File{Name: "opaque/upper", Body: "5"}, harness.File{Name: "opaque/.wh..wh..opq"},
 			harness.File{Name: "replaced", Body: "a file now"})))
 	reference := registry.Push(t, "test/whiteout:1", image)
-	d := start(t)
+	d := shared(t)
 	d.MustPull(t, reference)
 	s := d.Create(t, api.CreateSandbox{Image: reference})
 	got := s.Sh(t, "ls -A /data /opaque; cat /replaced")
@@ -134,7 +134,7 @@ func TestWhiteoutsHideLowerLayers(t *testing.T) {
 
 func TestHostImageRunsPython(t *testing.T) {
 	testenv.RequirePeer(t, "python3")
-	d := start(t)
+	d := shared(t)
 	got := d.CLI(t, "run", "host", "--", "python3", "-c", "print(1)")
 	if got.Code != 0 || got.Stdout != "1\n" {
 		t.Errorf("run host -- python3 -c 'print(1)' ended with %+v", got)
@@ -142,7 +142,7 @@ func TestHostImageRunsPython(t *testing.T) {
 }
 
 func TestSandboxRunsUnderSeccompAndNoNewPrivs(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	status := statusFields(d.Create(t, api.CreateSandbox{}).Sh(t, "cat /proc/self/status"))
 	for field, want := range map[string]string{"Seccomp": "2", "NoNewPrivs": "1", "CapInh": "0000000000000000", "CapAmb": "0000000000000000"} {
 		if status[field] != want {
@@ -178,7 +178,7 @@ func statusFields(status string) map[string]string {
 }
 
 func TestSandboxHasNoRoute(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	if got := s.Sh(t, "cat /proc/net/route"); strings.Count(got, "\n") > 1 {
 		t.Errorf("routes: %q", got)
@@ -195,7 +195,7 @@ func TestHostFilesAreNotThere(t *testing.T) {
 	if err := os.WriteFile(planted, []byte("of the host"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	for _, path := range []string{planted, "/etc/shadow", "/etc/subuid", d.DataDir, d.Socket, "/var/lib/dpkg", "/run/user", "/boot/*", "/root/.bashrc"} {
 		if got := s.Sh(t, fmt.Sprintf("ls -d %s 2>/dev/null || true", path)); got != "" {
@@ -219,7 +219,7 @@ func TestHostFilesAreNotThere(t *testing.T) {
 }
 
 func TestOtherSandboxesProcessesAreInvisible(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	a, b := d.Create(t, api.CreateSandbox{}), d.Create(t, api.CreateSandbox{})
 	// It is there when it is itself: while a process is about to be another program it has no command
 	// line.
@@ -238,7 +238,7 @@ func TestOtherSandboxesProcessesAreInvisible(t *testing.T) {
 // Read from the host: no process of a sandbox is the host's root or the daemon's user.
 func TestSandboxProcessesAreNeitherRootNorTheDaemonsUser(t *testing.T) {
 	testenv.RequireSubIDs(t)
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	if s.Enforced.IDs != "subordinate" {
 		t.Fatalf("enforced.ids is %q", s.Enforced.IDs)
@@ -277,7 +277,7 @@ func TestSandboxProcessesAreNeitherRootNorTheDaemonsUser(t *testing.T) {
 
 // Missing enforcement is reported, never hidden.
 func TestEnforcedIsHonest(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	e := s.Enforced
 	for _, ns := range []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "net"} {

@@ -110,8 +110,7 @@ func setTimeout(t *testing.T, d *harness.Daemon, s *harness.Sandbox, seconds flo
 // A program that waits for a signal stops long before its grace is up, shells that ignore SIGTERM
 // too. One that tidies up gets the time, and one that does not end is killed after it.
 func TestStopEndsThingsTheWayTheyWant(t *testing.T) {
-	t.Parallel() // it mostly waits
-	d := start(t)
+	d := shared(t)
 	interactive := func(argv ...string) api.ExecRequest { return api.ExecRequest{Argv: argv, TTY: true} }
 	// A grace that is longer than any wait of a test, and so are the programs: a stop that sat it
 	// out, or waited for their own ends, would count as hung.
@@ -296,7 +295,7 @@ func hostStates(t *testing.T, s *harness.Sandbox) []string {
 
 // The deadline of a paused sandbox comes.
 func TestPausedSandboxEndsAtItsDeadline(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, ticks)
 	s.MustTurn(t, "pause", nil, api.StatePaused)
@@ -309,7 +308,7 @@ func TestPausedSandboxEndsAtItsDeadline(t *testing.T) {
 
 // A fork bomb is paused and resumed as a whole.
 func TestPauseOfWhatForks(t *testing.T) {
-	s := start(t).Create(t, api.CreateSandbox{})
+	s := shared(t).Create(t, api.CreateSandbox{})
 	s.Sh(t, "nohup setsid sh -c 'while :; do (true; (true; true) & ) & done' >/dev/null 2>&1 &")
 	for range 3 {
 		s.MustTurn(t, "pause", nil, api.StatePaused)

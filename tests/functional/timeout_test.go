@@ -23,8 +23,7 @@ sleep 600
 
 // An exec's timeout ends everything that it started, and only that.
 func TestExecTimeoutKillsEverythingTheExecStarted(t *testing.T) {
-	t.Parallel() // it mostly waits
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, "nohup setsid sleep 777 >/dev/null 2>&1 &") // of another exec: must live on
 	before := len(s.Processes(t))
@@ -56,7 +55,7 @@ func TestExecTimeoutKillsEverythingTheExecStarted(t *testing.T) {
 
 // A client that goes away takes its program with it.
 func TestExecOfAClientThatLeavesIsKilled(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	ctx, leave := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -76,8 +75,7 @@ func TestExecOfAClientThatLeavesIsKilled(t *testing.T) {
 }
 
 func TestDeadlineStopsTheSandbox(t *testing.T) {
-	t.Parallel() // it mostly waits
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, "nohup setsid sleep 600 >/dev/null 2>&1 &")
 	pids := s.Processes(t)
@@ -110,8 +108,7 @@ func TestDeadlineHoldsWhileNoDaemonRuns(t *testing.T) {
 }
 
 func TestIdleTimeoutStopsTheSandbox(t *testing.T) {
-	t.Parallel() // it mostly waits
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	// An exec that runs keeps it alive, longer than the timeout. That is only given when it runs,
 	// however long that takes.

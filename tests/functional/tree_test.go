@@ -34,7 +34,7 @@ func clientOf(t *testing.T, d *harness.Daemon) *client.Client {
 }
 
 func TestFilesAreReadInPartsAndAppendedTo(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	c := clientOf(t, d)
 	for _, dir := range []string{"/tmp", "/dev/shm", "/root"} {
@@ -106,7 +106,7 @@ func TestFilesAreReadInPartsAndAppendedTo(t *testing.T) {
 // An append that comes to nothing, because the file system is full or the client breaks off,
 // leaves nothing that was not there.
 func TestRefusedAppendsLeaveNothing(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	c := clientOf(t, d)
 	s.Sh(t, "mkdir /tmp/empty; echo one >/dev/shm/there; cat /dev/zero >/dev/shm/full 2>/dev/null; true")
@@ -137,7 +137,7 @@ func TestRefusedAppendsLeaveNothing(t *testing.T) {
 }
 
 func TestTreesAreListedMadeMovedAndRemoved(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	c := clientOf(t, d)
 	must := func(err error) {
@@ -235,7 +235,7 @@ func TestTreesAreListedMadeMovedAndRemoved(t *testing.T) {
 
 func TestOwnersOfFilesAreTheSandboxsOwn(t *testing.T) {
 	testenv.RequireSubIDs(t)
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	c := clientOf(t, d)
 	if err := errors.Join(
@@ -337,7 +337,7 @@ func nextChange(t *testing.T, all <-chan api.FileChange) api.FileChange {
 }
 
 func TestWatchTellsOfChanges(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	for _, base := range []string{"/tmp", "/var", "/dev/shm"} {
 		t.Run(base, func(t *testing.T) {
@@ -382,7 +382,7 @@ func TestWatchTellsOfChanges(t *testing.T) {
 
 // A watch is no use of a sandbox: that ends when it is idle, and the watch says so.
 func TestWatchKeepsNothingAlive(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	changes, done := watching(t.Context(), t, d, s.ID, "/tmp", true)
 	// Only now: to begin may take longer than that.
@@ -464,7 +464,7 @@ func TestFilesCommand(t *testing.T) {
 
 // More entries than one answer holds.
 func TestListOfManyFiles(t *testing.T) {
-	d := start(t)
+	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
 	s.Sh(t, "mkdir /dev/shm/many && cd /dev/shm/many && seq -f %06g 1 12000 | xargs touch")
 	c := clientOf(t, d)

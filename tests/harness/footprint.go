@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,6 +26,8 @@ import (
 // the host. It is gathered while they run, by descent from the daemon and the launcher, so that
 // other daemons on the same machine do not disturb it.
 type Footprint struct {
+	mu sync.Mutex // guards the maps
+
 	processes  map[int]string       // pid -> start time and command, so that a reused pid is not taken for ours
 	namespaces map[string]namespace // "net:[4026532008]" -> the process that was seen in it
 	cgroups    map[string]struct{}  // directories
@@ -33,7 +36,7 @@ type Footprint struct {
 
 // A namespace is one that a process of ours was in.
 type namespace struct {
-	who string
+	owner string // the process that was seen in it
 	// others are processes in it that are not known to be ours: pid -> mark. The kernel gives both
 	// pids and namespace numbers again, and other daemons' sandboxes come to have them.
 	others map[int]string
@@ -147,6 +150,8 @@ func descendants(table []process, root int) []int {
 }
 
 func (f *Footprint) mark(roots []int) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	table, err := processTable()
 	if err != nil {
 		return err
@@ -229,6 +234,8 @@ func cgroupOf(pid int) string {
 
 // left says what of the footprint still exists.
 func (f *Footprint) left(dirs ...string) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	var left []string
 	for pid, mark := range f.processes {
 		if p, err := readProcess(pid); err == nil && p.mark == mark {
@@ -245,7 +252,7 @@ func (f *Footprint) left(dirs ...string) []string {
 			for _, link := range namespacesOf(p.pid) {
 				ns, ok := f.namespaces[link]
 				if ok && (isOurs(p.pid) || isOurs(p.ppid) || ns.others[p.pid] == p.mark) {
-					left = append(left, fmt.Sprintf("namespace %s of %s, held by process %d (%s)", link, ns.who, p.pid, p.mark))
+					left = append(left, fmt.Sprintf("namespace %s of %s, held by process %d (%s)", link, ns.owner, p.pid, p.mark))
 				}
 			}
 		}
@@ -419,7 +426,7 @@ func (d *Daemon) NothingLeaked(t testing.TB, before Snapshot, allowed ...string)
 	})
 }
 
-// Threads is how many there are on the whole machine, those of the kernel too.
+// Threads is the number of threads on the whole machine, those of the kernel too.
 func Threads(t testing.TB) (n int) {
 	t.Helper()
 	data, err := os.ReadFile("/proc/loadavg")

@@ -27,6 +27,7 @@ func (d *Daemon) Create(t testing.TB, request api.CreateSandbox) *Sandbox {
 	if err != nil {
 		t.Fatalf("create a sandbox: %v", err)
 	}
+	d.deleteAtEnd(t, s)
 	d.Mark(t)
 	return s
 }

@@ -345,8 +345,9 @@ func each(s slots, packages []*testPackage, f func(*testPackage)) {
 	wg.Wait()
 }
 
-// longest are the packages outside chains that take longest. They begin, so that what runs alone at the end is short.
-var longest = []string{"image/layer", "agent", "internal/cli", "image", "internal/guest/host", "internal/daemon", "image/build", "runtime/libct", "agent/llm"}
+// longest are the packages outside chains that take longest. They begin, so that what runs alone
+// at the end is short.
+var longest = []string{"image/layer", "agent", "internal/cli", "image", "internal/guest/host", "internal/service", "image/build", "runtime/libct", "agent/llm"}
 
 // byLength orders packages.
 func byLength(a, b *testPackage) int {
@@ -467,6 +468,9 @@ func (l *lane) credential() *syscall.Credential {
 // runPackage runs one test binary and returns the results of its tests.
 func runPackage(ctx context.Context, o options, l *lane, p *testPackage, tree string, env []string) testresult.Package {
 	args := testresult.Flags(o.timeout(), o.run)
+	if p.chain != "" {
+		args = append(args, "-test.parallel="+strconv.Itoa(2*o.parallel)) // they mostly wait for daemons
+	}
 	name := p.Binary
 	if l.sudo {
 		// env(1) because sudo replaces the environment.

@@ -122,9 +122,11 @@ func TestBombsAreHeldByTheCgroup(t *testing.T) {
 			continue
 		}
 		t.Run(b.Name, func(t *testing.T) {
-			// A quarter of a core is enough to strike, and leaves the test's own machine some.
+			if b.Name != "memory" {
+				testenv.Soak(t, "it takes minutes of an emulated processor")
+			}
 			s := d.Create(t, api.CreateSandbox{Limits: api.Limits{
-				Memory: 64 * mib, CPUs: 0.25, Pids: 64, Nofile: 256, IO: api.IOLimits{WriteBPS: mib},
+				Memory: 64 * mib, CPUWeight: 10, Pids: 64, Nofile: 256, IO: api.IOLimits{WriteBPS: mib},
 			}})
 			dir := cgroupOf(t, s.PID)
 			ended := make(chan error, 1)
@@ -143,7 +145,9 @@ func TestBombsAreHeldByTheCgroup(t *testing.T) {
 				t.Errorf("the daemon: %v", err)
 			}
 			s.Delete(t)
-			<-ended // by the deletion, or by the kernel for its memory
+			if err := <-ended; err == nil {
+				t.Log("the kernel ended all of it for its memory")
+			}
 		})
 	}
 }

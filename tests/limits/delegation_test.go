@@ -54,7 +54,7 @@ func systemctl(t testing.TB, args ...string) string {
 }
 
 // ordinary is the user that the bed has.
-func ordinary(t *testing.T) (uid int, who *syscall.Credential) {
+func ordinary(t *testing.T) (uid int, credential *syscall.Credential) {
 	t.Helper()
 	u, err := user.Lookup("dev")
 	if err != nil {
@@ -157,14 +157,14 @@ func holds(t *testing.T, s *harness.Sandbox) {
 // daemon joins it, and it ends with the last of them.
 func TestDaemonWithoutDelegationGetsAScope(t *testing.T) {
 	requireSystemd(t)
-	type who struct {
+	type account struct {
 		uid  int
 		user *syscall.Credential
 	}
-	users := map[string]who{"own": {uid: os.Geteuid()}}
+	users := map[string]account{"own": {uid: os.Geteuid()}}
 	if os.Geteuid() == 0 {
 		uid, credential := ordinary(t)
-		users["dev"] = who{uid, credential}
+		users["dev"] = account{uid, credential}
 	}
 	for name, w := range users {
 		t.Run(name, func(t *testing.T) {
@@ -216,7 +216,7 @@ func TestDoctorTriesAScope(t *testing.T) {
 func TestMissingControllersAreNamedWithTheDropIn(t *testing.T) {
 	requireSystemd(t)
 	testenv.RequireRoot(t)
-	uid, who := ordinary(t)
+	uid, credential := ordinary(t)
 	dir := "/run/systemd/system/user@.service.d"
 	restart := func() {
 		command(t, "systemctl", "daemon-reload")
@@ -238,7 +238,7 @@ func TestMissingControllersAreNamedWithTheDropIn(t *testing.T) {
 	})
 	restart()
 	nothingLeft(t)
-	d := harness.Start(t, harness.Options{Cgroup: scope(t, uid), User: who})
+	d := harness.Start(t, harness.Options{Cgroup: scope(t, uid), User: credential})
 	inScope(t, d.PID())
 	var p *api.Problem
 	if _, err := d.TryCreate(t.Context(), api.CreateSandbox{Limits: api.Limits{CPUs: 1}}); !errors.As(err, &p) || p.Code != api.CodeUnenforceable {

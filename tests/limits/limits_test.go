@@ -116,12 +116,13 @@ func TestMemoryLimitKillsTheHogAlone(t *testing.T) {
 	}
 }
 
-// Many small hogs: the kernel has no reason to choose the sandbox's init, and must not.
+// Many small hogs, none of which ends before the last has begun: the kernel has no reason to choose
+// the sandbox's init, and must not.
 func TestMemoryLimitSparesTheInit(t *testing.T) {
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 48 * mib}})
 	result := s.Exec(t, api.ExecRequest{
-		Argv:    []string{"sh", "-c", "i=0; while [ $i -lt 300 ]; do sleep 60 & i=$((i+1)); done; echo survived; sleep 3"},
+		Argv:    []string{"sh", "-c", "i=0; while [ $i -lt 300 ]; do sleep 600 & i=$((i+1)); done; echo survived; sleep 3"},
 		Timeout: testenv.HungAfter.Seconds(),
 	})
 	if !result.Exit.OOM {

@@ -300,7 +300,8 @@ func brokerOf(t *testing.T, daemon int) (pid int) {
 	return 0
 }
 
-// A broker ends with a daemon that is killed. A broker that is killed takes only its requests along.
+// A broker ends with a daemon that is killed. A broker that is killed takes only its requests
+// along.
 func TestBroker(t *testing.T) {
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{})

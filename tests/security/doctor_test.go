@@ -3,10 +3,7 @@ package security
 import (
 	"encoding/json"
 	"flag"
-	"fmt"
-	"os"
 	"regexp"
-	goruntime "runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -84,20 +81,6 @@ func TestAttacksAreRefused(t *testing.T) {
 	if left := d.List(t); len(left) != 0 {
 		t.Errorf("it left sandboxes behind: %+v", left)
 	}
-}
-
-// crowd is how many processes want each processor: the load of the last minute.
-func crowd(t *testing.T) float64 {
-	t.Helper()
-	data, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var load float64
-	if _, err := fmt.Sscan(string(data), &load); err != nil {
-		t.Fatal(err)
-	}
-	return load / float64(goruntime.NumCPU())
 }
 
 // namedAttacks are those that a -test.run names to the letter; nil: all are meant.

@@ -92,7 +92,7 @@ func CopyBinaries(built, to string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
-	if err := copyPrograms(built, to, "sandboxd", "sandboxd-launcher", "sandboxd-init"); err != nil {
+	if err := copyPrograms(built, to, "sandboxd", "sandboxd-agent", "sandboxd-launcher", "sandboxd-init"); err != nil {
 		return fmt.Errorf("%w: run `make build` first", err)
 	}
 	return nil

@@ -11,7 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzHostDecode feeds the host what an init could send, and checks that what it accepts is within bounds.
+// FuzzHostDecode feeds the host packets of an init, and checks that accepted ones are within
+// bounds.
 func FuzzHostDecode(f *testing.F) {
 	for _, s := range []string{
 		`started {"pid":7}`, `exited {"code":3,"wall":1,"cpu":1,"maxrss":1}`, `exited {"signal":9,"timeout":true,"wall":1,"cpu":1,"maxrss":1}`,
@@ -24,7 +25,7 @@ func FuzzHostDecode(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
-	// A name of the sandbox's never leads out of what was asked for.
+	// A name of the sandbox's never leads out of the requested directory.
 	inside := func(t *testing.T, p string) {
 		t.Helper()
 		if p == "" || len(p) >= guest.MaxPath || path.Join("/a/b", p) != "/a/b/"+p {

@@ -9,7 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// FuzzInitDecode feeds init what a faulty daemon could send, and checks that an accepted packet survives the way back.
+// FuzzInitDecode feeds init packets of a faulty daemon, and checks that an accepted packet
+// survives the way back.
 func FuzzInitDecode(f *testing.F) {
 	for _, s := range []string{
 		"ping {}", "exec {\"args\":1,\"uid\":0,\"gid\":0}\x00/\x00true\x00A=b", "open {}\x00/x", "create {\"mode\":420,\"uid\":0,\"gid\":0}\x00/x",
@@ -75,7 +76,7 @@ func FuzzInitDecode(f *testing.F) {
 	})
 }
 
-// FuzzInitEvents feeds init what a kernel never gives; names in it are the sandbox's.
+// FuzzInitEvents feeds init events that no kernel sends; names in real ones are the sandbox's.
 func FuzzInitEvents(f *testing.F) {
 	event := func(wd, mask, cookie uint32, name string) []byte {
 		b := binary.NativeEndian.AppendUint32(nil, wd)

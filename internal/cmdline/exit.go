@@ -1,0 +1,222 @@
+package cmdline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+// The exit codes of commands. Those of run and exec leave room for the program's own, as env(1) and
+// timeout(1) do.
+const (
+	CodeError      = 1
+	CodeUsage      = 2
+	CodeTimeout    = 124
+	CodeOurs       = 125 // run, exec: sandboxd failed, not the program
+	CodeNotAllowed = 126 // run, exec: the program cannot be executed
+	CodeNotFound   = 127 // run, exec: the program does not exist
+)
+
+// ExitError ends the command with a code. If Err is nil, nothing more is printed.
+type ExitError struct {
+	Code int
+	Err  error
+}
+
+func (e *ExitError) Error() string {
+	if e.Err == nil {
+		return "exit status " + strconv.Itoa(e.Code)
+	}
+	return e.Err.Error()
+}
+
+func (e *ExitError) Unwrap() error { return e.Err }
+
+// UsageError reports a wrong command line.
+type UsageError struct{ Err error }
+
+func (e *UsageError) Error() string { return e.Err.Error() }
+func (e *UsageError) Unwrap() error { return e.Err }
+
+func Usagef(format string, args ...any) error { return &UsageError{fmt.Errorf(format, args...)} }
+
+// Signalled is the cause of a context that a signal has ended.
+type Signalled struct{ sig syscall.Signal }
+
+func (s Signalled) Error() string { return s.sig.String() }
+
+// withSignals returns a context that SIGINT, SIGTERM or SIGHUP ends. A second signal has its
+// default action, for users who do not want to wait for the clean-up.
+func withSignals(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	ch := make(chan os.Signal, 1)
+	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+		if !signal.Ignored(sig) { // respect nohup, and a shell's background jobs
+			signal.Notify(ch, sig)
+		}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer signal.Stop(ch)
+		select {
+		case sig := <-ch:
+			if s, ok := sig.(syscall.Signal); ok {
+				cancel(Signalled{s})
+			}
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		cancel(nil)
+		<-done
+	}
+}
+
+// Run runs one command line and returns the exit code.
+func Run(ctx context.Context, args []string, root *cobra.Command, stderr io.Writer) int {
+	// With a handler, a write to a closed pipe is an error like any other, and `sandboxd run … | head`
+	// leaves no sandbox behind.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	ctx, stop := withSignals(ctx)
+	defer stop()
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	return report(ctx, stderr, cmd, err)
+}
+
+// report prints the error and returns the exit code.
+func report(ctx context.Context, stderr io.Writer, cmd *cobra.Command, err error) int {
+	if err == nil {
+		return 0
+	}
+	if exit, ok := errors.AsType[*ExitError](err); ok {
+		if exit.Err != nil {
+			Explain(stderr, exit.Err)
+		}
+		return exit.Code
+	}
+	if s, ok := errors.AsType[Signalled](context.Cause(ctx)); ok {
+		return 128 + int(s.sig)
+	}
+	if errors.Is(err, syscall.EPIPE) {
+		return 128 + int(syscall.SIGPIPE)
+	}
+	ours := cmd.Annotations[annotationCodes] == ExitProgram
+	_, usage := errors.AsType[*UsageError](err)
+	if usage = usage || !cmd.HasParent(); usage { // the root command finds unknown commands
+		err = errors.New(strings.Join(strings.Fields(err.Error()), " ")) // cobra's suggestions have several lines
+	}
+	Explain(stderr, err)
+	if usage {
+		fmt.Fprintf(stderr, "hint: %s --help\n", cmd.CommandPath())
+	}
+	switch {
+	case errors.Is(err, &api.Problem{Code: api.CodeProgramMissing}) && ours:
+		return CodeNotFound
+	case errors.Is(err, &api.Problem{Code: api.CodeProgramDenied}) && ours:
+		return CodeNotAllowed
+	case ours:
+		return CodeOurs
+	case usage:
+		return CodeUsage
+	}
+	return CodeError
+}
+
+// Explain prints an error on one line, and its hint, if any, on a second.
+func Explain(w io.Writer, err error) {
+	text, hint := err.Error(), ""
+	if p, ok := errors.AsType[*api.Problem](err); ok {
+		if p.Detail == "" {
+			text = strings.TrimSpace(text + " " + string(p.Code))
+		}
+		if p.Hint != "" {
+			hint = p.Hint
+			text = strings.TrimSuffix(text, " ("+hint+")")
+		}
+	}
+	fmt.Fprintf(w, "sandboxd: %s\n", Printable(text))
+	if hint != "" {
+		fmt.Fprintf(w, "hint: %s\n", Printable(hint))
+	}
+}
+
+// Printable escapes text for a terminal. Names and messages may come from a registry, an image or a
+// sandbox, and their escape sequences would act on the user's terminal.
+func Printable(s string) string {
+	clean := true
+	for _, r := range s {
+		if r == utf8.RuneError || !unicode.IsPrint(r) {
+			clean = false
+			break
+		}
+	}
+	if clean {
+		return s
+	}
+	var b strings.Builder
+	for len(s) > 0 {
+		r, n := utf8.DecodeRuneInString(s)
+		switch {
+		case r == utf8.RuneError && n == 1:
+			fmt.Fprintf(&b, `\x%02x`, s[0])
+		case unicode.IsPrint(r):
+			b.WriteRune(r)
+		default:
+			q := strconv.QuoteRuneToASCII(r)
+			b.WriteString(q[1 : len(q)-1])
+		}
+		s = s[n:]
+	}
+	return b.String()
+}
+
+// annotationCodes is the annotation of a command with its exit codes, which end its help.
+const annotationCodes = "exit status"
+
+const exitStatusTemplate = `{{with .Annotations}}{{with index . "` + annotationCodes + `"}}
+EXIT STATUS
+{{.}}
+{{end}}{{end}}`
+
+const (
+	ExitPlain = `  0    success
+  1    error; stderr says which and what to do
+  2    the command line is wrong`
+	ExitProgram = `  The program's own, or 128+n where signal n ended it, and:
+  124  the program was stopped at the end of its --timeout
+  125  sandboxd itself failed; stderr says how and what to do
+  126  the program was found but cannot be executed
+  127  there is no such program in the sandbox`
+)
+
+// ExitStatus sets the exit codes in the help of a command.
+func ExitStatus(cmd *cobra.Command, codes string) {
+	if cmd.Annotations == nil {
+		cmd.Annotations = map[string]string{}
+	}
+	cmd.Annotations[annotationCodes] = codes
+}
+
+// UsageArgs turns the errors of an argument check into usage errors.
+func UsageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return &UsageError{err}
+		}
+		return nil
+	}
+}

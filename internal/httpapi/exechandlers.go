@@ -1,0 +1,208 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/coder/websocket"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+)
+
+// execOf returns the record of an exec as the API shows it.
+func execOf(rec service.ExecRecord) api.Exec {
+	x := rec.Exec
+	if rec.Failure != nil {
+		x.Error = ProblemOf(rec.Failure)
+	}
+	return x
+}
+
+func (s *Server) getExecs(w http.ResponseWriter, r *http.Request) error {
+	all, err := s.as(r).Execs(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	list := api.ExecList{Execs: make([]api.Exec, 0, len(all))}
+	for _, rec := range all {
+		list.Execs = append(list.Execs, execOf(rec))
+	}
+	return writeJSON(w, http.StatusOK, list)
+}
+
+func (s *Server) getExecRecord(w http.ResponseWriter, r *http.Request) error {
+	x, err := s.as(r).Exec(r.PathValue("id"), r.PathValue("exec"))
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, execOf(x.Record()))
+}
+
+func (s *Server) deleteExec(w http.ResponseWriter, r *http.Request) error {
+	if err := s.as(r).DeleteExec(r.Context(), r.PathValue("id"), r.PathValue("exec")); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) postSignal(w http.ResponseWriter, r *http.Request) error {
+	var req api.ExecSignal
+	if err := readJSON(w, r, maxBody, &req); err != nil {
+		return err
+	}
+	x, err := s.as(r).Exec(r.PathValue("id"), r.PathValue("exec"))
+	if err == nil {
+		err = x.Signal(req.Signal, req.All)
+	}
+	if err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) postResize(w http.ResponseWriter, r *http.Request) error {
+	var req api.TerminalSize
+	if err := readJSON(w, r, maxBody, &req); err != nil {
+		return err
+	}
+	if req.Rows == 0 || req.Cols == 0 {
+		return class.Invalidf("rows %d, cols %d: a terminal has at least one of each", req.Rows, req.Cols)
+	}
+	x, err := s.as(r).Exec(r.PathValue("id"), r.PathValue("exec"))
+	if err == nil {
+		err = x.Resize(req.Rows, req.Cols)
+	}
+	if err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// postStdin gives the body to the program as it comes.
+func (s *Server) postStdin(w http.ResponseWriter, r *http.Request) error {
+	q, err := query(r, "close")
+	if err != nil {
+		return err
+	}
+	end := false
+	if s := q.Get("close"); s != "" {
+		if end, err = strconv.ParseBool(s); err != nil {
+			return class.Invalidf("close %q: must be true or false", class.Clip(s))
+		}
+	}
+	x, err := s.as(r).Exec(r.PathValue("id"), r.PathValue("exec"))
+	if err != nil {
+		return err
+	}
+	if err := x.Input(r.Context(), requestBody(w, r), end); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) getProcesses(w http.ResponseWriter, r *http.Request) error {
+	list, err := s.as(r).Processes(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, list)
+}
+
+// getAttach tells what a detached exec writes. A client that goes away changes nothing.
+//
+// On a WebSocket it is as getExec after the first frame; ExecEvents with dropped in text frames say what is missing between
+// two frames of output.
+func (s *Server) getAttach(w http.ResponseWriter, r *http.Request) error {
+	q, err := query(r, "from")
+	if err != nil {
+		return err
+	}
+	x, err := s.as(r).Exec(r.PathValue("id"), r.PathValue("exec"))
+	if err != nil {
+		return err
+	}
+	if err := x.Attachable(); err != nil {
+		return err
+	}
+	var from int64
+	switch s := q.Get("from"); s {
+	case "", "start":
+	case "end":
+		from = x.OutputEnd()
+	default:
+		if from, err = strconv.ParseInt(s, 10, 64); err != nil || from < 0 || from > math.MaxInt64/2 {
+			return class.Invalidf("from %q: must be start, end or an offset in the output", class.Clip(s))
+		}
+		if end := x.OutputEnd(); from > end {
+			return class.Invalidf("from %d: the output has %d bytes so far", from, end)
+		}
+	}
+	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+		return answerEvents(w, execError, func(emit func(api.ExecEvent) error) error { return x.Attach(r.Context(), from, true, emit) })
+	}
+	c, err := websocket.Accept(w, r, nil)
+	if err != nil {
+		return nil //nolint:nilerr // Accept has answered
+	}
+	s.watch(r.Context(), c, x, from)
+	return nil
+}
+
+// watch is interact for an exec that does without its client.
+func (s *Server) watch(ctx context.Context, c *websocket.Conn, x *service.Execution, from int64) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var reader sync.WaitGroup
+	defer reader.Wait()
+	defer func() { _ = c.CloseNow() }() // ends the reader
+	frames, stop := outlive(ctx, stepTimeout)
+	defer stop()
+	input, end := context.WithCancel(frames) // a reader that writes to a program which does not read goes on
+	defer end()
+	c.SetReadLimit(maxFrame)
+	var refused error // set before ctx ends
+	reader.Go(func() {
+		if err := s.readFrames(input, c, x, nil); errors.Is(err, class.ErrInvalid) {
+			refused = err
+		}
+		cancel(errClientGone)
+	})
+	var frame []byte
+	var last api.ExecEvent
+	err := x.Attach(ctx, from, false, func(e api.ExecEvent) error {
+		if e.Exit != nil {
+			last = e
+			return nil
+		}
+		ctx, stop := context.WithTimeout(frames, answerTimeout)
+		defer stop()
+		if e.Data == nil {
+			return writeText(ctx, c, e)
+		}
+		channel := api.ChannelStdout
+		if e.Stream == "stderr" {
+			channel = api.ChannelStderr
+		}
+		frame = append(append(frame[:0], channel), e.Data...)
+		return c.Write(ctx, websocket.MessageBinary, frame)
+	})
+	switch {
+	case err == nil:
+		finish(ctx, c, last)
+	case errors.Is(err, errClientGone) && refused != nil:
+		finish(ctx, c, api.ExecEvent{Error: ProblemOf(refused)})
+	case !errors.Is(err, errClientGone):
+		finish(ctx, c, api.ExecEvent{Error: ProblemOf(err)})
+	}
+}

@@ -1,0 +1,4 @@
+package httpapi
+
+// MaxBody is the maximum size of most bodies.
+const MaxBody = maxBody

@@ -1,0 +1,9 @@
+package httpapi_test
+
+import (
+	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/service/servicetest"
+)
+
+func TestMain(m *testing.M) { servicetest.Main(m) }

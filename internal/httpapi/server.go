@@ -1,0 +1,463 @@
+package httpapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+)
+
+// Options configure a [Server]. All are needed.
+type Options struct {
+	Service *service.Service
+	Socket  *Socket
+	// Shutdown is called for POST /v1/system/shutdown.
+	Shutdown func(api.Shutdown)
+	// Stopping is closed when the daemon begins to stop: watches end with it.
+	Stopping <-chan struct{}
+	Log      *slog.Logger
+}
+
+// Server is the native face: it serves the API over a Unix socket, for one tenant, the daemon's own.
+type Server struct {
+	service  *service.Service
+	socket   *Socket
+	shutdown func(api.Shutdown)
+	stopping <-chan struct{}
+	log      *slog.Logger
+	http     *http.Server
+	cancel   context.CancelCauseFunc // of all requests
+
+	requests sync.WaitGroup // handlers, with those of hijacked connections
+	mu       sync.Mutex
+	drained  bool // no request may begin: requests is waited for
+	active   int  // number of requests under way
+	lastUse  time.Time
+}
+
+// New returns a server; ctx bounds no request.
+func New(ctx context.Context, opts Options) *Server {
+	s := &Server{
+		service: opts.Service, socket: opts.Socket, shutdown: opts.Shutdown, stopping: opts.Stopping, log: opts.Log, lastUse: time.Now(),
+	}
+	requests, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	s.cancel = cancel
+	s.http = &http.Server{
+		Handler: s.handler(),
+		// The header of a request must come soon; the body is bounded where it is read.
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		BaseContext:       func(net.Listener) context.Context { return requests },
+		ConnContext:       peerContext,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	return s
+}
+
+// Serve accepts connections until [Server.Drain] is called.
+func (s *Server) Serve() error {
+	if err := s.http.Serve(s.socket); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve: %w", err)
+	}
+	return nil
+}
+
+// Drain accepts no further request and returns when none is under way. Requests may take patience to end, are then cancelled,
+// and their connections are closed soon after.
+func (s *Server) Drain(ctx context.Context, patience time.Duration) {
+	step := func(timeout time.Duration) error {
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		return s.http.Shutdown(ctx)
+	}
+	if step(patience) != nil {
+		s.cancel(class.ErrStopping)
+		if step(cutTimeout) != nil {
+			s.log.Warn("requests are cut off")
+		}
+	}
+	s.cancel(class.ErrStopping)
+	_ = s.http.Close() // of the connections that are left; their requests are waited for next
+	// Connections that became WebSockets are not the HTTP server's any more.
+	s.mu.Lock()
+	s.drained = true
+	s.mu.Unlock()
+	s.requests.Wait()
+}
+
+// beginRequest counts a request, which endRequest must end; false once the server is drained.
+func (s *Server) beginRequest() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.drained {
+		return false
+	}
+	s.requests.Add(1)
+	s.active++
+	return true
+}
+
+func (s *Server) endRequest() {
+	s.mu.Lock()
+	s.active--
+	s.lastUse = time.Now()
+	s.mu.Unlock()
+	s.requests.Done()
+}
+
+// IdleFor returns the time since the last request or sandbox; zero while there is one.
+func (s *Server) IdleFor() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.active > 0 || s.service.Sandboxes() > 0 {
+		s.lastUse = time.Now()
+		return 0
+	}
+	return time.Since(s.lastUse)
+}
+
+// as returns the service as the caller of a request sees it. A handler runs only for callers that [allowed] has admitted.
+func (s *Server) as(r *http.Request) *service.API {
+	return s.service.For(service.Caller{UID: int(peerOf(r.Context())), Rights: service.Administer})
+}
+
+// access limits the callers of a route.
+type access int
+
+const (
+	owner  access = iota // the uid that runs the daemon, and root, which no file mode keeps out
+	anyone               // every process that can open the socket
+)
+
+// route is one line of the API. A handler that returns an error must not have begun to answer.
+type route struct {
+	method, pattern string
+	access          access
+	handle          func(*Server, http.ResponseWriter, *http.Request) error
+}
+
+// routes is the whole API.
+var routes = []route{
+	{"GET", "/healthz", anyone, (*Server).getHealth}, // reveals only that the daemon lives: for a supervisor under another uid
+
+	{"GET", "/v1/system", owner, (*Server).getSystem},
+	{"GET", "/v1/system/checks", owner, (*Server).getChecks},
+	{"POST", "/v1/system/shutdown", owner, (*Server).postShutdown},
+
+	{"GET", "/v1/profiles", owner, (*Server).getProfiles},
+	{"GET", "/v1/profiles/{profile}", owner, (*Server).getProfile},
+
+	{"POST", "/v1/sandboxes", owner, (*Server).postSandbox},
+	{"GET", "/v1/sandboxes", owner, (*Server).getSandboxes},
+	{"POST", "/v1/sandboxes/prune", owner, (*Server).postSandboxesPrune},
+	{"GET", "/v1/sandboxes/{id}", owner, (*Server).getSandbox},
+	{"PATCH", "/v1/sandboxes/{id}", owner, (*Server).patchSandbox},
+	{"DELETE", "/v1/sandboxes/{id}", owner, (*Server).deleteSandbox},
+	{"POST", "/v1/sandboxes/{id}/start", owner, (*Server).postStart},
+	{"POST", "/v1/sandboxes/{id}/stop", owner, (*Server).postStop},
+	{"POST", "/v1/sandboxes/{id}/pause", owner, (*Server).postPause},
+	{"POST", "/v1/sandboxes/{id}/resume", owner, (*Server).postResume},
+	{"GET", "/v1/sandboxes/{id}/wait", owner, (*Server).getWait},
+	{"GET", "/v1/sandboxes/{id}/logs", owner, (*Server).getLogs},
+	{"GET", "/v1/sandboxes/{id}/stats", owner, (*Server).getStats},
+	{"GET", "/v1/sandboxes/{id}/diff", owner, (*Server).getDiff},
+	{"POST", "/v1/sandboxes/{id}/commit", owner, (*Server).postCommit},
+
+	{"POST", "/v1/sandboxes/{id}/snapshots", owner, (*Server).postSnapshot},
+	{"GET", "/v1/sandboxes/{id}/snapshots", owner, (*Server).getSandboxSnapshots},
+	{"POST", "/v1/sandboxes/{id}/fork", owner, (*Server).postFork},
+	{"POST", "/v1/sandboxes/{id}/rollback", owner, (*Server).postRollback},
+
+	{"GET", "/v1/snapshots", owner, (*Server).getSnapshots},
+	{"POST", "/v1/snapshots/import", owner, (*Server).postSnapshotImport},
+	{"POST", "/v1/snapshots/prune", owner, (*Server).postSnapshotsPrune},
+	{"GET", "/v1/snapshots/{snapshot}", owner, (*Server).getSnapshot},
+	{"GET", "/v1/snapshots/{snapshot}/export", owner, (*Server).getSnapshotExport},
+	{"DELETE", "/v1/snapshots/{snapshot}", owner, (*Server).deleteSnapshot},
+
+	{"POST", "/v1/sandboxes/{id}/exec", owner, (*Server).postExec},
+	{"GET", "/v1/sandboxes/{id}/exec", owner, (*Server).getExec}, // WebSocket: its handshake is a GET
+	{"GET", "/v1/sandboxes/{id}/execs", owner, (*Server).getExecs},
+	{"GET", "/v1/sandboxes/{id}/execs/{exec}", owner, (*Server).getExecRecord},
+	{"DELETE", "/v1/sandboxes/{id}/execs/{exec}", owner, (*Server).deleteExec},
+	{"GET", "/v1/sandboxes/{id}/execs/{exec}/attach", owner, (*Server).getAttach}, // NDJSON, or a WebSocket
+	{"POST", "/v1/sandboxes/{id}/execs/{exec}/signal", owner, (*Server).postSignal},
+	{"POST", "/v1/sandboxes/{id}/execs/{exec}/resize", owner, (*Server).postResize},
+	{"POST", "/v1/sandboxes/{id}/execs/{exec}/stdin", owner, (*Server).postStdin},
+	{"GET", "/v1/sandboxes/{id}/processes", owner, (*Server).getProcesses},
+
+	{"GET", "/v1/sandboxes/{id}/files", owner, (*Server).getFile},
+	{"PUT", "/v1/sandboxes/{id}/files", owner, (*Server).putFile},
+	{"DELETE", "/v1/sandboxes/{id}/files", owner, (*Server).deleteFile},
+	{"GET", "/v1/sandboxes/{id}/stat", owner, (*Server).getStat},
+	{"GET", "/v1/sandboxes/{id}/list", owner, (*Server).getList},
+	{"POST", "/v1/sandboxes/{id}/mkdir", owner, (*Server).postMkdir},
+	{"POST", "/v1/sandboxes/{id}/move", owner, (*Server).postMove},
+	{"GET", "/v1/sandboxes/{id}/watch", owner, (*Server).getWatch},
+	{"GET", "/v1/sandboxes/{id}/archive", owner, (*Server).getArchive},
+	{"PUT", "/v1/sandboxes/{id}/archive", owner, (*Server).putArchive},
+
+	{"POST", "/v1/run", owner, (*Server).postRun},
+
+	{"GET", "/v1/images", owner, (*Server).getImages},
+	{"DELETE", "/v1/images", owner, (*Server).deleteImage},
+	{"POST", "/v1/images/pull", owner, (*Server).postPull},
+	{"POST", "/v1/images/push", owner, (*Server).postPush},
+	{"POST", "/v1/images/import", owner, (*Server).postImport},
+	{"GET", "/v1/images/export", owner, (*Server).getExport},
+	{"GET", "/v1/images/inspect", owner, (*Server).getImage},
+	{"GET", "/v1/images/verify", owner, (*Server).getVerify},
+	{"POST", "/v1/images/tag", owner, (*Server).postTag},
+	{"POST", "/v1/images/prune", owner, (*Server).postPrune},
+
+	{"POST", "/v1/builds", owner, (*Server).postBuild},
+
+	{"POST", "/v1/agent/runs", owner, (*Server).postAgentRun},
+	{"GET", "/v1/agent/runs", owner, (*Server).getAgentRuns},
+	{"GET", "/v1/agent/runs/{run}", owner, (*Server).getAgentRun},
+	{"DELETE", "/v1/agent/runs/{run}", owner, (*Server).deleteAgentRun},
+	{"GET", "/v1/agent/runs/{run}/events", owner, (*Server).getAgentEvents},
+	{"POST", "/v1/agent/runs/{run}/resume", owner, (*Server).postAgentResume},
+	{"POST", "/v1/agent/runs/{run}/cancel", owner, (*Server).postAgentCancel},
+}
+
+const (
+	maxBody     = 1 << 20
+	maxExecBody = 24 << 20 // stdin of 16 MiB in base64, and what stands around it
+
+	// bodyTimeout is how long a client may pause within a body, and answerTimeout how long it may take nothing of an
+	// answer: a half-open connection holds a sandbox from idling no longer than that.
+	bodyTimeout   = time.Minute
+	answerTimeout = 5 * time.Minute
+
+	// cutTimeout is the time in which a cancelled request may answer, before its connection is closed.
+	cutTimeout = 2 * time.Second
+	// stepTimeout bounds each step that must be tried although no client waits for it any more.
+	stepTimeout = 10 * time.Second
+)
+
+// handler routes requests. Whatever happens, the answer is the route's own or a problem.
+func (s *Server) handler() http.Handler {
+	mux := http.NewServeMux()
+	for _, r := range routes {
+		mux.HandleFunc(r.method+" "+r.pattern, func(w http.ResponseWriter, req *http.Request) {
+			if err := allowed(req.Context(), r.access); err != nil {
+				writeProblem(w, err)
+				return
+			}
+			err := r.handle(s, w, req)
+			switch a := w.(*answer); {
+			case err == nil:
+			case a.began:
+				s.log.Info("answer broke off", "method", req.Method, "path", req.URL.Path, "error", err)
+				panic(http.ErrAbortHandler) // half an answer must not look like a whole one
+			default:
+				if p := ProblemOf(err); p.Code == api.CodeInternal {
+					s.log.Error("request failed", "method", req.Method, "path", req.URL.Path, "error", err)
+				}
+				writeProblem(w, err)
+			}
+		})
+	}
+	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		w := &answer{ResponseWriter: rw}
+		if !s.beginRequest() {
+			writeProblem(w, class.ErrStopping)
+			return
+		}
+		defer s.endRequest()
+		// What the last request on this connection set does not hold for this one.
+		_ = http.NewResponseController(rw).SetWriteDeadline(time.Time{}) // every connection of ours has deadlines
+		defer s.recover(w, req)
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		// The mux would clean such a path and redirect; nobody who means well sends one.
+		if p := req.URL.Path; p != path.Clean(p) {
+			writeProblem(w, class.Mark(errNoRoute, fmt.Errorf("path %q: not in its shortest form", class.Clip(p))))
+			return
+		}
+		if _, pattern := mux.Handler(req); pattern == "" {
+			writeProblem(w, noRoute(mux, w, req))
+			return
+		}
+		mux.ServeHTTP(w, req)
+	})
+}
+
+// noRoute tells a path that does not exist from a method that it does not have.
+func noRoute(mux *http.ServeMux, w http.ResponseWriter, req *http.Request) error {
+	var methods []string
+	for _, r := range routes {
+		if slices.Contains(methods, r.method) {
+			continue
+		}
+		other := req.Clone(req.Context())
+		other.Method = r.method
+		if _, pattern := mux.Handler(other); pattern != "" {
+			methods = append(methods, r.method)
+		}
+	}
+	if methods == nil {
+		return class.Mark(errNoRoute, fmt.Errorf("no route %s %q", class.Clip(req.Method), class.Clip(req.URL.Path)))
+	}
+	allow := strings.Join(methods, ", ")
+	w.Header().Set("Allow", allow)
+	return class.Mark(errNoMethod, fmt.Errorf("%q cannot be asked with %s, only with %s", class.Clip(req.URL.Path), class.Clip(req.Method), allow))
+}
+
+func allowed(ctx context.Context, a access) error {
+	uid := peerOf(ctx)
+	switch {
+	case a == anyone, uid == 0, int64(uid) == int64(os.Geteuid()):
+		return nil
+	case uid == unknownUID:
+		return class.Mark(class.ErrForbidden, errors.New("the kernel does not say who calls"))
+	}
+	return class.Mark(class.ErrForbidden, fmt.Errorf("uid %d may not use the daemon of uid %d", uid, os.Geteuid()))
+}
+
+// recover answers for a handler that panicked.
+func (s *Server) recover(w *answer, req *http.Request) {
+	v := recover()
+	if v == nil {
+		return
+	}
+	if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
+		panic(v) // the way to break a connection off
+	}
+	s.log.Error("panic in a request", "method", req.Method, "path", req.URL.Path, "panic", v, "stack", string(debug.Stack()))
+	if w.began {
+		panic(http.ErrAbortHandler) // the client must not take the rest for a whole answer
+	}
+	writeProblem(w, errPanic)
+}
+
+// answer knows whether an answer has begun.
+type answer struct {
+	http.ResponseWriter
+	began bool
+}
+
+// Unwrap lets http.ResponseController and the WebSocket's handshake see the connection.
+func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+func (a *answer) WriteHeader(status int) {
+	a.began = true
+	a.ResponseWriter.WriteHeader(status)
+}
+
+func (a *answer) Write(p []byte) (int, error) {
+	a.began = true
+	return a.ResponseWriter.Write(p)
+}
+
+// ReadFrom keeps the way to sendfile open.
+func (a *answer) ReadFrom(r io.Reader) (int64, error) {
+	a.began = true
+	return io.Copy(a.ResponseWriter, r)
+}
+
+func writeProblem(w http.ResponseWriter, err error) {
+	p := ProblemOf(err)
+	h := w.Header()
+	for _, name := range []string{"Content-Length", "Content-Encoding", "Last-Modified", "Accept-Ranges"} {
+		h.Del(name)
+	}
+	h.Set("Content-Type", api.TypeProblem)
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(p.Status)
+	_ = json.NewEncoder(w).Encode(p) // a client that is gone does not need it
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) error {
+	// To memory first: a value that cannot be encoded still becomes a problem.
+	data, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode answer: %w", err)
+	}
+	w.Header().Set("Content-Type", api.TypeJSON)
+	w.Header().Set("Cache-Control", "no-store")
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerTimeout)) // every connection of ours has deadlines
+	w.WriteHeader(status)
+	_, _ = w.Write(append(data, '\n')) // a client that is gone does not need it
+	return nil
+}
+
+// readJSON reads a body that is one JSON value of v's fields and nothing else.
+func readJSON(w http.ResponseWriter, r *http.Request, limit int64, v any) error {
+	inner := w
+	if a, ok := w.(*answer); ok {
+		inner = a.ResponseWriter // which MaxBytesReader tells to close the connection, rather than read the rest
+	}
+	data, err := io.ReadAll(http.MaxBytesReader(inner, &patientBody{r.Body, http.NewResponseController(w)}, limit))
+	if err != nil {
+		return bodyError(err)
+	}
+	return decodeJSON(data, v)
+}
+
+func decodeJSON(data []byte, v any) error {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(v); err != nil {
+		if errors.Is(err, io.EOF) {
+			return class.Invalidf("body: empty, a JSON object is needed")
+		}
+		if te, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+			return class.Invalidf("body: field %q cannot be a %s", te.Field, te.Value)
+		}
+		return class.Invalidf("body: %s", strings.TrimPrefix(err.Error(), "json: "))
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return class.Invalidf("body: something follows the JSON object")
+	}
+	return nil
+}
+
+// bodyError classifies what can go wrong while a body is read.
+func bodyError(err error) error {
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.Is(err, class.ErrInvalid):
+		return err
+	case errors.As(err, &tooLarge):
+		return class.Mark(class.ErrTooLarge, fmt.Errorf("body: larger than %d bytes", tooLarge.Limit))
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return class.Invalidf("body: it broke off")
+	}
+	return fmt.Errorf("read body: %w", err)
+}
+
+// patientBody gives the client a time for each part of a body.
+type patientBody struct {
+	io.ReadCloser
+	rc *http.ResponseController
+}
+
+func (b *patientBody) Read(p []byte) (int, error) {
+	_ = b.rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // every connection of ours has deadlines
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		_ = b.rc.SetReadDeadline(time.Time{}) // or the server would take a long handler for a dead client
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = class.Invalidf("body: nothing came for %s", bodyTimeout)
+		}
+	}
+	return n, err
+}

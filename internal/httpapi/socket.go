@@ -1,0 +1,329 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/flock"
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+)
+
+// longPast is a deadline that wakes whoever waits.
+var longPast = time.Unix(1, 0)
+
+// lockPatience is how long a lock, or a socket's path, is waited for that another daemon has: it may be about to end.
+const lockPatience = 500 * time.Millisecond
+
+// errServed is that of a socket's path which another daemon answers on, whatever its directories are.
+var errServed = errors.New("another sandboxd serves it, or is about to: stop it first (sandboxd shutdown), or choose another socket")
+
+// AcquireLock makes sure that no other daemon works in dir until the lock is closed or the process ends. The lock
+// belongs to the open file: it cannot be left behind.
+func AcquireLock(dir string) (io.Closer, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	path := filepath.Join(dir, "sandboxd.lock")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	err = flock.Exclusive(nil, lockPatience, f) // a daemon that is about to end may hold it for another moment
+	if err != nil {
+		_ = f.Close() // nothing was written
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("another sandboxd works in %s: stop it first (sandboxd shutdown), or choose another directory", dir)
+		}
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	return f, nil
+}
+
+// Socket is the API's listening socket, in a directory that only we may search.
+type Socket struct {
+	*net.UnixListener
+	dir  *os.File // of the socket
+	name string
+	file *os.File // the socket's: as long as it is open no other file can be taken for it
+	lock io.Closer
+	once sync.Once
+}
+
+// Listen replaces a socket that a daemon left when it was killed, and refuses to replace one that is served. A path
+// outside of the runtime directory lies in a directory that exists; who may search that is its owner's business, and
+// the socket's own mode keeps others out.
+func Listen(ctx context.Context, runtimeDir, path string) (_ *Socket, err error) {
+	if err := os.MkdirAll(runtimeDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make runtime directory: %w", err)
+	}
+	dir, err := os.OpenFile(runtimeDir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open runtime directory: %w", err)
+	}
+	s := &Socket{dir: dir, name: filepath.Base(path)}
+	defer func() {
+		if err == nil {
+			return
+		}
+		err = errors.Join(err, dir.Close())
+		if s.lock != nil {
+			err = errors.Join(err, s.lock.Close())
+		}
+	}()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return nil, fmt.Errorf("examine runtime directory: %w", err)
+	}
+	if int(st.Uid) != os.Geteuid() {
+		return nil, fmt.Errorf("runtime directory %s belongs to uid %d, not to us", runtimeDir, st.Uid)
+	}
+	if st.Mode&0o077 != 0 {
+		if err := dir.Chmod(0o700); err != nil {
+			return nil, fmt.Errorf("close runtime directory to others: %w", err)
+		}
+	}
+	// Two daemons with different data directories would still fight for one socket.
+	if s.lock, err = AcquireLock(runtimeDir); err != nil {
+		return nil, err
+	}
+	if filepath.Dir(path) != filepath.Clean(runtimeDir) {
+		other, err := os.OpenFile(filepath.Dir(path), unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, fmt.Errorf("open the socket's directory: %w", err)
+		}
+		err = dir.Close()
+		if s.dir, dir = other, other; err != nil {
+			return nil, fmt.Errorf("close runtime directory: %w", err)
+		}
+	}
+	if err := s.alone(func() error { return s.take(ctx) }); err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	return s, nil
+}
+
+// alone does something with the path that no other daemon does at the same time, nor one of them serves. One that was just killed
+// may for another moment.
+func (s *Socket) alone(do func() error) error {
+	retry := time.NewTicker(10 * time.Millisecond)
+	defer retry.Stop()
+	for began := time.Now(); ; <-retry.C {
+		if err := s.tryAlone(do); !errors.Is(err, errServed) || time.Since(began) >= lockPatience {
+			return err
+		}
+	}
+}
+
+// tryAlone locks the directory: a daemon with another runtime directory has another lock.
+func (s *Socket) tryAlone(do func() error) (err error) {
+	switch err := unix.Flock(int(s.dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return errServed
+	case err != nil:
+		return fmt.Errorf("lock its directory: %w", err)
+	}
+	defer func() {
+		if uerr := unix.Flock(int(s.dir.Fd()), unix.LOCK_UN); uerr != nil {
+			err = errors.Join(err, fmt.Errorf("unlock its directory: %w", uerr))
+		}
+	}()
+	return do()
+}
+
+// take listens on a path that nobody serves.
+func (s *Socket) take(ctx context.Context) error {
+	if err := removeStale(ctx, s.dir, s.name); err != nil {
+		return fmt.Errorf("remove stale socket: %w", err)
+	}
+	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
+		var cerr error
+		// The mode of the unbound socket is that of the file which bind makes: it never is wider.
+		err := conn.Control(func(fd uintptr) { cerr = unix.Fchmod(int(fd), 0o600) })
+		return errors.Join(err, cerr)
+	}}
+	l, err := config.Listen(ctx, "unix", unixmsg.ShortName(s.dir, s.name))
+	if err != nil {
+		return err
+	}
+	fd, err := unix.Openat(int(s.dir.Fd()), s.name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return errors.Join(fmt.Errorf("open it: %w", err), l.Close())
+	}
+	s.UnixListener, s.file = l.(*net.UnixListener), os.NewFile(uintptr(fd), s.name)
+	// http.Server closes the listener when the shutdown begins; the path goes when it ends.
+	s.SetUnlinkOnClose(false)
+	return nil
+}
+
+// unlink takes the path away, if it still is ours: another daemon may have taken it since we stopped to answer.
+func (s *Socket) unlink() error {
+	var ours, there unix.Stat_t
+	err := unix.Fstat(int(s.file.Fd()), &ours)
+	if err == nil {
+		err = unix.Fstatat(int(s.dir.Fd()), s.name, &there, unix.AT_SYMLINK_NOFOLLOW)
+	}
+	if err == nil && ours.Dev == there.Dev && ours.Ino == there.Ino {
+		err = unix.Unlinkat(int(s.dir.Fd()), s.name, 0)
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
+}
+
+// removeStale removes the socket of a daemon that was killed. One that is served is [errServed], and what is no socket is somebody's
+// file.
+func removeStale(ctx context.Context, dir *os.File, name string) error {
+	var st unix.Stat_t
+	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil
+	case err != nil:
+		return err
+	case st.Mode&unix.S_IFMT != unix.S_IFSOCK:
+		return fmt.Errorf("%s exists and is no socket", name)
+	}
+	switch c, err := new(net.Dialer).DialContext(ctx, "unix", unixmsg.ShortName(dir, name)); {
+	case err == nil:
+		_ = c.Close() // nothing was said
+		return errServed
+	case errors.Is(err, unix.EAGAIN): // more wait for it than it has room for
+		return errServed
+	case !errors.Is(err, unix.ECONNREFUSED):
+		return err
+	}
+	return unix.Unlinkat(int(dir.Fd()), name, 0)
+}
+
+// Accept reads who calls before anything else is read.
+func (s *Socket) Accept() (net.Conn, error) {
+	c, err := s.AcceptUnix()
+	if err != nil {
+		return nil, err
+	}
+	return &peerConn{UnixConn: c, uid: peerUID(c)}, nil
+}
+
+// Close stops accepting, which is all that http.Server means by it. A second call does nothing.
+func (s *Socket) Close() error {
+	err := s.UnixListener.Close()
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// Remove closes the socket and takes it away.
+func (s *Socket) Remove() error {
+	var err error
+	s.once.Do(func() {
+		err = s.Close()
+		if lerr := s.alone(s.unlink); lerr != nil {
+			err = errors.Join(err, fmt.Errorf("remove socket: %w", lerr))
+		}
+		err = errors.Join(err, s.file.Close(), s.dir.Close(), s.lock.Close())
+	})
+	return err
+}
+
+// peerConn is a connection that knows who called, and that sends files without copying them.
+type peerConn struct {
+	*net.UnixConn
+	uid uint32
+}
+
+// unknownUID is the uid of a peer whom the kernel does not name. It is unknownUID's: 2^32-1 means "no id" everywhere.
+const unknownUID = ^uint32(0)
+
+func peerUID(c *net.UnixConn) uint32 {
+	uid, err := unixmsg.PeerUID(c)
+	if err != nil {
+		return unknownUID
+	}
+	return uid
+}
+
+type peerKey struct{}
+
+func peerContext(ctx context.Context, c net.Conn) context.Context {
+	if p, ok := c.(*peerConn); ok {
+		return context.WithValue(ctx, peerKey{}, p.uid)
+	}
+	return ctx
+}
+
+func peerOf(ctx context.Context) uint32 {
+	if uid, ok := ctx.Value(peerKey{}).(uint32); ok {
+		return uid
+	}
+	return unknownUID
+}
+
+// ReadFrom sends a regular file with sendfile(2), which net has for TCP only. net/http calls it for a body of known
+// length, with a *io.LimitedReader around the file.
+func (c *peerConn) ReadFrom(r io.Reader) (int64, error) {
+	if l, ok := r.(*io.LimitedReader); ok {
+		if f, ok := l.R.(*os.File); ok {
+			n, err, handled := c.sendfile(f, l.N)
+			l.N -= n
+			if handled {
+				return n, err
+			}
+		}
+	}
+	return io.Copy(patientWriter{c}, r)
+}
+
+// patientWriter gives the client a time for each part, and hides what else a connection can.
+type patientWriter struct{ c *peerConn }
+
+func (w patientWriter) Write(p []byte) (int, error) {
+	_ = w.c.SetWriteDeadline(time.Now().Add(answerTimeout)) // every connection of ours has deadlines
+	return w.c.Write(p)
+}
+
+// sendfile reports handled as false where nothing was sent and the ordinary way should be tried.
+func (c *peerConn) sendfile(f *os.File, n int64) (sent int64, err error, handled bool) {
+	src, err := f.SyscallConn()
+	if err != nil {
+		return 0, nil, false //nolint:nilerr // the ordinary way meets the same error
+	}
+	dst, err := c.SyscallConn()
+	if err != nil {
+		return 0, nil, false //nolint:nilerr // the ordinary way meets the same error
+	}
+	var sendErr, waitErr error
+	err = src.Control(func(in uintptr) {
+		for sent < n && sendErr == nil && waitErr == nil {
+			_ = c.SetWriteDeadline(time.Now().Add(answerTimeout)) // every connection of ours has deadlines
+			waitErr = dst.Write(func(out uintptr) bool {
+				// In parts of a size that a reader who is alive takes in time.
+				m, err := unix.Sendfile(int(out), int(in), nil, int(min(n-sent, 1<<20)))
+				switch {
+				case errors.Is(err, unix.EAGAIN):
+					return false
+				case errors.Is(err, unix.EINTR):
+				case err != nil:
+					sendErr = err
+				case m == 0: // the file became shorter
+					sendErr = io.ErrUnexpectedEOF
+				default:
+					sent += int64(m)
+				}
+				return true
+			})
+		}
+	})
+	return sent, errors.Join(err, waitErr, sendErr), true
+}

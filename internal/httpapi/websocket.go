@@ -1,0 +1,198 @@
+package httpapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+)
+
+// maxFrame bounds what a client sends at a time after its first frame.
+const maxFrame = 1 << 20
+
+// getExec is an exec with a person, or a program that behaves like one, at the other end.
+//
+//	client                                  server
+//	  ── text: ExecRequest ────────────────▶
+//	  ◀────────────── text: ExecEvent {pid} ──
+//	  ── binary: 0 + bytes for stdin ──────▶
+//	  ── text: ExecControl ────────────────▶
+//	  ◀── binary: 1 or 2 + bytes of output ──
+//	  ◀─── text: ExecEvent {exit} or {error} ──   the last, then a normal close
+//
+// Who closes the connection kills what the exec started.
+func (s *Server) getExec(w http.ResponseWriter, r *http.Request) error {
+	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+		return class.Invalidf("an exec is a POST, or a WebSocket handshake")
+	}
+	// What can be said in HTTP is said in HTTP.
+	if _, err := s.as(r).GetSandbox(r.PathValue("id")); err != nil {
+		return err
+	}
+	c, err := websocket.Accept(w, r, nil)
+	if err != nil {
+		return nil //nolint:nilerr // Accept has answered
+	}
+	s.interact(r.Context(), c, s.as(r), r.PathValue("id"))
+	return nil
+}
+
+func writeText(ctx context.Context, c *websocket.Conn, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return c.Write(ctx, websocket.MessageText, data)
+}
+
+// interact speaks with the client and returns when the connection is closed and nobody reads it any more.
+func (s *Server) interact(ctx context.Context, c *websocket.Conn, as *service.API, ref string) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var reader sync.WaitGroup
+	defer reader.Wait()
+	defer func() { _ = c.CloseNow() }() // ends the reader; by then all is said, or nobody listens
+
+	x, stdin, err := s.begin(ctx, c, as, ref)
+	if err != nil {
+		finish(ctx, c, api.ExecEvent{Error: ProblemOf(err)})
+		return
+	}
+	if x == nil {
+		return
+	}
+	defer x.Close()
+	if err := writeText(ctx, c, api.ExecEvent{PID: x.PID, Exec: x.ID()}); err != nil {
+		return
+	}
+	// A frame whose context ends takes the connection with it, but the last event is still to be sent.
+	frames, stop := outlive(ctx, stepTimeout)
+	defer stop()
+	var refused error // set before ctx ends
+	reader.Go(func() {
+		if err := s.readFrames(frames, c, x, stdin); errors.Is(err, class.ErrInvalid) {
+			refused = err
+		}
+		cancel(errClientGone)
+	})
+	var frame []byte // reused: one call at a time, and Write keeps nothing
+	exit, usage, err := x.Stream(ctx, func(stream string, p []byte) error {
+		channel := api.ChannelStdout
+		if stream == "stderr" {
+			channel = api.ChannelStderr
+		}
+		frame = append(append(frame[:0], channel), p...)
+		ctx, stop := context.WithTimeout(frames, answerTimeout)
+		defer stop()
+		return c.Write(ctx, websocket.MessageBinary, frame)
+	})
+	x.Close() // a reader that writes to a program which does not read goes on
+	switch {
+	case err == nil:
+		finish(ctx, c, api.ExecEvent{Exit: &exit, Usage: &usage})
+	case !errors.Is(err, errClientGone):
+		finish(ctx, c, api.ExecEvent{Error: ProblemOf(err)})
+	case refused != nil:
+		finish(ctx, c, api.ExecEvent{Error: ProblemOf(refused)})
+	}
+}
+
+// begin reads the first frame and starts what it asks for. Without an error and an execution the client is gone.
+func (s *Server) begin(ctx context.Context, c *websocket.Conn, as *service.API, ref string) (_ *service.Execution, stdin []byte, _ error) {
+	c.SetReadLimit(maxExecBody)
+	first, stop := context.WithTimeout(ctx, bodyTimeout)
+	defer stop()
+	kind, data, err := c.Read(first)
+	if err != nil {
+		return nil, nil, nil
+	}
+	c.SetReadLimit(maxFrame)
+	if kind != websocket.MessageText {
+		return nil, nil, class.Invalidf("the first frame must be a text frame with the exec request")
+	}
+	var req api.ExecRequest
+	if err := decodeJSON(data, &req); err != nil {
+		return nil, nil, err
+	}
+	x, err := as.StartInteractive(ctx, ref, req)
+	return x, req.Stdin, err
+}
+
+// finish sends the last event and closes the connection in order. The request's context may be the reason for the end:
+// this has one of its own.
+func finish(ctx context.Context, c *websocket.Conn, last api.ExecEvent) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
+	defer cancel()
+	if writeText(ctx, c, last) == nil {
+		_ = c.Close(websocket.StatusNormalClosure, "") // waits for the client's own; one that does not answer is cut off
+	}
+}
+
+// outlive returns a context that ends some time after ctx does, unless it is cancelled before.
+func outlive(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(by, cancel)
+		context.AfterFunc(late, func() { timer.Stop() })
+	})
+	return late, func() { stop(); cancel() }
+}
+
+var errClientGone = errors.New("the client is gone")
+
+// readFrames does what the client says until the connection ends or it says something wrong.
+func (s *Server) readFrames(ctx context.Context, c *websocket.Conn, x *service.Execution, stdin []byte) error {
+	write := func(p []byte, end bool) {
+		// A program that has closed its stdin is no reason to end: it may have more to say.
+		if err := x.Input(ctx, bytes.NewReader(p), end); err != nil {
+			s.log.Debug("stdin of an exec is not read", "error", err)
+		}
+	}
+	if len(stdin) > 0 {
+		write(stdin, false)
+	}
+	for {
+		kind, data, err := c.Read(ctx)
+		if err != nil {
+			return err
+		}
+		if kind == websocket.MessageBinary {
+			if len(data) == 0 || data[0] != api.ChannelStdin {
+				return class.Invalidf("a binary frame from the client must begin with channel %d", api.ChannelStdin)
+			}
+			write(data[1:], false)
+			continue
+		}
+		var control api.ExecControl
+		if err := decodeJSON(data, &control); err != nil {
+			return err
+		}
+		switch {
+		case control.Resize != nil:
+			err = x.Resize(control.Resize.Rows, control.Resize.Cols)
+		case control.Signal != "":
+			err = x.Signal(control.Signal, false)
+		case control.StdinClose:
+			write(nil, true)
+		default:
+			err = class.Invalidf("a text frame must have one of resize, signal, stdin_close")
+		}
+		if errors.Is(err, class.ErrInvalid) {
+			return err
+		}
+		if err != nil {
+			return fmt.Errorf("control exec: %w", err)
+		}
+	}
+}

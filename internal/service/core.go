@@ -1,0 +1,326 @@
+// Package service is everything that the API can do, free of any protocol: the one place where images, profiles and the
+// runtime meet.
+//
+// A face (internal/httpapi, and later those of other protocols) asks [Service.For] for the [API] of a caller. It passes
+// requests of package api, and gets answers of package api or errors of the classes in package class, which it maps itself.
+//
+// # The life of a main process
+//
+//	create, start    the launcher starts the sandbox; the record has the command and no exit
+//	detach           init starts it; its descriptors are left with the launcher; then the request is answered
+//	process ── pipe ── splice ──▶ memfd ──▶ logs/<sandbox>/n.log    the log's last line has the offset in the output
+//	exit             noted in the memfd; the log is completed; the record gets the exit, and the sandbox is killed;
+//	                 then the launcher keeps no more of the exec than the memory
+//
+// A daemon that starts after a crash finds one of three states. If nothing was left with the launcher, it starts the process.
+// If the process runs, the log continues where it ends. If the process has ended, the remaining steps are done once more.
+package service
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/snapshot"
+	"github.com/sandboxd/sandboxd/internal/agents"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/runtime"
+	"github.com/sandboxd/sandboxd/runtime/cgroup"
+)
+
+const (
+	defaultProfile = "default"
+	buildProfile   = "build"
+
+	// stepTimeout bounds each step that must be tried although no client waits for it any more.
+	stepTimeout = 10 * time.Second
+	// closeTimeout bounds the end of all sandboxes.
+	closeTimeout = 60 * time.Second
+	// agentTimeout bounds the time in which agent runs collect their output when the daemon stops.
+	agentTimeout = 30 * time.Second
+)
+
+// Images is the image store as one tenant sees it: *image.Service, and in tests a map.
+type Images interface {
+	Pull(ctx context.Context, reference string, opts image.PullOptions) (*image.Image, error)
+	Push(ctx context.Context, reference string, opts image.PushOptions) (*image.Image, error)
+	Commit(ctx context.Context, opts image.CommitOptions) (*image.Image, layer.Result, error)
+	Import(ctx context.Context, r io.Reader, opts image.ImportOptions) ([]*image.Image, error)
+	Export(ctx context.Context, reference, format string, w io.Writer) error
+	List(ctx context.Context) ([]api.Image, error)
+	Inspect(ctx context.Context, reference string) (api.ImageDetail, error)
+	Verify(ctx context.Context) (api.ImagesVerified, error)
+	Tag(ctx context.Context, source, target string) (*image.Image, error)
+	Remove(ctx context.Context, reference string, force bool) (api.ImagesRemoved, error)
+	Prune(ctx context.Context, all bool) (api.ImagesRemoved, error)
+	// Tenants returns the tenants that have objects in the store.
+	Tenants() ([]string, error)
+	// Enforce keeps to the limit of all images' bytes, if there is one.
+	Enforce(ctx context.Context) error
+	// Limits returns the unpack limits.
+	Limits() layer.Limits
+
+	// The snapshots, and the layers of forks.
+	Take(ctx context.Context, digest string, base rootfs.Source, make func(ctx context.Context, chainID string) (layer.Result, error)) (*image.Taken, layer.Result, error)
+	Snapshots(of string) ([]api.Snapshot, error)
+	InspectSnapshot(ref string) (api.Snapshot, error)
+	AcquireSnapshot(ctx context.Context, ref string) (snap *image.Snapshot, release func(), err error)
+	RemoveSnapshot(ctx context.Context, ref string) (int64, error)
+	PruneSnapshots(ctx context.Context, before time.Time, labels map[string]string) (api.SnapshotsRemoved, error)
+	ExportSnapshot(ctx context.Context, ref string, read snapshot.ReadLayer, w io.Writer) error
+	ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*image.Snapshot) error, read snapshot.ReadLayer) (api.Snapshot, error)
+	// Settle removes layers whose last sandbox is gone; EnforceSnapshots keeps to the limit of snapshots' bytes.
+	CollectSnapshotLayers(ctx context.Context) error
+	EnforceSnapshots(ctx context.Context) error
+
+	// Draft begins an image.
+	Draft(platform string, names []string) (*image.Draft, error)
+
+	// Acquire keeps an image from being removed until release is called. SetHolders sets the function that returns the
+	// images that sandboxes hold.
+	Acquire(ctx context.Context, reference string) (img *image.Image, release func(), err error)
+	SetHolders(f func() map[string][]string)
+	// OnRemoval sets the function that is called before layers are removed.
+	OnRemoval(f func(ctx context.Context, layers []string))
+}
+
+// Options configure a service. A field without a stated default is required.
+//
+// To add one: give it a default that is right for nearly every host, document it here, and add a flag only if it differs
+// between daemons of one host. To retire one: keep the field, ignore it and note since when, for one release.
+type Options struct {
+	Version    string
+	DataDir    string // holds state.db
+	RuntimeDir string // holds the control sockets; made with mode 0700
+	Socket     string // path of the API socket, for clients that ask
+	Engine     runtime.Engine
+	// Images returns the image store as a tenant sees it.
+	Images func(tenant string) Images
+	// Differ reads the changes of sandboxes. Default: none; diff, commit, snapshots and RUN fail.
+	Differ Differ
+	// Deposits keeps detached execs for the next daemon. Default: none; they end with this one.
+	Deposits Deposits
+	// Profile finds a profile by name, and the default limits of its sandboxes.
+	Profile func(name string) (runtime.Profile, api.Limits, error)
+	// Profiles are shown to clients, by name. Default: none.
+	Profiles []api.Profile
+
+	// Confined is the version of Landlock that confines the daemon; zero means none.
+	Confined int
+	// LauncherInfo returns the launcher's pid and the enforcement of a default sandbox. Default: unknown.
+	LauncherInfo func(ctx context.Context) (int, api.Enforced, error)
+	// Checks probes the host. Default: no checks.
+	Checks func(ctx context.Context) []api.Check
+	// BrokerGone reports whether the broker process has ended. Default: there is no broker.
+	BrokerGone func() bool
+	// Agents hosts agent runs. Default: none.
+	Agents *agents.Host
+
+	// EndedAge is the maximum age of sandboxes that have ended, EndedLimit their maximum number, SnapshotAge the maximum age of
+	// unused snapshots. Default: no limit. See [retention].
+	EndedAge    time.Duration
+	EndedLimit  int
+	SnapshotAge time.Duration
+	// AgentAge is the maximum age of idle agent runs, AgentLimit their maximum size in bytes. Default: no limit. See
+	// [agents.Retention].
+	AgentAge   time.Duration
+	AgentLimit int64
+
+	IODevice     cgroup.Device // device of DataDir; default: none, and io limits are refused
+	Pools        []Pool        // sandboxes that are kept ready; default: none
+	LogSize      int64         // bytes of one file of a sandbox's log; default 4 MiB, at least 256 KiB
+	LogFiles     int           // files of one sandbox's log; default 3
+	LogLimit     int64         // bytes of all logs; default 2 GiB
+	MaxSandboxes int           // default 1000
+	Timeout      time.Duration // default time of a sandbox; default one hour
+	IdleTimeout  time.Duration // default idle time of a sandbox; default ten minutes
+	Log          *slog.Logger  // default: discarded
+
+	// RetainEvery is the interval of the retention rounds; default one minute.
+	RetainEvery time.Duration
+}
+
+// core is the state that all callers share.
+type core struct {
+	opts       Options
+	supervisor *runtime.Supervisor
+	own        Images // the store as the daemon's own tenant sees it
+	log        *slog.Logger
+	builds     chan struct{} // semaphore of the builds under way
+	execs      *execs
+	logs       *mainLogs
+	pools      *pools
+}
+
+// Service is the whole that all faces share.
+type Service struct{ core *core }
+
+// New opens the records and adopts the sandboxes and detached execs that the engine runs. [Service.Close] undoes it.
+func New(ctx context.Context, opts Options) (*Service, error) {
+	if opts.Engine == nil || opts.Images == nil || opts.Profile == nil || opts.DataDir == "" || opts.RuntimeDir == "" {
+		return nil, errors.New("start service: Engine, Images, Profile, DataDir and RuntimeDir are needed")
+	}
+	s := &core{
+		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
+		builds: make(chan struct{}, maxBuilds), pools: newPools(opts.Pools),
+	}
+	var err error
+	s.supervisor, err = runtime.Open(ctx, opts.DataDir, opts.Engine, runtime.Options{
+		RuntimeDir:   opts.RuntimeDir,
+		MaxSandboxes: opts.MaxSandboxes,
+		Timeout:      opts.Timeout,
+		IdleTimeout:  opts.IdleTimeout,
+		IODevice:     opts.IODevice,
+		PoolChanged:  s.pools.changed,
+		Exercise:     exercise,
+		Log:          s.log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start service: %w", err)
+	}
+	s.logs = newMainLogs(opts.DataDir, max(minLogSize, cmp.Or(opts.LogSize, defaultLogSize)), cmp.Or(opts.LogFiles, defaultLogFiles), cmp.Or(opts.LogLimit, defaultLogLimit))
+	s.logs.log = s.log
+	s.sweepLogs()
+	s.execs = newExecs(context.WithoutCancel(ctx))
+	s.adoptExecs(ctx)
+	// Images may be removed from here on: running sandboxes have been adopted, so their images are known.
+	s.own.SetHolders(s.holders)
+	s.own.OnRemoval(s.forsake)
+	return &Service{s}, nil
+}
+
+// Maintain fills the pools and enforces the limits of images, snapshots, ended sandboxes and agent runs until ctx ends.
+func (s *Service) Maintain(ctx context.Context) {
+	c := s.core
+	every := cmp.Or(c.opts.RetainEvery, retainEvery)
+	tasks := []func(){
+		func() { c.enforceImages(ctx) },
+		func() { c.fillPools(ctx) },
+		func() { c.retain(ctx, every) },
+		func() { c.retainRuns(ctx, every) },
+	}
+	done := make(chan struct{})
+	for _, task := range tasks {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			task()
+		}()
+	}
+	for range tasks {
+		<-done
+	}
+}
+
+// enforceImages enforces the limits of images and snapshots once: the limits may be new.
+func (s *core) enforceImages(ctx context.Context) {
+	switch err := s.own.Enforce(ctx); {
+	case err == nil:
+	case ctx.Err() != nil:
+		s.log.Info("images over the limit are left to the next start", "error", err)
+	default:
+		s.log.Warn("limit of images is not enforced", "error", err)
+	}
+	// The last daemon may have left layers that it was about to give to a fork, or to remove.
+	if err := s.own.EnforceSnapshots(ctx); err != nil && ctx.Err() == nil {
+		s.log.Warn("unused snapshot layers are left", "error", err)
+	}
+}
+
+// Sandboxes returns the number of sandboxes of all tenants.
+func (s *Service) Sandboxes() int { return s.core.supervisor.Count() }
+
+// CloseAgents ends the agent runs. It is called while they can still use the API to collect their output.
+func (s *Service) CloseAgents(ctx context.Context) {
+	if s.core.opts.Agents == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
+	defer cancel()
+	if err := s.core.opts.Agents.Close(ctx); err != nil {
+		s.core.log.Warn("not all agent runs have ended by themselves", "error", err)
+	}
+}
+
+// Close leaves detached execs to the next daemon and ends all sandboxes, unless keep is set. No request may be under way.
+func (s *Service) Close(ctx context.Context, keep bool) error {
+	s.core.execs.stop()
+	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+	defer cancel()
+	err := s.core.supervisor.Close(ctx, keep)
+	if !keep {
+		s.core.sweepLogs()
+	}
+	return err
+}
+
+// Rights are a set of what a caller may do beyond working with the objects of its tenant.
+type Rights uint
+
+// Administer allows operations on the host, on the daemon and on objects of all tenants together. Without it a caller may work
+// with the objects of its tenant.
+const Administer Rights = 1
+
+// Caller identifies the origin of a request. A face fills it in from credentials that it has verified.
+type Caller struct {
+	Tenant string // empty: the daemon's own
+	UID    int    // of the calling process; -1 if unknown
+	Rights Rights
+}
+
+// API is the service as one caller sees it: objects of other tenants do not exist.
+type API struct {
+	*core
+	caller Caller
+	images Images // of the caller's tenant
+	build  bool   // sees the sandboxes of builds, too
+}
+
+// For returns the API of a caller.
+func (s *Service) For(caller Caller) *API {
+	return &API{core: s.core, caller: caller, images: s.core.opts.Images(caller.Tenant)}
+}
+
+// inBuild returns the API of a build, which sees the sandboxes of builds.
+func (s *API) inBuild() *API {
+	b := *s
+	b.build = true
+	return &b
+}
+
+// allow returns an error of the class ErrForbidden unless the caller has the right.
+func (s *API) allow(right Rights) error {
+	if s.caller.Rights&right == right {
+		return nil
+	}
+	return class.Mark(class.ErrForbidden, fmt.Errorf("uid %d of tenant %q lacks the right to do this", s.caller.UID, s.caller.Tenant))
+}
+
+// visible reports whether the caller may know of a sandbox of its tenant. Sandboxes of builds are hidden: a client that
+// writes into one while a program of the build runs changes the step's outcome, and the cache with it.
+func (s *API) visible(rec *runtime.Record) bool { return !rec.Ephemeral || s.build }
+
+// lookup returns the sandbox of the caller's tenant with this id or name.
+func (s *API) lookup(ref string) (runtime.Record, error) {
+	rec, err := s.supervisor.Lookup(s.caller.Tenant, ref)
+	if err == nil && !s.visible(&rec) {
+		return runtime.Record{}, fmt.Errorf("%w: %q", runtime.ErrNotFound, ref)
+	}
+	return rec, err
+}
+
+// begin takes a lease on the sandbox of the caller's tenant with this id or name.
+func (s *API) begin(ref string) (*runtime.Lease, error) {
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return nil, err
+	}
+	return s.supervisor.Begin(rec.ID)
+}

@@ -1,0 +1,37 @@
+package service
+
+import "strings"
+
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// execEnv is the complete environment of a program. Each list overrules those before it: what programs expect, the
+// image, the user's home, the sandbox, the exec.
+func execEnv(imageEnv, sandboxEnv, requestEnv []string, home string, tty bool) []string {
+	base := []string{"PATH=" + defaultPath}
+	if tty {
+		base = append(base, "TERM=xterm")
+	}
+	return mergeEnv(base, imageEnv, []string{"HOME=" + home}, sandboxEnv, requestEnv)
+}
+
+// mergeEnv keeps the last value of each name, at the place of the first. Entries without a name are dropped: an image
+// may hold them, and execve would pass them on.
+func mergeEnv(lists ...[]string) []string {
+	var merged []string
+	at := make(map[string]int)
+	for _, list := range lists {
+		for _, kv := range list {
+			k, _, ok := strings.Cut(kv, "=")
+			if !ok || k == "" || strings.IndexByte(kv, 0) >= 0 {
+				continue
+			}
+			if i, seen := at[k]; seen {
+				merged[i] = kv
+				continue
+			}
+			at[k] = len(merged)
+			merged = append(merged, kv)
+		}
+	}
+	return merged
+}

@@ -1,0 +1,445 @@
+package service
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// Execution is a program that has started. Stream, ExecBuffered and the like end it; otherwise Close does. One that is
+// detached belongs to the [execs] that it is listed in.
+type Execution struct {
+	PID int // inside the sandbox
+
+	s     *core
+	req   api.ExecRequest
+	lease *runtime.Lease // nil of an adopted one whose sandbox has ended
+	guest *host.Exec     // nil of an adopted one that has ended
+	oom   *oomWatch
+	stdin sync.WaitGroup
+	close sync.Once
+
+	main  *mainProcess  // nil unless it is one
+	log   *execLog      // nil unless it is detached
+	kept  int64         // bytes of memory that it may take
+	input chan struct{} // holds a value while somebody writes to stdin
+	done  chan struct{} // closed when it has ended and its record says how
+
+	keeping  sync.Mutex // over a deposit; before mu
+	disposed bool       // its descriptors are closed, and it is not deposited any more; guarded by keeping
+	noStdin  bool       // stdin was closed, and is not to be kept for the next daemon
+
+	mu     sync.Mutex
+	record ExecRecord // but for what log counts; of its fields only those change that say how it ended
+	wrote  [2]int64   // of stdout and stderr, where there is no log
+	expiry *time.Timer
+}
+
+// StartExec starts a program in the sandbox with this id or name and gives it the request's stdin, then end of file. Ctx
+// bounds the start; what happens after it is bounded by the context given to Stream. The caller must Close the execution.
+func (s *API) StartExec(ctx context.Context, ref string, req api.ExecRequest) (*Execution, error) {
+	return s.startFed(ctx, ref, req, false)
+}
+
+// startFed is StartExec. With whole nobody waits for the start.
+func (s *API) startFed(ctx context.Context, ref string, req api.ExecRequest, whole bool) (*Execution, error) {
+	none := len(req.Stdin) == 0 && !req.TTY // then there is nothing to feed, and no pipe needed
+	x, err := s.start(ctx, ref, req, host.ExecRequest{NoStdin: none, Whole: whole && none})
+	if err == nil && !none {
+		x.stdin.Go(x.feed)
+	}
+	return x, err
+}
+
+// StartInteractive is StartExec for a caller who goes on after the request's stdin with Write.
+func (s *API) StartInteractive(ctx context.Context, ref string, req api.ExecRequest) (*Execution, error) {
+	return s.start(ctx, ref, req, host.ExecRequest{})
+}
+
+var errDetach = class.Invalidf("detach: only POST /v1/sandboxes/{id}/exec can do that")
+
+// start starts a program in the sandbox with this id or name. Of r the caller sets how the program is connected.
+func (s *API) start(ctx context.Context, ref string, req api.ExecRequest, r host.ExecRequest) (*Execution, error) {
+	if err := validateExec(&req); err != nil {
+		return nil, err
+	}
+	if req.Detach {
+		return nil, errDetach
+	}
+	lease, err := s.begin(ref)
+	if err != nil {
+		return nil, err
+	}
+	return s.launch(ctx, lease, req, r)
+}
+
+// launch starts the program of a valid request and takes over the lease. Of r the caller sets how the program is connected.
+func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecRequest, r host.ExecRequest) (_ *Execution, err error) {
+	defer func() {
+		if err != nil {
+			lease.End()
+		}
+	}()
+	ctx, cancel := withGone(ctx, lease)
+	defer cancel()
+	defer func() {
+		if err != nil && errors.Is(err, errEnded) {
+			err = s.ended(lease)
+		}
+	}()
+	rec := &lease.Record
+	client := guestOf(lease)
+	id, err := userOf(ctx, rec, req.User, client.Open)
+	if err != nil {
+		return nil, s.gone(ctx, lease, err)
+	}
+	timeout, err := seconds("timeout", req.Timeout)
+	if err != nil {
+		return nil, err
+	}
+	r.Argv = req.Argv
+	r.Env = execEnv(rec.ImageEnv, rec.Env, req.Env, id.home, req.TTY)
+	r.Cwd, r.MakeCwd = cmp.Or(req.Cwd, rec.Cwd), req.CwdCreate
+	r.UID, r.GID, r.Groups = id.uid, id.gid, id.groups
+	r.TTY, r.Rows, r.Cols = req.TTY, cmp.Or(req.Rows, 24), cmp.Or(req.Cols, 80)
+	r.Limits = limitsOf(req.Rlimits)
+	r.Timeout = timeout
+	oom := s.watchOOM(ctx, rec)
+	ge, err := client.Exec(ctx, r)
+	if err != nil {
+		oom.wait()
+		return nil, s.gone(ctx, lease, execError(req.Argv[0], r.Cwd, err))
+	}
+	oom.wait()
+	x := &Execution{PID: ge.PID, s: s, req: req, lease: lease, guest: ge, oom: oom, input: make(chan struct{}, 1), done: make(chan struct{})}
+	x.record.Exec = api.Exec{
+		ID: newExecID(), Sandbox: rec.ID, Argv: shortened(req.Argv), User: cmp.Or(req.User, rec.User), Cwd: r.Cwd, TTY: req.TTY,
+		Detached: req.Detach, PID: ge.PID, State: api.ExecRunning, StartedAt: time.Now().UTC(),
+	}
+	if !req.Detach {
+		s.execs.enter(x)
+	}
+	return x, nil
+}
+
+// ID returns the exec's id.
+func (x *Execution) ID() string { return x.record.ID }
+
+// Close ends what still runs of the execution's program and returns when nothing of ours works for it any more.
+func (x *Execution) Close() {
+	x.close.Do(func() {
+		_ = x.guest.Close() // always nil
+		x.stdin.Wait()
+		x.s.execs.leave(x)
+		x.lease.End()
+		close(x.done)
+	})
+}
+
+// Signal sends a signal, by its name with or without SIG, to the program's process group, or to all that the exec has
+// started. One that has ended is no error.
+func (x *Execution) Signal(name string, all bool) error {
+	full := strings.ToUpper(name)
+	if !strings.HasPrefix(full, "SIG") {
+		full = "SIG" + full
+	}
+	sig := unix.SignalNum(full)
+	if sig == 0 {
+		return class.Invalidf("signal %q: no such signal", class.Clip(name))
+	}
+	if x.ended() {
+		return nil
+	}
+	if all && sig == unix.SIGKILL {
+		return x.guest.Kill() // which lets nothing get away
+	}
+	return x.guest.Signal(sig, all)
+}
+
+// Resize tells the program's terminal its size.
+func (x *Execution) Resize(rows, cols uint16) error {
+	if !x.req.TTY {
+		return class.Invalidf("resize: the program has no terminal")
+	}
+	if x.ended() {
+		return nil
+	}
+	return x.guest.Resize(rows, cols)
+}
+
+// CloseStdin gives the program end of file. A terminal has no such thing: there the end is what a person would type.
+func (x *Execution) CloseStdin() error {
+	if x.req.TTY {
+		_, err := x.guest.Write([]byte{eot})
+		return err
+	}
+	return x.guest.Stdin.Close()
+}
+
+// eot is Ctrl-D, the VEOF of a new terminal. At the beginning of a line it means end of file.
+const eot = 4
+
+// feed writes the request's stdin, then end of file. A program that does not read it is no error.
+func (x *Execution) feed() {
+	if _, err := x.guest.Write(x.req.Stdin); err != nil {
+		return // the program has closed its stdin or ended
+	}
+	if n := len(x.req.Stdin); x.req.TTY && n > 0 && x.req.Stdin[n-1] != '\n' {
+		_, _ = x.guest.Write([]byte{eot}) // in the middle of a line the first one only ends that
+	}
+	_ = x.CloseStdin() // as above
+}
+
+// Stream hands what the program writes to sink and returns how it ended. Where ctx ends or sink fails, everything that
+// the execution started is killed.
+func (x *Execution) Stream(ctx context.Context, sink func(stream string, p []byte) error) (api.Exit, api.Usage, error) {
+	ctx, cancel := withGone(ctx, x.lease)
+	defer cancel()
+	exit, err := x.guest.Stream(ctx, func(stream string, p []byte) error {
+		x.count(stream, len(p))
+		return sink(stream, p)
+	})
+	switch {
+	case errors.Is(err, errEnded):
+		return api.Exit{}, api.Usage{}, x.s.ended(x.lease)
+	case err != nil:
+		return api.Exit{}, api.Usage{}, x.s.gone(ctx, x.lease, err)
+	}
+	return exitOf(exit, x.oom.struck(ctx)), usageOf(exit), nil
+}
+
+func exitOf(e host.ExecExit, oom bool) api.Exit {
+	exit := api.Exit{Code: e.Code, OOM: oom, Timeout: e.Timeout}
+	if e.Signal != 0 {
+		exit.Code = 128 + int(e.Signal)
+		exit.Signal = cmp.Or(unix.SignalName(e.Signal), fmt.Sprintf("SIG%d", int(e.Signal)))
+	}
+	return exit
+}
+
+func usageOf(e host.ExecExit) api.Usage {
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	return api.Usage{WallMS: ms(e.Wall), CPUMS: ms(e.CPU), MemoryPeak: e.MaxRSS}
+}
+
+// ExecBuffered runs a program to its end and keeps the beginning of what it writes.
+func (s *API) ExecBuffered(ctx context.Context, ref string, req api.ExecRequest) (*api.ExecResult, error) {
+	x, err := s.startFed(ctx, ref, req, true)
+	if err != nil {
+		return nil, err
+	}
+	defer x.Close()
+	limit := int(cmp.Or(req.OutputLimit, defaultOutputLimit))
+	stdout, stderr := head{limit: limit}, head{limit: limit}
+	exit, usage, err := x.Stream(ctx, func(stream string, p []byte) error {
+		to := &stdout
+		if stream == "stderr" {
+			to = &stderr
+		}
+		to.write(p)
+		if to.truncated {
+			to.pace.Wait(x.guest.Over(), 1)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	res := &api.ExecResult{Exit: exit, Usage: usage, Truncated: stdout.truncated || stderr.truncated}
+	res.Stdout, res.StdoutBytes = stdout.result()
+	res.Stderr, res.StderrBytes = stderr.result()
+	return res, nil
+}
+
+// ExecStream runs a program and emits events as they happen: first the pid, then output, last the exit. Emit is called from one
+// goroutine at a time, and a failing emit kills the program.
+func (s *API) ExecStream(ctx context.Context, ref string, req api.ExecRequest, emit func(api.ExecEvent) error) error {
+	x, err := s.StartExec(ctx, ref, req)
+	if err != nil {
+		return err
+	}
+	defer x.Close()
+	last, err := x.streamEvents(ctx, emit)
+	if err != nil {
+		return err
+	}
+	return emit(last)
+}
+
+// streamEvents emits all events but the last, which it returns.
+func (x *Execution) streamEvents(ctx context.Context, emit func(api.ExecEvent) error) (last api.ExecEvent, err error) {
+	if err := emit(api.ExecEvent{PID: x.PID, Exec: x.record.ID}); err != nil {
+		return last, err
+	}
+	held := map[string][]byte{} // of each stream the beginning of a character
+	exit, usage, err := x.Stream(ctx, func(stream string, p []byte) error {
+		if h := held[stream]; len(h) > 0 {
+			p = append(h, p...)
+		}
+		whole := len(p) - splitTail(p)
+		held[stream] = bytes.Clone(p[whole:])
+		if whole == 0 {
+			return nil
+		}
+		return emit(outputEvent(stream, p[:whole]))
+	})
+	for _, stream := range []string{"stdout", "stderr"} {
+		if h := held[stream]; err == nil && len(h) > 0 {
+			err = emit(outputEvent(stream, h)) // no more of it will come
+		}
+	}
+	return api.ExecEvent{Exit: &exit, Usage: &usage}, err
+}
+
+// splitTail is how many bytes at the end of p are the beginning of a character whose rest is missing: 0 to 3.
+func splitTail(p []byte) int {
+	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
+		if tail := p[len(p)-n:]; utf8.RuneStart(tail[0]) {
+			if utf8.FullRune(tail) {
+				return 0
+			}
+			return n
+		}
+	}
+	return 0
+}
+
+// outputEvent says bytes as text where they are text.
+func outputEvent(stream string, p []byte) api.ExecEvent {
+	if utf8.Valid(p) {
+		return api.ExecEvent{Stream: stream, Text: string(p)}
+	}
+	return api.ExecEvent{Stream: stream, Data: bytes.Clone(p)}
+}
+
+// Run makes a sandbox, runs one program in it and deletes it, whatever happened in between. With a nil emit the
+// result is returned; otherwise it is told in events.
+func (s *API) Run(ctx context.Context, req api.RunRequest, emit func(api.ExecEvent) error) (_ *api.ExecResult, err error) {
+	if err := validateExec(&req.Exec); err != nil {
+		return nil, err
+	}
+	if req.Exec.Detach {
+		return nil, errDetach
+	}
+	if len(req.Sandbox.Command) > 0 || req.Sandbox.ImageCommand {
+		return nil, class.Invalidf("command: run executes one program, and that is exec.argv")
+	}
+	sb, err := s.CreateSandbox(ctx, req.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	deleted := false
+	remove := func() error {
+		if deleted {
+			return nil
+		}
+		deleted = true
+		err := s.DeleteSandbox(context.WithoutCancel(ctx), sb.ID)
+		if errors.Is(err, runtime.ErrNotFound) {
+			return nil // someone else has
+		}
+		return err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	if emit == nil {
+		return s.ExecBuffered(ctx, sb.ID, req.Exec)
+	}
+	x, err := s.StartExec(ctx, sb.ID, req.Exec)
+	if err != nil {
+		return nil, err
+	}
+	defer x.Close()
+	last, err := x.streamEvents(ctx, emit)
+	x.Close()
+	// Everything is removed before the last event, of the face in the case of an error.
+	if err = errors.Join(err, remove()); err != nil {
+		return nil, err
+	}
+	return nil, emit(last)
+}
+
+// head keeps the first bytes of a stream.
+type head struct {
+	limit     int
+	buf       []byte
+	truncated bool
+	pace      host.Pace // of what is beyond the limit
+}
+
+func (h *head) write(p []byte) {
+	if room := h.limit - len(h.buf); len(p) > room {
+		p = p[:room]
+		h.truncated = true
+	}
+	h.buf = append(h.buf, p...)
+}
+
+// result is the text, and the exact bytes where the text is not the same.
+func (h *head) result() (string, []byte) {
+	if utf8.Valid(h.buf) {
+		return string(h.buf), nil
+	}
+	if h.truncated {
+		// A character that the limit cut in two is dropped whole.
+		if cut := h.buf[:len(h.buf)-splitTail(h.buf)]; utf8.Valid(cut) {
+			return string(cut), nil
+		}
+	}
+	return strings.ToValidUTF8(string(h.buf), "\uFFFD"), h.buf
+}
+
+// oomWatch compares how often the kernel killed for want of memory before and after an exec.
+type oomWatch struct {
+	s      *core
+	id     string
+	before int
+	err    error
+	done   chan struct{} // nil where there is no memory cgroup to ask
+}
+
+// watchOOM asks for the number before. It does so beside the start of the program, which takes as long as the answer.
+func (s *core) watchOOM(ctx context.Context, rec *runtime.Record) *oomWatch {
+	w := &oomWatch{s: s, id: rec.ID}
+	if rec.Enforced.Memory != "cgroup" {
+		return w
+	}
+	w.done = make(chan struct{})
+	go func() {
+		defer close(w.done)
+		w.before, w.err = s.supervisor.OOMKills(ctx, w.id)
+	}()
+	return w
+}
+
+func (w *oomWatch) wait() {
+	if w.done != nil {
+		<-w.done
+	}
+}
+
+// struck asks again. Not knowing is not an error of the exec: its exit is known.
+func (w *oomWatch) struck(ctx context.Context) bool {
+	if w.done == nil || w.err != nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
+	defer cancel()
+	after, err := w.s.supervisor.OOMKills(ctx, w.id)
+	if err != nil && !errors.Is(err, runtime.ErrNotFound) {
+		w.s.log.Warn("out-of-memory kills of a sandbox are unknown", "id", w.id, "error", err)
+	}
+	return err == nil && after > w.before
+}

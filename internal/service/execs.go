@@ -1,0 +1,1107 @@
+package service
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
+	"github.com/sandboxd/sandboxd/internal/launcher"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// Bounds of detached execs. The launcher has bounds of its own, which are not lower.
+const (
+	maxDetached   = 64        // of one sandbox
+	maxDetachedIn = 512       // of all, but for the first of each sandbox: that one nobody can take away
+	maxKept       = 1 << 30   // bytes of stdin and output of all, as the execs' limits go
+	maxFinished   = 32        // of one sandbox are kept
+	keepFinished  = time.Hour // and no longer
+)
+
+// Deposits keeps descriptors for the daemon after this one: *launcher.Client, and in tests a map.
+type Deposits interface {
+	Deposit(ctx context.Context, d launcher.Deposit) error
+	Withdraw(ctx context.Context) ([]launcher.Deposit, error)
+	Drop(ctx context.Context, sandbox, name string) error
+}
+
+// errHanded ends a collector: the exec goes on for the next daemon.
+var errHanded = errors.New("the daemon is stopping, and leaves the exec to the next one")
+
+// execs are all execs of all sandboxes: those that run and, of the detached ones, those that have ended not long ago.
+type execs struct {
+	ctx    context.Context //nolint:containedctx // of the collectors, which outlive the requests that start them
+	cancel context.CancelCauseFunc
+	work   sync.WaitGroup // the collectors, and who forgets what is too old
+
+	adopting chan struct{} // has room for the one that adopts, whom others wait for no longer than they want to
+	adopted  atomic.Bool   // what the daemon before has left; written by who adopts
+
+	mu     sync.Mutex
+	closed bool
+	count  int                              // of detached ones
+	counts map[string]int                   // the same by the sandbox's id, without those that have none
+	kept   int64                            // the sum of their kept
+	of     map[string]map[string]*Execution // by the sandbox's id and the exec's
+	mains  map[string]mainOf                // by the sandbox's id
+}
+
+func newExecs(ctx context.Context) *execs {
+	e := &execs{adopting: make(chan struct{}, 1), of: make(map[string]map[string]*Execution), counts: make(map[string]int), mains: make(map[string]mainOf)}
+	e.ctx, e.cancel = context.WithCancelCause(ctx)
+	return e
+}
+
+func newExecID() string { return strings.ToLower(rand.Text()[:12]) }
+
+// enter lists an exec.
+func (e *execs) enter(x *Execution) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	of := e.of[x.record.Sandbox]
+	if of == nil {
+		of = make(map[string]*Execution)
+		e.of[x.record.Sandbox] = of
+	}
+	of[x.record.ID] = x
+}
+
+func (e *execs) has(x *Execution) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.of[x.record.Sandbox][x.record.ID] == x
+}
+
+// leave lists an exec no more. It reports whether it was listed.
+func (e *execs) leave(x *Execution) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	of := e.of[x.record.Sandbox]
+	if of[x.record.ID] != x {
+		return false
+	}
+	delete(of, x.record.ID)
+	if len(of) == 0 {
+		delete(e.of, x.record.Sandbox)
+	}
+	if x.log != nil {
+		e.add(x.record.Sandbox, -1, -x.kept)
+	}
+	if m := e.mains[x.record.Sandbox]; m.x == x {
+		m.x = nil
+		e.mains[x.record.Sandbox] = m
+	}
+	return true
+}
+
+// reserve counts a detached exec, which enter or release follows, and returns finished ones that have to make room for it.
+func (e *execs) reserve(sandbox string, size int64) (room []*Execution, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, class.ErrStopping
+	}
+	running, mine := 0, 0
+	var finished []*Execution
+	for id, of := range e.of {
+		for _, x := range of {
+			switch {
+			case x.log == nil:
+			case x.ended() && x.main.isTold():
+				finished = append(finished, x)
+				if id == sandbox {
+					mine++
+				}
+			case id == sandbox:
+				running++
+			}
+		}
+	}
+	slices.SortFunc(finished, byStart)
+	// As it will be without room.
+	count, counts, kept := e.count, maps.Clone(e.counts), e.kept
+	tooMuch := func() bool { return kept+size > maxKept && (counts[sandbox] > 0 || size > mainRing) }
+	full := func() bool { return counts[sandbox] > 0 && count-len(counts) >= maxDetachedIn || tooMuch() }
+	for _, x := range finished {
+		own := x.record.Sandbox == sandbox
+		helps := counts[x.record.Sandbox] > 1 || own || tooMuch() // else it is the one that its sandbox may have in any case
+		if full() && helps || own && mine >= maxFinished {
+			room = append(room, x)
+			count, kept = count-1, kept-x.kept
+			if counts[x.record.Sandbox]--; counts[x.record.Sandbox] == 0 {
+				delete(counts, x.record.Sandbox)
+			}
+			if own {
+				mine--
+			}
+		}
+	}
+	if running >= maxDetached-maxFinished || full() {
+		return nil, class.Mark(runtime.ErrInUse, fmt.Errorf("%d detached execs of this sandbox run and %d of all are kept, with %d MiB of memory, which is the most",
+			running, e.count, e.kept>>20))
+	}
+	e.add(sandbox, 1, size)
+	return room, nil
+}
+
+// add counts detached execs of a sandbox, and what is kept for them. It needs mu.
+func (e *execs) add(sandbox string, n int, size int64) {
+	e.count += n
+	e.kept += size
+	if e.counts[sandbox] += n; e.counts[sandbox] == 0 {
+		delete(e.counts, sandbox)
+	}
+}
+
+func (e *execs) release(sandbox string, size int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.add(sandbox, -1, -size)
+}
+
+// goOn starts f, which is waited for by stop; false if that has begun.
+func (e *execs) goOn(f func()) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.closed {
+		e.work.Go(f)
+	}
+	return !e.closed
+}
+
+// stop leaves what runs to the next daemon.
+func (e *execs) stop() {
+	e.mu.Lock()
+	e.closed = true
+	e.mu.Unlock()
+	e.cancel(errHanded)
+	e.work.Wait()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, of := range e.of {
+		for _, x := range of {
+			x.dispose()
+		}
+	}
+	e.of = nil
+}
+
+func byStart(a, b *Execution) int {
+	return cmp.Or(a.record.StartedAt.Compare(b.record.StartedAt), cmp.Compare(a.record.ID, b.record.ID))
+}
+
+// findExec returns an exec of the sandbox with this id or name.
+func (s *API) findExec(ref, id string) (*Execution, error) {
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return nil, err
+	}
+	s.execs.mu.Lock()
+	x := s.execs.of[rec.ID][id]
+	if id == api.MainExec {
+		x = s.execs.mains[rec.ID].x
+	}
+	s.execs.mu.Unlock()
+	if x == nil {
+		return nil, class.Mark(class.ErrNoExec, fmt.Errorf("exec %q of sandbox %s: %w", class.Clip(id), rec.Name, class.ErrNoExec))
+	}
+	return x, nil
+}
+
+// Execs lists the execs of the sandbox with this id or name, oldest first.
+func (s *API) Execs(ref string) ([]ExecRecord, error) {
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return nil, err
+	}
+	s.execs.mu.Lock()
+	all := slices.SortedFunc(maps.Values(s.execs.of[rec.ID]), byStart)
+	s.execs.mu.Unlock()
+	list := make([]ExecRecord, 0, len(all))
+	for _, x := range all {
+		list = append(list, x.Record())
+	}
+	return list, nil
+}
+
+// Exec returns one exec, for its record or to work with it. The caller does not close it.
+func (s *API) Exec(ref, id string) (*Execution, error) { return s.findExec(ref, id) }
+
+// Record is what is known of the execution now.
+func (x *Execution) Record() ExecRecord {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	rec := x.record
+	rec.StdoutBytes, rec.StderrBytes = x.wrote[0], x.wrote[1]
+	if x.log != nil {
+		rec.StdoutBytes, rec.StderrBytes, rec.Dropped = x.log.counts()
+	}
+	return rec
+}
+
+// count counts what a program without a log has written.
+func (x *Execution) count(stream string, n int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if stream == "stderr" {
+		x.wrote[1] += int64(n)
+	} else {
+		x.wrote[0] += int64(n)
+	}
+}
+
+func (x *Execution) ended() bool {
+	select {
+	case <-x.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// shortened is as much of an argument list as a record keeps.
+func shortened(argv []string) []string {
+	const most = 4 << 10
+	var out []string
+	left := most
+	for _, a := range argv {
+		a = strings.ToValidUTF8(a, "\uFFFD")
+		if len(a) > left {
+			return append(out, strings.ToValidUTF8(a[:left], "")+"...")
+		}
+		left -= len(a) + 1
+		out = append(out, a)
+		if left <= 0 {
+			return append(out, "...")
+		}
+	}
+	return out
+}
+
+// ExecRecord is the record of an exec: the API's, but for the reason of a lost exec, which a face turns into an error of its
+// own protocol.
+type ExecRecord struct {
+	api.Exec
+	Failure *Failure `json:"failure,omitempty"` // nil unless the exec is lost
+}
+
+// convert reads a record of an earlier version, which has a problem document.
+func (r *ExecRecord) convert() {
+	if r.Error != nil {
+		r.Failure = &Failure{Class: string(r.Error.Code), Message: r.Error.Detail}
+		r.Error = nil
+	}
+}
+
+// Failure is the reason why the exit of a detached exec is unknown, as its record keeps it.
+type Failure struct {
+	Class   string `json:"class"`
+	Message string `json:"message"`
+}
+
+// Names of the classes in records. Earlier versions kept the API's codes, some of which are these.
+const (
+	failedGone        = "gone"
+	failedUnavailable = "unavailable"
+	failedOtherwise   = "internal"
+
+	maxFailure = 2048 // bytes of a message: a part of it may come from a sandbox
+)
+
+// failureOf returns err as a record keeps it.
+func failureOf(err error) *Failure {
+	f := &Failure{Class: failedOtherwise, Message: strings.ToValidUTF8(err.Error(), "\uFFFD")}
+	if len(f.Message) > maxFailure {
+		f.Message = strings.ToValidUTF8(f.Message[:maxFailure], "") + " ..."
+	}
+	switch marked := class.Marked(err); {
+	case errors.Is(marked, class.ErrGone):
+		f.Class = failedGone
+	case errors.Is(marked, class.ErrUnavailable), errors.Is(marked, class.ErrStopping), errors.Is(marked, context.DeadlineExceeded):
+		f.Class = failedUnavailable
+	}
+	return f
+}
+
+func (f *Failure) Error() string { return f.Message }
+
+// Unwrap returns the class of the failure, nil for an internal one.
+func (f *Failure) Unwrap() error {
+	switch f.Class {
+	case failedGone:
+		return class.ErrGone
+	case failedUnavailable:
+		return class.ErrUnavailable
+	}
+	return nil
+}
+
+// left is what the daemon leaves of an exec besides its record.
+type left struct {
+	Record  ExecRecord
+	Request api.ExecRequest // without stdin, argv and env
+	Kept    int64
+	Main    bool `json:",omitempty"` // it is a main process
+	Life    int  `json:",omitempty"` // then: of the sandbox
+	Init    int  // the host's pid of the sandbox's init
+	OOM     *int // how often the kernel had killed for want of memory before; nil if that is not known
+}
+
+// StartDetached starts a program that goes on without the caller.
+func (s *API) StartDetached(ctx context.Context, ref string, req api.ExecRequest) (ExecRecord, error) {
+	if err := validateExec(&req); err != nil {
+		return ExecRecord{}, err
+	}
+	if !req.Detach {
+		return ExecRecord{}, errDetach
+	}
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return ExecRecord{}, err
+	}
+	return s.detach(ctx, &rec, req, nil)
+}
+
+// detach is StartDetached, also of main processes.
+func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequest, main *mainProcess) (_ ExecRecord, err error) {
+	if err := s.adoption(ctx); err != nil {
+		return ExecRecord{}, err
+	}
+	limit := cmp.Or(req.OutputLimit, defaultOutputLimit)
+	size := limit + int64(len(req.Stdin)) // which is in memory for as long as the program has it open
+	room, err := s.execs.reserve(rec.ID, size)
+	if err != nil {
+		return ExecRecord{}, err
+	}
+	for _, x := range room {
+		s.forget(ctx, x)
+	}
+	entered := false
+	defer func() {
+		if !entered {
+			s.execs.release(rec.ID, size)
+		}
+	}()
+	log, err := newExecLog(limit, req.TTY)
+	if err != nil {
+		return ExecRecord{}, err
+	}
+	r := host.ExecRequest{Keep: true, NoStdin: !req.StdinOpen && len(req.Stdin) == 0 && !req.TTY}
+	if !req.StdinOpen && !req.TTY && len(req.Stdin) > 0 {
+		// A file rather than a pipe: nobody has to feed it, should this daemon end.
+		if r.StdinFile, err = stdinFile(req.Stdin); err != nil {
+			log.close()
+			return ExecRecord{}, err
+		}
+		defer r.StdinFile.Close() // only written
+	}
+	lease, err := s.supervisor.Begin(rec.ID)
+	if err != nil {
+		log.close()
+		return ExecRecord{}, err
+	}
+	x, err := s.launch(ctx, lease, req, r)
+	if err != nil {
+		log.close()
+		return ExecRecord{}, err
+	}
+	x.log, x.kept, x.main = log, size, main
+	x.record.Main = main != nil
+	if err = x.leave(); err == nil {
+		err = x.deposit(ctx)
+	}
+	if err != nil {
+		// Nobody has heard of it. Closing the connection alone kills nothing of which the launcher has a copy.
+		_ = x.guest.Kill()
+		_ = x.guest.Close() // always nil
+		s.drop(ctx, x)      // perhaps it was deposited, and the answer lost
+		log.close()
+		x.lease.End()
+		return ExecRecord{}, err
+	}
+	if len(req.Stdin) > 0 && r.StdinFile == nil {
+		x.input <- struct{}{} // it comes before anybody's else
+		x.stdin.Go(func() {
+			defer func() { <-x.input }()
+			_, _ = x.guest.Write(req.Stdin) // a program that does not read it is no error
+		})
+	}
+	x.req.Stdin = nil
+	s.execs.enter(x)
+	entered = true
+	if !s.goOn(x) {
+		close(x.done)
+		return ExecRecord{}, class.ErrStopping // and the next daemon has it
+	}
+	return x.Record(), nil
+}
+
+// stdinFile holds the whole stdin of a program, which reads it and can do nothing else with it.
+func stdinFile(data []byte) (_ *os.File, err error) {
+	fd, err := unix.MemfdCreate("stdin", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("make stdin: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "stdin")
+	defer func() {
+		if err != nil {
+			_ = f.Close() // of no use
+		}
+	}()
+	if _, err := f.Write(data); err != nil {
+		return nil, fmt.Errorf("write stdin: %w", err)
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return nil, fmt.Errorf("write stdin: %w", err)
+	}
+	if err := f.Chmod(0o444); err != nil { // to be opened again as /dev/stdin
+		return nil, fmt.Errorf("make stdin: %w", err)
+	}
+	const seals = unix.F_SEAL_WRITE | unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+		return nil, fmt.Errorf("seal stdin: %w", err)
+	}
+	return f, nil
+}
+
+// leave notes what another daemon needs to know of an exec that runs.
+func (x *Execution) leave() error {
+	rest := left{Record: x.record, Request: x.req, Init: x.lease.Record.PID, Kept: x.kept, Main: x.main != nil}
+	rest.Request.Argv, rest.Request.Env, rest.Request.Stdin = nil, nil, nil
+	if x.main != nil {
+		rest.Life = x.main.life
+	}
+	if x.oom.done != nil && x.oom.err == nil {
+		rest.OOM = &x.oom.before
+	}
+	return x.log.note(recordAt, rest)
+}
+
+// deposit has the launcher keep what another daemon needs to go on: always state and output; while it runs also the
+// connection, and stdout, stderr and stdin, or the terminal and the relay.
+func (x *Execution) deposit(ctx context.Context) error {
+	if x.s.opts.Deposits == nil {
+		return nil
+	}
+	x.keeping.Lock() // what it becomes is never overtaken by what it was
+	defer x.keeping.Unlock()
+	if x.disposed {
+		return nil // and its files may be another's by now
+	}
+	files := []*os.File{x.log.out, x.log.state}
+	if !x.ended() {
+		k := x.guest.Kept()
+		files = append(files, k.Conn, k.Stdout)
+		if x.noStdin {
+			k.Stdin = nil
+		}
+		for _, f := range []*os.File{x.log.relayR, x.log.relayW, k.Stderr, k.Stdin} {
+			if f != nil {
+				files = append(files, f)
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
+	defer cancel()
+	err := x.s.opts.Deposits.Deposit(ctx, launcher.Deposit{Sandbox: x.record.Sandbox, Name: x.record.ID, Files: files})
+	if err != nil {
+		return fmt.Errorf("keep the exec for the next daemon: %w", err)
+	}
+	return nil
+}
+
+func (s *core) drop(ctx context.Context, x *Execution) {
+	if s.opts.Deposits == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
+	defer cancel()
+	if err := s.opts.Deposits.Drop(ctx, x.record.Sandbox, x.record.ID); err != nil {
+		s.log.Warn("the launcher still keeps an exec", "id", x.record.Sandbox, "exec", x.record.ID, "error", err)
+	}
+}
+
+// collect takes a detached program's output until it ends, and notes how it did. Where the daemon stops before that it
+// leaves everything as it is.
+func (x *Execution) collect() {
+	ctx := x.s.execs.ctx
+	if x.main != nil { // whose output may wait for a log that nobody writes any more
+		stop := context.AfterFunc(ctx, x.log.hand)
+		defer stop()
+	}
+	exit, err := x.guest.Spool(ctx, x.log)
+	rec := x.record
+	switch {
+	case errors.Is(err, errHanded):
+		x.keeping.Lock()
+		x.disposed = true   // the next daemon's
+		_ = x.guest.Close() // kills nothing that is deposited
+		x.keeping.Unlock()
+		x.stdin.Wait()
+		if x.lease != nil {
+			x.lease.End()
+		}
+		return
+	case err == nil:
+		e, u := exitOf(exit, x.oom.struck(ctx)), usageOf(exit)
+		rec.State, rec.Exit, rec.Usage = api.ExecExited, &e, &u
+	case x.lease == nil && errors.Is(err, host.ErrLost):
+		rec.State, rec.Failure = api.ExecLost, &Failure{Class: failedGone, Message: "the sandbox ended while no daemon was running"}
+	case errors.Is(err, host.ErrLost):
+		rec.State, rec.Failure = api.ExecLost, failureOf(x.s.gone(ctx, x.lease, err))
+	default:
+		_ = x.guest.Kill() // closing the connection, below, does so too
+		rec.State, rec.Failure = api.ExecLost, failureOf(fmt.Errorf("keep the exec's output: %w", err))
+	}
+	rec.EndedAt = time.Now().UTC()
+	x.conclude(rec)
+	// A deposit under way has the descriptors still; one that comes later sees that it has ended.
+	x.keeping.Lock()
+	_ = x.guest.Close() // always nil
+	x.log.closeRelay()
+	x.keeping.Unlock()
+	x.stdin.Wait()
+	if x.lease != nil {
+		x.lease.End()
+	}
+	x.finish(ctx)
+}
+
+// conclude makes rec the last word about the execution. The record is on its way to the next daemon before anybody hears of it.
+func (x *Execution) conclude(rec ExecRecord) {
+	if err := x.log.note(endAt, rec); err != nil {
+		x.s.log.Warn("how an exec ended is not kept for the next daemon", "id", rec.Sandbox, "exec", rec.ID, "error", err)
+	}
+	x.log.finish() // who has read all of it waits for done
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	// Field by field: the others never change, and are read without mu.
+	x.record.State, x.record.EndedAt, x.record.Exit, x.record.Usage, x.record.Failure = rec.State, rec.EndedAt, rec.Exit, rec.Usage, rec.Failure
+	close(x.done) // with mu: what is told to have ended runs no more for anybody, who starts the next one for instance
+}
+
+// finish is what comes after the end.
+func (x *Execution) finish(ctx context.Context) {
+	if x.main != nil {
+		x.s.mainEnded(ctx, x)
+	}
+	x.settle(ctx)
+}
+
+// settle lets go of what an ended exec needs no more, and sees to it that it is forgotten in time.
+func (x *Execution) settle(ctx context.Context) {
+	s := x.s
+	err := x.deposit(ctx)
+	if !s.execs.has(x) {
+		s.drop(ctx, x) // somebody has forgotten it meanwhile
+		return
+	}
+	if err != nil && !errors.Is(err, runtime.ErrUnavailable) {
+		s.log.Warn("an exec that has ended is not kept for the next daemon", "id", x.record.Sandbox, "exec", x.record.ID, "error", err)
+	}
+	if _, err := s.supervisor.Get(x.record.Sandbox); errors.Is(err, runtime.ErrNotFound) {
+		s.forget(ctx, x)
+		if x.main != nil { // begun after who deleted the sandbox removed what there was
+			if err := s.logs.remove(x.record.Sandbox); err != nil {
+				s.log.Error("the log of a deleted sandbox is left until the next start", "id", x.record.Sandbox, "error", err)
+			}
+		}
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !s.execs.has(x) {
+		return // as above; who forgets it from here on stops the timer
+	}
+	x.expiry = time.AfterFunc(time.Until(x.record.EndedAt.Add(keepFinished)), func() {
+		s.execs.goOn(func() { s.forget(ctx, x) })
+	})
+}
+
+// dispose closes what is held of an exec that nobody works on.
+func (x *Execution) dispose() {
+	x.mu.Lock()
+	if x.expiry != nil {
+		x.expiry.Stop()
+	}
+	x.mu.Unlock()
+	if x.log != nil {
+		if x.main != nil {
+			<-x.main.logged
+		}
+		x.keeping.Lock()
+		defer x.keeping.Unlock()
+		x.disposed = true
+		x.log.close()
+	}
+}
+
+// forget removes an exec that has ended.
+func (s *core) forget(ctx context.Context, x *Execution) {
+	if !s.execs.leave(x) {
+		return
+	}
+	x.dispose() // first: a deposit that is under way comes before the drop, and there is none behind it
+	s.drop(ctx, x)
+}
+
+// forgetSandbox removes the execs of a sandbox that has been deleted, whether or not its client is still there: a collector that
+// looked before the deletion keeps what it has for an hour. It waits for the collectors, who see the end of the sandbox too.
+func (s *core) forgetSandbox(ctx context.Context, id string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
+	defer cancel()
+	s.execs.mu.Lock()
+	all := slices.Collect(maps.Values(s.execs.of[id]))
+	delete(s.execs.mains, id)
+	s.execs.mu.Unlock()
+	defer func() {
+		if err := s.logs.remove(id); err != nil {
+			s.log.Error("the log of a deleted sandbox is left until the next start", "id", id, "error", err)
+		}
+	}()
+	for _, x := range all {
+		if x.log == nil {
+			continue // its own request ends it
+		}
+		select {
+		case <-x.over():
+			s.forget(ctx, x)
+		case <-s.execs.ctx.Done(): // the daemon stops, and the next one finds no such sandbox
+			return
+		case <-ctx.Done():
+			s.log.Warn("an exec of a deleted sandbox has not ended", "id", id, "exec", x.record.ID)
+			return
+		}
+	}
+}
+
+// DeleteExec ends an exec, with everything that it has started, if it runs, and forgets it.
+func (s *API) DeleteExec(ctx context.Context, ref, id string) error {
+	x, err := s.findExec(ref, id)
+	if err != nil {
+		return err
+	}
+	if !x.ended() {
+		if err := x.guest.Kill(); err != nil && x.lease != nil {
+			return s.gone(ctx, x.lease, err)
+		}
+	}
+	select {
+	case <-x.over():
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	s.forget(ctx, x)
+	return nil
+}
+
+// Input gives a program what r has on its stdin, and then, if asked to, end of file. It blocks while the program does not
+// read, until ctx ends. Several writers take turns.
+func (x *Execution) Input(ctx context.Context, r io.Reader, end bool) error {
+	if x.ended() || x.guest.Stdin == nil {
+		return class.Mark(runtime.ErrState, fmt.Errorf("write to stdin: %w", errNoStdin))
+	}
+	select {
+	case x.input <- struct{}{}:
+		defer func() { <-x.input }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if end && x.req.TTY {
+		r = io.MultiReader(r, bytes.NewReader([]byte{eot})) // here, where ctx ends a write that nobody reads
+	}
+	undone := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(undone)
+		_ = x.guest.Stdin.SetWriteDeadline(time.Unix(1, 0)) // refused only by a closed file
+	})
+	_, err := io.Copy(struct{ io.Writer }{x.guest}, r)
+	if !stop() {
+		<-undone
+		_ = x.guest.Stdin.SetWriteDeadline(time.Time{}) // as above
+	}
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(err, unix.EPIPE), errors.Is(err, os.ErrClosed), errors.Is(err, unix.EIO) && x.req.TTY:
+		return class.Mark(runtime.ErrState, fmt.Errorf("write to stdin: %w", errNoStdin))
+	case err != nil:
+		return err
+	case end && !x.req.TTY:
+		_ = x.CloseStdin() // closing twice, or after the program, changes nothing
+		if x.log != nil {
+			return x.endStdin(ctx)
+		}
+	}
+	return nil
+}
+
+// endStdin has the launcher let go of its copy of a stdin that is closed: the program sees the end when there is no other.
+func (x *Execution) endStdin(ctx context.Context) error {
+	x.keeping.Lock()
+	x.noStdin = true
+	x.keeping.Unlock()
+	err := x.deposit(ctx)
+	if !x.s.execs.has(x) {
+		x.s.drop(ctx, x) // somebody has forgotten it meanwhile
+	}
+	if err != nil && !x.ended() {
+		return err
+	}
+	return nil
+}
+
+var errNoStdin = errors.New("the program's stdin is not open: it was not started with stdin_open, has closed it, or has ended")
+
+// Attach emits the output of a detached exec from this offset on, and last how the program ended. It returns after that,
+// with emit's error, when ctx ends, or with a [*Failure] where the exit is unknown. The program does not notice.
+func (x *Execution) Attach(ctx context.Context, from int64, text bool, emit func(api.ExecEvent) error) error {
+	if err := x.Attachable(); err != nil {
+		return err
+	}
+	x.log.followers.Add(1)
+	defer x.log.followers.Add(-1)
+	return x.attach(ctx, from, text, make([]byte, 64<<10), emit)
+}
+
+// attach is Attach, with buf for as much output as an event may have.
+func (x *Execution) attach(ctx context.Context, from int64, text bool, buf []byte, emit func(api.ExecEvent) error) error {
+	first := true
+	for {
+		c, err := x.log.read(from, buf)
+		if errors.Is(err, os.ErrClosed) {
+			err = class.Mark(class.ErrNoExec, fmt.Errorf("exec %s has been deleted", x.record.ID))
+		}
+		if err != nil {
+			return err
+		}
+		if first || c.at > from {
+			e := api.ExecEvent{Offset: c.at, Dropped: max(0, c.at-from)}
+			if first {
+				e.PID, e.Exec = x.PID, x.record.ID
+			}
+			if err := emit(e); err != nil {
+				return err
+			}
+			first, from = false, c.at
+		}
+		if c.over {
+			break
+		}
+		if tail := splitTail(c.data); text && !c.whole && tail > 0 {
+			// A character whose rest is not there yet. If there is more than what buf takes, the next chunk begins with it.
+			c.data = c.data[:len(c.data)-tail]
+		}
+		if len(c.data) > 0 {
+			e := outputEvent(c.stream, c.data)
+			if !text {
+				e = api.ExecEvent{Stream: c.stream, Data: c.data}
+			}
+			e.Offset = c.at
+			if err := emit(e); err != nil {
+				return err
+			}
+			from = c.at + int64(len(c.data))
+			if c.more == nil {
+				continue
+			}
+		}
+		if c.more == nil {
+			return fmt.Errorf("attach to exec %s: its output makes no progress at %d", x.record.ID, from)
+		}
+		select {
+		case <-c.more:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	select {
+	case <-x.done:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	rec := x.Record()
+	if rec.Failure != nil {
+		return rec.Failure
+	}
+	return emit(api.ExecEvent{Exit: rec.Exit, Usage: rec.Usage})
+}
+
+// OutputEnd returns the offset behind the output so far of a detached exec.
+func (x *Execution) OutputEnd() int64 { return x.log.end() }
+
+// Attachable returns an error of the class ErrState unless the exec is detached.
+func (x *Execution) Attachable() error {
+	if x.log == nil {
+		return class.Mark(runtime.ErrState, fmt.Errorf("attach to exec %s: it is not detached, its output goes to the client that started it", x.record.ID))
+	}
+	return nil
+}
+
+// Processes lists the processes of the sandbox with this id or name.
+func (s *API) Processes(ctx context.Context, ref string) (api.ProcessList, error) {
+	lease, err := s.begin(ref)
+	if err != nil {
+		return api.ProcessList{}, err
+	}
+	defer lease.End()
+	ctx, cancel := withGone(ctx, lease)
+	defer cancel()
+	found, err := guestOf(lease).Processes(ctx)
+	switch {
+	case errors.Is(err, errEnded):
+		return api.ProcessList{}, s.ended(lease)
+	case err != nil:
+		return api.ProcessList{}, s.gone(ctx, lease, err)
+	}
+	from := map[int]string{}
+	s.execs.mu.Lock()
+	for id, x := range s.execs.of[lease.Record.ID] {
+		if !x.ended() {
+			from[x.PID] = id
+		}
+	}
+	s.execs.mu.Unlock()
+	now := time.Now().UTC()
+	list := api.ProcessList{Processes: make([]api.Process, 0, len(found))}
+	for i := range found {
+		p := &found[i]
+		out := api.Process{
+			PID: p.PID, PPID: p.PPID, UID: p.UID, State: p.State, StartedAt: now.Add(-p.Age), CPUMS: float64(p.CPU.Microseconds()) / 1000,
+			RSS: p.RSS, Name: p.Name, Truncated: p.Cut, Exec: from[p.Main],
+		}
+		for _, a := range p.Argv {
+			out.Argv = append(out.Argv, strings.ToValidUTF8(a, "\uFFFD"))
+		}
+		list.Processes = append(list.Processes, out)
+	}
+	slices.SortFunc(list.Processes, func(a, b api.Process) int { return cmp.Compare(a.PID, b.PID) })
+	return list, nil
+}
+
+// adoptRetry is when execs that could not be had from the launcher are asked for again.
+const adoptRetry = 2 * time.Second
+
+// adoptExecs goes on with the execs that the daemon before has left, and starts the main processes that are missing then. None of them is worth not starting for: where the launcher does
+// not give them it is asked again, until it does.
+func (s *core) adoptExecs(ctx context.Context) {
+	err := s.adoption(ctx)
+	if err == nil {
+		s.startMissing()
+		return
+	}
+	s.log.Warn("detached execs are not adopted yet, trying again", "error", err)
+	s.execs.goOn(func() {
+		tick := time.NewTicker(adoptRetry)
+		defer tick.Stop()
+		for s.adoption(s.execs.ctx) != nil {
+			select {
+			case <-tick.C:
+			case <-s.execs.ctx.Done():
+				return
+			}
+		}
+		s.startMissing() // not before: what runs is not missing
+	})
+}
+
+// adoption is done once. Before it nothing new may be deposited, or it would be taken for an exec of the daemon before.
+func (s *core) adoption(ctx context.Context) error {
+	if s.execs.adopted.Load() || s.opts.Deposits == nil {
+		return nil
+	}
+	select {
+	case s.execs.adopting <- struct{}{}:
+		defer func() { <-s.execs.adopting }()
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the execs that the daemon before has left: %w", context.Cause(ctx))
+	}
+	if s.execs.adopted.Load() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	all, err := s.opts.Deposits.Withdraw(ctx)
+	if err != nil {
+		return fmt.Errorf("have the execs that the daemon before has left: %w", err)
+	}
+	// The log of a sandbox has its main processes in the order of their lives, and the launcher has them in none.
+	lives := make(map[string]int, len(all))
+	for _, d := range all {
+		rest, _ := restOf(d) // what is wrong with it, its adoption says
+		lives[d.Sandbox+d.Name] = rest.Life
+	}
+	slices.SortFunc(all, func(a, b launcher.Deposit) int { return cmp.Compare(lives[a.Sandbox+a.Name], lives[b.Sandbox+b.Name]) })
+	for _, d := range all {
+		if err := s.adoptExec(d); err != nil {
+			s.log.Warn("detached exec is not adopted", "id", d.Sandbox, "exec", d.Name, "error", err)
+			s.drop(ctx, &Execution{record: ExecRecord{Exec: api.Exec{ID: d.Name, Sandbox: d.Sandbox}}})
+		}
+	}
+	s.execs.adopted.Store(true)
+	return nil
+}
+
+// restOf is what the daemon before has noted of an exec.
+func restOf(d launcher.Deposit) (rest left, err error) {
+	if len(d.Files) < 2 {
+		return rest, fmt.Errorf("%d descriptors", len(d.Files))
+	}
+	ok, err := noted(d.Files[1], recordAt, &rest)
+	switch {
+	case err != nil:
+	case !ok:
+		err = errors.New("it has no record")
+	case rest.Record.ID != d.Name || rest.Record.Sandbox != d.Sandbox:
+		err = errors.New("its record is another's")
+	}
+	return rest, err
+}
+
+// adoptExec takes over the deposit's files.
+func (s *core) adoptExec(d launcher.Deposit) (err error) {
+	files := d.Files
+	defer func() { closeFiles(files) }()
+	if _, err := s.supervisor.Get(d.Sandbox); err != nil {
+		return err
+	}
+	rest, err := restOf(d)
+	if err != nil {
+		return err
+	}
+	x := &Execution{PID: rest.Record.PID, kept: rest.Kept, s: s, req: rest.Request, input: make(chan struct{}, 1), done: make(chan struct{}), record: rest.Record}
+	x.oom = &oomWatch{s: s, id: d.Sandbox}
+	if rest.OOM != nil {
+		x.oom.before, x.oom.done = *rest.OOM, make(chan struct{})
+		close(x.oom.done)
+	}
+	if x.log, err = adoptExecLog(files[0], files[1], cmp.Or(rest.Request.OutputLimit, defaultOutputLimit)); err != nil {
+		return err
+	}
+	var end ExecRecord
+	ended, err := noted(x.log.state, endAt, &end)
+	if err != nil {
+		return err
+	}
+	if !ended && len(files) < 4 {
+		return fmt.Errorf("it runs, with %d descriptors", len(files))
+	}
+	if ended {
+		end.convert()
+		files = files[2:] // the others are closed: the daemon before was about to
+		if rest.Main {
+			// The daemon before perhaps did not come to end the sandbox with it.
+			if lease, err := s.supervisor.Rejoin(d.Sandbox); err == nil {
+				defer lease.End()
+				if lease.Record.PID == rest.Init {
+					x.lease = lease
+				}
+			}
+			s.adoptMain(x, rest.Life)
+			s.keepLog(x)
+		}
+		s.list(x)
+		x.conclude(end)
+		s.execs.goOn(func() { x.finish(s.execs.ctx) })
+		return nil
+	}
+	k := host.Kept{Conn: files[2], Stdout: files[3]}
+	more := files[4:]
+	switch {
+	case x.req.TTY && len(more) == 2:
+		x.log.relayR, x.log.relayW = more[0], more[1]
+	case !x.req.TTY && len(more) > 0 && len(more) <= 2:
+		k.Stderr = more[0]
+		if len(more) == 2 {
+			k.Stdin = more[1]
+		}
+	default:
+		return fmt.Errorf("it runs, with %d descriptors", len(files))
+	}
+	client := host.NewClient("") // of a sandbox that has ended nothing is asked
+	switch lease, err := s.supervisor.Rejoin(d.Sandbox); {
+	case err != nil:
+	case lease.Record.PID != rest.Init:
+		lease.End() // it has been started again, and its new init is not to blame for what became of the old one's execs
+	default:
+		x.lease = lease
+		client = guestOf(lease)
+	}
+	files = nil
+	timeout, err := seconds("timeout", x.req.Timeout)
+	if err == nil {
+		x.guest, err = client.Adopt(k, host.ExecRequest{TTY: x.req.TTY, Timeout: timeout}, x.PID, x.record.StartedAt)
+	}
+	if err != nil {
+		x.log.close()
+		if x.lease != nil {
+			x.lease.End()
+		}
+		return err
+	}
+	if rest.Main {
+		s.adoptMain(x, rest.Life)
+	}
+	s.list(x)
+	if !s.goOn(x) {
+		return class.ErrStopping
+	}
+	s.log.Info("exec adopted", "id", d.Sandbox, "exec", d.Name)
+	return nil
+}
+
+// list enters an adopted exec.
+func (s *core) list(x *Execution) {
+	s.execs.mu.Lock()
+	s.execs.add(x.record.Sandbox, 1, x.kept)
+	s.execs.mu.Unlock()
+	s.execs.enter(x)
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close() // never written
+	}
+}
+
+// rlimits are the resources that an exec may limit.
+var rlimits = map[string]int{
+	"as": unix.RLIMIT_AS, "core": unix.RLIMIT_CORE, "cpu": unix.RLIMIT_CPU, "data": unix.RLIMIT_DATA, "fsize": unix.RLIMIT_FSIZE,
+	"memlock": unix.RLIMIT_MEMLOCK, "nofile": unix.RLIMIT_NOFILE, "nproc": unix.RLIMIT_NPROC, "stack": unix.RLIMIT_STACK,
+}
+
+// limitsOf turns a request's limits, which have been validated, into init's, in an order that does not change.
+func limitsOf(asked map[string]uint64) []guest.Rlimit {
+	var out []guest.Rlimit
+	for _, name := range slices.Sorted(maps.Keys(asked)) {
+		out = append(out, guest.Rlimit{Resource: rlimits[name], Value: asked[name]})
+	}
+	return out
+}
+
+// limitName is what init's number of a limit is called.
+func limitName(number string) string {
+	for name, n := range rlimits {
+		if fmt.Sprint(n) == number {
+			return name
+		}
+	}
+	return number
+}

@@ -1,0 +1,108 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// Inner names for tests that drive the service over a socket.
+
+const (
+	DefaultProfile = defaultProfile
+	MaxBuilds      = maxBuilds
+	MaxDetached    = maxDetached
+	MaxFinished    = maxFinished
+	MaxKept        = maxKept
+	MaxOutputLimit = maxOutputLimit
+	LogPiece       = logPiece
+	MinLogSize     = minLogSize
+	MainRing       = mainRing
+	MaxCommand     = maxCommand
+	MaxLabels      = maxLabels
+)
+
+var (
+	ExecError = execError
+	FileError = fileError
+	GuestOf   = guestOf
+	Memfile   = memfile
+)
+
+type Retention = retention
+
+func NewRetention(age time.Duration, snapshot time.Duration) Retention {
+	return retention{age: age, snapshot: snapshot}
+}
+
+func (s *Service) Supervisor() *runtime.Supervisor { return s.core.supervisor }
+
+func (s *Service) Builds() chan struct{} { return s.core.builds }
+
+func (s *Service) Own() *API { return s.For(Caller{Rights: Administer}) }
+
+func (s *Service) SetSpare(f func() error) { s.core.pools.spare = f }
+
+func (s *Service) PoolKey() string { return s.core.pools.wanted[0].key() }
+
+func (s *Service) WakePools() { s.core.pools.changed() }
+
+func (s *Service) RemoveEnded(ctx context.Context, recs []runtime.Record, unread time.Duration) (int, error) {
+	removed, err := s.core.removeEnded(ctx, recs, unread)
+	return len(removed), err
+}
+
+func (s *Service) RemoveOverdue(ctx context.Context, r Retention, now, up time.Time) {
+	s.core.removeOverdue(ctx, r, now, up)
+}
+
+func (s *Service) StartAgain(ctx context.Context, rec *runtime.Record) error {
+	return s.core.startAgain(ctx, rec)
+}
+
+func (s *Service) WriteChanges(ctx context.Context, id string) error {
+	return s.Own().inBuild().writeChanges(ctx, id, time.Time{}, discard{})
+}
+
+type discard struct{}
+
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
+
+// CountExecs returns the number of detached execs, their bytes and the number of sandboxes that have execs.
+func (s *Service) CountExecs() (count int, kept int64, sandboxes int) {
+	e := s.core.execs
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.count, e.kept, len(e.of)
+}
+
+// ListedExecs returns the number of listed execs of a sandbox.
+func (s *Service) ListedExecs(id string) int {
+	e := s.core.execs
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.of[id])
+}
+
+// LoseMain makes the service one that stops before it has started the main process of a sandbox.
+func (s *Service) LoseMain(id string) {
+	e := s.core.execs
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.closed = true
+	delete(e.mains, id)
+}
+
+// RewriteInit changes the pid of the init in the record of an exec that runs, and removes its end.
+func RewriteInit(state *os.File, pid int) error {
+	var rest left
+	if ok, err := noted(state, recordAt, &rest); err != nil || !ok {
+		return errors.Join(errors.New("no record"), err)
+	}
+	rest.Init = pid
+	_, err := state.WriteAt(make([]byte, 8), endAt)
+	return errors.Join(err, (&execLog{state: state}).note(recordAt, rest))
+}

@@ -1,0 +1,211 @@
+package service
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/image/archive"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// holders are the sandboxes of any state by the digest of the image that each was made of, and by the layers of snapshots that
+// each stands on.
+func (s *core) holders() map[string][]string {
+	held := make(map[string][]string)
+	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true}) {
+		for _, id := range slices.Concat(rec.Rootfs.Taken(), []string{rec.ImageDigest}) {
+			held[id] = append(held[id], image.Holder(rec.Tenant, rec.Name))
+		}
+	}
+	return held
+}
+
+// Pull fetches an image.
+func (s *API) Pull(ctx context.Context, req api.PullImage, progress func(api.PullEvent)) (api.Image, error) {
+	if req.Reference == "" || len(req.Reference) > 1024 || hasControl(req.Reference) {
+		return api.Image{}, class.Invalidf("reference %q: not a reference", class.Clip(req.Reference))
+	}
+	if err := validPlatform(req.Platform); err != nil {
+		return api.Image{}, err
+	}
+	img, err := s.images.Pull(ctx, req.Reference, image.PullOptions{Platform: req.Platform, Insecure: req.Insecure, Progress: progress})
+	if err != nil {
+		return api.Image{}, fmt.Errorf("pull %q: %w", req.Reference, err)
+	}
+	s.pools.changed()
+	return img.Image, nil
+}
+
+func validPlatform(p string) error {
+	if len(p) > 64 || hasControl(p) {
+		return class.Invalidf("platform %q: must be like linux/amd64", class.Clip(p))
+	}
+	return nil
+}
+
+// Push sends an image to the registry of its name.
+func (s *API) Push(ctx context.Context, req api.PushImage, progress func(api.PullEvent)) (api.Image, error) {
+	if err := validReference("reference", req.Reference); err != nil {
+		return api.Image{}, err
+	}
+	if err := validPlatform(req.Platform); err != nil {
+		return api.Image{}, err
+	}
+	img, err := s.images.Push(ctx, req.Reference, image.PushOptions{Platform: req.Platform, Insecure: req.Insecure, Progress: progress})
+	if err != nil {
+		return api.Image{}, fmt.Errorf("push %q: %w", req.Reference, err)
+	}
+	return img.Image, nil
+}
+
+// Images lists what is stored.
+func (s *API) Images(ctx context.Context) (api.ImageList, error) {
+	list, err := s.images.List(ctx)
+	if err != nil {
+		return api.ImageList{}, fmt.Errorf("list images: %w", err)
+	}
+	if list == nil {
+		list = []api.Image{}
+	}
+	return api.ImageList{Images: list}, nil
+}
+
+// validReference checks what is going to be shown and logged, before anyone parses it.
+func validReference(what, ref string) error {
+	if ref == "" || len(ref) > 1024 || hasControl(ref) {
+		return class.Invalidf("%s %q: not a reference", what, class.Clip(ref))
+	}
+	return nil
+}
+
+// InspectImage returns everything that is known of a stored image.
+func (s *API) InspectImage(ctx context.Context, ref string) (api.ImageDetail, error) {
+	if err := validReference("reference", ref); err != nil {
+		return api.ImageDetail{}, err
+	}
+	return s.images.Inspect(ctx, ref)
+}
+
+// RemoveImage takes away a name, and the image where it has no other and no sandbox holds it.
+func (s *API) RemoveImage(ctx context.Context, ref string, force bool) (api.ImagesRemoved, error) {
+	if err := validReference("reference", ref); err != nil {
+		return api.ImagesRemoved{}, err
+	}
+	defer s.pools.removing()()
+	return s.images.Remove(ctx, ref, force)
+}
+
+// PruneImages removes images that no sandbox holds.
+func (s *API) PruneImages(ctx context.Context, req api.PruneImages) (api.ImagesRemoved, error) {
+	defer s.pools.removing()()
+	return s.images.Prune(ctx, req.All)
+}
+
+// TagImage gives a stored image one more name.
+func (s *API) TagImage(ctx context.Context, req api.TagImage) (api.Image, error) {
+	if err := validReference("source", req.Source); err != nil {
+		return api.Image{}, err
+	}
+	if err := validReference("target", req.Target); err != nil {
+		return api.Image{}, err
+	}
+	img, err := s.images.Tag(ctx, req.Source, req.Target)
+	if err != nil {
+		return api.Image{}, err
+	}
+	s.pools.changed()
+	return img.Image, nil
+}
+
+// VerifyImages reads everything that is stored and says what is damaged.
+func (s *API) VerifyImages(ctx context.Context) (api.ImagesVerified, error) {
+	if err := s.allow(Administer); err != nil {
+		return api.ImagesVerified{}, err
+	}
+	out, err := s.images.Verify(ctx)
+	if err != nil {
+		return out, err
+	}
+	return out, s.verifySnapshots(ctx, &out)
+}
+
+// ImportOptions say how an archive is imported.
+type ImportOptions = image.ImportOptions
+
+// ImportImages stores the images of an archive.
+func (s *API) ImportImages(ctx context.Context, r io.Reader, opts image.ImportOptions) (api.ImagesImported, error) {
+	if opts.Reference != "" {
+		if err := validReference("reference", opts.Reference); err != nil {
+			return api.ImagesImported{}, err
+		}
+	}
+	c := opts.Config
+	if !opts.Rootfs && (len(c.Entrypoint) > 0 || len(c.Cmd) > 0 || len(c.Env) > 0 || len(c.Labels) > 0 || c.WorkingDir != "" || c.User != "") {
+		return api.ImagesImported{}, class.Invalidf("config: an image brings its own; it is for root file systems (rootfs=true)")
+	}
+	if err := validateImageConfig(&c); err != nil {
+		return api.ImagesImported{}, err
+	}
+	images, err := s.images.Import(ctx, r, opts)
+	if err != nil {
+		return api.ImagesImported{}, fmt.Errorf("import: %w", err)
+	}
+	out := api.ImagesImported{Images: []api.Image{}}
+	for _, img := range images {
+		out.Images = append(out.Images, img.Image)
+	}
+	return out, nil
+}
+
+func validateImageConfig(c *api.ImageConfig) error {
+	if err := validateEnv(c.Env); err != nil {
+		return err
+	}
+	if c.WorkingDir != "" {
+		if err := validatePath("working_dir", c.WorkingDir); err != nil {
+			return err
+		}
+	}
+	if err := validateUser(c.User); err != nil {
+		return err
+	}
+	if err := validateArgs("config.entrypoint", c.Entrypoint); err != nil {
+		return err
+	}
+	if err := validateArgs("config.cmd", c.Cmd); err != nil {
+		return err
+	}
+	// Not as those of sandboxes: images have whole documents in theirs.
+	total := 0
+	for k, v := range c.Labels {
+		if k == "" || strings.IndexByte(k, 0) >= 0 || !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return class.Invalidf("config.labels %q: a key must not be empty, nor have a NUL byte, and all is UTF-8", class.Clip(k))
+		}
+		total += len(k) + len(v)
+	}
+	if len(c.Labels) > maxImageLabels || total > maxImageLabelBytes {
+		return class.Invalidf("config.labels: %d with %d bytes, at most %d with %d are possible", len(c.Labels), total, maxImageLabels, maxImageLabelBytes)
+	}
+	return nil
+}
+
+const (
+	maxImageLabels     = 1000
+	maxImageLabelBytes = 256 << 10
+)
+
+// ExportImage writes a stored image as an archive.
+func (s *API) ExportImage(ctx context.Context, ref, format string, w io.Writer) error {
+	if err := validReference("reference", ref); err != nil {
+		return err
+	}
+	return s.images.Export(ctx, ref, cmp.Or(format, archive.FormatOCI), w)
+}

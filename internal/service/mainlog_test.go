@@ -1,0 +1,303 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+)
+
+func readLog(t *testing.T, l *mainLog, opts LogOptions) string {
+	t.Helper()
+	opts.Stdout, opts.Stderr = true, true
+	r, err := l.read(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	if err := r.Read(t.Context(), func(e api.LogEntry) error {
+		if e.Dropped > 0 {
+			fmt.Fprintf(&b, "<%d>", e.Dropped)
+		}
+		b.WriteString(e.Text)
+		b.Write(e.Data)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func say(t *testing.T, w *logWriter, text string) {
+	t.Helper()
+	if err := w.append(api.LogEntry{Time: time.Now(), Stream: "stdout", Text: text}, w.next); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Whatever a crash has left of the last line, what is whole stays, and the writer knows where to go on.
+func TestLogGoesOnAfterEveryCrash(t *testing.T) {
+	logs := newMainLogs(t.TempDir(), minLogSize, 2, 1<<30)
+	l := logs.get("one")
+	began := time.Now()
+	w, err := l.write(0, began)
+	if err != nil {
+		t.Fatal(err)
+	}
+	say(t, w, "first\n")
+	say(t, w, "second\n")
+	w.close()
+	whole, err := os.ReadFile(l.path(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for cut := range len(whole) + 1 {
+		if err := os.WriteFile(l.path(1), whole[:cut], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w, err := l.write(0, began)
+		if err != nil {
+			t.Fatalf("cut at %d: %v", cut, err)
+		}
+		for _, text := range []string{"first\n", "second\n", "third\n"} {
+			if int64(strings.Index("first\nsecond\nthird\n", text)) == w.next {
+				say(t, w, text)
+			}
+		}
+		w.close()
+		if got := readLog(t, l, LogOptions{Tail: -1}); got != "first\nsecond\nthird\n" {
+			t.Errorf("cut at %d: %q", cut, got)
+		}
+		if err := logs.remove("one"); err != nil {
+			t.Fatal(err)
+		}
+		l = logs.get("one")
+		if err := os.MkdirAll(l.dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A log has the output of one main process after the other; of one that is late nothing is written.
+func TestLogOfSeveralRuns(t *testing.T) {
+	l := newMainLogs(t.TempDir(), minLogSize, 2, 1<<30).get("one")
+	began := time.Now()
+	for i := range 3 {
+		w, err := l.write(i, began.Add(-time.Duration(i)*time.Hour)) // the host's clock may be set back
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w.next != 0 {
+			t.Errorf("run %d begins at %d", i, w.next)
+		}
+		say(t, w, fmt.Sprintf("run %d\nand", i))
+		w.close()
+	}
+	if _, err := l.write(0, began); !errors.Is(err, errOlder) {
+		t.Errorf("a late one: %v", err)
+	}
+	for tail, want := range map[int]string{-1: "run 0\nandrun 1\nandrun 2\nand", 0: "", 1: "and", 2: "andrun 2\nand", 3: "andrun 1\nandrun 2\nand", 9: "run 0\nandrun 1\nandrun 2\nand"} {
+		if got := readLog(t, l, LogOptions{Tail: tail}); got != want {
+			t.Errorf("tail %d: %q, want %q", tail, got, want)
+		}
+	}
+	// Something that the disk did not take.
+	w, err := l.write(2, began.Add(-2*time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.next += 100
+	say(t, w, "later")
+	w.close()
+	if got := readLog(t, l, LogOptions{Tail: -1}); !strings.HasSuffix(got, "and<100>later") {
+		t.Errorf("%q", got)
+	}
+	// What is no line of ours is passed over.
+	f, err := os.OpenFile(l.path(1), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString("{}garbage\n" + strings.Repeat("x", 3*maxLogLine) + "\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if w, err = l.write(2, began.Add(-2*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	say(t, w, "last")
+	w.close()
+	if got := readLog(t, l, LogOptions{Tail: -1}); !strings.HasSuffix(got, "laterlast") {
+		t.Errorf("%q", got)
+	}
+}
+
+// A file that a crash or a full disk left empty does not hide how much the one before it has.
+func TestLogGoesOnBehindAnEmptyFile(t *testing.T) {
+	l := newMainLogs(t.TempDir(), minLogSize, 3, 1<<30).get("one")
+	began := time.Now()
+	w, err := l.write(0, began)
+	if err != nil {
+		t.Fatal(err)
+	}
+	say(t, w, "first\n")
+	w.close()
+	for _, seq := range []int{2, 3} {
+		if err := os.WriteFile(l.path(seq), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, text := range []string{"second\n", "third\n"} {
+		if w, err = l.write(0, began); err != nil {
+			t.Fatal(err)
+		}
+		say(t, w, text)
+		w.close()
+	}
+	if w.next != int64(len("first\nsecond\nthird\n")) {
+		t.Errorf("it goes on at %d", w.next)
+	}
+	if got := readLog(t, l, LogOptions{Tail: -1}); got != "first\nsecond\nthird\n" {
+		t.Errorf("%q", got)
+	}
+}
+
+// What the disk refuses is missing, and counted; the log goes on as soon as the disk takes something.
+func TestLogThatTheDiskRefuses(t *testing.T) {
+	l := newMainLogs(t.TempDir(), minLogSize, 2, 1<<30).get("one")
+	refuse := func(path string) (again func()) {
+		t.Helper()
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		return func() {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	lost := func(w *logWriter, text string) {
+		t.Helper()
+		if err := w.append(api.LogEntry{Time: time.Now(), Stream: "stderr", Text: text}, w.next); err == nil {
+			t.Error("it was written")
+		}
+	}
+	for life, refused := range []string{l.path(1), ""} {
+		w, err := l.write(life, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if refused != "" {
+			again := refuse(refused)
+			lost(w, "lost\n")
+			again()
+		}
+		say(t, w, fmt.Sprintln("life", life))
+		again := refuse(l.path(w.seq + 1))
+		w.at += minLogSize // as if it were full
+		lost(w, "gone")
+		w.at -= minLogSize
+		again()
+		say(t, w, "further\n")
+		w.close()
+	}
+	if got := readLog(t, l, LogOptions{Tail: -1}); got != "<5>life 0\n<4>further\nlife 1\n<4>further\n" {
+		t.Errorf("%q", got)
+	}
+}
+
+// Who reads one stream hears of what is missing too, be there something of the other stream in between.
+func TestLogOfOneStreamCountsWhatIsMissing(t *testing.T) {
+	l := newMainLogs(t.TempDir(), minLogSize, 2, 1<<30).get("one")
+	w, err := l.write(0, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close()
+	say(t, w, "one\n")
+	w.next += 100
+	if err := w.append(api.LogEntry{Time: time.Now(), Stream: "stderr", Text: "two\n"}, w.next); err != nil {
+		t.Fatal(err)
+	}
+	say(t, w, "three\n")
+	r, err := l.read(t.Context(), LogOptions{Tail: -1, Stdout: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dropped int64
+	if err := r.Read(t.Context(), func(e api.LogEntry) error {
+		dropped += e.Dropped
+		return nil
+	}); err != nil || dropped != 100 {
+		t.Errorf("%d bytes are missing, %v", dropped, err)
+	}
+}
+
+// All logs together keep to their limit: the oldest files go of who has most, so that nobody pushes out those that have less, and
+// none goes that a main process writes to.
+func TestLogsTogetherAreBounded(t *testing.T) {
+	const limit = 6 * minLogSize
+	logs := newMainLogs(t.TempDir(), minLogSize, 100, limit)
+	text := strings.Repeat("x", logPiece)
+	total := func() (n int64) {
+		t.Helper()
+		err := filepath.WalkDir(logs.dir, func(_ string, e os.DirEntry, err error) error {
+			if err == nil && !e.IsDir() {
+				var fi os.FileInfo
+				if fi, err = e.Info(); err == nil {
+					n += fi.Size()
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	write := func(id string, pieces int) (done func()) {
+		t.Helper()
+		l := logs.get(id)
+		turn, done := l.enqueue()
+		<-turn
+		w, err := l.write(0, time.Unix(1, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(w.close)
+		for range pieces {
+			say(t, w, text)
+			if n := total(); n > limit+2*minLogSize {
+				t.Fatalf("all logs have %d bytes", n)
+			}
+		}
+		return done
+	}
+	write("ended", 40)()
+	write("quiet", 3)()
+	quiet := readLog(t, logs.get("quiet"), LogOptions{Tail: -1})
+	live := write("live", 3) // goes on, and has one small file
+	defer live()
+	was := readLog(t, logs.get("live"), LogOptions{Tail: -1})
+	for i := range 3 {
+		defer write(fmt.Sprintf("loud%d", i), 100)()
+	}
+	if seqs, err := logs.get("ended").segments(); err != nil || len(seqs) > 2 {
+		t.Errorf("of the one that ended there are %v, %v: it had most", seqs, err)
+	}
+	if got := readLog(t, logs.get("quiet"), LogOptions{Tail: -1}); got != quiet {
+		t.Errorf("the one that has less than the others has %d bytes, had %d", len(got), len(quiet))
+	}
+	if got := readLog(t, logs.get("live"), LogOptions{Tail: -1}); got != was {
+		t.Errorf("the one that goes on has %d bytes, had %d", len(got), len(was))
+	}
+	if got := readLog(t, logs.get("loud2"), LogOptions{Tail: -1}); !strings.HasSuffix(got, text) {
+		t.Errorf("the loud one has %d bytes", len(got))
+	}
+}

@@ -1,0 +1,358 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// The main process of a sandbox is a detached exec (execs.go), and more:
+//
+//   - The daemon starts it with the sandbox: after a creation, a claim, a start and a rollback, for each fork, and where a
+//     daemon that was killed did not come to that. A creation that cannot start it leaves nothing.
+//   - What it writes is kept in the sandbox's log (mainlog.go) rather than in memory only: one goroutine follows it as any
+//     client could, and the memory drops nothing before that has been written, so that the process waits for the disk. What
+//     the disk does not take is missing in the log, and the process goes on.
+//   - When it ends the sandbox is killed, and its record says how. That is done before the launcher lets go of what it keeps
+//     of the exec: a daemon that comes after a crash does it again.
+
+// mainRing is how many bytes of a main process's output are in memory.
+const mainRing = 256 << 10
+
+// mainProcess is what an execution has if it is one.
+type mainProcess struct {
+	life   int           // of the sandbox; see [runtime.Record]
+	logged chan struct{} // closed when what it wrote is in the log
+	told   chan struct{} // closed when the sandbox's record says how it ended
+}
+
+func newMainProcess(life int) *mainProcess {
+	return &mainProcess{life: life, logged: make(chan struct{}), told: make(chan struct{})}
+}
+
+// isTold says that nothing is left to do for it. That is so of an exec that is no main process.
+func (m *mainProcess) isTold() bool {
+	if m == nil {
+		return true
+	}
+	select {
+	case <-m.told:
+		return true
+	default:
+		return false
+	}
+}
+
+// mainOf is the main process of a sandbox in its latest life.
+type mainOf struct {
+	gone <-chan struct{} // of the lease under which it was started, or is about to be; nil where that had ended before
+	x    *Execution      // nil until it has been, and when it is forgotten
+}
+
+// over is closed when the execution has ended, and all that follows from that is done.
+func (x *Execution) over() <-chan struct{} {
+	if x.main != nil {
+		return x.main.told
+	}
+	return x.done
+}
+
+// goOn works for a detached exec until it ends, or the daemon does.
+func (s *core) goOn(x *Execution) bool {
+	if x.main != nil {
+		s.keepLog(x)
+	}
+	return s.execs.goOn(x.collect)
+}
+
+// create makes a sandbox and starts its main process, if it has one.
+func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, error) {
+	rec, err := s.supervisor.Create(ctx, r)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	if err := s.startMain(ctx, &rec); err != nil {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		derr := s.supervisor.Delete(undo, rec.ID)
+		if errors.Is(derr, runtime.ErrNotFound) {
+			derr = nil // somebody else has
+		}
+		s.forgetSandbox(undo, rec.ID)
+		return api.Sandbox{}, errors.Join(err, derr)
+	}
+	return rec.Sandbox, nil
+}
+
+// wantsMain says that a sandbox runs, and should with a main process.
+func wantsMain(rec *runtime.Record) bool {
+	return len(rec.Command) > 0 && !rec.Idle && rec.State == api.StateRunning
+}
+
+// startMain starts the main process of a sandbox that has just begun to run, unless it has none or somebody else does.
+func (s *core) startMain(ctx context.Context, rec *runtime.Record) error {
+	if !wantsMain(rec) {
+		return nil
+	}
+	lease, err := s.supervisor.Begin(rec.ID)
+	if err != nil {
+		return err
+	}
+	defer lease.End()
+	s.execs.mu.Lock()
+	mine := s.execs.mains[rec.ID].gone != lease.Gone
+	if mine {
+		s.execs.mains[rec.ID] = mainOf{gone: lease.Gone}
+	}
+	s.execs.mu.Unlock()
+	if !mine {
+		return nil
+	}
+	req := api.ExecRequest{Argv: rec.Command, TTY: rec.TTY, StdinOpen: rec.StdinOpen, Detach: true, OutputLimit: mainRing}
+	if err = validateExec(&req); err == nil {
+		_, err = s.detach(ctx, rec, req, newMainProcess(lease.Record.Life))
+	}
+	if err != nil {
+		return fmt.Errorf("start the main process of sandbox %s: %w", rec.Name, err)
+	}
+	return nil
+}
+
+// startAgain is startMain for a sandbox that was there before. Where it fails the sandbox is stopped again. One that does not
+// run, as after a rollback of one that did not, needs nothing.
+func (s *core) startAgain(ctx context.Context, rec *runtime.Record) error {
+	if !wantsMain(rec) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	lease, err := s.supervisor.Rejoin(rec.ID)
+	if err != nil {
+		return err // somebody has stopped or deleted it
+	}
+	defer lease.End()
+	err = s.startMain(ctx, rec)
+	if err == nil || errors.Is(err, class.ErrGone) || errors.Is(err, class.ErrStopping) { // the next daemon starts it
+		return err
+	}
+	return errors.Join(err, lease.Kill(ctx, "its main process could not be started: "+err.Error()))
+}
+
+// startMissing starts main processes where a daemon that was killed did not come to it.
+func (s *core) startMissing() {
+	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true, State: api.StateRunning}) {
+		if !wantsMain(&rec) {
+			continue
+		}
+		s.execs.goOn(func() {
+			if err := s.startAgain(s.execs.ctx, &rec); err != nil && !errors.Is(err, class.ErrStopping) {
+				s.log.Warn("a main process that should run could not be started", "id", rec.ID, "error", err)
+			}
+		})
+	}
+}
+
+// adoptMain makes an adopted execution the main process of its sandbox, and begins to keep its log.
+func (s *core) adoptMain(x *Execution, life int) {
+	if x.lease != nil {
+		life = x.lease.Record.Life
+	}
+	x.main = newMainProcess(life)
+	s.execs.mu.Lock()
+	defer s.execs.mu.Unlock()
+	if m := s.execs.mains[x.record.Sandbox]; x.lease != nil || m.x == nil || m.gone == nil && m.x.record.StartedAt.Before(x.record.StartedAt) {
+		s.execs.mains[x.record.Sandbox] = mainOf{gone: x.gone(), x: x}
+	}
+}
+
+// gone is closed when the sandbox of the execution ceases to run; nil if it has before this daemon.
+func (x *Execution) gone() <-chan struct{} {
+	if x.lease == nil {
+		return nil
+	}
+	return x.lease.Gone
+}
+
+// keepLog writes to the log what a main process writes, until it ends.
+func (s *core) keepLog(x *Execution) {
+	turn, done := s.logs.get(x.record.Sandbox).enqueue()
+	x.log.save(0)
+	s.execs.mu.Lock()
+	if m := s.execs.mains[x.record.Sandbox]; m.x == nil && x.lease != nil && m.gone == x.gone() {
+		m.x = x
+		s.execs.mains[x.record.Sandbox] = m
+	}
+	s.execs.mu.Unlock()
+	write := func() {
+		defer close(x.main.logged)
+		defer done()
+		select {
+		case <-turn:
+			s.writeLog(x)
+		case <-s.execs.ctx.Done():
+		}
+	}
+	if !s.execs.goOn(write) {
+		done()
+		close(x.main.logged)
+	}
+}
+
+func (s *core) writeLog(x *Execution) {
+	log := s.log.With("id", x.record.Sandbox, "exec", x.record.ID)
+	defer func() {
+		if s.execs.ctx.Err() == nil { // else the next daemon goes on, with what was not dropped
+			x.log.saves(1 << 62) // whatever has happened, the process does not wait for us when we are gone
+		}
+	}()
+	w, err := s.logs.get(x.record.Sandbox).write(x.main.life, x.record.StartedAt)
+	if errors.Is(err, errOlder) {
+		return
+	}
+	if err != nil {
+		log.Error("a main process has no log", "error", err)
+		return
+	}
+	defer w.close()
+	x.log.saves(w.next)
+	failing := false
+	var pace host.Pace
+	err = x.attach(s.execs.ctx, w.next, true, make([]byte, logPiece), func(e api.ExecEvent) error {
+		if e.Stream == "" {
+			return nil
+		}
+		before := w.wrote
+		err := w.append(api.LogEntry{Time: time.Now().UTC(), Stream: e.Stream, Text: e.Text, Data: e.Data}, e.Offset)
+		if err != nil && !failing {
+			log.Error("output of a main process is missing in its log", "error", err)
+			failing = true // once is enough: it may go on for as long as the process writes
+		}
+		x.log.saves(w.next)
+		if x.guest != nil { // else it has ended
+			// It is made JSON, some of it six times as long, and written to a file.
+			pace.Wait(x.guest.Over(), 1+2*int(w.wrote-before)/logPiece)
+		}
+		return nil
+	})
+	if _, lost := errors.AsType[*Failure](err); err != nil && !lost && s.execs.ctx.Err() == nil {
+		log.Error("the log of a main process breaks off", "error", err)
+	}
+}
+
+// mainEnded ends the sandbox of a main process that has ended.
+func (s *core) mainEnded(ctx context.Context, x *Execution) {
+	defer close(x.main.told)
+	<-x.main.logged
+	rec := x.Record()
+	exit, reason := s.exitOfMain(ctx, x, &rec)
+	if err := s.supervisor.MainEnded(context.WithoutCancel(ctx), rec.Sandbox, x.main.life, exit, reason); err != nil {
+		s.log.Error("a sandbox whose main process has ended", "id", rec.Sandbox, "error", err)
+	}
+}
+
+// exitOfMain says how a main process ended, and what the sandbox's record says of that.
+func (s *core) exitOfMain(ctx context.Context, x *Execution, rec *ExecRecord) (*api.SandboxExit, string) {
+	exit := &api.SandboxExit{StartedAt: rec.StartedAt, EndedAt: rec.EndedAt, Usage: rec.Usage}
+	if rec.Exit == nil {
+		now, err := s.supervisor.Get(rec.Sandbox)
+		if err != nil || now.State != api.StateStopped {
+			detail := "nobody knows how"
+			if rec.Failure != nil {
+				detail = rec.Failure.Message
+			}
+			return nil, "its main process is lost: " + detail
+		}
+		// Everything in the sandbox was killed. Of a process that had ended by itself in that very moment nobody knows.
+		exit.Exit = api.Exit{Code: 128 + 9, Signal: "SIGKILL", OOM: x.oom.struck(ctx)}
+		return exit, ""
+	}
+	exit.Exit = *rec.Exit
+	if u := rec.Usage; u != nil { // a daemon may have come later
+		if end := rec.StartedAt.Add(time.Duration(u.WallMS * float64(time.Millisecond))); end.Before(exit.EndedAt) {
+			exit.EndedAt = end
+		}
+	}
+	switch e := exit.Exit; {
+	case e.OOM && e.Signal == "SIGKILL":
+		return exit, "out of memory: the kernel killed its main process"
+	case e.Signal != "":
+		return exit, "its main process was ended by " + e.Signal
+	default:
+		return exit, "its main process exited with " + strconv.Itoa(e.Code)
+	}
+}
+
+// told waits until a sandbox that has ended says how its main process did, if it had one.
+func (s *core) told(ctx context.Context, id string) error {
+	s.execs.mu.Lock()
+	x := s.execs.mains[id].x
+	s.execs.mu.Unlock()
+	if x == nil {
+		return nil
+	}
+	if rec, err := s.supervisor.Get(id); err != nil || rec.State == api.StateRunning || rec.State == api.StatePaused {
+		return nil //nolint:nilerr // it is deleted, or runs again: there is nothing to wait for
+	}
+	select {
+	case <-x.main.told:
+		return nil
+	case <-s.execs.ctx.Done():
+		return class.ErrStopping
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// sweepLogs removes logs of sandboxes that there are no more.
+func (s *core) sweepLogs() {
+	err := s.logs.sweep(func(id string) bool {
+		rec, err := s.supervisor.Get(id)
+		return err == nil && rec.ID == id
+	})
+	if err != nil {
+		s.log.Error("logs of sandboxes that are no more could not be removed", "error", err)
+	}
+}
+
+// WaitSandbox returns when the sandbox with this id or name has ended.
+func (s *API) WaitSandbox(ctx context.Context, ref string) (api.Sandbox, error) {
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	for {
+		ended, err := s.supervisor.WaitEnded(ctx, rec.ID)
+		if errors.Is(err, runtime.ErrNotFound) {
+			return api.Sandbox{}, class.Mark(class.ErrGone, fmt.Errorf("sandbox %s was deleted", rec.Name))
+		}
+		if err == nil {
+			err = s.told(ctx, rec.ID)
+		}
+		if err != nil {
+			return api.Sandbox{}, err
+		}
+		now, err := s.supervisor.Get(ended.ID)
+		if err == nil && (now.State == api.StateStopped || now.State == api.StateLost) {
+			return now.Sandbox, nil
+		}
+	}
+}
+
+// Log is what main processes of the sandbox with this id or name have written.
+func (s *API) Log(ctx context.Context, ref string, opts LogOptions) (*LogReader, error) {
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return nil, err
+	}
+	if len(rec.Command) == 0 {
+		return nil, class.Mark(runtime.ErrState, fmt.Errorf("sandbox %s has no main process, whose output a log could have: it was created without a command", rec.Name))
+	}
+	return s.logs.get(rec.ID).read(ctx, opts)
+}

@@ -1,0 +1,136 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	goruntime "runtime"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/servicetest"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// What other sandboxes have of execs keeps none from its first one, which is its main process where it has one.
+func TestEverySandboxHasRoomForOneExec(t *testing.T) {
+	e := newExecs(t.Context())
+	enter := func(sandbox string, i int, size int64, ended bool) {
+		t.Helper()
+		room, err := e.reserve(sandbox, size)
+		if err != nil || len(room) > 0 {
+			t.Fatalf("exec %d of %s: room %v, %v", i, sandbox, room, err)
+		}
+		x := &Execution{log: new(execLog), kept: size, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: fmt.Sprint(i), Sandbox: sandbox, StartedAt: time.Unix(int64(i), 0)}}}
+		if ended {
+			close(x.done)
+		}
+		e.enter(x)
+	}
+	// Sixteen sandboxes have thirty-two, so that 496 are shared, and a seventeenth the rest of them.
+	for s := range 16 {
+		for i := range 32 {
+			enter(fmt.Sprint("many", s), i, 1<<10, false)
+		}
+	}
+	for i := range 17 {
+		enter("rest", 1000+i, 1<<10, i == 16)
+	}
+	// An exec that ended makes room, the first one of another sandbox never.
+	enter("lone", 1, 1<<10, true)
+	room, err := e.reserve("many16", 1<<10)
+	if err != nil || len(room) != 0 {
+		t.Errorf("a first exec: %v, %v", room, err)
+	}
+	room, err = e.reserve("many16", 1<<10)
+	if err != nil || len(room) != 1 || room[0].record.Sandbox != "rest" {
+		t.Errorf("a second exec: %v, %v", room, err)
+	}
+	e.release("many16", 1<<10)
+	if !e.leave(room[0]) || e.leave(room[0]) {
+		t.Error("what makes room is not listed once")
+	}
+	enter("rest", 2000, 1<<10, false)
+	if _, err := e.reserve("many16", 1<<10); !errors.Is(err, runtime.ErrInUse) {
+		t.Errorf("a second exec where nothing makes room: %v", err)
+	}
+	for i := range 900 {
+		enter(fmt.Sprint("single", i), 1, mainRing, false)
+	}
+	// Of memory too: one that needs little is let in.
+	e.mu.Lock()
+	e.kept = maxKept
+	e.mu.Unlock()
+	if _, err := e.reserve("large", mainRing+1); !errors.Is(err, runtime.ErrInUse) {
+		t.Error("there is no end of memory")
+	}
+	if _, err := e.reserve("small", mainRing); err != nil {
+		t.Errorf("a main process has no room: %v", err)
+	}
+}
+
+// ending is an exec of a sandbox called box that is listed, and about to end.
+func (s *core) ending(t *testing.T) *Execution {
+	t.Helper()
+	log, err := newExecLog(1<<10, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(log.close)
+	x := &Execution{s: s, log: log, kept: log.limit, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: newExecID(), Sandbox: "box", State: api.ExecRunning}}}
+	s.list(x)
+	return x
+}
+
+// Whoever is told that an exec has ended can start the next one: it makes room.
+func TestExecThatIsToldToHaveEndedMakesRoom(t *testing.T) {
+	s := &core{execs: newExecs(t.Context())}
+	for range 300 {
+		x := s.ending(t)
+		early := make(chan bool)
+		go func() {
+			for x.Record().State != api.ExecExited {
+				goruntime.Gosched()
+			}
+			early <- !x.ended()
+		}()
+		x.conclude(ExecRecord{Exec: api.Exec{State: api.ExecExited}})
+		if <-early {
+			t.Fatal("it is told to have ended, and counts as one that runs")
+		}
+		s.forget(t.Context(), x)
+	}
+}
+
+// What becomes of an exec is deposited while somebody forgets it. Nothing of it is left when that is answered.
+func TestExecThatIsForgottenWhileItIsDeposited(t *testing.T) {
+	held := servicetest.NewShelf(t)
+	s := &core{opts: Options{Deposits: held}, execs: newExecs(t.Context())}
+	x := s.ending(t)
+	x.conclude(ExecRecord{Exec: api.Exec{State: api.ExecExited}})
+	held.Dropped = func() {
+		if err := x.deposit(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	s.forget(t.Context(), x)
+	if n := held.Count(); n != 0 || held.Dropped != nil {
+		t.Errorf("%d are deposited", n)
+	}
+}
+
+// Who starts an exec waits for an adoption that takes its time no longer than the client does.
+func TestAdoptionIsWaitedForNoLongerThanTheClient(t *testing.T) {
+	s := &core{opts: Options{Deposits: servicetest.NewShelf(t)}, execs: newExecs(t.Context())}
+	s.execs.adopting <- struct{}{} // somebody does, and the launcher does not answer
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.adoption(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	<-s.execs.adopting
+	if err := s.adoption(t.Context()); err != nil || !s.execs.adopted.Load() {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,57 @@
+package service
+
+import (
+	"cmp"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// origin is the root file system of a new sandbox and the defaults that come with it: of an image, a snapshot, a forked
+// sandbox or a build.
+type origin struct {
+	image, digest, snapshot string
+	imageEnv                []string
+	rootfs                  rootfs.Source
+	profile                 runtime.Profile
+	defaults                api.Limits
+	env                     []string
+	cwd, user               string
+}
+
+// request returns the request for a sandbox of this origin with the values that a valid client's request asks for. It is the
+// only place that makes a [runtime.Request].
+func (s *API) request(from *origin, ask *api.CreateSandbox) (_ runtime.Request, err error) {
+	r := newRequest(s.caller.Tenant, from)
+	r.Name, r.Labels, r.Limits = ask.Name, ask.Labels, ask.Limits
+	r.Command, r.TTY, r.StdinOpen = ask.Command, ask.TTY, ask.StdinOpen
+	r.Env = mergeEnv(from.env, ask.Env)
+	r.Cwd = cmp.Or(ask.Cwd, from.cwd)
+	if r.User, err = programUser(&from.profile, ask.User, from.user); err != nil {
+		return r, err
+	}
+	if r.Timeout, err = seconds("timeout", ask.Timeout); err != nil {
+		return r, err
+	}
+	r.IdleTimeout, err = seconds("idle_timeout", ask.IdleTimeout)
+	return r, err
+}
+
+// newRequest returns the request for a sandbox of which no client has asked anything, as a pool parks it.
+func newRequest(tenant string, from *origin) runtime.Request {
+	return runtime.Request{
+		Tenant: tenant, Image: from.image, ImageDigest: from.digest, Snapshot: from.snapshot, ImageEnv: from.imageEnv,
+		Rootfs: from.rootfs, Profile: from.profile, Defaults: from.defaults,
+	}
+}
+
+// validateNetwork checks the network that a request asks for. There is only one mode so far, which every sandbox gets, so
+// that nothing of it needs to reach the runtime; a sandbox's enforced.network reports it.
+func validateNetwork(n api.Network) error {
+	if n.Mode != "" && n.Mode != api.NetworkNone {
+		return class.Invalidf("network mode %q: only %q exists so far", class.Clip(string(n.Mode)), api.NetworkNone)
+	}
+	return nil
+}

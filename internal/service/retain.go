@@ -1,0 +1,226 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/agents"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+const (
+	// retainEvery is when it is looked for what has been kept long enough.
+	retainEvery = time.Minute
+	// endedGrace is how long a sandbox that has ended stays at least, whatever the limit of their number, and how long a daemon
+	// must have run that removes any: somebody is to read how it ended, which nobody can while no daemon runs.
+	endedGrace = time.Hour
+)
+
+// retention says how long is kept what nobody uses.
+type retention struct {
+	age      time.Duration // of sandboxes that have ended; 0: for ever
+	limit    int           // of sandboxes that have ended, how many; 0: any number
+	snapshot time.Duration // of snapshots that no sandbox stands on; 0: for ever
+}
+
+// grace is how long somebody must have been able to read what is removed for an age.
+func grace(age time.Duration) time.Duration {
+	if age > 0 {
+		return min(endedGrace, age) // who asks for less means it
+	}
+	return endedGrace
+}
+
+// overdue are those of the records, which may be of sandboxes of any state, that are not to be kept any longer, those that ended
+// first before the others. Up is when the daemon began.
+func (r retention) overdue(now, up time.Time, all []runtime.Record) []runtime.Record {
+	grace := grace(r.age)
+	var ended []runtime.Record
+	for _, rec := range all {
+		if prunable(&rec) {
+			ended = append(ended, rec)
+		}
+	}
+	slices.SortStableFunc(ended, func(a, b runtime.Record) int { return a.EndedAt.Compare(b.EndedAt) })
+	over := 0
+	if r.limit > 0 {
+		over = len(ended) - r.limit
+	}
+	var out []runtime.Record
+	for i, rec := range ended {
+		readable := rec.EndedAt
+		if up.After(readable) {
+			readable = up
+		}
+		if now.Sub(readable) >= grace && (i < over || r.age > 0 && now.Sub(rec.EndedAt) >= r.age) {
+			out = append(out, rec)
+		}
+	}
+	return out
+}
+
+// prunable says that a sandbox has ended and is nothing that somebody wants kept.
+func prunable(rec *runtime.Record) bool {
+	return (rec.State == api.StateStopped || rec.State == api.StateLost) && !rec.Ephemeral && !api.Kept(rec.Labels)
+}
+
+// retain removes what has been kept long enough, until ctx ends.
+func (s *core) retain(ctx context.Context, look time.Duration) {
+	r := retention{s.opts.EndedAge, s.opts.EndedLimit, s.opts.SnapshotAge}
+	if r == (retention{}) {
+		return
+	}
+	every(ctx, look, func(now, up time.Time) { s.removeOverdue(ctx, r, now, up) })
+}
+
+// retainRuns removes runs of the agent that have been kept long enough, until ctx ends.
+func (s *core) retainRuns(ctx context.Context, look time.Duration) {
+	r := agents.Retention{Age: s.opts.AgentAge, Limit: s.opts.AgentLimit, Grace: grace(s.opts.AgentAge)}
+	if s.opts.Agents == nil || r.Age == 0 && r.Limit == 0 {
+		return
+	}
+	every(ctx, look, func(now, up time.Time) {
+		removed, err := s.opts.Agents.Retain(ctx, r, now, up)
+		for _, id := range removed {
+			s.log.Info("an agent run that nobody works on was removed", "id", id, "agent_age", r.Age, "agent_limit", r.Limit)
+		}
+		if err != nil && ctx.Err() == nil {
+			s.log.Warn("agent runs that nobody works on could not be removed, trying again", "error", err)
+		}
+	})
+}
+
+// every calls round again and again until ctx ends, with the time, and since when somebody could read what there is.
+func every(ctx context.Context, look time.Duration, round func(now, up time.Time)) {
+	up := time.Now()
+	last := up
+	tick := time.NewTicker(look)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			now := time.Now()
+			up = upSince(up, now, now.Round(0).Sub(last.Round(0)), now.Sub(last))
+			last = now
+			round(now, up)
+		}
+	}
+}
+
+// upSince is since when somebody could read what there is: since up, unless the clock has told of more time than has passed, as it
+// does where the host has slept, or where the clock was set. Nobody could read meanwhile; and times by a clock that was wrong say nothing.
+func upSince(up, now time.Time, told, passed time.Duration) time.Time {
+	if told-passed > retainEvery {
+		return now
+	}
+	return up
+}
+
+// removeOverdue is one round of retain.
+func (s *core) removeOverdue(ctx context.Context, r retention, now, up time.Time) {
+	removed, err := s.removeEnded(ctx, r.overdue(now, up, s.supervisor.List(runtime.Filter{AllTenants: true})), grace(r.age))
+	for _, sb := range removed {
+		s.log.Info("a sandbox that has ended was removed", "id", sb.ID, "name", sb.Name, "ended_age", r.age, "ended_limit", r.limit)
+	}
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("sandboxes that have ended could not be removed, trying again", "error", err)
+	}
+	if r.snapshot == 0 || now.Sub(up) < grace(r.snapshot) {
+		return
+	}
+	tenants, err := s.own.Tenants()
+	for _, tenant := range tenants {
+		out, perr := s.opts.Images(tenant).PruneSnapshots(ctx, now.Add(-r.snapshot), nil)
+		if len(out.Removed) > 0 {
+			s.log.Info("snapshots were removed for their age", "snapshot_age", r.snapshot, "tenant", tenant, "snapshots", out.Removed, "bytes", out.Bytes)
+		}
+		err = errors.Join(err, perr)
+	}
+	if err != nil && ctx.Err() == nil {
+		s.log.Warn("snapshots could not be removed, trying again", "error", err)
+	}
+}
+
+// removeEnded deletes sandboxes, one after the other, but for those that have been started or deleted meanwhile, and those whose files
+// somebody has used within the time unread.
+func (s *core) removeEnded(ctx context.Context, recs []runtime.Record, unread time.Duration) (removed []api.SandboxRef, err error) {
+	var errs []error
+	for _, rec := range recs {
+		if ctx.Err() != nil {
+			errs = append(errs, context.Cause(ctx))
+			break
+		}
+		err := s.supervisor.DeleteEnded(ctx, &rec, unread)
+		switch {
+		case errors.Is(err, runtime.ErrNotEnded), errors.Is(err, runtime.ErrNotFound):
+			continue
+		case err != nil:
+			errs = append(errs, err)
+			continue
+		}
+		s.forgetSandbox(ctx, rec.ID)
+		removed = append(removed, api.SandboxRef{ID: rec.ID, Name: rec.Name})
+	}
+	if removed != nil {
+		s.settleSnapshots(ctx)
+	}
+	return removed, errors.Join(errs...)
+}
+
+// PruneSandboxes removes sandboxes that have ended.
+func (s *API) PruneSandboxes(ctx context.Context, req api.PruneSandboxes) (api.SandboxesRemoved, error) {
+	out := api.SandboxesRemoved{Removed: []api.SandboxRef{}}
+	before, err := pruneBefore(req.OlderThan, api.DefaultOlderThan, req.Labels)
+	if err != nil {
+		return out, err
+	}
+	var chosen []runtime.Record
+	for _, rec := range s.supervisor.List(runtime.Filter{Tenant: s.caller.Tenant, Labels: req.Labels}) {
+		switch {
+		case !prunable(&rec):
+		case rec.EndedAt.After(before):
+			out.Recent++
+		default:
+			chosen = append(chosen, rec)
+		}
+	}
+	removed, err := s.removeEnded(ctx, chosen, 0)
+	out.Removed = append(out.Removed, removed...)
+	s.log.Info("sandboxes that have ended were pruned", "removed", len(removed))
+	return out, err
+}
+
+// PruneSnapshots removes snapshots that no sandbox stands on.
+func (s *API) PruneSnapshots(ctx context.Context, req api.PruneSnapshots) (api.SnapshotsRemoved, error) {
+	if req.OlderThan == nil && len(req.Labels) == 0 {
+		return api.SnapshotsRemoved{}, class.Invalidf("older_than, labels: neither is given, and a snapshot is nothing to be removed without being meant; older_than 0 takes all")
+	}
+	before, err := pruneBefore(req.OlderThan, 0, req.Labels)
+	if err != nil {
+		return api.SnapshotsRemoved{}, err
+	}
+	return s.images.PruneSnapshots(ctx, before, req.Labels)
+}
+
+// pruneBefore is the time that a request's older_than means; its labels are looked at too.
+func pruneBefore(olderThan *float64, otherwise float64, labels map[string]string) (time.Time, error) {
+	seconds := otherwise
+	if olderThan != nil {
+		seconds = *olderThan
+	}
+	most := math.Floor(time.Duration(math.MaxInt64).Seconds())
+	if !(seconds >= 0 && seconds <= most) { // NaN too
+		return time.Time{}, class.Invalidf("older_than %v: must be 0 to %.0f seconds", seconds, most)
+	}
+	if seconds == 0 {
+		return time.Unix(1<<40, 0), validateLabels(labels) // all, also what is of the future because the clock was set back
+	}
+	return time.Now().Add(-time.Duration(seconds * float64(time.Second))), validateLabels(labels)
+}

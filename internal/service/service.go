@@ -1,0 +1,275 @@
+package service
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	goruntime "runtime"
+	"runtime/metrics"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/image"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// CreateSandbox makes a sandbox of an image that is stored.
+func (s *API) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api.Sandbox, error) {
+	if err := validateCreate(&req); err != nil {
+		return api.Sandbox{}, err
+	}
+	profileName := cmp.Or(req.Profile, defaultProfile)
+	profile, defaults, err := s.opts.Profile(profileName)
+	if err != nil {
+		return api.Sandbox{}, class.Invalidf("profile %q: %w", profileName, err)
+	}
+	if req.Snapshot != "" {
+		return s.createFromSnapshot(ctx, &req)
+	}
+	reference := cmp.Or(req.Image, api.HostImage)
+	img, release, err := s.images.Acquire(ctx, reference)
+	if err != nil {
+		return api.Sandbox{}, fmt.Errorf("image %q: %w", reference, err)
+	}
+	// When Create returns, the supervisor has the sandbox, or there is none.
+	defer release()
+	from := origin{
+		image: reference, digest: img.Digest, imageEnv: img.Config.Env, rootfs: img.Rootfs, profile: profile, defaults: defaults,
+		env: profile.Env, cwd: cmp.Or(strings.TrimSuffix(img.Config.WorkingDir, "/"), profile.Cwd, "/"), user: img.Config.User,
+	}
+	if req.ImageCommand {
+		if req.Command, err = imageCommand(img.Config, req.Command); err != nil {
+			return api.Sandbox{}, class.Mark(image.ErrInvalid, fmt.Errorf("image %q: %w", reference, err))
+		}
+	}
+	r, err := s.request(&from, &req)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	// The image's values are checked like the client's: they are kept, shown and used. The client may overrule them.
+	err = errors.Join(validatePath("working directory of the image", r.Cwd), validateUser(r.User))
+	if err != nil {
+		return api.Sandbox{}, class.Mark(image.ErrInvalid, fmt.Errorf("image %q: %w", reference, err))
+	}
+	return s.create(ctx, r)
+}
+
+// imageCommand is what an image runs, with args in the place of its CMD if there are any.
+func imageCommand(c image.Config, args []string) ([]string, error) {
+	if len(args) == 0 {
+		args = c.Cmd
+	}
+	argv := slices.Concat(c.Entrypoint, args)
+	if len(argv) == 0 {
+		return nil, errors.New("it says no command: it has neither ENTRYPOINT nor CMD")
+	}
+	return argv, validateCommand(argv)
+}
+
+// GetSandbox returns the sandbox with this id or name.
+func (s *API) GetSandbox(ref string) (api.Sandbox, error) {
+	rec, err := s.lookup(ref)
+	return rec.Sandbox, err
+}
+
+// SandboxFilter selects sandboxes of the caller's tenant; the zero value selects all.
+type SandboxFilter struct {
+	Labels map[string]string // all of them with these values
+	State  api.SandboxState
+	Limit  int // zero means no limit
+}
+
+// ListSandboxes returns the selected sandboxes, oldest first.
+func (s *API) ListSandboxes(filter SandboxFilter) (api.SandboxList, error) {
+	switch filter.State {
+	case "", api.StateCreating, api.StateRunning, api.StatePaused, api.StateStopped, api.StateLost:
+	default:
+		return api.SandboxList{}, class.Invalidf("state %q: must be creating, running, paused, stopped or lost", class.Clip(string(filter.State)))
+	}
+	if filter.Limit < 0 {
+		return api.SandboxList{}, class.Invalidf("limit %d: must not be negative", filter.Limit)
+	}
+	list := api.SandboxList{Sandboxes: []api.Sandbox{}}
+	for _, rec := range s.supervisor.List(runtime.Filter{Tenant: s.caller.Tenant, Labels: filter.Labels, State: filter.State}) {
+		if s.visible(&rec) && (filter.Limit == 0 || len(list.Sandboxes) < filter.Limit) {
+			list.Sandboxes = append(list.Sandboxes, rec.Sandbox)
+		}
+	}
+	return list, nil
+}
+
+// UpdateSandbox changes a running sandbox as a whole, or not at all.
+func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandbox) (api.Sandbox, error) {
+	if err := validateUpdate(&req); err != nil {
+		return api.Sandbox{}, err
+	}
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	rec, err = s.supervisor.Update(ctx, rec.ID, func(rec *runtime.Record) (explicit api.Limits, err error) {
+		_, defaults, err := s.profileOf(rec)
+		if err != nil {
+			return explicit, err
+		}
+		rec.Limits, explicit = req.Limits.Apply(rec.Limits, defaults)
+		for k, v := range req.Labels {
+			if v == nil {
+				delete(rec.Labels, k)
+			} else {
+				rec.Labels[k] = *v
+			}
+		}
+		if req.Timeout > 0 {
+			rec.Deadline = time.Now().UTC().Add(time.Duration(req.Timeout * float64(time.Second)))
+		}
+		if req.IdleTimeout > 0 {
+			rec.IdleTimeout = req.IdleTimeout
+		}
+		return explicit, validateLabels(rec.Labels) // their number
+	})
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	return rec.Sandbox, nil
+}
+
+// Stats is what the kernel counts of the sandbox with this id or name.
+func (s *API) Stats(ctx context.Context, ref string) (api.Stats, error) {
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return api.Stats{}, err
+	}
+	return s.supervisor.Stats(ctx, rec.ID)
+}
+
+// DeleteSandbox ends the sandbox with this id or name and removes everything of it, and the layers of snapshots that nothing
+// else stands on.
+func (s *API) DeleteSandbox(ctx context.Context, ref string) error {
+	rec, err := s.lookup(ref)
+	if err == nil {
+		err = s.supervisor.Delete(ctx, rec.ID)
+	}
+	if err != nil {
+		return err
+	}
+	s.forgetSandbox(ctx, rec.ID)
+	s.settleSnapshots(ctx) // whatever rec says: it may have been rolled back meanwhile
+	return nil
+}
+
+// System describes this daemon.
+func (s *API) System(ctx context.Context) (api.SystemInfo, error) {
+	if err := s.allow(Administer); err != nil {
+		return api.SystemInfo{}, err
+	}
+	info := api.SystemInfo{
+		Version:   s.opts.Version,
+		UID:       os.Getuid(),
+		Rootless:  os.Getuid() != 0,
+		DataDir:   s.opts.DataDir,
+		Socket:    s.opts.Socket,
+		Sandboxes: s.supervisor.Count(),
+		Pools:     s.poolStates(),
+		Confined:  s.opts.Confined,
+
+		Goroutines: goruntime.NumGoroutine(),
+		HeapLive:   heapLive(),
+	}
+	info.ErrandsGone = s.opts.BrokerGone != nil && s.opts.BrokerGone()
+	if s.opts.LauncherInfo != nil {
+		pid, enforced, err := s.opts.LauncherInfo(ctx)
+		if err != nil {
+			return api.SystemInfo{}, fmt.Errorf("ask the launcher: %w", err)
+		}
+		info.Launcher, info.Enforced = pid, enforced
+	}
+	return info, nil
+}
+
+// heapLive is how many bytes were in use when the garbage collector last looked.
+func heapLive() int64 {
+	samples := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	metrics.Read(samples)
+	if samples[0].Value.Kind() != metrics.KindUint64 {
+		return 0 // a later Go may not have it
+	}
+	return int64(min(samples[0].Value.Uint64(), math.MaxInt64))
+}
+
+// Profiles are those that a sandbox can ask for, by name.
+func (s *API) Profiles() []api.Profile { return s.opts.Profiles }
+
+// GetProfile returns one of them.
+func (s *API) GetProfile(name string) (api.Profile, error) {
+	for _, p := range s.opts.Profiles {
+		if p.Name == name {
+			return p, nil
+		}
+	}
+	return api.Profile{}, class.Mark(class.ErrNoProfile, fmt.Errorf("profile %q: there is none of this name", class.Clip(name)))
+}
+
+// Checks returns the results of the host's checks.
+func (s *API) Checks(ctx context.Context) ([]api.Check, error) {
+	if err := s.allow(Administer); err != nil {
+		return nil, err
+	}
+	if s.opts.Checks == nil {
+		return []api.Check{}, nil
+	}
+	return s.opts.Checks(ctx), nil
+}
+
+// silenceGrace is how long a sandbox whose init broke off may take to be seen as ended before it is killed for it.
+const silenceGrace = 2 * time.Second
+
+// gone turns an error of the guest protocol into what the caller should hear, when init is lost: either the sandbox has
+// ended, or its init has been taken over and is ended now. Other errors pass.
+func (s *core) gone(ctx context.Context, lease *runtime.Lease, err error) error {
+	if !errors.Is(err, host.ErrLost) {
+		return err
+	}
+	wait := time.NewTimer(silenceGrace)
+	defer wait.Stop()
+	select {
+	case <-lease.Gone:
+	case <-wait.C:
+		s.log.Warn("the init of a sandbox does not keep to the protocol, killing the sandbox", "id", lease.Record.ID, "error", err)
+		// Whatever ended the request, the sandbox has to go.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
+		defer cancel()
+		if kerr := lease.Kill(ctx, "its init did not keep to the protocol"); kerr != nil {
+			s.log.Error("sandbox could not be killed", "id", lease.Record.ID, "error", kerr)
+		}
+	}
+	return s.ended(lease)
+}
+
+// ended says why the sandbox of a lease does not run any more.
+func (s *core) ended(lease *runtime.Lease) error {
+	reason := "it was deleted"
+	if rec, err := s.supervisor.Get(lease.Record.ID); err == nil && rec.Reason != "" {
+		reason = rec.Reason
+	}
+	return class.Mark(class.ErrGone, fmt.Errorf("sandbox %s ended during the request: %s", lease.Record.Name, reason))
+}
+
+// withGone is a context that ends also when the sandbox does. Its cause is then errEnded.
+func withGone(ctx context.Context, lease *runtime.Lease) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := lease.AfterGone(func() { cancel(errEnded) })
+	return ctx, func() {
+		stop()
+		cancel(context.Canceled)
+	}
+}
+
+var errEnded = errors.New("the sandbox has ended")

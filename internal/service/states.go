@@ -1,0 +1,103 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+// maxGrace is how long a stop may wait for the processes of a sandbox.
+const maxGrace = 10 * time.Minute
+
+// StopSandbox ends every process of the sandbox with this id or name and keeps its files.
+func (s *API) StopSandbox(ctx context.Context, ref string, req api.StopSandbox) (api.Sandbox, error) {
+	grace := float64(api.DefaultGrace)
+	if req.Grace != nil {
+		grace = *req.Grace
+	}
+	if !(grace >= 0 && grace <= maxGrace.Seconds()) { // NaN too
+		return api.Sandbox{}, class.Invalidf("grace %v: must be 0 to %v seconds", grace, maxGrace.Seconds())
+	}
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	rec, err = s.supervisor.Stop(ctx, rec.ID, time.Duration(grace*float64(time.Second)))
+	if err == nil {
+		err = s.told(ctx, rec.ID)
+	}
+	if err == nil {
+		if now, gerr := s.supervisor.Get(rec.ID); gerr == nil {
+			rec = now
+		}
+	}
+	return rec.Sandbox, err
+}
+
+// profileOf is the profile of a sandbox as it is now: a daemon that was started with other ones may have another, or none, of
+// the name.
+func (s *core) profileOf(rec *runtime.Record) (runtime.Profile, api.Limits, error) {
+	profile, defaults, err := s.opts.Profile(rec.Profile)
+	if err != nil {
+		return profile, defaults, class.Mark(class.ErrProfileGone, fmt.Errorf("profile %q of sandbox %s: %w", rec.Profile, rec.Name, err))
+	}
+	return profile, defaults, nil
+}
+
+// StartSandbox runs a sandbox that has ended once more.
+func (s *API) StartSandbox(ctx context.Context, ref string, req api.StartSandbox) (api.Sandbox, error) {
+	timeout, err := seconds("timeout", req.Timeout)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	profile, _, err := s.profileOf(&rec)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	rec, err = s.supervisor.Start(ctx, rec.ID, runtime.StartRequest{Profile: profile, Timeout: timeout, Idle: req.Idle})
+	if err == nil {
+		err = s.startAgain(ctx, &rec)
+	}
+	return rec.Sandbox, err
+}
+
+// PauseSandbox makes every process of the sandbox with this id or name stand still.
+func (s *API) PauseSandbox(ctx context.Context, ref string, _ struct{}) (api.Sandbox, error) {
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	rec, err = s.supervisor.Pause(ctx, rec.ID)
+	return rec.Sandbox, err
+}
+
+// ResumeSandbox lets a paused sandbox go on.
+func (s *API) ResumeSandbox(ctx context.Context, ref string, _ struct{}) (api.Sandbox, error) {
+	rec, err := s.lookup(ref)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	rec, err = s.supervisor.Resume(ctx, rec.ID)
+	if err != nil {
+		return api.Sandbox{}, err
+	}
+	// It may have been paused before its main process was started, by a daemon that was killed then. What that daemon had
+	// started is known only after the adoption.
+	if wantsMain(&rec) {
+		if err := s.adoption(ctx); err != nil {
+			return api.Sandbox{}, err
+		}
+		if err := s.startAgain(ctx, &rec); err != nil {
+			return api.Sandbox{}, err
+		}
+	}
+	return rec.Sandbox, nil
+}
