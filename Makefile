@@ -85,7 +85,7 @@ test: deps build ## What a change must pass: format, lint with vet, every determ
 	exit $$status
 
 # What a contributor's edit is answered by, in some minutes: no race detector, one user, one pass.
-SMOKE := TestRunFromARegistryPrintsAndPassesTheExitCodeThrough|TestRunStartsADaemonWhereNoneRuns|TestBadRequestsAreAnsweredClearly|TestCommandLineExitCodes|TestBuildOfAProgramAndAPackage|TestCommit|TestDetachedStdinEnds|TestFilesGoInAndOutUnchanged|TestTerminal|TestStdinReachesTheProgram|TestMainProcessCommands|TestSandboxRunsUnderSeccompAndNoNewPrivs|TestRollback|TestStopAndStartCommands|TestKilledDaemonAdoptsItsSandboxes|TestQuickstartReplay
+SMOKE := TestRunFromARegistryPrintsAndPassesTheExitCodeThrough|TestRunStartsADaemonWhereNoneRuns|TestBadRequestsAreAnsweredClearly|TestCommandLineExitCodes|TestBuildStepsAreKeptByContent|TestCommit|TestDetachedStdinEnds|TestFilesGoInAndOutUnchanged|TestTerminal|TestStdinReachesTheProgram|TestMainProcessCommands|TestSandboxRunsUnderSeccompAndNoNewPrivs|TestRollback|TestStopAndStartCommands|TestKilledDaemonAdoptsItsSandboxes|TestQuickstartReplay
 .PHONY: quick
 quick: build vet ## In three minutes: build, vet, unit tests without the race detector, some functional tests, as you are
 	CGO_ENABLED=1 $(GO) test -p $(P) -buildvcs=false -vet=off -tags '$(TAGS)' $(UNITS)

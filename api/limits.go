@@ -137,7 +137,7 @@ func (l *Limits) Check() error {
 			continue
 		}
 		// NaN is in no range.
-		if shown, n := row.value(l); n != 0 && !(n >= row.Min && n <= row.Max) { //nolint:staticcheck // De Morgan's form lets NaN pass
+		if shown, n := row.value(l); n != 0 && !(n >= row.Min && n <= row.Max) {
 			unit := row.Unit
 			if unit != "" {
 				unit = " " + unit

@@ -22,7 +22,7 @@ func leaves(v reflect.Value, prefix string, visit func(path string, f reflect.Va
 
 // set gives a field, or the value that it points to, a value other than zero.
 func set(f reflect.Value, n int) {
-	switch f.Kind() {
+	switch f.Kind() { //nolint:exhaustive // the rest panics
 	case reflect.Pointer:
 		f.Set(reflect.New(f.Type().Elem()))
 		set(f.Elem(), n)
@@ -131,7 +131,7 @@ func TestLimitRanges(t *testing.T) {
 					f.Set(reflect.New(f.Type().Elem()))
 					f = f.Elem()
 				}
-				switch f.Kind() {
+				switch f.Kind() { //nolint:exhaustive // the rest are integers
 				case reflect.Float64:
 					f.SetFloat(value)
 				case reflect.String, reflect.Uint64:

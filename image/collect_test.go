@@ -19,8 +19,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// Pulls, removals and collections of images that share a layer, all at once: whoever acquires an
-// image finds its layers, and in the end nothing is left over.
+// Pulls, removals and collections of images that share a layer run in parallel: an acquired image
+// has its layers, and in the end nothing is left over.
 func TestCollectionAndPullsDoNotDisturbEachOther(t *testing.T) {
 	f := newFaulty(t)
 	s, a, dir := service(t)

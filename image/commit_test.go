@@ -3,7 +3,6 @@ package image
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -123,11 +122,4 @@ func TestImportOfBareTags(t *testing.T) {
 	if _, err := s.Import(t.Context(), bytes.NewReader(whole), ImportOptions{}); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "calls two images") {
 		t.Errorf("one name: %v", err)
 	}
-}
-
-// noise returns incompressible bytes.
-func noise() []byte {
-	b := make([]byte, 64<<10)
-	_, _ = rand.Read(b) // never fails
-	return b
 }

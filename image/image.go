@@ -80,6 +80,10 @@ type state struct {
 	host       hostImage
 	opts       Options
 
+	ownedMu sync.Mutex
+	owned   map[string]bool // see ownedContent
+	ownedAt int             // revision of the store
+
 	mu sync.Mutex
 	// pins counts the requests under way that need a blob or layer, by blobKey or treeKey, or an
 	// image, by its manifest's blobKey. Running pulls pin, so that one pull's failure does not remove

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/google/go-containerregistry/pkg/name"
+
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/archive"
 	"github.com/sandboxd/sandboxd/image/errdefs"

@@ -94,10 +94,10 @@ func TestCredentialsGoNowhereElse(t *testing.T) {
 	proxy := httputil.NewSingleHostReverseProxy(target)
 	var mu sync.Mutex
 	seen := make(map[string][]string) // Authorization, by receiver
-	note := func(who string, r *http.Request) {
+	note := func(receiver string, r *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
-		seen[who] = append(seen[who], r.Header.Get("Authorization"))
+		seen[receiver] = append(seen[receiver], r.Header.Get("Authorization"))
 	}
 	storage := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { note("storage", r); proxy.ServeHTTP(w, r) }))
 	defer storage.Close()
@@ -124,16 +124,16 @@ func TestCredentialsGoNowhereElse(t *testing.T) {
 	s.registry.Config.Mirrors = map[string][]string{host: {strings.TrimPrefix(mirror.URL, "http://")}}
 	s.registry.Keychain = keychain(func(r authn.Resource) (authn.Authenticator, error) {
 		if r.RegistryStr() == host {
-			return &authn.Basic{Username: "somebody", Password: "secret"}, nil
+			return &authn.Basic{Username: "user", Password: "secret"}, nil
 		}
 		return authn.Anonymous, nil
 	})
 	if _, err := s.Pull(t.Context(), host+"/team/app:1", PullOptions{Platform: "linux/amd64"}); err != nil {
 		t.Fatal(err)
 	}
-	for _, who := range []string{"storage", "mirror"} {
-		if len(seen[who]) == 0 || strings.Join(seen[who], "") != "" {
-			t.Errorf("the %s saw %q", who, seen[who])
+	for _, receiver := range []string{"storage", "mirror"} {
+		if len(seen[receiver]) == 0 || strings.Join(seen[receiver], "") != "" {
+			t.Errorf("the %s saw %q", receiver, seen[receiver])
 		}
 	}
 	if !strings.HasPrefix(strings.Join(seen["registry"], ""), "Basic ") {

@@ -823,7 +823,7 @@ type confused struct{ nullApplier }
 
 func (c confused) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Result, error) {
 	results, _ := c.nullApplier.Apply(ctx, req)
-	return results, fmt.Errorf("%w: nobody knows what", layer.ErrInvalid)
+	return results, fmt.Errorf("%w: cause unknown", layer.ErrInvalid)
 }
 
 // The applier reads hostile input and may have been taken over: no answer of it ends the daemon.
@@ -835,7 +835,7 @@ func TestErrorOfNoLayerIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if _, err := s.Pull(t.Context(), f.host+"/one:1", PullOptions{Platform: "linux/amd64"}); err == nil || !strings.Contains(err.Error(), "nobody knows what") {
+	if _, err := s.Pull(t.Context(), f.host+"/one:1", PullOptions{Platform: "linux/amd64"}); err == nil || !strings.Contains(err.Error(), "cause unknown") {
 		t.Errorf("error %v", err)
 	}
 }

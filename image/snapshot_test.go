@@ -125,14 +125,14 @@ func TestLayersOfSnapshotsGoWithTheLastWhoHoldsThem(t *testing.T) {
 		return layer.Result{DiffID: "sha256:d"}, os.Mkdir(a.path(chainID), 0o755)
 	}
 	for name, hold := range map[string]func(snap *Snapshot) (release func() error){
-		"one who makes a sandbox of it": func(snap *Snapshot) func() error {
+		"acquired for a sandbox": func(snap *Snapshot) func() error {
 			_, release, err := s.AcquireSnapshot(t.Context(), snap.ID)
 			if err != nil {
 				t.Fatal(err)
 			}
 			return func() error { release(); return nil }
 		},
-		"one who takes another on top of it": func(snap *Snapshot) func() error {
+		"below a new snapshot": func(snap *Snapshot) func() error {
 			on, _, err := s.Take(t.Context(), "sha256:image", snap.Rootfs, make)
 			if err != nil {
 				t.Fatal(err)

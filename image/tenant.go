@@ -107,20 +107,42 @@ func (s *Service) entitled(key string) (bool, error) {
 	if proven {
 		return true, nil
 	}
-	records, err := s.records()
-	if err != nil {
-		return false, err
+	owned, err := s.ownedContent()
+	return owned[store.Key(s.tenant, key)], err
+}
+
+// ownedContent returns the blobs and layers of the images and build steps of all tenants, as
+// [store.Key] of blobKey or treeKey. It reads the records again only after a change, because a pull
+// asks for each layer.
+func (s *Service) ownedContent() (map[string]bool, error) {
+	s.ownedMu.Lock()
+	defer s.ownedMu.Unlock()
+	revision, err := s.store.Revision() // before the records: these may only be newer
+	if err != nil || s.owned != nil && revision == s.ownedAt {
+		return s.owned, err
 	}
+	records, err1 := s.store.List()
+	steps, err2 := s.store.Steps()
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, err
+	}
+	owned := make(map[string]bool)
 	for _, r := range records {
-		if slices.ContainsFunc(r.Blobs(), func(b store.Blob) bool { return blobKey(b.Digest) == key }) ||
-			slices.ContainsFunc(r.Layers, func(l store.Layer) bool { return treeKey(l.ChainID) == key }) {
-			return true, nil
+		for _, b := range r.Blobs() {
+			owned[store.Key(r.Tenant, blobKey(b.Digest))] = true
+		}
+		for _, l := range r.Layers {
+			owned[store.Key(r.Tenant, treeKey(l.ChainID))] = true
 		}
 	}
-	steps, err := s.steps()
-	return slices.ContainsFunc(steps, func(step *store.Step) bool {
-		return step.Layer != nil && (blobKey(step.Layer.Blob.Digest) == key || treeKey(step.Layer.ChainID) == key)
-	}), err
+	for _, step := range steps {
+		if l := step.Layer; l != nil {
+			owned[store.Key(step.Tenant, blobKey(l.Blob.Digest))] = true
+			owned[store.Key(step.Tenant, treeKey(l.ChainID))] = true
+		}
+	}
+	s.owned, s.ownedAt = owned, revision
+	return owned, nil
 }
 
 // checkExisting checks that the blob of a layer unpacks to the diff id of the tree that was there

@@ -130,6 +130,14 @@ func TestTenantsShareContent(t *testing.T) {
 	if diff := cmp.Diff(stored, leftovers(t, dir, applier)); diff != "" {
 		t.Errorf("b has lost files (-before +after):\n%s", diff)
 	}
+	// With its name a has lost the proof.
+	before = gets()
+	if _, err := a.Pull(t.Context(), ref, PullOptions{}); err != nil || gets()-before != 2 {
+		t.Errorf("pull after the removal: %v, %d blobs", err, gets()-before)
+	}
+	if _, err := a.Remove(t.Context(), ref, false); err != nil {
+		t.Error(err)
+	}
 	if _, err := b.Remove(t.Context(), ref, false); err != nil || len(leftovers(t, dir, applier)) != 0 {
 		t.Errorf("removal by b: %v, left %q", err, leftovers(t, dir, applier))
 	}

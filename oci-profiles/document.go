@@ -104,7 +104,7 @@ func (d *document) resolve(name string) (Profile, error) {
 		}
 		p.NonRoot, p.User = true, strconv.Itoa(int(u.UID))+":"+strconv.Itoa(int(u.GID))
 		if len(p.Capabilities) > 0 {
-			return p, errors.New("process.user: a profile without root has no capabilities either: nobody would have them")
+			return p, errors.New("process.user: a profile without root has no capabilities either: no process would have them")
 		}
 	}
 	if p.Cwd = d.Process.Cwd; p.Cwd != "" && !plainPath(p.Cwd) {
@@ -156,8 +156,7 @@ func (d *document) paths(p *Profile) error {
 
 func (d *document) limits() error {
 	l := d.Limits
-	switch {
-	case l.Memory <= 0 || l.Pids <= 0 || l.Nofile == 0 || l.Swap == nil:
+	if l.Memory <= 0 || l.Pids <= 0 || l.Nofile == 0 || l.Swap == nil {
 		return errors.New("limits: memory, swap, pids and nofile are needed: a profile leaves none of them open")
 	}
 	return l.Check()

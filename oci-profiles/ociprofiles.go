@@ -1,10 +1,11 @@
 // Package ociprofiles holds the named profiles of sandboxes as data.
 //
-// A profile NAME is a document NAME.json, made of fragments of the OCI runtime specification
-// (process, root, mounts, linux) and the limits of a sandbox that asks for none, and a filter for
-// each architecture, NAME.seccomp.ARCH.json, which other OCI run-times can load unchanged. A
-// document may name another profile's filter instead. The embedded filters are generated from
-// package seccomp; a test compares. The README gives the reason for each choice.
+// A profile NAME is a document NAME.json and a filter for each architecture,
+// NAME.seccomp.ARCH.json. The document is made of fragments of the OCI runtime specification
+// (process, root, mounts, linux) and the limits of a sandbox that asks for none. Other OCI
+// run-times can load the filters unchanged. A document may name another profile's filter instead.
+// The embedded filters are generated from package seccomp; a test compares. The README gives the
+// reason for each choice.
 //
 // Every field of a document has an effect or is an error. Unknown fields are refused, and so is a
 // document that would leave a sandbox without a mandatory layer.
@@ -41,7 +42,7 @@ const (
 	Build    = "build"    // of the RUN steps of a build
 )
 
-// ErrUnknown says that no profile has the name asked for.
+// ErrUnknown means that no profile has the requested name.
 var ErrUnknown = errors.New("no such profile")
 
 //go:embed *.json

@@ -41,8 +41,9 @@ type Differ interface {
 	// ListDiff calls found for every changed file, sorted as in the layer. An error of found ends it.
 	ListDiff(ctx context.Context, req DiffRequest, found func(api.Change) error) (DiffResult, error)
 	// StoreDiff makes a layer of the changes, under a chain id that no layer has, and returns when it
-	// is complete and synced, with the DiffID of the stream that WriteDiff would have written. Frozen
-	// reports whether no process of the sandbox ran meanwhile. On error no layer is kept.
+	// is complete and synced. The result's DiffID is that of the stream that WriteDiff would have
+	// written. Frozen reports whether no process of the sandbox ran meanwhile. On error no layer is
+	// kept.
 	StoreDiff(ctx context.Context, req DiffRequest, chainID string) (result DiffResult, frozen bool, err error)
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Create makes a sandbox, or claims a parked one that fits, and returns when it runs and its record
+// Create makes a sandbox, or claims a warm one that fits, and returns when it runs and its record
 // is on disk. On error nothing of it is left.
 func (s *Supervisor) Create(ctx context.Context, req Request) (Record, error) {
 	sb, p, err := s.reserve(req, true)
@@ -28,7 +28,7 @@ func (s *Supervisor) Create(ctx context.Context, req Request) (Record, error) {
 		}
 		// It has just ended, or cannot be changed as the request asks. If no sandbox can be, the error of
 		// a new one says why.
-		s.log.Info("a parked sandbox could not be claimed", "id", p.id, "error", err)
+		s.log.Info("a warm sandbox could not be claimed", "id", p.id, "error", err)
 		if sb, _, err = s.reserve(req, false); err != nil {
 			return Record{}, err
 		}
@@ -113,9 +113,9 @@ func (s *Supervisor) create(ctx context.Context, sb *sandbox, req Request) (_ Re
 }
 
 // reserve inserts an entry with an id and a name, and counts an operation that the caller ends with
-// ops.Done. With pooled it takes a parked sandbox that fits, if there is one, and its id. The
+// ops.Done. With pooled it takes a warm sandbox that fits, if there is one, and its id. The
 // caller holds sandbox.write.
-func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *parked, error) {
+func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *warmSandbox, error) {
 	now := s.now().UTC()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,7 +134,7 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *parked, error
 	case s.nameTaken(req.Tenant, name):
 		return nil, nil, fmt.Errorf("%w: the name %q is taken", ErrExists, name)
 	}
-	var p *parked
+	var p *warmSandbox
 	id := s.unusedID(req.Tenant)
 	if pooled {
 		if p = s.take(&req); p != nil {
@@ -185,7 +185,7 @@ func (s *Supervisor) nameTaken(tenant, name string) bool {
 	if sb := s.byID[name]; sb != nil && (tenant == "" || sb.rec.Tenant == tenant) {
 		return true
 	}
-	p := s.pool.parked[name]
+	p := s.pool.warm[name]
 	return p != nil && (tenant == "" || p.fixed.Tenant == tenant)
 }
 
@@ -193,7 +193,7 @@ func (s *Supervisor) nameTaken(tenant, name string) bool {
 func (s *Supervisor) unusedID(tenant string) string {
 	for {
 		id := newID()
-		if s.byID[id] == nil && s.pool.parked[id] == nil && !s.nameTaken(tenant, id) && !s.nameTaken("", id) {
+		if s.byID[id] == nil && s.pool.warm[id] == nil && !s.nameTaken(tenant, id) && !s.nameTaken("", id) {
 			return id
 		}
 	}

@@ -39,7 +39,7 @@ func (d *demand) ask(now time.Time) {
 	d.counts[d.latest%demandSlots]++
 }
 
-// wanted is how many are worth having ready.
+// wanted returns the number worth keeping ready.
 func (d *demand) wanted(now time.Time) int {
 	d.advance(now)
 	most := int64(0)

@@ -61,7 +61,16 @@ func RefuseRecords(s *Supervisor, scratch string) (restore func() error, err err
 	}, nil
 }
 
-// Dismissed says that the sandbox's watcher shall end.
+// Rearm has every watcher look at the supervisor's clock again, after a test has moved it.
+func Rearm(s *Supervisor) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sb := range s.byID {
+		s.arm(sb)
+	}
+}
+
+// Dismissed reports whether the sandbox's watcher shall end.
 func Dismissed(s *Supervisor, id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

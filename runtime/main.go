@@ -11,10 +11,10 @@ import (
 // reasonUnseen is the reason on record of a sandbox whose end no daemon has seen.
 const reasonUnseen = "its processes ended while no daemon was running"
 
-// MainEnded records how the main process of a sandbox ended, nil if that is unknown, and ends the
-// sandbox with it for a reason that the record will show, unless it has ended or is being stopped.
-// Life is that of the record when the process was started: the exit of another life changes
-// nothing.
+// MainEnded records how the main process of a sandbox ended, nil if that is unknown. It ends the
+// sandbox with it for a reason that the record will show, unless that has ended or is being
+// stopped. Life is that of the record when the process was started: the exit of another life
+// changes nothing.
 //
 // When it returns, the record is on disk, or the operation that ends the sandbox is about to write
 // it.

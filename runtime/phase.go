@@ -1,6 +1,10 @@
 package runtime
 
-import "github.com/sandboxd/sandboxd/api"
+import (
+	"slices"
+
+	"github.com/sandboxd/sandboxd/api"
+)
 
 // phase is the step in its life at which the supervisor holds a sandbox. It decides which
 // operations may begin. The state of the record is the part of it that clients see, and is on disk:
@@ -44,12 +48,7 @@ func (p phase) String() string { return phaseTransitions[p].name }
 
 // mayBecome reports whether next may follow p.
 func (p phase) mayBecome(next phase) bool {
-	for _, n := range phaseTransitions[p].next {
-		if n == next {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(phaseTransitions[p].next, next)
 }
 
 // live reports whether a sandbox in this phase has processes that shall go on.

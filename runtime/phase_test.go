@@ -59,7 +59,7 @@ func TestNoPhaseIsATrap(t *testing.T) {
 		if !reach(p)[phaseDeleted] {
 			t.Errorf("a sandbox that is %s cannot be deleted", p)
 		}
-		if p.live() && !(p.mayBecome(phaseEnding) && p.mayBecome(phaseEnded) && p.mayBecome(phaseDeleting)) {
+		if p.live() && (!p.mayBecome(phaseEnding) || !p.mayBecome(phaseEnded) || !p.mayBecome(phaseDeleting)) {
 			t.Errorf("a sandbox that is %s does not end", p)
 		}
 	}

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pollable takes over an engine's pidfd and returns it in a form on which the Go poller can wait,
-// so that a thousand watched sandboxes cost a thousand goroutines and no thread.
+// pollable takes over an engine's pidfd and returns it in a form on which the Go poller can wait: a
+// thousand watched sandboxes then cost a thousand goroutines and no thread.
 func pollable(f *os.File) (_ *os.File, err error) {
 	defer func() { err = errors.Join(err, f.Close()) }()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)

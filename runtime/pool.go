@@ -20,26 +20,26 @@ import (
 // the engine changes limits, deadline and hostname; the rest is in the record alone.
 
 const (
-	// parkedFor is how long a sandbox waits to be claimed before it is replaced by a new one.
-	parkedFor = time.Hour
-	// parkedGrace is the additional time after which the launcher ends it if no daemon runs.
-	parkedGrace = time.Minute
-	// parkedHostname is the hostname of a warm sandbox until it is claimed.
-	parkedHostname = "sandbox"
+	// warmFor is the time after which an unclaimed sandbox is replaced by a new one.
+	warmFor = time.Hour
+	// warmGrace is the additional time after which the launcher ends it if no daemon runs.
+	warmGrace = time.Minute
+	// warmHostname is the hostname of a warm sandbox until it is claimed.
+	warmHostname = "sandbox"
 )
 
-// ErrPoolFull is that there would be more sandboxes than [Options.MaxSandboxes], those that are
-// parked among them.
-var ErrPoolFull = errors.New("no room for parked sandboxes")
+// ErrPoolFull means that there would be more sandboxes than [Options.MaxSandboxes], warm ones
+// included.
+var ErrPoolFull = errors.New("no room for warm sandboxes")
 
-// pool holds the parked sandboxes. Its fields are guarded by Supervisor.mu.
+// pool holds the warm sandboxes. Its fields are guarded by Supervisor.mu.
 type pool struct {
-	parked map[string]*parked    // by id
-	counts map[string]*poolCount // by name
+	warm   map[string]*warmSandbox // by id
+	counts map[string]*poolCount   // by name
 }
 
 type poolCount struct {
-	digest       string // of the image that was parked last, or that Learn has named
+	digest       string // of the image that was warmed last, or that Learn has named
 	profile      string
 	tenant       string // a claim never crosses tenants
 	hits, misses int64
@@ -47,9 +47,9 @@ type poolCount struct {
 	asked        demand
 }
 
-// parked is a warm sandbox. The goroutine that claims or removes it takes it out of pool.parked
+// warmSandbox is a warm sandbox. The goroutine that claims or removes it takes it out of pool.warm
 // first, and then owns it.
-type parked struct {
+type warmSandbox struct {
 	id      string
 	pool    string
 	fixed   Request // properties that a request must have to claim it
@@ -60,16 +60,16 @@ type parked struct {
 	watch   *os.File // pidfd; closed by its watcher
 }
 
-// PoolState says how a pool stands.
+// PoolState holds the figures of a pool.
 type PoolState struct {
 	Ready        int
 	Hits, Misses int64
-	Wanted       int // how many are worth having ready, of a pool that learns it
+	Wanted       int // number worth keeping ready; 0 unless the pool learns
 }
 
-// fixed is what of a request cannot be given to a sandbox that runs already. Whatever is not
-// cleared here counts, so that something new is not forgotten: a sandbox that was parked without it
-// does not fit. The tenant stays: a claim never crosses tenants.
+// fixed returns the part of a request that a running sandbox cannot be given any more. Fields that
+// are not cleared here count, so that a new field is not forgotten: a warm sandbox without it does
+// not fit. The tenant stays: a claim never crosses tenants.
 func (r *Request) fixed() Request {
 	f := *r
 	limits := r.Limits.WithDefaults(r.Defaults)
@@ -82,19 +82,19 @@ func (r *Request) fixed() Request {
 }
 
 // fits reports whether the request may claim p.
-func (p *parked) fits(fixed *Request, limits *api.Limits) bool {
+func (p *warmSandbox) fits(fixed *Request, limits *api.Limits) bool {
 	return p.digest == fixed.ImageDigest && (p.pids == 0 || p.pids == limits.Pids) && reflect.DeepEqual(&p.fixed, fixed)
 }
 
-// take finds a parked sandbox for the request, and counts where there is none but could be: in the
-// pool of its image and profile. It needs mu.
-func (s *Supervisor) take(req *Request) *parked {
+// take finds a warm sandbox for the request. If there is none, it counts a miss in the pool of the
+// request's tenant, image and profile. It needs mu.
+func (s *Supervisor) take(req *Request) *warmSandbox {
 	if req.Ephemeral || len(s.pool.counts) == 0 {
 		return nil
 	}
 	fixed, limits := req.fixed(), req.Limits.WithDefaults(req.Defaults)
 	s.learn(req, &fixed)
-	for _, p := range s.pool.parked {
+	for _, p := range s.pool.warm {
 		if p.fits(&fixed, &limits) {
 			s.takeOut(p)
 			return p
@@ -121,9 +121,9 @@ func (s *Supervisor) learn(req, fixed *Request) {
 	}
 }
 
-// Learn has the pool of this name, in which nothing need be parked yet, count the creations that a
-// sandbox of the request would fit: [PoolState] then says how many are worth parking. To say it
-// again changes nothing, unless the image is another.
+// Learn makes the pool of this name, which may still be empty, count the creations that a sandbox of
+// the request would fit: [PoolState] then has the number worth keeping ready. A second call changes
+// nothing, unless the image is another.
 func (s *Supervisor) Learn(name string, req Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +135,7 @@ func (s *Supervisor) Learn(name string, req Request) {
 // countOf returns the counters of a pool. It needs mu.
 func (s *Supervisor) countOf(name string) *poolCount {
 	if s.pool.counts == nil {
-		s.pool.parked, s.pool.counts = make(map[string]*parked), make(map[string]*poolCount)
+		s.pool.warm, s.pool.counts = make(map[string]*warmSandbox), make(map[string]*poolCount)
 	}
 	if s.pool.counts[name] == nil {
 		s.pool.counts[name] = new(poolCount)
@@ -144,11 +144,11 @@ func (s *Supervisor) countOf(name string) *poolCount {
 }
 
 // takeOut makes p the caller's. It returns false if another goroutine has taken it. It needs mu.
-func (s *Supervisor) takeOut(p *parked) bool {
-	if s.pool.parked[p.id] != p {
+func (s *Supervisor) takeOut(p *warmSandbox) bool {
+	if s.pool.warm[p.id] != p {
 		return false
 	}
-	delete(s.pool.parked, p.id)
+	delete(s.pool.warm, p.id)
 	_ = p.watch.SetReadDeadline(time.Unix(1, 0)) // its watcher sees that there is nothing left to watch
 	if s.opts.PoolChanged != nil {
 		s.opts.PoolChanged()
@@ -156,15 +156,15 @@ func (s *Supervisor) takeOut(p *parked) bool {
 	return true
 }
 
-// claim makes a parked sandbox the one that was reserved, which has its id. On error nothing is
+// claim makes a warm sandbox the one that was reserved, which has its id. On error nothing is
 // left of either.
-func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *parked, req *Request) (_ Record, err error) {
-	rec := sb.rec // as in create
+func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *warmSandbox, req *Request) (_ Record, err error) {
+	rec := sb.rec // changed here alone while the phase is creating
 	var undo cleanup
 	defer undo.unwind(&err)
 	undo.add("release name", func() error { s.forget(sb); return nil })
 	defer func() { s.count(p.pool, err == nil) }()
-	undo.add("remove parked sandbox", func() error { return s.discard(ctx, p) })
+	undo.add("remove warm sandbox", func() error { return s.discard(ctx, p) })
 
 	change := Change{Deadline: rec.Deadline, Hostname: cmp.Or(req.Hostname, rec.Name)}
 	if req.Limits != (api.Limits{}) || !rec.Limits.Equal(&p.limits) {
@@ -186,7 +186,7 @@ func (s *Supervisor) claim(ctx context.Context, sb *sandbox, p *parked, req *Req
 	}
 	undo.release()
 	sb.write.Unlock()
-	s.log.Info("parked sandbox claimed", "id", rec.ID, "name", rec.Name, "image", rec.Image, "profile", rec.Profile)
+	s.log.Info("warm sandbox claimed", "id", rec.ID, "name", rec.Name, "image", rec.Image, "profile", rec.Profile)
 	return rec.clone(), nil
 }
 
@@ -209,7 +209,7 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 		s.mu.Unlock()
 		return ErrClosed
 	}
-	if len(s.byID)+len(s.pool.parked) >= s.opts.MaxSandboxes {
+	if len(s.byID)+len(s.pool.warm) >= s.opts.MaxSandboxes {
 		s.mu.Unlock()
 		return fmt.Errorf("%w: %d sandboxes are the most this daemon holds", ErrPoolFull, s.opts.MaxSandboxes)
 	}
@@ -229,13 +229,13 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	if err != nil {
 		return err
 	}
-	p := &parked{id: id, pool: name, fixed: req.fixed(), digest: req.ImageDigest, limits: req.Limits.WithDefaults(req.Defaults)}
-	undo.add("remove parked sandbox", func() error { return s.discard(ctx, p) })
-	until := s.now().Add(parkedFor)
-	spec := req.spec(id, parkedHostname, until.Add(parkedGrace))
+	p := &warmSandbox{id: id, pool: name, fixed: req.fixed(), digest: req.ImageDigest, limits: req.Limits.WithDefaults(req.Defaults)}
+	undo.add("remove warm sandbox", func() error { return s.discard(ctx, p) })
+	until := s.now().Add(warmFor)
+	spec := req.spec(id, warmHostname, until.Add(warmGrace))
 	spec.IODevice = s.opts.IODevice
 	p.started, err = s.engine.Create(ctx, spec, control)
-	cerr := control.Close() // as in create
+	cerr := control.Close() // init alone holds it, see create
 	if err != nil {
 		return err
 	}
@@ -266,14 +266,14 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 	defer s.mu.Unlock()
 	c := s.countOf(name)
 	c.tenant, c.digest, c.profile = p.fixed.Tenant, p.digest, p.fixed.Profile.Name
-	s.pool.parked[id] = p
+	s.pool.warm[id] = p
 	s.watchers.Add(1)
-	go s.watchParked(context.WithoutCancel(ctx), p) // it outlives the caller, and ends when p is taken
+	go s.watchWarm(context.WithoutCancel(ctx), p) // it outlives the caller, and ends when p is taken
 	return nil
 }
 
-// watchParked removes a parked sandbox that has ended, or has waited for too long.
-func (s *Supervisor) watchParked(ctx context.Context, p *parked) {
+// watchWarm removes a warm sandbox that has ended, or has waited for too long.
+func (s *Supervisor) watchWarm(ctx context.Context, p *warmSandbox) {
 	defer s.watchers.Done()
 	defer func() { _ = p.watch.Close() }() // never read or written
 	err := waitReadable(p.watch)
@@ -284,17 +284,17 @@ func (s *Supervisor) watchParked(ctx context.Context, p *parked) {
 		return
 	}
 	if err == nil {
-		s.log.Warn("a parked sandbox has ended", "id", p.id, "pool", p.pool)
+		s.log.Warn("a warm sandbox has ended", "id", p.id, "pool", p.pool)
 	} else {
-		s.log.Debug("a parked sandbox has waited for long", "id", p.id, "pool", p.pool)
+		s.log.Debug("a warm sandbox has waited for long", "id", p.id, "pool", p.pool)
 	}
 	if err := s.discard(ctx, p); err != nil {
-		s.log.Error("a parked sandbox could not be removed", "id", p.id, "error", err)
+		s.log.Error("a warm sandbox could not be removed", "id", p.id, "error", err)
 	}
 }
 
 // discard removes a sandbox that is in no pool, or never was. It goes on although ctx ends.
-func (s *Supervisor) discard(ctx context.Context, p *parked) error {
+func (s *Supervisor) discard(ctx context.Context, p *warmSandbox) error {
 	if p.started != nil {
 		_ = p.started.Pidfd.Close() // never read or written; closed already where its watcher could not be started
 	}
@@ -303,8 +303,8 @@ func (s *Supervisor) discard(ctx context.Context, p *parked) error {
 	return errors.Join(ignoreNotFound(s.engine.Delete(ctx, p.id)), s.sockets.remove(p.id))
 }
 
-// Unpark removes the parked sandboxes of which choose says so, by their pool, the digest of their
-// image and their request's layers. When it returns they are gone.
+// Unpark removes the warm sandboxes that choose selects, by their pool, the digest of their image and
+// their request's layers. When it returns they are gone.
 func (s *Supervisor) Unpark(ctx context.Context, choose func(pool, digest string, layers []string) bool) error {
 	s.mu.Lock()
 	if s.closed {
@@ -319,18 +319,18 @@ func (s *Supervisor) Unpark(ctx context.Context, choose func(pool, digest string
 
 func (s *Supervisor) unpark(ctx context.Context, choose func(pool, digest string, layers []string) bool) error {
 	s.mu.Lock()
-	var out []*parked
-	for _, p := range s.pool.parked {
+	var out []*warmSandbox
+	for _, p := range s.pool.warm {
 		if choose(p.pool, p.digest, p.fixed.Rootfs.Layers) {
 			s.takeOut(p)
 			out = append(out, p)
 		}
 	}
 	s.mu.Unlock()
-	return errors.Join(eachOf(out, func(p *parked) error { return s.discard(ctx, p) })...)
+	return errors.Join(eachOf(out, func(p *warmSandbox) error { return s.discard(ctx, p) })...)
 }
 
-// PoolState says how the pool of this name stands.
+// PoolState returns the figures of the pool of this name.
 func (s *Supervisor) PoolState(name string) PoolState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -341,7 +341,7 @@ func (s *Supervisor) PoolState(name string) PoolState {
 			st.Wanted = c.asked.wanted(s.now())
 		}
 	}
-	for _, p := range s.pool.parked {
+	for _, p := range s.pool.warm {
 		if p.pool == name {
 			st.Ready++
 		}

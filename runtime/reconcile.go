@@ -125,7 +125,7 @@ func (sb *sandbox) shouldRun() bool {
 }
 
 // owned reports whether the supervisor knows a sandbox of the engine. It needs mu.
-func (s *Supervisor) owned(id string) bool { return s.byID[id] != nil || s.pool.parked[id] != nil }
+func (s *Supervisor) owned(id string) bool { return s.byID[id] != nil || s.pool.warm[id] != nil }
 
 func (s *Supervisor) repair(ctx context.Context, m mismatch) error {
 	s.mu.Lock()

@@ -29,7 +29,7 @@ type Record struct {
 	Rootfs rootfs.Source `json:"rootfs,omitzero"`
 	// Timeout is the time that it was given when it was created.
 	Timeout time.Duration `json:"timeout,omitempty"`
-	// Explicit are the limits that were asked for in so many words, and some of which a later change
+	// Explicit are the limits that were asked for explicitly, some of which a later change
 	// may have replaced.
 	Explicit api.Limits `json:"explicit,omitzero"`
 	// Fresh marks its own files as obsolete: it was rolled back, and has not run since.
@@ -39,7 +39,7 @@ type Record struct {
 	// Life counts how often it was started again: what one life has left behind is told from what
 	// another one has.
 	Life int `json:"life,omitempty"`
-	// Idle says that it was started without its main process.
+	// Idle means that it was started without its main process.
 	Idle bool `json:"idle,omitempty"`
 }
 

@@ -37,7 +37,7 @@ type Request struct {
 	StdinOpen bool
 	// Hostname is the sandbox's hostname, if that must not be its unique name.
 	Hostname string
-	// Ephemeral says that the sandbox serves one request: a daemon that comes after a crash deletes
+	// Ephemeral means that the sandbox serves one request: a daemon that comes after a crash deletes
 	// it.
 	Ephemeral bool
 }

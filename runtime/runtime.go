@@ -1,5 +1,5 @@
-// Package runtime is the life of a sandbox: a [Spec] goes in, a [Started] sandbox and its exit come
-// out.
+// Package runtime supervises sandboxes over their lives: a [Spec] goes in, a [Started] sandbox and
+// its exit come out.
 //
 // The package knows nothing of HTTP, images or the sandbox's inside. It needs an [Engine]: that
 // behind the launcher uses libcontainer, that in runtimetest keeps everything in memory.
@@ -135,7 +135,7 @@ type Engine interface {
 	// Stats reads all that the kernel counts of the sandbox. Of an engine without cgroups only the
 	// wall time is set.
 	Stats(ctx context.Context, id string) (api.Stats, error)
-	// OOMKills is how many processes of the sandbox the kernel killed for want of memory; 0 without a
-	// memory cgroup.
+	// OOMKills returns the number of processes of the sandbox that the kernel killed for want of
+	// memory; 0 without a memory cgroup.
 	OOMKills(ctx context.Context, id string) (int, error)
 }

@@ -118,10 +118,14 @@ func (s *Supervisor) beginEnd(sb *sandbox, reason string) {
 	}
 }
 
-// markEnded notes that the life is over; a deletion stays one. It needs mu.
+// markEnded notes that the life is over; a deletion stays one. A second call does nothing: the
+// watcher may see the end of a sandbox that the reconciler has given up. It needs mu.
 func (s *Supervisor) markEnded(sb *sandbox) {
+	if sb.life.ended() {
+		return
+	}
 	sb.life.end()
-	if sb.phase != phaseDeleting && sb.phase != phaseEnded {
+	if sb.phase != phaseDeleting {
 		s.enter(sb, phaseEnded)
 	}
 }
@@ -178,7 +182,7 @@ func (s *Supervisor) stillAlive(sb *sandbox, ref string) error {
 	return err
 }
 
-// errState says why a sandbox that is not live cannot be used. It needs Supervisor.mu.
+// errState returns the error for a use of a sandbox that is not live. It needs Supervisor.mu.
 func (sb *sandbox) errState() error {
 	switch {
 	case sb.phase == phaseDeleting:

@@ -12,7 +12,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
-// controlBacklog is how many requests may wait for an init that is slow to accept.
+// controlBacklog is the number of requests that may wait for an init that is slow to accept.
 const controlBacklog = 256
 
 // sockets is the directory of the control sockets, <runtime dir>/s. It is held open, and every
@@ -44,7 +44,7 @@ func (s *sockets) close() error { return s.dir.Close() }
 
 func socketName(id string) string { return id + ".sock" }
 
-// pathOf is where a guest client dials.
+// pathOf returns the path that a guest client dials.
 func (s *sockets) pathOf(id string) string { return filepath.Join(s.path, socketName(id)) }
 
 // listen makes the socket on which the init of sandbox id will accept. The caller passes it on and

@@ -62,7 +62,7 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 		ID: rec.ID, Rootfs: rec.Rootfs, Hostname: rec.Name, Profile: req.Profile,
 		Limits: rec.Limits, Explicit: rec.Explicit.Matching(&rec.Limits), IODevice: s.opts.IODevice, Deadline: rec.Deadline, Fresh: rec.Fresh,
 	}, control)
-	cerr := control.Close()          // as in Create
+	cerr := control.Close()          // init alone holds it, see create
 	if errors.Is(err, ErrNotFound) { // the sandbox exists; its layers do not
 		return Record{}, fmt.Errorf("%w: its files are gone: %v", ErrState, err) //nolint:errorlint // another class
 	}

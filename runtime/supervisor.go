@@ -48,10 +48,10 @@ type Options struct {
 	Timeout      time.Duration // of a sandbox that asks for none; default an hour
 	IdleTimeout  time.Duration // of a sandbox that asks for none; default ten minutes
 	IODevice     cgroup.Device // see [Spec]; the default is none
-	// Exercise is called for a sandbox that is about to be parked, with the path of its control
-	// socket. If it fails, the sandbox is removed. Default: nothing.
+	// Exercise is called for a new warm sandbox, with the path of its control socket. If it fails,
+	// the sandbox is removed. Default: nothing.
 	Exercise    func(ctx context.Context, socket string) error
-	PoolChanged func()           // called when a parked sandbox is claimed or gone; must neither block nor call the supervisor
+	PoolChanged func()           // called when a warm sandbox is claimed or gone; must neither block nor call the supervisor
 	Log         *slog.Logger     // default: discarded
 	Now         func() time.Time // clock of deadlines and idle timeouts; default [time.Now]
 }
@@ -128,15 +128,6 @@ func Open(ctx context.Context, dir string, engine Engine, opts Options) (_ *Supe
 	s.watchers.Add(1)
 	go s.reconciler(context.WithoutCancel(ctx)) // until Close
 	return s, nil
-}
-
-// begin counts an operation, which Close waits for; the caller ends it with ops.Done. It needs mu.
-func (s *Supervisor) begin() error {
-	if s.closed {
-		return ErrClosed
-	}
-	s.ops.Add(1)
-	return nil
 }
 
 // insert puts a record into the maps.
@@ -270,7 +261,7 @@ func (s *Supervisor) Close(ctx context.Context, keep bool) error {
 
 	// Creations and deletions are bounded by their own contexts and by undoTimeout.
 	s.ops.Wait()
-	// The next daemon would not know what they are for.
+	// The next daemon knows no warm sandboxes.
 	errs := []error{s.unpark(ctx, func(string, string, []string) bool { return true })}
 	if !keep {
 		errs = append(errs, s.deleteAll(ctx)...)

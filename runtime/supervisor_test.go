@@ -28,8 +28,21 @@ import (
 // patience ends what waits for an event that does not come.
 var patience = testenv.HungAfter
 
+// clock is a clock that stands still but for advance.
+type clock struct {
+	mu  sync.Mutex
+	now time.Time
+}
+
+func (c *clock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
 // bench is one daemon's worth of state, which survives its supervisor.
 type bench struct {
+	clock   *clock
 	engine  *runtimetest.Engine
 	dir     string
 	options runtime.Options
@@ -40,9 +53,18 @@ func newBench(t *testing.T) *bench {
 	checkGoroutines(t)
 	e := runtimetest.NewEngine(nil)
 	t.Cleanup(e.Close)
-	return &bench{engine: e, dir: t.TempDir(), options: runtime.Options{
-		RuntimeDir: t.TempDir(), MaxSandboxes: 100, Log: slog.New(legalPhases{slog.DiscardHandler, t}),
+	c := &clock{now: time.Now()}
+	return &bench{clock: c, engine: e, dir: t.TempDir(), options: runtime.Options{
+		RuntimeDir: t.TempDir(), MaxSandboxes: 100, Log: slog.New(legalPhases{slog.DiscardHandler, t}), Now: c.Now,
 	}}
+}
+
+// advance moves the clock, and has the supervisor look at it.
+func (b *bench) advance(s *runtime.Supervisor, d time.Duration) {
+	b.clock.mu.Lock()
+	b.clock.now = b.clock.now.Add(d)
+	b.clock.mu.Unlock()
+	runtime.Rearm(s)
 }
 
 // legalPhases is a log that fails the test if a sandbox took a transition that the table of phases
@@ -117,32 +139,9 @@ func create(t *testing.T, s *runtime.Supervisor, req runtime.Request) runtime.Re
 // waitEnded waits until the sandbox does not run any more.
 func waitEnded(t *testing.T, s *runtime.Supervisor, id string) runtime.Record {
 	t.Helper()
-	lease, err := s.Begin(id)
-	if err == nil {
-		lease.End() // or it would never be idle
-		select {
-		case <-lease.Gone:
-		case <-time.After(patience):
-			t.Fatal("the sandbox does not end")
-		}
-	} else {
-		// It ended, or is being killed, already.
-		deadline := time.Now().Add(patience)
-		for {
-			rec, err := s.Get(id)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if rec.State != api.StateRunning {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatal("the sandbox does not end")
-			}
-			goruntime.Gosched()
-		}
-	}
-	rec, err := s.Get(id)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	rec, err := s.WaitEnded(ctx, id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,6 +165,7 @@ func TestCreateGetListDelete(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
 	one := create(t, s, request("one"))
+	b.advance(s, time.Second)
 	two := create(t, s, request(""))
 	if one.State != api.StateRunning || one.Name != "one" || two.Name == "" {
 		t.Errorf("records: %+v, %+v", one, two)
@@ -341,8 +341,14 @@ func TestDeadlineStopsTheSandbox(t *testing.T) {
 	b := newBench(t)
 	s := b.open(t)
 	req := request("")
-	req.Timeout = 30 * time.Millisecond
-	rec := waitEnded(t, s, create(t, s, req).ID)
+	req.Timeout = 30 * time.Second
+	rec := create(t, s, req)
+	b.advance(s, 29*time.Second)
+	if now, err := s.Get(rec.ID); err != nil || now.State != api.StateRunning {
+		t.Errorf("before its deadline: %+v, %v", now, err)
+	}
+	b.advance(s, time.Second)
+	rec = waitEnded(t, s, rec.ID)
 	if rec.State != api.StateStopped || rec.Reason != "deadline reached" {
 		t.Errorf("%s: %s", rec.State, rec.Reason)
 	}
@@ -362,28 +368,28 @@ func TestIdleTimeoutWaitsForTheLastLease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const idle = 40 * time.Millisecond
+	const idle = 40 * time.Second
 	idlesAfter(t, s, rec.ID, idle)
-	select {
-	case <-lease.Gone:
-		t.Fatal("ended while it was used")
-	case <-time.After(4 * idle):
-	}
+	b.advance(s, 4*idle)
 	lease.End()
 	lease.End() // counts once
+	b.advance(s, idle-1)
+	if now, err := s.Get(rec.ID); err != nil || now.State != api.StateRunning {
+		t.Errorf("while it was used, or before its idle timeout: %+v, %v", now, err)
+	}
+	b.advance(s, 1)
 	select {
 	case <-lease.Gone:
 	case <-time.After(patience):
 		t.Fatal("the idle sandbox does not end")
 	}
 	got, err := s.Get(rec.ID)
-	if err != nil || got.State != api.StateStopped || got.Reason != "idle for 40ms" {
+	if err != nil || got.State != api.StateStopped || got.Reason != "idle for 40s" {
 		t.Errorf("%s: %s (%v)", got.State, got.Reason, err)
 	}
 }
 
-// idlesAfter gives a sandbox its idle time when something already keeps it from idling: from its
-// creation on that might be over before the test has come to its first use of it.
+// idlesAfter changes a sandbox's idle timeout.
 func idlesAfter(t *testing.T, s *runtime.Supervisor, id string, idle time.Duration) {
 	t.Helper()
 	if _, err := s.Update(t.Context(), id, func(rec *runtime.Record) (api.Limits, error) {
@@ -515,7 +521,7 @@ func TestRestartAdoptsWhatRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer lease.End()
-	idlesAfter(t, s, "timed", 50*time.Millisecond)
+	idlesAfter(t, s, "timed", time.Minute)
 	if err := s.Close(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
@@ -539,6 +545,7 @@ func TestRestartAdoptsWhatRuns(t *testing.T) {
 		t.Errorf("sockets = %v", got)
 	}
 	// The timers are armed again.
+	b.advance(s, time.Minute)
 	rec = waitEnded(t, s, "timed")
 	if rec.State != api.StateStopped {
 		t.Errorf("timed: %s", rec.State)
@@ -592,7 +599,7 @@ func TestRestartAdoptsWhatIsToEnd(t *testing.T) {
 	if err := s.Close(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.engine.Update(t.Context(), rec.ID, &runtime.Change{Deadline: time.Now().Add(-time.Minute)}); err != nil {
+	if _, err := b.engine.Update(t.Context(), rec.ID, &runtime.Change{Deadline: b.clock.Now().Add(-time.Minute)}); err != nil {
 		t.Fatal(err)
 	}
 	orphan, err := b.engine.Create(t.Context(), &runtime.Spec{ID: "orphan1"}, openNull(t))

@@ -123,7 +123,7 @@ func TestClaimDoesNotCrossTenants(t *testing.T) {
 	req := fitting("db")
 	req.Tenant = "a"
 	if rec := create(t, s, req); rec.ID == parked {
-		t.Error("a sandbox parked for the daemon's own tenant went to another")
+		t.Error("a warm sandbox of the daemon's own tenant went to another")
 	}
 	poolState(t, s, 1, 0, 0)
 
@@ -132,14 +132,14 @@ func TestClaimDoesNotCrossTenants(t *testing.T) {
 	}
 	ids := b.engine.IDs()
 	if rec := create(t, s, fitting("own")); rec.ID != parked {
-		t.Error("a sandbox parked for its own tenant was not claimed")
+		t.Error("a warm sandbox of its own tenant was not claimed")
 	}
 	if rec := create(t, s, fitting("own2")); slices.Contains(ids, rec.ID) {
-		t.Error("a sandbox parked for another tenant was claimed")
+		t.Error("a warm sandbox of another tenant was claimed")
 	}
 	req.Name = "db2"
 	if rec := create(t, s, req); !slices.Contains(ids, rec.ID) {
-		t.Error("a sandbox parked for the tenant was not claimed")
+		t.Error("a warm sandbox of the tenant was not claimed")
 	}
 	if st := s.PoolState("of a"); st != (runtime.PoolState{Hits: 1}) {
 		t.Errorf("pool of the tenant: %+v", st)

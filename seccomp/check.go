@@ -50,7 +50,7 @@ func Check(p *specs.LinuxSeccomp, arch string) error {
 	through := Launcher().calls(arch)
 	for _, name := range open {
 		if !slices.Contains(through, name) {
-			return fmt.Errorf("%s is allowed, which the launcher's own filter, that sandboxes inherit, lets nobody do", name)
+			return fmt.Errorf("%s is allowed, but the launcher's own filter, which sandboxes inherit, refuses it", name)
 		}
 	}
 	for _, name := range needed {

@@ -33,9 +33,9 @@ const (
 	tiocSTI, tiocLINUX, tiocSETD = 0x5412, 0x541c, 0x5423
 )
 
-// Default is the filter of profile "default": an allow-list on which package managers, compilers,
-// debuggers, shells and the run-times of Go, Python, Node, Java and Rust run as they do on a plain
-// host, without the parts of the kernel where most of its published holes were.
+// Default is the filter of profile "default": an allow-list without the parts of the kernel in
+// which most of its published holes were. Package managers, compilers, debuggers, shells and the
+// run-times of Go, Python, Node, Java and Rust run on it as they do on a plain host.
 func Default() Filter {
 	f := Filter{Name: "default"}
 	f.Groups = slices.Concat(allowed(), conditional(), refused())

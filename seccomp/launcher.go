@@ -33,7 +33,7 @@ func Launcher() Filter {
 	return f
 }
 
-// calls are those that a filter lets through, with some arguments at least.
+// calls returns the calls that a filter permits, with some arguments at least.
 func (f Filter) calls(arch string) (all []string) {
 	for _, g := range f.Groups {
 		if g.Errno == 0 && (g.Only == "" || g.Only == arch) {

@@ -43,7 +43,7 @@ type Abilities struct {
 	Actions []string
 }
 
-// UnsupportedError says that the kernel cannot hold a filter as planned.
+// UnsupportedError means that the kernel cannot hold a filter as planned.
 type UnsupportedError struct {
 	Action string // the answer that it does not know
 }
@@ -128,8 +128,8 @@ func Plan(f Filter, arch string, k Abilities) (*specs.LinuxSeccomp, error) {
 	return p, nil
 }
 
-// Supported says whether the kernel knows every answer that a plan gives; otherwise the error is an
-// [*UnsupportedError].
+// Supported reports whether the kernel knows every answer that a plan gives; otherwise the error is
+// an [*UnsupportedError].
 func Supported(p *specs.LinuxSeccomp, k Abilities) error {
 	actions := []specs.LinuxSeccompAction{p.DefaultAction}
 	for _, rule := range p.Syscalls {

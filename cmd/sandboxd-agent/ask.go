@@ -15,24 +15,25 @@ import (
 	"github.com/sandboxd/sandboxd/agent/policy"
 )
 
-// maxQuestion is the longest call that a person is shown. What is not shown whole is not asked about: the part that is left out
-// would be the part that matters.
+// maxQuestion limits a question's length, in bytes. A longer call is not asked about, because a cut
+// could hide the part that matters.
 const maxQuestion = 16 << 10
 
-// pollEvery is how often the wait for an answer looks whether the run has ended, in milliseconds.
+// pollEvery is the interval of looking whether the run has ended while waiting for an answer, in
+// milliseconds.
 const pollEvery = 200
 
-// terminalAsker asks who sits at the terminal.
+// terminalAsker asks the person at the terminal.
 type terminalAsker struct {
 	in   *os.File
 	out  io.Writer
-	view *view // that is drawn on the terminal otherwise; nil for none
+	view *view // the view to pause while asking; nil if there is none
 }
 
-// By says who answers.
+// By names the person at the terminal as the source of a decision.
 func (*terminalAsker) By() string { return "the person at the terminal" }
 
-// Ask shows a call, with all that a terminal would obey made visible, and waits for yes or no.
+// Ask shows a call, with control characters made visible, and waits for yes or no.
 func (a *terminalAsker) Ask(ctx context.Context, q policy.Question) (policy.Answer, error) {
 	text, err := question(q)
 	if err != nil {
@@ -42,7 +43,8 @@ func (a *terminalAsker) Ask(ctx context.Context, q policy.Question) (policy.Answ
 		a.view.pause()
 		defer a.view.goOn()
 	}
-	// What was typed before the question was shown is no answer to it. A terminal that cannot forget is asked all the same.
+	// Input typed before the question is no answer to it. A terminal that cannot flush its input is
+	// asked all the same.
 	_ = unix.IoctlSetInt(int(a.in.Fd()), unix.TCFLSH, unix.TCIFLUSH)
 	for {
 		if _, err := io.WriteString(a.out, text); err != nil {
@@ -63,7 +65,7 @@ func (a *terminalAsker) Ask(ctx context.Context, q policy.Question) (policy.Answ
 	}
 }
 
-// question is what is shown.
+// question returns the text of a question.
 func question(q policy.Question) (string, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\nturn %d, call %d: the model wants to run %s\n", q.Turn, q.Call, agent.Printable(q.Tool))
@@ -90,12 +92,14 @@ func question(q policy.Question) (string, error) {
 	return b.String(), nil
 }
 
-// quoted is what a model wrote, with a mark before each line: none of them can pass for a question of ours.
+// quoted returns a model's text with a mark before each line, so that no line can pass for a
+// question of ours.
 func quoted(text string) string {
 	return "  | " + strings.ReplaceAll(agent.Printable(text), "\n", "\n  | ") + "\n"
 }
 
-// line reads a line from the terminal, or returns when the run ends. A terminal gives a line at once and whole.
+// line reads a line from the terminal, or returns when the run ends. A terminal delivers a line in
+// one read.
 func (a *terminalAsker) line(ctx context.Context) (string, error) {
 	for {
 		if ctx.Err() != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/agent/policy"
 )
 
-// A person is shown the whole call, with nothing in it that the terminal would obey, and only a yes is one.
+// A person is shown the whole call, without anything that the terminal would obey, and only a yes
+// allows it.
 func TestTerminalAsker(t *testing.T) {
 	q := policy.Question{Turn: 3, Call: 1, Tool: agent.ToolBash, Arguments: map[string]any{"command": "echo \x1b[2J\u202e; rm x"}, Rule: "downloads", Reason: "it names\x1b a host"}
 	for _, tc := range []struct {
@@ -22,7 +23,7 @@ func TestTerminalAsker(t *testing.T) {
 		{"y\n", policy.Answer{Allow: true}, false},
 		{"YES fine\n", policy.Answer{Allow: true, Reason: "fine"}, false},
 		{"n not that\n", policy.Answer{Reason: "not that"}, false},
-		{"\n", policy.Answer{}, true}, // asked again, and then the terminal is closed
+		{"\n", policy.Answer{}, true}, // asked again, then the terminal is closed
 		{"", policy.Answer{}, true},
 	} {
 		r, w, err := os.Pipe()

@@ -28,11 +28,11 @@ const exitBench = `  0    every problem has a score
   2    the command line is wrong
   125  sandboxd itself failed; stderr says how and what to do`
 
-// agentBenchOptions are the flags of agent bench, by the names that users of LLM-in-Sandbox know.
-type agentBenchOptions struct {
-	agentModelFlags
-	agentBudgetFlags
-	agentPolicyFlags
+// benchOptions holds the flags of agent bench, under the names that users of LLM-in-Sandbox know.
+type benchOptions struct {
+	modelFlags
+	budgetFlags
+	policyFlags
 
 	task, data, resume, mode       string
 	scoring, scoreImage            string
@@ -50,8 +50,8 @@ type agentBenchOptions struct {
 	json                           bool
 }
 
-func newAgentBench(d cmdline.Deps) *cobra.Command {
-	var opts agentBenchOptions
+func newBench(d cmdline.Deps) *cobra.Command {
+	var opts benchOptions
 	cmd := &cobra.Command{
 		Use:     "bench {--task DIRECTORY | --resume DIRECTORY} [flags]",
 		Aliases: []string{"benchmark"},
@@ -78,7 +78,7 @@ task's own directory "replay".`,
   sandboxd agent bench --resume output/20260116_143000_chem_qwen3-coder_LLMinSandbox`,
 		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return agentError(runAgentBench(cmd.Context(), opts, cmd.Flags(), d))
+			return exitOurs(runBench(cmd.Context(), opts, cmd.Flags(), d))
 		},
 	}
 	opts.addFlags(cmd.Flags())
@@ -86,7 +86,7 @@ task's own directory "replay".`,
 	return cmd
 }
 
-func (o *agentBenchOptions) addFlags(f *pflag.FlagSet) {
+func (o *benchOptions) addFlags(f *pflag.FlagSet) {
 	underscores(f)
 	o.memory.Least = 1
 	var methods []string
@@ -105,10 +105,10 @@ func (o *agentBenchOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.judgeModel, "judge_model", "", "`name` of the model that judges, for --scoring judge")
 	f.StringVar(&o.judgeURL, "judge_base_url", "", "`URL` of its server")
 	f.StringVar(&o.judgeKey, "judge_api_key", "", "its server's `key` (default: the model's if the server is the same, or its provider's in the environment)")
-	o.agentModelFlags.addFlags(f)
+	o.modelFlags.addFlags(f)
 	f.StringVar(&o.image, "image", api.HostImage, "`image` of the sandboxes (also --docker_image)")
 	f.StringVar(&o.outputDir, "output_dir", "./output", "`directory` for the results; each benchmark makes one below it")
-	o.agentBudgetFlags.addFlags(f, agent.DefaultMaxSteps, agent.DefaultMaxTokenLimit)
+	o.budgetFlags.addFlags(f, agent.DefaultMaxSteps, agent.DefaultMaxTokenLimit)
 	for name, usage := range map[string]string{
 		"timeout": "end the work on a problem after this time (default 30m)", "max_steps": "most turns of a problem, a `number`",
 		"max_total_tokens": "most tokens of all model calls of a problem, a `number`", "max_cost": "most that the model calls of a problem may cost, in US `dollars`",
@@ -122,22 +122,22 @@ func (o *agentBenchOptions) addFlags(f *pflag.FlagSet) {
 	f.Float64Var(&o.temperature, "temperature", 1.0, "sampling temperature, a `number`; not sent to models that refuse one")
 	f.StringVar(&o.extraBody, "extra_body", "", "`JSON` object added to every request")
 	f.BoolVar(&o.saveResponses, "save_litellm_response", false, "keep request_NNN.json and response_NNN.json beside each trajectory")
-	o.agentPolicyFlags.addFlags(f)
+	o.policyFlags.addFlags(f)
 	f.VarP(&o.memory, "memory", "m", "most memory of a sandbox, such as 2g")
 	f.Float64Var(&o.cpus, "cpus", 0, "most processor time of a sandbox, in `cores`")
 	f.Int64Var(&o.pids, "pids", 0, "most processes and threads in a sandbox, a `number`")
 	f.BoolVar(&o.json, "json", false, "print the results as JSON")
 }
 
-// resumable are the flags that may be given with --resume: all else is as it was.
+// resumable lists the flags that may be given with --resume; all others are fixed by the record.
 var resumable = []string{"resume", "num_workers", "llm_base_url", "api_key", "judge_base_url", "judge_api_key", "settings", "llm_retries", "stream", "json", "socket", "policy_hook"}
 
-func runAgentBench(ctx context.Context, opts agentBenchOptions, flags *pflag.FlagSet, d cmdline.Deps) error {
+func runBench(ctx context.Context, opts benchOptions, flags *pflag.FlagSet, d cmdline.Deps) error {
 	run, err := opts.resolve(ctx, flags, os.Getenv, d)
 	if err != nil {
 		return err
 	}
-	// The daemon is asked for when everything else has been checked: a wrong command line starts none.
+	// Connect after everything else is checked: a wrong command line must not start a daemon.
 	c, err := d.Daemon(ctx)
 	if err != nil {
 		return err
@@ -176,7 +176,7 @@ func runAgentBench(ctx context.Context, opts agentBenchOptions, flags *pflag.Fla
 		}
 		fmt.Fprintln(d.Stderr, cmdline.Printable(text))
 	}
-	run.OnNote = noted(d)
+	run.OnNote = noteTo(d)
 	res, err := bench.Run(ctx, run)
 	if res == nil {
 		return err
@@ -194,8 +194,8 @@ func runAgentBench(ctx context.Context, opts agentBenchOptions, flags *pflag.Fla
 	return nil
 }
 
-// resolve gives what is to be run: by the flags, or by the record of what was begun.
-func (o *agentBenchOptions) resolve(ctx context.Context, flags *pflag.FlagSet, getenv func(string) string, d cmdline.Deps) (bench.Options, error) {
+// resolve returns the options of the benchmark, from the flags or from the record of a resumed one.
+func (o *benchOptions) resolve(ctx context.Context, flags *pflag.FlagSet, getenv func(string) string, d cmdline.Deps) (bench.Options, error) {
 	settings, _, err := agent.LoadSettings(o.settings, getenv)
 	if err != nil {
 		return bench.Options{}, err
@@ -254,21 +254,21 @@ func (o *agentBenchOptions) resolve(ctx context.Context, flags *pflag.FlagSet, g
 	if o.resume != "" {
 		o.policy = ""
 	}
-	if err := o.agentPolicyFlags.resolve(&run, unattended); err != nil {
+	if err := o.policyFlags.resolve(&run, unattended); err != nil {
 		return opts, err
 	}
 	if run.Policy != nil {
 		cfg.Policy = run.Policy.Source()
 	}
-	if err := o.models(ctx, &opts, &run, cfg, settings, getenv, noted(d)); err != nil {
+	if err := o.models(ctx, &opts, &run, cfg, settings, getenv, noteTo(d)); err != nil {
 		return opts, err
 	}
 	opts.Run, opts.Config = run, *cfg
 	return opts, nil
 }
 
-// recorded is what the benchmark that is resumed was begun with.
-func (o *agentBenchOptions) recorded(flags *pflag.FlagSet) (*bench.Config, error) {
+// recorded returns the configuration of the resumed benchmark.
+func (o *benchOptions) recorded(flags *pflag.FlagSet) (*bench.Config, error) {
 	var wrong string
 	flags.Visit(func(f *pflag.Flag) {
 		if !slices.Contains(resumable, f.Name) {
@@ -282,7 +282,7 @@ func (o *agentBenchOptions) recorded(flags *pflag.FlagSet) (*bench.Config, error
 }
 
 // config checks the flags of a new benchmark.
-func (o *agentBenchOptions) config(flags *pflag.FlagSet, getenv func(string) string, settings agent.Settings) (*bench.Config, error) {
+func (o *benchOptions) config(flags *pflag.FlagSet, getenv func(string) string, settings agent.Settings) (*bench.Config, error) {
 	budget, err := o.budget(flags.Changed)
 	if err != nil {
 		return nil, err
@@ -308,7 +308,7 @@ func (o *agentBenchOptions) config(flags *pflag.FlagSet, getenv func(string) str
 		return nil, cmdline.Usagef("--max_tokens_per_call %d, --max_response_len %d: less than 1", o.maxTokens, o.maxResponse)
 	case o.retries < 0:
 		return nil, cmdline.Usagef("--llm_retries %d is less than 0", o.retries)
-	case !(o.temperature >= 0 && o.temperature <= 100): // NaN too
+	case !(o.temperature >= 0 && o.temperature <= 100): // rejects NaN too
 		return nil, cmdline.Usagef("--temperature %v is not a temperature", o.temperature)
 	case flags.Changed("cpus") && !(o.cpus > 0 && o.cpus <= 1e6):
 		return nil, cmdline.Usagef("--cpus %v is not a number of cores greater than 0", o.cpus)
@@ -355,8 +355,8 @@ func (o *agentBenchOptions) config(flags *pflag.FlagSet, getenv func(string) str
 	return cfg, nil
 }
 
-// models gives the benchmark its model and its judge.
-func (o *agentBenchOptions) models(ctx context.Context, opts *bench.Options, run *agent.Options, cfg *bench.Config, settings agent.Settings, getenv func(string) string, note func(string)) error {
+// models sets the benchmark's model and judge.
+func (o *benchOptions) models(ctx context.Context, opts *bench.Options, run *agent.Options, cfg *bench.Config, settings agent.Settings, getenv func(string) string, note func(string)) error {
 	o.model, o.llmName, o.prices = "", cfg.LLMName, cfg.Prices
 	o.baseURL = first(o.baseURL, cfg.BaseURL)
 	if dir, isReplay := strings.CutPrefix(cfg.LLMName, "replay:"); isReplay {
@@ -366,7 +366,7 @@ func (o *agentBenchOptions) models(ctx context.Context, opts *bench.Options, run
 			if err != nil {
 				return nil, err
 			}
-			for range turns { // they have been played
+			for range turns { // played before the interruption
 				if _, err := replay.Complete(ctx, llm.Request{}); err != nil {
 					return nil, err
 				}
@@ -374,7 +374,7 @@ func (o *agentBenchOptions) models(ctx context.Context, opts *bench.Options, run
 			return replay, nil
 		}
 	} else {
-		if err := o.agentModelFlags.resolve(ctx, run, settings, getenv, note, agent.RunEvent{}, 0); err != nil {
+		if err := o.modelFlags.resolve(ctx, run, settings, getenv, note, agent.RunEvent{}, 0); err != nil {
 			return err
 		}
 		cfg.BaseURL = run.BaseURL
@@ -388,16 +388,17 @@ func (o *agentBenchOptions) models(ctx context.Context, opts *bench.Options, run
 		}
 	}
 	if opts.Task.Scoring.Method != bench.MethodJudge {
-		cfg.JudgeName, cfg.JudgeURL = "", "" // nobody is asked, and a password may stand in the latter
+		cfg.JudgeName, cfg.JudgeURL = "", "" // no judge is asked, and the URL may have a password
 		return nil
 	}
 	if cfg.JudgeName == "" {
 		return cmdline.Usagef("--judge_model is required: the task is scored by a model")
 	}
-	flags := agentModelFlags{
+	flags := modelFlags{
 		llmName: cfg.JudgeName, baseURL: first(o.judgeURL, cfg.JudgeURL), apiKey: o.judgeKey, settings: o.settings, prices: o.prices, retries: o.retries,
 	}
-	// The model's key is not for everybody: a judge gets it where it is served by the same server. Elsewhere it has its own, or its provider's.
+	// A judge gets the model's key only if it is served by the same server. Otherwise it has its own,
+	// or its provider's.
 	own := settings
 	own.APIKey = ""
 	ownEnv := func(name string) string {

@@ -9,7 +9,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
-// A benchmark that cannot be meant is refused before a daemon is asked.
+// A wrong command line of a benchmark is refused before a daemon is asked.
 func TestAgentBenchUsage(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{

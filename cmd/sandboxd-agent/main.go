@@ -1,5 +1,6 @@
-// Command sandboxd-agent runs agents: it is `sandboxd agent`, which executes it, and the worker of hosted agent runs, which
-// the daemon's broker starts. It has a binary of its own because model SDKs and policies are larger than all of sandboxd.
+// Command sandboxd-agent runs agents: `sandboxd agent` executes it, and the daemon's broker starts
+// it as the worker of a hosted run. It is a binary of its own because model SDKs and policies are
+// larger than all of sandboxd.
 package main
 
 import (
@@ -23,7 +24,8 @@ func run(args []string, d cmdline.Deps) int {
 	return cmdline.Run(context.Background(), args, newRoot(d), d.Stderr)
 }
 
-// newRoot returns the root command. It has the name of sandboxd, so that help and hints name the command that people type.
+// newRoot returns the root command. Its name is sandboxd, so that help and hints show the command
+// that people type.
 func newRoot(d cmdline.Deps) *cobra.Command {
 	d, root := cmdline.NewRoot(d, &cobra.Command{Use: dirs.DaemonProgram, Short: "Run agents in sandboxes"})
 	root.AddCommand(newAgent(d))

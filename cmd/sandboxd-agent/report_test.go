@@ -22,7 +22,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// hostileTexts are what models and sandboxes could say to whoever opens a report. %s is an address that must not be asked.
+// hostileTexts are texts with which models and sandboxes could attack the reader of a report. %s is
+// an address that must not be requested.
 var hostileTexts = []string{
 	`<script>document.title = "owned"</script>`,
 	`</pre></div><img src="%s/img" onerror="document.title = 'owned'">`,
@@ -37,7 +38,7 @@ var hostileTexts = []string{
 	"</textarea></title></html>\u2028<body onload=document.title='owned'>",
 }
 
-// hostileRun is a run in which every text that is not ours is hostile.
+// hostileRun returns a run in which every text from outside is hostile.
 func hostileRun(address string) (*agent.Summary, *agent.Trajectory) {
 	var all strings.Builder
 	for _, text := range hostileTexts {
@@ -75,8 +76,8 @@ func quotedJSON(v any) []byte {
 	return b
 }
 
-// browser opens a page in a headless browser and says what is there afterwards: the document, its text and a picture. Every
-// connection that the page could want goes to a listener of ours, which counts them.
+// browser opens a page in a headless browser and returns its document, text and picture. Every
+// connection that the page could make goes to a listener of ours, which counts them.
 type browser struct {
 	t       *testing.T
 	program string
@@ -102,7 +103,7 @@ func newBrowser(t *testing.T) *browser {
 			if err != nil {
 				return
 			}
-			// Each for itself: a browser may also make a connection on which it then asks for nothing.
+			// Serve each connection on its own: a browser may open one without sending a request.
 			serving.Go(func() {
 				_ = c.SetReadDeadline(time.Now().Add(testenv.HungAfter))
 				line := make([]byte, 300)
@@ -132,7 +133,7 @@ func (b *browser) run(args ...string) string {
 		"--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--timeout=120000", "--window-size=900,1400",
 		"--proxy-server=http://" + b.address, "--proxy-bypass-list=<-loopback>",
 	}, args...)
-	if os.Geteuid() == 0 { // the browser's own sandbox is not for root
+	if os.Geteuid() == 0 { // the browser's own sandbox refuses root
 		args = append([]string{"--no-sandbox"}, args...)
 	}
 	cmd := exec.CommandContext(b.t.Context(), b.program, args...)
@@ -146,7 +147,7 @@ func (b *browser) run(args ...string) string {
 	return stdout.String()
 }
 
-// open gives the page's document after it was loaded.
+// open loads a page and returns its document.
 func (b *browser) open(page []byte) (dom, path string) {
 	b.t.Helper()
 	path = filepath.Join(b.t.TempDir(), "page.html")
@@ -156,7 +157,7 @@ func (b *browser) open(page []byte) (dom, path string) {
 	return b.run("--dump-dom", "file://"+path), path
 }
 
-// colours is how many colours a picture of the page has.
+// colours returns the number of colours in a picture of the page.
 func (b *browser) colours(path string) int {
 	b.t.Helper()
 	shot := filepath.Join(b.t.TempDir(), "shot.png")
@@ -170,7 +171,7 @@ func (b *browser) colours(path string) int {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if keep := os.Getenv("REPORT_SHOT"); keep != "" { // to look at it oneself
+	if keep := os.Getenv("REPORT_SHOT"); keep != "" { // for a look at the picture
 		data, err := os.ReadFile(shot)
 		if err == nil {
 			err = os.WriteFile(keep, data, 0o600)
@@ -194,11 +195,11 @@ var (
 	title = regexp.MustCompile(`(?s)<title>(.*?)</title>`)
 )
 
-// textOf is what a document says, without its markup.
+// textOf returns the text of a document, without its markup.
 func textOf(dom string) string { return html.UnescapeString(tags.ReplaceAllString(dom, "")) }
 
-// A report of a run in which everything is hostile, in a real browser: all of it is there to read, nothing of it runs, and
-// nothing is asked of anybody. A page without our care shows that the test would see it.
+// A report of a run in which every text is hostile, in a real browser: all texts are readable, none
+// of them runs, and no address is requested. A page without escaping is the control.
 func TestReportInBrowser(t *testing.T) {
 	b := newBrowser(t)
 	address := "http://" + b.address
@@ -242,7 +243,7 @@ func TestReportInBrowser(t *testing.T) {
 		}
 	}
 	for _, forbidden := range []string{"<script", "<img", "<iframe", "<object", "<svg", "<link", "<base", "href=", "src=", "onerror=\"", "\x1b", "\u202e", "\x00"} {
-		// In the document, what is text stands with its < as &lt;.
+		// A document has text with its < as &lt;.
 		if i := strings.Index(dom, forbidden); i >= 0 && (strings.HasPrefix(forbidden, "<") || !strings.Contains(text, forbidden)) {
 			t.Errorf("%q has come through: ...%q", forbidden, dom[max(0, i-100):min(len(dom), i+100)])
 		}
@@ -257,7 +258,7 @@ func TestReportInBrowser(t *testing.T) {
 		t.Errorf("the report asked for something: %q", asked)
 	}
 
-	// Should markup come through one day, the page's own policy holds.
+	// If markup came through one day, the page's own content policy would still hold.
 	broken := bytes.Replace(page.Bytes(), []byte("<body>"), []byte("<body>"+control), 1)
 	dom, _ = b.open(broken)
 	if got := title.FindStringSubmatch(dom); got == nil || got[1] == "owned" {

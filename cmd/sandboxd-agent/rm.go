@@ -11,8 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-func newAgentRm(d cmdline.Deps) *cobra.Command {
-	var opts agentRunFlags
+func newRm(d cmdline.Deps) *cobra.Command {
+	var opts runFlags
 	snapshots := false
 	cmd := &cobra.Command{
 		Use:   "rm [flags] RUN...",
@@ -25,7 +25,7 @@ Snapshots stay when a run ends, for resume and fork. With --snapshots they are a
 that is removed: record and output stay, and a fork does the turns again.`,
 		Args: cmdline.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return agentError(runAgentRm(cmd.Context(), args, snapshots, opts, d))
+			return exitOurs(runRm(cmd.Context(), args, snapshots, opts, d))
 		},
 	}
 	opts.addFlags(cmd.Flags(), "what was removed")
@@ -34,7 +34,7 @@ that is removed: record and output stay, and a fork does the turns again.`,
 	return cmd
 }
 
-func runAgentRm(ctx context.Context, refs []string, snapshots bool, opts agentRunFlags, d cmdline.Deps) error {
+func runRm(ctx context.Context, refs []string, snapshots bool, opts runFlags, d cmdline.Deps) error {
 	c, err := d.Daemon(ctx)
 	if err != nil {
 		return err

@@ -40,19 +40,19 @@ the results are handed back.`,
 		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newAgentRun(d), newAgentList(d), newAgentShow(d), newAgentResume(d), newAgentFork(d), newAgentReplay(d), newAgentRm(d), newAgentBench(d),
-		newAgentWorker(d))
+	cmd.AddCommand(newRun(d), newList(d), newShow(d), newResume(d), newFork(d), newReplay(d), newRm(d), newBench(d),
+		newWorker(d))
 	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
-// agentRunOptions are the flags of agent run. Those with an underscore carry the names that users of LLM-in-Sandbox know;
-// a dash in place of the underscore is the same flag.
-type agentRunOptions struct {
-	agentModelFlags
-	agentBudgetFlags
-	agentPolicyFlags
-	agentEndFlags
+// runOptions holds the flags of agent run. Those with an underscore have the names that users of
+// LLM-in-Sandbox know; a dash in place of the underscore is accepted too.
+type runOptions struct {
+	modelFlags
+	budgetFlags
+	policyFlags
+	endFlags
 
 	query                  string
 	image                  string
@@ -71,27 +71,27 @@ type agentRunOptions struct {
 	json                   bool
 }
 
-// agentEndFlags say what becomes of a run that has ended.
-type agentEndFlags struct {
+// endFlags control the end of a run.
+type endFlags struct {
 	keep   bool
 	report string
 }
 
-func (o *agentEndFlags) addFlags(f *pflag.FlagSet) {
+func (o *endFlags) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.keep, "keep_interrupted", true, "leave the sandbox of a run that is interrupted, stopped, for resume to go on in")
 	f.StringVar(&o.report, "report", "", "write the run as one HTML page to this `file`, at its end")
 }
 
-func (o *agentEndFlags) keepInterrupted(error) bool { return o.keep }
+func (o *endFlags) keepInterrupted(error) bool { return o.keep }
 
-// agentModelFlags say which model is asked.
-type agentModelFlags struct {
+// modelFlags select the model.
+type modelFlags struct {
 	llmName, model, baseURL, apiKey, settings, prices string
 	retries                                           int
 	stream                                            bool
 }
 
-func (o *agentModelFlags) addFlags(f *pflag.FlagSet) {
+func (o *modelFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.llmName, "llm_name", "", "the model's `name`, with its provider before it: anthropic/, openai/responses/, openai/, azure/, hosted_vllm/")
 	f.StringVar(&o.baseURL, "llm_base_url", "", "`URL` of the model's server (default http://localhost:8000/v1; for anthropic/ https://api.anthropic.com)")
 	f.StringVar(&o.apiKey, "api_key", "", "the server's `key`; better put into the environment or settings, where ps does not show it")
@@ -102,15 +102,15 @@ func (o *agentModelFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.prices, "prices", "", "YAML `file` with prices of models, over the built-in ones, for the cost in the record")
 }
 
-// agentBudgetFlags are the parts of a run's budget; the first that is used up ends it.
-type agentBudgetFlags struct {
+// budgetFlags limit a run; the first limit that is reached ends it.
+type budgetFlags struct {
 	maxSteps, maxTokenLimit, maxTotalTokens int
 	maxCost                                 float64
 	timeout, maxCPU                         cmdline.Seconds
 	maxEgress                               cmdline.Size
 }
 
-func (o *agentBudgetFlags) addFlags(f *pflag.FlagSet, steps, tokens int) {
+func (o *budgetFlags) addFlags(f *pflag.FlagSet, steps, tokens int) {
 	o.maxEgress.Least = 1
 	f.IntVar(&o.maxSteps, "max_steps", steps, "most turns, a `number`")
 	f.IntVar(&o.maxTokenLimit, "max_token_limit", tokens, "most tokens of the whole conversation, a `number`")
@@ -121,8 +121,8 @@ func (o *agentBudgetFlags) addFlags(f *pflag.FlagSet, steps, tokens int) {
 	f.Var(&o.maxEgress, "max_egress", "refused: sandboxes have no network so far, and nothing counts what leaves")
 }
 
-// budget checks the parts that were given. Those that were not are zero.
-func (o *agentBudgetFlags) budget(changed func(string) bool) (agent.Budget, error) {
+// budget checks the given limits. The others are zero.
+func (o *budgetFlags) budget(changed func(string) bool) (agent.Budget, error) {
 	b := agent.Budget{Time: timeSpan(o.timeout), CPU: timeSpan(o.maxCPU)}
 	for name, v := range map[string]struct{ given, to *int }{
 		"max_steps": {&o.maxSteps, &b.Turns}, "max_token_limit": {&o.maxTokenLimit, &b.Conversation}, "max_total_tokens": {&o.maxTotalTokens, &b.Tokens},
@@ -146,16 +146,16 @@ func timeSpan(s cmdline.Seconds) time.Duration {
 	return time.Duration(float64(s) * float64(time.Second))
 }
 
-// agentPolicyFlags say what is decided about tool calls, and who is asked.
-type agentPolicyFlags struct{ policy, hook string }
+// policyFlags select the policy of tool calls, and the asker.
+type policyFlags struct{ policy, hook string }
 
-func (o *agentPolicyFlags) addFlags(f *pflag.FlagSet) {
+func (o *policyFlags) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.policy, "policy", "", "what tool calls are allowed: a YAML `file`, or "+strings.Join(policy.Presets(), ", ")+" (default open)")
 	f.StringVar(&o.hook, "policy_hook", "", "`URL` that is asked where the policy says to ask; without it, who sits at the terminal is")
 }
 
-// resolve gives no policy where none was named.
-func (o *agentPolicyFlags) resolve(run *agent.Options, d cmdline.Deps) error {
+// resolve sets the run's policy and asker. Without --policy the policy stays nil.
+func (o *policyFlags) resolve(run *agent.Options, d cmdline.Deps) error {
 	if o.policy != "" {
 		var err error
 		if slices.Contains(policy.Presets(), o.policy) {
@@ -187,8 +187,8 @@ func (o *agentPolicyFlags) resolve(run *agent.Options, d cmdline.Deps) error {
 	return nil
 }
 
-func newAgentRun(d cmdline.Deps) *cobra.Command {
-	var opts agentRunOptions
+func newRun(d cmdline.Deps) *cobra.Command {
+	var opts runOptions
 	cmd := &cobra.Command{
 		Use:   "run --query TASK [flags]",
 		Short: "Have a task solved by a model in a new sandbox",
@@ -218,7 +218,7 @@ stdout.`,
   sandboxd agent run --llm replay:examples/quickstart/trajectory.json --input_dir examples/quickstart/input`,
 		Args: cmdline.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return agentError(runAgent(cmd.Context(), opts, cmd.Flags().Changed, d))
+			return exitOurs(runRun(cmd.Context(), opts, cmd.Flags().Changed, d))
 		},
 	}
 	opts.addFlags(cmd.Flags())
@@ -226,7 +226,7 @@ stdout.`,
 	return cmd
 }
 
-// underscores makes a dash in a flag's name as good as an underscore.
+// underscores accepts dashes in flag names in place of underscores.
 func underscores(f *pflag.FlagSet) {
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		if name = strings.ReplaceAll(name, "-", "_"); name == "docker_image" {
@@ -237,22 +237,22 @@ func underscores(f *pflag.FlagSet) {
 	f.SortFlags = false
 }
 
-func (o *agentRunOptions) addFlags(f *pflag.FlagSet) {
+func (o *runOptions) addFlags(f *pflag.FlagSet) {
 	underscores(f)
 	o.memory.Least, o.outputLimit.Least, o.fileLimit.Least = 1, 1, 1
 	f.StringVar(&o.query, "query", "", "the `task`; required, except in a replay")
-	o.agentModelFlags.addFlags(f)
+	o.modelFlags.addFlags(f)
 	f.StringVar(&o.image, "image", api.HostImage, "`image` of the sandbox (also --docker_image)")
 	f.StringVar(&o.inputDir, "input_dir", "", "copy what is in this `directory` into the sandbox")
 	f.StringVar(&o.outputDir, "output_dir", "./output", "`directory` for the results; each run makes one below it")
 	f.StringVar(&o.promptConfig, "prompt_config", "", "YAML `file` with prompts and the sandbox's directories (default: built in)")
-	o.agentBudgetFlags.addFlags(f, agent.DefaultMaxSteps, agent.DefaultMaxTokenLimit)
+	o.budgetFlags.addFlags(f, agent.DefaultMaxSteps, agent.DefaultMaxTokenLimit)
 	f.IntVar(&o.maxTokens, "max_tokens_per_call", agent.DefaultMaxTokensPerCall, "most tokens of one answer, a `number`")
 	f.Float64Var(&o.temperature, "temperature", 1.0, "sampling temperature, a `number`; not sent to models that refuse one")
 	f.StringVar(&o.extraBody, "extra_body", "", "`JSON` object added to every request")
 	f.BoolVar(&o.saveResponses, "save_litellm_response", false, "keep request_NNN.json and response_NNN.json beside the trajectory")
 	f.BoolVar(&o.snapshotTurns, "snapshot_turns", false, "keep the sandbox's files as they are after each turn, for resume and fork")
-	o.agentPolicyFlags.addFlags(f)
+	o.policyFlags.addFlags(f)
 	f.StringArrayVar(&o.outputDeny, "output_deny", nil, "`pattern` of output that stays in the sandbox, such as '**/*.so'; may be repeated")
 	f.Var(&o.outputLimit, "output_limit", "most bytes of output in all (default 4GiB)")
 	f.Var(&o.fileLimit, "output_file_limit", "most bytes of one file of the output; larger ones stay in the sandbox")
@@ -260,11 +260,11 @@ func (o *agentRunOptions) addFlags(f *pflag.FlagSet) {
 	f.Float64Var(&o.cpus, "cpus", 0, "most processor time of the sandbox, in `cores`")
 	f.Int64Var(&o.pids, "pids", 0, "most processes and threads in the sandbox, a `number`")
 	f.BoolVar(&o.json, "json", false, "print how the run ended as JSON")
-	o.agentEndFlags.addFlags(f)
+	o.endFlags.addFlags(f)
 }
 
-// agentError makes every failure of ours exit with 125.
-func agentError(err error) error {
+// exitOurs makes every failure of ours exit with 125.
+func exitOurs(err error) error {
 	var usage *cmdline.UsageError
 	var exit *cmdline.ExitError
 	if err == nil || errors.As(err, &usage) || errors.As(err, &exit) {
@@ -273,26 +273,26 @@ func agentError(err error) error {
 	return &cmdline.ExitError{Code: cmdline.CodeOurs, Err: err}
 }
 
-func runAgent(ctx context.Context, opts agentRunOptions, changed func(string) bool, d cmdline.Deps) error {
-	run, err := opts.resolve(ctx, changed, os.Getenv, noted(d))
+func runRun(ctx context.Context, opts runOptions, changed func(string) bool, d cmdline.Deps) error {
+	run, err := opts.resolve(ctx, changed, os.Getenv, noteTo(d))
 	if err != nil {
 		return err
 	}
-	if err := opts.agentPolicyFlags.resolve(&run, d); err != nil {
+	if err := opts.policyFlags.resolve(&run, d); err != nil {
 		return err
 	}
-	res, err := watched(&run, opts.stream, d, func() (*agent.Result, error) { return agent.Run(ctx, run) })
-	return endAgent(res, err, opts.json, opts.report, d)
+	res, err := show(&run, opts.stream, d, func() (*agent.Result, error) { return agent.Run(ctx, run) })
+	return endRun(res, err, opts.json, opts.report, d)
 }
 
-// noted shows remarks.
-func noted(d cmdline.Deps) func(string) {
+// noteTo returns a function that prints notes on stderr.
+func noteTo(d cmdline.Deps) func(string) {
 	return func(text string) { fmt.Fprintf(d.Stderr, "sandboxd: %s\n", cmdline.Printable(text)) }
 }
 
-// connectAgent gives a run the daemon. Call what it gives at the end.
-func connectAgent(run *agent.Options, dial func(context.Context) (*client.Client, error), d cmdline.Deps) (end func()) {
-	// The daemon is asked for when everything else has been checked: a wrong command line starts none.
+// connect gives a run the daemon. Call end after the run.
+func connect(run *agent.Options, dial func(context.Context) (*client.Client, error), d cmdline.Deps) (end func()) {
+	// Connect after everything else is checked: a wrong command line must not start a daemon.
 	var c *client.Client
 	daemon := func(ctx context.Context) (_ *client.Client, err error) {
 		if c == nil {
@@ -325,9 +325,10 @@ func connectAgent(run *agent.Options, dial func(context.Context) (*client.Client
 	}
 }
 
-// attach gives a run the daemon, and the terminal to tell what happens. Call what it gives at the end.
-func attach(run *agent.Options, stream bool, d cmdline.Deps) (end func()) {
-	disconnect := connectAgent(run, d.Daemon, d)
+// attachTerminal gives a run the daemon, and shows its progress on the terminal. Call end after the
+// run.
+func attachTerminal(run *agent.Options, stream bool, d cmdline.Deps) (end func()) {
+	disconnect := connect(run, d.Daemon, d)
 	var out io.Writer = d.Stderr
 	v := newView(d.Stderr)
 	if v != nil {
@@ -343,14 +344,14 @@ func attach(run *agent.Options, stream bool, d cmdline.Deps) (end func()) {
 			v.begin()
 		}
 	}
-	run.OnStep = func(s agent.Step) { _ = agent.PrintStep(out, s) } // who closes our stderr still gets the record
+	run.OnStep = func(s agent.Step) { _ = agent.PrintStep(out, s) } // a closed stderr must not end the run
 	if stream {
-		run.OnDelta = func(llm.Delta) {} // whole turns read better in a file
+		run.OnDelta = func(llm.Delta) {} // complete turns read better in a file
 		if v != nil {
 			run.OnDelta = v.delta
 		}
 	}
-	run.OnOutputs = func(o agent.Outputs) { _ = agent.PrintOutputs(out, o) } // as above
+	run.OnOutputs = func(o agent.Outputs) { _ = agent.PrintOutputs(out, o) } // a closed stderr must not end the run
 	run.OnNote = func(text string) { fmt.Fprintf(out, "sandboxd: %s\n", cmdline.Printable(text)) }
 	if retry, ok := run.Model.(*llm.Retry); ok {
 		retry.Notice = run.OnNote
@@ -363,16 +364,17 @@ func attach(run *agent.Options, stream bool, d cmdline.Deps) (end func()) {
 	}
 }
 
-// watched does what a run does while it is shown. What is drawn on the terminal is gone when it returns, after a panic as well.
-func watched(run *agent.Options, stream bool, d cmdline.Deps, do func() (*agent.Result, error)) (*agent.Result, error) {
-	defer attach(run, stream, d)()
+// show calls do while the view shows the run. It removes the view before it returns, even on a
+// panic.
+func show(run *agent.Options, stream bool, d cmdline.Deps, do func() (*agent.Result, error)) (*agent.Result, error) {
+	defer attachTerminal(run, stream, d)()
 	return do()
 }
 
-// endAgent says how a run ended, and gives the exit status.
-func endAgent(res *agent.Result, err error, asJSON bool, report string, d cmdline.Deps) error {
+// endRun prints how a run ended, and returns the exit status.
+func endRun(res *agent.Result, err error, asJSON bool, report string, d cmdline.Deps) error {
 	if res != nil {
-		printErr := printAgentResult(res, asJSON, d.Stdout, d.Stderr)
+		printErr := printResult(res, asJSON, d.Stdout, d.Stderr)
 		if report != "" {
 			printErr = errors.Join(printErr, agent.SaveReport(res.Dir, report))
 		}
@@ -391,8 +393,8 @@ func endAgent(res *agent.Result, err error, asJSON bool, report string, d cmdlin
 	return &cmdline.ExitError{Code: cmdline.CodeError, Err: nil}
 }
 
-// printAgentResult says how a run ended: the answer or the JSON on stdout, the rest on stderr.
-func printAgentResult(res *agent.Result, asJSON bool, stdout, stderr io.Writer) error {
+// printResult prints how a run ended: the answer or JSON on stdout, the rest on stderr.
+func printResult(res *agent.Result, asJSON bool, stdout, stderr io.Writer) error {
 	fmt.Fprintf(stderr, "\nended: %s after %d turns\n", res.ExitReason, res.Steps)
 	if res.Detail != "" {
 		fmt.Fprintf(stderr, "       %s\n", cmdline.Printable(res.Detail))
@@ -426,7 +428,7 @@ func printAgentResult(res *agent.Result, asJSON bool, stdout, stderr io.Writer) 
 }
 
 // resolve merges flags, settings and environment into the options of one run.
-func (o *agentRunOptions) resolve(ctx context.Context, changed func(string) bool, getenv func(string) string, note func(string)) (agent.Options, error) {
+func (o *runOptions) resolve(ctx context.Context, changed func(string) bool, getenv func(string) string, note func(string)) (agent.Options, error) {
 	run := agent.Options{
 		Query: o.query, Image: o.image, InputDir: o.inputDir, OutputDir: o.outputDir, MaxTokensPerCall: o.maxTokens,
 		Limits:       api.Limits{Memory: o.memory.Bytes, CPUs: o.cpus, Pids: o.pids},
@@ -442,7 +444,7 @@ func (o *agentRunOptions) resolve(ctx context.Context, changed func(string) bool
 		return run, cmdline.Usagef("--max_tokens_per_call %d is less than 1", o.maxTokens)
 	case o.retries < 0:
 		return run, cmdline.Usagef("--llm_retries %d is less than 0", o.retries)
-	case !(o.temperature >= 0 && o.temperature <= 100): // NaN too
+	case !(o.temperature >= 0 && o.temperature <= 100): // rejects NaN too
 		return run, cmdline.Usagef("--temperature %v is not a temperature", o.temperature)
 	case changed("cpus") && !(o.cpus > 0 && o.cpus <= 1e6):
 		return run, cmdline.Usagef("--cpus %v is not a number of cores greater than 0", o.cpus)
@@ -464,12 +466,13 @@ func (o *agentRunOptions) resolve(ctx context.Context, changed func(string) bool
 	if run.Query == "" && o.model == "" {
 		return run, cmdline.Usagef("--query is required: say what the model shall do")
 	}
-	if err := o.agentModelFlags.resolve(ctx, &run, settings, getenv, note, agent.RunEvent{}, 0); err != nil {
+	if err := o.modelFlags.resolve(ctx, &run, settings, getenv, note, agent.RunEvent{}, 0); err != nil {
 		return run, err
 	}
 	if replay, ok := run.Model.(*llm.Replay); ok {
 		run.Query = first(run.Query, replay.Recording().ProblemStatement)
-		// The recorded run stayed within its limits. Defaults must not end its replay, which costs nothing, before it did.
+		// The recorded run stayed within its limits. Defaults must not end its replay earlier, which
+		// costs nothing.
 		if !changed("max_token_limit") {
 			run.Budget.Conversation = math.MaxInt
 		}
@@ -485,10 +488,11 @@ func (o *agentRunOptions) resolve(ctx context.Context, changed func(string) bool
 	return run, nil
 }
 
-// resolve gives a run its model. Was is what the record says of a run that goes on, and turns how many of it are on record.
-func (o *agentModelFlags) resolve(ctx context.Context, run *agent.Options, settings agent.Settings, getenv func(string) string, note func(string), was agent.RunEvent, turns int) error {
+// resolve sets the run's model. was is the record of a resumed run, and turns the number of its
+// recorded turns.
+func (o *modelFlags) resolve(ctx context.Context, run *agent.Options, settings agent.Settings, getenv func(string) string, note func(string), was agent.RunEvent, turns int) error {
 	recorded := was.LLMName
-	if o.llmName != "" { // another model is not where that one was
+	if o.llmName != "" { // another model may have another server
 		was = agent.RunEvent{}
 	}
 	file, isReplay := strings.CutPrefix(o.model, "replay:")
@@ -503,7 +507,7 @@ func (o *agentModelFlags) resolve(ctx context.Context, run *agent.Options, setti
 		if err != nil {
 			return err
 		}
-		for range turns { // they have been played
+		for range turns { // played before
 			if _, err := replay.Complete(ctx, llm.Request{}); err != nil {
 				return err
 			}
@@ -543,7 +547,7 @@ func (o *agentModelFlags) resolve(ctx context.Context, run *agent.Options, setti
 	return nil
 }
 
-// first is the first text that is not empty.
+// first returns the first text that is not empty.
 func first(texts ...string) string {
 	for _, t := range texts {
 		if t != "" {
@@ -553,8 +557,9 @@ func first(texts ...string) string {
 	return ""
 }
 
-// parseExtraBody reads the JSON of --extra_body. The texts "true" and "false" in it become booleans, at any depth: shells make it
-// hard to write the latter, and configurations for LLM-in-Sandbox rely on it.
+// parseExtraBody reads the JSON of --extra_body. The texts "true" and "false" in it become
+// booleans, at any depth: shells make real booleans hard to write, and configurations for
+// LLM-in-Sandbox rely on this.
 func parseExtraBody(text string) (map[string]any, error) {
 	if text == "" {
 		return nil, nil

@@ -27,7 +27,7 @@ import (
 // resolveAgent parses a command line and an environment into the options of a run.
 func resolveAgent(t *testing.T, env map[string]string, args ...string) (agent.Options, error) {
 	t.Helper()
-	var o agentRunOptions
+	var o runOptions
 	f := pflag.NewFlagSet("run", pflag.ContinueOnError)
 	o.addFlags(f)
 	if err := f.Parse(args); err != nil {
@@ -87,7 +87,7 @@ func TestAgentFlags(t *testing.T) {
 	if o := get(env, "--query", "q", "--settings", "settings.yaml", "--llm-name", "flag", "--llm-base-url", "http://flag/v1"); o.ModelName != "flag" || o.BaseURL != "http://flag/v1" {
 		t.Errorf("flags: %+v", o)
 	}
-	// Dashes and underscores are one, and the old name of the image still works.
+	// Dashes and underscores are equal, and the old name of --image still works.
 	o = get(nil, "--query=q", "--llm_name=o3-mini", "--docker_image=x:1", "--max-steps=3", "--max_token_limit=9", "--max-tokens-per-call=8",
 		"--temperature=0.5", "--input-dir=in", "--output_dir=out", "--save-litellm-response", `--extra-body={"a":"true","b":[{"c":"False"}],"d":"x"}`, "--timeout=90s", "-m=1g", "--cpus=1.5", "--pids=7")
 	want := api.Limits{Memory: 1 << 30, CPUs: 1.5, Pids: 7}
@@ -132,7 +132,7 @@ func TestAgentFlags(t *testing.T) {
 	}
 }
 
-// agentFake is the fake daemon with an output directory.
+// agentFake returns a fake daemon whose sandboxes have an output directory with answer.txt.
 func agentFake(answer string) *cmdtest.Daemon {
 	f := cmdtest.New()
 	f.Archives["/testbed/output"] = []cmdtest.Entry{{Header: tar.Header{Name: "answer.txt"}, Body: answer}}
@@ -219,7 +219,8 @@ func TestAgentRunFailures(t *testing.T) {
 	}
 }
 
-// An interrupt ends the model call, collects the output, stops or deletes the sandbox as asked and exits 1.
+// An interrupt ends the model call, collects the output, stops or deletes the sandbox as asked and
+// exits 1.
 func TestAgentRunInterrupted(t *testing.T) {
 	for name, tc := range map[string]struct{ flag, request, said string }{
 		"kept":    {"--keep_interrupted=true", "POST /v1/sandboxes/sb1/stop", "kept: sandbox sb1"},
@@ -240,7 +241,7 @@ func testAgentInterrupted(t *testing.T, flag, request, said string) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	<-asked // or the test's own deadline
+	<-asked // or the test's deadline
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

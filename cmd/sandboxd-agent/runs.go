@@ -20,34 +20,34 @@ const exitReplay = `  0    every observation was as recorded
   2    the command line is wrong
   125  sandboxd itself failed; stderr says how and what to do`
 
-// agentRunFlags name a run that is there.
-type agentRunFlags struct {
+// runFlags name an existing run.
+type runFlags struct {
 	outputDir string
 	json      bool
 }
 
-func (o *agentRunFlags) addFlags(f *pflag.FlagSet, what string) {
+func (o *runFlags) addFlags(f *pflag.FlagSet, what string) {
 	underscores(f)
 	f.StringVar(&o.outputDir, "output_dir", "./output", "`directory` with the runs")
 	f.BoolVar(&o.json, "json", false, "print "+what+" as JSON")
 }
 
-func newAgentList(d cmdline.Deps) *cobra.Command {
-	var opts agentRunFlags
+func newList(d cmdline.Deps) *cobra.Command {
+	var opts runFlags
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List runs",
 		Long: `List the runs in a directory. A run that is "stopped" has no process and no end:
 its agent was killed, and "sandboxd agent resume" goes on with it.`,
 		Args: cmdline.UsageArgs(cobra.NoArgs),
-		RunE: func(*cobra.Command, []string) error { return agentError(runAgentList(opts, d)) },
+		RunE: func(*cobra.Command, []string) error { return exitOurs(runList(opts, d)) },
 	}
 	opts.addFlags(cmd.Flags(), "the list")
 	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
 
-func runAgentList(opts agentRunFlags, d cmdline.Deps) error {
+func runList(opts runFlags, d cmdline.Deps) error {
 	runs, err := agent.ListRuns(opts.outputDir)
 	if err != nil {
 		return err
@@ -80,8 +80,8 @@ func runAgentList(opts agentRunFlags, d cmdline.Deps) error {
 	return cmdline.Table(d.Stdout, rows)
 }
 
-func newAgentShow(d cmdline.Deps) *cobra.Command {
-	var opts agentRunFlags
+func newShow(d cmdline.Deps) *cobra.Command {
+	var opts runFlags
 	var report string
 	cmd := &cobra.Command{
 		Use:   "show RUN",
@@ -92,7 +92,7 @@ or its name below OUTPUT_DIR. It may still be going on. With --json the whole
 trajectory is printed, as it follows from the record; with --report it is
 written as one HTML page, which needs nothing else and runs nothing.`,
 		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
-		RunE: func(_ *cobra.Command, args []string) error { return agentError(runAgentShow(args[0], opts, report, d)) },
+		RunE: func(_ *cobra.Command, args []string) error { return exitOurs(runShow(args[0], opts, report, d)) },
 	}
 	opts.addFlags(cmd.Flags(), "the trajectory")
 	cmd.Flags().StringVar(&report, "report", "", "write the run as one HTML page to this `file`, and print nothing")
@@ -100,7 +100,7 @@ written as one HTML page, which needs nothing else and runs nothing.`,
 	return cmd
 }
 
-func runAgentShow(ref string, opts agentRunFlags, report string, d cmdline.Deps) error {
+func runShow(ref string, opts runFlags, report string, d cmdline.Deps) error {
 	dir, err := agent.FindRun(opts.outputDir, ref)
 	if err != nil {
 		return err
@@ -118,28 +118,29 @@ func runAgentShow(ref string, opts agentRunFlags, report string, d cmdline.Deps)
 	return agent.PrintRun(d.Stdout, summary, trajectory)
 }
 
-// agentGoOnOptions are the flags of the commands that go on with a run.
-type agentGoOnOptions struct {
-	agentRunFlags
-	agentModelFlags
-	agentBudgetFlags
-	agentPolicyFlags
-	agentEndFlags
+// resumeOptions holds the flags of the commands that continue a run.
+type resumeOptions struct {
+	runFlags
+	modelFlags
+	budgetFlags
+	policyFlags
+	endFlags
 
 	message string
 }
 
-func (o *agentGoOnOptions) addFlags(f *pflag.FlagSet) {
-	o.agentRunFlags.addFlags(f, "how the run ended")
+func (o *resumeOptions) addFlags(f *pflag.FlagSet) {
+	o.runFlags.addFlags(f, "how the run ended")
 	f.StringVar(&o.message, "message", "", "`text` that is said to the model before it goes on")
-	o.agentModelFlags.addFlags(f)
-	o.agentBudgetFlags.addFlags(f, 0, 0)
-	o.agentPolicyFlags.addFlags(f)
-	o.agentEndFlags.addFlags(f)
+	o.modelFlags.addFlags(f)
+	o.budgetFlags.addFlags(f, 0, 0)
+	o.policyFlags.addFlags(f)
+	o.endFlags.addFlags(f)
 }
 
-// resolve gives the directory of the run, and what it goes on with. At is how many turns are shared with it, -1 for all.
-func (o *agentGoOnOptions) resolve(ctx context.Context, ref string, at int, changed func(string) bool, d cmdline.Deps) (dir string, run agent.Options, err error) {
+// resolve returns the directory of the run, and the options to continue it with. at is the number
+// of turns to share, -1 for all.
+func (o *resumeOptions) resolve(ctx context.Context, ref string, at int, changed func(string) bool, d cmdline.Deps) (dir string, run agent.Options, err error) {
 	run = agent.Options{Message: o.message, KeepInterrupted: o.keepInterrupted}
 	if run.Budget, err = o.budget(changed); err != nil {
 		return "", run, err
@@ -161,14 +162,14 @@ func (o *agentGoOnOptions) resolve(ctx context.Context, ref string, at int, chan
 	if err != nil {
 		return "", run, err
 	}
-	if err := o.agentModelFlags.resolve(ctx, &run, settings, os.Getenv, noted(d), was, answered); err != nil {
+	if err := o.modelFlags.resolve(ctx, &run, settings, os.Getenv, noteTo(d), was, answered); err != nil {
 		return "", run, err
 	}
-	return dir, run, o.agentPolicyFlags.resolve(&run, d)
+	return dir, run, o.policyFlags.resolve(&run, d)
 }
 
-func newAgentResume(d cmdline.Deps) *cobra.Command {
-	var opts agentGoOnOptions
+func newResume(d cmdline.Deps) *cobra.Command {
+	var opts resumeOptions
 	cmd := &cobra.Command{
 		Use:   "resume [flags] RUN",
 		Short: "Go on with a run that has stopped",
@@ -188,7 +189,7 @@ as in "agent run".`,
   sandboxd agent resume output/20260116_143000 --max_steps 200 --message 'You have more time now.'`,
 		Args: cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return agentError(runAgentResume(cmd.Context(), args[0], opts, cmd.Flags().Changed, d))
+			return exitOurs(runResume(cmd.Context(), args[0], opts, cmd.Flags().Changed, d))
 		},
 	}
 	opts.addFlags(cmd.Flags())
@@ -196,17 +197,17 @@ as in "agent run".`,
 	return cmd
 }
 
-func runAgentResume(ctx context.Context, ref string, opts agentGoOnOptions, changed func(string) bool, d cmdline.Deps) error {
+func runResume(ctx context.Context, ref string, opts resumeOptions, changed func(string) bool, d cmdline.Deps) error {
 	dir, run, err := opts.resolve(ctx, ref, -1, changed, d)
 	if err != nil {
 		return err
 	}
-	res, err := watched(&run, opts.stream, d, func() (*agent.Result, error) { return agent.Resume(ctx, dir, run) })
-	return endAgent(res, err, opts.json, opts.report, d)
+	res, err := show(&run, opts.stream, d, func() (*agent.Result, error) { return agent.Resume(ctx, dir, run) })
+	return endRun(res, err, opts.json, opts.report, d)
 }
 
-func newAgentFork(d cmdline.Deps) *cobra.Command {
-	var opts agentGoOnOptions
+func newFork(d cmdline.Deps) *cobra.Command {
+	var opts resumeOptions
 	at := -1
 	cmd := &cobra.Command{
 		Use:   "fork [flags] --at TURN RUN",
@@ -222,7 +223,7 @@ and it is said how many observations differ.`,
 			if at < 0 {
 				return cmdline.Usagef("--at is required: the last turn that is shared, 0 for none")
 			}
-			return agentError(runAgentFork(cmd.Context(), args[0], at, opts, cmd.Flags().Changed, d))
+			return exitOurs(runFork(cmd.Context(), args[0], at, opts, cmd.Flags().Changed, d))
 		},
 	}
 	cmd.Flags().SortFlags = false
@@ -232,17 +233,17 @@ and it is said how many observations differ.`,
 	return cmd
 }
 
-func runAgentFork(ctx context.Context, ref string, at int, opts agentGoOnOptions, changed func(string) bool, d cmdline.Deps) error {
+func runFork(ctx context.Context, ref string, at int, opts resumeOptions, changed func(string) bool, d cmdline.Deps) error {
 	dir, run, err := opts.resolve(ctx, ref, at, changed, d)
 	if err != nil {
 		return err
 	}
-	res, err := watched(&run, opts.stream, d, func() (*agent.Result, error) { return agent.Fork(ctx, dir, at, run) })
-	return endAgent(res, err, opts.json, opts.report, d)
+	res, err := show(&run, opts.stream, d, func() (*agent.Result, error) { return agent.Fork(ctx, dir, at, run) })
+	return endRun(res, err, opts.json, opts.report, d)
 }
 
-func newAgentReplay(d cmdline.Deps) *cobra.Command {
-	var opts agentRunFlags
+func newReplay(d cmdline.Deps) *cobra.Command {
+	var opts runFlags
 	var inputDir string
 	cmd := &cobra.Command{
 		Use:   "replay [flags] RUN",
@@ -253,7 +254,7 @@ recorded model's turns played in a new run: agent run --llm replay:FILE.)`,
 		Example: `  sandboxd agent replay 20260116_143000`,
 		Args:    cmdline.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return agentError(runAgentReplay(cmd.Context(), args[0], inputDir, opts, d))
+			return exitOurs(runReplay(cmd.Context(), args[0], inputDir, opts, d))
 		},
 	}
 	opts.addFlags(cmd.Flags(), "what differs")
@@ -262,13 +263,13 @@ recorded model's turns played in a new run: agent run --llm replay:FILE.)`,
 	return cmd
 }
 
-func runAgentReplay(ctx context.Context, ref, inputDir string, opts agentRunFlags, d cmdline.Deps) error {
+func runReplay(ctx context.Context, ref, inputDir string, opts runFlags, d cmdline.Deps) error {
 	dir, err := agent.FindRun(opts.outputDir, ref)
 	if err != nil {
 		return err
 	}
 	run := agent.Options{InputDir: inputDir}
-	defer attach(&run, false, d)()
+	defer attachTerminal(&run, false, d)()
 	replayed, err := agent.ReplayRun(ctx, dir, run)
 	if err != nil {
 		return err

@@ -18,23 +18,26 @@ import (
 )
 
 const (
-	// viewEvery is how often a view looks whether there is something new; a clock in it goes by the second.
+	// viewEvery is the interval of looking for something new to draw; the view's clock goes by the
+	// second.
 	viewEvery = 200 * time.Millisecond
-	// viewTail is how many bytes of what is being written are kept for its last lines, and viewHistory how many lines of what has scrolled
-	// away, to be there again after a resize.
+	// viewTail is the number of bytes of output kept for its last lines. viewHistory is the number of
+	// lines that are kept after they scrolled away, to be drawn again after a resize.
 	viewTail    = 8 << 10
 	viewHistory = 300
-	// maxTailLines is the most lines of output in the panel.
+	// maxTailLines is the maximum number of output lines in the panel.
 	maxTailLines = 8
 )
 
-// view shows a run on a terminal: whole turns as plain lines, which scroll away as any output does, and below them a panel that is drawn
-// over itself: what goes on, the end of what is being written, and the budget.
+// view shows a run on a terminal: complete turns as plain lines, which scroll away like any output,
+// and below them a panel that is redrawn in place. The panel shows the current step, the end of its
+// output, and the budget.
 //
-// It sets no mode of the terminal, neither another screen nor a hidden cursor nor raw input. So there is nothing to restore, and a
-// process that is killed or panics leaves a terminal that works. It writes: text; carriage return and newline; CSI n A (up), CSI J (erase
-// what is below); after a resize CSI H and CSI 2J; and CSI m for colours, if they are wanted. What models and sandboxes say reaches
-// it only as text without control characters.
+// The view sets no terminal mode: no alternate screen, hidden cursor or raw input. So nothing has
+// to be restored, and a process that is killed or panics leaves a terminal that works. It writes:
+// text; carriage return and newline; CSI n A (up), CSI J (erase below); after a resize CSI H and
+// CSI 2J; and CSI m for colours, unless disabled. Texts of models and sandboxes reach it only
+// without control characters.
 type view struct {
 	out    io.Writer
 	size   func() (rows, cols int)
@@ -42,28 +45,28 @@ type view struct {
 	colour bool
 
 	mu         sync.Mutex
-	begun      bool // there is a panel
-	paused     bool // somebody is being asked
+	begun      bool // the panel is shown
+	paused     bool // a question is being asked
 	dirty      bool
-	drawn      int // lines of the panel that are on the screen
-	rows, cols int // when they were drawn
+	drawn      int // number of panel lines on the screen
+	rows, cols int // size of the terminal at the last drawing
 	history    []string
 
 	budget agent.Budget
 	spent  agent.Spent
-	at     time.Time // when that was spent
+	at     time.Time // time of spent
 	turn   int
 	doing  string
 	since  time.Time
 	calls  []agent.RecordedCall
-	call   string // what is being run
+	call   string // the running call
 	tail   []byte
 
 	stop chan struct{}
 	done sync.WaitGroup
 }
 
-// newView is a view of the terminal, if it is one on which things can be drawn; else nil.
+// newView returns a view of the terminal, or nil if out is not one that can be drawn on.
 func newView(out *os.File) *view {
 	if kind := os.Getenv("TERM"); out == nil || !cmdline.IsTerminal(out) || kind == "" || kind == "dumb" {
 		return nil
@@ -80,7 +83,7 @@ func newView(out *os.File) *view {
 	}
 }
 
-// begin draws from here on, until close.
+// begin shows the panel until close.
 func (v *view) begin() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -90,7 +93,7 @@ func (v *view) begin() {
 	v.done.Go(v.keep)
 }
 
-// keep draws when there is something new.
+// keep redraws the panel when something is new.
 func (v *view) keep() {
 	tick := time.NewTicker(viewEvery)
 	defer tick.Stop()
@@ -117,7 +120,7 @@ func (v *view) keep() {
 	}
 }
 
-// close takes the panel away. What follows is printed as if there had been none.
+// close removes the panel. Later output looks as if there had been none.
 func (v *view) close() {
 	v.mu.Lock()
 	if !v.begun {
@@ -131,7 +134,7 @@ func (v *view) close() {
 	v.done.Wait()
 }
 
-// pause takes the panel away while somebody is asked a question, and goOn brings it back.
+// pause removes the panel while a question is asked, and goOn shows it again.
 func (v *view) pause() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -148,15 +151,15 @@ func (v *view) goOn() {
 	v.draw()
 }
 
-// write is where bytes go. Who closes our stderr still gets the record.
+// write writes to the terminal. A closed stderr must not end the run.
 func (v *view) write(text string) { _, _ = io.WriteString(v.out, text) }
 
-// Write shows text above the panel: whole lines, safe for a terminal.
+// Write prints text above the panel: complete lines, safe for a terminal.
 func (v *view) Write(p []byte) (int, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	text := string(p)
-	gone := v.takeAway(1) // as long as the history is what stands above the panel
+	gone := v.takeAway(1) // while the history is still the text above the panel
 	v.history = append(v.history, strings.Split(strings.TrimSuffix(text, "\n"), "\n")...)
 	v.history = v.history[max(0, len(v.history)-viewHistory):]
 	v.write(gone + text)
@@ -164,7 +167,7 @@ func (v *view) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// event takes in what happens.
+// event updates the view.
 func (v *view) event(e agent.Event) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -182,7 +185,7 @@ func (v *view) event(e agent.Event) {
 		v.turn, v.calls = e.Turn, e.Response.ToolCalls
 		v.spent.Tokens += e.Response.Usage.PromptTokens + e.Response.Usage.CompletionTokens
 		v.spent.Cost += e.Response.Usage.CostUSD
-	case e.Began != nil && e.Call >= 1 && e.Call <= len(v.calls): // the answer may have come to another process
+	case e.Began != nil && e.Call >= 1 && e.Call <= len(v.calls): // another process may have received the answer
 		c := v.calls[e.Call-1]
 		v.begins("running "+agent.OneLine(c.Name, 60), agent.OneLine(agent.CallText(c.Name, c.Arguments), maxShownCall))
 	case e.TurnEnd != nil:
@@ -192,7 +195,7 @@ func (v *view) event(e agent.Event) {
 	}
 }
 
-// maxShownCall is more of a command than any line shows.
+// maxShownCall is the maximum length of a shown command, longer than any line.
 const maxShownCall = 1000
 
 func (v *view) begins(doing, call string) {
@@ -201,7 +204,7 @@ func (v *view) begins(doing, call string) {
 
 func (v *view) account(s agent.Spent) { v.spent, v.at = s, v.now() }
 
-// delta takes in what a model writes, and output what a program does.
+// delta shows a model's output, and output a program's.
 func (v *view) delta(d llm.Delta) {
 	switch d.Kind {
 	case llm.DeltaContent, llm.DeltaReasoning:
@@ -222,9 +225,9 @@ func (v *view) output(p []byte) {
 	v.dirty = true
 }
 
-// takeAway is what takes the panel away, and leaves so many lines of the terminal for what follows. Where the terminal has another size than
-// when the panel was drawn, all is drawn anew but the panel: terminals differ in what they make of lines that do not fit any more, and
-// none of them can be counted on.
+// takeAway returns the sequence that removes the panel, and leaves so many lines of the terminal
+// free. After a resize it redraws everything but the panel, because terminals differ in how they
+// wrap lines that no longer fit.
 func (v *view) takeAway(leave int) string {
 	if v.drawn == 0 {
 		return ""
@@ -246,7 +249,7 @@ func (v *view) takeAway(leave int) string {
 	return text + "\x1b[J"
 }
 
-// draw puts the panel in the place of the one before, in one write.
+// draw replaces the panel in one write.
 func (v *view) draw() {
 	if !v.begun || v.paused {
 		return
@@ -259,7 +262,7 @@ func (v *view) draw() {
 	v.write(text)
 }
 
-// fitting is as much of the end of the history as fits.
+// fitting returns the end of the history that fits.
 func (v *view) fitting(rows, cols int) []string {
 	from := len(v.history)
 	for from > 0 {
@@ -272,9 +275,9 @@ func (v *view) fitting(rows, cols int) []string {
 	return v.history[from:]
 }
 
-// panel is the lines of the panel, none of them as wide as the terminal, and never as many as it has.
+// panel returns the lines of the panel: fewer than the terminal's, each narrower than the terminal.
 func (v *view) panel(rows, cols int) []string {
-	width := max(cols-1, 1) // a full line leaves the cursor in different places
+	width := max(cols-1, 1) // after a full line terminals differ in where the cursor is
 	most := max(rows-1, 1)
 	title := v.doing
 	if v.turn > 0 {
@@ -298,7 +301,7 @@ func (v *view) panel(rows, cols int) []string {
 	return lines[:min(len(lines), most)]
 }
 
-// bars is the budget: as many parts in a line as fit, with bars where there is room for them.
+// bars returns the budget: as many parts in a line as fit, with bars if there is room.
 func (v *view) bars(width int) []string {
 	time := v.spent.Time + v.now().Sub(v.at)
 	parts := []string{
@@ -330,7 +333,7 @@ func (v *view) bars(width int) []string {
 	return lines
 }
 
-// barCells is how wide a bar is, and barFrom from which width of the terminal on there are bars.
+// barCells is the width of a bar, and barFrom the least width of a terminal with bars.
 const (
 	barCells = 10
 	barFrom  = 60
@@ -356,7 +359,7 @@ func (v *view) bar(name string, spent, ceiling float64, spentText, ceilingText s
 	return text + spentText + "/" + ceilingText
 }
 
-// paint gives text a colour, where colours are wanted.
+// paint colours text, unless colours are disabled.
 func (v *view) paint(code, text string) string {
 	if !v.colour || text == "" {
 		return text
@@ -364,7 +367,7 @@ func (v *view) paint(code, text string) string {
 	return "\x1b[" + code + "m" + text + "\x1b[m"
 }
 
-// uncoloured takes out what paint puts in.
+// uncoloured removes the colours of paint.
 func uncoloured(text string) string {
 	for {
 		i := strings.Index(text, "\x1b[")
@@ -379,7 +382,7 @@ func uncoloured(text string) string {
 	}
 }
 
-// clock is a duration as people read it: 7s, 3m05s, 8h00m.
+// clock formats a duration: 7s, 3m05s, 8h00m.
 func clock(d time.Duration) string {
 	s := int(d / time.Second)
 	switch {
@@ -391,7 +394,7 @@ func clock(d time.Duration) string {
 	return fmt.Sprintf("%dh%02dm", s/3600, s/60%60)
 }
 
-// cells is how many columns a line takes at most: what may be wide is taken for wide.
+// cells returns the maximum width of a line in columns: characters that may be wide count as wide.
 func cells(line string) int {
 	n := 0
 	for _, r := range line {
@@ -404,13 +407,13 @@ func wide(r rune) int {
 	switch {
 	case r == '\t':
 		return 8
-	case r < 0x1100: // the first of the wide ones
+	case r < 0x1100: // the first wide character
 		return 1
 	}
 	return 2
 }
 
-// clip is as much of a line as fits into that many columns.
+// clip returns the beginning of a line that fits into that many columns.
 func clip(line string, width int) string {
 	line = strings.ReplaceAll(line, "\t", " ")
 	n := 0
@@ -422,7 +425,7 @@ func clip(line string, width int) string {
 	return line
 }
 
-// used says what the model calls took, and what they cost as far as that is known.
+// used describes the tokens of the model calls, and their cost as far as it is known.
 func used(u llm.Usage) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d tokens in", u.PromptTokens)

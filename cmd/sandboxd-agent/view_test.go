@@ -24,13 +24,13 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
-// emulator is a terminal that knows what a view writes, and complains about everything else.
+// emulator is a terminal that understands the sequences of a view, and reports all others.
 type emulator struct {
 	rows, cols int
 	lines      [][]rune
 	row, col   int
 	colours    int
-	pending    string // an escape sequence or a character that is not whole
+	pending    string // an incomplete escape sequence or character
 	wrong      []string
 }
 
@@ -40,7 +40,7 @@ func newEmulator(rows, cols int) *emulator {
 	return e
 }
 
-// resize cuts off what does not fit, as some terminals do.
+// resize cuts off the part that does not fit, as some terminals do.
 func (e *emulator) resize(rows, cols int) {
 	lines := make([][]rune, rows)
 	for i := range lines {
@@ -102,7 +102,7 @@ func (e *emulator) Write(p []byte) (int, error) {
 			}
 			continue
 		}
-		if !utf8.FullRuneInString(text) { // the rest of it comes with the next piece
+		if !utf8.FullRuneInString(text) { // the rest comes with the next write
 			e.pending = text
 			break
 		}
@@ -130,7 +130,7 @@ func (e *emulator) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String is the screen, with a frame that shows its size, and a mark where the cursor is.
+// String returns the screen, with a frame that shows its size, and a mark at the cursor.
 func (e *emulator) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "+%s+ cursor %d,%d\n", strings.Repeat("-", e.cols), e.row+1, e.col+1)
@@ -150,7 +150,7 @@ func (e *emulator) String() string {
 	return b.String()
 }
 
-// golden compares a screen with the one in testdata.
+// golden compares a screen with testdata.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", "view", name+".txt")
@@ -184,11 +184,11 @@ func newStage(rows, cols int, colour bool) *stage {
 	return s
 }
 
-// play is a run up to the middle of its second turn.
+// play shows a run up to the middle of its second turn.
 func (s *stage) play(t *testing.T) {
 	t.Helper()
 	s.event(agent.Event{Run: &agent.RunEvent{Budget: agent.Budget{Turns: 10, Tokens: 10_000, Cost: 2, Time: time.Hour, CPU: time.Minute}}})
-	s.begun, s.since, s.view.at = true, s.at, s.at // begin, without its goroutine
+	s.begun, s.since, s.view.at = true, s.at, s.at // like begin, without its goroutine
 	s.draw()
 	s.event(agent.Event{Turn: 1, Request: &agent.RequestEvent{}})
 	s.delta(llm.Delta{Kind: llm.DeltaContent, Text: "Let me \x1b[2Jlook."})
@@ -248,8 +248,8 @@ func TestViewScreens(t *testing.T) {
 	coloured.check(t)
 }
 
-// After a resize the screen is as if it had always had that size, as far as there is history; and whatever the terminal made of the lines
-// that were there.
+// After a resize the screen looks as if it had always had that size, as far as the history reaches,
+// however the terminal has wrapped the old lines.
 func TestViewAfterAResize(t *testing.T) {
 	s := newStage(24, 80, false)
 	s.play(t)
@@ -259,7 +259,7 @@ func TestViewAfterAResize(t *testing.T) {
 		golden(t, fmt.Sprintf("resized-%dx%d", size[1], size[0]), s.screen.String())
 		s.check(t)
 	}
-	// And the panel is drawn over itself again.
+	// The panel is drawn in place again.
 	before := s.screen.String()
 	s.draw()
 	if diff := cmp.Diff(before, s.screen.String()); diff != "" {
@@ -267,8 +267,8 @@ func TestViewAfterAResize(t *testing.T) {
 	}
 }
 
-// What comes after a resize and before the view has noticed it, a turn, a question or the end, meets a panel that stands elsewhere, and leaves
-// nothing of it.
+// A turn, a question or the end between a resize and the next drawing removes a panel that has
+// moved.
 func TestViewMeetsAResize(t *testing.T) {
 	for _, size := range [][2]int{{12, 40}, {10, 24}, {30, 100}} {
 		for name, next := range map[string]struct {
@@ -282,7 +282,7 @@ func TestViewMeetsAResize(t *testing.T) {
 		} {
 			s := newStage(24, 80, false)
 			s.play(t)
-			// The terminal wraps the lines anew: what was above is pushed up, and nothing is where it was.
+			// The terminal wraps the lines anew and pushes the upper ones out, so that none is where it was.
 			s.screen.resize(size[0], size[1])
 			s.screen.row, s.screen.col = size[0]-1, 0
 			for range 3 {
@@ -297,7 +297,8 @@ func TestViewMeetsAResize(t *testing.T) {
 	}
 }
 
-// When it is closed nothing of the panel is left, and what follows stands where it stood; while somebody is asked there is none.
+// A closed view leaves no part of the panel, and later output begins in its place. While a question
+// is asked there is no panel.
 func TestViewLeavesNothing(t *testing.T) {
 	s := newStage(24, 80, true)
 	s.play(t)
@@ -319,7 +320,7 @@ func TestViewLeavesNothing(t *testing.T) {
 	s.check(t)
 }
 
-// A panic of what is watched leaves a terminal without a panel.
+// A panic during a run removes the panel.
 func TestViewAfterAPanic(t *testing.T) {
 	master, slave := cmdtest.OpenPTY(t)
 	cmdtest.Resize(t, master, 24, 80)
@@ -332,7 +333,7 @@ func TestViewAfterAPanic(t *testing.T) {
 			}
 		}()
 		run := agent.Options{}
-		_, _ = watched(&run, true, cmdline.Deps{Stderr: slave}.WithSocket(""), func() (*agent.Result, error) {
+		_, _ = show(&run, true, cmdline.Deps{Stderr: slave}.WithSocket(""), func() (*agent.Result, error) {
 			run.OnStart(agent.Started{})
 			s.WaitFor(t, "beginning")
 			panic("a defect")
@@ -357,8 +358,7 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// said is what the terminal was sent since it was last asked.
-// masked is a screen without what differs from run to run, and without a trace of how wide that was.
+// masked replaces the parts of a screen that differ from run to run, whatever their width.
 func masked(screen string) string {
 	const span = `(?:[0-9]+m)?[0-9]+s`
 	screen = regexp.MustCompile(`, `+span+` `).ReplaceAllString(screen, ", Ns ")
@@ -378,8 +378,8 @@ func masked(screen string) string {
 	return strings.Join(lines, "\n")
 }
 
-// A run in a real terminal, whose model hangs in the second turn: the screen, another after the terminal became smaller, and the way it
-// is left by Ctrl-C, by a kill -9, and by a daemon that goes away.
+// A run in a real terminal, whose model hangs in the second turn: the screen, the screen after the
+// terminal became smaller, and the screen after Ctrl-C and kill -9.
 func TestAgentRunInATerminal(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, master *os.File, process *os.Process){
 		"ctrl-c": func(t *testing.T, master *os.File, _ *os.Process) {
@@ -405,7 +405,7 @@ func TestAgentRunInATerminal(t *testing.T) {
 			f := agentFake("42\n")
 			srv := llmtest.Start(t,
 				llmtest.Turn{Content: "A \x1b[2J look", Calls: []llmtest.Call{llmtest.Bash("true")}},
-				// It begins with another letter than the first turn, of which the panel may have shown something too.
+				// Its first letter differs from the first turn's, which the panel may have shown too.
 				llmtest.Turn{Content: "But now I think", HangAfter: true, Pieces: llmtest.PiecesBytes},
 			)
 			cmd := cmdtest.Command(t, f.Start(t), "agent", "run", "--query", "q", "--llm_name", "m", "--llm_base_url", srv.URL, "--llm_retries", "0")
@@ -423,7 +423,7 @@ func TestAgentRunInATerminal(t *testing.T) {
 				_, _ = e.Write([]byte(s.Output()))
 				return masked(e.String())
 			}
-			// whole waits for the end of the panel: what a terminal is sent comes in pieces.
+			// whole waits for the end of the panel, because output arrives in pieces.
 			whole := func() string {
 				screen := shown()
 				for !strings.Contains(screen, "/8h00m") {
@@ -433,7 +433,7 @@ func TestAgentRunInATerminal(t *testing.T) {
 				return screen
 			}
 			golden(t, "terminal", whole())
-			e.resize(10, 44) // one line has room for the budget, also when minutes have gone by
+			e.resize(10, 44) // the budget fits on one line, even after some minutes
 			cmdtest.Resize(t, master, 10, 44)
 			s.WaitFor(t, "\x1b[2J")
 			golden(t, "terminal-smaller", whole())
@@ -463,7 +463,7 @@ func TestAgentRunInATerminal(t *testing.T) {
 	}
 }
 
-// Where nothing can be drawn there are plain lines.
+// A terminal that cannot be drawn on gets plain lines.
 func TestAgentRunWhereNothingIsDrawn(t *testing.T) {
 	master, slave := cmdtest.OpenPTY(t)
 	cmdtest.Resize(t, master, 24, 90)

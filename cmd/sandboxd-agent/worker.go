@@ -29,27 +29,27 @@ import (
 )
 
 const (
-	// cancelEvery is how often a worker looks whether it shall end.
+	// cancelEvery is the polling interval of the cancel file.
 	cancelEvery = 200 * time.Millisecond
-	// shownQuery is how much of a task stands in lists.
+	// shownQuery limits the length of a task in lists, in bytes.
 	shownQuery = 4000
 )
 
-// agentWorkers is where a worker finds the runs, and what they may have as input.
-type agentWorkers struct {
+// workerFlags name the directory of runs, and the directories that runs may read.
+type workerFlags struct {
 	Runs   string
 	Inputs []string
 }
 
-// newAgentWorker is the other side of package agents: the daemon starts it, people do not.
-func newAgentWorker(d cmdline.Deps) *cobra.Command {
-	var held agentWorkers
+// newWorker returns the command that the daemon's broker starts: the other side of package agents.
+func newWorker(d cmdline.Deps) *cobra.Command {
+	var held workerFlags
 	cmd := &cobra.Command{
 		Use:    "worker",
 		Short:  "Work on one run for the daemon",
 		Hidden: true,
 		Args:   cmdline.UsageArgs(cobra.NoArgs),
-		RunE:   func(cmd *cobra.Command, _ []string) error { return runAgentWorker(cmd.Context(), held, d) },
+		RunE:   func(cmd *cobra.Command, _ []string) error { return runWorker(cmd.Context(), held, d) },
 	}
 	cmd.Flags().StringVar(&held.Runs, "runs", "", "`directory` of all runs")
 	cmd.Flags().StringArrayVar(&held.Inputs, "inputs", nil, "`directory` below which a run may have its input; repeatable")
@@ -57,18 +57,19 @@ func newAgentWorker(d cmdline.Deps) *cobra.Command {
 	return cmd
 }
 
-// cancelled is the cause with which a client of the daemon ends a run.
+// cancelled is the cause of a run's end by a client of the daemon.
 type cancelled struct{ keep bool }
 
 func (*cancelled) Error() string { return "cancelled" }
 
 var errNotByHand = errors.New("this command is for the daemon, which says on stdin what is to be done")
 
-func runAgentWorker(ctx context.Context, a agentWorkers, d cmdline.Deps) error {
+func runWorker(ctx context.Context, a workerFlags, d cmdline.Deps) error {
 	if !filepath.IsAbs(a.Runs) {
 		return errNotByHand
 	}
-	// Whoever writes to our stdin may have been taken over, and what a model says is not to be trusted either.
+	// The daemon, which writes to our stdin, may have been taken over, and a model's answers are
+	// hostile too.
 	confined, err := a.confine(d)
 	if err != nil {
 		return reply(d, agents.Reply{Problem: &api.Problem{
@@ -81,20 +82,21 @@ func runAgentWorker(ctx context.Context, a agentWorkers, d cmdline.Deps) error {
 		return err
 	}
 	var req agents.Request
-	if err := json.Unmarshal(text, &req); err != nil || len(text) > agents.MaxRequest || !meaningful(req) {
+	if err := json.Unmarshal(text, &req); err != nil || len(text) > agents.MaxRequest || !isValid(req) {
 		return errNotByHand
 	}
 	if req.Remove {
 		return reply(d, a.remove(ctx, req.Run, d))
 	}
-	// What is said goes into the record. What else the run would tell a terminal may have a model's words, or a key, and there is none.
+	// Messages go into the record. Other output for a terminal may have a model's words or a key, and
+	// is dropped.
 	if d.Stderr, err = os.OpenFile(os.DevNull, os.O_WRONLY, 0); err != nil {
 		return err
 	}
 	defer d.Stderr.Close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	w := &agentWorker{a: a, d: d, cancel: cancel, ended: make(chan struct{})}
+	w := &worker{a: a, d: d, cancel: cancel, ended: make(chan struct{})}
 	secrets, err := w.work(ctx, req)
 	close(w.ended)
 	w.watched.Wait()
@@ -107,8 +109,8 @@ func runAgentWorker(ctx context.Context, a agentWorkers, d cmdline.Deps) error {
 	return err
 }
 
-// meaningful reports whether a request asks for one thing.
-func meaningful(r agents.Request) bool {
+// isValid reports whether a request asks for exactly one action.
+func isValid(r agents.Request) bool {
 	asked := 0
 	for _, is := range []bool{r.Start != nil, r.Resume != nil, r.Remove} {
 		if is {
@@ -118,9 +120,10 @@ func meaningful(r agents.Request) bool {
 	return asked == 1 && (r.Start != nil) == (r.Run == "") && (r.Run == "" || agents.IsID(r.Run))
 }
 
-// confine holds this process to the runs, the daemon's socket and what may be the runs' input, where the kernel can.
-func (a agentWorkers) confine(d cmdline.Deps) (*confine.Held, error) {
-	// What is only read once is read now: the host's certificates and its time zone.
+// confine confines this process to the runs, the daemon's socket and the runs' inputs, if the
+// kernel can.
+func (a workerFlags) confine(d cmdline.Deps) (*confine.Held, error) {
+	// Load files that are read only once: the host's certificates and its time zone.
 	if _, err := x509.SystemCertPool(); err != nil {
 		return nil, fmt.Errorf("read the host's certificates: %w", err)
 	}
@@ -130,18 +133,18 @@ func (a agentWorkers) confine(d cmdline.Deps) (*confine.Held, error) {
 		return nil, err
 	}
 	if !w.Probe() {
-		return new(confine.Held), nil // the daemon has warned: it is not held either
+		return new(confine.Held), nil // the daemon is not confined either, and has warned
 	}
 	return w.Plan().Apply()
 }
 
-// confinement is what such a process may still touch.
-func (a agentWorkers) confinement(d cmdline.Deps) (confine.Worker, error) {
+// confinement returns the input of the worker's plan.
+func (a workerFlags) confinement(d cmdline.Deps) (confine.Worker, error) {
 	files, dirs, err := confine.Resolver()
 	if err != nil {
 		return confine.Worker{}, err
 	}
-	// Settings that cannot be read or make no sense are told of where they are used.
+	// Settings that are unreadable or invalid are reported when they are used.
 	settings, file, _ := agent.LoadSettings("", os.Getenv)
 	for _, name := range []string{file, settings.PromptConfig} {
 		if _, err := os.Stat(name); name != "" && err == nil {
@@ -156,8 +159,8 @@ func (a agentWorkers) confinement(d cmdline.Deps) (confine.Worker, error) {
 	return confine.Worker{Socket: d.SocketPath(), Runs: a.Runs, Files: files, Dirs: dirs}, nil
 }
 
-// input finds a file or directory that a request names, if it may be read.
-func (a agentWorkers) input(field, path string) (string, error) {
+// input returns the real path of a file or directory named in a request, if runs may read it.
+func (a workerFlags) input(field, path string) (string, error) {
 	refuse := func(why string) error {
 		return &api.Problem{
 			Code: api.CodeInvalid, Title: "Invalid argument", Status: api.CodeInvalid.Status(), Detail: fmt.Sprintf("%s %q: %s", field, path, why),
@@ -172,7 +175,7 @@ func (a agentWorkers) input(field, path string) (string, error) {
 	}
 	found, err := filepath.EvalSymlinks(path)
 	for _, dir := range a.Inputs {
-		// What is elsewhere is not told from what is not there.
+		// The error does not reveal whether a path outside exists.
 		if err == nil && (found == dir || strings.HasPrefix(found, dir+"/")) {
 			return found, nil
 		}
@@ -180,14 +183,15 @@ func (a agentWorkers) input(field, path string) (string, error) {
 	return "", refuse("there is no such thing in the directories that agent runs may read")
 }
 
-// remove removes a run that nobody works on.
-func (a agentWorkers) remove(ctx context.Context, id string, d cmdline.Deps) agents.Reply {
+// remove removes an idle run.
+func (a workerFlags) remove(ctx context.Context, id string, d cmdline.Deps) agents.Reply {
 	c := d.Client()
 	defer c.Close()
 	dir := filepath.Join(a.Runs, id)
 	_, err := agent.RemoveRun(ctx, c, dir, false)
 	if errors.Is(err, agent.ErrUnreadable) {
-		// Here it is a run's all the same, and the daemon knows that nobody works on it; what a link leads to is not.
+		// Any directory here is a run's, and the daemon knows that the run is idle. A symbolic link is
+		// not removed.
 		if info, lerr := os.Lstat(dir); lerr == nil && info.IsDir() {
 			_, err = agent.RemoveUnreadable(ctx, c, dir)
 		}
@@ -203,7 +207,7 @@ func (a agentWorkers) remove(ctx context.Context, id string, d cmdline.Deps) age
 	return agents.Reply{Run: &api.AgentRun{ID: id}}
 }
 
-// agentProblem is what the daemon answers for a run that has not begun.
+// agentProblem returns the daemon's answer for a run that has not begun.
 func agentProblem(err error, secrets []string) *api.Problem {
 	if p, ok := errors.AsType[*api.Problem](err); ok {
 		return p
@@ -213,30 +217,30 @@ func agentProblem(err error, secrets []string) *api.Problem {
 	case errors.Is(err, agent.ErrEnded), errors.Is(err, agent.ErrRunning):
 		code = api.CodeConflict
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT), errors.Is(err, syscall.EROFS), errors.Is(err, syscall.EIO):
-		code = api.CodeInternal // the disk's matter, and not the request's
+		code = api.CodeInternal // the disk's fault, not the request's
 	}
 	text := agent.WithoutSecrets(strings.ToValidUTF8(err.Error(), "\uFFFD"), secrets)
 	return &api.Problem{Code: code, Title: "The agent's run cannot begin", Status: code.Status(), Detail: text}
 }
 
-// agentWorker works on one run.
-type agentWorker struct {
-	a       agentWorkers
+// worker works on one run.
+type worker struct {
+	a       workerFlags
 	d       cmdline.Deps
 	cancel  context.CancelCauseFunc
 	replied bool
-	failed  error // that something could not be told
+	failed  error // an error of reporting
 	held    io.Closer
 	ended   chan struct{}
 	watched sync.WaitGroup
 }
 
-func (w *agentWorker) reply(r agents.Reply) error {
+func (w *worker) reply(r agents.Reply) error {
 	w.replied = true
 	return reply(w.d, r)
 }
 
-// reply is what a worker says.
+// reply writes the worker's line.
 func reply(d cmdline.Deps, r agents.Reply) error {
 	line, err := json.Marshal(r)
 	if err == nil {
@@ -245,10 +249,10 @@ func reply(d cmdline.Deps, r agents.Reply) error {
 	return err
 }
 
-// work does the run, and gives what must not be said.
-func (w *agentWorker) work(ctx context.Context, req agents.Request) (secrets []string, err error) {
+// work does the run, and returns the secrets that errors must not have.
+func (w *worker) work(ctx context.Context, req agents.Request) (secrets []string, err error) {
 	if req.Start != nil {
-		run, err := startedRun(ctx, req, w.a, w.d)
+		run, err := startOptions(ctx, req, w.a, w.d)
 		secrets = slices.Concat(run.Secrets, []string{req.Start.Model.Key, req.Start.PolicyHook})
 		if err != nil {
 			return secrets, err
@@ -258,7 +262,7 @@ func (w *agentWorker) work(ctx context.Context, req agents.Request) (secrets []s
 		return secrets, errors.Join(err, w.failed)
 	}
 	dir := filepath.Join(w.a.Runs, req.Run)
-	run, err := resumedRun(ctx, req, w.a, w.d)
+	run, err := resumeRunOptions(ctx, req, w.a, w.d)
 	secrets = slices.Concat(run.Secrets, []string{req.Resume.Model.Key, req.Resume.PolicyHook})
 	if err != nil {
 		return secrets, err
@@ -271,11 +275,12 @@ func (w *agentWorker) work(ctx context.Context, req agents.Request) (secrets []s
 	return secrets, errors.Join(err, w.failed)
 }
 
-// attend gives a run the daemon, and has what happens written where the daemon looks.
-func (w *agentWorker) attend(run *agent.Options) (end func()) {
-	// It is never this process that starts a daemon: the one that has started it is there, or has ended on purpose.
-	end = connectAgent(run, func(context.Context) (*client.Client, error) { return w.d.Client(), nil }, w.d)
-	run.InputAllowed = func(dir string) error { // the record of a run that goes on names one that may have been allowed then
+// attend gives a run the daemon, and reports its progress through the files that the daemon reads.
+func (w *worker) attend(run *agent.Options) (end func()) {
+	// Never start a daemon from here: either the daemon that has started this process is running, or
+	// it has ended on purpose.
+	end = connect(run, func(context.Context) (*client.Client, error) { return w.d.Client(), nil }, w.d)
+	run.InputAllowed = func(dir string) error { // a resumed run's input may have been allowed earlier
 		_, err := w.a.input("input_dir", dir)
 		return err
 	}
@@ -283,7 +288,7 @@ func (w *agentWorker) attend(run *agent.Options) (end func()) {
 		if c, ok := errors.AsType[*cancelled](cause); ok {
 			return c.keep
 		}
-		return true // the daemon ends: the next one may be told to go on
+		return true // the daemon is ending: the next one may resume the run
 	}
 	run.OnStatus = func(s agent.Summary) {
 		if err := saveStatus(s); err != nil {
@@ -293,21 +298,21 @@ func (w *agentWorker) attend(run *agent.Options) (end func()) {
 	run.OnStart = func(s agent.Started) {
 		held, err := agents.Hold(s.Dir)
 		if err != nil {
-			w.failed = err // the daemon would not count it, nor could it be cancelled
+			w.failed = err // the daemon could neither count the run nor cancel it
 			w.cancel(err)
 			return
 		}
 		w.held = held
 		w.watched.Go(func() { w.watch(filepath.Join(s.Dir, agents.CancelName)) })
 		if err := w.reply(agents.Reply{Run: &api.AgentRun{ID: filepath.Base(s.Dir)}}); err != nil {
-			w.cancel(err) // the daemon is gone, and nobody knows of the run
+			w.cancel(err) // the daemon is gone, and no client knows of the run
 		}
 	}
 	return end
 }
 
-// watch ends the run when the daemon asks for it.
-func (w *agentWorker) watch(path string) {
+// watch ends the run when its cancel file appears.
+func (w *worker) watch(path string) {
 	tick := time.NewTicker(cancelEvery)
 	defer tick.Stop()
 	for {
@@ -324,7 +329,7 @@ func (w *agentWorker) watch(path string) {
 	}
 }
 
-// saveStatus writes what lists show of a run.
+// saveStatus writes the status file.
 func saveStatus(s agent.Summary) error {
 	data, err := json.Marshal(api.AgentRun{
 		ID: s.ID, Dir: s.Dir, ExitReason: string(s.ExitReason), ExitDetail: agent.OneLine(s.ExitDetail, shownQuery), Turns: s.Turns, ToolCalls: s.Calls, Denied: s.Denied,
@@ -341,7 +346,7 @@ func saveStatus(s agent.Summary) error {
 	}
 	_, err = f.Write(data)
 	if err == nil && s.State == agent.RunEnded {
-		err = f.Sync() // those before it are replaced soon
+		err = f.Sync() // earlier statuses are replaced soon, and need no sync
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("save the status: %w", err)
@@ -349,7 +354,7 @@ func saveStatus(s agent.Summary) error {
 	return os.Rename(path+".new", path)
 }
 
-// setting is a flag and what the request gives it.
+// setting is a flag and its value in a request.
 type setting struct {
 	flag  string
 	value string
@@ -366,7 +371,8 @@ func setSeconds(flag string, v float64) setting {
 	return setting{flag, strconv.FormatFloat(v, 'f', -1, 64), v != 0}
 }
 
-// modelSettings and budgetSettings are the flags that say the same: what is allowed is decided in one place.
+// modelSettings and budgetSettings return a request's values as flags, so that one place checks
+// both.
 func modelSettings(m api.AgentModel) []setting {
 	s := []setting{setText("llm_name", m.Name), setText("llm_base_url", m.BaseURL), setText("api_key", m.Key)}
 	if m.Replay != "" {
@@ -397,7 +403,7 @@ func apply(f *pflag.FlagSet, all ...[]setting) error {
 	return nil
 }
 
-// policyOf reads a policy that came with a request: a preset's name, or the rules themselves.
+// policyOf reads the policy of a request: the name of a preset, or rules.
 func policyOf(source string) (*policy.Policy, error) {
 	switch {
 	case source == "":
@@ -408,8 +414,8 @@ func policyOf(source string) (*policy.Policy, error) {
 	return policy.Parse([]byte(source))
 }
 
-// startedRun makes the options of a new run of a request.
-func startedRun(ctx context.Context, req agents.Request, a agentWorkers, d cmdline.Deps) (run agent.Options, err error) {
+// startOptions returns the options of a new run.
+func startOptions(ctx context.Context, req agents.Request, a workerFlags, d cmdline.Deps) (run agent.Options, err error) {
 	r := req.Start
 	for _, in := range []struct {
 		name string
@@ -422,7 +428,7 @@ func startedRun(ctx context.Context, req agents.Request, a agentWorkers, d cmdli
 			return run, err
 		}
 	}
-	var o agentRunOptions
+	var o runOptions
 	f := pflag.NewFlagSet("worker", pflag.ContinueOnError)
 	o.addFlags(f)
 	more := []setting{
@@ -459,13 +465,13 @@ func startedRun(ctx context.Context, req agents.Request, a agentWorkers, d cmdli
 	if run.Policy, err = policyOf(r.Policy); err != nil {
 		return run, err
 	}
-	return run, o.agentPolicyFlags.resolve(&run, d)
+	return run, o.policyFlags.resolve(&run, d)
 }
 
-// resumedRun makes the options with which a run goes on.
-func resumedRun(ctx context.Context, req agents.Request, a agentWorkers, d cmdline.Deps) (run agent.Options, err error) {
+// resumeRunOptions returns the options of a resumed run.
+func resumeRunOptions(ctx context.Context, req agents.Request, a workerFlags, d cmdline.Deps) (run agent.Options, err error) {
 	r, dir := req.Resume, filepath.Join(a.Runs, req.Run)
-	if r.Model.Replay == "" && r.Model.Name == "" { // the one on record
+	if r.Model.Replay == "" && r.Model.Name == "" { // the recorded model
 		was, _, err := agent.RecordedModel(dir)
 		if err != nil {
 			return run, err
@@ -479,7 +485,7 @@ func resumedRun(ctx context.Context, req agents.Request, a agentWorkers, d cmdli
 			return run, err
 		}
 	}
-	var o agentGoOnOptions
+	var o resumeOptions
 	f := pflag.NewFlagSet("worker", pflag.ContinueOnError)
 	o.addFlags(f)
 	if err := apply(f, modelSettings(r.Model), budgetSettings(r.Budget), []setting{setText("message", r.Message), setText("policy_hook", r.PolicyHook)}); err != nil {

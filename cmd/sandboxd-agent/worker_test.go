@@ -18,15 +18,15 @@ import (
 	"github.com/sandboxd/sandboxd/internal/landlock"
 )
 
-// A process of an agent run reaches its daemon, also where Landlock decides about sockets that have a path, and reads what runs may have as
-// input, if that is there.
+// A worker reaches its daemon even if Landlock governs socket paths, and reads the existing inputs
+// of runs.
 func TestAgentWorkersConfinement(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("HOME", dir)
 	t.Setenv("LLM_IN_SANDBOX_CONFIG", "")
 	t.Chdir(dir)
 	socket, inputs, runs := filepath.Join(dir, "run", "api.sock"), t.TempDir(), t.TempDir()
-	w, err := agentWorkers{Runs: runs, Inputs: []string{inputs, filepath.Join(dir, "gone")}}.confinement(cmdline.Deps{}.WithSocket(socket))
+	w, err := workerFlags{Runs: runs, Inputs: []string{inputs, filepath.Join(dir, "gone")}}.confinement(cmdline.Deps{}.WithSocket(socket))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func TestAgentWorkersConfinement(t *testing.T) {
 	}
 }
 
-// A run that cannot begin says whose matter that is, and no secret.
+// A run that cannot begin reports the reason with the right class, and no secret.
 func TestAgentProblems(t *testing.T) {
 	const key = "sk-planted-key"
 	full := &fs.PathError{Op: "write", Path: "r", Err: syscall.ENOSPC}
@@ -61,7 +61,7 @@ func TestAgentProblems(t *testing.T) {
 		{fmt.Errorf("begin: %w", full), api.CodeInternal, "begin: write r: no space left on device"},
 		{fmt.Errorf("create: %w", given), api.CodeNotFound, "no such image"},
 	} {
-		// A key of one letter, as servers without keys have it, is in every word.
+		// A key of one letter, common with servers without keys, is part of every word.
 		if p := agentProblem(tc.err, []string{"e", "", key}); p.Code != tc.code || p.Detail != tc.text {
 			t.Errorf("%v: %s %q", tc.err, p.Code, p.Detail)
 		}

@@ -1,5 +1,7 @@
-// Sandboxd-init is process 1 of every sandbox. It serves the daemon's requests on the socket that it inherits as descriptor 3; see
-// package guest. Its arguments say which descriptor its filter comes from, and what Landlock holds programs to; it is of no use by itself. A process that is to have limits of its own becomes it for a moment, too.
+// Sandboxd-init is process 1 of every sandbox. It serves the daemon's requests on the socket that
+// it inherits as descriptor 3; see package guest. Its arguments name the descriptor of its filter
+// and the Landlock restrictions of programs. It is of no use by itself. A process with limits of
+// its own executes it first, see inside.RunShim.
 package main
 
 import (

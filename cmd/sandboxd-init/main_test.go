@@ -19,13 +19,13 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// The promises of the design: the init is paid for with every sandbox.
+// Promises of the design: every sandbox pays for its init.
 const (
 	maxSize = 3 << 20
 	maxRSS  = 4 << 20
 )
 
-// envShim makes the test binary set the stage in new namespaces and become the init that it names.
+// envShim makes the test binary prepare new namespaces and become the init that it names.
 const envShim = "SANDBOXD_INIT_TEST_SHIM"
 
 func TestMain(m *testing.M) {
@@ -36,10 +36,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// bounding is what the profile of this test's sandbox allows; init itself keeps everything.
+// bounding is the bounding set of the profile of this test's sandbox; init itself keeps everything.
 var bounding = []uintptr{unix.CAP_CHOWN, unix.CAP_SETUID, unix.CAP_SETGID}
 
-// shim does what the launcher does to an init: the bounding set is the profile's, the inheritable set is full.
+// shim prepares an init like the launcher: the bounding set is the profile's, the inheritable set
+// is full.
 func shim(path string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err
@@ -73,7 +74,7 @@ func shim(path string) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return err
 	}
-	// Something that the launcher might leave open.
+	// A descriptor that the launcher might leave open.
 	if _, err := unix.Open("/", unix.O_PATH, 0); err != nil {
 		return err
 	}
@@ -170,10 +171,10 @@ func TestInit(t *testing.T) {
 	})
 
 	t.Run("has no inherited descriptor", func(t *testing.T) {
-		// From the host: inside nobody can look at init's.
+		// From the host: no process inside can inspect init's.
 		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", cmd.Process.Pid))
 		if errors.Is(err, os.ErrPermission) {
-			return // not dumpable, and we are not privileged
+			return // init is not dumpable, and this test not privileged
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -207,7 +208,7 @@ func TestInit(t *testing.T) {
 			bnd |= 1 << b
 		}
 		want := fmt.Sprintf("CapInh:\t%016x\nCapPrm:\t%016x\nCapEff:\t%016x\nCapBnd:\t%016x\nCapAmb:\t%016x\n", 0, bnd, bnd, bnd, 0)
-		// More often than there are threads that could fork.
+		// More rounds than there are threads that could fork.
 		for range 20 {
 			if got := run(t, "grep ^Cap /proc/self/status"); got != want {
 				t.Fatalf("got\n%swant\n%s", got, want)

@@ -14,7 +14,8 @@ import (
 	"github.com/sandboxd/sandboxd/seccomp"
 )
 
-// confine holds the launcher, and what it starts, to the system calls that it has a use for. Nobody has asked for anything yet.
+// confine restricts the launcher, and everything that it starts, to the system calls that it needs.
+// No request has been read yet.
 func confine() error {
 	actions, err := kernel.SeccompActions()
 	if err != nil {
@@ -27,7 +28,7 @@ func confine() error {
 	if err := libct.LoadFilter(plan); err != nil {
 		return fmt.Errorf("confine the launcher: %w", err)
 	}
-	// To ask which key ring is one's own is allowed to everybody, where no filter forbids it.
+	// Every process may ask for its key ring if no filter forbids it.
 	if _, err := unix.KeyctlGetKeyringID(unix.KEY_SPEC_SESSION_KEYRING, false); !errors.Is(err, unix.ENOSYS) {
 		return fmt.Errorf("confine the launcher: to use key rings is not refused, but answered with %v", err) //nolint:errorlint // there may be none
 	}

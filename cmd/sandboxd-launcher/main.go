@@ -1,5 +1,5 @@
-// Command sandboxd-launcher holds the power over the kernel that sandboxes need, inside a user namespace of its own. The
-// daemon starts it; it is of no use by hand.
+// Command sandboxd-launcher holds the power over the kernel that sandboxes need, inside a user
+// namespace of its own. The daemon starts it; it is of no use by hand.
 package main
 
 import (
@@ -15,9 +15,10 @@ import (
 	"github.com/sandboxd/sandboxd/runtime/libct"
 )
 
-// The process's first thread is kept for main. At every start of a sandbox libcontainer moves a thread into the sandbox's
-// mount namespace and leaves it locked, for Go to end it. The first thread Go cannot end: it would stay there for good, hold
-// the mounts of a deleted sandbox, and let /proc/<launcher>/{root,mountinfo,ns} show them instead of ours.
+// The process's first thread is kept for main. At every start of a sandbox libcontainer moves a
+// thread into the sandbox's mount namespace and leaves it locked, for Go to end it. Go cannot end
+// the first thread: it would stay there for good, hold the mounts of a deleted sandbox, and make
+// /proc/<launcher>/{root,mountinfo,ns} show them instead of the launcher's.
 func init() {
 	if len(os.Args) > 1 && os.Args[1] == "stage2" {
 		goruntime.LockOSThread()
@@ -63,7 +64,7 @@ func arg() string {
 }
 
 func serve() error {
-	// Libcontainer hands it on to its child, which does one thing after the other.
+	// Libcontainer passes it to its child, which works sequentially.
 	if err := os.Setenv("GOMAXPROCS", "1"); err != nil {
 		return err
 	}
@@ -101,7 +102,7 @@ func open(setup *launcher.Setup) (*launcher.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	// What a sandbox of the default profile gets; its limits count as wished for, not asked for.
+	// Restrictions of a sandbox of the default profile; its limits count as wished for, not asked for.
 	var typical runtime.Spec
 	typical.Profile.Name = "default"
 	typical.Limits.Memory, typical.Limits.CPUs, typical.Limits.Pids = 1, 1, 1

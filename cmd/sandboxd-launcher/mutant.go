@@ -2,5 +2,6 @@
 
 package main
 
-// confine does nothing in the launcher that tests are tested with: what sandboxes inherit of it would hide what they lack.
+// confine does nothing in the launcher that tests are tested with: inherited restrictions would
+// hide missing ones of sandboxes.
 func confine() error { return nil }

@@ -27,8 +27,8 @@ func within(pkg string, roots ...string) bool {
 	return slices.ContainsFunc(roots, func(root string) bool { return pkg == root || strings.HasPrefix(pkg, root+"/") })
 }
 
-// Model SDKs and the languages of policies are larger than the rest of sandboxd, and parse hostile input: only
-// sandboxd-agent links them. The test of sandboxd-agent shows that the names are right.
+// Model SDKs and the languages of policies are larger than the rest of sandboxd, and parse hostile
+// input: only sandboxd-agent links them. The test of sandboxd-agent shows that the names are right.
 func TestImports(t *testing.T) {
 	heavy := []string{"github.com/openai/openai-go", "github.com/anthropics/anthropic-sdk-go", "cel.dev/cel-go", "mvdan.cc/sh"}
 	agent := []string{module + "/agent", module + "/cmd/sandboxd-agent"}

@@ -15,8 +15,8 @@ import (
 var version = "unknown"
 
 func main() {
-	// The program executes itself for three other purposes: as the child of a kernel probe, as the broker of a confined
-	// daemon, and, copied into a sandbox, as an attack on it.
+	// The program executes itself for three other purposes: as the child of a kernel probe, as the
+	// broker of a confined daemon, and, copied into a sandbox, as an attack on it.
 	for _, other := range []func(args []string) (code int, handled bool){kernel.Main, broker.Main, attack.Main} {
 		if code, ok := other(os.Args[1:]); ok {
 			os.Exit(code)

@@ -1,3 +1,8 @@
+// Package archive imports images from OCI layouts, docker save's archives and root file systems,
+// and exports stored images as such archives.
+//
+// Archives are hostile input: their files become blobs in a [Staging], and no name in them is ever
+// used as a path.
 package archive
 
 import (
@@ -81,6 +86,7 @@ func (s *Staging) Manifest(ctx context.Context, config store.Blob, layers []stor
 	return s.AddJSON(ctx, m)
 }
 
+// AddJSON stores v as JSON and returns the blob's digest.
 func (s *Staging) AddJSON(ctx context.Context, v any) (string, error) {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -98,6 +104,7 @@ func (s *Staging) AddDocument(ctx context.Context, data []byte) (store.Blob, err
 	return s.add(ctx, bytes.NewReader(data), store.MaxDocument)
 }
 
+// Descriptor returns the descriptor of a stored blob.
 func Descriptor(b store.Blob) (v1.Descriptor, error) {
 	digest, err := v1.NewHash(b.Digest)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
@@ -57,6 +58,7 @@ func TestRootFileSystemThatIsTooLarge(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
 func TestDocumentsThatBecomeTooLarge(t *testing.T) {
 	a := staging(t, 1000)
 	if _, err := a.AddJSON(t.Context(), v1.Manifest{Annotations: map[string]string{"a": strings.Repeat("<", store.MaxDocument/2)}}); !errors.Is(err, errdefs.ErrInvalid) {

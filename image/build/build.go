@@ -11,9 +11,10 @@
 // file of the host: there are no files.
 //
 // Parsing is BuildKit's own, and instructions mean the same as there; docs/reference/builds.md
-// lists the differences. Unsupported instructions and flags are refused by name and line before anything
-// runs. Errors that depend on variables, files or a base appear when their stage is reached.
-// Comments for linters are ignored, and so are the host's side of EXPOSE and devices in layers.
+// lists the differences. Unsupported instructions and flags are refused by name and line before
+// anything runs. Errors that depend on variables, files or a base appear when their stage is
+// reached. Comments for linters are ignored, and so are the host's side of EXPOSE and devices in
+// layers.
 //
 // [Parse] parses the Dockerfile, [File.Plan] chooses the stages, and [Stage.Evaluate] turns a stage
 // into [Step]s once the configuration of its base is known. A step that changes files has a key:

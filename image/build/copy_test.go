@@ -325,7 +325,7 @@ func TestAddUnpacks(t *testing.T) {
 			"0755 9:9 d/", "0755 9:9 d/bin/", "0644 9:9 d/bin/new=bin/new", "0777 9:9 d/l>x", "0755 9:9 d/lib/", "0640 9:9 d/lib/so=lib/so", "0644 9:9 d/top=x/y", "0755 9:9 d/x/",
 			"0644 9:9 d/x/y~d/top",
 		}},
-		{"not when told so", "ADD --unpack=false a.tar /d", []string{"d=" + string(inner)}},
+		{"not with the flag", "ADD --unpack=false a.tar /d", []string{"d=" + string(inner)}},
 		{"not what is no archive", "ADD text.gz a.txt /d/", []string{"d/", "d/a.txt=a.txt", "d/text.gz=" + text.String()}},
 		{"not by COPY", "COPY a.tar /d", []string{"d=" + string(inner)}},
 		{"xz", "ADD x.xz /d", []string{"error archives compressed with bzip2 or xz are not unpacked"}},

@@ -50,7 +50,7 @@ func TestHostsErrorsAreNotTakenForReplacedDirectories(t *testing.T) {
 		t.Errorf("merged: %v, %v", is, err)
 	}
 	if err := x.applyLower(); !errors.Is(err, unix.EBADF) {
-		t.Errorf("settle: %v", err)
+		t.Errorf("apply to the layers below: %v", err)
 	}
 }
 

@@ -6,12 +6,15 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
 // The first address that answers is the one; one that does not answer keeps the next for a moment
 // only, and nothing is left open.
-func TestDialFirst(t *testing.T) {
+func TestDialFirst(t *testing.T) { synctest.Test(t, testDialFirst) }
+
+func testDialFirst(t *testing.T) {
 	silent, dead, alive := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3")
 	refused := errors.New("refused")
 	dial := func(ctx context.Context, ip netip.Addr) (net.Conn, error) {

@@ -120,7 +120,7 @@ func TestPatienceIsBounded(t *testing.T) {
 		}
 	}
 	if !tr.takeWait(maxWait) || tr.takeWait(1) {
-		t.Error("the patience that was there could not be taken, or more of it")
+		t.Error("the allowed wait was refused, or more was granted")
 	}
 }
 

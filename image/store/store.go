@@ -166,6 +166,15 @@ func Open(dir string) (_ *Store, err error) {
 	return s, nil
 }
 
+// Revision returns a number that increases with every change of the database.
+func (s *Store) Revision() (revision int, err error) {
+	err = s.db.View(func(tx *bolt.Tx) error {
+		revision = tx.ID()
+		return nil
+	})
+	return revision, err
+}
+
 // Close closes the store.
 func (s *Store) Close() error {
 	var errs []error

@@ -26,102 +26,105 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// The classes of errors of this package.
+// The error classes of this package.
 var (
 	ErrNotFound = errors.New("no such agent run")
 	ErrTooMany  = errors.New("too many agent runs")
-	ErrRunning  = errors.New("the agent run goes on")
-	ErrByHand   = errors.New("a process that is not the daemon's works on the agent run")
-	ErrTooLarge = errors.New("too much to be told to the agent's process")
-	ErrWorker   = errors.New("the agent's process has ended without an answer")
+	ErrRunning  = errors.New("the agent run is in progress")
+	ErrByHand   = errors.New("the agent run was resumed by hand")
+	ErrTooLarge = errors.New("the request to the agent process is too large")
+	ErrWorker   = errors.New("the agent process ended without a reply")
 )
 
-// The files of a run, beside what the agent itself writes.
+// The files of a run that the daemon reads or writes.
 const (
-	RecordName = "record.jsonl" // the agent's; locked by who works on the run
-	StatusName = "status.json"  // an [api.AgentRun], but for its state
-	CancelName = "cancel"       // there: the worker shall end
-	CancelKeep = "keep"         // its content, when the sandbox shall stay
+	RecordName = "record.jsonl" // the agent's; locked by the process that works on the run
+	StatusName = "status.json"  // an [api.AgentRun] without its state
+	CancelName = "cancel"       // asks the worker to end
+	CancelKeep = "keep"         // content of CancelName that keeps the sandbox
 )
 
-// MaxRequest bounds what a worker is given to do, in bytes.
+// MaxRequest limits a worker's request, in bytes.
 const MaxRequest = 32 << 20
 
 const (
-	// maxReply bounds a worker's line, and maxStatus what it says of a run.
+	// maxReply and maxStatus limit a worker's line and its status file, in bytes.
 	maxReply  = 1 << 20
 	maxStatus = 1 << 20
-	// maxEventLine is the longest line of a record that is sent: clients bound theirs.
+	// maxEventLine is the longest line of a record that is sent, in bytes: clients limit theirs.
 	maxEventLine = 3 << 20
-	// lookEvery is how often a stream looks for more.
+	// lookEvery is the polling interval of event streams.
 	lookEvery = 100 * time.Millisecond
-	// killAfter is how long a worker whose client is gone may take to undo what it began.
+	// killAfter limits the time in which a worker whose client is gone may undo its work, before it is
+	// killed.
 	killAfter = 30 * time.Second
-	// endAfterKill is how long one may take to end that was killed.
+	// endAfterKill limits the end of a killed worker.
 	endAfterKill = 5 * time.Second
-	// removeIn is how long a removal may take that nobody has asked for and others wait behind. One that has much to remove gets further at each try.
+	// removeIn limits a removal by retention, while others wait. A large run gets further with each
+	// try.
 	removeIn = 10 * time.Minute
 )
 
-// Request is what a worker is given on its stdin. Start, or Run and one of the others, are set.
+// Request is a worker's request. Either Start is set, or Run and one of the others.
 type Request struct {
 	Start  *api.StartAgentRun  `json:"start,omitempty"`
-	Run    string              `json:"run,omitempty"` // its id
+	Run    string              `json:"run,omitempty"` // id of the run
 	Resume *api.ResumeAgentRun `json:"resume,omitempty"`
 	Remove bool                `json:"remove,omitempty"`
 }
 
-// Reply is a worker's one line. One of the two is set.
+// Reply is a worker's line. One of its fields is set.
 type Reply struct {
 	Run     *api.AgentRun `json:"run,omitempty"`
 	Problem *api.Problem  `json:"problem,omitempty"`
 }
 
-// Options are what a host is made of. The daemon can neither execute nor signal anything once it has confined itself: somebody else
-// does it for the host.
+// Options configure a host. Start and Signal are the broker's, because a confined daemon can
+// neither execute nor signal.
 type Options struct {
-	Dir string // where the runs are; it is there
-	Max int    // runs at a time
+	Dir string // directory of all runs; must exist
+	Max int    // maximum number of runs in progress
 	Log *slog.Logger
-	// Start starts a worker and returns its pid at once. Its end is the end of what it writes.
+	// Start starts a worker and returns its pid without waiting. The worker has ended when its stdout
+	// does.
 	Start func(ctx context.Context, stdin, stdout *os.File) (pid int, err error)
-	// Signal has a worker end, or be killed. For one that has ended it may be an error.
+	// Signal terminates or kills a worker. It may fail for a worker that has ended.
 	Signal func(ctx context.Context, pid int, kill bool) error
 }
 
-// MaxRemovals is how many runs a host has removed at once; others wait. Each is a worker beside those that [Options] allow.
+// MaxRemovals limits the removals in progress; more wait. Each is a worker beyond Options.Max.
 const MaxRemovals = 4
 
-// Host starts and watches runs. Its methods may be called by several goroutines.
+// Host starts and watches runs. Its methods may be called concurrently.
 type Host struct {
 	opts         Options
-	removing     chan struct{} // a place for each that is being removed
+	removing     chan struct{} // semaphore of removals
 	endAfterKill time.Duration
 	removeIn     time.Duration
 
-	// Of Retain, which is called by one at a time.
-	sizes map[string]idleRun   // as they were at the last look
-	kept  map[string]time.Time // when those were tried that could not be removed
-	// denied are those that the daemon may not look at, which has been said.
+	// The fields of Retain, which must not be called concurrently.
+	sizes map[string]idleRun   // as last measured
+	kept  map[string]time.Time // time of the last failed removal
+	// denied holds the runs that the daemon has no permission to read, each of which is logged once.
 	denied map[string]bool
 
 	mu        sync.Mutex
-	going     map[string]bool // runs that went on at the last look; nil: nobody has looked for those of a daemon before
-	beginning int             // runs whose worker has not answered
-	resuming  map[string]bool // which of them have a name already
+	going     map[string]bool // runs in progress at the last look; nil before the first look, which includes runs of earlier daemons
+	beginning int             // number of runs whose worker has not replied
+	resuming  map[string]bool // those of them that are resumed, by id
 	workers   map[*worker]struct{}
 	closed    bool
-	done      sync.WaitGroup // what starts workers, and the goroutines that wait for them
+	done      sync.WaitGroup // goroutines that start workers or wait for them
 }
 
-// worker is one that was started.
+// worker is a started worker.
 type worker struct {
 	pid     int
-	replied chan Reply    // takes its line
-	ended   chan struct{} // closed at its end
+	replied chan Reply    // receives its line
+	ended   chan struct{} // closed when it has ended
 }
 
-// New makes a host. It touches nothing.
+// New returns a host. It does not touch the directory.
 func New(opts Options) *Host {
 	return &Host{
 		opts: opts, removing: make(chan struct{}, MaxRemovals), endAfterKill: endAfterKill, removeIn: removeIn,
@@ -129,18 +132,20 @@ func New(opts Options) *Host {
 	}
 }
 
-// Start begins a run. It returns when the run has its sandbox; from then on the run outlives whoever asked for it.
+// Start begins a run. It returns when the run has its sandbox; from then on the run outlives the
+// request.
 func (h *Host) Start(ctx context.Context, req api.StartAgentRun) (*api.AgentRun, error) {
 	return h.begin(ctx, Request{Start: &req})
 }
 
-// Resume goes on with a run that nobody works on.
+// Resume continues an idle run.
 func (h *Host) Resume(ctx context.Context, id string, req api.ResumeAgentRun) (*api.AgentRun, error) {
 	return h.begin(ctx, Request{Run: id, Resume: &req})
 }
 
-// look finds out which runs go on. One of which that cannot be told is among them, and unknown says why. The caller holds the lock.
-func (h *Host) look() (unknown, err error) {
+// refresh updates the runs in progress. A run that cannot be examined counts as running, and
+// unknown is the reason. The caller holds the lock.
+func (h *Host) refresh() (unknown, err error) {
 	if h.going == nil {
 		entries, err := os.ReadDir(h.opts.Dir)
 		if err != nil {
@@ -154,14 +159,15 @@ func (h *Host) look() (unknown, err error) {
 		}
 	}
 	maps.DeleteFunc(h.going, func(id string, _ bool) bool {
-		on, err := h.goesOn(id)
+		on, err := h.hosted(id)
 		unknown = cmp.Or(unknown, err)
 		return err == nil && !on
 	})
 	return unknown, nil
 }
 
-// reserve counts a run that is about to begin, or the one of that name to go on. Those of a daemon before this one count too.
+// reserve counts a run that begins, or resumes if id is given, against the limit. Runs of earlier
+// daemons count too.
 func (h *Host) reserve(id string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -169,7 +175,7 @@ func (h *Host) reserve(id string) error {
 		return context.Canceled
 	}
 	if id != "" {
-		// Two at once would not both go on, but the second takes away what the first was told to heed: that it is cancelled.
+		// A second resume would fail, but only after it has removed the cancel file meant for the first.
 		run, err := h.Get(id)
 		if err != nil {
 			return err
@@ -178,15 +184,15 @@ func (h *Host) reserve(id string) error {
 			return fmt.Errorf("resume %s: %w", id, ErrRunning)
 		}
 	}
-	unknown, err := h.look()
+	unknown, err := h.refresh()
 	if err != nil {
 		return err
 	}
 	if len(h.going)+h.beginning >= h.opts.Max {
 		if unknown != nil {
-			return fmt.Errorf("find out how many agent runs go on: %w", unknown)
+			return fmt.Errorf("count the agent runs in progress: %w", unknown)
 		}
-		return fmt.Errorf("%w: %d at a time are the most this daemon hosts", ErrTooMany, h.opts.Max)
+		return fmt.Errorf("%w: this daemon hosts at most %d at a time", ErrTooMany, h.opts.Max)
 	}
 	h.beginning++
 	if id != "" {
@@ -195,28 +201,29 @@ func (h *Host) reserve(id string) error {
 	return nil
 }
 
-// goesOn reports whether a worker works on a run, of this daemon or of one before it. After an error that is not known.
-func (h *Host) goesOn(id string) (bool, error) {
+// hosted reports whether a worker, of this daemon or an earlier one, works on a run. With an error
+// that is unknown.
+func (h *Host) hosted(id string) (bool, error) {
 	on, err := h.locked(id, RecordName)
 	if on {
-		on, err = h.locked(id, ".") // by a worker, see [Hold], and not by somebody who has resumed it by hand
+		on, err = h.locked(id, ".") // held by a worker, see [Hold], but not by a manual resume
 	}
-	if err != nil && !passing(err) {
-		return false, nil // it is gone, or no run any more; how many workers there may be somebody else bounds too
+	if err != nil && !isTransient(err) {
+		return false, nil // gone, or no run any more; the broker limits the number of workers too
 	}
 	if err != nil {
-		return false, fmt.Errorf("look at the agent run %s: %w", id, err)
+		return false, fmt.Errorf("examine the agent run %s: %w", id, err)
 	}
 	return on, nil
 }
 
-// passing reports whether an error says nothing of a run, but that it cannot be looked at now.
-func passing(err error) bool {
+// isTransient reports whether an error is the system's, and says nothing about a run.
+func isTransient(err error) bool {
 	errno, ok := errors.AsType[unix.Errno](err)
 	return ok && slices.Contains([]unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOLCK, unix.EINTR, unix.EIO}, errno)
 }
 
-// begin has a worker begin with a run.
+// begin has a worker begin or resume a run.
 func (h *Host) begin(ctx context.Context, req Request) (_ *api.AgentRun, err error) {
 	if err := h.reserve(req.Run); err != nil {
 		return nil, err
@@ -231,18 +238,18 @@ func (h *Host) begin(ctx context.Context, req Request) (_ *api.AgentRun, err err
 			h.going[id] = true
 		}
 	}()
-	if id, err = h.work(ctx, req); err != nil {
+	if id, err = h.runWorker(ctx, req); err != nil {
 		return nil, err
 	}
 	run, err := h.Get(id)
-	if err != nil && passing(err) { // it has begun all the same, and who asked for it must know it
+	if err != nil && isTransient(err) { // the run has begun, and the client must learn its id
 		return &api.AgentRun{ID: id, Dir: filepath.Join(h.opts.Dir, id), State: api.AgentRunning, Error: err.Error()}, nil
 	}
 	return run, err
 }
 
-// work starts a worker and waits for its line, which has the id of the run.
-func (h *Host) work(ctx context.Context, req Request) (id string, err error) {
+// runWorker starts a worker and waits for its line, which has the id of the run.
+func (h *Host) runWorker(ctx context.Context, req Request) (id string, err error) {
 	w, err := h.start(ctx, req)
 	if err != nil {
 		return "", fmt.Errorf("start the agent: %w", err)
@@ -257,31 +264,31 @@ func (h *Host) work(ctx context.Context, req Request) (id string, err error) {
 		}
 		return "", ErrWorker
 	case <-ctx.Done():
-		// Nobody would know of the run. The worker undoes what it has begun.
-		h.end(context.WithoutCancel(ctx), w)
+		// No client would learn of the run. The worker undoes its work.
+		h.endWorker(context.WithoutCancel(ctx), w)
 		return "", context.Cause(ctx)
 	}
 }
 
-// end has a worker end, or else killed.
-func (h *Host) end(ctx context.Context, w *worker) {
-	if h.ends(ctx, w, false, killAfter) || h.ends(ctx, w, true, h.endAfterKill) {
+// endWorker terminates a worker, and kills it if it does not end.
+func (h *Host) endWorker(ctx context.Context, w *worker) {
+	if h.signalAndWait(ctx, w, false, killAfter) || h.signalAndWait(ctx, w, true, h.endAfterKill) {
 		return
 	}
 	h.warn("an agent run does not end", context.DeadlineExceeded)
 }
 
-// ends has a worker end, or be killed, and reports whether that comes true in time.
-func (h *Host) ends(ctx context.Context, w *worker, kill bool, in time.Duration) bool {
+// signalAndWait terminates or kills a worker, and reports whether it has ended in time.
+func (h *Host) signalAndWait(ctx context.Context, w *worker, kill bool, in time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, in)
 	defer cancel()
 	err := h.opts.Signal(ctx, w.pid, kill)
 	select {
-	case <-w.ended: // which may be why it could not be signalled
+	case <-w.ended: // perhaps the reason why it could not be signalled
 		return true
 	case <-ctx.Done():
 		if err != nil {
-			h.warn("an agent run could not be told to end", err)
+			h.warn("signal an agent run", err)
 		}
 		return false
 	}
@@ -293,16 +300,16 @@ func (h *Host) warn(what string, err error) {
 	}
 }
 
-// start has a worker started and gives it the request.
+// start starts a worker and writes its request.
 func (h *Host) start(ctx context.Context, req Request) (_ *worker, err error) {
 	var body bytes.Buffer
 	enc := json.NewEncoder(&body)
-	enc.SetEscapeHTML(false) // it would be up to six times as long
+	enc.SetEscapeHTML(false) // escaping would make it up to six times as long
 	if err := enc.Encode(req); err != nil {
 		return nil, err
 	}
 	if body.Len() > MaxRequest {
-		return nil, fmt.Errorf("%w: %d bytes, and %d are the most", ErrTooLarge, body.Len(), MaxRequest)
+		return nil, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, body.Len(), MaxRequest)
 	}
 	h.mu.Lock()
 	if h.closed {
@@ -322,9 +329,9 @@ func (h *Host) start(ctx context.Context, req Request) (_ *worker, err error) {
 	}
 	w := &worker{replied: make(chan Reply, 1), ended: make(chan struct{})}
 	w.pid, err = h.opts.Start(ctx, stdin, stdout)
-	err = errors.Join(err, stdin.Close(), stdout.Close()) // the worker has its own
+	err = errors.Join(err, stdin.Close(), stdout.Close()) // the worker has its own copies
 	if err != nil {
-		// If it has been started after all, it is asked for nothing, and ends.
+		// A worker that was started nevertheless gets no request, and ends.
 		return nil, errors.Join(err, request.Close(), line.Close())
 	}
 	h.mu.Lock()
@@ -332,18 +339,18 @@ func (h *Host) start(ctx context.Context, req Request) (_ *worker, err error) {
 	closed := h.closed
 	h.mu.Unlock()
 	h.done.Go(func() {
-		_, _ = request.Write(body.Bytes()) // who does not read it does not answer
+		_, _ = request.Write(body.Bytes()) // a worker that does not read does not reply
 		_ = request.Close()
 	})
-	h.done.Go(func() { h.attend(w, line) })
+	h.done.Go(func() { h.follow(w, line) })
 	if closed {
-		_ = h.opts.Signal(ctx, w.pid, false) // Close kills it if it must
+		_ = h.opts.Signal(ctx, w.pid, false) // Close kills it if necessary
 	}
 	return w, nil
 }
 
-// attend reads a worker's line and waits for its end.
-func (h *Host) attend(w *worker, stdout *os.File) {
+// follow reads a worker's line and waits for its end.
+func (h *Host) follow(w *worker, stdout *os.File) {
 	defer close(w.ended)
 	defer stdout.Close()
 	line, err := bufio.NewReader(io.LimitReader(stdout, maxReply)).ReadBytes('\n')
@@ -355,31 +362,32 @@ func (h *Host) attend(w *worker, stdout *os.File) {
 		reply = Reply{}
 	}
 	w.replied <- reply
-	_, _ = io.Copy(io.Discard, stdout) // there is nothing more but its end
+	_, _ = io.Copy(io.Discard, stdout) // only the end of file follows
 	h.mu.Lock()
 	delete(h.workers, w)
 	h.mu.Unlock()
 }
 
-// names of runs, as the agent makes them: nothing else is a path below the directory.
+// names matches the ids of runs that the agent makes. Any other text must not be used as a path.
 var names = regexp.MustCompile(`^[0-9]{8}_[0-9]{6}(_[0-9]{1,5})?$`)
 
-// IsID reports whether a run can be called so.
+// IsID reports whether text can be the id of a run.
 func IsID(id string) bool { return names.MatchString(id) }
 
-// Get is what is known of a run.
+// Get returns the state of a run.
 func (h *Host) Get(id string) (*api.AgentRun, error) {
 	if !IsID(id) {
 		return nil, fmt.Errorf("%w: %q", ErrNotFound, id)
 	}
 	dir := filepath.Join(h.opts.Dir, id)
-	// The lock first: who writes the last status lets go of it afterwards.
+	// Look at the lock before the status: a worker releases the lock after it has written its last
+	// status.
 	working, err := h.locked(id, RecordName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %q", ErrNotFound, id)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look at the agent run %s: %w", id, err)
+		return nil, fmt.Errorf("examine the agent run %s: %w", id, err)
 	}
 	run, err := h.readStatus(id)
 	if err != nil {
@@ -398,8 +406,8 @@ func (h *Host) Get(id string) (*api.AgentRun, error) {
 	return run, nil
 }
 
-// open opens a file of a run, or "." for its directory. A worker may have been taken over by what it reads, and may have made a link of
-// it that leads out, or a FIFO that nobody writes to.
+// open opens a file of a run, or "." for its directory. A worker that was taken over by the data it
+// reads may have put there a link that leads out, or a FIFO without a writer.
 func (h *Host) open(id, name string) (_ *os.File, err error) {
 	root, err := os.OpenRoot(h.opts.Dir)
 	if err != nil {
@@ -408,7 +416,7 @@ func (h *Host) open(id, name string) (_ *os.File, err error) {
 	defer func() { err = errors.Join(err, root.Close()) }()
 	path := filepath.Join(id, name)
 	f, err := root.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if errors.Is(err, unix.EACCES) && givenBack(root, id) {
+	if errors.Is(err, unix.EACCES) && restoreAccess(root, id) {
 		f, err = root.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	}
 	if err != nil {
@@ -424,19 +432,21 @@ func (h *Host) open(id, name string) (_ *os.File, err error) {
 	return f, nil
 }
 
-// givenBack opens the directory of a run to its owner, to whom its worker may have closed it, and reports whether that has changed anything.
-func givenBack(root *os.Root, id string) bool {
+// restoreAccess gives the owner access to the directory of a run, which a worker may have removed,
+// and reports whether that has changed anything.
+func restoreAccess(root *os.Root, id string) bool {
 	runs, err := root.Open(".")
 	if err != nil {
 		return false
 	}
 	defer runs.Close()
-	return giveBack(runs, id)
+	return restoreMode(runs, id)
 }
 
-// giveBack opens a directory that is ours to us, and reports whether that has changed anything: its ctime says when it was last
-// changed, see [Host.lastChange].
-func giveBack(parent *os.File, name string) bool {
+// restoreMode gives the owner access to a directory of ours, and reports whether that has changed
+// anything. It must not change the mode without need, because ctime is the time of the last change,
+// see [Host.lastChange].
+func restoreMode(parent *os.File, name string) bool {
 	fd, err := unix.Openat(int(parent.Fd()), name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return false
@@ -446,19 +456,20 @@ func giveBack(parent *os.File, name string) bool {
 	if err := unix.Fstat(fd, &st); err != nil || int(st.Uid) != os.Geteuid() || st.Mode&0o700 == 0o700 {
 		return false
 	}
-	return unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), st.Mode&0o7777|0o700) == nil // fchmod wants one that was opened, and fchmodat2 Linux 6.6
+	return unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), st.Mode&0o7777|0o700) == nil // fchmod refuses O_PATH descriptors, and fchmodat2 needs Linux 6.6
 }
 
-// Hold marks a run as one that a worker works on, in its process, until that ends or what it gives is closed: a lock on the run's
-// directory. Who resumes a run by hand has the record's lock only, and is not the daemon's to count or to end.
+// Hold locks a run's directory for the calling worker, until the process ends or the result is
+// closed. A manual resume holds only the record's lock, so that the daemon neither counts nor ends
+// it.
 func Hold(dir string) (io.Closer, error) {
 	f, err := os.Open(dir)
 	if err != nil {
-		return nil, fmt.Errorf("hold the run: %w", err)
+		return nil, fmt.Errorf("lock the run: %w", err)
 	}
-	// A shared one: the directory cannot be opened for writing.
+	// The lock is shared, because a directory cannot be opened for writing.
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Whence: io.SeekStart}); err != nil {
-		return nil, errors.Join(fmt.Errorf("hold the run: %w", err), f.Close())
+		return nil, errors.Join(fmt.Errorf("lock the run: %w", err), f.Close())
 	}
 	return f, nil
 }
@@ -480,7 +491,7 @@ func (h *Host) readStatus(id string) (*api.AgentRun, error) {
 	return run, nil
 }
 
-// locked reports whether a process has a lock on a file of the run, or on its directory.
+// locked reports whether a process holds a lock on a file of the run, or on its directory.
 func (h *Host) locked(id, name string) (bool, error) {
 	f, err := h.open(id, name)
 	if err != nil {
@@ -489,12 +500,12 @@ func (h *Host) locked(id, name string) (bool, error) {
 	defer f.Close()
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
-		return false, fmt.Errorf("ask for the lock of %s: %w", name, err)
+		return false, fmt.Errorf("query the lock of %s: %w", name, err)
 	}
 	return lock.Type != unix.F_UNLCK, nil
 }
 
-// List is all runs, oldest first. One that cannot be read, now or later, is in the list with the reason.
+// List returns all runs, oldest first. An unreadable run is listed with the reason.
 func (h *Host) List() ([]api.AgentRun, error) {
 	runs := []api.AgentRun{}
 	entries, err := os.ReadDir(h.opts.Dir)
@@ -506,8 +517,8 @@ func (h *Host) List() ([]api.AgentRun, error) {
 		if errors.Is(err, ErrNotFound) || !e.IsDir() {
 			continue
 		}
-		if err != nil && passing(err) {
-			return nil, err // it may go on, or have ended
+		if err != nil && isTransient(err) {
+			return nil, err // the run may be in progress or ended
 		}
 		if err != nil {
 			run = &api.AgentRun{ID: e.Name(), Dir: filepath.Join(h.opts.Dir, e.Name()), State: api.AgentStopped, Error: err.Error()}
@@ -520,13 +531,14 @@ func (h *Host) List() ([]api.AgentRun, error) {
 	return runs, nil
 }
 
-// Cancel asks a run to end. One that nobody works on is left as it is; who works on one by hand is not asked.
+// Cancel asks a run in progress to end. It does nothing to an idle run, and refuses one that was
+// resumed by hand.
 func (h *Host) Cancel(id string, req api.CancelAgentRun) (*api.AgentRun, error) {
 	run, err := h.Get(id)
 	if err != nil || run.State != api.AgentRunning {
 		return run, err
 	}
-	switch on, err := h.goesOn(id); {
+	switch on, err := h.hosted(id); {
 	case err != nil:
 		return nil, err
 	case !on:
@@ -539,20 +551,21 @@ func (h *Host) Cancel(id string, req api.CancelAgentRun) (*api.AgentRun, error) 
 	if req.Keep {
 		how = CancelKeep
 	}
-	if err := h.ask(id, how); err != nil {
+	if err := h.requestCancel(id, how); err != nil {
 		return nil, fmt.Errorf("cancel %s: %w", id, err)
 	}
 	return run, nil
 }
 
-// ask makes the file that tells a worker to end.
-func (h *Host) ask(id, how string) (err error) {
+// requestCancel writes the file that asks a worker to end.
+func (h *Host) requestCancel(id, how string) (err error) {
 	root, err := os.OpenRoot(h.opts.Dir) // see open
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	// Beside it and then renamed: the worker finds it whole. With a name of its own: others may ask at the same time.
+	// Write a temporary file and rename it, so that the worker reads all of it. Its name is unique:
+	// several clients may cancel at the same time.
 	path := filepath.Join(id, CancelName)
 	beside := path + "." + rand.Text()
 	f, err := root.OpenFile(beside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -569,7 +582,7 @@ func (h *Host) ask(id, how string) (err error) {
 	return err
 }
 
-// Remove removes a run that nobody works on, with all that is left of it.
+// Remove removes an idle run with its sandboxes and snapshots.
 func (h *Host) Remove(ctx context.Context, id string) error {
 	run, err := h.Get(id)
 	switch {
@@ -577,7 +590,7 @@ func (h *Host) Remove(ctx context.Context, id string) error {
 		return fmt.Errorf("remove %s: %w", id, ErrRunning)
 	case errors.Is(err, ErrNotFound):
 		return err
-	case err != nil: // nobody can read its record, or not now
+	case err != nil: // its record is unreadable, perhaps only now
 		if _, ok, nowErr := h.lastWork(id); nowErr != nil || !ok {
 			return cmp.Or(nowErr, err)
 		}
@@ -585,7 +598,7 @@ func (h *Host) Remove(ctx context.Context, id string) error {
 	return h.remove(ctx, id)
 }
 
-// remove has a run removed, of which it is known that nobody works on it.
+// remove removes a run that is known to be idle.
 func (h *Host) remove(ctx context.Context, id string) error {
 	select {
 	case h.removing <- struct{}{}:
@@ -593,14 +606,14 @@ func (h *Host) remove(ctx context.Context, id string) error {
 		return context.Cause(ctx)
 	}
 	defer func() { <-h.removing }()
-	if _, err := h.work(ctx, Request{Run: id, Remove: true}); err != nil {
+	if _, err := h.runWorker(ctx, Request{Run: id, Remove: true}); err != nil {
 		return fmt.Errorf("remove the agent run %s: %w", id, err)
 	}
 	return nil
 }
 
-// Events calls on for each line of a run's record from the number on, waits for more while somebody works on the run, and last says how it
-// stands.
+// Events calls on for each line of a run's record, from the given number on. It follows a run in
+// progress, and reports the final state last.
 func (h *Host) Events(ctx context.Context, id string, from int, on func(api.AgentRunEvent) error) error {
 	run, err := h.Get(id)
 	if err != nil {
@@ -615,7 +628,7 @@ func (h *Host) Events(ctx context.Context, id string, from int, on func(api.Agen
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for {
-		// The state before the lines: what is written after it was asked for is read by the next look.
+		// Get the state before the lines: lines written after that are read by the next round.
 		run, err := h.Get(id)
 		if err != nil {
 			return err
@@ -646,15 +659,15 @@ func (h *Host) Events(ctx context.Context, id string, from int, on func(api.Agen
 	}
 }
 
-// tail reads the whole lines of a file that grows.
+// tail reads complete lines of a growing file.
 type tail struct {
 	r    *bufio.Reader
-	n    int // number of the line that is next
+	n    int // number of the next line
 	line []byte
-	size int64 // of the line so far, which may be more than is kept
+	size int64 // length of the line so far, which may exceed the kept part
 }
 
-// next is the next line, if it is all there.
+// next returns the next line if it is complete.
 func (t *tail) next() (e api.AgentRunEvent, whole bool, err error) {
 	for {
 		part, err := t.r.ReadSlice('\n')
@@ -681,8 +694,8 @@ func (t *tail) next() (e api.AgentRunEvent, whole bool, err error) {
 	}
 }
 
-// Close ends the runs, as an interrupt does, and waits for them until ctx ends; then those that this host has started are killed. Each
-// leaves its sandbox, and can be resumed.
+// Close ends the runs as an interrupt does, and waits for them until ctx ends. Then it kills those
+// that this host has started. All keep their sandboxes, and can be resumed.
 func (h *Host) Close(ctx context.Context) error {
 	h.mu.Lock()
 	h.closed = true
@@ -692,8 +705,8 @@ func (h *Host) Close(ctx context.Context) error {
 		defer close(ended)
 		h.done.Wait()
 	}()
-	_, err := h.signal(ctx, false)
-	left := h.tell(ctx) // those whose processes nobody here can signal: of a daemon before this one, or because the runner is gone
+	_, err := h.signalAll(ctx, false)
+	left := h.cancelAll(ctx) // for runs of earlier daemons, and for all if the broker is gone
 	select {
 	case <-ended:
 		return left()
@@ -701,10 +714,10 @@ func (h *Host) Close(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.endAfterKill)
 	defer cancel()
-	n, killErr := h.signal(ctx, true)
+	n, killErr := h.signalAll(ctx, true)
 	select {
 	case <-ended:
-		if n == 0 { // they have ended just when the time was over
+		if n == 0 { // they ended at the deadline
 			return left()
 		}
 		return errors.Join(fmt.Errorf("%d agent runs did not end in time and were killed; they can be resumed", n), left())
@@ -713,10 +726,11 @@ func (h *Host) Close(ctx context.Context) error {
 	}
 }
 
-// tell has all runs that have begun end by the file that their workers look for, and waits for them until ctx ends. Left says which do not.
-func (h *Host) tell(ctx context.Context) (left func() error) {
+// cancelAll asks all runs in progress to end through their cancel files, and waits until ctx ends.
+// left reports those that have not ended.
+func (h *Host) cancelAll(ctx context.Context) (left func() error) {
 	h.mu.Lock()
-	_, err := h.look() // of those of which it cannot be told it is waited for
+	_, err := h.refresh() // runs of unknown state are waited for too
 	ids := slices.Collect(maps.Keys(h.going))
 	h.mu.Unlock()
 	if err != nil {
@@ -727,7 +741,7 @@ func (h *Host) tell(ctx context.Context) (left func() error) {
 		err = errors.Join(err, cancelErr)
 	}
 	ended := func(id string) bool {
-		on, err := h.goesOn(id)
+		on, err := h.hosted(id)
 		return err == nil && !on
 	}
 	left = func() error {
@@ -748,8 +762,8 @@ func (h *Host) tell(ctx context.Context) (left func() error) {
 	return left
 }
 
-// signal has all workers end, or be killed, and says how many there are.
-func (h *Host) signal(ctx context.Context, kill bool) (n int, err error) {
+// signalAll terminates or kills all workers, and returns their number.
+func (h *Host) signalAll(ctx context.Context, kill bool) (n int, err error) {
 	h.mu.Lock()
 	all := slices.Collect(maps.Keys(h.workers))
 	h.mu.Unlock()

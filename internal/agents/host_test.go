@@ -22,7 +22,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// Lines come whole or not at all, however they are written, and one that is too long is only counted.
+// Lines are returned complete or not at all, however they are written, and only the length of a
+// line over the limit is.
 func TestTail(t *testing.T) {
 	var file bytes.Buffer
 	tail := tail{r: bufio.NewReaderSize(&file, 16), n: 1}
@@ -68,12 +69,12 @@ func testRun(t *testing.T, dir, id, status string) {
 	}
 }
 
-// working is what a worker holds.
+// working is the locks of a worker.
 type working struct{ record, run io.Closer }
 
 func (w working) Close() error { return errors.Join(w.record.Close(), w.run.Close()) }
 
-// workOn holds a run as a worker does, until it is closed.
+// workOn takes a worker's locks.
 func workOn(t *testing.T, dir, id string) working {
 	t.Helper()
 	run, err := Hold(filepath.Join(dir, id))
@@ -84,7 +85,7 @@ func workOn(t *testing.T, dir, id string) working {
 	return working{workOnByHand(t, dir, id), run}
 }
 
-// workOnByHand holds a run's record as whoever works on it does, until the file is closed.
+// workOnByHand takes the lock of a manual resume.
 func workOnByHand(t *testing.T, dir, id string) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(filepath.Join(dir, id, RecordName), os.O_RDWR, 0)
@@ -98,7 +99,7 @@ func workOnByHand(t *testing.T, dir, id string) *os.File {
 	return f
 }
 
-// How a run stands follows from its lock and its status, whatever the latter says of itself.
+// A run's state follows from its lock and its status file, not from the state in that file.
 func TestStates(t *testing.T) {
 	dir := t.TempDir()
 	h := New(Options{Dir: dir, Max: 1})
@@ -150,7 +151,7 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// shells are workers that are a shell with a script, started and signalled by this test.
+// shells are workers that run a shell script, started and signalled by this test.
 type shells struct {
 	script string
 	mu     sync.Mutex
@@ -185,11 +186,11 @@ func (s *shells) options(dir string) Options {
 
 func (s *shells) wait() {
 	for _, cmd := range s.all {
-		_ = cmd.Wait() // however it has ended
+		_ = cmd.Wait() // its exit code does not matter
 	}
 }
 
-// A worker that says nothing, too much, or nonsense has not begun a run.
+// A worker that replies nothing, too much, or nonsense has not begun a run.
 func TestWorkersThatFail(t *testing.T) {
 	for name, script := range map[string]string{
 		"dies": "exit 1", "nonsense": "echo nonsense; cat", "neither": "echo '{}'", "endless": "head -c 3000000 /dev/zero | tr '\\0' x; echo",
@@ -224,13 +225,13 @@ func TestWorkersThatFail(t *testing.T) {
 	}
 }
 
-// One that does not end when it is told to is killed; one that nobody can reach any more keeps nobody.
+// A worker that ignores SIGTERM is killed; one that cannot be signalled does not block.
 func TestWorkersThatGoOn(t *testing.T) {
 	dir := t.TempDir()
 	testRun(t, dir, "20260116_143000", `{"exit_reason":"submitted"}`)
 	s := shells{script: "trap '' TERM; echo '{\"run\":{\"id\":\"20260116_143000\"}}'; exec sleep 600"}
 	h := New(s.options(dir))
-	h.endAfterKill = testenv.HungAfter // it is not about machines that take long to end what was killed
+	h.endAfterKill = testenv.HungAfter // a slow machine is not the subject
 	if _, err := h.Start(t.Context(), api.StartAgentRun{}); err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +254,7 @@ func TestWorkersThatGoOn(t *testing.T) {
 	}
 }
 
-// plays are workers that the test itself plays: it has their pipes.
+// plays are workers that the test itself plays, with their pipes.
 type plays chan play
 
 type play struct{ stdin, stdout *os.File }
@@ -279,7 +280,7 @@ func (p plays) options(t *testing.T, dir string, most int) Options {
 	}
 }
 
-// refused is the error of what must not come to start a worker.
+// refused returns the error of a call that must not start a worker.
 func (p plays) refused(t *testing.T, do func() error) error {
 	t.Helper()
 	result := make(chan error, 1)
@@ -300,7 +301,7 @@ func (p play) answer(t *testing.T, id string) {
 	}
 }
 
-// A run that is about to begin counts once, also when it has its record already and its worker has not answered.
+// A run that begins counts once, even if it has a record and its worker has not replied.
 func TestRunsThatBeginCountOnce(t *testing.T) {
 	dir := t.TempDir()
 	p := make(plays, 9)
@@ -352,7 +353,7 @@ func TestRunsThatBeginCountOnce(t *testing.T) {
 	}
 }
 
-// A run that is being resumed is not resumed by another: that worker would take away what tells the first one to end.
+// Two resumes of a run do not overlap: the second worker would remove the first one's cancel file.
 func TestOneResumeAtATime(t *testing.T) {
 	dir := t.TempDir()
 	const id = "20260116_143000"
@@ -387,7 +388,7 @@ func TestOneResumeAtATime(t *testing.T) {
 	}
 }
 
-// What a worker is told is as long as it was sent, and not longer than a worker reads.
+// A worker gets exactly the request that was sent, and a request over its limit is refused.
 func TestRequestsAreBounded(t *testing.T) {
 	p := make(plays, 9)
 	h := New(p.options(t, t.TempDir(), 9))
@@ -419,7 +420,7 @@ func TestRequestsAreBounded(t *testing.T) {
 	}
 }
 
-// Many may cancel a run at once, and none of what is left in its directory is written through.
+// Several clients may cancel a run at once, and no link in its directory is written through.
 func TestCancelAtOnce(t *testing.T) {
 	dir, outside := t.TempDir(), filepath.Join(t.TempDir(), "file")
 	const id = "20260116_143000"
@@ -454,7 +455,7 @@ func TestCancelAtOnce(t *testing.T) {
 	}
 }
 
-// What a worker that was taken over makes of its run leads nobody out of the runs, and keeps nobody from the others.
+// Files of a worker that was taken over lead the daemon nowhere else, and do not block other runs.
 func TestRunsThatLeadElsewhere(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
 	testRun(t, outside, "20260116_143000", `{"query":"words of the host"}`)
@@ -492,7 +493,7 @@ func TestRunsThatLeadElsewhere(t *testing.T) {
 	}
 }
 
-// heeds ends what a worker does when it is told to by the file, as a worker would.
+// heeds ends a fake worker when its cancel file appears, as a worker does.
 func heeds(t *testing.T, dir, id string, end func() error) (ended chan error) {
 	t.Helper()
 	ended = make(chan error, 1)
@@ -514,8 +515,8 @@ func heeds(t *testing.T, dir, id string, end func() error) (ended chan error) {
 	return ended
 }
 
-// Runs whose process cannot be signalled are told to end as well, by a file, and waited for: those of a daemon before this one,
-// and all where the runner of errands is gone.
+// Runs whose process cannot be signalled are asked to end through their cancel files, and waited
+// for: those of earlier daemons, and all if the broker is gone.
 func TestCloseEndsWhatItCannotSignal(t *testing.T) {
 	dir := t.TempDir()
 	const id, own = "20260116_143000", "20260116_143001"
@@ -539,7 +540,7 @@ func TestCloseEndsWhatItCannotSignal(t *testing.T) {
 		t.Error(err)
 	}
 	for _, id := range []string{id, own} {
-		if on, err := h.goesOn(id); on || err != nil {
+		if on, err := h.hosted(id); on || err != nil {
 			t.Fatalf("%s goes on: %v, %v", id, on, err)
 		}
 	}
@@ -554,19 +555,19 @@ func TestCloseEndsWhatItCannotSignal(t *testing.T) {
 			t.Fatalf("one that does not end: %v", err)
 		}
 	}
-	// Which there are is not known.
+	// The runs are unknown.
 	if err := New(Options{Dir: filepath.Join(dir, "gone"), Max: 1}).Close(soon); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("runs that cannot be listed: %v", err)
 	}
 }
 
-// noFiles does something while this process can open no file.
+// noFiles calls do while this process can open no file.
 func noFiles(t *testing.T, do func()) {
 	t.Helper()
 	fewFiles(t, 0, do)
 }
 
-// fewFiles does something while this process can have so many descriptors.
+// fewFiles calls do while this process may have only so many descriptors.
 func fewFiles(t *testing.T, most uint64, do func()) {
 	t.Helper()
 	var was unix.Rlimit
@@ -584,7 +585,8 @@ func fewFiles(t *testing.T, most uint64, do func()) {
 	do()
 }
 
-// A run that cannot be looked at, because the daemon has no descriptor left, has not ended for that: it counts, and is waited for.
+// A run that cannot be examined for lack of descriptors has not ended: it counts, and is waited
+// for.
 func TestRunsThatCannotBeLookedAtGoOn(t *testing.T) {
 	dir := t.TempDir()
 	const id = "20260116_143000"
@@ -616,11 +618,11 @@ func TestRunsThatCannotBeLookedAtGoOn(t *testing.T) {
 	}
 	now, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := worker.stdout.Close(); err != nil { // the process has ended, as far as its pipe tells
+	if err := worker.stdout.Close(); err != nil { // its pipe says that the process has ended
 		t.Error(err)
 	}
 	next := New(Options{Dir: dir, Max: 1})
-	if _, err := next.look(); err != nil {
+	if _, err := next.refresh(); err != nil {
 		t.Fatal(err)
 	}
 	noFiles(t, func() {
@@ -636,7 +638,8 @@ func TestRunsThatCannotBeLookedAtGoOn(t *testing.T) {
 	}
 }
 
-// Who has resumed a run by hand is not the daemon's: it does not count, it is not told to end, and nobody waits for it.
+// A run resumed by hand is not the daemon's: it does not count, is not cancelled, and is not waited
+// for.
 func TestRunsResumedByHand(t *testing.T) {
 	dir := t.TempDir()
 	const id = "20260116_143000"
@@ -679,7 +682,7 @@ func TestRunsResumedByHand(t *testing.T) {
 	}
 }
 
-// A FIFO in the place of a record or a status keeps nobody waiting.
+// A FIFO in the place of a record or a status does not block.
 func TestRunsThatAreNoFiles(t *testing.T) {
 	dir := t.TempDir()
 	for id, name := range map[string]string{"20260116_143000": RecordName, "20260116_143001": StatusName} {
@@ -698,7 +701,7 @@ func TestRunsThatAreNoFiles(t *testing.T) {
 				t.Errorf("%+v", r)
 			}
 		}
-		_, lookErr := h.look()
+		_, lookErr := h.refresh()
 		if len(runs) != 2 || len(h.going) != 0 {
 			t.Errorf("%d runs, going on are %v", len(runs), h.going)
 		}
@@ -714,13 +717,13 @@ func TestRunsThatAreNoFiles(t *testing.T) {
 	}
 }
 
-// What is removed is asked for by its name, and only so many at once.
+// Removals name the run, and are limited in number.
 func TestRemove(t *testing.T) {
 	dir := t.TempDir()
 	testRun(t, dir, "20260116_143000", `{"exit_reason":"submitted"}`)
 	s := shells{script: `x=$(cat); [ "$x" = '{"run":"20260116_143000","remove":true}' ] && echo '{"run":{"id":"20260116_143000"}}'`}
 	h := New(s.options(dir))
-	h.opts.Max = 0 // no run counts against it
+	h.opts.Max = 0 // removals do not count as runs
 	if err := h.Remove(t.Context(), "20260116_143000"); err != nil {
 		t.Error(err)
 	}

@@ -13,28 +13,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Retention says how long runs are kept that nobody works on.
+// Retention holds the limits for idle runs.
 type Retention struct {
-	Age   time.Duration // since somebody last did; 0: for ever
-	Limit int64         // of what they have on disk together; 0: any amount
-	// Grace is how long each stays at least, and how long somebody must have been able to ask for it.
+	Age   time.Duration // maximum time since the last work; zero means none
+	Limit int64         // maximum size of all idle runs on disk, in bytes; zero means none
+	// Grace is the minimum time that each run is kept, and that clients must have had to read it.
 	Grace time.Duration
 }
 
-// idleRun is one that nobody works on.
+// idleRun is a run that no process works on.
 type idleRun struct {
 	id   string
 	at   time.Time // see [Host.lastWork]
-	size int64     // on disk
-	// immense: it has more entries, or deeper ones, than are looked at.
+	size int64     // bytes on disk
+	// immense reports that the run has more or deeper entries than are measured.
 	immense bool
 }
 
-// overdue are those of the runs that are not to be kept any longer, those that were worked on first before the others. Up is since when
-// somebody can ask for them.
+// overdue returns the expired runs, oldest first. up is the start of the grace period.
 func (r Retention) overdue(now, up time.Time, runs []idleRun) []idleRun {
 	worked := func(run idleRun) time.Time {
-		if run.at.Sub(now) > r.Grace { // the clock was wrong when that was written, and it was written before the daemon began
+		if run.at.Sub(now) > r.Grace { // the clock was wrong when it was written, before the daemon started
 			return up
 		}
 		return run.at
@@ -62,8 +61,8 @@ func (r Retention) overdue(now, up time.Time, runs []idleRun) []idleRun {
 	return out
 }
 
-// Retain removes runs that have been kept long enough, one after the other, with all that is left of them, and says which. One that cannot
-// be removed is not tried again within the grace.
+// Retain removes the expired runs one by one, and returns them. A failed removal is not retried
+// within the grace period.
 func (h *Host) Retain(ctx context.Context, r Retention, now, up time.Time) (removed []string, err error) {
 	if r.Age == 0 && r.Limit == 0 {
 		return nil, nil
@@ -77,7 +76,7 @@ func (h *Host) Retain(ctx context.Context, r Retention, now, up time.Time) (remo
 			continue
 		}
 		if again, ok, _ := h.lastWork(run.id); !ok || !again.Equal(run.at) {
-			continue // somebody has gone on with it
+			continue // it was resumed meanwhile
 		}
 		removeErr := h.removeInTime(ctx, run.id)
 		if removeErr == nil {
@@ -88,7 +87,7 @@ func (h *Host) Retain(ctx context.Context, r Retention, now, up time.Time) (remo
 			return removed, errors.Join(err, context.Cause(ctx))
 		}
 		if _, ok, _ := h.lastWork(run.id); !ok {
-			continue // somebody was faster, and works on it or has removed it
+			continue // it was resumed or removed meanwhile
 		}
 		h.kept[run.id] = now
 		err = errors.Join(err, removeErr)
@@ -96,15 +95,15 @@ func (h *Host) Retain(ctx context.Context, r Retention, now, up time.Time) (remo
 	return removed, err
 }
 
-// removeInTime is remove for a run that is not to keep the others waiting.
+// removeInTime is remove with a time limit, because other runs wait.
 func (h *Host) removeInTime(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, h.removeIn)
 	defer cancel()
 	return h.remove(ctx, id)
 }
 
-// idle are the runs that nobody works on and that can be looked at; the error is that of the first that cannot, and of those that may not
-// be, once, which keeps nobody from the others. It is called by one at a time.
+// idle returns the idle runs that can be examined. unknown is the error of the first one that
+// cannot; a run without read permission is reported once. It must not be called concurrently.
 func (h *Host) idle(ctx context.Context) (runs []idleRun, unknown error) {
 	entries, err := os.ReadDir(h.opts.Dir)
 	if err != nil {
@@ -152,21 +151,23 @@ func (h *Host) idle(ctx context.Context) (runs []idleRun, unknown error) {
 	return runs, unknown
 }
 
-// lastWork is when somebody last worked on a run: when the last line of its record was written or, where there is no record that can be
-// opened, when its directory last changed. It is not ok while somebody works on the run, may do so, or the run is gone.
+// lastWork returns the time of the last work on a run: the last write to its record, or the last
+// change of its directory if the record cannot be opened. ok is false if the run is gone, or is or
+// may be in progress.
 func (h *Host) lastWork(id string) (at time.Time, ok bool, err error) {
 	at, working, err := h.lastChange(id, RecordName)
-	// Who has a lease on the record has it open, and may write to it.
-	if err != nil && !passing(err) && !errors.Is(err, unix.EAGAIN) {
+	// A process with a lease on the record has it open, and may write to it.
+	if err != nil && !isTransient(err) && !errors.Is(err, unix.EAGAIN) {
 		at, working, err = h.lastChange(id, ".")
 	}
-	if err != nil && (passing(err) || errors.Is(err, unix.EACCES)) {
-		return at, false, fmt.Errorf("look at the agent run %s: %w", id, err)
+	if err != nil && (isTransient(err) || errors.Is(err, unix.EACCES)) {
+		return at, false, fmt.Errorf("examine the agent run %s: %w", id, err)
 	}
 	return at, err == nil && !working, nil
 }
 
-// lastChange is when a file of a run, or its directory, was last written to, and whether somebody who works on the run has it locked.
+// lastChange returns the time of the last write to a file or directory of a run, and whether a
+// process has it locked.
 func (h *Host) lastChange(id, name string) (at time.Time, working bool, err error) {
 	if working, err = h.locked(id, name); err != nil || working {
 		return at, working, err
@@ -178,7 +179,7 @@ func (h *Host) lastChange(id, name string) (at time.Time, working bool, err erro
 	info, err := f.Stat()
 	if err == nil {
 		at = info.ModTime()
-		// The worker may have set that to any time, but not the one at which it did.
+		// A worker can set mtime to any value, but not ctime, the time at which it did.
 		if st, ok := info.Sys().(*syscall.Stat_t); ok && time.Unix(st.Ctim.Unix()).Before(at) {
 			at = time.Unix(st.Ctim.Unix())
 		}
@@ -186,20 +187,20 @@ func (h *Host) lastChange(id, name string) (at time.Time, working bool, err erro
 	return at, false, errors.Join(err, f.Close())
 }
 
-// maxDeep and maxEntries bound what is looked at of a run. Its files are what programs have left that nobody trusts: what such a run may
-// have collected is a hundred thousand entries, and no honest one of them lies so deep.
+// maxDeep and maxEntries limit the measuring of a run, whose files come from untrusted programs.
+// The agent collects at most a hundred thousand entries, and no ordinary run nests them so deep.
 const (
-	maxDeep    = 256 // directories within each other, each of which takes a descriptor meanwhile
+	maxDeep    = 256 // nested directories, each of which takes a descriptor
 	maxEntries = 1_000_000
 )
 
-var errImmense = errors.New("it has too much to be measured")
+var errImmense = errors.New("too many or too deep entries to measure")
 
-// size is how much the disk holds for a run. Links are not followed, a file with several names is counted once, and what goes away
-// meanwhile, or cannot be read, is not counted.
+// size returns the disk space of a run. Links are not followed, hard links are counted once, and
+// files that vanish or cannot be read are not counted.
 func (h *Host) size(ctx context.Context, id string) (int64, error) {
 	dir, err := h.open(id, ".")
-	if err != nil && !passing(err) {
+	if err != nil && !isTransient(err) {
 		return 0, nil
 	}
 	var size int64
@@ -213,8 +214,8 @@ func (h *Host) size(ctx context.Context, id string) (int64, error) {
 	return size, nil
 }
 
-// measure is how much the disk holds for what is in dir, which it closes. Names are only looked up in the directory that is open: a
-// path would lead elsewhere when somebody exchanges a part of it, and be long where it is deep.
+// measure returns the disk space of a directory's entries, and closes it. It looks names up in the
+// open directory only: a path could be redirected meanwhile, and would be too long at depth.
 func measure(ctx context.Context, dir *os.File, deep int, left *int) (size int64, err error) {
 	defer dir.Close()
 	if deep == 0 {
@@ -225,7 +226,7 @@ func measure(ctx context.Context, dir *os.File, deep int, left *int) (size int64
 		if ctx.Err() != nil {
 			return 0, context.Cause(ctx)
 		}
-		if err != nil && passing(err) {
+		if err != nil && isTransient(err) {
 			return 0, err
 		}
 		if len(names) == 0 {
@@ -246,10 +247,10 @@ func measure(ctx context.Context, dir *os.File, deep int, left *int) (size int64
 			}
 			size += held
 			if st.Mode&0o500 != 0o500 {
-				giveBack(dir, name)
+				restoreMode(dir, name)
 			}
 			fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-			if err != nil && passing(err) {
+			if err != nil && isTransient(err) {
 				return 0, err
 			}
 			if err != nil {

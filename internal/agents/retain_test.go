@@ -20,7 +20,7 @@ import (
 
 func TestWhichRunsAreOverdue(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
-	long := now.Add(-1000 * time.Hour) // that the daemon has run
+	long := now.Add(-1000 * time.Hour) // the daemon's uptime
 	run := func(id string, ago time.Duration, size int64) idleRun {
 		return idleRun{id: id, at: now.Add(-ago), size: size}
 	}
@@ -63,8 +63,8 @@ func TestWhichRunsAreOverdue(t *testing.T) {
 	}
 }
 
-// Old runs go, by a worker each, and those that are large; never one that somebody works on, by hand or not, and what cannot be removed
-// is not tried at every look.
+// Old and large runs are removed, each by a worker, but never a run in progress, hosted or by hand.
+// A failed removal is not retried at every look.
 func TestOldRunsAreRemoved(t *testing.T) {
 	dir := t.TempDir()
 	now := time.Now()
@@ -82,7 +82,7 @@ func TestOldRunsAreRemoved(t *testing.T) {
 	}
 	workOn(t, dir, hosted)
 	workOnByHand(t, dir, hand)
-	// A worker that does what it is told, but for one run.
+	// This worker obeys, except for one run.
 	s := shells{script: `read -r x; x=${x#*:\"}; x=${x%%\"*}; echo "$x" >>'` + dir + `/asked'; [ "$x" != ` + stuck + ` ] && rm -r '` + dir + `'/"$x" && echo "{\"run\":{\"id\":\"$x\"}}"`}
 	h := New(s.options(dir))
 	up := now.Add(-1000 * time.Hour)
@@ -108,11 +108,11 @@ func TestOldRunsAreRemoved(t *testing.T) {
 	asked(2)
 	retain(Retention{Age: 5 * time.Hour}, now.Add(time.Hour), true)
 	asked(3)
-	// The young one is the only one that can make room.
+	// Only the young run can make room.
 	if err := os.WriteFile(filepath.Join(dir, young, "output"), make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	h.sizes = nil // it had been measured
+	h.sizes = nil // it was measured before
 	retain(Retention{Limit: 2 << 20}, now.Add(time.Hour), false)
 	retain(Retention{Limit: 1 << 20}, now.Add(time.Hour), false, young)
 	for _, id := range ids {
@@ -127,7 +127,7 @@ func TestOldRunsAreRemoved(t *testing.T) {
 	if _, err := h.Retain(ended, Retention{Age: time.Hour}, now, up); !errors.Is(err, context.Canceled) {
 		t.Errorf("of a daemon that ends: %v", err)
 	}
-	if err := os.RemoveAll(filepath.Join(dir, hosted)); err != nil { // so that it is not waited for
+	if err := os.RemoveAll(filepath.Join(dir, hosted)); err != nil { // so that Close does not wait for it
 		t.Fatal(err)
 	}
 	if err := h.Close(t.Context()); err != nil {
@@ -136,8 +136,8 @@ func TestOldRunsAreRemoved(t *testing.T) {
 	s.wait()
 }
 
-// A run whose record cannot be opened, or is gone, goes too, by the time of its directory, and counts until then; never one that somebody
-// works on, or may work on.
+// A run whose record is missing or cannot be opened is removed too, by the time of its directory,
+// and counts until then. A run that is or may be in progress is not.
 func TestRunsWithoutARecordAreRemoved(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
 	now := time.Now()
@@ -197,7 +197,7 @@ func TestRunsWithoutARecordAreRemoved(t *testing.T) {
 	if err := held.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// Whoever asks for it need not wait.
+	// A client's removal does not wait for the retention.
 	if err := h.Remove(t.Context(), hosted); err != nil {
 		t.Errorf("when nobody works on it any more: %v", err)
 	}
@@ -211,14 +211,14 @@ func TestRunsWithoutARecordAreRemoved(t *testing.T) {
 	s.wait()
 }
 
-// What a run has on disk is not what who made its files would have it be, and is told in bounded time.
+// Hostile files do not falsify the measured size of a run, and measuring takes bounded time.
 func TestHostileRunsAreMeasured(t *testing.T) {
 	dir := t.TempDir()
 	h := New(Options{Dir: dir, Max: 1})
 	const mib, id = 1 << 20, "20260116_143000"
 	at := filepath.Join(dir, id)
 	testRun(t, dir, id, `{}`)
-	large := filepath.Join(dir, "large") // outside of it
+	large := filepath.Join(dir, "large") // outside of the run
 	if err := errors.Join(os.WriteFile(large, make([]byte, 8*mib), 0o600), os.Mkdir(filepath.Join(at, "output"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,7 @@ func TestHostileRunsAreMeasured(t *testing.T) {
 		t.Fatal(err)
 	}
 	measured("links, a FIFO, and a file with nothing in it", 2*mib-100*512, 3*mib)
-	// A name of the archive that a sandbox gives may have a megabyte.
+	// A name in the archive that a sandbox returns may have a megabyte.
 	deep, err := os.OpenRoot(at)
 	for range 2 * maxDeep {
 		if err == nil {
@@ -275,7 +275,8 @@ func TestHostileRunsAreMeasured(t *testing.T) {
 	}
 }
 
-// A run that cannot be looked at now keeps no other from going, and is no reason to measure the others again.
+// A run that cannot be examined blocks no other, and does not cause another measurement of the
+// others.
 func TestRetentionGoesPastWhatItCannotSee(t *testing.T) {
 	dir := t.TempDir()
 	h := New(Options{Dir: dir, Max: 1})
@@ -306,7 +307,7 @@ func TestRetentionGoesPastWhatItCannotSee(t *testing.T) {
 	}
 }
 
-// Who has a lease on a run's record, by which nobody else can open it, is not taken for a daemon's lack of something.
+// A lease on a run's record, which prevents opening it, is not taken for a lack of resources.
 func TestRunsWithALease(t *testing.T) {
 	dir := t.TempDir()
 	h := New(Options{Dir: dir, Max: 1})
@@ -324,7 +325,7 @@ func TestRunsWithALease(t *testing.T) {
 	if runs, err := h.List(); err != nil || len(runs) != 2 || !strings.Contains(runs[0].Error+runs[1].Error, unix.EAGAIN.Error()) {
 		t.Errorf("%+v, %v", runs, err)
 	}
-	if _, err := h.look(); err != nil || len(h.going) != 0 {
+	if _, err := h.refresh(); err != nil || len(h.going) != 0 {
 		t.Errorf("going on are %v, %v", h.going, err)
 	}
 	if runs, err := h.idle(t.Context()); err != nil || len(runs) != 1 || runs[0].id != other {
@@ -332,7 +333,7 @@ func TestRunsWithALease(t *testing.T) {
 	}
 }
 
-// A run that somebody has begun to work on when its turn comes is left alone, and nothing is said.
+// A run that is resumed just before its removal is left alone, silently.
 func TestRetentionIsSlower(t *testing.T) {
 	dir := t.TempDir()
 	const id = "20260116_143000"
@@ -362,7 +363,7 @@ func TestRetentionIsSlower(t *testing.T) {
 	}
 }
 
-// A worker may say of its files that they are of any time; when it did so is when it was last worked on.
+// A worker can set any mtime; the time of that change counts as its last work.
 func TestRunsOfTheFuture(t *testing.T) {
 	dir := t.TempDir()
 	h := New(Options{Dir: dir, Max: 1})
@@ -384,7 +385,8 @@ func TestRunsOfTheFuture(t *testing.T) {
 	}
 }
 
-// A run that its worker has closed to its owner is looked at all the same, and measured; no link is followed for it.
+// A run whose worker has removed the owner's access is examined and measured all the same, without
+// following links.
 func TestClosedRunsAreLookedAt(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
 	h := New(Options{Dir: dir, Max: 1})
@@ -430,7 +432,7 @@ func TestClosedRunsAreLookedAt(t *testing.T) {
 	}
 }
 
-// One that is somebody else's cannot be opened, keeps nobody from the others, and is told of once.
+// A run of another user cannot be opened, does not block the others, and is logged once.
 func TestRunsThatMayNotBeLookedAt(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
@@ -443,7 +445,7 @@ func TestRunsThatMayNotBeLookedAt(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		goruntime.LockOSThread() // which ends with it, and with what it may not do
+		goruntime.LockOSThread() // the thread ends with it, as do its restrictions
 		head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var caps [2]unix.CapUserData
 		err := unix.Capget(&head, &caps[0])
@@ -465,7 +467,7 @@ func TestRunsThatMayNotBeLookedAt(t *testing.T) {
 	}
 }
 
-// A run whose removal does not come to an end keeps no other from going.
+// A removal that does not end blocks no other run.
 func TestRetentionGoesPastARemovalThatDoesNotEnd(t *testing.T) {
 	dir := t.TempDir()
 	now := time.Now()

@@ -1,5 +1,5 @@
-// Package boot assembles the daemon: it prepares directories and cgroups, starts the broker, connects to the launcher
-// or starts one, confines the process, and serves the API.
+// Package boot assembles the daemon: it prepares directories and cgroups, starts the broker,
+// connects to the launcher or starts one, confines the process, and serves the API.
 package boot
 
 import (
@@ -44,8 +44,8 @@ const undoTimeout = 30 * time.Second
 
 // Serve runs the daemon until ctx ends or a client shuts it down.
 func Serve(ctx context.Context, o Options) (err error) {
-	// Keep inherited descriptors from children: a launcher outlives us, and would keep the caller's files and pipes open.
-	// Kernels before 5.11 lack the flag or the call.
+	// Keep inherited descriptors from children: a launcher outlives us, and would keep the caller's
+	// files and pipes open. Kernels before 5.11 lack the flag or the call.
 	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("mark inherited descriptors close-on-exec: %w", err)
 	}
@@ -95,7 +95,8 @@ func Serve(ctx context.Context, o Options) (err error) {
 		DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Launcher: programs.launcher, Init: programs.init,
 		IDs: ids, Cgroup: subtree, Version: o.Version,
 	}
-	// Start the broker before confinement and before anything hostile is read, so that it keeps our privileges.
+	// Start the broker before confinement and before anything hostile is read, so that it keeps our
+	// privileges.
 	helper, err := broker.Start(ctx, broker.Config{Launcher: options, Name: name, Agents: hosted})
 	if err != nil {
 		return errors.Join(err, subtree.Abandon())
@@ -231,8 +232,8 @@ func reportGone(ctx context.Context, b *broker.Client, log *slog.Logger) (stop f
 	}
 }
 
-// OpenProfiles reads the security profiles once, because a filter is some 40 KB of JSON. A profile that this kernel
-// cannot enforce is a reason not to start.
+// OpenProfiles reads the security profiles once, because a filter is some 40 KB of JSON. A profile
+// that this kernel cannot enforce is a reason not to start.
 func OpenProfiles(dir string) (*ociprofiles.Set, []api.Profile, error) {
 	actions, err := kernel.SeccompActions()
 	if err != nil {
@@ -272,7 +273,8 @@ func warnOfLogout(log *slog.Logger) error {
 // programs holds the paths of the other binaries.
 type programs struct{ launcher, init, agent string }
 
-// findPrograms finds the other binaries beside this one. sandboxd-agent may be missing: agent runs then fail to start.
+// findPrograms finds the other binaries beside this one. sandboxd-agent may be missing: agent runs
+// then fail to start.
 func findPrograms(log *slog.Logger) (programs, error) {
 	launcher, err := dirs.Program(dirs.LauncherProgram)
 	if err != nil {
@@ -289,9 +291,9 @@ func findPrograms(log *slog.Logger) (programs, error) {
 	return programs{launcher, init, agent}, nil
 }
 
-// privateDir makes dir, or checks that it belongs to this user and that no other user can enter it. Sandboxes keep
-// set-user-id files of their root below it, which other users of the host must not reach. It never changes the mode of
-// an existing directory: --data-dir /run may be a mistake.
+// privateDir makes dir, or checks that it belongs to this user and that no other user can enter it.
+// Sandboxes keep set-user-id files of their root below it, which other users of the host must not
+// reach. It never changes the mode of an existing directory: --data-dir /run may be a mistake.
 func privateDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make directory: %w", err)

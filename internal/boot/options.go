@@ -14,8 +14,9 @@ import (
 	"github.com/sandboxd/sandboxd/internal/daemon"
 )
 
-// Options configure the daemon. There are few on purpose: settings that differ between sandboxes belong in the request
-// or in a profile. All paths are absolute. In limits and ages zero means none, except where a field says otherwise.
+// Options configure the daemon. There are few on purpose: settings that differ between sandboxes
+// belong in the request or in a profile. All paths are absolute. In limits and ages zero means
+// none, except where a field says otherwise.
 type Options struct {
 	// Version is the version that the daemon reports.
 	Version string
@@ -24,26 +25,29 @@ type Options struct {
 	RuntimeDir string
 	Socket     string
 	LogLevel   slog.Level
-	// Require lists the layers of enforcement that the host must have: "cgroup", "landlock", "subids". The daemon does
-	// not start if one is missing or its name is unknown.
+	// Require lists the layers of enforcement that the host must have: "cgroup", "landlock", "subids".
+	// The daemon does not start if one is missing or its name is unknown.
 	Require []string
 	// DefaultTimeout and DefaultIdleTimeout are for sandboxes that ask for none; greater than zero.
 	DefaultTimeout     time.Duration
 	DefaultIdleTimeout time.Duration
 	// IdleExit ends the daemon after this time without a sandbox and a request.
 	IdleExit time.Duration
-	// ImageLimit is the maximum disk space of all images, in bytes; the least recently used are removed first.
+	// ImageLimit is the maximum disk space of all images, in bytes; the least recently used are
+	// removed first.
 	ImageLimit int64
 	// EndedAge and EndedLimit are the retention of ended sandboxes, by age and by number.
 	EndedAge   time.Duration
 	EndedLimit int
 	// SnapshotAge is the retention of snapshots that no sandbox uses.
 	SnapshotAge time.Duration
-	// SnapshotLimit is the maximum disk space of all snapshots, in bytes; the oldest are removed first.
+	// SnapshotLimit is the maximum disk space of all snapshots, in bytes; the oldest are removed
+	// first.
 	SnapshotLimit int64
 	// UnpackLimits limit the content of a new image.
 	UnpackLimits layer.Limits
-	// LogSize is the maximum size of a log file, in bytes, and LogFiles the maximum number of files per sandbox.
+	// LogSize is the maximum size of a log file, in bytes, and LogFiles the maximum number of files
+	// per sandbox.
 	LogSize  int64
 	LogFiles int
 	// LogLimit is the maximum disk space of all logs, in bytes; the oldest files are removed first.
@@ -52,13 +56,15 @@ type Options struct {
 	Profiles string
 	// Pools lists the warm pools.
 	Pools []Pool
-	// AgentRuns is the maximum number of hosted agent runs in progress, each of which is a process; greater than zero.
+	// AgentRuns is the maximum number of hosted agent runs in progress, each of which is a process;
+	// greater than zero.
 	AgentRuns int
-	// AgentAge and AgentLimit are the retention of idle agent runs, by age and by bytes on disk; the oldest are removed
-	// first.
+	// AgentAge and AgentLimit are the retention of idle agent runs, by age and by bytes on disk; the
+	// oldest are removed first.
 	AgentAge   time.Duration
 	AgentLimit int64
-	// AgentInputs lists the directories, without symbolic links, that hosted runs may read below; empty means none.
+	// AgentInputs lists the directories, without symbolic links, that hosted runs may read below;
+	// empty means none.
 	AgentInputs []string
 
 	Mirrors            []string // REGISTRY=MIRROR each
@@ -86,8 +92,9 @@ var requirements = map[string]func(e api.Enforced) bool{
 
 // agents returns the configuration of hosted agent runs.
 //
-// Max leaves room for twice the runs, because a process that has ended may count for a moment longer. The limit of runs
-// itself is the host's to keep; this one bounds a daemon that was taken over.
+// Max leaves room for twice the runs, because a process that has ended may count for a moment
+// longer. The limit of runs itself is the host's to keep; this one bounds a daemon that was taken
+// over.
 func (o *Options) agents(program string) broker.Agents {
 	return broker.Agents{
 		Program: program, Socket: o.Socket, Runs: filepath.Join(o.DataDir, "agent"), Inputs: o.AgentInputs,
@@ -95,8 +102,8 @@ func (o *Options) agents(program string) broker.Agents {
 	}
 }
 
-// registries checks the options of registries and reads the trusted certificates. The host's own are read in any case:
-// the daemon cannot read them once it is confined.
+// registries checks the options of registries and reads the trusted certificates. The host's own
+// are read in any case: the daemon cannot read them once it is confined.
 func (o *Options) registries() (registry.Config, error) {
 	r := registry.Config{Mirrors: make(map[string][]string), Insecure: o.InsecureRegistries}
 	for _, m := range o.Mirrors {

@@ -11,19 +11,19 @@ import (
 	"github.com/sandboxd/sandboxd/internal/dirs"
 )
 
-// newAgent stands for the commands of sandboxd-agent in the list of commands.
+// newAgent lists the commands of sandboxd-agent as one.
 func newAgent(deps) *cobra.Command {
 	return &cobra.Command{
 		Use:   agentName,
 		Short: "Let a language model work in a sandbox",
-		Run:   func(*cobra.Command, []string) {}, // lists it; run executes sandboxd-agent before
+		Run:   func(*cobra.Command, []string) {}, // run executes sandboxd-agent before
 	}
 }
 
 const agentName = "agent"
 
-// forAgent reports whether a command line is for sandboxd-agent, which alone links model SDKs and policies. Help and
-// shell completion of its commands are.
+// forAgent reports whether a command line is for sandboxd-agent, which alone links model SDKs and
+// policies. Help and shell completion of its commands are.
 func forAgent(root *cobra.Command, args []string) bool {
 	switch {
 	case len(args) > 1 && args[0] == "help":
@@ -35,7 +35,8 @@ func forAgent(root *cobra.Command, args []string) bool {
 	return err == nil && cmd.Name() == agentName
 }
 
-// execAgent executes sandboxd-agent in the place of this process, with the same arguments. It returns only on error.
+// execAgent executes sandboxd-agent in the place of this process, with the same arguments. It
+// returns only on error.
 func execAgent(args []string) error {
 	path, err := dirs.Program(dirs.AgentProgram)
 	if err == nil {

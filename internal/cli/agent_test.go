@@ -8,7 +8,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
-// A command line is sandboxd-agent's if it names agent, wherever flags stand, and so are its help and its completion.
+// A command line is sandboxd-agent's if it names agent, wherever flags stand, and so are its help
+// and its completion.
 func TestForAgent(t *testing.T) {
 	for line, want := range map[string]bool{
 		"agent":                           true,

@@ -15,8 +15,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// pack writes a local file or tree as a tar stream whose top entry is called top. What is neither a file, a directory
-// nor a symbolic link is left out, with a note.
+// pack writes a local file or tree as a tar stream whose top entry is called top. It leaves out
+// entries that are neither files, directories nor symbolic links, with a note.
 func pack(w io.Writer, name string, fi fs.FileInfo, top string, notes io.Writer) error {
 	t := tar.NewWriter(w)
 	if fi.IsDir() {
@@ -56,12 +56,12 @@ func pack(w io.Writer, name string, fi fs.FileInfo, top string, notes io.Writer)
 
 // packOne writes the entry for p, a name in root, as name.
 func packOne(t *tar.Writer, root *os.Root, p string, fi fs.FileInfo, name string, notes io.Writer) error {
-	// Owner and group stay behind: ids of this host mean nothing in the sandbox.
+	// Leave out owner and group: ids of this host mean nothing in the sandbox.
 	hdr := &tar.Header{Name: name, Mode: int64(fi.Mode().Perm()), ModTime: fi.ModTime(), Format: tar.FormatPAX}
 	switch {
 	case fi.IsDir():
 		if name == "." {
-			return nil // the target's own directory is not ours to change
+			return nil // the target's own directory keeps its mode
 		}
 		hdr.Typeflag, hdr.Name = tar.TypeDir, name+"/"
 		return t.WriteHeader(hdr)
@@ -76,7 +76,7 @@ func packOne(t *tar.Writer, root *os.Root, p string, fi fs.FileInfo, name string
 		fmt.Fprintf(notes, "sandboxd: left out %s: neither a file, a directory nor a symbolic link\n", cmdline.Printable(p))
 		return nil
 	}
-	// What was a file a moment ago may be a pipe now; opening that must not wait for a writer.
+	// The file may have become a pipe meanwhile, and opening one must not wait for a writer.
 	f, err := root.OpenFile(p, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return err
@@ -107,8 +107,8 @@ const (
 	maxName    = 4096 // PATH_MAX
 )
 
-// unpacker extracts an archive that a sandbox made, and that may be built to do harm. All of it happens below root, by
-// os.Root: no name and no link leads out. Owners, setuid bits and devices do not come along.
+// unpacker extracts an archive that a sandbox made, perhaps to do harm. It works below root through
+// os.Root, which no name and no link leaves. Owners, setuid bits and devices are not extracted.
 type unpacker struct {
 	root     *os.Root
 	maxBytes int64
@@ -118,14 +118,14 @@ type unpacker struct {
 	entries int
 }
 
-// tree extracts the archive of a directory, under the name top, or right into root where that is ".".
+// tree extracts the archive of a directory under the name top, or into root itself if that is ".".
 func (u *unpacker) tree(r io.Reader, top string) error {
 	root := u.root
 	if top != "." {
 		if err := u.root.Mkdir(top, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		// This fails where top is a link that leads out of root, or is no directory.
+		// OpenRoot fails if top is a link that leads out of root, or no directory.
 		sub, err := u.root.OpenRoot(top)
 		if err != nil {
 			return err
@@ -187,7 +187,7 @@ func (u *unpacker) entry(root *os.Root, r io.Reader, hdr *tar.Header) error {
 		if name == "." {
 			return nil
 		}
-		// Ours to enter and to delete, whatever the sandbox would like.
+		// The owner must be able to enter and delete it, whatever its mode in the sandbox.
 		return root.MkdirAll(name, permissions(hdr)|0o700)
 	}
 	if name == "." {
@@ -204,7 +204,7 @@ func (u *unpacker) entry(root *os.Root, r io.Reader, hdr *tar.Header) error {
 			return err
 		}
 	}
-	// What is there is replaced, never written through: it may be a link, to wherever.
+	// Replace an existing entry, and never write through it: it may be a link to anywhere.
 	fi, err := root.Lstat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -235,7 +235,7 @@ func (u *unpacker) entry(root *os.Root, r io.Reader, hdr *tar.Header) error {
 	return u.regular(root, r, name, hdr)
 }
 
-// regular extracts a file under a name that is free.
+// regular extracts a file under an unused name.
 func (u *unpacker) regular(root *os.Root, r io.Reader, name string, hdr *tar.Header) (err error) {
 	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, permissions(hdr))
 	if err != nil {
@@ -243,7 +243,7 @@ func (u *unpacker) regular(root *os.Root, r io.Reader, name string, hdr *tar.Hea
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, root.Remove(name)) // half a file is worse than none
+			err = errors.Join(err, root.Remove(name)) // do not leave half a file
 		}
 	}()
 	left := u.maxBytes - u.bytes
@@ -255,22 +255,22 @@ func (u *unpacker) regular(root *os.Root, r io.Reader, name string, hdr *tar.Hea
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	// Times outside of what the kernel's and Go's clocks can both express stay behind.
+	// Skip times outside the range of both the kernel's and Go's clocks.
 	if y := hdr.ModTime.Year(); y >= 1970 && y < 2200 {
 		return root.Chtimes(name, hdr.ModTime, hdr.ModTime)
 	}
 	return nil
 }
 
-// permissions are all that is taken over of a mode: no setuid, no sticky bit.
+// permissions returns the part of a mode that is extracted: no setuid and no sticky bit.
 func permissions(hdr *tar.Header) fs.FileMode { return fs.FileMode(hdr.Mode & 0o777) }
 
-// localName checks a name that the sandbox wrote.
+// localName checks a name from the archive.
 func localName(name string) (string, error) {
 	if len(name) > maxName {
 		return "", fmt.Errorf("a name of %d bytes", len(name))
 	}
-	// Not cleaned before it is looked at: "a/../b" is one of the things that no honest archive contains.
+	// Check before cleaning: no honest archive has a name such as "a/../b".
 	if name == "" || strings.HasPrefix(name, "/") || !filepath.IsLocal(name) || strings.Contains("/"+name+"/", "/../") || strings.ContainsRune(name, 0) {
 		return "", fmt.Errorf("the name %q does not stay in the archive", name)
 	}

@@ -15,7 +15,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
-// FuzzUnpack feeds archives that a sandbox could send. Whatever they are, nothing beside the destination changes.
+// FuzzUnpack extracts archives as a sandbox could send them. Nothing outside the destination may
+// change.
 func FuzzUnpack(f *testing.F) {
 	for _, entries := range [][]cmdtest.Entry{
 		{fileEntry("a", "b")},
@@ -55,7 +56,7 @@ func FuzzUnpack(f *testing.F) {
 		} else {
 			err = u.file(bytes.NewReader(data), "x")
 		}
-		_ = err // either way
+		_ = err // success is not the point
 		var beside []string
 		for _, line := range tree(t, outer) {
 			if !strings.HasPrefix(line, "dst/") {

@@ -78,7 +78,7 @@ func runAttach(ctx context.Context, id, exec string, opts attachOptions, d deps)
 	return ending(end.Exit, t, d.Stderr)
 }
 
-// follow connects us to a program that runs, until it ends.
+// follow connects the terminal to a running program until it ends.
 func follow(ctx context.Context, c *client.Client, x *api.Exec, t terminalFlags, d deps) (*client.End, error) {
 	if size, ok := windowSize(d); ok && x.TTY && x.State == api.ExecRunning {
 		if err := c.ResizeExec(ctx, x.Sandbox, x.ID, size); err != nil {

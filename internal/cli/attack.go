@@ -21,60 +21,59 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// attackedProfiles are those in whose sandboxes `doctor --attack` tries everything.
+// attackedProfiles lists the profiles that `doctor --attack` attacks.
 var attackedProfiles = []string{"default", "hardened"}
 
 const (
 	attackerPath   = "/tmp/sandboxd-attacker"
-	attackTimeout  = 20 * time.Second // of one attempt
-	callsTimeout   = 4 * time.Minute  // of measuring the system calls: seconds, but minutes where it is emulated
-	attackLifetime = 30 * time.Minute // of the sandboxes, should nobody be left to delete them
+	attackTimeout  = 20 * time.Second // for one attack
+	callsTimeout   = 4 * time.Minute  // for measuring the system calls: seconds, but minutes on an emulated machine
+	attackLifetime = 30 * time.Minute // of the sandboxes, if this process cannot delete them
 )
 
-// attacked is what `doctor --attack --json` prints.
+// attacked is the output of `doctor --attack --json`.
 type attacked struct {
 	Profiles []attackedProfile `json:"profiles"`
 	Attacks  []attackedBy      `json:"attacks"`
-	Held     bool              `json:"held"` // nothing worked in a sandbox, and each filter is the planned one
+	Held     bool              `json:"held"` // no attack worked in a sandbox, and each filter is as planned
 	Seconds  float64           `json:"seconds"`
 }
 
-// attackedProfile is one sandbox that was attacked, or why there was none.
+// attackedProfile describes one attacked sandbox, or the reason why there was none.
 type attackedProfile struct {
 	Name     string        `json:"name"`
 	Enforced *api.Enforced `json:"enforced,omitempty"`
-	Syscalls int           `json:"syscalls,omitempty"` // that its filter lets through
-	Error    string        `json:"error,omitempty"`    // why no sandbox could be had
-	// Measured is what each system call answered that was made inside, against the plan.
+	Syscalls int           `json:"syscalls,omitempty"` // number that its filter allows
+	Error    string        `json:"error,omitempty"`    // why there was no sandbox
+	// Measured compares the answers of all system calls with the plan.
 	Measured *attack.Judged `json:"measured,omitempty"`
 	Docker   *dockerCompare `json:"docker,omitempty"`
 }
 
-// dockerCompare holds one sandbox against the default filter of Docker, which is known for x86-64.
+// dockerCompare compares a sandbox with Docker's default filter for x86-64.
 type dockerCompare struct {
 	Source   string `json:"source"`
-	Syscalls int    `json:"syscalls"` // that Docker's filter lets through
-	// More and Less are the calls that it lets through and this does not, and the reverse.
+	Syscalls int    `json:"syscalls"` // number that Docker's filter allows
+	// More lists the calls that only Docker's filter allows, Less the calls that only this one does.
 	More []string `json:"more"`
 	Less []string `json:"less"`
-	// Features are the attacks that its filter lets reach the kernel and that were stopped here; Opened those that worked here,
-	// and that it stops.
+	// Features lists the attacks that Docker's filter allows and that failed here, Opened the reverse.
 	Features []string `json:"features"`
 	Opened   []string `json:"opened"`
 }
 
-// attackedBy is one attack.
+// attackedBy describes one attack.
 type attackedBy struct {
 	Name  string `json:"name"`
-	Layer string `json:"layer"` // that should stop it
-	// Control says that it works on this host where nothing but bare namespaces holds it. Where it does not, Reason says what it
-	// ran into, and that it does not work in a sandbox either proves nothing.
+	Layer string `json:"layer"` // layer of enforcement that should stop it
+	// Control reports whether the attack works on this host in bare namespaces. If not, Reason is its
+	// error, and its failure in a sandbox proves nothing.
 	Control bool              `json:"control"`
 	Reason  string            `json:"reason,omitempty"`
-	Stopped map[string]string `json:"stopped"` // by profile: the error that it got, "killed", or empty: it worked
+	Stopped map[string]string `json:"stopped"` // by profile: its error, "killed", or empty if it worked
 }
 
-// worked reports whether it did in any sandbox.
+// worked reports whether the attack worked in any sandbox.
 func (a *attackedBy) worked() bool {
 	for _, by := range a.Stopped {
 		if by == "" {
@@ -84,7 +83,7 @@ func (a *attackedBy) worked() bool {
 	return false
 }
 
-// runAttack attacks sandboxes of its own with this very program, and says what held.
+// runAttack attacks sandboxes of its own with a copy of this program, and reports the results.
 func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
 	began := time.Now()
 	corpus, err := chosen(opts.attacks)
@@ -106,8 +105,8 @@ func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
 	for i, a := range corpus {
 		report.Attacks[i] = attackedBy{Name: a.Name, Layer: a.Layer, Stopped: make(map[string]string)}
 	}
-	// Each kind one after the other, and beside each other: the machine may have cores, and one sandbox is as long as all attacks.
-	var mu sync.Mutex // guards what is in report.Attacks
+	// Run the sandboxes in parallel, and the attacks in each one by one.
+	var mu sync.Mutex // guards report.Attacks
 	var wg sync.WaitGroup
 	errs := make([]error, 1+len(attackedProfiles))
 	wg.Go(func() { errs[0] = controls(ctx, self, report.Attacks, &mu) })
@@ -141,7 +140,7 @@ func runAttack(ctx context.Context, opts doctorOptions, d deps) (err error) {
 	return err
 }
 
-// chosen are the attacks of these names, or all there are.
+// chosen returns the attacks with these names, or all.
 func chosen(names []string) ([]attack.Attack, error) {
 	all := attack.Corpus()
 	if len(names) == 0 {
@@ -171,12 +170,12 @@ func controls(ctx context.Context, self string, attacks []attackedBy, mu *sync.M
 	return nil
 }
 
-// attackProfile tries everything in a sandbox of one profile.
+// attackProfile tries the attacks in a sandbox of one profile.
 func attackProfile(ctx context.Context, c *client.Client, self, profile string, attacks []attackedBy, mu *sync.Mutex) (p attackedProfile, err error) {
 	p.Name = profile
 	s, err := c.CreateSandbox(ctx, api.CreateSandbox{Profile: profile, Timeout: attackLifetime.Seconds()})
 	if err != nil {
-		p.Error = err.Error() // as where there are no subordinate ids
+		p.Error = err.Error() // for example without subordinate ids
 		return p, nil
 	}
 	defer func() {
@@ -192,7 +191,7 @@ func attackProfile(ctx context.Context, c *client.Client, self, profile string, 
 	if err != nil {
 		return p, fmt.Errorf("open own executable: %w", err)
 	}
-	defer f.Close() // only read
+	defer f.Close() // opened for reading
 	if err := c.WriteFile(ctx, s.ID, attackerPath, f, 0o755, ""); err != nil {
 		return p, err
 	}
@@ -213,12 +212,13 @@ func attackProfile(ctx context.Context, c *client.Client, self, profile string, 
 		mu.Unlock()
 	}
 	if len(attacks) < len(attack.Corpus()) {
-		return p, nil // who names attacks has asked for nothing else
+		return p, nil // only the named attacks were asked for
 	}
 	return p, p.measure(ctx, c, s.ID, shown.Seccomp)
 }
 
-// measure makes every system call but sync in the sandbox, and holds what it finds against the plan and against Docker's filter.
+// measure makes every system call but sync in the sandbox, and compares the answers with the plan
+// and with Docker's filter.
 func (p *attackedProfile) measure(ctx context.Context, c *client.Client, id string, filter json.RawMessage) error {
 	plan := new(specs.LinuxSeccomp)
 	if err := json.Unmarshal(filter, plan); err != nil {
@@ -244,7 +244,7 @@ func (p *attackedProfile) measure(ctx context.Context, c *client.Client, id stri
 	return nil
 }
 
-// features compares, once everything has been tried.
+// features fills in the comparison of attacks, after the last one.
 func (r *attacked) features() {
 	docker := attack.DockerFeatures()
 	for i := range r.Profiles {
@@ -266,7 +266,7 @@ func (r *attacked) features() {
 	}
 }
 
-// stoppedBy is what kept an attempt from working; empty where nothing did.
+// stoppedBy returns the error that stopped an attack; empty if it worked.
 func stoppedBy(result *api.ExecResult) (string, error) {
 	if result.Exit.Signal == "SIGSYS" {
 		return attack.Killed, nil
@@ -343,7 +343,8 @@ func (r *attacked) print(w io.Writer) error {
 	return err
 }
 
-// printMeasured says what system calls answered, and how that compares. It returns how many answers are not the planned ones.
+// printMeasured prints the comparison of system calls, and returns the number of answers that
+// differ from the plan.
 func (p *attackedProfile) printMeasured(w io.Writer) (wrong int, err error) {
 	if p.Measured == nil {
 		return 0, nil

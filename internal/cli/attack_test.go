@@ -30,7 +30,7 @@ func TestAttackReport(t *testing.T) {
 		!strings.Contains(got, "held: EPERM    not tried") || !strings.Contains(got, "does not work here") || !strings.Contains(got, "no ids") {
 		t.Error(got)
 	}
-	// One that worked is told whether or not its control did.
+	// An attack that worked is reported whether or not its control did.
 	for i := range r.Attacks {
 		was := r.Attacks[i].Stopped["default"]
 		if r.Attacks[i].Stopped["default"] = ""; !r.Attacks[i].worked() {
@@ -44,7 +44,7 @@ func TestAttackReport(t *testing.T) {
 	}
 }
 
-// What was measured is told, beside what Docker lets through; a filter that is not the planned one is no success.
+// Measured calls are reported beside Docker's. A filter that differs from its plan is a failure.
 func TestAttackReportCompares(t *testing.T) {
 	r := attacked{
 		Profiles: []attackedProfile{{

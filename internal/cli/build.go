@@ -87,7 +87,7 @@ func (o *buildOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.json, "json", false, "print the image as JSON")
 }
 
-// request is the build asked for, but for the Dockerfile's name.
+// request returns the build request without the Dockerfile's name.
 func (o *buildOptions) request(changed func(string) bool) (api.Build, error) {
 	req := api.Build{
 		Tags: o.tags, Target: o.target, Platform: o.platform, NoCache: o.noCache, Args: map[string]string{},
@@ -138,7 +138,7 @@ func runBuild(ctx context.Context, source string, opts buildOptions, req api.Bui
 	}
 	image, err := c.Build(ctx, body, req, show)
 	p.end()
-	_ = body.Close() // read to its end, or nobody wants more of it
+	_ = body.Close() // read to its end, or no longer needed
 	if perr := wait(); perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		return perr
 	}
@@ -151,7 +151,7 @@ func runBuild(ctx context.Context, source string, opts buildOptions, req api.Bui
 	return printImage(d.Stdout, image)
 }
 
-// open begins to send the context, and returns what to call when that is no longer read.
+// open starts to send the context. Call wait when the reader is done.
 func (o *buildOptions) open(source string, req *api.Build, d deps) (io.ReadCloser, func() error, error) {
 	if source == "-" {
 		if o.file == "-" {
@@ -174,7 +174,7 @@ func (o *buildOptions) open(source string, req *api.Build, d deps) (io.ReadClose
 	if err != nil {
 		return nil, nil, err
 	}
-	var extra []byte // a Dockerfile from elsewhere
+	var extra []byte // a Dockerfile outside the context
 	switch name, inside := within(source, o.file); {
 	case o.file == "-":
 		extra, err = io.ReadAll(io.LimitReader(d.Stdin, maxDockerfile+1))
@@ -195,7 +195,7 @@ func (o *buildOptions) open(source string, req *api.Build, d deps) (io.ReadClose
 	}
 	needed := []string{cmp.Or(req.Dockerfile, defaultDockerfile)}
 	if target, inside := within(source, filepath.Join(source, needed[0])); extra == nil && inside {
-		needed = append(needed, target) // where it is a link to what .dockerignore leaves out
+		needed = append(needed, target) // a link whose target .dockerignore may exclude
 	}
 	r, w := io.Pipe()
 	done := make(chan error, 1)
@@ -209,7 +209,7 @@ func (o *buildOptions) open(source string, req *api.Build, d deps) (io.ReadClose
 
 const (
 	defaultDockerfile = "Dockerfile"
-	maxDockerfile     = 1 << 20 // the daemon takes no larger one
+	maxDockerfile     = 1 << 20 // the daemon's limit
 )
 
 func readDockerfile(name string) (_ []byte, err error) {
@@ -221,7 +221,8 @@ func readDockerfile(name string) (_ []byte, err error) {
 	return io.ReadAll(io.LimitReader(f, maxDockerfile+1))
 }
 
-// within is the name of a file in a directory, if it lies there. Links are followed on both sides.
+// within returns the name of a file relative to a directory, if it lies there. It follows links in
+// both.
 func within(dir, file string) (string, bool) {
 	if file == "" || file == "-" {
 		return "", false
@@ -240,7 +241,7 @@ func within(dir, file string) (string, bool) {
 	return filepath.ToSlash(name), err == nil && filepath.IsLocal(name)
 }
 
-// readIgnore reads what need not be sent. The daemon leaves it out in any case.
+// readIgnore reads .dockerignore, to send less. The daemon applies it in any case.
 func readIgnore(root *os.Root, dockerfile string) (*patternmatcher.PatternMatcher, error) {
 	dockerfile = cmp.Or(dockerfile, defaultDockerfile)
 	for _, name := range []string{dockerfile + ".dockerignore", ".dockerignore"} {
@@ -256,8 +257,8 @@ func readIgnore(root *os.Root, dockerfile string) (*patternmatcher.PatternMatche
 	return nil, nil //nolint:nilnil // nothing is ignored
 }
 
-// packContext writes a context as a tar stream. What the daemon needs for itself is sent even where it is ignored: the
-// Dockerfile by its names, and what else says what is ignored.
+// packContext writes a context as a tar stream. It sends the files that the daemon itself needs
+// even if they are ignored: the Dockerfile under its names, and .dockerignore.
 func packContext(w io.Writer, root *os.Root, ignore *patternmatcher.PatternMatcher, dockerfiles []string, extra []byte, notes io.Writer) error {
 	t := tar.NewWriter(w)
 	if extra != nil {
@@ -304,10 +305,11 @@ func packContext(w io.Writer, root *os.Root, ignore *patternmatcher.PatternMatch
 	return t.Close()
 }
 
-// buildProgress shows the steps of a build, and what its programs write, as lines: they are worth keeping.
+// buildProgress prints the steps of a build and the output of its programs as lines, which are
+// worth keeping.
 type buildProgress struct {
 	w io.Writer
-	// By stream, what has no end of line yet: stdout and stderr come in pieces, in any order.
+	// The incomplete lines by stream: pieces of stdout and stderr arrive in any order.
 	stdout, stderr strings.Builder
 }
 
@@ -321,7 +323,7 @@ func (p *buildProgress) event(e api.BuildEvent) {
 	case e.Stream != "":
 		p.output(e)
 	case e.Status == api.BuildStarted:
-		p.end() // of the step before, which may have made no layer
+		p.end() // of the previous step, which may have no layer
 		fmt.Fprintf(p.w, "%s %s\n", at, cmdline.Printable(e.Text))
 	case e.Status == api.BuildCached && e.Layer != "":
 		fmt.Fprintf(p.w, "%s cached\n", at)
@@ -331,8 +333,8 @@ func (p *buildProgress) event(e api.BuildEvent) {
 	}
 }
 
-// output shows whole lines: two streams come in pieces. They are a program's that nobody vouches for, so nothing in them
-// reaches the terminal as a command to it.
+// output prints complete lines of both streams. A program's output is untrusted, so control
+// characters are escaped.
 func (p *buildProgress) output(e api.BuildEvent) {
 	text := e.Output
 	if text == "" {
@@ -355,7 +357,7 @@ func (p *buildProgress) output(e api.BuildEvent) {
 	}
 }
 
-// end shows what has no end of line.
+// end prints incomplete lines.
 func (p *buildProgress) end() {
 	p.show(&p.stdout)
 	p.show(&p.stderr)

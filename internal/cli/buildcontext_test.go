@@ -15,7 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// TestBuildOutputIsShownInWholeLines has two streams whose pieces come between each other.
+// Pieces of two streams that arrive interleaved are printed as complete lines.
 func TestBuildOutputIsShownInWholeLines(t *testing.T) {
 	var out strings.Builder
 	p := &buildProgress{w: &out}
@@ -34,7 +34,7 @@ func TestBuildOutputIsShownInWholeLines(t *testing.T) {
 	}
 }
 
-// TestDockerfileIsSentWhereverItLies has one that is a link to a file in a directory that is left out.
+// A Dockerfile is sent even if it is a link into an ignored directory.
 func TestDockerfileIsSentWhereverItLies(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"ci/Dockerfile.prod": "FROM scratch\n", "ci/other": "x", ".dockerignore": "ci\n", "a": "a"} {

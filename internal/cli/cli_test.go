@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 			},
 		}))
 	}
-	syscall.Umask(0o022) // the modes that the tests expect have gone through it
+	syscall.Umask(0o022) // the tests expect modes under this umask
 	os.Exit(m.Run())
 }
 
@@ -48,7 +48,7 @@ func serveFake(ctx context.Context, opts boot.Options) error {
 	return cmdtest.Serve(ctx, opts.Socket)
 }
 
-// TestCommands drives the command line against the fake daemon. A nil want means: anything.
+// TestCommands drives the command line against the fake daemon. A nil check accepts anything.
 func TestCommands(t *testing.T) {
 	is := func(want string) func(string) bool { return func(s string) bool { return s == want } }
 	has := func(parts ...string) func(string) bool {
@@ -70,7 +70,7 @@ func TestCommands(t *testing.T) {
 		stdout func(string) bool
 		stderr func(string) bool
 		code   int
-		check  func(*cmdtest.Daemon) string // what is wrong
+		check  func(*cmdtest.Daemon) string // returns a description of the defect
 	}{
 		{name: "run passes output on", args: "run -- echo hi there", stdout: is("hi there\n"), stderr: is("\xff\n"), check: func(f *cmdtest.Daemon) string {
 			want := []string{"POST /v1/sandboxes", "POST /v1/sandboxes/sb1/exec", "DELETE /v1/sandboxes/sb1"}
@@ -264,7 +264,7 @@ func TestCommands(t *testing.T) {
 				f.Mu.Lock()
 				defer f.Mu.Unlock()
 				if wrong := tt.check(f); wrong != "" {
-					t.Error(wrong) // of a difference: -want +got
+					t.Error(wrong) // a diff is -want +got
 				}
 			}
 		})
@@ -275,7 +275,8 @@ func oneSandbox(f *cmdtest.Daemon) {
 	f.Sandboxes = []api.Sandbox{{ID: "sb1", Name: "first", Image: "host", State: api.StateRunning, Labels: map[string]string{"k": "v"}}}
 }
 
-// mainProcess checks that a sandbox was asked for with this main process; none is the image's.
+// mainProcess checks that one sandbox was created with this main process; no argv means the
+// image's.
 func mainProcess(image string, terminal bool, argv ...string) func(*cmdtest.Daemon) string {
 	return func(f *cmdtest.Daemon) string {
 		if len(f.Creates) != 1 {
@@ -311,7 +312,7 @@ func TestRunInterrupted(t *testing.T) {
 			t.Parallel()
 			f := cmdtest.New()
 			cmd := cmdtest.Command(t, f.Start(t), tt.args...)
-			in, err := cmd.StdinPipe() // open, and silent
+			in, err := cmd.StdinPipe() // open, and without input
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -339,7 +340,7 @@ func TestRunInterrupted(t *testing.T) {
 	}
 }
 
-// `sandboxd run … | head -1`: the program is killed and the sandbox deleted, though nobody reads any more.
+// `sandboxd run … | head -1` kills the program and deletes the sandbox after its reader is gone.
 func TestRunIntoClosedPipe(t *testing.T) {
 	f := cmdtest.New()
 	cmd := cmdtest.Command(t, f.Start(t), "run", "--", "flood")
@@ -362,7 +363,8 @@ func TestRunIntoClosedPipe(t *testing.T) {
 	}
 }
 
-// Without a daemon: what needs one to look at says so, doctor looks for itself, shutdown has nothing to do.
+// Without a daemon, commands that need one fail clearly, doctor examines the host itself, and
+// shutdown has nothing to do.
 func TestNoDaemon(t *testing.T) {
 	socket := filepath.Join(cmdtest.ShortDir(t), "none", "s")
 	tests := []struct {
@@ -392,15 +394,15 @@ func TestNoDaemon(t *testing.T) {
 	}
 }
 
-// withHome gives a command a home of its own. As root the data directory does not depend on it, so the commands that
-// start a daemon are tested as an ordinary user only.
+// withHome gives a command a home of its own. Root's data directory does not depend on it, so tests
+// run commands that start a daemon as an ordinary user.
 func withHome(t *testing.T, cmd *exec.Cmd, home string) *exec.Cmd {
 	t.Helper()
 	cmd.Env = append(cmd.Env, "HOME="+home)
 	return cmd
 }
 
-// run without a daemon starts one, says so, and the next run uses it.
+// Without a daemon, run starts one and says so, and the next run uses it.
 func TestRunStartsDaemon(t *testing.T) {
 	cred := ordinaryUser(t)
 	home := cmdtest.ShortDir(t)
@@ -424,7 +426,7 @@ func TestRunStartsDaemon(t *testing.T) {
 	if _, err := fmt.Sscanf(first, "sandboxd: no daemon was running; started one (pid %d, log "+log+"); stop it with: sandboxd shutdown", &pid); err != nil {
 		t.Fatalf("stderr %q: %v", first, err)
 	}
-	// It leads a session of its own, so that our terminal's signals do not reach it.
+	// The daemon leads a session of its own, so that the terminal's signals do not reach it.
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		t.Fatal(err)
@@ -444,7 +446,7 @@ func TestRunStartsDaemon(t *testing.T) {
 	}
 }
 
-// Several at once start one daemon, and one of them says so.
+// Of several commands at once, one starts the daemon and says so.
 func TestRunStartsOneDaemon(t *testing.T) {
 	cred := ordinaryUser(t)
 	home := cmdtest.ShortDir(t)
@@ -475,7 +477,7 @@ func TestRunStartsOneDaemon(t *testing.T) {
 	}
 }
 
-// A daemon that cannot start is reported with what it logged.
+// The error about a daemon that cannot start has its log.
 func TestRunCannotStartDaemon(t *testing.T) {
 	cred := ordinaryUser(t)
 	home := cmdtest.ShortDir(t)
@@ -490,7 +492,8 @@ func TestRunCannotStartDaemon(t *testing.T) {
 	}
 }
 
-// ordinaryUser is whom a command runs as that must not be root: nil where we are not root ourselves.
+// ordinaryUser returns the credential to run a command with that must not be root; nil if the test
+// is not root.
 func ordinaryUser(t *testing.T) *syscall.Credential {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -501,7 +504,7 @@ func ordinaryUser(t *testing.T) *syscall.Credential {
 		t.Fatal(err)
 	}
 	const nobody = 65534
-	// go test builds into a directory that nobody else may enter.
+	// go test builds into a directory that other users cannot enter.
 	for dir := filepath.Dir(exe); ; dir = filepath.Dir(dir) {
 		fi, err := os.Stat(dir)
 		if err != nil {
@@ -533,7 +536,7 @@ func chown(t *testing.T, cred *syscall.Credential, path string) {
 func TestHelpGolden(t *testing.T) {
 	cmdtest.HelpGolden(t, func() *cobra.Command {
 		return newRoot(deps{Deps: cmdline.Deps{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}})
-	}, agentName) // which sandboxd-agent answers
+	}, agentName) // of sandboxd-agent
 }
 
 // Output that is JSON is exactly one document.

@@ -51,7 +51,7 @@ func (o *commitOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.json, "json", false, "print the image as JSON")
 }
 
-// complete is the request, with variables and labels read as run reads them.
+// complete returns the request. Variables and labels are parsed as by run.
 func (o *commitOptions) complete(reference string, lookup func(string) (string, bool)) (api.CommitSandbox, error) {
 	req := o.request
 	req.Reference = reference

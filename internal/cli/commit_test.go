@@ -9,7 +9,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Variables and labels are read as run reads them.
+// Variables and labels are parsed as by run.
 func TestCommitRequest(t *testing.T) {
 	lookup := func(name string) (string, bool) { return "here", name == "SET" }
 	opts := commitOptions{labels: []string{"a=b=c", "flag"}}

@@ -55,10 +55,10 @@ func (o *cpOptions) addFlags(f *pflag.FlagSet) {
 // place is one side of a copy.
 type place struct {
 	sandbox string // empty: the local file system
-	path    string // as given
+	path    string // as given on the command line
 }
 
-// parsePlace tells ID:PATH from a local name: a colon before any slash makes the difference.
+// parsePlace parses ID:PATH or a local name, which has no colon before its first slash.
 func parsePlace(arg string) (place, error) {
 	if arg == "" {
 		return place{}, cmdline.Usagef("a source or destination has an empty name")
@@ -82,12 +82,12 @@ func parsePlace(arg string) (place, error) {
 	return place{sandbox: id, path: p}, nil
 }
 
-// contents says that the place ends with "/.": not the directory is meant but what is in it.
+// contents reports whether the place ends with "/.", which means the entries of the directory.
 func (p place) contents() bool {
 	return p.path == "." || p.path == "/" || strings.HasSuffix(p.path, "/.")
 }
 
-// directory says that the place can be a directory only.
+// directory reports whether the place can only be a directory.
 func (p place) directory() bool { return strings.HasSuffix(p.path, "/") || p.contents() }
 
 func runCp(ctx context.Context, source, destination string, opts cpOptions, d deps) error {
@@ -117,7 +117,7 @@ func copyIn(ctx context.Context, c *client.Client, from, to place, d deps) error
 	name := filepath.Clean(from.path)
 	fi, err := os.Lstat(name)
 	if err == nil && from.directory() && fi.Mode().Type() == fs.ModeSymlink {
-		fi, err = os.Stat(name) // "link/" is what the link points to
+		fi, err = os.Stat(name) // "link/" means the link's target
 	}
 	if err != nil {
 		return err
@@ -130,7 +130,7 @@ func copyIn(ctx context.Context, c *client.Client, from, to place, d deps) error
 	if err != nil {
 		return err
 	}
-	// The archive is extracted below a directory, so that one file and a tree look alike.
+	// Extract the archive below a directory, so that a file and a tree are alike.
 	below, top := path.Dir(target), path.Base(target)
 	switch {
 	case there == file && (fi.IsDir() || to.directory()):
@@ -138,7 +138,7 @@ func copyIn(ctx context.Context, c *client.Client, from, to place, d deps) error
 	case from.contents():
 		below, top = target, "."
 	case there == other || to.directory():
-		abs, err := filepath.Abs(name) // the name of ".." is not ".."
+		abs, err := filepath.Abs(name) // ".." has a real name
 		if err != nil {
 			return err
 		}
@@ -152,7 +152,7 @@ func copyIn(ctx context.Context, c *client.Client, from, to place, d deps) error
 		done <- err
 	}()
 	err = c.ArchiveIn(ctx, to.sandbox, below, r)
-	_ = r.CloseWithError(errStopped) // nobody reads any more
+	_ = r.CloseWithError(errStopped) // the reader is gone
 	if perr := <-done; perr != nil && !errors.Is(perr, errStopped) {
 		return perr
 	}
@@ -161,16 +161,16 @@ func copyIn(ctx context.Context, c *client.Client, from, to place, d deps) error
 
 var errStopped = errors.New("the receiver has stopped")
 
-// kind is what stands at a path in a sandbox, as far as copying must know.
+// kind is the type of a path in a sandbox, as far as copying needs it.
 type kind int
 
 const (
 	missing kind = iota
 	file
-	other // a directory, or what the daemon will refuse with a better reason than we could give
+	other // a directory, or a path that the daemon refuses with a better reason
 )
 
-// probe finds out by opening the path as a file: that is refused where it is anything else.
+// probe determines the kind by opening the path as a file, which fails for anything else.
 func probe(ctx context.Context, c *client.Client, id, p string) (kind, error) {
 	r, err := c.ReadFile(ctx, id, p)
 	switch {
@@ -179,7 +179,7 @@ func probe(ctx context.Context, c *client.Client, id, p string) (kind, error) {
 	case errors.Is(err, &api.Problem{Code: api.CodeInvalid}):
 		return other, nil
 	case errors.Is(err, &api.Problem{Code: api.CodeNotFound}):
-		// The path or the sandbox: the difference matters before anything is sent.
+		// Tell a missing path from a missing sandbox before sending anything.
 		_, gerr := c.GetSandbox(ctx, id)
 		return missing, gerr
 	}
@@ -189,8 +189,8 @@ func probe(ctx context.Context, c *client.Client, id, p string) (kind, error) {
 // copyOut receives a file or a tree.
 func copyOut(ctx context.Context, c *client.Client, from, to place, opts cpOptions, d deps) error {
 	source := path.Clean(from.path)
-	// The destination that the user named is trusted, links and all. Everything below it is not: a link that an earlier
-	// copy brought along must not lead the next one away.
+	// The named destination is trusted, including its links. Entries below it are not: a link from an
+	// earlier copy must not lead this one out.
 	rootDir, top := filepath.Clean(to.path), path.Base(source)
 	fi, err := os.Stat(rootDir)
 	switch {
@@ -204,7 +204,7 @@ func copyOut(ctx context.Context, c *client.Client, from, to place, opts cpOptio
 		return fmt.Errorf("%s is not a directory", to.path)
 	case err != nil && to.directory():
 		return fmt.Errorf("%s does not exist", to.path)
-	default: // a new name, or a file that is replaced
+	default: // a new name, or a file to replace
 		rootDir, top = filepath.Dir(rootDir), filepath.Base(rootDir)
 	}
 	what, err := probe(ctx, c, from.sandbox, source)

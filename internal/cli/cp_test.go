@@ -16,7 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
-// tree describes what is below dir, a line each.
+// tree lists the entries below dir, one per line.
 func tree(t *testing.T, dir string) []string {
 	t.Helper()
 	var out []string
@@ -99,7 +99,7 @@ func TestCopyOut(t *testing.T) {
 		file    bool
 		from    string            // default sb1:/x
 		to      string            // default .
-		before  map[string]string // what is there: a path and its content, or "-> target"
+		before  map[string]string // existing entries: path → content, or "-> target"
 		want    []string
 		err     string
 	}{
@@ -133,7 +133,7 @@ func TestCopyOut(t *testing.T) {
 		}, to: "y", want: []string{"y/", "y/d/", "y/d/s -rwxr-xr-x #!"}},
 		{name: "relative sandbox path", file: true, entries: []cmdtest.Entry{fileEntry("x", "hi")}, from: "sb1:x", want: []string{"x -rw-r--r-- hi"}},
 
-		// What a hostile sandbox sends.
+		// Archives of a hostile sandbox.
 		{name: "parent", entries: []cmdtest.Entry{fileEntry("../evil", "x")}, want: []string{"x/"}, err: "does not stay"},
 		{name: "hidden parent", entries: []cmdtest.Entry{fileEntry("a/../../evil", "x")}, want: []string{"x/"}, err: "does not stay"},
 		{name: "absolute", entries: []cmdtest.Entry{fileEntry("/tmp/evil", "x")}, want: []string{"x/"}, err: "does not stay"},
@@ -168,7 +168,7 @@ func TestCopyOut(t *testing.T) {
 			f := cmdtest.New()
 			oneSandbox(f)
 			f.Archives["/x"], f.Files["/x"] = tt.entries, tt.file
-			// What must stay as it is, and what is compared: nothing may appear beside the destination.
+			// Compare the outer directory too: nothing may appear beside the destination.
 			outer := t.TempDir()
 			write(t, outer+"/secret", "mine")
 			write(t, outer+"/outside/kept", "mine")

@@ -55,7 +55,8 @@ Where no daemon runs, one is started in the background.`,
 	return cmd
 }
 
-// imageAndProgram tells the two apart by the "--" that stood behind dash arguments; -1: there was none.
+// imageAndProgram tells the two apart by the "--" that stood behind dash arguments; -1: there was
+// none.
 func imageAndProgram(args []string, dash int) (image string, argv []string, err error) {
 	if dash >= 0 {
 		args, argv = args[:dash], args[dash:]

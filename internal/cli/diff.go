@@ -63,12 +63,12 @@ func runDiff(ctx context.Context, id string, opts diffOptions, d deps) error {
 	return nil
 }
 
-// leftOut tells what a commit leaves out.
+// leftOut prints the paths that a commit leaves out.
 func leftOut(d deps, skipped []string, more int64) {
 	for _, s := range skipped {
-		_, _ = fmt.Fprintln(d.Stderr, "left out of an image: "+cmdline.Printable(s)) // a remark that cannot be shown is no reason to fail
+		_, _ = fmt.Fprintln(d.Stderr, "left out of an image: "+cmdline.Printable(s)) // a note that cannot be printed is no failure
 	}
 	if more > 0 {
-		_, _ = fmt.Fprintf(d.Stderr, "and %d more\n", more) // as above
+		_, _ = fmt.Fprintf(d.Stderr, "and %d more\n", more) // see above
 	}
 }

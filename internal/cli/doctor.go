@@ -20,7 +20,7 @@ type doctorOptions struct {
 	dataDir string
 	attack  bool
 	json    bool
-	attacks []string // those to try; none: all
+	attacks []string // names of attacks to try; none means all
 }
 
 func newDoctor(d deps) *cobra.Command {

@@ -66,7 +66,7 @@ the sandbox is not idle.`,
 }
 
 func (o *execOptions) addFlags(f *pflag.FlagSet) {
-	f.SetInterspersed(false) // flags behind SANDBOX are the program's
+	f.SetInterspersed(false) // flags after SANDBOX are the program's
 	o.processFlags.addFlags(f)
 	o.terminalFlags.addFlags(f)
 	f.BoolVarP(&o.detach, "detach", "d", false, "print the program's id and leave it alone; with -i its stdin stays open")
@@ -91,7 +91,7 @@ func rlimitsOf(list []string) (map[string]uint64, error) {
 }
 
 func (o *execOptions) parse(args []string) error {
-	if !o.detach { // then there is nothing that --json would wait for
+	if !o.detach { // with --detach, --json does not wait for the program
 		if err := o.check(); err != nil {
 			return err
 		}

@@ -78,7 +78,7 @@ func execState(x api.Exec) string {
 	return string(x.State)
 }
 
-// commandLine is an argument list for a person, of whom a shell would understand the same.
+// commandLine quotes an argument list so that a shell would parse it back.
 func commandLine(argv []string) string {
 	const most = 80
 	var b strings.Builder

@@ -10,9 +10,9 @@ import (
 func TestExecCommands(t *testing.T) {
 	for name, tc := range map[string]struct {
 		args           string
-		stdout, stderr string // parts of it
+		stdout, stderr string // substrings
 		code           int
-		asked          string // the signal that was asked for
+		asked          string // the requested signal
 	}{
 		"detach":               {"exec -d sb1 -- echo", "x1\n", "", 0, ""},
 		"detach, json":         {"exec -d --json sb1 -- echo", `"id": "x1"`, "", 0, ""},

@@ -53,7 +53,7 @@ func runExport(ctx context.Context, reference string, opts exportOptions, d deps
 	})
 }
 
-// writeArchive writes what the daemon sends to a file, or to stdout.
+// writeArchive writes an archive from the daemon to a file, or to stdout.
 func writeArchive(ctx context.Context, what, output string, d deps, open func(context.Context, *client.Client) (io.ReadCloser, error)) (err error) {
 	toStdout := output == "" || output == "-"
 	if toStdout && cmdline.IsTerminal(d.Stdout) {
@@ -65,25 +65,25 @@ func writeArchive(ctx context.Context, what, output string, d deps, open func(co
 	if err != nil {
 		return err
 	}
-	defer func() { _ = r.Close() }() // read to its end, or given up
+	defer func() { _ = r.Close() }() // read to its end, or abandoned
 	if toStdout {
 		_, err := io.Copy(d.Stdout, r)
 		return brokeOff(ctx, what, err)
 	}
-	// A device, a pipe or a socket's file is written into: it is what the name stands for, not to be replaced.
+	// Write into a device, pipe or socket instead of replacing it.
 	target := output
 	if fi, err := os.Stat(target); err == nil {
 		if !fi.Mode().IsRegular() {
 			return exportInto(ctx, what, target, r)
 		}
-		// A link stays one.
+		// Keep a link, and replace its target.
 		if target, err = filepath.EvalSymlinks(target); err != nil {
 			return fmt.Errorf("write %s: %w", output, err)
 		}
 	} else if _, lerr := os.Lstat(target); lerr == nil {
 		return fmt.Errorf("write %s: the link leads nowhere: %w", target, err)
 	}
-	// Beside, so that what stands under the name is an archive, whole.
+	// Write beside the target and rename, so that the name never has a partial archive.
 	f, err := os.CreateTemp(filepath.Dir(target), ".sandboxd-export-*")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", output, err)
@@ -102,7 +102,7 @@ func writeArchive(ctx context.Context, what, output string, d deps, open func(co
 	return os.Rename(f.Name(), target)
 }
 
-// exportInto writes an archive to what is no regular file and stays what it is.
+// exportInto writes an archive into a device or pipe.
 func exportInto(ctx context.Context, reference, target string, r io.Reader) (err error) {
 	f, err := os.OpenFile(target, os.O_WRONLY, 0)
 	if err != nil {
@@ -113,7 +113,8 @@ func exportInto(ctx context.Context, reference, target string, r io.Reader) (err
 	return brokeOff(ctx, reference, err)
 }
 
-// brokeOff explains an archive that ends too early: the daemon cannot say why once it has begun to send.
+// brokeOff explains an archive that ends early: the daemon cannot report an error once it has begun
+// to send.
 func brokeOff(ctx context.Context, reference string, err error) error {
 	switch {
 	case err == nil:

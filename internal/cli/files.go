@@ -33,7 +33,7 @@ sandbox's root and is resolved there. Whole trees are copied with "sandboxd cp".
 	return cmd
 }
 
-// inSandbox is a path of a sandbox as people write it.
+// inSandbox checks an absolute path of a sandbox.
 func inSandbox(p string) (string, error) {
 	switch {
 	case p == "":
@@ -46,7 +46,7 @@ func inSandbox(p string) (string, error) {
 	return p, nil
 }
 
-// withPath runs f with a client, for the sandbox and the path that the first two arguments name.
+// withPath calls f with a client, for the sandbox and the path of the first two arguments.
 func withPath(d deps, args []string, f func(c *client.Client, id, path string) error) error {
 	p, err := inSandbox(args[1])
 	if err != nil {
@@ -91,7 +91,7 @@ func runFilesLs(ctx context.Context, args []string, opts filesLsOptions, d deps)
 		var list *api.FileList
 		switch {
 		case err != nil && errors.Is(err, &api.Problem{Code: api.CodeNotFound}), err == nil && there.Type != api.TypeDirectory:
-			// One file, or a link that leads nowhere.
+			// The path is a file, or a link to nowhere.
 			if there, err = c.StatFile(ctx, id, p, false); err != nil {
 				return err
 			}
@@ -114,13 +114,13 @@ func runFilesLs(ctx context.Context, args []string, opts filesLsOptions, d deps)
 			return err
 		}
 		if list.More {
-			_, _ = io.WriteString(d.Stderr, "something is missing: too many entries, or too deep ones\n") // a remark
+			_, _ = io.WriteString(d.Stderr, "something is missing: too many entries, or too deep ones\n") // a note
 		}
 		return nil
 	})
 }
 
-// entryRow is a line of a list. Whoever prints it neutralises what is in the names.
+// entryRow returns a row of a list. The caller escapes the names.
 func entryRow(e *api.FileEntry, dir string) []string {
 	name := pathOf(e.Path, e.PathBytes)
 	if below, ok := strings.CutPrefix(name, strings.TrimSuffix(dir, "/")+"/"); ok {
@@ -143,7 +143,7 @@ func entryRow(e *api.FileEntry, dir string) []string {
 	return []string{string(e.Type), e.Mode, owner, size, e.MTime.Local().Format(time.DateTime), name}
 }
 
-// pathOf is a path as it is, which need not be text.
+// pathOf returns a path, which need not be text.
 func pathOf(text string, b []byte) string {
 	if len(b) > 0 {
 		return string(b)
@@ -253,7 +253,7 @@ appears whole or not at all. With --append it grows instead, part by part.`,
 	return cmd
 }
 
-// permissionsOf reads a mode as chmod takes it; none are 0.
+// permissionsOf parses a mode as chmod does; empty means 0.
 func permissionsOf(s string) (fs.FileMode, error) {
 	if s == "" {
 		return 0, nil
@@ -288,7 +288,7 @@ func newFilesMkdir(d deps) *cobra.Command {
 	return cmd
 }
 
-// bodyPath is a path in the two fields of a body.
+// bodyPath returns a path for the two fields of a request body.
 func bodyPath(p string) (string, []byte) {
 	if strings.ToValidUTF8(p, "") == p {
 		return p, nil

@@ -10,7 +10,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// processFlags are what a program is started with.
+// processFlags describe a program to start.
 type processFlags struct {
 	env  []string
 	cwd  string
@@ -34,7 +34,7 @@ func (p *processFlags) resolve(getenv func(string) (string, bool)) ([]string, er
 		if !ok {
 			value, set := getenv(key)
 			if !set {
-				continue // as unset here as it will be there
+				continue // unset here, unset there
 			}
 			e = key + "=" + value
 		}
@@ -43,7 +43,7 @@ func (p *processFlags) resolve(getenv func(string) (string, bool)) ([]string, er
 	return out, nil
 }
 
-// limitFlags are those limits of a sandbox that can be changed while it runs.
+// limitFlags are the limits of a sandbox that can be changed while it runs.
 type limitFlags struct {
 	memory     cmdline.Size
 	memoryHigh cmdline.Size
@@ -82,7 +82,8 @@ func (l *limitFlags) io() api.IOLimits {
 	}
 }
 
-// limits are those asked for. changed tells an explicit zero, which is refused, from a flag that was not given.
+// limits returns the given limits. changed tells an explicit zero, which is refused, from a missing
+// flag.
 func (l *limitFlags) limits(changed func(string) bool) (api.Limits, error) {
 	limits := api.Limits{
 		Memory: l.memory.Bytes, MemoryHigh: l.memoryHigh.Bytes, OOMGroup: l.oomGroup, CPUs: l.cpus, CPUWeight: l.cpuWeight, CPUSet: l.cpuset,
@@ -92,7 +93,7 @@ func (l *limitFlags) limits(changed func(string) bool) (api.Limits, error) {
 		limits.Swap = &l.swap.Bytes
 	}
 	switch {
-	case changed("cpus") && !(l.cpus > 0 && l.cpus <= 1e6): // NaN too
+	case changed("cpus") && !(l.cpus > 0 && l.cpus <= 1e6): // rejects NaN too
 		return limits, cmdline.Usagef("--cpus %v is not a number of cores greater than 0", l.cpus)
 	case changed("pids") && l.pids < 1:
 		return limits, cmdline.Usagef("--pids %d is less than 1", l.pids)
@@ -110,7 +111,7 @@ func (l *limitFlags) limits(changed func(string) bool) (api.Limits, error) {
 	return limits, nil
 }
 
-// sandboxFlags are what a sandbox is created with.
+// sandboxFlags describe a sandbox to create.
 type sandboxFlags struct {
 	processFlags
 	limitFlags
@@ -142,7 +143,8 @@ func (s *sandboxFlags) addFlags(f *pflag.FlagSet) {
 	f.Var(&s.idle, "idle-timeout", "stop it after this time without a request (default: the daemon's)")
 }
 
-// request is the sandbox asked for. changed tells an explicit zero, which is refused, from a flag that was not given.
+// request returns the create request. changed tells an explicit zero, which is refused, from a
+// missing flag.
 func (s *sandboxFlags) request(image string, changed func(string) bool) (api.CreateSandbox, error) {
 	req := api.CreateSandbox{
 		Image: image, Snapshot: s.snapshot, Name: s.name, Cwd: s.cwd, User: s.user, Profile: s.profile,
@@ -170,7 +172,7 @@ func (s *sandboxFlags) request(image string, changed func(string) bool) (api.Cre
 	return req, err
 }
 
-// main adds the main process to the sandbox asked for.
+// main adds the main process to the create request.
 func (s *sandboxFlags) main(req *api.CreateSandbox, argv []string, tty, interactive bool) error {
 	switch {
 	case len(argv) > 0 && argv[0] == "":
@@ -202,7 +204,7 @@ func labelsOf(list []string) (map[string]string, error) {
 	return labels, nil
 }
 
-// terminalFlags are how a program is connected to the caller.
+// terminalFlags control how a program is connected to the caller.
 type terminalFlags struct {
 	tty         bool
 	interactive bool

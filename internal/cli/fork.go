@@ -66,7 +66,7 @@ func runFork(ctx context.Context, id string, opts forkOptions, d deps) error {
 	}
 	c := d.Client()
 	defer c.Close()
-	// As in create: half-way out nobody would know which sandboxes there are to delete.
+	// Do not interrupt the request: the caller would not know which sandboxes to delete.
 	out, err := c.Fork(context.WithoutCancel(ctx), id, req)
 	if err != nil {
 		return err
@@ -79,6 +79,6 @@ func runFork(ctx context.Context, id string, opts forkOptions, d deps) error {
 			return err
 		}
 	}
-	told(d, out.Consistent, out.Skipped, out.SkippedMore)
+	printGaps(d, out.Consistent, out.Skipped, out.SkippedMore)
 	return nil
 }

@@ -23,8 +23,8 @@ func TestImageCommands(t *testing.T) {
 		args   []string
 		images []string
 		code   int
-		stdout string // is in it
-		stderr string // is in it
+		stdout string // a substring
+		stderr string // a substring
 	}{
 		{name: "rmi", args: []string{"rmi", "a:1", "b:1"}, stdout: "a:1\nb:1\n"},
 		{name: "rmi of one in use", args: []string{"rmi", "used:1"}, code: 1, stderr: "held by work"},
@@ -74,7 +74,7 @@ func TestImageCommands(t *testing.T) {
 	}
 }
 
-// What runs a root file system is sent with it, word by word.
+// The configuration of an imported root file system is sent with it.
 func TestImportSendsTheConfiguration(t *testing.T) {
 	f := cmdtest.New()
 	archive := filepath.Join(t.TempDir(), "root.tar")
@@ -90,7 +90,7 @@ func TestImportSendsTheConfiguration(t *testing.T) {
 	}
 }
 
-// What is no regular file stays what it is, and so does a link.
+// Exports keep links, devices and pipes under the target's name.
 func TestExportKeepsWhatTheNameStandsFor(t *testing.T) {
 	d := cmdtest.New().Start(t)
 	dir := t.TempDir()

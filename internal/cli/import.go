@@ -91,7 +91,7 @@ func runImport(ctx context.Context, source, reference string, opts importOptions
 		Reference: reference, Platform: opts.platform, Rootfs: opts.rootfs, Config: opts.config, Progress: p.Event,
 	})
 	p.End()
-	_ = r.Close() // read to its end, or nobody wants more of it
+	_ = r.Close() // read to its end, or no longer needed
 	if perr := wait(); perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		return perr
 	}
@@ -109,7 +109,7 @@ func runImport(ctx context.Context, source, reference string, opts importOptions
 	return nil
 }
 
-// open opens what is to be imported as a stream, and returns what to call when that is no longer read.
+// open opens the source as a stream. Call wait when the reader is done.
 func (o *importOptions) open(source string, d deps) (io.ReadCloser, func() error, error) {
 	nothing := func() error { return nil }
 	if source == "-" {

@@ -54,7 +54,7 @@ func (o *logsOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.json, "json", false, "print the entries as JSON, one a line")
 }
 
-// choose turns the flags into what the daemon is asked for.
+// choose returns the daemon's options for the flags.
 func (o *logsOptions) choose(now time.Time) (client.LogOptions, error) {
 	c := client.LogOptions{Follow: o.follow}
 	if o.tail != "all" {
@@ -105,11 +105,11 @@ func runLogs(ctx context.Context, id string, opts logsOptions, d deps) error {
 	})
 }
 
-// stamped writes lines, if on with the time of each.
+// stamped writes lines, each with its time if on is set.
 type stamped struct {
 	w      io.Writer
 	on     bool
-	within bool // a line has begun
+	within bool // the last line is incomplete
 }
 
 func (s *stamped) write(t time.Time, p []byte) error {

@@ -9,7 +9,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// JSON that is printed on a terminal does nothing there, and reads back as what it was.
+// Printed JSON has no effect on a terminal, and reads back unchanged.
 func TestJSONIsSafeForATerminal(t *testing.T) {
 	const hostile = "a\x1b[2J\u009b2J\x7f\u202eb\tc\n<&>\u00e9"
 	var b strings.Builder

@@ -17,7 +17,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// execute runs a program in a sandbox, connected to our own streams, and returns how it ended as an cmdline.ExitError, or nil.
+// execute runs a program in a sandbox, connected to our own streams. It returns the program's end
+// as a [cmdline.ExitError], or nil.
 func execute(ctx context.Context, c *client.Client, id string, req api.ExecRequest, t terminalFlags, d deps) error {
 	req.Timeout = float64(t.timeout)
 	switch {
@@ -55,7 +56,7 @@ func execute(ctx context.Context, c *client.Client, id string, req api.ExecReque
 	return ending(end.Exit, t, d.Stderr)
 }
 
-// ending makes our exit code of the program's end, and says what the code alone would not.
+// ending turns a program's end into our exit code, and explains it where the code is ambiguous.
 func ending(e api.Exit, t terminalFlags, stderr io.Writer) error {
 	if e.Timeout {
 		fmt.Fprintf(stderr, "sandboxd: the program was stopped: its timeout of %v had ended\n", t.timeout.String())
@@ -73,7 +74,7 @@ func ending(e api.Exit, t terminalFlags, stderr io.Writer) error {
 	return &cmdline.ExitError{Code: e.Code}
 }
 
-// converse connects the program to our stdin, and to our terminal where one was asked for.
+// converse connects the program to our stdin, and to our terminal if requested.
 func converse(ctx context.Context, c *client.Client, id string, req api.ExecRequest, t terminalFlags, d deps) (_ *client.End, err error) {
 	s := client.Streams{Stdout: d.Stdout, Stderr: d.Stderr}
 	if t.tty {
@@ -91,7 +92,7 @@ func converse(ctx context.Context, c *client.Client, id string, req api.ExecRequ
 	return c.ExecInteractive(ctx, id, req, s)
 }
 
-// withTerm adds our TERM to an environment that has none.
+// withTerm adds our TERM to an environment without one.
 func withTerm(env []string) []string {
 	if v := os.Getenv("TERM"); v != "" && !slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, "TERM=") }) {
 		env = append(env, "TERM="+v)
@@ -99,7 +100,7 @@ func withTerm(env []string) []string {
 	return env
 }
 
-// windowSize is the size of our terminal, if we have one.
+// windowSize returns the size of our terminal, if there is one.
 func windowSize(d deps) (api.TerminalSize, bool) {
 	f := terminal(d.Stdout, d.Stdin)
 	if f == nil {
@@ -109,7 +110,7 @@ func windowSize(d deps) (api.TerminalSize, bool) {
 	return api.TerminalSize{Rows: clamp(h), Cols: clamp(w)}, err == nil && w > 0 && h > 0
 }
 
-// connect connects a program to our stdin and terminal, as t asks for, until undo is called.
+// connect connects a program to our stdin and terminal, as t requests, until undo is called.
 func connect(s *client.Streams, t terminalFlags, d deps) (undo func(), err error) {
 	var undos []func()
 	undo = func() {
@@ -127,7 +128,7 @@ func connect(s *client.Streams, t terminalFlags, d deps) (undo func(), err error
 		if err != nil {
 			return nil, err
 		}
-		// The terminal's next line belongs to the shell again, not to a Read of ours that was left behind.
+		// Interrupt a pending Read, which would take the terminal's next line from the shell.
 		undos = append(undos, in.interrupt)
 		s.Stdin = in
 	}
@@ -153,7 +154,7 @@ func raw(f *os.File) (restore func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("put the terminal into raw mode: %w", err)
 	}
-	return func() { _ = term.Restore(fd, old) }, nil // fails where the terminal is gone, and then nobody minds
+	return func() { _ = term.Restore(fd, old) }, nil // fails if the terminal is gone, and then needs no restoring
 }
 
 // watchSize sends the terminal's size whenever it changes, until stop is called.
@@ -188,7 +189,7 @@ func watchSize(size func() (api.TerminalSize, bool)) (<-chan api.TerminalSize, f
 	}
 }
 
-// terminal is the first of the files that is one.
+// terminal returns the first of the files that is a terminal.
 func terminal(files ...*os.File) *os.File {
 	for _, f := range files {
 		if cmdline.IsTerminal(f) {

@@ -67,12 +67,12 @@ func runPruneEnded(ctx context.Context, opts pruneEndedOptions, d deps) error {
 		}
 	}
 	if out.Recent > 0 {
-		_, _ = fmt.Fprintf(d.Stderr, "%d more have ended since then and stay; --older-than 0s takes them too\n", out.Recent) // a remark
+		_, _ = fmt.Fprintf(d.Stderr, "%d more have ended since then and stay; --older-than 0s takes them too\n", out.Recent) // a note
 	}
 	return nil
 }
 
-// printRemoved prints what is gone, a line each, and what that comes to.
+// printRemoved prints the removed names, one per line, and their sum.
 func printRemoved(d deps, names []string, sum string) error {
 	for _, name := range names {
 		if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(name)); err != nil {

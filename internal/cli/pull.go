@@ -46,7 +46,7 @@ func runPull(ctx context.Context, reference string, opts pullOptions, d deps) er
 	})
 }
 
-// transfer pulls or pushes an image, shows how that goes on, and prints the image.
+// transfer pulls or pushes an image, shows the progress, and prints the image.
 func transfer(ctx context.Context, d deps, asJSON bool, do func(*client.Client, func(api.PullEvent)) (*api.Image, error)) error {
 	c, err := d.Daemon(ctx)
 	if err != nil {

@@ -63,7 +63,7 @@ func runRm(ctx context.Context, ids []string, opts rmOptions, d deps) error {
 		err := c.DeleteSandbox(ctx, id)
 		switch {
 		case opts.all && errors.Is(err, &api.Problem{Code: api.CodeNotFound}):
-			continue // its deadline was faster
+			continue // its deadline came first
 		case err == nil:
 			deleted = append(deleted, id)
 			if !opts.json {

@@ -1,5 +1,5 @@
-// Package cli is the command line of sandboxd, one file for each command. Every command but serve is a client of the
-// daemon's socket, like any other program.
+// Package cli is the command line of sandboxd, one file for each command. Every command but serve
+// is a client of the daemon's socket, like any other program.
 package cli
 
 import (

@@ -14,7 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// deleteTimeout bounds the cleaning up after a program, which goes on when the user has asked us to stop.
+// deleteTimeout limits the clean-up after a program, which continues after a signal.
 const deleteTimeout = 30 * time.Second
 
 type runOptions struct {
@@ -66,15 +66,15 @@ runs, one is started in the background and ends when it is idle.`,
 }
 
 func (o *runOptions) addFlags(f *pflag.FlagSet) {
-	f.SetInterspersed(false) // flags behind IMAGE are the program's
+	f.SetInterspersed(false) // flags after IMAGE are the program's
 	o.sandboxFlags.addFlags(f)
 	o.terminalFlags.addFlags(f)
 	f.BoolVar(&o.keep, "keep", false, "do not delete the sandbox afterwards")
 	f.BoolVarP(&o.detach, "detach", "d", false, "only create the sandbox, with PROGRAM as its main process if one is named, and print its id, as create does")
 }
 
-// parse tells image and program apart. dash is how many arguments stood before "--", or -1; behind IMAGE cobra leaves
-// the "--" in place.
+// parse separates image and program. dash is the number of arguments before "--", or -1; after
+// IMAGE cobra leaves the "--" in place.
 func (o *runOptions) parse(args []string, dash int) error {
 	if err := o.check(); err != nil && !o.detach {
 		return err
@@ -130,20 +130,21 @@ func runRun(ctx context.Context, opts runOptions, req api.CreateSandbox, d deps)
 	} else {
 		defer func() {
 			if derr := remove(ctx, c, sb.ID); derr != nil {
-				// The program's own outcome stands; the user must know all the same.
+				// The program's own exit code stands, but the user must know about the sandbox.
 				cmdline.Explain(d.Stderr, fmt.Errorf("sandbox %s was left behind: %w", sb.ID, derr))
 			}
 		}()
 	}
-	// A signal that came while the sandbox was made.
+	// A signal arrived while the sandbox was created.
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return execute(ctx, c, sb.ID, api.ExecRequest{Argv: opts.argv}, opts.terminalFlags, d)
 }
 
-// lifetimeFor is the lifetime of a sandbox whose one program has a timeout: the daemon's default where that is enough
-// in any case, else a little longer than the program may take, so that it is the program's end that is reported.
+// lifetimeFor returns the lifetime of a sandbox whose program has a timeout. Zero, the daemon's
+// default, suffices for short ones. Else it is a little longer than the timeout, so that the
+// program's end is reported.
 func lifetimeFor(timeout float64) float64 {
 	const ample, margin = 30 * 60, 60
 	if timeout <= ample {
@@ -152,7 +153,7 @@ func lifetimeFor(timeout float64) float64 {
 	return timeout + margin
 }
 
-// remove deletes a sandbox even when ctx has ended. One that is not there any more is fine.
+// remove deletes a sandbox even if ctx has ended. A missing sandbox is no error.
 func remove(ctx context.Context, c *client.Client, id string) error {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), deleteTimeout, fmt.Errorf("no answer within %v", deleteTimeout))
 	defer cancel()

@@ -23,8 +23,9 @@ import (
 	ociprofiles "github.com/sandboxd/sandboxd/oci-profiles"
 )
 
-// serveOptions holds the flags of serve. To add an option: a field of [boot.Options] with its default in newServe, a line
-// in addFlags, a line in the golden help. To retire one: MarkDeprecated for two minor versions, then delete both.
+// serveOptions holds the flags of serve. To add an option: a field of [boot.Options] with its
+// default in newServe, a line in addFlags, a line in the golden help. To retire one: MarkDeprecated
+// for two minor versions, then delete both.
 type serveOptions struct {
 	boot.Options
 
@@ -112,12 +113,13 @@ func runServe(ctx context.Context, opts serveOptions, d deps) error {
 		return cmdline.Usagef("%w", wrong)
 	}
 	if _, ok := errors.AsType[cmdline.Signalled](context.Cause(ctx)); ok && (err == nil || errors.Is(err, context.Cause(ctx)) || errors.Is(err, context.Canceled)) {
-		return nil // asked to stop, and did
+		return nil // a requested end
 	}
 	return err
 }
 
-// complete checks the options and fills in what was not given. socket is what the environment says; a flag beats it.
+// complete checks the options and sets their defaults. socket is the environment's, which a flag
+// overrides.
 func (s serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (boot.Options, error) {
 	o := s.Options
 	if o.Socket == "" && o.RuntimeDir == "" {
@@ -129,7 +131,7 @@ func (s serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 		case err == nil:
 		case o.DataDir == "":
 			return o, err
-		default: // no home, but a data directory was named: it has a place for sockets
+		default: // without a home directory, the named data directory has the sockets too
 			found.Runtime = filepath.Join(o.DataDir, "run")
 		}
 		o.DataDir = cmp.Or(o.DataDir, found.Data)
@@ -197,7 +199,7 @@ func (s serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 	return o, nil
 }
 
-// inputsDir finds a directory that --agent-inputs names.
+// inputsDir resolves a directory of --agent-inputs.
 func inputsDir(dir string) (string, error) {
 	found, err := filepath.Abs(dir)
 	if err == nil {
@@ -215,13 +217,14 @@ func inputsDir(dir string) (string, error) {
 	return found, nil
 }
 
-// maxPool is the largest pool: what is parked has memory, and a thousand sandboxes are the most there can be.
+// maxPool is the maximum size of a pool: idle sandboxes take memory, and a daemon has at most a
+// thousand.
 const maxPool = 100
 
-// learnedPool is the most that a pool has whose size is learned and for which nothing else is said.
+// learnedPool is the default maximum of a pool with a learned size.
 const learnedPool = 8
 
-// parsePool reads IMAGE=N, IMAGE=auto or IMAGE=auto:N, and ,PROFILE behind it.
+// parsePool parses IMAGE=N, IMAGE=auto or IMAGE=auto:N, with an optional ,PROFILE.
 func parsePool(s string) (p boot.Pool, err error) {
 	i := strings.LastIndexByte(s, '=')
 	if i > 0 {
@@ -247,7 +250,7 @@ func parsePool(s string) (p boot.Pool, err error) {
 // unpackLimits is a flag for limits: "bytes=100g,entries=5000000".
 type unpackLimits layer.Limits
 
-// The names are those that an error says is exceeded.
+// The names are those of exceeded limits in errors.
 const (
 	limitEntries = string(layer.ExceededEntries)
 	limitBytes   = string(layer.ExceededBytes)
@@ -257,7 +260,7 @@ const (
 
 func (l *unpackLimits) String() string {
 	if *l == (unpackLimits{}) {
-		return "" // pflag asks what a zero value looks like
+		return "" // pflag's zero value
 	}
 	return fmt.Sprintf("%s=%d,%s=%s,%s=%d,%s=%d", limitEntries, l.Entries, limitBytes, units.BytesSize(float64(l.Bytes)), limitRatio, l.Ratio, limitDepth, l.Depth)
 }

@@ -17,10 +17,10 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// shutdownTimeout is how long the daemon may take to delete its sandboxes and end.
+// shutdownTimeout limits the time in which the daemon deletes its sandboxes and ends.
 const shutdownTimeout = time.Minute
 
-// shutdownPoll is how often shutdown looks whether the daemon has ended.
+// shutdownPoll is the interval of looking whether the daemon has ended.
 const shutdownPoll = 10 * time.Millisecond
 
 type shutdownOptions struct {
@@ -56,14 +56,14 @@ func runShutdown(ctx context.Context, opts shutdownOptions, d deps) error {
 		fmt.Fprintf(d.Stderr, "sandboxd: no daemon is running at %s\n", c.Socket())
 		return nil
 	}
-	// A daemon that is quicker than its answer has done what it was asked for.
+	// A daemon may end before its answer arrives.
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, syscall.ECONNRESET) {
 		return err
 	}
 	tick := time.NewTicker(shutdownPoll)
 	defer tick.Stop()
 	for {
-		// It refuses connections as soon as it begins to stop; the socket's path is among the last things to go.
+		// A stopping daemon refuses connections at once, and removes the socket's path near its end.
 		if _, err := os.Lstat(c.Socket()); errors.Is(err, os.ErrNotExist) {
 			return nil
 		}

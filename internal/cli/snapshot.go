@@ -73,13 +73,13 @@ func runSnapshot(ctx context.Context, id, name string, opts snapshotOptions, d d
 	if _, err := fmt.Fprintln(d.Stdout, cmdline.Printable(snap.ID)); err != nil {
 		return err
 	}
-	told(d, snap.Consistent, snap.Skipped, snap.SkippedMore)
+	printGaps(d, snap.Consistent, snap.Skipped, snap.SkippedMore)
 	return nil
 }
 
-// told says what a copy of a sandbox's files lacks.
-func told(d deps, consistent bool, skipped []string, more int64) {
-	// A remark that cannot be shown is no reason to fail.
+// printGaps prints the parts that a copy of a sandbox's files lacks.
+func printGaps(d deps, consistent bool, skipped []string, more int64) {
+	// A note that cannot be printed is no failure.
 	if !consistent {
 		_, _ = fmt.Fprintln(d.Stderr, "not consistent: the sandbox could not be held, and what it wrote meanwhile may be there in part")
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline"
 )
 
-// The commands that bring sandboxes from one state into another.
+// This file has the commands that change the state of sandboxes.
 
 type stopOptions struct {
 	grace float64
@@ -30,10 +30,10 @@ Processes get SIGTERM; those that ignore it, as interactive shells do, SIGHUP to
 What has not ended after the grace is killed.`,
 		Args: cmdline.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !(opts.grace >= 0) { // NaN too
+			if !(opts.grace >= 0) { // rejects NaN too
 				return cmdline.Usagef("--grace %v is not a number of seconds", opts.grace)
 			}
-			return runTurn(cmd.Context(), args, opts.json, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
+			return runTransition(cmd.Context(), args, opts.json, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
 				return c.StopSandbox(ctx, id, api.StopSandbox{Grace: &opts.grace})
 			})
 		},
@@ -60,7 +60,7 @@ files, name, labels and limits, and its lifetime begins anew. Of what ran in it
 before, its main process is started, if it has one.`,
 		Args: cmdline.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runTurn(cmd.Context(), args, opts.json, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
+			return runTransition(cmd.Context(), args, opts.json, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
 				return c.StartSandbox(ctx, id, api.StartSandbox{Timeout: float64(opts.lifetime), Idle: opts.idle})
 			})
 		},
@@ -85,7 +85,7 @@ Without a cgroup v2 of the sandbox's own the processes are stopped by SIGSTOP, w
 programs can see, and which one that wants to can get around.`,
 		Args: cmdline.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runTurn(cmd.Context(), args, asJSON, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
+			return runTransition(cmd.Context(), args, asJSON, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
 				return c.PauseSandbox(ctx, id)
 			})
 		},
@@ -103,7 +103,7 @@ func newResume(d deps) *cobra.Command {
 		Long:  "Let paused sandboxes go on, and print their ids. Their idle time begins anew.",
 		Args:  cmdline.UsageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runTurn(cmd.Context(), args, asJSON, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
+			return runTransition(cmd.Context(), args, asJSON, d, func(ctx context.Context, c *client.Client, id string) (*api.Sandbox, error) {
 				return c.ResumeSandbox(ctx, id)
 			})
 		},
@@ -113,14 +113,16 @@ func newResume(d deps) *cobra.Command {
 	return cmd
 }
 
-// runTurn does turn to one sandbox after another, and prints their ids.
-func runTurn(ctx context.Context, ids []string, asJSON bool, d deps, turn func(context.Context, *client.Client, string) (*api.Sandbox, error)) error {
-	return eachSandbox(ctx, ids, asJSON, d, func(c *client.Client, ctx context.Context, id string) (*api.Sandbox, error) { return turn(ctx, c, id) },
+// runTransition applies transition to one sandbox after another, and prints their ids.
+func runTransition(ctx context.Context, ids []string, asJSON bool, d deps, transition func(context.Context, *client.Client, string) (*api.Sandbox, error)) error {
+	return eachSandbox(ctx, ids, asJSON, d, func(c *client.Client, ctx context.Context, id string) (*api.Sandbox, error) {
+		return transition(ctx, c, id)
+	},
 		func(sb *api.Sandbox) string { return sb.ID })
 }
 
-// eachSandbox does something with one sandbox after another, and prints what line makes of each. One that fails does not keep the
-// next from being tried.
+// eachSandbox applies do to one sandbox after another, and prints a line for each. It continues
+// after an error.
 func eachSandbox(ctx context.Context, ids []string, asJSON bool, d deps, do func(*client.Client, context.Context, string) (*api.Sandbox, error),
 	line func(*api.Sandbox) string,
 ) error {

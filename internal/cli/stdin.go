@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// interruptible is a reader of a file whose Read can be ended from outside. os.File cannot do it for terminals and
-// regular files, which the runtime's poller does not know.
+// interruptible is a file reader whose Read can be interrupted. os.File does not support this for
+// terminals and regular files, which the runtime's poller does not handle.
 type interruptible struct {
 	f    *os.File
-	wake [2]*os.File // a pipe: closing its writing end wakes Read up
+	wake [2]*os.File // a pipe: closing its writing end wakes Read
 }
 
 func newInterruptible(f *os.File) (*interruptible, error) {
@@ -45,6 +45,6 @@ func (i *interruptible) Read(p []byte) (int, error) {
 	}
 }
 
-// interrupt ends a Read that is under way, and all later ones. The reading end of the pipe stays for the Read that may
-// still look at it, and goes with the process.
+// interrupt ends a pending Read and all later ones. The pipe's reading end stays open until the
+// process ends, because a pending Read may still poll it.
 func (i *interruptible) interrupt() { _ = i.wake[1].Close() } // closing a pipe does not fail

@@ -12,8 +12,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cmdline/cmdtest"
 )
 
-// run -it: every key reaches the program, Ctrl-C included, the terminal's size follows, and the terminal is afterwards
-// what it was before.
+// run -it passes every key to the program, Ctrl-C included, follows the terminal's size, and
+// restores the terminal.
 func TestRunTerminal(t *testing.T) {
 	master, slave := cmdtest.OpenPTY(t)
 	cmdtest.Resize(t, master, 30, 100)
@@ -37,7 +37,7 @@ func TestRunTerminal(t *testing.T) {
 		}
 	}
 	type_("a\x03b\x04c")
-	s.WaitFor(t, "a\x03b\x04c") // in raw mode nothing is interpreted, and nothing echoed but by the program
+	s.WaitFor(t, "a\x03b\x04c") // raw mode interprets nothing, and only the program echoes
 	cmdtest.Resize(t, master, 31, 101)
 	s.WaitFor(t, `{"resize":{"rows":31,"cols":101}}`)
 	type_("q")
@@ -63,7 +63,7 @@ func TestRunTerminal(t *testing.T) {
 	}
 }
 
-// A signal from elsewhere must not leave the user with a raw terminal.
+// A signal must not leave the user with a raw terminal.
 func TestRunTerminalRestoredBySignal(t *testing.T) {
 	master, slave := cmdtest.OpenPTY(t)
 	before, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
@@ -95,7 +95,7 @@ func TestRunTerminalRestoredBySignal(t *testing.T) {
 	}
 }
 
-// Progress is drawn on a terminal, over itself, and never more of it than fits.
+// Progress is drawn in place on a terminal, and never more of it than fits.
 func TestProgressOnTerminal(t *testing.T) {
 	master, slave := cmdtest.OpenPTY(t)
 	s := cmdtest.Watch(master)

@@ -57,7 +57,7 @@ func (o *updateOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.json, "json", false, "print the whole sandbox as JSON")
 }
 
-// request is the change asked for.
+// request returns the requested change.
 func (o *updateOptions) request(changed func(string) bool) (api.UpdateSandbox, error) {
 	req := api.UpdateSandbox{Timeout: float64(o.lifetime), IdleTimeout: float64(o.idle)}
 	l := &req.Limits
@@ -74,7 +74,7 @@ func (o *updateOptions) request(changed func(string) bool) (api.UpdateSandbox, e
 		l.OOMGroup = &o.oomGroup
 	}
 	if changed("cpus") {
-		if !(o.cpus >= 0 && o.cpus <= 1e6) { // NaN too
+		if !(o.cpus >= 0 && o.cpus <= 1e6) { // rejects NaN too
 			return req, cmdline.Usagef("--cpus %v is not a number of cores", o.cpus)
 		}
 		l.CPUs = &o.cpus

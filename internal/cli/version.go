@@ -46,7 +46,7 @@ func runVersion(ctx context.Context, opts versionOptions, d deps) error {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		v.Client, v.Go = cmp.Or(info.Main.Version, v.Client), info.GoVersion
 	}
-	if sys, err := c.System(ctx); err == nil { // otherwise there is no daemon to have a version
+	if sys, err := c.System(ctx); err == nil { // without a daemon there is no second version
 		v.Daemon = sys
 	}
 	if opts.json {

@@ -1,5 +1,6 @@
-// Package cmdline is the frame that the command lines of sandboxd and sandboxd-agent share: exit codes, flag types, output for people
-// and programs, and the connection to a daemon, which it starts if none is running.
+// Package cmdline is the frame that the command lines of sandboxd and sandboxd-agent share: exit
+// codes, flag types, output for people and programs, and the connection to a daemon, which it
+// starts if none is running.
 package cmdline
 
 import (
@@ -56,10 +57,11 @@ func NewRoot(d Deps, root *cobra.Command) (Deps, *cobra.Command) {
 	return d, root
 }
 
-// CreateSandbox creates a sandbox, and pulls its image first if the daemon does not have it. Progress goes to stderr.
+// CreateSandbox creates a sandbox, and pulls its image first if the daemon does not have it.
+// Progress goes to stderr.
 //
-// A signal does not interrupt the request. It takes milliseconds, and after an interrupted one the caller would not know
-// whether there is a sandbox to delete.
+// A signal does not interrupt the request. It takes milliseconds, and after an interrupted one the
+// caller would not know whether there is a sandbox to delete.
 func CreateSandbox(ctx context.Context, c *client.Client, req api.CreateSandbox, stderr *os.File) (*api.Sandbox, error) {
 	sb, err := c.CreateSandbox(context.WithoutCancel(ctx), req)
 	if !errors.Is(err, &api.Problem{Code: api.CodeNotFound}) || req.Image == "" || req.Image == api.HostImage {

@@ -18,14 +18,16 @@ import (
 )
 
 const (
-	// idleExit is how long a daemon that we started outlasts its last sandbox and request.
+	// idleExit is the --idle-exit of a daemon that a command starts.
 	idleExit = 5 * time.Minute
-	// startTimeout is how long it may take until it answers. The first start of all prepares the host image.
+	// startTimeout limits the time until a new daemon answers. The first start prepares the host
+	// image.
 	startTimeout = 30 * time.Second
 	startPoll    = 10 * time.Millisecond
 )
 
-// daemon returns a client for a running daemon. Where there is none it starts one in the background and says so.
+// Daemon returns a client for a running daemon. If none is running, it starts one in the background
+// and says so on stderr.
 func (d Deps) Daemon(ctx context.Context) (*client.Client, error) {
 	c := d.Client()
 	err := c.Health(ctx)
@@ -60,7 +62,8 @@ type starter struct {
 	program func() (string, error)
 }
 
-// start returns the daemon's pid when it answers, or 0 where another command had the same idea a moment earlier.
+// start returns the daemon's pid once it answers, or 0 if another command has started a daemon
+// meanwhile.
 func (s *starter) start(ctx context.Context) (pid int, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("it does not answer within %v; its log is %s", startTimeout, s.log))
 	defer cancel()
@@ -89,16 +92,16 @@ func (s *starter) start(ctx context.Context) (pid int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("find sandboxd: %w", err)
 	}
-	// Not CommandContext: the daemon is to outlive us.
+	// CommandContext would end the daemon with this command.
 	cmd := exec.Command(exe, "serve", "--idle-exit", idleExit.String(), "--socket", s.socket) //nolint:gosec,noctx // our own program; it outlives the command
-	cmd.Dir = "/"                                                                             // the directory we were called in stays free to be removed
+	cmd.Dir = "/"                                                                             // do not keep the caller's directory busy
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // out of reach of our terminal's signals
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // keep the terminal's signals from the daemon
 	if err := cmd.Start(); err != nil {
 		return 0, fmt.Errorf("start %s serve: %w", exe, err)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }() // reaps the daemon if it ends before we do; otherwise it ends with us
+	go func() { ended <- cmd.Wait() }() // reaps a daemon that ends early
 
 	tick := time.NewTicker(startPoll)
 	defer tick.Stop()
@@ -111,8 +114,8 @@ func (s *starter) start(ctx context.Context) (pid int, err error) {
 		case err := <-ended:
 			return 0, fmt.Errorf("it ended at once (%s); its log, %s, says: %s", how(err), s.log, tail(log, begin))
 		case <-ctx.Done():
-			// Half a daemon is of no use to anyone.
-			_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself meanwhile
+			// Do not leave a daemon behind that does not answer.
+			_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended meanwhile
 			return 0, context.Cause(ctx)
 		}
 	}
@@ -125,7 +128,7 @@ func how(err error) string {
 	return err.Error()
 }
 
-// tail returns the last lines that were written to the log since begin.
+// tail returns the last lines of the log that were written after begin.
 func tail(log *os.File, begin int64) string {
 	const most = 2000
 	end, err := log.Seek(0, io.SeekEnd)
@@ -145,7 +148,7 @@ func tail(log *os.File, begin int64) string {
 	return string(bytes.ReplaceAll(b, []byte("\n"), []byte(" / ")))
 }
 
-// lock takes an exclusive lock on a file, so that of several commands at once only one starts a daemon.
+// lock takes an exclusive lock on a file, so that only one of several commands starts a daemon.
 func lock(ctx context.Context, path string) (unlock func() error, err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {

@@ -18,17 +18,18 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Exit codes of ours. Those of run and exec leave room for the program's, as env(1) and timeout(1) do.
+// The exit codes of commands. Those of run and exec leave room for the program's own, as env(1) and
+// timeout(1) do.
 const (
 	CodeError      = 1
 	CodeUsage      = 2
 	CodeTimeout    = 124
-	CodeOurs       = 125 // run, exec: not the program failed, we did
-	CodeNotAllowed = 126 // run, exec: the program was found and could not be executed
-	CodeNotFound   = 127 // run, exec: there is no such program
+	CodeOurs       = 125 // run, exec: sandboxd failed, not the program
+	CodeNotAllowed = 126 // run, exec: the program cannot be executed
+	CodeNotFound   = 127 // run, exec: the program does not exist
 )
 
-// ExitError ends the command with a code. A nil err says that everything has been said.
+// ExitError ends the command with a code. If Err is nil, nothing more is printed.
 type ExitError struct {
 	Code int
 	Err  error
@@ -43,7 +44,7 @@ func (e *ExitError) Error() string {
 
 func (e *ExitError) Unwrap() error { return e.Err }
 
-// UsageError is a command line that cannot be meant as it stands.
+// UsageError reports a wrong command line.
 type UsageError struct{ Err error }
 
 func (e *UsageError) Error() string { return e.Err.Error() }
@@ -51,18 +52,18 @@ func (e *UsageError) Unwrap() error { return e.Err }
 
 func Usagef(format string, args ...any) error { return &UsageError{fmt.Errorf(format, args...)} }
 
-// Signalled is the cause of a context that a signal ended.
+// Signalled is the cause of a context that a signal has ended.
 type Signalled struct{ sig syscall.Signal }
 
 func (s Signalled) Error() string { return s.sig.String() }
 
-// withSignals returns a context that SIGINT, SIGTERM or SIGHUP ends. Only the first one does: a second finds the default
-// action again, for the user who does not want to wait for the cleaning up.
+// withSignals returns a context that SIGINT, SIGTERM or SIGHUP ends. A second signal has its
+// default action, for users who do not want to wait for the clean-up.
 func withSignals(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	ch := make(chan os.Signal, 1)
 	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
-		if !signal.Ignored(sig) { // nohup, and a shell's background jobs, mean it
+		if !signal.Ignored(sig) { // respect nohup, and a shell's background jobs
 			signal.Notify(ch, sig)
 		}
 	}
@@ -86,8 +87,8 @@ func withSignals(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // Run runs one command line and returns the exit code.
 func Run(ctx context.Context, args []string, root *cobra.Command, stderr io.Writer) int {
-	// With a handler in place, writing to a closed pipe is an error like any other, and a sandbox is not left behind
-	// because of `sandboxd run … | head`.
+	// With a handler, a write to a closed pipe is an error like any other, and `sandboxd run … | head`
+	// leaves no sandbox behind.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, stop := withSignals(ctx)
 	defer stop()
@@ -96,7 +97,7 @@ func Run(ctx context.Context, args []string, root *cobra.Command, stderr io.Writ
 	return report(ctx, stderr, cmd, err)
 }
 
-// report says on stderr what went wrong and picks the exit code.
+// report prints the error and returns the exit code.
 func report(ctx context.Context, stderr io.Writer, cmd *cobra.Command, err error) int {
 	if err == nil {
 		return 0
@@ -115,8 +116,8 @@ func report(ctx context.Context, stderr io.Writer, cmd *cobra.Command, err error
 	}
 	ours := cmd.Annotations[annotationCodes] == ExitProgram
 	_, usage := errors.AsType[*UsageError](err)
-	if usage = usage || !cmd.HasParent(); usage { // an unknown command is found by the root
-		err = errors.New(strings.Join(strings.Fields(err.Error()), " ")) // cobra's suggestions take lines of their own
+	if usage = usage || !cmd.HasParent(); usage { // the root command finds unknown commands
+		err = errors.New(strings.Join(strings.Fields(err.Error()), " ")) // cobra's suggestions have several lines
 	}
 	Explain(stderr, err)
 	if usage {
@@ -135,7 +136,7 @@ func report(ctx context.Context, stderr io.Writer, cmd *cobra.Command, err error
 	return CodeError
 }
 
-// Explain writes an error as one line, and the way out, where there is one, as a second.
+// Explain prints an error on one line, and its hint, if any, on a second.
 func Explain(w io.Writer, err error) {
 	text, hint := err.Error(), ""
 	if p, ok := errors.AsType[*api.Problem](err); ok {
@@ -153,8 +154,8 @@ func Explain(w io.Writer, err error) {
 	}
 }
 
-// Printable makes text fit for a terminal. Names and messages may come from a registry, an image or a sandbox, and an
-// escape sequence in them would act on the user's terminal.
+// Printable escapes text for a terminal. Names and messages may come from a registry, an image or a
+// sandbox, and their escape sequences would act on the user's terminal.
 func Printable(s string) string {
 	clean := true
 	for _, r := range s {
@@ -183,7 +184,7 @@ func Printable(s string) string {
 	return b.String()
 }
 
-// annotationCodes is the key of a command's exit codes, which end its help.
+// annotationCodes is the annotation of a command with its exit codes, which end its help.
 const annotationCodes = "exit status"
 
 const exitStatusTemplate = `{{with .Annotations}}{{with index . "` + annotationCodes + `"}}
@@ -202,7 +203,7 @@ const (
   127  there is no such program in the sandbox`
 )
 
-// ExitStatus gives a command its codes.
+// ExitStatus sets the exit codes in the help of a command.
 func ExitStatus(cmd *cobra.Command, codes string) {
 	if cmd.Annotations == nil {
 		cmd.Annotations = map[string]string{}
@@ -210,7 +211,7 @@ func ExitStatus(cmd *cobra.Command, codes string) {
 	cmd.Annotations[annotationCodes] = codes
 }
 
-// UsageArgs makes what an argument check of cobra finds a usage error.
+// UsageArgs turns the errors of an argument check into usage errors.
 func UsageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/term"
 )
 
-// PrintJSON writes v for machines: one indented document. It escapes control characters that a terminal would obey, which
-// JSON allows and which reads back the same.
+// PrintJSON writes v for machines: one indented document. It escapes control characters that a
+// terminal would obey, which JSON allows and which reads back the same.
 func PrintJSON(w io.Writer, v any) error {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

@@ -10,7 +10,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Progress draws one line for each layer of a pull. On anything but a terminal it stays silent.
+// Progress draws one line for each layer of a pull. It is silent unless w is a terminal.
 type Progress struct {
 	w      *os.File
 	tty    bool
@@ -23,7 +23,7 @@ func NewProgress(w *os.File) *Progress {
 	return &Progress{w: w, tty: IsTerminal(w), last: map[string]api.PullEvent{}}
 }
 
-// maxLines keeps the drawing from scrolling: what has left the screen cannot be drawn over.
+// maxLines prevents scrolling: lines that have left the screen cannot be drawn over.
 const maxLines = 20
 
 func (p *Progress) Event(e api.PullEvent) {
@@ -44,7 +44,7 @@ func (p *Progress) Event(e api.PullEvent) {
 		b.WriteString("\x1b[K\n")
 	}
 	p.drawn = len(shown)
-	_, _ = p.w.WriteString(b.String()) // a progress bar that cannot be shown is no reason to stop
+	_, _ = p.w.WriteString(b.String()) // a failed progress bar must not stop the pull
 }
 
 // End leaves the lines on the screen as they are.
@@ -65,7 +65,7 @@ func progressLine(e api.PullEvent) string {
 		units.HumanSize(float64(done)), units.HumanSize(float64(e.Total)))
 }
 
-// ShortDigest is the beginning of a digest's hash, enough to tell two apart by eye.
+// ShortDigest returns the beginning of a digest's hash, enough to tell two apart by eye.
 func ShortDigest(d string) string {
 	_, hash, ok := strings.Cut(d, ":")
 	if !ok {

@@ -1,14 +1,15 @@
-// Package confine holds the daemon to its own directories and sockets, once it has started, and the processes of the agent runs that it
-// hosts ([Worker]) to theirs.
+// Package confine confines the daemon to its own directories and sockets with Landlock, and a
+// process of a hosted agent run ([Worker]) to its own.
 //
-// From then on, where the kernel has Landlock, the daemon opens, makes, renames and removes files below its data and its runtime directory
-// only, reads what the kernel says about itself, and executes nothing. It reaches no abstract socket and no process outside where
-// Landlock has scopes (6.12; of signals with an erratum mended), and no socket that has a path where it knows those (7.1). What else it
-// needs of the host it has done by a process that it has started before (package broker), which knows a short list of
-// things to do. What is open already stays open: descriptors that sandboxes pass are not affected.
+// A confined daemon opens, makes, renames and removes files only below its data and runtime
+// directories, reads kernel information about itself, and executes nothing. Where Landlock has
+// scopes it reaches no abstract socket and no process outside (Linux 6.12; signals need a fixed
+// erratum), and where Landlock governs socket paths no other program's socket (7.1). The broker,
+// which starts before confinement (package broker), does the rest. Open descriptors, such as those
+// that sandboxes pass, are not affected.
 //
-// Landlock has no right to look at what a file is, or to change its mode, owner, times and attributes: file permissions alone keep
-// those.
+// Landlock has no right for stat, or for changing mode, owner, times and attributes: file
+// permissions alone govern those.
 package confine
 
 import (
@@ -29,22 +30,22 @@ import (
 	"github.com/sandboxd/sandboxd/internal/landlock"
 )
 
-// Daemon is what the plan depends on. The paths are absolute.
+// Daemon is the input of the daemon's plan. The paths are absolute.
 type Daemon struct {
-	ABI     int  // of the kernel's Landlock, at least [kernel.LandlockRefer] where there is a plan
-	Signals bool // the kernel lets its threads signal each other although signals have a scope ([landlock.ThreadsCanSignal])
+	ABI     int  // version of the kernel's Landlock; a plan needs at least [kernel.LandlockRefer]
+	Signals bool // the kernel lets our threads signal each other despite the signal scope ([landlock.ThreadsCanSignal])
 	Data    string
 	Runtime string
-	Socket  string // of the API
+	Socket  string // path of the API's socket
 }
 
-// Rule gives rights back to a file, or to a directory and all below it.
+// Rule restores rights on a file, or on a directory and everything below it.
 type Rule struct {
 	Path   string
 	Access uint64
 }
 
-// Plan is what is taken away, and what is given back.
+// Plan is the set of rights taken away, and the exceptions.
 type Plan struct {
 	Handled unix.LandlockRulesetAttr
 	Rules   []Rule
@@ -53,45 +54,48 @@ type Plan struct {
 const (
 	read  = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
 	write = unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE
-	// change is what directories of our own take: no device and no FIFO is ever made there, by the daemon no link, and nothing executed.
+	// change is the rights of our own directories. The daemon makes no device, FIFO or link there, and
+	// executes nothing.
 	change = unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE | unix.LANDLOCK_ACCESS_FS_MAKE_DIR |
 		unix.LANDLOCK_ACCESS_FS_MAKE_REG | unix.LANDLOCK_ACCESS_FS_REFER
-	// sockets is to connect to those that listen at a path.
+	// sockets is the right to connect to sockets by path.
 	sockets = unix.LANDLOCK_ACCESS_FS_RESOLVE_UNIX
 )
 
-// Plan is a pure function.
+// Plan returns the daemon's plan. It is a pure function.
 func (d Daemon) Plan() Plan {
-	p := nothing(d.ABI, d.Signals)
-	// The launcher and the inits listen there. Other programs of the daemon's user listen elsewhere, and some start what they are told to.
+	p := denyAll(d.ABI, d.Signals)
+	// The launcher and the inits listen there. Other programs of the daemon's user listen elsewhere,
+	// and some execute commands for their clients.
 	p.allow(d.Data, read|write|change|sockets)
 	p.allow(d.Runtime, read|write|change|sockets|unix.LANDLOCK_ACCESS_FS_MAKE_SOCK)
 	if dir := filepath.Dir(d.Socket); dir != d.Runtime && !strings.HasPrefix(dir+"/", d.Data+"/") {
-		p.allow(dir, unix.LANDLOCK_ACCESS_FS_REMOVE_FILE) // it is bound already, and taken away in the end
+		p.allow(dir, unix.LANDLOCK_ACCESS_FS_REMOVE_FILE) // bound already; removed at the end
 	}
-	// Of pidfds the kernel tells there which process they are; pools are made for what memory there is.
+	// fdinfo identifies the process of a pidfd. Pools are sized by the free memory.
 	p.allow("/proc/self/fdinfo", read)
 	p.allow("/proc/meminfo", unix.LANDLOCK_ACCESS_FS_READ_FILE)
 	p.allow(os.DevNull, unix.LANDLOCK_ACCESS_FS_READ_FILE|unix.LANDLOCK_ACCESS_FS_WRITE_FILE)
 	return p
 }
 
-// Worker is what the plan for a process depends on that works on a run of the agent: it reads what models and their servers send, and
-// has a key. The paths are absolute, and there.
+// Worker is the input of the plan for a process of an agent run, which parses the answers of model
+// servers and has a key. The paths are absolute and exist.
 type Worker struct {
 	ABI     int
 	Signals bool
-	Socket  string   // of the daemon
-	Runs    string   // the directory of all runs
-	Files   []string // which it reads: settings, and those of [Resolver]
-	Dirs    []string // below which it reads: what runs may be given as input, and where the resolver's configuration is replaced
+	Socket  string   // path of the daemon's socket
+	Runs    string   // directory of all runs
+	Files   []string // readable files: settings, and those of [Resolver]
+	Dirs    []string // readable directories: inputs of runs, and the directory of a generated resolv.conf
 }
 
-// Plan is a pure function.
+// Plan returns the worker's plan. It is a pure function.
 func (w Worker) Plan() Plan {
-	p := nothing(w.ABI, w.Signals)
-	p.allow(filepath.Dir(w.Socket), sockets) // the next daemon's is another one
-	// Output has links, and they stay below the directory of their run, where nobody follows them.
+	p := denyAll(w.ABI, w.Signals)
+	p.allow(filepath.Dir(w.Socket), sockets) // the directory, because the next daemon makes a new socket
+	// Output may contain links. They stay below the directory of their run, where the daemon does not
+	// follow them.
 	p.allow(w.Runs, read|write|change|unix.LANDLOCK_ACCESS_FS_MAKE_SYM)
 	for _, file := range w.Files {
 		p.allow(file, unix.LANDLOCK_ACCESS_FS_READ_FILE)
@@ -103,8 +107,9 @@ func (w Worker) Plan() Plan {
 	return p
 }
 
-// Resolver are the files that Go reads to find the address of a host, and the directory in which some service replaces the
-// first of them, if that is a service's own.
+// Resolver returns the files that Go reads to resolve host names. If a service generates
+// resolv.conf in a directory of its own, that directory is returned too, because the service
+// replaces the file.
 func Resolver() (files, dirs []string, err error) {
 	for _, name := range []string{"/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf"} {
 		file, err := filepath.EvalSymlinks(name)
@@ -112,24 +117,25 @@ func Resolver() (files, dirs []string, err error) {
 			continue
 		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("find how addresses are found: %w", err)
+			return nil, nil, fmt.Errorf("find the resolver's files: %w", err)
 		}
 		files = append(files, file)
-		if dir := filepath.Dir(file); name == "/etc/resolv.conf" && ofAService(dir) {
+		if dir := filepath.Dir(file); name == "/etc/resolv.conf" && isServiceDir(dir) {
 			dirs = append(dirs, dir)
 		}
 	}
 	return files, dirs, nil
 }
 
-// ofAService reports whether a directory may be one service's: those at the top, such as /etc, where passwords are, /run and
-// /root, are not.
-func ofAService(dir string) bool { return strings.Count(filepath.Clean(dir), "/") > 1 }
+// isServiceDir reports whether a directory can belong to one service. Top-level directories cannot:
+// /etc has passwords, and /run and /root have files of others.
+func isServiceDir(dir string) bool { return strings.Count(filepath.Clean(dir), "/") > 1 }
 
-// nothing is the plan that everything is given back to which a process needs.
-func nothing(abi int, signals bool) Plan {
+// denyAll returns the plan without exceptions.
+func denyAll(abi int, signals bool) Plan {
 	p := Plan{Handled: landlock.Everything(abi)}
-	// Registries and models have any port; and what is MPTCP, as Go's listeners are, the kernel does not take for TCP.
+	// Network access stays: registries and models may have any port, and the kernel does not count
+	// MPTCP, which Go's listeners use, as TCP.
 	p.Handled.Handled_access_net = 0
 	if !signals {
 		p.Handled.Scoped &^= unix.LANDLOCK_SCOPE_SIGNAL
@@ -138,17 +144,17 @@ func nothing(abi int, signals bool) Plan {
 }
 
 func (p *Plan) allow(path string, access uint64) {
-	// A right that this version does not handle nobody has lost.
+	// The kernel refuses rights that its version does not handle. They were never taken away.
 	if access &= p.Handled.Handled_access_fs; access != 0 {
 		p.Rules = append(p.Rules, Rule{path, access})
 	}
 }
 
-// Held keeps what rules are about: for procfs that is no file that would be the same one after the kernel has forgotten it.
-// Closing it ends what the rules allow there.
+// Held keeps the files of the rules open. Without a reference the kernel forgets inodes of procfs,
+// and a rule no longer matches the new one. Closing it ends the exceptions there.
 type Held struct{ files []*os.File }
 
-// Close lets go.
+// Close releases the files.
 func (h *Held) Close() error {
 	var errs []error
 	for _, f := range h.files {
@@ -158,7 +164,7 @@ func (h *Held) Close() error {
 	return errors.Join(errs...)
 }
 
-// Apply holds every thread of the process to the plan, for good, and verifies that it is held.
+// Apply confines every thread of the process to the plan, irrevocably, and verifies it.
 func (p Plan) Apply() (_ *Held, err error) {
 	h := new(Held)
 	defer func() {
@@ -190,8 +196,8 @@ func (p Plan) Apply() (_ *Held, err error) {
 	return h, nil
 }
 
-// Verify has every thread of the process try what the plan forbids: to read the host's root, and to write to one of its devices. A
-// thread that can what the first can not ends the process (syscall.AllThreadsSyscall).
+// Verify tries forbidden accesses in every thread: reading the host's root, and writing to one of
+// its devices. If threads disagree, syscall.AllThreadsSyscall ends the process.
 func (p Plan) Verify() error {
 	for _, try := range []struct {
 		path  string
@@ -219,13 +225,14 @@ func (p Plan) Verify() error {
 	return nil
 }
 
-// Probe finds out what the plan for the daemon depends on. It is false where the kernel's Landlock cannot hold it: then ABI is 0.
+// Probe fills in the fields that describe the kernel. It returns false, with ABI 0, if the kernel's
+// Landlock cannot enforce the plan.
 func (d *Daemon) Probe() (ok bool) {
 	d.ABI, d.Signals, ok = probe()
 	return ok
 }
 
-// Probe is [Daemon.Probe] for a worker.
+// Probe is like [Daemon.Probe].
 func (w *Worker) Probe() (ok bool) {
 	w.ABI, w.Signals, ok = probe()
 	return ok
@@ -239,10 +246,10 @@ func probe() (abi int, signals, ok bool) {
 	return abi, landlock.ThreadsCanSignal(), true
 }
 
-// Missing says what a confined daemon can still do that a later kernel would keep it from.
+// Missing lists actions that only a later kernel would deny a confined daemon.
 func (d Daemon) Missing() (all []string) {
 	if d.ABI == 0 {
-		return nil // everything is
+		return nil // nothing is enforced
 	}
 	handled := d.Plan().Handled
 	if handled.Scoped&unix.LANDLOCK_SCOPE_SIGNAL == 0 {
@@ -257,7 +264,7 @@ func (d Daemon) Missing() (all []string) {
 	return all
 }
 
-// String prints a plan, one line for each rule, for people and golden files.
+// String returns a plan, one line per rule, for people and golden files.
 func (p Plan) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "taken away: files %s; scopes %#x\n", rights(p.Handled.Handled_access_fs), p.Handled.Scoped)

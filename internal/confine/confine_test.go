@@ -23,7 +23,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// The test's own program is the one that is confined: it cannot be undone.
+// TestMain makes the test binary the process to confine, because confinement cannot be undone.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && (os.Args[1] == "confined" || os.Args[1] == "worker") {
 		if err := confined(os.Args[2], os.Args[1] == "worker"); err != nil {
@@ -71,8 +71,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// tries are what a daemon that has been taken over would try, with what it has left in its directories. All are tried by several
-// threads, and undo what they do.
+// tries returns the attacks of a daemon that was taken over, and of the files it has left in its
+// directories. Several threads try each, and undo it.
 func tries(dir string) map[string]func() error {
 	data, outside := filepath.Join(dir, "data"), filepath.Join(dir, "outside")
 	file := func(path string, flags int) func() error {
@@ -121,13 +121,13 @@ func tries(dir string) map[string]func() error {
 	}
 }
 
-// abstractName is that of a socket which another process listens on.
+// abstractName returns the name of an abstract socket that another process listens on.
 func abstractName(dir string) string { return "@sandboxd" + dir }
 
-// outsideFD is open on the directory outside, for reference only.
+// outsideFD is the descriptor of the directory outside, opened with O_PATH.
 const outsideFD = 200
 
-// confined attacks, holds itself to the plan, attacks again, and does what a daemon does, or a worker.
+// confined attacks, confines itself, attacks again, and then does the work of a daemon or a worker.
 func confined(dir string, worker bool) error {
 	d := Daemon{Data: filepath.Join(dir, "data"), Runtime: filepath.Join(dir, "run"), Socket: filepath.Join(dir, "run", "api.sock")}
 	if !d.Probe() {
@@ -150,7 +150,7 @@ func confined(dir string, worker bool) error {
 		w := Worker{Socket: d.Socket, Runs: d.Data, Files: append(files, filepath.Join(dir, "settings", "settings.yaml")), Dirs: append(dirs, filepath.Join(dir, "inputs"))}
 		w.Probe()
 		plan = w.Plan()
-		delete(all, "make a link in the data") // which leads out, and is not followed: see above
+		delete(all, "make a link in the data") // the link leads out; following it is one of the attacks
 		write := func(path string) func() error {
 			return func() error {
 				if err := os.WriteFile(path, nil, 0o600); err != nil {
@@ -191,7 +191,8 @@ func confined(dir string, worker bool) error {
 		}
 	}
 	var errs []error
-	// The control. What only privileges allow, and what the test's own program does not do, is left out.
+	// The control: without confinement every attack works, except those that need privileges or that
+	// the test binary does not support.
 	for name, try := range all {
 		switch name {
 		case "mount", "gain privileges by a new domain", "execute a program", "make a link in the data", "make a FIFO in the data",
@@ -233,7 +234,7 @@ func confined(dir string, worker bool) error {
 	return errors.Join(errs...)
 }
 
-// work is what must still be possible.
+// work does the work of a daemon, which must still be possible.
 func work(d Daemon) error {
 	made := filepath.Join(d.Data, "dir", "file")
 	if err := os.Mkdir(filepath.Dir(made), 0o700); err != nil {
@@ -267,7 +268,7 @@ func work(d Daemon) error {
 	return nil
 }
 
-// workOnRun is what must still be possible for who works on a run.
+// workOnRun does the work of a worker, which must still be possible.
 func workOnRun(dir string, d Daemon) error {
 	run := filepath.Join(d.Data, "20260116_143000")
 	if err := os.MkdirAll(filepath.Join(run, "files"), 0o755); err != nil {
@@ -315,7 +316,7 @@ func TestConfinedWorker(t *testing.T) { testConfined(t, "worker") }
 func testConfined(t *testing.T, what string) {
 	t.Helper()
 	testenv.RequireLandlock(t, 2)
-	// Not t.TempDir: a socket's path has 108 bytes.
+	// t.TempDir is too long: a socket's path has 108 bytes.
 	dir, err := os.MkdirTemp("", "confine") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
@@ -360,19 +361,19 @@ func testConfined(t *testing.T, what string) {
 	}
 }
 
-// What all share is not readable because the resolver's configuration lies there.
+// A resolv.conf in a shared directory does not make that directory readable.
 func TestResolverDirectory(t *testing.T) {
 	for dir, want := range map[string]bool{
 		"/run/systemd/resolve": true, "/run/NetworkManager": true, "/mnt/wsl": true,
 		"/": false, "/etc": false, "/run": false, "/run/": false, "/root": false, "/run/x/..": false,
 	} {
-		if got := ofAService(dir); got != want {
+		if got := isServiceDir(dir); got != want {
 			t.Errorf("%s: %v", dir, got)
 		}
 	}
 }
 
-// A plan that does not hold is an error.
+// Verify reports a plan that is not enforced.
 func TestVerify(t *testing.T) {
 	if err := (Plan{}).Verify(); err == nil || !strings.Contains(err.Error(), "in spite of") {
 		t.Errorf("without Landlock: %v", err)

@@ -9,7 +9,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/service/servicetest"
 )
 
-// What an exec costs beyond fork and exec: HTTP, the lease, the guest protocol.
+// BenchmarkExecTrue measures the cost of an exec beyond fork and exec: HTTP, the lease, the guest
+// protocol.
 func BenchmarkExecTrue(b *testing.B) {
 	r := daemontest.New(b, servicetest.RealInit(b)).Start()
 	sb, err := r.API().CreateSandbox(b.Context(), api.CreateSandbox{})

@@ -1,4 +1,5 @@
-// Package daemon is the life cycle of the daemon: locks, socket, service and native face, from start to shutdown.
+// Package daemon is the life cycle of the daemon: locks, socket, service and native face, from
+// start to shutdown.
 package daemon
 
 import (
@@ -20,25 +21,31 @@ import (
 )
 
 const (
-	// drainTimeout is the time that requests under way have when the daemon stops, before they are cancelled.
+	// drainTimeout is the time that requests under way have when the daemon stops, before they are
+	// cancelled.
 	drainTimeout = 2 * time.Second
 	// stepTimeout bounds the end of the engine.
 	stepTimeout = 10 * time.Second
 )
 
-// Options configure a daemon: those of the service, and its own. A field without a stated default is required.
+// Options configure a daemon: those of the service, and its own. A field without a stated default
+// is required.
 type Options struct {
-	// Options are those of the service. Socket defaults to [SocketName] in RuntimeDir; New sets Confined.
+	// Options are those of the service. Socket defaults to [SocketName] in RuntimeDir; New sets
+	// Confined.
 	service.Options
 
-	// Confine restricts the daemon to its own directories, and returns the version of Landlock that does, zero where none can. It
-	// is called when the socket is bound and nothing that a sandbox sends has been read. Default: nothing.
+	// Confine restricts the daemon to its own directories, and returns the version of Landlock that
+	// does, zero where none can. It is called when the socket is bound and nothing that a sandbox
+	// sends has been read. Default: nothing.
 	Confine func() (landlock int, err error)
-	// EndEngine is called at the end of a shutdown that keeps no sandboxes, to end the launcher. Default: nothing.
+	// EndEngine is called at the end of a shutdown that keeps no sandboxes, to end the launcher.
+	// Default: nothing.
 	EndEngine func(ctx context.Context) error
 	// Lock is the lock of DataDir that [AcquireLock] returned. Default: New acquires it.
 	Lock io.Closer
-	// IdleExit is the time without a sandbox and a request after which the daemon ends; zero means never.
+	// IdleExit is the time without a sandbox and a request after which the daemon ends; zero means
+	// never.
 	IdleExit time.Duration
 }
 
@@ -48,7 +55,8 @@ const SocketName = "api.sock"
 // Pool is a warm pool that the options ask for.
 type Pool = service.Pool
 
-// AcquireLock makes sure that no other daemon works in dir until the lock is closed or the process ends.
+// AcquireLock makes sure that no other daemon works in dir until the lock is closed or the process
+// ends.
 func AcquireLock(dir string) (io.Closer, error) { return httpapi.AcquireLock(dir) }
 
 // Daemon is the running whole: the service and the native face.
@@ -66,8 +74,8 @@ type Daemon struct {
 	keep     bool          // written before stop is closed
 }
 
-// New locks the data directory, listens on the API socket and adopts the sandboxes that the engine runs. [Daemon.Serve] must
-// be called next: it undoes all this in the end.
+// New locks the data directory, listens on the API socket and adopts the sandboxes that the engine
+// runs. [Daemon.Serve] must be called next: it undoes all this in the end.
 func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 	if opts.DataDir == "" || opts.RuntimeDir == "" {
 		return nil, errors.New("start daemon: DataDir and RuntimeDir are needed")
@@ -139,8 +147,9 @@ func (d *Daemon) watchIdle() {
 	}
 }
 
-// Serve answers requests until ctx ends or a client asks for the end, and returns when nothing of the daemon runs any more.
-// Where ctx ends, the sandboxes run on for the next daemon to adopt; a client says whether they do.
+// Serve answers requests until ctx ends or a client asks for the end, and returns when nothing of
+// the daemon runs any more. Where ctx ends, the sandboxes run on for the next daemon to adopt; a
+// client says whether they do.
 func (d *Daemon) Serve(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() { served <- d.server.Serve() }()
@@ -167,8 +176,8 @@ func (d *Daemon) Serve(ctx context.Context) error {
 	return errors.Join(failure, d.shutdown(context.WithoutCancel(ctx), &background, served))
 }
 
-// shutdown reads top to bottom. Each step has its own deadline, and a step that fails does not keep the next from being
-// tried.
+// shutdown reads top to bottom. Each step has its own deadline, and a step that fails does not keep
+// the next from being tried.
 func (d *Daemon) shutdown(ctx context.Context, background *sync.WaitGroup, served <-chan error) error {
 	d.log.Info("daemon is stopping", "keep_sandboxes", d.keep)
 	// 1. Agent runs end while they can still collect their output through the API.
@@ -184,8 +193,8 @@ func (d *Daemon) shutdown(ctx context.Context, background *sync.WaitGroup, serve
 		errs = append(errs, d.opts.EndEngine(ctx))
 		cancel()
 	}
-	// 4. The locks and the socket go last: until here a new daemon must not start. A client that sees the socket gone finds the
-	// data directory free.
+	// 4. The locks and the socket go last: until here a new daemon must not start. A client that sees
+	// the socket gone finds the data directory free.
 	errs = append(errs, d.lock.Close(), d.socket.Remove())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("stop daemon: %w", err)

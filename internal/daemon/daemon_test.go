@@ -99,7 +99,8 @@ func TestSecondDaemonIsRefusedAndAStaleSocketReplaced(t *testing.T) {
 	if _, err := daemon.New(t.Context(), options); err == nil || !strings.Contains(err.Error(), "another sandboxd") {
 		t.Errorf("second daemon on one socket: %v", err)
 	}
-	// Another runtime directory too, as a command has that starts a daemon: nothing but the socket itself is common to them.
+	// Another runtime directory too, as a command has that starts a daemon: nothing but the socket
+	// itself is common to them.
 	options.RuntimeDir, options.Socket = t.TempDir(), r.D.Socket()
 	if _, err := daemon.New(t.Context(), options); err == nil || !strings.Contains(err.Error(), "another sandboxd serves it, or is about to") {
 		t.Errorf("second daemon with a runtime directory of its own: %v", err)
@@ -173,7 +174,7 @@ func TestHalfOpenRequestsDoNotHoldUpTheEnd(t *testing.T) {
 	}
 }
 
-// The end of the daemon does not wait for a watch, whose own end nobody knows.
+// The end of the daemon does not wait for a watch, which has no end of its own.
 func TestShutdownEndsWatches(t *testing.T) {
 	r := daemontest.New(t, servicetest.RealInit(t)).Start()
 	sb := r.Create(api.CreateSandbox{})

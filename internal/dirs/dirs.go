@@ -1,4 +1,5 @@
-// Package dirs says where sandboxd keeps its data and its sockets: a pure function of who asks and of the XDG variables.
+// Package dirs computes where sandboxd keeps its data and its sockets: a pure function of the user
+// and of the XDG variables.
 package dirs
 
 import (
@@ -17,20 +18,21 @@ const SocketName = "api.sock"
 // Dirs are absolute paths. They need not exist yet.
 type Dirs struct {
 	Data    string // images, layers, sandboxes, state: survives a reboot
-	Runtime string // sockets: need not
+	Runtime string // sockets; may vanish at a reboot
 }
 
-// Socket is where the API listens unless told otherwise.
+// Socket returns the API's default socket.
 func (d Dirs) Socket() string { return filepath.Join(d.Runtime, SocketName) }
 
-// Log is where a daemon that was started in the background writes.
+// Log returns the log of a daemon that was started in the background.
 func (d Dirs) Log() string { return filepath.Join(d.Data, "daemon.log") }
 
-// Host is what the answer depends on. Tests fill it in; everyone else uses [Default].
+// Host holds the inputs of [Host.Find]. Tests fill it in; other code uses [Default].
 type Host struct {
 	UID    int
 	Getenv func(string) string
-	// Owner returns the uid that owns a directory. It does not follow a symbolic link at the end of the path.
+	// Owner returns the uid that owns a directory. It does not follow a symbolic link at the end of
+	// the path.
 	Owner func(dir string) (uid int, err error)
 }
 
@@ -39,8 +41,9 @@ func Default() (Dirs, error) {
 	return Find(Host{UID: os.Getuid(), Getenv: os.Getenv, Owner: owner})
 }
 
-// Find computes the directories. Root has fixed ones, so that a root shell with the variables of the user it came from
-// (sudo -E) neither creates root-owned files in that user's home nor misses the running daemon.
+// Find computes the directories. Root has fixed ones, so that a root shell with the variables of
+// the user it came from (sudo -E) neither creates root-owned files in that user's home nor misses
+// the running daemon.
 func Find(h Host) (Dirs, error) {
 	if h.UID == 0 {
 		return Dirs{Data: "/var/lib/sandboxd", Runtime: "/run/sandboxd"}, nil
@@ -51,8 +54,9 @@ func Find(h Host) (Dirs, error) {
 	}
 	d := Dirs{Data: filepath.Join(data, "sandboxd")}
 	d.Runtime = filepath.Join(d.Data, "run")
-	// XDG_RUNTIME_DIR is believed only where it is ours: su and some CI runners leave another user's in place. The
-	// fallback is where systemd-logind would have put it, for shells that did not come through PAM.
+	// Use XDG_RUNTIME_DIR only if this user owns it: su and some CI runners leave another user's in
+	// place. The fallback is the directory of systemd-logind, for shells that did not come through
+	// PAM.
 	for _, dir := range []string{h.Getenv("XDG_RUNTIME_DIR"), "/run/user/" + strconv.Itoa(h.UID)} {
 		if !filepath.IsAbs(dir) {
 			continue
@@ -65,7 +69,7 @@ func Find(h Host) (Dirs, error) {
 	return d, nil
 }
 
-// dataHome is $XDG_DATA_HOME; the specification says to ignore a relative one.
+// dataHome returns $XDG_DATA_HOME; the specification says to ignore a relative one.
 func (h Host) dataHome() (string, error) {
 	if dir := h.Getenv("XDG_DATA_HOME"); filepath.IsAbs(dir) {
 		return filepath.Clean(dir), nil

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// A symbolic link in the place of a runtime directory may have been put there by someone else, pointing to a directory
-// that is ours: only a real directory counts.
+// Another user may have put a symbolic link in the place of a runtime directory, pointing to a
+// directory of this user: only a real directory counts.
 func TestOwnerBelievesDirectoriesOnly(t *testing.T) {
 	dir := t.TempDir()
 	if uid, err := owner(dir); err != nil || uid != os.Getuid() {

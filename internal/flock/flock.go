@@ -16,9 +16,9 @@ const retry = 10 * time.Millisecond
 // Forever is a patience without end, for a caller that can stop the wait.
 const Forever = time.Duration(math.MaxInt64)
 
-// Exclusive takes the lock of flock(2) on f. It returns EWOULDBLOCK if another open file holds the lock until patience ends or
-// stop is closed (a context's Done; nil for never): flock(2) itself would wait for ever if the holder was stopped. Closing
-// every copy of f unlocks.
+// Exclusive takes the lock of flock(2) on f. It returns EWOULDBLOCK if another open file holds the
+// lock until patience ends or stop is closed (a context's Done; nil for never): flock(2) itself
+// would wait for ever if the holder was stopped. Closing every copy of f unlocks.
 func Exclusive(stop <-chan struct{}, patience time.Duration, f *os.File) error {
 	limit := time.NewTimer(patience)
 	defer limit.Stop()

@@ -1,70 +1,85 @@
-// Package guest is the protocol between the daemon and the init of a sandbox: messages, bounds and their validation.
+// Package guest is the protocol between the daemon and the init of a sandbox: messages, bounds and
+// their validation.
 //
-// Package guest/host is the daemon's side, guest/inside that of the sandbox (cmd/sandboxd-init). Neither imports the other.
+// Package guest/host is the daemon's side, guest/inside that of the sandbox (cmd/sandboxd-init).
+// Neither imports the other.
 //
 // # Theory of operation
 //
-// Before it serves anybody, init confines itself, on a socket pair that the launcher has given it, and then closes:
+// Before its first request init confines itself, over a socket pair from the launcher that it then
+// closes:
 //
 //	launcher                                      init
-//	  ── the program of its seccomp filter ────▶    loads it on every thread, first thing; gives up what no program may inherit;
-//	                                                puts the thread that forks programs into its Landlock domain
-//	  ◀────────────────────────── one byte ────    all of that holds; the launcher answers that there is a sandbox
+//	  ── the program of its seccomp filter ────▶    loads it on every thread, first thing; drops capabilities that
+//	                                                no program may inherit; puts the thread that forks programs
+//	                                                into its Landlock domain
+//	  ◀────────────────────────── one byte ────    all of that is in force; the launcher reports the sandbox
 //
-// Silence means that it has ended, which the launcher tells of with what init has said on its standard error.
+// Silence means that it has ended, which the launcher reports with init's standard error.
 //
-// What stays is a listening SOCK_SEQPACKET socket whose path exists on the host only. Every request of the daemon is a connection of its own: connect, one request packet, one or more answer packets,
-// close. A connection that is closed by the daemon ends what it asked for.
+// From then on init serves a listening SOCK_SEQPACKET socket whose path exists on the host only.
+// Every request of the daemon is a connection of its own: connect, one request packet, one or more
+// answer packets, close. The daemon cancels a request by closing its connection.
 //
-// A packet is a word, a space, a JSON object and, each after a NUL, strings that are bytes rather than text (paths,
-// arguments, environments, link targets); descriptors come along by SCM_RIGHTS. Each word has one struct in protocol.go.
-// Any request may be answered with
+// A packet is a word, a space, a JSON object and, each after a NUL, strings that are bytes rather
+// than text (paths, arguments, environments, link targets); descriptors come along by SCM_RIGHTS.
+// Each word has one struct in protocol.go. Any request may be answered with
 //
 //	◀── error {stage, errno} path ──    the request was refused; the last packet
 //
-// Descriptors travel, bytes do not: init never reads what a process writes, and never copies a file (only a tree, as a tar
-// stream into or out of a pipe).
+// Descriptors travel, bytes do not: init never reads the output of a process, and never copies a
+// file (only a tree, as a tar stream into or out of a pipe).
 //
 // # Exec
 //
 //	daemon                                        init
-//	  ── exec {args, uid, gid, groups, timeout,
-//	     make_cwd, limits}
+//	  ── exec {args, user, non_root | uid, gid,
+//	     groups; timeout, make_cwd, limits}
 //	     cwd argv… env… + stdin stdout stderr ──▶   looks the program up, forks, executes
 //	  ◀────────────── started {pid} ────────────   init has closed its copies of the three
-//	  ── signal {signal, all} ─────────────────▶   to the main process's group, or to all that /proc shows of the
-//	                                               exec; any number of times
+//	  ── signal {signal, all} ─────────────────▶   to the main process's group, or to every process of the exec
+//	                                               that /proc shows; any number of times
 //	  ── kill {} ──────────────────────────────▶   everything that the exec has started
 //	  ◀── exited {code | signal, timeout,
 //	             wall, cpu, maxrss} ─────────────   the last packet
 //
-// With tty no descriptors are sent; init makes a terminal of the sandbox's own devpts and sends its master with started.
-// Its size is the host's to change (TIOCSWINSZ on the master). Strings that do not fit into a packet are in a memfd, the
-// last descriptor; the request says memfd.
+// With tty no descriptors are sent; init makes a terminal of the sandbox's own devpts and sends its
+// master with started. The host sets its size (TIOCSWINSZ on the master). Strings that do not fit
+// into a packet are in a memfd, the last descriptor; the request says memfd.
 //
-// With whole the daemon does not wait for the start: init waits 3 ms for the end instead, and tells of a process that has ended by
-// then with one packet. Nobody waits for its output either, for it lies in the pipes.
+// With whole init first waits 3 ms for the end of the process, and reports a process that has ended
+// by then with one packet. All of its output is in the pipes by then.
 //
 //	── exec {…, whole} … ────────────────▶   looks the program up, forks, executes, waits a moment
 //	◀── exited {pid, code | signal, …} ───   the last packet; or else, 3 ms later, started, and all as above
 //
-// When the main process ends by itself, exited is sent at once and what it left behind goes on, in background, until the
-// sandbox ends. When the timeout ends, or the daemon says kill, everything that the exec has started is killed first, and
-// exited says that nothing is left. When the daemon closes the connection of a running exec, the same happens without a
-// last word. Init gives up on what does not die in 10 s, and stays silent.
+// When the main process ends by itself, init sends exited at once. Processes that it left behind go
+// on, in background, until the sandbox ends. After the timeout or a kill, everything that the exec
+// has started is killed first, and exited means that nothing is left. When the daemon closes the
+// connection of a running exec, init kills in the same way and sends nothing. Init gives up after
+// 10 s, and stays silent.
 //
-// With limits the forked process first becomes init's own program once more (argv[0] "sandboxd-limits"), with the ids of the
-// exec and no environment; that sets them and executes the program. A pipe that its success closes tells init the errno otherwise.
+// With limits the forked process first executes init's own program (argv[0] "sandboxd-limits"),
+// with the ids of the exec and no environment. That sets the limits and executes the program. Its
+// pipe to init carries the errno of a failure; success closes it.
 //
-// An exec can survive the daemon. Its exit stays in the connection's queue until the connection is closed (the daemon looks
-// with MSG_PEEK), and its output goes from the pipe to a file of memory by splice(2), so that at no moment bytes are in the
-// daemon only. The daemon leaves the descriptors with the launcher, and the next one goes on with them; init notices nothing.
+// An exec can survive the daemon. Its exit stays in the connection's queue until the connection is
+// closed (the daemon reads it with MSG_PEEK). Its output goes from the pipe to a file of memory by
+// splice(2), so that no byte is ever in the daemon alone. The daemon leaves the descriptors in the
+// launcher's descriptor store, and the next one continues with them; init notices nothing.
 //
-//	process ── pipe ──────────────────────────── splice ──▶ memfd    the file's own offset says how much there has been
+//	process ── pipe ──────────────────────────── splice ──▶ memfd    the file's own offset is the number of bytes so far
 //	process ── terminal ── splice ──▶ relay pipe ── splice ──▶ memfd
 //
-// Silence means: no started in 10 s (or the caller's deadline), no exited 2 s after the timeout or a kill: init is lost,
-// and the daemon ends the sandbox.
+// Silence means: no started in 10 s (or the caller's deadline), no exited 2 s after the timeout or
+// a kill: init is lost, and the daemon ends the sandbox.
+//
+// # Users
+//
+//	── user {non_root} user ─────────────────▶   looks it up in /etc/passwd and /etc/group of the sandbox
+//	◀── account {uid, gid, groups} home ──────
+//
+// With user in place of the ids, exec looks the user up itself, and adds HOME to env if that has none.
 //
 // # Processes
 //
@@ -72,8 +87,8 @@
 //	◀────────────── listing {} ───────────────
 //	◀── process {pid, ppid, uid, state, age,
 //	             cpu, rss, name, main, cut}
-//	    argv… ────────────────────────────────   each but init, 4096 at most; main is the pid of the main process of the
-//	◀────────────── done {} ──────────────────   exec that it comes from, while that runs
+//	    argv… ────────────────────────────────   each but init, 4096 at most; main is the pid of the main process
+//	◀────────────── done {} ──────────────────   of its exec, while that runs
 //
 // # Files
 //
@@ -82,17 +97,17 @@
 //
 //	── create {mode, uid, gid} path ─────────▶   makes parents, and a file beside the target
 //	◀────────────── created {} + file ────────   write only, new
-//	── commit {new} | abort {} ──────────────▶   renames it to the target, which must be free if new | removes it, and parents that
-//	                                             it has made; so does closing
+//	── commit {new} | abort {} ──────────────▶   renames it to the target, which must be free if new | removes it and
+//	                                             the new parents; so does closing
 //	◀────────────── done {} ──────────────────
 //
-//	── append {mode, uid, gid} path ─────────▶   as open; where nothing is there the daemon has it made by create
+//	── append {mode, uid, gid} path ─────────▶   as open; for a missing file the daemon requests create
 //	◀────────────── opened {} + file ─────────   write only, at its end
 //
 //	── stat {follow} path ───────────────────▶   follows links, the last one if asked
 //	◀── info {size, mode, mtime, uid, gid} link
 //
-//	── list {depth} path ────────────────────▶   reads the directory, parents before what is in them
+//	── list {depth} path ────────────────────▶   reads the directory, parents before their entries
 //	◀── entries {list} (path link)… ──────────   at most 128; the first may be empty; any number of packets
 //	◀────────────── listed {more} ────────────   the last packet; more: too deep or too long a path was left out
 //
@@ -101,10 +116,10 @@
 //	── remove {recursive} path ──────────────▶   level by level, following neither links nor mounts
 //	◀────────────── done {} ──────────────────   of each of the three
 //
-//	── watch {recursive} path ───────────────▶   watches, then looks for directories below
-//	◀────────────── watching {} ──────────────   from now on changes are told
+//	── watch {recursive} path ───────────────▶   watches, then scans for directories below
+//	◀────────────── watching {} ──────────────   from now on changes are reported
 //	◀── events {list} (path to)… ─────────────   at most 128; any number of packets, whenever something happens
-//	◀────────────── done {} ──────────────────   what was watched is gone; the last packet
+//	◀────────────── done {} ──────────────────   the watched file is gone; the last packet
 //
 //	── tar-out {} path + pipe ───────────────▶   writes the tree into the pipe, and closes it
 //	◀────────────── done {} ──────────────────
@@ -115,28 +130,37 @@
 //	── ping {} ──────────────────────────────▶
 //	◀────────────── pong {} ──────────────────
 //
-// The paths of entries and events are below the one that was asked for; the host refuses those that could lead out of it.
-// A list, a removal, a watch and a tar stream end when the daemon closes the connection. Until it reads, init waits, with one
-// packet and the directories on the way down in memory: 200 of them for a list and the first look of a watch, 64 for a
-// removal, which moves up what is deeper. A watch keeps a node for each of its directories; all watches
-// together have 8192 at most, and there are at most 16. What it cannot watch, and what the kernel had to drop, it tells as overflow; after a drop it looks at the
-// whole tree again. A directory is watched before it is read, and what is found in a new one is told as created: at least
-// once, perhaps twice.
+// The paths of entries and events are relative to the requested one; the host refuses those that
+// could lead out of it. A list, a removal, a watch and a tar stream end when the daemon closes the
+// connection. While the daemon does not read, init waits, with one packet and the directories on
+// the way down in memory: 200 of them for a list and the first scan of a watch, 64 for a removal,
+// which moves deeper ones up.
 //
-// Silence means for files: no answer in 30 s, for the first look of a watch in 10 minutes, for a tar stream in 10 minutes since
-// something last moved: init is lost. A removal is given up after 10 minutes. Of a watch that has begun silence means nothing.
-// Without a descriptor left init answers every request with EMFILE, for which it keeps one, and so it does where it has 1024 connections.
-// Lists, removals, watches and archives together have half of its descriptors; the one that wants more is refused, or told of what is
-// missing as of a directory that cannot be read.
+// A watch keeps a node for each of its directories. All watches together have 8192 at most, and
+// there are at most 16. Directories beyond that, and events that the kernel had to drop, are
+// reported as overflow; after a drop the whole tree is scanned again. A directory is watched before
+// it is read, and the entries of a new one are reported as created: at least once, perhaps twice.
 //
-// Where the kernel lets init send no descriptor (ETOOMANYREFS: the user has too many under way, see inside/send.go), not under
-// another id either, that request is refused, and what it has started is killed before.
+// Silence of init means that it is lost: after 30 s without an answer, 10 minutes in the first scan
+// of a watch, and 10 minutes without progress of a tar stream. A removal is given up after 10
+// minutes. A watch that has begun may be silent for ever.
+//
+// Init keeps one descriptor in reserve: when it has no other left, or 1024 connections, it answers
+// every request with EMFILE. Lists, removals, watches and archives together use half of its
+// descriptors. One that needs more is refused, or reports the missing part like a directory that
+// cannot be read.
+//
+// The kernel may let init send no descriptor (ETOOMANYREFS: the user has too many in flight, see
+// inside/send.go), not under another id either. Then init kills the processes of the request, and
+// refuses it.
 //
 // # Trust
 //
-// What init says is untrusted: an attacker may own it. Every answer must be the one packet that is due, of bounded size, strict
-// JSON, values within their ranges, exactly the descriptors that are due, and those of the right kind (checked with
-// fstat, fstatfs and F_GETFL). Everything else is [ErrLost]. An [*Error] is a proper refusal.
+// Init is untrusted: an attacker may control it. Every answer must be the one packet that is due,
+// of bounded size, strict JSON, values within their ranges, exactly the descriptors that are due,
+// and those of the right kind (checked with fstat, fstatfs and F_GETFL). Any other answer is
+// host.ErrLost. An [*Error] is a proper refusal.
 //
-// What the daemon says is trusted, but checked: nothing it sends may crash init, which would end the sandbox.
+// The daemon is trusted, but its packets are checked: none may crash init, which would end the
+// sandbox.
 package guest

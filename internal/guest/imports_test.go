@@ -12,8 +12,9 @@ import (
 
 const module = "github.com/sandboxd/sandboxd/"
 
-// The two sides share the protocol and nothing else: what init says is untrusted, so the daemon's side has no code in common
-// with it beyond messages and bounds. Each package lists all packages of this module that it may import.
+// The two sides share the protocol and nothing else: init is untrusted, so the daemon's side has no
+// code in common with it beyond messages and bounds. Each package lists all packages of this module
+// that it may import.
 func TestSidesStayApart(t *testing.T) {
 	for dir, allowed := range map[string][]string{
 		".":      {"internal/unixmsg"},
@@ -30,8 +31,8 @@ func TestSidesStayApart(t *testing.T) {
 	}
 }
 
-// Init starts with every sandbox and holds its memory for as long: packages that compute tables when a program starts, and
-// those that a large part of the standard library follows, stay out.
+// Init starts with every sandbox and holds its memory for as long: packages that compute tables
+// when a program starts, and those that a large part of the standard library follows, stay out.
 func TestInitStaysSmall(t *testing.T) {
 	for _, dir := range []string{".", "inside", "../unixmsg", "../unixmsg", "../landlock", "../../cmd/sandboxd-init"} {
 		for file, imports := range importsOf(t, dir) {

@@ -69,6 +69,7 @@ const (
 	KindTarIn  Kind = "tar-in"  // TarInRequest + path + pipe to read
 
 	KindProcesses Kind = "processes"
+	KindUser      Kind = "user" // UserRequest + user
 
 	KindSignal Kind = "signal" // SignalRequest; exec only
 	KindKill   Kind = "kill"   // exec only
@@ -91,6 +92,7 @@ const (
 	KindEvents   Kind = "events"   // EventsAnswer + path and new path of each; any number of times after watching
 	KindDone     Kind = "done"     // answers commit, abort, mkdir, move, remove, tar-out and tar-in; the last packet of a watch and of a listing
 	KindListing  Kind = "listing"  // answers processes; any number of process follow, and then done
+	KindAccount  Kind = "account"  // AccountAnswer + home directory; answers user
 	KindProcess  Kind = "process"  // ProcessAnswer + argv…
 )
 
@@ -98,13 +100,18 @@ const (
 type None struct{}
 
 type ExecRequest struct {
-	Args   int      `json:"args"` // number of strings after cwd that are argv; the others are env
-	UID    uint32   `json:"uid"`
-	GID    uint32   `json:"gid"`
-	Groups []uint32 `json:"groups,omitempty"`
-	TTY    bool     `json:"tty,omitempty"`
-	Rows   uint16   `json:"rows,omitempty"`
-	Cols   uint16   `json:"cols,omitempty"`
+	Args int `json:"args"` // number of strings after cwd that are argv; the others are env
+	// User is a user for init to find in the sandbox, in the place of UID, GID and Groups: a name or a
+	// uid, and perhaps a colon and a group or a gid. Env then gets HOME, unless it has one. NonRoot
+	// refuses every user that turns out to be uid 0.
+	User    string   `json:"user,omitempty"`
+	NonRoot bool     `json:"non_root,omitempty"`
+	UID     uint32   `json:"uid"`
+	GID     uint32   `json:"gid"`
+	Groups  []uint32 `json:"groups,omitempty"`
+	TTY     bool     `json:"tty,omitempty"`
+	Rows    uint16   `json:"rows,omitempty"`
+	Cols    uint16   `json:"cols,omitempty"`
 	// Timeout in nanoseconds from the start of the process; zero means none.
 	Timeout int64 `json:"timeout,omitempty"`
 	MakeCwd bool  `json:"make_cwd,omitempty"` // make missing directories of cwd, owned by the user
@@ -124,6 +131,10 @@ type CreateRequest struct {
 
 type CommitRequest struct {
 	New bool `json:"new,omitempty"` // EEXIST if the name is taken by now
+}
+
+type UserRequest struct {
+	NonRoot bool `json:"non_root,omitempty"` // refuse every user that turns out to be uid 0
 }
 
 type StatRequest struct {
@@ -180,6 +191,12 @@ type ProcessAnswer struct {
 	Name  string `json:"name"`           // kernel's name for it, the only one of a program without arguments
 	Main  int    `json:"main,omitempty"` // pid of the main process of its exec, if that still runs
 	Cut   bool   `json:"cut,omitempty"`  // there are more arguments than follow
+}
+
+type AccountAnswer struct {
+	UID    uint32   `json:"uid"`
+	GID    uint32   `json:"gid"`
+	Groups []uint32 `json:"groups,omitempty"`
 }
 
 type ErrorAnswer struct {
@@ -264,6 +281,11 @@ type Stage string
 // Stages of an [Error].
 const (
 	StageRequest Stage = "request" // validating the request
+	// StageUser is finding the user. The path is that of a database that cannot be read, and else the
+	// user. Then the errno is ESRCH if there is no such user, ENOENT if there is no such group, ERANGE
+	// if an id is beyond 65535, E2BIG if the user is in more than MaxGroups groups, EPERM if it is root
+	// and must not be, and EINVAL if it is malformed.
+	StageUser    Stage = "user"
 	StageLookup  Stage = "lookup"  // finding the program
 	StageCwd     Stage = "cwd"     // entering the working directory
 	StageTTY     Stage = "tty"     // making the terminal
@@ -310,7 +332,7 @@ func (e *Error) Is(target error) bool { return target == ErrNotRegular && e.Stag
 
 func ValidStage(s Stage) bool {
 	switch s {
-	case StageRequest, StageLookup, StageCwd, StageTTY, StageLimit, StageStart, StageOpen, StageType, StageStat, StageRead,
+	case StageRequest, StageUser, StageLookup, StageCwd, StageTTY, StageLimit, StageStart, StageOpen, StageType, StageStat, StageRead,
 		StageWrite, StageCommit, StageMove, StageRemove, StageWatch, StageArchive:
 		return true
 	}

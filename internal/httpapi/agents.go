@@ -57,7 +57,8 @@ func (s *Server) getAgentEvents(w http.ResponseWriter, r *http.Request) error {
 	}
 	out := &stream{w: w, rc: http.NewResponseController(w), contentType: api.TypeNDJSON, flush: true}
 	return s.as(r).AgentEvents(r.Context(), r.PathValue("run"), from, func(e api.AgentRunEvent) error {
-		// As the record has it: what is escaped for HTML is up to six times as long, and clients bound their lines.
+		// The escape of HTML is off, as in the record: it makes text up to six times as long, and clients
+		// bound their lines.
 		var line bytes.Buffer
 		enc := json.NewEncoder(&line)
 		enc.SetEscapeHTML(false)

@@ -121,7 +121,7 @@ func TestBadInput(t *testing.T) {
 		body         any
 		want         api.Code
 		status       int    // 0: the code's
-		mention      string // what the detail must name
+		mention      string // words that the detail must have
 	}{
 		"no such route":             {"GET", "/v1/nothing", nil, api.CodeNotFound, 0, "/v1/nothing"},
 		"root":                      {"GET", "/", nil, api.CodeNotFound, 0, ""},
@@ -271,7 +271,7 @@ func TestExec(t *testing.T) {
 	if !res.Exit.Timeout || res.Exit.Signal != "SIGKILL" || time.Since(begun) > servicetest.Patience {
 		t.Errorf("%+v after %s", res, time.Since(begun))
 	}
-	// What the program leaves behind holds the pipes open, but not the answer up.
+	// Descendants of the program hold the pipes open, but do not delay the answer.
 	begun = time.Now()
 	res = run(api.ExecRequest{Argv: []string{"sh", "-c", "sleep 100 & echo done"}})
 	if res.Stdout != "done\n" || time.Since(begun) > servicetest.Patience {
@@ -573,8 +573,8 @@ func TestArchives(t *testing.T) {
 	}
 	daemontest.Problem(t, r.Do("GET", at("missing"), nil), api.CodeNotFound)
 	daemontest.Problem(t, r.Do("PUT", at("cut"), bytes.NewReader(whole[:1<<20])), api.CodeInvalid)
-	// More than a pipe takes, and less than what a server leaves unread when it has answered: it closes the connection then, and who is
-	// late to read the answer sees that first.
+	// More than a pipe takes, and less than a server leaves unread after its answer. A server closes
+	// the connection then, and a client that is late to read the answer sees the close first.
 	daemontest.Problem(t, r.Do("PUT", at("garbage"), strings.NewReader(strings.Repeat("garbage ", 1<<14))), api.CodeInvalid)
 	if res := r.Exec(sb.ID, api.ExecRequest{Argv: []string{"true"}}); res.Exit.Code != 0 {
 		t.Errorf("%+v", res)
@@ -744,7 +744,7 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// hostileInit accepts every connection and answers with what it likes.
+// hostileInit accepts every connection and answers with arbitrary bytes.
 func hostileInit(answer func(conn int)) func(*runtime.Spec, *os.File, <-chan struct{}) {
 	return func(_ *runtime.Spec, control *os.File, stop <-chan struct{}) {
 		fd := int(control.Fd())
@@ -815,8 +815,8 @@ func TestHostileInitHurtsItsOwnSandboxOnly(t *testing.T) {
 	}
 }
 
-// Creations, execs, file requests and deletions of the same few sandboxes at once: every answer is one that makes
-// sense, and nothing is left.
+// Creations, execs, file requests and deletions of the same few sandboxes at once: every answer is
+// one that makes sense, and nothing is left.
 func TestRacesOfDeleteAndExec(t *testing.T) {
 	r := daemontest.New(t, servicetest.RealInit(t)).Start()
 	const rounds = 6

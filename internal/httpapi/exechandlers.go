@@ -119,10 +119,10 @@ func (s *Server) getProcesses(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, list)
 }
 
-// getAttach tells what a detached exec writes. A client that goes away changes nothing.
+// getAttach streams the output of a detached exec. A client that goes away changes nothing.
 //
-// On a WebSocket it is as getExec after the first frame; ExecEvents with dropped in text frames say what is missing between
-// two frames of output.
+// On a WebSocket it works like getExec after the first frame; text frames with dropped report
+// output that is missing between two frames.
 func (s *Server) getAttach(w http.ResponseWriter, r *http.Request) error {
 	q, err := query(r, "from")
 	if err != nil {
@@ -159,7 +159,7 @@ func (s *Server) getAttach(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// watch is interact for an exec that does without its client.
+// watch is interact for an exec that goes on without its client.
 func (s *Server) watch(ctx context.Context, c *websocket.Conn, x *service.Execution, from int64) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

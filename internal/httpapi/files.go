@@ -122,7 +122,8 @@ func (s *Server) deleteFile(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// getWatch answers until the client goes, or the daemon: a watch has no end for which a shutdown could wait.
+// getWatch answers until the client goes, or the daemon: a watch has no end for which a shutdown
+// could wait.
 func (s *Server) getWatch(w http.ResponseWriter, r *http.Request) error {
 	q, err := query(r, "path", "recursive")
 	if err != nil {
@@ -172,7 +173,8 @@ func eitherPath(what, text string, b []byte) (string, error) {
 	return cmp.Or(text, string(b)), nil
 }
 
-// getFile answers with the file's bytes, which the kernel moves from the sandbox's file to the client's socket.
+// getFile answers with the file's bytes, which the kernel moves from the sandbox's file to the
+// client's socket.
 func (s *Server) getFile(w http.ResponseWriter, r *http.Request) error {
 	q, err := query(r, "path")
 	if err != nil {

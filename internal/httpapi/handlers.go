@@ -111,7 +111,8 @@ func (s *Server) postRun(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, res)
 }
 
-// query reads the parameters of a request; others than known are refused, like unknown fields of a body.
+// query reads the parameters of a request; others than known are refused, like unknown fields of a
+// body.
 func query(r *http.Request, known ...string) (url.Values, error) {
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -145,8 +146,8 @@ func wantsStream(r *http.Request) bool {
 	return false
 }
 
-// answerEvents answers with a line for each event that work emits. An error after the first event is the last event, which
-// failed makes.
+// answerEvents answers with a line for each event that work emits. An error after the first event
+// is the last event, which failed makes.
 func answerEvents[T any](w http.ResponseWriter, failed func(*api.Problem) T, work func(emit func(T) error) error) error {
 	emit, began := lines[T](w), false
 	err := work(func(e T) error {
@@ -180,7 +181,8 @@ func linesOf[T any](out *stream) func(T) error {
 	}
 }
 
-// stream writes an answer of unknown length. The first byte sends the header, so that an error before it is a problem.
+// stream writes an answer of unknown length. The first byte sends the header, so that an error
+// before it is a problem.
 type stream struct {
 	w           http.ResponseWriter
 	rc          *http.ResponseController

@@ -41,7 +41,8 @@ func (s *Server) postPush(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// answerProgress answers with the progress of work, a line for each event, the last one with what it returns or an error.
+// answerProgress answers with the progress of work, a line for each event; the last line has the
+// result or an error.
 func answerProgress(w http.ResponseWriter, work func(progress func(api.PullEvent)) (api.PullEvent, error)) error {
 	emit := lines[api.PullEvent](w)
 	began := false

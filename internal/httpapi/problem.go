@@ -18,7 +18,7 @@ var (
 	errPanic    = errors.New("a defect of the daemon")
 )
 
-// class says what the API makes of an error that wraps err.
+// mapping is a line of the table: errors that wrap err have this code.
 type mapping struct {
 	err    error
 	code   api.Code
@@ -108,7 +108,7 @@ var titles = map[api.Code]string{
 // maxDetail bounds the detail of a problem: parts of it may come from a sandbox or a registry.
 const maxDetail = 2048
 
-// ProblemOf turns an error into what the API answers.
+// ProblemOf returns the problem document of an error.
 func ProblemOf(err error) *api.Problem {
 	if p, ok := errors.AsType[*api.Problem](err); ok {
 		return relayed(*p)
@@ -124,8 +124,8 @@ func ProblemOf(err error) *api.Problem {
 	return &api.Problem{Code: c.code, Title: titles[c.code], Status: c.status, Detail: detail, Hint: c.hint}
 }
 
-// relayed is a problem that a process of an agent run has told of. It may have been taken over by what it reads: its words are text, and
-// the rest is ours.
+// relayed returns a problem that a process of an agent run has reported. The process may have been
+// taken over through the text it reads: its words are kept as bounded text, all else is set here.
 func relayed(p api.Problem) *api.Problem {
 	if titles[p.Code] == "" {
 		p.Code = api.CodeInternal
@@ -142,8 +142,8 @@ func bounded(text string) string {
 	return text
 }
 
-// classOf looks for the class that was given last, because who gave it knew what those before were about. Errors without
-// one are found by what they wrap.
+// classOf returns the table's line for an error. The outermost mark decides, because the code that
+// set it knew the inner ones; an error without a mark is found by the errors that it wraps.
 func classOf(err error) mapping {
 	err = class.Marked(err)
 	for _, known := range mappings {

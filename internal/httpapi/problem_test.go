@@ -64,7 +64,7 @@ func TestDetailIsBoundedAndText(t *testing.T) {
 	}
 }
 
-// What a process of an agent run says is wrong cannot break the answer.
+// A problem reported by a process of an agent run cannot break the answer.
 func TestRelayedProblems(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	p := ProblemOf(fmt.Errorf("remove: %w", &api.Problem{Code: "mine", Status: 1, Title: "\xff", Detail: long, Hint: long}))

@@ -172,7 +172,7 @@ func (s *Server) postSnapshotsPrune(w http.ResponseWriter, r *http.Request) erro
 	return prune(w, r, s.as(r).PruneSnapshots)
 }
 
-// prune answers a request to remove what is not needed any more. Its body may be left out.
+// prune answers a request to remove unneeded objects. Its body may be left out.
 func prune[Q, A any](w http.ResponseWriter, r *http.Request, f func(context.Context, Q) (A, error)) error {
 	var req Q
 	if r.ContentLength != 0 {

@@ -34,7 +34,8 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// Server is the native face: it serves the API over a Unix socket, for one tenant, the daemon's own.
+// Server is the native face: it serves the API over a Unix socket, for one tenant, the daemon's
+// own.
 type Server struct {
 	service  *service.Service
 	socket   *Socket
@@ -79,8 +80,8 @@ func (s *Server) Serve() error {
 	return nil
 }
 
-// Drain accepts no further request and returns when none is under way. Requests may take patience to end, are then cancelled,
-// and their connections are closed soon after.
+// Drain accepts no further request and returns when none is under way. Requests may take patience
+// to end, are then cancelled, and their connections are closed soon after.
 func (s *Server) Drain(ctx context.Context, patience time.Duration) {
 	step := func(timeout time.Duration) error {
 		ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -133,7 +134,8 @@ func (s *Server) IdleFor() time.Duration {
 	return time.Since(s.lastUse)
 }
 
-// as returns the service as the caller of a request sees it. A handler runs only for callers that [allowed] has admitted.
+// as returns the service as the caller of a request sees it. A handler runs only for callers that
+// [allowed] has admitted.
 func (s *Server) as(r *http.Request) *service.API {
 	return s.service.For(service.Caller{UID: int(peerOf(r.Context())), Rights: service.Administer})
 }
@@ -242,8 +244,8 @@ const (
 	maxBody     = 1 << 20
 	maxExecBody = 24 << 20 // stdin of 16 MiB in base64, and what stands around it
 
-	// bodyTimeout is how long a client may pause within a body, and answerTimeout how long it may take nothing of an
-	// answer: a half-open connection holds a sandbox from idling no longer than that.
+	// bodyTimeout bounds a pause within a body, and answerTimeout the time in which a client reads
+	// nothing of an answer: a half-open connection keeps a sandbox from idling no longer.
 	bodyTimeout   = time.Minute
 	answerTimeout = 5 * time.Minute
 
@@ -283,11 +285,11 @@ func (s *Server) handler() http.Handler {
 			return
 		}
 		defer s.endRequest()
-		// What the last request on this connection set does not hold for this one.
+		// Deadlines that the last request on this connection set do not hold for this one.
 		_ = http.NewResponseController(rw).SetWriteDeadline(time.Time{}) // every connection of ours has deadlines
 		defer s.recover(w, req)
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		// The mux would clean such a path and redirect; nobody who means well sends one.
+		// The mux would clean such a path and redirect; no well-meaning client sends one.
 		if p := req.URL.Path; p != path.Clean(p) {
 			writeProblem(w, class.Mark(errNoRoute, fmt.Errorf("path %q: not in its shortest form", class.Clip(p))))
 			return
@@ -300,7 +302,7 @@ func (s *Server) handler() http.Handler {
 	})
 }
 
-// noRoute tells a path that does not exist from a method that it does not have.
+// noRoute distinguishes an unknown path from a method that a path lacks.
 func noRoute(mux *http.ServeMux, w http.ResponseWriter, req *http.Request) error {
 	var methods []string
 	for _, r := range routes {
@@ -348,7 +350,7 @@ func (s *Server) recover(w *answer, req *http.Request) {
 	writeProblem(w, errPanic)
 }
 
-// answer knows whether an answer has begun.
+// answer records whether an answer has begun.
 type answer struct {
 	http.ResponseWriter
 	began bool
@@ -430,7 +432,7 @@ func decodeJSON(data []byte, v any) error {
 	return nil
 }
 
-// bodyError classifies what can go wrong while a body is read.
+// bodyError classifies the errors of reading a body.
 func bodyError(err error) error {
 	var tooLarge *http.MaxBytesError
 	switch {
@@ -444,7 +446,7 @@ func bodyError(err error) error {
 	return fmt.Errorf("read body: %w", err)
 }
 
-// patientBody gives the client a time for each part of a body.
+// patientBody limits the pause between parts of a body.
 type patientBody struct {
 	io.ReadCloser
 	rc *http.ResponseController

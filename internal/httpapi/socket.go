@@ -18,17 +18,18 @@ import (
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 )
 
-// longPast is a deadline that wakes whoever waits.
+// longPast is a deadline that wakes a blocked reader or writer.
 var longPast = time.Unix(1, 0)
 
-// lockPatience is how long a lock, or a socket's path, is waited for that another daemon has: it may be about to end.
+// lockPatience bounds the wait for a lock or a socket's path that another daemon holds: it may be
+// about to end.
 const lockPatience = 500 * time.Millisecond
 
-// errServed is that of a socket's path which another daemon answers on, whatever its directories are.
+// errServed reports a socket's path that another daemon serves, whatever its directories are.
 var errServed = errors.New("another sandboxd serves it, or is about to: stop it first (sandboxd shutdown), or choose another socket")
 
-// AcquireLock makes sure that no other daemon works in dir until the lock is closed or the process ends. The lock
-// belongs to the open file: it cannot be left behind.
+// AcquireLock makes sure that no other daemon works in dir until the lock is closed or the process
+// ends. The lock belongs to the open file: it cannot be left behind.
 func AcquireLock(dir string) (io.Closer, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
@@ -59,9 +60,9 @@ type Socket struct {
 	once sync.Once
 }
 
-// Listen replaces a socket that a daemon left when it was killed, and refuses to replace one that is served. A path
-// outside of the runtime directory lies in a directory that exists; who may search that is its owner's business, and
-// the socket's own mode keeps others out.
+// Listen replaces a socket that a killed daemon left, and refuses to replace one that is served. A
+// path outside of the runtime directory lies in a directory that exists. Access to that directory
+// is its owner's business; the socket's own mode keeps others out.
 func Listen(ctx context.Context, runtimeDir, path string) (_ *Socket, err error) {
 	if err := os.MkdirAll(runtimeDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make runtime directory: %w", err)
@@ -106,26 +107,26 @@ func Listen(ctx context.Context, runtimeDir, path string) (_ *Socket, err error)
 			return nil, fmt.Errorf("close runtime directory: %w", err)
 		}
 	}
-	if err := s.alone(func() error { return s.take(ctx) }); err != nil {
+	if err := s.exclusively(func() error { return s.take(ctx) }); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	return s, nil
 }
 
-// alone does something with the path that no other daemon does at the same time, nor one of them serves. One that was just killed
-// may for another moment.
-func (s *Socket) alone(do func() error) error {
+// exclusively calls do while no other daemon does the same with the path. It retries for a moment
+// while another daemon serves it, because that daemon may just have been killed.
+func (s *Socket) exclusively(do func() error) error {
 	retry := time.NewTicker(10 * time.Millisecond)
 	defer retry.Stop()
 	for began := time.Now(); ; <-retry.C {
-		if err := s.tryAlone(do); !errors.Is(err, errServed) || time.Since(began) >= lockPatience {
+		if err := s.tryExclusively(do); !errors.Is(err, errServed) || time.Since(began) >= lockPatience {
 			return err
 		}
 	}
 }
 
-// tryAlone locks the directory: a daemon with another runtime directory has another lock.
-func (s *Socket) tryAlone(do func() error) (err error) {
+// tryExclusively locks the directory: a daemon with another runtime directory has another lock.
+func (s *Socket) tryExclusively(do func() error) (err error) {
 	switch err := unix.Flock(int(s.dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return errServed
@@ -140,7 +141,7 @@ func (s *Socket) tryAlone(do func() error) (err error) {
 	return do()
 }
 
-// take listens on a path that nobody serves.
+// take listens on a path that no daemon serves.
 func (s *Socket) take(ctx context.Context) error {
 	if err := removeStale(ctx, s.dir, s.name); err != nil {
 		return fmt.Errorf("remove stale socket: %w", err)
@@ -165,7 +166,8 @@ func (s *Socket) take(ctx context.Context) error {
 	return nil
 }
 
-// unlink takes the path away, if it still is ours: another daemon may have taken it since we stopped to answer.
+// unlink removes the path if it is still ours: another daemon may have taken it since we stopped
+// accepting.
 func (s *Socket) unlink() error {
 	var ours, there unix.Stat_t
 	err := unix.Fstat(int(s.file.Fd()), &ours)
@@ -181,8 +183,8 @@ func (s *Socket) unlink() error {
 	return err
 }
 
-// removeStale removes the socket of a daemon that was killed. One that is served is [errServed], and what is no socket is somebody's
-// file.
+// removeStale removes the socket of a daemon that was killed. A served one is [errServed], and a
+// file of another type is left alone.
 func removeStale(ctx context.Context, dir *os.File, name string) error {
 	var st unix.Stat_t
 	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -206,7 +208,7 @@ func removeStale(ctx context.Context, dir *os.File, name string) error {
 	return unix.Unlinkat(int(dir.Fd()), name, 0)
 }
 
-// Accept reads who calls before anything else is read.
+// Accept reads the peer's credentials before anything else is read.
 func (s *Socket) Accept() (net.Conn, error) {
 	c, err := s.AcceptUnix()
 	if err != nil {
@@ -229,7 +231,7 @@ func (s *Socket) Remove() error {
 	var err error
 	s.once.Do(func() {
 		err = s.Close()
-		if lerr := s.alone(s.unlink); lerr != nil {
+		if lerr := s.exclusively(s.unlink); lerr != nil {
 			err = errors.Join(err, fmt.Errorf("remove socket: %w", lerr))
 		}
 		err = errors.Join(err, s.file.Close(), s.dir.Close(), s.lock.Close())
@@ -237,13 +239,14 @@ func (s *Socket) Remove() error {
 	return err
 }
 
-// peerConn is a connection that knows who called, and that sends files without copying them.
+// peerConn is a connection with the peer's uid. It sends files without copying them.
 type peerConn struct {
 	*net.UnixConn
 	uid uint32
 }
 
-// unknownUID is the uid of a peer whom the kernel does not name. It is unknownUID's: 2^32-1 means "no id" everywhere.
+// unknownUID is the uid of a peer that the kernel does not identify: 2^32-1 means "no id"
+// everywhere.
 const unknownUID = ^uint32(0)
 
 func peerUID(c *net.UnixConn) uint32 {
@@ -270,8 +273,8 @@ func peerOf(ctx context.Context) uint32 {
 	return unknownUID
 }
 
-// ReadFrom sends a regular file with sendfile(2), which net has for TCP only. net/http calls it for a body of known
-// length, with a *io.LimitedReader around the file.
+// ReadFrom sends a regular file with sendfile(2), which net has for TCP only. net/http calls it for
+// a body of known length, with a *io.LimitedReader around the file.
 func (c *peerConn) ReadFrom(r io.Reader) (int64, error) {
 	if l, ok := r.(*io.LimitedReader); ok {
 		if f, ok := l.R.(*os.File); ok {
@@ -285,7 +288,7 @@ func (c *peerConn) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(patientWriter{c}, r)
 }
 
-// patientWriter gives the client a time for each part, and hides what else a connection can.
+// patientWriter limits the time for each part, and hides the other methods of the connection.
 type patientWriter struct{ c *peerConn }
 
 func (w patientWriter) Write(p []byte) (int, error) {
@@ -308,7 +311,7 @@ func (c *peerConn) sendfile(f *os.File, n int64) (sent int64, err error, handled
 		for sent < n && sendErr == nil && waitErr == nil {
 			_ = c.SetWriteDeadline(time.Now().Add(answerTimeout)) // every connection of ours has deadlines
 			waitErr = dst.Write(func(out uintptr) bool {
-				// In parts of a size that a reader who is alive takes in time.
+				// In parts small enough that a live reader takes each in time.
 				m, err := unix.Sendfile(int(out), int(in), nil, int(min(n-sent, 1<<20)))
 				switch {
 				case errors.Is(err, unix.EAGAIN):

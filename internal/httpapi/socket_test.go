@@ -51,7 +51,8 @@ func TestOneDaemonTakesAStaleSocket(t *testing.T) {
 	}
 }
 
-// A daemon that ends does not answer any more before it takes its socket away. Who has taken its path meanwhile keeps it.
+// A daemon stops accepting before it removes its socket. Another daemon that has taken the path
+// meanwhile keeps it.
 func TestEndingDaemonLeavesAnothersSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "api.sock")
 	first, err := Listen(t.Context(), t.TempDir(), path)
@@ -124,7 +125,7 @@ func TestConnectionSendsFiles(t *testing.T) {
 	if n, err := out.ReadFrom(&io.LimitedReader{R: f, N: 100}); n != 3 || !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("beyond the end: %d, %v", n, err)
 	}
-	// Parts of a file are copied. Each has its time, as what the kernel sends.
+	// Parts of a file are copied. Each has its own deadline, like the parts that the kernel sends.
 	if err := out.SetWriteDeadline(longPast); err != nil {
 		t.Fatal(err)
 	}

@@ -18,10 +18,10 @@ import (
 	"github.com/sandboxd/sandboxd/internal/service/class"
 )
 
-// maxFrame bounds what a client sends at a time after its first frame.
+// maxFrame bounds the client's frames after the first.
 const maxFrame = 1 << 20
 
-// getExec is an exec with a person, or a program that behaves like one, at the other end.
+// getExec is an interactive exec.
 //
 //	client                                  server
 //	  ── text: ExecRequest ────────────────▶
@@ -31,12 +31,12 @@ const maxFrame = 1 << 20
 //	  ◀── binary: 1 or 2 + bytes of output ──
 //	  ◀─── text: ExecEvent {exit} or {error} ──   the last, then a normal close
 //
-// Who closes the connection kills what the exec started.
+// A client that closes the connection kills everything the exec started.
 func (s *Server) getExec(w http.ResponseWriter, r *http.Request) error {
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		return class.Invalidf("an exec is a POST, or a WebSocket handshake")
 	}
-	// What can be said in HTTP is said in HTTP.
+	// Errors that HTTP can carry are answered in HTTP.
 	if _, err := s.as(r).GetSandbox(r.PathValue("id")); err != nil {
 		return err
 	}
@@ -56,13 +56,13 @@ func writeText(ctx context.Context, c *websocket.Conn, v any) error {
 	return c.Write(ctx, websocket.MessageText, data)
 }
 
-// interact speaks with the client and returns when the connection is closed and nobody reads it any more.
+// interact serves the connection and returns when it is closed and its reader has ended.
 func (s *Server) interact(ctx context.Context, c *websocket.Conn, as *service.API, ref string) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var reader sync.WaitGroup
 	defer reader.Wait()
-	defer func() { _ = c.CloseNow() }() // ends the reader; by then all is said, or nobody listens
+	defer func() { _ = c.CloseNow() }() // ends the reader
 
 	x, stdin, err := s.begin(ctx, c, as, ref)
 	if err != nil {
@@ -108,7 +108,8 @@ func (s *Server) interact(ctx context.Context, c *websocket.Conn, as *service.AP
 	}
 }
 
-// begin reads the first frame and starts what it asks for. Without an error and an execution the client is gone.
+// begin reads the first frame and starts the exec. Without an error and an execution the client is
+// gone.
 func (s *Server) begin(ctx context.Context, c *websocket.Conn, as *service.API, ref string) (_ *service.Execution, stdin []byte, _ error) {
 	c.SetReadLimit(maxExecBody)
 	first, stop := context.WithTimeout(ctx, bodyTimeout)
@@ -129,8 +130,8 @@ func (s *Server) begin(ctx context.Context, c *websocket.Conn, as *service.API, 
 	return x, req.Stdin, err
 }
 
-// finish sends the last event and closes the connection in order. The request's context may be the reason for the end:
-// this has one of its own.
+// finish sends the last event and closes the connection in order. It has a context of its own,
+// because the end of the request's may be the reason.
 func finish(ctx context.Context, c *websocket.Conn, last api.ExecEvent) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 	defer cancel()
@@ -151,7 +152,7 @@ func outlive(ctx context.Context, by time.Duration) (context.Context, context.Ca
 
 var errClientGone = errors.New("the client is gone")
 
-// readFrames does what the client says until the connection ends or it says something wrong.
+// readFrames obeys the client's frames until the connection ends or a frame is invalid.
 func (s *Server) readFrames(ctx context.Context, c *websocket.Conn, x *service.Execution, stdin []byte) error {
 	write := func(p []byte, end bool) {
 		// A program that has closed its stdin is no reason to end: it may have more to say.

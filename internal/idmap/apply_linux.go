@@ -18,7 +18,7 @@ import (
 // user namespace and waits. Both maps can be written once only; on error the child is of no use and
 // is to be killed.
 //
-// Until Apply has returned, every id in the child reads as 65534. The child must heed two rules:
+// Until Apply has returned, every id in the child reads as 65534. The child must heed these rules:
 //
 //   - A program executed before the maps were written has lost its capabilities (execve by an
 //     unmapped uid drops them) unless they were ambient. It gets them back by executing itself once

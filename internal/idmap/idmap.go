@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// SandboxIDs is how many ids a sandbox has where the host offers enough: what images and
+	// SandboxIDs is the number of ids of a sandbox if the host offers enough: what images and
 	// /etc/passwd files assume.
 	SandboxIDs = 65536
 
@@ -28,7 +28,7 @@ const (
 	// useradd, systemd (DynamicUser 61184.., containers 524288..1879048191) and /etc/subuid hand out.
 	// See systemd's UIDS-GIDS.md.
 	rootBase = 1879048192
-	// rootTenants is how many disjoint ranges of SandboxIDs the launcher of root holds.
+	// rootTenants is the number of disjoint ranges of SandboxIDs that the launcher of root holds.
 	rootTenants = 16
 
 	// maxExtents is below the kernel's 340 lines of one map (5 before Linux 4.15, which is too old for
@@ -46,7 +46,7 @@ type Range struct {
 	Size    int `json:"size"`
 }
 
-// Method is how the maps of the launcher are written.
+// Method is the way in which the maps of the launcher are written.
 type Method string
 
 const (
@@ -59,7 +59,7 @@ const (
 	Single Method = "single"
 )
 
-// Plan says which ids the launcher gets. It is a value: it can be printed, compared and sent as
+// Plan holds the ids that the launcher gets. It is a value: it can be printed, compared and sent as
 // JSON. The zero value is not a plan.
 type Plan struct {
 	Method Method `json:"method"`
@@ -69,8 +69,8 @@ type Plan struct {
 	// NewUIDMap and NewGIDMap are the helper programs, absolute; empty unless Method is Helpers.
 	NewUIDMap string `json:"newuidmap,omitempty"`
 	NewGIDMap string `json:"newgidmap,omitempty"`
-	// Reason says why there is no, or less than, a full range of subordinate ids; empty when all is
-	// well.
+	// Reason explains why there is no, or less than, a full range of subordinate ids; empty when all
+	// is well.
 	Reason string `json:"reason,omitempty"`
 }
 
@@ -146,7 +146,7 @@ func singlePlan(in Inputs, reason string) Plan {
 // the daemon's uid.
 func (p Plan) Subordinate() bool { return p.Method == Direct || p.Method == Helpers }
 
-// Size is how many ids a sandbox has: SandboxIDs, fewer where the host gives fewer, or 1.
+// Size returns the number of ids of a sandbox: SandboxIDs, fewer if the host gives fewer, or 1.
 func (p Plan) Size() int {
 	if !p.Subordinate() {
 		return 1
@@ -173,7 +173,7 @@ func (p Plan) host(id int, launcher []Range) int {
 	return lookup(lookup(id, p.SandboxMap()), launcher)
 }
 
-// Validate says whether the plan can be applied: a plan may have crossed a process boundary.
+// Validate reports whether the plan can be applied: a plan may have crossed a process boundary.
 func (p Plan) Validate() error {
 	for _, m := range [][]Range{p.UID, p.GID} {
 		next := 0

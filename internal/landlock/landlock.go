@@ -1,4 +1,5 @@
-// Package landlock makes rulesets of the kernel's Landlock and holds threads to them. What is in a ruleset is its callers' plan.
+// Package landlock makes rulesets of the kernel's Landlock and restricts threads by them. The
+// callers plan the rules.
 package landlock
 
 import (
@@ -10,17 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Version1 are the rights to files that the first version knows.
+// Version1 has the rights to files of the first version.
 const Version1 = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_READ_FILE |
 	unix.LANDLOCK_ACCESS_FS_READ_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
 	unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG |
 	unix.LANDLOCK_ACCESS_FS_MAKE_SOCK | unix.LANDLOCK_ACCESS_FS_MAKE_FIFO | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK |
 	unix.LANDLOCK_ACCESS_FS_MAKE_SYM
 
-// Sockets is the first version that decides about connections to sockets that have a path (Linux 7.1).
+// Sockets is the first version with a right to connect to sockets that have a path (Linux 7.1).
 const Sockets = 9
 
-// Everything is all that a version of Landlock, 2 or later, can take away, as far as we know: a later one is not asked for more.
+// Everything returns all rights that a version of Landlock, 2 or later, can take away, as far as
+// this package knows: a later version is not asked for more.
 func Everything(abi int) unix.LandlockRulesetAttr {
 	a := unix.LandlockRulesetAttr{Handled_access_fs: Version1 | unix.LANDLOCK_ACCESS_FS_REFER}
 	if abi >= 3 {
@@ -41,10 +43,10 @@ func Everything(abi int) unix.LandlockRulesetAttr {
 	return a
 }
 
-// Ruleset is one that the kernel has made. It has to be closed.
+// A Ruleset is a kernel object. Close it after use.
 type Ruleset struct{ fd uintptr }
 
-// New makes a ruleset that refuses everything that is handled.
+// New makes a ruleset that refuses all handled rights.
 func New(handled *unix.LandlockRulesetAttr) (*Ruleset, error) {
 	//nolint:gosec // the address is that of the structure which the call reads
 	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(handled)), unsafe.Sizeof(*handled), 0)
@@ -54,10 +56,11 @@ func New(handled *unix.LandlockRulesetAttr) (*Ruleset, error) {
 	return &Ruleset{fd}, nil
 }
 
-// Close forgets the ruleset. Who is restricted by it stays so.
+// Close closes the ruleset. Restricted threads stay restricted.
 func (r *Ruleset) Close() error { return unix.Close(int(r.fd)) }
 
-// Allow gives access back to a file, or to a directory and all below. Only rights that are handled may be named.
+// Allow returns rights to a file, or to a directory and all below. Only handled rights may be
+// named.
 func (r *Ruleset) Allow(fd int, access uint64) error {
 	attr := unix.LandlockPathBeneathAttr{Allowed_access: access, Parent_fd: int32(fd)} //nolint:gosec // G115: a descriptor
 	//nolint:gosec // the address is that of the structure which the call reads
@@ -81,7 +84,8 @@ func (r *Ruleset) AllowPath(path string, access uint64) (err error) {
 	return nil
 }
 
-// RestrictThread holds the calling thread, and what it starts, to the ruleset, for good. It needs no_new_privs.
+// RestrictThread restricts the calling thread, and everything that it starts, for good. It needs
+// no_new_privs.
 func (r *Ruleset) RestrictThread() error {
 	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, r.fd, 0, 0); errno != 0 {
 		return fmt.Errorf("restrict by Landlock: %w", errno)
@@ -89,8 +93,8 @@ func (r *Ruleset) RestrictThread() error {
 	return nil
 }
 
-// RestrictProcess sets no_new_privs and holds every thread of the process to the ruleset. Each is then in a domain of its own,
-// alike. It cannot be used in a program with cgo.
+// RestrictProcess sets no_new_privs and restricts every thread of the process. Each is then in a
+// domain of its own, with the same rules. It cannot be used in a program with cgo.
 func (r *Ruleset) RestrictProcess() error {
 	if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
 		return fmt.Errorf("set no_new_privs: %w", errno)
@@ -101,11 +105,12 @@ func (r *Ruleset) RestrictProcess() error {
 	return nil
 }
 
-// signalsFixed is the erratum that a kernel with scopes must have mended before threads of one process, each in a domain of its
-// own, can signal each other, as Go's runtime does (Linux 6.15, and stable ones before).
+// signalsFixed is the erratum by which threads of one process, each in a domain of its own, can
+// signal each other in spite of scopes, as Go's runtime does (Linux 6.15, and stable ones before).
 const signalsFixed = 1 << 1
 
-// ThreadsCanSignal reports whether the kernel lets threads of one process signal each other in spite of a scope of signals.
+// ThreadsCanSignal reports whether the kernel lets threads of one process signal each other in
+// spite of a scope of signals.
 func ThreadsCanSignal() bool {
 	const errata = 1 << 1 // LANDLOCK_CREATE_RULESET_ERRATA
 	mended, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, errata)

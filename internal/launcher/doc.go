@@ -1,11 +1,12 @@
 // Package launcher is the protocol between the daemon and the launcher, both sides of it.
 //
-// host_*.go runs in the daemon, launcher_*.go in the launcher, protocol.go is what both agree on.
+// host_*.go runs in the daemon, launcher_*.go in the launcher, protocol.go is shared.
 //
 // # Theory of operation
 //
-// The launcher is root of a user namespace of its own and PID 1 of a PID namespace of its own, so the kernel itself ends
-// every sandbox when it dies. It outlives the daemon: a new daemon connects to the same socket and adopts what runs.
+// The launcher is root of a user namespace of its own and PID 1 of a PID namespace of its own, so
+// the kernel itself ends every sandbox when it dies. It outlives the daemon: a new daemon connects
+// to the same socket and adopts the running sandboxes.
 //
 // Starting it takes three steps, because maps of subordinate ids can only be written from outside:
 //
@@ -18,11 +19,13 @@
 //	                                            /dev) and pivots into it: nothing else of the host is reachable
 //	  ◀───────── "ready" on the status pipe ──  serves its socket
 //
-// Silence means death: an end of file on the sync pipe ends stage 1, one on the status pipe is a failed start.
+// Silence means death: end of file on the sync pipe ends stage 1, on the status pipe it is a failed
+// start.
 //
-// Then every request of the daemon is a connection of its own (SOCK_SEQPACKET, one JSON message one packet, descriptors
-// by SCM_RIGHTS): connect, one request, one answer, close. The connection of a session request stays open as long as
-// the daemon lives; a launcher without session and without sandboxes ends itself after a minute.
+// Then every request of the daemon is a connection of its own (SOCK_SEQPACKET, one JSON message one
+// packet, descriptors by SCM_RIGHTS): connect, one request, one answer, close. The connection of a
+// session request stays open as long as the daemon lives; a launcher without session and without
+// sandboxes ends itself after a minute.
 //
 //	── create {spec} + control socket ─────▶
 //	◀── {started} + pidfd of the init ──────
@@ -38,7 +41,7 @@
 //	                                          writes the layer, or the list of changes, to the pipe
 //	◀── {bytes, entries} ───────────────────  all has been written
 //	── snapshot {diff, chain id} ──────────▶  a "diff" child writes and an "apply" child unpacks, at once, with a pipe
-//	                                          between them that nobody else reads
+//	                                          between them that no third process reads
 //	◀── {diff id, bytes, entries}, frozen ──  the layer is complete and synced
 //	── update {id, change} ────────────────▶  all of it or nothing; a hostname is set in the sandbox's UTS namespace
 //	◀── {enforced} ─────────────────────────
@@ -53,19 +56,22 @@
 //	── resume | leftovers | delete | kill | stats | remove-layer | info | shutdown ──▶
 //	◀── {} ─────────────────────────────────
 //
-// Who closes the connection before the answer has given up: apply and diff then end, their child is killed and what they
-// froze goes on; the grace of a stop is over; a layer that is still waited for is not removed. A sandbox is frozen for a diff for 15 minutes at most, after which the diff fails. The other requests take
-// milliseconds and are done in any case.
+// Closing the connection before the answer cancels some requests. Apply and diff end, their child
+// is killed and a frozen sandbox thawed; the grace of a stop is over; a layer that another request
+// extracts is not removed. A sandbox is frozen for a diff for 15 minutes at most, after which the
+// diff fails. The other requests take milliseconds and are completed in any case.
 //
-// Deposits are what a daemon leaves to the one after it, as it would leave it with systemd's descriptor store: of each detached
-// exec init's connection, the ends of its pipes, and the files of memory with its output and record (package guest has how
-// no byte is lost). The launcher reads none of it. It keeps 64 of a sandbox and 512 in all, until they are dropped, or their
-// sandbox is deleted, or it ends itself.
+// Deposit, withdraw and drop work on the launcher's descriptor store, which is like systemd's. A
+// daemon leaves its successor the descriptors of each detached exec: init's connection, the ends of
+// its pipes, and the files of memory with its output and record (package guest/host says how no
+// byte is lost). The launcher reads none of them. It keeps 64 entries of a sandbox and 512 in all,
+// until they are dropped, their sandbox is deleted, or it ends itself.
 //
 // # Layers that come together
 //
-// Layers that an apply has are unpacked into directories without names, two at a time, while the file system is synced every half
-// second. A child reads its stream whatever becomes of the layers below; what depends on those, it does last:
+// The layers of an apply are unpacked into directories without names, two at a time, while the file
+// system is synced every half second. A child reads its stream whatever becomes of the layers
+// below; the steps that depend on those come last:
 //
 //	child of layer n                           launcher
 //	  files, directories, whiteouts
@@ -74,7 +80,8 @@
 //	  ── {diff id, …} on its report ──────────▶ opens the gate of n+1
 //	                                           after the last: syncfs, a rename each, a sync of the directory of layers
 //
-// No byte on the gate but its end, or a kill, means that a layer below has failed or nobody wants it any more.
+// The end of the gate without a byte, or a kill, means that a layer below has failed, or that the
+// request was cancelled.
 //
 // # The child that unpacks layers
 //
@@ -88,11 +95,12 @@
 //	                                   Landlock, where the kernel has it: files below that directory, nothing to execute,
 //	                                   and only the names of the layers below
 //	    execveat ──▶ second stage ("apply-confined")
-//	                                   checks its capabilities, loads its seccomp filter on every thread, tries what must
-//	                                   not work any more, and only then reads the stream
+//	                                   checks its capabilities, loads its seccomp filter on every thread, tries
+//	                                   forbidden operations, and only then reads the stream
 //
-// A kernel without Landlock unpacks without that fence, and the doctor says so. Everything else is there or nothing is
-// unpacked.
+// A kernel without Landlock unpacks without that fence, and the doctor says so. Everything else is
+// there or nothing is unpacked.
 //
-// An error travels as {stage, class, message}: the class names one of the sentinel errors of package runtime.
+// An error travels as {stage, class, message}: the class names one of the sentinel errors of
+// package runtime.
 package launcher

@@ -24,7 +24,7 @@ import (
 	"github.com/sandboxd/sandboxd/runtime/runtimetest"
 )
 
-// inMemory is what a server needs of an engine.
+// inMemory has the methods that a server uses of an engine.
 type inMemory struct{ *runtimetest.Engine }
 
 func (e inMemory) Count() int { return len(e.IDs()) }
@@ -82,8 +82,9 @@ func seed(f *testing.F, v any) []byte {
 	return data
 }
 
-// Whatever comes to the launcher, with whatever descriptors, is answered once and in a form that the daemon reads; nothing
-// of it stays open, and no sandbox is there but one that the answer names.
+// Whatever comes to the launcher, with whatever descriptors, is answered once and in a form that
+// the daemon reads; nothing of it stays open, and no sandbox is there but one that the answer
+// names.
 func FuzzLauncherServe(f *testing.F) {
 	chain := "sha256:" + strings.Repeat("0", 64)
 	for _, v := range []struct {
@@ -128,7 +129,7 @@ func FuzzLauncherServe(f *testing.F) {
 	null := devNull(f)
 	f.Fuzz(func(t *testing.T, data []byte, fds uint8) {
 		if len(data) == 0 || len(data) > maxPacket || fds > maxFiles {
-			return // an empty packet cannot be told from the end: the server waits until it is sure
+			return // an empty packet looks like the end: the server waits until it is sure
 		}
 		// A file that is forgotten is closed by the garbage collector.
 		defer debug.SetGCPercent(debug.SetGCPercent(-1))
@@ -141,7 +142,8 @@ func FuzzLauncherServe(f *testing.F) {
 		}
 		s := &Server{
 			Engine: inMemory{e}, Log: slog.New(slog.DiscardHandler), stop: make(chan struct{}), sessions: map[*net.UnixConn]struct{}{},
-			// Nobody ever leaves its slots, and it is ending: what would start a child is refused just before.
+			// Its slots are never released, and it is ending: requests that would start a child are refused
+			// just before.
 			Layers: &Layers{slots: make(chan struct{}), diffs: make(chan struct{}), working: make(map[string]chan struct{})},
 		}
 		close(s.stop)
@@ -196,8 +198,8 @@ func FuzzLauncherServe(f *testing.F) {
 	})
 }
 
-// Whatever a launcher answers to any request: what the daemon takes for a success has all that belongs to it, and nothing
-// stays open.
+// Whatever a launcher answers to any request: an answer that the daemon accepts is complete, and
+// nothing stays open.
 func FuzzLauncherAnswers(f *testing.F) {
 	for _, v := range []struct {
 		r   response
@@ -278,7 +280,7 @@ func FuzzLauncherAnswers(f *testing.F) {
 			if err != nil || decode(again, &twice) != nil {
 				t.Errorf("%q became %q (%v)", data, again, err)
 			}
-			// Not compared as they are: of an empty list nothing is said.
+			// Not compared directly: an empty list is not encoded.
 			if third, err := json.Marshal(twice); err != nil || !bytes.Equal(again, third) {
 				t.Errorf("%q became %q and %q (%v)", data, again, third, err)
 			}
@@ -302,7 +304,7 @@ func FuzzLauncherAnswers(f *testing.F) {
 		}
 		if list, err := c.Withdraw(ctx); err == nil {
 			for _, deposit := range list {
-				if said.Error != nil || len(list) > len(said.Deposits) { // the second answer is the first once more
+				if said.Error != nil || len(list) > len(said.Deposits) { // the second answer repeats the first
 					t.Errorf("withdrawn: %+v", deposit)
 				}
 				closeAll(deposit.Files)

@@ -21,25 +21,26 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Client speaks to a launcher. It implements runtime.Engine; its methods may be called from several goroutines.
+// Client sends requests to a launcher. It implements runtime.Engine; its methods may be called from
+// several goroutines.
 //
-// A launcher that has died is replaced by a new one at the next request: what ran in the old one ended with it, but its
-// directories are still to be deleted, and new sandboxes wanted.
+// A launcher that has died is replaced by a new one at the next request. Its sandboxes ended with
+// it, but their directories are still to be deleted, and new sandboxes wanted.
 type Client struct {
 	path string
 	opts Options
-	lock *os.File // of the runtime directory
+	lock *os.File // lock of the runtime directory
 
-	start   sync.Mutex // held while a launcher is started
+	start   sync.Mutex // serializes the starts of a launcher
 	mu      sync.Mutex
 	session *net.UnixConn
-	ended   bool   // by Shutdown or Close: nobody is to be started any more
-	version string // of the launcher, as Info told; empty for one that this daemon has started
+	ended   bool   // by Shutdown or Close: no launcher is to be started any more
+	version string // version of the launcher from Info; empty for one that this daemon has started
 }
 
 var _ runtime.Engine = (*Client)(nil)
 
-// openSession tells the launcher that a daemon is there for as long as the connection stands.
+// openSession opens the connection by which the launcher knows that a daemon runs.
 func (c *Client) openSession(ctx context.Context) error {
 	conn, err := dial(ctx, c.path)
 	if err != nil {
@@ -74,7 +75,8 @@ func (c *Client) Close() error {
 	return err
 }
 
-// Died returns when the launcher has ended, or with the context's error. Only one goroutine may wait.
+// Died returns when the launcher has ended, or with the context's error. Only one goroutine may
+// wait.
 func (c *Client) Died(ctx context.Context) error {
 	c.mu.Lock()
 	conn := c.session
@@ -85,7 +87,7 @@ func (c *Client) Died(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	var buf [1]byte
-	_, err := conn.Read(buf[:]) // nothing is ever sent: it returns when the other side is gone
+	_, err := conn.Read(buf[:]) // the launcher never sends anything: Read returns when it is gone
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -121,8 +123,8 @@ func (c *Client) ask(ctx context.Context, req *request, files ...*os.File) (*res
 	return resp, err
 }
 
-// explain says of a misunderstanding that the launcher is of another version, where it is. Both sides are strict, so that a
-// restriction which one of them does not know is not left out.
+// explain adds to a misunderstanding that the launcher has another version, if it has. Both sides
+// are strict, so that a restriction which one of them does not know is never left out.
 func (c *Client) explain(err error) error {
 	c.mu.Lock()
 	version := c.version
@@ -161,8 +163,8 @@ func (c *Client) revive(ctx context.Context) (*net.UnixConn, error) {
 	return dial(ctx, c.path)
 }
 
-// exchange sends the request and waits for the answer, until the context ends. An error that is the launcher's comes with its
-// answer, without descriptors.
+// exchange sends the request and waits for the answer, until the context ends. An error from the
+// launcher comes with its answer, without descriptors.
 func exchange(ctx context.Context, conn *net.UnixConn, req *request, files ...*os.File) (*response, []*os.File, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -237,7 +239,7 @@ func (c *Client) List(ctx context.Context) ([]*runtime.Started, error) {
 		default:
 			for i, s := range resp.Started {
 				all = append(all, s.started(files[i]))
-				if s.ID <= req.After { // or it might go on for ever
+				if s.ID <= req.After { // or the loop might not end
 					err = errors.New("launcher list: answer is not sorted")
 				}
 				req.After = s.ID
@@ -269,9 +271,9 @@ func (c *Client) Delete(ctx context.Context, id string) error {
 	return c.remove(ctx, &request{Op: opDelete, ID: id})
 }
 
-// remove asks for what must be gone in the end. A launcher that is being killed still lets one connect, and then there is no
-// answer. To ask its successor does no harm, and not to would leave a directory that no record tells of, until the next start
-// of the daemon.
+// remove asks for a removal that must happen. A launcher that is being killed still accepts
+// connections, and then sends no answer. Asking its successor is harmless; not asking would leave a
+// directory without a record until the next start of the daemon.
 func (c *Client) remove(ctx context.Context, req *request) error {
 	var err error
 	for range 3 {
@@ -340,17 +342,20 @@ func (c *Client) OOMKills(ctx context.Context, id string) (int, error) {
 	return resp.Count, nil
 }
 
-// Deposit is a set of descriptors that outlives the daemon.
+// A Deposit holds descriptors that outlive the daemon, in the launcher's descriptor store.
 type Deposit = runtime.DescriptorSet
 
-// Deposit has the launcher keep copies of descriptors, at most 8, until they are dropped, the sandbox is deleted or the launcher
-// ends. They replace those that it has under the name. More than it keeps is runtime.ErrInUse.
+// Deposit has the launcher keep copies of descriptors, at most 8, until they are dropped, the
+// sandbox is deleted or the launcher ends. They replace those that it has under the name. More than
+// it keeps is runtime.ErrInUse.
 func (c *Client) Deposit(ctx context.Context, d Deposit) error {
 	_, err := c.ask(ctx, &request{Op: opDeposit, Deposit: wireDeposit{Sandbox: d.Sandbox, Name: d.Name}}, d.Files...)
 	return err
 }
 
-// Withdraw returns copies of all that is deposited, which are the caller's to close. The launcher keeps its own.
+// Deposit stores copies of at most 8 descriptors, in the place of those under the same name. The
+// launcher keeps them until they are dropped, the sandbox is deleted or the launcher ends. A full
+// store is runtime.ErrInUse.
 func (c *Client) Withdraw(ctx context.Context) ([]Deposit, error) {
 	var all []Deposit
 	req := &request{Op: opWithdraw}
@@ -361,12 +366,12 @@ func (c *Client) Withdraw(ctx context.Context) ([]Deposit, error) {
 				n, last := max(d.Files, 0), depositKey{req.Deposit.Sandbox, req.Deposit.Name}
 				all = append(all, Deposit{Sandbox: d.Sandbox, Name: d.Name, Files: files[:n:n]})
 				files = files[n:]
-				if (depositKey{d.Sandbox, d.Name}).compare(last) <= 0 { // or it might go on for ever
+				if (depositKey{d.Sandbox, d.Name}).compare(last) <= 0 { // Withdraw returns copies of all stored descriptors, which are the caller's to close. The launcher keeps its own.
 					err = errors.New("launcher withdraw: answer is not sorted")
 				}
 				req.Deposit = wireDeposit{Sandbox: d.Sandbox, Name: d.Name}
 			}
-			closeAll(files) // of what else the answer has, which nobody asked for
+			closeAll(files) // or the loop might not end
 		}
 		if err != nil {
 			for _, d := range all {
@@ -380,13 +385,13 @@ func (c *Client) Withdraw(ctx context.Context) ([]Deposit, error) {
 	}
 }
 
-// Drop ends the keeping of a deposit. One that is not there is no error.
+// descriptors that the answer does not name
 func (c *Client) Drop(ctx context.Context, sandbox, name string) error {
 	_, err := c.ask(ctx, &request{Op: opDrop, Deposit: wireDeposit{Sandbox: sandbox, Name: name}})
 	return err
 }
 
-// Info asks the launcher what it is and what it can enforce.
+// Drop removes descriptors from the store. Missing ones are no error.
 func (c *Client) Info(ctx context.Context) (*Info, error) {
 	resp, files, err := c.call(ctx, &request{Op: opInfo})
 	if err != nil {
@@ -403,9 +408,7 @@ func (c *Client) Info(ctx context.Context) (*Info, error) {
 	return resp.Info, nil
 }
 
-// Apply unpacks blobs whose digests the caller has verified, each in a confined child of the launcher, and returns when all
-// layers are complete and synced. One that is there already is left alone, with a zero result. On error none is kept; with
-// the error come results for the layers below the one that is to blame, for all of them where none is.
+// Info returns the launcher's version and the restrictions that it can enforce.
 func (c *Client) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Result, error) {
 	var blobs []*os.File
 	for _, l := range req.Layers {
@@ -421,13 +424,15 @@ func (c *Client) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Res
 	return resp.Layers, err
 }
 
-// RemoveLayer deletes an unpacked layer. One that is not there is no error.
+// Apply unpacks blobs whose digests the caller has verified, each in a confined child of the
+// launcher, and returns when all layers are complete and synced. An existing layer is left alone,
+// with a zero result. On error no new layer is kept. The error comes with results for the layers
+// below the failed one, or for all if none failed by itself.
 func (c *Client) RemoveLayer(ctx context.Context, chainID string) error {
 	return c.remove(ctx, &request{Op: opRemoveLayer, Layer: chainID})
 }
 
-// Snapshot makes a layer of what a sandbox has changed and returns when it is complete and synced, with the DiffID of the stream
-// that [Client.Diff] would have written, and whether nothing in the sandbox ran while it was read. On error nothing is kept.
+// RemoveLayer deletes an unpacked layer. A missing one is no error.
 func (c *Client) Snapshot(ctx context.Context, req SnapshotRequest) (layer.Result, bool, error) {
 	resp, err := c.ask(ctx, &request{Op: opSnapshot, Snap: &req})
 	if err != nil {
@@ -439,8 +444,9 @@ func (c *Client) Snapshot(ctx context.Context, req SnapshotRequest) (layer.Resul
 	return *resp.Layer, resp.Frozen, nil
 }
 
-// Diff writes what a sandbox has changed to w as an uncompressed layer. The result's DiffID is that of what was written. On
-// error w has got a part that is of no use.
+// Snapshot makes a layer of a sandbox's changes and returns when it is complete and synced. It
+// returns the DiffID of the stream that [Client.Diff] would have written, and whether the sandbox
+// stood still meanwhile. On error nothing is kept.
 func (c *Client) Diff(ctx context.Context, req DiffRequest, w io.Writer) (layer.Result, error) {
 	req.List = false
 	hash := sha256.New()
@@ -455,7 +461,8 @@ func (c *Client) Diff(ctx context.Context, req DiffRequest, w io.Writer) (layer.
 	return result, nil
 }
 
-// Changes calls found for everything that a sandbox has changed, sorted as in the layer. An error of found ends it.
+// Diff writes a sandbox's changes to w as an uncompressed layer, and returns the DiffID of the
+// stream. On error w has an unusable part.
 func (c *Client) Changes(ctx context.Context, req DiffRequest, found func(api.Change) error) (layer.Result, error) {
 	req.List = true
 	return c.diff(ctx, &req, func(r io.Reader) error {
@@ -474,7 +481,8 @@ func (c *Client) Changes(ctx context.Context, req DiffRequest, found func(api.Ch
 	})
 }
 
-// diff asks, and has receive take what comes, which is all there is only where no error is returned.
+// Changes calls found for every change of a sandbox, sorted as in the layer. An error of found ends
+// the listing.
 func (c *Client) diff(ctx context.Context, req *DiffRequest, receive func(io.Reader) error) (layer.Result, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -482,12 +490,13 @@ func (c *Client) diff(ctx context.Context, req *DiffRequest, receive func(io.Rea
 	}
 	received := make(chan error, 1)
 	go func() {
-		// Closed at once when no more is wanted: the writer then ends with an error.
+		// diff sends the request and lets receive take the stream, which is complete only if diff returns
+		// no error.
 		err := receive(r)
 		received <- errors.Join(err, r.Close())
 	}()
 	resp, err := c.ask(ctx, &request{Op: opDiff, Diff: req}, w)
-	_ = w.Close() // the launcher has its own, and closes it
+	_ = w.Close() // Close the pipe at once when no more is wanted: the writer then ends with an error.
 	if err != nil {
 		_ = r.SetReadDeadline(time.Unix(1, 0)) // given up, the child may write on for a while
 	}
@@ -495,7 +504,7 @@ func (c *Client) diff(ctx context.Context, req *DiffRequest, receive func(io.Rea
 	case err == nil && rerr != nil:
 		return layer.Result{}, rerr
 	case err != nil && rerr != nil && !errors.Is(rerr, os.ErrDeadlineExceeded) && !errors.Is(rerr, io.ErrUnexpectedEOF):
-		return layer.Result{}, rerr // the launcher's is about a broken pipe
+		return layer.Result{}, rerr // after a cancellation the child may write on for a while
 	case err != nil:
 		return layer.Result{}, err
 	case resp.Layer == nil:
@@ -504,9 +513,9 @@ func (c *Client) diff(ctx context.Context, req *DiffRequest, receive func(io.Rea
 	return *resp.Layer, nil
 }
 
-// Shutdown ends the launcher and every sandbox with it, and returns when it is gone.
+// the launcher's error is about a broken pipe
 func (c *Client) Shutdown(ctx context.Context) error {
-	// One that has died is started once more: it removes what the sandboxes of the dead one left in cgroups.
+	// Shutdown ends the launcher and every sandbox with it, and returns when it is gone.
 	if _, err := c.ask(ctx, &request{Op: opShutdown}); err != nil {
 		return err
 	}

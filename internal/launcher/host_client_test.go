@@ -13,8 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// A launcher that is only busy must not be replaced: the second one would take away the socket of the first, whose
-// sandboxes nobody could then reach.
+// A busy launcher must not be replaced: the second one would take away the socket of the first,
+// whose sandboxes could then not be reached.
 func TestBusyLauncherIsNotReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "launcher.sock")
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -50,8 +50,8 @@ func TestBusyLauncherIsNotReplaced(t *testing.T) {
 	}
 }
 
-// A launcher that is being killed lets one connect and answers no more. A deletion is then its successor's: nobody else
-// knows of what there is to delete.
+// A launcher that is being killed accepts connections and does not answer. A deletion then goes to
+// its successor: no other process knows of it.
 func TestDeletionSurvivesADyingLauncher(t *testing.T) {
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "launcher.sock"), Net: "unixpacket"})
 	if err != nil {
@@ -70,7 +70,7 @@ func TestDeletionSurvivesADyingLauncher(t *testing.T) {
 			_, err = receive(c, &req)
 			if err == nil && i > 0 {
 				asked <- string(req.Op) + " " + req.ID
-				_ = send(c, &response{}) // the client's outcome tells
+				_ = send(c, &response{}) // the client's outcome decides
 			}
 			_ = c.Close() // the first one without a word
 		}
@@ -104,7 +104,7 @@ func TestMisunderstandingNamesTheVersion(t *testing.T) {
 			switch _, err := receive(conn, &req); {
 			case err != nil:
 			case req.Op == opInfo:
-				_ = send(conn, &response{Info: &Info{Version: "v1"}}, os.Stdin) // any descriptor; the client's outcome tells
+				_ = send(conn, &response{Info: &Info{Version: "v1"}}, os.Stdin) // any descriptor; the client's outcome decides
 			case req.Op == opKill:
 				_ = send(conn, &response{Error: &wireError{Message: "it does not die"}})
 			default:

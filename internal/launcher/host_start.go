@@ -25,24 +25,26 @@ import (
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
 
-// Options say how to find or start the launcher of one data directory.
+// Options describe how to find or start the launcher of one data directory.
 type Options struct {
 	DataDir    string // absolute; must exist
 	RuntimeDir string // absolute; holds launcher.sock and launcher.log; must exist, be ours and mode 0700
 	Launcher   string // path of the binary sandboxd-launcher
 	Init       string // path of the binary sandboxd-init
 	IDs        idmap.Plan
-	Cgroup     cgroup.Subtree // what the host delegates; its zero value is none
+	Cgroup     cgroup.Subtree // cgroup that the host delegates; zero means none
 	Version    string
-	// Start has a launcher started where this process cannot do it any more, and returns when it is ready. Default: [Start].
+	// Start starts a launcher on behalf of a process that is confined, and returns when it is ready.
+	// Default: [Start].
 	Start func(ctx context.Context) error `json:"-"`
 }
 
-// startTimeout bounds a launcher's way from clone to "ready".
+// startTimeout bounds the time from clone to "ready".
 const startTimeout = 30 * time.Second
 
-// Connect returns a client of the launcher that serves RuntimeDir's socket, or starts one. Started reports which. The
-// context bounds the start only. Until the client is closed nobody else connects in RuntimeDir.
+// Connect returns a client of the launcher that serves RuntimeDir's socket, or starts one, which
+// started reports. The context bounds the start only. Until the client is closed, no other process
+// can connect in RuntimeDir.
 func Connect(ctx context.Context, o Options) (_ *Client, started bool, err error) {
 	if o.Start == nil {
 		o.Start = func(ctx context.Context) error { return Start(ctx, o) }
@@ -59,7 +61,7 @@ func Connect(ctx context.Context, o Options) (_ *Client, started bool, err error
 	c := &Client{path: o.socket(), opts: o, lock: lock}
 	err = c.openSession(ctx)
 	if errors.Is(err, runtime.ErrUnavailable) {
-		err = c.openSession(ctx) // it was about to end: by now nobody listens, or somebody answers
+		err = c.openSession(ctx) // it was about to end: by now none listens, or another one answers
 	}
 	if err == nil {
 		if err := checkOwner(o); err != nil {
@@ -79,11 +81,11 @@ func Connect(ctx context.Context, o Options) (_ *Client, started bool, err error
 	return c, true, nil
 }
 
-// lockPatience is how long lockDir waits for a daemon that is about to end.
+// lockPatience is the wait of lockDir for a daemon that is about to end.
 const lockPatience = 500 * time.Millisecond
 
-// lockDir keeps two daemons, each with a data directory of its own, from sharing a runtime directory: they would share a
-// launcher too, which works for one of them.
+// lockDir keeps two daemons with different data directories from sharing a runtime directory: they
+// would share a launcher too, which serves one of them only.
 func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "launcher.lock"), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -99,14 +101,16 @@ func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	return f, nil
 }
 
-// ownerFile, in the runtime directory, names the data directory of the launcher that serves the socket beside it.
+// ownerFile, in the runtime directory, names the data directory of the launcher that serves the
+// socket beside it.
 const ownerFile = "launcher.data-dir"
 
-// checkOwner refuses a launcher that works on another data directory: a daemon that was killed may have left it here.
+// checkOwner refuses a launcher that works on another data directory: a daemon that was killed may
+// have left it here.
 func checkOwner(o Options) error {
 	data, err := os.ReadFile(filepath.Join(o.RuntimeDir, ownerFile))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // somebody tidied the directory up: no reason to give the sandboxes up
+		return nil // a user tidied the directory up: no reason to end the sandboxes
 	}
 	if err != nil {
 		return fmt.Errorf("find out whose launcher runs: %w", err)
@@ -118,16 +122,18 @@ func checkOwner(o Options) error {
 	return nil
 }
 
-// runtimeFile, in the data directory, names the runtime directory of the launcher that works there. The launcher holds a
-// lock on it for its life.
+// runtimeFile, in the data directory, names the runtime directory of its launcher. The launcher
+// holds a lock on the file as long as it runs.
 const runtimeFile = "launcher.runtime-dir"
 
-// endPatience is how long a start waits for the launcher before it to be gone. It stops listening when it begins to end.
+// endPatience is the wait of a start for the end of the launcher before. A launcher stops listening
+// when it begins to end.
 const endPatience = 5 * time.Second
 
-// lockDataDir keeps a second launcher off the data directory: it would take the sandboxes of the first for leftovers and
-// end them. One that runs answers in its own runtime directory and nowhere else. The lock belongs to the open file, so the
-// launcher that inherits the file has it when the daemon has closed its own.
+// lockDataDir keeps a second launcher off the data directory: it would take the sandboxes of the
+// first for leftovers and end them. A running launcher answers in its own runtime directory only.
+// The lock belongs to the open file, so the launcher that inherits the file keeps it when the
+// daemon closes its own.
 func lockDataDir(ctx context.Context, o Options) (*os.File, error) {
 	path := filepath.Join(o.DataDir, runtimeFile)
 	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
@@ -147,7 +153,8 @@ func lockDataDir(ctx context.Context, o Options) (*os.File, error) {
 	return f, nil
 }
 
-// logLimit is the size beyond which a launcher begins a new log at its start; one old one is kept. While it runs nothing bounds it.
+// logLimit is the size from which on a new launcher begins a new log; one old log is kept. A
+// running launcher's log has no bound.
 const logLimit = 1 << 20
 
 // openLog opens the log that launchers append to.
@@ -166,8 +173,8 @@ func openLog(path string) (*os.File, error) {
 
 func (o Options) socket() string { return filepath.Join(o.RuntimeDir, "launcher.sock") }
 
-// logged returns what the launcher's log has from an offset on, on one line: the beginning, which has the reason of a crash, and
-// the end.
+// logged returns the launcher's log from an offset on, on one line: the beginning, which has the
+// reason of a crash, and the end.
 func logged(path string, from int64) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -186,8 +193,8 @@ func logged(path string, from int64) string {
 	return text
 }
 
-// prepareDirs makes the directories that the launcher works in and gives them to its root, which is another uid than the
-// daemon's when that is root.
+// prepareDirs makes the launcher's directories and gives them to its root, which is another uid
+// than a daemon that is root.
 func prepareDirs(o Options) error {
 	uid, gid := o.IDs.UID[0].Outside, o.IDs.GID[0].Outside
 	for _, name := range []string{"layers", "sandboxes", "root"} {
@@ -200,7 +207,8 @@ func prepareDirs(o Options) error {
 				return fmt.Errorf("give %s to the launcher: %w", dir, err)
 			}
 		}
-		// Sandboxes reach what is theirs below through the launcher's own root; on the host nobody but us enters.
+		// Sandboxes reach their files through the launcher's own root. On the host no other user may list
+		// these directories.
 		mode := os.FileMode(0o711)
 		if err := os.Chmod(dir, mode); err != nil {
 			return fmt.Errorf("prepare data directory: %w", err)
@@ -212,10 +220,11 @@ func prepareDirs(o Options) error {
 	return nil
 }
 
-// spread tells ext4 that the directories in this one have nothing to do with each other (chattr +T), so that each gets a part of the
-// disk of its own. Without that all layers and sandboxes share one, and there a new file looks past every one that was deleted in
-// the last minutes, whose inodes ext4 does not use again so soon: after a few snapshots of a thousand files that came and went,
-// the next one took twenty times as long. It is a hint: where it cannot be given nothing is lost but speed.
+// spread marks the directories in this one as unrelated for ext4 (chattr +T), so that each gets its
+// own part of the disk. Otherwise all layers and sandboxes share one part. There a new file looks
+// past every recently deleted inode, which ext4 does not reuse for minutes: after a few snapshots
+// of a thousand files that came and went, the next one took twenty times as long. The mark is a
+// hint: without it only speed is lost.
 func spread(dir string) {
 	const top = 0x00020000 // FS_TOPDIR_FL
 	f, err := os.Open(dir)
@@ -227,10 +236,11 @@ func spread(dir string) {
 	if err != nil || flags&top != 0 {
 		return
 	}
-	_ = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, int(flags|top)) // see above
+	_ = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, int(flags|top)) // a hint: see spread
 }
 
-// Start starts a launcher and returns when it is ready. The caller makes sure that no other process starts one in RuntimeDir.
+// Start starts a launcher and returns when it is ready. The caller makes sure that no other process
+// starts one in RuntimeDir.
 func Start(ctx context.Context, o Options) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -290,18 +300,18 @@ func Start(ctx context.Context, o Options) (err error) {
 		Setsid: true, // it survives the daemon and its terminal
 		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
 			unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
-		// Stage 1 is executed before it has an id, which would cost it all capabilities; these two let it become uid 0 of
-		// its namespace, and the last one is for a host root's launcher to leave the host's root behind.
+		// Stage 1 is executed before it has an id, which would cost it all capabilities. These two let it
+		// become uid 0 of its namespace, and leave the host's root behind if the daemon is root.
 		AmbientCaps: []uintptr{unix.CAP_SETUID, unix.CAP_SETGID},
 	}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("clone %s into new namespaces: %w", o.Launcher, err)
 	}
 	pid := cmd.Process.Pid
-	// It outlives us, but not a failed start; either way somebody has to reap it.
+	// The launcher outlives the daemon, but not a failed start. Either way it must be reaped.
 	exited := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // why it ended, the status pipe tells
+		_ = cmd.Wait() // the status pipe has the reason
 		close(exited)
 	}()
 	defer func() {
@@ -317,8 +327,8 @@ func Start(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	if o.Cgroup.Path != "" {
-		// Its own leaf: the common ancestor of the launcher's and a sandbox's cgroup must be one that the launcher may
-		// write to, or it could not move a process.
+		// A leaf of its own: the launcher must be able to write to the common ancestor of its own and a
+		// sandbox's cgroup, or it could not move a process.
 		if err := o.Cgroup.EnterLauncher(pid, o.IDs.UID[0].Outside, o.IDs.GID[0].Outside); err != nil {
 			return err
 		}
@@ -335,7 +345,8 @@ func Start(ctx context.Context, o Options) (err error) {
 	}
 	_ = syncW.Close()
 
-	// "ready", or why not. An end of file without a word means that it died: then the log knows more.
+	// "ready", or the reason of the failure. End of file without a line means that it died: then its
+	// log has the reason.
 	done := make(chan string, 1)
 	go func() {
 		line, _ := bufio.NewReader(io.LimitReader(statusR, 64<<10)).ReadString('\n')
@@ -348,7 +359,7 @@ func Start(ctx context.Context, o Options) (err error) {
 		}
 		if line == "" {
 			select {
-			case <-exited: // it will: the pipe's last writer is gone
+			case <-exited: // it ends: the pipe's last writer is gone
 			case <-ctx.Done():
 				return fmt.Errorf("it is not ready, and closed its pipe: %w", ctx.Err())
 			}
@@ -362,7 +373,7 @@ func Start(ctx context.Context, o Options) (err error) {
 	}
 }
 
-// missing lists what the defaults would like and this host does not give, with the remedy.
+// missing lists the defaults' restrictions that this host cannot enforce, with the remedy.
 func missing(o Options) []string {
 	var out []string
 	if !o.IDs.Subordinate() {
@@ -380,8 +391,8 @@ func missing(o Options) []string {
 	return out
 }
 
-// listen makes the launcher's socket at path and removes its stale predecessor: the caller has found that no launcher answers
-// there, and holds the data directory's lock.
+// listen makes the launcher's socket at path and removes its stale predecessor: the caller has
+// found that no launcher answers there, and holds the data directory's lock.
 func listen(path string) (*os.File, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove stale socket: %w", err)
@@ -398,9 +409,10 @@ func listen(path string) (*os.File, error) {
 	return f, nil
 }
 
-// nobodyListens tells whether a dial failed because there is no launcher. Anything else (no descriptor left, a full backlog,
-// an ended context) says nothing about that: a second launcher beside a living one would work in the same directories, and
-// take away the socket by which the first one's sandboxes can be reached.
+// nobodyListens reports whether a dial failed because no launcher runs. Other errors (no descriptor
+// left, a full backlog, an ended context) prove nothing. A second launcher beside a running one
+// would work in the same directories, and take away the socket by which the first one's sandboxes
+// can be reached.
 func nobodyListens(err error) bool {
 	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT)
 }

@@ -35,7 +35,7 @@ func TestLogIsBounded(t *testing.T) {
 			t.Errorf("%s has %d bytes (%v), want %d", name, len(got), err, len(want))
 		}
 	}
-	// Somebody's link is not followed.
+	// A foreign link is not followed.
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestLauncherOfAnotherDataDirIsRefused(t *testing.T) {
 	}
 }
 
-// What stands in the two directories where trees come and go is spread over the disk, where that is ext4.
+// The trees in both directories are spread over the disk if that is ext4.
 func TestTreesAreSpread(t *testing.T) {
 	dir := t.TempDir()
 	var fsys unix.Statfs_t
@@ -90,7 +90,8 @@ func TestTreesAreSpread(t *testing.T) {
 	}
 }
 
-// Every fixed descriptor of the launcher is open from its first moment, so that none can be the Go runtime's.
+// Every fixed descriptor of the launcher is open from its first moment, so that none can be the Go
+// runtime's.
 func TestEveryDescriptorIsPassed(t *testing.T) {
 	files := passed(os.Stdin, os.Stdin, os.Stdin, os.Stdin, os.Stderr)
 	if len(files) != fdEnd-fdListener {
@@ -103,7 +104,7 @@ func TestEveryDescriptorIsPassed(t *testing.T) {
 	}
 }
 
-// The reason of a crash stands at the beginning of what a launcher has written, before all its goroutines.
+// The reason of a crash stands at the beginning of a launcher's output, before all its goroutines.
 func TestLogOfACrashShowsItsReason(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "launcher.log")
 	crash := "fatal error: the reason\n" + strings.Repeat("goroutine\n", 1000) + "the end\n"

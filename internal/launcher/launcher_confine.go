@@ -21,16 +21,15 @@ import (
 	"github.com/sandboxd/sandboxd/internal/kernel"
 )
 
-// A child's two stages. The first makes the directory that it is about its whole world, which takes capabilities, and executes
-// the second with what is left of them: dropping them in place would need every thread of the Go runtime to do it.
-//
-// Both report on standard output, the first only if it fails.
+// Two stages of a confined child. The first pivots into its directory, which takes capabilities,
+// and executes the second with fewer. Dropping them in place would take every thread of the Go
+// runtime.
 
-// ApplyConfine is the first stage. It returns only on error, which it has reported.
+// ApplyConfine is the first stage. It returns only on error, after reporting it.
 func ApplyConfine(arg string) error { return report(layer.Result{}, confineAndExec(arg)) }
 
-// ApplyMain is the second stage: it extracts its standard input below "/". LoadFilter loads a seccomp filter for all
-// threads (libct.LoadFilter).
+// ApplyMain is the second stage: it extracts its standard input below "/". LoadFilter loads a
+// seccomp filter for all threads (libct.LoadFilter).
 func ApplyMain(arg string, loadFilter func(*specs.LinuxSeccomp) error) error {
 	return report(apply(arg, loadFilter))
 }
@@ -53,7 +52,8 @@ func confineAndExec(arg string) error {
 	if err != nil {
 		return err
 	}
-	// The layers below, read-only, each as a mount of its own that is attached nowhere: ".." ends at its root.
+	// The layers below, read-only, each as a mount of its own that is attached nowhere: ".." ends at
+	// its root.
 	for _, parent := range slices.Backward(job.Parents) {
 		fd, err := detached(parent, unix.MOUNT_ATTR_RDONLY, 0)
 		if err != nil {
@@ -70,8 +70,8 @@ func confineAndExec(arg string) error {
 	return execute(exe, "apply-confined", &job)
 }
 
-// begin opens the executable of the second stage. Of the descriptors from first on that stage gets none but those opened from
-// now on: whatever the launcher may have let slip ends here.
+// begin opens the executable of the second stage. From descriptor first on, that stage gets only
+// descriptors opened from now on: others that the launcher has leaked end here.
 func begin(first uint) (exe int, err error) {
 	if err := unix.CloseRange(first, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return -1, fmt.Errorf("close descriptors: %w", err)
@@ -83,18 +83,20 @@ func begin(first uint) (exe int, err error) {
 	return exe, nil
 }
 
-// restrict takes from the calling thread, and so from all threads of what it executes, all capabilities but those to keep and,
-// where the kernel has Landlock, all access to files but this one: target below "/" and the directories also, a look at the
-// directories lower, exe to be executed.
+// restrict takes all capabilities except keep from the calling thread, and so from all threads of
+// the program that it executes. Where the kernel has Landlock, it also takes all access to files
+// except: target below "/" and the directories also, reading of the directories lower, and
+// execution of exe.
 func restrict(keep []uintptr, target uint64, exe int, also, lower []int) (held bool, err error) {
 	if err := dropCapabilities(keep); err != nil {
 		return false, err
 	}
-	// Landlock wants it of those who lack CAP_SYS_ADMIN, which has just left the bounding set.
+	// Landlock requires it of a thread without CAP_SYS_ADMIN, which has just left the bounding set.
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return false, fmt.Errorf("set no_new_privs: %w", err)
 	}
-	// A kernel without it is told of by the doctor; with it there is no way around it.
+	// A kernel without Landlock is reported by the doctor; on one with it the restriction is not
+	// optional.
 	abi, err := kernel.LandlockABI()
 	if err != nil || abi < kernel.LandlockRefer {
 		return false, nil //nolint:nilerr // as said
@@ -102,8 +104,9 @@ func restrict(keep []uintptr, target uint64, exe int, also, lower []int) (held b
 	return true, planLandlock(abi, target).apply(exe, also, lower)
 }
 
-// childEnv is the environment of both stages. Without TZ, Go opens /etc/localtime when it first formats a local time or decodes
-// one with an offset, and waits for it where the sandbox has made that a FIFO.
+// childEnv is the environment of both stages. Without TZ, Go opens /etc/localtime when it first
+// formats a local time or decodes one with an offset, and waits for it where the sandbox has made
+// that a FIFO.
 var childEnv = []string{"TZ=UTC"}
 
 // execute executes a child's second stage.
@@ -127,10 +130,11 @@ func execute(exe int, stage string, job any) error {
 	return fmt.Errorf("execute second stage: %w", errno)
 }
 
-// applyCapabilities are what owning files takes, in the sandbox's ids only.
+// applyCapabilities are the capabilities for owning files, in the sandbox's ids only.
 var applyCapabilities = []uintptr{unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_FSETID}
 
-// dropCapabilities takes all others out of the calling thread's bounding set: what it executes as uid 0 gets no more.
+// dropCapabilities takes all others out of the calling thread's bounding set, which also limits the
+// programs that it executes as uid 0.
 func dropCapabilities(keep []uintptr) error {
 	for c := range uintptr(64) {
 		if slices.Contains(keep, c) {
@@ -214,7 +218,8 @@ func apply(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result
 // applyGate is the descriptor of the pipe on which a byte comes when the layers below are complete.
 const applyGate = 3
 
-// lock loads the filter, the last step of a child's confinement, and tries one thing that must not work any more.
+// lock loads the filter, the last step of a child's confinement, and tries one thing that must not
+// work any more.
 func lock(loadFilter func(*specs.LinuxSeccomp) error, filter *specs.LinuxSeccomp) error {
 	if err := loadFilter(filter); err != nil {
 		return err
@@ -225,8 +230,8 @@ func lock(loadFilter func(*specs.LinuxSeccomp) error, filter *specs.LinuxSeccomp
 	return nil
 }
 
-// verifyLandlock tries one thing in the layer's directory that nothing but Landlock refuses. A child that only reads has
-// nothing of the kind: its mounts refuse all that changes anything.
+// verifyLandlock tries one thing in the layer's directory that nothing but Landlock refuses. A
+// child that only reads has nothing of the kind: its mounts refuse all that changes anything.
 func verifyLandlock() error {
 	const name = "sandboxd-socket"
 	err := unix.Mknodat(unix.AT_FDCWD, name, unix.S_IFSOCK|0o600, 0)
@@ -239,7 +244,8 @@ func verifyLandlock() error {
 	return nil
 }
 
-// detached returns a copy of the mount at dir that is attached nowhere. A link there is not followed.
+// detached returns a copy of the mount at dir that is attached nowhere. A link there is not
+// followed.
 func detached(dir string, attr uint64, flags uint) (int, error) {
 	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.AT_SYMLINK_NOFOLLOW|flags)
 	if err != nil {
@@ -253,7 +259,8 @@ func detached(dir string, attr uint64, flags uint) (int, error) {
 	return tree, nil
 }
 
-// rootOf turns a directory's descriptor, which it closes, into an os.Root. There is no /proc to name it by.
+// rootOf turns a directory's descriptor, which it closes, into an os.Root. There is no /proc
+// through which to name it.
 func rootOf(fd int) (*os.Root, error) {
 	err := unix.Fchdir(fd)
 	if err := errors.Join(err, unix.Close(fd)); err != nil {
@@ -262,7 +269,7 @@ func rootOf(fd int) (*os.Root, error) {
 	return os.OpenRoot(".")
 }
 
-// confine makes dir, with attr set on its mount, the whole world of the process.
+// confine makes dir the root of the process, with attr set on its mount. Nothing else is reachable.
 func confine(dir string, attr uint64) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -291,8 +298,9 @@ func confine(dir string, attr uint64) error {
 	return nil
 }
 
-// applyFilter is what unpacking takes: files below what is open, memory, threads of the Go runtime. No network, no
-// execution, no process, no mounts, no namespaces, no tracing, no limits or signals of others, no device.
+// applyFilter allows the system calls of unpacking: files below open directories, memory, threads
+// of the Go runtime. No network, no execution, no process, no mounts, no namespaces, no tracing, no
+// limits or signals of others, no device.
 func applyFilter() *specs.LinuxSeccomp {
 	f := filter(reading + `
 		mkdirat symlinkat linkat unlinkat renameat renameat2
@@ -304,7 +312,8 @@ func applyFilter() *specs.LinuxSeccomp {
 	return f
 }
 
-// reading are the system calls that reading files and writing to what is open takes; seccomp(2) is for LoadFilter's last step.
+// reading lists the system calls for reading files and writing to open ones; seccomp(2) is for
+// LoadFilter's last step.
 const reading = `
 	read write pread64 pwrite64 readv writev lseek close fcntl fstat newfstatat statx dup dup3
 	openat openat2 readlinkat getdents64 faccessat faccessat2 fgetxattr flistxattr fadvise64
@@ -314,8 +323,8 @@ const reading = `
 	nanosleep clock_nanosleep clock_gettime gettimeofday timer_create timer_settime timer_delete setitimer
 	epoll_create1 epoll_ctl epoll_pwait eventfd2 pipe2 getrandom uname seccomp`
 
-// filter allows these system calls, and the few that threads of the Go runtime take besides. The default is an error rather
-// than death so that a missing name shows as one clear message.
+// filter allows these system calls, and the few that threads of the Go runtime take besides. The
+// default is an error rather than death so that a missing name shows as one clear message.
 func filter(names string) *specs.LinuxSeccomp {
 	eperm := uint(unix.EPERM)
 	enosys := uint(unix.ENOSYS)

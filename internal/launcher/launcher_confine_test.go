@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What it means on a real kernel is security.TestUnpackerIsConfined's matter.
+// security.TestUnpackerIsConfined tests its effect on a real kernel.
 func TestLandlockPlan(t *testing.T) {
 	tests := []struct {
 		abi        int
@@ -23,7 +23,7 @@ func TestLandlockPlan(t *testing.T) {
 		{abi: 7, fs: 1<<16 - 1, net: 3, scope: 3},
 		{abi: 8, fs: 1<<16 - 1, net: 3, scope: 3},
 		{abi: 9, fs: 1<<17 - 1, net: 3, scope: 3},
-		{abi: 99, fs: 1<<17 - 1, net: 3, scope: 3}, // what we do not know we do not ask for
+		{abi: 99, fs: 1<<17 - 1, net: 3, scope: 3}, // unknown rights are not asked for
 	}
 	for _, tt := range tests {
 		l := planLandlock(tt.abi, landlockTarget)
@@ -31,7 +31,7 @@ func TestLandlockPlan(t *testing.T) {
 		if l.Handled != want {
 			t.Errorf("version %d takes %+v, want %+v", tt.abi, l.Handled, want)
 		}
-		// The kernel refuses rules about what is not handled.
+		// The kernel refuses rules about rights that are not handled.
 		if more := (l.Target | l.Lower | l.Self) &^ l.Handled.Handled_access_fs; more != 0 {
 			t.Errorf("version %d allows %#x, which it does not know", tt.abi, more)
 		}

@@ -13,9 +13,9 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Bounds of what daemons may deposit. The descriptors are the launcher's own for as long.
+// Bounds of the descriptor store, whose descriptors count as the launcher's own.
 const (
-	maxDeposits    = 512 // of all sandboxes, but for one of each: that nobody else's may keep out
+	maxDeposits    = 512 // of all sandboxes; the first one of each sandbox does not count, so that others cannot crowd it out
 	maxDepositors  = 1024
 	maxOfOne       = 64 // of one sandbox
 	maxDeposited   = 8  // descriptors of one deposit
@@ -23,9 +23,9 @@ const (
 	maxDepositName = 32
 )
 
-// deposits are descriptors that a daemon leaves here for the one after it: those of execs that are to survive it. The launcher
-// looks at none of them. They are raw, because package os would have the runtime's poller, and with it the launcher, wake up
-// for every byte that goes through a pipe that is not its business.
+// deposits is the descriptor store: descriptors of execs that outlive the daemon, for its
+// successor. The launcher never reads them. They are raw, because with package os the runtime's
+// poller would wake the launcher for every byte that passes through a foreign pipe.
 type deposits struct {
 	mu   sync.Mutex
 	held map[depositKey][]int
@@ -40,7 +40,7 @@ func (k depositKey) compare(o depositKey) int {
 	return strings.Compare(k.name, o.name)
 }
 
-// put takes copies of files, in the place of what was there under the name.
+// put stores copies of files, in the place of those under the same name.
 func (d *deposits) put(sandbox, name string, files []*os.File) (err error) {
 	if sandbox == "" || len(sandbox) > maxDepositName || name == "" || len(name) > maxDepositName || len(files) < 1 || len(files) > maxDeposited {
 		return fmt.Errorf("launcher deposit: %q of sandbox %q with %d descriptors: not a deposit", name, sandbox, len(files))
@@ -82,7 +82,7 @@ func (d *deposits) put(sandbox, name string, files []*os.File) (err error) {
 	return nil
 }
 
-// page gives copies of the deposits after this one, as many as one message holds.
+// page returns copies of the stored descriptors after one of a list, as many as one message holds.
 func (d *deposits) page(after wireDeposit) (list []wireDeposit, files []*os.File, more bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -110,7 +110,7 @@ func (d *deposits) page(after wireDeposit) (list []wireDeposit, files []*os.File
 	return list, files, more, nil
 }
 
-// drop forgets one deposit, or all of a sandbox where name is empty.
+// drop removes one entry, or, if name is empty, all of a sandbox.
 func (d *deposits) drop(sandbox, name string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -122,7 +122,7 @@ func (d *deposits) drop(sandbox, name string) {
 	}
 }
 
-// dropped drops what is kept for a sandbox that has been deleted, or was not there to be.
+// dropped removes the entries of a sandbox that has been deleted, or did not exist.
 func (d *deposits) dropped(sandbox string, err error) error {
 	if err == nil || errors.Is(err, runtime.ErrNotFound) {
 		d.drop(sandbox, "")

@@ -22,7 +22,8 @@ func openFiles(t *testing.T) int {
 	return len(entries)
 }
 
-// What is deposited outlives its owner, goes to whoever asks, and is let go of when it is dropped.
+// Stored descriptors outlive their owner, go to every client that asks, and are closed when they
+// are dropped.
 func TestDeposits(t *testing.T) {
 	before := openFiles(t)
 	s := &Server{Log: slog.New(slog.DiscardHandler)}
@@ -52,7 +53,7 @@ func TestDeposits(t *testing.T) {
 		t.Error(err)
 	}
 	_ = w.Close()
-	for range 2 { // it goes to everybody
+	for range 2 { // every client gets it
 		resp, files, err := ask(&request{Op: opWithdraw})
 		if err != nil || len(resp.Deposits) != 1 || resp.Deposits[0] != (wireDeposit{"aaa", "one", 2}) || len(files) != 2 || resp.More {
 			t.Fatalf("%+v, %v", resp, err)
@@ -83,7 +84,8 @@ func TestDeposits(t *testing.T) {
 			t.Errorf("%s is deposited", name)
 		}
 	}
-	// As many as fit, of one sandbox and of all, in pages. Whatever the others have, each has room for one.
+	// As many as fit, of one sandbox and of all, in pages. Whatever the others have, each has room for
+	// one.
 	const most = maxDeposits + 13
 	full := 0
 	for i := range 12 {

@@ -25,8 +25,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
 
-// Overlay is one overlay mount of a sandbox. Lower directories are relative to the layers directory unless absolute,
-// uppermost first.
+// Overlay is one overlay mount of a sandbox. Lower directories are relative to the layers directory
+// unless absolute, uppermost first.
 type Overlay struct {
 	Target string   `json:"target"` // below the rootfs; "" is the rootfs itself
 	Lower  []string `json:"lower"`
@@ -34,7 +34,8 @@ type Overlay struct {
 	Work   string   `json:"work"`
 }
 
-// Overlays says what the rootfs of the sandbox whose directory is dir is mounted of, the rootfs itself first.
+// Overlays returns the overlays that the rootfs of the sandbox with directory dir consists of, the
+// rootfs itself first.
 func Overlays(dir string, source *rootfs.Source) ([]Overlay, error) {
 	if len(source.Layers) == 0 {
 		return nil, errors.New("no layers")
@@ -64,8 +65,8 @@ func Overlays(dir string, source *rootfs.Source) ([]Overlay, error) {
 	return overlays, nil
 }
 
-// Present takes out of the overlays that lie on parts of layers those parts that a layer has not. A layer in which something
-// else than a directory stands in that place is refused: its author would choose what is mounted.
+// Present removes the parts of overlays that a layer does not have. A layer with another type of
+// file in the place of such a directory is refused: its author would choose the mounts.
 func Present(overlays []Overlay) ([]Overlay, error) {
 	for i := range overlays {
 		o := &overlays[i]
@@ -103,7 +104,7 @@ func isDirectory(dir string) (bool, error) {
 	return true, nil
 }
 
-// diffJob is what the child needs to know.
+// diffJob is the job of a reading child.
 type diffJob struct {
 	Overlays []diffOverlay     `json:"overlays"`
 	List     bool              `json:"list,omitempty"`
@@ -124,12 +125,12 @@ type diffOverlay struct {
 // fdOut is where the child writes.
 const fdOut = 3
 
-// maxFrozen bounds how long a sandbox stands still to be read, whatever the one does who takes what is read. The largest layer
-// that there may be, 64 GiB, takes as long at 75 MB/s.
+// maxFrozen bounds the time for which a sandbox is frozen to be read, however slow the reader is.
+// The largest possible layer, 64 GiB, takes as long at 75 MB/s.
 const maxFrozen = 15 * time.Minute
 
-// Diff writes what a sandbox has changed to out, as a layer or as a list of [api.Change], a line of JSON each. A confined
-// child reads the sandbox's directories, which may be written to meanwhile by whoever is in it.
+// Diff writes a sandbox's changes to out, as a layer or as a list of [api.Change], a line of JSON
+// each. A confined child reads the sandbox's directories, which its programs may change meanwhile.
 func (l *Layers) Diff(ctx context.Context, req *DiffRequest, out *os.File) (_ layer.Result, err error) {
 	job, err := req.job()
 	if err != nil {
@@ -148,7 +149,7 @@ func (l *Layers) Diff(ctx context.Context, req *DiffRequest, out *os.File) (_ la
 	return l.child(ctx, "read what the sandbox has changed", "diff", job, nil, out)
 }
 
-// job says what the child is to read.
+// job returns the job of the reading child.
 func (req *DiffRequest) job() (*diffJob, error) {
 	source := req.Rootfs
 	var dir, upper string // of a sandbox; of a layer
@@ -213,14 +214,15 @@ func (l *Layers) begin(ctx context.Context) (release func(), err error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	if ctx.Err() != nil { // the slot and the end came together: nothing is to be frozen for nobody
+	if ctx.Err() != nil { // the slot and the end came together: freeze nothing for a client that is gone
 		<-l.diffs
 		return nil, context.Cause(ctx)
 	}
 	return func() { <-l.diffs }, nil
 }
 
-// still freezes a sandbox that is to be read, where that is asked for and it is in a cgroup. Thaw must be called.
+// still freezes a sandbox before it is read, if that is requested and it is in a cgroup. Thaw must
+// be called.
 func (l *Layers) still(ctx context.Context, req *DiffRequest) (_ context.Context, thaw func() error, frozen bool, err error) {
 	if !req.Freeze {
 		return ctx, func() error { return nil }, false, nil
@@ -234,8 +236,8 @@ func (l *Layers) still(ctx context.Context, req *DiffRequest) (_ context.Context
 	return ctx, func() error { cancel(); return goOn() }, frozen, nil
 }
 
-// DiffConfine is the first stage of the child that reads what a sandbox has changed: it makes the upper directory its whole
-// world. It returns only on error, which it has reported.
+// DiffConfine is the first stage of the child that reads a sandbox's changes: it makes the upper
+// directory its root. It returns only on error, after reporting it.
 func DiffConfine(arg string) error { return report(layer.Result{}, confineDiff(arg)) }
 
 // DiffMain is the second stage: it writes to descriptor 3.
@@ -243,7 +245,8 @@ func DiffMain(arg string, loadFilter func(*specs.LinuxSeccomp) error) error {
 	return report(diff(arg, loadFilter))
 }
 
-// diffCapabilities are what reading the files of every user of the sandbox takes, and nothing that changes any.
+// diffCapabilities are the capabilities for reading the files of every user of the sandbox, without
+// changing any.
 var diffCapabilities = []uintptr{unix.CAP_DAC_READ_SEARCH}
 
 func confineDiff(arg string) error {
@@ -257,8 +260,8 @@ func confineDiff(arg string) error {
 		return err
 	}
 	var uppers, lowers []int
-	// Each a mount of its own that is attached nowhere, to be looked at only. The host's directories may have others mounted
-	// in them, and the kernel gives them all or nothing.
+	// Each a mount of its own that is attached nowhere, to be looked at only. The host's directories
+	// may have others mounted in them, and the kernel gives them all or nothing.
 	const looked = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
 	for i := range job.Overlays {
 		o := &job.Overlays[i]
@@ -329,19 +332,21 @@ func diff(arg string, loadFilter func(*specs.LinuxSeccomp) error) (layer.Result,
 	return result, out.Flush()
 }
 
-// freezeTimeout bounds the wait for a sandbox to stand still. A process in an uninterruptible sleep can exceed it.
+// freezeTimeout bounds the wait for a sandbox to stand still. A process in an uninterruptible sleep
+// can exceed it.
 const freezeTimeout = 10 * time.Second
 
-// Freezer counts who wants a sandbox frozen: the last one thaws it.
+// Freezer counts the reasons for which a sandbox is frozen: the end of the last one thaws it.
 type Freezer struct {
 	mu     sync.Mutex
 	frozen map[string]int
 }
 
-// NewFreezer returns one for all who freeze the same cgroups.
+// NewFreezer returns a Freezer. All freezes of one cgroup must use the same one.
 func NewFreezer() *Freezer { return &Freezer{frozen: make(map[string]int)} }
 
-// Freeze stops what runs in the cgroup dir until thaw is called. Without a cgroup it does nothing and says so.
+// Freeze stops the processes of the cgroup dir until thaw is called. Without a cgroup it does
+// nothing and reports that.
 func (f *Freezer) Freeze(ctx context.Context, dir string) (thaw func() error, frozen bool, err error) {
 	f.mu.Lock()
 	f.frozen[dir]++

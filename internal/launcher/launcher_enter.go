@@ -17,35 +17,36 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// Setup is what the daemon tells a launcher that it starts. Its paths are the host's; after stage 2 none of them exists
-// for the launcher any more.
+// Setup configures a new launcher. Its paths are the host's; after stage 2 none of them exists for
+// the launcher any more.
 type Setup struct {
 	DataDir  string        `json:"data_dir"`         // holds layers/, sandboxes/ and root/, an empty directory to mount on
 	InitPath string        `json:"init_path"`        // the init's binary
 	Cgroup   string        `json:"cgroup,omitempty"` // the delegated directory for sandboxes; empty where there is none
-	Cgroup2  string        `json:"cgroup2"`          // where cgroup v2 is mounted; empty where it is not
+	Cgroup2  string        `json:"cgroup2"`          // mount point of cgroup v2; empty if there is none
 	IDs      []idmap.Range `json:"ids"`              // the map of every sandbox, in the launcher's ids
 	Single   bool          `json:"single,omitempty"` // no subordinate ids
-	// Controllers are those that the children of Cgroup have; Missing is what the defaults would like and the host does not
-	// give, with the remedies.
+	// Controllers are those of Cgroup's children. Missing lists the defaults' restrictions that the
+	// host cannot enforce, with the remedies.
 	Controllers []string `json:"controllers,omitempty"`
 	Missing     []string `json:"missing,omitempty"`
 	Version     string   `json:"version"`
 }
 
-// Descriptors that the daemon passes to stage 1, and stage 1 to stage 2. All of them are open from the first moment of stage 1,
-// which replaces /dev/null by directories and files of its own: a number that is free may become one of the Go runtime, which
-// opens its poller when some timer first needs it. A runtime whose poller is replaced or closed ends the process.
+// Descriptors that the daemon passes to stage 1, and stage 1 to stage 2. All of them are open from
+// the first moment of stage 1, which replaces /dev/null by its own directories and files. A number
+// that is free could become the Go runtime's, which opens its poller when a timer first needs it,
+// and which ends the process when its poller is replaced or closed.
 const (
 	fdListener = 3 + iota
 	fdSync     // stage 1 only: the daemon writes the Setup once the id maps are in place
-	fdStatus   // "ready", or what went wrong
-	fdLock     // locked: whoever has it is the data directory's only launcher, for as long as it runs
+	fdStatus   // "ready", or the reason of a failure
+	fdLock     // locked: its holder is the data directory's only launcher
 	fdLayers   // from here on: opened by stage 1 as the daemon's uid, in the launcher's own mount namespace
 	fdSandboxes
 	fdRoot
 	fdInit
-	fdSetup // the Setup once more, for stage 2: a command line can be read by everybody
+	fdSetup // a copy of the Setup for stage 2: every process can read a command line
 	fdCgroup
 	fdEnd // one more than the last
 )
@@ -71,9 +72,9 @@ const (
 	CgroupDir = "/sys/fs/cgroup"
 )
 
-// Stage1 waits for the id maps, opens what must be opened as the daemon's uid, becomes uid 0 of the launcher's user
-// namespace and executes stage 2. It returns only on error, which the daemon has been told then, or with nil if the daemon
-// vanished first.
+// Stage1 waits for the id maps, opens the files that need the daemon's uid, becomes uid 0 of the
+// launcher's user namespace and executes stage 2. It returns only on error, after reporting it to
+// the daemon, or with nil if the daemon vanished first.
 func Stage1() error {
 	err := stage1()
 	if err != nil {
@@ -84,8 +85,9 @@ func Stage1() error {
 }
 
 func stage1() error {
-	// Groups, ids and keyrings belong to a thread's credentials (unix.Setgroups is about one thread, whatever Setresuid
-	// does), and the thread that executes stage 2 hands them on: it must be the one that dropped them.
+	// Groups, ids and keyrings belong to a thread's credentials (unix.Setgroups is about one thread,
+	// unlike Setresuid). The thread that executes stage 2 hands them on: it must be the one that
+	// dropped them.
 	goruntime.LockOSThread()
 	sync := os.NewFile(fdSync, "sync")
 	data, err := io.ReadAll(io.LimitReader(sync, 1<<20))
@@ -103,7 +105,7 @@ func stage1() error {
 		return fmt.Errorf("decode setup: %w", err)
 	}
 
-	// Still the daemon's uid: its directories may lie below ones that nobody else may enter.
+	// Still the daemon's uid: its directories may lie below ones that no other user may enter.
 	open := func(path string, flags, want int) error {
 		fd, err := unix.Open(path, flags, 0)
 		if err != nil {
@@ -145,8 +147,8 @@ func stage1() error {
 	}
 	_ = unix.Close(setupFile)
 
-	// Supplementary groups are the daemon's: nothing below may hold them. With a single-id map the kernel refuses
-	// (setgroups is denied there), which doctor says.
+	// Supplementary groups are the daemon's: no sandbox may have them. With a single-id map the kernel
+	// refuses (setgroups is denied there), which doctor reports.
 	if !setup.Single {
 		if err := unix.Setgroups(nil); err != nil {
 			return fmt.Errorf("drop supplementary groups: %w", err)
@@ -164,8 +166,9 @@ func stage1() error {
 		return fmt.Errorf("leave the user's session keyring: %w", err)
 	}
 
-	// CVE-2019-5736: what a sandbox's first moments execute must not be a file that anybody can overwrite. libcontainer
-	// makes such a copy for every start unless the running executable is one already; here it is made once.
+	// CVE-2019-5736: the executable of a sandbox's first moments must not be a writable file.
+	// libcontainer makes such a copy for every start unless the running executable is one already;
+	// here it is made once.
 	exe, err := sealedSelf()
 	if err != nil {
 		return err
@@ -203,13 +206,13 @@ func sealedSelf() (*os.File, error) {
 	return exe, nil
 }
 
-// Stage2 builds the launcher's root and pivots into it. It returns the listening socket and the pipe on which to say
-// "ready" to the daemon that waits.
+// Stage2 builds the launcher's root and pivots into it. It returns the listening socket and the
+// pipe for "ready".
 func Stage2() (setup *Setup, listener, status *os.File, err error) {
 	status = os.NewFile(fdStatus, "status")
 	unix.CloseOnExec(fdStatus)
 	unix.CloseOnExec(fdListener)
-	unix.CloseOnExec(fdLock) // ours to the end, and no sandbox's
+	unix.CloseOnExec(fdLock) // never closed, and never passed to a sandbox
 	setupFile := os.NewFile(fdSetup, "setup")
 	defer setupFile.Close()
 	if err := json.NewDecoder(setupFile).Decode(&setup); err != nil {
@@ -224,9 +227,11 @@ func Stage2() (setup *Setup, listener, status *os.File, err error) {
 	return setup, os.NewFile(fdListener, "listener"), status, nil
 }
 
-// buildRoot works with descriptors and the mount API of Linux 5.2, so that no path of the host is resolved again.
+// buildRoot works with descriptors and the mount API of Linux 5.2, so that no path of the host is
+// resolved again.
 func buildRoot(setup *Setup) error {
-	// Nothing mounted here may propagate to the host, and nothing of the host's later mounts may appear here.
+	// Nothing mounted here may propagate to the host, and nothing of the host's later mounts may
+	// appear here.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
@@ -264,8 +269,9 @@ func buildRoot(setup *Setup) error {
 		}
 	}
 
-	// proc and sysfs of the launcher's own PID and network namespace. A sandbox may mount its own only where its parent
-	// sees one whole: a host that masks parts of them (as some container platforms do) ends here.
+	// proc and sysfs of the launcher's own PID and network namespace. A sandbox may mount its own only
+	// if its parent has complete ones: on a host that masks parts of them (as some container platforms
+	// do) this fails.
 	for _, fs := range []string{"proc", "sysfs"} {
 		m, err := newMount(fs, unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC)
 		if err != nil {
@@ -294,7 +300,8 @@ func buildRoot(setup *Setup) error {
 	if setup.Cgroup != "" || setup.Cgroup2 != "" {
 		attr := uint64(restricted | unix.MOUNT_ATTR_NOEXEC)
 		if setup.Cgroup == "" {
-			// Only to look at: libcontainer would make a cgroup beside ours wherever it can, and hand controllers on to it.
+			// Read-only: libcontainer would make a cgroup beside it wherever it can, and pass controllers on
+			// to it.
 			attr |= unix.MOUNT_ATTR_RDONLY
 		}
 		if err := bind(fdCgroup, "", root, CgroupDir, attr); err != nil {
@@ -302,7 +309,8 @@ func buildRoot(setup *Setup) error {
 		}
 	}
 
-	// pivot_root(2), "pivot_root(".", ".")": the old root ends up mounted over the new one and is detached at once.
+	// pivot_root(2), "pivot_root(".", ".")": the old root ends up mounted over the new one and is
+	// detached at once.
 	if err := unix.Fchdir(root); err != nil {
 		return fmt.Errorf("enter new root: %w", err)
 	}
@@ -344,8 +352,9 @@ func newMount(fs string, attr int, options ...[2]string) (int, error) {
 	return m, nil
 }
 
-// bind attaches a copy of the mount at (dirfd, path) to target below root, with attr set on it. The copy is recursive:
-// in a user namespace the kernel refuses a copy that would uncover what another mount hides.
+// bind attaches a copy of the mount at (dirfd, path) to target below root, with attr set on it. The
+// copy is recursive: in a user namespace the kernel refuses a copy that would uncover what another
+// mount hides.
 func bind(dirfd int, path string, root int, target string, attr uint64) error {
 	name := path
 	if name == "" {
@@ -372,11 +381,11 @@ func bind(dirfd int, path string, root int, target string, attr uint64) error {
 	return nil
 }
 
-// copyInit puts the init's binary into the launcher's tmpfs: whatever a sandbox does to what it sees there, the file on
-// the host is another one.
+// copyInit copies the init's binary into the launcher's tmpfs: a sandbox never sees the file on the
+// host.
 func copyInit(root int) error {
 	src := os.NewFile(fdInit, "init")
-	defer src.Close() // not left to its finalizer, which would close whatever has the number by then
+	defer src.Close() // not left to its finalizer, which would close a reused number
 	fd, err := unix.Openat(root, InitFile[1:], unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_CLOEXEC, 0o555)
 	if err != nil {
 		return fmt.Errorf("make %s: %w", InitFile, err)

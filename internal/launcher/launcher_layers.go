@@ -24,7 +24,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// partial is the prefix of a layer directory that is not complete; what an earlier launcher left is removed.
+// partial is the prefix of an incomplete layer's directory; those of an earlier launcher are
+// removed.
 const partial = ".partial-"
 
 // Layers keeps the extracted layers, in the launcher.
@@ -32,17 +33,18 @@ type Layers struct {
 	ids    []idmap.Range
 	single bool
 	slots  chan struct{} // for extracting
-	diffs  chan struct{} // for reading what sandboxes have changed
+	diffs  chan struct{} // semaphore of readers of sandboxes
 
 	freezer *Freezer
 
 	mu      sync.Mutex
 	serial  int
 	working map[string]chan struct{} // chain ids being extracted; closed when done
-	made    map[string]layer.Usage   // by chain id: who asks for one that another has just made may not know it yet
+	made    map[string]layer.Usage   // by chain id: a client may ask for a layer that another has just made
 }
 
-// OpenLayers removes what an interrupted extraction left. The freezer is that of the sandboxes that are read.
+// OpenLayers removes the remains of interrupted extractions. The freezer is for the sandboxes that
+// are read.
 func OpenLayers(ids []idmap.Range, single bool, freezer *Freezer) (*Layers, error) {
 	entries, err := os.ReadDir(LayersDir)
 	if err != nil {
@@ -69,9 +71,10 @@ func layerDir(chainID string) (string, error) {
 	return filepath.Join(LayersDir, name), nil
 }
 
-// Apply extracts the blobs of req, each in a confined child of its own, and gives the directories their names when all of them
-// are complete and on disk. A directory that exists is complete and left alone. On error none has been kept, and there is a
-// result for each layer below the one that is to blame; for all of them where none is.
+// Apply extracts the blobs of req, each in a confined child of its own, and gives the directories
+// their names when all of them are complete and on disk. A directory that exists is complete and
+// left alone. On error none has been kept, and there is a result for each layer below the one that
+// is to blame; for all of them where none is.
 func (l *Layers) Apply(ctx context.Context, req *layer.ApplyRequest) (_ []layer.Result, err error) {
 	if len(req.Layers) < 1 || len(req.Layers) > layer.MaxApply {
 		return nil, fmt.Errorf("%d layers, 1 to %d are allowed", len(req.Layers), layer.MaxApply)
@@ -139,7 +142,7 @@ func (l *Layers) Apply(ctx context.Context, req *layer.ApplyRequest) (_ []layer.
 	defer func() { err = errors.Join(err, dir.Close()) }()
 	disk := startWriting(dir)
 	failed, err := l.unpack(ctx, jobs, begun, results, req)
-	// Waited for whatever has happened: it holds the directory.
+	// Waited for in any case: it holds the directory.
 	derr := disk.finish(err == nil)
 	share(results)
 	if err != nil {
@@ -148,7 +151,8 @@ func (l *Layers) Apply(ctx context.Context, req *layer.ApplyRequest) (_ []layer.
 	if derr != nil {
 		return results, fmt.Errorf("sync layers: %w", derr)
 	}
-	// All is on disk. The renames make the layers visible, lowest first, the sync of the directory makes that last.
+	// All is on disk. The renames make the layers visible, lowest first, the sync of the directory
+	// makes that last.
 	for _, i := range begun {
 		if err := os.Rename(jobs[i].Dir, final[i]); err != nil {
 			return results, fmt.Errorf("complete layer: %w", err)
@@ -163,8 +167,8 @@ func (l *Layers) Apply(ctx context.Context, req *layer.ApplyRequest) (_ []layer.
 	return results, nil
 }
 
-// claim waits until nobody else extracts any of the layers and makes others wait for these, all at once, so that no two can
-// wait for each other. Who comes second finds the first one's directories.
+// claim waits until no other request extracts any of the layers, and claims all at once, so that no
+// two requests wait for each other. The later one finds the first one's directories.
 func (l *Layers) claim(ctx context.Context, layers []layer.Request) (leave func(), err error) {
 	for {
 		l.mu.Lock()
@@ -217,14 +221,14 @@ func (l *Layers) makePartial() (dir string, err error) {
 	return dir, nil
 }
 
-// unpack runs the children, some at a time and in order: each has to know that the layers below it are complete before it ends.
-// On error it says whose it is, and all have ended.
+// unpack runs the children, some at a time and in order: each ends after the layers below it are
+// complete. On error it names the failed layer, and all children have ended.
 func (l *Layers) unpack(ctx context.Context, jobs []applyJob, begun []int, results []layer.Result, req *layer.ApplyRequest) (failed int, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var children sync.WaitGroup
 	var mu sync.Mutex    // of failed, err and done
-	var done layer.Usage // by layers that are complete, which are those below all others
+	var done layer.Usage // usage of complete layers, which are below all others
 	fail := func(i int, cause error) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -282,7 +286,7 @@ func (l *Layers) take(ctx context.Context) error {
 	return nil
 }
 
-// share leaves of what was skipped as much as one answer has room for.
+// share keeps as many of the skipped entries as one answer has room for.
 func share(results []layer.Result) {
 	left := layer.MaxSkipped
 	for i := range results {
@@ -294,17 +298,19 @@ func share(results []layer.Result) {
 	}
 }
 
-// writing has a file system write down what comes to it, so that it is not all left to the end.
+// writing makes a file system write its data down continuously, so that it is not all left to the
+// end.
 type writing struct {
 	dir  *os.File
 	stop chan struct{}
 	done chan error
 }
 
-// writeEvery is how often. A sync waits for the disk and makes who writes meanwhile wait now and then.
+// writeEvery is the sync interval. A sync waits for the disk, and delays writers now and then.
 const writeEvery = 500 * time.Millisecond
 
-// startWriting begins; dir must stay open until finish has returned. Errors of writing that happen from now on are found.
+// startWriting begins; dir must stay open until finish has returned. Errors of writing that happen
+// from now on are found.
 func startWriting(dir *os.File) *writing {
 	w := &writing{dir: dir, stop: make(chan struct{}), done: make(chan error, 1)}
 	go func() {
@@ -314,7 +320,7 @@ func startWriting(dir *os.File) *writing {
 		for {
 			select {
 			case <-tick.C:
-				// The kernel tells of an error once.
+				// The kernel reports an error once.
 				err = errors.Join(err, unix.Syncfs(int(dir.Fd())))
 			case <-w.stop:
 				w.done <- err
@@ -335,8 +341,8 @@ func (w *writing) finish(wanted bool) error {
 	return err
 }
 
-// Remove deletes an extracted layer; one that is not there is no error. One that is just being extracted, for somebody who has
-// given up and is about to be noticed, it waits for. What has begun when ctx ends is done to its end.
+// Remove deletes an extracted layer; a missing one is no error. It waits for an extraction under
+// way, whose client has given up. A removal that has begun is completed even if ctx ends.
 func (l *Layers) Remove(ctx context.Context, chainID string) error {
 	dir, err := layerDir(chainID)
 	if err != nil {
@@ -351,7 +357,7 @@ func (l *Layers) Remove(ctx context.Context, chainID string) error {
 	l.serial++
 	tmp := filepath.Join(LayersDir, partial+strconv.Itoa(l.serial))
 	l.mu.Unlock()
-	// Renamed first, so that a half-removed layer is never taken for a whole one.
+	// Rename it first, so that a half-removed layer is never taken for a complete one.
 	err = os.Rename(dir, tmp)
 	leave()
 	if errors.Is(err, os.ErrNotExist) {
@@ -365,7 +371,7 @@ func (l *Layers) Remove(ctx context.Context, chainID string) error {
 	return nil
 }
 
-// applyJob is what the child needs to know; childReport is what it answers on its standard output.
+// applyJob is the job of an unpacking child; childReport is its answer on its standard output.
 type applyJob struct {
 	Dir       string       `json:"dir"`
 	Parents   []string     `json:"parents"`
@@ -395,7 +401,7 @@ func (l *Layers) applyOne(ctx context.Context, job *applyJob, blob *os.File, bel
 	opener.Go(func() {
 		select {
 		case <-below:
-			_, _ = open.Write([]byte{1}) // a child that has ended says why
+			_, _ = open.Write([]byte{1}) // a child that has ended has reported the reason
 		case <-ended:
 		}
 	})
@@ -405,7 +411,8 @@ func (l *Layers) applyOne(ctx context.Context, job *applyJob, blob *os.File, bel
 	return result, errors.Join(err, gate.Close(), open.Close())
 }
 
-// child runs the two stages of a confined child. Its standard input is in; what it has to say comes on its standard output.
+// child runs the two stages of a confined child. Its standard input is in; its report comes on its
+// standard output.
 func (l *Layers) child(ctx context.Context, doing, stage string, job any, in *os.File, extra ...*os.File) (layer.Result, error) {
 	arg, err := json.Marshal(job)
 	if err != nil {
@@ -420,7 +427,8 @@ func (l *Layers) child(ctx context.Context, doing, stage string, job any, in *os
 	cmd.ExtraFiles = extra // from descriptor 3 on
 	var out, complaints limited
 	cmd.Stdout, cmd.Stderr = &out, &complaints
-	// The sandbox's own map: "chown 0" in the child is the sandbox's root on the host, and nothing above can be named.
+	// The sandbox's own map: "chown 0" in the child is the sandbox's root on the host, and nothing
+	// above can be named.
 	var maps []syscall.SysProcIDMap
 	for _, r := range l.ids {
 		maps = append(maps, syscall.SysProcIDMap{ContainerID: r.Inside, HostID: r.Outside, Size: r.Size})
@@ -432,14 +440,14 @@ func (l *Layers) child(ctx context.Context, doing, stage string, job any, in *os
 		Credential: &syscall.Credential{Uid: 0, Gid: 0, NoSetGroups: l.single},
 		Pdeathsig:  unix.SIGKILL,
 	}
-	// The signal comes when the thread ends that has started the child, be the launcher alive or not: libcontainer has threads
-	// ended, and the one that we are on may be the next.
+	// The signal comes when the thread ends that has started the child, be the launcher alive or not:
+	// libcontainer has threads ended, and the one that we are on may be the next.
 	goruntime.LockOSThread()
 	runErr := cmd.Run()
 	goruntime.UnlockOSThread()
 	var report childReport
 	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
-		// It was killed or has panicked before it could report. What it said is the best there is.
+		// It was killed or has panicked before it could report: its standard error has to do.
 		if ctx.Err() != nil {
 			return layer.Result{}, fmt.Errorf("%s: %w", doing, context.Cause(ctx))
 		}
@@ -454,8 +462,8 @@ func (l *Layers) child(ctx context.Context, doing, stage string, job any, in *os
 	return report.Result, nil
 }
 
-// limited is a buffer that takes what one message of the protocol does and drops the rest: the child reads hostile input, so its
-// words are bounded.
+// limited is a buffer that keeps as much as one message of the protocol holds and drops the rest:
+// the child reads hostile input, so its output is bounded.
 type limited struct{ bytes.Buffer }
 
 func (b *limited) Write(p []byte) (int, error) {

@@ -19,23 +19,25 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// orphanTimeout is how long a launcher without daemon and without sandboxes stays.
+// orphanTimeout is the time after which a launcher without daemon and without sandboxes ends.
 const orphanTimeout = time.Minute
 
-// acceptRetry is how long to wait where a connection could not be accepted for want of something.
+// acceptRetry is the wait after a connection could not be accepted for lack of a resource.
 const acceptRetry = 50 * time.Millisecond
 
-// perList is how many sandboxes one answer of list holds: a pidfd each, and a packet has room for some 100.
+// perList bounds the sandboxes in one answer of list: each has a pidfd, and a packet has room for
+// some 100.
 const perList = 64
 
-// engine is what the server needs of libct.Engine, which this package must not import: only the launcher's binary may.
+// engine lists the methods of libct.Engine that the server uses. Only the launcher's binary may
+// import libct.
 type engine interface {
 	runtime.Engine
 	Count() int
 	Close(ctx context.Context) error
 }
 
-// Server answers the daemon.
+// Server answers the daemon's requests.
 type Server struct {
 	Engine engine
 	Layers *Layers
@@ -50,12 +52,12 @@ type Server struct {
 
 	mu       sync.Mutex
 	sessions map[*net.UnixConn]struct{}
-	starting map[string]chan struct{} // ids of sandboxes that are being started, closed when it is known who has them
+	starting map[string]chan struct{} // ids of sandboxes that are being started, closed when the outcome is known
 	idle     *time.Timer
 }
 
-// Serve answers on the socket until a shutdown is asked for or nobody needs the launcher any more. Then it ends every
-// sandbox and returns when all requests have been answered.
+// Serve answers on the socket until a shutdown is requested or the launcher is orphaned. Then it
+// ends every sandbox and returns when all requests have been answered.
 func (s *Server) Serve(ctx context.Context, listener *os.File) error {
 	l, err := net.FileListener(listener)
 	if err != nil {
@@ -66,7 +68,7 @@ func (s *Server) Serve(ctx context.Context, listener *os.File) error {
 	if !ok {
 		return fmt.Errorf("listen: %T is no Unix socket", l)
 	}
-	ul.SetUnlinkOnClose(false) // its path is the daemon's, out of our reach
+	ul.SetUnlinkOnClose(false) // its path is the daemon's, out of reach from here
 	s.listener, s.stop = ul, make(chan struct{})
 	s.sessions = make(map[*net.UnixConn]struct{})
 	s.idle = time.AfterFunc(orphanTimeout, s.orphaned)
@@ -75,13 +77,13 @@ func (s *Server) Serve(ctx context.Context, listener *os.File) error {
 	go func() { errs <- s.accept(ctx) }()
 	select {
 	case err = <-errs:
-		s.stopOnce.Do(func() { close(s.stop) }) // or the sessions would be waited for
+		s.stopOnce.Do(func() { close(s.stop) }) // or Serve would wait for the sessions
 	case <-s.stop:
 		err = errors.Join(ul.Close(), <-errs)
 	}
 	s.idle.Stop()
 
-	// Fresh context: the caller's may be what ended us.
+	// A fresh context: the caller's may have ended.
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
 	defer cancel()
 	err = errors.Join(err, s.Engine.Close(end))
@@ -89,7 +91,7 @@ func (s *Server) Serve(ctx context.Context, listener *os.File) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.sessions {
-		_ = c.Close() // this is how the daemon sees that we are done
+		_ = c.Close() // the daemon sees by this that the launcher is done
 	}
 	return err
 }
@@ -101,7 +103,7 @@ func (s *Server) accept(ctx context.Context) error {
 			return nil
 		}
 		if temporary(err) {
-			// A want of descriptors or memory passes. To give up would end every sandbox.
+			// A shortage of descriptors or memory passes. Giving up would end every sandbox.
 			s.Log.Warn("accept", "err", err)
 			select {
 			case <-time.After(acceptRetry):
@@ -152,8 +154,9 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 	}
 	work, done := ctx, func() {}
 	if req.Op == opApply || req.Op == opDiff || req.Op == opSnapshot || req.Op == opStop || req.Op == opRemoveLayer {
-		// They take as long as the daemon, the one who wrote the layer, or the sandbox likes; and who has a layer removed that is
-		// just being extracted, and goes away, may want it again by then. The others take milliseconds and are not left half done.
+		// These last as long as the daemon, the writer of the layer, or the sandbox likes. A removal of a
+		// layer that is being extracted may be unwanted once its client is gone. The others take
+		// milliseconds and are completed in any case.
 		work, done = s.whileAsked(ctx, c)
 	}
 	resp, out := s.handle(work, &req, files)
@@ -162,7 +165,8 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 	if err := send(c, resp, out...); err != nil {
 		s.Log.Warn("answer not delivered", "op", req.Op, "err", err)
 		if req.Op == opCreate && resp.Error == nil {
-			// Nobody knows of it. A daemon that wants it gone may have asked before it was there.
+			// The client never learns of this sandbox. A daemon may have asked for its removal before it
+			// existed.
 			if err := s.Engine.Delete(ctx, req.Spec.ID); err != nil && !errors.Is(err, runtime.ErrNotFound) {
 				s.Log.Warn("sandbox is left", "id", req.Spec.ID, "err", err)
 			}
@@ -173,7 +177,7 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 			}
 		}
 		if req.Op == opSnapshot && resp.Error == nil {
-			// As with a sandbox: its removal may have been asked for before it was there.
+			// As with a sandbox: its removal may have been requested before it existed.
 			if err := s.Layers.Remove(ctx, req.Snap.ChainID); err != nil {
 				s.Log.Warn("layer is left", "chain_id", req.Snap.ChainID, "err", err)
 			}
@@ -184,9 +188,9 @@ func (s *Server) serve(ctx context.Context, c *net.UnixConn) {
 	}
 }
 
-// holdStart keeps others from starting a sandbox until release is called: until it is answered, and what the one who asked never
-// got to know of is undone. It waits for whoever does so, which takes milliseconds; without that the next daemon would be told that
-// the sandbox exists.
+// holdStart keeps other requests from starting a sandbox until release is called: until the answer
+// is sent, or the sandbox of a lost client is removed. It waits for a start under way, which takes
+// milliseconds; otherwise the next daemon would be told that the sandbox exists.
 func (s *Server) holdStart(ctx context.Context, id string) (release func()) {
 	for {
 		s.mu.Lock()
@@ -198,7 +202,7 @@ func (s *Server) holdStart(ctx context.Context, id string) (release func()) {
 		select {
 		case <-busy:
 		case <-ctx.Done():
-			return func() {} // the engine says what is to be said
+			return func() {} // the engine reports the error
 		}
 	}
 	defer s.mu.Unlock()
@@ -215,9 +219,9 @@ func (s *Server) holdStart(ctx context.Context, id string) (release func()) {
 	}
 }
 
-// settled waits for the starts that are under way: of a sandbox that nobody got to know of, and that is about to be undone, a list
-// must not tell the next daemon that it is there.
-func (s *Server) settled(ctx context.Context) {
+// awaitStarts waits for the starts under way. A list must not report a sandbox whose client is
+// lost, and which is about to be removed.
+func (s *Server) awaitStarts(ctx context.Context) {
 	s.mu.Lock()
 	busy := slices.Collect(maps.Values(s.starting))
 	s.mu.Unlock()
@@ -230,15 +234,15 @@ func (s *Server) settled(ctx context.Context) {
 	}
 }
 
-// whileAsked returns a context that ends when the one who asks on the connection goes away, or the server stops. Until done is
-// called, which waits, nothing else may read from it.
+// whileAsked returns a context that ends when the client of the connection goes away, or the server
+// stops. Until done is called, which waits, no other code may read from the connection.
 func (s *Server) whileAsked(ctx context.Context, c *net.UnixConn) (_ context.Context, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	_ = c.SetReadDeadline(time.Time{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
 		var buf [1]byte
-		_, _ = c.Read(buf[:]) // nothing is ever sent after the request
+		_, _ = c.Read(buf[:]) // the client sends nothing after the request
 		cancel(errors.New("who asked for it has gone"))
 	})
 	watch.Go(func() {
@@ -255,7 +259,7 @@ func (s *Server) whileAsked(ctx context.Context, c *net.UnixConn) (_ context.Con
 	}
 }
 
-// handle does what was asked. The files that it returns are the response's and closed after it was sent.
+// handle serves a request. The returned files are the response's and closed after it was sent.
 func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*response, []*os.File) {
 	want := 0
 	switch {
@@ -290,12 +294,12 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 			started = append(started, st)
 		}
 	case opList:
-		s.settled(ctx)
+		s.awaitStarts(ctx)
 		var all []*runtime.Started
 		if all, err = s.Engine.List(ctx); err == nil {
 			for _, st := range all {
 				switch {
-				case st.ID <= req.After: // told before; the list is sorted
+				case st.ID <= req.After: // reported before; the list is sorted
 				case len(started) == perList:
 					resp.More = true
 				default:
@@ -399,7 +403,7 @@ func (s *Server) attach(c *net.UnixConn) {
 				case <-done:
 				}
 			}()
-			_, _ = c.Read(buf[:]) // nothing is ever sent on it
+			_, _ = c.Read(buf[:]) // the daemon sends nothing on it
 			close(done)
 		}
 		select {
@@ -415,12 +419,13 @@ func (s *Server) attach(c *net.UnixConn) {
 	})
 }
 
-// orphaned ends a launcher that nobody needs. Sandboxes without a daemon go on until their deadlines.
+// orphaned ends a launcher without sessions and sandboxes. Sandboxes without a daemon go on until
+// their deadlines.
 func (s *Server) orphaned() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.sessions) > 0 {
-		return // the last one to leave sets the timer again
+		return // the last session to end sets the timer again
 	}
 	if s.Engine.Count() > 0 {
 		s.idle.Reset(orphanTimeout)

@@ -17,7 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/runtime/runtimetest"
 )
 
-// A request that may take long ends with the one who asks, and with the server.
+// A request that may take long ends with its client, and with the server.
 func TestLongRequestsEndWithTheirDaemon(t *testing.T) {
 	chain := "sha256:" + strings.Repeat("0", 64)
 	blob, err := os.Open(os.DevNull)
@@ -38,7 +38,7 @@ func TestLongRequestsEndWithTheirDaemon(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			daemon, c := pair(t)
-			// Somebody is at that layer for ever.
+			// That layer is being extracted for ever.
 			working := map[string]chan struct{}{chain: make(chan struct{})}
 			s := &Server{Layers: &Layers{slots: make(chan struct{}), working: working}, stop: make(chan struct{}), Log: slog.New(slog.DiscardHandler)}
 			if err := send(daemon, tt.req, tt.files...); err != nil {
@@ -66,7 +66,7 @@ func TestLongRequestsEndWithTheirDaemon(t *testing.T) {
 	}
 }
 
-// slowStart is an engine whose starts take until they are let go.
+// slowStart is an engine whose starts last until they are released.
 type slowStart struct {
 	inMemory
 
@@ -115,7 +115,7 @@ func (s *asked) ask(t *testing.T, req *request, files ...*os.File) (daemon *net.
 	return daemon
 }
 
-// answer waits for what a daemon is told.
+// answer waits for the daemon's answer.
 func answer(t *testing.T, daemon *net.UnixConn) (resp response) {
 	t.Helper()
 	files, err := receive(daemon, &resp)
@@ -126,9 +126,9 @@ func answer(t *testing.T, daemon *net.UnixConn) (resp response) {
 	return resp
 }
 
-// A daemon that dies while it has a sandbox started leaves one that nobody knows of. It is ended, and the next daemon, which has
-// found the sandbox stopped, starts it.
-func TestStartAfterOneThatNobodyKnowsOf(t *testing.T) {
+// A daemon that dies while it starts a sandbox leaves one without a client. It is ended, and the
+// next daemon, which has found the sandbox stopped, starts it.
+func TestStartAfterALostStart(t *testing.T) {
 	e := slowStart{inMemory{runtimetest.NewEngine(nil)}, make(chan struct{}, 2), make(chan struct{})}
 	null := devNull(t)
 	spec := &runtime.Spec{ID: "work", Deadline: time.Unix(1<<33, 0)}
@@ -158,8 +158,9 @@ func TestStartAfterOneThatNobodyKnowsOf(t *testing.T) {
 	}
 }
 
-// A sandbox whose creation nobody got to know of is deleted, and the next daemon's list does not have it.
-func TestListWithoutOneThatNobodyKnowsOf(t *testing.T) {
+// A sandbox whose client has died during its creation is deleted, and the next daemon's list does
+// not have it.
+func TestListOmitsALostStart(t *testing.T) {
 	e := slowStart{inMemory{runtimetest.NewEngine(nil)}, make(chan struct{}, 2), make(chan struct{})}
 	s := &asked{Server: &Server{Engine: e, Log: slog.New(slog.DiscardHandler)}}
 	dead := s.ask(t, &request{Op: opCreate, Spec: &runtime.Spec{ID: "work", Deadline: time.Unix(1<<33, 0)}}, devNull(t))

@@ -11,19 +11,20 @@ import (
 	"github.com/sandboxd/sandboxd/image/layer"
 )
 
-// mediaTypeTar is what the child that reads a sandbox writes.
+// mediaTypeTar is the media type of a reading child's stream.
 const mediaTypeTar = "application/vnd.oci.image.layer.v1.tar"
 
-// Snapshot makes a layer of its own of what a sandbox has changed, under req.ChainID. Frozen says that nothing in the sandbox ran
-// while it was read. Two confined children do it, at once: one reads the sandbox's directories and can change nothing, the
-// other has the layer's directory and nothing of the sandbox. Only a pipe is between them, and nobody else reads what comes
-// through it.
+// Snapshot makes a layer of a sandbox's changes, under req.ChainID. Frozen reports that the sandbox
+// stood still while it was read. Two confined children run at once: one reads the sandbox's
+// directories and can change nothing, the other has the layer's directory and nothing of the
+// sandbox. Only a pipe connects them, and no third process reads from it.
 func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result layer.Result, frozen bool, err error) {
 	final, err := layerDir(req.ChainID)
 	if err != nil {
 		return layer.Result{}, false, err
 	}
-	// Who has given up has it removed, and forgets it. The removal waits until this is over.
+	// A client that gives up has the layer removed, and forgets it. The removal waits for the end of
+	// this.
 	leave, err := l.claim(ctx, []layer.Request{{ChainID: req.ChainID}})
 	if err != nil {
 		return layer.Result{}, false, err
@@ -34,7 +35,7 @@ func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result lay
 	}
 	job, err := req.Diff.job()
 	if err == nil {
-		job.Options.Holes = true // whoever asks: it is what the stream of every snapshot has
+		job.Options.Holes = true // always: every snapshot's stream has it
 	}
 	if err != nil {
 		return layer.Result{}, false, err
@@ -63,9 +64,9 @@ func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result lay
 	if err != nil {
 		return layer.Result{}, false, fmt.Errorf("snapshot: %w", err)
 	}
-	// The children take turns less often. Where it is refused, the pipe does as it is.
+	// The children take turns less often. If the kernel refuses, the default size will do.
 	_, _ = unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 1<<20)
-	// Whiteouts hide what may be a directory of the host's, which is none of the layers below.
+	// Whiteouts may hide a directory of the host's, which is in none of the layers below.
 	unpacked := applyJob{Dir: tmp, MediaType: mediaTypeTar, Limits: req.Diff.Limits.AnyRatio(), Single: l.single, FromDiff: true}
 	for _, p := range req.Diff.Rootfs.Layers {
 		below, err := layerDir(p)
@@ -80,7 +81,8 @@ func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result lay
 	if err != nil {
 		return layer.Result{}, false, errors.Join(err, r.Close(), w.Close())
 	}
-	// The one that ends first with an error is to blame: the other then finds the pipe broken, or cut short.
+	// The one that ends first with an error is to blame: the other then finds the pipe broken, or cut
+	// short.
 	type end struct {
 		result layer.Result
 		err    error
@@ -92,7 +94,7 @@ func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result lay
 		e.result, e.err = l.child(readCtx, "read what the sandbox has changed", "diff", job, nil, w)
 		e.err = errors.Join(e.err, thaw())
 		ends <- e
-		_ = w.Close() // the end of the stream; an error of the reader has been told before
+		_ = w.Close() // end of the stream; an error of the reader was reported before
 	}()
 	go func() {
 		var e end
@@ -125,7 +127,7 @@ func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result lay
 	return result, frozen, nil
 }
 
-// publish gives a layer that is complete its name when all of it is on disk, and makes that last.
+// publish gives a complete layer its name once it is on disk, and syncs the name.
 func publish(dir *os.File, tmp, final string) error {
 	if err := unix.Syncfs(int(dir.Fd())); err != nil {
 		return fmt.Errorf("sync layers: %w", err)

@@ -17,7 +17,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// maxPacket bounds a message; it stays below the kernel's default socket buffer (net.core.wmem_default, 208 KiB).
+// maxPacket bounds a message; it stays below the kernel's default socket buffer
+// (net.core.wmem_default, 208 KiB).
 const maxPacket = 160 << 10
 
 // maxFiles bounds the descriptors of one message; SCM_MAX_FD is 253.
@@ -50,11 +51,11 @@ const (
 	opShutdown    op = "shutdown"
 )
 
-// request is the one message of a connection from the daemon.
+// request is the only message of the daemon on a connection.
 type request struct {
 	Op     op                  `json:"op"`
 	ID     string              `json:"id,omitempty"`     // stop, pause, resume, kill, delete, update, stats, oom-kills
-	After  string              `json:"after,omitempty"`  // list: the last id of the answer before
+	After  string              `json:"after,omitempty"`  // list: last id of the answer before
 	Spec   *runtime.Spec       `json:"spec,omitempty"`   // create, start; with the control socket
 	Grace  time.Duration       `json:"grace,omitempty"`  // stop
 	Change *runtime.Change     `json:"change,omitempty"` // update
@@ -62,31 +63,32 @@ type request struct {
 	Diff   *DiffRequest        `json:"diff,omitempty"`   // with the pipe to write to
 	Layer  string              `json:"layer,omitempty"`  // remove-layer: a chain id
 	Snap   *SnapshotRequest    `json:"snap,omitempty"`   // snapshot
-	// Deposit is what is deposited, with its descriptors, or dropped; of withdraw the last one of the answer before.
+	// Deposit names stored descriptors: those to store, with the descriptors, or to drop; for withdraw
+	// the last one of the answer before.
 	Deposit wireDeposit `json:"deposit,omitzero"`
 }
 
-// wireDeposit is what a daemon leaves with the launcher for the next one.
+// wireDeposit names an entry of the descriptor store.
 type wireDeposit struct {
 	Sandbox string `json:"sandbox,omitempty"`
 	Name    string `json:"name,omitempty"`
-	Files   int    `json:"files,omitempty"` // withdraw: how many of the answer's descriptors are its
+	Files   int    `json:"files,omitempty"` // withdraw: number of the answer's descriptors that belong to it
 }
 
-// response is the one message of a connection from the launcher.
+// response is the only message of the launcher on a connection.
 type response struct {
 	Error    *wireError    `json:"error,omitempty"`
 	Started  []wireStarted `json:"started,omitempty"` // create, list; one pidfd each, in this order
-	More     bool          `json:"more,omitempty"`    // list, withdraw: ask again, for what comes after the last one
+	More     bool          `json:"more,omitempty"`    // list, withdraw: ask again for the rest, after the last one
 	IDs      []string      `json:"ids,omitempty"`     // leftovers
 	Info     *Info         `json:"info,omitempty"`
 	Enforced *api.Enforced `json:"enforced,omitempty"` // update
 	Stats    *api.Stats    `json:"stats,omitempty"`
 	Count    int           `json:"count,omitempty"`
 	Layer    *layer.Result `json:"layer,omitempty"` // diff, snapshot
-	// Of apply: one for each layer, with an error for each below the one that is to blame.
+	// Of apply: one for each layer, with an error for each below the failed one.
 	Layers   []layer.Result `json:"layers,omitempty"`
-	Frozen   bool           `json:"frozen,omitempty"`   // snapshot: nothing in the sandbox ran while it was read
+	Frozen   bool           `json:"frozen,omitempty"`   // snapshot: the sandbox stood still while it was read
 	Deposits []wireDeposit  `json:"deposits,omitempty"` // withdraw; with their descriptors, in this order
 }
 
@@ -102,37 +104,39 @@ func (w *wireStarted) started(pidfd *os.File) *runtime.Started {
 	return &runtime.Started{ID: w.ID, Enforced: w.Enforced, Limits: w.Limits, Deadline: w.Deadline, Paused: w.Paused, Pidfd: pidfd}
 }
 
-// DiffRequest asks for what a sandbox, be it running or not, has changed of its rootfs.
+// DiffRequest asks for the changes of a sandbox's rootfs, whether it runs or not.
 type DiffRequest struct {
 	ID     string        `json:"id"`
-	Rootfs rootfs.Source `json:"rootfs"` // what it was created with
-	// Layer asks for what the uppermost layer of Rootfs, which is a snapshot's, changes of those below. Then there is no ID.
+	Rootfs rootfs.Source `json:"rootfs"` // rootfs that it was created with
+	// Layer asks for the changes of the uppermost layer of Rootfs, a snapshot's, against those below.
+	// Then there is no ID.
 	Layer bool `json:"layer,omitempty"`
-	// Freeze stops the sandbox while it is read, where it runs in a cgroup.
+	// Freeze stops the sandbox while it is read, if it runs in a cgroup.
 	Freeze bool `json:"freeze,omitempty"`
 	// List asks for the list of changes rather than the layer.
 	List   bool         `json:"list,omitempty"`
 	Latest time.Time    `json:"latest,omitzero"` // see layer.DiffOptions
 	Limits layer.Limits `json:"limits,omitzero"`
-	// Holes is layer.DiffOptions.Holes: the stream is a snapshot's, and no image's.
+	// Holes is layer.DiffOptions.Holes: the stream is for a snapshot, not for an image.
 	Holes bool `json:"holes,omitempty"`
 }
 
-// SnapshotRequest asks for a layer of what a sandbox has changed.
+// SnapshotRequest asks for a layer with the changes of a sandbox.
 type SnapshotRequest struct {
 	Diff DiffRequest `json:"diff"`
-	// ChainID is the name under which it is kept, "sha256:<hex>". No layer has it yet.
+	// ChainID is the name of the new layer, "sha256:<hex>". No layer has it yet.
 	ChainID string `json:"chain_id"`
 }
 
-// Info is what the launcher says of itself.
+// Info describes the launcher.
 type Info struct {
-	PID      int          `json:"-"`        // as the daemon counts: found by the pidfd that comes with the answer
-	Version  string       `json:"version"`  // of the build; a daemon of another version still speaks to it
-	Enforced api.Enforced `json:"enforced"` // what a sandbox with the profile's defaults gets
+	PID      int          `json:"-"`        // in the daemon's PID namespace: from the pidfd that comes with the answer
+	Version  string       `json:"version"`  // version of the build; a daemon of another version still speaks to it
+	Enforced api.Enforced `json:"enforced"` // restrictions of a sandbox with the profile's defaults
 }
 
-// classes are the errors that keep their identity across the socket. A test walks the table both ways.
+// classes are the errors that keep their identity across the socket. A test walks the table both
+// ways.
 var classes = []struct {
 	name string
 	err  error
@@ -145,7 +149,7 @@ var classes = []struct {
 	{"in-use", runtime.ErrInUse},
 	{"processes", runtime.ErrProcesses},
 	{"layer-invalid", layer.ErrInvalid},
-	// Within the one before.
+	// Part of the class before.
 	{"layer-entries", layer.ExceededEntries},
 	{"layer-bytes", layer.ExceededBytes},
 	{"layer-ratio", layer.ExceededRatio},
@@ -153,7 +157,7 @@ var classes = []struct {
 	{"layer-changed", layer.ErrChanged},
 }
 
-// wireError is an error of the launcher as it travels.
+// wireError is an error of the launcher on the wire.
 type wireError struct {
 	Class   string `json:"class,omitempty"`
 	Message string `json:"message"`
@@ -172,7 +176,8 @@ func toWire(err error) *wireError {
 	return w
 }
 
-// remoteError is a wireError in the daemon: its message is the launcher's, its class is found by errors.Is.
+// remoteError is a wireError in the daemon: it has the launcher's message, and errors.Is finds its
+// class.
 type remoteError struct {
 	message string
 	class   error
@@ -194,7 +199,8 @@ func (w *wireError) toError() error {
 	return e
 }
 
-// What a side says that does not know what the other one does. Launchers of other versions say it too: these are not to be changed.
+// Texts about a message that one side does not understand. Launchers of other versions send them
+// too, so they must not change.
 const (
 	saysUndecoded = "decode message"
 	saysUnknown   = "unknown request"
@@ -227,7 +233,8 @@ func send(c *net.UnixConn, msg any, files ...*os.File) error {
 	return nil
 }
 
-// receive reads one message strictly. Its descriptors are close-on-exec and become the caller's; on error there are none.
+// receive reads one message strictly. Its descriptors are close-on-exec and become the caller's; on
+// error there are none.
 func receive(c *net.UnixConn, msg any) ([]*os.File, error) {
 	conn, err := c.SyscallConn()
 	if err != nil {
@@ -247,7 +254,8 @@ func receive(c *net.UnixConn, msg any) ([]*os.File, error) {
 	return unixmsg.Files(fds, "received"), nil
 }
 
-// decode is strict: a field that one side does not know may be a restriction that it would fail to apply.
+// decode is strict: a field that one side does not know may be a restriction that it would fail to
+// apply.
 func decode(data []byte, msg any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
@@ -266,6 +274,6 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// requestTimeout is how long either side waits for the other's message once a connection stands. Creating a sandbox
-// takes milliseconds; the bound is for a machine under heavy load.
+// requestTimeout bounds the wait of either side for a message on a new connection. Creating a
+// sandbox takes milliseconds; the bound is for a machine under heavy load.
 const requestTimeout = 60 * time.Second

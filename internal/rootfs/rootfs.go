@@ -22,7 +22,7 @@ type Source struct {
 	Snapshots []string `json:"snapshots,omitempty"`
 }
 
-// MaxLayers is how many layers fit into one mount of an overlay with all their names.
+// MaxLayers is the number of layers that fit into one mount of an overlay with all their names.
 const MaxLayers = 54
 
 // Clone returns a copy that shares nothing.

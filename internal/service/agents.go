@@ -9,8 +9,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/service/class"
 )
 
-// agentHost returns the host of agent runs. A run uses the native face as the daemon's own tenant, so that other tenants have
-// none: they find no run and start none.
+// agentHost returns the host of agent runs. A run uses the native face as the daemon's own tenant,
+// so that other tenants have none: they find no run and start none.
 func (s *API) agentHost() (*agents.Host, error) {
 	if s.opts.Agents == nil || s.caller.Tenant != "" {
 		return nil, class.ErrNoAgents
@@ -57,7 +57,8 @@ func (s *API) AgentRun(id string) (*api.AgentRun, error) {
 	return host.Get(id)
 }
 
-// AgentEvents calls emit for the record of an agent run from this line on, until the run ends or ctx does.
+// AgentEvents calls emit for the record of an agent run from this line on, until the run ends or
+// ctx does.
 func (s *API) AgentEvents(ctx context.Context, id string, from int, emit func(api.AgentRunEvent) error) error {
 	host, err := s.findRun(id)
 	if err != nil {

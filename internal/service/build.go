@@ -33,17 +33,19 @@ const (
 	maxBuilds           = 2 // at the same time; others wait
 
 	epochArg = "SOURCE_DATE_EPOCH"
-	// buildHost is what sandboxes of builds call themselves, so that the name of the host is no difference between builds.
+	// buildHost is the host name in sandboxes of builds: the real one would make builds differ.
 	buildHost = "build"
 )
 
-// Build makes an image of the context that body streams. Emit is called from one goroutine at a time.
+// Build makes an image of the context that body streams. Emit is called from one goroutine at a
+// time.
 func (s *API) Build(ctx context.Context, body io.Reader, opts api.Build, emit func(api.BuildEvent)) (_ api.Image, err error) {
 	b := &builder{s: s.inBuild(), opts: &opts, emit: emit, stages: make(map[*build.Stage]*built), images: make(map[string]*built)}
 	if err := b.validate(); err != nil {
 		return api.Image{}, err
 	}
-	// What one build may hold in memory several clients could ask for together. Who waits has sent nothing yet.
+	// Several clients could ask for the memory of a build at once. A waiting client has sent nothing
+	// yet.
 	select {
 	case s.builds <- struct{}{}:
 		defer func() { <-s.builds }()
@@ -53,7 +55,7 @@ func (s *API) Build(ctx context.Context, body io.Reader, opts api.Build, emit fu
 	ctx, cancel := context.WithTimeoutCause(ctx, b.timeout, class.Mark(class.ErrBuild, fmt.Errorf("the build took longer than %v", b.timeout)))
 	defer cancel()
 	defer func() {
-		// That the time is over is what the user should hear, whatever it made fail.
+		// The user should see the timeout, whichever operation it made fail.
 		if cause := context.Cause(ctx); err != nil && errors.Is(cause, class.ErrBuild) {
 			err = cause
 		}
@@ -142,8 +144,8 @@ type built struct {
 	image   *build.Image
 	layers  []image.Layer
 	history []ocispec.History
-	from    *built      // what the stage began with
-	tree    *build.Tree // of the first applied layers; nil as long as nobody needs it
+	from    *built      // start of the stage
+	tree    *build.Tree // of the first applied layers; nil until it is needed
 	applied int
 }
 
@@ -217,7 +219,7 @@ func (b *builder) plan(ctx context.Context, a *build.Archive) (*build.Plan, erro
 	b.context = tree
 	name := cmp.Or(b.opts.Dockerfile, "Dockerfile")
 	if name == build.HiddenDockerfile {
-		name = "Dockerfile" // what the user called it is not known here
+		name = "Dockerfile" // the user's name for it is unknown here
 	}
 	file, err := build.Parse(name, dockerfile)
 	if err != nil {
@@ -230,8 +232,8 @@ func (b *builder) plan(ctx context.Context, a *build.Archive) (*build.Plan, erro
 	})
 }
 
-// tell begins or ends the step that is being done.
-func (b *builder) tell(stage *build.Stage, e api.BuildEvent) {
+// report emits an event of the current step.
+func (b *builder) report(stage *build.Stage, e api.BuildEvent) {
 	e.Step, e.Steps, e.Stage = b.step, b.steps, cmp.Or(stage.Name, strconv.Itoa(stage.Index))
 	b.emit(e)
 }
@@ -240,13 +242,13 @@ func (b *builder) tell(stage *build.Stage, e api.BuildEvent) {
 func (b *builder) stage(ctx context.Context, stage *build.Stage) error {
 	b.step++
 	from := api.BuildEvent{Line: stage.Line, Text: "FROM " + class.Clip(stage.From), Status: api.BuildStarted}
-	b.tell(stage, from)
+	b.report(stage, from)
 	st, err := b.base(ctx, stage)
 	if err != nil {
 		return stage.Fault(stage.Line, fmt.Errorf("FROM %s: %w", class.Clip(stage.From), err))
 	}
 	from.Status = api.BuildDone
-	b.tell(stage, from)
+	b.report(stage, from)
 	steps, img, err := stage.Evaluate(ctx, st.image)
 	if err != nil {
 		return err
@@ -257,7 +259,7 @@ func (b *builder) stage(ctx context.Context, stage *build.Stage) error {
 		b.step++
 		began := time.Now()
 		event := api.BuildEvent{Line: step.Line, Text: step.Text, Status: api.BuildStarted}
-		b.tell(stage, event)
+		b.report(stage, event)
 		l, cached, err := b.do(ctx, stage, st, step)
 		if err != nil {
 			return stage.Fault(step.Line, err)
@@ -274,13 +276,13 @@ func (b *builder) stage(ctx context.Context, stage *build.Stage) error {
 			event.Layer = l.Blob.Digest
 		}
 		event.WallMS = math.Round(float64(time.Since(began).Microseconds()) / 1000)
-		b.tell(stage, event)
+		b.report(stage, event)
 	}
 	b.stages[stage] = st
 	return nil
 }
 
-// base is what a stage begins with.
+// base returns the start of a stage.
 func (b *builder) base(ctx context.Context, stage *build.Stage) (*built, error) {
 	from := &built{}
 	var err error
@@ -304,7 +306,7 @@ func (b *builder) image(ctx context.Context, stage *build.Stage, ref string) (*b
 	if err := validReference("image", ref); err != nil {
 		return nil, err
 	}
-	base, err := b.draft.Base(ctx, ref, func(e api.PullEvent) { b.tell(stage, api.BuildEvent{Pull: &e}) })
+	base, err := b.draft.Base(ctx, ref, func(e api.PullEvent) { b.report(stage, api.BuildEvent{Pull: &e}) })
 	if err != nil {
 		return nil, err
 	}
@@ -313,7 +315,8 @@ func (b *builder) image(ctx context.Context, stage *build.Stage, ref string) (*b
 		return nil, err
 	}
 	st := &built{image: img, layers: base.Layers, history: img.History}
-	// A history that does not fit the layers would not with those that are added either, and makes tools refuse the image.
+	// A history that does not fit the layers would not with those that are added either, and makes
+	// tools refuse the image.
 	full := 0
 	for _, h := range st.history {
 		if !h.EmptyLayer {
@@ -330,7 +333,8 @@ func (b *builder) image(ctx context.Context, stage *build.Stage, ref string) (*b
 	return st, nil
 }
 
-// tree is the root file system of a stage as far as it has come. What several stages begin with is read once.
+// tree is the root file system of a stage as far as it has come. What several stages begin with is
+// read once.
 func (b *builder) tree(ctx context.Context, st *built) (*build.Tree, error) {
 	switch {
 	case st.tree != nil:
@@ -356,7 +360,8 @@ func (b *builder) tree(ctx context.Context, st *built) (*build.Tree, error) {
 	return st.tree, nil
 }
 
-// forget lets go of the trees that the stages to come do not need. One that is needed all the same is read again.
+// forget drops trees that the remaining stages do not need. One that is needed all the same is read
+// again.
 func (b *builder) forget(coming []*build.Stage) {
 	stages, images := make(map[*build.Stage]bool), make(map[string]bool)
 	for _, stage := range coming {
@@ -405,7 +410,7 @@ func (b *builder) do(ctx context.Context, stage *build.Stage, st *built, step *b
 	return nil, false, nil
 }
 
-// once does a step whose outcome is not known yet.
+// once does a step whose outcome is not cached.
 func (b *builder) once(ctx context.Context, st *built, key string, do func() (*image.Layer, error)) (*image.Layer, bool, error) {
 	if !b.opts.NoCache {
 		if l, known, err := b.draft.Step(ctx, key); known || err != nil {
@@ -419,7 +424,7 @@ func (b *builder) once(ctx context.Context, st *built, key string, do func() (*i
 	return l, false, b.draft.Remember(key, st.chain(), l)
 }
 
-// change makes a layer of what a step changes in the tree of a stage.
+// change makes a layer of the changes of a step to the tree of a stage.
 func (b *builder) change(ctx context.Context, st *built, change func() (*build.Change, error)) (*image.Layer, error) {
 	c, err := change()
 	if err != nil || c == nil {
@@ -478,7 +483,8 @@ func (b *builder) copy(ctx context.Context, stage *build.Stage, st *built, c *bu
 	return l, cached, err
 }
 
-// run runs a program in a sandbox of its own on the layers so far, and makes a layer of what it has changed.
+// run runs a program in a sandbox of its own on the layers so far, and makes a layer of its
+// changes.
 func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *build.Step) (_ *image.Layer, err error) {
 	if len(st.layers) == 0 {
 		return nil, class.Invalidf("RUN: there is nothing in the stage yet that could be run")
@@ -519,7 +525,7 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 	if err := b.exec(ctx, stage, rec.ID, step); err != nil {
 		return nil, err
 	}
-	// What the program left running must not write while it is read.
+	// Processes that the program left behind must not write while the layer is read.
 	if err := b.s.supervisor.Kill(ctx, rec.ID, "the build goes on"); err != nil && !errors.Is(err, runtime.ErrNotFound) {
 		return nil, err
 	}
@@ -541,11 +547,11 @@ func (b *builder) exec(ctx context.Context, stage *build.Stage, id string, step 
 			return nil
 		}
 		if b.output += int64(len(p)) + eventSize; b.output > maxBuildOutput {
-			b.tell(stage, api.BuildEvent{Stream: "stderr", Output: fmt.Sprintf("[more than %d bytes of output, the rest is not shown]\n", maxBuildOutput)})
+			b.report(stage, api.BuildEvent{Stream: "stderr", Output: fmt.Sprintf("[more than %d bytes of output, the rest is not shown]\n", maxBuildOutput)})
 			return nil
 		}
 		e := outputEvent(stream, p)
-		b.tell(stage, api.BuildEvent{Stream: e.Stream, Output: e.Text, Data: e.Data})
+		b.report(stage, api.BuildEvent{Stream: e.Stream, Output: e.Text, Data: e.Data})
 		return nil
 	})
 	switch {

@@ -14,8 +14,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// TestSandboxesOfBuildsAreNobodyElses is about a client that would write into a step of a build, whose result is then kept
-// under a key that knows nothing of it.
+// TestSandboxesOfBuildsAreNobodyElses is about a client that would write into a step of a build,
+// whose result is then kept under a key that knows nothing of it.
 func TestSandboxesOfBuildsAreNobodyElses(t *testing.T) {
 	r := daemontest.New(t, nil).Start()
 	mine := r.Create(api.CreateSandbox{Name: "mine"})

@@ -1,8 +1,9 @@
-// Package service is everything that the API can do, free of any protocol: the one place where images, profiles and the
-// runtime meet.
+// Package service is everything that the API can do, free of any protocol: the one place where
+// images, profiles and the runtime meet.
 //
-// A face (internal/httpapi, and later those of other protocols) asks [Service.For] for the [API] of a caller. It passes
-// requests of package api, and gets answers of package api or errors of the classes in package class, which it maps itself.
+// A face (internal/httpapi, and later those of other protocols) asks [Service.For] for the [API] of
+// a caller. It passes requests of package api, and gets answers of package api or errors of the
+// classes in package class, which it maps itself.
 //
 // # The life of a main process
 //
@@ -12,8 +13,9 @@
 //	exit             noted in the memfd; the log is completed; the record gets the exit, and the sandbox is killed;
 //	                 then the launcher keeps no more of the exec than the memory
 //
-// A daemon that starts after a crash finds one of three states. If nothing was left with the launcher, it starts the process.
-// If the process runs, the log continues where it ends. If the process has ended, the remaining steps are done once more.
+// A daemon that starts after a crash finds one of three states. If nothing was left with the
+// launcher, it starts the process. If the process runs, the log continues where it ends. If the
+// process has ended, the remaining steps are done once more.
 package service
 
 import (
@@ -23,6 +25,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -32,6 +35,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/agents"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/pool"
 	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
@@ -77,15 +81,16 @@ type Images interface {
 	PruneSnapshots(ctx context.Context, before time.Time, labels map[string]string) (api.SnapshotsRemoved, error)
 	ExportSnapshot(ctx context.Context, ref string, read snapshot.ReadLayer, w io.Writer) error
 	ImportSnapshot(ctx context.Context, r io.Reader, name string, check func(*image.Snapshot) error, read snapshot.ReadLayer) (api.Snapshot, error)
-	// Settle removes layers whose last sandbox is gone; EnforceSnapshots keeps to the limit of snapshots' bytes.
+	// CollectSnapshotLayers removes layers that only deleted sandboxes stood on; EnforceSnapshots
+	// enforces the limit of snapshots' bytes.
 	CollectSnapshotLayers(ctx context.Context) error
 	EnforceSnapshots(ctx context.Context) error
 
 	// Draft begins an image.
 	Draft(platform string, names []string) (*image.Draft, error)
 
-	// Acquire keeps an image from being removed until release is called. SetHolders sets the function that returns the
-	// images that sandboxes hold.
+	// Acquire keeps an image from being removed until release is called. SetHolders sets the function
+	// that returns the images that sandboxes hold.
 	Acquire(ctx context.Context, reference string) (img *image.Image, release func(), err error)
 	SetHolders(f func() map[string][]string)
 	// OnRemoval sets the function that is called before layers are removed.
@@ -94,8 +99,9 @@ type Images interface {
 
 // Options configure a service. A field without a stated default is required.
 //
-// To add one: give it a default that is right for nearly every host, document it here, and add a flag only if it differs
-// between daemons of one host. To retire one: keep the field, ignore it and note since when, for one release.
+// To add one: give it a default that is right for nearly every host, document it here, and add a
+// flag only if it differs between daemons of one host. To retire one: keep the field, ignore it and
+// note since when, for one release.
 type Options struct {
 	Version    string
 	DataDir    string // holds state.db
@@ -115,7 +121,8 @@ type Options struct {
 
 	// Confined is the version of Landlock that confines the daemon; zero means none.
 	Confined int
-	// LauncherInfo returns the launcher's pid and the enforcement of a default sandbox. Default: unknown.
+	// LauncherInfo returns the launcher's pid and the enforcement of a default sandbox. Default:
+	// unknown.
 	LauncherInfo func(ctx context.Context) (int, api.Enforced, error)
 	// Checks probes the host. Default: no checks.
 	Checks func(ctx context.Context) []api.Check
@@ -124,18 +131,19 @@ type Options struct {
 	// Agents hosts agent runs. Default: none.
 	Agents *agents.Host
 
-	// EndedAge is the maximum age of sandboxes that have ended, EndedLimit their maximum number, SnapshotAge the maximum age of
-	// unused snapshots. Default: no limit. See [retention].
+	// EndedAge is the maximum age of sandboxes that have ended, EndedLimit their maximum number,
+	// SnapshotAge the maximum age of unused snapshots. Default: no limit. See [retention].
 	EndedAge    time.Duration
 	EndedLimit  int
 	SnapshotAge time.Duration
-	// AgentAge is the maximum age of idle agent runs, AgentLimit their maximum size in bytes. Default: no limit. See
-	// [agents.Retention].
+	// AgentAge is the maximum age of idle agent runs, AgentLimit their maximum size in bytes. Default:
+	// no limit. See [agents.Retention].
 	AgentAge   time.Duration
 	AgentLimit int64
 
 	IODevice     cgroup.Device // device of DataDir; default: none, and io limits are refused
 	Pools        []Pool        // sandboxes that are kept ready; default: none
+	SpareMemory  func() error  // fails if no sandbox may be parked; default: see [pool.Options]
 	LogSize      int64         // bytes of one file of a sandbox's log; default 4 MiB, at least 256 KiB
 	LogFiles     int           // files of one sandbox's log; default 3
 	LogLimit     int64         // bytes of all logs; default 2 GiB
@@ -148,6 +156,9 @@ type Options struct {
 	RetainEvery time.Duration
 }
 
+// Pool describes a warm pool.
+type Pool = pool.Spec
+
 // core is the state that all callers share.
 type core struct {
 	opts       Options
@@ -157,21 +168,27 @@ type core struct {
 	builds     chan struct{} // semaphore of the builds under way
 	execs      *execs
 	logs       *mainLogs
-	pools      *pools
+	pools      *pool.Pools
 }
 
 // Service is the whole that all faces share.
 type Service struct{ core *core }
 
-// New opens the records and adopts the sandboxes and detached execs that the engine runs. [Service.Close] undoes it.
+// New opens the records and adopts the sandboxes and detached execs that the engine runs.
+// [Service.Close] undoes it.
 func New(ctx context.Context, opts Options) (*Service, error) {
 	if opts.Engine == nil || opts.Images == nil || opts.Profile == nil || opts.DataDir == "" || opts.RuntimeDir == "" {
 		return nil, errors.New("start service: Engine, Images, Profile, DataDir and RuntimeDir are needed")
 	}
 	s := &core{
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
-		builds: make(chan struct{}, maxBuilds), pools: newPools(opts.Pools),
+		builds: make(chan struct{}, maxBuilds),
 	}
+	specs := slices.Clone(opts.Pools)
+	for i := range specs {
+		specs[i].Profile = cmp.Or(specs[i].Profile, defaultProfile)
+	}
+	s.pools = pool.New(pool.Options{Pools: specs, Acquire: s.poolImage, SpareMemory: opts.SpareMemory, Log: s.log})
 	var err error
 	s.supervisor, err = runtime.Open(ctx, opts.DataDir, opts.Engine, runtime.Options{
 		RuntimeDir:   opts.RuntimeDir,
@@ -179,31 +196,34 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		Timeout:      opts.Timeout,
 		IdleTimeout:  opts.IdleTimeout,
 		IODevice:     opts.IODevice,
-		PoolChanged:  s.pools.changed,
-		Exercise:     exercise,
+		PoolChanged:  s.pools.Changed,
+		Exercise:     pool.Exercise,
 		Log:          s.log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start service: %w", err)
 	}
+	s.pools.Use(s.supervisor)
 	s.logs = newMainLogs(opts.DataDir, max(minLogSize, cmp.Or(opts.LogSize, defaultLogSize)), cmp.Or(opts.LogFiles, defaultLogFiles), cmp.Or(opts.LogLimit, defaultLogLimit))
 	s.logs.log = s.log
 	s.sweepLogs()
 	s.execs = newExecs(context.WithoutCancel(ctx))
 	s.adoptExecs(ctx)
-	// Images may be removed from here on: running sandboxes have been adopted, so their images are known.
+	// Images may be removed from here on: running sandboxes have been adopted, so their images are
+	// known.
 	s.own.SetHolders(s.holders)
-	s.own.OnRemoval(s.forsake)
+	s.own.OnRemoval(s.pools.Unpark)
 	return &Service{s}, nil
 }
 
-// Maintain fills the pools and enforces the limits of images, snapshots, ended sandboxes and agent runs until ctx ends.
+// Maintain fills the pools and enforces the limits of images, snapshots, ended sandboxes and agent
+// runs until ctx ends.
 func (s *Service) Maintain(ctx context.Context) {
 	c := s.core
 	every := cmp.Or(c.opts.RetainEvery, retainEvery)
 	tasks := []func(){
 		func() { c.enforceImages(ctx) },
-		func() { c.fillPools(ctx) },
+		func() { c.pools.Fill(ctx) },
 		func() { c.retain(ctx, every) },
 		func() { c.retainRuns(ctx, every) },
 	}
@@ -237,7 +257,8 @@ func (s *core) enforceImages(ctx context.Context) {
 // Sandboxes returns the number of sandboxes of all tenants.
 func (s *Service) Sandboxes() int { return s.core.supervisor.Count() }
 
-// CloseAgents ends the agent runs. It is called while they can still use the API to collect their output.
+// CloseAgents ends the agent runs. It is called while they can still use the API to collect their
+// output.
 func (s *Service) CloseAgents(ctx context.Context) {
 	if s.core.opts.Agents == nil {
 		return
@@ -249,7 +270,8 @@ func (s *Service) CloseAgents(ctx context.Context) {
 	}
 }
 
-// Close leaves detached execs to the next daemon and ends all sandboxes, unless keep is set. No request may be under way.
+// Close leaves detached execs to the next daemon and ends all sandboxes, unless keep is set. No
+// request may be under way.
 func (s *Service) Close(ctx context.Context, keep bool) error {
 	s.core.execs.stop()
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
@@ -261,14 +283,15 @@ func (s *Service) Close(ctx context.Context, keep bool) error {
 	return err
 }
 
-// Rights are a set of what a caller may do beyond working with the objects of its tenant.
+// Rights extend a caller beyond the objects of its tenant.
 type Rights uint
 
-// Administer allows operations on the host, on the daemon and on objects of all tenants together. Without it a caller may work
-// with the objects of its tenant.
+// Administer allows operations on the host, on the daemon and on objects of all tenants together.
+// Without it a caller may work with the objects of its tenant.
 const Administer Rights = 1
 
-// Caller identifies the origin of a request. A face fills it in from credentials that it has verified.
+// Caller identifies the origin of a request. A face fills it in from credentials that it has
+// verified.
 type Caller struct {
 	Tenant string // empty: the daemon's own
 	UID    int    // of the calling process; -1 if unknown
@@ -303,8 +326,9 @@ func (s *API) allow(right Rights) error {
 	return class.Mark(class.ErrForbidden, fmt.Errorf("uid %d of tenant %q lacks the right to do this", s.caller.UID, s.caller.Tenant))
 }
 
-// visible reports whether the caller may know of a sandbox of its tenant. Sandboxes of builds are hidden: a client that
-// writes into one while a program of the build runs changes the step's outcome, and the cache with it.
+// visible reports whether the caller may know of a sandbox of its tenant. Sandboxes of builds are
+// hidden: a client that writes into one while a program of the build runs changes the step's
+// outcome, and the cache with it.
 func (s *API) visible(rec *runtime.Record) bool { return !rec.Ephemeral || s.build }
 
 // lookup returns the sandbox of the caller's tenant with this id or name.

@@ -15,19 +15,20 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Differ reads what sandboxes have changed: *launcher.Client, and in tests a list.
+// Differ reads the changes of sandboxes: *launcher.Client, and in tests a list.
 type Differ interface {
 	Diff(ctx context.Context, req launcher.DiffRequest, w io.Writer) (layer.Result, error)
 	Changes(ctx context.Context, req launcher.DiffRequest, found func(api.Change) error) (layer.Result, error)
 	Snapshot(ctx context.Context, req launcher.SnapshotRequest) (result layer.Result, frozen bool, err error)
 }
 
-// maxChanges bounds what one answer holds, in bytes: names are the sandbox's, and JSON can make six bytes of one.
+// maxChanges bounds an answer, in bytes: names come from the sandbox, and JSON can make six bytes
+// of one.
 const maxChanges = 2 << 20
 
 var errEnough = errors.New("no more changes are wanted")
 
-// Diff lists what a sandbox of any state has changed of its image. It does not count as a use of it.
+// Diff lists the changes of a sandbox of any state to its image. It does not count as a use of it.
 func (s *API) Diff(ctx context.Context, ref string) (api.SandboxDiff, error) {
 	req, rec, doomed, err := s.diffRequest(ref)
 	if err != nil {
@@ -96,9 +97,9 @@ func (s *API) diffRequest(ref string) (launcher.DiffRequest, runtime.Record, <-c
 	return launcher.DiffRequest{ID: rec.ID, Rootfs: rec.Rootfs, Limits: s.images.Limits()}, rec, doomed, nil
 }
 
-// unlessDeleted is a context for reading a sandbox's directories, which ends when its deletion begins: from then on files
-// that are gone were perhaps never removed by the sandbox. Whole ends it, and says what became of a reading that ended in
-// err. It must be called.
+// unlessDeleted returns a context for reading a sandbox's directories, which ends when its deletion
+// begins: files may then be missing that the sandbox never removed. Whole ends the context and
+// returns the error of a reading that ended in err. It must be called.
 func unlessDeleted(ctx context.Context, doomed <-chan struct{}, rec *runtime.Record) (_ context.Context, whole func(err error) error) {
 	ctx, cancel := context.WithCancel(ctx)
 	watched := make(chan struct{})
@@ -122,7 +123,8 @@ func unlessDeleted(ctx context.Context, doomed <-chan struct{}, rec *runtime.Rec
 	}
 }
 
-// writeChanges writes what a sandbox that has ended has changed as a layer, with no time after latest unless that is zero.
+// writeChanges writes the changes of a sandbox that has ended as a layer; times are at most latest,
+// unless that is zero.
 func (s *API) writeChanges(ctx context.Context, id string, latest time.Time, w io.Writer) error {
 	req, rec, doomed, err := s.diffRequest(id)
 	if err != nil {
@@ -134,8 +136,8 @@ func (s *API) writeChanges(ctx context.Context, id string, latest time.Time, w i
 	return whole(err)
 }
 
-// Commit makes an image of a sandbox of any state: that which it was made of, and what it has changed. A running one does
-// not go on meanwhile, where it is in a cgroup, and its idle time begins anew.
+// Commit makes an image of a sandbox of any state: its image and its changes. A running one in a
+// cgroup is frozen meanwhile, and its idle time begins anew.
 func (s *API) Commit(ctx context.Context, ref string, body api.CommitSandbox) (api.SandboxCommitted, error) {
 	if err := validateCommit(&body); err != nil {
 		return api.SandboxCommitted{}, err

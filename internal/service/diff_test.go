@@ -147,8 +147,8 @@ func TestDiffCommitAndPushRefuse(t *testing.T) {
 	}
 }
 
-// What a build's program has changed is not kept where somebody deletes its sandbox under it: half of it would be the step's
-// result for ever.
+// Changes of a build's program are not kept if a concurrent delete removes its sandbox: half of
+// them would be the step's result for ever.
 func TestChangesOfABuildWhoseSandboxIsDeleted(t *testing.T) {
 	b := daemontest.New(t, nil)
 	differ := &reading{}

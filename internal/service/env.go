@@ -4,8 +4,8 @@ import "strings"
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// execEnv is the complete environment of a program. Each list overrules those before it: what programs expect, the
-// image, the user's home, the sandbox, the exec.
+// execEnv is the complete environment of a program. Each list overrules those before it: what
+// programs expect, the image, the user's home, the sandbox, the exec.
 func execEnv(imageEnv, sandboxEnv, requestEnv []string, home string, tty bool) []string {
 	base := []string{"PATH=" + defaultPath}
 	if tty {
@@ -14,8 +14,8 @@ func execEnv(imageEnv, sandboxEnv, requestEnv []string, home string, tty bool) [
 	return mergeEnv(base, imageEnv, []string{"HOME=" + home}, sandboxEnv, requestEnv)
 }
 
-// mergeEnv keeps the last value of each name, at the place of the first. Entries without a name are dropped: an image
-// may hold them, and execve would pass them on.
+// mergeEnv keeps the last value of each name, at the place of the first. Entries without a name are
+// dropped: an image may hold them, and execve would pass them on.
 func mergeEnv(lists ...[]string) []string {
 	var merged []string
 	at := make(map[string]int)

@@ -19,8 +19,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Execution is a program that has started. Stream, ExecBuffered and the like end it; otherwise Close does. One that is
-// detached belongs to the [execs] that it is listed in.
+// Execution is a program that has started. Stream, ExecBuffered and the like end it; otherwise
+// Close does. A detached one belongs to the [execs] that list it.
 type Execution struct {
 	PID int // inside the sandbox
 
@@ -35,7 +35,7 @@ type Execution struct {
 	main  *mainProcess  // nil unless it is one
 	log   *execLog      // nil unless it is detached
 	kept  int64         // bytes of memory that it may take
-	input chan struct{} // holds a value while somebody writes to stdin
+	input chan struct{} // semaphore of one that serializes writes to stdin
 	done  chan struct{} // closed when it has ended and its record says how
 
 	keeping  sync.Mutex // over a deposit; before mu
@@ -48,13 +48,14 @@ type Execution struct {
 	expiry *time.Timer
 }
 
-// StartExec starts a program in the sandbox with this id or name and gives it the request's stdin, then end of file. Ctx
-// bounds the start; what happens after it is bounded by the context given to Stream. The caller must Close the execution.
+// StartExec starts a program in the sandbox with this id or name and gives it the request's stdin,
+// then end of file. Ctx bounds the start; what happens after it is bounded by the context given to
+// Stream. The caller must Close the execution.
 func (s *API) StartExec(ctx context.Context, ref string, req api.ExecRequest) (*Execution, error) {
 	return s.startFed(ctx, ref, req, false)
 }
 
-// startFed is StartExec. With whole nobody waits for the start.
+// startFed is StartExec; with whole the start itself is not waited for.
 func (s *API) startFed(ctx context.Context, ref string, req api.ExecRequest, whole bool) (*Execution, error) {
 	none := len(req.Stdin) == 0 && !req.TTY // then there is nothing to feed, and no pipe needed
 	x, err := s.start(ctx, ref, req, host.ExecRequest{NoStdin: none, Whole: whole && none})
@@ -64,14 +65,16 @@ func (s *API) startFed(ctx context.Context, ref string, req api.ExecRequest, who
 	return x, err
 }
 
-// StartInteractive is StartExec for a caller who goes on after the request's stdin with Write.
+// StartInteractive is StartExec for a caller that writes to stdin with Input after the request's
+// stdin.
 func (s *API) StartInteractive(ctx context.Context, ref string, req api.ExecRequest) (*Execution, error) {
 	return s.start(ctx, ref, req, host.ExecRequest{})
 }
 
 var errDetach = class.Invalidf("detach: only POST /v1/sandboxes/{id}/exec can do that")
 
-// start starts a program in the sandbox with this id or name. Of r the caller sets how the program is connected.
+// start starts a program in the sandbox with this id or name. Of r the caller sets how the program
+// is connected.
 func (s *API) start(ctx context.Context, ref string, req api.ExecRequest, r host.ExecRequest) (*Execution, error) {
 	if err := validateExec(&req); err != nil {
 		return nil, err
@@ -86,7 +89,8 @@ func (s *API) start(ctx context.Context, ref string, req api.ExecRequest, r host
 	return s.launch(ctx, lease, req, r)
 }
 
-// launch starts the program of a valid request and takes over the lease. Of r the caller sets how the program is connected.
+// launch starts the program of a valid request and takes over the lease. Of r the caller sets how
+// the program is connected.
 func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecRequest, r host.ExecRequest) (_ *Execution, err error) {
 	defer func() {
 		if err != nil {
@@ -130,7 +134,7 @@ func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecReq
 		Detached: req.Detach, PID: ge.PID, State: api.ExecRunning, StartedAt: time.Now().UTC(),
 	}
 	if !req.Detach {
-		s.execs.enter(x)
+		s.execs.register(x)
 	}
 	return x, nil
 }
@@ -138,19 +142,19 @@ func (s *core) launch(ctx context.Context, lease *runtime.Lease, req api.ExecReq
 // ID returns the exec's id.
 func (x *Execution) ID() string { return x.record.ID }
 
-// Close ends what still runs of the execution's program and returns when nothing of ours works for it any more.
+// Close kills the rest of the execution's program and returns when none of its goroutines runs.
 func (x *Execution) Close() {
 	x.close.Do(func() {
 		_ = x.guest.Close() // always nil
 		x.stdin.Wait()
-		x.s.execs.leave(x)
+		x.s.execs.unregister(x)
 		x.lease.End()
 		close(x.done)
 	})
 }
 
-// Signal sends a signal, by its name with or without SIG, to the program's process group, or to all that the exec has
-// started. One that has ended is no error.
+// Signal sends a signal, by its name with or without SIG, to the program's process group, or to all
+// processes of the exec. Signalling an exec that has ended is no error.
 func (x *Execution) Signal(name string, all bool) error {
 	full := strings.ToUpper(name)
 	if !strings.HasPrefix(full, "SIG") {
@@ -169,7 +173,7 @@ func (x *Execution) Signal(name string, all bool) error {
 	return x.guest.Signal(sig, all)
 }
 
-// Resize tells the program's terminal its size.
+// Resize sets the size of the program's terminal.
 func (x *Execution) Resize(rows, cols uint16) error {
 	if !x.req.TTY {
 		return class.Invalidf("resize: the program has no terminal")
@@ -180,7 +184,8 @@ func (x *Execution) Resize(rows, cols uint16) error {
 	return x.guest.Resize(rows, cols)
 }
 
-// CloseStdin gives the program end of file. A terminal has no such thing: there the end is what a person would type.
+// CloseStdin gives the program end of file. On a terminal that is the character which a person
+// would type.
 func (x *Execution) CloseStdin() error {
 	if x.req.TTY {
 		_, err := x.guest.Write([]byte{eot})
@@ -203,8 +208,8 @@ func (x *Execution) feed() {
 	_ = x.CloseStdin() // as above
 }
 
-// Stream hands what the program writes to sink and returns how it ended. Where ctx ends or sink fails, everything that
-// the execution started is killed.
+// Stream passes the program's output to sink and returns its exit. If ctx ends or sink fails,
+// everything that the execution started is killed.
 func (x *Execution) Stream(ctx context.Context, sink func(stream string, p []byte) error) (api.Exit, api.Usage, error) {
 	ctx, cancel := withGone(ctx, x.lease)
 	defer cancel()
@@ -235,7 +240,7 @@ func usageOf(e host.ExecExit) api.Usage {
 	return api.Usage{WallMS: ms(e.Wall), CPUMS: ms(e.CPU), MemoryPeak: e.MaxRSS}
 }
 
-// ExecBuffered runs a program to its end and keeps the beginning of what it writes.
+// ExecBuffered runs a program to its end and keeps the beginning of its output.
 func (s *API) ExecBuffered(ctx context.Context, ref string, req api.ExecRequest) (*api.ExecResult, error) {
 	x, err := s.startFed(ctx, ref, req, true)
 	if err != nil {
@@ -264,8 +269,8 @@ func (s *API) ExecBuffered(ctx context.Context, ref string, req api.ExecRequest)
 	return res, nil
 }
 
-// ExecStream runs a program and emits events as they happen: first the pid, then output, last the exit. Emit is called from one
-// goroutine at a time, and a failing emit kills the program.
+// ExecStream runs a program and emits events as they happen: first the pid, then output, last the
+// exit. Emit is called from one goroutine at a time, and a failing emit kills the program.
 func (s *API) ExecStream(ctx context.Context, ref string, req api.ExecRequest, emit func(api.ExecEvent) error) error {
 	x, err := s.StartExec(ctx, ref, req)
 	if err != nil {
@@ -304,7 +309,7 @@ func (x *Execution) streamEvents(ctx context.Context, emit func(api.ExecEvent) e
 	return api.ExecEvent{Exit: &exit, Usage: &usage}, err
 }
 
-// splitTail is how many bytes at the end of p are the beginning of a character whose rest is missing: 0 to 3.
+// splitTail returns the number of bytes at the end of p that begin an incomplete character: 0 to 3.
 func splitTail(p []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
 		if tail := p[len(p)-n:]; utf8.RuneStart(tail[0]) {
@@ -317,7 +322,7 @@ func splitTail(p []byte) int {
 	return 0
 }
 
-// outputEvent says bytes as text where they are text.
+// outputEvent returns an event with bytes as text where they are text.
 func outputEvent(stream string, p []byte) api.ExecEvent {
 	if utf8.Valid(p) {
 		return api.ExecEvent{Stream: stream, Text: string(p)}
@@ -325,8 +330,8 @@ func outputEvent(stream string, p []byte) api.ExecEvent {
 	return api.ExecEvent{Stream: stream, Data: bytes.Clone(p)}
 }
 
-// Run makes a sandbox, runs one program in it and deletes it, whatever happened in between. With a nil emit the
-// result is returned; otherwise it is told in events.
+// Run makes a sandbox, runs one program in it and deletes it, whatever happened in between. With a
+// nil emit the result is returned; otherwise it is told in events.
 func (s *API) Run(ctx context.Context, req api.RunRequest, emit func(api.ExecEvent) error) (_ *api.ExecResult, err error) {
 	if err := validateExec(&req.Exec); err != nil {
 		return nil, err
@@ -349,7 +354,7 @@ func (s *API) Run(ctx context.Context, req api.RunRequest, emit func(api.ExecEve
 		deleted = true
 		err := s.DeleteSandbox(context.WithoutCancel(ctx), sb.ID)
 		if errors.Is(err, runtime.ErrNotFound) {
-			return nil // someone else has
+			return nil // deleted concurrently
 		}
 		return err
 	}
@@ -376,7 +381,7 @@ type head struct {
 	limit     int
 	buf       []byte
 	truncated bool
-	pace      host.Pace // of what is beyond the limit
+	pace      host.Pace // of output beyond the limit
 }
 
 func (h *head) write(p []byte) {
@@ -401,7 +406,7 @@ func (h *head) result() (string, []byte) {
 	return strings.ToValidUTF8(string(h.buf), "\uFFFD"), h.buf
 }
 
-// oomWatch compares how often the kernel killed for want of memory before and after an exec.
+// oomWatch compares the number of out-of-memory kills before and after an exec.
 type oomWatch struct {
 	s      *core
 	id     string
@@ -410,7 +415,8 @@ type oomWatch struct {
 	done   chan struct{} // nil where there is no memory cgroup to ask
 }
 
-// watchOOM asks for the number before. It does so beside the start of the program, which takes as long as the answer.
+// watchOOM reads the number before, concurrently with the start of the program, which takes as
+// long.
 func (s *core) watchOOM(ctx context.Context, rec *runtime.Record) *oomWatch {
 	w := &oomWatch{s: s, id: rec.ID}
 	if rec.Enforced.Memory != "cgroup" {
@@ -430,7 +436,7 @@ func (w *oomWatch) wait() {
 	}
 }
 
-// struck asks again. Not knowing is not an error of the exec: its exit is known.
+// struck reads the number again. An unknown number is no error of the exec: its exit is known.
 func (w *oomWatch) struck(ctx context.Context) bool {
 	if w.done == nil || w.err != nil {
 		return false

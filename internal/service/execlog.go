@@ -13,15 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// execLog is the output of a detached exec, and its record, in two files of memory that outlive the daemon (see package guest
-// on how the bytes get there without being lost at any moment).
+// execLog is the output of a detached exec, and its record, in two files of memory that outlive the
+// daemon (see package guest on how the bytes get there without being lost at any moment).
 //
-// The one has the output: byte n of it lies at offset n, whatever the stream, and the file's own offset, which the kernel
-// keeps, is how much there has been. What is older than the limit is punched out, so that the file is sparse and never wraps.
+// The first file has the output: byte n lies at offset n, whatever the stream, and the file's own
+// offset, which the kernel keeps, is the total. Output older than the limit is punched out, so that
+// the file is sparse and never wraps.
 //
-// The other one, the state, has at 0 how many pieces there have been, from journalAt on the latest pieces, and at recordAt and
-// endAt a JSON document each, its length before it. A piece is as much output of one stream as came before the other one's
-// next; it is noted before its first byte is moved.
+// The second file, the state, has the number of pieces at 0, the latest pieces from journalAt on,
+// and a JSON document each at recordAt and endAt, with its length before it. A piece is output of
+// one stream up to the next of the other; it is noted before its first byte is moved.
 type execLog struct {
 	out, state     *os.File
 	relayR, relayW *os.File // see guest.Sink; nil without a terminal
@@ -33,12 +34,12 @@ type execLog struct {
 	punched int64
 	count   uint64
 	pieces  []piece       // the latest, those of which something is kept; the last one goes on
-	changed chan struct{} // closed at the next change; nil if nobody waits
+	changed chan struct{} // closed at the next change; nil if no reader waits
 	over    bool          // nothing more will come
 
-	room  *sync.Cond // with mu; nil unless somebody keeps the output elsewhere, so that nothing is dropped before
+	room  *sync.Cond // with mu; nil unless the output is saved elsewhere before it is dropped
 	saved int64      // the offset up to which that has been done
-	let   bool       // nobody does so any more: nothing is taken
+	let   bool       // the saver has stopped: nothing is taken
 }
 
 type piece struct {
@@ -90,7 +91,7 @@ func memfile(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// adoptExecLog reads what the daemon before has left in the files. They stay the caller's on error.
+// adoptExecLog reads the files of the last daemon. They stay the caller's on error.
 func adoptExecLog(out, state *os.File, limit int64) (*execLog, error) {
 	l := &execLog{out: out, state: state, limit: limit}
 	var err error
@@ -134,7 +135,7 @@ func (l *execLog) Take(stream string, move func(file int) (int, error)) (int, er
 	if l.let {
 		return 0, errHanded
 	}
-	if err := l.turn(stream == "stderr"); err != nil {
+	if err := l.beginPiece(stream == "stderr"); err != nil {
 		return 0, err
 	}
 	n, err := move(int(l.out.Fd()))
@@ -146,14 +147,15 @@ func (l *execLog) Take(stream string, move func(file int) (int, error)) (int, er
 	return n, err
 }
 
-// save has the log wait for [execLog.saves]: what is not saved is not dropped. It is called before anything is taken.
+// save makes the log wait for [execLog.saves]: unsaved output is not dropped. It is called before
+// the first Take.
 func (l *execLog) save(from int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.room, l.saved = sync.NewCond(&l.mu), from
 }
 
-// saves says that the output is kept elsewhere up to this offset.
+// saves reports that the output up to this offset is kept elsewhere.
 func (l *execLog) saves(until int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,7 +163,7 @@ func (l *execLog) saves(until int64) {
 	l.room.Broadcast()
 }
 
-// hand has Take take nothing more: what is in the pipe stays there.
+// hand makes Take refuse more: the rest stays in the pipe for the next daemon.
 func (l *execLog) hand() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -171,7 +173,7 @@ func (l *execLog) hand() {
 	}
 }
 
-// full says that what comes next could drop something that is not saved. It needs mu.
+// full reports whether the next output could drop unsaved output. It needs mu.
 func (l *execLog) full() bool {
 	const most, pieces = 64 << 10, maxPieces - 2 // as much as is taken at a time
 	n := len(l.pieces)
@@ -184,8 +186,8 @@ func (l *execLog) Relay() (r, w *os.File) { return l.relayR, l.relayW }
 // Followed implements guest.Sink.
 func (l *execLog) Followed() bool { return l.followers.Load() > 0 }
 
-// turn notes that what comes next is of this stream. It needs mu.
-func (l *execLog) turn(stderr bool) error {
+// beginPiece notes that the next output is of this stream. It needs mu.
+func (l *execLog) beginPiece(stderr bool) error {
 	last := len(l.pieces) - 1
 	if last >= 0 && l.pieces[last].stderr == stderr {
 		return nil
@@ -228,7 +230,7 @@ func (l *execLog) counted() error {
 	return nil
 }
 
-// wrote is how much of the output was stdout's. It needs mu.
+// wrote returns the bytes of stdout. It needs mu.
 func (l *execLog) wrote() int64 {
 	if len(l.pieces) == 0 {
 		return 0
@@ -249,7 +251,7 @@ func (l *execLog) start() int64 {
 	return from
 }
 
-// trim forgets what is kept no more. It needs mu.
+// trim forgets pieces and output beyond the limits. It needs mu.
 func (l *execLog) trim() {
 	from := max(0, l.total-l.limit)
 	drop := max(0, len(l.pieces)-maxPieces)
@@ -260,7 +262,8 @@ func (l *execLog) trim() {
 		l.pieces = slices.Delete(l.pieces, 0, drop)
 	}
 	if from = l.start() &^ (punchSize - 1); from > l.punched {
-		// Where it fails memory is kept that need not be, up to what the sandbox's owner has asked for; there is nothing to do about it.
+		// If it fails, memory up to the limit that the sandbox's owner asked for stays in use; there is
+		// no remedy.
 		if unix.Fallocate(int(l.out.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, l.punched, from-l.punched) == nil {
 			l.punched = from
 		}
@@ -283,7 +286,7 @@ func (l *execLog) finish() {
 	l.wake()
 }
 
-// counts is how much has been written to each stream, and how much of the beginning is kept no more.
+// counts returns the bytes of each stream and the bytes dropped from the beginning.
 func (l *execLog) counts() (stdout, stderr, dropped int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -301,7 +304,7 @@ func (l *execLog) end() int64 {
 // A chunk is output of one stream.
 type chunk struct {
 	stream string
-	at     int64 // at least what was asked for; more where that is kept no more
+	at     int64 // at least the offset asked for; more if that is dropped
 	data   []byte
 	whole  bool            // no byte of this stream follows the chunk directly
 	more   <-chan struct{} // closed when there is more; nil if there is more already, or never will be
@@ -414,7 +417,7 @@ func noted(state *os.File, at int64, v any) (bool, error) {
 	return true, nil
 }
 
-// close lets go of the memory. Nobody may move bytes any more; who reads gets an error.
+// close releases the memory. No output may be moved any more; readers get an error.
 func (l *execLog) close() {
 	l.closeRelay()
 	for _, f := range []*os.File{l.out, l.state} {

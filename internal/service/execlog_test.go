@@ -28,8 +28,8 @@ func nothing(t *testing.T, l *execLog, stream string) {
 	}
 }
 
-// Whatever comes in whatever order, what is kept is the end of it, byte for byte and of the right stream; what is not kept
-// is counted; and the next daemon reads the same from the two files.
+// Whatever the order of the output, its end is kept, byte for byte and of the right stream; dropped
+// bytes are counted; and the next daemon reads the two files alike.
 func TestExecLogKeepsTheEnd(t *testing.T) {
 	source := rand.NewChaCha8([32]byte{1, 2})
 	rnd := rand.New(source)
@@ -182,7 +182,7 @@ func FuzzAdoptExecLog(f *testing.F) {
 	})
 }
 
-// Wherever a text is cut, what is held back is the beginning of a character and no more.
+// Wherever a text is cut, only the beginning of a character is held back.
 func TestSplitTail(t *testing.T) {
 	const text = "aé€😀z\u0800\U0010ffff"
 	for i := range len(text) + 1 {
@@ -198,8 +198,8 @@ func TestSplitTail(t *testing.T) {
 	}
 }
 
-// What is to be saved elsewhere is not dropped before: who writes more waits, in streams as in pieces, and no longer than it
-// has to.
+// Output to be saved elsewhere is not dropped before. A writer of more waits, in streams as in
+// pieces, and no longer than necessary.
 func TestExecLogWaitsForWhoSaves(t *testing.T) {
 	for name, tc := range map[string]struct{ step, rounds int }{"much": {64 << 10, 64}, "pieces": {1, 3 * maxPieces}} {
 		t.Run(name, func(t *testing.T) {
@@ -239,7 +239,7 @@ func TestExecLogWaitsForWhoSaves(t *testing.T) {
 				}
 			}
 			<-written
-			// Where the daemon stops, what is not taken stays where it is.
+			// When the daemon stops, output that is not taken stays in the pipe.
 			l.hand()
 			if n, err := l.Take("stdout", func(int) (int, error) { return 1, nil }); n != 0 || !errors.Is(err, errHanded) {
 				t.Errorf("%d, %v", n, err)
@@ -248,7 +248,7 @@ func TestExecLogWaitsForWhoSaves(t *testing.T) {
 	}
 }
 
-// blocked is closed when the log has no room, or nobody writes any more.
+// blocked is closed when the log has no room, or no writer is left.
 func blocked(l *execLog, written <-chan struct{}) <-chan struct{} {
 	full := make(chan struct{})
 	go func() {

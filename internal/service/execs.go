@@ -29,7 +29,7 @@ import (
 // Bounds of detached execs. The launcher has bounds of its own, which are not lower.
 const (
 	maxDetached   = 64        // of one sandbox
-	maxDetachedIn = 512       // of all, but for the first of each sandbox: that one nobody can take away
+	maxDetachedIn = 512       // of all, besides the first of each sandbox
 	maxKept       = 1 << 30   // bytes of stdin and output of all, as the execs' limits go
 	maxFinished   = 32        // of one sandbox are kept
 	keepFinished  = time.Hour // and no longer
@@ -45,14 +45,15 @@ type Deposits interface {
 // errHanded ends a collector: the exec goes on for the next daemon.
 var errHanded = errors.New("the daemon is stopping, and leaves the exec to the next one")
 
-// execs are all execs of all sandboxes: those that run and, of the detached ones, those that have ended not long ago.
+// execs is the registry of the execs of all sandboxes: running ones and, of the detached ones,
+// those that ended recently.
 type execs struct {
 	ctx    context.Context //nolint:containedctx // of the collectors, which outlive the requests that start them
 	cancel context.CancelCauseFunc
-	work   sync.WaitGroup // the collectors, and who forgets what is too old
+	work   sync.WaitGroup // of the collectors and of timers that forget old execs
 
-	adopting chan struct{} // has room for the one that adopts, whom others wait for no longer than they want to
-	adopted  atomic.Bool   // what the daemon before has left; written by who adopts
+	adopting chan struct{} // semaphore of one that serializes adoption; waiters honour their context
+	adopted  atomic.Bool   // set when the execs of the last daemon are adopted
 
 	mu     sync.Mutex
 	closed bool
@@ -71,8 +72,8 @@ func newExecs(ctx context.Context) *execs {
 
 func newExecID() string { return strings.ToLower(rand.Text()[:12]) }
 
-// enter lists an exec.
-func (e *execs) enter(x *Execution) {
+// register lists an exec.
+func (e *execs) register(x *Execution) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	of := e.of[x.record.Sandbox]
@@ -89,8 +90,8 @@ func (e *execs) has(x *Execution) bool {
 	return e.of[x.record.Sandbox][x.record.ID] == x
 }
 
-// leave lists an exec no more. It reports whether it was listed.
-func (e *execs) leave(x *Execution) bool {
+// unregister removes an exec from the list. It reports whether it was listed.
+func (e *execs) unregister(x *Execution) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	of := e.of[x.record.Sandbox]
@@ -111,7 +112,8 @@ func (e *execs) leave(x *Execution) bool {
 	return true
 }
 
-// reserve counts a detached exec, which enter or release follows, and returns finished ones that have to make room for it.
+// reserve counts a detached exec, which register or release follows, and returns finished ones that
+// must make room for it.
 func (e *execs) reserve(sandbox string, size int64) (room []*Execution, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -124,7 +126,7 @@ func (e *execs) reserve(sandbox string, size int64) (room []*Execution, err erro
 		for _, x := range of {
 			switch {
 			case x.log == nil:
-			case x.ended() && x.main.isTold():
+			case x.ended() && x.main.isReported():
 				finished = append(finished, x)
 				if id == sandbox {
 					mine++
@@ -161,7 +163,7 @@ func (e *execs) reserve(sandbox string, size int64) (room []*Execution, err erro
 	return room, nil
 }
 
-// add counts detached execs of a sandbox, and what is kept for them. It needs mu.
+// add counts detached execs of a sandbox and their bytes. It needs mu.
 func (e *execs) add(sandbox string, n int, size int64) {
 	e.count += n
 	e.kept += size
@@ -176,8 +178,8 @@ func (e *execs) release(sandbox string, size int64) {
 	e.add(sandbox, -1, -size)
 }
 
-// goOn starts f, which is waited for by stop; false if that has begun.
-func (e *execs) goOn(f func()) bool {
+// spawn starts f, for which stop waits; false once stop has begun.
+func (e *execs) spawn(f func()) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.closed {
@@ -244,7 +246,7 @@ func (s *API) Execs(ref string) ([]ExecRecord, error) {
 // Exec returns one exec, for its record or to work with it. The caller does not close it.
 func (s *API) Exec(ref, id string) (*Execution, error) { return s.findExec(ref, id) }
 
-// Record is what is known of the execution now.
+// Record returns the record of the execution at this moment.
 func (x *Execution) Record() ExecRecord {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -256,7 +258,7 @@ func (x *Execution) Record() ExecRecord {
 	return rec
 }
 
-// count counts what a program without a log has written.
+// count counts the output of a program without a log.
 func (x *Execution) count(stream string, n int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -276,7 +278,7 @@ func (x *Execution) ended() bool {
 	}
 }
 
-// shortened is as much of an argument list as a record keeps.
+// shortened returns the part of an argument list that a record keeps.
 func shortened(argv []string) []string {
 	const most = 4 << 10
 	var out []string
@@ -295,8 +297,8 @@ func shortened(argv []string) []string {
 	return out
 }
 
-// ExecRecord is the record of an exec: the API's, but for the reason of a lost exec, which a face turns into an error of its
-// own protocol.
+// ExecRecord is the record of an exec: the API's, but for the reason of a lost exec, which a face
+// turns into an error of its own protocol.
 type ExecRecord struct {
 	api.Exec
 	Failure *Failure `json:"failure,omitempty"` // nil unless the exec is lost
@@ -353,7 +355,7 @@ func (f *Failure) Unwrap() error {
 	return nil
 }
 
-// left is what the daemon leaves of an exec besides its record.
+// left is the state of an exec for the next daemon, besides its record.
 type left struct {
 	Record  ExecRecord
 	Request api.ExecRequest // without stdin, argv and env
@@ -405,7 +407,7 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 	}
 	r := host.ExecRequest{Keep: true, NoStdin: !req.StdinOpen && len(req.Stdin) == 0 && !req.TTY}
 	if !req.StdinOpen && !req.TTY && len(req.Stdin) > 0 {
-		// A file rather than a pipe: nobody has to feed it, should this daemon end.
+		// A file rather than a pipe: it needs no writer after the end of this daemon.
 		if r.StdinFile, err = stdinFile(req.Stdin); err != nil {
 			log.close()
 			return ExecRecord{}, err
@@ -424,11 +426,12 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 	}
 	x.log, x.kept, x.main = log, size, main
 	x.record.Main = main != nil
-	if err = x.leave(); err == nil {
+	if err = x.saveRecord(); err == nil {
 		err = x.deposit(ctx)
 	}
 	if err != nil {
-		// Nobody has heard of it. Closing the connection alone kills nothing of which the launcher has a copy.
+		// No client knows of the exec. Closing the connection alone kills nothing of which the launcher
+		// has a copy.
 		_ = x.guest.Kill()
 		_ = x.guest.Close() // always nil
 		s.drop(ctx, x)      // perhaps it was deposited, and the answer lost
@@ -437,16 +440,16 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 		return ExecRecord{}, err
 	}
 	if len(req.Stdin) > 0 && r.StdinFile == nil {
-		x.input <- struct{}{} // it comes before anybody's else
+		x.input <- struct{}{} // comes before any other input
 		x.stdin.Go(func() {
 			defer func() { <-x.input }()
 			_, _ = x.guest.Write(req.Stdin) // a program that does not read it is no error
 		})
 	}
 	x.req.Stdin = nil
-	s.execs.enter(x)
+	s.execs.register(x)
 	entered = true
-	if !s.goOn(x) {
+	if !s.follow(x) {
 		close(x.done)
 		return ExecRecord{}, class.ErrStopping // and the next daemon has it
 	}
@@ -481,8 +484,8 @@ func stdinFile(data []byte) (_ *os.File, err error) {
 	return f, nil
 }
 
-// leave notes what another daemon needs to know of an exec that runs.
-func (x *Execution) leave() error {
+// saveRecord writes the state of a running exec for the next daemon.
+func (x *Execution) saveRecord() error {
 	rest := left{Record: x.record, Request: x.req, Init: x.lease.Record.PID, Kept: x.kept, Main: x.main != nil}
 	rest.Request.Argv, rest.Request.Env, rest.Request.Stdin = nil, nil, nil
 	if x.main != nil {
@@ -494,13 +497,14 @@ func (x *Execution) leave() error {
 	return x.log.note(recordAt, rest)
 }
 
-// deposit has the launcher keep what another daemon needs to go on: always state and output; while it runs also the
-// connection, and stdout, stderr and stdin, or the terminal and the relay.
+// deposit makes the launcher keep the descriptors that another daemon needs: always state and
+// output; of a running exec also the connection, and stdout, stderr and stdin, or the terminal and
+// the relay.
 func (x *Execution) deposit(ctx context.Context) error {
 	if x.s.opts.Deposits == nil {
 		return nil
 	}
-	x.keeping.Lock() // what it becomes is never overtaken by what it was
+	x.keeping.Lock() // an older state never overwrites a newer one
 	defer x.keeping.Unlock()
 	if x.disposed {
 		return nil // and its files may be another's by now
@@ -538,11 +542,11 @@ func (s *core) drop(ctx context.Context, x *Execution) {
 	}
 }
 
-// collect takes a detached program's output until it ends, and notes how it did. Where the daemon stops before that it
-// leaves everything as it is.
+// collect takes a detached program's output until its exit and records that. If the daemon stops
+// before, everything is left to the next one.
 func (x *Execution) collect() {
 	ctx := x.s.execs.ctx
-	if x.main != nil { // whose output may wait for a log that nobody writes any more
+	if x.main != nil { // the output may wait for a log whose writer has stopped
 		stop := context.AfterFunc(ctx, x.log.hand)
 		defer stop()
 	}
@@ -584,17 +588,18 @@ func (x *Execution) collect() {
 	x.finish(ctx)
 }
 
-// conclude makes rec the last word about the execution. The record is on its way to the next daemon before anybody hears of it.
+// conclude sets the end of the execution. The record is written for the next daemon before any
+// observer sees the end.
 func (x *Execution) conclude(rec ExecRecord) {
 	if err := x.log.note(endAt, rec); err != nil {
 		x.s.log.Warn("how an exec ended is not kept for the next daemon", "id", rec.Sandbox, "exec", rec.ID, "error", err)
 	}
-	x.log.finish() // who has read all of it waits for done
+	x.log.finish() // readers of all output wait for done
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	// Field by field: the others never change, and are read without mu.
 	x.record.State, x.record.EndedAt, x.record.Exit, x.record.Usage, x.record.Failure = rec.State, rec.EndedAt, rec.Exit, rec.Usage, rec.Failure
-	close(x.done) // with mu: what is told to have ended runs no more for anybody, who starts the next one for instance
+	close(x.done) // under mu, so that no observer sees a running record after done
 }
 
 // finish is what comes after the end.
@@ -602,15 +607,15 @@ func (x *Execution) finish(ctx context.Context) {
 	if x.main != nil {
 		x.s.mainEnded(ctx, x)
 	}
-	x.settle(ctx)
+	x.retire(ctx)
 }
 
-// settle lets go of what an ended exec needs no more, and sees to it that it is forgotten in time.
-func (x *Execution) settle(ctx context.Context) {
+// retire releases resources of an ended exec and schedules its removal.
+func (x *Execution) retire(ctx context.Context) {
 	s := x.s
 	err := x.deposit(ctx)
 	if !s.execs.has(x) {
-		s.drop(ctx, x) // somebody has forgotten it meanwhile
+		s.drop(ctx, x) // it was forgotten concurrently
 		return
 	}
 	if err != nil && !errors.Is(err, runtime.ErrUnavailable) {
@@ -618,7 +623,7 @@ func (x *Execution) settle(ctx context.Context) {
 	}
 	if _, err := s.supervisor.Get(x.record.Sandbox); errors.Is(err, runtime.ErrNotFound) {
 		s.forget(ctx, x)
-		if x.main != nil { // begun after who deleted the sandbox removed what there was
+		if x.main != nil { // begun after the deletion of the sandbox removed the log
 			if err := s.logs.remove(x.record.Sandbox); err != nil {
 				s.log.Error("the log of a deleted sandbox is left until the next start", "id", x.record.Sandbox, "error", err)
 			}
@@ -628,14 +633,14 @@ func (x *Execution) settle(ctx context.Context) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if !s.execs.has(x) {
-		return // as above; who forgets it from here on stops the timer
+		return // forgotten concurrently; from here on forget stops the timer
 	}
 	x.expiry = time.AfterFunc(time.Until(x.record.EndedAt.Add(keepFinished)), func() {
-		s.execs.goOn(func() { s.forget(ctx, x) })
+		s.execs.spawn(func() { s.forget(ctx, x) })
 	})
 }
 
-// dispose closes what is held of an exec that nobody works on.
+// dispose closes the descriptors of an exec that no goroutine uses.
 func (x *Execution) dispose() {
 	x.mu.Lock()
 	if x.expiry != nil {
@@ -655,15 +660,16 @@ func (x *Execution) dispose() {
 
 // forget removes an exec that has ended.
 func (s *core) forget(ctx context.Context, x *Execution) {
-	if !s.execs.leave(x) {
+	if !s.execs.unregister(x) {
 		return
 	}
 	x.dispose() // first: a deposit that is under way comes before the drop, and there is none behind it
 	s.drop(ctx, x)
 }
 
-// forgetSandbox removes the execs of a sandbox that has been deleted, whether or not its client is still there: a collector that
-// looked before the deletion keeps what it has for an hour. It waits for the collectors, who see the end of the sandbox too.
+// forgetSandbox removes the execs of a deleted sandbox, whether or not the client is still there: a
+// collector that looked before the deletion keeps its exec for an hour. It waits for the
+// collectors, which also see the end of the sandbox.
 func (s *core) forgetSandbox(ctx context.Context, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 	defer cancel()
@@ -712,8 +718,8 @@ func (s *API) DeleteExec(ctx context.Context, ref, id string) error {
 	return nil
 }
 
-// Input gives a program what r has on its stdin, and then, if asked to, end of file. It blocks while the program does not
-// read, until ctx ends. Several writers take turns.
+// Input copies r to the program's stdin, and then closes it if end is set. It blocks while the
+// program does not read, until ctx ends. Several writers take turns.
 func (x *Execution) Input(ctx context.Context, r io.Reader, end bool) error {
 	if x.ended() || x.guest.Stdin == nil {
 		return class.Mark(runtime.ErrState, fmt.Errorf("write to stdin: %w", errNoStdin))
@@ -725,7 +731,7 @@ func (x *Execution) Input(ctx context.Context, r io.Reader, end bool) error {
 		return context.Cause(ctx)
 	}
 	if end && x.req.TTY {
-		r = io.MultiReader(r, bytes.NewReader([]byte{eot})) // here, where ctx ends a write that nobody reads
+		r = io.MultiReader(r, bytes.NewReader([]byte{eot})) // here, where ctx ends a blocked write
 	}
 	undone := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -753,14 +759,15 @@ func (x *Execution) Input(ctx context.Context, r io.Reader, end bool) error {
 	return nil
 }
 
-// endStdin has the launcher let go of its copy of a stdin that is closed: the program sees the end when there is no other.
+// endStdin makes the launcher drop its copy of a closed stdin: the program sees the end when no
+// other copy is open.
 func (x *Execution) endStdin(ctx context.Context) error {
 	x.keeping.Lock()
 	x.noStdin = true
 	x.keeping.Unlock()
 	err := x.deposit(ctx)
 	if !x.s.execs.has(x) {
-		x.s.drop(ctx, x) // somebody has forgotten it meanwhile
+		x.s.drop(ctx, x) // it was forgotten concurrently
 	}
 	if err != nil && !x.ended() {
 		return err
@@ -770,8 +777,9 @@ func (x *Execution) endStdin(ctx context.Context) error {
 
 var errNoStdin = errors.New("the program's stdin is not open: it was not started with stdin_open, has closed it, or has ended")
 
-// Attach emits the output of a detached exec from this offset on, and last how the program ended. It returns after that,
-// with emit's error, when ctx ends, or with a [*Failure] where the exit is unknown. The program does not notice.
+// Attach emits the output of a detached exec from this offset on, and last how the program ended.
+// It returns after that, with emit's error, when ctx ends, or with a [*Failure] where the exit is
+// unknown. The program does not notice.
 func (x *Execution) Attach(ctx context.Context, from int64, text bool, emit func(api.ExecEvent) error) error {
 	if err := x.Attachable(); err != nil {
 		return err
@@ -806,7 +814,8 @@ func (x *Execution) attach(ctx context.Context, from int64, text bool, buf []byt
 			break
 		}
 		if tail := splitTail(c.data); text && !c.whole && tail > 0 {
-			// A character whose rest is not there yet. If there is more than what buf takes, the next chunk begins with it.
+			// A character whose rest is not there yet. If there is more than what buf takes, the next chunk
+			// begins with it.
 			c.data = c.data[:len(c.data)-tail]
 		}
 		if len(c.data) > 0 {
@@ -896,11 +905,11 @@ func (s *API) Processes(ctx context.Context, ref string) (api.ProcessList, error
 	return list, nil
 }
 
-// adoptRetry is when execs that could not be had from the launcher are asked for again.
+// adoptRetry is the interval at which the launcher is asked again for execs.
 const adoptRetry = 2 * time.Second
 
-// adoptExecs goes on with the execs that the daemon before has left, and starts the main processes that are missing then. None of them is worth not starting for: where the launcher does
-// not give them it is asked again, until it does.
+// adoptExecs adopts the execs of the last daemon, then starts missing main processes. The daemon
+// starts without them: if the launcher does not answer, it is asked again until it does.
 func (s *core) adoptExecs(ctx context.Context) {
 	err := s.adoption(ctx)
 	if err == nil {
@@ -908,7 +917,7 @@ func (s *core) adoptExecs(ctx context.Context) {
 		return
 	}
 	s.log.Warn("detached execs are not adopted yet, trying again", "error", err)
-	s.execs.goOn(func() {
+	s.execs.spawn(func() {
 		tick := time.NewTicker(adoptRetry)
 		defer tick.Stop()
 		for s.adoption(s.execs.ctx) != nil {
@@ -922,7 +931,8 @@ func (s *core) adoptExecs(ctx context.Context) {
 	})
 }
 
-// adoption is done once. Before it nothing new may be deposited, or it would be taken for an exec of the daemon before.
+// adoption adopts the execs once. Nothing may be deposited before, or it would be taken for an exec
+// of the last daemon.
 func (s *core) adoption(ctx context.Context) error {
 	if s.execs.adopted.Load() || s.opts.Deposits == nil {
 		return nil
@@ -942,10 +952,11 @@ func (s *core) adoption(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("have the execs that the daemon before has left: %w", err)
 	}
-	// The log of a sandbox has its main processes in the order of their lives, and the launcher has them in none.
+	// The log of a sandbox has its main processes in the order of their lives; the launcher keeps no
+	// order.
 	lives := make(map[string]int, len(all))
 	for _, d := range all {
-		rest, _ := restOf(d) // what is wrong with it, its adoption says
+		rest, _ := restOf(d) // its adoption reports the error
 		lives[d.Sandbox+d.Name] = rest.Life
 	}
 	slices.SortFunc(all, func(a, b launcher.Deposit) int { return cmp.Compare(lives[a.Sandbox+a.Name], lives[b.Sandbox+b.Name]) })
@@ -959,7 +970,7 @@ func (s *core) adoption(ctx context.Context) error {
 	return nil
 }
 
-// restOf is what the daemon before has noted of an exec.
+// restOf returns the state of an exec that the last daemon left.
 func restOf(d launcher.Deposit) (rest left, err error) {
 	if len(d.Files) < 2 {
 		return rest, fmt.Errorf("%d descriptors", len(d.Files))
@@ -1017,9 +1028,9 @@ func (s *core) adoptExec(d launcher.Deposit) (err error) {
 			s.adoptMain(x, rest.Life)
 			s.keepLog(x)
 		}
-		s.list(x)
+		s.adoptRecord(x)
 		x.conclude(end)
-		s.execs.goOn(func() { x.finish(s.execs.ctx) })
+		s.execs.spawn(func() { x.finish(s.execs.ctx) })
 		return nil
 	}
 	k := host.Kept{Conn: files[2], Stdout: files[3]}
@@ -1059,20 +1070,20 @@ func (s *core) adoptExec(d launcher.Deposit) (err error) {
 	if rest.Main {
 		s.adoptMain(x, rest.Life)
 	}
-	s.list(x)
-	if !s.goOn(x) {
+	s.adoptRecord(x)
+	if !s.follow(x) {
 		return class.ErrStopping
 	}
 	s.log.Info("exec adopted", "id", d.Sandbox, "exec", d.Name)
 	return nil
 }
 
-// list enters an adopted exec.
-func (s *core) list(x *Execution) {
+// adoptRecord lists an adopted exec.
+func (s *core) adoptRecord(x *Execution) {
 	s.execs.mu.Lock()
 	s.execs.add(x.record.Sandbox, 1, x.kept)
 	s.execs.mu.Unlock()
-	s.execs.enter(x)
+	s.execs.register(x)
 }
 
 func closeFiles(files []*os.File) {
@@ -1087,7 +1098,8 @@ var rlimits = map[string]int{
 	"memlock": unix.RLIMIT_MEMLOCK, "nofile": unix.RLIMIT_NOFILE, "nproc": unix.RLIMIT_NPROC, "stack": unix.RLIMIT_STACK,
 }
 
-// limitsOf turns a request's limits, which have been validated, into init's, in an order that does not change.
+// limitsOf turns a request's limits, which have been validated, into init's, in an order that does
+// not change.
 func limitsOf(asked map[string]uint64) []guest.Rlimit {
 	var out []guest.Rlimit
 	for _, name := range slices.Sorted(maps.Keys(asked)) {

@@ -19,7 +19,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// A daemon that stops in order leaves its execs to the next one; stopped, started and ended ones alike.
+// A daemon that stops in order leaves its execs to the next one; stopped, started and ended ones
+// alike.
 func TestExecsAreHandedOn(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	shelf := servicetest.NewShelf(t)
@@ -33,7 +34,7 @@ func TestExecsAreHandedOn(t *testing.T) {
 	first.Cancel()
 	first.Wait()
 
-	// Somebody's rubbish does not keep the next one from starting.
+	// Damaged deposits do not keep the next daemon from starting.
 	junk, err := service.Memfile("junk")
 	if err != nil {
 		t.Fatal(err)
@@ -54,13 +55,14 @@ func TestExecsAreHandedOn(t *testing.T) {
 		list.Execs[1].State != api.ExecRunning || shelf.Count() != 2 {
 		t.Errorf("%+v, %d are deposited", list, shelf.Count())
 	}
-	// Of one that has ended there is nothing to write to, whether the frame comes before its end is told or behind.
+	// Of one that has ended there is nothing to write to, whether the frame comes before its end is
+	// told or behind.
 	for range 20 {
 		c, resp, err := websocket.Dial(t.Context(), "ws://sandboxd/v1/sandboxes/one/execs/"+ended.ID+"/attach", &websocket.DialOptions{HTTPClient: second.HTTP})
 		if err != nil {
 			t.Fatalf("%v, %v", err, resp)
 		}
-		// Where it is later than a daemon waits for who has heard the end, it does not arrive. All that was said does.
+		// A later frame does not arrive after the end. All output before it does.
 		_ = c.Write(t.Context(), websocket.MessageText, []byte(`{"stdin_close":true}`))
 		if out, last := second.Converse(c, nil); out[api.ChannelStdout] != "from a file\n" || last.Exit == nil || last.Exit.Code != 4 {
 			t.Errorf("%q %+v", out, last)
@@ -91,7 +93,8 @@ func TestExecsAreHandedOn(t *testing.T) {
 	}
 }
 
-// A sandbox that is paused while the daemon changes is kept from idling by its execs afterwards, as before.
+// A sandbox that is paused while the daemon changes is kept from idling by its execs afterwards, as
+// before.
 func TestExecsOfAPausedSandboxAreHandedOn(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	b.Options.Deposits = servicetest.NewShelf(t)
@@ -118,7 +121,8 @@ func TestExecsOfAPausedSandboxAreHandedOn(t *testing.T) {
 	}
 }
 
-// A launcher that does not give the execs at once is asked again, also by who wants to start one more.
+// A launcher that does not return the execs at once is asked again, also by a request that starts
+// another.
 func TestExecsAreAdoptedLater(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	shelf := servicetest.NewShelf(t)
@@ -153,8 +157,8 @@ func TestExecsAreAdoptedLater(t *testing.T) {
 	third.Until(x, func(x api.Exec) bool { return x.State == api.ExecExited })
 }
 
-// A daemon may be killed right after a sandbox was stopped and started, before it has noted what became of its execs. The next
-// one does not hold that against the new init.
+// A daemon may be killed right after a sandbox was stopped and started, before it has noted what
+// became of its execs. The next one does not hold that against the new init.
 func TestExecsOfAnEarlierLifeAreLost(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	shelf := servicetest.NewShelf(t)
@@ -246,7 +250,7 @@ func TestDetachedExecsAreBounded(t *testing.T) {
 	r.Detach(sb.ID, req)
 }
 
-// What has ended in one sandbox is in nobody's way in another.
+// Ended execs of one sandbox do not block those of another.
 func TestEndedExecsMakeRoomForThoseOfOthers(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	shelf := servicetest.NewShelf(t)
@@ -270,7 +274,8 @@ func TestEndedExecsMakeRoomForThoseOfOthers(t *testing.T) {
 	}
 }
 
-// An exec with a client is listed while it runs, and takes signals; it is nobody's to attach to.
+// An exec with a client is listed while it runs, and takes signals; other clients cannot attach to
+// it.
 func TestExecWithItsClientIsListed(t *testing.T) {
 	r := daemontest.New(t, servicetest.RealInit(t)).Start()
 	sb := r.Create(api.CreateSandbox{})

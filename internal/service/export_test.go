@@ -44,11 +44,7 @@ func (s *Service) Builds() chan struct{} { return s.core.builds }
 
 func (s *Service) Own() *API { return s.For(Caller{Rights: Administer}) }
 
-func (s *Service) SetSpare(f func() error) { s.core.pools.spare = f }
-
-func (s *Service) PoolKey() string { return s.core.pools.wanted[0].key() }
-
-func (s *Service) WakePools() { s.core.pools.changed() }
+func (s *Service) WakePools() { s.core.pools.Changed() }
 
 func (s *Service) RemoveEnded(ctx context.Context, recs []runtime.Record, unread time.Duration) (int, error) {
 	removed, err := s.core.removeEnded(ctx, recs, unread)
@@ -71,7 +67,8 @@ type discard struct{}
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
 
-// CountExecs returns the number of detached execs, their bytes and the number of sandboxes that have execs.
+// CountExecs returns the number of detached execs, their bytes and the number of sandboxes that
+// have execs.
 func (s *Service) CountExecs() (count int, kept int64, sandboxes int) {
 	e := s.core.execs
 	e.mu.Lock()

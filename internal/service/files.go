@@ -35,7 +35,7 @@ func guestOf(lease *runtime.Lease) *host.Client {
 	return c
 }
 
-// fail says what went wrong with a request about the file at path.
+// fail classifies an error of a request about the file at path.
 func (s *core) fail(ctx context.Context, lease *runtime.Lease, path string, err error) error {
 	if errors.Is(err, errEnded) {
 		return s.ended(lease)
@@ -43,7 +43,8 @@ func (s *core) fail(ctx context.Context, lease *runtime.Lease, path string, err 
 	return s.gone(ctx, lease, fileError(path, err))
 }
 
-// ReadFile opens a regular file of a sandbox. The descriptor is the caller's; it stays good when the sandbox ends.
+// ReadFile opens a regular file of a sandbox. The descriptor is the caller's; it stays good when
+// the sandbox ends.
 func (s *API) ReadFile(ctx context.Context, ref, path string) (*os.File, error) {
 	if err := validatePath("path", path); err != nil {
 		return nil, err
@@ -66,7 +67,7 @@ type WriteOptions struct {
 	User string      // owner; default: the sandbox's user. Root's is nothing where no program runs as root
 }
 
-// validate checks what a request says of something new at path.
+// validate checks the path and options of a new file.
 func (o *WriteOptions) validate(path string) error {
 	if err := validatePath("path", path); err != nil {
 		return err
@@ -77,10 +78,10 @@ func (o *WriteOptions) validate(path string) error {
 	return validateUser(o.User)
 }
 
-// AppendFile writes what body holds to the end of the file at path, part by part as it comes: the sandbox sees them at once, and
-// what was written before an error stays. Each part is written by one write with O_APPEND, so that other writers of that kind
-// come between parts only. Mode and owner count where the file is made, which it is with the first part: a request that fails before
-// leaves nothing.
+// AppendFile appends body to the file at path, part by part: the sandbox sees each at once, and
+// parts before an error stay. Each part is one write with O_APPEND, so that other such writers come
+// between parts only. Mode and owner count if the first part makes the file: a request that fails
+// before leaves nothing.
 func (s *API) AppendFile(ctx context.Context, ref, path string, opts WriteOptions, body io.Reader) (err error) {
 	if err := opts.validate(path); err != nil {
 		return err
@@ -113,7 +114,7 @@ func (s *API) AppendFile(ctx context.Context, ref, path string, opts WriteOption
 	return nil
 }
 
-// copyError tells what went wrong while a body was written to a file: the file, the sandbox or the body.
+// copyError classifies an error of copying a body to a file: of the file, the sandbox or the body.
 func (s *core) copyError(lease *runtime.Lease, path string, err error) error {
 	if _, ok := errors.AsType[*fs.PathError](err); ok {
 		return writeError(path, err)
@@ -139,8 +140,8 @@ func writeError(path string, err error) error {
 	return fileError(path, &guest.Error{Stage: guest.StageWrite, Errno: errnoOf(err), Path: path})
 }
 
-// WriteFile makes the file at path of what body holds. The sandbox sees it whole or not at all: an error of body, io.EOF
-// apart, leaves what was there before.
+// WriteFile writes body to the file at path. The sandbox sees all of it or nothing: an error of
+// body, io.EOF apart, leaves the old file.
 func (s *API) WriteFile(ctx context.Context, ref, path string, opts WriteOptions, body io.Reader) (err error) {
 	if err := opts.validate(path); err != nil {
 		return err
@@ -175,7 +176,8 @@ func (s *API) WriteFile(ctx context.Context, ref, path string, opts WriteOptions
 	return nil
 }
 
-// ArchiveOut writes the tree at path as a tar stream to w. Where it fails before the first byte, nothing is written.
+// ArchiveOut writes the tree at path as a tar stream to w. Where it fails before the first byte,
+// nothing is written.
 func (s *API) ArchiveOut(ctx context.Context, ref, path string, w io.Writer) error {
 	if err := validatePath("path", path); err != nil {
 		return err
@@ -236,7 +238,7 @@ func (s *API) ArchiveIn(ctx context.Context, ref, path string, opts WriteOptions
 	if err != nil {
 		return fmt.Errorf("make pipe: %w", err)
 	}
-	defer pw.Close() // what it carried has been acknowledged by then
+	defer pw.Close() // all content has been acknowledged by then
 	tctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	moved := &traffic{r: &endsWith{body, ctx}}
@@ -272,8 +274,8 @@ func (s *API) ArchiveIn(ctx context.Context, ref, path string, opts WriteOptions
 // longPast is a deadline that wakes a blocked writer.
 var longPast = time.Unix(1, 0)
 
-// traffic is a reader that knows when it last gave something. How long a whole archive takes is the client's and the network's
-// affair: init is to blame only for a time in which nothing moves.
+// traffic is a reader that records its last read. The time for a whole archive is up to the client
+// and the network: init is held responsible only for a time in which nothing moves.
 type traffic struct {
 	r    io.Reader
 	last atomic.Pointer[time.Time]
@@ -286,7 +288,7 @@ func (t *traffic) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// since is held, or when something last moved if that was later.
+// since returns the later of held and the last read.
 func (t *traffic) since(held func() time.Time) func() time.Time {
 	return func() time.Time {
 		until := held()

@@ -16,8 +16,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// holders are the sandboxes of any state by the digest of the image that each was made of, and by the layers of snapshots that
-// each stands on.
+// holders returns the names of sandboxes of any state, by the digest of their image and by the
+// snapshot layers below them.
 func (s *core) holders() map[string][]string {
 	held := make(map[string][]string)
 	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true}) {
@@ -40,7 +40,7 @@ func (s *API) Pull(ctx context.Context, req api.PullImage, progress func(api.Pul
 	if err != nil {
 		return api.Image{}, fmt.Errorf("pull %q: %w", req.Reference, err)
 	}
-	s.pools.changed()
+	s.pools.Changed()
 	return img.Image, nil
 }
 
@@ -66,7 +66,7 @@ func (s *API) Push(ctx context.Context, req api.PushImage, progress func(api.Pul
 	return img.Image, nil
 }
 
-// Images lists what is stored.
+// Images lists the stored images.
 func (s *API) Images(ctx context.Context) (api.ImageList, error) {
 	list, err := s.images.List(ctx)
 	if err != nil {
@@ -78,7 +78,7 @@ func (s *API) Images(ctx context.Context) (api.ImageList, error) {
 	return api.ImageList{Images: list}, nil
 }
 
-// validReference checks what is going to be shown and logged, before anyone parses it.
+// validReference checks a reference that is shown and logged before it is parsed.
 func validReference(what, ref string) error {
 	if ref == "" || len(ref) > 1024 || hasControl(ref) {
 		return class.Invalidf("%s %q: not a reference", what, class.Clip(ref))
@@ -86,7 +86,7 @@ func validReference(what, ref string) error {
 	return nil
 }
 
-// InspectImage returns everything that is known of a stored image.
+// InspectImage returns the details of a stored image.
 func (s *API) InspectImage(ctx context.Context, ref string) (api.ImageDetail, error) {
 	if err := validReference("reference", ref); err != nil {
 		return api.ImageDetail{}, err
@@ -94,18 +94,18 @@ func (s *API) InspectImage(ctx context.Context, ref string) (api.ImageDetail, er
 	return s.images.Inspect(ctx, ref)
 }
 
-// RemoveImage takes away a name, and the image where it has no other and no sandbox holds it.
+// RemoveImage removes a name, and the image if it has no other name and no sandbox holds it.
 func (s *API) RemoveImage(ctx context.Context, ref string, force bool) (api.ImagesRemoved, error) {
 	if err := validReference("reference", ref); err != nil {
 		return api.ImagesRemoved{}, err
 	}
-	defer s.pools.removing()()
+	defer s.pools.Removing()()
 	return s.images.Remove(ctx, ref, force)
 }
 
 // PruneImages removes images that no sandbox holds.
 func (s *API) PruneImages(ctx context.Context, req api.PruneImages) (api.ImagesRemoved, error) {
-	defer s.pools.removing()()
+	defer s.pools.Removing()()
 	return s.images.Prune(ctx, req.All)
 }
 
@@ -121,11 +121,11 @@ func (s *API) TagImage(ctx context.Context, req api.TagImage) (api.Image, error)
 	if err != nil {
 		return api.Image{}, err
 	}
-	s.pools.changed()
+	s.pools.Changed()
 	return img.Image, nil
 }
 
-// VerifyImages reads everything that is stored and says what is damaged.
+// VerifyImages reads all stored content and reports damage.
 func (s *API) VerifyImages(ctx context.Context) (api.ImagesVerified, error) {
 	if err := s.allow(Administer); err != nil {
 		return api.ImagesVerified{}, err

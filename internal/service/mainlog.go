@@ -20,9 +20,10 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// The output of main processes is kept in files: logs/<sandbox>/00000001.log and so on in the data directory, the oldest of
-// which go when there are too many. A line of them is a logRecord. The first of each file and of each process says which one wrote
-// what follows, and at which offset of its output that begins, so that a daemon that comes after another finds where to go on in the last file.
+// Files logs/<sandbox>/00000001.log and so on in the data directory keep the output of main
+// processes; the oldest are removed when there are too many. Each line is a logRecord. The first
+// record of each file and of each process identifies the process and the offset of its next output,
+// so that the next daemon finds the place to continue in the last file.
 
 const (
 	defaultLogSize  = 4 << 20
@@ -33,7 +34,7 @@ const (
 	maxLogLine      = 8 * logPiece
 )
 
-// logRecord is a line of a log's file: output, or with Run the beginning of a file or a main process.
+// logRecord is a line of a log file: output, or with Run the beginning of a file or a main process.
 type logRecord struct {
 	api.LogEntry
 	Offset int64      `json:"offset"` // of the output, or what follows, in that of the whole process
@@ -49,7 +50,7 @@ type mainLogs struct {
 	limit int64 // of all files; see trim
 	log   *slog.Logger
 
-	trimming sync.Mutex // held by who trims
+	trimming sync.Mutex // serializes trim
 
 	mu sync.Mutex
 	of map[string]*mainLog
@@ -66,10 +67,11 @@ type logFile struct {
 	at   time.Time // of the last writing
 }
 
-// trim removes files until all logs together leave room for one more of the sandbox with this id within the limit: always the oldest file of the
-// sandbox that has most, that one's with the file to come, and of several such the one that was written to longest ago. So
-// nobody pushes out what others have less of, however much he writes, and however many sandboxes he has. The file that a main process writes
-// to stays: there may be so many beyond the limit. What cannot be looked at, or removed, keeps nobody from writing.
+// trim removes files until all logs together have room for one more file of this sandbox within the
+// limit. It takes the oldest file of the sandbox with most bytes, the file to come included; of
+// equals, that with the oldest write. So a sandbox that writes much evicts only its own files, and
+// a tenant gains nothing by more sandboxes. The file being written stays, so that the limit may be
+// exceeded by these. Files that cannot be examined or removed do not block writers.
 func (m *mainLogs) trim(id string) error {
 	m.trimming.Lock()
 	defer m.trimming.Unlock()
@@ -138,7 +140,7 @@ func (m *mainLogs) logFiles(id string) (files []logFile, err error) {
 	return files, err
 }
 
-// writing says that a main process of a sandbox writes to its log, or will.
+// writing reports whether a main process of the sandbox writes to its log, or will.
 func (m *mainLogs) writing(id string) bool {
 	m.mu.Lock()
 	l := m.of[id]
@@ -209,7 +211,7 @@ type mainLog struct {
 	mu      sync.Mutex
 	writers int           // one that writes, and those that wait for it
 	last    chan struct{} // closed when the last of them has ended
-	changed chan struct{} // closed at the next change; nil if nobody waits
+	changed chan struct{} // closed at the next change; nil if no reader waits
 	removed bool
 }
 
@@ -231,7 +233,8 @@ func (l *mainLog) state() (more <-chan struct{}, goesOn bool) {
 	return l.changed, l.writers > 0 && !l.removed
 }
 
-// enqueue is called by who is going to write: after those that came before, when turn is closed, until done is called.
+// enqueue registers a writer. It may write when turn is closed, which is after earlier writers,
+// until it calls done.
 func (l *mainLog) enqueue() (turn <-chan struct{}, done func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -267,8 +270,9 @@ type logWriter struct {
 
 var errOlder = errors.New("a later main process has written to the log")
 
-// write opens the log for the main process that was started at run in a life of the sandbox, and finds where a daemon before has
-// left off. It writes nothing yet: a disk that is full now need not be so later.
+// write opens the log for the main process that was started at run in a life of the sandbox, and
+// finds the place where the last daemon stopped. It writes nothing yet: a full disk may have room
+// later.
 func (l *mainLog) write(life int, run time.Time) (_ *logWriter, err error) {
 	w := &logWriter{log: l, life: life, run: run.UTC()}
 	defer func() {
@@ -308,7 +312,8 @@ func (l *mainLog) write(life int, run time.Time) (_ *logWriter, err error) {
 	return w, nil
 }
 
-// reopen opens a file to go on in it, and returns the last beginning of a process that is in it, nil if there is none.
+// reopen opens a file to go on in it, and returns the last beginning of a process that is in it,
+// nil if there is none.
 func (w *logWriter) reopen(seq int) (last *logRecord, err error) {
 	if w.f, err = os.OpenFile(w.log.path(seq), os.O_RDWR, 0); err != nil {
 		return nil, err
@@ -322,11 +327,12 @@ func (w *logWriter) reopen(seq int) (last *logRecord, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	// What a crash has cut off is written again: nothing has been told of it yet.
+	// A line that a crash cut off is written again: its output was not reported as saved.
 	return last, w.f.Truncate(w.at)
 }
 
-// append writes what the process has written to one of its streams. Where it fails, that is missing from the log, and nothing else.
+// append writes output of one stream of the process. If it fails, that output is missing from the
+// log, and nothing else.
 func (w *logWriter) append(e api.LogEntry, offset int64) error {
 	w.next = offset + int64(len(e.Text)+len(e.Data))
 	if err := w.put(&logRecord{LogEntry: e, Offset: offset}); err != nil {
@@ -335,7 +341,8 @@ func (w *logWriter) append(e api.LogEntry, offset int64) error {
 	return nil
 }
 
-// put writes a line, to a new file if the one that is open is full. The first of a process in a file comes behind one that says so.
+// put writes a line, to a new file if the current one is full. The first line of a process in a
+// file follows one that identifies it.
 func (w *logWriter) put(rec *logRecord) error {
 	data, err := json.Marshal(rec)
 	if err != nil {
@@ -436,8 +443,8 @@ func (l *mainLog) segments() ([]int, error) {
 	return seqs, nil
 }
 
-// scanRecords calls each for every record that is there as a whole, and returns how many bytes they have. What is no record is
-// passed over. The reader has room for [maxLogLine].
+// scanRecords calls each for every complete record, and returns their bytes. Other lines are
+// skipped. The reader has room for [maxLogLine].
 func scanRecords(in *bufio.Reader, each func(*logRecord) error) (read int64, err error) {
 	for long := int64(0); ; {
 		line, err := in.ReadSlice('\n')
@@ -470,16 +477,16 @@ type LogReader struct {
 
 	seq int   // of the file
 	at  int64 // in it
-	// skip is how many lines of what follows are not wanted, of what was there when the reader was made.
+	// skip is the number of lines to leave out, of those that existed when the reader was made.
 	skip    int
 	run     *time.Time // whose output was read last
 	next    int64      // where in it
-	missing int64      // bytes of it before that, of which nobody has been told
-	blind   bool       // nobody asked for what came before
+	missing int64      // bytes before next that are missing and not yet reported
+	blind   bool       // missing output before the start is not reported
 	in      *bufio.Reader
 }
 
-// LogOptions choose what is read of a log.
+// LogOptions select entries of a log.
 type LogOptions struct {
 	Follow         bool
 	Tail           int       // lines; negative: all
@@ -599,13 +606,13 @@ func (r *LogReader) scanFile(each func(*logRecord) error) error {
 	return err
 }
 
-// entries calls emit for what is wanted and has not been read.
+// entries calls emit for selected entries that have not been read.
 func (r *LogReader) entries(ctx context.Context, emit func(api.LogEntry) error) error {
 	return r.scan(ctx, func(rec *logRecord) error {
 		known := r.run != nil
 		if rec.Run != nil {
 			if known && !rec.Run.Equal(*r.run) {
-				r.next, r.missing = 0, 0 // what it has not written to the end, nobody will
+				r.next, r.missing = 0, 0 // its unwritten rest will never come
 			} else if !known && r.blind {
 				r.next = rec.Offset
 			}
@@ -634,7 +641,8 @@ func (r *LogReader) entries(ctx context.Context, emit func(api.LogEntry) error) 
 	})
 }
 
-// Read calls emit for what is wanted of the log. It goes on, if asked to, until no main process writes to it any more.
+// Read calls emit for selected entries. With Follow it goes on until no main process writes to the
+// log.
 func (r *LogReader) Read(ctx context.Context, emit func(api.LogEntry) error) error {
 	for {
 		more, goesOn := r.log.state()

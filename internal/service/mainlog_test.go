@@ -40,7 +40,7 @@ func say(t *testing.T, w *logWriter, text string) {
 	}
 }
 
-// Whatever a crash has left of the last line, what is whole stays, and the writer knows where to go on.
+// Whatever a crash left of the last line, complete lines stay and the writer continues behind them.
 func TestLogGoesOnAfterEveryCrash(t *testing.T) {
 	logs := newMainLogs(t.TempDir(), minLogSize, 2, 1<<30)
 	l := logs.get("one")
@@ -117,7 +117,7 @@ func TestLogOfSeveralRuns(t *testing.T) {
 	if got := readLog(t, l, LogOptions{Tail: -1}); !strings.HasSuffix(got, "and<100>later") {
 		t.Errorf("%q", got)
 	}
-	// What is no line of ours is passed over.
+	// Lines that are no records are skipped.
 	f, err := os.OpenFile(l.path(1), os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -168,7 +168,8 @@ func TestLogGoesOnBehindAnEmptyFile(t *testing.T) {
 	}
 }
 
-// What the disk refuses is missing, and counted; the log goes on as soon as the disk takes something.
+// Output that the disk refuses is missing and counted; the log goes on as soon as the disk takes
+// more.
 func TestLogThatTheDiskRefuses(t *testing.T) {
 	l := newMainLogs(t.TempDir(), minLogSize, 2, 1<<30).get("one")
 	refuse := func(path string) (again func()) {
@@ -212,7 +213,7 @@ func TestLogThatTheDiskRefuses(t *testing.T) {
 	}
 }
 
-// Who reads one stream hears of what is missing too, be there something of the other stream in between.
+// A reader of one stream learns of missing output, also across output of the other stream.
 func TestLogOfOneStreamCountsWhatIsMissing(t *testing.T) {
 	l := newMainLogs(t.TempDir(), minLogSize, 2, 1<<30).get("one")
 	w, err := l.write(0, time.Now())
@@ -239,8 +240,8 @@ func TestLogOfOneStreamCountsWhatIsMissing(t *testing.T) {
 	}
 }
 
-// All logs together keep to their limit: the oldest files go of who has most, so that nobody pushes out those that have less, and
-// none goes that a main process writes to.
+// All logs together keep to their limit: the sandbox with most bytes loses its oldest files, so
+// that others keep theirs, and files being written stay.
 func TestLogsTogetherAreBounded(t *testing.T) {
 	const limit = 6 * minLogSize
 	logs := newMainLogs(t.TempDir(), minLogSize, 100, limit)

@@ -13,37 +13,37 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// The main process of a sandbox is a detached exec (execs.go), and more:
+// The main process of a sandbox is a detached exec (execs.go) with three additions:
 //
-//   - The daemon starts it with the sandbox: after a creation, a claim, a start and a rollback, for each fork, and where a
-//     daemon that was killed did not come to that. A creation that cannot start it leaves nothing.
-//   - What it writes is kept in the sandbox's log (mainlog.go) rather than in memory only: one goroutine follows it as any
-//     client could, and the memory drops nothing before that has been written, so that the process waits for the disk. What
-//     the disk does not take is missing in the log, and the process goes on.
-//   - When it ends the sandbox is killed, and its record says how. That is done before the launcher lets go of what it keeps
-//     of the exec: a daemon that comes after a crash does it again.
+//   - The daemon starts it with the sandbox: after a creation, a claim, a start and a rollback, for
+//     each fork, and where a killed daemon did not. A creation that cannot start it leaves nothing.
+//   - Its output is kept in the sandbox's log (mainlog.go) rather than in memory only. A goroutine
+//     follows it like a client. The memory drops nothing before it is written, so that the process
+//     waits for the disk. Output that the disk refuses is missing in the log; the process goes on.
+//   - When it ends, the sandbox is killed and its record has the exit. Both happen before the
+//     launcher drops the exec, so that the next daemon does them again after a crash.
 
-// mainRing is how many bytes of a main process's output are in memory.
+// mainRing is the number of bytes of a main process's output in memory.
 const mainRing = 256 << 10
 
-// mainProcess is what an execution has if it is one.
+// mainProcess is the part of an execution that only a main process has.
 type mainProcess struct {
-	life   int           // of the sandbox; see [runtime.Record]
-	logged chan struct{} // closed when what it wrote is in the log
-	told   chan struct{} // closed when the sandbox's record says how it ended
+	life     int           // of the sandbox; see [runtime.Record]
+	logged   chan struct{} // closed when its output is in the log
+	reported chan struct{} // closed when the sandbox's record says how it ended
 }
 
 func newMainProcess(life int) *mainProcess {
-	return &mainProcess{life: life, logged: make(chan struct{}), told: make(chan struct{})}
+	return &mainProcess{life: life, logged: make(chan struct{}), reported: make(chan struct{})}
 }
 
-// isTold says that nothing is left to do for it. That is so of an exec that is no main process.
-func (m *mainProcess) isTold() bool {
+// isReported reports whether the end of the main process is dealt with. It is true for other execs.
+func (m *mainProcess) isReported() bool {
 	if m == nil {
 		return true
 	}
 	select {
-	case <-m.told:
+	case <-m.reported:
 		return true
 	default:
 		return false
@@ -59,17 +59,17 @@ type mainOf struct {
 // over is closed when the execution has ended, and all that follows from that is done.
 func (x *Execution) over() <-chan struct{} {
 	if x.main != nil {
-		return x.main.told
+		return x.main.reported
 	}
 	return x.done
 }
 
-// goOn works for a detached exec until it ends, or the daemon does.
-func (s *core) goOn(x *Execution) bool {
+// follow collects a detached exec until it ends, or the daemon does.
+func (s *core) follow(x *Execution) bool {
 	if x.main != nil {
 		s.keepLog(x)
 	}
-	return s.execs.goOn(x.collect)
+	return s.execs.spawn(x.collect)
 }
 
 // create makes a sandbox and starts its main process, if it has one.
@@ -83,7 +83,7 @@ func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, erro
 		defer cancel()
 		derr := s.supervisor.Delete(undo, rec.ID)
 		if errors.Is(derr, runtime.ErrNotFound) {
-			derr = nil // somebody else has
+			derr = nil // deleted concurrently
 		}
 		s.forgetSandbox(undo, rec.ID)
 		return api.Sandbox{}, errors.Join(err, derr)
@@ -91,12 +91,13 @@ func (s *core) create(ctx context.Context, r runtime.Request) (api.Sandbox, erro
 	return rec.Sandbox, nil
 }
 
-// wantsMain says that a sandbox runs, and should with a main process.
+// wantsMain reports whether a running sandbox should have a main process.
 func wantsMain(rec *runtime.Record) bool {
 	return len(rec.Command) > 0 && !rec.Idle && rec.State == api.StateRunning
 }
 
-// startMain starts the main process of a sandbox that has just begun to run, unless it has none or somebody else does.
+// startMain starts the main process of a sandbox that has just begun to run, unless it has none or
+// a concurrent call does.
 func (s *core) startMain(ctx context.Context, rec *runtime.Record) error {
 	if !wantsMain(rec) {
 		return nil
@@ -125,8 +126,8 @@ func (s *core) startMain(ctx context.Context, rec *runtime.Record) error {
 	return nil
 }
 
-// startAgain is startMain for a sandbox that was there before. Where it fails the sandbox is stopped again. One that does not
-// run, as after a rollback of one that did not, needs nothing.
+// startAgain is startMain for a sandbox that existed before. If it fails, the sandbox is stopped. A
+// sandbox that does not run, as after a rollback of a stopped one, needs nothing.
 func (s *core) startAgain(ctx context.Context, rec *runtime.Record) error {
 	if !wantsMain(rec) {
 		return nil
@@ -135,7 +136,7 @@ func (s *core) startAgain(ctx context.Context, rec *runtime.Record) error {
 	defer cancel()
 	lease, err := s.supervisor.Rejoin(rec.ID)
 	if err != nil {
-		return err // somebody has stopped or deleted it
+		return err // it was stopped or deleted concurrently
 	}
 	defer lease.End()
 	err = s.startMain(ctx, rec)
@@ -145,13 +146,13 @@ func (s *core) startAgain(ctx context.Context, rec *runtime.Record) error {
 	return errors.Join(err, lease.Kill(ctx, "its main process could not be started: "+err.Error()))
 }
 
-// startMissing starts main processes where a daemon that was killed did not come to it.
+// startMissing starts main processes that a killed daemon did not start.
 func (s *core) startMissing() {
 	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true, State: api.StateRunning}) {
 		if !wantsMain(&rec) {
 			continue
 		}
-		s.execs.goOn(func() {
+		s.execs.spawn(func() {
 			if err := s.startAgain(s.execs.ctx, &rec); err != nil && !errors.Is(err, class.ErrStopping) {
 				s.log.Warn("a main process that should run could not be started", "id", rec.ID, "error", err)
 			}
@@ -180,7 +181,7 @@ func (x *Execution) gone() <-chan struct{} {
 	return x.lease.Gone
 }
 
-// keepLog writes to the log what a main process writes, until it ends.
+// keepLog copies the output of a main process to the log until it ends.
 func (s *core) keepLog(x *Execution) {
 	turn, done := s.logs.get(x.record.Sandbox).enqueue()
 	x.log.save(0)
@@ -199,7 +200,7 @@ func (s *core) keepLog(x *Execution) {
 		case <-s.execs.ctx.Done():
 		}
 	}
-	if !s.execs.goOn(write) {
+	if !s.execs.spawn(write) {
 		done()
 		close(x.main.logged)
 	}
@@ -208,7 +209,7 @@ func (s *core) keepLog(x *Execution) {
 func (s *core) writeLog(x *Execution) {
 	log := s.log.With("id", x.record.Sandbox, "exec", x.record.ID)
 	defer func() {
-		if s.execs.ctx.Err() == nil { // else the next daemon goes on, with what was not dropped
+		if s.execs.ctx.Err() == nil { // else the next daemon continues with the output that is still in memory
 			x.log.saves(1 << 62) // whatever has happened, the process does not wait for us when we are gone
 		}
 	}()
@@ -248,7 +249,7 @@ func (s *core) writeLog(x *Execution) {
 
 // mainEnded ends the sandbox of a main process that has ended.
 func (s *core) mainEnded(ctx context.Context, x *Execution) {
-	defer close(x.main.told)
+	defer close(x.main.reported)
 	<-x.main.logged
 	rec := x.Record()
 	exit, reason := s.exitOfMain(ctx, x, &rec)
@@ -257,7 +258,7 @@ func (s *core) mainEnded(ctx context.Context, x *Execution) {
 	}
 }
 
-// exitOfMain says how a main process ended, and what the sandbox's record says of that.
+// exitOfMain returns the exit of a main process and the reason for the sandbox's record.
 func (s *core) exitOfMain(ctx context.Context, x *Execution, rec *ExecRecord) (*api.SandboxExit, string) {
 	exit := &api.SandboxExit{StartedAt: rec.StartedAt, EndedAt: rec.EndedAt, Usage: rec.Usage}
 	if rec.Exit == nil {
@@ -269,7 +270,7 @@ func (s *core) exitOfMain(ctx context.Context, x *Execution, rec *ExecRecord) (*
 			}
 			return nil, "its main process is lost: " + detail
 		}
-		// Everything in the sandbox was killed. Of a process that had ended by itself in that very moment nobody knows.
+		// Everything in the sandbox was killed. Whether the process had just ended by itself is unknown.
 		exit.Exit = api.Exit{Code: 128 + 9, Signal: "SIGKILL", OOM: x.oom.struck(ctx)}
 		return exit, ""
 	}
@@ -289,8 +290,9 @@ func (s *core) exitOfMain(ctx context.Context, x *Execution, rec *ExecRecord) (*
 	}
 }
 
-// told waits until a sandbox that has ended says how its main process did, if it had one.
-func (s *core) told(ctx context.Context, id string) error {
+// awaitReport waits until the record of an ended sandbox has the exit of its main process, if it
+// had one.
+func (s *core) awaitReport(ctx context.Context, id string) error {
 	s.execs.mu.Lock()
 	x := s.execs.mains[id].x
 	s.execs.mu.Unlock()
@@ -301,7 +303,7 @@ func (s *core) told(ctx context.Context, id string) error {
 		return nil //nolint:nilerr // it is deleted, or runs again: there is nothing to wait for
 	}
 	select {
-	case <-x.main.told:
+	case <-x.main.reported:
 		return nil
 	case <-s.execs.ctx.Done():
 		return class.ErrStopping
@@ -310,7 +312,7 @@ func (s *core) told(ctx context.Context, id string) error {
 	}
 }
 
-// sweepLogs removes logs of sandboxes that there are no more.
+// sweepLogs removes logs of sandboxes that no longer exist.
 func (s *core) sweepLogs() {
 	err := s.logs.sweep(func(id string) bool {
 		rec, err := s.supervisor.Get(id)
@@ -333,7 +335,7 @@ func (s *API) WaitSandbox(ctx context.Context, ref string) (api.Sandbox, error) 
 			return api.Sandbox{}, class.Mark(class.ErrGone, fmt.Errorf("sandbox %s was deleted", rec.Name))
 		}
 		if err == nil {
-			err = s.told(ctx, rec.ID)
+			err = s.awaitReport(ctx, rec.ID)
 		}
 		if err != nil {
 			return api.Sandbox{}, err

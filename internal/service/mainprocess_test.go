@@ -40,7 +40,7 @@ func TestMainProcess(t *testing.T) {
 		got.Exit.StartedAt.Before(before) || got.Exit.EndedAt.Before(got.Exit.StartedAt) || got.Exit.Usage == nil {
 		t.Errorf("%+v %+v", got, got.Exit)
 	}
-	// Two streams, of which nobody knows which came first.
+	// Two streams, in unknown order.
 	if text := r.Logs("one", "?stderr=false"); text != "out\nhello mine /tmp\n" {
 		t.Errorf("log is %q", text)
 	}
@@ -83,7 +83,8 @@ func TestMainProcess(t *testing.T) {
 	}
 }
 
-// A daemon that stops in order leaves the main process to the next one, whether it ends meanwhile or not.
+// A daemon that stops in order leaves the main process to the next one, whether it ends meanwhile
+// or not.
 func TestMainProcessIsHandedOn(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	b.Options.Deposits = servicetest.NewShelf(t)
@@ -126,7 +127,8 @@ func TestMainProcessIsHandedOn(t *testing.T) {
 	}
 }
 
-// A main process that writes without end is held by the disk, which it cannot fill, and by nothing else.
+// A main process that writes without end is held by the disk, which it cannot fill, and by nothing
+// else.
 func TestMainProcessThatWritesForEver(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	b.Options.Deposits = servicetest.NewShelf(t)
@@ -165,7 +167,7 @@ func TestMainProcessThatWritesForEver(t *testing.T) {
 	}
 }
 
-// What cannot be started leaves no sandbox, and no log.
+// A sandbox whose main process cannot be started is removed, with its log.
 func TestMainProcessThatCannotStart(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	b.Options.Deposits = servicetest.NewShelf(t)
@@ -237,7 +239,8 @@ func TestMainProcessOfImage(t *testing.T) {
 	}
 }
 
-// A daemon that was killed between the sandbox and its main process is followed by one that starts it.
+// A daemon that was killed between the sandbox and its main process is followed by one that starts
+// it.
 func TestMainProcessThatIsMissingIsStarted(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	r := b.Start() // keeps nothing for the next one: what runs ends with it
@@ -252,8 +255,8 @@ func TestMainProcessThatIsMissingIsStarted(t *testing.T) {
 	}
 }
 
-// What is kept of a main process that a daemon has dealt with says nothing about what the sandbox has been since, and the output
-// of several comes into the log in their order, whichever the launcher names first.
+// The kept end of a main process of an earlier life says nothing about the sandbox since. The
+// output of several comes into the log in their order, whichever the launcher returns first.
 func TestMainProcessesOfSeveralLives(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	b.Options.Deposits = servicetest.NewShelf(t)
@@ -285,7 +288,7 @@ func TestMainProcessesOfSeveralLives(t *testing.T) {
 		}
 	}
 	r.Cancel()
-	r.Wait() // for who writes the logs
+	r.Wait() // for the log writers
 	r = b.Start()
 	for i := range boxes {
 		if text := r.Logs(name(i), "?follow=true"); text != logs[i] || strings.Count(text, "\n") != 2 {
@@ -294,7 +297,8 @@ func TestMainProcessesOfSeveralLives(t *testing.T) {
 	}
 }
 
-// A sandbox may be deleted while its main process is being started. Then nothing is left of its log either.
+// A sandbox may be deleted while its main process is being started. Then nothing is left of its log
+// either.
 func TestLogOfSandboxDeletedMeanwhile(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	s := servicetest.NewShelf(t)
@@ -324,7 +328,7 @@ func TestLogOfSandboxDeletedMeanwhile(t *testing.T) {
 	}
 }
 
-// A daemon that learns later what the one before has left starts nothing a second time.
+// A daemon that adopts late starts no main process a second time.
 func TestMainProcessThatIsAdoptedLaterRunsOnce(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	s := servicetest.NewShelf(t)
@@ -342,7 +346,7 @@ func TestMainProcessThatIsAdoptedLaterRunsOnce(t *testing.T) {
 		}
 	}
 	r.Cancel()
-	r.Wait() // for what it may have begun
+	r.Wait() // for anything it has begun
 	r = b.Start()
 	list := daemontest.Decode[api.ExecList](t, r.Do("GET", "/v1/sandboxes/"+sb.ID+"/execs", nil), http.StatusOK)
 	if len(list.Execs) != 1 || list.Execs[0].State != api.ExecRunning {
@@ -350,7 +354,8 @@ func TestMainProcessThatIsAdoptedLaterRunsOnce(t *testing.T) {
 	}
 }
 
-// A daemon that stops before it has started a main process leaves the sandbox to the next one, which does.
+// A daemon that stops before it has started a main process leaves the sandbox to the next one,
+// which does.
 func TestMainProcessIsStartedByTheNextDaemon(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	r := b.Start()
@@ -368,8 +373,8 @@ func TestMainProcessIsStartedByTheNextDaemon(t *testing.T) {
 	}
 }
 
-// A sandbox that was paused before a daemon that was killed had started its main process gets it when it is resumed, and one
-// that has it gets no second.
+// A sandbox that was paused before a daemon that was killed had started its main process gets it
+// when it is resumed, and one that has it gets no second.
 func TestMainProcessOfAPausedSandboxIsStartedWhenItGoesOn(t *testing.T) {
 	for name, test := range map[string]struct {
 		kept bool

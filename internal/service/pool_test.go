@@ -13,7 +13,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
-	"github.com/sandboxd/sandboxd/internal/daemon"
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
 	"github.com/sandboxd/sandboxd/internal/service"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -63,7 +62,7 @@ func (p *poolImages) Pull(context.Context, string, image.PullOptions) (*image.Im
 
 // pooled is a daemon with pools, which are filled whatever else takes the host's memory.
 func pooled(b *daemontest.Bench) *daemontest.Running {
-	b.Prepare = func(d *daemon.Daemon) { d.Service().SetSpare(func() error { return nil }) }
+	b.Options.SpareMemory = func() error { return nil }
 	return b.Start()
 }
 
@@ -118,7 +117,8 @@ func TestPoolIsFilledClaimedAndFollowsItsImage(t *testing.T) {
 		t.Errorf("after a creation with another profile: %+v", p)
 	}
 
-	// The name moves on: what is parked is of the old image, and is never given to who asks for the new one.
+	// The name moves on: parked sandboxes are of the old image, and no request for the new one gets
+	// them.
 	old := b.Engine.IDs()
 	if rep := r.Do("POST", "/v1/images/pull", api.PullImage{Reference: "example.org/app:1"}); rep.Status != http.StatusOK {
 		t.Fatalf("pull: %s", rep.Body)
@@ -137,7 +137,7 @@ func TestPoolIsFilledClaimedAndFollowsItsImage(t *testing.T) {
 		return p.Ready == 2 && fresh == 2
 	})
 
-	// What is parked does not outlive its image.
+	// Parked sandboxes do not outlive their image.
 	if rep := r.Do("DELETE", "/v1/images?reference=example.org/app:1", nil); rep.Status != http.StatusOK {
 		t.Fatalf("remove: %d %s", rep.Status, rep.Body)
 	}
@@ -166,7 +166,7 @@ func TestPoolEndsWithItsDaemon(t *testing.T) {
 func TestPoolOfAHostThatIsShortOfMemory(t *testing.T) {
 	b := daemontest.New(t, nil)
 	b.Options.Pools = []service.Pool{{Image: api.HostImage, Size: 1}}
-	b.Prepare = func(d *daemon.Daemon) { d.Service().SetSpare(func() error { return errors.New("memory is short") }) }
+	b.Options.SpareMemory = func() error { return errors.New("memory is short") }
 	r := b.Start()
 	waitPool(t, r, "complaining", func(p api.Pool) bool { return p.Error == "memory is short" })
 	if ids := b.Engine.IDs(); len(ids) > 0 {
@@ -174,8 +174,8 @@ func TestPoolOfAHostThatIsShortOfMemory(t *testing.T) {
 	}
 }
 
-// A pool whose size is learned is empty until somebody asks, has then what is asked for but not more than it may, and gets rid
-// of what is not worth it.
+// A pool of learned size is empty until a request comes, then follows the demand up to its maximum,
+// and drops sandboxes that are not worth keeping.
 func TestPoolOfLearnedSize(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	b.Options.Pools = []service.Pool{{Image: api.HostImage, Size: 3, Learn: true}}
@@ -184,7 +184,7 @@ func TestPoolOfLearnedSize(t *testing.T) {
 		t.Errorf("at first: %+v", p)
 	}
 	svc := r.D.Service()
-	key := svc.PoolKey()
+	key := (&service.Pool{Image: api.HostImage, Profile: service.DefaultProfile}).Key()
 	// Those that are asked for at once are so within seconds on any machine, however long each takes.
 	createAtOnce := func(n int) {
 		var wg sync.WaitGroup

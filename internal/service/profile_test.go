@@ -13,7 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// A sandbox that is started by a later daemon has the profile as that one has it, or is not started.
+// A sandbox that is started by a later daemon has the profile as that one has it, or is not
+// started.
 func TestProfileThatHasChangedOrIsGone(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	gone, strict := false, false

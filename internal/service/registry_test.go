@@ -13,7 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// What other sandboxes have of execs keeps none from its first one, which is its main process where it has one.
+// What other sandboxes have of execs keeps none from its first one, which is its main process where
+// it has one.
 func TestEverySandboxHasRoomForOneExec(t *testing.T) {
 	e := newExecs(t.Context())
 	enter := func(sandbox string, i int, size int64, ended bool) {
@@ -26,7 +27,7 @@ func TestEverySandboxHasRoomForOneExec(t *testing.T) {
 		if ended {
 			close(x.done)
 		}
-		e.enter(x)
+		e.register(x)
 	}
 	// Sixteen sandboxes have thirty-two, so that 496 are shared, and a seventeenth the rest of them.
 	for s := range 16 {
@@ -48,7 +49,7 @@ func TestEverySandboxHasRoomForOneExec(t *testing.T) {
 		t.Errorf("a second exec: %v, %v", room, err)
 	}
 	e.release("many16", 1<<10)
-	if !e.leave(room[0]) || e.leave(room[0]) {
+	if !e.unregister(room[0]) || e.unregister(room[0]) {
 		t.Error("what makes room is not listed once")
 	}
 	enter("rest", 2000, 1<<10, false)
@@ -79,11 +80,11 @@ func (s *core) ending(t *testing.T) *Execution {
 	}
 	t.Cleanup(log.close)
 	x := &Execution{s: s, log: log, kept: log.limit, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: newExecID(), Sandbox: "box", State: api.ExecRunning}}}
-	s.list(x)
+	s.adoptRecord(x)
 	return x
 }
 
-// Whoever is told that an exec has ended can start the next one: it makes room.
+// A client that sees the end of an exec can start the next one: there is room.
 func TestExecThatIsToldToHaveEndedMakesRoom(t *testing.T) {
 	s := &core{execs: newExecs(t.Context())}
 	for range 300 {
@@ -103,7 +104,7 @@ func TestExecThatIsToldToHaveEndedMakesRoom(t *testing.T) {
 	}
 }
 
-// What becomes of an exec is deposited while somebody forgets it. Nothing of it is left when that is answered.
+// An exec is forgotten while its end is being deposited. Nothing of it is left afterwards.
 func TestExecThatIsForgottenWhileItIsDeposited(t *testing.T) {
 	held := servicetest.NewShelf(t)
 	s := &core{opts: Options{Deposits: held}, execs: newExecs(t.Context())}
@@ -120,10 +121,10 @@ func TestExecThatIsForgottenWhileItIsDeposited(t *testing.T) {
 	}
 }
 
-// Who starts an exec waits for an adoption that takes its time no longer than the client does.
+// A request that starts an exec waits for a slow adoption no longer than its client does.
 func TestAdoptionIsWaitedForNoLongerThanTheClient(t *testing.T) {
 	s := &core{opts: Options{Deposits: servicetest.NewShelf(t)}, execs: newExecs(t.Context())}
-	s.execs.adopting <- struct{}{} // somebody does, and the launcher does not answer
+	s.execs.adopting <- struct{}{} // an adoption is under way, and the launcher does not answer
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := s.adoption(ctx); !errors.Is(err, context.Canceled) {

@@ -2,15 +2,17 @@ package service
 
 import (
 	"cmp"
+	"context"
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/pool"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// origin is the root file system of a new sandbox and the defaults that come with it: of an image, a snapshot, a forked
-// sandbox or a build.
+// origin is the root file system of a new sandbox and the defaults that come with it: of an image,
+// a snapshot, a forked sandbox or a build.
 type origin struct {
 	image, digest, snapshot string
 	imageEnv                []string
@@ -21,8 +23,8 @@ type origin struct {
 	cwd, user               string
 }
 
-// request returns the request for a sandbox of this origin with the values that a valid client's request asks for. It is the
-// only place that makes a [runtime.Request].
+// request returns the request for a sandbox of this origin with the values that a valid client's
+// request asks for. It is the only place that makes a [runtime.Request].
 func (s *API) request(from *origin, ask *api.CreateSandbox) (_ runtime.Request, err error) {
 	r := newRequest(s.caller.Tenant, from)
 	r.Name, r.Labels, r.Limits = ask.Name, ask.Labels, ask.Limits
@@ -39,7 +41,8 @@ func (s *API) request(from *origin, ask *api.CreateSandbox) (_ runtime.Request, 
 	return r, err
 }
 
-// newRequest returns the request for a sandbox of which no client has asked anything, as a pool parks it.
+// newRequest returns the request for a sandbox of which no client has asked anything, as a pool
+// parks it.
 func newRequest(tenant string, from *origin) runtime.Request {
 	return runtime.Request{
 		Tenant: tenant, Image: from.image, ImageDigest: from.digest, Snapshot: from.snapshot, ImageEnv: from.imageEnv,
@@ -47,11 +50,26 @@ func newRequest(tenant string, from *origin) runtime.Request {
 	}
 }
 
-// validateNetwork checks the network that a request asks for. There is only one mode so far, which every sandbox gets, so
-// that nothing of it needs to reach the runtime; a sandbox's enforced.network reports it.
+// validateNetwork checks the network that a request asks for. There is only one mode so far, which
+// every sandbox gets, so that nothing of it needs to reach the runtime; a sandbox's
+// enforced.network reports it.
 func validateNetwork(n api.Network) error {
 	if n.Mode != "" && n.Mode != api.NetworkNone {
 		return class.Invalidf("network mode %q: only %q exists so far", class.Clip(string(n.Mode)), api.NetworkNone)
 	}
 	return nil
+}
+
+// poolImage acquires an image for a pool. Parked sandboxes are of the daemon's own tenant.
+func (s *core) poolImage(ctx context.Context, reference string) (*pool.Image, error) {
+	img, release, err := s.own.Acquire(ctx, reference)
+	if err != nil {
+		return nil, err
+	}
+	return &pool.Image{Digest: img.Digest, Release: release, Request: func(name string) (runtime.Request, error) {
+		profile, defaults, err := s.opts.Profile(name)
+		return newRequest("", &origin{
+			image: reference, digest: img.Digest, rootfs: img.Rootfs, profile: profile, defaults: defaults,
+		}), err
+	}}, nil
 }

@@ -14,30 +14,31 @@ import (
 )
 
 const (
-	// retainEvery is when it is looked for what has been kept long enough.
+	// retainEvery is the interval of retention rounds.
 	retainEvery = time.Minute
-	// endedGrace is how long a sandbox that has ended stays at least, whatever the limit of their number, and how long a daemon
-	// must have run that removes any: somebody is to read how it ended, which nobody can while no daemon runs.
+	// endedGrace is the minimum time that an ended sandbox is kept, whatever the limit of their
+	// number, and the minimum uptime of a daemon that removes any: clients need the time to read the
+	// exit code.
 	endedGrace = time.Hour
 )
 
-// retention says how long is kept what nobody uses.
+// retention holds the limits for unused objects.
 type retention struct {
 	age      time.Duration // of sandboxes that have ended; 0: for ever
 	limit    int           // of sandboxes that have ended, how many; 0: any number
 	snapshot time.Duration // of snapshots that no sandbox stands on; 0: for ever
 }
 
-// grace is how long somebody must have been able to read what is removed for an age.
+// grace returns the minimum time for clients to read an object that is removed for its age.
 func grace(age time.Duration) time.Duration {
 	if age > 0 {
-		return min(endedGrace, age) // who asks for less means it
+		return min(endedGrace, age) // a shorter age is deliberate
 	}
 	return endedGrace
 }
 
-// overdue are those of the records, which may be of sandboxes of any state, that are not to be kept any longer, those that ended
-// first before the others. Up is when the daemon began.
+// overdue returns the expired records of sandboxes of any state, oldest end first. Up is the start
+// of the daemon.
 func (r retention) overdue(now, up time.Time, all []runtime.Record) []runtime.Record {
 	grace := grace(r.age)
 	var ended []runtime.Record
@@ -64,12 +65,12 @@ func (r retention) overdue(now, up time.Time, all []runtime.Record) []runtime.Re
 	return out
 }
 
-// prunable says that a sandbox has ended and is nothing that somebody wants kept.
+// prunable reports whether a sandbox has ended and is not labelled to be kept.
 func prunable(rec *runtime.Record) bool {
 	return (rec.State == api.StateStopped || rec.State == api.StateLost) && !rec.Ephemeral && !api.Kept(rec.Labels)
 }
 
-// retain removes what has been kept long enough, until ctx ends.
+// retain removes expired sandboxes and snapshots until ctx ends.
 func (s *core) retain(ctx context.Context, look time.Duration) {
 	r := retention{s.opts.EndedAge, s.opts.EndedLimit, s.opts.SnapshotAge}
 	if r == (retention{}) {
@@ -78,7 +79,7 @@ func (s *core) retain(ctx context.Context, look time.Duration) {
 	every(ctx, look, func(now, up time.Time) { s.removeOverdue(ctx, r, now, up) })
 }
 
-// retainRuns removes runs of the agent that have been kept long enough, until ctx ends.
+// retainRuns removes expired agent runs until ctx ends.
 func (s *core) retainRuns(ctx context.Context, look time.Duration) {
 	r := agents.Retention{Age: s.opts.AgentAge, Limit: s.opts.AgentLimit, Grace: grace(s.opts.AgentAge)}
 	if s.opts.Agents == nil || r.Age == 0 && r.Limit == 0 {
@@ -95,7 +96,8 @@ func (s *core) retainRuns(ctx context.Context, look time.Duration) {
 	})
 }
 
-// every calls round again and again until ctx ends, with the time, and since when somebody could read what there is.
+// every calls round at each interval until ctx ends, with the time and the start of the grace
+// period.
 func every(ctx context.Context, look time.Duration, round func(now, up time.Time)) {
 	up := time.Now()
 	last := up
@@ -114,10 +116,11 @@ func every(ctx context.Context, look time.Duration, round func(now, up time.Time
 	}
 }
 
-// upSince is since when somebody could read what there is: since up, unless the clock has told of more time than has passed, as it
-// does where the host has slept, or where the clock was set. Nobody could read meanwhile; and times by a clock that was wrong say nothing.
-func upSince(up, now time.Time, told, passed time.Duration) time.Time {
-	if told-passed > retainEvery {
+// upSince returns the start of the grace period: up, unless the clock has advanced more than the
+// time that has passed. That happens when the host was suspended or its clock was set; no client
+// could read meanwhile, and times of a wrong clock mean nothing.
+func upSince(up, now time.Time, shown, passed time.Duration) time.Time {
+	if shown-passed > retainEvery {
 		return now
 	}
 	return up
@@ -148,8 +151,8 @@ func (s *core) removeOverdue(ctx context.Context, r retention, now, up time.Time
 	}
 }
 
-// removeEnded deletes sandboxes, one after the other, but for those that have been started or deleted meanwhile, and those whose files
-// somebody has used within the time unread.
+// removeEnded deletes sandboxes one by one, except those started or deleted meanwhile, and those
+// whose files were used within the time unread.
 func (s *core) removeEnded(ctx context.Context, recs []runtime.Record, unread time.Duration) (removed []api.SandboxRef, err error) {
 	var errs []error
 	for _, rec := range recs {
@@ -169,7 +172,7 @@ func (s *core) removeEnded(ctx context.Context, recs []runtime.Record, unread ti
 		removed = append(removed, api.SandboxRef{ID: rec.ID, Name: rec.Name})
 	}
 	if removed != nil {
-		s.settleSnapshots(ctx)
+		s.collectSnapshots(ctx)
 	}
 	return removed, errors.Join(errs...)
 }
@@ -220,7 +223,7 @@ func pruneBefore(olderThan *float64, otherwise float64, labels map[string]string
 		return time.Time{}, class.Invalidf("older_than %v: must be 0 to %.0f seconds", seconds, most)
 	}
 	if seconds == 0 {
-		return time.Unix(1<<40, 0), validateLabels(labels) // all, also what is of the future because the clock was set back
+		return time.Unix(1<<40, 0), validateLabels(labels) // all, also ends in the future after the clock was set back
 	}
 	return time.Now().Add(-time.Duration(seconds * float64(time.Second))), validateLabels(labels)
 }

@@ -80,7 +80,8 @@ func TestEndedSandboxesArePruned(t *testing.T) {
 	}
 }
 
-// A round of the daemon's own removes what is overdue, with its log, and snapshots by their age.
+// A round of the daemon's own removes expired sandboxes, with their logs, and snapshots by their
+// age.
 func TestEndedSandboxesGoWithTime(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	r := b.Start()
@@ -98,7 +99,7 @@ func TestEndedSandboxesGoWithTime(t *testing.T) {
 	if _, err := s.Own().GetSandbox("old"); err != nil {
 		t.Errorf("after 29 days: %v", err)
 	}
-	// What is read is not removed: a fork that is under way may need it.
+	// A sandbox being read is not removed: a fork under way may need it.
 	if _, _, err := s.Supervisor().Read("old"); err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +118,8 @@ func TestEndedSandboxesGoWithTime(t *testing.T) {
 	}
 }
 
-// A daemon has the agent's runs removed that are too old, without being asked, and says so; and when it is too late for the others, ends.
+// A daemon has the agent's runs removed that are too old, without being asked, and says so; and
+// when it is too late for the others, ends.
 func TestOldAgentRunsGo(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
 	dir := t.TempDir()
@@ -127,7 +129,8 @@ func TestOldAgentRunsGo(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Two workers, each of which is a pid. That of the second run answers nothing until it is told to end.
+	// Two workers, each of which is a pid. That of the second run answers nothing until it is told to
+	// end.
 	asked, told := make(chan int, 2), make(chan int, 1)
 	workers := [2]*os.File{}
 	n := 0

@@ -53,7 +53,8 @@ func (s *API) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api.San
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	// The image's values are checked like the client's: they are kept, shown and used. The client may overrule them.
+	// The image's values are checked like the client's: they are kept, shown and used. The client may
+	// overrule them.
 	err = errors.Join(validatePath("working directory of the image", r.Cwd), validateUser(r.User))
 	if err != nil {
 		return api.Sandbox{}, class.Mark(image.ErrInvalid, fmt.Errorf("image %q: %w", reference, err))
@@ -61,7 +62,7 @@ func (s *API) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api.San
 	return s.create(ctx, r)
 }
 
-// imageCommand is what an image runs, with args in the place of its CMD if there are any.
+// imageCommand returns the command of an image, with args in the place of its CMD if there are any.
 func imageCommand(c image.Config, args []string) ([]string, error) {
 	if len(args) == 0 {
 		args = c.Cmd
@@ -141,7 +142,7 @@ func (s *API) UpdateSandbox(ctx context.Context, ref string, req api.UpdateSandb
 	return rec.Sandbox, nil
 }
 
-// Stats is what the kernel counts of the sandbox with this id or name.
+// Stats returns the kernel's counters of the sandbox with this id or name.
 func (s *API) Stats(ctx context.Context, ref string) (api.Stats, error) {
 	rec, err := s.lookup(ref)
 	if err != nil {
@@ -150,8 +151,8 @@ func (s *API) Stats(ctx context.Context, ref string) (api.Stats, error) {
 	return s.supervisor.Stats(ctx, rec.ID)
 }
 
-// DeleteSandbox ends the sandbox with this id or name and removes everything of it, and the layers of snapshots that nothing
-// else stands on.
+// DeleteSandbox ends the sandbox with this id or name and removes everything of it, and the layers
+// of snapshots that nothing else stands on.
 func (s *API) DeleteSandbox(ctx context.Context, ref string) error {
 	rec, err := s.lookup(ref)
 	if err == nil {
@@ -161,7 +162,7 @@ func (s *API) DeleteSandbox(ctx context.Context, ref string) error {
 		return err
 	}
 	s.forgetSandbox(ctx, rec.ID)
-	s.settleSnapshots(ctx) // whatever rec says: it may have been rolled back meanwhile
+	s.collectSnapshots(ctx) // whatever rec says: it may have been rolled back meanwhile
 	return nil
 }
 
@@ -177,7 +178,7 @@ func (s *API) System(ctx context.Context) (api.SystemInfo, error) {
 		DataDir:   s.opts.DataDir,
 		Socket:    s.opts.Socket,
 		Sandboxes: s.supervisor.Count(),
-		Pools:     s.poolStates(),
+		Pools:     s.pools.States(),
 		Confined:  s.opts.Confined,
 
 		Goroutines: goruntime.NumGoroutine(),
@@ -228,11 +229,12 @@ func (s *API) Checks(ctx context.Context) ([]api.Check, error) {
 	return s.opts.Checks(ctx), nil
 }
 
-// silenceGrace is how long a sandbox whose init broke off may take to be seen as ended before it is killed for it.
+// silenceGrace is how long a sandbox whose init broke off may take to be seen as ended before it is
+// killed for it.
 const silenceGrace = 2 * time.Second
 
-// gone turns an error of the guest protocol into what the caller should hear, when init is lost: either the sandbox has
-// ended, or its init has been taken over and is ended now. Other errors pass.
+// gone classifies an error of the guest protocol if init is lost: either the sandbox has ended, or
+// its init was taken over and is ended now. Other errors pass.
 func (s *core) gone(ctx context.Context, lease *runtime.Lease, err error) error {
 	if !errors.Is(err, host.ErrLost) {
 		return err
@@ -253,7 +255,7 @@ func (s *core) gone(ctx context.Context, lease *runtime.Lease, err error) error 
 	return s.ended(lease)
 }
 
-// ended says why the sandbox of a lease does not run any more.
+// ended returns the reason why the sandbox of a lease no longer runs.
 func (s *core) ended(lease *runtime.Lease) error {
 	reason := "it was deleted"
 	if rec, err := s.supervisor.Get(lease.Record.ID); err == nil && rec.Reason != "" {

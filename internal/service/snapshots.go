@@ -23,11 +23,12 @@ import (
 
 const (
 	maxForks = 100
-	// forksAtOnce is how many forks are created side by side: more than the cores of a small host only queue in the launcher.
+	// forksAtOnce is how many forks are created side by side: more than the cores of a small host only
+	// queue in the launcher.
 	forksAtOnce = 4
 )
 
-// taken is a layer of what a sandbox has changed, held until it is released.
+// taken is a layer of a sandbox's changes, held until it is released.
 type taken struct {
 	*image.Taken
 	result     layer.Result
@@ -35,8 +36,8 @@ type taken struct {
 	of         runtime.Record
 }
 
-// take makes a layer of what a sandbox of any state has changed. A running one does not go on meanwhile, where it is in a
-// cgroup, and its idle time begins anew.
+// take makes a layer of the changes of a sandbox of any state. A running one in a cgroup is frozen
+// meanwhile, and its idle time begins anew.
 func (s *API) take(ctx context.Context, ref string) (*taken, error) {
 	req, rec, doomed, err := s.diffRequest(ref)
 	if err != nil {
@@ -77,28 +78,29 @@ func (s *API) take(ctx context.Context, ref string) (*taken, error) {
 	return t, nil
 }
 
-// release lets go of a layer that has been given to whom it is for, or to nobody.
+// release drops a layer that its consumers hold by now, or that has none.
 func (s *core) release(ctx context.Context, t *taken) {
 	if err := t.Release(ctx); err != nil {
 		s.log.Warn("a layer that nobody needs is left until the next start", "error", err)
 	}
 }
 
-// enforceSnapshots keeps to the limit of snapshots' bytes. One that is held, as the newest is, stays.
+// enforceSnapshots keeps to the limit of snapshots' bytes. One that is held, as the newest is,
+// stays.
 func (s *core) enforceSnapshots(ctx context.Context) {
 	if err := s.own.EnforceSnapshots(context.WithoutCancel(ctx)); err != nil {
 		s.log.Warn("the limit of snapshots could not be kept to", "error", err)
 	}
 }
 
-// settleSnapshots removes layers that the last sandbox has left which stood on them.
-func (s *core) settleSnapshots(ctx context.Context) {
+// collectSnapshots removes snapshot layers that only deleted sandboxes stood on.
+func (s *core) collectSnapshots(ctx context.Context) {
 	if err := s.own.CollectSnapshotLayers(ctx); err != nil {
 		s.log.Warn("a layer of a snapshot that nothing needs is left until the next start", "error", err)
 	}
 }
 
-// TakeSnapshot keeps what a sandbox of any state has in its files.
+// TakeSnapshot keeps the files of a sandbox of any state.
 func (s *API) TakeSnapshot(ctx context.Context, ref string, body api.TakeSnapshot) (api.Snapshot, error) {
 	if err := errors.Join(validateName(body.Name), validateLabels(body.Labels), validateComment(body.Comment)); err != nil {
 		return api.Snapshot{}, err
@@ -159,8 +161,8 @@ func (s *API) createFromSnapshot(ctx context.Context, req *api.CreateSandbox) (a
 	return s.create(ctx, r)
 }
 
-// Fork makes new sandboxes with the files that one has now: all of them or, with an error, none. The layer that they stand on
-// is no snapshot that could be listed: it goes with the last of them.
+// Fork makes new sandboxes with the files that one has now: all of them or, with an error, none.
+// The layer that they stand on is no snapshot that could be listed: it goes with the last of them.
 func (s *API) Fork(ctx context.Context, ref string, body api.ForkSandbox) (_ api.SandboxForked, err error) {
 	if err := validateFork(&body); err != nil {
 		return api.SandboxForked{}, err
@@ -174,7 +176,8 @@ func (s *API) Fork(ctx context.Context, ref string, body api.ForkSandbox) (_ api
 	if err != nil {
 		return api.SandboxForked{}, fmt.Errorf("fork sandbox %s: %w", ref, err)
 	}
-	// Before the first of them: a layer that is only pending would be taken away from them after a crash.
+	// Before the first of them: a layer that is only pending would be taken away from them after a
+	// crash.
 	if err := t.Keep(nil); err != nil {
 		return api.SandboxForked{}, fmt.Errorf("fork sandbox %s: %w", ref, err)
 	}
@@ -212,7 +215,7 @@ func validateFork(body *api.ForkSandbox) error {
 	return errors.Join(err, ierr)
 }
 
-// forkRequest is what each of the forks is made of, but for its name.
+// forkRequest returns the request for each fork, without its name.
 func (s *API) forkRequest(t *taken, body *api.ForkSandbox) (runtime.Request, error) {
 	rec := &t.of
 	profile, _, err := s.profileOf(rec)
@@ -245,7 +248,7 @@ func (s *API) Rollback(ctx context.Context, ref string, body api.RollbackSandbox
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	defer s.settleSnapshots(ctx) // it may have been the last on another one
+	defer s.collectSnapshots(ctx) // it may have been the last on another one
 	defer release()
 	if err := runtime.CanRollBack(&rec, &snap.Rootfs); err != nil {
 		return api.Sandbox{}, class.Mark(class.ErrUnreadable, fmt.Errorf("roll back to snapshot %s: %w", body.Snapshot, err))
@@ -301,7 +304,7 @@ func (s *core) createAll(ctx context.Context, request runtime.Request, count int
 		if derr := s.supervisor.Delete(undo, f.ID); derr != nil && !errors.Is(derr, runtime.ErrNotFound) {
 			err = errors.Join(err, derr)
 		}
-		s.forgetSandbox(undo, f.ID) // somebody may have been quick
+		s.forgetSandbox(undo, f.ID) // a client may have started one already
 	}
 	return nil, err
 }
@@ -327,16 +330,17 @@ func (s *core) readLayer(ctx context.Context, source rootfs.Source, holes bool, 
 	return s.opts.Differ.Diff(ctx, launcher.DiffRequest{Rootfs: source, Layer: true, Limits: layer.NoLimits(), Holes: holes}, w)
 }
 
-// verifySnapshots reads every layer of a snapshot and holds it against what it was when it was taken: content, owners, modes,
-// times, extended attributes and deletions. There is no other copy to compare it with.
+// verifySnapshots reads every layer of a snapshot and compares it with its state when it was taken:
+// content, owners, modes, times, extended attributes and deletions. There is no other copy to
+// compare it with.
 func (s *API) verifySnapshots(ctx context.Context, out *api.ImagesVerified) error {
 	all, err := s.images.Snapshots("")
 	if err != nil {
 		return err
 	}
 	checked := make(map[string]bool)
-	for _, told := range all {
-		snap, release, err := s.images.AcquireSnapshot(ctx, told.ID)
+	for _, known := range all {
+		snap, release, err := s.images.AcquireSnapshot(ctx, known.ID)
 		if errors.Is(err, snapshot.ErrNotFound) {
 			continue // removed meanwhile
 		} else if err != nil {

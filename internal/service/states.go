@@ -28,7 +28,7 @@ func (s *API) StopSandbox(ctx context.Context, ref string, req api.StopSandbox) 
 	}
 	rec, err = s.supervisor.Stop(ctx, rec.ID, time.Duration(grace*float64(time.Second)))
 	if err == nil {
-		err = s.told(ctx, rec.ID)
+		err = s.awaitReport(ctx, rec.ID)
 	}
 	if err == nil {
 		if now, gerr := s.supervisor.Get(rec.ID); gerr == nil {
@@ -38,8 +38,8 @@ func (s *API) StopSandbox(ctx context.Context, ref string, req api.StopSandbox) 
 	return rec.Sandbox, err
 }
 
-// profileOf is the profile of a sandbox as it is now: a daemon that was started with other ones may have another, or none, of
-// the name.
+// profileOf returns the current profile of a sandbox: a later daemon may have another profile of
+// the name, or none.
 func (s *core) profileOf(rec *runtime.Record) (runtime.Profile, api.Limits, error) {
 	profile, defaults, err := s.opts.Profile(rec.Profile)
 	if err != nil {
@@ -89,8 +89,8 @@ func (s *API) ResumeSandbox(ctx context.Context, ref string, _ struct{}) (api.Sa
 	if err != nil {
 		return api.Sandbox{}, err
 	}
-	// It may have been paused before its main process was started, by a daemon that was killed then. What that daemon had
-	// started is known only after the adoption.
+	// It may have been paused before a daemon that was then killed started its main process. The
+	// adoption shows which processes that daemon had started.
 	if wantsMain(&rec) {
 		if err := s.adoption(ctx); err != nil {
 			return api.Sandbox{}, err

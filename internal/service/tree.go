@@ -21,8 +21,9 @@ import (
 )
 
 const (
-	// maxEntries is how many entries a buffered list has at most, and maxEntryBytes how many bytes their names may have, of
-	// which JSON can make six times as many. A streaming list ends after maxStreamed.
+	// maxEntries is how many entries a buffered list has at most, and maxEntryBytes how many bytes
+	// their names may have, of which JSON can make six times as many. A streaming list ends after
+	// maxStreamed.
 	maxEntries    = 10_000
 	maxEntryBytes = 3 << 20
 	maxStreamed   = 1_000_000
@@ -34,7 +35,7 @@ type ListOptions struct {
 	Limit int // of entries; 0: as many as there can be
 }
 
-// Stat tells what path names, following a link in the last place if asked.
+// Stat describes the file at path, following a link in the last place if asked.
 func (s *API) Stat(ctx context.Context, ref, path string, follow bool) (api.FileEntry, error) {
 	if err := validatePath("path", path); err != nil {
 		return api.FileEntry{}, err
@@ -75,7 +76,7 @@ func (s *API) List(ctx context.Context, ref, dir string, opts ListOptions) (api.
 	return list, err
 }
 
-// ListEach calls found for every entry as the sandbox tells of it, and says whether something was left out. Found may end it
+// ListEach calls found for every entry, and reports whether some were left out. Found may end it
 // with errEnough.
 func (s *API) ListEach(ctx context.Context, ref, dir string, opts ListOptions, found func(api.FileEntry) error) (more bool, err error) {
 	if err := validatePath("path", dir); err != nil {
@@ -93,12 +94,12 @@ func (s *API) ListEach(ctx context.Context, ref, dir string, opts ListOptions, f
 		return false, err
 	}
 	defer end()
-	who := readAccounts(ctx, client.Open)
+	names := readAccounts(ctx, client.Open)
 	more, err = client.List(ctx, dir, opts.Depth, func(e host.Entry) error {
 		if left--; left < 0 {
 			return errEnough
 		}
-		entry := who.entry(path.Join(dir, e.Path), e.FileInfo)
+		entry := names.entry(path.Join(dir, e.Path), e.FileInfo)
 		if e.Errno != 0 {
 			entry.Error = e.Errno.Error()
 		}
@@ -116,7 +117,8 @@ func (s *API) ListEach(ctx context.Context, ref, dir string, opts ListOptions, f
 // accounts are the names of a sandbox's users and groups.
 type accounts struct{ users, groups map[uint32]string }
 
-// readAccounts reads what the sandbox says of its users. It is no error if that is nothing, or nonsense: then there are numbers.
+// readAccounts reads the sandbox's names of users. Missing or invalid files are no error: numbers
+// remain.
 func readAccounts(ctx context.Context, open func(context.Context, string) (*os.File, error)) accounts {
 	read := func(path string, last int) map[uint32]string {
 		data, err := readDatabase(ctx, path, 2, last, open)
@@ -147,7 +149,7 @@ func (a accounts) entry(path string, fi host.FileInfo) api.FileEntry {
 	return e
 }
 
-// asText says bytes as text, and where that loses something also as they are.
+// asText returns bytes as text, and the bytes themselves if that loses something.
 func asText(s string) (string, []byte) {
 	if utf8.ValidString(s) {
 		return s, nil
@@ -246,8 +248,8 @@ func (s *API) RemoveFile(ctx context.Context, ref, path string, recursive bool) 
 	return nil
 }
 
-// Watch emits changes at path, and below it if recursive, until the path is gone, ctx ends or emit fails. Watching is no use of
-// the sandbox: its idle time goes on.
+// Watch emits changes at path, and below it if recursive, until the path is gone, ctx ends or emit
+// fails. Watching is no use of the sandbox: its idle time goes on.
 func (s *API) Watch(ctx context.Context, ref, dir string, recursive bool, emit func(api.FileChange) error) error {
 	if err := validatePath("path", dir); err != nil {
 		return err

@@ -54,7 +54,7 @@ func TestChangesAreToldInTheClientsPaths(t *testing.T) {
 	}
 }
 
-// What a sandbox says of its users becomes names only where it is a name.
+// Users of a sandbox get names only from valid entries.
 func TestAccountsAreNames(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{

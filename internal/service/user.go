@@ -27,14 +27,15 @@ const (
 	maxGroups = 1024
 )
 
-// identity is as whom a program runs, in the sandbox's numbers.
+// identity holds the ids that a program runs under, as the sandbox numbers them.
 type identity struct {
 	uid, gid uint32
 	groups   []uint32
 	home     string
 }
 
-// validateUser checks the form "name", "uid" or either with ":group". Signs and spaces never get to a parser of numbers.
+// validateUser checks the form "name", "uid" or either with ":group". Signs and spaces never get to
+// a parser of numbers.
 func validateUser(spec string) error {
 	if spec == "" {
 		return nil
@@ -58,8 +59,9 @@ func isRoot(spec string) bool {
 	return name == "" || name == "root" || err == nil && id == 0
 }
 
-// programUser is as whom the programs of a sandbox run that do not say: whom the request names, else the image. Under a profile
-// that runs nothing as root it is the profile's where that would be root; whom a request names so is refused.
+// programUser returns the default user of a sandbox's programs: from the request, else from the
+// image. Under a profile that runs nothing as root the profile's user replaces root; a request that
+// names root is refused.
 func programUser(p *runtime.Profile, asked, image string) (string, error) {
 	switch {
 	case !p.NonRoot:
@@ -79,8 +81,9 @@ func refuseRoot(user, profile string) error {
 	return class.Invalidf("user %q: profile %q runs nothing as root", user, profile)
 }
 
-// userOf finds the ids behind whom a request names, or behind the sandbox's user, to run as or to own a file. A name may turn out
-// to be root's, by the sandbox's own word: where nothing runs as root, neither does that.
+// userOf finds the ids of the user that a request names, else of the sandbox's user, to run as or
+// to own a file. The sandbox's own files may give a name the id of root: it is refused where none
+// may run as root.
 func userOf(ctx context.Context, rec *runtime.Record, asked string, open func(context.Context, string) (*os.File, error)) (identity, error) {
 	spec := cmp.Or(asked, rec.User)
 	id, err := resolveUser(ctx, spec, open)
@@ -104,8 +107,9 @@ func validAccount(s string) bool {
 	return true
 }
 
-// resolveUser finds the ids behind a user. Open opens a file of the sandbox; it is not called for root. Whatever the
-// files say, the outcome is numbers that a sandbox may have: nothing is parsed on the other side of a process boundary.
+// resolveUser finds the ids behind a user. Open opens a file of the sandbox; it is not called for
+// root. Whatever the files say, the outcome is numbers that a sandbox may have: nothing is parsed
+// on the other side of a process boundary.
 func resolveUser(ctx context.Context, spec string, open func(context.Context, string) (*os.File, error)) (identity, error) {
 	switch spec {
 	case "", "0", "root", "0:0", "root:root":
@@ -147,8 +151,9 @@ func resolveUser(ctx context.Context, spec string, open func(context.Context, st
 	return id, nil
 }
 
-// readDatabase reads a file like /etc/passwd and keeps the lines whose fields first to last are plain numbers. The
-// parser would take anything else for 0, which is root (CVE-2026-30892 is of this kind). A missing file is an empty one.
+// readDatabase reads a file like /etc/passwd and keeps the lines whose fields first to last are
+// plain numbers. The parser would take anything else for 0, which is root (CVE-2026-30892 is of
+// this kind). A missing file is an empty one.
 func readDatabase(ctx context.Context, path string, first, last int, open func(context.Context, string) (*os.File, error)) ([]byte, error) {
 	f, err := open(ctx, path)
 	if err != nil {

@@ -99,7 +99,7 @@ func TestResolveUser(t *testing.T) {
 	}
 }
 
-// CVE-2026-30892: what is not a number must never become 0.
+// CVE-2026-30892: a field that is not a number must never become 0.
 func TestBadUsersAreRefused(t *testing.T) {
 	open := database(t, passwd, group)
 	for _, spec := range []string{
@@ -114,7 +114,7 @@ func TestBadUsersAreRefused(t *testing.T) {
 	}
 }
 
-// As whom programs run that do not say, under a profile that runs nothing as root and under one that does not care.
+// The default user under a profile that runs nothing as root, and under one that permits it.
 func TestUserOfAProfile(t *testing.T) {
 	either, nobody := &runtime.Profile{Name: "any"}, &runtime.Profile{Name: "nobody", NonRoot: true, User: "65534:65534"}
 	for _, tc := range []struct {
@@ -141,7 +141,8 @@ func TestUserOfAProfile(t *testing.T) {
 	}
 }
 
-// The last word is the numbers': whatever name leads to root, and whoever said it, it is refused where nothing runs as root.
+// The last word is the numbers': whatever name leads to root, and whoever said it, it is refused
+// where nothing runs as root.
 func TestNamesOfRootAreRefusedWhereNothingRunsAsRoot(t *testing.T) {
 	open := database(t, passwd+"toor:x:0:0::/:/bin/sh\nzero:x:00:1000::/:\n", group)
 	for _, asked := range []string{"", "root", "0", "0:1000", "toor", "toor:app", "zero"} {

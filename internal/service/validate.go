@@ -14,7 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/runtime/cgroup"
 )
 
-// Bounds of what a request may ask for.
+// Bounds of requests.
 const (
 	maxName       = 63
 	maxLabels     = 64
@@ -208,8 +208,8 @@ func validateEnv(env []string) error {
 	return nil
 }
 
-// validatePath is for paths that the sandbox resolves. "..", which could lead nowhere but to a place that has a plainer
-// name, is refused: whoever sends it has computed something wrong.
+// validatePath checks a path that the sandbox resolves. A path with ".." is refused: it has a
+// plainer name, and its sender has computed something wrong.
 func validatePath(what, p string) error {
 	switch {
 	case p == "":

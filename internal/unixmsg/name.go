@@ -14,13 +14,14 @@ import (
 // maxName is the longest path of a socket address: the 108 bytes of sun_path, less the NUL.
 const maxName = 107
 
-// ShortName returns a path for a file in an open directory that fits into a socket address, however long the directory's own
-// path is. The path is good while dir is open.
+// ShortName returns a path for a file in an open directory that fits into a socket address, however
+// long the directory's own path is. The path is good while dir is open.
 func ShortName(dir *os.File, name string) string {
 	return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + name
 }
 
-// WithShortName calls use with a path to the same file that fits into a socket address. The path is good during the call.
+// WithShortName calls use with a path to the same file that fits into a socket address. The path is
+// good during the call.
 func WithShortName(path string, use func(name string) error) error {
 	if len(path) <= maxName {
 		return use(path)
@@ -34,8 +35,8 @@ func WithShortName(path string, use func(name string) error) error {
 	return use("/proc/self/fd/" + strconv.Itoa(fd) + "/" + filepath.Base(path))
 }
 
-// Listen makes a listening SOCK_SEQPACKET socket with mode 0600 under a name in an open directory. A file that has the name
-// is an error (EADDRINUSE). The file is blocking and close-on-exec.
+// Listen makes a listening SOCK_SEQPACKET socket with mode 0600 under a name in an open directory.
+// A file that has the name is an error (EADDRINUSE). The file is blocking and close-on-exec.
 func Listen(dir *os.File, name string, backlog int) (_ *os.File, err error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -47,7 +48,8 @@ func Listen(dir *os.File, name string, backlog int) (_ *os.File, err error) {
 			err = errors.Join(err, f.Close())
 		}
 	}()
-	// The mode of the unbound socket, less the umask, is that of the file: at no moment may others connect.
+	// The mode of the unbound socket, less the umask, is that of the file: at no moment may others
+	// connect.
 	if err := unix.Fchmod(fd, 0o600); err != nil {
 		return nil, fmt.Errorf("set the socket's mode: %w", err)
 	}

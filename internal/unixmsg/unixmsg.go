@@ -1,8 +1,8 @@
 // Package unixmsg passes packets and descriptors over Unix sockets.
 //
-// A [Format] sends and receives the whole packets of a SOCK_SEQPACKET socket, with descriptors by SCM_RIGHTS. [Listen],
-// [ShortName] and [WithShortName] reach sockets whose paths exceed the 107 bytes that fit into a sockaddr_un. [PeerUID]
-// identifies the other side of a connection.
+// A [Format] sends and receives the whole packets of a SOCK_SEQPACKET socket, with descriptors by
+// SCM_RIGHTS. [Listen], [ShortName] and [WithShortName] reach sockets whose paths exceed the 107
+// bytes that fit into a sockaddr_un. [PeerUID] identifies the other side of a connection.
 package unixmsg
 
 import (
@@ -34,8 +34,8 @@ type Format struct {
 
 type buffer struct{ data, control []byte }
 
-// buffer returns a buffer for one packet. Packets are rare and their buffers large, so they are reused, and taken only when a
-// packet has arrived: a thousand idle connections hold none.
+// buffer returns a buffer for one packet. Packets are rare and their buffers large, so they are
+// reused, and taken only when a packet has arrived: a thousand idle connections hold none.
 func (f *Format) buffer() *buffer {
 	if b, ok := f.buffers.Get().(*buffer); ok {
 		return b
@@ -43,8 +43,8 @@ func (f *Format) buffer() *buffer {
 	return &buffer{make([]byte, f.MaxBytes), make([]byte, unix.CmsgSpace(4*f.MaxFiles))}
 }
 
-// Send sends one packet with copies of descriptors, which stay the caller's. It waits while the peer's queue is full. After
-// an error nothing was sent.
+// Send sends one packet with copies of descriptors, which stay the caller's. It waits while the
+// peer's queue is full. After an error nothing was sent.
 func (f *Format) Send(conn syscall.RawConn, packet []byte, fds ...int) error {
 	var sent error
 	err := conn.Write(func(fd uintptr) bool {
@@ -57,7 +57,8 @@ func (f *Format) Send(conn syscall.RawConn, packet []byte, fds ...int) error {
 	return sent
 }
 
-// SendTo is Send on a plain descriptor. On a non-blocking socket whose peer's queue is full it returns EAGAIN.
+// SendTo is Send on a plain descriptor. On a non-blocking socket whose peer's queue is full it
+// returns EAGAIN.
 func (f *Format) SendTo(fd int, packet []byte, fds ...int) error {
 	if len(packet) > f.MaxBytes {
 		return unix.EMSGSIZE
@@ -74,10 +75,12 @@ func (f *Format) SendTo(fd int, packet []byte, fds ...int) error {
 	}
 }
 
-// Receive receives one packet and calls decode with its bytes, which decode must not keep. The descriptors are close-on-exec
-// and the caller's to close; on error none is left open. The end of the connection is io.EOF. Flags may be MSG_PEEK.
+// Receive receives one packet and calls decode with its bytes, which decode must not keep. The
+// descriptors are close-on-exec and the caller's to close; on error none is left open. The end of
+// the connection is io.EOF. Flags may be MSG_PEEK.
 //
-// A read deadline is an error only if no packet has arrived: a process that was stopped until then still gets its packet.
+// A read deadline is an error only if no packet has arrived: a process that was stopped until then
+// still gets its packet.
 func (f *Format) Receive(conn syscall.RawConn, flags int, decode func(packet []byte) error) ([]int, error) {
 	var fds []int
 	var got error
@@ -102,7 +105,8 @@ func (f *Format) Receive(conn syscall.RawConn, flags int, decode func(packet []b
 	return fds, nil
 }
 
-// ReceiveFrom is Receive on a plain descriptor. It does not wait: EAGAIN means that no packet has arrived.
+// ReceiveFrom is Receive on a plain descriptor. It does not wait: EAGAIN means that no packet has
+// arrived.
 func (f *Format) ReceiveFrom(fd, flags int, decode func(packet []byte) error) (fds []int, err error) {
 	b := f.buffer()
 	defer f.buffers.Put(b)
@@ -113,9 +117,9 @@ func (f *Format) ReceiveFrom(fd, flags int, decode func(packet []byte) error) (f
 			continue
 		}
 		if err == nil && n == 0 && controls == 0 && !ended {
-			// This may not be the end. The kernel finds the queue empty, the peer sends its last packet and closes, and the
-			// kernel then sees the close first (__unix_dgram_recvmsg; once in 30,000 times on Linux 6.18). A second call
-			// returns the packet, or the end for good.
+			// This may not be the end. The kernel finds the queue empty, the peer sends its last packet and
+			// closes, and the kernel then sees the close first (__unix_dgram_recvmsg; once in 30,000 times
+			// on Linux 6.18). A second call returns the packet, or the end for good.
 			ended = true
 			continue
 		}
@@ -191,8 +195,8 @@ func Files(fds []int, name string) []*os.File {
 	return files
 }
 
-// PeerUID returns the uid of the process that made the other end of a connected socket (SO_PEERCRED), in the user namespace of
-// the caller.
+// PeerUID returns the uid of the process that made the other end of a connected socket
+// (SO_PEERCRED), in the user namespace of the caller.
 func PeerUID(c syscall.Conn) (uint32, error) {
 	conn, err := c.SyscallConn()
 	if err != nil {

@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pair returns two connected sockets; net.UnixConn is the strictest user, because it has deadlines and a poller.
+// pair returns two connected sockets; net.UnixConn is the strictest user, because it has deadlines
+// and a poller.
 func pair(t *testing.T) (a, b *net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -134,7 +135,7 @@ func TestReceive(t *testing.T) {
 	}
 }
 
-// A process whose descriptor table is full must not take that for the peer's fault.
+// A full descriptor table of this process must not count against the peer.
 func TestFullDescriptorTableIsOurs(t *testing.T) {
 	a, b := pair(t)
 	format := Format{MaxBytes: 100, MaxFiles: 3}
@@ -191,7 +192,8 @@ func TestOddControlMessageIsRefused(t *testing.T) {
 	}
 }
 
-// A packet that arrived before its deadline was looked at is not late, and neither is the end of the connection.
+// A packet that arrived before its deadline was looked at is not late, and neither is the end of
+// the connection.
 func TestArrivedPacketIsNotLate(t *testing.T) {
 	a, b := pair(t)
 	format := Format{MaxBytes: 100, MaxFiles: 3}

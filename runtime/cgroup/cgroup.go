@@ -171,8 +171,8 @@ func Of(launcher int, name string) (Subtree, error) {
 	return Subtree{Mount: at.mount}, nil
 }
 
-// isTop says that dir is the root of the whole hierarchy, which alone may hold processes beside
-// cgroups and alone has no cgroup.events. The root of a container's cgroup namespace is not.
+// isTop reports whether dir is the root of the whole hierarchy, which alone may hold processes
+// beside cgroups and alone has no cgroup.events. The root of a container's cgroup namespace is not.
 func isTop(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, "cgroup.events"))
 	return errors.Is(err, os.ErrNotExist)
@@ -233,8 +233,8 @@ func move(from, to string) error {
 	return fmt.Errorf("processes keep appearing in %s", from)
 }
 
-// gone says that a cgroup has been removed, before it was opened or since: systemd removes a scope
-// with its last process, and the daemon that leaves it may be in another.
+// gone reports whether a cgroup has been removed, before it was opened or since: systemd removes a
+// scope with its last process, and the daemon that leaves it may be in another.
 func gone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }
 
 // release undoes vacate and enable on own, if the leaf is ours and has no other process.

@@ -17,18 +17,18 @@ type Host struct {
 	UID     int
 	User    string // a name, or the uid where there is none
 	Systemd bool   // it manages the host
-	// Asks says that a daemon which starts where the calling process is asks systemd for a scope.
+	// Asks means that a daemon in the place of the calling process asks systemd for a scope.
 	Asks bool
-	// AtTop says that a daemon which is given no scope makes its place at the top of the hierarchy:
+	// AtTop means that a daemon which is given no scope makes its place at the top of the hierarchy:
 	// root's, where nothing that it is in was given to it.
 	AtTop bool
 	// InManager means that the calling process runs below the user's own systemd; Lingers, that the
 	// user lingers. Otherwise that systemd and all below it end with the user's last session.
 	InManager, Lingers bool
-	// Container says that this is one of Docker's, Podman's or their like, or a cgroup namespace of
+	// Container means that this is a container of Docker, Podman or the like, or a cgroup namespace of
 	// its own.
 	Container bool
-	// ReadOnly says that cgroup v2 is mounted read-only.
+	// ReadOnly means that cgroup v2 is mounted read-only.
 	ReadOnly bool
 	// Top are the controllers of the whole hierarchy, as far as it is mounted; nil without cgroup v2.
 	Top []string
@@ -39,7 +39,7 @@ type Host struct {
 	Manager []string
 }
 
-// Survey looks at the host from where the calling process is.
+// Survey examines the host from the place of the calling process.
 func Survey() (Host, error) {
 	at, err := find("self")
 	if err != nil {
@@ -206,8 +206,8 @@ func (h Host) boot(absent []string) (steps []string) {
 	return steps
 }
 
-// delegation says how to get a cgroup with controllers that the host has, or them into the one that
-// there is.
+// delegation returns the steps to get a cgroup with controllers that the host has, or them into the
+// one that there is.
 func (h Host) delegation(lacking []string, inOne bool) string {
 	const delegate = `-p "Delegate=cpu cpuset io memory pids" sandboxd serve`
 	switch {

@@ -78,7 +78,7 @@ func below(mount, root, path string) string {
 	return filepath.Join(mount, rel)
 }
 
-// wantsScope says that systemd, where it manages the host, should be asked for a cgroup.
+// wantsScope reports whether systemd, if it manages the host, should be asked for a cgroup.
 func (p place) wantsScope() bool {
 	unit := strings.HasSuffix(p.own, ".service") || strings.HasSuffix(p.own, ".scope")
 	switch {
@@ -122,7 +122,7 @@ func (p place) delegated() bool {
 	return false
 }
 
-// refused says why nothing can be made in own, "" if it can.
+// refused returns the reason why no cgroup can be made in own; empty if one can.
 func (p place) refused(own string) string {
 	switch {
 	case p.mount == "":

@@ -32,8 +32,8 @@ type Host struct {
 }
 
 // initCapabilities are those of the init beyond the profile's bounding set, in the sandbox's own
-// user namespace: to give every exec a UTS namespace by which it can be found and killed whole, to
-// become the exec's user, and to reach the files of every user of the sandbox. The init passes none
+// user namespace. It gives every exec a UTS namespace by which it can be found and killed whole,
+// becomes the exec's user, and reaches the files of every user of the sandbox. The init passes none
 // of them on: it clears its inheritable set first thing.
 var initCapabilities = []string{
 	"CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_KILL", "CAP_SETUID", "CAP_SETGID", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER",

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -199,15 +200,37 @@ func TestProcessesWithinTheLaunchersOwn(t *testing.T) {
 	}
 }
 
+// explicitly returns the limits with one of them set, by its JSON path.
+func explicitly(t *testing.T, path string) api.Limits {
+	t.Helper()
+	text, ok := map[string]string{"oom_group": "true", "cpuset": `"0"`}[path]
+	if !ok {
+		text = "10"
+	}
+	for _, name := range slices.Backward(strings.Split(path, ".")) {
+		text = fmt.Sprintf("{%q:%s}", name, text)
+	}
+	var l api.Limits
+	if err := json.Unmarshal([]byte(text), &l); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
 // An explicit limit is refused or written to a file: without the file that holds it, it must not be
 // accepted.
 func TestExplicitLimitHasItsFile(t *testing.T) {
-	swap := int64(4096)
-	for file, explicit := range map[string]api.Limits{
-		"memory.max": {Memory: 1 << 20}, "memory.high": {MemoryHigh: 1 << 20}, "memory.swap.max": {Swap: &swap}, "memory.oom.group": {OOMGroup: true},
-		"cpu.max": {CPUs: 1}, "cpu.weight": {CPUWeight: 10}, "cpuset.cpus": {CPUSet: "0"},
-		"io.max": {IO: api.IOLimits{ReadBPS: 1 << 20}}, "io.bfq.weight": {IO: api.IOLimits{Weight: 10}},
-	} {
+	for _, row := range api.LimitTable() {
+		if row.Rlimit != "" { // also held without a file
+			continue
+		}
+		file, explicit := row.File, explicitly(t, row.Name)
+		if file == "" { // the scheduler's
+			file = "io.bfq.weight"
+		}
+		if !row.IsSet(&explicit) {
+			t.Errorf("%s: not set by its path", row.Name)
+		}
 		spec, host := testSpec(), testHost()
 		host.Files = append(host.Files, "io.bfq.weight")
 		spec.IODevice.Weight = "io.bfq.weight"
@@ -217,11 +240,11 @@ func TestExplicitLimitHasItsFile(t *testing.T) {
 				func(c cgroup.Change) bool { return c.File == file })
 		}
 		if _, err := Enforce(spec, host); err != nil || !written() {
-			t.Errorf("%s: %v, and it is written: %v", file, err, written())
+			t.Errorf("%s: %v, and it is written to %s: %v", row.Name, err, file, written())
 		}
 		host.Files = slices.DeleteFunc(host.Files, func(f string) bool { return f == file })
 		if _, err := Enforce(spec, host); !errors.Is(err, runtime.ErrUnenforceable) || written() {
-			t.Errorf("without %s: %v", file, err)
+			t.Errorf("%s without %s: %v", row.Name, file, err)
 		}
 	}
 }

@@ -8,12 +8,12 @@
 // # Theory of operation
 //
 // libcontainer executes the launcher's own binary anew as "sandboxd-launcher init". Its C part
-// makes the namespaces; then [Init] runs, already root of the sandbox's user namespace, and mounts
+// makes the namespaces; then [Init] runs, already root of the sandbox's user namespace. It mounts
 // the sandbox's overlay in the sandbox's own mount namespace, so that the launcher's mount table
 // does not grow with the number of sandboxes. After that libcontainer builds /dev, /proc and /sys,
 // pivots, drops capabilities and executes the sandbox's init, which loads the seccomp filter: a
 // program that the launcher has compiled once for all sandboxes of a profile. A sandbox has been
-// created when its init says that it is confined.
+// created when its init reports that it is confined.
 package libct
 
 import (
@@ -291,7 +291,7 @@ func (e *Engine) claim(ctx context.Context, id string, isNew bool) (was, in *ins
 			select {
 			case <-was.ready:
 			case <-ctx.Done():
-				return nil, nil, fmt.Errorf("wait until nobody else has its id: %w", ctx.Err())
+				return nil, nil, fmt.Errorf("wait for its id, which another operation holds: %w", ctx.Err())
 			}
 			e.mu.Lock()
 			stays := e.sandboxes[id] == was
@@ -471,7 +471,7 @@ func confinement(spec *runtime.Spec, enforced *api.Enforced) *guest.Confinement 
 	return c
 }
 
-// planRoot says what Init is to do.
+// planRoot plans the mounts that Init makes.
 func planRoot(spec *runtime.Spec, host *Host, config *configs.Config, overlays []launcher.Overlay) *rootPlan {
 	plan := &rootPlan{Overlays: overlays, ReadOnly: spec.Profile.ReadOnlyRoot, Ceilings: ofOne(host.given)}
 	if plan.ReadOnly {
@@ -929,7 +929,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// closing is how many sandboxes Close ends at once.
+// closing is the number of sandboxes that Close ends in parallel.
 const closing = 16
 
 // end is what Close does to one sandbox.
@@ -948,7 +948,7 @@ func (e *Engine) end(ctx context.Context, id string) error {
 	return err
 }
 
-// Count is how many sandboxes run or are being created.
+// Count returns the number of sandboxes that run or are being created.
 func (e *Engine) Count() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -995,7 +995,7 @@ func boundedFile(name string, size int64) (*os.File, error) {
 	return f, nil
 }
 
-// complaintSize is how much of a complaint is told.
+// complaintSize bounds the quoted part of a complaint, in bytes.
 const complaintSize = 1000
 
 // said returns the content of a bounded file for the end of an error message: one line, printable,

@@ -169,10 +169,10 @@ func compile(c *configs.Seccomp) (_ []byte, err error) {
 	return program.Bytes(), nil
 }
 
-// fdFilter is where the sandbox's init finds its filter.
+// fdFilter is the descriptor on which the sandbox's init finds its filter.
 const fdFilter = 5
 
-// initTimeout is how long an init may take to be confined. It takes a millisecond, on a machine
+// initTimeout bounds the time for an init to be confined. It takes a millisecond, on a machine
 // that has nothing else to do.
 const initTimeout = 30 * time.Second
 

@@ -22,7 +22,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// fdPlan is where Init finds its overlays; the sandbox's init inherits the number, not the file.
+// fdPlan is the descriptor on which Init finds its overlays; the sandbox's init inherits the
+// number, not the file.
 const fdPlan = 4
 
 // Init is the second life of the launcher's binary, as "sandboxd-launcher init": it runs in the new

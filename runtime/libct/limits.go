@@ -126,16 +126,16 @@ func orNone(device string) string {
 	return device
 }
 
-// throttles says that a ceiling is asked for, which is more than a weight.
+// throttles reports whether a ceiling is asked for, which is more than a weight.
 func throttles(io api.IOLimits) bool {
 	io.Weight = 0
 	return io != api.IOLimits{}
 }
 
-// hasFile says that the cgroups of sandboxes have the file.
+// hasFile reports whether the cgroups of sandboxes have the file.
 func (h *Host) hasFile(name string) bool { return slices.Contains(h.Files, name) }
 
-// hasPids says that the processes of a sandbox are held by its cgroup.
+// hasPids reports whether its cgroup limits the processes of a sandbox.
 func (h *Host) hasPids() bool {
 	return h.Cgroup && slices.Contains(h.Controllers, "pids") && h.hasFile("pids.max")
 }

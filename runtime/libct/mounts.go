@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The last process of a mount namespace has not ended before the kernel has taken its mounts down,
-// and for an overlay the kernel then writes out the whole file system below it (ovl_sync_fs): a
+// The last process of a mount namespace has not ended before the kernel has taken its mounts down.
+// For an overlay the kernel then writes out the whole file system below it (ovl_sync_fs): a
 // deletion would wait for all writes of the host to reach the disk. So the namespace is held for
 // the time of the deletion, and let go after it. The overlays' files are removed by then; to have
 // written them out is useless.
@@ -35,8 +35,8 @@ type closer struct {
 	working chan struct{} // closed when everything has been let go; nil: it has
 }
 
-// maxHeld is how many namespaces may wait to be let go. Beyond that deletions wait themselves, or
-// they would get ahead of the disk without a bound.
+// maxHeld is the number of namespaces that may wait to be let go. Beyond that deletions wait
+// themselves, or they would get ahead of the disk without a bound.
 const maxHeld = 64
 
 // close does not wait for the kernel, as long as there is room. A negative fd is none.

@@ -30,7 +30,7 @@ import (
 // can exceed it.
 const pauseTimeout = 10 * time.Second
 
-// pause is how a paused sandbox is made to go on.
+// pause holds the means to make a paused sandbox go on.
 type pause struct {
 	thaw   func() error // of the freezer; nil without a cgroup
 	before map[int]bool // stopped before
@@ -96,7 +96,7 @@ func (e *Engine) Resume(ctx context.Context, id string) error {
 
 var errHasEnded = fmt.Errorf("it has ended: %w", runtime.ErrNotFound)
 
-// blame says of an error whether it was because the sandbox is just ending: the kernel shows little
+// blame reports whether an error is due to the sandbox's just ending: the kernel shows little
 // of a process then.
 func (in *instance) blame(err error) error {
 	select {
@@ -178,9 +178,9 @@ func (in *instance) halt(ctx context.Context) (before map[int]bool, err error) {
 	return before, nil
 }
 
-// standing says that no thread of a process runs its program before a signal wakes it. One that the
-// kernel keeps from running, for a disk or until its child executes, stands if a SIGSTOP awaits it.
-// A process that has ended stands.
+// standing reports whether no thread of a process runs its program before a signal wakes it. One
+// that the kernel keeps from running, for a disk or until its child executes, stands if a SIGSTOP
+// awaits it. A process that has ended stands.
 func standing(pid int, sent bool) bool {
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {

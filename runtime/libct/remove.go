@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxOpen is how many levels of a tree are held open while it is removed.
+// maxOpen is the number of levels of a tree that are held open while it is removed.
 const maxOpen = 64
 
 // removeTree removes a sandbox's directory and everything in it; one that is not there is no error.

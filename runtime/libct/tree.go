@@ -98,7 +98,7 @@ func (t *tree) each(f func(pid, pidfd int)) error {
 	return nil
 }
 
-// ended says that no thread of the process is left.
+// ended reports whether no thread of the process is left.
 func ended(pidfd int) bool {
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0) //nolint:gosec // descriptors fit
 	return err == nil && n > 0
@@ -141,7 +141,7 @@ func (t *tree) terminate(ctx context.Context) (interactive []int, err error) {
 }
 
 const (
-	// hangUpEvery is how often those at terminals are hung up.
+	// hangUpEvery is the interval of SIGHUPs to processes at terminals.
 	hangUpEvery = 200 * time.Millisecond
 	// maxInteractive bounds how many are more than once: each has a descriptor meanwhile.
 	maxInteractive = 64
@@ -163,7 +163,7 @@ func keepHangingUp(ctx context.Context, pidfds []int) {
 	}
 }
 
-// hasTerminal tells whether a process has a controlling terminal.
+// hasTerminal reports whether a process has a controlling terminal.
 func hasTerminal(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -302,8 +302,8 @@ func (t *tree) settle(ctx context.Context) {
 	}
 }
 
-// idle says that init has no children, dead ones included, and that all its threads sleep. One that
-// has ended is idle.
+// idle reports whether init has no children, dead ones included, and that all its threads sleep.
+// One that has ended is idle.
 func (t *tree) idle() bool {
 	dir := fmt.Sprintf("/proc/%d/task", t.init)
 	threads, err := os.ReadDir(dir)

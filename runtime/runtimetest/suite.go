@@ -179,7 +179,7 @@ func testControlStaysTheCallers(t *testing.T, s *suite) {
 		t.Errorf("control was closed by the engine: %v", err)
 	}
 	if err := s.connect(t, "control1"); err != nil {
-		t.Errorf("nobody listens after the caller closed its copy: %v", err)
+		t.Errorf("no process listens after the caller closed its copy: %v", err)
 	}
 	if err := s.Engine.Delete(t.Context(), "control1"); err != nil {
 		t.Fatal(err)
@@ -545,7 +545,7 @@ func testStart(t *testing.T, s *suite) {
 			t.Errorf("left of one that runs: %v, %v", left, err)
 		}
 		if err := s.connect(t, "again1"); err != nil {
-			t.Errorf("nobody listens: %v", err)
+			t.Errorf("no process listens: %v", err)
 		}
 	}
 	if !hasEnded(t, first.Pidfd, 0) {

@@ -359,8 +359,8 @@ func create(t *testing.T, f runtimetest.Fixture, id string) {
 	begin(t, f, f.NewSpec(t, id))
 }
 
-// shortDir is like t.TempDir, but one that the launcher, which is not root of the host, can enter,
-// and without the test's name in its path, which would be too long for a socket's.
+// shortDir is like t.TempDir, but the launcher, which is not root of the host, can enter it. The
+// test's name is not in its path, which would be too long for a socket's.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "engine") //nolint:usetesting // see above
@@ -435,7 +435,7 @@ func fixture(t *testing.T, o launcher.Options) runtimetest.Fixture {
 	}}
 }
 
-// cgroupMount is where cgroup v2 is mounted; the suite runs without a subtree of its own.
+// cgroupMount is the mount point of cgroup v2; the suite runs without a subtree of its own.
 func cgroupMount(t *testing.T) string {
 	t.Helper()
 	c, err := kernel.ProbeCgroup()

@@ -225,7 +225,7 @@ func tryBegin(t *testing.T, f runtimetest.Fixture, spec *runtime.Spec) (*host.Cl
 	return host.NewClient(socket), nil
 }
 
-// attacked says which attacks work in a sandbox without these layers.
+// attacked returns the attacks that work in a sandbox without these layers.
 func attacked(t *testing.T, f runtimetest.Fixture, id, program string, attacks, off []string) (works []string) {
 	t.Helper()
 	spec := f.NewSpec(t, id)
@@ -248,7 +248,7 @@ func attacked(t *testing.T, f runtimetest.Fixture, id, program string, attacks, 
 	return works
 }
 
-// inside is where put puts a program.
+// inside is the path at which put places a program.
 const inside = "/tmp/attacker"
 
 // put puts a program into a sandbox.

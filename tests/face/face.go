@@ -1,8 +1,9 @@
-// Package face is a throw-away second face of the service. It shows that a face needs nothing but the API's types, the
-// service and its classes of errors, and that callers of different tenants see nothing of each other.
+// Package face is a throw-away second face of the service. It shows that a face needs nothing but
+// the API's types, the service and its classes of errors, and that callers of different tenants see
+// nothing of each other.
 //
-// Its protocol is plain text over HTTP. The header Tenant names the caller's tenant; a real face takes it from verified
-// credentials.
+// Its protocol is plain text over HTTP. The header Tenant names the caller's tenant; a real face
+// takes it from verified credentials.
 package face
 
 import (

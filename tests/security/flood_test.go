@@ -57,7 +57,7 @@ func TestFloodsCostTheDaemonLittle(t *testing.T) {
 			}
 			harness.Eventually(t, floods)
 			if !testenv.Soaking() {
-				// The share is a rate, and guest.TestPace holds its arithmetic. Here the flood is on, and the
+				// The share is a rate, and host.TestPace holds its arithmetic. Here the flood is on, and the
 				// daemon answers beside it.
 				if got := s.Sh(t, "echo fine"); got != "fine\n" {
 					t.Errorf("an exec beside the flood says %q", got)

@@ -1,5 +1,5 @@
-// Package cmdtest tests command lines: it runs the test's own binary as the command, against a fake daemon and on
-// terminals.
+// Package cmdtest tests command lines: it runs the test's own binary as the command, against a fake
+// daemon and on terminals.
 package cmdtest
 
 import (
@@ -13,11 +13,11 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// AsCommand is set in the environment of a test binary that [Command] runs as the command itself, so that no second
-// build is needed and the race detector sees it.
+// AsCommand is set in the environment of a test binary that [Command] runs as the command itself,
+// so that no second build is needed and the race detector sees it.
 const AsCommand = "SANDBOXD_TEST_AS_COMMAND"
 
-// ShortDir is a temporary directory whose sockets have an address.
+// ShortDir returns a temporary directory whose path is short enough for a socket's address.
 func ShortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sbx") //nolint:usetesting // t.TempDir is too long for a socket's address
@@ -28,7 +28,7 @@ func ShortDir(t *testing.T) string {
 	return dir
 }
 
-// Command is a run of sandboxd that has not begun.
+// Command returns a command line of sandboxd to run against the daemon at the socket.
 func Command(t *testing.T, socket string, args ...string) *exec.Cmd {
 	t.Helper()
 	exe, err := os.Executable()

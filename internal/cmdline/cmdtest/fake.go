@@ -24,24 +24,24 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// Daemon answers as a daemon would and runs nothing: what an exec does is decided by the name of its program.
+// Daemon is a fake daemon. It runs nothing: the name of an exec's program decides its outcome.
 type Daemon struct {
 	Mu        sync.Mutex
 	Sandboxes []api.Sandbox
 	Images    []string
 	next      int
-	Log       []string            // "METHOD path" of every request
-	Creates   []api.CreateSandbox // as they came
-	Execs     []api.ExecRequest   // as they came
-	Updates   []string            // as they came
-	Uploads   map[string]string   // PUT archive: path → list of what was in it
-	Archives  map[string][]Entry  // GET archive: path → what is in it
-	Files     map[string]bool     // which of the archives are of one file
-	Controls  []string            // text frames of interactive execs after the first
-	Killed    chan struct{}       // an exec lost its client
-	Started   chan struct{}       // an exec that waits has begun
+	Log       []string            // "METHOD path" of each request
+	Creates   []api.CreateSandbox // request bodies
+	Execs     []api.ExecRequest   // request bodies
+	Updates   []string            // request bodies
+	Uploads   map[string]string   // PUT archive: path → list of its entries
+	Archives  map[string][]Entry  // GET archive: path → its entries
+	Files     map[string]bool     // the archives of a single file
+	Controls  []string            // text frames of interactive execs, without the first
+	Killed    chan struct{}       // receives when an exec has lost its client
+	Started   chan struct{}       // receives when an exec that waits has started
 	Stop      context.CancelFunc  // called by shutdown
-	DeleteErr *api.Problem        // what delete answers
+	DeleteErr *api.Problem        // error of delete requests
 }
 
 type Entry struct {
@@ -116,7 +116,7 @@ func (f *Daemon) handler() http.Handler {
 		"stop": api.StateStopped, "start": api.StateRunning, "pause": api.StatePaused, "resume": api.StateRunning,
 	} {
 		mux.HandleFunc("POST /v1/sandboxes/{id}/"+verb, f.with(func(w http.ResponseWriter, r *http.Request, s api.Sandbox) {
-			body, _ := io.ReadAll(r.Body) // what is missing the test sees
+			body, _ := io.ReadAll(r.Body) // the test sees a short body
 			f.Updates = append(f.Updates, verb+" "+string(body))
 			s.State = state
 			answerJSON(w, 200, s)
@@ -165,7 +165,7 @@ func (f *Daemon) handler() http.Handler {
 			return
 		}
 		f.Mu.Unlock()
-		mux.ServeHTTP(w, r) // takes its time, and locks for itself
+		mux.ServeHTTP(w, r) // an exec takes its time, and locks for itself
 	})
 }
 
@@ -231,7 +231,7 @@ func (f *Daemon) pull(w http.ResponseWriter, r *http.Request) {
 	_ = e.Encode(api.PullEvent{Image: &api.Image{Reference: req.Reference, Digest: "sha256:0123"}})
 }
 
-// exec plays the program that argv names.
+// exec plays the program named in argv.
 func (f *Daemon) exec(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
 	var req api.ExecRequest
 	d := json.NewDecoder(r.Body)
@@ -301,7 +301,7 @@ func (f *Daemon) exec(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
 	}
 }
 
-// converse is cat: what comes on stdin goes to stdout, until it is closed, or a q comes, or a signal.
+// converse plays cat: it copies stdin to stdout until stdin is closed, a q arrives, or a signal.
 func (f *Daemon) converse(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
 	conn, err := websocket.Accept(w, r, nil)
 	if err != nil {
@@ -350,7 +350,7 @@ func (f *Daemon) converse(w http.ResponseWriter, r *http.Request, _ api.Sandbox)
 	}
 }
 
-// readFile knows a file by its archive: one entry, of its own name.
+// readFile serves a file from its archive of one entry.
 func (f *Daemon) readFile(w http.ResponseWriter, r *http.Request, _ api.Sandbox) {
 	p := r.URL.Query().Get("path")
 	entries, ok := f.Archives[p]
@@ -414,7 +414,8 @@ func (f *Daemon) archiveIn(w http.ResponseWriter, r *http.Request, _ api.Sandbox
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// Serve is a daemon of the commands that start one: it serves a new fake on the socket until ctx or a client ends it.
+// Serve is the main function of a fake daemon: it serves the socket until ctx ends or a client
+// shuts it down.
 func Serve(ctx context.Context, socket string) error {
 	l, err := net.Listen("unix", socket)
 	if err != nil {
@@ -431,7 +432,7 @@ func Serve(ctx context.Context, socket string) error {
 	return nil
 }
 
-// start serves the fake on a socket.
+// Start serves the fake on a new socket.
 func (f *Daemon) Start(t *testing.T) (socket string) {
 	t.Helper()
 	socket = filepath.Join(ShortDir(t), "s")

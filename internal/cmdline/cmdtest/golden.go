@@ -16,8 +16,8 @@ import (
 // Update is the flag that rewrites golden files.
 var Update = flag.Bool("update", false, "rewrite the golden files")
 
-// HelpGolden compares the help of every command with testdata/help, except those named and cobra's own. newRoot returns a
-// new root command.
+// HelpGolden compares the help of every command with testdata/help, except those named and cobra's
+// own. newRoot returns a new root command.
 func HelpGolden(t *testing.T, newRoot func() *cobra.Command, except ...string) {
 	t.Helper()
 	except = append(except, "completion", "help")

@@ -14,7 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 )
 
-// build answers as a daemon does that has one step to do, and notes what it was sent.
+// build plays a build with one step, and logs the request.
 func (f *Daemon) build(w http.ResponseWriter, r *http.Request) {
 	var names []string
 	tr := tar.NewReader(r.Body)
@@ -52,7 +52,7 @@ func (f *Daemon) build(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// execRoutes are one detached exec, "x1", that has written and ended.
+// execRoutes serves one detached exec, "x1", that has written output and ended.
 func (f *Daemon) execRoutes(mux *http.ServeMux) {
 	x := api.Exec{ID: "x1", Sandbox: "sb1", Argv: []string{"sh", "-c", "it's\x1b[2J"}, PID: 7, State: api.ExecExited, Detached: true, Exit: &api.Exit{Code: 9}}
 	find := func(h func(http.ResponseWriter, *http.Request)) http.HandlerFunc {
@@ -106,7 +106,7 @@ func (f *Daemon) execRoutes(mux *http.ServeMux) {
 	}))
 }
 
-// imageRoutes answer for images: what is called "used…" a sandbox has, what is called "damaged" is.
+// imageRoutes serves images. Names that begin with "used" are in use, and "damaged" is damaged.
 func (f *Daemon) imageRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("DELETE /v1/images", func(w http.ResponseWriter, r *http.Request) {
 		ref := r.URL.Query().Get("reference")

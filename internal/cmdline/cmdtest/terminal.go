@@ -45,7 +45,7 @@ func Resize(t *testing.T, master *os.File, rows, cols uint16) {
 	}
 }
 
-// Screen collects what a terminal shows and waits for words on it.
+// Screen collects the output of a terminal, and waits for text in it.
 type Screen struct {
 	mu   sync.Mutex
 	cond *sync.Cond

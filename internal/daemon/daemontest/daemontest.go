@@ -1,4 +1,5 @@
-// Package daemontest runs a whole daemon on the in-memory engine, for tests that talk to it over its socket.
+// Package daemontest runs a whole daemon on the in-memory engine, for tests that talk to it over
+// its socket.
 package daemontest
 
 import (

@@ -86,7 +86,8 @@ func (r *Running) Send(c *websocket.Conn, v any) {
 	}
 }
 
-// Converse reads until the last event and calls on with all output so far, by channel, after each frame.
+// Converse reads until the last event and calls on with all output so far, by channel, after each
+// frame.
 func (r *Running) Converse(c *websocket.Conn, on func(out [3]string)) ([3]string, api.ExecEvent) {
 	r.T.Helper()
 	var out [3]string
@@ -117,8 +118,8 @@ func (r *Running) Converse(c *websocket.Conn, on func(out [3]string)) ([3]string
 	}
 }
 
-// IdlesAfter gives a sandbox its idle time when something already keeps it from idling: from its creation on that might be over
-// before the test has come to its first use of it.
+// IdlesAfter gives a sandbox its idle time when something already keeps it from idling: from its
+// creation on that might be over before the test has come to its first use of it.
 func (r *Running) IdlesAfter(id string, seconds float64) {
 	r.T.Helper()
 	Decode[api.Sandbox](r.T, r.Do("PATCH", "/v1/sandboxes/"+id, api.UpdateSandbox{IdleTimeout: seconds}), http.StatusOK)

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// programs runs f for two static programs that do nothing: one of the C library, which is what the promise is about, and the smallest
-// that there can be, where everything that is not the kernel's work shows most.
+// programs runs f for two static programs that do nothing: one of the C library, which the promise
+// is about, and the smallest possible one, which shows the cost outside of the kernel best.
 func programs(b *testing.B, f func(b *testing.B, bin string)) {
 	b.Helper()
 	b.Run("libc", func(b *testing.B) {
@@ -27,7 +27,8 @@ func programs(b *testing.B, f func(b *testing.B, bin string)) {
 	b.Run("tiny", func(b *testing.B) { f(b, staticTrue(b)) })
 }
 
-// median runs f b.N times and reports the median, which is what the promise is about: the mean is the machine's noise.
+// median runs f b.N times and reports the median, which the promise is about: the mean is the
+// machine's noise.
 func median(b *testing.B, f func()) {
 	b.Helper()
 	var took []time.Duration
@@ -40,7 +41,8 @@ func median(b *testing.B, f func()) {
 	b.ReportMetric(float64(took[len(took)/2]), "p50-ns")
 }
 
-// BenchmarkExec is a whole exec through a running init. Of libc's program it is to cost at most twice BenchmarkForkExec.
+// BenchmarkExec is a whole exec through a running init. Of libc's program it is to cost at most
+// twice BenchmarkForkExec.
 func BenchmarkExec(b *testing.B) {
 	programs(b, func(b *testing.B, bin string) {
 		b.Helper()
@@ -58,7 +60,7 @@ func BenchmarkExec(b *testing.B) {
 	})
 }
 
-// BenchmarkWholeExec is BenchmarkExec where nobody waits for the start.
+// BenchmarkWholeExec is BenchmarkExec with Whole.
 func BenchmarkWholeExec(b *testing.B) {
 	programs(b, func(b *testing.B, bin string) {
 		b.Helper()

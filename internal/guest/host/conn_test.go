@@ -11,8 +11,9 @@ import (
 	"testing"
 )
 
-// What has come is not late because nobody looked until its time was over: a machine may stop between the two. Nor is the end.
-func TestWhatHasComeIsNotLate(t *testing.T) {
+// A packet that arrived in time is not late because the reader looked after its deadline: a machine
+// may stop between the two. Neither is the end.
+func TestArrivedPacketIsNotLate(t *testing.T) {
 	guesttest.Leaks(t)
 	a, b := connPair(t)
 	defer func() { _, _ = a.Close(), b.Close() }()

@@ -26,6 +26,10 @@ type ExecRequest struct {
 	Env  []string // whole environment, "NAME=value"
 	Cwd  string   // absolute; "/" if empty
 
+	// User, if not empty, is found by init in the sandbox: see [Client.Account]. It takes the place of
+	// UID, GID and Groups, and of HOME if Env has none.
+	User     string
+	NonRoot  bool   // refuse User if it turns out to be uid 0
 	UID, GID uint32 // ids of the sandbox
 	Groups   []uint32
 
@@ -128,6 +132,8 @@ func (r *ExecRequest) check() error {
 		return &guest.Error{Stage: guest.StageCwd, Errno: unix.ENAMETOOLONG, Path: r.Cwd[:32] + "…"}
 	case len(r.Groups) > guest.MaxGroups:
 		return refuse(unix.EINVAL, strconv.Itoa(len(r.Groups))+" groups")
+	case len(r.User) > maxUser:
+		return refuse(unix.EINVAL, "user of "+strconv.Itoa(len(r.User))+" bytes")
 	case r.Whole && (r.TTY || r.Keep):
 		return refuse(unix.EINVAL, "whole")
 	case r.Timeout < 0:
@@ -155,7 +161,7 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest) (_ *Exec, err error) {
 	strs := make([]string, 0, 1+len(r.Argv)+len(r.Env))
 	strs = append(append(append(strs, cwd), r.Argv...), r.Env...)
 	msg := guest.ExecRequest{
-		Args: len(r.Argv), UID: r.UID, GID: r.GID, Groups: r.Groups, TTY: r.TTY, Rows: r.Rows, Cols: r.Cols,
+		Args: len(r.Argv), User: r.User, NonRoot: r.NonRoot, UID: r.UID, GID: r.GID, Groups: r.Groups, TTY: r.TTY, Rows: r.Rows, Cols: r.Cols,
 		Timeout: int64(r.Timeout), MakeCwd: r.MakeCwd, Limits: r.Limits, Whole: r.Whole,
 	}
 	req, err := guest.Encode(guest.KindExec, msg, strs...)

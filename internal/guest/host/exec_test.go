@@ -231,7 +231,7 @@ func TestSingleIDSandboxRefusesOtherGroups(t *testing.T) {
 	}
 }
 
-// Argv and env up to what the kernel takes, by packet or memfd.
+// Argv and env up to the kernel's limits, by packet or memfd.
 func TestExecArgumentSizes(t *testing.T) {
 	s := startInit(t)
 	arg := strings.Repeat("x", 100<<10)
@@ -289,12 +289,12 @@ func TestStreamDoesNotWaitForWhatWasLeftBehind(t *testing.T) {
 			if !strings.Contains(out, "hi\n") {
 				t.Errorf("got %q", out)
 			}
-			if d := time.Since(begun); d > 50*time.Second { // what was left behind takes twice that, or goes on for ever
+			if d := time.Since(begun); d > 50*time.Second { // the orphan takes twice that, or goes on for ever
 				t.Errorf("took %v", d)
 			}
 		})
 	}
-	// What was left behind goes on. It may not have come as far as sleeping when its exec ended.
+	// The orphan goes on. It may not have reached its sleep when its exec ended.
 	if out := s.sh(t, "timeout 20 sh -c 'until n=$(pgrep -c sleep); do sleep 0.05; done; echo $n'"); out != "1\n" {
 		t.Errorf("%q sleeping", out)
 	}
@@ -356,7 +356,8 @@ func (s *sandbox) gone(tb testing.TB, name string) {
 	}
 }
 
-// processes counts what runs in the sandbox, without init and the shell that counts. Zombies count.
+// processes counts the processes of the sandbox, without init and the counting shell. Zombies
+// count.
 func (s *sandbox) processes(tb testing.TB) int {
 	tb.Helper()
 	out := s.sh(tb, "set -- /proc/[0-9]*; echo $#")
@@ -412,7 +413,7 @@ func TestTimeoutKillsEverythingOfTheExec(t *testing.T) {
 			if !exit.Timeout || exit.Signal != unix.SIGKILL {
 				t.Errorf("%+v", exit)
 			}
-			// On a busy machine what forks may do so for longer than the other execs are spared.
+			// On a busy machine a program that forks may go on for longer than the other execs are spared.
 			others := 1
 			if took > tc.r.Timeout+initKillAll {
 				if err := other.Signal(unix.SIGTERM, false); err != nil {
@@ -462,7 +463,7 @@ func TestTimeoutIsPunctual(t *testing.T) {
 	}
 }
 
-// A program that nobody in the sandbox may read hides from init: see init_kill_linux.go.
+// A program that no user of the sandbox may read hides from init: see inside/kill.go.
 func TestUnreadableProgramsCannotHide(t *testing.T) {
 	if ids() == 1 {
 		t.Skip("an ordinary user cannot give a file to an id that is unmapped in the sandbox")
@@ -635,7 +636,7 @@ func TestTerminal(t *testing.T) {
 	})
 }
 
-// Process 1 inherits what others leave, and must not lose an exec's exit among it.
+// Process 1 inherits orphans, and must not lose an exec's exit among theirs.
 func TestInitReapsOrphansAndNoExitIsLost(t *testing.T) {
 	s := startInit(t)
 	var wg sync.WaitGroup
@@ -673,7 +674,7 @@ func TestManyExecsAtATime(t *testing.T) {
 	wg.Wait()
 }
 
-// Whoever is root in the sandbox may send init any signal.
+// A root process of the sandbox may send init any signal.
 func TestInitIsDeafToSignals(t *testing.T) {
 	s := startInit(t)
 	s.sh(t, "i=1; while [ $i -le 64 ]; do kill -$i 1; i=$((i+1)); done 2>/dev/null; true")

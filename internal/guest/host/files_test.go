@@ -73,7 +73,7 @@ func TestOpenAndCreateRefuseWithoutBlocking(t *testing.T) {
 		{"/proc/self/status", guest.ErrNotRegular, guest.ErrNotRegular},
 		{"/proc/sys/kernel/core_pattern", guest.ErrNotRegular, guest.ErrNotRegular},
 		{dir + "/link-to-proc", guest.ErrNotRegular, guest.ErrNotRegular},
-		{"/proc/self/fd/3", unix.ELOOP, guest.ErrNotRegular}, // init's own; a magic link is a link, to what has no name
+		{"/proc/self/fd/3", unix.ELOOP, guest.ErrNotRegular}, // init's own; a magic link is a link to a nameless file
 		{"/proc/self/exe", unix.ELOOP, nil},                  // see below
 		{"/proc/self/root" + dir + "/nothing", unix.ELOOP, unix.ELOOP},
 		{"relative", unix.EINVAL, unix.EINVAL},
@@ -279,7 +279,7 @@ func TestStat(t *testing.T) {
 	}
 }
 
-// tarOut collects what TarOut writes.
+// tarOut collects the output of TarOut.
 func (s *sandbox) tarOut(t *testing.T, path string) ([]byte, error) {
 	t.Helper()
 	r, w, err := os.Pipe()

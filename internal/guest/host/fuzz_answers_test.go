@@ -17,8 +17,9 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// FuzzHostAnswers has an init say anything, in up to four packets with descriptors of any kind, to every request of the host.
-// What the host takes for an answer is one; everything else is a refusal or a lost init; nothing stays open, and nobody waits.
+// FuzzHostAnswers lets an init send anything, in up to four packets with descriptors of any kind,
+// in answer to every request of the host. Each outcome is a valid answer, a refusal or a lost init;
+// nothing stays open, and no call hangs.
 func FuzzHostAnswers(f *testing.F) {
 	for _, s := range []string{
 		"pong {}", "started {\"pid\":7}\nexited {\"code\":3,\"wall\":1,\"cpu\":1,\"maxrss\":1}", "started {\"pid\":7}", "exited {\"pid\":7,\"code\":3,\"wall\":1,\"cpu\":1,\"maxrss\":1}", "opened {}", "created {}\ndone {}", "done {}",
@@ -106,7 +107,7 @@ func FuzzHostAnswers(f *testing.F) {
 				continue
 			}
 			if e.PID < 2 || r.TTY {
-				t.Errorf("started as %d, with a terminal: %v", e.PID, r.TTY) // none of what is given is one
+				t.Errorf("started as %d, with a terminal: %v", e.PID, r.TTY) // none of the given descriptors is one
 			}
 			x, err := e.Stream(ctx, func(string, []byte) error { return nil })
 			if judge("stream", err) && (x.Code < 0 || x.Code > 255 || x.Signal < 0 || x.Signal > 64 || x.Timeout || x.Wall < 0 || x.CPU < 0 || x.MaxRSS < 0) {

@@ -11,11 +11,13 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzHostDecode feeds the host what an init could send, and checks that what it accepts is within bounds.
+// FuzzHostDecode feeds the host packets of an init, and checks that accepted ones are within
+// bounds.
 func FuzzHostDecode(f *testing.F) {
 	for _, s := range []string{
 		`started {"pid":7}`, `exited {"code":3,"wall":1,"cpu":1,"maxrss":1}`, `exited {"signal":9,"timeout":true,"wall":1,"cpu":1,"maxrss":1}`,
 		"error {\"stage\":\"open\",\"errno\":2}\x00/x", "info {\"size\":1,\"mode\":33188,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0}\x00", "pong {}", "done {}", " {}", "x",
+		"account {\"uid\":1000,\"gid\":1000,\"groups\":[29,44]}\x00/home/app", "account {\"uid\":70000}\x00/",
 		"entries {}", "entries {\"list\":[{\"size\":1,\"mode\":33188,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0}]}\x00a/b\x00",
 		"entries {\"list\":[{\"size\":1,\"mode\":41471,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0},{\"size\":1,\"mode\":16877,\"mtime\":1,\"nsec\":1,\"uid\":0,\"gid\":0,\"errno\":13}]}\x00l\x00t\x00d\x00",
 		`listed {"more":true}`, "watching {}", "events {\"list\":[{\"kind\":\"created\",\"dir\":true},{\"kind\":\"moved\"},{\"kind\":\"overflow\"}]}\x00a\x00\x00a/b\x00c\x00\x00",
@@ -24,7 +26,7 @@ func FuzzHostDecode(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
-	// A name of the sandbox's never leads out of what was asked for.
+	// A name of the sandbox's never leads out of the requested directory.
 	inside := func(t *testing.T, p string) {
 		t.Helper()
 		if p == "" || len(p) >= guest.MaxPath || path.Join("/a/b", p) != "/a/b/"+p {
@@ -92,6 +94,10 @@ func FuzzHostDecode(f *testing.F) {
 			if p, err := processOf(pkt); err == nil && (p.PID < 2 || p.PPID < 0 || p.Age < 0 || p.CPU < 0 || p.RSS < 0 || len(p.State) != 1 ||
 				!utf8.ValidString(p.Name) || len(strings.Join(p.Argv, " ")) > guest.MaxProcessArgs+1) {
 				t.Errorf("%+v", p)
+			}
+		case guest.KindAccount:
+			if a, err := accountOf(pkt); err == nil && (a.UID > 65535 || a.GID > 65535 || a.Home == "" || len(a.Groups) > guest.MaxGroups) {
+				t.Errorf("%+v", a)
 			}
 		case guest.KindStarted:
 			_ = pkt.Into(&guest.StartedAnswer{}, 0)

@@ -16,7 +16,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// Init is given its time anew for as long as its sandbox is kept from running, and not a moment more.
+// Init is given its time anew for as long as its sandbox is kept from running, and not a moment
+// more.
 func TestSilenceOfAHeldSandbox(t *testing.T) {
 	var asked atomic.Int32
 	answer := make(chan struct{})
@@ -32,7 +33,8 @@ func TestSilenceOfAHeldSandbox(t *testing.T) {
 		}
 		conn.await()
 	})
-	// It must be short where it is to end, and long where we look at the clock ourselves: between what Held says and the look at it.
+	// Short where the wait is to end, and long where this test reads the clock itself: between the
+	// value of Held and its use.
 	const short, long = 20 * time.Millisecond, 500 * time.Millisecond
 	ping := func(grace time.Duration) error {
 		req, err := guest.Encode(guest.KindPing, guest.None{})
@@ -66,7 +68,7 @@ func TestSilenceOfAHeldSandbox(t *testing.T) {
 	if !guesttest.Within(t, func() bool { asked.Store(0); err = ping(long); return asked.Load() >= 3 }) || err != nil {
 		t.Errorf("held: %v, asked %d times", err, asked.Load())
 	}
-	// Nor does what it is held for count against what it has for a whole list.
+	// The time for which it is held does not count against the time for a whole list either.
 	const whole = 50 * time.Millisecond
 	goOn := make(chan struct{})
 	list := fakeInit(t, func(conn *conn, _ guest.Packet, _ []int) {
@@ -92,7 +94,7 @@ func TestSilenceOfAHeldSandbox(t *testing.T) {
 	if pkt, err := list.next(t.Context(), listing, replyTimeout, &patience, guest.KindProcess, guest.KindDone); err != nil || pkt.Kind != guest.KindDone || patience != whole {
 		t.Errorf("held in the middle of a list: %+v, %v, and %v are left of %v", pkt, err, patience, whole)
 	}
-	// Who gives up is not kept waiting by it.
+	// A caller that gives up is not delayed by it.
 	ctx, cancel := context.WithCancel(t.Context())
 	if req, err = guest.Encode(guest.KindPing, guest.None{}); err != nil {
 		t.Fatal(err)

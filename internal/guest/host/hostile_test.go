@@ -25,7 +25,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// fakeInit serves every connection with f, after its first request has been read. It has ended when the test has.
+// fakeInit serves every connection with f, after its first request has been read. It has ended when
+// the test has.
 func fakeInit(t testing.TB, f func(c *conn, req guest.Packet, fds []int)) *Client {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "guest.sock")
@@ -71,7 +72,7 @@ func fakeInit(t testing.TB, f func(c *conn, req guest.Packet, fds []int)) *Clien
 	return NewClient(path)
 }
 
-// await is what a hostile init does to let the host act: it reads until the host closes.
+// await lets the host act, as a hostile init does: it reads until the host closes.
 func (c *conn) await() {
 	for {
 		_, fds, err := c.Recv()
@@ -501,7 +502,8 @@ func TestHostileInitLeaksNothing(t *testing.T) {
 	}
 }
 
-// An init that says a little again and again, each in time, is lost once all of it has taken too long.
+// An init that sends a little again and again, each packet in time, is lost once the whole takes
+// too long.
 func TestDrippingInit(t *testing.T) {
 	drip := func(first, then string) *Client {
 		c := fakeInit(t, func(c *conn, _ guest.Packet, _ []int) {
@@ -522,7 +524,7 @@ func TestDrippingInit(t *testing.T) {
 	if _, err := processes.Processes(t.Context()); !errors.Is(err, ErrLost) || !strings.Contains(err.Error(), "in time") {
 		t.Errorf("processes: %v", err)
 	}
-	// Who takes long over what init says in time has it all.
+	// A caller that takes long over timely packets gets all of them.
 	n, sent := 0, make(chan struct{})
 	slow := fakeInit(t, func(c *conn, _ guest.Packet, _ []int) {
 		for range 4 {
@@ -555,7 +557,7 @@ func fdsOf(fd, n int) []int {
 	return r
 }
 
-func TestNobodyThere(t *testing.T) {
+func TestNoInit(t *testing.T) {
 	guesttest.Leaks(t)
 	path := filepath.Join(t.TempDir(), "guest.sock")
 	if err := NewClient(path).Ping(t.Context()); !errors.Is(err, ErrLost) {
@@ -565,7 +567,8 @@ func TestNobodyThere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Listening, but nobody accepts: a backlog that fills up must not hold anybody longer than his context.
+	// Listening, without accepting: a backlog that fills up must not delay a caller beyond its
+	// context.
 	c := NewClient(path)
 	for range 3 {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
@@ -718,7 +721,8 @@ func TestManyConnections(t *testing.T) {
 	}
 }
 
-// Where init has no descriptor left it says so, rather than let the daemon wait until that takes it for dead.
+// An init without a free descriptor reports that, instead of letting the daemon wait until it takes
+// init for dead.
 func TestNoDescriptorIsLeft(t *testing.T) {
 	s := startInit(t)
 	guesttest.Leaks(t)
@@ -734,7 +738,7 @@ func TestNoDescriptorIsLeft(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.HungAfter)
 	defer cancel()
 	var idle []*conn
-	for refused := 0; refused < 3; { // one after the other: on a slow machine those that say nothing may be let go of meanwhile
+	for refused := 0; refused < 3; { // one after the other: on a slow machine silent ones may be released meanwhile
 		switch err := s.Ping(ctx); {
 		case errors.Is(err, unix.EMFILE):
 			refused++
@@ -759,7 +763,8 @@ func TestNoDescriptorIsLeft(t *testing.T) {
 	}
 }
 
-// inFlight has so many descriptors under way, of the user whom the ids' root is on the host, that init may send no more.
+// inFlight puts as many descriptors in flight, of the host user that is the sandbox's root, that
+// init may send no more.
 func inFlight(t *testing.T, s *sandbox) (land func()) {
 	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -779,7 +784,8 @@ func inFlight(t *testing.T, s *sandbox) (land func()) {
 	return land
 }
 
-// Where the kernel lets init send no descriptor, what needs one is refused, nothing of it is left, and the sandbox goes on.
+// Where the kernel lets init send no descriptor, requests that need one are refused without a
+// trace, and the sandbox goes on.
 func TestNoDescriptorCanBeSent(t *testing.T) {
 	s := startInitWith(t, 1)
 	guesttest.Leaks(t)
@@ -794,7 +800,7 @@ func TestNoDescriptorCanBeSent(t *testing.T) {
 		if e := asError(t, err); e.Stage != guest.StageStart || e.Errno != unix.ETOOMANYREFS {
 			t.Errorf("an exec with a terminal: %v", err)
 		}
-		guesttest.WaitFor(t, func() bool { // of what has been killed until it has been waited for
+		guesttest.WaitFor(t, func() bool { // those of killed processes, until these are reaped
 			left, err := s.Processes(t.Context())
 			return err == nil && len(left) == 0
 		})
@@ -830,7 +836,8 @@ func TestNoDescriptorCanBeSent(t *testing.T) {
 	_ = e.Close()
 }
 
-// Where init has other ids it sends under one of them, whatever is under way for root, and is itself again afterwards.
+// Where init has other ids it sends under one of them, whatever is under way for root, and is
+// itself again afterwards.
 func TestDescriptorsAreSentUnderOtherIDs(t *testing.T) {
 	s := startInit(t)
 	guesttest.Leaks(t)
@@ -860,7 +867,7 @@ func TestDescriptorsAreSentUnderOtherIDs(t *testing.T) {
 			t.Fatalf("init has %d threads, %v", len(threads), err)
 		}
 		for _, name := range threads {
-			guesttest.WaitFor(t, func() bool { // what it has sent is here before that
+			guesttest.WaitFor(t, func() bool { // its packets are here before that
 				status, err := os.ReadFile(name)
 				return err != nil || strings.Contains(string(status), "\nUid:\t0\t0\t0\t0\n")
 			})
@@ -869,7 +876,7 @@ func TestDescriptorsAreSentUnderOtherIDs(t *testing.T) {
 	}
 }
 
-// dial connects as request does, and says nothing yet.
+// dial connects as request does, and sends nothing yet.
 func dial(t *testing.T, c *Client, deadline time.Time) (*conn, error) {
 	t.Helper()
 	fd, err := c.connect(t.Context(), deadline, func() (time.Time, bool) { return deadline, false })
@@ -879,7 +886,8 @@ func dial(t *testing.T, c *Client, deadline time.Time) (*conn, error) {
 	return newConn(fd)
 }
 
-// Where init has no place for another connection it says so at once: its silence would be taken for its death.
+// An init without room for another connection reports that at once: its silence would be taken for
+// death.
 func TestConnectionsThatAreTooMany(t *testing.T) {
 	s := startInit(t)
 	var conns []*conn
@@ -890,7 +898,8 @@ func TestConnectionsThatAreTooMany(t *testing.T) {
 		conns = nil
 	}
 	defer closeConns()
-	// On a slow machine the first may have been let go of, for saying nothing, before the last has come.
+	// On a slow machine the first may have been let go of, for saying nothing, before the last has
+	// come.
 	if !guesttest.Within(t, func() bool {
 		closeConns()
 		ctx, cancel := context.WithTimeout(t.Context(), initRequestTimeout)

@@ -26,7 +26,7 @@ type memory struct {
 	f    *os.File
 	r, w *os.File
 	some atomic.Bool   // it has taken something
-	took chan struct{} // and there was nothing more, nor is anybody at the relay
+	took chan struct{} // the pipe was empty, and no call uses the relay
 }
 
 func newMemory(t *testing.T, tty bool) *memory {
@@ -66,7 +66,7 @@ func (m *memory) Relay() (r, w *os.File) { return m.r, m.w }
 
 func (m *memory) Followed() bool { return false }
 
-// read gives all that has been taken: as far as the file's offset says, which must be its size.
+// read returns everything that has been taken: up to the file's offset, which must be its size.
 func (m *memory) read(t *testing.T) string {
 	t.Helper()
 	n, err := unix.Seek(int(m.f.Fd()), 0, unix.SEEK_CUR)
@@ -83,7 +83,8 @@ func (m *memory) read(t *testing.T) string {
 	return string(b)
 }
 
-// An exec that is kept goes from one holder to the next; both the output and the exit that came in between are there.
+// An exec that is kept goes from one holder to the next; both the output and the exit that came in
+// between are there.
 func TestKeptExecIsAdopted(t *testing.T) {
 	s := startInit(t)
 	for _, tty := range []bool{false, true} {
@@ -105,7 +106,7 @@ func TestKeptExecIsAdopted(t *testing.T) {
 			if err := <-ended; !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
-			// What the launcher does: copies, and the first holder's are closed.
+			// The launcher's part: copies, while the first holder's are closed.
 			k := e.Kept()
 			copies := Kept{Conn: again(t, k.Conn), Stdin: again(t, k.Stdin), Stdout: again(t, k.Stdout), Stderr: again(t, k.Stderr)}
 			_ = e.Close()
@@ -116,7 +117,7 @@ func TestKeptExecIsAdopted(t *testing.T) {
 			if _, err := in.WriteString("x\n"); err != nil {
 				t.Fatal(err)
 			}
-			// Until it has ended, with nobody there.
+			// Until it has ended, without a client.
 			guesttest.WaitFor(t, func() bool { return s.processes(t) == 0 })
 			e, err = s.Adopt(copies, r, e.PID, time.Now())
 			if err != nil {
@@ -140,9 +141,9 @@ func TestKeptExecIsAdopted(t *testing.T) {
 	}
 }
 
-// A hostile init has made the master blocking and taken what there was to read, or lets nobody read what is written: whoever is in a
-// read or a write then is given up when the exec is, and nobody waits for him.
-func TestHeldTerminalHoldsNobody(t *testing.T) {
+// A hostile init has made the master blocking and taken the input, or keeps writes from being read.
+// Reads and writes that are held then are abandoned with their exec, and no call waits for them.
+func TestHeldTerminalDelaysNoCall(t *testing.T) {
 	s := startInit(t)
 	r := ExecRequest{Argv: []string{"sh", "-c", "stty raw -echo; echo; sleep 600"}, Env: testEnv, TTY: true, Keep: true}
 	e, err := s.Exec(t.Context(), r)
@@ -200,7 +201,8 @@ func TestHeldTerminalHoldsNobody(t *testing.T) {
 	guesttest.WaitFor(t, func() bool { return !held(s) })
 }
 
-// A sandbox whose init holds terminals has no more of the daemon's threads for it than its share, and gives them back.
+// A sandbox whose init holds terminals occupies no more of the daemon's threads than its share, and
+// gives them back.
 func TestHeldTerminalsAreBounded(t *testing.T) {
 	s := startInit(t)
 	e, err := s.Exec(t.Context(), ExecRequest{Argv: []string{"sleep", "600"}, Env: testEnv, TTY: true})
@@ -239,7 +241,7 @@ func TestHeldTerminalsAreBounded(t *testing.T) {
 	guesttest.WaitFor(t, func() bool { return !held(s) })
 }
 
-// held tells whether reads or writes of the sandbox's terminals are under way.
+// held reports whether reads or writes of the sandbox's terminals are under way.
 func held(s *sandbox) bool {
 	terminals.mu.Lock()
 	defer terminals.mu.Unlock()
@@ -258,7 +260,8 @@ func again(t *testing.T, f *os.File) *os.File {
 	return os.NewFile(uintptr(fd), f.Name())
 }
 
-// However output comes and whoever holds the pipe open, all that was there at the exit is taken.
+// However output comes, and whatever process holds the pipe open, all output up to the exit is
+// taken.
 func TestSpoolTakesEverything(t *testing.T) {
 	s := startInit(t)
 	want := strings.Repeat("0123456789abcdef\n", 20000)
@@ -348,7 +351,7 @@ func TestHostileListing(t *testing.T) {
 			}
 		})
 	}
-	// What is within the bounds of each, but not of all, is cut.
+	// Arguments within the bounds of each process, but not of all, are cut.
 	c := fakeInit(t, func(c *conn, _ guest.Packet, _ []int) {
 		_ = c.Send([]byte("listing {}"))
 		for range guest.MaxProcesses {
@@ -370,7 +373,8 @@ func TestHostileListing(t *testing.T) {
 	}
 }
 
-// Limits are there before the program's first instruction, and what cannot be set is not left out.
+// Limits are in force before the program's first instruction, and one that cannot be set is an
+// error.
 func TestLimits(t *testing.T) {
 	s := startInit(t)
 	limited := func(argv []string, limits ...guest.Rlimit) (string, ExecExit, error) {

@@ -23,8 +23,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// A test's init is this binary again, process 1 of its own user, PID and mount namespace: what init does to its children cannot be
-// undone in a process.
+// A test's init is this binary again, process 1 of its own user, PID and mount namespace: init
+// changes its process in ways that cannot be undone.
 const (
 	envInit   = "SANDBOXD_GUEST_TEST_INIT"
 	envHelper = "SANDBOXD_GUEST_TEST_HELPER"
@@ -56,7 +56,7 @@ func TestMain(m *testing.M) {
 		helpers[name]()
 		os.Exit(0)
 	}
-	unix.Umask(0o022) // what tests make has the modes that they look for, and others may pass through it
+	unix.Umask(0o022) // so that new files have the expected modes, and others may pass through directories
 	os.Exit(m.Run())
 }
 
@@ -75,8 +75,8 @@ func testInit() error {
 	if err := unix.Mount("/dev/pts/ptmx", "/dev/ptmx", "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind ptmx: %w", err)
 	}
-	// inside.Run needs AllThreadsSyscall, which a test binary with cgo lacks; the race detector needs cgo. The tests of
-	// cmd/sandboxd-init cover the rest.
+	// inside.Run needs AllThreadsSyscall, which a test binary with cgo lacks; the race detector needs
+	// cgo. The tests of cmd/sandboxd-init cover the rest.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return err
 	}
@@ -198,7 +198,7 @@ var helpers = map[string]func(){
 		go try()
 		select {}
 	},
-	// Tells what it finds itself with.
+	// Prints its descriptors and attributes.
 	"self": func() {
 		fds, err := os.ReadDir("/proc/self/fd")
 		if err != nil {
@@ -228,7 +228,7 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// ignored is the mask of ignored signals, without what the Go runtime of this very process may have done.
+// ignored returns the mask of ignored signals, without those of this process's own Go runtime.
 func ignored() string {
 	for line := range strings.Lines(string(must(os.ReadFile("/proc/self/status")))) {
 		if v, ok := strings.CutPrefix(line, "SigIgn:"); ok {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Who floods is read at the rate, however much each read gives, and who does not never waits.
+// A flood is read at the rate, however much each read gives; other output is never delayed.
 func TestPace(t *testing.T) {
 	const each = 20 * time.Microsecond
 	now := time.Unix(1e9, 0)

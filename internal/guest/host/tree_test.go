@@ -69,7 +69,7 @@ func TestAppend(t *testing.T) {
 	}
 }
 
-// What comes to nothing leaves nothing that was not there: no file, and no directory for it.
+// An aborted write leaves nothing new: no file, and no directory for it.
 func TestWritesThatEndLeaveNothing(t *testing.T) {
 	s := startInit(t)
 	guesttest.Leaks(t)
@@ -121,7 +121,8 @@ func TestWritesThatEndLeaveNothing(t *testing.T) {
 	}
 }
 
-// A directory that another makes just then, or that a link leads to by then, is none that init has made and may remove.
+// A directory that another makes just then, or that a link leads to by then, is none that init has
+// made and may remove.
 func TestWritesThatEndLeaveDirectoriesOfOthers(t *testing.T) {
 	s := startInit(t)
 	guesttest.Leaks(t)
@@ -175,7 +176,7 @@ func TestWritesThatEndLeaveDirectoriesOfOthers(t *testing.T) {
 	}
 }
 
-// Whoever comes first makes the file; the others append to it.
+// The first writer makes the file; the others append to it.
 func TestAppendOfManyToANewFile(t *testing.T) {
 	s := startInit(t)
 	guesttest.Leaks(t)
@@ -261,7 +262,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// Thousands of files do not fit into a packet, and who has enough of them ends it.
+// Thousands of files exceed a packet, and a caller can stop in between.
 func TestListOfMany(t *testing.T) {
 	s := startInit(t)
 	guesttest.Leaks(t)
@@ -392,7 +393,7 @@ func TestMove(t *testing.T) {
 		{"/proc/version", dir + "/x", true, guest.ErrNotRegular},
 		{dir + "/file", dir + "/other", true, nil},
 		{dir + "/dir/", dir + "/empty/", true, nil},
-		{dir + "/dangling", dir + "/moved", false, nil}, // a link is moved, not what it names
+		{dir + "/dangling", dir + "/moved", false, nil}, // the link is moved, not its target
 		{dir + "/fifo", dir + "/moved-fifo", false, nil},
 	} {
 		if err := s.Move(t.Context(), tc.from, tc.to, tc.overwrite); !errors.Is(err, tc.want) || tc.want == nil && err != nil {
@@ -464,7 +465,8 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// While a tree is removed, its directories turn into links to others and back. None of those is touched.
+// While a tree is removed, its directories turn into links to others and back. None of those is
+// touched.
 func TestRemoveIsNotLedAstray(t *testing.T) {
 	s := startInit(t)
 	guesttest.Leaks(t)
@@ -519,8 +521,8 @@ func TestRemoveIsNotLedAstray(t *testing.T) {
 	}
 }
 
-// watched collects what a watch tells until it ends. Others of the same user may have all that the kernel gives him of inotify for a
-// moment.
+// watched collects the changes of a watch until it ends. Other processes of this user may have
+// taken all that the kernel gives it of inotify for a moment.
 func (s *sandbox) watched(t *testing.T, path string, recursive bool) (next func() Change, stop func() error) {
 	t.Helper()
 	var err error
@@ -604,19 +606,19 @@ func TestWatch(t *testing.T) {
 	want(Change{Kind: guest.ChangeMoved, Path: "old/deep/f", To: "g"})
 	must(os.Mkdir(dir+"/new", 0o755))
 	want(Change{Kind: guest.ChangeCreated, Path: "new", Dir: true})
-	for got := next; ; { // perhaps found, perhaps told, perhaps both
+	for got := next; ; { // perhaps found, perhaps reported, perhaps both
 		must(os.WriteFile(dir+"/new/h", nil, 0o600))
 		if c := got(); c == (Change{Kind: guest.ChangeCreated, Path: "new/h"}) {
 			break
 		}
 	}
-	// A directory that moves takes what is in it along.
+	// A directory that moves takes its content along.
 	must(os.Rename(dir+"/old", dir+"/moved"))
 	for next() != (Change{Kind: guest.ChangeMoved, Path: "old", To: "moved", Dir: true}) {
 	}
 	must(os.WriteFile(dir+"/moved/deep/i", nil, 0o600))
 	want(Change{Kind: guest.ChangeCreated, Path: "moved/deep/i"})
-	// Away, and nothing is told of it any more; and back.
+	// Moved away, its events are not reported any more; then it comes back.
 	must(os.Rename(dir+"/moved", outside+"/away"))
 	want(Change{Kind: guest.ChangeDeleted, Path: "moved", Dir: true})
 	must(os.WriteFile(outside+"/away/deep/j", nil, 0o600))
@@ -698,7 +700,8 @@ func TestWatchesAreBounded(t *testing.T) {
 	})
 }
 
-// A tree with more directories than are watched says so, and what is watched is told.
+// A tree with more directories than can be watched is reported as such, and the watched ones are
+// reported.
 func TestWatchOfTooMany(t *testing.T) {
 	s := startInit(t)
 	guesttest.Leaks(t)
@@ -756,7 +759,7 @@ func TestWatchOfTooMany(t *testing.T) {
 	}
 }
 
-// More happens than the kernel keeps while nobody reads.
+// More happens than the kernel queues while the events are not read.
 func TestWatchTellsWhatItMissed(t *testing.T) {
 	s := startInit(t)
 	guesttest.Leaks(t)

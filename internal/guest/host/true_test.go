@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// staticTrue writes a static program that exits 0: a tiny ELF file, so that no compiler is needed and no dynamic loader is
-// measured.
+// staticTrue writes a static program that exits 0: a tiny ELF file, so that no compiler is needed
+// and no dynamic loader is measured.
 func staticTrue(tb testing.TB) string {
 	tb.Helper()
 	var code []byte

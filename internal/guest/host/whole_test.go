@@ -14,8 +14,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )
 
-// An exec of which nobody waits for the start is as any other: whether it ends before init tells of the start or long after,
-// every byte that it wrote is there, its exit is right, and what it left behind is not waited for.
+// An exec with Whole is like any other, whether it ends before init reports its start or long
+// after: every byte of output is there, its exit is right, and orphans are not waited for.
 func TestWholeExec(t *testing.T) {
 	s := startInit(t)
 	for _, tc := range []struct {
@@ -51,9 +51,9 @@ func TestWholeExec(t *testing.T) {
 			}
 		})
 	}
-	t.Run("the smallest program", func(t *testing.T) { // which mostly ends before init would have told of its start
+	t.Run("the smallest program", func(t *testing.T) { // which mostly ends before init would have reported its start
 		bin, before := staticTrue(t), descriptorsOpen(t)
-		// And of one at least init tells start and end at once, also after many.
+		// At least one gets its start and end reported at once, also after many.
 		var patience time.Time
 		for n, atOnce := 0, false; n < 200 || !atOnce; n++ {
 			if n == 200 {
@@ -71,7 +71,7 @@ func TestWholeExec(t *testing.T) {
 				t.Fatalf("%d: %+v, %v", e.PID, exit, err)
 			}
 			atOnce = n >= 100 && (atOnce || e.conn == nil)
-			// One that has ended takes what any other does.
+			// An exec that has ended accepts every call.
 			if err := errors.Join(e.Signal(unix.SIGTERM, false), e.Kill(), e.Close()); err != nil {
 				t.Fatal(err)
 			}

@@ -1,6 +1,8 @@
 package inside
 
 import (
+	"slices"
+
 	"github.com/sandboxd/sandboxd/internal/unixmsg"
 
 	"github.com/sandboxd/sandboxd/internal/guest"
@@ -106,6 +108,17 @@ func (s *server) launch(c *conn, pkt guest.Packet, fds []int) (_ *process, r gue
 	if r.Args < 1 || len(strs) < 2 || r.Args > len(strs)-1 || strs[0] == "" || strs[0][0] != '/' || strs[1] == "" || r.Timeout < 0 || r.Whole && r.TTY {
 		return nil, r, fail(guest.StageRequest, unix.EINVAL, pkt.Kind)
 	}
+	env := strs[1+r.Args:]
+	if r.User != "" {
+		a, home, err := s.account(r.User, r.NonRoot)
+		if err != nil {
+			return nil, r, err
+		}
+		r.UID, r.GID, r.Groups = a.UID, a.GID, a.Groups
+		if !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, "HOME=") }) {
+			env = append(slices.Clip(env), "HOME="+home)
+		}
+	}
 	files := fds
 	var master []int
 	if r.TTY {
@@ -117,7 +130,7 @@ func (s *server) launch(c *conn, pkt guest.Packet, fds []int) (_ *process, r gue
 		master = []int{m}
 		files = []int{slave, slave, slave}
 	}
-	p, err := s.start(c, &r, strs[0], strs[1:1+r.Args], strs[1+r.Args:], files)
+	p, err := s.start(c, &r, strs[0], strs[1:1+r.Args], env, files)
 	if err != nil {
 		return nil, r, err
 	}

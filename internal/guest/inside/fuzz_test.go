@@ -9,14 +9,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// FuzzInitDecode feeds init what a faulty daemon could send, and checks that an accepted packet survives the way back.
+// FuzzInitDecode feeds init packets of a faulty daemon, and checks that an accepted packet
+// survives the way back.
 func FuzzInitDecode(f *testing.F) {
 	for _, s := range []string{
 		"ping {}", "exec {\"args\":1,\"uid\":0,\"gid\":0}\x00/\x00true\x00A=b", "open {}\x00/x", "create {\"mode\":420,\"uid\":0,\"gid\":0}\x00/x",
 		"append {\"mode\":420,\"uid\":0,\"gid\":0}\x00/x", "stat {\"follow\":true}\x00/x", "list {\"depth\":3}\x00/x", "mkdir {\"mode\":493,\"uid\":0,\"gid\":0,\"parents\":true}\x00/x/",
 		"move {\"overwrite\":true}\x00/x\x00/y", "remove {\"recursive\":true}\x00//", "watch {\"recursive\":true}\x00/x",
 		"tar-in {\"uid\":0,\"gid\":0}\x00/x", `commit {"new":true}`,
-		"tar-in {\"uid\":0,\"gid\":0}\x00/x", `signal {"signal":9}`, `signal {"signal":9,"all":true}`, "kill {}", "processes {}",
+		"tar-in {\"uid\":0,\"gid\":0}\x00/x", `signal {"signal":9}`, `signal {"signal":9,"all":true}`, "kill {}", "processes {}", "user {\"non_root\":true}\x00app:video",
 		"exec {\"args\":1,\"uid\":0,\"gid\":0,\"make_cwd\":true,\"limits\":[{\"resource\":7,\"value\":64}]}\x00/\x00true", "exec {\"args\":1,\"uid\":0,\"gid\":0,\"whole\":true}\x00/\x00true", "exec {}\x00\x00\x00",
 	} {
 		f.Add([]byte(s))
@@ -48,6 +49,8 @@ func FuzzInitDecode(f *testing.F) {
 			msg = &guest.WatchRequest{}
 		case guest.KindTarIn:
 			msg = &guest.TarInRequest{}
+		case guest.KindUser:
+			msg = &guest.UserRequest{}
 		case guest.KindSignal:
 			msg = &guest.SignalRequest{}
 		default:
@@ -75,7 +78,7 @@ func FuzzInitDecode(f *testing.F) {
 	})
 }
 
-// FuzzInitEvents feeds init what a kernel never gives; names in it are the sandbox's.
+// FuzzInitEvents feeds init events that no kernel sends; names in real ones are the sandbox's.
 func FuzzInitEvents(f *testing.F) {
 	event := func(wd, mask, cookie uint32, name string) []byte {
 		b := binary.NativeEndian.AppendUint32(nil, wd)
@@ -101,5 +104,18 @@ func FuzzInitEvents(f *testing.F) {
 			t.Errorf("%d bytes of %d", size, len(b))
 		}
 		_ = halfMoved(events)
+	})
+}
+
+// FuzzAccounts feeds init databases of a hostile sandbox: a user is refused, or has ids of a sandbox.
+func FuzzAccounts(f *testing.F) {
+	f.Add("app", passwd, group)
+	f.Add("app:video", passwd, group)
+	f.Add("4242", "x:x:4242:0", "g:x:1:x")
+	f.Fuzz(func(t *testing.T, user, passwd, group string) {
+		a, home, err := lookUp(user, passwd, group)
+		if err == nil && (a.UID > maxID || a.GID > maxID || len(a.Groups) > guest.MaxGroups || home == "" || len(home) >= guest.MaxPath) {
+			t.Errorf("%q: %+v, %q", user, a, home)
+		}
 	})
 }

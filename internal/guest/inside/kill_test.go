@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// The other execs of a sandbox are not killed because the machine stood still while one was: that everything is still found then, in the
-// first round or the next, says nothing.
+// The other execs of a sandbox are not killed because the machine stood still while one was:
+// processes that are found then, in the first round or the next, prove nothing.
 func TestOthersAreSparedWhereTheMachineStoodStill(t *testing.T) {
 	for _, tc := range []struct {
 		fresh   bool

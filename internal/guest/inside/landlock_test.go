@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is taken away and given back, for each version of Landlock that knows more than the one before.
+// Rights that are taken away and returned, for each version of Landlock with more rights than the
+// one before.
 func TestLandlockPlan(t *testing.T) {
 	const (
 		block    = unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK

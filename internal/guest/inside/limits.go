@@ -90,7 +90,7 @@ func shim(args []string) error {
 			return err
 		}
 	}
-	return syscall.Exec(args[3], argv, env) //nolint:gosec // to run what the daemon asks for is the purpose
+	return syscall.Exec(args[3], argv, env) //nolint:gosec // running the daemon's programs is the purpose
 }
 
 // makeRoom makes sure that the runtime needs no more memory, nor a thread for its collector, until

@@ -62,7 +62,7 @@ func (s *server) processes(c *conn, pkt guest.Packet, fds []int) error {
 		return sent == nil
 	})
 	if sent != nil {
-		return nil //nolint:nilerr // the daemon is gone, or does not read: there is nobody to tell
+		return nil //nolint:nilerr // the daemon is gone, or does not read: no peer is left
 	}
 	return c.reply(guest.KindDone, guest.None{})
 }

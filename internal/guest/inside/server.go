@@ -500,6 +500,8 @@ func (s *server) handle(fd int) {
 		err = s.remove(c, pkt, fds)
 	case guest.KindWatch:
 		err = s.watch(c, pkt, fds)
+	case guest.KindUser:
+		err = s.user(c, pkt, fds)
 	case guest.KindProcesses:
 		err = s.processes(c, pkt, fds)
 	case guest.KindTarOut, guest.KindTarIn:

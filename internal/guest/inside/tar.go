@@ -20,17 +20,19 @@ import (
 )
 
 const (
-	// maxDepth is how deep a tree may be that is archived: a descriptor is open for every level.
+	// maxDepth bounds the depth of an archived tree: a descriptor is open for every level.
 	maxDepth = 200
-	// maxLinks bounds the memory for finding hard links again: how many files. Those beyond are written as files of their own.
+	// maxLinks bounds the files that are remembered for hard links. Later ones are written as files of
+	// their own.
 	maxLinks     = 1 << 16
-	maxLinkNames = 4 << 20 // and of their names together, in bytes
-	// maxTrailer is what may follow the end of an archive: tar programs pad to their block.
+	maxLinkNames = 4 << 20 // bound of the bytes of their names
+	// maxTrailer bounds the bytes after the end of an archive: tar programs pad to their block.
 	maxTrailer = 1 << 20
 )
 
-// tar serves tar-out and tar-in. It owns fds, and has closed the pipe when it returns, so that a reader has its end of file before
-// the answer. A daemon that closes the connection ends the copying.
+// tar serves tar-out and tar-in. It owns fds, and has closed the pipe when it returns, so that a
+// reader gets end of file before the answer. It stops copying when the daemon closes the
+// connection.
 func (s *server) tar(c *conn, pkt guest.Packet, fds []int) error {
 	var m guest.TarInRequest
 	var err error
@@ -40,7 +42,8 @@ func (s *server) tar(c *conn, pkt guest.Packet, fds []int) error {
 		err = expect(pkt, &guest.None{}, 1, fds, 1)
 	}
 	if err == nil {
-		// The runtime's poller waits for the pipe, so that it can be told to stop.
+		// Non-blocking, so that the runtime's poller waits for the pipe and a deadline can stop the
+		// copying.
 		err = unix.SetNonblock(fds[0], true)
 	}
 	if err != nil {
@@ -105,7 +108,7 @@ func (s *server) tarOut(root string, pipe *os.File) error {
 	return nil
 }
 
-// dir writes what is in a directory, a few names at a time: it may hold millions.
+// dir writes the content of a directory, a few names at a time: there may be millions.
 func (w *tarWriter) dir(at int, name, prefix string, depth int) error {
 	flags := unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC | unix.O_NONBLOCK
 	if depth > 0 {
@@ -161,7 +164,7 @@ func (w *tarWriter) entry(at int, name, full string, depth int) error {
 		return w.dir(at, name, full, depth+1)
 	case unix.S_IFLNK:
 		link, err := readLink(at, name)
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) { // gone, or something else by now
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) { // removed or replaced
 			return nil
 		}
 		if err != nil {
@@ -186,8 +189,8 @@ func (w *tarWriter) entry(at int, name, full string, depth int) error {
 	return nil
 }
 
-// file writes a file that may change meanwhile: as much as it had at first, filled up with zeros if it has become
-// shorter. It closes fd.
+// file writes a file that may change meanwhile: as many bytes as it had at first, padded with zeros
+// if it has become shorter. It closes fd.
 func (w *tarWriter) file(fd int, full string) error {
 	defer func() { _ = unix.Close(fd) }()
 	var st unix.Stat_t
@@ -195,7 +198,7 @@ func (w *tarWriter) file(fd int, full string) error {
 		return fail(guest.StageStat, err, full)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil // it was one when it was looked at
+		return nil // it was a regular file when it was examined
 	}
 	h := header(&st, full, tar.TypeReg)
 	if st.Nlink > 1 {
@@ -240,12 +243,13 @@ func header(st *unix.Stat_t, name string, typ byte) *tar.Header {
 	return h
 }
 
-// A tarReader extracts one stream. Everything goes through an os.Root, which follows no link out of it.
+// A tarReader extracts one stream. Everything goes through an os.Root, which follows no link out of
+// it.
 type tarReader struct {
 	root     *os.Root
-	dir      int // the same, for what os.Root does by name only
+	dir      int // of root, for system calls that os.Root lacks
 	uid, gid int
-	made     string // the parent that was made last
+	made     string // parent that was made last
 }
 
 func (s *server) tarIn(dest string, pipe *os.File, uid, gid uint32) error {
@@ -281,7 +285,7 @@ func (s *server) tarIn(dest string, pipe *os.File, uid, gid uint32) error {
 			return err
 		}
 	}
-	// Padding follows. Were it left, its writer would think that we had not wanted it all.
+	// Padding follows. If it stayed unread, its writer would get an error.
 	n, err := io.CopyN(io.Discard, in, maxTrailer+1)
 	if n > maxTrailer {
 		return fail(guest.StageArchive, unix.EBADMSG, "")
@@ -300,7 +304,7 @@ func malformed(err error) error {
 	return unix.EBADMSG
 }
 
-// local is an entry's name below the destination; "." is the destination itself.
+// local returns an entry's name below the destination; "." is the destination itself.
 func local(name string) (string, bool) {
 	name = strings.TrimRight(name, "/")
 	if name == "" || name[0] == '/' || strings.IndexByte(name, 0) >= 0 {
@@ -361,7 +365,8 @@ func (x *tarReader) entry(h *tar.Header, r io.Reader) error {
 	return nil
 }
 
-// fail tells an error of the sandbox's files from one of the stream, and from what os.Root refuses.
+// fail tells an error of the sandbox's files from an error of the stream, and from a refusal of
+// os.Root.
 func (x *tarReader) fail(stage guest.Stage, err error, name string) error {
 	if e, ok := errors.AsType[*guest.Error](err); ok {
 		return e
@@ -391,8 +396,8 @@ func (x *tarReader) mkdir(name string, mode fs.FileMode) error {
 	return x.ownDir(name, uint32(mode))
 }
 
-// symlink makes a link and gives it away. What stands under its name by then may be something else: another name of a file of
-// root's, say.
+// symlink makes a link and sets its owner. By then its name may belong to another file, for example
+// of root's.
 func (x *tarReader) symlink(target, name string) error {
 	if err := x.root.Symlink(target, name); err != nil {
 		return err
@@ -411,12 +416,12 @@ func (x *tarReader) ownLink(fd int) error {
 		return err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
-		return unix.ELOOP // as where a directory has been swapped
+		return unix.ELOOP // the errno for a swapped directory
 	}
 	return unix.Fchownat(fd, "", x.uid, x.gid, unix.AT_EMPTY_PATH)
 }
 
-// open opens what a name stands for below the destination.
+// open opens the file of a name below the destination.
 func (x *tarReader) open(name string, flags uint64) (int, error) {
 	how := unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS} // as os.Root: links within it may lead there
 	fd, err := -1, error(unix.EAGAIN)
@@ -427,8 +432,9 @@ func (x *tarReader) open(name string, flags uint64) (int, error) {
 	return fd, err
 }
 
-// ownDir gives away a directory that has just been made. By its name os.Root would change what a link leads to that somebody has
-// put there meanwhile: a file of root's, say, which everybody may read then.
+// ownDir sets owner and mode of a new directory. By its name os.Root would change the target of a
+// link that a program has put there meanwhile: for example a file of root's, which every user could
+// then read.
 func (x *tarReader) ownDir(name string, mode uint32) error {
 	fd, err := x.open(name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC)
 	if err != nil {
@@ -438,7 +444,7 @@ func (x *tarReader) ownDir(name string, mode uint32) error {
 	return own(fd, uint32(x.uid), uint32(x.gid), mode) //nolint:gosec // they came as such
 }
 
-// parents makes the directories that an entry's name takes for granted.
+// parents makes the parent directories of an entry.
 func (x *tarReader) parents(dir string) error {
 	if dir == x.made || dir == "." {
 		return nil
@@ -471,7 +477,7 @@ func (x *tarReader) file(name string, h *tar.Header, r io.Reader) (err error) {
 	if err := x.remove(name); err != nil {
 		return err
 	}
-	// O_EXCL: not through what somebody has put there meanwhile.
+	// O_EXCL: not through a file that a program has put there meanwhile.
 	f, err := x.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err

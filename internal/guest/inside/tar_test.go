@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A link that has been swapped for another name of somebody's file is not given away.
+// A link that was swapped for another name of a foreign file keeps its owner.
 func TestTarInGivesOnlyLinksAway(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -36,7 +36,8 @@ func TestTarInGivesOnlyLinksAway(t *testing.T) {
 	}
 }
 
-// A directory of an archive gets its mode and owner by what was opened, so that a link in its place leads to nothing else.
+// A directory of an archive gets its mode and owner through its descriptor, so that a link in its
+// place has no effect.
 func TestTarInIsNotLedAstray(t *testing.T) {
 	dir := t.TempDir()
 	if err := errors.Join(os.WriteFile(dir+"/secret", nil, 0o600), os.Mkdir(dir+"/private", 0o700), os.Symlink("secret", dir+"/file"),
@@ -63,7 +64,8 @@ func TestTarInIsNotLedAstray(t *testing.T) {
 	}
 }
 
-// A sandbox chooses how long the names of its hard links are. Beyond a bound they are not kept, and the files written as their own.
+// A sandbox chooses how long the names of its hard links are. Beyond a bound they are not kept, and
+// the files written as their own.
 func TestTarOutKeepsABoundedMemoryOfLinks(t *testing.T) {
 	dir := t.TempDir()
 	if err := errors.Join(os.WriteFile(dir+"/a", []byte("x"), 0o600), os.Link(dir+"/a", dir+"/b")); err != nil {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A move is told as one, however long this process is held up between its two halves, or between the end of its patience and the
-// queue.
+// A move is reported as one, however long this process is delayed between its two halves, or
+// between its deadline and the queue.
 func TestBothHalvesOfAMoveAreFound(t *testing.T) {
 	for name, wait := range map[string]time.Duration{"in time": otherHalf, "late": -time.Second} {
 		t.Run(name, func(t *testing.T) {
@@ -66,7 +66,7 @@ func TestBothHalvesOfAMoveAreFound(t *testing.T) {
 	}
 }
 
-// All that read directories share what there is of descriptors for it, and give back what they have had.
+// All readers of directories share one budget of descriptors, and return them.
 func TestDirectoriesHaveOneBudget(t *testing.T) {
 	s := &server{maxDirs: 2}
 	dir := t.TempDir()
@@ -99,7 +99,7 @@ func TestDirectoriesHaveOneBudget(t *testing.T) {
 	}
 }
 
-// A directory that somebody else removes while it is read has nothing in it, which is no error of who reads it.
+// A directory that another process removes while it is read is empty, which is no error.
 func TestDirectoryThatIsRemovedWhileItIsRead(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(dir+"/d", 0o700); err != nil {
@@ -119,7 +119,8 @@ func TestDirectoryThatIsRemovedWhileItIsRead(t *testing.T) {
 	}
 }
 
-// What a removal, a list and a watch open below the first directory is neither a link nor leads out of it.
+// A directory that a removal, a list or a watch opens below the first one is no link, and leads not
+// out of it.
 func TestOpenDirFollowsNothing(t *testing.T) {
 	guesttest.Leaks(t)
 	dir := guesttest.OddFiles(t)

@@ -19,43 +19,44 @@ import (
 const (
 	watchEvents = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 		unix.IN_EXCL_UNLINK
-	watchSelf = unix.IN_DELETE_SELF | unix.IN_MOVE_SELF // of what was asked for
-	// otherHalf is how long the second half of a move may be in coming that [watcher.settle] has not brought; the kernel queues
-	// both in one system call.
+	watchSelf = unix.IN_DELETE_SELF | unix.IN_MOVE_SELF // of the watched file itself
+	// otherHalf bounds the wait for the second half of a move that [watcher.settle] has not brought;
+	// the kernel queues both in one system call.
 	otherHalf = 10 * time.Millisecond
 )
 
-// A watcher tells of changes of one file, one directory or one tree. Its memory is a node for each directory, and all
-// watchers have at most maxWatched; paths are put together from them when something happens. A directory is watched before it is read, so
-// that what appears in it meanwhile is told at least once.
+// A watcher reports changes of one file, one directory or one tree. Its memory is a node for each
+// directory, and all watchers together have at most MaxWatched; paths are composed from them for
+// each event. A directory is watched before it is read, so that entries that appear meanwhile are
+// reported at least once.
 type watcher struct {
 	s         *server
 	c         *conn
-	at        string // the path without links of what is watched; no descriptor, which would put its end off (IN_DELETE_SELF)
+	at        string // path of the watched file, without links; a descriptor would delay its end (IN_DELETE_SELF)
 	recursive bool
 	inotify   *os.File
 	fd        int // inotify's
 	closed    atomic.Bool
 	nodes     map[int32]*watchNode
 	top       *watchNode
-	started   bool // the first scan has ended: what is found from now on is new
-	full      bool // there has been a directory too many
-	over      bool // what was to be watched is gone
+	started   bool // the first scan has ended: entries found from now on are new
+	full      bool // a directory exceeded the limit
+	over      bool // the watched file is gone
 
 	list []guest.EventAnswer
 	strs []string
 	size int
 }
 
-// A watchNode is a directory that is watched. Where renames follow each other quickly it may bear an old name for a while,
-// or even lie in itself; path copes with that.
+// A watchNode is a watched directory. While renames follow each other quickly, it may have an old
+// name for a while, or even be its own ancestor; path copes with that.
 type watchNode struct {
 	wd     int32
 	parent *watchNode // nil: the root
 	name   string
 }
 
-// path is where the directory is below the root, with a slash at its end; "" for the root.
+// path returns the directory's path relative to the root, with a slash at its end; "" for the root.
 func (n *watchNode) path() (string, bool) {
 	var names []string
 	size := 0
@@ -100,7 +101,7 @@ func (s *server) watch(c *conn, pkt guest.Packet, fds []int) error {
 	}
 	release := sync.OnceFunc(func() { _ = unix.Close(root) })
 	defer release()
-	if err := usable(root, path); err != nil { // nothing happens in file systems of the kernel's that it would tell of
+	if err := usable(root, path); err != nil { // the kernel's file systems send no events
 		return err
 	}
 	at, err := readLink(s.proc, "self/fd/"+strconv.Itoa(root))
@@ -149,9 +150,10 @@ func (s *server) watch(c *conn, pkt guest.Packet, fds []int) error {
 	return c.reply(guest.KindDone, guest.None{})
 }
 
-// add watches what is open. It may be watched already, under this or an earlier name.
+// add watches an open file. It may be watched already, under this or an earlier name.
 func (w *watcher) add(fd int, parent *watchNode, name string, also uint32) (*watchNode, error) {
-	// The call knows no descriptors. Were something else mounted on /proc, the watch would be on something else in the sandbox.
+	// The system call takes no descriptors. If another file system were mounted on /proc, the watch
+	// would be on another file of the sandbox.
 	wd, err := unix.InotifyAddWatch(w.fd, "/proc/self/fd/"+strconv.Itoa(fd), watchEvents|unix.IN_MASK_ADD|also)
 	if err != nil {
 		return nil, err
@@ -173,10 +175,11 @@ type watchLevel struct {
 
 	node   *watchNode
 	prefix string
-	tell   bool // of what is found
+	tell   bool // report the entries
 }
 
-// open opens what is watched, if it is a directory. Once it is not where it was, the watch is over.
+// open opens the watched directory. The watch is over once it has left its place; another type is
+// an error.
 func (w *watcher) open() (int, error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC,
@@ -188,7 +191,7 @@ func (w *watcher) open() (int, error) {
 	}
 	nodes := len(w.nodes)
 	if n, err := w.add(fd, nil, "", 0); err != nil || n != w.top {
-		if len(w.nodes) > nodes { // another one is there now
+		if len(w.nodes) > nodes { // a new file is there now
 			_, _ = unix.InotifyRmWatch(w.fd, uint32(n.wd)) //nolint:gosec // it is one that the kernel gave
 			w.forget(n)
 		}
@@ -198,12 +201,12 @@ func (w *watcher) open() (int, error) {
 	return fd, nil
 }
 
-// rescan finds every directory anew.
+// rescan finds all directories again.
 func (w *watcher) rescan() error {
 	r, err := w.s.reader(w.open)
 	switch {
 	case errors.Is(err, unix.ENOTDIR):
-		return nil // one file is watched
+		return nil // the watch is of one file
 	case swapped(err):
 		return w.gone()
 	case err != nil:
@@ -212,14 +215,14 @@ func (w *watcher) rescan() error {
 	return w.scan(&watchLevel{dirReader: r, node: w.top})
 }
 
-// gone tells that what was to be watched is not there any more.
+// gone reports that the watched file has left its place.
 func (w *watcher) gone() error {
 	w.over = true
 	return w.emit(guest.ChangeDeleted, false, "", "")
 }
 
-// enter watches the directory of this name, and what is below it.
-func (w *watcher) enter(at *watchNode, prefix, name string, tell bool) error {
+// watchBelow watches the directory of this name, and those below it.
+func (w *watcher) watchBelow(at *watchNode, prefix, name string, tell bool) error {
 	if len(prefix)+len(name) >= guest.MaxPath-1 {
 		return w.miss("")
 	}
@@ -238,9 +241,10 @@ func (w *watcher) enter(at *watchNode, prefix, name string, tell bool) error {
 	return w.scan(level)
 }
 
-// descend opens a directory, at a descriptor, and watches it. It is nil if there is nothing to go into.
+// descend opens a directory below a descriptor, and watches it. The result is nil if there is none
+// to enter.
 func (w *watcher) descend(at int, path string, parent *watchNode, prefix, name string, tell bool) (*watchLevel, error) {
-	// A name may mean something else by now, and then more events follow.
+	// The name may belong to another file by now; then more events follow.
 	r, err := w.s.reader(func() (int, error) { return openDir(at, path, 0) })
 	switch {
 	case swapped(err):
@@ -324,10 +328,10 @@ func (w *watcher) scan(level *watchLevel) error {
 	return nil
 }
 
-// miss tells that there is a place of which not everything will be told.
+// miss reports that events of a place will be missing.
 func (w *watcher) miss(path string) error {
 	if !w.started && len(w.list) > 0 {
-		return nil // said already, and everything must wait
+		return nil // reported already, and the packet has to wait
 	}
 	return w.emit(guest.ChangeOverflow, false, trimDir(path), "")
 }
@@ -341,7 +345,7 @@ func trimDir(path string) string {
 
 func (w *watcher) emit(k guest.ChangeKind, dir bool, path, to string) error {
 	if len(path) >= guest.MaxPath || len(to) >= guest.MaxPath {
-		k, path, to = guest.ChangeOverflow, "", "" // it has no name that a request could have
+		k, path, to = guest.ChangeOverflow, "", "" // no request could name it
 	}
 	w.list = append(w.list, guest.EventAnswer{Kind: k, Dir: dir})
 	w.strs = append(w.strs, path, to)
@@ -352,7 +356,8 @@ func (w *watcher) emit(k guest.ChangeKind, dir bool, path, to string) error {
 	return nil
 }
 
-// flush waits for the daemon to take what there is. Meanwhile the kernel keeps events, and says when there were too many.
+// flush sends the events, and waits for the daemon to read them. Meanwhile the kernel queues
+// events, and reports when there were too many.
 func (w *watcher) flush() error {
 	if len(w.list) == 0 {
 		return nil
@@ -365,7 +370,7 @@ func (w *watcher) flush() error {
 	return err
 }
 
-// A watchEvent is one of the kernel's.
+// A watchEvent is an event of inotify(7).
 type watchEvent struct {
 	wd           int32
 	mask, cookie uint32
@@ -384,7 +389,7 @@ func parseEvents(b []byte) []watchEvent {
 		n := int(binary.NativeEndian.Uint32(b[12:]))
 		b = b[unix.SizeofInotifyEvent:]
 		if n > len(b) {
-			break // the kernel gives whole ones
+			break // the kernel never cuts an event
 		}
 		name, _, _ := bytes.Cut(b[:n], []byte{0})
 		e.name = string(name)
@@ -394,7 +399,7 @@ func parseEvents(b []byte) []watchEvent {
 	return events
 }
 
-// read tells of what has happened since the last time, and waits for it.
+// read waits for events and reports them.
 func (w *watcher) read() error {
 	buf := make([]byte, 16<<10)
 	n, err := w.inotify.Read(buf)
@@ -405,7 +410,7 @@ func (w *watcher) read() error {
 		return fail(guest.StageWatch, err, "")
 	}
 	events := w.rest(buf, parseEvents(buf[:n]))
-	if w.closed.Load() { // its deadline is gone, perhaps
+	if w.closed.Load() { // the deadline may have been reset
 		return nil
 	}
 	for i := range events {
@@ -419,8 +424,8 @@ func (w *watcher) read() error {
 	return w.flush()
 }
 
-// rest adds to events the second halves of moves, and what comes with them. Whether this process or the one that moves is held up does
-// not matter: what is in the queue is taken however late it is by then.
+// rest adds the second halves of moves to events, with the events between. It takes them from the
+// queue however late they are, so a delay of this process or of the one that moves does no harm.
 func (w *watcher) rest(buf []byte, events []watchEvent) []watchEvent {
 	from := halfMoved(events)
 	if len(from) == 0 {
@@ -433,7 +438,7 @@ func (w *watcher) rest(buf []byte, events []watchEvent) []watchEvent {
 	return w.late(buf, events, otherHalf)
 }
 
-// late adds what comes in the time that there is, or has come.
+// late adds the events that come within wait.
 func (w *watcher) late(buf []byte, events []watchEvent, wait time.Duration) []watchEvent {
 	_ = w.inotify.SetReadDeadline(time.Now().Add(wait))
 	n, err := w.inotify.Read(buf)
@@ -441,10 +446,10 @@ func (w *watcher) late(buf []byte, events []watchEvent, wait time.Duration) []wa
 	if err == nil {
 		return append(events, parseEvents(buf[:n])...)
 	}
-	return w.queued(buf, events) // the poller does not look at the queue once the time is over
+	return w.queued(buf, events) // the poller does not look at the queue after its deadline
 }
 
-// queued adds what can be read without waiting.
+// queued adds the events that can be read without waiting.
 func (w *watcher) queued(buf []byte, events []watchEvent) []watchEvent {
 	if n, err := unix.Read(w.fd, buf); err == nil {
 		events = append(events, parseEvents(buf[:n])...)
@@ -452,8 +457,9 @@ func (w *watcher) queued(buf []byte, events []watchEvent) []watchEvent {
 	return events
 }
 
-// settle waits for the renames that are under way in directories: each holds the lock of its directory until both its halves are in
-// the queue (vfs_rename), and to list one takes that too. One that cannot be found by its name any more is left out.
+// settle waits for the renames under way in directories. A rename holds the lock of its directory
+// until both its halves are in the queue (vfs_rename), and listing the directory takes that lock
+// too. A directory that has lost its name is left out.
 func (w *watcher) settle(dirs map[int32]bool) {
 	for wd := range dirs {
 		n := w.nodes[wd]
@@ -475,12 +481,13 @@ func (w *watcher) settle(dirs map[int32]bool) {
 		if err != nil {
 			continue
 		}
-		_, _, _ = r.next() // what is in it is of no interest
+		_, _, _ = r.next() // to take the lock
 		r.close()
 	}
 }
 
-// halfMoved finds names that were moved away, and so far not to anywhere: the watches of the directories that they were in.
+// halfMoved returns the watches of directories that a name was moved out of, so far without a
+// second half.
 func halfMoved(events []watchEvent) (from map[int32]bool) {
 	for i := range events {
 		if events[i].mask&unix.IN_MOVED_FROM != 0 && otherEnd(events, i) < 0 {
@@ -502,7 +509,7 @@ func otherEnd(events []watchEvent, i int) int {
 	return -1
 }
 
-// event tells of one event, or of two that are a move.
+// event reports one event, or two that are a move.
 func (w *watcher) event(events []watchEvent, i int) error {
 	e := &events[i]
 	if e.mask&unix.IN_Q_OVERFLOW != 0 {
@@ -513,7 +520,7 @@ func (w *watcher) event(events []watchEvent, i int) error {
 	}
 	n := w.nodes[e.wd]
 	if n == nil {
-		return nil // removed since
+		return nil // removed meanwhile
 	}
 	if n == w.top && e.mask&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_IGNORED|unix.IN_UNMOUNT) != 0 {
 		return w.gone()
@@ -529,7 +536,7 @@ func (w *watcher) event(events []watchEvent, i int) error {
 	dir := e.mask&unix.IN_ISDIR != 0
 	if e.name == "" {
 		if n != w.top {
-			return nil // its parent tells it too
+			return nil // its parent reports it too
 		}
 		prefix = ""
 	}
@@ -546,7 +553,7 @@ func (w *watcher) event(events []watchEvent, i int) error {
 	case e.mask&(unix.IN_CREATE|unix.IN_MOVED_TO) != 0:
 		err := w.emit(guest.ChangeCreated, dir, path, "")
 		if err == nil && dir && w.recursive {
-			err = w.enter(n, prefix, e.name, true)
+			err = w.watchBelow(n, prefix, e.name, true)
 		}
 		return err
 	case e.mask&unix.IN_DELETE != 0:
@@ -559,7 +566,7 @@ func (w *watcher) event(events []watchEvent, i int) error {
 	return nil
 }
 
-// moved tells of a move within what is watched, and takes its second event away.
+// moved reports a move within the watched tree, and removes its second event.
 func (w *watcher) moved(from *watchNode, to *watchEvent, path, name string, dir bool) error {
 	at := w.nodes[to.wd]
 	to.mask = 0
@@ -576,11 +583,12 @@ func (w *watcher) moved(from *watchNode, to *watchEvent, path, name string, dir 
 	if at == from && name == to.name {
 		return nil
 	}
-	// Those below it find their new place by it. It is entered all the same: perhaps it moved before it was watched.
-	return w.enter(at, prefix, to.name, false)
+	// Nodes below it find their new path by this one. It is watched again all the same, because it may
+	// have moved before it was watched.
+	return w.watchBelow(at, prefix, to.name, false)
 }
 
-// drop ends the watches of a directory that has left, and of those in it.
+// drop ends the watches of a directory that has left the tree, and of those in it.
 func (w *watcher) drop(at *watchNode, name string) {
 	for _, n := range w.nodes {
 		if n.parent != at || n.name != name {

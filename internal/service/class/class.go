@@ -1,5 +1,5 @@
-// Package class holds the classes of errors that the service returns. A face maps each class to a code of its own
-// protocol and imports nothing below the service for it.
+// Package class holds the classes of errors that the service returns. A face maps each class to a
+// code of its own protocol and imports nothing below the service for it.
 package class
 
 import (
@@ -75,7 +75,8 @@ type marked struct{ class, err error }
 func (m *marked) Error() string   { return m.err.Error() }
 func (m *marked) Unwrap() []error { return []error{m.class, m.err} }
 
-// Mark puts err into a class. The outermost mark counts: the caller that set it knew the inner ones.
+// Mark puts err into a class. The outermost mark counts: the caller that set it knew the inner
+// ones.
 func Mark(class, err error) error { return &marked{class, err} }
 
 // Invalidf returns an error of the class [ErrInvalid].

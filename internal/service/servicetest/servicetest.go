@@ -1,5 +1,6 @@
-// Package servicetest has what tests of the service and of its faces share: a real init and stand-ins for the processes around
-// a daemon. It does not import the service, so that its tests can use it.
+// Package servicetest has what tests of the service and of its faces share: a real init and
+// stand-ins for the processes around a daemon. It does not import the service, so that its tests
+// can use it.
 package servicetest
 
 import (
@@ -35,8 +36,8 @@ func ListenStale(dir, name string) (*net.UnixListener, error) {
 	return l, err
 }
 
-// The init of a test's sandbox is the product's own, in namespaces of its own but on the host's files: this binary
-// starts again, mounts what init needs, and becomes it.
+// The init of a test's sandbox is the product's own, in namespaces of its own but on the host's
+// files: this binary starts again, mounts what init needs, and becomes it.
 const envInit = "SANDBOXD_DAEMON_TEST_INIT"
 
 // Patience bounds a wait for something that must happen.
@@ -71,7 +72,8 @@ func becomeInit(path string) error {
 	return unix.Exec(path, []string{"sandboxd-init"}, nil)
 }
 
-// initPath builds cmd/sandboxd-init once, without cgo, which it cannot have, unless SANDBOXD_BIN has it.
+// initPath builds cmd/sandboxd-init once, without cgo, which it cannot have, unless SANDBOXD_BIN
+// has it.
 var initPath struct {
 	once sync.Once
 	dir  string
