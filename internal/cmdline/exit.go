@@ -58,7 +58,7 @@ type Signalled struct{ sig syscall.Signal }
 func (s Signalled) Error() string { return s.sig.String() }
 
 // withSignals returns a context that SIGINT, SIGTERM or SIGHUP ends. A second signal has its
-// default action, for users who do not want to wait for the clean-up.
+// default action, so that users can skip the clean-up.
 func withSignals(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	ch := make(chan os.Signal, 1)
