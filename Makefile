@@ -92,7 +92,7 @@ quick: build vet ## In three minutes: build, vet, unit tests without the race de
 	CGO_ENABLED=0 $(GO) test -buildvcs=false -vet=off -count=1 -run '^($(SMOKE))$$' ./tests/functional
 
 .PHONY: check
-check: check-tree voice unit ## Before a commit: format, lint with vet, voice, unit tests with the race detector, as you are
+check: check-tree unit ## Before a commit: format, lint with vet, voice, unit tests with the race detector, as you are
 
 # Rates and delays by the clock, hundreds of kills, every machine of the bed, long fuzzing.
 .PHONY: soak
@@ -109,7 +109,7 @@ test-rootless: deps build ## Every test as an ordinary user (one made for it, if
 	$(GO) run -buildvcs=false ./tests/lanes -p $(P) -lane rootless -run '$(RUN)' -pkg '$(PKG)'
 
 .PHONY: check-tree
-check-tree: fmt-check lint # whose govet is vet's
+check-tree: fmt-check voice lint # whose govet is vet's
 
 .PHONY: voice
 voice: ## How comments are written, measured (CONTRIBUTING.md)

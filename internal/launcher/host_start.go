@@ -39,8 +39,9 @@ type Options struct {
 	Start func(ctx context.Context) error `json:"-"`
 }
 
-// startTimeout bounds the time from clone to "ready".
-const startTimeout = 30 * time.Second
+// startTimeout bounds the time from clone to "ready". It only ends a launcher that hangs: on emulated,
+// busy processors 30 s were seen.
+const startTimeout = 2 * time.Minute
 
 // Connect returns a client of the launcher that serves RuntimeDir's socket, or starts one, which
 // started reports. The context bounds the start only. Until the client is closed, no other process

@@ -250,25 +250,9 @@ func RemoveAll(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// launcherLate is the end of a daemon whose launcher took longer to start than the daemon waits.
-// The daemon has undone its start then, and its service manager starts it again, as
-// [Daemon.Launch] does.
-const launcherLate = "start launcher: not ready in time: context deadline exceeded"
-
 // Launch starts the daemon again on the same directories, after [Daemon.Kill9].
 func (d *Daemon) Launch(t testing.TB) {
 	t.Helper()
-	for began := time.Now(); !d.launch(t); {
-		if time.Since(began) > testenv.HungAfter {
-			t.Fatalf("the daemon finds no launcher:\n%s", d.said())
-		}
-	}
-}
-
-// launch starts the daemon, and reports whether its launcher was there in time.
-func (d *Daemon) launch(t testing.TB) (ready bool) {
-	t.Helper()
-	before := len(d.Log())
 	args := append([]string{"serve", "--socket", d.Socket, "--data-dir", d.DataDir, "--runtime-dir", d.RuntimeDir}, d.options.Args...)
 	d.cmd = exec.Command(d.program, args...)
 	if n := d.options.Processes; n > 0 {
@@ -304,9 +288,6 @@ func (d *Daemon) launch(t testing.TB) (ready bool) {
 	Eventually(t, func() error {
 		select {
 		case <-d.exited:
-			if strings.Contains(d.Log()[before:], launcherLate) {
-				return nil
-			}
 			t.Fatalf("the daemon ended at its start (%v) and said:\n%s", d.cmd.ProcessState, d.said())
 		default:
 		}
@@ -320,13 +301,9 @@ func (d *Daemon) launch(t testing.TB) (ready bool) {
 		if response.StatusCode != http.StatusOK {
 			return fmt.Errorf("/healthz answers %s", response.Status)
 		}
-		ready = true
 		return nil
 	})
-	if ready {
-		d.Mark(t)
-	}
-	return ready
+	d.Mark(t)
 }
 
 // LaunchIn is Launch with the cgroup that the next daemon finds itself in.
