@@ -39,8 +39,8 @@ type Options struct {
 	Start func(ctx context.Context) error `json:"-"`
 }
 
-// startTimeout bounds the time from clone to "ready". It only ends a launcher that hangs: on emulated,
-// busy processors 30 s were seen.
+// startTimeout bounds the time from clone to "ready". It only ends a launcher that hangs: busy,
+// emulated processors took 30 s.
 const startTimeout = 2 * time.Minute
 
 // Connect returns a client of the launcher that serves RuntimeDir's socket, or starts one, which
