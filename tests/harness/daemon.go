@@ -139,6 +139,11 @@ func Start(t testing.TB, options Options) *Daemon {
 	t.Cleanup(func() {
 		d.stop(t)
 		d.violations.report(t)
+		for _, bug := range []string{"illegal phase of a sandbox", "panic in a request"} {
+			if strings.Contains(d.Log(), bug) {
+				t.Errorf("the daemon has a bug: %s", bug)
+			}
+		}
 		d.marks.check(t, "after the daemon was shut down", d.DataDir, d.RuntimeDir)
 		if t.Failed() {
 			t.Logf("the daemon said:\n%s", d.said())
