@@ -85,3 +85,30 @@ func PutRecord(dir string, rec *Record) error {
 	}
 	return errors.Join(r.put(rec), r.close())
 }
+
+// ReleaseLate has a start reserve an ended sandbox, whose new life ends at once. The next start
+// reserves it before the first one releases it. The result reports whether that keeps the second
+// reservation.
+func ReleaseLate(s *Supervisor, id string) (kept bool, err error) {
+	sb, _, release, err := s.takeEnded(id)
+	if err != nil {
+		return false, err
+	}
+	s.mu.Lock()
+	sb.life = newLife()
+	s.enter(sb, phaseRunning)
+	sb.life.end()
+	s.enter(sb, phaseEnded)
+	s.mu.Unlock()
+	if _, err := s.beginStart(id); err != nil {
+		release()
+		return false, err
+	}
+	release()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kept = sb.phase == phaseStarting
+	s.enterIf(sb, phaseStarting, phaseEnded)
+	s.ops.Done()
+	return kept, nil
+}

@@ -87,14 +87,15 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 	return rec, nil
 }
 
-// takeEnded reserves a sandbox that has ended, with its record: until release is called no other
-// operation writes that, or starts or deletes the sandbox. It waits until the end is on disk.
+// takeEnded reserves a sandbox that has ended, with its record: until it runs or release is called,
+// no other operation starts or deletes the sandbox. The record is the caller's to write until
+// release. It waits until the end is on disk.
 func (s *Supervisor) takeEnded(ref string) (sb *sandbox, rec Record, release func(), err error) {
 	sb, err = s.beginStart(ref)
 	if err != nil {
 		return nil, Record{}, nil, err
 	}
-	l := sb.life // its own until release
+	l := sb.life // its own until it runs
 	if l.watched != nil {
 		<-l.watched
 	}
@@ -105,7 +106,9 @@ func (s *Supervisor) takeEnded(ref string) (sb *sandbox, rec Record, release fun
 	return sb, sb.rec.clone(), func() {
 		sb.write.Unlock()
 		s.mu.Lock()
-		s.enterIf(sb, phaseStarting, phaseEnded)
+		if sb.life == l { // a life that began may have ended, and the next start have reserved it
+			s.enterIf(sb, phaseStarting, phaseEnded)
+		}
 		s.mu.Unlock()
 		s.ops.Done()
 	}, nil

@@ -359,6 +359,19 @@ func TestStartsStopsAndDeletesAtOnce(t *testing.T) {
 	}
 }
 
+// A start whose sandbox ends before it returns must not undo the reservation of the next start: a
+// third one, or a deletion, would run beside that.
+func TestReleaseOfAStartLeavesTheNextAlone(t *testing.T) {
+	b := newBench(t)
+	s := b.open(t)
+	rec := create(t, s, request(""))
+	stop(t, s, rec.ID)
+	if kept, err := runtime.ReleaseLate(s, rec.ID); err != nil || !kept {
+		t.Errorf("the next start keeps its reservation: %t, %v", kept, err)
+	}
+	start(t, s, rec.ID, 0)
+}
+
 // listenAt makes the control socket of a sandbox as the supervisor does.
 func listenAt(t *testing.T, b *bench, id string) *os.File {
 	t.Helper()
