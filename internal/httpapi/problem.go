@@ -26,7 +26,7 @@ type mapping struct {
 	status int // 0: the code's own
 }
 
-// classes is the one table from errors to codes. What matches nothing is internal.
+// mappings is the one table from errors to codes. An error that matches no row is internal.
 var mappings = []mapping{
 	{err: errPanic, code: api.CodeInternal, hint: "the daemon's log has the stack; please report it"},
 	{err: class.ErrTooLarge, code: api.CodeTooLarge, hint: "send less, or use the files and archive routes, which are not bounded"},

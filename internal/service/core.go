@@ -294,7 +294,7 @@ const Administer Rights = 1
 // verified.
 type Caller struct {
 	Tenant string // empty: the daemon's own
-	UID    int    // of the calling process; -1 if unknown
+	UID    int    // of the calling process
 	Rights Rights
 }
 

@@ -69,8 +69,8 @@ type logFile struct {
 
 // trim removes files until all logs together have room for one more file of this sandbox within the
 // limit. It takes the oldest file of the sandbox with most bytes, the file to come included; of
-// equals, that with the oldest write. So a sandbox that writes much evicts only its own files, and
-// a tenant gains nothing by more sandboxes. The file being written stays, so that the limit may be
+// equals, that with the oldest write. So a sandbox that writes much evicts no smaller
+// one's. Shares of tenants are not counted. The file being written stays, so that the limit may be
 // exceeded by these. Files that cannot be examined or removed do not block writers.
 func (m *mainLogs) trim(id string) error {
 	m.trimming.Lock()
