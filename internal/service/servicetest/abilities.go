@@ -9,25 +9,46 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// Shelf keeps the execs of a daemon, as the launcher does.
-type Shelf struct {
+// WithDiffer returns the engine with another ability.
+func WithDiffer(e runtime.Engine, d runtime.Differ) runtime.Engine { return withDiffer{e, d} }
+
+type withDiffer struct {
+	runtime.Engine
+	runtime.Differ
+}
+
+func (w withDiffer) Unwrap() runtime.Engine { return w.Engine }
+
+// WithDescriptorStore returns the engine with another ability.
+func WithDescriptorStore(e runtime.Engine, s runtime.DescriptorStore) runtime.Engine {
+	return withDescriptorStore{e, s}
+}
+
+type withDescriptorStore struct {
+	runtime.Engine
+	runtime.DescriptorStore
+}
+
+func (w withDescriptorStore) Unwrap() runtime.Engine { return w.Engine }
+
+// DescriptorStore is a [runtime.DescriptorStore] in memory.
+type DescriptorStore struct {
 	mu   sync.Mutex
 	held map[[2]string][]*os.File
 	Fail error
-	Busy int // withdrawals that fail
+	Busy int // number of calls of StoredDescriptors that fail
 
-	Deposited func() // called after the next deposit
-	Dropped   func() // called after the next drop
+	Stored  func() // called after the next StoreDescriptors
+	Dropped func() // called after the next DropDescriptors
 }
 
-// NewShelf returns an empty shelf.
-func NewShelf(t *testing.T) *Shelf {
+// NewDescriptorStore returns an empty store.
+func NewDescriptorStore(t *testing.T) *DescriptorStore {
 	t.Helper()
-	s := &Shelf{held: map[[2]string][]*os.File{}}
+	s := &DescriptorStore{held: map[[2]string][]*os.File{}}
 	t.Cleanup(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -50,8 +71,8 @@ func again(files []*os.File) ([]*os.File, error) {
 	return out, nil
 }
 
-// Deposit keeps copies of the files.
-func (s *Shelf) Deposit(_ context.Context, d launcher.Deposit) error {
+// StoreDescriptors implements [runtime.DescriptorStore].
+func (s *DescriptorStore) StoreDescriptors(_ context.Context, d runtime.DescriptorSet) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.Fail != nil {
@@ -63,8 +84,8 @@ func (s *Shelf) Deposit(_ context.Context, d launcher.Deposit) error {
 	}
 	CloseFiles(s.held[[2]string{d.Sandbox, d.Name}])
 	s.held[[2]string{d.Sandbox, d.Name}] = files
-	if f := s.Deposited; f != nil {
-		s.Deposited = nil
+	if f := s.Stored; f != nil {
+		s.Stored = nil
 		s.mu.Unlock()
 		defer s.mu.Lock()
 		f()
@@ -72,27 +93,27 @@ func (s *Shelf) Deposit(_ context.Context, d launcher.Deposit) error {
 	return nil
 }
 
-// Withdraw returns copies of all.
-func (s *Shelf) Withdraw(context.Context) ([]launcher.Deposit, error) {
+// StoredDescriptors implements [runtime.DescriptorStore].
+func (s *DescriptorStore) StoredDescriptors(context.Context) ([]runtime.DescriptorSet, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.Busy > 0 {
 		s.Busy--
 		return nil, fmt.Errorf("busy: %w", runtime.ErrUnavailable)
 	}
-	var all []launcher.Deposit
+	var all []runtime.DescriptorSet
 	for k, files := range s.held {
 		files, err := again(files)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, launcher.Deposit{Sandbox: k[0], Name: k[1], Files: files})
+		all = append(all, runtime.DescriptorSet{Sandbox: k[0], Name: k[1], Files: files})
 	}
 	return all, nil
 }
 
-// Drop forgets one.
-func (s *Shelf) Drop(_ context.Context, sandbox, name string) error {
+// DropDescriptors implements [runtime.DescriptorStore].
+func (s *DescriptorStore) DropDescriptors(_ context.Context, sandbox, name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	CloseFiles(s.held[[2]string{sandbox, name}])
@@ -106,8 +127,8 @@ func (s *Shelf) Drop(_ context.Context, sandbox, name string) error {
 	return nil
 }
 
-// Count returns the number of execs kept.
-func (s *Shelf) Count() int {
+// Count returns the number of sets.
+func (s *DescriptorStore) Count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.held)
@@ -120,8 +141,8 @@ func CloseFiles(files []*os.File) {
 	}
 }
 
-// SetBusy makes the next n withdrawals fail.
-func (s *Shelf) SetBusy(n int) {
+// SetBusy makes the next n calls of StoredDescriptors fail.
+func (s *DescriptorStore) SetBusy(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.Busy = n
