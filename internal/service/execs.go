@@ -489,8 +489,8 @@ func (x *Execution) saveRecord() error {
 	return x.log.note(recordAt, rest)
 }
 
-// storeDescriptors stores the descriptors that another daemon needs: always state and output; of a running exec also the connection, and stdout, stderr and stdin, or the terminal and
-// the relay.
+// storeDescriptors stores the descriptors that another daemon needs: always state and output; of a
+// running exec also the connection, and stdout, stderr and stdin, or the terminal and the relay.
 func (x *Execution) storeDescriptors(ctx context.Context) error {
 	if x.s.descriptors == nil {
 		return nil
@@ -922,8 +922,8 @@ func (s *core) adoptExecs(ctx context.Context) {
 	})
 }
 
-// adoption adopts the execs once. No descriptors may be stored before, or it would be taken for an exec
-// of the last daemon.
+// adoption adopts the execs once. No descriptors may be stored before, or they would be taken for
+// an exec of the last daemon.
 func (s *core) adoption(ctx context.Context) error {
 	if s.execs.adopted.Load() || s.descriptors == nil {
 		return nil

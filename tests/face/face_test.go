@@ -28,7 +28,8 @@ import (
 
 func TestMain(m *testing.M) { servicetest.Main(m) }
 
-// layers stands in for the unpacker and the Differ: it believes every layer and reads each as an empty one.
+// layers stands in for the unpacker and the Differ: it believes every layer and reads each as an
+// empty one.
 type layers struct{}
 
 func (layers) Apply(_ context.Context, req layer.ApplyRequest) (results []layer.Result, err error) {
