@@ -121,9 +121,9 @@ func (s *Supervisor) learn(req, fixed *Request) {
 	}
 }
 
-// Learn makes the pool of this name, which may still be empty, count the creations that a sandbox of
-// the request would fit: [PoolState] then has the number worth keeping ready. A second call changes
-// nothing, unless the image is another.
+// Learn makes the pool of this name, which may still be empty, count the creations that a sandbox
+// of the request would fit: [PoolState] then has the number worth keeping ready. A second call
+// changes nothing, unless the image is another.
 func (s *Supervisor) Learn(name string, req Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -303,8 +303,8 @@ func (s *Supervisor) discard(ctx context.Context, p *warmSandbox) error {
 	return errors.Join(ignoreNotFound(s.engine.Delete(ctx, p.id)), s.sockets.remove(p.id))
 }
 
-// Unpark removes the warm sandboxes that choose selects, by their pool, the digest of their image and
-// their request's layers. When it returns they are gone.
+// Unpark removes the warm sandboxes that choose selects, by their pool, the digest of their image
+// and their request's layers. When it returns they are gone.
 func (s *Supervisor) Unpark(ctx context.Context, choose func(pool, digest string, layers []string) bool) error {
 	s.mu.Lock()
 	if s.closed {

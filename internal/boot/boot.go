@@ -128,11 +128,10 @@ func Serve(ctx context.Context, o Options) (err error) {
 		return fmt.Errorf("%w; sandboxd doctor looks for the reason", err)
 	}
 	l = client
-	end := func(ctx context.Context) error { return errors.Join(l.Shutdown(ctx), helper.LeaveCgroups(ctx)) }
 	if started {
-		undo = end // no record refers to its sandboxes yet
+		undo = engine{l, helper}.Shutdown // no record refers to its sandboxes yet
 	}
-	info, err := l.Info(ctx)
+	info, err := l.Describe(ctx)
 	if err != nil {
 		return err
 	}
@@ -174,17 +173,10 @@ func Serve(ctx context.Context, o Options) (err error) {
 	defer func() { err = errors.Join(err, held.Close()) }()
 	d, err := daemon.New(ctx, daemon.Options{Options: service.Options{
 		Version: o.Version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket,
-		Engine: l, Images: func(tenant string) service.Images { return images.For(tenant) }, Differ: l, Deposits: l,
+		Engine: engine{l, helper}, Images: func(tenant string) service.Images { return images.For(tenant) },
 		Profile: func(name string) (runtime.Profile, api.Limits, error) {
 			p, err := profiles.Get(name)
 			return p.Profile, p.Limits, err
-		},
-		LauncherInfo: func(ctx context.Context) (int, api.Enforced, error) {
-			info, err := l.Info(ctx)
-			if err != nil {
-				return 0, api.Enforced{}, err
-			}
-			return info.PID, info.Enforced, nil
 		},
 		Checks:     func(ctx context.Context) []api.Check { return append(helper.Checks(ctx), checkConfined(limits)) },
 		BrokerGone: helper.IsGone, IODevice: device,
@@ -196,7 +188,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 		EndedAge: o.EndedAge, EndedLimit: o.EndedLimit, SnapshotAge: o.SnapshotAge,
 		Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, Log: log,
 	},
-		Lock: lock, EndEngine: end, IdleExit: o.IdleExit,
+		Lock: lock, IdleExit: o.IdleExit,
 		// By then all files that are read once have been read, the host's certificates included.
 		Confine: func() (_ int, err error) {
 			if !confinable {
@@ -213,6 +205,17 @@ func Serve(ctx context.Context, o Options) (err error) {
 	owned = true
 	debug.FreeOSMemory() // start-up leaves garbage, profiles and certificates; an idle daemon would hold it for minutes
 	return d.Serve(ctx)
+}
+
+// engine is a launcher whose cgroups the broker has prepared.
+type engine struct {
+	*launcher.Client
+	broker *broker.Client
+}
+
+// Shutdown ends the launcher and removes the cgroups, the latter also after an error.
+func (e engine) Shutdown(ctx context.Context) error {
+	return errors.Join(e.Client.Shutdown(ctx), e.broker.LeaveCgroups(ctx))
 }
 
 // reportGone logs the end of the broker, unless stop is called before.

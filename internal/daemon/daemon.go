@@ -18,6 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/httpapi"
 	"github.com/sandboxd/sandboxd/internal/service"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/runtime"
 )
 
 const (
@@ -31,7 +32,8 @@ const (
 // Options configure a daemon: those of the service, and its own. A field without a stated default
 // is required.
 type Options struct {
-	// Options are those of the service. Socket defaults to [SocketName] in RuntimeDir; New sets
+	// Options are those of the service. A shutdown that keeps no sandboxes ends Engine, if it is a
+	// [runtime.Shutdowner]. Socket defaults to [SocketName] in RuntimeDir; New sets
 	// Confined.
 	service.Options
 
@@ -39,9 +41,6 @@ type Options struct {
 	// does, zero where none can. It is called when the socket is bound and nothing that a sandbox
 	// sends has been read. Default: nothing.
 	Confine func() (landlock int, err error)
-	// EndEngine is called at the end of a shutdown that keeps no sandboxes, to end the launcher.
-	// Default: nothing.
-	EndEngine func(ctx context.Context) error
 	// Lock is the lock of DataDir that [AcquireLock] returned. Default: New acquires it.
 	Lock io.Closer
 	// IdleExit is the time without a sandbox and a request after which the daemon ends; zero means
@@ -188,9 +187,9 @@ func (d *Daemon) shutdown(ctx context.Context, background *sync.WaitGroup, serve
 	background.Wait()
 	// 3. The sandboxes end, or run on.
 	errs = append(errs, d.service.Close(ctx, d.keep))
-	if !d.keep && d.opts.EndEngine != nil {
+	if engine, ok := runtime.As[runtime.Shutdowner](d.opts.Engine); ok && !d.keep {
 		ctx, cancel := context.WithTimeout(ctx, stepTimeout)
-		errs = append(errs, d.opts.EndEngine(ctx))
+		errs = append(errs, engine.Shutdown(ctx))
 		cancel()
 	}
 	// 4. The locks and the socket go last: until here a new daemon must not start. A client that sees

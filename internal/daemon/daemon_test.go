@@ -110,10 +110,21 @@ func TestSecondDaemonIsRefusedAndAStaleSocketReplaced(t *testing.T) {
 	}
 }
 
+// ending is an engine that counts its ends.
+type ending struct {
+	runtime.Engine
+	ended *int
+}
+
+func (e ending) Shutdown(context.Context) error {
+	*e.ended++
+	return nil
+}
+
 func TestShutdownDeletesOrKeeps(t *testing.T) {
 	b := daemontest.New(t, nil)
 	ended := 0
-	b.Options.EndEngine = func(context.Context) error { ended++; return nil }
+	b.Options.Engine = ending{b.Engine, &ended}
 	r := b.Start()
 	sb := r.Create(api.CreateSandbox{Name: "kept"})
 	if rep := r.Do("POST", "/v1/system/shutdown", api.Shutdown{KeepSandboxes: true}); rep.Status != http.StatusAccepted {

@@ -63,9 +63,16 @@ func TestSandboxesOverTheSocket(t *testing.T) {
 	daemontest.Problem(t, r.Do("DELETE", "/v1/sandboxes/one", nil), api.CodeNotFound)
 }
 
+// described is an engine with a process of its own.
+type described struct{ runtime.Engine }
+
+func (described) Describe(context.Context) (runtime.Description, error) {
+	return runtime.Description{PID: 42, Enforced: api.Enforced{IDs: "single"}}, nil
+}
+
 func TestSystemRoutes(t *testing.T) {
 	b := daemontest.New(t, nil)
-	b.Options.LauncherInfo = func(context.Context) (int, api.Enforced, error) { return 42, api.Enforced{IDs: "single"}, nil }
+	b.Options.Engine = described{b.Engine}
 	r := b.Start()
 	r.Create(api.CreateSandbox{})
 	info := daemontest.Decode[api.SystemInfo](t, r.Do("GET", "/v1/system", nil), 200)

@@ -47,7 +47,7 @@
 //	◀── {enforced} ─────────────────────────
 //	── pause {id} ─────────────────────────▶  by the freezer, or by SIGSTOP where there is no cgroup
 //	◀── {} ─────────────────────────────────  every process stands still; list tells of it
-//	── deposit {sandbox, name} + 1 to 8 descriptors ─▶  copies are kept, in the place of those under that name
+//	── deposit {sandbox, name} + 1 to 8 descriptors ─▶  copies are kept; they replace the set of that name
 //	◀── {} ─────────────────────────────────
 //	── withdraw {after} ────────────────────▶
 //	◀── {deposits…} + their descriptors ────  copies; asked again while there are more
@@ -64,7 +64,7 @@
 // Deposit, withdraw and drop work on the launcher's descriptor store, which is like systemd's. A
 // daemon leaves its successor the descriptors of each detached exec: init's connection, the ends of
 // its pipes, and the files of memory with its output and record (package guest/host says how no
-// byte is lost). The launcher reads none of them. It keeps 64 entries of a sandbox and 512 in all,
+// byte is lost). The launcher reads none of them. It keeps 64 sets of a sandbox and 512 in all,
 // until they are dropped, their sandbox is deleted, or it ends itself.
 //
 // # Layers that come together

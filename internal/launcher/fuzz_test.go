@@ -105,11 +105,11 @@ func FuzzLauncherServe(f *testing.F) {
 		{request{Op: opStop, ID: "old"}, 0},
 		{request{Op: opPause, ID: "old"}, 0},
 		{request{Op: opResume, ID: "old"}, 0},
-		{request{Op: opDeposit, Deposit: wireDeposit{Sandbox: "old", Name: "x"}}, 3},
+		{request{Op: opDeposit, Set: wireSet{Sandbox: "old", Name: "x"}}, 3},
 		{request{Op: opDeposit}, 1},
-		{request{Op: opWithdraw, Deposit: wireDeposit{Sandbox: "old"}}, 0},
-		{request{Op: opDrop, Deposit: wireDeposit{Sandbox: "old"}}, 0},
-		{request{Op: opSnapshot, Snap: &SnapshotRequest{Diff: DiffRequest{ID: "old"}, ChainID: chain}}, 0},
+		{request{Op: opWithdraw, Set: wireSet{Sandbox: "old"}}, 0},
+		{request{Op: opDrop, Set: wireSet{Sandbox: "old"}}, 0},
+		{request{Op: opSnapshot, Snap: &snapshotRequest{Diff: diffRequest{ID: "old"}, ChainID: chain}}, 0},
 		{request{Op: opSnapshot}, 0},
 		{request{Op: opUpdate, ID: "old", Change: &runtime.Change{Deadline: time.Unix(1<<33, 0)}}, 0},
 		{request{Op: opUpdate, ID: "old"}, 0},
@@ -117,7 +117,7 @@ func FuzzLauncherServe(f *testing.F) {
 		{request{Op: opOOMKills, ID: "old"}, 0},
 		{request{Op: opApply, Apply: &layer.ApplyRequest{Layers: []layer.Request{{ChainID: chain, DiffID: chain}}}}, 1},
 		{request{Op: opApply}, 1},
-		{request{Op: opDiff, Diff: &DiffRequest{ID: "old"}}, 1},
+		{request{Op: opDiff, Diff: &diffRequest{ID: "old"}}, 1},
 		{request{Op: opDiff}, 1},
 		{request{Op: opRemoveLayer, Layer: chain}, 0},
 		{request{Op: opShutdown}, 3},
@@ -191,8 +191,8 @@ func FuzzLauncherServe(f *testing.F) {
 				t.Error(err)
 			}
 		}
-		for k := range s.deposits.held { // they are to stay
-			s.deposits.drop(k.sandbox, k.name)
+		for k := range s.descriptors.held { // they are to stay
+			s.descriptors.drop(k.sandbox, k.name)
 		}
 		fewDescriptors(t, before)
 	})
@@ -219,10 +219,10 @@ func FuzzLauncherAnswers(f *testing.F) {
 		{response{Stats: &api.Stats{}}, 0},
 		{response{Count: 3}, 0},
 		{response{Layer: &layer.Result{}}, 0},
-		{response{Deposits: []wireDeposit{{Sandbox: "abc", Name: "x", Files: 2}}}, 2},
-		{response{Deposits: []wireDeposit{{Sandbox: "abc", Name: "x", Files: 3}}}, 2},
-		{response{Deposits: []wireDeposit{{Sandbox: "abc", Name: "x", Files: -1}}, More: true}, 1},
-		{response{Deposits: []wireDeposit{{Sandbox: "abc", Name: "x", Files: 1}}, More: true}, 1},
+		{response{Sets: []wireSet{{Sandbox: "abc", Name: "x", Files: 2}}}, 2},
+		{response{Sets: []wireSet{{Sandbox: "abc", Name: "x", Files: 3}}}, 2},
+		{response{Sets: []wireSet{{Sandbox: "abc", Name: "x", Files: -1}}, More: true}, 1},
+		{response{Sets: []wireSet{{Sandbox: "abc", Name: "x", Files: 1}}, More: true}, 1},
 	} {
 		f.Add(seed(f, &v.r), uint8(v.fds))
 	}
@@ -299,15 +299,15 @@ func FuzzLauncherAnswers(f *testing.F) {
 				_ = st.Pidfd.Close()
 			}
 		}
-		if info, err := c.Info(ctx); err == nil && (info == nil || said.Info == nil || info.PID != 0) { // /dev/null is no process
+		if info, err := c.Describe(ctx); err == nil && (said.Info == nil || info.PID != 0) { // /dev/null is no process
 			t.Errorf("info: %+v", info)
 		}
-		if list, err := c.Withdraw(ctx); err == nil {
-			for _, deposit := range list {
-				if said.Error != nil || len(list) > len(said.Deposits) { // the second answer repeats the first
-					t.Errorf("withdrawn: %+v", deposit)
+		if list, err := c.StoredDescriptors(ctx); err == nil {
+			for _, set := range list {
+				if said.Error != nil || len(list) > len(said.Sets) { // the second answer repeats the first
+					t.Errorf("stored: %+v", set)
 				}
-				closeAll(deposit.Files)
+				closeAll(set.Files)
 			}
 		}
 		_, lerr := c.Leftovers(ctx)
@@ -315,7 +315,7 @@ func FuzzLauncherAnswers(f *testing.F) {
 		_, serr := c.Stats(ctx, "abc")
 		_, oerr := c.OOMKills(ctx, "abc")
 		_, aerr := c.Apply(ctx, layer.ApplyRequest{Layers: []layer.Request{{Blob: null}}})
-		_, derr := c.Diff(ctx, DiffRequest{ID: "abc"}, io.Discard)
+		_, derr := c.WriteDiff(ctx, runtime.DiffRequest{ID: "abc"}, io.Discard)
 		kerr, rerr, xerr := c.Kill(ctx, "abc"), c.RemoveLayer(ctx, "x"), c.Delete(ctx, "abc")
 		for what, err := range map[string]error{
 			"leftovers": lerr, "update": uerr, "stats": serr, "oom kills": oerr, "apply": aerr, "diff": derr, "kill": kerr, "remove": rerr, "delete": xerr,

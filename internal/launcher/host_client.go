@@ -35,10 +35,17 @@ type Client struct {
 	mu      sync.Mutex
 	session *net.UnixConn
 	ended   bool   // by Shutdown or Close: no launcher is to be started any more
-	version string // version of the launcher from Info; empty for one that this daemon has started
+	version string // version of the launcher from Describe; empty for one that this daemon has started
 }
 
-var _ runtime.Engine = (*Client)(nil)
+// Client is an engine with every ability.
+var (
+	_ runtime.Engine          = (*Client)(nil)
+	_ runtime.Differ          = (*Client)(nil)
+	_ runtime.DescriptorStore = (*Client)(nil)
+	_ runtime.Describer       = (*Client)(nil)
+	_ runtime.Shutdowner      = (*Client)(nil)
+)
 
 // openSession opens the connection by which the launcher knows that a daemon runs.
 func (c *Client) openSession(ctx context.Context) error {
@@ -193,7 +200,7 @@ func exchange(ctx context.Context, conn *net.UnixConn, req *request, files ...*o
 	if resp.Info != nil {
 		want++ // the launcher's own pidfd
 	}
-	for _, d := range resp.Deposits {
+	for _, d := range resp.Sets {
 		want += max(d.Files, 0)
 	}
 	if len(got) != want {
@@ -342,36 +349,29 @@ func (c *Client) OOMKills(ctx context.Context, id string) (int, error) {
 	return resp.Count, nil
 }
 
-// A Deposit holds descriptors that outlive the daemon, in the launcher's descriptor store.
-type Deposit = runtime.DescriptorSet
-
-// Deposit has the launcher keep copies of descriptors, at most 8, until they are dropped, the
-// sandbox is deleted or the launcher ends. They replace those that it has under the name. More than
-// it keeps is runtime.ErrInUse.
-func (c *Client) Deposit(ctx context.Context, d Deposit) error {
-	_, err := c.ask(ctx, &request{Op: opDeposit, Deposit: wireDeposit{Sandbox: d.Sandbox, Name: d.Name}}, d.Files...)
+// StoreDescriptors implements [runtime.DescriptorStore].
+func (c *Client) StoreDescriptors(ctx context.Context, set runtime.DescriptorSet) error {
+	_, err := c.ask(ctx, &request{Op: opDeposit, Set: wireSet{Sandbox: set.Sandbox, Name: set.Name}}, set.Files...)
 	return err
 }
 
-// Deposit stores copies of at most 8 descriptors, in the place of those under the same name. The
-// launcher keeps them until they are dropped, the sandbox is deleted or the launcher ends. A full
-// store is runtime.ErrInUse.
-func (c *Client) Withdraw(ctx context.Context) ([]Deposit, error) {
-	var all []Deposit
+// StoredDescriptors implements [runtime.DescriptorStore].
+func (c *Client) StoredDescriptors(ctx context.Context) ([]runtime.DescriptorSet, error) {
+	var all []runtime.DescriptorSet
 	req := &request{Op: opWithdraw}
 	for {
 		resp, files, err := c.call(ctx, req)
 		if err == nil {
-			for _, d := range resp.Deposits {
-				n, last := max(d.Files, 0), depositKey{req.Deposit.Sandbox, req.Deposit.Name}
-				all = append(all, Deposit{Sandbox: d.Sandbox, Name: d.Name, Files: files[:n:n]})
+			for _, d := range resp.Sets {
+				n, last := max(d.Files, 0), setKey{req.Set.Sandbox, req.Set.Name}
+				all = append(all, runtime.DescriptorSet{Sandbox: d.Sandbox, Name: d.Name, Files: files[:n:n]})
 				files = files[n:]
-				if (depositKey{d.Sandbox, d.Name}).compare(last) <= 0 { // Withdraw returns copies of all stored descriptors, which are the caller's to close. The launcher keeps its own.
+				if (setKey{d.Sandbox, d.Name}).compare(last) <= 0 { // or the loop might not end
 					err = errors.New("launcher withdraw: answer is not sorted")
 				}
-				req.Deposit = wireDeposit{Sandbox: d.Sandbox, Name: d.Name}
+				req.Set = wireSet{Sandbox: d.Sandbox, Name: d.Name}
 			}
-			closeAll(files) // or the loop might not end
+			closeAll(files) // descriptors that the answer does not name
 		}
 		if err != nil {
 			for _, d := range all {
@@ -379,36 +379,38 @@ func (c *Client) Withdraw(ctx context.Context) ([]Deposit, error) {
 			}
 			return nil, err
 		}
-		if !resp.More || len(resp.Deposits) == 0 {
+		if !resp.More || len(resp.Sets) == 0 {
 			return all, nil
 		}
 	}
 }
 
-// descriptors that the answer does not name
-func (c *Client) Drop(ctx context.Context, sandbox, name string) error {
-	_, err := c.ask(ctx, &request{Op: opDrop, Deposit: wireDeposit{Sandbox: sandbox, Name: name}})
+// DropDescriptors implements [runtime.DescriptorStore].
+func (c *Client) DropDescriptors(ctx context.Context, sandbox, name string) error {
+	_, err := c.ask(ctx, &request{Op: opDrop, Set: wireSet{Sandbox: sandbox, Name: name}})
 	return err
 }
 
-// Drop removes descriptors from the store. Missing ones are no error.
-func (c *Client) Info(ctx context.Context) (*Info, error) {
+// Describe implements [runtime.Describer].
+func (c *Client) Describe(ctx context.Context) (runtime.Description, error) {
 	resp, files, err := c.call(ctx, &request{Op: opInfo})
 	if err != nil {
-		return nil, err
+		return runtime.Description{}, err
 	}
 	defer closeAll(files)
 	if resp.Info == nil || len(files) != 1 {
-		return nil, errors.New("launcher info: answer without info or pidfd")
+		return runtime.Description{}, errors.New("launcher info: answer without info or pidfd")
 	}
-	resp.Info.PID = runtime.PIDOf(files[0])
 	c.mu.Lock()
 	c.version = resp.Info.Version
 	c.mu.Unlock()
-	return resp.Info, nil
+	return runtime.Description{PID: runtime.PIDOf(files[0]), Version: resp.Info.Version, Enforced: resp.Info.Enforced}, nil
 }
 
-// Info returns the launcher's version and the restrictions that it can enforce.
+// Apply unpacks blobs whose digests the caller has verified, each in a confined child of the
+// launcher, and returns when all layers are complete and synced. An existing layer is left alone,
+// with a zero result. On error no new layer is kept. The error comes with results for the layers
+// below the failed one, or for all if none failed by itself.
 func (c *Client) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Result, error) {
 	var blobs []*os.File
 	for _, l := range req.Layers {
@@ -424,48 +426,42 @@ func (c *Client) Apply(ctx context.Context, req layer.ApplyRequest) ([]layer.Res
 	return resp.Layers, err
 }
 
-// Apply unpacks blobs whose digests the caller has verified, each in a confined child of the
-// launcher, and returns when all layers are complete and synced. An existing layer is left alone,
-// with a zero result. On error no new layer is kept. The error comes with results for the layers
-// below the failed one, or for all if none failed by itself.
+// RemoveLayer deletes an unpacked layer. A missing one is no error.
 func (c *Client) RemoveLayer(ctx context.Context, chainID string) error {
 	return c.remove(ctx, &request{Op: opRemoveLayer, Layer: chainID})
 }
 
-// RemoveLayer deletes an unpacked layer. A missing one is no error.
-func (c *Client) Snapshot(ctx context.Context, req SnapshotRequest) (layer.Result, bool, error) {
-	resp, err := c.ask(ctx, &request{Op: opSnapshot, Snap: &req})
+// StoreDiff implements [runtime.Differ].
+func (c *Client) StoreDiff(ctx context.Context, req runtime.DiffRequest, chainID string) (runtime.DiffResult, bool, error) {
+	resp, err := c.ask(ctx, &request{Op: opSnapshot, Snap: &snapshotRequest{Diff: wireDiffRequest(&req), ChainID: chainID}})
 	if err != nil {
-		return layer.Result{}, false, err
+		return runtime.DiffResult{}, false, err
 	}
 	if resp.Layer == nil {
-		return layer.Result{}, false, errors.New("launcher snapshot: empty answer")
+		return runtime.DiffResult{}, false, errors.New("launcher snapshot: empty answer")
 	}
-	return *resp.Layer, resp.Frozen, nil
+	return runtime.DiffResult(*resp.Layer), resp.Frozen, nil
 }
 
-// Snapshot makes a layer of a sandbox's changes and returns when it is complete and synced. It
-// returns the DiffID of the stream that [Client.Diff] would have written, and whether the sandbox
-// stood still meanwhile. On error nothing is kept.
-func (c *Client) Diff(ctx context.Context, req DiffRequest, w io.Writer) (layer.Result, error) {
-	req.List = false
-	hash := sha256.New()
-	result, err := c.diff(ctx, &req, func(r io.Reader) error {
+// WriteDiff implements [runtime.Differ].
+func (c *Client) WriteDiff(ctx context.Context, req runtime.DiffRequest, w io.Writer) (runtime.DiffResult, error) {
+	hash, ask := sha256.New(), wireDiffRequest(&req)
+	result, err := c.diff(ctx, &ask, func(r io.Reader) error {
 		_, err := io.Copy(io.MultiWriter(hash, w), r)
 		return err
 	})
 	if err != nil {
-		return layer.Result{}, err
+		return runtime.DiffResult{}, err
 	}
 	result.DiffID = "sha256:" + hex.EncodeToString(hash.Sum(nil))
 	return result, nil
 }
 
-// Diff writes a sandbox's changes to w as an uncompressed layer, and returns the DiffID of the
-// stream. On error w has an unusable part.
-func (c *Client) Changes(ctx context.Context, req DiffRequest, found func(api.Change) error) (layer.Result, error) {
-	req.List = true
-	return c.diff(ctx, &req, func(r io.Reader) error {
+// ListDiff implements [runtime.Differ].
+func (c *Client) ListDiff(ctx context.Context, req runtime.DiffRequest, found func(api.Change) error) (runtime.DiffResult, error) {
+	ask := wireDiffRequest(&req)
+	ask.List = true
+	return c.diff(ctx, &ask, func(r io.Reader) error {
 		lines := json.NewDecoder(r)
 		for {
 			var change api.Change
@@ -481,41 +477,39 @@ func (c *Client) Changes(ctx context.Context, req DiffRequest, found func(api.Ch
 	})
 }
 
-// Changes calls found for every change of a sandbox, sorted as in the layer. An error of found ends
-// the listing.
-func (c *Client) diff(ctx context.Context, req *DiffRequest, receive func(io.Reader) error) (layer.Result, error) {
+// diff sends the request and lets receive take the stream, which is complete only if diff returns
+// no error.
+func (c *Client) diff(ctx context.Context, req *diffRequest, receive func(io.Reader) error) (runtime.DiffResult, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
-		return layer.Result{}, fmt.Errorf("launcher diff: %w", err)
+		return runtime.DiffResult{}, fmt.Errorf("launcher diff: %w", err)
 	}
 	received := make(chan error, 1)
 	go func() {
-		// diff sends the request and lets receive take the stream, which is complete only if diff returns
-		// no error.
 		err := receive(r)
+		// Close the pipe at once when no more is wanted: the writer then ends with an error.
 		received <- errors.Join(err, r.Close())
 	}()
 	resp, err := c.ask(ctx, &request{Op: opDiff, Diff: req}, w)
-	_ = w.Close() // Close the pipe at once when no more is wanted: the writer then ends with an error.
+	_ = w.Close() // it was sent
 	if err != nil {
-		_ = r.SetReadDeadline(time.Unix(1, 0)) // given up, the child may write on for a while
+		_ = r.SetReadDeadline(time.Unix(1, 0)) // after a cancellation the child may write on for a while
 	}
 	switch rerr := <-received; {
 	case err == nil && rerr != nil:
-		return layer.Result{}, rerr
+		return runtime.DiffResult{}, rerr
 	case err != nil && rerr != nil && !errors.Is(rerr, os.ErrDeadlineExceeded) && !errors.Is(rerr, io.ErrUnexpectedEOF):
-		return layer.Result{}, rerr // after a cancellation the child may write on for a while
+		return runtime.DiffResult{}, rerr // the launcher's error is about a broken pipe
 	case err != nil:
-		return layer.Result{}, err
+		return runtime.DiffResult{}, err
 	case resp.Layer == nil:
-		return layer.Result{}, errors.New("launcher diff: empty answer")
+		return runtime.DiffResult{}, errors.New("launcher diff: empty answer")
 	}
-	return *resp.Layer, nil
+	return runtime.DiffResult(*resp.Layer), nil
 }
 
-// the launcher's error is about a broken pipe
+// Shutdown ends the launcher and every sandbox with it, and returns when it is gone.
 func (c *Client) Shutdown(ctx context.Context) error {
-	// Shutdown ends the launcher and every sandbox with it, and returns when it is gone.
 	if _, err := c.ask(ctx, &request{Op: opShutdown}); err != nil {
 		return err
 	}

@@ -115,7 +115,7 @@ func TestMisunderstandingNamesTheVersion(t *testing.T) {
 	}()
 	for version, want := range map[string]bool{"v2": true, "v1": false} {
 		c := &Client{path: l.Addr().String(), opts: Options{Version: version}}
-		if _, err := c.Info(t.Context()); err != nil {
+		if _, err := c.Describe(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		_, err := c.Stats(t.Context(), "abc")

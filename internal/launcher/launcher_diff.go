@@ -131,7 +131,7 @@ const maxFrozen = 15 * time.Minute
 
 // Diff writes a sandbox's changes to out, as a layer or as a list of [api.Change], a line of JSON
 // each. A confined child reads the sandbox's directories, which its programs may change meanwhile.
-func (l *Layers) Diff(ctx context.Context, req *DiffRequest, out *os.File) (_ layer.Result, err error) {
+func (l *Layers) Diff(ctx context.Context, req *diffRequest, out *os.File) (_ layer.Result, err error) {
 	job, err := req.job()
 	if err != nil {
 		return layer.Result{}, err
@@ -150,7 +150,7 @@ func (l *Layers) Diff(ctx context.Context, req *DiffRequest, out *os.File) (_ la
 }
 
 // job returns the job of the reading child.
-func (req *DiffRequest) job() (*diffJob, error) {
+func (req *diffRequest) job() (*diffJob, error) {
 	source := req.Rootfs
 	var dir, upper string // of a sandbox; of a layer
 	if req.Layer {
@@ -223,7 +223,7 @@ func (l *Layers) begin(ctx context.Context) (release func(), err error) {
 
 // still freezes a sandbox before it is read, if that is requested and it is in a cgroup. Thaw must
 // be called.
-func (l *Layers) still(ctx context.Context, req *DiffRequest) (_ context.Context, thaw func() error, frozen bool, err error) {
+func (l *Layers) still(ctx context.Context, req *diffRequest) (_ context.Context, thaw func() error, frozen bool, err error) {
 	if !req.Freeze {
 		return ctx, func() error { return nil }, false, nil
 	}

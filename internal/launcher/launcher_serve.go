@@ -44,11 +44,11 @@ type Server struct {
 	Info   Info
 	Log    *slog.Logger
 
-	deposits deposits
-	listener *net.UnixListener
-	stop     chan struct{} // closed by shutdown
-	stopOnce sync.Once
-	requests sync.WaitGroup
+	descriptors descriptorStore
+	listener    *net.UnixListener
+	stop        chan struct{} // closed by shutdown
+	stopOnce    sync.Once
+	requests    sync.WaitGroup
 
 	mu       sync.Mutex
 	sessions map[*net.UnixConn]struct{}
@@ -320,16 +320,16 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 	case opResume:
 		err = s.Engine.Resume(ctx, req.ID)
 	case opDelete:
-		err = s.deposits.dropped(req.ID, s.Engine.Delete(ctx, req.ID))
+		err = s.descriptors.dropped(req.ID, s.Engine.Delete(ctx, req.ID))
 	case opDeposit:
-		err = s.deposits.put(req.Deposit.Sandbox, req.Deposit.Name, files)
+		err = s.descriptors.put(req.Set.Sandbox, req.Set.Name, files)
 	case opWithdraw:
 		var out []*os.File
-		if resp.Deposits, out, resp.More, err = s.deposits.page(req.Deposit); err == nil {
+		if resp.Sets, out, resp.More, err = s.descriptors.page(req.Set); err == nil {
 			return resp, out
 		}
 	case opDrop:
-		s.deposits.drop(req.Deposit.Sandbox, req.Deposit.Name)
+		s.descriptors.drop(req.Set.Sandbox, req.Set.Name)
 	case opUpdate:
 		var e api.Enforced
 		if req.Change == nil {

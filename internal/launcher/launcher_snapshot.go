@@ -18,7 +18,7 @@ const mediaTypeTar = "application/vnd.oci.image.layer.v1.tar"
 // stood still while it was read. Two confined children run at once: one reads the sandbox's
 // directories and can change nothing, the other has the layer's directory and nothing of the
 // sandbox. Only a pipe connects them, and no third process reads from it.
-func (l *Layers) Snapshot(ctx context.Context, req *SnapshotRequest) (result layer.Result, frozen bool, err error) {
+func (l *Layers) Snapshot(ctx context.Context, req *snapshotRequest) (result layer.Result, frozen bool, err error) {
 	final, err := layerDir(req.ChainID)
 	if err != nil {
 		return layer.Result{}, false, err

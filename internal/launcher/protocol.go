@@ -60,16 +60,16 @@ type request struct {
 	Grace  time.Duration       `json:"grace,omitempty"`  // stop
 	Change *runtime.Change     `json:"change,omitempty"` // update
 	Apply  *layer.ApplyRequest `json:"apply,omitempty"`  // with the blobs, one for each layer
-	Diff   *DiffRequest        `json:"diff,omitempty"`   // with the pipe to write to
+	Diff   *diffRequest        `json:"diff,omitempty"`   // with the pipe to write to
 	Layer  string              `json:"layer,omitempty"`  // remove-layer: a chain id
-	Snap   *SnapshotRequest    `json:"snap,omitempty"`   // snapshot
-	// Deposit names stored descriptors: those to store, with the descriptors, or to drop; for withdraw
-	// the last one of the answer before.
-	Deposit wireDeposit `json:"deposit,omitzero"`
+	Snap   *snapshotRequest    `json:"snap,omitempty"`   // snapshot
+	// Set names the set to store, with its descriptors, or to drop; for withdraw the last one of the
+	// answer before.
+	Set wireSet `json:"deposit,omitzero"`
 }
 
-// wireDeposit names an entry of the descriptor store.
-type wireDeposit struct {
+// wireSet names a set of the descriptor store.
+type wireSet struct {
 	Sandbox string `json:"sandbox,omitempty"`
 	Name    string `json:"name,omitempty"`
 	Files   int    `json:"files,omitempty"` // withdraw: number of the answer's descriptors that belong to it
@@ -87,9 +87,9 @@ type response struct {
 	Count    int           `json:"count,omitempty"`
 	Layer    *layer.Result `json:"layer,omitempty"` // diff, snapshot
 	// Of apply: one for each layer, with an error for each below the failed one.
-	Layers   []layer.Result `json:"layers,omitempty"`
-	Frozen   bool           `json:"frozen,omitempty"`   // snapshot: the sandbox stood still while it was read
-	Deposits []wireDeposit  `json:"deposits,omitempty"` // withdraw; with their descriptors, in this order
+	Layers []layer.Result `json:"layers,omitempty"`
+	Frozen bool           `json:"frozen,omitempty"`   // snapshot: the sandbox stood still while it was read
+	Sets   []wireSet      `json:"deposits,omitempty"` // withdraw; with their descriptors, in this order
 }
 
 type wireStarted struct {
@@ -104,8 +104,8 @@ func (w *wireStarted) started(pidfd *os.File) *runtime.Started {
 	return &runtime.Started{ID: w.ID, Enforced: w.Enforced, Limits: w.Limits, Deadline: w.Deadline, Paused: w.Paused, Pidfd: pidfd}
 }
 
-// DiffRequest asks for the changes of a sandbox's rootfs, whether it runs or not.
-type DiffRequest struct {
+// diffRequest asks for the changes of a sandbox's rootfs, whether it runs or not.
+type diffRequest struct {
 	ID     string        `json:"id"`
 	Rootfs rootfs.Source `json:"rootfs"` // rootfs that it was created with
 	// Layer asks for the changes of the uppermost layer of Rootfs, a snapshot's, against those below.
@@ -121,16 +121,27 @@ type DiffRequest struct {
 	Holes bool `json:"holes,omitempty"`
 }
 
-// SnapshotRequest asks for a layer with the changes of a sandbox.
-type SnapshotRequest struct {
-	Diff DiffRequest `json:"diff"`
+// wireDiffRequest returns the request in the form of the protocol.
+func wireDiffRequest(req *runtime.DiffRequest) diffRequest {
+	l := &req.Limits
+	return diffRequest{
+		ID: req.ID, Rootfs: req.Rootfs, Layer: req.Layer, Freeze: req.Freeze, Latest: req.Latest, Holes: req.Holes,
+		Limits: layer.Limits{
+			Entries: l.Entries, Bytes: l.Bytes, Below: layer.Usage{Entries: l.BelowEntries, Bytes: l.BelowBytes},
+			Ratio: l.Ratio, RatioFloor: l.RatioFloor, Depth: l.Depth, Name: l.Name,
+		},
+	}
+}
+
+// snapshotRequest asks for a layer with the changes of a sandbox.
+type snapshotRequest struct {
+	Diff diffRequest `json:"diff"`
 	// ChainID is the name of the new layer, "sha256:<hex>". No layer has it yet.
 	ChainID string `json:"chain_id"`
 }
 
-// Info describes the launcher.
+// Info describes the launcher; its pidfd comes with the answer.
 type Info struct {
-	PID      int          `json:"-"`        // in the daemon's PID namespace: from the pidfd that comes with the answer
 	Version  string       `json:"version"`  // version of the build; a daemon of another version still speaks to it
 	Enforced api.Enforced `json:"enforced"` // restrictions of a sandbox with the profile's defaults
 }

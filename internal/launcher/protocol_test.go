@@ -1,14 +1,20 @@
 package launcher
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/internal/rootfs"
+	"github.com/sandboxd/sandboxd/runtime"
 )
 
 func pair(t testing.TB) (a, b *net.UnixConn) {
@@ -133,5 +139,29 @@ func TestTooLongMessageIsNotSent(t *testing.T) {
 	a, _ := pair(t)
 	if err := send(a, &request{ID: strings.Repeat("x", maxPacket)}); err == nil {
 		t.Error("sent")
+	}
+}
+
+// Launchers outlive daemons, so the names on the wire stay when those in the code change.
+func TestNamesOnTheWireStay(t *testing.T) {
+	ask := wireDiffRequest(&runtime.DiffRequest{
+		ID: "abc", Rootfs: rootfs.Source{Layers: []string{"sha256:01"}}, Layer: true, Freeze: true, Latest: time.Unix(1, 0).UTC(), Holes: true,
+		Limits: runtime.DiffLimits{Entries: 1, Bytes: 2, BelowEntries: 3, BelowBytes: 4, Ratio: 5, RatioFloor: 6, Depth: 7, Name: 8},
+	})
+	const diff = `{"id":"abc","rootfs":{"layers":["sha256:01"]},"layer":true,"freeze":true,"latest":"1970-01-01T00:00:01Z",` +
+		`"limits":{"entries":1,"bytes":2,"below":{"entries":3,"bytes":4},"ratio":5,"ratio_floor":6,"depth":7,"name":8},"holes":true}`
+	set := wireSet{Sandbox: "abc", Name: "x", Files: 2}
+	for want, msg := range map[string]any{
+		`{"op":"deposit","deposit":{"sandbox":"abc","name":"x","files":2}}`:     request{Op: opDeposit, Set: set},
+		`{"op":"withdraw","deposit":{"sandbox":"abc","name":"x","files":2}}`:    request{Op: opWithdraw, Set: set},
+		`{"op":"drop","deposit":{"sandbox":"abc","name":"x","files":2}}`:        request{Op: opDrop, Set: set},
+		`{"op":"diff","diff":` + diff + `}`:                                     request{Op: opDiff, Diff: &ask},
+		`{"op":"snapshot","snap":{"diff":` + diff + `,"chain_id":"sha256:02"}}`: request{Op: opSnapshot, Snap: &snapshotRequest{Diff: ask, ChainID: "sha256:02"}},
+		`{"deposits":[{"sandbox":"abc","name":"x","files":2}]}`:                 response{Sets: []wireSet{set}},
+		`{"layer":{"diff_id":"sha256:03","size":1,"entries":2},"frozen":true}`:  response{Layer: &layer.Result{DiffID: "sha256:03", Size: 1, Entries: 2}, Frozen: true},
+	} {
+		if got, err := json.Marshal(msg); err != nil || string(got) != want {
+			t.Errorf("%s, %v; want %s", got, err, want)
+		}
 	}
 }

@@ -489,7 +489,7 @@ func (b *builder) run(ctx context.Context, stage *build.Stage, st *built, step *
 	if len(st.layers) == 0 {
 		return nil, class.Invalidf("RUN: there is nothing in the stage yet that could be run")
 	}
-	if b.s.opts.Differ == nil {
+	if b.s.differ == nil {
 		return nil, class.Invalidf("RUN: this daemon runs no programs in builds")
 	}
 	root := rootfs.Source{Layers: st.chains()}

@@ -107,13 +107,11 @@ type Options struct {
 	DataDir    string // holds state.db
 	RuntimeDir string // holds the control sockets; made with mode 0700
 	Socket     string // path of the API socket, for clients that ask
-	Engine     runtime.Engine
+	// Engine runs the sandboxes. The service uses its abilities Differ, DescriptorStore and Describer,
+	// if it has them: see [runtime.As].
+	Engine runtime.Engine
 	// Images returns the image store as a tenant sees it.
 	Images func(tenant string) Images
-	// Differ reads the changes of sandboxes. Default: none; diff, commit, snapshots and RUN fail.
-	Differ Differ
-	// Deposits keeps detached execs for the next daemon. Default: none; they end with this one.
-	Deposits Deposits
 	// Profile finds a profile by name, and the default limits of its sandboxes.
 	Profile func(name string) (runtime.Profile, api.Limits, error)
 	// Profiles are shown to clients, by name. Default: none.
@@ -121,9 +119,6 @@ type Options struct {
 
 	// Confined is the version of Landlock that confines the daemon; zero means none.
 	Confined int
-	// LauncherInfo returns the launcher's pid and the enforcement of a default sandbox. Default:
-	// unknown.
-	LauncherInfo func(ctx context.Context) (int, api.Enforced, error)
 	// Checks probes the host. Default: no checks.
 	Checks func(ctx context.Context) []api.Check
 	// BrokerGone reports whether the broker process has ended. Default: there is no broker.
@@ -169,6 +164,11 @@ type core struct {
 	execs      *execs
 	logs       *mainLogs
 	pools      *pool.Pools
+
+	// The engine's abilities, nil if it lacks them.
+	differ      runtime.Differ          // else diff, commit, snapshots and RUN fail
+	descriptors runtime.DescriptorStore // else detached execs end with the daemon
+	describer   runtime.Describer       // else the engine's pid and defaults are unknown
 }
 
 // Service is the whole that all faces share.
@@ -184,6 +184,9 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
 		builds: make(chan struct{}, maxBuilds),
 	}
+	s.differ, _ = runtime.As[runtime.Differ](opts.Engine)
+	s.descriptors, _ = runtime.As[runtime.DescriptorStore](opts.Engine)
+	s.describer, _ = runtime.As[runtime.Describer](opts.Engine)
 	specs := slices.Clone(opts.Pools)
 	for i := range specs {
 		specs[i].Profile = cmp.Or(specs[i].Profile, defaultProfile)

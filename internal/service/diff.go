@@ -10,17 +10,9 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/image/layer"
-	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/runtime"
 )
-
-// Differ reads the changes of sandboxes: *launcher.Client, and in tests a list.
-type Differ interface {
-	Diff(ctx context.Context, req launcher.DiffRequest, w io.Writer) (layer.Result, error)
-	Changes(ctx context.Context, req launcher.DiffRequest, found func(api.Change) error) (layer.Result, error)
-	Snapshot(ctx context.Context, req launcher.SnapshotRequest) (result layer.Result, frozen bool, err error)
-}
 
 // maxChanges bounds an answer, in bytes: names come from the sandbox, and JSON can make six bytes
 // of one.
@@ -36,12 +28,12 @@ func (s *API) Diff(ctx context.Context, ref string) (api.SandboxDiff, error) {
 	}
 	ctx, whole := unlessDeleted(ctx, doomed, &rec)
 	diff := api.SandboxDiff{}
-	var result layer.Result
+	var result runtime.DiffResult
 	var levels [][]api.Change
 	room := maxChanges
 	for _, req := range append(below(&req), req) {
 		level := []api.Change{}
-		result, err = s.opts.Differ.Changes(ctx, req, func(c api.Change) error {
+		result, err = s.differ.ListDiff(ctx, req, func(c api.Change) error {
 			if room -= len(c.Path) + 64; room < 0 {
 				diff.More = true
 				return errEnough
@@ -69,32 +61,40 @@ func (s *API) Diff(ctx context.Context, ref string) (api.SandboxDiff, error) {
 }
 
 // below are the requests for the layers of snapshots that a sandbox stands on, lowest first.
-func below(req *launcher.DiffRequest) []launcher.DiffRequest {
-	var all []launcher.DiffRequest
+func below(req *runtime.DiffRequest) []runtime.DiffRequest {
+	var all []runtime.DiffRequest
 	for i := range req.Rootfs.Snapshots {
-		all = append(all, launcher.DiffRequest{Rootfs: req.Rootfs.Below(len(req.Rootfs.Snapshots) - 1 - i), Layer: true, Limits: layer.NoLimits()})
+		all = append(all, runtime.DiffRequest{Rootfs: req.Rootfs.Below(len(req.Rootfs.Snapshots) - 1 - i), Layer: true, Limits: diffLimits(layer.NoLimits())})
 	}
 	return all
 }
 
-func (s *API) diffRequest(ref string) (launcher.DiffRequest, runtime.Record, <-chan struct{}, error) {
+// diffLimits returns the limits of an image store in the form of a request to the engine.
+func diffLimits(l layer.Limits) runtime.DiffLimits {
+	return runtime.DiffLimits{
+		Entries: l.Entries, Bytes: l.Bytes, BelowEntries: l.Below.Entries, BelowBytes: l.Below.Bytes,
+		Ratio: l.Ratio, RatioFloor: l.RatioFloor, Depth: l.Depth, Name: l.Name,
+	}
+}
+
+func (s *API) diffRequest(ref string) (runtime.DiffRequest, runtime.Record, <-chan struct{}, error) {
 	rec, err := s.lookup(ref)
 	if err != nil {
-		return launcher.DiffRequest{}, rec, nil, err
+		return runtime.DiffRequest{}, rec, nil, err
 	}
 	rec, doomed, err := s.supervisor.Read(rec.ID)
 	switch {
 	case errors.Is(err, runtime.ErrState):
-		return launcher.DiffRequest{}, rec, nil, class.Mark(class.ErrUnreadable, err)
+		return runtime.DiffRequest{}, rec, nil, class.Mark(class.ErrUnreadable, err)
 	case err != nil:
-		return launcher.DiffRequest{}, rec, nil, err
+		return runtime.DiffRequest{}, rec, nil, err
 	case len(rec.Rootfs.Layers) == 0:
-		return launcher.DiffRequest{}, rec, nil, class.Mark(class.ErrUnreadable,
+		return runtime.DiffRequest{}, rec, nil, class.Mark(class.ErrUnreadable,
 			fmt.Errorf("%s (%s) is of an earlier version of sandboxd, which did not note what its root is made of", rec.Name, rec.ID))
-	case s.opts.Differ == nil:
-		return launcher.DiffRequest{}, rec, nil, fmt.Errorf("%w: nobody reads what sandboxes have changed", runtime.ErrUnavailable)
+	case s.differ == nil:
+		return runtime.DiffRequest{}, rec, nil, fmt.Errorf("%w: the engine does not read the changes of sandboxes", runtime.ErrUnavailable)
 	}
-	return launcher.DiffRequest{ID: rec.ID, Rootfs: rec.Rootfs, Limits: s.images.Limits()}, rec, doomed, nil
+	return runtime.DiffRequest{ID: rec.ID, Rootfs: rec.Rootfs, Limits: diffLimits(s.images.Limits())}, rec, doomed, nil
 }
 
 // unlessDeleted returns a context for reading a sandbox's directories, which ends when its deletion
@@ -132,7 +132,7 @@ func (s *API) writeChanges(ctx context.Context, id string, latest time.Time, w i
 	}
 	ctx, whole := unlessDeleted(ctx, doomed, &rec)
 	req.Latest = latest
-	_, err = s.opts.Differ.Diff(ctx, req, w)
+	_, err = s.differ.WriteDiff(ctx, req, w)
 	return whole(err)
 }
 
@@ -165,8 +165,8 @@ func (s *API) Commit(ctx context.Context, ref string, body api.CommitSandbox) (a
 			DiffID: rec.Rootfs.Snapshots[i],
 			Write: func(ctx context.Context, w io.Writer) (layer.Result, error) {
 				ctx, whole := unlessDeleted(ctx, doomed, &rec) // they may go with it, and would read as damaged
-				result, err := s.opts.Differ.Diff(ctx, req, w)
-				return result, whole(err)
+				result, err := s.differ.WriteDiff(ctx, req, w)
+				return layer.Result(result), whole(err)
 			},
 		})
 	}
@@ -176,8 +176,8 @@ func (s *API) Commit(ctx context.Context, ref string, body api.CommitSandbox) (a
 		Layer: func(ctx context.Context, w io.Writer) (layer.Result, error) {
 			defer hold()()
 			ctx, whole := unlessDeleted(ctx, doomed, &rec)
-			result, err := s.opts.Differ.Diff(ctx, req, w)
-			return result, whole(err)
+			result, err := s.differ.WriteDiff(ctx, req, w)
+			return layer.Result(result), whole(err)
 		},
 	})
 	if err != nil {

@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
-	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/service"
 	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/internal/service/servicetest"
+	"github.com/sandboxd/sandboxd/runtime"
 )
 
 // reading is a Differ whose readings take as long as a test wants.
@@ -22,25 +22,25 @@ type reading struct {
 	during func(ctx context.Context)
 }
 
-func (d *reading) Diff(ctx context.Context, _ launcher.DiffRequest, _ io.Writer) (layer.Result, error) {
+func (d *reading) WriteDiff(ctx context.Context, _ runtime.DiffRequest, _ io.Writer) (runtime.DiffResult, error) {
 	d.during(ctx)
-	return layer.Result{}, nil
+	return runtime.DiffResult{}, nil
 }
 
-func (d *reading) Changes(ctx context.Context, _ launcher.DiffRequest, found func(api.Change) error) (layer.Result, error) {
+func (d *reading) ListDiff(ctx context.Context, _ runtime.DiffRequest, found func(api.Change) error) (runtime.DiffResult, error) {
 	d.during(ctx)
-	return layer.Result{}, found(api.Change{Path: "half/of/it", Kind: "added"})
+	return runtime.DiffResult{}, found(api.Change{Path: "half/of/it", Kind: "added"})
 }
 
-func (d *reading) Snapshot(ctx context.Context, _ launcher.SnapshotRequest) (layer.Result, bool, error) {
+func (d *reading) StoreDiff(ctx context.Context, _ runtime.DiffRequest, _ string) (runtime.DiffResult, bool, error) {
 	d.during(ctx)
-	return layer.Result{}, false, nil
+	return runtime.DiffResult{}, false, nil
 }
 
 func TestDiffAndCommitOfASandboxThatIsDeletedMeanwhile(t *testing.T) {
 	b := daemontest.New(t, nil)
 	differ := &reading{}
-	b.Options.Differ = differ
+	b.Options.Engine = servicetest.WithDiffer(b.Options.Engine, differ)
 	r := b.Start()
 	diff := func(id string) daemontest.Reply { return r.Do("GET", "/v1/sandboxes/"+id+"/diff", nil) }
 	commit := func(id string) daemontest.Reply {
@@ -77,7 +77,7 @@ func TestDiffAndCommitOfASandboxThatIsDeletedMeanwhile(t *testing.T) {
 func TestCommitHoldsTheSandbox(t *testing.T) {
 	b := daemontest.New(t, nil)
 	differ := &reading{}
-	b.Options.Differ = differ
+	b.Options.Engine = servicetest.WithDiffer(b.Options.Engine, differ)
 	r := b.Start()
 	id := r.Create(api.CreateSandbox{Image: "example.org/app:1"}).ID
 	lease, err := r.D.Service().Supervisor().Begin(id)
@@ -113,7 +113,7 @@ func TestCommitHoldsTheSandbox(t *testing.T) {
 
 func TestDiffCommitAndPushRefuse(t *testing.T) {
 	b := daemontest.New(t, nil)
-	b.Options.Differ = &reading{during: func(ctx context.Context) { t.Error(errors.New("read all the same"), ctx.Err()) }}
+	b.Options.Engine = servicetest.WithDiffer(b.Options.Engine, &reading{during: func(ctx context.Context) { t.Error(errors.New("read all the same"), ctx.Err()) }})
 	r := b.Start()
 	id := r.Create(api.CreateSandbox{Image: "example.org/app:1"}).ID
 	commit := "/v1/sandboxes/" + id + "/commit"
@@ -152,7 +152,7 @@ func TestDiffCommitAndPushRefuse(t *testing.T) {
 func TestChangesOfABuildWhoseSandboxIsDeleted(t *testing.T) {
 	b := daemontest.New(t, nil)
 	differ := &reading{}
-	b.Options.Differ = differ
+	b.Options.Engine = servicetest.WithDiffer(b.Options.Engine, differ)
 	r := b.Start()
 	id := r.Create(api.CreateSandbox{Image: "example.org/app:1"}).ID
 	differ.during = func(ctx context.Context) {

@@ -38,8 +38,8 @@ type Execution struct {
 	input chan struct{} // semaphore of one that serializes writes to stdin
 	done  chan struct{} // closed when it has ended and its record says how
 
-	keeping  sync.Mutex // over a deposit; before mu
-	disposed bool       // its descriptors are closed, and it is not deposited any more; guarded by keeping
+	keeping  sync.Mutex // held while descriptors are stored; before mu
+	disposed bool       // its descriptors are closed, and not stored any more; guarded by keeping
 	noStdin  bool       // stdin was closed, and is not to be kept for the next daemon
 
 	mu     sync.Mutex

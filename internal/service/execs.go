@@ -21,7 +21,6 @@ import (
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/guest"
 	"github.com/sandboxd/sandboxd/internal/guest/host"
-	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/runtime"
 )
@@ -34,13 +33,6 @@ const (
 	maxFinished   = 32        // of one sandbox are kept
 	keepFinished  = time.Hour // and no longer
 )
-
-// Deposits keeps descriptors for the daemon after this one: *launcher.Client, and in tests a map.
-type Deposits interface {
-	Deposit(ctx context.Context, d launcher.Deposit) error
-	Withdraw(ctx context.Context) ([]launcher.Deposit, error)
-	Drop(ctx context.Context, sandbox, name string) error
-}
 
 // errHanded ends a collector: the exec goes on for the next daemon.
 var errHanded = errors.New("the daemon is stopping, and leaves the exec to the next one")
@@ -427,14 +419,14 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 	x.log, x.kept, x.main = log, size, main
 	x.record.Main = main != nil
 	if err = x.saveRecord(); err == nil {
-		err = x.deposit(ctx)
+		err = x.storeDescriptors(ctx)
 	}
 	if err != nil {
 		// No client knows of the exec. Closing the connection alone kills nothing of which the launcher
 		// has a copy.
 		_ = x.guest.Kill()
-		_ = x.guest.Close() // always nil
-		s.drop(ctx, x)      // perhaps it was deposited, and the answer lost
+		_ = x.guest.Close()       // always nil
+		s.dropDescriptors(ctx, x) // they may be stored, and the answer lost
 		log.close()
 		x.lease.End()
 		return ExecRecord{}, err
@@ -497,11 +489,10 @@ func (x *Execution) saveRecord() error {
 	return x.log.note(recordAt, rest)
 }
 
-// deposit makes the launcher keep the descriptors that another daemon needs: always state and
-// output; of a running exec also the connection, and stdout, stderr and stdin, or the terminal and
-// the relay.
-func (x *Execution) deposit(ctx context.Context) error {
-	if x.s.opts.Deposits == nil {
+// storeDescriptors stores the descriptors that another daemon needs: always state and output; of a
+// running exec also the connection, and stdout, stderr and stdin, or the terminal and the relay.
+func (x *Execution) storeDescriptors(ctx context.Context) error {
+	if x.s.descriptors == nil {
 		return nil
 	}
 	x.keeping.Lock() // an older state never overwrites a newer one
@@ -524,20 +515,20 @@ func (x *Execution) deposit(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 	defer cancel()
-	err := x.s.opts.Deposits.Deposit(ctx, launcher.Deposit{Sandbox: x.record.Sandbox, Name: x.record.ID, Files: files})
+	err := x.s.descriptors.StoreDescriptors(ctx, runtime.DescriptorSet{Sandbox: x.record.Sandbox, Name: x.record.ID, Files: files})
 	if err != nil {
 		return fmt.Errorf("keep the exec for the next daemon: %w", err)
 	}
 	return nil
 }
 
-func (s *core) drop(ctx context.Context, x *Execution) {
-	if s.opts.Deposits == nil {
+func (s *core) dropDescriptors(ctx context.Context, x *Execution) {
+	if s.descriptors == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 	defer cancel()
-	if err := s.opts.Deposits.Drop(ctx, x.record.Sandbox, x.record.ID); err != nil {
+	if err := s.descriptors.DropDescriptors(ctx, x.record.Sandbox, x.record.ID); err != nil {
 		s.log.Warn("the launcher still keeps an exec", "id", x.record.Sandbox, "exec", x.record.ID, "error", err)
 	}
 }
@@ -556,7 +547,7 @@ func (x *Execution) collect() {
 	case errors.Is(err, errHanded):
 		x.keeping.Lock()
 		x.disposed = true   // the next daemon's
-		_ = x.guest.Close() // kills nothing that is deposited
+		_ = x.guest.Close() // kills no program whose descriptors are stored
 		x.keeping.Unlock()
 		x.stdin.Wait()
 		if x.lease != nil {
@@ -576,7 +567,7 @@ func (x *Execution) collect() {
 	}
 	rec.EndedAt = time.Now().UTC()
 	x.conclude(rec)
-	// A deposit under way has the descriptors still; one that comes later sees that it has ended.
+	// A storeDescriptors under way has the descriptors still; a later one sees that the exec has ended.
 	x.keeping.Lock()
 	_ = x.guest.Close() // always nil
 	x.log.closeRelay()
@@ -613,9 +604,9 @@ func (x *Execution) finish(ctx context.Context) {
 // retire releases resources of an ended exec and schedules its removal.
 func (x *Execution) retire(ctx context.Context) {
 	s := x.s
-	err := x.deposit(ctx)
+	err := x.storeDescriptors(ctx)
 	if !s.execs.has(x) {
-		s.drop(ctx, x) // it was forgotten concurrently
+		s.dropDescriptors(ctx, x) // it was forgotten concurrently
 		return
 	}
 	if err != nil && !errors.Is(err, runtime.ErrUnavailable) {
@@ -663,8 +654,8 @@ func (s *core) forget(ctx context.Context, x *Execution) {
 	if !s.execs.unregister(x) {
 		return
 	}
-	x.dispose() // first: a deposit that is under way comes before the drop, and there is none behind it
-	s.drop(ctx, x)
+	x.dispose() // first: storing that is under way comes before the drop, and there is none behind it
+	s.dropDescriptors(ctx, x)
 }
 
 // forgetSandbox removes the execs of a deleted sandbox, whether or not the client is still there: a
@@ -765,9 +756,9 @@ func (x *Execution) endStdin(ctx context.Context) error {
 	x.keeping.Lock()
 	x.noStdin = true
 	x.keeping.Unlock()
-	err := x.deposit(ctx)
+	err := x.storeDescriptors(ctx)
 	if !x.s.execs.has(x) {
-		x.s.drop(ctx, x) // it was forgotten concurrently
+		x.s.dropDescriptors(ctx, x) // it was forgotten concurrently
 	}
 	if err != nil && !x.ended() {
 		return err
@@ -931,10 +922,10 @@ func (s *core) adoptExecs(ctx context.Context) {
 	})
 }
 
-// adoption adopts the execs once. Nothing may be deposited before, or it would be taken for an exec
-// of the last daemon.
+// adoption adopts the execs once. No descriptors may be stored before, or they would be taken for
+// an exec of the last daemon.
 func (s *core) adoption(ctx context.Context) error {
-	if s.execs.adopted.Load() || s.opts.Deposits == nil {
+	if s.execs.adopted.Load() || s.descriptors == nil {
 		return nil
 	}
 	select {
@@ -948,7 +939,7 @@ func (s *core) adoption(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	all, err := s.opts.Deposits.Withdraw(ctx)
+	all, err := s.descriptors.StoredDescriptors(ctx)
 	if err != nil {
 		return fmt.Errorf("have the execs that the daemon before has left: %w", err)
 	}
@@ -959,11 +950,13 @@ func (s *core) adoption(ctx context.Context) error {
 		rest, _ := restOf(d) // its adoption reports the error
 		lives[d.Sandbox+d.Name] = rest.Life
 	}
-	slices.SortFunc(all, func(a, b launcher.Deposit) int { return cmp.Compare(lives[a.Sandbox+a.Name], lives[b.Sandbox+b.Name]) })
+	slices.SortFunc(all, func(a, b runtime.DescriptorSet) int {
+		return cmp.Compare(lives[a.Sandbox+a.Name], lives[b.Sandbox+b.Name])
+	})
 	for _, d := range all {
 		if err := s.adoptExec(d); err != nil {
 			s.log.Warn("detached exec is not adopted", "id", d.Sandbox, "exec", d.Name, "error", err)
-			s.drop(ctx, &Execution{record: ExecRecord{Exec: api.Exec{ID: d.Name, Sandbox: d.Sandbox}}})
+			s.dropDescriptors(ctx, &Execution{record: ExecRecord{Exec: api.Exec{ID: d.Name, Sandbox: d.Sandbox}}})
 		}
 	}
 	s.execs.adopted.Store(true)
@@ -971,7 +964,7 @@ func (s *core) adoption(ctx context.Context) error {
 }
 
 // restOf returns the state of an exec that the last daemon left.
-func restOf(d launcher.Deposit) (rest left, err error) {
+func restOf(d runtime.DescriptorSet) (rest left, err error) {
 	if len(d.Files) < 2 {
 		return rest, fmt.Errorf("%d descriptors", len(d.Files))
 	}
@@ -986,8 +979,8 @@ func restOf(d launcher.Deposit) (rest left, err error) {
 	return rest, err
 }
 
-// adoptExec takes over the deposit's files.
-func (s *core) adoptExec(d launcher.Deposit) (err error) {
+// adoptExec takes over the files of a set.
+func (s *core) adoptExec(d runtime.DescriptorSet) (err error) {
 	files := d.Files
 	defer func() { closeFiles(files) }()
 	if _, err := s.supervisor.Get(d.Sandbox); err != nil {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/daemon/daemontest"
-	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/service"
 	"github.com/sandboxd/sandboxd/internal/service/servicetest"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -23,8 +22,8 @@ import (
 // alike.
 func TestExecsAreHandedOn(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
-	shelf := servicetest.NewShelf(t)
-	b.Options.Deposits = shelf
+	descriptors := servicetest.NewDescriptorStore(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, descriptors)
 	first := b.Start()
 	sb := first.Create(api.CreateSandbox{Name: "one", IdleTimeout: 3600})
 	ended := first.Detach(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "cat; exit 4"}, Stdin: []byte("from a file\n")})
@@ -34,26 +33,26 @@ func TestExecsAreHandedOn(t *testing.T) {
 	first.Cancel()
 	first.Wait()
 
-	// Damaged deposits do not keep the next daemon from starting.
+	// Damaged sets do not keep the next daemon from starting.
 	junk, err := service.Memfile("junk")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer junk.Close()
 	for i, files := range [][]*os.File{{junk}, {junk, junk}, {junk, junk, junk, junk, junk, junk, junk}} {
-		if err := shelf.Deposit(t.Context(), launcher.Deposit{Sandbox: sb.ID, Name: fmt.Sprint("junk", i), Files: files}); err != nil {
+		if err := descriptors.StoreDescriptors(t.Context(), runtime.DescriptorSet{Sandbox: sb.ID, Name: fmt.Sprint("junk", i), Files: files}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := shelf.Deposit(t.Context(), launcher.Deposit{Sandbox: "nosuch", Name: "x", Files: []*os.File{junk}}); err != nil {
+	if err := descriptors.StoreDescriptors(t.Context(), runtime.DescriptorSet{Sandbox: "nosuch", Name: "x", Files: []*os.File{junk}}); err != nil {
 		t.Fatal(err)
 	}
 	second := b.Start()
 	second.T = t
 	list := daemontest.Decode[api.ExecList](t, second.Do("GET", "/v1/sandboxes/one/execs", nil), http.StatusOK)
 	if len(list.Execs) != 2 || list.Execs[0].ID != ended.ID || list.Execs[0].Exit.Code != 4 || list.Execs[0].StdoutBytes != 12 ||
-		list.Execs[1].State != api.ExecRunning || shelf.Count() != 2 {
-		t.Errorf("%+v, %d are deposited", list, shelf.Count())
+		list.Execs[1].State != api.ExecRunning || descriptors.Count() != 2 {
+		t.Errorf("%+v, %d are stored", list, descriptors.Count())
 	}
 	// Of one that has ended there is nothing to write to, whether the frame comes before its end is
 	// told or behind.
@@ -84,12 +83,12 @@ func TestExecsAreHandedOn(t *testing.T) {
 	if text.String() != "last\n" || lines[0].Exec != runs.ID || lines[0].Offset != 6 || lines[len(lines)-1].Exit.Code != 6 {
 		t.Errorf("%+v", lines)
 	}
-	if rep := second.Do("DELETE", path, nil); rep.Status != http.StatusNoContent || shelf.Count() != 1 {
-		t.Errorf("%s, %d are deposited", rep.Body, shelf.Count())
+	if rep := second.Do("DELETE", path, nil); rep.Status != http.StatusNoContent || descriptors.Count() != 1 {
+		t.Errorf("%s, %d are stored", rep.Body, descriptors.Count())
 	}
 	daemontest.Problem(t, second.Do("GET", path, nil), api.CodeNotFound)
-	if rep := second.Do("DELETE", "/v1/sandboxes/one", nil); rep.Status != http.StatusNoContent || shelf.Count() != 0 {
-		t.Errorf("%s, %d are deposited", rep.Body, shelf.Count())
+	if rep := second.Do("DELETE", "/v1/sandboxes/one", nil); rep.Status != http.StatusNoContent || descriptors.Count() != 0 {
+		t.Errorf("%s, %d are stored", rep.Body, descriptors.Count())
 	}
 }
 
@@ -97,7 +96,7 @@ func TestExecsAreHandedOn(t *testing.T) {
 // before.
 func TestExecsOfAPausedSandboxAreHandedOn(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
-	b.Options.Deposits = servicetest.NewShelf(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, servicetest.NewDescriptorStore(t))
 	first := b.Start()
 	sb := first.Create(api.CreateSandbox{})
 	x := first.Detach(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "read x; exit 3"}, StdinOpen: true})
@@ -125,14 +124,14 @@ func TestExecsOfAPausedSandboxAreHandedOn(t *testing.T) {
 // another.
 func TestExecsAreAdoptedLater(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
-	shelf := servicetest.NewShelf(t)
-	b.Options.Deposits = shelf
+	descriptors := servicetest.NewDescriptorStore(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, descriptors)
 	first := b.Start()
 	sb := first.Create(api.CreateSandbox{})
 	x := first.Detach(sb.ID, api.ExecRequest{Argv: []string{"sh", "-c", "read x; exit 3"}, StdinOpen: true})
 	first.Cancel()
 	first.Wait()
-	shelf.Busy = 2
+	descriptors.Busy = 2
 	second := b.Start()
 	second.T = t
 	deadline := time.Now().Add(servicetest.Patience)
@@ -147,11 +146,11 @@ func TestExecsAreAdoptedLater(t *testing.T) {
 	second.Until(x, func(x api.Exec) bool { return x.State == api.ExecExited && x.Exit.Code == 3 })
 	second.Cancel()
 	second.Wait()
-	shelf.SetBusy(1 << 20)
+	descriptors.SetBusy(1 << 20)
 	third := b.Start()
 	third.T = t
 	daemontest.Problem(t, third.Do("POST", "/v1/sandboxes/"+sb.ID+"/exec", api.ExecRequest{Argv: []string{"true"}, Detach: true}), api.CodeUnavailable)
-	shelf.SetBusy(0)
+	descriptors.SetBusy(0)
 	y := third.Detach(sb.ID, api.ExecRequest{Argv: []string{"true"}})
 	third.Until(y, func(y api.Exec) bool { return y.State == api.ExecExited })
 	third.Until(x, func(x api.Exec) bool { return x.State == api.ExecExited })
@@ -161,12 +160,12 @@ func TestExecsAreAdoptedLater(t *testing.T) {
 // became of its execs. The next one does not hold that against the new init.
 func TestExecsOfAnEarlierLifeAreLost(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
-	shelf := servicetest.NewShelf(t)
-	b.Options.Deposits = shelf
+	descriptors := servicetest.NewDescriptorStore(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, descriptors)
 	first := b.Start()
 	sb := first.Create(api.CreateSandbox{})
 	x := first.Detach(sb.ID, api.ExecRequest{Argv: []string{"sleep", "600"}})
-	before, err := shelf.Withdraw(t.Context())
+	before, err := descriptors.StoredDescriptors(t.Context())
 	if err != nil || len(before) != 1 {
 		t.Fatalf("%v, %v", before, err)
 	}
@@ -184,7 +183,7 @@ func TestExecsOfAnEarlierLifeAreLost(t *testing.T) {
 	if err := service.RewriteInit(state, 1<<22); err != nil {
 		t.Fatal(err)
 	}
-	if err := shelf.Deposit(t.Context(), before[0]); err != nil {
+	if err := descriptors.StoreDescriptors(t.Context(), before[0]); err != nil {
 		t.Fatal(err)
 	}
 	second := b.Start()
@@ -200,9 +199,9 @@ func TestExecsOfAnEarlierLifeAreLost(t *testing.T) {
 // An exec that cannot be kept for the next daemon does not run.
 func TestDetachedExecThatCannotBeKept(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
-	shelf := servicetest.NewShelf(t)
-	shelf.Fail = fmt.Errorf("full: %w", runtime.ErrInUse)
-	b.Options.Deposits = shelf
+	descriptors := servicetest.NewDescriptorStore(t)
+	descriptors.Fail = fmt.Errorf("full: %w", runtime.ErrInUse)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, descriptors)
 	r := b.Start()
 	sb := r.Create(api.CreateSandbox{})
 	daemontest.Problem(t, r.Do("POST", "/v1/sandboxes/"+sb.ID+"/exec", api.ExecRequest{Argv: []string{"sleep", "600"}, Detach: true}), api.CodeConflict)
@@ -224,7 +223,7 @@ func TestDetachedExecThatCannotBeKept(t *testing.T) {
 // A detached exec keeps its sandbox from idling, and ended ones make room for new ones.
 func TestDetachedExecsAreBounded(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
-	b.Options.Deposits = servicetest.NewShelf(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, servicetest.NewDescriptorStore(t))
 	r := b.Start()
 	sb := r.Create(api.CreateSandbox{})
 	long := r.Detach(sb.ID, api.ExecRequest{Argv: []string{"sleep", "600"}})
@@ -253,8 +252,8 @@ func TestDetachedExecsAreBounded(t *testing.T) {
 // Ended execs of one sandbox do not block those of another.
 func TestEndedExecsMakeRoomForThoseOfOthers(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
-	shelf := servicetest.NewShelf(t)
-	b.Options.Deposits = shelf
+	descriptors := servicetest.NewDescriptorStore(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, descriptors)
 	r := b.Start()
 	const each = service.MaxKept / service.MaxOutputLimit / 4
 	var oldest api.Exec
@@ -269,8 +268,8 @@ func TestEndedExecsMakeRoomForThoseOfOthers(t *testing.T) {
 		}
 	}
 	daemontest.Problem(t, r.Do("GET", "/v1/sandboxes/"+oldest.Sandbox+"/execs/"+oldest.ID, nil), api.CodeNotFound)
-	if count, kept, _ := r.D.Service().CountExecs(); count != 4*each || kept != service.MaxKept || shelf.Count() != 4*each {
-		t.Errorf("%d execs with %d bytes, %d are deposited", count, kept, shelf.Count())
+	if count, kept, _ := r.D.Service().CountExecs(); count != 4*each || kept != service.MaxKept || descriptors.Count() != 4*each {
+		t.Errorf("%d execs with %d bytes, %d are stored", count, kept, descriptors.Count())
 	}
 }
 

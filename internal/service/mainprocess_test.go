@@ -20,7 +20,7 @@ import (
 // A sandbox ends with its main process, says how, and runs it again when it is started.
 func TestMainProcess(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
-	b.Options.Deposits = servicetest.NewShelf(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, servicetest.NewDescriptorStore(t))
 	r := b.Start()
 	before := time.Now()
 	sb := r.Create(api.CreateSandbox{Name: "one", Command: []string{"sh", "-c", "echo out; echo err >&2; read x; echo $x $MINE $PWD; exit 3"}, StdinOpen: true, Env: []string{"MINE=mine"}, Cwd: "/tmp"})
@@ -87,7 +87,7 @@ func TestMainProcess(t *testing.T) {
 // or not.
 func TestMainProcessIsHandedOn(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
-	b.Options.Deposits = servicetest.NewShelf(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, servicetest.NewDescriptorStore(t))
 	r := b.Start()
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	script := fmt.Sprintf("mkfifo -m 666 %s; echo one; cat %s; seq 1 20000; exit 4", fifo, fifo)
@@ -131,7 +131,7 @@ func TestMainProcessIsHandedOn(t *testing.T) {
 // else.
 func TestMainProcessThatWritesForEver(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
-	b.Options.Deposits = servicetest.NewShelf(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, servicetest.NewDescriptorStore(t))
 	b.Options.LogSize, b.Options.LogFiles = service.MinLogSize, 2
 	r := b.Start()
 	const lines = 400000
@@ -170,7 +170,7 @@ func TestMainProcessThatWritesForEver(t *testing.T) {
 // A sandbox whose main process cannot be started is removed, with its log.
 func TestMainProcessThatCannotStart(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
-	b.Options.Deposits = servicetest.NewShelf(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, servicetest.NewDescriptorStore(t))
 	r := b.Start()
 	daemontest.Problem(t, r.Do("POST", "/v1/sandboxes", api.CreateSandbox{Command: []string{"/no/such"}}), api.CodeProgramMissing)
 	daemontest.Problem(t, r.Do("POST", "/v1/sandboxes", api.CreateSandbox{Command: []string{"/etc/passwd"}}), api.CodeProgramDenied)
@@ -221,7 +221,7 @@ func TestMainProcessThatCannotStart(t *testing.T) {
 // The image's own command, and what takes the place of a part of it.
 func TestMainProcessOfImage(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
-	b.Options.Deposits = servicetest.NewShelf(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, servicetest.NewDescriptorStore(t))
 	r := b.Start()
 	sb := r.Create(api.CreateSandbox{Image: "example.org/app:1", ImageCommand: true})
 	if got := r.WaitEnded(sb.ID); got.Exit == nil || got.Exit.Code != 5 {
@@ -259,7 +259,7 @@ func TestMainProcessThatIsMissingIsStarted(t *testing.T) {
 // output of several comes into the log in their order, whichever the launcher returns first.
 func TestMainProcessesOfSeveralLives(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
-	b.Options.Deposits = servicetest.NewShelf(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, servicetest.NewDescriptorStore(t))
 	r := b.Start()
 	const boxes = 6
 	name := func(i int) string { return fmt.Sprint("box", i) }
@@ -301,10 +301,10 @@ func TestMainProcessesOfSeveralLives(t *testing.T) {
 // either.
 func TestLogOfSandboxDeletedMeanwhile(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
-	s := servicetest.NewShelf(t)
-	b.Options.Deposits = s
+	s := servicetest.NewDescriptorStore(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, s)
 	r := b.Start()
-	s.Deposited = func() {
+	s.Stored = func() {
 		if rep := r.Do("DELETE", "/v1/sandboxes/gone", nil); rep.Status != http.StatusNoContent {
 			t.Errorf("%d %s", rep.Status, rep.Body)
 		}
@@ -331,8 +331,8 @@ func TestLogOfSandboxDeletedMeanwhile(t *testing.T) {
 // A daemon that adopts late starts no main process a second time.
 func TestMainProcessThatIsAdoptedLaterRunsOnce(t *testing.T) {
 	b := daemontest.New(t, servicetest.RealInit(t))
-	s := servicetest.NewShelf(t)
-	b.Options.Deposits = s
+	s := servicetest.NewDescriptorStore(t)
+	b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, s)
 	r := b.Start()
 	sb := r.Create(api.CreateSandbox{Command: []string{"sh", "-c", "echo here; sleep 600"}})
 	r.UntilLog(sb.ID, "here\n")
@@ -383,7 +383,7 @@ func TestMainProcessOfAPausedSandboxIsStartedWhenItGoesOn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := daemontest.New(t, servicetest.RealInit(t))
 			if test.kept {
-				b.Options.Deposits = servicetest.NewShelf(t)
+				b.Options.Engine = servicetest.WithDescriptorStore(b.Options.Engine, servicetest.NewDescriptorStore(t))
 			}
 			r := b.Start()
 			sb := r.Create(api.CreateSandbox{Command: []string{"sh", "-c", "echo here; sleep 600"}})

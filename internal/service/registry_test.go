@@ -106,26 +106,26 @@ func TestExecThatIsToldToHaveEndedMakesRoom(t *testing.T) {
 	}
 }
 
-// An exec is forgotten while its end is being deposited. Nothing of it is left afterwards.
-func TestExecThatIsForgottenWhileItIsDeposited(t *testing.T) {
-	held := servicetest.NewShelf(t)
-	s := &core{opts: Options{Deposits: held}, execs: newExecs(t.Context())}
+// An exec is forgotten while its end is being stored. Nothing of it is left afterwards.
+func TestExecThatIsForgottenWhileItIsStored(t *testing.T) {
+	held := servicetest.NewDescriptorStore(t)
+	s := &core{descriptors: held, execs: newExecs(t.Context())}
 	x := s.ending(t)
 	x.conclude(ExecRecord{Exec: api.Exec{State: api.ExecExited}})
 	held.Dropped = func() {
-		if err := x.deposit(t.Context()); err != nil {
+		if err := x.storeDescriptors(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}
 	s.forget(t.Context(), x)
 	if n := held.Count(); n != 0 || held.Dropped != nil {
-		t.Errorf("%d are deposited", n)
+		t.Errorf("%d are stored", n)
 	}
 }
 
 // A request that starts an exec waits for a slow adoption no longer than its client does.
 func TestAdoptionIsWaitedForNoLongerThanTheClient(t *testing.T) {
-	s := &core{opts: Options{Deposits: servicetest.NewShelf(t)}, execs: newExecs(t.Context())}
+	s := &core{descriptors: servicetest.NewDescriptorStore(t), execs: newExecs(t.Context())}
 	s.execs.adopting <- struct{}{} // an adoption is under way, and the launcher does not answer
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -185,12 +185,12 @@ func (s *API) System(ctx context.Context) (api.SystemInfo, error) {
 		HeapLive:   heapLive(),
 	}
 	info.ErrandsGone = s.opts.BrokerGone != nil && s.opts.BrokerGone()
-	if s.opts.LauncherInfo != nil {
-		pid, enforced, err := s.opts.LauncherInfo(ctx)
+	if s.describer != nil {
+		engine, err := s.describer.Describe(ctx)
 		if err != nil {
-			return api.SystemInfo{}, fmt.Errorf("ask the launcher: %w", err)
+			return api.SystemInfo{}, fmt.Errorf("describe the engine: %w", err)
 		}
-		info.Launcher, info.Enforced = pid, enforced
+		info.Launcher, info.Enforced = engine.PID, engine.Enforced
 	}
 	return info, nil
 }

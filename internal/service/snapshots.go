@@ -15,7 +15,6 @@ import (
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/image/snapshot"
-	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/runtime"
@@ -64,9 +63,9 @@ func (s *API) take(ctx context.Context, ref string) (*taken, error) {
 	t.Taken, t.result, err = s.images.Take(ctx, rec.ImageDigest, rec.Rootfs, func(ctx context.Context, chainID string) (layer.Result, error) {
 		defer hold()()
 		ctx, whole := unlessDeleted(ctx, doomed, &rec)
-		result, frozen, err := s.opts.Differ.Snapshot(ctx, launcher.SnapshotRequest{Diff: req, ChainID: chainID})
+		result, frozen, err := s.differ.StoreDiff(ctx, req, chainID)
 		t.consistent = t.consistent || frozen
-		return result, whole(err)
+		return layer.Result(result), whole(err)
 	})
 	if err != nil {
 		return nil, err
@@ -324,10 +323,11 @@ func (s *API) Snapshots(ref string) (api.SnapshotList, error) {
 
 // readLayer is an [snapshot.ReadLayer].
 func (s *core) readLayer(ctx context.Context, source rootfs.Source, holes bool, w io.Writer) (layer.Result, error) {
-	if s.opts.Differ == nil {
-		return layer.Result{}, fmt.Errorf("%w: nobody reads what snapshots have", runtime.ErrUnavailable)
+	if s.differ == nil {
+		return layer.Result{}, fmt.Errorf("%w: the engine does not read the changes of snapshots", runtime.ErrUnavailable)
 	}
-	return s.opts.Differ.Diff(ctx, launcher.DiffRequest{Rootfs: source, Layer: true, Limits: layer.NoLimits(), Holes: holes}, w)
+	result, err := s.differ.WriteDiff(ctx, runtime.DiffRequest{Rootfs: source, Layer: true, Limits: diffLimits(layer.NoLimits()), Holes: holes}, w)
+	return layer.Result(result), err
 }
 
 // verifySnapshots reads every layer of a snapshot and compares it with its state when it was taken:

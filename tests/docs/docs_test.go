@@ -259,6 +259,7 @@ var oneWays = map[string]oneWay{
 		from: []string{"internal/httpapi", "tests/face"}, deny: []string{"runtime", "image", "internal", "agent", "seccomp", "oci-profiles"},
 		except: []string{"internal/httpapi", "internal/service", "internal/service/class", "internal/flock", "internal/unixmsg"},
 	},
+	"the service knows no launcher": {from: []string{"internal/service"}, deny: []string{"internal/launcher"}},
 	"only the launcher links libcontainer": {
 		from: []string{"internal/service", "internal/httpapi", "internal/daemon", "internal/boot", "internal/cli", "cmd/sandboxd"},
 		deny: []string{"runtime/libct", "github.com/opencontainers/runc"}, deep: true,

@@ -281,15 +281,15 @@ func TestDiff(t *testing.T) {
 	f := newFixture(t)
 	client := f.Engine.(*launcher.Client)
 	create(t, f, "diff1")
-	ask := launcher.DiffRequest{ID: "diff1", Rootfs: f.NewSpec(t, "diff1").Rootfs, Freeze: true}
+	ask := runtime.DiffRequest{ID: "diff1", Rootfs: f.NewSpec(t, "diff1").Rootfs, Freeze: true}
 	var stream bytes.Buffer
-	first, err := client.Diff(t.Context(), ask, &stream)
+	first, err := client.WriteDiff(t.Context(), ask, &stream)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// The layer of the tests has no places for these, so they were made.
 	var changes []string
-	if _, err := client.Changes(t.Context(), ask, func(c api.Change) error {
+	if _, err := client.ListDiff(t.Context(), ask, func(c api.Change) error {
 		changes = append(changes, fmt.Sprintf("%s %s %s", c.Kind, c.Type, c.Path))
 		return nil
 	}); err != nil {
@@ -317,11 +317,11 @@ func TestDiff(t *testing.T) {
 	if err := client.Kill(t.Context(), "diff1"); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := client.Diff(t.Context(), ask, io.Discard); err != nil || again.DiffID != first.DiffID {
+	if again, err := client.WriteDiff(t.Context(), ask, io.Discard); err != nil || again.DiffID != first.DiffID {
 		t.Errorf("after its end: %+v, %v; before: %+v", again, err, first)
 	}
 	full := errors.New("no room")
-	if _, err := client.Diff(t.Context(), ask, failing{full}); !errors.Is(err, full) {
+	if _, err := client.WriteDiff(t.Context(), ask, failing{full}); !errors.Is(err, full) {
 		t.Errorf("a writer that fails: %v", err)
 	}
 	blob, err := os.CreateTemp(t.TempDir(), "layer")
@@ -343,7 +343,7 @@ func TestDiff(t *testing.T) {
 	}
 	for id, wantErr := range map[string]error{"unknown1": runtime.ErrNotFound, "../layers": nil, "": nil} {
 		ask.ID = id
-		if _, err := client.Diff(t.Context(), ask, io.Discard); err == nil || wantErr != nil && !errors.Is(err, wantErr) {
+		if _, err := client.WriteDiff(t.Context(), ask, io.Discard); err == nil || wantErr != nil && !errors.Is(err, wantErr) {
 			t.Errorf("sandbox %q: %v", id, err)
 		}
 	}

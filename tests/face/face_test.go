@@ -19,7 +19,6 @@ import (
 	"github.com/sandboxd/sandboxd/image"
 	"github.com/sandboxd/sandboxd/image/layer"
 	"github.com/sandboxd/sandboxd/internal/agents"
-	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/service"
 	"github.com/sandboxd/sandboxd/internal/service/class"
 	"github.com/sandboxd/sandboxd/internal/service/servicetest"
@@ -29,7 +28,8 @@ import (
 
 func TestMain(m *testing.M) { servicetest.Main(m) }
 
-// layers stands in for the launcher: it believes every layer and reads each as an empty one.
+// layers stands in for the unpacker and the Differ: it believes every layer and reads each as an
+// empty one.
 type layers struct{}
 
 func (layers) Apply(_ context.Context, req layer.ApplyRequest) (results []layer.Result, err error) {
@@ -45,17 +45,17 @@ var emptyLayer = make([]byte, 1024) // the end of a tar stream
 
 const emptyDiffID = "sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"
 
-func (layers) Diff(_ context.Context, _ launcher.DiffRequest, w io.Writer) (layer.Result, error) {
+func (layers) WriteDiff(_ context.Context, _ runtime.DiffRequest, w io.Writer) (runtime.DiffResult, error) {
 	_, err := w.Write(emptyLayer)
-	return layer.Result{DiffID: emptyDiffID}, err
+	return runtime.DiffResult{DiffID: emptyDiffID}, err
 }
 
-func (layers) Changes(context.Context, launcher.DiffRequest, func(api.Change) error) (layer.Result, error) {
-	return layer.Result{}, nil
+func (layers) ListDiff(context.Context, runtime.DiffRequest, func(api.Change) error) (runtime.DiffResult, error) {
+	return runtime.DiffResult{}, nil
 }
 
-func (layers) Snapshot(context.Context, launcher.SnapshotRequest) (layer.Result, bool, error) {
-	return layer.Result{DiffID: emptyDiffID}, true, nil
+func (layers) StoreDiff(context.Context, runtime.DiffRequest, string) (runtime.DiffResult, bool, error) {
+	return runtime.DiffResult{DiffID: emptyDiffID}, true, nil
 }
 
 // newService returns a service on the in-memory engine and a real image store.
@@ -68,9 +68,9 @@ func newService(t *testing.T) *service.Service {
 	}
 	engine := runtimetest.NewEngine(servicetest.RealInit(t))
 	s, err := service.New(t.Context(), service.Options{
-		Version: "test", DataDir: data, RuntimeDir: filepath.Join(t.TempDir(), "run"), Engine: engine, Differ: layers{},
-		Deposits: servicetest.NewShelf(t),
-		Images:   func(tenant string) service.Images { return images.For(tenant) },
+		Version: "test", DataDir: data, RuntimeDir: filepath.Join(t.TempDir(), "run"),
+		Engine: servicetest.WithDescriptorStore(servicetest.WithDiffer(engine, layers{}), servicetest.NewDescriptorStore(t)),
+		Images: func(tenant string) service.Images { return images.For(tenant) },
 		Profile: func(name string) (runtime.Profile, api.Limits, error) {
 			return runtime.Profile{Name: name, Seccomp: &specs.LinuxSeccomp{}}, api.Limits{Pids: 512}, nil
 		},

@@ -23,6 +23,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/launcher"
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/runtime"
 	"github.com/sandboxd/sandboxd/tests/harness"
 )
 
@@ -254,7 +255,7 @@ func (a *applier) attackDiff(t *testing.T, id string) map[string]string {
 		t.Fatal(err)
 	}
 	return a.run(t, id, func() error {
-		_, err := a.client.Diff(t.Context(), launcher.DiffRequest{ID: id, Rootfs: rootfs.Source{Layers: []string{a.parent}}}, io.Discard)
+		_, err := a.client.WriteDiff(t.Context(), runtime.DiffRequest{ID: id, Rootfs: rootfs.Source{Layers: []string{a.parent}}}, io.Discard)
 		return err
 	})
 }

@@ -15,25 +15,25 @@ import (
 
 // Bounds of the descriptor store, whose descriptors count as the launcher's own.
 const (
-	maxDeposits    = 512 // of all sandboxes; the first one of each sandbox does not count, so that others cannot crowd it out
-	maxDepositors  = 1024
-	maxOfOne       = 64 // of one sandbox
-	maxDeposited   = 8  // descriptors of one deposit
-	perWithdrawal  = maxFiles / maxDeposited
-	maxDepositName = 32
+	maxSets      = 512 // of all sandboxes; the first one of each sandbox does not count, so that others cannot crowd it out
+	maxSandboxes = 1024
+	maxOfOne     = 64 // of one sandbox
+	maxSetFiles  = 8  // descriptors of one set
+	perPage      = maxFiles / maxSetFiles
+	maxSetName   = 32
 )
 
-// deposits is the descriptor store: descriptors of execs that outlive the daemon, for its
-// successor. The launcher never reads them. They are raw, because with package os the runtime's
-// poller would wake the launcher for every byte that passes through a foreign pipe.
-type deposits struct {
+// descriptorStore holds descriptors of execs that outlive the daemon, for its successor. The
+// launcher never reads them. They are raw, because with package os the runtime's poller would wake
+// the launcher for every byte that passes through a foreign pipe.
+type descriptorStore struct {
 	mu   sync.Mutex
-	held map[depositKey][]int
+	held map[setKey][]int
 }
 
-type depositKey struct{ sandbox, name string }
+type setKey struct{ sandbox, name string }
 
-func (k depositKey) compare(o depositKey) int {
+func (k setKey) compare(o setKey) int {
 	if c := strings.Compare(k.sandbox, o.sandbox); c != 0 {
 		return c
 	}
@@ -41,9 +41,9 @@ func (k depositKey) compare(o depositKey) int {
 }
 
 // put stores copies of files, in the place of those under the same name.
-func (d *deposits) put(sandbox, name string, files []*os.File) (err error) {
-	if sandbox == "" || len(sandbox) > maxDepositName || name == "" || len(name) > maxDepositName || len(files) < 1 || len(files) > maxDeposited {
-		return fmt.Errorf("launcher deposit: %q of sandbox %q with %d descriptors: not a deposit", name, sandbox, len(files))
+func (d *descriptorStore) put(sandbox, name string, files []*os.File) (err error) {
+	if sandbox == "" || len(sandbox) > maxSetName || name == "" || len(name) > maxSetName || len(files) < 1 || len(files) > maxSetFiles {
+		return fmt.Errorf("launcher deposit: %q of sandbox %q with %d descriptors: not a set of 1 to 8", name, sandbox, len(files))
 	}
 	var fds []int
 	defer func() {
@@ -60,7 +60,7 @@ func (d *deposits) put(sandbox, name string, files []*os.File) (err error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	key := depositKey{sandbox, name}
+	key := setKey{sandbox, name}
 	old, replaces := d.held[key]
 	if !replaces {
 		of, sandboxes := 0, make(map[string]bool)
@@ -70,12 +70,12 @@ func (d *deposits) put(sandbox, name string, files []*os.File) (err error) {
 				of++
 			}
 		}
-		if of >= maxOfOne || of > 0 && len(d.held)-len(sandboxes) >= maxDeposits || of == 0 && len(sandboxes) >= maxDepositors {
+		if of >= maxOfOne || of > 0 && len(d.held)-len(sandboxes) >= maxSets || of == 0 && len(sandboxes) >= maxSandboxes {
 			return fmt.Errorf("launcher deposit: %d execs of the sandbox and %d of all are kept, which is the most: %w", of, len(d.held), runtime.ErrInUse)
 		}
 	}
 	if d.held == nil {
-		d.held = make(map[depositKey][]int)
+		d.held = make(map[setKey][]int)
 	}
 	d.held[key] = fds
 	closeRaw(old)
@@ -83,18 +83,18 @@ func (d *deposits) put(sandbox, name string, files []*os.File) (err error) {
 }
 
 // page returns copies of the stored descriptors after one of a list, as many as one message holds.
-func (d *deposits) page(after wireDeposit) (list []wireDeposit, files []*os.File, more bool, err error) {
+func (d *descriptorStore) page(after wireSet) (list []wireSet, files []*os.File, more bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var keys []depositKey
+	var keys []setKey
 	for k := range d.held {
-		if k.compare(depositKey{after.Sandbox, after.Name}) > 0 {
+		if k.compare(setKey{after.Sandbox, after.Name}) > 0 {
 			keys = append(keys, k)
 		}
 	}
-	slices.SortFunc(keys, depositKey.compare)
-	if more = len(keys) > perWithdrawal; more {
-		keys = keys[:perWithdrawal]
+	slices.SortFunc(keys, setKey.compare)
+	if more = len(keys) > perPage; more {
+		keys = keys[:perPage]
 	}
 	for _, k := range keys {
 		for _, fd := range d.held[k] {
@@ -103,15 +103,15 @@ func (d *deposits) page(after wireDeposit) (list []wireDeposit, files []*os.File
 				closeAll(files)
 				return nil, nil, false, fmt.Errorf("launcher withdraw: copy descriptor: %w", err)
 			}
-			files = append(files, os.NewFile(uintptr(c), "deposited"))
+			files = append(files, os.NewFile(uintptr(c), "stored"))
 		}
-		list = append(list, wireDeposit{Sandbox: k.sandbox, Name: k.name, Files: len(d.held[k])})
+		list = append(list, wireSet{Sandbox: k.sandbox, Name: k.name, Files: len(d.held[k])})
 	}
 	return list, files, more, nil
 }
 
-// drop removes one entry, or, if name is empty, all of a sandbox.
-func (d *deposits) drop(sandbox, name string) {
+// drop removes one set, or, if name is empty, all of a sandbox.
+func (d *descriptorStore) drop(sandbox, name string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for k, fds := range d.held {
@@ -122,8 +122,8 @@ func (d *deposits) drop(sandbox, name string) {
 	}
 }
 
-// dropped removes the entries of a sandbox that has been deleted, or did not exist.
-func (d *deposits) dropped(sandbox string, err error) error {
+// dropped removes the sets of a sandbox that has been deleted, or did not exist.
+func (d *descriptorStore) dropped(sandbox string, err error) error {
 	if err == nil || errors.Is(err, runtime.ErrNotFound) {
 		d.drop(sandbox, "")
 	}
