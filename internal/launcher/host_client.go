@@ -491,7 +491,7 @@ func (c *Client) diff(ctx context.Context, req *diffRequest, receive func(io.Rea
 		received <- errors.Join(err, r.Close())
 	}()
 	resp, err := c.ask(ctx, &request{Op: opDiff, Diff: req}, w)
-	_ = w.Close() // it was sent
+	_ = w.Close() // the launcher has its own copy
 	if err != nil {
 		_ = r.SetReadDeadline(time.Unix(1, 0)) // after a cancellation the child may write on for a while
 	}
@@ -510,6 +510,8 @@ func (c *Client) diff(ctx context.Context, req *diffRequest, receive func(io.Rea
 
 // Shutdown ends the launcher and every sandbox with it, and returns when it is gone.
 func (c *Client) Shutdown(ctx context.Context) error {
+	// A launcher that has died is started once more: it removes the cgroups that sandboxes of the dead
+	// one left.
 	if _, err := c.ask(ctx, &request{Op: opShutdown}); err != nil {
 		return err
 	}
