@@ -40,6 +40,7 @@ func mustParse(t *testing.T, text string) *policy.Policy {
 // withOpen changes the options of a run to those of a later process, for which the sandbox exists
 // until it is deleted.
 func withOpen(t *testing.T, opts Options, sandbox *fakeSandbox) Options {
+	t.Helper()
 	opts.Open = func(_ context.Context, ref string, _ time.Duration) (*Sandbox, error) {
 		if sandbox.deleted > 0 {
 			return nil, problem(api.CodeNotFound, "there is no sandbox "+ref)

@@ -68,7 +68,7 @@ func (r *Record) clone() Record {
 	c.Command = append([]string(nil), r.Command...)
 	c.ImageEnv = append([]string(nil), r.ImageEnv...)
 	c.Rootfs = r.Rootfs.Clone()
-	c.Enforced.Namespaces = append([]string(nil), r.Enforced.Namespaces...)
+	c.Enforced.Namespaces = append([]string{}, r.Enforced.Namespaces...) // a list in JSON, too, while it is created
 	c.Enforced.Missing = append([]string(nil), r.Enforced.Missing...)
 	return c
 }

@@ -43,10 +43,7 @@ func Build(comments *Comments) ([]byte, error) {
 			paths = append(paths, member{o.Path, object{}})
 		}
 		item, _ := paths[i].value.(object)
-		operation, err := s.operation(&o)
-		if err != nil {
-			return nil, err
-		}
+		operation := s.operation(&o)
 		item.set(strings.ToLower(o.Method), operation)
 		paths[i].value = item
 	}
@@ -81,7 +78,7 @@ func Build(comments *Comments) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-func (s *schemas) operation(o *Operation) (object, error) {
+func (s *schemas) operation(o *Operation) object {
 	out := object{{"operationId", o.ID}, {"tags", []string{o.Tag}}, {"summary", o.Summary}}
 	out.set("description", o.Detail)
 	var params []object
@@ -126,7 +123,7 @@ func (s *schemas) operation(o *Operation) (object, error) {
 	}
 	responses.set("default", object{{"$ref", "#/components/responses/Problem"}})
 	out.set("responses", responses)
-	return out, nil
+	return out
 }
 
 func (s *schemas) parameter(p *Parameter) object {

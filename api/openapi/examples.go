@@ -71,5 +71,3 @@ func withFilter(p api.Profile) api.Profile {
 	p.Seccomp = json.RawMessage(`{"defaultAction":"SCMP_ACT_ERRNO"}`)
 	return p
 }
-
-func ptr[T any](v T) *T { return &v }

@@ -70,7 +70,7 @@ var Operations = []Operation{
 	{
 		ID: "pruneSandboxes", Method: "POST", Path: "/v1/sandboxes/prune", Tag: "Sandboxes", Summary: "Delete ended sandboxes",
 		Detail:  "Takes those that ended at least `older_than` seconds ago and have all of `labels`. The label `sandboxd.keep` protects a sandbox.",
-		Body:    optionalBody(api.PruneSandboxes{OlderThan: ptr(3600.0)}),
+		Body:    optionalBody(api.PruneSandboxes{OlderThan: new(3600.0)}),
 		Answers: []Answer{ok(api.SandboxesRemoved{Removed: []api.SandboxRef{{ID: running.ID, Name: "work"}}, Recent: 2})},
 	},
 	{
@@ -82,7 +82,7 @@ var Operations = []Operation{
 			"`timeout` counts from now. A label of `null` is removed.\n\n" +
 			"Memory in use is reclaimed, never freed by killing; if that is not enough the answer is `conflict`. " +
 			"`nofile`, and `pids` without a cgroup, cannot change while processes run. Repeating the request is safe.",
-		Body: jsonBody(api.UpdateSandbox{Timeout: 7200, Labels: map[string]*string{"team": nil, "done": ptr("no")}}), Answers: []Answer{ok(running)},
+		Body: jsonBody(api.UpdateSandbox{Timeout: 7200, Labels: map[string]*string{"team": nil, "done": new("no")}}), Answers: []Answer{ok(running)},
 	},
 	{
 		ID: "deleteSandbox", Method: "DELETE", Path: "/v1/sandboxes/{id}", Tag: "Sandboxes", Summary: "Delete a sandbox",
@@ -98,7 +98,7 @@ var Operations = []Operation{
 		ID: "stopSandbox", Method: "POST", Path: "/v1/sandboxes/{id}/stop", Tag: "Sandboxes", Summary: "End what runs in a sandbox and keep its files",
 		Detail: "Sends SIGTERM to every process, and SIGHUP to those that ignore SIGTERM. Processes that are left after `grace` seconds are killed. " +
 			"`grace` is at most 600; 0 kills at once. The stop continues if the client leaves.",
-		Body: optionalBody(api.StopSandbox{Grace: ptr(1.0)}), Answers: []Answer{ok(inState(api.StateStopped, "stopped"))},
+		Body: optionalBody(api.StopSandbox{Grace: new(1.0)}), Answers: []Answer{ok(inState(api.StateStopped, "stopped"))},
 	},
 	{
 		ID: "pauseSandbox", Method: "POST", Path: "/v1/sandboxes/{id}/pause", Tag: "Sandboxes", Summary: "Freeze every process",
@@ -130,8 +130,8 @@ var Operations = []Operation{
 		ID: "stats", Method: "GET", Path: "/v1/sandboxes/{id}/stats", Tag: "Sandboxes", Summary: "Read what the kernel counts of a sandbox",
 		Detail: "A figure that the kernel does not give is absent.",
 		Answers: []Answer{ok(api.Stats{
-			At: at, WallMS: 1500, Memory: &api.MemoryStats{Current: ptr(int64(4 << 20)), Peak: ptr(int64(6 << 20))}, CPU: &api.CPUStats{UsageMS: ptr(12.5)},
-			Pids: &api.PidsStats{Current: ptr(int64(3))},
+			At: at, WallMS: 1500, Memory: &api.MemoryStats{Current: new(int64(4 << 20)), Peak: new(int64(6 << 20))}, CPU: &api.CPUStats{UsageMS: new(12.5)},
+			Pids: &api.PidsStats{Current: new(int64(3))},
 		})},
 	},
 	{
@@ -194,7 +194,7 @@ var Operations = []Operation{
 	{
 		ID: "pruneSnapshots", Method: "POST", Path: "/v1/snapshots/prune", Tag: "Snapshots", Summary: "Delete unused snapshots",
 		Detail: "Takes snapshots that no sandbox uses. One of `older_than` and `labels` is needed.",
-		Body:   jsonBody(api.PruneSnapshots{OlderThan: ptr(604800.0)}), Answers: []Answer{ok(api.SnapshotsRemoved{Removed: []string{"base"}, Bytes: 10240})},
+		Body:   jsonBody(api.PruneSnapshots{OlderThan: new(604800.0)}), Answers: []Answer{ok(api.SnapshotsRemoved{Removed: []string{"base"}, Bytes: 10240})},
 	},
 	{
 		ID: "snapshot", Method: "GET", Path: "/v1/snapshots/{snapshot}", Tag: "Snapshots", Summary: "Read a snapshot", Answers: []Answer{ok(base)},

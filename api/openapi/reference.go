@@ -175,7 +175,7 @@ func writeRows(b *strings.Builder, t reflect.Type, prefix string, comments *Comm
 
 // jsonType names a type as readers of JSON know it.
 func jsonType(t reflect.Type) string {
-	switch t.Kind() {
+	switch t.Kind() { //nolint:exhaustive // the rest are integers
 	case reflect.Pointer:
 		return jsonType(t.Elem())
 	case reflect.Bool:
@@ -207,10 +207,8 @@ func Errors(comments *Comments) string {
 		"| code | status | |\n|---|---|---|\n")
 	for _, v := range comments.Values["Code"] {
 		status := fmt.Sprint(api.Code(v.Value).Status())
-		switch api.Code(v.Value) {
-		case api.CodeInvalid:
+		if api.Code(v.Value) == api.CodeInvalid {
 			status += ", or 405 and 416 where HTTP has them"
-		default:
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", v.Value, status, strings.ReplaceAll(v.Comment, "|", "\\|"))
 	}

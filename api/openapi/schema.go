@@ -86,7 +86,7 @@ func (s *schemas) of(t reflect.Type) object {
 		s.seen[t.Name()] = t
 		return object{{"$ref", "#/components/schemas/" + t.Name()}}
 	}
-	switch t.Kind() {
+	switch t.Kind() { //nolint:exhaustive // other kinds are no types of the API
 	case reflect.String:
 		return object{{"type", "string"}}
 	case reflect.Bool:
@@ -164,7 +164,7 @@ func (s *schemas) fields(t reflect.Type, properties *object, required *[]string)
 
 // reach marks t and every struct below it as sent by clients.
 func (s *schemas) reach(t reflect.Type) {
-	switch t.Kind() {
+	switch t.Kind() { //nolint:exhaustive // nothing lies below the rest
 	case reflect.Pointer, reflect.Slice, reflect.Map:
 		s.reach(t.Elem())
 	case reflect.Struct:
@@ -175,7 +175,6 @@ func (s *schemas) reach(t reflect.Type) {
 		for f := range t.Fields() {
 			s.reach(f.Type)
 		}
-	default:
 	}
 }
 

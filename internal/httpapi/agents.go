@@ -1,3 +1,13 @@
+// Package httpapi is the native face: the API of package api as HTTP and JSON over a Unix socket, for
+// one tenant, the daemon's own.
+//
+// # The life of a request
+//
+//	accept      the peer's uid is read from the socket (SO_PEERCRED)
+//	route       one table: method, pattern, access
+//	decode      strict JSON, bounded
+//	service     validates, looks objects up for the caller, and works on them
+//	answer      JSON, NDJSON, bytes; or a problem document, by the one table in problem.go
 package httpapi
 
 import (

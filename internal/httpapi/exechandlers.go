@@ -149,7 +149,9 @@ func (s *Server) getAttach(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
-		return answerEvents(w, execError, func(emit func(api.ExecEvent) error) error { return x.Attach(r.Context(), from, true, emit) })
+		return answerEvents(w, execError, func(emit func(api.ExecEvent) error) error { //nolint:contextcheck // it is the request's
+			return x.Attach(r.Context(), from, true, emit)
+		})
 	}
 	c, err := websocket.Accept(w, r, nil)
 	if err != nil {

@@ -82,7 +82,7 @@ func (s *Server) postExec(w http.ResponseWriter, r *http.Request) error {
 		return writeJSON(w, http.StatusCreated, execOf(x))
 	}
 	if wantsStream(r) {
-		return answerEvents(w, execError, func(emit func(api.ExecEvent) error) error {
+		return answerEvents(w, execError, func(emit func(api.ExecEvent) error) error { //nolint:contextcheck // it is the request's
 			return s.as(r).ExecStream(r.Context(), r.PathValue("id"), req, emit)
 		})
 	}
@@ -99,7 +99,7 @@ func (s *Server) postRun(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if wantsStream(r) {
-		return answerEvents(w, execError, func(emit func(api.ExecEvent) error) error {
+		return answerEvents(w, execError, func(emit func(api.ExecEvent) error) error { //nolint:contextcheck // it is the request's
 			_, err := s.as(r).Run(r.Context(), req, emit)
 			return err
 		})

@@ -592,7 +592,7 @@ func (r *LogReader) scan(ctx context.Context, each func(*logRecord) error) error
 }
 
 func (r *LogReader) scanFile(each func(*logRecord) error) error {
-	f, err := os.Open(r.log.path(r.seq)) //nolint:gosec // the id in it is of a record, never a request's
+	f, err := os.Open(r.log.path(r.seq)) // the id in it is of a record, never a request's
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // it was the oldest
 	}

@@ -105,6 +105,7 @@ func matches(shown, output string) bool {
 type session struct {
 	daemon   *harness.Daemon
 	home     string
+	run      string // $XDG_RUNTIME_DIR
 	registry string
 }
 
@@ -121,9 +122,14 @@ func newSession(t *testing.T) *session {
 func (s *session) begin(t *testing.T) {
 	t.Helper()
 	s.home = t.TempDir()
-	// $XDG_RUNTIME_DIR/sandboxd/api.sock is where users find the socket.
-	run := filepath.Join(s.home, ".run")
-	err := errors.Join(os.Mkdir(run, 0o700), os.Symlink(s.daemon.RuntimeDir, filepath.Join(run, "sandboxd")),
+	// $XDG_RUNTIME_DIR/sandboxd/api.sock is where users find the socket. Not t.TempDir: the path of a
+	// socket has 108 bytes, and curl takes no longer one.
+	var err error
+	if s.run, err = os.MkdirTemp("", "run"); err != nil { //nolint:usetesting // see above
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(s.run) }) // a link
+	err = errors.Join(os.Symlink(s.daemon.RuntimeDir, filepath.Join(s.run, "sandboxd")),
 		os.Symlink(filepath.Join(harness.Root(t), "examples"), filepath.Join(s.home, "examples")))
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +139,7 @@ func (s *session) begin(t *testing.T) {
 // end deletes the sandboxes and snapshots that the document has left.
 func (s *session) end(t *testing.T) {
 	t.Helper()
-	outputs, codes := s.run(t, []string{"sandboxd rm --all", "sandboxd snapshots -q | xargs -r sandboxd snapshots rm"})
+	outputs, codes := s.commands(t, []string{"sandboxd rm --all", "sandboxd snapshots -q | xargs -r sandboxd snapshots rm"})
 	if codes[0] != 0 || codes[1] != 0 {
 		t.Errorf("clean up: %q", outputs)
 	}
@@ -142,8 +148,8 @@ func (s *session) end(t *testing.T) {
 // mark separates the outputs of commands in one shell.
 const mark = "\x1e"
 
-// run executes the commands in one shell and returns the output and the exit code of each.
-func (s *session) run(t *testing.T, commands []string) (outputs []string, codes []int) {
+// commands executes the commands in one shell and returns the output and the exit code of each.
+func (s *session) commands(t *testing.T, commands []string) (outputs []string, codes []int) {
 	t.Helper()
 	script := new(strings.Builder)
 	for _, c := range commands {
@@ -155,13 +161,12 @@ func (s *session) run(t *testing.T, commands []string) (outputs []string, codes 
 	cmd.Dir = s.home
 	cmd.Env = []string{
 		"PATH=" + filepath.Dir(harness.Program(t, "sandboxd")) + ":/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME=" + s.home, "LANG=C.UTF-8", "USER=ann",
-		"XDG_RUNTIME_DIR=" + filepath.Join(s.home, ".run"), "SANDBOXD_SOCKET=" + s.daemon.Socket,
+		"XDG_RUNTIME_DIR=" + s.run, "SANDBOXD_SOCKET=" + s.daemon.Socket,
 	}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil {
-		var exit *exec.ExitError
-		if !errors.As(err, &exit) {
+		if _, ok := errors.AsType[*exec.ExitError](err); !ok {
 			t.Fatal(err)
 		}
 	}
@@ -185,7 +190,7 @@ func (s *session) run(t *testing.T, commands []string) (outputs []string, codes 
 func (s *session) check(t *testing.T, b block) {
 	t.Helper()
 	if b.kind == "sh" {
-		outputs, codes := s.run(t, []string{"(set -e\n" + b.text + "\n)"})
+		outputs, codes := s.commands(t, []string{"(set -e\n" + b.text + "\n)"})
 		if codes[0] != 0 {
 			t.Errorf("%s:%d: exit status %d\n%s%s", b.file, b.line, codes[0], b.text, outputs[0])
 		}
@@ -196,7 +201,7 @@ func (s *session) check(t *testing.T, b block) {
 	for _, st := range all {
 		commands = append(commands, st.command)
 	}
-	outputs, codes := s.run(t, commands)
+	outputs, codes := s.commands(t, commands)
 	for i, st := range all {
 		if codes[i] != 0 {
 			t.Errorf("%s:%d: exit status %d\n$ %s%s", b.file, b.line, codes[i], st.command, outputs[i])

@@ -52,7 +52,7 @@ func (f *Images) PruneSnapshots(_ context.Context, before time.Time, labels map[
 	return api.SnapshotsRemoved{Removed: []string{before.UTC().Format(time.RFC3339), labels["k"]}}, nil
 }
 
-// Settle implements the store.
+// CollectSnapshotLayers implements the store.
 func (f *Images) CollectSnapshotLayers(context.Context) error { return nil }
 
 // Acquire implements the store.

@@ -23,6 +23,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime/runtimetest"
 )
 
+// ListenStale listens on a socket of dir that stays when the listener is closed, like that of a
+// sandbox whose init has died.
 func ListenStale(dir, name string) (*net.UnixListener, error) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -148,6 +150,7 @@ func RealInit(tb testing.TB) runtimetest.Init {
 	}
 }
 
+// Dial connects to the socket at path, however long that is.
 func Dial(ctx context.Context, path string) (net.Conn, error) {
 	// A test's temporary directory may have a path that is too long for an address.
 	dir, err := os.Open(filepath.Dir(path))
