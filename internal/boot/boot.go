@@ -171,23 +171,24 @@ func Serve(ctx context.Context, o Options) (err error) {
 	}
 	held := new(confine.Held)
 	defer func() { err = errors.Join(err, held.Close()) }()
-	d, err := daemon.New(ctx, daemon.Options{Options: service.Options{
-		Version: o.Version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket,
-		Engine: engine{l, helper}, Images: func(tenant string) service.Images { return images.For(tenant) },
-		Profile: func(name string) (runtime.Profile, api.Limits, error) {
-			p, err := profiles.Get(name)
-			return p.Profile, p.Limits, err
+	d, err := daemon.New(ctx, daemon.Options{
+		Options: service.Options{
+			Version: o.Version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket,
+			Engine: engine{l, helper}, Images: func(tenant string) service.Images { return images.For(tenant) },
+			Profile: func(name string) (runtime.Profile, api.Limits, error) {
+				p, err := profiles.Get(name)
+				return p.Profile, p.Limits, err
+			},
+			Checks:     func(ctx context.Context) []api.Check { return append(helper.Checks(ctx), checkConfined(limits)) },
+			BrokerGone: helper.IsGone, IODevice: device,
+			Agents: agents.New(agents.Options{
+				Dir: hosted.Runs, Max: o.AgentRuns, Start: helper.StartAgent, Signal: helper.SignalAgent, Log: log,
+			}),
+			Pools: o.Pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, LogLimit: o.LogLimit,
+			AgentAge: o.AgentAge, AgentLimit: o.AgentLimit,
+			EndedAge: o.EndedAge, EndedLimit: o.EndedLimit, SnapshotAge: o.SnapshotAge,
+			Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, Log: log,
 		},
-		Checks:     func(ctx context.Context) []api.Check { return append(helper.Checks(ctx), checkConfined(limits)) },
-		BrokerGone: helper.IsGone, IODevice: device,
-		Agents: agents.New(agents.Options{
-			Dir: hosted.Runs, Max: o.AgentRuns, Start: helper.StartAgent, Signal: helper.SignalAgent, Log: log,
-		}),
-		Pools: o.Pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, LogLimit: o.LogLimit,
-		AgentAge: o.AgentAge, AgentLimit: o.AgentLimit,
-		EndedAge: o.EndedAge, EndedLimit: o.EndedLimit, SnapshotAge: o.SnapshotAge,
-		Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, Log: log,
-	},
 		Lock: lock, IdleExit: o.IdleExit,
 		// By then all files that are read once have been read, the host's certificates included.
 		Confine: func() (_ int, err error) {
