@@ -84,8 +84,11 @@ func (s *schemas) operation(o *Operation) object {
 	var params []object
 	for _, name := range wildcards(o.Path) {
 		params = append(params, object{
-			{"name", name}, {"in", "path"}, {"required", true},
-			{"description", parameters[name]}, {"schema", object{{"type", "string"}}},
+			{"name", name},
+			{"in", "path"},
+			{"required", true},
+			{"description", parameters[name]},
+			{"schema", object{{"type", "string"}}},
 		})
 	}
 	for _, p := range o.Query {

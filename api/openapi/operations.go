@@ -282,8 +282,10 @@ var Operations = []Operation{
 		Detail: "The file appears whole or not at all, and missing parents are made. With `append=true` the body is written to its end, part by part; " +
 			"what was written before an error stays.",
 		Query: []Parameter{
-			path("/tmp/notes.txt"), {Name: "mode", Type: "string", Default: "0644", Detail: "Octal permissions of a new file.", Example: "0644"},
-			{Name: "user", Type: "string", Detail: "Owner; the sandbox's user unless given."}, toggle("append", "Write to the end of the file."),
+			path("/tmp/notes.txt"),
+			{Name: "mode", Type: "string", Default: "0644", Detail: "Octal permissions of a new file.", Example: "0644"},
+			{Name: "user", Type: "string", Detail: "Owner; the sandbox's user unless given."},
+			toggle("append", "Write to the end of the file."),
 		},
 		Body: bytesBody("hi\n"), Answers: []Answer{noContent},
 	},
@@ -302,7 +304,8 @@ var Operations = []Operation{
 		Detail: "The buffered answer is sorted and has at most 10,000 entries and about 3 MiB of names. With `Accept: application/x-ndjson` there are at most a million, " +
 			"a directory before its contents, and the last line has `done`. `more` says that something is missing.",
 		Query: []Parameter{
-			path("/tmp"), {Name: "depth", Type: "integer", Default: "1", Detail: "Number of levels, at most 200.", Example: "2"},
+			path("/tmp"),
+			{Name: "depth", Type: "integer", Default: "1", Detail: "Number of levels, at most 200.", Example: "2"},
 			{Name: "limit", Type: "integer", Detail: "Maximum number of entries.", Example: "100"},
 		},
 		Answers: []Answer{ok(api.FileList{Entries: []api.FileEntry{entry}}), lines(api.ListEvent{Entry: &entry}, api.ListEvent{Done: true})},

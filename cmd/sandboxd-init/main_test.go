@@ -1,8 +1,6 @@
 package main
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
-
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
 
 	"golang.org/x/sys/unix"
 

@@ -1,16 +1,15 @@
 package guest_test
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest"
-
-	"slices"
-
-	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
-
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
+
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
 
 	"golang.org/x/sys/unix"
 )

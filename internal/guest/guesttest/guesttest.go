@@ -2,17 +2,18 @@
 package guesttest
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest"
-
-	"github.com/sandboxd/sandboxd/internal/unixmsg"
-
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"testing"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
+	goruntime "runtime"
 
 	"golang.org/x/sys/unix"
 

@@ -1,14 +1,14 @@
 package host
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
-
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"errors"
 	"io"
 	"os"
 	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 )
 
 // A packet that arrived in time is not late because the reader looked after its deadline: a machine

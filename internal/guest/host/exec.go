@@ -1,10 +1,6 @@
 package host
 
 import (
-	"github.com/sandboxd/sandboxd/internal/unixmsg"
-
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +12,10 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"golang.org/x/sys/unix"
 )

@@ -1,10 +1,6 @@
 package host
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
-
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"bytes"
 	"context"
 	"errors"
@@ -18,6 +14,10 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"

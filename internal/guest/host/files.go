@@ -1,10 +1,6 @@
 package host
 
 import (
-	"github.com/sandboxd/sandboxd/internal/unixmsg"
-
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +11,10 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"golang.org/x/sys/unix"
 )

@@ -1,16 +1,16 @@
 package host
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
-
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"bytes"
 	"context"
 	"errors"
 	"os"
 	"runtime/debug"
 	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"golang.org/x/sys/unix"
 

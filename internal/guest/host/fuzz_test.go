@@ -1,14 +1,14 @@
 package host
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"errors"
 	"path"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 )
 
 // FuzzHostDecode feeds the host packets of an init, and checks that accepted ones are within

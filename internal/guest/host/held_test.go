@@ -1,10 +1,6 @@
 package host
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
-
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"context"
 	"errors"
 	"os"
@@ -12,6 +8,10 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"github.com/sandboxd/sandboxd/internal/testenv"
 )

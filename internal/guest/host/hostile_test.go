@@ -1,12 +1,6 @@
 package host
 
 import (
-	"github.com/sandboxd/sandboxd/internal/unixmsg"
-
-	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
-
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"bytes"
 	"context"
 	"errors"
@@ -19,6 +13,12 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"golang.org/x/sys/unix"
 

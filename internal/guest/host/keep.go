@@ -1,8 +1,6 @@
 package host
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +8,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"golang.org/x/sys/unix"
 )

@@ -1,22 +1,22 @@
 package host
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
-
-	"time"
-
-	"github.com/sandboxd/sandboxd/internal/guest"
-	"github.com/sandboxd/sandboxd/internal/guest/inside"
-
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	goruntime "runtime"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/inside"
+
+	goruntime "runtime"
 
 	"golang.org/x/sys/unix"
 

@@ -1,10 +1,10 @@
 package host
 
 import (
-	"github.com/sandboxd/sandboxd/internal/unixmsg"
-
 	"sync/atomic"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 
 	"golang.org/x/sys/unix"
 )

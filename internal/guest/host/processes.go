@@ -1,14 +1,14 @@
 package host
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"context"
 	"fmt"
 	"math"
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 )
 
 // A Process describes one process of a sandbox. Init is the source; the host has only checked that

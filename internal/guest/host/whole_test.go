@@ -1,13 +1,13 @@
 package host
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"context"
 	"errors"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"golang.org/x/sys/unix"
 

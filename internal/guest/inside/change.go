@@ -1,11 +1,11 @@
 package inside
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"errors"
 	"strings"
 	"sync/atomic"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"golang.org/x/sys/unix"
 )

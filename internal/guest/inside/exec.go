@@ -1,20 +1,20 @@
 package inside
 
 import (
-	"slices"
-
-	"github.com/sandboxd/sandboxd/internal/unixmsg"
-
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"errors"
 	"fmt"
-	goruntime "runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
+
+	goruntime "runtime"
 
 	"golang.org/x/sys/unix"
 )

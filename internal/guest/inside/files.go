@@ -1,15 +1,15 @@
 package inside
 
 import (
-	"github.com/sandboxd/sandboxd/internal/unixmsg"
-
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"encoding/hex"
 	"errors"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"golang.org/x/sys/unix"
 )

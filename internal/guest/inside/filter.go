@@ -1,13 +1,13 @@
 package inside
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"unsafe"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"golang.org/x/sys/unix"
 )

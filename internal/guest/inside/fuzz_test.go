@@ -1,10 +1,10 @@
 package inside
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"encoding/binary"
 	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"github.com/google/go-cmp/cmp"
 )

@@ -1,12 +1,12 @@
 package inside
 
 import (
-	"github.com/sandboxd/sandboxd/internal/unixmsg"
-
 	"errors"
 	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
 
 	"golang.org/x/sys/unix"
 )

@@ -1,11 +1,12 @@
 package inside
 
 import (
+	"errors"
+	"syscall"
+
 	"github.com/sandboxd/sandboxd/internal/guest"
 
-	"errors"
 	goruntime "runtime"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 

@@ -1,9 +1,9 @@
 package inside
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"

@@ -1,19 +1,20 @@
 package inside
 
 import (
-	"github.com/sandboxd/sandboxd/internal/unixmsg"
-
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"encoding/binary"
 	"errors"
 	"os"
-	goruntime "runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
+
+	goruntime "runtime"
 
 	"golang.org/x/sys/unix"
 )

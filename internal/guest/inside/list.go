@@ -1,11 +1,11 @@
 package inside
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"bytes"
 	"encoding/binary"
 	"errors"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"golang.org/x/sys/unix"
 )

@@ -3,16 +3,11 @@
 package inside
 
 import (
-	"github.com/sandboxd/sandboxd/internal/unixmsg"
-
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	goruntime "runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -21,6 +16,12 @@ import (
 	"syscall"
 	"time"
 	"unsafe"
+
+	"github.com/sandboxd/sandboxd/internal/unixmsg"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
+
+	goruntime "runtime"
 
 	"golang.org/x/sys/unix"
 )

@@ -1,8 +1,6 @@
 package inside
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
-
 	"archive/tar"
 	"bytes"
 	"errors"
@@ -11,6 +9,8 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"

@@ -1,13 +1,13 @@
 package inside
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
-
 	"errors"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
 
 	"golang.org/x/sys/unix"
 )

@@ -1,8 +1,6 @@
 package inside
 
 import (
-	"github.com/sandboxd/sandboxd/internal/guest"
-
 	"bytes"
 	"encoding/binary"
 	"errors"
@@ -12,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"golang.org/x/sys/unix"
 )
