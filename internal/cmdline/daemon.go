@@ -20,9 +20,9 @@ import (
 const (
 	// idleExit is the --idle-exit of a daemon that a command starts.
 	idleExit = 5 * time.Minute
-	// startTimeout limits the time until a new daemon answers. The first start prepares the host
-	// image.
-	startTimeout = 30 * time.Second
+	// startTimeout limits the time until a new daemon answers, and only ends one that hangs. Its
+	// launcher may take two minutes on a busy machine.
+	startTimeout = 3 * time.Minute
 	startPoll    = 10 * time.Millisecond
 )
 
