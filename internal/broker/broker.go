@@ -52,6 +52,8 @@ type broker struct {
 	cfg        Config
 	log        *slog.Logger
 	adopted    cgroup.Subtree      // of the adopted launcher
+	program    *os.File            // sandboxd-agent, as it was when the daemon started
+	programErr error               // the reason if it could not be opened
 	agents     map[int]*os.Process // running processes of agent runs, by pid
 }
 
@@ -97,6 +99,9 @@ func (b *broker) configure(_ context.Context, cfg Config) (none, error) {
 		return none{}, errors.New("the broker is configured already")
 	}
 	b.configured, b.cfg, b.log = true, cfg, slog.New(slog.NewTextHandler(os.Stderr, nil))
+	// The program that lies there now is the one to execute: a daemon that was taken over may replace
+	// files, and an upgrade must not mix versions.
+	b.program, b.programErr = os.OpenFile(cfg.Agents.Program, unix.O_PATH|unix.O_CLOEXEC, 0)
 	return none{}, nil
 }
 
@@ -144,7 +149,12 @@ func (b *broker) startAgent(_ context.Context, _ json.RawMessage, files []*os.Fi
 	if !b.configured || len(b.agents) >= a.Max {
 		return nil, fmt.Errorf("start an agent process: %d are running, which is the limit", len(b.agents))
 	}
-	cmd := exec.Command(a.Program, a.arguments()...)                  //nolint:noctx,gosec // our own program; it outlives the request
+	if b.programErr != nil {
+		return nil, fmt.Errorf("start an agent process: %w", b.programErr)
+	}
+	path := fmt.Sprintf("/proc/self/fd/%d", b.program.Fd())
+	cmd := exec.Command(path, a.arguments()...) //nolint:noctx,gosec // our own program; it outlives the request
+	cmd.Args[0] = a.Program
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = files[0], files[1], os.Stderr // stderr gets panics
 	// A session of its own keeps Ctrl-C at the terminal of a foreground daemon from the process.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
