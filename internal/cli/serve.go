@@ -109,8 +109,8 @@ func runServe(ctx context.Context, opts serveOptions, d deps) error {
 	}
 	o.Version = d.version
 	err = d.serve(ctx, o)
-	if wrong, ok := errors.AsType[*boot.OptionError](err); ok {
-		return cmdline.Usagef("%w", wrong)
+	if _, ok := errors.AsType[*boot.OptionError](err); ok {
+		return &cmdline.UsageError{Err: err} // all of it: others may be joined to the option's
 	}
 	if _, ok := errors.AsType[cmdline.Signalled](context.Cause(ctx)); ok && (err == nil || errors.Is(err, context.Cause(ctx)) || errors.Is(err, context.Canceled)) {
 		return nil // a requested end
@@ -120,83 +120,83 @@ func runServe(ctx context.Context, opts serveOptions, d deps) error {
 
 // complete checks the options and sets their defaults. socket is the environment's, which a flag
 // overrides.
-func (s serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (boot.Options, error) {
-	o := s.Options
-	if o.Socket == "" && o.RuntimeDir == "" {
-		o.Socket = socket
+func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (boot.Options, error) {
+	opts := o.Options
+	if opts.Socket == "" && opts.RuntimeDir == "" {
+		opts.Socket = socket
 	}
-	if o.DataDir == "" || o.RuntimeDir == "" {
+	if opts.DataDir == "" || opts.RuntimeDir == "" {
 		found, err := find()
 		switch {
 		case err == nil:
-		case o.DataDir == "":
-			return o, err
+		case opts.DataDir == "":
+			return opts, err
 		default: // without a home directory, the named data directory has the sockets too
-			found.Runtime = filepath.Join(o.DataDir, "run")
+			found.Runtime = filepath.Join(opts.DataDir, "run")
 		}
-		o.DataDir = cmp.Or(o.DataDir, found.Data)
-		o.RuntimeDir = cmp.Or(o.RuntimeDir, found.Runtime)
+		opts.DataDir = cmp.Or(opts.DataDir, found.Data)
+		opts.RuntimeDir = cmp.Or(opts.RuntimeDir, found.Runtime)
 	}
-	o.Socket = cmp.Or(o.Socket, filepath.Join(o.RuntimeDir, dirs.SocketName))
-	for _, p := range []*string{&o.DataDir, &o.RuntimeDir, &o.Socket} {
+	opts.Socket = cmp.Or(opts.Socket, filepath.Join(opts.RuntimeDir, dirs.SocketName))
+	for _, p := range []*string{&opts.DataDir, &opts.RuntimeDir, &opts.Socket} {
 		abs, err := filepath.Abs(*p)
 		if err != nil {
-			return o, fmt.Errorf("make %s absolute: %w", *p, err)
+			return opts, fmt.Errorf("make %s absolute: %w", *p, err)
 		}
 		*p = abs
 	}
-	for i, file := range o.RegistryCAs {
+	for i, file := range opts.RegistryCAs {
 		abs, err := filepath.Abs(file)
 		if err != nil {
-			return o, fmt.Errorf("make %s absolute: %w", file, err)
+			return opts, fmt.Errorf("make %s absolute: %w", file, err)
 		}
-		o.RegistryCAs[i] = abs
+		opts.RegistryCAs[i] = abs
 	}
-	for i, dir := range o.AgentInputs {
+	for i, dir := range opts.AgentInputs {
 		found, err := inputsDir(dir)
 		if err != nil {
-			return o, err
+			return opts, err
 		}
-		o.AgentInputs[i] = found
+		opts.AgentInputs[i] = found
 	}
-	for i, name := range o.Require {
-		if o.Require[i] = strings.TrimSpace(name); o.Require[i] == "" {
-			return o, cmdline.Usagef("--require has an empty name")
+	for i, name := range opts.Require {
+		if opts.Require[i] = strings.TrimSpace(name); opts.Require[i] == "" {
+			return opts, cmdline.Usagef("--require has an empty name")
 		}
 	}
-	if o.Profiles != "" {
-		abs, err := filepath.Abs(o.Profiles)
+	if opts.Profiles != "" {
+		abs, err := filepath.Abs(opts.Profiles)
 		if err != nil {
-			return o, fmt.Errorf("make %s absolute: %w", o.Profiles, err)
+			return opts, fmt.Errorf("make %s absolute: %w", opts.Profiles, err)
 		}
-		o.Profiles = abs
+		opts.Profiles = abs
 	}
 	seen := make(map[boot.Pool]bool)
-	for _, text := range s.pools {
+	for _, text := range o.pools {
 		pool, err := parsePool(text)
 		if err != nil {
-			return o, err
+			return opts, err
 		}
-		o.Pools = append(o.Pools, pool)
+		opts.Pools = append(opts.Pools, pool)
 		pool.Size, pool.Learn = 0, false
 		if seen[pool] {
-			return o, cmdline.Usagef("--pool names %s twice with profile %s", pool.Image, pool.Profile)
+			return opts, cmdline.Usagef("--pool names %s twice with profile %s", pool.Image, pool.Profile)
 		}
 		seen[pool] = true
 	}
 	switch {
-	case o.DefaultTimeout <= 0:
-		return o, cmdline.Usagef("--default-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultTimeout)
-	case o.DefaultIdleTimeout <= 0:
-		return o, cmdline.Usagef("--default-idle-timeout %v: every sandbox has an end, so it must be greater than 0", o.DefaultIdleTimeout)
-	case o.EndedAge < 0 || o.SnapshotAge < 0 || o.AgentAge < 0:
-		return o, cmdline.Usagef("--ended-age %v, --snapshot-age %v, --agent-age %v: none may be negative", o.EndedAge, o.SnapshotAge, o.AgentAge)
-	case o.EndedLimit < 0:
-		return o, cmdline.Usagef("--ended-limit %d is negative", o.EndedLimit)
-	case o.IdleExit < 0:
-		return o, cmdline.Usagef("--idle-exit %v is negative", o.IdleExit)
+	case opts.DefaultTimeout <= 0:
+		return opts, cmdline.Usagef("--default-timeout %v: every sandbox has an end, so it must be greater than 0", opts.DefaultTimeout)
+	case opts.DefaultIdleTimeout <= 0:
+		return opts, cmdline.Usagef("--default-idle-timeout %v: every sandbox has an end, so it must be greater than 0", opts.DefaultIdleTimeout)
+	case opts.EndedAge < 0 || opts.SnapshotAge < 0 || opts.AgentAge < 0:
+		return opts, cmdline.Usagef("--ended-age %v, --snapshot-age %v, --agent-age %v: none may be negative", opts.EndedAge, opts.SnapshotAge, opts.AgentAge)
+	case opts.EndedLimit < 0:
+		return opts, cmdline.Usagef("--ended-limit %d is negative", opts.EndedLimit)
+	case opts.IdleExit < 0:
+		return opts, cmdline.Usagef("--idle-exit %v is negative", opts.IdleExit)
 	}
-	return o, nil
+	return opts, nil
 }
 
 // inputsDir resolves a directory of --agent-inputs.

@@ -50,6 +50,7 @@ type UsageError struct{ Err error }
 func (e *UsageError) Error() string { return e.Err.Error() }
 func (e *UsageError) Unwrap() error { return e.Err }
 
+// Usagef returns a [UsageError]. It wraps the operands of %w, like [fmt.Errorf].
 func Usagef(format string, args ...any) error { return &UsageError{fmt.Errorf(format, args...)} }
 
 // Signalled is the cause of a context that a signal has ended.
@@ -192,6 +193,8 @@ EXIT STATUS
 {{.}}
 {{end}}{{end}}`
 
+// ExitPlain and ExitProgram are the exit codes of a command, as its help shows them: for commands
+// that run no program, and for run and exec, whose own errors have the codes from 124 on.
 const (
 	ExitPlain = `  0    success
   1    error; stderr says which and what to do

@@ -19,6 +19,7 @@ type Progress struct {
 	drawn  int
 }
 
+// NewProgress returns a Progress that draws on w, below the cursor.
 func NewProgress(w *os.File) *Progress {
 	return &Progress{w: w, tty: IsTerminal(w), last: map[string]api.PullEvent{}}
 }
@@ -26,6 +27,8 @@ func NewProgress(w *os.File) *Progress {
 // maxLines prevents scrolling: lines that have left the screen cannot be drawn over.
 const maxLines = 20
 
+// Event records the state of one layer and redraws the last lines. Events without a layer draw
+// nothing.
 func (p *Progress) Event(e api.PullEvent) {
 	if !p.tty || e.Layer == "" {
 		return

@@ -71,13 +71,15 @@ func (c *Conn) Send(p []byte, fds ...int) error {
 
 // SendTo sends one packet on a socket that is no connection yet; EAGAIN means that its buffer is
 // full.
-func SendTo(fd int, p []byte, fds []int) error { return format.SendTo(fd, p, fds...) }
+func SendTo(fd int, p []byte, fds []int) error { return format.SendTo(fd, 0, p, fds...) }
 
 // SendNow is Send for a caller that must not wait: a peer that does not read loses the packet. The
 // few packets of a request always fit into the socket's buffer.
 func (c *Conn) SendNow(p []byte) error {
 	var sent error
-	if err := c.conn.Control(func(fd uintptr) { sent = format.SendTo(int(fd), p) }); err != nil {
+	// O_NONBLOCK alone is not enough: every holder of a copy of the socket can clear it.
+	err := c.conn.Control(func(fd uintptr) { sent = format.SendTo(int(fd), unix.MSG_DONTWAIT, p) })
+	if err != nil {
 		return err
 	}
 	return sent

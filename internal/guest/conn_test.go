@@ -6,12 +6,16 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/internal/guest"
 
 	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/guest"
+	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
 )
 
 // The kernel may report the end of a connection before its last packet, see recv.
@@ -82,4 +86,37 @@ func connPair(tb testing.TB) (*guest.Conn, *guest.Conn) {
 		tb.Fatal(err)
 	}
 	return a, b
+}
+
+// A peer that does not read must not hold up the caller of SendNow, even if a copy of the socket
+// was made blocking.
+func TestSendNowDoesNotWait(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fds[1]) }()
+	c, err := guest.NewConn(fds[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		for range 10_000 {
+			if err = c.SendNow(make([]byte, 32<<10)); err != nil {
+				break
+			}
+		}
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if !errors.Is(err, unix.EAGAIN) {
+			t.Errorf("%v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("SendNow waits for the peer")
+	}
 }

@@ -71,8 +71,8 @@
 //	process ── pipe ──────────────────────────── splice ──▶ memfd    the file's own offset is the number of bytes so far
 //	process ── terminal ── splice ──▶ relay pipe ── splice ──▶ memfd
 //
-// Silence means: no started in 10 s (or the caller's deadline), no exited 2 s after the timeout or
-// a kill: init is lost, and the daemon ends the sandbox.
+// Init is lost if started does not come in 30 s (or by the caller's deadline), or exited not within
+// 10 s after the timeout or a kill. The daemon then ends the sandbox.
 //
 // # Users
 //

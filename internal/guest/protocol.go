@@ -99,6 +99,8 @@ const (
 // None is the struct of kinds without fields.
 type None struct{}
 
+// ExecRequest asks init to start a process. The daemon sends it with cwd, argv and env. Stdin,
+// stdout and stderr travel with it, unless TTY is set; with Memfd one more descriptor follows.
 type ExecRequest struct {
 	Args int `json:"args"` // number of strings after cwd that are argv; the others are env
 	// User is a user for init to find in the sandbox, in the place of UID, GID and Groups: a name or a
@@ -123,28 +125,39 @@ type ExecRequest struct {
 	Memfd bool `json:"memfd,omitempty"`
 }
 
+// CreateRequest asks init for a new file, whose descriptor travels with the answer. The ids also
+// own the parents that init makes. With append init opens an existing file and ignores the fields.
 type CreateRequest struct {
 	Mode uint32 `json:"mode"` // permission bits only
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
 }
 
+// CommitRequest asks init to rename the created file to its target. The daemon sends it on the
+// connection of the create.
 type CommitRequest struct {
 	New bool `json:"new,omitempty"` // EEXIST if the name is taken by now
 }
 
+// UserRequest asks init to find a user in the sandbox's databases. One string travels with it, in
+// the form of [ExecRequest.User].
 type UserRequest struct {
 	NonRoot bool `json:"non_root,omitempty"` // refuse every user that turns out to be uid 0
 }
 
+// StatRequest asks init for the attributes of a file of any type, whose path is the only string.
 type StatRequest struct {
 	Follow bool `json:"follow,omitempty"` // follow a link in the last place too
 }
 
+// ListRequest asks init for the entries of a directory, down to Depth levels, [MaxListDepth] at
+// most.
 type ListRequest struct {
 	Depth int `json:"depth"` // 1: entries of the directory itself
 }
 
+// MkdirRequest asks init to make a directory with this mode and owner. With Parents init also makes
+// the missing directories above it, and accepts a directory that exists.
 type MkdirRequest struct {
 	Mode    uint32 `json:"mode"` // permission bits only
 	UID     uint32 `json:"uid"`
@@ -152,23 +165,33 @@ type MkdirRequest struct {
 	Parents bool   `json:"parents,omitempty"`
 }
 
+// MoveRequest asks init to rename a file or a directory. Without Overwrite, an existing target is
+// EEXIST.
 type MoveRequest struct {
 	Overwrite bool `json:"overwrite,omitempty"`
 }
 
+// RemoveRequest asks init to remove a file or a directory. Without Recursive, a directory must be
+// empty.
 type RemoveRequest struct {
 	Recursive bool `json:"recursive,omitempty"`
 }
 
+// WatchRequest asks init to report the changes of a file or of a directory's entries. With
+// Recursive init watches all directories below too, [MaxWatched] at most.
 type WatchRequest struct {
 	Recursive bool `json:"recursive,omitempty"`
 }
 
+// TarInRequest asks init to extract a tar stream. The read end of a pipe travels with it. The ids
+// own every file that init makes, whatever the stream says.
 type TarInRequest struct {
 	UID uint32 `json:"uid"`
 	GID uint32 `json:"gid"`
 }
 
+// SignalRequest asks init to send a signal, from 1 to 64, to a running exec. The daemon sends it on
+// the connection of that exec, any number of times.
 type SignalRequest struct {
 	Signal int  `json:"signal"`
 	All    bool `json:"all,omitempty"` // not the main process's group alone, but everything that the exec has started
@@ -180,6 +203,8 @@ type Rlimit struct {
 	Value    uint64 `json:"value"`
 }
 
+// ProcessAnswer describes one process of the sandbox. Its arguments travel with it as strings,
+// [MaxProcessArgs] bytes at most.
 type ProcessAnswer struct {
 	PID   int    `json:"pid"`
 	PPID  int    `json:"ppid"` // 0: the parent is outside of the sandbox
@@ -193,21 +218,29 @@ type ProcessAnswer struct {
 	Cut   bool   `json:"cut,omitempty"`  // there are more arguments than follow
 }
 
+// AccountAnswer holds the ids of the user that init has found, [MaxGroups] supplementary groups at
+// most. They are ids of the sandbox.
 type AccountAnswer struct {
 	UID    uint32   `json:"uid"`
 	GID    uint32   `json:"gid"`
 	Groups []uint32 `json:"groups,omitempty"`
 }
 
+// ErrorAnswer refuses or ends a request: init sends it as the last packet, with the path of the
+// failed stage as a string. The host makes an [Error] of it.
 type ErrorAnswer struct {
 	Stage Stage `json:"stage"`
 	Errno int   `json:"errno"`
 }
 
+// StartedAnswer holds the pid of an exec's main process, as the sandbox numbers it. With a terminal
+// the master's descriptor travels with it.
 type StartedAnswer struct {
 	PID int `json:"pid"`
 }
 
+// ExitedAnswer reports the end of an exec's main process and its use of resources. Either Code or
+// Signal is set, or neither after a success.
 type ExitedAnswer struct {
 	PID     int   `json:"pid,omitempty"` // only if started was not sent
 	Code    int   `json:"code,omitempty"`
@@ -218,11 +251,13 @@ type ExitedAnswer struct {
 	MaxRSS  int64 `json:"maxrss"` // bytes
 }
 
+// InfoAnswer holds the attributes of a file, with the owner's ids as the sandbox numbers them. The
+// target of a link travels with it as a string, empty for all other files.
 type InfoAnswer struct {
-	Size  int64  `json:"size"`
-	Mode  uint32 `json:"mode"` // st_mode
-	MTime int64  `json:"mtime"`
-	NSec  int64  `json:"nsec"`
+	Size  int64  `json:"size"`  // bytes
+	Mode  uint32 `json:"mode"`  // st_mode
+	MTime int64  `json:"mtime"` // seconds since 1970
+	NSec  int64  `json:"nsec"`  // nanoseconds of MTime, below 1e9
 	UID   uint32 `json:"uid"`
 	GID   uint32 `json:"gid"`
 }
@@ -233,12 +268,15 @@ type EntriesAnswer struct {
 	List []EntryAnswer `json:"list,omitempty"`
 }
 
+// EntryAnswer holds the attributes of one entry of a list. Its path and the target of a link travel
+// beside the JSON of [EntriesAnswer].
 type EntryAnswer struct {
 	InfoAnswer
 
 	Errno int `json:"errno,omitempty"` // the reason why a directory could not be read
 }
 
+// ListedAnswer ends a list. Init sends it after all entries.
 type ListedAnswer struct {
 	More bool `json:"more,omitempty"` // too deep, or too long a path, was left out without an entry
 }
@@ -249,9 +287,11 @@ type EventsAnswer struct {
 	List []EventAnswer `json:"list"`
 }
 
+// EventAnswer describes one change that a watch has seen. Its paths travel beside the JSON of
+// [EventsAnswer].
 type EventAnswer struct {
 	Kind ChangeKind `json:"kind"`
-	Dir  bool       `json:"dir,omitempty"`
+	Dir  bool       `json:"dir,omitempty"` // the path is a directory
 }
 
 // A ChangeKind is the kind of an event of a watch.
@@ -267,6 +307,7 @@ const (
 	ChangeOverflow   ChangeKind = "overflow" // events at or below the path were missed
 )
 
+// ValidChange reports whether k is one of the kinds above. The host asks before it trusts init.
 func ValidChange(k ChangeKind) bool {
 	switch k {
 	case ChangeCreated, ChangeModified, ChangeAttributes, ChangeDeleted, ChangeMoved, ChangeOverflow:
@@ -330,6 +371,7 @@ func (e *Error) Unwrap() error { return e.Errno }
 // Is makes errors.Is(err, ErrNotRegular) work.
 func (e *Error) Is(target error) bool { return target == ErrNotRegular && e.Stage == StageType }
 
+// ValidStage reports whether s is one of the stages above. The host asks before it trusts init.
 func ValidStage(s Stage) bool {
 	switch s {
 	case StageRequest, StageUser, StageLookup, StageCwd, StageTTY, StageLimit, StageStart, StageOpen, StageType, StageStat, StageRead,

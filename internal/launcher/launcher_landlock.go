@@ -21,7 +21,7 @@ type landlockPlan struct {
 
 const (
 	// Unpacking makes files, directories, links, FIFOs and whiteouts, sets xattrs through descriptors
-	// that are open to read, and replaces its own files. No socket, no block device and
+	// that are open to read, and replaces its own files. It makes no socket and no block device, and
 	// executes nothing.
 	landlockTarget = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR |
 		unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE | unix.LANDLOCK_ACCESS_FS_MAKE_CHAR |

@@ -48,7 +48,7 @@ func (f *Format) buffer() *buffer {
 func (f *Format) Send(conn syscall.RawConn, packet []byte, fds ...int) error {
 	var sent error
 	err := conn.Write(func(fd uintptr) bool {
-		sent = f.SendTo(int(fd), packet, fds...)
+		sent = f.SendTo(int(fd), 0, packet, fds...)
 		return !errors.Is(sent, unix.EAGAIN)
 	})
 	if err != nil {
@@ -57,9 +57,9 @@ func (f *Format) Send(conn syscall.RawConn, packet []byte, fds ...int) error {
 	return sent
 }
 
-// SendTo is Send on a plain descriptor. On a non-blocking socket whose peer's queue is full it
-// returns EAGAIN.
-func (f *Format) SendTo(fd int, packet []byte, fds ...int) error {
+// SendTo is Send on a plain descriptor. If the peer's queue is full, it returns EAGAIN on a
+// non-blocking socket, and on any socket with MSG_DONTWAIT in flags.
+func (f *Format) SendTo(fd, flags int, packet []byte, fds ...int) error {
 	if len(packet) > f.MaxBytes {
 		return unix.EMSGSIZE
 	}
@@ -68,7 +68,7 @@ func (f *Format) SendTo(fd int, packet []byte, fds ...int) error {
 		control = unix.UnixRights(fds...)
 	}
 	for {
-		err := unix.Sendmsg(fd, packet, control, nil, unix.MSG_NOSIGNAL)
+		err := unix.Sendmsg(fd, packet, control, nil, flags|unix.MSG_NOSIGNAL)
 		if !errors.Is(err, unix.EINTR) {
 			return err
 		}

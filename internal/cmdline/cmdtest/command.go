@@ -47,11 +47,14 @@ func Command(t *testing.T, socket string, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// Outcome holds the result of a command line. A stream that the test has redirected is empty.
 type Outcome struct {
 	Stdout, Stderr string
 	Code           int
 }
 
+// Finish runs a command line to its end. Any exit code is an outcome; only a command that cannot
+// run fails the test.
 func Finish(t *testing.T, cmd *exec.Cmd) Outcome {
 	t.Helper()
 	var out, errs bytes.Buffer

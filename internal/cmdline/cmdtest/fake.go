@@ -44,12 +44,15 @@ type Daemon struct {
 	DeleteErr *api.Problem        // error of delete requests
 }
 
+// Entry is one member of a served archive. Its size is that of Body; without a type it is a regular
+// file, without a mode 0644.
 type Entry struct {
 	tar.Header
 
 	Body string
 }
 
+// New returns a daemon without sandboxes and images. [Daemon.Start] serves it.
 func New() *Daemon {
 	return &Daemon{
 		Uploads: map[string]string{}, Archives: map[string][]Entry{}, Files: map[string]bool{},

@@ -38,6 +38,8 @@ func OpenPTY(t *testing.T) (master, slave *os.File) {
 	return master, slave
 }
 
+// Resize sets the size of a terminal in characters. The kernel sends SIGWINCH to the programs on
+// it.
 func Resize(t *testing.T, master *os.File, rows, cols uint16) {
 	t.Helper()
 	if err := unix.IoctlSetWinsize(int(master.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: cols}); err != nil {
@@ -53,6 +55,8 @@ type Screen struct {
 	over bool
 }
 
+// Watch starts to read the output of a terminal. It stops when the master is closed or has no
+// slave.
 func Watch(master *os.File) *Screen {
 	s := &Screen{}
 	s.cond = sync.NewCond(&s.mu)
@@ -73,6 +77,8 @@ func Watch(master *os.File) *Screen {
 	return s
 }
 
+// WaitFor waits until the output since the last [Screen.Output] contains text. The test fails if
+// the terminal ends first, or after [testenv.HungAfter].
 func (s *Screen) WaitFor(t *testing.T, text string) {
 	t.Helper()
 	timer := time.AfterFunc(testenv.HungAfter, func() {
@@ -92,6 +98,7 @@ func (s *Screen) WaitFor(t *testing.T, text string) {
 	}
 }
 
+// Output returns and forgets the output so far.
 func (s *Screen) Output() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

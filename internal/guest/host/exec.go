@@ -20,7 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An ExecRequest describes a process to start. It is complete: init adds nothing to it.
+// An ExecRequest describes a process to start. It is complete, unless User is set: init then adds
+// the ids, and HOME if Env has none.
 type ExecRequest struct {
 	Argv []string // program, looked up in the PATH of Env if it has no "/", and its arguments
 	Env  []string // whole environment, "NAME=value"

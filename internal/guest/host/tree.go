@@ -231,9 +231,9 @@ func (c *conn) endsWith(ctx context.Context) (stop func() bool) {
 }
 
 // next receives another packet of an answer that has several: one of two kinds, or an error. Init
-// has grace to send it, and patience for all of them, zero meaning no limit. Next subtracts the
-// time that init has used from patience, without the time in which it was held. The connection must
-// end with ctx.
+// has timeout to send it, and patience for all of them; a timeout of zero means no limit. Next
+// subtracts the time that init has used from patience, without the time in which it was held. The
+// connection must end with ctx.
 func (c *Client) next(ctx context.Context, conn *conn, timeout time.Duration, patience *time.Duration, one, other guest.Kind) (guest.Packet, error) {
 	const doing = "await more of init's answer"
 	var deadline time.Time

@@ -194,7 +194,7 @@ func (a *accounts) groups(r io.Reader) error {
 		case a.login != "" && len(fields) > 3 && slices.Contains(strings.Split(fields[3], ","), a.login):
 			a.tooHigh = a.tooHigh || gid > maxID
 			if a.tooMany = len(a.member) == guest.MaxGroups; !a.tooMany {
-				a.member = append(a.member, uint32(gid)) //nolint:gosec // 31 bits
+				a.member = append(a.member, uint32(gid))
 			}
 		}
 		return nil
@@ -234,5 +234,5 @@ func (a *accounts) account() (guest.AccountAnswer, string, error) {
 	if home == "" || len(home) >= guest.MaxPath || strings.IndexByte(home, 0) >= 0 {
 		home = "/"
 	}
-	return guest.AccountAnswer{UID: uint32(uid), GID: uint32(gid), Groups: a.member}, home, nil //nolint:gosec // 16 bits
+	return guest.AccountAnswer{UID: uint32(uid), GID: uint32(gid), Groups: a.member}, home, nil
 }
