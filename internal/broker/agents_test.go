@@ -27,11 +27,13 @@ const agentStandIn = "SANDBOXD_TEST_AGENT"
 func newBroker(t *testing.T, a Agents) (*broker, *bufio.Reader) {
 	t.Helper()
 	t.Setenv(agentStandIn, "1")
-	program, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
+	if a.Program == "" {
+		program, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Program = program
 	}
-	a.Program = program
 	b := new(broker)
 	if _, err := b.configure(t.Context(), Config{Agents: a}); err != nil {
 		t.Fatal(err)
@@ -202,4 +204,44 @@ func standIn() bool {
 	_, _ = os.Stdout.WriteString(strings.Join(os.Args[1:], " ") + "\n")
 	_, _ = os.Stdin.Read(make([]byte, 1))
 	return true
+}
+
+// The program is the one that was there when the daemon started: the daemon may have been taken
+// over, and write files since.
+func TestAgentProgramIsFixed(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(t.TempDir(), "sandboxd-agent")
+	if err := os.WriteFile(program, data, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := newBroker(t, Agents{Program: program, Socket: "/s", Runs: "/runs", Max: 1})
+	other := filepath.Join(t.TempDir(), "other")
+	err = errors.Join(os.WriteFile(other, []byte("#!/bin/sh\necho replaced\n"), 0o755), os.Rename(other, program))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, stdin, lines, err := startAgent(t, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if line, err := lines.ReadString('\n'); err != nil || !strings.HasPrefix(line, "--socket /s agent worker") {
+		t.Errorf("another program was started: %q, %v", line, err)
+	}
+	_ = stdin.Close()
+	_, _ = lines.ReadString('\n') // its end
+}
+
+// Without the program the broker works, and runs fail with its path.
+func TestMissingAgentProgram(t *testing.T) {
+	b, _ := newBroker(t, Agents{Program: "/nowhere/sandboxd-agent", Max: 1})
+	if _, _, _, err := startAgent(t, b); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "/nowhere/sandboxd-agent") {
+		t.Errorf("start without a program: %v", err)
+	}
 }
