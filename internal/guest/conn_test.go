@@ -8,10 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sandboxd/sandboxd/internal/guest"
-
-	"github.com/sandboxd/sandboxd/internal/guest/guesttest"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/guest"

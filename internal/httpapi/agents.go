@@ -1,5 +1,5 @@
-// Package httpapi is the native face: the API of package api as HTTP and JSON over a Unix socket, for
-// one tenant, the daemon's own.
+// Package httpapi is the native face: the API of package api as HTTP and JSON over a Unix socket.
+// It serves one tenant, the daemon's own.
 //
 // # The life of a request
 //

@@ -139,7 +139,7 @@ func hasEnded(t *testing.T, pidfd *os.File, wait time.Duration) bool {
 	deadline := time.Now().Add(wait)
 	for {
 		left := max(0, time.Until(deadline))
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}, int(left.Milliseconds())) //nolint:gosec // descriptors fit
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}, int(left.Milliseconds()))
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}

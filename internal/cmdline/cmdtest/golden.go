@@ -60,7 +60,7 @@ func checkHelp(t *testing.T, golden, text string) {
 		if err := os.MkdirAll(filepath.Dir(golden), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(golden, []byte(text), 0o644); err != nil { //nolint:gosec // G306: part of the source
+		if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
