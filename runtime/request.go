@@ -11,9 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// Request is what [Supervisor.Create] makes a sandbox of. References and names in it have been
-// resolved and values have been validated; only limits, times and a missing name are filled in
-// here.
+// Request describes the sandbox that [Supervisor.Create] makes. References and names in it have
+// been resolved, and values validated. Only limits, times and a missing name are filled in here.
 type Request struct {
 	Tenant      string // empty: the daemon's own
 	Name        string // unique within the tenant; made up when empty

@@ -12,8 +12,8 @@ import (
 	"github.com/sandboxd/sandboxd/runtime"
 )
 
-// inFlight is what ETOOMANYREFS means, of init or, where the sandboxes have our own uid, of
-// ourselves.
+// inFlight explains ETOOMANYREFS, of init or, if the sandboxes have the daemon's own uid, of the
+// daemon.
 const inFlight = "programs of this daemon's sandboxes have too many descriptors under way over Unix sockets"
 
 // execError classifies what init says about starting a program.

@@ -23,8 +23,8 @@ type Setting struct {
 // Change leads from one setting of a file to another.
 type Change struct{ File, From, To string }
 
-// Changes are what leads from one list of settings to another. A file that only one of them has is
-// not changed.
+// Changes returns the changes from one list of settings to another. A file that only one of them
+// has is not changed.
 func Changes(from, to []Setting) []Change {
 	held := make(map[string]string, len(from))
 	for _, s := range from {
