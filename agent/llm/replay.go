@@ -116,7 +116,7 @@ func NewReplay(name string, r io.Reader) (*Replay, error) {
 // Recording returns the recording that is replayed.
 func (r *Replay) Recording() *Recording { return r.rec }
 
-// Describe says that the model is a replay.
+// Describe returns a line that marks the model as a replay.
 func (r *Replay) Describe() string {
 	return fmt.Sprintf("REPLAY of %s: the %d model turns are recorded, every command is really executed", r.name, len(r.rec.Turns))
 }

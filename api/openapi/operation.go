@@ -19,7 +19,7 @@ type Operation struct {
 	Query   []Parameter
 	Body    *Body // nil: none
 	Answers []Answer
-	// Socket says that a WebSocket handshake is answered with 101; Detail has the frames in that case.
+	// Socket marks routes that answer a WebSocket handshake with 101; Detail then has the frames.
 	Socket bool
 }
 

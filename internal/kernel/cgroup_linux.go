@@ -25,8 +25,8 @@ type Cgroup struct {
 	// Controllers are those that groups below Dir could use; a host with cgroup v1 beside v2 has none
 	// or few.
 	Controllers []string
-	// Delegated says that groups may be made below Dir, processes moved and controllers handed down.
-	// Why says why not.
+	// Delegated reports whether groups may be made below Dir, processes moved and controllers handed
+	// down. Why has the reason if not.
 	Delegated bool
 	Why       string
 	// Kill says that a group can be ended as a whole (cgroup.kill, Linux 5.14).

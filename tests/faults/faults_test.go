@@ -463,8 +463,8 @@ func (b *box) compare(files map[string]string) error {
 	return nil
 }
 
-// unread says that not all files could be read: one that init takes back may go between its name
-// and its content.
+// unread is the error of a reading that missed files: init may take a file back after its name was
+// read.
 type unread struct{ error }
 
 // filesOf returns all files that users have in a sandbox, hidden ones too, with the hashes of
