@@ -114,9 +114,14 @@ func TestShareOfALane(t *testing.T) {
 		"internal/idmap": {asks: true}, "tests/functional": {asks: true}, "agent/policy": {}, "tests/testbed": {},
 		"internal/agents": {ofRoot: []string{"TestRunsThatMayNotBeLookedAt"}}, "image": {ofRoot: []string{"TestRemovalOnAFullDisk"}},
 	} {
-		asks, ofRoot, err := users(dir)
-		if err != nil || asks != want.asks || !asks && !slices.Equal(ofRoot, want.ofRoot) {
-			t.Errorf("%s: %v, %q, %v", dir, asks, ofRoot, err)
+		got, err := newPackage(module+"/"+dir, dir)
+		if err != nil || got.asksForUser != want.asks || !got.asksForUser && !slices.Equal(got.ofRoot, want.ofRoot) {
+			t.Errorf("%s: %+v, %v", dir, got, err)
+		}
+	}
+	for dir, want := range map[string]kind{"agent": raced, "agent/policy": static, "internal/service": raced, "tests/functional": static, "internal/confine": plain} {
+		if got, err := newPackage(module+"/"+dir, dir); err != nil || got.kind(false) != want || got.kind(true) == raced {
+			t.Errorf("%s: %s, %v", dir, got.kind(false), err)
 		}
 	}
 	for dir := range sameForAll {

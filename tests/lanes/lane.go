@@ -163,6 +163,8 @@ type testPackage struct {
 	asksForUser bool
 	// ofRoot are the tests that need root.
 	ofRoot []string
+	// concurrent is set if its code starts goroutines.
+	concurrent bool
 }
 
 // userMatters matches code whose outcome depends on the user: it asks for the uid, or a test needs
@@ -181,38 +183,43 @@ var sameForAll = map[string]string{
 	"internal/service":   "the uid is reported",
 }
 
+// goroutine matches code that starts one.
+var goroutine = regexp.MustCompile(`(?m)^\s*(defer )?go \S|\.Go\(|\.Parallel\(\)`)
+
 // needsRoot matches the beginning of a function, whose name it captures, or a need of root in one.
 var needsRoot = regexp.MustCompile(`(?m)^func (?:\([^)]*\) )?(\w+)|\btestenv\.Require(?:Root|Reflink)\(`)
 
-// users reports whether the tests of a package depend on the user, and which of them need root: a
-// Go file of the directory, test or not, has code that [userMatters] matches, or functions that
-// [needsRoot] does.
-func users(dir string) (asks bool, ofRoot []string, err error) {
+// newPackage reads the Go files of a package, test or not: its tests depend on the user if
+// [userMatters] matches one, and those functions need root that [needsRoot] matches.
+func newPackage(importPath, dir string) (*testPackage, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	if err != nil {
-		return false, nil, err
+		return nil, err
 	}
+	p := &testPackage{Path: importPath, Dir: dir, binaries: map[kind]string{}, chain: chainOf(dir)}
 	_, same := sameForAll[filepath.ToSlash(dir)]
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			return false, nil, err
+			return nil, err
 		}
-		asks = asks || !same && userMatters.Match(text)
+		p.asksForUser = p.asksForUser || !same && userMatters.Match(text)
+		p.concurrent = p.concurrent || goroutine.Match(text)
 		function := ""
 		for _, m := range needsRoot.FindAllSubmatch(text, -1) {
 			switch name := string(m[1]); {
 			case name != "":
 				function = name
 			case strings.HasPrefix(function, "Test"):
-				ofRoot = append(ofRoot, function)
+				p.ofRoot = append(p.ofRoot, function)
 			default:
-				asks = true // through a function of several tests
+				p.asksForUser = true // through a function of several tests
 			}
 		}
 	}
-	slices.Sort(ofRoot)
-	return asks, slices.Compact(ofRoot), nil
+	slices.Sort(p.ofRoot)
+	p.ofRoot = slices.Compact(p.ofRoot)
+	return p, nil
 }
 
 // listPackages lists those that have tests.
@@ -245,13 +252,11 @@ func listPackages(ctx context.Context, o options) ([]*testPackage, error) {
 		if err != nil {
 			return nil, err
 		}
-		asks, ofRoot, err := users(rel)
+		its, err := newPackage(p.ImportPath, rel)
 		if err != nil {
 			return nil, err
 		}
-		packages = append(packages, &testPackage{
-			Path: p.ImportPath, Dir: rel, binaries: map[kind]string{}, chain: chainOf(rel), asksForUser: asks, ofRoot: ofRoot,
-		})
+		packages = append(packages, its)
 	}
 	return packages, nil
 }
@@ -274,20 +279,20 @@ func compile(ctx context.Context, o options, k kind, lanes []*lane, packages []*
 type kind string
 
 const (
-	// static is for packages of a chain, which only drive the built binaries, so that no race
-	// detector slows them down, and for a second lane. The bed's machines, which have another libc, run
-	// them too.
+	// static is for packages of a chain, which only drive the built binaries, for packages without
+	// goroutines, and for a second lane. The bed's machines, which have another libc, run them too.
 	static kind = "static"
 	plain  kind = "plain" // without cgo
 	raced  kind = "raced" // with the race detector
 )
 
-// kind returns that of the binary that a lane runs. Races are looked for in one lane.
+// kind returns that of the binary that a lane runs. The race detector takes four to nine times the
+// processor time, so races are looked for in one lane, and where there can be one.
 func (p *testPackage) kind(second bool) kind {
 	switch {
 	case slices.Contains(withoutCgo, p.Dir):
 		return plain
-	case p.chain != "" || second:
+	case p.chain != "" || second || !p.concurrent:
 		return static
 	}
 	return raced
