@@ -280,8 +280,7 @@ func TestCommandLineExitCodes(t *testing.T) {
 // Registries that lie, and layers that attack. Each pull fails with one error, nothing of the
 // image is kept, and nothing is written outside of the layer's directory.
 func TestBadImagesAreRefused(t *testing.T) {
-	testenv.RequireUserNS(t)
-	d := harness.Start(t, harness.Options{})
+	d := startWith(t, harness.Options{})
 	outside := t.TempDir()
 	if err := os.Chmod(outside, 0o777); err != nil {
 		t.Fatal(err)

@@ -222,6 +222,7 @@ func TestTag(t *testing.T) {
 // The least recently used images go when there is more than the limit, and never one that a
 // sandbox has.
 func TestImageLimit(t *testing.T) {
+	t.Parallel()
 	testenv.RequireUserNS(t)
 	size := len(harness.Tar(t, harness.Busybox(t)...))
 	d := harness.Start(t, harness.Options{Args: []string{"--image-limit", fmt.Sprint(size * 5)}})
@@ -658,6 +659,7 @@ func TestBadImageRequestsAreAnsweredClearly(t *testing.T) {
 // Debian's registry with a certificate of its own CA and a password: refused without either,
 // served with both.
 func TestRegistryWithCAAndPassword(t *testing.T) {
+	t.Parallel()
 	testenv.RequireUserNS(t)
 	registry := harness.GuardedRegistry(t)
 	reference := registry.Push(t, "private/app:1", twoLayers(t, "guarded"))
@@ -700,6 +702,7 @@ func TestRegistryWithCAAndPassword(t *testing.T) {
 // An image pushed to a real registry, with TLS and a password, is the imported one: skopeo finds
 // the same digests.
 func TestPush(t *testing.T) {
+	t.Parallel()
 	testenv.RequireUserNS(t)
 	skopeo := testenv.RequirePeer(t, "skopeo")
 	registry, source := harness.GuardedRegistry(t), harness.LyingRegistry(t, nil)
@@ -756,6 +759,7 @@ func TestPush(t *testing.T) {
 
 // A mirror is asked first, and the registry itself where the mirror has nothing.
 func TestMirror(t *testing.T) {
+	t.Parallel()
 	testenv.RequireUserNS(t)
 	var asked atomic.Int64
 	count := func(honest http.Handler) http.Handler {
@@ -779,7 +783,6 @@ func TestMirror(t *testing.T) {
 // A registry that breaks off in the middle of a layer is asked for the rest only; one that wants
 // patience gets it.
 func TestStubbornRegistry(t *testing.T) {
-	t.Parallel() // it mostly waits
 	d := start(t)
 	var cut, ranges, busy atomic.Int64
 	lie := func(honest http.Handler) http.Handler {

@@ -253,6 +253,7 @@ func TestMainProcessOfCopies(t *testing.T) {
 // A main process that writes for ever fills neither the disk nor the daemon's memory, blocks no
 // client, and can be stopped.
 func TestMainProcessFillsNothing(t *testing.T) {
+	t.Parallel()
 	const size, files = 256 << 10, 2
 	d := harness.Start(t, harness.Options{Args: []string{"--log-size", "256k", "--log-files", fmt.Sprint(files)}})
 	c := d.Client(t)
