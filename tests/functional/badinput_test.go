@@ -24,6 +24,7 @@ import (
 
 // Each bad request gets one clear error: the code, the name of the thing, and nothing left behind.
 func TestBadRequestsAreAnsweredClearly(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	s := d.Create(t, api.CreateSandbox{Name: "one"})
 	deleted := d.Create(t, api.CreateSandbox{})
@@ -248,6 +249,7 @@ func TestExecAfterItsSandboxDied(t *testing.T) {
 
 // Exit codes of the command line: the program's own, and 125 to 127 for our own errors.
 func TestCommandLineExitCodes(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	for _, test := range []struct {
 		name string

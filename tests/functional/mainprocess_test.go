@@ -302,6 +302,7 @@ func TestMainProcessFillsNothing(t *testing.T) {
 
 // The same from the command line, where a client that follows sees the end.
 func TestMainProcessCommands(t *testing.T) {
+	testenv.SameForAll(t)
 	d := start(t)
 	id := strings.TrimSpace(d.CLI(t, "run", "-d", "--name", "web", "host", "--", "sh", "-c", "echo out; echo err >&2; sleep 0.3; echo more; exit 4").Stdout)
 	got := d.CLI(t, "logs", "-f", "web")

@@ -181,6 +181,7 @@ var sameForAll = map[string]string{
 	"internal/daemon":    "the uid is logged",
 	"internal/httpapi":   "the uid is compared with that of clients",
 	"internal/service":   "the uid is reported",
+	"tests/docs":         "documents are for every user",
 }
 
 // goroutine matches code that starts one.
