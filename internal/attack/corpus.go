@@ -12,7 +12,9 @@ import (
 // Corpus is every attack, in the order in which they are tried.
 func Corpus() []Attack {
 	var all []Attack
-	for _, part := range [][]Attack{mounts(), namespaces(), initProcess(), kernelInterfaces(), hostControl(), files(), programs(), sockets(), terminals()} {
+	for _, part := range [][]Attack{
+		mounts(), namespaces(), initProcess(), kernelInterfaces(), aroundFilter(), hostControl(), hostPrivileges(), files(), programs(), sockets(), network(), terminals(),
+	} {
 		all = append(all, part...)
 	}
 	return all

@@ -1,6 +1,8 @@
 package attack
 
 import (
+	"unsafe"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -26,6 +28,31 @@ func kernelInterfaces() []Attack {
 		{"set-mempolicy", Filter, func() error { return raw(unix.SYS_SET_MEMPOLICY, 0, 0, 0) }},
 		{"mbind", Filter, func() error { return reached(raw(unix.SYS_MBIND, 1, 0, 0)) }},
 		{"quotactl", Filter, func() error { return reached(raw(unix.SYS_QUOTACTL, ^uintptr(0), 0, 0)) }},
+		// Data becomes executable, page 0 is mapped: a null pointer of the kernel's leads there
+		// (personality(2), CVE-2009-1895, CVE-2009-2692).
+		{"read-implies-exec", Filter, func() error { return raw(unix.SYS_PERSONALITY, 0x0400000, 0, 0) }},
+		{"map-page-zero", Filter, func() error { return raw(unix.SYS_PERSONALITY, 0x0100000, 0, 0) }},
+		// A filter that compares all 64 bits of an argument is walked around by those that the kernel
+		// ignores (CVE-2019-10063).
+		{"no-randomisation-high-bits", Filter, func() error { return raw(unix.SYS_PERSONALITY, 1<<32|0x0040000, 0, 0) }},
+		{"migrate-pages", Filter, func() error { return reached(raw4(unix.SYS_MIGRATE_PAGES, 1, 0, 0, 0)) }},
+		// The names of security modules, their labels of this process (lsm_list_modules(2), Linux 6.8).
+		{"lsm-list-modules", Filter, func() error {
+			var ids [32]uint64
+			size := uint32(unsafe.Sizeof(ids))
+			return raw(unix.SYS_LSM_LIST_MODULES, uintptr(unsafe.Pointer(&ids)), uintptr(unsafe.Pointer(&size)), 0)
+		}},
+		// Project ids and flags of any inode, device nodes included (file_setattr(2), Linux 6.17).
+		{"file-setattr", Filter, func() error {
+			var attr [24]byte // struct file_attr
+			_, _, errno := unix.RawSyscall6(unix.SYS_FILE_SETATTR, ^uintptr(99), path("/tmp"), uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr), 0, 0)
+			if errno != 0 {
+				return reached(errno)
+			}
+			return nil
+		}},
+		{"quotactl-fd", Filter, func() error { return reached(raw(unix.SYS_QUOTACTL_FD, ^uintptr(0), 0, 0)) }},
+		{"fanotify-mark", Filter, func() error { return reached(raw(unix.SYS_FANOTIFY_MARK, ^uintptr(0), 1, 0)) }},
 	}
 }
 

@@ -28,6 +28,12 @@ func sockets() []Attack {
 		socket("netlink-uevent", unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_KOBJECT_UEVENT),
 		socket("netlink-generic", unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_GENERIC),
 		socket("netlink-diag", unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_SOCK_DIAG),
+		// Starts and ends of the host's processes; its routing; programs of the same user.
+		socket("netlink-connector", unix.AF_NETLINK, unix.SOCK_DGRAM, unix.NETLINK_CONNECTOR),
+		socket("netlink-fib-lookup", unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_FIB_LOOKUP),
+		socket("netlink-usersock", unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_USERSOCK),
+		// The kernel looks at 32 bits of the family (CVE-2019-10063, CVE-2025-21756).
+		{"socket-vsock-high-bits", Filter, func() error { return raw(unix.SYS_SOCKET, 1<<32|unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0) }},
 		{"tcp-ulp", Filter, tcpULP},
 		{"set-interface", Capabilities, setInterface},
 	}
