@@ -152,3 +152,30 @@ func TestNamespace(t *testing.T) {
 		t.Error("a namespace with maps that overlap was made")
 	}
 }
+
+// A file system that cannot map its mounts is told from one that can.
+func TestProbeMounts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root maps mounts")
+	}
+	dir := t.TempDir()
+	err := ProbeMounts(dir)
+	t.Logf("mounts of %s: %v", dir, err)
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+	sys, err := os.Open("/sys")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sys.Close()
+	ids := []Range{{0, 0, 1}}
+	ns, err := Namespace(ids, ids)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	if _, err := CloneMount(sys, ns, 0); err == nil {
+		t.Error("mounts of sysfs can be mapped")
+	}
+}

@@ -52,7 +52,7 @@ func MountRange(_ context.Context, o Options, number int) (_ []*os.File, err err
 }
 
 // mapped returns a mount of the launcher's directory dir with the map of a user namespace.
-func mapped(dir string, ids idmap.Plan, ns *os.File) (_ *os.File, err error) {
+func mapped(dir string, ids idmap.Plan, ns *os.File) (*os.File, error) {
 	// Not through a link: the daemon can make some in its data directory.
 	from, err := os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -66,18 +66,7 @@ func mapped(dir string, ids idmap.Plan, ns *os.File) (_ *os.File, err error) {
 	if st, ok := fi.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != ids.UID[0].Outside || int(st.Gid) != ids.GID[0].Outside {
 		return nil, fmt.Errorf("%s does not belong to the launcher", dir)
 	}
-	fd, err := unix.OpenTree(int(from.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
-	if err != nil {
-		return nil, fmt.Errorf("copy mount of %s: %w", dir, err)
-	}
-	m := os.NewFile(uintptr(fd), dir)
-	err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{
-		Attr_set: unix.MOUNT_ATTR_IDMAP | rangeFlags, Userns_fd: uint64(ns.Fd()),
-	})
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("map ids of the mount of %s: %w", dir, err), m.Close())
-	}
-	return m, nil
+	return idmap.CloneMount(from, ns, rangeFlags)
 }
 
 // firstRange makes the mounts of the first range, by which a launcher finds out whether the kernel
