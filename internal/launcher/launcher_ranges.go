@@ -129,7 +129,7 @@ func (r *Ranges) Take() (*Lease, error) {
 		}
 	}
 	if len(r.mounted) == r.count {
-		return nil, fmt.Errorf("each of the %d ranges of host ids has a running sandbox: %w", r.count, runtime.ErrProcesses)
+		return nil, fmt.Errorf("each of the %d ranges of host ids has a running sandbox: %w", r.count, runtime.ErrTooMany)
 	}
 	return nil, &wantsRangeError{len(r.mounted) + 1}
 }

@@ -162,6 +162,7 @@ var classes = []struct {
 	{"rootfs", runtime.ErrRootfs},
 	{"in-use", runtime.ErrInUse},
 	{"processes", runtime.ErrProcesses},
+	{"too-many", runtime.ErrTooMany},
 	{"wants-range", errWantsRange},
 	{"layer-invalid", layer.ErrInvalid},
 	// Part of the class before.
