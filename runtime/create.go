@@ -125,6 +125,10 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *warmSandbox, 
 	if err := s.admitNumber(req.Tenant); err != nil {
 		return nil, nil, err
 	}
+	limits := req.Limits.WithDefaults(req.Defaults)
+	if err := s.admit(req.Tenant, &limits, nil, s.claimable(&req, pooled)); err != nil {
+		return nil, nil, err
+	}
 	name := req.Name
 	switch {
 	case name == "":
@@ -151,7 +155,7 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *warmSandbox, 
 			State:       api.StateCreating,
 			Profile:     req.Profile.Name,
 			Labels:      maps.Clone(req.Labels),
-			Limits:      req.Limits.WithDefaults(req.Defaults),
+			Limits:      limits,
 			Env:         slices.Clone(req.Env),
 			Cwd:         req.Cwd,
 			User:        req.User,

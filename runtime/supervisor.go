@@ -52,6 +52,7 @@ type Options struct {
 	MaxSandboxes int           // of all states and tenants, see [TenantParts]; default 1000
 	Timeout      time.Duration // of a sandbox that asks for none; default an hour
 	IdleTimeout  time.Duration // of a sandbox that asks for none; default ten minutes
+	Room         Room          // for the limits of all sandboxes; default: no bound
 	IODevice     cgroup.Device // see [Spec]; the default is none
 	// Exercise is called for a new warm sandbox, with the path of its control socket. If it fails,
 	// the sandbox is removed. Default: nothing.
