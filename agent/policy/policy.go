@@ -194,6 +194,7 @@ func environment() (*cel.Env, error) {
 	env, err := cel.NewEnv(
 		cel.Variable("tool", text), cel.Variable("arguments", cel.MapType(text, cel.DynType)),
 		cel.Variable("command", text), cel.Variable("words", texts), cel.Variable("programs", texts), cel.Variable("opaque", cel.BoolType),
+		cel.Variable("evaluates", cel.BoolType),
 		cel.Variable("paths", texts), cel.Variable("writes", texts), cel.Variable("hosts", texts),
 		cel.Variable("working_dir", text), cel.Variable("input_dir", text), cel.Variable("output_dir", text),
 		cel.Variable("turn", cel.IntType), cel.Variable("repeats", cel.IntType),
