@@ -63,8 +63,13 @@ var filled = map[string]bool{
 	"HOSTNAME": true, "HOME": true, "SHELL": true, "TERM": true, "PATH": true, "GROUPS": true, "HISTCMD": true,
 }
 
-// settle decides about the needs that are known only after the whole line has been read.
+// settle decides what is known only after the whole line has been read: names that must be numbers,
+// and the directories that the line may be in.
 func (r *reader) settle() {
+	for _, dir := range r.dirs {
+		r.facts.Paths = append(r.facts.Paths, resolve(dir, r.paths)...)
+		r.facts.Writes = append(r.facts.Writes, resolve(dir, r.writes)...)
+	}
 	v := &r.variables
 	for name := range integers {
 		if _, ok := v.sources[name]; ok || v.unknowns[name] {

@@ -63,13 +63,9 @@ func orEmpty[V any](m map[string]V) map[string]V {
 // opaque and evaluates.
 func (f *Facts) Shell(line string) {
 	f.Command = line
-	r := reader{facts: f, dirs: []string{path.Clean("/" + f.WorkingDir)}, variables: newVariables()}
+	r := newReader(f)
 	r.line(line, 0, syntax.LangBash)
 	r.settle()
-	for _, dir := range r.dirs {
-		f.Paths = append(f.Paths, resolve(dir, r.paths)...)
-		f.Writes = append(f.Writes, resolve(dir, r.writes)...)
-	}
 	f.Hosts = append(f.Hosts, hosts(line)...)
 	for _, l := range []*[]string{&f.Words, &f.Programs, &f.Paths, &f.Writes, &f.Hosts} {
 		slices.Sort(*l)

@@ -222,6 +222,9 @@ func under(name, dir string) bool {
 // Source returns the text that the policy was parsed from, for the record.
 func (p *Policy) Source() string { return p.source }
 
+// HasRules reports whether anything but the default decides.
+func (p *Policy) HasRules() bool { return len(p.rules) > 0 }
+
 // Decide returns the verdict of the first rule that matches. A rule that fails to evaluate denies,
 // since its outcome is unknown.
 func (p *Policy) Decide(ctx context.Context, f Facts) Verdict {

@@ -130,6 +130,9 @@ func (r *reader) run(words []word, depth int) {
 		return
 	}
 	name, args := path.Base(words[0].text), words[1:]
+	if words[0].text == "[[" { // a keyword that sh does not know
+		return
+	}
 	r.facts.Programs = append(r.facts.Programs, name)
 	options, wraps := wrappers[name]
 	switch {

@@ -18,6 +18,10 @@ type reader struct {
 	paths, writes, dirs []string
 }
 
+func newReader(f *Facts) reader {
+	return reader{facts: f, dirs: []string{path.Clean("/" + f.WorkingDir)}, variables: newVariables()}
+}
+
 const (
 	// maxLine bounds the command lines that are parsed; longer ones are opaque.
 	maxLine = 256 << 10
@@ -58,11 +62,7 @@ func (r *reader) line(line string, depth int, dialect syntax.LangVariant) {
 		return
 	}
 	if dialect == syntax.LangPOSIX {
-		// A line that does not parse in this dialect does not run, except for complete lines before it,
-		// which the other reading names.
-		if file, err := parse(line, syntax.LangPOSIX); err == nil {
-			r.walk(file, script{text: line}, depth)
-		}
+		r.lineOfSh(line, depth)
 	}
 	file, err := parse(line, syntax.LangBash)
 	if err != nil { // bash may understand it all the same
@@ -71,6 +71,39 @@ func (r *reader) line(line string, depth int, dialect syntax.LangVariant) {
 		return
 	}
 	r.walk(file, script{text: line, functions: functions(file), tables: tables(file)}, depth)
+}
+
+// lineOfSh reads a line as POSIX sh.
+func (r *reader) lineOfSh(line string, depth int) {
+	file, err := parse(line, syntax.LangPOSIX)
+	if err != nil { // sh may understand it all the same, or run a part of it
+		r.facts.Opaque = true
+		return
+	}
+	r.walk(file, script{text: line}, depth)
+}
+
+// SameInSh reports whether a POSIX shell runs the same programs for a line of bash, and writes to the
+// same files. Most programs that bash has as keywords sh does not know: [[ a || rm b ]] runs rm.
+func SameInSh(line string) bool {
+	bash, sh := Facts{}, Facts{}
+	bash.Shell(line)
+	r := newReader(&sh)
+	if len(line) > maxLine {
+		return false
+	}
+	r.lineOfSh(line, 0)
+	r.settle()
+	subset := func(some, all []string) bool {
+		return !slices.ContainsFunc(some, func(s string) bool { return !slices.Contains(all, s) && !keywords[s] && s[0] != '-' })
+	}
+	return (bash.Opaque || !sh.Opaque) && (bash.Evaluates || !sh.Evaluates) && subset(sh.Programs, bash.Programs) && subset(sh.Writes, bash.Writes)
+}
+
+// keywords lists the words that bash does not run as programs. In sh they are builtins or unknown,
+// and so is [[, which the reader never takes for a program.
+var keywords = map[string]bool{
+	"declare": true, "typeset": true, "local": true, "export": true, "readonly": true, "let": true, "time": true,
 }
 
 func parse(line string, dialect syntax.LangVariant) (*syntax.File, error) {
@@ -280,7 +313,7 @@ func (r *reader) call(c *syntax.CallExpr, s script, depth int) {
 			r.evaluates()
 		}
 	}
-	if c := textOf(c.Args[0]); c == "[" {
+	if c := textOf(c.Args[0]); c == "[" || c == "[[" {
 		words[0] = word{text: c, prefix: c}
 	}
 	if end, ok := s.functions[words[0].text]; ok && end <= c.Pos().Offset() {

@@ -158,3 +158,32 @@ func TestOrdinaryLines(t *testing.T) {
 		}
 	}
 }
+
+func TestSameInSh(t *testing.T) {
+	for line, want := range map[string]bool{
+		"ls | wc -l":                      true,
+		"[ -f a ] && echo b":              true,
+		"for i in 1 2; do echo $i; done":  true,
+		"export X=1; local y=2":           true,
+		"[[ -f a ]]":                      true,
+		"i=1; echo $((i + 1))":            true,
+		"[[ -f a && -d b ]]":              true,
+		"[[ a || rm b ]]":                 false,
+		"[[ a || $b ]]":                   false,
+		"[[ a > b ]]":                     false,
+		"((rm))":                          false,
+		"((a > b))":                       false,
+		"a[0]=1":                          false,
+		"echo $[ 1 > 2 ]":                 false,
+		`echo $'a\'; rm b; echo \''`:      false,
+		"ls &> f":                         false,
+		"a=(1)":                           false,
+		"f() { echo ${x:0:1}; }; [[ a ]]": false,
+		strings.Repeat("x", maxLine+1):    false,
+		"$x":                              true, // opaque in both
+	} {
+		if got := SameInSh(line); got != want {
+			t.Errorf("%.60q: %v", line, got)
+		}
+	}
+}
