@@ -91,7 +91,7 @@ func (s *API) AppendFile(ctx context.Context, ref, path string, opts WriteOption
 		return err
 	}
 	defer end()
-	id, err := userOf(ctx, &lease.Record, opts.User, client.Open)
+	id, err := owner(ctx, client, &lease.Record, opts.User)
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
 	}
@@ -151,7 +151,7 @@ func (s *API) WriteFile(ctx context.Context, ref, path string, opts WriteOptions
 		return err
 	}
 	defer end()
-	id, err := userOf(ctx, &lease.Record, opts.User, client.Open)
+	id, err := owner(ctx, client, &lease.Record, opts.User)
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
 	}
@@ -230,7 +230,7 @@ func (s *API) ArchiveIn(ctx context.Context, ref, path string, opts WriteOptions
 		return err
 	}
 	defer end()
-	id, err := userOf(ctx, &lease.Record, opts.User, client.Open)
+	id, err := owner(ctx, client, &lease.Record, opts.User)
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
 	}
