@@ -248,15 +248,20 @@ func TestExplicitLimitsAreRefusedWithoutDelegation(t *testing.T) {
 func TestRestartedDaemonAdoptsCgroups(t *testing.T) {
 	for _, name := range []string{"same cgroup", "another cgroup"} {
 		t.Run(name, func(t *testing.T) {
-			// Made first, so that it is looked at last, when the daemon is home again.
-			elsewhere := group(t)
-			d := shared(t)
+			var d *harness.Daemon
+			var elsewhere string
+			if name == "another cgroup" {
+				// Made first, so that it is looked at last: a clean-up of the daemon's own comes before.
+				elsewhere = group(t)
+				d = start(t)
+			} else {
+				d = shared(t)
+			}
 			s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 64 * mib}})
 			dir := cgroupOf(t, s.PID)
-			home := cgroupOf(t, d.PID()) // its leaf: no process can be put where controllers are handed on
-			where := home
+			where := cgroupOf(t, d.PID()) // its leaf: no process can be put where controllers are handed on
 			d.Kill9(t)
-			if name == "another cgroup" {
+			if elsewhere != "" {
 				where = elsewhere
 			}
 			d.LaunchIn(t, where)
@@ -271,11 +276,6 @@ func TestRestartedDaemonAdoptsCgroups(t *testing.T) {
 				t.Errorf("a sandbox of the second daemon: %+v", e)
 			}
 			more.Delete(t)
-			if where != home {
-				s.Delete(t)
-				d.Kill9(t)
-				d.LaunchIn(t, home)
-			}
 		})
 	}
 }
