@@ -74,8 +74,10 @@ func Tar(t testing.TB, files ...File) []byte {
 }
 
 // layers are those that tests have made, by [layerKey]: most images have the same one, and
-// compressing it takes longer than its test.
+// compressing it takes longer than its test. Larger ones than largestKept are made each time.
 var layers sync.Map
+
+const largestKept = 4 << 20
 
 type layerKey struct {
 	how string
@@ -101,11 +103,17 @@ func Layer(t testing.TB, how string, data []byte) v1.Layer {
 	default:
 		t.Fatalf("unknown compression %q", how)
 	}
-	l, err := tarball.LayerFromOpener(opener, append(options, tarball.WithCompressedCaching)...)
+	keep := len(data) <= largestKept
+	if keep {
+		options = append(options, tarball.WithCompressedCaching)
+	}
+	l, err := tarball.LayerFromOpener(opener, options...)
 	if err != nil {
 		t.Fatalf("make a layer: %v", err)
 	}
-	layers.Store(key, l)
+	if keep {
+		layers.Store(key, l)
+	}
 	return l
 }
 
