@@ -196,7 +196,7 @@ func TestPlantedHostFileIsOutOfReach(t *testing.T) {
 	if os.Geteuid() == 0 {
 		// Control: no mode keeps another user from it, only that it is not there.
 		cmd := exec.CommandContext(t.Context(), "sh", "-c", `cat "$0" && echo made >"$0.new" && rm "$0.new"`, secret)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: stranger, Gid: stranger}}
 		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "of the host" {
 			t.Fatalf("control: %q, %v", out, err)
 		}
@@ -222,8 +222,8 @@ func TestPlantedHostFileIsOutOfReach(t *testing.T) {
 	untouched(t, dir)
 }
 
-// nobody is a user of the host that owns nothing.
-const nobody = 65534
+// stranger is the id of a user of the host that owns nothing.
+const stranger = 65534
 
 // CVE-2026-30892, CVE-2024-40635, CVE-2022-29162: an image names users and groups so that a parser
 // which ignores errors, or counts in too few bits, makes root of them. None runs as root, whether a
