@@ -69,6 +69,8 @@ func Main(args []string) (code int, handled bool) {
 		return measureCalls(), true
 	case len(args) == 3 && args[1] == "call":
 		return makeCall(args[2]), true
+	case args[1] == "neighbours":
+		return neighbours(args[2:])
 	case len(args) == 3:
 		a := find(args[2])
 		switch {

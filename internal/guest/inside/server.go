@@ -33,14 +33,14 @@ import (
 // daemon gets no answer in time, and ends it.
 type server struct {
 	listener syscall.RawConn
-	proc     int     // /proc, opened before anything else ran here
+	proc     int // /proc, opened before anything else ran here
 	listing  sync.Mutex
 	pids     int         // /proc for reading, used under listing
 	nofile   unix.Rlimit // own limit of descriptors when nothing else ran
-	lonely   bool    // setgroups(2) is denied: the sandbox has one id
-	ids      uint32  // number of uids of the sandbox, from 0 on
-	reserve  int     // spare descriptor for turnAway; -1: lost for now
-	forker   *forker // starts everything, and confines it
+	lonely   bool        // setgroups(2) is denied: the sandbox has one id
+	ids      uint32      // number of uids of the sandbox, from 0 on
+	reserve  int         // spare descriptor for turnAway; -1: lost for now
+	forker   *forker     // starts everything, and confines it
 
 	conns   chan struct{} // semaphore of connections; those beyond it are refused
 	dirs    atomic.Int32  // directories open in lists, removals, watches and archives
