@@ -136,6 +136,7 @@ type Options struct {
 	AgentAge   time.Duration
 	AgentLimit int64
 
+	Room         runtime.Room  // for the limits of all sandboxes; default: no bound
 	IODevice     cgroup.Device // device of DataDir; default: none, and io limits are refused
 	Pools        []Pool        // sandboxes that are kept ready; default: none
 	SpareMemory  func() error  // fails if no sandbox may be parked; default: see [pool.Options]
@@ -198,6 +199,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		Timeout:      opts.Timeout,
 		IdleTimeout:  opts.IdleTimeout,
 		IODevice:     opts.IODevice,
+		Room:         opts.Room,
 		PoolChanged:  s.pools.Changed,
 		Exercise:     pool.Exercise,
 		Log:          s.log,
