@@ -159,6 +159,13 @@ func Serve(ctx context.Context, o Options) (err error) {
 	room, all := planRoom(&o, host)
 	if o.MultiTenant {
 		t := tenancy{tenants: o.Tenants, socket: tenants.SocketRefused(o.Socket), enforced: info.Enforced, host: host, all: all}
+		disk, err := service.MeasureDisk(o.DataDir)
+		if err != nil {
+			return err
+		}
+		if t.noDisk = disk.Short(o.DiskReserve); o.DiskReserve == 0 {
+			t.noDisk = "--disk-reserve 0 leaves the daemon no reserve on the disk"
+		}
 		if err := t.check(); err != nil {
 			return err
 		}
@@ -210,7 +217,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 			Pools: o.Pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, LogLimit: o.LogLimit,
 			AgentAge: o.AgentAge, AgentLimit: o.AgentLimit,
 			EndedAge: o.EndedAge, EndedLimit: o.EndedLimit, SnapshotAge: o.SnapshotAge,
-			Room:    room,
+			DiskReserve: o.DiskReserve, Room: room,
 			Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, Log: log,
 		},
 		Tenants: tenants, Lock: lock, IdleExit: o.IdleExit,
