@@ -86,6 +86,9 @@ func (s *API) AppendFile(ctx context.Context, ref, path string, opts WriteOption
 	if err := opts.validate(path); err != nil {
 		return err
 	}
+	if err := s.spareDisk(ctx); err != nil {
+		return err
+	}
 	ctx, client, lease, end, err := s.use(ctx, ref)
 	if err != nil {
 		return err
@@ -144,6 +147,9 @@ func writeError(path string, err error) error {
 // body, io.EOF apart, leaves the old file.
 func (s *API) WriteFile(ctx context.Context, ref, path string, opts WriteOptions, body io.Reader) (err error) {
 	if err := opts.validate(path); err != nil {
+		return err
+	}
+	if err := s.spareDisk(ctx); err != nil {
 		return err
 	}
 	ctx, client, lease, end, err := s.use(ctx, ref)
@@ -223,6 +229,9 @@ func (s *API) ArchiveIn(ctx context.Context, ref, path string, opts WriteOptions
 		return err
 	}
 	if err := validateUser(opts.User); err != nil {
+		return err
+	}
+	if err := s.spareDisk(ctx); err != nil {
 		return err
 	}
 	ctx, client, lease, end, err := s.use(ctx, ref)
