@@ -13,7 +13,7 @@ import (
 // Corpus is every attack, in the order in which they are tried.
 func Corpus() []Attack {
 	var all []Attack
-	for _, part := range [][]Attack{mounts(), namespaces(), initProcess(), kernelInterfaces(), hostControl(), files(), programs(), sockets(), terminals()} {
+	for _, part := range [][]Attack{mounts(), namespaces(), initProcess(), kernelInterfaces(), hostControl(), files(), programs(), sockets(), terminals(), pools()} {
 		all = append(all, part...)
 	}
 	return all

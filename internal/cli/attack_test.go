@@ -11,7 +11,7 @@ import (
 
 func TestAttackReport(t *testing.T) {
 	r := attacked{
-		Profiles: []attackedProfile{{Name: "default", Syscalls: 293, Enforced: &api.Enforced{IDs: "single"}}, {Name: "hardened", Error: "no ids"}},
+		Profiles: []attackedProfile{{Name: "default", Syscalls: 287, Enforced: &api.Enforced{IDs: "single"}}, {Name: "hardened", Error: "no ids"}},
 		Attacks: []attackedBy{
 			{Name: "a", Layer: "filter", Control: true, Stopped: map[string]string{"default": "EPERM"}},
 			{Name: "b", Layer: "filter", Stopped: map[string]string{"default": "killed"}},
