@@ -97,6 +97,18 @@ func Open(host Host) (*Engine, error) {
 		return nil, fmt.Errorf("read own limit of processes: %w", err)
 	}
 	host.Nproc = limit.Max
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil {
+		return nil, fmt.Errorf("read own limit of locked memory: %w", err)
+	}
+	host.Memlock = limit.Max
+	if err := unix.Getrlimit(unix.RLIMIT_CORE, &limit); err != nil {
+		return nil, fmt.Errorf("read own limit of cores: %w", err)
+	}
+	host.Core, host.CorePattern = limit.Max, readCorePattern()
+	// The launcher's own IPC namespace is like those of its sandboxes.
+	if host.IPC = kernel.IPCIsOurs() == nil; !host.IPC {
+		host.Missing = append(host.Missing, "ceilings of System V IPC: this kernel lets no namespace set its own: "+kernel.IPCRemedy)
+	}
 	host.landlock(kernel.LandlockABI())
 	var err error
 	if host.given, host.limits, err = given(); err != nil {
@@ -182,7 +194,9 @@ func (e *Engine) plan(spec *runtime.Spec) (*planned, error) {
 	if err := validID(spec.ID); err != nil {
 		return nil, err
 	}
-	enforced, err := Enforce(spec, &e.host)
+	host := e.host
+	host.CorePattern = readCorePattern() // it may have changed
+	enforced, err := Enforce(spec, &host)
 	if err != nil {
 		return nil, err
 	}
@@ -473,7 +487,7 @@ func confinement(spec *runtime.Spec, enforced *api.Enforced) *guest.Confinement 
 
 // planRoot plans the mounts that Init makes.
 func planRoot(spec *runtime.Spec, host *Host, config *configs.Config, overlays []launcher.Overlay) *rootPlan {
-	plan := &rootPlan{Overlays: overlays, ReadOnly: spec.Profile.ReadOnlyRoot, Ceilings: ofOne(host.given)}
+	plan := &rootPlan{Overlays: overlays, ReadOnly: spec.Profile.ReadOnlyRoot, Ceilings: ofOne(host.given, spec.Limits.Memory, host.IPC)}
 	if plan.ReadOnly {
 		for _, m := range config.Mounts {
 			if m.Destination != "/dev" && !strings.HasPrefix(m.Destination, "/dev/") { // mounts below are made on the fresh /dev
@@ -548,9 +562,11 @@ func (e *Engine) Update(ctx context.Context, id string, change *runtime.Change) 
 		if next.Limits.Nofile != was.Nofile {
 			return api.Enforced{}, fmt.Errorf("nofile limit: each process has its own since its start: %w", runtime.ErrUnenforceable)
 		}
+		cores := enforced.Cores
 		if enforced, err = Enforce(&next, &e.host); err != nil {
 			return api.Enforced{}, err
 		}
+		enforced.Cores = cores // the filter, which decides too, is not kept
 		if next.Limits.Pids != was.Pids && enforced.Pids == "rlimit" {
 			return api.Enforced{}, fmt.Errorf("pids limit: without a cgroup v2 pids controller each process has its own since its start: %w",
 				runtime.ErrUnenforceable)
