@@ -487,7 +487,7 @@ func confinement(spec *runtime.Spec, enforced *api.Enforced) *guest.Confinement 
 
 // planRoot plans the mounts that Init makes.
 func planRoot(spec *runtime.Spec, host *Host, config *configs.Config, overlays []launcher.Overlay) *rootPlan {
-	plan := &rootPlan{Overlays: overlays, ReadOnly: spec.Profile.ReadOnlyRoot, Ceilings: ofOne(host.given, spec.Limits.Memory, host.IPC)}
+	plan := &rootPlan{Overlays: overlays, ReadOnly: spec.Profile.ReadOnlyRoot, Ceilings: ofOne(host.given, spec.Limits.Memory, host.IPC && config.Namespaces.Contains(configs.NEWIPC))}
 	if plan.ReadOnly {
 		for _, m := range config.Mounts {
 			if m.Destination != "/dev" && !strings.HasPrefix(m.Destination, "/dev/") { // mounts below are made on the fresh /dev
