@@ -39,7 +39,7 @@ func (s *Supervisor) Rollback(ctx context.Context, ref string, source rootfs.Sou
 }
 
 func (s *Supervisor) replaceFiles(ctx context.Context, id string, source rootfs.Source, snapshot string) (_ Record, err error) {
-	sb, rec, release, err := s.takeEnded(id)
+	sb, rec, release, err := s.takeEnded(id, false)
 	if err != nil {
 		return Record{}, err
 	}

@@ -24,7 +24,7 @@ type StartRequest struct {
 // Nothing is written before: a daemon that starts after a crash adopts a sandbox that runs,
 // whatever its record says.
 func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_ Record, err error) {
-	sb, rec, release, err := s.takeEnded(ref)
+	sb, rec, release, err := s.takeEnded(ref, true)
 	if err != nil {
 		return Record{}, err
 	}
@@ -89,9 +89,9 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 
 // takeEnded reserves a sandbox that has ended, with its record: until it runs or release is called,
 // no other operation starts or deletes the sandbox. The record is the caller's to write until
-// release. It waits until the end is on disk.
-func (s *Supervisor) takeEnded(ref string) (sb *sandbox, rec Record, release func(), err error) {
-	sb, err = s.beginStart(ref)
+// release. It waits until the end is on disk. One that runs is admitted before.
+func (s *Supervisor) takeEnded(ref string, runs bool) (sb *sandbox, rec Record, release func(), err error) {
+	sb, err = s.beginStart(ref, runs)
 	if err != nil {
 		return nil, Record{}, nil, err
 	}
@@ -116,7 +116,7 @@ func (s *Supervisor) takeEnded(ref string) (sb *sandbox, rec Record, release fun
 
 // beginStart reserves a sandbox that has ended, and counts an operation that the caller ends with
 // ops.Done.
-func (s *Supervisor) beginStart(ref string) (*sandbox, error) {
+func (s *Supervisor) beginStart(ref string, runs bool) (*sandbox, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -132,6 +132,11 @@ func (s *Supervisor) beginStart(ref string) (*sandbox, error) {
 		return nil, fmt.Errorf("%w: %s (%s) is being started", ErrState, sb.rec.Name, sb.rec.ID)
 	case sb.phase != phaseEnded:
 		return nil, fmt.Errorf("%w: %s (%s) is %s", ErrNotEnded, sb.rec.Name, sb.rec.ID, sb.rec.State)
+	}
+	if runs {
+		if err := s.admit(sb.rec.Tenant, &sb.rec.Limits, sb, nil); err != nil {
+			return nil, err
+		}
 	}
 	s.enter(sb, phaseStarting)
 	sb.filesUsed = s.now()

@@ -63,6 +63,8 @@ func Main(args []string) (code int, handled bool) {
 	case len(args) == 2 && args[1] == "ids":
 		fmt.Println(ids())
 		return 0, true
+	case len(args) == 2 && args[1] == "supervised":
+		return supervised(), true
 	case len(args) == 2 && args[1] == "calls":
 		return measureCalls(), true
 	case len(args) == 3 && args[1] == "call":

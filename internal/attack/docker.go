@@ -38,11 +38,12 @@ func DockerCalls(arch string) []string {
 // (38) and AF_VSOCK (40) alone; no rule of it is about protocols, ioctl or setsockopt; its
 // "subArchitectures" of x86-64 are x86 and x32; and Docker gives CAP_SYS_CHROOT and CAP_NET_RAW.
 var dockerFeatures = []string{
-	"adjtimex", "chroot", "int80-abi", "modify-ldt", "name-to-handle", "process-vm-readv-init",
-	"process-vm-writev-init", "socket-can", "socket-key", "socket-mptcp", "socket-netlink-audit", "socket-netlink-diag",
-	"socket-netlink-generic", "socket-netlink-netfilter", "socket-netlink-uevent", "socket-netlink-xfrm", "socket-packet",
-	"socket-raw-icmp", "socket-raw-ip6", "socket-rds", "socket-sctp", "socket-tipc", "socket-udplite", "socket-xdp", "tcp-ulp",
-	"tiocsetd", "tiocsti", "tiocsti-high-bits", "x32-abi",
+	"adjtimex", "chroot", "fanotify-mark", "int80-abi", "listmount", "modify-ldt", "name-to-handle", "process-vm-readv-init",
+	"process-vm-writev-init", "socket-can", "socket-key", "socket-mptcp", "socket-netlink-audit", "socket-netlink-connector",
+	"socket-netlink-diag", "socket-netlink-fib-lookup", "socket-netlink-generic", "socket-netlink-netfilter", "socket-netlink-uevent",
+	"socket-netlink-usersock", "socket-netlink-xfrm", "socket-packet",
+	"socket-raw-icmp", "socket-raw-ip6", "socket-rds", "socket-sctp", "socket-tipc", "socket-udplite", "socket-xdp", "statmount",
+	"tcp-ulp", "tioclinux", "tiocsetd", "tiocsti", "tiocsti-high-bits", "x32-abi",
 }
 
 // DockerFeatures are the attacks of the corpus that Docker's default filter would let reach the

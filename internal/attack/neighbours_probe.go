@@ -49,7 +49,7 @@ func closing(fd int, err error) error {
 	return unix.Close(fd)
 }
 
-// operations are those of an ordinary program. Each gives back what it took.
+// operations returns those of an ordinary program. Each gives back all of its resources.
 func operations() []operation {
 	return []operation{
 		{"fork", func() error { return clone(0) }},
@@ -66,7 +66,7 @@ func operations() []operation {
 		{"pidfd", func() error { return closing(unix.PidfdOpen(os.Getpid(), 0)) }},
 		{"epoll with a hundred watches", epollHundred},
 		{"inotify", watchFile},
-		{"terminal", openTerminal},
+		{"terminal", wholeTerminal},
 		{"timer", func() error {
 			id, err := timer()
 			if err == nil {
@@ -218,8 +218,8 @@ func watchFile() error {
 	return err
 }
 
-// openTerminal opens both ends of a terminal.
-func openTerminal() error {
+// wholeTerminal opens both ends of a terminal.
+func wholeTerminal() error {
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err

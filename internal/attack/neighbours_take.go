@@ -36,8 +36,8 @@ func one(open func() (int, error)) func(bound int) (int, error) {
 	})
 }
 
-// ofFiles says that descriptors of a process end at its limit, far beyond the bound of rows that are
-// about the memory of such objects.
+// ofFiles says that descriptors of a process end at its limit, which lies far beyond the bound of
+// rows about the memory of such objects.
 var ofFiles = map[string]string{"EMFILE": Limits}
 
 // memory returns the row of a thing that the kernel counts as memory only.
@@ -191,7 +191,7 @@ func closedPools() []Resource {
 		refused("io-uring", OfHost, 4, []string{"ENOMEM"}, until(func(int) error { return ioUring() })),
 		refused("perf-events", OfUser, 4, nil, until(func(int) error { return perf() })),
 		refused("user-namespaces", OfUser, 2, []string{"ENOSPC"}, until(func(int) error { return clone(unix.CLONE_NEWUSER) })),
-		refused("uts-namespaces", OfUser, 2, []string{"ENOSPC"}, until(func(int) error { return inChild(unix.SYS_UNSHARE, unix.CLONE_NEWUTS) })),
+		refused("uts-namespaces", OfUser, 2, []string{"ENOSPC"}, until(func(int) error { return inChild(unix.SYS_UNSHARE, unix.CLONE_NEWUTS, 0) })),
 		refused("network-namespaces", OfUser, 2, []string{"ENOSPC"}, until(func(int) error { return clone(unix.CLONE_NEWNET) })),
 		refused("mounts", OfHost, 4, []string{"ENOSPC"}, one(func() (int, error) { return unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC) })),
 		// Connection tracking is switched on by rules, and those come over this family.
@@ -781,8 +781,8 @@ func queueSignal() error {
 	return nil
 }
 
-// diskFile makes a file in the root of the sandbox, and leaves it there. A control works in an empty
-// directory.
+// diskFile makes a file in the root of the sandbox, and leaves it there. A control works in an
+// empty directory.
 func diskFile(name string) (int, error) {
 	root := "/"
 	if os.Getenv(envControl) != "" {

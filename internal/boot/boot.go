@@ -52,7 +52,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: o.LogLevel}))
 	for _, name := range o.Require {
 		if requirements[name] == nil {
-			return optionErrorf("--require %q: want some of cgroup, landlock, subids", name)
+			return optionErrorf("--require %q: want some of cgroup, ids, landlock, subids", name)
 		}
 	}
 	registries, err := o.registries()
@@ -103,7 +103,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, helper.Close()) }() // last, because it removes the cgroups
 	defer reportGone(ctx, helper, log)()
-	options.Start = helper.StartLauncher
+	options.Start, options.MountRange = helper.StartLauncher, helper.MountRange
 	var l *launcher.Client
 	undo := helper.AbandonCgroups
 	defer func() {

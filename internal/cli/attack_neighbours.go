@@ -82,8 +82,8 @@ type takenByOne struct {
 	After map[string]map[string]string `json:"after,omitempty"`
 }
 
-// runNeighbours has a sandbox take all that it gets of each resource, within a bound of harm, while a
-// neighbour, programs on the host and the daemon go on.
+// runNeighbours has a sandbox take all that it gets of each resource, within a bound of harm, while
+// a neighbour, programs on the host and the daemon go on.
 func runNeighbours(ctx context.Context, opts doctorOptions, d deps) error {
 	began := time.Now()
 	rows, err := chosenResources(opts.attacks)
@@ -392,8 +392,8 @@ func (w *street) probe(ctx context.Context) map[string]map[string]string {
 	return failed
 }
 
-// look tries the operations of programs: in the neighbour, and on the host as this user and, as root,
-// as a user without any right.
+// look tries the operations of programs: in the neighbour, and on the host as this user and, as
+// root, as a user without any right.
 func (w *street) look(ctx context.Context) map[string]map[string]string {
 	failed := make(map[string]map[string]string)
 	judge := func(place string, now attack.Probed, err error) {

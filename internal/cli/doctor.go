@@ -34,7 +34,7 @@ to get it. A running daemon is asked, since it knows what it was given; without
 one this command looks for itself.
 
 With --attack it attacks sandboxes of its own on this host, each attack also where
-nothing holds it, and prints what stopped it; that starts a daemon where none runs.
+nothing holds it, and prints by layer what stopped it; that starts a daemon where none runs.
 Attacks that are named are tried alone.
 
 With --neighbours it takes instead, in a sandbox, of each resource that the kernel

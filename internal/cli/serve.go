@@ -83,7 +83,7 @@ one on the same data directory adopts them. The log goes to stderr.`,
 func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.DataDir, "data-dir", "", "`directory` for images, sandboxes and state (default: $XDG_DATA_HOME/sandboxd; for root /var/lib/sandboxd)")
 	f.StringVar(&o.RuntimeDir, "runtime-dir", "", "`directory` for sockets (default: $XDG_RUNTIME_DIR/sandboxd; for root /run/sandboxd)")
-	f.StringSliceVar(&o.Require, "require", nil, "refuse to start if the host lacks one of these `layers`: cgroup,landlock,subids")
+	f.StringSliceVar(&o.Require, "require", nil, "refuse to start if the host lacks one of these `layers`: cgroup,ids,landlock,subids")
 	f.DurationVar(&o.DefaultTimeout, "default-timeout", o.DefaultTimeout, "default lifetime of a sandbox")
 	f.DurationVar(&o.DefaultIdleTimeout, "default-idle-timeout", o.DefaultIdleTimeout, "default idle timeout of a sandbox")
 	f.StringArrayVar(&o.Mirrors, "registry-mirror", nil, "ask a mirror first: `REGISTRY=MIRROR`, such as docker.io=mirror.example:5000; repeatable")

@@ -160,7 +160,7 @@ type core struct {
 	supervisor *runtime.Supervisor
 	own        Images // the store as the daemon's own tenant sees it
 	log        *slog.Logger
-	builds     chan struct{} // semaphore of the builds under way
+	builds     buildSlots
 	execs      *execs
 	logs       *mainLogs
 	pools      *pool.Pools
@@ -182,7 +182,6 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	}
 	s := &core{
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
-		builds: make(chan struct{}, maxBuilds),
 	}
 	s.differ, _ = runtime.As[runtime.Differ](opts.Engine)
 	s.descriptors, _ = runtime.As[runtime.DescriptorStore](opts.Engine)
@@ -208,7 +207,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	}
 	s.pools.Use(s.supervisor)
 	s.logs = newMainLogs(opts.DataDir, max(minLogSize, cmp.Or(opts.LogSize, defaultLogSize)), cmp.Or(opts.LogFiles, defaultLogFiles), cmp.Or(opts.LogLimit, defaultLogLimit))
-	s.logs.log = s.log
+	s.logs.log, s.logs.tenant = s.log, s.tenantOf
 	s.sweepLogs()
 	s.execs = newExecs(context.WithoutCancel(ctx))
 	s.adoptExecs(ctx)
@@ -312,6 +311,15 @@ type API struct {
 // For returns the API of a caller.
 func (s *Service) For(caller Caller) *API {
 	return &API{core: s.core, caller: caller, images: s.core.opts.Images(caller.Tenant)}
+}
+
+// tenantOf returns the tenant of the sandbox with this id; empty if there is none.
+func (s *core) tenantOf(id string) string {
+	rec, err := s.supervisor.Get(id)
+	if err != nil {
+		return ""
+	}
+	return rec.Tenant
 }
 
 // inBuild returns the API of a build, which sees the sandboxes of builds.

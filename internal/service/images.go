@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -17,12 +16,16 @@ import (
 )
 
 // holders returns the names of sandboxes of any state, by the digest of their image and by the
-// snapshot layers below them.
+// layers below them.
 func (s *core) holders() map[string][]string {
 	held := make(map[string][]string)
 	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true}) {
-		for _, id := range slices.Concat(rec.Rootfs.Taken(), []string{rec.ImageDigest}) {
-			held[id] = append(held[id], image.Holder(rec.Tenant, rec.Name))
+		holder := image.Holder(rec.Tenant, rec.Name)
+		held[rec.ImageDigest] = append(held[rec.ImageDigest], holder)
+		for _, id := range rec.Rootfs.Layers {
+			if id != rec.ImageDigest { // the host image's one layer is called like it
+				held[id] = append(held[id], holder)
+			}
 		}
 	}
 	return held

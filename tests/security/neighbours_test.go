@@ -43,18 +43,18 @@ var noControl = map[string]string{
 	"real-time": "needs the host's root", "priority": "needs the host's root", "pressure-triggers": "the kernel may have none", "perf-events": "unprivileged programs may have none",
 }
 
-// unbounded lists resources that nothing bounds yet, though the table says which layer should. One that
-// is bounded has to leave the list.
+// unbounded lists resources that nothing bounds yet, though the table says which layer should. One
+// that is bounded has to leave the list.
 var unbounded = []string{
 	"terminals", "asynchronous-io", "socket-filters", "reuseport-filters", "seccomp-filters", "huge-memfds", "huge-pages", "pressure-triggers", "tmpfs-inodes",
 	// Only an ordinary user's: root may lock more than sandboxes take.
 	"locked-segments",
 }
 
-// TestNeighboursLoseNothing has a sandbox take of each resource that the kernel counts beyond it. The
-// layer that bounds it must be the one that `enforced` promises, in both directions: a resource that
-// nothing bounds must be said to be unbounded, and one that is said to be must not be held. Meanwhile
-// and afterwards a second sandbox, the host's users and the daemon go on.
+// TestNeighboursLoseNothing has a sandbox take of each resource that the kernel counts beyond it.
+// The layer that bounds it must be the one that `enforced` promises, in both directions: a resource
+// that nothing bounds must be said to be unbounded, and one that is said to be must not be held.
+// Meanwhile and afterwards a second sandbox, the host's users and the daemon go on.
 func TestNeighboursLoseNothing(t *testing.T) {
 	testenv.RequireUserNS(t)
 	d := harness.Start(t, harness.Options{})

@@ -34,10 +34,13 @@ import (
 type server struct {
 	listener syscall.RawConn
 	proc     int     // /proc, opened before anything else ran here
+	listing  sync.Mutex
+	pids     int         // /proc for reading, used under listing
+	nofile   unix.Rlimit // own limit of descriptors when nothing else ran
 	lonely   bool    // setgroups(2) is denied: the sandbox has one id
 	ids      uint32  // number of uids of the sandbox, from 0 on
 	reserve  int     // spare descriptor for turnAway; -1: lost for now
-	forker   *forker // confines everything that it starts; nil: no confinement
+	forker   *forker // starts everything, and confines it
 
 	conns   chan struct{} // semaphore of connections; those beyond it are refused
 	dirs    atomic.Int32  // directories open in lists, removals, watches and archives
@@ -184,12 +187,9 @@ func Serve(fd, filter int, confine *guest.Confinement) error {
 		maxDirs: maxDirs(),
 	}
 	s.forked = sync.NewCond(&s.mu)
-	if confine != nil {
-		forker, err := newForker(confine)
-		if err != nil {
-			return err
-		}
-		s.forker = forker
+	var err error
+	if s.forker, err = newForker(confine); err != nil {
+		return err
 	}
 	proc, err := openProc()
 	if err != nil {
@@ -210,6 +210,12 @@ func Serve(fd, filter int, confine *guest.Confinement) error {
 	s.proc, s.lonely = proc, setgroupsDenied(proc)
 	if s.ids, err = countIDs(proc); err != nil {
 		return err
+	}
+	if s.pids, err = unix.Openat(proc, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("open /proc for reading: %w", err)
+	}
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &s.nofile); err != nil {
+		return fmt.Errorf("read own limit of descriptors: %w", err)
 	}
 	if s.reserve, err = unix.FcntlInt(uintptr(proc), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		return fmt.Errorf("reserve a descriptor: %w", err)
@@ -384,7 +390,7 @@ func (s *server) accept() error {
 			switch {
 			case errors.Is(got, unix.EINTR), errors.Is(got, unix.ECONNABORTED):
 			case errors.Is(got, unix.EMFILE), errors.Is(got, unix.ENFILE), errors.Is(got, unix.ENOMEM), errors.Is(got, unix.ENOBUFS):
-				if s.turnAway(got) {
+				if s.restoreLimit() || s.turnAway(got) {
 					break
 				}
 				// The daemon's connections wait in the backlog until a connection ends, or the sandbox has

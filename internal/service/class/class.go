@@ -56,6 +56,7 @@ var (
 	ErrNotEnded       = runtime.ErrNotEnded
 	ErrInUse          = runtime.ErrInUse
 	ErrTooMany        = runtime.ErrTooMany
+	ErrNoRoom         = runtime.ErrNoRoom
 	ErrProcesses      = runtime.ErrProcesses
 	ErrUnenforceable  = runtime.ErrUnenforceable
 	ErrClosed         = runtime.ErrClosed
