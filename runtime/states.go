@@ -34,6 +34,9 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 			err = fmt.Errorf("start sandbox %s: %w", rec.Name, err)
 		}
 	}()
+	if rec.FilesGone {
+		return Record{}, errFilesGone(&rec)
+	}
 	if len(rec.Rootfs.Layers) == 0 {
 		return Record{}, fmt.Errorf("%w: it is of an earlier version of sandboxd, whose records do not name the layers of its root", ErrState)
 	}
@@ -144,8 +147,13 @@ func (s *Supervisor) beginStart(ref string, runs bool) (*sandbox, error) {
 	return sb, nil
 }
 
-// reasonStopped is the reason on record of a sandbox that a client stopped.
-const reasonStopped = "stopped"
+// The reasons on record of sandboxes that a client stopped, whose main process ended, and that were
+// idle, which is followed by the time.
+const (
+	ReasonStopped   = "stopped"
+	ReasonMainEnded = "its main process ended"
+	ReasonIdle      = "idle for "
+)
 
 // Stop ends a sandbox and keeps its files, for Start or Delete. Its processes are asked to end, and
 // those that have not when the grace is over are killed. If the sandbox has ended already, or is
@@ -178,7 +186,7 @@ func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) 
 	if sb.phase == phaseEnding { // by another stop, perhaps with a longer grace
 		grace = 0
 	}
-	s.beginEnd(sb, reasonStopped)
+	s.beginEnd(sb, ReasonStopped)
 	l.wake(s.wakeAt(sb.rec.Deadline)) // it cannot idle any more
 	s.ops.Add(1)
 	l.kills.Add(1)

@@ -47,20 +47,35 @@ func Control(ctx context.Context, program, attack string) (worked bool, found st
 }
 
 // ControlInUserNamespace is the part of [Control] without privileges: an attack that works there
-// works with the capabilities of a user namespace alone.
+// works with the capabilities of a user namespace alone. Of root of the host it has not even the
+// id, to which many files belong.
 func ControlInUserNamespace(ctx context.Context, program, attack string) (worked bool, found string, err error) {
+	uid, gid := os.Getuid(), os.Getgid()
+	if uid == 0 {
+		uid, gid = nobody, nobody
+	}
 	return control1(ctx, program, attack, "in a bare user namespace", &syscall.SysProcAttr{
 		Cloneflags:  apart | syscall.CLONE_NEWUSER,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: uid, Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: gid, Size: 1}},
+		Credential:  &syscall.Credential{NoSetGroups: true},
 	})
 }
+
+const nobody = 65534
 
 // control1 tries an attack in one kind of namespaces.
 func control1(ctx context.Context, program, attack, where string, attr *syscall.SysProcAttr) (worked bool, found string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, controlTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program, mainArg, "control", attack)
+	// By its descriptor: another user may not be able to enter the program's directory.
+	f, err := os.Open(program)
+	if err != nil {
+		return false, "", err
+	}
+	defer f.Close() // only read
+	cmd := exec.CommandContext(ctx, "/proc/self/fd/3", mainArg, "control", attack)
+	cmd.ExtraFiles = []*os.File{f}
 	attr.Setsid = true // some attacks are on the terminal that they find: it must not be the caller's
 	cmd.SysProcAttr = attr
 	out, err := cmd.Output()

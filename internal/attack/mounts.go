@@ -40,7 +40,7 @@ func mounts() []Attack {
 		{"chroot", Filter, func() error { return unix.Chroot("/tmp") }},
 		// Overlays copied files with the ids, capabilities and set-id bits of their lower layers
 		// (CVE-2021-3493, CVE-2023-0386, CVE-2023-2640, CVE-2023-32629).
-		{"mount-overlay", Filter, func() error { return unix.Mount("overlay", "/tmp", "overlay", 0, "lowerdir=/etc:/usr") }},
+		{"mount-overlay", Filter, func() error { return unix.Mount("overlay", "/tmp", "overlay", 0, "lowerdir=/tmp:/dev") }},
 		// A file system in user space holds up the kernel in the middle of a copy, like userfaultfd (the
 		// exploits of CVE-2022-0185 and CVE-2022-2588). Without a descriptor of /dev/fuse it is invalid.
 		{"mount-fuse", Filter, func() error { return reached(unix.Mount("fuse", "/tmp", "fuse", 0, "fd=-1")) }},

@@ -24,8 +24,8 @@ import (
 //
 // For each row a program in a sandbox takes up to a stated bound, prints the number, and holds all
 // of it until it is killed. Meanwhile and afterwards neighbours probe: a second sandbox, programs
-// on the host, and the daemon. [Resource.Judge] then returns the layer that bounds the resource here,
-// [Resource.Wanted] the one that should, by the product's report of itself.
+// on the host, and the daemon. [Resource.Judge] then returns the layer that bounds the resource
+// here, [Resource.Wanted] the one that should, by the product's report of itself.
 
 // The layers that bound a resource, besides those of attacks. Nothing means that none does.
 const (

@@ -66,7 +66,7 @@ func operations() []operation {
 		{"pidfd", func() error { return closing(unix.PidfdOpen(os.Getpid(), 0)) }},
 		{"epoll with a hundred watches", epollHundred},
 		{"inotify", watchFile},
-		{"terminal", wholeTerminal},
+		{"terminal", bothEnds},
 		{"timer", func() error {
 			id, err := timer()
 			if err == nil {
@@ -218,8 +218,8 @@ func watchFile() error {
 	return err
 }
 
-// wholeTerminal opens both ends of a terminal.
-func wholeTerminal() error {
+// bothEnds opens both ends of a terminal.
+func bothEnds() error {
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err

@@ -19,7 +19,7 @@ func network() []Attack {
 		// Routes, addresses, rules, devices and queues over rtnetlink(7): since 2022 most exploits of the
 		// network begin there (CVE-2022-2588, CVE-2023-3776, CVE-2023-32233, CVE-2025-37797).
 		{"netlink-address", Capabilities, func() error {
-			return routeRequest(unix.RTM_NEWADDR, []byte{unix.AF_INET, 8, 0, 0, 1, 0, 0, 0}, attribute(unix.IFA_LOCAL, []byte{127, 9, 9, 9}))
+			return routeRequest(unix.RTM_NEWADDR, []byte{unix.AF_INET, 32, 0, 0, 1, 0, 0, 0}, attribute(unix.IFA_LOCAL, []byte{192, 0, 2, 9}))
 		}},
 		{"netlink-route", Capabilities, func() error {
 			const blackhole = unix.RTN_BLACKHOLE

@@ -77,12 +77,12 @@ func schedule(attr *unix.SchedAttr) error {
 
 // raiseHardLimit lowers a limit, and raises it again.
 func raiseHardLimit() error {
-	for _, limit := range []uint64{0, 1} {
-		if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 0, Max: limit}); err != nil {
-			return err
-		}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil {
+		return err
 	}
-	return nil
+	lower := unix.Rlimit{Cur: limit.Cur / 2, Max: limit.Max / 2}
+	return errors.Join(unix.Setrlimit(unix.RLIMIT_MEMLOCK, &lower), unix.Setrlimit(unix.RLIMIT_MEMLOCK, &limit))
 }
 
 // hugePipe gives a pipe more pages than any user may have (fcntl(2), F_SETPIPE_SZ).

@@ -66,6 +66,9 @@ func (s *API) Build(ctx context.Context, body io.Reader, opts api.Build, emit fu
 	if err := b.validate(); err != nil {
 		return api.Image{}, err
 	}
+	if err := s.spareDisk(ctx); err != nil {
+		return api.Image{}, err
+	}
 	// Several clients could ask for the memory of a build at once. A waiting client has sent nothing
 	// yet.
 	slots := s.builds.of(s.caller.Tenant)

@@ -136,6 +136,8 @@ type Options struct {
 	AgentAge   time.Duration
 	AgentLimit int64
 
+	DiskReserve  int64         // bytes that are left free on the disk of DataDir; negative means 5%, at most 1 GiB; default: none
+	Room         runtime.Room  // for the limits of all sandboxes; default: no bound
 	IODevice     cgroup.Device // device of DataDir; default: none, and io limits are refused
 	Pools        []Pool        // sandboxes that are kept ready; default: none
 	SpareMemory  func() error  // fails if no sandbox may be parked; default: see [pool.Options]
@@ -161,6 +163,7 @@ type core struct {
 	own        Images // the store as the daemon's own tenant sees it
 	log        *slog.Logger
 	builds     buildSlots
+	disk       disk
 	execs      *execs
 	logs       *mainLogs
 	pools      *pool.Pools
@@ -183,6 +186,8 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	s := &core{
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
 	}
+	s.disk.reserve = opts.DiskReserve
+	s.disk.measure = func() (Disk, error) { return MeasureDisk(opts.DataDir) }
 	s.differ, _ = runtime.As[runtime.Differ](opts.Engine)
 	s.descriptors, _ = runtime.As[runtime.DescriptorStore](opts.Engine)
 	s.describer, _ = runtime.As[runtime.Describer](opts.Engine)
@@ -198,6 +203,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		Timeout:      opts.Timeout,
 		IdleTimeout:  opts.IdleTimeout,
 		IODevice:     opts.IODevice,
+		Room:         opts.Room,
 		PoolChanged:  s.pools.Changed,
 		Exercise:     pool.Exercise,
 		Log:          s.log,

@@ -39,6 +39,9 @@ func (s *API) Pull(ctx context.Context, req api.PullImage, progress func(api.Pul
 	if err := validPlatform(req.Platform); err != nil {
 		return api.Image{}, err
 	}
+	if err := s.spareDisk(ctx); err != nil {
+		return api.Image{}, err
+	}
 	img, err := s.images.Pull(ctx, req.Reference, image.PullOptions{Platform: req.Platform, Insecure: req.Insecure, Progress: progress})
 	if err != nil {
 		return api.Image{}, fmt.Errorf("pull %q: %w", req.Reference, err)
@@ -155,6 +158,9 @@ func (s *API) ImportImages(ctx context.Context, r io.Reader, opts image.ImportOp
 		return api.ImagesImported{}, class.Invalidf("config: an image brings its own; it is for root file systems (rootfs=true)")
 	}
 	if err := validateImageConfig(&c); err != nil {
+		return api.ImagesImported{}, err
+	}
+	if err := s.spareDisk(ctx); err != nil {
 		return api.ImagesImported{}, err
 	}
 	images, err := s.images.Import(ctx, r, opts)

@@ -109,6 +109,9 @@ func (s *API) TakeSnapshot(ctx context.Context, ref string, body api.TakeSnapsho
 			return api.Snapshot{}, class.Mark(snapshot.ErrExists, fmt.Errorf("snapshot %q: there is one of that name", body.Name))
 		}
 	}
+	if err := s.spareDisk(ctx); err != nil {
+		return api.Snapshot{}, err
+	}
 	t, err := s.take(ctx, ref)
 	if err != nil {
 		return api.Snapshot{}, fmt.Errorf("snapshot of sandbox %s: %w", ref, err)
@@ -164,6 +167,9 @@ func (s *API) createFromSnapshot(ctx context.Context, req *api.CreateSandbox) (a
 // The layer that they stand on is no snapshot that could be listed: it goes with the last of them.
 func (s *API) Fork(ctx context.Context, ref string, body api.ForkSandbox) (_ api.SandboxForked, err error) {
 	if err := validateFork(&body); err != nil {
+		return api.SandboxForked{}, err
+	}
+	if err := s.spareDisk(ctx); err != nil {
 		return api.SandboxForked{}, err
 	}
 	t, err := s.take(ctx, ref)
@@ -392,6 +398,9 @@ func (s *API) verifySnapshotsOf(ctx context.Context, tenant string, checked map[
 // ImportSnapshot keeps a snapshot that was exported, be it by this daemon or another.
 func (s *API) ImportSnapshot(ctx context.Context, r io.Reader, name string) (api.Snapshot, error) {
 	if err := validateName(name); err != nil {
+		return api.Snapshot{}, err
+	}
+	if err := s.spareDisk(ctx); err != nil {
 		return api.Snapshot{}, err
 	}
 	snap, err := s.images.ImportSnapshot(ctx, r, name, func(snap *image.Snapshot) error {
