@@ -63,7 +63,7 @@ var filled = map[string]bool{
 	"HOSTNAME": true, "HOME": true, "SHELL": true, "TERM": true, "PATH": true, "GROUPS": true, "HISTCMD": true,
 }
 
-// settle decides what is known only after the whole line has been read: names that must be numbers,
+// settle completes the facts that need the whole line: names that must be numbers,
 // and the directories that the line may be in.
 func (r *reader) settle() {
 	for _, dir := range r.dirs {

@@ -83,8 +83,8 @@ func (r *reader) lineOfSh(line string, depth int) {
 	r.walk(file, script{text: line}, depth)
 }
 
-// SameInSh reports whether a POSIX shell runs the same programs for a line of bash, and writes to the
-// same files. Most programs that bash has as keywords sh does not know: [[ a || rm b ]] runs rm.
+// SameInSh reports whether a POSIX shell runs the same programs for a line of bash, and writes the
+// same files. What is a keyword of bash is a program to sh: [[ a || rm b ]] runs rm.
 func SameInSh(line string) bool {
 	bash, sh := Facts{}, Facts{}
 	bash.Shell(line)

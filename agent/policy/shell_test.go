@@ -131,15 +131,13 @@ func TestHostileLines(t *testing.T) {
 			for _, l := range lines {
 				if names := s.run(t, l[1]); len(names) > 0 {
 					ran[i]++
-				} else if filepath.Base(s.path) == "bash" {
-					t.Logf("%s %q: not in this version", l[0], l[1])
 				}
 			}
 		})
 	}
 	all.Wait()
 	t.Logf("of %d lines %d ran the canary", len(lines), ran)
-	if ran[0] < 250 {
+	if slices.Max(ran) < 100 { // the control: 334 in bash 5.2, 130 in dash
 		t.Errorf("only %d of %d lines work as attacks", ran[0], len(lines))
 	}
 }
