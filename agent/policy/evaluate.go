@@ -235,12 +235,11 @@ func (r *reader) expansion(p *syntax.ParamExp, s script) {
 		r.arithmetic(p.Slice.Length, s)
 	}
 	if p.Exp != nil {
-		switch p.Exp.Op {
-		case syntax.OtherParamOps:
-			if !slices.Contains([]string{"Q", "E", "U", "u", "L", "A", "a", "K", "k"}, textOf(p.Exp.Word)) {
-				r.evaluates() // ${x@P}
-			}
-		case syntax.AssignUnset, syntax.AssignUnsetOrNull:
+		op := p.Exp.Op
+		if op == syntax.OtherParamOps && !slices.Contains([]string{"Q", "E", "U", "u", "L", "A", "a", "K", "k"}, textOf(p.Exp.Word)) {
+			r.evaluates() // ${x@P}
+		}
+		if op == syntax.AssignUnset || op == syntax.AssignUnsetOrNull {
 			r.assign(name, p.Exp.Word)
 		}
 	}
@@ -289,9 +288,7 @@ func (r *reader) declareWord(w word) {
 
 // compare inspects the arithmetic operators of [[ ]].
 func (r *reader) compare(b *syntax.BinaryTest, s script) {
-	switch b.Op {
-	case syntax.TsEql, syntax.TsNeq, syntax.TsLeq, syntax.TsGeq, syntax.TsLss, syntax.TsGtr:
-	default:
+	if !slices.Contains([]syntax.BinTestOperator{syntax.TsEql, syntax.TsNeq, syntax.TsLeq, syntax.TsGeq, syntax.TsLss, syntax.TsGtr}, b.Op) {
 		return
 	}
 	for _, x := range []syntax.TestExpr{b.X, b.Y} {
@@ -346,14 +343,11 @@ func (r *reader) arithmetic(x syntax.ArithmExpr, s script) {
 		}
 		r.arithmetic(x.X, s)
 	case *syntax.BinaryArithm:
-		switch x.Op {
-		case syntax.Assgn:
+		assigns := strings.HasSuffix(x.Op.String(), "=") && !slices.Contains([]syntax.BinAritOperator{syntax.Eql, syntax.Neq, syntax.Leq, syntax.Geq}, x.Op)
+		if assigns {
 			r.assignNumber(x.X, s)
-		case syntax.AddAssgn, syntax.SubAssgn, syntax.MulAssgn, syntax.QuoAssgn, syntax.RemAssgn, syntax.AndAssgn, syntax.OrAssgn, syntax.XorAssgn,
-			syntax.ShlAssgn, syntax.ShrAssgn:
-			r.assignNumber(x.X, s)
-			r.arithmetic(x.X, s)
-		default:
+		}
+		if x.Op != syntax.Assgn { // which does not read its target
 			r.arithmetic(x.X, s)
 		}
 		r.arithmetic(x.Y, s)
@@ -503,10 +497,12 @@ func (r *reader) numberExpansion(p *syntax.ParamExp) (names []string, ok bool) {
 	if p.Exp == nil || p.Exp.Word == nil {
 		return names, p.Exp == nil || p.Exp.Op != syntax.OtherParamOps
 	}
-	switch p.Exp.Op {
-	case syntax.RemSmallPrefix, syntax.RemLargePrefix, syntax.RemSmallSuffix, syntax.RemLargeSuffix: // a part of a number
-		return names, true
-	case syntax.DefaultUnset, syntax.DefaultUnsetOrNull, syntax.AlternateUnset, syntax.AlternateUnsetOrNull, syntax.AssignUnset, syntax.AssignUnsetOrNull:
+	if slices.Contains([]syntax.ParExpOperator{syntax.RemSmallPrefix, syntax.RemLargePrefix, syntax.RemSmallSuffix, syntax.RemLargeSuffix}, p.Exp.Op) {
+		return names, true // a part of a number
+	}
+	if slices.Contains([]syntax.ParExpOperator{
+		syntax.DefaultUnset, syntax.DefaultUnsetOrNull, syntax.AlternateUnset, syntax.AlternateUnsetOrNull, syntax.AssignUnset, syntax.AssignUnsetOrNull,
+	}, p.Exp.Op) {
 		more, ok := r.number(p.Exp.Word.Parts)
 		return append(names, more...), ok
 	}
@@ -574,7 +570,7 @@ func (r *reader) count(c *syntax.CmdSubst) (names []string, ok bool) {
 		return names, ok && isNumeral(format)
 	case "seq", "expr":
 		for _, w := range args {
-			if name == "expr" && len(textOf(w)) == 1 && strings.Contains("+-*/%", textOf(w)) && !expands(w) {
+			if name == "expr" && slices.Contains([]string{"+", "-", "/", "%"}, textOf(w)) {
 				continue
 			}
 			more, ok := r.number(w.Parts)

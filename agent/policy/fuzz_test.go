@@ -7,8 +7,8 @@ import (
 )
 
 // fragments are the parts of the lines that FuzzShell makes: ^S stands for a statement, ^W for a
-// word, ^A for an arithmetic expression, ^N for the name of a variable. All programs that a line can
-// name are canaries.
+// word, ^A for an arithmetic expression, ^N for the name of a variable. All programs that a line
+// can name are canaries.
 var fragments = map[byte][]string{
 	'S': {
 		"alpha", "beta ^W", "echo ^W", "^N=^W", "^N+=^W", "^N[^A]=^W", "^N=(^W ^W)", "^N+=([^A]=^W)", "((^A))", "((^N = ^A))", "let '^A'",
@@ -70,8 +70,8 @@ func compose(choices []byte) string {
 	return b.String()
 }
 
-// FuzzShell compares the programs that bash and dash run with those that the facts name. A line that
-// runs another one has to be opaque.
+// FuzzShell compares the programs that bash and dash run with those that the facts name. A line
+// that runs another one has to be opaque.
 func FuzzShell(f *testing.F) {
 	for i := range fragments['S'] {
 		f.Add([]byte{byte(i)})
@@ -88,6 +88,7 @@ func FuzzShell(f *testing.F) {
 
 // compare runs a line in the shells unless it is opaque.
 func compare(t *testing.T, shells []realShell, line string) {
+	t.Helper()
 	f := shell(line)
 	if f.Evaluates && !f.Opaque {
 		t.Fatalf("%q evaluates, and is not opaque", line)

@@ -94,7 +94,7 @@ func (s realShell) run(t testing.TB, line string) []string {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // of a line that hangs nothing is judged but its canaries
 	defer cancel()
 	c := exec.CommandContext(ctx, s.path, "-c", "ulimit -t 2; ulimit -f 1000; "+line)
-	c.Dir, c.Env = work, []string{"PATH=" + s.bin, "HOME=" + work}
+	c.Dir, c.Env = work, []string{"PATH=" + s.bin, "HOME=" + work, "FUNCNEST=20"}
 	c.WaitDelay = time.Second
 	_ = c.Run() // lines may end in any way
 	data, err := os.ReadFile(s.log)
