@@ -76,19 +76,40 @@ func (r *reader) settle() {
 			v.need(true, name)
 		}
 	}
-	holds := func(name string) bool {
+	bad := func(name string) bool {
 		_, assigned := v.sources[name]
-		return (assigned || dynamic[name] || strings.HasSuffix(name, "()")) && !v.unknowns[name] && !filled[name] &&
-			(!strings.HasPrefix(name, "BASH") || dynamic[name] || integers[name])
+		return !assigned && !dynamic[name] && !strings.HasSuffix(name, "()") || v.unknowns[name] || filled[name] ||
+			strings.HasPrefix(name, "BASH") && !dynamic[name] && !integers[name]
 	}
-	for changed := true; changed; {
-		changed = false
-		for name, from := range v.sources {
-			if !v.unknowns[name] && slices.ContainsFunc(from, func(s string) bool { return !holds(s) }) {
-				v.unknowns[name], changed = true, true
+	// What takes the value of a bad one is bad, too. Each name is visited once: a line may have
+	// thousands.
+	takers, found := map[string][]string{}, map[string]bool{}
+	var queue []string
+	spoil := func(name string) {
+		if !found[name] {
+			found[name] = true
+			queue = append(queue, name)
+		}
+	}
+	for name, from := range v.sources {
+		if bad(name) {
+			spoil(name)
+		}
+		for _, source := range from {
+			takers[source] = append(takers[source], name)
+			if bad(source) {
+				spoil(source)
 			}
 		}
 	}
+	for len(queue) > 0 {
+		name := queue[0]
+		queue = queue[1:]
+		for _, taker := range takers[name] {
+			spoil(taker)
+		}
+	}
+	holds := func(name string) bool { return !found[name] && !bad(name) }
 	for name, evaluated := range v.needed {
 		switch {
 		case holds(name):
@@ -248,10 +269,13 @@ func (r *reader) expansion(p *syntax.ParamExp, s script) {
 // declare inspects declare, export and the like. A name reference or an integer variable is
 // evaluated when a value is assigned to it, and the value of an array is a list of subscripts.
 func (r *reader) declare(d *syntax.DeclClause) {
-	isArray := false
+	isArray, isInteger := false, false
 	for _, a := range d.Args {
 		if a.Name != nil {
 			name := a.Name.Value
+			if isInteger { // every value is evaluated
+				r.variables.need(true, name)
+			}
 			if isArray {
 				r.variables.arrays[name] = true
 			}
@@ -273,7 +297,11 @@ func (r *reader) declare(d *syntax.DeclClause) {
 			continue
 		}
 		w := newWord(a.Value)
-		r.declareWord(w)
+		if strings.HasPrefix(w.text, "-") && strings.Trim(w.text[1:], "airx") == "" {
+			isInteger = isInteger || strings.Contains(w.text, "i")
+		} else {
+			r.declareWord(w)
+		}
 		isArray = isArray || strings.HasPrefix(w.text, "-") && strings.ContainsAny(w.text, "aA")
 	}
 }
@@ -442,9 +470,17 @@ func isName(s string) bool {
 // whatever order they come.
 func isNumeral(s string) bool { return strings.Trim(s, "0123456789+-#") == "" }
 
+// maxNumber bounds expansions within expansions of a number.
+const maxNumber = 12
+
 // number reports whether the value of a word consists of the characters of numbers, provided that
 // the variables named hold numbers.
 func (r *reader) number(parts []syntax.WordPart) (names []string, ok bool) {
+	if r.depth++; r.depth > maxNumber {
+		r.depth--
+		return nil, false
+	}
+	defer func() { r.depth-- }()
 	for _, p := range parts {
 		switch p := p.(type) {
 		case *syntax.Lit:
@@ -559,6 +595,12 @@ func (r *reader) count(c *syntax.CmdSubst) (names []string, ok bool) {
 		return names, counts && files <= 1
 	case "nproc":
 		return names, len(args) == 0
+	case "id":
+		return names, len(args) == 1 && (textOf(args[0]) == "-u" || textOf(args[0]) == "-g")
+	case "stat":
+		return names, len(args) == 3 && textOf(args[0]) == "-c" && slices.Contains([]string{"%s", "%Y", "%a", "%h"}, textOf(args[1])) && textOf(args[2]) != ""
+	case "jq":
+		return names, len(args) > 0 && len(args) < 3 && textOf(args[0]) == "length" && (len(args) < 2 || textOf(args[1]) != "")
 	case "date":
 		format, ok := "", len(args) == 1
 		if ok {

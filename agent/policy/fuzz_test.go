@@ -13,7 +13,7 @@ var fragments = map[byte][]string{
 	'S': {
 		"alpha", "beta ^W", "echo ^W", "^N=^W", "^N+=^W", "^N[^A]=^W", "^N=(^W ^W)", "^N+=([^A]=^W)", "((^A))", "((^N = ^A))", "let '^A'",
 		"let ^N=^A", ": $((^A))", ": $[^A]", ": ${^N:=^W}", ": \"${^N:-^W}\"", "^S; ^S", "^S && ^S", "^S || ^S", "^S | ^S", "{ ^S; }", "(^S)",
-		"if ^S; then ^S; else ^S; fi", "for ^N in ^W ^W; do ^S; done", "for ((^N=0;^N<2;^N++)); do ^S; done", "case ^W in ^W) ^S;; *) ^S;; esac",
+		"if ^S; then ^S; else ^S; fi", "for ^N in ^W ^W; do ^S; done", "for ((^N=0;^N<2;^N++)); do ^S; break; done", "case ^W in ^W) ^S;; *) ^S;; esac",
 		"f() { ^S; }; f ^W", "f() { local ^N=^W; ^S; }; f ^W", "[[ ^W -eq ^A ]]", "[[ ^A -lt 1 || ^W == ^W ]]", "[[ -v ^W ]]", "[ ^W = ^W ]",
 		"[ ^W ]", "[ ^W ^W ]", "test ^W ^W ^W", "[ ! ^W ]", "printf ^W ^W", "printf -v ^W ^W", "printf -- ^W ^W", "read ^N <<< ^W", "read ^W <<< ^W",
 		"read -a ^N <<< ^W", "read -a^N <<< ^W", "mapfile ^N <<< ^W", "mapfile ^W <<< ^W", "unset ^W", "unset ^N", "declare ^N=^W", "declare ^W",
