@@ -93,12 +93,22 @@ type CreateSandbox struct {
 	IdleTimeout float64 `json:"idle_timeout,omitempty"`
 }
 
+// Values of [Enforced.IDs]: the user and group IDs of the host that the sandbox runs under.
+const (
+	// IDsOwn is a range of 65,536 IDs that no other sandbox has while this one runs. Nothing that
+	// the kernel counts for a user of the host is shared with another sandbox.
+	IDsOwn = "own"
+	// IDsShared is a range of subordinate IDs that all sandboxes of the daemon share.
+	IDsShared = "shared"
+	// IDsSingle is the daemon's own uid.
+	IDsSingle = "single"
+)
+
 // Enforced lists the restrictions that really hold a sandbox on this host. An empty string never
 // means that one holds.
 type Enforced struct {
 	Namespaces []string `json:"namespaces"` // namespaces of the sandbox's own
-	// IDs is "subordinate" if sandbox IDs map to subordinate IDs only, or "single" if the host
-	// offers none. With "single", processes of the sandbox run under the daemon's own uid.
+	// IDs is [IDsOwn], [IDsShared] or [IDsSingle].
 	IDs        string `json:"ids"`
 	Profile    string `json:"profile"`      // name of the profile, which applies as a whole
 	Seccomp    string `json:"seccomp"`      // name of the profile whose filter is loaded
@@ -111,16 +121,25 @@ type Enforced struct {
 	// Landlock is the version that confines programs; 0 means none. They change no mount, make no
 	// block device, and write only where the profile allows it. From version 6 on they neither
 	// signal processes nor reach abstract sockets outside.
-	Landlock int    `json:"landlock"`
-	Memory   string `json:"memory"`  // "cgroup" or "none"
-	CPU      string `json:"cpu"`     // "cgroup" or "none": the ceiling on time
-	CPUSet   string `json:"cpuset"`  // "cgroup" or "none"; ceiling on time
-	Pids     string `json:"pids"`    // "cgroup" or "rlimit"
-	IO       string `json:"io"`      // "cgroup", "direct" (not what goes through the page cache) or "none"
-	Network  string `json:"network"` // "cgroup", "direct" (not writes through the page cache) or "none"
+	Landlock int `json:"landlock"`
+	// Cores is "none" if the crash of a program starts nothing on the host, or "host" if it starts the
+	// host's program for cores, or is handed to its service, as root of the host.
+	Cores   string `json:"cores"`
+	Memory  string `json:"memory"`  // "cgroup" or "none"
+	CPU     string `json:"cpu"`     // "cgroup" or "none": the ceiling on time
+	CPUSet  string `json:"cpuset"`  // "cgroup" or "none"; ceiling on time
+	Pids    string `json:"pids"`    // "cgroup" or "rlimit"
+	IO      string `json:"io"`      // "cgroup", "direct" (not what goes through the page cache) or "none"
+	Network string `json:"network"` // "cgroup", "direct" (not writes through the page cache) or "none"
 	// Missing names the defaults that this host cannot provide, each with its remedy.
 	Missing []string `json:"missing,omitempty"`
 }
+
+// The values of [Enforced.Cores].
+const (
+	CoresNone = "none"
+	CoresHost = "host"
+)
 
 // Sandbox describes a sandbox.
 type Sandbox struct {

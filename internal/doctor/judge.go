@@ -20,6 +20,7 @@ func judge(f facts) []api.Check {
 		f.judgeAppArmor(),
 		f.judgeSysctls(),
 		f.judgeIDs(),
+		f.judgeOwnIDs(),
 		f.judgeDataDir(),
 		f.judgeDisk(),
 		f.judgeXattrs(),
@@ -33,6 +34,8 @@ func judge(f facts) []api.Check {
 		f.judgeLogout(),
 		f.judgeLandlock(),
 		f.judgePtrace(),
+		f.judgeCores(),
+		f.judgeIPC(),
 		f.judgeSocket(),
 	}
 	for i := range checks {
@@ -235,6 +238,34 @@ func (f facts) judgeIDs() api.Check {
 	return c
 }
 
+// judgeOwnIDs judges whether each sandbox has host ids to itself.
+func (f facts) judgeOwnIDs() api.Check {
+	p := idmap.NewPlan(f.ids)
+	c := api.Check{
+		Name: "own ids", OK: f.idsErr == nil && f.dataErr == nil && f.mounts == nil && p.Ranges() > 0,
+		Found: fmt.Sprintf("each sandbox has %d host ids to itself, and %d can run at once", idmap.SandboxIDs, p.Ranges()),
+		Means: "the kernel counts all sandboxes of the daemon as the same users: what it counts by user (epoll watches, pages of pipes, " +
+			"descriptors under way) one sandbox can use up for the others",
+		Remedy: "run the daemon as root, or one daemon and user for each tenant; serve --require=ids refuses to start without",
+	}
+	switch {
+	case f.idsErr != nil:
+		c.Found, c.Remedy = f.idsErr.Error(), "make the file readable, or remove it"
+	case f.uid != 0:
+		c.Found = "all sandboxes share their ids: an ordinary user can map no mounts of a disk"
+	case p.Ranges() == 0:
+		c.Found = fmt.Sprintf("all sandboxes share %d ids", p.Size())
+		c.Remedy = fmt.Sprintf("give \"sandboxd\" %d ids or more in /etc/subuid and /etc/subgid, or remove its entries; in a container, start that with more ids",
+			2*idmap.SandboxIDs+1)
+	case f.dataErr != nil:
+		c.Found, c.Remedy = "not tried: the data directory cannot be used", "see \"data directory\""
+	case f.mounts != nil:
+		c.Found = "all sandboxes share their ids: " + f.mounts.Error()
+		c.Remedy = "run Linux 5.19 or newer, with CAP_SYS_ADMIN over the host, and choose a data directory on ext4, xfs or btrfs with --data-dir"
+	}
+	return c
+}
+
 func (f facts) judgeDataDir() api.Check {
 	c := api.Check{
 		Name: "data directory", Fatal: true, OK: f.dataErr == nil,
@@ -427,6 +458,38 @@ func (f facts) judgePtrace() api.Check {
 		c.Remedy = "set kernel.yama.ptrace_scope below 2 in /etc/sysctl.d and boot again: 3 cannot be taken back"
 	}
 	return c
+}
+
+func (f facts) judgeCores() api.Check {
+	handler := kernel.CoreHandlerOf(f.corePattern)
+	c := api.Check{
+		Name: "cores", OK: f.corePatternErr == nil && (handler == kernel.CoreFile || handler == kernel.CorePipe && f.coreLimit > 0),
+		Found: "a crash in a sandbox starts nothing",
+		Means: "each crash of a program in a sandbox starts a program of the host as root, or is handed to a service of it, under a name that the program chooses; " +
+			"enforced.cores is \"host\", and sandboxd serve --require=nocorepipe refuses to start",
+		Remedy: f.sudo(kernel.CoreRemedy) + ", and the same line in /etc/sysctl.d to keep it",
+	}
+	switch {
+	case f.corePatternErr != nil:
+		c.Found = f.corePatternErr.Error()
+	case handler == kernel.CoreSocket:
+		c.Found = "kernel.core_pattern is a socket, which every crash is handed to: " + f.corePattern
+	case handler == kernel.CorePipe && !c.OK:
+		c.Found = "kernel.core_pattern starts a program: " + f.corePattern + "; and a limit of cores of 1 byte, which keeps the kernel from it, is above this user's own of 0"
+		c.Remedy = "start the daemon with a hard limit of cores above 0 (systemd: LimitCORE=infinity; a shell: ulimit -Hc unlimited); or " + c.Remedy
+	case handler == kernel.CorePipe:
+		c.Found += ": a limit of 1 byte keeps the kernel from " + f.corePattern
+	}
+	return c
+}
+
+func (f facts) judgeIPC() api.Check {
+	return api.Check{
+		Name: "System V IPC", OK: f.ipcErr == nil,
+		Found:  join("a sandbox has ceilings of its own", f.ipcErr),
+		Means:  "shared memory, queues and semaphores of a sandbox, which outlive their programs, have the kernel's ceilings, which are a whole host's",
+		Remedy: kernel.IPCRemedy,
+	}
 }
 
 // join returns good if err is nil, otherwise the kernel's answer.

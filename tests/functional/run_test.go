@@ -262,7 +262,7 @@ func TestSandboxProcessesAreNeitherRootNorTheDaemonsUser(t *testing.T) {
 	testenv.RequireSubIDs(t)
 	d := shared(t)
 	s := d.Create(t, api.CreateSandbox{})
-	if s.Enforced.IDs != "subordinate" {
+	if s.Enforced.IDs != api.IDsShared && s.Enforced.IDs != api.IDsOwn {
 		t.Fatalf("enforced.ids is %q", s.Enforced.IDs)
 	}
 	s.Sh(t, "nohup sleep 1000 >/dev/null 2>&1 &")

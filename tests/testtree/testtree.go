@@ -27,6 +27,7 @@ type helper struct {
 
 var helpers = []helper{
 	{name: "attacker", dir: ".", pkg: "./tests/security/attacker"},
+	{name: "initfoe", dir: ".", pkg: "./tests/security/initfoe"},
 	{name: "lister", dir: ".", pkg: "./tests/functional/lister"},
 	{name: "applier", dir: ".", pkg: "./tests/security/applier", cgo: true},
 	{name: "neighbour", dir: ".", pkg: "./tests/engine/neighbour"},
