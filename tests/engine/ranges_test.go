@@ -301,12 +301,17 @@ func TestLauncherVerifiesMountsOfRanges(t *testing.T) {
 // directory of another owner.
 func TestRangesHaveFixedDirectories(t *testing.T) {
 	testenv.RequireOwnIDs(t)
+	o := options(t)
+	owned := func(dir string) error {
+		return errors.Join(os.Mkdir(dir, 0o700), os.Lchown(dir, o.IDs.UID[0].Outside, o.IDs.GID[0].Outside))
+	}
 	for name, replace := range map[string]func(dir string) error{
-		"link":            func(dir string) error { return os.Symlink("/etc", dir) },
+		"link":            func(dir string) error { return errors.Join(owned(dir+"-other"), os.Symlink(dir+"-other", dir)) },
 		"other directory": func(dir string) error { return os.Mkdir(dir, 0o700) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := options(t)
+			o := o
+			o.DataDir = shortDir(t)
 			for _, d := range []string{"layers", "sandboxes"} {
 				if err := replace(filepath.Join(o.DataDir, d)); err != nil {
 					t.Fatal(err)
