@@ -276,7 +276,7 @@ func TestRangesAreBounded(t *testing.T) {
 	end(t, f.Engine, "one", "three")
 }
 
-// The launcher takes no mounts but those of the range that it has asked for: a daemon that was taken
+// The launcher takes only mounts of the range that it has asked for: a daemon that was taken
 // over passes them on.
 func TestLauncherVerifiesMountsOfRanges(t *testing.T) {
 	testenv.RequireOwnIDs(t)
