@@ -12,7 +12,7 @@ import (
 
 func TestAttackReport(t *testing.T) {
 	r := attacked{
-		Profiles: []attackedProfile{{Name: "default", Syscalls: 293, Enforced: &api.Enforced{IDs: "single"}}, {Name: "hardened", Error: "no ids"}},
+		Profiles: []attackedProfile{{Name: "default", Syscalls: 287, Enforced: &api.Enforced{IDs: "single"}}, {Name: "hardened", Error: "no ids"}},
 		Attacks: []attackedBy{
 			{Name: "a", Layer: "filter", Control: true, Stopped: map[string]string{"default": "EPERM"}},
 			{Name: "another", Layer: "masked", Stopped: map[string]string{"default": "EACCES"}},
