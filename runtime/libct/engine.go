@@ -217,7 +217,6 @@ func (e *Engine) plan(spec *runtime.Spec) (*planned, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
 	}
-	host := e.host
 	host.IDs = lease.IDs()
 	config, err := Plan(spec, &host, &enforced)
 	if err != nil {
