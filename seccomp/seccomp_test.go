@@ -278,15 +278,19 @@ func TestDefaultAnswers(t *testing.T) {
 		{"kexec_load", nil, errnoEPERM},
 		{"finit_module", nil, errnoEPERM},
 		{"process_vm_writev", nil, errnoENOSYS},
-		{"socket", []uint64{17, 3, 0x300}, errnoEAFNOSUPPORT},        // AF_PACKET
-		{"socket", []uint64{38, 5, 0}, errnoEAFNOSUPPORT},            // AF_ALG
-		{"socket", []uint64{40, 1, 0}, errnoEAFNOSUPPORT},            // AF_VSOCK
-		{"socket", []uint64{44, 3, 0}, errnoEAFNOSUPPORT},            // AF_XDP
-		{"socket", []uint64{high | 38, 5, 0}, errnoEAFNOSUPPORT},     // AF_ALG
-		{"socket", []uint64{0xffffffff, 5, 0}, errnoEAFNOSUPPORT},    //
-		{"socket", []uint64{afInet, 1, 262}, errnoEPROTONOSUPPORT},   // MPTCP
-		{"socket", []uint64{afInet6, 1, 132}, errnoEPROTONOSUPPORT},  // SCTP
-		{"socket", []uint64{afInet, 3, 255}, errnoEPROTONOSUPPORT},   // raw
+		{"socket", []uint64{17, 3, 0x300}, errnoEAFNOSUPPORT},       // AF_PACKET
+		{"socket", []uint64{38, 5, 0}, errnoEAFNOSUPPORT},           // AF_ALG
+		{"socket", []uint64{40, 1, 0}, errnoEAFNOSUPPORT},           // AF_VSOCK
+		{"socket", []uint64{44, 3, 0}, errnoEAFNOSUPPORT},           // AF_XDP
+		{"socket", []uint64{high | 38, 5, 0}, errnoEAFNOSUPPORT},    // AF_ALG
+		{"socket", []uint64{0xffffffff, 5, 0}, errnoEAFNOSUPPORT},   //
+		{"socket", []uint64{afInet, 1, 262}, errnoEPROTONOSUPPORT},  // MPTCP
+		{"socket", []uint64{afInet6, 1, 132}, errnoEPROTONOSUPPORT}, // SCTP
+		{"socket", []uint64{afInet, 3, 255}, errnoEPROTONOSUPPORT},  // raw
+		{"socket", []uint64{afInet, 3, ipprotoTCP}, errnoENOSYS},    // raw
+		{"socket", []uint64{afInet6, 3 | 0x80000, ipprotoUDP}, errnoENOSYS},
+		{"socket", []uint64{afInet, 10, 0}, errnoENOSYS}, // SOCK_PACKET
+		{"socket", []uint64{afInet, high | 10, 0}, errnoENOSYS},
 		{"socket", []uint64{afNetlink, 3, 12}, errnoEPROTONOSUPPORT}, // netfilter
 		{"socket", []uint64{afNetlink, 3, 9}, errnoEPROTONOSUPPORT},  // audit
 		{"socket", []uint64{afNetlink, 3, high | 12}, errnoEPROTONOSUPPORT},
