@@ -93,12 +93,22 @@ type CreateSandbox struct {
 	IdleTimeout float64 `json:"idle_timeout,omitempty"`
 }
 
+// Values of [Enforced.IDs]: the user and group IDs of the host that the sandbox runs under.
+const (
+	// IDsOwn is a range of 65,536 IDs that no other sandbox has while this one runs. Nothing that
+	// the kernel counts for a user of the host is shared with another sandbox.
+	IDsOwn = "own"
+	// IDsShared is a range of subordinate IDs that all sandboxes of the daemon share.
+	IDsShared = "shared"
+	// IDsSingle is the daemon's own uid.
+	IDsSingle = "single"
+)
+
 // Enforced lists the restrictions that really hold a sandbox on this host. An empty string never
 // means that one holds.
 type Enforced struct {
 	Namespaces []string `json:"namespaces"` // namespaces of the sandbox's own
-	// IDs is "subordinate" if sandbox IDs map to subordinate IDs only, or "single" if the host
-	// offers none. With "single", processes of the sandbox run under the daemon's own uid.
+	// IDs is [IDsOwn], [IDsShared] or [IDsSingle].
 	IDs        string `json:"ids"`
 	Profile    string `json:"profile"`      // name of the profile, which applies as a whole
 	Seccomp    string `json:"seccomp"`      // name of the profile whose filter is loaded

@@ -46,7 +46,7 @@ func (s *Service) Acquire(ctx context.Context, ref string) (_ *Image, release fu
 		s.mu.Lock()
 		// It may have been removed, or replaced, before s.mu was locked.
 		if s.currentLocked(img) {
-			s.pins[blobKey(img.Digest)]++
+			s.pinLocked(blobKey(img.Digest))
 			if img.Reference != api.HostImage {
 				s.used[store.Key(s.tenant, img.Reference)] = time.Now().UTC()
 			}
@@ -100,7 +100,7 @@ func (h *hostImage) digest() string {
 	return h.image.Digest
 }
 
-// busy is the holder of an image that only requests under way need.
+// busy is the name of requests under way among the holders of an image.
 const busy = "a request under way"
 
 // heldLocked returns the holders of images that must stay, by digest.
@@ -112,9 +112,10 @@ func (s *Service) heldLocked() (map[string][]string, error) {
 	if err := s.holdSnapshots(held); err != nil {
 		return nil, err
 	}
-	for key, n := range s.pins {
-		if digest, ok := strings.CutPrefix(key, blobKey("")); ok && n > 0 && held[digest] == nil {
-			held[digest] = []string{busy}
+	for key := range s.busy {
+		tenant, pin := splitKey(key)
+		if digest, ok := strings.CutPrefix(pin, blobKey("")); ok {
+			held[digest] = append(held[digest], Holder(tenant, busy))
 		}
 	}
 	return held, nil
@@ -216,6 +217,10 @@ func (s *Service) plan(strays bool, choose chooser) (store.Garbage, api.ImagesRe
 	if err != nil {
 		return fail(err)
 	}
+	snapshots, err := s.snapshots()
+	if err != nil {
+		return fail(err)
+	}
 	chosen, err := choose(records, steps, held)
 	if err != nil {
 		return fail(err)
@@ -224,8 +229,9 @@ func (s *Service) plan(strays bool, choose chooser) (store.Garbage, api.ImagesRe
 	if err != nil {
 		return fail(err)
 	}
+	parts := heldParts(records, held)
 	keepBlob := func(digest string) bool {
-		return s.pins[blobKey(digest)] > 0 || s.removing[blobKey(digest)] != nil || held[digest] != nil
+		return s.pins[blobKey(digest)] > 0 || s.removing[blobKey(digest)] != nil || held[digest] != nil || parts[blobKey(digest)]
 	}
 	g, err := s.store.Collect(recordIDs(chosen.drop), recordIDs(chosen.untag), chosen.forget, chosen.discard, keepLayer, keepBlob)
 	if err != nil {
@@ -234,10 +240,79 @@ func (s *Service) plan(strays bool, choose chooser) (store.Garbage, api.ImagesRe
 	for _, c := range g.Layers {
 		delete(s.sizes, c)
 	}
+	bytes := g.Bytes
+	if s.tenant != "" {
+		if bytes, err = s.ownBytes(records, steps, snapshots, held, &chosen); err != nil {
+			s.opts.Log.Warn("the size of removed objects is unknown", "tenant", s.tenant, "error", err) // they are gone
+		}
+	}
 	out := api.ImagesRemoved{
-		Removed: recordNames(chosen.drop), Untagged: recordNames(chosen.untag), Steps: len(chosen.forget), Bytes: g.Bytes,
+		Removed: recordNames(chosen.drop), Untagged: recordNames(chosen.untag), Steps: len(chosen.forget), Bytes: bytes,
 	}
 	return g, out, s.beginRemoval(append(treeKeys(g.Layers), blobKeys(g.Blobs)...)), nil
+}
+
+// heldParts returns the blobs and layers of the images that have holders, by blobKey and treeKey.
+// They stay although the last name of such an image goes.
+func heldParts(records []*store.Record, held map[string][]string) map[string]bool {
+	parts := make(map[string]bool)
+	for _, r := range records {
+		if len(held[r.Manifest.Digest]) == 0 {
+			continue
+		}
+		for _, b := range r.Blobs() {
+			parts[blobKey(b.Digest)] = true
+		}
+		for _, l := range r.Layers {
+			parts[treeKey(l.ChainID)] = true
+		}
+	}
+	return parts
+}
+
+// ownBytes returns the bytes of the tenant's objects that the choice removes. Whether the disk loses
+// them depends on the other tenants, which the number of freed bytes would tell of.
+func (s *Service) ownBytes(records []*store.Record, steps []*store.Step, snapshots []*Snapshot, held map[string][]string, chosen *choice) (int64, error) {
+	sizes, err := s.store.LayerSizes()
+	if err != nil {
+		return 0, err
+	}
+	records = s.ownRecords(records)
+	total := func(dropped *choice) (n int64) {
+		counted := make(map[string]bool)
+		add := func(key string, size int64) {
+			if !counted[key] {
+				counted[key] = true
+				n += size
+			}
+		}
+		for _, r := range records {
+			if slices.Contains(dropped.drop, r) {
+				continue
+			}
+			for _, b := range r.Blobs() {
+				add(blobKey(b.Digest), b.Size)
+			}
+			for _, l := range r.Layers {
+				add(treeKey(l.ChainID), sizes[l.ChainID])
+			}
+		}
+		for _, step := range steps {
+			if l := step.Layer; l != nil && step.Tenant == s.tenant && !slices.Contains(dropped.forget, step.ID()) {
+				add(blobKey(l.Blob.Digest), l.Blob.Size)
+				add(treeKey(l.ChainID), sizes[l.ChainID])
+			}
+		}
+		for _, snap := range snapshots {
+			for _, id := range snap.Rootfs.Taken() {
+				if !slices.Contains(dropped.discard, snap.ID) || len(s.ownHolders(held[id])) > 0 {
+					add(treeKey(id), sizes[id])
+				}
+			}
+		}
+		return n
+	}
+	return total(new(choice)) - total(chosen), nil
 }
 
 // keepLocked returns a predicate for needed layers without an image: those of pulls under way, of
@@ -269,8 +344,9 @@ func (s *Service) keepLocked(records []*store.Record, held map[string][]string, 
 			delete(stray, c)
 		}
 	}
+	parts := heldParts(records, held)
 	return func(id string) bool {
-		return s.pins[treeKey(id)] > 0 || s.removing[treeKey(id)] != nil || held[id] != nil || id == host || stray[id]
+		return s.pins[treeKey(id)] > 0 || s.removing[treeKey(id)] != nil || held[id] != nil || id == host || stray[id] || parts[treeKey(id)]
 	}, nil
 }
 
@@ -391,9 +467,10 @@ func (s *Service) Tag(ctx context.Context, source, target string) (*Image, error
 	return s.image(&tagged)
 }
 
-// Enforce keeps to the limit of bytes. It removes cached build steps first, and then the least
-// recently used images with all their names. It keeps images with holders. An image is used when
-// one of its names is. When ctx ends, the next Open removes the remaining trees.
+// Enforce keeps to the limit of bytes. It removes cached build steps first, and then images with all
+// the names that their tenant has for them: the least recently used of the tenant with most bytes,
+// so that a tenant with many evicts no smaller one's. It keeps images with holders. An image is used
+// when one of its names is. When ctx ends, the next Open removes the remaining trees.
 func (s *Service) Enforce(ctx context.Context) error {
 	if s.opts.Limit <= 0 {
 		return nil
@@ -407,16 +484,14 @@ func (s *Service) Enforce(ctx context.Context) error {
 		images := shareOf(records, sizes)
 		left = images.total
 		c.forget, left = excessSteps(steps, images, s.opts.Limit-left, left)
-		for _, digest := range oldestFirst(records) {
-			if left <= s.opts.Limit {
+		for left > s.opts.Limit {
+			tenant, digest, found := nextEvicted(records, sizes, held)
+			if !found {
 				break
-			}
-			if len(held[digest]) > 0 {
-				continue
 			}
 			var stay []*store.Record
 			for _, r := range records {
-				if r.Manifest.Digest == digest {
+				if r.Tenant == tenant && r.Manifest.Digest == digest {
 					c.drop = append(c.drop, r)
 				} else {
 					stay = append(stay, r)
@@ -436,6 +511,29 @@ func (s *Service) Enforce(ctx context.Context) error {
 		s.opts.Log.Warn("images have more bytes than the limit, and nothing more may be removed", "limit", s.opts.Limit, "bytes", left)
 	}
 	return nil
+}
+
+// nextEvicted returns the image that Enforce removes next: of the tenants that have one without
+// holders, the one with most bytes, and of its images the least recently used.
+func nextEvicted(records []*store.Record, trees map[string]int64, held map[string][]string) (tenant, digest string, found bool) {
+	of := make(map[string][]*store.Record)
+	for _, r := range records {
+		of[r.Tenant] = append(of[r.Tenant], r)
+	}
+	most := int64(-1)
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		total := shareOf(of[name], trees).total
+		if total <= most {
+			continue
+		}
+		for _, d := range oldestFirst(of[name]) {
+			if !slices.ContainsFunc(held[d], func(h string) bool { holder, _ := splitKey(h); return holder == name }) {
+				tenant, digest, found, most = name, d, true, total
+				break
+			}
+		}
+	}
+	return tenant, digest, found
 }
 
 // excessSteps returns the least recently used steps that exceed the room for bytes that only steps

@@ -90,6 +90,9 @@ type state struct {
 	// the parts that another has found, and so do sandboxes in creation. An uncompressed layer can
 	// have one digest as a blob and as a tree.
 	pins map[string]int
+	// busy counts the same by the [store.Key] of the request's tenant: what one tenant asks for holds
+	// nothing that another one sees.
+	busy map[string]int
 	// removing holds the blobs and layers in removal; the channel is closed at its end. Requests that
 	// pin one of them wait.
 	removing map[string]chan struct{}
@@ -141,7 +144,7 @@ func Open(dir string, applier Applier, opts Options) (*Service, error) {
 	}
 	s := &Service{state: &state{
 		store: st, applier: applier, opts: opts,
-		pins: make(map[string]int), removing: make(map[string]chan struct{}), failed: make(map[string]bool), used: make(map[string]time.Time),
+		pins: make(map[string]int), busy: make(map[string]int), removing: make(map[string]chan struct{}), failed: make(map[string]bool), used: make(map[string]time.Time),
 		sizes: make(map[string]store.Tree), proven: make(map[string]int),
 	}}
 	s.opts.Limits = s.opts.Limits.WithDefaults()
@@ -388,16 +391,26 @@ func (s *Service) pin(ctx context.Context, keys []string) error {
 			return err
 		}
 	}
+	s.pinLocked(keys...)
+	return nil
+}
+
+// pinLocked pins at once. It needs s.mu, and that none of the keys is being removed.
+func (s *Service) pinLocked(keys ...string) {
 	for _, k := range keys {
 		s.pins[k]++
+		s.busy[store.Key(s.tenant, k)]++
 	}
-	return nil
 }
 
 // unpin returns the pins that key makes of ids, and the ids without any pin left. It needs s.mu.
 func (s *Service) unpin(ids []string, key func(string) string) (free []string) {
 	for _, id := range ids {
 		k := key(id)
+		own := store.Key(s.tenant, k)
+		if s.busy[own]--; s.busy[own] == 0 {
+			delete(s.busy, own)
+		}
 		if s.pins[k]--; s.pins[k] == 0 {
 			delete(s.pins, k)
 			free = append(free, id)

@@ -65,7 +65,7 @@ func (s *Service) Pull(ctx context.Context, ref string, opts PullOptions) (*Imag
 		return nil, errdefs.Classf(ErrReference, "image reference %q: only sha256 digests are supported", ref)
 	}
 	var ready *prepared
-	err = s.registry.Pull(ctx, parsed, opts.Insecure, func(source *registry.Source) (err error) {
+	err = s.registries().Pull(ctx, parsed, opts.Insecure, func(source *registry.Source) (err error) {
 		p := &pull{service: s, ref: parsed, want: want, explicit: opts.Platform != "", origin: source}
 		p.progress.report = opts.Progress
 		defer p.progress.end()

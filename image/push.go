@@ -58,5 +58,5 @@ func (s *Service) Push(ctx context.Context, ref string, opts PushOptions) (*Imag
 	}
 	p := progress{report: opts.Progress}
 	defer p.end()
-	return img, s.registry.Push(ctx, parsed, registry.Upload{Store: s.store, Image: r, Insecure: opts.Insecure, Others: others, Event: p.event})
+	return img, s.registries().Push(ctx, parsed, registry.Upload{Store: s.store, Image: r, Insecure: opts.Insecure, Others: others, Event: p.event})
 }

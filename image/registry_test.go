@@ -207,6 +207,14 @@ type faulty struct {
 	mu       sync.Mutex
 	override map[string]http.HandlerFunc // by the end of the path
 	gets     map[string]int              // successful or not, by path
+	login    string                      // user:password that every request needs; empty: none
+}
+
+// guard lets only requests with this login through.
+func (f *faulty) guard(user, password string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.login = user + ":" + password
 }
 
 func newFaulty(t *testing.T) *faulty {
@@ -216,6 +224,12 @@ func newFaulty(t *testing.T) *faulty {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.mu.Lock()
 		handler := good
+		if user, password, _ := r.BasicAuth(); f.login != "" && f.login != user+":"+password {
+			f.mu.Unlock()
+			w.Header().Set("Www-Authenticate", `Basic realm="test"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
 		if r.Method == http.MethodGet {
 			f.gets[r.URL.Path]++
 			for suffix, h := range f.override {

@@ -60,7 +60,7 @@ func (t *Taken) Add(ctx context.Context, make func(ctx context.Context, chainID 
 	id := "sha256:" + hex.EncodeToString(random[:])
 	s := t.service
 	s.mu.Lock()
-	s.pins[treeKey(id)]++
+	s.pinLocked(treeKey(id))
 	s.mu.Unlock()
 	t.made = append(t.made, id)
 	if err := s.store.BeginLayers(id); err != nil {
@@ -150,9 +150,7 @@ func (s *Service) AcquireSnapshot(ctx context.Context, ref string) (_ *Snapshot,
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, key := range append(treeKeys(snap.Rootfs.Layers), blobKey(snap.ImageDigest)) {
-		s.pins[key]++
-	}
+	s.pinLocked(append(treeKeys(snap.Rootfs.Layers), blobKey(snap.ImageDigest))...)
 	return snap, func() {
 		s.mu.Lock()
 		s.unpin(snap.Rootfs.Layers, treeKey)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/image/errdefs"
 	"github.com/sandboxd/sandboxd/image/layer"
+	"github.com/sandboxd/sandboxd/image/registry"
 	"github.com/sandboxd/sandboxd/image/store"
 )
 
@@ -21,6 +22,17 @@ import (
 // [Options] are common to all tenants; [Service.Enforce], [Service.EnforceSnapshots] and
 // [Service.CollectSnapshotLayers] work on the objects of all of them.
 func (s *Service) For(tenant string) *Service { return &Service{state: s.state, tenant: tenant} }
+
+// registries returns the client for the tenant's pulls and pushes. Credentials of the daemon's user
+// serve the daemon's own tenant alone: no other one reads or writes what they open.
+func (s *Service) registries() *registry.Client {
+	if s.tenant == "" {
+		return s.registry
+	}
+	c := *s.registry
+	c.Keychain = nil
+	return &c
+}
 
 // Tenants returns the tenants that have images, build steps or snapshots, sorted.
 func (s *Service) Tenants() ([]string, error) {
@@ -43,16 +55,19 @@ func (s *Service) Tenants() ([]string, error) {
 // Holder returns the name of a tenant's sandbox for [Service.SetHolders].
 func Holder(tenant, name string) string { return store.Key(tenant, name) }
 
-// ownHolders returns those of the holders that the tenant may know of, by their plain names: its
-// own, and requests under way.
+// splitKey undoes [store.Key].
+func splitKey(key string) (tenant, name string) {
+	if i := strings.LastIndexByte(key, 0); i >= 0 {
+		return key[:i], key[i+1:]
+	}
+	return "", key
+}
+
+// ownHolders returns those of the holders that are the tenant's, by their plain names.
 func (s *Service) ownHolders(holders []string) []string {
 	var out []string
 	for _, h := range holders {
-		tenant, name := "", h
-		if i := strings.LastIndexByte(h, 0); i >= 0 {
-			tenant, name = h[:i], h[i+1:]
-		}
-		if tenant == s.tenant || h == busy {
+		if tenant, name := splitKey(h); tenant == s.tenant {
 			out = append(out, name)
 		}
 	}
@@ -67,12 +82,6 @@ func (s *Service) records() ([]*store.Record, error) {
 
 func (s *Service) ownRecords(all []*store.Record) []*store.Record {
 	return slices.DeleteFunc(slices.Clone(all), func(r *store.Record) bool { return r.Tenant != s.tenant })
-}
-
-// steps returns the tenant's build steps.
-func (s *Service) steps() ([]*store.Step, error) {
-	all, err := s.store.Steps()
-	return slices.DeleteFunc(all, func(step *store.Step) bool { return step.Tenant != s.tenant }), err
 }
 
 // snapshots returns the tenant's snapshots, oldest first.

@@ -6,12 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"os"
+	"path/filepath"
 	goruntime "runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/compression"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
@@ -124,8 +129,8 @@ func TestTenantsShareContent(t *testing.T) {
 	if _, err := b.Pull(t.Context(), ref, PullOptions{}); err != nil || gets() != before {
 		t.Errorf("second pull: %v, %d blobs", err, gets()-before)
 	}
-	if out, err := a.Remove(t.Context(), ref, false); err != nil || out.Bytes != 0 {
-		t.Errorf("removal by a frees %d bytes, %v", out.Bytes, err)
+	if out, err := a.Remove(t.Context(), ref, false); err != nil || out.Bytes == 0 {
+		t.Errorf("removal by a: %d bytes, %v; want its own, as if b had none", out.Bytes, err)
 	}
 	if diff := cmp.Diff(stored, leftovers(t, dir, applier)); diff != "" {
 		t.Errorf("b has lost files (-before +after):\n%s", diff)
@@ -141,8 +146,8 @@ func TestTenantsShareContent(t *testing.T) {
 	if _, err := b.Remove(t.Context(), ref, false); err != nil || len(leftovers(t, dir, applier)) != 0 {
 		t.Errorf("removal by b: %v, left %q", err, leftovers(t, dir, applier))
 	}
-	if len(s.pins) != 0 || len(s.proven) != 0 {
-		t.Errorf("left: pins %v, proofs %v", s.pins, s.proven)
+	if len(s.pins) != 0 || len(s.busy) != 0 || len(s.proven) != 0 {
+		t.Errorf("left: pins %v of %v, proofs %v", s.pins, s.busy, s.proven)
 	}
 }
 
@@ -264,8 +269,8 @@ func TestDigestsProveNothing(t *testing.T) {
 	if _, err := b.Import(t.Context(), bytes.NewReader(whole), ImportOptions{Reference: "app:1"}); err != nil {
 		t.Errorf("b, with the layer: %v", err)
 	}
-	if len(s.pins) != 0 || len(s.proven) != 0 {
-		t.Errorf("left: pins %v, proofs %v", s.pins, s.proven)
+	if len(s.pins) != 0 || len(s.busy) != 0 || len(s.proven) != 0 {
+		t.Errorf("left: pins %v of %v, proofs %v", s.pins, s.busy, s.proven)
 	}
 }
 
@@ -284,5 +289,191 @@ func TestBuildStepsAreOfATenant(t *testing.T) {
 	}
 	if _, known, err := b.Step(t.Context(), "key"); err != nil || known {
 		t.Errorf("b: %v, %v", known, err)
+	}
+}
+
+// Requests of one tenant neither hold images of another one nor are shown to it, and hold its own
+// although sandboxes hold them too.
+func TestRequestsHoldImagesOfTheirTenant(t *testing.T) {
+	s, applier, dir := service(t)
+	held := noHolders()
+	s.SetHolders(func() map[string][]string { return maps.Clone(held) })
+	a, b := s.For("a"), s.For("b")
+	first := rootfsImage(t, a, "app:1", "same")
+	rootfsImage(t, b, "app:1", "same")
+	_, release, err := b.Acquire(t.Context(), "app:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := leftovers(t, dir, applier)
+	if _, err := a.Remove(t.Context(), "app:1", false); err != nil {
+		t.Errorf("a, while b has a request under way: %v", err)
+	}
+	if diff := cmp.Diff(stored, leftovers(t, dir, applier)); diff != "" {
+		t.Errorf("b has lost files (-before +after):\n%s", diff)
+	}
+	// A sandbox of another tenant does not hide a request of one's own.
+	held[first.Digest] = []string{Holder("a", "box")}
+	if _, err := b.Remove(t.Context(), "app:1", true); err != nil {
+		t.Errorf("b, with force: %v", err) // it loses its name
+	}
+	if _, err := b.Prune(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(stored, leftovers(t, dir, applier)); diff != "" || len(names(t, b)) != 1 {
+		t.Errorf("b's request has lost its image %q, files (-before +after):\n%s", names(t, b), diff)
+	}
+	release()
+	// Nor do files below a sandbox go with the last name of their image.
+	if out, err := b.Prune(t.Context(), true); err != nil || len(out.Removed) != 1 {
+		t.Errorf("b prunes %+v, %v", out, err)
+	}
+	rootfsImage(t, a, "app:1", "same")
+	held[first.Digest] = []string{Holder("b", "box")}
+	stored = leftovers(t, dir, applier)
+	if _, err := a.Remove(t.Context(), "app:1", false); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(stored, leftovers(t, dir, applier)); diff != "" {
+		t.Errorf("a sandbox has lost files (-before +after):\n%s", diff)
+	}
+}
+
+// A removal tells a tenant the size of what it had, whatever others have.
+func TestBytesOfRemovalsTellNothing(t *testing.T) {
+	sizes := make(map[bool]int64)
+	for _, shared := range []bool{false, true} {
+		s, _, _ := service(t)
+		s.SetHolders(noHolders)
+		a, b := s.For("a"), s.For("b")
+		if shared {
+			rootfsImage(t, b, "app:1", "same")
+		}
+		rootfsImage(t, a, "app:1", "same")
+		rootfsImage(t, a, "app:2", "other")
+		out, err := a.Remove(t.Context(), "app:1", false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := a.Prune(t.Context(), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sizes[shared] = out.Bytes; out.Bytes <= 0 || again.Bytes <= 0 || again.Bytes == out.Bytes+again.Bytes {
+			t.Errorf("%d and %d bytes", out.Bytes, again.Bytes)
+		}
+	}
+	if sizes[false] != sizes[true] {
+		t.Errorf("%d bytes, and %d if another tenant has the image too", sizes[false], sizes[true])
+	}
+}
+
+// Credentials of the daemon's user are for the daemon's own tenant.
+func TestTenantsUseNoCredentials(t *testing.T) {
+	f := newFaulty(t)
+	ref := f.host + "/team/app:1"
+	push(t, ref, testImage(t, goruntime.GOARCH, asLayer(t, layerTar(t, "x", "x"), compression.GZip)))
+	f.guard("user", "secret")
+	s, _, _ := service(t)
+	s.SetHolders(noHolders)
+	s.registry.Keychain = keychain(func(authn.Resource) (authn.Authenticator, error) {
+		return &authn.Basic{Username: "user", Password: "secret"}, nil
+	})
+	if _, err := s.Pull(t.Context(), ref, PullOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.For("a").Pull(t.Context(), ref, PullOptions{})
+	if !errors.Is(err, ErrRegistry) || !strings.Contains(err.Error(), "tenants of this daemon use no credentials") {
+		t.Errorf("pull of a tenant: %v", err)
+	}
+	// Though it lies here, and the tenant knows its name and digest.
+	if _, err := s.For("a").Get(t.Context(), ref); !errors.Is(err, ErrNotFound) {
+		t.Errorf("get: %v", err)
+	}
+	rootfsImage(t, s.For("a"), ref, "own")
+	if _, err := s.For("a").Push(t.Context(), ref, PushOptions{}); !errors.Is(err, ErrRegistry) {
+		t.Errorf("push of a tenant: %v", err)
+	}
+}
+
+// A tenant with many images or snapshots loses its own before another one does.
+func TestLimitsEvictTheLargestTenantsFirst(t *testing.T) {
+	s, _, _ := service(t)
+	s.SetHolders(noHolders)
+	a, b := s.For("a"), s.For("b")
+	rootfsImage(t, a, "app:1", "the oldest of all")
+	for i := range 4 {
+		rootfsImage(t, b, fmt.Sprintf("app:%d", i), fmt.Sprintf("content %d", i))
+	}
+	records, err := s.store.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sizes, err := s.store.LayerSizes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := shareOf(records, sizes).total
+	s.opts.Limit = total / 2
+	if err := s.Enforce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if len(names(t, a)) != 1 || len(names(t, b)) == 4 || len(names(t, b)) == 0 {
+		t.Errorf("left: a %q, b %q", names(t, a), names(t, b))
+	}
+	take := func(tenant *Service, name string) {
+		t.Helper()
+		img, err := tenant.List(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		of, err := tenant.Get(t.Context(), img[1].Reference)
+		if err != nil {
+			t.Fatal(err)
+		}
+		taken, _, err := tenant.Take(t.Context(), of.Digest, of.Rootfs, func(context.Context, string) (layer.Result, error) {
+			return layer.Result{DiffID: "sha256:d", Size: 100}, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(taken.Keep(&Snapshot{ID: snapshot.NewID(), Name: name, CreatedAt: time.Now()}), taken.Release(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	take(a, "oldest")
+	for i := range 3 {
+		take(b, fmt.Sprint("point", i))
+	}
+	s.opts.SnapshotLimit = 200
+	if err := s.EnforceSnapshots(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	of := func(tenant *Service) (names []string) {
+		list, err := tenant.Snapshots("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, snap := range list {
+			names = append(names, snap.Name)
+		}
+		return names
+	}
+	if !slices.Equal(of(a), []string{"oldest"}) || !slices.Equal(of(b), []string{"point2"}) {
+		t.Errorf("left: a %q, b %q", of(a), of(b))
+	}
+}
+
+// The check of everything includes what any tenant has.
+func TestVerifyChecksAllTenants(t *testing.T) {
+	s, _, dir := service(t)
+	img := rootfsImage(t, s.For("a"), "app:1", "content")
+	blob := filepath.Join(dir, "blobs", "blobs", "sha256", strings.TrimPrefix(img.Digest, "sha256:"))
+	if err := errors.Join(os.Chmod(blob, 0o600), os.WriteFile(blob, []byte("other"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	out, err := s.Verify(t.Context())
+	if err != nil || len(out.Problems) != 1 || !slices.Equal(out.Problems[0].Images, []string{`docker.io/library/app:1 of tenant "a"`}) {
+		t.Errorf("%+v, %v", out, err)
 	}
 }

@@ -14,23 +14,23 @@ import (
 	"github.com/sandboxd/sandboxd/internal/rootfs"
 )
 
-// Verify checks everything stored. Every blob must have its digest and size. Every layer's blob
+// Verify checks everything that is stored for any tenant. Every blob must have its digest and size. Every layer's blob
 // must unpack to the diff id in the image's configuration. Every tree must pass [layer.Compare].
 // The layers of cached build steps are checked too. Trees of images that are being removed or
 // replaced may be reported as damaged.
 func (s *Service) Verify(ctx context.Context) (api.ImagesVerified, error) {
 	out := api.ImagesVerified{Problems: []api.ImageProblem{}}
-	records, err := s.records()
+	records, err := s.store.List()
 	if err != nil {
 		return out, err
 	}
 	users := make(map[string][]string)
 	for _, r := range records {
 		for _, b := range r.Blobs() {
-			users[b.Digest] = append(users[b.Digest], r.Name)
+			users[b.Digest] = append(users[b.Digest], s.shownName(r))
 		}
 		for _, l := range r.Layers {
-			users["tree "+l.ChainID] = append(users["tree "+l.ChainID], r.Name)
+			users["tree "+l.ChainID] = append(users["tree "+l.ChainID], s.shownName(r))
 		}
 	}
 	// Parts that only cached build steps have are checked as well: their problems name no image.
@@ -42,7 +42,7 @@ func (s *Service) Verify(ctx context.Context) (api.ImagesVerified, error) {
 	for _, r := range records {
 		parts = append(parts, part{r.Blobs(), r.Layers})
 	}
-	steps, err := s.steps()
+	steps, err := s.store.Steps()
 	if err != nil {
 		return out, err
 	}
@@ -97,6 +97,14 @@ func (s *Service) Verify(ctx context.Context) (api.ImagesVerified, error) {
 		}
 	}
 	return out, nil
+}
+
+// shownName returns the name of an image, with its tenant if that is another one.
+func (s *Service) shownName(r *store.Record) string {
+	if r.Tenant == s.tenant {
+		return r.Name
+	}
+	return fmt.Sprintf("%s of tenant %q", r.Name, r.Tenant)
 }
 
 func (s *Service) compare(ctx context.Context, l store.Layer) (c layer.Comparison, err error) {

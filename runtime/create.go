@@ -122,8 +122,12 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *warmSandbox, 
 	if s.closed {
 		return nil, nil, ErrClosed
 	}
-	if len(s.byID) >= s.opts.MaxSandboxes {
-		return nil, nil, fmt.Errorf("%w: %d exist, which is the most this daemon holds", ErrTooMany, len(s.byID))
+	if err := s.admitNumber(req.Tenant); err != nil {
+		return nil, nil, err
+	}
+	limits := req.Limits.WithDefaults(req.Defaults)
+	if err := s.admit(req.Tenant, &limits, nil, s.claimable(&req, pooled)); err != nil {
+		return nil, nil, err
 	}
 	name := req.Name
 	switch {
@@ -151,7 +155,7 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *warmSandbox, 
 			State:       api.StateCreating,
 			Profile:     req.Profile.Name,
 			Labels:      maps.Clone(req.Labels),
-			Limits:      req.Limits.WithDefaults(req.Defaults),
+			Limits:      limits,
 			Env:         slices.Clone(req.Env),
 			Cwd:         req.Cwd,
 			User:        req.User,
@@ -172,6 +176,28 @@ func (s *Supervisor) reserve(req Request, pooled bool) (*sandbox, *warmSandbox, 
 	sb.write.Lock()
 	s.ops.Add(1)
 	return sb, p, nil
+}
+
+// admitNumber fails if there are too many sandboxes for one more of the tenant. It needs mu.
+func (s *Supervisor) admitNumber(tenant string) error {
+	if tenant != "" {
+		own, most := 0, max(1, s.opts.MaxSandboxes/TenantParts)
+		for _, sb := range s.byID {
+			if sb.rec.Tenant == tenant {
+				own++
+			}
+		}
+		if own >= most {
+			return fmt.Errorf("%w: you have %d, which is the most of one tenant", ErrTooMany, own)
+		}
+	}
+	if len(s.byID) < s.opts.MaxSandboxes {
+		return nil
+	}
+	if tenant != "" { // the number tells of others
+		return fmt.Errorf("%w: this daemon holds no more", ErrTooMany)
+	}
+	return fmt.Errorf("%w: %d exist, which is the most this daemon holds", ErrTooMany, len(s.byID))
 }
 
 // nameTaken reports whether name already refers to a sandbox that the tenant can look up. Ids and

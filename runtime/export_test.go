@@ -90,7 +90,7 @@ func PutRecord(dir string, rec *Record) error {
 // reserves it before the first one releases it. The result reports whether that keeps the second
 // reservation.
 func ReleaseLate(s *Supervisor, id string) (kept bool, err error) {
-	sb, _, release, err := s.takeEnded(id)
+	sb, _, release, err := s.takeEnded(id, false)
 	if err != nil {
 		return false, err
 	}
@@ -100,7 +100,7 @@ func ReleaseLate(s *Supervisor, id string) (kept bool, err error) {
 	sb.life.end()
 	s.enter(sb, phaseEnded)
 	s.mu.Unlock()
-	if _, err := s.beginStart(id); err != nil {
+	if _, err := s.beginStart(id, false); err != nil {
 		release()
 		return false, err
 	}

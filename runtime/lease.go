@@ -123,6 +123,8 @@ func (s *Supervisor) Read(ref string) (Record, <-chan struct{}, error) {
 		return Record{}, nil, sb.errState()
 	case sb.phase == phaseCreating:
 		return Record{}, nil, fmt.Errorf("%w: %s (%s) is being created", ErrState, sb.rec.Name, sb.rec.ID)
+	case sb.rec.FilesGone:
+		return Record{}, nil, errFilesGone(&sb.rec)
 	case sb.rec.Fresh:
 		return Record{}, nil, errFresh(&sb.rec)
 	}

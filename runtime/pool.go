@@ -36,6 +36,8 @@ var ErrPoolFull = errors.New("no room for warm sandboxes")
 type pool struct {
 	warm   map[string]*warmSandbox // by id
 	counts map[string]*poolCount   // by name
+	// parking holds the requests of warm sandboxes in the making, by id.
+	parking map[string]*Request
 }
 
 type poolCount struct {
@@ -84,6 +86,15 @@ func (r *Request) fixed() Request {
 // fits reports whether the request may claim p.
 func (p *warmSandbox) fits(fixed *Request, limits *api.Limits) bool {
 	return p.digest == fixed.ImageDigest && (p.pids == 0 || p.pids == limits.Pids) && reflect.DeepEqual(&p.fixed, fixed)
+}
+
+// claimable returns a predicate for the warm sandboxes that the request may claim.
+func (s *Supervisor) claimable(req *Request, pooled bool) func(*warmSandbox) bool {
+	if !pooled || req.Ephemeral || len(s.pool.warm) == 0 {
+		return nil
+	}
+	fixed, limits := req.fixed(), req.Limits.WithDefaults(req.Defaults)
+	return func(p *warmSandbox) bool { return p.fits(&fixed, &limits) }
 }
 
 // take finds a warm sandbox for the request. If there is none, it counts a miss in the pool of the
@@ -136,6 +147,7 @@ func (s *Supervisor) Learn(name string, req Request) {
 func (s *Supervisor) countOf(name string) *poolCount {
 	if s.pool.counts == nil {
 		s.pool.warm, s.pool.counts = make(map[string]*warmSandbox), make(map[string]*poolCount)
+		s.pool.parking = make(map[string]*Request)
 	}
 	if s.pool.counts[name] == nil {
 		s.pool.counts[name] = new(poolCount)
@@ -213,11 +225,21 @@ func (s *Supervisor) Park(ctx context.Context, name string, req Request) (err er
 		s.mu.Unlock()
 		return fmt.Errorf("%w: %d sandboxes are the most this daemon holds", ErrPoolFull, s.opts.MaxSandboxes)
 	}
+	limits := req.Limits.WithDefaults(req.Defaults)
+	if err := s.admit(req.Tenant, &limits, nil, nil); err != nil {
+		s.mu.Unlock()
+		return fmt.Errorf("%w: %w", ErrPoolFull, err)
+	}
 	id := s.unusedID(req.Tenant)
+	s.countOf(name) // makes the maps
+	s.pool.parking[id] = &req
 	s.ops.Add(1)
 	s.mu.Unlock()
 	defer s.ops.Done()
 	defer func() {
+		s.mu.Lock()
+		delete(s.pool.parking, id)
+		s.mu.Unlock()
 		if err != nil {
 			err = fmt.Errorf("park a sandbox of image %s: %w", req.Image, err)
 		}

@@ -34,6 +34,8 @@ type Record struct {
 	Explicit api.Limits `json:"explicit,omitzero"`
 	// Fresh marks its own files as obsolete: it was rolled back, and has not run since.
 	Fresh bool `json:"fresh,omitempty"`
+	// FilesGone means that its own files were removed by DropFiles; it cannot be started again.
+	FilesGone bool `json:"files_gone,omitempty"`
 	// Ephemeral is [Request.Ephemeral].
 	Ephemeral bool `json:"ephemeral,omitempty"`
 	// Life counts how often it was started again: what one life has left behind is told from what

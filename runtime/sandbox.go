@@ -21,6 +21,8 @@ type sandbox struct {
 	holds     int       // number of Lease.Hold not released
 	heldUntil time.Time // end of the last hold or pause
 
+	asked api.Limits // of a change under way; zero if there is none
+
 	filesGone chan struct{} // closed when removal of its files begins; replaced if they stay
 	filesUsed time.Time     // last read of its files, start or rollback; zero if none
 	deletion  *deletion     // nil unless a deletion is under way

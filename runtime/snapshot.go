@@ -39,7 +39,7 @@ func (s *Supervisor) Rollback(ctx context.Context, ref string, source rootfs.Sou
 }
 
 func (s *Supervisor) replaceFiles(ctx context.Context, id string, source rootfs.Source, snapshot string) (_ Record, err error) {
-	sb, rec, release, err := s.takeEnded(id)
+	sb, rec, release, err := s.takeEnded(id, false)
 	if err != nil {
 		return Record{}, err
 	}
@@ -49,13 +49,13 @@ func (s *Supervisor) replaceFiles(ctx context.Context, id string, source rootfs.
 			err = fmt.Errorf("roll back sandbox %s: %w", rec.Name, err)
 		}
 	}()
-	rec.Rootfs, rec.Snapshot, rec.Fresh = source.Clone(), snapshot, true
+	rec.Rootfs, rec.Snapshot, rec.Fresh, rec.FilesGone = source.Clone(), snapshot, true, false
 	if err := s.records.put(&rec); err != nil {
 		return Record{}, err
 	}
 	s.mu.Lock()
-	sb.rec.Rootfs, sb.rec.Snapshot, sb.rec.Fresh = source.Clone(), snapshot, true // nothing else: its id is read without the lock
-	close(sb.filesGone)                                                           // a reader may see them half removed
+	sb.rec.Rootfs, sb.rec.Snapshot, sb.rec.Fresh, sb.rec.FilesGone = source.Clone(), snapshot, true, false // nothing else: its id is read without the lock
+	close(sb.filesGone)                                                                                    // a reader may see them half removed
 	sb.filesGone = make(chan struct{})
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
@@ -65,6 +65,44 @@ func (s *Supervisor) replaceFiles(ctx context.Context, id string, source rootfs.
 	}
 	s.log.Info("sandbox rolled back", "id", id, "name", rec.Name, "snapshot", snapshot)
 	return rec, nil
+}
+
+// DropFiles removes the files of a sandbox that has ended, and keeps its record, whose reason then
+// says why. If the sandbox of rec has been started since, DropFiles fails with ErrNotEnded.
+func (s *Supervisor) DropFiles(ctx context.Context, was *Record, why string) error {
+	sb, rec, release, err := s.takeEnded(was.ID, false)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if rec.Life != was.Life || rec.FilesGone {
+		return fmt.Errorf("%w: %s (%s) has been started again", ErrNotEnded, rec.Name, rec.ID)
+	}
+	rec.FilesGone = true
+	rec.Reason += "; its files were removed: " + why
+	// The record first, so that a crash leaves no sandbox that seems to have files. A full disk may
+	// refuse it, and take it when the files are gone.
+	perr := s.records.put(&rec)
+	s.mu.Lock()
+	sb.rec.FilesGone, sb.rec.Reason = true, rec.Reason
+	close(sb.filesGone) // a reader may see them half removed
+	sb.filesGone = make(chan struct{})
+	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	err = ignoreNotFound(s.engine.Delete(ctx, rec.ID))
+	if perr != nil {
+		perr = s.records.put(&rec)
+	}
+	if err := errors.Join(err, perr); err != nil {
+		return fmt.Errorf("remove the files of sandbox %s: %w", rec.Name, err)
+	}
+	return nil
+}
+
+// errFilesGone is the error for a start or reader of a sandbox after DropFiles.
+func errFilesGone(rec *Record) error {
+	return fmt.Errorf("%w: %s (%s) %s", ErrState, rec.Name, rec.ID, rec.Reason)
 }
 
 // errFresh is the error for a reader of a sandbox that was rolled back: it has no files until it

@@ -24,7 +24,7 @@ type StartRequest struct {
 // Nothing is written before: a daemon that starts after a crash adopts a sandbox that runs,
 // whatever its record says.
 func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_ Record, err error) {
-	sb, rec, release, err := s.takeEnded(ref)
+	sb, rec, release, err := s.takeEnded(ref, true)
 	if err != nil {
 		return Record{}, err
 	}
@@ -34,6 +34,9 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 			err = fmt.Errorf("start sandbox %s: %w", rec.Name, err)
 		}
 	}()
+	if rec.FilesGone {
+		return Record{}, errFilesGone(&rec)
+	}
 	if len(rec.Rootfs.Layers) == 0 {
 		return Record{}, fmt.Errorf("%w: it is of an earlier version of sandboxd, whose records do not name the layers of its root", ErrState)
 	}
@@ -89,9 +92,9 @@ func (s *Supervisor) Start(ctx context.Context, ref string, req StartRequest) (_
 
 // takeEnded reserves a sandbox that has ended, with its record: until it runs or release is called,
 // no other operation starts or deletes the sandbox. The record is the caller's to write until
-// release. It waits until the end is on disk.
-func (s *Supervisor) takeEnded(ref string) (sb *sandbox, rec Record, release func(), err error) {
-	sb, err = s.beginStart(ref)
+// release. It waits until the end is on disk. One that runs is admitted before.
+func (s *Supervisor) takeEnded(ref string, runs bool) (sb *sandbox, rec Record, release func(), err error) {
+	sb, err = s.beginStart(ref, runs)
 	if err != nil {
 		return nil, Record{}, nil, err
 	}
@@ -116,7 +119,7 @@ func (s *Supervisor) takeEnded(ref string) (sb *sandbox, rec Record, release fun
 
 // beginStart reserves a sandbox that has ended, and counts an operation that the caller ends with
 // ops.Done.
-func (s *Supervisor) beginStart(ref string) (*sandbox, error) {
+func (s *Supervisor) beginStart(ref string, runs bool) (*sandbox, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -133,14 +136,24 @@ func (s *Supervisor) beginStart(ref string) (*sandbox, error) {
 	case sb.phase != phaseEnded:
 		return nil, fmt.Errorf("%w: %s (%s) is %s", ErrNotEnded, sb.rec.Name, sb.rec.ID, sb.rec.State)
 	}
+	if runs {
+		if err := s.admit(sb.rec.Tenant, &sb.rec.Limits, sb, nil); err != nil {
+			return nil, err
+		}
+	}
 	s.enter(sb, phaseStarting)
 	sb.filesUsed = s.now()
 	s.ops.Add(1)
 	return sb, nil
 }
 
-// reasonStopped is the reason on record of a sandbox that a client stopped.
-const reasonStopped = "stopped"
+// The reasons on record of sandboxes that a client stopped, whose main process ended, and that were
+// idle, which is followed by the time.
+const (
+	ReasonStopped   = "stopped"
+	ReasonMainEnded = "its main process ended"
+	ReasonIdle      = "idle for "
+)
 
 // Stop ends a sandbox and keeps its files, for Start or Delete. Its processes are asked to end, and
 // those that have not when the grace is over are killed. If the sandbox has ended already, or is
@@ -173,7 +186,7 @@ func (s *Supervisor) Stop(ctx context.Context, ref string, grace time.Duration) 
 	if sb.phase == phaseEnding { // by another stop, perhaps with a longer grace
 		grace = 0
 	}
-	s.beginEnd(sb, reasonStopped)
+	s.beginEnd(sb, ReasonStopped)
 	l.wake(s.wakeAt(sb.rec.Deadline)) // it cannot idle any more
 	s.ops.Add(1)
 	l.kills.Add(1)

@@ -24,6 +24,11 @@ var (
 	ErrClosed   = errors.New("the supervisor is shut down") // or about to be
 )
 
+// TenantParts is the number of parts of what all tenants share, of which a tenant may have one: of
+// the number of sandboxes, say. The daemon's own tenant may have all. It is fixed, because a share
+// that depended on the number of tenants would tell of them.
+const TenantParts = 4
+
 const (
 	defaultMaxSandboxes = 1000
 	defaultTimeout      = time.Hour
@@ -44,9 +49,10 @@ const (
 // Options configure a [Supervisor]. RuntimeDir is needed; everything else has a default.
 type Options struct {
 	RuntimeDir   string        // control sockets lie in its directory "s"
-	MaxSandboxes int           // of all states; default 1000
+	MaxSandboxes int           // of all states and tenants, see [TenantParts]; default 1000
 	Timeout      time.Duration // of a sandbox that asks for none; default an hour
 	IdleTimeout  time.Duration // of a sandbox that asks for none; default ten minutes
+	Room         Room          // for the limits of all sandboxes; default: no bound
 	IODevice     cgroup.Device // see [Spec]; the default is none
 	// Exercise is called for a new warm sandbox, with the path of its control socket. If it fails,
 	// the sandbox is removed. Default: nothing.
@@ -180,7 +186,6 @@ type Filter struct {
 	AllTenants bool              // of every tenant: for the daemon's housekeeping, never for a caller
 	Labels     map[string]string // all of them must be there with these values
 	State      api.SandboxState
-	Limit      int
 }
 
 // List returns the sandboxes that filter chooses, oldest first.
@@ -196,9 +201,6 @@ func (s *Supervisor) List(filter Filter) []Record {
 	slices.SortFunc(list, func(a, b Record) int {
 		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
 	})
-	if filter.Limit > 0 && len(list) > filter.Limit {
-		list = list[:filter.Limit]
-	}
 	return list
 }
 
@@ -215,6 +217,19 @@ func (f *Filter) match(rec *Record) bool {
 		}
 	}
 	return true
+}
+
+// IDs returns the ids of a tenant's sandboxes, of any state.
+func (s *Supervisor) IDs(tenant string) map[string]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ids := make(map[string]bool)
+	for id, sb := range s.byID {
+		if sb.rec.Tenant == tenant {
+			ids[id] = true
+		}
+	}
+	return ids
 }
 
 // Count returns the number of sandboxes, of any state and tenant.

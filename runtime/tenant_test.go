@@ -3,6 +3,7 @@ package runtime_test
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
@@ -143,5 +144,37 @@ func TestClaimDoesNotCrossTenants(t *testing.T) {
 	}
 	if st := s.PoolState("of a"); st != (runtime.PoolState{Hits: 1}) {
 		t.Errorf("pool of the tenant: %+v", st)
+	}
+}
+
+// A tenant has a part of the number of sandboxes, and errors do not tell it of others.
+func TestTenantsShareTheNumberOfSandboxes(t *testing.T) {
+	b := newBench(t)
+	b.options.MaxSandboxes = 2*runtime.TenantParts + 1
+	s := b.open(t)
+	try := func(tenant string) error {
+		req := request("")
+		req.Tenant = tenant
+		_, err := s.Create(t.Context(), req)
+		return err
+	}
+	for range 2 {
+		if err := try("a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := try("a"); !errors.Is(err, runtime.ErrTooMany) || !strings.Contains(err.Error(), "you have 2") {
+		t.Errorf("a third one of a: %v", err)
+	}
+	for _, tenant := range []string{"b", "b", "c", "", "", "", ""} {
+		if err := try(tenant); err != nil {
+			t.Errorf("one of %q: %v", tenant, err)
+		}
+	}
+	if err := try("c"); !errors.Is(err, runtime.ErrTooMany) || strings.ContainsAny(err.Error(), "0123456789") {
+		t.Errorf("one of c, where there is no room: %v", err)
+	}
+	if ids := s.IDs("a"); len(ids) != 2 {
+		t.Errorf("ids of a: %v", ids)
 	}
 }

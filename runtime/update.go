@@ -52,11 +52,33 @@ func (s *Supervisor) Update(ctx context.Context, ref string, edit func(rec *Reco
 	next := was // with nothing but these four
 	next.Explicit = explicit.WithDefaults(was.Explicit)
 	next.Limits, next.Labels, next.Deadline, next.IdleTimeout = edited.Limits, edited.Labels, edited.Deadline, edited.IdleTimeout
+	release, err := s.ask(sb, &was, &next)
+	if err != nil {
+		return Record{}, fmt.Errorf("update sandbox %s: %w", was.Name, err)
+	}
+	defer release()
 	if err := s.change(context.WithoutCancel(ctx), sb, &was, &next, explicit); err != nil {
 		return Record{}, fmt.Errorf("update sandbox %s: %w", was.Name, err)
 	}
 	s.log.Info("sandbox updated", "id", was.ID, "name", was.Name)
 	return s.show(sb, &next), nil
+}
+
+// ask reserves the room for higher limits until release is called.
+func (s *Supervisor) ask(sb *sandbox, was, next *Record) (release func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if next.Limits.Memory > was.Limits.Memory || next.Limits.Pids > was.Limits.Pids {
+		if err := s.admit(was.Tenant, &next.Limits, sb, nil); err != nil {
+			return nil, err
+		}
+	}
+	sb.asked = next.Limits
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		sb.asked = api.Limits{}
+	}, nil
 }
 
 // change makes next hold and puts it on disk, or leaves everything at was. It needs sandbox.write.

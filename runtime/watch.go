@@ -112,7 +112,7 @@ func (s *Supervisor) expire(ctx context.Context, sb *sandbox, l *life) bool {
 	case !now.Before(sb.rec.Deadline):
 		s.beginEnd(sb, "deadline reached")
 	case sb.canIdle() && !now.Before(sb.idleAt()):
-		s.beginEnd(sb, fmt.Sprintf("idle for %s", sb.idleTimeout()))
+		s.beginEnd(sb, ReasonIdle+sb.idleTimeout().String())
 	default:
 		s.arm(sb)
 		s.mu.Unlock()

@@ -31,7 +31,7 @@ import (
 // Client speaks to registries. Its methods may be called from several goroutines.
 type Client struct {
 	Config   Config
-	Keychain authn.Keychain // finds credentials
+	Keychain authn.Keychain // finds credentials; nil: none are used
 	// Lookup returns the addresses of a host; nil resolves names as the host does.
 	Lookup        func(ctx context.Context, host string) ([]netip.Addr, error)
 	Backoff       remote.Backoff // between attempts after errors that may pass
@@ -51,6 +51,7 @@ func NewClient(config Config, log *slog.Logger) *Client {
 // connection is an open way to the repository of an image.
 type connection struct {
 	verb    string         // purpose, for error messages: "pull"
+	noLogin bool           // there are no credentials
 	image   name.Reference // as asked for
 	at      name.Reference // at the registry itself, or at a mirror
 	tr      *transport     // to be closed
@@ -71,7 +72,10 @@ func (c *Client) connect(ctx context.Context, verb string, ref, source name.Refe
 			return nil, errdefs.Classf(errdefs.ErrReference, "image reference %q: %w", source, err)
 		}
 	}
-	auth, err := c.credentials(ctx, source)
+	auth, err := authn.Anonymous, error(nil)
+	if c.Keychain != nil {
+		auth, err = c.credentials(ctx, source)
+	}
 	if errdefs.Canceled(ctx, err) {
 		return nil, fmt.Errorf("%s %s: %w", verb, reference.Normalize(ref), err)
 	}
@@ -83,7 +87,7 @@ func (c *Client) connect(ctx context.Context, verb string, ref, source name.Refe
 	tr.lookup = c.Lookup
 	tr.backoff = c.Backoff
 	tr.waitLeft.Store(int64(c.MaxWait))
-	return &connection{verb: verb, image: ref, at: source, tr: tr, options: []remote.Option{
+	return &connection{verb: verb, noLogin: c.Keychain == nil, image: ref, at: source, tr: tr, options: []remote.Option{
 		remote.WithTransport(tr), remote.WithAuth(auth), remote.WithUserAgent("sandboxd"),
 		remote.WithRetryBackoff(c.Backoff), remote.WithRetryStatusCodes(retryStatusCodes()...),
 	}}, nil
@@ -137,6 +141,10 @@ func (c *connection) explain(ctx context.Context, err error) error {
 	if c.verb == "push" {
 		access, absent = "the repository may not be yours to write to, or need a login", "does not have the repository (%w); check the name"
 	}
+	login := fmt.Sprintf("docker login %s, or podman login, as the user who runs the daemon", registry)
+	if c.noLogin {
+		login = "tenants of this daemon use no credentials; have the image imported from an archive instead"
+	}
 	failed := func(format string, args ...any) error {
 		return errdefs.Classf(errdefs.ErrRegistry, "image %s: registry %s "+format, append([]any{image, registry}, args...)...)
 	}
@@ -152,7 +160,7 @@ func (c *connection) explain(ctx context.Context, err error) error {
 	case errors.As(err, &answer):
 		switch answer.StatusCode {
 		case http.StatusUnauthorized, http.StatusForbidden:
-			return failed("refuses access (%w); %s: docker login %s, or podman login, as the user who runs the daemon", err, access, registry)
+			return failed("refuses access (%w); %s: %s", err, access, login)
 		case http.StatusNotFound:
 			return failed(absent, err)
 		case http.StatusTooManyRequests:

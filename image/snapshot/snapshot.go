@@ -72,32 +72,38 @@ func hasLabels(labels, wanted map[string]string) bool {
 	return true
 }
 
-// Excess returns the ids of the oldest snapshots to remove, so that the files of all others have at
-// most limit bytes, and the bytes that are left. It keeps snapshots that are in use or labelled
+// Excess returns the ids of the snapshots to remove, so that the files of all others have at most
+// limit bytes, and the bytes that are left. It takes the oldest of the tenant with most bytes, so
+// that a tenant with many evicts no smaller one's. It keeps snapshots that are in use or labelled
 // [api.LabelKeep]. All must be sorted, oldest first.
 func Excess(all []*store.Snapshot, sizes map[string]int64, limit int64, inUse func(*store.Snapshot) bool) (ids []string, left int64) {
 	all = slices.Clone(all)
-	total := func() (n int64) {
+	total := func() (of map[string]int64, n int64) {
+		of = make(map[string]int64)
 		seen := make(map[string]bool)
 		for _, snap := range all {
 			for _, id := range snap.Rootfs.Taken() {
 				if !seen[id] {
 					seen[id] = true
+					of[snap.Tenant] += sizes[id]
 					n += sizes[id]
 				}
 			}
 		}
-		return n
+		return of, n
 	}
-	left = total()
-	for i := 0; i < len(all) && left > limit; {
-		if api.Kept(all[i].Labels) || inUse(all[i]) {
-			i++
-			continue
+	for {
+		of, left := total()
+		next := -1
+		for i, snap := range all {
+			if (next < 0 || of[snap.Tenant] > of[all[next].Tenant]) && !api.Kept(snap.Labels) && !inUse(snap) {
+				next = i
+			}
 		}
-		ids = append(ids, all[i].ID)
-		all = slices.Delete(all, i, i+1)
-		left = total()
+		if left <= limit || next < 0 {
+			return ids, left
+		}
+		ids = append(ids, all[next].ID)
+		all = slices.Delete(all, next, next+1)
 	}
-	return ids, left
 }

@@ -52,10 +52,14 @@ func Serve(ctx context.Context, o Options) (err error) {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: o.LogLevel}))
 	for _, name := range o.Require {
 		if requirements[name] == nil {
-			return optionErrorf("--require %q: want some of cgroup, landlock, nocorepipe, subids", name)
+			return optionErrorf("--require %q: want some of cgroup, ids, landlock, nocorepipe, subids", name)
 		}
 	}
 	registries, err := o.registries()
+	if err != nil {
+		return err
+	}
+	tenants, err := o.parseTenants()
 	if err != nil {
 		return err
 	}
@@ -103,7 +107,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, helper.Close()) }() // last, because it removes the cgroups
 	defer reportGone(ctx, helper, log)()
-	options.Start = helper.StartLauncher
+	options.Start, options.MountRange = helper.StartLauncher, helper.MountRange
 	var l *launcher.Client
 	undo := helper.AbandonCgroups
 	defer func() {
@@ -143,6 +147,32 @@ func Serve(ctx context.Context, o Options) (err error) {
 	if err := helper.AdoptLauncher(ctx, info.PID); err != nil {
 		return err
 	}
+	// The sandboxes are where their launcher is, which need not be where we are.
+	held, err := cgroup.Of(info.PID, name)
+	if err != nil {
+		return err
+	}
+	host, err := measureHost(held)
+	if err != nil {
+		return err
+	}
+	room, all := planRoom(&o, host)
+	if o.MultiTenant {
+		t := tenancy{tenants: o.Tenants, socket: tenants.SocketRefused(o.Socket), enforced: info.Enforced, host: host, all: all}
+		disk, err := service.MeasureDisk(o.DataDir)
+		if err != nil {
+			return err
+		}
+		if t.noDisk = disk.Short(o.DiskReserve); o.DiskReserve == 0 {
+			t.noDisk = "--disk-reserve 0 leaves the daemon no reserve on the disk"
+		}
+		if err := t.check(); err != nil {
+			return err
+		}
+	}
+	if err := held.Hold(ctx, all); err != nil {
+		return err
+	}
 	limits := confine.Daemon{Data: o.DataDir, Runtime: o.RuntimeDir, Socket: o.Socket}
 	confinable := limits.Probe()
 	for _, name := range o.Require {
@@ -169,8 +199,8 @@ func Serve(ctx context.Context, o Options) (err error) {
 			return optionErrorf("--pool %s=%d,%s: %w", p.Image, p.Size, p.Profile, err)
 		}
 	}
-	held := new(confine.Held)
-	defer func() { err = errors.Join(err, held.Close()) }()
+	confined := new(confine.Held)
+	defer func() { err = errors.Join(err, confined.Close()) }()
 	d, err := daemon.New(ctx, daemon.Options{
 		Options: service.Options{
 			Version: o.Version, DataDir: o.DataDir, RuntimeDir: o.RuntimeDir, Socket: o.Socket,
@@ -187,16 +217,17 @@ func Serve(ctx context.Context, o Options) (err error) {
 			Pools: o.Pools, Profiles: shown, LogSize: o.LogSize, LogFiles: o.LogFiles, LogLimit: o.LogLimit,
 			AgentAge: o.AgentAge, AgentLimit: o.AgentLimit,
 			EndedAge: o.EndedAge, EndedLimit: o.EndedLimit, SnapshotAge: o.SnapshotAge,
+			DiskReserve: o.DiskReserve, Room: room,
 			Timeout: o.DefaultTimeout, IdleTimeout: o.DefaultIdleTimeout, Log: log,
 		},
-		Lock: lock, IdleExit: o.IdleExit,
+		Tenants: tenants, Lock: lock, IdleExit: o.IdleExit,
 		// By then all files that are read once have been read, the host's certificates included.
 		Confine: func() (_ int, err error) {
 			if !confinable {
 				log.Warn("not enforced on this host", "what", "confinement of the daemon to its own directories: "+noLandlock)
 				return 0, nil
 			}
-			held, err = limits.Plan().Apply()
+			confined, err = limits.Plan().Apply()
 			return limits.ABI, err
 		},
 	})

@@ -25,10 +25,22 @@ type Options struct {
 	RuntimeDir string
 	Socket     string
 	LogLevel   slog.Level
-	// Require lists the layers of enforcement that the host must have: "cgroup", "landlock", "nocorepipe",
-	// "subids".
+	// Require lists the layers of enforcement that the host must have: "cgroup", "ids", "landlock",
+	// "nocorepipe", "subids".
 	// The daemon does not start if one is missing or its name is unknown.
 	Require []string
+	// MultiTenant serves users of this host as tenants: those of Tenants, a list of uids or names of
+	// users, or @GROUP. The daemon does not start where the host would not keep them apart.
+	MultiTenant bool
+	Tenants     string
+	// Memory, in bytes, and Pids are the room for the limits of all sandboxes together, and Overcommit
+	// the ratio of the sum of limits to them. With MultiTenant zero means a part of the host.
+	Memory     int64
+	Pids       int64
+	Overcommit float64
+	// DiskReserve is the space that sandboxes, images and snapshots leave free on the disk, in bytes.
+	// Negative means the default.
+	DiskReserve int64
 	// DefaultTimeout and DefaultIdleTimeout are for sandboxes that ask for none; greater than zero.
 	DefaultTimeout     time.Duration
 	DefaultIdleTimeout time.Duration
@@ -87,7 +99,8 @@ func optionErrorf(format string, args ...any) error { return &OptionError{fmt.Er
 // requirements maps the names of Options.Require to the tests of whether the host meets them.
 var requirements = map[string]func(e api.Enforced) bool{
 	"nocorepipe": func(e api.Enforced) bool { return e.Cores == api.CoresNone },
-	"subids":     func(e api.Enforced) bool { return e.IDs == "subordinate" },
+	"subids":     func(e api.Enforced) bool { return e.IDs == api.IDsShared || e.IDs == api.IDsOwn },
+	"ids":        func(e api.Enforced) bool { return e.IDs == api.IDsOwn },
 	"landlock":   func(e api.Enforced) bool { return e.Landlock > 0 },
 	"cgroup":     func(e api.Enforced) bool { return e.Memory == "cgroup" && e.CPU == "cgroup" && e.Pids == "cgroup" },
 }

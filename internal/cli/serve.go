@@ -43,7 +43,7 @@ func newServe(d deps) *cobra.Command {
 		EndedAge:           30 * 24 * time.Hour,
 	}}
 	var level string
-	var limit, snapshots cmdline.Size
+	var limit, snapshots, memory, reserve cmdline.Size
 	logs := cmdline.Size{Given: true, Bytes: 4 << 20, Least: 256 << 10}
 	allLogs := cmdline.Size{Given: true, Bytes: 2 << 30, Least: 1 << 20}
 	runs := cmdline.Size{Given: true, Bytes: 20 << 30}
@@ -66,6 +66,10 @@ one on the same data directory adopts them. The log goes to stderr.`,
 			}
 			opts.Socket, opts.ImageLimit, opts.SnapshotLimit, opts.LogSize = d.SocketFlag(), limit.Bytes, snapshots.Bytes, logs.Bytes
 			opts.LogLimit, opts.AgentLimit = allLogs.Bytes, runs.Bytes
+			opts.Memory, opts.DiskReserve = memory.Bytes, -1
+			if reserve.Given {
+				opts.DiskReserve = reserve.Bytes
+			}
 			return runServe(cmd.Context(), opts, d)
 		},
 	}
@@ -76,6 +80,9 @@ one on the same data directory adopts them. The log goes to stderr.`,
 	cmd.Flags().Var(&logs, "log-size", "maximum size of a log file, such as 1m, before the next one is started; at least 256k")
 	cmd.Flags().Var(&allLogs, "log-limit", "maximum disk space for logs, such as 10g; oldest files of the largest logs are removed first, except those being written")
 	cmd.Flags().Var(&runs, "agent-limit", "maximum disk space for hosted runs, such as 100g; oldest idle ones are removed first, after at least an hour; 0: no limit")
+	memory.Least = 64 << 20
+	cmd.Flags().Var(&memory, "memory", "memory for all sandboxes together, such as 20g: the sum of their limits, and a ceiling (default: no bound; with --multi-tenant 85% of the host's)")
+	cmd.Flags().Var(&reserve, "disk-reserve", "free disk space that is left to the daemon, such as 5g; 0: none (default: 5% of the disk, at most 1g)")
 	cmdline.ExitStatus(cmd, cmdline.ExitPlain)
 	return cmd
 }
@@ -83,7 +90,11 @@ one on the same data directory adopts them. The log goes to stderr.`,
 func (o *serveOptions) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.DataDir, "data-dir", "", "`directory` for images, sandboxes and state (default: $XDG_DATA_HOME/sandboxd; for root /var/lib/sandboxd)")
 	f.StringVar(&o.RuntimeDir, "runtime-dir", "", "`directory` for sockets (default: $XDG_RUNTIME_DIR/sandboxd; for root /run/sandboxd)")
-	f.StringSliceVar(&o.Require, "require", nil, "refuse to start if the host lacks one of these `layers`: cgroup,landlock,nocorepipe,subids")
+	f.StringSliceVar(&o.Require, "require", nil, "refuse to start if the host lacks one of these `layers`: cgroup,ids,landlock,nocorepipe,subids")
+	f.BoolVar(&o.MultiTenant, "multi-tenant", false, "serve the users of --tenants as tenants, each with its own objects; refuse to start where the host would not keep them apart")
+	f.StringVar(&o.Tenants, "tenants", "", "`users` that are tenants: uids or names separated by commas, or @GROUP for the members of a group")
+	f.Int64Var(&o.Pids, "pids", 0, "processes and threads for all sandboxes together: the sum of their limits, and a ceiling (default: no bound; with --multi-tenant half of the host's)")
+	f.Float64Var(&o.Overcommit, "overcommit", 1, "`ratio` of the sums of limits to --memory and --pids, from 1 to 100")
 	f.DurationVar(&o.DefaultTimeout, "default-timeout", o.DefaultTimeout, "default lifetime of a sandbox")
 	f.DurationVar(&o.DefaultIdleTimeout, "default-idle-timeout", o.DefaultIdleTimeout, "default idle timeout of a sandbox")
 	f.StringArrayVar(&o.Mirrors, "registry-mirror", nil, "ask a mirror first: `REGISTRY=MIRROR`, such as docker.io=mirror.example:5000; repeatable")
@@ -191,6 +202,10 @@ func (o serveOptions) complete(socket string, find func() (dirs.Dirs, error)) (b
 		return opts, cmdline.Usagef("--default-idle-timeout %v: every sandbox has an end, so it must be greater than 0", opts.DefaultIdleTimeout)
 	case opts.EndedAge < 0 || opts.SnapshotAge < 0 || opts.AgentAge < 0:
 		return opts, cmdline.Usagef("--ended-age %v, --snapshot-age %v, --agent-age %v: none may be negative", opts.EndedAge, opts.SnapshotAge, opts.AgentAge)
+	case opts.Pids < 0 || opts.Pids > 0 && opts.Pids < 64:
+		return opts, cmdline.Usagef("--pids %d: must be at least 64", opts.Pids)
+	case opts.Overcommit != 0 && !(opts.Overcommit >= 1 && opts.Overcommit <= 100): // NaN too
+		return opts, cmdline.Usagef("--overcommit %v: must be from 1 to 100", opts.Overcommit)
 	case opts.EndedLimit < 0:
 		return opts, cmdline.Usagef("--ended-limit %d is negative", opts.EndedLimit)
 	case opts.IdleExit < 0:

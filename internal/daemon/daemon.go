@@ -41,6 +41,9 @@ type Options struct {
 	// does, zero where none can. It is called when the socket is bound and nothing that a sandbox
 	// sends has been read. Default: nothing.
 	Confine func() (landlock int, err error)
+	// Tenants are the users of this host that are tenants of their own; the zero value has none. They
+	// must be able to reach Socket: see [Tenants.SocketRefused].
+	Tenants Tenants
 	// Lock is the lock of DataDir that [AcquireLock] returned. Default: New acquires it.
 	Lock io.Closer
 	// IdleExit is the time without a sandbox and a request after which the daemon ends; zero means
@@ -50,6 +53,12 @@ type Options struct {
 
 // SocketName is the API socket's file in the runtime directory.
 const SocketName = "api.sock"
+
+// Tenants are the users of this host that are tenants of their own.
+type Tenants = httpapi.Tenants
+
+// ParseTenants reads a list of uids and names of users, or @GROUP.
+func ParseTenants(text string) (Tenants, error) { return httpapi.ParseTenants(text) }
 
 // Pool is a warm pool that the options ask for.
 type Pool = service.Pool
@@ -92,7 +101,7 @@ func New(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			}
 		}()
 	}
-	if d.socket, err = httpapi.Listen(ctx, opts.RuntimeDir, opts.Socket); err != nil {
+	if d.socket, err = httpapi.Listen(ctx, opts.RuntimeDir, opts.Socket, opts.Tenants); err != nil {
 		return nil, fmt.Errorf("start daemon: %w", err)
 	}
 	defer func() {

@@ -68,6 +68,8 @@ var mappings = []mapping{
 	{err: class.ErrNotEnded, code: api.CodeConflict, hint: "only a sandbox that has ended can be started; end it first: sandboxd stop"},
 	{err: class.ErrInUse, code: api.CodeConflict, hint: "end what uses it, or ask for more; nothing was changed"},
 	{err: class.ErrTooMany, code: api.CodeConflict, hint: "delete sandboxes that are not needed any more: sandboxd prune, or sandboxd ps and sandboxd rm"},
+	{err: class.ErrNoDisk, code: api.CodeConflict, hint: hintDisk},
+	{err: class.ErrNoRoom, code: api.CodeConflict, hint: hintRoom},
 	{err: class.ErrProcesses, code: api.CodeConflict, hint: hintProcesses},
 	{err: class.ErrUnenforceable, code: api.CodeUnenforceable, hint: "sandboxd doctor says what this host lacks; leave the limit out to run without it"},
 	{err: class.ErrClosed, code: api.CodeUnavailable, hint: "start it again: sandboxd serve"},
@@ -82,6 +84,12 @@ var mappings = []mapping{
 	{err: context.DeadlineExceeded, code: api.CodeUnavailable, hint: "the host is overloaded; try again"},
 	{err: context.Canceled, code: api.CodeUnavailable},
 }
+
+const hintDisk = "free some: sandboxd prune --older-than 0, sandboxd images prune, sandboxd snapshots rm; " +
+	"the host's operator chooses the reserve: sandboxd serve --disk-reserve"
+
+const hintRoom = "ask for lower limits, or end sandboxes that are not needed: sandboxd ps, sandboxd stop; " +
+	"the host's operator can give all more: sandboxd serve --memory, --pids, --overcommit"
 
 const hintProcesses = "end programs or sandboxes, or start the daemon with more processes for its user (ulimit -u), of which all sandboxes together have half; " +
 	"where a pids cgroup is delegated to it no sandbox takes more than its own limit: sandboxd doctor"

@@ -26,7 +26,7 @@ import (
 // Options configure a [Server]. All are needed.
 type Options struct {
 	Service *service.Service
-	Socket  *Socket
+	Socket  *Socket // has the tenants
 	// Shutdown is called for POST /v1/system/shutdown.
 	Shutdown func(api.Shutdown)
 	// Stopping is closed when the daemon begins to stop: watches end with it.
@@ -34,8 +34,8 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// Server is the native face: it serves the API over a Unix socket, for one tenant, the daemon's
-// own.
+// Server is the native face: it serves the API over a Unix socket, for the daemon's own tenant and,
+// if there are [Tenants], for each of them.
 type Server struct {
 	service  *service.Service
 	socket   *Socket
@@ -137,7 +137,12 @@ func (s *Server) IdleFor() time.Duration {
 // as returns the service as the caller of a request sees it. A handler runs only for callers that
 // [allowed] has admitted.
 func (s *Server) as(r *http.Request) *service.API {
-	return s.service.For(service.Caller{UID: int(peerOf(r.Context())), Rights: service.Administer})
+	p := peerOf(r.Context())
+	caller := service.Caller{UID: int(p.uid), Tenant: p.tenant()}
+	if p.operator() {
+		caller.Rights = service.Administer
+	}
+	return s.service.For(caller)
 }
 
 // access limits the callers of a route.
@@ -145,6 +150,7 @@ type access int
 
 const (
 	owner  access = iota // the uid that runs the daemon, and root, which no file mode keeps out
+	tenant               // these, and tenants, of objects that are theirs
 	anyone               // every process that can open the socket
 )
 
@@ -163,73 +169,73 @@ var routes = []route{
 	{"GET", "/v1/system/checks", owner, (*Server).getChecks},
 	{"POST", "/v1/system/shutdown", owner, (*Server).postShutdown},
 
-	{"GET", "/v1/profiles", owner, (*Server).getProfiles},
-	{"GET", "/v1/profiles/{profile}", owner, (*Server).getProfile},
+	{"GET", "/v1/profiles", tenant, (*Server).getProfiles},
+	{"GET", "/v1/profiles/{profile}", tenant, (*Server).getProfile},
 
-	{"POST", "/v1/sandboxes", owner, (*Server).postSandbox},
-	{"GET", "/v1/sandboxes", owner, (*Server).getSandboxes},
-	{"POST", "/v1/sandboxes/prune", owner, (*Server).postSandboxesPrune},
-	{"GET", "/v1/sandboxes/{id}", owner, (*Server).getSandbox},
-	{"PATCH", "/v1/sandboxes/{id}", owner, (*Server).patchSandbox},
-	{"DELETE", "/v1/sandboxes/{id}", owner, (*Server).deleteSandbox},
-	{"POST", "/v1/sandboxes/{id}/start", owner, (*Server).postStart},
-	{"POST", "/v1/sandboxes/{id}/stop", owner, (*Server).postStop},
-	{"POST", "/v1/sandboxes/{id}/pause", owner, (*Server).postPause},
-	{"POST", "/v1/sandboxes/{id}/resume", owner, (*Server).postResume},
-	{"GET", "/v1/sandboxes/{id}/wait", owner, (*Server).getWait},
-	{"GET", "/v1/sandboxes/{id}/logs", owner, (*Server).getLogs},
-	{"GET", "/v1/sandboxes/{id}/stats", owner, (*Server).getStats},
-	{"GET", "/v1/sandboxes/{id}/diff", owner, (*Server).getDiff},
-	{"POST", "/v1/sandboxes/{id}/commit", owner, (*Server).postCommit},
+	{"POST", "/v1/sandboxes", tenant, (*Server).postSandbox},
+	{"GET", "/v1/sandboxes", tenant, (*Server).getSandboxes},
+	{"POST", "/v1/sandboxes/prune", tenant, (*Server).postSandboxesPrune},
+	{"GET", "/v1/sandboxes/{id}", tenant, (*Server).getSandbox},
+	{"PATCH", "/v1/sandboxes/{id}", tenant, (*Server).patchSandbox},
+	{"DELETE", "/v1/sandboxes/{id}", tenant, (*Server).deleteSandbox},
+	{"POST", "/v1/sandboxes/{id}/start", tenant, (*Server).postStart},
+	{"POST", "/v1/sandboxes/{id}/stop", tenant, (*Server).postStop},
+	{"POST", "/v1/sandboxes/{id}/pause", tenant, (*Server).postPause},
+	{"POST", "/v1/sandboxes/{id}/resume", tenant, (*Server).postResume},
+	{"GET", "/v1/sandboxes/{id}/wait", tenant, (*Server).getWait},
+	{"GET", "/v1/sandboxes/{id}/logs", tenant, (*Server).getLogs},
+	{"GET", "/v1/sandboxes/{id}/stats", tenant, (*Server).getStats},
+	{"GET", "/v1/sandboxes/{id}/diff", tenant, (*Server).getDiff},
+	{"POST", "/v1/sandboxes/{id}/commit", tenant, (*Server).postCommit},
 
-	{"POST", "/v1/sandboxes/{id}/snapshots", owner, (*Server).postSnapshot},
-	{"GET", "/v1/sandboxes/{id}/snapshots", owner, (*Server).getSandboxSnapshots},
-	{"POST", "/v1/sandboxes/{id}/fork", owner, (*Server).postFork},
-	{"POST", "/v1/sandboxes/{id}/rollback", owner, (*Server).postRollback},
+	{"POST", "/v1/sandboxes/{id}/snapshots", tenant, (*Server).postSnapshot},
+	{"GET", "/v1/sandboxes/{id}/snapshots", tenant, (*Server).getSandboxSnapshots},
+	{"POST", "/v1/sandboxes/{id}/fork", tenant, (*Server).postFork},
+	{"POST", "/v1/sandboxes/{id}/rollback", tenant, (*Server).postRollback},
 
-	{"GET", "/v1/snapshots", owner, (*Server).getSnapshots},
-	{"POST", "/v1/snapshots/import", owner, (*Server).postSnapshotImport},
-	{"POST", "/v1/snapshots/prune", owner, (*Server).postSnapshotsPrune},
-	{"GET", "/v1/snapshots/{snapshot}", owner, (*Server).getSnapshot},
-	{"GET", "/v1/snapshots/{snapshot}/export", owner, (*Server).getSnapshotExport},
-	{"DELETE", "/v1/snapshots/{snapshot}", owner, (*Server).deleteSnapshot},
+	{"GET", "/v1/snapshots", tenant, (*Server).getSnapshots},
+	{"POST", "/v1/snapshots/import", tenant, (*Server).postSnapshotImport},
+	{"POST", "/v1/snapshots/prune", tenant, (*Server).postSnapshotsPrune},
+	{"GET", "/v1/snapshots/{snapshot}", tenant, (*Server).getSnapshot},
+	{"GET", "/v1/snapshots/{snapshot}/export", tenant, (*Server).getSnapshotExport},
+	{"DELETE", "/v1/snapshots/{snapshot}", tenant, (*Server).deleteSnapshot},
 
-	{"POST", "/v1/sandboxes/{id}/exec", owner, (*Server).postExec},
-	{"GET", "/v1/sandboxes/{id}/exec", owner, (*Server).getExec}, // WebSocket: its handshake is a GET
-	{"GET", "/v1/sandboxes/{id}/execs", owner, (*Server).getExecs},
-	{"GET", "/v1/sandboxes/{id}/execs/{exec}", owner, (*Server).getExecRecord},
-	{"DELETE", "/v1/sandboxes/{id}/execs/{exec}", owner, (*Server).deleteExec},
-	{"GET", "/v1/sandboxes/{id}/execs/{exec}/attach", owner, (*Server).getAttach}, // NDJSON, or a WebSocket
-	{"POST", "/v1/sandboxes/{id}/execs/{exec}/signal", owner, (*Server).postSignal},
-	{"POST", "/v1/sandboxes/{id}/execs/{exec}/resize", owner, (*Server).postResize},
-	{"POST", "/v1/sandboxes/{id}/execs/{exec}/stdin", owner, (*Server).postStdin},
-	{"GET", "/v1/sandboxes/{id}/processes", owner, (*Server).getProcesses},
+	{"POST", "/v1/sandboxes/{id}/exec", tenant, (*Server).postExec},
+	{"GET", "/v1/sandboxes/{id}/exec", tenant, (*Server).getExec}, // WebSocket: its handshake is a GET
+	{"GET", "/v1/sandboxes/{id}/execs", tenant, (*Server).getExecs},
+	{"GET", "/v1/sandboxes/{id}/execs/{exec}", tenant, (*Server).getExecRecord},
+	{"DELETE", "/v1/sandboxes/{id}/execs/{exec}", tenant, (*Server).deleteExec},
+	{"GET", "/v1/sandboxes/{id}/execs/{exec}/attach", tenant, (*Server).getAttach}, // NDJSON, or a WebSocket
+	{"POST", "/v1/sandboxes/{id}/execs/{exec}/signal", tenant, (*Server).postSignal},
+	{"POST", "/v1/sandboxes/{id}/execs/{exec}/resize", tenant, (*Server).postResize},
+	{"POST", "/v1/sandboxes/{id}/execs/{exec}/stdin", tenant, (*Server).postStdin},
+	{"GET", "/v1/sandboxes/{id}/processes", tenant, (*Server).getProcesses},
 
-	{"GET", "/v1/sandboxes/{id}/files", owner, (*Server).getFile},
-	{"PUT", "/v1/sandboxes/{id}/files", owner, (*Server).putFile},
-	{"DELETE", "/v1/sandboxes/{id}/files", owner, (*Server).deleteFile},
-	{"GET", "/v1/sandboxes/{id}/stat", owner, (*Server).getStat},
-	{"GET", "/v1/sandboxes/{id}/list", owner, (*Server).getList},
-	{"POST", "/v1/sandboxes/{id}/mkdir", owner, (*Server).postMkdir},
-	{"POST", "/v1/sandboxes/{id}/move", owner, (*Server).postMove},
-	{"GET", "/v1/sandboxes/{id}/watch", owner, (*Server).getWatch},
-	{"GET", "/v1/sandboxes/{id}/archive", owner, (*Server).getArchive},
-	{"PUT", "/v1/sandboxes/{id}/archive", owner, (*Server).putArchive},
+	{"GET", "/v1/sandboxes/{id}/files", tenant, (*Server).getFile},
+	{"PUT", "/v1/sandboxes/{id}/files", tenant, (*Server).putFile},
+	{"DELETE", "/v1/sandboxes/{id}/files", tenant, (*Server).deleteFile},
+	{"GET", "/v1/sandboxes/{id}/stat", tenant, (*Server).getStat},
+	{"GET", "/v1/sandboxes/{id}/list", tenant, (*Server).getList},
+	{"POST", "/v1/sandboxes/{id}/mkdir", tenant, (*Server).postMkdir},
+	{"POST", "/v1/sandboxes/{id}/move", tenant, (*Server).postMove},
+	{"GET", "/v1/sandboxes/{id}/watch", tenant, (*Server).getWatch},
+	{"GET", "/v1/sandboxes/{id}/archive", tenant, (*Server).getArchive},
+	{"PUT", "/v1/sandboxes/{id}/archive", tenant, (*Server).putArchive},
 
-	{"POST", "/v1/run", owner, (*Server).postRun},
+	{"POST", "/v1/run", tenant, (*Server).postRun},
 
-	{"GET", "/v1/images", owner, (*Server).getImages},
-	{"DELETE", "/v1/images", owner, (*Server).deleteImage},
-	{"POST", "/v1/images/pull", owner, (*Server).postPull},
-	{"POST", "/v1/images/push", owner, (*Server).postPush},
-	{"POST", "/v1/images/import", owner, (*Server).postImport},
-	{"GET", "/v1/images/export", owner, (*Server).getExport},
-	{"GET", "/v1/images/inspect", owner, (*Server).getImage},
+	{"GET", "/v1/images", tenant, (*Server).getImages},
+	{"DELETE", "/v1/images", tenant, (*Server).deleteImage},
+	{"POST", "/v1/images/pull", tenant, (*Server).postPull},
+	{"POST", "/v1/images/push", tenant, (*Server).postPush},
+	{"POST", "/v1/images/import", tenant, (*Server).postImport},
+	{"GET", "/v1/images/export", tenant, (*Server).getExport},
+	{"GET", "/v1/images/inspect", tenant, (*Server).getImage},
 	{"GET", "/v1/images/verify", owner, (*Server).getVerify},
-	{"POST", "/v1/images/tag", owner, (*Server).postTag},
-	{"POST", "/v1/images/prune", owner, (*Server).postPrune},
+	{"POST", "/v1/images/tag", tenant, (*Server).postTag},
+	{"POST", "/v1/images/prune", tenant, (*Server).postPrune},
 
-	{"POST", "/v1/builds", owner, (*Server).postBuild},
+	{"POST", "/v1/builds", tenant, (*Server).postBuild},
 
 	{"POST", "/v1/agent/runs", owner, (*Server).postAgentRun},
 	{"GET", "/v1/agent/runs", owner, (*Server).getAgentRuns},
@@ -260,7 +266,7 @@ func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	for _, r := range routes {
 		mux.HandleFunc(r.method+" "+r.pattern, func(w http.ResponseWriter, req *http.Request) {
-			if err := allowed(req.Context(), r.access); err != nil {
+			if err := s.allowed(req.Context(), r.access); err != nil {
 				writeProblem(w, err)
 				return
 			}
@@ -327,15 +333,18 @@ func noRoute(mux *http.ServeMux, w http.ResponseWriter, req *http.Request) error
 	return class.Mark(errNoMethod, fmt.Errorf("%q cannot be asked with %s, only with %s", class.Clip(req.URL.Path), class.Clip(req.Method), allow))
 }
 
-func allowed(ctx context.Context, a access) error {
-	uid := peerOf(ctx)
+func (s *Server) allowed(ctx context.Context, a access) error {
+	p := peerOf(ctx)
+	known := s.socket.tenants.has(p)
 	switch {
-	case a == anyone, uid == 0, int64(uid) == int64(os.Geteuid()):
+	case a == anyone, p.operator(), a == tenant && known:
 		return nil
-	case uid == unknownUID:
+	case p.uid == unknownUID:
 		return class.Mark(class.ErrForbidden, errors.New("the kernel does not say who calls"))
+	case known:
+		return class.Mark(class.ErrForbidden, fmt.Errorf("uid %d is a tenant: this is for the daemon's user, uid %d", p.uid, os.Geteuid()))
 	}
-	return class.Mark(class.ErrForbidden, fmt.Errorf("uid %d may not use the daemon of uid %d", uid, os.Geteuid()))
+	return class.Mark(class.ErrForbidden, fmt.Errorf("uid %d may not use the daemon of uid %d", p.uid, os.Geteuid()))
 }
 
 // recover answers for a handler that panicked.

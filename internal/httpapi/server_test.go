@@ -4,24 +4,29 @@ import (
 	"context"
 	"net/http"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/api"
 )
 
 func TestOtherUsersAreRefused(t *testing.T) {
+	s := &Server{socket: &Socket{tenants: Tenants{UIDs: []uint32{40001}}}}
 	for name, tc := range map[string]struct {
 		access access
 		uid    uint32
 		ok     bool
 	}{
-		"owner":             {owner, uint32(os.Geteuid()), true},
-		"root":              {owner, 0, true},
-		"another":           {owner, uint32(os.Geteuid()) + 1, false},
-		"unknown":           {owner, unknownUID, false},
-		"health to another": {anyone, 12345, true},
+		"owner":               {owner, uint32(os.Geteuid()), true},
+		"root":                {owner, 0, true},
+		"another":             {owner, uint32(os.Geteuid()) + 1, false},
+		"unknown":             {owner, unknownUID, false},
+		"health to another":   {anyone, 12345, true},
+		"a tenant":            {tenant, 40001, true},
+		"no tenant":           {tenant, 40002, false},
+		"what is no tenant's": {owner, 40001, false},
 	} {
-		err := allowed(context.WithValue(t.Context(), peerKey{}, tc.uid), tc.access)
+		err := s.allowed(context.WithValue(t.Context(), peerKey{}, peer{uid: tc.uid}), tc.access)
 		if (err == nil) != tc.ok {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -29,12 +34,17 @@ func TestOtherUsersAreRefused(t *testing.T) {
 			t.Errorf("%s: %+v", name, ProblemOf(err))
 		}
 	}
-	if err := allowed(t.Context(), owner); err == nil {
+	if err := s.allowed(t.Context(), tenant); err == nil {
 		t.Error("a connection without a peer was let in")
 	}
 	for _, route := range routes {
-		if route.access != owner && route.pattern != "/healthz" {
+		if route.access == anyone && route.pattern != "/healthz" {
 			t.Errorf("%s is open to all", route.pattern)
+		}
+		ofTenants := strings.HasPrefix(route.pattern, "/v1/sandboxes") || strings.HasPrefix(route.pattern, "/v1/snapshots") || strings.HasPrefix(route.pattern, "/v1/images") ||
+			strings.HasPrefix(route.pattern, "/v1/profiles") || route.pattern == "/v1/run" || route.pattern == "/v1/builds"
+		if route.access == tenant && (!ofTenants || route.pattern == "/v1/images/verify") {
+			t.Errorf("%s is open to tenants", route.pattern)
 		}
 	}
 }

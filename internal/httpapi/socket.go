@@ -53,17 +53,19 @@ func AcquireLock(dir string) (io.Closer, error) {
 // Socket is the API's listening socket, in a directory that only we may search.
 type Socket struct {
 	*net.UnixListener
-	dir  *os.File // of the socket
-	name string
-	file *os.File // the socket's: as long as it is open no other file can be taken for it
-	lock io.Closer
-	once sync.Once
+	tenants Tenants
+	conns   peerConns
+	dir     *os.File // of the socket
+	name    string
+	file    *os.File // the socket's: as long as it is open no other file can be taken for it
+	lock    io.Closer
+	once    sync.Once
 }
 
-// Listen replaces a socket that a killed daemon left, and refuses to replace one that is served. A
+// Listen listens for the daemon's user and the tenants. It replaces a socket that a killed daemon left, and refuses to replace one that is served. A
 // path outside of the runtime directory lies in a directory that exists. Access to that directory
 // is its owner's business; the socket's own mode keeps others out.
-func Listen(ctx context.Context, runtimeDir, path string) (_ *Socket, err error) {
+func Listen(ctx context.Context, runtimeDir, path string, tenants Tenants) (_ *Socket, err error) {
 	if err := os.MkdirAll(runtimeDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make runtime directory: %w", err)
 	}
@@ -71,7 +73,7 @@ func Listen(ctx context.Context, runtimeDir, path string) (_ *Socket, err error)
 	if err != nil {
 		return nil, fmt.Errorf("open runtime directory: %w", err)
 	}
-	s := &Socket{dir: dir, name: filepath.Base(path)}
+	s := &Socket{dir: dir, name: filepath.Base(path), tenants: tenants}
 	defer func() {
 		if err == nil {
 			return
@@ -161,9 +163,34 @@ func (s *Socket) take(ctx context.Context) error {
 		return errors.Join(fmt.Errorf("open it: %w", err), l.Close())
 	}
 	s.UnixListener, s.file = l.(*net.UnixListener), os.NewFile(uintptr(fd), s.name)
+	if err := s.open(); err != nil {
+		return errors.Join(fmt.Errorf("open it to tenants: %w", err), s.file.Close(), unix.Unlinkat(int(s.dir.Fd()), s.name, 0), l.Close())
+	}
 	// http.Server closes the listener when the shutdown begins; the path goes when it ends.
 	s.SetUnlinkOnClose(false)
 	return nil
+}
+
+// open opens the socket's file to the tenants: the group first, so that no other one ever has it.
+func (s *Socket) open() error {
+	if !s.tenants.any() {
+		return nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(s.file.Fd()), &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFSOCK || int(st.Uid) != os.Geteuid() {
+		return errors.New("another file is in its place")
+	}
+	// The descriptor is of the name alone (O_PATH), which fchmod(2) and fchown(2) refuse.
+	path := fmt.Sprintf("/proc/self/fd/%d", s.file.Fd())
+	if g := s.tenants.Group; g != nil {
+		if err := os.Chown(path, -1, int(*g)); err != nil {
+			return err
+		}
+	}
+	return unix.Chmod(path, s.tenants.mode())
 }
 
 // unlink removes the path if it is still ours: another daemon may have taken it since we stopped
@@ -210,11 +237,27 @@ func removeStale(ctx context.Context, dir *os.File, name string) error {
 
 // Accept reads the peer's credentials before anything else is read.
 func (s *Socket) Accept() (net.Conn, error) {
-	c, err := s.AcceptUnix()
-	if err != nil {
-		return nil, err
+	for {
+		c, err := s.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		p := peer{uid: peerUID(c)}
+		if p.operator() {
+			return &peerConn{UnixConn: c, peer: p}, nil
+		}
+		if !s.conns.enter(p.uid) {
+			_ = c.Close() // nothing was said
+			continue
+		}
+		counted := p.uid
+		if s.tenants.Group != nil {
+			if p.groups, err = peerGroups(c); err != nil {
+				p.uid = unknownUID // which is no tenant
+			}
+		}
+		return &peerConn{UnixConn: c, peer: p, leave: sync.OnceFunc(func() { s.conns.leave(counted) })}, nil
 	}
-	return &peerConn{UnixConn: c, uid: peerUID(c)}, nil
 }
 
 // Close stops accepting, which is all that http.Server means by it. A second call does nothing.
@@ -239,10 +282,19 @@ func (s *Socket) Remove() error {
 	return err
 }
 
-// peerConn is a connection with the peer's uid. It sends files without copying them.
+// peerConn is a connection with its peer. It sends files without copying them.
 type peerConn struct {
 	*net.UnixConn
-	uid uint32
+	peer  peer
+	leave func() // gives the peer's count back; nil if it is not counted
+}
+
+// Close closes the connection.
+func (c *peerConn) Close() error {
+	if c.leave != nil {
+		c.leave()
+	}
+	return c.UnixConn.Close()
 }
 
 // unknownUID is the uid of a peer that the kernel does not identify: 2^32-1 means "no id"
@@ -261,16 +313,16 @@ type peerKey struct{}
 
 func peerContext(ctx context.Context, c net.Conn) context.Context {
 	if p, ok := c.(*peerConn); ok {
-		return context.WithValue(ctx, peerKey{}, p.uid)
+		return context.WithValue(ctx, peerKey{}, p.peer)
 	}
 	return ctx
 }
 
-func peerOf(ctx context.Context) uint32 {
-	if uid, ok := ctx.Value(peerKey{}).(uint32); ok {
-		return uid
+func peerOf(ctx context.Context) peer {
+	if p, ok := ctx.Value(peerKey{}).(peer); ok {
+		return p
 	}
-	return unknownUID
+	return peer{uid: unknownUID}
 }
 
 // ReadFrom sends a regular file with sendfile(2), which net has for TCP only. net/http calls it for

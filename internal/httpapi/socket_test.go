@@ -30,7 +30,7 @@ func TestOneDaemonTakesAStaleSocket(t *testing.T) {
 		errs := make([]error, len(sockets))
 		for i := range sockets {
 			own := t.TempDir()
-			wg.Go(func() { sockets[i], errs[i] = Listen(t.Context(), own, filepath.Join(dir, "api.sock")) })
+			wg.Go(func() { sockets[i], errs[i] = Listen(t.Context(), own, filepath.Join(dir, "api.sock"), Tenants{}) })
 		}
 		wg.Wait()
 		got := 0
@@ -55,14 +55,14 @@ func TestOneDaemonTakesAStaleSocket(t *testing.T) {
 // meanwhile keeps it.
 func TestEndingDaemonLeavesAnothersSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "api.sock")
-	first, err := Listen(t.Context(), t.TempDir(), path)
+	first, err := Listen(t.Context(), t.TempDir(), path, Tenants{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := first.Close(); err != nil { // as http.Server does when the shutdown begins
 		t.Fatal(err)
 	}
-	second, err := Listen(t.Context(), t.TempDir(), path)
+	second, err := Listen(t.Context(), t.TempDir(), path, Tenants{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -30,12 +31,33 @@ const (
 	maxBuildOutput      = 64 << 20 // bytes that the programs of one build may write before they are not shown any more
 	eventSize           = 64       // bytes that a piece of output counts besides its own: one of a byte is an event, too
 	maxTags             = 32
-	maxBuilds           = 2 // at the same time; others wait
+	maxBuilds           = 2 // of one tenant at the same time; others wait
 
 	epochArg = "SOURCE_DATE_EPOCH"
 	// buildHost is the host name in sandboxes of builds: the real one would make builds differ.
 	buildHost = "build"
 )
+
+// buildSlots holds the semaphores of the builds under way, one for each tenant: a tenant whose builds
+// take hours keeps no other one waiting.
+type buildSlots struct {
+	mu       sync.Mutex
+	byTenant map[string]chan struct{}
+}
+
+func (b *buildSlots) of(tenant string) chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	slots := b.byTenant[tenant]
+	if slots == nil {
+		if b.byTenant == nil {
+			b.byTenant = make(map[string]chan struct{})
+		}
+		slots = make(chan struct{}, maxBuilds)
+		b.byTenant[tenant] = slots
+	}
+	return slots
+}
 
 // Build makes an image of the context that body streams. Emit is called from one goroutine at a
 // time.
@@ -44,11 +66,15 @@ func (s *API) Build(ctx context.Context, body io.Reader, opts api.Build, emit fu
 	if err := b.validate(); err != nil {
 		return api.Image{}, err
 	}
+	if err := s.spareDisk(ctx); err != nil {
+		return api.Image{}, err
+	}
 	// Several clients could ask for the memory of a build at once. A waiting client has sent nothing
 	// yet.
+	slots := s.builds.of(s.caller.Tenant)
 	select {
-	case s.builds <- struct{}{}:
-		defer func() { <-s.builds }()
+	case slots <- struct{}{}:
+		defer func() { <-slots }()
 	case <-ctx.Done():
 		return api.Image{}, context.Cause(ctx)
 	}

@@ -136,6 +136,8 @@ type Options struct {
 	AgentAge   time.Duration
 	AgentLimit int64
 
+	DiskReserve  int64         // bytes that are left free on the disk of DataDir; negative means 5%, at most 1 GiB; default: none
+	Room         runtime.Room  // for the limits of all sandboxes; default: no bound
 	IODevice     cgroup.Device // device of DataDir; default: none, and io limits are refused
 	Pools        []Pool        // sandboxes that are kept ready; default: none
 	SpareMemory  func() error  // fails if no sandbox may be parked; default: see [pool.Options]
@@ -160,7 +162,8 @@ type core struct {
 	supervisor *runtime.Supervisor
 	own        Images // the store as the daemon's own tenant sees it
 	log        *slog.Logger
-	builds     chan struct{} // semaphore of the builds under way
+	builds     buildSlots
+	disk       disk
 	execs      *execs
 	logs       *mainLogs
 	pools      *pool.Pools
@@ -182,8 +185,9 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	}
 	s := &core{
 		opts: opts, own: opts.Images(""), log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)),
-		builds: make(chan struct{}, maxBuilds),
 	}
+	s.disk.reserve = opts.DiskReserve
+	s.disk.measure = func() (Disk, error) { return MeasureDisk(opts.DataDir) }
 	s.differ, _ = runtime.As[runtime.Differ](opts.Engine)
 	s.descriptors, _ = runtime.As[runtime.DescriptorStore](opts.Engine)
 	s.describer, _ = runtime.As[runtime.Describer](opts.Engine)
@@ -199,6 +203,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		Timeout:      opts.Timeout,
 		IdleTimeout:  opts.IdleTimeout,
 		IODevice:     opts.IODevice,
+		Room:         opts.Room,
 		PoolChanged:  s.pools.Changed,
 		Exercise:     pool.Exercise,
 		Log:          s.log,
@@ -208,7 +213,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	}
 	s.pools.Use(s.supervisor)
 	s.logs = newMainLogs(opts.DataDir, max(minLogSize, cmp.Or(opts.LogSize, defaultLogSize)), cmp.Or(opts.LogFiles, defaultLogFiles), cmp.Or(opts.LogLimit, defaultLogLimit))
-	s.logs.log = s.log
+	s.logs.log, s.logs.tenant = s.log, s.tenantOf
 	s.sweepLogs()
 	s.execs = newExecs(context.WithoutCancel(ctx))
 	s.adoptExecs(ctx)
@@ -312,6 +317,15 @@ type API struct {
 // For returns the API of a caller.
 func (s *Service) For(caller Caller) *API {
 	return &API{core: s.core, caller: caller, images: s.core.opts.Images(caller.Tenant)}
+}
+
+// tenantOf returns the tenant of the sandbox with this id; empty if there is none.
+func (s *core) tenantOf(id string) string {
+	rec, err := s.supervisor.Get(id)
+	if err != nil {
+		return ""
+	}
+	return rec.Tenant
 }
 
 // inBuild returns the API of a build, which sees the sandboxes of builds.

@@ -142,6 +142,9 @@ func (s *API) Commit(ctx context.Context, ref string, body api.CommitSandbox) (a
 	if err := validateCommit(&body); err != nil {
 		return api.SandboxCommitted{}, err
 	}
+	if err := s.spareDisk(ctx); err != nil {
+		return api.SandboxCommitted{}, err
+	}
 	req, rec, doomed, err := s.diffRequest(ref)
 	if err != nil {
 		return api.SandboxCommitted{}, err

@@ -52,12 +52,13 @@ type execs struct {
 	count  int                              // of detached ones
 	counts map[string]int                   // the same by the sandbox's id, without those that have none
 	kept   int64                            // the sum of their kept
+	keptOf map[string]int64                 // the same by the sandbox's id
 	of     map[string]map[string]*Execution // by the sandbox's id and the exec's
 	mains  map[string]mainOf                // by the sandbox's id
 }
 
 func newExecs(ctx context.Context) *execs {
-	e := &execs{adopting: make(chan struct{}, 1), of: make(map[string]map[string]*Execution), counts: make(map[string]int), mains: make(map[string]mainOf)}
+	e := &execs{adopting: make(chan struct{}, 1), of: make(map[string]map[string]*Execution), counts: make(map[string]int), keptOf: make(map[string]int64), mains: make(map[string]mainOf)}
 	e.ctx, e.cancel = context.WithCancelCause(ctx)
 	return e
 }
@@ -104,9 +105,35 @@ func (e *execs) unregister(x *Execution) bool {
 	return true
 }
 
+// quota bounds the detached execs of a tenant.
+type quota struct {
+	// own holds the ids of the tenant's sandboxes: those of others make no room. Nil means all.
+	own map[string]bool
+	// parts is the number of parts of the room of all, of which the tenant may have one.
+	parts int
+}
+
+// execsQuota returns the quota of a tenant: all of the room for the daemon's own, and else its part.
+func (s *core) execsQuota(tenant string) quota {
+	if tenant == "" {
+		return quota{own: s.supervisor.IDs(tenant), parts: 1}
+	}
+	return quota{own: s.supervisor.IDs(tenant), parts: runtime.TenantParts}
+}
+
+// use returns the number of a tenant's detached execs besides the first of each sandbox, and their
+// bytes. It needs mu.
+func (e *execs) use(q quota) (n int, kept int64) {
+	for id := range q.own {
+		n += max(0, e.counts[id]-1)
+		kept += e.keptOf[id]
+	}
+	return n, kept
+}
+
 // reserve counts a detached exec, which register or release follows, and returns finished ones that
 // must make room for it.
-func (e *execs) reserve(sandbox string, size int64) (room []*Execution, err error) {
+func (e *execs) reserve(sandbox string, size int64, q quota) (room []*Execution, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
@@ -118,6 +145,7 @@ func (e *execs) reserve(sandbox string, size int64) (room []*Execution, err erro
 		for _, x := range of {
 			switch {
 			case x.log == nil:
+			case q.own != nil && !q.own[id]:
 			case x.ended() && x.main.isReported():
 				finished = append(finished, x)
 				if id == sandbox {
@@ -131,14 +159,22 @@ func (e *execs) reserve(sandbox string, size int64) (room []*Execution, err erro
 	slices.SortFunc(finished, byStart)
 	// As it will be without room.
 	count, counts, kept := e.count, maps.Clone(e.counts), e.kept
-	tooMuch := func() bool { return kept+size > maxKept && (counts[sandbox] > 0 || size > mainRing) }
-	full := func() bool { return counts[sandbox] > 0 && count-len(counts) >= maxDetachedIn || tooMuch() }
+	ownCount, ownKept := e.use(q)
+	tooMuch := func() bool {
+		return (kept+size > maxKept || ownKept+size > maxKept/int64(q.parts)) && (counts[sandbox] > 0 || size > mainRing)
+	}
+	full := func() bool {
+		return counts[sandbox] > 0 && (count-len(counts) >= maxDetachedIn || ownCount >= maxDetachedIn/q.parts) || tooMuch()
+	}
 	for _, x := range finished {
 		own := x.record.Sandbox == sandbox
 		helps := counts[x.record.Sandbox] > 1 || own || tooMuch() // else it is the one that its sandbox may have in any case
 		if full() && helps || own && mine >= maxFinished {
 			room = append(room, x)
-			count, kept = count-1, kept-x.kept
+			count, kept, ownKept = count-1, kept-x.kept, ownKept-x.kept
+			if counts[x.record.Sandbox] > 1 {
+				ownCount--
+			}
 			if counts[x.record.Sandbox]--; counts[x.record.Sandbox] == 0 {
 				delete(counts, x.record.Sandbox)
 			}
@@ -148,6 +184,11 @@ func (e *execs) reserve(sandbox string, size int64) (room []*Execution, err erro
 		}
 	}
 	if running >= maxDetached-maxFinished || full() {
+		if q.parts > 1 { // the sums of all tell of other tenants
+			_, ownKept = e.use(q)
+			return nil, class.Mark(runtime.ErrInUse, fmt.Errorf("%d detached execs of this sandbox run, and all of yours are kept with %d MiB of memory: there is room for no more",
+				running, ownKept>>20))
+		}
 		return nil, class.Mark(runtime.ErrInUse, fmt.Errorf("%d detached execs of this sandbox run and %d of all are kept, with %d MiB of memory, which is the most",
 			running, e.count, e.kept>>20))
 	}
@@ -159,6 +200,9 @@ func (e *execs) reserve(sandbox string, size int64) (room []*Execution, err erro
 func (e *execs) add(sandbox string, n int, size int64) {
 	e.count += n
 	e.kept += size
+	if e.keptOf[sandbox] += size; e.keptOf[sandbox] == 0 {
+		delete(e.keptOf, sandbox)
+	}
 	if e.counts[sandbox] += n; e.counts[sandbox] == 0 {
 		delete(e.counts, sandbox)
 	}
@@ -380,7 +424,7 @@ func (s *core) detach(ctx context.Context, rec *runtime.Record, req api.ExecRequ
 	}
 	limit := cmp.Or(req.OutputLimit, defaultOutputLimit)
 	size := limit + int64(len(req.Stdin)) // which is in memory for as long as the program has it open
-	room, err := s.execs.reserve(rec.ID, size)
+	room, err := s.execs.reserve(rec.ID, size, s.execsQuota(rec.Tenant))
 	if err != nil {
 		return ExecRecord{}, err
 	}

@@ -30,6 +30,7 @@ var (
 	FileError = fileError
 	GuestOf   = guestOf
 	Memfile   = memfile
+	UserError = userError
 )
 
 type Retention = retention
@@ -40,7 +41,7 @@ func NewRetention(age time.Duration, snapshot time.Duration) Retention {
 
 func (s *Service) Supervisor() *runtime.Supervisor { return s.core.supervisor }
 
-func (s *Service) Builds() chan struct{} { return s.core.builds }
+func (s *Service) Builds() chan struct{} { return s.core.builds.of("") }
 
 func (s *Service) Own() *API { return s.For(Caller{Rights: Administer}) }
 

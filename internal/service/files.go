@@ -86,12 +86,15 @@ func (s *API) AppendFile(ctx context.Context, ref, path string, opts WriteOption
 	if err := opts.validate(path); err != nil {
 		return err
 	}
+	if err := s.spareDisk(ctx); err != nil {
+		return err
+	}
 	ctx, client, lease, end, err := s.use(ctx, ref)
 	if err != nil {
 		return err
 	}
 	defer end()
-	id, err := userOf(ctx, &lease.Record, opts.User, client.Open)
+	id, err := owner(ctx, client, &lease.Record, opts.User)
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
 	}
@@ -146,12 +149,15 @@ func (s *API) WriteFile(ctx context.Context, ref, path string, opts WriteOptions
 	if err := opts.validate(path); err != nil {
 		return err
 	}
+	if err := s.spareDisk(ctx); err != nil {
+		return err
+	}
 	ctx, client, lease, end, err := s.use(ctx, ref)
 	if err != nil {
 		return err
 	}
 	defer end()
-	id, err := userOf(ctx, &lease.Record, opts.User, client.Open)
+	id, err := owner(ctx, client, &lease.Record, opts.User)
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
 	}
@@ -225,12 +231,15 @@ func (s *API) ArchiveIn(ctx context.Context, ref, path string, opts WriteOptions
 	if err := validateUser(opts.User); err != nil {
 		return err
 	}
+	if err := s.spareDisk(ctx); err != nil {
+		return err
+	}
 	ctx, client, lease, end, err := s.use(ctx, ref)
 	if err != nil {
 		return err
 	}
 	defer end()
-	id, err := userOf(ctx, &lease.Record, opts.User, client.Open)
+	id, err := owner(ctx, client, &lease.Record, opts.User)
 	if err != nil {
 		return s.fail(ctx, lease, "/etc/passwd", err)
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -17,12 +16,16 @@ import (
 )
 
 // holders returns the names of sandboxes of any state, by the digest of their image and by the
-// snapshot layers below them.
+// layers below them.
 func (s *core) holders() map[string][]string {
 	held := make(map[string][]string)
 	for _, rec := range s.supervisor.List(runtime.Filter{AllTenants: true}) {
-		for _, id := range slices.Concat(rec.Rootfs.Taken(), []string{rec.ImageDigest}) {
-			held[id] = append(held[id], image.Holder(rec.Tenant, rec.Name))
+		holder := image.Holder(rec.Tenant, rec.Name)
+		held[rec.ImageDigest] = append(held[rec.ImageDigest], holder)
+		for _, id := range rec.Rootfs.Layers {
+			if id != rec.ImageDigest { // the host image's one layer is called like it
+				held[id] = append(held[id], holder)
+			}
 		}
 	}
 	return held
@@ -34,6 +37,9 @@ func (s *API) Pull(ctx context.Context, req api.PullImage, progress func(api.Pul
 		return api.Image{}, class.Invalidf("reference %q: not a reference", class.Clip(req.Reference))
 	}
 	if err := validPlatform(req.Platform); err != nil {
+		return api.Image{}, err
+	}
+	if err := s.spareDisk(ctx); err != nil {
 		return api.Image{}, err
 	}
 	img, err := s.images.Pull(ctx, req.Reference, image.PullOptions{Platform: req.Platform, Insecure: req.Insecure, Progress: progress})
@@ -152,6 +158,9 @@ func (s *API) ImportImages(ctx context.Context, r io.Reader, opts image.ImportOp
 		return api.ImagesImported{}, class.Invalidf("config: an image brings its own; it is for root file systems (rootfs=true)")
 	}
 	if err := validateImageConfig(&c); err != nil {
+		return api.ImagesImported{}, err
+	}
+	if err := s.spareDisk(ctx); err != nil {
 		return api.ImagesImported{}, err
 	}
 	images, err := s.images.Import(ctx, r, opts)

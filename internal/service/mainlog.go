@@ -3,6 +3,7 @@ package service
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -49,6 +50,8 @@ type mainLogs struct {
 	files int   // of one sandbox
 	limit int64 // of all files; see trim
 	log   *slog.Logger
+	// tenant returns the tenant of a sandbox.
+	tenant func(id string) string
 
 	trimming sync.Mutex // serializes trim
 
@@ -57,7 +60,7 @@ type mainLogs struct {
 }
 
 func newMainLogs(dataDir string, size int64, files int, limit int64) *mainLogs {
-	return &mainLogs{dir: filepath.Join(dataDir, "logs"), size: size, files: files, limit: limit, log: slog.New(slog.DiscardHandler), of: make(map[string]*mainLog)}
+	return &mainLogs{dir: filepath.Join(dataDir, "logs"), size: size, files: files, limit: limit, log: slog.New(slog.DiscardHandler), tenant: func(string) string { return "" }, of: make(map[string]*mainLog)}
 }
 
 // logFile is a file of a sandbox's log.
@@ -68,9 +71,9 @@ type logFile struct {
 }
 
 // trim removes files until all logs together have room for one more file of this sandbox within the
-// limit. It takes the oldest file of the sandbox with most bytes, the file to come included; of
-// equals, that with the oldest write. So a sandbox that writes much evicts no smaller
-// one's. Shares of tenants are not counted. The file being written stays, so that the limit may be
+// limit. It takes the oldest file of the sandbox with most bytes, the file to come included, of the
+// tenant with most bytes; of equals, that with the oldest write. So neither a sandbox nor a tenant
+// that writes much evicts a smaller one's. The file being written stays, so that the limit may be
 // exceeded by these. Files that cannot be examined or removed do not block writers.
 func (m *mainLogs) trim(id string) error {
 	m.trimming.Lock()
@@ -82,14 +85,18 @@ func (m *mainLogs) trim(id string) error {
 	var errs []error
 	total := m.size
 	has, files := map[string]int64{id: m.size}, make(map[string][]logFile) // of each the oldest first
+	tenants := map[string]string{id: m.tenant(id)}
+	held := map[string]int64{tenants[id]: m.size} // by tenant
 	for _, sb := range sandboxes {
 		all, err := m.logFiles(sb.Name())
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
+		tenants[sb.Name()] = m.tenant(sb.Name())
 		for _, f := range all {
 			has[sb.Name()] += f.size
+			held[tenants[sb.Name()]] += f.size
 			total += f.size
 		}
 		if m.writing(sb.Name()) {
@@ -106,7 +113,12 @@ func (m *mainLogs) trim(id string) error {
 	for total > m.limit && len(files) > 0 {
 		most := ""
 		for of := range files {
-			if most == "" || has[of] > has[most] || has[of] == has[most] && files[of][0].at.Before(files[most][0].at) {
+			if most == "" {
+				most = of
+				continue
+			}
+			order := cmp.Or(cmp.Compare(held[tenants[of]], held[tenants[most]]), cmp.Compare(has[of], has[most]), files[most][0].at.Compare(files[of][0].at))
+			if order > 0 {
 				most = of
 			}
 		}
@@ -119,6 +131,7 @@ func (m *mainLogs) trim(id string) error {
 			continue
 		}
 		has[most] -= f.size
+		held[tenants[most]] -= f.size
 		total -= f.size
 	}
 	return errors.Join(errs...)

@@ -302,3 +302,37 @@ func TestLogsTogetherAreBounded(t *testing.T) {
 		t.Errorf("the loud one has %d bytes", len(got))
 	}
 }
+
+// A tenant with many logs loses its own before another one does, though each is smaller.
+func TestLogsOfATenantEvictNoOthers(t *testing.T) {
+	const limit = 6 * minLogSize
+	logs := newMainLogs(t.TempDir(), minLogSize, 100, limit)
+	logs.tenant = func(id string) string { return id[:1] }
+	text := strings.Repeat("x", logPiece)
+	write := func(id string, pieces int) {
+		t.Helper()
+		l := logs.get(id)
+		turn, done := l.enqueue()
+		<-turn
+		w, err := l.write(0, time.Unix(1, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.close()
+		for range pieces {
+			say(t, w, text)
+		}
+		done()
+	}
+	write("a", 2*minLogSize/logPiece)
+	was := readLog(t, logs.get("a"), LogOptions{Tail: -1})
+	for i := range 12 {
+		write(fmt.Sprintf("b%d", i), minLogSize/logPiece-2)
+	}
+	if got := readLog(t, logs.get("a"), LogOptions{Tail: -1}); got != was {
+		t.Errorf("a has %d bytes, had %d", len(got), len(was))
+	}
+	if got := readLog(t, logs.get("b11"), LogOptions{Tail: -1}); len(got) == 0 {
+		t.Error("b has lost the log that it wrote last")
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	goruntime "runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,7 +22,7 @@ func TestEverySandboxHasRoomForOneExec(t *testing.T) {
 	e := newExecs(t.Context())
 	enter := func(sandbox string, i int, size int64, ended bool) {
 		t.Helper()
-		room, err := e.reserve(sandbox, size)
+		room, err := e.reserve(sandbox, size, quota{parts: 1})
 		if err != nil || len(room) > 0 {
 			t.Fatalf("exec %d of %s: room %v, %v", i, sandbox, room, err)
 		}
@@ -42,11 +43,11 @@ func TestEverySandboxHasRoomForOneExec(t *testing.T) {
 	}
 	// An exec that ended makes room, the first one of another sandbox never.
 	enter("lone", 1, 1<<10, true)
-	room, err := e.reserve("many16", 1<<10)
+	room, err := e.reserve("many16", 1<<10, quota{parts: 1})
 	if err != nil || len(room) != 0 {
 		t.Errorf("a first exec: %v, %v", room, err)
 	}
-	room, err = e.reserve("many16", 1<<10)
+	room, err = e.reserve("many16", 1<<10, quota{parts: 1})
 	if err != nil || len(room) != 1 || room[0].record.Sandbox != "rest" {
 		t.Errorf("a second exec: %v, %v", room, err)
 	}
@@ -55,7 +56,7 @@ func TestEverySandboxHasRoomForOneExec(t *testing.T) {
 		t.Error("what makes room is not listed once")
 	}
 	enter("rest", 2000, 1<<10, false)
-	if _, err := e.reserve("many16", 1<<10); !errors.Is(err, runtime.ErrInUse) {
+	if _, err := e.reserve("many16", 1<<10, quota{parts: 1}); !errors.Is(err, runtime.ErrInUse) {
 		t.Errorf("a second exec where nothing makes room: %v", err)
 	}
 	for i := range 900 {
@@ -65,10 +66,10 @@ func TestEverySandboxHasRoomForOneExec(t *testing.T) {
 	e.mu.Lock()
 	e.kept = maxKept
 	e.mu.Unlock()
-	if _, err := e.reserve("large", mainRing+1); !errors.Is(err, runtime.ErrInUse) {
+	if _, err := e.reserve("large", mainRing+1, quota{parts: 1}); !errors.Is(err, runtime.ErrInUse) {
 		t.Error("there is no end of memory")
 	}
-	if _, err := e.reserve("small", mainRing); err != nil {
+	if _, err := e.reserve("small", mainRing, quota{parts: 1}); err != nil {
 		t.Errorf("a main process has no room: %v", err)
 	}
 }
@@ -155,5 +156,58 @@ func TestOldRecordsOfLostExecsAreRead(t *testing.T) {
 		} else if want != nil && !errors.Is(rec.Failure, want) || want == nil && rec.Failure.Unwrap() != nil {
 			t.Errorf("%s: class %v", text, rec.Failure.Unwrap())
 		}
+	}
+}
+
+// Detached execs of one tenant neither take the room of another one's nor are evicted for them, and
+// an error tells of one's own alone.
+func TestDetachedExecsKeepToTheirTenant(t *testing.T) {
+	e := newExecs(t.Context())
+	a := quota{own: map[string]bool{"a": true, "a2": true}, parts: runtime.TenantParts}
+	b := quota{own: map[string]bool{"b": true, "b2": true}, parts: runtime.TenantParts}
+	var last []*Execution
+	enter := func(sandbox string, i int, size int64, q quota, ended bool) error {
+		t.Helper()
+		room, err := e.reserve(sandbox, size, q)
+		if err != nil {
+			return err
+		}
+		for last = room; len(room) > 0; room = room[1:] {
+			e.unregister(room[0])
+		}
+		x := &Execution{log: new(execLog), kept: size, done: make(chan struct{}), record: ExecRecord{Exec: api.Exec{ID: fmt.Sprint(i), Sandbox: sandbox, StartedAt: time.Unix(int64(i), 0)}}}
+		if ended {
+			close(x.done)
+		}
+		e.register(x)
+		return nil
+	}
+	if err := enter("a", 0, 1<<10, a, true); err != nil {
+		t.Fatal(err)
+	}
+	const large = maxKept / runtime.TenantParts / 4
+	for i := range 4 {
+		if err := enter("b", 1+i, large, b, i == 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// One of its own that ended makes room; a's, which is older, does not.
+	if err := enter("b", 10, large, b, false); err != nil || len(last) != 1 || last[0].record.Sandbox != "b" {
+		t.Fatalf("room %v, %v", last, err)
+	}
+	err := enter("b", 11, large, b, false)
+	if !errors.Is(err, runtime.ErrInUse) || !strings.Contains(err.Error(), "yours are kept with 256 MiB") {
+		t.Errorf("more than the part of a tenant: %v", err)
+	}
+	if err := enter("b2", 12, mainRing, b, false); err != nil {
+		t.Errorf("a main process has no room: %v", err)
+	}
+	for i := range 4 {
+		if err := enter("a2", 20+i, large-1<<10, a, false); err != nil {
+			t.Errorf("exec %d of a: %v", i, err)
+		}
+	}
+	if len(e.of["a"]) != 1 {
+		t.Error("a has lost its exec")
 	}
 }

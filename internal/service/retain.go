@@ -1,8 +1,10 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -38,7 +40,7 @@ func grace(age time.Duration) time.Duration {
 }
 
 // overdue returns the expired records of sandboxes of any state, oldest end first. Up is the start
-// of the daemon.
+// of the daemon. Of too many, those of the tenant with most are expired first.
 func (r retention) overdue(now, up time.Time, all []runtime.Record) []runtime.Record {
 	grace := grace(r.age)
 	var ended []runtime.Record
@@ -48,21 +50,37 @@ func (r retention) overdue(now, up time.Time, all []runtime.Record) []runtime.Re
 		}
 	}
 	slices.SortStableFunc(ended, func(a, b runtime.Record) int { return a.EndedAt.Compare(b.EndedAt) })
-	over := 0
-	if r.limit > 0 {
-		over = len(ended) - r.limit
-	}
+	over := r.excess(ended)
 	var out []runtime.Record
-	for i, rec := range ended {
+	for _, rec := range ended {
 		readable := rec.EndedAt
 		if up.After(readable) {
 			readable = up
 		}
-		if now.Sub(readable) >= grace && (i < over || r.age > 0 && now.Sub(rec.EndedAt) >= r.age) {
+		if now.Sub(readable) >= grace && (over[rec.ID] || r.age > 0 && now.Sub(rec.EndedAt) >= r.age) {
 			out = append(out, rec)
 		}
 	}
 	return out
+}
+
+// excess returns the ids of the sandboxes beyond the number to keep. It takes the oldest of the
+// tenant with most, so that a tenant with many evicts no other one's.
+func (r retention) excess(ended []runtime.Record) map[string]bool {
+	over := make(map[string]bool)
+	if r.limit <= 0 {
+		return over
+	}
+	of := make(map[string][]string)
+	for _, rec := range ended {
+		of[rec.Tenant] = append(of[rec.Tenant], rec.ID)
+	}
+	for range len(ended) - r.limit {
+		most := slices.MaxFunc(slices.Sorted(maps.Keys(of)), func(a, b string) int { return cmp.Compare(len(of[a]), len(of[b])) })
+		over[of[most][0]] = true
+		of[most] = of[most][1:]
+	}
+	return over
 }
 
 // prunable reports whether a sandbox has ended and is not labelled to be kept.

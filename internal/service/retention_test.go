@@ -1,6 +1,7 @@
 package service
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -59,6 +60,23 @@ func TestWhatIsOverdue(t *testing.T) {
 				t.Errorf("removed %q, want %q", got, test.want)
 			}
 		})
+	}
+}
+
+// A tenant with many ended sandboxes loses its own before another one does.
+func TestEndedLimitOfTenants(t *testing.T) {
+	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	var all []runtime.Record
+	for i, tenant := range []string{"a", "b", "a", "b", "b", "b"} {
+		at := now.Add(time.Duration(i-100) * time.Hour)
+		all = append(all, runtime.Record{Sandbox: api.Sandbox{ID: fmt.Sprint(tenant, i), State: api.StateStopped, EndedAt: at}, Tenant: tenant})
+	}
+	var got []string
+	for _, rec := range (retention{limit: 3}).overdue(now, now.Add(-99*time.Hour), all) {
+		got = append(got, rec.ID)
+	}
+	if !slices.Equal(got, []string{"a0", "b1", "b3"}) {
+		t.Errorf("removed %q", got)
 	}
 }
 

@@ -25,6 +25,9 @@ func (s *API) CreateSandbox(ctx context.Context, req api.CreateSandbox) (api.San
 	if err := validateCreate(&req); err != nil {
 		return api.Sandbox{}, err
 	}
+	if err := s.spareDisk(ctx); err != nil {
+		return api.Sandbox{}, err
+	}
 	profileName := cmp.Or(req.Profile, defaultProfile)
 	profile, defaults, err := s.opts.Profile(profileName)
 	if err != nil {

@@ -109,6 +109,9 @@ func (s *API) TakeSnapshot(ctx context.Context, ref string, body api.TakeSnapsho
 			return api.Snapshot{}, class.Mark(snapshot.ErrExists, fmt.Errorf("snapshot %q: there is one of that name", body.Name))
 		}
 	}
+	if err := s.spareDisk(ctx); err != nil {
+		return api.Snapshot{}, err
+	}
 	t, err := s.take(ctx, ref)
 	if err != nil {
 		return api.Snapshot{}, fmt.Errorf("snapshot of sandbox %s: %w", ref, err)
@@ -164,6 +167,9 @@ func (s *API) createFromSnapshot(ctx context.Context, req *api.CreateSandbox) (a
 // The layer that they stand on is no snapshot that could be listed: it goes with the last of them.
 func (s *API) Fork(ctx context.Context, ref string, body api.ForkSandbox) (_ api.SandboxForked, err error) {
 	if err := validateFork(&body); err != nil {
+		return api.SandboxForked{}, err
+	}
+	if err := s.spareDisk(ctx); err != nil {
 		return api.SandboxForked{}, err
 	}
 	t, err := s.take(ctx, ref)
@@ -330,17 +336,31 @@ func (s *core) readLayer(ctx context.Context, source rootfs.Source, holes bool, 
 	return layer.Result(result), err
 }
 
-// verifySnapshots reads every layer of a snapshot and compares it with its state when it was taken:
+// verifySnapshots reads every layer of a snapshot of any tenant and compares it with its state when it was taken:
 // content, owners, modes, times, extended attributes and deletions. There is no other copy to
 // compare it with.
 func (s *API) verifySnapshots(ctx context.Context, out *api.ImagesVerified) error {
-	all, err := s.images.Snapshots("")
+	tenants, err := s.own.Tenants()
 	if err != nil {
 		return err
 	}
 	checked := make(map[string]bool)
+	for _, tenant := range tenants {
+		if err := s.verifySnapshotsOf(ctx, tenant, checked, out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *API) verifySnapshotsOf(ctx context.Context, tenant string, checked map[string]bool, out *api.ImagesVerified) error {
+	images := s.opts.Images(tenant)
+	all, err := images.Snapshots("")
+	if err != nil {
+		return err
+	}
 	for _, known := range all {
-		snap, release, err := s.images.AcquireSnapshot(ctx, known.ID)
+		snap, release, err := images.AcquireSnapshot(ctx, known.ID)
 		if errors.Is(err, snapshot.ErrNotFound) {
 			continue // removed meanwhile
 		} else if err != nil {
@@ -363,7 +383,11 @@ func (s *API) verifySnapshots(ctx context.Context, out *api.ImagesVerified) erro
 				err = fmt.Errorf("the layer reads as %s, and was %s when it was taken", result.DiffID, want)
 			}
 			if err != nil {
-				out.Problems = append(out.Problems, api.ImageProblem{Images: []string{"snapshot " + cmp.Or(snap.Name, snap.ID)}, Digest: id, Detail: err.Error()})
+				name := "snapshot " + cmp.Or(snap.Name, snap.ID)
+				if tenant != s.caller.Tenant {
+					name += fmt.Sprintf(" of tenant %q", tenant)
+				}
+				out.Problems = append(out.Problems, api.ImageProblem{Images: []string{name}, Digest: id, Detail: err.Error()})
 			}
 		}
 		release()
@@ -374,6 +398,9 @@ func (s *API) verifySnapshots(ctx context.Context, out *api.ImagesVerified) erro
 // ImportSnapshot keeps a snapshot that was exported, be it by this daemon or another.
 func (s *API) ImportSnapshot(ctx context.Context, r io.Reader, name string) (api.Snapshot, error) {
 	if err := validateName(name); err != nil {
+		return api.Snapshot{}, err
+	}
+	if err := s.spareDisk(ctx); err != nil {
 		return api.Snapshot{}, err
 	}
 	snap, err := s.images.ImportSnapshot(ctx, r, name, func(snap *image.Snapshot) error {

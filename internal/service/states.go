@@ -50,6 +50,9 @@ func (s *core) profileOf(rec *runtime.Record) (runtime.Profile, api.Limits, erro
 
 // StartSandbox runs a sandbox that has ended once more.
 func (s *API) StartSandbox(ctx context.Context, ref string, req api.StartSandbox) (api.Sandbox, error) {
+	if err := s.spareDisk(ctx); err != nil {
+		return api.Sandbox{}, err
+	}
 	timeout, err := seconds("timeout", req.Timeout)
 	if err != nil {
 		return api.Sandbox{}, err

@@ -3,8 +3,9 @@
 //
 // Every Require function probes. Where the need is not met, the test is skipped with the finding.
 // A need listed in SANDBOXD_TEST_REQUIRE fails the test instead, so that a machine which should
-// have everything cannot skip in silence. The list is comma-separated: userns, subids, cgroup,
-// landlock, systemd, reflink, root, user, peer, or all, which is all but reflink, root and user.
+// have everything cannot skip in silence. The list is comma-separated: userns, subids, ownids,
+// cgroup, landlock, systemd, reflink, root, user, peer, or all, which is all but ownids, reflink,
+// root and user.
 //
 // The probes are those of the product, internal/kernel and internal/idmap: a test runs exactly
 // where the product would work. Cgroups are the exception. A test needs one delegated where it
@@ -35,6 +36,7 @@ type need string
 const (
 	needUserNS   need = "userns"
 	needSubIDs   need = "subids"
+	needOwnIDs   need = "ownids"
 	needCgroup   need = "cgroup"
 	needLandlock need = "landlock"
 	needSystemd  need = "systemd"
@@ -56,7 +58,7 @@ func unmet(t testing.TB, n need, found string) {
 func required(list string, n need) bool {
 	for item := range strings.SplitSeq(list, ",") {
 		item = strings.TrimSpace(item)
-		if item == string(n) || item == "all" && n != needRoot && n != needUser && n != needReflink {
+		if item == string(n) || item == "all" && n != needRoot && n != needUser && n != needReflink && n != needOwnIDs {
 			return true
 		}
 	}
@@ -181,6 +183,26 @@ func RequireSubIDs(t testing.TB) {
 	}
 }
 
+// RequireOwnIDs needs root, a range of ids for each of several sandboxes, and mounts with mapped ids
+// in temporary directories.
+func RequireOwnIDs(t testing.TB) {
+	t.Helper()
+	if uid := os.Geteuid(); uid != 0 {
+		unmet(t, needOwnIDs, fmt.Sprintf("effective uid is %d; `make test-root` runs it", uid))
+		return
+	}
+	plan, err := idmap.Detect()
+	if err == nil && plan.Ranges() < 8 {
+		err = fmt.Errorf("there are %d ranges", plan.Ranges())
+	}
+	if err == nil {
+		err = idmap.ProbeMounts(t.TempDir())
+	}
+	if err != nil {
+		unmet(t, needOwnIDs, err.Error())
+	}
+}
+
 // RequireCgroup needs a cgroup v2 directory delegated to this user, and the controllers in it. Most
 // machines lack them natively; `make testbed` runs a test in one that has them.
 func RequireCgroup(t testing.TB, controllers ...string) {
@@ -273,6 +295,20 @@ func Soaking() bool { return os.Getenv(soakVariable) != "" }
 
 // SkippedForSoak reports whether a skip's reason is that of [Soak].
 func SkippedForSoak(reason string) bool { return strings.Contains(reason, soakNeed+": ") }
+
+// SecondVariable is the environment variable of a lane beside which an ordinary user's runs the
+// same tests.
+const SecondVariable = "SANDBOXD_TEST_SECOND"
+
+// SameForAll skips a test whose outcome does not depend on the user, where an ordinary user's lane
+// runs it at the same time. It is for tests of what stands above sandboxes: agents' runs, names of
+// images, the command line.
+func SameForAll(t testing.TB) {
+	t.Helper()
+	if os.Getenv(SecondVariable) != "" {
+		t.Skip("it is the same for every user, and the ordinary user's lane runs it")
+	}
+}
 
 // Rounds returns the number of repetitions of a random choice: few in the gate, many in a soak run.
 func Rounds(gate, soak int) int {

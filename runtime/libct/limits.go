@@ -17,7 +17,7 @@ import (
 func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 	e := api.Enforced{
 		Namespaces: []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "net"},
-		IDs:        "subordinate",
+		IDs:        api.IDsShared,
 		Profile:    spec.Profile.Name,
 		Seccomp:    spec.Profile.Name,
 		NoNewPrivs: true,
@@ -35,8 +35,11 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 		Network: string(api.NetworkNone),
 		Missing: slices.Clone(host.Missing),
 	}
-	if host.Single {
-		e.IDs = "single"
+	switch {
+	case host.Single:
+		e.IDs = api.IDsSingle
+	case host.Own:
+		e.IDs = api.IDsOwn
 	}
 	var missing string
 	if e.Cores, missing = host.cores(spec.Profile.Seccomp); missing != "" {

@@ -72,7 +72,7 @@ func NewEngine(init Init) *Engine {
 func Enforced(p *runtime.Profile) api.Enforced {
 	return api.Enforced{
 		Namespaces: []string{"user", "mount", "pid", "ipc", "uts", "cgroup", "network"},
-		IDs:        "subordinate", Profile: p.Name, Seccomp: p.Name, NoNewPrivs: true, NonRoot: p.NonRoot, ReadOnlyRoot: p.ReadOnlyRoot,
+		IDs:        api.IDsOwn, Profile: p.Name, Seccomp: p.Name, NoNewPrivs: true, NonRoot: p.NonRoot, ReadOnlyRoot: p.ReadOnlyRoot,
 		Memory: "cgroup", CPU: "cgroup", CPUSet: "none", Pids: "cgroup", IO: "none", Network: "none",
 	}
 }

@@ -32,6 +32,7 @@ var (
 	ErrProgramDenied  = errors.New("program not allowed")
 	ErrStopping       = errors.New("the daemon is stopping")
 	ErrBuild          = errors.New("build failed")
+	ErrNoDisk         = errors.New("the disk is short")
 	ErrTooDeep        = errors.New("too many snapshots on top of one another")
 	ErrUnreadable     = errors.New("changes of the sandbox are not readable")
 	ErrNoAgents       = errors.New("this daemon hosts no agent runs")
@@ -56,6 +57,7 @@ var (
 	ErrNotEnded       = runtime.ErrNotEnded
 	ErrInUse          = runtime.ErrInUse
 	ErrTooMany        = runtime.ErrTooMany
+	ErrNoRoom         = runtime.ErrNoRoom
 	ErrProcesses      = runtime.ErrProcesses
 	ErrUnenforceable  = runtime.ErrUnenforceable
 	ErrClosed         = runtime.ErrClosed

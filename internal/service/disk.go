@@ -1,0 +1,136 @@
+package service
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/service/class"
+	"github.com/sandboxd/sandboxd/runtime"
+)
+
+const (
+	// defaultReserve is the maximum of the default reserve, reserveParts the part of the disk that it
+	// otherwise is.
+	defaultReserve = 1 << 30
+	reserveParts   = 20
+	// inodeReserve and inodeParts are the same for inodes, of which there is no option.
+	inodeReserve = 10_000
+	inodeParts   = 100
+)
+
+// Disk is the room of a file system for users.
+type Disk struct {
+	Bytes, FreeBytes   int64
+	Inodes, FreeInodes int64 // zero if the file system does not count them
+}
+
+// MeasureDisk returns the room of the file system that dir is on.
+func MeasureDisk(dir string) (Disk, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return Disk{}, fmt.Errorf("measure the disk of %s: %w", dir, err)
+	}
+	size := int64(st.Frsize)
+	return Disk{
+		Bytes: int64(st.Blocks) * size, FreeBytes: int64(st.Bavail) * size, //nolint:gosec // G115: no disk has 8 EiB
+		Inodes: int64(st.Files), FreeInodes: int64(st.Ffree), //nolint:gosec // G115: see above
+	}, nil
+}
+
+// Short returns the reason why the disk has not the reserve that is asked for; empty if it has.
+// Negative means the default, zero none.
+func (d Disk) Short(reserve int64) string {
+	if reserve == 0 {
+		return ""
+	}
+	if reserve < 0 {
+		reserve = min(defaultReserve, d.Bytes/reserveParts)
+	}
+	if d.FreeBytes < reserve {
+		return fmt.Sprintf("the disk has %d MiB free, and %d MiB are reserved for the daemon", d.FreeBytes>>20, reserve>>20)
+	}
+	if inodes := min(inodeReserve, d.Inodes/inodeParts); d.Inodes > 0 && d.FreeInodes < inodes {
+		return fmt.Sprintf("the disk has %d inodes free, and %d are reserved for the daemon", d.FreeInodes, inodes)
+	}
+	return ""
+}
+
+// disk keeps the reserve of the disk.
+type disk struct {
+	reserve int64
+	measure func() (Disk, error)
+	mu      sync.Mutex // serializes evictions
+}
+
+// spareDisk fails if the disk has less free than the reserve, after the files of ended sandboxes
+// have made what room they can. It is called before anything is made.
+func (s *core) spareDisk(ctx context.Context) error {
+	short, err := s.diskShort()
+	if short == "" || err != nil {
+		return err
+	}
+	s.disk.mu.Lock()
+	defer s.disk.mu.Unlock()
+	for _, rec := range evictable(s.supervisor.List(runtime.Filter{AllTenants: true})) {
+		if short, err = s.diskShort(); short == "" || err != nil || ctx.Err() != nil {
+			break
+		}
+		switch err := s.supervisor.DropFiles(ctx, &rec, "the disk was short"); {
+		case err == nil:
+			s.log.Warn("files of an ended sandbox were removed, because the disk is short", "id", rec.ID, "name", rec.Name, "tenant", rec.Tenant, "ended", rec.Reason, "disk", short)
+		case errors.Is(err, runtime.ErrNotEnded), errors.Is(err, runtime.ErrNotFound), errors.Is(err, runtime.ErrState):
+		default:
+			s.log.Warn("files of an ended sandbox could not be removed", "id", rec.ID, "error", err)
+		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if short, err = s.diskShort(); short == "" || err != nil {
+		return err
+	}
+	return class.Mark(class.ErrNoDisk, errors.New(short))
+}
+
+func (s *core) diskShort() (string, error) {
+	if s.disk.reserve == 0 {
+		return "", nil
+	}
+	d, err := s.disk.measure()
+	if err != nil {
+		return "", err
+	}
+	return d.Short(s.disk.reserve), nil
+}
+
+// evictable returns the ended sandboxes with files, in the order in which these are removed if the
+// disk is short: those that were ended by a deadline, a kill or an error, then those that ended by
+// themselves, then those that a client stopped and may start again; of each the oldest first.
+func evictable(all []runtime.Record) []runtime.Record {
+	var ended []runtime.Record
+	for _, rec := range all {
+		if prunable(&rec) && !rec.FilesGone {
+			ended = append(ended, rec)
+		}
+	}
+	rank := func(rec *runtime.Record) int {
+		switch {
+		case rec.Reason == runtime.ReasonStopped:
+			return 2
+		case strings.HasPrefix(rec.Reason, runtime.ReasonMainEnded), strings.HasPrefix(rec.Reason, runtime.ReasonIdle):
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(ended, func(a, b runtime.Record) int {
+		return cmp.Or(cmp.Compare(rank(&a), rank(&b)), a.EndedAt.Compare(b.EndedAt))
+	})
+	return ended
+}

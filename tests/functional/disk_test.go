@@ -1,0 +1,102 @@
+package functional
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+// A program that fills the disk costs others nothing when it has ended: its files make room, those
+// of sandboxes that ended by themselves or were stopped stay. While it runs, requests that need the
+// disk are refused before anything is made, and records tell of files that had to go.
+func TestFullDiskTakesTheFilesOfKilledSandboxesFirst(t *testing.T) {
+	testenv.RequireRoot(t)
+	testenv.RequireUserNS(t)
+	small := filepath.Join(t.TempDir(), "small")
+	if err := os.Mkdir(small, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", small, "tmpfs", 0, "size=96m,mode=711"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(small, unix.MNT_DETACH) })
+	t.Setenv("TMPDIR", small)
+	d := harness.Start(t, harness.Options{})
+	stopped, done := d.Create(t, api.CreateSandbox{Name: "kept"}), d.Create(t, api.CreateSandbox{Name: "done", Command: []string{"sh", "-c", "echo done >/root/file"}})
+	stopped.Sh(t, "echo kept >/root/file")
+	stopped.MustTurn(t, "stop", api.StopSandbox{}, api.StateStopped)
+	done.WaitState(t, api.StateStopped)
+	const fill = "cat /dev/zero >/root/zeros 2>/dev/null; true"
+
+	bomb := d.Create(t, api.CreateSandbox{Name: "bomb", Timeout: 5})
+	_, _ = bomb.TryExec(t.Context(), api.ExecRequest{Argv: []string{"sh", "-c", fill}}) // its deadline may come before
+	if got := bomb.WaitState(t, api.StateStopped); !strings.Contains(got.Reason, "deadline") {
+		t.Fatalf("the bomb: %q", got.Reason)
+	}
+	next := d.Create(t, api.CreateSandbox{Name: "next"})
+	next.Sh(t, "head -c 8000000 /dev/zero >/root/file") // more than the reserve, which is a twentieth
+	for s, files := range map[*harness.Sandbox]bool{bomb: false, done: true, stopped: true} {
+		got, err := s.Inspect(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if gone := strings.Contains(got.Reason, "its files were removed: the disk was short"); gone == files {
+			t.Errorf("%s: %q", got.Name, got.Reason)
+		}
+	}
+	if !strings.Contains(d.Log(), "files of an ended sandbox were removed, because the disk is short") {
+		t.Error("the log does not say so")
+	}
+	err := d.Call(t.Context(), http.MethodPost, "/v1/sandboxes/bomb/start", api.StartSandbox{}, nil)
+	if err == nil || !strings.Contains(err.Error(), "its files were removed") {
+		t.Errorf("start of the bomb: %v", err)
+	}
+
+	// One that runs on.
+	second := d.Create(t, api.CreateSandbox{Name: "second"})
+	second.Sh(t, fill)
+	for _, call := range []struct {
+		method, path string
+		body         any
+	}{
+		{http.MethodPost, "/v1/sandboxes", api.CreateSandbox{}},
+		{http.MethodPost, "/v1/sandboxes/second/snapshots", api.TakeSnapshot{}},
+		{http.MethodPost, "/v1/sandboxes/second/fork", api.ForkSandbox{}},
+		{http.MethodPost, "/v1/images/pull", api.PullImage{Reference: "localhost:1/none:1"}},
+		{http.MethodPut, "/v1/sandboxes/next/files?path=/root/more", nil},
+	} {
+		err := d.Call(t.Context(), call.method, call.path, call.body, nil)
+		if err == nil || !strings.Contains(err.Error(), "are reserved for the daemon") {
+			t.Errorf("%s %s: %v", call.method, call.path, err)
+		}
+	}
+	next.Sh(t, "true") // nothing of the disk
+	second.Delete(t)
+	d.Create(t, api.CreateSandbox{})
+}
+
+func TestMultiTenantIsRefusedWithAllReasons(t *testing.T) {
+	d := harness.Start(t, harness.Options{})
+	got := d.CLI(t, "serve", "--multi-tenant", "--disk-reserve", "0", "--data-dir", d.DataDir+"2", "--runtime-dir", d.RuntimeDir+"2", "--socket", d.RuntimeDir+"2/api.sock")
+	for _, want := range []string{"--multi-tenant: this host would not keep tenants apart", "(1) no tenants are named: --tenants", "which is closed to tenants", "--disk-reserve 0"} {
+		if !strings.Contains(got.Stderr, want) {
+			t.Errorf("nothing says %q", want)
+		}
+	}
+	if got.Code != 1 {
+		t.Errorf("%+v", got)
+	}
+	for _, args := range [][]string{{"--tenants", "4711"}, {"--multi-tenant", "--tenants", "root"}, {"--overcommit", "0.5"}, {"--pids", "1"}} {
+		if got := d.CLI(t, append([]string{"serve", "--data-dir", d.DataDir + "2", "--runtime-dir", d.RuntimeDir + "2"}, args...)...); got.Code != 2 || !strings.Contains(got.Stderr, args[len(args)-2]) {
+			t.Errorf("%q: %+v", args, got)
+		}
+	}
+}
