@@ -68,13 +68,13 @@ func serve() error {
 	if err := os.Setenv("GOMAXPROCS", "1"); err != nil {
 		return err
 	}
-	setup, listener, status, err := launcher.Stage2()
+	setup, listener, status, first, err := launcher.Stage2()
 	if err != nil {
 		// The daemon waits for this line.
 		_, werr := fmt.Fprintln(status, err)
 		return errors.Join(err, werr)
 	}
-	server, err := open(setup)
+	server, err := open(setup, first)
 	if err == nil {
 		err = confine()
 	}
@@ -91,10 +91,14 @@ func serve() error {
 	return server.Serve(context.Background(), listener)
 }
 
-func open(setup *launcher.Setup) (*launcher.Server, error) {
+func open(setup *launcher.Setup, first []*os.File) (*launcher.Server, error) {
+	ranges, err := launcher.OpenRanges(setup, first)
+	if err != nil {
+		return nil, err
+	}
 	engine, err := libct.Open(libct.Host{
 		IDs: setup.IDs, Single: setup.Single, Cgroup: setup.Cgroup != "", Controllers: setup.Controllers, Missing: setup.Missing,
-	})
+	}, ranges)
 	if err != nil {
 		return nil, err
 	}
@@ -113,6 +117,7 @@ func open(setup *launcher.Setup) (*launcher.Server, error) {
 	return &launcher.Server{
 		Engine: engine,
 		Layers: layers,
+		Ranges: ranges,
 		Info:   launcher.Info{Version: setup.Version, Enforced: enforced},
 		Log:    slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}, nil

@@ -107,7 +107,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, helper.Close()) }() // last, because it removes the cgroups
 	defer reportGone(ctx, helper, log)()
-	options.Start = helper.StartLauncher
+	options.Start, options.MountRange = helper.StartLauncher, helper.MountRange
 	var l *launcher.Client
 	undo := helper.AbandonCgroups
 	defer func() {

@@ -55,6 +55,7 @@ type broker struct {
 	program    *os.File            // sandboxd-agent, as it was when the daemon started
 	programErr error               // the reason if it could not be opened
 	agents     map[int]*os.Process // running processes of agent runs, by pid
+	mounted    int                 // answered requests for mounts, since the last launcher was started
 }
 
 func (b *broker) handlers() map[string]handler {
@@ -63,7 +64,13 @@ func (b *broker) handlers() map[string]handler {
 		requestAdoptLauncher: handle(b.adoptLauncher),
 		requestStartLauncher: handle(func(ctx context.Context, _ none) (none, error) {
 			cfg, _ := b.config()
-			return none{}, launcher.Start(ctx, cfg.Launcher)
+			if err := launcher.Start(ctx, cfg.Launcher); err != nil {
+				return none{}, err
+			}
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.mounted = 0
+			return none{}, nil
 		}),
 		requestLeaveCgroups: handle(func(ctx context.Context, _ none) (none, error) {
 			cfg, adopted := b.config()
@@ -82,6 +89,7 @@ func (b *broker) handlers() map[string]handler {
 		requestHostLayer:   writeHostLayer,
 		requestStartAgent:  b.startAgent,
 		requestSignalAgent: handle(b.signalAgent),
+		requestMountRange:  b.mountRange,
 	}
 }
 
@@ -203,6 +211,43 @@ func (b *broker) signalAgent(_ context.Context, s agentSignal) (none, error) {
 	}
 	if err := process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return none{}, fmt.Errorf("signal agent process %d: %w", s.PID, err)
+	}
+	return none{}, nil
+}
+
+// mountRange makes the mounts of a range of host ids, for the launcher. A daemon that was taken over
+// chooses a number and nothing else: the directories are fixed, and the launcher's root cannot
+// reach more through the mounts than it reaches anyway. Each range may be asked for twice, as a
+// request can be cancelled after it was answered.
+func (b *broker) mountRange(ctx context.Context, args json.RawMessage, files []*os.File) (any, error) {
+	var number int
+	if err := decodeStrict(args, &number); err != nil {
+		return nil, fmt.Errorf("decode: %w", err)
+	}
+	if len(files) != 1 {
+		return nil, fmt.Errorf("want one socket to send the mounts to, got %d files", len(files))
+	}
+	b.mu.Lock()
+	cfg, most := b.cfg.Launcher, 2*b.cfg.Launcher.IDs.Ranges()
+	ok := b.configured && b.mounted < most
+	if ok {
+		b.mounted++
+	}
+	b.mu.Unlock()
+	if !ok {
+		return nil, fmt.Errorf("mount a range of ids: %d have been mounted for this launcher, which is the limit", most)
+	}
+	mounts, err := launcher.MountRange(ctx, cfg, number)
+	if err != nil {
+		return nil, err
+	}
+	defer closeAll(mounts)
+	var fds []int
+	for _, m := range mounts {
+		fds = append(fds, int(m.Fd()))
+	}
+	if err := unix.Sendmsg(int(files[0].Fd()), []byte{0}, unix.UnixRights(fds...), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
+		return nil, fmt.Errorf("send the mounts of range %d: %w", number, err)
 	}
 	return none{}, nil
 }

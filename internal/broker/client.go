@@ -190,6 +190,26 @@ func (c *Client) SignalAgent(ctx context.Context, pid int, kill bool) error {
 	return c.call(ctx, requestSignalAgent, agentSignal{pid, kill}, nil)
 }
 
+// MountRange makes the mounts of a range of host ids.
+func (c *Client) MountRange(ctx context.Context, number int) ([]*os.File, error) {
+	ours, theirs, err := socketpair(unix.SOCK_SEQPACKET)
+	if err != nil {
+		return nil, err
+	}
+	defer ours.Close()
+	err = c.call(ctx, requestMountRange, number, nil, theirs)
+	_ = theirs.Close() // the broker has a copy
+	if err != nil {
+		return nil, err
+	}
+	oob := make([]byte, unix.CmsgSpace(maxFiles*4))
+	_, n, _, _, err := unix.Recvmsg(int(ours.Fd()), make([]byte, 1), oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("receive the mounts of range %d: %w", number, err)
+	}
+	return rights(oob[:n]), nil
+}
+
 // Resolve implements authn.Keychain.
 func (c *Client) Resolve(r authn.Resource) (authn.Authenticator, error) {
 	return c.ResolveContext(context.Background(), r)

@@ -78,6 +78,7 @@ type facts struct {
 	filesystem string
 	xattrs     error
 	overlay    error
+	mounts     error // of mounts with mapped ids, for root
 	proc       error
 
 	seccompActions []string
@@ -131,6 +132,9 @@ func gather(ctx context.Context, dataDir string) facts {
 		}
 		f.xattrs = kernel.UserXattrs(f.nearest)
 		f.overlay = kernel.Overlay(ctx, f.nearest)
+		if f.uid == 0 {
+			f.mounts = idmap.ProbeMounts(f.nearest)
+		}
 	}
 	f.proc = kernel.Proc(ctx)
 

@@ -20,6 +20,7 @@ func judge(f facts) []api.Check {
 		f.judgeAppArmor(),
 		f.judgeSysctls(),
 		f.judgeIDs(),
+		f.judgeOwnIDs(),
 		f.judgeDataDir(),
 		f.judgeDisk(),
 		f.judgeXattrs(),
@@ -231,6 +232,34 @@ func (f facts) judgeIDs() api.Check {
 	default:
 		c.Remedy = "give newuidmap and newgidmap their power back (" + f.sudo("apt-get install --reinstall uidmap") +
 			"), and start the daemon without no_new_privs (systemd: NoNewPrivileges=no)"
+	}
+	return c
+}
+
+// judgeOwnIDs judges whether each sandbox has host ids to itself.
+func (f facts) judgeOwnIDs() api.Check {
+	p := idmap.NewPlan(f.ids)
+	c := api.Check{
+		Name: "own ids", OK: f.idsErr == nil && f.dataErr == nil && f.mounts == nil && p.Ranges() > 0,
+		Found: fmt.Sprintf("each sandbox has %d host ids to itself, and %d can run at once", idmap.SandboxIDs, p.Ranges()),
+		Means: "the kernel counts all sandboxes of the daemon as the same users: what it counts by user (epoll watches, pages of pipes, " +
+			"descriptors under way) one sandbox can use up for the others",
+		Remedy: "run the daemon as root, or one daemon and user for each tenant; serve --require=ids refuses to start without",
+	}
+	switch {
+	case f.idsErr != nil:
+		c.Found, c.Remedy = f.idsErr.Error(), "make the file readable, or remove it"
+	case f.uid != 0:
+		c.Found = "all sandboxes share their ids: an ordinary user can map no mounts of a disk"
+	case p.Ranges() == 0:
+		c.Found = fmt.Sprintf("all sandboxes share %d ids", p.Size())
+		c.Remedy = fmt.Sprintf("give \"sandboxd\" %d ids or more in /etc/subuid and /etc/subgid, or remove its entries; in a container, start that with more ids",
+			2*idmap.SandboxIDs+1)
+	case f.dataErr != nil:
+		c.Found, c.Remedy = "not tried: the data directory cannot be used", "see \"data directory\""
+	case f.mounts != nil:
+		c.Found = "all sandboxes share their ids: " + f.mounts.Error()
+		c.Remedy = "run Linux 5.19 or newer, with CAP_SYS_ADMIN over the host, and choose a data directory on ext4, xfs or btrfs with --data-dir"
 	}
 	return c
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestMain is also the child that waits in its new user namespace: the test binary executed once
@@ -116,5 +118,64 @@ func TestVerifyFindsAnotherMap(t *testing.T) {
 	p := Plan{Method: Direct, UID: []Range{{0, 77, 1}}, GID: []Range{{0, 77, 1}}}
 	if err := Verify(os.Getpid(), p); err == nil {
 		t.Error("the map of this process was taken for another")
+	}
+}
+
+// A namespace has the maps, and leaves no process behind.
+func TestNamespace(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root maps any id")
+	}
+	ns, err := Namespace([]Range{{1000, 5000, 10}}, []Range{{2000, 6000, 20}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	if kind, err := unix.IoctlRetInt(int(ns.Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWUSER {
+		t.Errorf("namespace of type %#x, %v", kind, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(ns.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		var other unix.Stat_t
+		if unix.Stat("/proc/"+e.Name()+"/ns/user", &other) == nil && other.Ino == st.Ino && other.Dev == st.Dev {
+			t.Errorf("process %s is in the namespace", e.Name())
+		}
+	}
+	if _, err := Namespace([]Range{{0, 5000, 10}, {5, 6000, 10}}, []Range{{0, 0, 1}}); err == nil {
+		t.Error("a namespace with maps that overlap was made")
+	}
+}
+
+// A file system that cannot map its mounts is told from one that can.
+func TestProbeMounts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root maps mounts")
+	}
+	dir := t.TempDir()
+	err := ProbeMounts(dir)
+	t.Logf("mounts of %s: %v", dir, err)
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+	sys, err := os.Open("/sys")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sys.Close()
+	ids := []Range{{0, 0, 1}}
+	ns, err := Namespace(ids, ids)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	if _, err := CloneMount(sys, ns, 0); err == nil {
+		t.Error("mounts of sysfs can be mapped")
 	}
 }

@@ -9,8 +9,12 @@
 //
 // so that root of a sandbox is never the uid that runs the daemon: a program that breaks out owns
 // nothing of the user's. [NewPlan] is a pure function of the host's properties; [Detect] reads
-// them; [Apply] writes the outer map. The launcher writes the inner one, [Plan.SandboxMap], when it
-// starts a sandbox.
+// them; [Apply] writes the outer map. The launcher writes the inner one when it starts a sandbox.
+//
+// The launcher of root has many such ranges. Files on disk belong to the first one, which
+// [Plan.SandboxMap] describes. Each sandbox runs under one of the others ([Plan.Ranges]), and sees
+// the files through mounts that map the first range to its own ([Plan.MountMap]). Without further
+// ranges all sandboxes share the first.
 package idmap
 
 import (
@@ -28,8 +32,9 @@ const (
 	// useradd, systemd (DynamicUser 61184.., containers 524288..1879048191) and /etc/subuid hand out.
 	// See systemd's UIDS-GIDS.md.
 	rootBase = 1879048192
-	// rootTenants is the number of disjoint ranges of SandboxIDs that the launcher of root holds.
-	rootTenants = 16
+	// rootRanges is the number of disjoint ranges of SandboxIDs that the launcher of root holds: all
+	// that fit between rootBase and 2^31, which UIDS-GIDS.md leaves unused, with an id of its own.
+	rootRanges = 4095
 
 	// maxExtents is below the kernel's 340 lines of one map (5 before Linux 4.15, which is too old for
 	// us anyway).
@@ -119,14 +124,14 @@ func NewPlan(in Inputs) Plan {
 func rootPlan(in Inputs) Plan {
 	uids, gids := usable(in.SubUID, 0), usable(in.SubGID, 0)
 	if total(uids) < 2 || total(gids) < 2 { // one for the launcher, one for the sandbox
-		high := []Range{{Outside: rootBase, Size: rootTenants*SandboxIDs + 1}}
+		high := []Range{{Outside: rootBase, Size: rootRanges*SandboxIDs + 1}}
 		uids, gids = high, high
 	}
 	if !within(uids, in.OwnUID) || !within(gids, in.OwnGID) {
 		// We are root of a container. Take what this namespace has beside its own root.
 		uids, gids = outsides(in.OwnUID), outsides(in.OwnGID)
 	}
-	size := min(total(uids), total(gids), rootTenants*SandboxIDs+1)
+	size := min(total(uids), total(gids), rootRanges*SandboxIDs+1)
 	if size < 2 {
 		return singlePlan(in, "this user namespace has no id but root's to give away")
 	}
@@ -161,6 +166,43 @@ func (p Plan) SandboxMap() []Range {
 		return []Range{{Inside: 0, Outside: 0, Size: 1}}
 	}
 	return []Range{{Inside: 0, Outside: 1, Size: p.Size()}}
+}
+
+// Ranges returns the number of ranges that sandboxes can have to themselves, beside the first, to
+// which files belong. Zero means that all sandboxes share the first one.
+func (p Plan) Ranges() int {
+	if p.Method != Direct { // only root of the host can map mounts
+		return 0
+	}
+	return max(0, (min(total(p.UID), total(p.GID))-1)/SandboxIDs-1)
+}
+
+// RangeMap returns the map of a sandbox that has a range to itself, like SandboxMap. Ranges are
+// numbered from 1 to Ranges.
+func RangeMap(number int) []Range {
+	return []Range{{Inside: 0, Outside: 1 + number*SandboxIDs, Size: SandboxIDs}}
+}
+
+// MountMap returns the maps of the mounts through which a sandbox with the range sees its files:
+// from the first range to that one, in ids of the host. The launcher's own id stays as it is, and
+// other owners are unmapped.
+func (p Plan) MountMap(number int) (uid, gid []Range, err error) {
+	if number < 1 || number > p.Ranges() {
+		return nil, nil, fmt.Errorf("no range of ids has the number %d: there are %d", number, p.Ranges())
+	}
+	return mountMap(p.UID, number), mountMap(p.GID, number), nil
+}
+
+func mountMap(launcher []Range, number int) []Range {
+	out := []Range{{Inside: launcher[0].Outside, Outside: launcher[0].Outside, Size: 1}}
+	for id := 0; id < SandboxIDs; {
+		disk, left := find(1+id, launcher)
+		seen, size := find(1+number*SandboxIDs+id, launcher)
+		size = min(size, left, SandboxIDs-id)
+		out = append(out, Range{Inside: disk, Outside: seen, Size: size})
+		id += size
+	}
+	return out
 }
 
 // HostID is the uid on the host of a sandbox's uid, or -1 where the sandbox has no such uid.
@@ -270,12 +312,19 @@ func within(ranges, own []Range) bool {
 }
 
 func lookup(id int, m []Range) int {
+	outside, _ := find(id, m)
+	return outside
+}
+
+// find returns the outside id of an inside one, or -1, and the number of ids from there to the end
+// of its line.
+func find(id int, m []Range) (outside, size int) {
 	for _, r := range m {
 		if id >= r.Inside && id < r.Inside+r.Size {
-			return r.Outside + id - r.Inside
+			return r.Outside + id - r.Inside, r.Inside + r.Size - id
 		}
 	}
-	return -1
+	return -1, 0
 }
 
 func total(m []Range) int {

@@ -96,7 +96,7 @@ func TestPlan(t *testing.T) {
 		},
 		"root": {
 			in: root(nil, nil), method: Direct,
-			uid: []Range{{0, 1879048192, 1048577}}, gid: []Range{{0, 1879048192, 1048577}},
+			uid: []Range{{0, 1879048192, 268369921}}, gid: []Range{{0, 1879048192, 268369921}},
 			size: 65536,
 		},
 		"root with an entry": {
@@ -215,5 +215,76 @@ func TestParseMapRefuses(t *testing.T) {
 		if m, err := parseMap(strings.NewReader(text)); err == nil {
 			t.Errorf("%q read as %v", text, m)
 		}
+	}
+}
+
+// Sandboxes' ranges are disjoint, and none of them is that of the files or the launcher's id.
+func TestRanges(t *testing.T) {
+	for name, tc := range map[string]struct {
+		plan  Plan
+		count int
+	}{
+		"root":                      {NewPlan(root(nil, nil)), 4094},
+		"root with two ranges":      {NewPlan(root([]Range{sub(500000, 131073)}, []Range{sub(600000, 131073)})), 1},
+		"root with one id too few":  {NewPlan(root([]Range{sub(500000, 131072)}, []Range{sub(600000, 131073)})), 0},
+		"root with pieces":          {NewPlan(root([]Range{sub(500000, 70000), sub(700000, 190000)}, []Range{sub(500000, 300000)})), 2},
+		"root of a small container": {NewPlan(root([]Range{sub(500000, 10)}, []Range{sub(500000, 10)})), 0},
+		"ordinary user":             {NewPlan(ordinary([]Range{sub(100000, 1000000)}, []Range{sub(100000, 1000000)})), 0},
+		"user without ids":          {NewPlan(ordinary(nil, nil)), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := tc.plan
+			if p.Ranges() != tc.count {
+				t.Fatalf("%d ranges, want %d", p.Ranges(), tc.count)
+			}
+			for _, number := range []int{-1, 0, tc.count + 1} {
+				if uid, gid, err := p.MountMap(number); err == nil {
+					t.Errorf("range %d has the maps %v and %v", number, uid, gid)
+				}
+			}
+			owner := map[int]int{} // host ids, of the ranges looked at
+			for number := 1; number <= min(tc.count, 3); number++ {
+				uid, gid, err := p.MountMap(number)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got, want := lookup(p.UID[0].Outside, uid), p.UID[0].Outside; got != want {
+					t.Errorf("the launcher's files are of %d, not of %d", got, want)
+				}
+				if n, m := total(uid), total(gid); n != SandboxIDs+1 || m != n {
+					t.Errorf("maps of %d and %d ids", n, m)
+				}
+				for id := range SandboxIDs {
+					running := lookup(lookup(id, RangeMap(number)), p.UID)
+					if seen := lookup(p.HostID(id), uid); seen != running || running <= 0 {
+						t.Fatalf("files of id %d are seen as %d, and range %d runs as %d", id, seen, number, running)
+					}
+					if seen, running := lookup(p.HostGID(id), gid), lookup(lookup(id, RangeMap(number)), p.GID); seen != running {
+						t.Fatalf("files of group %d are seen as %d, and range %d runs as %d", id, seen, number, running)
+					}
+					if other, taken := owner[running]; taken || running == p.HostID(id) {
+						t.Fatalf("host id %d of range %d is also of %d", running, number, other)
+					}
+					owner[running] = number
+				}
+			}
+		})
+	}
+}
+
+// Maps that lie in pieces are cut wherever one of the two is.
+func TestMountMapOfPieces(t *testing.T) {
+	p := NewPlan(root([]Range{sub(500000, 70000), sub(700000, 190000)}, []Range{sub(500000, 300000)}))
+	uid, gid, err := p.MountMap(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Id 0 of range 1 is id 65537 of the launcher.
+	want := []Range{{500000, 500000, 1}, {500001, 565537, 4463}, {504464, 700000, 61073}}
+	if diff := cmp.Diff(want, uid); diff != "" {
+		t.Errorf("uid map (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]Range{{500000, 500000, 1}, {500001, 565537, 65536}}, gid); diff != "" {
+		t.Errorf("gid map (-want +got):\n%s", diff)
 	}
 }

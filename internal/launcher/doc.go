@@ -53,6 +53,8 @@
 //	◀── {deposits…} + their descriptors ────  copies; asked again while there are more
 //	── drop {sandbox, name} ───────────────▶
 //	◀── {} ─────────────────────────────────
+//	── range {number} + 2 mounts ───────────▶  verifies and keeps them: sandboxes may run under that range of host ids
+//	◀── {} ─────────────────────────────────
 //	── resume | leftovers | delete | kill | stats | remove-layer | info | shutdown ──▶
 //	◀── {} ─────────────────────────────────
 //
@@ -66,6 +68,21 @@
 // its pipes, and the files of memory with its output and record (package guest/host says how no
 // byte is lost). The launcher reads none of them. It keeps 64 sets of a sandbox and 512 in all,
 // until they are dropped, their sandbox is deleted, or it ends itself.
+//
+// # Host ids of sandboxes
+//
+// With mapped mounts each running sandbox has a range of host ids to itself. Only root of the host
+// may make these mounts, so that they come from the daemon's broker:
+//
+//	daemon                                     launcher
+//	  ── create {spec} ─────────────────────▶  every range that has mounts has a sandbox too
+//	  ◀── error "wants-range", number ───────
+//	  broker: mounts for that number
+//	  ── range {number} + 2 mounts ─────────▶  attaches them in a mount namespace of their own
+//	  ── create {spec} ─────────────────────▶  copies them for the sandbox's first process, which attaches them in the
+//	                                           sandbox's mount namespace, mounts the overlays, and leaves them behind
+//
+// The first range comes with the launcher's start: see [Ranges].
 //
 // # Layers that come together
 //

@@ -32,6 +32,7 @@ type Client struct {
 	lock *os.File // lock of the runtime directory
 
 	start   sync.Mutex // serializes the starts of a launcher
+	ranges  sync.Mutex // serializes the mounts of ranges
 	mu      sync.Mutex
 	session *net.UnixConn
 	ended   bool   // by Shutdown or Close: no launcher is to be started any more
@@ -221,7 +222,16 @@ func (c *Client) Start(ctx context.Context, spec *runtime.Spec, control *os.File
 }
 
 func (c *Client) run(ctx context.Context, what op, spec *runtime.Spec, control *os.File) (*runtime.Started, error) {
-	resp, files, err := c.call(ctx, &request{Op: what, Spec: spec}, control)
+	req := &request{Op: what, Spec: spec}
+	resp, files, err := c.call(ctx, req, control)
+	// Another request may take the range that this one has asked for. Each time around there is one
+	// more, so that the launcher's number of ranges is the bound.
+	for errors.Is(err, errWantsRange) && ctx.Err() == nil {
+		if err := c.addRange(ctx, resp.Range); err != nil {
+			return nil, err
+		}
+		resp, files, err = c.call(ctx, req, control)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -37,6 +37,9 @@ type Options struct {
 	// Start starts a launcher on behalf of a process that is confined, and returns when it is ready.
 	// Default: [Start].
 	Start func(ctx context.Context) error `json:"-"`
+	// MountRange makes the mounts of a range on behalf of a process that is confined. Default:
+	// [MountRange].
+	MountRange func(ctx context.Context, number int) ([]*os.File, error) `json:"-"`
 }
 
 // startTimeout bounds the time from clone to "ready". It only ends a launcher that hangs: busy,
@@ -49,6 +52,9 @@ const startTimeout = 2 * time.Minute
 func Connect(ctx context.Context, o Options) (_ *Client, started bool, err error) {
 	if o.Start == nil {
 		o.Start = func(ctx context.Context) error { return Start(ctx, o) }
+	}
+	if o.MountRange == nil {
+		o.MountRange = func(ctx context.Context, number int) ([]*os.File, error) { return MountRange(ctx, o, number) }
 	}
 	lock, err := lockDir(ctx, o.RuntimeDir)
 	if err != nil {
@@ -296,7 +302,9 @@ func Start(ctx context.Context, o Options) (err error) {
 	cmd.Env = []string{}
 	cmd.Dir = "/"
 	cmd.Stderr = logFile
-	cmd.ExtraFiles = passed(listener, syncR, statusW, lock, null)
+	first, sharedIDs := firstRange(ctx, o)
+	defer closeAll(first)
+	cmd.ExtraFiles = passed(listener, syncR, statusW, lock, null, first)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true, // it survives the daemon and its terminal
 		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
@@ -334,7 +342,12 @@ func Start(ctx context.Context, o Options) (err error) {
 			return err
 		}
 	}
+	ranges := 0
+	if first != nil {
+		ranges = o.IDs.Ranges()
+	}
 	setup, err := json.Marshal(Setup{
+		Ranges: ranges, SharedIDs: sharedIDs,
 		DataDir: o.DataDir, InitPath: o.Init, Cgroup: o.Cgroup.Path, Cgroup2: o.Cgroup.Mount, IDs: o.IDs.SandboxMap(),
 		Single: !o.IDs.Subordinate(), Controllers: o.Cgroup.Controllers, Missing: missing(o), Version: o.Version,
 	})

@@ -93,7 +93,7 @@ func TestTreesAreSpread(t *testing.T) {
 // Every fixed descriptor of the launcher is open from its first moment, so that none can be the Go
 // runtime's.
 func TestEveryDescriptorIsPassed(t *testing.T) {
-	files := passed(os.Stdin, os.Stdin, os.Stdin, os.Stdin, os.Stderr)
+	files := passed(os.Stdin, os.Stdin, os.Stdin, os.Stdin, os.Stderr, nil)
 	if len(files) != fdEnd-fdListener {
 		t.Fatalf("%d files for the descriptors %d to %d", len(files), fdListener, fdEnd-1)
 	}

@@ -26,6 +26,10 @@ type Setup struct {
 	Cgroup2  string        `json:"cgroup2"`          // mount point of cgroup v2; empty if there is none
 	IDs      []idmap.Range `json:"ids"`              // the map of every sandbox, in the launcher's ids
 	Single   bool          `json:"single,omitempty"` // no subordinate ids
+	// Ranges is the number of ranges of ids, of which each sandbox has one, or 0 if all share IDs for
+	// the reason SharedIDs.
+	Ranges    int    `json:"ranges,omitempty"`
+	SharedIDs string `json:"shared_ids,omitempty"`
 	// Controllers are those of Cgroup's children. Missing lists the defaults' restrictions that the
 	// host cannot enforce, with the remedies.
 	Controllers []string `json:"controllers,omitempty"`
@@ -48,15 +52,19 @@ const (
 	fdInit
 	fdSetup // a copy of the Setup for stage 2: every process can read a command line
 	fdCgroup
+	fdRangeLayers // the mounts of the first range; /dev/null without ranges
+	fdRangeSandboxes
 	fdEnd // one more than the last
 )
 
-// passed returns the files for the descriptors of stage 1, from 3 on. Null is /dev/null.
-func passed(listener, sync, status, lock, null *os.File) []*os.File {
+// passed returns the files for the descriptors of stage 1, from 3 on. Null is /dev/null; first are
+// the mounts of the first range, if there are any.
+func passed(listener, sync, status, lock, null *os.File, first []*os.File) []*os.File {
 	files := []*os.File{listener, sync, status, lock}
 	for len(files) < fdEnd-fdListener {
 		files = append(files, null)
 	}
+	copy(files[fdRangeLayers-fdListener:], first)
 	return files
 }
 
@@ -207,8 +215,8 @@ func sealedSelf() (*os.File, error) {
 }
 
 // Stage2 builds the launcher's root and pivots into it. It returns the listening socket and the
-// pipe for "ready".
-func Stage2() (setup *Setup, listener, status *os.File, err error) {
+// pipe for "ready", and the mounts of the first range.
+func Stage2() (setup *Setup, listener, status *os.File, first []*os.File, err error) {
 	status = os.NewFile(fdStatus, "status")
 	unix.CloseOnExec(fdStatus)
 	unix.CloseOnExec(fdListener)
@@ -216,15 +224,19 @@ func Stage2() (setup *Setup, listener, status *os.File, err error) {
 	setupFile := os.NewFile(fdSetup, "setup")
 	defer setupFile.Close()
 	if err := json.NewDecoder(setupFile).Decode(&setup); err != nil {
-		return nil, nil, status, fmt.Errorf("decode setup: %w", err)
+		return nil, nil, status, nil, fmt.Errorf("decode setup: %w", err)
 	}
 	if err := buildRoot(setup); err != nil {
-		return nil, nil, status, fmt.Errorf("build the launcher's root: %w", err)
+		return nil, nil, status, nil, fmt.Errorf("build the launcher's root: %w", err)
 	}
 	for _, fd := range []int{fdLayers, fdSandboxes, fdRoot, fdCgroup} {
 		_ = unix.Close(fd) // O_PATH descriptors of directories, or /dev/null: nothing to lose
 	}
-	return setup, os.NewFile(fdListener, "listener"), status, nil
+	for _, fd := range []uintptr{fdRangeLayers, fdRangeSandboxes} {
+		unix.CloseOnExec(int(fd))
+		first = append(first, os.NewFile(fd, "range"))
+	}
+	return setup, os.NewFile(fdListener, "listener"), status, first, nil
 }
 
 // buildRoot works with descriptors and the mount API of Linux 5.2, so that no path of the host is
@@ -243,7 +255,7 @@ func buildRoot(setup *Setup) error {
 	if err := unix.MoveMount(root, "", fdRoot, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 		return fmt.Errorf("attach tmpfs: %w", err)
 	}
-	for _, d := range []string{LayersDir, SandboxesDir, HostDir, RootfsDir, "/proc", "/sys", "/dev", "/tmp", "/run", StateDir} {
+	for _, d := range []string{LayersDir, SandboxesDir, HostDir, RootfsDir, RangeDir, rangeAt, "/proc", "/sys", "/dev", "/tmp", "/run", StateDir} {
 		if err := unix.Mkdirat(root, d[1:], 0o755); err != nil {
 			return fmt.Errorf("make %s: %w", d, err)
 		}

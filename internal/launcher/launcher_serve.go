@@ -41,6 +41,7 @@ type engine interface {
 type Server struct {
 	Engine engine
 	Layers *Layers
+	Ranges *Ranges
 	Info   Info
 	Log    *slog.Logger
 
@@ -267,6 +268,8 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		want = 1
 	case req.Op == opApply && req.Apply != nil:
 		want = len(req.Apply.Layers)
+	case req.Op == opRange:
+		want = len(rangeDirs)
 	}
 	if len(files) != want && req.Op != opDeposit {
 		return &response{Error: &wireError{Message: fmt.Sprintf("launcher %s: %d descriptors, not %d", req.Op, len(files), want)}}, nil
@@ -330,6 +333,8 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		}
 	case opDrop:
 		s.descriptors.drop(req.Set.Sandbox, req.Set.Name)
+	case opRange:
+		err = s.Ranges.Mount(req.Range, files)
 	case opUpdate:
 		var e api.Enforced
 		if req.Change == nil {
@@ -376,7 +381,10 @@ func (s *Server) handle(ctx context.Context, req *request, files []*os.File) (*r
 		err = fmt.Errorf("launcher: %s %q", saysUnknown, req.Op)
 	}
 	if err != nil {
-		return &response{Error: toWire(err), Layers: resp.Layers}, nil
+		if wants, ok := errors.AsType[*wantsRangeError](err); ok {
+			resp.Range = wants.number
+		}
+		return &response{Error: toWire(err), Layers: resp.Layers, Range: resp.Range}, nil
 	}
 	var out []*os.File
 	for _, st := range started {

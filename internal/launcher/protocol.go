@@ -48,6 +48,7 @@ const (
 	opDeposit     op = "deposit"
 	opWithdraw    op = "withdraw"
 	opDrop        op = "drop"
+	opRange       op = "range"
 	opShutdown    op = "shutdown"
 )
 
@@ -63,6 +64,7 @@ type request struct {
 	Diff   *diffRequest        `json:"diff,omitempty"`   // with the pipe to write to
 	Layer  string              `json:"layer,omitempty"`  // remove-layer: a chain id
 	Snap   *snapshotRequest    `json:"snap,omitempty"`   // snapshot
+	Range  int                 `json:"range,omitempty"`  // range: its number; with its mounts
 	// Set names the set to store, with its descriptors, or to drop; for withdraw the last one of the
 	// answer before.
 	Set wireSet `json:"deposit,omitzero"`
@@ -90,6 +92,7 @@ type response struct {
 	Layers []layer.Result `json:"layers,omitempty"`
 	Frozen bool           `json:"frozen,omitempty"`   // snapshot: the sandbox stood still while it was read
 	Sets   []wireSet      `json:"deposits,omitempty"` // withdraw; with their descriptors, in this order
+	Range  int            `json:"range,omitempty"`    // create, start: number of the range that is wanted first
 }
 
 type wireStarted struct {
@@ -159,6 +162,8 @@ var classes = []struct {
 	{"rootfs", runtime.ErrRootfs},
 	{"in-use", runtime.ErrInUse},
 	{"processes", runtime.ErrProcesses},
+	{"too-many", runtime.ErrTooMany},
+	{"wants-range", errWantsRange},
 	{"layer-invalid", layer.ErrInvalid},
 	// Part of the class before.
 	{"layer-entries", layer.ExceededEntries},

@@ -3,8 +3,9 @@
 //
 // Every Require function probes. Where the need is not met, the test is skipped with the finding.
 // A need listed in SANDBOXD_TEST_REQUIRE fails the test instead, so that a machine which should
-// have everything cannot skip in silence. The list is comma-separated: userns, subids, cgroup,
-// landlock, systemd, reflink, root, user, peer, or all, which is all but reflink, root and user.
+// have everything cannot skip in silence. The list is comma-separated: userns, subids, ownids,
+// cgroup, landlock, systemd, reflink, root, user, peer, or all, which is all but ownids, reflink,
+// root and user.
 //
 // The probes are those of the product, internal/kernel and internal/idmap: a test runs exactly
 // where the product would work. Cgroups are the exception. A test needs one delegated where it
@@ -35,6 +36,7 @@ type need string
 const (
 	needUserNS   need = "userns"
 	needSubIDs   need = "subids"
+	needOwnIDs   need = "ownids"
 	needCgroup   need = "cgroup"
 	needLandlock need = "landlock"
 	needSystemd  need = "systemd"
@@ -56,7 +58,7 @@ func unmet(t testing.TB, n need, found string) {
 func required(list string, n need) bool {
 	for item := range strings.SplitSeq(list, ",") {
 		item = strings.TrimSpace(item)
-		if item == string(n) || item == "all" && n != needRoot && n != needUser && n != needReflink {
+		if item == string(n) || item == "all" && n != needRoot && n != needUser && n != needReflink && n != needOwnIDs {
 			return true
 		}
 	}
@@ -178,6 +180,26 @@ func RequireSubIDs(t testing.TB) {
 		unmet(t, needSubIDs, err.Error())
 	case plan.Size() < idmap.SandboxIDs:
 		unmet(t, needSubIDs, fmt.Sprintf("%s; sandboxes have %d ids of %d; `sandboxd doctor` says how to get more", plan.Reason, plan.Size(), idmap.SandboxIDs))
+	}
+}
+
+// RequireOwnIDs needs root, a range of ids for each of several sandboxes, and mounts with mapped ids
+// in temporary directories.
+func RequireOwnIDs(t testing.TB) {
+	t.Helper()
+	if uid := os.Geteuid(); uid != 0 {
+		unmet(t, needOwnIDs, fmt.Sprintf("effective uid is %d; `make test-root` runs it", uid))
+		return
+	}
+	plan, err := idmap.Detect()
+	if err == nil && plan.Ranges() < 8 {
+		err = fmt.Errorf("there are %d ranges", plan.Ranges())
+	}
+	if err == nil {
+		err = idmap.ProbeMounts(t.TempDir())
+	}
+	if err != nil {
+		unmet(t, needOwnIDs, err.Error())
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 type Host struct {
 	IDs         []idmap.Range    // the map of every sandbox, in the launcher's ids
 	Single      bool             // no subordinate ids
+	Own         bool             // each sandbox has a range of ids to itself
 	Cgroup      bool             // a delegated subtree is bound at /sys/fs/cgroup
 	Controllers []string         // those that its children have
 	Files       []string         // those that its children's cgroups have: not every kernel has all of a controller's

@@ -57,6 +57,7 @@ const updateTimeout = 15 * time.Second
 // Engine implements runtime.Engine in the launcher.
 type Engine struct {
 	host    Host
+	ranges  *launcher.Ranges
 	freezer *launcher.Freezer
 	filters filters
 	ended   closer // mount namespaces of deleted sandboxes
@@ -84,7 +85,7 @@ type instance struct {
 }
 
 // Open returns the engine, or an error if the host cannot hold the engine's promises.
-func Open(host Host) (*Engine, error) {
+func Open(host Host, ranges *launcher.Ranges) (*Engine, error) {
 	if !seccomp.Enabled {
 		return nil, errors.New("this launcher was built without seccomp (build tag seccomp): it must not run anything")
 	}
@@ -98,6 +99,7 @@ func Open(host Host) (*Engine, error) {
 	}
 	host.Nproc = limit.Max
 	host.landlock(kernel.LandlockABI())
+	host.ownIDs(ranges.Own())
 	var err error
 	if host.given, host.limits, err = given(); err != nil {
 		return nil, err
@@ -105,7 +107,7 @@ func Open(host Host) (*Engine, error) {
 	if err := host.boundAll(); err != nil {
 		return nil, fmt.Errorf("bound what all sandboxes have together: %w", err)
 	}
-	e := &Engine{host: host, freezer: launcher.NewFreezer(), sandboxes: make(map[string]*instance)}
+	e := &Engine{host: host, ranges: ranges, freezer: launcher.NewFreezer(), sandboxes: make(map[string]*instance)}
 	if host.Cgroup {
 		// Our own is a child like the sandboxes' will be.
 		files, err := os.ReadDir(filepath.Join(launcher.CgroupDir, "launcher"))
@@ -130,6 +132,15 @@ func (h *Host) landlock(abi int, err error) {
 		return
 	}
 	h.Missing = append(h.Missing, "Landlock: this kernel has none, or an old one: "+kernel.LandlockRemedy)
+}
+
+// ownIDs notes whether each sandbox has a range of ids to itself. There is a reason only where that
+// could have been expected.
+func (h *Host) ownIDs(own bool, reason string) {
+	h.Own = own
+	if reason != "" {
+		h.Missing = append(h.Missing, "own ids: all sandboxes of this daemon share one range of host ids: "+reason)
+	}
 }
 
 // sweep removes the cgroups that sandboxes of an earlier launcher left: their processes ended with
@@ -176,8 +187,10 @@ type planned struct {
 	spec     *runtime.Spec
 	enforced api.Enforced
 	config   *configs.Config
+	lease    *launcher.Lease // hold on its ids
 }
 
+// plan plans a sandbox, and takes its ids. The caller releases them, unless start is called.
 func (e *Engine) plan(spec *runtime.Spec) (*planned, error) {
 	if err := validID(spec.ID); err != nil {
 		return nil, err
@@ -186,12 +199,19 @@ func (e *Engine) plan(spec *runtime.Spec) (*planned, error) {
 	if err != nil {
 		return nil, err
 	}
-	config, err := Plan(spec, &e.host, &enforced)
+	lease, err := e.ranges.Take()
 	if err != nil {
+		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
+	}
+	host := e.host
+	host.IDs = lease.IDs()
+	config, err := Plan(spec, &host, &enforced)
+	if err != nil {
+		lease.Release()
 		return nil, err
 	}
 	mutate(spec.ID, config)
-	return &planned{spec, enforced, config}, nil
+	return &planned{spec, enforced, config, lease}, nil
 }
 
 // Create implements runtime.Engine.
@@ -202,6 +222,7 @@ func (e *Engine) Create(ctx context.Context, spec *runtime.Spec, control *os.Fil
 	}
 	_, in, err := e.claim(ctx, spec.ID, true)
 	if err != nil {
+		p.lease.Release()
 		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
 	}
 	st, err := e.start(ctx, in, p, control, func(dir string) (undo func(), err error) {
@@ -227,6 +248,7 @@ func (e *Engine) Start(ctx context.Context, spec *runtime.Spec, control *os.File
 	}
 	was, in, err := e.claim(ctx, spec.ID, false)
 	if err != nil {
+		p.lease.Release()
 		return nil, fmt.Errorf("start sandbox %s: %w", spec.ID, err)
 	}
 	held := was
@@ -331,7 +353,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	prepare func(dir string) (undo func(), err error),
 ) (_ *runtime.Started, err error) {
 	spec := p.spec
-	var undo []func()
+	undo := []func(){p.lease.Release}
 	defer func() {
 		defer close(in.ready)
 		if err == nil {
@@ -353,6 +375,13 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	overlays, err := e.prepareOverlays(dir, &spec.Rootfs)
 	if err != nil {
 		return nil, fmt.Errorf("prepare rootfs: %w", err)
+	}
+	mounts, err := p.lease.Mounts()
+	if err != nil {
+		return nil, err
+	}
+	if mounts != nil {
+		defer mounts.Close() // only a handle
 	}
 	plan, err := memfile("rootfs", planRoot(spec, &e.host, p.config, overlays))
 	if err != nil {
@@ -399,6 +428,9 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 		Stderr:     complaints,
 		ExtraFiles: []*os.File{control, plan, channel.init}, // descriptors 3, 4 and fdFilter
 	}
+	if mounts != nil {
+		process.ExtraFiles = append(process.ExtraFiles, mounts) // fdRange
+	}
 	if err := slackened(func() error { return container.Run(process) }); err != nil {
 		reapStage(err)
 		complaint := said(complaints)
@@ -413,6 +445,7 @@ func (e *Engine) start(ctx context.Context, in *instance, p *planned, control *o
 	}
 	go func() {
 		_, _ = process.Wait() // how the init ended says nothing: it runs until it is killed
+		p.lease.Release()     // the kernel has ended all others of its PID namespace before
 		close(in.ended)
 	}()
 	undo = append(undo, func() { _ = unix.Kill(pid, unix.SIGKILL); <-in.ended })
@@ -473,7 +506,13 @@ func confinement(spec *runtime.Spec, enforced *api.Enforced) *guest.Confinement 
 
 // planRoot plans the mounts that Init makes.
 func planRoot(spec *runtime.Spec, host *Host, config *configs.Config, overlays []launcher.Overlay) *rootPlan {
-	plan := &rootPlan{Overlays: overlays, ReadOnly: spec.Profile.ReadOnlyRoot, Ceilings: ofOne(host.given)}
+	plan := &rootPlan{Overlays: overlays, Own: host.Own, ReadOnly: spec.Profile.ReadOnlyRoot, Ceilings: ofOne(host.given)}
+	if host.Own { // upper and work directories through the mounts of its range; lower ones are relative to the layers
+		for i := range plan.Overlays {
+			o := &plan.Overlays[i]
+			o.Upper, o.Work = filepath.Join(launcher.RangeDir, o.Upper), filepath.Join(launcher.RangeDir, o.Work)
+		}
+	}
 	if plan.ReadOnly {
 		for _, m := range config.Mounts {
 			if m.Destination != "/dev" && !strings.HasPrefix(m.Destination, "/dev/") { // mounts below are made on the fresh /dev

@@ -26,6 +26,10 @@ import (
 // number, not the file.
 const fdPlan = 4
 
+// fdRange is the descriptor of the mounts of the sandbox's range of ids, for a sandbox that has
+// one. The number is treated like fdPlan.
+const fdRange = 6
+
 // Init is the second life of the launcher's binary, as "sandboxd-launcher init": it runs in the new
 // namespaces of a sandbox, mounts its rootfs, and hands over to libcontainer, which executes the
 // sandbox's init. It does not return.
@@ -51,6 +55,8 @@ const blamesImage = "image: "
 // rootPlan is what Create tells Init.
 type rootPlan struct {
 	Overlays []launcher.Overlay `json:"overlays"`
+	// Own has the mounts of the sandbox's range of ids attached first, from fdRange.
+	Own bool `json:"own,omitempty"`
 	// ReadOnly makes the root, and every overlay of it, read-only; Dirs are made before that, as mount
 	// points.
 	ReadOnly bool     `json:"read_only,omitempty"`
@@ -64,10 +70,20 @@ func prepareRootfs() error {
 	if err != nil {
 		return err
 	}
-	overlays := plan.Overlays
+	overlays, layers := plan.Overlays, launcher.LayersDir
+	if plan.Own {
+		// In the sandbox's own mount namespace, until it leaves the launcher's root.
+		if err := unix.MoveMount(fdRange, "", unix.AT_FDCWD, launcher.RangeDir, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+			return fmt.Errorf("attach the mounts of its ids: %w", err)
+		}
+		if err := plug(fdRange); err != nil {
+			return err
+		}
+		layers = launcher.RangeDir + launcher.LayersDir
+	}
 	// Relative lower directories keep the option string below mount(2)'s page for some sixty layers.
-	if err := unix.Chdir(launcher.LayersDir); err != nil {
-		return fmt.Errorf("enter %s: %w", launcher.LayersDir, err)
+	if err := unix.Chdir(layers); err != nil {
+		return fmt.Errorf("enter %s: %w", layers, err)
 	}
 	for i := range overlays {
 		if err := mount(&overlays[i]); err != nil {
@@ -110,14 +126,19 @@ func takePlan() (*rootPlan, error) {
 	if err := json.Unmarshal(data, plan); err != nil {
 		return nil, fmt.Errorf("decode plan: %w", err)
 	}
+	return plan, plug(fdPlan)
+}
+
+// plug puts /dev/null in the place of a descriptor.
+func plug(fd int) error {
 	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open /dev/null: %w", err)
+		return fmt.Errorf("open /dev/null: %w", err)
 	}
-	if err := unix.Dup3(null, fdPlan, 0); err != nil {
-		return nil, fmt.Errorf("replace descriptor: %w", err)
+	if err := unix.Dup3(null, fd, 0); err != nil {
+		return fmt.Errorf("replace descriptor: %w", err)
 	}
-	return plan, unix.Close(null)
+	return unix.Close(null)
 }
 
 func mount(o *launcher.Overlay) error {

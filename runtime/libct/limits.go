@@ -35,8 +35,11 @@ func Enforce(spec *runtime.Spec, host *Host) (api.Enforced, error) {
 		Network: string(api.NetworkNone),
 		Missing: slices.Clone(host.Missing),
 	}
-	if host.Single {
+	switch {
+	case host.Single:
 		e.IDs = api.IDsSingle
+	case host.Own:
+		e.IDs = api.IDsOwn
 	}
 	has := func(c string) bool { return host.Cgroup && slices.Contains(host.Controllers, c) }
 	holds := func(controller, file string) bool { return has(controller) && host.hasFile(file) }

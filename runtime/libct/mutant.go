@@ -105,7 +105,7 @@ func mutate(id string, c *configs.Config) {
 // mutantFlags are the mount flags that a mutant leaves out; upper is a directory of the sandbox's,
 // by which its id is known.
 func mutantFlags(upper string) uintptr {
-	id, _, _ := strings.Cut(strings.TrimPrefix(upper, launcher.SandboxesDir+"/"), "/")
+	id, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(upper, launcher.RangeDir), launcher.SandboxesDir+"/"), "/")
 	if slices.Contains(left(id), "nosuid") {
 		return unix.MS_NOSUID
 	}

@@ -80,7 +80,7 @@ type account struct {
 // planLanes returns the lanes of this machine. It is pure but for looking for sudo and the test
 // user.
 func planLanes(which string, euid int) ([]*lane, error) {
-	root := &lane{Name: "root", require: "userns,root,peer"}
+	root := &lane{Name: "root", require: "userns,root,ownids,peer"}
 	if testenv.CanReflink() {
 		root.require += ",reflink"
 	}

@@ -55,12 +55,16 @@ func main() {
 }
 
 func serve() error {
-	setup, listener, status, err := launcher.Stage2()
+	setup, listener, status, mounts, err := launcher.Stage2()
 	if err != nil {
 		_, werr := fmt.Fprintln(status, err)
 		return errors.Join(err, werr)
 	}
-	engine, err := libct.Open(libct.Host{IDs: setup.IDs, Single: setup.Single, Missing: setup.Missing})
+	ranges, err := launcher.OpenRanges(setup, mounts)
+	if err != nil {
+		return err
+	}
+	engine, err := libct.Open(libct.Host{IDs: setup.IDs, Single: setup.Single, Missing: setup.Missing}, ranges)
 	if err != nil {
 		return err
 	}
@@ -74,7 +78,7 @@ func serve() error {
 	if err := status.Close(); err != nil {
 		return err
 	}
-	s := &launcher.Server{Engine: engine, Layers: layers, Info: launcher.Info{Version: setup.Version}, Log: slog.New(slog.DiscardHandler)}
+	s := &launcher.Server{Engine: engine, Layers: layers, Ranges: ranges, Info: launcher.Info{Version: setup.Version}, Log: slog.New(slog.DiscardHandler)}
 	return s.Serve(context.Background(), listener)
 }
 
