@@ -34,7 +34,7 @@ func (s *Supervisor) MainEnded(ctx context.Context, id string, life int, exit *a
 		sb.rec.State, sb.rec.Reason = api.StateStopped, reason
 	}
 	if !ended && !stopping {
-		s.beginEnd(sb, cmp.Or(reason, ReasonMainEnded))
+		s.beginEnd(sb, cmp.Or(reason, "its main process ended"))
 		l.kills.Add(1)
 	}
 	s.mu.Unlock()

@@ -147,12 +147,12 @@ func (s *Supervisor) beginStart(ref string, runs bool) (*sandbox, error) {
 	return sb, nil
 }
 
-// The reasons on record of sandboxes that a client stopped, whose main process ended, and that were
-// idle, which is followed by the time.
+// The reasons on record of sandboxes that a client stopped, whose main process exited, which is
+// followed by its code, and that were idle, which is followed by the time.
 const (
-	ReasonStopped   = "stopped"
-	ReasonMainEnded = "its main process ended"
-	ReasonIdle      = "idle for "
+	ReasonStopped = "stopped"
+	ReasonExited  = "its main process exited with "
+	ReasonIdle    = "idle for "
 )
 
 // Stop ends a sandbox and keeps its files, for Start or Delete. Its processes are asked to end, and

@@ -47,6 +47,9 @@ const (
 	rlimitCore, rlimitMask = 4, 0xf // resources up to 15
 
 	mapHugetlb, mfdHugetlb, shmHugetlb = 0x40000, 0x4, 0o4000
+
+	fallocKeepSize, fallocPunchHole, fallocCollapseRange   = 0x01, 0x02, 0x08
+	fallocZeroRange, fallocInsertRange, fallocUnshareRange = 0x10, 0x20, 0x40
 )
 
 // Default is the filter of profile "default": an allow-list without the parts of the kernel in
@@ -54,7 +57,7 @@ const (
 // run-times of Go, Python, Node, Java and Rust run on it as they do on a plain host.
 func Default() Filter {
 	f := Filter{Name: "default"}
-	f.Groups = slices.Concat(allowed(), conditional(), refused())
+	f.Groups = slices.Concat(allowed(), conditional(), fallocateGroups(), refused())
 	return f
 }
 
@@ -65,7 +68,7 @@ func allowed() []Group {
 	return []Group{
 		{Reason: "files and directories", Calls: []string{
 			"cachestat", "chdir", "close", "close_range", "copy_file_range", "dup", "dup3", "faccessat", "faccessat2",
-			"fadvise64", "fallocate", "fchdir", "fchmod", "fchmodat", "fchmodat2", "fchown", "fchownat", "fcntl", "fdatasync",
+			"fadvise64", "fchdir", "fchmod", "fchmodat", "fchmodat2", "fchown", "fchownat", "fcntl", "fdatasync",
 			"fgetxattr", "flistxattr", "flock", "fremovexattr", "fsetxattr", "fstat", "fstatfs", "fsync", "ftruncate",
 			"getcwd", "getdents64", "getxattr", "getxattrat", "lgetxattr", "linkat", "listxattr", "listxattrat", "llistxattr",
 			"lremovexattr", "lseek", "lsetxattr", "mkdirat", "newfstatat", "openat", "openat2", "pipe2", "pread64", "preadv",
@@ -352,6 +355,26 @@ func within(none uint64, alternatives [][]Cond) [][]Cond {
 		alternatives[i][0].Mask |= none
 	}
 	return alternatives
+}
+
+// fallocateGroups let fallocate(2) give blocks back, and reserve none: that fills a disk in
+// milliseconds and costs the program nothing. After this errno glibc's posix_fallocate writes
+// instead, and most programs go on without.
+func fallocateGroups() []Group {
+	return []Group{
+		{
+			Reason: "holes are punched into files, and ranges taken out",
+			Calls:  []string{"fallocate"},
+			When:   anyOf(1, fallocKeepSize|fallocPunchHole, fallocCollapseRange),
+		},
+		{
+			Reason: "no blocks without writing: no quota bounds them",
+			Calls:  []string{"fallocate"},
+			Errno:  errnoENOTSUP,
+			When: anyOf(1, 0, fallocKeepSize, fallocZeroRange, fallocZeroRange|fallocKeepSize, fallocInsertRange, fallocUnshareRange,
+				fallocUnshareRange|fallocKeepSize),
+		},
+	}
 }
 
 // refused are the calls that are known and closed. To leave one out here would close it as well;

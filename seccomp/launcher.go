@@ -12,7 +12,7 @@ import "slices"
 func Launcher() Filter {
 	f := Filter{Name: "launcher"}
 	var decided []string
-	for _, g := range conditional() {
+	for _, g := range slices.Concat(conditional(), fallocateGroups()) {
 		switch {
 		case slices.Contains(g.Calls, "socket") || slices.Contains(g.Calls, "socketpair"):
 			f.Groups = append(f.Groups, g)

@@ -109,7 +109,7 @@ func (t *tenancy) refusals() []string {
 	}
 	if t.enforced.IDs != api.IDsOwn {
 		add(fmt.Sprintf("sandboxes of different tenants would have the same ids of the host (ids: %q)", t.enforced.IDs),
-			"run the daemon as root, on Linux 5.12 or newer, with its data directory on a file system with idmapped mounts (ext4, XFS, Btrfs); sandboxd doctor says more")
+			"run the daemon as root, on Linux 5.19 or newer, with its data directory on a file system with idmapped mounts (ext4, XFS, Btrfs); sandboxd doctor says more")
 	}
 	var lacking []string
 	for _, c := range [][2]string{{"memory", t.enforced.Memory}, {"cpu", t.enforced.CPU}, {"pids", t.enforced.Pids}} {

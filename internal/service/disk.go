@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -23,6 +24,10 @@ const (
 	// inodeReserve and inodeParts are the same for inodes, of which there is no option.
 	inodeReserve = 10_000
 	inodeParts   = 100
+	// settleTime is the time in which the kernel frees what was removed, settleTotal the bound of all
+	// such waits of one request.
+	settleTime  = 200 * time.Millisecond
+	settleTotal = 3 * time.Second
 )
 
 // Disk is the room of a file system for users.
@@ -78,16 +83,20 @@ func (s *core) spareDisk(ctx context.Context) error {
 	}
 	s.disk.mu.Lock()
 	defer s.disk.mu.Unlock()
+	patience := settleTotal
+	if s.settles(ctx, &patience) {
+		return nil
+	}
 	for _, rec := range evictable(s.supervisor.List(runtime.Filter{AllTenants: true})) {
-		if short, err = s.diskShort(); short == "" || err != nil || ctx.Err() != nil {
-			break
-		}
 		switch err := s.supervisor.DropFiles(ctx, &rec, "the disk was short"); {
 		case err == nil:
 			s.log.Warn("files of an ended sandbox were removed, because the disk is short", "id", rec.ID, "name", rec.Name, "tenant", rec.Tenant, "ended", rec.Reason, "disk", short)
 		case errors.Is(err, runtime.ErrNotEnded), errors.Is(err, runtime.ErrNotFound), errors.Is(err, runtime.ErrState):
 		default:
 			s.log.Warn("files of an ended sandbox could not be removed", "id", rec.ID, "error", err)
+		}
+		if s.settles(ctx, &patience) || ctx.Err() != nil {
+			break
 		}
 	}
 	if ctx.Err() != nil {
@@ -97,6 +106,30 @@ func (s *core) spareDisk(ctx context.Context) error {
 		return err
 	}
 	return class.Mark(class.ErrNoDisk, errors.New(short))
+}
+
+// settles reports whether the disk is not short any more. The kernel frees the files of a sandbox
+// that was just killed or removed a moment later, when it has taken its mounts apart: settles waits
+// for that, as long as there is patience left, so that no other files are removed in vain.
+func (s *core) settles(ctx context.Context, patience *time.Duration) bool {
+	wait := min(*patience, settleTime)
+	*patience -= wait
+	over := time.NewTimer(wait)
+	defer over.Stop()
+	look := time.NewTicker(settleTime / 10)
+	defer look.Stop()
+	for {
+		if short, err := s.diskShort(); short == "" || err != nil {
+			return err == nil
+		}
+		select {
+		case <-look.C:
+		case <-over.C:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
 }
 
 func (s *core) diskShort() (string, error) {
@@ -124,7 +157,7 @@ func evictable(all []runtime.Record) []runtime.Record {
 		switch {
 		case rec.Reason == runtime.ReasonStopped:
 			return 2
-		case strings.HasPrefix(rec.Reason, runtime.ReasonMainEnded), strings.HasPrefix(rec.Reason, runtime.ReasonIdle):
+		case strings.HasPrefix(rec.Reason, runtime.ReasonExited), strings.HasPrefix(rec.Reason, runtime.ReasonIdle):
 			return 1
 		}
 		return 0

@@ -43,7 +43,7 @@ func TestOrderOfEviction(t *testing.T) {
 	}
 	all := []runtime.Record{
 		rec("stopped", runtime.ReasonStopped, 0),
-		rec("main", runtime.ReasonMainEnded, 1),
+		rec("main", runtime.ReasonExited+"0", 1),
 		rec("idle", runtime.ReasonIdle+"10m0s", 2),
 		rec("deadline", "deadline reached", 4),
 		rec("memory", "out of memory: the kernel ended all its processes", 3),

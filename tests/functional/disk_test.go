@@ -100,3 +100,19 @@ func TestMultiTenantIsRefusedWithAllReasons(t *testing.T) {
 		}
 	}
 }
+
+// No blocks are reserved without writing, what gives them back works, and glibc writes instead.
+func TestFallocateReservesNothing(t *testing.T) {
+	testenv.RequireUserNS(t)
+	d := shared(t)
+	for _, profile := range []string{"default", "hardened"} {
+		s := d.Create(t, api.CreateSandbox{Profile: profile})
+		got := s.Sh(t, `cd /tmp
+fallocate -l 1g a 2>&1 | grep -c 'not supported'; fallocate -n -l 1g a 2>&1 | grep -c unsupported; stat -c %b a
+head -c 65536 /dev/zero >b; fallocate -z -l 65536 b 2>&1 | grep -c 'not supported'; fallocate -p -o 0 -l 65536 b && stat -c %s b
+fallocate -x -l 65536 c && stat -c %s c`)
+		if got != "1\n1\n0\n1\n65536\n65536\n" {
+			t.Errorf("%s: %q", profile, got)
+		}
+	}
+}

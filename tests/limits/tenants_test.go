@@ -1,0 +1,189 @@
+package limits
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/internal/testenv"
+	"github.com/sandboxd/sandboxd/tests/harness"
+)
+
+// All sandboxes together have a ceiling in the kernel, and one whose limits do not fit below it is
+// refused.
+func TestAllSandboxesTogetherHaveACeiling(t *testing.T) {
+	testenv.RequireCgroup(t, "memory")
+	d := harness.Start(t, harness.Options{Args: []string{"--memory", "512m", "--pids", "400"}})
+	s := d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 300 * mib, Pids: 100}})
+	all := filepath.Dir(cgroupOf(t, s.PID))
+	for file, want := range map[string]string{"memory.max": fmt.Sprint((512 + 128) * mib), "pids.max": fmt.Sprint(400 + 256), "cpu.weight": "100"} {
+		if got := read(t, all, file); got != want {
+			t.Errorf("%s of all is %q, want %q", file, got, want)
+		}
+	}
+	for _, limits := range []api.Limits{{Memory: 213 * mib, Pids: 1}, {Memory: mib * 8, Pids: 300}} {
+		if _, err := d.TryCreate(t.Context(), api.CreateSandbox{Limits: limits}); err == nil || !strings.Contains(err.Error(), "no room for the sandbox") {
+			t.Errorf("%+v: %v", limits, err)
+		}
+	}
+	d.Create(t, api.CreateSandbox{Limits: api.Limits{Memory: 212 * mib, Pids: 100}})
+	// The next daemon may have other bounds, or none.
+	d.Kill9(t)
+	d.LaunchWith(t)
+	if got := read(t, all, "memory.max"); got != "max" {
+		t.Errorf("memory.max is %q under a daemon without a bound", got)
+	}
+}
+
+// tenant is the daemon as one user of the host calls it.
+type tenant struct {
+	t    *testing.T
+	http *http.Client
+}
+
+func (c *tenant) call(method, path string, body, out any) error {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(c.t.Context(), method, "http://sandboxd"+path, bytes.NewReader(data))
+	if err != nil {
+		return err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	data, err = io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode >= 300 {
+		err = fmt.Errorf("status %d: %s", resp.StatusCode, data)
+	}
+	if err == nil && out != nil {
+		err = json.Unmarshal(data, out)
+	}
+	return err
+}
+
+// as returns the daemon as a user with this number, and without a name, calls it.
+func as(t *testing.T, socket string, uid int) *tenant {
+	t.Helper()
+	tr := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+		type result struct {
+			conn net.Conn
+			err  error
+		}
+		done := make(chan result)
+		go func() {
+			goruntime.LockOSThread() // never unlocked: the thread ends with the goroutine
+			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
+				done <- result{err: errno}
+				return
+			}
+			conn, err := new(net.Dialer).DialContext(t.Context(), "unix", socket)
+			done <- result{conn, err}
+		}()
+		r := <-done
+		return r.conn, r.err
+	}}
+	t.Cleanup(tr.CloseIdleConnections)
+	return &tenant{t, &http.Client{Transport: tr}}
+}
+
+// Two users of the host share a daemon, and neither a name, an id of the host, nor a limit of the
+// other's.
+func TestMultiTenant(t *testing.T) {
+	testenv.RequireRoot(t)
+	testenv.RequireCgroup(t, "memory")
+	dir, err := os.MkdirTemp("/tmp", "sandboxd-tenants") // which every user can search
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { harness.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // G302: that is the point
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "api.sock")
+	var log bytes.Buffer
+	cmd := exec.Command(harness.Program(t, "sandboxd"), "serve", "--multi-tenant", "--tenants", "40001,40002", "--socket", socket,
+		"--data-dir", filepath.Join(dir, "data"), "--runtime-dir", filepath.Join(dir, "run"))
+	cmd.Stdout, cmd.Stderr = &log, &log
+	cmd.WaitDelay = time.Second
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	operator, one, two := as(t, socket, 0), as(t, socket, 40001), as(t, socket, 40002)
+	t.Cleanup(func() {
+		_ = operator.call(http.MethodPost, "/v1/system/shutdown", api.Shutdown{}, nil)
+		select {
+		case <-exited:
+		case <-time.After(testenv.HungAfter):
+			_ = cmd.Process.Signal(syscall.SIGKILL)
+			t.Error("the daemon does not end")
+		}
+	})
+	for operator.call(http.MethodGet, "/healthz", nil, nil) != nil {
+		select {
+		case err := <-exited:
+			exited <- err
+			t.Fatalf("the daemon has ended: %v\n%s", err, log.String())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	var first, second api.Sandbox
+	small := api.Limits{Memory: 64 * mib, Pids: 30}
+	err1 := one.call(http.MethodPost, "/v1/sandboxes", api.CreateSandbox{Name: "box", Limits: small}, &first)
+	err2 := two.call(http.MethodPost, "/v1/sandboxes", api.CreateSandbox{Name: "box", Limits: small}, &second)
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatalf("%v\n%s", err, log.String())
+	}
+	if first.Enforced.IDs != api.IDsOwn || second.Enforced.IDs != api.IDsOwn {
+		t.Errorf("ids %q and %q", first.Enforced.IDs, second.Enforced.IDs)
+	}
+	uidOf := func(s *api.Sandbox) uint32 {
+		fi, err := os.Stat(fmt.Sprintf("/proc/%d", s.PID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fi.Sys().(*syscall.Stat_t).Uid
+	}
+	if a, b := uidOf(&first), uidOf(&second); a == b || a < 65536 || b < 65536 {
+		t.Errorf("inits run as %d and %d", a, b)
+	}
+	var list api.SandboxList
+	if err := two.call(http.MethodGet, "/v1/sandboxes", nil, &list); err != nil || len(list.Sandboxes) != 1 || list.Sandboxes[0].ID != second.ID {
+		t.Errorf("list: %+v, %v", list.Sandboxes, err)
+	}
+	if err := two.call(http.MethodDelete, "/v1/sandboxes/"+first.ID, nil, nil); err == nil || !strings.Contains(err.Error(), "404") {
+		t.Errorf("removal of another's: %v", err)
+	}
+	if err := one.call(http.MethodGet, "/v1/system", nil, nil); err == nil || !strings.Contains(err.Error(), "uid 40001 is a tenant") {
+		t.Errorf("the operator's route: %v", err)
+	}
+	all := filepath.Dir(cgroupOf(t, first.PID))
+	if all != filepath.Dir(cgroupOf(t, second.PID)) || read(t, all, "memory.max") == "max" || read(t, all, "pids.max") == "max" || read(t, all, "cpu.weight") != "50" {
+		t.Errorf("memory.max %s, pids.max %s, cpu.weight %s of %s", read(t, all, "memory.max"), read(t, all, "pids.max"), read(t, all, "cpu.weight"), all)
+	}
+	err = one.call(http.MethodPost, "/v1/sandboxes", api.CreateSandbox{Limits: api.Limits{Memory: 1 << 40, Pids: 30}}, nil)
+	if err == nil || !strings.Contains(err.Error(), "the most of one tenant") {
+		t.Errorf("all the memory there is: %v", err)
+	}
+}
