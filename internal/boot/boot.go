@@ -28,6 +28,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/daemon"
 	"github.com/sandboxd/sandboxd/internal/dirs"
+	"github.com/sandboxd/sandboxd/internal/guest/host"
 	"github.com/sandboxd/sandboxd/internal/idmap"
 	"github.com/sandboxd/sandboxd/internal/kernel"
 	"github.com/sandboxd/sandboxd/internal/launcher"
@@ -169,6 +170,7 @@ func Serve(ctx context.Context, o Options) (err error) {
 			return optionErrorf("--pool %s=%d,%s: %w", p.Image, p.Size, p.Profile, err)
 		}
 	}
+	host.OpenPressure() // before the confinement, which refuses it
 	held := new(confine.Held)
 	defer func() { err = errors.Join(err, held.Close()) }()
 	d, err := daemon.New(ctx, daemon.Options{
