@@ -230,8 +230,8 @@ func (s *API) Checks(ctx context.Context) ([]api.Check, error) {
 }
 
 // silenceGrace bounds the time in which a sandbox whose init broke off is seen as ended; after it,
-// the sandbox is killed. It starts anew, endGrace in all at most, while init gets no processor to end
-// on.
+// the sandbox is killed. It starts anew, endGrace in all at most, while init gets no processor to
+// end on.
 const (
 	silenceGrace = 2 * time.Second
 	endGrace     = 30 * time.Second

@@ -20,7 +20,7 @@ const (
 	starvedFor = 2 * time.Minute
 )
 
-// A Load holds what an init, or the host, has got of the processors. Only differences count.
+// A Load holds the processor time and the waits of an init, or of the host. Only differences count.
 type Load struct {
 	Run  time.Duration // on a processor
 	Wait time.Duration // runnable without one; all threads together
